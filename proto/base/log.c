@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/log.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <syslog.h>
+
+#define LINE_MAX_BYTES 2048
+
+static const struct {
+    const char *name;
+    enum log_level level;
+} levels[] = {
+    {"error", LOG_LEVEL_ERROR}, {"warning", LOG_LEVEL_WARNING}, {"notice", LOG_LEVEL_NOTICE},
+    {"info", LOG_LEVEL_INFO},   {"debug", LOG_LEVEL_DEBUG},
+};
+
+static enum log_level max_level = LOG_LEVEL_INFO;
+static bool to_journal, to_syslog;
+static const char *prefix = "caid";
+
+static bool
+stderr_is_journal(void)
+{
+    const char *stream = getenv("JOURNAL_STREAM");
+    uintmax_t dev, ino;
+    struct stat st;
+
+    return stream && sscanf(stream, "%" SCNuMAX ":%" SCNuMAX, &dev, &ino) == 2 &&
+           fstat(STDERR_FILENO, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
+}
+
+int
+log_level_parse(const char *text)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(levels); i++)
+        if (strcmp(levels[i].name, text) == 0)
+            return (int)levels[i].level;
+    return -EINVAL;
+}
+
+void
+log_set_level(enum log_level level)
+{
+    max_level = level;
+}
+
+void
+log_init(const char *ident)
+{
+    const char *env = getenv("CAID_LOG");
+
+    prefix = ident;
+    to_journal = stderr_is_journal();
+    if (env && *env) {
+        int level = log_level_parse(env);
+        if (level < 0)
+            log_warning("CAID_LOG=%s: not one of error, warning, notice, info, debug", env);
+        else
+            max_level = (enum log_level)level;
+    }
+}
+
+void
+log_to_syslog(void)
+{
+    openlog(prefix, LOG_PID | LOG_NDELAY, LOG_DAEMON);
+    to_syslog = true;
+}
+
+static const char *
+level_name(enum log_level level)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(levels); i++)
+        if (levels[i].level == level)
+            return levels[i].name;
+    return "?";
+}
+
+/* Copies text into out with control characters as \xNN; returns the end. */
+static char *
+append_escaped(char *out, char *end, const char *text)
+{
+    for (; *text && out + 4 < end; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c >= 0x20 && c != 0x7f)
+            *out++ = (char)c;
+        else
+            out += snprintf(out, 5, "\\x%02x", c);
+    }
+    return out;
+}
+
+/* One write, so that lines of several processes do not mix. A full pipe loses the line: who logs
+ * must not wait for who reads (I5), and stderr is not ours to make non-blocking. */
+static void
+write_line(char *line, char *end)
+{
+    struct pollfd poll_fd = {.fd = STDERR_FILENO, .events = POLLOUT};
+
+    if (poll(&poll_fd, 1, 0) != 1 || !(poll_fd.revents & POLLOUT))
+        return;
+    *end++ = '\n';
+    ssize_t n UNUSED = write(STDERR_FILENO, line, (size_t)(end - line));
+}
+
+void
+log_write(enum log_level level, const char *fmt, ...)
+{
+    char message[LINE_MAX_BYTES], line[LINE_MAX_BYTES + 64];
+    int saved = errno;
+    va_list ap;
+
+    if (level > max_level)
+        return;
+
+    va_start(ap, fmt);
+    vsnprintf(message, sizeof(message), fmt, ap);
+    va_end(ap);
+
+    int head = 0;
+    if (!to_syslog)
+        head = to_journal ? snprintf(line, sizeof(line), "<%d>", (int)level)
+                          : snprintf(line, sizeof(line), "%s: %s: ", prefix, level_name(level));
+    char *end = append_escaped(line + head, line + sizeof(line) - 1, message);
+    *end = '\0';
+    if (to_syslog)
+        syslog((int)level, "%s", line);
+    else
+        write_line(line, end);
+    errno = saved;
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ordered intrusive maps: the BSD red-black tree macros (RB_HEAD, RB_ENTRY, RB_GENERATE_STATIC,
+ * RB_INSERT, RB_FIND, RB_NFIND, RB_REMOVE, RB_NEXT, RB_FOREACH), of which libuv installs a
+ * maintained copy. Only macros come from there; nothing that includes this links libuv.
+ * Lists are the ones of <sys/queue.h>.
+ */
+#pragma once
+
+#include <sys/queue.h>
+#include <uv/tree.h>
+
+/* With three arguments, as in BSD and as libuv had it before 1.50, whatever the copy says. */
+#undef RB_NEXT
+#define RB_NEXT(name, head, x) name##_RB_NEXT(x)
+
+/* Three-way comparison of two numbers, for RB comparison functions. */
+#define CMP(a, b) (((a) > (b)) - ((a) < (b)))

@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Structs to packets, by the descriptors of record.h. */
+#include "record.h"
+#include "utf8.h"
+
+#define ERROR_TEXT_MAX 1024
+#define BUF_FIRST_SIZE 512
+
+/* Where an encoder writes. The first error sticks, and what is written after it is dropped. */
+struct writer {
+    struct msg_buf *buf;
+    msgpack_packer packer;
+    size_t n_bytes;
+    size_t n_items;
+    int error;
+};
+
+static int
+buf_reserve(struct msg_buf *b, size_t n)
+{
+    size_t capacity = b->capacity ? b->capacity : BUF_FIRST_SIZE;
+
+    if (n <= b->capacity)
+        return 0;
+    while (capacity < n)
+        capacity *= 2;
+    uint8_t *data = realloc(b->data, capacity);
+    if (!data)
+        return -ENOMEM;
+    b->data = data;
+    b->capacity = capacity;
+    return 0;
+}
+
+static int
+writer_append(struct writer *w, const char *data, size_t n)
+{
+    if (n > PROTO_PACKET_MAX - w->n_bytes)
+        return -EMSGSIZE;
+    int r = buf_reserve(w->buf, w->n_bytes + n);
+    if (r < 0)
+        return r;
+    if (n > 0)
+        memcpy(w->buf->data + w->n_bytes, data, n);
+    w->n_bytes += n;
+    return 0;
+}
+
+static int
+on_write(void *user, const char *data, size_t n)
+{
+    struct writer *w = user;
+
+    if (w->error == 0)
+        w->error = writer_append(w, data, n);
+    return w->error;
+}
+
+static void
+writer_init(struct writer *w, struct msg_buf *buf)
+{
+    *w = (struct writer){.buf = buf};
+    msgpack_packer_init(&w->packer, w, on_write);
+}
+
+static int
+writer_finish(struct writer *w)
+{
+    if (w->error == 0 && w->n_items > PROTO_ITEMS_MAX)
+        w->error = -EMSGSIZE;
+    w->buf->n = w->error ? 0 : w->n_bytes;
+    return w->error;
+}
+
+static void
+put_array(struct writer *w, size_t n)
+{
+    w->n_items++;
+    msgpack_pack_array(&w->packer, n);
+}
+
+static void
+put_map(struct writer *w, size_t n)
+{
+    w->n_items++;
+    msgpack_pack_map(&w->packer, n);
+}
+
+static void
+put_u64(struct writer *w, uint64_t value)
+{
+    w->n_items++;
+    msgpack_pack_uint64(&w->packer, value);
+}
+
+static void
+put_i64(struct writer *w, int64_t value)
+{
+    w->n_items++;
+    msgpack_pack_int64(&w->packer, value);
+}
+
+static void
+put_bool(struct writer *w, bool value)
+{
+    w->n_items++;
+    if (value)
+        msgpack_pack_true(&w->packer);
+    else
+        msgpack_pack_false(&w->packer);
+}
+
+static void
+put_nil(struct writer *w)
+{
+    w->n_items++;
+    msgpack_pack_nil(&w->packer);
+}
+
+static void
+put_str(struct writer *w, const char *text, size_t n)
+{
+    w->n_items++;
+    msgpack_pack_str_with_body(&w->packer, text, n);
+}
+
+static void put_record(struct writer *w, const struct record *record, const void *value);
+
+static void
+put_element(struct writer *w, const struct field *f, const void *element)
+{
+    const struct msg_str *str;
+
+    switch (f->type) {
+    case FIELD_I64S: put_i64(w, *(const int64_t *)element); break;
+    case FIELD_U64S: put_u64(w, *(const uint64_t *)element); break;
+    case FIELD_RECORDS: put_record(w, f->of, element); break;
+    default:
+        str = element;
+        put_str(w, str->p, str->n);
+        break;
+    }
+}
+
+static void
+put_list(struct writer *w, const struct field *f, const void *record)
+{
+    size_t size = field_element_size(f);
+    uint32_t n;
+    const char *element = field_list(f, record, &n);
+
+    put_array(w, n);
+    for (uint32_t i = 0; i < n && w->error == 0; i++, element += size)
+        put_element(w, f, element);
+}
+
+static void
+put_field(struct writer *w, const struct field *f, const void *record)
+{
+    const void *value = (const char *)record + f->offset;
+    const struct msg_str *str;
+
+    put_str(w, f->key, f->n_key);
+    switch (f->type) {
+    case FIELD_BOOL: put_bool(w, *(const bool *)value); break;
+    case FIELD_U64: put_u64(w, *(const uint64_t *)value); break;
+    case FIELD_I64: put_i64(w, *(const int64_t *)value); break;
+    case FIELD_STR:
+        str = value;
+        put_str(w, str->p, str->n);
+        break;
+    default: put_list(w, f, record); break;
+    }
+}
+
+/* Whether a field goes into the packet: an optional one when it is set. */
+static bool
+is_written(const struct field *f, const void *record)
+{
+    const void *value = (const char *)record + f->offset;
+    uint32_t n;
+
+    if (f->required)
+        return true;
+    switch (f->type) {
+    case FIELD_BOOL: return *(const bool *)value;
+    case FIELD_U64: return *(const uint64_t *)value != 0;
+    case FIELD_I64: return *(const int64_t *)value != 0;
+    case FIELD_STR: return ((const struct msg_str *)value)->p != NULL;
+    default: return field_list(f, record, &n) != NULL;
+    }
+}
+
+static void
+put_record(struct writer *w, const struct record *record, const void *value)
+{
+    const struct field *end = record->fields + record->n_fields;
+    size_t n = 0;
+
+    for (const struct field *f = record->fields; f < end; f++)
+        n += is_written(f, value);
+    put_map(w, n);
+    for (const struct field *f = record->fields; f < end; f++) {
+        if (is_written(f, value))
+            put_field(w, f, value);
+    }
+}
+
+static void
+put_method(struct writer *w, const struct method *method, const void *params)
+{
+    put_str(w, method->name, strlen(method->name));
+    put_record(w, method->params, params);
+}
+
+int
+msg_encode_request(struct msg_buf *b, uint32_t id, enum msg_method method, const void *params)
+{
+    struct writer w;
+
+    if (!msg_method_is_request(method))
+        return -EINVAL;
+    writer_init(&w, b);
+    put_array(&w, 4);
+    put_u64(&w, MSG_REQUEST);
+    put_u64(&w, id);
+    put_method(&w, &proto_methods[method], params);
+    return writer_finish(&w);
+}
+
+int
+msg_encode_notify(struct msg_buf *b, enum msg_method method, const void *params)
+{
+    struct writer w;
+
+    if (method >= MSG_N_METHODS || msg_method_is_request(method))
+        return -EINVAL;
+    writer_init(&w, b);
+    put_array(&w, 3);
+    put_u64(&w, MSG_NOTIFY);
+    put_method(&w, &proto_methods[method], params);
+    return writer_finish(&w);
+}
+
+static void
+begin_response(struct writer *w, struct msg_buf *b, uint32_t id)
+{
+    writer_init(w, b);
+    put_array(w, 4);
+    put_u64(w, MSG_RESPONSE);
+    put_u64(w, id);
+}
+
+int
+msg_encode_result(struct msg_buf *b, uint32_t id, enum msg_method method, const void *result)
+{
+    struct writer w;
+
+    if (!msg_method_is_request(method))
+        return -EINVAL;
+    begin_response(&w, b, id);
+    put_nil(&w);
+    put_record(&w, proto_methods[method].result, result);
+    return writer_finish(&w);
+}
+
+int
+msg_encode_error(struct msg_buf *b, uint32_t id, uint32_t code, const char *text, int32_t cuda)
+{
+    struct writer w;
+    /* A text that was cut inside a character, here or before, must not make a packet that the
+     * other side's validator refuses. */
+    size_t n = utf8_prefix(text, strnlen(text, ERROR_TEXT_MAX));
+    struct msg_error error = {.code = code, .text = {text, (uint32_t)n}, .cuda = cuda};
+
+    begin_response(&w, b, id);
+    put_record(&w, &proto_records[RECORD_ID_error], &error);
+    put_nil(&w);
+    return writer_finish(&w);
+}
+
+void
+msg_buf_deinit(struct msg_buf *b)
+{
+    free(b->data);
+    *b = (struct msg_buf){0};
+}
+
+/* ---- sizes ---- */
+
+/* Each kind of value is reckoned in its widest form. Reckoned, not encoded for measure: that is
+ * on the way of every open. */
+#define INT_SIZE  9
+#define HEAD_SIZE 5 /* of a string, a list or a map */
+
+static size_t record_size(const struct record *record, const void *value);
+
+static size_t
+element_size(const struct field *f, const void *element)
+{
+    switch (f->type) {
+    case FIELD_I64S:
+    case FIELD_U64S: return INT_SIZE;
+    case FIELD_RECORDS: return record_size(f->of, element);
+    default: return HEAD_SIZE + ((const struct msg_str *)element)->n;
+    }
+}
+
+static size_t
+list_size(const struct field *f, const void *record)
+{
+    size_t size = HEAD_SIZE;
+    uint32_t n;
+    const char *element = field_list(f, record, &n);
+
+    for (uint32_t i = 0; i < n; i++, element += field_element_size(f))
+        size += element_size(f, element);
+    return size;
+}
+
+static size_t
+value_size(const struct field *f, const void *record)
+{
+    switch (f->type) {
+    case FIELD_BOOL: return 1;
+    case FIELD_U64:
+    case FIELD_I64: return INT_SIZE;
+    case FIELD_STR:
+        return HEAD_SIZE +
+               ((const struct msg_str *)(const void *)((const char *)record + f->offset))->n;
+    default: return list_size(f, record);
+    }
+}
+
+static size_t
+record_size(const struct record *record, const void *value)
+{
+    size_t size = HEAD_SIZE;
+
+    for (uint32_t i = 0; i < record->n_fields; i++)
+        if (is_written(&record->fields[i], value))
+            size += HEAD_SIZE + record->fields[i].n_key + value_size(&record->fields[i], value);
+    return size;
+}
+
+size_t
+msg_array_size(const struct msg_array *a)
+{
+    return record_size(&proto_records[RECORD_ID_array], a);
+}
+
+size_t
+msg_entry_size(const struct msg_entry *e)
+{
+    return record_size(&proto_records[RECORD_ID_entry], e);
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "packet.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "base/macros.h"
+
+/* Room for the control message of as many fds as a packet may have. */
+union control {
+    char data[CMSG_SPACE(sizeof(int) * PROTO_FDS_MAX)];
+    struct cmsghdr header; /* for its alignment */
+};
+
+static void
+attach_fds(struct msghdr *header, union control *control, const int *fds, size_t n_fds)
+{
+    size_t n_bytes = n_fds * sizeof(int);
+
+    header->msg_control = control->data;
+    header->msg_controllen = CMSG_SPACE(n_bytes);
+    memset(control->data, 0, header->msg_controllen);
+    struct cmsghdr *cmsg = CMSG_FIRSTHDR(header);
+    cmsg->cmsg_level = SOL_SOCKET;
+    cmsg->cmsg_type = SCM_RIGHTS;
+    cmsg->cmsg_len = CMSG_LEN(n_bytes);
+    memcpy(CMSG_DATA(cmsg), fds, n_bytes);
+}
+
+int
+packet_send(int sock, const void *data, size_t n, const int *fds, size_t n_fds, int flags)
+{
+    struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = n};
+    struct msghdr header = {.msg_iov = &iov, .msg_iovlen = 1};
+    union control control;
+    ssize_t r;
+
+    if (n > PROTO_PACKET_MAX)
+        return -EMSGSIZE;
+    if (n_fds > PROTO_FDS_MAX)
+        return -EINVAL;
+    if (n_fds > 0)
+        attach_fds(&header, &control, fds, n_fds);
+    do {
+        r = sendmsg(sock, &header, flags | MSG_NOSIGNAL);
+    } while (r < 0 && errno == EINTR);
+    return r < 0 ? -errno : 0;
+}
+
+/* Moves the fds of a received control message out; the buffer had room for max_fds. */
+static size_t
+detach_fds(struct msghdr *header, int *ret_fds)
+{
+    size_t n_fds = 0;
+
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t n_bytes = c->cmsg_len - CMSG_LEN(0);
+        memcpy(ret_fds + n_fds, CMSG_DATA(c), n_bytes);
+        n_fds += n_bytes / sizeof(int);
+    }
+    return n_fds;
+}
+
+static void
+close_all(const int *fds, size_t n_fds)
+{
+    for (size_t i = 0; i < n_fds; i++)
+        fd_close(fds[i]);
+}
+
+ssize_t
+packet_recv(int sock, void *data, int *ret_fds, size_t max_fds, size_t *ret_n_fds, int flags)
+{
+    struct iovec iov = {.iov_base = data, .iov_len = PROTO_PACKET_MAX};
+    struct msghdr header = {.msg_iov = &iov, .msg_iovlen = 1};
+    union control control;
+    int fds[PROTO_FDS_MAX];
+    ssize_t r;
+
+    if (max_fds > PROTO_FDS_MAX)
+        max_fds = PROTO_FDS_MAX;
+    if (max_fds > 0) {
+        header.msg_control = control.data; /* CMSG_SPACE() could round up to a further fd */
+        header.msg_controllen = CMSG_LEN(max_fds * sizeof(int));
+    }
+    do {
+        r = recvmsg(sock, &header, flags | MSG_CMSG_CLOEXEC);
+    } while (r < 0 && errno == EINTR);
+    if (r < 0)
+        return -errno;
+
+    size_t n_fds = detach_fds(&header, fds);
+    if (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+        close_all(fds, n_fds);
+        return -EMSGSIZE;
+    }
+    if (max_fds > 0)
+        memcpy(ret_fds, fds, n_fds * sizeof(int));
+    if (ret_n_fds)
+        *ret_n_fds = n_fds;
+    return r;
+}
+
+static int
+connect_retry(int fd, const struct sockaddr_un *address)
+{
+    int r;
+
+    do {
+        r = connect(fd, (const struct sockaddr *)address, sizeof(*address));
+    } while (r < 0 && errno == EINTR);
+    return r < 0 ? -errno : 0;
+}
+
+/* connect(2) says ECONNREFUSED or EACCES of what is no socket at all. */
+static bool
+is_no_socket(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISSOCK(st.st_mode);
+}
+
+int
+packet_connect(const char *path, int *ret_fd)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t n = strlen(path);
+
+    if (n == 0) /* would be a name in the abstract namespace */
+        return -ENOENT;
+    if (n >= sizeof(address.sun_path))
+        return -ENAMETOOLONG;
+    memcpy(address.sun_path, path, n);
+
+    _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    int r = connect_retry(fd, &address);
+    if (r < 0)
+        return is_no_socket(path) ? -ENOTSOCK : r;
+    *ret_fd = TAKE_FD(fd);
+    return 0;
+}

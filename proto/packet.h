@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * SEQPACKET sockets: one message is one packet (unix(7)). Fds travel with their packet.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "proto_limits.h"
+
+/* Sends one packet with n_fds fds, borrowed. flags: MSG_DONTWAIT or 0; SIGPIPE is never raised.
+ * 0, or -EAGAIN, -ETOOMANYREFS (too many fds in flight, unix(7)), -EPIPE, ... */
+int packet_send(int sock, const void *data, size_t n, const int *fds, size_t n_fds, int flags);
+
+/*
+ * Receives one packet into data, of PROTO_PACKET_MAX bytes. Fds arrive CLOEXEC and belong to
+ * the caller. With max_fds 0 no control buffer is given: the kernel drops what was sent
+ * (unix(7)), and says so.
+ * Returns the packet's length, 0 at end of file, or -EAGAIN, -ECONNRESET, ...; -EMSGSIZE when
+ * packet or fds were cut (MSG_TRUNC, MSG_CTRUNC: nothing is kept); the connection must end
+ * then. An empty packet reads as end of file.
+ */
+ssize_t packet_recv(int sock, void *data, int *ret_fds, size_t max_fds, size_t *ret_n_fds,
+                    int flags);
+
+/* Connects to a socket path. -ENOTSOCK where the path is no socket. */
+int packet_connect(const char *path, int *ret_fd);

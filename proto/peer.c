@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "peer.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+#include "base/macros.h"
+
+#ifndef SO_PEERPIDFD /* Linux 6.5; older headers lack it */
+#    define SO_PEERPIDFD 77
+#endif
+
+static int
+read_credentials(struct peer *p, int sock)
+{
+    struct ucred credentials;
+    socklen_t n = sizeof(credentials);
+
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &credentials, &n) < 0)
+        return -errno;
+    p->uid = credentials.uid;
+    p->gid = credentials.gid;
+    p->pid = credentials.pid;
+    return 0;
+}
+
+/* The kernel answers ERANGE, and how many bytes it wants, until they fit. */
+static int
+read_groups(struct peer *p, int sock)
+{
+    _cleanup_free_ gid_t *groups = NULL;
+    socklen_t n = 0;
+
+    while (getsockopt(sock, SOL_SOCKET, SO_PEERGROUPS, groups, &n) < 0) {
+        if (errno != ERANGE)
+            return -errno;
+        free(groups);
+        groups = malloc(n);
+        if (!groups)
+            return -ENOMEM;
+    }
+    p->n_groups = n / sizeof(*groups);
+    p->groups = TAKE_PTR(groups);
+    return 0;
+}
+
+/*
+ * For kernels without SO_PEERPIDFD. The pid may have been given to another process since
+ * connect(2): then its exit is waited for too, which keeps memory longer but never frees early.
+ */
+static int
+open_pidfd(pid_t pid)
+{
+    long fd = syscall(SYS_pidfd_open, pid, 0);
+    return fd < 0 ? -errno : (int)fd;
+}
+
+static int
+read_pidfd(struct peer *p, int sock)
+{
+    int fd = -1;
+    socklen_t n = sizeof(fd);
+    int r = getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &fd, &n) < 0 ? -errno : fd;
+
+    if (r == -ENOPROTOOPT)
+        r = open_pidfd(p->pid);
+    if (r == -ESRCH || r == -EINVAL || r == -ENODATA) /* exited and reaped */
+        r = -1;
+    else if (r < 0)
+        return r;
+    p->pidfd = r;
+    return 0;
+}
+
+int
+peer_init(struct peer *ret, int sock)
+{
+    _cleanup_(peer_deinit) struct peer p = {.pidfd = -1};
+
+    int r = read_credentials(&p, sock);
+    if (r < 0)
+        return r;
+    r = read_groups(&p, sock);
+    if (r < 0)
+        return r;
+    r = read_pidfd(&p, sock);
+    if (r < 0)
+        return r;
+    *ret = p;
+    p = (struct peer){.pidfd = -1}; /* moved */
+    return 0;
+}
+
+void
+peer_deinit(struct peer *p)
+{
+    free(p->groups);
+    p->groups = NULL;
+    p->n_groups = 0;
+    p->pidfd = fd_close(p->pidfd);
+}

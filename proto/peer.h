@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who is at the other end of a socket, as the kernel says (SO_PEERCRED, SO_PEERGROUPS,
+ * SO_PEERPIDFD; unix(7)): fixed at connect(2), never what the client claims.
+ */
+#pragma once
+
+#include <sys/types.h>
+
+struct peer {
+    uid_t uid;
+    gid_t gid;
+    pid_t pid;
+    gid_t *groups; /* supplementary groups */
+    size_t n_groups;
+    int pidfd; /* readable when the process has exited; -1 where it was gone already */
+};
+
+int peer_init(struct peer *ret, int sock);
+void peer_deinit(struct peer *p);

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What messages.def says, as data: one descriptor per record and field, which the encoder, the
+ * decoder and the tests walk. Constant, internal to the codec.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "msg.h"
+
+enum field_type {
+    FIELD_BOOL,
+    FIELD_U64,
+    FIELD_I64,
+    FIELD_STR,
+    FIELD_I64S, /* from here on: lists */
+    FIELD_U64S,
+    FIELD_STRS,
+    FIELD_RECORDS,
+};
+
+struct record;
+
+struct field {
+    const char *key;
+    uint8_t n_key;
+    bool required;
+    enum field_type type;
+    uint16_t offset;         /* in the record's struct: of the value, a list's pointer first */
+    uint16_t n_offset;       /* lists: of the count */
+    const struct record *of; /* FIELD_RECORDS: the elements */
+};
+
+struct record {
+    const char *name;
+    uint32_t size; /* of struct msg_<name> */
+    uint32_t n_fields;
+    const struct field *fields;
+};
+
+struct method {
+    const char *name;
+    const struct record *params;
+    const struct record *result; /* NULL: a notification */
+};
+
+enum record_id {
+#define RECORD(r) RECORD_ID_##r,
+#include "messages.def"
+    N_RECORD_IDS,
+};
+
+extern const struct record proto_records[N_RECORD_IDS];
+extern const struct method proto_methods[MSG_N_METHODS];
+
+/* A list's pointer and count. The pointers' own types differ: copied, never cast. */
+static inline const void *
+field_list(const struct field *f, const void *record, uint32_t *ret_n)
+{
+    const void *list;
+    memcpy(&list, (const char *)record + f->offset, sizeof(list));
+    memcpy(ret_n, (const char *)record + f->n_offset, sizeof(*ret_n));
+    return list;
+}
+
+static inline void
+field_set_list(const struct field *f, void *record, const void *list, uint32_t n)
+{
+    memcpy((char *)record + f->offset, &list, sizeof(list));
+    memcpy((char *)record + f->n_offset, &n, sizeof(n));
+}
+
+/* Size of one element of a list, as the struct holds it. */
+size_t field_element_size(const struct field *f);

@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
+#pragma once
+
+#include <stddef.h>
+
+/* Bytes of the longest well-formed prefix, which ends with a whole character; n: all is well. */
+size_t utf8_prefix(const void *text, size_t n);

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * CAID_TEST(suite, name) { body }: a Criterion test that also fails when its body leaves an fd
+ * open or, under AddressSanitizer, leaks memory. (Criterion by itself passes a leaking test, and
+ * ignores failures in .fini.)
+ */
+#pragma once
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#    include <sanitizer/lsan_interface.h>
+#    define TEST_LEAKS() __lsan_do_recoverable_leak_check()
+#else
+#    define TEST_LEAKS() 0
+#endif
+
+static inline int
+test_count_fds(void)
+{
+    int n = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (readdir(dir))
+        n++;
+    closedir(dir);
+    return n;
+}
+
+#define CAID_TEST_WITH(suite, name, ...)                                \
+    static void suite##_##name##_body(void);                            \
+    Test(suite, name, __VA_ARGS__)                                      \
+    {                                                                   \
+        int fds_before = test_count_fds();                              \
+        suite##_##name##_body();                                        \
+        cr_assert_eq(test_count_fds(), fds_before, "open fds changed"); \
+        cr_assert_eq(TEST_LEAKS(), 0, "memory leaked");                 \
+    }                                                                   \
+    static void suite##_##name##_body(void)
+
+#define CAID_TEST(suite, name) CAID_TEST_WITH(suite, name, .timeout = 60)

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Prints the packets of the worked example in docs/PROTOCOL.md, made by the real encoder, in the
+ * form that stands there: a title, then the bytes as hexdump -C shows them.
+ */
+#include <ctype.h>
+#include <stdio.h>
+
+#include "msg.h"
+
+#define EXAMPLE_DEVICE "GPU-3f2a9c1e-5b7d-4e80-9a61-d0c4b8e7f215"
+
+#define BYTES_PER_LINE 16
+
+static void
+print_line(const uint8_t *bytes, size_t n, size_t offset)
+{
+    printf("%08zx ", offset);
+    for (size_t i = 0; i < BYTES_PER_LINE; i++) {
+        if (i % 8 == 0)
+            printf(" ");
+        if (i < n)
+            printf("%02x ", bytes[i]);
+        else
+            printf("   ");
+    }
+    printf(" |");
+    for (size_t i = 0; i < n; i++)
+        printf("%c", isprint(bytes[i]) ? bytes[i] : '.');
+    printf("|\n");
+}
+
+static void
+print_packet(const char *title, int r, const struct msg_buf *b)
+{
+    if (r < 0)
+        abort();
+    printf("%s\n", title);
+    for (size_t at = 0; at < b->n; at += BYTES_PER_LINE) {
+        size_t left = b->n - at;
+        print_line(b->data + at, left < BYTES_PER_LINE ? left : BYTES_PER_LINE, at);
+    }
+    printf("%08zx\n\n", b->n);
+}
+
+static void
+print_hello(struct msg_buf *b)
+{
+    static const struct msg_str no_features[1];
+    struct msg_hello_params params = {.version_min = 1, .version_max = 1};
+    struct msg_device device = {.uuid = MSG_STR(EXAMPLE_DEVICE),
+                                .name = MSG_STR("NVIDIA H200"),
+                                .total = UINT64_C(150754820096),
+                                .granularity = 2097152};
+    struct msg_hello_result result = {.version = 1,
+                                      .features = {no_features, 0},
+                                      .server = MSG_STR("caid 0.1.0"),
+                                      .driver = MSG_STR("cuda"),
+                                      .pool = MSG_STR("uid:1000"),
+                                      .devices = &device,
+                                      .n_devices = 1,
+                                      .packet_max = PROTO_PACKET_MAX,
+                                      .fds_max = PROTO_FDS_MAX,
+                                      .open_max = PROTO_OPEN_MAX};
+
+    params.client = MSG_STR("trainer");
+    print_packet("client: hello", msg_encode_request(b, 1, MSG_HELLO, &params), b);
+    print_packet("daemon: the result of hello", msg_encode_result(b, 1, MSG_HELLO, &result), b);
+}
+
+static void
+print_open(struct msg_buf *b)
+{
+    static const int64_t shape[] = {1024, 768};
+    struct msg_str name = MSG_STR("weights");
+    struct msg_open_params params = {.names = {&name, 1}, .mode = MSG_STR("r")};
+    struct msg_array array = {.lease = 1,
+                              .array = 7,
+                              .block = 3,
+                              .offset = 0,
+                              .nbytes = 3145728,
+                              .device = MSG_STR(EXAMPLE_DEVICE),
+                              .typestr = MSG_STR("<f4"),
+                              .shape = {shape, 2},
+                              .name = name,
+                              .pool = MSG_STR("uid:1000"),
+                              .generation = 1,
+                              .readonly = true};
+    struct msg_block block = {.block = 3,
+                              .size = 4194304,
+                              .device = MSG_STR(EXAMPLE_DEVICE),
+                              .kind = MSG_STR("device"),
+                              .fd = 0};
+    struct msg_arrays_result result = {.arrays = &array,
+                                       .n_arrays = 1,
+                                       .blocks = &block,
+                                       .n_blocks = 1};
+
+    print_packet("client: open", msg_encode_request(b, 2, MSG_OPEN, &params), b);
+    print_packet("daemon: the result of open, with one fd",
+                 msg_encode_result(b, 2, MSG_OPEN, &result), b);
+}
+
+int
+main(void)
+{
+    struct msg_buf b = {0};
+    uint64_t lease = 1;
+    struct msg_close_params params = {.leases = {&lease, 1}};
+
+    print_hello(&b);
+    print_open(&b);
+    print_packet("client: open of a name that is not there",
+                 msg_encode_request(&b, 3, MSG_OPEN,
+                                    &(struct msg_open_params){.names = {(struct msg_str[]){
+                                                                            MSG_STR("wieghts")},
+                                                                        1},
+                                                              .mode = MSG_STR("r")}),
+                 &b);
+    print_packet("daemon: the refusal",
+                 msg_encode_error(&b, 3, PROTO_ERR_NOT_FOUND, "no array \"wieghts\"", 0), &b);
+    print_packet("client: close, not answered", msg_encode_notify(&b, MSG_CLOSE, &params), &b);
+    msg_buf_deinit(&b);
+    return 0;
+}
