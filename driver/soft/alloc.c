@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Allocations of contexts, and questions about memory. */
+#include "alloc.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+#include "context.h"
+#include "memory.h"
+
+#define PAGE_SIZE       ((size_t)4096)
+#define PITCH_ALIGNMENT ((size_t)512)
+#define ALL_HOST_FLAGS \
+    (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)
+
+/* Makes usable pages known. memory is NULL for host memory; a reference passes. */
+static CUresult
+alloc_publish(struct context *context, void *at, size_t size, struct memory *memory,
+              unsigned int host_flags)
+{
+    struct range *range = calloc(1, sizeof(*range));
+    if (!range) {
+        munmap(at, size);
+        memory_unref(memory);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    range->kind = memory ? RANGE_DEVICE : RANGE_HOST;
+    range->start = (uintptr_t)at;
+    range->size = size;
+    range->memory = memory;
+    range->context = context->object.handle;
+    range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    range->host_flags = host_flags;
+    range->ordinal = context->device->ordinal;
+    range->device_access[context->device->ordinal] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    LOCKED(&soft->ranges.lock);
+    range_insert(&soft->ranges.usable, range);
+    return CUDA_SUCCESS;
+}
+
+static int
+round_to_pages(size_t size, size_t *ret)
+{
+    if (size == 0 || __builtin_add_overflow(size, PAGE_SIZE - 1, ret))
+        return -EINVAL;
+    *ret -= *ret % PAGE_SIZE;
+    return 0;
+}
+
+CUresult
+cuMemAlloc_v2(CUdeviceptr *address, size_t size)
+{
+    struct context *context;
+    struct memory *memory;
+    RETURN_IF(context_current(&context));
+    if (!address || size == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (round_to_pages(size, &size) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    RETURN_IF(memory_new(context->device, size, CU_MEM_HANDLE_TYPE_NONE, &memory));
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+    if (at == MAP_FAILED) {
+        memory_unref(memory);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    RETURN_IF(alloc_publish(context, at, size, memory, 0));
+    *address = (uintptr_t)at;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                   unsigned int element_size)
+{
+    size_t row, size;
+    ENTER();
+    if (!pitch || width == 0 || height == 0 ||
+        (element_size != 4 && element_size != 8 && element_size != 16))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (__builtin_add_overflow(width, PITCH_ALIGNMENT - 1, &row))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    row -= row % PITCH_ALIGNMENT;
+    if (__builtin_mul_overflow(row, height, &size))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    RETURN_IF(cuMemAlloc_v2(address, size));
+    *pitch = row;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemHostAlloc(void **address, size_t size, unsigned int flags)
+{
+    struct context *context;
+    RETURN_IF(context_current(&context));
+    if (!address || (flags & ~(unsigned int)ALL_HOST_FLAGS))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (size == 0) {
+        *address = NULL;
+        return CUDA_SUCCESS;
+    }
+    if (round_to_pages(size, &size) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    /* With unified addressing all pinned memory is mapped, asked for or not. */
+    RETURN_IF(alloc_publish(context, at, size, NULL, flags | CU_MEMHOSTALLOC_DEVICEMAP));
+    *address = at;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemAllocHost_v2(void **address, size_t size)
+{
+    return cuMemHostAlloc(address, size, 0);
+}
+
+/* Needs the map's lock. */
+static struct range *
+alloc_find(enum range_kind kind, uintptr_t at)
+{
+    struct range *range = range_find(&soft->ranges.usable, at);
+    return range && range->kind == kind && range->start == at ? range : NULL;
+}
+
+static void
+alloc_remove(struct range *range)
+{
+    munmap((void *)range->start, range->size);
+    range_remove(&soft->ranges.usable, range);
+}
+
+/* Waits for the work of the allocation's context and returns its device's fault. */
+static CUresult
+alloc_settle(enum range_kind kind, uintptr_t at, CUresult *ret_fault)
+{
+    uint64_t handle = 0;
+    {
+        LOCKED(&soft->ranges.lock);
+        struct range *range = alloc_find(kind, at);
+        if (!range)
+            return CUDA_ERROR_INVALID_VALUE;
+        handle = range->context;
+    }
+    _cleanup_(context_unrefp) struct context *context =
+        context_get((CUcontext)(uintptr_t)handle);
+    *ret_fault = context ? context_synchronize(context) : CUDA_SUCCESS;
+    return CUDA_SUCCESS;
+}
+
+/* Needs no current context: finalizers call it. Done even where a fault is the answer. */
+static CUresult
+alloc_free(enum range_kind kind, uintptr_t at)
+{
+    struct range *range;
+    CUresult fault;
+    RETURN_IF(alloc_settle(kind, at, &fault));
+    LOCKED(&soft->ranges.lock);
+    /* Work of other contexts may still touch it; the range may be freed while we wait for it. */
+    while ((range = alloc_find(kind, at)) && range->n_users > 0)
+        pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
+    if (!range)
+        return CUDA_ERROR_INVALID_VALUE;
+    alloc_remove(range);
+    return fault;
+}
+
+CUresult
+cuMemFree_v2(CUdeviceptr address)
+{
+    ENTER();
+    if (context_current_is_dead())
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return address ? alloc_free(RANGE_DEVICE, (uintptr_t)address) : CUDA_SUCCESS;
+}
+
+CUresult
+cuMemFreeHost(void *address)
+{
+    ENTER();
+    if (context_current_is_dead())
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return address ? alloc_free(RANGE_HOST, (uintptr_t)address) : CUDA_SUCCESS;
+}
+
+/* Some allocation of the context; NULL when there is none. Needs the map's lock. */
+static struct range *
+alloc_find_of(uint64_t context_handle)
+{
+    struct range *range = range_find_from(&soft->ranges.usable, 0);
+    while (range && range->context != context_handle)
+        range = range_find_from(&soft->ranges.usable, range->start + 1);
+    return range;
+}
+
+void
+alloc_free_all(uint64_t context_handle)
+{
+    LOCKED(&soft->ranges.lock);
+    struct range *range;
+    while ((range = alloc_find_of(context_handle))) {
+        if (range->n_users > 0)
+            pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
+        else
+            alloc_remove(range);
+    }
+}
+
+CUresult
+cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    struct context *context;
+    uint64_t free_now, total_now;
+    RETURN_IF(context_current(&context));
+    if (!free_bytes || !total)
+        return CUDA_ERROR_INVALID_VALUE;
+    memory_figures(context->device, &free_now, &total_now);
+    *free_bytes = free_now;
+    *total = total_now;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *host, unsigned int flags)
+{
+    struct context *context;
+    RETURN_IF(context_current(&context));
+    if (!address || flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    LOCKED(&soft->ranges.lock);
+    struct range *range = range_find(&soft->ranges.usable, (uintptr_t)host);
+    if (!range || range->kind != RANGE_HOST)
+        return CUDA_ERROR_INVALID_VALUE;
+    *address = (uintptr_t)host;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemHostGetFlags(unsigned int *flags, void *host)
+{
+    struct context *context;
+    RETURN_IF(context_current(&context));
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    LOCKED(&soft->ranges.lock);
+    struct range *range = range_find(&soft->ranges.usable, (uintptr_t)host);
+    if (!range || range->kind != RANGE_HOST)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = range->host_flags;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,549 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts: primary ones, created ones, and the current one of each thread. */
+#include "context.h"
+
+#include "alloc.h"
+#include "stream.h"
+
+#define ALL_FLAGS CU_CTX_FLAGS_MASK
+
+static CUcontext
+context_handle(const struct context *context)
+{
+    return (CUcontext)(uintptr_t)context->object.handle;
+}
+
+static void
+context_free(struct object *object)
+{
+    struct context *context = container_of(object, struct context, object);
+    pthread_mutex_destroy(&context->order);
+    free(context);
+}
+
+struct context *
+context_unref(struct context *context)
+{
+    if (context)
+        object_unref(&context->object);
+    return NULL;
+}
+
+/* A live context with a handle. The caller has a reference. */
+static struct context *
+context_new(struct device *device, unsigned int flags, bool primary)
+{
+    struct context *context = calloc(1, sizeof(*context));
+    if (!context)
+        return NULL;
+    object_init(&context->object, OBJECT_CONTEXT, context_free);
+    context->device = device;
+    context->flags = flags;
+    context->primary = primary;
+    context->live = true;
+    pthread_mutex_init(&context->order, NULL);
+    LIST_INIT(&context->streams);
+    if (object_publish(&context->object) < 0)
+        return context_unref(context);
+    return context;
+}
+
+static struct thread *
+thread_peek(void)
+{
+    return pthread_getspecific(soft->thread_key);
+}
+
+static struct context *
+thread_top(void)
+{
+    struct thread *thread = thread_peek();
+    return thread && thread->n_stack ? thread->stack[thread->n_stack - 1] : NULL;
+}
+
+/* Takes over a reference. */
+static CUresult
+thread_push(struct context *context)
+{
+    struct thread *thread = thread_get();
+    if (thread && thread->n_stack == thread->n_room) {
+        size_t n = thread->n_room ? 2 * thread->n_room : 8;
+        struct context **stack = realloc(thread->stack, n * sizeof(struct context *));
+        if (stack) {
+            thread->stack = stack;
+            thread->n_room = n;
+        }
+    }
+    if (!thread || thread->n_stack == thread->n_room) {
+        context_unref(context);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    thread->stack[thread->n_stack++] = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+context_check(const struct context *context)
+{
+    if (!context->live)
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return (CUresult)context->device->fault;
+}
+
+CUresult
+context_current(struct context **ret)
+{
+    ENTER();
+    struct context *context = thread_top();
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    RETURN_IF(context_check(context));
+    *ret = context;
+    return CUDA_SUCCESS;
+}
+
+bool
+context_current_is_dead(void)
+{
+    struct context *context = thread_top();
+    return context && !context->live;
+}
+
+struct context *
+context_get(CUcontext handle)
+{
+    struct context *top = thread_top();
+    if (handle) {
+        struct object *object = object_get((uintptr_t)handle, OBJECT_CONTEXT);
+        return object ? container_of(object, struct context, object) : NULL;
+    }
+    if (top)
+        object_ref(&top->object);
+    return top;
+}
+
+/* The last point of each stream that has work; ret_points has room for all streams. */
+static size_t
+collect_points(struct context *context, struct point *points)
+{
+    size_t n = 0;
+    struct stream *stream;
+    LIST_FOREACH(stream, &context->streams, context_link)
+    {
+        if (stream_passed(stream, stream->submitted))
+            continue;
+        object_ref(&stream->object);
+        points[n++] = (struct point){stream, stream->submitted};
+    }
+    return n;
+}
+
+/* Needs the order lock. */
+static size_t
+count_streams(struct context *context)
+{
+    size_t n = 0;
+    struct stream *stream;
+    LIST_FOREACH(stream, &context->streams, context_link)
+    n++;
+    return n;
+}
+
+CUresult
+context_synchronize(struct context *context)
+{
+    _cleanup_free_ struct point *points = NULL;
+    size_t n = 0;
+    {
+        LOCKED(&context->order);
+        points = calloc(count_streams(context) + 1, sizeof(*points));
+        if (!points)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        n = collect_points(context, points);
+    }
+    for (size_t i = 0; i < n; i++) {
+        stream_wait(points[i].stream, points[i].number);
+        stream_unref(points[i].stream);
+    }
+    return (CUresult)context->device->fault;
+}
+
+/* The first stream that is not closed yet, with a reference. */
+static struct stream *
+first_open_stream(struct context *context)
+{
+    LOCKED(&context->order);
+    struct stream *stream;
+    LIST_FOREACH(stream, &context->streams, context_link)
+    {
+        if (stream->closed)
+            continue;
+        object_ref(&stream->object);
+        return stream;
+    }
+    return NULL;
+}
+
+/* Ends what is in the context, after its work is done. */
+static void
+context_empty(struct context *context)
+{
+    context->live = false;
+    context_synchronize(context);
+    for (struct stream *stream; (stream = first_open_stream(context)); stream_unref(stream)) {
+        stream_close(stream);
+        struct object *ended = object_take(stream->object.handle, OBJECT_STREAM);
+        if (ended)
+            object_unref(ended);
+    }
+    pthread_mutex_lock(&context->order);
+    struct stream *legacy = context->legacy;
+    context->legacy = NULL;
+    pthread_mutex_unlock(&context->order);
+    stream_unref(legacy);
+    alloc_free_all(context->object.handle);
+    context->peers = 0;
+    context->epoch++;
+}
+
+/* Primary contexts. soft->lock orders retains and releases. */
+
+static CUresult
+primary_get(CUdevice ordinal, struct device **ret)
+{
+    ENTER();
+    *ret = device_find(ordinal);
+    return *ret ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+/* Needs soft->lock. */
+static struct context *
+primary_make(struct device *device)
+{
+    if (!device->primary) {
+        device->primary = context_new(device, CU_CTX_SCHED_AUTO, true);
+        if (device->primary)
+            device->primary->live = false;
+    }
+    return device->primary;
+}
+
+CUresult
+cuDevicePrimaryCtxRetain(CUcontext *ret, CUdevice ordinal)
+{
+    struct device *device;
+    RETURN_IF(primary_get(ordinal, &device));
+    if (!ret)
+        return CUDA_ERROR_INVALID_VALUE;
+    LOCKED(&soft->lock);
+    struct context *context = primary_make(device);
+    if (!context)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (device->fault)
+        return (CUresult)device->fault;
+    context->n_retains++;
+    context->live = true;
+    *ret = context_handle(context);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
+{
+    struct device *device;
+    RETURN_IF(primary_get(ordinal, &device));
+    LOCKED(&soft->lock);
+    struct context *context = device->primary;
+    if (!context || context->n_retains == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (--context->n_retains == 0)
+        context_empty(context);
+    return CUDA_SUCCESS;
+}
+
+/* Whoever has retained the context still has, but it is dead until somebody does so again. */
+CUresult
+cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
+{
+    struct device *device;
+    RETURN_IF(primary_get(ordinal, &device));
+    LOCKED(&soft->lock);
+    struct context *context = device->primary;
+    if (context && context->live)
+        context_empty(context);
+    if (context)
+        context->flags = CU_CTX_SCHED_AUTO;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDevicePrimaryCtxRelease(CUdevice ordinal)
+{
+    return cuDevicePrimaryCtxRelease_v2(ordinal);
+}
+
+CUresult
+cuDevicePrimaryCtxReset(CUdevice ordinal)
+{
+    return cuDevicePrimaryCtxReset_v2(ordinal);
+}
+
+CUresult
+cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned int flags)
+{
+    return cuDevicePrimaryCtxSetFlags_v2(ordinal, flags);
+}
+
+CUresult
+cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
+{
+    struct device *device;
+    RETURN_IF(primary_get(ordinal, &device));
+    if (flags & ~(unsigned int)ALL_FLAGS)
+        return CUDA_ERROR_INVALID_VALUE;
+    LOCKED(&soft->lock);
+    struct context *context = primary_make(device);
+    if (!context)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    context->flags = flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *active)
+{
+    struct device *device;
+    RETURN_IF(primary_get(ordinal, &device));
+    if (!flags || !active)
+        return CUDA_ERROR_INVALID_VALUE;
+    LOCKED(&soft->lock);
+    *flags = device->primary ? device->primary->flags : CU_CTX_SCHED_AUTO;
+    *active = device->primary && device->primary->live;
+    return CUDA_SUCCESS;
+}
+
+/* Created contexts. */
+
+CUresult
+cuCtxCreate_v2(CUcontext *ret, unsigned int flags, CUdevice ordinal)
+{
+    struct device *device;
+    RETURN_IF(primary_get(ordinal, &device));
+    if (!ret || (flags & ~(unsigned int)ALL_FLAGS))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (device->fault)
+        return (CUresult)device->fault;
+    struct context *context = context_new(device, flags, false);
+    if (!context)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUcontext handle = context_handle(context);
+    CUresult result = thread_push(context);
+    if (result != CUDA_SUCCESS)
+        object_unref(object_take((uintptr_t)handle, OBJECT_CONTEXT));
+    else
+        *ret = handle;
+    return result;
+}
+
+CUresult
+cuCtxCreate_v3(CUcontext *ret, CUexecAffinityParam *affinity, int n_affinity,
+               unsigned int flags, CUdevice device)
+{
+    ENTER();
+    if (affinity || n_affinity)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return cuCtxCreate_v2(ret, flags, device);
+}
+
+CUresult
+cuCtxCreate_v4(CUcontext *ret, CUctxCreateParams *params, unsigned int flags, CUdevice device)
+{
+    ENTER();
+    if (params && params->cigParams)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return cuCtxCreate_v3(ret, params ? params->execAffinityParams : NULL,
+                          params ? params->numExecAffinityParams : 0, flags, device);
+}
+
+CUresult
+cuCtxDestroy_v2(CUcontext handle)
+{
+    ENTER();
+    _cleanup_(context_unrefp) struct context *context = context_get(handle);
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!context || context->primary)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    struct object *ended = object_take((uintptr_t)handle, OBJECT_CONTEXT);
+    if (!ended)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (thread_top() == context)
+        cuCtxPopCurrent_v2(NULL);
+    context_empty(context);
+    object_unref(ended);
+    return CUDA_SUCCESS;
+}
+
+/* The thread's stack. */
+
+CUresult
+cuCtxPushCurrent_v2(CUcontext handle)
+{
+    ENTER();
+    struct context *context = handle ? context_get(handle) : NULL;
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
+    return context ? thread_push(context) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult
+cuCtxPopCurrent_v2(CUcontext *ret)
+{
+    ENTER();
+    struct context *top = thread_top();
+    if (!top)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    thread_peek()->n_stack--;
+    if (ret)
+        *ret = context_handle(top);
+    context_unref(top);
+    return CUDA_SUCCESS;
+}
+
+/* Replaces the top; a null handle only pops it. */
+CUresult
+cuCtxSetCurrent(CUcontext handle)
+{
+    ENTER();
+    struct context *context = NULL;
+    if (handle && !(context = context_get(handle)))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (thread_top())
+        cuCtxPopCurrent_v2(NULL);
+    return context ? thread_push(context) : CUDA_SUCCESS;
+}
+
+CUresult
+cuCtxGetCurrent(CUcontext *ret)
+{
+    ENTER();
+    if (!ret)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct context *top = thread_top();
+    *ret = top ? context_handle(top) : NULL;
+    return CUDA_SUCCESS;
+}
+
+/* Questions about a context. */
+
+CUresult
+ctx_get_device_v2(CUdevice *device, CUcontext handle)
+{
+    ENTER();
+    _cleanup_(context_unrefp) struct context *context = context_get(handle);
+    if (!device)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *device = context->device->ordinal;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuCtxGetDevice(CUdevice *device)
+{
+    return ctx_get_device_v2(device, NULL);
+}
+
+CUresult
+ctx_synchronize_v2(CUcontext handle)
+{
+    ENTER();
+    _cleanup_(context_unrefp) struct context *context = context_get(handle);
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!context->live)
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return context_synchronize(context);
+}
+
+CUresult
+cuCtxSynchronize(void)
+{
+    return ctx_synchronize_v2(NULL);
+}
+
+CUresult
+cuCtxGetFlags(unsigned int *flags)
+{
+    struct context *context;
+    RETURN_IF(context_current(&context));
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = context->flags | CU_CTX_MAP_HOST; /* implied wherever addressing is unified */
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuCtxGetId(CUcontext handle, unsigned long long *id)
+{
+    ENTER();
+    _cleanup_(context_unrefp) struct context *context = context_get(handle);
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!id)
+        return CUDA_ERROR_INVALID_VALUE;
+    *id = context->object.handle; /* never given to another one */
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
+{
+    ENTER();
+    _cleanup_(context_unrefp) struct context *context = context_get(handle);
+    if (!context || !context->live)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
+    *version = 3020;
+    return CUDA_SUCCESS;
+}
+
+/* Peer access changes nothing here, since all devices are host memory; but who forgets to enable
+ * it, or does so twice, is told. */
+
+static CUresult
+peer_bit(CUcontext handle, struct context **ret_context, uint32_t *ret_bit)
+{
+    RETURN_IF(context_current(ret_context));
+    _cleanup_(context_unrefp) struct context *peer = handle ? context_get(handle) : NULL;
+    if (!peer)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *ret_bit = UINT32_C(1) << peer->device->ordinal;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
+{
+    struct context *context;
+    uint32_t bit;
+    RETURN_IF(peer_bit(handle, &context, &bit));
+    if (flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (bit == UINT32_C(1) << context->device->ordinal)
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    uint32_t before = atomic_fetch_or(&context->peers, bit);
+    return before & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
+}
+
+CUresult
+cuCtxDisablePeerAccess(CUcontext handle)
+{
+    struct context *context;
+    uint32_t bit;
+    RETURN_IF(peer_bit(handle, &context, &bit));
+    uint32_t before = atomic_fetch_and(&context->peers, ~bit);
+    return before & bit ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+}

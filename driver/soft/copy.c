@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies. */
+#include "copy.h"
+
+#include <string.h>
+
+#include "stream.h"
+
+/* Up to here the source of an asynchronous copy from ordinary memory is staged. (Measured: on
+ * hardware a copy of 2 MiB returns at once and one of 4 MiB does not.) */
+#define STAGE_MAX ((size_t)2 << 20)
+
+struct side {
+    uintptr_t at;
+    size_t pitch;
+    bool pageable; /* not looked up again */
+};
+
+struct copy_op {
+    struct op op;
+    struct side to, from;
+    size_t width, height;
+    CUresult fault;         /* what it means that one side has gone */
+    unsigned char staged[]; /* the source, dense */
+};
+
+/* The bytes from the first to the last that the rectangle touches. */
+static int
+side_extent(const struct side *side, size_t width, size_t height, size_t *ret)
+{
+    size_t rows;
+    if (__builtin_mul_overflow(height - 1, side->pitch, &rows) ||
+        __builtin_add_overflow(rows, width, ret))
+        return -EOVERFLOW;
+    return 0;
+}
+
+static CUresult
+side_enter(const struct side *side, size_t width, size_t height, bool write)
+{
+    size_t extent;
+    if (side->pageable)
+        return CUDA_SUCCESS;
+    if (side_extent(side, width, height, &extent) < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    return range_enter(side->at, extent, write);
+}
+
+static void
+side_leave(const struct side *side, size_t width, size_t height)
+{
+    size_t extent;
+    if (!side->pageable && side_extent(side, width, height, &extent) == 0)
+        range_leave(side->at, extent);
+}
+
+static void
+copy_rows(unsigned char *to, size_t to_pitch, const unsigned char *from, size_t from_pitch,
+          size_t width, size_t height)
+{
+    for (size_t row = 0; row < height; row++)
+        memmove(to + row * to_pitch, from + row * from_pitch, width);
+}
+
+/* What was right when the copy was enqueued may be unmapped or read-only by now. Hardware copies
+ * within the device by a kernel and else by a copy engine, and their faults differ. */
+static CUresult
+copy_run(struct op *op, CUresult status)
+{
+    struct copy_op *copy = container_of(op, struct copy_op, op);
+    if (status != CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    if (side_enter(&copy->from, copy->width, copy->height, false) != CUDA_SUCCESS)
+        return copy->fault;
+    CUresult result = side_enter(&copy->to, copy->width, copy->height, true);
+    if (result == CUDA_SUCCESS) {
+        copy_rows((unsigned char *)copy->to.at, copy->to.pitch,
+                  (const unsigned char *)copy->from.at, copy->from.pitch, copy->width,
+                  copy->height);
+        side_leave(&copy->to, copy->width, copy->height);
+    }
+    side_leave(&copy->from, copy->width, copy->height);
+    return result == CUDA_SUCCESS ? CUDA_SUCCESS : copy->fault;
+}
+
+static void
+copy_free(struct op *op)
+{
+    free(container_of(op, struct copy_op, op));
+}
+
+static CUresult
+side_check(struct side *side, size_t width, size_t height, bool write, bool must_know,
+           enum range_kind *ret_kind)
+{
+    size_t extent;
+    if (side_extent(side, width, height, &extent) < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(range_check(side->at, extent, write, ret_kind));
+    side->pageable = *ret_kind == RANGE_PAGEABLE;
+    return side->pageable && must_know ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+static bool
+is_device(enum range_kind kind)
+{
+    return kind == RANGE_DEVICE || kind == RANGE_MAPPING;
+}
+
+/* From the device to pinned memory or the other way. */
+static bool
+is_between(enum range_kind to, enum range_kind from)
+{
+    return (is_device(to) && from == RANGE_HOST) || (to == RANGE_HOST && is_device(from));
+}
+
+static struct copy_op *
+copy_new(const struct side *to, const struct side *from, size_t width, size_t height,
+         bool stage)
+{
+    struct copy_op *copy = malloc(sizeof(*copy) + (stage ? width * height : 0));
+    if (!copy)
+        return NULL;
+    op_init(&copy->op, copy_run, copy_free);
+    copy->to = *to;
+    copy->from = *from;
+    copy->width = width;
+    copy->height = height;
+    if (stage) {
+        copy_rows(copy->staged, width, (const unsigned char *)from->at, from->pitch, width,
+                  height);
+        copy->from = (struct side){(uintptr_t)copy->staged, width, true};
+    }
+    return copy;
+}
+
+static CUresult
+copy_submit(struct side *to, struct side *from, size_t width, size_t height, unsigned int flags,
+            CUstream handle)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    enum range_kind to_kind, from_kind;
+    uint64_t number;
+    RETURN_IF(stream_get(handle, &stream));
+    if (width == 0 || height == 0)
+        return CUDA_SUCCESS;
+    RETURN_IF(side_check(to, width, height, true, flags & COPY_TO_KNOWN, &to_kind));
+    RETURN_IF(side_check(from, width, height, false, flags & COPY_FROM_KNOWN, &from_kind));
+
+    bool async = flags & COPY_ASYNC;
+    bool within = is_device(to_kind) && is_device(from_kind);
+    bool stage = async && from->pageable && is_device(to_kind) && width <= STAGE_MAX / height;
+    struct copy_op *copy = copy_new(to, from, width, height, stage);
+    if (!copy)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    copy->op.stretched = async || within;
+    copy->fault = within ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_ERROR_LAUNCH_FAILED;
+    RETURN_IF(stream_submit(stream, &copy->op, &number));
+    if (within || stage || (async && is_between(to_kind, from_kind)))
+        return CUDA_SUCCESS;
+    return stream_finish(stream, number);
+}
+
+CUresult
+copy_bytes(uintptr_t to_at, uintptr_t from_at, size_t size, unsigned int flags, CUstream stream)
+{
+    struct side to = {to_at, size, false}, from = {from_at, size, false};
+    return copy_submit(&to, &from, size, 1, flags, stream);
+}
+
+/* One side of a CUDA_MEMCPY2D. */
+struct place {
+    CUmemorytype type;
+    const void *host;
+    CUdeviceptr device;
+    size_t x, y, pitch;
+};
+
+/* Where the rectangle starts on that side. A pitch of 0 will do for one row. */
+static CUresult
+place_side(const struct place *place, size_t width, size_t height, struct side *ret)
+{
+    uintptr_t base = (uintptr_t)place->device;
+    size_t pitch = place->pitch, row, end, offset;
+    if (place->type == CU_MEMORYTYPE_ARRAY)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (place->type == CU_MEMORYTYPE_HOST)
+        base = (uintptr_t)place->host;
+    else if (place->type != CU_MEMORYTYPE_DEVICE && place->type != CU_MEMORYTYPE_UNIFIED)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (__builtin_add_overflow(place->x, width, &end))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (pitch == 0 && height <= 1)
+        pitch = end;
+    if (pitch < end || __builtin_mul_overflow(place->y, pitch, &row) ||
+        __builtin_add_overflow(row, place->x, &offset))
+        return CUDA_ERROR_INVALID_VALUE;
+    *ret = (struct side){base + offset, pitch, false};
+    return CUDA_SUCCESS;
+}
+
+CUresult
+copy_rect(const CUDA_MEMCPY2D *copy, unsigned int flags, CUstream stream)
+{
+    struct side to, from;
+    ENTER();
+    if (!copy)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct place to_place = {copy->dstMemoryType, copy->dstHost, copy->dstDevice,
+                             copy->dstXInBytes,   copy->dstY,    copy->dstPitch};
+    struct place from_place = {copy->srcMemoryType, copy->srcHost, copy->srcDevice,
+                               copy->srcXInBytes,   copy->srcY,    copy->srcPitch};
+    RETURN_IF(place_side(&to_place, copy->WidthInBytes, copy->Height, &to));
+    RETURN_IF(place_side(&from_place, copy->WidthInBytes, copy->Height, &from));
+    if (to_place.type == CU_MEMORYTYPE_DEVICE)
+        flags |= COPY_TO_KNOWN;
+    if (from_place.type == CU_MEMORYTYPE_DEVICE)
+        flags |= COPY_FROM_KNOWN;
+    return copy_submit(&to, &from, copy->WidthInBytes, copy->Height, flags, stream);
+}
+
+/* Entry points. The ones that end in Async take a stream, the others the legacy default one. */
+
+CUresult
+cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
+{
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, 0, CU_STREAM_LEGACY);
+}
+
+CUresult
+cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
+{
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_TO_KNOWN, CU_STREAM_LEGACY);
+}
+
+CUresult
+cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size)
+{
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_FROM_KNOWN, CU_STREAM_LEGACY);
+}
+
+CUresult
+cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size)
+{
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_TO_KNOWN | COPY_FROM_KNOWN,
+                      CU_STREAM_LEGACY);
+}
+
+CUresult
+cuMemcpy2D_v2(const CUDA_MEMCPY2D *copy)
+{
+    return copy_rect(copy, 0, CU_STREAM_LEGACY);
+}
+
+/* Any pitch will do here, so there is nothing that the aligned form would refuse. */
+CUresult
+cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *copy)
+{
+    return cuMemcpy2D_v2(copy);
+}
+
+CUresult
+cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
+{
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_ASYNC, stream);
+}
+
+CUresult
+cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
+{
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_ASYNC | COPY_TO_KNOWN, stream);
+}
+
+CUresult
+cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream)
+{
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_ASYNC | COPY_FROM_KNOWN,
+                      stream);
+}
+
+CUresult
+cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
+{
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size,
+                      COPY_ASYNC | COPY_TO_KNOWN | COPY_FROM_KNOWN, stream);
+}
+
+CUresult
+cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream)
+{
+    return copy_rect(copy, COPY_ASYNC, stream);
+}

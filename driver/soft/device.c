@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices and what they say about themselves. */
+#include "soft.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct attribute {
+    CUdevice_attribute attribute;
+    int value;
+};
+
+/* What is not listed is 0: "no", or nothing of it. Kernels cannot run, so the sizes of blocks
+ * and grids are only what launch configurations are computed from. */
+static const struct attribute attributes[] = {
+    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, 1024},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, 64},
+    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 0x7fffffff},
+    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65535},
+    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65535},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 49152},
+    {CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, 65536},
+    {CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32},
+    {CU_DEVICE_ATTRIBUTE_MAX_PITCH, 0x7fffffff},
+    {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65536},
+    {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1000000},
+    {CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512},
+    {CU_DEVICE_ATTRIBUTE_GPU_OVERLAP, 1},
+    {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 1},
+    {CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, CU_COMPUTEMODE_DEFAULT},
+    {CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1},
+    {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 1000000},
+    {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 64},
+    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048},
+    {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 1},
+    {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+    {CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT, 32},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
+    {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 49152},
+    {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 49152},
+    {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32},
+    {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
+    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1},
+};
+
+/* Made-up places on a bus that no machine has populated: domain 0xca1d, one slot per device. */
+#define PCI_DOMAIN 0xca1d
+
+static void
+write_uuid(char *out, const CUuuid *uuid)
+{
+    int n = sprintf(out, "GPU");
+    for (size_t i = 0; i < sizeof(uuid->bytes); i++) {
+        bool dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
+        n += sprintf(out + n, "%s%02x", dash ? "-" : "", (unsigned char)uuid->bytes[i]);
+    }
+}
+
+/* FNV-1a, cut to 61 bits: an end of range "key + bytes" still fits a signed 64-bit offset. */
+static uint64_t
+hash_uuid(const CUuuid *uuid)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < sizeof(uuid->bytes); i++)
+        hash = (hash ^ (unsigned char)uuid->bytes[i]) * UINT64_C(0x100000001b3);
+    return hash >> 3;
+}
+
+void
+device_init(struct device *device, const struct settings *settings, int ordinal)
+{
+    device->ordinal = ordinal;
+    device->uuid = settings->uuid;
+    /* Device n has the UUID of device 0 with n mixed into its first byte. */
+    device->uuid.bytes[0] = (char)(device->uuid.bytes[0] ^ ordinal);
+    write_uuid(device->uuid_text, &device->uuid);
+    device->total = settings->memory;
+    device->lock_key = hash_uuid(&device->uuid);
+}
+
+struct device *
+device_find(CUdevice ordinal)
+{
+    if (ordinal < 0 || ordinal >= soft->settings.n_devices)
+        return NULL;
+    return &soft->devices[ordinal];
+}
+
+struct device *
+device_find_uuid(const char *uuid_text)
+{
+    for (int i = 0; i < soft->settings.n_devices; i++)
+        if (strcmp(soft->devices[i].uuid_text, uuid_text) == 0)
+            return &soft->devices[i];
+    return NULL;
+}
+
+void
+device_fault(struct device *device, CUresult result)
+{
+    int none = CUDA_SUCCESS;
+    atomic_compare_exchange_strong(&device->fault, &none, (int)result);
+}
+
+/* Checks an entry point's device and output. */
+static CUresult
+device_arg(CUdevice ordinal, const void *out)
+{
+    ENTER();
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    return device_find(ordinal) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult
+cuDeviceGetCount(int *count)
+{
+    ENTER();
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *count = soft->settings.n_devices;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDeviceGet(CUdevice *device, int ordinal)
+{
+    RETURN_IF(device_arg(ordinal, device));
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDeviceGetName(char *name, int size, CUdevice device)
+{
+    RETURN_IF(device_arg(device, name));
+    if (size <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    snprintf(name, (size_t)size, "%s", soft->settings.name);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+    RETURN_IF(device_arg(device, uuid));
+    *uuid = device_find(device)->uuid;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+    return cuDeviceGetUuid_v2(uuid, device);
+}
+
+CUresult
+cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    RETURN_IF(device_arg(device, bytes));
+    *bytes = device_find(device)->total;
+    return CUDA_SUCCESS;
+}
+
+static int
+attribute_find(CUdevice_attribute attribute)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(attributes); i++)
+        if (attributes[i].attribute == attribute)
+            return attributes[i].value;
+    return 0;
+}
+
+CUresult
+cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    RETURN_IF(device_arg(device, value));
+    if (attribute < CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK ||
+        attribute > CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (attribute == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)
+        *value = PCI_DOMAIN;
+    else if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
+        *value = device + 1;
+    else
+        *value = attribute_find(attribute);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
+{
+    RETURN_IF(device_arg(device, major));
+    if (!minor)
+        return CUDA_ERROR_INVALID_VALUE;
+    *major = attribute_find(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    *minor = attribute_find(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
+{
+    RETURN_IF(device_arg(device, id));
+    if (size <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    snprintf(id, (size_t)size, "%04X:%02X:00.0", PCI_DOMAIN, device + 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
+{
+    ENTER();
+    unsigned int domain, bus;
+    int end = 0;
+    if (!device || !id)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (sscanf(id, "%x:%x:00%n", &domain, &bus, &end) != 2 || end == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (domain != PCI_DOMAIN || bus == 0 || !device_find((CUdevice)bus - 1))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *device = (CUdevice)bus - 1;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuDeviceCanAccessPeer(int *value, CUdevice device, CUdevice peer)
+{
+    RETURN_IF(device_arg(device, value));
+    RETURN_IF(device_arg(peer, value));
+    *value = device != peer; /* all of them are host memory */
+    return CUDA_SUCCESS;
+}

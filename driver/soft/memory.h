@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Device memory: one memfd per allocation, named after its device and sealed in size. The kernel
+ * counts it, and frees it when the last descriptor and the last mapping in any process are gone,
+ * after a SIGKILL just the same.
+ *
+ * How much of a device is in use is asked of the kernel, too. The creator takes an open file
+ * description lock on the memfd, from the device's key on and as long as the allocation. Such a
+ * lock belongs to the open file description: exporting, passing and importing duplicate the
+ * descriptor, not the description, and a mapping holds it as well, so the lock lives exactly as
+ * long as the memory has users. /proc/locks shows every lock of this kind to everybody. The sum
+ * over those that start at the device's key is the figure, with no registry that could be left
+ * behind by a crash, and the same for every process and user. For one process at a time the
+ * limit is exact. Two that ask for the last piece at the same moment may both be refused; and
+ * since a look at /proc/locks is good for a sixteenth of what it saw free, for 10 ms, several
+ * that allocate at once can together end up that much above the limit.
+ *
+ * Where /proc/locks cannot be read, a process counts what it made itself.
+ *
+ * A struct memory is what one process holds: made by memory_new() or memory_import(), counted by
+ * its handle and by each of its mappings.
+ */
+#pragma once
+
+#include "object.h"
+#include "soft.h"
+
+struct memory {
+    struct object object;
+    struct device *device; /* NULL: imported, of a device that this process does not have */
+    int fd;
+    size_t size;
+    CUmemAllocationHandleType handle_types; /* none once imported: cannot be exported again */
+    bool imported;
+    unsigned int n_handles; /* cuMemRelease calls that are owed; under soft->memory_lock */
+};
+
+struct memory *memory_unref(struct memory *memory);
+/* size is a multiple of the page size. OUT_OF_MEMORY when the device has no room for it. */
+CUresult memory_new(struct device *device, size_t size, CUmemAllocationHandleType handle_types,
+                    struct memory **ret);
+/* Borrows fd. UNKNOWN, as the real driver answers, when it is no memory of a software driver. */
+CUresult memory_import(int fd, struct memory **ret);
+/* -2 for a device that this process does not have, as the real driver answers. */
+CUdevice memory_ordinal(const struct memory *memory);
+
+/* Bytes in use on the device, by all processes. */
+uint64_t memory_used(const struct device *device);
+void memory_figures(const struct device *device, uint64_t *ret_free, uint64_t *ret_total);

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device figures with no context. A forked child may ask, too: nothing here has a thread. */
+#include "nvml.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "memory.h"
+
+nvmlReturn_t
+nvmlInit_v2(void)
+{
+    if (soft_setup() != CUDA_SUCCESS)
+        return NVML_ERROR_UNKNOWN;
+    soft->n_nvml_users++;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t
+nvmlShutdown(void)
+{
+    unsigned int n = soft->n_nvml_users;
+    while (n > 0)
+        if (atomic_compare_exchange_weak(&soft->n_nvml_users, &n, n - 1))
+            return NVML_SUCCESS;
+    return NVML_ERROR_UNINITIALIZED;
+}
+
+const char *
+nvmlErrorString(nvmlReturn_t result)
+{
+    switch (result) {
+    case NVML_SUCCESS: return "success";
+    case NVML_ERROR_UNINITIALIZED: return "not initialized";
+    case NVML_ERROR_INVALID_ARGUMENT: return "invalid argument";
+    case NVML_ERROR_NOT_FOUND: return "not found";
+    case NVML_ERROR_INSUFFICIENT_SIZE: return "insufficient size";
+    default: return "unknown error";
+    }
+}
+
+static nvmlReturn_t
+nvml_enter(const void *argument)
+{
+    if (soft->n_nvml_users == 0)
+        return NVML_ERROR_UNINITIALIZED;
+    return argument ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+/* The same for calls with a device: it has to be one of ours. */
+static nvmlReturn_t
+nvml_enter_device(nvmlDevice_t device, const void *argument)
+{
+    nvmlReturn_t result = nvml_enter(argument);
+    if (result != NVML_SUCCESS)
+        return result;
+    for (int i = 0; i < soft->settings.n_devices; i++)
+        if (device == &soft->devices[i])
+            return NVML_SUCCESS;
+    return NVML_ERROR_INVALID_ARGUMENT;
+}
+
+nvmlReturn_t
+nvmlDeviceGetCount_v2(unsigned int *count)
+{
+    nvmlReturn_t result = nvml_enter(count);
+    if (result == NVML_SUCCESS)
+        *count = (unsigned int)soft->settings.n_devices;
+    return result;
+}
+
+nvmlReturn_t
+nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+    nvmlReturn_t result = nvml_enter(device);
+    if (result != NVML_SUCCESS)
+        return result;
+    if (index >= (unsigned int)soft->settings.n_devices)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *device = &soft->devices[index];
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t
+nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+    nvmlReturn_t result = nvml_enter(uuid && device ? uuid : NULL);
+    if (result != NVML_SUCCESS)
+        return result;
+    struct device *found = device_find_uuid(uuid);
+    if (!found)
+        return NVML_ERROR_NOT_FOUND;
+    *device = found;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t
+write_text(char *out, unsigned int size, const char *text)
+{
+    if (strlen(text) >= size)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    strcpy(out, text);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t
+nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int size)
+{
+    nvmlReturn_t result = nvml_enter_device(device, uuid);
+    return result == NVML_SUCCESS ? write_text(uuid, size, device->uuid_text) : result;
+}
+
+nvmlReturn_t
+nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int size)
+{
+    nvmlReturn_t result = nvml_enter_device(device, name);
+    return result == NVML_SUCCESS ? write_text(name, size, soft->settings.name) : result;
+}
+
+nvmlReturn_t
+nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    uint64_t free_now, total;
+    nvmlReturn_t result = nvml_enter_device(device, memory);
+    if (result != NVML_SUCCESS)
+        return result;
+    memory_figures(device, &free_now, &total);
+    *memory = (nvmlMemory_t){.total = total, .free = free_now, .used = total - free_now};
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a caller holds is a handle: the number of a slot and the slot's generation. A handle that
+ * was given back is thus an error for ever and never a stray pointer, however often it is used.
+ *
+ * An object is counted. The table holds one reference for the handle; whoever uses the object
+ * meanwhile (a queued operation, a mapping, a thread's context stack) holds one of its own.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum object_kind {
+    OBJECT_CONTEXT = 1,
+    OBJECT_STREAM,
+    OBJECT_EVENT,
+    OBJECT_MEMORY
+};
+
+struct object {
+    enum object_kind kind;
+    _Atomic unsigned int n_refs;
+    uint64_t handle; /* 0: none was given out */
+    void (*free)(struct object *object);
+};
+
+struct object_slot {
+    struct object *object;
+    uint32_t generation;
+    uint32_t next_free;
+};
+
+struct object_table {
+    pthread_mutex_t lock;
+    struct object_slot *slots;
+    uint32_t n_slots;
+    uint32_t first_free; /* index + 1; 0: none */
+};
+
+/* The caller has the first reference. */
+void object_init(struct object *object, enum object_kind kind, void (*free)(struct object *));
+void object_ref(struct object *object);
+void object_unref(struct object *object);
+
+/* Gives the object a handle; the table takes a reference of its own. 0, or -ENOMEM. */
+int object_publish(struct object *object);
+/* A new reference, or NULL for a handle that is unknown or of another kind. */
+struct object *object_get(uint64_t handle, enum object_kind kind);
+/* Ends the handle and passes on the table's reference, or NULL. */
+struct object *object_take(uint64_t handle, enum object_kind kind);

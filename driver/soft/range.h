@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the driver knows about addresses: one ordered map of reservations and one of usable
+ * ranges (VMM mappings, device allocations, pinned host allocations). Every other address is
+ * ordinary host memory, "pageable" in CUDA's words.
+ *
+ * Operations look their addresses up twice: when they are enqueued, for the answer to the
+ * caller, and when they run, since the range may be gone by then. While one runs it is a user of
+ * its ranges, and whoever wants to unmap them or narrow their access waits for those few
+ * microseconds. (Hardware does not wait: there the operation faults.)
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/tree.h"
+#include "cuda_abi.h"
+#include "device.h"
+
+struct memory;
+
+enum range_kind {
+    RANGE_PAGEABLE,    /* not in the map */
+    RANGE_RESERVATION, /* cuMemAddressReserve */
+    RANGE_MAPPING,     /* cuMemMap */
+    RANGE_DEVICE,      /* cuMemAlloc */
+    RANGE_HOST,        /* cuMemHostAlloc */
+};
+
+/* Owned by the map from range_insert() to range_remove(); read under the map's lock only. */
+struct range {
+    RB_ENTRY(range) node;
+    enum range_kind kind;
+    uintptr_t start;
+    size_t size;
+    uint64_t id;
+    CUdevice ordinal;      /* of the device, -2 for one that this process does not have */
+    struct memory *memory; /* of mappings and device allocations; one reference */
+    uint64_t context;      /* handle of the context it belongs to; 0: none */
+    int access;            /* CUmemAccess_flags that the pages have */
+    uint8_t device_access[SOFT_MAX_DEVICES];
+    unsigned int host_flags;
+    bool sync_memops;
+    unsigned int n_users;
+};
+
+int range_compare(const struct range *a, const struct range *b);
+RB_HEAD(range_tree, range);
+RB_PROTOTYPE(range_tree, range, node, range_compare);
+
+struct range_map {
+    pthread_mutex_t lock;
+    pthread_cond_t idle; /* some range lost its last user */
+    struct range_tree reservations;
+    struct range_tree usable;
+    uint64_t last_id;
+};
+
+/* These need the map's lock. */
+struct range *range_find(struct range_tree *tree, uintptr_t address);
+/* The first range that starts at the address or above. */
+struct range *range_find_from(struct range_tree *tree, uintptr_t address);
+bool range_overlaps(struct range_tree *tree, uintptr_t start, size_t size);
+void range_insert(struct range_tree *tree, struct range *range);
+/* The first of the ranges that together are exactly [start, start + size), all idle; NULL when
+ * there is no such row of whole ranges. Waits for their users. */
+struct range *range_find_row(enum range_kind kind, uintptr_t start, size_t size);
+/* Takes the range out of its tree and frees it. Its pages are the caller's business. */
+void range_remove(struct range_tree *tree, struct range *range);
+
+/* Takes the map's lock. What kind of memory [start, start + size) is, and whether a copy may
+ * read or write it: INVALID_VALUE for pages without that access, for reserved but unmapped
+ * addresses, and for a range that only partly is the driver's. */
+CUresult range_check(uintptr_t start, size_t size, bool write, enum range_kind *ret_kind);
+/* The same, and the caller becomes a user of the ranges until range_leave(). */
+CUresult range_enter(uintptr_t start, size_t size, bool write);
+void range_leave(uintptr_t start, size_t size);

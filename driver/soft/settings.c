@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The environment, checked. */
+#include "soft.h"
+
+#include <ctype.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_MEMORY   (UINT64_C(1) << 46)
+#define MAX_DELAY_US UINT64_C(60000000)
+
+/* The same in every process and for every user, so that all of them mean the same device. */
+static const CUuuid default_uuid = {
+    .bytes = {0x63, 0x61, 0x69, 0x64, 0x73, 0x6f, 0x66, 0x74, 0x63, 0x75, 0x64, 0x61, 0, 0, 0,
+              1},
+};
+
+static int
+complain(const char *name, const char *value, const char *want)
+{
+    fprintf(stderr, "libcaid-softcuda: %s=\"%s\": expected %s\n", name, value, want);
+    return -EINVAL;
+}
+
+/* A decimal number followed by suffix, which may be NULL for none; -EINVAL for all else. */
+static int
+parse_number(const char *text, uint64_t max, const char **suffix, uint64_t *ret)
+{
+    char *end;
+    if (!isdigit((unsigned char)*text))
+        return -EINVAL;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (errno != 0 || value > max || (!suffix && *end))
+        return -EINVAL;
+    if (suffix)
+        *suffix = end;
+    *ret = value;
+    return 0;
+}
+
+static int
+read_number(const char *name, uint64_t max, uint64_t *value)
+{
+    const char *text = getenv(name);
+    if (!text || !*text)
+        return 0;
+    if (parse_number(text, max, NULL, value) == 0)
+        return 1;
+    char want[64];
+    snprintf(want, sizeof(want), "a number from 0 to %llu", (unsigned long long)max);
+    return complain(name, text, want);
+}
+
+static int
+parse_size(const char *text, uint64_t *ret)
+{
+    static const char units[] = "KMGT";
+    const char *suffix;
+    uint64_t value;
+    if (parse_number(text, MAX_MEMORY, &suffix, &value) < 0)
+        return -EINVAL;
+    if (*suffix) {
+        const char *unit = strchr(units, toupper((unsigned char)*suffix));
+        if (!unit || suffix[1])
+            return -EINVAL;
+        unsigned int shift = 10 * (unsigned int)(unit - units + 1);
+        if (value > MAX_MEMORY >> shift)
+            return -EINVAL;
+        value <<= shift;
+    }
+    if (value == 0 || value % SOFT_GRANULARITY != 0)
+        return -EINVAL;
+    *ret = value;
+    return 0;
+}
+
+static int
+read_memory(uint64_t *memory)
+{
+    const char *name = "CAID_SOFTCUDA_MEMORY", *text = getenv(name);
+    if (!text || !*text || parse_size(text, memory) == 0)
+        return 0;
+    return complain(name, text, "bytes, a multiple of 2M, up to 64T");
+}
+
+static int
+hex_digit(char c)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *at = c ? strchr(digits, tolower((unsigned char)c)) : NULL;
+    return at ? (int)(at - digits) : -EINVAL;
+}
+
+static int
+parse_uuid(const char *text, CUuuid *ret)
+{
+    CUuuid uuid;
+    if (strncmp(text, "GPU-", 4) == 0)
+        text += 4;
+    for (size_t i = 0; i < sizeof(uuid.bytes); i++) {
+        if ((i == 4 || i == 6 || i == 8 || i == 10) && *text++ != '-')
+            return -EINVAL;
+        int high = hex_digit(*text++);
+        int low = high < 0 ? high : hex_digit(*text++);
+        if (low < 0)
+            return -EINVAL;
+        uuid.bytes[i] = (char)(high << 4 | low);
+    }
+    if (*text)
+        return -EINVAL;
+    *ret = uuid;
+    return 0;
+}
+
+static int
+read_uuid(CUuuid *uuid)
+{
+    const char *name = "CAID_SOFTCUDA_UUID", *text = getenv(name);
+    if (!text || !*text || parse_uuid(text, uuid) == 0)
+        return 0;
+    return complain(name, text, "a UUID such as GPU-01234567-89ab-cdef-0123-456789abcdef");
+}
+
+static int
+read_name(char *name, size_t size)
+{
+    const char *text = getenv("CAID_SOFTCUDA_NAME");
+    if (!text || !*text)
+        text = "caid software device";
+    if (strlen(text) >= size)
+        return complain("CAID_SOFTCUDA_NAME", text, "at most 127 bytes");
+    strcpy(name, text);
+    return 0;
+}
+
+int
+settings_read(struct settings *ret)
+{
+    struct settings settings = {.memory = UINT64_C(4) << 30, .uuid = default_uuid};
+    uint64_t n_devices = 1, delay_us = 0;
+    int jitter;
+    if (read_number("CAID_SOFTCUDA_DEVICES", SOFT_MAX_DEVICES, &n_devices) < 0 ||
+        read_number("CAID_SOFTCUDA_DELAY_US", MAX_DELAY_US, &delay_us) < 0 ||
+        (jitter = read_number("CAID_SOFTCUDA_JITTER_SEED", UINT64_MAX, &settings.jitter_seed)) <
+            0 ||
+        read_memory(&settings.memory) < 0 || read_uuid(&settings.uuid) < 0 ||
+        read_name(settings.name, sizeof(settings.name)) < 0)
+        return -EINVAL;
+    settings.n_devices = (int)n_devices;
+    settings.delay_ns = delay_us * 1000;
+    settings.jitter = jitter > 0;
+    *ret = settings;
+    return 0;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the environment says, read once when the driver is set up:
+ *   CAID_SOFTCUDA_DEVICES      number of devices (1); 0 is a machine without a GPU
+ *   CAID_SOFTCUDA_MEMORY       bytes of each device (4G); K, M, G and T are powers of 1024
+ *   CAID_SOFTCUDA_NAME         name of the devices ("caid software device")
+ *   CAID_SOFTCUDA_UUID         UUID of device 0, with or without "GPU-"; others follow from it
+ *   CAID_SOFTCUDA_DELAY_US     stretches every asynchronous operation (0)
+ *   CAID_SOFTCUDA_JITTER_SEED  makes the stretch a random share of the delay, by this seed
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+
+struct settings {
+    int n_devices;
+    uint64_t memory; /* bytes, a multiple of the granularity */
+    char name[128];
+    CUuuid uuid;
+    uint64_t delay_ns;
+    bool jitter;
+    uint64_t jitter_seed;
+};
+
+/* 0, or -EINVAL after a line on stderr that names the setting: a driver that ran with half of
+ * what it was told would be worse than none. */
+int settings_read(struct settings *ret);

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The software CUDA driver: its one state per process, and what every entry point does first.
+ *
+ * The state comes to life at the first cuInit() or nvmlInit() and lives until the process ends,
+ * as a real driver's does. Two copies of the library in one process share it.
+ *
+ * Locks, outermost first: soft->lock, soft->memory_lock, context.order, stream.lock, event.lock,
+ * soft->ranges.lock, soft->objects.lock. None is held while a worker runs an operation or a
+ * caller waits for one, with two exceptions: who ends what is in a primary context holds
+ * soft->lock, and cuMemUnmap and cuMemSetAccess wait under soft->ranges.lock (as a condition's
+ * mutex) for the copies that touch the range at that moment.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "base/macros.h"
+#include "base/tree.h"
+#include "cuda_abi.h"
+
+#include "device.h"
+#include "object.h"
+#include "range.h"
+#include "settings.h"
+
+#define SOFT_EXPORT      __attribute__((visibility("default")))
+#define SOFT_VERSION     13000 /* of the CUDA driver API */
+#define SOFT_GRANULARITY ((size_t)2 << 20)
+
+struct soft {
+    const char *version; /* CAID_VERSION of the copy that the state is in; stays the first */
+    pthread_mutex_t lock;
+    pthread_mutex_t memory_lock; /* creators take turns; counts of handles */
+    _Atomic bool ready;          /* settings and devices are there */
+    _Atomic pid_t owner;         /* the process that called cuInit, 0 before */
+    struct settings settings;
+    struct device devices[SOFT_MAX_DEVICES];
+    struct object_table objects;
+    struct range_map ranges;
+    pthread_key_t thread_key; /* struct thread */
+    _Atomic uint64_t last_stream_id;
+    _Atomic unsigned int n_nvml_users;
+};
+
+extern struct soft *soft;
+
+/* Reads the settings and makes the devices, once. */
+CUresult soft_setup(void);
+/* NOT_INITIALIZED before cuInit and in a forked child, NOT_PERMITTED inside a host callback. */
+CUresult soft_enter(void);
+
+#define RETURN_IF(call)              \
+    do {                             \
+        CUresult _result = (call);   \
+        if (_result != CUDA_SUCCESS) \
+            return _result;          \
+    } while (0)
+
+/* For entry points: what is checked before the arguments are looked at. */
+#define ENTER() RETURN_IF(soft_enter())
+
+UNUSED static inline void
+mutex_unlockp(pthread_mutex_t **lock)
+{
+    pthread_mutex_unlock(*lock);
+}
+
+UNUSED static inline pthread_mutex_t *
+mutex_lock(pthread_mutex_t *lock)
+{
+    pthread_mutex_lock(lock);
+    return lock;
+}
+
+/* Holds a mutex until the end of the block. */
+#define LOCKED(mutex)          LOCKED_AS(mutex, __LINE__)
+#define LOCKED_AS(mutex, line) LOCKED_AS_(mutex, line)
+#define LOCKED_AS_(mutex, line) \
+    _cleanup_(mutex_unlockp) UNUSED pthread_mutex_t *_locked_##line = mutex_lock(mutex)
+
+#define EXPORT(symbol, base, version, args) SOFT_EXPORT CUresult symbol args;
+#define EXPORT_PT(symbol, base, version, suffix, args) \
+    SOFT_EXPORT CUresult symbol args;                  \
+    SOFT_EXPORT CUresult symbol##suffix args;
+#define ENTRY(symbol, base, version, args) CUresult symbol args;
+#include "exports.def"
+#undef EXPORT
+#undef EXPORT_PT
+#undef ENTRY
+
+/* How caid tells this library from NVIDIA's: the version of caid that it belongs to. */
+SOFT_EXPORT const char *caid_softcuda_version(void);

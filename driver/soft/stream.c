@@ -1,0 +1,515 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streams: their workers, and what enqueues into and asks about them. */
+#include "stream.h"
+
+#include <signal.h>
+#include <time.h>
+
+#include "base/clock.h"
+
+#define LEAST_PRIORITY    0
+#define GREATEST_PRIORITY (-5)
+
+static void
+stream_free(struct object *object)
+{
+    struct stream *stream = container_of(object, struct stream, object);
+    pthread_mutex_destroy(&stream->lock);
+    pthread_cond_destroy(&stream->work);
+    pthread_cond_destroy(&stream->progress);
+    context_unref(stream->context);
+    free(stream);
+}
+
+struct stream *
+stream_unref(struct stream *stream)
+{
+    if (stream)
+        object_unref(&stream->object);
+    return NULL;
+}
+
+/* Needs the context's order lock. The caller has the first reference, and closes the stream. */
+static struct stream *
+stream_new(struct context *context, unsigned int flags, int priority)
+{
+    struct stream *stream = calloc(1, sizeof(*stream));
+    if (!stream)
+        return NULL;
+    object_init(&stream->object, OBJECT_STREAM, stream_free);
+    object_ref(&context->object);
+    stream->context = context;
+    stream->flags = flags;
+    stream->priority = priority;
+    stream->id = ++soft->last_stream_id; /* for cuStreamGetId: never used twice */
+    stream->random = soft->settings.jitter_seed ^ stream->id * UINT64_C(0x9e3779b97f4a7c15);
+    pthread_mutex_init(&stream->lock, NULL);
+    pthread_cond_init(&stream->work, NULL);
+    pthread_cond_init(&stream->progress, NULL);
+    STAILQ_INIT(&stream->queue);
+    LIST_INSERT_HEAD(&context->streams, stream, context_link);
+    return stream;
+}
+
+void
+stream_close(struct stream *stream)
+{
+    LOCKED(&stream->context->order);
+    if (stream->closed)
+        return;
+    stream->closed = true;
+    pthread_mutex_lock(&stream->lock);
+    stream->draining = true;
+    pthread_cond_signal(&stream->work);
+    pthread_mutex_unlock(&stream->lock);
+    if (!stream->started) /* else the worker does it when all is done */
+        LIST_REMOVE(stream, context_link);
+}
+
+/* Operations. */
+
+void
+op_init(struct op *op, CUresult (*run)(struct op *, CUresult), void (*free)(struct op *))
+{
+    *op = (struct op){.stretched = true, .run = run, .free = free};
+}
+
+int
+op_wait_for(struct op *op, struct stream *stream, uint64_t number)
+{
+    if (stream_passed(stream, number))
+        return 0;
+    struct point *after = realloc(op->after, (op->n_after + 1) * sizeof(*after));
+    if (!after)
+        return -ENOMEM;
+    object_ref(&stream->object);
+    after[op->n_after++] = (struct point){stream, number};
+    op->after = after;
+    return 0;
+}
+
+static void
+op_free(struct op *op)
+{
+    for (size_t i = 0; i < op->n_after; i++)
+        stream_unref(op->after[i].stream);
+    free(op->after);
+    op->free(op);
+}
+
+bool
+stream_passed(struct stream *stream, uint64_t number)
+{
+    return stream->passed >= number;
+}
+
+void
+stream_wait(struct stream *stream, uint64_t number)
+{
+    LOCKED(&stream->lock);
+    while (!stream_passed(stream, number))
+        pthread_cond_wait(&stream->progress, &stream->lock);
+}
+
+CUresult
+stream_finish(struct stream *stream, uint64_t number)
+{
+    stream_wait(stream, number);
+    return (CUresult)stream->context->device->fault;
+}
+
+/* The worker. */
+
+/* Splitmix64: enough for a share of a delay, and the same sequence for the same seed. */
+static uint64_t
+stream_random(struct stream *stream)
+{
+    uint64_t z = stream->random += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+/* Before the operation, so that who reads too early finds the old bytes, and who overwrites too
+ * early is read. */
+static void
+stream_stretch(struct stream *stream)
+{
+    uint64_t ns = soft->settings.delay_ns;
+    if (ns && soft->settings.jitter)
+        ns = stream_random(stream) % ns;
+    struct timespec left = {(time_t)(ns / NSEC_PER_SEC), (long)(ns % NSEC_PER_SEC)};
+    if (ns)
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &left, NULL);
+}
+
+static void
+stream_run(struct stream *stream, struct op *op)
+{
+    struct device *device = stream->context->device;
+    for (size_t i = 0; i < op->n_after; i++)
+        stream_wait(op->after[i].stream, op->after[i].number);
+    if (op->stretched)
+        stream_stretch(stream);
+    CUresult result = op->run(op, (CUresult)device->fault);
+    if (result != CUDA_SUCCESS)
+        device_fault(device, result);
+}
+
+/* The next operation, or NULL when the stream is closed and has run dry. */
+static struct op *
+stream_next(struct stream *stream)
+{
+    LOCKED(&stream->lock);
+    struct op *op;
+    while (!(op = STAILQ_FIRST(&stream->queue)) && !stream->draining)
+        pthread_cond_wait(&stream->work, &stream->lock);
+    if (op)
+        STAILQ_REMOVE_HEAD(&stream->queue, link);
+    return op;
+}
+
+static void *
+stream_worker(void *arg)
+{
+    struct stream *stream = arg;
+    struct op *op;
+    while ((op = stream_next(stream))) {
+        uint64_t number = op->number;
+        stream_run(stream, op);
+        op_free(op);
+        LOCKED(&stream->lock);
+        stream->passed = number;
+        pthread_cond_broadcast(&stream->progress);
+    }
+    pthread_mutex_lock(&stream->context->order);
+    LIST_REMOVE(stream, context_link);
+    pthread_mutex_unlock(&stream->context->order);
+    stream_unref(stream);
+    return NULL;
+}
+
+/* Signals of the program are none of the worker's business. */
+static int
+stream_start(struct stream *stream)
+{
+    sigset_t all, before;
+    pthread_t thread;
+    object_ref(&stream->object);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int r = -pthread_create(&thread, NULL, stream_worker, stream);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r < 0) {
+        stream_unref(stream);
+        return r;
+    }
+    pthread_detach(thread);
+    stream->started = true;
+    return 0;
+}
+
+static bool
+is_blocking(const struct stream *stream)
+{
+    return !(stream->flags & CU_STREAM_NON_BLOCKING);
+}
+
+/* What the legacy default stream means. Needs the order lock. */
+static int
+order_by_legacy(struct stream *stream, struct op *op)
+{
+    struct context *context = stream->context;
+    if (stream != context->legacy) {
+        if (!context->legacy || !is_blocking(stream))
+            return 0;
+        return op_wait_for(op, context->legacy, context->legacy->submitted);
+    }
+    struct stream *other;
+    LIST_FOREACH(other, &context->streams, context_link)
+    {
+        if (other == stream || !is_blocking(other))
+            continue;
+        int r = op_wait_for(op, other, other->submitted);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static CUresult
+submit_locked(struct stream *stream, struct op *op)
+{
+    if (stream->closed)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (order_by_legacy(stream, op) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    LOCKED(&stream->lock);
+    if (!stream->started && stream_start(stream) < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    op->number = ++stream->submitted;
+    STAILQ_INSERT_TAIL(&stream->queue, op, link);
+    pthread_cond_signal(&stream->work);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+stream_submit(struct stream *stream, struct op *op, uint64_t *ret_number)
+{
+    pthread_mutex_lock(&stream->context->order);
+    CUresult result = submit_locked(stream, op);
+    if (result == CUDA_SUCCESS && ret_number)
+        *ret_number = stream->submitted;
+    pthread_mutex_unlock(&stream->context->order);
+    if (result != CUDA_SUCCESS)
+        op_free(op);
+    return result;
+}
+
+/* Which stream a caller means. */
+
+static struct stream *
+stream_ref(struct stream *stream)
+{
+    if (stream)
+        object_ref(&stream->object);
+    return stream;
+}
+
+static struct stream *
+legacy_get(struct context *context)
+{
+    LOCKED(&context->order);
+    if (!context->legacy)
+        context->legacy = stream_new(context, CU_STREAM_DEFAULT, LEAST_PRIORITY);
+    return stream_ref(context->legacy);
+}
+
+/* The calling thread's own stream in the context. One that was closed with its context's
+ * contents is dropped and made anew. */
+static struct stream *
+own_get(struct context *context)
+{
+    struct thread *thread = thread_get();
+    struct stream *stream;
+    if (!thread)
+        return NULL;
+    LOCKED(&context->order);
+    LIST_FOREACH(stream, &thread->own_streams, thread_link)
+    {
+        if (stream->context != context)
+            continue;
+        if (!stream->closed)
+            return stream_ref(stream);
+        LIST_REMOVE(stream, thread_link);
+        stream_unref(stream);
+        break;
+    }
+    stream = stream_new(context, CU_STREAM_DEFAULT, LEAST_PRIORITY);
+    if (stream)
+        LIST_INSERT_HEAD(&thread->own_streams, stream, thread_link);
+    return stream_ref(stream);
+}
+
+static CUresult
+default_get(CUstream handle, struct stream **ret)
+{
+    struct context *context;
+    RETURN_IF(context_current(&context));
+    *ret = handle == CU_STREAM_PER_THREAD ? own_get(context) : legacy_get(context);
+    return *ret ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Only the default streams need a current context: others know their own. */
+CUresult
+stream_get(CUstream handle, struct stream **ret)
+{
+    ENTER();
+    if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
+        return default_get(handle, ret);
+    struct object *object = object_get((uintptr_t)handle, OBJECT_STREAM);
+    if (!object)
+        return CUDA_ERROR_INVALID_HANDLE;
+    _cleanup_(stream_unrefp) struct stream *stream =
+        container_of(object, struct stream, object);
+    RETURN_IF(context_check(stream->context));
+    *ret = TAKE_PTR(stream);
+    return CUDA_SUCCESS;
+}
+
+/* Entry points. */
+
+CUresult
+cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    struct context *context;
+    RETURN_IF(context_current(&context));
+    if (least)
+        *least = LEAST_PRIORITY;
+    if (greatest)
+        *greatest = GREATEST_PRIORITY;
+    return CUDA_SUCCESS;
+}
+
+/* Priorities outside the range are clamped to it, as CUDA says. */
+CUresult
+cuStreamCreateWithPriority(CUstream *ret, unsigned int flags, int priority)
+{
+    struct context *context;
+    RETURN_IF(context_current(&context));
+    if (!ret || (flags & ~(unsigned int)CU_STREAM_NON_BLOCKING))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (priority > LEAST_PRIORITY)
+        priority = LEAST_PRIORITY;
+    if (priority < GREATEST_PRIORITY)
+        priority = GREATEST_PRIORITY;
+    pthread_mutex_lock(&context->order);
+    struct stream *stream = stream_new(context, flags, priority);
+    pthread_mutex_unlock(&context->order);
+    if (!stream)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    int r = object_publish(&stream->object);
+    if (r < 0)
+        stream_close(stream);
+    else
+        *ret = (CUstream)(uintptr_t)stream->object.handle;
+    stream_unref(stream);
+    return r < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult
+cuStreamCreate(CUstream *ret, unsigned int flags)
+{
+    return cuStreamCreateWithPriority(ret, flags, LEAST_PRIORITY);
+}
+
+/* Needs no current context: finalizers call it. Done even where a fault is the answer. */
+CUresult
+cuStreamDestroy_v2(CUstream handle)
+{
+    ENTER();
+    struct object *object = object_take((uintptr_t)handle, OBJECT_STREAM);
+    if (!object)
+        return CUDA_ERROR_INVALID_HANDLE;
+    _cleanup_(stream_unrefp) struct stream *stream =
+        container_of(object, struct stream, object);
+    stream_close(stream);
+    return (CUresult)stream->context->device->fault;
+}
+
+/* The streams whose work counts as this one's: of the legacy default stream, all blocking ones. */
+static bool
+counts_for(const struct stream *other, const struct stream *stream)
+{
+    return other == stream || (stream == stream->context->legacy && is_blocking(other));
+}
+
+CUresult
+cuStreamQuery(CUstream handle)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    struct stream *other;
+    RETURN_IF(stream_get(handle, &stream));
+    LOCKED(&stream->context->order);
+    LIST_FOREACH(other, &stream->context->streams, context_link)
+    {
+        if (counts_for(other, stream) && !stream_passed(other, other->submitted))
+            return CUDA_ERROR_NOT_READY;
+    }
+    return (CUresult)stream->context->device->fault;
+}
+
+static CUresult
+nothing_run(struct op *op UNUSED, CUresult status UNUSED)
+{
+    return CUDA_SUCCESS;
+}
+
+static void
+nothing_free(struct op *op)
+{
+    free(op);
+}
+
+/* An operation that only holds a place: of the legacy stream one that waits for all others. */
+struct op *
+op_marker(void)
+{
+    struct op *op = malloc(sizeof(*op));
+    if (!op)
+        return NULL;
+    op_init(op, nothing_run, nothing_free);
+    op->stretched = false;
+    return op;
+}
+
+CUresult
+cuStreamSynchronize(CUstream handle)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(handle, &stream));
+    uint64_t number = stream->submitted;
+    if (stream == stream->context->legacy) {
+        struct op *op = op_marker();
+        if (!op)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        RETURN_IF(stream_submit(stream, op, &number));
+    }
+    return stream_finish(stream, number);
+}
+
+CUresult
+cuStreamGetFlags(CUstream handle, unsigned int *flags)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(handle, &stream));
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = stream->flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuStreamGetPriority(CUstream handle, int *priority)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(handle, &stream));
+    if (!priority)
+        return CUDA_ERROR_INVALID_VALUE;
+    *priority = stream->priority;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuStreamGetId(CUstream handle, unsigned long long *id)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(handle, &stream));
+    if (!id)
+        return CUDA_ERROR_INVALID_VALUE;
+    *id = stream->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuStreamGetCtx(CUstream handle, CUcontext *context)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(handle, &stream));
+    if (!context)
+        return CUDA_ERROR_INVALID_VALUE;
+    *context = (CUcontext)(uintptr_t)stream->context->object.handle;
+    return CUDA_SUCCESS;
+}
+
+/* Nothing is captured here: there are no graphs. */
+CUresult
+cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(handle, &stream));
+    if (!status)
+        return CUDA_ERROR_INVALID_VALUE;
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}

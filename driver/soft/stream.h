@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Streams and the operations in them.
+ *
+ * A stream is a queue and, from its first operation on, a worker thread that runs the operations
+ * one by one. Operations are numbered: "point n of a stream" is passed when its n-th operation
+ * has ended. Ordering of any kind is an operation that waits for points of other streams before
+ * it runs: a wait for an event, and what the legacy default stream means: its operations wait
+ * for all that the context's blocking streams were given before, and theirs for its. Numbers are
+ * given, and such points collected, under the context's order lock, so a point always refers to
+ * the past and no circle of waits can arise.
+ *
+ * cuStreamDestroy ends the handle and returns; the worker drains the queue and then ends the
+ * stream. An object's streams are freed when the last point that refers to them is.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "context.h"
+
+/* A reference on the stream. */
+struct point {
+    struct stream *stream;
+    uint64_t number;
+};
+
+struct op {
+    STAILQ_ENTRY(op) link;
+    uint64_t number;
+    bool stretched; /* by the delay setting */
+    struct point *after;
+    size_t n_after;
+    /* status is the device's fault: an operation that finds one does nothing but tell of it.
+     * What it returns faults the device. */
+    CUresult (*run)(struct op *op, CUresult status);
+    void (*free)(struct op *op);
+};
+
+struct stream {
+    struct object object;
+    struct context *context; /* one reference */
+    unsigned int flags;
+    int priority;
+    uint64_t id;
+    bool closed;                     /* under context.order */
+    LIST_ENTRY(stream) context_link; /* under context.order */
+    LIST_ENTRY(stream) thread_link;  /* of a per-thread default stream: its thread's */
+    _Atomic uint64_t submitted;      /* written under context.order */
+    _Atomic uint64_t passed;         /* written under lock */
+    pthread_mutex_t lock;
+    pthread_cond_t work;     /* for the worker: queue or draining changed */
+    pthread_cond_t progress; /* for others: passed changed */
+    STAILQ_HEAD(, op) queue; /* under lock */
+    bool started, draining;  /* under lock */
+    uint64_t random;         /* the worker's */
+};
+
+/* The stream that a caller means: null and 1 the legacy default stream of the current context,
+ * 2 the calling thread's own. A new reference, or what context_check() says. */
+CUresult stream_get(CUstream handle, struct stream **ret);
+struct stream *stream_unref(struct stream *stream);
+/* Ends a stream whose owner (handle, context or thread) lets go of it. */
+void stream_close(struct stream *stream);
+
+void op_init(struct op *op, CUresult (*run)(struct op *, CUresult), void (*free)(struct op *));
+/* Makes op wait for the point. 0, or -ENOMEM. */
+int op_wait_for(struct op *op, struct stream *stream, uint64_t number);
+/* An operation that does nothing but keep its place; NULL when there is no memory. */
+struct op *op_marker(void);
+
+/* Takes op over, also when it fails. ret_number may be NULL. */
+CUresult stream_submit(struct stream *stream, struct op *op, uint64_t *ret_number);
+bool stream_passed(struct stream *stream, uint64_t number);
+void stream_wait(struct stream *stream, uint64_t number);
+/* Waits for the point and returns the device's fault, if any. */
+CUresult stream_finish(struct stream *stream, uint64_t number);
+
+static inline void
+stream_unrefp(struct stream **stream)
+{
+    stream_unref(*stream);
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What each thread keeps: made when the thread first needs it, ended with the thread. */
+#include "context.h"
+
+#include "stream.h"
+
+struct thread *
+thread_get(void)
+{
+    struct thread *thread = pthread_getspecific(soft->thread_key);
+    if (thread)
+        return thread;
+    thread = calloc(1, sizeof(*thread));
+    if (thread && pthread_setspecific(soft->thread_key, thread) != 0) {
+        free(thread);
+        return NULL;
+    }
+    return thread;
+}
+
+void
+thread_free(void *data)
+{
+    struct thread *thread = data;
+    struct stream *stream;
+    while ((stream = LIST_FIRST(&thread->own_streams))) {
+        LIST_REMOVE(stream, thread_link);
+        stream_close(stream);
+        stream_unref(stream);
+    }
+    for (size_t i = 0; i < thread->n_stack; i++)
+        context_unref(thread->stack[i]);
+    free(thread->stack);
+    free(thread);
+}

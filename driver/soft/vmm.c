@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Virtual memory management: handles, reservations, mappings. None of it needs a context. */
+#include "memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+static struct memory *
+memory_get(CUmemGenericAllocationHandle handle)
+{
+    struct object *object = object_get(handle, OBJECT_MEMORY);
+    return object ? container_of(object, struct memory, object) : NULL;
+}
+
+static void
+memory_unrefp(struct memory **memory)
+{
+    memory_unref(*memory);
+}
+
+/* Passes a new allocation to the caller: its only reference is the handle's. */
+static CUresult
+memory_hand_out(struct memory *memory, CUmemGenericAllocationHandle *ret)
+{
+    int r = object_publish(&memory->object);
+    if (r == 0) {
+        memory->n_handles = 1;
+        *ret = memory->object.handle;
+    }
+    memory_unref(memory);
+    return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Memory of the host is a location, too, but not one that this driver offers. */
+static CUresult
+check_location(const CUmemLocation *location)
+{
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_SUCCESS;
+    return location->type == CU_MEM_LOCATION_TYPE_INVALID ? CUDA_ERROR_INVALID_VALUE
+                                                          : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static CUresult
+check_prop(const CUmemAllocationProp *prop)
+{
+    if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(check_location(&prop->location));
+    return device_find(prop->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult
+cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+                              CUmemAllocationGranularity_flags option)
+{
+    ENTER();
+    if (!granularity || !prop ||
+        (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM &&
+         option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
+        return CUDA_ERROR_INVALID_VALUE;
+    *granularity = SOFT_GRANULARITY;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+            unsigned long long flags)
+{
+    struct memory *memory;
+    ENTER();
+    if (!handle || flags != 0 || size == 0 || size % SOFT_GRANULARITY != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(check_prop(prop));
+    RETURN_IF(
+        memory_new(device_find(prop->location.id), size, prop->requestedHandleTypes, &memory));
+    return memory_hand_out(memory, handle);
+}
+
+CUresult
+cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    ENTER();
+
+    struct object *ended = NULL;
+    {
+        LOCKED(&soft->memory_lock);
+        _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
+        if (!memory)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (--memory->n_handles == 0)
+            ended = object_take(handle, OBJECT_MEMORY);
+    }
+
+    if (ended)
+        object_unref(ended);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
+                                       CUmemGenericAllocationHandle handle)
+{
+    ENTER();
+    _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
+    if (!prop || !memory)
+        return CUDA_ERROR_INVALID_VALUE;
+    *prop = (CUmemAllocationProp){
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = memory->handle_types,
+        .location = {CU_MEM_LOCATION_TYPE_DEVICE, memory_ordinal(memory)},
+    };
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                             CUmemAllocationHandleType type, unsigned long long flags)
+{
+    ENTER();
+    _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
+    if (!shareable || flags != 0 || !memory)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(memory->handle_types & type))
+        return CUDA_ERROR_INVALID_VALUE;
+    int fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    *(int *)shareable = fd;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                               CUmemAllocationHandleType type)
+{
+    struct memory *memory;
+    ENTER();
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return type == CU_MEM_HANDLE_TYPE_NONE ? CUDA_ERROR_INVALID_VALUE
+                                               : CUDA_ERROR_NOT_SUPPORTED;
+    RETURN_IF(memory_import((int)(intptr_t)shareable, &memory));
+    return memory_hand_out(memory, handle);
+}
+
+CUresult
+cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+    ENTER();
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
+    LOCKED(&soft->memory_lock);
+
+    _cleanup_(memory_unrefp) struct memory *memory = NULL;
+    {
+        LOCKED(&soft->ranges.lock);
+        struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
+        if (!range || range->kind != RANGE_MAPPING)
+            return CUDA_ERROR_INVALID_VALUE;
+        memory = range->memory;
+        object_ref(&memory->object);
+    }
+
+    if (memory->n_handles == 0 && object_publish(&memory->object) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memory->n_handles++;
+    *handle = memory->object.handle;
+    return CUDA_SUCCESS;
+}
+
+static void *
+reserve_at(uintptr_t hint, size_t size)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    void *at = mmap((void *)hint, size, PROT_NONE, flags, -1, 0);
+    if (at == MAP_FAILED)
+        return NULL;
+    if ((uintptr_t)at != hint) { /* a kernel that takes the flag for a hint */
+        munmap(at, size);
+        return NULL;
+    }
+    return at;
+}
+
+/* Anywhere: reserves more than asked for and gives back what lies around the aligned part. */
+static void *
+reserve_aligned(size_t size, size_t alignment)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    size_t room;
+    if (__builtin_add_overflow(size, alignment, &room))
+        return NULL;
+    char *at = mmap(NULL, room, PROT_NONE, flags, -1, 0);
+    if (at == MAP_FAILED)
+        return NULL;
+    size_t before = -(uintptr_t)at & (alignment - 1);
+    if (before)
+        munmap(at, before);
+    if (room - before > size)
+        munmap(at + before + size, room - before - size);
+    return at + before;
+}
+
+CUresult
+cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
+                    unsigned long long flags)
+{
+    ENTER();
+    if (!address || flags != 0 || size == 0 || size % SOFT_GRANULARITY != 0 ||
+        (alignment & (alignment - 1)) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (alignment < SOFT_GRANULARITY)
+        alignment = SOFT_GRANULARITY;
+    struct range *range = calloc(1, sizeof(*range));
+    if (!range)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    void *at = hint && hint % alignment == 0 ? reserve_at((uintptr_t)hint, size) : NULL;
+    if (!at)
+        at = reserve_aligned(size, alignment);
+    if (!at) {
+        free(range);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    range->kind = RANGE_RESERVATION;
+    range->start = (uintptr_t)at;
+    range->size = size;
+    LOCKED(&soft->ranges.lock);
+    range_insert(&soft->ranges.reservations, range);
+    *address = (uintptr_t)at;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemAddressFree(CUdeviceptr address, size_t size)
+{
+    ENTER();
+    LOCKED(&soft->ranges.lock);
+    struct range *range = range_find(&soft->ranges.reservations, (uintptr_t)address);
+    if (!range || range->start != address || range->size != size ||
+        range_overlaps(&soft->ranges.usable, range->start, size))
+        return CUDA_ERROR_INVALID_VALUE;
+    munmap((void *)range->start, size);
+    range_remove(&soft->ranges.reservations, range);
+    return CUDA_SUCCESS;
+}
+
+/* Whether [start, start + size) is reserved, in one piece, and free. */
+static bool
+range_is_reserved(uintptr_t start, size_t size)
+{
+    struct range *around = range_find(&soft->ranges.reservations, start);
+    return around && around->size - (start - around->start) >= size &&
+           !range_overlaps(&soft->ranges.usable, start, size);
+}
+
+CUresult
+cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+         unsigned long long flags)
+{
+    ENTER();
+    _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
+    _cleanup_free_ struct range *range = calloc(1, sizeof(*range));
+    void *at = (void *)(uintptr_t)address;
+    if (!memory || flags != 0 || size == 0 || address % SOFT_GRANULARITY != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (offset != 0 || size != memory->size)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!range)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    LOCKED(&soft->ranges.lock);
+    if (!range_is_reserved((uintptr_t)address, size))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (mmap(at, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, 0) == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    range->kind = RANGE_MAPPING;
+    range->start = (uintptr_t)address;
+    range->size = size;
+    range->ordinal = memory_ordinal(memory);
+    range->memory = TAKE_PTR(memory);
+    range_insert(&soft->ranges.usable, TAKE_PTR(range));
+    return CUDA_SUCCESS;
+}
+
+/* Whether [start, end) cuts no mapping in two, with their users gone. */
+static bool
+range_is_whole(uintptr_t start, uintptr_t end)
+{
+    struct range *range = range_find(&soft->ranges.usable, start);
+    if (range && range->start != start)
+        return false;
+    range = range_find_from(&soft->ranges.usable, start);
+    while (range && range->start < end) {
+        if (range->start + range->size > end)
+            return false;
+        if (range->n_users == 0) {
+            range = range_find_from(&soft->ranges.usable, range->start + 1);
+            continue;
+        }
+        /* All may have changed meanwhile. */
+        pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
+        return range_is_whole(start, end);
+    }
+    return true;
+}
+
+/* Whole mappings only, but reserved addresses between them do not matter, as on hardware. */
+CUresult
+cuMemUnmap(CUdeviceptr address, size_t size)
+{
+    ENTER();
+    LOCKED(&soft->ranges.lock);
+    uintptr_t at = (uintptr_t)address, end;
+    struct range *around = range_find(&soft->ranges.reservations, at), *range;
+    if (size == 0 || __builtin_add_overflow(at, size, &end) || !around ||
+        end > around->start + around->size || !range_is_whole(at, end))
+        return CUDA_ERROR_INVALID_VALUE;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap((void *)at, size, PROT_NONE, flags, -1, 0) == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    while ((range = range_find_from(&soft->ranges.usable, at)) && range->start < end)
+        range_remove(&soft->ranges.usable, range);
+    return CUDA_SUCCESS;
+}
+
+static CUresult
+check_access(const CUmemAccessDesc *desc)
+{
+    RETURN_IF(check_location(&desc->location));
+    if (!device_find(desc->location.id))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (desc->flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+        desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+        desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+/* What the pages must allow so that each device has its access: the flags are ordered. */
+static int
+range_widest(const uint8_t *device_access)
+{
+    int widest = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    for (int i = 0; i < SOFT_MAX_DEVICES; i++)
+        if (device_access[i] > widest)
+            widest = device_access[i];
+    return widest;
+}
+
+static CUresult
+range_set_access(struct range *range, const CUmemAccessDesc *desc, size_t count)
+{
+    uint8_t device_access[SOFT_MAX_DEVICES];
+    for (int i = 0; i < SOFT_MAX_DEVICES; i++)
+        device_access[i] = range->device_access[i];
+    for (size_t i = 0; i < count; i++)
+        device_access[desc[i].location.id] = (uint8_t)desc[i].flags;
+    int access = range_widest(device_access);
+    int prot = (access & CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : 0) |
+               (access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_WRITE : 0);
+    if (mprotect((void *)range->start, range->size, prot) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (int i = 0; i < SOFT_MAX_DEVICES; i++)
+        range->device_access[i] = device_access[i];
+    range->access = access;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count)
+{
+    ENTER();
+    if (!desc || count == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++)
+        RETURN_IF(check_access(&desc[i]));
+    LOCKED(&soft->ranges.lock);
+    uintptr_t at = (uintptr_t)address, end = at + size;
+    if (!range_find_row(RANGE_MAPPING, at, size))
+        return CUDA_ERROR_INVALID_VALUE;
+    while (at < end) {
+        struct range *range = range_find(&soft->ranges.usable, at);
+        RETURN_IF(range_set_access(range, desc, count));
+        at += range->size;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult
+cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
+{
+    ENTER();
+    if (!flags || !location)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(check_access(&(CUmemAccessDesc){.location = *location}));
+    LOCKED(&soft->ranges.lock);
+    struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
+    if (!range || range->kind != RANGE_MAPPING)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = range->device_access[location->id];
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,30 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# exports.sh NM LIBRARY FOLDER: what the library exports, what FOLDER/softcuda.syms lists and what
+# the table of entry points names must be the same.
+set -eu
+nm=$1 library=$2 folder=$3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$nm" -D --defined-only "$library" | awk '{ print $NF }' | sort >"$work/library"
+awk '/^    [a-z].*;$/ { gsub(/[ ;]/, ""); print }' "$folder/softcuda.syms" | sort >"$work/list"
+{
+    tr '\n' ' ' <"$folder/exports.def" | grep -oE '\bEXPORT\(\w+,' | sed 's/EXPORT(//; s/,//'
+    tr '\n' ' ' <"$folder/exports.def" | grep -oE '\bEXPORT_PT\(\w+, *"\w+", *[0-9]+, *\w+' |
+        sed -E 's/EXPORT_PT\((\w+),.* (\w+)$/\1\n\1\2/'
+    grep -oE 'SOFT_EXPORT .*\b(nvml\w+)\(' "$folder/nvml.h" | sed -E 's/.*(nvml\w+)\($/\1/'
+    echo caid_softcuda_state
+    echo caid_softcuda_version
+} | grep -vE '^(symbol|symbol##suffix)$' | sort >"$work/table"
+
+diff -u "$work/list" "$work/library"
+diff -u "$work/list" "$work/table"
+# Callers that look for "<name>_v2" first would take these for another ABI.
+for name in cuCtxGetDevice_v2 cuCtxSynchronize_v2; do
+    if grep -qx "$name" "$work/library"; then
+        echo "$name must not be exported"
+        exit 1
+    fi
+done
+test "$(wc -l <"$work/list")" -gt 100

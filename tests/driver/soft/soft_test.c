@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "soft_test.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <unistd.h>
+
+struct soft_api cu;
+
+static void *
+load_symbol(void *library, const char *name)
+{
+    void *symbol = dlsym(library, name);
+    if (!symbol) {
+        fprintf(stderr, "%s\n", dlerror());
+        abort();
+    }
+    return symbol;
+}
+
+void
+soft_load_path(const char *path)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        fprintf(stderr, "%s\n", dlerror());
+        abort();
+    }
+#define LOAD(symbol)                                   *(void **)&cu.symbol = load_symbol(library, #symbol);
+#define EXPORT(symbol, base, version, args)            LOAD(symbol)
+#define EXPORT_PT(symbol, base, version, suffix, args) LOAD(symbol) LOAD(symbol##suffix)
+#define ENTRY(symbol, base, version, args)
+#include "soft/exports.def"
+    LOAD(nvmlInit_v2)
+    LOAD(nvmlShutdown)
+    LOAD(nvmlErrorString)
+    LOAD(nvmlDeviceGetCount_v2)
+    LOAD(nvmlDeviceGetHandleByIndex_v2)
+    LOAD(nvmlDeviceGetHandleByUUID)
+    LOAD(nvmlDeviceGetUUID)
+    LOAD(nvmlDeviceGetName)
+    LOAD(nvmlDeviceGetMemoryInfo)
+    LOAD(caid_softcuda_version)
+}
+
+void
+soft_must(CUresult result, const char *call, int line)
+{
+    const char *name = NULL;
+    if (result == CUDA_SUCCESS)
+        return;
+    cu.cuGetErrorName(result, &name);
+    fprintf(stderr, "line %d: %s: %s\n", line, call, name ? name : "?");
+    abort();
+}
+
+void
+soft_start(void)
+{
+    char uuid[64];
+    snprintf(uuid, sizeof(uuid), "GPU-%08x-0000-4000-8000-000000000000", (unsigned)getpid());
+    setenv("CAID_SOFTCUDA_UUID", uuid, 0);
+    soft_load_path(SOFTCUDA_PATH);
+    MUST(cuInit(0));
+}
+
+CUcontext
+soft_start_context(void)
+{
+    CUcontext context;
+    soft_start();
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    MUST(cuCtxSetCurrent(context));
+    return context;
+}
+
+uint64_t
+soft_used(void)
+{
+    nvmlDevice_t device;
+    nvmlMemory_t memory;
+    if (cu.nvmlInit_v2() != NVML_SUCCESS ||
+        cu.nvmlDeviceGetHandleByIndex_v2(0, &device) != NVML_SUCCESS ||
+        cu.nvmlDeviceGetMemoryInfo(device, &memory) != NVML_SUCCESS ||
+        cu.nvmlShutdown() != NVML_SUCCESS)
+        abort();
+    return memory.used;
+}
+
+CUmemAllocationProp
+soft_prop(int ordinal)
+{
+    return (CUmemAllocationProp){
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        .location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal},
+    };
+}
+
+void
+soft_set_access(const struct soft_mapping *mapping, int access)
+{
+    CUmemAccessDesc desc = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, (CUmemAccess_flags)access};
+    MUST(cuMemSetAccess(mapping->at, mapping->size, &desc, 1));
+}
+
+struct soft_mapping
+soft_map(size_t size, int access)
+{
+    struct soft_mapping mapping = {.size = size};
+    CUmemAllocationProp prop = soft_prop(0);
+    MUST(cuMemCreate(&mapping.handle, size, &prop, 0));
+    MUST(cuMemAddressReserve(&mapping.at, size, 0, 0, 0));
+    MUST(cuMemMap(mapping.at, size, 0, mapping.handle, 0));
+    if (access)
+        soft_set_access(&mapping, access);
+    return mapping;
+}
+
+void
+soft_unmap(struct soft_mapping *mapping)
+{
+    MUST(cuMemUnmap(mapping->at, mapping->size));
+    MUST(cuMemAddressFree(mapping->at, mapping->size));
+    MUST(cuMemRelease(mapping->handle));
+}
+
+static void
+gate_wait(void *data)
+{
+    struct gate *gate = data;
+    while (sem_wait(&gate->open) < 0)
+        ;
+}
+
+void
+gate_close(struct gate *gate, CUstream stream)
+{
+    sem_init(&gate->open, 0, 0);
+    MUST(cuLaunchHostFunc(stream, gate_wait, gate));
+}
+
+void
+gate_open(struct gate *gate)
+{
+    sem_post(&gate->open);
+}

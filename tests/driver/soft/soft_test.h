@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The software driver in a test: the library loaded at run time, its entry points as members of
+ * one table under their exported names, and gates, which hold up a stream until they are opened.
+ * With gates a test can show that something waits, or does not, without ever looking at a clock.
+ */
+#pragma once
+
+#include <semaphore.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/macros.h"
+#include "cuda_abi.h"
+#include "soft/nvml.h"
+
+#define MIB  ((size_t)1 << 20)
+#define GRAN (2 * MIB)
+
+struct soft_api {
+#define EXPORT(symbol, base, version, args) CUresult(*symbol) args;
+#define EXPORT_PT(symbol, base, version, suffix, args) \
+    CUresult(*symbol) args;                            \
+    CUresult(*symbol##suffix) args;
+#define ENTRY(symbol, base, version, args)
+#include "soft/exports.def"
+#undef EXPORT
+#undef EXPORT_PT
+#undef ENTRY
+    nvmlReturn_t (*nvmlInit_v2)(void);
+    nvmlReturn_t (*nvmlShutdown)(void);
+    const char *(*nvmlErrorString)(nvmlReturn_t);
+    nvmlReturn_t (*nvmlDeviceGetCount_v2)(unsigned int *);
+    nvmlReturn_t (*nvmlDeviceGetHandleByIndex_v2)(unsigned int, nvmlDevice_t *);
+    nvmlReturn_t (*nvmlDeviceGetHandleByUUID)(const char *, nvmlDevice_t *);
+    nvmlReturn_t (*nvmlDeviceGetUUID)(nvmlDevice_t, char *, unsigned int);
+    nvmlReturn_t (*nvmlDeviceGetName)(nvmlDevice_t, char *, unsigned int);
+    nvmlReturn_t (*nvmlDeviceGetMemoryInfo)(nvmlDevice_t, nvmlMemory_t *);
+    const char *(*caid_softcuda_version)(void);
+};
+
+extern struct soft_api cu;
+
+/* Loads the library at path into the table; ends the process where that fails. */
+void soft_load_path(const char *path);
+/* A device of this process's own: gives it a UUID that no other test has, loads the library
+ * under test and initialises it. Settings are made before, by setenv(). */
+void soft_start(void);
+/* The same, with the primary context of device 0 current. */
+CUcontext soft_start_context(void);
+
+/* Bytes in use on device 0, by all processes. */
+uint64_t soft_used(void);
+
+struct soft_mapping {
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr at;
+    size_t size;
+};
+
+CUmemAllocationProp soft_prop(int ordinal);
+/* Memory of device 0, mapped; access 0 sets none. */
+struct soft_mapping soft_map(size_t size, int access);
+void soft_set_access(const struct soft_mapping *mapping, int access);
+void soft_unmap(struct soft_mapping *mapping);
+
+struct gate {
+    sem_t open;
+};
+
+/* Everything that is enqueued into the stream from now on waits for the gate. */
+void gate_close(struct gate *gate, CUstream stream);
+void gate_open(struct gate *gate);
+
+/* Ends the process with a line on stderr where a call does not succeed. */
+void soft_must(CUresult result, const char *call, int line);
+#define MUST(call) soft_must(cu.call, #call, __LINE__)

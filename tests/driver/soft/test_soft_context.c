@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts: primary and created ones, the stack of each thread, and how a device faults. */
+#include "caid_test.h"
+
+#include <pthread.h>
+
+#include "soft_test.h"
+
+CAID_TEST(soft_context, a_thread_starts_without_one)
+{
+    CUcontext context = (CUcontext)&context;
+    CUdeviceptr at;
+    CUdevice device;
+    CUstream stream;
+    size_t n;
+    soft_start();
+    MUST(cuCtxGetCurrent(&context));
+    cr_assert_eq(context, NULL);
+    cr_assert_eq(cu.cuCtxGetDevice(&device), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuCtxSynchronize(), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuMemAlloc_v2(&at, 16), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuMemGetInfo_v2(&n, &n), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuMemsetD8_v2(0, 0, 1), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuStreamCreate(&stream, 0), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuCtxPopCurrent_v2(&context), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuCtxPushCurrent_v2(NULL), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuCtxSetCurrent(NULL));
+}
+
+CAID_TEST(soft_context, the_stack_is_a_stack)
+{
+    CUcontext primary = soft_start_context(), created, top;
+    CUdevice device;
+    unsigned int flags;
+    MUST(cuCtxCreate_v4(&created, NULL, CU_CTX_SCHED_YIELD, 0));
+    MUST(cuCtxGetCurrent(&top));
+    cr_assert_eq(top, created, "creation pushes");
+    MUST(cuCtxGetFlags(&flags));
+    cr_assert_eq(flags, CU_CTX_SCHED_YIELD | CU_CTX_MAP_HOST);
+    MUST(cuCtxPushCurrent_v2(primary));
+    MUST(cuCtxPopCurrent_v2(&top));
+    cr_assert_eq(top, primary);
+    MUST(cuCtxGetDevice(&device));
+    cr_assert_eq(device, 0);
+    MUST(cuCtxDestroy_v2(created));
+    MUST(cuCtxGetCurrent(&top));
+    cr_assert_eq(top, primary, "destruction pops");
+    cr_assert_eq(cu.cuCtxDestroy_v2(created), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuCtxDestroy_v2(primary), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuCtxPushCurrent_v2(created), CUDA_ERROR_INVALID_CONTEXT);
+}
+
+CAID_TEST(soft_context, one_destroyed_below_the_top_is_told_of)
+{
+    CUcontext primary = soft_start_context(), created, top;
+    CUdeviceptr at;
+    MUST(cuCtxCreate_v2(&created, 0, 0));
+    MUST(cuMemAlloc_v2(&at, GRAN));
+    MUST(cuCtxPushCurrent_v2(primary));
+    MUST(cuCtxDestroy_v2(created));
+    cr_assert_eq(soft_used(), 0, "its memory went with it");
+    MUST(cuCtxPopCurrent_v2(&top));
+    cr_assert_eq(cu.cuMemAlloc_v2(&at, 16), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    cr_assert_eq(cu.cuCtxSynchronize(), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    MUST(cuCtxPopCurrent_v2(&top));
+    cr_assert_eq(top, created);
+}
+
+CAID_TEST(soft_context, the_primary_one_is_counted)
+{
+    CUcontext context, again;
+    CUdeviceptr at;
+    unsigned int flags;
+    int active;
+    soft_start();
+    cr_assert_eq(cu.cuDevicePrimaryCtxRelease_v2(0), CUDA_ERROR_INVALID_CONTEXT);
+    MUST(cuDevicePrimaryCtxSetFlags_v2(0, CU_CTX_SCHED_BLOCKING_SYNC));
+    MUST(cuDevicePrimaryCtxGetState(0, &flags, &active));
+    cr_assert_eq(flags, CU_CTX_SCHED_BLOCKING_SYNC);
+    cr_assert_eq(active, 0);
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    MUST(cuDevicePrimaryCtxRetain(&again, 0));
+    cr_assert_eq(context, again);
+    MUST(cuCtxSetCurrent(context));
+    MUST(cuMemAlloc_v2(&at, GRAN));
+    MUST(cuDevicePrimaryCtxRelease_v2(0));
+    MUST(cuDevicePrimaryCtxGetState(0, &flags, &active));
+    cr_assert_eq(active, 1);
+    cr_assert_eq(soft_used(), GRAN);
+    MUST(cuDevicePrimaryCtxRelease_v2(0));
+    cr_assert_eq(soft_used(), 0);
+    cr_assert_eq(cu.cuMemAlloc_v2(&at, 16), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    MUST(cuDevicePrimaryCtxRetain(&again, 0));
+    cr_assert_eq(context, again, "one handle for ever");
+    MUST(cuMemAlloc_v2(&at, 16)); /* still current */
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_context, a_reset_ends_what_is_in_it)
+{
+    CUcontext context = soft_start_context();
+    CUdeviceptr at;
+    CUstream stream;
+    CUevent event;
+    unsigned int version;
+    MUST(cuMemAlloc_v2(&at, GRAN));
+    MUST(cuStreamCreate(&stream, 0));
+    MUST(cuEventCreate(&event, 0));
+    MUST(cuMemsetD8Async(at, 1, GRAN, stream));
+    MUST(cuEventRecord(event, stream));
+    struct soft_mapping mapping = soft_map(GRAN, 3);
+    MUST(cuDevicePrimaryCtxReset_v2(0));
+    cr_assert_eq(soft_used(), GRAN, "only mapped memory is left");
+    cr_assert_eq(cu.cuStreamDestroy_v2(stream), CUDA_ERROR_INVALID_HANDLE);
+    cr_assert_eq(cu.cuEventQuery(event), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    cr_assert_eq(cu.cuMemFree_v2(at), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    cr_assert_eq(cu.cuMemAlloc_v2(&at, 16), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    cr_assert_eq(cu.cuCtxGetApiVersion(context, &version), CUDA_ERROR_INVALID_CONTEXT);
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    cr_assert_eq(cu.cuEventQuery(event), CUDA_ERROR_CONTEXT_IS_DESTROYED, "an older life's");
+    cr_assert_eq(cu.cuEventDestroy_v2(event), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    cr_assert_eq(cu.cuEventDestroy_v2(event), CUDA_ERROR_INVALID_HANDLE);
+    MUST(cuMemsetD8_v2(mapping.at, 1, GRAN));
+    MUST(cuCtxSynchronize());
+    soft_unmap(&mapping);
+}
+
+static void *
+other_thread(void *arg)
+{
+    CUcontext *seen = arg, context;
+    MUST(cuCtxGetCurrent(&seen[0]));
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    MUST(cuCtxPushCurrent_v2(context));
+    MUST(cuCtxGetCurrent(&seen[1]));
+    return NULL; /* with a context on its stack */
+}
+
+CAID_TEST(soft_context, each_thread_has_its_own_current_one)
+{
+    CUcontext context = soft_start_context(), seen[2];
+    pthread_t thread;
+    pthread_create(&thread, NULL, other_thread, seen);
+    pthread_join(thread, NULL);
+    cr_assert_eq(seen[0], NULL);
+    cr_assert_eq(seen[1], context);
+}
+
+CAID_TEST(soft_context, peers_are_enabled_once)
+{
+    CUcontext context, peer;
+    int can;
+    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
+    context = soft_start_context();
+    MUST(cuDevicePrimaryCtxRetain(&peer, 1));
+    MUST(cuDeviceCanAccessPeer(&can, 0, 1));
+    cr_assert_eq(can, 1);
+    MUST(cuDeviceCanAccessPeer(&can, 0, 0));
+    cr_assert_eq(can, 0);
+    cr_assert_eq(cu.cuCtxDisablePeerAccess(peer), CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
+    MUST(cuCtxEnablePeerAccess(peer, 0));
+    cr_assert_eq(cu.cuCtxEnablePeerAccess(peer, 0), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+    MUST(cuCtxDisablePeerAccess(peer));
+    cr_assert_eq(cu.cuCtxEnablePeerAccess(context, 0), CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+    cr_assert_eq(cu.cuCtxEnablePeerAccess(NULL, 0), CUDA_ERROR_INVALID_CONTEXT);
+}
+
+/* Memory that is unmapped before the work on it has run: the work faults, as on hardware, and
+ * takes the device with it for the rest of the process. */
+CAID_TEST(soft_context, work_on_unmapped_memory_faults_the_device)
+{
+    CUcontext context;
+    CUstream stream;
+    CUevent event;
+    CUdeviceptr at;
+    struct gate gate;
+    int n;
+    soft_start_context();
+    struct soft_mapping mapping = soft_map(GRAN, 3);
+    MUST(cuMemAlloc_v2(&at, GRAN));
+    MUST(cuStreamCreate(&stream, 0));
+    MUST(cuEventCreate(&event, 0));
+    gate_close(&gate, stream);
+    MUST(cuMemsetD8Async(mapping.at, 1, GRAN, stream));
+    MUST(cuMemsetD8Async(at, 1, GRAN, stream));
+    MUST(cuEventRecord(event, stream));
+    soft_unmap(&mapping);
+    gate_open(&gate);
+    cr_assert_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(*(unsigned char *)(uintptr_t)at, 0, "what came after did not run");
+    cr_assert_eq(cu.cuEventQuery(event), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(cu.cuStreamQuery(stream), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(cu.cuMemsetD8_v2(at, 1, 1), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(cu.cuCtxCreate_v2(&context, 0, 0), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(cu.cuMemFree_v2(at), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(cu.cuEventDestroy_v2(event), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(cu.cuStreamDestroy_v2(stream), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(soft_used(), 0, "memory was given back all the same");
+    MUST(cuDeviceGetCount(&n));
+    mapping = soft_map(GRAN, 3); /* memory management needs no context */
+    soft_unmap(&mapping);
+    MUST(cuDevicePrimaryCtxRelease_v2(0));
+    cr_assert_eq(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_ERROR_LAUNCH_FAILED);
+}
+
+CAID_TEST(soft_context, work_that_lost_its_access_faults_too)
+{
+    CUstream stream;
+    struct gate gate;
+    soft_start_context();
+    struct soft_mapping from = soft_map(GRAN, 3), to = soft_map(GRAN, 3);
+    MUST(cuStreamCreate(&stream, 0));
+    gate_close(&gate, stream);
+    MUST(cuMemcpyDtoDAsync_v2(to.at, from.at, GRAN, stream));
+    soft_set_access(&to, CU_MEM_ACCESS_FLAGS_PROT_READ);
+    gate_open(&gate);
+    cr_assert_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+    soft_unmap(&from);
+    soft_unmap(&to);
+}
