@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "vmm.h"
+
+#include "base/macros.h"
+
+/* vmm_alloc */
+
+int
+vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, struct vmm_alloc *ret,
+                 struct drv_error *err)
+{
+    CUmemAllocationProp prop = {
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
+    };
+    CUmemGenericAllocationHandle handle;
+    CUresult result = drv->cu.cuMemCreate(&handle, size, &prop, 0);
+    if (result != CUDA_SUCCESS)
+        return drv_fail(drv, err, "cuMemCreate", result);
+    *ret = (struct vmm_alloc){.handle = handle, .size = size};
+    return 0;
+}
+
+int
+vmm_alloc_import(const struct drv *drv, int fd, size_t size, struct vmm_alloc *ret,
+                 struct drv_error *err)
+{
+    /* The fd itself travels in the pointer, not its address. */
+    void *shareable = (void *)(intptr_t)fd;
+    CUmemGenericAllocationHandle handle;
+    CUresult result =
+        drv->cu.cuMemImportFromShareableHandle(&handle, shareable,
+                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (result != CUDA_SUCCESS)
+        return drv_fail(drv, err, "cuMemImportFromShareableHandle", result);
+    *ret = (struct vmm_alloc){.handle = handle, .size = size};
+    return 0;
+}
+
+int
+vmm_alloc_export(const struct drv *drv, const struct vmm_alloc *alloc, int *ret_fd,
+                 struct drv_error *err)
+{
+    int fd = -1;
+    CUresult result =
+        drv->cu.cuMemExportToShareableHandle(&fd, alloc->handle,
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (result != CUDA_SUCCESS)
+        return drv_fail(drv, err, "cuMemExportToShareableHandle", result);
+    *ret_fd = fd;
+    return 0;
+}
+
+int
+vmm_alloc_release(const struct drv *drv, struct vmm_alloc *alloc, struct drv_error *err)
+{
+    CUresult result = drv->cu.cuMemRelease(alloc->handle);
+    *alloc = (struct vmm_alloc){0};
+    return drv_fail(drv, err, "cuMemRelease", result);
+}
+
+/* vmm_map */
+
+/* The steps of making a map, each undone where a later one fails. */
+static int
+map_range(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
+          enum vmm_access access, CUdeviceptr ptr, struct drv_error *err)
+{
+    CUresult result = drv->cu.cuMemMap(ptr, alloc->size, 0, alloc->handle, 0);
+    if (result != CUDA_SUCCESS)
+        return drv_fail(drv, err, "cuMemMap", result);
+    CUmemAccessDesc desc = {
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
+        .flags = (CUmemAccess_flags)access,
+    };
+    result = drv->cu.cuMemSetAccess(ptr, alloc->size, &desc, 1);
+    if (result != CUDA_SUCCESS)
+        drv->cu.cuMemUnmap(ptr, alloc->size);
+    return drv_fail(drv, err, "cuMemSetAccess", result);
+}
+
+int
+vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
+            enum vmm_access access, struct vmm_map *ret, struct drv_error *err)
+{
+    CUdeviceptr ptr;
+    CUresult result = drv->cu.cuMemAddressReserve(&ptr, alloc->size, 0, 0, 0);
+    if (result != CUDA_SUCCESS)
+        return drv_fail(drv, err, "cuMemAddressReserve", result);
+    int r = map_range(drv, alloc, ordinal, access, ptr, err);
+    if (r < 0) {
+        drv->cu.cuMemAddressFree(ptr, alloc->size);
+        return r;
+    }
+    *ret = (struct vmm_map){.ptr = ptr, .size = alloc->size, .access = access};
+    return 0;
+}
+
+/* A range that cannot be unmapped keeps its address: freeing that would be another error. */
+void
+vmm_map_free(const struct drv *drv, struct vmm_map *map)
+{
+    if (map->ptr && drv->cu.cuMemUnmap(map->ptr, map->size) == CUDA_SUCCESS)
+        drv->cu.cuMemAddressFree(map->ptr, map->size);
+    *map = (struct vmm_map){0};
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Virtual memory management (CUDA Driver API 6.14) as two objects with one undo each.
+ *
+ * vmm_alloc is memory: made by cuMemCreate, or imported from an fd. It owns its driver handle.
+ * The memory itself lives until the last handle, mapping and exported fd is gone, in any
+ * process.
+ * vmm_map is an address range with an allocation mapped in whole (another size is refused by the
+ * driver) and one access. It does not need the vmm_alloc any more once it exists.
+ *
+ * No function here needs a CUDA context. All may block for up to milliseconds.
+ */
+#pragma once
+
+#include "drv.h"
+
+enum vmm_access {
+    VMM_READ = 1,
+    VMM_READ_WRITE = 3
+}; /* CUmemAccess_flags */
+
+struct vmm_alloc {
+    CUmemGenericAllocationHandle handle;
+    size_t size;
+};
+
+/* size is rounded up to the granularity by the caller. Shareable as a POSIX fd. */
+int vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, struct vmm_alloc *ret,
+                     struct drv_error *err);
+/* fd is borrowed: the import keeps its own reference. size is the exact size of the allocation. */
+int vmm_alloc_import(const struct drv *drv, int fd, size_t size, struct vmm_alloc *ret,
+                     struct drv_error *err);
+/* A new CLOEXEC fd. Once per allocation: an export costs 0.6-0.9 ms, and an imported handle
+ * cannot be exported again (-EINVAL). */
+int vmm_alloc_export(const struct drv *drv, const struct vmm_alloc *alloc, int *ret_fd,
+                     struct drv_error *err);
+/* Returns the driver's answer, too: a release may report an earlier failure. Done either way. */
+int vmm_alloc_release(const struct drv *drv, struct vmm_alloc *alloc, struct drv_error *err);
+
+struct vmm_map {
+    CUdeviceptr ptr;
+    size_t size;
+    enum vmm_access access;
+};
+
+/* Maps alloc for the device ordinal. On failure nothing stays reserved. */
+int vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
+                enum vmm_access access, struct vmm_map *ret, struct drv_error *err);
+/* Unmaps and frees the range; takes a zeroed map. */
+void vmm_map_free(const struct drv *drv, struct vmm_map *map);

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a fake driver lets its test see and set: dlsym(3) "fake_state" of the library that the
+ * driver was opened from.
+ */
+#pragma once
+
+#include <stdbool.h>
+
+#include "cuda_abi.h"
+
+#define FAKE_LOOKUPS 256
+
+struct fake_lookup {
+    char symbol[64];
+    int version;
+    cuuint64_t flags;
+};
+
+struct fake_state {
+    int fail_at; /* the n-th next call that can fail does; -1: none */
+    int n_handles, n_ranges, n_mappings;
+    int n_nvml_inits;
+    int access; /* of the last cuMemSetAccess */
+    bool no_posix_fd;
+    int n_lookups;
+    struct fake_lookup lookups[FAKE_LOOKUPS];
+};
+
+struct fake_state *fake_state(void);
