@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The core of the daemon: pools, blocks, arrays, names, leases and quotas as a pure state
+ * machine. Events go in by the functions below, actions come out of core_next(). It makes no
+ * driver call, no system call, reads no clock and knows no libuv: whoever drives it, the shell
+ * in daemon/ or a model in tests/, carries the actions out and reports back.
+ *
+ * Order: actions are carried out in the order in which they come out. An action that a caller
+ * was promised something by is preceded by the CORE_PERSIST that records the promise (I9).
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "msg.h"
+#include "proto_limits.h"
+
+#define CORE_UUID_SIZE 41
+
+struct core;
+
+struct core_limits { /* per uid */
+    uint32_t connections;
+    uint32_t names;  /* arrays that have a name, by the uid that created them */
+    uint32_t leases; /* held by all connections of the uid */
+    uint32_t blocks; /* in all pools, by the uid that created them */
+    uint32_t jobs;   /* driver calls asked for and not done, for living clients or gone ones */
+    uint64_t bytes;  /* of blocks; 0: as much as the device has */
+    uint64_t host_bytes; /* that its arrays' books take here; 0: no limit */
+};
+
+struct core_device {
+    char uuid[CORE_UUID_SIZE];
+    char name[128];
+    uint64_t total;
+    uint64_t granularity;
+};
+
+/* A configured pool's name: 1 to PROTO_POOL_MAX letters, digits, '.', '_' and '-'. No ':' keeps
+ * them apart from "uid:N". NULL is none. */
+bool core_pool_name_valid(const char *name);
+
+struct core_pool_config { /* a pool that the administrator defined */
+    const char *name;
+    uid_t uid;
+    gid_t gid;
+    mode_t mode;    /* r: list and open; w: create, unlink and open "rw" */
+    uint64_t quota; /* bytes; 0: none */
+};
+
+struct core_config {
+    const char *server; /* "caid 0.1.0" */
+    const char *driver; /* "cuda", "soft" */
+    const char *driver_path;
+    uint64_t driver_version;
+    pid_t pid;
+    uint64_t hello_timeout_ns; /* a connection without HELLO is closed after it */
+    struct core_limits limits;
+    uint32_t threads;    /* driver calls that can be carried out at a time; not 0 */
+    uint64_t user_quota; /* bytes in a uid's own pool; 0: none */
+    mode_t user_mode;    /* of a uid's own pool: 0600 */
+    const struct core_device *devices;
+    size_t n_devices;
+    const struct core_pool_config *pools;
+    size_t n_pools;
+};
+
+/* Everything in config is copied. -EINVAL for a config that names a pool twice or badly. */
+int core_new(struct core **ret, const struct core_config *config, uint64_t now_ns);
+/* No connection may be left; blocks that are left are forgotten (their memory ends with us). */
+struct core *core_free(struct core *core);
+
+/* ---- events ---- */
+
+struct core_peer { /* from the kernel, never from the client */
+    uid_t uid;
+    gid_t gid;
+    pid_t pid;
+    const gid_t *groups;
+    size_t n_groups;
+};
+
+/* conn is the caller's number for the connection, not 0 and not in use. -EDQUOT: the uid has as
+ * many connections as it may; it was not taken up. -ENOMEM. */
+int core_connect(struct core *core, uint64_t conn, const struct core_peer *peer,
+                 uint64_t now_ns);
+/* The socket has hung up or the process has exited: ends every lease. */
+void core_disconnect(struct core *core, uint64_t conn);
+/* One packet. A violation of the protocol becomes a CORE_CLOSE action for this connection. */
+void core_receive(struct core *core, uint64_t conn, const void *packet, size_t n,
+                  uint64_t now_ns);
+
+/* What became of a CORE_ALLOC: handle and fd of the new block (fd is the caller's to close when
+ * CORE_RELEASE comes), or error, a CUresult and its text. */
+struct core_alloc_result {
+    int error; /* 0 or -errno */
+    int cuda;
+    const char *text;
+    uint64_t handle;
+    int fd;
+};
+
+void core_alloc_done(struct core *core, uint64_t job, const struct core_alloc_result *result);
+
+/* What became of a CORE_RELEASE: 0 or -errno. */
+void core_release_done(struct core *core, uint64_t job, int error);
+
+struct core_memory_result { /* one per device that was asked for, in its order */
+    int error;
+    int cuda;
+    const char *text;
+    uint64_t total, free;
+};
+
+void core_memory_done(struct core *core, uint64_t job, const struct core_memory_result *results,
+                      size_t n);
+
+/* Time has passed. */
+void core_tick(struct core *core, uint64_t now_ns);
+/* When core_tick() is wanted next; UINT64_MAX: not. */
+uint64_t core_deadline_ns(const struct core *core);
+/* No new work from now on: requests that need the driver are refused with SHUTDOWN. */
+void core_stop(struct core *core);
+/* Driver jobs that have not been reported back. */
+size_t core_jobs(const struct core *core);
+
+/* ---- actions ---- */
+
+enum core_action_type {
+    CORE_SEND,    /* send the packet with its fds */
+    CORE_CLOSE,   /* end the connection after what was sent before; then core_disconnect() */
+    CORE_ALLOC,   /* create size bytes on device and export them: core_alloc_done() */
+    CORE_RELEASE, /* release handle, close fd: core_release_done() */
+    CORE_MEMORY,  /* read free and total of device (all: n_devices): core_memory_done() */
+    CORE_PERSIST, /* record what is about to be promised */
+};
+
+enum core_record_type {
+    RECORD_BLOCK,
+    RECORD_BLOCK_GONE,
+    RECORD_NAME,
+    RECORD_NAME_GONE
+};
+
+struct core_action {
+    enum core_action_type type;
+    uint64_t conn; /* SEND, CLOSE */
+    uint64_t job;  /* ALLOC, RELEASE, MEMORY */
+
+    /* SEND: valid until the next call of any core function; fds are the blocks', borrowed */
+    const void *packet;
+    size_t n_packet;
+    const int *fds;
+    size_t n_fds;
+
+    const char *reason; /* CLOSE: for the log */
+
+    uint32_t device; /* ALLOC, MEMORY: index; MEMORY: n_devices for all */
+    uint64_t size;   /* ALLOC: bytes, a multiple of the granularity */
+    uint64_t handle; /* RELEASE */
+    int fd;          /* RELEASE */
+
+    enum core_record_type record; /* PERSIST */
+    uint64_t block;               /* PERSIST: BLOCK, BLOCK_GONE */
+    const char *pool, *name;      /* PERSIST: NAME, NAME_GONE */
+};
+
+/* Takes the next action out; false when there is none. Strings live until the next call. */
+bool core_next(struct core *core, struct core_action *ret);
+
+/* ---- for tests ---- */
+
+struct core_counts {
+    uint64_t connections, users, pools, blocks, arrays, names, leases, jobs, bytes;
+};
+
+void core_get_counts(const struct core *core, struct core_counts *ret);
+/* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). */
+void core_check(const struct core *core);

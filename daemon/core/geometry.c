@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "geometry.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define ITEMSIZE_MAX UINT32_C(0x7fffffff)
+
+/* Sizes in bytes that each kind of the array interface has; 0 ends a row. Kinds with any size
+ * (bytes, text, raw memory) have none. */
+static const struct {
+    char kind;
+    uint8_t unit; /* bytes per counted unit */
+    uint8_t sizes[6];
+} kinds[] = {
+    {'b', 1, {1}},           {'i', 1, {1, 2, 4, 8}}, {'u', 1, {1, 2, 4, 8}},
+    {'f', 1, {2, 4, 8, 16}}, {'c', 1, {8, 16, 32}},  {'m', 1, {8}},
+    {'M', 1, {8}},           {'S', 1, {0}},          {'U', 4, {0}},
+    {'V', 1, {0}},
+};
+
+static bool
+size_fits(const uint8_t *sizes, uint64_t count)
+{
+    if (sizes[0] == 0)
+        return count > 0;
+    for (; *sizes; sizes++)
+        if (*sizes == count)
+            return true;
+    return false;
+}
+
+/* The "[ns]" or "[25us]" of a time type. */
+static bool
+is_unit(const char *p, const char *end)
+{
+    if (end - p < 3 || *p != '[' || end[-1] != ']')
+        return false;
+    for (p++; p < end - 1; p++)
+        if (!((*p >= '0' && *p <= '9') || (*p >= 'a' && *p <= 'z') || *p == 'Y' || *p == 'M' ||
+              *p == 'W' || *p == 'D'))
+            return false;
+    return true;
+}
+
+uint64_t
+typestr_itemsize(struct msg_str s)
+{
+    const char *p = s.p, *end = p + s.n;
+    uint64_t count = 0;
+
+    if (s.n < 3 || s.n > PROTO_TYPESTR_MAX || !memchr("<>|", p[0], 3))
+        return 0;
+    for (p += 2; p < end && *p >= '0' && *p <= '9'; p++) {
+        count = count * 10 + (uint64_t)(*p - '0');
+        if (count > ITEMSIZE_MAX)
+            return 0;
+    }
+
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        if (kinds[i].kind != s.p[1])
+            continue;
+        bool tail = p == end || (strchr("mM", s.p[1]) && is_unit(p, end));
+        uint64_t size = count * kinds[i].unit;
+        /* Without a byte order there is nothing to order: one byte, or raw memory. */
+        bool order = s.p[0] != '|' || size == 1 || strchr("SV", s.p[1]);
+        return tail && order && size_fits(kinds[i].sizes, count) ? size : 0;
+    }
+    return 0;
+}
+
+static int PRINTF(2, 3) invalid(char *ret_why, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(ret_why, GEOMETRY_WHY_MAX, fmt, ap);
+    va_end(ap);
+    return -EINVAL;
+}
+
+/* Steps of C order, and nbytes. Empty arrays get the steps that their other extents would give,
+ * as in NumPy. */
+static int
+measure(struct geometry *g, int64_t *ret_c_order, char *ret_why)
+{
+    uint64_t step = g->itemsize;
+    bool empty = false;
+
+    for (uint32_t i = g->ndim; i-- > 0;) {
+        if (g->shape[i] < 0)
+            return invalid(ret_why, "extent %u is %" PRId64, i, g->shape[i]);
+        uint64_t extent = (uint64_t)g->shape[i];
+        ret_c_order[i] = (int64_t)step;
+        empty |= extent == 0;
+        if (__builtin_mul_overflow(step, extent ? extent : 1, &step) || step > INT64_MAX)
+            return invalid(ret_why, "extents %u to %u make 2^63 bytes or more", i, g->ndim - 1);
+    }
+    g->nbytes = g->span = empty ? 0 : step;
+    return 0;
+}
+
+static int
+apply_strides(struct geometry *g, const int64_t *strides, const int64_t *c_order, char *ret_why)
+{
+    uint64_t last = g->itemsize;
+    bool differ = false;
+
+    for (uint32_t i = 0; i < g->ndim; i++) {
+        uint64_t reach;
+        if (strides[i] < 0)
+            return invalid(ret_why, "stride %u is %" PRId64 " and leaves the array", i,
+                           strides[i]);
+        if (g->shape[i] <= 1)
+            continue; /* never stepped along */
+        if (__builtin_mul_overflow((uint64_t)g->shape[i] - 1, (uint64_t)strides[i], &reach) ||
+            __builtin_add_overflow(last, reach, &last) || last > INT64_MAX)
+            return invalid(ret_why, "stride %u is %" PRId64 " and reaches beyond 2^63 bytes", i,
+                           strides[i]);
+        differ |= c_order[i] != strides[i];
+    }
+    if (g->nbytes && differ) {
+        g->strides = strides;
+        g->span = last;
+    }
+    return 0;
+}
+
+int
+geometry_init(struct geometry *ret, struct msg_str typestr, struct msg_i64s shape,
+              struct msg_i64s strides, char ret_why[static GEOMETRY_WHY_MAX])
+{
+    struct geometry g = {.ndim = shape.n,
+                         .shape = shape.v,
+                         .itemsize = typestr_itemsize(typestr)};
+    int64_t c_order[PROTO_NDIM_MAX];
+    int r;
+
+    if (g.itemsize == 0)
+        return invalid(ret_why, "unknown typestr \"%.*s\"",
+                       typestr.n < PROTO_TYPESTR_MAX ? (int)typestr.n : PROTO_TYPESTR_MAX,
+                       typestr.p);
+    if (shape.n > PROTO_NDIM_MAX)
+        return invalid(ret_why, "%u dimensions, more than %d", shape.n, PROTO_NDIM_MAX);
+    if (strides.v && strides.n != shape.n)
+        return invalid(ret_why, "%u strides for %u dimensions", strides.n, shape.n);
+    r = measure(&g, c_order, ret_why);
+    if (r == 0 && strides.v)
+        r = apply_strides(&g, strides.v, c_order, ret_why);
+    if (r == 0)
+        *ret = g;
+    return r;
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Driver calls under way, and whose turn it is. As many are carried out at a time as whoever
+ * drives the core has threads for. The others wait with the uid that they are made for, and the
+ * uids take turns: one that asks for thousands, or whose end gives back thousands of blocks, puts
+ * another one's next call off by one call, not by thousands (I6).
+ */
+#include <assert.h>
+
+#include "state.h"
+
+static int
+job_compare(const struct job *a, const struct job *b)
+{
+    return CMP(a->id, b->id);
+}
+
+RB_GENERATE(jobs, job, node, job_compare)
+
+static void
+jobs_run(struct core *core)
+{
+    struct user *user;
+    struct job *job;
+
+    while (core->n_running < core->config.threads && (user = TAILQ_FIRST(&core->turns))) {
+        job = TAILQ_FIRST(&user->waiting);
+        TAILQ_REMOVE(&user->waiting, job, of_user);
+        TAILQ_REMOVE(&core->turns, user, turn);
+        if (!TAILQ_EMPTY(&user->waiting))
+            TAILQ_INSERT_TAIL(&core->turns, user, turn);
+        core->n_running++;
+        entry_push(core, &job->entry);
+    }
+}
+
+void
+job_start(struct core *core, struct job *job, enum job_type type, struct user *user)
+{
+    job->id = ++core->next_job;
+    job->type = type;
+    job->user = user;
+    job->conn = NULL;
+    job->entry.action.job = job->id;
+    RB_INSERT(jobs, &core->jobs, job);
+    core->n_jobs++;
+    if (type != JOB_RELEASE) /* never refused: bounded by the blocks that there are */
+        user->used[RES_JOBS]++;
+    if (TAILQ_EMPTY(&user->waiting))
+        TAILQ_INSERT_TAIL(&core->turns, user, turn);
+    TAILQ_INSERT_TAIL(&user->waiting, job, of_user);
+    jobs_run(core);
+}
+
+void
+job_start_for(struct core *core, struct job *job, enum job_type type, struct conn *conn,
+              uint32_t request)
+{
+    job_start(core, job, type, conn->user);
+    job->conn = conn;
+    job->request = request;
+    LIST_INSERT_HEAD(&conn->jobs, job, of_conn);
+}
+
+void
+job_orphan(struct job *job)
+{
+    LIST_REMOVE(job, of_conn);
+    job->conn = NULL;
+}
+
+void
+job_end(struct core *core, struct job *job)
+{
+    if (job->conn)
+        job_orphan(job);
+    if (job->type != JOB_RELEASE)
+        user_uncharge(job->user, RES_JOBS, 1);
+    RB_REMOVE(jobs, &core->jobs, job);
+    core->n_jobs--;
+    core->n_running--;
+    jobs_run(core);
+}
+
+struct job *
+job_find(struct core *core, uint64_t id, enum job_type type)
+{
+    struct job key = {.id = id}, *job = RB_FIND(jobs, &core->jobs, &key);
+
+    assert(job && job->type == type); /* whoever drives the core reports each job once */
+    return job;
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From packet to handler. A handler answers by send_result(), or returns REFUSED with the
+ * refusal filled in, or -errno, which ends the connection: -EPROTO for a violation, -ENOMEM.
+ */
+#include "request.h"
+
+bool
+room_take(struct room *room, size_t bytes, size_t fds)
+{
+    if (room->bytes < bytes || room->fds < fds)
+        return false;
+    room->bytes -= bytes;
+    room->fds -= fds;
+    return true;
+}
+
+static int
+on_hello(struct core *core, struct conn *conn, uint32_t id, const void *params,
+         struct refusal *r)
+{
+    const struct msg_hello_params *p = params;
+    _cleanup_free_ struct msg_device *devices = NULL;
+    struct msg_hello_result result;
+
+    if (p->version_min > p->version_max || p->version_min > PROTO_VERSION_MAX ||
+        p->version_max < PROTO_VERSION_MIN)
+        return refuse(r, PROTO_ERR_VERSION,
+                      "protocol versions %d to %d are spoken here, %llu to %llu there",
+                      PROTO_VERSION_MIN, PROTO_VERSION_MAX, (unsigned long long)p->version_min,
+                      (unsigned long long)p->version_max);
+    if (p->client.n > PROTO_CLIENT_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "a client's name has at most %d bytes",
+                      PROTO_CLIENT_MAX);
+    if (p->client.p) {
+        if (p->client.n && name_check(p->client, r))
+            return REFUSED;
+        memcpy(conn->client, p->client.p, p->client.n);
+    }
+    devices = device_records(core);
+    if (!devices)
+        return -ENOMEM;
+
+    conn->greeted = true;
+    TAILQ_REMOVE(&core->waiting, conn, waiting);
+    result = (struct msg_hello_result){
+        .version = p->version_max < PROTO_VERSION_MAX ? p->version_max : PROTO_VERSION_MAX,
+        .features = {.v = (const struct msg_str[]){{0}}, .n = 0},
+        .server = MSG_STR(core->config.server),
+        .driver = MSG_STR(core->config.driver),
+        .pool = MSG_STR(conn->user->pool->name),
+        .devices = devices,
+        .n_devices = (uint32_t)core->config.n_devices,
+        .packet_max = PROTO_PACKET_MAX,
+        .fds_max = PROTO_FDS_MAX,
+        .open_max = PROTO_OPEN_MAX,
+    };
+    send_result(core, conn, id, MSG_HELLO, &result, NULL, 0);
+    return 0;
+}
+
+static int
+on_ping(struct core *core, struct conn *conn, uint32_t id, const void *params,
+        struct refusal *r)
+{
+    (void)params;
+    (void)r;
+    send_result(core, conn, id, MSG_PING, &(struct msg_none){}, NULL, 0);
+    return 0;
+}
+
+struct msg_device *
+device_records(const struct core *core)
+{
+    struct msg_device *devices = calloc(core->config.n_devices + 1, sizeof(*devices));
+
+    for (size_t i = 0; devices && i < core->config.n_devices; i++)
+        devices[i] = (struct msg_device){
+            .uuid = MSG_STR(core->devices[i].uuid),
+            .name = MSG_STR(core->devices[i].name),
+            .total = core->devices[i].total,
+            .granularity = core->devices[i].granularity,
+        };
+    return devices;
+}
+
+static uint64_t
+count_pools(struct core *core)
+{
+    uint64_t n = 0;
+    struct pool *pool;
+
+    RB_FOREACH(pool, pools, &core->pools)
+    n++;
+    return n;
+}
+
+static int
+on_status(struct core *core, struct conn *conn, uint32_t id, const void *params,
+          struct refusal *r)
+{
+    _cleanup_free_ struct msg_device *devices = device_records(core);
+
+    (void)params;
+    (void)r;
+    if (!devices)
+        return -ENOMEM;
+    struct msg_status_result result = {
+        .server = MSG_STR(core->config.server),
+        .pid = (uint64_t)core->config.pid,
+        .uptime_ns = core->now_ns - core->started_ns,
+        .driver = MSG_STR(core->config.driver),
+        .driver_path = MSG_STR(core->config.driver_path),
+        .driver_version = core->config.driver_version,
+        .connections = core->n_conns,
+        .pools = count_pools(core),
+        .blocks = core->n_blocks,
+        .arrays = core->n_arrays,
+        .names = core->n_names,
+        .leases = core->n_leases,
+        .jobs = core->n_jobs,
+        .release_errors = core->n_release_errors,
+        .devices = devices,
+        .n_devices = (uint32_t)core->config.n_devices,
+    };
+    send_result(core, conn, id, MSG_STATUS, &result, NULL, 0);
+    return 0;
+}
+
+int
+device_find(const struct core *core, struct msg_str uuid, uint32_t *ret, struct refusal *r)
+{
+    if (!uuid.p && core->config.n_devices) {
+        *ret = 0;
+        return 0;
+    }
+    for (uint32_t i = 0; i < core->config.n_devices; i++)
+        if (msg_str_eq(uuid, core->devices[i].uuid)) {
+            *ret = i;
+            return 0;
+        }
+    return refuse(r, PROTO_ERR_DEVICE, "no device \"%.*s\" here", STR_FMT(uuid));
+}
+
+int
+job_admit(const struct core *core, const struct conn *conn, struct refusal *r)
+{
+    if (core->stopping)
+        return refuse(r, PROTO_ERR_SHUTDOWN, "the daemon is stopping");
+    return user_check(core, conn->user, RES_JOBS, 1, r);
+}
+
+static int
+on_memory_info(struct core *core, struct conn *conn, uint32_t id, const void *params,
+               struct refusal *r)
+{
+    const struct msg_memory_params *p = params;
+    uint32_t device = (uint32_t)core->config.n_devices;
+    struct job *job;
+
+    if (job_admit(core, conn, r) || (p->device.p && device_find(core, p->device, &device, r)))
+        return REFUSED;
+    job = calloc(1, sizeof(*job));
+    if (!job)
+        return -ENOMEM;
+    job->entry.action = (struct core_action){.type = CORE_MEMORY, .device = device, .fd = -1};
+    job_start_for(core, job, JOB_MEMORY, conn, id);
+    return 0;
+}
+
+void
+reply_memory(struct core *core, struct conn *conn, const struct job *job,
+             const struct core_memory_result *results, size_t n)
+{
+    uint32_t device = job->entry.action.device;
+    size_t first = device < core->config.n_devices ? device : 0;
+    _cleanup_free_ struct msg_memory *devices = calloc(n + 1, sizeof(*devices));
+    struct refusal r;
+
+    if (!devices) {
+        conn_end(core, conn, "out of memory");
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const struct core_device *d = &core->devices[first + i];
+        if (results[i].error) {
+            refusal_fill(&r, PROTO_ERR_DRIVER, "device %zu (%s): no memory figures: %s",
+                         first + i, d->name, results[i].text);
+            r.cuda = results[i].cuda;
+            send_refusal(core, conn, job->request, &r);
+            return;
+        }
+        devices[i] = (struct msg_memory){
+            .uuid = MSG_STR(d->uuid),
+            .name = MSG_STR(d->name),
+            .total = results[i].total,
+            .free = results[i].free,
+            .used = core->device_used[first + i],
+            .blocks = core->device_blocks[first + i],
+            .arrays = core->device_arrays[first + i],
+        };
+    }
+    send_result(core, conn, job->request, MSG_MEMORY_INFO,
+                &(struct msg_memory_result){.devices = devices, .n_devices = (uint32_t)n}, NULL,
+                0);
+}
+
+/* ---- dispatch ---- */
+
+static int (*const handlers[MSG_N_METHODS])(struct core *, struct conn *, uint32_t,
+                                            const void *, struct refusal *) = {
+    [MSG_HELLO] = on_hello,   [MSG_PING] = on_ping,
+    [MSG_STATUS] = on_status, [MSG_MEMORY_INFO] = on_memory_info,
+    [MSG_POOLS] = on_pools,   [MSG_CREATE] = on_create,
+    [MSG_OPEN] = on_open,     [MSG_UNLINK] = on_unlink,
+    [MSG_LIST] = on_list,     [MSG_SHOW] = on_show,
+    [MSG_CLOSE] = on_close,
+};
+
+union params {
+#define RECORD(r)
+#define FIELD(r, type, name, p)
+#define NESTED(r, of, name)
+#define END_RECORD(r)
+#define REQUEST(NAME, name, params, result) struct msg_##params name;
+#define NOTIFY(NAME, name, params)          struct msg_##params name;
+#include "messages.def"
+#undef RECORD
+#undef FIELD
+#undef NESTED
+#undef END_RECORD
+#undef REQUEST
+#undef NOTIFY
+};
+
+/* Why a packet ends its connection, or NULL. */
+static const char *
+violation(const struct conn *conn, const struct msg *m)
+{
+    if (m->type == MSG_RESPONSE)
+        return "a response, where nothing was asked";
+    if (m->method != MSG_UNKNOWN &&
+        msg_method_is_request(m->method) != (m->type == MSG_REQUEST))
+        return "a request sent as a notification, or the other way round";
+    if (!conn->greeted && m->method != MSG_HELLO)
+        return "the first message is not hello";
+    if (conn->greeted && m->method == MSG_HELLO)
+        return "a second hello";
+    return NULL;
+}
+
+static int
+dispatch(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
+{
+    union params params;
+
+    if (m->method == MSG_UNKNOWN)
+        return refuse(r, PROTO_ERR_UNKNOWN_METHOD, "unknown method \"%.*s\"",
+                      STR_FMT(m->method_name));
+    int rc = msg_decode_params(m, &params);
+    if (rc == -EPROTO)
+        return refuse(r, PROTO_ERR_PROTOCOL, "%s: a parameter is missing or of the wrong type",
+                      msg_method_name(m->method));
+    if (rc < 0)
+        return rc;
+    return handlers[m->method](core, conn, m->id, &params, r);
+}
+
+void
+request_handle(struct core *core, struct conn *conn, const void *packet, size_t n)
+{
+    struct msg m;
+    struct refusal r;
+    const char *why;
+    int rc = msg_parse(&m, packet, n);
+
+    if (rc < 0) {
+        conn_end(core, conn, rc == -ENOMEM ? "out of memory" : "a malformed packet");
+        return;
+    }
+    why = violation(conn, &m);
+    rc = why ? -EPROTO : dispatch(core, conn, &m, &r);
+    if (rc == REFUSED && m.type == MSG_REQUEST)
+        send_refusal(core, conn, m.id, &r);
+    /* Without an answer to refuse by, bad parameters end the connection; what is unknown is a
+     * newer client's, and is let pass. */
+    if (rc == REFUSED && m.type == MSG_NOTIFY && m.method != MSG_UNKNOWN)
+        conn_end(core, conn, "bad parameters in a notification");
+    if (rc == REFUSED && m.method == MSG_HELLO)
+        conn_end(core, conn, "hello was refused");
+    if (rc < 0)
+        conn_end(core, conn, rc == -ENOMEM ? "out of memory" : why);
+    msg_deinit(&m);
+}
