@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The daemon's settings, caid.conf(5): defaults, then one file, then the drop-ins beside it in
+ * byte order of their names; what comes later wins. Read once, at the start; read-only after.
+ */
+#pragma once
+
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#include "core.h"
+
+#define CONFIG_DEFAULT_PATH "/etc/caid/caid.conf"
+
+struct config_pool { /* [pool "NAME"] */
+    char *name;
+    uid_t uid;
+    gid_t gid;
+    mode_t mode;
+    uint64_t quota;
+};
+
+struct config {
+    char *socket; /* NULL or empty: the usual places */
+    mode_t socket_mode;
+    char *driver; /* "auto", "cuda", "soft" or a path */
+    int log_level;
+    uint64_t hello_timeout_ns;
+    struct core_limits limits;
+    mode_t user_mode; /* of each uid's own pool */
+    uint64_t user_quota;
+    struct config_pool *pools;
+    size_t n_pools;
+};
+
+/* The defaults. -ENOMEM. */
+int config_init(struct config *c);
+void config_deinit(struct config *c);
+
+/*
+ * Reads path and path.d/ *.conf; NULL means the default file and folder, which may be absent.
+ * Every mistake is logged with its file and line. -EINVAL for a bad value, or what kept a file
+ * from being read; c is then of no use but to config_deinit().
+ */
+int config_load(struct config *c, const char *path);
+
+/* All settings as they are, in the form of the file. */
+void config_print(const struct config *c, FILE *f);

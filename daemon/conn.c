@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "conn.h"
+
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/macros.h"
+#include "conns.h"
+#include "packet.h"
+
+/* Packets that leave in one turn of the loop: enough to empty a socket's buffer of small ones,
+ * few enough that others get their turn. */
+#define FLUSH_MAX 64
+
+/* Packets that are thrown away before a socket is closed. */
+#define DISCARD_MAX 64
+
+/* Packets that are received in one turn. */
+#define RECEIVE_MAX 8
+
+/* Outcomes of try_send(). */
+#define SEND_BLOCKED 1 /* the socket is full */
+#define SEND_WAIT    2 /* too many fds are in flight */
+
+static void
+on_handle_closed(uv_handle_t *handle)
+{
+    struct conn *c = handle->data;
+
+    if (--c->n_handles == 0)
+        free(c);
+}
+
+/* Starts to wait for what the connection's state asks for; a system call only when it changes. */
+static void on_sock(uv_poll_t *handle, int status, int events);
+
+static void
+update_events(struct conn *c)
+{
+    int events = UV_READABLE;
+
+    if (c->lost)
+        return;
+    if (outq_first(&c->outq))
+        events = c->waiting ? UV_DISCONNECT : UV_WRITABLE | UV_DISCONNECT;
+    if (events != c->events)
+        uv_poll_start(&c->sock_poll, events, on_sock);
+    c->events = events;
+}
+
+static int
+try_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_fds)
+{
+    struct flight *flight = &c->set->flight;
+    int r;
+
+    if (n_fds > 0 && !flight_admits(flight, &c->flight, n_fds))
+        return SEND_WAIT;
+    r = packet_send(c->sock, data, n, fds, n_fds, MSG_DONTWAIT);
+    if (r == -EAGAIN)
+        return SEND_BLOCKED;
+    if (r == -ETOOMANYREFS || r == -ENOBUFS || r == -ENOMEM)
+        return SEND_WAIT;
+    if (r == 0)
+        flight_sent(flight, &c->flight, n_fds, uv_now(c->set->loop));
+    return r;
+}
+
+static void
+set_waiting(struct conn *c, bool waiting)
+{
+    if (waiting && !c->waiting)
+        conns_wait(c->set, c);
+    else if (!waiting && c->waiting)
+        conns_unwait(c->set, c);
+}
+
+int
+conn_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_fds)
+{
+    int r;
+
+    c->answered = true;
+    if (!outq_first(&c->outq)) {
+        r = try_send(c, data, n, fds, n_fds);
+        if (r <= 0)
+            return r;
+        set_waiting(c, r == SEND_WAIT);
+    }
+    r = outq_push(&c->outq, data, n, fds, n_fds);
+    if (r < 0)
+        return r;
+    conns_queued(c->set, c, n, n_fds);
+    update_events(c);
+    conns_make_room(c->set); /* data may be gone now: whoever is lost is told to the core */
+    return 0;
+}
+
+/* Ends the first packet of the queue. */
+static void
+pop(struct conn *c)
+{
+    struct outq_packet *p = outq_first(&c->outq);
+    size_t n = p->n, n_fds = p->n_fds;
+
+    outq_pop(&c->outq);
+    conns_dequeued(c->set, c, n, n_fds);
+}
+
+void
+conn_flush(struct conn *c)
+{
+    struct outq_packet *p;
+
+    for (int i = 0; i < FLUSH_MAX && (p = outq_first(&c->outq)); i++) {
+        int r = try_send(c, outq_packet_data(p), p->n, p->fds, p->n_fds);
+        if (r < 0) {
+            conn_lose(c, strerror(-r));
+            return;
+        }
+        set_waiting(c, r == SEND_WAIT);
+        if (r > 0)
+            break;
+        pop(c);
+    }
+    update_events(c);
+}
+
+/* Whether a packet came. */
+static bool
+receive_one(struct conn *c)
+{
+    struct conns *set = c->set;
+    ssize_t n = packet_recv(c->sock, set->buffer, NULL, 0, NULL, MSG_DONTWAIT);
+
+    if (n > 0)
+        set->ops->packet(set->userdata, c, set->buffer, (size_t)n);
+    else if (n == 0 || n == -ECONNRESET)
+        conn_lose(c, "hung up");
+    else if (n == -EMSGSIZE)
+        conn_lose(c, "sent a packet that is too large, or fds");
+    else if (n != -EAGAIN)
+        conn_lose(c, strerror((int)-n));
+    return n > 0;
+}
+
+/* Few packets a turn: fair to the others. After an answer the client is likely to think, so a
+ * further recvmsg(2) would find nothing; after a notification its next request is likely there. */
+static void
+receive(struct conn *c)
+{
+    c->answered = false;
+    for (int i = 0; i < RECEIVE_MAX && !c->answered && !c->lost && receive_one(c); i++)
+        ;
+}
+
+static void
+on_sock(uv_poll_t *handle, int status, int events)
+{
+    struct conn *c = handle->data;
+
+    if (status < 0)
+        conn_lose(c, uv_strerror(status));
+    else if (events & UV_DISCONNECT)
+        conn_lose(c, "hung up");
+    else if (events & UV_WRITABLE)
+        conn_flush(c);
+    else if (events & UV_READABLE)
+        receive(c);
+}
+
+static void
+on_process_exit(uv_poll_t *handle, int status UNUSED, int events UNUSED)
+{
+    conn_lose(handle->data, "process exited");
+}
+
+/* libuv's watchers; what was initialised is counted in n_handles. */
+static int
+watch(struct conn *c)
+{
+    int r;
+
+    c->sock_poll.data = c->pid_poll.data = c;
+    r = uv_poll_init(c->set->loop, &c->sock_poll, c->sock);
+    if (r < 0)
+        return r;
+    c->n_handles++;
+    r = uv_poll_init(c->set->loop, &c->pid_poll, c->pidfd);
+    if (r < 0)
+        return r;
+    c->n_handles++;
+    update_events(c);
+    return uv_poll_start(&c->pid_poll, UV_READABLE, on_process_exit);
+}
+
+int
+conn_new(struct conns *set, uint64_t id, int sock_consume, struct peer *peer, struct conn **ret)
+{
+    _cleanup_fd_ int sock = sock_consume;
+    struct conn *c = calloc(1, sizeof(*c));
+    int r;
+
+    if (!c)
+        return -ENOMEM;
+    c->id = id;
+    c->set = set;
+    c->uid = peer->uid;
+    c->pid = peer->pid;
+    c->sock = TAKE_FD(sock);
+    c->pidfd = TAKE_FD(peer->pidfd);
+    outq_init(&c->outq);
+    flight_share_init(&c->flight, c->sock);
+    r = conns_add(set, c);
+    if (r == 0)
+        r = watch(c);
+    if (r < 0) {
+        c->lost = true;
+        conn_close(c);
+        return r;
+    }
+    *ret = c;
+    return 0;
+}
+
+void
+conn_close(struct conn *c)
+{
+    uv_handle_t *handles[] = {(uv_handle_t *)&c->sock_poll, (uv_handle_t *)&c->pid_poll};
+    int n_handles = c->n_handles;
+
+    c->lost = true;
+    set_waiting(c, false);
+    flight_share_deinit(&c->set->flight, &c->flight);
+    while (outq_first(&c->outq))
+        pop(c);
+    conns_remove(c->set, c);
+    for (int i = 0; i < n_handles; i++)
+        uv_close(handles[i], on_handle_closed);
+    /* uv_close() has taken the fds out of the poll set: the peer is told at once. */
+    c->sock = fd_close(c->sock);
+    c->pidfd = fd_close(c->pidfd);
+    if (n_handles == 0)
+        free(c);
+}
+
+void
+conn_discard_input(const struct conn *c)
+{
+    char byte;
+
+    for (int i = 0; i < DISCARD_MAX; i++)
+        if (recv(c->sock, &byte, sizeof(byte), MSG_DONTWAIT | MSG_TRUNC) <= 0)
+            break;
+}
+
+void
+conn_lose(struct conn *c, const char *reason)
+{
+    if (c->lost)
+        return;
+    c->lost = true;
+    c->set->ops->lost(c->set->userdata, c, reason);
+}

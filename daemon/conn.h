@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One accepted connection: the socket, who is at its other end, and what could not be sent yet.
+ *
+ * Lifetime: made by conn_new() after accept(2). It is lost when the socket hangs up, when the
+ * peer's process exits (which a socket that was inherited by a child does not show), when it
+ * breaks a rule, or when its output exceeds its bound; then the set's lost() is called, once,
+ * and conn_close() is to be called there. conn_close() closes the socket at once and frees the
+ * object from libuv's close callbacks, so that a conn stays readable up the stack that closed
+ * it.
+ *
+ * Back-pressure: while output is queued nothing is read, so that a client that does not read
+ * holds up only itself. Nothing here ever blocks (I5).
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include <uv.h>
+
+#include "flight.h"
+#include "outq.h"
+#include "peer.h"
+
+struct conns;
+struct conn_owner;
+
+struct conn {
+    uint64_t id;
+    struct conns *set;
+    int sock; /* -1: closed */
+    int pidfd;
+    uid_t uid;
+    pid_t pid;                /* for the log */
+    struct conn_owner *owner; /* the uid's share of what is queued; NULL: not in the set */
+    uv_poll_t sock_poll, pid_poll;
+    uint8_t n_handles; /* of the two that are still open to libuv */
+    int events;        /* what sock_poll waits for */
+    bool lost;
+    bool answered; /* something was sent, or queued, in this turn */
+    bool queued;   /* in set->queued: there is output that could not be sent yet */
+    bool waiting;  /* in set->waiting: the first packet waits for fds in flight to land */
+    bool refused;  /* core does not know it: refusals.h */
+    TAILQ_ENTRY(conn) queue_link, wait_link;
+    TAILQ_ENTRY(conn) refusal;
+    uint64_t refused_ms;
+    struct outq outq;
+    struct flight_share flight;
+};
+
+/* Takes sock and peer's pidfd over, also on failure; starts to read. id: conns_next_id(sock). */
+int conn_new(struct conns *set, uint64_t id, int sock_consume, struct peer *peer,
+             struct conn **ret);
+void conn_close(struct conn *c);
+
+/* Sends now, or queues. fds are borrowed. < 0: the connection is of no use any more, and the
+ * caller is to call conn_lose(). */
+int conn_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_fds);
+/* Sends what is queued, as far as that goes. */
+void conn_flush(struct conn *c);
+
+/* Throws away what the client has sent and nobody has read: a socket that is closed with unread
+ * packets gives its peer ECONNRESET first, before the answer that explains the end. */
+void conn_discard_input(const struct conn *c);
+
+/* Calls the set's lost(), unless that has happened. reason is for the log. */
+void conn_lose(struct conn *c, const char *reason);

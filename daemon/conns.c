@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "conns.h"
+
+#include <string.h>
+
+#include "base/macros.h"
+
+#define MAX_QUEUED_BYTES (64 * 1024 * 1024)
+#define RETRY_MS         10
+/* How long a client may leave fds unread while others are held up by them. */
+#define CULPRIT_MS 5000
+
+static int
+owner_compare(const struct conn_owner *a, const struct conn_owner *b)
+{
+    return CMP(a->uid, b->uid);
+}
+
+RB_GENERATE_STATIC(conn_owners, conn_owner, node, owner_compare)
+
+static struct conn_owner *
+owner_get(struct conns *set, uid_t uid)
+{
+    struct conn_owner key = {.uid = uid}, *o = RB_FIND(conn_owners, &set->owners, &key);
+
+    if (!o) {
+        o = calloc(1, sizeof(*o));
+        if (!o)
+            return NULL;
+        o->uid = uid;
+        RB_INSERT(conn_owners, &set->owners, o);
+    }
+    o->n_conns++;
+    return o;
+}
+
+static void
+owner_put(struct conns *set, struct conn_owner *o)
+{
+    if (--o->n_conns > 0)
+        return;
+    RB_REMOVE(conn_owners, &set->owners, o);
+    free(o);
+}
+
+void
+conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct conns_ops *ops,
+           void *userdata)
+{
+    set->loop = loop;
+    set->ops = ops;
+    set->userdata = userdata;
+    set->by_sock = NULL;
+    set->n_by_sock = 0;
+    set->n = set->last_serial = 0;
+    flight_init(&set->flight, max_fds);
+    set->n_queued_bytes = 0;
+    set->n_queued_fds = 0;
+    set->max_queued_fds = max_fds;
+    RB_INIT(&set->owners);
+    TAILQ_INIT(&set->queued);
+    TAILQ_INIT(&set->waiting);
+    uv_timer_init(loop, &set->retry);
+    set->retry.data = set;
+}
+
+void
+conns_deinit(struct conns *set)
+{
+    free(set->by_sock);
+    set->by_sock = NULL;
+    set->n_by_sock = 0;
+}
+
+/* The socket's number in the low half makes the way back from an id an array's index. */
+uint64_t
+conns_next_id(struct conns *set, int sock)
+{
+    if (++set->last_serial == 0)
+        set->last_serial = 1;
+    return (uint64_t)set->last_serial << 32 | (uint32_t)sock;
+}
+
+struct conn *
+conns_find(const struct conns *set, uint64_t id)
+{
+    size_t sock = (uint32_t)id;
+    struct conn *c = sock < set->n_by_sock ? set->by_sock[sock] : NULL;
+
+    return c && c->id == id ? c : NULL;
+}
+
+int
+conns_add(struct conns *set, struct conn *c)
+{
+    size_t n = (size_t)c->sock + 1;
+
+    if (n > set->n_by_sock) {
+        struct conn **by_sock;
+
+        n = ALIGN_UP(n + n / 2, 64);
+        by_sock = reallocarray(set->by_sock, n, sizeof(struct conn *));
+        if (!by_sock)
+            return -ENOMEM;
+        memset(by_sock + set->n_by_sock, 0, (n - set->n_by_sock) * sizeof(struct conn *));
+        set->by_sock = by_sock;
+        set->n_by_sock = n;
+    }
+    c->owner = owner_get(set, c->uid);
+    if (!c->owner)
+        return -ENOMEM;
+    set->by_sock[c->sock] = c;
+    set->n++;
+    return 0;
+}
+
+void
+conns_remove(struct conns *set, struct conn *c)
+{
+    if (conns_find(set, c->id) != c)
+        return;
+    set->by_sock[c->sock] = NULL;
+    set->n--;
+    owner_put(set, TAKE_PTR(c->owner));
+}
+
+void
+conns_lose_all(struct conns *set, const char *reason)
+{
+    for (size_t i = 0; i < set->n_by_sock; i++)
+        if (set->by_sock[i])
+            conn_lose(set->by_sock[i], reason);
+}
+
+/* Where the daemon could hardly send fds to anyone any more, the client that has not read for
+ * longest is given up: it held up the others (I6). */
+static void
+lose_culprit(struct conns *set)
+{
+    struct flight_share *s = flight_culprit(&set->flight, CULPRIT_MS, uv_now(set->loop));
+
+    if (s)
+        conn_lose(container_of(s, struct conn, flight), "left too many fds unread");
+}
+
+static void
+on_retry(uv_timer_t *timer)
+{
+    struct conns *set = timer->data;
+    struct conn *c;
+    size_t n = 0;
+
+    lose_culprit(set);
+    TAILQ_FOREACH(c, &set->waiting, wait_link)
+    n++;
+    /* A flush may end connections: no pointer into the list is kept across it. */
+    while (n-- > 0 && (c = TAILQ_FIRST(&set->waiting))) {
+        TAILQ_REMOVE(&set->waiting, c, wait_link);
+        TAILQ_INSERT_TAIL(&set->waiting, c, wait_link);
+        conn_flush(c);
+    }
+}
+
+void
+conns_queued(struct conns *set, struct conn *c, size_t n, size_t n_fds)
+{
+    if (!c->queued)
+        TAILQ_INSERT_TAIL(&set->queued, c, queue_link);
+    c->queued = true;
+    set->n_queued_bytes += n;
+    set->n_queued_fds += (uint32_t)n_fds;
+    c->owner->n_queued_bytes += n;
+    c->owner->n_queued_fds += (uint32_t)n_fds;
+}
+
+void
+conns_dequeued(struct conns *set, struct conn *c, size_t n, size_t n_fds)
+{
+    set->n_queued_bytes -= n;
+    set->n_queued_fds -= (uint32_t)n_fds;
+    c->owner->n_queued_bytes -= n;
+    c->owner->n_queued_fds -= (uint32_t)n_fds;
+    if (outq_first(&c->outq) || !c->queued)
+        return;
+    TAILQ_REMOVE(&set->queued, c, queue_link);
+    c->queued = false;
+}
+
+/* Who has most of what there is too much of. */
+static const struct conn_owner *
+heaviest(struct conns *set, bool by_bytes)
+{
+    struct conn_owner *o, *most = NULL;
+
+    RB_FOREACH(o, conn_owners, &set->owners)
+    if (!most || (by_bytes ? o->n_queued_bytes > most->n_queued_bytes
+                           : o->n_queued_fds > most->n_queued_fds))
+        most = o;
+    return most;
+}
+
+void
+conns_make_room(struct conns *set)
+{
+    while (set->n_queued_bytes > MAX_QUEUED_BYTES || set->n_queued_fds > set->max_queued_fds) {
+        const struct conn_owner *o = heaviest(set, set->n_queued_bytes > MAX_QUEUED_BYTES);
+        struct conn *c = TAILQ_FIRST(&set->queued);
+
+        while (c->owner != o)
+            c = TAILQ_NEXT(c, queue_link);
+        conn_lose(c, "left too much unread");
+    }
+}
+
+void
+conns_wait(struct conns *set, struct conn *c)
+{
+    if (TAILQ_EMPTY(&set->waiting))
+        uv_timer_start(&set->retry, on_retry, RETRY_MS, RETRY_MS);
+    TAILQ_INSERT_TAIL(&set->waiting, c, wait_link);
+    c->waiting = true;
+}
+
+void
+conns_unwait(struct conns *set, struct conn *c)
+{
+    TAILQ_REMOVE(&set->waiting, c, wait_link);
+    c->waiting = false;
+    if (TAILQ_EMPTY(&set->waiting))
+        uv_timer_stop(&set->retry);
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * All connections of the daemon, and what they share: one receive buffer, so that an idle client
+ * costs none; a bound on all that is queued; and the budget of fds in flight, with a timer that
+ * looks after those whose output waits for it, and runs only while somebody waits. Where all
+ * together have too much queued, the uid that has most of it pays: its connection that has not
+ * read for longest is lost, not the one that comes last, nor another uid's (I6).
+ */
+#pragma once
+
+#include "base/tree.h"
+#include "conn.h"
+#include "proto_limits.h"
+
+struct conns_ops {
+    void (*packet)(void *userdata, struct conn *c, const void *packet, size_t n);
+    void (*lost)(void *userdata, struct conn *c, const char *reason);
+};
+
+TAILQ_HEAD(conn_list, conn);
+
+/* What the connections of one uid have queued; from the first of them to the last. */
+struct conn_owner {
+    RB_ENTRY(conn_owner) node;
+    uid_t uid;
+    uint32_t n_conns;
+    uint64_t n_queued_bytes;
+    uint32_t n_queued_fds;
+};
+
+RB_HEAD(conn_owners, conn_owner);
+
+struct conns {
+    uv_loop_t *loop;
+    const struct conns_ops *ops;
+    void *userdata;
+    struct conn **by_sock;
+    size_t n_by_sock;
+    uint32_t n; /* connections that are not closed */
+    uint32_t last_serial;
+    struct flight flight;
+    struct conn_owners owners;
+    struct conn_list queued; /* with output in their queue, longest first */
+    uint64_t n_queued_bytes;
+    uint32_t n_queued_fds, max_queued_fds;
+    struct conn_list waiting; /* those of them that wait for the budget of fds in flight */
+    uv_timer_t retry;
+    uint8_t buffer[PROTO_PACKET_MAX];
+};
+
+/* max_fds: of all connections together, in flight; and as many in queues. */
+void conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds,
+                const struct conns_ops *ops, void *userdata);
+/* After the loop. No connection may be left. */
+void conns_deinit(struct conns *set);
+
+/* A number for a connection on sock: never 0, never used before. */
+uint64_t conns_next_id(struct conns *set, int sock);
+/* The connection with that number, or NULL when it has been closed. */
+struct conn *conns_find(const struct conns *set, uint64_t id);
+void conns_lose_all(struct conns *set, const char *reason);
+
+/* For conn.c. */
+int conns_add(struct conns *set, struct conn *c);
+void conns_remove(struct conns *set, struct conn *c);
+/* What c's queue has got, and lost. */
+void conns_queued(struct conns *set, struct conn *c, size_t n, size_t n_fds);
+void conns_dequeued(struct conns *set, struct conn *c, size_t n, size_t n_fds);
+/* Loses connections until what is queued is within its bounds. */
+void conns_make_room(struct conns *set);
+void conns_wait(struct conns *set, struct conn *c);
+void conns_unwait(struct conns *set, struct conn *c);

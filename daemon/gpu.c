@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/macros.h"
+
+static void
+gpu_deinitp(struct gpu *g)
+{
+    gpu_deinit(g);
+}
+
+/* One device that cannot be shared must not keep the others from it. */
+static void
+add_device(struct gpu *g, int ordinal)
+{
+    struct drv_device *d = &g->devices[g->n_devices];
+    struct drv_error err = {0}; /* for a message of its own: the caller's stays as it is */
+
+    if (drv_device_get(g->drv, ordinal, d, &err) < 0)
+        log_error("device %d is left out: %s", ordinal, err.message);
+    else if (!d->vmm_fd)
+        log_error("device %d (%s, %s) is left out: it cannot share memory by file descriptors",
+                  ordinal, d->name, d->uuid);
+    else
+        g->n_devices++;
+}
+
+static int
+find_devices(struct gpu *g, struct drv_error *err)
+{
+    int n, r = drv_device_count(g->drv, &n, err);
+
+    if (r < 0)
+        return r;
+    g->devices = calloc((size_t)n + 1, sizeof(*g->devices));
+    if (!g->devices)
+        return -ENOMEM;
+    for (int i = 0; i < n; i++)
+        add_device(g, i);
+    if (g->n_devices == 0) {
+        snprintf(err->message, sizeof(err->message), "%s: none of %d devices will do",
+                 g->drv->path, n);
+        return -ENODEV;
+    }
+    return 0;
+}
+
+/* reason: why "auto" did not take the real driver. */
+static void
+log_driver(const struct gpu *g, const char *choice, const char *reason)
+{
+    if (g->drv->kind == DRV_SOFT && strcmp(choice, "auto") == 0) {
+        log_warning(
+            "NO CUDA DEVICE ANSWERS: arrays live in host memory, on the software driver");
+        log_warning("the reason: %s (--driver=cuda makes it an error)", reason);
+    }
+    log_info("driver %s (%s), CUDA %d.%d", drv_kind_name(g->drv->kind), g->drv->path,
+             g->drv->version / 1000, g->drv->version % 1000 / 10);
+}
+
+static void
+log_devices(const struct gpu *g)
+{
+    for (size_t i = 0; i < g->n_devices; i++)
+        log_info("device %zu: %s, %s, %zu MiB", i, g->devices[i].name, g->devices[i].uuid,
+                 g->devices[i].total >> 20);
+}
+
+int
+gpu_open(struct gpu *ret, const char *choice, struct drv_error *err)
+{
+    _cleanup_(gpu_deinitp) struct gpu g = {0};
+    int r = drv_open(&g.drv, choice, err);
+
+    if (r < 0)
+        return r;
+    log_driver(&g, choice, err->message);
+    r = find_devices(&g, err);
+    if (r < 0)
+        return r;
+    log_devices(&g);
+    *ret = g;
+    g = (struct gpu){0};
+    return 0;
+}
+
+void
+gpu_deinit(struct gpu *g)
+{
+    free(g->devices);
+    if (g->drv)
+        drv_free(g->drv);
+    *g = (struct gpu){0};
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver that the daemon works with, and those of its devices that it can share memory of.
+ * Opened once at the start, read-only after, used from any thread.
+ */
+#pragma once
+
+#include "drv.h"
+
+struct gpu {
+    struct drv *drv;
+    struct drv_device *devices; /* a device's number on the wire is its place here */
+    size_t n_devices;
+};
+
+/* choice: "auto", "cuda", "soft" or a path. -ENODEV where no driver answers or no device will
+ * do; err says why. Devices that are left out are logged. */
+int gpu_open(struct gpu *ret, const char *choice, struct drv_error *err);
+void gpu_deinit(struct gpu *g);

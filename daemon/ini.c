@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ini.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/macros.h"
+
+struct ini_reader {
+    struct ini_line line;
+    char *section, *name; /* of the header that is in force */
+    int (*fn)(void *userdata, const struct ini_line *line);
+    void *userdata;
+    int error; /* the first one */
+};
+
+static void
+filep(FILE **f)
+{
+    if (*f)
+        fclose(*f);
+}
+
+/* Cuts blanks from both ends, in place. */
+static char *
+trim(char *s)
+{
+    char *end;
+
+    s += strspn(s, " \t\r\n");
+    end = s + strlen(s);
+    while (end > s && strchr(" \t\r\n", end[-1]))
+        *--end = '\0';
+    return s;
+}
+
+static int
+bad_syntax(const struct ini_reader *r, const char *what)
+{
+    log_error("%s:%u: %s", r->line.file, r->line.number, what);
+    return -EINVAL;
+}
+
+/* Splits "section "name"" (brackets already gone) at the quotes; name becomes NULL without. */
+static int
+split_header(char *text, char **ret_section, char **ret_name)
+{
+    char *quote = strchr(text, '"'), *end = strrchr(text, '"');
+
+    if (quote) {
+        if (end == quote || end[1])
+            return -EINVAL;
+        *quote++ = '\0';
+        *end = '\0';
+    }
+    text = trim(text);
+    if (!*text)
+        return -EINVAL;
+    *ret_section = text;
+    *ret_name = quote;
+    return 0;
+}
+
+static int
+read_header(struct ini_reader *r, char *text)
+{
+    size_t n = strlen(text);
+    char *section, *name;
+
+    /* What follows belongs to nobody until there is a good header. */
+    free(r->section);
+    free(r->name);
+    r->section = r->name = NULL;
+
+    if (text[n - 1] != ']')
+        return bad_syntax(r, "a section header ends with \"]\"");
+    text[n - 1] = '\0';
+    if (split_header(text + 1, &section, &name) < 0)
+        return bad_syntax(r, "a section header is [section] or [section \"name\"]");
+
+    r->section = strdup(section);
+    if (name)
+        r->name = strdup(name);
+    if (!r->section || (name && !r->name))
+        return -ENOMEM;
+    r->line.section = r->section;
+    r->line.name = r->name;
+    r->line.key = r->line.value = NULL;
+    return r->fn(r->userdata, &r->line);
+}
+
+static int
+read_key(struct ini_reader *r, char *text)
+{
+    char *equals = strchr(text, '=');
+
+    if (!equals)
+        return bad_syntax(r, "neither a [section], a key = value, nor a # comment");
+    *equals = '\0';
+    r->line.section = r->section;
+    r->line.name = r->name;
+    r->line.key = trim(text);
+    r->line.value = trim(equals + 1);
+    if (!*r->line.key)
+        return bad_syntax(r, "no key before \"=\"");
+    if (!r->section)
+        return bad_syntax(r, "a key before the first good [section]");
+    return r->fn(r->userdata, &r->line);
+}
+
+static int
+read_line(struct ini_reader *r, char *text, size_t n)
+{
+    if (strlen(text) != n)
+        return bad_syntax(r, "a NUL byte");
+    text = trim(text);
+    if (!*text || *text == '#' || *text == ';')
+        return 0;
+    return *text == '[' ? read_header(r, text) : read_key(r, text);
+}
+
+int
+ini_read(const char *path, int (*fn)(void *userdata, const struct ini_line *line),
+         void *userdata)
+{
+    struct ini_reader r = {.line.file = path, .fn = fn, .userdata = userdata};
+    _cleanup_(filep) FILE *f = fopen(path, "re");
+    _cleanup_free_ char *text = NULL;
+    size_t capacity = 0;
+    ssize_t n;
+
+    if (!f)
+        return -errno;
+    errno = 0;
+    while ((n = getline(&text, &capacity, f)) >= 0) {
+        int error;
+
+        r.line.number++;
+        error = read_line(&r, text, (size_t)n);
+        if (error < 0 && !r.error)
+            r.error = error;
+    }
+    if (ferror(f) && !r.error)
+        r.error = errno ? -errno : -EIO;
+    free(r.section);
+    free(r.name);
+    return r.error;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A reader of ini files: "[section]" or "[section "name"]" headers, "key = value" lines, and
+ * whole-line comments after '#' or ';'. It knows no keys; each header and each line is handed to
+ * the caller's function with the place it came from.
+ */
+#pragma once
+
+struct ini_line {
+    const char *file;
+    unsigned number;
+    const char *section; /* NULL before the first header */
+    const char *name;    /* of [section "name"]; NULL without */
+    const char *key;     /* NULL: this line is the header itself */
+    const char *value;   /* may be empty */
+};
+
+/*
+ * Calls fn for every header and every key. Bad syntax is logged as "file:line: ..." and reading
+ * goes on, so that one run shows all mistakes; so it does when fn returns an error, which fn has
+ * logged. Returns 0, the first such error, or what kept the file from being read (not logged).
+ */
+int ini_read(const char *path, int (*fn)(void *userdata, const struct ini_line *line),
+             void *userdata);

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * caid(8): the start-up, in the order in which things can fail: command line, settings, socket,
+ * driver. Nothing is announced, to the service manager or to the shell that started the daemon,
+ * before clients can be served.
+ */
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "base/macros.h"
+#include "config.h"
+#include "detach.h"
+#include "gpu.h"
+#include "listen.h"
+#include "notify.h"
+#include "options.h"
+#include "server.h"
+
+#define RETRY_MAX_S 8
+
+/* The first that says something. */
+static const char *
+choose(const char *option, const char *variable, const char *setting)
+{
+    const char *env = getenv(variable);
+
+    if (option)
+        return option;
+    return env && *env ? env : setting;
+}
+
+static void
+set_log_level(const struct options *o, const struct config *c)
+{
+    const char *env = getenv("CAID_LOG");
+
+    if (o->log_level >= 0)
+        log_set_level((enum log_level)o->log_level);
+    else if (!env || log_level_parse(env) < 0)
+        log_set_level((enum log_level)c->log_level);
+}
+
+/* Every connection takes two fds, every block one: as many as the administrator allows. */
+static void
+raise_fd_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
+        log_warning("cannot raise the limit of open files: %s", strerror(errno));
+}
+
+/* Held back until the server takes them, so that no stop leaves a socket behind. */
+static void
+block_stop_signals(sigset_t *ret)
+{
+    sigemptyset(ret);
+    sigaddset(ret, SIGTERM);
+    sigaddset(ret, SIGINT);
+    sigprocmask(SIG_BLOCK, ret, NULL);
+}
+
+static int
+open_listener(struct listener *ret, const struct options *o, const struct config *c)
+{
+    _cleanup_free_ char *usual = NULL;
+    const char *path = choose(o->socket, "CAID_SOCKET", c->socket);
+    int r;
+
+    if (listener_is_offered()) {
+        if (o->socket) {
+            log_error("--socket=%s: the service manager passes a socket already", o->socket);
+            return -EINVAL;
+        }
+        return listener_inherit(ret);
+    }
+    if (!path || !*path) {
+        r = listener_default_path(&usual);
+        if (r < 0)
+            return r;
+        path = usual;
+    }
+    return listener_open(ret, path, c->socket_mode);
+}
+
+/* Under a service manager the GPU's modules may still be on their way: asked again, ever more
+ * rarely, without being ready. Elsewhere somebody is there to read the reason. -EINTR: stopped
+ * meanwhile. */
+static int
+open_gpu(struct gpu *ret, const char *choice, struct notify *notify, const sigset_t *stop)
+{
+    bool retry = notify->fd >= 0 && strcmp(choice, "cuda") == 0;
+
+    for (time_t seconds = 1;; seconds = seconds < RETRY_MAX_S ? seconds * 2 : RETRY_MAX_S) {
+        struct drv_error err = {0};
+        int r = gpu_open(ret, choice, &err);
+
+        if (r == 0)
+            return 0;
+        log_error("driver \"%s\": %s", choice, err.message[0] ? err.message : strerror(-r));
+        if (!retry)
+            return r;
+        notify_sendf(notify, "STATUS=No CUDA driver answers, retrying: %.100s", err.message);
+        if (sigtimedwait(stop, NULL, &(struct timespec){.tv_sec = seconds}) >= 0)
+            return -EINTR;
+    }
+}
+
+static void
+gpu_deinitp(struct gpu *g)
+{
+    gpu_deinit(g);
+}
+
+static void
+listener_deinitp(struct listener *l)
+{
+    listener_deinit(l);
+}
+
+static void
+notify_deinitp(struct notify *n)
+{
+    notify_deinit(n);
+}
+
+static void
+server_freep(struct server **s)
+{
+    server_free(*s);
+}
+
+/* ready_fd: of detach_start(), or -1. Every failure has been logged. */
+static int
+serve(const struct options *o, const struct config *c, int ready_fd)
+{
+    _cleanup_(notify_deinitp) struct notify notify = {.fd = -1};
+    _cleanup_(listener_deinitp) struct listener listener = {.fd = -1, .lock_fd = -1};
+    _cleanup_(gpu_deinitp) struct gpu gpu = {0};
+    _cleanup_(server_freep) struct server *server = NULL;
+    sigset_t stop;
+    int r;
+
+    notify_init(&notify);
+    raise_fd_limit();
+    block_stop_signals(&stop);
+    r = open_listener(&listener, o, c);
+    if (r < 0)
+        return r;
+    r = open_gpu(&gpu, choose(o->driver, "CAID_CUDA_DRIVER", c->driver), &notify, &stop);
+    if (r < 0)
+        return r == -EINTR ? 0 : r;
+    r = server_new(&server, &(struct server_setup){.config = c,
+                                                   .gpu = &gpu,
+                                                   .listener = &listener,
+                                                   .notify = &notify});
+    if (r == 0)
+        r = listener_start(&listener);
+    if (r < 0)
+        return r;
+    if (ready_fd >= 0)
+        detach_ready(ready_fd);
+    server_run(server);
+    return 0;
+}
+
+static int
+run(const struct options *o, const struct config *c)
+{
+    bool managed = getenv("NOTIFY_SOCKET") || listener_is_offered();
+    int ready_fd = -1, r;
+
+    signal(SIGPIPE, SIG_IGN); /* a log reader that has gone must not end the daemon */
+    if (!o->foreground && !managed) {
+        r = detach_start(&ready_fd);
+        if (r < 0) {
+            log_error("cannot detach: %s", strerror(-r));
+            return r;
+        }
+    }
+    return serve(o, c, ready_fd);
+}
+
+static void
+config_deinitp(struct config *c)
+{
+    config_deinit(c);
+}
+
+int
+main(int argc, char *argv[])
+{
+    _cleanup_(config_deinitp) struct config config = {0};
+    struct options options;
+    int r = options_parse(&options, argc, argv);
+
+    if (r != 0)
+        return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+    log_init("caid");
+    if (config_init(&config) < 0 || config_load(&config, options.config) < 0)
+        return EXIT_FAILURE;
+    if (options.check_config) {
+        config_print(&config, stdout);
+        return EXIT_SUCCESS;
+    }
+    set_log_level(&options, &config);
+    return run(&options, &config) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+
+#include "base/log.h"
+
+static const char usage[] =
+    "Usage: caid [OPTION]...\n"
+    "Own GPU memory and share it between processes as named arrays.\n"
+    "\n"
+    "  -f, --foreground        stay in the foreground, log to stderr\n"
+    "  -s, --socket=PATH       listen on PATH\n"
+    "  -d, --driver=DRIVER     auto, cuda, soft, or the path of a CUDA driver library\n"
+    "  -c, --config=FILE       read FILE and FILE.d/*.conf, not /etc/caid/caid.conf\n"
+    "  -l, --log-level=LEVEL   error, warning, notice, info or debug\n"
+    "      --check-config      print the settings in force and exit: 1 where some are bad\n"
+    "  -V, --version           print the version and exit\n"
+    "  -h, --help              print this and exit\n"
+    "\n"
+    "See caid(8), caid.conf(5).\n";
+
+enum {
+    OPTION_CHECK_CONFIG = 256
+};
+
+static const struct option long_options[] = {
+    {"foreground", no_argument, NULL, 'f'},
+    {"socket", required_argument, NULL, 's'},
+    {"driver", required_argument, NULL, 'd'},
+    {"config", required_argument, NULL, 'c'},
+    {"log-level", required_argument, NULL, 'l'},
+    {"check-config", no_argument, NULL, OPTION_CHECK_CONFIG},
+    {"version", no_argument, NULL, 'V'},
+    {"help", no_argument, NULL, 'h'},
+    {0},
+};
+
+static int
+bad_usage(void)
+{
+    fputs("Try 'caid --help'.\n", stderr);
+    return -EINVAL;
+}
+
+static int
+parse_level(const char *text, int *ret)
+{
+    int level = log_level_parse(text);
+
+    if (level < 0) {
+        fprintf(stderr, "caid: --log-level=%s: not error, warning, notice, info or debug\n",
+                text);
+        return bad_usage();
+    }
+    *ret = level;
+    return 0;
+}
+
+/* An empty value is a script's unset variable: better refused than taken for a default. */
+static int
+set_text(const char **field, const char *name)
+{
+    if (!*optarg) {
+        fprintf(stderr, "caid: --%s: empty\n", name);
+        return bad_usage();
+    }
+    *field = optarg;
+    return 0;
+}
+
+static int
+parse_one(struct options *o, int option)
+{
+    switch (option) {
+    case 'f': o->foreground = true; return 0;
+    case 's': return set_text(&o->socket, "socket");
+    case 'd': return set_text(&o->driver, "driver");
+    case 'c': return set_text(&o->config, "config");
+    case 'l': return parse_level(optarg, &o->log_level);
+    case OPTION_CHECK_CONFIG: o->check_config = true; return 0;
+    case 'V': puts("caid " CAID_VERSION); return 1;
+    case 'h': fputs(usage, stdout); return 1;
+    default: return bad_usage(); /* getopt has said what is wrong */
+    }
+}
+
+int
+options_parse(struct options *ret, int argc, char *argv[])
+{
+    struct options o = {.log_level = -1};
+    int option, r;
+
+    while ((option = getopt_long(argc, argv, "fs:d:c:l:Vh", long_options, NULL)) >= 0) {
+        r = parse_one(&o, option);
+        if (r != 0)
+            return r;
+    }
+    if (optind < argc) {
+        fprintf(stderr, "caid: %s: no arguments are taken\n", argv[optind]);
+        return bad_usage();
+    }
+    *ret = o;
+    return 0;
+}

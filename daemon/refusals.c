@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "refusals.h"
+
+#include <stdio.h>
+
+#include "base/macros.h"
+#include "msg.h"
+
+void
+refusals_init(struct refusals *r, uv_loop_t *loop, uint64_t timeout_ms)
+{
+    TAILQ_INIT(&r->conns);
+    r->n = 0;
+    r->timeout_ms = timeout_ms;
+    uv_timer_init(loop, &r->timer);
+    r->timer.data = r;
+}
+
+/* Runs when the first of them has had its time. */
+static void
+on_timer(uv_timer_t *timer)
+{
+    struct refusals *r = timer->data;
+    struct conn *c;
+
+    while ((c = TAILQ_FIRST(&r->conns)) && c->refused_ms + r->timeout_ms <= uv_now(timer->loop))
+        conn_lose(c, "refused, and silent");
+    if (c)
+        uv_timer_start(timer, on_timer, c->refused_ms + r->timeout_ms - uv_now(timer->loop), 0);
+}
+
+int
+refusals_add(struct refusals *r, struct conn *c)
+{
+    if (r->n >= REFUSALS_MAX)
+        return -ENOSPC;
+    c->refused = true;
+    c->refused_ms = uv_now(r->timer.loop);
+    TAILQ_INSERT_TAIL(&r->conns, c, refusal);
+    if (r->n++ == 0)
+        uv_timer_start(&r->timer, on_timer, r->timeout_ms, 0);
+    return 0;
+}
+
+void
+refusals_remove(struct refusals *r, struct conn *c)
+{
+    TAILQ_REMOVE(&r->conns, c, refusal);
+    if (--r->n == 0)
+        uv_timer_stop(&r->timer);
+}
+
+static void
+send_limit(struct conn *c, uint32_t request, uint32_t limit)
+{
+    _cleanup_(msg_buf_deinit) struct msg_buf buf = {0};
+    char text[128];
+
+    snprintf(text, sizeof(text), "uid %u: limit of %u connections reached", (unsigned)c->uid,
+             limit);
+    if (msg_encode_error(&buf, request, PROTO_ERR_LIMIT, text, 0) == 0)
+        conn_send(c, buf.data, buf.n, NULL, 0);
+}
+
+void
+refusals_answer(struct conn *c, uint32_t limit, const void *packet, size_t n)
+{
+    struct msg m;
+
+    if (msg_parse(&m, packet, n) == 0) {
+        if (m.type == MSG_REQUEST)
+            send_limit(c, m.id, limit);
+        msg_deinit(&m);
+    }
+    conn_lose(c, "refused");
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connections that core did not take up, because their uid has as many as it may. The error that
+ * says so has to carry the number of a request, so each is kept until its first packet comes, at
+ * most for as long as others may take to say hello; and only a few at a time, since they are
+ * over the limit. Those beyond are closed without a word.
+ */
+#pragma once
+
+#include "conn.h"
+
+#define REFUSALS_MAX 64
+
+struct refusals {
+    TAILQ_HEAD(, conn) conns; /* by deadline */
+    uint32_t n;
+    uint64_t timeout_ms;
+    uv_timer_t timer;
+};
+
+void refusals_init(struct refusals *r, uv_loop_t *loop, uint64_t timeout_ms);
+/* Marks c as refused. -ENOSPC: there are too many; c is to be closed. */
+int refusals_add(struct refusals *r, struct conn *c);
+/* When a refused connection is lost. */
+void refusals_remove(struct refusals *r, struct conn *c);
+/* Answers the first packet, and loses the connection. limit: for the message. */
+void refusals_answer(struct conn *c, uint32_t limit, const void *packet, size_t n);

@@ -1,0 +1,591 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "server.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <uv.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/macros.h"
+#include "conns.h"
+#include "refusals.h"
+#include "worker.h"
+
+#define STOP_MS         10000
+#define ACCEPT_MAX      16  /* connections taken up in one turn of the loop */
+#define ACCEPT_RETRY_MS 100 /* after the process had no fd to spare */
+#define NOTIFY_RETRY_MS 100
+#define FDS_RESERVED    64 /* for blocks, the driver and the log */
+#define LOG_WINDOW_MS   10000
+#define LOG_MAX_LINES   20 /* about clients' mistakes, in one window */
+
+struct server {
+    struct server_setup setup;
+    uv_loop_t loop;
+    struct core *core;
+    struct conns conns;
+    struct refusals refusals;
+    struct worker worker;
+    uv_poll_t listen_poll;
+    uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
+    uv_signal_t sigterm, sigint;
+    uint64_t deadline_ns; /* that deadline_timer is set to */
+    rlim_t max_fds;
+    uint64_t log_since_ms; /* when the window of log_client() began */
+    uint32_t n_log_lines;
+    bool carrying_out;
+    bool stopping;
+};
+
+/* ---- the log ---- */
+
+/* Whether one more line fits: clients must not be able to fill the log. */
+static bool
+log_admits(struct server *s)
+{
+    uint64_t now_ms = uv_now(&s->loop);
+
+    if (now_ms - s->log_since_ms >= LOG_WINDOW_MS) {
+        if (s->n_log_lines > LOG_MAX_LINES)
+            log_notice("%u more lines about clients were left out",
+                       s->n_log_lines - LOG_MAX_LINES);
+        s->log_since_ms = now_ms;
+        s->n_log_lines = 0;
+    }
+    return s->n_log_lines++ < LOG_MAX_LINES;
+}
+
+#define log_client(s, ...) (log_admits(s) ? log_notice(__VA_ARGS__) : (void)0)
+
+/* ---- the core's actions ---- */
+
+static void
+send_action(struct server *s, const struct core_action *a)
+{
+    struct conn *c = conns_find(&s->conns, a->conn);
+    int r;
+
+    if (!c)
+        return;
+    r = conn_send(c, a->packet, a->n_packet, a->fds, a->n_fds);
+    if (r == -ENOBUFS)
+        conn_lose(c, "does not read");
+    else if (r < 0)
+        conn_lose(c, r == -EPIPE || r == -ECONNRESET ? "hung up" : strerror(-r));
+}
+
+static void
+close_action(struct server *s, const struct core_action *a)
+{
+    struct conn *c = conns_find(&s->conns, a->conn);
+
+    if (!c)
+        return;
+    log_client(s, "pid %d, uid %u is disconnected: %s", (int)c->pid, (unsigned)c->uid,
+               a->reason);
+    conn_discard_input(c);
+    conn_lose(c, a->reason);
+}
+
+static void
+log_record(const struct core_action *a)
+{
+    switch (a->record) {
+    case RECORD_BLOCK: log_debug("record: block %" PRIu64, a->block); break;
+    case RECORD_BLOCK_GONE: log_debug("record: block %" PRIu64 " is gone", a->block); break;
+    case RECORD_NAME: log_debug("record: name \"%s\" in pool \"%s\"", a->name, a->pool); break;
+    case RECORD_NAME_GONE:
+        log_debug("record: name \"%s\" in pool \"%s\" is gone", a->name, a->pool);
+        break;
+    }
+}
+
+static void
+alloc_action(struct server *s, const struct core_action *a)
+{
+    if (worker_alloc(&s->worker, a->job, a->device, a->size) < 0)
+        core_alloc_done(s->core, a->job,
+                        &(struct core_alloc_result){.error = -ENOMEM,
+                                                    .text = "out of host memory",
+                                                    .fd = -1});
+}
+
+static void
+memory_action(struct server *s, const struct core_action *a)
+{
+    if (worker_memory(&s->worker, a->job, a->device) < 0)
+        core_memory_done(s->core, a->job,
+                         &(struct core_memory_result){.error = -ENOMEM,
+                                                      .text = "out of host memory"},
+                         1);
+}
+
+static void
+carry_out(struct server *s, const struct core_action *a)
+{
+    switch (a->type) {
+    case CORE_SEND: send_action(s, a); break;
+    case CORE_CLOSE: close_action(s, a); break;
+    case CORE_ALLOC: alloc_action(s, a); break;
+    case CORE_RELEASE: worker_release(&s->worker, a->job, a->handle); break;
+    case CORE_MEMORY: memory_action(s, a); break;
+    case CORE_PERSIST: log_record(a); break;
+    }
+}
+
+static void on_deadline(uv_timer_t *timer);
+
+static void
+arm_deadline(struct server *s)
+{
+    uint64_t deadline = core_deadline_ns(s->core), now;
+
+    if (deadline == s->deadline_ns)
+        return;
+    s->deadline_ns = deadline;
+    if (deadline == UINT64_MAX) {
+        uv_timer_stop(&s->deadline_timer);
+        return;
+    }
+    now = clock_now_ns();
+    uv_timer_start(&s->deadline_timer, on_deadline,
+                   deadline > now ? (deadline - now) / NSEC_PER_MSEC + 1 : 0, 0);
+}
+
+/* After every event. An action that ends a connection is an event itself: then the call that is
+ * already running takes care of what comes of it. */
+static void
+run_core(struct server *s)
+{
+    struct core_action a;
+
+    if (s->carrying_out)
+        return;
+    s->carrying_out = true;
+    while (core_next(s->core, &a))
+        carry_out(s, &a);
+    s->carrying_out = false;
+    arm_deadline(s);
+    if (s->stopping && core_jobs(s->core) == 0)
+        uv_stop(&s->loop);
+}
+
+/* ---- events ---- */
+
+static void
+on_deadline(uv_timer_t *timer)
+{
+    struct server *s = timer->data;
+
+    s->deadline_ns = UINT64_MAX; /* the timer has run: set it again, even to the same time */
+    core_tick(s->core, clock_now_ns());
+    run_core(s);
+}
+
+static void
+on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
+{
+    struct server *s = userdata;
+
+    if (c->refused) {
+        refusals_answer(c, s->setup.config->limits.connections, packet, n);
+        return;
+    }
+    core_receive(s->core, c->id, packet, n, clock_now_ns());
+    run_core(s);
+}
+
+static void
+on_lost(void *userdata, struct conn *c, const char *reason)
+{
+    struct server *s = userdata;
+
+    log_debug("connection of pid %d, uid %u: %s", (int)c->pid, (unsigned)c->uid, reason);
+    if (c->refused)
+        refusals_remove(&s->refusals, c);
+    else
+        core_disconnect(s->core, c->id);
+    conn_close(c);
+    run_core(s);
+}
+
+static const struct conns_ops conns_ops = {.packet = on_packet, .lost = on_lost};
+
+static void
+on_alloc_done(void *userdata, uint64_t job, const struct core_alloc_result *result)
+{
+    struct server *s = userdata;
+
+    core_alloc_done(s->core, job, result);
+    run_core(s);
+}
+
+static void
+on_release_done(void *userdata, uint64_t job, int error)
+{
+    struct server *s = userdata;
+
+    core_release_done(s->core, job, error);
+    run_core(s);
+}
+
+static void
+on_memory_done(void *userdata, uint64_t job, const struct core_memory_result *results, size_t n)
+{
+    struct server *s = userdata;
+
+    core_memory_done(s->core, job, results, n);
+    run_core(s);
+}
+
+static const struct worker_ops worker_ops = {
+    .alloc_done = on_alloc_done,
+    .release_done = on_release_done,
+    .memory_done = on_memory_done,
+};
+
+/* ---- new connections ---- */
+
+static int
+connect_core(struct server *s, uint64_t id, const struct peer *p)
+{
+    struct core_peer peer = {.uid = p->uid,
+                             .gid = p->gid,
+                             .pid = p->pid,
+                             .groups = p->groups,
+                             .n_groups = p->n_groups};
+    int r = core_connect(s->core, id, &peer, clock_now_ns());
+
+    if (r == -EDQUOT)
+        log_client(s, "uid %u has %u connections, as many as it may: pid %d is refused",
+                   (unsigned)p->uid, s->setup.config->limits.connections, (int)p->pid);
+    return r;
+}
+
+/* Watches a connection that core knows, or has refused. */
+static int
+add_conn(struct server *s, uint64_t id, int sock_consume, struct peer *peer, bool refused)
+{
+    struct conn *c;
+    int r = conn_new(&s->conns, id, sock_consume, peer, &c);
+
+    if (r < 0 && !refused)
+        core_disconnect(s->core, id);
+    if (r < 0 || !refused)
+        return r;
+    r = refusals_add(&s->refusals, c);
+    if (r < 0)
+        conn_close(c);
+    return r;
+}
+
+static int
+take_up(struct server *s, int sock_consume)
+{
+    _cleanup_fd_ int sock = sock_consume;
+    _cleanup_(peer_deinit) struct peer peer = {.pidfd = -1};
+    uint64_t id = conns_next_id(&s->conns, sock);
+    int r = peer_init(&peer, sock);
+
+    if (r < 0)
+        return r;
+    if (peer.pidfd < 0)
+        return -ESRCH; /* has exited already */
+    r = connect_core(s, id, &peer);
+    if (r < 0 && r != -EDQUOT)
+        return r;
+    return add_conn(s, id, TAKE_FD(sock), &peer, r == -EDQUOT);
+}
+
+/* Whether the next connections could take fds that are kept for other uses: the kernel gives
+ * out the lowest that is free. */
+static bool
+fds_are_short(const struct server *s)
+{
+    int lowest = fcntl(s->setup.listener->fd, F_DUPFD_CLOEXEC, 0);
+
+    if (lowest < 0)
+        return true;
+    close(lowest);
+    return (rlim_t)lowest + 2 * ACCEPT_MAX + FDS_RESERVED > s->max_fds;
+}
+
+static void on_listen(uv_poll_t *handle, int status, int events);
+
+static void
+on_accept_timer(uv_timer_t *timer)
+{
+    struct server *s = timer->data;
+
+    uv_poll_start(&s->listen_poll, UV_READABLE, on_listen);
+}
+
+/* Clients wait in the backlog meanwhile. */
+static void
+pause_accept(struct server *s)
+{
+    uv_poll_stop(&s->listen_poll);
+    uv_timer_start(&s->accept_timer, on_accept_timer, ACCEPT_RETRY_MS, 0);
+}
+
+/* false: nobody waits, or nobody can be taken up now. */
+static bool
+accept_one(struct server *s)
+{
+    int sock = accept4(s->setup.listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC), r;
+
+    if (sock < 0) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            pause_accept(s);
+        return errno == ECONNABORTED || errno == EINTR;
+    }
+    r = take_up(s, sock);
+    if (r < 0)
+        log_debug("a connection was not taken up: %s", strerror(-r));
+    return true;
+}
+
+static void
+on_listen(uv_poll_t *handle, int status UNUSED, int events UNUSED)
+{
+    struct server *s = handle->data;
+
+    if (fds_are_short(s)) {
+        pause_accept(s);
+        return;
+    }
+    for (int i = 0; i < ACCEPT_MAX && accept_one(s); i++)
+        ;
+    run_core(s);
+}
+
+/* ---- the service manager ---- */
+
+static void
+on_notify_timer(uv_timer_t *timer)
+{
+    struct server *s = timer->data;
+
+    notify_flush(s->setup.notify);
+    if (!notify_is_pending(s->setup.notify))
+        uv_timer_stop(timer);
+}
+
+static void
+notify_and_retry(struct server *s, const char *state)
+{
+    notify_send(s->setup.notify, state);
+    if (notify_is_pending(s->setup.notify))
+        uv_timer_start(&s->notify_timer, on_notify_timer, NOTIFY_RETRY_MS, NOTIFY_RETRY_MS);
+}
+
+static void
+on_watchdog(uv_timer_t *timer)
+{
+    struct server *s = timer->data;
+
+    if (!notify_is_pending(s->setup.notify))
+        notify_and_retry(s, "WATCHDOG=1");
+}
+
+/* ---- stop ---- */
+
+static void
+on_stop_timer(uv_timer_t *timer)
+{
+    struct server *s = timer->data;
+
+    log_error("driver calls are still under way after %d s: left to the kernel",
+              STOP_MS / 1000);
+    listener_deinit(s->setup.listener);
+    _exit(EXIT_FAILURE);
+}
+
+static void
+on_signal(uv_signal_t *handle, int signum)
+{
+    struct server *s = handle->data;
+
+    if (s->stopping) {
+        listener_deinit(s->setup.listener);
+        _exit(EXIT_FAILURE);
+    }
+    log_info("%s: stopping", strsignal(signum));
+    notify_and_retry(s, "STOPPING=1\nSTATUS=Stopping");
+    uv_close((uv_handle_t *)&s->listen_poll, NULL);
+    uv_close((uv_handle_t *)&s->accept_timer, NULL);
+    uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
+    core_stop(s->core);
+    conns_lose_all(&s->conns, "the daemon stops");
+    s->stopping = true; /* from here on the loop ends when no driver call is under way */
+    run_core(s);
+}
+
+/* ---- life ---- */
+
+static int
+new_core(struct server *s)
+{
+    const struct config *config = s->setup.config;
+    const struct gpu *gpu = s->setup.gpu;
+    _cleanup_free_ struct core_device *devices = calloc(gpu->n_devices, sizeof(*devices));
+    _cleanup_free_ struct core_pool_config *pools = calloc(config->n_pools + 1, sizeof(*pools));
+
+    if (!devices || !pools)
+        return -ENOMEM;
+    for (size_t i = 0; i < gpu->n_devices; i++) {
+        const struct drv_device *d = &gpu->devices[i];
+        memcpy(devices[i].uuid, d->uuid, sizeof(devices[i].uuid));
+        memcpy(devices[i].name, d->name, sizeof(devices[i].name));
+        devices[i].total = d->total;
+        devices[i].granularity = d->granularity;
+    }
+    for (size_t i = 0; i < config->n_pools; i++) {
+        const struct config_pool *p = &config->pools[i];
+        pools[i] = (struct core_pool_config){.name = p->name,
+                                             .uid = p->uid,
+                                             .gid = p->gid,
+                                             .mode = p->mode,
+                                             .quota = p->quota};
+    }
+    return core_new(&s->core,
+                    &(struct core_config){
+                        .server = "caid " CAID_VERSION,
+                        .driver = drv_kind_name(gpu->drv->kind),
+                        .driver_path = gpu->drv->path,
+                        .driver_version = (uint64_t)gpu->drv->version,
+                        .pid = getpid(),
+                        .hello_timeout_ns = config->hello_timeout_ns,
+                        .limits = config->limits,
+                        .threads = WORKER_THREADS,
+                        .user_quota = config->user_quota,
+                        .user_mode = config->user_mode,
+                        .devices = devices,
+                        .n_devices = gpu->n_devices,
+                        .pools = pools,
+                        .n_pools = config->n_pools,
+                    },
+                    clock_now_ns());
+}
+
+static int
+init_handles(struct server *s)
+{
+    uv_timer_t *timers[] = {&s->accept_timer, &s->deadline_timer, &s->watchdog_timer,
+                            &s->notify_timer, &s->stop_timer};
+    uv_signal_t *signals[] = {&s->sigterm, &s->sigint};
+    int r;
+
+    for (size_t i = 0; i < ARRAY_SIZE(timers); i++) {
+        uv_timer_init(&s->loop, timers[i]);
+        timers[i]->data = s;
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(signals); i++) {
+        r = uv_signal_init(&s->loop, signals[i]);
+        if (r < 0)
+            return r;
+        signals[i]->data = s;
+    }
+    s->listen_poll.data = s;
+    return uv_poll_init(&s->loop, &s->listen_poll, s->setup.listener->fd);
+}
+
+static rlim_t
+max_fds(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > INT_MAX)
+        return INT_MAX;
+    return limit.rlim_cur;
+}
+
+int
+server_new(struct server **ret, const struct server_setup *setup)
+{
+    struct server *s = calloc(1, sizeof(*s));
+    int r;
+
+    if (!s)
+        return -ENOMEM;
+    s->setup = *setup;
+    s->deadline_ns = UINT64_MAX;
+    s->max_fds = max_fds();
+    r = uv_loop_init(&s->loop);
+    if (r < 0) {
+        free(s);
+        return r;
+    }
+    /* Fds in flight: a quarter of what the kernel would allow, which others draw on, too; and
+     * as many in queues. */
+    conns_init(&s->conns, &s->loop, (uint32_t)(s->max_fds / 4), &conns_ops, s);
+    refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
+    worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
+    r = new_core(s);
+    if (r == 0)
+        r = init_handles(s);
+    if (r < 0) {
+        log_error("cannot start: %s", strerror(-r));
+        server_free(s);
+        return r;
+    }
+    *ret = s;
+    return 0;
+}
+
+static void
+start_signals(struct server *s)
+{
+    sigset_t set;
+
+    uv_signal_start(&s->sigterm, on_signal, SIGTERM);
+    uv_signal_start(&s->sigint, on_signal, SIGINT);
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+}
+
+void
+server_run(struct server *s)
+{
+    struct notify *notify = s->setup.notify;
+
+    start_signals(s);
+    uv_poll_start(&s->listen_poll, UV_READABLE, on_listen);
+    if (notify->watchdog_ns) {
+        uint64_t ms = notify->watchdog_ns / NSEC_PER_MSEC / 2;
+        uv_timer_start(&s->watchdog_timer, on_watchdog, ms, ms ? ms : 1);
+    }
+    log_info("serving on %s", s->setup.listener->path);
+    notify_and_retry(s, "READY=1\nSTATUS=Serving");
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+}
+
+static void
+close_handle(uv_handle_t *handle, void *userdata UNUSED)
+{
+    if (!uv_is_closing(handle))
+        uv_close(handle, NULL);
+}
+
+struct server *
+server_free(struct server *s)
+{
+    if (!s)
+        return NULL;
+    uv_walk(&s->loop, close_handle, NULL);
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&s->loop);
+    worker_deinit(&s->worker);
+    core_free(s->core);
+    conns_deinit(&s->conns);
+    free(s);
+    return NULL;
+}

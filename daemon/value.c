@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "value.h"
+
+#include <grp.h>
+#include <inttypes.h>
+#include <pwd.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/macros.h"
+
+#define DURATION_MAX_NS (3600 * NSEC_PER_SEC)
+
+/* A number in base at the start of text, with no sign or blank; *ret_end is what follows it. */
+static int
+parse_number(const char *text, int base, uint64_t *ret, const char **ret_end)
+{
+    char *end;
+    uintmax_t n;
+
+    if (*text < '0' || *text > '9')
+        return -EINVAL;
+    errno = 0;
+    n = strtoumax(text, &end, base);
+    if (errno || end == text)
+        return -EINVAL;
+    *ret = n;
+    *ret_end = end;
+    return 0;
+}
+
+static int
+parse_whole_number(const char *text, int base, uint64_t max, uint64_t *ret)
+{
+    const char *end;
+    uint64_t n;
+
+    if (parse_number(text, base, &n, &end) < 0 || *end || n > max)
+        return -EINVAL;
+    *ret = n;
+    return 0;
+}
+
+static int
+parse_count(const char *text, void *ret_field)
+{
+    uint64_t n;
+
+    if (parse_whole_number(text, 10, UINT32_MAX, &n) < 0 || n == 0)
+        return -EINVAL;
+    *(uint32_t *)ret_field = (uint32_t)n;
+    return 0;
+}
+
+static void
+print_count(FILE *f, const void *field)
+{
+    fprintf(f, " %" PRIu32, *(const uint32_t *)field);
+}
+
+const struct value_type value_count = {parse_count, print_count,
+                                       "a number from 1 to 4294967295"};
+
+static const char size_units[] = "KMGT";
+
+static int
+parse_size(const char *text, void *ret_field)
+{
+    unsigned shift = 0;
+    const char *end, *unit;
+    uint64_t n;
+
+    if (parse_number(text, 10, &n, &end) < 0)
+        return -EINVAL;
+    if (*end) {
+        unit = strchr(size_units, *end);
+        if (!unit || end[1])
+            return -EINVAL;
+        shift = 10 * (unsigned)(unit - size_units + 1);
+    }
+    if (n > UINT64_MAX >> shift)
+        return -EINVAL;
+    *(uint64_t *)ret_field = n << shift;
+    return 0;
+}
+
+static void
+print_size(FILE *f, const void *field)
+{
+    uint64_t n = *(const uint64_t *)field;
+    size_t unit = 0;
+
+    while (n && n % 1024 == 0 && unit < strlen(size_units)) {
+        n /= 1024;
+        unit++;
+    }
+    fprintf(f, " %" PRIu64, n);
+    if (unit)
+        fputc(size_units[unit - 1], f);
+}
+
+const struct value_type value_size = {parse_size, print_size,
+                                      "a number of bytes, with K, M, G or T after it or none"};
+
+static const struct {
+    const char *name;
+    uint64_t ns;
+} duration_units[] = {
+    {"ms", NSEC_PER_MSEC},
+    {"s", NSEC_PER_SEC},
+    {"m", 60 * NSEC_PER_SEC},
+};
+
+static int
+parse_duration(const char *text, void *ret_field)
+{
+    const char *end;
+    uint64_t n;
+
+    if (parse_number(text, 10, &n, &end) < 0)
+        return -EINVAL;
+    for (size_t i = 0; i < ARRAY_SIZE(duration_units); i++) {
+        if (strcmp(end, duration_units[i].name) != 0)
+            continue;
+        if (n == 0 || n > DURATION_MAX_NS / duration_units[i].ns)
+            return -EINVAL;
+        *(uint64_t *)ret_field = n * duration_units[i].ns;
+        return 0;
+    }
+    return -EINVAL;
+}
+
+static void
+print_duration(FILE *f, const void *field)
+{
+    uint64_t ns = *(const uint64_t *)field;
+
+    if (ns % NSEC_PER_SEC == 0)
+        fprintf(f, " %" PRIu64 "s", ns / NSEC_PER_SEC);
+    else
+        fprintf(f, " %" PRIu64 "ms", ns / NSEC_PER_MSEC);
+}
+
+const struct value_type value_duration = {parse_duration, print_duration,
+                                          "a time such as 500ms, 2s or 1m, at most an hour"};
+
+static int
+parse_mode(const char *text, mode_t allowed, void *ret_field)
+{
+    uint64_t n;
+
+    if (parse_whole_number(text, 8, 07777, &n) < 0 || (n & ~(uint64_t)allowed))
+        return -EINVAL;
+    *(mode_t *)ret_field = (mode_t)n;
+    return 0;
+}
+
+static int
+parse_file_mode(const char *text, void *ret_field)
+{
+    return parse_mode(text, 0777, ret_field);
+}
+
+static int
+parse_pool_mode(const char *text, void *ret_field)
+{
+    return parse_mode(text, 0666, ret_field);
+}
+
+static void
+print_mode(FILE *f, const void *field)
+{
+    fprintf(f, " %04o", (unsigned)*(const mode_t *)field);
+}
+
+const struct value_type value_file_mode = {parse_file_mode, print_mode,
+                                           "an octal file mode such as 0666"};
+const struct value_type value_pool_mode =
+    {parse_pool_mode, print_mode, "octal permission bits, of which a pool has r and w: 0660"};
+
+static int
+parse_string(const char *text, void *ret_field)
+{
+    char *copy = strdup(text);
+
+    if (!copy)
+        return -ENOMEM;
+    free(*(char **)ret_field);
+    *(char **)ret_field = copy;
+    return 0;
+}
+
+static void
+print_string(FILE *f, const void *field)
+{
+    const char *s = *(char *const *)field;
+
+    if (s && *s)
+        fprintf(f, " %s", s);
+}
+
+const struct value_type value_string = {parse_string, print_string, "a text"};
+
+static int
+parse_level(const char *text, void *ret_field)
+{
+    int level = log_level_parse(text);
+
+    if (level < 0)
+        return -EINVAL;
+    *(int *)ret_field = level;
+    return 0;
+}
+
+static void
+print_level(FILE *f, const void *field)
+{
+    static const char *const names[] = {"error", "warning", "notice", "info", "debug"};
+
+    fprintf(f, " %s", names[*(const int *)field - LOG_LEVEL_ERROR]);
+}
+
+const struct value_type value_level = {parse_level, print_level,
+                                       "one of error, warning, notice, info, debug"};
+
+/* (uid_t)-1 and (gid_t)-1 mean "no change" to the kernel: no user or group has that number. */
+static int
+parse_id(const char *text, uint32_t *ret)
+{
+    uint64_t n;
+
+    if (parse_whole_number(text, 10, UINT32_MAX - 1, &n) < 0)
+        return -EINVAL;
+    *ret = (uint32_t)n;
+    return 0;
+}
+
+static int
+parse_user(const char *text, void *ret_field)
+{
+    const struct passwd *pw = getpwnam(text);
+
+    if (!pw)
+        return parse_id(text, ret_field);
+    *(uid_t *)ret_field = pw->pw_uid;
+    return 0;
+}
+
+static int
+parse_group(const char *text, void *ret_field)
+{
+    const struct group *gr = getgrnam(text);
+
+    if (!gr)
+        return parse_id(text, ret_field);
+    *(gid_t *)ret_field = gr->gr_gid;
+    return 0;
+}
+
+static void
+print_id(FILE *f, const void *field)
+{
+    fprintf(f, " %" PRIu32, *(const uint32_t *)field);
+}
+
+const struct value_type value_user = {parse_user, print_id, "a user's name or number"};
+const struct value_type value_group = {parse_group, print_id, "a group's name or number"};

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Types of settings: how the text of a value becomes a field, how the field is shown, and the
+ * words that tell what would have been right. A field is written only when the text is good.
+ */
+#pragma once
+
+#include <stdio.h>
+
+struct value_type {
+    int (*parse)(const char *text, void *ret_field); /* 0, -EINVAL, -ENOMEM */
+    void (*print)(FILE *f, const void *field);       /* a blank before it; "" is nothing */
+    const char *expects;                             /* "a size such as 64M or 8G" */
+};
+
+extern const struct value_type value_count;     /* uint32_t, 1 and up */
+extern const struct value_type value_size;      /* uint64_t, bytes: 0, 4096, 64M, 8G */
+extern const struct value_type value_duration;  /* uint64_t, nanoseconds: 500ms, 2s, 1m */
+extern const struct value_type value_file_mode; /* mode_t, octal up to 0777 */
+extern const struct value_type value_pool_mode; /* mode_t, octal, r and w bits */
+extern const struct value_type value_string;    /* char *, owned; empty is allowed */
+extern const struct value_type value_level;     /* int, enum log_level */
+extern const struct value_type value_user;      /* uid_t, by name or number */
+extern const struct value_type value_group;     /* gid_t, by name or number */

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker.h"
+
+#include "base/log.h"
+#include "base/macros.h"
+#include "vmm.h"
+
+/* The memory of one block, from its allocation until its release is done. It carries the work
+ * item of its own release, so that giving memory back needs none. */
+struct memory {
+    LIST_ENTRY(memory) link;
+    uv_work_t work;
+    struct worker *worker;
+    struct vmm_alloc alloc;
+    int fd;
+    uint64_t job; /* of the release */
+    int error;
+};
+
+void
+worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu,
+            const struct worker_ops *ops, void *userdata)
+{
+    *w = (struct worker){.loop = loop, .gpu = gpu, .ops = ops, .userdata = userdata};
+    LIST_INIT(&w->memories);
+}
+
+static int
+memory_release(const struct drv *drv, struct memory *m)
+{
+    struct drv_error err = {0};
+    int r;
+
+    m->fd = fd_close(m->fd);
+    r = vmm_alloc_release(drv, &m->alloc, &err);
+    if (r < 0)
+        log_error("releasing %zu bytes: %s", m->alloc.size, err.message);
+    return r;
+}
+
+void
+worker_deinit(struct worker *w)
+{
+    struct memory *m;
+
+    while ((m = LIST_FIRST(&w->memories))) {
+        memory_release(w->gpu->drv, m);
+        LIST_REMOVE(m, link);
+        free(m);
+    }
+}
+
+/* ---- allocation ---- */
+
+struct alloc_work {
+    uv_work_t work;
+    struct worker *worker;
+    uint64_t job;
+    uint32_t device;
+    uint64_t size;
+    struct memory *memory; /* empty; filled and listed when all went well */
+    int error;
+    struct drv_error err;
+};
+
+static void
+alloc_work_free(struct alloc_work *a)
+{
+    free(a->memory);
+    free(a);
+}
+
+DEFINE_CLEANUP(struct alloc_work *, alloc_work_free)
+
+static void
+alloc_run(uv_work_t *work)
+{
+    struct alloc_work *a = container_of(work, struct alloc_work, work);
+    const struct gpu *gpu = a->worker->gpu;
+    struct memory *m = a->memory;
+
+    a->error = vmm_alloc_create(gpu->drv, gpu->devices[a->device].ordinal, a->size, &m->alloc,
+                                &a->err);
+    if (a->error < 0)
+        return;
+    a->error = vmm_alloc_export(gpu->drv, &m->alloc, &m->fd, &a->err);
+    if (a->error < 0)
+        vmm_alloc_release(gpu->drv, &m->alloc, NULL);
+}
+
+static void
+alloc_after(uv_work_t *work, int status UNUSED)
+{
+    _cleanup_(alloc_work_freep) struct alloc_work *a =
+        container_of(work, struct alloc_work, work);
+    struct core_alloc_result result = {.error = a->error,
+                                       .cuda = a->err.result,
+                                       .text = a->err.message,
+                                       .fd = -1};
+
+    if (a->error == 0) {
+        struct memory *m = TAKE_PTR(a->memory);
+        LIST_INSERT_HEAD(&a->worker->memories, m, link);
+        result.handle = (uint64_t)(uintptr_t)m;
+        result.fd = m->fd;
+    }
+    a->worker->ops->alloc_done(a->worker->userdata, a->job, &result);
+}
+
+int
+worker_alloc(struct worker *w, uint64_t job, uint32_t device, uint64_t size)
+{
+    _cleanup_(alloc_work_freep) struct alloc_work *a = calloc(1, sizeof(*a));
+    struct alloc_work *started;
+
+    if (!a)
+        return -ENOMEM;
+    a->memory = calloc(1, sizeof(*a->memory));
+    if (!a->memory)
+        return -ENOMEM;
+    a->memory->worker = a->worker = w;
+    a->memory->fd = -1;
+    a->job = job;
+    a->device = device;
+    a->size = size;
+    started = TAKE_PTR(a);
+    uv_queue_work(w->loop, &started->work, alloc_run, alloc_after);
+    return 0;
+}
+
+/* ---- release ---- */
+
+static void
+release_run(uv_work_t *work)
+{
+    struct memory *m = container_of(work, struct memory, work);
+
+    m->error = memory_release(m->worker->gpu->drv, m);
+}
+
+static void
+release_after(uv_work_t *work, int status UNUSED)
+{
+    _cleanup_free_ struct memory *m = container_of(work, struct memory, work);
+
+    m->worker->ops->release_done(m->worker->userdata, m->job, m->error);
+}
+
+void
+worker_release(struct worker *w, uint64_t job, uint64_t handle)
+{
+    struct memory *m = (struct memory *)(uintptr_t)handle;
+
+    LIST_REMOVE(m, link);
+    m->job = job;
+    uv_queue_work(w->loop, &m->work, release_run, release_after);
+}
+
+/* ---- memory figures ---- */
+
+struct memory_work {
+    uv_work_t work;
+    struct worker *worker;
+    uint64_t job;
+    uint32_t first;
+    size_t n;
+    struct core_memory_result *results;
+    struct drv_error *errs; /* hold the results' texts */
+};
+
+static void
+memory_work_free(struct memory_work *q)
+{
+    free(q->results);
+    free(q->errs);
+    free(q);
+}
+
+DEFINE_CLEANUP(struct memory_work *, memory_work_free)
+
+static void
+memory_run(uv_work_t *work)
+{
+    struct memory_work *q = container_of(work, struct memory_work, work);
+    const struct gpu *gpu = q->worker->gpu;
+
+    for (size_t i = 0; i < q->n; i++) {
+        struct core_memory_result *r = &q->results[i];
+        r->error = drv_memory_info(gpu->drv, gpu->devices[q->first + i].uuid, &r->free,
+                                   &r->total, &q->errs[i]);
+        r->cuda = q->errs[i].result;
+        r->text = q->errs[i].message;
+    }
+}
+
+static void
+memory_after(uv_work_t *work, int status UNUSED)
+{
+    _cleanup_(memory_work_freep) struct memory_work *q =
+        container_of(work, struct memory_work, work);
+
+    q->worker->ops->memory_done(q->worker->userdata, q->job, q->results, q->n);
+}
+
+int
+worker_memory(struct worker *w, uint64_t job, uint32_t device)
+{
+    _cleanup_(memory_work_freep) struct memory_work *q = calloc(1, sizeof(*q));
+    bool all = device >= w->gpu->n_devices;
+    struct memory_work *started;
+
+    if (!q)
+        return -ENOMEM;
+    q->worker = w;
+    q->job = job;
+    q->first = all ? 0 : device;
+    q->n = all ? w->gpu->n_devices : 1;
+    q->results = calloc(q->n, sizeof(*q->results));
+    q->errs = calloc(q->n, sizeof(*q->errs));
+    if (!q->results || !q->errs)
+        return -ENOMEM;
+    started = TAKE_PTR(q);
+    uv_queue_work(w->loop, &started->work, memory_run, memory_after);
+    return 0;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Driver calls, off the loop (I5): each runs on libuv's thread pool and its result comes back on
+ * the loop, never from inside the call that asked for it.
+ *
+ * The worker owns the memory behind every block: the driver's handle and the block's one fd (I3).
+ * Core knows a block by a number that means something here only.
+ */
+#pragma once
+
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include <uv.h>
+
+#include "core.h"
+#include "gpu.h"
+
+/* What libuv starts. More calls would queue up in its pool, where the first comes first. */
+#define WORKER_THREADS 4
+
+struct worker_ops { /* called on the loop */
+    void (*alloc_done)(void *userdata, uint64_t job, const struct core_alloc_result *result);
+    void (*release_done)(void *userdata, uint64_t job, int error);
+    void (*memory_done)(void *userdata, uint64_t job, const struct core_memory_result *results,
+                        size_t n);
+};
+
+struct worker {
+    uv_loop_t *loop;
+    const struct gpu *gpu;
+    const struct worker_ops *ops;
+    void *userdata;
+    LIST_HEAD(, memory) memories; /* all that is not released */
+};
+
+void worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu,
+                 const struct worker_ops *ops, void *userdata);
+/* Gives all memory that is left back to the driver; no job may be under way. */
+void worker_deinit(struct worker *w);
+
+/* -ENOMEM: nothing was started and nothing will be reported. */
+int worker_alloc(struct worker *w, uint64_t job, uint32_t device, uint64_t size);
+int worker_memory(struct worker *w, uint64_t job, uint32_t device); /* n_devices: of all */
+/* Cannot fail to start. */
+void worker_release(struct worker *w, uint64_t job, uint64_t handle);

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon under test, from the build folder that $CAID_BUILD_DIR names."""
+
+import contextlib
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import time
+import uuid
+
+import pytest
+import raw
+
+BUILD = pathlib.Path(os.environ["CAID_BUILD_DIR"])
+CAID = BUILD / "bin" / "caid"
+FAULTY = BUILD / "tests" / "faulty-driver.so"  # see faulty_driver.c
+DEADLINE = 60  # seconds after which something that must happen is said not to
+
+
+def daemon_env(**more):
+    """What the daemon sees: nothing that would make it another one than the test means."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("CAID_", "LISTEN_"))}
+    for name in ("NOTIFY_SOCKET", "JOURNAL_STREAM", "LD_PRELOAD", "XDG_RUNTIME_DIR"):
+        env.pop(name, None)
+    env["CAID_CUDA_DRIVER"] = os.environ.get("CAID_CUDA_DRIVER", "soft")
+    # A device of its own: all processes on one software device share its memory.
+    env["CAID_SOFTCUDA_UUID"] = f"GPU-{uuid.uuid4()}"
+    # A leak makes the exit status 23, which no test accepts.
+    env["ASAN_OPTIONS"] = "detect_leaks=1:exitcode=23"
+    env.update({k: str(v) for k, v in more.items()})
+    return env
+
+
+def used(daemon):
+    """Bytes of all blocks."""
+    with daemon.client() as c:
+        return c.call("memory_info")["devices"][0]["used"]
+
+
+def fd_count(daemon):
+    return len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+
+def is_sanitized():
+    return b"__asan_init" in CAID.read_bytes()
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + DEADLINE
+    while not (result := condition()):
+        if time.monotonic() > end:
+            pytest.fail(f"{what}: not within {DEADLINE} s")
+        time.sleep(0.005)
+    return result
+
+
+class Daemon:
+    """One caid in the foreground, its stderr in a file.
+
+    It listens on folder/caid.sock unless socket says that the arguments, or the environment, make
+    it listen elsewhere.
+    """
+
+    def __init__(
+        self, folder, *args, config="", socket=None, wait=True, prefix=(), pass_fds=(), max_fds=None, **env
+    ):
+        self.socket = socket or folder / "caid.sock"
+        self.log = folder / "log"
+        (folder / "caid.conf").write_text(config)
+        command = [*prefix, CAID, "--foreground", f"--config={folder}/caid.conf"]
+        if socket is None:
+            command.append(f"--socket={self.socket}")
+        if not any(a.startswith("--log-level") for a in args):
+            command.append("--log-level=debug")
+
+        def limit():
+            if max_fds:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (max_fds, max_fds))
+
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *args],
+                env=daemon_env(**env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=pass_fds,
+                preexec_fn=limit,
+            )
+        if wait:
+            try:
+                wait_for(self.answers, "the start")
+            except BaseException:
+                self.kill()
+                raise
+
+    def text(self):
+        return self.log.read_text(errors="replace")
+
+    def answers(self):
+        if self.process.poll() is not None:
+            pytest.fail(f"caid ended with {self.process.returncode}:\n{self.text()}")
+        try:
+            raw.Client(self.socket).close()
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return True
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def client(self, **kwargs):
+        return raw.Client(self.socket, **kwargs)
+
+    @contextlib.contextmanager
+    def paused(self):
+        """Does not run meanwhile."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def stop(self, signum=signal.SIGTERM):
+        """Its exit status."""
+        self.process.send_signal(signum)
+        return self.process.wait(DEADLINE)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(DEADLINE)
+
+    def status(self):
+        with self.client() as c:
+            return c.call("status")
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts daemons; those that still run at the end must stop well."""
+    daemons = []
+
+    def start_one(*args, **kwargs):
+        daemons.append(Daemon(tmp_path, *args, **kwargs))
+        return daemons[-1]
+
+    yield start_one
+    for d in daemons:
+        if d.process.poll() is None and d.stop() != 0:
+            pytest.fail(f"caid ended with {d.process.returncode}:\n{d.text()}")
+
+
+@pytest.fixture
+def daemon(start):
+    return start()
+
+
+def run_caid(*args, **env):
+    return subprocess.run(
+        [CAID, *args],
+        env=daemon_env(**env),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many clients, dying clients, clients that do not read: what the daemon holds for them ends with
+them, and nobody else waits."""
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import time
+
+import pytest
+from conftest import DEADLINE, FAULTY, fd_count, is_sanitized, used, wait_for
+from raw import pack
+
+MIB = 1 << 20
+fork = multiprocessing.get_context("fork")
+
+
+def create(client, name=None, mib=2):
+    named = {} if name is None else {"name": name}
+    return client.call("create", typestr="|u1", shape=[mib * MIB], **named)["arrays"][0]
+
+
+def wait_until_used(daemon, n):
+    wait_for(lambda: used(daemon) == n, f"{n} bytes in use")
+
+
+# ---- ends of clients ----
+
+
+def in_child(daemon, body):
+    """Runs body(client) in a process of its own, up to where it is ready; returns the process."""
+    ready = fork.Event()
+
+    def run():
+        with daemon.client() as c:
+            body(c)
+            ready.set()
+            time.sleep(DEADLINE)
+
+    process = fork.Process(target=run)
+    process.start()
+    assert ready.wait(DEADLINE)
+    return process
+
+
+def test_sigkill_frees_what_is_unnamed(daemon):
+    def body(c):
+        create(c, mib=64)
+        create(c, "stays", mib=32)
+
+    process = in_child(daemon, body)
+    assert used(daemon) == 96 * MIB
+    process.kill()
+    process.join()
+    wait_until_used(daemon, 32 * MIB)
+    with daemon.client() as c:
+        assert c.call("show", name="stays")["holders"] == []
+
+
+def test_close_frees_what_is_unnamed(daemon):
+    with daemon.client() as c:
+        create(c, mib=64)
+    wait_until_used(daemon, 0)
+
+
+def test_sigkill_while_the_driver_works(start):
+    """The answer has nobody to go to; the memory goes back."""
+    d = start(CAID_CUDA_DRIVER=FAULTY, FAULTY_SLEEP_MS=200)
+
+    def body(c):
+        for _ in range(8):
+            c.request("create", typestr="|u1", shape=[MIB])
+
+    process = in_child(d, body)
+    process.kill()
+    process.join()
+    wait_for(lambda: d.status()["jobs"] == 0, "the end of the jobs")
+    wait_until_used(d, 0)
+
+
+def test_exit_ends_leases_although_a_child_keeps_the_socket(daemon):
+    """The socket does not hang up while a forked child has it; the process's exit counts."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # the client
+        c = daemon.client()
+        create(c, mib=64)
+        if os.fork() == 0:
+            os.read(reader, 1)  # the child: keeps the socket until the test ends
+            os._exit(0)
+        os.write(writer, b"x")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    try:
+        wait_until_used(daemon, 0)
+    finally:
+        os.write(writer, b"xx")
+        os.close(writer)
+        os.close(reader)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_stop_with_everything_open(start, signum):
+    """All memory is given back: under AddressSanitizer nothing leaks, either."""
+    d = start()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(d.client()) for _ in range(8)]
+        for i, c in enumerate(clients):
+            create(c, f"n{i}")
+            create(c)
+            c.request("create", typestr="|u1", shape=[MIB])  # still under way, maybe
+        assert d.stop(signum) == (0 if signum == signal.SIGTERM else -signal.SIGKILL)
+        for c in clients:
+            assert c.is_closed()
+    assert used(start()) == 0
+
+
+def test_stop_waits_for_the_driver(start):
+    d = start(CAID_CUDA_DRIVER=FAULTY, FAULTY_SLEEP_MS=500)
+    with d.client() as c:
+        c.request("create", typestr="|u1", shape=[MIB])
+        wait_for(lambda: d.status()["jobs"] == 1, "the job")
+        assert d.stop() == 0
+
+
+def test_second_signal_ends_at_once(start):
+    d = start(CAID_CUDA_DRIVER=FAULTY, FAULTY_SLEEP_MS=60000)
+    with d.client() as c:
+        c.request("create", typestr="|u1", shape=[MIB])
+        wait_for(lambda: d.status()["jobs"] == 1, "the job")
+        d.process.send_signal(signal.SIGTERM)
+        assert c.is_closed()
+        assert d.stop() == 1
+    assert not d.socket.exists()
+
+
+# ---- clients that do not read ----
+
+
+def send_until_held_up(client, packet, limit=200000):
+    """Sends without reading until the daemon has stopped reading; how many."""
+    client.sock.setblocking(False)
+    n = 0
+    with contextlib.suppress(BlockingIOError):
+        while n < limit:
+            client.send(packet)
+            n += 1
+    client.sock.settimeout(DEADLINE)
+    return n
+
+
+def test_who_does_not_read_is_not_read(daemon):
+    """Back-pressure: others are served, the daemon keeps little, and nothing is lost."""
+    with daemon.client() as deaf, daemon.client() as other:
+        n = send_until_held_up(deaf, pack([0, 7, "status", {}]))
+        assert 0 < n < 200000
+        assert other.call("ping") == {}
+        for _ in range(n):
+            assert deaf.response(7)["server"].startswith("caid ")
+        assert deaf.call("ping") == {}
+
+
+def test_who_does_not_read_can_be_stopped(daemon):
+    with daemon.client() as deaf:
+        send_until_held_up(deaf, pack([0, 7, "status", {}]))
+        assert daemon.stop() == 0
+
+
+def test_who_does_not_read_and_hangs_up(daemon):
+    """Seen although the daemon does not read from it."""
+    deaf = daemon.client()
+    create(deaf, mib=64)
+    send_until_held_up(deaf, pack([0, 7, "status", {}]))
+    deaf.close()
+    wait_until_used(daemon, 0)
+
+
+def make_names(client, n):
+    names = [f"n{i}" for i in range(n)]
+    for name in names:
+        create(client, name)
+    return names
+
+
+PER_PACKET = 50
+
+
+def open_without_reading(client, names):
+    """One packet for PER_PACKET names: the packets alone must not fill a socket."""
+    for i in range(0, len(names), PER_PACKET):
+        client.request("open", names=names[i : i + PER_PACKET], mode="r")
+
+
+def read_opens(client, n):
+    """Reads the answers for n names; how many fds came with them."""
+    n_fds = 0
+    while n > 0:
+        n -= len(client.response()["arrays"])
+        n_fds += len(client.fds)
+    return n_fds
+
+
+def test_unread_fds_are_bounded_and_all_arrive(daemon):
+    with daemon.client() as owner, daemon.client() as deaf:
+        names = make_names(owner, 600)  # more than one connection may leave in flight
+        before = fd_count(daemon)
+        open_without_reading(deaf, names)
+        assert owner.call("ping") == {}
+        assert read_opens(deaf, len(names)) == len(names)
+        assert deaf.call("ping") == {}
+        assert fd_count(daemon) == before  # those that were duplicated for the queue are closed
+
+
+def test_unread_fds_do_not_hold_up_others_for_ever(start):
+    """One client uses up all fds that may be in flight; when others wait for long, it goes."""
+    d = start(max_fds=1024)  # of which a quarter may be in flight
+    with d.client() as owner, d.client() as deaf, d.client() as other:
+        names = make_names(owner, 300)
+        open_without_reading(deaf, names)
+        wait_for(lambda: owner.call("status")["leases"] == 2 * 300, "fds in flight")
+        open_without_reading(other, names[:50])
+        assert read_opens(other, 50) == 50
+        assert deaf.is_closed()
+    assert "left too many fds unread" in d.text()
+
+
+def test_queued_fds_of_all_are_bounded(start):
+    """When all together have too many in their queues, it is the one who has not read for longest
+    that goes; the others get everything."""
+    d = start(max_fds=1024)  # of which a quarter may be in flight, and a quarter in queues
+    with contextlib.ExitStack() as stack:
+        owner = stack.enter_context(d.client())
+        names = make_names(owner, 300)
+        n_leases = len(names)
+
+        def fill(client, n):
+            nonlocal n_leases
+            n_leases += n
+            open_without_reading(client, names[:n])
+            wait_for(lambda: owner.call("status")["leases"] in (n_leases, n_leases - 300), "leases")
+
+        deaf = stack.enter_context(d.client())
+        fill(deaf, 300)
+        others = [stack.enter_context(d.client()) for _ in range(5)]
+        for c in others:
+            fill(c, 50)
+        for c in others:
+            assert read_opens(c, 50) == 50
+        assert deaf.is_closed()
+    assert "left too much unread" in d.text()
+
+
+# ---- many clients ----
+
+
+def anonymous_memory(daemon):
+    with open(f"/proc/{daemon.pid}/status", encoding="ascii") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith("RssAnon:"))
+
+
+@pytest.fixture
+def many_fds():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_idle_clients_cost_little(daemon, many_fds):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(daemon.client())
+        before = anonymous_memory(daemon)
+        for _ in range(2000):
+            stack.enter_context(daemon.client())
+        cost = (anonymous_memory(daemon) - before) / 2000
+        print(f"{cost:.0f} bytes for each idle client")
+        if not is_sanitized():
+            assert cost <= 8192
+        with daemon.client() as c:
+            assert c.call("status")["connections"] == 2002
+    wait_for(lambda: daemon.status()["connections"] == 1, "the end of all connections")
+
+
+def test_more_clients_than_fds(start, many_fds):
+    """Those over the process's limit wait in the backlog; nobody is turned away."""
+    d = start(max_fds=256, config="[daemon]\nhello_timeout = 1m\n")
+    waiting = []
+    with d.client() as first:
+        for _ in range(150):
+            c = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            c.settimeout(DEADLINE)
+            c.connect(str(d.socket))
+            c.send(pack([0, 1, "hello", {"version_min": 1, "version_max": 1}]))
+            waiting.append(c)
+        assert first.call("ping") == {}
+        create(first)  # the reserve is there
+        for c in waiting:
+            assert c.recv(65536)
+            c.close()
+
+

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""caid.conf(5): what is in force, and what is said of mistakes."""
+
+import os
+import pathlib
+import re
+
+import pytest
+from conftest import run_caid
+
+SHIPPED = pathlib.Path(__file__).parents[2] / "daemon" / "caid.conf"
+DEFAULTS = """\
+[daemon]
+socket =
+socket_mode = 0666
+driver = auto
+log_level = info
+hello_timeout = 2s
+[limits]
+connections = 4096
+names = 1000000
+leases = 1000000
+blocks = 65536
+jobs = 4096
+bytes = 0
+host_bytes = 1G
+[user-pools]
+mode = 0600
+quota = 0
+"""
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Checks a file with that text; returns status, stdout, stderr."""
+    path = tmp_path / "c.conf"
+
+    def check_text(text):
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        r = run_caid("--check-config", f"--config={path}")
+        return r.returncode, r.stdout, r.stderr.replace(str(path), "FILE")
+
+    check_text.path = path
+    return check_text
+
+
+def test_defaults(check):
+    assert check("") == (0, DEFAULTS, "")
+
+
+def test_shipped_file_changes_nothing(check):
+    assert check(SHIPPED.read_bytes()) == (0, DEFAULTS, "")
+
+
+def test_shipped_file_shows_every_key_with_its_default(check):
+    """Without the comment signs before keys and headers the same settings are in force, and each
+    key is there."""
+    text = re.sub(r"^#(?=\[|\w+ =)", "", SHIPPED.read_text(), flags=re.M)
+    pool = '[pool "example"]\nowner = 0\ngroup = 0\nmode = 0660\nquota = 0\n'
+    assert check(text) == (0, DEFAULTS + pool, "")
+    for line in (DEFAULTS + pool).splitlines():
+        key = line.split(" =")[0]
+        assert re.search(rf"^{re.escape(key)}\b", text, re.M) or key in text.splitlines()
+
+
+def test_values(check):
+    text = """
+    ; all blanks around keys and values are cut
+    [daemon]
+      socket=/run/x.sock
+    socket_mode = 0600
+    driver = /opt/lib/libcuda.so.1
+    log_level = debug
+    hello_timeout = 1500ms
+    [limits]
+    connections = 1
+    names = 4294967295
+    bytes = 3G
+    [user-pools]
+    mode = 0644
+    quota = 512K
+    [pool "a"]
+    owner = 12
+    group = 34
+    quota = 1T
+    [pool "b.c-d_9"]
+    owner = root
+    """
+    status, out, err = check(text)
+    assert (status, err) == (0, "")
+    for line in (
+        "socket = /run/x.sock",
+        "socket_mode = 0600",
+        "driver = /opt/lib/libcuda.so.1",
+        "log_level = debug",
+        "hello_timeout = 1500ms",
+        "connections = 1",
+        "names = 4294967295",
+        "bytes = 3G",
+        "mode = 0644",
+        "quota = 512K",
+        '[pool "a"]\nowner = 12\ngroup = 34\nmode = 0660\nquota = 1T\n',
+        '[pool "b.c-d_9"]\nowner = 0\ngroup = 0\nmode = 0660\nquota = 0\n',
+    ):
+        assert line in out
+
+
+@pytest.mark.parametrize(
+    "section, line",
+    [
+        ("daemon", "socket_mode = 0999"),
+        ("daemon", "socket_mode = 1777"),
+        ("daemon", "socket_mode ="),
+        ("daemon", "log_level = loud"),
+        ("daemon", "hello_timeout = 2"),
+        ("daemon", "hello_timeout = 0s"),
+        ("daemon", "hello_timeout = 61m"),
+        ("daemon", "hello_timeout = 2 s"),
+        ("daemon", "hello_timeout = 99999999999999999999s"),
+        ("limits", "connections = 0"),
+        ("limits", "connections = -1"),
+        ("limits", "connections = 4294967296"),
+        ("limits", "connections = 4096 # many"),
+        ("limits", "jobs = 0x10"),
+        ("limits", "bytes = 1X"),
+        ("limits", "bytes = 1KB"),
+        ("limits", "bytes = 18446744073709551616"),
+        ("limits", "bytes = 16777216T"),
+        ("limits", "bytes = G"),
+        ("user-pools", "mode = 0700"),
+        ("user-pools", "mode = rw-------"),
+        ('pool "p"', "owner = nobody-by-that-name"),
+        ('pool "p"', "group = -1"),
+        ('pool "p"', "owner = 4294967295"),
+        ('pool "p"', "mode = 02660"),
+        ('pool "p"', "quota = lots"),
+    ],
+)
+def test_bad_value(check, section, line):
+    status, out, err = check(f"\n[{section}]\n{line}\n")
+    assert (status, out) == (1, "")
+    assert err.startswith(f"caid: error: FILE:3: {line.split(' =')[0]} = ")
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("[daemon\n", 1),
+        ("[]\n", 1),
+        ('["x"]\n', 1),
+        ('[pool "x]\n', 1),
+        ('[pool "x"y]\n', 1),
+        ("[daemon]\nsocket\n", 2),
+        ("[daemon]\n= x\n", 2),
+        ("socket = x\n", 1),
+        ("[daemon]\nsocket = a\0b\n", 2),
+        ("[pool]\n", 1),
+        ('[pool ""]\n', 1),
+        ('[pool "a b"]\n', 1),
+        ('[pool "uid:7"]\n', 1),
+        ('[pool "' + "x" * 65 + '"]\n', 1),
+    ],
+)
+def test_bad_syntax(check, text, line):
+    status, out, err = check(text)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"caid: error: FILE:{line}: ")
+
+
+def test_every_mistake_is_told_at_once(check):
+    status, _, err = check("[daemon]\nsocket_mode = x\n[limits]\njobs = 0\n[oops\nfoo = 1\n")
+    assert status == 1
+    assert [line.split(": ")[2] for line in err.splitlines()] == ["FILE:2", "FILE:4", "FILE:5", "FILE:6"]
+
+
+def test_unknown_keys_and_sections_are_warned_of(check):
+    text = '[daemon]\nsokcet = x\n[metrics]\nport = 1\n[daemon "x"]\nsocket = y\n[pool "p"]\nsize = 3\n'
+    status, out, err = check(text)
+    assert status == 0
+    assert out.startswith(DEFAULTS)
+    warned = [line.split(": ")[1:3] for line in err.splitlines()]
+    assert warned == [["warning", f"FILE:{n}"] for n in (1 + 1, 3, 5, 8)]
+
+
+def test_file_that_is_missing():
+    r = run_caid("--check-config", "--config=/nonexistent/caid.conf")
+    assert r.returncode == 1
+    assert "/nonexistent/caid.conf: No such file" in r.stderr
+
+
+def test_file_that_is_a_folder(tmp_path):
+    r = run_caid("--check-config", f"--config={tmp_path}")
+    assert r.returncode == 1
+    assert str(tmp_path) in r.stderr
+
+
+def test_drop_ins_in_byte_order(check):
+    folder = pathlib.Path(f"{check.path}.d")
+    folder.mkdir()
+    (folder / "a.conf").write_text('[limits]\njobs = 3\n[pool "p"]\nquota = 1M\n')
+    (folder / "Z.conf").write_text("[limits]\njobs = 2\nblocks = 2\n")  # 'Z' < 'a'
+    (folder / "b.conf.bak").write_text("[limits]\njobs = 4\n")
+    (folder / ".c.conf").write_text("[limits]\njobs = 5\n")
+    status, out, err = check('[limits]\njobs = 1\nnames = 1\n[pool "p"]\nowner = 5\nquota = 9\n')
+    assert (status, err) == (0, "")
+    assert "names = 1\n" in out
+    assert "blocks = 2\njobs = 3\n" in out
+    assert '[pool "p"]\nowner = 5\ngroup = 0\nmode = 0660\nquota = 1M\n' in out
+
+
+def test_bad_drop_in(check):
+    folder = pathlib.Path(f"{check.path}.d")
+    folder.mkdir()
+    (folder / "x.conf").write_text("[limits]\njobs = 0\n")
+    status, _, err = check("")
+    assert status == 1
+    assert "FILE.d/x.conf:2: jobs = 0: " in err
+
+
+@pytest.mark.skipif(os.path.exists("/etc/caid/caid.conf"), reason="this machine has settings")
+def test_default_file_may_be_missing():
+    assert run_caid("--check-config").stdout == DEFAULTS
+
+
+def test_bad_settings_refuse_to_start(tmp_path):
+    path = tmp_path / "c.conf"
+    path.write_text("[limits]\njobs = 0\n")
+    r = run_caid("--foreground", f"--config={path}", f"--socket={tmp_path}/s")
+    assert r.returncode == 1
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver: which one answers, and what becomes of its failures."""
+
+import pytest
+import raw
+from conftest import DEADLINE, FAULTY, used, wait_for
+
+NO_MEMORY = 11
+CUDA_OUT_OF_MEMORY = 2
+MIB = 1 << 20
+
+
+def create(client, name):
+    return client.call("create", name=name, typestr="|u1", shape=[4 * MIB])
+
+
+def free(daemon):
+    with daemon.client() as c:
+        return c.call("memory_info")["devices"][0]["free"]
+
+
+def test_auto_says_loudly_that_there_is_no_device(start):
+    d = start(CAID_CUDA_DRIVER="auto", CUDA_VISIBLE_DEVICES="")
+    assert d.status()["driver"] == "soft"
+    assert "caid: warning: NO CUDA DEVICE ANSWERS" in d.text()
+    assert "caid: warning: the reason: libcuda.so.1" in d.text()
+
+
+@pytest.mark.parametrize("which", ["option", "env", "config"])
+def test_choice(start, which):
+    """Option, environment, settings: each wins over those after it, which name no driver."""
+    bad = "/nonexistent.so"
+    option = {"option": ["--driver=soft"]}.get(which, [])
+    env = {"option": bad, "env": "soft"}.get(which, "")
+    config = "soft" if which == "config" else bad
+    d = start(*option, CAID_CUDA_DRIVER=env, config=f"[daemon]\ndriver = {config}\n")
+    status = d.status()
+    assert status["driver"] == "soft"
+    assert status["driver_path"].endswith("/libcaid-softcuda.so")
+
+
+def test_no_device(start):
+    d = start("--driver=soft", wait=False, CAID_SOFTCUDA_DEVICES=0)
+    assert d.process.wait(DEADLINE) == 1
+    assert "CUDA_ERROR_NO_DEVICE" in d.text()
+
+
+def test_devices(start):
+    d = start("--driver=soft", CAID_SOFTCUDA_DEVICES=3, CAID_SOFTCUDA_MEMORY="64M")
+    with d.client() as c:
+        devices = c.call("memory_info")["devices"]
+        assert [m["total"] for m in devices] == [64 * MIB] * 3
+        assert len({m["uuid"] for m in devices}) == 3
+        last = devices[2]["uuid"]
+        one = c.call("memory_info", device=last)["devices"]
+        assert [m["uuid"] for m in one] == [last]
+        with pytest.raises(raw.Refused, match="GPU-none"):
+            c.call("memory_info", device="GPU-none")
+        c.call("create", name="x", typestr="|u1", shape=[MIB], device=last)
+        assert [m["blocks"] for m in c.call("memory_info")["devices"]] == [0, 0, 1]
+
+
+def test_out_of_memory(start):
+    d = start("--driver=soft", CAID_SOFTCUDA_MEMORY="16M")
+    with d.client() as c:
+        for i in range(4):
+            create(c, f"n{i}")
+        with pytest.raises(raw.Refused) as e:
+            create(c, "one more")
+        assert e.value.code == NO_MEMORY
+        assert e.value.cuda == CUDA_OUT_OF_MEMORY
+        c.call("unlink", name="n0")
+        c.notify("close", leases=[1])
+        wait_for(lambda: used(d) == 12 * MIB, "the release")
+        create(c, "one more")
+
+
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemExportToShareableHandle"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_failed_allocation(start, call, nth):
+    """The one request is refused with the driver's words, what was made is undone, and the next
+    one is served."""
+    d = start(CAID_CUDA_DRIVER=FAULTY, FAULTY_CALL=call, FAULTY_NTH=nth)
+    before = free(d)
+    with d.client() as c:
+        for i in range(1, 5):
+            if i == nth:
+                with pytest.raises(raw.Refused, match=call) as e:
+                    create(c, f"n{i}")
+                assert (e.value.code, e.value.cuda) == (NO_MEMORY, CUDA_OUT_OF_MEMORY)
+            else:
+                create(c, f"n{i}")
+        assert used(d) == 3 * 4 * MIB
+        wait_for(lambda: free(d) == before - 3 * 4 * MIB, "the driver's figure")
+        assert len(c.call("list")["entries"]) == 3
+
+
+def test_failed_release(start):
+    """Logged and counted; nobody is disturbed."""
+    d = start(CAID_CUDA_DRIVER=FAULTY, FAULTY_CALL="cuMemRelease", FAULTY_NTH=1)
+    with d.client() as c:
+        c.call("create", typestr="|u1", shape=[MIB])
+        c.notify("close", leases=[1])
+        wait_for(lambda: c.call("status")["release_errors"] == 1, "the failure")
+        assert c.call("ping") == {}
+        create(c, "next")
+    assert "cuMemRelease" in d.text()

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "caid_test.h"
+#include "flight.h"
+#include "packet.h"
+#include "proto_limits.h"
+
+#define MAX 600 /* in flight to all */
+
+struct pair {
+    int ours, theirs;
+    struct flight_share share;
+};
+
+static void
+pair_init(struct pair *p)
+{
+    int fds[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
+    p->ours = fds[0];
+    p->theirs = fds[1];
+    flight_share_init(&p->share, p->ours);
+}
+
+static void
+pair_deinit(struct flight *f, struct pair *p)
+{
+    flight_share_deinit(f, &p->share);
+    close(p->ours);
+    close(p->theirs);
+}
+
+/* One packet; that it carries n fds is only said, which is all that flight.c knows. */
+static void
+say_sent(struct flight *f, struct pair *p, size_t n, uint64_t now_ms)
+{
+    cr_assert_eq(packet_send(p->ours, "x", 1, NULL, 0, 0), 0);
+    flight_sent(f, &p->share, n, now_ms);
+}
+
+static void
+read_one(struct pair *p)
+{
+    char c;
+
+    cr_assert_eq(read(p->theirs, &c, 1), 1);
+}
+
+CAID_TEST(flight, a_share_is_bounded_until_its_socket_is_empty)
+{
+    struct flight f;
+    struct pair p;
+
+    flight_init(&f, 100000);
+    pair_init(&p);
+    cr_assert(flight_admits(&f, &p.share, FLIGHT_SHARE_MAX));
+    say_sent(&f, &p, 253, 0);
+    say_sent(&f, &p, FLIGHT_SHARE_MAX - 253, 0);
+    cr_assert_not(flight_admits(&f, &p.share, 1));
+    read_one(&p);
+    cr_assert_not(flight_admits(&f, &p.share, 1), "one packet is unread");
+    read_one(&p);
+    cr_assert(flight_admits(&f, &p.share, 253));
+    cr_assert_eq(f.n, 0);
+    pair_deinit(&f, &p);
+}
+
+CAID_TEST(flight, the_sum_is_bounded_and_those_who_have_read_are_forgotten)
+{
+    struct flight f;
+    struct pair a, b, c;
+
+    flight_init(&f, MAX);
+    pair_init(&a);
+    pair_init(&b);
+    pair_init(&c);
+    say_sent(&f, &a, 300, 1);
+    say_sent(&f, &b, 300, 2);
+    cr_assert_not(flight_admits(&f, &c.share, 1));
+    read_one(&b);
+    cr_assert(flight_admits(&f, &c.share, 300));
+    cr_assert_not(flight_admits(&f, &c.share, 301));
+    cr_assert_eq(f.n, 300);
+    pair_deinit(&f, &a);
+    cr_assert_eq(f.n, 0, "what was in flight went with its socket");
+    pair_deinit(&f, &b);
+    pair_deinit(&f, &c);
+}
+
+CAID_TEST(flight, the_culprit_is_who_has_not_read_for_longest)
+{
+    struct flight f;
+    struct pair a, b;
+
+    flight_init(&f, MAX);
+    pair_init(&a);
+    pair_init(&b);
+    say_sent(&f, &a, 10, 1000);
+    cr_assert_null(flight_culprit(&f, 0, 99999), "there is room enough");
+    say_sent(&f, &b, MAX - 10, 2000);
+    say_sent(&f, &a, 0, 3000);
+    cr_assert_null(flight_culprit(&f, 5000, 5999), "not yet");
+    cr_assert_eq(flight_culprit(&f, 5000, 6000), &a.share);
+    read_one(&a);
+    read_one(&a);
+    cr_assert_null(flight_culprit(&f, 5000, 6999), "a has read, b is younger");
+    cr_assert_eq(flight_culprit(&f, 5000, 7000), &b.share);
+    read_one(&b);
+    cr_assert_null(flight_culprit(&f, 5000, 7000));
+    pair_deinit(&f, &a);
+    pair_deinit(&f, &b);
+}

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the service manager is told, and when."""
+
+import os
+import pathlib
+import socket
+
+import pytest
+from conftest import DEADLINE
+
+
+class Manager:
+    """The other end of NOTIFY_SOCKET."""
+
+    def __init__(self, address):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sock.bind(address)
+        self.sock.settimeout(DEADLINE)
+
+    def receive(self):
+        return self.sock.recv(4096).decode().split("\n")
+
+    def receive_until(self, line):
+        """All lines up to the packet with this one."""
+        lines = []
+        while line not in lines:
+            lines += self.receive()
+        return lines
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request, tmp_path):
+    name = str(tmp_path / "notify") if request.param == "path" else f"\0caid-test-{os.getpid()}"
+    manager = Manager(name)
+    manager.name = name.replace("\0", "@")
+    yield manager
+    manager.sock.close()
+
+
+def test_ready_and_stopping(start, manager):
+    d = start(wait=False, NOTIFY_SOCKET=manager.name)
+    assert "READY=1" in manager.receive()
+    with d.client() as c:  # ready means: this works at the first try
+        assert c.call("ping") == {}
+    assert d.stop() == 0
+    assert "STOPPING=1" in manager.receive_until("STOPPING=1")
+
+
+def test_not_ready_before_the_driver_answers(start, manager):
+    """Under a service manager --driver=cuda waits for the driver, and can be stopped meanwhile."""
+    d = start("--driver=cuda", wait=False, NOTIFY_SOCKET=manager.name, CUDA_VISIBLE_DEVICES="")
+    told = manager.receive() + manager.receive()
+    assert [line[:25] for line in told] == ["STATUS=No CUDA driver ans"] * 2
+    with pytest.raises(ConnectionRefusedError):
+        d.client()
+    assert d.stop() == 0
+    assert not d.socket.exists()
+
+
+def test_without_a_manager_a_missing_driver_is_the_end(start):
+    d = start("--driver=cuda", wait=False, CUDA_VISIBLE_DEVICES="")
+    assert d.process.wait(DEADLINE) == 1
+    assert 'driver "cuda": ' in d.text()
+    assert not d.socket.exists()
+
+
+def test_watchdog(start, manager):
+    d = start(wait=False, NOTIFY_SOCKET=manager.name, WATCHDOG_USEC=20000)
+    manager.receive_until("READY=1")
+    for _ in range(3):
+        assert manager.receive() == ["WATCHDOG=1"]
+    assert d.stop() == 0
+
+
+def test_watchdog_of_another_process(start, manager):
+    d = start(wait=False, NOTIFY_SOCKET=manager.name, WATCHDOG_USEC=1000, WATCHDOG_PID=1)
+    manager.receive_until("READY=1")
+    assert d.stop() == 0
+    assert "STOPPING=1" in manager.receive()
+
+
+def test_manager_that_does_not_read(start, manager):
+    """Its queue is full; the daemon serves all the same, and tells it when there is room."""
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sender.setblocking(False)
+    n = 0
+    with sender, pytest.raises(BlockingIOError):
+        while True:
+            sender.sendto(b"X=1", manager.name.replace("@", "\0"))
+            n += 1
+    d = start(NOTIFY_SOCKET=manager.name)
+    with d.client() as c:
+        assert c.call("ping") == {}
+    for _ in range(n):
+        assert manager.receive() == ["X=1"]
+    assert "READY=1" in manager.receive()
+
+
+@pytest.mark.parametrize("address", ["/nonexistent/notify", "relative", "/" + "x" * 200])
+def test_manager_that_cannot_be_reached(start, address):
+    d = start(NOTIFY_SOCKET=address)
+    assert f"NOTIFY_SOCKET={address}" in d.text()
+
+
+def test_inherits_nothing_to_others(start, manager):
+    """Every fd is closed on exec."""
+    d = start(NOTIFY_SOCKET=manager.name)
+    with d.client():
+        for entry in pathlib.Path(f"/proc/{d.pid}/fdinfo").iterdir():
+            if int(entry.name) > 2:
+                flags = next(v for k, v in (s.split(":") for s in entry.read_text().splitlines()) if k == "flags")
+                assert int(flags, 8) & os.O_CLOEXEC, os.readlink(f"/proc/{d.pid}/fd/{entry.name}")
+
+
