@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "call.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "client.h"
+#include "packet.h"
+
+static void
+call_fds_closep(struct call_fds *fds)
+{
+    for (size_t i = 0; i < fds->n; i++)
+        fd_close(fds->fd[i]);
+}
+
+/* Takes the call out of those in flight. */
+static void
+call_end(struct caid_client *client, struct call *call, int r)
+{
+    TAILQ_REMOVE(&client->calls, call, entry);
+    call->r = r;
+    call->done = true;
+    if (call->waiting)
+        pthread_cond_signal(&call->wake);
+}
+
+void
+call_fail_all(struct caid_client *client)
+{
+    struct call *call;
+
+    while ((call = TAILQ_FIRST(&client->calls)))
+        call_end(client, call, fail_again(&call->error, &client->lost));
+}
+
+uint64_t
+call_oldest_with_blocks(const struct caid_client *client)
+{
+    const struct call *call;
+
+    TAILQ_FOREACH(call, &client->calls, entry)
+    if (call->has_blocks)
+        return call->seq;
+    return UINT64_MAX;
+}
+
+/* ---- sending ---- */
+
+/* The socket failed. What the daemon may have said before it left is not waited for. */
+static int
+send_failed(struct caid_client *client, int r)
+{
+    errno = -r;
+    client_lose(client, CAID_ERR_DISCONNECTED, "%s: the connection to the daemon is lost: %m",
+                client->socket);
+    return r;
+}
+
+static int
+send_out(struct caid_client *client)
+{
+    int r = packet_send(client->sock, client->out.data, client->out.n, NULL, 0, MSG_DONTWAIT);
+    return r == 0 || r == -EAGAIN ? r : send_failed(client, r);
+}
+
+int
+call_flush_closing(struct caid_client *client)
+{
+    while (client->n_closing > 0 && client->lost.code == 0) {
+        uint32_t n = client->n_closing < PROTO_CLOSE_MAX ? (uint32_t)client->n_closing
+                                                         : PROTO_CLOSE_MAX;
+        struct msg_close_params params = {.leases = {client->closing, n}};
+        int r = msg_encode_notify(&client->out, MSG_CLOSE, &params);
+        if (r == 0)
+            r = send_out(client);
+        if (r < 0)
+            return r;
+        client->n_closing -= n;
+        memmove(client->closing, client->closing + n,
+                client->n_closing * sizeof(client->closing[0]));
+    }
+    return 0;
+}
+
+/* A daemon that does not read is not to stop the threads that have a reply to read. */
+static void
+wait_for_room(struct caid_client *client)
+{
+    struct pollfd poll_fd = {.fd = client->sock, .events = POLLOUT};
+
+    pthread_mutex_unlock(&client->lock);
+    poll(&poll_fd, 1, -1);
+    pthread_mutex_lock(&client->lock);
+}
+
+static int
+encode(struct caid_client *client, const struct call *call, uint64_t seq,
+       struct caid_error *error)
+{
+    int r = msg_encode_request(&client->out, (uint32_t)seq, call->method, call->params);
+
+    if (r == -EMSGSIZE || (r == 0 && client->out.n > client->packet_max))
+        return fail(error, CAID_ERR_TOO_LARGE, "the %s request is larger than %zu bytes",
+                    msg_method_name(call->method), client->packet_max);
+    if (r < 0)
+        return fail_errno(error, -r, "cannot encode the %s request",
+                          msg_method_name(call->method));
+    return 0;
+}
+
+/* Closes that wait go first: what the daemon sends for this request depends on them. */
+static int
+send_once(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    int r = call_flush_closing(client);
+    if (r == -ENOMEM)
+        return fail_errno(error, ENOMEM, "cannot tell the daemon of closed arrays");
+    if (r == 0) {
+        r = encode(client, call, client->seq + 1, error);
+        if (r < 0)
+            return r;
+        r = send_out(client);
+    }
+    if (client->lost.code != 0)
+        return fail_again(error, &client->lost);
+    return r < 0 ? 1 : 0; /* -EAGAIN */
+}
+
+/* Lists the call as in flight. */
+static int
+call_send(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    int r;
+
+    while ((r = send_once(client, call, error)) > 0) {
+        wait_for_room(client);
+        if (client->lost.code != 0)
+            return fail_again(error, &client->lost);
+    }
+    if (r < 0)
+        return r;
+    call->seq = ++client->seq;
+    TAILQ_INSERT_TAIL(&client->calls, call, entry);
+    return 0;
+}
+
+/* ---- receiving ---- */
+
+static struct call *
+find_call(const struct caid_client *client, uint32_t id)
+{
+    struct call *call;
+
+    TAILQ_FOREACH(call, &client->calls, entry)
+    if ((uint32_t)call->seq == id)
+        return call;
+    return NULL;
+}
+
+/* Why a packet cannot be the answer to call, or NULL. */
+static const char *
+reply_violation(const struct msg *reply, const struct call *call, const struct call_fds *fds)
+{
+    if (reply->type != MSG_RESPONSE)
+        return "sent a packet that is no reply";
+    if (!call)
+        return "answered a request that was not made";
+    if (fds->n > 0 && (!call->has_blocks || reply->error != 0))
+        return "sent file descriptors that nothing refers to";
+    return NULL;
+}
+
+static void
+take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
+{
+    struct call *call = find_call(client, reply->id);
+    const char *violation = reply_violation(reply, call, fds);
+    int r = 0;
+
+    if (violation) {
+        client_lose(client, CAID_ERR_PROTOCOL, "%s: the daemon %s", client->socket, violation);
+        return;
+    }
+    if (reply->error != 0)
+        r = fail_wire(&call->error, reply);
+    else if (call->take)
+        r = call->take(client, call, reply, fds);
+
+    if (r == -EPROTO && reply->error == 0)
+        client_lose(client, CAID_ERR_PROTOCOL, "%s: the daemon sent a malformed %s reply",
+                    client->socket, msg_method_name(call->method));
+    else
+        call_end(client, call, r);
+}
+
+/* What came instead of a packet: n is packet_recv()'s answer. */
+static void
+lose_reader(struct caid_client *client, ssize_t n)
+{
+    errno = (int)-n;
+    if (n == 0)
+        client_lose(client, CAID_ERR_DISCONNECTED, "%s: the daemon closed the connection",
+                    client->socket);
+    else if (n == -EMSGSIZE)
+        client_lose(client, CAID_ERR_DISCONNECTED,
+                    "%s: a reply was cut off (too many open files here?)", client->socket);
+    else
+        client_lose(client, CAID_ERR_DISCONNECTED,
+                    "%s: the connection to the daemon is lost: %m", client->socket);
+}
+
+/* Receives and takes one packet. Returns false when there was none. Without MSG_DONTWAIT in
+ * flags the lock is dropped while receiving. */
+static bool
+receive(struct caid_client *client, int flags)
+{
+    _cleanup_(call_fds_closep) struct call_fds fds;
+    struct msg reply;
+    int r = 0;
+    bool wait = !(flags & MSG_DONTWAIT);
+
+    fds.n = 0;
+    client->reading = true;
+    if (wait)
+        pthread_mutex_unlock(&client->lock);
+    ssize_t n = packet_recv(client->sock, client->packet, fds.fd, PROTO_FDS_MAX, &fds.n, flags);
+    if (n > 0)
+        r = msg_parse(&reply, client->packet, (size_t)n);
+    if (wait)
+        pthread_mutex_lock(&client->lock);
+    client->reading = false;
+
+    if (n == -EAGAIN || n == -EINTR)
+        return false;
+    if (n <= 0) {
+        lose_reader(client, n);
+        return false;
+    }
+    if (r < 0) {
+        client_lose(client, r == -ENOMEM ? CAID_ERR_DISCONNECTED : CAID_ERR_PROTOCOL, "%s: %s",
+                    client->socket,
+                    r == -ENOMEM ? "no memory for a reply"
+                                 : "the daemon sent a malformed packet");
+        return false;
+    }
+    client->n_packet = (size_t)n;
+    take_reply(client, &reply, &fds);
+    msg_deinit(&reply);
+    return true;
+}
+
+/* Whoever reads no longer makes sure that someone who waits does. */
+static void
+pass_reading_on(struct caid_client *client)
+{
+    struct call *call;
+
+    if (client->reading)
+        return;
+    TAILQ_FOREACH(call, &client->calls, entry)
+    if (call->waiting) {
+        pthread_cond_signal(&call->wake);
+        return;
+    }
+}
+
+static void
+call_wait(struct caid_client *client, struct call *call)
+{
+    while (!call->done) {
+        if (!client->reading) {
+            receive(client, 0);
+            continue;
+        }
+        call->waiting = true;
+        pthread_cond_wait(&call->wake, &client->lock);
+        call->waiting = false;
+    }
+    pass_reading_on(client);
+}
+
+int
+call_run(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    pthread_cond_init(&call->wake, NULL);
+    call->error.code = 0;
+    int r = call_send(client, call, error);
+    if (r == 0) {
+        call_wait(client, call);
+        r = call->r;
+        if (r < 0)
+            fail_again(error, &call->error);
+    }
+    pthread_cond_destroy(&call->wake);
+    return r;
+}
+
+void
+call_dispatch(struct caid_client *client)
+{
+    call_flush_closing(client);
+    while (client->lost.code == 0 && !client->reading && receive(client, MSG_DONTWAIT))
+        ;
+}
+
+/* ---- replies to be read later ---- */
+
+struct copy_call {
+    struct call call;
+    struct reply *reply;
+};
+
+static int
+take_copy(struct caid_client *client, struct call *call, struct msg *reply,
+          struct call_fds *fds)
+{
+    struct reply *ret = container_of(call, struct copy_call, call)->reply;
+
+    (void)reply;
+    (void)fds;
+    ret->packet = malloc(client->n_packet);
+    if (!ret->packet)
+        return fail_errno(&call->error, ENOMEM, "no memory for the %s reply",
+                          msg_method_name(call->method));
+    memcpy(ret->packet, client->packet, client->n_packet);
+    ret->n = client->n_packet;
+    return 0;
+}
+
+void
+reply_deinit(struct reply *reply)
+{
+    msg_deinit(&reply->msg);
+    free(reply->packet);
+}
+
+static int
+reply_parse(struct reply *reply, enum msg_method method, void *ret_result)
+{
+    int r = msg_parse(&reply->msg, reply->packet, reply->n);
+    return r < 0 ? r : msg_decode_result(&reply->msg, method, ret_result);
+}
+
+int
+reply_get(struct reply *ret, struct caid_client *client, enum msg_method method,
+          const void *params, void *ret_result, struct caid_error *error)
+{
+    struct copy_call copy = {
+        .call = {.method = method, .params = params, .take = take_copy},
+        .reply = ret,
+    };
+
+    int r = client_enter(client, error);
+    if (r < 0)
+        return r;
+    r = call_run(client, &copy.call, error);
+    client_leave(client);
+    if (r < 0)
+        return r;
+
+    r = reply_parse(ret, method, ret_result);
+    if (r == -EPROTO)
+        return client_violated(client, msg_method_name(method), error);
+    if (r < 0)
+        return fail_errno(error, -r, "no memory for the %s reply", msg_method_name(method));
+    return 0;
+}

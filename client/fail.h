@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How libcaid reports: each function fills a caller's struct caid_error (NULL is allowed) and
+ * returns the errno that errors.def gives the code, negated.
+ */
+#pragma once
+
+#include "caid/caid.h"
+
+#include "base/macros.h"
+#include "drv.h"
+#include "msg.h"
+
+int fail(struct caid_error *error, int32_t code, const char *fmt, ...) PRINTF(3, 4);
+
+/* CAID_ERR_SYSTEM: the message gets ": " and the text of err (positive). Returns -err. */
+int fail_errno(struct caid_error *error, int err, const char *fmt, ...) PRINTF(3, 4);
+
+/* A call of driver/ failed with r; its message follows ours. */
+int fail_driver(struct caid_error *error, int r, const struct drv_error *cause, const char *fmt,
+                ...) PRINTF(4, 5);
+
+/* A refusal by the daemon, as it came. */
+int fail_wire(struct caid_error *error, const struct msg *reply);
+
+/* A copy of an error that was noted earlier. */
+int fail_again(struct caid_error *error, const struct caid_error *earlier);

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A client of no daemon: caid_driver_open(). It is a struct caid_client whose connection was lost
+ * before it began, so that every call that needs the daemon fails with NO_DAEMON, and whose
+ * devices are all that the driver has.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "client.h"
+
+DEFINE_CLEANUP(struct caid_client *, caid_client_close)
+DEFINE_CLEANUP(struct drv *, drv_free)
+
+static void
+device_fill(struct caid_device *ret, const struct drv_device *found)
+{
+    snprintf(ret->uuid, sizeof(ret->uuid), "%s", found->uuid);
+    snprintf(ret->name, sizeof(ret->name), "%s", found->name);
+    ret->total = found->total;
+    ret->granularity = found->granularity;
+}
+
+/* Lists the driver's devices in the order of their ordinals. */
+static int
+devices_fill(struct caid_client *client, const struct drv *drv, struct drv_error *cause)
+{
+    struct drv_device found;
+    int n;
+
+    int r = drv_device_count(drv, &n, cause);
+    if (r < 0)
+        return r;
+    client->devices = calloc(n > 0 ? (size_t)n : 1, sizeof(client->devices[0]));
+    if (!client->devices)
+        return -ENOMEM;
+    for (int i = 0; i < n; i++) {
+        r = drv_device_get(drv, i, &found, cause);
+        if (r < 0)
+            return r;
+        device_fill(&client->devices[i], &found);
+    }
+    client->n_devices = (uint32_t)n;
+    return 0;
+}
+
+int
+caid_driver_open(struct caid_client **ret, const char *driver, struct caid_error *error)
+{
+    const char *choice = driver && driver[0] ? driver : secure_getenv("CAID_CUDA_DRIVER");
+    _cleanup_(caid_client_closep) struct caid_client *client = NULL;
+    _cleanup_(drv_freep) struct drv *drv = NULL;
+    struct drv_error cause = {0};
+
+    if (!choice || !choice[0])
+        choice = "auto";
+    if (!ret)
+        return fail(error, CAID_ERR_INVALID, "the place for the client is NULL");
+    client = client_new();
+    if (!client)
+        return fail_errno(error, ENOMEM, "no memory for a client");
+    strcpy(client->socket, "(no daemon)");
+    client->lost.code = CAID_ERR_NO_DAEMON;
+    strcpy(client->lost.message, "this client is of the CUDA driver alone: it has no daemon");
+
+    int r = drv_open(&drv, choice, &cause);
+    if (r < 0)
+        return fail_driver(error, r, &cause, "cannot use CUDA driver \"%s\"", choice);
+    r = devices_fill(client, drv, &cause);
+    if (r < 0)
+        return fail_driver(error, r, &cause, "cannot find this process's CUDA devices");
+    r = gpu_init(&client->gpu, choice, client->n_devices);
+    if (r < 0)
+        return fail_errno(error, ENOMEM, "no memory for %u devices", client->n_devices);
+    *ret = TAKE_PTR(client);
+    return 0;
+}

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# Completion of caidctl(1) for bash.
+
+# The first column of a table that caidctl prints. Columns are two spaces apart, so a name may
+# have single ones in it.
+_caidctl_first_column() {
+    caidctl "${where[@]}" "$@" 2>/dev/null | sed -e 1d -e 's/^ *//' -e 's/  .*//'
+}
+
+# Completes $cur to lines of standard input.
+_caidctl_lines() {
+    local line
+    while IFS= read -r line; do
+        [[ $line == "$cur"* ]] && COMPREPLY+=("$(printf %q "$line")")
+    done
+}
+
+# Finds the verb and the socket among the words before the one to complete. Where = breaks words,
+# "--socket=x" is three of them.
+_caidctl_scan() {
+    local i
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${COMP_WORDS[i]} in
+        --socket | -s | --pool | -p | --count | -c)
+            local option=${COMP_WORDS[i]}
+            [[ ${COMP_WORDS[i + 1]} == = ]] && ((i++))
+            ((i++))
+            [[ $option == --socket || $option == -s ]] && where=(--socket="${COMP_WORDS[i]}")
+            ;;
+        -*) ;;
+        *) [[ $verb ]] || verb=${COMP_WORDS[i]} ;;
+        esac
+    done
+}
+
+_caidctl() {
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} verb=''
+    local -a where=()
+
+    COMPREPLY=()
+    if [[ $cur == = ]]; then
+        cur=''
+    elif [[ $prev == = ]]; then
+        prev=${COMP_WORDS[COMP_CWORD - 2]}
+    fi
+    _caidctl_scan
+
+    case $prev in
+    --socket | -s) _caidctl_lines < <(compgen -f -- "$cur") ;;
+    --pool | -p) _caidctl_lines < <(_caidctl_first_column pools) ;;
+    --count | -c) ;;
+    *)
+        case $verb:$cur in
+        *:-*)
+            _caidctl_lines < <(printf '%s\n' --socket= --json --bytes --pool= --all --long \
+                --count= --help --version)
+            [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
+            ;;
+        :*) _caidctl_lines < <(printf '%s\n' status list show pools info unlink ping version) ;;
+        list:* | show:* | unlink:*) _caidctl_lines < <(_caidctl_first_column list) ;;
+        info:*) _caidctl_lines < <(_caidctl_first_column info) ;;
+        esac
+        ;;
+    esac
+}
+
+complete -F _caidctl caidctl

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* caidctl(1): the command line, and the connection for the verb. */
+#include <errno.h>
+#include <getopt.h>
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl.h"
+#include "format.h"
+
+#define COUNT_DEFAULT 10
+#define COUNT_MAX     1000000
+
+enum ctl_option {
+    OPT_ALL = 1 << 0,
+    OPT_POOL = 1 << 1,
+    OPT_LONG = 1 << 2,
+    OPT_COUNT = 1 << 3,
+    OPT_BYTES = 1 << 4,
+};
+
+struct verb {
+    const char *name;
+    int (*run)(struct ctl *ctl, int argc, char **argv);
+    int min_args, max_args; /* max -1: any number */
+    unsigned options;       /* enum ctl_option, beside those that all verbs take */
+    bool offline;
+};
+
+static const struct verb verbs[] = {
+    {"status", verb_status, 0, 0, OPT_BYTES, false},
+    {"list", verb_list, 0, 1, OPT_ALL | OPT_POOL | OPT_LONG | OPT_BYTES, false},
+    {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES, false},
+    {"pools", verb_pools, 0, 0, OPT_BYTES, false},
+    {"info", verb_info, 0, 1, OPT_BYTES, false},
+    {"unlink", verb_unlink, 1, -1, OPT_POOL, false},
+    {"ping", verb_ping, 0, 0, OPT_COUNT, false},
+    {"version", verb_version, 0, 0, 0, true},
+};
+
+static const char usage[] =
+    "usage: caidctl [OPTION]... [VERB]\n"
+    "\n"
+    "  status               the daemon, its driver and devices (the default)\n"
+    "  list [PREFIX]        named arrays of a pool\n"
+    "  show NAME            one array and who holds it; without NAME: the pool of --pool\n"
+    "  pools                pools that may be read\n"
+    "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
+    "  unlink NAME...       remove names; whoever holds the arrays keeps them\n"
+    "  ping                 round trips to the daemon\n"
+    "  version              of caidctl\n"
+    "\n"
+    "  -s, --socket=PATH    the daemon's socket\n"
+    "  -j, --json           for programs\n"
+    "  -b, --bytes          exact sizes (status, list, show, pools, info)\n"
+    "  -p, --pool=POOL      instead of your own (list, show, unlink)\n"
+    "  -a, --all            every pool that may be read (list)\n"
+    "  -l, --long           more columns (list)\n"
+    "  -c, --count=N        how many round trips (ping)\n"
+    "  -h, --help           this text\n"
+    "  -V, --version        of caidctl\n"
+    "\n"
+    "Exit status: 0, 1 for an error here, 2 for a refusal by the daemon. See caidctl(1).\n";
+
+static const struct option long_options[] = {
+    {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
+    {"bytes", no_argument, NULL, 'b'},        {"pool", required_argument, NULL, 'p'},
+    {"all", no_argument, NULL, 'a'},          {"long", no_argument, NULL, 'l'},
+    {"count", required_argument, NULL, 'c'},  {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},      {0},
+};
+
+void
+ctl_complain(const char *what, const char *why)
+{
+    _cleanup_free_ char *plain_what = format_plain(what);
+    _cleanup_free_ char *plain_why = format_plain(why);
+
+    fprintf(stderr, "caidctl: %s: %s\n", plain_what, plain_why);
+}
+
+/* What the library itself finds wrong with the connection is no refusal. */
+static bool
+is_refusal(int32_t code)
+{
+    return code > CAID_ERR_PROTOCOL && code < CAID_ERR_NO_DAEMON;
+}
+
+int
+ctl_failed(const struct ctl *ctl, const char *what)
+{
+    ctl_complain(what, ctl->error.message);
+    return is_refusal(ctl->error.code) ? CTL_REFUSED : CTL_LOCAL;
+}
+
+static bool
+parse_number(const char *text, unsigned long max, unsigned long *ret)
+{
+    char *end;
+
+    if (text[0] < '0' || text[0] > '9')
+        return false;
+    errno = 0;
+    *ret = strtoul(text, &end, 10);
+    return errno == 0 && *end == 0 && *ret <= max;
+}
+
+int32_t
+ctl_device(const struct ctl *ctl, const char *text)
+{
+    const struct caid_device *devices;
+    int n = caid_client_devices(ctl->client, &devices);
+    unsigned long index;
+
+    for (int i = 0; i < n; i++)
+        if (strcmp(devices[i].uuid, text) == 0)
+            return i;
+    if (n > 0 && parse_number(text, (unsigned long)n - 1, &index))
+        return (int32_t)index;
+    ctl_complain(text, "no such device; see caidctl status");
+    return -1;
+}
+
+static int
+bad_usage(const char *what, const char *why)
+{
+    ctl_complain(what, why);
+    fputs("Try 'caidctl --help'.\n", stderr);
+    return CTL_LOCAL;
+}
+
+static const struct verb *
+find_verb(const char *name)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
+        if (strcmp(verbs[i].name, name) == 0)
+            return &verbs[i];
+    return NULL;
+}
+
+static int
+parse_count(struct ctl *ctl, const char *text)
+{
+    unsigned long count;
+
+    if (!parse_number(text, COUNT_MAX, &count) || count == 0)
+        return bad_usage(text, "not a count from 1 to 1000000");
+    ctl->count = (uint32_t)count;
+    return CTL_OK;
+}
+
+/* Returns CTL_OK, or the status to exit with; *ret_done: with that status, having done all. */
+static int
+parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool *ret_done)
+{
+    int c, status = CTL_OK;
+
+    while (status == CTL_OK &&
+           (c = getopt_long(argc, argv, "s:jbp:alc:hV", long_options, NULL)) >= 0)
+        switch (c) {
+        case 's': ctl->socket = optarg; break;
+        case 'j': ctl->json = true; break;
+        case 'b': *ret_given |= OPT_BYTES, ctl->bytes = true; break;
+        case 'p': *ret_given |= OPT_POOL, ctl->pool = optarg; break;
+        case 'a': *ret_given |= OPT_ALL, ctl->all = true; break;
+        case 'l': *ret_given |= OPT_LONG, ctl->long_ = true; break;
+        case 'c': *ret_given |= OPT_COUNT, status = parse_count(ctl, optarg); break;
+        case 'h': fputs(usage, stdout), *ret_done = true; return CTL_OK;
+        case 'V': printf("caidctl %s\n", caid_version()), *ret_done = true; return CTL_OK;
+        default: fputs("Try 'caidctl --help'.\n", stderr); return CTL_LOCAL;
+        }
+    return status;
+}
+
+static int
+check_usage(const struct ctl *ctl, const struct verb *verb, unsigned given, int n_args)
+{
+    if (given & ~verb->options)
+        return bad_usage(verb->name, "does not take one of these options");
+    if (n_args < verb->min_args)
+        return bad_usage(verb->name, "needs an argument");
+    if (verb->max_args >= 0 && n_args > verb->max_args)
+        return bad_usage(verb->name, "takes no more arguments");
+    if (ctl->all && ctl->pool)
+        return bad_usage(verb->name, "--all and --pool exclude each other");
+    if (verb->run == verb_show && n_args == 0 && !ctl->pool)
+        return bad_usage(verb->name, "needs the name of an array, or --pool");
+    return CTL_OK;
+}
+
+static int
+run_verb(struct ctl *ctl, const struct verb *verb, int argc, char **argv)
+{
+    struct caid_connect_options options = CAID_INIT(options);
+    options.socket = ctl->socket;
+    options.name = "caidctl";
+
+    if (!verb->offline && caid_connect(&ctl->client, &options, &ctl->error) < 0) {
+        _cleanup_free_ char *why = format_plain(ctl->error.message);
+        fprintf(stderr, "caidctl: %s\n", why); /* it starts with the socket */
+        return is_refusal(ctl->error.code) ? CTL_REFUSED : CTL_LOCAL;
+    }
+    int status = verb->run(ctl, argc, argv);
+    caid_client_close(ctl->client);
+    return status;
+}
+
+/* JSON is written when it is whole: a verb that failed on the way leaves no half document. */
+static int
+run_with_json(struct ctl *ctl, const struct verb *verb, int argc, char **argv)
+{
+    _cleanup_free_ char *text = NULL;
+    size_t size;
+
+    FILE *out = open_memstream(&text, &size);
+    if (!out)
+        out_of_memory();
+    json_init(&ctl->out, out);
+    int status = run_verb(ctl, verb, argc, argv);
+    if (fclose(out) != 0)
+        out_of_memory();
+    if (ctl->json && ctl->out.depth == 0)
+        fputs(text, stdout);
+    return status;
+}
+
+/* A full disk is an error, too. */
+static int
+flush_stdout(int status)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return status;
+    ctl_complain("stdout", strerror(errno));
+    return CTL_LOCAL;
+}
+
+int
+main(int argc, char **argv)
+{
+    struct ctl ctl = {.count = COUNT_DEFAULT};
+    unsigned given = 0;
+    bool done = false;
+
+    if (!setlocale(LC_CTYPE, "") || MB_CUR_MAX == 1)
+        setlocale(LC_CTYPE, "C.UTF-8"); /* names are UTF-8 in any case */
+    int status = parse_options(&ctl, argc, argv, &given, &done);
+    if (status != CTL_OK || done)
+        return flush_stdout(status);
+
+    argc -= optind;
+    argv += optind;
+    const char *name = argc > 0 ? argv[0] : "status";
+    const struct verb *verb = find_verb(name);
+    if (!verb)
+        return bad_usage(name, "no such verb");
+    if (argc > 0)
+        argc--, argv++;
+    status = check_usage(&ctl, verb, given, argc);
+    if (status == CTL_OK)
+        status = run_with_json(&ctl, verb, argc, argv);
+    return flush_stdout(status);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the verbs of caidctl share: the options, the connection, and how they report. A verb is
+ * called with the arguments that follow its name and returns the exit status: 0, 1 for what went
+ * wrong here (usage, no daemon), 2 for what the daemon refused. It prints its result at the end,
+ * or writes it to `out`, which goes to stdout when it is a whole document.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "caid/caid.h"
+
+#include "base/macros.h"
+#include "json.h"
+
+enum ctl_exit {
+    CTL_OK = 0,
+    CTL_LOCAL = 1,
+    CTL_REFUSED = 2
+};
+
+struct ctl {
+    const char *socket; /* --socket, or NULL */
+    const char *pool;   /* --pool, or NULL */
+    bool json, bytes, all, long_;
+    uint32_t count; /* --count */
+
+    struct caid_client *client; /* NULL for a verb that needs none */
+    struct caid_error error;
+    struct json out;
+};
+
+/* "caidctl: WHAT: WHY" on stderr, controls escaped. */
+void ctl_complain(const char *what, const char *why);
+
+/* Complains about what failed with ctl->error, and says which status that is. */
+int ctl_failed(const struct ctl *ctl, const char *what);
+
+/* The index of a device that was given as index or UUID; -1 after a complaint. */
+int32_t ctl_device(const struct ctl *ctl, const char *text);
+
+int verb_status(struct ctl *ctl, int argc, char **argv);
+int verb_info(struct ctl *ctl, int argc, char **argv);
+int verb_ping(struct ctl *ctl, int argc, char **argv);
+int verb_version(struct ctl *ctl, int argc, char **argv);
+int verb_list(struct ctl *ctl, int argc, char **argv);
+int verb_show(struct ctl *ctl, int argc, char **argv);
+int verb_pools(struct ctl *ctl, int argc, char **argv);
+int verb_unlink(struct ctl *ctl, int argc, char **argv);

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "format.h"
+
+#include <grp.h>
+#include <inttypes.h>
+#include <pwd.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/macros.h"
+#include "utf8.h"
+
+void
+out_of_memory(void)
+{
+    fputs("caidctl: out of memory\n", stderr);
+    exit(1);
+}
+
+static char *print(const char *fmt, ...) PRINTF(1, 2);
+
+static char *
+print(const char *fmt, ...)
+{
+    char *text;
+    va_list args;
+
+    va_start(args, fmt);
+    int n = vasprintf(&text, fmt, args);
+    va_end(args);
+    if (n < 0)
+        out_of_memory();
+    return text;
+}
+
+/* Bytes of the character at s that a terminal may have as they are; 0: none. U+0080 to U+009F
+ * are controls, too. */
+static size_t
+printable(const char *s, size_t n)
+{
+    unsigned char first = (unsigned char)s[0];
+
+    if (first < 0x20 || first == 0x7f)
+        return 0;
+    if (first < 0x80)
+        return 1;
+    for (size_t len = 2; len <= 4 && len <= n; len++)
+        if (utf8_prefix(s, len) == len)
+            return first == 0xc2 && (unsigned char)s[1] < 0xa0 ? 0 : len;
+    return 0;
+}
+
+static bool
+is_plain(const char *s)
+{
+    size_t n = strlen(s), at = 0, len;
+
+    while (at < n && (len = printable(s + at, n - at)) > 0)
+        at += len;
+    return at == n;
+}
+
+char *
+format_plain(const char *s)
+{
+    if (is_plain(s))
+        return print("%s", s);
+
+    size_t n = strlen(s), len;
+    char *text = malloc(4 * n + 1), *end = text;
+    if (!text)
+        out_of_memory();
+    for (size_t at = 0; at < n; at += len ? len : 1) {
+        len = printable(s + at, n - at);
+        if (len == 0)
+            end += sprintf(end, "\\x%02x", (unsigned char)s[at]);
+        else if (s[at] == '\\')
+            end = stpcpy(end, "\\\\");
+        else
+            end = mempcpy(end, s + at, len);
+    }
+    *end = 0;
+    return text;
+}
+
+char *
+format_bytes(uint64_t bytes, bool exact)
+{
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double value = (double)bytes;
+    size_t unit = 0;
+
+    if (exact)
+        return print("%" PRIu64, bytes);
+    if (bytes < 1024)
+        return print("%" PRIu64 " B", bytes);
+    /* As long as it would be shown as 1024.0 of a unit. */
+    for (value /= 1024; value >= 1023.95 && unit + 1 < ARRAY_SIZE(units); unit++)
+        value /= 1024;
+    return print("%.1f %s", value, units[unit]);
+}
+
+char *
+format_duration(uint64_t ns)
+{
+    uint64_t s = ns / NSEC_PER_SEC, m = s / 60, h = m / 60, d = h / 24;
+
+    if (d > 0)
+        return print("%" PRIu64 "d %02" PRIu64 "h", d, h % 24);
+    if (h > 0)
+        return print("%" PRIu64 "h %02" PRIu64 "m", h, m % 60);
+    if (m > 0)
+        return print("%" PRIu64 "m %02" PRIu64 "s", m, s % 60);
+    return print("%" PRIu64 "s", s);
+}
+
+static char *
+join(const int64_t *values, uint32_t n, const char *between, const char *before,
+     const char *after)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+
+    if (!out)
+        out_of_memory();
+    fputs(before, out);
+    for (uint32_t i = 0; i < n; i++)
+        fprintf(out, "%s%" PRId64, i > 0 ? between : "", values[i]);
+    fputs(after, out);
+    if (fclose(out) != 0)
+        out_of_memory();
+    return text;
+}
+
+char *
+format_shape(const int64_t *shape, uint32_t ndim)
+{
+    return ndim > 0 ? join(shape, ndim, "x", "", "") : print("scalar");
+}
+
+char *
+format_strides(const int64_t *strides, uint32_t ndim)
+{
+    return join(strides, ndim, ", ", "(", ndim == 1 ? ",)" : ")");
+}
+
+char *
+format_user(uint32_t uid)
+{
+    const struct passwd *user = getpwuid(uid);
+    return user ? print("%s", user->pw_name) : print("%" PRIu32, uid);
+}
+
+char *
+format_group(uint32_t gid)
+{
+    const struct group *group = getgrgid(gid);
+    return group ? print("%s", group->gr_name) : print("%" PRIu32, gid);
+}
+
+void
+format_mode(uint32_t mode, char ret[10])
+{
+    static const char all[] = "rwxrwxrwx";
+
+    for (unsigned i = 0; i < 9; i++)
+        ret[i] = mode >> (8 - i) & 1 ? all[i] : '-';
+    ret[9] = 0;
+}

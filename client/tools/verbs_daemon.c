@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Verbs on the daemon as a whole: status, info, ping, version. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "ctl.h"
+#include "format.h"
+#include "table.h"
+
+static const struct column facts[] = {{"", false}, {"", false}};
+
+/* ---- status ---- */
+
+static void
+status_json(struct ctl *ctl, const struct caid_status *s)
+{
+    const struct caid_device *devices;
+    int n = caid_client_devices(ctl->client, &devices);
+    struct json *out = &ctl->out;
+
+    json_object(out, NULL);
+    json_str(out, "server", s->server);
+    json_u64(out, "pid", s->pid);
+    json_u64(out, "uptime_ns", s->uptime_ns);
+    json_str(out, "socket", s->socket);
+    json_str(out, "driver", s->driver);
+    json_str(out, "driver_path", s->driver_path);
+    json_u64(out, "driver_version", s->driver_version);
+    json_str(out, "pool", s->pool);
+    json_u64(out, "connections", s->connections);
+    json_u64(out, "pools", s->pools);
+    json_u64(out, "blocks", s->blocks);
+    json_u64(out, "arrays", s->arrays);
+    json_u64(out, "names", s->names);
+    json_u64(out, "leases", s->leases);
+    json_u64(out, "jobs", s->jobs);
+    json_u64(out, "release_errors", s->release_errors);
+    json_list(out, "devices");
+    for (int i = 0; i < n; i++) {
+        json_object(out, NULL);
+        json_i64(out, "index", i);
+        json_str(out, "uuid", devices[i].uuid);
+        json_str(out, "name", devices[i].name);
+        json_u64(out, "total", devices[i].total);
+        json_u64(out, "granularity", devices[i].granularity);
+        json_object_end(out);
+    }
+    json_list_end(out);
+    json_object_end(out);
+}
+
+static void
+status_devices(struct ctl *ctl, struct table *table)
+{
+    const struct caid_device *devices;
+    int n = caid_client_devices(ctl->client, &devices);
+
+    for (int i = 0; i < n; i++) {
+        _cleanup_free_ char *total = format_bytes(devices[i].total, ctl->bytes);
+        table_add(table, "device %d", i);
+        table_add(table, "%s, %s, %s", devices[i].name, total, devices[i].uuid);
+    }
+}
+
+static void
+status_table(struct ctl *ctl, const struct caid_status *s)
+{
+    _cleanup_table_ struct table table;
+    _cleanup_free_ char *uptime = format_duration(s->uptime_ns);
+    bool soft = s->driver[0] == 's';
+
+    table_init(&table, facts, ARRAY_SIZE(facts));
+    table_add(&table, "server");
+    table_add(&table, "%s, pid %" PRIu64 ", up %s", s->server, s->pid, uptime);
+    table_add(&table, "socket");
+    table_add(&table, "%s", s->socket);
+    table_add(&table, "driver");
+    table_add(&table, "%s, CUDA %" PRIu64 ".%" PRIu64 ", %s%s", s->driver,
+              s->driver_version / 1000, s->driver_version % 1000 / 10, s->driver_path,
+              soft ? " (SOFTWARE: no GPU is used)" : "");
+    status_devices(ctl, &table);
+    table_add(&table, "your pool");
+    table_add(&table, "%s", s->pool);
+    table_add(&table, "holds");
+    table_add(&table,
+              "%" PRIu64 " names, %" PRIu64 " arrays, %" PRIu64 " blocks, %" PRIu64 " pools",
+              s->names, s->arrays, s->blocks, s->pools);
+    table_add(&table, "serves");
+    table_add(&table, "%" PRIu64 " connections, %" PRIu64 " leases, %" PRIu64 " driver calls",
+              s->connections, s->leases, s->jobs);
+    if (s->release_errors > 0) {
+        table_add(&table, "lost");
+        table_add(&table, "%" PRIu64 " blocks that the driver did not take back",
+                  s->release_errors);
+    }
+    table_print(&table, false);
+}
+
+int
+verb_status(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
+{
+    struct caid_status status = CAID_INIT(status);
+
+    if (caid_client_status(ctl->client, &status, &ctl->error) < 0)
+        return ctl_failed(ctl, "status");
+    if (ctl->json)
+        status_json(ctl, &status);
+    else
+        status_table(ctl, &status);
+    return CTL_OK;
+}
+
+/* ---- info ---- */
+
+static void
+info_json(struct ctl *ctl, const struct caid_memory_info *infos, int first, int n)
+{
+    const struct caid_device *devices;
+    struct json *out = &ctl->out;
+
+    caid_client_devices(ctl->client, &devices);
+    json_object(out, NULL);
+    json_list(out, "devices");
+    for (int i = 0; i < n; i++) {
+        json_object(out, NULL);
+        json_i64(out, "index", first + i);
+        json_str(out, "uuid", devices[first + i].uuid);
+        json_str(out, "name", devices[first + i].name);
+        json_u64(out, "total", infos[i].total);
+        json_u64(out, "free", infos[i].free);
+        json_u64(out, "used", infos[i].used);
+        json_u64(out, "blocks", infos[i].blocks);
+        json_u64(out, "arrays", infos[i].arrays);
+        json_object_end(out);
+    }
+    json_list_end(out);
+    json_object_end(out);
+}
+
+static void
+info_table(struct ctl *ctl, const struct caid_memory_info *infos, int first, int n)
+{
+    static const struct column columns[] = {
+        {"DEVICE", true}, {"NAME", false},  {"TOTAL", true},  {"FREE", true},
+        {"CAID", true},   {"BLOCKS", true}, {"ARRAYS", true}, {"UUID", false},
+    };
+    _cleanup_table_ struct table table;
+    const struct caid_device *devices;
+
+    caid_client_devices(ctl->client, &devices);
+    table_init(&table, columns, ARRAY_SIZE(columns));
+    for (int i = 0; i < n; i++) {
+        _cleanup_free_ char *total = format_bytes(infos[i].total, ctl->bytes);
+        _cleanup_free_ char *left = format_bytes(infos[i].free, ctl->bytes);
+        _cleanup_free_ char *used = format_bytes(infos[i].used, ctl->bytes);
+        table_add(&table, "%d", first + i);
+        table_add(&table, "%s", devices[first + i].name);
+        table_add(&table, "%s", total);
+        table_add(&table, "%s", left);
+        table_add(&table, "%s", used);
+        table_add(&table, "%" PRIu64, infos[i].blocks);
+        table_add(&table, "%" PRIu64, infos[i].arrays);
+        table_add(&table, "%s", devices[first + i].uuid);
+    }
+    table_print(&table, true);
+}
+
+int
+verb_info(struct ctl *ctl, int argc, char **argv)
+{
+    const struct caid_device *devices;
+    int first = 0, n = caid_client_devices(ctl->client, &devices);
+
+    if (argc > 0) {
+        first = ctl_device(ctl, argv[0]);
+        if (first < 0)
+            return CTL_LOCAL;
+        n = 1;
+    }
+    _cleanup_free_ struct caid_memory_info *infos = calloc((size_t)n + 1, sizeof(*infos));
+    if (!infos)
+        out_of_memory();
+    for (int i = 0; i < n; i++) {
+        infos[i].struct_size = sizeof(infos[i]);
+        if (caid_memory_info(ctl->client, first + i, &infos[i], &ctl->error) < 0)
+            return ctl_failed(ctl, devices[first + i].uuid);
+    }
+    if (ctl->json)
+        info_json(ctl, infos, first, n);
+    else
+        info_table(ctl, infos, first, n);
+    return CTL_OK;
+}
+
+/* ---- ping ---- */
+
+static int
+cmp_u64(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+struct figure {
+    const char *key, *text;
+    uint64_t ns;
+};
+
+/* times is sorted */
+static void
+ping_print(struct ctl *ctl, const uint64_t *times, uint32_t n)
+{
+    const struct figure figures[] = {
+        {"min_ns", "min", times[0]},
+        {"median_ns", "median", times[n / 2]},
+        {"p99_ns", "p99", times[(uint64_t)n * 99 / 100]},
+        {"max_ns", "max", times[n - 1]},
+    };
+
+    if (!ctl->json) {
+        printf("%" PRIu32 " round trips", n);
+        for (size_t i = 0; i < ARRAY_SIZE(figures); i++)
+            printf(", %s %.1f us", figures[i].text, (double)figures[i].ns / NSEC_PER_USEC);
+        putchar('\n');
+        return;
+    }
+    json_object(&ctl->out, NULL);
+    json_u64(&ctl->out, "count", n);
+    for (size_t i = 0; i < ARRAY_SIZE(figures); i++)
+        json_u64(&ctl->out, figures[i].key, figures[i].ns);
+    json_object_end(&ctl->out);
+}
+
+int
+verb_ping(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
+{
+    _cleanup_free_ uint64_t *times = calloc(ctl->count, sizeof(*times));
+
+    if (!times)
+        out_of_memory();
+    for (uint32_t i = 0; i < ctl->count; i++) {
+        uint64_t start = clock_now_ns();
+        if (caid_client_ping(ctl->client, &ctl->error) < 0)
+            return ctl_failed(ctl, "ping");
+        times[i] = clock_now_ns() - start;
+    }
+    qsort(times, ctl->count, sizeof(*times), cmp_u64);
+    ping_print(ctl, times, ctl->count);
+    return CTL_OK;
+}
+
+/* ---- version ---- */
+
+int
+verb_version(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
+{
+    if (!ctl->json) {
+        printf("caidctl %s\n", caid_version());
+        return CTL_OK;
+    }
+    json_object(&ctl->out, NULL);
+    json_str(&ctl->out, "version", caid_version());
+    json_object_end(&ctl->out);
+    return CTL_OK;
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "caid_test.h"
+#include "drv.h"
+
+#define START_TRIES 4000
+#define START_STEP                 \
+    {                              \
+        .tv_nsec = 5 * 1000 * 1000 \
+    }
+
+#if defined(__SANITIZE_ADDRESS__)
+/* CAID_TEST looks for leaks inside each test. Criterion's own runner loses a few bytes now and
+ * then, which is no failure of ours. */
+__attribute__((weak, visibility("default"))) const char *__asan_default_options(void);
+
+const char *
+__asan_default_options(void)
+{
+    return "leak_check_at_exit=0";
+}
+#endif
+
+const char *
+build_path(const char *program)
+{
+    static char path[512];
+    const char *build = getenv("CAID_BUILD_DIR");
+
+    cr_assert(build, "CAID_BUILD_DIR names the build folder");
+    snprintf(path, sizeof(path), "%s/%s", build, program);
+    return path;
+}
+
+static const char *
+driver(void)
+{
+    const char *choice = getenv("CAID_CUDA_DRIVER");
+    return choice && choice[0] ? choice : "soft";
+}
+
+static void
+exec_daemon(const struct daemon *daemon, pid_t parent)
+{
+    char socket[96], driver_option[512];
+
+    snprintf(socket, sizeof(socket), "--socket=%s", daemon->socket);
+    snprintf(driver_option, sizeof(driver_option), "--driver=%s", driver());
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(1);
+    execl(build_path("bin/caid"), "caid", "--foreground", socket, driver_option,
+          "--config=/dev/null", "--log-level=warning", (char *)NULL);
+    perror(build_path("bin/caid"));
+    _exit(127);
+}
+
+static void
+wait_until_it_answers(struct daemon *daemon)
+{
+    struct caid_connect_options options = CAID_INIT(options);
+    const struct timespec step = START_STEP;
+    struct caid_client *client;
+    struct caid_error error;
+    int status;
+
+    options.socket = daemon->socket;
+    for (int i = 0; i < START_TRIES; i++) {
+        if (caid_connect(&client, &options, &error) == 0) {
+            caid_client_close(client);
+            return;
+        }
+        cr_assert_eq(waitpid(daemon->pid, &status, WNOHANG), 0, "the daemon has ended");
+        nanosleep(&step, NULL);
+    }
+    cr_assert_fail("the daemon does not answer: %s", error.message);
+}
+
+void
+daemon_start(struct daemon *daemon)
+{
+    pid_t parent = getpid();
+
+    strcpy(daemon->dir, "/tmp/caid-test-XXXXXX");
+    cr_assert(mkdtemp(daemon->dir));
+    snprintf(daemon->socket, sizeof(daemon->socket), "%s/s", daemon->dir);
+    daemon->pid = fork();
+    cr_assert(daemon->pid >= 0);
+    if (daemon->pid == 0)
+        exec_daemon(daemon, parent);
+    wait_until_it_answers(daemon);
+}
+
+void
+daemon_end(struct daemon *daemon, int signal)
+{
+    int status;
+
+    kill(daemon->pid, signal);
+    cr_assert_eq(waitpid(daemon->pid, &status, 0), daemon->pid);
+    if (signal == SIGTERM)
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "exit status %#x", status);
+    daemon->pid = 0;
+}
+
+static void
+remove_in(const char *dir, const char *name)
+{
+    char path[96];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    unlink(path);
+}
+
+void
+daemon_stop(struct daemon *daemon)
+{
+    if (daemon->pid > 0)
+        daemon_end(daemon, SIGTERM);
+    remove_in(daemon->dir, "s");
+    remove_in(daemon->dir, "s.lock");
+    cr_assert_eq(rmdir(daemon->dir), 0, "%s is not empty", daemon->dir);
+}
+
+struct caid_client *
+daemon_connect(const struct daemon *daemon)
+{
+    struct caid_connect_options options = CAID_INIT(options);
+    struct caid_client *client;
+    struct caid_error error;
+
+    options.socket = daemon->socket;
+    assert_ok(caid_connect(&client, &options, &error), error);
+    return client;
+}
+
+void
+driver_warm_up(void)
+{
+    struct drv_error error = {0};
+    CUcontext context;
+    struct drv *drv;
+
+    cr_assert_eq(drv_open(&drv, driver(), &error), 0, "%s", error.message);
+    cr_assert_eq(drv->cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS); /* for good */
+    drv_free(drv);
+}
+
+struct caid_array *
+make_bytes(struct caid_client *client, const char *name, int64_t n)
+{
+    struct caid_create_options options = CAID_INIT(options);
+    struct caid_array *array;
+    struct caid_error error;
+
+    options.name = name;
+    options.typestr = "|u1";
+    options.shape = &n;
+    options.ndim = 1;
+    assert_ok(caid_array_create(client, &array, &options, &error), error);
+    return array;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The built daemon, started for one test on a socket in a folder of its own. Stopped by its pid;
+ * it dies with the test in any case (PR_SET_PDEATHSIG). Failures end the test.
+ */
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include "caid/caid.h"
+
+struct daemon {
+    pid_t pid;
+    char dir[32];
+    char socket[64];
+};
+
+void daemon_start(struct daemon *daemon);
+/* Ends it with signal and waits; SIGTERM must be answered with exit status 0. */
+void daemon_end(struct daemon *daemon, int signal);
+/* Ends it with SIGTERM if need be and removes its folder. */
+void daemon_stop(struct daemon *daemon);
+
+struct caid_client *daemon_connect(const struct daemon *daemon);
+
+/* The path of a program of the build: "bin/caidctl". Static storage. */
+const char *build_path(const char *program);
+
+/* Opens the driver and makes a context, before CAID_TEST counts fds: what a driver opens, it
+ * keeps. */
+void driver_warm_up(void);
+
+/* A test that uses the daemon and the driver. */
+#define CLIENT_TEST(suite, name) \
+    CAID_TEST_WITH(suite, name, .init = driver_warm_up, .timeout = 120)
+
+/* An array of n bytes; checked. name may be NULL. */
+struct caid_array *make_bytes(struct caid_client *client, const char *name, int64_t n);
+
+#define assert_ok(r, error)                                        \
+    do {                                                           \
+        int r_ = (r);                                              \
+        cr_assert(r_ >= 0, "%s: %d: %s", #r, r_, (error).message); \
+    } while (0)
+
+/* r is the errno of code, and error says code and has a message. */
+#define assert_failed(r, error, wanted)                                         \
+    do {                                                                        \
+        (error) = (struct caid_error){0};                                       \
+        int r_ = (r);                                                           \
+        cr_assert(r_ < 0, "%s worked", #r);                                     \
+        cr_assert_eq((error).code, wanted, "%s: code %d: %s", #r, (error).code, \
+                     (error).message);                                          \
+        cr_assert((error).message[0], "%s: no message", #r);                    \
+    } while (0)

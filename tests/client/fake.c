@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fake.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "packet.h"
+
+#define must(expression)                         \
+    do {                                         \
+        if (!(expression)) {                     \
+            perror("fake daemon: " #expression); \
+            abort();                             \
+        }                                        \
+    } while (0)
+
+const char *
+fake_uuid(void)
+{
+    const char *uuid = getenv("CAID_SOFTCUDA_UUID");
+
+    return uuid ? uuid : "GPU-63616964-736f-6674-6375-646100000001";
+}
+
+void
+fake_send(struct fake *fake, const void *packet, size_t n, const int *fds, size_t n_fds)
+{
+    int r = packet_send(fake->conn, packet, n, fds, n_fds, 0);
+    must(r == 0 || r == -EPIPE || r == -ECONNRESET); /* the client may have hung up */
+}
+
+void
+fake_result(struct fake *fake, enum msg_method method, const void *result, const int *fds,
+            size_t n_fds)
+{
+    struct msg_buf out = {0};
+
+    must(msg_encode_result(&out, fake->id, method, result) == 0);
+    fake_send(fake, out.data, out.n, fds, n_fds);
+    msg_buf_deinit(&out);
+}
+
+void
+fake_error(struct fake *fake, uint32_t code, const char *text, int cuda)
+{
+    struct msg_buf out = {0};
+
+    must(msg_encode_error(&out, fake->id, code, text, cuda) == 0);
+    fake_send(fake, out.data, out.n, NULL, 0);
+    msg_buf_deinit(&out);
+}
+
+static void
+note_closed(struct fake *fake, struct msg *m)
+{
+    struct msg_close_params close;
+
+    must(msg_decode_params(m, &close) == 0);
+    for (uint32_t i = 0; i < close.leases.n; i++) {
+        must(fake->n_closed < ARRAY_SIZE(fake->closed));
+        fake->closed[fake->n_closed++] = close.leases.v[i];
+    }
+}
+
+enum msg_method
+fake_request(struct fake *fake)
+{
+    static _Thread_local uint8_t packet[PROTO_PACKET_MAX];
+    enum msg_method method;
+    struct msg m;
+
+    for (;;) {
+        ssize_t n = packet_recv(fake->conn, packet, NULL, 0, NULL, 0);
+        if (n <= 0)
+            return MSG_UNKNOWN;
+        must(msg_parse(&m, packet, (size_t)n) == 0);
+        method = m.method;
+        fake->id = m.id;
+        if (method == MSG_CLOSE)
+            note_closed(fake, &m);
+        msg_deinit(&m);
+        if (method != MSG_CLOSE)
+            return method;
+    }
+}
+
+void
+fake_drain(struct fake *fake)
+{
+    while (fake_request(fake) != MSG_UNKNOWN)
+        ;
+}
+
+static void
+fake_hello(struct fake *fake)
+{
+    const struct msg_device device = {
+        .uuid = MSG_STR(fake_uuid()),
+        .name = MSG_STR("fake"),
+        .total = 1 << 30,
+        .granularity = 1 << 21,
+    };
+    const struct msg_str feature = MSG_STR("none");
+    struct msg_hello_result hello = {
+        .version = 1,
+        .features = {&feature, 1},
+        .server = MSG_STR("fake 0"),
+        .driver = MSG_STR("soft"),
+        .pool = MSG_STR("uid:0"),
+        .devices = &device,
+        .n_devices = 1,
+        .packet_max = PROTO_PACKET_MAX,
+        .fds_max = PROTO_FDS_MAX,
+        .open_max = 16,
+    };
+
+    must(fake_request(fake) == MSG_HELLO);
+    fake_result(fake, MSG_HELLO, &hello, NULL, 0);
+}
+
+static void *
+fake_main(void *arg)
+{
+    struct fake *fake = arg;
+
+    fake->conn = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC);
+    must(fake->conn >= 0);
+    fake_hello(fake);
+    fake->script(fake);
+    close(fake->conn);
+    return NULL;
+}
+
+struct caid_client *
+fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *data)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct caid_connect_options options = CAID_INIT(options);
+    struct caid_client *client;
+    struct caid_error error;
+
+    *fake = (struct fake){.dir = "/tmp/caid-test-XXXXXX", .script = script, .data = data};
+    must(mkdtemp(fake->dir));
+    snprintf(fake->path, sizeof(fake->path), "%s/s", fake->dir);
+    strcpy(address.sun_path, fake->path);
+    fake->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    must(bind(fake->listener, (struct sockaddr *)&address, sizeof(address)) == 0);
+    must(listen(fake->listener, 1) == 0);
+    must(pthread_create(&fake->thread, NULL, fake_main, fake) == 0);
+
+    options.socket = fake->path;
+    if (caid_connect(&client, &options, &error) < 0) {
+        fprintf(stderr, "fake daemon: %s\n", error.message);
+        abort();
+    }
+    return client;
+}
+
+void
+fake_stop(struct fake *fake)
+{
+    pthread_join(fake->thread, NULL);
+    close(fake->listener);
+    unlink(fake->path);
+    must(rmdir(fake->dir) == 0);
+}

@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A daemon that breaks the protocol: whatever it sends becomes an error at the caller, ends the
+ * connection where it must, and leaves no fd and no memory behind (CAID_TEST).
+ */
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "caid_test.h"
+#include "daemon.h"
+#include "fake.h"
+
+#define BLOCK_SIZE (UINT64_C(1) << 21)
+
+static const struct msg_none nothing;
+
+/* ---- replies to open, each with one thing wrong ---- */
+
+struct answer {
+    struct msg_array arrays[2];
+    struct msg_block blocks[2];
+    struct msg_arrays_result result;
+    size_t n_fds;
+    int64_t shape[33], strides[33];
+};
+
+static void
+answer_init(struct answer *a)
+{
+    *a = (struct answer){.shape = {4}, .strides = {4}, .n_fds = 1};
+    a->arrays[0] = (struct msg_array){
+        .lease = 11,
+        .array = 12,
+        .block = 13,
+        .nbytes = 16,
+        .device = MSG_STR(fake_uuid()),
+        .typestr = MSG_STR("<f4"),
+        .shape = {a->shape, 1},
+        .name = MSG_STR("x"),
+        .pool = MSG_STR("uid:0"),
+        .generation = 1,
+        .readonly = true,
+    };
+    a->arrays[1] = a->arrays[0];
+    a->arrays[1].lease = 21;
+    a->blocks[0] = (struct msg_block){
+        .block = 13,
+        .size = BLOCK_SIZE,
+        .device = MSG_STR(fake_uuid()),
+        .kind = MSG_STR("device"),
+    };
+    a->blocks[1] = a->blocks[0];
+    a->blocks[1].block = 14;
+    a->result = (struct msg_arrays_result){
+        .arrays = a->arrays,
+        .n_arrays = 1,
+        .blocks = a->blocks,
+        .n_blocks = 1,
+    };
+}
+
+/* What is wrong, and how it is made so. */
+#define SPOILERS(X)                                                \
+    X(no_array, a->result.n_arrays = 0)                            \
+    X(more_arrays, a->result.n_arrays = 2)                         \
+    X(no_lease, a->arrays[0].lease = 0)                            \
+    X(writable, a->arrays[0].readonly = false)                     \
+    X(no_block, a->result.n_blocks = 0, a->n_fds = 0)              \
+    X(unknown_block, a->arrays[0].block = 99)                      \
+    X(block_for_nothing, a->shape[0] = 0, a->arrays[0].nbytes = 0) \
+    X(bytes_without_block, a->arrays[0].block = 0)                 \
+    X(unknown_device, a->arrays[0].device = MSG_STR("GPU-0"))      \
+    X(block_device, a->blocks[0].device = MSG_STR("GPU-0"))        \
+    X(beyond, a->arrays[0].offset = BLOCK_SIZE - 15)               \
+    X(far_beyond, a->arrays[0].offset = UINT64_MAX - 4)            \
+    X(too_many_bytes, a->arrays[0].nbytes = 17)                    \
+    X(negative, a->shape[0] = -4)                                  \
+    X(bad_typestr, a->arrays[0].typestr = MSG_STR("<f"))           \
+    X(zero_itemsize, a->arrays[0].typestr = MSG_STR("|V0"))        \
+    X(block_id_zero, a->blocks[0].block = 0)                       \
+    X(block_size_zero, a->blocks[0].size = 0)                      \
+    X(block_size_huge, a->blocks[0].size = UINT64_MAX)             \
+    X(block_kind, a->blocks[0].kind = MSG_STR("legacy"))           \
+    X(fd_index, a->blocks[0].fd = 1)                               \
+    X(fd_index_huge, a->blocks[0].fd = UINT64_MAX)                 \
+    X(no_fd, a->n_fds = 0)                                         \
+    X(extra_fd, a->n_fds = 2)                                      \
+    X(same_fd_twice, a->result.n_blocks = 2, a->n_fds = 2)         \
+    X(nul_in_name, a->arrays[0].name = (struct msg_str){"x\0y", 3})
+
+#define SPOILER(name, ...)             \
+    static void name(struct answer *a) \
+    {                                  \
+        __VA_ARGS__;                   \
+    }
+SPOILERS(SPOILER)
+#undef SPOILER
+
+static void
+too_many_dimensions(struct answer *a)
+{
+    for (int i = 0; i < 33; i++)
+        a->shape[i] = 1;
+    a->arrays[0].shape.n = 33;
+    a->arrays[0].nbytes = 4;
+}
+
+static void
+overflowing_shape(struct answer *a)
+{
+    a->shape[0] = a->shape[1] = INT64_C(1) << 32; /* 2^64 elements are none, when not checked */
+    a->arrays[0].shape.n = 2;
+    a->arrays[0].nbytes = 0;
+    a->arrays[0].block = 0;
+}
+
+static void
+strides_beyond(struct answer *a)
+{
+    a->strides[0] = (int64_t)(BLOCK_SIZE / 3);
+    a->arrays[0].strides = (struct msg_i64s){a->strides, 1};
+}
+
+static void
+strides_before(struct answer *a)
+{
+    a->strides[0] = -4;
+    a->arrays[0].strides = (struct msg_i64s){a->strides, 1};
+}
+
+static void
+strides_overflow(struct answer *a)
+{
+    a->strides[0] = INT64_MAX;
+    a->arrays[0].strides = (struct msg_i64s){a->strides, 1};
+}
+
+static void
+strides_of_another_length(struct answer *a)
+{
+    a->arrays[0].strides = (struct msg_i64s){a->strides, 2};
+}
+
+static const struct spoiler {
+    const char *name;
+    void (*spoil)(struct answer *a);
+} spoilers[] = {
+
+#define SPOILER(name, ...) {#name, name},
+    SPOILERS(SPOILER)
+#undef SPOILER
+        {"too_many_dimensions", too_many_dimensions},
+    {"overflowing_shape", overflowing_shape},
+    {"strides_beyond", strides_beyond},
+    {"strides_before", strides_before},
+    {"strides_overflow", strides_overflow},
+    {"strides_of_another_length", strides_of_another_length},
+};
+
+static void
+send_answer(struct fake *fake, struct answer *a)
+{
+    int fds[2];
+
+    for (size_t i = 0; i < a->n_fds; i++)
+        fds[i] = memfd_create("block", MFD_CLOEXEC);
+    fake_result(fake, MSG_OPEN, &a->result, fds, a->n_fds);
+    for (size_t i = 0; i < a->n_fds; i++)
+        close(fds[i]);
+}
+
+static void
+script_spoiled(struct fake *fake)
+{
+    const struct spoiler *spoiler = fake->data;
+    struct answer answer;
+
+    answer_init(&answer);
+    spoiler->spoil(&answer);
+    if (fake_request(fake) == MSG_OPEN)
+        send_answer(fake, &answer);
+    fake_drain(fake);
+}
+
+CLIENT_TEST(hostile, replies_to_open)
+{
+    struct caid_array *array = NULL;
+    struct caid_error error;
+    struct fake fake;
+
+    for (size_t i = 0; i < ARRAY_SIZE(spoilers); i++) {
+        struct caid_client *client = fake_start(&fake, script_spoiled, &spoilers[i]);
+        int r = caid_array_open(client, &array, "x", NULL, &error);
+        cr_assert_eq(r, -EPROTO, "%s: %d", spoilers[i].name, r);
+        cr_assert_eq(error.code, CAID_ERR_PROTOCOL, "%s: %s", spoilers[i].name, error.message);
+        assert_failed(caid_client_ping(client, &error), error, CAID_ERR_PROTOCOL);
+        cr_assert_null(array);
+        caid_client_close(client);
+        fake_stop(&fake);
+    }
+}
+
+/* ---- an answer in which nothing is wrong but the memory ---- */
+
+static void
+script_no_memory_behind(struct fake *fake)
+{
+    struct answer answer;
+
+    answer_init(&answer);
+    if (fake_request(fake) == MSG_OPEN)
+        send_answer(fake, &answer); /* an empty memfd is no CUDA memory */
+    if (fake_request(fake) == MSG_PING)
+        fake_result(fake, MSG_PING, &nothing, NULL, 0);
+    fake_drain(fake);
+}
+
+CLIENT_TEST(hostile, what_cannot_be_mapped_is_given_back)
+{
+    struct caid_array *array = NULL;
+    struct caid_error error;
+    struct fake fake;
+
+    struct caid_client *client = fake_start(&fake, script_no_memory_behind, NULL);
+    assert_failed(caid_array_open(client, &array, "x", NULL, &error), error, CAID_ERR_DRIVER);
+    cr_assert_neq(error.cuda_result, 0);
+    assert_ok(caid_client_ping(client, &error), error);
+    caid_client_close(client);
+    fake_stop(&fake);
+    cr_assert_eq(fake.n_closed, 1);
+    cr_assert_eq(fake.closed[0], 11);
+}
+
+/* ---- a device that this process has not ---- */
+
+static void
+script_empty_array(struct fake *fake)
+{
+    struct answer answer;
+
+    answer_init(&answer);
+    answer.shape[0] = 0;
+    answer.arrays[0].nbytes = 0;
+    answer.arrays[0].block = 0;
+    answer.result.n_blocks = 0;
+    answer.n_fds = 0;
+    if (fake_request(fake) == MSG_OPEN)
+        send_answer(fake, &answer);
+    fake_drain(fake);
+}
+
+/* No CUDA library is needed for what has no memory. */
+CAID_TEST(hostile, no_driver_for_no_bytes)
+{
+    struct caid_array *array;
+    struct caid_error error;
+    struct fake fake;
+
+    setenv("CAID_CUDA_DRIVER", "/nonexistent/libcuda.so", 1);
+    struct caid_client *client = fake_start(&fake, script_empty_array, NULL);
+    assert_ok(caid_array_open(client, &array, "x", NULL, &error), error);
+    cr_assert_eq(caid_array_get_info(array)->ptr, 0);
+    caid_array_close(array);
+    caid_client_close(client);
+    fake_stop(&fake);
+}
+
+CAID_TEST(hostile, a_driver_that_is_not_there)
+{
+    struct caid_array *array;
+    struct caid_error error;
+    struct fake fake;
+
+    setenv("CAID_CUDA_DRIVER", "/nonexistent/libcuda.so", 1);
+    struct caid_client *client = fake_start(&fake, script_no_memory_behind, NULL);
+    assert_failed(caid_array_open(client, &array, "x", NULL, &error), error, CAID_ERR_DEVICE);
+    cr_assert(strstr(error.message, "/nonexistent/libcuda.so"), "%s", error.message);
+    assert_ok(caid_client_ping(client, &error), error);
+    caid_client_close(client);
+    fake_stop(&fake);
+    cr_assert_eq(fake.n_closed, 1);
+}
+
+/* ---- packets that are no answer ---- */
+
+static void
+script_other_id(struct fake *fake)
+{
+    fake_request(fake);
+    fake->id += 7;
+    fake_result(fake, MSG_PING, &nothing, NULL, 0);
+    fake_drain(fake);
+}
+
+static void
+script_garbage(struct fake *fake)
+{
+    fake_request(fake);
+    fake_send(fake, "\xdd\xff\xff\xff\xff garbage", 13, NULL, 0);
+    fake_drain(fake);
+}
+
+static void
+script_request(struct fake *fake)
+{
+    struct msg_buf out = {0};
+
+    fake_request(fake);
+    msg_encode_request(&out, fake->id, MSG_PING, &nothing);
+    fake_send(fake, out.data, out.n, NULL, 0);
+    msg_buf_deinit(&out);
+    fake_drain(fake);
+}
+
+static void
+script_fd_with_ping(struct fake *fake)
+{
+    fake_request(fake);
+    fake_result(fake, MSG_PING, &nothing, (int[]){0}, 1);
+    fake_drain(fake);
+}
+
+CAID_TEST(hostile, what_is_no_answer)
+{
+    void (*const scripts[])(struct fake *) = {script_other_id, script_garbage, script_request,
+                                              script_fd_with_ping};
+    struct caid_error error;
+    struct fake fake;
+
+    for (size_t i = 0; i < ARRAY_SIZE(scripts); i++) {
+        struct caid_client *client = fake_start(&fake, scripts[i], NULL);
+        assert_failed(caid_client_ping(client, &error), error, CAID_ERR_PROTOCOL);
+        assert_failed(caid_client_ping(client, &error), error, CAID_ERR_PROTOCOL);
+        caid_client_close(client);
+        fake_stop(&fake);
+    }
+}
+
+static void
+script_unasked(struct fake *fake)
+{
+    fake->id = 1000;
+    fake_result(fake, MSG_PING, &nothing, NULL, 0);
+    fake_drain(fake);
+}
+
+CAID_TEST(hostile, an_answer_that_nobody_asked_for)
+{
+    struct caid_error error;
+    struct fake fake;
+
+    struct caid_client *client = fake_start(&fake, script_unasked, NULL);
+    while (caid_client_dispatch(client, &error) == 0)
+        usleep(1000);
+    cr_assert_eq(error.code, CAID_ERR_PROTOCOL);
+    caid_client_close(client);
+    fake_stop(&fake);
+}
+
+static void
+script_hang_up(struct fake *fake)
+{
+    fake_request(fake);
+}
+
+CAID_TEST(hostile, hangs_up_instead_of_answering)
+{
+    struct caid_error error;
+    struct fake fake;
+
+    struct caid_client *client = fake_start(&fake, script_hang_up, NULL);
+    assert_failed(caid_client_ping(client, &error), error, CAID_ERR_DISCONNECTED);
+    caid_client_close(client);
+    fake_stop(&fake);
+}
+
+/* ---- refusals ---- */
+
+struct refusal {
+    uint32_t code;
+    int cuda;
+    int32_t seen; /* by the caller */
+};
+
+static void
+script_refuse(struct fake *fake)
+{
+    const struct refusal *refusal = fake->data;
+
+    fake_request(fake);
+    fake_error(fake, refusal->code, "because", refusal->cuda);
+    fake_drain(fake);
+}
+
+CAID_TEST(hostile, refusals_come_through)
+{
+    static const struct refusal refusals[] = {
+        {PROTO_ERR_SHUTDOWN, 0, CAID_ERR_SHUTDOWN},
+        {PROTO_ERR_DRIVER, 719, CAID_ERR_DRIVER},
+        {40, 0, 40},                /* of a later daemon */
+        {64, 0, CAID_ERR_PROTOCOL}, /* not the daemon's to say */
+        {UINT32_MAX, 0, CAID_ERR_PROTOCOL},
+    };
+    struct caid_error error;
+    struct fake fake;
+
+    for (size_t i = 0; i < ARRAY_SIZE(refusals); i++) {
+        struct caid_client *client = fake_start(&fake, script_refuse, &refusals[i]);
+        assert_failed(caid_client_ping(client, &error), error, refusals[i].seen);
+        cr_assert_eq(error.cuda_result, refusals[i].cuda);
+        cr_assert(strstr(error.message, "because"));
+        caid_client_close(client);
+        fake_stop(&fake);
+    }
+}
+
+/* ---- lists ---- */
+
+static void
+script_endless_list(struct fake *fake)
+{
+    struct msg_list_result result = {.more = true};
+    static const struct msg_entry none[1];
+
+    result.entries = none;
+    while (fake_request(fake) == MSG_LIST)
+        fake_result(fake, MSG_LIST, &result, NULL, 0);
+}
+
+static int
+count_entry(const struct caid_entry *entry, void *userdata)
+{
+    (void)entry;
+    ++*(int *)userdata;
+    return 0;
+}
+
+CAID_TEST(hostile, a_list_that_never_ends)
+{
+    struct caid_error error;
+    struct fake fake;
+    int n = 0;
+
+    struct caid_client *client = fake_start(&fake, script_endless_list, NULL);
+    assert_failed(caid_list(client, NULL, count_entry, &n, &error), error, CAID_ERR_PROTOCOL);
+    cr_assert_eq(n, 0);
+    caid_client_close(client);
+    fake_stop(&fake);
+}
+
+static void
+script_other_device(struct fake *fake)
+{
+    struct msg_memory memory = {.uuid = MSG_STR("GPU-other"), .name = MSG_STR("other")};
+    struct msg_memory_result result = {.devices = &memory, .n_devices = 1};
+
+    fake_request(fake);
+    fake_result(fake, MSG_MEMORY_INFO, &result, NULL, 0);
+    fake_drain(fake);
+}
+
+CAID_TEST(hostile, figures_of_another_device)
+{
+    struct caid_memory_info info = CAID_INIT(info);
+    struct caid_error error;
+    struct fake fake;
+
+    struct caid_client *client = fake_start(&fake, script_other_device, NULL);
+    assert_failed(caid_memory_info(client, 0, &info, &error), error, CAID_ERR_PROTOCOL);
+    caid_client_close(client);
+    fake_stop(&fake);
+}

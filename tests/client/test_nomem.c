@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Out of memory at every place: the n-th allocation of the library's fails, for every n until
+ * nothing fails any more. Each failure is an error with a code, leaves no lease at the daemon,
+ * and no fd and no memory here. (Allocations inside shared libraries are not counted.)
+ */
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "caid_test.h"
+#include "daemon.h"
+
+static int to_go = -1; /* allocations until one fails; negative: none does */
+
+static bool
+fails(void)
+{
+    return to_go >= 0 && to_go-- == 0;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *old, size_t size);
+void *__real_reallocarray(void *old, size_t n, size_t size);
+char *__real_strdup(const char *s);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *old, size_t size);
+void *__wrap_reallocarray(void *old, size_t n, size_t size);
+char *__wrap_strdup(const char *s);
+
+void *
+__wrap_malloc(size_t size)
+{
+    return fails() ? NULL : __real_malloc(size);
+}
+
+void *
+__wrap_calloc(size_t n, size_t size)
+{
+    return fails() ? NULL : __real_calloc(n, size);
+}
+
+void *
+__wrap_realloc(void *old, size_t size)
+{
+    return fails() ? NULL : __real_realloc(old, size);
+}
+
+void *
+__wrap_reallocarray(void *old, size_t n, size_t size)
+{
+    return fails() ? NULL : __real_reallocarray(old, n, size);
+}
+
+char *
+__wrap_strdup(const char *s)
+{
+    return fails() ? NULL : __real_strdup(s);
+}
+
+static int
+see_entry(const struct caid_entry *entry, void *userdata)
+{
+    (void)userdata;
+    cr_assert_str_eq(entry->name, "x");
+    return 0;
+}
+
+static int
+see_details(const struct caid_details *details, void *userdata)
+{
+    return see_entry(&details->entry, userdata);
+}
+
+/* With a client that may have lost its connection: no check beyond what each call promises. */
+static int
+use_arrays(struct caid_client *client, struct caid_error *error)
+{
+    static const char *const names[] = {"x", "x", "x"};
+    struct caid_array *array = NULL, *more[3];
+    struct caid_status status = CAID_INIT(status);
+    char bytes[64] = {0};
+
+    int r = caid_array_open(client, &array, "x", NULL, error);
+    if (r == 0)
+        r = caid_array_copy_to_host(array, bytes, sizeof(bytes), error);
+    if (r == 0)
+        r = caid_array_open_many(client, more, names, 3, NULL, error);
+    if (r == 0)
+        for (size_t i = 0; i < 3; i++)
+            caid_array_close(more[i]);
+    if (r == 0)
+        r = caid_list(client, NULL, see_entry, NULL, error);
+    if (r == 0)
+        r = caid_show(client, "x", NULL, see_details, NULL, error);
+    if (r == 0)
+        r = caid_client_status(client, &status, error);
+    caid_array_close(array);
+    return r;
+}
+
+static int
+scenario(const struct daemon *daemon, struct caid_error *error)
+{
+    struct caid_connect_options options = CAID_INIT(options);
+    struct caid_client *client;
+
+    options.socket = daemon->socket;
+    int r = caid_connect(&client, &options, error);
+    if (r < 0)
+        return r;
+    r = use_arrays(client, error);
+    caid_client_close(client);
+    return r;
+}
+
+/* The daemon hears of a hang-up a little later than we make it. */
+static void
+wait_for_leases(struct caid_client *witness, uint64_t n)
+{
+    struct caid_status status = CAID_INIT(status);
+    struct caid_error error;
+
+    do
+        assert_ok(caid_client_status(witness, &status, &error), error);
+    while (status.connections > 1);
+    cr_assert_eq(status.leases, n);
+}
+
+CLIENT_TEST(nomem, at_every_place)
+{
+    struct caid_error error;
+    struct daemon daemon;
+    bool reached;
+    int n = 0;
+
+    daemon_start(&daemon);
+    struct caid_client *witness = daemon_connect(&daemon);
+    struct caid_array *array = make_bytes(witness, "x", 64);
+    do {
+        error = (struct caid_error){0};
+        to_go = n;
+        int r = scenario(&daemon, &error);
+        reached = to_go < 0;
+        to_go = -1;
+        /* A failure may also cost nothing: what was not told at once is told later. */
+        if (r < 0)
+            cr_assert(reached && error.code != 0 && error.message[0], "allocation %d: %d", n,
+                      r);
+        wait_for_leases(witness, 1);
+        cr_assert_lt(++n, 1000);
+    } while (reached);
+    cr_assert_gt(n, 20, "the scenario allocates");
+    caid_array_close(array);
+    caid_client_close(witness);
+    daemon_stop(&daemon);
+}

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One client used from many threads. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "caid_test.h"
+#include "daemon.h"
+
+#define N_THREADS 8
+#define N_ROUNDS  300
+
+struct crowd {
+    struct caid_client *client;
+    pthread_t threads[N_THREADS];
+    atomic_int next;   /* gives each thread its number */
+    atomic_int failed; /* threads do not assert: they are not the test's */
+    char message[600];
+};
+
+static void
+note_failure(struct crowd *crowd, const char *what, const struct caid_error *error)
+{
+    if (atomic_fetch_add(&crowd->failed, 1) == 0)
+        snprintf(crowd->message, sizeof(crowd->message), "%s: %s", what, error->message);
+}
+
+static void
+crowd_run(struct crowd *crowd, void *(*body)(void *))
+{
+    for (int i = 0; i < N_THREADS; i++)
+        cr_assert_eq(pthread_create(&crowd->threads[i], NULL, body, crowd), 0);
+}
+
+static void
+crowd_join(struct crowd *crowd)
+{
+    for (int i = 0; i < N_THREADS; i++)
+        pthread_join(crowd->threads[i], NULL);
+    cr_assert_eq(crowd->failed, 0, "%s", crowd->message);
+}
+
+static bool
+first_byte_is(struct caid_array *array, unsigned char wanted, struct caid_error *error)
+{
+    unsigned char bytes[64] = {0};
+
+    if (caid_array_copy_to_host(array, bytes, sizeof(bytes), error) < 0)
+        return false;
+    snprintf(error->message, sizeof(error->message), "read %d, not %d", bytes[0], wanted);
+    return bytes[0] == wanted;
+}
+
+/* Each thread keeps opening and closing the same few arrays, so that their blocks are dropped
+ * and fetched anew while other threads' replies are on their way. */
+static void *
+open_and_close(void *arg)
+{
+    struct crowd *crowd = arg;
+    int me = atomic_fetch_add(&crowd->next, 1);
+    struct caid_array *array;
+    struct caid_error error;
+    char name[2] = {0};
+
+    for (int i = 0; i < N_ROUNDS && !crowd->failed; i++) {
+        name[0] = (char)('a' + (i + me / 4) % 2);
+        if (caid_array_open(crowd->client, &array, name, NULL, &error) < 0) {
+            note_failure(crowd, "open", &error);
+            break;
+        }
+        if (i % 16 == 0 && !first_byte_is(array, (unsigned char)name[0], &error))
+            note_failure(crowd, "copy_to_host", &error);
+        caid_array_close(array);
+    }
+    return NULL;
+}
+
+static void
+make_filled(struct caid_client *client, const char *name)
+{
+    struct caid_error error;
+    char bytes[64];
+
+    struct caid_array *array = make_bytes(client, name, sizeof(bytes));
+    memset(bytes, name[0], sizeof(bytes));
+    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error), error);
+    caid_array_close(array);
+}
+
+static void
+assert_no_leases(struct caid_client *client)
+{
+    struct caid_status status = CAID_INIT(status);
+    struct caid_error error;
+
+    assert_ok(caid_client_status(client, &status, &error), error);
+    cr_assert_eq(status.leases, 0);
+}
+
+CLIENT_TEST(threads, open_and_close_the_same_blocks)
+{
+    struct daemon daemon;
+    struct crowd crowd = {0};
+
+    daemon_start(&daemon);
+    crowd.client = daemon_connect(&daemon);
+    make_filled(crowd.client, "a");
+    make_filled(crowd.client, "b");
+    crowd_run(&crowd, open_and_close);
+    crowd_join(&crowd);
+    assert_no_leases(crowd.client);
+    caid_client_close(crowd.client);
+    daemon_stop(&daemon);
+}
+
+/* Calls of all kinds at once: every reply finds its caller. */
+static void *
+everything(void *arg)
+{
+    struct crowd *crowd = arg;
+    struct caid_status status = CAID_INIT(status);
+    struct caid_memory_info info = CAID_INIT(info);
+    struct caid_create_options create = CAID_INIT(create);
+    struct caid_array *array;
+    struct caid_error error;
+
+    create.typestr = "<i8";
+    for (int i = 0; i < N_ROUNDS / 4; i++) {
+        if (caid_client_ping(crowd->client, &error) < 0 ||
+            caid_client_status(crowd->client, &status, &error) < 0 ||
+            caid_memory_info(crowd->client, 0, &info, &error) < 0 ||
+            caid_client_dispatch(crowd->client, &error) < 0 ||
+            caid_array_create(crowd->client, &array, &create, &error) < 0) {
+            note_failure(crowd, "a call", &error);
+            break;
+        }
+        caid_array_close(array);
+        if (caid_unlink(crowd->client, "missing", NULL, &error) != -ENOENT)
+            note_failure(crowd, "unlink", &error);
+    }
+    return NULL;
+}
+
+CLIENT_TEST(threads, calls_of_all_kinds)
+{
+    struct daemon daemon;
+    struct crowd crowd = {0};
+
+    daemon_start(&daemon);
+    crowd.client = daemon_connect(&daemon);
+    crowd_run(&crowd, everything);
+    crowd_join(&crowd);
+    assert_no_leases(crowd.client);
+    caid_client_close(crowd.client);
+    daemon_stop(&daemon);
+}
+
+/* Goes on until the connection ends, which has to end every call. */
+static void *
+until_lost(void *arg)
+{
+    struct crowd *crowd = arg;
+    struct caid_array *array;
+    struct caid_error error;
+
+    while (caid_array_open(crowd->client, &array, "a", NULL, &error) == 0)
+        caid_array_close(array);
+    if (error.code != CAID_ERR_DISCONNECTED)
+        note_failure(crowd, "open", &error);
+    return NULL;
+}
+
+CLIENT_TEST(threads, the_daemon_is_killed_under_them)
+{
+    struct daemon daemon;
+    struct crowd crowd = {0};
+
+    daemon_start(&daemon);
+    crowd.client = daemon_connect(&daemon);
+    make_filled(crowd.client, "a");
+    crowd_run(&crowd, until_lost);
+    usleep(50 * 1000);
+    daemon_end(&daemon, SIGKILL);
+    crowd_join(&crowd);
+    caid_client_close(crowd.client);
+    daemon_stop(&daemon);
+}
+
+/* Arrays hold the client: closing one after the other from several threads frees it once. */
+static void *
+close_share(void *arg)
+{
+    struct caid_array **arrays = arg;
+
+    for (int i = 0; i < N_ROUNDS; i++)
+        caid_array_close(arrays[i]);
+    return NULL;
+}
+
+CLIENT_TEST(threads, the_last_array_frees_the_client)
+{
+    static struct caid_array *arrays[N_THREADS * N_ROUNDS];
+    struct daemon daemon;
+    struct crowd crowd = {0};
+    struct caid_error error;
+
+    daemon_start(&daemon);
+    crowd.client = daemon_connect(&daemon);
+    make_filled(crowd.client, "a");
+    for (int i = 0; i < N_THREADS * N_ROUNDS; i++)
+        assert_ok(caid_array_open(crowd.client, &arrays[i], "a", NULL, &error), error);
+    caid_client_close(crowd.client);
+    for (int i = 0; i < N_THREADS; i++)
+        pthread_create(&crowd.threads[i], NULL, close_share, arrays + i * N_ROUNDS);
+    crowd_join(&crowd);
+    daemon_stop(&daemon);
+}
