@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Client: one connection to the daemon, or (Client._local) the driver alone.
+ *
+ * Made by its constructor, ended by close() or with the object. Leases hold it alive. close()
+ * may come while other threads are in a call: from then on new calls raise ClosedError, and the
+ * last call under way ends the connection.
+ */
+#include "module.h"
+
+#include <errno.h>
+
+static struct client_object *
+client(PyObject *op)
+{
+    return (struct client_object *)op;
+}
+
+bool
+py_client_is_closed(const struct client_object *self)
+{
+    return !self->client || self->closing;
+}
+
+struct caid_client *
+py_client_enter(struct client_object *self)
+{
+    if (py_client_is_closed(self)) {
+        py_error_raise_code(self->state, CAID_ERR_CLOSED, EBADF, "the client is closed");
+        return NULL;
+    }
+    self->n_calls++;
+    return self->client;
+}
+
+static void
+client_free(struct client_object *self)
+{
+    struct caid_client *ended = self->client;
+
+    self->client = NULL;
+    if (ended) {
+        Py_BEGIN_ALLOW_THREADS caid_client_close(ended);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+void
+py_client_leave(struct client_object *self)
+{
+    if (--self->n_calls == 0 && self->closing)
+        client_free(self);
+}
+
+static PyObject *
+client_close(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct client_object *self = client(op);
+
+    self->closing = true;
+    if (self->n_calls == 0)
+        client_free(self);
+    Py_RETURN_NONE;
+}
+
+/* ---- making one ---- */
+
+static PyObject *
+client_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    struct module_state *state = py_module_state_of(type);
+    struct client_object *self;
+
+    if (!state)
+        return NULL;
+    self = client(type->tp_alloc(type, 0));
+    if (self)
+        self->state = state;
+    return (PyObject *)self;
+}
+
+/* A path: str, bytes or os.PathLike as bytes, or NULL for None. */
+static int
+path_get(PyObject *op, PyObject **ret_bytes, const char **ret)
+{
+    if (op == Py_None) {
+        *ret = NULL;
+        return 0;
+    }
+    if (!PyUnicode_FSConverter(op, ret_bytes))
+        return -1;
+    *ret = PyBytes_AS_STRING(*ret_bytes);
+    return 0;
+}
+
+/* Only a Client that was never connected may be: it has no calls under way. */
+static int
+client_check_new(struct client_object *self)
+{
+    if (!self->client && !self->closing && self->n_calls == 0)
+        return 0;
+    PyErr_SetString(PyExc_RuntimeError, "a Client connects once");
+    return -1;
+}
+
+static int
+client_connect(struct client_object *self, const struct caid_connect_options *options)
+{
+    struct caid_client *made = NULL;
+    struct caid_error error = {0};
+    int r;
+
+    Py_BEGIN_ALLOW_THREADS r = caid_connect(&made, options, &error);
+    Py_END_ALLOW_THREADS if (r < 0)
+    {
+        py_error_raise(self->state, r, &error);
+        return -1;
+    }
+    if (client_check_new(self) < 0) { /* another thread was quicker */
+        caid_client_close(made);
+        return -1;
+    }
+    self->client = made;
+    return 0;
+}
+
+static int
+client_init(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"address", "name", "driver", NULL};
+    struct client_object *self = client(op);
+    struct caid_connect_options options = CAID_INIT(struct caid_connect_options);
+    PyObject *address = Py_None, *name = Py_None, *driver = Py_None;
+    _cleanup_py_ PyObject *address_bytes = NULL, *driver_bytes = NULL;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OO:Client", keywords, &address, &name,
+                                     &driver) ||
+        client_check_new(self) < 0 || path_get(address, &address_bytes, &options.socket) < 0 ||
+        py_text_get(self->state, name, "name", CAID_ERR_INVALID_NAME, &options.name) < 0 ||
+        path_get(driver, &driver_bytes, &options.driver) < 0)
+        return -1;
+    return client_connect(self, &options);
+}
+
+static PyObject *
+client_local(PyObject *type, PyObject *driver)
+{
+    _cleanup_py_ PyObject *op = client_new((PyTypeObject *)type, NULL, NULL);
+    _cleanup_py_ PyObject *driver_bytes = NULL;
+    struct caid_client *made = NULL;
+    struct caid_error error = {0};
+    const char *path;
+    int r;
+
+    if (!op || path_get(driver, &driver_bytes, &path) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_driver_open(&made, path, &error);
+    Py_END_ALLOW_THREADS if (r < 0) return py_error_raise(client(op)->state, r, &error);
+    client(op)->client = made;
+    return py_take(&op);
+}
+
+static void
+client_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    client_free(client(op));
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* ---- the connection ---- */
+
+static PyObject *
+client_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct client_object *self = client(op);
+    struct caid_client *c = py_client_enter(self);
+    int fd;
+
+    if (!c)
+        return NULL;
+    fd = caid_client_get_fd(c);
+    py_client_leave(self);
+    if (fd < 0)
+        return py_error_raise_code(self->state, CAID_ERR_FORKED, EPERM,
+                                   "the client has no connection in this process");
+    return PyLong_FromLong(fd);
+}
+
+/* A call that takes the client alone. */
+static PyObject *
+client_call(PyObject *op, int (*call)(struct caid_client *, struct caid_error *))
+{
+    struct client_object *self = client(op);
+    struct caid_client *c = py_client_enter(self);
+    struct caid_error error = {0};
+    int r;
+
+    if (!c)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = call(c, &error);
+    Py_END_ALLOW_THREADS py_client_leave(self);
+    if (r < 0)
+        return py_error_raise(self->state, r, &error);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+client_dispatch(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return client_call(op, caid_client_dispatch);
+}
+
+static PyObject *
+client_ping(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return client_call(op, caid_client_ping);
+}
+
+static PyObject *
+client_get_closed(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(py_client_is_closed(client(op)));
+}
+
+/* ---- the type ---- */
+
+#define FASTCALL(f) ((PyCFunction)(void (*)(void))(f))
+
+static PyMethodDef client_methods[] = {
+    {"_local", client_local, METH_O | METH_CLASS,
+     PyDoc_STR("_local(driver, /)\n--\n\nThe driver alone, with no daemon behind it.")},
+    {"close", client_close, METH_NOARGS,
+     PyDoc_STR("close()\n--\n\nEnds the connection and with it every lease.")},
+    {"fileno", client_fileno, METH_NOARGS,
+     PyDoc_STR("fileno()\n--\n\nReadable when dispatch() has something to do.")},
+    {"dispatch", client_dispatch, METH_NOARGS,
+     PyDoc_STR("dispatch()\n--\n\nHandles what has come from the daemon, without blocking.")},
+    {"ping", client_ping, METH_NOARGS, PyDoc_STR("ping()\n--\n\nA round trip.")},
+    {"_create", FASTCALL(py_client_create), METH_FASTCALL,
+     PyDoc_STR(
+         "_create(name, shape, typestr, descr, strides, pool, device, exclusive, /)\n--\n\n"
+         "Creates an array: a Lease.")},
+    {"_open", FASTCALL(py_client_open), METH_FASTCALL,
+     PyDoc_STR("_open(name, mode, pool, /)\n--\n\nOpens an array: a Lease.")},
+    {"_open_many", FASTCALL(py_client_open_many), METH_FASTCALL,
+     PyDoc_STR("_open_many(names, mode, pool, /)\n--\n\nOpens arrays: a list of Leases.")},
+    {"_unlink", FASTCALL(py_client_unlink), METH_FASTCALL,
+     PyDoc_STR("_unlink(name, pool, /)\n--\n\nRemoves a name.")},
+    {"_list", FASTCALL(py_client_list), METH_FASTCALL,
+     PyDoc_STR("_list(pool, prefix, all, /)\n--\n\nNames: a list of tuples.")},
+    {"_show", FASTCALL(py_client_show), METH_FASTCALL,
+     PyDoc_STR("_show(name, pool, /)\n--\n\nWhat is known of a name: a list of one tuple.")},
+    {"_pools", py_client_pools, METH_NOARGS,
+     PyDoc_STR("_pools()\n--\n\nPools that may be read: a list of tuples.")},
+    {"_memory_info", py_client_memory_info, METH_O,
+     PyDoc_STR("_memory_info(device, /)\n--\n\n(free, total, used, blocks, arrays).")},
+    {"_status", py_client_status, METH_NOARGS,
+     PyDoc_STR("_status()\n--\n\nThe daemon: a tuple.")},
+    {"_devices", py_client_devices, METH_NOARGS,
+     PyDoc_STR("_devices()\n--\n\nThe daemon's devices: a list of tuples.")},
+    {"_copy", FASTCALL(py_client_copy), METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("_copy(dst, src, shape, itemsize, *, dst_strides=None, src_strides=None, "
+               "dst_on_host=False, src_on_host=False, device=0)\n--\n\n"
+               "Copies elements; dst and src are addresses, or buffers on the host.")},
+    {"_pointer_resolve", py_client_pointer_resolve, METH_O,
+     PyDoc_STR("_pointer_resolve(ptr, /)\n--\n\n(device pointer, device index or -1).")},
+    {"_stream_synchronize", FASTCALL(py_client_stream_synchronize), METH_FASTCALL,
+     PyDoc_STR("_stream_synchronize(stream, device, /)\n--\n\nWaits for a CUDA stream.")},
+    {0},
+};
+
+static PyGetSetDef client_getset[] = {
+    {"closed", client_get_closed, NULL, PyDoc_STR("Whether close() was called."), NULL},
+    {0},
+};
+
+PyDoc_STRVAR(
+    client_doc,
+    "Client(address=None, *, name=None, driver=None)\n--\n\nA connection to the daemon.");
+
+static PyType_Slot client_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t)client_doc},
+    {Py_tp_new, client_new},
+    {Py_tp_init, client_init},
+    {Py_tp_dealloc, client_dealloc},
+    {Py_tp_methods, client_methods},
+    {Py_tp_getset, client_getset},
+    {0, NULL},
+};
+
+PyType_Spec py_client_spec = {
+    .name = "caid._caid.Client",
+    .basicsize = sizeof(struct client_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = client_slots,
+};

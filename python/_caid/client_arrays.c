@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Client: making, opening and unlinking arrays. */
+#include "module.h"
+
+#include <errno.h>
+
+static struct client_object *
+client(PyObject *op)
+{
+    return (struct client_object *)op;
+}
+
+/* ---- create ---- */
+
+static PyObject *
+create(struct client_object *self, const struct caid_create_options *options)
+{
+    struct caid_client *c = py_client_enter(self);
+    struct caid_array *array = NULL;
+    struct caid_error error = {0};
+    int r;
+
+    if (!c)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_array_create(c, &array, options, &error);
+    Py_END_ALLOW_THREADS py_client_leave(self);
+    return r < 0 ? py_error_raise(self->state, r, &error) : py_lease_new(self, array);
+}
+
+/* The texts among the arguments of create(): name, typestr, descr and pool. */
+static int
+create_texts(const struct module_state *state, PyObject *const *args,
+             struct caid_create_options *options)
+{
+    if (py_text_get(state, args[0], "name", CAID_ERR_INVALID_NAME, &options->name) < 0 ||
+        py_text_get(state, args[2], "typestr", CAID_ERR_INVALID, &options->typestr) < 0 ||
+        py_text_get(state, args[3], "descr", CAID_ERR_INVALID, &options->descr) < 0 ||
+        py_text_get(state, args[5], "pool", CAID_ERR_INVALID_NAME, &options->pool) < 0)
+        return -1;
+    return 0;
+}
+
+PyObject *
+py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = client(op);
+    struct caid_create_options options = CAID_INIT(struct caid_create_options);
+    _cleanup_dims_ struct dims shape = {0}, strides = {0};
+    int exclusive;
+
+    if (py_args_check("create", n_args, 8) < 0 ||
+        create_texts(self->state, args, &options) < 0 ||
+        py_dims_get(self->state, args[1], "shape", &shape) < 0 ||
+        py_dims_get(self->state, args[4], "strides", &strides) < 0)
+        return NULL;
+    if (strides.v && strides.n != shape.n)
+        return py_error_raise_code(self->state, CAID_ERR_INVALID, EINVAL,
+                                   "strides: %u for %u dimensions", strides.n, shape.n);
+
+    if (py_device_get(self->state, args[6], &options.device) < 0)
+        return NULL;
+    exclusive = PyObject_IsTrue(args[7]);
+    if (exclusive < 0)
+        return NULL;
+    options.flags = exclusive ? CAID_ARRAY_EXCLUSIVE : 0;
+    options.shape = shape.v;
+    options.strides = strides.v;
+    options.ndim = shape.n;
+    return create(self, &options);
+}
+
+/* ---- open ---- */
+
+static int
+open_options(const struct module_state *state, PyObject *mode, PyObject *pool,
+             struct caid_open_options *ret)
+{
+    *ret = (struct caid_open_options)CAID_INIT(struct caid_open_options);
+    if (py_text_get(state, mode, "mode", CAID_ERR_INVALID, &ret->mode) < 0 ||
+        py_text_get(state, pool, "pool", CAID_ERR_INVALID_NAME, &ret->pool) < 0)
+        return -1;
+    return 0;
+}
+
+/* A name that has to be there. */
+static int
+name_get(const struct module_state *state, PyObject *op, const char **ret)
+{
+    if (op == Py_None) {
+        PyErr_SetString(PyExc_TypeError, "name: a str is needed, not None");
+        return -1;
+    }
+    return py_text_get(state, op, "name", CAID_ERR_INVALID_NAME, ret);
+}
+
+PyObject *
+py_client_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = client(op);
+    struct caid_open_options options;
+    struct caid_array *array = NULL;
+    struct caid_error error = {0};
+    struct caid_client *c;
+    const char *name;
+    int r;
+
+    if (py_args_check("open", n_args, 3) < 0 || name_get(self->state, args[0], &name) < 0 ||
+        open_options(self->state, args[1], args[2], &options) < 0)
+        return NULL;
+    c = py_client_enter(self);
+    if (!c)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_array_open(c, &array, name, &options, &error);
+    Py_END_ALLOW_THREADS py_client_leave(self);
+    return r < 0 ? py_error_raise(self->state, r, &error) : py_lease_new(self, array);
+}
+
+/* ---- open_many ---- */
+
+/* Room for the names and the arrays of one open_many(). */
+struct many {
+    size_t n;
+    const char **names;
+    struct caid_array **arrays; /* those that no Lease has taken are ended with this */
+};
+
+static void
+many_deinit(struct many *many)
+{
+    Py_BEGIN_ALLOW_THREADS for (size_t i = 0; many->arrays && i < many->n; i++)
+        caid_array_close(many->arrays[i]);
+    Py_END_ALLOW_THREADS PyMem_Free(many->arrays);
+    PyMem_Free((void *)many->names);
+}
+
+static int
+many_init(struct many *many, const struct module_state *state, PyObject *names)
+{
+    many->n = (size_t)PyTuple_GET_SIZE(names);
+    many->names = PyMem_Calloc(many->n + 1, sizeof(many->names[0]));
+    many->arrays = PyMem_Calloc(many->n + 1, sizeof(struct caid_array *));
+    if (!many->names || !many->arrays) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < many->n; i++)
+        if (name_get(state, PyTuple_GET_ITEM(names, (Py_ssize_t)i), &many->names[i]) < 0)
+            return -1;
+    return 0;
+}
+
+static PyObject *
+many_leases(struct many *many, struct client_object *client)
+{
+    _cleanup_py_ PyObject *list = PyList_New((Py_ssize_t)many->n);
+
+    if (!list)
+        return NULL;
+    for (size_t i = 0; i < many->n; i++) {
+        struct caid_array *array = many->arrays[i];
+        PyObject *lease;
+
+        many->arrays[i] = NULL;
+        lease = py_lease_new(client, array);
+        if (!lease)
+            return NULL;
+        PyList_SET_ITEM(list, (Py_ssize_t)i, lease);
+    }
+    return py_take(&list);
+}
+
+static PyObject *
+open_many(struct client_object *self, struct many *many,
+          const struct caid_open_options *options)
+{
+    struct caid_client *c = py_client_enter(self);
+    struct caid_error error = {0};
+    int r;
+
+    if (!c)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r =
+        caid_array_open_many(c, many->arrays, many->names, many->n, options, &error);
+    Py_END_ALLOW_THREADS py_client_leave(self);
+    return r < 0 ? py_error_raise(self->state, r, &error) : many_leases(many, self);
+}
+
+PyObject *
+py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = client(op);
+    __attribute__((cleanup(many_deinit))) struct many many = {0};
+    struct caid_open_options options;
+
+    if (py_args_check("open_many", n_args, 3) < 0)
+        return NULL;
+    if (!PyTuple_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "names: a tuple is needed");
+        return NULL;
+    }
+    if (many_init(&many, self->state, args[0]) < 0 ||
+        open_options(self->state, args[1], args[2], &options) < 0)
+        return NULL;
+    return open_many(self, &many, &options);
+}
+
+/* ---- unlink ---- */
+
+PyObject *
+py_client_unlink(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = client(op);
+    struct caid_error error = {0};
+    const char *name, *pool;
+    struct caid_client *c;
+    int r;
+
+    if (py_args_check("unlink", n_args, 2) < 0 || name_get(self->state, args[0], &name) < 0 ||
+        py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
+        return NULL;
+    c = py_client_enter(self);
+    if (!c)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_unlink(c, name, pool, &error);
+    Py_END_ALLOW_THREADS py_client_leave(self);
+    if (r < 0)
+        return py_error_raise(self->state, r, &error);
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Client: copies, and pointers and streams of other origin. */
+#include "module.h"
+
+#include <limits.h>
+
+static struct client_object *
+client(PyObject *op)
+{
+    return (struct client_object *)op;
+}
+
+/* ---- copy ---- */
+
+/* One side of a copy: an address, or a contiguous buffer on the host, held meanwhile. */
+struct side {
+    Py_buffer buffer; /* obj is NULL: an address was given */
+    uint64_t address;
+    int on_host;
+};
+
+static void
+side_deinit(struct side *side)
+{
+    if (side->buffer.obj)
+        PyBuffer_Release(&side->buffer);
+}
+
+static int
+side_init(struct side *side, PyObject *op, int flags, Py_ssize_t nbytes)
+{
+    if (PyLong_Check(op)) {
+        side->address = PyLong_AsUnsignedLongLong(op);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    if (PyObject_GetBuffer(op, &side->buffer, flags) < 0)
+        return -1;
+    if (side->buffer.len != nbytes) {
+        PyErr_Format(PyExc_ValueError, "the buffer has %zd bytes, the array %zd",
+                     side->buffer.len, nbytes);
+        return -1;
+    }
+    side->address = (uint64_t)(uintptr_t)side->buffer.buf;
+    side->on_host = 1;
+    return 0;
+}
+
+/* Bytes of the elements; PY_SSIZE_T_MAX where they are more, so that no buffer has as many. */
+static Py_ssize_t
+copy_nbytes(const struct dims *shape, unsigned int itemsize)
+{
+    Py_ssize_t n = (Py_ssize_t)itemsize;
+
+    for (uint32_t i = 0; i < shape->n; i++)
+        if (shape->v[i] == 0)
+            return 0;
+    for (uint32_t i = 0; i < shape->n; i++)
+        if (__builtin_mul_overflow(n, shape->v[i], &n))
+            return PY_SSIZE_T_MAX;
+    return n;
+}
+
+static PyObject *
+copy(struct client_object *self, const struct caid_copy *options)
+{
+    struct caid_client *c = py_client_enter(self);
+    struct caid_error error = {0};
+    int r;
+
+    if (!c)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_copy(c, options, &error);
+    Py_END_ALLOW_THREADS py_client_leave(self);
+    if (r < 0)
+        return py_error_raise(self->state, r, &error);
+    Py_RETURN_NONE;
+}
+
+/* Strides of one side: none, or as many as dimensions. */
+static int
+strides_get(const struct module_state *state, PyObject *op, const char *what, uint32_t ndim,
+            struct dims *ret)
+{
+    if (py_dims_get(state, op, what, ret) < 0)
+        return -1;
+    if (!ret->v || ret->n == ndim)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s: %u for %u dimensions", what, ret->n, ndim);
+    return -1;
+}
+
+PyObject *
+py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"dst",         "src",         "shape",       "itemsize",
+                               "dst_strides", "src_strides", "dst_on_host", "src_on_host",
+                               "device",      NULL};
+    struct client_object *self = client(op);
+    PyObject *dst_op, *src_op, *shape_op, *dst_strides_op = Py_None, *src_strides_op = Py_None;
+    __attribute__((cleanup(side_deinit))) struct side dst = {0}, src = {0};
+    _cleanup_dims_ struct dims shape = {0}, dst_strides = {0}, src_strides = {0};
+    struct caid_copy options = CAID_INIT(struct caid_copy);
+    unsigned int itemsize;
+    int device = 0;
+    Py_ssize_t nbytes;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!I|$OOppi:copy", keywords, &dst_op,
+                                     &src_op, &PyTuple_Type, &shape_op, &itemsize,
+                                     &dst_strides_op, &src_strides_op, &dst.on_host,
+                                     &src.on_host, &device) ||
+        py_dims_get(self->state, shape_op, "shape", &shape) < 0 ||
+        strides_get(self->state, dst_strides_op, "dst_strides", shape.n, &dst_strides) < 0 ||
+        strides_get(self->state, src_strides_op, "src_strides", shape.n, &src_strides) < 0)
+        return NULL;
+    nbytes = copy_nbytes(&shape, itemsize);
+    if (side_init(&dst, dst_op, PyBUF_WRITABLE, nbytes) < 0 ||
+        side_init(&src, src_op, PyBUF_SIMPLE, nbytes) < 0)
+        return NULL;
+
+    options.dst = dst.address;
+    options.src = src.address;
+    options.dst_on_host = dst.on_host;
+    options.src_on_host = src.on_host;
+    options.dst_strides = dst_strides.v;
+    options.src_strides = src_strides.v;
+    options.shape = shape.v;
+    options.ndim = shape.n;
+    options.itemsize = itemsize;
+    options.device = device;
+    return copy(self, &options);
+}
+
+/* ---- pointers and streams of other origin ---- */
+
+PyObject *
+py_client_pointer_resolve(PyObject *op, PyObject *ptr_op)
+{
+    struct client_object *self = client(op);
+    struct caid_pointer pointer = CAID_INIT(struct caid_pointer);
+    struct caid_error error = {0};
+    uint64_t ptr = PyLong_AsUnsignedLongLong(ptr_op);
+    struct caid_client *c;
+    int r;
+
+    if (PyErr_Occurred())
+        return NULL;
+    c = py_client_enter(self);
+    if (!c)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_pointer_resolve(c, ptr, &pointer, &error);
+    Py_END_ALLOW_THREADS py_client_leave(self);
+    if (r < 0)
+        return py_error_raise(self->state, r, &error);
+    return Py_BuildValue("(Ki)", (unsigned long long)pointer.device_ptr, (int)pointer.device);
+}
+
+PyObject *
+py_client_stream_synchronize(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = client(op);
+    struct caid_error error = {0};
+    struct caid_client *c;
+    uint64_t stream;
+    int32_t device;
+    int r;
+
+    if (py_args_check("stream_synchronize", n_args, 2) < 0)
+        return NULL;
+    stream = PyLong_AsUnsignedLongLong(args[0]);
+    if (PyErr_Occurred() || py_device_get(self->state, args[1], &device) < 0)
+        return NULL;
+    c = py_client_enter(self);
+    if (!c)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_stream_synchronize(c, stream, device, &error);
+    Py_END_ALLOW_THREADS py_client_leave(self);
+    if (r < 0)
+        return py_error_raise(self->state, r, &error);
+    Py_RETURN_NONE;
+}

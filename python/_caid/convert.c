@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Python values to what libcaid takes, and back. */
+#include "module.h"
+
+#include <errno.h>
+
+int
+py_args_check(const char *function, Py_ssize_t n_args, Py_ssize_t n)
+{
+    if (n_args == n)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s() takes %zd positional arguments, not %zd", function, n,
+                 n_args);
+    return -1;
+}
+
+int
+py_text_get(const struct module_state *state, PyObject *op, const char *what,
+            enum caid_code code, const char **ret)
+{
+    const char *s;
+    Py_ssize_t n;
+
+    if (op == Py_None) {
+        *ret = NULL;
+        return 0;
+    }
+    if (!PyUnicode_Check(op)) {
+        PyErr_Format(PyExc_TypeError, "%s: a str or None is needed, not %.100s", what,
+                     Py_TYPE(op)->tp_name);
+        return -1;
+    }
+
+    s = PyUnicode_AsUTF8AndSize(op, &n);
+    if (!s) {
+        if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError))
+            return -1;
+        PyErr_Clear();
+        py_error_raise_code(state, code, EINVAL, "%s %A: not UTF-8 (lone surrogates)", what,
+                            op);
+        return -1;
+    }
+    if (strlen(s) != (size_t)n) {
+        py_error_raise_code(state, code, EINVAL, "%s %A: control characters", what, op);
+        return -1;
+    }
+    *ret = s;
+    return 0;
+}
+
+int
+py_device_get(const struct module_state *state, PyObject *op, int32_t *ret)
+{
+    int overflow;
+    long v = PyLong_AsLongAndOverflow(op, &overflow);
+
+    if (v == -1 && PyErr_Occurred())
+        return -1;
+    if (overflow || v < INT32_MIN || v > INT32_MAX) {
+        py_error_raise_code(state, CAID_ERR_DEVICE, ENODEV, "no device %R", op);
+        return -1;
+    }
+    *ret = (int32_t)v;
+    return 0;
+}
+
+PyObject *
+py_text_or_none(const char *s)
+{
+    if (!s)
+        Py_RETURN_NONE;
+    return PyUnicode_DecodeUTF8(s, (Py_ssize_t)strlen(s), "replace");
+}
+
+static int
+dim_get(const struct module_state *state, PyObject *op, const char *what, Py_ssize_t i,
+        int64_t *ret)
+{
+    int overflow;
+    long long v = PyLong_AsLongLongAndOverflow(op, &overflow);
+
+    if (v == -1 && PyErr_Occurred())
+        return -1;
+    if (overflow) {
+        py_error_raise_code(state, CAID_ERR_INVALID, EINVAL,
+                            "%s[%zd]: %R does not fit in 64 bits", what, i, op);
+        return -1;
+    }
+    *ret = v;
+    return 0;
+}
+
+int
+py_dims_get(const struct module_state *state, PyObject *op, const char *what, struct dims *ret)
+{
+    Py_ssize_t n;
+
+    if (op == Py_None)
+        return 0;
+    if (!PyTuple_Check(op)) {
+        PyErr_Format(PyExc_TypeError, "%s: a tuple is needed, not %.100s", what,
+                     Py_TYPE(op)->tp_name);
+        return -1;
+    }
+    n = PyTuple_GET_SIZE(op);
+    if (n > INT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, what);
+        return -1;
+    }
+
+    ret->v = ret->few;
+    if ((size_t)n > Py_ARRAY_LENGTH(ret->few)) {
+        ret->v = PyMem_New(int64_t, (size_t)n);
+        if (!ret->v) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    ret->n = (uint32_t)n;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (dim_get(state, PyTuple_GET_ITEM(op, i), what, i, &ret->v[i]) < 0)
+            return -1;
+    return 0;
+}
+
+void
+py_dims_deinit(struct dims *dims)
+{
+    if (dims->v != dims->few)
+        PyMem_Free(dims->v);
+    dims->v = NULL;
+}
+
+PyObject *
+py_dims_tuple(const int64_t *v, uint32_t n)
+{
+    _cleanup_py_ PyObject *tuple = PyTuple_New((Py_ssize_t)n);
+
+    if (!tuple)
+        return NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        PyObject *item = PyLong_FromLongLong(v[i]);
+        if (!item)
+            return NULL;
+        PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, item);
+    }
+    return py_take(&tuple);
+}

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named arrays in GPU memory, shared between processes by the daemon caid(8).
+
+>>> import caid
+>>> c = caid.connect()
+>>> a = c.create("weights", (1024, 768), "<f4")      # in one process
+>>> b = caid.connect().open("weights")               # in another: the same memory
+
+Arrays have a ``__cuda_array_interface__``: hand them to CuPy, Numba, PyTorch, JAX, ...
+"""
+
+from __future__ import annotations
+
+import os as _os
+
+from . import _caid, _errors
+from ._array import Array
+from ._cai import as_array, from_cuda_array_interface
+from ._client import Client
+from ._daemon import LocalDaemon
+from ._errors import *  # noqa: F403
+from ._records import Details, Device, Entry, Holder, MemoryInfo, Pool, Status
+
+__version__ = _caid.version()
+
+
+def connect(
+    address: str | bytes | _os.PathLike | None = None,
+    *,
+    name: str | None = None,
+    driver: str | None = None,
+) -> Client:
+    """Connects to the daemon: a :class:`Client`, whose parameters these are."""
+    return Client(address, name=name, driver=driver)
+
+
+def softcuda_path() -> str:
+    """Where the software CUDA driver of this installation is: a path for NUMBA_CUDA_DRIVER and
+    the like. Raises Error where it is not installed."""
+    return _caid.softcuda_path()
+
+
+__all__ = [
+    "Array",
+    "Client",
+    "Details",
+    "Device",
+    "Entry",
+    "Holder",
+    "LocalDaemon",
+    "MemoryInfo",
+    "Pool",
+    "Status",
+    "as_array",
+    "connect",
+    "from_cuda_array_interface",
+    "softcuda_path",
+    *_errors.__all__,
+]
+
+# The names that users know: in tracebacks, pickles and help().
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consumer of the CUDA Array Interface, versions 0 to 3."""
+
+from __future__ import annotations
+
+import operator
+import os
+from typing import Any
+
+from . import _array, _caid, _geometry, _typestr
+from ._errors import closed, invalid
+
+_VERSIONS = range(4)
+
+
+class ForeignMemory:
+    """Device memory that something else owns, as Array wants it; each share is an object.
+
+    It keeps the owner alive until it is closed, and knows the client whose driver reaches it.
+    """
+
+    __slots__ = ("client", "device", "owner", "closed")
+
+    name = None
+    pool = None
+    generation = 0
+
+    def __init__(self, client, device, owner):
+        self.client = client
+        self.device = device
+        self.owner = owner
+        self.closed = False
+
+    def share(self):
+        if self.closed:
+            raise closed("the array is closed")
+        return ForeignMemory(self.client, self.device, self.owner)
+
+    def close(self):
+        self.closed = True
+        self.owner = None
+
+
+_driver = (0, None)  # process id, client
+
+
+def driver_client():
+    """The client that is used where none is given: this process's driver, with no daemon."""
+    global _driver
+    pid, client = _driver
+    if pid != os.getpid():  # first use, or first in a child
+        client = _caid.Client._local(None)
+        _driver = (os.getpid(), client)
+    return client
+
+
+def as_array(
+    obj: Any, sync: bool = True, *, client: _caid.Client | None = None
+) -> _array.Array:
+    """An Array over the memory of another library's array. Nothing is copied.
+
+    Parameters
+    ----------
+    obj : object
+        An object with ``__cuda_array_interface__``, or such a dict, of versions 0 to 3. A
+        :class:`caid.Array` gives a view.
+    sync : bool
+        Whether to wait, on the host, for the stream that the interface names. The environment's
+        ``CAID_CAI_SYNC=0`` does away with it everywhere.
+    client : Client, optional
+        Whose driver reaches the memory. Without it, this process's driver is opened
+        (``CAID_CUDA_DRIVER``), with no daemon.
+
+    Returns
+    -------
+    Array
+        It keeps `obj` alive.
+
+    Raises
+    ------
+    TypeError
+        No CUDA Array Interface.
+    NotImplementedError
+        The array has a mask.
+    ValueError
+        Stream 0, which the specification rules out as ambiguous.
+    InvalidError
+        Anything else that the specification does not allow; a pointer the device cannot reach.
+
+    Notes
+    -----
+    The rules are those of the CUDA Array Interface, version 3, "Synchronization" and "Python
+    Interface Specification".
+    """
+    if isinstance(obj, _array.Array):
+        return obj.view()
+    if isinstance(obj, dict):
+        return from_cuda_array_interface(obj, None, sync, client=client)
+    try:
+        desc = obj.__cuda_array_interface__
+    except AttributeError:
+        raise TypeError(f"{type(obj).__name__} has no __cuda_array_interface__") from None
+    return from_cuda_array_interface(desc, obj, sync, client=client)
+
+
+def from_cuda_array_interface(
+    desc: dict[str, Any],
+    owner: object = None,
+    sync: bool = True,
+    *,
+    client: _caid.Client | None = None,
+) -> _array.Array:
+    """An Array over the memory that a dict of the CUDA Array Interface tells of.
+
+    Parameters
+    ----------
+    desc : dict
+    owner : object, optional
+        What owns the memory: kept alive. Without it the caller sees to that.
+    sync, client
+        As in :func:`as_array`, with its errors.
+    """
+    if not isinstance(desc, dict):
+        raise TypeError(f"__cuda_array_interface__: a dict is needed, not {type(desc).__name__}")
+    _check_version(desc)
+    element = _typestr.of_typestr(_entry(desc, "typestr"), desc.get("descr"))
+    shape, strides = _layout(desc, element)
+    ptr, readonly = _data(desc)
+    stream = _stream(desc)
+    device = -1
+    if 0 in shape:  # nothing to reach, nothing to wait for
+        ptr = 0
+    else:
+        client = client or driver_client()
+        ptr, device = client._pointer_resolve(ptr)
+        if stream is not None and sync and os.environ.get("CAID_CAI_SYNC") != "0":
+            client._stream_synchronize(stream, max(device, 0))
+    memory = ForeignMemory(client, device, owner)
+    return _array.make(memory, ptr, shape, strides, element, readonly, root=False)
+
+
+# --- the dict's entries ---------------------------------------------------------------------
+
+
+def _entry(desc, key):
+    try:
+        return desc[key]
+    except KeyError:
+        raise invalid(f"__cuda_array_interface__: no {key!r}") from None
+
+
+def _check_version(desc):
+    version = desc.get("version", 0)
+    if version not in _VERSIONS:
+        raise invalid(f"__cuda_array_interface__: version {version!r}; 0 to 3 are known")
+    if desc.get("mask") is not None:
+        raise NotImplementedError("__cuda_array_interface__: masked arrays are not taken")
+
+
+def _layout(desc, element):
+    shape = _dims("shape", _entry(desc, "shape"))
+    if any(extent < 0 for extent in shape):
+        raise invalid(f"__cuda_array_interface__: shape {shape}: negative")
+    if desc.get("strides") is None:
+        return shape, _geometry.c_strides(shape, element.itemsize)
+    strides = _dims("strides", desc["strides"])
+    if len(strides) != len(shape):
+        raise invalid(f"__cuda_array_interface__: strides {strides} for shape {shape}")
+    return shape, strides
+
+
+def _dims(key, value):
+    try:
+        return tuple(map(operator.index, value))
+    except TypeError:
+        raise invalid(f"__cuda_array_interface__: {key} {value!r}: not a tuple of int") from None
+
+
+def _data(desc):
+    data = _entry(desc, "data")
+    try:
+        ptr, readonly = data
+        return operator.index(ptr), bool(readonly)
+    except (TypeError, ValueError):
+        raise invalid(f"__cuda_array_interface__: data {data!r}: not (int, bool)") from None
+
+
+def _stream(desc):
+    stream = desc.get("stream")
+    if stream is None:
+        return None
+    try:
+        stream = operator.index(stream)
+    except TypeError:
+        raise invalid(f"__cuda_array_interface__: stream {stream!r}: not an int") from None
+    if stream == 0:
+        raise ValueError(
+            "__cuda_array_interface__: stream 0 is ambiguous: None, 1 (legacy default) or 2 "
+            "(per-thread default)"
+        )
+    return stream

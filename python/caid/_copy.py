@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between a device array and anything that has elements, by libcaid's one copy call."""
+
+import contextlib
+import sys
+from typing import Any, NamedTuple, Optional
+
+from . import _geometry, _typestr
+from ._errors import read_only
+
+
+class Side(NamedTuple):
+    """One end of a copy: a device array, a NumPy array, or raw bytes, which have neither shape
+    nor type: they take those of the other end."""
+
+    data: Any  # address, or a contiguous buffer on the host
+    writable: bool
+    shape: Optional[tuple] = None
+    strides: Optional[tuple] = None
+    element: Optional[_typestr.Element] = None
+    array: Any = None  # the Array, of a device side
+    owner: Any = None  # what keeps the address valid, of a NumPy array
+
+    @property
+    def on_host(self):
+        return self.array is None
+
+
+def device(array):
+    """The side of an Array."""
+    return Side(
+        array.ptr, not array.readonly, array.shape, array.strides, array._element, array
+    )
+
+
+def host(x, *, target=False):
+    """The side of a NumPy array or of a buffer; for a source, also of all that NumPy makes an
+    array of.
+
+    Raises
+    ------
+    TypeError
+        `x` is in device memory; or it is a target and no array and no buffer.
+    """
+    if _is_ndarray(x):
+        return _ndarray(x)
+    if hasattr(x, "__cuda_array_interface__"):
+        raise TypeError(f"{type(x).__name__} is in device memory: use copy_from() or copy_to()")
+    try:
+        view = memoryview(x)
+    except TypeError:
+        if target:
+            raise TypeError(f"{type(x).__name__}: neither array nor buffer") from None
+        return _ndarray(_typestr.numpy().asarray(x))
+    if view.format in ("B", "b", "c") and view.ndim == 1 and view.contiguous:
+        return Side(view, not view.readonly)
+    return _ndarray(_typestr.numpy().asarray(view))
+
+
+def _is_ndarray(x):
+    np = sys.modules.get("numpy")
+    return np is not None and isinstance(x, np.ndarray)
+
+
+def _ndarray(x):
+    if isinstance(x, _typestr.numpy().ma.MaskedArray):
+        raise NotImplementedError("masked arrays are not taken")
+    element, _ = _typestr.of_dtype(x.dtype)
+    address, readonly = x.__array_interface__["data"]
+    return Side(address, not readonly, x.shape, x.strides, element, owner=x)
+
+
+@contextlib.contextmanager
+def side(obj, *, target=False):
+    """The side of anything. Device memory of other origin is looked at while the block runs."""
+    from . import _array, _cai
+
+    if isinstance(obj, _array.Array):
+        yield device(obj)
+    elif hasattr(obj, "__cuda_array_interface__"):
+        with _cai.as_array(obj) as foreign:
+            yield device(foreign)
+    else:
+        yield host(obj, target=target)
+
+
+def copy(target, source):
+    """Copies all elements. One side at least is a device array."""
+    if not target.writable:
+        _refuse(target)
+    _match(target, source)
+    with contextlib.ExitStack() as stack:
+        for end in (target, source):
+            if end.array is not None:  # another thread may close the array meanwhile
+                stack.callback(end.array._memory.share().close)
+        _run(target, source)
+
+
+def _refuse(target):
+    if target.array is not None:
+        raise read_only(f"{target.array._label} is read-only")
+    raise ValueError("the target on the host is read-only")
+
+
+def _match(target, source):
+    typed = [end for end in (target, source) if end.shape is not None]
+    for end in (target, source):
+        nbytes = _geometry.size(typed[0].shape) * typed[0].element.itemsize
+        if end.shape is None and end.data.nbytes != nbytes:
+            raise ValueError(f"the buffer has {end.data.nbytes} bytes, the array {nbytes}")
+    if len(typed) < 2:
+        return
+    if target.shape != source.shape:
+        raise ValueError(f"shapes differ: {source.shape} to {target.shape}")
+    if not _typestr.same(target.element, source.element):
+        raise TypeError(f"types differ: {_describe(source)} to {_describe(target)}")
+
+
+def _describe(end):
+    return end.element.descr or end.element.typestr
+
+
+def _run(target, source):
+    shape = source.shape if target.shape is None else target.shape
+    if 0 in shape:
+        return
+    if _overlap(target, source):
+        # Neither the order of the elements nor the direction is libcaid's to choose: by way of
+        # host memory.
+        between = Side(memoryview(bytearray(target.array.nbytes)), True)
+        _call(between, source, shape)
+        source = between
+    _call(target, source, shape)
+
+
+def _call(target, source, shape):
+    memory = _runner(target, source)
+    element = source.element or target.element
+    memory.client._copy(
+        target.data,
+        source.data,
+        shape,
+        element.itemsize,
+        dst_strides=target.strides,
+        src_strides=source.strides,
+        dst_on_host=target.on_host,
+        src_on_host=source.on_host,
+        device=max(memory.device, 0),
+    )
+
+
+def _runner(target, source):
+    """The memory whose client makes the copy: a lease's, where there is one."""
+    memories = [end.array._memory for end in (target, source) if end.array is not None]
+    return min(memories, key=lambda memory: memory.pool is None)
+
+
+def _overlap(target, source):
+    if target.on_host or source.on_host:
+        return False
+    a, b = _span(target), _span(source)
+    return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
+
+
+def _span(end):
+    """(space, low, high): bytes of a block at the daemon, which one process may have mapped at
+    two addresses; else addresses."""
+    low, high = _geometry.extent(end.shape, end.strides, end.element.itemsize)
+    memory = end.array._memory
+    if memory.pool is None:
+        return 0, end.data + low, end.data + high
+    start = memory.offset + end.data - memory.ptr
+    return memory.block, start + low, start + high

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client asks the daemon, and how it finds it."""
+
+import os
+import select
+
+import pytest
+
+import caid
+
+
+def test_status(client, daemon):
+    status = client.status()
+    assert status.server == f"caid {caid.__version__}"
+    assert (status.pid, status.socket, status.connections) == (daemon.pid, daemon.address, 1)
+    assert status.driver in ("cuda", "soft") and status.driver_path
+    assert status.pool == f"uid:{os.getuid()}"
+
+
+def test_devices(client):
+    (device, *_) = client.devices
+    assert device.uuid.startswith("GPU-") and device.total > 0
+    assert device.granularity & (device.granularity - 1) == 0
+
+
+def test_memory_info(client):
+    before = client.memory_info()
+    free, total = before[:2]
+    assert (free, total) == (before.free, before.total) and 0 < free <= total
+    with client.empty(1 << 20, "|u1", exclusive=True):
+        during = client.memory_info()
+        assert (during.blocks, during.arrays) == (before.blocks + 1, before.arrays + 1)
+        assert during.used >= 1 << 20
+        if client.host_accessible:
+            assert before.free - during.free == during.used
+    assert client.memory_info(0).total == total
+
+
+def test_list(client):
+    for name in ("b/2", "a", "b/1"):
+        client.create(name, (2, 3), "<f4").close()
+    entries = client.list()
+    assert [e.name for e in entries] == ["a", "b/1", "b/2"]
+    assert [e.name for e in client.list(prefix="b/")] == ["b/1", "b/2"]
+    assert [e.name for e in client.list(all=True)] == ["a", "b/1", "b/2"]
+    assert client.list(prefix="c") == []
+    entry = entries[0]
+    assert (entry.typestr, entry.shape, entry.nbytes, entry.device) == ("<f4", (2, 3), 24, 0)
+    assert (entry.leases, entry.uid, entry.generation) == (0, os.getuid(), 1)
+    assert entry.pool == client.status().pool
+
+
+def test_a_long_list_takes_many_packets(client):
+    names = [f"{i:04}/" + "x" * 200 for i in range(1000)]
+    for name in names:
+        client.create(name, 0, "|u1").close()
+    assert [e.name for e in client.list()] == names
+
+
+def test_show(client):
+    with client.create("a", (2, 3), "<f4", strides=(64, 8)) as a:
+        details = client.show("a")
+        assert details.entry == client.list()[0]
+        assert details.strides == (64, 8) and details.descr is None
+        assert [h.readonly for h in details.holders] == [False]
+        with client.open("a"):
+            assert sorted(h.readonly for h in client.show("a").holders) == [False, True]
+        assert a.ptr
+
+
+def test_show_of_a_struct_has_its_fields(client):
+    client.create("a", 1, [("x", "<f4")]).close()
+    assert client.show("a").descr == '[["x","<f4"]]'
+    assert client.show("a").strides is None
+
+
+def test_pools(client):
+    client.create("a", 10, "|u1").close()
+    (pool,) = [p for p in client.pools() if p.name == client.status().pool]
+    assert (pool.uid, pool.mode, pool.names, pool.arrays) == (os.getuid(), 0o600, 1, 1)
+    assert pool.used > 0
+
+
+def test_open_many(client):
+    assert client.open_many([]) == []
+    for name in "abc":
+        client.create(name, 4, "|u1").close()
+    arrays = client.open_many(iter("cab"), "rw")
+    assert [a.name for a in arrays] == ["c", "a", "b"] and not arrays[0].readonly
+    for a in arrays:
+        a.close()
+
+
+def test_a_pool_by_its_name(client):
+    own = client.status().pool
+    with client.create("a", 4, pool=own) as a, client.open("a", pool=own) as b:
+        assert a.pool == b.pool == own
+    assert [e.name for e in client.list(pool=own)] == ["a"]
+    client.unlink("a", pool=own)
+
+
+def test_exclusive_arrays_have_a_block_each(client):
+    with client.empty(4) as a, client.empty(4, exclusive=True) as b, client.empty(4) as c:
+        blocks = {x._memory.block for x in (a, b, c)}
+        assert b._memory.block not in (a._memory.block, c._memory.block)
+        assert client.memory_info().blocks == len(blocks)
+
+
+def test_the_loops_descriptor(client):
+    ready, _, _ = select.select([client], [], [], 0)
+    assert ready == []
+    client.dispatch()
+
+
+def test_the_socket_from_the_environment(daemon, client, monkeypatch):
+    monkeypatch.setenv("CAID_SOCKET", daemon.address)
+    with caid.connect() as c:
+        assert c.status().socket == daemon.address
+    monkeypatch.delenv("CAID_SOCKET")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", os.path.dirname(daemon.address))
+    with caid.connect() as c:  # there it is called caid.sock, too
+        assert c.status().socket == daemon.address
+
+
+def test_addresses_are_paths(daemon, client):
+    with caid.connect(os.fsencode(daemon.address)) as c:
+        c.ping()
+
+
+def test_the_clients_name(daemon, client):
+    client.create("a", 4).close()
+    for name, seen in [("trainer", "trainer"), (None, caid._client._program_name())]:
+        with daemon.connect(name=name) as c, c.open("a"):
+            (holder,) = client.show("a").holders
+            assert holder.client == seen
+
+
+@pytest.mark.parametrize(
+    "argv, name",
+    [
+        (["/usr/bin/train.py", "x"], "train.py"),
+        (["-c"], None),
+        ([], None),
+        ([""], None),
+        (["a\nb"], None),
+        (["\u00e9" * 50], "\u00e9" * 32),
+    ],
+)
+def test_the_programs_name(monkeypatch, argv, name):
+    monkeypatch.setattr("sys.argv", argv)
+    assert caid._client._program_name() == name

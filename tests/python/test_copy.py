@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of any layout to any layout, with NumPy as the oracle."""
+
+import array
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import caid
+
+in_fixture = settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@st.composite
+def layouts(draw, shape):
+    """(base shape, view): a function that shows `shape` in an array of the base shape."""
+    axes = draw(st.permutations(range(len(shape))))
+    steps = draw(st.tuples(*[st.sampled_from([1, 1, 2, -1, -2]) for _ in shape]))
+    starts = draw(st.tuples(*[st.integers(0, 2) for _ in shape]))
+    base = tuple(shape[axis] * abs(by) + start for axis, by, start in zip(axes, steps, starts))
+
+    def view(a):
+        for i, (axis, by, start) in enumerate(zip(axes, steps, starts)):
+            lead = (slice(None),) * i
+            a = a[(*lead, slice(start, None))][(*lead, slice(None, None, by))]
+            a = a[(*lead, slice(0, shape[axis]))]
+        back = [axes.index(i) for i in range(len(shape))]
+        return a.transpose(back) if shape else a
+
+    return base, view
+
+
+shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
+
+
+def counting(shape, dtype="<i4"):
+    return np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
+
+
+@in_fixture
+@given(st.data(), shapes, st.sampled_from(["|u1", "<i2", "<i4", "<c16", "|V3"]))
+def test_from_the_host_and_back(client, data, shape, dtype):
+    base, view = data.draw(layouts(shape))
+    host_base, host_view = data.draw(layouts(shape))
+    rng = np.random.default_rng(0)
+    itemsize = np.dtype(dtype).itemsize
+    source = rng.integers(0, 255, (*host_base, itemsize), "u1").view(dtype)[..., 0]
+    twin = np.zeros(base, dtype)
+    with client.empty(base, dtype) as a:
+        a.copy_from_host(twin)
+        view(a).copy_from_host(host_view(source))
+        view(twin)[...] = host_view(source)
+        assert a.copy_to_host().tobytes() == twin.tobytes()
+        back, back_twin = np.zeros(host_base, dtype), np.zeros(host_base, dtype)
+        view(a).copy_to_host(host_view(back))
+        host_view(back_twin)[...] = view(twin)
+        assert back.tobytes() == back_twin.tobytes()
+
+
+@in_fixture
+@given(st.data(), shapes)
+def test_from_device_to_device(client, data, shape):
+    (base_a, view_a), (base_b, view_b) = data.draw(layouts(shape)), data.draw(layouts(shape))
+    with client.empty(base_a, "<i4") as a, client.empty(base_b, "<i4") as b:
+        a.copy_from_host(counting(base_a))
+        b.copy_from_host(np.zeros(base_b, "<i4"))
+        view_b(b).copy_from(view_a(a))
+        expected = np.zeros(base_b, "<i4")
+        view_b(expected)[...] = view_a(counting(base_a))
+        np.testing.assert_array_equal(b.copy_to_host(), expected)
+
+
+@in_fixture
+@given(st.data(), shapes)
+def test_within_one_array(client, data, shape):
+    """Overlapping or not, also through two mappings of the same memory."""
+    (base_a, view_a), (base_b, view_b) = data.draw(layouts(shape)), data.draw(layouts(shape))
+    n = max(int(np.prod(base_a)), int(np.prod(base_b)))
+    shown = {base: (slice(0, int(np.prod(base))),) for base in (base_a, base_b)}
+    with client.create("within", n, "<i4") as a, client.open("within") as read:
+        client.unlink("within")
+        for source in (a, read):
+            a.copy_from_host(counting(n))
+            expected = counting(n)
+            view_b(expected[shown[base_b]].reshape(base_b))[...] = view_a(
+                counting(n)[shown[base_a]].reshape(base_a)
+            )
+            target = view_b(a[shown[base_b]].reshape(base_b))
+            target.copy_from(view_a(source[shown[base_a]].reshape(base_a)))
+            np.testing.assert_array_equal(a.copy_to_host(), expected)
+
+
+def test_copy_to_is_copy_from_the_other_way(client):
+    x = np.zeros((2, 3), "<i4")
+    with client.empty((2, 3), "<i4") as a, client.empty((2, 3), "<i4") as b:
+        a.copy_from(counting((2, 3)))
+        a.copy_to(b)
+        b.copy_to(x)
+    np.testing.assert_array_equal(x, counting((2, 3)))
+
+
+def test_buffers_without_numpy(client):
+    with client.empty((2, 3), "<i4") as a:
+        a.copy_from_host(bytes(range(24)))
+        for out in (bytearray(24), memoryview(bytearray(24)), array.array("B", bytes(24))):
+            assert a.copy_to_host(out) is out
+            assert bytes(out) == bytes(range(24))
+        typed = array.array("i", [0] * 3)
+        a[1].copy_to_host(typed)
+        assert typed.tobytes() == bytes(range(12, 24))
+        a[:, ::2].copy_from(b"\xff" * 16)
+        assert (a.copy_to_host()[:, ::2] == -1).all() and (a.copy_to_host()[:, 1] >= 0).all()
+
+
+def test_broadcast_sources_are_arrays_like_others(client):
+    with client.empty((3, 4), "<i4") as a:
+        a.copy_from_host(np.broadcast_to(np.int32(7), (3, 4)))
+        assert (a.copy_to_host() == 7).all()
+
+
+def test_lists_have_the_type_that_numpy_gives_them(client):
+    with client.empty(3, "<f8") as a:
+        a.copy_from_host([1.0, 2.0, 3.0])
+        np.testing.assert_array_equal(a.copy_to_host(), [1, 2, 3])
+
+
+def test_what_does_not_match(client):
+    with client.empty((2, 3), "<i4") as a:
+        for x, error, what in [
+            (np.zeros((3, 2), "<i4"), ValueError, r"shapes differ: \(3, 2\) to \(2, 3\)"),
+            (np.zeros(3, "<i4"), ValueError, "shapes differ"),
+            (np.zeros((2, 3), "<f4"), TypeError, "types differ: <f4 to <i4"),
+            (np.zeros((2, 3), ">i4"), TypeError, "types differ"),
+            (b"x" * 23, ValueError, "the buffer has 23 bytes, the array 24"),
+            (b"", ValueError, "the buffer has 0 bytes, the array 24"),
+            (np.zeros((2, 3), object), caid.InvalidError, "Python objects"),
+            (np.ma.zeros((2, 3), "<i4"), NotImplementedError, "masked"),
+        ]:
+            with pytest.raises(error, match=what):
+                a.copy_from_host(x)
+            with pytest.raises(error, match=what):
+                a.copy_from(x)
+        with pytest.raises(TypeError, match="device memory"):
+            a.copy_from_host(a)
+        with pytest.raises(TypeError, match="list: neither array nor buffer"):
+            a.copy_to_host([0] * 6)
+        with pytest.raises(ValueError, match="read-only"):
+            a.copy_to_host(bytes(24))
+        locked = np.zeros((2, 3), "<i4")
+        locked.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            a.copy_to(locked)
+    with client.empty((0, 3), "<i4") as a:
+        a.copy_from_host(b"")
+        with pytest.raises(ValueError, match="the buffer has 1 bytes, the array 0"):
+            a.copy_from_host(b"x")
+
+
+def test_a_read_only_array_is_not_written(client):
+    with client.create("a", 3, "<i4") as a, client.open("a") as b:
+        a.copy_from_host(counting(3))
+        for write in (lambda: b.copy_from_host(counting(3)), lambda: b[::2].copy_from(a[::2])):
+            with pytest.raises(caid.ReadOnlyError, match="array 'a' is read-only"):
+                write()
+        with pytest.raises(caid.ReadOnlyError):
+            a.copy_to(b)
+        np.testing.assert_array_equal(b.copy_to_host(), counting(3))
+
+
+def test_many_threads_copy_at_once(client):
+    with client.empty((8, 4096), "<i4") as a:
+        failures = []
+
+        def work(i):
+            for k in range(20):
+                a[i].copy_from_host(np.full(4096, i * 1000 + k, "<i4"))
+                if not (a[i].copy_to_host() == i * 1000 + k).all():
+                    failures.append((i, k))
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+
+def test_between_daemons(client):
+    """Two daemons' memory is in one process: a copy needs neither's consent."""
+    with caid.LocalDaemon() as other, other.connect() as c:
+        with c.empty(5, "<i4") as a, client.empty(5, "<i4") as b:
+            a.copy_from_host(counting(5))
+            b.copy_from(a)
+            np.testing.assert_array_equal(b.copy_to_host(), counting(5))
+
+
+def test_empty_like(client):
+    f = np.zeros((2, 3), "<i2", order="F")
+    with client.empty((4, 5), "<f4") as a:
+        for like, shape, typestr, strides in [
+            (a, (4, 5), "<f4", (20, 4)),
+            (a.T, (5, 4), "<f4", (4, 20)),
+            (a[::2, ::2], (2, 3), "<f4", (12, 4)),
+            (f, (2, 3), "<i2", (2, 4)),
+            ([1.5, 2.5], (2,), "<f8", (8,)),
+            (np.zeros(2, [("a", "<i4"), ("b", "<f8")]), (2,), "|V12", (12,)),
+        ]:
+            with client.empty_like(like) as b:
+                assert (b.shape, b.typestr, b.strides) == (shape, typestr, strides)
+                assert b.name is None and not b.readonly
+                if hasattr(like, "dtype"):
+                    assert b.dtype == like.dtype

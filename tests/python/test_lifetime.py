@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long things live in one process: close(), with, garbage, threads, fork, exit."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import tracemalloc
+import weakref
+
+import pytest
+from conftest import wait_until
+
+import caid
+
+
+def n_leases(client):
+    return client.status().leases
+
+
+# --- close() --------------------------------------------------------------------------------
+
+
+def test_close_ends_the_lease_and_is_idempotent(client):
+    a = client.empty(10)
+    assert n_leases(client) == 1 and not a.closed
+    a.close()
+    assert a.closed and n_leases(client) == 0
+    a.close()
+    assert (a.shape, a.typestr, a.strides, a.name, a.nbytes) == ((10,), "<f8", (8,), None, 80)
+    assert repr(a) == "<caid.Array closed>"
+
+
+def test_a_closed_array_is_not_used(client):
+    with client.create("a", (2, 3)) as a:
+        pass
+    with client.open("a") as b, client.empty(48, "|u1") as raw:
+        for use in (
+            lambda: a.ptr,
+            lambda: a[0],
+            lambda: a.T,
+            lambda: a.view(),
+            lambda: a.reshape(6),
+            lambda: a.__cuda_array_interface__,
+            lambda: a.__array_interface__,
+            lambda: a.copy_to_host(),
+            lambda: a.copy_from_host(bytes(48)),
+            lambda: a.copy_from(b),
+            lambda: b.copy_to(a),
+            lambda: raw.copy_from(a),
+        ):
+            with pytest.raises(caid.ClosedError, match="array 'a' is closed"):
+                use()
+
+
+def test_the_lease_ends_with_the_last_view(client):
+    a = client.empty((4, 4))
+    v, w = a[1:], a.T
+    a.close()
+    assert n_leases(client) == 1
+    x = v[1]
+    v.close()
+    v.close()
+    w.close()
+    assert n_leases(client) == 1 and not x.closed
+    x.copy_from_host(bytes(32))
+    x.close()
+    assert n_leases(client) == 0
+
+
+def test_garbage_ends_the_lease(client):
+    a = client.empty(4)
+    v = a[1:]
+    with pytest.warns(ResourceWarning, match="unclosed <caid.Array"):
+        del a
+    assert n_leases(client) == 1
+    del v  # views do not warn
+    assert n_leases(client) == 0
+
+
+def test_cycles_are_collected(daemon, client):
+    class Client(caid.Client):  # with a __dict__
+        pass
+
+    with pytest.warns(ResourceWarning):
+        c = Client(daemon.address)
+        c.a = c.empty(4)
+        c.view = c.a[1:]
+        alive = weakref.ref(c)
+        del c
+        gc.collect()
+    assert alive() is None
+    gc.collect()  # the warnings, which are gone, had named the objects
+    wait_until(lambda: client.status().connections == 1)
+
+
+def test_closing_the_client_closes_its_arrays(daemon, client):
+    with daemon.connect() as c:
+        a = c.create("a", 4)
+        v = a[1:]
+    assert c.closed and a.closed and v.closed
+    with pytest.raises(caid.ClosedError, match="array 'a' is closed"):
+        a.copy_to_host()
+    for use in (c.list, c.ping, c.status, c.fileno, c.dispatch, c.memory_info, lambda: c.open("a")):
+        with pytest.raises(caid.ClosedError, match="the client is closed"):
+            use()
+    c.close()
+    assert repr(c) == f"<caid.Client {daemon.address!r} closed>"
+    wait_until(lambda: n_leases(client) == 0)
+    assert [entry.name for entry in client.list()] == ["a"]
+    v.close()
+    a.close()
+
+
+def test_an_array_keeps_its_client(daemon, client):
+    a = daemon.connect().create("a", 4, "|u1")
+    gc.collect()
+    a.copy_from_host(b"data")
+    assert bytes(a.copy_to_host()) == b"data"
+    with pytest.warns(ResourceWarning, match="unclosed <caid.Client"):
+        a.close()
+        del a
+    wait_until(lambda: client.status().connections == 1)
+
+
+def test_an_open_client_warns(daemon, client):
+    c = daemon.connect()
+    with pytest.warns(ResourceWarning, match="unclosed <caid.Client"):
+        del c
+    with pytest.raises(caid.NoDaemonError):
+        caid.connect("/nonexistent")  # nothing to warn of
+
+
+def test_a_client_connects_once(daemon, client):
+    with pytest.raises(RuntimeError, match="connects once"):
+        client.__init__(daemon.address)
+    client.ping()
+
+
+def test_a_name_keeps_the_array_and_unlink_does_not_end_it(daemon, client):
+    with client.create("a", 4, "|u1") as a:
+        a.copy_from_host(b"data")
+    assert client.memory_info().arrays == 1
+    with client.open("a") as b:
+        client.unlink("a")
+        assert client.list() == []
+        with pytest.raises(caid.NotFoundError):
+            client.open("a")
+        with client.create("a", 8, "|u1") as other:
+            assert bytes(b.copy_to_host()) == b"data" and other.ptr != b.ptr
+        client.unlink("a")
+    wait_until(lambda: client.memory_info().arrays == 0)
+
+
+# --- threads --------------------------------------------------------------------------------
+
+
+def test_two_clients_with_threads(daemon, client):
+    """Each thread makes, opens, copies and closes, of its own and of others."""
+    failures = []
+
+    def work(c, i):
+        try:
+            for k in range(30):
+                with c.create(f"t{i}", 256, "|u1") as a:
+                    a.copy_from_host(bytes([i]) * 256)
+                    with c.open(f"t{i}") as b:
+                        assert bytes(b.copy_to_host()) == bytes([i]) * 256
+                    c.list()
+                    c.show(f"t{i}")
+                c.unlink(f"t{i}")
+        except BaseException as e:
+            failures.append(e)
+
+    with daemon.connect() as other:
+        clients = [client, other]
+        threads = [threading.Thread(target=work, args=(clients[i % 2], i)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def test_one_array_is_closed_by_many_threads(client):
+    for _ in range(30):
+        a = client.empty(4)
+        keep = a[1:]
+        start = threading.Barrier(4)
+
+        def close():
+            start.wait()
+            a.close()
+
+        threads = [threading.Thread(target=close) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert a.closed and not keep.closed and n_leases(client) == 1
+        keep.close()
+        assert n_leases(client) == 0
+
+
+def test_a_client_is_closed_under_calls(daemon, client):
+    """Calls under way end with a result or an error; none crashes, none hangs."""
+    for _ in range(10):
+        c = daemon.connect()
+        a = c.empty((64, 1024), "|u1")
+        ended = []
+
+        def work():
+            try:
+                while True:
+                    c.ping()
+                    a.copy_to_host(bytearray(65536))
+            except caid.Error as e:
+                ended.append(type(e))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        c.close()
+        for thread in threads:
+            thread.join()
+        a.close()
+        assert set(ended) <= {caid.ClosedError, caid.DisconnectedError} and len(ended) == 4
+    wait_until(lambda: client.status().connections == 1)
+
+
+# --- fork and exit --------------------------------------------------------------------------
+
+
+def test_a_forked_child_is_refused_and_does_no_harm(client):
+    with client.create("a", 4, "|u1") as a:
+        a.copy_from_host(b"data")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for use in (client.ping, client.fileno, lambda: client.open("a"), a.copy_to_host):
+                    try:
+                        use()
+                    except caid.ForkedError:
+                        continue
+                    os._exit(1)
+                a.close()
+                client.close()
+                os._exit(0)
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert bytes(a.copy_to_host()) == b"data"
+        client.ping()
+
+
+def forked(address, queue):
+    with caid.connect(address) as c, c.open("a") as a:
+        queue.put(bytes(a.copy_to_host(bytearray(4))))
+
+
+def test_multiprocessing_children_connect_anew(daemon, client):
+    """Before the first array is mapped no CUDA library is loaded: fork and connect."""
+    code = """
+import multiprocessing, sys
+import caid
+from test_lifetime import forked
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[2])
+    with caid.connect(sys.argv[1]) as c:
+        c.ping()
+        queue = context.Queue()
+        child = context.Process(target=forked, args=(sys.argv[1], queue))
+        child.start()
+        print(queue.get(timeout=60).decode())
+        child.join()
+    sys.exit(child.exitcode)
+"""
+    with client.create("a", 4, "|u1") as a:
+        a.copy_from_host(b"data")
+        for method in multiprocessing.get_all_start_methods():
+            out = subprocess.run(
+                [sys.executable, "-c", code, daemon.address, method],
+                cwd=os.path.dirname(__file__),
+                capture_output=True,
+                text=True,
+            )
+            assert (out.stdout, out.returncode) == ("data\n", 0), out.stderr
+
+
+EXITS = {
+    "arrays and clients are left open": "keep = [c, c.create('x', 4), c.empty(4)[1:]]",
+    "a cycle": "c.create('x', 4).__class__; l = [c]; l.append(l)",
+    "numpy sees the memory": "import numpy; keep = numpy.asarray(c.create('x', 4))",
+    "a thread waits": """
+import threading, time
+t = threading.Thread(target=lambda: [c.ping() for _ in iter(int, 1)], daemon=True)
+t.start()
+""",
+}
+
+
+@pytest.mark.parametrize("what", EXITS.values(), ids=EXITS.keys())
+def test_the_interpreter_exits_cleanly(daemon, client, what, soft):
+    code = f"import sys, caid\nc = caid.connect(sys.argv[1])\n{what}"
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, daemon.address],
+        capture_output=True,
+        text=True,
+    )
+    assert (out.returncode, out.stderr) == (0, "")
+    wait_until(lambda: client.status().connections == 1)
+    assert n_leases(client) == 0
+
+
+def test_ctrl_c_between_calls(child, client):
+    c = child(
+        """
+        with caid.connect() as c:
+            try:
+                print("up", flush=True)
+                while True:
+                    c.ping()
+            except KeyboardInterrupt:
+                c.ping()
+                sys.exit(7)
+        """
+    )
+    c.expect("up")
+    os.kill(c.pid, signal.SIGINT)
+    assert c.finish()[0] == 7
+
+
+# --- leaks ----------------------------------------------------------------------------------
+
+
+def test_nothing_leaks(client):
+    """Bytes of Python's allocators after many rounds are those after few."""
+    client.create("a", (2, 3), [("x", "<f4")]).close()
+
+    def turn():
+        with client.open("a") as a, a[::-1].T as v:
+            v.copy_to_host(bytearray(v.nbytes))
+            v.__cuda_array_interface__
+            with caid.as_array(a):
+                pass
+        for b in client.open_many(["a", "a"], "rw"):
+            b.close()
+        client.empty(3).close()
+        client.list()
+        client.show("a")
+        client.status()
+        client.pools()
+        client.memory_info()
+        for refused in (lambda: client.open("absent"), lambda: client.empty(2**70), lambda: a[0]):
+            try:
+                refused()
+            except caid.Error:
+                pass
+
+    tracemalloc.start()
+    for _ in range(20):
+        turn()
+    gc.collect()
+    few, objects = tracemalloc.get_traced_memory()[0], len(gc.get_objects())
+    for _ in range(200):
+        turn()
+    gc.collect()
+    many = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(gc.get_objects()) - objects < 50
+    assert many - few < 200 * 16  # less than the smallest object for each round
+
+
+def test_fds_are_returned(daemon, client):
+    def n_fds():
+        return len(os.listdir("/proc/self/fd"))
+
+    client.empty(4).close()
+    before = n_fds()
+    for _ in range(20):
+        with daemon.connect() as c, c.create("fd", 4), c.open("fd"):
+            pass
+        client.unlink("fd")
+    wait_until(lambda: n_fds() == before)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package itself: what it exports, its stub, its demonstration."""
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+import caid
+from caid import _caid
+
+PACKAGE = pathlib.Path(caid.__file__).parent
+
+
+def test_what_is_exported_is_there_and_has_its_name():
+    for name in caid.__all__:
+        thing = getattr(caid, name)
+        assert thing.__module__ == "caid" and thing.__doc__
+
+
+def test_the_stub_is_the_extensions():
+    tree = ast.parse((PACKAGE / "_caid.pyi").read_text())
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    public = {name for name in vars(_caid) if not name.startswith("_")}
+    assert public == set(classes) | functions
+    for name, node in classes.items():
+        told = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+        told |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
+        there = {member for member in vars(getattr(_caid, name)) if not member.startswith("__")}
+        assert there == {member for member in told if not member.startswith("__")}
+
+
+def test_it_is_marked_as_typed():
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_the_software_driver_is_where_it_says():
+    assert os.access(caid.softcuda_path(), os.R_OK)
+
+
+def test_leases_and_buffers_are_not_made_by_hand():
+    for cls in (_caid.Lease, _caid.HostView):
+        try:
+            cls()
+        except TypeError as e:
+            assert "comes from" in str(e)
+        else:
+            raise AssertionError(cls)
+
+
+def test_a_host_view_stays_inside_its_array(client):
+    with client.empty(10, "|u1") as a:
+        lease = a._memory
+        assert len(memoryview(lease.host_view(2, 8, True))) == 8
+        for offset, nbytes in [(0, 11), (11, 0), (2, 9), (2**63, 2**63)]:
+            try:
+                lease.host_view(offset, nbytes, True)
+            except ValueError as e:
+                assert "leaves the 10 bytes" in str(e)
+            else:
+                raise AssertionError((offset, nbytes))
+
+
+def test_the_demonstration():
+    out = subprocess.run([sys.executable, "-m", "caid.demo"], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert out.stderr == ""
+    lines = out.stdout.splitlines()
+    assert lines[-1] == "All of it was given back."
+    assert sum("bytes are right" in line for line in lines) == 3
+    assert sum("read-write" in line for line in lines) == 4

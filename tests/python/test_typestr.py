@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Element types against NumPy's."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+
+import caid
+from caid import _typestr as t
+
+scalars = (
+    hnp.boolean_dtypes()
+    | hnp.integer_dtypes()
+    | hnp.unsigned_integer_dtypes()
+    | hnp.floating_dtypes()
+    | hnp.complex_number_dtypes()
+    | hnp.datetime64_dtypes()
+    | hnp.timedelta64_dtypes()
+    | hnp.byte_string_dtypes(min_len=1)
+    | hnp.unicode_string_dtypes(min_len=1)
+)
+
+
+@given(scalars)
+def test_scalar_dtypes_round_trip(dtype):
+    element, shape = t.of_dtype(dtype)
+    assert element == (dtype.str, dtype.itemsize, None)
+    assert shape == ()
+    assert t.to_numpy(element) == dtype
+
+
+@given(scalars)
+def test_typestrs_need_no_numpy_and_mean_the_same(dtype):
+    assert t._parse(dtype.str) == t._of_numpy(dtype)[0]
+    assert t._parse(dtype.str[1:]) == t._of_numpy(np.dtype(dtype.str[1:]))[0]
+
+
+@given(hnp.nested_dtypes(subtype_strategy=scalars))
+def test_any_dtype_round_trips(dtype):
+    element, shape = t.of_dtype(dtype)
+    base = dtype.base
+    while base.subdtype:
+        base = base.base
+    assert element.typestr == base.str
+    assert shape == np.empty((), dtype).shape
+    found = t.to_numpy(element)
+    assert found.itemsize == base.itemsize
+    if base.names is not None:
+        assert found.descr == base.descr
+        assert t.descr_list(element.descr) == base.descr
+        json.loads(element.descr)
+
+
+@pytest.mark.parametrize("dtype", [float, "float32", "i", "d", np.int16, "datetime64[ns]", bool])
+def test_what_numpy_dtype_takes(dtype):
+    assert t.of_dtype(dtype)[0].typestr == np.dtype(dtype).str
+
+
+def test_aligned_structs_keep_their_padding():
+    dtype = np.dtype([("a", "i1"), ("b", "f8"), ("c", "i2", (2, 3))], align=True)
+    assert t.to_numpy(t.of_dtype(dtype)[0]) == np.dtype(dtype, align=False)
+
+
+@pytest.mark.parametrize(
+    "dtype, what",
+    [
+        (object, "Python objects"),
+        ("O", "Python objects"),
+        ([("a", "O")], "Python objects"),
+        ("foo", "foo"),
+        (5, "5"),
+        (np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [0, 2]}), "overlap"),
+    ],
+)
+def test_what_is_no_type(dtype, what):
+    with pytest.raises(caid.InvalidError, match=what):
+        t.of_dtype(dtype)
+
+
+@pytest.mark.parametrize(
+    "typestr", [None, 5, "", "<", "f", "<f", "|O8", "<t8", "<f4 ", "<f4\n", b"<f4"]
+)
+def test_what_is_no_typestr_of_the_interface(typestr):
+    with pytest.raises(caid.InvalidError, match="not one of the array interface"):
+        t.of_typestr(typestr)
+
+
+@pytest.mark.parametrize(
+    "descr", ["", "[", "5", "[5]", '[["a"]]', '[["a","<f4",1,2]]', "[" * 100000]
+)
+def test_a_descr_that_somebody_made_up(descr):
+    with pytest.raises(caid.InvalidError, match="not a field list"):
+        t.descr_list(descr)
+
+
+def test_same_type():
+    plain = t.of_typestr("|V8")
+    fields = t.of_typestr("|V8", [("a", "<f4"), ("b", "<f4")])
+    others = t.of_typestr("|V8", [("a", "<f4"), ("c", "<f4")])
+    assert t.same(plain, fields)
+    assert t.same(fields, fields)
+    assert not t.same(fields, others)
+    assert not t.same(t.of_typestr("<f4"), t.of_typestr(">f4"))
+    assert t.of_typestr("<f4", [("", "<f4")]) == t.of_typestr("<f4")
+    assert t.of_typestr("|V8", [("", "|V8")]) == plain
+
+
+def test_numpy_is_optional():
+    """The package imports, and a typestr works, where NumPy cannot be imported."""
+    code = """
+import sys
+sys.modules["numpy"] = None
+import caid
+from caid import _typestr
+assert _typestr.of_dtype("<f4") == (("<f4", 4, None), ())
+try:
+    _typestr.of_dtype("float32")
+except caid.InvalidError as e:
+    print(e)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "dtype 'float32': without NumPy a typestr is needed, as '<f4'\n"
+
+
+def test_import_leaves_numpy_alone():
+    code = "import sys, caid; print('numpy' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "False\n"
