@@ -582,6 +582,25 @@ CAID_TEST(core, violations_end_only_their_connection)
     h_deinit(&h);
 }
 
+CAID_TEST(core, nothing_is_sent_to_a_connection_that_has_gone)
+{
+    struct harness h;
+    struct msg_buf buf = {0};
+    struct core_action action;
+
+    h_init(&h, NULL);
+    uint64_t gone = h_connect(&h, 1000, 1000), stays = h_connect(&h, 1000, 1000);
+    cr_assert_eq(msg_encode_request(&buf, 1, MSG_PING, &(struct msg_none){}), 0);
+    core_receive(h.core, gone, buf.data, buf.n, 0);
+    core_receive(h.core, stays, buf.data, buf.n, 0);
+    core_disconnect(h.core, gone);
+    cr_assert(core_next(h.core, &action));
+    cr_assert_eq(action.conn, stays);
+    cr_assert_not(core_next(h.core, &action));
+    msg_buf_deinit(&buf);
+    h_deinit(&h);
+}
+
 CAID_TEST(core, stopping)
 {
     struct harness h;
