@@ -61,6 +61,7 @@ struct alloc_work {
     struct memory *memory; /* empty; filled and listed when all went well */
     int error;
     struct drv_error err;
+    uint64_t free; /* after -ENOMEM, for the message */
 };
 
 static void
@@ -77,10 +78,13 @@ alloc_run(uv_work_t *work)
 {
     struct alloc_work *a = container_of(work, struct alloc_work, work);
     const struct gpu *gpu = a->worker->gpu;
+    const struct drv_device *device = &gpu->devices[a->device];
     struct memory *m = a->memory;
+    uint64_t total;
 
-    a->error = vmm_alloc_create(gpu->drv, gpu->devices[a->device].ordinal, a->size, &m->alloc,
-                                &a->err);
+    a->error = vmm_alloc_create(gpu->drv, device->ordinal, a->size, &m->alloc, &a->err);
+    if (a->error == -ENOMEM)
+        drv_memory_info(gpu->drv, device->uuid, &a->free, &total, NULL);
     if (a->error < 0)
         return;
     a->error = vmm_alloc_export(gpu->drv, &m->alloc, &m->fd, &a->err);
@@ -96,6 +100,7 @@ alloc_after(uv_work_t *work, int status UNUSED)
     struct core_alloc_result result = {.error = a->error,
                                        .cuda = a->err.result,
                                        .text = a->err.message,
+                                       .free = a->free,
                                        .fd = -1};
 
     if (a->error == 0) {

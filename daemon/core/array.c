@@ -3,6 +3,7 @@
  * Arrays, the blocks that they lie in, and the leases that clients have on them.
  */
 #include <assert.h>
+#include <stdio.h>
 
 #include "state.h"
 
@@ -340,10 +341,14 @@ refuse_alloc(struct core *core, const struct block *block, const struct core_all
              struct refusal *r)
 {
     const struct core_device *d = &core->devices[block->device];
+    char left[2 * SIZE_TEXT_MAX + 16] = "";
 
+    if (res->error == -ENOMEM && res->free)
+        snprintf(left, sizeof(left), ", %s of %s are free", SIZE_TEXT(res->free),
+                 SIZE_TEXT(d->total));
     refusal_fill(r, res->error == -ENOMEM ? PROTO_ERR_NO_MEMORY : PROTO_ERR_DRIVER,
-                 "device %u (%s): %s could not be allocated: %s", block->device, d->name,
-                 SIZE_TEXT(block->size), res->text);
+                 "device %u (%s): %s could not be allocated%s: %s", block->device, d->name,
+                 SIZE_TEXT(block->size), left, res->text);
     r->cuda = res->cuda;
 }
 

@@ -98,6 +98,7 @@ struct core_alloc_result {
     int error; /* 0 or -errno */
     int cuda;
     const char *text;
+    uint64_t free; /* bytes that the device had left after -ENOMEM; 0 where that is unknown */
     uint64_t handle;
     int fd;
 };

@@ -193,6 +193,7 @@ def test_more_than_is_free(client):
         with pytest.raises(caid.OutOfMemoryError) as caught:
             client.empty(client.memory_info().total * 3 // 4, "|u1")
         assert caught.value.cuda_result in (0, 2)  # CUDA_ERROR_OUT_OF_MEMORY
+        assert "GiB are free" in str(caught.value)
 
 
 @pytest.mark.parametrize("device", [-1, 1000, 2**31, 2**70])
