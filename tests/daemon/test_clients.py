@@ -91,13 +91,12 @@ def test_exit_ends_leases_although_a_child_keeps_the_socket(daemon):
         if os.fork() == 0:
             os.read(reader, 1)  # the child: keeps the socket until the test ends
             os._exit(0)
-        os.write(writer, b"x")
         os._exit(0)
     os.waitpid(pid, 0)
     try:
         wait_until_used(daemon, 0)
     finally:
-        os.write(writer, b"xx")
+        os.write(writer, b"x")
         os.close(writer)
         os.close(reader)
 
