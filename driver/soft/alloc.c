@@ -48,7 +48,7 @@ round_to_pages(size_t size, size_t *ret)
 }
 
 CUresult
-cuMemAlloc_v2(CUdeviceptr *address, size_t size)
+soft_cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 {
     struct context *context;
     struct memory *memory;
@@ -69,8 +69,8 @@ cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 }
 
 CUresult
-cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
-                   unsigned int element_size)
+soft_cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                        unsigned int element_size)
 {
     size_t row, size;
     ENTER();
@@ -82,13 +82,13 @@ cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t hei
     row -= row % PITCH_ALIGNMENT;
     if (__builtin_mul_overflow(row, height, &size))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    RETURN_IF(cuMemAlloc_v2(address, size));
+    RETURN_IF(soft_cuMemAlloc_v2(address, size));
     *pitch = row;
     return CUDA_SUCCESS;
 }
 
 CUresult
-cuMemHostAlloc(void **address, size_t size, unsigned int flags)
+soft_cuMemHostAlloc(void **address, size_t size, unsigned int flags)
 {
     struct context *context;
     RETURN_IF(context_current(&context));
@@ -110,9 +110,9 @@ cuMemHostAlloc(void **address, size_t size, unsigned int flags)
 }
 
 CUresult
-cuMemAllocHost_v2(void **address, size_t size)
+soft_cuMemAllocHost_v2(void **address, size_t size)
 {
-    return cuMemHostAlloc(address, size, 0);
+    return soft_cuMemHostAlloc(address, size, 0);
 }
 
 /* Needs the map's lock. */
@@ -166,7 +166,7 @@ alloc_free(enum range_kind kind, uintptr_t at)
 }
 
 CUresult
-cuMemFree_v2(CUdeviceptr address)
+soft_cuMemFree_v2(CUdeviceptr address)
 {
     ENTER();
     if (context_current_is_dead())
@@ -175,7 +175,7 @@ cuMemFree_v2(CUdeviceptr address)
 }
 
 CUresult
-cuMemFreeHost(void *address)
+soft_cuMemFreeHost(void *address)
 {
     ENTER();
     if (context_current_is_dead())
@@ -207,7 +207,7 @@ alloc_free_all(uint64_t context_handle)
 }
 
 CUresult
-cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+soft_cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     struct context *context;
     uint64_t free_now, total_now;
@@ -221,7 +221,7 @@ cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 }
 
 CUresult
-cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *host, unsigned int flags)
+soft_cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *host, unsigned int flags)
 {
     struct context *context;
     RETURN_IF(context_current(&context));
@@ -236,7 +236,7 @@ cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *host, unsigned int flag
 }
 
 CUresult
-cuMemHostGetFlags(unsigned int *flags, void *host)
+soft_cuMemHostGetFlags(unsigned int *flags, void *host)
 {
     struct context *context;
     RETURN_IF(context_current(&context));

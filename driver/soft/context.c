@@ -61,6 +61,13 @@ thread_top(void)
     return thread && thread->n_stack ? thread->stack[thread->n_stack - 1] : NULL;
 }
 
+struct device *
+context_device(void)
+{
+    struct context *context = soft->ready ? thread_top() : NULL; /* no thread key before */
+    return context ? context->device : &soft->devices[0];
+}
+
 /* Takes over a reference. */
 static CUresult
 thread_push(struct context *context)
@@ -229,7 +236,7 @@ primary_make(struct device *device)
 }
 
 CUresult
-cuDevicePrimaryCtxRetain(CUcontext *ret, CUdevice ordinal)
+soft_cuDevicePrimaryCtxRetain(CUcontext *ret, CUdevice ordinal)
 {
     struct device *device;
     RETURN_IF(primary_get(ordinal, &device));
@@ -248,7 +255,7 @@ cuDevicePrimaryCtxRetain(CUcontext *ret, CUdevice ordinal)
 }
 
 CUresult
-cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
+soft_cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
 {
     struct device *device;
     RETURN_IF(primary_get(ordinal, &device));
@@ -263,7 +270,7 @@ cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
 
 /* Whoever has retained the context still has, but it is dead until somebody does so again. */
 CUresult
-cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
+soft_cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
 {
     struct device *device;
     RETURN_IF(primary_get(ordinal, &device));
@@ -277,25 +284,25 @@ cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
 }
 
 CUresult
-cuDevicePrimaryCtxRelease(CUdevice ordinal)
+soft_cuDevicePrimaryCtxRelease(CUdevice ordinal)
 {
-    return cuDevicePrimaryCtxRelease_v2(ordinal);
+    return soft_cuDevicePrimaryCtxRelease_v2(ordinal);
 }
 
 CUresult
-cuDevicePrimaryCtxReset(CUdevice ordinal)
+soft_cuDevicePrimaryCtxReset(CUdevice ordinal)
 {
-    return cuDevicePrimaryCtxReset_v2(ordinal);
+    return soft_cuDevicePrimaryCtxReset_v2(ordinal);
 }
 
 CUresult
-cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned int flags)
+soft_cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned int flags)
 {
-    return cuDevicePrimaryCtxSetFlags_v2(ordinal, flags);
+    return soft_cuDevicePrimaryCtxSetFlags_v2(ordinal, flags);
 }
 
 CUresult
-cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
+soft_cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
 {
     struct device *device;
     RETURN_IF(primary_get(ordinal, &device));
@@ -310,7 +317,7 @@ cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
 }
 
 CUresult
-cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *active)
+soft_cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *active)
 {
     struct device *device;
     RETURN_IF(primary_get(ordinal, &device));
@@ -325,7 +332,7 @@ cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *active)
 /* Created contexts. */
 
 CUresult
-cuCtxCreate_v2(CUcontext *ret, unsigned int flags, CUdevice ordinal)
+soft_cuCtxCreate_v2(CUcontext *ret, unsigned int flags, CUdevice ordinal)
 {
     struct device *device;
     RETURN_IF(primary_get(ordinal, &device));
@@ -346,27 +353,28 @@ cuCtxCreate_v2(CUcontext *ret, unsigned int flags, CUdevice ordinal)
 }
 
 CUresult
-cuCtxCreate_v3(CUcontext *ret, CUexecAffinityParam *affinity, int n_affinity,
-               unsigned int flags, CUdevice device)
+soft_cuCtxCreate_v3(CUcontext *ret, CUexecAffinityParam *affinity, int n_affinity,
+                    unsigned int flags, CUdevice device)
 {
     ENTER();
     if (affinity || n_affinity)
         return CUDA_ERROR_NOT_SUPPORTED;
-    return cuCtxCreate_v2(ret, flags, device);
+    return soft_cuCtxCreate_v2(ret, flags, device);
 }
 
 CUresult
-cuCtxCreate_v4(CUcontext *ret, CUctxCreateParams *params, unsigned int flags, CUdevice device)
+soft_cuCtxCreate_v4(CUcontext *ret, CUctxCreateParams *params, unsigned int flags,
+                    CUdevice device)
 {
     ENTER();
     if (params && params->cigParams)
         return CUDA_ERROR_NOT_SUPPORTED;
-    return cuCtxCreate_v3(ret, params ? params->execAffinityParams : NULL,
-                          params ? params->numExecAffinityParams : 0, flags, device);
+    return soft_cuCtxCreate_v3(ret, params ? params->execAffinityParams : NULL,
+                               params ? params->numExecAffinityParams : 0, flags, device);
 }
 
 CUresult
-cuCtxDestroy_v2(CUcontext handle)
+soft_cuCtxDestroy_v2(CUcontext handle)
 {
     ENTER();
     _cleanup_(context_unrefp) struct context *context = context_get(handle);
@@ -378,7 +386,7 @@ cuCtxDestroy_v2(CUcontext handle)
     if (!ended)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (thread_top() == context)
-        cuCtxPopCurrent_v2(NULL);
+        soft_cuCtxPopCurrent_v2(NULL);
     context_empty(context);
     object_unref(ended);
     return CUDA_SUCCESS;
@@ -387,7 +395,7 @@ cuCtxDestroy_v2(CUcontext handle)
 /* The thread's stack. */
 
 CUresult
-cuCtxPushCurrent_v2(CUcontext handle)
+soft_cuCtxPushCurrent_v2(CUcontext handle)
 {
     ENTER();
     struct context *context = handle ? context_get(handle) : NULL;
@@ -397,7 +405,7 @@ cuCtxPushCurrent_v2(CUcontext handle)
 }
 
 CUresult
-cuCtxPopCurrent_v2(CUcontext *ret)
+soft_cuCtxPopCurrent_v2(CUcontext *ret)
 {
     ENTER();
     struct context *top = thread_top();
@@ -412,19 +420,19 @@ cuCtxPopCurrent_v2(CUcontext *ret)
 
 /* Replaces the top; a null handle only pops it. */
 CUresult
-cuCtxSetCurrent(CUcontext handle)
+soft_cuCtxSetCurrent(CUcontext handle)
 {
     ENTER();
     struct context *context = NULL;
     if (handle && !(context = context_get(handle)))
         return CUDA_ERROR_INVALID_CONTEXT;
     if (thread_top())
-        cuCtxPopCurrent_v2(NULL);
+        soft_cuCtxPopCurrent_v2(NULL);
     return context ? thread_push(context) : CUDA_SUCCESS;
 }
 
 CUresult
-cuCtxGetCurrent(CUcontext *ret)
+soft_cuCtxGetCurrent(CUcontext *ret)
 {
     ENTER();
     if (!ret)
@@ -437,7 +445,7 @@ cuCtxGetCurrent(CUcontext *ret)
 /* Questions about a context. */
 
 CUresult
-ctx_get_device_v2(CUdevice *device, CUcontext handle)
+soft_cuCtxGetDevice_v2(CUdevice *device, CUcontext handle)
 {
     ENTER();
     _cleanup_(context_unrefp) struct context *context = context_get(handle);
@@ -450,13 +458,13 @@ ctx_get_device_v2(CUdevice *device, CUcontext handle)
 }
 
 CUresult
-cuCtxGetDevice(CUdevice *device)
+soft_cuCtxGetDevice(CUdevice *device)
 {
-    return ctx_get_device_v2(device, NULL);
+    return soft_cuCtxGetDevice_v2(device, NULL);
 }
 
 CUresult
-ctx_synchronize_v2(CUcontext handle)
+soft_cuCtxSynchronize_v2(CUcontext handle)
 {
     ENTER();
     _cleanup_(context_unrefp) struct context *context = context_get(handle);
@@ -468,13 +476,13 @@ ctx_synchronize_v2(CUcontext handle)
 }
 
 CUresult
-cuCtxSynchronize(void)
+soft_cuCtxSynchronize(void)
 {
-    return ctx_synchronize_v2(NULL);
+    return soft_cuCtxSynchronize_v2(NULL);
 }
 
 CUresult
-cuCtxGetFlags(unsigned int *flags)
+soft_cuCtxGetFlags(unsigned int *flags)
 {
     struct context *context;
     RETURN_IF(context_current(&context));
@@ -485,7 +493,7 @@ cuCtxGetFlags(unsigned int *flags)
 }
 
 CUresult
-cuCtxGetId(CUcontext handle, unsigned long long *id)
+soft_cuCtxGetId(CUcontext handle, unsigned long long *id)
 {
     ENTER();
     _cleanup_(context_unrefp) struct context *context = context_get(handle);
@@ -498,7 +506,7 @@ cuCtxGetId(CUcontext handle, unsigned long long *id)
 }
 
 CUresult
-cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
+soft_cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
 {
     ENTER();
     _cleanup_(context_unrefp) struct context *context = context_get(handle);
@@ -525,7 +533,7 @@ peer_bit(CUcontext handle, struct context **ret_context, uint32_t *ret_bit)
 }
 
 CUresult
-cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
+soft_cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
 {
     struct context *context;
     uint32_t bit;
@@ -539,7 +547,7 @@ cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
 }
 
 CUresult
-cuCtxDisablePeerAccess(CUcontext handle)
+soft_cuCtxDisablePeerAccess(CUcontext handle)
 {
     struct context *context;
     uint32_t bit;

@@ -53,6 +53,8 @@ CUresult context_check(const struct context *context);
 CUresult context_current(struct context **ret);
 /* For calls that do without a current context, but not with one that was ended. */
 bool context_current_is_dead(void);
+/* The device of the current context, of no context the first one. */
+struct device *context_device(void);
 /* A new reference, or NULL. A null handle is the current context. */
 struct context *context_get(CUcontext handle);
 struct context *context_unref(struct context *context);

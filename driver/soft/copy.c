@@ -219,74 +219,74 @@ copy_rect(const CUDA_MEMCPY2D *copy, unsigned int flags, CUstream stream)
     return copy_submit(&to, &from, copy->WidthInBytes, copy->Height, flags, stream);
 }
 
-/* Entry points. The ones that end in Async take a stream, the others the legacy default one. */
+/* Entry points. The ones that end in Async take a stream, the others are on the default one. */
 
 CUresult
-cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
+soft_cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 {
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, 0, CU_STREAM_LEGACY);
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, 0, NULL);
 }
 
 CUresult
-cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
+soft_cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
 {
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_TO_KNOWN, CU_STREAM_LEGACY);
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_TO_KNOWN, NULL);
 }
 
 CUresult
-cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size)
+soft_cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size)
 {
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_FROM_KNOWN, CU_STREAM_LEGACY);
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_FROM_KNOWN, NULL);
 }
 
 CUresult
-cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size)
+soft_cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size)
 {
     return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_TO_KNOWN | COPY_FROM_KNOWN,
-                      CU_STREAM_LEGACY);
+                      NULL);
 }
 
 CUresult
-cuMemcpy2D_v2(const CUDA_MEMCPY2D *copy)
+soft_cuMemcpy2D_v2(const CUDA_MEMCPY2D *copy)
 {
-    return copy_rect(copy, 0, CU_STREAM_LEGACY);
+    return copy_rect(copy, 0, NULL);
 }
 
 /* Any pitch will do here, so there is nothing that the aligned form would refuse. */
 CUresult
-cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *copy)
+soft_cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *copy)
 {
-    return cuMemcpy2D_v2(copy);
+    return soft_cuMemcpy2D_v2(copy);
 }
 
 CUresult
-cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
+soft_cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
 {
     return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_ASYNC, stream);
 }
 
 CUresult
-cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
+soft_cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
 {
     return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_ASYNC | COPY_TO_KNOWN, stream);
 }
 
 CUresult
-cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream)
+soft_cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream)
 {
     return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_ASYNC | COPY_FROM_KNOWN,
                       stream);
 }
 
 CUresult
-cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
+soft_cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
 {
     return copy_bytes((uintptr_t)to, (uintptr_t)from, size,
                       COPY_ASYNC | COPY_TO_KNOWN | COPY_FROM_KNOWN, stream);
 }
 
 CUresult
-cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream)
+soft_cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream)
 {
     return copy_rect(copy, COPY_ASYNC, stream);
 }

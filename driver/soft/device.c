@@ -110,6 +110,19 @@ device_fault(struct device *device, CUresult result)
     atomic_compare_exchange_strong(&device->fault, &none, (int)result);
 }
 
+void
+device_vanish(struct device *device)
+{
+    device->gone = true;
+    device_fault(device, CUDA_ERROR_DEVICE_UNAVAILABLE);
+}
+
+CUresult
+device_check(const struct device *device)
+{
+    return device && device->gone ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
+}
+
 /* Checks an entry point's device and output. */
 static CUresult
 device_arg(CUdevice ordinal, const void *out)
@@ -121,7 +134,7 @@ device_arg(CUdevice ordinal, const void *out)
 }
 
 CUresult
-cuDeviceGetCount(int *count)
+soft_cuDeviceGetCount(int *count)
 {
     ENTER();
     if (!count)
@@ -131,7 +144,7 @@ cuDeviceGetCount(int *count)
 }
 
 CUresult
-cuDeviceGet(CUdevice *device, int ordinal)
+soft_cuDeviceGet(CUdevice *device, int ordinal)
 {
     RETURN_IF(device_arg(ordinal, device));
     *device = ordinal;
@@ -139,7 +152,7 @@ cuDeviceGet(CUdevice *device, int ordinal)
 }
 
 CUresult
-cuDeviceGetName(char *name, int size, CUdevice device)
+soft_cuDeviceGetName(char *name, int size, CUdevice device)
 {
     RETURN_IF(device_arg(device, name));
     if (size <= 0)
@@ -149,7 +162,7 @@ cuDeviceGetName(char *name, int size, CUdevice device)
 }
 
 CUresult
-cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+soft_cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
     RETURN_IF(device_arg(device, uuid));
     *uuid = device_find(device)->uuid;
@@ -157,13 +170,13 @@ cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 }
 
 CUresult
-cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+soft_cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
-    return cuDeviceGetUuid_v2(uuid, device);
+    return soft_cuDeviceGetUuid_v2(uuid, device);
 }
 
 CUresult
-cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+soft_cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     RETURN_IF(device_arg(device, bytes));
     *bytes = device_find(device)->total;
@@ -180,7 +193,7 @@ attribute_find(CUdevice_attribute attribute)
 }
 
 CUresult
-cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+soft_cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
     RETURN_IF(device_arg(device, value));
     if (attribute < CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK ||
@@ -196,7 +209,7 @@ cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 }
 
 CUresult
-cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
+soft_cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 {
     RETURN_IF(device_arg(device, major));
     if (!minor)
@@ -207,7 +220,7 @@ cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 }
 
 CUresult
-cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
+soft_cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
 {
     RETURN_IF(device_arg(device, id));
     if (size <= 0)
@@ -217,7 +230,7 @@ cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
 }
 
 CUresult
-cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
+soft_cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
 {
     ENTER();
     unsigned int domain, bus;
@@ -233,7 +246,7 @@ cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
 }
 
 CUresult
-cuDeviceCanAccessPeer(int *value, CUdevice device, CUdevice peer)
+soft_cuDeviceCanAccessPeer(int *value, CUdevice device, CUdevice peer)
 {
     RETURN_IF(device_arg(device, value));
     RETURN_IF(device_arg(peer, value));

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "cuda_abi.h"
@@ -24,6 +25,7 @@ struct device {
     uint64_t credit, credit_until_ns; /* see memory.c; under soft->memory_lock */
     struct context *primary;          /* set once, by the first retain; under soft->lock */
     _Atomic int fault;                /* CUresult, for the rest of the process; see context.h */
+    _Atomic bool gone;                /* see device_vanish() */
 };
 
 struct settings;
@@ -32,4 +34,10 @@ void device_init(struct device *device, const struct settings *settings, int ord
 /* NULL for an ordinal that is out of range. */
 struct device *device_find(CUdevice ordinal);
 void device_fault(struct device *device, CUresult result); /* the first one stays */
+/* The device falls off the bus, as far as this process sees: a fault, and besides none of its
+ * memory can be made, exported, imported or mapped any more, nor does NVML know of it. Giving back
+ * goes on. */
+void device_vanish(struct device *device);
+/* DEVICE_UNAVAILABLE for one that vanished; a device that this process does not have is fine. */
+CUresult device_check(const struct device *device);
 struct device *device_find_uuid(const char *uuid_text);

@@ -92,7 +92,7 @@ event_last(struct event *event)
 }
 
 CUresult
-cuEventCreate(CUevent *ret, unsigned int flags)
+soft_cuEventCreate(CUevent *ret, unsigned int flags)
 {
     struct context *context;
     RETURN_IF(context_current(&context));
@@ -120,7 +120,7 @@ cuEventCreate(CUevent *ret, unsigned int flags)
 
 /* Needs no current context: finalizers call it. Done even where an error is the answer. */
 CUresult
-cuEventDestroy_v2(CUevent handle)
+soft_cuEventDestroy_v2(CUevent handle)
 {
     ENTER();
     struct object *object = object_take((uintptr_t)handle, OBJECT_EVENT);
@@ -166,7 +166,7 @@ record_new(struct stream *stream)
 }
 
 CUresult
-cuEventRecord(CUevent handle, CUstream stream_handle)
+soft_cuEventRecord(CUevent handle, CUstream stream_handle)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(stream_handle, &stream));
@@ -188,16 +188,16 @@ cuEventRecord(CUevent handle, CUstream stream_handle)
 
 /* The flag is about graphs, of which there are none. */
 CUresult
-cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
+soft_cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
 {
     ENTER();
     if (flags & ~(unsigned int)CU_EVENT_RECORD_EXTERNAL)
         return CUDA_ERROR_INVALID_VALUE;
-    return cuEventRecord(event, stream);
+    return soft_cuEventRecord(event, stream);
 }
 
 CUresult
-cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned int flags)
+soft_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned int flags)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(stream_handle, &stream));
@@ -219,7 +219,7 @@ cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned int flags)
 }
 
 CUresult
-cuEventQuery(CUevent handle)
+soft_cuEventQuery(CUevent handle)
 {
     ENTER();
     _cleanup_(event_unrefp) struct event *event = NULL;
@@ -233,7 +233,7 @@ cuEventQuery(CUevent handle)
 }
 
 CUresult
-cuEventSynchronize(CUevent handle)
+soft_cuEventSynchronize(CUevent handle)
 {
     ENTER();
     _cleanup_(event_unrefp) struct event *event = NULL;
@@ -260,7 +260,7 @@ event_time(CUevent handle, uint64_t *ret_ns)
 }
 
 CUresult
-cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+soft_cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
 {
     uint64_t start_ns, end_ns;
     ENTER();
@@ -273,7 +273,7 @@ cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
 }
 
 CUresult
-cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+soft_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
 {
-    return cuEventElapsedTime_v2(milliseconds, start, end);
+    return soft_cuEventElapsedTime_v2(milliseconds, start, end);
 }

@@ -91,14 +91,11 @@ fill_rect(const struct fill *fill, bool async, CUstream handle)
     return async || kind != RANGE_HOST ? CUDA_SUCCESS : stream_finish(stream, number);
 }
 
-/* Entry points: for each element size a plain and a 2D form, each on the legacy default stream,
- * on the thread's own (_ptds), on a stream (Async), and on a stream where none is the thread's
- * own (_ptsz). */
-
-#define OWN(stream) ((stream) ? (stream) : CU_STREAM_PER_THREAD)
+/* Entry points: for each element size a plain and a 2D form, each on the default stream and on
+ * one that the caller names. */
 
 #define FORM(symbol, params, bits, pitch, width, height, async, stream)                        \
-    CUresult symbol params                                                                     \
+    CUresult soft_##symbol params                                                              \
     {                                                                                          \
         return fill_rect(&(struct fill){(uintptr_t)at, (pitch), (width), (height), (bits) / 8, \
                                         value},                                                \
@@ -111,15 +108,11 @@ fill_rect(const struct fill *fill, bool async, CUstream handle)
 #define RECT(type)       (CUdeviceptr at, size_t pitch, type value, size_t w, size_t h)
 #define RECT_ASYNC(type) (CUdeviceptr at, size_t pitch, type value, size_t w, size_t h, CUstream on)
 
-#define FORMS(bits, type)                                                                       \
-    FORM(cuMemsetD##bits##_v2, ROW(type), bits, 0, n, 1, false, CU_STREAM_LEGACY)               \
-    FORM(cuMemsetD##bits##_v2_ptds, ROW(type), bits, 0, n, 1, false, CU_STREAM_PER_THREAD)      \
-    FORM(cuMemsetD##bits##Async, ROW_ASYNC(type), bits, 0, n, 1, true, on)                      \
-    FORM(cuMemsetD##bits##Async_ptsz, ROW_ASYNC(type), bits, 0, n, 1, true, OWN(on))            \
-    FORM(cuMemsetD2D##bits##_v2, RECT(type), bits, pitch, w, h, false, CU_STREAM_LEGACY)        \
-    FORM(cuMemsetD2D##bits##_v2_ptds, RECT(type), bits, pitch, w, h, false, CU_STREAM_PER_THREAD) \
-    FORM(cuMemsetD2D##bits##Async, RECT_ASYNC(type), bits, pitch, w, h, true, on)               \
-    FORM(cuMemsetD2D##bits##Async_ptsz, RECT_ASYNC(type), bits, pitch, w, h, true, OWN(on))
+#define FORMS(bits, type)                                                           \
+    FORM(cuMemsetD##bits##_v2, ROW(type), bits, 0, n, 1, false, NULL)               \
+    FORM(cuMemsetD##bits##Async, ROW_ASYNC(type), bits, 0, n, 1, true, on)          \
+    FORM(cuMemsetD2D##bits##_v2, RECT(type), bits, pitch, w, h, false, NULL)        \
+    FORM(cuMemsetD2D##bits##Async, RECT_ASYNC(type), bits, pitch, w, h, true, on)
 
 FORMS(8, unsigned char)
 FORMS(16, unsigned short)

@@ -44,6 +44,7 @@ in_child(void)
         struct memory *memory = container_of(object, struct memory, object);
         memory->fd = fd_close(memory->fd);
     }
+    serve_forget(&soft->watch.control);
     in_parent();
 }
 

@@ -52,13 +52,13 @@ host_submit(CUstream handle, CUhostFn fn, CUstreamCallback callback, void *data)
 }
 
 CUresult
-cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *data)
+soft_cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *data)
 {
     return host_submit(stream, fn, NULL, data);
 }
 
 CUresult
-cuStreamAddCallback(CUstream stream, CUstreamCallback fn, void *data, unsigned int flags)
+soft_cuStreamAddCallback(CUstream stream, CUstreamCallback fn, void *data, unsigned int flags)
 {
     ENTER();
     if (flags != 0)

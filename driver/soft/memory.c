@@ -177,6 +177,7 @@ CUresult
 memory_new(struct device *device, size_t size, CUmemAllocationHandleType handle_types,
            struct memory **ret)
 {
+    RETURN_IF(device_check(device));
     if (size > device->total)
         return CUDA_ERROR_OUT_OF_MEMORY;
     /* Counted first and asked afterwards, so that two creators cannot both fit into the same
@@ -231,10 +232,12 @@ memory_import(int fd, struct memory **ret)
     if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS || st.st_size <= 0 ||
         (size_t)st.st_size % SOFT_GRANULARITY != 0)
         return CUDA_ERROR_UNKNOWN;
+    struct device *device = device_find_uuid(uuid);
+    RETURN_IF(device_check(device));
     int dup = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (dup < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
-    *ret = memory_alloc(device_find_uuid(uuid), dup, (size_t)st.st_size, true);
+    *ret = memory_alloc(device, dup, (size_t)st.st_size, true);
     return *ret ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 

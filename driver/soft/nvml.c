@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device figures with no context. A forked child may ask, too: nothing here has a thread. */
-#include "nvml.h"
+#include "soft.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "memory.h"
 
 nvmlReturn_t
-nvmlInit_v2(void)
+soft_nvmlInit_v2(void)
 {
     if (soft_setup() != CUDA_SUCCESS)
         return NVML_ERROR_UNKNOWN;
@@ -17,7 +17,7 @@ nvmlInit_v2(void)
 }
 
 nvmlReturn_t
-nvmlShutdown(void)
+soft_nvmlShutdown(void)
 {
     unsigned int n = soft->n_nvml_users;
     while (n > 0)
@@ -35,6 +35,7 @@ nvmlErrorString(nvmlReturn_t result)
     case NVML_ERROR_INVALID_ARGUMENT: return "invalid argument";
     case NVML_ERROR_NOT_FOUND: return "not found";
     case NVML_ERROR_INSUFFICIENT_SIZE: return "insufficient size";
+    case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
     default: return "unknown error";
     }
 }
@@ -56,12 +57,12 @@ nvml_enter_device(nvmlDevice_t device, const void *argument)
         return result;
     for (int i = 0; i < soft->settings.n_devices; i++)
         if (device == &soft->devices[i])
-            return NVML_SUCCESS;
+            return device->gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
     return NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t
-nvmlDeviceGetCount_v2(unsigned int *count)
+soft_nvmlDeviceGetCount_v2(unsigned int *count)
 {
     nvmlReturn_t result = nvml_enter(count);
     if (result == NVML_SUCCESS)
@@ -70,7 +71,7 @@ nvmlDeviceGetCount_v2(unsigned int *count)
 }
 
 nvmlReturn_t
-nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+soft_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
     nvmlReturn_t result = nvml_enter(device);
     if (result != NVML_SUCCESS)
@@ -78,11 +79,11 @@ nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
     if (index >= (unsigned int)soft->settings.n_devices)
         return NVML_ERROR_INVALID_ARGUMENT;
     *device = &soft->devices[index];
-    return NVML_SUCCESS;
+    return soft->devices[index].gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 nvmlReturn_t
-nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+soft_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
     nvmlReturn_t result = nvml_enter(uuid && device ? uuid : NULL);
     if (result != NVML_SUCCESS)
@@ -91,7 +92,7 @@ nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     if (!found)
         return NVML_ERROR_NOT_FOUND;
     *device = found;
-    return NVML_SUCCESS;
+    return found->gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 static nvmlReturn_t
@@ -104,21 +105,21 @@ write_text(char *out, unsigned int size, const char *text)
 }
 
 nvmlReturn_t
-nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int size)
+soft_nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int size)
 {
     nvmlReturn_t result = nvml_enter_device(device, uuid);
     return result == NVML_SUCCESS ? write_text(uuid, size, device->uuid_text) : result;
 }
 
 nvmlReturn_t
-nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int size)
+soft_nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int size)
 {
     nvmlReturn_t result = nvml_enter_device(device, name);
     return result == NVML_SUCCESS ? write_text(name, size, soft->settings.name) : result;
 }
 
 nvmlReturn_t
-nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+soft_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     uint64_t free_now, total;
     nvmlReturn_t result = nvml_enter_device(device, memory);

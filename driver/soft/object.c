@@ -105,3 +105,13 @@ object_take(uint64_t handle, enum object_kind kind)
     table->first_free = (uint32_t)(slot - table->slots) + 1;
     return object;
 }
+
+size_t
+object_count(enum object_kind kind)
+{
+    size_t n = 0;
+    LOCKED(&soft->objects.lock);
+    for (uint32_t i = 0; i < soft->objects.n_slots; i++)
+        n += soft->objects.slots[i].object && soft->objects.slots[i].object->kind == kind;
+    return n;
+}

@@ -50,3 +50,6 @@ int object_publish(struct object *object);
 struct object *object_get(uint64_t handle, enum object_kind kind);
 /* Ends the handle and passes on the table's reference, or NULL. */
 struct object *object_take(uint64_t handle, enum object_kind kind);
+
+/* How many handles of a kind are out. */
+size_t object_count(enum object_kind kind);

@@ -93,7 +93,7 @@ attribute_applies(const struct range *range, CUpointer_attribute attribute)
 }
 
 CUresult
-cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr address)
+soft_cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr address)
 {
     ENTER();
     if (!value || attribute_size(attribute) == 0)
@@ -108,8 +108,8 @@ cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr ad
 
 /* The plural form takes any pointer: what does not apply is answered with "nothing". */
 CUresult
-cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **values,
-                       CUdeviceptr address)
+soft_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **values,
+                            CUdeviceptr address)
 {
     ENTER();
     if (count == 0 || !attributes || !values)
@@ -128,7 +128,8 @@ cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void
 /* SYNC_MEMOPS is kept and told; every fill and copy within the device is ordered by its stream
  * either way. */
 CUresult
-cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr address)
+soft_cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
+                           CUdeviceptr address)
 {
     ENTER();
     if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
@@ -144,7 +145,7 @@ cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdevice
 }
 
 CUresult
-cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
+soft_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
 {
     struct context *context;
     RETURN_IF(context_current(&context));

@@ -10,7 +10,7 @@
 #define ALL_FLAGS \
     (CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
 
-struct entry {
+struct entry_point {
     const char *base;
     int version;
     void (*fn)(void);
@@ -19,24 +19,22 @@ struct entry {
 
 #define FN(symbol) ((void (*)(void))(symbol))
 
-static const struct entry entries[] = {
-#define EXPORT(symbol, base, version, args) {base, version, FN(symbol), NULL},
-#define ENTRY(symbol, base, version, args)  {base, version, FN(symbol), NULL},
-#define EXPORT_PT(symbol, base, version, suffix, args) \
+static const struct entry_point entry_points[] = {
+#define EXPORT(symbol, base, version, ...) {base, version, FN(symbol), NULL},
+#define ENTRY(symbol, base, version, ...)  {base, version, FN(symbol), NULL},
+#define EXPORT_PT(symbol, base, version, suffix, ...) \
     {base, version, FN(symbol), FN(symbol##suffix)},
+#define NVML(symbol, ...)
 #include "exports.def"
-#undef EXPORT
-#undef ENTRY
-#undef EXPORT_PT
 };
 
-static const struct entry *
+static const struct entry_point *
 entry_find(const char *base, int version, CUdriverProcAddressQueryResult *ret_status)
 {
-    const struct entry *best = NULL;
+    const struct entry_point *best = NULL;
     *ret_status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    for (size_t i = 0; i < ARRAY_SIZE(entries); i++) {
-        const struct entry *entry = &entries[i];
+    for (size_t i = 0; i < ARRAY_SIZE(entry_points); i++) {
+        const struct entry_point *entry = &entry_points[i];
         if (strcmp(entry->base, base) != 0)
             continue;
         if (entry->version <= version && (!best || entry->version > best->version))
@@ -49,13 +47,13 @@ entry_find(const char *base, int version, CUdriverProcAddressQueryResult *ret_st
 
 /* A name that is not there is an answer, not an error: a null pointer and a status. */
 CUresult
-cuGetProcAddress_v2(const char *symbol, void **fn, int version, uint64_t flags,
-                    CUdriverProcAddressQueryResult *status)
+soft_cuGetProcAddress_v2(const char *symbol, void **fn, int version, uint64_t flags,
+                         CUdriverProcAddressQueryResult *status)
 {
     CUdriverProcAddressQueryResult found;
     if (!symbol || !fn || version > SOFT_VERSION || flags & ~(uint64_t)ALL_FLAGS)
         return CUDA_ERROR_INVALID_VALUE;
-    const struct entry *entry = entry_find(symbol, version, &found);
+    const struct entry_point *entry = entry_find(symbol, version, &found);
     bool per_thread = entry && entry->per_thread_fn &&
                       (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM);
     *fn = entry ? (void *)(per_thread ? entry->per_thread_fn : entry->fn) : NULL;
@@ -65,8 +63,8 @@ cuGetProcAddress_v2(const char *symbol, void **fn, int version, uint64_t flags,
 }
 
 CUresult
-cuGetProcAddress(const char *symbol, void **fn, int version, uint64_t flags)
+soft_cuGetProcAddress(const char *symbol, void **fn, int version, uint64_t flags)
 {
-    RETURN_IF(cuGetProcAddress_v2(symbol, fn, version, flags, NULL));
+    RETURN_IF(soft_cuGetProcAddress_v2(symbol, fn, version, flags, NULL));
     return *fn ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

@@ -153,3 +153,15 @@ range_leave(uintptr_t start, size_t size)
     count_users(start, size, -1U);
     pthread_cond_broadcast(&soft->ranges.idle);
 }
+
+size_t
+range_count(enum range_kind kind)
+{
+    struct range_map *map = &soft->ranges;
+    struct range *range;
+    size_t n = 0;
+    LOCKED(&map->lock);
+    RB_FOREACH(range, range_tree, kind == RANGE_RESERVATION ? &map->reservations : &map->usable)
+    n += range->kind == kind;
+    return n;
+}

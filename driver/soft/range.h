@@ -78,3 +78,6 @@ CUresult range_check(uintptr_t start, size_t size, bool write, enum range_kind *
 /* The same, and the caller becomes a user of the ranges until range_leave(). */
 CUresult range_enter(uintptr_t start, size_t size, bool write);
 void range_leave(uintptr_t start, size_t size);
+
+/* How many ranges of a kind there are. */
+size_t range_count(enum range_kind kind);

@@ -15,56 +15,56 @@ refuse(void)
 }
 
 CUresult
-cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags UNUSED)
+soft_cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags UNUSED)
 {
     ENTER();
     return address && size ? refuse() : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult
-cuMemHostRegister_v2(void *address, size_t size, unsigned int flags UNUSED)
+soft_cuMemHostRegister_v2(void *address, size_t size, unsigned int flags UNUSED)
 {
     ENTER();
     return address && size ? refuse() : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult
-cuMemHostUnregister(void *address UNUSED)
+soft_cuMemHostUnregister(void *address UNUSED)
 {
     ENTER();
     return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
 CUresult
-cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address UNUSED)
+soft_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address UNUSED)
 {
     ENTER();
     return handle ? refuse() : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult
-cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle UNUSED,
-                      unsigned int flags UNUSED)
+soft_cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle UNUSED,
+                           unsigned int flags UNUSED)
 {
     ENTER();
     return address ? refuse() : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult
-cuIpcCloseMemHandle(CUdeviceptr address UNUSED)
+soft_cuIpcCloseMemHandle(CUdeviceptr address UNUSED)
 {
     return refuse();
 }
 
 CUresult
-cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event UNUSED)
+soft_cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event UNUSED)
 {
     ENTER();
     return handle ? refuse() : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult
-cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle UNUSED)
+soft_cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle UNUSED)
 {
     ENTER();
     return event ? refuse() : CUDA_ERROR_INVALID_VALUE;

@@ -16,8 +16,8 @@ static const CUuuid default_uuid = {
               1},
 };
 
-static int
-complain(const char *name, const char *value, const char *want)
+int
+settings_complain(const char *name, const char *value, const char *want)
 {
     fprintf(stderr, "libcaid-softcuda: %s=\"%s\": expected %s\n", name, value, want);
     return -EINVAL;
@@ -50,7 +50,7 @@ read_number(const char *name, uint64_t max, uint64_t *value)
         return 1;
     char want[64];
     snprintf(want, sizeof(want), "a number from 0 to %llu", (unsigned long long)max);
-    return complain(name, text, want);
+    return settings_complain(name, text, want);
 }
 
 static int
@@ -82,7 +82,7 @@ read_memory(uint64_t *memory)
     const char *name = "CAID_SOFTCUDA_MEMORY", *text = getenv(name);
     if (!text || !*text || parse_size(text, memory) == 0)
         return 0;
-    return complain(name, text, "bytes, a multiple of 2M, up to 64T");
+    return settings_complain(name, text, "bytes, a multiple of 2M, up to 64T");
 }
 
 static int
@@ -120,7 +120,8 @@ read_uuid(CUuuid *uuid)
     const char *name = "CAID_SOFTCUDA_UUID", *text = getenv(name);
     if (!text || !*text || parse_uuid(text, uuid) == 0)
         return 0;
-    return complain(name, text, "a UUID such as GPU-01234567-89ab-cdef-0123-456789abcdef");
+    return settings_complain(name, text,
+                             "a UUID such as GPU-01234567-89ab-cdef-0123-456789abcdef");
 }
 
 static int
@@ -130,7 +131,7 @@ read_name(char *name, size_t size)
     if (!text || !*text)
         text = "caid software device";
     if (strlen(text) >= size)
-        return complain("CAID_SOFTCUDA_NAME", text, "at most 127 bytes");
+        return settings_complain("CAID_SOFTCUDA_NAME", text, "at most 127 bytes");
     strcpy(name, text);
     return 0;
 }
@@ -139,18 +140,18 @@ int
 settings_read(struct settings *ret)
 {
     struct settings settings = {.memory = UINT64_C(4) << 30, .uuid = default_uuid};
-    uint64_t n_devices = 1, delay_us = 0;
+    uint64_t n_devices = 1, delay_us = 0, seed = 0;
     int jitter;
     if (read_number("CAID_SOFTCUDA_DEVICES", SOFT_MAX_DEVICES, &n_devices) < 0 ||
         read_number("CAID_SOFTCUDA_DELAY_US", MAX_DELAY_US, &delay_us) < 0 ||
-        (jitter = read_number("CAID_SOFTCUDA_JITTER_SEED", UINT64_MAX, &settings.jitter_seed)) <
-            0 ||
+        (jitter = read_number("CAID_SOFTCUDA_JITTER_SEED", UINT64_MAX, &seed)) < 0 ||
         read_memory(&settings.memory) < 0 || read_uuid(&settings.uuid) < 0 ||
         read_name(settings.name, sizeof(settings.name)) < 0)
         return -EINVAL;
     settings.n_devices = (int)n_devices;
     settings.delay_ns = delay_us * 1000;
     settings.jitter = jitter > 0;
+    settings.jitter_seed = seed;
     *ret = settings;
     return 0;
 }

@@ -7,9 +7,14 @@
  *   CAID_SOFTCUDA_UUID         UUID of device 0, with or without "GPU-"; others follow from it
  *   CAID_SOFTCUDA_DELAY_US     stretches every asynchronous operation (0)
  *   CAID_SOFTCUDA_JITTER_SEED  makes the stretch a random share of the delay, by this seed
+ * and, read at the first call of all (call.h):
+ *   CAID_SOFTCUDA_FAIL         which calls go wrong, and how (fault.h)
+ *   CAID_SOFTCUDA_TRACE        a file that gets a line for each call (trace.h)
+ *   CAID_SOFTCUDA_CONTROL      where commands are taken (control.h)
  */
 #pragma once
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -20,11 +25,13 @@ struct settings {
     uint64_t memory; /* bytes, a multiple of the granularity */
     char name[128];
     CUuuid uuid;
-    uint64_t delay_ns;
-    bool jitter;
-    uint64_t jitter_seed;
+    _Atomic uint64_t delay_ns; /* these three may be changed meanwhile */
+    _Atomic bool jitter;
+    _Atomic uint64_t jitter_seed;
 };
 
 /* 0, or -EINVAL after a line on stderr that names the setting: a driver that ran with half of
  * what it was told would be worse than none. */
 int settings_read(struct settings *ret);
+/* Writes that line; returns -EINVAL. */
+int settings_complain(const char *name, const char *value, const char *want);

@@ -23,6 +23,8 @@ static struct soft own_state = {
     .objects.lock = PTHREAD_MUTEX_INITIALIZER,
     .ranges.lock = PTHREAD_MUTEX_INITIALIZER,
     .ranges.idle = PTHREAD_COND_INITIALIZER,
+    .watch.lock = PTHREAD_MUTEX_INITIALIZER,
+    .watch.faults.lock = PTHREAD_MUTEX_INITIALIZER,
     .version = CAID_VERSION,
 };
 
@@ -34,6 +36,10 @@ find_state(void)
     struct soft *none = NULL;
     atomic_compare_exchange_strong(&caid_softcuda_state, &none, &own_state);
     soft = caid_softcuda_state;
+    if (strcmp(soft->version, CAID_VERSION) != 0) { /* another layout: not to be touched */
+        soft = &own_state;
+        soft->mismatched = true;
+    }
 }
 
 const char *
@@ -65,8 +71,10 @@ setup_locked(void)
 CUresult
 soft_setup(void)
 {
-    if (strcmp(soft->version, CAID_VERSION) != 0) /* copies of two versions share a process */
+    if (soft->mismatched)
         return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+    if (watch_setup() < 0)
+        return CUDA_ERROR_INVALID_VALUE;
     if (soft->ready) /* without the lock: it may be one that was held when this child forked */
         return CUDA_SUCCESS;
     LOCKED(&soft->lock);
@@ -83,7 +91,7 @@ soft_enter(void)
 }
 
 CUresult
-cuInit(unsigned int flags)
+soft_cuInit(unsigned int flags)
 {
     if (flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -98,7 +106,7 @@ cuInit(unsigned int flags)
 }
 
 CUresult
-cuDriverGetVersion(int *version)
+soft_cuDriverGetVersion(int *version)
 {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
@@ -108,14 +116,14 @@ cuDriverGetVersion(int *version)
 
 /* As with a real driver that no profiler looks at. */
 CUresult
-cuProfilerStart(void)
+soft_cuProfilerStart(void)
 {
     struct context *context;
     return context_current(&context);
 }
 
 CUresult
-cuProfilerStop(void)
+soft_cuProfilerStop(void)
 {
     struct context *context;
     return context_current(&context);

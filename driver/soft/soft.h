@@ -22,8 +22,11 @@
 #include "base/tree.h"
 #include "cuda_abi.h"
 
+#include "call.h"
 #include "device.h"
+#include "nvml_abi.h"
 #include "object.h"
+#include "params.h"
 #include "range.h"
 #include "settings.h"
 
@@ -33,6 +36,7 @@
 
 struct soft {
     const char *version; /* CAID_VERSION of the copy that the state is in; stays the first */
+    bool mismatched;     /* another version of this library was in the process first */
     pthread_mutex_t lock;
     pthread_mutex_t memory_lock; /* creators take turns; counts of handles */
     _Atomic bool ready;          /* settings and devices are there */
@@ -44,6 +48,7 @@ struct soft {
     pthread_key_t thread_key; /* struct thread */
     _Atomic uint64_t last_stream_id;
     _Atomic unsigned int n_nvml_users;
+    struct watch watch;
 };
 
 extern struct soft *soft;
@@ -82,15 +87,28 @@ mutex_lock(pthread_mutex_t *lock)
 #define LOCKED_AS_(mutex, line) \
     _cleanup_(mutex_unlockp) UNUSED pthread_mutex_t *_locked_##line = mutex_lock(mutex)
 
-#define EXPORT(symbol, base, version, args) SOFT_EXPORT CUresult symbol args;
-#define EXPORT_PT(symbol, base, version, suffix, args) \
-    SOFT_EXPORT CUresult symbol args;                  \
-    SOFT_EXPORT CUresult symbol##suffix args;
-#define ENTRY(symbol, base, version, args) CUresult symbol args;
+/* What exports.def names: symbol() is what callers find (entries.c), soft_##symbol() does the
+ * work, and is what the driver's own code calls. */
+#define EXPORT(symbol, base, version, ...)            \
+    SOFT_EXPORT CUresult symbol(PARAMS(__VA_ARGS__)); \
+    CUresult soft_##symbol(PARAMS(__VA_ARGS__));
+#define EXPORT_PT(symbol, base, version, suffix, ...) \
+    EXPORT(symbol, base, version, ##__VA_ARGS__)      \
+    SOFT_EXPORT CUresult symbol##suffix(PARAMS(__VA_ARGS__));
+#define ENTRY(symbol, base, version, ...) \
+    CUresult symbol(PARAMS(__VA_ARGS__)); \
+    CUresult soft_##symbol(PARAMS(__VA_ARGS__));
+#define NVML(symbol, ...)                                 \
+    SOFT_EXPORT nvmlReturn_t symbol(PARAMS(__VA_ARGS__)); \
+    nvmlReturn_t soft_##symbol(PARAMS(__VA_ARGS__));
 #include "exports.def"
 #undef EXPORT
 #undef EXPORT_PT
 #undef ENTRY
+#undef NVML
 
 /* How caid tells this library from NVIDIA's: the version of caid that it belongs to. */
 SOFT_EXPORT const char *caid_softcuda_version(void);
+/* For tests; see control.h. 0 or -errno. */
+SOFT_EXPORT int caid_softcuda_control(const char *command, char *reply, size_t size);
+SOFT_EXPORT const char *nvmlErrorString(nvmlReturn_t result);

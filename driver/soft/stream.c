@@ -325,6 +325,8 @@ CUresult
 stream_get(CUstream handle, struct stream **ret)
 {
     ENTER();
+    if (!handle && call_own_stream())
+        handle = CU_STREAM_PER_THREAD;
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
         return default_get(handle, ret);
     struct object *object = object_get((uintptr_t)handle, OBJECT_STREAM);
@@ -340,7 +342,7 @@ stream_get(CUstream handle, struct stream **ret)
 /* Entry points. */
 
 CUresult
-cuCtxGetStreamPriorityRange(int *least, int *greatest)
+soft_cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
     struct context *context;
     RETURN_IF(context_current(&context));
@@ -353,7 +355,7 @@ cuCtxGetStreamPriorityRange(int *least, int *greatest)
 
 /* Priorities outside the range are clamped to it, as CUDA says. */
 CUresult
-cuStreamCreateWithPriority(CUstream *ret, unsigned int flags, int priority)
+soft_cuStreamCreateWithPriority(CUstream *ret, unsigned int flags, int priority)
 {
     struct context *context;
     RETURN_IF(context_current(&context));
@@ -378,14 +380,14 @@ cuStreamCreateWithPriority(CUstream *ret, unsigned int flags, int priority)
 }
 
 CUresult
-cuStreamCreate(CUstream *ret, unsigned int flags)
+soft_cuStreamCreate(CUstream *ret, unsigned int flags)
 {
-    return cuStreamCreateWithPriority(ret, flags, LEAST_PRIORITY);
+    return soft_cuStreamCreateWithPriority(ret, flags, LEAST_PRIORITY);
 }
 
 /* Needs no current context: finalizers call it. Done even where a fault is the answer. */
 CUresult
-cuStreamDestroy_v2(CUstream handle)
+soft_cuStreamDestroy_v2(CUstream handle)
 {
     ENTER();
     struct object *object = object_take((uintptr_t)handle, OBJECT_STREAM);
@@ -405,7 +407,7 @@ counts_for(const struct stream *other, const struct stream *stream)
 }
 
 CUresult
-cuStreamQuery(CUstream handle)
+soft_cuStreamQuery(CUstream handle)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     struct stream *other;
@@ -444,7 +446,7 @@ op_marker(void)
 }
 
 CUresult
-cuStreamSynchronize(CUstream handle)
+soft_cuStreamSynchronize(CUstream handle)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(handle, &stream));
@@ -459,7 +461,7 @@ cuStreamSynchronize(CUstream handle)
 }
 
 CUresult
-cuStreamGetFlags(CUstream handle, unsigned int *flags)
+soft_cuStreamGetFlags(CUstream handle, unsigned int *flags)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(handle, &stream));
@@ -470,7 +472,7 @@ cuStreamGetFlags(CUstream handle, unsigned int *flags)
 }
 
 CUresult
-cuStreamGetPriority(CUstream handle, int *priority)
+soft_cuStreamGetPriority(CUstream handle, int *priority)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(handle, &stream));
@@ -481,7 +483,7 @@ cuStreamGetPriority(CUstream handle, int *priority)
 }
 
 CUresult
-cuStreamGetId(CUstream handle, unsigned long long *id)
+soft_cuStreamGetId(CUstream handle, unsigned long long *id)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(handle, &stream));
@@ -492,7 +494,7 @@ cuStreamGetId(CUstream handle, unsigned long long *id)
 }
 
 CUresult
-cuStreamGetCtx(CUstream handle, CUcontext *context)
+soft_cuStreamGetCtx(CUstream handle, CUcontext *context)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(handle, &stream));
@@ -504,7 +506,7 @@ cuStreamGetCtx(CUstream handle, CUcontext *context)
 
 /* Nothing is captured here: there are no graphs. */
 CUresult
-cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
+soft_cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(handle, &stream));

@@ -57,8 +57,8 @@ struct stream {
     uint64_t random;         /* the worker's */
 };
 
-/* The stream that a caller means: null and 1 the legacy default stream of the current context,
- * 2 the calling thread's own. A new reference, or what context_check() says. */
+/* The stream that a caller means: 1 the legacy default stream of the current context, 2 the
+ * calling thread's own, null one of these two, by which form of the function was called. A new reference, or what context_check() says. */
 CUresult stream_get(CUstream handle, struct stream **ret);
 struct stream *stream_unref(struct stream *stream);
 /* Ends a stream whose owner (handle, context or thread) lets go of it. */

@@ -53,8 +53,8 @@ check_prop(const CUmemAllocationProp *prop)
 }
 
 CUresult
-cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
-                              CUmemAllocationGranularity_flags option)
+soft_cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+                                   CUmemAllocationGranularity_flags option)
 {
     ENTER();
     if (!granularity || !prop ||
@@ -66,8 +66,8 @@ cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *pr
 }
 
 CUresult
-cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
-            unsigned long long flags)
+soft_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                 const CUmemAllocationProp *prop, unsigned long long flags)
 {
     struct memory *memory;
     ENTER();
@@ -80,7 +80,7 @@ cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAlloca
 }
 
 CUresult
-cuMemRelease(CUmemGenericAllocationHandle handle)
+soft_cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     ENTER();
 
@@ -100,8 +100,8 @@ cuMemRelease(CUmemGenericAllocationHandle handle)
 }
 
 CUresult
-cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
-                                       CUmemGenericAllocationHandle handle)
+soft_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
+                                            CUmemGenericAllocationHandle handle)
 {
     ENTER();
     _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
@@ -116,8 +116,8 @@ cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
 }
 
 CUresult
-cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
-                             CUmemAllocationHandleType type, unsigned long long flags)
+soft_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                  CUmemAllocationHandleType type, unsigned long long flags)
 {
     ENTER();
     _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
@@ -125,6 +125,7 @@ cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handl
         return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(memory->handle_types & type))
         return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(device_check(memory->device));
     int fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
@@ -133,8 +134,8 @@ cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handl
 }
 
 CUresult
-cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
-                               CUmemAllocationHandleType type)
+soft_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                    CUmemAllocationHandleType type)
 {
     struct memory *memory;
     ENTER();
@@ -148,7 +149,7 @@ cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *share
 }
 
 CUresult
-cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+soft_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
     ENTER();
     if (!handle)
@@ -206,8 +207,8 @@ reserve_aligned(size_t size, size_t alignment)
 }
 
 CUresult
-cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
-                    unsigned long long flags)
+soft_cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
+                         unsigned long long flags)
 {
     ENTER();
     if (!address || flags != 0 || size == 0 || size % SOFT_GRANULARITY != 0 ||
@@ -235,7 +236,7 @@ cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdevic
 }
 
 CUresult
-cuMemAddressFree(CUdeviceptr address, size_t size)
+soft_cuMemAddressFree(CUdeviceptr address, size_t size)
 {
     ENTER();
     LOCKED(&soft->ranges.lock);
@@ -258,8 +259,8 @@ range_is_reserved(uintptr_t start, size_t size)
 }
 
 CUresult
-cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-         unsigned long long flags)
+soft_cuMemMap(CUdeviceptr address, size_t size, size_t offset,
+              CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     ENTER();
     _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
@@ -269,6 +270,7 @@ cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocation
         return CUDA_ERROR_INVALID_VALUE;
     if (offset != 0 || size != memory->size)
         return CUDA_ERROR_NOT_SUPPORTED;
+    RETURN_IF(device_check(memory->device));
     if (!range)
         return CUDA_ERROR_OUT_OF_MEMORY;
     LOCKED(&soft->ranges.lock);
@@ -309,7 +311,7 @@ range_is_whole(uintptr_t start, uintptr_t end)
 
 /* Whole mappings only, but reserved addresses between them do not matter, as on hardware. */
 CUresult
-cuMemUnmap(CUdeviceptr address, size_t size)
+soft_cuMemUnmap(CUdeviceptr address, size_t size)
 {
     ENTER();
     LOCKED(&soft->ranges.lock);
@@ -370,7 +372,7 @@ range_set_access(struct range *range, const CUmemAccessDesc *desc, size_t count)
 }
 
 CUresult
-cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count)
+soft_cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
     ENTER();
     if (!desc || count == 0)
@@ -383,6 +385,7 @@ cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, si
         return CUDA_ERROR_INVALID_VALUE;
     while (at < end) {
         struct range *range = range_find(&soft->ranges.usable, at);
+        RETURN_IF(device_check(range->memory->device));
         RETURN_IF(range_set_access(range, desc, count));
         at += range->size;
     }
@@ -390,7 +393,8 @@ cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, si
 }
 
 CUresult
-cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
+soft_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
+                    CUdeviceptr address)
 {
     ENTER();
     if (!flags || !location)

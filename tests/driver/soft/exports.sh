@@ -13,7 +13,9 @@ awk '/^    [a-z].*;$/ { gsub(/[ ;]/, ""); print }' "$folder/softcuda.syms" | sor
     tr '\n' ' ' <"$folder/exports.def" | grep -oE '\bEXPORT\(\w+,' | sed 's/EXPORT(//; s/,//'
     tr '\n' ' ' <"$folder/exports.def" | grep -oE '\bEXPORT_PT\(\w+, *"\w+", *[0-9]+, *\w+' |
         sed -E 's/EXPORT_PT\((\w+),.* (\w+)$/\1\n\1\2/'
-    grep -oE 'SOFT_EXPORT .*\b(nvml\w+)\(' "$folder/nvml.h" | sed -E 's/.*(nvml\w+)\($/\1/'
+    grep -oE '^NVML\(\w+' "$folder/exports.def" | sed 's/NVML(//'
+    echo nvmlErrorString
+    echo caid_softcuda_control
     echo caid_softcuda_state
     echo caid_softcuda_version
 } | grep -vE '^(symbol|symbol##suffix)$' | sort >"$work/table"

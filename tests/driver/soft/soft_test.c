@@ -26,20 +26,14 @@ soft_load_path(const char *path)
         fprintf(stderr, "%s\n", dlerror());
         abort();
     }
-#define LOAD(symbol)                                   *(void **)&cu.symbol = load_symbol(library, #symbol);
-#define EXPORT(symbol, base, version, args)            LOAD(symbol)
-#define EXPORT_PT(symbol, base, version, suffix, args) LOAD(symbol) LOAD(symbol##suffix)
-#define ENTRY(symbol, base, version, args)
+#define LOAD(symbol)                                  *(void **)&cu.symbol = load_symbol(library, #symbol);
+#define EXPORT(symbol, ...)                           LOAD(symbol)
+#define EXPORT_PT(symbol, base, version, suffix, ...) LOAD(symbol) LOAD(symbol##suffix)
+#define ENTRY(symbol, ...)
+#define NVML(symbol, ...) LOAD(symbol)
 #include "soft/exports.def"
-    LOAD(nvmlInit_v2)
-    LOAD(nvmlShutdown)
     LOAD(nvmlErrorString)
-    LOAD(nvmlDeviceGetCount_v2)
-    LOAD(nvmlDeviceGetHandleByIndex_v2)
-    LOAD(nvmlDeviceGetHandleByUUID)
-    LOAD(nvmlDeviceGetUUID)
-    LOAD(nvmlDeviceGetName)
-    LOAD(nvmlDeviceGetMemoryInfo)
+    LOAD(caid_softcuda_control)
     LOAD(caid_softcuda_version)
 }
 

@@ -12,31 +12,27 @@
 
 #include "base/macros.h"
 #include "cuda_abi.h"
-#include "soft/nvml.h"
+#include "soft/nvml_abi.h"
+#include "soft/params.h"
 
 #define MIB  ((size_t)1 << 20)
 #define GRAN (2 * MIB)
 
 struct soft_api {
-#define EXPORT(symbol, base, version, args) CUresult(*symbol) args;
-#define EXPORT_PT(symbol, base, version, suffix, args) \
-    CUresult(*symbol) args;                            \
-    CUresult(*symbol##suffix) args;
-#define ENTRY(symbol, base, version, args)
+#define EXPORT(symbol, base, version, ...) CUresult (*symbol)(PARAMS(__VA_ARGS__));
+#define EXPORT_PT(symbol, base, version, suffix, ...) \
+    CUresult (*symbol)(PARAMS(__VA_ARGS__));          \
+    CUresult (*symbol##suffix)(PARAMS(__VA_ARGS__));
+#define ENTRY(symbol, base, version, ...)
+#define NVML(symbol, ...) nvmlReturn_t (*symbol)(PARAMS(__VA_ARGS__));
 #include "soft/exports.def"
 #undef EXPORT
 #undef EXPORT_PT
 #undef ENTRY
-    nvmlReturn_t (*nvmlInit_v2)(void);
-    nvmlReturn_t (*nvmlShutdown)(void);
+#undef NVML
     const char *(*nvmlErrorString)(nvmlReturn_t);
-    nvmlReturn_t (*nvmlDeviceGetCount_v2)(unsigned int *);
-    nvmlReturn_t (*nvmlDeviceGetHandleByIndex_v2)(unsigned int, nvmlDevice_t *);
-    nvmlReturn_t (*nvmlDeviceGetHandleByUUID)(const char *, nvmlDevice_t *);
-    nvmlReturn_t (*nvmlDeviceGetUUID)(nvmlDevice_t, char *, unsigned int);
-    nvmlReturn_t (*nvmlDeviceGetName)(nvmlDevice_t, char *, unsigned int);
-    nvmlReturn_t (*nvmlDeviceGetMemoryInfo)(nvmlDevice_t, nvmlMemory_t *);
     const char *(*caid_softcuda_version)(void);
+    int (*caid_softcuda_control)(const char *, char *, size_t);
 };
 
 extern struct soft_api cu;

@@ -25,17 +25,19 @@ CAID_TEST(soft_entry, every_export_is_found_by_its_base_name_and_version)
     soft_start();
 #define CHECK(symbol, base, version) \
     cr_expect_eq(look_up(base, version, 0), *(void **)&cu.symbol, "%s %d", base, version);
-#define EXPORT(symbol, base, version, args) CHECK(symbol, base, version)
-#define EXPORT_PT(symbol, base, version, suffix, args)                                  \
+#define EXPORT(symbol, base, version, ...) CHECK(symbol, base, version)
+#define EXPORT_PT(symbol, base, version, suffix, ...)                                   \
     CHECK(symbol, base, version)                                                        \
     cr_expect_eq(look_up(base, version, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM), \
                  *(void **)&cu.symbol##suffix, "%s %d", base, version);
-#define ENTRY(symbol, base, version, args) \
+#define NVML(symbol, ...)
+#define ENTRY(symbol, base, version, ...) \
     cr_expect_neq(look_up(base, version, 0), look_up(base, version - 1, 0), "%s", base);
 #include "soft/exports.def"
 #undef EXPORT
 #undef EXPORT_PT
 #undef ENTRY
+#undef NVML
 }
 
 /* What the daemon and the client pin must exist here. */

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The commands, and the socket on which they come. */
+#include "control.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
+#include "errors.h"
+#include "soft.h"
+#include "trace.h"
+
+#define MAX_DELAY_US UINT64_C(60000000)
+
+/* A reply that is being written; what does not fit is cut off. */
+struct text {
+    char *at;
+    size_t left; /* with the final 0 */
+};
+
+PRINTF(2, 3)
+
+static void
+text_add(struct text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text->at, text->left, format, args);
+    va_end(args);
+    size_t taken = n < 0 ? 0 : (size_t)n < text->left ? (size_t)n : text->left - 1;
+    text->at += taken;
+    text->left -= taken;
+}
+
+/* Each command gets what is behind its name and returns 0 or -errno. */
+
+static uint64_t
+calls_of(const char *function, bool *ret_known)
+{
+    uint64_t n = 0;
+    *ret_known = false;
+    for (int i = 0; i < N_ENTRIES; i++) {
+        if (strcmp(function, entry_name((enum entry)i)) != 0 &&
+            strcmp(function, entry_base((enum entry)i)) != 0)
+            continue;
+        *ret_known = true;
+        n += soft->watch.n_calls[i];
+    }
+    return n;
+}
+
+static int
+do_calls(const char *args, struct text *reply)
+{
+    bool known;
+    uint64_t n = calls_of(args, &known);
+    if (*args && !known)
+        return -ENOENT;
+    if (*args) {
+        text_add(reply, "%" PRIu64 "\n", n);
+        return 0;
+    }
+    for (int i = 0; i < N_ENTRIES; i++)
+        if (soft->watch.n_calls[i])
+            text_add(reply, "%s %" PRIu64 "\n", entry_name((enum entry)i),
+                     soft->watch.n_calls[i]);
+    return 0;
+}
+
+static int
+do_reset(const char *args, struct text *reply UNUSED)
+{
+    if (*args)
+        return -EINVAL;
+    for (int i = 0; i < N_ENTRIES; i++)
+        soft->watch.n_calls[i] = 0;
+    return 0;
+}
+
+static int
+do_live(const char *args, struct text *reply)
+{
+    static const char *const objects[] = {
+        [OBJECT_CONTEXT] = "contexts",
+        [OBJECT_STREAM] = "streams",
+        [OBJECT_EVENT] = "events",
+        [OBJECT_MEMORY] = "handles",
+    };
+    static const char *const ranges[] = {
+        [RANGE_RESERVATION] = "reservations",
+        [RANGE_MAPPING] = "mappings",
+        [RANGE_DEVICE] = "allocations",
+        [RANGE_HOST] = "host_allocations",
+    };
+    if (*args)
+        return -EINVAL;
+    for (size_t i = 0; i < ARRAY_SIZE(objects); i++)
+        if (objects[i])
+            text_add(reply, "%s %zu\n", objects[i], object_count((enum object_kind)i));
+    for (size_t i = 0; i < ARRAY_SIZE(ranges); i++)
+        if (ranges[i])
+            text_add(reply, "%s %zu\n", ranges[i], range_count((enum range_kind)i));
+    return 0;
+}
+
+static int
+do_fail(const char *args, struct text *reply UNUSED)
+{
+    int r = fault_add(&soft->watch.faults, args);
+    if (r == 0)
+        soft->watch.active = true;
+    return r;
+}
+
+static int
+do_clear(const char *args, struct text *reply UNUSED)
+{
+    if (*args)
+        return -EINVAL;
+    fault_clear(&soft->watch.faults);
+    soft->watch.active = soft->watch.trace_fd >= 0;
+    return 0;
+}
+
+static int
+do_fault(const char *args, struct text *reply UNUSED)
+{
+    char name[64];
+    int ordinal, result;
+    if (sscanf(args, "%d %63s", &ordinal, name) != 2 || result_parse(name, &result) < 0)
+        return -EINVAL;
+    if (!device_find(ordinal))
+        return -ENODEV;
+    device_fault(device_find(ordinal), (CUresult)result);
+    return 0;
+}
+
+static int
+do_vanish(const char *args, struct text *reply UNUSED)
+{
+    int ordinal;
+    if (sscanf(args, "%d", &ordinal) != 1)
+        return -EINVAL;
+    if (!device_find(ordinal))
+        return -ENODEV;
+    device_vanish(device_find(ordinal));
+    return 0;
+}
+
+static int
+do_delay(const char *args, struct text *reply UNUSED)
+{
+    uint64_t delay_us, seed = 0;
+    int n = sscanf(args, "%" SCNu64 " %" SCNu64, &delay_us, &seed);
+    if (n < 1 || delay_us > MAX_DELAY_US)
+        return -EINVAL;
+    soft->settings.jitter_seed = seed;
+    soft->settings.jitter = n == 2;
+    soft->settings.delay_ns = delay_us * NSEC_PER_USEC;
+    return 0;
+}
+
+struct command {
+    const char *name;
+    int (*run)(const char *args, struct text *reply);
+};
+
+static const struct command commands[] = {
+    {"calls", do_calls}, {"live", do_live},   {"reset", do_reset},   {"fail", do_fail},
+    {"clear", do_clear}, {"fault", do_fault}, {"vanish", do_vanish}, {"delay", do_delay},
+};
+
+int
+caid_softcuda_control(const char *command, char *reply, size_t size)
+{
+    struct text text = {reply, size};
+    size_t n = command ? strcspn(command, " ") : 0;
+    int r = -ENOSYS;
+    if (!reply || size == 0)
+        return -EINVAL;
+    *reply = '\0';
+    if (watch_setup() < 0)
+        return -EINVAL;
+    for (size_t i = 0; n && i < ARRAY_SIZE(commands); i++)
+        if (strlen(commands[i].name) == n && strncmp(commands[i].name, command, n) == 0)
+            r = commands[i].run(command + n + strspn(command + n, " "), &text);
+    if (r < 0)
+        text_add(&text, "error: %s\n", strerrordesc_np(-r));
+    return r;
+}
+
+static ssize_t
+control_answer(const struct ucred *peer, const char *request, size_t n UNUSED, char *reply,
+               int *ret_fd UNUSED)
+{
+    if (peer->uid != geteuid() && peer->uid != 0)
+        return -1;
+    caid_softcuda_control(request, reply, SERVE_MAX_REPLY);
+    return (ssize_t)strlen(reply) + 1;
+}
+
+/* A path's socket is removed when the process ends in order. */
+static char control_path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+static pid_t control_pid;
+
+__attribute__((destructor)) static void
+control_stop(void)
+{
+    if (control_path[0] && control_pid == getpid())
+        unlink(control_path);
+}
+
+int
+control_start(struct server *server, const char *where)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int r = trace_expand(where, address.sun_path, sizeof(address.sun_path));
+    if (r < 0)
+        return r;
+    size_t n = strlen(address.sun_path);
+    socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
+    bool abstract = address.sun_path[0] == '@';
+    if (abstract)
+        address.sun_path[0] = '\0';
+    mode_t before = umask(0177);
+    r = serve_start(server, &address, abstract ? size : sizeof(address), control_answer);
+    umask(before);
+    if (r == 0 && !abstract) {
+        strcpy(control_path, address.sun_path);
+        control_pid = getpid();
+    }
+    return r;
+}

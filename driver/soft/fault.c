@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rules: reading them, and applying them to a call. */
+#include "soft.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "context.h"
+#include "errors.h"
+
+#define MAX_TEXT     4096
+#define MAX_DELAY_US UINT64_C(60000000)
+
+/* A number at the start of *text, which is moved behind it. */
+static int
+take_number(char **text, uint64_t *ret)
+{
+    char *end;
+    if (**text < '0' || **text > '9')
+        return -EINVAL;
+    errno = 0;
+    *ret = strtoull(*text, &end, 10);
+    *text = end;
+    return errno ? -EINVAL : 0;
+}
+
+/* "N", "N-M" or "N+". */
+static int
+parse_calls(char *text, struct fault_rule *rule)
+{
+    if (take_number(&text, &rule->first) < 0 || rule->first == 0)
+        return -EINVAL;
+    rule->last = rule->first;
+    if (strcmp(text, "+") == 0) {
+        rule->last = UINT64_MAX;
+        return 0;
+    }
+    if (*text == '-') {
+        text++;
+        if (take_number(&text, &rule->last) < 0 || rule->last < rule->first)
+            return -EINVAL;
+    }
+    return *text ? -EINVAL : 0;
+}
+
+static int
+parse_action(char *text, struct fault_rule *rule)
+{
+    static const char sticky[] = "sticky:", delay[] = "delay:";
+    uint64_t delay_us;
+    if (strcmp(text, "vanish") == 0) {
+        rule->action = FAULT_VANISH;
+        return 0;
+    }
+    if (strncmp(text, delay, strlen(delay)) == 0) {
+        text += strlen(delay);
+        rule->action = FAULT_DELAY;
+        if (take_number(&text, &delay_us) < 0 || *text || delay_us > MAX_DELAY_US)
+            return -EINVAL;
+        rule->delay_ns = delay_us * NSEC_PER_USEC;
+        return 0;
+    }
+    rule->action = FAULT_FAIL;
+    if (strncmp(text, sticky, strlen(sticky)) == 0) {
+        text += strlen(sticky);
+        rule->action = FAULT_STICKY;
+    }
+    return result_parse(text, &rule->result);
+}
+
+static bool
+name_is(const char *name, enum entry entry)
+{
+    return strcmp(name, "*") == 0 || strcmp(name, entry_name(entry)) == 0 ||
+           strcmp(name, entry_base(entry)) == 0;
+}
+
+/* A name that no entry point has would make a rule that never applies. */
+static bool
+name_is_known(const char *name)
+{
+    for (int entry = 0; entry < N_ENTRIES; entry++)
+        if (*name && name_is(name, (enum entry)entry))
+            return true;
+    return false;
+}
+
+static int
+parse_rule(char *text, struct fault_rule *ret)
+{
+    struct fault_rule rule = {.first = 1, .last = UINT64_MAX};
+    char *action = strchr(text, '=');
+    if (!action)
+        return -EINVAL;
+    *action++ = '\0';
+    char *calls = strchr(text, '@');
+    if (calls)
+        *calls++ = '\0';
+    if ((calls && parse_calls(calls, &rule) < 0) || parse_action(action, &rule) < 0 ||
+        strlen(text) >= sizeof(rule.function) || !name_is_known(text))
+        return -EINVAL;
+    strcpy(rule.function, text);
+    *ret = rule;
+    return 0;
+}
+
+int
+fault_add(struct fault_list *list, const char *text)
+{
+    char copy[MAX_TEXT], *rest = copy, *rule;
+    if (strlen(text) >= sizeof(copy))
+        return -EINVAL;
+    strcpy(copy, text);
+    LOCKED(&list->lock);
+    size_t n = list->n_rules;
+    while ((rule = strsep(&rest, ","))) {
+        if (n == FAULT_MAX_RULES)
+            return -ENOSPC;
+        if (parse_rule(rule, &list->rules[n]) < 0)
+            return -EINVAL;
+        n++;
+    }
+    list->n_rules = n;
+    return 0;
+}
+
+void
+fault_clear(struct fault_list *list)
+{
+    LOCKED(&list->lock);
+    list->n_rules = 0;
+}
+
+/* Counts the call for all rules. ret_rule is the one that ends it; one with FAULT_DELAY stands for
+ * none. */
+static void
+match(struct fault_list *list, enum entry entry, uint64_t *ret_delay_ns,
+      struct fault_rule *ret_rule)
+{
+    *ret_delay_ns = 0;
+    *ret_rule = (struct fault_rule){.action = FAULT_DELAY};
+    LOCKED(&list->lock);
+    for (size_t i = 0; i < list->n_rules; i++) {
+        struct fault_rule *rule = &list->rules[i];
+        if (!name_is(rule->function, entry))
+            continue;
+        rule->n_seen++;
+        if (rule->n_seen < rule->first || rule->n_seen > rule->last)
+            continue;
+        if (rule->action == FAULT_DELAY)
+            *ret_delay_ns += rule->delay_ns;
+        else if (ret_rule->action == FAULT_DELAY)
+            *ret_rule = *rule;
+    }
+}
+
+int
+fault_meet(struct fault_list *list, int entry)
+{
+    struct fault_rule rule;
+    uint64_t delay_ns;
+    match(list, (enum entry)entry, &delay_ns, &rule);
+    struct timespec delay = {(time_t)(delay_ns / NSEC_PER_SEC),
+                             (long)(delay_ns % NSEC_PER_SEC)};
+    if (delay_ns)
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &delay, NULL);
+    switch (rule.action) {
+    case FAULT_DELAY: return 0;
+    case FAULT_STICKY: device_fault(context_device(), (CUresult)rule.result); break;
+    case FAULT_VANISH:
+        device_vanish(context_device());
+        return *entry_base((enum entry)entry) ? CUDA_ERROR_DEVICE_UNAVAILABLE
+                                              : NVML_ERROR_GPU_IS_LOST;
+    case FAULT_FAIL: break;
+    }
+    return rule.result;
+}

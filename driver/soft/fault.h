@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Faults on demand: rules that say which calls go wrong, and how.
+ *
+ *     FUNCTION[@N|@N-M|@N+]=ACTION, separated by commas
+ *
+ * FUNCTION is a name as callers find it (cuMemAlloc_v2), without its suffix (cuMemAlloc), or "*".
+ * Its calls are counted from 1, for each rule from the moment the rule was made; without "@" it
+ * is every call. ACTION is one of
+ *     RESULT          the call does nothing and returns it: OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN, 700
+ *     sticky:RESULT   the same, and the device of the caller's context (of none: device 0) is
+ *                     faulted: for the rest of the process all that needs it returns RESULT
+ *     vanish          the same device falls off the bus; see device.h
+ *     delay:US        the call is made that many microseconds later
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define FAULT_MAX_RULES 32
+#define FAULT_NAME_SIZE 64
+
+enum fault_action {
+    FAULT_FAIL,
+    FAULT_STICKY,
+    FAULT_VANISH,
+    FAULT_DELAY
+};
+
+struct fault_rule {
+    char function[FAULT_NAME_SIZE];
+    uint64_t first, last; /* calls that it is about */
+    uint64_t n_seen;
+    enum fault_action action;
+    int result;
+    uint64_t delay_ns;
+};
+
+struct fault_list {
+    pthread_mutex_t lock;
+    struct fault_rule rules[FAULT_MAX_RULES];
+    size_t n_rules;
+};
+
+/* All of them or none: -EINVAL for a rule that is not one, -ENOSPC for too many. */
+int fault_add(struct fault_list *list, const char *text);
+void fault_clear(struct fault_list *list);
+/* Meets what the rules have for a call of this entry point (enum entry): takes the time they say, and returns the result with
+ * which the call has to end, or 0. The first rule that ends it decides. */
+int fault_meet(struct fault_list *list, int entry);
