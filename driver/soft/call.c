@@ -78,13 +78,15 @@ call_begin(struct call *call, enum entry entry, bool own_stream)
     if (!soft->watch.active)
         return 0;
     call->start_ns = clock_now_ns();
-    return fault_meet(&soft->watch.faults, entry);
+    return fault_meet(&soft->watch.faults, entry, &call->late);
 }
 
 int
 call_end(const struct call *call, int result, const uintptr_t *args, size_t n_args)
 {
     own_stream_now = call->own_before;
+    if (result == 0)
+        result = call->late;
     if (call->start_ns && soft->watch.trace_fd >= 0)
         trace_write(soft->watch.trace_fd, call, result, args, n_args);
     return result;

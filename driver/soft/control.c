@@ -178,7 +178,7 @@ caid_softcuda_control(const char *command, char *reply, size_t size)
 {
     struct text text = {reply, size};
     size_t n = command ? strcspn(command, " ") : 0;
-    int r = -ENOSYS;
+    int r = -EOPNOTSUPP;
     if (!reply || size == 0)
         return -EINVAL;
     *reply = '\0';

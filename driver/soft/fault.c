@@ -48,7 +48,7 @@ parse_calls(char *text, struct fault_rule *rule)
 static int
 parse_action(char *text, struct fault_rule *rule)
 {
-    static const char sticky[] = "sticky:", delay[] = "delay:";
+    static const char sticky[] = "sticky:", late[] = "late:", delay[] = "delay:";
     uint64_t delay_us;
     if (strcmp(text, "vanish") == 0) {
         rule->action = FAULT_VANISH;
@@ -66,6 +66,9 @@ parse_action(char *text, struct fault_rule *rule)
     if (strncmp(text, sticky, strlen(sticky)) == 0) {
         text += strlen(sticky);
         rule->action = FAULT_STICKY;
+    } else if (strncmp(text, late, strlen(late)) == 0) {
+        text += strlen(late);
+        rule->action = FAULT_LATE;
     }
     return result_parse(text, &rule->result);
 }
@@ -157,10 +160,11 @@ match(struct fault_list *list, enum entry entry, uint64_t *ret_delay_ns,
 }
 
 int
-fault_meet(struct fault_list *list, int entry)
+fault_meet(struct fault_list *list, int entry, int *ret_late)
 {
     struct fault_rule rule;
     uint64_t delay_ns;
+    *ret_late = 0;
     match(list, (enum entry)entry, &delay_ns, &rule);
     struct timespec delay = {(time_t)(delay_ns / NSEC_PER_SEC),
                              (long)(delay_ns % NSEC_PER_SEC)};
@@ -168,6 +172,7 @@ fault_meet(struct fault_list *list, int entry)
         clock_nanosleep(CLOCK_MONOTONIC, 0, &delay, NULL);
     switch (rule.action) {
     case FAULT_DELAY: return 0;
+    case FAULT_LATE: *ret_late = rule.result; return 0;
     case FAULT_STICKY: device_fault(context_device(), (CUresult)rule.result); break;
     case FAULT_VANISH:
         device_vanish(context_device());

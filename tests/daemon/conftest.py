@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import signal
+import socket
 import subprocess
 import time
 import uuid
@@ -15,7 +16,6 @@ import raw
 
 BUILD = pathlib.Path(os.environ["CAID_BUILD_DIR"])
 CAID = BUILD / "bin" / "caid"
-FAULTY = BUILD / "tests" / "faulty-driver.so"  # see faulty_driver.c
 DEADLINE = 60  # seconds after which something that must happen is said not to
 
 
@@ -68,6 +68,7 @@ class Daemon:
     ):
         self.socket = socket or folder / "caid.sock"
         self.log = folder / "log"
+        self.control = folder / "control"
         (folder / "caid.conf").write_text(config)
         command = [*prefix, CAID, "--foreground", f"--config={folder}/caid.conf"]
         if socket is None:
@@ -136,6 +137,19 @@ class Daemon:
     def status(self):
         with self.client() as c:
             return c.call("status")
+
+    def driver(self, command):
+        """The software driver's reply; the daemon was started with CAID_SOFTCUDA_CONTROL."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+            s.settimeout(DEADLINE)
+            s.connect(str(self.control))
+            s.send(command.encode())
+            return s.recv(1 << 16).decode().rstrip("\0")
+
+    def driver_calls(self):
+        """How often the daemon called each function of the driver."""
+        lines = (line.split() for line in self.driver("calls").splitlines())
+        return {name: int(count) for name, count in lines}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import socket
 import time
 
 import pytest
-from conftest import DEADLINE, FAULTY, fd_count, is_sanitized, used, wait_for
+from conftest import DEADLINE, fd_count, is_sanitized, used, wait_for
 from raw import pack
 
 MIB = 1 << 20
@@ -68,7 +68,7 @@ def test_close_frees_what_is_unnamed(daemon):
 
 def test_sigkill_while_the_driver_works(start):
     """The answer has nobody to go to; the memory goes back."""
-    d = start(CAID_CUDA_DRIVER=FAULTY, FAULTY_SLEEP_MS=200)
+    d = start(CAID_SOFTCUDA_FAIL="cuMemCreate=delay:200000")
 
     def body(c):
         for _ in range(8):
@@ -118,7 +118,7 @@ def test_stop_with_everything_open(start, signum):
 
 
 def test_stop_waits_for_the_driver(start):
-    d = start(CAID_CUDA_DRIVER=FAULTY, FAULTY_SLEEP_MS=500)
+    d = start(CAID_SOFTCUDA_FAIL="cuMemCreate=delay:500000")
     with d.client() as c:
         c.request("create", typestr="|u1", shape=[MIB])
         wait_for(lambda: d.status()["jobs"] == 1, "the job")
@@ -126,7 +126,7 @@ def test_stop_waits_for_the_driver(start):
 
 
 def test_second_signal_ends_at_once(start):
-    d = start(CAID_CUDA_DRIVER=FAULTY, FAULTY_SLEEP_MS=60000)
+    d = start(CAID_SOFTCUDA_FAIL="cuMemCreate=delay:60000000")
     with d.client() as c:
         c.request("create", typestr="|u1", shape=[MIB])
         wait_for(lambda: d.status()["jobs"] == 1, "the job")

@@ -3,10 +3,11 @@
 
 import pytest
 import raw
-from conftest import DEADLINE, FAULTY, used, wait_for
+from conftest import DEADLINE, used, wait_for
 
 NO_MEMORY = 11
 CUDA_OUT_OF_MEMORY = 2
+CUDA_DEVICE_UNAVAILABLE = 46
 MIB = 1 << 20
 
 
@@ -80,7 +81,7 @@ def test_out_of_memory(start):
 def test_failed_allocation(start, call, nth):
     """The one request is refused with the driver's words, what was made is undone, and the next
     one is served."""
-    d = start(CAID_CUDA_DRIVER=FAULTY, FAULTY_CALL=call, FAULTY_NTH=nth)
+    d = start(CAID_SOFTCUDA_FAIL=f"{call}@{nth}=OUT_OF_MEMORY")
     before = free(d)
     with d.client() as c:
         for i in range(1, 5):
@@ -96,8 +97,8 @@ def test_failed_allocation(start, call, nth):
 
 
 def test_failed_release(start):
-    """Logged and counted; nobody is disturbed."""
-    d = start(CAID_CUDA_DRIVER=FAULTY, FAULTY_CALL="cuMemRelease", FAULTY_NTH=1)
+    """Logged and counted; nobody is disturbed. What failed is earlier work: the memory is gone."""
+    d = start(CAID_SOFTCUDA_FAIL="cuMemRelease@1=late:OUT_OF_MEMORY")
     with d.client() as c:
         c.call("create", typestr="|u1", shape=[MIB])
         c.notify("close", leases=[1])
@@ -105,3 +106,44 @@ def test_failed_release(start):
         assert c.call("ping") == {}
         create(c, "next")
     assert "cuMemRelease" in d.text()
+
+
+def test_failed_figures(start, tmp_path):
+    """Who asks for them is refused with NVML's number, and the next one is served."""
+    d = start(CAID_SOFTCUDA_CONTROL=tmp_path / "control")
+    with d.client() as c:
+        assert d.driver("fail nvmlDeviceGetMemoryInfo@1=999") == ""
+        with pytest.raises(raw.Refused, match="nvmlDeviceGetMemoryInfo"):
+            c.call("memory_info")
+        assert c.call("memory_info")["devices"]
+
+
+def test_device_vanishes(start, tmp_path):
+    """What needs the device is refused, and the daemon serves on."""
+    d = start(CAID_SOFTCUDA_CONTROL=tmp_path / "control")
+    with d.client() as c:
+        create(c, "before")
+        assert d.driver("vanish 0") == ""
+        with pytest.raises(raw.Refused) as e:
+            create(c, "after")
+        assert e.value.cuda == CUDA_DEVICE_UNAVAILABLE
+        assert [entry["name"] for entry in c.call("list")["entries"]] == ["before"]
+        c.call("unlink", name="before")
+        assert c.call("ping") == {}
+
+
+def test_an_open_makes_no_driver_call(start, tmp_path):
+    """A block is made and exported once, whoever opens what is in it; then all of it is gone."""
+    d = start(CAID_SOFTCUDA_CONTROL=tmp_path / "control")
+    with d.client() as c:
+        create(c, "x")
+        before = d.driver_calls()
+        for _ in range(10):
+            with d.client() as other:
+                other.call("open", names=["x"], mode="r")
+        assert d.driver_calls() == before
+        assert (before["cuMemCreate"], before["cuMemExportToShareableHandle"]) == (1, 1)
+        assert "cuDevicePrimaryCtxRetain" not in before
+        c.call("unlink", name="x")
+    wait_for(lambda: "handles 0\n" in d.driver("live"), "the release")
+    assert d.driver_calls()["cuMemRelease"] == 1
