@@ -31,7 +31,8 @@ function(_caid_add_test name gpu environment)
     TYPE SHA1)
   list(APPEND environment "CAID_SOFTCUDA_UUID=GPU-${uuid}")
   add_test(NAME ${name} COMMAND ${ARGN})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 240 ENVIRONMENT "${environment}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT 240 ENVIRONMENT "${environment}"
+    ENVIRONMENT_MODIFICATION "CUDA_VISIBLE_DEVICES=unset:") # the software driver heeds it
   if(gpu)
     _caid_add_gpu_test(${name}.gpu "${environment}" ${ARGN})
   endif()

@@ -7,43 +7,53 @@
 
 #include "context.h"
 #include "memory.h"
+#include "pool.h"
 
-#define PAGE_SIZE       ((size_t)4096)
 #define PITCH_ALIGNMENT ((size_t)512)
 #define ALL_HOST_FLAGS \
     (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)
 
-/* Makes usable pages known. memory is NULL for host memory; a reference passes. */
+struct range *
+alloc_range_new(const struct context *context, enum range_kind kind, void *at, size_t size)
+{
+    struct range *range = calloc(1, sizeof(*range));
+    if (!range)
+        return NULL;
+    range->kind = kind;
+    range->start = (uintptr_t)at;
+    range->size = size;
+    range->context = context->object.handle;
+    range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    range->ordinal = context->device->ordinal;
+    range->device_access[context->device->ordinal] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return range;
+}
+
+/* Makes usable pages known, as many bytes of them as were asked for. memory is NULL for host memory; a reference passes. */
 static CUresult
 alloc_publish(struct context *context, void *at, size_t size, struct memory *memory,
               unsigned int host_flags)
 {
-    struct range *range = calloc(1, sizeof(*range));
+    struct range *range =
+        alloc_range_new(context, memory ? RANGE_DEVICE : RANGE_HOST, at, size);
     if (!range) {
         munmap(at, size);
         memory_unref(memory);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    range->kind = memory ? RANGE_DEVICE : RANGE_HOST;
-    range->start = (uintptr_t)at;
-    range->size = size;
     range->memory = memory;
-    range->context = context->object.handle;
-    range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     range->host_flags = host_flags;
-    range->ordinal = context->device->ordinal;
-    range->device_access[context->device->ordinal] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     LOCKED(&soft->ranges.lock);
     range_insert(&soft->ranges.usable, range);
     return CUDA_SUCCESS;
 }
 
-static int
-round_to_pages(size_t size, size_t *ret)
+int
+alloc_round(size_t size, size_t *ret)
 {
-    if (size == 0 || __builtin_add_overflow(size, PAGE_SIZE - 1, ret))
+    if (size == 0 || __builtin_add_overflow(size, SOFT_PAGE_SIZE - 1, ret))
         return -EINVAL;
-    *ret -= *ret % PAGE_SIZE;
+    *ret -= *ret % SOFT_PAGE_SIZE;
     return 0;
 }
 
@@ -52,12 +62,13 @@ soft_cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 {
     struct context *context;
     struct memory *memory;
+    size_t whole;
     RETURN_IF(context_current(&context));
     if (!address || size == 0)
         return CUDA_ERROR_INVALID_VALUE;
-    if (round_to_pages(size, &size) < 0)
+    if (alloc_round(size, &whole) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    RETURN_IF(memory_new(context->device, size, CU_MEM_HANDLE_TYPE_NONE, &memory));
+    RETURN_IF(memory_new(context->device, whole, CU_MEM_HANDLE_TYPE_NONE, &memory));
     void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
     if (at == MAP_FAILED) {
         memory_unref(memory);
@@ -98,8 +109,6 @@ soft_cuMemHostAlloc(void **address, size_t size, unsigned int flags)
         *address = NULL;
         return CUDA_SUCCESS;
     }
-    if (round_to_pages(size, &size) < 0)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -117,52 +126,116 @@ soft_cuMemAllocHost_v2(void **address, size_t size)
 
 /* Needs the map's lock. */
 static struct range *
-alloc_find(enum range_kind kind, uintptr_t at)
+alloc_find(unsigned int kinds, uintptr_t at)
 {
     struct range *range = range_find(&soft->ranges.usable, at);
-    return range && range->kind == kind && range->start == at ? range : NULL;
+    bool found = range && range->start == at && !range->freed;
+    return found && (kinds & 1U << range->kind) ? range : NULL;
 }
 
 static void
 alloc_remove(struct range *range)
 {
-    munmap((void *)range->start, range->size);
+    if (range->kind != RANGE_REGISTERED)
+        munmap((void *)range->start, range->size);
     range_remove(&soft->ranges.usable, range);
 }
 
 /* Waits for the work of the allocation's context and returns its device's fault. */
 static CUresult
-alloc_settle(enum range_kind kind, uintptr_t at, CUresult *ret_fault)
+alloc_settle(unsigned int kinds, uintptr_t at, CUresult *ret_fault)
 {
     uint64_t handle = 0;
     {
         LOCKED(&soft->ranges.lock);
-        struct range *range = alloc_find(kind, at);
+        struct range *range = alloc_find(kinds, at);
         if (!range)
             return CUDA_ERROR_INVALID_VALUE;
         handle = range->context;
     }
     _cleanup_(context_unrefp) struct context *context =
         context_get((CUcontext)(uintptr_t)handle);
-    *ret_fault = context ? context_synchronize(context) : CUDA_SUCCESS;
+    *ret_fault = context ? context_synchronize_users(context) : CUDA_SUCCESS;
     return CUDA_SUCCESS;
 }
 
-/* Needs no current context: finalizers call it. Done even where a fault is the answer. */
-static CUresult
-alloc_free(enum range_kind kind, uintptr_t at)
+CUresult
+alloc_free(unsigned int kinds, uintptr_t at)
 {
     struct range *range;
     CUresult fault;
-    RETURN_IF(alloc_settle(kind, at, &fault));
+    RETURN_IF(alloc_settle(kinds, at, &fault));
     LOCKED(&soft->ranges.lock);
     /* Work of other contexts may still touch it; the range may be freed while we wait for it. */
-    while ((range = alloc_find(kind, at)) && range->n_users > 0)
+    while ((range = alloc_find(kinds, at)) && range->n_users > 0)
         pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
     if (!range)
         return CUDA_ERROR_INVALID_VALUE;
     alloc_remove(range);
     return fault;
+}
+
+/* A free in stream order: until the stream comes to it, the range is there for the work before. */
+struct free_op {
+    struct op op;
+    uintptr_t at;
+    uint64_t id; /* of the range; there may be another one by then */
+};
+
+static CUresult
+free_run(struct op *op, CUresult status UNUSED)
+{
+    const struct free_op *free_op = container_of(op, struct free_op, op);
+    struct range *range;
+    LOCKED(&soft->ranges.lock);
+    while ((range = range_find(&soft->ranges.usable, free_op->at)) &&
+           range->id == free_op->id && range->n_users > 0)
+        pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
+    if (range && range->id == free_op->id)
+        alloc_remove(range);
+    return CUDA_SUCCESS;
+}
+
+static void
+free_free(struct op *op)
+{
+    free(container_of(op, struct free_op, op));
+}
+
+/* Claims the allocation for its free, or gives up the claim. */
+static CUresult
+free_claim(struct free_op *free_op, bool claim)
+{
+    LOCKED(&soft->ranges.lock);
+    struct range *range = range_find(&soft->ranges.usable, free_op->at);
+    if (range && range->kind == RANGE_MANAGED)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!range || range->start != free_op->at || range->freed == claim ||
+        range->kind != RANGE_DEVICE)
+        return CUDA_ERROR_INVALID_VALUE;
+    range->freed = claim;
+    free_op->id = range->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+alloc_free_async(uintptr_t at, struct stream *stream)
+{
+    struct free_op *free_op = malloc(sizeof(*free_op));
+    if (!free_op)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    op_init(&free_op->op, free_run, free_free);
+    free_op->op.stretched = false;
+    free_op->at = at;
+    CUresult result = free_claim(free_op, true);
+    if (result != CUDA_SUCCESS) {
+        free(free_op);
+        return result;
+    }
+    result = stream_submit(stream, &free_op->op, NULL);
+    if (result != CUDA_SUCCESS)
+        free_claim(&(struct free_op){.at = at}, false);
+    return result;
 }
 
 CUresult
@@ -171,7 +244,11 @@ soft_cuMemFree_v2(CUdeviceptr address)
     ENTER();
     if (context_current_is_dead())
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    return address ? alloc_free(RANGE_DEVICE, (uintptr_t)address) : CUDA_SUCCESS;
+    if (!address)
+        return CUDA_SUCCESS;
+    if (pool_owns((uintptr_t)address))
+        return pool_free_at((uintptr_t)address, NULL);
+    return alloc_free(1U << RANGE_DEVICE | 1U << RANGE_MANAGED, (uintptr_t)address);
 }
 
 CUresult
@@ -180,7 +257,7 @@ soft_cuMemFreeHost(void *address)
     ENTER();
     if (context_current_is_dead())
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    return address ? alloc_free(RANGE_HOST, (uintptr_t)address) : CUDA_SUCCESS;
+    return address ? alloc_free(1U << RANGE_HOST, (uintptr_t)address) : CUDA_SUCCESS;
 }
 
 /* Some allocation of the context; NULL when there is none. Needs the map's lock. */
@@ -229,7 +306,7 @@ soft_cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *host, unsigned int
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->ranges.lock);
     struct range *range = range_find(&soft->ranges.usable, (uintptr_t)host);
-    if (!range || range->kind != RANGE_HOST)
+    if (!range || !range_kind_has(range->kind, TRAIT_HOST))
         return CUDA_ERROR_INVALID_VALUE;
     *address = (uintptr_t)host;
     return CUDA_SUCCESS;
@@ -244,7 +321,7 @@ soft_cuMemHostGetFlags(unsigned int *flags, void *host)
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->ranges.lock);
     struct range *range = range_find(&soft->ranges.usable, (uintptr_t)host);
-    if (!range || range->kind != RANGE_HOST)
+    if (!range || !(range_kind_has(range->kind, TRAIT_HOST) || range->kind == RANGE_MANAGED))
         return CUDA_ERROR_INVALID_VALUE;
     *flags = range->host_flags;
     return CUDA_SUCCESS;

@@ -15,7 +15,7 @@
 #include "fault.h"
 #include "serve.h"
 
-#define MAX_ARGS 8
+#define MAX_ARGS 9
 
 enum entry {
 #define EXPORT(symbol, ...)                           ENTRY_##symbol,

@@ -3,6 +3,7 @@
 #include "context.h"
 
 #include "alloc.h"
+#include "pool.h"
 #include "stream.h"
 
 #define ALL_FLAGS CU_CTX_FLAGS_MASK
@@ -13,10 +14,27 @@ context_handle(const struct context *context)
     return (CUcontext)(uintptr_t)context->object.handle;
 }
 
+/* Needs the order lock, or the last reference. */
+static void
+drop_barriers(struct context *context, bool passed_only)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < context->n_barriers; i++) {
+        struct point *point = &context->barriers[i];
+        if (passed_only && !stream_passed(point->stream, point->number))
+            context->barriers[n++] = *point;
+        else
+            stream_unref(point->stream);
+    }
+    context->n_barriers = n;
+}
+
 static void
 context_free(struct object *object)
 {
     struct context *context = container_of(object, struct context, object);
+    drop_barriers(context, false);
+    free(context->barriers);
     pthread_mutex_destroy(&context->order);
     free(context);
 }
@@ -41,6 +59,7 @@ context_new(struct device *device, unsigned int flags, bool primary)
     context->flags = flags;
     context->primary = primary;
     context->live = true;
+    context_limits_init(context);
     pthread_mutex_init(&context->order, NULL);
     LIST_INIT(&context->streams);
     if (object_publish(&context->object) < 0)
@@ -65,7 +84,8 @@ struct device *
 context_device(void)
 {
     struct context *context = soft->ready ? thread_top() : NULL; /* no thread key before */
-    return context ? context->device : &soft->devices[0];
+    struct device *first = soft->n_visible ? soft->visible[0] : &soft->devices[0];
+    return context ? context->device : first;
 }
 
 /* Takes over a reference. */
@@ -156,6 +176,36 @@ count_streams(struct context *context)
     return n;
 }
 
+int
+context_precede(struct context *context, struct op *op)
+{
+    struct stream *stream;
+    LOCKED(&context->order);
+    LIST_FOREACH(stream, &context->streams, context_link)
+    {
+        int r = op_wait_for(op, stream, stream->submitted);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+int
+context_follow(struct context *context, struct stream *stream, uint64_t number)
+{
+    LOCKED(&context->order);
+    drop_barriers(context, true);
+    size_t n = context->n_barriers + 1;
+    struct point *barriers = realloc(context->barriers, n * sizeof(*barriers));
+    if (!barriers)
+        return -ENOMEM;
+    object_ref(&stream->object);
+    barriers[n - 1] = (struct point){stream, number};
+    context->barriers = barriers;
+    context->n_barriers = n;
+    return 0;
+}
+
 CUresult
 context_synchronize(struct context *context)
 {
@@ -173,6 +223,20 @@ context_synchronize(struct context *context)
         stream_unref(points[i].stream);
     }
     return (CUresult)context->device->fault;
+}
+
+CUresult
+context_synchronize_users(struct context *context)
+{
+    struct object *object;
+    uint32_t index = 0;
+    while ((object = object_next(OBJECT_CONTEXT, &index))) {
+        struct context *other = container_of(object, struct context, object);
+        if (other->reaches_out)
+            context_synchronize(other);
+        object_unref(object);
+    }
+    return context_synchronize(context);
 }
 
 /* The first stream that is not closed yet, with a reference. */
@@ -206,7 +270,9 @@ context_empty(struct context *context)
     pthread_mutex_lock(&context->order);
     struct stream *legacy = context->legacy;
     context->legacy = NULL;
+    drop_barriers(context, false);
     pthread_mutex_unlock(&context->order);
+    context_limits_init(context);
     stream_unref(legacy);
     alloc_free_all(context->object.handle);
     context->peers = 0;
@@ -472,7 +538,9 @@ soft_cuCtxSynchronize_v2(CUcontext handle)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!context->live)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    return context_synchronize(context);
+    CUresult result = context_synchronize(context);
+    pools_settle();
+    return result;
 }
 
 CUresult
@@ -516,42 +584,4 @@ soft_cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
         return CUDA_ERROR_INVALID_VALUE;
     *version = 3020;
     return CUDA_SUCCESS;
-}
-
-/* Peer access changes nothing here, since all devices are host memory; but who forgets to enable
- * it, or does so twice, is told. */
-
-static CUresult
-peer_bit(CUcontext handle, struct context **ret_context, uint32_t *ret_bit)
-{
-    RETURN_IF(context_current(ret_context));
-    _cleanup_(context_unrefp) struct context *peer = handle ? context_get(handle) : NULL;
-    if (!peer)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    *ret_bit = UINT32_C(1) << peer->device->ordinal;
-    return CUDA_SUCCESS;
-}
-
-CUresult
-soft_cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
-{
-    struct context *context;
-    uint32_t bit;
-    RETURN_IF(peer_bit(handle, &context, &bit));
-    if (flags != 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (bit == UINT32_C(1) << context->device->ordinal)
-        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-    uint32_t before = atomic_fetch_or(&context->peers, bit);
-    return before & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
-}
-
-CUresult
-soft_cuCtxDisablePeerAccess(CUcontext handle)
-{
-    struct context *context;
-    uint32_t bit;
-    RETURN_IF(peer_bit(handle, &context, &bit));
-    uint32_t before = atomic_fetch_and(&context->peers, ~bit);
-    return before & bit ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
 }

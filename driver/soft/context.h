@@ -19,7 +19,11 @@
 #include "object.h"
 #include "soft.h"
 
+struct op;
+struct point;
 struct stream;
+
+#define N_LIMITS (CU_LIMIT_CIG_SHMEM_FALLBACK_ENABLED + 1)
 
 struct context {
     struct object object;
@@ -30,9 +34,14 @@ struct context {
     _Atomic bool live;
     _Atomic uint64_t epoch;        /* counts how often what is in it was ended */
     _Atomic uint32_t peers;        /* bit n: peer access to device n was enabled */
+    _Atomic bool reaches_out;      /* it was given work on another context's memory */
     pthread_mutex_t order;         /* held while an operation gets its place in a stream */
     LIST_HEAD(, stream) streams;   /* that live or still have work; under order */
     struct stream *_Atomic legacy; /* made when first used; written under order */
+    struct point *barriers;        /* every operation waits for these; under order */
+    size_t n_barriers;
+    _Atomic size_t limits[N_LIMITS];
+    _Atomic CUfunc_cache cache;
 };
 
 struct thread {
@@ -40,6 +49,7 @@ struct thread {
     size_t n_stack, n_room;
     LIST_HEAD(, stream) own_streams; /* CU_STREAM_PER_THREAD, one per context; references */
     bool in_callback;
+    CUstreamCaptureMode capture_mode;
 };
 
 /* The calling thread's part; NULL when there is no memory for it. */
@@ -58,8 +68,17 @@ struct device *context_device(void);
 /* A new reference, or NULL. A null handle is the current context. */
 struct context *context_get(CUcontext handle);
 struct context *context_unref(struct context *context);
+/* Gives it the settings that a new one has. */
+void context_limits_init(struct context *context);
+/* Makes op wait for all that the context was given until now. 0, or -ENOMEM. */
+int context_precede(struct context *context, struct op *op);
+/* Makes all that the context is given from now on wait for the point. 0, or -ENOMEM. */
+int context_follow(struct context *context, struct stream *stream, uint64_t number);
 /* Waits for all work that was submitted before; returns the device's fault, if any. */
 CUresult context_synchronize(struct context *context);
+/* The same, and waits for the work of contexts that use other contexts' memory: it may be this
+ * one's. */
+CUresult context_synchronize_users(struct context *context);
 
 static inline void
 context_unrefp(struct context **context)

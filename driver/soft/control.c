@@ -84,16 +84,19 @@ static int
 do_live(const char *args, struct text *reply)
 {
     static const char *const objects[] = {
-        [OBJECT_CONTEXT] = "contexts",
-        [OBJECT_STREAM] = "streams",
-        [OBJECT_EVENT] = "events",
-        [OBJECT_MEMORY] = "handles",
+        [OBJECT_CONTEXT] = "contexts", [OBJECT_STREAM] = "streams", [OBJECT_EVENT] = "events",
+        [OBJECT_MEMORY] = "handles",   [OBJECT_POOL] = "pools",
     };
     static const char *const ranges[] = {
         [RANGE_RESERVATION] = "reservations",
         [RANGE_MAPPING] = "mappings",
         [RANGE_DEVICE] = "allocations",
         [RANGE_HOST] = "host_allocations",
+        [RANGE_OPENED] = "opened",
+        [RANGE_REGISTERED] = "registrations",
+        [RANGE_MANAGED] = "managed_allocations",
+        [RANGE_POOL] = "pool_allocations",
+        [RANGE_POOL_HOST] = "pool_host_allocations",
     };
     if (*args)
         return -EINVAL;

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "peer.h"
 #include "stream.h"
 
 /* Up to here the source of an asynchronous copy from ordinary memory is staged. (Measured: on
@@ -104,14 +105,15 @@ side_check(struct side *side, size_t width, size_t height, bool write, bool must
 static bool
 is_device(enum range_kind kind)
 {
-    return kind == RANGE_DEVICE || kind == RANGE_MAPPING;
+    return range_kind_has(kind, TRAIT_DEVICE);
 }
 
 /* From the device to pinned memory or the other way. */
 static bool
 is_between(enum range_kind to, enum range_kind from)
 {
-    return (is_device(to) && from == RANGE_HOST) || (to == RANGE_HOST && is_device(from));
+    return (is_device(to) && range_kind_has(from, TRAIT_HOST)) ||
+           (range_kind_has(to, TRAIT_HOST) && is_device(from));
 }
 
 static struct copy_op *
@@ -147,16 +149,23 @@ copy_submit(struct side *to, struct side *from, size_t width, size_t height, uns
     RETURN_IF(side_check(to, width, height, true, flags & COPY_TO_KNOWN, &to_kind));
     RETURN_IF(side_check(from, width, height, false, flags & COPY_FROM_KNOWN, &from_kind));
 
-    bool async = flags & COPY_ASYNC;
-    bool within = is_device(to_kind) && is_device(from_kind);
-    bool stage = async && from->pageable && is_device(to_kind) && width <= STAGE_MAX / height;
+    bool async = flags & COPY_ASYNC, early = flags & COPY_EARLY;
+    /* Managed memory as what is called a source in the host is like ordinary memory, and not
+     * staged either. */
+    bool from_host = (flags & COPY_FROM_HOST) && from_kind == RANGE_MANAGED;
+    bool within = is_device(to_kind) && is_device(from_kind) && !from_host;
+    bool stage = async && (early ? !to->pageable : from->pageable && is_device(to_kind)) &&
+                 width <= STAGE_MAX / height;
     struct copy_op *copy = copy_new(to, from, width, height, stage);
     if (!copy)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    peer_use(stream->context, to->at);
+    peer_use(stream->context, from->at);
     copy->op.stretched = async || within;
     copy->fault = within ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_ERROR_LAUNCH_FAILED;
     RETURN_IF(stream_submit(stream, &copy->op, &number));
-    if (within || stage || (async && is_between(to_kind, from_kind)))
+    if (stage ||
+        (!early && (within || (async && !from_host && is_between(to_kind, from_kind)))))
         return CUDA_SUCCESS;
     return stream_finish(stream, number);
 }
@@ -230,7 +239,8 @@ soft_cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 CUresult
 soft_cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
 {
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_TO_KNOWN, NULL);
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_TO_KNOWN | COPY_FROM_HOST,
+                      NULL);
 }
 
 CUresult
@@ -268,7 +278,8 @@ soft_cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream strea
 CUresult
 soft_cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
 {
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_ASYNC | COPY_TO_KNOWN, stream);
+    return copy_bytes((uintptr_t)to, (uintptr_t)from, size,
+                      COPY_ASYNC | COPY_TO_KNOWN | COPY_FROM_HOST, stream);
 }
 
 CUresult

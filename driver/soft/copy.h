@@ -21,6 +21,8 @@ enum copy_flags {
     COPY_ASYNC = 1,
     COPY_TO_KNOWN = 2,   /* the destination must be memory that the driver knows */
     COPY_FROM_KNOWN = 4, /* the source must */
+    COPY_EARLY = 8,      /* the source is read before the call returns */
+    COPY_FROM_HOST = 16, /* the caller takes the source for memory of the host */
 };
 
 CUresult copy_bytes(uintptr_t to, uintptr_t from, size_t size, unsigned int flags,

@@ -43,16 +43,26 @@ static const struct attribute attributes[] = {
     {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 49152},
     {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
+    {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
+    {CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1},
+    {CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1},
     {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 49152},
+    {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32},
+    {CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
+     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR},
+    {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 1},
+    {CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR, 1},
+    {CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
-    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1},
+    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0},
+    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 1},
 };
-
-/* Made-up places on a bus that no machine has populated: domain 0xca1d, one slot per device. */
-#define PCI_DOMAIN 0xca1d
 
 static void
 write_uuid(char *out, const CUuuid *uuid)
@@ -75,12 +85,13 @@ hash_uuid(const CUuuid *uuid)
 }
 
 void
-device_init(struct device *device, const struct settings *settings, int ordinal)
+device_init(struct device *device, const struct settings *settings, int index)
 {
-    device->ordinal = ordinal;
+    device->index = index;
+    device->ordinal = CU_DEVICE_INVALID;
     device->uuid = settings->uuid;
     /* Device n has the UUID of device 0 with n mixed into its first byte. */
-    device->uuid.bytes[0] = (char)(device->uuid.bytes[0] ^ ordinal);
+    device->uuid.bytes[0] = (char)(device->uuid.bytes[0] ^ index);
     write_uuid(device->uuid_text, &device->uuid);
     device->total = settings->memory;
     device->lock_key = hash_uuid(&device->uuid);
@@ -89,9 +100,7 @@ device_init(struct device *device, const struct settings *settings, int ordinal)
 struct device *
 device_find(CUdevice ordinal)
 {
-    if (ordinal < 0 || ordinal >= soft->settings.n_devices)
-        return NULL;
-    return &soft->devices[ordinal];
+    return ordinal >= 0 && ordinal < soft->n_visible ? soft->visible[ordinal] : NULL;
 }
 
 struct device *
@@ -103,11 +112,20 @@ device_find_uuid(const char *uuid_text)
     return NULL;
 }
 
+bool
+host_node_exists(int node)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/sys/devices/system/node/node%d", node);
+    return node == 0 || (node > 0 && access(path, F_OK) == 0);
+}
+
 void
 device_fault(struct device *device, CUresult result)
 {
     int none = CUDA_SUCCESS;
     atomic_compare_exchange_strong(&device->fault, &none, (int)result);
+    event_ipc_interrupt();
 }
 
 void
@@ -123,8 +141,7 @@ device_check(const struct device *device)
     return device && device->gone ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
 }
 
-/* Checks an entry point's device and output. */
-static CUresult
+CUresult
 device_arg(CUdevice ordinal, const void *out)
 {
     ENTER();
@@ -139,7 +156,7 @@ soft_cuDeviceGetCount(int *count)
     ENTER();
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
-    *count = soft->settings.n_devices;
+    *count = soft->n_visible;
     return CUDA_SUCCESS;
 }
 
@@ -202,10 +219,17 @@ soft_cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice dev
     if (attribute == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)
         *value = PCI_DOMAIN;
     else if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
-        *value = device + 1;
+        *value = (int)device_bus(device_find(device));
     else
         *value = attribute_find(attribute);
     return CUDA_SUCCESS;
+}
+
+void
+device_capability(int *ret_major, int *ret_minor)
+{
+    *ret_major = attribute_find(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    *ret_minor = attribute_find(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 }
 
 CUresult
@@ -214,8 +238,7 @@ soft_cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
     RETURN_IF(device_arg(device, major));
     if (!minor)
         return CUDA_ERROR_INVALID_VALUE;
-    *major = attribute_find(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-    *minor = attribute_find(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    device_capability(major, minor);
     return CUDA_SUCCESS;
 }
 
@@ -225,8 +248,33 @@ soft_cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
     RETURN_IF(device_arg(device, id));
     if (size <= 0)
         return CUDA_ERROR_INVALID_VALUE;
-    snprintf(id, (size_t)size, "%04X:%02X:00.0", PCI_DOMAIN, device + 1);
+    snprintf(id, (size_t)size, "%04X:%02X:00.0", PCI_DOMAIN, device_bus(device_find(device)));
     return CUDA_SUCCESS;
+}
+
+static bool
+parse_bus(const char *id, unsigned int *ret_domain, unsigned int *ret_bus)
+{
+    int end = 0;
+    return sscanf(id, "%x:%x:00%n", ret_domain, ret_bus, &end) == 2 && end > 0;
+}
+
+unsigned int
+device_bus(const struct device *device)
+{
+    return (unsigned int)device->index + 1;
+}
+
+struct device *
+device_find_bus(const char *id)
+{
+    unsigned int domain, bus;
+    if (!parse_bus(id, &domain, &bus) || domain != PCI_DOMAIN)
+        return NULL;
+    for (int i = 0; i < soft->settings.n_devices; i++)
+        if (device_bus(&soft->devices[i]) == bus)
+            return &soft->devices[i];
+    return NULL;
 }
 
 CUresult
@@ -234,22 +282,11 @@ soft_cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
 {
     ENTER();
     unsigned int domain, bus;
-    int end = 0;
-    if (!device || !id)
+    if (!device || !id || !parse_bus(id, &domain, &bus))
         return CUDA_ERROR_INVALID_VALUE;
-    if (sscanf(id, "%x:%x:00%n", &domain, &bus, &end) != 2 || end == 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (domain != PCI_DOMAIN || bus == 0 || !device_find((CUdevice)bus - 1))
+    const struct device *found = device_find_bus(id);
+    if (!found || found->ordinal == CU_DEVICE_INVALID)
         return CUDA_ERROR_INVALID_DEVICE;
-    *device = (CUdevice)bus - 1;
-    return CUDA_SUCCESS;
-}
-
-CUresult
-soft_cuDeviceCanAccessPeer(int *value, CUdevice device, CUdevice peer)
-{
-    RETURN_IF(device_arg(device, value));
-    RETURN_IF(device_arg(peer, value));
-    *value = device != peer; /* all of them are host memory */
+    *device = found->ordinal;
     return CUDA_SUCCESS;
 }

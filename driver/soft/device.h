@@ -11,12 +11,16 @@
 #include "cuda_abi.h"
 
 #define SOFT_MAX_DEVICES 16
-#define SOFT_UUID_SIZE   41
+
+/* Made-up places on a bus that no machine has populated: domain 0xca1d, one slot per device. */
+#define PCI_DOMAIN     0xca1d
+#define SOFT_UUID_SIZE 41
 
 struct context;
 
 struct device {
-    CUdevice ordinal;
+    int index;        /* among all devices: for NVML, and for its place on the bus */
+    CUdevice ordinal; /* in this process; -2 for one that CUDA_VISIBLE_DEVICES hides */
     CUuuid uuid;
     char uuid_text[SOFT_UUID_SIZE];   /* "GPU-...", as NVML writes it */
     uint64_t total;                   /* bytes */
@@ -30,7 +34,8 @@ struct device {
 
 struct settings;
 
-void device_init(struct device *device, const struct settings *settings, int ordinal);
+/* ordinal is still -2. */
+void device_init(struct device *device, const struct settings *settings, int index);
 /* NULL for an ordinal that is out of range. */
 struct device *device_find(CUdevice ordinal);
 void device_fault(struct device *device, CUresult result); /* the first one stays */
@@ -40,4 +45,13 @@ void device_fault(struct device *device, CUresult result); /* the first one stay
 void device_vanish(struct device *device);
 /* DEVICE_UNAVAILABLE for one that vanished; a device that this process does not have is fine. */
 CUresult device_check(const struct device *device);
+unsigned int device_bus(const struct device *device);
+/* By what cuDeviceGetPCIBusId or NVML call its place: NULL for none of ours. A hidden one, too. */
+struct device *device_find_bus(const char *id);
+void device_capability(int *ret_major, int *ret_minor);
+/* Checks an entry point's device and output. */
+CUresult device_arg(CUdevice ordinal, const void *out);
+/* A hidden one, too. */
 struct device *device_find_uuid(const char *uuid_text);
+/* Whether the machine has a NUMA node of that number. */
+bool host_node_exists(int node);

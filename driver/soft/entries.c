@@ -19,6 +19,7 @@
 #define VALUES_6 VALUES_5, VALUE(a6)
 #define VALUES_7 VALUES_6, VALUE(a7)
 #define VALUES_8 VALUES_7, VALUE(a8)
+#define VALUES_9 VALUES_8, VALUE(a9)
 /* clang-format on */
 
 #define WRAP(type, symbol, work, own, ...)                                       \

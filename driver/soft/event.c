@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events. What an event stands for is its last record: a place in a stream, made when the record
- * is enqueued, counted by the event and by the operation that stamps its time. Recording again
- * gives the event another record; waits that were enqueued before keep the old one.
+ * Entry points for events, and the ordinary kind. What such an event stands for is its last record:
+ * a place in a stream, made when the record is enqueued, counted by the event and by the operation
+ * that stamps its time. Recording again gives the event another record; waits that were enqueued
+ * before keep the old one.
  */
-#include "stream.h"
+#include "event.h"
 
 #include "base/clock.h"
+#include "pool.h"
 
 struct record {
     _Atomic unsigned int n_refs;
@@ -14,11 +16,8 @@ struct record {
     _Atomic uint64_t time_ns;
 };
 
-struct event {
-    struct object object;
-    struct context *context; /* one reference */
-    uint64_t epoch;          /* of the context: the event ends with what is in it */
-    unsigned int flags;
+struct place_event {
+    struct event event;
     pthread_mutex_t lock;
     struct record *last; /* NULL: never recorded; under lock */
 };
@@ -43,21 +42,42 @@ record_unrefp(struct record **record)
     record_unref(*record);
 }
 
-static void
-event_free(struct object *object)
+/* What both kinds have. */
+
+void
+event_init(struct event *event, const struct event_kind *kind, struct context *context,
+           unsigned int flags, void (*free)(struct object *object))
 {
-    struct event *event = container_of(object, struct event, object);
-    record_unref(event->last);
-    context_unref(event->context);
-    pthread_mutex_destroy(&event->lock);
-    free(event);
+    object_init(&event->object, OBJECT_EVENT, free);
+    object_ref(&context->object);
+    event->kind = kind;
+    event->context = context;
+    event->epoch = context->epoch;
+    event->flags = flags;
 }
 
-static void
-event_unrefp(struct event **event)
+void
+event_deinit(struct event *event)
 {
-    if (*event)
-        object_unref(&(*event)->object);
+    context_unref(event->context);
+}
+
+struct event *
+event_unref(struct event *event)
+{
+    if (event)
+        object_unref(&event->object);
+    return NULL;
+}
+
+CUresult
+event_hand_out(struct event *event, CUevent *ret)
+{
+    int r = object_publish(&event->object);
+    if (r == 0)
+        *ret = (CUevent)(uintptr_t)event->object.handle;
+    event_unref(event);
+    return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult
@@ -68,8 +88,7 @@ event_check(const struct event *event)
     return context_check(event->context);
 }
 
-/* A reference. */
-static CUresult
+CUresult
 event_get(CUevent handle, struct event **ret)
 {
     struct object *object = object_get((uintptr_t)handle, OBJECT_EVENT);
@@ -81,53 +100,23 @@ event_get(CUevent handle, struct event **ret)
     return CUDA_SUCCESS;
 }
 
+/* Ordinary events. */
+
+static struct place_event *
+place_of(struct event *event)
+{
+    return container_of(event, struct place_event, event);
+}
+
 /* A reference on the last record, or NULL. */
 static struct record *
-event_last(struct event *event)
+place_last(struct event *event)
 {
-    LOCKED(&event->lock);
-    if (event->last)
-        event->last->n_refs++;
-    return event->last;
-}
-
-CUresult
-soft_cuEventCreate(CUevent *ret, unsigned int flags)
-{
-    struct context *context;
-    RETURN_IF(context_current(&context));
-    if (!ret || (flags & ~(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING |
-                           (unsigned int)CU_EVENT_INTERPROCESS)))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (flags & CU_EVENT_INTERPROCESS) /* not offered; the device attribute says so */
-        return flags & CU_EVENT_DISABLE_TIMING ? CUDA_ERROR_NOT_SUPPORTED
-                                               : CUDA_ERROR_INVALID_VALUE;
-    struct event *event = calloc(1, sizeof(*event));
-    if (!event)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    object_init(&event->object, OBJECT_EVENT, event_free);
-    object_ref(&context->object);
-    event->context = context;
-    event->epoch = context->epoch;
-    event->flags = flags;
-    pthread_mutex_init(&event->lock, NULL);
-    int r = object_publish(&event->object);
-    if (r == 0)
-        *ret = (CUevent)(uintptr_t)event->object.handle;
-    object_unref(&event->object);
-    return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-/* Needs no current context: finalizers call it. Done even where an error is the answer. */
-CUresult
-soft_cuEventDestroy_v2(CUevent handle)
-{
-    ENTER();
-    struct object *object = object_take((uintptr_t)handle, OBJECT_EVENT);
-    if (!object)
-        return CUDA_ERROR_INVALID_HANDLE;
-    _cleanup_(event_unrefp) struct event *event = container_of(object, struct event, object);
-    return event_check(event);
+    struct place_event *place = place_of(event);
+    LOCKED(&place->lock);
+    if (place->last)
+        place->last->n_refs++;
+    return place->last;
 }
 
 static CUresult
@@ -165,6 +154,113 @@ record_new(struct stream *stream)
     return record_op;
 }
 
+static CUresult
+place_record(struct event *event, struct stream *stream)
+{
+    struct place_event *place = place_of(event);
+    struct record_op *record_op = record_new(stream);
+    if (!record_op)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    _cleanup_(record_unrefp) struct record *record = record_op->record;
+    RETURN_IF(stream_submit(stream, &record_op->op, &record->at.number));
+    LOCKED(&place->lock);
+    struct record *before = place->last;
+    place->last = record;
+    record = before;
+    return CUDA_SUCCESS;
+}
+
+static CUresult
+place_wait(struct event *event, struct stream *stream)
+{
+    _cleanup_(record_unrefp) struct record *record = place_last(event);
+    if (!record || record->at.stream == stream)
+        return CUDA_SUCCESS;
+    struct op *op = op_marker();
+    if (!op)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (op_wait_for(op, record->at.stream, record->at.number) < 0) {
+        free(op);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return stream_submit(stream, op, NULL);
+}
+
+static bool
+place_passed(struct event *event)
+{
+    _cleanup_(record_unrefp) struct record *record = place_last(event);
+    return !record || stream_passed(record->at.stream, record->at.number);
+}
+
+static void
+place_finish(struct event *event)
+{
+    _cleanup_(record_unrefp) struct record *record = place_last(event);
+    if (record)
+        stream_wait(record->at.stream, record->at.number);
+}
+
+static const struct event_kind place_kind = {
+    .record = place_record,
+    .wait = place_wait,
+    .passed = place_passed,
+    .finish = place_finish,
+};
+
+static void
+place_free(struct object *object)
+{
+    struct event *event = container_of(object, struct event, object);
+    struct place_event *place = place_of(event);
+    record_unref(place->last);
+    event_deinit(event);
+    pthread_mutex_destroy(&place->lock);
+    free(place);
+}
+
+static CUresult
+place_new(struct context *context, unsigned int flags, struct event **ret)
+{
+    struct place_event *place = calloc(1, sizeof(*place));
+    if (!place)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    event_init(&place->event, &place_kind, context, flags, place_free);
+    pthread_mutex_init(&place->lock, NULL);
+    *ret = &place->event;
+    return CUDA_SUCCESS;
+}
+
+/* Entry points. */
+
+CUresult
+soft_cuEventCreate(CUevent *ret, unsigned int flags)
+{
+    struct context *context;
+    struct event *event;
+    RETURN_IF(context_current(&context));
+    if (!ret || (flags & ~(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING |
+                           (unsigned int)CU_EVENT_INTERPROCESS)))
+        return CUDA_ERROR_INVALID_VALUE;
+    bool shared = flags & CU_EVENT_INTERPROCESS;
+    if (shared && !(flags & CU_EVENT_DISABLE_TIMING))
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF((shared ? event_ipc_new : place_new)(context, flags, &event));
+    return event_hand_out(event, ret);
+}
+
+/* Needs no current context: finalizers call it. Done even where an error is the answer. */
+CUresult
+soft_cuEventDestroy_v2(CUevent handle)
+{
+    ENTER();
+    struct object *object = object_take((uintptr_t)handle, OBJECT_EVENT);
+    if (!object)
+        return CUDA_ERROR_INVALID_HANDLE;
+    _cleanup_(event_unrefp) struct event *event = container_of(object, struct event, object);
+    return event_check(event);
+}
+
 CUresult
 soft_cuEventRecord(CUevent handle, CUstream stream_handle)
 {
@@ -174,16 +270,7 @@ soft_cuEventRecord(CUevent handle, CUstream stream_handle)
     RETURN_IF(event_get(handle, &event));
     if (event->context != stream->context)
         return CUDA_ERROR_INVALID_HANDLE;
-    struct record_op *record_op = record_new(stream);
-    if (!record_op)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    _cleanup_(record_unrefp) struct record *record = record_op->record;
-    RETURN_IF(stream_submit(stream, &record_op->op, &record->at.number));
-    LOCKED(&event->lock);
-    struct record *before = event->last;
-    event->last = record;
-    record = before;
-    return CUDA_SUCCESS;
+    return event->kind->record(event, stream);
 }
 
 /* The flag is about graphs, of which there are none. */
@@ -205,17 +292,7 @@ soft_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned int flag
     RETURN_IF(event_get(handle, &event));
     if (flags & ~(unsigned int)CU_EVENT_WAIT_EXTERNAL)
         return CUDA_ERROR_INVALID_VALUE;
-    _cleanup_(record_unrefp) struct record *record = event_last(event);
-    if (!record || record->at.stream == stream)
-        return CUDA_SUCCESS;
-    struct op *op = op_marker();
-    if (!op)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (op_wait_for(op, record->at.stream, record->at.number) < 0) {
-        free(op);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return stream_submit(stream, op, NULL);
+    return event->kind->wait(event, stream);
 }
 
 CUresult
@@ -224,12 +301,9 @@ soft_cuEventQuery(CUevent handle)
     ENTER();
     _cleanup_(event_unrefp) struct event *event = NULL;
     RETURN_IF(event_get(handle, &event));
-    _cleanup_(record_unrefp) struct record *record = event_last(event);
-    if (!record)
-        return CUDA_SUCCESS;
-    if (!stream_passed(record->at.stream, record->at.number))
+    if (!event->kind->passed(event))
         return CUDA_ERROR_NOT_READY;
-    return (CUresult)record->at.stream->context->device->fault;
+    return (CUresult)event->context->device->fault;
 }
 
 CUresult
@@ -238,11 +312,12 @@ soft_cuEventSynchronize(CUevent handle)
     ENTER();
     _cleanup_(event_unrefp) struct event *event = NULL;
     RETURN_IF(event_get(handle, &event));
-    _cleanup_(record_unrefp) struct record *record = event_last(event);
-    return record ? stream_finish(record->at.stream, record->at.number) : CUDA_SUCCESS;
+    event->kind->finish(event);
+    pools_settle();
+    return (CUresult)event->context->device->fault;
 }
 
-/* The time of an event that can be measured by. */
+/* The time of an event that can be measured by: an ordinary one. */
 static CUresult
 event_time(CUevent handle, uint64_t *ret_ns)
 {
@@ -250,7 +325,7 @@ event_time(CUevent handle, uint64_t *ret_ns)
     RETURN_IF(event_get(handle, &event));
     if (event->flags & CU_EVENT_DISABLE_TIMING)
         return CUDA_ERROR_INVALID_HANDLE;
-    _cleanup_(record_unrefp) struct record *record = event_last(event);
+    _cleanup_(record_unrefp) struct record *record = place_last(event);
     if (!record)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!stream_passed(record->at.stream, record->at.number))

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "peer.h"
 #include "stream.h"
 
 struct fill_op {
@@ -81,14 +82,18 @@ fill_rect(const struct fill *fill, bool async, CUstream handle)
     RETURN_IF(fill_check(fill, &extent, &kind));
     if (extent == 0)
         return CUDA_SUCCESS;
+    RETURN_IF(peer_check(stream->context, fill->at, extent));
     struct fill_op *fill_op = malloc(sizeof(*fill_op));
     if (!fill_op)
         return CUDA_ERROR_OUT_OF_MEMORY;
     op_init(&fill_op->op, fill_run, fill_free);
+    peer_use(stream->context, fill->at);
     fill_op->fill = *fill;
     fill_op->extent = extent;
     RETURN_IF(stream_submit(stream, &fill_op->op, &number));
-    return async || kind != RANGE_HOST ? CUDA_SUCCESS : stream_finish(stream, number);
+    if (async || !range_kind_has(kind, TRAIT_HOST))
+        return CUDA_SUCCESS;
+    return stream_finish(stream, number);
 }
 
 /* Entry points: for each element size a plain and a 2D form, each on the default stream and on

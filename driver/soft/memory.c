@@ -11,18 +11,27 @@
 #include "base/clock.h"
 
 #define NAME_PREFIX "caid-softcuda:"
+#define POOL_PREFIX "caid-softcuda-pool:"
+#define POOL_HOST   "host"
 #define SIZE_SEALS  (F_SEAL_SHRINK | F_SEAL_GROW)
 
 #define SURE_BYTES   3072 /* of text: so much surely comes by one read, if it is all there is */
-#define MAX_LOOKS    16   /* at /proc/locks, where it keeps changing */
+#define MAX_LOOKS    15   /* at /proc/locks, where it keeps changing */
 #define CREDIT_SHARE 16
 #define CREDIT_NS    (10 * NSEC_PER_MSEC)
 
 /* What one look at /proc/locks saw of a device. */
 struct census {
-    uint64_t bytes, inodes;  /* sums */
-    size_t n_reads, n_bytes; /* of text */
+    uint64_t bytes; /* of the device */
+    uint64_t hash;  /* of the text: all locks of the machine */
+    bool sure;      /* it came by one read, which is a consistent picture */
 };
+
+static int
+census_compare(const void *a, const void *b)
+{
+    return CMP(((const struct census *)a)->bytes, ((const struct census *)b)->bytes);
+}
 
 /* Counts one line of /proc/locks,
  *     "12: OFDLCK ADVISORY  WRITE -1 00:01:1029 START END",
@@ -30,16 +39,24 @@ struct census {
 static void
 census_count(struct census *census, const char *line, uint64_t key)
 {
-    unsigned long long inode, start, end;
+    unsigned long long start, end;
     const char *kind = strchr(line, ' ');
     if (!kind || strncmp(kind, " OFDLCK", 7) != 0)
         return;
-    if (sscanf(kind, " OFDLCK %*s %*s %*s %*x:%*x:%llu %llu %llu", &inode, &start, &end) != 3)
+    if (sscanf(kind, " OFDLCK %*s %*s %*s %*x:%*x:%*u %llu %llu", &start, &end) != 2)
         return;
     if (start != key || end < start)
         return;
     census->bytes += end - start + 1;
-    census->inodes += inode;
+}
+
+/* FNV-1a, continued. */
+static uint64_t
+hash_text(uint64_t hash, const char *text)
+{
+    while (*text)
+        hash = (hash ^ (unsigned char)*text++) * UINT64_C(0x100000001b3);
+    return hash;
 }
 
 /* One look. Each read(2) gives whole lines, about 40, and is a consistent picture of them. */
@@ -47,49 +64,55 @@ static int
 census_take(uint64_t key, struct census *ret)
 {
     _cleanup_fd_ int fd = open("/proc/locks", O_RDONLY | O_CLOEXEC);
-    struct census census = {0};
+    struct census census = {.hash = UINT64_C(0xcbf29ce484222325)};
     char text[8192], *line, *rest;
+    size_t n_reads = 0, n_bytes = 0;
     ssize_t n;
     if (fd < 0)
         return -errno;
     while ((n = read(fd, text, sizeof(text) - 1)) > 0) {
         text[n] = '\0';
+        n_reads++;
+        n_bytes += (size_t)n;
+        census.hash = hash_text(census.hash, text);
         rest = text;
         while ((line = strsep(&rest, "\n")) && *line)
             census_count(&census, line, key);
-        census.n_reads++;
-        census.n_bytes += (size_t)n;
     }
     if (n < 0)
         return -errno;
+    census.sure = n_reads <= 1 && n_bytes <= SURE_BYTES;
     *ret = census;
     return 0;
 }
 
 /* The file is addressed by line number: where locks come and go between two reads, a line is seen
- * twice or not at all. So a figure from more than one read has to be seen twice in a row. */
+ * twice or not at all. So a figure from more than one read counts when nothing at all has changed
+ * between two looks. Where locks come and go all the time, most looks are right: the one in the
+ * middle is taken. */
 static int
-census_settle(uint64_t key, struct census *ret)
+census_settle(uint64_t key, uint64_t *ret_bytes)
 {
-    struct census last = {0}, census;
-    for (int i = 0; i < MAX_LOOKS; i++) {
-        int r = census_take(key, &census);
+    struct census looks[MAX_LOOKS];
+    for (size_t n = 0; n < MAX_LOOKS; n++) {
+        int r = census_take(key, &looks[n]);
         if (r < 0)
             return r;
-        bool settled = i > 0 && census.bytes == last.bytes && census.inodes == last.inodes;
-        last = census;
-        if (settled || (census.n_reads <= 1 && census.n_bytes <= SURE_BYTES))
-            break;
+        if (!looks[n].sure && (n == 0 || looks[n].hash != looks[n - 1].hash))
+            continue;
+        *ret_bytes = looks[n].bytes;
+        return 0;
     }
-    *ret = last;
+    qsort(looks, MAX_LOOKS, sizeof(looks[0]), census_compare);
+    *ret_bytes = looks[MAX_LOOKS / 2].bytes;
     return 0;
 }
 
 uint64_t
 memory_used(const struct device *device)
 {
-    struct census census;
-    return census_settle(device->lock_key, &census) < 0 ? device->own_bytes : census.bytes;
+    uint64_t bytes;
+    return census_settle(device->lock_key, &bytes) < 0 ? device->own_bytes : bytes;
 }
 
 void
@@ -134,24 +157,45 @@ memory_alloc(struct device *device, int fd_consume, size_t size, bool imported)
     return memory;
 }
 
+/* An empty memfd with a name that says whose memory it is; -1 and errno. */
+static int
+make_memfd(const char *prefix, const char *whose)
+{
+    char name[64 + SOFT_UUID_SIZE];
+    snprintf(name, sizeof(name), "%s%s", prefix, whose);
+    return memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+}
+
+/* Sets (F_WRLCK) or ends (F_UNLCK) the part of a file's lock that stands for some of its bytes. */
+static int
+count_bytes(int fd, const struct device *device, int type, size_t from, size_t to)
+{
+    struct flock lock = {
+        .l_type = (short)type,
+        .l_whence = SEEK_SET,
+        .l_start = (off_t)(device->lock_key + from),
+        .l_len = (off_t)(to - from),
+    };
+    return fcntl(fd, F_OFD_SETLK, &lock);
+}
+
 /* A sealed memfd with the lock that counts it; -1 and errno. */
 static int
-make_memfd(const struct device *device, size_t size)
+make_counted_memfd(const struct device *device, size_t size)
 {
-    char name[sizeof(NAME_PREFIX) + SOFT_UUID_SIZE];
-    snprintf(name, sizeof(name), NAME_PREFIX "%s", device->uuid_text);
-    struct flock lock = {
-        .l_type = F_WRLCK,
-        .l_whence = SEEK_SET,
-        .l_start = (off_t)device->lock_key,
-        .l_len = (off_t)size,
-    };
-    _cleanup_fd_ int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    _cleanup_fd_ int fd = make_memfd(NAME_PREFIX, device->uuid_text);
     if (fd < 0 || ftruncate(fd, (off_t)size) < 0 ||
         fcntl(fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) < 0 ||
-        fcntl(fd, F_OFD_SETLK, &lock) < 0)
+        count_bytes(fd, device, F_WRLCK, 0, size) < 0)
         return -1;
     return TAKE_FD(fd);
+}
+
+static CUresult
+memfd_error(void)
+{
+    return errno == EMFILE || errno == ENFILE ? CUDA_ERROR_OPERATING_SYSTEM
+                                              : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* Whether what is counted, the newest allocation included, fits. Reading /proc/locks takes the
@@ -183,10 +227,9 @@ memory_new(struct device *device, size_t size, CUmemAllocationHandleType handle_
     /* Counted first and asked afterwards, so that two creators cannot both fit into the same
      * space. In this process they take turns and are not refused in vain. */
     LOCKED(&soft->memory_lock);
-    int fd = make_memfd(device, size);
+    int fd = make_counted_memfd(device, size);
     if (fd < 0)
-        return errno == EMFILE || errno == ENFILE ? CUDA_ERROR_OPERATING_SYSTEM
-                                                  : CUDA_ERROR_OUT_OF_MEMORY;
+        return memfd_error();
     struct memory *memory = memory_alloc(device, fd, size, false);
     if (!memory)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -200,23 +243,76 @@ memory_new(struct device *device, size_t size, CUmemAllocationHandleType handle_
     return CUDA_SUCCESS;
 }
 
-/* The UUID in the name of a memfd of ours. */
-static bool
-memfd_uuid(int fd, char *ret_uuid)
+CUresult
+memory_new_pool(struct device *device, size_t length, CUmemAllocationHandleType handle_types,
+                struct memory **ret)
 {
-    static const char prefix[] = "/memfd:" NAME_PREFIX, suffix[] = " (deleted)";
-    char path[64], link[128];
+    RETURN_IF(device_check(device));
+    int fd = make_memfd(POOL_PREFIX, device ? device->uuid_text : POOL_HOST);
+    if (fd < 0 || ftruncate(fd, (off_t)length) < 0 ||
+        fcntl(fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) < 0) {
+        CUresult result = memfd_error();
+        fd_close(fd);
+        return result;
+    }
+    *ret = memory_alloc(device, fd, 0, false);
+    if (!*ret)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    (*ret)->handle_types = handle_types;
+    return CUDA_SUCCESS;
+}
+
+/* Needs memory_lock. */
+static CUresult
+memory_grow(struct memory *memory, size_t size)
+{
+    struct device *device = memory->device;
+    size_t before = memory->size;
+    RETURN_IF(device_check(device));
+    if (size > device->total || count_bytes(memory->fd, device, F_WRLCK, before, size) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!device_has_room(device, size - before)) {
+        count_bytes(memory->fd, device, F_UNLCK, before, size);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    device->own_bytes += size - before;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+memory_resize(struct memory *memory, size_t size)
+{
+    struct device *device = memory->device;
+    LOCKED(&soft->memory_lock);
+    if (device && size > memory->size)
+        RETURN_IF(memory_grow(memory, size));
+    if (device && size < memory->size) {
+        count_bytes(memory->fd, device, F_UNLCK, size, memory->size);
+        device->own_bytes -= memory->size - size;
+    }
+    memory->size = size;
+    return CUDA_SUCCESS;
+}
+
+/* What follows the prefix in the name of a memfd of ours: a device's UUID, or POOL_HOST. */
+static bool
+memfd_owner(int fd, const char *prefix, char *ret_owner)
+{
+    static const char suffix[] = " (deleted)";
+    char path[64], link[160], start[64];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    size_t n_start = (size_t)snprintf(start, sizeof(start), "/memfd:%s", prefix);
     ssize_t n = readlink(path, link, sizeof(link) - 1);
-    size_t want = sizeof(prefix) - 1 + SOFT_UUID_SIZE - 1 + sizeof(suffix) - 1;
-    if (n < 0 || (size_t)n != want)
+    size_t n_suffix = sizeof(suffix) - 1;
+    if (n < 0 || (size_t)n < n_start + n_suffix)
         return false;
     link[n] = '\0';
-    if (strncmp(link, prefix, sizeof(prefix) - 1) != 0 ||
-        strcmp(link + want - (sizeof(suffix) - 1), suffix) != 0)
+    char *owner = link + n_start, *end = link + (size_t)n - n_suffix;
+    if (strncmp(link, start, n_start) != 0 || strcmp(end, suffix) != 0 ||
+        end - owner >= SOFT_UUID_SIZE)
         return false;
-    memcpy(ret_uuid, link + sizeof(prefix) - 1, SOFT_UUID_SIZE - 1);
-    ret_uuid[SOFT_UUID_SIZE - 1] = '\0';
+    *end = '\0';
+    strcpy(ret_owner, owner);
     return true;
 }
 
@@ -225,12 +321,12 @@ memory_import(int fd, struct memory **ret)
 {
     char uuid[SOFT_UUID_SIZE];
     struct stat st;
-    if (fd < 0 || !memfd_uuid(fd, uuid) || fstat(fd, &st) < 0)
+    if (fd < 0 || !memfd_owner(fd, NAME_PREFIX, uuid) || fstat(fd, &st) < 0)
         return CUDA_ERROR_UNKNOWN;
     /* A name can be forged: without the seals the file could shrink under our feet. */
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS || st.st_size <= 0 ||
-        (size_t)st.st_size % SOFT_GRANULARITY != 0)
+        (size_t)st.st_size % SOFT_PAGE_SIZE != 0)
         return CUDA_ERROR_UNKNOWN;
     struct device *device = device_find_uuid(uuid);
     RETURN_IF(device_check(device));
@@ -239,6 +335,28 @@ memory_import(int fd, struct memory **ret)
         return CUDA_ERROR_OPERATING_SYSTEM;
     *ret = memory_alloc(device, dup, (size_t)st.st_size, true);
     return *ret ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult
+memory_import_pool(int fd, struct memory **ret)
+{
+    char owner[SOFT_UUID_SIZE];
+    if (fd < 0 || !memfd_owner(fd, POOL_PREFIX, owner))
+        return CUDA_ERROR_UNKNOWN;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS)
+        return CUDA_ERROR_UNKNOWN;
+    bool host = strcmp(owner, POOL_HOST) == 0;
+    struct device *device = host ? NULL : device_find_uuid(owner);
+    RETURN_IF(device_check(device));
+    int dup = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (dup < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    *ret = memory_alloc(device, dup, 0, true);
+    if (!*ret)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    (*ret)->host = host;
+    return CUDA_SUCCESS;
 }
 
 CUdevice

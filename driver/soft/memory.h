@@ -32,6 +32,7 @@ struct memory {
     size_t size;
     CUmemAllocationHandleType handle_types; /* none once imported: cannot be exported again */
     bool imported;
+    bool host;              /* of a pool of host memory: no device, none hidden */
     unsigned int n_handles; /* cuMemRelease calls that are owed; under soft->memory_lock */
 };
 
@@ -43,6 +44,15 @@ CUresult memory_new(struct device *device, size_t size, CUmemAllocationHandleTyp
 CUresult memory_import(int fd, struct memory **ret);
 /* -2 for a device that this process does not have, as the real driver answers. */
 CUdevice memory_ordinal(const struct memory *memory);
+
+/* The file of a pool, of that length; none of its bytes count yet. device: NULL for memory of the
+ * host, which never counts. */
+CUresult memory_new_pool(struct device *device, size_t length,
+                         CUmemAllocationHandleType handle_types, struct memory **ret);
+/* Has so many of its bytes count for the device from now on. */
+CUresult memory_resize(struct memory *memory, size_t size);
+/* Borrows fd, as memory_import(). */
+CUresult memory_import_pool(int fd, struct memory **ret);
 
 /* Bytes in use on the device, by all processes. */
 uint64_t memory_used(const struct device *device);

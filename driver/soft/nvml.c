@@ -36,6 +36,7 @@ nvmlErrorString(nvmlReturn_t result)
     case NVML_ERROR_NOT_FOUND: return "not found";
     case NVML_ERROR_INSUFFICIENT_SIZE: return "insufficient size";
     case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
+    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "structure of another version";
     default: return "unknown error";
     }
 }
@@ -82,13 +83,25 @@ soft_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
     return soft->devices[index].gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
+/* With "GPU-" before it or without. */
+static struct device *
+find_uuid(const char *text)
+{
+    for (int i = 0; i < soft->settings.n_devices; i++) {
+        const char *uuid = soft->devices[i].uuid_text;
+        if (strcmp(uuid, text) == 0 || strcmp(uuid + strlen("GPU-"), text) == 0)
+            return &soft->devices[i];
+    }
+    return NULL;
+}
+
 nvmlReturn_t
 soft_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
     nvmlReturn_t result = nvml_enter(uuid && device ? uuid : NULL);
     if (result != NVML_SUCCESS)
         return result;
-    struct device *found = device_find_uuid(uuid);
+    struct device *found = find_uuid(uuid);
     if (!found)
         return NVML_ERROR_NOT_FOUND;
     *device = found;
@@ -102,6 +115,19 @@ write_text(char *out, unsigned int size, const char *text)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     strcpy(out, text);
     return NVML_SUCCESS;
+}
+
+nvmlReturn_t
+soft_nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *device)
+{
+    nvmlReturn_t result = nvml_enter(id && device ? id : NULL);
+    if (result != NVML_SUCCESS)
+        return result;
+    struct device *found = device_find_bus(id);
+    if (!found)
+        return NVML_ERROR_NOT_FOUND;
+    *device = found;
+    return found->gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 nvmlReturn_t
@@ -128,4 +154,101 @@ soft_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     memory_figures(device, &free_now, &total);
     *memory = (nvmlMemory_t){.total = total, .free = free_now, .used = total - free_now};
     return NVML_SUCCESS;
+}
+
+nvmlReturn_t
+soft_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    nvmlMemory_t plain;
+    nvmlReturn_t result = nvml_enter_device(device, memory);
+    if (result != NVML_SUCCESS)
+        return result;
+    if (memory->version != NVML_STRUCT_VERSION(nvmlMemory_v2_t, 2U))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if ((result = soft_nvmlDeviceGetMemoryInfo(device, &plain)) != NVML_SUCCESS)
+        return result;
+    memory->total = plain.total;
+    memory->reserved = 0;
+    memory->free = plain.free;
+    memory->used = plain.used;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t
+soft_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    nvmlReturn_t result = nvml_enter_device(device, index);
+    if (result == NVML_SUCCESS)
+        *index = (unsigned int)device->index;
+    return result;
+}
+
+nvmlReturn_t
+soft_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+    nvmlReturn_t result = nvml_enter_device(device, major && minor ? major : NULL);
+    if (result == NVML_SUCCESS)
+        device_capability(major, minor);
+    return result;
+}
+
+nvmlReturn_t
+soft_nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info)
+{
+    nvmlReturn_t result = nvml_enter_device(device, info);
+    if (result != NVML_SUCCESS)
+        return result;
+    *info = (nvmlPciInfo_t){.domain = PCI_DOMAIN, .bus = device_bus(device)};
+    snprintf(info->busIdLegacy, sizeof(info->busIdLegacy), "%04X:%02X:00.0", PCI_DOMAIN,
+             info->bus);
+    snprintf(info->busId, sizeof(info->busId), "%08X:%02X:00.0", PCI_DOMAIN, info->bus);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t
+soft_nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_v1_t *info)
+{
+    nvmlReturn_t result = nvml_enter_device(device, info);
+    if (result != NVML_SUCCESS)
+        return result;
+    if (info->version != NVML_STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1U))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    *info = (nvmlPciInfoExt_v1_t){
+        .version = info->version,
+        .domain = PCI_DOMAIN,
+        .bus = device_bus(device),
+    };
+    snprintf(info->busId, sizeof(info->busId), "%08X:%02X:00.0", PCI_DOMAIN, info->bus);
+    return NVML_SUCCESS;
+}
+
+/* Versions: this driver's own, and the CUDA that it stands for. */
+
+nvmlReturn_t
+soft_nvmlSystemGetDriverVersion(char *version, unsigned int size)
+{
+    nvmlReturn_t result = nvml_enter(version);
+    return result == NVML_SUCCESS ? write_text(version, size, CAID_VERSION) : result;
+}
+
+nvmlReturn_t
+soft_nvmlSystemGetNVMLVersion(char *version, unsigned int size)
+{
+    nvmlReturn_t result = nvml_enter(version);
+    return result == NVML_SUCCESS ? write_text(version, size, "13." CAID_VERSION) : result;
+}
+
+nvmlReturn_t
+soft_nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    nvmlReturn_t result = nvml_enter(version);
+    if (result == NVML_SUCCESS)
+        *version = SOFT_VERSION;
+    return result;
+}
+
+nvmlReturn_t
+soft_nvmlSystemGetCudaDriverVersion(int *version)
+{
+    return soft_nvmlSystemGetCudaDriverVersion_v2(version);
 }

@@ -106,6 +106,20 @@ object_take(uint64_t handle, enum object_kind kind)
     return object;
 }
 
+struct object *
+object_next(enum object_kind kind, uint32_t *index)
+{
+    LOCKED(&soft->objects.lock);
+    while (*index < soft->objects.n_slots) {
+        struct object *object = soft->objects.slots[(*index)++].object;
+        if (!object || object->kind != kind)
+            continue;
+        object_ref(object);
+        return object;
+    }
+    return NULL;
+}
+
 size_t
 object_count(enum object_kind kind)
 {

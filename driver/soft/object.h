@@ -16,7 +16,8 @@ enum object_kind {
     OBJECT_CONTEXT = 1,
     OBJECT_STREAM,
     OBJECT_EVENT,
-    OBJECT_MEMORY
+    OBJECT_MEMORY,
+    OBJECT_POOL
 };
 
 struct object {
@@ -50,6 +51,10 @@ int object_publish(struct object *object);
 struct object *object_get(uint64_t handle, enum object_kind kind);
 /* Ends the handle and passes on the table's reference, or NULL. */
 struct object *object_take(uint64_t handle, enum object_kind kind);
+
+/* A new reference on the first object of the kind in slot *index or later, and *index moves on; NULL
+ * when there is none. */
+struct object *object_next(enum object_kind kind, uint32_t *index);
 
 /* How many handles of a kind are out. */
 size_t object_count(enum object_kind kind);

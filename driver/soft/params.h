@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists of up to eight types, as exports.def has them:
+ * Lists of up to nine types, as exports.def has them:
  *   PARAMS(int, void *)  ->  int a1, void * a2       what a function with these takes
  *   ARGS(int, void *)    ->  a1, a2                  what it passes on
  *   N_TYPES(int, void *) ->  2
@@ -9,8 +9,8 @@
 #pragma once
 
 /* clang-format off */
-#define N_TYPES(...) N_TYPES_(0, ##__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, 0)
-#define N_TYPES_(_0, _1, _2, _3, _4, _5, _6, _7, _8, n, ...) n
+#define N_TYPES(...) N_TYPES_(0, ##__VA_ARGS__, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+#define N_TYPES_(_0, _1, _2, _3, _4, _5, _6, _7, _8, _9, n, ...) n
 
 #define PARAMS(...) PARAMS_N(N_TYPES(__VA_ARGS__), ##__VA_ARGS__)
 #define PARAMS_N(n, ...)  PARAMS_N_(n, ##__VA_ARGS__)
@@ -24,6 +24,8 @@
 #define PARAMS_6(t1, t2, t3, t4, t5, t6) PARAMS_5(t1, t2, t3, t4, t5), t6 a6
 #define PARAMS_7(t1, t2, t3, t4, t5, t6, t7) PARAMS_6(t1, t2, t3, t4, t5, t6), t7 a7
 #define PARAMS_8(t1, t2, t3, t4, t5, t6, t7, t8) PARAMS_7(t1, t2, t3, t4, t5, t6, t7), t8 a8
+#define PARAMS_9(t1, t2, t3, t4, t5, t6, t7, t8, t9) \
+    PARAMS_8(t1, t2, t3, t4, t5, t6, t7, t8), t9 a9
 
 #define ARGS(...) ARGS_N(N_TYPES(__VA_ARGS__))
 #define ARGS_N(n)  ARGS_N_(n)
@@ -37,4 +39,5 @@
 #define ARGS_6 ARGS_5, a6
 #define ARGS_7 ARGS_6, a7
 #define ARGS_8 ARGS_7, a8
+#define ARGS_9 ARGS_8, a9
 /* clang-format on */

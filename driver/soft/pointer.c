@@ -2,6 +2,8 @@
 /* What is known about a pointer. */
 #include "context.h"
 #include "memory.h"
+#include "peer.h"
+#include "pool.h"
 
 #include <string.h>
 
@@ -43,29 +45,84 @@ range_around(const struct range *range)
                                         : range;
 }
 
+/* A registration is of bytes, the mapping behind it of whole pages. */
+static size_t
+bytes_before(const struct range *range)
+{
+    return range->kind == RANGE_REGISTERED ? range->start % SOFT_PAGE_SIZE : 0;
+}
+
+struct mapping {
+    uintptr_t start;
+    size_t size;
+    uint64_t id;
+};
+
+/* The mapping in which the address is: a piece of its pool's memory, or the range's own. */
+static struct mapping
+mapping_around(const struct range *range, uintptr_t at)
+{
+    const struct range *piece = range_find(&soft->ranges.pieces, at);
+    size_t before = bytes_before(range), size = range->size + before;
+    if (piece)
+        return (struct mapping){piece->start, piece->size, piece->id};
+    return (struct mapping){range->start - before, size + -size % SOFT_PAGE_SIZE, range->id};
+}
+
+/* Memory of a device that the process does not see is told to be of the one that it works with. */
+static CUdevice
+told_ordinal(const struct range *range)
+{
+    return range->ordinal == CU_DEVICE_INVALID ? context_device()->ordinal : range->ordinal;
+}
+
+/* To the caller's device; without a context, the most that any has. */
+static int
+told_access(const struct range *range)
+{
+    _cleanup_(context_unrefp) struct context *context = context_get(NULL);
+    return context ? peer_access(context->device, range) : range->access;
+}
+
+/* Whether the caller's device can use the memory; without a context, whether any can. */
+static bool
+is_reached(const struct range *range)
+{
+    _cleanup_(context_unrefp) struct context *context = context_get(NULL);
+    return !context || peer_reaches(context, range);
+}
+
 /* The value of an attribute that is about a usable range. */
 static uint64_t
 attribute_value(const struct range *range, uintptr_t at, CUpointer_attribute attribute)
 {
+    struct mapping mapping = mapping_around(range, at);
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: return range->context;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        return range->kind == RANGE_HOST ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+        return range_kind_has(range->kind, TRAIT_HOST) ? CU_MEMORYTYPE_HOST
+                                                       : CU_MEMORYTYPE_DEVICE;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
     case CU_POINTER_ATTRIBUTE_HOST_POINTER: return at;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return range->sync_memops;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: return range->id;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return (uint32_t)range->ordinal;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return range->kind == RANGE_MANAGED;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: return range->id;
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: return mapping.id;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return (uint32_t)told_ordinal(range);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return range_around(range)->start;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return range_around(range)->size;
     case CU_POINTER_ATTRIBUTE_MAPPED: return true;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        return range->pool ? range->pool->object.handle : 0;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+        if (range->pool)
+            return range->pool->heap.handle_types;
         return range->memory ? range->memory->handle_types : CU_MEM_HANDLE_TYPE_NONE;
-    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return (uint64_t)range->access;
-    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: return range->size;
-    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: return range->start;
-    default: return 0; /* no: managed, pooled, legacy inter-process, RDMA, decompression */
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return range->kind == RANGE_DEVICE;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return (uint64_t)told_access(range);
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: return mapping.size;
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: return mapping.start;
+    default: return 0; /* no: RDMA, decompression */
     }
 }
 
@@ -88,8 +145,11 @@ attribute_store(void *value, const struct range *range, uintptr_t at,
 static bool
 attribute_applies(const struct range *range, CUpointer_attribute attribute)
 {
-    return range &&
-           (attribute != CU_POINTER_ATTRIBUTE_HOST_POINTER || range->kind == RANGE_HOST);
+    if (range && attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
+        return is_reached(range);
+    if (!range || attribute != CU_POINTER_ATTRIBUTE_HOST_POINTER)
+        return range;
+    return range_kind_has(range->kind, TRAIT_HOST) || range->kind == RANGE_MANAGED;
 }
 
 CUresult
@@ -153,11 +213,22 @@ soft_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr addres
         return CUDA_SUCCESS;
     LOCKED(&soft->ranges.lock);
     struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
-    if (!range)
+    if (!range || !peer_reaches(context, range))
         return CUDA_ERROR_NOT_FOUND;
     if (base)
         *base = range->start;
     if (size)
         *size = range->size;
     return CUDA_SUCCESS;
+}
+
+/* For dma-buf, which needs a device on a bus; the device attribute says so. */
+CUresult
+soft_cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address UNUSED, size_t size,
+                                   CUmemRangeHandleType type, unsigned long long flags UNUSED)
+{
+    ENTER();
+    if (!handle || size == 0 || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_ERROR_NOT_SUPPORTED;
 }

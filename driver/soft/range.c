@@ -2,7 +2,31 @@
 /* The maps of addresses. */
 #include "soft.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "managed.h"
 #include "memory.h"
+
+static const unsigned int traits[] = {
+    [RANGE_PAGEABLE] = 0,
+    [RANGE_RESERVATION] = 0,
+    [RANGE_MAPPING] = TRAIT_DEVICE | TRAIT_MEMOPS | TRAIT_ROW,
+    [RANGE_DEVICE] = TRAIT_DEVICE | TRAIT_MEMOPS,
+    [RANGE_HOST] = TRAIT_HOST | TRAIT_MEMOPS,
+    [RANGE_OPENED] = TRAIT_DEVICE | TRAIT_MEMOPS,
+    [RANGE_REGISTERED] = TRAIT_HOST | TRAIT_MEMOPS,
+    [RANGE_MANAGED] = TRAIT_DEVICE,
+    [RANGE_POOL] = TRAIT_DEVICE,
+    [RANGE_POOL_HOST] = TRAIT_HOST,
+    [RANGE_PIECE] = TRAIT_ROW,
+};
+
+bool
+range_kind_has(enum range_kind kind, enum range_trait trait)
+{
+    return traits[kind] & trait;
+}
 
 int
 range_compare(const struct range *a, const struct range *b)
@@ -38,9 +62,29 @@ range_overlaps(struct range_tree *tree, uintptr_t start, size_t size)
     return range_find(tree, start) || (next && next->start - start < size);
 }
 
+/* Waits for the users of what it ends. */
+static void
+evict_registrations(uintptr_t start, size_t size)
+{
+    struct range_tree *usable = &soft->ranges.usable;
+    for (;;) {
+        struct range *old = range_find(usable, start);
+        if (!old)
+            old = range_find_from(usable, start);
+        if (!old || old->kind != RANGE_REGISTERED ||
+            (old->start > start && old->start - start >= size))
+            return;
+        if (old->n_users > 0)
+            pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
+        else
+            range_remove(usable, old);
+    }
+}
+
 void
 range_insert(struct range_tree *tree, struct range *range)
 {
+    evict_registrations(range->start, range->size);
     range->id = ++soft->ranges.last_id;
     RB_INSERT(range_tree, tree, range);
 }
@@ -49,7 +93,9 @@ void
 range_remove(struct range_tree *tree, struct range *range)
 {
     RB_REMOVE(range_tree, tree, range);
+    share_offer_free(range->offer);
     memory_unref(range->memory);
+    advice_free(range->advice);
     free(range);
 }
 
@@ -85,42 +131,64 @@ range_find_row(enum range_kind kind, uintptr_t start, size_t size)
     return first;
 }
 
+/* Whether the pages are mapped. Those of a registration are the program's, which may unmap them
+ * too early; the call with this flag does nothing but look. */
 static bool
-range_allows(const struct range *range, bool write)
+pages_exist(uintptr_t start, size_t size)
 {
+    uintptr_t before = start % (uintptr_t)getpagesize();
+    return msync((void *)(start - before), before + size, MS_ASYNC) == 0;
+}
+
+/* Whether work may touch what of [at, end) is in the range: when it is about to be done, or else
+ * about to be enqueued. */
+static bool
+range_allows(const struct range *range, uintptr_t at, uintptr_t end, bool write, bool running)
+{
+    size_t left = range->size - (at - range->start), size = end - at < left ? end - at : left;
+    if (running && range->kind == RANGE_REGISTERED && !pages_exist(at, size))
+        return false;
     return range->access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
            (!write && range->access == CU_MEM_ACCESS_FLAGS_PROT_READ);
 }
 
-/* Adds users to all usable ranges in [start, start + size), which are known to be there. */
+/* Adds users to all ranges in [start, start + size), which are known to be there. */
 static void
-count_users(uintptr_t start, size_t size, unsigned int n)
+count_users(struct range_tree *tree, uintptr_t start, size_t size, unsigned int n)
 {
-    struct range *range = range_find(&soft->ranges.usable, start);
-    for (; range && range->start < start + size;
-         range = RB_NEXT(range_tree, &soft->ranges.usable, range))
+    struct range *range = range_find(tree, start);
+    for (; range && range->start < start + size; range = RB_NEXT(range_tree, tree, range))
         range->n_users += n;
+}
+
+static bool
+is_nobodys(uintptr_t start, size_t size)
+{
+    struct range_map *map = &soft->ranges;
+    return !range_overlaps(&map->usable, start, size) &&
+           !range_overlaps(&map->reservations, start, size) &&
+           !range_overlaps(&map->pieces, start, size);
 }
 
 /* Needs the lock. */
 static CUresult
-check_locked(uintptr_t start, size_t size, bool write, enum range_kind *ret_kind)
+check_locked(struct range_tree *tree, uintptr_t start, size_t size, bool write, bool running,
+             enum range_kind *ret_kind)
 {
-    struct range *range = range_find(&soft->ranges.usable, start);
+    struct range *range = range_find(tree, start);
     uintptr_t end;
     if (__builtin_add_overflow(start, size, &end))
         return CUDA_ERROR_INVALID_VALUE;
     if (!range) {
-        if (range_overlaps(&soft->ranges.usable, start, size) ||
-            range_overlaps(&soft->ranges.reservations, start, size))
-            return CUDA_ERROR_INVALID_VALUE;
         *ret_kind = RANGE_PAGEABLE;
-        return CUDA_SUCCESS;
+        return is_nobodys(start, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     }
     enum range_kind kind = range->kind;
     for (uintptr_t at = start; at < end; at = range->start + range->size) {
-        range = range_find(&soft->ranges.usable, at);
-        if (!range || !range_allows(range, write))
+        range = range_find(tree, at);
+        if (at > start && !(range && range->kind == kind && range_kind_has(kind, TRAIT_ROW)))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (!range || !range_allows(range, at, end, write, running))
             return CUDA_ERROR_INVALID_VALUE;
     }
     *ret_kind = kind;
@@ -131,18 +199,28 @@ CUresult
 range_check(uintptr_t start, size_t size, bool write, enum range_kind *ret_kind)
 {
     LOCKED(&soft->ranges.lock);
-    return check_locked(start, size, write, ret_kind);
+    return check_locked(&soft->ranges.usable, start, size, write, false, ret_kind);
+}
+
+/* Where work finds its memory when it runs. In a pool's memory it may be older than the
+ * allocation that is there by now, so there it is the memory itself that counts. */
+static struct range_tree *
+tree_of(uintptr_t start)
+{
+    struct range_map *map = &soft->ranges;
+    return range_find(&map->pieces, start) ? &map->pieces : &map->usable;
 }
 
 CUresult
 range_enter(uintptr_t start, size_t size, bool write)
 {
     LOCKED(&soft->ranges.lock);
+    struct range_tree *tree = tree_of(start);
     enum range_kind kind;
-    RETURN_IF(check_locked(start, size, write, &kind));
+    RETURN_IF(check_locked(tree, start, size, write, true, &kind));
     if (kind == RANGE_PAGEABLE)
         return CUDA_ERROR_INVALID_VALUE;
-    count_users(start, size, 1);
+    count_users(tree, start, size, 1);
     return CUDA_SUCCESS;
 }
 
@@ -150,7 +228,7 @@ void
 range_leave(uintptr_t start, size_t size)
 {
     LOCKED(&soft->ranges.lock);
-    count_users(start, size, -1U);
+    count_users(tree_of(start), start, size, -1U);
     pthread_cond_broadcast(&soft->ranges.idle);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the driver knows about addresses: one ordered map of reservations and one of usable
- * ranges (VMM mappings, device allocations, pinned host allocations). Every other address is
- * ordinary host memory, "pageable" in CUDA's words.
+ * ranges (VMM mappings, device and managed allocations, pinned and registered host memory). Every
+ * other address is ordinary host memory, "pageable" in CUDA's words.
  *
  * Operations look their addresses up twice: when they are enqueued, for the answer to the
  * caller, and when they run, since the range may be gone by then. While one runs it is a user of
@@ -20,7 +20,11 @@
 #include "cuda_abi.h"
 #include "device.h"
 
+struct advice;
+struct heap_block;
 struct memory;
+struct pool;
+struct share_offer;
 
 enum range_kind {
     RANGE_PAGEABLE,    /* not in the map */
@@ -28,7 +32,23 @@ enum range_kind {
     RANGE_MAPPING,     /* cuMemMap */
     RANGE_DEVICE,      /* cuMemAlloc */
     RANGE_HOST,        /* cuMemHostAlloc */
+    RANGE_OPENED,      /* cuIpcOpenMemHandle */
+    RANGE_REGISTERED,  /* cuMemHostRegister: the pages are the program's */
+    RANGE_MANAGED,     /* cuMemAllocManaged */
+    RANGE_POOL,        /* cuMemAllocAsync */
+    RANGE_POOL_HOST,   /* the same, from a pool of host memory */
+    RANGE_PIECE,       /* of a pool's memory; not among the usable ranges */
 };
+
+/* What memory of a kind is to those who use it; range.c has the table. */
+enum range_trait {
+    TRAIT_DEVICE = 1, /* the device's own, in copies, fills and attributes */
+    TRAIT_HOST = 2,   /* pinned memory of the host */
+    TRAIT_MEMOPS = 4, /* stream memory operations take it */
+    TRAIT_ROW = 8,    /* work may go on in the next range of the kind */
+};
+
+bool range_kind_has(enum range_kind kind, enum range_trait trait);
 
 /* Owned by the map from range_insert() to range_remove(); read under the map's lock only. */
 struct range {
@@ -43,8 +63,19 @@ struct range {
     int access;            /* CUmemAccess_flags that the pages have */
     uint8_t device_access[SOFT_MAX_DEVICES];
     unsigned int host_flags;
+    struct advice *advice; /* of managed memory, see managed.h; owned */
     bool sync_memops;
+    bool freed; /* in stream order, and the stream has not come to it yet */
     unsigned int n_users;
+    struct share_offer *offer; /* of an allocation that others may open; ends with it */
+
+    struct { /* of opened memory, from its ticket */
+        uint64_t socket, id[2];
+    } opened;
+
+    unsigned int n_opens;     /* and how many closes are owed */
+    struct pool *pool;        /* of a pool's allocation; one reference */
+    struct heap_block *block; /* of the same; NULL when it was imported */
 };
 
 int range_compare(const struct range *a, const struct range *b);
@@ -56,6 +87,7 @@ struct range_map {
     pthread_cond_t idle; /* some range lost its last user */
     struct range_tree reservations;
     struct range_tree usable;
+    struct range_tree pieces; /* what runs on a pool's memory is a user of these */
     uint64_t last_id;
 };
 
@@ -64,6 +96,8 @@ struct range *range_find(struct range_tree *tree, uintptr_t address);
 /* The first range that starts at the address or above. */
 struct range *range_find_from(struct range_tree *tree, uintptr_t address);
 bool range_overlaps(struct range_tree *tree, uintptr_t start, size_t size);
+/* Ends registrations that lie where the range is: the program has unmapped their pages, or there
+ * would be no room for others. */
 void range_insert(struct range_tree *tree, struct range *range);
 /* The first of the ranges that together are exactly [start, start + size), all idle; NULL when
  * there is no such row of whole ranges. Waits for their users. */

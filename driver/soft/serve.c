@@ -2,15 +2,19 @@
 /* Both sides of a request. */
 #include "serve.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/time.h>
 
+#include "base/clock.h"
 #include "base/macros.h"
 
-#define PEER_SECONDS 1 /* for a peer to send its request and take its reply */
-#define ASK_SECONDS  10
+#define MAX_PEERS   16   /* that have connected and not asked yet; one more ends the oldest */
+#define PEER_MS     1000 /* for a peer to ask */
+#define ASK_SECONDS 10
 
 union control {
     struct cmsghdr align;
@@ -32,7 +36,10 @@ send_packet(int socket, const void *data, size_t size, int fd)
         header->cmsg_len = CMSG_LEN(sizeof(fd));
         memcpy(CMSG_DATA(header), &fd, sizeof(fd));
     }
-    return sendmsg(socket, &msg, MSG_NOSIGNAL) < 0 ? -errno : 0;
+    ssize_t n;
+    while ((n = sendmsg(socket, &msg, MSG_NOSIGNAL)) < 0 && errno == EINTR)
+        ;
+    return n < 0 ? -errno : 0;
 }
 
 /* Owned by the caller: what came with the packet, or -1. */
@@ -48,7 +55,9 @@ receive_packet(int socket, void *data, size_t room, int *ret_fd)
         .msg_controllen = sizeof(control.bytes),
     };
     *ret_fd = -1;
-    ssize_t n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
+    ssize_t n;
+    while ((n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
+        ;
     if (n < 0)
         return -errno;
     struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
@@ -60,14 +69,7 @@ receive_packet(int socket, void *data, size_t room, int *ret_fd)
     return n == 0 ? -ECONNRESET : -EMSGSIZE;
 }
 
-static void
-set_time(int socket, int seconds)
-{
-    struct timeval limit = {.tv_sec = seconds};
-    setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-    setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-}
-
+/* What a peer has sent is there, and a reply fits its buffer: nothing here waits. */
 static void
 serve_peer(const struct server *server, int socket)
 {
@@ -75,7 +77,6 @@ serve_peer(const struct server *server, int socket)
     struct ucred peer;
     socklen_t size = sizeof(peer);
     int unwanted;
-    set_time(socket, PEER_SECONDS);
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
         return;
     ssize_t n = receive_packet(socket, request, SERVE_MAX_REQUEST, &unwanted);
@@ -89,16 +90,56 @@ serve_peer(const struct server *server, int socket)
         send_packet(socket, reply, (size_t)n, fd);
 }
 
+/* Peers that have not asked yet, the oldest first. One that says nothing keeps no other waiting. */
+struct peers {
+    struct pollfd polls[1 + MAX_PEERS]; /* the first: the listening socket */
+    uint64_t until_ns[1 + MAX_PEERS];
+    nfds_t n;
+};
+
+static void
+peers_drop(struct peers *peers, nfds_t i)
+{
+    fd_close(peers->polls[i].fd);
+    peers->n--;
+    memmove(&peers->polls[i], &peers->polls[i + 1], (peers->n - i) * sizeof(*peers->polls));
+    memmove(&peers->until_ns[i], &peers->until_ns[i + 1],
+            (peers->n - i) * sizeof(*peers->until_ns));
+}
+
+static void
+peers_accept(struct peers *peers)
+{
+    int socket = accept4(peers->polls[0].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (socket < 0) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+            usleep(10000); /* the peer waits meanwhile */
+        return;
+    }
+    if (peers->n == 1 + MAX_PEERS)
+        peers_drop(peers, 1);
+    peers->polls[peers->n] = (struct pollfd){.fd = socket, .events = POLLIN};
+    peers->until_ns[peers->n++] = clock_now_ns() + PEER_MS * NSEC_PER_MSEC;
+}
+
 static void *
 serve_thread(void *arg)
 {
     const struct server *server = arg;
+    struct peers peers = {.polls[0] = {.fd = server->fd, .events = POLLIN}, .n = 1};
     for (;;) {
-        _cleanup_fd_ int socket = accept4(server->fd, NULL, NULL, SOCK_CLOEXEC);
-        if (socket >= 0)
-            serve_peer(server, socket);
-        else if (errno != EINTR && errno != ECONNABORTED)
-            usleep(10000); /* out of descriptors, most likely: the peer waits */
+        if (poll(peers.polls, peers.n, peers.n > 1 ? PEER_MS : -1) < 0)
+            continue;
+        uint64_t now = clock_now_ns();
+        bool is_new = peers.polls[0].revents;
+        for (nfds_t i = peers.n - 1; i > 0; i--) {
+            if (peers.polls[i].revents)
+                serve_peer(server, peers.polls[i].fd);
+            if (peers.polls[i].revents || now >= peers.until_ns[i])
+                peers_drop(&peers, i);
+        }
+        if (is_new)
+            peers_accept(&peers);
     }
     return NULL;
 }
@@ -140,12 +181,15 @@ serve_ask(const struct sockaddr_un *address, socklen_t size, const void *request
           void *reply, size_t room, int *ret_fd)
 {
     int fd;
+    struct timeval limit = {.tv_sec = ASK_SECONDS};
     _cleanup_fd_ int asking = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (asking < 0)
         return -errno;
-    set_time(asking, ASK_SECONDS);
-    if (connect(asking, (const struct sockaddr *)address, size) < 0)
-        return -errno;
+    setsockopt(asking, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    setsockopt(asking, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+    while (connect(asking, (const struct sockaddr *)address, size) < 0)
+        if (errno != EINTR)
+            return -errno;
     int r = send_packet(asking, request, n, -1);
     if (r < 0)
         return r;

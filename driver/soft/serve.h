@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A thread that answers other processes on a Unix socket: one packet in, one packet and perhaps an
- * fd out, connection closed. It lives as long as the process. One peer at a time, and none has
- * more than a second.
+ * fd out, connection closed. It lives as long as the process. A peer that connects and does not
+ * ask keeps nobody waiting: it is dropped after a second, or when too many of its kind are there.
  */
 #pragma once
 

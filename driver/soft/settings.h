@@ -7,6 +7,7 @@
  *   CAID_SOFTCUDA_UUID         UUID of device 0, with or without "GPU-"; others follow from it
  *   CAID_SOFTCUDA_DELAY_US     stretches every asynchronous operation (0)
  *   CAID_SOFTCUDA_JITTER_SEED  makes the stretch a random share of the delay, by this seed
+ *   CUDA_VISIBLE_DEVICES       as for a real driver (visible.h)
  * and, read at the first call of all (call.h):
  *   CAID_SOFTCUDA_FAIL         which calls go wrong, and how (fault.h)
  *   CAID_SOFTCUDA_TRACE        a file that gets a line for each call (trace.h)

@@ -6,6 +6,7 @@
 
 #include "context.h"
 #include "fork.h"
+#include "visible.h"
 
 /* One word for the process, whichever copies of this library it has loaded: the dynamic linker
  * keeps a symbol of this type unique. It points to the state of the first copy. */
@@ -22,7 +23,10 @@ static struct soft own_state = {
     .memory_lock = PTHREAD_MUTEX_INITIALIZER,
     .objects.lock = PTHREAD_MUTEX_INITIALIZER,
     .ranges.lock = PTHREAD_MUTEX_INITIALIZER,
+    .pools.lock = PTHREAD_MUTEX_INITIALIZER,
     .ranges.idle = PTHREAD_COND_INITIALIZER,
+    .share.lock = PTHREAD_MUTEX_INITIALIZER,
+    .ipc_events.lock = PTHREAD_MUTEX_INITIALIZER,
     .watch.lock = PTHREAD_MUTEX_INITIALIZER,
     .watch.faults.lock = PTHREAD_MUTEX_INITIALIZER,
     .version = CAID_VERSION,
@@ -64,6 +68,7 @@ setup_locked(void)
     }
     for (int i = 0; i < soft->settings.n_devices; i++)
         device_init(&soft->devices[i], &soft->settings, i);
+    soft->visible_result = visible_read();
     soft->ready = true;
     return CUDA_SUCCESS;
 }
@@ -99,8 +104,7 @@ soft_cuInit(unsigned int flags)
     /* A forked child has none of its parent's workers, and no way to get them. */
     if (soft->owner != 0)
         return soft->owner == getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
-    if (soft->settings.n_devices == 0)
-        return CUDA_ERROR_NO_DEVICE;
+    RETURN_IF(soft->visible_result);
     soft->owner = getpid();
     return CUDA_SUCCESS;
 }

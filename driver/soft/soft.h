@@ -5,11 +5,12 @@
  * The state comes to life at the first cuInit() or nvmlInit() and lives until the process ends,
  * as a real driver's does. Two copies of the library in one process share it.
  *
- * Locks, outermost first: soft->lock, soft->memory_lock, context.order, stream.lock, event.lock,
- * soft->ranges.lock, soft->objects.lock. None is held while a worker runs an operation or a
- * caller waits for one, with two exceptions: who ends what is in a primary context holds
- * soft->lock, and cuMemUnmap and cuMemSetAccess wait under soft->ranges.lock (as a condition's
- * mutex) for the copies that touch the range at that moment.
+ * Locks, outermost first: soft->lock, soft->pools.lock, soft->memory_lock, context.order,
+ * stream.lock, event.lock, soft->ranges.lock, soft->objects.lock, soft->ipc_events.lock,
+ * soft->share.lock. None is held while a worker runs an operation or a caller waits for one, with
+ * two exceptions: who ends what is in a primary context holds soft->lock, and who unmaps memory
+ * (also a pool's, under soft->pools.lock) or narrows its access waits under soft->ranges.lock (as a
+ * condition's mutex) for the copies that touch it at that moment.
  */
 #pragma once
 
@@ -24,15 +25,26 @@
 
 #include "call.h"
 #include "device.h"
+#include "event_ipc.h"
 #include "nvml_abi.h"
 #include "object.h"
 #include "params.h"
 #include "range.h"
 #include "settings.h"
+#include "share.h"
 
 #define SOFT_EXPORT      __attribute__((visibility("default")))
 #define SOFT_VERSION     13000 /* of the CUDA driver API */
 #define SOFT_GRANULARITY ((size_t)2 << 20)
+#define SOFT_PAGE_SIZE   ((size_t)4096)
+
+struct pool;
+
+struct pools {
+    pthread_mutex_t lock;
+    _Atomic bool any;
+    LIST_HEAD(, pool) all;
+};
 
 struct soft {
     const char *version; /* CAID_VERSION of the copy that the state is in; stays the first */
@@ -43,12 +55,18 @@ struct soft {
     _Atomic pid_t owner;         /* the process that called cuInit, 0 before */
     struct settings settings;
     struct device devices[SOFT_MAX_DEVICES];
+    struct device *visible[SOFT_MAX_DEVICES]; /* by ordinal; see visible.h */
+    int n_visible;
+    CUresult visible_result;
     struct object_table objects;
     struct range_map ranges;
+    struct pools pools;       /* see pool.h */
     pthread_key_t thread_key; /* struct thread */
     _Atomic uint64_t last_stream_id;
     _Atomic unsigned int n_nvml_users;
     struct watch watch;
+    struct share share;
+    struct ipc_events ipc_events;
 };
 
 extern struct soft *soft;

@@ -3,9 +3,11 @@
 #include "stream.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "base/clock.h"
+#include "pool.h"
 
 #define LEAST_PRIORITY    0
 #define GREATEST_PRIORITY (-5)
@@ -41,6 +43,8 @@ stream_new(struct context *context, unsigned int flags, int priority)
     stream->context = context;
     stream->flags = flags;
     stream->priority = priority;
+    stream->attributes.sync_policy = (CUsynchronizationPolicy)-1;
+    stream->attributes.domains.remote = CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE;
     stream->id = ++soft->last_stream_id; /* for cuStreamGetId: never used twice */
     stream->random = soft->settings.jitter_seed ^ stream->id * UINT64_C(0x9e3779b97f4a7c15);
     pthread_mutex_init(&stream->lock, NULL);
@@ -49,6 +53,19 @@ stream_new(struct context *context, unsigned int flags, int priority)
     STAILQ_INIT(&stream->queue);
     LIST_INSERT_HEAD(&context->streams, stream, context_link);
     return stream;
+}
+
+struct stream *
+stream_make(struct context *context, unsigned int flags, int priority)
+{
+    LOCKED(&context->order);
+    return stream_new(context, flags, priority);
+}
+
+bool
+stream_priority_is(int priority)
+{
+    return priority <= LEAST_PRIORITY && priority >= GREATEST_PRIORITY;
 }
 
 void
@@ -88,7 +105,7 @@ op_wait_for(struct op *op, struct stream *stream, uint64_t number)
     return 0;
 }
 
-static void
+void
 op_free(struct op *op)
 {
     for (size_t i = 0; i < op->n_after; i++)
@@ -174,6 +191,7 @@ stream_worker(void *arg)
 {
     struct stream *stream = arg;
     struct op *op;
+    prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); /* short pauses are short: delays, memop.c */
     while ((op = stream_next(stream))) {
         uint64_t number = op->number;
         stream_run(stream, op);
@@ -237,20 +255,77 @@ order_by_legacy(struct stream *stream, struct op *op)
     return 0;
 }
 
+static struct known *
+known_find(struct stream *stream, uint64_t id)
+{
+    for (size_t i = 0; i < MAX_KNOWN; i++)
+        if (stream->known[i].id == id)
+            return &stream->known[i];
+    return NULL;
+}
+
+/* Needs the order lock. */
+static void
+stream_learn(struct stream *stream, const struct op *op)
+{
+    for (size_t i = 0; i < op->n_after; i++) {
+        const struct point *point = &op->after[i];
+        struct known *known = known_find(stream, point->stream->id);
+        if (!known)
+            known = &stream->known[stream->n_learned++ % MAX_KNOWN];
+        else if (known->number > point->number)
+            continue;
+        *known = (struct known){point->stream->id, point->number};
+    }
+}
+
+bool
+stream_follows(struct stream *stream, const struct point *point)
+{
+    LOCKED(&stream->context->order);
+    const struct known *known = known_find(stream, point->stream->id);
+    return known && known->number >= point->number;
+}
+
+/* What the whole context was made to wait for. Needs the order lock. */
+static int
+order_by_barriers(struct context *context, struct op *op)
+{
+    for (size_t i = 0; i < context->n_barriers; i++)
+        if (op_wait_for(op, context->barriers[i].stream, context->barriers[i].number) < 0)
+            return -ENOMEM;
+    return 0;
+}
+
 static CUresult
 submit_locked(struct stream *stream, struct op *op)
 {
     if (stream->closed)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (order_by_legacy(stream, op) < 0)
+    if (order_by_legacy(stream, op) < 0 || order_by_barriers(stream->context, op) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     LOCKED(&stream->lock);
     if (!stream->started && stream_start(stream) < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     op->number = ++stream->submitted;
+    stream_learn(stream, op);
+    if (op->placed)
+        op->placed(op);
     STAILQ_INSERT_TAIL(&stream->queue, op, link);
     pthread_cond_signal(&stream->work);
     return CUDA_SUCCESS;
+}
+
+CUresult
+stream_follow(struct stream *stream, struct context *context)
+{
+    struct op *op = op_marker();
+    if (!op)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (context_precede(context, op) == 0)
+        return stream_submit(stream, op, NULL);
+    op_free(op);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult
@@ -276,8 +351,8 @@ stream_ref(struct stream *stream)
     return stream;
 }
 
-static struct stream *
-legacy_get(struct context *context)
+struct stream *
+stream_legacy(struct context *context)
 {
     LOCKED(&context->order);
     if (!context->legacy)
@@ -316,7 +391,7 @@ default_get(CUstream handle, struct stream **ret)
 {
     struct context *context;
     RETURN_IF(context_current(&context));
-    *ret = handle == CU_STREAM_PER_THREAD ? own_get(context) : legacy_get(context);
+    *ret = handle == CU_STREAM_PER_THREAD ? own_get(context) : stream_legacy(context);
     return *ret ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -365,9 +440,7 @@ soft_cuStreamCreateWithPriority(CUstream *ret, unsigned int flags, int priority)
         priority = LEAST_PRIORITY;
     if (priority < GREATEST_PRIORITY)
         priority = GREATEST_PRIORITY;
-    pthread_mutex_lock(&context->order);
-    struct stream *stream = stream_new(context, flags, priority);
-    pthread_mutex_unlock(&context->order);
+    struct stream *stream = stream_make(context, flags, priority);
     if (!stream)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int r = object_publish(&stream->object);
@@ -457,7 +530,9 @@ soft_cuStreamSynchronize(CUstream handle)
             return CUDA_ERROR_OUT_OF_MEMORY;
         RETURN_IF(stream_submit(stream, op, &number));
     }
-    return stream_finish(stream, number);
+    CUresult result = stream_finish(stream, number);
+    pools_settle();
+    return result;
 }
 
 CUresult
@@ -504,14 +579,13 @@ soft_cuStreamGetCtx(CUstream handle, CUcontext *context)
     return CUDA_SUCCESS;
 }
 
-/* Nothing is captured here: there are no graphs. */
 CUresult
-soft_cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
+soft_cuStreamGetDevice(CUstream handle, CUdevice *device)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(handle, &stream));
-    if (!status)
+    if (!device)
         return CUDA_ERROR_INVALID_VALUE;
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    *device = stream->context->device->ordinal;
     return CUDA_SUCCESS;
 }

@@ -35,14 +35,33 @@ struct op {
     /* status is the device's fault: an operation that finds one does nothing but tell of it.
      * What it returns faults the device. */
     CUresult (*run)(struct op *op, CUresult status);
+    /* May be NULL. Called when the operation has got its place, before it can run, with the
+     * context's order lock held. */
+    void (*placed)(struct op *op);
     void (*free)(struct op *op);
 };
+
+/* Kept and told, and of no effect; stream_attr.c. */
+struct stream_attributes {
+    CUaccessPolicyWindow window;
+    CUsynchronizationPolicy sync_policy; /* -1: was never set */
+    CUlaunchMemSyncDomainMap domains;
+    CUlaunchMemSyncDomain domain;
+};
+
+/* That a stream waits for the point of the stream with that id. */
+struct known {
+    uint64_t id, number;
+};
+
+#define MAX_KNOWN 32 /* more is forgotten, which does no harm */
 
 struct stream {
     struct object object;
     struct context *context; /* one reference */
     unsigned int flags;
-    int priority;
+    _Atomic int priority;
+    struct stream_attributes attributes; /* under lock */
     uint64_t id;
     bool closed;                     /* under context.order */
     LIST_ENTRY(stream) context_link; /* under context.order */
@@ -50,16 +69,25 @@ struct stream {
     _Atomic uint64_t submitted;      /* written under context.order */
     _Atomic uint64_t passed;         /* written under lock */
     pthread_mutex_t lock;
-    pthread_cond_t work;     /* for the worker: queue or draining changed */
-    pthread_cond_t progress; /* for others: passed changed */
-    STAILQ_HEAD(, op) queue; /* under lock */
-    bool started, draining;  /* under lock */
-    uint64_t random;         /* the worker's */
+    pthread_cond_t work;           /* for the worker: queue or draining changed */
+    pthread_cond_t progress;       /* for others: passed changed */
+    STAILQ_HEAD(, op) queue;       /* under lock */
+    bool started, draining;        /* under lock */
+    uint64_t random;               /* the worker's */
+    struct known known[MAX_KNOWN]; /* this and the next under context.order */
+    unsigned int n_learned;
 };
 
 /* The stream that a caller means: 1 the legacy default stream of the current context, 2 the
- * calling thread's own, null one of these two, by which form of the function was called. A new reference, or what context_check() says. */
+ * calling thread's own, null one of these two, by which form of the function was called. A new
+ * reference, or what context_check() says. */
 CUresult stream_get(CUstream handle, struct stream **ret);
+/* The context's legacy default stream: a new reference, or NULL. */
+struct stream *stream_legacy(struct context *context);
+/* A new one, or NULL. The caller has the first reference, and closes it. */
+struct stream *stream_make(struct context *context, unsigned int flags, int priority);
+/* Whether there is such a priority. */
+bool stream_priority_is(int priority);
 struct stream *stream_unref(struct stream *stream);
 /* Ends a stream whose owner (handle, context or thread) lets go of it. */
 void stream_close(struct stream *stream);
@@ -67,11 +95,18 @@ void stream_close(struct stream *stream);
 void op_init(struct op *op, CUresult (*run)(struct op *, CUresult), void (*free)(struct op *));
 /* Makes op wait for the point. 0, or -ENOMEM. */
 int op_wait_for(struct op *op, struct stream *stream, uint64_t number);
+/* Of one that was never submitted; stream_submit() takes the others over. */
+void op_free(struct op *op);
 /* An operation that does nothing but keep its place; NULL when there is no memory. */
 struct op *op_marker(void);
 
 /* Takes op over, also when it fails. ret_number may be NULL. */
 CUresult stream_submit(struct stream *stream, struct op *op, uint64_t *ret_number);
+/* What is enqueued from now on comes after all that the context was given. */
+CUresult stream_follow(struct stream *stream, struct context *context);
+/* Whether what is enqueued from now on comes after the point, as far as waits of this stream for the
+ * other one tell. */
+bool stream_follows(struct stream *stream, const struct point *point);
 bool stream_passed(struct stream *stream, uint64_t number);
 void stream_wait(struct stream *stream, uint64_t number);
 /* Waits for the point and returns the device's fault, if any. */

@@ -145,6 +145,10 @@ soft_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *
         return type == CU_MEM_HANDLE_TYPE_NONE ? CUDA_ERROR_INVALID_VALUE
                                                : CUDA_ERROR_NOT_SUPPORTED;
     RETURN_IF(memory_import((int)(intptr_t)shareable, &memory));
+    if (memory->size % SOFT_GRANULARITY != 0) {
+        memory_unref(memory);
+        return CUDA_ERROR_UNKNOWN;
+    }
     return memory_hand_out(memory, handle);
 }
 

@@ -2,7 +2,10 @@
 #include "soft_test.h"
 
 #include <dlfcn.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 struct soft_api cu;
@@ -138,4 +141,62 @@ void
 gate_open(struct gate *gate)
 {
     sem_post(&gate->open);
+}
+
+pid_t
+soft_fork(void)
+{
+    pid_t child = fork();
+    if (child < 0)
+        abort();
+    if (child == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return child;
+}
+
+static void *
+blocked_run(void *arg)
+{
+    struct blocked *blocked = arg;
+    blocked->tid = gettid();
+    blocked->result = blocked->call(blocked->arg);
+    blocked->returned = true;
+    return NULL;
+}
+
+void
+blocked_start(struct blocked *blocked, CUresult (*call)(void *), void *arg)
+{
+    *blocked = (struct blocked){.call = call, .arg = arg};
+    if (pthread_create(&blocked->thread, NULL, blocked_run, blocked) != 0)
+        abort();
+}
+
+/* The letter for its state, of a thread of this process: R, S, ... */
+static char
+thread_state(pid_t tid)
+{
+    char path[64], state = '?';
+    snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)tid);
+    FILE *file = fopen(path, "re");
+    if (file && fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+        state = '?';
+    if (file)
+        fclose(file);
+    return state;
+}
+
+bool
+blocked_waits(struct blocked *blocked)
+{
+    while (!blocked->returned && (blocked->tid == 0 || thread_state(blocked->tid) != 'S'))
+        sched_yield();
+    return !blocked->returned;
+}
+
+CUresult
+blocked_join(struct blocked *blocked)
+{
+    pthread_join(blocked->thread, NULL);
+    return blocked->result;
 }

@@ -6,9 +6,11 @@
  */
 #pragma once
 
+#include <pthread.h>
 #include <semaphore.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "base/macros.h"
 #include "cuda_abi.h"
@@ -67,6 +69,24 @@ struct gate {
 /* Everything that is enqueued into the stream from now on waits for the gate. */
 void gate_close(struct gate *gate, CUstream stream);
 void gate_open(struct gate *gate);
+
+/* fork(), with a child that does not outlive its parent. Before either loads the driver. */
+pid_t soft_fork(void);
+
+/* A driver call that may block, made by a thread of its own. */
+struct blocked {
+    pthread_t thread;
+    CUresult (*call)(void *arg);
+    void *arg;
+    CUresult result;
+    _Atomic pid_t tid;
+    _Atomic bool returned;
+};
+
+void blocked_start(struct blocked *blocked, CUresult (*call)(void *), void *arg);
+/* Whether it has come to rest inside the call, and not to its end. */
+bool blocked_waits(struct blocked *blocked);
+CUresult blocked_join(struct blocked *blocked);
 
 /* Ends the process with a line on stderr where a call does not succeed. */
 void soft_must(CUresult result, const char *call, int line);

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Device memory of cuMemAlloc in other processes: handles of own allocations, and what was opened
+ * by other processes' handles.
+ *
+ * An opened range belongs to the context that opened it. It counts how often it was opened, ends
+ * with as many closes or with what is in its context, and keeps the pages, whatever becomes of the
+ * process that allocated them.
+ */
+#include "context.h"
+#include "memory.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+_Static_assert(sizeof(CUipcMemHandle) == sizeof(struct share_ticket), "a handle is a ticket");
+
+CUresult
+soft_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
+{
+    struct context *context;
+    ENTER();
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(context_current(&context));
+    LOCKED(&soft->ranges.lock);
+    struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
+    if (!range || range->kind != RANGE_DEVICE)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct share_ticket about = {.kind = SHARE_MEMORY, .size = range->size};
+    if (!range->offer && share_offer_new(&about, range->memory->fd, &range->offer) < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    memcpy(handle, &range->offer->ticket, sizeof(*handle));
+    return CUDA_SUCCESS;
+}
+
+/* What the context has opened by this ticket, or NULL. What another process offers can be open in
+ * one context of a device at a time: INVALID_HANDLE in any other. Needs the map's lock. */
+static CUresult
+opened_find(const struct share_ticket *ticket, const struct context *context,
+            struct range **ret)
+{
+    struct range *range;
+    *ret = NULL;
+    RB_FOREACH(range, range_tree, &soft->ranges.usable)
+    {
+        if (range->kind != RANGE_OPENED || range->ordinal != context->device->ordinal ||
+            range->opened.socket != ticket->socket)
+            continue;
+        if (range->context != context->object.handle)
+            return CUDA_ERROR_INVALID_HANDLE;
+        if (memcmp(range->opened.id, ticket->id, sizeof(ticket->id)) == 0)
+            *ret = range;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Counts one more opening of what is open already, which takes no other process; *ret is 0 when it
+ * is not. Needs the map's lock. */
+static CUresult
+opened_again(const struct share_ticket *ticket, const struct context *context, CUdeviceptr *ret)
+{
+    struct range *range;
+    RETURN_IF(opened_find(ticket, context, &range));
+    if (range)
+        range->n_opens++;
+    *ret = range ? range->start : 0;
+    return CUDA_SUCCESS;
+}
+
+/* A reference on the memory that a ticket is for. */
+static CUresult
+memory_take(const struct share_ticket *ticket, struct memory **ret)
+{
+    _cleanup_fd_ int fd = -1;
+    switch (share_take(ticket, SHARE_MEMORY, &fd)) {
+    case 0: break;
+    case SHARE_OWN: return CUDA_ERROR_INVALID_CONTEXT;
+    case -EINVAL:
+    case -ENOENT: return CUDA_ERROR_INVALID_VALUE;
+    case -ESRCH: return CUDA_ERROR_INVALID_HANDLE;
+    case -EMFILE:
+    case -ENFILE: return CUDA_ERROR_OPERATING_SYSTEM;
+    default: return CUDA_ERROR_MAP_FAILED;
+    }
+    struct memory *memory;
+    RETURN_IF(memory_import(fd, &memory));
+    if (ticket->size == 0 || ticket->size > memory->size) {
+        memory_unref(memory);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *ret = memory;
+    return CUDA_SUCCESS;
+}
+
+/* Maps the memory, whose reference passes. The range is not in the map yet. */
+static struct range *
+opened_new(const struct share_ticket *ticket, const struct context *context,
+           struct memory *memory)
+{
+    struct range *range = calloc(1, sizeof(*range));
+    void *at = range
+                   ? mmap(NULL, ticket->size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0)
+                   : MAP_FAILED;
+    if (at == MAP_FAILED) {
+        memory_unref(memory);
+        free(range);
+        return NULL;
+    }
+    range->kind = RANGE_OPENED;
+    range->start = (uintptr_t)at;
+    range->size = ticket->size;
+    range->memory = memory;
+    range->context = context->object.handle;
+    range->ordinal = context->device->ordinal; /* not the memory's, which may be another one */
+    range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    range->device_access[range->ordinal] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    range->opened.socket = ticket->socket;
+    memcpy(range->opened.id, ticket->id, sizeof(range->opened.id));
+    range->n_opens = 1;
+    return range;
+}
+
+/* One that did not get into the map. */
+static void
+opened_freep(struct range **range)
+{
+    if (!*range)
+        return;
+    munmap((void *)(*range)->start, (*range)->size);
+    memory_unref((*range)->memory);
+    free(*range);
+}
+
+static CUresult
+opened_make(const struct share_ticket *ticket, const struct context *context, CUdeviceptr *ret)
+{
+    struct memory *memory;
+    CUdeviceptr at;
+    RETURN_IF(memory_take(ticket, &memory));
+    _cleanup_(opened_freep) struct range *range = opened_new(ticket, context, memory);
+    if (!range)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    LOCKED(&soft->ranges.lock);
+    RETURN_IF(opened_again(ticket, context, &at)); /* another thread may have been faster */
+    *ret = at ? at : range->start;
+    if (!at)
+        range_insert(&soft->ranges.usable, TAKE_PTR(range));
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
+{
+    struct context *context;
+    struct share_ticket ticket;
+    CUdeviceptr at;
+    ENTER();
+    if (!address || !(flags & CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS))
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(context_current(&context));
+    memcpy(&ticket, &handle, sizeof(ticket));
+    if (!share_ticket_is(&ticket, SHARE_MEMORY))
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&soft->ranges.lock);
+    CUresult result = opened_again(&ticket, context, &at);
+    pthread_mutex_unlock(&soft->ranges.lock);
+    RETURN_IF(result);
+    if (!at)
+        RETURN_IF(opened_make(&ticket, context, &at));
+    *address = at;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
+{
+    return soft_cuIpcOpenMemHandle_v2(address, handle, flags);
+}
+
+/* Needs the map's lock. */
+static struct range *
+opened_at(uintptr_t at)
+{
+    struct range *range = range_find(&soft->ranges.usable, at);
+    return range && range->kind == RANGE_OPENED && range->start == at ? range : NULL;
+}
+
+/* Before a close, the last one or not: waits for the work of the context and returns its device's fault. */
+static CUresult
+opened_settle(uintptr_t at, CUresult *ret_fault)
+{
+    uint64_t handle = 0;
+    {
+        LOCKED(&soft->ranges.lock);
+        struct range *range = opened_at(at);
+        if (!range)
+            return CUDA_ERROR_INVALID_VALUE;
+        handle = range->context;
+    }
+    _cleanup_(context_unrefp) struct context *context =
+        context_get((CUcontext)(uintptr_t)handle);
+    *ret_fault = context ? context_synchronize_users(context) : CUDA_SUCCESS;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuIpcCloseMemHandle(CUdeviceptr address)
+{
+    struct context *context;
+    struct range *range;
+    CUresult fault;
+    RETURN_IF(context_current(&context));
+    RETURN_IF(opened_settle((uintptr_t)address, &fault));
+    LOCKED(&soft->ranges.lock);
+    /* Work of other contexts may still touch it; it may be opened or closed while we wait. */
+    while ((range = opened_at((uintptr_t)address)) && range->n_opens == 1 && range->n_users > 0)
+        pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
+    if (!range)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (--range->n_opens == 0) {
+        munmap((void *)range->start, range->size);
+        range_remove(&soft->ranges.usable, range);
+    }
+    return fault;
+}

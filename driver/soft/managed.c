@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Managed memory: allocating it, and what programs say about where it should be. */
+#include "managed.h"
+
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/queue.h>
+#include <unistd.h>
+
+#include "alloc.h"
+#include "context.h"
+#include "stream.h"
+
+#define HOST_BIT      (UINT32_C(1) << SOFT_MAX_DEVICES)
+#define NOWHERE       ((CUmemLocation){CU_MEM_LOCATION_TYPE_INVALID, CU_DEVICE_INVALID})
+#define HOST_LOCATION ((CUmemLocation){CU_MEM_LOCATION_TYPE_HOST, CU_DEVICE_CPU})
+
+/* Neighbouring pages about which the same was said. */
+struct stretch {
+    STAILQ_ENTRY(stretch) link;
+    uintptr_t start, end;
+    bool read_mostly;
+    CUmemLocation preferred, prefetched;
+    uint32_t accessed_by; /* bit n: device n; HOST_BIT */
+};
+
+/* The stretches of an allocation, in order and without gaps. Under the map's lock. */
+struct advice {
+    STAILQ_HEAD(, stretch) stretches;
+};
+
+void
+advice_free(struct advice *advice)
+{
+    struct stretch *stretch;
+    while (advice && (stretch = STAILQ_FIRST(&advice->stretches))) {
+        STAILQ_REMOVE_HEAD(&advice->stretches, link);
+        free(stretch);
+    }
+    free(advice);
+}
+
+struct advice *
+advice_new(uintptr_t start, size_t size)
+{
+    struct advice *advice = calloc(1, sizeof(*advice));
+    struct stretch *all = calloc(1, sizeof(*all));
+    if (!advice || !all) {
+        free(advice);
+        free(all);
+        return NULL;
+    }
+    *all = (struct stretch){.start = start,
+                            .end = start + size,
+                            .preferred = NOWHERE,
+                            .prefetched = NOWHERE};
+    STAILQ_INIT(&advice->stretches);
+    STAILQ_INSERT_HEAD(&advice->stretches, all, link);
+    return advice;
+}
+
+/* Makes a stretch begin at the address, which is inside the allocation. */
+static int
+advice_split(struct advice *advice, uintptr_t at)
+{
+    struct stretch *stretch = STAILQ_FIRST(&advice->stretches);
+    while (stretch && stretch->end <= at)
+        stretch = STAILQ_NEXT(stretch, link);
+    if (!stretch || stretch->start >= at) /* none: the allocation's end */
+        return 0;
+    struct stretch *rest = malloc(sizeof(*rest));
+    if (!rest)
+        return -ENOMEM;
+    *rest = *stretch;
+    stretch->end = rest->start = at;
+    STAILQ_INSERT_AFTER(&advice->stretches, stretch, rest, link);
+    return 0;
+}
+
+/* Whole pages of one managed allocation. Needs the map's lock, for as long as ret is used. */
+struct pages {
+    uintptr_t start, end;
+    struct advice *advice;
+};
+
+static CUresult
+pages_find(CUdeviceptr address, size_t size, struct pages *ret)
+{
+    uintptr_t start = (uintptr_t)address, end;
+    struct range *range = range_find(&soft->ranges.usable, start);
+    if (size == 0 || __builtin_add_overflow(start, size, &end) || !range ||
+        range->kind != RANGE_MANAGED || end > range->start + range->size)
+        return CUDA_ERROR_INVALID_VALUE;
+    *ret = (struct pages){start - start % SOFT_PAGE_SIZE, end + -end % SOFT_PAGE_SIZE,
+                          range->advice};
+    return CUDA_SUCCESS;
+}
+
+/* The stretch behind another one (NULL: the first) that lies in the pages. */
+static struct stretch *
+pages_next(const struct pages *pages, struct stretch *stretch)
+{
+    stretch = stretch ? STAILQ_NEXT(stretch, link) : STAILQ_FIRST(&pages->advice->stretches);
+    while (stretch && stretch->end <= pages->start)
+        stretch = STAILQ_NEXT(stretch, link);
+    return stretch && stretch->start < pages->end ? stretch : NULL;
+}
+
+/* Makes the pages consist of whole stretches. */
+static CUresult
+pages_cut_out(const struct pages *pages)
+{
+    if (advice_split(pages->advice, pages->start) < 0 ||
+        advice_split(pages->advice, pages->end) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return CUDA_SUCCESS;
+}
+
+/* Locations. */
+
+/* Checks a location, and gives it as it is told later: the host has no number. */
+static CUresult
+location_resolve(const CUmemLocation *location, CUmemLocation *ret)
+{
+    *ret = *location;
+    switch (location->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        return device_find(location->id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    case CU_MEM_LOCATION_TYPE_HOST: *ret = HOST_LOCATION; return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        return host_node_exists(location->id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+/* What the first versions of the calls name by a device number. */
+static CUmemLocation
+location_of(CUdevice device)
+{
+    return device == CU_DEVICE_CPU ? HOST_LOCATION
+                                   : (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, device};
+}
+
+static CUdevice
+location_device(const CUmemLocation *location)
+{
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return location->id;
+    return location->type == CU_MEM_LOCATION_TYPE_INVALID ? CU_DEVICE_INVALID : CU_DEVICE_CPU;
+}
+
+/* Entry points. */
+
+CUresult
+soft_cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags)
+{
+    struct context *context;
+    RETURN_IF(context_current(&context));
+    if (!address || size == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t whole;
+    if (alloc_round(size, &whole) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    void *at = mmap(NULL, whole, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    struct range *range = alloc_range_new(context, RANGE_MANAGED, at, size);
+    struct advice *advice = advice_new((uintptr_t)at, whole);
+    /* A forked child has none of the device's memory (fork.c). */
+    if (!range || !advice || madvise(at, whole, MADV_DONTFORK) < 0) {
+        munmap(at, whole);
+        advice_free(advice);
+        free(range);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    range->advice = advice;
+    range->sync_memops = true; /* told, and of no effect */
+    LOCKED(&soft->ranges.lock);
+    range_insert(&soft->ranges.usable, range);
+    *address = (uintptr_t)at;
+    return CUDA_SUCCESS;
+}
+
+static void
+stretch_advise(struct stretch *stretch, CUmem_advise advice, const CUmemLocation *location)
+{
+    uint32_t bit = location->type == CU_MEM_LOCATION_TYPE_DEVICE ? UINT32_C(1) << location->id
+                                                                 : HOST_BIT;
+    switch (advice) {
+    case CU_MEM_ADVISE_SET_READ_MOSTLY: stretch->read_mostly = true; break;
+    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: stretch->read_mostly = false; break;
+    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: stretch->preferred = *location; break;
+    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: stretch->preferred = NOWHERE; break;
+    case CU_MEM_ADVISE_SET_ACCESSED_BY: stretch->accessed_by |= bit; break;
+    case CU_MEM_ADVISE_UNSET_ACCESSED_BY: stretch->accessed_by &= ~bit; break;
+    }
+}
+
+/* The location only counts for advice that has one. */
+static CUresult
+check_advice(CUmem_advise advice, const CUmemLocation *location, CUmemLocation *ret)
+{
+    *ret = NOWHERE;
+    switch (advice) {
+    case CU_MEM_ADVISE_SET_READ_MOSTLY:
+    case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
+    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: return CUDA_SUCCESS;
+    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: return location_resolve(location, ret);
+    case CU_MEM_ADVISE_SET_ACCESSED_BY:
+    case CU_MEM_ADVISE_UNSET_ACCESSED_BY: /* by a device or the host, not by a part of it */
+        if (location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+            location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
+            return CUDA_ERROR_INVALID_VALUE;
+        return location_resolve(location, ret);
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult
+soft_cuMemAdvise_v2(CUdeviceptr address, size_t size, CUmem_advise advice,
+                    CUmemLocation location)
+{
+    struct context *context;
+    struct pages pages;
+    CUmemLocation where;
+    RETURN_IF(context_current(&context));
+    RETURN_IF(check_advice(advice, &location, &where));
+    LOCKED(&soft->ranges.lock);
+    RETURN_IF(pages_find(address, size, &pages));
+    RETURN_IF(pages_cut_out(&pages));
+    for (struct stretch *at = NULL; (at = pages_next(&pages, at));)
+        stretch_advise(at, advice, &where);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuMemAdvise(CUdeviceptr address, size_t size, CUmem_advise advice, CUdevice device)
+{
+    return soft_cuMemAdvise_v2(address, size, advice, location_of(device));
+}
+
+/* An operation that moves nothing but has its place in the stream. */
+static CUresult
+submit_marker(struct stream *stream)
+{
+    struct op *op = op_marker();
+    return op ? stream_submit(stream, op, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* The last prefetch is the last one asked for, done or not. */
+static CUresult
+note_prefetch(CUdeviceptr address, size_t size, const CUmemLocation *location)
+{
+    struct pages pages;
+    LOCKED(&soft->ranges.lock);
+    RETURN_IF(pages_find(address, size, &pages));
+    RETURN_IF(pages_cut_out(&pages));
+    for (struct stretch *at = NULL; (at = pages_next(&pages, at));)
+        at->prefetched = *location;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuMemPrefetchAsync_v2(CUdeviceptr address, size_t size, CUmemLocation location,
+                           unsigned int flags, CUstream handle)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    CUmemLocation where;
+    RETURN_IF(stream_get(handle, &stream));
+    if (flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(location_resolve(&location, &where));
+    RETURN_IF(note_prefetch(address, size, &where));
+    return submit_marker(stream);
+}
+
+CUresult
+soft_cuMemPrefetchAsync(CUdeviceptr address, size_t size, CUdevice device, CUstream stream)
+{
+    return soft_cuMemPrefetchAsync_v2(address, size, location_of(device), 0, stream);
+}
+
+/* What a stream is attached to changes nothing where the host may touch managed memory at any
+ * time. */
+CUresult
+soft_cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t size,
+                            unsigned int flags)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(handle, &stream));
+    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST &&
+        flags != CU_MEM_ATTACH_SINGLE)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (flags == CU_MEM_ATTACH_SINGLE && stream == stream->context->legacy)
+        return CUDA_ERROR_INVALID_VALUE;
+    {
+        LOCKED(&soft->ranges.lock);
+        struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
+        if (!range || range->kind != RANGE_MANAGED || range->start != address ||
+            (size != 0 && size != range->size))
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return submit_marker(stream);
+}
+
+/* Attributes of pages. */
+
+/* What all pages have in common. */
+struct common {
+    bool read_mostly;
+    CUmemLocation preferred, prefetched; /* NOWHERE where they differ */
+    uint32_t accessed_by;
+};
+
+static void
+location_narrow(CUmemLocation *common, const CUmemLocation *other)
+{
+    if (common->type != other->type || common->id != other->id)
+        *common = NOWHERE;
+}
+
+static struct common
+pages_common(const struct pages *pages)
+{
+    const struct stretch *first = pages_next(pages, NULL);
+    struct common common = {first->read_mostly, first->preferred, first->prefetched,
+                            first->accessed_by};
+    for (struct stretch *at = NULL; (at = pages_next(pages, at));) {
+        common.read_mostly &= at->read_mostly;
+        common.accessed_by &= at->accessed_by;
+        location_narrow(&common.preferred, &at->preferred);
+        location_narrow(&common.prefetched, &at->prefetched);
+    }
+    return common;
+}
+
+/* As many as there is room for; CU_DEVICE_INVALID in what is left. */
+static void
+store_devices(CUdevice *devices, size_t room, uint32_t accessed_by)
+{
+    size_t n = 0;
+    for (int i = 0; i <= SOFT_MAX_DEVICES && n < room; i++)
+        if (accessed_by & UINT32_C(1) << i)
+            devices[n++] = i == SOFT_MAX_DEVICES ? CU_DEVICE_CPU : i;
+    while (n < room)
+        devices[n++] = CU_DEVICE_INVALID;
+}
+
+/* Attributes are ints, and ACCESSED_BY an array of them. */
+static CUresult
+check_attribute(const void *data, size_t size, CUmem_range_attribute attribute)
+{
+    if (!data || size == 0 || attribute < CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY ||
+        attribute > CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (attribute == CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY)
+        return size % sizeof(int) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return size == sizeof(int) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static void
+store_attribute(int *data, size_t size, CUmem_range_attribute attribute,
+                const struct common *common)
+{
+    switch (attribute) {
+    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY: *data = common->read_mostly; break;
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION:
+        *data = location_device(&common->preferred);
+        break;
+    case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY:
+        store_devices(data, size / sizeof(*data), common->accessed_by);
+        break;
+    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
+        *data = location_device(&common->prefetched);
+        break;
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE:
+        *data = (int)common->preferred.type;
+        break;
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID: *data = common->preferred.id; break;
+    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE:
+        *data = (int)common->prefetched.type;
+        break;
+    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID: *data = common->prefetched.id; break;
+    }
+}
+
+/* All of them or none. */
+CUresult
+soft_cuMemRangeGetAttributes(void **data, size_t *sizes, CUmem_range_attribute *attributes,
+                             size_t count, CUdeviceptr address, size_t size)
+{
+    struct context *context;
+    struct pages pages;
+    RETURN_IF(context_current(&context));
+    if (!data || !sizes || !attributes || count == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++)
+        RETURN_IF(check_attribute(data[i], sizes[i], attributes[i]));
+    LOCKED(&soft->ranges.lock);
+    RETURN_IF(pages_find(address, size, &pages));
+    struct common common = pages_common(&pages);
+    for (size_t i = 0; i < count; i++)
+        store_attribute(data[i], sizes[i], attributes[i], &common);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuMemRangeGetAttribute(void *data, size_t data_size, CUmem_range_attribute attribute,
+                            CUdeviceptr address, size_t size)
+{
+    return soft_cuMemRangeGetAttributes(&data, &data_size, &attribute, 1, address, size);
+}

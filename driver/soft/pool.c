@@ -1,0 +1,526 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pools: made, found, asked about and ended. */
+#include "pool.h"
+
+#include "memory.h"
+
+#define ALL_HANDLE_TYPES \
+    ((unsigned int)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)
+
+struct pool *
+pool_unref(struct pool *pool)
+{
+    if (pool)
+        object_unref(&pool->object);
+    return NULL;
+}
+
+void
+pool_discard(struct pool *pool)
+{
+    LIST_REMOVE(pool, link);
+    heap_deinit(&pool->heap);
+    free(pool);
+}
+
+/* By whoever lets go of the last reference, which nobody does under the lock of all pools. */
+static void
+pool_free(struct object *object)
+{
+    LOCKED(&soft->pools.lock);
+    pool_discard(container_of(object, struct pool, object));
+}
+
+struct pool *
+pool_alloc(const CUmemLocation *location, CUmemAllocationType type, struct device *device)
+{
+    struct pool *pool = calloc(1, sizeof(*pool));
+    if (!pool)
+        return NULL;
+    object_init(&pool->object, OBJECT_POOL, pool_free);
+    pool->location = *location;
+    pool->type = type;
+    pool->device = device;
+    if (device && device->ordinal >= 0)
+        pool->access[device->ordinal] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    LIST_INSERT_HEAD(&soft->pools.all, pool, link);
+    soft->pools.any = true;
+    return pool;
+}
+
+static bool
+is_managed(const struct pool *pool)
+{
+    return pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+}
+
+/* Managed memory is the host's, by whole pages. */
+static CUresult
+pool_new(const CUmemPoolProps *props, struct device *device, struct pool **ret)
+{
+    LOCKED(&soft->pools.lock);
+    struct pool *pool = pool_alloc(&props->location, props->allocType, device);
+    if (!pool)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = heap_init(&pool->heap, is_managed(pool) ? NULL : device,
+                                is_managed(pool) ? SOFT_PAGE_SIZE : HEAP_UNIT,
+                                props->handleTypes, props->maxSize);
+    if (result == CUDA_SUCCESS)
+        *ret = pool;
+    else
+        pool_discard(pool);
+    return result;
+}
+
+CUresult
+pool_get(CUmemoryPool handle, struct pool **ret)
+{
+    struct object *object = object_get((uintptr_t)handle, OBJECT_POOL);
+    if (!object)
+        return CUDA_ERROR_INVALID_VALUE;
+    *ret = container_of(object, struct pool, object);
+    return CUDA_SUCCESS;
+}
+
+void
+pools_settle(void)
+{
+    struct pool *pool;
+    if (!soft->pools.any)
+        return;
+    LOCKED(&soft->pools.lock);
+    LIST_FOREACH(pool, &soft->pools.all, link)
+    {
+        heap_settle(&pool->heap);
+        heap_shrink(&pool->heap, pool->threshold);
+    }
+}
+
+/* Which memory a pool can be of. */
+
+/* The device at a location, NULL for memory of the host; a bad one is the caller's to name. */
+static CUresult
+location_device(const CUmemLocation *location, CUmemAllocationType type, CUresult bad_device,
+                struct device **ret)
+{
+    *ret = NULL;
+    switch (location->type) {
+    case CU_MEM_LOCATION_TYPE_INVALID: /* for managed memory: nowhere in particular */
+        return type == CU_MEM_ALLOCATION_TYPE_MANAGED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_HOST: return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        return host_node_exists(location->id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        *ret = device_find(location->id);
+        return *ret ? CUDA_SUCCESS : bad_device;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_ERROR_NOT_SUPPORTED;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+static bool
+location_is(const CUmemLocation *a, const CUmemLocation *b)
+{
+    bool numbered = a->type == CU_MEM_LOCATION_TYPE_DEVICE ||
+                    a->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    return a->type == b->type && (!numbered || a->id == b->id);
+}
+
+static CUresult
+check_type(CUmemAllocationType type)
+{
+    return type == CU_MEM_ALLOCATION_TYPE_PINNED || type == CU_MEM_ALLOCATION_TYPE_MANAGED
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Of memory of the host. */
+static bool
+is_hosts(const struct pool *pool)
+{
+    return pool->location.type == CU_MEM_LOCATION_TYPE_HOST ||
+           pool->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+}
+
+static bool
+is_zero(const unsigned char *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (bytes[i])
+            return false;
+    return true;
+}
+
+/* usage is a hint, and taken whatever it says. */
+static CUresult
+check_props(const CUmemPoolProps *props, struct device **ret_device)
+{
+    RETURN_IF(check_type(props->allocType));
+    if (props->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(location_device(&props->location, props->allocType, CUDA_ERROR_INVALID_VALUE,
+                              ret_device));
+    unsigned int types = props->handleTypes;
+    bool shared = props->location.type != CU_MEM_LOCATION_TYPE_HOST &&
+                  props->allocType == CU_MEM_ALLOCATION_TYPE_PINNED;
+    if ((types & ~ALL_HANDLE_TYPES) || (types && !shared) || props->win32SecurityAttributes ||
+        !is_zero(props->reserved, sizeof(props->reserved)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return types & CU_MEM_HANDLE_TYPE_FABRIC ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+/* Gives the pool its handle and takes over the caller's reference, also when it fails. */
+static CUresult
+pool_hand_out(struct pool *pool, CUmemoryPool *ret)
+{
+    int r = object_publish(&pool->object);
+    if (r == 0)
+        *ret = (CUmemoryPool)(uintptr_t)pool->object.handle;
+    pool_unref(pool);
+    return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult
+soft_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
+{
+    struct device *device;
+    ENTER();
+    if (!handle || !props)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(check_props(props, &device));
+    RETURN_IF(device_check(device));
+    struct pool *pool;
+    RETURN_IF(pool_new(props, device, &pool));
+    return pool_hand_out(pool, handle);
+}
+
+static bool
+pool_is_used(struct pool *pool)
+{
+    LOCKED(&soft->pools.lock);
+    return pool->heap.used > 0;
+}
+
+/* Its allocations keep it; who allocated from it by default gets the standard one again. */
+CUresult
+soft_cuMemPoolDestroy(CUmemoryPool handle)
+{
+    ENTER();
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    RETURN_IF(pool_get(handle, &pool));
+    if (pool->standard || (pool->imported && pool_is_used(pool)))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct object *ended = object_take((uintptr_t)handle, OBJECT_POOL);
+    if (!ended)
+        return CUDA_ERROR_INVALID_VALUE;
+    {
+        LOCKED(&soft->pools.lock);
+        pool->current = false;
+        pool->ended = true;
+    }
+    object_unref(ended);
+    return CUDA_SUCCESS;
+}
+
+/* The default and the current pool of a location. */
+
+/* Needs the lock of all pools. */
+static struct pool *
+standard_find(const CUmemLocation *location, CUmemAllocationType type)
+{
+    struct pool *pool;
+    LIST_FOREACH(pool, &soft->pools.all, link)
+    {
+        if (pool->standard && pool->type == type && location_is(&pool->location, location))
+            return pool;
+    }
+    return NULL;
+}
+
+/* Needs the lock of all pools. */
+static struct pool *
+current_find(const CUmemLocation *location, CUmemAllocationType type)
+{
+    struct pool *pool;
+    LIST_FOREACH(pool, &soft->pools.all, link)
+    {
+        if (pool->current && pool->type == type && location_is(&pool->location, location))
+            return pool;
+    }
+    return NULL;
+}
+
+/* A reference on a pool that there is; NULL for none. */
+static struct pool *
+pool_find(const CUmemLocation *location, CUmemAllocationType type, bool current)
+{
+    LOCKED(&soft->pools.lock);
+    struct pool *pool = current ? current_find(location, type) : NULL;
+    if (!pool)
+        pool = standard_find(location, type);
+    if (pool)
+        object_ref(&pool->object);
+    return pool;
+}
+
+/* Makes a default pool; another thread may do so at the same time, and the first one stays. */
+static CUresult
+standard_make(const CUmemLocation *location, CUmemAllocationType type, struct device *device)
+{
+    CUmemPoolProps props = {.allocType = type, .location = *location};
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    RETURN_IF(pool_new(&props, device, &pool));
+    LOCKED(&soft->pools.lock);
+    if (standard_find(location, type))
+        return CUDA_SUCCESS;
+    if (object_publish(&pool->object) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pool->standard = true;
+    return CUDA_SUCCESS;
+}
+
+static CUresult
+location_pool(const CUmemLocation *location, CUmemAllocationType type, bool current,
+              struct pool **ret)
+{
+    struct device *device;
+    RETURN_IF(check_type(type));
+    RETURN_IF(location_device(location, type, CUDA_ERROR_INVALID_DEVICE, &device));
+    if (!(*ret = pool_find(location, type, current))) {
+        RETURN_IF(standard_make(location, type, device));
+        *ret = pool_find(location, type, current);
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult
+pool_of_device(struct device *device, struct pool **ret)
+{
+    CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal};
+    return location_pool(&location, CU_MEM_ALLOCATION_TYPE_PINNED, true, ret);
+}
+
+static CUresult
+location_handle(CUmemoryPool *handle, const CUmemLocation *location, CUmemAllocationType type,
+                bool current)
+{
+    ENTER();
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    if (!handle || !location)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(location_pool(location, type, current, &pool));
+    *handle = (CUmemoryPool)(uintptr_t)pool->object.handle;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuMemGetDefaultMemPool(CUmemoryPool *handle, CUmemLocation *location,
+                            CUmemAllocationType type)
+{
+    return location_handle(handle, location, type, false);
+}
+
+CUresult
+soft_cuMemGetMemPool(CUmemoryPool *handle, CUmemLocation *location, CUmemAllocationType type)
+{
+    return location_handle(handle, location, type, true);
+}
+
+CUresult
+soft_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool handle)
+{
+    struct device *device;
+    ENTER();
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    if (!location)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(check_type(type));
+    RETURN_IF(location_device(location, type, CUDA_ERROR_INVALID_DEVICE, &device));
+    RETURN_IF(pool_get(handle, &pool));
+    if (pool->imported || pool->type != type || !location_is(&pool->location, location))
+        return CUDA_ERROR_INVALID_VALUE;
+    LOCKED(&soft->pools.lock);
+    struct pool *before = current_find(location, type);
+    if (pool->ended)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (before)
+        before->current = false;
+    pool->current = true;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuDeviceGetDefaultMemPool(CUmemoryPool *handle, CUdevice device)
+{
+    CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+    return location_handle(handle, &location, CU_MEM_ALLOCATION_TYPE_PINNED, false);
+}
+
+CUresult
+soft_cuDeviceGetMemPool(CUmemoryPool *handle, CUdevice device)
+{
+    CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+    return location_handle(handle, &location, CU_MEM_ALLOCATION_TYPE_PINNED, true);
+}
+
+CUresult
+soft_cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
+{
+    CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+    return soft_cuMemSetMemPool(&location, CU_MEM_ALLOCATION_TYPE_PINNED, handle);
+}
+
+/* Figures and settings. Those of an imported pool are its exporter's. */
+
+static CUresult
+own_get(CUmemoryPool handle, struct pool **ret)
+{
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    RETURN_IF(pool_get(handle, &pool));
+    if (pool->imported)
+        return CUDA_ERROR_INVALID_VALUE;
+    *ret = TAKE_PTR(pool);
+    return CUDA_SUCCESS;
+}
+
+/* Of memory that was freed, only what the host knows to be free: it has waited, or looked. */
+CUresult
+soft_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
+{
+    ENTER();
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    RETURN_IF(own_get(handle, &pool));
+    LOCKED(&soft->pools.lock);
+    heap_shrink(&pool->heap, keep);
+    return CUDA_SUCCESS;
+}
+
+/* Where a switch is kept; NULL for what is none. */
+static int *
+attribute_switch(struct pool *pool, CUmemPool_attribute attribute)
+{
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: return &pool->heap.reuse_events;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: return &pool->heap.reuse_passed;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: return &pool->heap.reuse_waiting;
+    default: return NULL;
+    }
+}
+
+/* A high-water mark can only be lowered to what there is now, by saying 0. */
+static CUresult
+high_reset(uint64_t *high, uint64_t now, const void *value)
+{
+    if (*(const uint64_t *)value != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    *high = now;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
+{
+    ENTER();
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    if (!value)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(own_get(handle, &pool));
+    LOCKED(&soft->pools.lock);
+    struct heap *heap = &pool->heap;
+    int *on = attribute_switch(pool, attribute);
+    if (on) {
+        *on = *(const int *)value != 0;
+        return CUDA_SUCCESS;
+    }
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+        pool->threshold = *(const uint64_t *)value;
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+        return high_reset(&heap->reserved_high, heap->reserved, value);
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return high_reset(&heap->used_high, heap->used, value);
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult
+soft_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
+{
+    ENTER();
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    if (!value)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(own_get(handle, &pool));
+    LOCKED(&soft->pools.lock);
+    const struct heap *heap = &pool->heap;
+    const int *on = attribute_switch(pool, attribute);
+    if (on) {
+        *(int *)value = *on;
+        return CUDA_SUCCESS;
+    }
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *(uint64_t *)value = pool->threshold; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *(uint64_t *)value = heap->reserved; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *(uint64_t *)value = heap->reserved_high; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *(uint64_t *)value = heap->used; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *(uint64_t *)value = heap->used_high; break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Access is kept and told: there is no peer hardware that could lack it. */
+
+/* A device's own memory stays in its reach. */
+static CUresult
+check_access(const struct pool *pool, const CUmemAccessDesc *desc)
+{
+    if (desc->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    struct device *device = device_find(desc->location.id);
+    if (!device)
+        return CUDA_ERROR_INVALID_DEVICE;
+    switch (desc->flags) {
+    case CU_MEM_ACCESS_FLAGS_PROT_READWRITE: return CUDA_SUCCESS;
+    case CU_MEM_ACCESS_FLAGS_PROT_READ: return CUDA_ERROR_NOT_SUPPORTED;
+    case CU_MEM_ACCESS_FLAGS_PROT_NONE:
+        return device == pool->device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult
+soft_cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *desc, size_t count)
+{
+    ENTER();
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    if (!desc)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(pool_get(handle, &pool));
+    for (size_t i = 0; i < count; i++)
+        RETURN_IF(check_access(pool, &desc[i]));
+    LOCKED(&soft->pools.lock);
+    for (size_t i = 0; i < count; i++)
+        pool->access[desc[i].location.id] = (uint8_t)desc[i].flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle, CUmemLocation *location)
+{
+    struct device *device;
+    ENTER();
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    if (!flags || !location)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(pool_get(handle, &pool));
+    RETURN_IF(location_device(location, CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE,
+                              &device));
+    LOCKED(&soft->pools.lock);
+    if (is_managed(pool) || (!device && is_hosts(pool)))
+        *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    else
+        *flags = device ? (CUmemAccess_flags)pool->access[device->ordinal]
+                        : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+}

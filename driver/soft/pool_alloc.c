@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Allocating and freeing in stream order. The figures change and the address is known at once;
+ * what the stream is given are places: one that the memory's earlier users have to be done before,
+ * and one after which others may have it.
+ */
+#include "pool.h"
+
+#include "alloc.h"
+#include "managed.h"
+#include "memory.h"
+
+/* The operation of an allocation: waits until the memory is nobody's any more. */
+static CUresult
+alloc_submit(const struct heap_block *block, struct stream *stream, uint64_t *ret_number)
+{
+    const struct point *since = &block->since;
+    struct op *op = op_marker();
+    if (!op)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (since->stream && since->stream != stream &&
+        op_wait_for(op, since->stream, since->number) < 0) {
+        free(op);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return stream_submit(stream, op, ret_number);
+}
+
+static enum range_kind
+pool_kind(const struct pool *pool)
+{
+    if (pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED)
+        return RANGE_MANAGED;
+    bool hosts = !pool->heap.device && !(pool->imported && !pool->heap.memory->host);
+    return hosts ? RANGE_POOL_HOST : RANGE_POOL;
+}
+
+static struct range *
+allocation_new(struct pool *pool, struct heap_block *block)
+{
+    struct range *range = calloc(1, sizeof(*range));
+    if (!range)
+        return NULL;
+    range->kind = pool_kind(pool);
+    range->start = block->at;
+    range->size = block->asked;
+    range->ordinal = pool->device ? pool->device->ordinal : CU_DEVICE_INVALID;
+    range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (range->kind != RANGE_MANAGED || (range->advice = advice_new(block->at, block->size)))
+        return range;
+    free(range);
+    return NULL;
+}
+
+CUresult
+pool_publish(struct pool *pool, struct heap_block *block)
+{
+    struct range *range = allocation_new(pool, block);
+    if (!range)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    object_ref(&pool->object);
+    range->pool = pool;
+    range->block = block;
+    LOCKED(&soft->ranges.lock);
+    range_insert(&soft->ranges.usable, range);
+    return CUDA_SUCCESS;
+}
+
+/* Takes a block back that nobody has heard of. */
+static CUresult
+pool_undo(struct pool *pool, struct heap_block *block, CUresult result)
+{
+    heap_give(&pool->heap, block);
+    return result;
+}
+
+static CUresult
+pool_take(struct pool *pool, size_t size, struct stream *stream, CUdeviceptr *ret)
+{
+    struct heap_block *block;
+    uint64_t number;
+    LOCKED(&soft->pools.lock);
+    RETURN_IF(heap_take(&pool->heap, size, stream, &block));
+    CUresult result = alloc_submit(block, stream, &number);
+    if (result != CUDA_SUCCESS)
+        return pool_undo(pool, block, result);
+    heap_mark(&pool->heap, block, stream, number);
+    result = pool_publish(pool, block);
+    if (result != CUDA_SUCCESS)
+        return pool_undo(pool, block, result);
+    *ret = block->at;
+    return CUDA_SUCCESS;
+}
+
+/* Of nothing there is an allocation, too: a null pointer. */
+static CUresult
+pool_alloc_async(struct pool *pool, size_t size, struct stream *stream, CUdeviceptr *ret)
+{
+    if (size > 0)
+        return pool_take(pool, size, stream, ret);
+    *ret = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool handle,
+                             CUstream stream_handle)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(stream_handle, &stream));
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    if (!address)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(pool_get(handle, &pool));
+    if (pool->imported)
+        return CUDA_ERROR_INVALID_VALUE;
+    return pool_alloc_async(pool, size, stream, address);
+}
+
+CUresult
+soft_cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream_handle)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(stream_handle, &stream));
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    if (!address)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(pool_of_device(stream->context->device, &pool));
+    return pool_alloc_async(pool, size, stream, address);
+}
+
+/* Freeing. */
+
+/* Holds the pool until the stream has come by. */
+struct free_op {
+    struct op op;
+    struct pool *pool;
+};
+
+static CUresult
+free_run(struct op *op UNUSED, CUresult status UNUSED)
+{
+    return CUDA_SUCCESS;
+}
+
+static void
+free_free(struct op *op)
+{
+    struct free_op *free_op = container_of(op, struct free_op, op);
+    pool_unref(free_op->pool);
+    free(free_op);
+}
+
+/* The caller has a reference on the pool, too. */
+static CUresult
+free_submit(struct pool *pool, struct stream *stream, uint64_t *ret_number)
+{
+    struct free_op *free_op = malloc(sizeof(*free_op));
+    if (!free_op)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    op_init(&free_op->op, free_run, free_free);
+    free_op->op.stretched = false;
+    object_ref(&pool->object);
+    free_op->pool = pool;
+    return stream_submit(stream, &free_op->op, ret_number);
+}
+
+/* The allocation that starts there, or NULL. Needs the map's lock. */
+static struct range *
+allocation_find(uintptr_t at)
+{
+    struct range *range = range_find(&soft->ranges.usable, at);
+    return range && range->pool && range->start == at ? range : NULL;
+}
+
+bool
+pool_owns(uintptr_t at)
+{
+    LOCKED(&soft->ranges.lock);
+    return allocation_find(at);
+}
+
+/* A free that waits for nothing. Who calls it knows that the work on the allocation is done; but
+ * the one that had the memory before may not be, if nobody waited for the allocation. */
+static void
+mark_freed_now(struct heap *heap, struct heap_block *block)
+{
+    const struct point *since = &block->since;
+    if (since->stream && stream_passed(since->stream, since->number))
+        heap_mark(heap, block, NULL, 0);
+}
+
+CUresult
+pool_free_at(uintptr_t at, struct stream *stream)
+{
+    _cleanup_(pool_unrefp) struct pool *pool =
+        NULL; /* after the lock: it may be the last one */
+    struct range *range;
+    uint64_t number;
+    LOCKED(&soft->pools.lock); /* without it no range of a pool ends */
+    {
+        LOCKED(&soft->ranges.lock);
+        range = allocation_find(at);
+    }
+    if (!range)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct heap_block *block = range->block;
+    if (stream) {
+        RETURN_IF(free_submit(range->pool, stream, &number));
+        heap_mark(&range->pool->heap, block, stream, number);
+    } else {
+        mark_freed_now(&range->pool->heap, block);
+    }
+    pool = range->pool;
+    {
+        LOCKED(&soft->ranges.lock);
+        range_remove(&soft->ranges.usable, range);
+    }
+    heap_give(&pool->heap, block);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuMemFreeAsync(CUdeviceptr address, CUstream stream_handle)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(stream_handle, &stream));
+    uintptr_t at = (uintptr_t)address;
+    if (!at)
+        return CUDA_SUCCESS;
+    return pool_owns(at) ? pool_free_at(at, stream) : alloc_free_async(at, stream);
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "soft_peer.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MAX_PEERS 64
+
+static bool is_peer;
+static int ends[MAX_PEERS]; /* the test's, which peers must not keep */
+static int n_ends;
+
+static void
+give_up(const char *what)
+{
+    if (is_peer)
+        _exit(0);
+    fprintf(stderr, "%s: %m\n", what);
+    abort();
+}
+
+void
+peer_assert(bool right, const char *what, int line)
+{
+    if (right)
+        return;
+    fprintf(stderr, "line %d: not so: %s\n", line, what);
+    abort();
+}
+
+void
+peer_say(int socket, const void *data, size_t size)
+{
+    if (send(socket, data, size, MSG_NOSIGNAL) != (ssize_t)size)
+        give_up("peer_say");
+}
+
+bool
+peer_hear_if_any(int socket, void *data, size_t size)
+{
+    return recv(socket, data, size, 0) == (ssize_t)size;
+}
+
+void
+peer_hear(int socket, void *data, size_t size)
+{
+    if (!peer_hear_if_any(socket, data, size))
+        give_up("peer_hear");
+}
+
+union fd_room {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+void
+peer_say_fd(int socket, int fd)
+{
+    char byte = 0;
+    union fd_room room = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = room.bytes,
+                             .msg_controllen = sizeof(room.bytes)};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(fd));
+    memcpy(CMSG_DATA(header), &fd, sizeof(fd));
+    if (sendmsg(socket, &message, MSG_NOSIGNAL) != 1)
+        give_up("peer_say_fd");
+}
+
+int
+peer_hear_fd(int socket)
+{
+    char byte;
+    int fd;
+    union fd_room room;
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = room.bytes,
+                             .msg_controllen = sizeof(room.bytes)};
+    struct cmsghdr *header =
+        recvmsg(socket, &message, MSG_CMSG_CLOEXEC) == 1 ? CMSG_FIRSTHDR(&message) : NULL;
+    if (!header)
+        give_up("peer_hear_fd");
+    memcpy(&fd, CMSG_DATA(header), sizeof(fd));
+    return fd;
+}
+
+struct peer
+peer_start(void (*body)(int socket))
+{
+    int pair[2];
+    char uuid[64];
+    snprintf(uuid, sizeof(uuid), "GPU-%08x-0000-4000-8000-000000000000", (unsigned)getpid());
+    setenv("CAID_SOFTCUDA_UUID", uuid, 0);
+    if (n_ends == MAX_PEERS || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+        give_up("peer_start");
+    ends[n_ends++] = pair[0];
+    pid_t pid = fork();
+    if (pid < 0)
+        give_up("fork");
+    if (pid == 0) {
+        is_peer = true;
+        for (int i = 0; i < n_ends; i++)
+            close(ends[i]);
+        body(pair[1]);
+        _exit(0);
+    }
+    close(pair[1]);
+    return (struct peer){pid, pair[0]};
+}
+
+static void
+peer_reap(struct peer *peer, int signal)
+{
+    int status;
+    if (waitpid(peer->pid, &status, 0) != peer->pid)
+        give_up("waitpid");
+    bool right = signal ? WIFSIGNALED(status) && WTERMSIG(status) == signal
+                        : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (right)
+        return;
+    fprintf(stderr, "process %d ended with status %#x\n", (int)peer->pid, (unsigned)status);
+    abort();
+}
+
+void
+peer_end(struct peer *peer)
+{
+    close(peer->socket);
+    peer_reap(peer, 0);
+}
+
+void
+peer_wait(struct peer *peer)
+{
+    peer_reap(peer, 0);
+    close(peer->socket);
+}
+
+void
+peer_kill(struct peer *peer)
+{
+    kill(peer->pid, SIGKILL);
+    peer_reap(peer, SIGKILL);
+    close(peer->socket);
+}

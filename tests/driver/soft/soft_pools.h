@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the tests of memory pools have in common. */
+#pragma once
+
+#include <unistd.h>
+
+#include "caid_test.h"
+#include "soft_test.h"
+
+#define CHUNK (32 * MIB)
+
+UNUSED static CUstream
+stream_new(void)
+{
+    CUstream stream;
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    return stream;
+}
+
+UNUSED static CUmemPoolProps
+props_of(int type, int id)
+{
+    return (CUmemPoolProps){
+        .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .location = {(CUmemLocationType)type, id},
+    };
+}
+
+UNUSED static CUmemoryPool
+pool_new(size_t max)
+{
+    CUmemPoolProps props = props_of(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    CUmemoryPool pool;
+    props.maxSize = max;
+    MUST(cuMemPoolCreate(&pool, &props));
+    return pool;
+}
+
+UNUSED static CUdeviceptr
+take(CUmemoryPool pool, size_t size, CUstream stream)
+{
+    CUdeviceptr at;
+    MUST(cuMemAllocFromPoolAsync(&at, size, pool, stream));
+    return at;
+}
+
+UNUSED static uint64_t
+figure(CUmemoryPool pool, CUmemPool_attribute attribute)
+{
+    uint64_t value;
+    MUST(cuMemPoolGetAttribute(pool, attribute, &value));
+    return value;
+}
+
+UNUSED static void
+assert_figures(CUmemoryPool pool, uint64_t used, uint64_t reserved)
+{
+    cr_assert_eq(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), used);
+    cr_assert_eq(figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), reserved);
+}
+
+UNUSED static void
+keep(CUmemoryPool pool, uint64_t bytes)
+{
+    MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &bytes));
+}
+
+UNUSED static void
+set_switch(CUmemoryPool pool, CUmemPool_attribute attribute, int on)
+{
+    MUST(cuMemPoolSetAttribute(pool, attribute, &on));
+}
+
+/* Lets all that is in the stream pass, without the driver's being asked to wait. */
+UNUSED static void
+let_pass(CUstream stream)
+{
+    while (cu.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY)
+        usleep(100);
+}

@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Registered host memory: what it is to the driver, which pages it takes, who may write it. */
+#include "caid_test.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "soft_test.h"
+
+#define PAGE ((size_t)4096)
+
+static unsigned char *
+pages_new(size_t n, int prot)
+{
+    void *at = mmap(NULL, n * PAGE, prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(at, MAP_FAILED);
+    return at;
+}
+
+static void
+pages_free(unsigned char *at, size_t n)
+{
+    munmap(at, n * PAGE);
+}
+
+static CUdeviceptr
+address(const void *at)
+{
+    return (CUdeviceptr)(uintptr_t)at;
+}
+
+static CUresult
+enroll(void *at, size_t size)
+{
+    return cu.cuMemHostRegister_v2(at, size, 0);
+}
+
+static int
+device_attribute(CUdevice_attribute attribute)
+{
+    int value;
+    MUST(cuDeviceGetAttribute(&value, attribute, 0));
+    return value;
+}
+
+CAID_TEST(soft_host, the_device_says_what_can_be_registered)
+{
+    soft_start();
+    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED), 1);
+    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED), 1);
+    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM),
+                 1);
+}
+
+/* All that cuPointerGetAttribute says of registered memory, and what it said before. */
+CAID_TEST(soft_host, registered_memory_is_known_as_host_memory)
+{
+    CUcontext context = soft_start_context(), owner;
+    unsigned char *pages = pages_new(3, PROT_READ | PROT_WRITE), *at = pages + 100;
+    CUdeviceptr device;
+    unsigned int type, managed, mapped, flags;
+    void *host;
+    size_t size;
+    int access;
+    cr_assert_eq(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(at)),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemHostGetDevicePointer_v2(&device, at, 0), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_PORTABLE));
+    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(at)));
+    MUST(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address(at)));
+    MUST(cuPointerGetAttribute(&mapped, CU_POINTER_ATTRIBUTE_MAPPED, address(at)));
+    MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, address(at)));
+    MUST(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, address(at + 1)));
+    cr_assert_eq(type, CU_MEMORYTYPE_HOST);
+    cr_assert_eq(managed, 0);
+    cr_assert_eq(mapped, 1);
+    cr_assert_eq(owner, context);
+    cr_assert_eq(host, at + 1);
+    MUST(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address(at)));
+    MUST(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address(at)));
+    cr_assert_eq(device, address(at));
+    cr_assert_eq(size, PAGE);
+    MUST(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, address(at)));
+    MUST(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, address(at)));
+    cr_assert_eq(device, address(pages), "whole pages are mapped");
+    cr_assert_eq(size, 2 * PAGE);
+    MUST(cuPointerGetAttribute(&access, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, address(at)));
+    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    cr_assert_eq(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                          address(pages)),
+                 CUDA_ERROR_INVALID_VALUE, "in the page, but not registered");
+    MUST(cuMemHostGetDevicePointer_v2(&device, at + 7, 0));
+    cr_assert_eq(device, address(at + 7));
+    MUST(cuMemHostGetFlags(&flags, at));
+    cr_assert_eq(flags, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    MUST(cuMemHostUnregister(at));
+    cr_assert_eq(cu.cuMemHostGetFlags(&flags, at), CUDA_ERROR_INVALID_VALUE);
+    at[0] = 1; /* the pages are still the program's */
+    pages_free(pages, 3);
+}
+
+static size_t
+count_live(const char *what)
+{
+    char reply[4096];
+    size_t n = 0;
+    cr_assert_eq(cu.caid_softcuda_control("live", reply, sizeof(reply)), 0);
+    const char *line = strstr(reply, what);
+    cr_assert_not_null(line, "%s", reply);
+    sscanf(line + strlen(what), "%zu", &n);
+    return n;
+}
+
+CAID_TEST(soft_host, bad_arguments_are_refused)
+{
+    soft_start_context();
+    unsigned char *pages = pages_new(2, PROT_READ | PROT_WRITE);
+    cr_assert_eq(enroll(NULL, PAGE), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(enroll(pages, 0), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(enroll(pages, SIZE_MAX), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemHostRegister_v2(pages, PAGE, 16), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemHostRegister_v2(pages, PAGE, CU_MEMHOSTREGISTER_IOMEMORY),
+                 CUDA_ERROR_INVALID_VALUE, "these are ordinary pages");
+    cr_assert_eq(count_live("\nregistrations "), 0);
+    MUST(cuMemHostRegister(pages, PAGE, CU_MEMHOSTREGISTER_DEVICEMAP)); /* of CUDA 4 */
+    cr_assert_eq(count_live("\nregistrations "), 1);
+    MUST(cuMemHostUnregister(pages));
+    cr_assert_eq(cu.cuMemHostUnregister(NULL), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuCtxSetCurrent(NULL));
+    cr_assert_eq(enroll(pages, PAGE), CUDA_ERROR_INVALID_CONTEXT);
+    pages_free(pages, 2);
+}
+
+/* Bytes are registered once; two registrations may share a page, but no byte. */
+CAID_TEST(soft_host, registrations_do_not_overlap)
+{
+    soft_start_context();
+    unsigned char *at = pages_new(4, PROT_READ | PROT_WRITE);
+    MUST(cuMemHostRegister_v2(at + PAGE, PAGE, 0));
+    cr_assert_eq(enroll(at + PAGE, PAGE), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    cr_assert_eq(enroll(at + PAGE + 8, 8), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    cr_assert_eq(enroll(at, PAGE + 1), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    cr_assert_eq(enroll(at + 2 * PAGE - 1, PAGE), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    cr_assert_eq(enroll(at, 4 * PAGE), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    MUST(cuMemHostRegister_v2(at, 100, 0));
+    MUST(cuMemHostRegister_v2(at + 100, 20, 0));
+    MUST(cuMemHostRegister_v2(at + 2 * PAGE, PAGE, 0));
+    cr_assert_eq(cu.cuMemHostUnregister(at + PAGE + 8), CUDA_ERROR_INVALID_VALUE,
+                 "not its start");
+    cr_assert_eq(cu.cuMemHostUnregister(at + 120), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    MUST(cuMemHostUnregister(at));
+    MUST(cuMemHostUnregister(at + 100));
+    MUST(cuMemHostUnregister(at + PAGE));
+    MUST(cuMemHostUnregister(at + 2 * PAGE));
+    cr_assert_eq(cu.cuMemHostUnregister(at), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    MUST(cuMemHostRegister_v2(at, 4 * PAGE, 0));
+    MUST(cuMemHostUnregister(at));
+    pages_free(at, 4);
+}
+
+CAID_TEST(soft_host, memory_of_the_driver_is_not_registered)
+{
+    void *host;
+    CUdeviceptr device, managed, reserved;
+    soft_start_context();
+    MUST(cuMemHostAlloc(&host, PAGE, 0));
+    MUST(cuMemAlloc_v2(&device, PAGE));
+    MUST(cuMemAllocManaged(&managed, PAGE, CU_MEM_ATTACH_GLOBAL));
+    MUST(cuMemAddressReserve(&reserved, GRAN, 0, 0, 0));
+    cr_assert_eq(enroll(host, PAGE), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(enroll((void *)(uintptr_t)device, PAGE), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(enroll((void *)(uintptr_t)managed, PAGE), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(enroll((void *)(uintptr_t)reserved, PAGE), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemHostUnregister(host), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemAddressFree(reserved, GRAN));
+    MUST(cuMemFree_v2(managed));
+    MUST(cuMemFree_v2(device));
+    MUST(cuMemFreeHost(host));
+}
+
+/* Pinning needs pages, all of them, and to write them unless it is told that it may not. */
+CAID_TEST(soft_host, only_pages_that_can_be_pinned_are_registered)
+{
+    soft_start_context();
+    unsigned char *at = pages_new(3, PROT_READ | PROT_WRITE);
+    munmap(at + PAGE, PAGE);
+    cr_assert_eq(enroll(at + PAGE, PAGE), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(enroll(at, 3 * PAGE), CUDA_ERROR_INVALID_VALUE, "a hole");
+    mprotect(at, PAGE, PROT_READ);
+    cr_assert_eq(enroll(at, PAGE), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_READ_ONLY));
+    MUST(cuMemHostUnregister(at));
+    mprotect(at, PAGE, PROT_NONE);
+    cr_assert_eq(cu.cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_READ_ONLY),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(count_live("\nregistrations "), 0);
+    munmap(at, PAGE);
+    munmap(at + 2 * PAGE, PAGE);
+}
+
+CAID_TEST(soft_host, a_file_ends_where_it_ends)
+{
+    soft_start_context();
+    int fd = memfd_create("test", MFD_CLOEXEC);
+    cr_assert_eq(ftruncate(fd, (off_t)PAGE), 0);
+    unsigned char *at = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    cr_assert_neq((void *)at, MAP_FAILED);
+    cr_assert_eq(enroll(at, 2 * PAGE), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemHostRegister_v2(at, PAGE, 0));
+    MUST(cuMemHostUnregister(at));
+    munmap(at, 2 * PAGE);
+    close(fd);
+}
+
+/* From ordinary memory a copy of this size would wait for the gate, for ever. */
+CAID_TEST(soft_host, copies_of_registered_memory_do_not_wait)
+{
+    size_t size = 4 * MIB;
+    struct gate gate;
+    CUdeviceptr device;
+    CUstream stream;
+    soft_start_context();
+    unsigned char *from = malloc(size), *to = malloc(size);
+    memset(from, 5, size);
+    memset(to, 0, size);
+    MUST(cuMemHostRegister_v2(from, size, 0));
+    MUST(cuMemHostRegister_v2(to, size, 0));
+    MUST(cuMemAlloc_v2(&device, size));
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    gate_close(&gate, stream);
+    MUST(cuMemcpyHtoDAsync_v2(device, from, size, stream));
+    MUST(cuMemcpyDtoHAsync_v2(to, device, size, stream));
+    cr_assert_eq(((volatile unsigned char *)to)[size - 1], 0);
+    from[size - 1] = 6; /* it is read when the copy runs */
+    gate_open(&gate);
+    MUST(cuStreamSynchronize(stream));
+    cr_assert_eq(to[0], 5);
+    cr_assert_eq(to[size - 1], 6);
+    MUST(cuStreamDestroy_v2(stream));
+    MUST(cuMemHostUnregister(from));
+    MUST(cuMemHostUnregister(to));
+    MUST(cuMemFree_v2(device));
+    free(from);
+    free(to);
+}
+
+static CUresult
+unregister(void *at)
+{
+    return cu.cuMemHostUnregister(at);
+}
+
+CAID_TEST(soft_host, unregistering_waits_for_the_contexts_work)
+{
+    struct gate gate;
+    struct blocked call;
+    CUstream stream;
+    soft_start_context();
+    unsigned char *at = pages_new(1, PROT_READ | PROT_WRITE);
+    MUST(cuMemHostRegister_v2(at, PAGE, 0));
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    gate_close(&gate, stream);
+    MUST(cuMemsetD8Async(address(at), 3, PAGE, stream));
+    blocked_start(&call, unregister, at);
+    cr_assert(blocked_waits(&call));
+    gate_open(&gate);
+    cr_assert_eq(blocked_join(&call), CUDA_SUCCESS);
+    cr_assert_eq(at[PAGE - 1], 3);
+    MUST(cuStreamDestroy_v2(stream));
+    pages_free(at, 1);
+}
+
+CAID_TEST(soft_host, a_reset_ends_registrations_and_leaves_the_pages)
+{
+    CUcontext context = soft_start_context();
+    unsigned char *at = pages_new(1, PROT_READ | PROT_WRITE);
+    at[0] = 9;
+    MUST(cuMemHostRegister_v2(at, PAGE, 0));
+    MUST(cuDevicePrimaryCtxReset_v2(0));
+    cr_assert_eq(cu.cuMemHostUnregister(at), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    MUST(cuCtxSetCurrent(context));
+    cr_assert_eq(cu.cuMemHostUnregister(at), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    cr_assert_eq(at[0], 9);
+    MUST(cuMemHostRegister_v2(at, PAGE, 0));
+    MUST(cuMemHostUnregister(at));
+    pages_free(at, 1);
+}
+
+/* The program takes the pages away too early. */
+
+CAID_TEST(soft_host, work_on_unmapped_pages_faults)
+{
+    struct gate gate;
+    CUstream stream;
+    soft_start_context();
+    unsigned char *at = pages_new(2, PROT_READ | PROT_WRITE);
+    MUST(cuMemHostRegister_v2(at, 2 * PAGE, 0));
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    gate_close(&gate, stream);
+    MUST(cuMemsetD8Async(address(at), 3, 2 * PAGE, stream));
+    munmap(at + PAGE, PAGE);
+    gate_open(&gate);
+    cr_assert_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_LAUNCH_FAILED);
+    pages_free(at, 1);
+}
+
+/* The kernel gives the address to the next one who asks for pages. */
+CAID_TEST(soft_host, what_is_put_in_place_of_unmapped_pages_is_not_registered)
+{
+    CUdeviceptr reserved;
+    unsigned int type;
+    soft_start_context();
+    unsigned char *at = mmap(NULL, 2 * GRAN, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uintptr_t start = ((uintptr_t)at + GRAN - 1) / GRAN * GRAN;
+    MUST(cuMemHostRegister_v2((void *)(start + 10), 2 * PAGE, 0));
+    munmap(at, 2 * GRAN);
+    MUST(cuMemAddressReserve(&reserved, GRAN, 0, start, 0));
+    cr_assert_eq(reserved, start);
+    cr_assert_eq(count_live("\nregistrations "), 0);
+    CUmemGenericAllocationHandle handle;
+    CUmemAllocationProp prop = soft_prop(0);
+    MUST(cuMemCreate(&handle, GRAN, &prop, 0));
+    MUST(cuMemMap(reserved, GRAN, 0, handle, 0));
+    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, start + 10));
+    cr_assert_eq(type, CU_MEMORYTYPE_DEVICE);
+    MUST(cuMemUnmap(reserved, GRAN));
+    MUST(cuMemRelease(handle));
+    MUST(cuMemAddressFree(reserved, GRAN));
+}
+
+/* Read-only registration: the device reads, and who makes it write loses the context. */
+
+static unsigned char *
+read_only_pages(int prot)
+{
+    unsigned char *at = pages_new(1, PROT_READ | PROT_WRITE);
+    memset(at, 7, PAGE);
+    mprotect(at, PAGE, prot);
+    MUST(cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_READ_ONLY));
+    return at;
+}
+
+CAID_TEST(soft_host, read_only_memory_is_read)
+{
+    CUdeviceptr device;
+    unsigned char back[16] = {0};
+    unsigned int flags, access;
+    soft_start_context();
+    unsigned char *at = read_only_pages(PROT_READ);
+    MUST(cuMemHostGetFlags(&flags, at));
+    cr_assert_eq(flags, CU_MEMHOSTREGISTER_DEVICEMAP, "that it is read-only is not told here");
+    MUST(cuPointerGetAttribute(&access, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, address(at)));
+    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READ, "but here");
+    MUST(cuMemAlloc_v2(&device, PAGE));
+    MUST(cuMemcpyHtoD_v2(device, at, PAGE));
+    MUST(cuMemcpyDtoH_v2(back, device + PAGE - sizeof(back), sizeof(back)));
+    cr_assert_eq(back[15], 7);
+    MUST(cuMemFree_v2(device));
+    MUST(cuMemHostUnregister(at));
+    pages_free(at, 1);
+}
+
+static void
+check_fault(unsigned char *at, CUstream stream)
+{
+    CUdeviceptr device;
+    cr_assert_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(((volatile unsigned char *)at)[0], 7);
+    cr_assert_eq(cu.cuMemAlloc_v2(&device, PAGE), CUDA_ERROR_LAUNCH_FAILED, "sticky");
+    cr_assert_eq(cu.cuMemHostRegister_v2(&device, 8, 0), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(cu.cuMemHostUnregister(at), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(count_live("\nregistrations "), 0, "done all the same");
+}
+
+CAID_TEST(soft_host, a_value_written_to_read_only_memory_faults)
+{
+    soft_start_context();
+    unsigned char *at = read_only_pages(PROT_READ);
+    MUST(cuStreamWriteValue32_v2(CU_STREAM_LEGACY, address(at), 1, 0));
+    check_fault(at, CU_STREAM_LEGACY);
+}
+
+/* Also where the program itself could write the pages. */
+CAID_TEST(soft_host, a_value_written_to_pages_registered_as_read_only_faults)
+{
+    soft_start_context();
+    unsigned char *at = read_only_pages(PROT_READ | PROT_WRITE);
+    MUST(cuStreamWriteValue64_v2(CU_STREAM_PER_THREAD, address(at), 1, 0));
+    check_fault(at, CU_STREAM_PER_THREAD);
+}
+
+/* These the driver knows to be wrong, and the context lives on. */
+CAID_TEST(soft_host, fills_of_and_copies_to_read_only_memory_are_refused)
+{
+    CUdeviceptr device;
+    unsigned char from[16] = {0};
+    soft_start_context();
+    unsigned char *at = read_only_pages(PROT_READ | PROT_WRITE);
+    MUST(cuMemAlloc_v2(&device, PAGE));
+    cr_assert_eq(cu.cuMemsetD8_v2(address(at), 1, 16), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemsetD32Async(address(at), 1, 4, NULL), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemcpyHtoD_v2(address(at), from, 16), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemcpyDtoH_v2(at, device, 16), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemcpyDtoHAsync_v2(at, device, 16, NULL), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemcpyDtoD_v2(address(at), device, 16), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemcpyAsync(address(at), device, 16, NULL), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuCtxSynchronize());
+    cr_assert_eq(((volatile unsigned char *)at)[0], 7);
+    MUST(cuMemFree_v2(device));
+    MUST(cuMemHostUnregister(at));
+    pages_free(at, 1);
+}
+
+CAID_TEST(soft_host, work_stays_within_one_registration)
+{
+    soft_start_context();
+    unsigned char *at = pages_new(3, PROT_READ | PROT_WRITE), back[16];
+    MUST(cuMemHostRegister_v2(at + 100, PAGE - 100, 0));
+    MUST(cuMemHostRegister_v2(at + PAGE, PAGE, 0));
+    cr_assert_eq(cu.cuMemsetD8_v2(address(at + PAGE - 8), 1, 16), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemsetD8_v2(address(at + 2 * PAGE - 8), 1, 16), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemsetD8_v2(address(at + 92), 1, 16), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemcpyDtoH_v2(back, address(at), 16), CUDA_ERROR_INVALID_VALUE,
+                 "in the page, but not registered");
+    MUST(cuMemsetD8_v2(address(at + 100), 1, PAGE - 100));
+    MUST(cuMemHostUnregister(at + 100));
+    MUST(cuMemHostUnregister(at + PAGE));
+    pages_free(at, 3);
+}
+
+/* One page in two processes: one of them may only read it, does write, and is alone with the
+ * fault. */
+
+static void
+fault_in_child(int fd)
+{
+    soft_start_context();
+    unsigned char *at = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, 0);
+    MUST(cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_READ_ONLY));
+    MUST(cuStreamWriteValue32_v2(NULL, address(at), 1, 0));
+    _exit(cu.cuStreamSynchronize(NULL) == CUDA_ERROR_LAUNCH_FAILED ? 0 : 1);
+}
+
+CAID_TEST(soft_host, a_fault_stays_in_its_process)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC), status;
+    cr_assert_eq(ftruncate(fd, (off_t)PAGE), 0);
+    pid_t child = soft_fork();
+    if (child == 0)
+        fault_in_child(fd);
+    soft_start_context();
+    unsigned char *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    MUST(cuMemHostRegister_v2(at, PAGE, 0));
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    cr_assert_eq(at[0], 0);
+    MUST(cuMemsetD8_v2(address(at), 4, PAGE));
+    MUST(cuCtxSynchronize());
+    cr_assert_eq(at[0], 4);
+    MUST(cuMemHostUnregister(at));
+    munmap(at, PAGE);
+    close(fd);
+}

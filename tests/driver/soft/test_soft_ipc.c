@@ -1,0 +1,648 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device memory of another process, by legacy inter-process handles. */
+#include "caid_test.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include "soft/share.h"
+#include "soft_peer.h"
+#include "soft_test.h"
+
+#define SIZE  ((size_t)3 << 20)
+#define FLAGS CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+
+static size_t
+live(const char *kind)
+{
+    char reply[1024], *at;
+    cr_assert_eq(cu.caid_softcuda_control("live", reply, sizeof(reply)), 0);
+    cr_assert_neq(at = strstr(reply, kind), NULL, "%s", reply);
+    return strtoul(at + strlen(kind), NULL, 10);
+}
+
+static void
+fill(CUdeviceptr at, unsigned char value, size_t size)
+{
+    MUST(cuMemsetD8_v2(at, value, size));
+    MUST(cuCtxSynchronize());
+}
+
+static bool
+holds(CUdeviceptr at, unsigned char value, size_t size)
+{
+    _cleanup_free_ unsigned char *bytes = malloc(size);
+    MUST(cuMemcpyDtoH_v2(bytes, at, size));
+    for (size_t i = 0; i < size; i++)
+        if (bytes[i] != value)
+            return false;
+    return true;
+}
+
+/* A process that owns memory full of 0xab, tells its handle, and does what it is told. */
+
+static void
+owner_obey(char order, CUdeviceptr memory, int socket)
+{
+    unsigned char first = 0;
+    switch (order) {
+    case 'f': MUST(cuMemFree_v2(memory)); break;
+    case 'r': MUST(cuDevicePrimaryCtxReset_v2(0)); break;
+    case 'l': MUST(cuMemcpyDtoH_v2(&first, memory, 1)); break;
+    case 'c': /* a forked child, which lives on when its parent is killed */
+        if (fork() == 0) {
+            char byte;
+            peer_hear_if_any(socket, &byte, 1);
+            _exit(0);
+        }
+        break;
+    default: abort();
+    }
+    peer_say(socket, &first, 1);
+}
+
+static void
+own_memory(int socket)
+{
+    CUdeviceptr memory;
+    CUipcMemHandle handle;
+    soft_start_context();
+    MUST(cuMemAlloc_v2(&memory, SIZE));
+    fill(memory, 0xab, SIZE);
+    MUST(cuIpcGetMemHandle(&handle, memory));
+    peer_say(socket, &handle, sizeof(handle));
+    for (char order;; owner_obey(order, memory, socket))
+        peer_hear(socket, &order, 1);
+}
+
+static struct peer
+start_owner(CUipcMemHandle *ret)
+{
+    struct peer owner = peer_start(own_memory);
+    peer_hear(owner.socket, ret, sizeof(*ret));
+    return owner;
+}
+
+static unsigned char
+tell(const struct peer *owner, char order)
+{
+    unsigned char answer;
+    peer_say(owner->socket, &order, 1);
+    peer_hear(owner->socket, &answer, 1);
+    return answer;
+}
+
+CAID_TEST(soft_ipc, opened_memory_is_the_same_memory)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    cr_assert(holds(at, 0xab, SIZE));
+    fill(at, 0xcd, SIZE);
+    cr_assert_eq(tell(&owner, 'l'), 0xcd);
+    cr_assert_eq(soft_used(), SIZE, "it is no second allocation");
+    cr_assert_eq(live("opened"), 1);
+    MUST(cuIpcCloseMemHandle(at));
+    cr_assert_eq(live("opened"), 0);
+    cr_assert_eq(tell(&owner, 'l'), 0xcd);
+    peer_end(&owner);
+    cr_assert_eq(soft_used(), 0);
+}
+
+/* The name that CUDA 4.1 had for it. */
+CAID_TEST(soft_ipc, the_older_entry_point_does_the_same)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at, again;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    MUST(cuIpcOpenMemHandle(&at, handle, FLAGS));
+    MUST(cuIpcOpenMemHandle_v2(&again, handle, FLAGS));
+    cr_assert_eq(at, again);
+    MUST(cuIpcCloseMemHandle(at));
+    MUST(cuIpcCloseMemHandle(at));
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc, openings_are_counted)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at, again;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    int fds = test_count_fds();
+    for (int i = 0; i < 10; i++) {
+        MUST(cuIpcOpenMemHandle_v2(&again, handle, FLAGS));
+        cr_assert_eq(again, at);
+    }
+    cr_assert_eq(test_count_fds(), fds);
+    for (int i = 0; i < 11; i++) {
+        cr_assert(holds(at, 0xab, SIZE));
+        MUST(cuIpcCloseMemHandle(at));
+    }
+    cr_assert_eq(cu.cuIpcCloseMemHandle(at), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(live("opened"), 0);
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc, opened_memory_is_not_to_be_freed_or_passed_on)
+{
+    CUipcMemHandle handle, other;
+    CUdeviceptr at;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    cr_assert_eq(cu.cuMemFree_v2(at), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuIpcGetMemHandle(&other, at), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuIpcCloseMemHandle(at + 1), CUDA_ERROR_INVALID_VALUE);
+    cr_assert(holds(at, 0xab, SIZE));
+    MUST(cuIpcCloseMemHandle(at));
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc, pointers_tell_what_they_are)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at, own, base;
+    CUcontext context, of;
+    int ordinal, capable;
+    size_t size;
+    struct peer owner = start_owner(&handle);
+    context = soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuMemGetAddressRange_v2(&base, &size, at + 4096));
+    cr_assert_eq(base, at);
+    cr_assert_eq(size, SIZE);
+    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_CONTEXT, at));
+    cr_assert_eq(of, context);
+    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
+    cr_assert_eq(ordinal, 0);
+    MUST(cuMemAlloc_v2(&own, 4096));
+    MUST(cuPointerGetAttribute(&capable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, own));
+    cr_assert(capable);
+    MUST(cuMemFree_v2(own));
+    struct soft_mapping mapping = soft_map(GRAN, 3);
+    MUST(cuPointerGetAttribute(&capable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+                               mapping.at));
+    cr_assert(!capable);
+    soft_unmap(&mapping);
+    MUST(cuIpcCloseMemHandle(at));
+    peer_end(&owner);
+}
+
+/* In a process of its own, since the socket that comes with the first handle stays. */
+static void
+open_own(int socket UNUSED)
+{
+    CUipcMemHandle handle, again;
+    CUcontext other;
+    CUdeviceptr at, memory;
+    soft_start_context();
+    int fds = test_count_fds();
+    MUST(cuMemAlloc_v2(&memory, SIZE));
+    MUST(cuIpcGetMemHandle(&handle, memory));
+    peer_check(cu.cuIpcOpenMemHandle_v2(&at, handle, FLAGS) == CUDA_ERROR_INVALID_CONTEXT);
+    MUST(cuIpcGetMemHandle(&again, memory + 4096));
+    peer_check(memcmp(&handle, &again, sizeof(handle)) == 0); /* of the whole allocation */
+    MUST(cuCtxCreate_v2(&other, 0, 0));
+    peer_check(cu.cuIpcOpenMemHandle_v2(&at, handle, FLAGS) == CUDA_ERROR_INVALID_CONTEXT);
+    MUST(cuCtxDestroy_v2(other));
+    MUST(cuMemFree_v2(memory));
+    peer_check(cu.cuIpcOpenMemHandle_v2(&at, handle, FLAGS) == CUDA_ERROR_INVALID_VALUE);
+    peer_check(test_count_fds() == fds + 1);
+    peer_check(soft_used() == 0);
+}
+
+CAID_TEST(soft_ipc, an_own_handle_is_refused)
+{
+    struct peer peer = peer_start(open_own);
+    peer_wait(&peer);
+}
+
+CAID_TEST(soft_ipc, only_device_allocations_have_handles)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    void *host;
+    int local;
+    soft_start_context();
+    struct soft_mapping mapping = soft_map(GRAN, 3);
+    cr_assert_eq(cu.cuIpcGetMemHandle(&handle, mapping.at), CUDA_ERROR_INVALID_VALUE);
+    soft_unmap(&mapping);
+    MUST(cuMemHostAlloc(&host, 4096, 0));
+    cr_assert_eq(cu.cuIpcGetMemHandle(&handle, (uintptr_t)host), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemFreeHost(host));
+    cr_assert_eq(cu.cuIpcGetMemHandle(&handle, (uintptr_t)&local), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuIpcGetMemHandle(&handle, 0), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemAlloc_v2(&at, 4096));
+    cr_assert_eq(cu.cuIpcGetMemHandle(NULL, at), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuIpcCloseMemHandle(at), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuIpcCloseMemHandle(0), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_ipc, it_takes_a_context)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    struct peer owner = start_owner(&handle);
+    soft_start();
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, handle, FLAGS), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuIpcCloseMemHandle(4096), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuIpcGetMemHandle(&handle, 4096), CUDA_ERROR_INVALID_CONTEXT);
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc, bad_arguments_are_refused)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(NULL, handle, FLAGS), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, handle, 0), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, handle, 2), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS | 2)); /* as hardware does */
+    MUST(cuIpcCloseMemHandle(at));
+    peer_end(&owner);
+}
+
+/* A handle with any bit wrong, of zeros or of noise, is refused by somebody. One with another
+ * process in it is one of a process that has ended. */
+CAID_TEST(soft_ipc, forged_handles_are_refused)
+{
+    CUipcMemHandle handle, forged;
+    CUdeviceptr at;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    for (size_t i = 0; i < 8 * sizeof(handle); i++) {
+        forged = handle;
+        forged.reserved[i / 8] = (char)(forged.reserved[i / 8] ^ 1 << i % 8);
+        bool of_nobody = i / 64 == offsetof(struct share_ticket, socket) / 8;
+        cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, forged, FLAGS),
+                     of_nobody ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE,
+                     "bit %zu", i);
+    }
+    memset(&forged, 0, sizeof(forged));
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, forged, FLAGS), CUDA_ERROR_INVALID_VALUE);
+    memset(&forged, 0xa5, sizeof(forged));
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, forged, FLAGS), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuIpcCloseMemHandle(at));
+    peer_end(&owner);
+}
+
+/* A connection to the process that gave the handle out. */
+static int
+connect_to_owner(const CUipcMemHandle *handle)
+{
+    struct share_ticket ticket;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memcpy(&ticket, handle, sizeof(ticket));
+    int n = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1,
+                     "caid-softcuda-%016llx", (unsigned long long)ticket.socket);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    cr_assert_eq(connect(fd, (struct sockaddr *)&address, size), 0);
+    return fd;
+}
+
+/* However many connect and say nothing, hang up, or talk nonsense, others are answered. */
+CAID_TEST(soft_ipc, rude_peers_do_no_harm)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    char nonsense[4096] = "what?", byte;
+    int silent[40];
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    for (size_t i = 0; i < ARRAY_SIZE(silent); i++)
+        silent[i] = connect_to_owner(&handle);
+    close(connect_to_owner(&handle));
+    int rude = connect_to_owner(&handle);
+    cr_assert_eq(send(rude, nonsense, sizeof(nonsense), MSG_NOSIGNAL), sizeof(nonsense));
+    cr_assert_leq(recv(rude, &byte, 1, 0), 0);
+    close(rude);
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuIpcCloseMemHandle(at));
+    for (size_t i = 0; i < ARRAY_SIZE(silent); i++)
+        close(silent[i]);
+    tell(&owner, 'l');
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc, a_mapping_outlives_its_owner)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at, again;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    peer_kill(&owner);
+    cr_assert(holds(at, 0xab, SIZE));
+    cr_assert_eq(soft_used(), SIZE, "it counts as long as somebody has it");
+    MUST(cuIpcOpenMemHandle_v2(&again, handle, FLAGS));
+    cr_assert_eq(again, at);
+    MUST(cuIpcCloseMemHandle(at));
+    MUST(cuIpcCloseMemHandle(at));
+    cr_assert_eq(soft_used(), 0);
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, handle, FLAGS), CUDA_ERROR_INVALID_HANDLE);
+}
+
+CAID_TEST(soft_ipc, a_mapping_outlives_the_allocation)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    tell(&owner, 'f');
+    cr_assert(holds(at, 0xab, SIZE));
+    cr_assert_eq(soft_used(), SIZE);
+    MUST(cuIpcCloseMemHandle(at));
+    cr_assert_eq(soft_used(), 0);
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, handle, FLAGS), CUDA_ERROR_INVALID_VALUE,
+                 "what was freed is not offered");
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc, a_reset_ends_what_the_owner_offers)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    tell(&owner, 'r');
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, handle, FLAGS), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(soft_used(), 0);
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc, a_forked_child_offers_nothing)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    tell(&owner, 'c');
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuIpcCloseMemHandle(at));
+    kill(owner.pid, SIGKILL);
+    waitpid(owner.pid, NULL, 0);
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, handle, FLAGS), CUDA_ERROR_INVALID_HANDLE);
+    cr_assert_eq(soft_used(), 0);
+    close(owner.socket);
+}
+
+CAID_TEST(soft_ipc, one_context_of_a_device_has_it)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at, other_at;
+    CUcontext primary, other;
+    struct peer owner = start_owner(&handle);
+    primary = soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuCtxCreate_v2(&other, 0, 0));
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&other_at, handle, FLAGS), CUDA_ERROR_INVALID_HANDLE);
+    MUST(cuIpcCloseMemHandle(at)); /* whoever is current */
+    MUST(cuIpcOpenMemHandle_v2(&other_at, handle, FLAGS));
+    MUST(cuCtxSetCurrent(primary));
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&at, handle, FLAGS), CUDA_ERROR_INVALID_HANDLE);
+    MUST(cuCtxDestroy_v2(other));
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuIpcCloseMemHandle(at));
+    cr_assert_eq(live("opened"), 0);
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc, each_device_has_its_own)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at, other_at;
+    CUcontext first, second;
+    int ordinal;
+    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
+    struct peer owner = start_owner(&handle);
+    first = soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuDevicePrimaryCtxRetain(&second, 1));
+    MUST(cuCtxSetCurrent(second));
+    MUST(cuIpcOpenMemHandle_v2(&other_at, handle, FLAGS));
+    cr_assert_neq(at, other_at);
+    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, other_at));
+    cr_assert_eq(ordinal, 1, "the opening context's");
+    fill(other_at, 0x11, SIZE);
+    MUST(cuCtxSetCurrent(first));
+    cr_assert(holds(at, 0x11, SIZE));
+    cr_assert_eq(soft_used(), SIZE);
+    MUST(cuIpcCloseMemHandle(at));
+    MUST(cuIpcCloseMemHandle(other_at));
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc, what_is_open_ends_with_its_context)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    CUcontext context;
+    struct peer owner = start_owner(&handle);
+    soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuDevicePrimaryCtxReset_v2(0));
+    cr_assert_eq(live("opened"), 0);
+    cr_assert_eq(cu.cuIpcCloseMemHandle(at), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    tell(&owner, 'f');
+    cr_assert_eq(soft_used(), 0);
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    cr_assert_eq(cu.cuIpcCloseMemHandle(at), CUDA_ERROR_INVALID_VALUE);
+    peer_end(&owner);
+}
+
+/* An operation that found its memory gone would fault the device. */
+CAID_TEST(soft_ipc, closing_waits_for_the_work)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    struct peer owner = start_owner(&handle);
+    setenv("CAID_SOFTCUDA_DELAY_US", "20000", 1);
+    soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuMemsetD8Async(at, 0x22, SIZE, NULL));
+    MUST(cuIpcCloseMemHandle(at));
+    MUST(cuCtxSynchronize());
+    cr_assert_eq(tell(&owner, 'l'), 0x22);
+    peer_end(&owner);
+}
+
+/* A process whose own devices are others can still use it. */
+CAID_TEST(soft_ipc, memory_of_an_unknown_device_is_opened)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    int ordinal;
+    struct peer owner = start_owner(&handle);
+    setenv("CAID_SOFTCUDA_UUID", "GPU-ffffffff-0000-4000-8000-000000000002", 1);
+    soft_start_context();
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
+    cr_assert_eq(ordinal, 0, "the opening context's");
+    cr_assert(holds(at, 0xab, SIZE));
+    cr_assert_eq(soft_used(), 0, "not of this device");
+    MUST(cuIpcCloseMemHandle(at));
+    peer_end(&owner);
+}
+
+static void
+open_as_nobody(int socket)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr at;
+    soft_load_path(SOFTCUDA_PATH);
+    if (setgid(65534) < 0 || setuid(65534) < 0)
+        abort();
+    soft_start_context();
+    peer_hear(socket, &handle, sizeof(handle));
+    MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
+    if (!holds(at, 0xab, SIZE))
+        abort();
+    fill(at, 0x33, SIZE);
+    peer_say(socket, "", 1);
+    peer_hear(socket, &at, sizeof(at)); /* the end */
+}
+
+CAID_TEST(soft_ipc, another_user_may_open_it)
+{
+    CUipcMemHandle handle;
+    char byte;
+    if (geteuid() != 0)
+        cr_skip_test("needs to change its uid");
+    struct peer owner = start_owner(&handle), nobody = peer_start(open_as_nobody);
+    peer_say(nobody.socket, &handle, sizeof(handle));
+    peer_hear(nobody.socket, &byte, 1);
+    cr_assert_eq(tell(&owner, 'l'), 0x33);
+    peer_end(&nobody);
+    peer_end(&owner);
+}
+
+/* Threads that open and close the same memory at once. */
+
+#define N_THREADS 8
+#define N_ROUNDS  200
+
+struct opener {
+    pthread_t thread;
+    CUcontext context;
+    CUipcMemHandle handle;
+};
+
+static void *
+open_and_close(void *arg)
+{
+    const struct opener *opener = arg;
+    CUdeviceptr at, again;
+    MUST(cuCtxSetCurrent(opener->context));
+    for (int i = 0; i < N_ROUNDS; i++) {
+        MUST(cuIpcOpenMemHandle_v2(&at, opener->handle, FLAGS));
+        if (!holds(at, 0xab, 64))
+            abort();
+        MUST(cuIpcOpenMemHandle_v2(&again, opener->handle, FLAGS));
+        if (again != at) /* it was open all the time */
+            abort();
+        MUST(cuIpcCloseMemHandle(at));
+        MUST(cuIpcCloseMemHandle(at));
+    }
+    return NULL;
+}
+
+CAID_TEST(soft_ipc, threads_open_and_close_at_once)
+{
+    struct opener openers[N_THREADS];
+    CUipcMemHandle handle;
+    struct peer owner = start_owner(&handle);
+    CUcontext context = soft_start_context();
+    for (int i = 0; i < N_THREADS; i++) {
+        openers[i] = (struct opener){.context = context, .handle = handle};
+        pthread_create(&openers[i].thread, NULL, open_and_close, &openers[i]);
+    }
+    for (int i = 0; i < N_THREADS; i++)
+        pthread_join(openers[i].thread, NULL);
+    cr_assert_eq(live("opened"), 0);
+    peer_end(&owner);
+    cr_assert_eq(soft_used(), 0);
+}
+
+/* Owners that are killed at any time. */
+
+#define N_OWNERS 16
+
+/* Allocates, offers and frees until it is killed. */
+static void
+own_and_drop(int socket)
+{
+    CUdeviceptr memory[4];
+    CUipcMemHandle handle;
+    char go;
+    peer_hear(socket, &go, 1);
+    soft_start_context();
+    for (;;) {
+        for (size_t i = 0; i < ARRAY_SIZE(memory); i++) {
+            MUST(cuMemAlloc_v2(&memory[i], 4096));
+            MUST(cuIpcGetMemHandle(&handle, memory[i]));
+            peer_say(socket, &handle, sizeof(handle));
+        }
+        for (size_t i = 0; i < ARRAY_SIZE(memory); i++)
+            MUST(cuMemFree_v2(memory[i]));
+    }
+}
+
+/* Opens what the owner offers, which may be gone by then; returns how much it got. */
+static size_t
+open_if_there(struct peer *owner, CUdeviceptr *ret_at)
+{
+    CUipcMemHandle handle;
+    if (!peer_hear_if_any(owner->socket, &handle, sizeof(handle)))
+        return 0;
+    CUresult result = cu.cuIpcOpenMemHandle_v2(ret_at, handle, FLAGS);
+    cr_assert(result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE ||
+                  result == CUDA_ERROR_INVALID_HANDLE,
+              "%d", result);
+    return result == CUDA_SUCCESS;
+}
+
+static void
+meet_and_kill(struct peer *owner, int n_before)
+{
+    CUdeviceptr at[64];
+    size_t n = 0;
+    peer_say(owner->socket, "", 1);
+    for (int i = 0; i < n_before; i++)
+        n += open_if_there(owner, &at[n]);
+    kill(owner->pid, SIGKILL);
+    for (int i = 0; i < 8; i++)
+        n += open_if_there(owner, &at[n]);
+    peer_kill(owner);
+    cr_assert_eq(live("opened"), n);
+    for (size_t i = 0; i < n; i++)
+        MUST(cuIpcCloseMemHandle(at[i]));
+}
+
+CAID_TEST(soft_ipc, owners_may_be_killed_at_any_time)
+{
+    struct peer owners[N_OWNERS];
+    for (int i = 0; i < N_OWNERS; i++)
+        owners[i] = peer_start(own_and_drop);
+    soft_start_context();
+    for (int i = 0; i < N_OWNERS; i++)
+        meet_and_kill(&owners[i], i);
+    cr_assert_eq(live("opened"), 0);
+    cr_assert_eq(soft_used(), 0);
+}

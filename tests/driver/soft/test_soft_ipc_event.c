@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inter-process events. */
+#include "caid_test.h"
+
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "soft_peer.h"
+#include "soft_test.h"
+
+#define FLAGS (CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING)
+
+/* A process that creates an event and memory, tells their handles, and does what it is told. */
+
+struct owner {
+    CUevent event;
+    CUstream stream;
+    CUdeviceptr memory;
+    struct gate gate;
+};
+
+struct handles {
+    CUipcEventHandle event;
+    CUipcMemHandle memory;
+};
+
+static CUresult
+owner_obey(struct owner *owner, char order)
+{
+    switch (order) {
+    case 'g': gate_close(&owner->gate, owner->stream); return CUDA_SUCCESS;
+    case 'o': gate_open(&owner->gate); return CUDA_SUCCESS;
+    case 'm': return cu.cuMemsetD8Async(owner->memory, 0x5a, MIB, owner->stream);
+    case 'r': return cu.cuEventRecord(owner->event, owner->stream);
+    case 'w': return cu.cuStreamWaitEvent(owner->stream, owner->event, 0);
+    case 'q': return cu.cuStreamQuery(owner->stream);
+    case 'e': return cu.cuEventQuery(owner->event);
+    case 's': return cu.cuStreamSynchronize(owner->stream);
+    case 'd': return cu.cuEventDestroy_v2(owner->event);
+    case 'f':
+        return (CUresult)cu.caid_softcuda_control("fault 0 LAUNCH_FAILED", (char[64]){0}, 64);
+    default: abort();
+    }
+}
+
+static void
+own_event(int socket)
+{
+    struct owner owner;
+    struct handles handles;
+    soft_start_context();
+    MUST(cuStreamCreate(&owner.stream, CU_STREAM_NON_BLOCKING));
+    MUST(cuEventCreate(&owner.event, FLAGS));
+    MUST(cuMemAlloc_v2(&owner.memory, MIB));
+    MUST(cuIpcGetEventHandle(&handles.event, owner.event));
+    MUST(cuIpcGetMemHandle(&handles.memory, owner.memory));
+    peer_say(socket, &handles, sizeof(handles));
+    for (;;) {
+        char order;
+        peer_hear(socket, &order, 1);
+        CUresult result = owner_obey(&owner, order);
+        peer_say(socket, &result, sizeof(result));
+    }
+}
+
+static CUresult
+tell(const struct peer *owner, char order)
+{
+    CUresult result;
+    peer_say(owner->socket, &order, 1);
+    peer_hear(owner->socket, &result, sizeof(result));
+    return result;
+}
+
+static void
+tell_all(const struct peer *owner, const char *orders)
+{
+    for (; *orders; orders++)
+        cr_assert_eq(tell(owner, *orders), CUDA_SUCCESS, "%s", orders);
+}
+
+/* The owner, and the event opened in the context that is made current. */
+static struct peer
+start_both(CUevent *ret_event)
+{
+    struct handles handles;
+    struct peer owner = peer_start(own_event);
+    peer_hear(owner.socket, &handles, sizeof(handles));
+    soft_start_context();
+    MUST(cuIpcOpenEventHandle(ret_event, handles.event));
+    return owner;
+}
+
+static void
+end_both(struct peer *owner, CUevent event)
+{
+    MUST(cuEventDestroy_v2(event));
+    peer_end(owner);
+}
+
+CAID_TEST(soft_ipc_event, it_is_offered)
+{
+    int supported;
+    soft_start();
+    MUST(cuDeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 0));
+    cr_assert_eq(supported, 1);
+}
+
+CAID_TEST(soft_ipc_event, one_that_was_never_recorded_has_passed)
+{
+    CUevent event;
+    struct peer owner = start_both(&event);
+    MUST(cuEventQuery(event));
+    MUST(cuEventSynchronize(event));
+    MUST(cuStreamWaitEvent(NULL, event, 0));
+    MUST(cuStreamSynchronize(NULL));
+    end_both(&owner, event);
+}
+
+/* The bytes that the other process's stream wrote before its record are there after the wait. */
+CAID_TEST(soft_ipc_event, a_stream_waits_for_another_process)
+{
+    struct handles handles;
+    CUevent event;
+    CUdeviceptr memory;
+    CUstream stream;
+    unsigned char bytes[64];
+    struct peer owner = peer_start(own_event);
+    peer_hear(owner.socket, &handles, sizeof(handles));
+    soft_start_context();
+    MUST(cuIpcOpenEventHandle(&event, handles.event));
+    MUST(cuIpcOpenMemHandle_v2(&memory, handles.memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    tell_all(&owner, "gmr");
+    cr_assert_eq(cu.cuEventQuery(event), CUDA_ERROR_NOT_READY);
+    MUST(cuStreamWaitEvent(stream, event, 0));
+    MUST(cuMemcpyDtoDAsync_v2(memory + MIB / 2, memory, MIB / 2, stream));
+    cr_assert_eq(cu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+    tell_all(&owner, "o");
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuEventQuery(event));
+    MUST(cuMemcpyDtoH_v2(bytes, memory + MIB - sizeof(bytes), sizeof(bytes)));
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        cr_assert_eq(bytes[i], 0x5a);
+    MUST(cuStreamDestroy_v2(stream));
+    MUST(cuIpcCloseMemHandle(memory));
+    end_both(&owner, event);
+}
+
+CAID_TEST(soft_ipc_event, the_owner_waits_for_who_opened_it)
+{
+    CUevent event;
+    CUstream stream;
+    struct gate gate;
+    struct peer owner = start_both(&event);
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    gate_close(&gate, stream);
+    MUST(cuEventRecord(event, stream));
+    cr_assert_eq(tell(&owner, 'e'), CUDA_ERROR_NOT_READY);
+    tell_all(&owner, "w");
+    cr_assert_eq(tell(&owner, 'q'), CUDA_ERROR_NOT_READY);
+    gate_open(&gate);
+    tell_all(&owner, "sqe");
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuStreamDestroy_v2(stream));
+    end_both(&owner, event);
+}
+
+/* A wait is for the record that was the last when it was enqueued, not for later ones, and the
+ * event itself stands for the latest. */
+CAID_TEST(soft_ipc_event, a_wait_is_for_the_last_record_at_its_time)
+{
+    CUevent event;
+    CUstream stream;
+    struct peer owner = start_both(&event);
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    tell_all(&owner, "gr");
+    MUST(cuStreamWaitEvent(stream, event, 0));
+    tell_all(&owner, "os");
+    tell_all(&owner, "gr");
+    MUST(cuStreamSynchronize(stream));
+    cr_assert_eq(cu.cuEventQuery(event), CUDA_ERROR_NOT_READY);
+    tell_all(&owner, "o");
+    MUST(cuEventSynchronize(event));
+    MUST(cuStreamDestroy_v2(stream));
+    end_both(&owner, event);
+}
+
+/* One that was made later, by whatever process, does not pass earlier. */
+CAID_TEST(soft_ipc_event, records_pass_in_their_order)
+{
+    CUevent event;
+    CUstream waiting, recording;
+    struct peer owner = start_both(&event);
+    MUST(cuStreamCreate(&waiting, CU_STREAM_NON_BLOCKING));
+    MUST(cuStreamCreate(&recording, CU_STREAM_NON_BLOCKING));
+    tell_all(&owner, "gr");
+    MUST(cuStreamWaitEvent(waiting, event, 0));
+    MUST(cuEventRecord(event, recording));
+    cr_assert_eq(cu.cuStreamQuery(recording), CUDA_ERROR_NOT_READY);
+    cr_assert_eq(cu.cuStreamQuery(waiting), CUDA_ERROR_NOT_READY);
+    cr_assert_eq(cu.cuEventQuery(event), CUDA_ERROR_NOT_READY);
+    tell_all(&owner, "o");
+    MUST(cuStreamSynchronize(waiting));
+    MUST(cuStreamSynchronize(recording));
+    MUST(cuEventQuery(event));
+    MUST(cuStreamDestroy_v2(waiting));
+    MUST(cuStreamDestroy_v2(recording));
+    end_both(&owner, event);
+}
+
+CAID_TEST(soft_ipc_event, it_can_be_recorded_any_number_of_times)
+{
+    CUevent event;
+    CUstream stream;
+    struct gate gate;
+    struct peer owner = start_both(&event);
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 10000; i++)
+        MUST(cuEventRecord(event, stream));
+    MUST(cuEventSynchronize(event));
+    tell_all(&owner, "e");
+    gate_close(&gate, stream);
+    MUST(cuEventRecord(event, stream));
+    cr_assert_eq(tell(&owner, 'e'), CUDA_ERROR_NOT_READY);
+    gate_open(&gate);
+    MUST(cuEventSynchronize(event));
+    tell_all(&owner, "e");
+    MUST(cuStreamDestroy_v2(stream));
+    end_both(&owner, event);
+}
+
+/* The legacy default stream waits, and with it what it orders, and nothing else. */
+CAID_TEST(soft_ipc_event, the_default_stream_keeps_its_meaning)
+{
+    CUevent event;
+    CUstream blocking, other;
+    struct peer owner = start_both(&event);
+    MUST(cuStreamCreate(&blocking, 0));
+    MUST(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    tell_all(&owner, "gr");
+    MUST(cuStreamWaitEvent(CU_STREAM_LEGACY, event, 0));
+    MUST(cuLaunchHostFunc(blocking, (CUhostFn)free, NULL));
+    MUST(cuLaunchHostFunc(other, (CUhostFn)free, NULL));
+    MUST(cuStreamSynchronize(other));
+    cr_assert_eq(cu.cuStreamQuery(blocking), CUDA_ERROR_NOT_READY);
+    cr_assert_eq(cu.cuStreamQuery(CU_STREAM_LEGACY), CUDA_ERROR_NOT_READY);
+    tell_all(&owner, "o");
+    MUST(cuCtxSynchronize());
+    MUST(cuStreamDestroy_v2(blocking));
+    MUST(cuStreamDestroy_v2(other));
+    end_both(&owner, event);
+}
+
+CAID_TEST(soft_ipc_event, it_outlives_its_owners_handle)
+{
+    CUevent event;
+    struct peer owner = start_both(&event);
+    tell_all(&owner, "grd");
+    cr_assert_eq(cu.cuEventQuery(event), CUDA_ERROR_NOT_READY);
+    tell_all(&owner, "os");
+    MUST(cuEventSynchronize(event));
+    MUST(cuEventRecord(event, NULL));
+    MUST(cuEventSynchronize(event));
+    end_both(&owner, event);
+}
+
+/* Who has it open can open it again, whatever became of its owner; others cannot. */
+CAID_TEST(soft_ipc_event, what_is_open_can_be_opened_again)
+{
+    struct handles handles;
+    CUevent event, again;
+    struct peer owner = peer_start(own_event);
+    peer_hear(owner.socket, &handles, sizeof(handles));
+    soft_start_context();
+    MUST(cuIpcOpenEventHandle(&event, handles.event));
+    MUST(cuIpcOpenEventHandle(&again, handles.event));
+    cr_assert_neq(again, event);
+    MUST(cuEventDestroy_v2(again));
+    peer_kill(&owner);
+    MUST(cuIpcOpenEventHandle(&again, handles.event));
+    MUST(cuEventDestroy_v2(event));
+    MUST(cuEventRecord(again, NULL));
+    MUST(cuEventSynchronize(again));
+    MUST(cuStreamSynchronize(NULL)); /* the operation has let go of it, too */
+    MUST(cuEventDestroy_v2(again));
+    cr_assert_eq(cu.cuIpcOpenEventHandle(&again, handles.event), CUDA_ERROR_MAP_FAILED);
+}
+
+/* A record of a killed process never passes, nor does any after it. Other streams do not mind, nor
+ * does the exit. */
+
+static void
+wait_for_the_dead(int socket)
+{
+    CUipcEventHandle handle;
+    CUevent event, ordinary;
+    CUstream waiting, recording, other;
+    char byte;
+    peer_hear(socket, &handle, sizeof(handle));
+    soft_start_context();
+    MUST(cuStreamCreate(&waiting, CU_STREAM_NON_BLOCKING));
+    MUST(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    MUST(cuEventCreate(&ordinary, 0));
+    MUST(cuIpcOpenEventHandle(&event, handle));
+    MUST(cuStreamWaitEvent(waiting, event, 0));
+    MUST(cuEventRecord(ordinary, waiting));
+    peer_say(socket, "", 1);
+    peer_hear(socket, &byte, 1); /* the owner was killed */
+    MUST(cuStreamCreate(&recording, CU_STREAM_NON_BLOCKING));
+    MUST(cuEventRecord(event, recording));
+    for (int i = 0; i < 100; i++) {
+        MUST(cuLaunchHostFunc(other, (CUhostFn)free, NULL));
+        MUST(cuStreamSynchronize(other));
+    }
+    peer_check(cu.cuStreamQuery(waiting) == CUDA_ERROR_NOT_READY);
+    peer_check(cu.cuStreamQuery(recording) == CUDA_ERROR_NOT_READY);
+    peer_check(cu.cuEventQuery(ordinary) == CUDA_ERROR_NOT_READY);
+    peer_check(cu.cuEventQuery(event) == CUDA_ERROR_NOT_READY);
+    MUST(cuStreamDestroy_v2(waiting));
+    MUST(cuEventDestroy_v2(event));
+    exit(0);
+}
+
+CAID_TEST(soft_ipc_event, a_record_of_the_dead_never_passes)
+{
+    struct handles handles;
+    char byte;
+    struct peer owner = peer_start(own_event), waiter = peer_start(wait_for_the_dead);
+    peer_hear(owner.socket, &handles, sizeof(handles));
+    tell_all(&owner, "gr");
+    peer_say(waiter.socket, &handles.event, sizeof(handles.event));
+    peer_hear(waiter.socket, &byte, 1);
+    peer_kill(&owner);
+    peer_say(waiter.socket, &byte, 1);
+    peer_wait(&waiter);
+}
+
+/* A fault of the waiting device ends its waits; one of the recording device ends none. */
+
+static void
+fault_while_waiting(int socket)
+{
+    CUipcEventHandle handle;
+    CUevent event;
+    char reply[64];
+    peer_hear(socket, &handle, sizeof(handle));
+    soft_start_context();
+    MUST(cuIpcOpenEventHandle(&event, handle));
+    MUST(cuStreamWaitEvent(NULL, event, 0));
+    peer_check(cu.cuStreamQuery(NULL) == CUDA_ERROR_NOT_READY);
+    peer_check(cu.caid_softcuda_control("fault 0 LAUNCH_FAILED", reply, sizeof(reply)) == 0);
+    peer_check(cu.cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS); /* waits for the stream */
+}
+
+CAID_TEST(soft_ipc_event, a_fault_ends_the_waits)
+{
+    struct handles handles;
+    struct peer owner = peer_start(own_event), waiter = peer_start(fault_while_waiting);
+    peer_hear(owner.socket, &handles, sizeof(handles));
+    tell_all(&owner, "gr");
+    peer_say(waiter.socket, &handles.event, sizeof(handles.event));
+    peer_wait(&waiter);
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc_event, a_faulted_process_signals_no_more)
+{
+    CUevent event;
+    struct peer owner = start_both(&event);
+    tell_all(&owner, "grfo");
+    cr_assert_eq(tell(&owner, 's'), CUDA_ERROR_LAUNCH_FAILED);
+    cr_assert_eq(cu.cuEventQuery(event), CUDA_ERROR_NOT_READY);
+    end_both(&owner, event);
+}
+
+CAID_TEST(soft_ipc_event, timing_is_not_for_it)
+{
+    CUevent event, ordinary;
+    float time;
+    struct peer owner = start_both(&event);
+    cr_assert_eq(cu.cuEventCreate(&ordinary, CU_EVENT_INTERPROCESS), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuEventCreate(&ordinary, 0));
+    MUST(cuEventRecord(ordinary, NULL));
+    MUST(cuEventRecord(event, NULL));
+    MUST(cuStreamSynchronize(NULL));
+    cr_assert_eq(cu.cuEventElapsedTime_v2(&time, ordinary, event), CUDA_ERROR_INVALID_HANDLE);
+    cr_assert_eq(cu.cuEventElapsedTime_v2(&time, event, ordinary), CUDA_ERROR_INVALID_HANDLE);
+    MUST(cuEventDestroy_v2(ordinary));
+    end_both(&owner, event);
+}
+
+/* In a process of its own, since the socket that comes with the first handle stays. */
+static void
+open_own(int socket UNUSED)
+{
+    CUipcEventHandle handle, again;
+    CUevent event, other;
+    soft_start_context();
+    int fds = test_count_fds();
+    MUST(cuEventCreate(&event, FLAGS | CU_EVENT_BLOCKING_SYNC));
+    MUST(cuIpcGetEventHandle(&handle, event));
+    MUST(cuIpcGetEventHandle(&again, event));
+    peer_check(memcmp(&handle, &again, sizeof(handle)) == 0);
+    peer_check(cu.cuIpcOpenEventHandle(&other, handle) == CUDA_ERROR_INVALID_CONTEXT);
+    peer_check(cu.cuIpcOpenEventHandle(NULL, handle) == CUDA_ERROR_INVALID_VALUE);
+    peer_check(cu.cuIpcGetEventHandle(NULL, event) == CUDA_ERROR_INVALID_VALUE);
+    MUST(cuEventDestroy_v2(event));
+    peer_check(cu.cuIpcGetEventHandle(&again, event) == CUDA_ERROR_INVALID_HANDLE);
+    peer_check(cu.cuIpcOpenEventHandle(&other, handle) == CUDA_ERROR_MAP_FAILED);
+    peer_check(test_count_fds() == fds + 1);
+}
+
+CAID_TEST(soft_ipc_event, an_own_handle_is_refused)
+{
+    struct peer peer = peer_start(open_own);
+    peer_wait(&peer);
+}
+
+CAID_TEST(soft_ipc_event, other_events_have_no_handle)
+{
+    CUipcEventHandle handle;
+    CUevent event, ordinary;
+    struct peer owner = start_both(&event);
+    MUST(cuEventCreate(&ordinary, CU_EVENT_DISABLE_TIMING));
+    cr_assert_eq(cu.cuIpcGetEventHandle(&handle, ordinary), CUDA_ERROR_INVALID_HANDLE);
+    cr_assert_eq(cu.cuIpcGetEventHandle(&handle, NULL), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuIpcGetEventHandle(&handle, event), CUDA_ERROR_INVALID_HANDLE);
+    MUST(cuEventDestroy_v2(ordinary));
+    end_both(&owner, event);
+}
+
+CAID_TEST(soft_ipc_event, handles_take_a_context)
+{
+    struct handles handles;
+    CUipcEventHandle handle;
+    CUevent event, again;
+    struct peer owner = peer_start(own_event);
+    peer_hear(owner.socket, &handles, sizeof(handles));
+    soft_start_context();
+    MUST(cuEventCreate(&event, FLAGS));
+    MUST(cuCtxSetCurrent(NULL));
+    cr_assert_eq(cu.cuIpcOpenEventHandle(&again, handles.event), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuIpcGetEventHandle(&handle, event), CUDA_ERROR_INVALID_CONTEXT);
+    MUST(cuEventQuery(event));
+    end_both(&owner, event);
+}
+
+/* A handle of memory is none of an event, nor is a wrong bit forgiven. */
+CAID_TEST(soft_ipc_event, forged_handles_are_refused)
+{
+    struct handles handles;
+    CUipcEventHandle forged;
+    CUevent event;
+    struct peer owner = peer_start(own_event);
+    peer_hear(owner.socket, &handles, sizeof(handles));
+    soft_start_context();
+    for (size_t i = 0; i < 8 * sizeof(forged); i++) {
+        forged = handles.event;
+        forged.reserved[i / 8] = (char)(forged.reserved[i / 8] ^ 1 << i % 8);
+        cr_assert_eq(cu.cuIpcOpenEventHandle(&event, forged), CUDA_ERROR_MAP_FAILED);
+    }
+    memcpy(&forged, &handles.memory, sizeof(forged));
+    cr_assert_eq(cu.cuIpcOpenEventHandle(&event, forged), CUDA_ERROR_MAP_FAILED);
+    memset(&forged, 0, sizeof(forged));
+    cr_assert_eq(cu.cuIpcOpenEventHandle(&event, forged), CUDA_ERROR_MAP_FAILED);
+    peer_end(&owner);
+}
+
+static void
+open_as_nobody(int socket)
+{
+    CUipcEventHandle handle;
+    CUevent event;
+    peer_hear(socket, &handle, sizeof(handle));
+    soft_load_path(SOFTCUDA_PATH);
+    peer_check(setgid(65534) == 0 && setuid(65534) == 0);
+    soft_start_context();
+    int fds = test_count_fds();
+    peer_check(cu.cuIpcOpenEventHandle(&event, handle) == CUDA_ERROR_MAP_FAILED);
+    peer_check(test_count_fds() == fds);
+}
+
+CAID_TEST(soft_ipc_event, another_user_may_not_open_it)
+{
+    struct handles handles;
+    if (geteuid() != 0)
+        cr_skip_test("needs to change its uid");
+    struct peer owner = peer_start(own_event), nobody = peer_start(open_as_nobody);
+    peer_hear(owner.socket, &handles, sizeof(handles));
+    peer_say(nobody.socket, &handles.event, sizeof(handles.event));
+    peer_wait(&nobody);
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc_event, it_ends_with_its_context)
+{
+    CUevent event;
+    struct peer owner = start_both(&event);
+    MUST(cuDevicePrimaryCtxReset_v2(0));
+    MUST(cuDevicePrimaryCtxRetain(&(CUcontext){0}, 0));
+    cr_assert_eq(cu.cuEventQuery(event), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    cr_assert_eq(cu.cuEventDestroy_v2(event), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    peer_end(&owner);
+}
+
+CAID_TEST(soft_ipc_event, a_forked_child_has_none)
+{
+    CUevent event;
+    int status, before = test_count_fds();
+    soft_start_context();
+    MUST(cuEventCreate(&event, FLAGS));
+    cr_assert_eq(test_count_fds(), before + 1);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(test_count_fds() != before);
+    waitpid(pid, &status, 0);
+    cr_assert_eq(status, 0);
+    MUST(cuEventDestroy_v2(event));
+}

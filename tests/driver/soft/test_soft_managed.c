@@ -1,0 +1,472 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Managed memory: allocated, freed, asked about, advised, prefetched. */
+#include "caid_test.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "soft_test.h"
+
+#define PAGE ((size_t)4096)
+
+static CUdeviceptr
+managed(size_t size)
+{
+    CUdeviceptr at;
+    MUST(cuMemAllocManaged(&at, size, CU_MEM_ATTACH_GLOBAL));
+    return at;
+}
+
+static int
+device_attribute(CUdevice_attribute attribute)
+{
+    int value;
+    MUST(cuDeviceGetAttribute(&value, attribute, 0));
+    return value;
+}
+
+CAID_TEST(soft_managed, the_device_says_what_it_can)
+{
+    soft_start();
+    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY), 1);
+    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS), 1);
+    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS), 0);
+    cr_assert_eq(device_attribute(
+                     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES),
+                 0);
+    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST), 0);
+}
+
+CAID_TEST(soft_managed, host_and_device_share_it)
+{
+    soft_start_context();
+    CUdeviceptr at = managed(PAGE), other = managed(PAGE);
+    volatile unsigned char *seen = (unsigned char *)(uintptr_t)at;
+    cr_assert_eq(seen[0], 0);
+    MUST(cuMemsetD8Async(at, 1, PAGE, NULL));
+    MUST(cuStreamSynchronize(NULL));
+    cr_assert_eq(seen[PAGE - 1], 1);
+    seen[0] = 2;
+    MUST(cuMemcpyDtoDAsync_v2(other, at, PAGE, NULL));
+    MUST(cuStreamSynchronize(NULL));
+    cr_assert_eq(*(volatile unsigned char *)(uintptr_t)other, 2);
+    MUST(cuMemFree_v2(at));
+    MUST(cuMemFree_v2(other));
+    cr_assert_eq(cu.cuMemFree_v2(at), CUDA_ERROR_INVALID_VALUE);
+}
+
+CAID_TEST(soft_managed, bad_arguments_are_refused)
+{
+    CUdeviceptr at;
+    soft_start_context();
+    cr_assert_eq(cu.cuMemAllocManaged(NULL, PAGE, 1), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAllocManaged(&at, 0, 1), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAllocManaged(&at, PAGE, 0), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAllocManaged(&at, PAGE, CU_MEM_ATTACH_SINGLE),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAllocManaged(&at, SIZE_MAX, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    cr_assert_eq(cu.cuMemAllocManaged(&at, (size_t)1 << 60, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    cr_assert_eq(cu.cuMemAllocManaged(&at, PAGE, 3), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemAllocManaged(&at, PAGE, CU_MEM_ATTACH_HOST));
+    cr_assert_eq(cu.cuMemFreeHost((void *)(uintptr_t)at), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemFree_v2(at));
+    MUST(cuCtxSetCurrent(NULL));
+    cr_assert_eq(cu.cuMemAllocManaged(&at, PAGE, 1), CUDA_ERROR_INVALID_CONTEXT);
+}
+
+/* Pages come into being when they are touched: a device is no limit. */
+CAID_TEST(soft_managed, it_may_be_larger_than_the_device)
+{
+    size_t free_before, free_after, total;
+    setenv("CAID_SOFTCUDA_MEMORY", "64M", 1);
+    soft_start_context();
+    MUST(cuMemGetInfo_v2(&free_before, &total));
+    CUdeviceptr at = managed(1024 * MIB);
+    MUST(cuMemsetD8_v2(at + 1000 * MIB, 3, MIB));
+    MUST(cuCtxSynchronize());
+    cr_assert_eq(*(unsigned char *)(uintptr_t)(at + 1000 * MIB), 3);
+    MUST(cuMemGetInfo_v2(&free_after, &total));
+    cr_assert_eq(free_after, free_before);
+    cr_assert_eq(soft_used(), 0);
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_managed, pointers_tell_that_they_are_managed)
+{
+    CUcontext context = soft_start_context(), owner;
+    CUdeviceptr at = managed(2 * PAGE), device, start;
+    unsigned int type, is_managed, legacy_ipc, mapped;
+    unsigned long long handles;
+    int ordinal;
+    void *host;
+    size_t size;
+    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at));
+    MUST(cuPointerGetAttribute(&is_managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at + PAGE));
+    MUST(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, at + 1));
+    MUST(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, at + 1));
+    MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, at));
+    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
+    MUST(cuPointerGetAttribute(&mapped, CU_POINTER_ATTRIBUTE_MAPPED, at));
+    MUST(cuPointerGetAttribute(&handles, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, at));
+    MUST(cuPointerGetAttribute(&legacy_ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+                               at));
+    cr_assert_eq(type, CU_MEMORYTYPE_DEVICE);
+    cr_assert_eq(is_managed, 1);
+    cr_assert_eq((CUdeviceptr)(uintptr_t)host, at + 1);
+    cr_assert_eq(device, at + 1);
+    cr_assert_eq(owner, context);
+    cr_assert_eq(ordinal, 0);
+    cr_assert_eq(mapped, 1);
+    cr_assert_eq(handles, 0);
+    cr_assert_eq(legacy_ipc, 0);
+    MUST(cuMemGetAddressRange_v2(&start, &size, at + PAGE + 1));
+    cr_assert_eq(start, at);
+    cr_assert_eq(size, 2 * PAGE);
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_managed, it_has_the_size_that_was_asked_for)
+{
+    CUdeviceptr base;
+    unsigned int flags, sync;
+    size_t size;
+    soft_start_context();
+    CUdeviceptr at = managed(100), device;
+    MUST(cuMemGetAddressRange_v2(&base, &size, at + 99));
+    cr_assert_eq(size, 100);
+    cr_assert_eq(cu.cuMemGetAddressRange_v2(&base, &size, at + 100), CUDA_ERROR_NOT_FOUND);
+    cr_assert_eq(cu.cuMemsetD8_v2(at + 90, 1, 11), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at));
+    cr_assert_eq(size, 100);
+    MUST(cuPointerGetAttribute(&sync, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, at));
+    cr_assert_eq(sync, 1);
+    MUST(cuMemHostGetFlags(&flags, (void *)(uintptr_t)at));
+    cr_assert_eq(cu.cuMemHostGetDevicePointer_v2(&device, (void *)(uintptr_t)at, 0),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemFree_v2(at + 1), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemFreeAsync(at, NULL), CUDA_ERROR_NOT_SUPPORTED);
+    MUST(cuMemFree_v2(at));
+}
+
+static CUresult
+copy_from_host(void *arg)
+{
+    CUdeviceptr *pair = arg;
+    return cu.cuMemcpyHtoDAsync_v2(pair[0], (void *)(uintptr_t)pair[1], PAGE,
+                                   (CUstream)(uintptr_t)pair[2]);
+}
+
+/* As what is called memory of the host it is waited for; as the device's it is not. */
+CAID_TEST(soft_managed, a_source_in_the_host_is_waited_for)
+{
+    struct gate gate;
+    struct blocked call;
+    CUdeviceptr device;
+    CUstream stream;
+    soft_start_context();
+    CUdeviceptr at = managed(PAGE);
+    MUST(cuMemAlloc_v2(&device, PAGE));
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUdeviceptr pair[] = {device, at, (CUdeviceptr)(uintptr_t)stream};
+    gate_close(&gate, stream);
+    MUST(cuMemsetD8Async(at, 1, PAGE, stream));
+    MUST(cuMemcpyDtoDAsync_v2(device, at, PAGE, stream));
+    blocked_start(&call, copy_from_host, pair);
+    cr_assert(blocked_waits(&call));
+    gate_open(&gate);
+    cr_assert_eq(blocked_join(&call), CUDA_SUCCESS);
+    MUST(cuStreamDestroy_v2(stream));
+    MUST(cuMemFree_v2(device));
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_managed, it_is_shared_with_nobody)
+{
+    CUipcMemHandle handle;
+    soft_start_context();
+    CUdeviceptr at = managed(PAGE);
+    cr_assert_eq(cu.cuIpcGetMemHandle(&handle, at), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemFree_v2(at));
+}
+
+static CUresult
+free_memory(void *at)
+{
+    return cu.cuMemFree_v2((CUdeviceptr)(uintptr_t)at);
+}
+
+CAID_TEST(soft_managed, freeing_waits_for_the_contexts_work)
+{
+    struct gate gate;
+    struct blocked call;
+    CUstream stream;
+    soft_start_context();
+    CUdeviceptr at = managed(PAGE);
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    gate_close(&gate, stream);
+    blocked_start(&call, free_memory, (void *)(uintptr_t)at);
+    cr_assert(blocked_waits(&call));
+    gate_open(&gate);
+    cr_assert_eq(blocked_join(&call), CUDA_SUCCESS);
+    MUST(cuStreamDestroy_v2(stream));
+}
+
+CAID_TEST(soft_managed, a_reset_frees_it)
+{
+    CUcontext context = soft_start_context();
+    CUdeviceptr at = managed(PAGE);
+    MUST(cuDevicePrimaryCtxReset_v2(0));
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    MUST(cuCtxSetCurrent(context));
+    cr_assert_eq(cu.cuMemFree_v2(at), CUDA_ERROR_INVALID_VALUE);
+}
+
+/* What was advised, of [at, at + size). */
+static int
+range_attribute(CUmem_range_attribute attribute, CUdeviceptr at, size_t size)
+{
+    int value = 1234;
+    MUST(cuMemRangeGetAttribute(&value, sizeof(value), attribute, at, size));
+    return value;
+}
+
+#define READ_MOSTLY(at, size) range_attribute(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, (at), (size))
+#define PREFERRED(at, size) \
+    range_attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, (at), (size))
+#define PREFETCHED(at, size) \
+    range_attribute(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, (at), (size))
+
+/* An attribute of a range is what all its pages agree on. */
+CAID_TEST(soft_managed, advice_is_kept_page_by_page)
+{
+    soft_start_context();
+    CUdeviceptr at = managed(4 * PAGE);
+    cr_assert_eq(READ_MOSTLY(at, 4 * PAGE), 0);
+    MUST(cuMemAdvise(at + PAGE + 10, PAGE, CU_MEM_ADVISE_SET_READ_MOSTLY, 99)); /* 2 pages */
+    cr_assert_eq(READ_MOSTLY(at, 4 * PAGE), 0);
+    cr_assert_eq(READ_MOSTLY(at + PAGE, 2 * PAGE), 1);
+    cr_assert_eq(READ_MOSTLY(at + PAGE - 1, 2), 0, "touches the first page");
+    cr_assert_eq(READ_MOSTLY(at + 3 * PAGE - 1, 1), 1);
+    cr_assert_eq(READ_MOSTLY(at + 3 * PAGE - 1, 2), 0, "touches the last page");
+    MUST(cuMemAdvise(at + PAGE, PAGE, CU_MEM_ADVISE_UNSET_READ_MOSTLY, 0));
+    cr_assert_eq(READ_MOSTLY(at + PAGE, PAGE), 0);
+    cr_assert_eq(READ_MOSTLY(at + 2 * PAGE, PAGE), 1);
+    MUST(cuMemAdvise(at, 4 * PAGE, CU_MEM_ADVISE_SET_READ_MOSTLY, 0));
+    cr_assert_eq(READ_MOSTLY(at, 4 * PAGE), 1);
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_managed, locations_are_kept)
+{
+    CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
+    CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 17},
+                  node = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
+    soft_start_context();
+    CUdeviceptr at = managed(4 * PAGE);
+    cr_assert_eq(PREFERRED(at, 4 * PAGE), CU_DEVICE_INVALID);
+    MUST(cuMemAdvise_v2(at, 2 * PAGE, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device));
+    MUST(cuMemAdvise_v2(at + 2 * PAGE, PAGE, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, host));
+    MUST(cuMemAdvise_v2(at + 3 * PAGE, PAGE, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, node));
+    cr_assert_eq(PREFERRED(at, 2 * PAGE), 1);
+    cr_assert_eq(PREFERRED(at + 2 * PAGE, PAGE), CU_DEVICE_CPU);
+    cr_assert_eq(PREFERRED(at, 4 * PAGE), CU_DEVICE_INVALID);
+    cr_assert_eq(range_attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, at, 2 * PAGE),
+                 CU_MEM_LOCATION_TYPE_DEVICE);
+    cr_assert_eq(range_attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, at, 2 * PAGE),
+                 1);
+    cr_assert_eq(range_attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, at + 2 * PAGE,
+                                 PAGE),
+                 CU_MEM_LOCATION_TYPE_HOST);
+    cr_assert_eq(range_attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, at + 3 * PAGE,
+                                 PAGE),
+                 CU_MEM_LOCATION_TYPE_HOST_NUMA);
+    cr_assert_eq(range_attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, at + 3 * PAGE,
+                                 PAGE),
+                 0);
+    cr_assert_eq(range_attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, at, 3 * PAGE),
+                 CU_MEM_LOCATION_TYPE_INVALID);
+    MUST(cuMemAdvise(at, PAGE, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, 0));
+    cr_assert_eq(PREFERRED(at, PAGE), CU_DEVICE_INVALID);
+    cr_assert_eq(PREFERRED(at + PAGE, PAGE), 1);
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_managed, who_accesses_is_a_list)
+{
+    int devices[4];
+    setenv("CAID_SOFTCUDA_DEVICES", "3", 1);
+    soft_start_context();
+    CUdeviceptr at = managed(2 * PAGE);
+    MUST(cuMemAdvise(at, 2 * PAGE, CU_MEM_ADVISE_SET_ACCESSED_BY, 2));
+    MUST(cuMemAdvise(at, 2 * PAGE, CU_MEM_ADVISE_SET_ACCESSED_BY, CU_DEVICE_CPU));
+    MUST(cuMemAdvise(at, PAGE, CU_MEM_ADVISE_SET_ACCESSED_BY, 1)); /* not the whole of it */
+    MUST(cuMemRangeGetAttribute(devices, sizeof(devices), CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY,
+                                at, 2 * PAGE));
+    cr_assert_eq(devices[0], 2);
+    cr_assert_eq(devices[1], CU_DEVICE_CPU);
+    cr_assert_eq(devices[2], CU_DEVICE_INVALID);
+    cr_assert_eq(devices[3], CU_DEVICE_INVALID);
+    MUST(cuMemRangeGetAttribute(devices, 4, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, at, PAGE));
+    cr_assert_eq(devices[0], 1);
+    MUST(cuMemAdvise(at, 2 * PAGE, CU_MEM_ADVISE_UNSET_ACCESSED_BY, 2));
+    MUST(cuMemRangeGetAttribute(devices, 8, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, at, 2 * PAGE));
+    cr_assert_eq(devices[0], CU_DEVICE_CPU);
+    cr_assert_eq(devices[1], CU_DEVICE_INVALID);
+    MUST(cuMemFree_v2(at));
+}
+
+/* What was asked for last, whether it is done or not. */
+CAID_TEST(soft_managed, prefetches_have_their_place_in_the_stream)
+{
+    struct gate gate;
+    CUstream stream;
+    CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 0};
+    CUmemLocation here = {CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0};
+    soft_start_context();
+    CUdeviceptr at = managed(2 * PAGE);
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    cr_assert_eq(PREFETCHED(at, 2 * PAGE), CU_DEVICE_INVALID);
+    gate_close(&gate, stream);
+    MUST(cuMemPrefetchAsync(at, 2 * PAGE, 0, stream));
+    cr_assert_eq(cu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+    cr_assert_eq(PREFETCHED(at, 2 * PAGE), 0);
+    MUST(cuMemPrefetchAsync_v2(at + PAGE, 1, host, 0, stream));
+    cr_assert_eq(PREFETCHED(at, 2 * PAGE), CU_DEVICE_INVALID);
+    cr_assert_eq(PREFETCHED(at + PAGE, PAGE), CU_DEVICE_CPU);
+    MUST(cuMemPrefetchAsync_v2_ptsz(at, PAGE, here, 0, NULL));
+    cr_assert_eq(range_attribute(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE, at, PAGE),
+                 CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT);
+    cr_assert_eq(range_attribute(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, at, PAGE),
+                 0);
+    cr_assert_eq(PREFETCHED(at, PAGE), CU_DEVICE_CPU);
+    gate_open(&gate);
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuStreamDestroy_v2(stream));
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_managed, bad_advice_is_refused)
+{
+    CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
+    CUmemLocation node = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+    CUmemLocation no_node = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 100000};
+    CUmemLocation nothing = {CU_MEM_LOCATION_TYPE_INVALID, 0};
+    CUdeviceptr plain;
+    int value;
+    soft_start_context();
+    CUdeviceptr at = managed(2 * PAGE);
+    MUST(cuMemAlloc_v2(&plain, PAGE));
+    cr_assert_eq(cu.cuMemAdvise(at, 0, CU_MEM_ADVISE_SET_READ_MOSTLY, 0),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAdvise(at, 2 * PAGE + 1, CU_MEM_ADVISE_SET_READ_MOSTLY, 0),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAdvise(plain, PAGE, CU_MEM_ADVISE_SET_READ_MOSTLY, 0),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAdvise(at, PAGE, (CUmem_advise)7, 0), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAdvise(at, PAGE, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, 1),
+                 CUDA_ERROR_INVALID_DEVICE);
+    cr_assert_eq(cu.cuMemAdvise_v2(at, PAGE, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device),
+                 CUDA_ERROR_INVALID_DEVICE);
+    cr_assert_eq(cu.cuMemAdvise_v2(at, PAGE, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, nothing),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAdvise_v2(at, PAGE, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, no_node),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAdvise_v2(at, PAGE, CU_MEM_ADVISE_SET_ACCESSED_BY, node),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPrefetchAsync(plain, PAGE, 0, NULL), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPrefetchAsync(at, PAGE, 1, NULL), CUDA_ERROR_INVALID_DEVICE);
+    cr_assert_eq(cu.cuMemPrefetchAsync_v2(at, PAGE, node, 1, NULL), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemRangeGetAttribute(&value, 8, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, at,
+                                           1),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemRangeGetAttribute(&value, 3, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, at,
+                                           1),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemRangeGetAttribute(&value, 4, (CUmem_range_attribute)0, at, 1),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemRangeGetAttribute(&value, 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, plain,
+                                           1),
+                 CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemFree_v2(plain));
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_managed, several_attributes_are_all_or_nothing)
+{
+    int mostly = 5, preferred = 6;
+    void *data[] = {&mostly, &preferred};
+    size_t sizes[] = {4, 4};
+    CUmem_range_attribute which[] = {CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY,
+                                     CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION};
+    soft_start_context();
+    CUdeviceptr at = managed(PAGE);
+    MUST(cuMemAdvise(at, PAGE, CU_MEM_ADVISE_SET_READ_MOSTLY, 0));
+    sizes[1] = 8;
+    cr_assert_eq(cu.cuMemRangeGetAttributes(data, sizes, which, 2, at, PAGE),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(mostly, 5);
+    sizes[1] = 4;
+    MUST(cuMemRangeGetAttributes(data, sizes, which, 2, at, PAGE));
+    cr_assert_eq(mostly, 1);
+    cr_assert_eq(preferred, CU_DEVICE_INVALID);
+    cr_assert_eq(cu.cuMemRangeGetAttributes(data, sizes, which, 0, at, PAGE),
+                 CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_managed, memory_is_attached_to_streams)
+{
+    CUstream stream;
+    CUdeviceptr plain;
+    soft_start_context();
+    CUdeviceptr at = managed(2 * PAGE);
+    MUST(cuMemAlloc_v2(&plain, PAGE));
+    MUST(cuStreamCreate(&stream, 0));
+    MUST(cuStreamAttachMemAsync(stream, at, 0, CU_MEM_ATTACH_SINGLE));
+    MUST(cuStreamAttachMemAsync(stream, at, 2 * PAGE, CU_MEM_ATTACH_HOST));
+    MUST(cuStreamAttachMemAsync(NULL, at, 0, CU_MEM_ATTACH_GLOBAL));
+    MUST(cuStreamAttachMemAsync_ptsz(NULL, at, 0, CU_MEM_ATTACH_SINGLE));
+    cr_assert_eq(cu.cuStreamAttachMemAsync(NULL, at, 0, CU_MEM_ATTACH_SINGLE),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuStreamAttachMemAsync(stream, at, PAGE, CU_MEM_ATTACH_SINGLE),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuStreamAttachMemAsync(stream, at, 0, 3), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuStreamAttachMemAsync(stream, plain, 0, CU_MEM_ATTACH_SINGLE),
+                 CUDA_ERROR_INVALID_VALUE);
+    MUST(cuCtxSynchronize());
+    MUST(cuStreamDestroy_v2(stream));
+    MUST(cuMemFree_v2(plain));
+    MUST(cuMemFree_v2(at));
+}
+
+/* The newest version that is not newer than what is asked for. */
+CAID_TEST(soft_managed, versions_of_calls_are_told_apart)
+{
+    void *first, *second;
+    soft_start();
+    MUST(cuGetProcAddress_v2("cuMemPrefetchAsync", &first, 12010, 0, NULL));
+    MUST(cuGetProcAddress_v2("cuMemPrefetchAsync", &second, 12020, 0, NULL));
+    cr_assert_eq(first, (void *)cu.cuMemPrefetchAsync);
+    cr_assert_eq(second, (void *)cu.cuMemPrefetchAsync_v2);
+    MUST(cuGetProcAddress_v2("cuMemAdvise", &first, 8000, 0, NULL));
+    MUST(cuGetProcAddress_v2("cuMemAdvise", &second, 13000, 0, NULL));
+    cr_assert_eq(first, (void *)cu.cuMemAdvise);
+    cr_assert_eq(second, (void *)cu.cuMemAdvise_v2);
+}
+
+/* A forked child has no device memory: a stray access ends it. */
+CAID_TEST(soft_managed, a_forked_child_has_none_of_it)
+{
+    int status;
+    soft_start_context();
+    CUdeviceptr at = managed(PAGE);
+    pid_t child = fork();
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        _exit(*(volatile unsigned char *)(uintptr_t)at);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFSIGNALED(status) || WEXITSTATUS(status) != 0);
+    MUST(cuMemFree_v2(at));
+}

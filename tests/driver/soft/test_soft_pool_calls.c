@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which pools there are, what is asked of them, and what is refused. */
+#include <string.h>
+#include <sys/wait.h>
+
+#include "soft_pools.h"
+
+CAID_TEST(soft_pool_calls, the_current_pool_is_what_a_device_allocates_from)
+{
+    CUmemoryPool standard, current, of;
+    CUdeviceptr at;
+    soft_start_context();
+    CUmemoryPool pool = pool_new(0);
+    MUST(cuDeviceGetDefaultMemPool(&standard, 0));
+    MUST(cuDeviceGetMemPool(&current, 0));
+    cr_assert_eq(current, standard);
+    cr_assert_eq(cu.cuMemPoolDestroy(standard), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuDeviceSetMemPool(0, pool));
+    MUST(cuDeviceGetMemPool(&current, 0));
+    cr_assert_eq(current, pool);
+    MUST(cuMemAllocAsync(&at, 512, NULL));
+    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at));
+    cr_assert_eq(of, pool);
+    MUST(cuMemFreeAsync(at, NULL));
+    MUST(cuMemPoolDestroy(pool));
+    MUST(cuDeviceGetMemPool(&current, 0));
+    cr_assert_eq(current, standard);
+    cr_assert_eq(cu.cuDeviceSetMemPool(0, pool), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuDeviceGetMemPool(&current, 1), CUDA_ERROR_INVALID_DEVICE);
+    cr_assert_eq(cu.cuDeviceGetMemPool(NULL, 0), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuCtxSynchronize());
+}
+
+/* The same by location; a host pool's memory is pinned memory of the host. */
+CAID_TEST(soft_pool_calls, the_host_has_pools_too)
+{
+    CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 0};
+    CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemAllocationType pinned = CU_MEM_ALLOCATION_TYPE_PINNED;
+    CUmemoryPool standard, current;
+    CUmemAccess_flags access;
+    int type;
+    void *back;
+    soft_start_context();
+    MUST(cuMemGetDefaultMemPool(&standard, &host, pinned));
+    MUST(cuMemGetMemPool(&current, &host, pinned));
+    cr_assert_eq(current, standard);
+    MUST(cuMemPoolGetAccess(&access, standard, &host));
+    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    CUdeviceptr at = take(standard, 4096, NULL);
+    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at));
+    cr_assert_eq(type, CU_MEMORYTYPE_HOST);
+    MUST(cuPointerGetAttribute(&back, CU_POINTER_ATTRIBUTE_HOST_POINTER, at));
+    cr_assert_eq((uintptr_t)back, at);
+    cr_assert_eq(soft_used(), 0);
+    MUST(cuMemsetD8_v2(at, 3, 4096));
+    cr_assert_eq(((unsigned char *)back)[4095], 3, "a plain fill of pinned memory waits");
+    MUST(cuMemFreeAsync(at, NULL));
+    MUST(cuCtxSynchronize());
+    assert_figures(standard, 0, 0);
+
+    CUmemoryPool pool = pool_new(0);
+    cr_assert_eq(cu.cuMemSetMemPool(&host, pinned, pool), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemSetMemPool(&device, pinned, pool));
+    MUST(cuDeviceGetMemPool(&current, 0));
+    cr_assert_eq(current, pool);
+    MUST(cuMemPoolDestroy(pool));
+}
+
+CAID_TEST(soft_pool_calls, managed_memory_has_pools_too)
+{
+    CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemoryPool pool;
+    int managed;
+    soft_start_context();
+    MUST(cuMemGetMemPool(&pool, &device, CU_MEM_ALLOCATION_TYPE_MANAGED));
+    CUdeviceptr at = take(pool, 5000, NULL), beside = take(pool, 5000, NULL);
+    MUST(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at));
+    cr_assert_eq(managed, 1);
+    cr_assert_eq(soft_used(), 0);
+    ((unsigned char *)(uintptr_t)at)[4999] = 7;
+    MUST(cuMemAdvise_v2(at, 5000, CU_MEM_ADVISE_SET_READ_MOSTLY, device));
+    MUST(cuMemRangeGetAttribute(&managed, 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, at, 5000));
+    cr_assert_eq(managed, 1);
+    MUST(cuMemRangeGetAttribute(&managed, 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, beside, 5000));
+    cr_assert_eq(managed, 0);
+    MUST(cuMemsetD8Async(at, 1, 5000, NULL));
+    MUST(cuMemFreeAsync(at, NULL));
+    MUST(cuMemFree_v2(beside));
+    MUST(cuCtxSynchronize());
+    assert_figures(pool, 0, 0);
+    cr_assert_eq(cu.cuMemGetMemPool(&pool,
+                                    &(CUmemLocation){CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0},
+                                    CU_MEM_ALLOCATION_TYPE_MANAGED),
+                 CUDA_ERROR_NOT_SUPPORTED);
+}
+
+static CUresult
+create(CUmemPoolProps props)
+{
+    CUmemoryPool pool = NULL;
+    CUresult result = cu.cuMemPoolCreate(&pool, &props);
+    if (result == CUDA_SUCCESS)
+        MUST(cuMemPoolDestroy(pool));
+    return result;
+}
+
+CAID_TEST(soft_pool_calls, properties_are_checked)
+{
+    CUmemPoolProps good, props;
+    CUmemoryPool pool;
+    soft_start();
+    good = props = props_of(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    cr_assert_eq(create(good), CUDA_SUCCESS);
+    cr_assert_eq(cu.cuMemPoolCreate(NULL, &good), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPoolCreate(&pool, NULL), CUDA_ERROR_INVALID_VALUE);
+    props.allocType = CU_MEM_ALLOCATION_TYPE_INVALID;
+    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
+    props = good;
+    props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    cr_assert_eq(create(props), CUDA_SUCCESS);
+    props.location.type = CU_MEM_LOCATION_TYPE_HOST;
+    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE, "the host's are not shared");
+    props.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    cr_assert_eq(create(props), CUDA_SUCCESS);
+    props.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
+    props = props_of(CU_MEM_LOCATION_TYPE_HOST_NUMA, 4711);
+    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
+    props = props_of(CU_MEM_LOCATION_TYPE_DEVICE, 1);
+    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
+    props = props_of(CU_MEM_LOCATION_TYPE_INVALID, 0);
+    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
+    props.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED;
+    cr_assert_eq(create(props), CUDA_SUCCESS, "managed memory need not be anywhere");
+    props = good;
+    props.reserved[53] = 1;
+    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
+    props = good;
+    props.maxSize = (size_t)1 << 60;
+    cr_assert_eq(create(props), CUDA_ERROR_OUT_OF_MEMORY);
+    props = good;
+    props.usage = 0xffff;
+    cr_assert_eq(create(props), CUDA_SUCCESS);
+    props.handleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
+    cr_assert_eq(create(props), CUDA_ERROR_NOT_SUPPORTED);
+    props = good;
+    props.handleTypes = CU_MEM_HANDLE_TYPE_WIN32;
+    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
+}
+
+CAID_TEST(soft_pool_calls, attributes_are_checked)
+{
+    uint64_t value = 7;
+    int on = -1;
+    soft_start();
+    CUmemoryPool pool = pool_new(0);
+    for (int i = 1; i <= 3; i++) {
+        CUmemPool_attribute attribute = (CUmemPool_attribute)i;
+        MUST(cuMemPoolGetAttribute(pool, attribute, &on));
+        cr_assert_eq(on, 1);
+        set_switch(pool, attribute, 0);
+        MUST(cuMemPoolGetAttribute(pool, attribute, &on));
+        cr_assert_eq(on, 0);
+    }
+    cr_assert_eq(figure(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD), 0);
+    keep(pool, 7);
+    cr_assert_eq(figure(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD), 7);
+    cr_assert_eq(cu.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &value),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPoolGetAttribute(pool, (CUmemPool_attribute)9, &value),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPoolGetAttribute(pool, (CUmemPool_attribute)4, NULL),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPoolGetAttribute(NULL, (CUmemPool_attribute)4, &value),
+                 CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemPoolDestroy(pool));
+}
+
+CAID_TEST(soft_pool_calls, access_is_kept_and_a_device_keeps_its_own)
+{
+    CUmemLocation own = {CU_MEM_LOCATION_TYPE_DEVICE, 0}, peer = {own.type, 1};
+    CUmemAccess_flags access;
+    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
+    soft_start();
+    CUmemoryPool pool = pool_new(0);
+    MUST(cuMemPoolGetAccess(&access, pool, &own));
+    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    MUST(cuMemPoolGetAccess(&access, pool, &peer));
+    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    CUmemAccessDesc desc = {peer, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    MUST(cuMemPoolSetAccess(pool, &desc, 1));
+    MUST(cuMemPoolGetAccess(&access, pool, &peer));
+    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+    cr_assert_eq(cu.cuMemPoolSetAccess(pool, &desc, 1), CUDA_ERROR_NOT_SUPPORTED);
+    desc.flags = (CUmemAccess_flags)2;
+    cr_assert_eq(cu.cuMemPoolSetAccess(pool, &desc, 1), CUDA_ERROR_INVALID_VALUE);
+    desc = (CUmemAccessDesc){own, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+    cr_assert_eq(cu.cuMemPoolSetAccess(pool, &desc, 1), CUDA_ERROR_INVALID_DEVICE);
+    desc = (CUmemAccessDesc){{own.type, 2}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    cr_assert_eq(cu.cuMemPoolSetAccess(pool, &desc, 1), CUDA_ERROR_INVALID_DEVICE);
+    desc.location.type = CU_MEM_LOCATION_TYPE_HOST;
+    cr_assert_eq(cu.cuMemPoolSetAccess(pool, &desc, 1), CUDA_ERROR_NOT_SUPPORTED);
+    MUST(cuMemPoolSetAccess(pool, &desc, 0));
+    cr_assert_eq(cu.cuMemPoolSetAccess(pool, NULL, 0), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemPoolGetAccess(&access, pool, &desc.location));
+    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    cr_assert_eq(cu.cuMemPoolGetAccess(&access, pool, &(CUmemLocation){own.type, 2}),
+                 CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemPoolDestroy(pool));
+}
+
+CAID_TEST(soft_pool_calls, pointers_know_where_they_are_from)
+{
+    CUmemPoolProps props = props_of(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    unsigned long long types, id, other;
+    CUmemoryPool pool, of;
+    CUcontext context;
+    CUdeviceptr base;
+    size_t size;
+    int number;
+    soft_start_context();
+    props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    MUST(cuMemPoolCreate(&pool, &props));
+    CUdeviceptr at = take(pool, 1000, NULL), beside = take(pool, 1000, NULL);
+    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at + 999));
+    cr_assert_eq(of, pool);
+    MUST(cuPointerGetAttribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, at));
+    cr_assert_eq(types, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    MUST(cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, at));
+    cr_assert_null(context, "pool memory belongs to no context");
+    MUST(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
+    cr_assert_eq(number, 0);
+    MUST(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at));
+    cr_assert_eq(number, 0);
+    MUST(cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, at));
+    MUST(cuPointerGetAttribute(&other, CU_POINTER_ATTRIBUTE_BUFFER_ID, beside));
+    cr_assert_neq(id, other);
+    MUST(cuMemGetAddressRange_v2(&base, &size, at + 10));
+    cr_assert_eq(base, at);
+    cr_assert_eq(size, 1000);
+    MUST(cuMemFreeAsync(at, NULL));
+    cr_assert_eq(cu.cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at),
+                 CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemFreeAsync(beside, NULL));
+    MUST(cuCtxSynchronize());
+    MUST(cuMemPoolDestroy(pool));
+}
+
+CAID_TEST(soft_pool_calls, a_reset_leaves_pool_memory_alone)
+{
+    CUcontext context;
+    CUdeviceptr at;
+    unsigned char seen;
+    soft_start_context();
+    CUstream stream = stream_new();
+    MUST(cuMemAllocAsync(&at, MIB, stream));
+    MUST(cuMemsetD8Async(at, 5, MIB, stream));
+    MUST(cuDevicePrimaryCtxReset_v2(0));
+    cr_assert_eq(soft_used(), CHUNK);
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    MUST(cuCtxSetCurrent(context));
+    MUST(cuMemcpyDtoH_v2(&seen, at + MIB - 1, 1));
+    cr_assert_eq(seen, 5);
+    MUST(cuMemFreeAsync(at, NULL));
+    MUST(cuStreamSynchronize(NULL));
+    cr_assert_eq(soft_used(), 0);
+}
+
+CAID_TEST(soft_pool_calls, calls_are_checked)
+{
+    CUdeviceptr at;
+    soft_start();
+    CUmemoryPool pool = pool_new(0);
+    cr_assert_eq(cu.cuMemAllocAsync(&at, 512, NULL), CUDA_ERROR_INVALID_CONTEXT);
+    cr_assert_eq(cu.cuMemFreeAsync(0, NULL), CUDA_ERROR_INVALID_CONTEXT);
+    soft_start_context();
+    at = 1;
+    MUST(cuMemAllocAsync(&at, 0, NULL));
+    cr_assert_eq(at, 0);
+    MUST(cuMemFreeAsync(0, NULL));
+    cr_assert_eq(cu.cuMemAllocAsync(NULL, 512, NULL), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAllocFromPoolAsync(&at, 512, NULL, NULL), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemAllocFromPoolAsync(&at, 512, pool, (CUstream)0x1234),
+                 CUDA_ERROR_INVALID_HANDLE);
+    MUST(cuMemAllocAsync(&at, 512, NULL));
+    cr_assert_eq(cu.cuMemFreeAsync(at + 1, NULL), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemFreeHost((void *)(uintptr_t)at), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemFreeAsync(at, NULL));
+    MUST(cuCtxSynchronize());
+    MUST(cuMemPoolDestroy(pool));
+}
+
+/* The device's limit is the pool's, too; and a pool that is nearly there makes smaller steps. */
+CAID_TEST(soft_pool_calls, a_full_device_is_out_of_memory)
+{
+    CUdeviceptr at, rest, none;
+    setenv("CAID_SOFTCUDA_MEMORY", "40M", 1);
+    soft_start_context();
+    CUstream stream = stream_new();
+    CUmemoryPool pool = pool_new(0);
+    at = take(pool, CHUNK, stream);
+    rest = take(pool, 8 * MIB, stream);
+    assert_figures(pool, 40 * MIB, 40 * MIB);
+    cr_assert_eq(cu.cuMemAllocFromPoolAsync(&none, 1, pool, stream), CUDA_ERROR_OUT_OF_MEMORY);
+    cr_assert_eq(cu.cuMemAllocFromPoolAsync(&none, SIZE_MAX, pool, stream),
+                 CUDA_ERROR_OUT_OF_MEMORY);
+    assert_figures(pool, 40 * MIB, 40 * MIB);
+    MUST(cuMemFreeAsync(at, stream));
+    let_pass(stream);
+    cr_assert_eq(cu.cuMemAlloc_v2(&none, MIB), CUDA_ERROR_OUT_OF_MEMORY,
+                 "freed memory is the pool's until the host waits");
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuMemAlloc_v2(&none, MIB));
+    MUST(cuMemFree_v2(none));
+    /* What is free but too small makes room for what it cannot hold. */
+    keep(pool, UINT64_MAX);
+    MUST(cuMemFreeAsync(rest, stream));
+    let_pass(stream);
+    assert_figures(pool, 0, 8 * MIB);
+    at = take(pool, 40 * MIB, stream);
+    keep(pool, 0);
+    MUST(cuMemFreeAsync(at, stream));
+    MUST(cuStreamSynchronize(stream));
+    cr_assert_eq(soft_used(), 0);
+    MUST(cuMemPoolDestroy(pool));
+    MUST(cuStreamDestroy_v2(stream));
+}
+
+CAID_TEST(soft_pool_calls, a_forked_child_holds_none_of_it)
+{
+    int to_child[2];
+    char byte = 0;
+    soft_start_context();
+    CUmemoryPool pool = pool_new(0);
+    CUdeviceptr at = take(pool, MIB, NULL);
+    MUST(cuCtxSynchronize());
+    cr_assert_eq(pipe(to_child), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        close(to_child[1]);
+        _exit(read(to_child[0], &byte, 1) == 0 ? 0 : 1);
+    }
+    close(to_child[0]);
+    MUST(cuMemFreeAsync(at, NULL));
+    MUST(cuCtxSynchronize());
+    cr_assert_eq(soft_used(), 0);
+    at = take(pool, MIB, NULL);
+    MUST(cuCtxSynchronize());
+    cr_assert_eq(soft_used(), CHUNK);
+    MUST(cuMemFreeAsync(at, NULL));
+    MUST(cuCtxSynchronize());
+    MUST(cuMemPoolDestroy(pool));
+    cr_assert_eq(soft_used(), 0);
+    close(to_child[1]);
+    cr_assert_eq(waitpid(child, NULL, 0), child);
+}

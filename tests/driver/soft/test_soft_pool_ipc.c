@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pools of another process: the fd of the pool, the places of its allocations. */
+#include "caid_test.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "soft_peer.h"
+#include "soft_test.h"
+
+#define FD    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+#define CHUNK (32 * MIB)
+
+static CUmemoryPool
+shared_pool(int location, size_t max)
+{
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .handleTypes = FD,
+                            .location = {(CUmemLocationType)location, 0},
+                            .maxSize = max};
+    CUmemoryPool pool;
+    MUST(cuMemPoolCreate(&pool, &props));
+    return pool;
+}
+
+static CUdeviceptr
+filled(CUmemoryPool pool, size_t size, unsigned char value)
+{
+    CUdeviceptr at;
+    MUST(cuMemAllocFromPoolAsync(&at, size, pool, NULL));
+    MUST(cuMemsetD8Async(at, value, size, NULL));
+    MUST(cuStreamSynchronize(NULL));
+    return at;
+}
+
+static bool
+holds(CUdeviceptr at, unsigned char value, size_t size)
+{
+    _cleanup_free_ unsigned char *bytes = malloc(size);
+    MUST(cuMemcpyDtoH_v2(bytes, at, size));
+    for (size_t i = 0; i < size; i++)
+        if (bytes[i] != value)
+            return false;
+    return true;
+}
+
+/* An exporter: two allocations of 1 MiB, and then what it is told. */
+
+static int location = CU_MEM_LOCATION_TYPE_DEVICE; /* of the next exporter's pool */
+
+static void
+exporter(int socket)
+{
+    CUmemPoolPtrExportData data[2];
+    CUmemoryPool pool;
+    CUdeviceptr at[2];
+    char order;
+    int fd;
+    soft_start_context();
+    pool = shared_pool(location, 0);
+    for (int i = 0; i < 2; i++) {
+        at[i] = filled(pool, MIB, (unsigned char)(0xa0 + i));
+        MUST(cuMemPoolExportPointer(&data[i], at[i]));
+    }
+    MUST(cuMemPoolExportToShareableHandle(&fd, pool, FD, 0));
+    peer_say_fd(socket, fd);
+    close(fd);
+    peer_say(socket, data, sizeof(data));
+    while (peer_hear_if_any(socket, &order, 1)) {
+        if (order == 'f') /* frees the first, and waits */
+            MUST(cuMemFree_v2(at[0]));
+        else if (order == 'd')
+            MUST(cuMemPoolDestroy(pool));
+        else
+            order = *(char *)(uintptr_t)at[1];
+        MUST(cuCtxSynchronize());
+        peer_say(socket, &order, 1);
+    }
+}
+
+static char
+tell(struct peer *peer, char order)
+{
+    peer_say(peer->socket, &order, 1);
+    peer_hear(peer->socket, &order, 1);
+    return order;
+}
+
+struct offer {
+    int fd;
+    CUmemoryPool pool;
+    CUmemPoolPtrExportData data[2];
+};
+
+static struct offer
+import_pool(struct peer *peer)
+{
+    struct offer offer = {.fd = peer_hear_fd(peer->socket)};
+    peer_hear(peer->socket, offer.data, sizeof(offer.data));
+    MUST(cuMemPoolImportFromShareableHandle(&offer.pool, (void *)(intptr_t)offer.fd, FD, 0));
+    return offer;
+}
+
+static CUdeviceptr
+import_one(struct offer *offer, int i)
+{
+    CUdeviceptr at;
+    MUST(cuMemPoolImportPointer(&at, offer->pool, &offer->data[i]));
+    return at;
+}
+
+static void
+end(struct offer *offer)
+{
+    MUST(cuMemPoolDestroy(offer->pool));
+    close(offer->fd);
+}
+
+CAID_TEST(soft_pool_ipc, memory_of_another_process_is_the_same_memory)
+{
+    struct peer peer = peer_start(exporter);
+    soft_start_context();
+    struct offer offer = import_pool(&peer);
+    CUdeviceptr first = import_one(&offer, 0), second = import_one(&offer, 1), base;
+    size_t size;
+    cr_assert(holds(first, 0xa0, MIB));
+    cr_assert(holds(second, 0xa1, MIB));
+    cr_assert_eq(second - first, MIB, "they lie as they do there");
+    MUST(cuMemGetAddressRange_v2(&base, &size, second + 1));
+    cr_assert_eq(base, second);
+    cr_assert_eq(size, MIB);
+    cr_assert_eq(soft_used(), CHUNK, "an import is no second allocation");
+    MUST(cuMemsetD8_v2(second, 0x33, MIB));
+    MUST(cuCtxSynchronize());
+    cr_assert_eq(tell(&peer, 'r'), 0x33);
+    MUST(cuMemFree_v2(first));
+    MUST(cuMemFreeAsync(second, NULL));
+    cr_assert_eq(cu.cuMemsetD8_v2(second, 1, 16), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuCtxSynchronize());
+    cr_assert_eq(tell(&peer, 'r'), 0x33, "a free here does nothing there");
+    end(&offer);
+    peer_end(&peer);
+    cr_assert_eq(soft_used(), 0);
+}
+
+/* The same handle, the same address; and one free ends what was imported twice. */
+CAID_TEST(soft_pool_ipc, importing_again_gives_the_same)
+{
+    struct peer peer = peer_start(exporter);
+    CUmemoryPool again;
+    soft_start_context();
+    struct offer offer = import_pool(&peer);
+    MUST(cuMemPoolImportFromShareableHandle(&again, (void *)(intptr_t)offer.fd, FD, 0));
+    cr_assert_eq(again, offer.pool);
+    CUdeviceptr at = import_one(&offer, 0);
+    cr_assert_eq(import_one(&offer, 0), at);
+    MUST(cuMemFreeAsync(at, NULL));
+    cr_assert_eq(cu.cuMemFreeAsync(at, NULL), CUDA_ERROR_INVALID_VALUE);
+    at = import_one(&offer, 0);
+    cr_assert(holds(at, 0xa0, MIB));
+    MUST(cuMemFree_v2(at));
+    end(&offer);
+    peer_end(&peer);
+}
+
+/* Nothing is asked of the exporter: neither while it lives, nor afterwards. */
+CAID_TEST(soft_pool_ipc, memory_outlives_its_killed_exporter)
+{
+    struct peer peer = peer_start(exporter);
+    soft_start_context();
+    struct offer offer = import_pool(&peer);
+    CUdeviceptr first = import_one(&offer, 0);
+    peer_kill(&peer);
+    cr_assert(holds(first, 0xa0, MIB));
+    CUdeviceptr second = import_one(&offer, 1);
+    cr_assert(holds(second, 0xa1, MIB));
+    cr_assert_eq(soft_used(), CHUNK);
+    MUST(cuMemFreeAsync(first, NULL));
+    MUST(cuMemFreeAsync(second, NULL));
+    MUST(cuStreamSynchronize(NULL));
+    cr_assert_eq(soft_used(), CHUNK, "the pool is still imported");
+    end(&offer);
+    cr_assert_eq(soft_used(), 0);
+}
+
+CAID_TEST(soft_pool_ipc, memory_outlives_the_pool_that_it_is_from)
+{
+    struct peer peer = peer_start(exporter);
+    soft_start_context();
+    struct offer offer = import_pool(&peer);
+    CUdeviceptr first = import_one(&offer, 0);
+    tell(&peer, 'f');
+    cr_assert(holds(first, 0xa0, MIB), "a pool that is shared gives nothing back");
+    tell(&peer, 'd');
+    CUdeviceptr second = import_one(&offer, 1);
+    cr_assert(holds(second, 0xa1, MIB));
+    MUST(cuMemFree_v2(first));
+    MUST(cuMemFree_v2(second));
+    end(&offer);
+    peer_end(&peer);
+}
+
+CAID_TEST(soft_pool_ipc, pinned_memory_of_the_host_is_shared_too)
+{
+    location = CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    struct peer peer = peer_start(exporter);
+    int type;
+    soft_start_context();
+    struct offer offer = import_pool(&peer);
+    CUdeviceptr at = import_one(&offer, 1);
+    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at));
+    cr_assert_eq(type, CU_MEMORYTYPE_HOST);
+    cr_assert_eq(((unsigned char *)(uintptr_t)at)[MIB - 1], 0xa1);
+    MUST(cuMemFree_v2(at));
+    end(&offer);
+    peer_end(&peer);
+    cr_assert_eq(soft_used(), 0);
+}
+
+/* What an imported pool is not for. */
+CAID_TEST(soft_pool_ipc, an_imported_pool_only_imports)
+{
+    struct peer peer = peer_start(exporter);
+    CUmemPoolPtrExportData data;
+    CUmemLocation own = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemAccess_flags access;
+    uint64_t value = 0;
+    CUdeviceptr at;
+    CUmemoryPool of;
+    int fd;
+    soft_start_context();
+    struct offer offer = import_pool(&peer);
+    CUdeviceptr imported = import_one(&offer, 0);
+    cr_assert_eq(cu.cuMemAllocFromPoolAsync(&at, 512, offer.pool, NULL),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuDeviceSetMemPool(0, offer.pool), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPoolTrimTo(offer.pool, 0), CUDA_ERROR_INVALID_VALUE);
+    for (int i = 1; i <= 8; i++) {
+        CUmemPool_attribute attribute = (CUmemPool_attribute)i;
+        cr_assert_eq(cu.cuMemPoolGetAttribute(offer.pool, attribute, &value),
+                     CUDA_ERROR_INVALID_VALUE);
+        cr_assert_eq(cu.cuMemPoolSetAttribute(offer.pool, attribute, &value),
+                     CUDA_ERROR_INVALID_VALUE);
+    }
+    cr_assert_eq(cu.cuMemPoolExportToShareableHandle(&fd, offer.pool, FD, 0),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPoolExportPointer(&data, imported), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemPoolGetAccess(&access, offer.pool, &own));
+    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, imported));
+    cr_assert_eq(of, offer.pool);
+    cr_assert_eq(cu.cuMemPoolDestroy(offer.pool), CUDA_ERROR_INVALID_VALUE, "in use");
+    MUST(cuMemFree_v2(imported));
+    end(&offer);
+    peer_end(&peer);
+}
+
+static CUresult
+import_fd(int fd)
+{
+    CUmemoryPool pool;
+    return cu.cuMemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)fd, FD, 0);
+}
+
+CAID_TEST(soft_pool_ipc, only_pools_are_imported)
+{
+    CUmemPoolPtrExportData data;
+    CUdeviceptr at;
+    int fd;
+    soft_start_context();
+    _cleanup_fd_ int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    cr_assert_eq(import_fd(null), CUDA_ERROR_UNKNOWN);
+    cr_assert_eq(import_fd(-1), CUDA_ERROR_UNKNOWN);
+    cr_assert_eq(import_fd(999), CUDA_ERROR_UNKNOWN);
+    /* The right name is not enough: this one could shrink under a reader. */
+    _cleanup_fd_ int forged = memfd_create("caid-softcuda-pool:host", MFD_CLOEXEC);
+    cr_assert_eq(ftruncate(forged, CHUNK), 0);
+    cr_assert_eq(import_fd(forged), CUDA_ERROR_UNKNOWN);
+    struct soft_mapping mapping = soft_map(GRAN, 3);
+    MUST(cuMemExportToShareableHandle(&fd, mapping.handle, FD, 0));
+    cr_assert_eq(import_fd(fd), CUDA_ERROR_UNKNOWN);
+    close(fd);
+    cr_assert_eq(cu.cuMemPoolExportPointer(&data, mapping.at), CUDA_ERROR_INVALID_VALUE);
+    soft_unmap(&mapping);
+
+    CUmemoryPool pool = shared_pool(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    CUmemGenericAllocationHandle handle;
+    MUST(cuMemPoolExportToShareableHandle(&fd, pool, FD, 0));
+    cr_assert_eq(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
+    cr_assert_eq(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, FD),
+                 CUDA_ERROR_UNKNOWN);
+    cr_assert_eq(cu.cuMemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)fd, FD, 1),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)fd,
+                                                       CU_MEM_HANDLE_TYPE_WIN32, 0),
+                 CUDA_ERROR_NOT_SUPPORTED);
+    close(fd);
+    cr_assert_eq(cu.cuMemPoolExportToShareableHandle(&fd, pool, FD, 1),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPoolExportToShareableHandle(&fd, pool, CU_MEM_HANDLE_TYPE_NONE, 0),
+                 CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemAllocAsync(&at, 512, NULL));
+    cr_assert_eq(cu.cuMemPoolExportPointer(&data, at), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemFreeAsync(at, NULL));
+    MUST(cuCtxSynchronize());
+    MUST(cuMemPoolDestroy(pool));
+}
+
+/* A process can import its own pool; then there are two of it. */
+CAID_TEST(soft_pool_ipc, places_are_checked)
+{
+    CUmemPoolPtrExportData good, data;
+    CUmemoryPool imported, other;
+    CUdeviceptr at;
+    int fd, other_fd;
+    soft_start_context();
+    CUmemoryPool pool = shared_pool(CU_MEM_LOCATION_TYPE_DEVICE, CHUNK);
+    CUdeviceptr own = filled(pool, MIB, 0x77);
+    MUST(cuMemPoolExportToShareableHandle(&fd, pool, FD, 0));
+    MUST(cuMemPoolExportPointer(&good, own));
+    cr_assert_eq(cu.cuMemPoolExportPointer(&data, own + 512), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemPoolImportPointer(&at, pool, &good), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemPoolImportFromShareableHandle(&imported, (void *)(intptr_t)fd, FD, 0));
+    cr_assert_neq(imported, pool);
+    MUST(cuMemPoolImportPointer(&at, imported, &good));
+    cr_assert_neq(at, own);
+    cr_assert(holds(at, 0x77, MIB));
+    MUST(cuMemFree_v2(at));
+
+    memset(&data, 0, sizeof(data));
+    cr_assert_eq(cu.cuMemPoolImportPointer(&at, imported, &data), CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < sizeof(data); i++) { /* no byte of it can be changed at will */
+        data = good;
+        data.reserved[i] ^= 0x80;
+        CUresult result = cu.cuMemPoolImportPointer(&at, imported, &data);
+        cr_assert(result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE);
+        if (result == CUDA_SUCCESS)
+            MUST(cuMemFree_v2(at));
+    }
+    CUmemoryPool second = shared_pool(CU_MEM_LOCATION_TYPE_DEVICE, CHUNK);
+    MUST(cuMemPoolExportToShareableHandle(&other_fd, second, FD, 0));
+    MUST(cuMemPoolImportFromShareableHandle(&other, (void *)(intptr_t)other_fd, FD, 0));
+    cr_assert_eq(cu.cuMemPoolImportPointer(&at, other, &good), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemPoolDestroy(other));
+    MUST(cuMemPoolDestroy(second));
+    MUST(cuMemPoolDestroy(imported));
+    MUST(cuMemFree_v2(own));
+    MUST(cuMemPoolDestroy(pool));
+    close(fd);
+    close(other_fd);
+    cr_assert_eq(soft_used(), 0);
+}
+
+/* Of a pool on a device that the process does not see. */
+CAID_TEST(soft_pool_ipc, memory_of_a_hidden_device_needs_access)
+{
+    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
+    struct peer peer = peer_start(exporter);
+    CUmemAccessDesc desc = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, 3};
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    soft_start_context();
+    struct offer offer = import_pool(&peer);
+    CUdeviceptr at = import_one(&offer, 0);
+    cr_assert(holds(at, 0xa0, MIB), "copies reach everything");
+    cr_assert_eq(cu.cuMemsetD8_v2(at, 1, 16), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuMemPoolSetAccess(offer.pool, &desc, 1));
+    MUST(cuMemsetD8_v2(at, 1, 16));
+    MUST(cuCtxSynchronize());
+    MUST(cuMemFree_v2(at));
+    end(&offer);
+    peer_end(&peer);
+}
