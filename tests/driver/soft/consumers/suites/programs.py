@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small programs for the CUDA packages of PyPI, in this folder."""
+import pathlib
+
+from . import Suite
+
+SUITE = Suite(
+    requires=("cuda-bindings==13.3.1", "cuda-core==1.2.2", "numba-cuda==0.30.4"),
+    folder=str(pathlib.Path(__file__).resolve().parent.parent),
+    modules="test_cuda_bindings test_cuda_core test_numba_cuda",
+    at_least=34,
+)
