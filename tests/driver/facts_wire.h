@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How a test commands a process that uses CUDA: one packet there, one back, on the socket that
- * the process has as fd 3. An fd travels with either. Both ends are the same build.
+ * the process has as fd 3. An fd travels with either. Both ends are the same build, so handles
+ * and addresses of the process are plain numbers to the test.
  */
 #pragma once
 
@@ -12,38 +13,37 @@
 #include "base/macros.h"
 
 #define FACTS_SOCKET 3
+#define FACTS_N_ARGS 8
+#define FACTS_BYTES  512
 
 enum facts_op {
-    FACTS_SET_UID,     /* a: uid */
-    FACTS_OPEN,        /* the driver that $CAID_CUDA_DRIVER names, device 0 */
-    FACTS_CONTEXT,     /* retains the primary context and makes it current */
-    FACTS_HAS_CONTEXT, /* value: 1 when a context is current or the primary one is active */
-    FACTS_GRANULARITY, /* value: bytes */
-    FACTS_FREE_BYTES,  /* value: free bytes of the device, from NVML */
-    FACTS_TOTAL_BYTES, /* value: all bytes of the device, from NVML */
-    FACTS_CREATE,      /* a: bytes */
-    FACTS_EXPORT,      /* fd back; value: its descriptor flags */
-    FACTS_IMPORT,      /* fd there; a: bytes */
-    FACTS_RELEASE,
-    FACTS_RESERVE,     /* a: bytes, b: hint; value: address */
-    FACTS_MAP,         /* a: bytes, at the start of the reserved range */
-    FACTS_ACCESS,      /* a: CUmemAccess_flags */
-    FACTS_UNMAP,       /* and frees the range */
-    FACTS_FILL,        /* a: 32-bit word */
-    FACTS_COUNT,       /* a: 32-bit word; value: how many words of the mapping are that */
-    FACTS_KEEP,        /* fd there: held without CUDA */
-    FACTS_GIVE,        /* fd back: the one kept */
-    FACTS_EXPORT_MANY, /* a: number; all are alive at once; value: how many worked */
+#define CALL(name, ...) FACTS_##name,
+#define MAKE(name, ...) FACTS_##name,
+#define STEP(name)      FACTS_##name,
+#include "facts_calls.def"
+#include "facts_steps.def"
+#undef CALL
+#undef MAKE
+#undef STEP
+    FACTS_N_OPS
+};
+
+enum facts_host_function {
+    FACTS_HOLD,  /* waits until the 64 bits at its argument are not 0 */
+    FACTS_COUNT, /* adds 1 to them */
+    FACTS_CALL,  /* stores there what cuCtxGetCurrent() returns, plus 1 */
 };
 
 struct facts_command {
     enum facts_op op;
-    uint64_t a, b;
+    uint64_t args[FACTS_N_ARGS];
+    unsigned char bytes[FACTS_BYTES];
 };
 
 struct facts_reply {
-    int result; /* CUresult, or -errno where no driver call failed */
+    int result; /* CUresult, or -errno where no driver call failed; -ENOSYS: no such function */
     uint64_t value;
+    unsigned char bytes[FACTS_BYTES];
 };
 
 /* Sends one packet; fd may be -1. */

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What memory pools do, in their basics: memory that is had and given back in a stream's order. */
+#include "facts.h"
+
+#define SIZE (4 * MIB)
+
+/* A process with a stream. */
+struct user {
+    struct facts_process process;
+    uint64_t stream;
+};
+
+static struct user
+user_start(void)
+{
+    struct user user = {.process = facts_start_context()};
+    user.stream = GET(&user.process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
+    return user;
+}
+
+static uint64_t
+new_pool(struct facts_process *process, CUmemAllocationHandleType type)
+{
+    CUmemPoolProps props = {
+        .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .handleTypes = type,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+    };
+    return GET(process, cuMemPoolCreate, facts_put(process, &props, sizeof(props)));
+}
+
+static uint64_t
+get_attribute(struct facts_process *process, uint64_t pool, CUmemPool_attribute attribute)
+{
+    uint64_t at = GET(process, allocate_host, 8);
+    MUST(process, cuMemPoolGetAttribute, pool, attribute, at);
+    return GET(process, load, at);
+}
+
+static void
+set_attribute(struct facts_process *process, uint64_t pool, CUmemPool_attribute attribute,
+              uint64_t value)
+{
+    uint64_t at = facts_put(process, &value, sizeof(value));
+    MUST(process, cuMemPoolSetAttribute, pool, attribute, at);
+}
+
+/* In the order of a stream. */
+
+FACT(facts_pools, memory_is_used_and_freed_in_the_order_of_a_stream)
+{
+    struct user user = user_start();
+    struct facts_process *process = &user.process;
+    uint64_t copy = GET(process, cuMemAlloc, SIZE);
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
+    MUST(process, cuMemsetD32Async, at, 5, SIZE / 4, user.stream);
+    MUST(process, cuMemcpyDtoDAsync, copy, at, SIZE, user.stream);
+    MUST(process, cuMemFreeAsync, at, user.stream);
+    MUST(process, cuStreamSynchronize, user.stream);
+    facts_assert_filled(process, copy, SIZE, 5);
+    facts_stop(process);
+}
+
+FACT(facts_pools, none_of_these_waits_for_the_stream)
+{
+    struct user user = user_start();
+    struct facts_process *process = &user.process;
+    _cleanup_page_ struct facts_page page = facts_page_new();
+    uint64_t gate = facts_page_map(process, &page, PROT_READ | PROT_WRITE);
+    MUST(process, cuLaunchHostFunc, user.stream, GET(process, host_function, FACTS_HOLD), gate);
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
+    MUST(process, cuMemsetD32Async, at, 5, SIZE / 4, user.stream);
+    MUST(process, cuMemFreeAsync, at, user.stream);
+    EXPECT(process, CUDA_ERROR_NOT_READY, cuStreamQuery, user.stream);
+    page.words[0] = 1;
+    MUST(process, cuStreamSynchronize, user.stream);
+    facts_stop(process);
+}
+
+FACT(facts_pools, another_stream_may_use_and_free_it_after_an_event)
+{
+    struct user user = user_start();
+    struct facts_process *process = &user.process;
+    uint64_t other = GET(process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
+    uint64_t event = GET(process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
+    uint64_t copy = GET(process, cuMemAlloc, SIZE);
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
+    MUST(process, cuMemsetD32Async, at, 5, SIZE / 4, user.stream);
+    MUST(process, cuEventRecord, event, user.stream);
+    MUST(process, cuStreamWaitEvent, other, event, 0);
+    MUST(process, cuMemcpyDtoDAsync, copy, at, SIZE, other);
+    MUST(process, cuMemFreeAsync, at, other);
+    MUST(process, cuStreamSynchronize, other);
+    facts_assert_filled(process, copy, SIZE, 5);
+    facts_stop(process);
+}
+
+FACT(facts_pools, an_ordinary_free_takes_it_too)
+{
+    struct user user = user_start();
+    struct facts_process *process = &user.process;
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
+    MUST(process, cuStreamSynchronize, user.stream);
+    MUST(process, cuMemFree, at);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuMemFree, at);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync, at, user.stream);
+    facts_stop(process);
+}
+
+/* Pools. */
+
+FACT(facts_pools, a_device_has_a_default_pool_and_a_current_one)
+{
+    struct user user = user_start();
+    struct facts_process *process = &user.process;
+    uint64_t usual = GET(process, cuDeviceGetDefaultMemPool, 0);
+    cr_assert_eq(GET(process, cuDeviceGetMemPool, 0), usual);
+    uint64_t pool = new_pool(process, CU_MEM_HANDLE_TYPE_NONE);
+    MUST(process, cuDeviceSetMemPool, 0, pool);
+    cr_assert_eq(GET(process, cuDeviceGetMemPool, 0), pool);
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
+    uint64_t from = GET(process, cuMemAllocFromPoolAsync, SIZE, usual, user.stream);
+    cr_assert_eq(facts_attribute(process, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at), pool);
+    cr_assert_eq(facts_attribute(process, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, from), usual);
+    facts_stop(process);
+}
+
+FACT(facts_pools, a_pool_says_what_is_used_and_what_it_keeps)
+{
+    struct user user = user_start();
+    struct facts_process *process = &user.process;
+    uint64_t pool = new_pool(process, CU_MEM_HANDLE_TYPE_NONE);
+    cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD), 0);
+    cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0);
+    set_attribute(process, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX);
+
+    uint64_t at = GET(process, cuMemAllocFromPoolAsync, SIZE, pool, user.stream);
+    MUST(process, cuStreamSynchronize, user.stream);
+    cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), SIZE);
+    cr_assert_geq(get_attribute(process, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), SIZE);
+    MUST(process, cuMemFreeAsync, at, user.stream);
+    MUST(process, cuStreamSynchronize, user.stream);
+    cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0);
+    cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH), SIZE);
+    cr_assert_geq(get_attribute(process, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), SIZE);
+    MUST(process, cuMemPoolTrimTo, pool, 0);
+    cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 0);
+    MUST(process, cuMemPoolDestroy, pool);
+    facts_stop(process);
+}
+
+FACT(facts_pools, a_pool_has_no_more_than_the_device)
+{
+    struct user user = user_start();
+    struct facts_process *process = &user.process;
+    uint64_t size = 2 * GET(process, total_bytes);
+    EXPECT(process, CUDA_ERROR_OUT_OF_MEMORY, cuMemAllocAsync, size, user.stream);
+    MUST(process, cuMemAllocAsync, SIZE, user.stream);
+    facts_stop(process);
+}
+
+FACT(facts_pools, its_memory_has_no_legacy_handle)
+{
+    struct user user = user_start();
+    struct facts_process *process = &user.process;
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
+    MUST(process, cuStreamSynchronize, user.stream);
+    uint64_t handle = GET(process, allocate_host, sizeof(CUipcMemHandle));
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuIpcGetMemHandle, handle, at);
+    facts_stop(process);
+}
+
+/* Between processes. */
+
+/* The fd of a pool that was made for it. */
+static int
+export_pool(struct facts_process *process, uint64_t pool)
+{
+    uint64_t at = GET(process, allocate_host, 8);
+    MUST(process, cuMemPoolExportToShareableHandle, at, pool,
+         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    int number;
+    facts_read(process, at, &number, sizeof(number));
+    cr_assert_eq(GET(process, fd_flags, number), 0, "unlike that of virtual memory management");
+    return facts_take_fd(process, (uint64_t)number);
+}
+
+static uint64_t
+import_pool(struct facts_process *process, int fd)
+{
+    uint64_t number = facts_give_fd(process, fd);
+    return GET(process, cuMemPoolImportFromShareableHandle, number,
+               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+}
+
+static uint64_t
+import_pointer(struct user *exporter, uint64_t at, struct user *importer, uint64_t pool)
+{
+    CUmemPoolPtrExportData data;
+    uint64_t data_at = GET(&exporter->process, allocate_host, sizeof(data));
+    MUST(&exporter->process, cuMemPoolExportPointer, data_at, at);
+    facts_read(&exporter->process, data_at, &data, sizeof(data));
+    data_at = facts_put(&importer->process, &data, sizeof(data));
+    return GET(&importer->process, cuMemPoolImportPointer, pool, data_at);
+}
+
+FACT(facts_pools, another_process_imports_a_pool_and_memory_of_it)
+{
+    struct user exporter = user_start(), importer = user_start();
+    uint64_t pool = new_pool(&exporter.process, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    _cleanup_fd_ int fd = export_pool(&exporter.process, pool);
+    uint64_t at = GET(&exporter.process, cuMemAllocFromPoolAsync, SIZE, pool, exporter.stream);
+    MUST(&exporter.process, cuMemsetD32Async, at, 5, SIZE / 4, exporter.stream);
+    MUST(&exporter.process, cuStreamSynchronize, exporter.stream);
+
+    uint64_t imported = import_pool(&importer.process, fd);
+    uint64_t seen = import_pointer(&exporter, at, &importer, imported);
+    facts_assert_filled(&importer.process, seen, SIZE, 5);
+    facts_fill(&importer.process, seen, SIZE, 6);
+    facts_assert_filled(&exporter.process, at, SIZE, 6);
+    EXPECT(&importer.process, CUDA_ERROR_INVALID_VALUE, cuMemAllocFromPoolAsync, SIZE, imported,
+           importer.stream);
+    MUST(&importer.process, cuMemFreeAsync, seen, importer.stream);
+    MUST(&importer.process, cuStreamSynchronize, importer.stream);
+    EXPECT(&importer.process, CUDA_ERROR_INVALID_VALUE, count_words, seen, SIZE, 6);
+    facts_assert_filled(&exporter.process, at, SIZE, 6);
+    facts_stop(&importer.process);
+    facts_stop(&exporter.process);
+}
+
+FACT(facts_pools, imported_memory_outlives_its_killed_exporter)
+{
+    struct user exporter = user_start(), importer = user_start();
+    uint64_t pool = new_pool(&exporter.process, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    _cleanup_fd_ int fd = export_pool(&exporter.process, pool);
+    uint64_t at = GET(&exporter.process, cuMemAllocFromPoolAsync, SIZE, pool, exporter.stream);
+    MUST(&exporter.process, cuStreamSynchronize, exporter.stream);
+    facts_fill(&exporter.process, at, SIZE, 5);
+    uint64_t imported = import_pool(&importer.process, fd);
+    uint64_t seen = import_pointer(&exporter, at, &importer, imported);
+    facts_kill(&exporter.process);
+    facts_assert_filled(&importer.process, seen, SIZE, 5);
+    facts_stop(&importer.process);
+}
+
+FACT(facts_pools, only_a_pool_made_for_it_is_exported)
+{
+    struct user user = user_start();
+    struct facts_process *process = &user.process;
+    uint64_t pool = new_pool(process, CU_MEM_HANDLE_TYPE_NONE);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuMemPoolExportToShareableHandle,
+           GET(process, allocate_host, 8), pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    facts_stop(process);
+}
