@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every benchmark on a daemon of its own and prints one line for each.
+"""Runs every benchmark, those of the daemon on one of their own, and prints one line for each.
 
 usage: run.py DIR, where DIR holds the compiled benchmarks.
 """
@@ -13,6 +13,7 @@ import caid
 
 def main(programs):
     here = os.path.dirname(os.path.abspath(__file__))
+    subprocess.run([os.path.join(programs, "bench_soft")], check=True)
     with caid.LocalDaemon() as daemon:
         with daemon.connect() as client:
             print(f"driver: {client.status().driver}, {client.devices[0].name}", flush=True)
