@@ -54,7 +54,7 @@ outq_packet_new(const void *data, size_t n, const int *fds, size_t n_fds,
 int
 outq_push(struct outq *q, const void *data, size_t n, const int *fds, size_t n_fds)
 {
-    struct outq_packet *p;
+    struct outq_packet *p = NULL;
     int r;
 
     if (q->n_packets >= OUTQ_MAX_PACKETS || n > OUTQ_MAX_BYTES - q->n_bytes ||
