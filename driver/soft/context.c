@@ -195,6 +195,14 @@ context_follow(struct context *context, struct stream *stream, uint64_t number)
 {
     LOCKED(&context->order);
     drop_barriers(context, true);
+    for (size_t i = 0; i < context->n_barriers; i++) {
+        struct point *barrier = &context->barriers[i];
+        if (barrier->stream != stream)
+            continue;
+        if (barrier->number < number)
+            barrier->number = number;
+        return 0;
+    }
     size_t n = context->n_barriers + 1;
     struct point *barriers = realloc(context->barriers, n * sizeof(*barriers));
     if (!barriers)

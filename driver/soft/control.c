@@ -6,7 +6,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/clock.h"
 #include "errors.h"
@@ -132,8 +131,9 @@ static int
 do_fault(const char *args, struct text *reply UNUSED)
 {
     char name[64];
-    int ordinal, result;
-    if (sscanf(args, "%d %63s", &ordinal, name) != 2 || result_parse(name, &result) < 0)
+    int ordinal, result, end = 0;
+    if (sscanf(args, "%d %63s %n", &ordinal, name, &end) != 2 || args[end] ||
+        result_parse(name, &result) < 0 || soft_setup() != CUDA_SUCCESS)
         return -EINVAL;
     if (!device_find(ordinal))
         return -ENODEV;
@@ -144,8 +144,8 @@ do_fault(const char *args, struct text *reply UNUSED)
 static int
 do_vanish(const char *args, struct text *reply UNUSED)
 {
-    int ordinal;
-    if (sscanf(args, "%d", &ordinal) != 1)
+    int ordinal, end = 0;
+    if (sscanf(args, "%d %n", &ordinal, &end) != 1 || args[end] || soft_setup() != CUDA_SUCCESS)
         return -EINVAL;
     if (!device_find(ordinal))
         return -ENODEV;
@@ -157,8 +157,9 @@ static int
 do_delay(const char *args, struct text *reply UNUSED)
 {
     uint64_t delay_us, seed = 0;
-    int n = sscanf(args, "%" SCNu64 " %" SCNu64, &delay_us, &seed);
-    if (n < 1 || delay_us > MAX_DELAY_US)
+    int end = 0, n = sscanf(args, "%" SCNu64 " %n%" SCNu64 " %n", &delay_us, &end, &seed, &end);
+    if (n < 1 || args[end] || strchr(args, '-') || delay_us > MAX_DELAY_US ||
+        soft_setup() != CUDA_SUCCESS) /* the settings would be read over it later */
         return -EINVAL;
     soft->settings.jitter_seed = seed;
     soft->settings.jitter = n == 2;
@@ -216,6 +217,16 @@ control_stop(void)
         unlink(control_path);
 }
 
+/* A SIGKILL leaves the path behind, with nobody there. */
+static void
+remove_stale(const struct sockaddr_un *address)
+{
+    _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0 &&
+        errno == ECONNREFUSED)
+        unlink(address->sun_path);
+}
+
 int
 control_start(struct server *server, const char *where)
 {
@@ -228,9 +239,9 @@ control_start(struct server *server, const char *where)
     bool abstract = address.sun_path[0] == '@';
     if (abstract)
         address.sun_path[0] = '\0';
-    mode_t before = umask(0177);
+    else
+        remove_stale(&address);
     r = serve_start(server, &address, abstract ? size : sizeof(address), control_answer);
-    umask(before);
     if (r == 0 && !abstract) {
         strcpy(control_path, address.sun_path);
         control_pid = getpid();

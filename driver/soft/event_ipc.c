@@ -299,6 +299,7 @@ event_ipc_in_child(void)
     struct ipc_event *ipc;
     LIST_FOREACH(ipc, &soft->ipc_events.all, link)
     ipc->fd = fd_close(ipc->fd);
+    LIST_INIT(&soft->ipc_events.all); /* their pages are not here, nobody may touch them */
     pthread_mutex_unlock(&soft->ipc_events.lock);
 }
 

@@ -4,7 +4,8 @@
  *
  *     FUNCTION[@N|@N-M|@N+]=ACTION, separated by commas
  *
- * FUNCTION is a name as callers find it (cuMemAlloc_v2), without its suffix (cuMemAlloc), or "*".
+ * FUNCTION is a name as callers find it (cuMemAlloc_v2), without its suffix (cuMemAlloc; not for
+ * NVML's), or "*".
  * Its calls are counted from 1, for each rule from the moment the rule was made; without "@" it
  * is every call. ACTION is one of
  *     RESULT          the call does nothing and returns it: OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN, 700

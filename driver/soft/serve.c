@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 
 #include "base/clock.h"
@@ -52,7 +53,7 @@ receive_packet(int socket, void *data, size_t room, int *ret_fd)
         .msg_iov = &iov,
         .msg_iovlen = 1,
         .msg_control = control.bytes,
-        .msg_controllen = sizeof(control.bytes),
+        .msg_controllen = CMSG_LEN(sizeof(int)), /* CMSG_SPACE has room for a second one */
     };
     *ret_fd = -1;
     ssize_t n;
@@ -151,7 +152,8 @@ serve_start(struct server *server, const struct sockaddr_un *address, socklen_t 
     sigset_t all, before;
     pthread_t thread;
     _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (fd < 0 || bind(fd, (const struct sockaddr *)address, size) < 0 || listen(fd, 128) < 0)
+    if (fd < 0 || fchmod(fd, 0600) < 0 ||
+        bind(fd, (const struct sockaddr *)address, size) < 0 || listen(fd, 128) < 0)
         return -errno;
     server->answer = answer;
     server->fd = fd;

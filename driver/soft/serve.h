@@ -24,7 +24,7 @@ struct server {
     serve_answer answer;
 };
 
-/* 0 or -errno. */
+/* A path is for its owner alone. 0 or -errno. */
 int serve_start(struct server *server, const struct sockaddr_un *address, socklen_t size,
                 serve_answer answer);
 /* In a forked child, which has no such thread. */

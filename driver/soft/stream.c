@@ -46,7 +46,6 @@ stream_new(struct context *context, unsigned int flags, int priority)
     stream->attributes.sync_policy = (CUsynchronizationPolicy)-1;
     stream->attributes.domains.remote = CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE;
     stream->id = ++soft->last_stream_id; /* for cuStreamGetId: never used twice */
-    stream->random = soft->settings.jitter_seed ^ stream->id * UINT64_C(0x9e3779b97f4a7c15);
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->work, NULL);
     pthread_cond_init(&stream->progress, NULL);
@@ -137,24 +136,31 @@ stream_finish(struct stream *stream, uint64_t number)
 
 /* The worker. */
 
-/* Splitmix64: enough for a share of a delay, and the same sequence for the same seed. */
+/* The last step of splitmix64: enough for a share of a delay. */
 static uint64_t
-stream_random(struct stream *stream)
+mix(uint64_t z)
 {
-    uint64_t z = stream->random += UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
     return z ^ (z >> 31);
 }
 
+/* The same for the same seed, stream and operation, by their numbers. */
+static uint64_t
+jitter(const struct stream *stream, uint64_t number)
+{
+    uint64_t of_stream = mix(soft->settings.jitter_seed + mix(stream->id));
+    return mix(of_stream + number * UINT64_C(0x9e3779b97f4a7c15));
+}
+
 /* Before the operation, so that who reads too early finds the old bytes, and who overwrites too
  * early is read. */
 static void
-stream_stretch(struct stream *stream)
+stream_stretch(const struct stream *stream, uint64_t number)
 {
     uint64_t ns = soft->settings.delay_ns;
     if (ns && soft->settings.jitter)
-        ns = stream_random(stream) % ns;
+        ns = jitter(stream, number) % ns;
     struct timespec left = {(time_t)(ns / NSEC_PER_SEC), (long)(ns % NSEC_PER_SEC)};
     if (ns)
         clock_nanosleep(CLOCK_MONOTONIC, 0, &left, NULL);
@@ -167,7 +173,7 @@ stream_run(struct stream *stream, struct op *op)
     for (size_t i = 0; i < op->n_after; i++)
         stream_wait(op->after[i].stream, op->after[i].number);
     if (op->stretched)
-        stream_stretch(stream);
+        stream_stretch(stream, op->number);
     CUresult result = op->run(op, (CUresult)device->fault);
     if (result != CUDA_SUCCESS)
         device_fault(device, result);
@@ -360,25 +366,24 @@ stream_legacy(struct context *context)
     return stream_ref(context->legacy);
 }
 
-/* The calling thread's own stream in the context. One that was closed with its context's
- * contents is dropped and made anew. */
+/* The calling thread's own stream in the context. Those that were closed with their
+ * contexts' contents are dropped. */
 static struct stream *
 own_get(struct context *context)
 {
     struct thread *thread = thread_get();
-    struct stream *stream;
+    struct stream *stream, *next;
     if (!thread)
         return NULL;
     LOCKED(&context->order);
-    LIST_FOREACH(stream, &thread->own_streams, thread_link)
-    {
-        if (stream->context != context)
-            continue;
-        if (!stream->closed)
+    for (stream = LIST_FIRST(&thread->own_streams); stream; stream = next) {
+        next = LIST_NEXT(stream, thread_link);
+        if (stream->context == context && !stream->closed)
             return stream_ref(stream);
+        if (stream->context != context && stream->context->live)
+            continue;
         LIST_REMOVE(stream, thread_link);
         stream_unref(stream);
-        break;
     }
     stream = stream_new(context, CU_STREAM_DEFAULT, LEAST_PRIORITY);
     if (stream)
@@ -576,6 +581,18 @@ soft_cuStreamGetCtx(CUstream handle, CUcontext *context)
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
     *context = (CUcontext)(uintptr_t)stream->context->object.handle;
+    return CUDA_SUCCESS;
+}
+
+/* No stream is a green context's here. */
+CUresult
+soft_cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green)
+{
+    ENTER();
+    if (!green)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(soft_cuStreamGetCtx(handle, context));
+    *green = NULL;
     return CUDA_SUCCESS;
 }
 

@@ -73,7 +73,6 @@ struct stream {
     pthread_cond_t progress;       /* for others: passed changed */
     STAILQ_HEAD(, op) queue;       /* under lock */
     bool started, draining;        /* under lock */
-    uint64_t random;               /* the worker's */
     struct known known[MAX_KNOWN]; /* this and the next under context.order */
     unsigned int n_learned;
 };

@@ -134,13 +134,6 @@ step_open(struct child *child, struct request *request)
 }
 
 int
-step_is_software(struct child *child, struct request *request)
-{
-    request->reply->value = child->drv->kind == DRV_SOFT;
-    return 0;
-}
-
-int
 step_has_context(struct child *child, struct request *request)
 {
     const struct drv_table *cu = &child->drv->cu;

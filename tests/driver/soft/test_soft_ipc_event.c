@@ -519,3 +519,21 @@ CAID_TEST(soft_ipc_event, a_forked_child_has_none)
     cr_assert_eq(status, 0);
     MUST(cuEventDestroy_v2(event));
 }
+
+/* A fault wakes who waits for another process's records; in a forked child there is nobody to wake,
+ * and none of the pages. */
+CAID_TEST(soft_ipc_event, a_fault_in_a_forked_child_touches_no_event)
+{
+    CUevent event;
+    int status;
+    soft_start_context();
+    MUST(cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING));
+    pid_t child = fork();
+    if (child == 0) {
+        char reply[64];
+        _exit(cu.caid_softcuda_control("fault 0 700", reply, sizeof(reply)) == 0 ? 0 : 1);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    MUST(cuEventDestroy_v2(event));
+}

@@ -8,6 +8,8 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "soft_test.h"
 
@@ -95,6 +97,59 @@ CAID_TEST(soft_stream, jitter_changes_when_but_not_what)
     MUST(cuStreamDestroy_v2(first));
     MUST(cuStreamDestroy_v2(second));
     unpin(data);
+}
+
+#define N_RACERS 6
+
+struct race {
+    int n;
+    char order[N_RACERS + 1];
+};
+
+static struct race race;
+
+static void
+arrive(void *data)
+{
+    race.order[__atomic_fetch_add(&race.n, 1, __ATOMIC_SEQ_CST)] = *(const char *)data;
+}
+
+/* The order in which one operation in each of some streams runs, in a process of its own. These
+ * seeds keep them 30 ms apart. */
+static void
+race_by(const char *seed, char *ret_order)
+{
+    static char names[] = "012345";
+    int results[2];
+    cr_assert_eq(pipe(results), 0);
+    pid_t child = soft_fork();
+    if (child == 0) {
+        setenv("CAID_SOFTCUDA_DELAY_US", "200000", 1);
+        setenv("CAID_SOFTCUDA_JITTER_SEED", seed, 1);
+        soft_start_context();
+        CUstream streams[N_RACERS];
+        for (int i = 0; i < N_RACERS; i++)
+            MUST(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+        for (int i = 0; i < N_RACERS; i++)
+            MUST(cuLaunchHostFunc(streams[i], arrive, &names[i]));
+        MUST(cuCtxSynchronize());
+        _exit(write(results[1], race.order, sizeof(race.order)) < 0);
+    }
+    close(results[1]);
+    cr_assert_eq(read(results[0], ret_order, N_RACERS + 1), N_RACERS + 1);
+    close(results[0]);
+    cr_assert_eq(waitpid(child, NULL, 0), child);
+}
+
+CAID_TEST(soft_stream, a_seed_gives_the_same_order_each_time)
+{
+    char first[N_RACERS + 1], again[N_RACERS + 1], other[N_RACERS + 1];
+    race_by("2815", first);
+    race_by("2815", again);
+    race_by("339", other);
+    cr_assert_str_eq(first, again);
+    cr_assert_str_neq(first, other);
+    cr_assert_str_neq(first, "012345", "no jitter at all");
 }
 
 /* A consumer that forgets the event reads the old bytes; one that waits reads the new ones. */
@@ -449,4 +504,19 @@ CAID_TEST(soft_stream, callbacks_hear_of_a_fault)
     cr_assert_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_LAUNCH_FAILED);
     cr_assert_eq(callback.status, CUDA_ERROR_LAUNCH_FAILED);
     cr_assert_eq(host.n, 0);
+}
+
+CAID_TEST(soft_stream, a_stream_tells_its_context_in_both_forms)
+{
+    CUcontext context = soft_start_context(), seen = NULL;
+    CUgreenCtx green = (CUgreenCtx)&seen; /* any that is not null */
+    CUstream stream = stream_of(0);
+    MUST(cuStreamGetCtx(stream, &seen));
+    cr_assert_eq(seen, context);
+    seen = NULL;
+    MUST(cuStreamGetCtx_v2(stream, &seen, &green));
+    cr_assert_eq(seen, context);
+    cr_assert_null(green);
+    cr_assert_eq(cu.cuStreamGetCtx_v2(stream, &seen, NULL), CUDA_ERROR_INVALID_VALUE);
+    MUST(cuStreamDestroy_v2(stream));
 }

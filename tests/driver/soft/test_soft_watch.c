@@ -6,6 +6,7 @@
 #include "caid_test.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -304,7 +305,15 @@ CAID_TEST(soft_watch, commands_that_are_none_are_told_so)
     cr_expect_eq(command("fault x"), -EINVAL);
     cr_expect_eq(command("vanish"), -EINVAL);
     cr_expect_eq(command("vanish 1"), -ENODEV);
+    cr_expect_eq(command("vanish 0 now"), -EINVAL);
+    cr_expect_eq(command("fault 0 700 x"), -EINVAL);
     cr_expect_eq(command("delay"), -EINVAL);
+    cr_expect_eq(command("delay 5x"), -EINVAL);
+    cr_expect_eq(command("delay 5 abc"), -EINVAL);
+    cr_expect_eq(command("delay 5 -3"), -EINVAL);
+    cr_expect_eq(command("delay 5 7 9"), -EINVAL);
+    cr_expect_eq(command("delay 60000001"), -EINVAL);
+    cr_expect_eq(command("delay 0 7 "), 0);
     char small[4];
     cr_assert_eq(cu.caid_softcuda_control("nonsense", small, sizeof(small)), -EOPNOTSUPP);
     cr_assert_str_eq(small, "err");
@@ -326,6 +335,25 @@ CAID_TEST(soft_watch, operations_can_be_delayed_from_now_on)
     MUST(cuMemsetD8Async(at, 2, 4, stream));
     cr_assert_eq(cu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
     cr_assert_eq(*(unsigned char *)(uintptr_t)at, 1);
+    _exit(0); /* rather than wait for it */
+}
+
+/* It is not lost when the settings are read, as the first call does. */
+CAID_TEST(soft_watch, a_delay_may_come_before_the_first_call)
+{
+    CUcontext context;
+    CUdeviceptr at;
+    char uuid[64];
+    snprintf(uuid, sizeof(uuid), "GPU-%08x-0000-4000-8000-000000000000", (unsigned)getpid());
+    setenv("CAID_SOFTCUDA_UUID", uuid, 1);
+    soft_load_path(SOFTCUDA_PATH);
+    cr_assert_eq(command("delay 30000000"), 0);
+    MUST(cuInit(0));
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    MUST(cuCtxSetCurrent(context));
+    MUST(cuMemAlloc_v2(&at, 4));
+    MUST(cuMemsetD8Async(at, 1, 4, CU_STREAM_LEGACY));
+    cr_assert_eq(cu.cuStreamQuery(CU_STREAM_LEGACY), CUDA_ERROR_NOT_READY);
     _exit(0); /* rather than wait for it */
 }
 
@@ -438,6 +466,57 @@ Test(soft_watch, commands_come_by_socket, .timeout = 60)
     cr_assert_str_eq(ask(path, "calls cuMemCreate"), "2\n");
     close(silent);
     unlink(path);
+}
+
+/* What a SIGKILL has left behind is no obstacle to the next process. */
+Test(soft_watch, a_path_that_nobody_serves_is_taken_over, .timeout = 60)
+{
+    char path[64];
+    int status;
+    make_path(path, sizeof(path), "stale");
+    setenv("CAID_SOFTCUDA_CONTROL", path, 1);
+    pid_t pid = soft_fork();
+    if (pid == 0) {
+        soft_start();
+        kill(getpid(), SIGKILL);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert_eq(access(path, F_OK), 0);
+    soft_start();
+    cr_assert_str_eq(ask(path, "calls cuInit"), "1\n");
+    unlink(path);
+}
+
+/* A peer's fds are not kept, however many it sends: else this ends by its timeout. */
+Test(soft_watch, fds_that_come_with_a_request_are_closed, .timeout = 20)
+{
+    char name[64];
+    snprintf(name, sizeof(name), "@caid-soft-watch-fds-%d", (int)getpid());
+    setenv("CAID_SOFTCUDA_CONTROL", "@caid-soft-watch-fds-%p", 1);
+    soft_start();
+    int before = test_count_fds();
+    for (int n = 1; n <= 3; n++) {
+        union {
+            struct cmsghdr align;
+            char bytes[CMSG_SPACE(3 * sizeof(int))];
+        } control = {0};
+        struct iovec iov = {"calls cuInit", 12};
+        struct msghdr msg = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = CMSG_SPACE((size_t)n * sizeof(int))};
+        struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN((size_t)n * sizeof(int));
+        memset(CMSG_DATA(header), 0, (size_t)n * sizeof(int)); /* standard input, n times */
+        int fd = connect_to(name);
+        cr_assert_eq(sendmsg(fd, &msg, MSG_NOSIGNAL), 12);
+        recv(fd, reply, sizeof(reply), 0); /* a reply, or a hang-up where it was too much */
+        close(fd);
+    }
+    while (test_count_fds() != before) /* the server is a little behind */
+        usleep(1000);
 }
 
 Test(soft_watch, an_abstract_address_will_do, .timeout = 60)
