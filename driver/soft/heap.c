@@ -75,18 +75,20 @@ block_joins(const struct heap_block *block, const struct heap_block *next)
            block->since.stream == next->since.stream;
 }
 
-/* Joins the block with its like around it; it may be another one then. */
+/* Joins the block with all its like around it, which are more than two where several places were
+ * backed at once; it may be another one then. */
 static struct heap_block *
 block_join_around(struct heap *heap, struct heap_block *block)
 {
     struct heap_block *next = TAILQ_NEXT(block, link);
     struct heap_block *before = TAILQ_PREV(block, heap_blocks, link);
-    if (block_joins(block, next))
+    for (; block_joins(block, next); next = TAILQ_NEXT(block, link))
         block_join(heap, block, next);
-    if (!block_joins(before, block))
-        return block;
-    block_join(heap, before, block);
-    return before;
+    for (; block_joins(before, block); before = TAILQ_PREV(block, heap_blocks, link)) {
+        block_join(heap, before, block);
+        block = before;
+    }
+    return block;
 }
 
 /* Cuts a block in two of the same state, the first with size bytes; 0 or -ENOMEM. */
@@ -205,7 +207,11 @@ heap_init_imported(struct heap *heap, struct memory *memory)
     struct stat st;
     heap_prepare(heap, memory->device, HEAP_UNIT, CU_MEM_HANDLE_TYPE_NONE);
     heap->memory = memory;
-    if (fstat(memory->fd, &st) < 0 || st.st_size <= 0 || st.st_size % (off_t)heap->piece != 0)
+    if (fstat(memory->fd, &st) < 0 || st.st_size <= 0)
+        return CUDA_ERROR_UNKNOWN;
+    if (st.st_size % (off_t)heap->piece != 0) /* its exporter's device is a small one */
+        heap->piece = SOFT_GRANULARITY;
+    if (st.st_size % (off_t)heap->piece != 0)
         return CUDA_ERROR_UNKNOWN;
     return window_reserve(heap, (size_t)st.st_size);
 }

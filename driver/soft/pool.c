@@ -194,11 +194,17 @@ soft_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
     return pool_hand_out(pool, handle);
 }
 
-static bool
-pool_is_used(struct pool *pool)
+/* From here on it is not found any more; it has its handle, which the one caller that succeeds is
+ * to end. INVALID_VALUE: it cannot end, or has. */
+static CUresult
+pool_end(struct pool *pool)
 {
     LOCKED(&soft->pools.lock);
-    return pool->heap.used > 0;
+    if (pool->standard || pool->ended || (pool->imported && pool->heap.used > 0))
+        return CUDA_ERROR_INVALID_VALUE;
+    pool->current = false;
+    pool->ended = true;
+    return CUDA_SUCCESS;
 }
 
 /* Its allocations keep it; who allocated from it by default gets the standard one again. */
@@ -208,43 +214,23 @@ soft_cuMemPoolDestroy(CUmemoryPool handle)
     ENTER();
     _cleanup_(pool_unrefp) struct pool *pool = NULL;
     RETURN_IF(pool_get(handle, &pool));
-    if (pool->standard || (pool->imported && pool_is_used(pool)))
-        return CUDA_ERROR_INVALID_VALUE;
-    struct object *ended = object_take((uintptr_t)handle, OBJECT_POOL);
-    if (!ended)
-        return CUDA_ERROR_INVALID_VALUE;
-    {
-        LOCKED(&soft->pools.lock);
-        pool->current = false;
-        pool->ended = true;
-    }
-    object_unref(ended);
+    RETURN_IF(pool_end(pool));
+    object_unref(object_take((uintptr_t)handle, OBJECT_POOL));
     return CUDA_SUCCESS;
 }
 
 /* The default and the current pool of a location. */
 
-/* Needs the lock of all pools. */
+/* The one that was made the current one, or the default one, as asked; NULL where there is none.
+ * Needs the lock of all pools. */
 static struct pool *
-standard_find(const CUmemLocation *location, CUmemAllocationType type)
+marked_find(const CUmemLocation *location, CUmemAllocationType type, bool current)
 {
     struct pool *pool;
     LIST_FOREACH(pool, &soft->pools.all, link)
     {
-        if (pool->standard && pool->type == type && location_is(&pool->location, location))
-            return pool;
-    }
-    return NULL;
-}
-
-/* Needs the lock of all pools. */
-static struct pool *
-current_find(const CUmemLocation *location, CUmemAllocationType type)
-{
-    struct pool *pool;
-    LIST_FOREACH(pool, &soft->pools.all, link)
-    {
-        if (pool->current && pool->type == type && location_is(&pool->location, location))
+        if ((current ? pool->current : pool->standard) && pool->type == type &&
+            location_is(&pool->location, location))
             return pool;
     }
     return NULL;
@@ -255,9 +241,9 @@ static struct pool *
 pool_find(const CUmemLocation *location, CUmemAllocationType type, bool current)
 {
     LOCKED(&soft->pools.lock);
-    struct pool *pool = current ? current_find(location, type) : NULL;
+    struct pool *pool = marked_find(location, type, current);
     if (!pool)
-        pool = standard_find(location, type);
+        pool = marked_find(location, type, false);
     if (pool)
         object_ref(&pool->object);
     return pool;
@@ -271,7 +257,7 @@ standard_make(const CUmemLocation *location, CUmemAllocationType type, struct de
     _cleanup_(pool_unrefp) struct pool *pool = NULL;
     RETURN_IF(pool_new(&props, device, &pool));
     LOCKED(&soft->pools.lock);
-    if (standard_find(location, type))
+    if (marked_find(location, type, false))
         return CUDA_SUCCESS;
     if (object_publish(&pool->object) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -340,7 +326,7 @@ soft_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemory
     if (pool->imported || pool->type != type || !location_is(&pool->location, location))
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->pools.lock);
-    struct pool *before = current_find(location, type);
+    struct pool *before = marked_find(location, type, true);
     if (pool->ended)
         return CUDA_ERROR_INVALID_VALUE;
     if (before)

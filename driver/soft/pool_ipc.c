@@ -179,6 +179,8 @@ place_import(struct pool *pool, const struct place *place, CUdeviceptr *ret)
     struct heap *heap = &pool->heap;
     struct heap_block *block;
     LOCKED(&soft->pools.lock);
+    if (pool->ended)
+        return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(check_place(place, heap));
     if (!is_imported(heap->at + place->offset, place->size)) {
         RETURN_IF(heap_take_at(heap, place->offset, place->size, &block));

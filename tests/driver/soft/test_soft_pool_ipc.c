@@ -3,6 +3,7 @@
 #include "caid_test.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -371,4 +372,209 @@ CAID_TEST(soft_pool_ipc, memory_of_a_hidden_device_needs_access)
     MUST(cuMemFree_v2(at));
     end(&offer);
     peer_end(&peer);
+}
+
+/* Its file is cut in smaller pieces than that of a larger device, and no piece is left over. */
+CAID_TEST(soft_pool_ipc, memory_of_an_unknown_small_device_is_imported)
+{
+    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
+    setenv("CAID_SOFTCUDA_MEMORY", "100M", 1);
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    struct peer peer = peer_start(exporter);
+    unsetenv("CAID_SOFTCUDA_DEVICES");
+    unsetenv("CAID_SOFTCUDA_MEMORY");
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    soft_start_context();
+    struct offer offer = import_pool(&peer);
+    CUdeviceptr first = import_one(&offer, 0), second = import_one(&offer, 1);
+    cr_assert(holds(first, 0xa0, MIB));
+    cr_assert(holds(second, 0xa1, MIB));
+    MUST(cuMemFree_v2(first));
+    MUST(cuMemFree_v2(second));
+    end(&offer);
+    peer_end(&peer);
+}
+
+/* A pool of this process, and the same one as it is imported. */
+struct twin {
+    CUmemoryPool own, imported;
+    int fd;
+};
+
+static void
+twin_import(struct twin *twin)
+{
+    MUST(
+        cuMemPoolImportFromShareableHandle(&twin->imported, (void *)(intptr_t)twin->fd, FD, 0));
+}
+
+static struct twin
+twin_new(void)
+{
+    struct twin twin = {.own = shared_pool(CU_MEM_LOCATION_TYPE_DEVICE, 0)};
+    MUST(cuMemPoolExportToShareableHandle(&twin.fd, twin.own, FD, 0));
+    twin_import(&twin);
+    return twin;
+}
+
+static void
+twin_end(struct twin *twin)
+{
+    MUST(cuMemPoolDestroy(twin->imported));
+    MUST(cuMemPoolDestroy(twin->own));
+    close(twin->fd);
+}
+
+static CUdeviceptr
+twin_map(struct twin *twin, CUdeviceptr own)
+{
+    CUmemPoolPtrExportData data;
+    CUdeviceptr at;
+    MUST(cuMemPoolExportPointer(&data, own));
+    MUST(cuMemPoolImportPointer(&at, twin->imported, &data));
+    return at;
+}
+
+/* Of three pieces in a row the importer has had the outer ones, and still has them mapped: it has
+ * not waited for anything since. */
+CAID_TEST(soft_pool_ipc, an_allocation_lies_across_what_was_imported_before)
+{
+    CUdeviceptr own[3], at[3];
+    soft_start_context();
+    struct twin twin = twin_new();
+    for (int i = 0; i < 3; i++)
+        MUST(cuMemAllocFromPoolAsync(&own[i], CHUNK, twin.own, NULL));
+    for (int i = 0; i < 3; i += 2)
+        at[i] = twin_map(&twin, own[i]);
+    for (int i = 0; i < 3; i++)
+        MUST(cuMemFreeAsync(own[i], NULL));
+    MUST(cuCtxSynchronize());
+    for (int i = 0; i < 3; i += 2)
+        MUST(cuMemFree_v2(at[i]));
+    CUdeviceptr all, imported;
+    MUST(cuMemAllocFromPoolAsync(&all, 3 * CHUNK, twin.own, NULL));
+    cr_assert_eq(all, own[0]);
+    imported = twin_map(&twin, all);
+    cr_assert_eq(imported, at[0]);
+    MUST(cuMemsetD8_v2(all, 0x5c, 3 * CHUNK));
+    MUST(cuCtxSynchronize());
+    cr_assert(holds(imported, 0x5c, 3 * CHUNK));
+    MUST(cuMemFree_v2(imported));
+    MUST(cuMemFree_v2(all));
+    twin_end(&twin);
+    cr_assert_eq(soft_used(), 0);
+}
+
+/* Races with the end of an imported pool, while another thread keeps pools busy. */
+
+#define ROUNDS 300
+
+struct race {
+    struct twin twin;  /* whose imported pool ends */
+    struct twin other; /* to be busy with */
+    CUmemPoolPtrExportData data;
+    CUdeviceptr at;
+    CUmemoryPool again;
+    CUresult result;
+    pthread_barrier_t start;
+    pthread_t busy;
+    _Atomic bool over;
+};
+
+static void *
+be_busy(void *arg)
+{
+    struct race *race = arg;
+    while (!race->over)
+        twin_import(&race->other);
+    return NULL;
+}
+
+static void
+race_start(struct race *race)
+{
+    soft_start_context();
+    race->twin = twin_new();
+    race->other = twin_new();
+    pthread_barrier_init(&race->start, NULL, 2);
+    pthread_create(&race->busy, NULL, be_busy, race);
+}
+
+static void
+race_end(struct race *race)
+{
+    race->over = true;
+    pthread_join(race->busy, NULL);
+    pthread_barrier_destroy(&race->start);
+    twin_end(&race->twin);
+    twin_end(&race->other);
+}
+
+/* What is asked for here is refused before any lock is taken, and otherwise for an ended handle. */
+static bool
+has_ended(CUmemoryPool pool)
+{
+    CUmemAccessDesc desc = {{CU_MEM_LOCATION_TYPE_HOST, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    return cu.cuMemPoolSetAccess(pool, &desc, 1) == CUDA_ERROR_INVALID_VALUE;
+}
+
+static void *
+import_ended(void *arg)
+{
+    struct race *race = arg;
+    void *fd = (void *)(intptr_t)race->twin.fd;
+    pthread_barrier_wait(&race->start);
+    while (!has_ended(race->twin.imported))
+        continue;
+    race->result = cu.cuMemPoolImportFromShareableHandle(&race->again, fd, FD, 0);
+    return NULL;
+}
+
+CAID_TEST(soft_pool_ipc, a_handle_that_has_ended_is_not_given_out_again)
+{
+    static struct race race; /* its threads outlive a test that fails */
+    pthread_t thread;
+    race_start(&race);
+    for (int i = 0; i < ROUNDS; i++) {
+        pthread_create(&thread, NULL, import_ended, &race);
+        pthread_barrier_wait(&race.start);
+        MUST(cuMemPoolDestroy(race.twin.imported));
+        pthread_join(thread, NULL);
+        cr_assert_eq(race.result, CUDA_SUCCESS);
+        cr_assert_neq(race.again, race.twin.imported);
+        race.twin.imported = race.again;
+    }
+    race_end(&race);
+}
+
+static void *
+import_place(void *arg)
+{
+    struct race *race = arg;
+    pthread_barrier_wait(&race->start);
+    race->result = cu.cuMemPoolImportPointer(&race->at, race->twin.imported, &race->data);
+    return NULL;
+}
+
+/* Either the pool ends, or it has the allocation. */
+CAID_TEST(soft_pool_ipc, an_imported_pool_ends_without_allocations)
+{
+    static struct race race; /* its threads outlive a test that fails */
+    pthread_t thread;
+    race_start(&race);
+    CUdeviceptr own = filled(race.twin.own, MIB, 1);
+    MUST(cuMemPoolExportPointer(&race.data, own));
+    for (int i = 0; i < ROUNDS; i++) {
+        pthread_create(&thread, NULL, import_place, &race);
+        pthread_barrier_wait(&race.start);
+        CUresult ended = cu.cuMemPoolDestroy(race.twin.imported);
+        pthread_join(thread, NULL);
+        cr_assert_neq(ended == CUDA_SUCCESS, race.result == CUDA_SUCCESS);
+        if (ended == CUDA_SUCCESS)
+            twin_import(&race.twin);
+        else
+            MUST(cuMemFree_v2(race.at));
+    }
+    MUST(cuMemFree_v2(own));
+    race_end(&race);
 }
