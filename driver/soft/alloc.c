@@ -29,22 +29,29 @@ alloc_range_new(const struct context *context, enum range_kind kind, void *at, s
     return range;
 }
 
-/* Makes usable pages known, as many bytes of them as were asked for. memory is NULL for host memory; a reference passes. */
+/* Maps usable pages and makes them known, as many bytes of them as were asked for. memory is NULL
+ * for host memory; a reference passes. */
 static CUresult
-alloc_publish(struct context *context, void *at, size_t size, struct memory *memory,
-              unsigned int host_flags)
+alloc_map(struct context *context, size_t size, struct memory *memory, unsigned int host_flags,
+          void **ret)
 {
-    struct range *range =
-        alloc_range_new(context, memory ? RANGE_DEVICE : RANGE_HOST, at, size);
-    if (!range) {
-        munmap(at, size);
+    enum range_kind kind = memory ? RANGE_DEVICE : RANGE_HOST;
+    struct range *range = alloc_range_new(context, kind, NULL, size);
+    int flags = memory ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS,
+        fd = memory ? memory->fd : -1;
+    /* In one go: a child that is forked meanwhile finds by the map what it has to unmap. */
+    LOCKED(&soft->ranges.lock);
+    void *at = range ? mmap(NULL, size, PROT_READ | PROT_WRITE, flags, fd, 0) : MAP_FAILED;
+    if (at == MAP_FAILED) {
         memory_unref(memory);
+        free(range);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    range->start = (uintptr_t)at;
     range->memory = memory;
     range->host_flags = host_flags;
-    LOCKED(&soft->ranges.lock);
     range_insert(&soft->ranges.usable, range);
+    *ret = at;
     return CUDA_SUCCESS;
 }
 
@@ -63,18 +70,14 @@ soft_cuMemAlloc_v2(CUdeviceptr *address, size_t size)
     struct context *context;
     struct memory *memory;
     size_t whole;
+    void *at;
     RETURN_IF(context_current(&context));
     if (!address || size == 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (alloc_round(size, &whole) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     RETURN_IF(memory_new(context->device, whole, CU_MEM_HANDLE_TYPE_NONE, &memory));
-    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
-    if (at == MAP_FAILED) {
-        memory_unref(memory);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    RETURN_IF(alloc_publish(context, at, size, memory, 0));
+    RETURN_IF(alloc_map(context, size, memory, 0, &at));
     *address = (uintptr_t)at;
     return CUDA_SUCCESS;
 }
@@ -109,13 +112,8 @@ soft_cuMemHostAlloc(void **address, size_t size, unsigned int flags)
         *address = NULL;
         return CUDA_SUCCESS;
     }
-    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     /* With unified addressing all pinned memory is mapped, asked for or not. */
-    RETURN_IF(alloc_publish(context, at, size, NULL, flags | CU_MEMHOSTALLOC_DEVICEMAP));
-    *address = at;
-    return CUDA_SUCCESS;
+    return alloc_map(context, size, NULL, flags | CU_MEMHOSTALLOC_DEVICEMAP, address);
 }
 
 CUresult

@@ -93,24 +93,24 @@ memory_take(const struct share_ticket *ticket, struct memory **ret)
     return CUDA_SUCCESS;
 }
 
-/* Maps the memory, whose reference passes. The range is not in the map yet. */
-static struct range *
-opened_new(const struct share_ticket *ticket, const struct context *context,
-           struct memory *memory)
+/* Maps the memory and makes it known; a reference passes. In one go: a child that is forked
+ * meanwhile finds by the map what it has to unmap. Needs the map's lock. */
+static CUresult
+opened_map(const struct share_ticket *ticket, const struct context *context,
+           struct memory **memory, CUdeviceptr *ret)
 {
+    int prot = PROT_READ | PROT_WRITE;
     struct range *range = calloc(1, sizeof(*range));
-    void *at = range
-                   ? mmap(NULL, ticket->size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0)
-                   : MAP_FAILED;
+    void *at = range ? mmap(NULL, ticket->size, prot, MAP_SHARED, (*memory)->fd, 0)
+                     : MAP_FAILED;
     if (at == MAP_FAILED) {
-        memory_unref(memory);
         free(range);
-        return NULL;
+        return CUDA_ERROR_OUT_OF_MEMORY;
     }
     range->kind = RANGE_OPENED;
     range->start = (uintptr_t)at;
     range->size = ticket->size;
-    range->memory = memory;
+    range->memory = TAKE_PTR(*memory);
     range->context = context->object.handle;
     range->ordinal = context->device->ordinal; /* not the memory's, which may be another one */
     range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -118,35 +118,19 @@ opened_new(const struct share_ticket *ticket, const struct context *context,
     range->opened.socket = ticket->socket;
     memcpy(range->opened.id, ticket->id, sizeof(range->opened.id));
     range->n_opens = 1;
-    return range;
-}
-
-/* One that did not get into the map. */
-static void
-opened_freep(struct range **range)
-{
-    if (!*range)
-        return;
-    munmap((void *)(*range)->start, (*range)->size);
-    memory_unref((*range)->memory);
-    free(*range);
+    range_insert(&soft->ranges.usable, range);
+    *ret = range->start;
+    return CUDA_SUCCESS;
 }
 
 static CUresult
 opened_make(const struct share_ticket *ticket, const struct context *context, CUdeviceptr *ret)
 {
-    struct memory *memory;
-    CUdeviceptr at;
+    _cleanup_(memory_unrefp) struct memory *memory = NULL;
     RETURN_IF(memory_take(ticket, &memory));
-    _cleanup_(opened_freep) struct range *range = opened_new(ticket, context, memory);
-    if (!range)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     LOCKED(&soft->ranges.lock);
-    RETURN_IF(opened_again(ticket, context, &at)); /* another thread may have been faster */
-    *ret = at ? at : range->start;
-    if (!at)
-        range_insert(&soft->ranges.usable, TAKE_PTR(range));
-    return CUDA_SUCCESS;
+    RETURN_IF(opened_again(ticket, context, ret)); /* another thread may have been faster */
+    return *ret ? CUDA_SUCCESS : opened_map(ticket, context, &memory, ret);
 }
 
 CUresult

@@ -2,14 +2,17 @@
 /*
  * A forked child cannot use CUDA, and must not keep the parent's device memory from being given
  * back: with a real driver it holds none of it. So the child drops its copies of the descriptors,
- * and puts inaccessible pages where the mappings were, which keeps stray pointers harmless.
+ * and puts inaccessible pages where the mappings were, which keeps stray pointers harmless. What
+ * has MADV_DONTFORK, managed memory and the pages of events, is not inherited at all: in the child
+ * its addresses are free.
+ *
+ * The locks that are taken here keep what they protect whole in the child, and are free there.
  */
 #include "fork.h"
 
 #include <sys/mman.h>
 
 #include "memory.h"
-#include "pool.h"
 
 static void
 before_fork(void)
@@ -18,11 +21,14 @@ before_fork(void)
     pthread_mutex_lock(&soft->objects.lock);
     event_ipc_before_fork();
     share_before_fork();
+    memory_before_fork();
+    pthread_mutex_lock(&soft->watch.faults.lock); /* a child's calls meet the rules, too */
 }
 
 static void
 unlock_tables(void)
 {
+    pthread_mutex_unlock(&soft->watch.faults.lock);
     pthread_mutex_unlock(&soft->objects.lock);
     pthread_mutex_unlock(&soft->ranges.lock);
 }
@@ -30,6 +36,7 @@ unlock_tables(void)
 static void
 in_parent(void)
 {
+    memory_in_parent();
     share_in_parent();
     event_ipc_in_parent();
     unlock_tables();
@@ -38,33 +45,15 @@ in_parent(void)
 /* In the child only system calls that are safe between fork and exec are made. */
 
 static void
-memory_forget(struct memory *memory)
-{
-    if (memory)
-        memory->fd = fd_close(memory->fd);
-}
-
-static void
 ranges_forget(struct range_tree *tree)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     struct range *range;
     RB_FOREACH(range, range_tree, tree)
     {
-        if (!range->memory)
-            continue;
-        mmap((void *)range->start, range->size, PROT_NONE, flags, -1, 0);
-        memory_forget(range->memory);
+        if (range->memory)
+            mmap((void *)range->start, range->size, PROT_NONE, flags, -1, 0);
     }
-}
-
-static void
-object_forget(struct object *object)
-{
-    if (object && object->kind == OBJECT_MEMORY)
-        memory_forget(container_of(object, struct memory, object));
-    if (object && object->kind == OBJECT_POOL)
-        memory_forget(container_of(object, struct pool, object)->heap.memory);
 }
 
 static void
@@ -72,8 +61,7 @@ in_child(void)
 {
     ranges_forget(&soft->ranges.usable);
     ranges_forget(&soft->ranges.pieces);
-    for (uint32_t i = 0; i < soft->objects.n_slots; i++)
-        object_forget(soft->objects.slots[i].object);
+    memory_in_child();
     serve_forget(&soft->watch.control);
     share_in_child();
     event_ipc_in_child();

@@ -233,6 +233,7 @@ piece_map(struct heap *heap, uintptr_t at)
 {
     struct range *range = calloc(1, sizeof(*range));
     int prot = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_FIXED;
+    LOCKED(&soft->ranges.lock); /* a fork finds all or nothing of it */
     if (!range || mmap((void *)at, heap->piece, prot, flags, heap->memory->fd,
                        (off_t)(at - heap->at)) == MAP_FAILED) {
         free(range);
@@ -244,7 +245,6 @@ piece_map(struct heap *heap, uintptr_t at)
     range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     object_ref(&heap->memory->object);
     range->memory = heap->memory;
-    LOCKED(&soft->ranges.lock);
     range_insert(&soft->ranges.pieces, range);
     return 0;
 }

@@ -127,7 +127,11 @@ static void
 memory_free(struct object *object)
 {
     struct memory *memory = container_of(object, struct memory, object);
-    fd_close(memory->fd);
+    if (memory->fd >= 0) {
+        LOCKED(&soft->memories.lock);
+        LIST_REMOVE(memory, link);
+        fd_close(memory->fd);
+    }
     if (memory->device && !memory->imported)
         memory->device->own_bytes -= memory->size;
     free(memory);
@@ -141,29 +145,58 @@ memory_unref(struct memory *memory)
     return NULL;
 }
 
+/* Without a file yet. */
 static struct memory *
-memory_alloc(struct device *device, int fd_consume, size_t size, bool imported)
+memory_alloc(struct device *device, bool imported)
 {
     struct memory *memory = calloc(1, sizeof(*memory));
-    if (!memory) {
-        fd_close(fd_consume);
+    if (!memory)
         return NULL;
-    }
     object_init(&memory->object, OBJECT_MEMORY, memory_free);
     memory->device = device;
-    memory->fd = fd_consume;
-    memory->size = size;
+    memory->fd = -1;
     memory->imported = imported;
     return memory;
 }
 
-/* An empty memfd with a name that says whose memory it is; -1 and errno. */
+/* What memory_create() and memory_dup() have made. Needs the list's lock, from before there was a
+ * descriptor; -errno where there is none. */
 static int
-make_memfd(const char *prefix, const char *whose)
+memory_set_fd(struct memory *memory, int fd)
+{
+    if (fd < 0)
+        return -errno;
+    memory->fd = fd;
+    LIST_INSERT_HEAD(&soft->memories.all, memory, link);
+    return 0;
+}
+
+/* Gives it an empty memfd, with a name that says whose memory it is. */
+static int
+memory_create(struct memory *memory, const char *prefix, const char *whose)
 {
     char name[64 + SOFT_UUID_SIZE];
     snprintf(name, sizeof(name), "%s%s", prefix, whose);
-    return memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    LOCKED(&soft->memories.lock);
+    return memory_set_fd(memory, memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+}
+
+/* Gives it a descriptor of its own for a file. */
+static int
+memory_dup(struct memory *memory, int fd)
+{
+    LOCKED(&soft->memories.lock);
+    return memory_set_fd(memory, fcntl(fd, F_DUPFD_CLOEXEC, 0));
+}
+
+/* The file's final length. */
+static int
+memory_set_length(struct memory *memory, size_t length)
+{
+    if (ftruncate(memory->fd, (off_t)length) < 0 ||
+        fcntl(memory->fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) < 0)
+        return -errno;
+    return 0;
 }
 
 /* Sets (F_WRLCK) or ends (F_UNLCK) the part of a file's lock that stands for some of its bytes. */
@@ -179,23 +212,26 @@ count_bytes(int fd, const struct device *device, int type, size_t from, size_t t
     return fcntl(fd, F_OFD_SETLK, &lock);
 }
 
-/* A sealed memfd with the lock that counts it; -1 and errno. */
+/* Gives it a sealed memfd with the lock that counts it. */
 static int
-make_counted_memfd(const struct device *device, size_t size)
+memory_create_counted(struct memory *memory, size_t size)
 {
-    _cleanup_fd_ int fd = make_memfd(NAME_PREFIX, device->uuid_text);
-    if (fd < 0 || ftruncate(fd, (off_t)size) < 0 ||
-        fcntl(fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) < 0 ||
-        count_bytes(fd, device, F_WRLCK, 0, size) < 0)
-        return -1;
-    return TAKE_FD(fd);
+    struct device *device = memory->device;
+    int r = memory_create(memory, NAME_PREFIX, device->uuid_text);
+    if (r < 0 || (r = memory_set_length(memory, size)) < 0)
+        return r;
+    if (count_bytes(memory->fd, device, F_WRLCK, 0, size) < 0)
+        return -errno;
+    memory->size = size;
+    device->own_bytes += size;
+    return 0;
 }
 
 static CUresult
-memfd_error(void)
+memfd_error(int r)
 {
-    return errno == EMFILE || errno == ENFILE ? CUDA_ERROR_OPERATING_SYSTEM
-                                              : CUDA_ERROR_OUT_OF_MEMORY;
+    return r == -EMFILE || r == -ENFILE ? CUDA_ERROR_OPERATING_SYSTEM
+                                        : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* Whether what is counted, the newest allocation included, fits. Reading /proc/locks takes the
@@ -227,19 +263,16 @@ memory_new(struct device *device, size_t size, CUmemAllocationHandleType handle_
     /* Counted first and asked afterwards, so that two creators cannot both fit into the same
      * space. In this process they take turns and are not refused in vain. */
     LOCKED(&soft->memory_lock);
-    int fd = make_counted_memfd(device, size);
-    if (fd < 0)
-        return memfd_error();
-    struct memory *memory = memory_alloc(device, fd, size, false);
+    _cleanup_(memory_unrefp) struct memory *memory = memory_alloc(device, false);
     if (!memory)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    memory->handle_types = handle_types;
-    device->own_bytes += size;
-    if (!device_has_room(device, size)) {
-        memory_unref(memory);
+    int r = memory_create_counted(memory, size);
+    if (r < 0)
+        return memfd_error(r);
+    if (!device_has_room(device, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *ret = memory;
+    memory->handle_types = handle_types;
+    *ret = TAKE_PTR(memory);
     return CUDA_SUCCESS;
 }
 
@@ -248,17 +281,14 @@ memory_new_pool(struct device *device, size_t length, CUmemAllocationHandleType 
                 struct memory **ret)
 {
     RETURN_IF(device_check(device));
-    int fd = make_memfd(POOL_PREFIX, device ? device->uuid_text : POOL_HOST);
-    if (fd < 0 || ftruncate(fd, (off_t)length) < 0 ||
-        fcntl(fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) < 0) {
-        CUresult result = memfd_error();
-        fd_close(fd);
-        return result;
-    }
-    *ret = memory_alloc(device, fd, 0, false);
-    if (!*ret)
+    _cleanup_(memory_unrefp) struct memory *memory = memory_alloc(device, false);
+    if (!memory)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    (*ret)->handle_types = handle_types;
+    int r = memory_create(memory, POOL_PREFIX, device ? device->uuid_text : POOL_HOST);
+    if (r < 0 || (r = memory_set_length(memory, length)) < 0)
+        return memfd_error(r);
+    memory->handle_types = handle_types;
+    *ret = TAKE_PTR(memory);
     return CUDA_SUCCESS;
 }
 
@@ -316,6 +346,19 @@ memfd_owner(int fd, const char *prefix, char *ret_owner)
     return true;
 }
 
+static CUresult
+memory_new_imported(struct device *device, int fd, size_t size, struct memory **ret)
+{
+    _cleanup_(memory_unrefp) struct memory *memory = memory_alloc(device, true);
+    if (!memory)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (memory_dup(memory, fd) < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    memory->size = size;
+    *ret = TAKE_PTR(memory);
+    return CUDA_SUCCESS;
+}
+
 CUresult
 memory_import(int fd, struct memory **ret)
 {
@@ -330,11 +373,7 @@ memory_import(int fd, struct memory **ret)
         return CUDA_ERROR_UNKNOWN;
     struct device *device = device_find_uuid(uuid);
     RETURN_IF(device_check(device));
-    int dup = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (dup < 0)
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    *ret = memory_alloc(device, dup, (size_t)st.st_size, true);
-    return *ret ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return memory_new_imported(device, fd, (size_t)st.st_size, ret);
 }
 
 CUresult
@@ -349,12 +388,7 @@ memory_import_pool(int fd, struct memory **ret)
     bool host = strcmp(owner, POOL_HOST) == 0;
     struct device *device = host ? NULL : device_find_uuid(owner);
     RETURN_IF(device_check(device));
-    int dup = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (dup < 0)
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    *ret = memory_alloc(device, dup, 0, true);
-    if (!*ret)
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    RETURN_IF(memory_new_imported(device, fd, 0, ret));
     (*ret)->host = host;
     return CUDA_SUCCESS;
 }
@@ -363,4 +397,28 @@ CUdevice
 memory_ordinal(const struct memory *memory)
 {
     return memory->device ? memory->device->ordinal : CU_DEVICE_INVALID;
+}
+
+/* Around a fork. */
+
+void
+memory_before_fork(void)
+{
+    pthread_mutex_lock(&soft->memories.lock);
+}
+
+void
+memory_in_parent(void)
+{
+    pthread_mutex_unlock(&soft->memories.lock);
+}
+
+void
+memory_in_child(void)
+{
+    struct memory *memory;
+    LIST_FOREACH(memory, &soft->memories.all, link)
+    memory->fd = fd_close(memory->fd);
+    LIST_INIT(&soft->memories.all);
+    pthread_mutex_unlock(&soft->memories.lock);
 }

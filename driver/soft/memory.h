@@ -27,7 +27,8 @@
 
 struct memory {
     struct object object;
-    struct device *device; /* NULL: imported, of a device that this process does not have */
+    LIST_ENTRY(memory) link; /* in soft->memories.all, as long as there is a descriptor */
+    struct device *device;   /* NULL: imported, of a device that this process does not have */
     int fd;
     size_t size;
     CUmemAllocationHandleType handle_types; /* none once imported: cannot be exported again */
@@ -57,3 +58,14 @@ CUresult memory_import_pool(int fd, struct memory **ret);
 /* Bytes in use on the device, by all processes. */
 uint64_t memory_used(const struct device *device);
 void memory_figures(const struct device *device, uint64_t *ret_free, uint64_t *ret_total);
+
+/* Around fork(2): the child has no descriptor of any. */
+void memory_before_fork(void);
+void memory_in_parent(void);
+void memory_in_child(void);
+
+static inline void
+memory_unrefp(struct memory **memory)
+{
+    memory_unref(*memory);
+}

@@ -24,6 +24,7 @@ static struct soft own_state = {
     .objects.lock = PTHREAD_MUTEX_INITIALIZER,
     .ranges.lock = PTHREAD_MUTEX_INITIALIZER,
     .pools.lock = PTHREAD_MUTEX_INITIALIZER,
+    .memories.lock = PTHREAD_MUTEX_INITIALIZER,
     .ranges.idle = PTHREAD_COND_INITIALIZER,
     .share.lock = PTHREAD_MUTEX_INITIALIZER,
     .ipc_events.lock = PTHREAD_MUTEX_INITIALIZER,

@@ -7,10 +7,12 @@
  *
  * Locks, outermost first: soft->lock, soft->pools.lock, soft->memory_lock, context.order,
  * stream.lock, event.lock, soft->ranges.lock, soft->objects.lock, soft->ipc_events.lock,
- * soft->share.lock. None is held while a worker runs an operation or a caller waits for one, with
- * two exceptions: who ends what is in a primary context holds soft->lock, and who unmaps memory
- * (also a pool's, under soft->pools.lock) or narrows its access waits under soft->ranges.lock (as a
- * condition's mutex) for the copies that touch it at that moment.
+ * soft->share.lock, soft->memories.lock. Beside them soft->watch.lock, of the first call, and inside
+ * it soft->watch.faults.lock, under which no other is taken. None is held while a worker runs an
+ * operation or a caller waits for one, with two exceptions: who ends what is in a primary context
+ * holds soft->lock, and who unmaps memory (also a pool's, under soft->pools.lock) or narrows its
+ * access waits under soft->ranges.lock (as a condition's mutex) for the copies that touch it at that
+ * moment.
  */
 #pragma once
 
@@ -38,7 +40,15 @@
 #define SOFT_GRANULARITY ((size_t)2 << 20)
 #define SOFT_PAGE_SIZE   ((size_t)4096)
 
+struct memory;
 struct pool;
+
+/* Whatever has a descriptor of device memory. The lock is held from before there is one until it is
+ * in the list, and from its removal until it is closed: a fork finds all there are. */
+struct memories {
+    pthread_mutex_t lock;
+    LIST_HEAD(, memory) all;
+};
 
 struct pools {
     pthread_mutex_t lock;
@@ -60,6 +70,7 @@ struct soft {
     CUresult visible_result;
     struct object_table objects;
     struct range_map ranges;
+    struct memories memories; /* see memory.h */
     struct pools pools;       /* see pool.h */
     pthread_key_t thread_key; /* struct thread */
     _Atomic uint64_t last_stream_id;

@@ -2,6 +2,8 @@
 /* What each thread keeps: made when the thread first needs it, ended with the thread. */
 #include "context.h"
 
+#include <unistd.h>
+
 #include "stream.h"
 
 struct thread *
@@ -23,6 +25,9 @@ thread_free(void *data)
 {
     struct thread *thread = data;
     struct stream *stream;
+    /* In a forked child the locks of its streams may be held by threads that are not there. */
+    if (soft->owner != getpid())
+        return;
     while ((stream = LIST_FIRST(&thread->own_streams))) {
         LIST_REMOVE(stream, thread_link);
         stream_close(stream);

@@ -12,12 +12,6 @@ memory_get(CUmemGenericAllocationHandle handle)
     return object ? container_of(object, struct memory, object) : NULL;
 }
 
-static void
-memory_unrefp(struct memory **memory)
-{
-    memory_unref(*memory);
-}
-
 /* Passes a new allocation to the caller: its only reference is the handle's. */
 static CUresult
 memory_hand_out(struct memory *memory, CUmemGenericAllocationHandle *ret)
