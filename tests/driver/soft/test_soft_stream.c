@@ -520,3 +520,23 @@ CAID_TEST(soft_stream, a_stream_tells_its_context_in_both_forms)
     cr_assert_eq(cu.cuStreamGetCtx_v2(stream, &seen, NULL), CUDA_ERROR_INVALID_VALUE);
     MUST(cuStreamDestroy_v2(stream));
 }
+
+/* All blocking streams' work counts as its own. */
+CAID_TEST(soft_stream, the_legacy_stream_is_as_ready_as_the_others)
+{
+    struct gate gate;
+    soft_start_context();
+    CUstream blocking = stream_of(0), other = stream_of(CU_STREAM_NON_BLOCKING);
+    MUST(cuStreamSynchronize(CU_STREAM_LEGACY));
+    gate_close(&gate, other);
+    cr_assert_eq(cu.cuStreamQuery(CU_STREAM_LEGACY), CUDA_SUCCESS);
+    gate_open(&gate);
+    MUST(cuStreamSynchronize(other));
+    gate_close(&gate, blocking);
+    cr_assert_eq(cu.cuStreamQuery(CU_STREAM_LEGACY), CUDA_ERROR_NOT_READY);
+    gate_open(&gate);
+    MUST(cuStreamSynchronize(CU_STREAM_LEGACY));
+    cr_assert_eq(cu.cuStreamQuery(blocking), CUDA_SUCCESS);
+    MUST(cuStreamDestroy_v2(blocking));
+    MUST(cuStreamDestroy_v2(other));
+}

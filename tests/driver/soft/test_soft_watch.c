@@ -143,8 +143,16 @@ CAID_TEST(soft_watch, a_call_that_fails_does_nothing)
     cr_assert_eq(cu.cuMemRelease(handle), CUDA_ERROR_OPERATING_SYSTEM);
     cr_assert_eq(soft_used(), GRAN);
     cr_assert_eq(command("clear"), 0);
+    cr_assert_eq(command("fail cuInit@9=1"), 0);
     MUST(cuMemRelease(handle));
     cr_assert_eq(soft_used(), 0);
+}
+
+CAID_TEST(soft_watch, the_first_rule_that_ends_a_call_decides)
+{
+    setenv("CAID_SOFTCUDA_FAIL", "cuMemCreate=delay:1,cuMemCreate=46,cuMemCreate=999", 1);
+    soft_start();
+    cr_assert_eq(try_create(), CUDA_ERROR_DEVICE_UNAVAILABLE);
 }
 
 CAID_TEST(soft_watch, a_late_fault_comes_after_the_work)
@@ -275,6 +283,7 @@ CAID_TEST(soft_watch, rules_that_are_none_are_refused_whole)
         cr_expect_eq(command(text), -EINVAL, "%s", bad[i]);
         cr_expect_eq(strncmp(reply, "error: ", 7), 0);
     }
+    cr_assert_eq(command("fail cuInit@9=1"), 0); /* with a rule, all that there are are met */
     cr_assert_eq(try_create(), CUDA_SUCCESS);
 }
 
@@ -485,6 +494,22 @@ Test(soft_watch, a_path_that_nobody_serves_is_taken_over, .timeout = 60)
     soft_start();
     cr_assert_str_eq(ask(path, "calls cuInit"), "1\n");
     unlink(path);
+}
+
+Test(soft_watch, a_process_that_ends_in_order_removes_its_path, .timeout = 60)
+{
+    char path[64];
+    int status;
+    make_path(path, sizeof(path), "ended");
+    setenv("CAID_SOFTCUDA_CONTROL", path, 1);
+    pid_t pid = soft_fork();
+    if (pid == 0) {
+        soft_start();
+        exit(access(path, F_OK) == 0 ? 0 : 1);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert_eq(status, 0);
+    cr_assert_neq(access(path, F_OK), 0);
 }
 
 /* A peer's fds are not kept, however many it sends: else this ends by its timeout. */
