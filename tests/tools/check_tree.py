@@ -27,8 +27,9 @@ LAYERS = {
     "daemon": ("daemon/core", "driver", "mem", "proto", "proto/base"),
     "python": ("client/include",),
 }
-# System headers that a folder must do without: the core has no loop, no driver and no clock.
-FORBIDDEN = {"daemon/core": {"uv.h", "cuda.h", "time.h", "sys/time.h", "base/clock.h"}}
+# Headers that a folder must do without: what is pure has no loop, no driver and no clock.
+IMPURE = {"uv.h", "cuda.h", "time.h", "sys/time.h", "base/clock.h"}
+FORBIDDEN = {"daemon/core": IMPURE, "mem": IMPURE}
 # The folders that #include searches, in the build's order.
 INCLUDE_DIRS = ("proto", "driver", "mem", "daemon/core", "daemon", "client/include", "client", "tests")
 

@@ -20,7 +20,8 @@ def tree(tmp_path):
     write("proto/base/list.h", "")
     write("proto/msg.h", '#include "base/list.h"\n#include <msgpack.h>\n')
     write("driver/drv.h", '#include "base/list.h"\n')
-    write("daemon/core/core.h", '#include "msg.h"\n')
+    write("mem/space.h", '#include "base/list.h"\n')
+    write("daemon/core/core.h", '#include "msg.h"\n#include "space.h"\n')
     write("daemon/server.h", '#include "core.h"\n#include "drv.h"\n#include <uv.h>\n')
     write("client/include/caid/caid.h", "#include <stdint.h>\n")
     write("client/call.c", '#include "caid/caid.h"\n#include "msg.h"\n')
@@ -44,6 +45,11 @@ def test_a_good_tree_passes(tree):
         ("proto/msg.c", '"server.h"', "proto/ does not include daemon/server.h"),
         ("proto/base/log.c", '"msg.h"', "proto/base/ does not include proto/msg.h"),
         ("driver/drv.c", '"msg.h"', "driver/ does not include proto/msg.h"),
+        ("driver/drv.c", '"space.h"', "driver/ does not include mem/space.h"),
+        ("mem/space.c", '"msg.h"', "mem/ does not include proto/msg.h"),
+        ("mem/space.c", '"drv.h"', "mem/ does not include driver/drv.h"),
+        ("mem/space.c", '"core.h"', "mem/ does not include daemon/core/core.h"),
+        ("mem/space.c", '"base/clock.h"', "mem/ does not include base/clock.h"),
         ("client/array.c", '"../daemon/server.h"', "client/ does not include daemon/server.h"),
         ("client/names.c", '"core.h"', "client/ does not include daemon/core/core.h"),
         ("python/array.c", '"msg.h"', "python/ does not include proto/msg.h"),

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The deallocation queue, as dealloc.h describes it. Each owner has a list of its entries in the
+ * order in which they came; two trees, of the owners that hold back and of those that do not, are
+ * sorted by the first entry of each. So the oldest entry of all is found, and a whole owner is
+ * held back, in O(log n) of the owners.
+ */
+#include "dealloc.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static int
+owner_compare(const struct dealloc_owner *a, const struct dealloc_owner *b)
+{
+    return CMP(TAILQ_FIRST(&a->entries)->seq, TAILQ_FIRST(&b->entries)->seq);
+}
+
+RB_GENERATE_STATIC(dealloc_owners, dealloc_owner, node, owner_compare)
+
+static struct dealloc_owners *
+owner_tree(struct dealloc *q, const struct dealloc_owner *owner)
+{
+    return owner->held ? &q->held : &q->ready;
+}
+
+void
+dealloc_init(struct dealloc *q, const struct dealloc_limits *limits)
+{
+    *q = (struct dealloc){.limits = *limits,
+                          .ready = RB_INITIALIZER(&q->ready),
+                          .held = RB_INITIALIZER(&q->held)};
+}
+
+void
+dealloc_owner_init(struct dealloc_owner *owner)
+{
+    *owner = (struct dealloc_owner){0};
+    TAILQ_INIT(&owner->entries);
+}
+
+uint64_t
+dealloc_ratio_bytes(uint64_t capacity, double ratio)
+{
+    double bytes = (double)capacity * ratio;
+
+    if (!(bytes > 0)) /* nor a number, either */
+        return 0;
+    return bytes < 0x1p64 ? (uint64_t)bytes : UINT64_MAX;
+}
+
+/* ---- entries ---- */
+
+static bool
+over_limit(const struct dealloc *q)
+{
+    return q->n - q->n_held > q->limits.max_count ||
+           q->bytes - q->bytes_held > q->limits.max_bytes;
+}
+
+bool
+dealloc_add(struct dealloc *q, struct dealloc_owner *owner, struct dealloc_entry *entry,
+            uint64_t bytes, uint64_t now_ns)
+{
+    *entry = (struct dealloc_entry){.owner = owner,
+                                    .seq = q->next_seq++,
+                                    .at_ns = now_ns,
+                                    .bytes = bytes};
+    TAILQ_INSERT_TAIL(&owner->entries, entry, link);
+    if (!owner->n)
+        RB_INSERT(dealloc_owners, owner_tree(q, owner), owner);
+    owner->n++;
+    owner->bytes += bytes;
+    q->n++;
+    q->bytes += bytes;
+    if (owner->held) {
+        q->n_held++;
+        q->bytes_held += bytes;
+    }
+    return !q->flushing && over_limit(q);
+}
+
+void
+dealloc_remove(struct dealloc *q, struct dealloc_entry *entry)
+{
+    struct dealloc_owner *owner = entry->owner;
+    bool first = TAILQ_FIRST(&owner->entries) == entry;
+
+    if (first) /* it gives the owner its place in the tree */
+        RB_REMOVE(dealloc_owners, owner_tree(q, owner), owner);
+    TAILQ_REMOVE(&owner->entries, entry, link);
+    if (first && !TAILQ_EMPTY(&owner->entries))
+        RB_INSERT(dealloc_owners, owner_tree(q, owner), owner);
+    owner->n--;
+    owner->bytes -= entry->bytes;
+    q->n--;
+    q->bytes -= entry->bytes;
+    if (owner->held) {
+        q->n_held--;
+        q->bytes_held -= entry->bytes;
+    }
+    entry->owner = NULL;
+}
+
+/* ---- flushing ---- */
+
+void
+dealloc_begin(struct dealloc *q)
+{
+    if (q->flushing)
+        return;
+    q->flushing = true;
+    q->gave = false;
+}
+
+/* The first entry of the owner, taken out; the end of the flush where there is no owner. */
+static struct dealloc_entry *
+take_first(struct dealloc *q, struct dealloc_owner *owner)
+{
+    struct dealloc_entry *entry;
+
+    assert(!q->out);
+    if (!q->flushing)
+        return NULL;
+    if (!owner) {
+        q->flushing = false;
+        return NULL;
+    }
+    entry = TAILQ_FIRST(&owner->entries);
+    dealloc_remove(q, entry);
+    q->out = true;
+    if (!q->gave)
+        q->n_flushes++;
+    q->gave = true;
+    return entry;
+}
+
+struct dealloc_entry *
+dealloc_next(struct dealloc *q)
+{
+    return take_first(q, RB_MIN(dealloc_owners, &q->ready));
+}
+
+struct dealloc_entry *
+dealloc_next_overriding(struct dealloc *q, const struct dealloc_owner *own)
+{
+    struct dealloc_owner *ready = RB_MIN(dealloc_owners, &q->ready);
+    struct dealloc_owner *held = RB_MIN(dealloc_owners, &q->held);
+
+    if (held && held == own)
+        held = RB_NEXT(dealloc_owners, &q->held, held);
+    if (!ready || (held && owner_compare(held, ready) < 0))
+        return take_first(q, held);
+    return take_first(q, ready);
+}
+
+struct dealloc_entry *
+dealloc_next_of(struct dealloc *q, struct dealloc_owner *owner)
+{
+    return take_first(q, owner->n && !owner->held ? owner : NULL);
+}
+
+void
+dealloc_done(struct dealloc *q, uint64_t bytes, int error)
+{
+    assert(q->out);
+    q->out = false;
+    if (!error) {
+        q->n_freed++;
+        return;
+    }
+    q->n_quarantined++;
+    q->bytes_quarantined += bytes;
+    q->flushing = false;
+}
+
+/* ---- holding back ---- */
+
+void
+dealloc_hold(struct dealloc *q, struct dealloc_owner *owner)
+{
+    assert(owner->held < UINT32_MAX);
+    if (owner->held++ || !owner->n)
+        return;
+    RB_REMOVE(dealloc_owners, &q->ready, owner);
+    RB_INSERT(dealloc_owners, &q->held, owner);
+    q->n_held += owner->n;
+    q->bytes_held += owner->bytes;
+}
+
+void
+dealloc_unhold(struct dealloc *q, struct dealloc_owner *owner)
+{
+    assert(owner->held);
+    if (--owner->held || !owner->n)
+        return;
+    RB_REMOVE(dealloc_owners, &q->held, owner);
+    RB_INSERT(dealloc_owners, &q->ready, owner);
+    q->n_held -= owner->n;
+    q->bytes_held -= owner->bytes;
+}
+
+/* ---- age ---- */
+
+uint64_t
+dealloc_deadline_ns(const struct dealloc *q)
+{
+    struct dealloc_owners ready = q->ready;
+    const struct dealloc_owner *owner = RB_MIN(dealloc_owners, &ready);
+    uint64_t deadline;
+
+    if (!owner || __builtin_add_overflow(TAILQ_FIRST(&owner->entries)->at_ns,
+                                         q->limits.max_age_ns, &deadline))
+        return UINT64_MAX;
+    return deadline;
+}
+
+/* ---- for tests ---- */
+
+#define CHECK(cond)                                                                   \
+    do {                                                                              \
+        if (!(cond)) {                                                                \
+            fprintf(stderr, "dealloc_check: %s:%d: %s\n", __FILE__, __LINE__, #cond); \
+            abort();                                                                  \
+        }                                                                             \
+    } while (0)
+
+static void
+check_owner(const struct dealloc *q, const struct dealloc_owner *owner)
+{
+    const struct dealloc_entry *entry, *prev = NULL;
+    uint64_t n = 0, bytes = 0;
+
+    TAILQ_FOREACH(entry, &owner->entries, link)
+    {
+        CHECK(entry->owner == owner && entry->seq < q->next_seq);
+        CHECK(!prev || prev->seq < entry->seq);
+        CHECK(!prev || prev->at_ns <= entry->at_ns);
+        prev = entry;
+        n++;
+        bytes += entry->bytes;
+    }
+    CHECK(n && n == owner->n && bytes == owner->bytes);
+}
+
+static void
+check_tree(const struct dealloc *q, struct dealloc_owners tree, bool held, uint64_t *ret_n,
+           uint64_t *ret_bytes)
+{
+    struct dealloc_owner *owner, *prev = NULL;
+
+    *ret_n = *ret_bytes = 0;
+    RB_FOREACH(owner, dealloc_owners, &tree)
+    {
+        check_owner(q, owner);
+        CHECK(!prev || owner_compare(prev, owner) < 0);
+        CHECK((owner->held > 0) == held);
+        prev = owner;
+        *ret_n += owner->n;
+        *ret_bytes += owner->bytes;
+    }
+}
+
+void
+dealloc_check(const struct dealloc *q)
+{
+    uint64_t n_ready, n_held, bytes_ready, bytes_held;
+
+    check_tree(q, q->ready, false, &n_ready, &bytes_ready);
+    check_tree(q, q->held, true, &n_held, &bytes_held);
+    CHECK(n_held == q->n_held && bytes_held == q->bytes_held);
+    CHECK(n_ready + n_held == q->n && bytes_ready + bytes_held == q->bytes);
+}
