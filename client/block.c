@@ -4,8 +4,33 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/clock.h"
 #include "client.h"
+
+/* What is kept mapped though nothing lies in it, and how long: blocks as large as small arrays
+ * share, as many as there are when arrays come and go by the million. */
+#define IDLE_BLOCK (UINT64_C(64) << 20)
+#define IDLE_BYTES (UINT64_C(1) << 30)
+#define IDLE_NS    NSEC_PER_SEC
+
+static const char *const kind_names[BLOCK_N_KINDS] = {"device", "legacy", "pinned"};
+
+const char *
+block_kind_name(enum block_kind kind)
+{
+    return kind_names[kind];
+}
+
+int
+block_kind_find(struct msg_str name)
+{
+    for (int i = 0; i < BLOCK_N_KINDS; i++)
+        if (msg_str_eq(name, kind_names[i]))
+            return i;
+    return -1;
+}
 
 static int
 block_cmp(const struct block *a, const struct block *b)
@@ -20,6 +45,7 @@ block_table_init(struct block_table *table)
 {
     RB_INIT(&table->tree);
     TAILQ_INIT(&table->idle);
+    TAILQ_INIT(&table->unmapped);
 }
 
 struct block *
@@ -29,88 +55,204 @@ block_find(struct block_table *table, uint64_t id)
     return RB_FIND(block_tree, &table->tree, &key);
 }
 
+/* What is too large to be kept goes first. */
 static void
-make_idle(struct caid_client *client, struct block *block)
+make_idle(struct block_table *table, struct block *block)
 {
-    block->idle_since = client->seq;
-    TAILQ_INSERT_TAIL(&client->blocks.idle, block, idle_entry);
+    table->idle_bytes += block->size;
+    if (block->size > IDLE_BLOCK) {
+        block->idle_at = 0;
+        TAILQ_INSERT_HEAD(&table->idle, block, idle_entry);
+    } else {
+        block->idle_at = clock_now_ns() + IDLE_NS;
+        TAILQ_INSERT_TAIL(&table->idle, block, idle_entry);
+    }
+}
+
+static void
+end_idle(struct block_table *table, struct block *block)
+{
+    if (block->unmapped) {
+        TAILQ_REMOVE(&table->unmapped, block, idle_entry);
+        table->unmapped_bytes -= block->size;
+        block->unmapped = false;
+    } else {
+        TAILQ_REMOVE(&table->idle, block, idle_entry);
+        table->idle_bytes -= block->size;
+    }
 }
 
 int
-block_add(struct caid_client *client, uint64_t id, size_t size, int32_t device, int *fd)
+block_add(struct caid_client *client, struct block_spec *spec)
 {
+    struct block_table *table = &client->blocks;
     struct block *block = calloc(1, sizeof(*block));
 
     if (!block)
         return -ENOMEM;
-    block->id = id;
-    if (RB_INSERT(block_tree, &client->blocks.tree, block)) {
+    block->id = spec->id;
+    if (RB_INSERT(block_tree, &table->tree, block)) {
         free(block);
         return -EEXIST;
     }
-    block->size = size;
-    block->device = device;
-    block->fd = TAKE_FD(*fd);
+    table->n++;
+    block->size = spec->size;
+    block->device = spec->device;
+    block->kind = spec->kind;
+    memcpy(block->handle, spec->handle, sizeof(block->handle));
+    block->fd = TAKE_FD(spec->fd);
     pthread_mutex_init(&block->lock, NULL);
-    make_idle(client, block);
+    make_idle(table, block);
     return 0;
 }
 
 void
 block_lease(struct caid_client *client, struct block *block)
 {
+    block->n_leased++;
     if (block->leases++ == 0)
-        TAILQ_REMOVE(&client->blocks.idle, block, idle_entry);
+        end_idle(&client->blocks, block);
 }
 
 void
 block_unlease(struct caid_client *client, struct block *block)
 {
     if (--block->leases == 0)
-        make_idle(client, block);
+        make_idle(&client->blocks, block);
 }
 
-void
-block_sweep(struct caid_client *client, struct block_list *ret)
-{
-    struct block *block;
-
-    if (TAILQ_EMPTY(&client->blocks.idle))
-        return;
-    uint64_t oldest = call_oldest_with_blocks(client);
-    while ((block = TAILQ_FIRST(&client->blocks.idle)) && block->idle_since < oldest) {
-        TAILQ_REMOVE(&client->blocks.idle, block, idle_entry);
-        RB_REMOVE(block_tree, &client->blocks.tree, block);
-        TAILQ_INSERT_TAIL(ret, block, idle_entry);
-    }
-}
+/* ---- what idle blocks come to ---- */
 
 /* Failures are not reported: the driver may give an earlier launch's error here, and the memory
- * is let go either way. */
+ * is let go either way. Under block->lock, or by the last one who knows it. */
+static void
+unmap(struct caid_client *client, struct block *block)
+{
+    const struct drv *drv = client->gpu.drv;
+    const struct drv *pushed = NULL;
+
+    if (block->kind != BLOCK_DEVICE &&
+        (block->legacy || block->maps[0].pinned.host || block->maps[1].pinned.host))
+        gpu_push_place(client, block->place, &pushed, NULL);
+    for (size_t i = 0; i < ARRAY_SIZE(block->maps); i++) {
+        struct block_map *map = &block->maps[i];
+        if (map->vmm.ptr)
+            vmm_map_free(drv, &map->vmm);
+        if (map->pinned.host)
+            pinned_map_free(drv, &map->pinned);
+        map->places = 0;
+    }
+    if (block->legacy)
+        legacy_map_free(drv, block->legacy);
+    block->legacy = 0;
+    if (pushed)
+        gpu_pop(pushed);
+}
+
 static void
 block_free(struct caid_client *client, struct block *block)
 {
-    const struct drv *drv = block->imported ? client->gpu.drv : NULL;
-
-    for (size_t i = 0; i < ARRAY_SIZE(block->maps); i++)
-        if (block->maps[i].ptr)
-            vmm_map_free(drv, &block->maps[i]);
+    unmap(client, block);
     if (block->imported)
-        vmm_alloc_release(drv, &block->alloc, NULL);
+        vmm_alloc_release(client->gpu.drv, &block->alloc, NULL);
     fd_close(block->fd);
     pthread_mutex_destroy(&block->lock);
     free(block);
 }
 
-void
-block_list_free(struct caid_client *client, struct block_list *list)
+uint64_t
+block_due(const struct caid_client *client)
 {
+    const struct block_table *table = &client->blocks;
+
+    if (!TAILQ_EMPTY(&table->unmapped) && client->n_block_calls == 0)
+        return 0;
+    if (TAILQ_EMPTY(&table->idle))
+        return UINT64_MAX;
+    return table->idle_bytes > IDLE_BYTES ? 0 : TAILQ_FIRST(&table->idle)->idle_at;
+}
+
+/* The first of the idle blocks, if it has to go. */
+static struct block *
+find_due(const struct block_table *table, bool all)
+{
+    struct block *block = TAILQ_FIRST(&table->idle);
+
+    if (block && (all || table->idle_bytes > IDLE_BYTES || block->idle_at <= clock_now_ns()))
+        return block;
+    return NULL;
+}
+
+/* Only who is tidying frees blocks, so this one is still there when the lock has been dropped.
+ * A lease that came before both locks are held keeps the mapping; one that comes later waits
+ * for block->lock, to map anew. */
+static void
+unmap_idle(struct caid_client *client, struct block *block)
+{
+    uint64_t n_leased = block->n_leased;
+
+    end_idle(&client->blocks, block);
+    block->unmapped = true; /* or about to be */
+    client->blocks.unmapped_bytes += block->size;
+    TAILQ_INSERT_TAIL(&client->blocks.unmapped, block, idle_entry);
+    pthread_mutex_unlock(&client->lock);
+
+    pthread_mutex_lock(&block->lock);
+    pthread_mutex_lock(&client->lock);
+    bool idle = block->n_leased == n_leased;
+    pthread_mutex_unlock(&client->lock);
+    if (idle)
+        unmap(client, block);
+    pthread_mutex_unlock(&block->lock);
+    pthread_mutex_lock(&client->lock);
+}
+
+/* Takes the blocks that nothing can refer to any more, and tells the daemon before anything
+ * else is sent. */
+static void
+forget(struct caid_client *client, struct block_list *ret)
+{
+    struct block_table *table = &client->blocks;
     struct block *block;
 
-    while ((block = TAILQ_FIRST(list))) {
-        TAILQ_REMOVE(list, block, idle_entry);
+    if (client->n_block_calls > 0)
+        return;
+    while ((block = TAILQ_FIRST(&table->unmapped))) {
+        end_idle(table, block);
+        RB_REMOVE(block_tree, &table->tree, block);
+        table->n--;
+        client->reaper.n_freed++;
+        if (client->lost.code == 0)
+            client->forget[client->n_forget++] = block->id;
+        TAILQ_INSERT_TAIL(ret, block, idle_entry);
+    }
+    call_flush(client);
+}
+
+void
+block_tidy(struct caid_client *client, bool all)
+{
+    struct block_table *table = &client->blocks;
+    struct block_list dead = TAILQ_HEAD_INITIALIZER(dead);
+    struct block *block;
+
+    if (table->tidying)
+        return; /* who is at it finds the rest */
+    table->tidying = true;
+    while ((block = find_due(table, all)))
+        unmap_idle(client, block);
+    if (!TAILQ_EMPTY(&table->unmapped))
+        forget(client, &dead);
+    table->tidying = false;
+    if (TAILQ_EMPTY(&dead))
+        return;
+
+    pthread_mutex_unlock(&client->lock);
+    while ((block = TAILQ_FIRST(&dead))) {
+        TAILQ_REMOVE(&dead, block, idle_entry);
         block_free(client, block);
     }
+    pthread_mutex_lock(&client->lock);
 }
 
 void
@@ -124,59 +266,4 @@ block_table_abandon(struct block_table *table)
         fd_close(block->fd);
         free(block);
     }
-}
-
-/* ---- mapping: under block->lock ---- */
-
-static int
-block_import(const struct drv *drv, struct block *block, struct caid_error *error)
-{
-    struct drv_error cause = {0};
-
-    int r = vmm_alloc_import(drv, block->fd, block->size, &block->alloc, &cause);
-    if (r < 0)
-        return fail_driver(error, r, &cause, "cannot import block %" PRIu64 " of %zu bytes",
-                           block->id, block->size);
-    block->imported = true;
-    block->fd = fd_close(block->fd);
-    return 0;
-}
-
-static int
-block_map_new(struct caid_client *client, struct block *block, enum vmm_access access,
-              struct vmm_map *ret, struct caid_error *error)
-{
-    struct drv_error cause = {0};
-    const struct drv *drv;
-    CUdevice ordinal;
-
-    int r = gpu_ordinal(client, block->device, &drv, &ordinal, error);
-    if (r < 0)
-        return r;
-    if (!block->imported) {
-        r = block_import(drv, block, error);
-        if (r < 0)
-            return r;
-    }
-    r = vmm_map_new(drv, &block->alloc, ordinal, access, ret, &cause);
-    if (r < 0)
-        return fail_driver(error, r, &cause, "cannot map block %" PRIu64 " of %zu bytes",
-                           block->id, block->size);
-    return 0;
-}
-
-int
-block_map(struct caid_client *client, struct block *block, enum vmm_access access,
-          CUdeviceptr *ret, struct caid_error *error)
-{
-    struct vmm_map *map = &block->maps[access == VMM_READ_WRITE];
-    int r = 0;
-
-    pthread_mutex_lock(&block->lock);
-    if (!map->ptr)
-        r = block_map_new(client, block, access, map, error);
-    if (r == 0)
-        *ret = map->ptr;
-    pthread_mutex_unlock(&block->lock);
-    return r;
 }

@@ -6,8 +6,12 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "base/clock.h"
 #include "client.h"
 #include "packet.h"
+
+/* Blocks in one close notification: with PROTO_CLOSE_MAX leases it is still a packet. */
+#define FORGET_MAX 1024
 
 static void
 call_fds_closep(struct call_fds *fds)
@@ -16,35 +20,76 @@ call_fds_closep(struct call_fds *fds)
         fd_close(fds->fd[i]);
 }
 
+void
+cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attr;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+bool
+cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns)
+{
+    struct timespec at = {
+        .tv_sec = (time_t)(deadline_ns / NSEC_PER_SEC),
+        .tv_nsec = (long)(deadline_ns % NSEC_PER_SEC),
+    };
+
+    if (deadline_ns == UINT64_MAX)
+        return pthread_cond_wait(cond, lock) == 0;
+    return pthread_cond_timedwait(cond, lock, &at) != ETIMEDOUT;
+}
+
+static struct call_list *
+list_of(struct caid_client *client, const struct call *call)
+{
+    return call->end ? &client->standing : &client->calls;
+}
+
+/* Lists the call as in flight. */
+static void
+call_begin(struct caid_client *client, struct call *call)
+{
+    call->seq = ++client->seq;
+    call->done = false;
+    TAILQ_INSERT_TAIL(list_of(client, call), call, entry);
+    client->n_block_calls += call->has_blocks;
+}
+
 /* Takes the call out of those in flight. */
 static void
 call_end(struct caid_client *client, struct call *call, int r)
 {
-    TAILQ_REMOVE(&client->calls, call, entry);
+    TAILQ_REMOVE(list_of(client, call), call, entry);
+    client->n_block_calls -= call->has_blocks;
+    if (client->barrier && client->n_block_calls == 0)
+        reaper_wake(client);
     call->r = r;
     call->done = true;
     if (call->waiting)
-        pthread_cond_signal(&call->wake);
+        pthread_cond_broadcast(&call->wake);
+    if (call->end)
+        call->end(client, call);
+}
+
+static void
+fail_list(struct caid_client *client, struct call_list *list)
+{
+    struct call *call;
+
+    while ((call = TAILQ_FIRST(list)))
+        call_end(client, call, fail_again(&call->error, &client->lost));
 }
 
 void
 call_fail_all(struct caid_client *client)
 {
-    struct call *call;
-
-    while ((call = TAILQ_FIRST(&client->calls)))
-        call_end(client, call, fail_again(&call->error, &client->lost));
-}
-
-uint64_t
-call_oldest_with_blocks(const struct caid_client *client)
-{
-    const struct call *call;
-
-    TAILQ_FOREACH(call, &client->calls, entry)
-    if (call->has_blocks)
-        return call->seq;
-    return UINT64_MAX;
+    fail_list(client, &client->calls);
+    fail_list(client, &client->standing);
 }
 
 /* ---- sending ---- */
@@ -67,22 +112,60 @@ send_out(struct caid_client *client)
 }
 
 int
-call_flush_closing(struct caid_client *client)
+call_notify(struct caid_client *client, enum msg_method method, const void *params)
 {
-    while (client->n_closing > 0 && client->lost.code == 0) {
-        uint32_t n = client->n_closing < PROTO_CLOSE_MAX ? (uint32_t)client->n_closing
-                                                         : PROTO_CLOSE_MAX;
-        struct msg_close_params params = {.leases = {client->closing, n}};
-        int r = msg_encode_notify(&client->out, MSG_CLOSE, &params);
-        if (r == 0)
-            r = send_out(client);
+    int r = msg_encode_notify(&client->out, method, params);
+    return r < 0 ? r : send_out(client);
+}
+
+static uint32_t
+at_most(size_t n, uint32_t max)
+{
+    return n < max ? (uint32_t)n : max;
+}
+
+static void
+drop_first(uint64_t *list, size_t *n, size_t n_dropped)
+{
+    *n -= n_dropped;
+    if (*n > 0)
+        memmove(list, list + n_dropped, *n * sizeof(list[0]));
+}
+
+/* A block is forgotten after the last lease in it. */
+static int
+flush_closing(struct caid_client *client)
+{
+    static const uint64_t none; /* a list of no elements is there, and not NULL */
+
+    while (client->lost.code == 0 && (client->n_closing > 0 || client->n_forget > 0)) {
+        uint32_t n = at_most(client->n_closing, PROTO_CLOSE_MAX);
+        uint32_t n_forget = n == client->n_closing ? at_most(client->n_forget, FORGET_MAX) : 0;
+        struct msg_close_params params = {
+            .leases = {n > 0 ? client->closing : &none, n},
+            .forget = {n_forget > 0 ? client->forget : NULL, n_forget},
+        };
+        int r = call_notify(client, MSG_CLOSE, &params);
         if (r < 0)
             return r;
-        client->n_closing -= n;
-        memmove(client->closing, client->closing + n,
-                client->n_closing * sizeof(client->closing[0]));
+        drop_first(client->closing, &client->n_closing, n);
+        drop_first(client->forget, &client->n_forget, n_forget);
     }
     return 0;
+}
+
+bool
+call_has_unsent(const struct caid_client *client)
+{
+    return client->lost.code == 0 &&
+           (client->n_closing > 0 || client->n_forget > 0 || watch_has_unsent(client));
+}
+
+int
+call_flush(struct caid_client *client)
+{
+    int r = flush_closing(client);
+    return r < 0 ? r : watch_flush(client);
 }
 
 /* A daemon that does not read is not to stop the threads that have a reply to read. */
@@ -111,53 +194,74 @@ encode(struct caid_client *client, const struct call *call, uint64_t seq,
     return 0;
 }
 
+int
+call_post(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    int r = encode(client, call, client->seq + 1, error);
+    if (r < 0)
+        return r;
+    r = send_out(client);
+    if (client->lost.code != 0)
+        return fail_again(error, &client->lost);
+    if (r < 0)
+        return 1; /* -EAGAIN */
+    call_begin(client, call);
+    return 0;
+}
+
 /* Closes that wait go first: what the daemon sends for this request depends on them. */
 static int
 send_once(struct caid_client *client, struct call *call, struct caid_error *error)
 {
-    int r = call_flush_closing(client);
-    if (r == -ENOMEM)
-        return fail_errno(error, ENOMEM, "cannot tell the daemon of closed arrays");
-    if (r == 0) {
-        r = encode(client, call, client->seq + 1, error);
-        if (r < 0)
-            return r;
-        r = send_out(client);
-    }
+    int r = call_flush(client);
     if (client->lost.code != 0)
         return fail_again(error, &client->lost);
-    return r < 0 ? 1 : 0; /* -EAGAIN */
+    if (r == -ENOMEM)
+        return fail_errno(error, ENOMEM, "cannot tell the daemon of closed arrays");
+    return r < 0 ? 1 : call_post(client, call, error);
 }
 
-/* Lists the call as in flight. */
-static int
-call_send(struct caid_client *client, struct call *call, struct caid_error *error)
+/* While blocks are to be forgotten, no call begins that could refer to them. */
+static void
+wait_for_barrier(struct caid_client *client, const struct call *call)
+{
+    while (call->has_blocks && client->barrier && client->lost.code == 0)
+        pthread_cond_wait(&client->barrier_gone, &client->lock);
+}
+
+int
+call_start(struct caid_client *client, struct call *call, struct caid_error *error)
 {
     int r;
 
+    wait_for_barrier(client, call);
     while ((r = send_once(client, call, error)) > 0) {
         wait_for_room(client);
+        wait_for_barrier(client, call);
         if (client->lost.code != 0)
             return fail_again(error, &client->lost);
     }
-    if (r < 0)
-        return r;
-    call->seq = ++client->seq;
-    TAILQ_INSERT_TAIL(&client->calls, call, entry);
-    return 0;
+    return r;
 }
 
 /* ---- receiving ---- */
 
 static struct call *
-find_call(const struct caid_client *client, uint32_t id)
+find_in(const struct call_list *list, uint32_t id)
 {
     struct call *call;
 
-    TAILQ_FOREACH(call, &client->calls, entry)
+    TAILQ_FOREACH(call, list, entry)
     if ((uint32_t)call->seq == id)
         return call;
     return NULL;
+}
+
+static struct call *
+find_call(const struct caid_client *client, uint32_t id)
+{
+    struct call *call = find_in(&client->calls, id);
+    return call ? call : find_in(&client->standing, id);
 }
 
 /* Why a packet cannot be the answer to call, or NULL. */
@@ -188,6 +292,8 @@ take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
         r = fail_wire(&call->error, reply);
     else if (call->take)
         r = call->take(client, call, reply, fds);
+    if (client->lost.code != 0)
+        return; /* it has been ended with the others */
 
     if (r == -EPROTO && reply->error == 0)
         client_lose(client, CAID_ERR_PROTOCOL, "%s: the daemon sent a malformed %s reply",
@@ -252,9 +358,8 @@ receive(struct caid_client *client, int flags)
     return true;
 }
 
-/* Whoever reads no longer makes sure that someone who waits does. */
-static void
-pass_reading_on(struct caid_client *client)
+void
+call_pass_reading_on(struct caid_client *client)
 {
     struct call *call;
 
@@ -265,6 +370,37 @@ pass_reading_on(struct caid_client *client)
         pthread_cond_signal(&call->wake);
         return;
     }
+    watch_read_on(client);
+}
+
+static struct timespec
+time_left(uint64_t deadline_ns)
+{
+    uint64_t now = clock_now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
+
+    return (struct timespec){.tv_sec = (time_t)(left / NSEC_PER_SEC),
+                             .tv_nsec = (long)(left % NSEC_PER_SEC)};
+}
+
+void
+call_read_until(struct caid_client *client, int wake_fd, uint64_t deadline_ns)
+{
+    struct pollfd fds[] = {
+        {.fd = client->sock, .events = POLLIN},
+        {.fd = wake_fd, .events = POLLIN},
+    };
+    struct timespec left = time_left(deadline_ns);
+    uint64_t count;
+
+    client->reading = true;
+    pthread_mutex_unlock(&client->lock);
+    int n = ppoll(fds, ARRAY_SIZE(fds), deadline_ns == UINT64_MAX ? NULL : &left, NULL);
+    if (n > 0 && fds[1].revents && read(wake_fd, &count, sizeof(count)) < 0)
+        n = 0; /* somebody was faster */
+    pthread_mutex_lock(&client->lock);
+    client->reading = false;
+    if (n > 0 && fds[0].revents && client->lost.code == 0)
+        receive(client, MSG_DONTWAIT);
 }
 
 static void
@@ -275,11 +411,11 @@ call_wait(struct caid_client *client, struct call *call)
             receive(client, 0);
             continue;
         }
-        call->waiting = true;
+        call->waiting++;
         pthread_cond_wait(&call->wake, &client->lock);
-        call->waiting = false;
+        call->waiting--;
     }
-    pass_reading_on(client);
+    call_pass_reading_on(client);
 }
 
 int
@@ -287,7 +423,7 @@ call_run(struct caid_client *client, struct call *call, struct caid_error *error
 {
     pthread_cond_init(&call->wake, NULL);
     call->error.code = 0;
-    int r = call_send(client, call, error);
+    int r = call_start(client, call, error);
     if (r == 0) {
         call_wait(client, call);
         r = call->r;
@@ -301,7 +437,7 @@ call_run(struct caid_client *client, struct call *call, struct caid_error *error
 void
 call_dispatch(struct caid_client *client)
 {
-    call_flush_closing(client);
+    call_flush(client);
     while (client->lost.code == 0 && !client->reading && receive(client, MSG_DONTWAIT))
         ;
 }

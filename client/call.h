@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A request and its reply. Calls live on the stack of the thread that makes them.
+ * A request and its reply. Calls live on the stack of the thread that makes them; those that
+ * wait for what may never come (watch.h) live with their owner, and do not keep a thread
+ * waiting.
  *
  * Several threads may have calls in flight on the one socket. Of those that wait, one reads for
  * all: it receives a packet with the client unlocked, gives it to the call that it answers, and
  * goes on until its own reply has come; then it wakes another one that waits to read on. So no
- * thread of our own is needed, and a single-threaded caller never waits on a condition.
+ * thread of our own reads, and a single-threaded caller never waits on a condition.
  *
  * Replies are taken in the order of their arrival, whichever thread they are for, because what
  * a reply says about blocks holds for the replies after it (block.h).
@@ -39,9 +41,13 @@ struct call {
     int (*take)(struct caid_client *client, struct call *call, struct msg *reply,
                 struct call_fds *fds);
     bool has_blocks; /* the reply refers to blocks, and may bring fds */
+    /* A call that nobody waits for in call_run(): told that it is over, with the client locked.
+     * */
+    void (*end)(struct caid_client *client, struct call *call);
 
     uint64_t seq;
-    bool waiting, done;
+    unsigned int waiting; /* threads */
+    bool done;
     pthread_cond_t wake;
     int r;
     struct caid_error error; /* where r is not 0 */
@@ -53,21 +59,45 @@ TAILQ_HEAD(call_list, call);
  * (client_enter()); its lock is dropped while waiting. */
 int call_run(struct caid_client *client, struct call *call, struct caid_error *error);
 
+/* Sends the request of a call that has an end, and returns. Entered; may drop the lock. */
+int call_start(struct caid_client *client, struct call *call, struct caid_error *error);
+
+/* Sends the request, if the socket takes it now (else 1), and lists the call as in flight.
+ * Under lock. */
+int call_post(struct caid_client *client, struct call *call, struct caid_error *error);
+
+/* Sends a notification: 0, -EAGAIN, -ENOMEM; other errors have ended the connection. Under
+ * lock. */
+int call_notify(struct caid_client *client, enum msg_method method, const void *params);
+
 /* Reads what is there without blocking, and sends what waits to be sent. Entered, too. */
 void call_dispatch(struct caid_client *client);
+
+/* Reads for all until a packet has come, the time is over, or somebody writes to wake_fd, an
+ * eventfd. Entered; nobody else reads. */
+void call_read_until(struct caid_client *client, int wake_fd, uint64_t deadline_ns);
+
+/* Whoever reads no longer makes sure that someone who waits does. Under lock. */
+void call_pass_reading_on(struct caid_client *client);
+
+/* A condition whose timed waits are by clock_now_ns(). */
+void cond_init(pthread_cond_t *cond);
+/* deadline_ns UINT64_MAX: without end. Returns false when the time is over. */
+bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
 
 /* Ends every call in flight with client->lost. Under lock. */
 void call_fail_all(struct caid_client *client);
 
-/* The oldest call in flight whose reply may refer to blocks; UINT64_MAX: none. Under lock. */
-uint64_t call_oldest_with_blocks(const struct caid_client *client);
-
-/* Tells the daemon of the leases in client->closing, as far as the socket takes it. -EAGAIN when
- * some are left; other errors have ended the connection. Under lock. */
-int call_flush_closing(struct caid_client *client);
+/* Tells the daemon what it does not know yet, as far as the socket takes it: leases in
+ * client->closing that have ended, blocks in client->forget, watches to be made or cancelled.
+ * -EAGAIN, -ENOMEM: some is left; other errors have ended the connection. Under lock. */
+int call_flush(struct caid_client *client);
+/* Whether something is left. */
+bool call_has_unsent(const struct caid_client *client);
 
 /*
- * A reply that is read at leisure, with the client unlocked: a copy of the packet. Starts zeroed.
+ * A reply that is read at leisure, with the client unlocked: a copy of the packet. Starts
+ * zeroed.
  */
 struct reply {
     uint8_t *packet;

@@ -5,6 +5,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include "text.h"
@@ -16,8 +18,8 @@ client_ref(struct caid_client *client)
     return client;
 }
 
-/* In a child the parent's threads may have left the lock taken and the blocks half changed: then
- * they are left where they are. */
+/* In a child the parent's threads may have left the lock taken and the blocks half changed:
+ * then they are left where they are. */
 static void
 client_abandon(struct caid_client *client)
 {
@@ -29,16 +31,26 @@ client_abandon(struct caid_client *client)
 }
 
 static void
+close_fds(struct caid_client *client)
+{
+    client->sock = fd_close(client->sock);
+    client->epoll_fd = fd_close(client->epoll_fd);
+    client->news_fd = fd_close(client->news_fd);
+    watch_table_deinit(&client->watches);
+}
+
+static void
 client_free(struct caid_client *client)
 {
-    fd_close(client->sock);
+    close_fds(client);
     if (fork_guard_crossed(&client->guard))
         client_abandon(client);
     else
-        gpu_deinit(&client->gpu, client->n_devices);
+        gpu_deinit(&client->gpu);
     fork_guard_deinit(&client->guard);
     msg_buf_deinit(&client->out);
     free(client->closing);
+    free(client->forget);
     free(client->devices);
     free(client);
 }
@@ -87,17 +99,25 @@ client_enter_anyway(struct caid_client *client)
     client->n_running++;
 }
 
+/* Where the client has no thread, what it would do is done here. */
+static void
+see_to_the_rest(struct caid_client *client)
+{
+    bool unsent = call_has_unsent(client);
+
+    if (!unsent && block_due(client) == UINT64_MAX)
+        return;
+    if (!reaper_kick(client))
+        block_tidy(client, true);
+}
+
 void
 client_leave(struct caid_client *client)
 {
-    struct block_list dead = TAILQ_HEAD_INITIALIZER(dead);
-
+    see_to_the_rest(client);
     if (--client->n_running == 0 && client->handle_closed)
-        client->sock = fd_close(client->sock);
-    block_sweep(client, &dead);
+        close_fds(client);
     pthread_mutex_unlock(&client->lock);
-
-    block_list_free(client, &dead);
     client_unref(client);
 }
 
@@ -112,9 +132,11 @@ client_lose(struct caid_client *client, int32_t code, const char *fmt, ...)
     vsnprintf(client->lost.message, sizeof(client->lost.message), fmt, args);
     va_end(args);
     client->lost.code = code;
-    client->n_closing = 0;             /* the daemon has ended them with the connection */
+    client->n_closing = client->n_forget =
+        0;                             /* the daemon has ended them with the connection */
     shutdown(client->sock, SHUT_RDWR); /* wakes the thread that reads */
     call_fail_all(client);
+    pthread_cond_broadcast(&client->barrier_gone);
 }
 
 int
@@ -159,6 +181,8 @@ caid_client_close(struct caid_client *client)
         return;
     if (!fork_guard_crossed(&client->guard)) {
         client_enter_anyway(client);
+        reaper_stop(client);
+        block_tidy(client, true); /* the daemon is to know that nothing is mapped here */
         client_lose(client, CAID_ERR_CLOSED, "%s: the client is closed", client->socket);
         client->handle_closed = true;
         client_leave(client);
@@ -166,23 +190,79 @@ caid_client_close(struct caid_client *client)
     client_unref(client);
 }
 
+void
+client_raise_fd(struct caid_client *client)
+{
+    if (client->news_fd >= 0)
+        eventfd_write(client->news_fd, 1);
+}
+
+static int
+epoll_new(int sock, int news_fd)
+{
+    struct epoll_event of_sock = {.events = EPOLLIN, .data.fd = sock};
+    struct epoll_event of_news = {.events = EPOLLIN, .data.fd = news_fd};
+    int fd = epoll_create1(EPOLL_CLOEXEC);
+
+    if (fd < 0)
+        return -errno;
+    if (epoll_ctl(fd, EPOLL_CTL_ADD, sock, &of_sock) < 0 ||
+        epoll_ctl(fd, EPOLL_CTL_ADD, news_fd, &of_news) < 0) {
+        int r = -errno;
+        fd_close(fd);
+        return r;
+    }
+    return fd;
+}
+
+/* The socket alone would not do: news of a watch may have been read by another thread. Under
+ * lock. */
+static int
+client_get_fd(struct caid_client *client)
+{
+    if (client->epoll_fd >= 0)
+        return client->epoll_fd;
+    if (client->sock < 0)
+        return -ENOTCONN;
+    _cleanup_fd_ int news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (news_fd < 0)
+        return -errno;
+    int fd = epoll_new(client->sock, news_fd);
+    if (fd < 0)
+        return fd;
+    client->epoll_fd = fd;
+    client->news_fd = TAKE_FD(news_fd);
+    if (watch_has_news(client))
+        client_raise_fd(client);
+    return fd;
+}
+
 int
-caid_client_get_fd(const struct caid_client *client)
+caid_client_get_fd(struct caid_client *client)
 {
     if (!client)
         return -EINVAL;
     if (fork_guard_crossed(&client->guard))
         return -EPERM;
-    return client->sock >= 0 ? client->sock : -ENOTCONN; /* caid_driver_open() */
+    pthread_mutex_lock(&client->lock);
+    int r = client_get_fd(client);
+    pthread_mutex_unlock(&client->lock);
+    return r;
 }
 
+/* The fd is lowered for all that has been read by now, which is looked at next. */
 int
 caid_client_dispatch(struct caid_client *client, struct caid_error *error)
 {
+    eventfd_t count;
+
     int r = client_enter(client, error);
     if (r < 0)
         return r;
     call_dispatch(client);
+    if (client->news_fd >= 0)
+        (void)eventfd_read(client->news_fd, &count);
+    r = watch_deliver(client, error);
     if (client->lost.code != 0)
         r = fail_again(error, &client->lost);
     client_leave(client);
@@ -233,6 +313,9 @@ status_fill(struct caid_status *s, const struct caid_client *client,
     s->leases = m->leases;
     s->jobs = m->jobs;
     s->release_errors = m->release_errors;
+    s->watches = m->watches;
+    s->pending = m->pending;
+    s->contexts = m->contexts;
 }
 
 int

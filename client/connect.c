@@ -145,7 +145,7 @@ hello_apply(struct caid_client *client, const struct msg_hello_result *hello,
     int r = devices_fill(client, hello, error);
     if (r < 0)
         return r;
-    r = gpu_init(&client->gpu, driver_choice(driver, of_daemon), client->n_devices);
+    r = gpu_init(&client->gpu, driver_choice(driver, of_daemon));
     return r < 0 ? fail_errno(error, -r, "no memory for %u devices", client->n_devices) : 0;
 }
 
@@ -200,12 +200,16 @@ client_new(void)
         return NULL;
     atomic_init(&client->refs, 1);
     fork_guard_init(&client->guard);
-    client->sock = -1;
+    client->sock = client->epoll_fd = client->news_fd = -1;
     client->packet_max = PROTO_PACKET_MAX;
     pthread_mutex_init(&client->lock, NULL);
     pthread_mutex_init(&client->gpu.lock, NULL);
+    cond_init(&client->barrier_gone);
     TAILQ_INIT(&client->calls);
+    TAILQ_INIT(&client->standing);
     block_table_init(&client->blocks);
+    reaper_init(&client->reaper);
+    watch_table_init(&client->watches);
     return client;
 }
 

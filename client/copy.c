@@ -2,8 +2,8 @@
 /*
  * Copies between strided layouts. Dimensions are brought into the order of the destination's
  * memory and merged where both sides allow it; what is left is rows of bytes. One dimension of
- * rows becomes a 2D copy of the driver's, the others are looped over. So two layouts of the same
- * order cost one driver call, and a transposition costs one for each column.
+ * rows becomes a 2D copy of the driver's, the others are looped over. So two layouts of the
+ * same order cost one driver call, and a transposition costs one for each column.
  */
 #include <errno.h>
 #include <string.h>
@@ -41,7 +41,8 @@ is_inside(const struct dim *a, const struct dim *b)
     return magnitude(a->src) < magnitude(b->src);
 }
 
-/* Keeps the dimensions in order of their steps; those of one element are never stepped along. */
+/* Keeps the dimensions in order of their steps; those of one element are never stepped along.
+ * */
 static void
 plan_add(struct plan *plan, struct dim dim)
 {
@@ -236,12 +237,15 @@ copy_loop(struct copier *c, const struct plan *plan, uint64_t dst, uint64_t src)
     }
 }
 
-/* Waits in any case: what was started before a failure still uses the caller's memory. */
+/* Waits in any case: what was started before a failure still uses the caller's memory. An array
+ * is copied by the device that it is mapped for. */
 static int
 copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *plan,
-            const struct caid_copy *copy, struct caid_error *error)
+            const struct caid_copy *copy, const struct caid_array *array,
+            struct caid_error *error)
 {
-    int r = gpu_push(client, copy->device, &c->drv, error);
+    int r = array ? gpu_push_place(client, array->place, &c->drv, error)
+                  : gpu_push(client, copy->device, &c->drv, error);
     if (r < 0)
         return r;
     CUresult result = copy_loop(c, plan, copy->dst, copy->src);
@@ -255,9 +259,10 @@ copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *pla
     return result == CUDA_SUCCESS ? 0 : gpu_fail(c->drv, c->call, result, "cannot copy", error);
 }
 
+/* array NULL: none is known to be a part of it. */
 static int
 copy_run(struct caid_client *client, const struct caid_copy *copy, uint64_t itemsize,
-         struct caid_error *error)
+         const struct caid_array *array, struct caid_error *error)
 {
     struct plan plan;
 
@@ -271,7 +276,7 @@ copy_run(struct caid_client *client, const struct caid_copy *copy, uint64_t item
         .width = plan.width,
     };
     if (!copy->dst_on_host || !copy->src_on_host)
-        return copy_on_gpu(client, &copier, &plan, copy, error);
+        return copy_on_gpu(client, &copier, &plan, copy, array, error);
     copy_loop(&copier, &plan, copy->dst, copy->src);
     return 0;
 }
@@ -288,7 +293,7 @@ caid_copy(struct caid_client *client, const struct caid_copy *copy, struct caid_
         r = fail(error, CAID_ERR_INVALID, "copy is NULL");
     if (r == 0)
         r = options_read(&given, sizeof(given), copy, error);
-    return r < 0 ? r : copy_run(client, &given, given.itemsize, error);
+    return r < 0 ? r : copy_run(client, &given, given.itemsize, NULL, error);
 }
 
 static int
@@ -314,7 +319,6 @@ copy_of_array(const struct caid_array *array)
     return (struct caid_copy){
         .shape = array->info.shape,
         .ndim = array->info.ndim,
-        .device = array->info.device,
     };
 }
 
@@ -330,7 +334,7 @@ caid_array_copy_to_host(struct caid_array *array, void *dst, size_t nbytes,
     copy.dst_on_host = true;
     copy.src = array->info.ptr;
     copy.src_strides = array->info.strides;
-    return copy_run(array->client, &copy, array->info.itemsize, error);
+    return copy_run(array->client, &copy, array->info.itemsize, array, error);
 }
 
 int
@@ -348,5 +352,5 @@ caid_array_copy_from_host(struct caid_array *array, const void *src, size_t nbyt
     copy.dst_strides = array->info.strides;
     copy.src = (uintptr_t)src;
     copy.src_on_host = true;
-    return copy_run(array->client, &copy, array->info.itemsize, error);
+    return copy_run(array->client, &copy, array->info.itemsize, array, error);
 }

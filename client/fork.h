@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tells a child after fork() from the process that made the guard, without a system call: by a
- * page that the kernel wipes in the child (MADV_WIPEONFORK, madvise(2)). Where that is not to be
- * had, by getpid(2). Init and deinit are the owner's; asking is for any thread.
+ * page that the kernel wipes in the child (MADV_WIPEONFORK, madvise(2)). Where that is not to
+ * be had, by getpid(2). Init and deinit are the owner's; asking is for any thread.
  */
 #pragma once
 

@@ -8,11 +8,10 @@
 #include "client.h"
 
 int
-gpu_init(struct gpu *gpu, const char *choice, uint32_t n_devices)
+gpu_init(struct gpu *gpu, const char *choice)
 {
     gpu->choice = strdup(choice);
-    gpu->devices = calloc(n_devices ? n_devices : 1, sizeof(gpu->devices[0]));
-    return gpu->choice && gpu->devices ? 0 : -ENOMEM;
+    return gpu->choice ? 0 : -ENOMEM;
 }
 
 void
@@ -23,9 +22,9 @@ gpu_abandon(struct gpu *gpu)
 }
 
 void
-gpu_deinit(struct gpu *gpu, uint32_t n_devices)
+gpu_deinit(struct gpu *gpu)
 {
-    for (uint32_t i = 0; gpu->devices && i < n_devices; i++)
+    for (uint32_t i = 0; i < gpu->n_devices; i++)
         if (gpu->devices[i].context)
             gpu->drv->cu.cuDevicePrimaryCtxRelease(gpu->devices[i].ordinal);
     drv_free(gpu->drv);
@@ -42,32 +41,42 @@ gpu_fail(const struct drv *drv, const char *call, CUresult result, const char *d
     return fail_driver(error, r, &cause, "%s", doing);
 }
 
-/* Marks this process's device that is one of the daemon's. */
 static int
-find_device(struct caid_client *client, const struct drv *drv, int ordinal,
-            struct drv_error *cause)
+list_device(const struct caid_client *client, const struct drv *drv, int ordinal,
+            struct gpu_device *ret, struct drv_error *cause)
 {
     struct drv_device found;
 
     int r = drv_device_get(drv, ordinal, &found, cause);
     if (r < 0)
         return r;
-    int32_t device = client_find_device(client, MSG_STR(found.uuid));
-    if (device >= 0)
-        client->gpu.devices[device] =
-            (struct gpu_device){.visible = true, .ordinal = found.ordinal};
+    ret->ordinal = found.ordinal;
+    memcpy(ret->uuid, found.uuid, sizeof(ret->uuid));
+    ret->index = client_find_device(client, MSG_STR(found.uuid));
     return 0;
 }
 
+/* Lists this process's devices, by ordinal. */
 static int
-find_devices(struct caid_client *client, const struct drv *drv, struct drv_error *cause)
+list_devices(const struct caid_client *client, const struct drv *drv, struct gpu_device **ret,
+             uint32_t *ret_n, struct drv_error *cause)
 {
     int n;
 
     int r = drv_device_count(drv, &n, cause);
-    for (int i = 0; r == 0 && i < n; i++)
-        r = find_device(client, drv, i, cause);
-    return r;
+    if (r < 0)
+        return r;
+    _cleanup_free_ struct gpu_device *devices = calloc(n > 0 ? (size_t)n : 1, sizeof(*devices));
+    if (!devices)
+        return -ENOMEM;
+    for (int i = 0; i < n; i++) {
+        r = list_device(client, drv, i, &devices[i], cause);
+        if (r < 0)
+            return r;
+    }
+    *ret = TAKE_PTR(devices);
+    *ret_n = (uint32_t)n;
+    return 0;
 }
 
 /* Under gpu->lock. */
@@ -83,7 +92,7 @@ gpu_open(struct caid_client *client, struct caid_error *error)
     int r = drv_open(&drv, gpu->choice, &cause);
     if (r < 0)
         return fail_driver(error, r, &cause, "cannot use CUDA driver \"%s\"", gpu->choice);
-    r = find_devices(client, drv, &cause);
+    r = list_devices(client, drv, &gpu->devices, &gpu->n_devices, &cause);
     if (r < 0) {
         drv_free(drv);
         return fail_driver(error, r, &cause, "cannot find this process's CUDA devices");
@@ -103,62 +112,78 @@ gpu_driver(struct caid_client *client, const struct drv **ret, struct caid_error
     return r;
 }
 
-int
-gpu_ordinal(struct caid_client *client, int32_t device, const struct drv **ret_drv,
-            CUdevice *ret, struct caid_error *error)
-{
-    const struct drv *drv = NULL;
-    const char *uuid = NULL;
+/* ---- places ---- */
 
-    int r = client_device_uuid(client, device, &uuid, error);
+static int
+find_uuid(const struct gpu *gpu, const char *uuid, uint32_t *ret, struct caid_error *error)
+{
+    for (uint32_t i = 0; i < gpu->n_devices; i++)
+        if (strcmp(gpu->devices[i].uuid, uuid) == 0) {
+            *ret = i;
+            return 0;
+        }
+    return fail(error, CAID_ERR_DEVICE,
+                "device %.80s is not visible in this process (driver %s; see "
+                "CUDA_VISIBLE_DEVICES)",
+                uuid, gpu->drv->path);
+}
+
+int
+gpu_find_place(struct caid_client *client, int32_t index, const char *access, uint32_t *ret,
+               struct caid_error *error)
+{
+    const struct gpu *gpu = &client->gpu;
+    const struct drv *drv;
+    const char *uuid;
+
+    int r = client_device_uuid(client, index, &uuid, error);
+    if (r == 0)
+        r = gpu_driver(client, &drv, error);
     if (r < 0)
         return r;
-    r = gpu_driver(client, &drv, error);
-    if (r < 0)
-        return r;
-    if (!client->gpu.devices[device].visible)
-        return fail(error, CAID_ERR_DEVICE,
-                    "device %s is not visible in this process (driver %s; see "
-                    "CUDA_VISIBLE_DEVICES)",
-                    uuid, drv->path);
-    *ret_drv = drv;
-    *ret = client->gpu.devices[device].ordinal;
+    if (access)
+        return find_uuid(gpu, access, ret, error);
+    for (uint32_t i = 0; i < gpu->n_devices; i++)
+        if (gpu->devices[i].index == index) {
+            *ret = i;
+            return 0;
+        }
+    *ret = 0; /* drv_open() has seen that there is one */
     return 0;
 }
 
-static int
-retain_context(struct caid_client *client, int32_t device, const struct drv *drv,
-               CUcontext *ret, struct caid_error *error)
+int
+gpu_context(struct caid_client *client, uint32_t place, CUcontext *ret,
+            struct caid_error *error)
 {
-    struct gpu_device *found = &client->gpu.devices[device];
+    struct gpu_device *device = &client->gpu.devices[place];
+    const struct drv *drv = client->gpu.drv;
     CUresult result = CUDA_SUCCESS;
+    CUcontext context;
 
     pthread_mutex_lock(&client->gpu.lock);
-    if (!found->context)
-        result = drv->cu.cuDevicePrimaryCtxRetain(&found->context, found->ordinal);
-    if (result != CUDA_SUCCESS)
-        found->context = NULL;
-    *ret = found->context;
+    context = device->context;
+    if (!context)
+        result = drv->cu.cuDevicePrimaryCtxRetain(&context, device->ordinal);
+    if (result == CUDA_SUCCESS)
+        device->context = context;
     pthread_mutex_unlock(&client->gpu.lock);
 
     if (result != CUDA_SUCCESS)
         return gpu_fail(drv, "cuDevicePrimaryCtxRetain", result,
                         "cannot use the device's primary context", error);
+    *ret = context;
     return 0;
 }
 
 int
-gpu_push(struct caid_client *client, int32_t device, const struct drv **ret_drv,
-         struct caid_error *error)
+gpu_push_place(struct caid_client *client, uint32_t place, const struct drv **ret_drv,
+               struct caid_error *error)
 {
-    const struct drv *drv = NULL;
-    CUcontext context;
-    CUdevice ordinal;
+    const struct drv *drv = client->gpu.drv;
+    CUcontext context = NULL;
 
-    int r = gpu_ordinal(client, device, &drv, &ordinal, error);
-    if (r < 0)
-        return r;
-    r = retain_context(client, device, drv, &context, error);
+    int r = gpu_context(client, place, &context, error);
     if (r < 0)
         return r;
     CUresult result = drv->cu.cuCtxPushCurrent(context);
@@ -167,6 +192,16 @@ gpu_push(struct caid_client *client, int32_t device, const struct drv **ret_drv,
                         "cannot use the device's primary context", error);
     *ret_drv = drv;
     return 0;
+}
+
+int
+gpu_push(struct caid_client *client, int32_t index, const struct drv **ret_drv,
+         struct caid_error *error)
+{
+    uint32_t place;
+
+    int r = gpu_find_place(client, index, NULL, &place, error);
+    return r < 0 ? r : gpu_push_place(client, place, ret_drv, error);
 }
 
 void
@@ -179,8 +214,8 @@ gpu_pop(const struct drv *drv)
 int32_t
 gpu_find_ordinal(const struct caid_client *client, CUdevice ordinal)
 {
-    for (uint32_t i = 0; i < client->n_devices; i++)
-        if (client->gpu.devices[i].visible && client->gpu.devices[i].ordinal == ordinal)
-            return (int32_t)i;
+    for (uint32_t i = 0; i < client->gpu.n_devices; i++)
+        if (client->gpu.devices[i].ordinal == ordinal)
+            return client->gpu.devices[i].index;
     return -1;
 }

@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a client needs of CUDA: the driver, opened when the first array is mapped; which of this
- * process's devices is which of the daemon's, by UUID; and each device's primary context,
- * retained at the first copy and given back with the client. Everything is made under `lock`,
- * and does not change once it is there.
+ * What a client needs of CUDA: the driver, opened when the first array is mapped; this
+ * process's devices, and which of them is which of the daemon's, by UUID (CUDA_VISIBLE_DEVICES
+ * may hide some and number the others anew); and each device's primary context, retained at the
+ * first use and given back with the client. Everything is made under `lock`, and does not
+ * change once it is there.
+ *
+ * A device of this process is named by its place in gpu.devices, a device of the daemon's by
+ * its index in client->devices.
  */
 #pragma once
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -18,35 +23,45 @@
 struct caid_client;
 
 struct gpu_device {
-    bool visible; /* in this process: CUDA_VISIBLE_DEVICES may hide it */
     CUdevice ordinal;
-    CUcontext context; /* NULL: not retained yet */
+    char uuid[DRV_UUID_SIZE];
+    int32_t index;              /* of the daemon's device; -1: the daemon has not got it */
+    _Atomic(CUcontext) context; /* NULL: not retained yet */
 };
 
 struct gpu {
     pthread_mutex_t lock;
     char *choice; /* for drv_open() */
     struct drv *drv;
-    struct gpu_device *devices; /* as many as client->n_devices */
+    struct gpu_device *devices;
+    uint32_t n_devices;
 };
 
 /* choice is copied. */
-int gpu_init(struct gpu *gpu, const char *choice, uint32_t n_devices);
+int gpu_init(struct gpu *gpu, const char *choice);
 /* Gives contexts and driver back. */
-void gpu_deinit(struct gpu *gpu, uint32_t n_devices);
+void gpu_deinit(struct gpu *gpu);
 /* Frees host memory only: in a child after fork(). */
 void gpu_abandon(struct gpu *gpu);
 
 /* The driver; opened now if need be. */
 int gpu_driver(struct caid_client *client, const struct drv **ret, struct caid_error *error);
 
-/* The driver and this process's ordinal of a device. CAID_ERR_DEVICE: not visible here. */
-int gpu_ordinal(struct caid_client *client, int32_t device, const struct drv **ret_drv,
-                CUdevice *ret, struct caid_error *error);
+/* Where memory of the daemon's device `index` is reached from: the device of this process that
+ * access (a UUID) names; without it the same device, or the first one where that is hidden.
+ * Opens the driver. CAID_ERR_DEVICE. */
+int gpu_find_place(struct caid_client *client, int32_t index, const char *access, uint32_t *ret,
+                   struct caid_error *error);
 
-/* Makes the device's primary context the thread's current one until gpu_pop(): what was current
- * is so again then. */
-int gpu_push(struct caid_client *client, int32_t device, const struct drv **ret_drv,
+/* The primary context of a place, retained for as long as the client lives. */
+int gpu_context(struct caid_client *client, uint32_t place, CUcontext *ret,
+                struct caid_error *error);
+
+/* Makes the primary context the thread's current one until gpu_pop(): what was current is so
+ * again then. gpu_push() takes an index as gpu_find_place() without access. */
+int gpu_push_place(struct caid_client *client, uint32_t place, const struct drv **ret_drv,
+                   struct caid_error *error);
+int gpu_push(struct caid_client *client, int32_t index, const struct drv **ret_drv,
              struct caid_error *error);
 void gpu_pop(const struct drv *drv);
 

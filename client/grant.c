@@ -11,6 +11,8 @@
 #include "shape.h"
 #include "text.h"
 
+#define HANDLE_WORDS (CU_IPC_HANDLE_SIZE / sizeof(uint64_t))
+
 /* ---- blocks ---- */
 
 static bool
@@ -19,36 +21,74 @@ takes_fd(struct call_fds *fds, uint64_t index)
     return index < fds->n && fds->fd[index] >= 0;
 }
 
-/* A block that is here already is the same one: the fd is a second one (block.h). */
+/* The handle travels as numbers, since MessagePack's records here have no type for raw bytes.
+ * */
+static void
+handle_put(uint8_t ret[CU_IPC_HANDLE_SIZE], const uint64_t words[HANDLE_WORDS])
+{
+    for (size_t i = 0; i < CU_IPC_HANDLE_SIZE; i++)
+        ret[i] = (uint8_t)(words[i / 8] >> 8 * (i % 8));
+}
+
+/* A block that is here already is the same one: an fd is a second one (block.h). */
 static int
-take_block(struct caid_client *client, const struct msg_block *m, struct call_fds *fds)
+keep_block(struct caid_client *client, struct block_spec *spec)
+{
+    const struct block *here = block_find(&client->blocks, spec->id);
+
+    if (!here)
+        return block_add(client, spec);
+    return here->size == spec->size && here->device == spec->device &&
+                   here->kind == spec->kind &&
+                   memcmp(here->handle, spec->handle, sizeof(here->handle)) == 0
+               ? 0
+               : -EPROTO;
+}
+
+static int
+take_block(struct caid_client *client, const struct msg_block *m, struct call_fds *fds,
+           uint32_t *n_fds)
 {
     int32_t device = client_find_device(client, m->device);
+    int kind = block_kind_find(m->kind);
 
-    if (m->block == 0 || m->size == 0 || m->size > SIZE_MAX / 2 || device < 0 ||
-        !msg_str_eq(m->kind, "device") || !takes_fd(fds, m->fd))
+    if (m->block == 0 || m->size == 0 || m->size > SIZE_MAX / 2 || device < 0 || kind < 0)
         return -EPROTO;
-
+    struct block_spec spec = {
+        .id = m->block,
+        .size = (size_t)m->size,
+        .device = device,
+        .kind = (enum block_kind)kind,
+        .fd = -1,
+    };
+    if (kind == BLOCK_LEGACY) {
+        if (m->handle.n != HANDLE_WORDS)
+            return -EPROTO;
+        handle_put(spec.handle, m->handle.v);
+        return keep_block(client, &spec);
+    }
+    if (!takes_fd(fds, m->fd))
+        return -EPROTO;
     _cleanup_fd_ int fd = TAKE_FD(fds->fd[m->fd]);
-    const struct block *here = block_find(&client->blocks, m->block);
-    if (here)
-        return here->size == m->size && here->device == device ? 0 : -EPROTO;
-    return block_add(client, m->block, (size_t)m->size, device, &fd);
+    (*n_fds)++;
+    spec.fd = fd;
+    int r = keep_block(client, &spec);
+    fd = spec.fd;
+    return r;
 }
 
 static int
 take_blocks(struct caid_client *client, const struct msg_arrays_result *result,
             struct call_fds *fds)
 {
-    /* As every block takes a place of its own, this means that no fd is left over. */
-    if (result->n_blocks != fds->n)
-        return -EPROTO;
+    uint32_t n_fds = 0;
+
     for (uint32_t i = 0; i < result->n_blocks; i++) {
-        int r = take_block(client, &result->blocks[i], fds);
+        int r = take_block(client, &result->blocks[i], fds, &n_fds);
         if (r < 0)
             return r;
     }
-    return 0;
+    return n_fds == fds->n ? 0 : -EPROTO; /* an fd that nothing refers to */
 }
 
 /* ---- arrays ---- */
@@ -80,86 +120,83 @@ array_measure(const struct msg_array *m, struct measure *ret)
 
 /* Whether the array lies inside its block. */
 static bool
-array_fits(const struct msg_array *m, const struct measure *measure, int32_t device,
-           const struct block *block)
+array_fits(const struct msg_array *m, const struct measure *measure, const struct block *block)
 {
     if (m->nbytes == 0)
-        return m->block == 0;
-    return block && block->device == device && m->offset <= block->size &&
-           measure->span <= block->size - m->offset;
+        return m->block == 0 && m->offset == 0;
+    return block && m->offset <= block->size && measure->span <= block->size - m->offset;
+}
+
+/* The index of the array's device: its block's, or what is said. */
+static int32_t
+array_device(const struct caid_client *client, const struct msg_array *m,
+             const struct block *block)
+{
+    int32_t device = m->device.p ? client_find_device(client, m->device) : -1;
+
+    if (!block)
+        return device;
+    return !m->device.p || device == block->device ? block->device : -1;
+}
+
+/* What `memory` says, as a static string; NULL where it cannot be so. */
+static const char *
+array_memory(const struct msg_array *m, const struct block *block)
+{
+    bool mapped = m->memory.p && msg_str_eq(m->memory, "mapped");
+
+    if (mapped)
+        return !block || block->kind == BLOCK_PINNED ? "mapped" : NULL;
+    int kind = m->memory.p ? block_kind_find(m->memory)
+               : block     ? (int)block->kind
+                           : BLOCK_DEVICE;
+    if (kind < 0 || (block && (int)block->kind != kind))
+        return NULL;
+    return block_kind_name((enum block_kind)kind);
 }
 
 static bool
 array_strings_are_plain(const struct msg_array *m)
 {
-    return text_is_plain(m->typestr) && text_is_plain(m->descr) && text_is_plain(m->name) &&
-           text_is_plain(m->pool);
-}
-
-static struct caid_array *
-array_new(struct caid_client *client, const struct msg_array *m, const struct measure *measure)
-{
-    size_t ndim = m->shape.n;
-    size_t n_text = (size_t)m->typestr.n + m->descr.n + m->name.n + m->pool.n + 4;
-    struct caid_array *array = malloc(sizeof(*array) + 2 * ndim * sizeof(int64_t) + n_text);
-
-    if (!array)
-        return NULL;
-    int64_t *shape = array->data, *strides = array->data + ndim;
-    char *text = (char *)(array->data + 2 * ndim);
-    if (ndim > 0) {
-        memcpy(shape, m->shape.v, ndim * sizeof(shape[0]));
-        memcpy(strides, measure->strides, ndim * sizeof(strides[0]));
-    }
-    array->client = client_ref(client);
-    array->block = NULL;
-    array->lease = m->lease;
-    array->info = (struct caid_array_info){
-        .nbytes = m->nbytes,
-        .itemsize = measure->itemsize,
-        .ndim = m->shape.n,
-        .device = client_find_device(client, m->device),
-        .shape = shape,
-        .strides = strides,
-        .typestr = text_put(&text, m->typestr),
-        .descr = text_put(&text, m->descr),
-        .name = text_put(&text, m->name),
-        .pool = text_put(&text, m->pool),
-        .generation = m->generation,
-        .block = m->block,
-        .offset = m->offset,
-        .readonly = m->readonly,
-    };
-    return array;
-}
-
-/* An array that was not handed out yet, and has no lease in its block. */
-static void
-array_discard(struct caid_array *array)
-{
-    client_unref(array->client); /* never the last reference: a call is running */
-    free(array);
+    return text_is_plain(m->typestr) && text_is_plain(m->descr) && text_is_plain(m->metadata);
 }
 
 static int
-take_array(struct caid_client *client, const struct msg_array *m, bool readonly,
-           struct caid_array **ret)
+take_array(struct caid_client *client, const struct msg_array *m, struct msg_str pool,
+           const struct array_call *call, size_t i)
 {
-    int32_t device = client_find_device(client, m->device);
+    struct block *block = m->block ? block_find(&client->blocks, m->block) : NULL;
+    int32_t device = array_device(client, m, block);
+    const char *memory = array_memory(m, block);
     struct measure measure;
 
-    if (m->lease == 0 || device < 0 || m->readonly != readonly || !array_strings_are_plain(m) ||
-        !array_measure(m, &measure))
+    if (m->lease == 0 || device < 0 || !memory || !array_strings_are_plain(m) ||
+        !array_measure(m, &measure) || !array_fits(m, &measure, block))
         return -EPROTO;
-    struct block *block = m->block ? block_find(&client->blocks, m->block) : NULL;
-    if (!array_fits(m, &measure, device, block))
-        return -EPROTO;
-
-    struct caid_array *array = array_new(client, m, &measure);
+    const struct array_spec spec = {
+        .typestr = m->typestr,
+        .descr = m->descr,
+        .name = call->names[i],
+        .pool = pool,
+        .metadata = m->metadata,
+        .shape = m->shape.v,
+        .strides = measure.strides,
+        .ndim = m->shape.n,
+        .info = {.nbytes = m->nbytes,
+                 .itemsize = measure.itemsize,
+                 .device = device,
+                 .generation = m->generation,
+                 .block = m->block,
+                 .offset = m->offset,
+                 .readonly = call->readonly,
+                 .memory = memory},
+    };
+    struct caid_array *array = array_new(client, &spec);
     if (!array)
         return -ENOMEM;
+    array->lease = m->lease;
     array->block = block;
-    *ret = array;
+    call->arrays[i] = array;
     return 0;
 }
 
@@ -168,10 +205,11 @@ take_arrays(struct caid_client *client, const struct msg_arrays_result *result,
             struct array_call *call)
 {
     for (uint32_t i = 0; i < result->n_arrays; i++) {
-        int r = take_array(client, &result->arrays[i], call->readonly, &call->arrays[i]);
+        int r = take_array(client, &result->arrays[i], result->pool, call, i);
         if (r < 0) {
             while (i-- > 0)
-                array_discard(call->arrays[i]);
+                array_free(
+                    call->arrays[i]); /* never the client's last reference: a call runs */
             return r;
         }
     }
@@ -186,16 +224,24 @@ return_leases(struct caid_client *client, const struct msg_arrays_result *result
 {
     for (uint32_t i = 0; i < result->n_arrays; i++)
         client->closing[client->n_closing++] = result->arrays[i].lease;
-    call_flush_closing(client);
+    call_flush(client);
 }
 
 static int
 take_result(struct caid_client *client, const struct msg_arrays_result *result,
             struct array_call *call, struct call_fds *fds)
 {
-    if (result->n_arrays == 0 || result->n_arrays > call->n_wanted)
+    if (result->n_arrays == 0 || result->n_arrays > call->n_wanted ||
+        !text_is_plain(result->pool))
         return -EPROTO;
     int r = take_blocks(client, result, fds);
+    if (r == -ENOMEM) {
+        /* The daemon counts on us having the block: only the connection's end tells otherwise.
+         * */
+        client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a block: hung up",
+                    client->socket);
+        return fail_again(&call->call.error, &client->lost);
+    }
     if (r == 0)
         r = take_arrays(client, result, call);
     if (r == -ENOMEM) {
@@ -221,7 +267,7 @@ array_take(struct caid_client *client, struct call *call, struct msg *reply,
 
     int r = msg_decode_result(reply, call->method, &result);
     if (r == -ENOMEM)
-        return -EPROTO; /* the leases in it are not known: only the connection's end frees them */
+        return -EPROTO; /* leases that are not known: only the connection's end frees them */
     if (r < 0)
         return r;
     return take_result(client, &result, container_of(call, struct array_call, call), fds);

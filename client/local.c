@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client of no daemon: caid_driver_open(). It is a struct caid_client whose connection was lost
- * before it began, so that every call that needs the daemon fails with NO_DAEMON, and whose
- * devices are all that the driver has.
+ * A client of no daemon: caid_driver_open(). It is a struct caid_client whose connection was
+ * lost before it began, so that every call that needs the daemon fails with NO_DAEMON, and
+ * whose devices are all that the driver has.
  */
 #include <stdio.h>
 #include <string.h>
@@ -69,7 +69,7 @@ caid_driver_open(struct caid_client **ret, const char *driver, struct caid_error
     r = devices_fill(client, drv, &cause);
     if (r < 0)
         return fail_driver(error, r, &cause, "cannot find this process's CUDA devices");
-    r = gpu_init(&client->gpu, choice, client->n_devices);
+    r = gpu_init(&client->gpu, choice);
     if (r < 0)
         return fail_errno(error, ENOMEM, "no memory for %u devices", client->n_devices);
     *ret = TAKE_PTR(client);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Names, pools and figures: what can be asked about without holding an array. Lists come in
- * packets; the callback runs with nothing locked and may use the client.
+ * Names, and arrays that have none: what can be asked about without holding an array. Lists
+ * come in packets; the callback runs with nothing locked and may use the client.
  */
 #include <errno.h>
 #include <string.h>
@@ -35,21 +35,22 @@ caid_unlink(struct caid_client *client, const char *name, const char *pool,
 
 /* ---- entries ---- */
 
-/* Scratch for the C strings of one callback: no more than the packet has bytes, and their ends. */
+/* Scratch for the C strings of one callback: no more than the packet has bytes, and their ends.
+ * */
 static char *
 scratch_new(const struct reply *reply, size_t n_strings)
 {
     return malloc(reply->n + n_strings);
 }
 
-#define ENTRY_STRINGS 3
+#define ENTRY_STRINGS 4
 
 static bool
 entry_fill(struct caid_entry *ret, const struct caid_client *client, const struct msg_entry *m,
            char **scratch)
 {
     if (!text_is_plain(m->pool) || !text_is_plain(m->name) || !text_is_plain(m->typestr) ||
-        m->shape.n > PROTO_NDIM_MAX || m->uid > UINT32_MAX)
+        !text_is_plain(m->memory) || m->shape.n > PROTO_NDIM_MAX || m->uid > UINT32_MAX)
         return false;
     *ret = (struct caid_entry){
         .pool = text_put(scratch, m->pool),
@@ -62,8 +63,26 @@ entry_fill(struct caid_entry *ret, const struct caid_client *client, const struc
         .nbytes = m->nbytes,
         .leases = m->leases,
         .uid = (uint32_t)m->uid,
+        .memory = text_put(scratch, m->memory),
     };
     return true;
+}
+
+/* What caid_list() and caid_unnamed() are given. */
+static int
+check_list(struct caid_client *client, bool has_fn, const struct caid_list_options *options,
+           struct caid_list_options *ret, struct caid_error *error)
+{
+    int r = client_check(client, error);
+    if (r == 0 && !has_fn)
+        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
+    if (r == 0)
+        r = options_read(ret, sizeof(*ret), options, error);
+    if (r == 0)
+        r = check_pool(ret->pool, error);
+    if (r == 0)
+        r = check_text("prefix", ret->prefix, false, error);
+    return r;
 }
 
 /* ---- list ---- */
@@ -147,15 +166,7 @@ caid_list(struct caid_client *client, const struct caid_list_options *options,
     struct caid_list_options opts;
     bool end = false;
 
-    int r = client_check(client, error);
-    if (r == 0 && !fn)
-        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
-    if (r == 0)
-        r = options_read(&opts, sizeof(opts), options, error);
-    if (r == 0)
-        r = check_pool(opts.pool, error);
-    if (r == 0)
-        r = check_text("prefix", opts.prefix, false, error);
+    int r = check_list(client, fn, options, &opts, error);
     if (r < 0)
         return r;
 
@@ -175,10 +186,11 @@ caid_list(struct caid_client *client, const struct caid_list_options *options,
 /* ---- show ---- */
 
 static bool
-holders_fill(struct caid_holder *ret, const struct msg_show_result *m, char **scratch)
+holders_fill(struct caid_holder *ret, const struct msg_holder *holders, uint32_t n,
+             char **scratch)
 {
-    for (uint32_t i = 0; i < m->n_holders; i++) {
-        const struct msg_holder *holder = &m->holders[i];
+    for (uint32_t i = 0; i < n; i++) {
+        const struct msg_holder *holder = &holders[i];
         if (!text_is_plain(holder->client) || holder->uid > UINT32_MAX)
             return false;
         ret[i] = (struct caid_holder){
@@ -186,6 +198,7 @@ holders_fill(struct caid_holder *ret, const struct msg_show_result *m, char **sc
             .pid = holder->pid,
             .uid = (uint32_t)holder->uid,
             .readonly = holder->readonly,
+            .hung_up = holder->hung_up,
         };
     }
     return true;
@@ -205,13 +218,14 @@ details_fill(struct caid_details *ret, const struct caid_client *client,
         .n_holders = m->n_holders,
     };
 
-    if (m->n_entries != 1 || !text_is_plain(m->descr) ||
+    if (m->n_entries != 1 || !text_is_plain(m->descr) || !text_is_plain(m->metadata) ||
         !entry_fill(&details.entry, client, &m->entries[0], &scratch) ||
-        !holders_fill(holders, m, &scratch))
+        !holders_fill(holders, m->holders, m->n_holders, &scratch))
         return false;
     if (m->strides.v && m->strides.n != details.entry.ndim)
         return false;
     details.descr = text_put(&scratch, m->descr);
+    details.metadata = text_put(&scratch, m->metadata);
     *ret = details;
     return true;
 }
@@ -242,7 +256,7 @@ caid_show(struct caid_client *client, const char *name, const char *pool,
     _cleanup_free_ struct caid_holder *holders =
         calloc(result.n_holders ? result.n_holders : 1, sizeof(*holders));
     _cleanup_free_ char *scratch =
-        scratch_new(&reply, ENTRY_STRINGS + 1 + (size_t)result.n_holders);
+        scratch_new(&reply, ENTRY_STRINGS + 2 + (size_t)result.n_holders);
     if (!holders || !scratch)
         return fail_errno(error, ENOMEM, "no memory for %u holders", result.n_holders);
     if (!details_fill(&details, client, &result, holders, scratch))
@@ -250,116 +264,104 @@ caid_show(struct caid_client *client, const char *name, const char *pool,
     return fn(&details, userdata);
 }
 
-/* ---- pools ---- */
+/* ---- unnamed ---- */
 
-struct pools {
+struct unnamed {
     struct caid_client *client;
-    struct msg_pools_params params;
-    int (*fn)(const struct caid_pool *pool, void *userdata);
+    struct msg_unnamed_params params;
+    int (*fn)(const struct caid_details *details, void *userdata);
     void *userdata;
-    char after[CURSOR_MAX];
+    char pool[CURSOR_MAX], name[CURSOR_MAX]; /* where the next packet starts */
 };
 
-static bool
-pool_fill(struct caid_pool *ret, const struct msg_pool *m, char *name, size_t size)
+/* Returns 0, what fn said, or -EPROTO, -ENOMEM. */
+static int
+unnamed_give_one(struct unnamed *unnamed, const struct reply *reply,
+                 const struct msg_unnamed *m, bool *ret_stopped)
 {
-    if (m->name.n >= size || !text_is_plain(m->name) || m->uid > UINT32_MAX ||
-        m->gid > UINT32_MAX || m->mode > UINT32_MAX)
-        return false;
-    text_copy(name, size, m->name);
-    *ret = (struct caid_pool){
-        .name = name,
-        .uid = (uint32_t)m->uid,
-        .gid = (uint32_t)m->gid,
-        .mode = (uint32_t)m->mode,
-        .quota = m->quota,
-        .used = m->used,
-        .names = m->names,
-        .arrays = m->arrays,
+    _cleanup_free_ struct caid_holder *holders =
+        calloc(m->n_holders ? m->n_holders : 1, sizeof(*holders));
+    _cleanup_free_ char *scratch = scratch_new(reply, ENTRY_STRINGS + (size_t)m->n_holders);
+    char *cursor = scratch;
+
+    if (!holders || !scratch)
+        return -ENOMEM;
+    struct caid_details details = {
+        .array = m->array,
+        .block = m->block,
+        .holders = holders,
+        .n_holders = m->n_holders,
     };
-    return true;
+    if (m->n_entries != 1 ||
+        !entry_fill(&details.entry, unnamed->client, &m->entries[0], &cursor) ||
+        !holders_fill(holders, m->holders, m->n_holders, &cursor))
+        return -EPROTO;
+    int r = unnamed->fn(&details, unnamed->userdata);
+    *ret_stopped = r != 0;
+    return r;
 }
 
-/* The cursor is the name of the pool that was given last. */
+/* As list_advance(). */
 static int
-pools_give(struct pools *pools, const struct msg_pools_result *result, bool *ret_stopped)
+unnamed_advance(struct unnamed *unnamed, const struct msg_unnamed_result *result)
 {
-    struct caid_pool pool;
-
-    for (uint32_t i = 0; i < result->n_pools; i++) {
-        if (!pool_fill(&pool, &result->pools[i], pools->after, sizeof(pools->after)))
-            return -EPROTO;
-        int r = pools->fn(&pool, pools->userdata);
-        if (r != 0) {
-            *ret_stopped = true;
-            return r;
-        }
+    if (result->n_arrays == 0)
+        return -EPROTO;
+    const struct msg_unnamed *last = &result->arrays[result->n_arrays - 1];
+    const struct msg_entry *entry = &last->entries[0]; /* unnamed_give_one() has seen it */
+    if (entry->pool.n >= CURSOR_MAX || entry->name.n >= CURSOR_MAX)
+        return -EPROTO;
+    if (unnamed->params.all) {
+        text_copy(unnamed->pool, sizeof(unnamed->pool), entry->pool);
+        unnamed->params.pool = MSG_STR(unnamed->pool);
     }
-    pools->params.after = MSG_STR(pools->after);
-    return result->more && result->n_pools == 0 ? -EPROTO : 0;
+    text_copy(unnamed->name, sizeof(unnamed->name), entry->name);
+    unnamed->params.name = MSG_STR(unnamed->name);
+    unnamed->params.generation = entry->generation;
+    unnamed->params.array = last->array;
+    return 0;
 }
 
 static int
-pools_next(struct pools *pools, bool *ret_end, struct caid_error *error)
+unnamed_next(struct unnamed *unnamed, bool *ret_end, struct caid_error *error)
 {
     _cleanup_reply_ struct reply reply = {0};
-    struct msg_pools_result result;
+    struct msg_unnamed_result result;
     bool stopped = false;
 
-    int r = reply_get(&reply, pools->client, MSG_POOLS, &pools->params, &result, error);
+    int r = reply_get(&reply, unnamed->client, MSG_UNNAMED, &unnamed->params, &result, error);
     if (r < 0)
         return r;
-    r = pools_give(pools, &result, &stopped);
+    for (uint32_t i = 0; r == 0 && i < result.n_arrays; i++)
+        r = unnamed_give_one(unnamed, &reply, &result.arrays[i], &stopped);
     *ret_end = stopped || !result.more;
-    if (r == -EPROTO && !stopped)
-        return client_violated(pools->client, "pools", error);
-    return r;
+    if (stopped)
+        return r;
+    if (r == 0 && result.more)
+        r = unnamed_advance(unnamed, &result);
+    if (r == -EPROTO)
+        return client_violated(unnamed->client, "unnamed", error);
+    return r < 0 ? fail_errno(error, -r, "no memory for a list") : 0;
 }
 
 int
-caid_pools(struct caid_client *client, int (*fn)(const struct caid_pool *pool, void *userdata),
-           void *userdata, struct caid_error *error)
+caid_unnamed(struct caid_client *client, const struct caid_list_options *options,
+             int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
+             struct caid_error *error)
 {
-    struct pools pools = {.client = client, .fn = fn, .userdata = userdata};
+    struct caid_list_options opts;
     bool end = false;
 
-    int r = client_check(client, error);
-    if (r == 0 && !fn)
-        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
-    while (r == 0 && !end)
-        r = pools_next(&pools, &end, error);
-    return r;
-}
-
-/* ---- memory ---- */
-
-int
-caid_memory_info(struct caid_client *client, int32_t device, struct caid_memory_info *ret,
-                 struct caid_error *error)
-{
-    _cleanup_reply_ struct reply reply = {0};
-    struct msg_memory_result result;
-    const char *uuid;
-
-    int r = client_check(client, error);
-    if (r == 0)
-        r = client_device_uuid(client, device, &uuid, error);
+    int r = check_list(client, fn, options, &opts, error);
     if (r < 0)
         return r;
-    struct msg_memory_params params = {.device = MSG_STR(uuid)};
-    r = reply_get(&reply, client, MSG_MEMORY_INFO, &params, &result, error);
-    if (r < 0)
-        return r;
-    if (result.n_devices != 1 || !msg_str_eq(result.devices[0].uuid, uuid))
-        return client_violated(client, "memory_info", error);
-
-    const struct msg_memory *memory = &result.devices[0];
-    struct caid_memory_info info = {
-        .free = memory->free,
-        .total = memory->total,
-        .used = memory->used,
-        .blocks = memory->blocks,
-        .arrays = memory->arrays,
+    struct unnamed unnamed = {
+        .client = client,
+        .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool), .all = opts.all},
+        .fn = fn,
+        .userdata = userdata,
     };
-    return result_write(ret, &info, sizeof(info), error);
+    while (r == 0 && !end)
+        r = unnamed_next(&unnamed, &end, error);
+    return r;
 }

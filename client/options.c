@@ -74,3 +74,12 @@ check_pool(const char *pool, struct caid_error *error)
         return fail(error, CAID_ERR_INVALID_NAME, "a pool's name is UTF-8");
     return 0;
 }
+
+int
+check_metadata(const char *metadata, struct caid_error *error)
+{
+    if (metadata && strnlen(metadata, PROTO_METADATA_MAX + 1) > PROTO_METADATA_MAX)
+        return fail(error, CAID_ERR_INVALID, "metadata has at most %d bytes, not %zu",
+                    PROTO_METADATA_MAX, strlen(metadata));
+    return check_text("metadata", metadata, false, error);
+}

@@ -11,6 +11,9 @@
 #include "proto_limits.h"
 #include "value.h"
 
+#define BLOCK_UNIT (UINT64_C(2) << 20)   /* what drivers allocate in */
+#define BLOCK_MAX  (UINT64_C(512) << 30) /* within SPACE_EXTENT_MAX of mem/space.h */
+
 struct key {
     const char *section;
     const char *name;
@@ -25,12 +28,24 @@ static const struct key config_keys[] = {
     {"daemon", "log_level", &value_level, offsetof(struct config, log_level)},
     {"daemon", "hello_timeout", &value_duration, offsetof(struct config, hello_timeout_ns)},
     {"limits", "connections", &value_count, offsetof(struct config, limits.connections)},
+    {"limits", "arrays", &value_count, offsetof(struct config, limits.arrays)},
     {"limits", "names", &value_count, offsetof(struct config, limits.names)},
     {"limits", "leases", &value_count, offsetof(struct config, limits.leases)},
-    {"limits", "blocks", &value_count, offsetof(struct config, limits.blocks)},
+    {"limits", "watches", &value_count, offsetof(struct config, limits.watches)},
     {"limits", "jobs", &value_count, offsetof(struct config, limits.jobs)},
     {"limits", "bytes", &value_size, offsetof(struct config, limits.bytes)},
+    {"limits", "pinned_bytes", &value_size, offsetof(struct config, limits.pinned_bytes)},
     {"limits", "host_bytes", &value_size, offsetof(struct config, limits.host_bytes)},
+    {"memory", "block_size", &value_size, offsetof(struct config, memory.block_size)},
+    {"memory", "shared_max", &value_size, offsetof(struct config, memory.shared_max)},
+    {"memory", "blocks", &value_count, offsetof(struct config, blocks)},
+    {"memory", "reserve", &value_size, offsetof(struct config, memory.reserve)},
+    {"memory", "max_pending_count", &value_number,
+     offsetof(struct config, memory.pending_count)},
+    {"memory", "max_pending_ratio", &value_ratio,
+     offsetof(struct config, memory.pending_ratio)},
+    {"memory", "max_pending_age", &value_duration,
+     offsetof(struct config, memory.pending_age_ns)},
     {"user-pools", "mode", &value_pool_mode, offsetof(struct config, user_mode)},
     {"user-pools", "quota", &value_size, offsetof(struct config, user_quota)},
 };
@@ -40,6 +55,18 @@ static const struct key pool_keys[] = {
     {"pool", "group", &value_group, offsetof(struct config_pool, gid)},
     {"pool", "mode", &value_pool_mode, offsetof(struct config_pool, mode)},
     {"pool", "quota", &value_size, offsetof(struct config_pool, quota)},
+};
+
+/* Settings that the environment may set, as Numba's of such names do. */
+static const struct {
+    const char *variable;
+    const struct value_type *type;
+    size_t offset;
+} variables[] = {
+    {"CAID_MAX_PENDING_DEALLOCS_COUNT", &value_number,
+     offsetof(struct config, memory.pending_count)},
+    {"CAID_MAX_PENDING_DEALLOCS_RATIO", &value_ratio,
+     offsetof(struct config, memory.pending_ratio)},
 };
 
 int
@@ -53,12 +80,23 @@ config_init(struct config *c)
         .limits =
             {
                 .connections = 4096,
+                .arrays = 2000000,
                 .names = 1000000,
                 .leases = 1000000,
-                .blocks = 65536,
+                .watches = 4096,
                 .jobs = 4096,
                 .host_bytes = UINT64_C(1) << 30,
             },
+        .memory =
+            {
+                .block_size = UINT64_C(32) << 20,
+                .shared_max = UINT64_C(4) << 20,
+                .reserve = UINT64_C(256) << 20,
+                .pending_count = 10,
+                .pending_ratio = 0.2,
+                .pending_age_ns = 2 * NSEC_PER_SEC,
+            },
+        .blocks = 65536,
         .user_mode = 0600,
     };
     return c->driver ? 0 : -ENOMEM;
@@ -228,8 +266,42 @@ load_folder(struct config *c, const char *folder)
     return error;
 }
 
-int
-config_load(struct config *c, const char *path)
+static int
+load_environment(struct config *c)
+{
+    int error = 0;
+
+    for (size_t i = 0; i < ARRAY_SIZE(variables); i++) {
+        const char *text = getenv(variables[i].variable);
+        int r = text && *text ? variables[i].type->parse(text, (char *)c + variables[i].offset)
+                              : 0;
+        if (r == -EINVAL)
+            log_error("%s=%s: not %s", variables[i].variable, text, variables[i].type->expects);
+        if (r < 0)
+            error = r;
+    }
+    return error;
+}
+
+/* What no single value shows. */
+static int
+check(const struct config *c)
+{
+    const struct core_memory *m = &c->memory;
+
+    if (m->block_size == 0 || m->block_size % BLOCK_UNIT || m->block_size > BLOCK_MAX) {
+        log_error("[memory] block_size: not a multiple of 2M up to 512G");
+        return -EINVAL;
+    }
+    if (m->shared_max > m->block_size) {
+        log_error("[memory] shared_max: larger than block_size, where such arrays have to fit");
+        return -EINVAL;
+    }
+    return 0;
+}
+
+static int
+load_files(struct config *c, const char *path)
 {
     _cleanup_free_ char *folder = NULL;
     const char *file = path ? path : CONFIG_DEFAULT_PATH;
@@ -242,6 +314,16 @@ config_load(struct config *c, const char *path)
     r = load_file(c, file, path == NULL);
     r_folder = load_folder(c, folder);
     return r < 0 ? r : r_folder;
+}
+
+int
+config_load(struct config *c, const char *path)
+{
+    int r_files = load_files(c, path), r_environment = load_environment(c);
+
+    if (r_files < 0 || r_environment < 0)
+        return r_files < 0 ? r_files : r_environment;
+    return check(c);
 }
 
 static void

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The daemon's settings, caid.conf(5): defaults, then one file, then the drop-ins beside it in
- * byte order of their names; what comes later wins. Read once, at the start; read-only after.
+ * byte order of their names, then the environment for the few that have a variable; what comes later
+ * wins. Read once, at the start; read-only after.
  */
 #pragma once
 
@@ -27,7 +28,9 @@ struct config {
     char *driver; /* "auto", "cuda", "soft" or a path */
     int log_level;
     uint64_t hello_timeout_ns;
-    struct core_limits limits;
+    struct core_limits limits; /* pinned_bytes 0: half of the machine's memory */
+    struct core_memory memory;
+    uint32_t blocks;  /* that one pool may have */
     mode_t user_mode; /* of each uid's own pool */
     uint64_t user_quota;
     struct config_pool *pools;
@@ -39,8 +42,8 @@ int config_init(struct config *c);
 void config_deinit(struct config *c);
 
 /*
- * Reads path and path.d/ *.conf; NULL means the default file and folder, which may be absent.
- * Every mistake is logged with its file and line. -EINVAL for a bad value, or what kept a file
+ * Reads path and path.d/ *.conf; NULL means the default file and folder, which may be absent. Then
+ * the environment. Every mistake is logged with its file and line. -EINVAL for a bad value, or what kept a file
  * from being read; c is then of no use but to config_deinit().
  */
 int config_load(struct config *c, const char *path);

@@ -23,12 +23,9 @@
 #define SEND_WAIT    2 /* too many fds are in flight */
 
 static void
-on_handle_closed(uv_handle_t *handle)
+on_sock_closed(uv_handle_t *handle)
 {
-    struct conn *c = handle->data;
-
-    if (--c->n_handles == 0)
-        free(c);
+    free(handle->data);
 }
 
 /* Starts to wait for what the connection's state asks for; a system call only when it changes. */
@@ -169,29 +166,27 @@ on_sock(uv_poll_t *handle, int status, int events)
         receive(c);
 }
 
-static void
-on_process_exit(uv_poll_t *handle, int status UNUSED, int events UNUSED)
+void
+conn_exited(struct conn *c)
 {
-    conn_lose(handle->data, "process exited");
+    c->exited = true;
+    conn_lose(c, "process exited");
 }
 
-/* libuv's watchers; what was initialised is counted in n_handles. */
 static int
-watch(struct conn *c)
+watch(struct conn *c, struct peer *peer)
 {
-    int r;
+    int r = process_new(c->set, c, TAKE_FD(peer->pidfd), &c->process);
 
-    c->sock_poll.data = c->pid_poll.data = c;
+    if (r < 0)
+        return r;
+    c->sock_poll.data = c;
     r = uv_poll_init(c->set->loop, &c->sock_poll, c->sock);
     if (r < 0)
         return r;
-    c->n_handles++;
-    r = uv_poll_init(c->set->loop, &c->pid_poll, c->pidfd);
-    if (r < 0)
-        return r;
-    c->n_handles++;
+    c->polling = true;
     update_events(c);
-    return uv_poll_start(&c->pid_poll, UV_READABLE, on_process_exit);
+    return 0;
 }
 
 int
@@ -208,12 +203,11 @@ conn_new(struct conns *set, uint64_t id, int sock_consume, struct peer *peer, st
     c->uid = peer->uid;
     c->pid = peer->pid;
     c->sock = TAKE_FD(sock);
-    c->pidfd = TAKE_FD(peer->pidfd);
     outq_init(&c->outq);
     flight_share_init(&c->flight, c->sock);
     r = conns_add(set, c);
     if (r == 0)
-        r = watch(c);
+        r = watch(c, peer);
     if (r < 0) {
         c->lost = true;
         conn_close(c);
@@ -223,25 +217,36 @@ conn_new(struct conns *set, uint64_t id, int sock_consume, struct peer *peer, st
     return 0;
 }
 
-void
-conn_close(struct conn *c)
+/* All but the process. */
+static void
+close_sock(struct conn *c)
 {
-    uv_handle_t *handles[] = {(uv_handle_t *)&c->sock_poll, (uv_handle_t *)&c->pid_poll};
-    int n_handles = c->n_handles;
-
     c->lost = true;
     set_waiting(c, false);
     flight_share_deinit(&c->set->flight, &c->flight);
     while (outq_first(&c->outq))
         pop(c);
     conns_remove(c->set, c);
-    for (int i = 0; i < n_handles; i++)
-        uv_close(handles[i], on_handle_closed);
-    /* uv_close() has taken the fds out of the poll set: the peer is told at once. */
+    if (c->polling)
+        uv_close((uv_handle_t *)&c->sock_poll, on_sock_closed);
+    /* uv_close() has taken the fd out of the poll set: the peer is told at once. */
     c->sock = fd_close(c->sock);
-    c->pidfd = fd_close(c->pidfd);
-    if (n_handles == 0)
+    if (!c->polling)
         free(c);
+}
+
+void
+conn_close(struct conn *c)
+{
+    c->process = process_free(c->process);
+    close_sock(c);
+}
+
+void
+conn_depart(struct conn *c)
+{
+    process_depart(TAKE_PTR(c->process));
+    close_sock(c);
 }
 
 void

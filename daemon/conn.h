@@ -5,9 +5,9 @@
  * Lifetime: made by conn_new() after accept(2). It is lost when the socket hangs up, when the
  * peer's process exits (which a socket that was inherited by a child does not show), when it
  * breaks a rule, or when its output exceeds its bound; then the set's lost() is called, once,
- * and conn_close() is to be called there. conn_close() closes the socket at once and frees the
- * object from libuv's close callbacks, so that a conn stays readable up the stack that closed
- * it.
+ * and conn_close() or conn_depart() is to be called there. Both close the socket at once and free
+ * the object from libuv's close callback, so that a conn stays readable up the stack that closed
+ * it. After conn_depart() the process goes on being watched (process.h).
  *
  * Back-pressure: while output is queued nothing is read, so that a client that does not read
  * holds up only itself. Nothing here ever blocks (I5).
@@ -23,6 +23,7 @@
 #include "flight.h"
 #include "outq.h"
 #include "peer.h"
+#include "process.h"
 
 struct conns;
 struct conn_owner;
@@ -31,14 +32,15 @@ struct conn {
     uint64_t id;
     struct conns *set;
     int sock; /* -1: closed */
-    int pidfd;
+    struct process *process;
     uid_t uid;
     pid_t pid;                /* for the log */
     struct conn_owner *owner; /* the uid's share of what is queued; NULL: not in the set */
-    uv_poll_t sock_poll, pid_poll;
-    uint8_t n_handles; /* of the two that are still open to libuv */
-    int events;        /* what sock_poll waits for */
+    uv_poll_t sock_poll;
+    int events;   /* what sock_poll waits for */
+    bool polling; /* sock_poll is libuv's */
     bool lost;
+    bool exited;   /* lost because the process has exited */
     bool answered; /* something was sent, or queued, in this turn */
     bool queued;   /* in set->queued: there is output that could not be sent yet */
     bool waiting;  /* in set->waiting: the first packet waits for fds in flight to land */
@@ -54,6 +56,8 @@ struct conn {
 int conn_new(struct conns *set, uint64_t id, int sock_consume, struct peer *peer,
              struct conn **ret);
 void conn_close(struct conn *c);
+/* The same, but the set's departed() tells when the process exits. */
+void conn_depart(struct conn *c);
 
 /* Sends now, or queues. fds are borrowed. < 0: the connection is of no use any more, and the
  * caller is to call conn_lose(). */
@@ -67,3 +71,6 @@ void conn_discard_input(const struct conn *c);
 
 /* Calls the set's lost(), unless that has happened. reason is for the log. */
 void conn_lose(struct conn *c, const char *reason);
+
+/* For process.c. */
+void conn_exited(struct conn *c);

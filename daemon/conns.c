@@ -60,6 +60,7 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     RB_INIT(&set->owners);
     TAILQ_INIT(&set->queued);
     TAILQ_INIT(&set->waiting);
+    LIST_INIT(&set->departed);
     uv_timer_init(loop, &set->retry);
     set->retry.data = set;
 }
@@ -130,6 +131,18 @@ conns_lose_all(struct conns *set, const char *reason)
     for (size_t i = 0; i < set->n_by_sock; i++)
         if (set->by_sock[i])
             conn_lose(set->by_sock[i], reason);
+}
+
+void
+conns_drop_departed(struct conns *set)
+{
+    struct process *p;
+
+    while ((p = LIST_FIRST(&set->departed))) {
+        uint64_t conn_id = p->conn_id;
+        process_free(p);
+        set->ops->departed(set->userdata, conn_id);
+    }
 }
 
 /* Where the daemon could hardly send fds to anyone any more, the client that has not read for

@@ -15,6 +15,8 @@
 struct conns_ops {
     void (*packet)(void *userdata, struct conn *c, const void *packet, size_t n);
     void (*lost)(void *userdata, struct conn *c, const char *reason);
+    /* The process of a connection that has departed has exited. */
+    void (*departed)(void *userdata, uint64_t conn_id);
 };
 
 TAILQ_HEAD(conn_list, conn);
@@ -43,7 +45,8 @@ struct conns {
     struct conn_list queued; /* with output in their queue, longest first */
     uint64_t n_queued_bytes;
     uint32_t n_queued_fds, max_queued_fds;
-    struct conn_list waiting; /* those of them that wait for the budget of fds in flight */
+    struct conn_list waiting;     /* those of them that wait for the budget of fds in flight */
+    struct process_list departed; /* without a connection, to exit yet */
     uv_timer_t retry;
     uint8_t buffer[PROTO_PACKET_MAX];
 };
@@ -59,6 +62,8 @@ uint64_t conns_next_id(struct conns *set, int sock);
 /* The connection with that number, or NULL when it has been closed. */
 struct conn *conns_find(const struct conns *set, uint64_t id);
 void conns_lose_all(struct conns *set, const char *reason);
+/* Waits for no exit any more: the set's departed() is called for each now. */
+void conns_drop_departed(struct conns *set);
 
 /* For conn.c. */
 int conns_add(struct conns *set, struct conn *c);

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/macros.h"
+#include "legacy.h"
 
 static void
 gpu_deinitp(struct gpu *g)
@@ -17,16 +18,21 @@ gpu_deinitp(struct gpu *g)
 static void
 add_device(struct gpu *g, int ordinal)
 {
-    struct drv_device *d = &g->devices[g->n_devices];
+    struct gpu_device *d = &g->devices[g->n_devices];
     struct drv_error err = {0}; /* for a message of its own: the caller's stays as it is */
 
-    if (drv_device_get(g->drv, ordinal, d, &err) < 0)
+    if (drv_device_get(g->drv, ordinal, &d->drv, &err) < 0) {
         log_error("device %d is left out: %s", ordinal, err.message);
-    else if (!d->vmm_fd)
+        return;
+    }
+    if (!d->drv.vmm_fd) {
         log_error("device %d (%s, %s) is left out: it cannot share memory by file descriptors",
-                  ordinal, d->name, d->uuid);
-    else
-        g->n_devices++;
+                  ordinal, d->drv.name, d->drv.uuid);
+        return;
+    }
+    /* Pinned memory is the clients' to register: what their drivers can do shows there. */
+    d->lacks[KIND_LEGACY] = !legacy_is_supported(g->drv, d->drv.ordinal);
+    g->n_devices++;
 }
 
 static int
@@ -66,8 +72,9 @@ static void
 log_devices(const struct gpu *g)
 {
     for (size_t i = 0; i < g->n_devices; i++)
-        log_info("device %zu: %s, %s, %zu MiB", i, g->devices[i].name, g->devices[i].uuid,
-                 g->devices[i].total >> 20);
+        log_info("device %zu: %s, %s, %zu MiB%s", i, g->devices[i].drv.name,
+                 g->devices[i].drv.uuid, g->devices[i].drv.total >> 20,
+                 g->devices[i].lacks[KIND_LEGACY] ? ", no legacy handles" : "");
 }
 
 int

@@ -5,11 +5,17 @@
  */
 #pragma once
 
+#include "core.h"
 #include "drv.h"
+
+struct gpu_device {
+    struct drv_device drv;
+    bool lacks[N_KINDS]; /* kinds of memory that it cannot share */
+};
 
 struct gpu {
     struct drv *drv;
-    struct drv_device *devices; /* a device's number on the wire is its place here */
+    struct gpu_device *devices; /* a device's number on the wire is its place here */
     size_t n_devices;
 };
 

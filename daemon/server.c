@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include <uv.h>
 
 #include "base/clock.h"
@@ -15,6 +16,7 @@
 #include "base/macros.h"
 #include "conns.h"
 #include "refusals.h"
+#include "trim.h"
 #include "worker.h"
 
 #define STOP_MS         10000
@@ -32,6 +34,7 @@ struct server {
     struct conns conns;
     struct refusals refusals;
     struct worker worker;
+    struct trim trim;
     uv_poll_t listen_poll;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint;
@@ -109,7 +112,7 @@ log_record(const struct core_action *a)
 static void
 alloc_action(struct server *s, const struct core_action *a)
 {
-    if (worker_alloc(&s->worker, a->job, a->device, a->size) < 0)
+    if (worker_alloc(&s->worker, a->job, a->kind, a->device, a->size) < 0)
         core_alloc_done(s->core, a->job,
                         &(struct core_alloc_result){.error = -ENOMEM,
                                                     .text = "out of host memory",
@@ -158,6 +161,15 @@ arm_deadline(struct server *s)
                    deadline > now ? (deadline - now) / NSEC_PER_MSEC + 1 : 0, 0);
 }
 
+static void
+look_at_counts(struct server *s)
+{
+    struct core_counts counts;
+
+    core_get_counts(s->core, &counts);
+    trim_look(&s->trim, counts.arrays + counts.leases);
+}
+
 /* After every event. An action that ends a connection is an event itself: then the call that is
  * already running takes care of what comes of it. */
 static void
@@ -172,6 +184,7 @@ run_core(struct server *s)
         carry_out(s, &a);
     s->carrying_out = false;
     arm_deadline(s);
+    look_at_counts(s);
     if (s->stopping && core_jobs(s->core) == 0)
         uv_stop(&s->loop);
 }
@@ -205,17 +218,35 @@ static void
 on_lost(void *userdata, struct conn *c, const char *reason)
 {
     struct server *s = userdata;
+    bool exit_matters = false;
 
     log_debug("connection of pid %d, uid %u: %s", (int)c->pid, (unsigned)c->uid, reason);
     if (c->refused)
         refusals_remove(&s->refusals, c);
+    else if (c->exited)
+        core_exited(s->core, c->id);
     else
-        core_disconnect(s->core, c->id);
-    conn_close(c);
+        exit_matters = core_hangup(s->core, c->id);
+    if (exit_matters)
+        conn_depart(c);
+    else
+        conn_close(c);
     run_core(s);
 }
 
-static const struct conns_ops conns_ops = {.packet = on_packet, .lost = on_lost};
+/* Memory that waited for the exit is free now. */
+static void
+on_departed(void *userdata, uint64_t conn_id)
+{
+    struct server *s = userdata;
+
+    core_exited(s->core, conn_id);
+    run_core(s);
+}
+
+static const struct conns_ops conns_ops = {.packet = on_packet,
+                                           .lost = on_lost,
+                                           .departed = on_departed};
 
 static void
 on_alloc_done(void *userdata, uint64_t job, const struct core_alloc_result *result)
@@ -227,11 +258,13 @@ on_alloc_done(void *userdata, uint64_t job, const struct core_alloc_result *resu
 }
 
 static void
-on_release_done(void *userdata, uint64_t job, int error)
+on_release_done(void *userdata, uint64_t job, int error, int cuda, const char *text)
 {
     struct server *s = userdata;
 
-    core_release_done(s->core, job, error);
+    if (error < 0)
+        log_error("a block is written off, since the driver failed to take it back: %s", text);
+    core_release_done(s->core, job, error, cuda, text);
     run_core(s);
 }
 
@@ -276,7 +309,7 @@ add_conn(struct server *s, uint64_t id, int sock_consume, struct peer *peer, boo
     int r = conn_new(&s->conns, id, sock_consume, peer, &c);
 
     if (r < 0 && !refused)
-        core_disconnect(s->core, id);
+        core_exited(s->core, id);
     if (r < 0 || !refused)
         return r;
     r = refusals_add(&s->refusals, c);
@@ -423,11 +456,34 @@ on_signal(uv_signal_t *handle, int signum)
     uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
     core_stop(s->core);
     conns_lose_all(&s->conns, "the daemon stops");
+    conns_drop_departed(&s->conns);
     s->stopping = true; /* from here on the loop ends when no driver call is under way */
     run_core(s);
 }
 
 /* ---- life ---- */
+
+static void
+fill_device(struct core_device *ret, const struct gpu_device *d)
+{
+    memcpy(ret->uuid, d->drv.uuid, sizeof(ret->uuid));
+    memcpy(ret->name, d->drv.name, sizeof(ret->name));
+    memcpy(ret->lacks, d->lacks, sizeof(ret->lacks));
+    ret->total = d->drv.total;
+    ret->granularity = d->drv.granularity;
+}
+
+/* Settings that stand for what the machine has. */
+static struct core_limits
+resolve_limits(const struct config *config)
+{
+    struct core_limits limits = config->limits;
+
+    if (limits.pinned_bytes == 0)
+        limits.pinned_bytes =
+            (uint64_t)sysconf(_SC_PHYS_PAGES) / 2 * (uint64_t)sysconf(_SC_PAGESIZE);
+    return limits;
+}
 
 static int
 new_core(struct server *s)
@@ -439,13 +495,8 @@ new_core(struct server *s)
 
     if (!devices || !pools)
         return -ENOMEM;
-    for (size_t i = 0; i < gpu->n_devices; i++) {
-        const struct drv_device *d = &gpu->devices[i];
-        memcpy(devices[i].uuid, d->uuid, sizeof(devices[i].uuid));
-        memcpy(devices[i].name, d->name, sizeof(devices[i].name));
-        devices[i].total = d->total;
-        devices[i].granularity = d->granularity;
-    }
+    for (size_t i = 0; i < gpu->n_devices; i++)
+        fill_device(&devices[i], &gpu->devices[i]);
     for (size_t i = 0; i < config->n_pools; i++) {
         const struct config_pool *p = &config->pools[i];
         pools[i] = (struct core_pool_config){.name = p->name,
@@ -461,8 +512,11 @@ new_core(struct server *s)
                         .driver_path = gpu->drv->path,
                         .driver_version = (uint64_t)gpu->drv->version,
                         .pid = getpid(),
+                        .uid = geteuid(),
                         .hello_timeout_ns = config->hello_timeout_ns,
-                        .limits = config->limits,
+                        .limits = resolve_limits(config),
+                        .memory = config->memory,
+                        .blocks = config->blocks,
                         .threads = WORKER_THREADS,
                         .user_quota = config->user_quota,
                         .user_mode = config->user_mode,
@@ -526,8 +580,10 @@ server_new(struct server **ret, const struct server_setup *setup)
      * as many in queues. */
     conns_init(&s->conns, &s->loop, (uint32_t)(s->max_fds / 4), &conns_ops, s);
     refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
-    worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
-    r = new_core(s);
+    trim_init(&s->trim, &s->loop);
+    r = worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
+    if (r == 0)
+        r = new_core(s);
     if (r == 0)
         r = init_handles(s);
     if (r < 0) {

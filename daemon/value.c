@@ -64,6 +64,46 @@ print_count(FILE *f, const void *field)
 const struct value_type value_count = {parse_count, print_count,
                                        "a number from 1 to 4294967295"};
 
+static int
+parse_any_number(const char *text, void *ret_field)
+{
+    uint64_t n;
+
+    if (parse_whole_number(text, 10, UINT32_MAX, &n) < 0)
+        return -EINVAL;
+    *(uint32_t *)ret_field = (uint32_t)n;
+    return 0;
+}
+
+const struct value_type value_number = {parse_any_number, print_count,
+                                        "a number from 0 to 4294967295"};
+
+/* Digits and a point: no sign, no exponent, nothing that strtod(3) reads besides. The daemon never
+ * leaves the C locale, so that the point is one. */
+static int
+parse_ratio(const char *text, void *ret_field)
+{
+    char *end;
+    double ratio;
+
+    if (!*text || text[strspn(text, "0123456789.")])
+        return -EINVAL;
+    ratio = strtod(text, &end);
+    if (end == text || *end || ratio > 1)
+        return -EINVAL;
+    *(double *)ret_field = ratio;
+    return 0;
+}
+
+static void
+print_ratio(FILE *f, const void *field)
+{
+    fprintf(f, " %g", *(const double *)field);
+}
+
+const struct value_type value_ratio = {parse_ratio, print_ratio,
+                                       "a number from 0 to 1, such as 0.2"};
+
 static const char size_units[] = "KMGT";
 
 static int

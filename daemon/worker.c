@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker.h"
 
+#include <inttypes.h>
+#include <string.h>
+
 #include "base/log.h"
 #include "base/macros.h"
-#include "vmm.h"
 
 /* The memory of one block, from its allocation until its release is done. It carries the work
  * item of its own release, so that giving memory back needs none. */
@@ -11,31 +13,19 @@ struct memory {
     LIST_ENTRY(memory) link;
     uv_work_t work;
     struct worker *worker;
-    struct vmm_alloc alloc;
-    int fd;
-    uint64_t job; /* of the release */
+    struct backing backing;
+    uint64_t job; /* of the release, as are those below */
     int error;
+    struct drv_error err;
 };
 
-void
+int
 worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu,
             const struct worker_ops *ops, void *userdata)
 {
     *w = (struct worker){.loop = loop, .gpu = gpu, .ops = ops, .userdata = userdata};
     LIST_INIT(&w->memories);
-}
-
-static int
-memory_release(const struct drv *drv, struct memory *m)
-{
-    struct drv_error err = {0};
-    int r;
-
-    m->fd = fd_close(m->fd);
-    r = vmm_alloc_release(drv, &m->alloc, &err);
-    if (r < 0)
-        log_error("releasing %zu bytes: %s", m->alloc.size, err.message);
-    return r;
+    return backings_init(&w->backings, gpu);
 }
 
 void
@@ -44,10 +34,13 @@ worker_deinit(struct worker *w)
     struct memory *m;
 
     while ((m = LIST_FIRST(&w->memories))) {
-        memory_release(w->gpu->drv, m);
+        if (backing_release(&w->backings, &m->backing, &m->err) < 0)
+            log_error("giving %" PRIu64 " bytes back at the end: %s", m->backing.size,
+                      m->err.message);
         LIST_REMOVE(m, link);
         free(m);
     }
+    backings_deinit(&w->backings);
 }
 
 /* ---- allocation ---- */
@@ -56,9 +49,11 @@ struct alloc_work {
     uv_work_t work;
     struct worker *worker;
     uint64_t job;
+    enum core_kind kind;
     uint32_t device;
     uint64_t size;
     struct memory *memory; /* empty; filled and listed when all went well */
+    bool made_context;
     int error;
     struct drv_error err;
     uint64_t free; /* after -ENOMEM, for the message */
@@ -78,18 +73,33 @@ alloc_run(uv_work_t *work)
 {
     struct alloc_work *a = container_of(work, struct alloc_work, work);
     const struct gpu *gpu = a->worker->gpu;
-    const struct drv_device *device = &gpu->devices[a->device];
-    struct memory *m = a->memory;
     uint64_t total;
 
-    a->error = vmm_alloc_create(gpu->drv, device->ordinal, a->size, &m->alloc, &a->err);
-    if (a->error == -ENOMEM)
-        drv_memory_info(gpu->drv, device->uuid, &a->free, &total, NULL);
-    if (a->error < 0)
-        return;
-    a->error = vmm_alloc_export(gpu->drv, &m->alloc, &m->fd, &a->err);
-    if (a->error < 0)
-        vmm_alloc_release(gpu->drv, &m->alloc, NULL);
+    a->error = backing_create(&a->worker->backings, a->kind, a->device, a->size,
+                              &a->memory->backing, &a->made_context, &a->err);
+    if (a->error == -ENOMEM && a->kind != KIND_PINNED)
+        drv_memory_info(gpu->drv, gpu->devices[a->device].drv.uuid, &a->free, &total, NULL);
+}
+
+static void
+log_context(const struct alloc_work *a)
+{
+    const struct drv_device *d = &a->worker->gpu->devices[a->device].drv;
+
+    log_notice("device %u (%s): made a context, kept from now on, for legacy handles",
+               (unsigned)a->device, d->uuid);
+}
+
+/* Its result, as the core wants it; the memory, if any, is the worker's now. */
+static void
+take_result(struct alloc_work *a, struct core_alloc_result *result)
+{
+    struct memory *m = TAKE_PTR(a->memory);
+
+    LIST_INSERT_HEAD(&a->worker->memories, m, link);
+    result->handle = (uint64_t)(uintptr_t)m;
+    result->fd = m->backing.fd;
+    memcpy(result->ipc, m->backing.ipc, sizeof(result->ipc));
 }
 
 static void
@@ -101,19 +111,21 @@ alloc_after(uv_work_t *work, int status UNUSED)
                                        .cuda = a->err.result,
                                        .text = a->err.message,
                                        .free = a->free,
-                                       .fd = -1};
+                                       .fd = -1,
+                                       .context = a->made_context};
 
+    if (a->made_context)
+        log_context(a);
     if (a->error == 0) {
-        struct memory *m = TAKE_PTR(a->memory);
-        LIST_INSERT_HEAD(&a->worker->memories, m, link);
-        result.handle = (uint64_t)(uintptr_t)m;
-        result.fd = m->fd;
+        take_result(a, &result);
+        result.context = a->kind == KIND_LEGACY;
     }
     a->worker->ops->alloc_done(a->worker->userdata, a->job, &result);
 }
 
 int
-worker_alloc(struct worker *w, uint64_t job, uint32_t device, uint64_t size)
+worker_alloc(struct worker *w, uint64_t job, enum core_kind kind, uint32_t device,
+             uint64_t size)
 {
     _cleanup_(alloc_work_freep) struct alloc_work *a = calloc(1, sizeof(*a));
     struct alloc_work *started;
@@ -124,8 +136,8 @@ worker_alloc(struct worker *w, uint64_t job, uint32_t device, uint64_t size)
     if (!a->memory)
         return -ENOMEM;
     a->memory->worker = a->worker = w;
-    a->memory->fd = -1;
     a->job = job;
+    a->kind = kind;
     a->device = device;
     a->size = size;
     started = TAKE_PTR(a);
@@ -140,7 +152,7 @@ release_run(uv_work_t *work)
 {
     struct memory *m = container_of(work, struct memory, work);
 
-    m->error = memory_release(m->worker->gpu->drv, m);
+    m->error = backing_release(&m->worker->backings, &m->backing, &m->err);
 }
 
 static void
@@ -148,7 +160,8 @@ release_after(uv_work_t *work, int status UNUSED)
 {
     _cleanup_free_ struct memory *m = container_of(work, struct memory, work);
 
-    m->worker->ops->release_done(m->worker->userdata, m->job, m->error);
+    m->worker->ops->release_done(m->worker->userdata, m->job, m->error, m->err.result,
+                                 m->err.message);
 }
 
 void
@@ -191,7 +204,7 @@ memory_run(uv_work_t *work)
 
     for (size_t i = 0; i < q->n; i++) {
         struct core_memory_result *r = &q->results[i];
-        r->error = drv_memory_info(gpu->drv, gpu->devices[q->first + i].uuid, &r->free,
+        r->error = drv_memory_info(gpu->drv, gpu->devices[q->first + i].drv.uuid, &r->free,
                                    &r->total, &q->errs[i]);
         r->cuda = q->errs[i].result;
         r->text = q->errs[i].message;

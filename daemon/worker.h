@@ -3,8 +3,8 @@
  * Driver calls, off the loop (I5): each runs on libuv's thread pool and its result comes back on
  * the loop, never from inside the call that asked for it.
  *
- * The worker owns the memory behind every block: the driver's handle and the block's one fd (I3).
- * Core knows a block by a number that means something here only.
+ * The worker owns what is behind every block (backing.h). Core knows a block by a number that means
+ * something here only.
  */
 #pragma once
 
@@ -13,6 +13,7 @@
 
 #include <uv.h>
 
+#include "backing.h"
 #include "core.h"
 #include "gpu.h"
 
@@ -21,7 +22,7 @@
 
 struct worker_ops { /* called on the loop */
     void (*alloc_done)(void *userdata, uint64_t job, const struct core_alloc_result *result);
-    void (*release_done)(void *userdata, uint64_t job, int error);
+    void (*release_done)(void *userdata, uint64_t job, int error, int cuda, const char *text);
     void (*memory_done)(void *userdata, uint64_t job, const struct core_memory_result *results,
                         size_t n);
 };
@@ -31,16 +32,19 @@ struct worker {
     const struct gpu *gpu;
     const struct worker_ops *ops;
     void *userdata;
+    struct backings backings;
     LIST_HEAD(, memory) memories; /* all that is not released */
 };
 
-void worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu,
-                 const struct worker_ops *ops, void *userdata);
+/* -ENOMEM. */
+int worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu,
+                const struct worker_ops *ops, void *userdata);
 /* Gives all memory that is left back to the driver; no job may be under way. */
 void worker_deinit(struct worker *w);
 
 /* -ENOMEM: nothing was started and nothing will be reported. */
-int worker_alloc(struct worker *w, uint64_t job, uint32_t device, uint64_t size);
+int worker_alloc(struct worker *w, uint64_t job, enum core_kind kind, uint32_t device,
+                 uint64_t size);
 int worker_memory(struct worker *w, uint64_t job, uint32_t device); /* n_devices: of all */
 /* Cannot fail to start. */
 void worker_release(struct worker *w, uint64_t job, uint64_t handle);

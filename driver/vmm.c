@@ -62,6 +62,17 @@ vmm_alloc_release(const struct drv *drv, struct vmm_alloc *alloc, struct drv_err
 
 /* vmm_map */
 
+static CUresult
+set_access(const struct drv *drv, CUdeviceptr ptr, size_t size, int ordinal,
+           enum vmm_access access)
+{
+    CUmemAccessDesc desc = {
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
+        .flags = (CUmemAccess_flags)access,
+    };
+    return drv->cu.cuMemSetAccess(ptr, size, &desc, 1);
+}
+
 /* The steps of making a map, each undone where a later one fails. */
 static int
 map_range(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
@@ -70,11 +81,7 @@ map_range(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
     CUresult result = drv->cu.cuMemMap(ptr, alloc->size, 0, alloc->handle, 0);
     if (result != CUDA_SUCCESS)
         return drv_fail(drv, err, "cuMemMap", result);
-    CUmemAccessDesc desc = {
-        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
-        .flags = (CUmemAccess_flags)access,
-    };
-    result = drv->cu.cuMemSetAccess(ptr, alloc->size, &desc, 1);
+    result = set_access(drv, ptr, alloc->size, ordinal, access);
     if (result != CUDA_SUCCESS)
         drv->cu.cuMemUnmap(ptr, alloc->size);
     return drv_fail(drv, err, "cuMemSetAccess", result);
@@ -95,6 +102,14 @@ vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
     }
     *ret = (struct vmm_map){.ptr = ptr, .size = alloc->size, .access = access};
     return 0;
+}
+
+int
+vmm_map_allow(const struct drv *drv, const struct vmm_map *map, int ordinal,
+              struct drv_error *err)
+{
+    CUresult result = set_access(drv, map->ptr, map->size, ordinal, map->access);
+    return drv_fail(drv, err, "cuMemSetAccess", result);
 }
 
 /* A range that cannot be unmapped keeps its address: freeing that would be another error. */

@@ -5,8 +5,9 @@
  * vmm_alloc is memory: made by cuMemCreate, or imported from an fd. It owns its driver handle.
  * The memory itself lives until the last handle, mapping and exported fd is gone, in any
  * process.
- * vmm_map is an address range with an allocation mapped in whole (another size is refused by the
- * driver) and one access. It does not need the vmm_alloc any more once it exists.
+ * vmm_map is an address range with an allocation mapped in whole (another size is refused by
+ * the driver) and one access, for one device or more: over the peer link. It does not need the
+ * vmm_alloc any more once it exists.
  *
  * No function here needs a CUDA context. All may block for up to milliseconds.
  */
@@ -27,14 +28,16 @@ struct vmm_alloc {
 /* size is rounded up to the granularity by the caller. Shareable as a POSIX fd. */
 int vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, struct vmm_alloc *ret,
                      struct drv_error *err);
-/* fd is borrowed: the import keeps its own reference. size is the exact size of the allocation. */
+/* fd is borrowed: the import keeps its own reference. size is the exact size of the allocation.
+ * */
 int vmm_alloc_import(const struct drv *drv, int fd, size_t size, struct vmm_alloc *ret,
                      struct drv_error *err);
 /* A new CLOEXEC fd. Once per allocation: an export costs 0.6-0.9 ms, and an imported handle
  * cannot be exported again (-EINVAL). */
 int vmm_alloc_export(const struct drv *drv, const struct vmm_alloc *alloc, int *ret_fd,
                      struct drv_error *err);
-/* Returns the driver's answer, too: a release may report an earlier failure. Done either way. */
+/* Returns the driver's answer, too: a release may report an earlier failure. Done either way.
+ * */
 int vmm_alloc_release(const struct drv *drv, struct vmm_alloc *alloc, struct drv_error *err);
 
 struct vmm_map {
@@ -46,5 +49,8 @@ struct vmm_map {
 /* Maps alloc for the device ordinal. On failure nothing stays reserved. */
 int vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
                 enum vmm_access access, struct vmm_map *ret, struct drv_error *err);
+/* Lets one more device reach it, with the same access. Changes nothing on failure. */
+int vmm_map_allow(const struct drv *drv, const struct vmm_map *map, int ordinal,
+                  struct drv_error *err);
 /* Unmaps and frees the range; takes a zeroed map. */
 void vmm_map_free(const struct drv *drv, struct vmm_map *map);

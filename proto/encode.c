@@ -173,24 +173,6 @@ put_field(struct writer *w, const struct field *f, const void *record)
     }
 }
 
-/* Whether a field goes into the packet: an optional one when it is set. */
-static bool
-is_written(const struct field *f, const void *record)
-{
-    const void *value = (const char *)record + f->offset;
-    uint32_t n;
-
-    if (f->required)
-        return true;
-    switch (f->type) {
-    case FIELD_BOOL: return *(const bool *)value;
-    case FIELD_U64: return *(const uint64_t *)value != 0;
-    case FIELD_I64: return *(const int64_t *)value != 0;
-    case FIELD_STR: return ((const struct msg_str *)value)->p != NULL;
-    default: return field_list(f, record, &n) != NULL;
-    }
-}
-
 static void
 put_record(struct writer *w, const struct record *record, const void *value)
 {
@@ -198,10 +180,10 @@ put_record(struct writer *w, const struct record *record, const void *value)
     size_t n = 0;
 
     for (const struct field *f = record->fields; f < end; f++)
-        n += is_written(f, value);
+        n += field_is_written(f, value);
     put_map(w, n);
     for (const struct field *f = record->fields; f < end; f++) {
-        if (is_written(f, value))
+        if (field_is_written(f, value))
             put_field(w, f, value);
     }
 }
@@ -284,73 +266,4 @@ msg_buf_deinit(struct msg_buf *b)
 {
     free(b->data);
     *b = (struct msg_buf){0};
-}
-
-/* ---- sizes ---- */
-
-/* Each kind of value is reckoned in its widest form. Reckoned, not encoded for measure: that is
- * on the way of every open. */
-#define INT_SIZE  9
-#define HEAD_SIZE 5 /* of a string, a list or a map */
-
-static size_t record_size(const struct record *record, const void *value);
-
-static size_t
-element_size(const struct field *f, const void *element)
-{
-    switch (f->type) {
-    case FIELD_I64S:
-    case FIELD_U64S: return INT_SIZE;
-    case FIELD_RECORDS: return record_size(f->of, element);
-    default: return HEAD_SIZE + ((const struct msg_str *)element)->n;
-    }
-}
-
-static size_t
-list_size(const struct field *f, const void *record)
-{
-    size_t size = HEAD_SIZE;
-    uint32_t n;
-    const char *element = field_list(f, record, &n);
-
-    for (uint32_t i = 0; i < n; i++, element += field_element_size(f))
-        size += element_size(f, element);
-    return size;
-}
-
-static size_t
-value_size(const struct field *f, const void *record)
-{
-    switch (f->type) {
-    case FIELD_BOOL: return 1;
-    case FIELD_U64:
-    case FIELD_I64: return INT_SIZE;
-    case FIELD_STR:
-        return HEAD_SIZE +
-               ((const struct msg_str *)(const void *)((const char *)record + f->offset))->n;
-    default: return list_size(f, record);
-    }
-}
-
-static size_t
-record_size(const struct record *record, const void *value)
-{
-    size_t size = HEAD_SIZE;
-
-    for (uint32_t i = 0; i < record->n_fields; i++)
-        if (is_written(&record->fields[i], value))
-            size += HEAD_SIZE + record->fields[i].n_key + value_size(&record->fields[i], value);
-    return size;
-}
-
-size_t
-msg_array_size(const struct msg_array *a)
-{
-    return record_size(&proto_records[RECORD_ID_array], a);
-}
-
-size_t
-msg_entry_size(const struct msg_entry *e)
-{
-    return record_size(&proto_records[RECORD_ID_entry], e);
 }

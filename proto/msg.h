@@ -145,7 +145,17 @@ int msg_encode_result(struct msg_buf *b, uint32_t id, enum msg_method method,
 int msg_encode_error(struct msg_buf *b, uint32_t id, uint32_t code, const char *text,
                      int32_t cuda);
 
-/* Bytes that one record adds to a packet at most, whatever its integers are set to later: what a
- * server uses to fill a packet. PROTO_ITEMS_MAX is another limit. */
+/*
+ * The room that one record takes in a packet, which is what a server fills packets by: its exact
+ * bytes, or, where that is more, its share of PROTO_ITEMS_MAX in bytes. So as long as the rooms
+ * of what is in a packet sum up to less than PROTO_PACKET_MAX, neither limit is passed.
+ * msg_array_size() reckons the lease at its widest, since that is made once there is room.
+ */
 size_t msg_array_size(const struct msg_array *a);
+size_t msg_block_size(const struct msg_block *b);
 size_t msg_entry_size(const struct msg_entry *e);
+size_t msg_holder_size(const struct msg_holder *h);
+size_t msg_unnamed_size(const struct msg_unnamed *u);
+size_t msg_user_size(const struct msg_user *u);
+size_t msg_pool_size(const struct msg_pool *p);
+size_t msg_memory_size(const struct msg_memory *m);

@@ -64,3 +64,20 @@ field_element_size(const struct field *f)
     default: return 0; /* not a list */
     }
 }
+
+bool
+field_is_written(const struct field *f, const void *record)
+{
+    const void *value = (const char *)record + f->offset;
+    uint32_t n;
+
+    if (f->required)
+        return true;
+    switch (f->type) {
+    case FIELD_BOOL: return *(const bool *)value;
+    case FIELD_U64: return *(const uint64_t *)value != 0;
+    case FIELD_I64: return *(const int64_t *)value != 0;
+    case FIELD_STR: return ((const struct msg_str *)value)->p != NULL;
+    default: return field_list(f, record, &n) != NULL;
+    }
+}

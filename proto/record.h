@@ -74,3 +74,6 @@ field_set_list(const struct field *f, void *record, const void *list, uint32_t n
 
 /* Size of one element of a list, as the struct holds it. */
 size_t field_element_size(const struct field *f);
+
+/* Whether a field goes into the packet: an optional one when it is set. */
+bool field_is_written(const struct field *f, const void *record);

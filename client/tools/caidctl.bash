@@ -21,7 +21,7 @@ _caidctl_scan() {
     local i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        --socket | -s | --pool | -p | --count | -c)
+        --socket | -s | --pool | -p | --device | -d | --count | -c)
             local option=${COMP_WORDS[i]}
             [[ ${COMP_WORDS[i + 1]} == = ]] && ((i++))
             ((i++))
@@ -48,15 +48,16 @@ _caidctl() {
     case $prev in
     --socket | -s) _caidctl_lines < <(compgen -f -- "$cur") ;;
     --pool | -p) _caidctl_lines < <(_caidctl_first_column pools) ;;
+    --device | -d) _caidctl_lines < <(_caidctl_first_column info) ;;
     --count | -c) ;;
     *)
         case $verb:$cur in
         *:-*)
             _caidctl_lines < <(printf '%s\n' --socket= --json --bytes --pool= --all --long \
-                --count= --help --version)
+                --unnamed --device= --count= --help --version)
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;
-        :*) _caidctl_lines < <(printf '%s\n' status list show pools info unlink ping version) ;;
+        :*) _caidctl_lines < <(printf '%s\n' status list show pools info flush unlink ping version) ;;
         list:* | show:* | unlink:*) _caidctl_lines < <(_caidctl_first_column list) ;;
         info:*) _caidctl_lines < <(_caidctl_first_column info) ;;
         esac

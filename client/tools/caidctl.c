@@ -19,6 +19,8 @@ enum ctl_option {
     OPT_LONG = 1 << 2,
     OPT_COUNT = 1 << 3,
     OPT_BYTES = 1 << 4,
+    OPT_UNNAMED = 1 << 5,
+    OPT_DEVICE = 1 << 6,
 };
 
 struct verb {
@@ -32,9 +34,10 @@ struct verb {
 static const struct verb verbs[] = {
     {"status", verb_status, 0, 0, OPT_BYTES, false},
     {"list", verb_list, 0, 1, OPT_ALL | OPT_POOL | OPT_LONG | OPT_BYTES, false},
-    {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES, false},
+    {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES | OPT_UNNAMED, false},
     {"pools", verb_pools, 0, 0, OPT_BYTES, false},
     {"info", verb_info, 0, 1, OPT_BYTES, false},
+    {"flush", verb_flush, 0, 0, OPT_DEVICE | OPT_BYTES, false},
     {"unlink", verb_unlink, 1, -1, OPT_POOL, false},
     {"ping", verb_ping, 0, 0, OPT_COUNT, false},
     {"version", verb_version, 0, 0, 0, true},
@@ -45,18 +48,22 @@ static const char usage[] =
     "\n"
     "  status               the daemon, its driver and devices (the default)\n"
     "  list [PREFIX]        named arrays of a pool\n"
-    "  show NAME            one array and who holds it; without NAME: the pool of --pool\n"
+    "  show [NAME]          one array and who holds it; without NAME: who holds what,\n"
+    "                       the pool of --pool, or the arrays of --unnamed\n"
     "  pools                pools that may be read\n"
     "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
+    "  flush                free what waits in the deallocation queues, and empty blocks\n"
     "  unlink NAME...       remove names; whoever holds the arrays keeps them\n"
     "  ping                 round trips to the daemon\n"
     "  version              of caidctl\n"
     "\n"
     "  -s, --socket=PATH    the daemon's socket\n"
     "  -j, --json           for programs\n"
-    "  -b, --bytes          exact sizes (status, list, show, pools, info)\n"
+    "  -b, --bytes          exact sizes (status, list, show, pools, info, flush)\n"
     "  -p, --pool=POOL      instead of your own (list, show, unlink)\n"
     "  -a, --all            every pool that may be read (list)\n"
+    "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
+    "  -d, --device=DEVICE  this one only, an index or a UUID (flush)\n"
     "  -l, --long           more columns (list)\n"
     "  -c, --count=N        how many round trips (ping)\n"
     "  -h, --help           this text\n"
@@ -68,6 +75,7 @@ static const struct option long_options[] = {
     {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
     {"bytes", no_argument, NULL, 'b'},        {"pool", required_argument, NULL, 'p'},
     {"all", no_argument, NULL, 'a'},          {"long", no_argument, NULL, 'l'},
+    {"unnamed", no_argument, NULL, 'u'},      {"device", required_argument, NULL, 'd'},
     {"count", required_argument, NULL, 'c'},  {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},      {0},
 };
@@ -158,7 +166,7 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
     int c, status = CTL_OK;
 
     while (status == CTL_OK &&
-           (c = getopt_long(argc, argv, "s:jbp:alc:hV", long_options, NULL)) >= 0)
+           (c = getopt_long(argc, argv, "s:jbp:alud:c:hV", long_options, NULL)) >= 0)
         switch (c) {
         case 's': ctl->socket = optarg; break;
         case 'j': ctl->json = true; break;
@@ -166,6 +174,8 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
         case 'p': *ret_given |= OPT_POOL, ctl->pool = optarg; break;
         case 'a': *ret_given |= OPT_ALL, ctl->all = true; break;
         case 'l': *ret_given |= OPT_LONG, ctl->long_ = true; break;
+        case 'u': *ret_given |= OPT_UNNAMED, ctl->unnamed = true; break;
+        case 'd': *ret_given |= OPT_DEVICE, ctl->device = optarg; break;
         case 'c': *ret_given |= OPT_COUNT, status = parse_count(ctl, optarg); break;
         case 'h': fputs(usage, stdout), *ret_done = true; return CTL_OK;
         case 'V': printf("caidctl %s\n", caid_version()), *ret_done = true; return CTL_OK;
@@ -185,8 +195,8 @@ check_usage(const struct ctl *ctl, const struct verb *verb, unsigned given, int 
         return bad_usage(verb->name, "takes no more arguments");
     if (ctl->all && ctl->pool)
         return bad_usage(verb->name, "--all and --pool exclude each other");
-    if (verb->run == verb_show && n_args == 0 && !ctl->pool)
-        return bad_usage(verb->name, "needs the name of an array, or --pool");
+    if (ctl->unnamed && n_args > 0)
+        return bad_usage(verb->name, "--unnamed and the name of an array exclude each other");
     return CTL_OK;
 }
 

@@ -24,7 +24,8 @@ enum ctl_exit {
 struct ctl {
     const char *socket; /* --socket, or NULL */
     const char *pool;   /* --pool, or NULL */
-    bool json, bytes, all, long_;
+    const char *device; /* --device, or NULL */
+    bool json, bytes, all, long_, unnamed;
     uint32_t count; /* --count */
 
     struct caid_client *client; /* NULL for a verb that needs none */
@@ -43,6 +44,7 @@ int32_t ctl_device(const struct ctl *ctl, const char *text);
 
 int verb_status(struct ctl *ctl, int argc, char **argv);
 int verb_info(struct ctl *ctl, int argc, char **argv);
+int verb_flush(struct ctl *ctl, int argc, char **argv);
 int verb_ping(struct ctl *ctl, int argc, char **argv);
 int verb_version(struct ctl *ctl, int argc, char **argv);
 int verb_list(struct ctl *ctl, int argc, char **argv);

@@ -129,6 +129,13 @@ json_i64(struct json *json, const char *key, int64_t value)
 }
 
 void
+json_ratio(struct json *json, const char *key, double value)
+{
+    begin(json, key);
+    fprintf(json->out, "%.4f", value);
+}
+
+void
 json_bool(struct json *json, const char *key, bool value)
 {
     begin(json, key);

@@ -26,5 +26,7 @@ void json_list_end(struct json *json);
 void json_str(struct json *json, const char *key, const char *value); /* NULL: null */
 void json_u64(struct json *json, const char *key, uint64_t value);
 void json_i64(struct json *json, const char *key, int64_t value);
+/* 0 to 1, to four decimals. */
+void json_ratio(struct json *json, const char *key, double value);
 void json_bool(struct json *json, const char *key, bool value);
 void json_null(struct json *json, const char *key);

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Verbs on the daemon as a whole: status, info, ping, version. */
+/* Verbs on the daemon as a whole: status, info, flush, ping, version. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "ctl.h"
 #include "format.h"
-#include "table.h"
+#include "report.h"
 
 static const struct column facts[] = {{"", false}, {"", false}};
 
@@ -37,6 +36,9 @@ status_json(struct ctl *ctl, const struct caid_status *s)
     json_u64(out, "leases", s->leases);
     json_u64(out, "jobs", s->jobs);
     json_u64(out, "release_errors", s->release_errors);
+    json_u64(out, "watches", s->watches);
+    json_u64(out, "pending", s->pending);
+    json_u64(out, "contexts", s->contexts);
     json_list(out, "devices");
     for (int i = 0; i < n; i++) {
         json_object(out, NULL);
@@ -88,8 +90,16 @@ status_table(struct ctl *ctl, const struct caid_status *s)
               "%" PRIu64 " names, %" PRIu64 " arrays, %" PRIu64 " blocks, %" PRIu64 " pools",
               s->names, s->arrays, s->blocks, s->pools);
     table_add(&table, "serves");
-    table_add(&table, "%" PRIu64 " connections, %" PRIu64 " leases, %" PRIu64 " driver calls",
-              s->connections, s->leases, s->jobs);
+    table_add(&table,
+              "%" PRIu64 " connections, %" PRIu64 " leases, %" PRIu64 " watches, %" PRIu64
+              " driver calls",
+              s->connections, s->leases, s->watches, s->jobs);
+    table_add(&table, "waits");
+    table_add(&table, "%" PRIu64 " entries to be freed", s->pending);
+    if (s->contexts > 0) {
+        table_add(&table, "contexts");
+        table_add(&table, "%" PRIu64 ", for legacy handles", s->contexts);
+    }
     if (s->release_errors > 0) {
         table_add(&table, "lost");
         table_add(&table, "%" PRIu64 " blocks that the driver did not take back",
@@ -114,83 +124,53 @@ verb_status(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 
 /* ---- info ---- */
 
-static void
-info_json(struct ctl *ctl, const struct caid_memory_info *infos, int first, int n)
-{
-    const struct caid_device *devices;
-    struct json *out = &ctl->out;
-
-    caid_client_devices(ctl->client, &devices);
-    json_object(out, NULL);
-    json_list(out, "devices");
-    for (int i = 0; i < n; i++) {
-        json_object(out, NULL);
-        json_i64(out, "index", first + i);
-        json_str(out, "uuid", devices[first + i].uuid);
-        json_str(out, "name", devices[first + i].name);
-        json_u64(out, "total", infos[i].total);
-        json_u64(out, "free", infos[i].free);
-        json_u64(out, "used", infos[i].used);
-        json_u64(out, "blocks", infos[i].blocks);
-        json_u64(out, "arrays", infos[i].arrays);
-        json_object_end(out);
-    }
-    json_list_end(out);
-    json_object_end(out);
-}
-
-static void
-info_table(struct ctl *ctl, const struct caid_memory_info *infos, int first, int n)
-{
-    static const struct column columns[] = {
-        {"DEVICE", true}, {"NAME", false},  {"TOTAL", true},  {"FREE", true},
-        {"CAID", true},   {"BLOCKS", true}, {"ARRAYS", true}, {"UUID", false},
-    };
-    _cleanup_table_ struct table table;
-    const struct caid_device *devices;
-
-    caid_client_devices(ctl->client, &devices);
-    table_init(&table, columns, ARRAY_SIZE(columns));
-    for (int i = 0; i < n; i++) {
-        _cleanup_free_ char *total = format_bytes(infos[i].total, ctl->bytes);
-        _cleanup_free_ char *left = format_bytes(infos[i].free, ctl->bytes);
-        _cleanup_free_ char *used = format_bytes(infos[i].used, ctl->bytes);
-        table_add(&table, "%d", first + i);
-        table_add(&table, "%s", devices[first + i].name);
-        table_add(&table, "%s", total);
-        table_add(&table, "%s", left);
-        table_add(&table, "%s", used);
-        table_add(&table, "%" PRIu64, infos[i].blocks);
-        table_add(&table, "%" PRIu64, infos[i].arrays);
-        table_add(&table, "%s", devices[first + i].uuid);
-    }
-    table_print(&table, true);
-}
-
 int
 verb_info(struct ctl *ctl, int argc, char **argv)
 {
-    const struct caid_device *devices;
-    int first = 0, n = caid_client_devices(ctl->client, &devices);
+    _cleanup_table_ struct table table = {0};
+    int32_t device = argc > 0 ? ctl_device(ctl, argv[0]) : -1;
 
-    if (argc > 0) {
-        first = ctl_device(ctl, argv[0]);
-        if (first < 0)
-            return CTL_LOCAL;
-        n = 1;
+    if (argc > 0 && device < 0)
+        return CTL_LOCAL;
+    json_object(&ctl->out, NULL);
+    int status = report_devices(ctl, "devices", device, &table);
+    if (status != CTL_OK)
+        return status;
+    json_object_end(&ctl->out);
+    if (!ctl->json)
+        table_print(&table, true);
+    return CTL_OK;
+}
+
+/* ---- flush ---- */
+
+static void
+flush_json(struct json *out, const struct caid_flushed *flushed)
+{
+    json_object(out, NULL);
+    json_u64(out, "entries", flushed->entries);
+    json_u64(out, "blocks", flushed->blocks);
+    json_u64(out, "bytes", flushed->bytes);
+    json_object_end(out);
+}
+
+int
+verb_flush(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
+{
+    struct caid_flushed flushed = CAID_INIT(flushed);
+    int32_t device = ctl->device ? ctl_device(ctl, ctl->device) : -1;
+
+    if (ctl->device && device < 0)
+        return CTL_LOCAL;
+    if (caid_flush(ctl->client, device, &flushed, &ctl->error) < 0)
+        return ctl_failed(ctl, "flush");
+    if (ctl->json) {
+        flush_json(&ctl->out, &flushed);
+        return CTL_OK;
     }
-    _cleanup_free_ struct caid_memory_info *infos = calloc((size_t)n + 1, sizeof(*infos));
-    if (!infos)
-        out_of_memory();
-    for (int i = 0; i < n; i++) {
-        infos[i].struct_size = sizeof(infos[i]);
-        if (caid_memory_info(ctl->client, first + i, &infos[i], &ctl->error) < 0)
-            return ctl_failed(ctl, devices[first + i].uuid);
-    }
-    if (ctl->json)
-        info_json(ctl, infos, first, n);
-    else
-        info_table(ctl, infos, first, n);
+    _cleanup_free_ char *bytes = format_bytes(flushed.bytes, ctl->bytes);
+    printf("%" PRIu64 " entries freed, %" PRIu64 " blocks of %s given back to the driver\n",
+           flushed.entries, flushed.blocks, bytes);
     return CTL_OK;
 }
 

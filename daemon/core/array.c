@@ -1,319 +1,354 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arrays, the blocks that they lie in, and the leases that clients have on them.
+ * Arrays: their life from the request that creates them to the queue (state.h), and their names.
  */
 #include <assert.h>
 #include <stdio.h>
 
 #include "state.h"
 
-static int
-lease_compare(const struct lease *a, const struct lease *b)
+/* ---- what an array knows ---- */
+
+static char *
+array_text(const struct array *array)
 {
-    return CMP(a->id, b->id);
+    const int64_t *end = array->extents + (size_t)array->ndim * (array->has_strides ? 2 : 1);
+    char *text;
+
+    memcpy(&text, &end, sizeof(text)); /* the array's own memory, whatever the pointer says */
+    return text;
+}
+
+const int64_t *
+array_shape(const struct array *array)
+{
+    return array->extents;
+}
+
+const int64_t *
+array_strides(const struct array *array)
+{
+    return array->has_strides ? array->extents + array->ndim : NULL;
+}
+
+const char *
+array_typestr(const struct array *array)
+{
+    return array_text(array);
+}
+
+const char *
+array_descr(const struct array *array)
+{
+    return array->n_descr ? array_text(array) + array->n_typestr + 1 : NULL;
+}
+
+const char *
+array_memory(const struct array *array)
+{
+    return array->mapped ? "mapped" : core_kind_name(array->kind);
+}
+
+struct block *
+array_block(const struct array *array)
+{
+    return array->range ? container_of(array->range->extent, struct block, extent) : NULL;
+}
+
+uint64_t
+array_offset(const struct array *array)
+{
+    return array->range ? range_offset(array->range) : 0;
+}
+
+uint64_t
+array_bytes(const struct array *array)
+{
+    return ALIGN_UP(array->span, SPACE_UNIT);
+}
+
+static struct msg_str
+array_name(const struct array *array)
+{
+    return (struct msg_str){array->name, array->n_name};
+}
+
+/* ---- birth ---- */
+
+/* What belongs to the array for life is allocated with it: shape, strides, typestr, descr, and the
+ * name that it was created with. */
+static struct array *
+array_alloc(const struct array_request *req)
+{
+    const struct geometry *g = &req->geometry;
+    size_t n_extents = (size_t)g->ndim * (g->strides ? 2 : 1) * sizeof(int64_t);
+    size_t n_descr = req->descr.n ? req->descr.n + 1 : 0;
+    size_t n =
+        sizeof(struct array) + n_extents + req->typestr.n + 1 + n_descr + req->name.n + 1;
+    struct array *array = calloc(1, n);
+    char *p;
+
+    if (!array)
+        return NULL;
+    array->n_host = (uint32_t)n;
+    array->ndim = (uint8_t)g->ndim;
+    array->has_strides = g->strides;
+    array->n_typestr = (uint8_t)req->typestr.n;
+    array->n_descr = (uint16_t)req->descr.n;
+    array->n_name = (uint8_t)req->name.n;
+    memcpy(array->extents, g->shape, g->ndim * sizeof(int64_t));
+    if (g->strides)
+        memcpy(array->extents + g->ndim, g->strides, g->ndim * sizeof(int64_t));
+    p = array_text(array);
+    memcpy(p, req->typestr.p, req->typestr.n);
+    p += req->typestr.n + 1;
+    if (n_descr)
+        memcpy(p, req->descr.p, req->descr.n);
+    array->name = p + n_descr;
+    if (req->name.p)
+        memcpy(array->name, req->name.p, req->name.n);
+    return array;
+}
+
+static struct array *
+array_make(const struct array_request *req)
+{
+    struct array *array = array_alloc(req);
+
+    if (!array)
+        return NULL;
+    if (req->metadata.p) {
+        array->metadata = strndup(req->metadata.p, req->metadata.n);
+        if (!array->metadata) {
+            free(array);
+            return NULL;
+        }
+        array->n_metadata = (uint16_t)req->metadata.n;
+        array->n_host += req->metadata.n + 1;
+    }
+    array->pool = req->pool;
+    array->device = (uint16_t)req->device;
+    array->kind = (uint8_t)req->kind;
+    array->mapped = req->mapped;
+    array->nbytes = req->geometry.nbytes;
+    array->span = req->geometry.span;
+    array->creating = true;
+    LIST_INIT(&array->leases);
+    return array;
+}
+
+static enum resource
+array_resource(const struct array *array)
+{
+    return array->kind == KIND_PINNED ? RES_PINNED : RES_BYTES;
 }
 
 static int
-hold_compare(const struct hold *a, const struct hold *b)
+array_charge(struct core *core, struct user *user, struct array *array, struct refusal *r)
 {
-    return CMP(a->block->id, b->block->id);
-}
-
-RB_GENERATE(leases, lease, node, lease_compare)
-RB_GENERATE(holds, hold, node, hold_compare)
-
-/* ---- blocks ---- */
-
-static int
-block_charge(struct core *core, struct conn *conn, struct pool *pool, uint64_t size,
-             struct refusal *r)
-{
-    struct user *user = conn->user;
-
-    if (pool_charge(pool, size, r))
+    if (user_charge(core, user, RES_HOST, array->n_host, r))
         return REFUSED;
-    if (user_charge(core, user, RES_BYTES, size, r))
-        goto undo_pool;
-    if (user_charge(core, user, RES_BLOCKS, 1, r))
-        goto undo_bytes;
+    if (user_charge(core, user, RES_ARRAYS, 1, r))
+        goto undo_host;
+    if (user_charge(core, user, array_resource(array), array_bytes(array), r))
+        goto undo_array;
+    array->user = user;
+    array->id = ++core->next_array;
+    array->pool->n_arrays++;
+    core->devices[array->device].n_arrays++;
+    core->n_arrays++;
+    if (array->kind != KIND_PINNED) {
+        array->pool->allocated += array_bytes(array);
+        core->devices[array->device].allocated += array_bytes(array);
+    }
     return 0;
 
-undo_bytes:
-    user_uncharge(user, RES_BYTES, size);
-undo_pool:
-    pool_uncharge(pool, size);
+undo_array:
+    user_uncharge(user, RES_ARRAYS, 1);
+undo_host:
+    user_uncharge(user, RES_HOST, array->n_host);
     return REFUSED;
 }
 
-static int
-block_new(struct core *core, struct conn *conn, struct pool *pool, uint32_t device,
-          uint64_t bytes, struct block **ret, struct refusal *r)
-{
-    const struct core_device *d = &core->devices[device];
-    uint64_t size;
-    struct block *block;
-
-    if (bytes > d->total)
-        return refuse(r, PROTO_ERR_NO_MEMORY, "device %u has %s, %s were asked for", device,
-                      SIZE_TEXT(d->total), SIZE_TEXT(bytes));
-    size = ALIGN_UP(bytes, d->granularity);
-    if (block_charge(core, conn, pool, size, r))
-        return REFUSED;
-
-    block = calloc(1, sizeof(*block));
-    if (!block) {
-        user_uncharge(conn->user, RES_BLOCKS, 1);
-        user_uncharge(conn->user, RES_BYTES, size);
-        pool_uncharge(pool, size);
-        return -ENOMEM;
-    }
-    block->id = ++core->next_block;
-    block->device = device;
-    block->size = size;
-    block->pool = pool;
-    block->user = conn->user;
-    block->fd = -1;
-    core->n_blocks++;
-    core->device_used[device] += size;
-    core->device_blocks[device]++;
-    *ret = block;
-    return 0;
-}
-
-void
-block_allocate(struct core *core, struct block *block, struct conn *conn, uint32_t request)
-{
-    block->job.entry.action = (struct core_action){.type = CORE_ALLOC,
-                                                   .device = block->device,
-                                                   .size = block->size,
-                                                   .fd = -1};
-    job_start_for(core, &block->job, JOB_ALLOC, conn, request);
-}
-
 static void
-block_destroy(struct core *core, struct block *block)
-{
-    struct user *user = block->user;
-    struct pool *pool = block->pool;
-
-    core->n_blocks--;
-    core->device_used[block->device] -= block->size;
-    core->device_blocks[block->device]--;
-    pool_uncharge(pool, block->size);
-    user_uncharge(user, RES_BYTES, block->size);
-    user_uncharge(user, RES_BLOCKS, 1);
-    entry_remove(core, &block->saved);
-    free(block);
-    users_settle(core, user, pool);
-}
-
-static void
-block_persist(struct core *core, struct block *block, enum core_record_type record)
-{
-    block->saved.action =
-        (struct core_action){.type = CORE_PERSIST, .record = record, .block = block->id};
-    entry_push(core, &block->saved);
-}
-
-static void
-block_release(struct core *core, struct block *block)
-{
-    block->array = NULL;
-    if (block->fd < 0) { /* never allocated */
-        block_destroy(core, block);
-        return;
-    }
-    if (block->saved.queued)
-        entry_remove(core, &block->saved); /* nobody has seen the first record */
-    else if (block->promised)
-        block_persist(core, block, RECORD_BLOCK_GONE);
-    block->job.entry.action = (struct core_action){.type = CORE_RELEASE,
-                                                   .size = block->size,
-                                                   .handle = block->handle,
-                                                   .fd = block->fd};
-    job_start(core, &block->job, JOB_RELEASE, block->user);
-}
-
-void
-core_release_done(struct core *core, uint64_t id, int error)
-{
-    struct job *job = job_find(core, id, JOB_RELEASE);
-
-    if (error)
-        core->n_release_errors++;
-    job_end(core, job);
-    block_destroy(core, container_of(job, struct block, job));
-}
-
-/* ---- arrays ---- */
-
-static void
-array_destroy(struct core *core, struct array *array)
+array_uncharge(struct core *core, struct array *array)
 {
     struct user *user = array->user;
-    struct pool *pool = array->pool;
 
-    assert(!array->n_leases && !array->block);
     user_uncharge(user, RES_HOST, array->n_host);
-    pool->n_arrays--;
-    core->device_arrays[array->device]--;
+    user_uncharge(user, RES_ARRAYS, 1);
+    user_uncharge(user, array_resource(array), array_bytes(array));
+    array->pool->n_arrays--;
+    core->devices[array->device].n_arrays--;
     core->n_arrays--;
-    entry_free(array->saved);
-    free(array->name);
-    free(array);
-    users_settle(core, user, pool);
+    if (array->kind != KIND_PINNED) {
+        array->pool->allocated -= array_bytes(array);
+        core->devices[array->device].allocated -= array_bytes(array);
+    }
+}
+
+/* ---- names ---- */
+
+static void
+name_insert(struct core *core, struct array *array)
+{
+    RB_INSERT(names, &array->pool->names, array);
+    array->named = true;
+    array->pool->n_names++;
+    core->n_names++;
 }
 
 /* Puts the name into the pool and charges it; the record is made here, where it may fail. */
 static int
-array_take_name(struct core *core, struct array *array, struct msg_str name, struct refusal *r)
+array_take_name(struct core *core, struct array *array, struct refusal *r)
 {
-    struct user *user = array->user;
+    struct pool *pool = array->pool;
 
-    array->name = strndup(name.p, name.n);
-    array->n_name = name.n;
-    if (!array->name)
-        return -ENOMEM;
-    array->saved = entry_new_name(RECORD_NAME, array->pool, array->name, array->n_name);
+    if (pool_find_array(pool, array_name(array)))
+        return refuse(r, PROTO_ERR_EXISTS, "\"%s\" exists in pool \"%s\"", array->name,
+                      pool->name);
+    array->saved = entry_new_name(RECORD_NAME, pool, array->name, array->n_name);
     if (!array->saved)
         return -ENOMEM;
-    if (user_charge(core, user, RES_NAMES, 1, r))
+    if (user_charge(core, array->user, RES_NAMES, 1, r))
         return REFUSED;
-    if (RB_INSERT(names, &array->pool->names, array)) {
-        user_uncharge(user, RES_NAMES, 1);
-        return refuse(r, PROTO_ERR_EXISTS, "\"%s\" exists in pool \"%s\"", array->name,
-                      array->pool->name);
-    }
-    array->pool->n_names++;
-    core->n_names++;
-    array->generation = 1;
+    array->generation = pool->floor + 1;
+    name_insert(core, array);
     return 0;
 }
 
 static void
 array_drop_name(struct core *core, struct array *array)
 {
-    RB_REMOVE(names, &array->pool->names, array);
-    array->pool->n_names--;
+    struct pool *pool = array->pool;
+
+    RB_REMOVE(names, &pool->names, array);
+    array->named = false;
+    pool->n_names--;
     core->n_names--;
-    free(TAKE_PTR(array->name));
     user_uncharge(array->user, RES_NAMES, 1);
+    /* The generation of a name that nobody has seen was not used. */
+    if (!array->creating && array->generation > pool->floor)
+        pool->floor = array->generation;
 }
 
-/* What belongs to the array for life is allocated with it: shape, strides, descr. */
-static struct array *
-array_alloc(const struct array_request *req)
+static void
+array_list(struct array *array)
 {
-    const struct geometry *g = &req->geometry;
-    size_t n_extents = g->ndim * sizeof(int64_t), n_strides = g->strides ? n_extents : 0;
-    size_t n_descr = req->descr.p ? req->descr.n + 1 : 0;
-    size_t n = sizeof(struct array) + n_extents + n_strides + n_descr;
-    struct array *array = calloc(1, n);
-    char *p;
-
-    if (!array)
-        return NULL;
-    p = (char *)(array + 1);
-    array->n_host = n + (req->name.p ? req->name.n + 1 : 0);
-    array->geometry = *g;
-    array->geometry.shape = memcpy(p, g->shape, n_extents);
-    if (g->strides)
-        array->geometry.strides = memcpy(p + n_extents, g->strides, n_strides);
-    if (req->descr.p)
-        array->descr = memcpy(p + n_extents + n_strides, req->descr.p, req->descr.n);
-    memcpy(array->typestr, req->typestr.p, req->typestr.n);
-    array->pool = req->pool;
-    array->device = req->device;
-    array->pending = true;
-    LIST_INIT(&array->leases);
-    return array;
+    if (array->listed || array->named)
+        return;
+    RB_INSERT(nameless, &array->pool->nameless, array);
+    array->listed = true;
 }
 
-static int
-array_admit(struct core *core, struct user *user, struct array *array, struct refusal *r)
+static void
+array_unlist(struct array *array)
 {
-    if (user_charge(core, user, RES_HOST, array->n_host, r))
-        return REFUSED;
-    array->user = user;
-    array->id = ++core->next_array;
-    array->pool->n_arrays++;
-    core->device_arrays[array->device]++;
-    core->n_arrays++;
-    return 0;
+    if (array->listed)
+        RB_REMOVE(nameless, &array->pool->nameless, array);
+    array->listed = false;
 }
 
-int
-array_new(struct core *core, struct conn *conn, const struct array_request *req,
-          struct array **ret, struct refusal *r)
-{
-    struct array *array = array_alloc(req);
-    int rc;
+/* ---- death ---- */
 
-    if (!array)
-        return -ENOMEM;
-    if (array_admit(core, conn->user, array, r)) {
-        free(array);
-        return REFUSED;
-    }
-    rc = req->name.p ? array_take_name(core, array, req->name, r) : 0;
-    if (rc) {
-        free(TAKE_PTR(array->name));
-        array_destroy(core, array);
-        return rc;
-    }
-    if (req->geometry.span) {
-        rc =
-            block_new(core, conn, req->pool, req->device, req->geometry.span, &array->block, r);
-        if (rc) {
-            array_abandon(core, array);
-            return rc;
-        }
-        array->block->array = array;
-    }
-    *ret = array;
-    return 0;
+void
+array_free(struct array *array)
+{
+    if (array->name_is_own)
+        free(array->name);
+    free(array->metadata);
+    free(array);
+}
+
+/* Nobody holds it any more: it is charged to nobody, and what it has of a block goes to the queue. */
+static void
+array_bury(struct core *core, struct array *array)
+{
+    struct user *user = array->user, *owner = array->pool->owner;
+
+    assert(!array->named && !array->n_leases && !array->n_departed);
+    array_unlist(array);
+    array_uncharge(core, array);
+    entry_free(TAKE_PTR(array->saved));
+    users_ref(user, owner); /* a flush may end what kept them, this array included */
+    if (array->range)
+        reclaim_add(core, array);
+    else
+        array_free(array);
+    users_unref(core, user, owner);
 }
 
 void
 array_settle(struct core *core, struct array *array)
 {
-    struct block *block = array->block;
-
-    if (array->name || array->n_leases || array->pending)
+    if (array->creating || array->named)
         return;
-    array->block = NULL;
-    array_destroy(core, array);
-    if (block) /* last: its charge keeps the user alive until here */
-        block_release(core, block);
+    if (array->n_leases || array->n_departed)
+        array_list(array);
+    else
+        array_bury(core, array);
 }
 
 void
 array_abandon(struct core *core, struct array *array)
 {
-    array->pending = false;
-    if (array->name)
+    if (array->named)
         array_drop_name(core, array);
-    array_settle(core, array);
+    array->creating = false;
+    if (array->range)
+        block_put_range(core, array);
+    array_bury(core, array);
 }
 
 void
 array_unname(struct core *core, struct array *array)
 {
     array_drop_name(core, array);
+    watch_notify(core, array->pool, array->name, array->n_name, 0);
     array_settle(core, array);
+}
+
+/* ---- the first promise ---- */
+
+int
+array_new(struct core *core, struct conn *conn, const struct array_request *req,
+          struct array **ret, struct refusal *r)
+{
+    const struct core_device *d = &core->devices[req->device].info;
+    struct array *array;
+    int rc;
+
+    if (req->geometry.span > d->total && req->kind != KIND_PINNED)
+        return refuse(r, PROTO_ERR_NO_MEMORY, "device %u has %s, %s were asked for",
+                      req->device, SIZE_TEXT(d->total), SIZE_TEXT(req->geometry.span));
+    array = array_make(req);
+    if (!array)
+        return -ENOMEM;
+    if (array_charge(core, conn->user, array, r)) {
+        array_free(array);
+        return REFUSED;
+    }
+    rc = req->name.p ? array_take_name(core, array, r) : 0;
+    if (rc) {
+        array_abandon(core, array);
+        return rc;
+    }
+    *ret = array;
+    return 0;
 }
 
 /* What is promised with the reply that follows is recorded first (I9). */
 static void
 array_promise(struct core *core, struct array *array)
 {
-    array->pending = false;
-    if (array->block) {
-        array->block->promised = true;
-        block_persist(core, array->block, RECORD_BLOCK);
-    }
+    struct block *block = array_block(array);
+
+    array->creating = false;
+    if (block)
+        block_promise(core, block);
     if (array->saved)
         entry_push(core, TAKE_PTR(array->saved));
+    array_list(array);
 }
 
 void
@@ -333,120 +368,158 @@ array_complete(struct core *core, struct conn *conn, uint32_t request, struct ar
         return;
     }
     array_promise(core, array);
-    reply_created(core, conn, request, lease);
+    reply_created(core, conn, request, lease, new_hold);
+    if (array->named)
+        watch_notify(core, array->pool, array->name, array->n_name, array->generation);
 }
+
+/* ---- publishing ---- */
+
+/* All that publishing may fail for, made beforehand. */
+struct publication {
+    char *name, *metadata;
+    struct entry *saved, *gone; /* the new name's record, and the end of the old one */
+};
 
 static void
-refuse_alloc(struct core *core, const struct block *block, const struct core_alloc_result *res,
-             struct refusal *r)
+publication_deinit(struct publication *p)
 {
-    const struct core_device *d = &core->devices[block->device];
-    char left[2 * SIZE_TEXT_MAX + 16] = "";
-
-    if (res->error == -ENOMEM && res->free)
-        snprintf(left, sizeof(left), ", %s of %s are free", SIZE_TEXT(res->free),
-                 SIZE_TEXT(d->total));
-    refusal_fill(r, res->error == -ENOMEM ? PROTO_ERR_NO_MEMORY : PROTO_ERR_DRIVER,
-                 "device %u (%s): %s could not be allocated%s: %s", block->device, d->name,
-                 SIZE_TEXT(block->size), left, res->text);
-    r->cuda = res->cuda;
+    free(p->name);
+    free(p->metadata);
+    entry_free(p->saved);
+    entry_free(p->gone);
 }
 
-void
-core_alloc_done(struct core *core, uint64_t id, const struct core_alloc_result *result)
+static bool
+has_name(const struct array *array, struct msg_str name)
 {
-    struct job *job = job_find(core, id, JOB_ALLOC);
-    struct block *block = container_of(job, struct block, job);
-    struct array *array = block->array;
-    struct conn *conn = job->conn;
-    struct refusal r;
-
-    job_end(core, job);
-    if (result->error == 0) {
-        block->handle = result->handle;
-        block->fd = result->fd;
-    } else if (conn) {
-        refuse_alloc(core, block, result, &r);
-        send_refusal(core, conn, job->request, &r);
-    }
-    if (result->error || !conn || conn->closing)
-        array_abandon(core, array);
-    else
-        array_complete(core, conn, job->request, array);
+    return array->named && array->n_name == name.n && memcmp(array->name, name.p, name.n) == 0;
 }
 
-/* ---- leases ---- */
-
-static struct hold *
-hold_get(struct conn *conn, struct block *block, bool *ret_new)
+static int
+publication_init(struct publication *p, const struct array *array, struct msg_str name,
+                 struct msg_str metadata)
 {
-    struct hold key = {.block = block}, *hold = RB_FIND(holds, &conn->holds, &key);
-
-    *ret_new = !hold;
-    if (!hold) {
-        hold = calloc(1, sizeof(*hold));
-        if (!hold)
-            return NULL;
-        hold->block = block;
-        RB_INSERT(holds, &conn->holds, hold);
-    }
-    hold->n_leases++;
-    return hold;
-}
-
-int
-lease_new(struct core *core, struct conn *conn, struct array *array, bool readonly,
-          struct lease **ret, bool *ret_new_hold, struct refusal *r)
-{
-    _cleanup_free_ struct lease *lease = calloc(1, sizeof(*lease));
-
-    if (!lease)
+    p->name = strndup(name.p, name.n);
+    p->metadata = metadata.p ? strndup(metadata.p, metadata.n) : NULL;
+    p->saved = entry_new_name(RECORD_NAME, array->pool, name.p, name.n);
+    if (array->named && !has_name(array, name))
+        p->gone = entry_new_name(RECORD_NAME_GONE, array->pool, array->name, array->n_name);
+    if (!p->name || (metadata.p && !p->metadata) || !p->saved ||
+        (array->named && !has_name(array, name) && !p->gone))
         return -ENOMEM;
-    if (user_charge(core, conn->user, RES_LEASES, 1, r))
-        return REFUSED;
-    *ret_new_hold = false;
-    if (array->block) {
-        lease->hold = hold_get(conn, array->block, ret_new_hold);
-        if (!lease->hold) {
-            user_uncharge(conn->user, RES_LEASES, 1);
-            return -ENOMEM;
-        }
-    }
-    lease->id = ++conn->next_lease;
-    lease->conn = conn;
-    lease->array = array;
-    lease->readonly = readonly;
-    RB_INSERT(leases, &conn->leases, lease);
-    LIST_INSERT_HEAD(&array->leases, lease, of_array);
-    array->n_leases++;
-    core->n_leases++;
-    *ret = TAKE_PTR(lease);
     return 0;
 }
 
-void
-lease_free(struct core *core, struct lease *lease)
+/* Bytes of host memory that the array takes more, or less, from now on. */
+static int64_t
+publication_host(const struct array *array, struct msg_str name, struct msg_str metadata)
 {
-    struct conn *conn = lease->conn;
-    struct array *array = lease->array;
+    int64_t delta = (int64_t)name.n + 1;
 
-    RB_REMOVE(leases, &conn->leases, lease);
-    LIST_REMOVE(lease, of_array);
-    if (lease->hold && --lease->hold->n_leases == 0) {
-        RB_REMOVE(holds, &conn->holds, lease->hold);
-        free(lease->hold);
-    }
-    user_uncharge(conn->user, RES_LEASES, 1);
-    core->n_leases--;
-    array->n_leases--;
-    free(lease);
-    array_settle(core, array);
+    if (array->name_is_own)
+        delta -= array->n_name + 1;
+    if (metadata.p)
+        delta += (int64_t)metadata.n + 1;
+    if (metadata.p && array->metadata)
+        delta -= array->n_metadata + 1;
+    return delta;
 }
 
-struct lease *
-lease_find(struct conn *conn, uint64_t id)
+/* One name more for the array's user; a user at its limit may publish in place of what is its own. */
+static int
+publication_charge_name(struct core *core, struct array *array, const struct array *old,
+                        struct refusal *r)
 {
-    struct lease key = {.id = id};
+    struct user *user = array->user;
 
-    return RB_FIND(leases, &conn->leases, &key);
+    if (array->named)
+        return 0;
+    if (!old || old->user != user)
+        return user_charge(core, user, RES_NAMES, 1, r);
+    user->used[RES_NAMES]++; /* the commit takes one off */
+    return 0;
+}
+
+static int
+publication_charge(struct core *core, struct array *array, const struct array *old,
+                   int64_t host, struct refusal *r)
+{
+    struct user *user = array->user;
+
+    if (host > 0 && user_charge(core, user, RES_HOST, (uint64_t)host, r))
+        return REFUSED;
+    if (publication_charge_name(core, array, old, r)) {
+        if (host > 0)
+            user_uncharge(user, RES_HOST, (uint64_t)host);
+        return REFUSED;
+    }
+    if (host < 0)
+        user_uncharge(user, RES_HOST, (uint64_t)-host);
+    array->n_host += (uint32_t)host;
+    return 0;
+}
+
+/* Gives up the name that the array has, or has had; its charge is the new one's. */
+static void
+publication_rename(struct core *core, struct publication *p, struct array *array,
+                   struct msg_str name)
+{
+    if (array->named) {
+        array_drop_name(core, array);
+        array->user->used[RES_NAMES]++;
+        watch_notify(core, array->pool, array->name, array->n_name, 0);
+    }
+    array_unlist(array);
+    if (array->name_is_own)
+        free(array->name);
+    array->name = TAKE_PTR(p->name);
+    array->n_name = (uint8_t)name.n;
+    array->name_is_own = true;
+}
+
+static void
+publication_commit(struct core *core, struct publication *p, struct array *array,
+                   struct msg_str name, struct msg_str metadata, struct array *old)
+{
+    uint64_t generation = old ? old->generation + 1 : array->pool->floor + 1;
+
+    entry_push(core, TAKE_PTR(p->saved));
+    if (p->gone)
+        entry_push(core, TAKE_PTR(p->gone));
+    if (old && old != array)
+        array_drop_name(core, old);
+    if (old != array)
+        publication_rename(core, p, array, name);
+    array->generation = generation;
+    if (old != array)
+        name_insert(core, array);
+    if (p->metadata) {
+        free(array->metadata);
+        array->metadata = TAKE_PTR(p->metadata);
+        array->n_metadata = (uint16_t)metadata.n;
+    }
+    if (old && old != array)
+        array_settle(core, old);
+}
+
+int
+array_publish(struct core *core, struct array *array, struct msg_str name,
+              struct msg_str metadata, struct refusal *r)
+{
+    struct array *old = pool_find_array(array->pool, name);
+    _cleanup_(publication_deinit) struct publication p = {0};
+    int rc;
+
+    if (old && old->creating)
+        return refuse(r, PROTO_ERR_EXISTS, "\"%s\" is being created in pool \"%s\"", old->name,
+                      array->pool->name);
+    rc = publication_init(&p, array, name, metadata);
+    if (rc == 0)
+        rc = publication_charge(core, array, old, publication_host(array, name, metadata), r);
+    if (rc)
+        return rc;
+    publication_commit(core, &p, array, name, metadata, old);
+    watch_notify(core, array->pool, array->name, array->n_name, array->generation);
+    return 0;
 }

@@ -15,219 +15,373 @@
         }                                                                          \
     } while (0)
 
+/* What the objects add up to; used for one user, pool or device at a time, NULL meaning all. */
+struct tally {
+    const struct user *user;
+    const struct pool *pool;
+    const struct device *device;
+    uint64_t used[N_RESOURCES];
+    uint64_t arrays, names, leases, departed, allocated;
+    uint64_t pending, pending_entries, queue_bytes;
+    uint64_t blocks, bytes, pinned, reserve;
+};
+
+static bool
+counts_array(const struct core *core, const struct tally *t, const struct array *array)
+{
+    return (!t->user || t->user == array->user) && (!t->pool || t->pool == array->pool) &&
+           (!t->device || t->device == &core->devices[array->device]);
+}
+
+/* ---- arrays ---- */
+
 static void
-check_array(const struct array *array, uint64_t *ret_bytes)
+check_leases(const struct array *array)
 {
     const struct lease *lease;
-    uint64_t n = 0;
+    uint64_t n_leases = 0, n_departed = 0;
 
     LIST_FOREACH(lease, &array->leases, of_array)
     {
         CHECK(lease->array == array);
-        n++;
+        CHECK(!lease->hold == !array->range);
+        CHECK(!lease->hold || lease->hold->block == array_block(array));
+        *(lease->conn->departed ? &n_departed : &n_leases) += 1;
     }
-    CHECK(n == array->n_leases);
-    CHECK(array->name || array->n_leases || array->pending);
-    CHECK(array->user->used[RES_HOST] >= array->n_host);
-    CHECK(!array->block == !array->geometry.span);
-    if (array->block) {
-        CHECK(array->block->array == array);
-        CHECK(array->block->pool == array->pool); /* I1 */
-        CHECK(array->pending || array->block->fd >= 0);
-        CHECK(array->offset + array->geometry.span <= array->block->size);
-        *ret_bytes += array->block->size;
-    }
+    CHECK(n_leases == array->n_leases && n_departed == array->n_departed);
 }
 
+/* Alive, dead or creating. */
 static void
-check_pool(struct pool *pool, uint64_t *ret_names, uint64_t *ret_arrays)
+check_array(const struct array *array)
 {
-    struct array *array;
-    uint64_t n = 0, bytes = 0;
+    const struct block *block = array_block(array);
 
-    CHECK(!pool->quota || pool->used <= pool->quota);
-    RB_FOREACH(array, names, &pool->names)
-    {
-        CHECK(array->pool == pool && array->name);
-        check_array(array, &bytes);
-        n++;
-    }
-    CHECK(n == pool->n_names && n <= pool->n_arrays);
-    CHECK(bytes <= pool->used);
-    *ret_names += n;
-    *ret_arrays += pool->n_arrays;
+    check_leases(array);
+    CHECK(!array->pending);
+    CHECK(array->creating || array->named || array->n_leases || array->n_departed);
+    CHECK(!array->creating || (!array->n_leases && !array->n_departed));
+    CHECK(array->listed == (!array->named && !array->creating));
+    CHECK(array->creating || !array->range == !array->span);
+    if (!block)
+        return;
+    CHECK(array->range->userdata == array);
+    CHECK(block->pool == array->pool); /* I1 */
+    CHECK(block->device == array->device && block->kind == array->kind);
+    CHECK(block->state == BLOCK_LIVE || (block->state == BLOCK_ALLOCATING && array->creating));
+    CHECK(array->span <= range_bytes(array->range));
+    CHECK(range_offset(array->range) + range_bytes(array->range) <= block->size);
 }
 
 static void
-check_conn(struct conn *conn, uint64_t *ret_leases)
+tally_array(const struct core *core, struct tally *t, const struct array *array)
+{
+    if (!counts_array(core, t, array))
+        return;
+    t->arrays++;
+    t->names += array->named;
+    t->leases += array->n_leases;
+    t->departed += array->n_departed;
+    t->used[RES_ARRAYS]++;
+    t->used[RES_NAMES] += array->named;
+    t->used[RES_HOST] += array->n_host;
+    t->used[array->kind == KIND_PINNED ? RES_PINNED : RES_BYTES] += array_bytes(array);
+    if (array->kind != KIND_PINNED)
+        t->allocated += array_bytes(array);
+}
+
+static void
+tally_waiters(struct core *core, struct tally *t, const struct waiter_list *waiters)
+{
+    const struct waiter *waiter;
+
+    TAILQ_FOREACH(waiter, waiters, link)
+    {
+        if (!waiter->array->named) /* else it is among the pool's names */
+            tally_array(core, t, waiter->array);
+        if (!t->user || t->user == waiter->user)
+            t->used[RES_JOBS]++;
+    }
+}
+
+static void
+tally_arrays(struct core *core, struct tally *t)
+{
+    struct pool *pool;
+    struct array *array;
+
+    RB_FOREACH(pool, pools, &core->pools)
+    {
+        RB_FOREACH(array, names, &pool->names)
+        tally_array(core, t, array);
+        RB_FOREACH(array, nameless, &pool->nameless)
+        tally_array(core, t, array);
+    }
+    for (size_t i = 0; i < core->config.n_devices; i++)
+        tally_waiters(core, t, &core->devices[i].retries);
+}
+
+/* ---- blocks ---- */
+
+static void
+check_holds(const struct block *block)
+{
+    const struct hold *hold;
+
+    LIST_FOREACH(hold, &block->holds, of_block)
+    {
+        CHECK(hold->block == block);
+        CHECK(hold_find(hold->conn, block->id) == hold);
+        CHECK(block->state == BLOCK_LIVE);
+    }
+}
+
+static void
+check_range(const struct block *block, const struct range *range)
+{
+    const struct array *array = range->userdata;
+
+    CHECK(block->state != BLOCK_RELEASING); /* I2 */
+    CHECK(array->range == range);
+    CHECK(array->pool == block->pool); /* I1 */
+    if (array->pending) {
+        CHECK(block->state == BLOCK_LIVE);
+        CHECK(!block->own || block->spared);
+    } else {
+        check_array(array);
+        CHECK(!block->own || !block->spared);
+    }
+}
+
+static void
+check_block(const struct block *block)
+{
+    const struct range *range;
+    bool empty = true;
+
+    for (range = block->extent.first; range && block->state != BLOCK_RELEASING;
+         range = range->next)
+        if (!range->is_free) {
+            check_range(block, range);
+            empty = false;
+        }
+    check_holds(block);
+    CHECK(block->state == BLOCK_ALLOCATING || TAILQ_EMPTY(&block->waiters));
+    CHECK((block->state == BLOCK_ALLOCATING) ==
+          (block->fd < 0 && !block->handle)); /* tests give handles that are not 0 */
+    CHECK(!block->reserved || (empty && block->state == BLOCK_LIVE));
+    CHECK(!block->doomed || block->reserved);
+    CHECK(!block->spared || block->own);
+    CHECK(!empty || block->state != BLOCK_LIVE || block->reserved ||
+          (block->kind != KIND_DEVICE && !LIST_EMPTY(&block->holds)));
+}
+
+static void
+tally_block(struct core *core, struct tally *t, const struct block *block)
+{
+    const struct range *range;
+
+    tally_waiters(core, t, &block->waiters);
+    for (range = block->extent.first; range && block->state != BLOCK_RELEASING;
+         range = range->next) {
+        const struct array *array = range->is_free ? NULL : range->userdata;
+        if (!array || !array->pending || !counts_array(core, t, array))
+            continue;
+        t->pending_entries++;
+        t->pending += array->kind == KIND_PINNED ? 0 : array_bytes(array);
+    }
+    if ((t->pool && t->pool != block->pool) ||
+        (t->device && t->device != &core->devices[block->device]) || t->user)
+        return;
+    t->blocks++;
+    *(block->kind == KIND_PINNED ? &t->pinned : &t->bytes) += block->size;
+    t->reserve += block->reserved ? block->size : 0;
+}
+
+static void
+tally_all(struct core *core, struct tally *t)
+{
+    const struct block *block;
+
+    tally_arrays(core, t);
+    LIST_FOREACH(block, &core->blocks, of_core)
+    tally_block(core, t, block);
+}
+
+/* ---- connections ---- */
+
+static void
+check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
+           uint64_t *ret_watches)
 {
     struct lease *lease;
     struct hold *hold;
-    struct job *job;
-    uint64_t n = 0, held = 0, in_holds = 0, bytes = 0;
+    const struct watch *watch;
+    uint64_t held = 0, leased = 0;
 
     RB_FOREACH(lease, leases, &conn->leases)
     {
-        CHECK(lease->conn == conn && !lease->array->pending);
-        CHECK(!lease->hold == !lease->array->block);
-        CHECK(!lease->hold || lease->hold->block == lease->array->block);
-        check_array(lease->array, &bytes);
-        held += lease->hold != NULL;
-        n++;
+        CHECK(lease->conn == conn && !lease->array->pending && !lease->array->creating);
+        leased += lease->hold != NULL;
+        ++*ret_leases;
     }
     RB_FOREACH(hold, holds, &conn->holds)
     {
-        CHECK(hold->n_leases > 0 && hold->block->array); /* I2: not being released */
-        in_holds += hold->n_leases;
+        CHECK(hold->conn == conn);
+        held += hold->n_leases;
     }
-    LIST_FOREACH(job, &conn->jobs, of_conn)
-    CHECK(job->conn == conn);
-    CHECK(held == in_holds);
-    *ret_leases += n;
-}
-
-/* What runs, what waits, and with whom. */
-static void
-check_jobs(struct core *core)
-{
-    uint64_t n = 0, n_waiting = 0, n_charged = 0, charged = 0, n_turns = 0;
-    struct user *user;
-    struct job *job;
-
-    RB_FOREACH(job, jobs, &core->jobs)
+    CHECK(held == leased);
+    LIST_FOREACH(watch, &conn->watches, of_conn)
     {
-        n++;
-        n_charged += job->type != JOB_RELEASE;
-        CHECK(!job->conn || job->conn->user == job->user);
-        if (job->type == JOB_MEMORY)
-            continue;
-        const struct block *block = container_of(job, struct block, job);
-        CHECK(block->user == job->user);
-        CHECK((job->type == JOB_ALLOC) == (block->fd < 0));
-        CHECK(!block->array == (job->type == JOB_RELEASE)); /* I2 */
-        CHECK(!block->array || block->array->pending);
+        CHECK(watch->conn == conn);
+        ++*ret_watches;
     }
-    RB_FOREACH(user, users, &core->users)
-    {
-        charged += user->used[RES_JOBS];
-        n_turns += !TAILQ_EMPTY(&user->waiting);
-        TAILQ_FOREACH(job, &user->waiting, of_user)
-        {
-            CHECK(job->user == user && !job->entry.queued);
-            n_waiting++;
-        }
-    }
-    TAILQ_FOREACH(user, &core->turns, turn)
-    n_turns--;
-    CHECK(n_turns == 0);
-    CHECK(n == core->n_jobs && n == n_waiting + core->n_running && charged == n_charged);
-    /* Nobody waits while there is a thread to spare. */
-    CHECK(core->n_running <= core->config.threads);
-    CHECK(!n_waiting || core->n_running == core->config.threads);
+    CHECK(!conn->departed || (LIST_EMPTY(&conn->watches) && LIST_EMPTY(&conn->waiters) &&
+                              LIST_EMPTY(&conn->flushes) && LIST_EMPTY(&conn->jobs)));
+    CHECK(conn->departed || RB_FIND(conns, &((struct core *)(uintptr_t)core)->conns, conn));
 }
 
 static void
-check_conns(struct core *core, uint64_t *ret_leases)
+tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *ret_n)
 {
     struct conn *conn;
-    uint64_t n = 0, n_silent = 0, n_waiting = 0;
 
-    RB_FOREACH(conn, conns, &core->conns)
+    RB_FOREACH(conn, conns, conns)
     {
-        check_conn(conn, ret_leases);
-        n++;
-        n_silent += !conn->greeted;
+        uint64_t leases = 0, watches = 0;
+        check_conn(core, conn, &leases, &watches);
+        ++*ret_n;
+        if (t->user && t->user != conn->user)
+            continue;
+        t->used[RES_CONNECTIONS]++;
+        t->used[RES_LEASES] += leases;
+        t->used[RES_WATCHES] += watches;
     }
-    TAILQ_FOREACH(conn, &core->waiting, waiting)
-    {
-        CHECK(!conn->greeted);
-        n_waiting++;
-    }
-    CHECK(n == core->n_conns && n_silent == n_waiting);
 }
 
-/* What devices are said to have adds up, too. */
-static void
-check_arrays(const struct core *core, uint64_t in_pools)
-{
-    uint64_t n = 0, n_blocks = 0;
+/* ---- one of each ---- */
 
-    for (size_t i = 0; i < core->config.n_devices; i++) {
-        n += core->device_arrays[i];
-        n_blocks += core->device_blocks[i];
+static void
+check_user(struct core *core, const struct user *user)
+{
+    struct tally t = {.user = user};
+    struct job *job;
+    uint64_t n = 0, pending = 0;
+
+    tally_all(core, &t);
+    tally_conns(core, &core->conns, &t, &n);
+    tally_conns(core, &core->departed, &t, &n);
+    RB_FOREACH(job, jobs, &core->jobs)
+    if (job->type == JOB_MEMORY && job->user == user)
+        t.used[RES_JOBS]++;
+    for (enum resource i = 0; i < N_RESOURCES; i++) { /* I4 */
+        CHECK(user->used[i] == t.used[i]);
+        CHECK(user->used[i] <= user_limit(core, i));
     }
-    CHECK(n == core->n_arrays && in_pools == core->n_arrays);
-    CHECK(n_blocks == core->n_blocks);
+    for (size_t i = 0; i < core->config.n_devices; i++)
+        pending += user->owners[i].n;
+    CHECK(user->n_pending == t.pending_entries && pending == t.pending_entries);
 }
 
-/* I4: what users are charged adds up to what there is. */
 static void
-check_users(struct core *core)
+check_pool(struct core *core, struct pool *pool)
 {
-    uint64_t sum[N_RESOURCES] = {0}, bytes = 0, in_pools = 0;
+    struct tally t = {.pool = pool};
+    const struct block *block;
+    uint64_t reserve = 0;
+
+    tally_all(core, &t);
+    CHECK(pool->n_arrays == t.arrays && pool->n_names == t.names);
+    CHECK(pool->allocated == t.allocated && pool->pending == t.pending);
+    CHECK(pool->used == t.bytes && pool->pinned == t.pinned && pool->n_blocks == t.blocks);
+    CHECK(!pool->quota || pool->used <= pool->quota);
+    TAILQ_FOREACH(block, &pool->reserved, of_pool)
+    {
+        CHECK(block->reserved && block->pool == pool);
+        reserve += block->size;
+    }
+    CHECK(pool->reserve == reserve && pool->reserve == t.reserve);
+    for (size_t i = 0; i < core->config.n_devices * N_KINDS; i++)
+        space_check(&pool->zones[i].space);
+}
+
+static void
+check_device(struct core *core, const struct device *device)
+{
+    struct tally t = {.device = device};
+
+    tally_all(core, &t);
+    dealloc_check(&device->queue);
+    CHECK(device->n_arrays == t.arrays && device->n_blocks == t.blocks);
+    CHECK(device->allocated == t.allocated && device->pending == t.pending);
+    CHECK(device->queue.n == t.pending_entries && device->queue.bytes == t.pending);
+    CHECK(device->used == t.bytes && device->pinned == t.pinned);
+    CHECK(device->reserve == t.reserve);
+    CHECK(!device->releasing || device->releasing->state == BLOCK_RELEASING);
+    CHECK(device->releasing || TAILQ_EMPTY(&device->doomed) || core->stopping);
+    CHECK(device->releasing || TAILQ_EMPTY(&device->retries) || core->stopping);
+}
+
+static void
+check_totals(struct core *core)
+{
+    struct tally t = {0};
+    uint64_t conns = 0, departed = 0;
+
+    tally_all(core, &t);
+    tally_conns(core, &core->conns, &t, &conns);
+    tally_conns(core, &core->departed, &t, &departed);
+    CHECK(core->n_conns == conns && core->n_departed == departed);
+    CHECK(core->n_arrays == t.arrays && core->n_names == t.names);
+    CHECK(core->n_leases == t.leases && core->n_blocks == t.blocks);
+    CHECK(core->n_watches == t.used[RES_WATCHES]);
+    CHECK(core->n_running <= core->config.threads);
+}
+
+void
+core_check(const struct core *core)
+{
+    struct core *c = (struct core *)(uintptr_t)core; /* the tree macros want it */
     struct user *user;
     struct pool *pool;
+    struct block *block;
+    struct array *array;
 
-    RB_FOREACH(user, users, &core->users)
+    LIST_FOREACH(block, &c->blocks, of_core)
+    check_block(block);
+    RB_FOREACH(pool, pools, &c->pools)
     {
-        uint64_t all = user->pool->n_arrays + user->pool->used;
-        for (size_t i = 0; i < N_RESOURCES; i++) {
-            CHECK(user->used[i] <= user_limit(core, (enum resource)i));
-            sum[i] += user->used[i];
-            all += user->used[i];
-        }
-        CHECK(all > 0); /* nobody is kept for nothing */
-        CHECK(user->pool->owner == user);
+        RB_FOREACH(array, names, &pool->names)
+        check_array(array);
+        RB_FOREACH(array, nameless, &pool->nameless)
+        check_array(array);
+        check_pool(c, pool);
     }
-    RB_FOREACH(pool, pools, &core->pools)
-    in_pools += pool->used;
+    RB_FOREACH(user, users, &c->users)
+    check_user(c, user);
     for (size_t i = 0; i < core->config.n_devices; i++)
-        bytes += core->device_used[i];
-    CHECK(sum[RES_CONNECTIONS] == core->n_conns);
-    CHECK(sum[RES_NAMES] == core->n_names);
-    CHECK(sum[RES_LEASES] == core->n_leases);
-    CHECK(sum[RES_BLOCKS] == core->n_blocks);
-    CHECK(sum[RES_BYTES] == bytes && in_pools == bytes);
+        check_device(c, &c->devices[i]);
+    check_totals(c);
 }
 
 void
-core_check(const struct core *const_core)
+core_get_counts(const struct core *core, struct core_counts *ret)
 {
-    struct core *core;
-    uint64_t names = 0, leases = 0, arrays = 0;
-    struct pool *pool;
-
-    memcpy(&core, &const_core, sizeof(core)); /* the tree macros take no const */
-    RB_FOREACH(pool, pools, &core->pools)
-    check_pool(pool, &names, &arrays);
-    check_conns(core, &leases);
-    CHECK(names == core->n_names && leases == core->n_leases);
-    check_arrays(core, arrays);
-    check_jobs(core);
-    check_users(core);
-}
-
-void
-core_get_counts(const struct core *const_core, struct core_counts *ret)
-{
-    struct core_counts counts = {
-        .connections = const_core->n_conns,
-        .blocks = const_core->n_blocks,
-        .arrays = const_core->n_arrays,
-        .names = const_core->n_names,
-        .leases = const_core->n_leases,
-        .jobs = const_core->n_jobs,
+    *ret = (struct core_counts){
+        .connections = core->n_conns,
+        .departed = core->n_departed,
+        .users = core->n_users,
+        .pools = core->n_pools,
+        .blocks = core->n_blocks,
+        .arrays = core->n_arrays,
+        .names = core->n_names,
+        .leases = core->n_leases,
+        .watches = core->n_watches,
+        .jobs = core->n_jobs,
     };
-    struct core *core;
-    struct pool *pool;
-    struct user *user;
-
-    memcpy(&core, &const_core, sizeof(core));
-    RB_FOREACH(pool, pools, &core->pools)
-    counts.pools++;
-    RB_FOREACH(user, users, &core->users)
-    counts.users++;
-    for (size_t i = 0; i < core->config.n_devices; i++)
-        counts.bytes += core->device_used[i];
-    *ret = counts;
+    for (size_t i = 0; i < core->config.n_devices; i++) {
+        ret->bytes += core->devices[i].used + core->devices[i].pinned;
+        ret->pending += core->devices[i].queue.n;
+        ret->reserve_bytes += core->devices[i].reserve;
+    }
 }

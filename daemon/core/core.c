@@ -15,6 +15,18 @@ conn_compare(const struct conn *a, const struct conn *b)
 
 RB_GENERATE(conns, conn, node, conn_compare)
 
+const char *
+core_kind_name(enum core_kind kind)
+{
+    static const char *const names[N_KINDS] = {
+        [KIND_DEVICE] = "device",
+        [KIND_LEGACY] = "legacy",
+        [KIND_PINNED] = "pinned",
+    };
+
+    return names[kind];
+}
+
 /* ---- life ---- */
 
 static int
@@ -24,6 +36,7 @@ copy_config(struct core *core, const struct core_config *config)
     size_t n = config->n_devices;
 
     core->config = *config;
+    core->config.n_devices = 0; /* until they are there */
     for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
         core->strings[i] = strdup(texts[i] ? texts[i] : "");
         if (!core->strings[i])
@@ -34,15 +47,13 @@ copy_config(struct core *core, const struct core_config *config)
     core->config.driver = strcmp(config->driver, "soft") == 0 ? "soft" : "cuda";
 
     core->devices = calloc(n + 1, sizeof(*core->devices));
-    core->device_used = calloc(n + 1, sizeof(*core->device_used));
-    core->device_blocks = calloc(n + 1, sizeof(*core->device_blocks));
-    core->device_arrays = calloc(n + 1, sizeof(*core->device_arrays));
-    if (!core->devices || !core->device_used || !core->device_blocks || !core->device_arrays)
+    if (!core->devices)
         return -ENOMEM;
-    if (n)
-        memcpy(core->devices, config->devices, n * sizeof(*core->devices));
-    core->config.devices = core->devices;
-    core->config.pools = NULL; /* pools are objects from here on */
+    for (size_t i = 0; i < n; i++)
+        device_init(&core->devices[i], &config->devices[i], &config->memory);
+    core->config.n_devices = n;
+    core->config.devices = NULL; /* devices and pools are objects from here on */
+    core->config.pools = NULL;
     return 0;
 }
 
@@ -70,7 +81,9 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     RB_INIT(&core->users);
     RB_INIT(&core->pools);
     RB_INIT(&core->conns);
+    RB_INIT(&core->departed);
     RB_INIT(&core->jobs);
+    RB_INIT(&core->watches);
     TAILQ_INIT(&core->waiting);
     TAILQ_INIT(&core->queue);
     TAILQ_INIT(&core->turns);
@@ -87,46 +100,129 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     return 0;
 }
 
-/* Forgets a pool's arrays: their memory ends with the process that holds the handles. */
-static void
-pool_forget(struct core *core, struct pool *pool)
-{
-    struct array *array;
+/* ---- forgetting: memory ends with the process that has the handles ---- */
 
-    while ((array = RB_MIN(names, &pool->names))) {
-        RB_REMOVE(names, &pool->names, array);
-        if (array->block)
-            entry_remove(core, &array->block->saved);
-        free(array->block);
-        entry_free(array->saved);
-        free(array->name);
-        free(array);
+/* Those that have no range; the others go with their blocks. */
+static void
+forget_names(struct pool *pool)
+{
+    struct array *array, *next;
+
+    for (array = RB_MIN(names, &pool->names); array; array = next) {
+        next = RB_NEXT(names, &pool->names, array);
+        if (!array->range) {
+            RB_REMOVE(names, &pool->names, array);
+            entry_free(array->saved);
+            array_free(array);
+        }
     }
-    RB_REMOVE(pools, &core->pools, pool);
-    free(pool);
+    for (array = RB_MIN(nameless, &pool->nameless); array; array = next) {
+        next = RB_NEXT(nameless, &pool->nameless, array);
+        if (!array->range) {
+            RB_REMOVE(nameless, &pool->nameless, array);
+            array_free(array);
+        }
+    }
+}
+
+static void
+forget_block(struct block *block)
+{
+    while (block->state != BLOCK_RELEASING && !extent_is_empty(&block->extent)) {
+        struct range *range = block->extent.first;
+        struct array *array;
+        if (range->is_free) /* its neighbour is not */
+            range = range->next;
+        array = range->userdata;
+        if (!array->pending)
+            entry_free(array->saved);
+        array_free(array);
+        space_free(range);
+    }
+    if (block->state != BLOCK_RELEASING)
+        space_remove(&block->extent);
+    space_deinit(&block->solo);
+    free(block);
+}
+
+static void
+forget_waiters(struct core *core)
+{
+    struct waiter *waiter;
+
+    for (size_t i = 0; i < core->config.n_devices; i++)
+        while ((waiter = TAILQ_FIRST(&core->devices[i].retries))) {
+            TAILQ_REMOVE(&core->devices[i].retries, waiter, link);
+            if (!waiter->array->named)
+                array_free(waiter->array);
+            free(waiter);
+        }
+}
+
+static void
+conn_free(struct conn *conn)
+{
+    free(conn->groups);
+    free(conn);
+}
+
+static void
+forget_departed(struct core *core)
+{
+    struct conn *conn;
+    struct lease *lease;
+    struct hold *hold;
+
+    while ((conn = RB_MIN(conns, &core->departed))) {
+        RB_REMOVE(conns, &core->departed, conn);
+        while ((lease = RB_MIN(leases, &conn->leases))) {
+            RB_REMOVE(leases, &conn->leases, lease);
+            free(lease);
+        }
+        while ((hold = RB_MIN(holds, &conn->holds))) {
+            RB_REMOVE(holds, &conn->holds, hold);
+            free(hold);
+        }
+        conn_free(conn);
+    }
+}
+
+static void
+forget_all(struct core *core)
+{
+    struct pool *pool;
+    struct block *block;
+
+    forget_departed(core);
+    forget_waiters(core);
+    RB_FOREACH(pool, pools, &core->pools)
+    forget_names(pool);
+    while ((block = LIST_FIRST(&core->blocks))) {
+        LIST_REMOVE(block, of_core);
+        forget_block(block);
+    }
+    while ((pool = RB_MIN(pools, &core->pools))) {
+        RB_REMOVE(pools, &core->pools, pool);
+        free(pool);
+    }
 }
 
 struct core *
 core_free(struct core *core)
 {
-    struct pool *pool;
     struct user *user;
 
     if (!core)
         return NULL;
     assert(RB_EMPTY(&core->conns) && RB_EMPTY(&core->jobs));
     entry_drop_all(core);
-    while ((pool = RB_MIN(pools, &core->pools)))
-        pool_forget(core, pool);
+    forget_all(core);
     while ((user = RB_MIN(users, &core->users))) {
         RB_REMOVE(users, &core->users, user);
         free(user);
     }
     msg_buf_deinit(&core->buf);
     free(core->devices);
-    free(core->device_used);
-    free(core->device_blocks);
-    free(core->device_arrays);
     for (size_t i = 0; i < ARRAY_SIZE(core->strings); i++)
         free(core->strings[i]);
     free(core);
@@ -136,11 +232,11 @@ core_free(struct core *core)
 /* ---- connections ---- */
 
 static struct conn *
-conn_find(struct core *core, uint64_t id)
+conn_find(struct conns *conns, uint64_t id)
 {
     struct conn key = {.id = id};
 
-    return RB_FIND(conns, &core->conns, &key);
+    return RB_FIND(conns, conns, &key);
 }
 
 static struct conn *
@@ -165,6 +261,9 @@ conn_new(uint64_t id, const struct core_peer *peer)
     RB_INIT(&conn->leases);
     RB_INIT(&conn->holds);
     LIST_INIT(&conn->jobs);
+    LIST_INIT(&conn->waiters);
+    LIST_INIT(&conn->flushes);
+    LIST_INIT(&conn->watches);
     return conn;
 }
 
@@ -196,39 +295,116 @@ core_connect(struct core *core, uint64_t id, const struct core_peer *peer, uint6
     return 0;
 }
 
-void
-core_disconnect(struct core *core, uint64_t id)
+/* Nothing is answered or carried out for it any more. */
+static void
+conn_drop_requests(struct core *core, struct conn *conn)
 {
-    struct conn *conn = conn_find(core, id);
-    struct lease *lease;
+    struct waiter *waiter;
+    struct flush *flush;
+    struct watch *watch;
     struct job *job;
 
-    if (!conn)
-        return;
-    while ((lease = RB_MIN(leases, &conn->leases)))
-        lease_free(core, lease);
     while ((job = LIST_FIRST(&conn->jobs)))
         job_orphan(job); /* its result is given up when it comes */
+    while ((waiter = LIST_FIRST(&conn->waiters)))
+        waiter_orphan(waiter);
+    while ((flush = LIST_FIRST(&conn->flushes)))
+        flush_orphan(flush);
+    while ((watch = LIST_FIRST(&conn->watches)))
+        watch_free(core, watch);
+    while (conn->deferring)
+        reclaim_undefer(core, conn);
     if (!conn->greeted)
         TAILQ_REMOVE(&core->waiting, conn, waiting);
     entry_remove(core, &conn->close);
-    entry_drop_sends(core, id);
-    RB_REMOVE(conns, &core->conns, conn);
-    core->n_conns--;
+    entry_drop_sends(core, conn->id);
+}
+
+/* Ends every access; keeps what the GPU may still write to for the process, and what it may have
+ * open that must not be freed under it. */
+static void
+conn_depart(struct core *core, struct conn *conn)
+{
+    struct lease *lease, *next;
+    struct hold *hold, *after;
+
+    for (lease = RB_MIN(leases, &conn->leases); lease; lease = next) {
+        next = RB_NEXT(leases, &conn->leases, lease);
+        if (!lease->hold)
+            lease_free(core, lease);
+    }
+    for (hold = RB_MIN(holds, &conn->holds); hold; hold = after) {
+        after = RB_NEXT(holds, &conn->holds, hold);
+        if (!hold->n_leases && hold->block->kind == KIND_DEVICE)
+            hold_free(core, hold);
+    }
+    conn->departed = true;
+    RB_FOREACH(lease, leases, &conn->leases)
+    lease_depart(core, lease);
+}
+
+static void
+conn_destroy(struct core *core, struct conn *conn)
+{
+    struct lease *lease;
+    struct hold *hold;
+
+    while ((lease = RB_MIN(leases, &conn->leases)))
+        lease_free(core, lease);
+    while ((hold = RB_MIN(holds, &conn->holds)))
+        hold_free(core, hold);
     user_uncharge(conn->user, RES_CONNECTIONS, 1);
     user_settle(core, conn->user);
-    free(conn->groups);
-    free(conn);
+    conn_free(conn);
+}
+
+bool
+core_hangup(struct core *core, uint64_t id)
+{
+    struct conn *conn = conn_find(&core->conns, id);
+    bool departed;
+
+    if (!conn)
+        return false;
+    conn_drop_requests(core, conn);
+    RB_REMOVE(conns, &core->conns, conn);
+    core->n_conns--;
+    conn_depart(core, conn);
+    departed = !RB_EMPTY(&conn->leases) || !RB_EMPTY(&conn->holds);
+    if (departed) {
+        RB_INSERT(conns, &core->departed, conn);
+        core->n_departed++;
+    } else {
+        conn_destroy(core, conn);
+    }
+    reclaim_run(core);
+    return departed;
+}
+
+void
+core_exited(struct core *core, uint64_t id)
+{
+    struct conn *conn;
+
+    core_hangup(core, id);
+    conn = conn_find(&core->departed, id);
+    if (!conn)
+        return;
+    RB_REMOVE(conns, &core->departed, conn);
+    core->n_departed--;
+    conn_destroy(core, conn);
+    reclaim_run(core);
 }
 
 void
 core_receive(struct core *core, uint64_t id, const void *packet, size_t n, uint64_t now_ns)
 {
-    struct conn *conn = conn_find(core, id);
+    struct conn *conn = conn_find(&core->conns, id);
 
     core->now_ns = now_ns;
     if (conn && !conn->closing)
         request_handle(core, conn, packet, n);
+    reclaim_run(core);
 }
 
 /* ---- time ---- */
@@ -245,18 +421,21 @@ core_tick(struct core *core, uint64_t now_ns)
             break;
         conn_end(core, conn, "no hello in time");
     }
+    reclaim_tick(core);
+    reclaim_run(core);
 }
 
-/* A connection that is closing already waits for its core_disconnect(), not for the clock. */
+/* A connection that is closing already waits for its core_hangup(), not for the clock. */
 uint64_t
 core_deadline_ns(const struct core *core)
 {
+    uint64_t deadline = reclaim_deadline_ns(core);
     const struct conn *conn;
 
     TAILQ_FOREACH(conn, &core->waiting, waiting)
     if (!conn->closing)
-        return conn->deadline_ns;
-    return UINT64_MAX;
+        return conn->deadline_ns < deadline ? conn->deadline_ns : deadline;
+    return deadline;
 }
 
 void

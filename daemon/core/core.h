@@ -23,19 +23,43 @@ struct core;
 
 struct core_limits { /* per uid */
     uint32_t connections;
-    uint32_t names;  /* arrays that have a name, by the uid that created them */
-    uint32_t leases; /* held by all connections of the uid */
-    uint32_t blocks; /* in all pools, by the uid that created them */
-    uint32_t jobs;   /* driver calls asked for and not done, for living clients or gone ones */
-    uint64_t bytes;  /* of blocks; 0: as much as the device has */
-    uint64_t host_bytes; /* that its arrays' books take here; 0: no limit */
+    uint32_t arrays;  /* that it created */
+    uint32_t names;   /* arrays that have a name, by the uid that created them */
+    uint32_t leases;  /* held by all connections of the uid */
+    uint32_t watches; /* by all connections of the uid */
+    uint32_t jobs;    /* driver calls asked for and not done, for living clients or gone ones */
+    uint64_t bytes;   /* of device memory, of the arrays it created; 0: as much as there is */
+    uint64_t pinned_bytes; /* the same of page-locked host memory; 0: no limit */
+    uint64_t host_bytes;   /* that its arrays' books take here; 0: no limit */
 };
+
+enum core_kind { /* of a block: what a client maps it by */
+    KIND_DEVICE, /* a VMM allocation and its fd */
+    KIND_LEGACY, /* cuMemAlloc and its 64-byte handle: the daemon needs a context */
+    KIND_PINNED, /* a memfd that clients register with the driver */
+    N_KINDS,
+};
+
+/* "device", "legacy", "pinned" */
+const char *core_kind_name(enum core_kind kind);
+
+#define CORE_HANDLE_WORDS 8 /* of a CUipcMemHandle, 8 bytes each */
 
 struct core_device {
     char uuid[CORE_UUID_SIZE];
     char name[128];
     uint64_t total;
     uint64_t granularity;
+    bool lacks[N_KINDS]; /* kinds that it, or the driver, cannot do */
+};
+
+struct core_memory {        /* how pools are cut; caid.conf(5), docs/DESIGN_NOTES.md */
+    uint64_t block_size;    /* of shared blocks, at most */
+    uint64_t shared_max;    /* larger arrays have a block of their own; 0: all have */
+    uint64_t reserve;       /* bytes of empty blocks that a pool keeps */
+    uint32_t pending_count; /* of the deallocation queues: mem/dealloc.h */
+    double pending_ratio;
+    uint64_t pending_age_ns; /* also how long an empty block is kept; UINT64_MAX: for ever */
 };
 
 /* A configured pool's name: 1 to PROTO_POOL_MAX letters, digits, '.', '_' and '-'. No ':' keeps
@@ -56,8 +80,11 @@ struct core_config {
     const char *driver_path;
     uint64_t driver_version;
     pid_t pid;
+    uid_t uid; /* that the daemon runs as: it may see what every uid is charged */
     uint64_t hello_timeout_ns; /* a connection without HELLO is closed after it */
     struct core_limits limits;
+    struct core_memory memory;
+    uint32_t blocks;     /* that one pool may have */
     uint32_t threads;    /* driver calls that can be carried out at a time; not 0 */
     uint64_t user_quota; /* bytes in a uid's own pool; 0: none */
     mode_t user_mode;    /* of a uid's own pool: 0600 */
@@ -86,14 +113,17 @@ struct core_peer { /* from the kernel, never from the client */
  * many connections as it may; it was not taken up. -ENOMEM. */
 int core_connect(struct core *core, uint64_t conn, const struct core_peer *peer,
                  uint64_t now_ns);
-/* The socket has hung up or the process has exited: ends every lease. */
-void core_disconnect(struct core *core, uint64_t conn);
+/* The socket has hung up: ends the connection and every access. true: memory that it had leased
+ * waits for core_exited(), because the GPU may write for it as long as the process lives (I2). */
+bool core_hangup(struct core *core, uint64_t conn);
+/* The process has exited; core_hangup() may have been called before or not. */
+void core_exited(struct core *core, uint64_t conn);
 /* One packet. A violation of the protocol becomes a CORE_CLOSE action for this connection. */
 void core_receive(struct core *core, uint64_t conn, const void *packet, size_t n,
                   uint64_t now_ns);
 
 /* What became of a CORE_ALLOC: handle and fd of the new block (fd is the caller's to close when
- * CORE_RELEASE comes), or error, a CUresult and its text. */
+ * CORE_RELEASE comes; -1 and `ipc` for KIND_LEGACY), or error, a CUresult and its text. */
 struct core_alloc_result {
     int error; /* 0 or -errno */
     int cuda;
@@ -101,12 +131,15 @@ struct core_alloc_result {
     uint64_t free; /* bytes that the device had left after -ENOMEM; 0 where that is unknown */
     uint64_t handle;
     int fd;
+    uint64_t ipc[CORE_HANDLE_WORDS];
+    bool context; /* KIND_LEGACY: the device has a context of the daemon's now */
 };
 
 void core_alloc_done(struct core *core, uint64_t job, const struct core_alloc_result *result);
 
-/* What became of a CORE_RELEASE: 0 or -errno. */
-void core_release_done(struct core *core, uint64_t job, int error);
+/* What became of a CORE_RELEASE: 0 or -errno with a CUresult and its text. It is over either way: a
+ * handle that the driver refused is never tried again. */
+void core_release_done(struct core *core, uint64_t job, int error, int cuda, const char *text);
 
 struct core_memory_result { /* one per device that was asked for, in its order */
     int error;
@@ -131,8 +164,8 @@ size_t core_jobs(const struct core *core);
 
 enum core_action_type {
     CORE_SEND,    /* send the packet with its fds */
-    CORE_CLOSE,   /* end the connection after what was sent before; then core_disconnect() */
-    CORE_ALLOC,   /* create size bytes on device and export them: core_alloc_done() */
+    CORE_CLOSE,   /* end the connection after what was sent before; then core_hangup() */
+    CORE_ALLOC,   /* create size bytes of kind on device and export: core_alloc_done() */
     CORE_RELEASE, /* release handle, close fd: core_release_done() */
     CORE_MEMORY,  /* read free and total of device (all: n_devices): core_memory_done() */
     CORE_PERSIST, /* record what is about to be promised */
@@ -141,7 +174,7 @@ enum core_action_type {
 enum core_record_type {
     RECORD_BLOCK,
     RECORD_BLOCK_GONE,
-    RECORD_NAME,
+    RECORD_NAME, /* also in place of the array that had it before */
     RECORD_NAME_GONE
 };
 
@@ -158,10 +191,11 @@ struct core_action {
 
     const char *reason; /* CLOSE: for the log */
 
-    uint32_t device; /* ALLOC, MEMORY: index; MEMORY: n_devices for all */
-    uint64_t size;   /* ALLOC: bytes, a multiple of the granularity */
-    uint64_t handle; /* RELEASE */
-    int fd;          /* RELEASE */
+    uint32_t device;     /* ALLOC, MEMORY: index; MEMORY: n_devices for all */
+    enum core_kind kind; /* ALLOC */
+    uint64_t size;       /* ALLOC: bytes, a multiple of the granularity */
+    uint64_t handle;     /* RELEASE */
+    int fd;              /* RELEASE */
 
     enum core_record_type record; /* PERSIST */
     uint64_t block;               /* PERSIST: BLOCK, BLOCK_GONE */
@@ -171,12 +205,18 @@ struct core_action {
 /* Takes the next action out; false when there is none. Strings live until the next call. */
 bool core_next(struct core *core, struct core_action *ret);
 
-/* ---- for tests ---- */
+/* ---- figures ---- */
 
 struct core_counts {
-    uint64_t connections, users, pools, blocks, arrays, names, leases, jobs, bytes;
+    uint64_t connections, departed, users, pools, blocks, arrays, names, leases, watches, jobs;
+    uint64_t bytes; /* of blocks */
+    uint64_t pending, reserve_bytes;
 };
 
+/* O(devices). */
 void core_get_counts(const struct core *core, struct core_counts *ret);
+
+/* ---- for tests ---- */
+
 /* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). */
 void core_check(const struct core *core);

@@ -44,7 +44,8 @@ job_start(struct core *core, struct job *job, enum job_type type, struct user *u
     job->entry.action.job = job->id;
     RB_INSERT(jobs, &core->jobs, job);
     core->n_jobs++;
-    if (type != JOB_RELEASE) /* never refused: bounded by the blocks that there are */
+    if (type ==
+        JOB_MEMORY) /* blocks' jobs are bounded by blocks; who waits for one is charged */
         user->used[RES_JOBS]++;
     if (TAILQ_EMPTY(&user->waiting))
         TAILQ_INSERT_TAIL(&core->turns, user, turn);
@@ -74,7 +75,7 @@ job_end(struct core *core, struct job *job)
 {
     if (job->conn)
         job_orphan(job);
-    if (job->type != JOB_RELEASE)
+    if (job->type == JOB_MEMORY)
         user_uncharge(job->user, RES_JOBS, 1);
     RB_REMOVE(jobs, &core->jobs, job);
     core->n_jobs--;

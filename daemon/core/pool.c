@@ -24,13 +24,38 @@ name_compare(const struct array *a, const struct array *b)
     return c ? c : CMP(a->n_name, b->n_name);
 }
 
+static int
+nameless_compare(const struct array *a, const struct array *b)
+{
+    int c = name_compare(a, b);
+
+    if (!c)
+        c = CMP(a->generation, b->generation);
+    return c ? c : CMP(a->id, b->id);
+}
+
+static int
+spare_compare(const struct block *a, const struct block *b)
+{
+    int c = CMP(a->device, b->device);
+
+    if (!c)
+        c = CMP(a->kind, b->kind);
+    if (!c)
+        c = CMP(a->size, b->size);
+    return c ? c : CMP(a->id, b->id);
+}
+
 RB_GENERATE(pools, pool, node, pool_compare)
-RB_GENERATE(names, array, by_name, name_compare)
+RB_GENERATE(names, array, node, name_compare)
+RB_GENERATE(nameless, array, node, nameless_compare)
+RB_GENERATE(spares, block, spare, spare_compare)
 
 int
 pool_new(struct core *core, const struct core_pool_config *config, struct pool **ret)
 {
-    _cleanup_free_ struct pool *pool = calloc(1, sizeof(*pool));
+    size_t n_zones = core->config.n_devices * N_KINDS;
+    _cleanup_free_ struct pool *pool = calloc(1, sizeof(*pool) + n_zones * sizeof(struct zone));
 
     if (!pool)
         return -ENOMEM;
@@ -40,8 +65,17 @@ pool_new(struct core *core, const struct core_pool_config *config, struct pool *
     pool->mode = config->mode;
     pool->quota = config->quota;
     RB_INIT(&pool->names);
+    RB_INIT(&pool->nameless);
+    RB_INIT(&pool->spares);
+    TAILQ_INIT(&pool->reserved);
+    for (size_t i = 0; i < n_zones; i++) {
+        space_init(&pool->zones[i].space);
+        TAILQ_INIT(&pool->zones[i].pendings);
+    }
     if (RB_INSERT(pools, &core->pools, pool))
         return -EEXIST;
+    pool->floor = core->floor;
+    core->n_pools++;
     *ret = TAKE_PTR(pool);
     return 0;
 }
@@ -49,8 +83,11 @@ pool_new(struct core *core, const struct core_pool_config *config, struct pool *
 void
 pool_free(struct core *core, struct pool *pool)
 {
-    assert(RB_EMPTY(&pool->names) && pool->used == 0);
+    assert(RB_EMPTY(&pool->names) && RB_EMPTY(&pool->nameless) && pool->n_blocks == 0);
+    if (pool->floor > core->floor)
+        core->floor = pool->floor;
     RB_REMOVE(pools, &core->pools, pool);
+    core->n_pools--;
     free(pool);
 }
 
@@ -114,56 +151,88 @@ pool_find(struct core *core, const struct conn *conn, struct msg_str name)
     return pool && msg_str_eq(name, pool->name) ? pool : NULL;
 }
 
-int
-pool_charge(struct pool *pool, uint64_t bytes, struct refusal *r)
+struct zone *
+pool_zone(const struct core *core, struct pool *pool, uint32_t device, enum core_kind kind)
 {
-    uint64_t left = pool->quota ? pool->quota - pool->used : UINT64_MAX - pool->used;
+    assert(device < core->config.n_devices);
+    return &pool->zones[device * N_KINDS + kind];
+}
 
-    if (bytes > left)
+int
+pool_check(const struct core *core, const struct pool *pool, enum core_kind kind,
+           uint64_t bytes, struct refusal *r)
+{
+    uint64_t left = pool->quota ? pool->quota - pool->used : UINT64_MAX;
+
+    if (kind != KIND_PINNED && bytes > left)
         return refuse(r, PROTO_ERR_QUOTA,
                       "pool \"%s\": quota of %s exceeded by %s (caidctl show --pool=%s)",
                       pool->name, SIZE_TEXT(pool->quota), SIZE_TEXT(bytes - left), pool->name);
-    pool->used += bytes;
+    if (pool->n_blocks >= core->config.blocks)
+        return refuse(r, PROTO_ERR_LIMIT, "pool \"%s\": limit of %u blocks reached", pool->name,
+                      core->config.blocks);
     return 0;
 }
 
-void
-pool_uncharge(struct pool *pool, uint64_t bytes)
-{
-    assert(pool->used >= bytes);
-    pool->used -= bytes;
-}
-
 /* A key for the tree only: the array is not written through it. */
-static struct array
-name_key(struct msg_str name)
+static void
+name_key(struct array *ret, struct msg_str name)
 {
-    struct array key = {.n_name = name.n};
     const char *text = name.p ? name.p : "";
 
-    memcpy(&key.name, &text, sizeof(key.name));
-    return key;
+    assert(name.n <= UINT8_MAX);
+    *ret = (struct array){.n_name = (uint8_t)name.n};
+    memcpy(&ret->name, &text, sizeof(ret->name));
+}
+
+/* A name that no array can have: clients may ask for any. */
+static bool
+name_is_long(struct msg_str name)
+{
+    return name.n > PROTO_NAME_MAX;
 }
 
 struct array *
 pool_find_array(struct pool *pool, struct msg_str name)
 {
-    struct array key = name_key(name);
+    struct array key;
 
-    return name.n ? RB_FIND(names, &pool->names, &key) : NULL;
+    if (name.n == 0 || name_is_long(name))
+        return NULL;
+    name_key(&key, name);
+    return RB_FIND(names, &pool->names, &key);
 }
 
 struct array *
 pool_find_next(struct pool *pool, struct msg_str after, struct msg_str prefix)
 {
-    struct array last = name_key(after), first = name_key(prefix), *array;
+    struct array last, first, *array;
 
+    if (name_is_long(prefix))
+        return NULL;
+    if (name_is_long(after)) /* what comes after it comes after its head, too */
+        after.n = PROTO_NAME_MAX;
+    name_key(&last, after);
+    name_key(&first, prefix);
     if (name_compare(&last, &first) < 0)
         return RB_NFIND(names, &pool->names, &first);
     array = RB_NFIND(names, &pool->names, &last);
     if (array && name_compare(array, &last) == 0)
         array = RB_NEXT(names, &pool->names, array);
     return array;
+}
+
+struct array *
+pool_find_nameless(struct pool *pool, struct msg_str name, uint64_t generation, uint64_t id)
+{
+    struct array key;
+
+    if (name_is_long(name))
+        return NULL;
+    name_key(&key, name);
+    key.generation = generation;
+    key.id = id;
+    return RB_NFIND(nameless, &pool->nameless, &key);
 }
 
 /* The validator has seen to UTF-8; U+0080 to U+009F are control characters, too. */

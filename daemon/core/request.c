@@ -15,6 +15,22 @@ room_take(struct room *room, size_t bytes, size_t fds)
     return true;
 }
 
+/* All devices as records, to be freed; NULL: out of memory. */
+static struct msg_device *
+device_records(const struct core *core)
+{
+    struct msg_device *devices = calloc(core->config.n_devices + 1, sizeof(*devices));
+
+    for (size_t i = 0; devices && i < core->config.n_devices; i++)
+        devices[i] = (struct msg_device){
+            .uuid = MSG_STR(core->devices[i].info.uuid),
+            .name = MSG_STR(core->devices[i].info.name),
+            .total = core->devices[i].info.total,
+            .granularity = core->devices[i].info.granularity,
+        };
+    return devices;
+}
+
 static int
 on_hello(struct core *core, struct conn *conn, uint32_t id, const void *params,
          struct refusal *r)
@@ -69,30 +85,14 @@ on_ping(struct core *core, struct conn *conn, uint32_t id, const void *params,
     return 0;
 }
 
-struct msg_device *
-device_records(const struct core *core)
+/* What the devices have between them. */
+static void
+status_add_devices(const struct core *core, struct msg_status_result *result)
 {
-    struct msg_device *devices = calloc(core->config.n_devices + 1, sizeof(*devices));
-
-    for (size_t i = 0; devices && i < core->config.n_devices; i++)
-        devices[i] = (struct msg_device){
-            .uuid = MSG_STR(core->devices[i].uuid),
-            .name = MSG_STR(core->devices[i].name),
-            .total = core->devices[i].total,
-            .granularity = core->devices[i].granularity,
-        };
-    return devices;
-}
-
-static uint64_t
-count_pools(struct core *core)
-{
-    uint64_t n = 0;
-    struct pool *pool;
-
-    RB_FOREACH(pool, pools, &core->pools)
-    n++;
-    return n;
+    for (size_t i = 0; i < core->config.n_devices; i++) {
+        result->pending += core->devices[i].queue.n;
+        result->contexts += core->devices[i].context;
+    }
 }
 
 static int
@@ -113,16 +113,18 @@ on_status(struct core *core, struct conn *conn, uint32_t id, const void *params,
         .driver_path = MSG_STR(core->config.driver_path),
         .driver_version = core->config.driver_version,
         .connections = core->n_conns,
-        .pools = count_pools(core),
+        .pools = core->n_pools,
         .blocks = core->n_blocks,
         .arrays = core->n_arrays,
         .names = core->n_names,
         .leases = core->n_leases,
         .jobs = core->n_jobs,
         .release_errors = core->n_release_errors,
+        .watches = core->n_watches,
         .devices = devices,
         .n_devices = (uint32_t)core->config.n_devices,
     };
+    status_add_devices(core, &result);
     send_result(core, conn, id, MSG_STATUS, &result, NULL, 0);
     return 0;
 }
@@ -135,7 +137,7 @@ device_find(const struct core *core, struct msg_str uuid, uint32_t *ret, struct 
         return 0;
     }
     for (uint32_t i = 0; i < core->config.n_devices; i++)
-        if (msg_str_eq(uuid, core->devices[i].uuid)) {
+        if (msg_str_eq(uuid, core->devices[i].info.uuid)) {
             *ret = i;
             return 0;
         }
@@ -150,71 +152,31 @@ job_admit(const struct core *core, const struct conn *conn, struct refusal *r)
     return user_check(core, conn->user, RES_JOBS, 1, r);
 }
 
-static int
-on_memory_info(struct core *core, struct conn *conn, uint32_t id, const void *params,
-               struct refusal *r)
+/* The validator has seen to UTF-8. */
+int
+metadata_check(struct msg_str metadata, struct refusal *r)
 {
-    const struct msg_memory_params *p = params;
-    uint32_t device = (uint32_t)core->config.n_devices;
-    struct job *job;
-
-    if (job_admit(core, conn, r) || (p->device.p && device_find(core, p->device, &device, r)))
-        return REFUSED;
-    job = calloc(1, sizeof(*job));
-    if (!job)
-        return -ENOMEM;
-    job->entry.action = (struct core_action){.type = CORE_MEMORY, .device = device, .fd = -1};
-    job_start_for(core, job, JOB_MEMORY, conn, id);
+    if (metadata.n > PROTO_METADATA_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "metadata has at most %d bytes, this has %u",
+                      PROTO_METADATA_MAX, metadata.n);
+    if (metadata.n && memchr(metadata.p, '\0', metadata.n))
+        return refuse(r, PROTO_ERR_INVALID, "metadata is text, and has no NUL byte");
     return 0;
-}
-
-void
-reply_memory(struct core *core, struct conn *conn, const struct job *job,
-             const struct core_memory_result *results, size_t n)
-{
-    uint32_t device = job->entry.action.device;
-    size_t first = device < core->config.n_devices ? device : 0;
-    _cleanup_free_ struct msg_memory *devices = calloc(n + 1, sizeof(*devices));
-    struct refusal r;
-
-    if (!devices) {
-        conn_end(core, conn, "out of memory");
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        const struct core_device *d = &core->devices[first + i];
-        if (results[i].error) {
-            refusal_fill(&r, PROTO_ERR_DRIVER, "device %zu (%s): no memory figures: %s",
-                         first + i, d->name, results[i].text);
-            r.cuda = results[i].cuda;
-            send_refusal(core, conn, job->request, &r);
-            return;
-        }
-        devices[i] = (struct msg_memory){
-            .uuid = MSG_STR(d->uuid),
-            .name = MSG_STR(d->name),
-            .total = results[i].total,
-            .free = results[i].free,
-            .used = core->device_used[first + i],
-            .blocks = core->device_blocks[first + i],
-            .arrays = core->device_arrays[first + i],
-        };
-    }
-    send_result(core, conn, job->request, MSG_MEMORY_INFO,
-                &(struct msg_memory_result){.devices = devices, .n_devices = (uint32_t)n}, NULL,
-                0);
 }
 
 /* ---- dispatch ---- */
 
 static int (*const handlers[MSG_N_METHODS])(struct core *, struct conn *, uint32_t,
                                             const void *, struct refusal *) = {
-    [MSG_HELLO] = on_hello,   [MSG_PING] = on_ping,
-    [MSG_STATUS] = on_status, [MSG_MEMORY_INFO] = on_memory_info,
-    [MSG_POOLS] = on_pools,   [MSG_CREATE] = on_create,
-    [MSG_OPEN] = on_open,     [MSG_UNLINK] = on_unlink,
-    [MSG_LIST] = on_list,     [MSG_SHOW] = on_show,
-    [MSG_CLOSE] = on_close,
+    [MSG_HELLO] = on_hello,     [MSG_PING] = on_ping,
+    [MSG_STATUS] = on_status,   [MSG_MEMORY_INFO] = on_memory_info,
+    [MSG_POOLS] = on_pools,     [MSG_CREATE] = on_create,
+    [MSG_OPEN] = on_open,       [MSG_UNLINK] = on_unlink,
+    [MSG_LIST] = on_list,       [MSG_SHOW] = on_show,
+    [MSG_PUBLISH] = on_publish, [MSG_WATCH] = on_watch,
+    [MSG_FLUSH] = on_flush,     [MSG_DEFER] = on_defer,
+    [MSG_UNNAMED] = on_unnamed, [MSG_USERS] = on_users,
+    [MSG_CLOSE] = on_close,     [MSG_CANCEL] = on_cancel,
 };
 
 union params {

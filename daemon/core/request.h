@@ -19,19 +19,32 @@ HANDLER(on_close);
 HANDLER(on_unlink);
 HANDLER(on_list);
 HANDLER(on_show);
+HANDLER(on_unnamed);
+
+/* request_memory.c */
+HANDLER(on_memory_info);
+HANDLER(on_flush);
+HANDLER(on_defer);
 HANDLER(on_pools);
+HANDLER(on_users);
+
+/* request_publish.c */
+HANDLER(on_publish);
+HANDLER(on_watch);
+HANDLER(on_cancel);
 
 /* request.c */
-/* All devices as records, to be freed; NULL: out of memory. */
-struct msg_device *device_records(const struct core *core);
 /* Index of a device by its UUID; an absent one is the first device. */
 int device_find(const struct core *core, struct msg_str uuid, uint32_t *ret, struct refusal *r);
 /* Whether a further driver call may be started for conn. */
 int job_admit(const struct core *core, const struct conn *conn, struct refusal *r);
+int metadata_check(struct msg_str metadata, struct refusal *r);
+
+#define PAGE_MAX 512 /* records in one page */
 
 /*
  * How much room a reply has left. Replies that are lists take records until the next one might
- * not fit. (PROTO_ITEMS_MAX needs no count of its own: no object is reckoned at under 4 bytes.)
+ * not fit. What a record takes is its msg_*_size(), which sees to PROTO_ITEMS_MAX as well.
  */
 struct room {
     size_t bytes, fds;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * unlink, list, show, pools.
+ * unlink, list, show, unnamed.
  */
 #include "request.h"
 
-#define PAGE_MAX    512 /* records in one page */
-#define HOLDERS_MAX 400 /* in one show */
-#define POOL_BYTES  256 /* that a pool's record takes at most */
+#define HOLDERS_MAX     2048 /* in one show */
+#define UNNAMED_MAX     128  /* in one page */
+#define UNNAMED_HOLDERS 16   /* of each */
 
 /* An array that conn may do `what` to; the same answer for absent and forbidden. */
 static int
@@ -23,7 +23,7 @@ name_find(struct core *core, struct conn *conn, const struct msg_name_params *p,
         return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
                       pool->name);
     array = pool && pool_may(pool, conn, what) ? pool_find_array(pool, p->name) : NULL;
-    if (!array || array->pending)
+    if (!array || array->creating)
         return p->pool.p
                    ? refuse(r, PROTO_ERR_NOT_FOUND, "no array \"%.*s\" in pool \"%.*s\"",
                             STR_FMT(p->name), STR_FMT(p->pool))
@@ -57,12 +57,13 @@ entry_record(const struct core *core, const struct array *array)
         .pool = MSG_STR(array->pool->name),
         .name = {array->name, array->n_name},
         .generation = array->generation,
-        .device = MSG_STR(core->devices[array->device].uuid),
-        .typestr = MSG_STR(array->typestr),
-        .shape = {.v = array->geometry.shape, .n = array->geometry.ndim},
-        .nbytes = array->geometry.nbytes,
+        .device = MSG_STR(core->devices[array->device].info.uuid),
+        .typestr = MSG_STR(array_typestr(array)),
+        .shape = {.v = array_shape(array), .n = array->ndim},
+        .nbytes = array->nbytes,
         .uid = array->user->uid,
-        .leases = array->n_leases,
+        .leases = (uint64_t)array->n_leases + array->n_departed,
+        .memory = MSG_STR(array_memory(array)),
     };
 }
 
@@ -83,7 +84,7 @@ has_prefix(const struct array *array, struct msg_str prefix)
 }
 
 /* Adds the names of one pool that come after `after`. Those with a prefix lie together, so that
- * a request never looks at more names than it lists, but for a few pending ones (I6). */
+ * a request never looks at more names than it lists, but for a few that are being created (I6). */
 static void
 page_add_pool(const struct core *core, struct page *page, struct pool *pool,
               struct msg_str after, struct msg_str prefix)
@@ -92,7 +93,7 @@ page_add_pool(const struct core *core, struct page *page, struct pool *pool,
 
     for (; array && has_prefix(array, prefix) && !page->more;
          array = RB_NEXT(names, &pool->names, array)) {
-        if (array->pending)
+        if (array->creating)
             continue;
         struct msg_entry record = entry_record(core, array);
         page->more = page->n == PAGE_MAX || !room_take(&page->room, msg_entry_size(&record), 0);
@@ -144,24 +145,67 @@ on_list(struct core *core, struct conn *conn, uint32_t id, const void *params,
 
 /* ---- show ---- */
 
+static struct msg_holder
+holder_record(const struct lease *lease)
+{
+    const struct conn *conn = lease->conn;
+
+    return (struct msg_holder){
+        .pid = (uint64_t)conn->pid,
+        .uid = conn->user->uid,
+        .client = msg_str_opt(*conn->client ? conn->client : NULL),
+        .readonly = lease->readonly,
+        .hung_up = conn->departed,
+    };
+}
+
+/* As many as there is room for. */
 static uint32_t
-fill_holders(const struct array *array, struct msg_holder *holders)
+fill_holders(const struct array *array, struct room *room, struct msg_holder *holders,
+             uint32_t max)
 {
     const struct lease *lease;
     uint32_t n = 0;
 
     LIST_FOREACH(lease, &array->leases, of_array)
     {
-        if (n == HOLDERS_MAX)
+        struct msg_holder record = holder_record(lease);
+        if (n == max || !room_take(room, msg_holder_size(&record), 0))
             break;
-        holders[n++] = (struct msg_holder){
-            .pid = (uint64_t)lease->conn->pid,
-            .uid = lease->conn->user->uid,
-            .client = msg_str_opt(*lease->conn->client ? lease->conn->client : NULL),
-            .readonly = lease->readonly,
-        };
+        holders[n++] = record;
     }
     return n;
+}
+
+static struct msg_show_result
+show_record(const struct array *array, const struct msg_entry *entry)
+{
+    const struct block *block = array_block(array);
+    const int64_t *strides = array_strides(array);
+    struct msg_show_result result = {
+        .entries = entry,
+        .n_entries = 1,
+        .descr = msg_str_opt(array_descr(array)),
+        .array = array->id,
+        .metadata = {array->metadata, array->n_metadata},
+    };
+
+    if (block) {
+        result.block = block->id;
+        result.block_size = block->size;
+        result.offset = array_offset(array);
+    }
+    if (strides)
+        result.strides = (struct msg_i64s){.v = strides, .n = array->ndim};
+    return result;
+}
+
+/* What a show takes without its holders, at most: a number has 9 bytes, a key up to 16. */
+static size_t
+show_bytes(const struct msg_show_result *result)
+{
+    return msg_entry_size(result->entries) + result->strides.n * 9 + result->descr.n +
+           result->metadata.n + 8 * (16 + 9);
 }
 
 int
@@ -169,6 +213,7 @@ on_show(struct core *core, struct conn *conn, uint32_t id, const void *params,
         struct refusal *r)
 {
     _cleanup_free_ struct msg_holder *holders = calloc(HOLDERS_MAX, sizeof(*holders));
+    struct room room = ROOM_INIT;
     struct msg_show_result result;
     struct msg_entry entry;
     struct array *array;
@@ -178,61 +223,100 @@ on_show(struct core *core, struct conn *conn, uint32_t id, const void *params,
     if (name_find(core, conn, params, MAY_READ, &array, r))
         return REFUSED;
     entry = entry_record(core, array);
-    result = (struct msg_show_result){
-        .entries = &entry,
-        .n_entries = 1,
-        .descr = msg_str_opt(array->descr),
-        .array = array->id,
-        .block = array->block ? array->block->id : 0,
-        .block_size = array->block ? array->block->size : 0,
-        .offset = array->offset,
-        .holders = holders,
-        .n_holders = fill_holders(array, holders),
-    };
-    if (array->geometry.strides)
-        result.strides =
-            (struct msg_i64s){.v = array->geometry.strides, .n = array->geometry.ndim};
+    result = show_record(array, &entry);
+    if (room_take(&room, show_bytes(&result), 0))
+        result.n_holders = fill_holders(array, &room, holders, HOLDERS_MAX);
+    result.holders = holders;
     send_result(core, conn, id, MSG_SHOW, &result, NULL, 0);
     return 0;
 }
 
-/* ---- pools ---- */
+/* ---- unnamed ---- */
 
-static struct msg_pool
-pool_record(const struct pool *pool)
+struct unnamed_page {
+    struct room room;
+    struct msg_unnamed *arrays;
+    uint32_t n;
+    bool more;
+
+    struct unnamed_storage {
+        struct msg_entry entry;
+        struct msg_holder holders[UNNAMED_HOLDERS];
+    } * storage;
+};
+
+static struct msg_unnamed
+unnamed_record(const struct core *core, const struct array *array, struct unnamed_storage *s)
 {
-    return (struct msg_pool){
-        .name = MSG_STR(pool->name),
-        .uid = pool->uid,
-        .gid = pool->gid,
-        .mode = pool->mode,
-        .quota = pool->quota,
-        .used = pool->used,
-        .names = pool->n_names,
-        .arrays = pool->n_arrays,
+    const struct block *block = array_block(array);
+    struct room room = ROOM_INIT;
+
+    s->entry = entry_record(core, array);
+    return (struct msg_unnamed){
+        .entries = &s->entry,
+        .n_entries = 1,
+        .array = array->id,
+        .block = block ? block->id : 0,
+        .holders = s->holders,
+        .n_holders = fill_holders(array, &room, s->holders, UNNAMED_HOLDERS),
     };
 }
 
-int
-on_pools(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+static void
+unnamed_add_pool(const struct core *core, struct unnamed_page *page, struct pool *pool,
+                 const struct msg_unnamed_params *after)
 {
-    const struct msg_pools_params *p = params;
-    _cleanup_free_ struct msg_pool *records = calloc(PAGE_MAX, sizeof(*records));
-    struct msg_pools_result result = {.pools = records};
-    struct room room = ROOM_INIT;
-    struct pool *pool = pool_find_from(core, p->after);
+    uint64_t id = after->array == UINT64_MAX ? after->array : after->array + 1;
+    struct array *array = pool_find_nameless(pool, after->name, after->generation, id);
 
-    (void)r;
-    if (!records)
-        return -ENOMEM;
-    for (; pool && !result.more; pool = RB_NEXT(pools, &core->pools, pool)) {
-        if (msg_str_eq(p->after, pool->name) || !pool_may(pool, conn, MAY_READ))
-            continue;
-        result.more = result.n_pools == PAGE_MAX || !room_take(&room, POOL_BYTES, 0);
-        if (!result.more)
-            records[result.n_pools++] = pool_record(pool);
+    for (; array && !page->more; array = RB_NEXT(nameless, &pool->nameless, array)) {
+        struct msg_unnamed record;
+        if (page->n < UNNAMED_MAX)
+            record = unnamed_record(core, array, &page->storage[page->n]);
+        page->more = page->n == UNNAMED_MAX ||
+                     !room_take(&page->room, msg_unnamed_size(&record), 0);
+        if (!page->more)
+            page->arrays[page->n++] = record;
     }
-    send_result(core, conn, id, MSG_POOLS, &result, NULL, 0);
+}
+
+static void
+unnamed_add_all(struct core *core, const struct conn *conn, struct unnamed_page *page,
+                const struct msg_unnamed_params *p)
+{
+    static const struct msg_unnamed_params from_start = {0};
+    struct pool *pool = pool_find_from(core, p->pool);
+
+    for (; pool && !page->more; pool = RB_NEXT(pools, &core->pools, pool))
+        if (pool_may(pool, conn, MAY_READ))
+            unnamed_add_pool(core, page, pool,
+                             msg_str_eq(p->pool, pool->name) ? p : &from_start);
+}
+
+int
+on_unnamed(struct core *core, struct conn *conn, uint32_t id, const void *params,
+           struct refusal *r)
+{
+    const struct msg_unnamed_params *p = params;
+    _cleanup_free_ struct msg_unnamed *arrays = calloc(UNNAMED_MAX, sizeof(*arrays));
+    _cleanup_free_ struct unnamed_storage *storage = calloc(UNNAMED_MAX, sizeof(*storage));
+    struct unnamed_page page = {.room = ROOM_INIT, .arrays = arrays, .storage = storage};
+    struct pool *pool;
+
+    if (!arrays || !storage)
+        return -ENOMEM;
+    if (p->all) {
+        unnamed_add_all(core, conn, &page, p);
+    } else {
+        pool = pool_find(core, conn, p->pool);
+        if (!pool || !pool_may(pool, conn, MAY_READ))
+            return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(p->pool));
+        unnamed_add_pool(core, &page, pool, p);
+    }
+    send_result(core, conn, id, MSG_UNNAMED,
+                &(struct msg_unnamed_result){.arrays = arrays,
+                                             .n_arrays = page.n,
+                                             .more = page.more},
+                NULL, 0);
     return 0;
 }

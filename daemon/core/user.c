@@ -19,10 +19,12 @@ RB_GENERATE(users, user, node, user_compare)
 
 static const char *const resource_names[N_RESOURCES] = {
     [RES_CONNECTIONS] = "connections",
+    [RES_ARRAYS] = "arrays",
     [RES_NAMES] = "names",
     [RES_LEASES] = "leases",
-    [RES_BLOCKS] = "blocks",
+    [RES_WATCHES] = "watches",
     [RES_BYTES] = "of device memory",
+    [RES_PINNED] = "of pinned memory",
     [RES_HOST] = "of the daemon's memory",
     [RES_JOBS] = "driver calls under way",
 };
@@ -44,11 +46,13 @@ user_get(struct core *core, uid_t uid, gid_t gid, struct user **ret)
     *ret = RB_FIND(users, &core->users, &key);
     if (*ret)
         return 0;
-    user = calloc(1, sizeof(*user));
+    user = calloc(1, sizeof(*user) + core->config.n_devices * sizeof(user->owners[0]));
     if (!user)
         return -ENOMEM;
     user->uid = uid;
     TAILQ_INIT(&user->waiting);
+    for (size_t i = 0; i < core->config.n_devices; i++)
+        dealloc_owner_init(&user->owners[i]);
     snprintf(name, sizeof(name), "uid:%" PRIuMAX, (uintmax_t)uid);
     pool.name = name;
     r = pool_new(core, &pool, &user->pool);
@@ -56,6 +60,7 @@ user_get(struct core *core, uid_t uid, gid_t gid, struct user **ret)
         return r;
     user->pool->owner = user;
     RB_INSERT(users, &core->users, user);
+    core->n_users++;
     *ret = TAKE_PTR(user);
     return 0;
 }
@@ -66,11 +71,33 @@ user_settle(struct core *core, struct user *user)
     for (size_t i = 0; i < N_RESOURCES; i++)
         if (user->used[i])
             return;
-    if (user->pool->n_arrays || user->pool->used)
+
+    if (user->n_pending || user->n_refs || user->pool->n_arrays || user->pool->n_blocks ||
+        user->pool->n_watches)
         return;
     RB_REMOVE(users, &core->users, user);
+    core->n_users--;
     pool_free(core, user->pool);
     free(user);
+}
+
+void
+users_ref(struct user *user, struct user *owner)
+{
+    user->n_refs++;
+    if (owner)
+        owner->n_refs++;
+}
+
+void
+users_unref(struct core *core, struct user *user, struct user *owner)
+{
+    user->n_refs--;
+    if (owner)
+        owner->n_refs--;
+    user_settle(core, user);
+    if (owner && owner != user)
+        user_settle(core, owner);
 }
 
 void
@@ -90,10 +117,12 @@ user_limit(const struct core *core, enum resource res)
 
     switch (res) {
     case RES_CONNECTIONS: return l->connections;
+    case RES_ARRAYS: return l->arrays;
     case RES_NAMES: return l->names;
     case RES_LEASES: return l->leases;
-    case RES_BLOCKS: return l->blocks;
+    case RES_WATCHES: return l->watches;
     case RES_BYTES: return l->bytes ? l->bytes : UINT64_MAX;
+    case RES_PINNED: return l->pinned_bytes ? l->pinned_bytes : UINT64_MAX;
     case RES_HOST: return l->host_bytes ? l->host_bytes : UINT64_MAX;
     case RES_JOBS: return l->jobs;
     case N_RESOURCES: break;
@@ -110,7 +139,7 @@ user_check(const struct core *core, const struct user *user, enum resource res, 
     assert(used <= limit);
     if (amount <= limit - used)
         return 0;
-    if (res == RES_BYTES || res == RES_HOST)
+    if (res == RES_BYTES || res == RES_PINNED || res == RES_HOST)
         return refuse(r, PROTO_ERR_QUOTA, "uid %" PRIuMAX ": limit of %s %s exceeded by %s",
                       (uintmax_t)user->uid, SIZE_TEXT(limit), resource_names[res],
                       SIZE_TEXT(amount - (limit - used)));

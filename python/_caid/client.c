@@ -4,11 +4,14 @@
  *
  * Made by its constructor, ended by close() or with the object. Leases hold it alive. close()
  * may come while other threads are in a call: from then on new calls raise ClosedError, and the
- * last call under way ends the connection.
+ * last call under way ends the leases and the connection. Leases are ended first, one by one: what
+ * a connection takes with it when it ends, the daemon gives to nobody before this process exits.
  */
 #include "module.h"
 
 #include <errno.h>
+#include <stddef.h>
+#include <structmember.h>
 
 static struct client_object *
 client(PyObject *op)
@@ -39,6 +42,7 @@ client_free(struct client_object *self)
     struct caid_client *ended = self->client;
 
     self->client = NULL;
+    py_leases_end(self);
     if (ended) {
         Py_BEGIN_ALLOW_THREADS caid_client_close(ended);
         Py_END_ALLOW_THREADS
@@ -189,11 +193,10 @@ client_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
     return PyLong_FromLong(fd);
 }
 
-/* A call that takes the client alone. */
-static PyObject *
-client_call(PyObject *op, int (*call)(struct caid_client *, struct caid_error *))
+PyObject *
+py_client_call(struct client_object *self,
+               int (*call)(struct caid_client *, struct caid_error *))
 {
-    struct client_object *self = client(op);
     struct caid_client *c = py_client_enter(self);
     struct caid_error error = {0};
     int r;
@@ -210,13 +213,13 @@ client_call(PyObject *op, int (*call)(struct caid_client *, struct caid_error *)
 static PyObject *
 client_dispatch(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return client_call(op, caid_client_dispatch);
+    return py_client_call(client(op), caid_client_dispatch);
 }
 
 static PyObject *
 client_ping(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return client_call(op, caid_client_ping);
+    return py_client_call(client(op), caid_client_ping);
 }
 
 static PyObject *
@@ -240,27 +243,48 @@ static PyMethodDef client_methods[] = {
      PyDoc_STR("dispatch()\n--\n\nHandles what has come from the daemon, without blocking.")},
     {"ping", client_ping, METH_NOARGS, PyDoc_STR("ping()\n--\n\nA round trip.")},
     {"_create", FASTCALL(py_client_create), METH_FASTCALL,
-     PyDoc_STR(
-         "_create(name, shape, typestr, descr, strides, pool, device, exclusive, /)\n--\n\n"
-         "Creates an array: a Lease.")},
+     PyDoc_STR("_create(name, shape, typestr, descr, strides, pool, device, flags, memory, "
+               "alignment, metadata, /)\n--\n\nCreates an array: a Lease.")},
     {"_open", FASTCALL(py_client_open), METH_FASTCALL,
-     PyDoc_STR("_open(name, mode, pool, /)\n--\n\nOpens an array: a Lease.")},
+     PyDoc_STR("_open(name, mode, pool, generation, access, /)\n--\n\n"
+               "Opens an array: a Lease.")},
     {"_open_many", FASTCALL(py_client_open_many), METH_FASTCALL,
-     PyDoc_STR("_open_many(names, mode, pool, /)\n--\n\nOpens arrays: a list of Leases.")},
+     PyDoc_STR("_open_many(names, mode, pool, access, /)\n--\n\n"
+               "Opens arrays: a list of Leases.")},
     {"_unlink", FASTCALL(py_client_unlink), METH_FASTCALL,
      PyDoc_STR("_unlink(name, pool, /)\n--\n\nRemoves a name.")},
+    {"_watch", FASTCALL(py_client_watch), METH_FASTCALL,
+     PyDoc_STR("_watch(name, pool, /)\n--\n\nWatches a name: a Watch.")},
     {"_list", FASTCALL(py_client_list), METH_FASTCALL,
      PyDoc_STR("_list(pool, prefix, all, /)\n--\n\nNames: a list of tuples.")},
     {"_show", FASTCALL(py_client_show), METH_FASTCALL,
      PyDoc_STR("_show(name, pool, /)\n--\n\nWhat is known of a name: a list of one tuple.")},
+    {"_unnamed", FASTCALL(py_client_unnamed), METH_FASTCALL,
+     PyDoc_STR("_unnamed(pool, all, /)\n--\n\nArrays without a name: a list of tuples.")},
+    {"_users", py_client_users, METH_NOARGS,
+     PyDoc_STR("_users()\n--\n\nWhat uids are charged: a list of tuples.")},
     {"_pools", py_client_pools, METH_NOARGS,
      PyDoc_STR("_pools()\n--\n\nPools that may be read: a list of tuples.")},
     {"_memory_info", py_client_memory_info, METH_O,
-     PyDoc_STR("_memory_info(device, /)\n--\n\n(free, total, used, blocks, arrays).")},
+     PyDoc_STR("_memory_info(device, /)\n--\n\nMemory of a device: a tuple.")},
+    {"_flush", py_client_flush, METH_O,
+     PyDoc_STR("_flush(device, /)\n--\n\nFrees what waits: (entries, blocks, bytes).")},
+    {"_defer_begin", py_client_defer_begin, METH_NOARGS,
+     PyDoc_STR("_defer_begin()\n--\n\nHolds back what waits to be freed.")},
+    {"_defer_end", py_client_defer_end, METH_NOARGS,
+     PyDoc_STR("_defer_end()\n--\n\nUndoes one _defer_begin().")},
     {"_status", py_client_status, METH_NOARGS,
      PyDoc_STR("_status()\n--\n\nThe daemon: a tuple.")},
     {"_devices", py_client_devices, METH_NOARGS,
      PyDoc_STR("_devices()\n--\n\nThe daemon's devices: a list of tuples.")},
+    {"_host_alloc", FASTCALL(py_client_host_alloc), METH_FASTCALL,
+     PyDoc_STR("_host_alloc(device, nbytes, flags, /)\n--\n\n"
+               "Page-locked memory: a HostMemory.")},
+    {"_host_register", FASTCALL(py_client_host_register), METH_FASTCALL,
+     PyDoc_STR("_host_register(device, ptr, nbytes, flags, /)\n--\n\n"
+               "Page-locks memory; its device address, or 0.")},
+    {"_host_unregister", FASTCALL(py_client_host_unregister), METH_FASTCALL,
+     PyDoc_STR("_host_unregister(device, ptr, /)\n--\n\nUndoes _host_register().")},
     {"_copy", FASTCALL(py_client_copy), METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("_copy(dst, src, shape, itemsize, *, dst_strides=None, src_strides=None, "
                "dst_on_host=False, src_on_host=False, device=0)\n--\n\n"
@@ -277,6 +301,12 @@ static PyGetSetDef client_getset[] = {
     {0},
 };
 
+static PyMemberDef client_members[] = {
+    {"_host_accessible", T_BOOL, offsetof(struct client_object, host_accessible), 0,
+     PyDoc_STR("Whether the host reaches the driver's device memory.")},
+    {0},
+};
+
 PyDoc_STRVAR(
     client_doc,
     "Client(address=None, *, name=None, driver=None)\n--\n\nA connection to the daemon.");
@@ -288,6 +318,7 @@ static PyType_Slot client_slots[] = {
     {Py_tp_dealloc, client_dealloc},
     {Py_tp_methods, client_methods},
     {Py_tp_getset, client_getset},
+    {Py_tp_members, client_members},
     {0, NULL},
 };
 

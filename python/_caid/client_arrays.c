@@ -10,6 +10,18 @@ client(PyObject *op)
     return (struct client_object *)op;
 }
 
+/* Ends a call that gave an array, or an error. The Lease is there before a close() of the client
+ * that came meanwhile ends all of them. */
+static PyObject *
+leased(struct client_object *self, int r, struct caid_array *array,
+       const struct caid_error *error)
+{
+    PyObject *op = r < 0 ? py_error_raise(self->state, r, error) : py_lease_new(self, array);
+
+    py_client_leave(self);
+    return op;
+}
+
 /* ---- create ---- */
 
 static PyObject *
@@ -23,11 +35,10 @@ create(struct client_object *self, const struct caid_create_options *options)
     if (!c)
         return NULL;
     Py_BEGIN_ALLOW_THREADS r = caid_array_create(c, &array, options, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : py_lease_new(self, array);
+    Py_END_ALLOW_THREADS return leased(self, r, array, &error);
 }
 
-/* The texts among the arguments of create(): name, typestr, descr and pool. */
+/* The texts among the arguments of create(). */
 static int
 create_texts(const struct module_state *state, PyObject *const *args,
              struct caid_create_options *options)
@@ -35,8 +46,25 @@ create_texts(const struct module_state *state, PyObject *const *args,
     if (py_text_get(state, args[0], "name", CAID_ERR_INVALID_NAME, &options->name) < 0 ||
         py_text_get(state, args[2], "typestr", CAID_ERR_INVALID, &options->typestr) < 0 ||
         py_text_get(state, args[3], "descr", CAID_ERR_INVALID, &options->descr) < 0 ||
-        py_text_get(state, args[5], "pool", CAID_ERR_INVALID_NAME, &options->pool) < 0)
+        py_text_get(state, args[5], "pool", CAID_ERR_INVALID_NAME, &options->pool) < 0 ||
+        py_text_get(state, args[8], "memory", CAID_ERR_INVALID, &options->memory) < 0 ||
+        py_text_get(state, args[10], "metadata", CAID_ERR_INVALID, &options->metadata) < 0)
         return -1;
+    return 0;
+}
+
+/* The numbers. */
+static int
+create_numbers(const struct module_state *state, PyObject *const *args,
+               struct caid_create_options *options)
+{
+    uint64_t flags;
+
+    if (py_device_get(state, args[6], &options->device) < 0 ||
+        py_u64_get(state, args[7], "flags", &flags) < 0 ||
+        py_u64_get(state, args[9], "alignment", &options->alignment) < 0)
+        return -1;
+    options->flags = (uint32_t)flags;
     return 0;
 }
 
@@ -46,23 +74,16 @@ py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct client_object *self = client(op);
     struct caid_create_options options = CAID_INIT(struct caid_create_options);
     _cleanup_dims_ struct dims shape = {0}, strides = {0};
-    int exclusive;
 
-    if (py_args_check("create", n_args, 8) < 0 ||
+    if (py_args_check("create", n_args, 11) < 0 ||
         create_texts(self->state, args, &options) < 0 ||
+        create_numbers(self->state, args, &options) < 0 ||
         py_dims_get(self->state, args[1], "shape", &shape) < 0 ||
         py_dims_get(self->state, args[4], "strides", &strides) < 0)
         return NULL;
     if (strides.v && strides.n != shape.n)
         return py_error_raise_code(self->state, CAID_ERR_INVALID, EINVAL,
                                    "strides: %u for %u dimensions", strides.n, shape.n);
-
-    if (py_device_get(self->state, args[6], &options.device) < 0)
-        return NULL;
-    exclusive = PyObject_IsTrue(args[7]);
-    if (exclusive < 0)
-        return NULL;
-    options.flags = exclusive ? CAID_ARRAY_EXCLUSIVE : 0;
     options.shape = shape.v;
     options.strides = strides.v;
     options.ndim = shape.n;
@@ -72,25 +93,15 @@ py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 /* ---- open ---- */
 
 static int
-open_options(const struct module_state *state, PyObject *mode, PyObject *pool,
+open_options(const struct module_state *state, PyObject *mode, PyObject *pool, PyObject *access,
              struct caid_open_options *ret)
 {
     *ret = (struct caid_open_options)CAID_INIT(struct caid_open_options);
     if (py_text_get(state, mode, "mode", CAID_ERR_INVALID, &ret->mode) < 0 ||
-        py_text_get(state, pool, "pool", CAID_ERR_INVALID_NAME, &ret->pool) < 0)
+        py_text_get(state, pool, "pool", CAID_ERR_INVALID_NAME, &ret->pool) < 0 ||
+        py_text_get(state, access, "device", CAID_ERR_DEVICE, &ret->access) < 0)
         return -1;
     return 0;
-}
-
-/* A name that has to be there. */
-static int
-name_get(const struct module_state *state, PyObject *op, const char **ret)
-{
-    if (op == Py_None) {
-        PyErr_SetString(PyExc_TypeError, "name: a str is needed, not None");
-        return -1;
-    }
-    return py_text_get(state, op, "name", CAID_ERR_INVALID_NAME, ret);
 }
 
 PyObject *
@@ -104,15 +115,15 @@ py_client_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     const char *name;
     int r;
 
-    if (py_args_check("open", n_args, 3) < 0 || name_get(self->state, args[0], &name) < 0 ||
-        open_options(self->state, args[1], args[2], &options) < 0)
+    if (py_args_check("open", n_args, 5) < 0 || py_name_get(self->state, args[0], &name) < 0 ||
+        open_options(self->state, args[1], args[2], args[4], &options) < 0 ||
+        py_u64_get(self->state, args[3], "generation", &options.generation) < 0)
         return NULL;
     c = py_client_enter(self);
     if (!c)
         return NULL;
     Py_BEGIN_ALLOW_THREADS r = caid_array_open(c, &array, name, &options, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : py_lease_new(self, array);
+    Py_END_ALLOW_THREADS return leased(self, r, array, &error);
 }
 
 /* ---- open_many ---- */
@@ -144,7 +155,7 @@ many_init(struct many *many, const struct module_state *state, PyObject *names)
         return -1;
     }
     for (size_t i = 0; i < many->n; i++)
-        if (name_get(state, PyTuple_GET_ITEM(names, (Py_ssize_t)i), &many->names[i]) < 0)
+        if (py_name_get(state, PyTuple_GET_ITEM(names, (Py_ssize_t)i), &many->names[i]) < 0)
             return -1;
     return 0;
 }
@@ -175,14 +186,17 @@ open_many(struct client_object *self, struct many *many,
 {
     struct caid_client *c = py_client_enter(self);
     struct caid_error error = {0};
+    PyObject *list;
     int r;
 
     if (!c)
         return NULL;
     Py_BEGIN_ALLOW_THREADS r =
         caid_array_open_many(c, many->arrays, many->names, many->n, options, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : many_leases(many, self);
+    Py_END_ALLOW_THREADS list = r < 0 ? py_error_raise(self->state, r, &error)
+                                      : many_leases(many, self);
+    py_client_leave(self);
+    return list;
 }
 
 PyObject *
@@ -192,14 +206,14 @@ py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     __attribute__((cleanup(many_deinit))) struct many many = {0};
     struct caid_open_options options;
 
-    if (py_args_check("open_many", n_args, 3) < 0)
+    if (py_args_check("open_many", n_args, 4) < 0)
         return NULL;
     if (!PyTuple_Check(args[0])) {
         PyErr_SetString(PyExc_TypeError, "names: a tuple is needed");
         return NULL;
     }
     if (many_init(&many, self->state, args[0]) < 0 ||
-        open_options(self->state, args[1], args[2], &options) < 0)
+        open_options(self->state, args[1], args[2], args[3], &options) < 0)
         return NULL;
     return open_many(self, &many, &options);
 }
@@ -215,7 +229,8 @@ py_client_unlink(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct caid_client *c;
     int r;
 
-    if (py_args_check("unlink", n_args, 2) < 0 || name_get(self->state, args[0], &name) < 0 ||
+    if (py_args_check("unlink", n_args, 2) < 0 ||
+        py_name_get(self->state, args[0], &name) < 0 ||
         py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
         return NULL;
     c = py_client_enter(self);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Client: what the daemon knows. Results are plain tuples in the order of the fields of the
- * classes in caid/_client.py, which name them.
+ * Client: names, arrays, pools and users, as the daemon knows them. Results are lists of plain
+ * tuples in the order of the fields of the classes in caid/_records.py, which name them.
  */
 #include "module.h"
 
@@ -11,6 +11,9 @@ client(PyObject *op)
     return (struct client_object *)op;
 }
 
+/* Of a number of 64 bits, for Py_BuildValue()'s K. */
+typedef unsigned long long ull;
+
 /* ---- lists by callback ---- */
 
 /* What a callback of libcaid fills: it runs without the GIL in the calling thread, whose state
@@ -18,54 +21,87 @@ client(PyObject *op)
 struct collector {
     PyThreadState *thread;
     PyObject *list;
+    PyObject *(*make)(const void *record);
 };
 
-/* Appends an item that was made by make(record); 0, or 1 with an exception set, which ends the
- * list. */
+/* Appends the item of a record; 0, or 1 with an exception set, which ends the list. */
 static int
-collect(struct collector *c, PyObject *(*make)(const void *), const void *record)
+collect(struct collector *c, const void *record)
 {
     PyObject *item;
     int r;
 
     PyEval_RestoreThread(c->thread);
-    item = make(record);
+    item = c->make(record);
     r = item ? PyList_Append(c->list, item) : -1;
     Py_XDECREF(item);
     c->thread = PyEval_SaveThread();
     return r < 0 ? 1 : 0;
 }
 
-/* The list, or the exception for r, which libcaid or the callback returned. */
-static PyObject *
-collected(struct collector *c, struct client_object *self, int r,
-          const struct caid_error *error)
-{
-    _cleanup_py_ PyObject *list = c->list;
+/* One of the calls of libcaid that make lists, with its arguments. */
+typedef int list_call(struct caid_client *client, const void *args, struct collector *collector,
+                      struct caid_error *error);
 
+/* The list of what a call makes, each record as make() makes an object of it. */
+static PyObject *
+list_of(struct client_object *self, list_call *call, const void *args,
+        PyObject *(*make)(const void *record))
+{
+    _cleanup_py_ PyObject *list = PyList_New(0);
+    struct collector collector = {.list = list, .make = make};
+    struct caid_client *c = list ? py_client_enter(self) : NULL;
+    struct caid_error error = {0};
+    int r;
+
+    if (!c)
+        return NULL;
+    collector.thread = PyEval_SaveThread();
+    r = call(c, args, &collector, &error);
+    PyEval_RestoreThread(collector.thread);
     py_client_leave(self);
     if (r < 0)
-        return py_error_raise(self->state, r, error);
+        return py_error_raise(self->state, r, &error);
     return r > 0 ? NULL : py_take(&list);
 }
 
-/* (pool, name, typestr, shape, device, generation, nbytes, leases, uid) */
+/* ---- names ---- */
+
+/* (pool, name, typestr, shape, device, generation, nbytes, leases, uid, memory) */
 static PyObject *
 entry_tuple(const void *record)
 {
     const struct caid_entry *e = record;
 
-    return Py_BuildValue("(NNNNiKKKI)", py_text_or_none(e->pool), py_text_or_none(e->name),
+    return Py_BuildValue("(NNNNiKKKIN)", py_text_or_none(e->pool), py_text_or_none(e->name),
                          py_text_or_none(e->typestr), py_dims_tuple(e->shape, e->ndim),
-                         (int)e->device, (unsigned long long)e->generation,
-                         (unsigned long long)e->nbytes, (unsigned long long)e->leases,
-                         (unsigned int)e->uid);
+                         (int)e->device, (ull)e->generation, (ull)e->nbytes, (ull)e->leases,
+                         (unsigned int)e->uid, py_text_or_none(e->memory));
 }
 
 static int
-collect_entry(const struct caid_entry *entry, void *userdata)
+collect_entry(const struct caid_entry *entry, void *collector)
 {
-    return collect(userdata, entry_tuple, entry);
+    return collect(collector, entry);
+}
+
+static int
+call_list(struct caid_client *c, const void *args, struct collector *collector,
+          struct caid_error *error)
+{
+    return caid_list(c, args, collect_entry, collector, error);
+}
+
+static int
+list_options(const struct module_state *state, PyObject *pool, PyObject *all,
+             struct caid_list_options *ret)
+{
+    int truth = PyObject_IsTrue(all);
+
+    if (truth < 0)
+        return -1;
+    ret->all = truth;
+    return py_text_get(state, pool, "pool", CAID_ERR_INVALID_NAME, &ret->pool);
 }
 
 PyObject *
@@ -73,37 +109,23 @@ py_client_list(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = client(op);
     struct caid_list_options options = CAID_INIT(struct caid_list_options);
-    struct collector collector = {0};
-    struct caid_error error = {0};
-    struct caid_client *c;
-    int r, all;
 
     if (py_args_check("list", n_args, 3) < 0 ||
-        py_text_get(self->state, args[0], "pool", CAID_ERR_INVALID_NAME, &options.pool) < 0 ||
+        list_options(self->state, args[0], args[2], &options) < 0 ||
         py_text_get(self->state, args[1], "prefix", CAID_ERR_INVALID_NAME, &options.prefix) < 0)
         return NULL;
-    all = PyObject_IsTrue(args[2]);
-    if (all < 0)
-        return NULL;
-    options.all = all;
-    collector.list = PyList_New(0);
-    c = collector.list ? py_client_enter(self) : NULL;
-    if (!c) {
-        Py_XDECREF(collector.list);
-        return NULL;
-    }
-    collector.thread = PyEval_SaveThread();
-    r = caid_list(c, &options, collect_entry, &collector, &error);
-    PyEval_RestoreThread(collector.thread);
-    return collected(&collector, self, r, &error);
+    return list_of(self, call_list, &options, entry_tuple);
 }
 
-/* (client, pid, uid, readonly) */
+/* ---- details ---- */
+
+/* (client, pid, uid, readonly, hung_up) */
 static PyObject *
 holder_tuple(const struct caid_holder *h)
 {
-    return Py_BuildValue("(NKIN)", py_text_or_none(h->client), (unsigned long long)h->pid,
-                         (unsigned int)h->uid, PyBool_FromLong(h->readonly));
+    return Py_BuildValue("(NKINN)", py_text_or_none(h->client), (ull)h->pid,
+                         (unsigned int)h->uid, PyBool_FromLong(h->readonly),
+                         PyBool_FromLong(h->hung_up));
 }
 
 static PyObject *
@@ -128,22 +150,35 @@ strides_or_none(const struct caid_details *d)
     return py_dims_tuple(d->strides, d->entry.ndim);
 }
 
-/* (entry, strides, descr, array, block, block_size, offset, holders) */
+/* (entry, strides, descr, array, block, block_size, offset, holders, metadata) */
 static PyObject *
 details_tuple(const void *record)
 {
     const struct caid_details *d = record;
 
-    return Py_BuildValue("(NNNKKKKN)", entry_tuple(&d->entry), strides_or_none(d),
-                         py_text_or_none(d->descr), (unsigned long long)d->array,
-                         (unsigned long long)d->block, (unsigned long long)d->block_size,
-                         (unsigned long long)d->offset, holder_list(d));
+    return Py_BuildValue("(NNNKKKKNN)", entry_tuple(&d->entry), strides_or_none(d),
+                         py_text_or_none(d->descr), (ull)d->array, (ull)d->block,
+                         (ull)d->block_size, (ull)d->offset, holder_list(d),
+                         py_text_or_none(d->metadata));
 }
 
 static int
-collect_details(const struct caid_details *details, void *userdata)
+collect_details(const struct caid_details *details, void *collector)
 {
-    return collect(userdata, details_tuple, details);
+    return collect(collector, details);
+}
+
+struct name {
+    const char *name, *pool;
+};
+
+static int
+call_show(struct caid_client *c, const void *args, struct collector *collector,
+          struct caid_error *error)
+{
+    const struct name *of = args;
+
+    return caid_show(c, of->name, of->pool, collect_details, collector, error);
 }
 
 /* A list of one, as caid_show() calls back once. */
@@ -151,151 +186,97 @@ PyObject *
 py_client_show(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = client(op);
-    struct collector collector = {0};
-    struct caid_error error = {0};
-    const char *name, *pool;
-    struct caid_client *c;
-    int r;
+    struct name of;
 
     if (py_args_check("show", n_args, 2) < 0 ||
-        py_text_get(self->state, args[0], "name", CAID_ERR_INVALID_NAME, &name) < 0 ||
-        py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
+        py_name_get(self->state, args[0], &of.name) < 0 ||
+        py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &of.pool) < 0)
         return NULL;
-    if (!name) {
-        PyErr_SetString(PyExc_TypeError, "name: a str is needed, not None");
-        return NULL;
-    }
-    collector.list = PyList_New(0);
-    c = collector.list ? py_client_enter(self) : NULL;
-    if (!c) {
-        Py_XDECREF(collector.list);
-        return NULL;
-    }
-    collector.thread = PyEval_SaveThread();
-    r = caid_show(c, name, pool, collect_details, &collector, &error);
-    PyEval_RestoreThread(collector.thread);
-    return collected(&collector, self, r, &error);
+    return list_of(self, call_show, &of, details_tuple);
 }
 
-/* (name, uid, gid, mode, quota, used, names, arrays) */
+static int
+call_unnamed(struct caid_client *c, const void *args, struct collector *collector,
+             struct caid_error *error)
+{
+    return caid_unnamed(c, args, collect_details, collector, error);
+}
+
+PyObject *
+py_client_unnamed(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = client(op);
+    struct caid_list_options options = CAID_INIT(struct caid_list_options);
+
+    if (py_args_check("unnamed", n_args, 2) < 0 ||
+        list_options(self->state, args[0], args[1], &options) < 0)
+        return NULL;
+    return list_of(self, call_unnamed, &options, details_tuple);
+}
+
+/* ---- pools and users ---- */
+
+/* (name, uid, gid, mode, quota, used, names, arrays, blocks, allocated, pending, reserve, holes,
+ * largest, pinned) */
 static PyObject *
 pool_tuple(const void *record)
 {
     const struct caid_pool *p = record;
 
-    return Py_BuildValue("(NIIIKKKK)", py_text_or_none(p->name), (unsigned int)p->uid,
-                         (unsigned int)p->gid, (unsigned int)p->mode,
-                         (unsigned long long)p->quota, (unsigned long long)p->used,
-                         (unsigned long long)p->names, (unsigned long long)p->arrays);
+    return Py_BuildValue("(NIIIKKKKKKKKKKK)", py_text_or_none(p->name), (unsigned int)p->uid,
+                         (unsigned int)p->gid, (unsigned int)p->mode, (ull)p->quota,
+                         (ull)p->used, (ull)p->names, (ull)p->arrays, (ull)p->blocks,
+                         (ull)p->allocated, (ull)p->pending, (ull)p->reserve, (ull)p->holes,
+                         (ull)p->largest, (ull)p->pinned);
 }
 
 static int
-collect_pool(const struct caid_pool *pool, void *userdata)
+collect_pool(const struct caid_pool *pool, void *collector)
 {
-    return collect(userdata, pool_tuple, pool);
+    return collect(collector, pool);
+}
+
+static int
+call_pools(struct caid_client *c, const void *Py_UNUSED(args), struct collector *collector,
+           struct caid_error *error)
+{
+    return caid_pools(c, collect_pool, collector, error);
 }
 
 PyObject *
 py_client_pools(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct client_object *self = client(op);
-    struct collector collector = {.list = PyList_New(0)};
-    struct caid_error error = {0};
-    struct caid_client *c = collector.list ? py_client_enter(self) : NULL;
-    int r;
-
-    if (!c) {
-        Py_XDECREF(collector.list);
-        return NULL;
-    }
-    collector.thread = PyEval_SaveThread();
-    r = caid_pools(c, collect_pool, &collector, &error);
-    PyEval_RestoreThread(collector.thread);
-    return collected(&collector, self, r, &error);
+    return list_of(client(op), call_pools, NULL, pool_tuple);
 }
 
-/* ---- single records ---- */
-
-PyObject *
-py_client_memory_info(PyObject *op, PyObject *device)
-{
-    struct client_object *self = client(op);
-    struct caid_memory_info info = CAID_INIT(struct caid_memory_info);
-    struct caid_error error = {0};
-    struct caid_client *c;
-    int32_t index;
-    int r;
-
-    if (py_device_get(self->state, device, &index) < 0)
-        return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_memory_info(c, index, &info, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
-    return Py_BuildValue("(KKKKK)", (unsigned long long)info.free,
-                         (unsigned long long)info.total, (unsigned long long)info.used,
-                         (unsigned long long)info.blocks, (unsigned long long)info.arrays);
-}
-
+/* (uid, connections, arrays, names, leases, watches, jobs, bytes, pinned, host, pending, deferred)
+ */
 static PyObject *
-status_tuple(const struct caid_status *s)
+user_tuple(const void *record)
 {
-    return Py_BuildValue("(NNNNNKKKKKKKKKKK)", py_text_or_none(s->server),
-                         py_text_or_none(s->driver), py_text_or_none(s->driver_path),
-                         py_text_or_none(s->socket), py_text_or_none(s->pool),
-                         (unsigned long long)s->driver_version, (unsigned long long)s->pid,
-                         (unsigned long long)s->uptime_ns, (unsigned long long)s->connections,
-                         (unsigned long long)s->pools, (unsigned long long)s->blocks,
-                         (unsigned long long)s->arrays, (unsigned long long)s->names,
-                         (unsigned long long)s->leases, (unsigned long long)s->jobs,
-                         (unsigned long long)s->release_errors);
+    const struct caid_user *u = record;
+
+    return Py_BuildValue("(IKKKKKKKKKKK)", (unsigned int)u->uid, (ull)u->connections,
+                         (ull)u->arrays, (ull)u->names, (ull)u->leases, (ull)u->watches,
+                         (ull)u->jobs, (ull)u->bytes, (ull)u->pinned, (ull)u->host,
+                         (ull)u->pending, (ull)u->deferred);
 }
 
-/* (server, driver, driver_path, socket, pool, driver_version, pid, uptime_ns, connections, pools,
- * blocks, arrays, names, leases, jobs, release_errors) */
-PyObject *
-py_client_status(PyObject *op, PyObject *Py_UNUSED(unused))
+static int
+collect_user(const struct caid_user *user, void *collector)
 {
-    struct client_object *self = client(op);
-    struct caid_status status = CAID_INIT(struct caid_status);
-    struct caid_error error = {0};
-    struct caid_client *c = py_client_enter(self);
-    int r;
-
-    if (!c)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_client_status(c, &status, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : status_tuple(&status);
+    return collect(collector, user);
 }
 
-/* (uuid, name, total, granularity) of each */
-PyObject *
-py_client_devices(PyObject *op, PyObject *Py_UNUSED(unused))
+static int
+call_users(struct caid_client *c, const void *Py_UNUSED(args), struct collector *collector,
+           struct caid_error *error)
 {
-    struct client_object *self = client(op);
-    const struct caid_device *devices;
-    struct caid_client *c = py_client_enter(self);
-    _cleanup_py_ PyObject *list = c ? PyList_New(0) : NULL;
-    int n;
+    return caid_users(c, collect_user, collector, error);
+}
 
-    if (!c)
-        return NULL;
-    n = list ? caid_client_devices(c, &devices) : 0;
-    for (int i = 0; i < n; i++) {
-        _cleanup_py_ PyObject *device =
-            Py_BuildValue("(NNKK)", py_text_or_none(devices[i].uuid),
-                          py_text_or_none(devices[i].name),
-                          (unsigned long long)devices[i].total,
-                          (unsigned long long)devices[i].granularity);
-        if (!device || PyList_Append(list, device) < 0) {
-            Py_CLEAR(list);
-            break;
-        }
-    }
-    py_client_leave(self);
-    return py_take(&list);
+PyObject *
+py_client_users(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return list_of(client(op), call_users, NULL, user_tuple);
 }

@@ -64,6 +64,37 @@ py_device_get(const struct module_state *state, PyObject *op, int32_t *ret)
     return 0;
 }
 
+int
+py_u64_get(const struct module_state *state, PyObject *op, const char *what, uint64_t *ret)
+{
+    _cleanup_py_ PyObject *index = PyNumber_Index(op);
+    unsigned long long v;
+
+    if (!index)
+        return -1;
+    v = PyLong_AsUnsignedLongLong(index);
+    if (v == (unsigned long long)-1 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return -1;
+        PyErr_Clear();
+        py_error_raise_code(state, CAID_ERR_INVALID, EINVAL, "%s %R: from 0 to 2^64 - 1", what,
+                            op);
+        return -1;
+    }
+    *ret = v;
+    return 0;
+}
+
+int
+py_name_get(const struct module_state *state, PyObject *op, const char **ret)
+{
+    if (op == Py_None) {
+        PyErr_SetString(PyExc_TypeError, "name: a str is needed, not None");
+        return -1;
+    }
+    return py_text_get(state, op, "name", CAID_ERR_INVALID_NAME, ret);
+}
+
 PyObject *
 py_text_or_none(const char *s)
 {

@@ -30,9 +30,9 @@ py_host_view_new(struct lease_object *lease, uint64_t offset, uint64_t nbytes, b
     if (!self)
         return NULL;
     Py_INCREF(lease);
-    lease->n_shares++;
+    py_lease_view_begin(lease);
     self->lease = lease;
-    self->data = nbytes > 0 ? (void *)(uintptr_t)(lease->ptr + offset) : &nothing;
+    self->data = nbytes > 0 ? (void *)(lease->host + offset) : &nothing;
     self->nbytes = (Py_ssize_t)nbytes;
     self->readonly = readonly;
     return (PyObject *)self;
@@ -67,7 +67,7 @@ host_view_clear(PyObject *op)
     struct host_view_object *self = host_view(op);
 
     if (self->lease)
-        py_lease_drop(self->lease);
+        py_lease_view_end(self->lease);
     Py_CLEAR(self->lease);
     return 0;
 }

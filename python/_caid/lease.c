@@ -2,9 +2,11 @@
 /*
  * Lease: one array that a client holds. It has shares: the Array that it was made for, every
  * view, every copy under way and every HostView has one, and it ends (the daemon is told, the
- * memory unmapped) when the last is given up, or with the object. It holds its Client alive. A
- * Client that was closed has closed its leases: the memory stays mapped for HostViews, but the
- * daemon may give it to others, so nothing more is read or written through the Lease.
+ * memory unmapped) when the last is given up, or with the object. It holds its Client alive.
+ *
+ * A Client that is closed ends its leases, so that the daemon may give their memory on at once,
+ * but for those with HostViews: these stay mapped, for whoever looks at them, until their last
+ * share is given up. Nothing else is read or written through them any more.
  */
 #include "module.h"
 
@@ -18,29 +20,201 @@ lease(PyObject *op)
     return (struct lease_object *)op;
 }
 
-bool
-py_lease_is_closed(const struct lease_object *self)
+static bool
+lease_is_closed(const struct lease_object *self)
 {
     return !self->array || !self->client || py_client_is_closed(self->client);
+}
+
+/* ---- what it tells ---- */
+
+static PyObject *
+told_make(const struct caid_array_info *info, enum lease_told what)
+{
+    switch (what) {
+    case LEASE_SHAPE: return py_dims_tuple(info->shape, info->ndim);
+    case LEASE_STRIDES: return py_dims_tuple(info->strides, info->ndim);
+    case LEASE_TYPESTR: return py_text_or_none(info->typestr);
+    case LEASE_DESCR: return py_text_or_none(info->descr);
+    case LEASE_NAME: return py_text_or_none(info->name);
+    case LEASE_POOL: return py_text_or_none(info->pool);
+    case LEASE_MEMORY: return py_text_or_none(info->memory);
+    default: return py_text_or_none(info->metadata);
+    }
+}
+
+/* Borrowed; NULL with an exception set. */
+static PyObject *
+told(struct lease_object *self, enum lease_told what)
+{
+    if (!self->told[what] && self->array)
+        self->told[what] = told_make(caid_array_get_info(self->array), what);
+    else if (!self->told[what])
+        PyErr_SetString(PyExc_MemoryError, "what an array told was lost for want of memory");
+    return self->told[what];
+}
+
+static PyObject *
+lease_get_told(PyObject *op, void *what)
+{
+    PyObject *value = told(lease(op), (enum lease_told)(uintptr_t)what);
+
+    Py_XINCREF(value);
+    return value;
+}
+
+/* Makes all of it, before the array ends. What there is no memory for is missing then. */
+static void
+tell_all(struct lease_object *self)
+{
+    PyObject *type, *value, *traceback;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    for (int i = 0; i < LEASE_TOLD_MAX; i++)
+        if (!told(self, (enum lease_told)i))
+            PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
+}
+
+/* ---- its end ---- */
+
+static void
+lease_unlink(struct lease_object *self)
+{
+    if (!self->prev)
+        return;
+    *self->prev = self->next;
+    if (self->next)
+        self->next->prev = self->prev;
+    self->prev = NULL;
+}
+
+static void
+lease_link(struct lease_object *self)
+{
+    self->next = self->client->leases;
+    self->prev = &self->client->leases;
+    if (self->next)
+        self->next->prev = &self->next;
+    self->client->leases = self;
+}
+
+/* Takes the array out: only one thread gets it. */
+static struct caid_array *
+lease_take_array(struct lease_object *self)
+{
+    struct caid_array *array = self->array;
+
+    self->array = NULL;
+    lease_unlink(self);
+    return array;
 }
 
 static void
 lease_end(struct lease_object *self)
 {
-    struct caid_array *ended = self->array;
+    struct caid_array *ended = lease_take_array(self);
 
-    self->array = NULL;
     if (ended) {
         Py_BEGIN_ALLOW_THREADS caid_array_close(ended);
         Py_END_ALLOW_THREADS
     }
 }
 
-void
-py_lease_drop(struct lease_object *self)
+/* The same, where only the work of one stream has to be waited for; on failure it has not ended. */
+static int
+lease_end_on(struct lease_object *self, uint64_t stream)
 {
-    if (self->n_shares > 0 && --self->n_shares == 0)
+    struct caid_array *ended = lease_take_array(self);
+    struct caid_error error = {0};
+    int r = 0;
+
+    if (!ended)
+        return 0;
+    Py_BEGIN_ALLOW_THREADS r = caid_array_close_on(ended, stream, &error);
+    Py_END_ALLOW_THREADS if (r == 0) return 0;
+    self->array = ended;
+    lease_link(self);
+    py_error_raise(self->client->state, r, &error);
+    return -1;
+}
+
+void
+py_leases_end(struct client_object *client)
+{
+    struct lease_object *next;
+
+    /* From the start each time: others come and go while an array is closed. */
+    for (struct lease_object *l = client->leases; l; l = next) {
+        next = l->next;
+        if (l->n_views > 0)
+            continue;
+        Py_INCREF(l);
+        tell_all(l);
+        lease_end(l);
+        Py_DECREF(l);
+        next = client->leases;
+    }
+}
+
+/* ---- shares ---- */
+
+static void
+lease_drop(struct lease_object *self)
+{
+    self->other_closes = true;
+    if (self->n_shares > 0 && --self->n_shares == 0) {
+        tell_all(self);
         lease_end(self);
+    }
+}
+
+void
+py_lease_pin(struct lease_object *self)
+{
+    self->n_shares++;
+    self->client->n_calls++;
+}
+
+void
+py_lease_unpin(struct lease_object *self)
+{
+    lease_drop(self);
+    py_client_leave(self->client);
+}
+
+void
+py_lease_view_begin(struct lease_object *self)
+{
+    self->n_shares++;
+    self->n_views++;
+}
+
+void
+py_lease_view_end(struct lease_object *self)
+{
+    self->n_views--;
+    lease_drop(self);
+}
+
+/* Gives a share up whose last use is on a stream. Only where all uses were on that one, it alone
+ * is waited for; else whatever runs in the context is. */
+static int
+lease_drop_on(struct lease_object *self, uint64_t stream)
+{
+    bool other = self->other_closes || (self->stream && self->stream != stream);
+
+    if (self->n_shares == 1 && !other) {
+        tell_all(self);
+        if (lease_end_on(self, stream) < 0)
+            return -1;
+        self->n_shares = 0;
+        return 0;
+    }
+    lease_drop(self);
+    self->other_closes = other;
+    self->stream = stream;
+    return 0;
 }
 
 /* ---- making one ---- */
@@ -58,35 +232,37 @@ info_span(const struct caid_array_info *info)
     return span;
 }
 
-static int
+/* The software driver's device memory is the host's, at the same address. */
+static uintptr_t
+host_address(const struct client_object *client, const struct caid_array_info *info)
+{
+    if (info->host_ptr)
+        return (uintptr_t)info->host_ptr;
+    return client->host_accessible ? (uintptr_t)info->ptr : 0;
+}
+
+static void
 lease_fill(struct lease_object *self, const struct caid_array_info *info)
 {
     self->span = info_span(info);
     self->ptr = info->ptr;
+    self->host = host_address(self->client, info);
     self->nbytes = info->nbytes;
     self->itemsize = info->itemsize;
     self->generation = info->generation;
     self->block = info->block;
     self->offset = info->offset;
     self->device = info->device;
+    self->access = info->access;
+    self->access_device = info->access_device;
     self->readonly = info->readonly;
-    self->shape = py_dims_tuple(info->shape, info->ndim);
-    self->strides = py_dims_tuple(info->strides, info->ndim);
-    self->typestr = py_text_or_none(info->typestr);
-    self->descr = py_text_or_none(info->descr);
-    self->name = py_text_or_none(info->name);
-    self->pool = py_text_or_none(info->pool);
-    if (!self->shape || !self->strides || !self->typestr || !self->descr || !self->name ||
-        !self->pool)
-        return -1;
-    return 0;
 }
 
 PyObject *
 py_lease_new(struct client_object *client, struct caid_array *array)
 {
     PyTypeObject *type = client->state->lease_type;
-    _cleanup_py_ PyObject *op = type->tp_alloc(type, 0);
+    PyObject *op = type->tp_alloc(type, 0);
 
     if (!op) {
         Py_BEGIN_ALLOW_THREADS caid_array_close(array);
@@ -96,9 +272,9 @@ py_lease_new(struct client_object *client, struct caid_array *array)
     lease(op)->client = client;
     lease(op)->array = array;
     lease(op)->n_shares = 1;
-    if (lease_fill(lease(op), caid_array_get_info(array)) < 0)
-        return NULL;
-    return py_take(&op);
+    lease_fill(lease(op), caid_array_get_info(array));
+    lease_link(lease(op));
+    return op;
 }
 
 static PyObject *
@@ -133,12 +309,8 @@ lease_dealloc(PyObject *op)
 
     PyObject_GC_UnTrack(op);
     lease_clear(op);
-    Py_XDECREF(self->shape);
-    Py_XDECREF(self->strides);
-    Py_XDECREF(self->typestr);
-    Py_XDECREF(self->descr);
-    Py_XDECREF(self->name);
-    Py_XDECREF(self->pool);
+    for (int i = 0; i < LEASE_TOLD_MAX; i++)
+        Py_XDECREF(self->told[i]);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -146,17 +318,21 @@ lease_dealloc(PyObject *op)
 /* ---- methods ---- */
 
 static int
-lease_check(const struct lease_object *self)
+lease_check(struct lease_object *self)
 {
-    if (!py_lease_is_closed(self))
+    PyObject *name;
+
+    if (!lease_is_closed(self))
         return 0;
-    if (self->client)
-        py_error_raise_code(self->client->state, CAID_ERR_CLOSED, EBADF,
-                            self->name == Py_None ? "the array is closed"
-                                                  : "the array %R is closed",
-                            self->name);
-    else
+    if (!self->client) {
         PyErr_SetString(PyExc_ReferenceError, "the array was collected");
+        return -1;
+    }
+    name = told(self, LEASE_NAME);
+    if (name)
+        py_error_raise_code(self->client->state, CAID_ERR_CLOSED, EBADF,
+                            name == Py_None ? "the array is closed" : "the array %R is closed",
+                            name);
     return -1;
 }
 
@@ -171,9 +347,40 @@ lease_share(PyObject *op, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
-lease_close(PyObject *op, PyObject *Py_UNUSED(unused))
+lease_pin(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    py_lease_drop(lease(op));
+    if (lease_check(lease(op)) < 0)
+        return NULL;
+    py_lease_pin(lease(op));
+    Py_INCREF(op);
+    return op;
+}
+
+static PyObject *
+lease_unpin(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    if (lease(op)->client && lease(op)->client->n_calls > 0)
+        py_lease_unpin(lease(op));
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+lease_close(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct lease_object *self = lease(op);
+    uint64_t stream;
+
+    if (n_args == 0 || args[0] == Py_None) {
+        lease_drop(self);
+        Py_RETURN_NONE;
+    }
+    if (py_args_check("close", n_args, 1) < 0)
+        return NULL;
+    if (!self->client) /* collected: it has ended */
+        Py_RETURN_NONE;
+    if (py_u64_get(self->client->state, args[0], "stream", &stream) < 0 ||
+        lease_drop_on(self, stream) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -192,13 +399,90 @@ lease_host_view(PyObject *op, PyObject *args)
                      nbytes, (unsigned long long)self->span);
         return NULL;
     }
+    if (nbytes > 0 && !self->host)
+        return py_error_raise_code(self->client->state, CAID_ERR_UNSUPPORTED, ENOTSUP,
+                                   "the host does not reach this memory");
     return py_host_view_new(self, offset, nbytes, readonly || self->readonly);
 }
+
+/* (handle, offset, size) */
+static PyObject *
+lease_ipc_handle(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct lease_object *self = lease(op);
+    struct caid_ipc_handle handle;
+    struct caid_error error = {0};
+    int r;
+
+    if (lease_check(self) < 0)
+        return NULL;
+    py_lease_pin(self); /* another thread may close it meanwhile */
+    Py_BEGIN_ALLOW_THREADS r = caid_array_ipc_handle(self->array, &handle, &error);
+    Py_END_ALLOW_THREADS py_lease_unpin(self);
+    if (r < 0)
+        return py_error_raise(self->client->state, r, &error);
+    return Py_BuildValue("(y#KK)", (const char *)handle.handle,
+                         (Py_ssize_t)sizeof(handle.handle), (unsigned long long)handle.offset,
+                         (unsigned long long)handle.size);
+}
+
+/* ---- publish ---- */
+
+/* What has changed: both texts are there before either is replaced. */
+static int
+lease_retell(struct lease_object *self)
+{
+    const struct caid_array_info *info = caid_array_get_info(self->array);
+    _cleanup_py_ PyObject *name = told_make(info, LEASE_NAME);
+    _cleanup_py_ PyObject *metadata = told_make(info, LEASE_METADATA);
+
+    if (!name || !metadata)
+        return -1;
+    Py_XSETREF(self->told[LEASE_NAME], py_take(&name));
+    Py_XSETREF(self->told[LEASE_METADATA], py_take(&metadata));
+    self->generation = info->generation;
+    return 0;
+}
+
+static PyObject *
+publish(struct lease_object *self, const char *name, const struct caid_publish_options *options)
+{
+    struct client_object *client = self->client;
+    struct caid_error error = {0};
+    uint64_t generation = 0;
+    int r;
+
+    py_lease_pin(self);
+    Py_BEGIN_ALLOW_THREADS r =
+        caid_array_publish(self->array, name, options, &generation, &error);
+    Py_END_ALLOW_THREADS if (r < 0) py_error_raise(client->state, r, &error);
+    else r = lease_retell(self);
+    py_lease_unpin(self);
+    return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
+}
+
+static PyObject *
+lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct lease_object *self = lease(op);
+    struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
+    const char *name;
+
+    if (py_args_check("publish", n_args, 3) < 0 || lease_check(self) < 0 ||
+        py_name_get(self->client->state, args[0], &name) < 0 ||
+        py_text_get(self->client->state, args[1], "metadata", CAID_ERR_INVALID,
+                    &options.metadata) < 0 ||
+        py_u64_get(self->client->state, args[2], "stream", &options.stream) < 0)
+        return NULL;
+    return publish(self, name, &options);
+}
+
+/* ---- the type ---- */
 
 static PyObject *
 lease_get_closed(PyObject *op, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(py_lease_is_closed(lease(op)));
+    return PyBool_FromLong(lease_is_closed(lease(op)));
 }
 
 static PyObject *
@@ -209,21 +493,47 @@ lease_get_ptr(PyObject *op, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLongLong(lease(op)->ptr);
 }
 
+#define FASTCALL(f) ((PyCFunction)(void (*)(void))(f))
+
 static PyMethodDef lease_methods[] = {
     {"share", lease_share, METH_NOARGS,
      PyDoc_STR("share()\n--\n\nOne share more, to be given up by close(). Returns self.")},
-    {"close", lease_close, METH_NOARGS,
-     PyDoc_STR("close()\n--\n\nGives a share up; the last one ends the lease.")},
+    {"pin", lease_pin, METH_NOARGS,
+     PyDoc_STR(
+         "pin()\n--\n\nOne share more, to be given up by unpin(); the client is not closed "
+         "meanwhile. Returns self.")},
+    {"unpin", lease_unpin, METH_NOARGS, PyDoc_STR("unpin()\n--\n\nUndoes pin().")},
+    {"close", FASTCALL(lease_close), METH_FASTCALL,
+     PyDoc_STR("close(stream=None, /)\n--\n\n"
+               "Gives a share up, last used on a stream; the last one ends the lease.")},
     {"host_view", lease_host_view, METH_VARARGS,
      PyDoc_STR("host_view(offset, nbytes, readonly, /)\n--\n\n"
-               "Memory that the host can reach (the software driver's) as a buffer.")},
+               "Memory that the host can reach as a buffer.")},
+    {"ipc_handle", lease_ipc_handle, METH_NOARGS,
+     PyDoc_STR("ipc_handle()\n--\n\n(handle, offset, size) of legacy memory.")},
+    {"publish", FASTCALL(lease_publish), METH_FASTCALL,
+     PyDoc_STR("publish(name, metadata, stream, /)\n--\n\n"
+               "Puts the array under a name: its generation.")},
     {0},
 };
+
+#define TELLS(name, what)                                           \
+    {                                                               \
+        name, lease_get_told, NULL, NULL, (void *)(uintptr_t)(what) \
+    }
 
 static PyGetSetDef lease_getset[] = {
     {"closed", lease_get_closed, NULL, PyDoc_STR("Whether the lease, or its client, ended."),
      NULL},
     {"ptr", lease_get_ptr, NULL, PyDoc_STR("Device address of the first element."), NULL},
+    TELLS("shape", LEASE_SHAPE),
+    TELLS("strides", LEASE_STRIDES),
+    TELLS("typestr", LEASE_TYPESTR),
+    TELLS("descr", LEASE_DESCR),
+    TELLS("name", LEASE_NAME),
+    TELLS("pool", LEASE_POOL),
+    TELLS("memory", LEASE_MEMORY),
+    TELLS("metadata", LEASE_METADATA),
     {0},
 };
 
@@ -236,14 +546,11 @@ static PyMemberDef lease_members[] = {
     {"generation", T_ULONGLONG, AT(generation), READONLY, NULL},
     {"block", T_ULONGLONG, AT(block), READONLY, NULL},
     {"offset", T_ULONGLONG, AT(offset), READONLY, NULL},
+    {"host", T_ULONGLONG, AT(host), READONLY, NULL},
     {"device", T_INT, AT(device), READONLY, NULL},
+    {"access", T_INT, AT(access), READONLY, NULL},
+    {"access_device", T_INT, AT(access_device), READONLY, NULL},
     {"readonly", T_BOOL, AT(readonly), READONLY, NULL},
-    {"shape", T_OBJECT_EX, AT(shape), READONLY, NULL},
-    {"strides", T_OBJECT_EX, AT(strides), READONLY, NULL},
-    {"typestr", T_OBJECT_EX, AT(typestr), READONLY, NULL},
-    {"descr", T_OBJECT_EX, AT(descr), READONLY, NULL},
-    {"name", T_OBJECT_EX, AT(name), READONLY, NULL},
-    {"pool", T_OBJECT_EX, AT(pool), READONLY, NULL},
     {0},
 };
 

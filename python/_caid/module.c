@@ -99,7 +99,12 @@ module_exec(PyObject *module)
     state->client_type = add_type(module, &py_client_spec);
     state->lease_type = add_type(module, &py_lease_spec);
     state->host_view_type = add_type(module, &py_host_view_spec);
-    return state->client_type && state->lease_type && state->host_view_type ? 0 : -1;
+    state->watch_type = add_type(module, &py_watch_spec);
+    state->host_memory_type = add_type(module, &py_host_memory_spec);
+    if (!state->client_type || !state->lease_type || !state->host_view_type ||
+        !state->watch_type || !state->host_memory_type)
+        return -1;
+    return 0;
 }
 
 static int
@@ -110,6 +115,8 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->client_type);
     Py_VISIT(state->lease_type);
     Py_VISIT(state->host_view_type);
+    Py_VISIT(state->watch_type);
+    Py_VISIT(state->host_memory_type);
     Py_VISIT(state->make_error);
     return 0;
 }
@@ -122,6 +129,8 @@ module_clear(PyObject *module)
     Py_CLEAR(state->client_type);
     Py_CLEAR(state->lease_type);
     Py_CLEAR(state->host_view_type);
+    Py_CLEAR(state->watch_type);
+    Py_CLEAR(state->host_memory_type);
     Py_CLEAR(state->make_error);
     return 0;
 }

@@ -2,9 +2,11 @@
 /*
  * The extension _caid: libcaid for Python, thin. Types and their relations:
  *
- *   Client     one struct caid_client; ends with close() or with the object
- *   Lease      one struct caid_array; holds its Client alive; ends with its last share
- *   HostView   host memory of a Lease as a buffer; has a share of the Lease
+ *   Client      one struct caid_client; ends with close() or with the object
+ *   Lease       one struct caid_array; holds its Client alive; ends with its last share
+ *   HostView    host memory of a Lease as a buffer; has a share of the Lease
+ *   Watch       one struct caid_watch; holds its Client alive; ends with close() or the object
+ *   HostMemory  page-locked memory of this process as a buffer; holds its Client alive
  *
  * What these files share is named py_: libcaid is linked in whole, with names of its own.
  *
@@ -27,6 +29,8 @@ struct module_state {
     PyTypeObject *client_type;
     PyTypeObject *lease_type;
     PyTypeObject *host_view_type;
+    PyTypeObject *watch_type;
+    PyTypeObject *host_memory_type;
     PyObject *make_error; /* caid._errors.make_error */
 };
 
@@ -82,6 +86,12 @@ PyObject *py_dims_tuple(const int64_t *v, uint32_t n);
 /* A device's index; one that no int32_t holds raises DeviceError. */
 int py_device_get(const struct module_state *state, PyObject *op, int32_t *ret);
 
+/* A whole number of 64 bits; another one raises InvalidError. */
+int py_u64_get(const struct module_state *state, PyObject *op, const char *what, uint64_t *ret);
+
+/* A name that has to be there: py_text_get() that takes no None. */
+int py_name_get(const struct module_state *state, PyObject *op, const char **ret);
+
 /* str of a C string that need not be UTF-8; None of NULL. */
 PyObject *py_text_or_none(const char *s);
 
@@ -90,12 +100,16 @@ int py_args_check(const char *function, Py_ssize_t n_args, Py_ssize_t n);
 
 /* ---- Client (client.c) ---- */
 
+struct lease_object;
+
 struct client_object {
     PyObject_HEAD
     struct module_state *state;
     struct caid_client *client; /* NULL: closed, or never connected */
     Py_ssize_t n_calls;         /* under way, in threads that gave the GIL up */
     bool closing;               /* closed; the last call under way frees `client` */
+    bool host_accessible; /* its driver's device memory is the host's: caid.Client says so */
+    struct lease_object *leases; /* that have not ended; each takes itself out */
 };
 
 extern PyType_Spec py_client_spec;
@@ -105,44 +119,86 @@ struct caid_client *py_client_enter(struct client_object *self);
 void py_client_leave(struct client_object *self);
 bool py_client_is_closed(const struct client_object *self);
 
-/* Methods of Client that other files define. */
-PyObject *py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args);
-PyObject *py_client_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args);
-PyObject *py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args);
-PyObject *py_client_unlink(PyObject *op, PyObject *const *args, Py_ssize_t n_args);
-PyObject *py_client_list(PyObject *op, PyObject *const *args, Py_ssize_t n_args);
-PyObject *py_client_show(PyObject *op, PyObject *const *args, Py_ssize_t n_args);
+/* Methods of Client that other files define: METH_FASTCALL, and those of one argument or none. */
+#define PY_CLIENT_METHOD(name) \
+    PyObject *py_client_##name(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+
+PY_CLIENT_METHOD(create);
+PY_CLIENT_METHOD(open);
+PY_CLIENT_METHOD(open_many);
+PY_CLIENT_METHOD(unlink);
+PY_CLIENT_METHOD(list);
+PY_CLIENT_METHOD(show);
+PY_CLIENT_METHOD(unnamed);
+PY_CLIENT_METHOD(stream_synchronize);
+PY_CLIENT_METHOD(watch);
+PY_CLIENT_METHOD(host_alloc);
+PY_CLIENT_METHOD(host_register);
+PY_CLIENT_METHOD(host_unregister);
 PyObject *py_client_pools(PyObject *op, PyObject *unused);
+PyObject *py_client_users(PyObject *op, PyObject *unused);
 PyObject *py_client_memory_info(PyObject *op, PyObject *device);
+PyObject *py_client_flush(PyObject *op, PyObject *device);
+PyObject *py_client_defer_begin(PyObject *op, PyObject *unused);
+PyObject *py_client_defer_end(PyObject *op, PyObject *unused);
 PyObject *py_client_status(PyObject *op, PyObject *unused);
 PyObject *py_client_devices(PyObject *op, PyObject *unused);
 PyObject *py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs);
 PyObject *py_client_pointer_resolve(PyObject *op, PyObject *ptr);
-PyObject *py_client_stream_synchronize(PyObject *op, PyObject *const *args, Py_ssize_t n_args);
+
+/* A call that takes the client alone, and no result. */
+PyObject *py_client_call(struct client_object *self,
+                         int (*call)(struct caid_client *, struct caid_error *));
 
 /* ---- Lease (lease.c) ---- */
 
+enum lease_told {
+    LEASE_SHAPE,
+    LEASE_STRIDES,
+    LEASE_TYPESTR,
+    LEASE_DESCR,
+    LEASE_NAME,
+    LEASE_POOL,
+    LEASE_MEMORY,
+    LEASE_METADATA,
+    LEASE_TOLD_MAX,
+};
+
 struct lease_object {
     PyObject_HEAD
-    struct client_object *client; /* NULL only after tp_clear */
-    struct caid_array *array;     /* NULL: ended */
+    struct client_object *client;      /* NULL only after tp_clear */
+    struct lease_object *next, **prev; /* in client->leases; prev NULL: not there */
+    struct caid_array *array;          /* NULL: ended */
     Py_ssize_t n_shares;
-    uint64_t span; /* bytes from the first element to the end of the last */
+    Py_ssize_t n_views; /* shares of HostViews: a closed client leaves such a lease alone */
 
-    /* what caid_array_get_info() says; outlives `array` */
-    uint64_t ptr, nbytes, itemsize, generation, block, offset;
-    int32_t device;
+    /* How shares were given up, for the last of them. */
+    uint64_t stream;   /* by a close that named this one; 0: none did */
+    bool other_closes; /* by a close that named none, or another */
+
+    /* Numbers of caid_array_get_info(), which outlive `array`. */
+    uint64_t ptr, nbytes, itemsize, span, generation, block, offset;
+    uintptr_t host; /* the first element where the host reaches it, else 0 */
+    int32_t device, access, access_device;
     bool readonly;
-    PyObject *shape, *strides, *typestr, *descr, *name, *pool;
+
+    /* Its texts and lists, made when first asked for, at the latest when `array` ends: opening
+     * many arrays makes no objects that nobody looks at. */
+    PyObject *told[LEASE_TOLD_MAX];
 };
 
 extern PyType_Spec py_lease_spec;
 
 /* A Lease with one share. Takes `array` in any case. */
 PyObject *py_lease_new(struct client_object *client, struct caid_array *array);
-/* Gives a share up; the last one ends the lease. */
-void py_lease_drop(struct lease_object *self);
-bool py_lease_is_closed(const struct lease_object *self);
+/* One share more for a call that is under way: the client is not closed meanwhile. Undo it. */
+void py_lease_pin(struct lease_object *self);
+void py_lease_unpin(struct lease_object *self);
+/* One share more for a HostView, which keeps the memory mapped when the client is closed. */
+void py_lease_view_begin(struct lease_object *self);
+void py_lease_view_end(struct lease_object *self);
+/* Ends all leases of a client that is closed, but for those with HostViews. */
+void py_leases_end(struct client_object *client);
 
 /* ---- HostView (host_view.c) ---- */
 
@@ -151,3 +207,8 @@ extern PyType_Spec py_host_view_spec;
 /* Takes a share of the lease. [offset, offset + nbytes) lies in the array. */
 PyObject *py_host_view_new(struct lease_object *lease, uint64_t offset, uint64_t nbytes,
                            bool readonly);
+
+/* ---- Watch (watch.c), HostMemory (host.c) ---- */
+
+extern PyType_Spec py_watch_spec;
+extern PyType_Spec py_host_memory_spec;

@@ -7,6 +7,11 @@
 >>> b = caid.connect().open("weights")               # in another: the same memory
 
 Arrays have a ``__cuda_array_interface__``: hand them to CuPy, Numba, PyTorch, JAX, ...
+
+>>> c.empty((1024, 768), "<f4").publish("weights")   # replaces it, at once and as a whole
+>>> for change in c.watch("weights"): ...            # waits for that
+
+What users of Numba know is here by its names: ``to_device()``, ``pinned_array()``, ``mapped()``, ...
 """
 
 from __future__ import annotations
@@ -18,8 +23,34 @@ from ._array import Array
 from ._cai import as_array, from_cuda_array_interface
 from ._client import Client
 from ._daemon import LocalDaemon
+from ._default import default_client
 from ._errors import *  # noqa: F403
-from ._records import Details, Device, Entry, Holder, MemoryInfo, Pool, Status
+from ._helpers import (
+    device_array,
+    device_array_like,
+    managed_array,
+    mapped,
+    mapped_array,
+    mapped_array_like,
+    pinned,
+    pinned_array,
+    pinned_array_like,
+    to_device,
+)
+from ._records import (
+    Change,
+    Details,
+    Device,
+    Entry,
+    Flushed,
+    Holder,
+    IpcHandle,
+    MemoryInfo,
+    Pool,
+    Status,
+    User,
+)
+from ._watch import Watch
 
 __version__ = _caid.version()
 
@@ -42,19 +73,35 @@ def softcuda_path() -> str:
 
 __all__ = [
     "Array",
+    "Change",
     "Client",
     "Details",
     "Device",
     "Entry",
+    "Flushed",
     "Holder",
+    "IpcHandle",
     "LocalDaemon",
     "MemoryInfo",
     "Pool",
     "Status",
+    "User",
+    "Watch",
     "as_array",
     "connect",
+    "default_client",
+    "device_array",
+    "device_array_like",
     "from_cuda_array_interface",
+    "managed_array",
+    "mapped",
+    "mapped_array",
+    "mapped_array_like",
+    "pinned",
+    "pinned_array",
+    "pinned_array_like",
     "softcuda_path",
+    "to_device",
     *_errors.__all__,
 ]
 

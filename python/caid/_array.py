@@ -1,49 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Array: elements in device memory, by address, shape and byte strides.
+"""Array: elements in memory that a device reaches, by address, shape and byte strides.
 
 An Array looks at a memory, which is one of
 
-* ``_caid.Lease``: an array that a client holds at the daemon,
+* ``_caid.Lease``: an array that a client holds at the daemon, or managed memory of its own,
 * ``_cai.ForeignMemory``: memory that another library owns.
 
 Views look at the memory of the array that they were made from. Each Array has one share of its
 memory, from when it is made until ``close()`` or until it is collected; the memory ends with
-its last share. A NumPy array that sees the memory (software driver) has a share, too.
+its last share. A NumPy array that sees the memory has a share, too.
+
+The Array of a lease asks for its layout when it is first needed: opening many costs little.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
-from . import _copy, _geometry, _typestr
+from . import _copy, _geometry, _metadata, _stream, _typestr
 from ._errors import closed as closed_error
+from ._errors import unsupported
+from ._records import IpcHandle
 
 if TYPE_CHECKING:
     import numpy
 
+_DEVICE_ONLY = ("device", "legacy", None)  # kinds that the host does not reach by themselves
 
-def make(memory, ptr, shape, strides, element, readonly, *, root) -> Array:
+
+class Layout(NamedTuple):
+    """Where the elements are."""
+
+    ptr: int  # device address of the first
+    shape: tuple
+    strides: tuple
+    element: _typestr.Element
+    readonly: bool
+
+
+def make(memory, layout, *, root, _new=object.__new__) -> Array:
     """An Array that takes over one share of a memory. A root warns when it is left open."""
-    self = object.__new__(Array)
+    self = _new(Array)
     self._memory = memory
-    self._ptr = ptr
-    self._shape = shape
-    self._strides = strides
-    self._element = element
-    self._readonly = readonly
+    self._known = layout
     self._root = root
     self._open = True
     return self
 
 
-def of_lease(lease) -> Array:
+def of_lease(lease, _new=object.__new__) -> Array:
     """The Array for a new lease."""
-    element = _typestr.Element(lease.typestr, lease.itemsize, lease.descr)
-    return make(
-        lease, lease.ptr, lease.shape, lease.strides, element, lease.readonly, root=True
-    )
+    self = _new(Array)
+    self._memory = lease
+    self._known = None
+    self._root = True
+    self._open = True
+    return self
+
+
+def _layout_of(lease):
+    """An ended lease has no address any more; its arrays do not give one."""
+    element = _typestr.element_of(lease.typestr, lease.itemsize, lease.descr)
+    ptr = 0 if lease.closed else lease.ptr
+    return Layout(ptr, lease.shape, lease.strides, element, lease.readonly)
 
 
 def _export_version():
@@ -55,7 +76,7 @@ def _export_version():
 
 
 class Array:
-    """An n-dimensional array in device memory.
+    """An n-dimensional array in memory that a device reaches.
 
     Arrays come from a :class:`caid.Client` or from :func:`caid.as_array`. They have a geometry
     and can be copied; elements are not computed with here: hand the array to any library that
@@ -69,41 +90,63 @@ class Array:
 
     __slots__ = (
         "_memory",
-        "_ptr",
-        "_shape",
-        "_strides",
-        "_element",
-        "_readonly",
+        "_known",
         "_root",
         "_open",
         "__weakref__",
     )
 
     _memory: Any  # what it looks at
-    _ptr: int  # of the first element
-    _shape: tuple[int, ...]
-    _strides: tuple[int, ...]
-    _element: _typestr.Element
-    _readonly: bool
+    _known: Layout | None  # None: that of the lease, not asked for yet
     _root: bool
     _open: bool  # deleted by close()
 
     def __new__(cls, *_args, **_kwargs):
         raise TypeError("caid.Array comes from Client.create(), Client.open() or caid.as_array()")
 
+    @property
+    def _layout(self) -> Layout:
+        if self._known is None:
+            self._known = _layout_of(self._memory)
+        return self._known
+
     # --- life -------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Gives this array's share of the memory up. Idempotent.
+    def close(self, stream: Any = None) -> None:
+        """Gives this array's share of the memory up. Idempotent. Waits for nothing.
 
-        Nothing may use the memory through this array afterwards, work on the GPU included: the
-        caller has synchronised.
+        Parameters
+        ----------
+        stream : int or stream object, optional
+            The CUDA stream on which the memory was last used: 1 (legacy default), 2 (per-thread
+            default), a CUstream, or an object of CuPy, Numba, PyTorch or cuda.core. The memory is
+            given on when that stream has come to here. Without it, when everything has that was
+            started before, on any stream of the device's primary context or of the thread's
+            current one.
+
+        Raises
+        ------
+        ValueError
+            Stream 0, which is ambiguous. The array stays open, as with all errors.
+        DriverError
+            The driver knows no such stream.
+
+        Notes
+        -----
+        Nothing may be started on the memory through this array afterwards. The lease ends with its
+        last share: where views were closed without a stream, or with others, all streams are waited
+        for.
         """
+        number = None if stream is None else _stream.handle(stream)
         try:
             del self._open  # of several threads, one gets past this
         except AttributeError:
             return
-        self._memory.close()
+        try:
+            self._memory.close(number)
+        except BaseException:
+            self._open = True
+            raise
 
     def __enter__(self) -> Array:
         return self
@@ -140,67 +183,97 @@ class Array:
     @property
     def shape(self) -> tuple[int, ...]:
         """tuple of int: extents."""
-        return self._shape
+        return self._layout.shape
 
     @property
     def strides(self) -> tuple[int, ...]:
         """tuple of int: steps in bytes; negative in some views."""
-        return self._strides
+        return self._layout.strides
 
     @property
     def typestr(self) -> str:
         """str: type of the elements, as in NumPy's array interface."""
-        return self._element.typestr
+        return self._layout.element.typestr
 
     @property
     def dtype(self) -> numpy.dtype:
         """numpy.dtype: type of the elements. Needs NumPy."""
-        return _typestr.to_numpy(self._element)
+        return _typestr.to_numpy(self._layout.element)
 
     @property
     def itemsize(self) -> int:
         """int: bytes of an element."""
-        return self._element.itemsize
+        return self._layout.element.itemsize
 
     @property
     def ndim(self) -> int:
         """int: number of dimensions."""
-        return len(self._shape)
+        return len(self.shape)
 
     @property
     def size(self) -> int:
         """int: number of elements."""
-        return _geometry.size(self._shape)
+        return _geometry.size(self.shape)
 
     @property
     def nbytes(self) -> int:
         """int: bytes of the elements."""
-        return self.size * self._element.itemsize
+        return self.size * self.itemsize
 
     @property
     def device(self) -> int:
-        """int: index of the device in ``client.devices``; -1 for one that is not there."""
+        """int: index of the device in ``client.devices``; -1 for one that is not there. Of host
+        memory, the one that it was made for."""
         return self._memory.device
 
     @property
+    def access(self) -> int:
+        """int: CUDA ordinal, in this process, of the device that ``ptr`` was mapped for; -1 where
+        nothing was, or where another library did."""
+        return self._memory.access
+
+    @property
+    def memory(self) -> str | None:
+        """str or None: "device", "legacy", "pinned", "mapped" or "managed", as in
+        :meth:`caid.Client.create`; None for memory of another library."""
+        return self._memory.memory
+
+    @property
     def readonly(self) -> bool:
-        """bool: whether the memory is mapped read-only, or said to be by its owner."""
-        return self._readonly
+        """bool: whether the memory is mapped read-only, or said to be by its owner. Of "legacy"
+        memory it is said only: the driver does not enforce it."""
+        return self._layout.readonly
 
     @property
     def ptr(self) -> int:
         """int: device address of the first element; 0 for an array of no elements."""
         self._check()
-        return 0 if 0 in self._shape else self._ptr
+        return 0 if 0 in self.shape else self._layout.ptr
+
+    @property
+    def device_ptr(self) -> int:
+        """int: the same as `ptr`; the word for memory that has a host address, too."""
+        return self.ptr
+
+    @property
+    def host_ptr(self) -> int | None:
+        """int or None: host address of the first element, where the host reaches it."""
+        self._check()
+        memory = self._memory
+        if not memory.host:
+            return None
+        return memory.host + self._layout.ptr - memory.ptr
 
     @property
     def name(self) -> str | None:
-        """str or None: the name that the array was created or opened by."""
+        """str or None: the name that the array was created, opened or last published by. Another
+        array may have it by now."""
         return self._memory.name
 
     @property
     def pool(self) -> str | None:
-        """str or None: the pool that the memory belongs to; None for foreign memory."""
+        """str or None: the pool that the memory belongs to; None for memory that is not the
+        daemon's."""
         return self._memory.pool
 
     @property
@@ -208,18 +281,35 @@ class Array:
         """int: generation of the name; 0 without one."""
         return self._memory.generation
 
+    @property
+    def metadata(self) -> Any:
+        """object: what the array was created or last published with, decoded from JSON anew each
+        time; None without. Text that is no JSON, which a program in C may have given, is a str."""
+        return _metadata.decode(self._memory.metadata)
+
+    @property
+    def ipc_handle(self) -> IpcHandle:
+        """IpcHandle: what opens "legacy" memory in other processes, by any library. Its `offset` is
+        that of this array's first element. Raises UnsupportedError for other memory."""
+        self._check()
+        memory = self._memory
+        handle = IpcHandle._make(memory.ipc_handle())
+        if 0 in self.shape:
+            return handle
+        return handle._replace(offset=handle.offset + self._layout.ptr - memory.ptr)
+
     def is_c_contiguous(self) -> bool:
         """Whether the elements lie in C order, without gaps."""
-        return _geometry.is_c_contiguous(self._shape, self._strides, self._element.itemsize)
+        return _geometry.is_c_contiguous(self.shape, self.strides, self.itemsize)
 
     def is_f_contiguous(self) -> bool:
         """Whether the elements lie in Fortran order, without gaps."""
-        return _geometry.is_f_contiguous(self._shape, self._strides, self._element.itemsize)
+        return _geometry.is_f_contiguous(self.shape, self.strides, self.itemsize)
 
     def __len__(self) -> int:
-        if not self._shape:
+        if not self.shape:
             raise TypeError("len() of an array of no dimensions")
-        return self._shape[0]
+        return self.shape[0]
 
     def __bool__(self):
         raise TypeError("the truth of an array: its elements are in device memory")
@@ -228,37 +318,32 @@ class Array:
         name = "" if self.name is None else f" {self.name!r}"
         if self.closed:
             return f"<caid.Array{name} closed>"
-        mode = "r" if self._readonly else "rw"
+        mode = "r" if self.readonly else "rw"
+        memory = "" if self.memory in ("device", None) else f" memory={self.memory!r}"
         return (
-            f"<caid.Array{name} shape={self._shape} typestr={self.typestr!r}"
-            f" device={self.device} mode={mode!r}>"
+            f"<caid.Array{name} shape={self.shape} typestr={self.typestr!r}"
+            f" device={self.device}{memory} mode={mode!r}>"
         )
 
     # --- views ------------------------------------------------------------------------------
 
     def _view(self, offset, shape, strides):
         self._check()
-        return make(
-            self._memory.share(),
-            self._ptr + offset,
-            shape,
-            strides,
-            self._element,
-            self._readonly,
-            root=False,
-        )
+        layout = self._layout
+        layout = layout._replace(ptr=layout.ptr + offset, shape=shape, strides=strides)
+        return make(self._memory.share(), layout, root=False)
 
     def __getitem__(self, key: Any) -> Array:
-        return self._view(*_geometry.index(self._shape, self._strides, key))
+        return self._view(*_geometry.index(self.shape, self.strides, key))
 
     def __iter__(self) -> Iterator[Array]:
-        if not self._shape:
+        if not self.shape:
             raise TypeError("iteration over an array of no dimensions")
-        return (self[i] for i in range(self._shape[0]))
+        return (self[i] for i in range(self.shape[0]))
 
     def view(self) -> Array:
         """Another array over the same elements."""
-        return self._view(0, self._shape, self._strides)
+        return self._view(0, self.shape, self.strides)
 
     def reshape(self, *shape: Any) -> Array:
         """A view of the same elements, in C order, in another shape.
@@ -275,10 +360,10 @@ class Array:
         """
         new_shape = _geometry.dims("shape", shape[0] if len(shape) == 1 else shape)
         new_shape = _geometry.fill_in(new_shape, self.size)
-        strides = _geometry.reshape(self._shape, self._strides, self.itemsize, new_shape)
+        strides = _geometry.reshape(self.shape, self.strides, self.itemsize, new_shape)
         if strides is None:
             raise ValueError(
-                f"shape {self._shape} with strides {self._strides} becomes {new_shape} only by "
+                f"shape {self.shape} with strides {self.strides} becomes {new_shape} only by "
                 "a copy"
             )
         return self._view(0, new_shape, strides)
@@ -291,7 +376,7 @@ class Array:
         """A view with the dimensions in the order of `axes`; reversed without."""
         if len(axes) == 1:
             axes = () if axes[0] is None else _geometry.dims("axes", axes[0])
-        return self._view(0, *_geometry.transpose(self._shape, self._strides, axes))
+        return self._view(0, *_geometry.transpose(self.shape, self.strides, axes))
 
     @property
     def T(self) -> Array:
@@ -316,7 +401,7 @@ class Array:
         """
         self._check()
         if out is None:
-            out = _typestr.numpy().empty(self._shape, self.dtype)
+            out = _typestr.numpy().empty(self.shape, self.dtype)
         _copy.copy(_copy.host(out, target=True), _copy.device(self))
         return out
 
@@ -349,29 +434,76 @@ class Array:
         with _copy.side(obj, target=True) as target:
             _copy.copy(target, _copy.device(self))
 
+    # --- publishing -------------------------------------------------------------------------
+
+    def publish(self, name: str, *, metadata: Any = None, stream: Any = None) -> int:
+        """Puts the array under a name of its pool, at once and as a whole.
+
+        Whoever opens the name before gets what was there, whoever opens it after gets this array,
+        complete: the work that writes it is waited for, here on the host. What had the name lives
+        on without it as long as somebody holds it. A name that the array had before is given up.
+
+        Parameters
+        ----------
+        name : str
+            It need not exist.
+        metadata : object, optional
+            Anything that JSON can tell, in place of the array's own, which else stays.
+        stream : int or stream object, optional
+            The CUDA stream on which the array is written, as for close(); without it, all work of
+            the device's context is waited for.
+
+        Returns
+        -------
+        int
+            The name's new generation: one more than before. The array's `name`, `generation` and
+            `metadata` follow.
+
+        Raises
+        ------
+        AccessError, InvalidNameError, LimitError
+            The pool may not be written; no name; more names than the user may have.
+        UnsupportedError
+            A view, or memory that is not the daemon's.
+        """
+        self._check()
+        if self._memory.pool is None:
+            raise unsupported(f"{self._label} is not in the daemon's memory: it has no name")
+        if not self._root:
+            raise unsupported("a view is not published: publish the array that it was made from")
+        number = 0 if stream is None else _stream.handle(stream)
+        return self._memory.publish(name, _metadata.encode(metadata), number)
+
     # --- interfaces -------------------------------------------------------------------------
 
     def _interface(self):
         """What both array interfaces have in common."""
+        layout = self._layout
         described = {
-            "shape": self._shape,
-            "typestr": self.typestr,
-            "strides": None if self.is_c_contiguous() else self._strides,
+            "shape": layout.shape,
+            "typestr": layout.element.typestr,
+            "strides": None if self.is_c_contiguous() else layout.strides,
             "version": 3,
         }
-        if self._element.descr is not None:
-            described["descr"] = _typestr.descr_list(self._element.descr)
+        if layout.element.descr is not None:
+            described["descr"] = _typestr.descr_list(layout.element.descr)
         return described
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """dict: version 3 of the interface; with CAID_CAI_EXPORT_VERSION=2 version 2.
+        """dict: version 3 of the interface; with CAID_CAI_EXPORT_VERSION=2 version 2. "pinned"
+        memory has none: it is the host's, whose device address is `device_ptr`.
 
         Copies are synchronous, so no work is pending when the dict is given: ``stream`` is None.
         The dict keeps nothing alive: who uses it keeps the array.
         """
+        self._check()
+        if self.memory == "pinned":
+            raise AttributeError(
+                "__cuda_array_interface__: pinned memory is the host's; create it as 'mapped'"
+            )
         described = self._interface()
-        described["data"] = (self.ptr, self._readonly)
+        described["data"] = (self.ptr, self.readonly)
         described["version"] = _export_version()
         if described["version"] >= 3:
             described["stream"] = None
@@ -379,20 +511,28 @@ class Array:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """dict: NumPy's array interface, on the software driver, whose memory the host reaches.
+        """dict: NumPy's array interface, where the host reaches the memory: "pinned", "mapped" and
+        "managed", and with the software driver all.
 
         ``data`` is a buffer, which NumPy keeps: it holds the lease even if this array is closed.
         """
         self._check()
-        memory = self._memory
-        if memory.pool is None or not memory.client.host_accessible:
+        memory, layout = self._memory, self._layout
+        low, high = _geometry.extent(layout.shape, layout.strides, layout.element.itemsize)
+        if not memory.host and (high or not self._is_the_hosts):
             raise AttributeError("__array_interface__: the host does not reach device memory")
-        low, high = _geometry.extent(self._shape, self._strides, self.itemsize)
-        start = self._ptr + low - memory.ptr if high else 0
+        start = layout.ptr + low - memory.ptr if high else 0
         described = self._interface()
-        described["data"] = memory.host_view(start, high - low, self._readonly)
+        described["data"] = memory.host_view(start, high - low, layout.readonly)
         described["offset"] = -low
         return described
+
+    @property
+    def _is_the_hosts(self):
+        """Whether the host would reach the memory if there were any bytes."""
+        if self.memory in _DEVICE_ONLY:
+            return self.pool is not None and self._memory.client._host_accessible
+        return True
 
     def __array__(self, *_args, **_kwargs):
         # Without this, NumPy would take the array for a sequence and make one of views.

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from . import _array, _caid, _geometry, _typestr
-from ._errors import closed, invalid
+from ._errors import closed, invalid, unsupported
 
 _VERSIONS = range(4)
 
@@ -21,9 +21,14 @@ class ForeignMemory:
 
     __slots__ = ("client", "device", "owner", "closed")
 
-    name = None
-    pool = None
-    generation = 0
+    # What only leases have.
+    name = pool = memory = metadata = None
+    generation = block = host = 0
+    access = -1
+
+    @property
+    def access_device(self):
+        return self.device
 
     def __init__(self, client, device, owner):
         self.client = client
@@ -36,9 +41,16 @@ class ForeignMemory:
             raise closed("the array is closed")
         return ForeignMemory(self.client, self.device, self.owner)
 
-    def close(self):
+    pin = share
+
+    def close(self, _stream=None):
         self.closed = True
         self.owner = None
+
+    unpin = close
+
+    def ipc_handle(self):
+        raise unsupported("memory of another library: it has its own handles")
 
 
 _driver = (0, None)  # process id, client
@@ -136,7 +148,8 @@ def from_cuda_array_interface(
         if stream is not None and sync and os.environ.get("CAID_CAI_SYNC") != "0":
             client._stream_synchronize(stream, max(device, 0))
     memory = ForeignMemory(client, device, owner)
-    return _array.make(memory, ptr, shape, strides, element, readonly, root=False)
+    layout = _array.Layout(ptr, shape, strides, element, readonly)
+    return _array.make(memory, layout, root=False)
 
 
 # --- the dict's entries ---------------------------------------------------------------------

@@ -3,19 +3,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
-from typing import Any, Iterable, List, Union
+from typing import Any, Iterable, Iterator, List, Union
 
-from . import _array, _cai, _caid, _geometry, _typestr
-from ._errors import invalid
-from ._records import Details, Device, Entry, Holder, MemoryInfo, Pool, Status
+from . import _array, _cai, _caid, _geometry, _metadata, _typestr, _watch
+from ._errors import ClosedError, DisconnectedError, invalid
+from ._errors import device as device_error
+from ._records import (
+    Details,
+    Device,
+    Entry,
+    Flushed,
+    Holder,
+    MemoryInfo,
+    Pool,
+    Status,
+    User,
+)
 
 _CLIENT_NAME_MAX = 64  # bytes
+_EXCLUSIVE, ATTACH_HOST = 1, 2  # enum caid_array_flags
 
 _Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 _Shape = Union[int, Iterable[int]]
+_Device = Union[int, str]  # index in Client.devices, or UUID
 
 
 def _program_name():
@@ -52,7 +66,7 @@ class Client(_caid.Client):
     closes the client's arrays; leaving a ``with`` block does the same.
     """
 
-    __slots__ = ("_address", "_device_list", "_host_accessible", "__weakref__")
+    __slots__ = ("_address", "_device_list", "_driver", "__weakref__")
 
     def __init__(
         self,
@@ -65,10 +79,20 @@ class Client(_caid.Client):
         self._device_list: List[Device] | None = None
         super().__init__(address, name=name or _program_name(), driver=driver)
         try:  # asked now: arrays are used after the daemon's death, too
-            self._host_accessible = self.status().driver == "soft"
+            daemons = self.status().driver
+            self._driver = driver or os.environ.get("CAID_CUDA_DRIVER") or daemons
+            self._host_accessible = daemons == "soft"
         except BaseException:
             self.close()
             raise
+
+    def close(self) -> None:
+        """Ends the connection, closes the client's arrays and ends its watches. Idempotent.
+
+        Memory that a NumPy array of this process still sees stays as it is, and is given to nobody
+        before this process has exited."""
+        super().close()
+        _watch.wake(self)
 
     def __enter__(self) -> Client:
         return self
@@ -96,10 +120,13 @@ class Client(_caid.Client):
         dtype: Any = "<f8",
         *,
         pool: str | None = None,
-        device: int = 0,
+        device: _Device = 0,
         order: str = "C",
         strides: _Shape | None = None,
         exclusive: bool = False,
+        memory: str = "device",
+        alignment: int | None = None,
+        metadata: Any = None,
     ) -> _array.Array:
         """Creates an array under a name. Its contents are undefined until written.
 
@@ -115,14 +142,29 @@ class Client(_caid.Client):
             A typestr ("<f4") needs no NumPy.
         pool : str, optional
             Without it, the caller's own.
-        device : int
-            Index in `devices`.
+        device : int or str
+            Index in `devices`, or UUID.
         order : {"C", "F"}
             Which dimension is the fastest: the last or the first.
         strides : tuple of int, optional
             Steps in bytes, none negative, in place of `order`.
         exclusive : bool
             Whether to give the array a block of its own, shared with no other array.
+        memory : {"device", "legacy", "pinned", "mapped", "managed"}
+            Where the array lies.
+
+            * "device": memory of the device, for all that runs there.
+            * "legacy": the same, opened by a 64-byte handle, for programs that need one: see
+              `Array.ipc_handle`. A process that opens it gets a CUDA context; a read-only lease is
+              not enforced by the driver.
+            * "pinned": page-locked memory of the host, shared between processes and with the
+              device: ``numpy.asarray(a)`` sees it, `Array.device_ptr` is its device address.
+            * "mapped": the same, said to be for kernels: it has a ``__cuda_array_interface__``.
+            * "managed": managed memory of this process alone; empty() only, as it has no name.
+        alignment : int, optional
+            Of the first element in device memory, bytes: a power of two up to 2 MiB. 512 without.
+        metadata : object, optional
+            Anything that JSON can tell, up to 4,096 bytes of it, for whoever opens the array.
 
         Returns
         -------
@@ -133,8 +175,10 @@ class Client(_caid.Client):
         ------
         ExistsError
             The name is taken.
-        InvalidNameError, InvalidError
-            Name, shape, strides or type are not valid.
+        InvalidNameError, InvalidError, TooLargeError
+            Name, shape, strides, type, alignment or metadata are not valid; over their limit.
+        UnsupportedError
+            The device or the daemon does not have that kind of memory.
         OutOfMemoryError, QuotaError, LimitError
             The device, the pool or the user has not got that much.
         AccessError, NotFoundError
@@ -144,7 +188,9 @@ class Client(_caid.Client):
         """
         if not isinstance(name, str):
             raise TypeError(f"name: a str is needed, not {type(name).__name__}; see empty()")
-        return self._make(name, shape, dtype, pool, device, order, strides, exclusive)
+        return self._make(
+            name, shape, dtype, order, strides, pool, device, exclusive, memory, alignment, metadata
+        )
 
     def empty(
         self,
@@ -152,21 +198,30 @@ class Client(_caid.Client):
         dtype: Any = "<f8",
         *,
         pool: str | None = None,
-        device: int = 0,
+        device: _Device = 0,
         order: str = "C",
         strides: _Shape | None = None,
         exclusive: bool = False,
+        memory: str = "device",
+        alignment: int | None = None,
+        metadata: Any = None,
     ) -> _array.Array:
-        """Creates an array without a name: it ends with its last holder. See create()."""
-        return self._make(None, shape, dtype, pool, device, order, strides, exclusive)
+        """Creates an array without a name: it ends with its last holder, unless it is published.
+        See create()."""
+        return self._make(
+            None, shape, dtype, order, strides, pool, device, exclusive, memory, alignment, metadata
+        )
 
     def empty_like(
         self,
         a: Any,
         *,
         pool: str | None = None,
-        device: int | None = None,
+        device: _Device | None = None,
         exclusive: bool = False,
+        memory: str = "device",
+        alignment: int | None = None,
+        metadata: Any = None,
     ) -> _array.Array:
         """An unnamed array with the shape and type of another: of a caid array, of anything with
         a ``__cuda_array_interface__``, or of anything that NumPy makes an array of. One in
@@ -176,55 +231,113 @@ class Client(_caid.Client):
         if device is None:
             own = isinstance(a, _array.Array) and a._memory.client is self
             device = max(a.device, 0) if own else 0
-        return self._make_element(
-            None, shape, element, pool, device, order, None, exclusive
-        )
-
-    def _make(self, name, shape, dtype, pool, device, order, strides, exclusive):
-        element, inner = _typestr.of_dtype(dtype)
-        shape = _geometry.dims("shape", shape) + inner
-        return self._make_element(
-            name, shape, element, pool, device, order, strides, exclusive
-        )
-
-    def _make_element(self, name, shape, element, pool, device, order, strides, exclusive):
-        if order not in ("C", "F"):
-            raise invalid(f"order {order!r}: 'C' or 'F'")
-        if strides is not None:
-            if order == "F":
-                raise invalid("order and strides are both given")
-            strides = _geometry.dims("strides", strides)
-        elif order == "F" and len(shape) > 1 and min(shape) >= 0:
-            strides = _geometry.f_strides(shape, element.itemsize)
-        lease = self._create(
-            name, shape, element.typestr, element.descr, strides, pool, device, exclusive
+        strides = _strides(shape, element, order, None)
+        lease = self._create_lease(
+            None, shape, element, strides, pool, device, exclusive, memory, alignment, metadata
         )
         return _array.of_lease(lease)
 
+    def _make(self, name, shape, dtype, order, strides, *options):
+        element, inner = _typestr.of_dtype(dtype)
+        shape = _geometry.dims("shape", shape) + inner
+        strides = _strides(shape, element, order, strides)
+        return _array.of_lease(self._create_lease(name, shape, element, strides, *options))
+
+    def _create_lease(
+        self, name, shape, element, strides, pool, device, exclusive, memory, alignment, metadata
+    ):
+        return self._create(
+            name,
+            shape,
+            element.typestr,
+            element.descr,
+            strides,
+            pool,
+            self._index_of(device),
+            _EXCLUSIVE if exclusive else 0,
+            memory,
+            alignment or 0,
+            _metadata.encode(metadata),
+        )
+
+    # --- devices ----------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> List[Device]:
+        """list of Device: the daemon's devices; ``device=`` elsewhere is a place in it, or a
+        UUID."""
+        if self._device_list is None:
+            self._device_list = [Device._make(device) for device in self._devices()]
+        return self._device_list.copy()
+
+    def _index_of(self, device):
+        """The index of a device that was given by index or UUID."""
+        if not isinstance(device, str):
+            return device
+        for index, known in enumerate(self.devices):
+            if known.uuid == device:
+                return index
+        raise device_error(f"no device {device!r} at the daemon")
+
+    def _uuid_of(self, device):
+        """The UUID of a device that was given by index or UUID, for this process to find."""
+        if device is None or isinstance(device, str):
+            return device
+        if 0 <= device < len(self.devices):
+            return self.devices[device].uuid
+        raise device_error(f"no device {device}: the daemon has {len(self.devices)}")
+
     # --- opening and unlinking --------------------------------------------------------------
 
-    def open(self, name: str, mode: str = "r", *, pool: str | None = None) -> _array.Array:
+    def open(
+        self,
+        name: str,
+        mode: str = "r",
+        *,
+        pool: str | None = None,
+        generation: int | None = None,
+        device: _Device | None = None,
+    ) -> _array.Array:
         """Opens an array by name. Nothing is copied: it is the same memory in every process.
 
         Parameters
         ----------
         name : str
         mode : {"r", "rw"}
-            "r" maps the memory read-only: a write on the GPU fails there.
+            "r" maps the memory read-only: a write on the GPU fails there ("legacy" memory: only
+            here).
         pool : str, optional
             Without it, the caller's own.
+        generation : int, optional
+            The array that had the name in this generation, and no other: the current one, or an
+            older one that somebody still holds. Without it, or with 0, the current one.
+        device : int or str, optional
+            Index in `devices`, or UUID, of the device of this process that is to reach the memory,
+            over the peer link where the memory lies on another. Without it, the memory's own or,
+            where this process does not see that one (CUDA_VISIBLE_DEVICES), the first that it
+            sees.
 
         Raises
         ------
         NotFoundError
             No such name, or no pool that the caller may see; also a FileNotFoundError.
+        StaleError
+            The name has that generation no more, or not yet.
         AccessError
             Mode "rw" in a pool that may only be read; also a PermissionError.
+        DeviceError
+            This process does not see that device.
         """
-        return _array.of_lease(self._open(name, mode, pool))
+        lease = self._open(name, mode, pool, generation or 0, self._uuid_of(device))
+        return _array.of_lease(lease)
 
     def open_many(
-        self, names: Iterable[str], mode: str = "r", *, pool: str | None = None
+        self,
+        names: Iterable[str],
+        mode: str = "r",
+        *,
+        pool: str | None = None,
+        device: _Device | None = None,
     ) -> List[_array.Array]:
         """Opens arrays by their names, in as few messages as they fit in: all or none.
 
@@ -235,13 +348,39 @@ class Client(_caid.Client):
         """
         if isinstance(names, str):
             raise TypeError("names: a list of str is needed, not one str")
-        leases = self._open_many(tuple(names), mode, pool)
-        return [_array.of_lease(lease) for lease in leases]
+        leases = self._open_many(tuple(names), mode, pool, self._uuid_of(device))
+        return list(map(_array.of_lease, leases))
 
     def unlink(self, name: str, *, pool: str | None = None) -> None:
         """Removes a name. Whoever holds the array keeps it; without holders its memory is freed.
         Raises NotFoundError, AccessError."""
         self._unlink(name, pool)
+
+    def watch(
+        self, name: str, *, pool: str | None = None, timeout: float | None = None
+    ) -> _watch.Watch:
+        """Watches a name, which need not exist: an iterator over its changes, for threads and
+        for asyncio.
+
+        Parameters
+        ----------
+        name : str
+        pool : str, optional
+            Without it, the caller's own.
+        timeout : float, optional
+            Seconds that the iterator waits for each change before it raises TimedOutError.
+
+        Returns
+        -------
+        Watch
+            To be closed: it is a context manager.
+
+        Raises
+        ------
+        InvalidNameError, NotFoundError, LimitError
+            No name; no pool that the caller may see; more watches than the user may have.
+        """
+        return _watch.Watch(self, name, pool, timeout)
 
     def as_array(self, obj: Any, sync: bool = True) -> _array.Array:
         """:func:`caid.as_array` on this client's driver."""
@@ -277,35 +416,115 @@ class Client(_caid.Client):
 
     def show(self, name: str, *, pool: str | None = None) -> Details:
         """What is known of a name, and who holds the array: Details."""
-        details = Details._make(self._show(name, pool)[0])
-        return details._replace(
-            entry=Entry._make(details.entry),
-            holders=[Holder._make(holder) for holder in details.holders],
-        )
+        return _details(self._show(name, pool)[0])
+
+    def unnamed(self, *, pool: str | None = None, all: bool = False) -> List[Details]:
+        """Arrays that have no name, or have it no more, and who keeps their memory.
+
+        Parameters
+        ----------
+        pool, all
+            As in list().
+
+        Returns
+        -------
+        list of Details
+            `entry.name` is the last name. The daemon tells neither strides nor place here.
+        """
+        return [_details(details) for details in self._unnamed(pool, all)]
 
     def pools(self) -> List[Pool]:
         """The pools that the caller may read: list of Pool."""
         return [Pool._make(pool) for pool in self._pools()]
 
-    def memory_info(self, device: int = 0) -> MemoryInfo:
-        """Memory of a device, in bytes: MemoryInfo(free, total, used, blocks, arrays)."""
-        return MemoryInfo._make(self._memory_info(device))
+    def users(self) -> List[User]:
+        """What the caller's uid is charged; for root and the daemon's own uid, every uid: list of
+        User."""
+        return [User._make(user) for user in self._users()]
+
+    # --- memory -----------------------------------------------------------------------------
+
+    def memory_info(self, device: _Device | None = None) -> MemoryInfo:
+        """Memory of a device: MemoryInfo, which begins with free and total bytes. Without
+        `device`, of the first. Raises DeviceError."""
+        return MemoryInfo._make(self._memory_info(self._index_of(device or 0)))
+
+    def flush(self, device: _Device | None = None) -> Flushed:
+        """Frees what waits to be freed, and gives empty blocks back to the driver: those of the
+        caller's uid; for root and the daemon's own uid, all.
+
+        Memory that nobody holds is not given back at once, see caid.conf(5): ``max_pending_*``.
+        What defer_cleanup() holds back stays.
+
+        Parameters
+        ----------
+        device : int or str, optional
+            Index or UUID; without it, every device.
+
+        Returns
+        -------
+        Flushed
+
+        Raises
+        ------
+        DriverError
+            A release failed. That block is written off and counted (``quarantined``); what came
+            after it waits on.
+        """
+        index = -1 if device is None else self._index_of(device)
+        if device is not None and index < 0:
+            raise device_error(f"no device {device}: the daemon has {len(self.devices)}")
+        return Flushed._make(self._flush(index))
+
+    @contextlib.contextmanager
+    def defer_cleanup(self) -> Iterator[None]:
+        """A ``with`` block in which nothing of the caller's uid that waits to be freed is freed,
+        so that no release disturbs the GPU's work. Blocks may be nested; what they held back goes
+        on waiting after the outermost, until the next flush.
+
+        Another user's want of memory overrides it, a create() of this client's that finds none
+        does not. It ends with the connection, too. The rules are those of Numba's
+        ``cuda.defer_cleanup()``.
+        """
+        self._defer_begin()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ClosedError, DisconnectedError):  # then it has ended
+                self._defer_end()
+
+    # --- the daemon -------------------------------------------------------------------------
 
     def status(self) -> Status:
         """The daemon: Status."""
         return Status._make(self._status())
 
     @property
-    def devices(self) -> List[Device]:
-        """list of Device: the daemon's devices; ``device=`` elsewhere is a place in it."""
-        if self._device_list is None:
-            self._device_list = [Device._make(device) for device in self._devices()]
-        return self._device_list.copy()
-
-    @property
     def host_accessible(self) -> bool:
         """bool: whether the host can reach array memory; so it is with the software driver."""
         return self._host_accessible
+
+
+def _details(record):
+    details = Details._make(record)
+    return details._replace(
+        entry=Entry._make(details.entry),
+        holders=[Holder._make(holder) for holder in details.holders],
+        metadata=_metadata.decode(details.metadata),
+    )
+
+
+def _strides(shape, element, order, strides):
+    """What the daemon is told: None for C order."""
+    if order not in ("C", "F"):
+        raise invalid(f"order {order!r}: 'C' or 'F'")
+    if strides is not None:
+        if order == "F":
+            raise invalid("order and strides are both given")
+        return _geometry.dims("strides", strides)
+    if order == "F" and len(shape) > 1 and min(shape) >= 0:
+        return _geometry.f_strides(shape, element.itemsize)
+    return None
 
 
 def _like(a):
@@ -315,7 +534,7 @@ def _like(a):
             return _like(foreign)
     if isinstance(a, _array.Array):
         f_order = a.is_f_contiguous() and not a.is_c_contiguous()
-        return a.shape, a._element, "F" if f_order else "C"
+        return a.shape, a._layout.element, "F" if f_order else "C"
     a = _typestr.numpy().asanyarray(a)
     element, _ = _typestr.of_dtype(a.dtype)
     return a.shape, element, "F" if a.flags.fnc else "C"

@@ -28,8 +28,9 @@ class Side(NamedTuple):
 
 def device(array):
     """The side of an Array."""
+    ptr, layout = array.ptr, array._layout
     return Side(
-        array.ptr, not array.readonly, array.shape, array.strides, array._element, array
+        ptr, not layout.readonly, layout.shape, layout.strides, layout.element, array
     )
 
 
@@ -91,8 +92,8 @@ def copy(target, source):
     _match(target, source)
     with contextlib.ExitStack() as stack:
         for end in (target, source):
-            if end.array is not None:  # another thread may close the array meanwhile
-                stack.callback(end.array._memory.share().close)
+            if end.array is not None:  # another thread may close the array or the client
+                stack.callback(end.array._memory.pin().unpin)
         _run(target, source)
 
 
@@ -145,14 +146,15 @@ def _call(target, source, shape):
         src_strides=source.strides,
         dst_on_host=target.on_host,
         src_on_host=source.on_host,
-        device=max(memory.device, 0),
+        device=max(memory.access_device, 0),
     )
 
 
 def _runner(target, source):
-    """The memory whose client makes the copy: a lease's, where there is one."""
+    """The memory whose client makes the copy, on the device that it is mapped for: the daemon's,
+    where there is one."""
     memories = [end.array._memory for end in (target, source) if end.array is not None]
-    return min(memories, key=lambda memory: memory.pool is None)
+    return min(memories, key=lambda memory: memory.block == 0)
 
 
 def _overlap(target, source):
@@ -167,7 +169,7 @@ def _span(end):
     two addresses; else addresses."""
     low, high = _geometry.extent(end.shape, end.strides, end.element.itemsize)
     memory = end.array._memory
-    if memory.pool is None:
+    if memory.block == 0:  # not the daemon's
         return 0, end.data + low, end.data + high
     start = memory.offset + end.data - memory.ptr
     return memory.block, start + low, start + high

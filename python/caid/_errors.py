@@ -28,6 +28,8 @@ class ErrorCode(enum.IntEnum):
     SHUTDOWN = 14
     TOO_LARGE = 15
     UNSUPPORTED = 16
+    CANCELLED = 17
+    STALE = 18
     NO_DAEMON = 64
     DISCONNECTED = 65
     FORKED = 66
@@ -154,6 +156,18 @@ class UnsupportedError(Error, NotImplementedError):
     code = ErrorCode.UNSUPPORTED
 
 
+class CancelledError(Error):
+    """A watch was closed while somebody waited for it."""
+
+    code = ErrorCode.CANCELLED
+
+
+class StaleError(Error):
+    """That generation of the name is gone, or has not come yet."""
+
+    code = ErrorCode.STALE
+
+
 class NoDaemonError(Error, ConnectionRefusedError):
     """Nobody listens at the socket."""
 
@@ -190,14 +204,25 @@ class SystemCallError(Error):
     code = ErrorCode.SYSTEM
 
 
+class TimedOutError(SystemCallError, TimeoutError):
+    """What was waited for did not come in time."""
+
+
 CLASSES = {cls.code: cls for cls in [*Error.__subclasses__(), InvalidNameError]}
 
-__all__ = ["Error", "ErrorCode", *sorted(cls.__name__ for cls in CLASSES.values())]
+__all__ = [
+    "Error",
+    "ErrorCode",
+    "TimedOutError",
+    *sorted(cls.__name__ for cls in CLASSES.values()),
+]
 
 
 def make_error(code, errnum, message, cuda_result):
     """The exception for what libcaid returned; the extension calls this."""
     cls = CLASSES.get(code, Error)
+    if cls is SystemCallError and errnum == errno.ETIMEDOUT:
+        cls = TimedOutError
     error = cls(errnum, message)
     if cls is Error:
         error.code = code
@@ -214,6 +239,16 @@ def invalid(message):
 def closed(message):
     """A :class:`ClosedError` for what is found out on this side."""
     return ClosedError(errno.EBADF, message)
+
+
+def unsupported(message):
+    """An :class:`UnsupportedError` for what is found out on this side."""
+    return UnsupportedError(errno.ENOTSUP, message)
+
+
+def device(message):
+    """A :class:`DeviceError` for what is found out on this side."""
+    return DeviceError(errno.ENODEV, message)
 
 
 def read_only(message):

@@ -1,17 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the daemon tells, as named tuples. The fields are in the order that ``_caid`` gives."""
 
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 
 class MemoryInfo(NamedTuple):
-    """Memory of a device, in bytes."""
+    """Memory of a device. What is no count is in bytes."""
 
     free: int  #: as the driver reports it now
     total: int  #: as the driver reports it now
     used: int  #: of caid's blocks on this device
     blocks: int  #: how many
     arrays: int  #: how many
+    allocated: int  #: that arrays take of the blocks
+    reserve: int  #: of empty blocks, of all pools
+    available: int  #: that the caller's own pool has in its blocks, free or waiting to be freed
+    pending: int  #: entries of the deallocation queue
+    pending_bytes: int  #: of those
+    pinned: int  #: of page-locked host memory made for the device; in none of the others
+    flushes: int  #: of the queue, ever
+    releases: int  #: of blocks to the driver, ever
+    quarantined: int  #: blocks that the driver would not take back
+    quarantined_bytes: int  #: of those
+    context: bool  #: whether the daemon has a context there, for legacy handles
+
+
+class Flushed(NamedTuple):
+    """What a flush() has freed."""
+
+    entries: int  #: that left the deallocation queue
+    blocks: int  #: that went back to the driver
+    bytes: int  #: of those blocks
+
+
+class IpcHandle(NamedTuple):
+    """What opens "legacy" memory in another process, by any library: ``cuIpcOpenMemHandle()``,
+    Numba's ``cuda.open_ipc_array()``, CuPy's ``runtime.ipcOpenMemHandle()``.
+
+    Whoever has it may write the memory, and that of other arrays beside it. It is good while the
+    array is open somewhere, or has a name; it is refused in the daemon's own process only.
+    """
+
+    handle: bytes  #: 64, a ``CUipcMemHandle``
+    offset: int  #: bytes from the start of what it opens to the array's first element
+    size: int  #: bytes of what it opens
+
+
+class Change(NamedTuple):
+    """News of a name that is watched."""
+
+    name: str
+    pool: Optional[str]  #: None: the caller's own
+    generation: int  #: of the array that has the name now; 0: none has
 
 
 class Device(NamedTuple):
@@ -42,6 +82,9 @@ class Status(NamedTuple):
     leases: int
     jobs: int  #: driver calls under way
     release_errors: int  #: blocks that the driver would not take back, ever
+    watches: int
+    pending: int  #: entries of the deallocation queues
+    contexts: int  #: that the daemon has made, for legacy handles
 
 
 class Pool(NamedTuple):
@@ -55,6 +98,30 @@ class Pool(NamedTuple):
     used: int  #: bytes of blocks
     names: int
     arrays: int
+    blocks: int
+    allocated: int  #: bytes that arrays take of the blocks
+    pending: int  #: bytes in deallocation queues
+    reserve: int  #: bytes of empty blocks
+    holes: int  #: bytes free in blocks that are not empty
+    largest: int  #: bytes of the largest hole
+    pinned: int  #: bytes of blocks in host memory; in none of the others
+
+
+class User(NamedTuple):
+    """What a uid is charged."""
+
+    uid: int
+    connections: int
+    arrays: int
+    names: int
+    leases: int
+    watches: int
+    jobs: int  #: driver calls under way
+    bytes: int  #: of device memory, of the arrays that it created
+    pinned: int  #: the same of page-locked host memory
+    host: int  #: of the daemon's own memory
+    pending: int  #: entries of the deallocation queues
+    deferred: int  #: connections that hold these back: defer_cleanup()
 
 
 class Entry(NamedTuple):
@@ -69,6 +136,7 @@ class Entry(NamedTuple):
     nbytes: int
     leases: int  #: how many hold it
     uid: int  #: who created it
+    memory: str  #: "device", "legacy", "pinned" or "mapped"
 
 
 class Holder(NamedTuple):
@@ -78,12 +146,13 @@ class Holder(NamedTuple):
     pid: int
     uid: int
     readonly: bool
+    hung_up: bool  #: its connection has ended, its process has not
 
 
 class Details(NamedTuple):
-    """All that is known of a name."""
+    """All that is known of an array."""
 
-    entry: Entry
+    entry: Entry  #: without a name, its name is the last one; "" where it never had one
     strides: Optional[tuple]  #: bytes; None for C order
     descr: Optional[str]  #: JSON field list of a structured type
     array: int  #: the daemon's number for it
@@ -91,3 +160,4 @@ class Details(NamedTuple):
     block_size: int
     offset: int  #: bytes from the block's start
     holders: list  #: of Holder; as many as fit a packet
+    metadata: Any  #: the user's, decoded anew; None without

@@ -25,6 +25,12 @@ class Element(NamedTuple):
     descr: Optional[str] = None  # JSON field list of a structured type
 
 
+@functools.lru_cache(maxsize=256)
+def element_of(typestr, itemsize, descr):
+    """The element of an array that the daemon tells of; arrays of a type share it."""
+    return Element(typestr, itemsize, descr)
+
+
 def numpy():
     """NumPy, imported when first needed."""
     import numpy
@@ -69,7 +75,7 @@ def _is_plain(descr):
 
 
 def of_dtype(dtype):
-    """The element of a typestr, a dtype, or of anything that ``numpy.dtype`` takes.
+    """The element of a typestr, a dtype, an element, or of anything that ``numpy.dtype`` takes.
 
     Returns
     -------
@@ -83,6 +89,8 @@ def of_dtype(dtype):
     InvalidError
         Not a type, or one of Python objects.
     """
+    if isinstance(dtype, Element):
+        return dtype, ()
     if isinstance(dtype, str):
         element = _parse(dtype)
         if element:

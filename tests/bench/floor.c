@@ -19,18 +19,15 @@ packet_sizes(struct floor *f)
     struct msg_open_params params = {.names = {.v = &name, .n = 1}, .mode = MSG_STR("r")};
     struct msg_array array = {
         .lease = 1000,
-        .array = 1,
         .block = 1,
         .nbytes = 4 * 1024 * 768,
-        .device = MSG_STR("GPU-00000000-0000-0000-0000-000000000000"),
         .typestr = MSG_STR("<f4"),
         .shape = {.v = shape, .n = 2},
-        .name = name,
-        .pool = MSG_STR("uid:1000"),
         .generation = 1,
-        .readonly = true,
     };
-    struct msg_arrays_result result = {.arrays = &array, .n_arrays = 1};
+    struct msg_arrays_result result = {.pool = MSG_STR("uid:1000"),
+                                       .arrays = &array,
+                                       .n_arrays = 1};
     int r = msg_encode_request(&buf, 1000, MSG_OPEN, &params);
 
     f->n_request = buf.n;

@@ -156,6 +156,26 @@ driver_warm_up(void)
     drv_free(drv);
 }
 
+static uint64_t
+count_leases(struct caid_client *client)
+{
+    struct caid_status status = CAID_INIT(status);
+    struct caid_error error;
+
+    assert_ok(caid_client_status(client, &status, &error), error);
+    return status.leases;
+}
+
+void
+wait_for_leases(struct caid_client *client, uint64_t n)
+{
+    const struct timespec step = START_STEP;
+
+    for (int i = 0; i < START_TRIES && count_leases(client) != n; i++)
+        nanosleep(&step, NULL);
+    cr_assert_eq(count_leases(client), n);
+}
+
 struct caid_array *
 make_bytes(struct caid_client *client, const char *name, int64_t n)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The built daemon, started for one test on a socket in a folder of its own. Stopped by its pid;
- * it dies with the test in any case (PR_SET_PDEATHSIG). Failures end the test.
+ * The built daemon, started for one test on a socket in a folder of its own. Stopped by its
+ * pid; it dies with the test in any case (PR_SET_PDEATHSIG). Failures end the test.
  */
 #pragma once
 
@@ -34,6 +34,10 @@ void driver_warm_up(void);
 /* A test that uses the daemon and the driver. */
 #define CLIENT_TEST(suite, name) \
     CAID_TEST_WITH(suite, name, .init = driver_warm_up, .timeout = 120)
+
+/* Waits until the daemon counts this many leases: it is told of a close in a process with a
+ * CUDA context when the GPU has drained. Fails the test when it takes too long. */
+void wait_for_leases(struct caid_client *client, uint64_t n);
 
 /* An array of n bytes; checked. name may be NULL. */
 struct caid_array *make_bytes(struct caid_client *client, const char *name, int64_t n);

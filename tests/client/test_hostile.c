@@ -3,6 +3,7 @@
  * A daemon that breaks the protocol: whatever it sends becomes an error at the caller, ends the
  * connection where it must, and leaves no fd and no memory behind (CAID_TEST).
  */
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -31,16 +32,11 @@ answer_init(struct answer *a)
     *a = (struct answer){.shape = {4}, .strides = {4}, .n_fds = 1};
     a->arrays[0] = (struct msg_array){
         .lease = 11,
-        .array = 12,
         .block = 13,
         .nbytes = 16,
-        .device = MSG_STR(fake_uuid()),
         .typestr = MSG_STR("<f4"),
         .shape = {a->shape, 1},
-        .name = MSG_STR("x"),
-        .pool = MSG_STR("uid:0"),
         .generation = 1,
-        .readonly = true,
     };
     a->arrays[1] = a->arrays[0];
     a->arrays[1].lease = 21;
@@ -53,6 +49,7 @@ answer_init(struct answer *a)
     a->blocks[1] = a->blocks[0];
     a->blocks[1].block = 14;
     a->result = (struct msg_arrays_result){
+        .pool = MSG_STR("uid:0"),
         .arrays = a->arrays,
         .n_arrays = 1,
         .blocks = a->blocks,
@@ -60,34 +57,64 @@ answer_init(struct answer *a)
     };
 }
 
+static const uint64_t handle[9];
+
+static void
+make_legacy(struct answer *a)
+{
+    a->blocks[0].kind = MSG_STR("legacy");
+    a->blocks[0].handle = (struct msg_u64s){handle, 8};
+    a->n_fds = 0;
+}
+
+static void
+make_empty(struct answer *a)
+{
+    a->shape[0] = 0;
+    a->arrays[0].nbytes = 0;
+    a->arrays[0].block = 0;
+    a->arrays[0].device = MSG_STR(fake_uuid());
+    a->result.n_blocks = 0;
+    a->n_fds = 0;
+}
+
 /* What is wrong, and how it is made so. */
-#define SPOILERS(X)                                                \
-    X(no_array, a->result.n_arrays = 0)                            \
-    X(more_arrays, a->result.n_arrays = 2)                         \
-    X(no_lease, a->arrays[0].lease = 0)                            \
-    X(writable, a->arrays[0].readonly = false)                     \
-    X(no_block, a->result.n_blocks = 0, a->n_fds = 0)              \
-    X(unknown_block, a->arrays[0].block = 99)                      \
-    X(block_for_nothing, a->shape[0] = 0, a->arrays[0].nbytes = 0) \
-    X(bytes_without_block, a->arrays[0].block = 0)                 \
-    X(unknown_device, a->arrays[0].device = MSG_STR("GPU-0"))      \
-    X(block_device, a->blocks[0].device = MSG_STR("GPU-0"))        \
-    X(beyond, a->arrays[0].offset = BLOCK_SIZE - 15)               \
-    X(far_beyond, a->arrays[0].offset = UINT64_MAX - 4)            \
-    X(too_many_bytes, a->arrays[0].nbytes = 17)                    \
-    X(negative, a->shape[0] = -4)                                  \
-    X(bad_typestr, a->arrays[0].typestr = MSG_STR("<f"))           \
-    X(zero_itemsize, a->arrays[0].typestr = MSG_STR("|V0"))        \
-    X(block_id_zero, a->blocks[0].block = 0)                       \
-    X(block_size_zero, a->blocks[0].size = 0)                      \
-    X(block_size_huge, a->blocks[0].size = UINT64_MAX)             \
-    X(block_kind, a->blocks[0].kind = MSG_STR("legacy"))           \
-    X(fd_index, a->blocks[0].fd = 1)                               \
-    X(fd_index_huge, a->blocks[0].fd = UINT64_MAX)                 \
-    X(no_fd, a->n_fds = 0)                                         \
-    X(extra_fd, a->n_fds = 2)                                      \
-    X(same_fd_twice, a->result.n_blocks = 2, a->n_fds = 2)         \
-    X(nul_in_name, a->arrays[0].name = (struct msg_str){"x\0y", 3})
+#define SPOILERS(X)                                                         \
+    X(no_array, a->result.n_arrays = 0)                                     \
+    X(more_arrays, a->result.n_arrays = 2)                                  \
+    X(no_lease, a->arrays[0].lease = 0)                                     \
+    X(no_block, a->result.n_blocks = 0, a->n_fds = 0)                       \
+    X(unknown_block, a->arrays[0].block = 99)                               \
+    X(block_for_nothing, a->shape[0] = 0, a->arrays[0].nbytes = 0)          \
+    X(nowhere, make_empty(a), a->arrays[0].device.p = NULL)                 \
+    X(offset_of_nothing, make_empty(a), a->arrays[0].offset = 1)            \
+    X(bytes_without_block, a->arrays[0].block = 0)                          \
+    X(unknown_device, a->arrays[0].device = MSG_STR("GPU-0"))               \
+    X(block_device, a->blocks[0].device = MSG_STR("GPU-0"))                 \
+    X(beyond, a->arrays[0].offset = BLOCK_SIZE - 15)                        \
+    X(far_beyond, a->arrays[0].offset = UINT64_MAX - 4)                     \
+    X(too_many_bytes, a->arrays[0].nbytes = 17)                             \
+    X(negative, a->shape[0] = -4)                                           \
+    X(bad_typestr, a->arrays[0].typestr = MSG_STR("<f"))                    \
+    X(zero_itemsize, a->arrays[0].typestr = MSG_STR("|V0"))                 \
+    X(block_id_zero, a->blocks[0].block = 0)                                \
+    X(block_size_zero, a->blocks[0].size = 0)                               \
+    X(block_size_huge, a->blocks[0].size = UINT64_MAX)                      \
+    X(block_kind, a->blocks[0].kind = MSG_STR("video"))                     \
+    X(no_handle, a->blocks[0].kind = MSG_STR("legacy"), a->n_fds = 0)       \
+    X(short_handle, make_legacy(a), a->blocks[0].handle.n = 7)              \
+    X(long_handle, make_legacy(a), a->blocks[0].handle.n = 9)               \
+    X(handle_and_fd, make_legacy(a), a->n_fds = 1)                          \
+    X(mapped_device, a->arrays[0].memory = MSG_STR("mapped"))               \
+    X(other_memory, a->arrays[0].memory = MSG_STR("pinned"))                \
+    X(managed, a->arrays[0].memory = MSG_STR("managed"))                    \
+    X(nul_in_metadata, a->arrays[0].metadata = (struct msg_str){"x\0y", 3}) \
+    X(fd_index, a->blocks[0].fd = 1)                                        \
+    X(fd_index_huge, a->blocks[0].fd = UINT64_MAX)                          \
+    X(no_fd, a->n_fds = 0)                                                  \
+    X(extra_fd, a->n_fds = 2)                                               \
+    X(same_fd_twice, a->result.n_blocks = 2, a->n_fds = 2)                  \
+    X(nul_in_pool, a->result.pool = (struct msg_str){"x\0y", 3})
 
 #define SPOILER(name, ...)             \
     static void name(struct answer *a) \
@@ -240,11 +267,7 @@ script_empty_array(struct fake *fake)
     struct answer answer;
 
     answer_init(&answer);
-    answer.shape[0] = 0;
-    answer.arrays[0].nbytes = 0;
-    answer.arrays[0].block = 0;
-    answer.result.n_blocks = 0;
-    answer.n_fds = 0;
+    make_empty(&answer);
     if (fake_request(fake) == MSG_OPEN)
         send_answer(fake, &answer);
     fake_drain(fake);
@@ -470,4 +493,189 @@ CAID_TEST(hostile, figures_of_another_device)
     assert_failed(caid_memory_info(client, 0, &info, &error), error, CAID_ERR_PROTOCOL);
     caid_client_close(client);
     fake_stop(&fake);
+}
+
+/* ---- replies to what is new, each with one thing wrong ---- */
+
+static void
+script_users_again(struct fake *fake)
+{
+    const struct msg_user users[] = {{.uid = 5}, {.uid = 5}};
+    const struct msg_users_result result = {.users = users, .n_users = 2};
+
+    fake_request(fake);
+    fake_result(fake, MSG_USERS, &result, NULL, 0);
+    fake_drain(fake);
+}
+
+static void
+script_no_more_users(struct fake *fake)
+{
+    const struct msg_user user = {.uid = 0};
+    const struct msg_users_result result = {.users = &user, .n_users = 0, .more = true};
+
+    fake_request(fake);
+    fake_result(fake, MSG_USERS, &result, NULL, 0);
+    fake_drain(fake);
+}
+
+static void
+script_large_uid(struct fake *fake)
+{
+    const struct msg_user user = {.uid = UINT64_C(1) << 32};
+    const struct msg_users_result result = {.users = &user, .n_users = 1};
+
+    fake_request(fake);
+    fake_result(fake, MSG_USERS, &result, NULL, 0);
+    fake_drain(fake);
+}
+
+static int
+ignore_user(const struct caid_user *user, void *userdata)
+{
+    (void)user;
+    (void)userdata;
+    return 0;
+}
+
+CAID_TEST(hostile, users)
+{
+    void (*const scripts[])(struct fake *) = {script_users_again, script_no_more_users,
+                                              script_large_uid};
+    struct caid_error error;
+    struct fake fake;
+
+    for (size_t i = 0; i < ARRAY_SIZE(scripts); i++) {
+        struct caid_client *client = fake_start(&fake, scripts[i], NULL);
+        assert_failed(caid_users(client, ignore_user, NULL, &error), error, CAID_ERR_PROTOCOL);
+        caid_client_close(client);
+        fake_stop(&fake);
+    }
+}
+
+static void
+script_unnamed_without_entry(struct fake *fake)
+{
+    static const struct msg_entry none[1];
+    const struct msg_holder holder = {.pid = 1};
+    const struct msg_unnamed unnamed = {.array = 1,
+                                        .entries = none,
+                                        .holders = &holder,
+                                        .n_holders = 1};
+    const struct msg_unnamed_result result = {.arrays = &unnamed, .n_arrays = 1};
+
+    fake_request(fake);
+    fake_result(fake, MSG_UNNAMED, &result, NULL, 0);
+    fake_drain(fake);
+}
+
+static void
+script_endless_unnamed(struct fake *fake)
+{
+    static const struct msg_unnamed none[1];
+    const struct msg_unnamed_result result = {.arrays = none, .more = true};
+
+    while (fake_request(fake) == MSG_UNNAMED)
+        fake_result(fake, MSG_UNNAMED, &result, NULL, 0);
+}
+
+static int
+ignore_details(const struct caid_details *details, void *userdata)
+{
+    (void)details;
+    (void)userdata;
+    return 0;
+}
+
+CAID_TEST(hostile, unnamed)
+{
+    void (*const scripts[])(struct fake *) = {script_unnamed_without_entry,
+                                              script_endless_unnamed};
+    struct caid_error error;
+    struct fake fake;
+
+    for (size_t i = 0; i < ARRAY_SIZE(scripts); i++) {
+        struct caid_client *client = fake_start(&fake, scripts[i], NULL);
+        assert_failed(caid_unnamed(client, NULL, ignore_details, NULL, &error), error,
+                      CAID_ERR_PROTOCOL);
+        caid_client_close(client);
+        fake_stop(&fake);
+    }
+}
+
+static void
+script_publish_zero(struct fake *fake)
+{
+    const struct msg_publish_result result = {.generation = 0};
+    struct answer answer;
+
+    answer_init(&answer);
+    make_empty(&answer);
+    if (fake_request(fake) == MSG_OPEN)
+        send_answer(fake, &answer);
+    if (fake_request(fake) == MSG_PUBLISH)
+        fake_result(fake, MSG_PUBLISH, &result, NULL, 0);
+    fake_drain(fake);
+}
+
+CAID_TEST(hostile, a_generation_that_is_none)
+{
+    struct caid_array *array;
+    struct caid_error error;
+    struct fake fake;
+
+    struct caid_client *client = fake_start(&fake, script_publish_zero, NULL);
+    assert_ok(caid_array_open(client, &array, "x", NULL, &error), error);
+    assert_failed(caid_array_publish(array, "y", NULL, NULL, &error), error, CAID_ERR_PROTOCOL);
+    cr_assert_str_eq(caid_array_get_info(array)->name, "x");
+    caid_array_close(array);
+    caid_client_close(client);
+    fake_stop(&fake);
+}
+
+/* A memfd that could be cut off under the feet of who uses it. */
+static void
+script_unsealed(struct fake *fake)
+{
+    struct answer answer;
+
+    answer_init(&answer);
+    answer.blocks[0].kind = MSG_STR("pinned");
+    if (fake_request(fake) == MSG_OPEN)
+        send_answer(fake, &answer);
+    fake_drain(fake);
+}
+
+static void
+script_too_small(struct fake *fake)
+{
+    struct answer answer;
+
+    answer_init(&answer);
+    answer.blocks[0].kind = MSG_STR("pinned");
+    int fd = memfd_create("block", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (ftruncate(fd, BLOCK_SIZE - 1) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+        abort();
+    if (fake_request(fake) == MSG_OPEN)
+        fake_result(fake, MSG_OPEN, &answer.result, &fd, 1);
+    close(fd);
+    fake_drain(fake);
+}
+
+CLIENT_TEST(hostile, pinned_memory_that_is_not_safe)
+{
+    void (*const scripts[])(struct fake *) = {script_unsealed, script_too_small};
+    struct caid_array *array = NULL;
+    struct caid_error error;
+    struct fake fake;
+
+    for (size_t i = 0; i < ARRAY_SIZE(scripts); i++) {
+        struct caid_client *client = fake_start(&fake, scripts[i], NULL);
+        assert_failed(caid_array_open(client, &array, "x", NULL, &error), error,
+                      CAID_ERR_DRIVER);
+        cr_assert_null(array);
+        caid_client_close(client);
+        fake_stop(&fake);
+        cr_assert_eq(fake.n_closed, 1);
+    }
 }

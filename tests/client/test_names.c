@@ -233,3 +233,151 @@ CLIENT_TEST(names, memory_info)
     caid_client_close(client);
     daemon_stop(&daemon);
 }
+
+/* ---- what has no name ---- */
+
+struct unnamed {
+    int n;
+    bool lost_its_name; /* one that had it was among them */
+};
+
+static int
+see_unnamed(const struct caid_details *d, void *userdata)
+{
+    struct unnamed *unnamed = userdata;
+
+    cr_assert(d->array != 0 && d->n_holders == 1 && d->entry.leases == 1);
+    cr_assert_eq(d->holders[0].pid, (uint64_t)getpid());
+    cr_assert(!d->holders[0].hung_up && !d->holders[0].readonly);
+    cr_assert_str_eq(d->entry.memory, "device");
+    unnamed->lost_its_name |= strcmp(d->entry.name, "was") == 0;
+    unnamed->n++;
+    return 0;
+}
+
+static int
+stop_there(const struct caid_details *d, void *userdata)
+{
+    (void)d;
+    (void)userdata;
+    return 7;
+}
+
+CLIENT_TEST(names, unnamed)
+{
+    static struct caid_array *arrays[N_NAMES];
+    struct caid_list_options options = CAID_INIT(options);
+    struct unnamed unnamed = {0}, all = {0};
+    struct daemon daemon;
+    struct caid_error error;
+
+    daemon_start(&daemon);
+    struct caid_client *client = daemon_connect(&daemon);
+    assert_ok(caid_unnamed(client, NULL, see_unnamed, &unnamed, &error), error);
+    cr_assert_eq(unnamed.n, 0);
+    struct caid_array *named = make_bytes(client, "is", 0);
+    arrays[0] = make_bytes(client, "was", 0);
+    assert_ok(caid_unlink(client, "was", NULL, &error), error);
+    for (int i = 1; i < N_NAMES; i++)
+        arrays[i] = make_bytes(client, NULL, 0);
+    assert_ok(caid_unnamed(client, NULL, see_unnamed, &unnamed, &error), error);
+    cr_assert_eq(unnamed.n, N_NAMES);
+    cr_assert(unnamed.lost_its_name);
+    options.all = true;
+    assert_ok(caid_unnamed(client, &options, see_unnamed, &all, &error), error);
+    cr_assert_eq(all.n, N_NAMES);
+    cr_assert_eq(caid_unnamed(client, NULL, stop_there, NULL, &error), 7);
+    assert_failed(caid_unnamed(client, NULL, NULL, NULL, &error), error, CAID_ERR_INVALID);
+    options.all = false;
+    options.pool = "no-such-pool";
+    assert_failed(caid_unnamed(client, &options, see_unnamed, &all, &error), error,
+                  CAID_ERR_NOT_FOUND);
+    for (int i = 0; i < N_NAMES; i++)
+        caid_array_close(arrays[i]);
+    caid_array_close(named);
+    caid_client_close(client);
+    daemon_stop(&daemon);
+}
+
+/* ---- users and queues ---- */
+
+static int
+see_user(const struct caid_user *user, void *userdata)
+{
+    struct caid_user *ret = userdata;
+
+    if (user->uid == getuid())
+        *ret = *user;
+    return 0;
+}
+
+static struct caid_user
+charges(struct caid_client *client)
+{
+    struct caid_user user = {.uid = UINT32_MAX};
+    struct caid_error error;
+
+    assert_ok(caid_users(client, see_user, &user, &error), error);
+    cr_assert_eq(user.uid, getuid());
+    return user;
+}
+
+CLIENT_TEST(names, users)
+{
+    struct caid_watch *watch;
+    struct daemon daemon;
+    struct caid_error error;
+
+    daemon_start(&daemon);
+    struct caid_client *client = daemon_connect(&daemon);
+    struct caid_array *array = make_bytes(client, "x", 1000);
+    assert_ok(caid_watch_new(client, &watch, "y", NULL, NULL, NULL, &error), error);
+    struct caid_user user = charges(client);
+    cr_assert(user.arrays == 1 && user.names == 1 && user.leases == 1 && user.watches == 1);
+    cr_assert(user.connections == 1 && user.bytes >= 1000 && user.pinned == 0);
+    caid_watch_close(watch);
+    assert_ok(caid_unlink(client, "x", NULL, &error), error);
+    caid_array_close(array);
+    assert_ok(caid_flush(client, -1, NULL, &error), error);
+    user = charges(client);
+    cr_assert(user.arrays == 0 && user.names == 0 && user.leases == 0 && user.watches == 0);
+    cr_assert(user.bytes == 0 && user.pending == 0);
+    assert_failed(caid_users(client, NULL, NULL, &error), error, CAID_ERR_INVALID);
+    caid_client_close(client);
+    daemon_stop(&daemon);
+}
+
+CLIENT_TEST(names, flush_and_defer)
+{
+    struct caid_flushed flushed = CAID_INIT(flushed);
+    struct caid_memory_info info = CAID_INIT(info);
+    struct daemon daemon;
+    struct caid_error error;
+
+    daemon_start(&daemon);
+    struct caid_client *client = daemon_connect(&daemon);
+    assert_ok(caid_defer_begin(client, &error), error);
+    assert_ok(caid_defer_begin(client, &error), error);
+    cr_assert_eq(charges(client).deferred, 1);
+    caid_array_close(make_bytes(client, NULL, 1000));
+    assert_ok(caid_flush(client, 0, &flushed, &error), error);
+    cr_assert(flushed.entries == 0 && flushed.blocks == 0, "held back");
+    assert_ok(caid_memory_info(client, 0, &info, &error), error);
+    cr_assert(info.pending == 1 && info.pending_bytes >= 1000 && info.blocks == 1);
+    assert_ok(caid_defer_end(client, &error), error);
+    assert_ok(caid_flush(client, -1, &flushed, &error), error);
+    cr_assert_eq(flushed.entries, 0, "they nest");
+    assert_ok(caid_defer_end(client, &error), error);
+    assert_failed(caid_defer_end(client, &error), error, CAID_ERR_INVALID);
+
+    /* What this client has closed is flushed though the GPU had to drain first. */
+    assert_ok(caid_flush(client, 0, &flushed, &error), error);
+    cr_assert(flushed.entries == 1 && flushed.blocks == 1 && flushed.bytes > 0);
+    assert_ok(caid_memory_info(client, 0, &info, &error), error);
+    cr_assert(info.pending == 0 && info.blocks == 0 && info.used == 0);
+    cr_assert(info.flushes > 0 && info.releases > 0 && info.quarantined == 0);
+    assert_failed(caid_flush(client, 99, NULL, &error), error, CAID_ERR_DEVICE);
+    assert_failed(caid_flush(client, -2, NULL, &error), error, CAID_ERR_DEVICE);
+    caid_client_close(client);
+    daemon_stop(&daemon);
+}

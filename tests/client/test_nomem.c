@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/macros.h"
 #include "caid_test.h"
 #include "daemon.h"
 
@@ -74,6 +75,54 @@ see_details(const struct caid_details *details, void *userdata)
     return see_entry(&details->entry, userdata);
 }
 
+static void
+see_nothing(const struct caid_change *change, void *userdata)
+{
+    (void)change;
+    (void)userdata;
+}
+
+static int
+publish_and_watch(struct caid_client *client, struct caid_array *array,
+                  struct caid_error *error)
+{
+    struct caid_publish_options options = CAID_INIT(options);
+    struct caid_watch *watch;
+
+    options.metadata = "m";
+    int r = caid_array_publish(array, "published", &options, NULL, error);
+    if (r == 0)
+        r = caid_watch_new(client, &watch, "published", NULL, see_nothing, NULL, error);
+    if (r == 0) {
+        r = caid_client_dispatch(client, error);
+        caid_watch_close(watch);
+    }
+    int unlinked = caid_unlink(client, "published", NULL, NULL);
+    (void)unlinked; /* it may not have come so far */
+    return r;
+}
+
+static int
+make_arrays(struct caid_client *client, struct caid_error *error)
+{
+    const char *const kinds[] = {"device", "pinned", "managed"};
+    struct caid_create_options options = CAID_INIT(options);
+    struct caid_array *array;
+    int r = 0;
+
+    options.typestr = "<f8";
+    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(kinds); i++) {
+        options.memory = kinds[i];
+        r = caid_array_create(client, &array, &options, error);
+        if (r < 0)
+            break;
+        if (i == 0)
+            r = publish_and_watch(client, array, error);
+        caid_array_close(array);
+    }
+    return r;
+}
+
 /* With a client that may have lost its connection: no check beyond what each call promises. */
 static int
 use_arrays(struct caid_client *client, struct caid_error *error)
@@ -97,6 +146,8 @@ use_arrays(struct caid_client *client, struct caid_error *error)
         r = caid_show(client, "x", NULL, see_details, NULL, error);
     if (r == 0)
         r = caid_client_status(client, &status, error);
+    if (r == 0)
+        r = make_arrays(client, error);
     caid_array_close(array);
     return r;
 }
@@ -118,7 +169,7 @@ scenario(const struct daemon *daemon, struct caid_error *error)
 
 /* The daemon hears of a hang-up a little later than we make it. */
 static void
-wait_for_leases(struct caid_client *witness, uint64_t n)
+wait_until_alone(struct caid_client *witness)
 {
     struct caid_status status = CAID_INIT(status);
     struct caid_error error;
@@ -126,7 +177,6 @@ wait_for_leases(struct caid_client *witness, uint64_t n)
     do
         assert_ok(caid_client_status(witness, &status, &error), error);
     while (status.connections > 1);
-    cr_assert_eq(status.leases, n);
 }
 
 CLIENT_TEST(nomem, at_every_place)
@@ -149,6 +199,7 @@ CLIENT_TEST(nomem, at_every_place)
         if (r < 0)
             cr_assert(reached && error.code != 0 && error.message[0], "allocation %d: %d", n,
                       r);
+        wait_until_alone(witness);
         wait_for_leases(witness, 1);
         cr_assert_lt(++n, 1000);
     } while (reached);

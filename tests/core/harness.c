@@ -3,9 +3,20 @@
 
 #include <stdio.h>
 
+#include "books.h"
 #include "caid_test.h"
 
-static const char uuid[] = "GPU-00000000-0000-0000-0000-000000000001";
+static const char *const uuids[H_DEVICES] = {"GPU-00000000-0000-0000-0000-000000000001",
+                                             "GPU-00000000-0000-0000-0000-000000000002"};
+
+void (*h_arm)(bool on);
+
+static void
+arm(bool on)
+{
+    if (h_arm)
+        h_arm(on);
+}
 
 void
 h_init(struct harness *h, void (*tweak)(struct core_config *))
@@ -14,17 +25,30 @@ h_init(struct harness *h, void (*tweak)(struct core_config *))
         {.name = "shared", .uid = 1, .gid = 10, .mode = 0640, .quota = UINT64_C(16) << 20},
         {.name = "open", .uid = 1, .gid = 10, .mode = 0666},
     };
-    struct core_device device = {.name = "model", .total = H_MEMORY, .granularity = H_BLOCK};
+    struct core_device devices[H_DEVICES] = {
+        {.name = "model", .total = H_MEMORY, .granularity = H_BLOCK},
+        {.name = "second", .total = H_MEMORY, .granularity = H_BLOCK},
+    };
     struct core_config config = {
         .server = "caid test",
         .driver = "soft",
         .driver_path = "/model",
         .pid = 1,
+        .uid = 900,
         .hello_timeout_ns = 2000,
-        .limits = {.connections = 16, .names = 100, .leases = 100, .blocks = 50, .jobs = 8},
+        .limits = {.connections = 16,
+                   .arrays = 200,
+                   .names = 100,
+                   .leases = 100,
+                   .watches = 20,
+                   .jobs = 8},
+        .memory = {.block_size = UINT64_C(16) << 20,
+                   .pending_ratio = 0.2,
+                   .pending_age_ns = H_AGE_NS},
+        .blocks = 50,
         .threads = H_JOBS,
         .user_mode = 0600,
-        .devices = &device,
+        .devices = devices,
         .n_devices = 1,
         .pools = pools,
         .n_pools = ARRAY_SIZE(pools),
@@ -32,10 +56,22 @@ h_init(struct harness *h, void (*tweak)(struct core_config *))
 
     memset(h, 0, sizeof(*h));
     h->next_handle = 1000;
-    snprintf(device.uuid, sizeof(device.uuid), "%s", uuid);
+    for (int i = 0; i < H_DEVICES; i++) {
+        h->capacity[i] = H_MEMORY;
+        snprintf(devices[i].uuid, sizeof(devices[i].uuid), "%s", uuids[i]);
+    }
     if (tweak)
         tweak(&config);
+    h->n_devices = (uint32_t)config.n_devices;
     cr_assert_eq(core_new(&h->core, &config, 0), 0);
+}
+
+void
+h_sharing(struct core_config *config)
+{
+    config->memory.shared_max = UINT64_C(4) << 20;
+    config->memory.reserve = UINT64_C(8) << 20;
+    config->memory.pending_count = 10;
 }
 
 void
@@ -46,73 +82,175 @@ h_deinit(struct harness *h)
     for (uint64_t conn = 1; conn <= h->next_conn; conn++)
         h_disconnect(h, conn);
     h_finish_all(h);
-    core_get_counts(h->core, &counts);
-    cr_assert_eq(counts.connections, 0);
+    h_age(h);
+    counts = h_counts(h);
+    cr_assert_eq(counts.connections + counts.departed, 0);
     cr_assert_eq(counts.leases, 0);
+    cr_assert_eq(counts.watches, 0);
+    cr_assert_eq(counts.jobs, 0);
     cr_assert_eq(counts.arrays, counts.names, "an unnamed array outlived its holders");
     cr_assert_eq(counts.bytes, h->live_bytes, "memory and books differ");
+    cr_assert_eq(counts.names, h->n_saved_names, "records and names differ (I9)");
+    cr_assert_eq(counts.blocks, h->n_saved_blocks, "records and blocks differ (I9)");
+    cr_assert_eq(counts.pending, 0);
+    cr_assert_eq(counts.reserve_bytes, 0, "empty blocks are kept for ever");
+    cr_assert(counts.names || !counts.users, "a uid that holds nothing is kept");
     core_free(h->core);
+}
+
+struct core_counts
+h_counts(const struct harness *h)
+{
+    struct core_counts counts;
+
+    core_get_counts(h->core, &counts);
+    return counts;
 }
 
 /* ---- what comes out ---- */
 
 static void
-note_arrays(struct h_reply *reply, const struct msg_arrays_result *result)
+copy(char *ret, size_t size, struct msg_str s)
 {
-    reply->n_arrays = result->n_arrays;
-    reply->n_blocks = result->n_blocks;
-    if (result->n_arrays) {
-        reply->lease = result->arrays[0].lease;
-        reply->block = result->arrays[0].block;
-        reply->generation = result->arrays[0].generation;
-    }
+    snprintf(ret, size, "%.*s", (int)s.n, s.p ? s.p : "");
 }
+
+#define COPY(ret, s) copy(ret, sizeof(ret), s)
 
 static void
 note_list(struct h_reply *reply, const struct msg_list_result *result)
 {
     reply->n_entries = result->n_entries;
     reply->more = result->more;
-    for (uint32_t i = 0; i < result->n_entries && i < ARRAY_SIZE(reply->names); i++)
-        snprintf(reply->names[i], sizeof(reply->names[i]), "%.*s",
-                 (int)result->entries[i].name.n, result->entries[i].name.p);
+    for (uint32_t i = 0; i < result->n_entries && i < ARRAY_SIZE(reply->names); i++) {
+        COPY(reply->names[i], result->entries[i].name);
+        reply->n_leases[i] = result->entries[i].leases;
+    }
+}
+
+static void
+note_holders(struct h_reply *reply, const struct msg_holder *holders, uint32_t n)
+{
+    for (uint32_t i = 0; i < n && i < ARRAY_SIZE(reply->holder_pids); i++) {
+        reply->holder_pids[i] = holders[i].pid;
+        reply->hung_up[i] = holders[i].hung_up;
+    }
+}
+
+static void
+note_show(struct h_reply *reply, const struct msg_show_result *result)
+{
+    reply->array = result->array;
+    reply->block = result->block;
+    reply->offset = result->offset;
+    reply->generation = result->entries[0].generation;
+    reply->n_leases[0] = result->entries[0].leases;
+    reply->n_entries = result->n_holders;
+    COPY(reply->metadata, result->metadata);
+    note_holders(reply, result->holders, result->n_holders);
+}
+
+static void
+note_unnamed(struct h_reply *reply, const struct msg_unnamed_result *result)
+{
+    reply->n_entries = result->n_arrays;
+    reply->more = result->more;
+    for (uint32_t i = 0; i < result->n_arrays && i < ARRAY_SIZE(reply->names); i++) {
+        COPY(reply->names[i], result->arrays[i].entries[0].name);
+        reply->n_leases[i] = result->arrays[i].entries[0].leases;
+    }
+    if (result->n_arrays) { /* what to go on after */
+        const struct msg_unnamed *last = &result->arrays[result->n_arrays - 1];
+        reply->array = last->array;
+        reply->block = last->block;
+        reply->generation = last->entries[0].generation;
+        COPY(reply->metadata, last->entries[0].name);
+        note_holders(reply, last->holders, last->n_holders);
+    }
+}
+
+/* The first ones of a list of numbers. */
+#define NOTE_NUMBERS(reply, field, result)                    \
+    do {                                                      \
+        (reply)->n_entries = (result)->n_##field;             \
+        for (uint32_t i_ = 0; i_ < (result)->n_##field; i_++) \
+            if (i_ < ARRAY_SIZE((reply)->field))              \
+                (reply)->field[i_] = (result)->field[i_];     \
+    } while (0)
+
+union result {
+    struct msg_arrays_result arrays;
+    struct msg_list_result list;
+    struct msg_hello_result hello;
+    struct msg_status_result status;
+    struct msg_show_result show;
+    struct msg_pools_result pools;
+    struct msg_memory_result memory;
+    struct msg_publish_result publish;
+    struct msg_watch_result watch;
+    struct msg_flush_result flush;
+    struct msg_unnamed_result unnamed;
+    struct msg_users_result users;
+};
+
+static void
+note_memory(struct h_reply *reply, const struct msg_memory_result *result)
+{
+    reply->n_entries = result->n_devices;
+    for (uint32_t i = 0; i < result->n_devices && i < H_DEVICES; i++)
+        reply->memory[i] = result->devices[i];
+}
+
+static void
+note_result(struct harness *h, const struct core_action *a, enum msg_method method,
+            const union result *result)
+{
+    struct h_reply *reply = &h->replies[a->conn];
+
+    switch (method) {
+    case MSG_CREATE:
+    case MSG_OPEN: books_arrays(h, a, method, &result->arrays, reply); break;
+    case MSG_LIST: note_list(reply, &result->list); break;
+    case MSG_SHOW: note_show(reply, &result->show); break;
+    case MSG_UNNAMED: note_unnamed(reply, &result->unnamed); break;
+    case MSG_MEMORY_INFO: note_memory(reply, &result->memory); break;
+    case MSG_POOLS: NOTE_NUMBERS(reply, pools, &result->pools); break;
+    case MSG_USERS:
+        NOTE_NUMBERS(reply, users, &result->users);
+        reply->more = result->users.more;
+        break;
+    case MSG_PUBLISH: reply->generation = result->publish.generation; break;
+    case MSG_WATCH: reply->generation = result->watch.generation; break;
+    case MSG_FLUSH: reply->flush = result->flush; break;
+    case MSG_STATUS: reply->status = result->status; break;
+    default: break;
+    }
 }
 
 static void
 note_reply(struct harness *h, const struct core_action *a)
 {
     struct h_reply *reply = &h->replies[a->conn];
-
-    union {
-        struct msg_arrays_result arrays;
-        struct msg_list_result list;
-        struct msg_hello_result hello;
-        struct msg_status_result status;
-        struct msg_show_result show;
-        struct msg_pools_result pools;
-        struct msg_memory_result memory;
-    } result;
+    union result result;
     struct msg m;
 
     cr_assert_leq(a->n_packet, PROTO_PACKET_MAX);
+    cr_assert_leq(a->n_fds, PROTO_FDS_MAX);
     cr_assert_eq(msg_parse(&m, a->packet, a->n_packet), 0);
     cr_assert_eq(m.type, MSG_RESPONSE);
     *reply = (struct h_reply){.seen = true, .id = m.id, .error = m.error, .n_fds = a->n_fds};
-    snprintf(reply->text, sizeof(reply->text), "%.*s", (int)m.error_text.n,
-             m.error_text.p ? m.error_text.p : "");
+    copy(reply->text, sizeof(reply->text), m.error_text);
     for (size_t i = 0; i < a->n_fds && i < ARRAY_SIZE(reply->fds); i++)
         reply->fds[i] = a->fds[i];
     if (!m.error) {
-        enum msg_method method = h->asked[a->conn];
+        cr_assert_eq(h->asked_ids[m.id % H_ASKED], m.id, "an answer to what nobody asked");
+        enum msg_method method = h->asked[m.id % H_ASKED];
         cr_assert_eq(msg_decode_result(&m, method, &result), 0);
-        if (method == MSG_CREATE || method == MSG_OPEN)
-            note_arrays(reply, &result.arrays);
-        else if (method == MSG_LIST)
-            note_list(reply, &result.list);
-        else if (method == MSG_MEMORY_INFO)
-            reply->n_entries = result.memory.n_devices;
+        note_result(h, a, method, &result);
     }
     msg_deinit(&m);
+    if (h->on_reply)
+        h->on_reply(h, a->conn, reply);
 }
 
 static void
@@ -121,10 +259,13 @@ note_job(struct harness *h, const struct core_action *a)
     cr_assert_lt(h->n_jobs, H_JOBS);
     h->jobs[h->n_jobs++] = (struct h_job){.id = a->job,
                                           .type = a->type,
+                                          .kind = a->kind,
                                           .size = a->size,
                                           .handle = a->handle,
                                           .device = a->device,
                                           .fd = a->fd};
+    if (a->type == CORE_RELEASE)
+        h->jobs[h->n_jobs - 1].size = books_release(h, a->handle, a->fd);
 }
 
 static void
@@ -140,6 +281,9 @@ note_record(struct harness *h, const struct core_action *a)
     static const char *const kinds[] = {"block", "block gone", "name", "name gone"};
     char text[64];
 
+    books_record(h, a);
+    if (h->n_records == H_RECORDS)
+        return;
     if (a->name)
         snprintf(text, sizeof(text), "%s %.20s:%.20s", kinds[a->record], a->pool, a->name);
     else
@@ -155,11 +299,12 @@ drain(struct harness *h)
     while (core_next(h->core, &a)) {
         switch (a.type) {
         case CORE_SEND:
+            cr_assert_not(h->gone[a.conn], "sent to a connection that has hung up");
             note(h, "send");
             note_reply(h, &a);
             break;
         case CORE_CLOSE:
-            cr_assert(!h->closed[a.conn]);
+            cr_assert_not(h->closed[a.conn]);
             h->closed[a.conn] = true;
             snprintf(h->reasons[a.conn], sizeof(h->reasons[0]), "%s", a.reason);
             break;
@@ -172,18 +317,24 @@ drain(struct harness *h)
     core_check(h->core);
 }
 
-/* ---- what goes in ---- */
+/* ---- connections ---- */
 
 uint64_t
 h_connect_raw(struct harness *h, uid_t uid, gid_t gid)
 {
-    struct core_peer peer = {.uid = uid, .gid = gid, .pid = 100};
     uint64_t conn = h->next_conn + 1;
+    struct core_peer peer = {.uid = uid,
+                             .gid = gid,
+                             .pid = 100 + (pid_t)conn,
+                             .groups = (gid_t[]){7, 8},
+                             .n_groups = 2};
+    arm(true);
     int r = core_connect(h->core, conn, &peer, h->now_ns);
+    arm(false);
 
     cr_assert_lt(conn, H_CONNS);
     drain(h);
-    if (r == -EDQUOT)
+    if (r == -EDQUOT || (h->lenient && r == -ENOMEM))
         return 0;
     cr_assert_eq(r, 0);
     return h->next_conn = conn;
@@ -199,18 +350,44 @@ h_connect(struct harness *h, uid_t uid, gid_t gid)
     return conn;
 }
 
+bool
+h_hangup(struct harness *h, uint64_t conn)
+{
+    h->gone[conn] = true;
+    arm(true);
+    bool waits = core_hangup(h->core, conn);
+    arm(false);
+    drain(h);
+    return waits;
+}
+
+void
+h_exit(struct harness *h, uint64_t conn)
+{
+    h->gone[conn] = true;
+    books_exited(h, conn);
+    arm(true);
+    core_exited(h->core, conn);
+    arm(false);
+    drain(h);
+}
+
 void
 h_disconnect(struct harness *h, uint64_t conn)
 {
-    core_disconnect(h->core, conn);
-    drain(h);
+    h_hangup(h, conn);
+    h_exit(h, conn);
 }
+
+/* ---- what goes in ---- */
 
 void
 h_packet(struct harness *h, uint64_t conn, const void *packet, size_t n)
 {
     h->replies[conn].seen = false;
+    arm(true);
     core_receive(h->core, conn, packet, n, h->now_ns);
+    arm(false);
     drain(h);
 }
 
@@ -218,9 +395,11 @@ struct h_reply *
 h_request(struct harness *h, uint64_t conn, enum msg_method method, const void *params)
 {
     struct msg_buf buf = {0};
+    uint32_t id = ++h->next_id;
 
-    h->asked[conn] = method;
-    cr_assert_eq(msg_encode_request(&buf, ++h->next_id, method, params), 0);
+    h->asked[id % H_ASKED] = method;
+    h->asked_ids[id % H_ASKED] = id;
+    cr_assert_eq(msg_encode_request(&buf, id, method, params), 0);
     h_packet(h, conn, buf.data, buf.n);
     msg_buf_deinit(&buf);
     return &h->replies[conn];
@@ -237,14 +416,52 @@ h_notify(struct harness *h, uint64_t conn, enum msg_method method, const void *p
 }
 
 struct h_reply *
+h_create_as(struct harness *h, uint64_t conn, int64_t bytes, struct msg_create_params params)
+{
+    params.typestr = MSG_STR("|u1");
+    params.shape = (struct msg_i64s){.v = &bytes, .n = 1};
+    return h_request(h, conn, MSG_CREATE, &params);
+}
+
+struct h_reply *
 h_create(struct harness *h, uint64_t conn, const char *name, const char *pool, int64_t bytes)
 {
-    struct msg_create_params params = {.name = msg_str_opt(name),
-                                       .pool = msg_str_opt(pool),
-                                       .typestr = MSG_STR("|u1"),
-                                       .shape = {.v = &bytes, .n = 1}};
+    return h_create_as(h, conn, bytes,
+                       (struct msg_create_params){.name = msg_str_opt(name),
+                                                  .pool = msg_str_opt(pool)});
+}
 
-    return h_request(h, conn, MSG_CREATE, &params);
+struct h_reply *
+h_create_now(struct harness *h, uint64_t conn, const char *name, const char *pool,
+             int64_t bytes)
+{
+    h_create(h, conn, name, pool, bytes);
+    h_finish_all(h);
+    cr_assert(h->replies[conn].seen);
+    return &h->replies[conn];
+}
+
+struct h_reply
+h_made(struct harness *h, uint64_t conn, int64_t bytes, struct msg_create_params params)
+{
+    h_create_as(h, conn, bytes, params);
+    h_finish_all(h);
+    cr_assert(h->replies[conn].seen);
+    cr_assert_eq(h->replies[conn].error, 0, "%s", h->replies[conn].text);
+    return h->replies[conn];
+}
+
+struct h_reply *
+h_open_generation(struct harness *h, uint64_t conn, const char *name, const char *pool,
+                  uint64_t generation)
+{
+    struct msg_str names = MSG_STR(name);
+    struct msg_open_params params = {.names = {.v = &names, .n = 1},
+                                     .pool = msg_str_opt(pool),
+                                     .mode = MSG_STR("r"),
+                                     .generation = generation};
+
+    return h_request(h, conn, MSG_OPEN, &params);
 }
 
 struct h_reply *
@@ -266,15 +483,83 @@ h_unlink(struct harness *h, uint64_t conn, const char *name, const char *pool)
     return h_request(h, conn, MSG_UNLINK, &params);
 }
 
+struct h_reply *
+h_publish(struct harness *h, uint64_t conn, uint64_t lease, const char *name)
+{
+    return h_request(h, conn, MSG_PUBLISH,
+                     &(struct msg_publish_params){.lease = lease, .name = MSG_STR(name)});
+}
+
+struct h_reply *
+h_watch(struct harness *h, uint64_t conn, const char *name, const char *pool, uint64_t seen)
+{
+    struct msg_watch_params params = {.name = MSG_STR(name),
+                                      .pool = msg_str_opt(pool),
+                                      .seen = seen};
+
+    return h_request(h, conn, MSG_WATCH, &params);
+}
+
+struct h_reply *
+h_show(struct harness *h, uint64_t conn, const char *name, const char *pool)
+{
+    struct msg_name_params params = {.name = MSG_STR(name), .pool = msg_str_opt(pool)};
+
+    return h_request(h, conn, MSG_SHOW, &params);
+}
+
+struct h_reply *
+h_flush(struct harness *h, uint64_t conn)
+{
+    return h_request(h, conn, MSG_FLUSH, &(struct msg_flush_params){0});
+}
+
+struct h_reply *
+h_defer(struct harness *h, uint64_t conn, bool begin)
+{
+    return h_request(h, conn, MSG_DEFER, &(struct msg_defer_params){.begin = begin});
+}
+
+const struct msg_memory *
+h_memory_info(struct harness *h, uint64_t conn)
+{
+    h_request(h, conn, MSG_MEMORY_INFO, &(struct msg_memory_params){0});
+    size_t i = h_job(h, CORE_MEMORY);
+    cr_assert_lt(i, H_JOBS);
+    h_finish(h, i, 0);
+    cr_assert(h->replies[conn].seen && !h->replies[conn].error);
+    return h->replies[conn].memory;
+}
+
 void
 h_close(struct harness *h, uint64_t conn, uint64_t lease)
 {
     struct msg_close_params params = {.leases = {.v = &lease, .n = 1}};
 
+    books_closed(h, conn, lease);
+    h_notify(h, conn, MSG_CLOSE, &params);
+}
+
+void
+h_forget(struct harness *h, uint64_t conn, uint64_t block)
+{
+    struct msg_close_params params = {.leases = {.v = (uint64_t[]){0}, .n = 0},
+                                      .forget = {.v = &block, .n = 1}};
+
+    books_forgotten(h, conn, block);
     h_notify(h, conn, MSG_CLOSE, &params);
 }
 
 /* ---- the driver ---- */
+
+size_t
+h_job(const struct harness *h, enum core_action_type type)
+{
+    for (size_t i = 0; i < h->n_jobs; i++)
+        if (h->jobs[i].type == type)
+            return i;
+    return H_JOBS;
+}
 
 static void
 finish_alloc(struct harness *h, const struct h_job *job, int error)
@@ -283,38 +568,64 @@ finish_alloc(struct harness *h, const struct h_job *job, int error)
                                        .cuda = error ? 2 : 0,
                                        .text = "model",
                                        .fd = -1};
+    bool full = job->kind != KIND_PINNED &&
+                h->device_bytes[job->device] + job->size > h->capacity[job->device];
 
-    if (!error && h->live_bytes + job->size > H_MEMORY)
+    h->n_allocs++;
+    if (!error && full)
         result = (struct core_alloc_result){.error = -ENOMEM,
                                             .cuda = 2,
                                             .text = "model memory is full",
+                                            .free = 1,
                                             .fd = -1};
     if (!result.error) {
         result.handle = ++h->next_handle;
-        result.fd = (int)result.handle; /* a number that the core only passes on */
-        h->live_bytes += job->size;
+        result.context = job->kind == KIND_LEGACY;
+        if (job->kind == KIND_LEGACY)
+            result.ipc[0] = result.handle;
+        else
+            result.fd = (int)result.handle; /* a number that the core only passes on */
+        books_allocated(h, job, result.handle);
     }
+    arm(true);
     core_alloc_done(h->core, job->id, &result);
+    arm(false);
+}
+
+static void
+finish_memory(struct harness *h, const struct h_job *job, int error)
+{
+    struct core_memory_result results[H_DEVICES];
+    size_t n = job->device < h->n_devices ? 1 : h->n_devices;
+
+    for (size_t i = 0; i < n; i++) {
+        size_t d = n == 1 ? job->device % h->n_devices : i;
+        results[i] = (struct core_memory_result){.error = error,
+                                                 .text = "model",
+                                                 .total = H_MEMORY,
+                                                 .free = h->capacity[d] - h->device_bytes[d]};
+    }
+    arm(true);
+    core_memory_done(h->core, job->id, results, n);
+    arm(false);
 }
 
 void
 h_finish(struct harness *h, size_t i, int error)
 {
     struct h_job job = h->jobs[i];
-    struct core_memory_result memory = {.error = error,
-                                        .text = "model",
-                                        .total = H_MEMORY,
-                                        .free = H_MEMORY - h->live_bytes};
 
     memmove(&h->jobs[i], &h->jobs[i + 1], (--h->n_jobs - i) * sizeof(job));
     if (job.type == CORE_ALLOC) {
         finish_alloc(h, &job, error);
     } else if (job.type == CORE_RELEASE) {
-        cr_assert_eq(job.fd, (int)job.handle); /* I3: the fd goes with its block */
-        h->live_bytes -= job.size;
-        core_release_done(h->core, job.id, error);
+        h->n_releases += !error;
+        books_released(h, job.handle, error);
+        arm(true);
+        core_release_done(h->core, job.id, error, error ? 999 : 0, "model");
+        arm(false);
     } else {
-        core_memory_done(h->core, job.id, &memory, 1);
+        finish_memory(h, &job, error);
     }
     drain(h);
 }
@@ -324,4 +635,24 @@ h_finish_all(struct harness *h)
 {
     while (h->n_jobs)
         h_finish(h, 0, 0);
+}
+
+void
+h_tick(struct harness *h, uint64_t ns)
+{
+    h->now_ns += ns;
+    arm(true);
+    core_tick(h->core, h->now_ns);
+    arm(false);
+    drain(h);
+}
+
+void
+h_age(struct harness *h)
+{
+    for (int i = 0; i < 100 && core_deadline_ns(h->core) != UINT64_MAX; i++) {
+        uint64_t deadline = core_deadline_ns(h->core);
+        h_tick(h, deadline > h->now_ns ? deadline - h->now_ns : 0);
+        h_finish_all(h);
+    }
 }

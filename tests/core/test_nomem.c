@@ -1,21 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One history, again and again, with the n-th allocation inside the core failing, for every n
- * until none fails: no crash, no leak, sums that are right, and at most that one connection ended.
- * (The linker's --wrap puts the counter in front of the allocator; msgpack-c, a shared library,
- * is not concerned.)
+ * The model's histories, each again and again with the n-th allocation inside the core failing, for
+ * every n until none fails: no crash, no leak, sums and books that are right, and at most that one
+ * connection ended. (The linker's --wrap puts the counter in front of the allocator; msgpack-c, a
+ * shared library, is not concerned.)
  */
-#include "core.h"
+#include <signal.h>
 
 #include "caid_test.h"
+#include "model.h"
+
+#define HISTORIES 60 /* in each body */
 
 static bool armed;
 static long countdown;
+static struct model model;
 
 static bool
 fails(void)
 {
     return armed && --countdown == 0;
+}
+
+static void
+arm(bool on)
+{
+    armed = on;
 }
 
 void *__real_malloc(size_t n);
@@ -59,110 +69,56 @@ __wrap_strndup(const char *s, size_t n)
     return fails() ? NULL : __real_strndup(s, n);
 }
 
-struct run {
-    struct core *core;
-    uint64_t jobs[32];
-    enum core_action_type types[32];
-    size_t n_jobs;
-    unsigned closed; /* connections, one bit each */
-    uint32_t id;
-};
-
 static void
-drain(struct run *run)
+report(void)
 {
-    struct core_action a;
-
     armed = false;
-    while (core_next(run->core, &a)) {
-        if (a.type == CORE_CLOSE)
-            run->closed |= 1U << a.conn;
-        if (a.type == CORE_ALLOC || a.type == CORE_RELEASE || a.type == CORE_MEMORY) {
-            run->types[run->n_jobs] = a.type;
-            run->jobs[run->n_jobs++] = a.job;
-        }
+    model_report(&model);
+}
+
+static void
+on_signal(int sig)
+{
+    report();
+    signal(sig, SIG_DFL);
+    raise(sig);
+}
+
+static void
+run_histories(uint64_t first)
+{
+    signal(SIGABRT, on_signal);
+    signal(SIGSEGV, on_signal);
+    h_arm = arm;
+    for (uint64_t seed = first; seed < first + HISTORIES; seed++) {
+        long n = 0;
+        do {
+            countdown = ++n;
+            model_run(&model, seed, true);
+            cr_assert_leq(model.n_out_of_memory, 1, "one failure ended several connections");
+        } while (countdown <= 0);
+        cr_assert_gt(n, 30, "the counter is not in front of the allocator");
     }
-    core_check(run->core);
 }
 
-static void
-finish(struct run *run)
-{
-    while (run->n_jobs) {
-        uint64_t job = run->jobs[--run->n_jobs];
-        armed = true;
-        if (run->types[run->n_jobs] == CORE_ALLOC)
-            core_alloc_done(run->core, job, &(struct core_alloc_result){.handle = 1, .fd = 1});
-        else if (run->types[run->n_jobs] == CORE_RELEASE)
-            core_release_done(run->core, job, 0);
-        else
-            core_memory_done(run->core, job, &(struct core_memory_result){.total = 1}, 1);
-        drain(run);
+#define PART(i)                                                          \
+    CAID_TEST_WITH(nomem, histories_##i, .timeout = 240, .fini = report) \
+    {                                                                    \
+        run_histories(1000 * (i) + 1);                                   \
     }
-}
 
-static void
-ask(struct run *run, uint64_t conn, enum msg_method method, const void *params)
-{
-    struct msg_buf buf = {0};
+PART(1)
+PART(2)
+PART(3)
+PART(4)
 
-    if (msg_method_is_request(method))
-        cr_assert_eq(msg_encode_request(&buf, ++run->id, method, params), 0);
-    else
-        cr_assert_eq(msg_encode_notify(&buf, method, params), 0);
-    armed = true;
-    core_receive(run->core, conn, buf.data, buf.n, 0);
-    drain(run);
-    msg_buf_deinit(&buf);
-    finish(run);
-}
-
-static void
-hello(struct run *run, uint64_t conn)
-{
-    struct core_peer peer = {.uid = 7, .groups = (gid_t[]){1, 2}, .n_groups = 2};
-
-    armed = true;
-    int r = core_connect(run->core, conn, &peer, 0);
-    drain(run);
-    cr_assert(r == 0 || r == -ENOMEM);
-    ask(run, conn, MSG_HELLO, &(struct msg_hello_params){.version_min = 1, .version_max = 1});
-}
-
-static void
-history(struct run *run)
-{
-    struct msg_str name = MSG_STR("w");
-    int64_t shape = 100;
-    uint64_t lease = 1;
-
-    hello(run, 1);
-    hello(run, 2);
-    ask(run, 1, MSG_CREATE,
-        &(struct msg_create_params){.name = name,
-                                    .typestr = MSG_STR("|V8"),
-                                    .descr = MSG_STR("[]"),
-                                    .shape = {&shape, 1}});
-    ask(run, 2, MSG_OPEN, &(struct msg_open_params){.names = {&name, 1}, .mode = MSG_STR("r")});
-    ask(run, 2, MSG_LIST, &(struct msg_list_params){0});
-    ask(run, 2, MSG_SHOW, &(struct msg_name_params){.name = name});
-    ask(run, 2, MSG_POOLS, &(struct msg_pools_params){0});
-    ask(run, 2, MSG_STATUS, &(struct msg_none){});
-    ask(run, 2, MSG_MEMORY_INFO, &(struct msg_memory_params){0});
-    ask(run, 2, MSG_UNLINK, &(struct msg_name_params){.name = name});
-    ask(run, 1, MSG_CLOSE, &(struct msg_close_params){.leases = {&lease, 1}});
-}
-
-/* Whether an allocation failed. */
-static bool
-run_with(long n)
+CAID_TEST_WITH(nomem, the_core_itself, .timeout = 240)
 {
     struct core_device device = {.uuid = "GPU-0", .total = 1 << 30, .granularity = 1 << 21};
     struct core_config config = {
         .server = "s",
         .driver = "soft",
         .driver_path = "/",
-        .limits = {8, 8, 8, 8, 8, 0, 0},
         .threads = 2,
         .user_mode = 0600,
         .devices = &device,
@@ -170,37 +126,17 @@ run_with(long n)
         .pools = &(struct core_pool_config){.name = "p", .mode = 0666},
         .n_pools = 1,
     };
-    struct run run = {0};
-    struct core_counts counts;
+    struct core *core = NULL;
+    long n = 0;
+    int r;
 
-    countdown = n;
-    armed = true;
-    int r = core_new(&run.core, &config, 0);
-    armed = false;
-    if (r < 0) {
-        cr_assert_eq(r, -ENOMEM);
-        return true;
-    }
-    history(&run);
-    for (uint64_t conn = 1; conn <= 2; conn++) {
-        core_disconnect(run.core, conn);
-        drain(&run);
-    }
-    finish(&run);
-    core_get_counts(run.core, &counts);
-    cr_assert_eq(counts.connections + counts.leases + counts.jobs, 0);
-    cr_assert_eq(counts.arrays, counts.names, "n = %ld", n);
-    cr_assert_eq(counts.blocks, counts.names);
-    cr_assert_neq(run.closed, 6, "one failure ended two connections");
-    core_free(run.core);
-    return countdown <= 0;
-}
-
-CAID_TEST(nomem, every_allocation_fails_once)
-{
-    long n = 1;
-
-    while (run_with(n))
-        n++;
-    cr_assert_gt(n, 30, "the counter is not in front of the allocator");
+    do {
+        countdown = ++n;
+        armed = true;
+        r = core_new(&core, &config, 0);
+        armed = false;
+        cr_assert(r == 0 || r == -ENOMEM);
+    } while (r < 0);
+    cr_assert_gt(n, 3);
+    core_free(core);
 }

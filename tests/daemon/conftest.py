@@ -2,13 +2,17 @@
 """The daemon under test, from the build folder that $CAID_BUILD_DIR names."""
 
 import contextlib
+import multiprocessing
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+import traceback
 import uuid
 
 import pytest
@@ -17,6 +21,14 @@ import raw
 BUILD = pathlib.Path(os.environ["CAID_BUILD_DIR"])
 CAID = BUILD / "bin" / "caid"
 DEADLINE = 60  # seconds after which something that must happen is said not to
+MIB = 1 << 20
+
+# Nothing waits in a queue or a reserve: what nobody needs any more is the driver's at once.
+AT_ONCE = "[memory]\nmax_pending_count = 0\nmax_pending_age = 100ms\nreserve = 0\n"
+# Nothing happens by itself.
+NEVER = "[memory]\nmax_pending_count = 4294967295\nmax_pending_ratio = 1\nmax_pending_age = 60m\n"
+
+fork = multiprocessing.get_context("fork")
 
 
 def daemon_env(**more):
@@ -33,10 +45,54 @@ def daemon_env(**more):
     return env
 
 
+def memory(daemon):
+    """The figures of the first device."""
+    with daemon.client() as c:
+        return c.call("memory_info")["devices"][0]
+
+
 def used(daemon):
     """Bytes of all blocks."""
+    return memory(daemon)["used"]
+
+
+def charges(daemon, uid=None):
+    """What a uid is charged, this one's without the connection that asks."""
+    uid = os.getuid() if uid is None else uid
     with daemon.client() as c:
-        return c.call("memory_info")["devices"][0]["used"]
+        users = {user["uid"]: user for user in c.call("users")["users"]}
+    charged = {k: v for k, v in users.get(uid, {}).items() if k != "uid"}
+    if uid == os.getuid():
+        charged["connections"] -= 1
+    return charged
+
+
+def nothing_charged(daemon, uid=None, but=()):
+    return not any(n for what, n in charges(daemon, uid).items() if what not in but)
+
+
+def in_child(daemon, body, *args, uid=None):
+    """Runs body(client, *args) in a process of its own, which then stays; returns the process."""
+    ready = fork.Event()
+
+    def run():
+        if uid is not None:
+            become(uid, [])
+        with daemon.client() as c:
+            body(c, *args)
+            ready.set()
+            time.sleep(DEADLINE)
+
+    process = fork.Process(target=run)
+    process.start()
+    wait_for(lambda: ready.is_set() or not process.is_alive(), "the child")
+    assert ready.is_set()
+    return process
+
+
+def kill(process):
+    process.kill()
+    process.join()
 
 
 def fd_count(daemon):
@@ -80,10 +136,11 @@ class Daemon:
             if max_fds:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (max_fds, max_fds))
 
+        self.env = daemon_env(**env)
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [*command, *args],
-                env=daemon_env(**env),
+                env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -150,6 +207,54 @@ class Daemon:
         """How often the daemon called each function of the driver."""
         lines = (line.split() for line in self.driver("calls").splitlines())
         return {name: int(count) for name, count in lines}
+
+    def driver_count(self, function):
+        """The same of one, by its name without a suffix."""
+        return int(self.driver(f"calls {function}"))
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
+
+
+@contextlib.contextmanager
+def public_daemon(config, **kwargs):
+    """In a folder that every uid can reach, as pytest's own is not."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="caid-"))
+    folder.chmod(0o755)
+    d = Daemon(folder, config=config, **kwargs)
+    try:
+        yield d
+        assert d.stop() == 0, d.text()
+    finally:
+        d.kill()
+        shutil.rmtree(folder)
+
+
+def become(uid, groups):
+    os.setgroups(groups)
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def as_user(daemon, uid, groups, body):
+    """What body(client) returns, run by a process of that uid, which then exits."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become(uid, groups)
+            with daemon.client() as c:
+                os.write(writer, raw.pack([body(c)]))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as f:
+        data = f.read()
+    os.waitpid(pid, 0)
+    assert data, "the process failed: see its output"
+    return raw.unpack(data)[0]
 
 
 @pytest.fixture

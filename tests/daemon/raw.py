@@ -149,12 +149,17 @@ class Client:
         assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
         return data
 
-    def response(self, number=None):
-        kind, number_got, error, result = unpack(self.receive())
+    def any_response(self):
+        """The number of the request that it answers, and the result."""
+        kind, number, error, result = unpack(self.receive())
         assert kind == 1
-        assert number is None or number_got == number
         if error is not None:
             raise Refused(error)
+        return number, result
+
+    def response(self, number=None):
+        number_got, result = self.any_response()
+        assert number is None or number_got == number
         return result
 
     def call(self, method, **params):

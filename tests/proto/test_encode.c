@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the encoders write, leave out and refuse; sizes of records; the table of errors. */
+/* What the encoders write, leave out and refuse; the table of errors. */
 #include "caid_test.h"
 
 #include "msg.h"
@@ -139,60 +139,6 @@ CAID_TEST(encode, a_buffer_is_used_again)
     cr_assert_eq(msg_encode_request(&b, 1, MSG_SHOW, &params), 0);
     cr_assert_eq(b.n, n, "replaced, not appended");
     cr_assert_eq(b.data, data);
-}
-
-/* ---- filling a packet ---- */
-
-static size_t
-result_size(const struct msg_array *arrays, uint32_t n)
-{
-    _cleanup_(msg_buf_deinit) struct msg_buf b = {0};
-    struct msg_arrays_result result = {.arrays = arrays, .n_arrays = n};
-
-    cr_assert_eq(msg_encode_result(&b, 1, MSG_OPEN, &result), 0);
-    return b.n;
-}
-
-/* The lease is known only after it is known that the array fits. */
-static void
-check_array_size(struct msg_array *array)
-{
-    size_t size = msg_array_size(array);
-
-    array->lease = array->generation = UINT64_MAX;
-    cr_assert_leq(result_size(array, 1) - result_size(array, 0), size);
-    cr_assert_eq(msg_array_size(array), size);
-    array->lease = array->generation = 0;
-}
-
-CAID_TEST(encode, sizes_hold_whatever_integers_come)
-{
-    int64_t shape[PROTO_NDIM_MAX] = {0};
-    struct msg_array array = {.device = MSG_STR("GPU-"), .typestr = MSG_STR("|u1")};
-
-    check_array_size(&array);
-    array.shape = array.strides = (struct msg_i64s){shape, PROTO_NDIM_MAX};
-    check_array_size(&array);
-    size_t size = msg_array_size(&array);
-    for (size_t i = 0; i < PROTO_NDIM_MAX; i++)
-        shape[i] = INT64_MIN;
-    cr_assert_eq(msg_array_size(&array), size);
-    check_array_size(&array);
-
-    struct msg_entry entry = {.name = MSG_STR("n"), .shape = {shape, 1}};
-    size = msg_entry_size(&entry);
-    entry.name = MSG_STR("nnnn");
-    cr_assert_eq(msg_entry_size(&entry), size + 3);
-    entry.uid = UINT64_MAX;
-    cr_assert_eq(msg_entry_size(&entry), size + 3);
-}
-
-CAID_TEST(encode, what_fits_into_no_packet_has_the_size_of_one)
-{
-    _cleanup_free_ char *text = calloc(1, PROTO_PACKET_MAX + 1);
-    struct msg_entry entry = {.name = {text, PROTO_PACKET_MAX}};
-
-    cr_assert_geq(msg_entry_size(&entry), PROTO_PACKET_MAX);
 }
 
 /* ---- the table of errors ---- */

@@ -257,25 +257,30 @@ def test_what_numpy_sees_outlives_the_array(client, soft):
     assert client.memory_info().arrays == 0
 
 
-def test_what_numpy_sees_outlives_the_client(daemon, client, soft):
-    with daemon.connect() as c:
-        a = c.empty(1000, "<i4")
-        x = np.asarray(a)
-        x[:] = 5
-    assert a.closed
-    assert x.sum() == 5000
-    a.close()
+def test_what_numpy_sees_outlives_the_client(soft):
+    """The daemon gives it to nobody while this process lives: hence one of our own."""
+    with caid.LocalDaemon() as d:
+        with d.connect() as c:
+            a, b = c.empty(1000, "<i4"), c.empty(1000, "<i4")
+            x = np.asarray(a)
+            x[:] = 5
+        assert a.closed and b.closed
+        assert x.sum() == 5000
+        with d.connect() as c:
+            assert c.memory_info().arrays == 1
+        a.close()
 
 
 def test_without_host_memory_numpy_is_told_so(weights, client, monkeypatch):
     """As on a GPU: no __array_interface__, and no array made of views, one by one."""
-    monkeypatch.setattr(caid.Client, "host_accessible", False)
-    a, _ = weights
-    assert not hasattr(a, "__array_interface__")
-    with pytest.raises(TypeError, match="copy_to_host"):
-        np.asarray(a)
-    with pytest.raises(TypeError, match="copy_to_host"):
-        np.array([a, a])
+    monkeypatch.setattr(client, "_host_accessible", False)
+    with client.open("weights") as a, client.empty((0, 3)) as none:
+        for x in (a, none):
+            assert not hasattr(x, "__array_interface__") and x.host_ptr is None
+            with pytest.raises(TypeError, match="copy_to_host"):
+                np.asarray(x)
+        with pytest.raises(TypeError, match="copy_to_host"):
+            np.array([a, a])
 
 
 # --- __cuda_array_interface__ ---------------------------------------------------------------

@@ -15,14 +15,19 @@ from caid import _caid, _errors
 MAX_NAME = 255
 
 
+def counts(client):
+    client.flush()
+    return client.status()[8:]  # from connections on
+
+
 @pytest.fixture(autouse=True)
 def unharmed(client):
     """Whatever is refused, the daemon and another array are as they were."""
     with client.create("kept", 4, "|u1") as a:
         a.copy_from_host(b"kept")
-        before = client.status()
+        before = counts(client)
         yield
-        wait_until(lambda: client.status()[8:] == before[8:])  # counts, from connections on
+        wait_until(lambda: counts(client) == before)
         assert bytes(a.copy_to_host()) == b"kept"
         assert [entry.name for entry in client.list()] == ["kept"]
 

@@ -12,13 +12,9 @@ import tracemalloc
 import weakref
 
 import pytest
-from conftest import wait_until
+from conftest import n_leases, wait_until
 
 import caid
-
-
-def n_leases(client):
-    return client.status().leases
 
 
 # --- close() --------------------------------------------------------------------------------

@@ -154,8 +154,9 @@ def test_quota(pools):
         e = caught.value
         assert (e.code, e.errno) == (caid.ErrorCode.QUOTA, errno.EDQUOT)
         assert '"small"' in str(e) and "4 MiB" in str(e)
+    c.flush()
     (pool,) = [p for p in c.pools() if p.name == "small"]
-    assert (pool.quota, pool.arrays) == (4 << 20, 0)
+    assert (pool.quota, pool.arrays, pool.used) == (4 << 20, 0, 0)
 
 
 def test_a_limit_on_names(pools):

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a daemon on the software driver, runs the stress client on it, and stops it.
+"""Starts a daemon on the software driver, runs one stress program on it, and stops it.
 
-usage: run_stress.py CAID STRESS [STEPS]
+usage: run_stress.py CAID PROGRAM [--fail=RULES] [--delay=US] [--pid] [ARGUMENTS]
 
-Fails when the client fails, when the daemon does not stop cleanly, or when either printed a
-sanitizer's report.
+RULES are calls that go wrong in the daemon, as in driver/soft/README.md. The program gets the socket,
+with --pid the daemon's process, and the other arguments. Fails when the program fails, when the
+daemon does not stop cleanly, or when either printed a sanitizer's report.
 """
 
+import argparse
 import os
 import signal
 import socket
@@ -17,6 +19,12 @@ import time
 import uuid
 
 TIMEOUT_S = 30
+
+# A pool of all; limits and times are the defaults.
+CONFIG = """\
+[pool "shared"]
+mode = 0666
+"""
 
 
 def wait_ready(path, daemon):
@@ -31,18 +39,39 @@ def wait_ready(path, daemon):
     sys.exit(f"the daemon does not answer (exit status {daemon.poll()})")
 
 
-def main(caid, stress, *steps):
+def write(path, text):
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+    return path
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("caid")
+    parser.add_argument("program")
+    parser.add_argument("--fail")
+    parser.add_argument("--delay", default="50")
+    parser.add_argument("--pid", action="store_true")
+    return parser.parse_known_args(argv)
+
+
+def main(argv):
+    args, rest = parse(argv)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "caid.sock")
+        config = write(os.path.join(folder, "conf"), CONFIG)
         log_path = os.path.join(folder, "log")
-        env = dict(os.environ, CAID_CUDA_DRIVER="soft", CAID_SOFTCUDA_DELAY_US="50",
+        env = dict(os.environ, CAID_CUDA_DRIVER="soft", CAID_SOFTCUDA_DELAY_US=args.delay,
                    CAID_SOFTCUDA_JITTER_SEED="1", CAID_SOFTCUDA_UUID=f"GPU-{uuid.uuid4()}")
+        faults = {"CAID_SOFTCUDA_FAIL": args.fail} if args.fail else {}
         with open(log_path, "wb") as log:
-            daemon = subprocess.Popen([caid, "--foreground", "--driver=soft", f"--socket={path}"],
-                                      stderr=log, env=env)
+            daemon = subprocess.Popen([args.caid, "--foreground", "--driver=soft",
+                                       f"--socket={path}", f"--config={config}"],
+                                      stderr=log, env={**env, **faults})
             try:
                 wait_ready(path, daemon)
-                client = subprocess.run([stress, path, *steps], stderr=log, env=env)
+                pid = [str(daemon.pid)] if args.pid else []
+                client = subprocess.run([args.program, path, *pid, *rest], stderr=log, env=env)
             finally:
                 daemon.send_signal(signal.SIGTERM)
                 status = daemon.wait(TIMEOUT_S)
@@ -50,8 +79,8 @@ def main(caid, stress, *steps):
             text = log.read()
     reported = "Sanitizer" in text or "runtime error" in text
     if client.returncode or status or reported:
-        sys.exit(f"client: {client.returncode}, daemon: {status}\n{text}")
+        sys.exit(f"program: {client.returncode}, daemon: {status}\n{text[-20000:]}")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lists that more than one verb prints. Each function asks the daemon and writes what came into
+ * ctl->out with --json, under key, else as rows into a table that it sets up; the verb prints
+ * that when all has come. They return the exit status.
+ */
+#pragma once
+
+#include "ctl.h"
+#include "table.h"
+
+/* Memory by device; device -1: all. */
+int report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *ret);
+
+enum report_pools {
+    POOLS_BY_ACCESS, /* whose they are */
+    POOLS_BY_MEMORY, /* what they have */
+};
+
+int report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct table *ret);
+
+/* What users are charged. */
+int report_users(struct ctl *ctl, const char *key, struct table *ret);
+
+/* Arrays without a name and the processes that keep them; pool NULL: of all that may be read. */
+int report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret);
+
+/* ---- pieces ---- */
+
+/* An array that is on a device which the daemon did not name in HELLO has none here: NULL. */
+const char *report_uuid(const struct ctl *ctl, int32_t device);
+
+/* How a pool's free bytes are scattered: 0 where they lie together, towards 1 where they do not. */
+double report_fragmentation(const struct caid_pool *pool);
+
+void report_i64s(struct json *out, const char *key, const int64_t *values, uint32_t n);
+
+/* The members of an entry, into an object that is open. */
+void report_entry(struct ctl *ctl, const struct caid_entry *e);
+
+void report_holders(struct json *out, const struct caid_details *d);
+
+/* One pool as an object. */
+void report_pool(struct ctl *ctl, const struct caid_pool *p);

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The verb show: who holds what, of an array, a pool, or all. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "format.h"
+#include "report.h"
+
+static const struct column facts[] = {{"", false}, {"", false}};
+
+/* ---- an array ---- */
+
+static void
+details_json(struct ctl *ctl, const struct caid_details *d)
+{
+    struct json *out = &ctl->out;
+
+    json_object(out, NULL);
+    report_entry(ctl, &d->entry);
+    if (d->strides)
+        report_i64s(out, "strides", d->strides, d->entry.ndim);
+    else
+        json_null(out, "strides");
+    json_str(out, "descr", d->descr);
+    json_str(out, "metadata", d->metadata);
+    json_u64(out, "array", d->array);
+    json_u64(out, "block", d->block);
+    json_u64(out, "block_size", d->block_size);
+    json_u64(out, "offset", d->offset);
+    report_holders(out, d);
+    json_object_end(out);
+}
+
+static void
+details_array(const struct ctl *ctl, struct table *table, const struct caid_details *d)
+{
+    const struct caid_entry *e = &d->entry;
+    _cleanup_free_ char *shape = format_shape(e->shape, e->ndim);
+    _cleanup_free_ char *size = format_bytes(e->nbytes, ctl->bytes);
+    _cleanup_free_ char *user = format_user(e->uid);
+
+    table_add(table, "name");
+    table_add(table, "%s", e->name);
+    table_add(table, "pool");
+    table_add(table, "%s", e->pool);
+    table_add(table, "type");
+    table_add(table, "%s", e->typestr);
+    if (d->descr) {
+        table_add(table, "fields");
+        table_add(table, "%s", d->descr);
+    }
+    table_add(table, "shape");
+    table_add(table, "%s", shape);
+    if (d->strides) {
+        _cleanup_free_ char *strides = format_strides(d->strides, e->ndim);
+        table_add(table, "strides");
+        table_add(table, "%s", strides);
+    }
+    table_add(table, "size");
+    table_add(table, "%s", size);
+    if (d->metadata) {
+        table_add(table, "metadata");
+        table_add(table, "%s", d->metadata);
+    }
+    table_add(table, "created by");
+    table_add(table, "%s, generation %" PRIu64, user, e->generation);
+}
+
+static void
+details_memory(const struct ctl *ctl, struct table *table, const struct caid_details *d)
+{
+    const char *uuid = report_uuid(ctl, d->entry.device);
+    _cleanup_free_ char *size = format_bytes(d->block_size, ctl->bytes);
+    _cleanup_free_ char *offset = format_bytes(d->offset, ctl->bytes);
+
+    table_add(table, "device");
+    table_add(table, "%d, %s", d->entry.device, uuid ? uuid : "unknown");
+    table_add(table, "memory");
+    if (d->block == 0)
+        table_add(table, "%s, none", d->entry.memory);
+    else
+        table_add(table, "%s, %s into block %" PRIu64 " of %s", d->entry.memory, offset,
+                  d->block, size);
+}
+
+static void
+details_holders(struct table *table, const struct caid_details *d)
+{
+    for (size_t i = 0; i < d->n_holders; i++) {
+        const struct caid_holder *holder = &d->holders[i];
+        _cleanup_free_ char *user = format_user(holder->uid);
+        table_add(table, "held by");
+        table_add(table, "pid %" PRIu64 " of %s, %s%s%s%s", holder->pid, user,
+                  holder->readonly ? "r" : "rw", holder->client ? ", " : "",
+                  holder->client ? holder->client : "",
+                  holder->hung_up ? ", hung up and not exited" : "");
+    }
+    if (d->n_holders < d->entry.leases) {
+        table_add(table, "held by");
+        table_add(table, "%" PRIu64 " more", d->entry.leases - d->n_holders);
+    }
+}
+
+static int
+show_details(const struct caid_details *d, void *userdata)
+{
+    struct ctl *ctl = userdata;
+    _cleanup_table_ struct table table;
+
+    table_init(&table, facts, ARRAY_SIZE(facts));
+    if (ctl->json) {
+        details_json(ctl, d);
+        return 0;
+    }
+    details_array(ctl, &table, d);
+    details_memory(ctl, &table, d);
+    details_holders(&table, d);
+    table_print(&table, false);
+    return 0;
+}
+
+/* ---- a pool ---- */
+
+static void
+pool_space(const struct ctl *ctl, struct table *table, const struct caid_pool *p)
+{
+    _cleanup_free_ char *allocated = format_bytes(p->allocated, ctl->bytes);
+    _cleanup_free_ char *pending = format_bytes(p->pending, ctl->bytes);
+    _cleanup_free_ char *reserve = format_bytes(p->reserve, ctl->bytes);
+    _cleanup_free_ char *holes = format_bytes(p->holes, ctl->bytes);
+    _cleanup_free_ char *largest = format_bytes(p->largest, ctl->bytes);
+
+    table_add(table, "allocated");
+    table_add(table, "%s", allocated);
+    table_add(table, "pending");
+    table_add(table, "%s", pending);
+    table_add(table, "reserve");
+    table_add(table, "%s", reserve);
+    table_add(table, "holes");
+    table_add(table, "%s, the largest %s: %.0f %% fragmented", holes, largest,
+              100.0 * report_fragmentation(p));
+}
+
+static void
+pool_table(const struct ctl *ctl, const struct caid_pool *p)
+{
+    _cleanup_table_ struct table table;
+    _cleanup_free_ char *user = format_user(p->uid);
+    _cleanup_free_ char *group = format_group(p->gid);
+    _cleanup_free_ char *used = format_bytes(p->used, ctl->bytes);
+    _cleanup_free_ char *quota = format_bytes(p->quota, ctl->bytes);
+    _cleanup_free_ char *pinned = format_bytes(p->pinned, ctl->bytes);
+    char mode[10];
+
+    format_mode(p->mode, mode);
+    table_init(&table, facts, ARRAY_SIZE(facts));
+    table_add(&table, "pool");
+    table_add(&table, "%s", p->name);
+    table_add(&table, "owner");
+    table_add(&table, "%s, group %s, %s", user, group, mode);
+    table_add(&table, "memory");
+    table_add(&table, "%s of %s, in %" PRIu64 " blocks", used,
+              p->quota > 0 ? quota : "what the device has", p->blocks);
+    pool_space(ctl, &table, p);
+    table_add(&table, "pinned");
+    table_add(&table, "%s", pinned);
+    table_add(&table, "holds");
+    table_add(&table, "%" PRIu64 " names, %" PRIu64 " arrays", p->names, p->arrays);
+    table_print(&table, false);
+}
+
+#define FOUND 1
+
+static int
+show_pool_if(const struct caid_pool *p, void *userdata)
+{
+    struct ctl *ctl = userdata;
+
+    if (strcmp(p->name, ctl->pool) != 0)
+        return 0;
+    if (ctl->json)
+        report_pool(ctl, p);
+    else
+        pool_table(ctl, p);
+    return FOUND;
+}
+
+static int
+show_pool(struct ctl *ctl)
+{
+    int r = caid_pools(ctl->client, show_pool_if, ctl, &ctl->error);
+
+    if (r < 0)
+        return ctl_failed(ctl, ctl->pool);
+    if (r == FOUND)
+        return CTL_OK;
+    ctl_complain(ctl->pool, "no such pool, or none that you may read; see caidctl pools");
+    return CTL_REFUSED;
+}
+
+/* ---- arrays without a name ---- */
+
+static int
+show_unnamed(struct ctl *ctl)
+{
+    _cleanup_table_ struct table table = {0};
+
+    json_object(&ctl->out, NULL);
+    int status = report_unnamed(ctl, "unnamed", ctl->pool, &table);
+    if (status != CTL_OK)
+        return status;
+    json_object_end(&ctl->out);
+    if (!ctl->json)
+        table_print(&table, true);
+    return CTL_OK;
+}
+
+/* ---- all ---- */
+
+struct overview {
+    struct table devices, pools, users, unnamed;
+};
+
+static void
+overview_deinit(struct overview *o)
+{
+    table_deinit(&o->devices);
+    table_deinit(&o->pools);
+    table_deinit(&o->users);
+    table_deinit(&o->unnamed);
+}
+
+static int
+overview_fill(struct ctl *ctl, struct overview *o)
+{
+    int status = report_devices(ctl, "devices", -1, &o->devices);
+
+    if (status == CTL_OK)
+        status = report_pools(ctl, "pools", POOLS_BY_MEMORY, &o->pools);
+    if (status == CTL_OK)
+        status = report_users(ctl, "users", &o->users);
+    if (status == CTL_OK)
+        status = report_unnamed(ctl, "unnamed", NULL, &o->unnamed);
+    return status;
+}
+
+static void
+overview_print(const struct overview *o)
+{
+    table_print(&o->devices, true);
+    putchar('\n');
+    table_print(&o->pools, true);
+    putchar('\n');
+    table_print(&o->users, true);
+    if (o->unnamed.n_cells == 0)
+        return;
+    fputs("\nMemory without a name, and who keeps it:\n", stdout);
+    table_print(&o->unnamed, true);
+}
+
+static int
+show_all(struct ctl *ctl)
+{
+    _cleanup_(overview_deinit) struct overview overview = {0};
+
+    json_object(&ctl->out, NULL);
+    int status = overview_fill(ctl, &overview);
+    if (status != CTL_OK)
+        return status;
+    json_object_end(&ctl->out);
+    if (!ctl->json)
+        overview_print(&overview);
+    return CTL_OK;
+}
+
+int
+verb_show(struct ctl *ctl, int argc, char **argv)
+{
+    if (ctl->unnamed)
+        return show_unnamed(ctl);
+    if (argc == 0)
+        return ctl->pool ? show_pool(ctl) : show_all(ctl);
+    if (caid_show(ctl->client, argv[0], ctl->pool, show_details, ctl, &ctl->error) < 0)
+        return ctl_failed(ctl, argv[0]);
+    return CTL_OK;
+}

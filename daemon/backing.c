@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backing.h"
+
+#include <endian.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "base/macros.h"
+
+int
+backings_init(struct backings *b, const struct gpu *gpu)
+{
+    *b = (struct backings){.gpu = gpu, .lock = PTHREAD_MUTEX_INITIALIZER};
+    b->contexts = calloc(gpu->n_devices, sizeof(*b->contexts));
+    return b->contexts ? 0 : -ENOMEM;
+}
+
+void
+backings_deinit(struct backings *b)
+{
+    for (size_t i = 0; b->contexts && i < b->gpu->n_devices; i++)
+        if (b->contexts[i])
+            legacy_context_release(b->gpu->drv, b->gpu->devices[i].drv.ordinal);
+    free(b->contexts);
+    b->contexts = NULL;
+}
+
+/* ---- device ---- */
+
+static int
+create_device(struct backings *b, struct backing *m, struct drv_error *err)
+{
+    const struct drv *drv = b->gpu->drv;
+    int r =
+        vmm_alloc_create(drv, b->gpu->devices[m->device].drv.ordinal, m->size, &m->vmm, err);
+
+    if (r < 0)
+        return r;
+    r = vmm_alloc_export(drv, &m->vmm, &m->fd, err);
+    if (r < 0)
+        vmm_alloc_release(drv, &m->vmm, NULL);
+    return r;
+}
+
+/* ---- legacy ---- */
+
+/* Made once per device, though several threads may ask for it first. */
+static int
+get_context(struct backings *b, uint32_t device, CUcontext *ret, bool *ret_made,
+            struct drv_error *err)
+{
+    CUcontext *context = &b->contexts[device];
+    int r = 0;
+
+    pthread_mutex_lock(&b->lock);
+    if (!*context) {
+        r = legacy_context_retain(b->gpu->drv, b->gpu->devices[device].drv.ordinal, context,
+                                  err);
+        *ret_made = r == 0;
+    }
+    if (r == 0)
+        *ret = *context;
+    pthread_mutex_unlock(&b->lock);
+    return r;
+}
+
+static void
+put_handle(struct backing *m, const CUipcMemHandle *handle)
+{
+    _Static_assert(sizeof(m->ipc) == sizeof(*handle), "a handle is its words");
+    memcpy(m->ipc, handle, sizeof(m->ipc));
+    for (size_t i = 0; i < ARRAY_SIZE(m->ipc); i++)
+        m->ipc[i] = le64toh(m->ipc[i]);
+}
+
+static int
+create_legacy(struct backings *b, struct backing *m, bool *ret_context, struct drv_error *err)
+{
+    const struct drv *drv = b->gpu->drv;
+    CUipcMemHandle handle;
+    CUcontext context = NULL;
+    int r = get_context(b, m->device, &context, ret_context, err);
+
+    if (r < 0)
+        return r;
+    r = legacy_alloc_create(drv, context, m->size, &m->legacy, err);
+    if (r < 0)
+        return r;
+    r = legacy_alloc_export(drv, context, &m->legacy, &handle, err);
+    if (r < 0)
+        legacy_alloc_release(drv, context, &m->legacy, NULL);
+    else
+        put_handle(m, &handle);
+    return r;
+}
+
+/* ---- pinned ---- */
+
+static int
+fail(struct drv_error *err, const char *call, int error)
+{
+    snprintf(err->message, sizeof(err->message), "%s: %s", call, strerror(error));
+    return -error;
+}
+
+/* Nobody can cut it under a registration, and nobody of another uid can open it anew through
+ * /proc: who may have it is the pool's affair. Its pages come, and are accounted for, where a
+ * client registers them. */
+static int
+create_pinned(struct backing *m, struct drv_error *err)
+{
+    _cleanup_fd_ int fd = memfd_create("caid-pinned", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (fd < 0)
+        return fail(err, "memfd_create", errno);
+    if (fchmod(fd, 0600) < 0)
+        return fail(err, "fchmod", errno);
+    if (ftruncate(fd, (off_t)m->size) < 0)
+        return fail(err, "ftruncate", errno);
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        return fail(err, "F_ADD_SEALS", errno);
+    m->fd = TAKE_FD(fd);
+    return 0;
+}
+
+/* ---- any ---- */
+
+int
+backing_create(struct backings *b, enum core_kind kind, uint32_t device, uint64_t size,
+               struct backing *ret, bool *ret_context, struct drv_error *err)
+{
+    struct backing m = {.kind = kind, .device = device, .size = size, .fd = -1};
+    int r = -EINVAL;
+
+    *ret_context = false;
+    switch (kind) {
+    case KIND_DEVICE: r = create_device(b, &m, err); break;
+    case KIND_LEGACY: r = create_legacy(b, &m, ret_context, err); break;
+    case KIND_PINNED: r = create_pinned(&m, err); break;
+    case N_KINDS: break;
+    }
+    if (r == 0)
+        *ret = m;
+    return r;
+}
+
+int
+backing_release(struct backings *b, struct backing *m, struct drv_error *err)
+{
+    const struct drv *drv = b->gpu->drv;
+
+    m->fd = fd_close(m->fd);
+    switch (m->kind) {
+    case KIND_DEVICE: return vmm_alloc_release(drv, &m->vmm, err);
+    case KIND_LEGACY: return legacy_alloc_release(drv, b->contexts[m->device], &m->legacy, err);
+    case KIND_PINNED:
+    case N_KINDS: break;
+    }
+    return 0;
+}

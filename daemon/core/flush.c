@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A client's wish to have memory given back now. What is in the queues is freed at once; the answer
+ * comes when every device that it is about has ended its round of releases (reclaim.c).
+ */
+#include <assert.h>
+#include <inttypes.h>
+
+#include "state.h"
+
+/* Root and whoever runs the daemon flush for everyone, others what is theirs. */
+static bool
+flushes_all(const struct core *core, const struct conn *conn)
+{
+    return conn->user->uid == 0 || conn->user->uid == core->config.uid;
+}
+
+static void
+flush_device(struct core *core, struct flush *flush, uint32_t index)
+{
+    struct conn *conn = flush->conn;
+    bool all = flushes_all(core, conn);
+    struct flusher *flusher = &flush->flushers[index];
+
+    flush->result.entries += reclaim_queue(core, index, all ? NULL : conn->user);
+    reclaim_doom(core, index, all ? NULL : conn);
+    flusher->flush = flush;
+    flush->n_waiting++;
+    TAILQ_INSERT_TAIL(&core->devices[index].flushers, flusher, link);
+}
+
+int
+flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t device)
+{
+    uint32_t n = (uint32_t)core->config.n_devices;
+    struct flush *flush = calloc(1, sizeof(*flush) + n * sizeof(flush->flushers[0]));
+
+    if (!flush)
+        return -ENOMEM;
+    flush->conn = conn;
+    flush->request = request;
+    LIST_INSERT_HEAD(&conn->flushes, flush, of_conn);
+    for (uint32_t i = 0; i < n; i++)
+        if (device == n || device == i)
+            flush_device(core, flush, i);
+    return 0; /* reclaim_run() answers it, at the end of this event or of a later one */
+}
+
+void
+flush_orphan(struct flush *flush)
+{
+    LIST_REMOVE(flush, of_conn);
+    flush->conn = NULL;
+}
+
+void
+flush_count(struct flush *flush, const struct block *block)
+{
+    flush->result.blocks++;
+    flush->result.bytes += block->size;
+}
+
+void
+flush_fail(struct flush *flush, const struct block *block, int cuda, const char *text)
+{
+    flush->failed = true;
+    refusal_fill(&flush->refusal, PROTO_ERR_DRIVER,
+                 "block %" PRIu64
+                 " of %s could not be released and is written off, what was to "
+                 "follow waits on: %s",
+                 block->id, SIZE_TEXT(block->size), text);
+    flush->refusal.cuda = cuda;
+}
+
+void
+flush_leave(struct core *core, struct flush *flush)
+{
+    struct conn *conn = flush->conn;
+
+    if (--flush->n_waiting)
+        return;
+    if (conn) {
+        flush_orphan(flush);
+        if (flush->failed)
+            send_refusal(core, conn, flush->request, &flush->refusal);
+        else
+            reply_flushed(core, conn, flush->request, &flush->result);
+    }
+    free(flush);
+}

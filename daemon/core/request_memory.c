@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What there is and who is charged for it: memory_info, pools, users; and what moves it: flush,
+ * defer.
+ */
+#include "request.h"
+
+#define FLUSHES_MAX     16   /* of one connection, not answered yet */
+#define DEFER_DEPTH_MAX 1000 /* of one connection */
+#define PENDING_MAX     4096 /* entries of a queue that one memory_info looks at (I6) */
+#define USERS_MAX       256  /* in one page */
+
+/* ---- memory_info ---- */
+
+int
+on_memory_info(struct core *core, struct conn *conn, uint32_t id, const void *params,
+               struct refusal *r)
+{
+    const struct msg_memory_params *p = params;
+    uint32_t device = (uint32_t)core->config.n_devices;
+    struct job *job;
+
+    if (job_admit(core, conn, r) || (p->device.p && device_find(core, p->device, &device, r)))
+        return REFUSED;
+    job = calloc(1, sizeof(*job));
+    if (!job)
+        return -ENOMEM;
+    job->entry.action = (struct core_action){.type = CORE_MEMORY, .device = device, .fd = -1};
+    job_start_for(core, job, JOB_MEMORY, conn, id);
+    return 0;
+}
+
+/* What a create of the kind "device" may get without the driver: free ranges and those in the queue,
+ * and own blocks that nobody uses. */
+static uint64_t
+available(const struct core *core, struct pool *pool, uint32_t device)
+{
+    const struct zone *zone = pool_zone(core, pool, device, KIND_DEVICE);
+    uint64_t bytes = zone->space.bytes_free;
+    struct block *block;
+    const struct array *array;
+    unsigned n = 0;
+
+    RB_FOREACH(block, spares, &pool->spares)
+    if (block->device == device && block->kind == KIND_DEVICE)
+        bytes += block->size;
+    TAILQ_FOREACH(array, &zone->pendings, of_zone)
+    {
+        bytes += array->entry.bytes;
+        if (++n == PENDING_MAX)
+            break;
+    }
+    return bytes;
+}
+
+static struct msg_memory
+memory_record(const struct core *core, struct pool *pool, uint32_t device,
+              const struct core_memory_result *result)
+{
+    const struct device *d = &core->devices[device];
+
+    return (struct msg_memory){
+        .uuid = MSG_STR(d->info.uuid),
+        .name = MSG_STR(d->info.name),
+        .total = result->total,
+        .free = result->free,
+        .used = d->used,
+        .blocks = d->n_blocks,
+        .arrays = d->n_arrays,
+        .allocated = d->allocated,
+        .reserve = d->reserve,
+        .available = available(core, pool, device),
+        .pending = d->queue.n,
+        .pending_bytes = d->queue.bytes,
+        .pinned = d->pinned,
+        .flushes = d->queue.n_flushes,
+        .releases = d->n_releases,
+        .quarantined = d->n_quarantined,
+        .quarantined_bytes = d->bytes_quarantined,
+        .context = d->context,
+    };
+}
+
+void
+reply_memory(struct core *core, struct conn *conn, const struct job *job,
+             const struct core_memory_result *results, size_t n)
+{
+    uint32_t device = job->entry.action.device;
+    uint32_t first = device < core->config.n_devices ? device : 0;
+    _cleanup_free_ struct msg_memory *devices = calloc(n + 1, sizeof(*devices));
+    struct refusal r;
+
+    if (!devices) {
+        conn_end(core, conn, "out of memory");
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (results[i].error) {
+            refusal_fill(&r, PROTO_ERR_DRIVER, "device %u (%s): no memory figures: %s",
+                         first + i, core->devices[first + i].info.name, results[i].text);
+            r.cuda = results[i].cuda;
+            send_refusal(core, conn, job->request, &r);
+            return;
+        }
+        devices[i] = memory_record(core, conn->user->pool, first + i, &results[i]);
+    }
+    send_result(core, conn, job->request, MSG_MEMORY_INFO,
+                &(struct msg_memory_result){.devices = devices, .n_devices = (uint32_t)n}, NULL,
+                0);
+}
+
+/* ---- flush, defer ---- */
+
+int
+on_flush(struct core *core, struct conn *conn, uint32_t id, const void *params,
+         struct refusal *r)
+{
+    const struct msg_flush_params *p = params;
+    uint32_t device = (uint32_t)core->config.n_devices;
+    const struct flush *flush;
+    unsigned n = 0;
+
+    if (p->device.p && device_find(core, p->device, &device, r))
+        return REFUSED;
+    LIST_FOREACH(flush, &conn->flushes, of_conn)
+    if (++n == FLUSHES_MAX)
+        return refuse(r, PROTO_ERR_LIMIT, "limit of %d flushes under way reached", FLUSHES_MAX);
+    return flush_start(core, conn, id, device);
+}
+
+void
+reply_flushed(struct core *core, struct conn *conn, uint32_t request,
+              const struct msg_flush_result *result)
+{
+    send_result(core, conn, request, MSG_FLUSH, result, NULL, 0);
+}
+
+int
+on_defer(struct core *core, struct conn *conn, uint32_t id, const void *params,
+         struct refusal *r)
+{
+    const struct msg_defer_params *p = params;
+
+    if (p->begin && conn->deferring == DEFER_DEPTH_MAX)
+        return refuse(r, PROTO_ERR_LIMIT, "limit of %d nested deferrals reached",
+                      DEFER_DEPTH_MAX);
+    if (!p->begin && !conn->deferring)
+        return refuse(r, PROTO_ERR_INVALID, "there is no deferral to end");
+    if (p->begin)
+        reclaim_defer(core, conn);
+    else
+        reclaim_undefer(core, conn);
+    send_result(core, conn, id, MSG_DEFER, &(struct msg_none){}, NULL, 0);
+    return 0;
+}
+
+/* ---- pools ---- */
+
+static void
+pool_add_holes(const struct core *core, struct pool *pool, struct msg_pool *record)
+{
+    for (uint32_t d = 0; d < core->config.n_devices; d++)
+        for (enum core_kind kind = 0; kind < N_KINDS; kind++) {
+            const struct space *space = &pool_zone(core, pool, d, kind)->space;
+            if (kind == KIND_PINNED || !space->n_extents)
+                continue;
+            uint64_t largest = space_largest_hole(space);
+            record->holes += space_holes(space);
+            record->largest = largest > record->largest ? largest : record->largest;
+        }
+}
+
+static struct msg_pool
+pool_record(const struct core *core, struct pool *pool)
+{
+    struct msg_pool record = {
+        .name = MSG_STR(pool->name),
+        .uid = pool->uid,
+        .gid = pool->gid,
+        .mode = pool->mode,
+        .quota = pool->quota,
+        .used = pool->used,
+        .blocks = pool->n_blocks,
+        .allocated = pool->allocated,
+        .pending = pool->pending,
+        .reserve = pool->reserve,
+        .pinned = pool->pinned,
+        .names = pool->n_names,
+        .arrays = pool->n_arrays,
+    };
+
+    pool_add_holes(core, pool, &record);
+    return record;
+}
+
+int
+on_pools(struct core *core, struct conn *conn, uint32_t id, const void *params,
+         struct refusal *r)
+{
+    const struct msg_pools_params *p = params;
+    _cleanup_free_ struct msg_pool *records = calloc(PAGE_MAX, sizeof(*records));
+    struct msg_pools_result result = {.pools = records};
+    struct room room = ROOM_INIT;
+    struct pool *pool = pool_find_from(core, p->after);
+
+    (void)r;
+    if (!records)
+        return -ENOMEM;
+    for (; pool && !result.more; pool = RB_NEXT(pools, &core->pools, pool)) {
+        if (msg_str_eq(p->after, pool->name) || !pool_may(pool, conn, MAY_READ))
+            continue;
+        struct msg_pool record = pool_record(core, pool);
+        result.more = result.n_pools == PAGE_MAX ||
+                      !room_take(&room, msg_pool_size(&record), 0);
+        if (!result.more)
+            records[result.n_pools++] = record;
+    }
+    send_result(core, conn, id, MSG_POOLS, &result, NULL, 0);
+    return 0;
+}
+
+/* ---- users ---- */
+
+static struct msg_user
+user_record(const struct user *user)
+{
+    return (struct msg_user){
+        .uid = user->uid,
+        .connections = user->used[RES_CONNECTIONS],
+        .arrays = user->used[RES_ARRAYS],
+        .names = user->used[RES_NAMES],
+        .leases = user->used[RES_LEASES],
+        .watches = user->used[RES_WATCHES],
+        .jobs = user->used[RES_JOBS],
+        .bytes = user->used[RES_BYTES],
+        .pinned = user->used[RES_PINNED],
+        .host = user->used[RES_HOST],
+        .pending = user->n_pending,
+        .deferred = user->n_deferring,
+    };
+}
+
+/* All of them for root and for whom the daemon runs as; for others, themselves. */
+int
+on_users(struct core *core, struct conn *conn, uint32_t id, const void *params,
+         struct refusal *r)
+{
+    const struct msg_users_params *p = params;
+    bool all = conn->user->uid == 0 || conn->user->uid == core->config.uid;
+    _cleanup_free_ struct msg_user *records = calloc(USERS_MAX, sizeof(*records));
+    struct msg_users_result result = {.users = records};
+    struct room room = ROOM_INIT;
+    struct user key = {.uid = (uid_t)p->from}, *user = conn->user;
+
+    (void)r;
+    if (!records)
+        return -ENOMEM;
+    if (all)
+        user = RB_NFIND(users, &core->users, &key);
+    if (p->from > (uid_t)-1 || (user && user->uid < p->from))
+        user = NULL;
+    for (; user && !result.more; user = all ? RB_NEXT(users, &core->users, user) : NULL) {
+        struct msg_user record = user_record(user);
+        result.more = result.n_users == USERS_MAX ||
+                      !room_take(&room, msg_user_size(&record), 0);
+        if (!result.more)
+            records[result.n_users++] = record;
+    }
+    send_result(core, conn, id, MSG_USERS, &result, NULL, 0);
+    return 0;
+}

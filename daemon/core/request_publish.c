@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * publish, watch, cancel.
+ */
+#include "request.h"
+
+static int
+publish_check(const struct msg_publish_params *p, struct conn *conn, struct array **ret,
+              struct refusal *r)
+{
+    struct lease *lease = lease_find(conn, p->lease);
+
+    if (!lease)
+        return refuse(r, PROTO_ERR_INVALID, "no lease %llu", (unsigned long long)p->lease);
+    if (!pool_may(lease->array->pool, conn, MAY_WRITE))
+        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
+                      lease->array->pool->name);
+    if (name_check(p->name, r) || metadata_check(p->metadata, r))
+        return REFUSED;
+    *ret = lease->array;
+    return 0;
+}
+
+int
+on_publish(struct core *core, struct conn *conn, uint32_t id, const void *params,
+           struct refusal *r)
+{
+    const struct msg_publish_params *p = params;
+    struct array *array;
+    int rc = publish_check(p, conn, &array, r);
+
+    if (rc == 0)
+        rc = array_publish(core, array, p->name, p->metadata, r);
+    if (rc == 0) /* the caller's lease keeps the array */
+        send_result(core, conn, id, MSG_PUBLISH,
+                    &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
+    return rc;
+}
+
+int
+on_watch(struct core *core, struct conn *conn, uint32_t id, const void *params,
+         struct refusal *r)
+{
+    const struct msg_watch_params *p = params;
+    struct pool *pool = pool_find(core, conn, p->pool);
+
+    if (name_check(p->name, r))
+        return REFUSED;
+    if (!pool || !pool_may(pool, conn, MAY_READ))
+        return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(p->pool));
+    return watch_new(core, conn, id, pool, p->name, p->seen, r);
+}
+
+/* A watch that has been answered is unknown here: its answer is on the way. */
+int
+on_cancel(struct core *core, struct conn *conn, uint32_t id, const void *params,
+          struct refusal *r)
+{
+    const struct msg_cancel_params *p = params;
+    struct watch *watch = p->request <= UINT32_MAX ? watch_find(conn, (uint32_t)p->request)
+                                                   : NULL;
+
+    (void)id;
+    if (!watch)
+        return 0;
+    refusal_fill(r, PROTO_ERR_CANCELLED, "the watch was cancelled");
+    send_refusal(core, conn, watch->request, r);
+    watch_free(core, watch);
+    return 0;
+}

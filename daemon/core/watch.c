@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A watch: a request that is answered when a name's generation is another one than the client has
+ * seen. From the request until it is answered or cancelled, or its connection hangs up. Nothing is
+ * queued for a client that is slow: it asks again, with what it has seen by then.
+ *
+ * The watches of all names lie in one tree, those of a name together. A watch keeps its pool.
+ */
+#include <assert.h>
+
+#include "state.h"
+
+static int
+watch_compare(const struct watch *a, const struct watch *b)
+{
+    uint8_t n = a->n_name < b->n_name ? a->n_name : b->n_name;
+    int c = a->pool == b->pool ? memcmp(a->name, b->name, n)
+                               : strcmp(a->pool->name, b->pool->name);
+
+    if (c)
+        return c;
+    if (a->n_name != b->n_name)
+        return CMP(a->n_name, b->n_name);
+    if (a->conn->id != b->conn->id)
+        return CMP(a->conn->id, b->conn->id);
+    return CMP(a->request, b->request);
+}
+
+RB_GENERATE(watches, watch, node, watch_compare)
+
+static void
+watch_answer(struct core *core, struct conn *conn, uint32_t request, uint64_t generation)
+{
+    send_result(core, conn, request, MSG_WATCH,
+                &(struct msg_watch_result){.generation = generation}, NULL, 0);
+}
+
+static uint64_t
+name_generation(struct pool *pool, struct msg_str name)
+{
+    const struct array *array = pool_find_array(pool, name);
+
+    return array && !array->creating ? array->generation : 0;
+}
+
+static struct watch *
+watch_alloc(struct conn *conn, uint32_t request, struct pool *pool, struct msg_str name)
+{
+    struct watch *watch = calloc(1, sizeof(*watch) + name.n);
+
+    if (!watch)
+        return NULL;
+    watch->conn = conn;
+    watch->pool = pool;
+    watch->request = request;
+    watch->n_name = (uint8_t)name.n;
+    memcpy(watch->name, name.p, name.n);
+    return watch;
+}
+
+int
+watch_new(struct core *core, struct conn *conn, uint32_t request, struct pool *pool,
+          struct msg_str name, uint64_t seen, struct refusal *r)
+{
+    uint64_t generation = name_generation(pool, name);
+    struct watch *watch;
+
+    assert(name.n <= PROTO_NAME_MAX);
+    if (generation != seen) {
+        watch_answer(core, conn, request, generation);
+        return 0;
+    }
+    if (user_check(core, conn->user, RES_WATCHES, 1, r))
+        return REFUSED;
+    if (watch_find(conn, request))
+        return refuse(r, PROTO_ERR_INVALID, "request %u is a watch already", request);
+    watch = watch_alloc(conn, request, pool, name);
+    if (!watch)
+        return -ENOMEM;
+    conn->user->used[RES_WATCHES]++;
+    pool->n_watches++;
+    core->n_watches++;
+    RB_INSERT(watches, &core->watches, watch);
+    LIST_INSERT_HEAD(&conn->watches, watch, of_conn);
+    return 0;
+}
+
+struct watch *
+watch_find(struct conn *conn, uint32_t request)
+{
+    struct watch *watch;
+
+    LIST_FOREACH(watch, &conn->watches, of_conn)
+    if (watch->request == request)
+        return watch;
+    return NULL;
+}
+
+/* Leaves the pool's owner to be settled. */
+static void
+watch_remove(struct core *core, struct watch *watch)
+{
+    RB_REMOVE(watches, &core->watches, watch);
+    LIST_REMOVE(watch, of_conn);
+    user_uncharge(watch->conn->user, RES_WATCHES, 1);
+    watch->pool->n_watches--;
+    core->n_watches--;
+    free(watch);
+}
+
+void
+watch_free(struct core *core, struct watch *watch)
+{
+    struct pool *pool = watch->pool;
+    struct user *owner = pool->owner;
+
+    watch_remove(core, watch);
+    if (owner) /* its pool may have waited for this; the watcher has its connection */
+        user_settle(core, owner);
+}
+
+/* The first watch of the name. */
+static struct watch *
+watch_first(struct core *core, struct pool *pool, const char *name, uint32_t n_name)
+{
+    struct conn nobody = {.id = 0};
+
+    union {
+        struct watch watch;
+        char room[sizeof(struct watch) + PROTO_NAME_MAX];
+    } key = {.watch = {.conn = &nobody, .pool = pool, .n_name = (uint8_t)n_name}};
+    struct watch *watch;
+
+    memcpy(key.room + offsetof(struct watch, name), name, n_name);
+    watch = RB_NFIND(watches, &core->watches, &key.watch);
+    if (!watch || watch->pool != pool || watch->n_name != n_name ||
+        memcmp(watch->name, name, n_name) != 0)
+        return NULL;
+    return watch;
+}
+
+/* The array that has or had the name is still in the pool, so that the pool stays. */
+void
+watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_name,
+             uint64_t generation)
+{
+    struct watch *watch;
+
+    if (!pool->n_watches)
+        return;
+    while ((watch = watch_first(core, pool, name, n_name))) {
+        watch_answer(core, watch->conn, watch->request, generation);
+        watch_remove(core, watch);
+    }
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The process at the other end of a connection, watched by its pidfd until it exits.
+ *
+ * Lifetime: made with its connection, and usually ends with it. Where the core says that memory
+ * waits for the exit, since the GPU may work for a process that has hung up as long as it lives
+ * (I2), it departs instead: the connection goes, and the process is kept in the set until its
+ * exit, or until the daemon stops. To depart needs no memory, so it cannot fail. It costs an fd
+ * like a connection; the core charges it to its uid as one until then, so that the number of both
+ * is bounded together. Freed from libuv's close callback only.
+ */
+#pragma once
+
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include <uv.h>
+
+struct conn;
+struct conns;
+
+struct process {
+    struct conns *set;
+    struct conn *c;   /* NULL: departed */
+    uint64_t conn_id; /* the number that c has, or had */
+    int pidfd;        /* -1: closed */
+    uv_poll_t poll;
+    LIST_ENTRY(process) link; /* in set->departed */
+};
+
+LIST_HEAD(process_list, process);
+
+/* Takes pidfd over, also on failure. c's exited() is called when it has exited. */
+int process_new(struct conns *set, struct conn *c, int pidfd_consume, struct process **ret);
+struct process *process_free(struct process *p);
+/* Its connection ends; the set's departed() is called when it has exited. */
+void process_depart(struct process *p);

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "legacy.h"
+
+/* What the driver does not know of it, it is not asked about: `unknown` is the answer. */
+static int
+attribute(const struct drv *drv, CUdevice device, CUdevice_attribute which, int unknown)
+{
+    int value;
+    CUresult result = drv->cu.cuDeviceGetAttribute(&value, which, device);
+
+    if (result == CUDA_ERROR_INVALID_VALUE)
+        return unknown;
+    return result == CUDA_SUCCESS ? value : 0;
+}
+
+/* Unified addressing is what cuIpcGetMemHandle() asks for, and CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED
+ * is what its documentation tells users to test; drivers before 12.0 do not know that. Integrated
+ * devices share events, but not memory (CUDA for Tegra). */
+bool
+legacy_is_supported(const struct drv *drv, CUdevice device)
+{
+    return attribute(drv, device, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 0) != 0 &&
+           attribute(drv, device, CU_DEVICE_ATTRIBUTE_INTEGRATED, 0) == 0 &&
+           attribute(drv, device, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1) != 0;
+}
+
+int
+legacy_context_retain(const struct drv *drv, CUdevice device, CUcontext *ret,
+                      struct drv_error *err)
+{
+    CUcontext context;
+    CUresult result = drv->cu.cuDevicePrimaryCtxRetain(&context, device);
+
+    if (result != CUDA_SUCCESS)
+        return drv_fail(drv, err, "cuDevicePrimaryCtxRetain", result);
+    *ret = context;
+    return 0;
+}
+
+void
+legacy_context_release(const struct drv *drv, CUdevice device)
+{
+    drv->cu.cuDevicePrimaryCtxRelease(device);
+}
+
+static int
+enter(const struct drv *drv, CUcontext context, struct drv_error *err)
+{
+    return drv_fail(drv, err, "cuCtxPushCurrent", drv->cu.cuCtxPushCurrent(context));
+}
+
+static void
+leave(const struct drv *drv)
+{
+    CUcontext context;
+
+    drv->cu.cuCtxPopCurrent(&context);
+}
+
+int
+legacy_alloc_create(const struct drv *drv, CUcontext context, size_t size,
+                    struct legacy_alloc *ret, struct drv_error *err)
+{
+    CUdeviceptr ptr;
+    CUresult result;
+    int r = enter(drv, context, err);
+
+    if (r < 0)
+        return r;
+    result = drv->cu.cuMemAlloc(&ptr, size);
+    leave(drv);
+    if (result != CUDA_SUCCESS)
+        return drv_fail(drv, err, "cuMemAlloc", result);
+    *ret = (struct legacy_alloc){.ptr = ptr, .size = size};
+    return 0;
+}
+
+int
+legacy_alloc_export(const struct drv *drv, CUcontext context, const struct legacy_alloc *alloc,
+                    CUipcMemHandle *ret, struct drv_error *err)
+{
+    CUipcMemHandle handle;
+    CUresult result;
+    int r = enter(drv, context, err);
+
+    if (r < 0)
+        return r;
+    result = drv->cu.cuIpcGetMemHandle(&handle, alloc->ptr);
+    leave(drv);
+    if (result != CUDA_SUCCESS)
+        return drv_fail(drv, err, "cuIpcGetMemHandle", result);
+    *ret = handle;
+    return 0;
+}
+
+int
+legacy_alloc_release(const struct drv *drv, CUcontext context, struct legacy_alloc *alloc,
+                     struct drv_error *err)
+{
+    CUdeviceptr ptr = alloc->ptr;
+    CUresult result;
+    int r = enter(drv, context, err);
+
+    *alloc = (struct legacy_alloc){0};
+    if (r < 0)
+        return r;
+    result = drv->cu.cuMemFree(ptr);
+    leave(drv);
+    return drv_fail(drv, err, "cuMemFree", result);
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pinned_map.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "base/macros.h"
+
+#define MAP_ALIGNMENT ((size_t)2 << 20)
+
+static int
+fail_file(struct drv_error *err, int r, const char *call, const char *what)
+{
+    if (err) {
+        *err = (struct drv_error){.call = call};
+        errno = -r;
+        snprintf(err->message, sizeof(err->message), "%s: %s%s%m", call, what,
+                 what[0] ? ": " : "");
+    }
+    return r;
+}
+
+/* Whether the memory can be counted on to stay as large as it has to be. */
+static int
+check_file(int fd, size_t size, struct drv_error *err)
+{
+    struct stat st;
+
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0)
+        return fail_file(err, -errno, "fcntl", "not a memfd");
+    if (!(seals & F_SEAL_SHRINK))
+        return fail_file(err, -EINVAL, "fcntl", "not sealed against shrinking");
+    if (fstat(fd, &st) < 0)
+        return fail_file(err, -errno, "fstat", "");
+    if (st.st_size < 0 || (uint64_t)st.st_size < size)
+        return fail_file(err, -EINVAL, "fstat", "smaller than it was said to be");
+    return 0;
+}
+
+/* At an address that is aligned as mappings of the device are: arrays may ask for as much. */
+static void *
+map_aligned(int fd, size_t size, int protection)
+{
+    char *room =
+        mmap(NULL, size + MAP_ALIGNMENT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+        return MAP_FAILED;
+    size_t before = -(uintptr_t)room % MAP_ALIGNMENT, after = MAP_ALIGNMENT - before;
+    if (before > 0)
+        munmap(room, before);
+    room += before;
+    void *ptr = mmap(room, size, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+    int error = errno;
+    size_t end = ALIGN_UP(size, (size_t)sysconf(_SC_PAGESIZE));
+    if (ptr == MAP_FAILED)
+        munmap(room, size + after);
+    else if (after > end - size)
+        munmap(room + end, size + after - end);
+    errno = error;
+    return ptr;
+}
+
+static int
+register_host(const struct drv *drv, struct pinned_map *map, enum vmm_access access,
+              struct drv_error *err)
+{
+    unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                         (access == VMM_READ ? CU_MEMHOSTREGISTER_READ_ONLY : 0);
+
+    CUresult result = drv->cu.cuMemHostRegister(map->host, map->size, flags);
+    if (result != CUDA_SUCCESS)
+        return drv_fail(drv, err, "cuMemHostRegister", result);
+    result = drv->cu.cuMemHostGetDevicePointer(&map->ptr, map->host, 0);
+    if (result != CUDA_SUCCESS)
+        drv->cu.cuMemHostUnregister(map->host);
+    return drv_fail(drv, err, "cuMemHostGetDevicePointer", result);
+}
+
+int
+pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_access access,
+               struct pinned_map *ret, struct drv_error *err)
+{
+    int protection = access == VMM_READ ? PROT_READ : PROT_READ | PROT_WRITE;
+
+    int r = check_file(fd, size, err);
+    if (r < 0)
+        return r;
+    struct pinned_map map = {.size = size};
+    map.host = map_aligned(fd, size, protection);
+    if (map.host == MAP_FAILED)
+        return fail_file(err, -errno, "mmap", "");
+    r = register_host(drv, &map, access, err);
+    if (r < 0) {
+        munmap(map.host, size);
+        return r;
+    }
+    *ret = map;
+    return 0;
+}
+
+void
+pinned_map_free(const struct drv *drv, struct pinned_map *map)
+{
+    if (map->host) {
+        drv->cu.cuMemHostUnregister(map->host);
+        munmap(map->host, map->size);
+    }
+    *map = (struct pinned_map){0};
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Page-locked host memory that processes share: a memfd, mapped here and registered with the
+ * driver (cuMemHostRegister), so that the GPU reaches it, too. One mapping per kind of access;
+ * a read-only one is so for the CPU (PROT_READ) and for the GPU (READ_ONLY). Portable: every
+ * context of the process may use it.
+ *
+ * Making and freeing need a current context. Freeing waits while a stream waits on a value.
+ */
+#pragma once
+
+#include "drv.h"
+#include "vmm.h"
+
+struct pinned_map {
+    void *host; /* NULL: none */
+    CUdeviceptr ptr;
+    size_t size;
+};
+
+/* fd is borrowed, and has to be sealed against shrinking and of at least size bytes (-EINVAL):
+ * a page that vanished would end the process that touches it. Nothing is left behind on
+ * failure. */
+int pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_access access,
+                   struct pinned_map *ret, struct drv_error *err);
+/* Takes a zeroed map. Unmaps in any case. */
+void pinned_map_free(const struct drv *drv, struct pinned_map *map);

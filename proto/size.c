@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How large a record will be in a packet, by the descriptors of record.h. Reckoned, not encoded for
+ * measure: that is on the way of every open.
+ */
+#include "record.h"
+
+/* What one MessagePack object takes of a packet's objects, in bytes. */
+#define ITEM_SHARE (PROTO_PACKET_MAX / PROTO_ITEMS_MAX)
+
+struct size {
+    size_t bytes, items;
+};
+
+/* An object of n bytes. */
+static void
+add(struct size *size, size_t n)
+{
+    size->bytes += n;
+    size->items++;
+}
+
+static size_t
+u64_bytes(uint64_t value)
+{
+    if (value < 0x80)
+        return 1;
+    if (value <= UINT8_MAX)
+        return 2;
+    if (value <= UINT16_MAX)
+        return 3;
+    return value <= UINT32_MAX ? 5 : 9;
+}
+
+static size_t
+i64_bytes(int64_t value)
+{
+    if (value >= 0)
+        return u64_bytes((uint64_t)value);
+    if (value >= -32)
+        return 1;
+    if (value >= INT8_MIN)
+        return 2;
+    if (value >= INT16_MIN)
+        return 3;
+    return value >= INT32_MIN ? 5 : 9;
+}
+
+static size_t
+str_bytes(size_t n)
+{
+    if (n < 32)
+        return 1 + n;
+    if (n <= UINT8_MAX)
+        return 2 + n;
+    return (n <= UINT16_MAX ? 3 : 5) + n;
+}
+
+/* The head of a list or a map of n. */
+static size_t
+head_bytes(size_t n)
+{
+    if (n < 16)
+        return 1;
+    return n <= UINT16_MAX ? 3 : 5;
+}
+
+static void add_record(struct size *size, const struct record *record, const void *value);
+
+static void
+add_element(struct size *size, const struct field *f, const void *element)
+{
+    switch (f->type) {
+    case FIELD_I64S: add(size, i64_bytes(*(const int64_t *)element)); break;
+    case FIELD_U64S: add(size, u64_bytes(*(const uint64_t *)element)); break;
+    case FIELD_RECORDS: add_record(size, f->of, element); break;
+    default: add(size, str_bytes(((const struct msg_str *)element)->n)); break;
+    }
+}
+
+static void
+add_list(struct size *size, const struct field *f, const void *record)
+{
+    size_t step = field_element_size(f);
+    uint32_t n;
+    const char *element = field_list(f, record, &n);
+
+    add(size, head_bytes(n));
+    for (uint32_t i = 0; i < n; i++, element += step)
+        add_element(size, f, element);
+}
+
+static void
+add_field(struct size *size, const struct field *f, const void *record)
+{
+    const void *value = (const char *)record + f->offset;
+
+    add(size, str_bytes(f->n_key));
+    switch (f->type) {
+    case FIELD_BOOL: add(size, 1); break;
+    case FIELD_U64: add(size, u64_bytes(*(const uint64_t *)value)); break;
+    case FIELD_I64: add(size, i64_bytes(*(const int64_t *)value)); break;
+    case FIELD_STR: add(size, str_bytes(((const struct msg_str *)value)->n)); break;
+    default: add_list(size, f, record); break;
+    }
+}
+
+static void
+add_record(struct size *size, const struct record *record, const void *value)
+{
+    const struct field *end = record->fields + record->n_fields;
+    size_t n = 0;
+
+    for (const struct field *f = record->fields; f < end; f++) {
+        if (!field_is_written(f, value))
+            continue;
+        add_field(size, f, value);
+        n++;
+    }
+    add(size, head_bytes(n));
+}
+
+static size_t
+room(enum record_id id, const void *value)
+{
+    struct size size = {0};
+
+    add_record(&size, &proto_records[id], value);
+    return size.bytes > size.items * ITEM_SHARE ? size.bytes : size.items * ITEM_SHARE;
+}
+
+size_t
+msg_array_size(const struct msg_array *a)
+{
+    struct msg_array widest = *a;
+
+    widest.lease = UINT64_MAX;
+    return room(RECORD_ID_array, &widest);
+}
+
+size_t
+msg_block_size(const struct msg_block *b)
+{
+    return room(RECORD_ID_block, b);
+}
+
+size_t
+msg_entry_size(const struct msg_entry *e)
+{
+    return room(RECORD_ID_entry, e);
+}
+
+size_t
+msg_holder_size(const struct msg_holder *h)
+{
+    return room(RECORD_ID_holder, h);
+}
+
+size_t
+msg_unnamed_size(const struct msg_unnamed *u)
+{
+    return room(RECORD_ID_unnamed, u);
+}
+
+size_t
+msg_user_size(const struct msg_user *u)
+{
+    return room(RECORD_ID_user, u);
+}
+
+size_t
+msg_pool_size(const struct msg_pool *p)
+{
+    return room(RECORD_ID_pool, p);
+}
+
+size_t
+msg_memory_size(const struct msg_memory *m)
+{
+    return room(RECORD_ID_memory, m);
+}

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clients of functions that are given none: one of the daemon, made by caid.connect() on first
+use, and for memory that no daemon knows one of this process's driver. Both are the process's, not
+the user's to close; a forked child gets its own."""
+
+from __future__ import annotations
+
+import os
+
+from . import _cai, _caid
+from ._client import Client
+from ._errors import ClosedError, DisconnectedError
+
+
+class _Default(Client):
+    """It is closed with the process, and nobody is to be warned of that."""
+
+    __slots__ = ()
+
+    def __del__(self):
+        pass
+
+
+_daemon = (0, None)  # process id, client
+
+
+def default_client() -> Client:
+    """The client that functions such as :func:`caid.to_device` use where they are given none.
+
+    It is made by the first call, as :func:`caid.connect` does it without arguments, and again after
+    it was closed, or its daemon has gone, or in a forked child.
+
+    Raises
+    ------
+    NoDaemonError
+        Nobody listens at the socket.
+    """
+    global _daemon
+    pid, client = _daemon
+    if pid != os.getpid() or not _is_alive(client):
+        client = _Default()
+        _daemon = (os.getpid(), client)
+    return client
+
+
+def _is_alive(client):
+    try:
+        client.dispatch()  # notices, without a round trip, that the daemon is gone
+    except DisconnectedError:
+        client.close()
+    except ClosedError:
+        pass
+    return not client.closed
+
+
+# --- the driver alone -----------------------------------------------------------------------
+
+_drivers: dict = {}  # (process id, choice): client
+
+
+def driver_client(client: Client | None) -> _caid.Client:
+    """A client of the driver alone: this process's, or the one that `client` uses."""
+    if client is None:
+        return _cai.driver_client()
+    key = os.getpid(), os.fspath(client._driver)
+    if key not in _drivers:
+        _drivers[key] = _caid.Client._local(client._driver)
+    return _drivers[key]

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions by the names and arguments that users of ``numba.cuda`` know.
+
+They take two keywords more:
+
+client : Client, optional
+    Without it :func:`caid.default_client`; functions that no daemon is wanted for (memory of this
+    process alone) use this process's driver (``CAID_CUDA_DRIVER``).
+device : int or str
+    Index or UUID of the device; Numba has its current context's.
+
+``stream`` is 0 (or None), Numba's default, which here is the legacy default stream; or anything
+that :meth:`caid.Array.close` takes. Copies are synchronous: when a function returns, they have
+happened, after all that was enqueued on `stream` before. Where nothing is copied, `stream` is only
+checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Iterator
+
+from . import _array, _cai, _default, _geometry, _stream, _typestr
+from ._client import ATTACH_HOST
+from ._errors import device as device_error
+from ._errors import invalid
+
+if TYPE_CHECKING:
+    import numpy
+
+    from ._client import Client
+
+_PORTABLE, _MAPPED, _WRITE_COMBINED = 1, 2, 4  # enum caid_host_flags
+
+
+# --- layouts --------------------------------------------------------------------------------
+
+
+def _layout(shape, dtype, strides, order):
+    """(shape, numpy.dtype, strides, nbytes) of an array to be made, in host memory."""
+    element, inner = _typestr.of_dtype(dtype)
+    try:
+        dtype = _typestr.to_numpy(element)
+    except TypeError as e:
+        raise invalid(f"typestr {element.typestr!r}: {e}") from None
+    shape = _geometry.dims("shape", shape) + inner
+    if order not in ("C", "F"):
+        raise invalid(f"order {order!r}: 'C' or 'F'")
+    if any(extent < 0 for extent in shape):
+        raise invalid(f"shape {shape}: negative")
+    if strides is not None:
+        strides = _geometry.dims("strides", strides)
+        if len(strides) != len(shape) or any(step < 0 for step in strides):
+            raise invalid(f"strides {strides} for shape {shape}: as many, none negative")
+    elif order == "F":
+        strides = _geometry.f_strides(shape, element.itemsize)
+    else:
+        strides = _geometry.c_strides(shape, element.itemsize)
+    return shape, dtype, strides, _geometry.extent(shape, strides, dtype.itemsize)[1]
+
+
+def _like(a):
+    """(shape, dtype, strides, order) for a new array like another: contiguous, with the dimensions
+    in the order of the other's steps.
+
+    The rule is Numba's, cuda/api.py: _contiguous_strides_like_array().
+    """
+    if isinstance(a, _array.Array):
+        a_dtype, itemsize, shape, steps = a._layout.element, a.itemsize, a.shape, a.strides
+    elif hasattr(a, "__cuda_array_interface__") and not hasattr(a, "__array_interface__"):
+        with _cai.as_array(a, sync=False) as foreign:
+            return _like(foreign)
+    else:
+        a = _typestr.numpy().asanyarray(a)
+        a_dtype, itemsize, shape, steps = a.dtype, a.itemsize, a.shape, a.strides
+    if _geometry.is_c_contiguous(shape, steps, itemsize):
+        return shape, a_dtype, None, "C"
+    if _geometry.is_f_contiguous(shape, steps, itemsize):
+        return shape, a_dtype, None, "F"
+    if len(shape) <= 1:
+        return shape, a_dtype, None, "C"
+    strides, step = [0] * len(shape), itemsize
+    for axis in sorted(range(len(shape)), key=steps.__getitem__):
+        strides[axis] = step
+        step *= shape[axis]
+    return shape, a_dtype, tuple(strides), "C"
+
+
+def _driver(client, device):
+    """(client of the driver alone, ordinal): where memory of this process is made."""
+    local = _default.driver_client(client)
+    if client is not None:  # its indices are the daemon's
+        device = client._uuid_of(device)
+    if not isinstance(device, str):
+        return local, device
+    for ordinal, (uuid, *_) in enumerate(local._devices()):
+        if uuid == device:
+            return local, ordinal
+    raise device_error(f"device {device!r} is not visible in this process")
+
+
+def _synchronize(client, stream, device):
+    """Waits for a stream; not for the one that copies are on, as they wait for it themselves."""
+    if stream != _stream.LEGACY:
+        client._stream_synchronize(stream, max(device, 0))
+
+
+# --- device arrays --------------------------------------------------------------------------
+
+
+def device_array(
+    shape: Any,
+    dtype: Any = "<f8",
+    strides: Any = None,
+    order: str = "C",
+    stream: Any = 0,
+    *,
+    client: Client | None = None,
+    device: int | str = 0,
+) -> _array.Array:
+    """An array in device memory, its contents undefined: ``client.empty()`` by Numba's arguments.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+    dtype : str, numpy.dtype or anything that numpy.dtype takes
+    strides : tuple of int, optional
+        Steps in bytes, none negative; `order` is not looked at then.
+    order : {"C", "F"}
+    stream : int or stream object
+        Only checked: nothing is enqueued.
+    client, device
+        See :mod:`caid._helpers`.
+
+    Returns
+    -------
+    Array
+        Unnamed, writable.
+    """
+    _stream.numba_handle(stream)
+    client = client or _default.default_client()
+    order = order if strides is None else "C"
+    return client.empty(shape, dtype, strides=strides, order=order, device=device)
+
+
+def device_array_like(
+    ary: Any, stream: Any = 0, *, client: Client | None = None, device: int | str = 0
+) -> _array.Array:
+    """device_array() with the shape and type of another array, of any library. It is contiguous,
+    with its dimensions in the other's order."""
+    shape, dtype, strides, order = _like(ary)
+    return device_array(shape, dtype, strides, order, stream, client=client, device=device)
+
+
+def to_device(
+    obj: Any,
+    stream: Any = 0,
+    copy: bool = True,
+    to: Any = None,
+    *,
+    client: Client | None = None,
+    device: int | str = 0,
+) -> Any:
+    """Puts an array into device memory.
+
+    Parameters
+    ----------
+    obj : array_like
+        A caid array is given back as it is, memory of another library on the device is looked at
+        and not copied; anything else is made an array of by NumPy, strided ones, too.
+    stream : int or stream object
+        The copy comes after the work on it, for which this call waits, and is done on return.
+    copy : bool
+        Without it nothing is copied: the new array's contents are undefined, `to` is as it was.
+    to : Array or object with ``__cuda_array_interface__``, optional
+        Where to copy; it has the shape and type of `obj`.
+    client, device
+        See :mod:`caid._helpers`.
+
+    Returns
+    -------
+    Array
+        Or `to`.
+    """
+    number = _stream.numba_handle(stream)
+    if to is None:
+        return _new_on_device(obj, number, copy, client, device)
+    if copy:
+        with _cai.as_array(to) as target:
+            _synchronize(target._memory.client, number, target._memory.access_device)
+            target.copy_from(obj)
+    return to
+
+
+def _new_on_device(obj, stream, copy, client, device):
+    if isinstance(obj, _array.Array):
+        return obj
+    client = client or _default.default_client()
+    if hasattr(obj, "__cuda_array_interface__"):
+        return client.as_array(obj)
+    host = _typestr.numpy().asanyarray(obj)
+    made = device_array_like(host, client=client, device=device)
+    if copy:
+        try:
+            _synchronize(client, stream, made._memory.access_device)
+            made.copy_from_host(host)
+        except BaseException:
+            made.close()
+            raise
+    return made
+
+
+# --- page-locked memory of this process -----------------------------------------------------
+
+
+def pinned_array(
+    shape: Any,
+    dtype: Any = "<f8",
+    strides: Any = None,
+    order: str = "C",
+    *,
+    client: Client | None = None,
+    device: int | str = 0,
+) -> numpy.ndarray:
+    """A NumPy array in page-locked memory of this process, its contents undefined. The memory is
+    freed with the last array that sees it.
+
+    To share page-locked memory between processes: ``client.create(memory="pinned")``.
+
+    Raises
+    ------
+    DriverError, OutOfMemoryError
+        The driver page-locks no more.
+    """
+    return _host_array(shape, dtype, strides, order, 0, client, device)[0]
+
+
+def pinned_array_like(
+    ary: Any, *, client: Client | None = None, device: int | str = 0
+) -> numpy.ndarray:
+    """pinned_array() with the shape and type of another, as device_array_like()."""
+    return pinned_array(*_like(ary), client=client, device=device)
+
+
+def mapped_array(
+    shape: Any,
+    dtype: Any = "<f8",
+    strides: Any = None,
+    order: str = "C",
+    stream: Any = 0,
+    portable: bool = False,
+    wc: bool = False,
+    *,
+    client: Client | None = None,
+    device: int | str = 0,
+) -> numpy.ndarray:
+    """A NumPy array in page-locked memory of this process that kernels reach: it has a
+    ``__cuda_array_interface__``, and so have its views.
+
+    Parameters
+    ----------
+    shape, dtype, strides, order
+        As in device_array().
+    stream : int or stream object
+        Only checked: nothing is enqueued.
+    portable : bool
+        Page-locked for every device, not for `device` alone.
+    wc : bool
+        Write-combined: faster for the device to read, and slow for the host to read.
+    client, device
+        See :mod:`caid._helpers`.
+
+    Raises
+    ------
+    DriverError, OutOfMemoryError
+        The driver page-locks no more.
+    """
+    _stream.numba_handle(stream)
+    flags = _MAPPED | (_PORTABLE if portable else 0) | (_WRITE_COMBINED if wc else 0)
+    array, memory = _host_array(shape, dtype, strides, order, flags, client, device)
+    from . import _ndarray
+
+    return _ndarray.reachable(array, memory.nbytes, memory.device_ptr)
+
+
+def mapped_array_like(
+    ary: Any,
+    stream: Any = 0,
+    portable: bool = False,
+    wc: bool = False,
+    *,
+    client: Client | None = None,
+    device: int | str = 0,
+) -> numpy.ndarray:
+    """mapped_array() with the shape and type of another, as device_array_like()."""
+    return mapped_array(*_like(ary), stream, portable, wc, client=client, device=device)
+
+
+def _host_array(shape, dtype, strides, order, flags, client, device):
+    """(NumPy array, its HostMemory)"""
+    from . import _ndarray
+
+    shape, dtype, strides, nbytes = _layout(shape, dtype, strides, order)
+    local, ordinal = _driver(client, device)
+    memory = local._host_alloc(ordinal, max(nbytes, 1), flags)
+    return _ndarray.over(memory, shape, dtype, strides, order), memory
+
+
+def managed_array(
+    shape: Any,
+    dtype: Any = "<f8",
+    strides: Any = None,
+    order: str = "C",
+    stream: Any = 0,
+    attach_global: bool = True,
+    *,
+    client: Client | None = None,
+    device: int | str = 0,
+) -> numpy.ndarray:
+    """A NumPy array in managed memory of this process, which the driver moves to where it is used:
+    it has a ``__cuda_array_interface__``, and so have its views.
+
+    Parameters
+    ----------
+    shape, dtype, strides, order
+        As in device_array().
+    stream : int or stream object
+        Only checked: nothing is enqueued.
+    attach_global : bool
+        Whether any stream on any device may use the memory; else the host has it, and only devices
+        that reach it at the same time as the host may.
+    client, device
+        See :mod:`caid._helpers`.
+
+    Raises
+    ------
+    OutOfMemoryError, UnsupportedError
+        There is not that much; the device has no managed memory.
+    """
+    from . import _ndarray
+
+    _stream.numba_handle(stream)
+    shape, dtype, strides, nbytes = _layout(shape, dtype, strides, order)
+    local, ordinal = _driver(client, device)
+    flags = 0 if attach_global else ATTACH_HOST
+    lease = local._create(
+        None, (max(nbytes, 1),), "|u1", None, None, None, ordinal, flags, "managed", 0, None
+    )
+    try:
+        view = lease.host_view(0, lease.nbytes, False)
+    finally:
+        lease.close()  # the view has a share
+    array = _ndarray.over(view, shape, dtype, strides, order)
+    return _ndarray.reachable(array, lease.nbytes, array.__array_interface__["data"][0])
+
+
+# --- page-locking what is there -------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def pinned(
+    *arrays: numpy.ndarray, client: Client | None = None, device: int | str = 0
+) -> Iterator[None]:
+    """A ``with`` block in which the memory of NumPy arrays is page-locked, so that the driver's
+    copies from and to it are direct. When one of them cannot be, those before it are undone.
+
+    Raises
+    ------
+    TypeError
+        Not a NumPy array.
+    DriverError
+        The driver does not page-lock that memory; it is page-locked already.
+    """
+    with contextlib.ExitStack() as stack:
+        for array in arrays:
+            _lock(stack, array, 0, client, device)
+        yield
+
+
+@contextlib.contextmanager
+def mapped(
+    *arrays: numpy.ndarray,
+    stream: Any = 0,
+    client: Client | None = None,
+    device: int | str = 0,
+) -> Iterator[Any]:
+    """A ``with`` block in which the memory of NumPy arrays is page-locked and reached by the
+    device. Its value is a device array for each: one by itself, more as a tuple.
+
+    At the end the arrays are closed, once the work on `stream` is done, for which it waits.
+
+    Parameters
+    ----------
+    *arrays : numpy.ndarray
+        With any strides.
+    stream : int or stream object
+        On which the device arrays are used.
+    client, device
+        See :mod:`caid._helpers`.
+
+    Raises
+    ------
+    TypeError, DriverError
+        As pinned().
+    """
+    number = _stream.numba_handle(stream)
+    with contextlib.ExitStack() as stack:
+        views = [_map(stack, array, client, device) for array in arrays]
+        try:
+            yield views[0] if len(views) == 1 else tuple(views)
+        finally:
+            if views:
+                local, ordinal = _driver(client, device)
+                local._stream_synchronize(number, ordinal)
+
+
+def _map(stack, array, client, device):
+    """The device view of an array that is page-locked until the stack is unwound."""
+    local, ordinal = _driver(client, device)
+    start, pointer = _lock(stack, array, _MAPPED, client, device)
+    element, _ = _typestr.of_dtype(array.dtype)
+    address = array.__array_interface__["data"][0]
+    layout = _array.Layout(
+        pointer + address - start if pointer else 0,
+        array.shape,
+        array.strides,
+        element,
+        not array.flags.writeable,
+    )
+    view = _array.make(_cai.ForeignMemory(local, ordinal, array), layout, root=False)
+    stack.callback(view.close)
+    return view
+
+
+def _lock(stack, array, flags, client, device):
+    """(start, its device address or 0) of an array's memory, page-locked until the stack is
+    unwound. Nothing is done for an array of no bytes."""
+    np = _typestr.numpy()
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{type(array).__name__}: a numpy.ndarray is needed")
+    low, high = _geometry.extent(array.shape, array.strides, array.itemsize)
+    start = array.__array_interface__["data"][0] + low
+    if high == low:
+        return start, 0
+    local, ordinal = _driver(client, device)
+    pointer = local._host_register(ordinal, start, high - low, flags)
+    stack.callback(local._host_unregister, ordinal, start)
+    return start, pointer

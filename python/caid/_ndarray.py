@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPy arrays whose memory a device reaches. Imports NumPy: to be imported when first used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from ._array import _export_version
+
+
+class DeviceReachable(numpy.ndarray):
+    """A NumPy array over memory that kernels reach: what mapped_array() and managed_array() give.
+
+    It and its views have a ``__cuda_array_interface__``. What NumPy computes from it lies in
+    ordinary memory and has none. The memory is freed with the last array that sees it; who hands
+    it to the GPU keeps the array, and waits for the GPU before reading it.
+    """
+
+    _reach = None  # (host address, bytes, device address) of the memory
+
+    def __array_finalize__(self, obj):
+        self._reach = getattr(obj, "_reach", None)
+
+    @property
+    def device_ptr(self) -> int:
+        """int: device address of the first element. AttributeError for an array in ordinary
+        memory."""
+        address = self.__array_interface__["data"][0]
+        if self._reach is not None:
+            host, nbytes, device = self._reach
+            if host <= address < host + nbytes or (self.size == 0 and address == host + nbytes):
+                return address - host + device
+        raise AttributeError("the device does not reach this array's memory")
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """dict: version 3 of the interface, or 2 with CAID_CAI_EXPORT_VERSION=2. ``stream`` is
+        None: what NumPy wrote is written."""
+        interface = self.__array_interface__
+        pointer = self.device_ptr if self.size else 0
+        described = {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "strides": None if self.flags.c_contiguous else self.strides,
+            "data": (pointer, interface["data"][1]),
+            "version": _export_version(),
+        }
+        if self.dtype.names is not None:
+            described["descr"] = self.dtype.descr
+        if described["version"] >= 3:
+            described["stream"] = None
+        return described
+
+
+def over(buffer, shape, dtype, strides, order):
+    """A plain NumPy array over a buffer, which it keeps."""
+    return numpy.ndarray(shape, dtype, buffer, strides=strides, order=order)
+
+
+def reachable(array, nbytes, device_ptr):
+    """The same array, known to be reached by a device from its first byte on."""
+    seen = array.view(DeviceReachable)
+    seen._reach = (array.__array_interface__["data"][0], nbytes, device_ptr)
+    return seen

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Driver calls that fail, one after the other, while an array is being mapped: each is an error
+ * with a code; nothing is left mapped or leased; and the next try works.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/macros.h"
+#include "caid_test.h"
+#include "daemon.h"
+#include "gpu.h"
+
+#define MIB (INT64_C(1) << 20)
+
+struct fixture {
+    struct test_gpu gpu;
+    struct daemon daemon;
+    struct caid_client *client;
+    struct caid_error error;
+};
+
+static void
+soft_driver(void)
+{
+    setenv("CAID_CUDA_DRIVER", "soft", 1);
+    driver_warm_up();
+}
+
+#define FAULT_TEST(name) CAID_TEST_WITH(faults, name, .init = soft_driver, .timeout = 120)
+
+static void
+begin(struct fixture *f)
+{
+    gpu_begin(&f->gpu);
+    daemon_start(&f->daemon);
+    f->client = daemon_connect(&f->daemon);
+}
+
+static void
+end(struct fixture *f)
+{
+    caid_client_close(f->client);
+    daemon_stop(&f->daemon);
+    gpu_end(&f->gpu);
+}
+
+static int
+try_create(struct fixture *f, const char *memory, struct caid_array **ret)
+{
+    struct caid_create_options options = CAID_INIT(options);
+    const int64_t n = MIB;
+
+    options.memory = memory;
+    options.typestr = "|u1";
+    options.shape = &n;
+    options.ndim = 1;
+    return caid_array_create(f->client, ret, &options, &f->error);
+}
+
+static void
+assert_nothing_is_left(struct fixture *f)
+{
+    const char *const kinds[] = {"mappings", "reservations", "registrations", "opened",
+                                 "managed_allocations"};
+
+    wait_for_leases(f->client, 0);
+    caid_client_close(f->client);
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+        cr_assert_eq(soft_live(&f->gpu, kinds[i]), 0, "%s", kinds[i]);
+    f->client = daemon_connect(&f->daemon);
+}
+
+static const struct {
+    const char *memory, *function, *result;
+    int32_t code;
+} faults[] = {
+    {"device", "cuMemAddressReserve", "OUT_OF_MEMORY", CAID_ERR_NO_MEMORY},
+    {"device", "cuMemMap", "OUT_OF_MEMORY", CAID_ERR_NO_MEMORY},
+    {"device", "cuMemSetAccess", "UNKNOWN", CAID_ERR_DRIVER},
+    {"device", "cuMemSetAccess", "NOT_SUPPORTED", CAID_ERR_UNSUPPORTED},
+    {"device", "cuMemImportFromShareableHandle", "OPERATING_SYSTEM", CAID_ERR_DRIVER},
+    {"legacy", "cuIpcOpenMemHandle", "MAP_FAILED", CAID_ERR_DRIVER},
+    {"legacy", "cuCtxPushCurrent", "UNKNOWN", CAID_ERR_DRIVER},
+    {"pinned", "cuMemHostRegister", "OUT_OF_MEMORY", CAID_ERR_NO_MEMORY},
+    {"pinned", "cuMemHostRegister", "NOT_SUPPORTED", CAID_ERR_UNSUPPORTED},
+    {"pinned", "cuMemHostGetDevicePointer", "UNKNOWN", CAID_ERR_DRIVER},
+    {"managed", "cuMemAllocManaged", "OUT_OF_MEMORY", CAID_ERR_NO_MEMORY},
+};
+
+FAULT_TEST(while_mapping)
+{
+    struct caid_array *array = NULL;
+    char command[128];
+    struct fixture f;
+
+    begin(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(faults); i++) {
+        snprintf(command, sizeof(command), "fail %s=%s", faults[i].function, faults[i].result);
+        soft_control(&f.gpu, command);
+        int r = try_create(&f, faults[i].memory, &array);
+        cr_assert_lt(r, 0, "%s", command);
+        cr_assert_eq(f.error.code, faults[i].code, "%s: %d: %s", command, f.error.code,
+                     f.error.message);
+        cr_assert(strstr(f.error.message, faults[i].function), "%s", f.error.message);
+        cr_assert_neq(f.error.cuda_result, 0);
+        cr_assert_null(array);
+        soft_control(&f.gpu, "clear");
+        assert_nothing_is_left(&f);
+
+        assert_ok(try_create(&f, faults[i].memory, &array), f.error);
+        caid_array_close(array);
+        array = NULL;
+        assert_nothing_is_left(&f);
+    }
+    end(&f);
+}
+
+/* The first mapping stays when the second fails, and open_many gives everything back. */
+FAULT_TEST(half_way)
+{
+    const char *const names[] = {"a", "b", "a"};
+    struct caid_open_options options = CAID_INIT(options);
+    struct caid_array *opened[3] = {0}, *pinned = NULL;
+    struct fixture f;
+
+    begin(&f);
+    struct caid_array *a = make_bytes(f.client, "a", MIB);
+    struct caid_array *b = make_bytes(f.client, "b", 40 * MIB); /* in a block of its own */
+    soft_control(&f.gpu, "fail cuMemMap@2=OUT_OF_MEMORY");
+    assert_failed(caid_array_open_many(f.client, opened, names, 3, NULL, &f.error), f.error,
+                  CAID_ERR_NO_MEMORY);
+    cr_assert_null(opened[0]);
+    soft_control(&f.gpu, "clear");
+    wait_for_leases(f.client, 2);
+    assert_ok(caid_array_open_many(f.client, opened, names, 3, NULL, &f.error), f.error);
+    for (int i = 0; i < 3; i++)
+        caid_array_close(opened[i]);
+    assert_ok(caid_array_copy_from_host(a, (char[MIB]){1}, MIB, &f.error), f.error);
+    caid_array_close(a);
+    caid_array_close(b);
+
+    assert_ok(try_create(&f, "pinned", &pinned), f.error);
+    assert_ok(caid_array_publish(pinned, "p", NULL, NULL, &f.error), f.error);
+    soft_control(&f.gpu, "fail cuMemHostRegister=UNKNOWN");
+    options.mode = "r";
+    assert_failed(caid_array_open(f.client, opened, "p", &options, &f.error), f.error,
+                  CAID_ERR_DRIVER);
+    soft_control(&f.gpu, "clear");
+    memset(caid_array_get_info(pinned)->host_ptr, 1, MIB);
+    assert_ok(caid_array_open(f.client, opened, "p", &options, &f.error), f.error);
+    caid_array_close(opened[0]);
+    caid_array_close(pinned);
+    assert_nothing_is_left(&f);
+    end(&f);
+}
+
+/* What fails while it is given back is given back all the same. */
+FAULT_TEST(while_closing)
+{
+    const char *const commands[] = {"fail cuCtxSynchronize=late:LAUNCH_FAILED",
+                                    "fail cuMemRelease=late:UNKNOWN",
+                                    "fail cuCtxPushCurrent=UNKNOWN",
+                                    "fail cuDevicePrimaryCtxGetState=UNKNOWN",
+                                    "fail cuIpcCloseMemHandle=late:UNKNOWN"};
+    struct fixture f;
+
+    begin(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
+        struct caid_array *device, *legacy;
+        assert_ok(try_create(&f, "device", &device), f.error);
+        assert_ok(try_create(&f, "legacy", &legacy), f.error);
+        soft_control(&f.gpu, commands[i]);
+        caid_array_close(device);
+        caid_array_close(legacy);
+        wait_for_leases(f.client, 0);
+        soft_control(&f.gpu, "clear");
+    }
+    caid_client_close(f.client);
+    cr_assert_eq(soft_live(&f.gpu, "mappings"), 0);
+    f.client = daemon_connect(&f.daemon);
+    end(&f);
+}

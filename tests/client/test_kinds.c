@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of every kind: what it is, who reaches it, and what is refused. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/macros.h"
+#include "caid_test.h"
+#include "daemon.h"
+#include "gpu.h"
+
+#define N_BYTES 100000
+
+struct fixture {
+    struct daemon daemon;
+    struct caid_client *client;
+    struct caid_error error;
+};
+
+static void
+begin(struct fixture *f)
+{
+    daemon_start(&f->daemon);
+    f->client = daemon_connect(&f->daemon);
+}
+
+static void
+end(struct fixture *f)
+{
+    caid_client_close(f->client);
+    daemon_stop(&f->daemon);
+}
+
+static struct caid_array *
+make(struct fixture *f, const char *memory, const char *name, int64_t n)
+{
+    struct caid_create_options options = CAID_INIT(options);
+    struct caid_array *array;
+
+    options.memory = memory;
+    options.name = name;
+    options.typestr = "|u1";
+    options.shape = &n;
+    options.ndim = 1;
+    assert_ok(caid_array_create(f->client, &array, &options, &f->error), f->error);
+    return array;
+}
+
+static struct caid_array *
+must_open(struct fixture *f, const char *name, const char *mode)
+{
+    struct caid_open_options options = CAID_INIT(options);
+    struct caid_array *array;
+
+    options.mode = mode;
+    assert_ok(caid_array_open(f->client, &array, name, &options, &f->error), f->error);
+    return array;
+}
+
+static int
+run(char *const *argv)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        execv(build_path(argv[0]), argv);
+        _exit(127);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+static int
+run_peer(struct fixture *f, const char *name, const char *from, const char *to)
+{
+    char *argv[] = {"tests/client_peer", f->daemon.socket, (char *)name,
+                    (char *)from,        (char *)to,       NULL};
+    return run(argv);
+}
+
+static void
+assert_all(const unsigned char *bytes, size_t n, unsigned char wanted)
+{
+    for (size_t i = 0; i < n; i++)
+        cr_assert_eq(bytes[i], wanted, "byte %zu is %d, not %d", i, bytes[i], wanted);
+}
+
+static void
+fill(struct fixture *f, struct caid_array *array, unsigned char with)
+{
+    static unsigned char bytes[N_BYTES];
+
+    memset(bytes, with, sizeof(bytes));
+    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &f->error), f->error);
+}
+
+static void
+assert_filled(struct fixture *f, struct caid_array *array, unsigned char wanted)
+{
+    static unsigned char bytes[N_BYTES];
+
+    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &f->error), f->error);
+    assert_all(bytes, sizeof(bytes), wanted);
+}
+
+/* ---- all kinds ---- */
+
+CLIENT_TEST(kinds, are_shared_between_processes)
+{
+    const char *const kinds[] = {"device", "legacy", "pinned", "mapped"};
+    struct fixture f;
+
+    begin(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        struct caid_array *array = make(&f, kinds[i], kinds[i], N_BYTES);
+        cr_assert_str_eq(caid_array_get_info(array)->memory, kinds[i]);
+        cr_assert_eq(caid_array_get_info(array)->access, 0);
+        cr_assert_eq(caid_array_get_info(array)->access_device, 0);
+        fill(&f, array, 7);
+        cr_assert_eq(run_peer(&f, kinds[i], "7", "8"), 0, "%s", kinds[i]);
+        cr_assert_eq(run_peer(&f, kinds[i], "7", "8"), 1, "the peer does look");
+        assert_filled(&f, array, 8);
+
+        struct caid_array *again = must_open(&f, kinds[i], "r");
+        cr_assert_str_eq(caid_array_get_info(again)->memory, kinds[i]);
+        assert_filled(&f, again, 8);
+        assert_failed(caid_array_copy_from_host(again, "", 0, &f.error), f.error,
+                      CAID_ERR_INVALID);
+        caid_array_close(again);
+        caid_array_close(array);
+    }
+    wait_for_leases(f.client, 0);
+    end(&f);
+}
+
+static int
+see_memory(const struct caid_entry *entry, void *userdata)
+{
+    const char **ret = userdata;
+
+    *ret = strdup(entry->memory);
+    return 0;
+}
+
+CLIENT_TEST(kinds, metadata_and_alignment_travel)
+{
+    struct caid_create_options options = CAID_INIT(options);
+    struct caid_array *array;
+    const char *memory = NULL;
+    const int64_t n = 10;
+    struct fixture f;
+
+    begin(&f);
+    options.typestr = "|u1";
+    options.shape = &n;
+    options.ndim = 1;
+    options.memory = "mapped";
+    options.name = "x";
+    options.metadata = "{\"scale\": 0.5}";
+    assert_ok(caid_array_create(f.client, &array, &options, &f.error), f.error);
+    struct caid_array *again = must_open(&f, "x", "r");
+    cr_assert_str_eq(caid_array_get_info(again)->metadata, options.metadata);
+    assert_ok(caid_list(f.client, NULL, see_memory, &memory, &f.error), f.error);
+    cr_assert_str_eq(memory, "mapped");
+    free((void *)(uintptr_t)memory);
+    caid_array_close(again);
+    caid_array_close(array);
+
+    const char *const kinds[] = {"device", "legacy", "pinned", "managed"};
+    options.name = options.metadata = NULL;
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+        for (uint64_t alignment = 1; alignment <= 1 << 20; alignment <<= 4) {
+            if (i == 1 && alignment > 4096 && gpu_is_soft())
+                break; /* it opens handles at any page */
+            struct caid_array *small = make(&f, kinds[i], NULL, 3);
+            options.memory = kinds[i];
+            options.alignment = alignment;
+            assert_ok(caid_array_create(f.client, &array, &options, &f.error), f.error);
+            cr_assert_eq(caid_array_get_info(array)->ptr % alignment, 0, "%s", kinds[i]);
+            cr_assert_null(caid_array_get_info(array)->metadata);
+            caid_array_close(array);
+            caid_array_close(small);
+        }
+    end(&f);
+}
+
+/* ---- pinned ---- */
+
+CLIENT_TEST(kinds, pinned_is_the_hosts_and_the_gpus)
+{
+    struct test_gpu gpu;
+    struct fixture f;
+
+    begin(&f);
+    gpu_begin(&gpu);
+    struct caid_array *w = make(&f, "pinned", "p", N_BYTES);
+    const struct caid_array_info *info = caid_array_get_info(w);
+    cr_assert(info->host_ptr && info->ptr);
+    memset(info->host_ptr, 3, N_BYTES);
+    assert_filled(&f, w, 3);
+    assert_cuda(gpu.drv->cu.cuMemsetD8(info->ptr, 4, N_BYTES));
+    assert_cuda(gpu.drv->cu.cuCtxSynchronize());
+    assert_all(info->host_ptr, N_BYTES, 4);
+    cr_assert_eq(run_peer(&f, "p", "4", "5"), 0);
+    assert_all(info->host_ptr, N_BYTES, 5);
+
+    struct caid_array *r = must_open(&f, "p", "r"), *r2 = must_open(&f, "p", "r");
+    cr_assert_neq(caid_array_get_info(r)->host_ptr, info->host_ptr, "a mapping of its own");
+    cr_assert_eq(caid_array_get_info(r)->host_ptr, caid_array_get_info(r2)->host_ptr);
+    assert_all(caid_array_get_info(r)->host_ptr, N_BYTES, 5);
+    caid_array_close(r2);
+    caid_array_close(r);
+    caid_array_close(w);
+    gpu_end(&gpu);
+    end(&f);
+}
+
+static void
+write_to(struct caid_array *array)
+{
+    volatile char *at = caid_array_get_info(array)->host_ptr;
+    *at = 1;
+}
+
+/* Neither the CPU nor the GPU writes to a read-only lease. */
+CLIENT_TEST(kinds, pinned_read_only)
+{
+    struct caid_copy copy = CAID_INIT(copy);
+    const int64_t n = 16;
+    struct fixture f;
+    int status;
+
+    begin(&f);
+    struct caid_array *w = make(&f, "pinned", "p", n), *r = must_open(&f, "p", "r");
+    assert_failed(caid_array_copy_from_host(r, "0123456789abcdef", 16, &f.error), f.error,
+                  CAID_ERR_READ_ONLY);
+    copy.dst = caid_array_get_info(r)->ptr;
+    copy.src = (uintptr_t) "0123456789abcdef";
+    copy.src_on_host = true;
+    copy.shape = &n;
+    copy.ndim = 1;
+    copy.itemsize = 1;
+    if (gpu_is_soft()) /* on hardware it would cost the context */
+        assert_failed(caid_copy(f.client, &copy, &f.error), f.error, CAID_ERR_DRIVER);
+    pid_t pid = fork();
+    if (pid == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        write_to(r);
+        _exit(0);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "%#x", status);
+    write_to(w);
+    caid_array_close(r);
+    caid_array_close(w);
+    end(&f);
+}
+
+/* ---- legacy ---- */
+
+static void
+put_hex(char *ret, const uint8_t *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        snprintf(ret + 2 * i, 3, "%02x", bytes[i]);
+}
+
+CLIENT_TEST(kinds, legacy_is_opened_by_any_process)
+{
+    struct caid_ipc_handle handle;
+    char hex[129], offset[24], n[24];
+    struct fixture f;
+
+    begin(&f);
+    struct caid_array *first = make(&f, "legacy", NULL, N_BYTES);
+    struct caid_array *array = make(&f, "legacy", NULL, N_BYTES);
+    fill(&f, first, 1);
+    fill(&f, array, 2);
+    assert_ok(caid_array_ipc_handle(array, &handle, &f.error), f.error);
+    cr_assert_leq(handle.offset + N_BYTES, handle.size);
+    put_hex(hex, handle.handle, sizeof(handle.handle));
+    snprintf(offset, sizeof(offset), "%llu", (unsigned long long)handle.offset);
+    snprintf(n, sizeof(n), "%d", N_BYTES);
+    char *argv[] = {"tests/client_plain", hex, offset, n, "2", "9", NULL};
+    cr_assert_eq(run(argv), 0);
+    assert_filled(&f, array, 9);
+    assert_filled(&f, first, 1);
+    caid_array_close(array);
+    caid_array_close(first);
+    wait_for_leases(f.client, 0);
+    end(&f);
+}
+
+CLIENT_TEST(kinds, only_legacy_has_a_handle)
+{
+    const char *const others[] = {"device", "pinned", "managed"};
+    struct caid_ipc_handle handle;
+    struct fixture f;
+
+    begin(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
+        struct caid_array *array = make(&f, others[i], NULL, 1);
+        assert_failed(caid_array_ipc_handle(array, &handle, &f.error), f.error,
+                      CAID_ERR_UNSUPPORTED);
+        cr_assert(strstr(f.error.message, others[i]), "%s", f.error.message);
+        assert_failed(caid_array_ipc_handle(array, NULL, &f.error), f.error, CAID_ERR_INVALID);
+        caid_array_close(array);
+    }
+    struct caid_array *empty = make(&f, "legacy", NULL, 0);
+    assert_failed(caid_array_ipc_handle(empty, &handle, &f.error), f.error,
+                  CAID_ERR_UNSUPPORTED);
+    caid_array_close(empty);
+    assert_failed(caid_array_ipc_handle(NULL, &handle, &f.error), f.error, CAID_ERR_INVALID);
+    end(&f);
+}
+
+/* Two connections of one process have the block open at once. */
+CLIENT_TEST(kinds, two_clients_of_a_process)
+{
+    const char *const kinds[] = {"device", "legacy", "pinned"};
+    struct fixture f;
+
+    begin(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        struct caid_client *first = f.client;
+        struct caid_array *a = make(&f, kinds[i], kinds[i], N_BYTES);
+        f.client = daemon_connect(&f.daemon);
+        struct caid_array *b = must_open(&f, kinds[i], "rw");
+        fill(&f, a, 5);
+        assert_filled(&f, b, 5);
+        caid_array_close(b);
+        caid_client_close(f.client);
+        f.client = first;
+        assert_filled(&f, a, 5);
+        caid_array_close(a);
+    }
+    end(&f);
+}
+
+/* ---- managed ---- */
+
+static void
+use_managed(struct fixture *f)
+{
+    struct caid_create_options options = CAID_INIT(options);
+    const int64_t shape[] = {3, 4}, strides[] = {8, 24};
+    struct caid_array *array;
+
+    options.typestr = "<f8";
+    options.shape = shape;
+    options.strides = strides;
+    options.ndim = 2;
+    options.memory = "managed";
+    options.metadata = "m";
+    options.alignment = 1 << 21;
+    options.flags = CAID_ARRAY_ATTACH_HOST;
+    assert_ok(caid_array_create(f->client, &array, &options, &f->error), f->error);
+    const struct caid_array_info *info = caid_array_get_info(array);
+    cr_assert(info->ptr == (uintptr_t)info->host_ptr && info->ptr % (1 << 21) == 0);
+    cr_assert(info->nbytes == 96 && info->strides[1] == 24 && !info->name && !info->pool);
+    cr_assert_str_eq(info->memory, "managed");
+    cr_assert_str_eq(info->metadata, "m");
+    memset(info->host_ptr, 1, 96);
+    double back[12];
+    assert_ok(caid_array_copy_to_host(array, back, 96, &f->error), f->error);
+    assert_all((unsigned char *)back, 96, 1);
+    assert_failed(caid_array_publish(array, "x", NULL, NULL, &f->error), f->error,
+                  CAID_ERR_UNSUPPORTED);
+    caid_array_close(array);
+    struct caid_array *empty = make(f, "managed", NULL, 0);
+    cr_assert_eq(caid_array_get_info(empty)->ptr, 0);
+    caid_array_close(empty);
+}
+
+CLIENT_TEST(kinds, managed_is_of_this_process)
+{
+    struct caid_create_options options = CAID_INIT(options);
+    const int64_t negative = -1;
+    struct caid_array *array = NULL;
+    struct fixture f;
+
+    begin(&f);
+    use_managed(&f);
+    options.memory = "managed";
+    options.typestr = "<f8";
+    options.name = "x";
+    assert_failed(caid_array_create(f.client, &array, &options, &f.error), f.error,
+                  CAID_ERR_UNSUPPORTED);
+    options.name = NULL;
+    options.typestr = "<q8";
+    assert_failed(caid_array_create(f.client, &array, &options, &f.error), f.error,
+                  CAID_ERR_INVALID);
+    options.typestr = "<f8";
+    options.ndim = 1;
+    options.shape = &negative;
+    assert_failed(caid_array_create(f.client, &array, &options, &f.error), f.error,
+                  CAID_ERR_INVALID);
+    options.device = 99;
+    options.ndim = 0;
+    assert_failed(caid_array_create(f.client, &array, &options, &f.error), f.error,
+                  CAID_ERR_DEVICE);
+    cr_assert_null(array);
+    end(&f);
+}
+
+CLIENT_TEST(kinds, managed_needs_no_daemon)
+{
+    struct test_gpu gpu;
+    struct fixture f;
+
+    assert_ok(caid_driver_open(&f.client, NULL, &f.error), f.error);
+    gpu_begin(&gpu);
+    uint64_t before = gpu_is_soft() ? soft_live(&gpu, "managed_allocations") : 0;
+    use_managed(&f);
+    struct caid_array *kept = make(&f, "managed", NULL, 8);
+    caid_client_close(f.client);
+    memset(caid_array_get_info(kept)->host_ptr, 1, 8);
+    caid_array_close(kept);
+    if (gpu_is_soft())
+        cr_assert_eq(soft_live(&gpu, "managed_allocations"), before);
+    gpu_end(&gpu);
+}
+
+/* ---- host memory of this process ---- */
+
+CLIENT_TEST(kinds, host_memory)
+{
+    static char mine[8192] __attribute__((aligned(4096)));
+    struct caid_client *client;
+    struct caid_error error;
+    uint64_t ptr = 0;
+    void *memory;
+
+    assert_ok(caid_driver_open(&client, NULL, &error), error);
+    assert_ok(caid_host_alloc(client, 0, 4096, CAID_HOST_MAPPED | CAID_HOST_PORTABLE, &memory,
+                              &ptr, &error),
+              error);
+    cr_assert(memory && ptr);
+    memset(memory, 1, 4096);
+    assert_ok(caid_host_free(client, 0, memory, &error), error);
+    assert_ok(caid_host_alloc(client, 0, 64, CAID_HOST_WRITE_COMBINED, &memory, NULL, &error),
+              error);
+    assert_ok(caid_host_free(client, 0, memory, &error), error);
+
+    ptr = 0;
+    assert_ok(caid_host_register(client, 0, mine, sizeof(mine), CAID_HOST_MAPPED, &ptr, &error),
+              error);
+    cr_assert(ptr);
+    assert_failed(caid_host_register(client, 0, mine, sizeof(mine), 0, NULL, &error), error,
+                  CAID_ERR_DRIVER);
+    assert_ok(caid_host_unregister(client, 0, mine, &error), error);
+    assert_failed(caid_host_unregister(client, 0, mine, &error), error, CAID_ERR_DRIVER);
+    assert_failed(caid_host_register(client, 0, mine, 1, CAID_HOST_WRITE_COMBINED, NULL,
+                                     &error),
+                  error, CAID_ERR_INVALID);
+    assert_failed(caid_host_alloc(client, 0, 1, 64, &memory, NULL, &error), error,
+                  CAID_ERR_INVALID);
+    assert_failed(caid_host_alloc(client, 0, 1, 0, NULL, NULL, &error), error,
+                  CAID_ERR_INVALID);
+    assert_failed(caid_host_alloc(client, 99, 1, 0, &memory, NULL, &error), error,
+                  CAID_ERR_DEVICE);
+    caid_client_close(client);
+}

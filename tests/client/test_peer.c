@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two devices: memory on either, reached from either, over the peer link. On the software
+ * driver, which has as many devices as it is told to.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "caid_test.h"
+#include "daemon.h"
+#include "gpu.h"
+
+#define N_BYTES 10000
+
+struct fixture {
+    struct daemon daemon;
+    struct caid_client *client;
+    const struct caid_device *devices;
+    struct caid_error error;
+};
+
+static void
+two_devices(void)
+{
+    setenv("CAID_CUDA_DRIVER", "soft", 1);
+    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
+    driver_warm_up();
+}
+
+#define PEER_TEST(name) CAID_TEST_WITH(peer, name, .init = two_devices, .timeout = 120)
+
+static void
+begin(struct fixture *f)
+{
+    daemon_start(&f->daemon);
+    f->client = daemon_connect(&f->daemon);
+    cr_assert_eq(caid_client_devices(f->client, &f->devices), 2);
+}
+
+static void
+end(struct fixture *f)
+{
+    wait_for_leases(f->client, 0);
+    caid_client_close(f->client);
+    daemon_stop(&f->daemon);
+}
+
+static struct caid_array *
+make_on(struct fixture *f, int32_t device, const char *memory, const char *name)
+{
+    struct caid_create_options options = CAID_INIT(options);
+    const int64_t n = N_BYTES;
+    struct caid_array *array;
+
+    options.device = device;
+    options.memory = memory;
+    options.name = name;
+    options.typestr = "|u1";
+    options.shape = &n;
+    options.ndim = 1;
+    assert_ok(caid_array_create(f->client, &array, &options, &f->error), f->error);
+    return array;
+}
+
+static struct caid_array *
+open_from(struct fixture *f, const char *name, const char *mode, int32_t device)
+{
+    struct caid_open_options options = CAID_INIT(options);
+    struct caid_array *array;
+
+    options.mode = mode;
+    options.access = device >= 0 ? f->devices[device].uuid : NULL;
+    assert_ok(caid_array_open(f->client, &array, name, &options, &f->error), f->error);
+    return array;
+}
+
+static void
+fill(struct fixture *f, struct caid_array *array, unsigned char with)
+{
+    unsigned char bytes[N_BYTES];
+
+    memset(bytes, with, sizeof(bytes));
+    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &f->error), f->error);
+}
+
+static void
+assert_filled(struct fixture *f, struct caid_array *array, unsigned char wanted)
+{
+    unsigned char bytes[N_BYTES];
+
+    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &f->error), f->error);
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        cr_assert_eq(bytes[i], wanted, "byte %zu is %d, not %d", i, bytes[i], wanted);
+}
+
+PEER_TEST(each_device_has_its_arrays)
+{
+    struct caid_memory_info info = CAID_INIT(info);
+    struct fixture f;
+
+    begin(&f);
+    struct caid_array *arrays[2];
+    for (int32_t i = 0; i < 2; i++) {
+        arrays[i] = make_on(&f, i, NULL, NULL);
+        cr_assert_eq(caid_array_get_info(arrays[i])->device, i);
+        cr_assert_eq(caid_array_get_info(arrays[i])->access, i);
+        cr_assert_eq(caid_array_get_info(arrays[i])->access_device, i);
+        assert_ok(caid_memory_info(f.client, i, &info, &f.error), f.error);
+        cr_assert_eq(info.arrays, 1);
+        fill(&f, arrays[i], (unsigned char)i);
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        assert_filled(&f, arrays[i], (unsigned char)i);
+        caid_array_close(arrays[i]);
+    }
+    end(&f);
+}
+
+/* One mapping serves both devices, once each has asked for it. */
+PEER_TEST(a_device_reaches_the_others_memory)
+{
+    struct test_gpu gpu;
+    struct fixture f;
+    uint64_t maps;
+
+    begin(&f);
+    gpu_begin(&gpu);
+    struct caid_array *array = make_on(&f, 1, NULL, "far");
+    fill(&f, array, 7);
+    maps = soft_calls(&gpu, "cuMemMap");
+    struct caid_array *near = open_from(&f, "far", "rw", 0);
+    const struct caid_array_info *info = caid_array_get_info(near);
+    cr_assert(info->device == 1 && info->access == 0 && info->access_device == 0);
+    cr_assert_eq(info->ptr, caid_array_get_info(array)->ptr);
+    cr_assert_eq(soft_calls(&gpu, "cuMemMap"), maps);
+    /* Fills mind whether the device may reach the memory; copies do not. */
+    assert_cuda(gpu.drv->cu.cuMemsetD8(info->ptr, 8, N_BYTES));
+    assert_cuda(gpu.drv->cu.cuCtxSynchronize());
+    assert_filled(&f, near, 8);
+    assert_filled(&f, array, 8);
+
+    struct caid_array *read_only = open_from(&f, "far", "r", 0);
+    cr_assert_neq(gpu.drv->cu.cuMemsetD8(caid_array_get_info(read_only)->ptr, 9, N_BYTES),
+                  CUDA_SUCCESS);
+    assert_filled(&f, read_only, 8);
+    caid_array_close(read_only);
+    caid_array_close(near);
+    caid_array_close(array);
+    gpu_end(&gpu);
+    end(&f);
+}
+
+PEER_TEST(other_kinds)
+{
+    struct caid_open_options options = CAID_INIT(options);
+    struct caid_array *other = NULL;
+    struct fixture f;
+
+    begin(&f);
+    struct caid_array *pinned = make_on(&f, 1, "pinned", "pinned");
+    fill(&f, pinned, 3);
+    struct caid_array *pinned_near = open_from(&f, "pinned", "rw", 0);
+    assert_filled(&f, pinned_near, 3);
+    caid_array_close(pinned_near);
+    caid_array_close(pinned);
+
+    struct caid_array *legacy = make_on(&f, 1, "legacy", "legacy");
+    fill(&f, legacy, 4);
+    options.access = f.devices[0].uuid;
+    assert_failed(caid_array_open(f.client, &other, "legacy", &options, &f.error), f.error,
+                  CAID_ERR_UNSUPPORTED);
+    cr_assert_null(other);
+    assert_filled(&f, legacy, 4);
+    caid_array_close(legacy);
+    end(&f);
+}
+
+PEER_TEST(what_is_refused)
+{
+    struct caid_open_options options = CAID_INIT(options);
+    struct caid_array *other = NULL;
+    struct fixture f;
+
+    begin(&f);
+    struct caid_array *array = make_on(&f, 1, NULL, "x");
+    options.access = "GPU-nowhere";
+    assert_failed(caid_array_open(f.client, &other, "x", &options, &f.error), f.error,
+                  CAID_ERR_DEVICE);
+    options.access = "\xff";
+    assert_failed(caid_array_open(f.client, &other, "x", &options, &f.error), f.error,
+                  CAID_ERR_INVALID);
+    cr_assert_null(other);
+    caid_array_close(array);
+    end(&f);
+}
+
+static int
+run_peer(const struct fixture *f, const char *visible, const char *name, const char *from,
+         const char *to)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+        execl(build_path("tests/client_peer"), "peer", f->daemon.socket, name, from, to,
+              (char *)NULL);
+        _exit(127);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+/* Whatever CUDA_VISIBLE_DEVICES says, an array is the same one. */
+PEER_TEST(processes_that_see_other_devices)
+{
+    struct fixture f;
+
+    begin(&f);
+    struct caid_array *zero = make_on(&f, 0, NULL, "zero"), *one = make_on(&f, 1, NULL, "one");
+    fill(&f, zero, 1);
+    fill(&f, one, 101);
+    cr_assert_eq(run_peer(&f, "1", "zero", "1", "2"), 0);
+    cr_assert_eq(run_peer(&f, "1,0", "zero", "2", "3"), 0);
+    cr_assert_eq(run_peer(&f, "0", "one", "101", "102"), 0);
+    cr_assert_eq(run_peer(&f, "1", "one", "102", "103"), 0);
+    cr_assert_eq(run_peer(&f, "", "one", "103", "104"), 1, "no device at all");
+    assert_filled(&f, zero, 3);
+    assert_filled(&f, one, 103);
+    caid_array_close(zero);
+    caid_array_close(one);
+    end(&f);
+}

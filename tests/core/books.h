@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The harness's books: what the driver has made and what each client has been told of it.
+ */
+#pragma once
+
+#include "harness.h"
+
+void books_allocated(struct harness *h, const struct h_job *job, uint64_t handle);
+/* The core has asked for it; returns the size. */
+uint64_t books_release(struct harness *h, uint64_t handle, int fd);
+void books_released(struct harness *h, uint64_t handle, int error);
+/* A reply to create or open; fills in what it says. */
+void books_arrays(struct harness *h, const struct core_action *a, enum msg_method method,
+                  const struct msg_arrays_result *result, struct h_reply *reply);
+/* A CORE_PERSIST. */
+void books_record(struct harness *h, const struct core_action *a);
+bool books_has_name(const struct harness *h, const char *pool, const char *name);
+void books_closed(struct harness *h, uint64_t conn, uint64_t lease);
+void books_forgotten(struct harness *h, uint64_t conn, uint64_t block);
+void books_exited(struct harness *h, uint64_t conn);

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "books.h"
+#include "caid_test.h"
+
+/* xorshift64*: seeds make histories repeatable */
+uint32_t
+model_random(struct model *m, uint32_t below)
+{
+    m->random ^= m->random >> 12;
+    m->random ^= m->random << 25;
+    m->random ^= m->random >> 27;
+    return (uint32_t)((m->random * UINT64_C(0x2545f4914f6cdd1d)) >> 33) % below;
+}
+
+const char *
+model_pool_name(int pool)
+{
+    static const char *const names[M_POOLS] = {"uid:1000", "uid:1001", "open", "shared"};
+
+    return names[pool];
+}
+
+const char *
+model_name(int name)
+{
+    static const char *const names[M_NAMES] = {"a", "ab", "ü"};
+
+    return names[name];
+}
+
+/* As the harness configures them. */
+bool
+model_may(const struct m_slot *slot, int pool, int what)
+{
+    if (slot->uid == 0)
+        return true;
+    switch (pool) {
+    case 0: return slot->uid == 1000;
+    case 1: return slot->uid == 1001;
+    case 2: return true;
+    default: return slot->uid == 1 || (slot->gid == 10 && what == 4);
+    }
+}
+
+struct m_array *
+model_find(struct model *m, int pool, int name)
+{
+    int i = m->names[pool][name].array;
+
+    return i == M_NONE ? NULL : &m->arrays[i];
+}
+
+static void
+settle(struct m_array *array)
+{
+    array->alive = array->name != M_NONE || array->n_leases || array->n_departed;
+}
+
+void
+model_name_gone(struct model *m, int pool, int name)
+{
+    struct m_array *array = model_find(m, pool, name);
+
+    if (!array)
+        return;
+    m->names[pool][name].array = M_NONE;
+    array->name = M_NONE;
+    settle(array);
+}
+
+static void
+name_taken(struct model *m, int i, int name, uint64_t generation)
+{
+    struct m_array *array = &m->arrays[i];
+    struct m_name *n = &m->names[array->pool][name];
+
+    EXPECT(m, generation > n->highest, "generation %llu of \"%s\" in \"%s\" again",
+           (unsigned long long)generation, model_name(name), model_pool_name(array->pool));
+    n->highest = generation;
+    n->array = i;
+    n->creating = M_NONE;
+    array->name = array->last_name = name;
+    array->generation = generation;
+}
+
+void
+model_lease_gone(struct model *m, struct m_slot *slot, int i)
+{
+    struct m_array *array = &m->arrays[slot->leases[i].array];
+
+    *(slot->gone ? &array->n_departed : &array->n_leases) -= 1;
+    slot->leases[i] = slot->leases[--slot->n_leases];
+    settle(array);
+}
+
+static void
+lease_add(struct model *m, struct m_slot *slot, uint64_t lease, int array)
+{
+    cr_assert_lt(slot->n_leases, M_LEASES);
+    slot->leases[slot->n_leases++] = (struct m_lease){.lease = lease, .array = array};
+    m->arrays[array].n_leases++;
+}
+
+/* ---- requests and their replies ---- */
+
+struct m_request *
+model_ask(struct model *m, int slot, enum msg_method method)
+{
+    cr_assert_lt(m->n_requests, M_REQUESTS);
+    struct m_request *request = &m->requests[m->n_requests++];
+    *request = (struct m_request){.id = m->h.next_id + 1,
+                                  .slot = slot,
+                                  .method = method,
+                                  .pool = M_NONE,
+                                  .name = M_NONE};
+    return request;
+}
+
+void
+model_drop_requests(struct model *m, int slot)
+{
+    for (int i = m->n_requests; i-- > 0;) {
+        struct m_request *r = &m->requests[i];
+        if (r->slot != slot)
+            continue;
+        if (r->method == MSG_CREATE && r->name != M_NONE && !r->must_fail)
+            m->names[r->pool][r->name].creating = M_GHOST;
+        *r = m->requests[--m->n_requests];
+    }
+}
+
+static int
+array_add(struct model *m, const struct m_request *r, const struct h_reply *reply)
+{
+    cr_assert_lt(m->n_arrays, M_ARRAYS);
+    m->arrays[m->n_arrays] = (struct m_array){.alive = true,
+                                              .pool = r->pool,
+                                              .name = M_NONE,
+                                              .last_name = M_NONE,
+                                              .label = r->label,
+                                              .stamp = reply->stamp,
+                                              .nbytes = r->nbytes};
+    return m->n_arrays++;
+}
+
+static void
+created(struct model *m, const struct m_request *r, const struct h_reply *reply)
+{
+    int array = array_add(m, r, reply);
+
+    EXPECT(m, reply->arrays[0].nbytes == r->nbytes, "another size");
+    EXPECT(m, !reply->block == !r->nbytes, "no memory");
+    lease_add(m, &m->slots[r->slot], reply->lease, array);
+    if (r->name != M_NONE)
+        name_taken(m, array, r->name, reply->generation);
+}
+
+/* Which array it is: what the client reads there has to be what its creator wrote. */
+static int
+array_of(struct model *m, const struct m_request *r, const struct h_array *a)
+{
+    uint64_t label = strtoull(a->metadata, NULL, 10);
+
+    for (int i = 0; i < m->n_arrays; i++) {
+        const struct m_array *array = &m->arrays[i];
+        if (array->label != label)
+            continue;
+        cr_assert_eq(array->pool, r->pool, "an array of another pool (I1)");
+        cr_assert_eq(array->nbytes, a->nbytes);
+        cr_assert_eq(array->stamp, a->stamp, "what was written there is not there any more");
+        return i;
+    }
+    EXPECT(m, false, "an array that nobody made");
+    return M_NONE;
+}
+
+static void
+opened(struct model *m, const struct m_request *r, const struct h_reply *reply)
+{
+    for (uint32_t i = 0; i < reply->n_arrays && i < ARRAY_SIZE(reply->arrays); i++) {
+        int array = array_of(m, r, &reply->arrays[i]);
+        if (array == M_NONE) /* blind: its creator was not told of it */
+            continue;
+        EXPECT(m, m->arrays[array].alive, "a dead array was opened");
+        EXPECT(m, m->arrays[array].generation == reply->arrays[i].generation,
+               "another generation");
+        lease_add(m, &m->slots[r->slot], reply->arrays[i].lease, array);
+    }
+}
+
+static void
+published(struct model *m, const struct m_request *r, const struct h_reply *reply)
+{
+    int array = (int)r->seen;
+    struct m_array *a = &m->arrays[array], *old = model_find(m, r->pool, r->name);
+
+    if (old)
+        EXPECT(m, reply->generation == old->generation + 1, "not the next generation");
+    if (a->name != M_NONE && a->name != r->name)
+        model_name_gone(m, a->pool, a->name);
+    if (old != a)
+        model_name_gone(m, r->pool, r->name);
+    if (r->label)
+        a->label = r->label;
+    name_taken(m, array, r->name, reply->generation);
+}
+
+static void
+told(struct model *m, const struct m_request *r, const struct h_reply *reply)
+{
+    EXPECT(m, reply->generation != r->seen, "no news");
+    m->told[m->n_told].pool = r->pool;
+    m->told[m->n_told].name = r->name;
+    m->told[m->n_told].generation = reply->generation;
+    m->told[m->n_told++].seen = r->seen;
+}
+
+static void
+answered(struct model *m, const struct m_request *r, const struct h_reply *reply)
+{
+    if (r->method == MSG_CREATE && r->name != M_NONE && !r->must_fail)
+        m->names[r->pool][r->name].creating = r->was_ghost && reply->error ? M_GHOST : M_NONE;
+    if (reply->error) {
+        bool stopping = m->stopped && reply->error == PROTO_ERR_SHUTDOWN;
+        EXPECT(m, stopping || r->may_fail & UINT32_C(1) << reply->error, "refused with %s: %s",
+               proto_error_name(reply->error), reply->text);
+        return;
+    }
+    EXPECT(m, !r->must_fail, "%s was not refused", msg_method_name(r->method));
+    switch (r->method) {
+    case MSG_CREATE: created(m, r, reply); break;
+    case MSG_OPEN: opened(m, r, reply); break;
+    case MSG_PUBLISH: published(m, r, reply); break;
+    case MSG_UNLINK: model_name_gone(m, r->pool, r->name); break;
+    case MSG_WATCH: told(m, r, reply); break;
+    case MSG_DEFER: m->slots[r->slot].deferring += r->seen ? 1 : -1; break;
+    default: break;
+    }
+}
+
+static void
+on_reply(struct harness *h, uint64_t conn, const struct h_reply *reply)
+{
+    struct model *m = h->userdata;
+
+    for (int i = 0; i < m->n_requests; i++) {
+        if (m->requests[i].id != reply->id)
+            continue;
+        struct m_request request = m->requests[i];
+        cr_assert_eq(m->slots[request.slot].conn, conn, "somebody else's answer");
+        m->requests[i] = m->requests[--m->n_requests];
+        answered(m, &request, reply);
+        return;
+    }
+    cr_assert_fail("an answer to what is not asked, or answered already");
+}
+
+/* ---- after each step ---- */
+
+/* Only those who broke the rules are closed (I6); where allocations fail, who was served then. */
+static void
+check_conns(struct model *m)
+{
+    for (int i = 0; i < M_SLOTS; i++) {
+        struct m_slot *slot = &m->slots[i];
+        if (!slot->conn || slot->gone || !m->h.closed[slot->conn] || slot->offended)
+            continue;
+        cr_assert(m->blind, "connection %llu was closed: %s", (unsigned long long)slot->conn,
+                  m->h.reasons[slot->conn]);
+        cr_assert_str_eq(m->h.reasons[slot->conn], "out of memory");
+        m->n_out_of_memory++;
+        slot->offended = true;
+        model_drop_requests(m, i);
+    }
+}
+
+static uint64_t
+generation_now(struct model *m, int pool, int name)
+{
+    const struct m_array *array = model_find(m, pool, name);
+
+    return array ? array->generation : 0;
+}
+
+static void
+check_watches(struct model *m)
+{
+    for (int i = 0; i < m->n_told; i++)
+        EXPECT(m, m->told[i].generation == generation_now(m, m->told[i].pool, m->told[i].name),
+               "a watch tells of a generation that is not there");
+    m->n_told = 0;
+    for (int i = 0; i < m->n_requests; i++) {
+        const struct m_request *r = &m->requests[i];
+        if (r->method == MSG_WATCH)
+            EXPECT(m, generation_now(m, r->pool, r->name) == r->seen, "a watch is not told");
+    }
+}
+
+static void
+check_counts(struct model *m)
+{
+    struct core_counts counts = h_counts(&m->h);
+    uint64_t arrays = 0, names = 0, leases = 0, conns = 0, watches = 0;
+
+    for (int p = 0; p < M_POOLS; p++)
+        for (int n = 0; n < M_NAMES; n++) {
+            if (m->names[p][n].creating != M_NONE)
+                return; /* is counted as well, or is not any more */
+            names += m->names[p][n].array != M_NONE;
+        }
+    for (int i = 0; i < m->n_requests; i++) {
+        if (m->requests[i].method == MSG_CREATE)
+            return;
+        watches += m->requests[i].method == MSG_WATCH;
+    }
+    for (int i = 0; i < m->n_arrays; i++)
+        arrays += m->arrays[i].alive;
+    for (int i = 0; i < M_SLOTS; i++)
+        if (m->slots[i].conn && !m->slots[i].gone) {
+            conns++;
+            leases += (uint64_t)m->slots[i].n_leases;
+        }
+    cr_assert_eq(counts.names, names);
+    cr_assert_eq(counts.leases, leases);
+    cr_assert_eq(counts.connections, conns);
+    cr_assert_leq(arrays, counts.arrays);
+    if (m->h.n_jobs == 0) /* or else unnamed ones of clients that have gone are being created */
+        cr_assert_eq(counts.arrays, arrays);
+    for (int i = 0; i < M_SLOTS; i++)
+        if (m->slots[i].offended && !m->slots[i].gone)
+            return; /* its watches are there until it hangs up */
+    cr_assert_eq(counts.watches, watches);
+}
+
+/* What is recorded is what there is (I9). */
+static void
+check_records(struct model *m)
+{
+    for (int p = 0; p < M_POOLS; p++)
+        for (int n = 0; n < M_NAMES; n++)
+            EXPECT(m,
+                   books_has_name(&m->h, model_pool_name(p), model_name(n)) ==
+                       (m->names[p][n].array != M_NONE),
+                   "\"%s\" in \"%s\" is recorded, or is there, but not both", model_name(n),
+                   model_pool_name(p));
+}
+
+/* When the driver has nothing to do, nothing waits for it. */
+static void
+check_progress(struct model *m)
+{
+    if (m->h.n_jobs)
+        return;
+    for (int i = 0; i < m->n_requests; i++)
+        cr_assert_eq(m->requests[i].method, MSG_WATCH, "%s waits for nothing",
+                     msg_method_name(m->requests[i].method));
+    for (int p = 0; p < M_POOLS; p++)
+        for (int n = 0; n < M_NAMES; n++)
+            if (m->names[p][n].creating == M_GHOST)
+                m->names[p][n].creating = M_NONE;
+}
+
+static void
+check(struct model *m)
+{
+    check_conns(m);
+    check_watches(m);
+    check_records(m);
+    check_progress(m);
+    if (!m->blind)
+        check_counts(m);
+}
+
+/* ---- a history ---- */
+
+static struct model *tweaking;
+
+static uint64_t
+one_of(const uint64_t *values, size_t n)
+{
+    return values[model_random(tweaking, (uint32_t)n)];
+}
+
+#define ONE_OF(...) \
+    one_of((uint64_t[]){__VA_ARGS__}, sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
+
+static void
+tweak(struct core_config *config)
+{
+    config->memory = (struct core_memory){
+        .block_size = ONE_OF(4 << 20, 16 << 20),
+        .shared_max = ONE_OF(0, 1 << 20, 4 << 20),
+        .reserve = ONE_OF(0, 4 << 20, 64 << 20),
+        .pending_count = (uint32_t)ONE_OF(0, 2, 10),
+        .pending_ratio = ONE_OF(0, 1, 5) / 5.0,
+        .pending_age_ns = H_AGE_NS,
+    };
+    config->limits.names = (uint32_t)ONE_OF(3, 100);
+    config->limits.leases = (uint32_t)ONE_OF(8, 40);
+    config->limits.bytes = ONE_OF(0, 8 << 20);
+    config->limits.host_bytes = ONE_OF(0, 0, 4096);
+    config->limits.watches = (uint32_t)ONE_OF(2, 20);
+    config->limits.jobs = (uint32_t)ONE_OF(2, 8);
+    config->blocks = (uint32_t)ONE_OF(3, 50);
+    config->user_quota = ONE_OF(0, 8 << 20);
+    config->threads = (uint32_t)ONE_OF(1, 2, H_JOBS);
+    config->n_devices = 1 + model_random(tweaking, 2);
+}
+
+static void
+begin(struct model *m, uint64_t seed, bool blind)
+{
+    memset(m, 0, sizeof(*m));
+    m->seed = seed;
+    m->random = (seed + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    tweaking = m;
+    h_init(&m->h, tweak);
+    m->blind = blind;
+    m->h.lenient = blind;
+    m->h.on_reply = on_reply;
+    m->h.userdata = m;
+    m->running = true;
+    for (int i = 0; i < H_DEVICES; i++)
+        m->h.capacity[i] = ONE_OF(6 << 20, 12 << 20, H_MEMORY);
+    for (int p = 0; p < M_POOLS; p++)
+        for (int n = 0; n < M_NAMES; n++)
+            m->names[p][n].array = m->names[p][n].creating = M_NONE;
+}
+
+/* All clients go; what they have created by name is there, and nothing else. */
+static void
+end(struct model *m)
+{
+    uint64_t names = 0;
+
+    for (int i = 0; i < M_SLOTS; i++)
+        if (m->slots[i].conn)
+            model_leave(m, i, true, true);
+    h_finish_all(&m->h);
+    check(m);
+    for (int p = 0; p < M_POOLS; p++)
+        for (int n = 0; n < M_NAMES; n++)
+            names += m->names[p][n].array != M_NONE;
+    EXPECT(m, h_counts(&m->h).names == names, "%llu names are there, not %llu",
+           (unsigned long long)h_counts(&m->h).names, (unsigned long long)names);
+    m->h.on_reply = NULL;
+    if (m->stopped)
+        core_free(m->h.core);
+    else
+        h_deinit(&m->h);
+    m->running = false;
+}
+
+void
+model_run(struct model *m, uint64_t seed, bool blind)
+{
+    begin(m, seed, blind);
+    int n = 20 + (int)model_random(m, M_STEPS - 20), stop = (int)model_random(m, 16 * n);
+    while (m->n_steps < n) {
+        if (m->n_steps == stop) {
+            core_stop(m->h.core);
+            m->stopped = true;
+        }
+        model_step(m);
+        check(m);
+    }
+    end(m);
+}
+
+void
+model_report(const struct model *m)
+{
+    if (!m->running)
+        return;
+    fprintf(stderr, "history of seed %llu, run it by CAID_TEST_SEED=%llu:\n",
+            (unsigned long long)m->seed, (unsigned long long)m->seed);
+    for (int i = 0; i < m->n_steps; i++)
+        fprintf(stderr, "  %2d %s\n", i, m->steps[i]);
+}

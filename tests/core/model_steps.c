@@ -1,0 +1,657 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The steps of a history: who does what, and what may come of it.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "books.h"
+#include "caid_test.h"
+#include "model.h"
+
+#define ERR(name) (UINT32_C(1) << PROTO_ERR_##name)
+
+/* What a uid's or a pool's limits, or memory, may refuse. */
+#define ERR_LIMITS (ERR(LIMIT) | ERR(QUOTA))
+#define ERR_DRIVER (ERR(NO_MEMORY) | ERR(DRIVER) | ERR(UNSUPPORTED))
+
+static void PRINTF(2, 3) note(struct model *m, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (m->n_steps == M_STEPS)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(m->steps[m->n_steps++], sizeof(m->steps[0]), fmt, ap);
+    va_end(ap);
+}
+
+/* A client that may ask for something, or M_NONE. */
+static int
+some_client(struct model *m)
+{
+    uint32_t first = model_random(m, M_SLOTS);
+
+    for (uint32_t i = 0; i < M_SLOTS; i++) {
+        int s = (int)((first + i) % M_SLOTS);
+        if (m->slots[s].conn && !m->slots[s].gone && !m->slots[s].offended)
+            return s;
+    }
+    return M_NONE;
+}
+
+/* One that the client may use, mostly; for root, and now and then, any. */
+static int
+some_pool(struct model *m, const struct m_slot *slot)
+{
+    int own = slot->uid == 1000 ? 0 : slot->uid == 1001 ? 1 : slot->uid == 0 ? 2 : 3;
+
+    switch (model_random(m, 8)) {
+    case 0: return (int)model_random(m, M_POOLS);
+    case 1:
+    case 2:
+    case 3: return 2;
+    default: return own;
+    }
+}
+
+static int
+some_name(struct model *m)
+{
+    return (int)model_random(m, M_NAMES);
+}
+
+static bool
+is_creating(const struct model *m, int slot)
+{
+    for (int i = 0; i < m->n_requests; i++)
+        if (m->requests[i].slot == slot && m->requests[i].method == MSG_CREATE)
+            return true;
+    return false;
+}
+
+/* ---- coming and going ---- */
+
+static void
+step_connect(struct model *m)
+{
+    static const struct {
+        uid_t uid;
+        gid_t gid;
+    } people[] = {{1000, 1000}, {1000, 1000}, {1001, 1001}, {1001, 1001},
+                  {1, 1},       {2, 10},      {0, 0}};
+
+    uint32_t who = model_random(m, ARRAY_SIZE(people));
+    struct msg_hello_params hello = {.version_min = 1,
+                                     .version_max = 1,
+                                     .client = MSG_STR("model")};
+    int s = 0;
+
+    while (s < M_SLOTS && m->slots[s].conn)
+        s++;
+    if (s == M_SLOTS || m->h.next_conn + 2 >= H_CONNS)
+        return;
+    note(m, "slot %d: connect as uid %d", s, (int)people[who].uid);
+    m->slots[s] = (struct m_slot){.uid = people[who].uid, .gid = people[who].gid};
+    m->slots[s].conn = h_connect_raw(&m->h, people[who].uid, people[who].gid);
+    if (!m->slots[s].conn)
+        return;
+    model_ask(m, s, MSG_HELLO);
+    h_request(&m->h, m->slots[s].conn, MSG_HELLO, &hello);
+}
+
+void
+model_leave(struct model *m, int s, bool hangup, bool exits)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    note(m, "slot %d:%s%s", s, hangup ? " hangs up" : "", exits ? " exits" : "");
+    model_drop_requests(m, s);
+    if (!slot->gone) {
+        for (int i = slot->n_leases; i-- > 0;) {
+            struct m_array *array = &m->arrays[slot->leases[i].array];
+            if (!array->nbytes) {
+                model_lease_gone(m, slot, i);
+                continue;
+            }
+            array->n_leases--;
+            array->n_departed++;
+        }
+        slot->gone = true;
+    }
+    if (exits)
+        while (slot->n_leases)
+            model_lease_gone(m, slot, 0);
+    if (hangup && !m->h.gone[slot->conn])
+        h_hangup(&m->h, slot->conn);
+    if (exits)
+        h_exit(&m->h, slot->conn);
+    if (exits)
+        *slot = (struct m_slot){0};
+}
+
+static void
+step_hangup(struct model *m)
+{
+    int s = (int)model_random(m, M_SLOTS);
+
+    if (!m->slots[s].conn)
+        return;
+    bool exits = m->slots[s].gone || model_random(m, 3) == 0;
+    model_leave(m, s, !exits || model_random(m, 2), exits);
+}
+
+/* ---- arrays ---- */
+
+static int64_t
+some_bytes(struct model *m)
+{
+    static const int64_t sizes[] = {0,       1,       512,     513,     100000,
+                                    1 << 20, 2 << 20, 3 << 20, 5 << 20, 4 << 20};
+
+    return sizes[model_random(m, ARRAY_SIZE(sizes))];
+}
+
+static const char *
+some_memory(struct model *m)
+{
+    static const char *const kinds[] = {NULL,     NULL,     NULL,     NULL,
+                                        "device", "legacy", "pinned", "mapped"};
+
+    return kinds[model_random(m, ARRAY_SIZE(kinds))];
+}
+
+/* What may come of a create of that name there. */
+static void
+expect_create(struct model *m, struct m_request *r, const struct m_slot *slot)
+{
+    const struct m_name *name = r->name == M_NONE ? NULL : &m->names[r->pool][r->name];
+
+    r->may_fail = ERR_LIMITS | ERR_DRIVER;
+    if (!model_may(slot, r->pool, 2)) {
+        r->must_fail = true;
+        r->may_fail |= model_may(slot, r->pool, 4) ? ERR(PERMISSION) : ERR(NOT_FOUND);
+        return;
+    }
+    if (slot->uid == 0 && r->pool < 2)
+        r->may_fail |= ERR(NOT_FOUND); /* that uid is not there */
+    if (name && (name->array != M_NONE || name->creating >= 0)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(EXISTS);
+    } else if (name && name->creating == M_GHOST) {
+        r->may_fail |= ERR(EXISTS);
+    }
+    r->was_ghost = name && name->creating == M_GHOST;
+    if (name && !r->must_fail)
+        m->names[r->pool][r->name].creating = r->slot;
+}
+
+/* Of bytes, of structs with a field list, or with a stride. */
+static void
+send_create(struct model *m, const struct m_slot *slot, struct msg_create_params *params,
+            int64_t bytes)
+{
+    bool structs = bytes % 8 == 0 && model_random(m, 8) == 0;
+    int64_t extent = structs ? bytes / 8 : bytes, stride = 2 * (structs ? 8 : 1);
+
+    params->typestr = structs ? MSG_STR("|V8") : MSG_STR("|u1");
+    params->descr = msg_str_opt(structs ? "[[\"x\", \"<f8\"]]" : NULL);
+    params->shape = (struct msg_i64s){&extent, 1};
+    if (model_random(m, 8) == 0)
+        params->strides = (struct msg_i64s){&stride, 1};
+    h_request(&m->h, slot->conn, MSG_CREATE, params);
+}
+
+static void
+step_create(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    const char *memory = some_memory(m);
+    int64_t bytes = some_bytes(m);
+    char label[24];
+
+    if (slot->n_leases + 8 > M_LEASES || m->n_arrays + 8 > M_ARRAYS)
+        return;
+    struct m_request *r = model_ask(m, s, MSG_CREATE);
+    r->pool = some_pool(m, slot);
+    r->name = model_random(m, 3) ? some_name(m) : M_NONE;
+    r->label = m->h.next_id + 1;
+    r->nbytes = (uint64_t)bytes;
+    expect_create(m, r, slot);
+    snprintf(label, sizeof(label), "%llu", (unsigned long long)r->label);
+    note(m, "slot %d: create %s in %s, %lld bytes of %s", s,
+         r->name == M_NONE ? "-" : model_name(r->name), model_pool_name(r->pool),
+         (long long)bytes, memory ? memory : "-");
+    struct msg_create_params params = {
+        .pool = MSG_STR(model_pool_name(r->pool)),
+        .name = msg_str_opt(r->name == M_NONE ? NULL : model_name(r->name)),
+        .memory = msg_str_opt(memory),
+        .metadata = MSG_STR(label),
+        .exclusive = model_random(m, 8) == 0,
+        .alignment = model_random(m, 4) ? 0 : UINT64_C(1) << model_random(m, 22),
+    };
+    if (m->h.n_devices > 1 && model_random(m, 3) == 0)
+        params.device = MSG_STR("GPU-00000000-0000-0000-0000-000000000002");
+    send_create(m, slot, &params, bytes);
+}
+
+static void
+step_open(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    struct msg_str names[4];
+    uint32_t n = 1 + model_random(m, model_random(m, 3) ? 1 : ARRAY_SIZE(names));
+    bool readonly = model_random(m, 2);
+
+    if (slot->n_leases + 8 > M_LEASES)
+        return;
+    struct m_request *r = model_ask(m, s, MSG_OPEN);
+    r->pool = some_pool(m, slot);
+    r->may_fail = ERR(LIMIT);
+    for (uint32_t i = 0; i < n; i++) {
+        int name = some_name(m);
+        names[i] = MSG_STR(model_name(name));
+        r->must_fail |= !model_find(m, r->pool, name);
+    }
+    r->must_fail |= !model_may(slot, r->pool, 4);
+    if (r->must_fail)
+        r->may_fail |= ERR(NOT_FOUND);
+    if (!readonly && model_may(slot, r->pool, 4) && !model_may(slot, r->pool, 2)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(PERMISSION);
+    }
+    note(m, "slot %d: open %u of %s, first %s", s, n, model_pool_name(r->pool), names[0].p);
+    struct msg_open_params params = {.names = {names, n},
+                                     .pool = MSG_STR(model_pool_name(r->pool)),
+                                     .mode = MSG_STR(readonly ? "r" : "rw")};
+    h_request(&m->h, slot->conn, MSG_OPEN, &params);
+}
+
+/* Whether a generation of the name is to be had: the current one, or one that a client holds. */
+static bool
+is_held(const struct model *m, int pool, int name, uint64_t generation)
+{
+    for (int i = 0; i < m->n_arrays; i++) {
+        const struct m_array *a = &m->arrays[i];
+        if (a->pool == pool && a->last_name == name && a->generation == generation &&
+            (a->name == name || (a->name == M_NONE && a->n_leases)))
+            return true;
+    }
+    return false;
+}
+
+static void
+step_open_generation(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    int pool = some_pool(m, slot), name = some_name(m);
+    uint64_t highest = m->names[pool][name].highest;
+    uint64_t generation = 1 + model_random(m, (uint32_t)highest + 2);
+
+    if (slot->n_leases + 8 > M_LEASES)
+        return;
+    struct m_request *r = model_ask(m, s, MSG_OPEN);
+    r->pool = pool;
+    r->may_fail = ERR(LIMIT);
+    if (!model_may(slot, pool, 4)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(NOT_FOUND);
+    } else if (!is_held(m, pool, name, generation)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(STALE) | (slot->uid == 0 && pool < 2 ? ERR(NOT_FOUND) : 0);
+    }
+    note(m, "slot %d: open %s of %s, generation %llu", s, model_name(name),
+         model_pool_name(pool), (unsigned long long)generation);
+    h_open_generation(&m->h, slot->conn, model_name(name), model_pool_name(pool), generation);
+}
+
+/* A block that the client has open and no lease in, or 0. */
+static uint64_t
+idle_block(const struct model *m, uint64_t conn)
+{
+    for (size_t i = 0; i < m->h.n_holds; i++) {
+        uint64_t block = m->h.holds[i].block;
+        bool used = m->h.holds[i].conn != conn;
+        for (size_t j = 0; j < m->h.n_ranges && !used; j++)
+            used = m->h.ranges[j].conn == conn && m->h.ranges[j].block == block;
+        if (!used)
+            return block;
+    }
+    return 0;
+}
+
+/* Some leases, and a block with them. It must not be forgotten while an answer with an array in it may
+ * be on its way. */
+static void
+step_close(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    uint64_t leases[4], block = 0;
+    uint32_t n = 0, max = model_random(m, ARRAY_SIZE(leases) + 1);
+
+    for (; n < max && slot->n_leases; n++) {
+        int i = (int)model_random(m, (uint32_t)slot->n_leases);
+        leases[n] = slot->leases[i].lease;
+        books_closed(&m->h, slot->conn, leases[n]);
+        model_lease_gone(m, slot, i);
+    }
+    if (!is_creating(m, s) && model_random(m, 2))
+        block = idle_block(m, slot->conn);
+    if (!n && !block)
+        return;
+    note(m, "slot %d: close %u, forget block %llu", s, n, (unsigned long long)block);
+    struct msg_close_params params = {.leases = {leases, n}, .forget = {&block, block ? 1 : 0}};
+    if (block)
+        books_forgotten(&m->h, slot->conn, block);
+    h_notify(&m->h, slot->conn, MSG_CLOSE, &params);
+}
+
+/* ---- names ---- */
+
+static void
+step_publish(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    char label[24];
+
+    if (!slot->n_leases)
+        return;
+    struct m_lease *lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
+    struct m_request *r = model_ask(m, s, MSG_PUBLISH);
+    r->pool = m->arrays[lease->array].pool;
+    r->name = some_name(m);
+    r->seen = (uint64_t)lease->array;
+    r->may_fail = ERR_LIMITS;
+    r->label = model_random(m, 2) ? m->h.next_id + 1 : 0;
+    int creating = m->names[r->pool][r->name].creating;
+    if (!model_may(slot, r->pool, 2)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(PERMISSION);
+    } else if (creating != M_NONE) {
+        r->must_fail = creating >= 0;
+        r->may_fail |= ERR(EXISTS);
+    }
+    note(m, "slot %d: publish lease %llu as %s in %s", s, (unsigned long long)lease->lease,
+         model_name(r->name), model_pool_name(r->pool));
+    snprintf(label, sizeof(label), "%llu", (unsigned long long)r->label);
+    struct msg_publish_params params = {.lease = lease->lease,
+                                        .name = MSG_STR(model_name(r->name)),
+                                        .metadata = msg_str_opt(r->label ? label : NULL)};
+    h_request(&m->h, slot->conn, MSG_PUBLISH, &params);
+}
+
+static void
+step_unlink(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    struct m_request *r = model_ask(m, s, MSG_UNLINK);
+
+    r->pool = some_pool(m, slot);
+    r->name = some_name(m);
+    if (!model_may(slot, r->pool, 2) && model_may(slot, r->pool, 4)) {
+        r->must_fail = true;
+        r->may_fail = ERR(PERMISSION);
+    } else if (!model_may(slot, r->pool, 2) || !model_find(m, r->pool, r->name)) {
+        r->must_fail = true;
+        r->may_fail = ERR(NOT_FOUND);
+    }
+    note(m, "slot %d: unlink %s in %s", s, model_name(r->name), model_pool_name(r->pool));
+    h_unlink(&m->h, slot->conn, model_name(r->name), model_pool_name(r->pool));
+}
+
+static void
+step_watch(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    struct m_request *r = model_ask(m, s, MSG_WATCH);
+
+    r->pool = some_pool(m, slot);
+    r->name = some_name(m);
+    const struct m_array *array = model_find(m, r->pool, r->name);
+    r->seen = array ? array->generation : 0;
+    if (model_random(m, 4) == 0)
+        r->seen += model_random(m, 3);
+    r->may_fail = ERR(LIMIT);
+    if (!model_may(slot, r->pool, 4)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(NOT_FOUND);
+    } else if (slot->uid == 0 && r->pool < 2) {
+        r->may_fail |= ERR(NOT_FOUND);
+    }
+    note(m, "slot %d: watch %s in %s, seen %llu", s, model_name(r->name),
+         model_pool_name(r->pool), (unsigned long long)r->seen);
+    h_watch(&m->h, slot->conn, model_name(r->name), model_pool_name(r->pool), r->seen);
+}
+
+static void
+step_cancel(struct model *m, int s)
+{
+    struct msg_cancel_params params = {.request = m->h.next_id + 7};
+    bool found = false;
+
+    for (int i = 0; i < m->n_requests && !found; i++) {
+        struct m_request *r = &m->requests[i];
+        if (r->slot != s || r->method != MSG_WATCH)
+            continue;
+        found = true;
+        params.request = r->id;
+        r->may_fail = ERR(CANCELLED);
+        r->must_fail = true;
+    }
+    note(m, "slot %d: cancel %llu", s, (unsigned long long)params.request);
+    int before = m->n_requests;
+    h_notify(&m->h, m->slots[s].conn, MSG_CANCEL, &params);
+    EXPECT(m, m->n_requests == before - found, "a cancelled watch is not answered");
+}
+
+/* The pool's list is the model's. */
+static void
+step_list(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    int pool = some_pool(m, slot);
+    struct msg_list_params params = {.pool = MSG_STR(model_pool_name(pool))};
+    struct m_request *r = model_ask(m, s, MSG_LIST);
+    uint32_t n = 0;
+
+    note(m, "slot %d: list %s", s, model_pool_name(pool));
+    r->must_fail = !model_may(slot, pool, 4);
+    if (r->must_fail || (slot->uid == 0 && pool < 2))
+        r->may_fail = ERR(NOT_FOUND);
+    const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_LIST, &params);
+    if (m->blind || reply->error)
+        return;
+    for (int name = 0; name < M_NAMES; name++) {
+        const struct m_array *array = model_find(m, pool, name);
+        if (!array)
+            continue;
+        cr_assert_lt(n, reply->n_entries, "\"%s\" is missing", model_name(name));
+        cr_assert_str_eq(reply->names[n], model_name(name));
+        cr_assert_eq(reply->n_leases[n++], (uint64_t)(array->n_leases + array->n_departed));
+    }
+    cr_assert_eq(reply->n_entries, n, "a name too many");
+}
+
+/* Who keeps memory that has no name: all of it, and nothing else. */
+static void
+step_unnamed(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    int pool = some_pool(m, slot);
+    struct msg_unnamed_params params = {.pool = MSG_STR(model_pool_name(pool))};
+    struct m_request *r = model_ask(m, s, MSG_UNNAMED);
+    uint32_t n = 0;
+
+    note(m, "slot %d: unnamed in %s", s, model_pool_name(pool));
+    r->must_fail = !model_may(slot, pool, 4);
+    if (r->must_fail || (slot->uid == 0 && pool < 2))
+        r->may_fail = ERR(NOT_FOUND);
+    const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_UNNAMED, &params);
+    if (m->blind || reply->error)
+        return;
+    for (int i = 0; i < m->n_arrays; i++)
+        n += m->arrays[i].alive && m->arrays[i].pool == pool && m->arrays[i].name == M_NONE;
+    cr_assert_eq(reply->n_entries, n);
+}
+
+/* ---- memory ---- */
+
+static bool
+has_request(const struct model *m, int slot, enum msg_method method)
+{
+    for (int i = 0; i < m->n_requests; i++)
+        if (m->requests[i].slot == slot && m->requests[i].method == method)
+            return true;
+    return false;
+}
+
+static void
+step_flush(struct model *m, int s)
+{
+    if (has_request(m, s, MSG_FLUSH))
+        return;
+    note(m, "slot %d: flush", s);
+    model_ask(m, s, MSG_FLUSH)->may_fail = ERR(DRIVER) | ERR(SHUTDOWN);
+    h_flush(&m->h, m->slots[s].conn);
+}
+
+static void
+step_defer(struct model *m, int s)
+{
+    bool begin = model_random(m, 2);
+    struct m_request *r = model_ask(m, s, MSG_DEFER);
+
+    note(m, "slot %d: defer %s", s, begin ? "begin" : "end");
+    r->seen = begin;
+    r->must_fail = !begin && !m->slots[s].deferring;
+    r->may_fail = r->must_fail ? ERR(INVALID) : 0;
+    h_defer(&m->h, m->slots[s].conn, begin);
+}
+
+static void
+step_memory_info(struct model *m, int s)
+{
+    note(m, "slot %d: memory_info", s);
+    model_ask(m, s, MSG_MEMORY_INFO)->may_fail = ERR(LIMIT) | ERR(DRIVER);
+    h_request(&m->h, m->slots[s].conn, MSG_MEMORY_INFO, &(struct msg_memory_params){0});
+}
+
+/* What changes nothing, and what the model does not look into. */
+static void
+step_ask(struct model *m, int s)
+{
+    int pool = some_pool(m, &m->slots[s]);
+    const char *text = model_name(some_name(m));
+    struct msg_name_params name = {.name = MSG_STR(text),
+                                   .pool = MSG_STR(model_pool_name(pool))};
+    struct msg_list_params list = {.all = true};
+    struct msg_unnamed_params unnamed = {.all = true};
+    struct msg_pools_params pools = {0};
+    struct msg_users_params users = {0};
+
+    const struct question {
+        enum msg_method method;
+        const void *params;
+    } questions[] = {
+        {MSG_PING, &pools}, {MSG_STATUS, &pools},    {MSG_POOLS, &pools}, {MSG_USERS, &users},
+        {MSG_SHOW, &name},  {MSG_UNNAMED, &unnamed}, {MSG_LIST, &list},
+    };
+    const struct question *q = &questions[model_random(m, ARRAY_SIZE(questions))];
+
+    note(m, "slot %d: %s", s, msg_method_name(q->method));
+    model_ask(m, s, q->method)->may_fail = ERR(NOT_FOUND);
+    h_request(&m->h, m->slots[s].conn, q->method, q->params);
+}
+
+/* ---- the world ---- */
+
+static int
+some_failure(struct model *m, enum core_action_type type)
+{
+    static const int failures[] = {-ENOMEM, -ENOMEM, -EIO, -ENOTSUP};
+
+    if (model_random(m, 8))
+        return 0;
+    return type == CORE_ALLOC ? failures[model_random(m, ARRAY_SIZE(failures))] : -EIO;
+}
+
+static void
+step_finish(struct model *m)
+{
+    if (!m->h.n_jobs)
+        return;
+    size_t i = model_random(m, (uint32_t)m->h.n_jobs);
+    int error = some_failure(m, m->h.jobs[i].type);
+    note(m, "driver: job %llu of type %d ends with %d", (unsigned long long)m->h.jobs[i].id,
+         (int)m->h.jobs[i].type, error);
+    h_finish(&m->h, i, error);
+}
+
+static void
+step_tick(struct model *m)
+{
+    uint64_t ns = model_random(m, 2) ? H_AGE_NS : H_AGE_NS / 4;
+
+    note(m, "%llu ns pass", (unsigned long long)ns);
+    h_tick(&m->h, ns);
+}
+
+/* Breaks the rules: it is closed, and nobody else. */
+static void
+step_offend(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    static const uint8_t bomb[] = {0x94, 0, 1, 0xdd, 0xff, 0xff, 0xff, 0xff};
+
+    if (model_random(m, 4))
+        return;
+    note(m, "slot %d: breaks the rules", s);
+    slot->offended = true;
+    if (slot->n_leases && model_random(m, 2) && m->h.n_ranges) {
+        h_close(&m->h, slot->conn, UINT64_MAX);
+    } else {
+        h_packet(&m->h, slot->conn, bomb, sizeof(bomb));
+    }
+    cr_assert(m->h.closed[slot->conn]);
+    model_drop_requests(m, s);
+}
+
+static void (*const client_steps[])(struct model *, int) = {
+    step_create,          step_create,  step_create,  step_create,      step_create,
+    step_create,          step_open,    step_open,    step_open,        step_open,
+    step_close,           step_close,   step_close,   step_close,       step_open_generation,
+    step_open_generation, step_publish, step_publish, step_publish,     step_publish,
+    step_unlink,          step_unlink,  step_watch,   step_watch,       step_watch,
+    step_cancel,          step_list,    step_list,    step_unnamed,     step_flush,
+    step_flush,           step_defer,   step_defer,   step_memory_info, step_ask,
+    step_offend,
+};
+
+static void
+try_step(struct model *m)
+{
+    uint32_t what = model_random(m, 20);
+    int s = some_client(m);
+
+    if (what < 3 || s == M_NONE)
+        step_connect(m);
+    else if (what == 3)
+        step_hangup(m);
+    else if (what < 9)
+        step_finish(m);
+    else if (what == 9)
+        step_tick(m);
+    else
+        client_steps[model_random(m, ARRAY_SIZE(client_steps))](m, s);
+}
+
+void
+model_step(struct model *m)
+{
+    int before = m->n_steps;
+
+    for (int i = 0; i < 100 && m->n_steps == before; i++)
+        try_step(m);
+    if (m->n_steps == before)
+        note(m, "nothing");
+}

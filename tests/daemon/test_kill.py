@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holders that die, or only hang up: when their memory is used again, and what stays of them.
+
+A client that has hung up may still have work on the GPU, so its memory waits for the exit of its
+process (I2). After a SIGKILL, whatever the client was in the middle of, everything that was made
+for it is undone (I4, I9)."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+
+import pytest
+import raw
+from conftest import (
+    AT_ONCE,
+    DEADLINE,
+    MIB,
+    charges,
+    fd_count,
+    fork,
+    in_child,
+    kill,
+    memory,
+    nothing_charged,
+    used,
+    wait_for,
+)
+from raw import pack
+
+
+def create(client, n=3 * MIB, **params):
+    return client.call("create", typestr="|u1", shape=[n], **params)["arrays"][0]
+
+
+def figures(daemon):
+    """All that has to be as it was, seen through one connection."""
+    with daemon.client() as c:
+        status = c.call("status")
+        (info,) = c.call("memory_info")["devices"]
+        users = c.call("users")["users"]
+        fds = fd_count(daemon)
+    counts = ("connections", "blocks", "arrays", "names", "leases", "jobs", "watches", "pending")
+    sums = ("used", "pinned", "allocated", "pending_bytes", "reserve", "free")
+    return {
+        **{k: status[k] for k in counts},
+        **{k: info[k] for k in sums},
+        "users": users,
+        "fds": fds,
+    }
+
+
+def settled(daemon, n_connections):
+    """The figures when no connection is there but n_connections and the one that asks, and the
+    driver has nothing left to do."""
+
+    def is_settled():
+        f = figures(daemon)
+        return f if (f["connections"], f["jobs"]) == (n_connections + 1, 0) else None
+
+    return wait_for(is_settled, "the others' end")
+
+
+def unlink_what_was_acknowledged(daemon):
+    """Of create_under_way(): its reply may have been sent, and then the name stays."""
+    with daemon.client() as c, contextlib.suppress(raw.Refused):
+        c.call("unlink", name="never")
+
+
+def wait_until_as_before(daemon, before):
+    def is_as_before():
+        unlink_what_was_acknowledged(daemon)
+        return figures(daemon) == before
+
+    try:
+        wait_for(is_as_before, "everything as it was")
+    except BaseException:
+        print(before, figures(daemon), sep="\n")
+        raise
+
+
+@pytest.fixture
+def daemon(start):
+    """Something is there already that must not be disturbed."""
+    d = start(config=AT_ONCE)
+    with d.client() as c:
+        create(c, 1000, name="shared")
+        create(c, 1000, name="pinned", memory="pinned")
+        yield d
+
+
+# ---- hanging up ----
+
+
+def hangs_up_with_memory(client):
+    create(client, 64 * MIB)
+    client.close()
+
+
+def test_memory_waits_for_the_exit(start):
+    d = start(config=AT_ONCE, CAID_SOFTCUDA_MEMORY="64M")
+    process = in_child(d, hangs_up_with_memory)
+    wait_for(lambda: d.status()["connections"] == 1, "the end of its connection")
+    assert used(d) == 64 * MIB
+    assert charges(d)["connections"] == 1  # its pidfd has to be paid for
+    assert charges(d)["leases"] == charges(d)["arrays"] == 1
+    with d.client() as c:
+        assert c.call("flush")["bytes"] == 0
+        (lost,) = c.call("unnamed")["arrays"]
+        assert lost["holders"][0]["pid"] == process.pid
+        assert lost["holders"][0]["hung_up"] is True
+    kill(process)
+    wait_for(lambda: used(d) == 0, "the release")
+    wait_for(lambda: nothing_charged(d), "the end of all charges")
+
+
+def test_range_is_not_given_out_before_the_exit(start):
+    """In a shared block others go on getting memory, but not that of who has hung up."""
+    d = start(config=AT_ONCE)
+    with d.client() as c:
+        mine = create(c, 1000)
+
+        def body(client, pipe):
+            pipe.send(create(client, 1000)["offset"])
+            client.close()
+
+        reader, writer = fork.Pipe(duplex=False)
+        process = in_child(d, body, writer)
+        offset = reader.recv()
+        wait_for(lambda: d.status()["connections"] == 2, "the end of its connection")
+        others = [create(c, 1000) for _ in range(100)]
+        assert {a["block"] for a in others} == {mine["block"]}
+        assert offset not in {a["offset"] for a in others}
+        kill(process)
+        wait_for(lambda: charges(d)["leases"] == 101, "the end of its lease")
+        assert create(c, 1000)["offset"] == offset
+
+
+def test_fds_of_who_hung_up_are_bounded(start):
+    """Each counts as a connection of its uid until its process has exited."""
+    d = start(config=AT_ONCE + "[limits]\nconnections = 8\n")
+    before = settled(d, 0)
+
+    def hang_up_often(client, path):
+        client.close()
+        done = 0
+        for _ in range(50):
+            with contextlib.suppress(raw.Refused, raw.Closed), d.client() as c:
+                create(c, 100)
+                done += 1
+        path.write_text(str(done))
+
+    count = d.log.parent / "count"
+    process = in_child(d, hang_up_often, count)
+    assert 0 < int(count.read_text()) <= 8
+    kill(process)
+
+    def is_as_before():
+        with contextlib.suppress(raw.Refused):  # the limit is still reached
+            return figures(d) == before
+
+    wait_for(is_as_before, "the end of all")
+
+
+def test_who_hangs_up_without_memory_is_gone(daemon):
+    before = settled(daemon, 1)
+
+    def body(client):
+        lease = create(client, name="mine")["lease"]
+        client.call("unlink", name="mine")
+        client.notify("close", leases=[lease])
+        client.call("ping")
+        client.close()
+
+    process = in_child(daemon, body)
+    wait_until_as_before(daemon, before)
+    assert process.is_alive()
+    kill(process)
+
+
+def test_who_breaks_a_rule_is_one_who_hangs_up(daemon):
+    """The daemon ends the connection; the process lives on, and its GPU work may."""
+    before = settled(daemon, 1)
+
+    def body(client):
+        create(client)
+        client.send(b"\xc1")
+        assert client.is_closed()
+
+    process = in_child(daemon, body)
+    assert memory(daemon)["allocated"] == before["allocated"] + 3 * MIB
+    kill(process)
+    wait_until_as_before(daemon, before)
+
+
+def test_names_stay(daemon):
+    """Of a dead writer: the named array, not the one that was never published."""
+    before = settled(daemon, 1)
+
+    def body(client):
+        create(client, name="kept")
+        create(client)
+        create(client, name="unlinked")
+        client.call("unlink", name="unlinked")
+
+    kill(in_child(daemon, body))
+    wait_for(lambda: memory(daemon)["arrays"] == before["arrays"] + 1, "the end of two")
+    with daemon.client() as c:
+        assert [e["name"] for e in c.call("list")["entries"]] == ["kept", "pinned", "shared"]
+        assert c.call("show", name="kept")["holders"] == []
+        c.call("unlink", name="kept")
+    wait_until_as_before(daemon, before)
+
+
+def test_stop_does_not_wait_for_processes(start):
+    d = start(config=AT_ONCE)
+    process = in_child(d, hangs_up_with_memory)
+    wait_for(lambda: d.status()["connections"] == 1, "the end of its connection")
+    assert d.stop() == 0
+    kill(process)
+
+
+def test_exit_that_comes_first(daemon):
+    """The process is gone while its socket lives on in a child."""
+    before = settled(daemon, 1)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        c = daemon.client()
+        create(c)
+        c.drop_fds()  # memory lives as long as an fd of it
+        if os.fork() == 0:
+            os.read(reader, 1)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    try:
+        wait_until_as_before(daemon, before)
+    finally:
+        os.write(writer, b"x")
+        os.close(writer)
+        os.close(reader)
+
+
+# ---- SIGKILL in every state ----
+
+
+def before_hello(daemon):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect(str(daemon.socket))
+    return s
+
+
+def hello_sent(daemon):
+    s = before_hello(daemon)
+    s.send(pack([0, 1, "hello", {"version_min": 1, "version_max": 1}]))
+    return s
+
+
+def after_hello(daemon):
+    return daemon.client()
+
+
+def create_under_way(daemon):
+    c = daemon.client()
+    for _ in range(3):
+        c.request("create", typestr="|u1", shape=[3 * MIB], exclusive=True)
+    c.request("create", typestr="|u1", shape=[3 * MIB], name="never")
+    c.request("create", typestr="|u1", shape=[3 * MIB], memory="legacy")
+    c.request("create", typestr="|u1", shape=[3 * MIB], memory="pinned")
+    return c
+
+
+def with_leases(daemon):
+    c = daemon.client()
+    for kind in ("device", "legacy", "pinned", "mapped"):
+        for n in (1000, 3 * MIB, 9 * MIB):
+            create(c, n, memory=kind)
+    create(c, 0)
+    c.call("open", names=["shared", "pinned"], mode="rw")
+    return c
+
+
+def closing(daemon):
+    c = with_leases(daemon)
+    c.notify("close", leases=[1, 3, 5, 7])
+    return c
+
+
+def unlinked(daemon):
+    c = daemon.client()
+    name = f"of {os.getpid()}"
+    create(c, name=name)
+    c.call("unlink", name=name)
+    return c
+
+
+def published(daemon):
+    """A name of its own that it takes back; what had the name before is unnamed and leased."""
+    c = daemon.client()
+    name = f"of {os.getpid()}"
+    for _ in range(3):
+        c.call("publish", lease=create(c)["lease"], name=name)
+    c.call("unlink", name=name)
+    return c
+
+
+def watching(daemon):
+    c = daemon.client()
+    seen = c.call("show", name="shared")["entries"][0]["generation"]
+    c.request("watch", name="shared", seen=seen)
+    for _ in range(10):
+        c.request("watch", name="none")
+    return c
+
+
+def half_read(daemon):
+    """Replies with fds in flight, and more of them in the daemon's queue."""
+    c = daemon.client()
+    for i in range(64):
+        create(c, 100, exclusive=True)
+    other = daemon.client()
+    other.sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        for i in range(300):
+            other.request("list")
+            other.request("open", names=["shared", "pinned"], mode="r")
+    return c, other
+
+
+def deferring(daemon):
+    c = daemon.client()
+    c.call("defer", begin=True)
+    c.call("defer", begin=True)
+    c.notify("close", leases=[create(c, exclusive=True)["lease"] for _ in range(5)])
+    return c
+
+
+def flushing(daemon):
+    c = deferring(daemon)
+    for _ in range(2):
+        c.call("defer", begin=False)
+    c.request("flush")
+    return c
+
+
+def asking(daemon):
+    c = daemon.client()
+    for _ in range(20):
+        c.request("memory_info")
+    return c
+
+
+STATES = [
+    before_hello,
+    hello_sent,
+    after_hello,
+    create_under_way,
+    with_leases,
+    closing,
+    unlinked,
+    published,
+    watching,
+    half_read,
+    deferring,
+    flushing,
+    asking,
+]
+
+
+def warm(daemon):
+    """What is made once and kept: the context for legacy handles, and libuv's threads."""
+
+    def body(client):
+        client.call("create", typestr="|u1", shape=[1], memory="legacy", exclusive=True)
+
+    kill(in_child(daemon, body))
+    wait_for(lambda: daemon.status()["arrays"] == 2, "its end")
+    wait_for(lambda: memory(daemon)["pending"] == memory(daemon)["reserve"] == 0, "the queue")
+
+
+def enter(daemon, state, writer):
+    kept = state(daemon)
+    os.write(writer, b"x")
+    time.sleep(DEADLINE)
+    del kept
+
+
+def assert_entered(reader):
+    ready, _, _ = select.select([reader], [], [], DEADLINE)
+    assert ready and os.read(reader, 1)
+
+
+@pytest.mark.parametrize("state", STATES, ids=[s.__name__ for s in STATES])
+def test_sigkill(daemon, state):
+    warm(daemon)
+    before = settled(daemon, 1)
+    reader, writer = os.pipe()
+    processes = [fork.Process(target=enter, args=(daemon, state, writer)) for _ in range(3)]
+    for p in processes:
+        p.start()
+    for _ in processes:
+        assert_entered(reader)
+    for p in processes:
+        os.kill(p.pid, signal.SIGKILL)
+    for p in processes:
+        p.join()
+    os.close(reader)
+    os.close(writer)
+    wait_until_as_before(daemon, before)
+
+
+def test_sigkill_with_a_slow_driver(start):
+    """The driver is in the middle of it: what it makes has nobody to go to."""
+    slow = "cuMemCreate=delay:50000,cuMemExportToShareableHandle=delay:50000,cuMemAlloc=delay:50000"
+    d = start(config=AT_ONCE, CAID_SOFTCUDA_FAIL=slow)
+
+    def body(client):
+        for i in range(4):
+            client.request("create", typestr="|u1", shape=[MIB], exclusive=True)
+        client.request("create", typestr="|u1", shape=[MIB], memory="legacy")
+
+    for _ in range(3):
+        kill(in_child(d, body))
+    wait_for(lambda: d.status()["jobs"] == 0, "the end of the jobs")
+    wait_for(lambda: used(d) == 0, "the release")
+    wait_for(lambda: nothing_charged(d), "the end of all charges")
+
+
+def test_hang_up_with_a_slow_driver(start):
+    """The same of one that lives on: it was never told of the memory, so nothing waits for it."""
+    d = start(config=AT_ONCE, CAID_SOFTCUDA_FAIL="cuMemCreate=delay:100000")
+
+    def body(client):
+        for _ in range(4):
+            client.request("create", typestr="|u1", shape=[MIB], exclusive=True)
+        client.close()
+
+    process = in_child(d, body)
+    wait_for(lambda: d.status()["jobs"] == 0, "the end of the jobs")
+    wait_for(lambda: used(d) == 0, "the release")
+    assert process.is_alive()
+    kill(process)
+    wait_for(lambda: nothing_charged(d), "the end of all charges")
+
+
+def test_kill_in_a_row(daemon):
+    """Many, one after the other, in turns: nothing adds up."""
+    warm(daemon)
+    before = settled(daemon, 1)
+    for i in range(60):
+        reader, writer = os.pipe()
+        p = fork.Process(target=enter, args=(daemon, STATES[i % len(STATES)], writer))
+        p.start()
+        assert_entered(reader)
+        kill(p)
+        os.close(reader)
+        os.close(writer)
+    wait_until_as_before(daemon, before)

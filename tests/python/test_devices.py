@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two devices: arrays on either, and processes that see one, the other, or both. The processes are
+children: in each the software driver has the daemon's devices from its environment."""
+
+import pytest
+from conftest import Child
+
+import caid
+
+PREAMBLE = """
+import numpy
+twin = numpy.arange(4096, dtype="<i4")
+"""
+
+
+@pytest.fixture(scope="module")
+def two():
+    with caid.LocalDaemon(devices=2, env={"ASAN_OPTIONS": "detect_leaks=1"}) as d:
+        yield d
+
+
+def run(daemon, code, *args, **env):
+    status, errors = Child(PREAMBLE + code, {**daemon.env, **env}, *args).finish()
+    assert status == 0, errors
+
+
+def test_arrays_on_either_device(two):
+    run(
+        two,
+        """
+with caid.connect() as c:
+    assert len({d.uuid for d in c.devices}) == 2
+    for i in (0, 1):
+        before = c.memory_info(1 - i)
+        with c.create("a", 4096, "<i4", device=i, exclusive=True) as a:
+            assert (a.device, a.access, c.list()[0].device) == (i, i, i)
+            a.copy_from_host(twin)
+            assert (a.copy_to_host() == twin).all()
+            assert c.memory_info(i).arrays == c.memory_info(c.devices[i].uuid).arrays == 1
+            other = c.memory_info(1 - i)
+            assert (other.used, other.free) == (before.used, before.free)
+            with c.empty_like(a) as like, c.empty(4096, "<i4", device=1 - i) as far:
+                assert like.device == i
+                far.copy_from(a)
+                assert (far.copy_to_host() == twin).all()
+        c.unlink("a")
+        c.flush()
+        assert c.memory_info(i).used == 0
+    c.create("a", 4).close()
+    for wrong in (2, "GPU-none"):
+        for call in (c.memory_info, c.flush, lambda d: c.open("a", device=d)):
+            try:
+                call(wrong)
+            except caid.DeviceError as e:
+                assert str(wrong) in str(e)
+            else:
+                raise SystemExit("not refused")
+    c.unlink("a")
+""",
+    )
+
+
+@pytest.mark.parametrize("memory", ["device", "legacy", "pinned", "mapped"])
+def test_the_other_device_reaches_it(two, memory):
+    run(
+        two,
+        """
+with caid.connect() as c:
+    for i in (0, 1):
+        with c.create("a", 4096, "<i4", device=i, memory=sys.argv[1]) as a:
+            a.copy_from_host(twin)
+        for device in (1 - i, c.devices[1 - i].uuid):
+            with caid.connect() as other, other.open("a", "rw", device=device) as b:
+                assert (b.device, b.access) == (i, 1 - i)
+                assert (b.copy_to_host() == twin).all()
+                with other.empty(4096, "<i4", device=1 - i) as near:
+                    near.copy_from(b)
+                    assert (near.copy_to_host() == twin).all()
+                    near.copy_from_host(twin * 2)
+                    b.copy_from(near)
+            with c.open("a", "rw") as a:
+                assert (a.copy_to_host() == twin * 2).all()
+                a.copy_from_host(twin)
+        c.unlink("a")
+""",
+        memory,
+    )
+
+
+@pytest.mark.parametrize("memory", ["device", "legacy", "pinned"])
+def test_a_process_that_sees_the_other_device_only(two, memory):
+    """The memory lies on a device that CUDA_VISIBLE_DEVICES hides; index 0 of this process is 1 at
+    the daemon."""
+    with two.connect() as c:
+        uuids = [device.uuid for device in c.devices]
+    create = """
+with caid.connect() as c, c.create("hidden", 4096, "<i4", memory=sys.argv[1]) as a:
+    a.copy_from_host(twin)
+"""
+    check = """
+with caid.connect() as c:
+    assert [d.uuid for d in c.devices] == sys.argv[2:], "the daemon's, all of them"
+    for device in (None, 1, sys.argv[3]):
+        with c.open("hidden", device=device) as a:
+            assert (a.device, a.access) == (0, 0)
+            assert (a.copy_to_host() == twin).all()
+    with c.empty(4, device=1) as near:
+        assert (near.device, near.access) == (1, 0)
+    try:
+        c.open("hidden", device=0)
+    except caid.DeviceError as e:
+        assert sys.argv[2] in str(e)
+    else:
+        raise SystemExit("not refused")
+    with c.open("hidden") as a, caid.to_device(twin * 0, client=c, device=1) as near:
+        near.copy_from(a)
+        assert (near.copy_to_host() == twin).all()
+    c.unlink("hidden")
+"""
+    run(two, create, memory)
+    run(two, check, memory, *uuids, CUDA_VISIBLE_DEVICES="1")
+    with two.connect() as c:
+        c.flush()
+        assert c.list() == []

@@ -1,0 +1,553 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of memory: who reaches it by which interface, what keeps it, what it costs; and its end:
+closes on streams, the queue, flush() and defer_cleanup()."""
+
+import ctypes
+import errno
+import gc
+
+import numpy
+import pytest
+from conftest import n_leases, wait_until
+
+import caid
+
+SHARED = ["device", "legacy", "pinned", "mapped"]
+HOST = ["pinned", "mapped", "managed"]
+KIB = bytes(range(256)) * 4
+
+
+def make(client, memory, shape=(4, 6), dtype="<f4", **options):
+    return client.empty(shape, dtype, memory=memory, **options)
+
+
+# --- every kind -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", [*SHARED, "managed"])
+def test_every_kind_is_copied_to_and_from(client, memory):
+    twin = numpy.arange(24, dtype="<f4").reshape(4, 6)
+    with make(client, memory) as a, make(client, "device") as b:
+        assert (a.memory, a.shape, a.nbytes, a.readonly) == (memory, (4, 6), 96, False)
+        assert ("memory=" in repr(a)) == (memory != "device")
+        a.copy_from_host(twin)
+        numpy.testing.assert_array_equal(a.copy_to_host(), twin)
+        b.copy_from(a)
+        a[1:].copy_from_host(twin[1:] * 2)
+        numpy.testing.assert_array_equal(a.T.copy_to_host()[:, 1:], (twin * 2).T[:, 1:])
+        a.copy_from(b)
+    assert a.memory == memory and a.closed
+
+
+@pytest.mark.parametrize("memory", SHARED)
+def test_every_shared_kind_is_listed_and_opened_by_name(client, memory):
+    with client.create("a", 1024, "|u1", memory=memory) as a:
+        a.copy_from_host(KIB)
+        assert client.list()[0].memory == client.show("a").entry.memory == memory
+    with client.open("a") as b:
+        assert (b.memory, b.readonly) == (memory, True)
+        assert b.copy_to_host().tobytes() == KIB
+        with pytest.raises(caid.ReadOnlyError, match="'a' is read-only"):
+            b.copy_from_host(KIB)
+        if memory != "pinned":
+            assert b.__cuda_array_interface__["data"] == (b.ptr, True)
+
+
+@pytest.mark.parametrize("memory", SHARED)
+def test_another_process_opens_every_kind(client, child, memory):
+    with client.create("a", 1024, "|u1", memory=memory) as a:
+        a.copy_from_host(KIB)
+        c = child(
+            """
+            with caid.connect() as c, c.open("a", "rw") as a:
+                assert a.memory == sys.argv[1]
+                assert bytes(a.copy_to_host(bytearray(1024))) == bytes(range(256)) * 4
+                a[:4].copy_from_host(b"seen")
+                step("seen")
+            """,
+            memory,
+        )
+        c.expect("seen")
+        c.go()
+        assert c.finish() == (0, "")
+        assert bytes(a[:4].copy_to_host(bytearray(4))) == b"seen"
+
+
+def test_arrays_of_no_bytes(client):
+    for memory in (*SHARED, "managed"):
+        with make(client, memory, (0, 3)) as a:
+            assert (a.memory, a.ptr, a.nbytes, a.host_ptr) == (memory, 0, 0, None)
+            if memory in HOST:
+                assert numpy.asarray(a).shape == (0, 3)
+
+
+@pytest.mark.parametrize("memory", ["", "Device", "vram", "pinned "])
+def test_kinds_that_are_none(client, memory):
+    with pytest.raises(caid.InvalidError, match="memory"):
+        make(client, memory)
+    with pytest.raises(TypeError, match="memory"):
+        make(client, 5)
+
+
+@pytest.mark.parametrize("alignment", [512, 4096, 1 << 21])
+def test_alignment(client, alignment):
+    arrays = [client.empty(5, "|u1", alignment=alignment) for _ in range(3)]
+    for a in arrays:
+        assert a.ptr % alignment == 0
+        a.close()
+
+
+@pytest.mark.parametrize("alignment", [3, 1 << 22, 1 << 63])
+def test_alignments_that_are_none(client, alignment):
+    with pytest.raises(caid.InvalidError, match="alignment"):
+        client.empty(5, alignment=alignment)
+    for wrong in (-1, 2**64):
+        with pytest.raises(caid.InvalidError, match="alignment"):
+            client.empty(5, alignment=wrong)
+
+
+# --- memory of the host ---------------------------------------------------------------------
+
+
+def test_pinned_memory_is_numpys(client):
+    with client.create("a", (4, 6), "<i4", memory="pinned") as a:
+        x = numpy.asarray(a)
+        assert x.ctypes.data == a.host_ptr and x.flags.writeable
+        assert a.device_ptr == a.ptr
+        assert not hasattr(a, "__cuda_array_interface__")
+        with pytest.raises(AttributeError, match="mapped"):
+            a.__cuda_array_interface__
+        x[:] = numpy.arange(24).reshape(4, 6)
+        with client.empty((4, 6), "<i4") as d:  # the driver copies
+            d.copy_from(a)
+            numpy.testing.assert_array_equal(d.copy_to_host(), x)
+            d.copy_from_host(x * 3)
+            d.copy_to(a)
+        assert x[3, 5] == 69
+        v = numpy.asarray(a[1:, ::-2])
+        assert v.ctypes.data == x[1:, ::-2].ctypes.data
+        numpy.testing.assert_array_equal(v, x[1:, ::-2])
+        with client.open("a") as b:
+            y = numpy.asarray(b)
+            assert y[0, 1] == 3 and not y.flags.writeable
+            del y
+        del x, v
+
+
+@pytest.mark.parametrize("memory", ["mapped", "managed"])
+def test_memory_for_kernels_and_the_host(client, memory):
+    with make(client, memory) as a:
+        x = numpy.asarray(a)
+        x[:] = 5
+        assert a.__cuda_array_interface__["data"] == (a.ptr, False)
+        assert (a[1:].copy_to_host() == 5).all()
+        assert a.host_ptr == x.ctypes.data
+        del x
+
+
+def test_device_memory_is_the_hosts_on_the_software_driver_only(client, soft):
+    for memory in ("device", "legacy"):
+        with make(client, memory) as a:
+            numpy.asarray(a)[:] = 7
+            assert a.host_ptr == a.ptr and (a.copy_to_host() == 7).all()
+    gc.collect()
+
+
+def test_a_numpy_array_keeps_the_lease(daemon, client):
+    a = client.create("a", 1024, "|u1", memory="pinned")
+    x = numpy.asarray(a)
+    a.close()
+    assert n_leases(client) == 1
+    client.unlink("a")
+    with client.empty(1024, "|u1", memory="pinned") as other:
+        numpy.asarray(other)[:] = 1
+        x[:] = 2
+        assert (numpy.asarray(other) == 1).all()
+    del x
+    gc.collect()
+    assert n_leases(client) == 0
+
+
+def test_a_closed_client_leaves_numpy_its_memory(client, child):
+    """It goes with the process that sees it, not with the connection."""
+    c = child(
+        """
+        import numpy
+        with caid.connect() as c:
+            a, b = c.empty(1024, "|u1", memory="pinned"), c.empty(1024, "|u1")
+            x = numpy.asarray(a)
+        assert a.closed and b.closed
+        step("closed")
+        x[:] = 3
+        assert x.sum() == 3 * 1024
+        del x
+        step("gone")
+        """
+    )
+    c.expect("closed")
+    wait_until(lambda: client.status().connections == 1)
+    wait_until(lambda: client.memory_info().arrays == 1)
+    c.go()
+    c.expect("gone")
+    with client.empty(1024, "|u1", memory="pinned"):
+        assert client.memory_info().arrays == 2
+    c.go()
+    assert c.finish() == (0, "")
+    wait_until(lambda: client.memory_info().arrays == 0)
+
+
+def test_two_processes_and_the_device_see_each_others_bytes(client, child):
+    """The writer's stores are in its own page-locked memory; the driver copies them."""
+    with client.create("shared", 1024, "<i4", memory="pinned") as a:
+        x = numpy.asarray(a)
+        x[:] = numpy.arange(1024)
+        c = child(
+            """
+            import numpy
+            with caid.connect() as c, c.open("shared", "rw") as a, c.empty(1024, "<i4") as d:
+                y = numpy.asarray(a)
+                assert (y == numpy.arange(1024)).all()
+                d.copy_from(a)
+                assert (d.copy_to_host() == numpy.arange(1024)).all()
+                y[:] = y * 2
+                step("stored")
+                d.copy_from_host(y * 2)
+                d.copy_to(a)
+                step("copied")
+                del y
+            """
+        )
+        with client.empty(1024, "<i4") as d:
+            for line, factor in (("stored", 2), ("copied", 8)):
+                c.expect(line)
+                assert (x == numpy.arange(1024) * factor).all()
+                d.copy_from(a)
+                assert (d.copy_to_host() == x).all()
+                x[:] = numpy.arange(1024) * factor * 2
+                c.go()
+        assert c.finish() == (0, "")
+        del x
+
+
+def test_managed_memory_is_of_one_process(client):
+    before = client.status()
+    with make(client, "managed") as a:
+        assert (a.name, a.pool, a.generation) == (None, None, 0)
+        assert client.status().arrays == before.arrays
+        with pytest.raises(caid.UnsupportedError, match="not in the daemon's memory"):
+            a.publish("a")
+        v = a[1]
+    v.close()
+    with pytest.raises(caid.UnsupportedError, match="no name"):
+        client.create("a", 4, memory="managed")
+    assert client.list() == []
+
+
+# --- legacy handles -------------------------------------------------------------------------
+
+
+def test_the_handle_of_legacy_memory(client):
+    with client.create("a", (4, 64), "<f4", memory="legacy") as a:
+        handle = a.ipc_handle
+        assert isinstance(handle, caid.IpcHandle) and isinstance(handle.handle, bytes)
+        assert len(handle.handle) == 64 and handle.offset + a.nbytes <= handle.size
+        with a[1] as row:
+            assert row.ipc_handle == handle._replace(offset=handle.offset + 256)
+        with client.open("a") as b:
+            assert b.ipc_handle == handle
+        assert client.memory_info().context
+        assert client.status().contexts == 1
+    with pytest.raises(caid.ClosedError):
+        a.ipc_handle
+
+
+@pytest.mark.parametrize("memory", ["device", "pinned", "mapped", "managed"])
+def test_other_memory_has_no_handle(client, memory):
+    with make(client, memory) as a:
+        with pytest.raises(caid.UnsupportedError):
+            a.ipc_handle
+    with make(client, "device") as a, caid.as_array(a.__cuda_array_interface__) as foreign:
+        with pytest.raises(caid.UnsupportedError, match="another library"):
+            foreign.ipc_handle
+        with pytest.raises(caid.UnsupportedError):
+            foreign.publish("a")
+        assert (foreign.memory, foreign.metadata, foreign.access, foreign.host_ptr) == (
+            None,
+            None,
+            -1,
+            None,
+        )
+
+
+# --- close(stream=) -------------------------------------------------------------------------
+
+
+class Stream:
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+STREAMS = {
+    "legacy default": 1,
+    "per-thread default": 2,
+    "NumPy's int": numpy.int64(1),
+    "cuda.core": Stream(__cuda_stream__=lambda: (0, 1)),
+    "CuPy": Stream(ptr=2),
+    "PyTorch": Stream(cuda_stream=1),
+    "Numba": Stream(handle=ctypes.c_void_p(2)),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
+def test_close_on_a_stream(client, stream):
+    a = client.empty(1024, "|u1")
+    a.copy_from_host(KIB)
+    a.close(stream=stream)
+    a.close(stream)
+    assert a.closed
+    wait_until(lambda: client.status().leases == 0)
+
+
+@pytest.mark.parametrize("stream", [0, Stream(ptr=0), Stream(handle=ctypes.c_void_p(0))])
+def test_stream_0_is_refused(client, stream):
+    with client.empty(4) as a:
+        for call in (lambda: a.close(stream), lambda: a.publish("a", stream=stream)):
+            with pytest.raises(ValueError, match="ambiguous"):
+                call()
+        assert not a.closed
+
+
+def test_streams_that_are_none(client):
+    with client.empty(4) as a:
+        for stream in ("1", object(), Stream(ptr=None)):
+            with pytest.raises(TypeError, match="stream"):
+                a.close(stream)
+        for stream in (-1, 2**64):
+            with pytest.raises(ValueError, match="stream"):
+                a.close(stream)
+        a.copy_from_host(bytes(32))
+        assert not a.closed
+
+
+def test_views_are_closed_on_streams_each(client):
+    a = client.empty((4, 4))
+    v, w = a[1:], a.T
+    v.close(1)
+    a.close(2)
+    assert not w.closed
+    wait_until(lambda: client.status().leases == 1)
+    w.copy_to_host()
+    w.close(1)
+    wait_until(lambda: client.status().leases == 0)
+
+
+# --- the queue ------------------------------------------------------------------------------
+
+
+def test_what_is_freed_waits_in_the_queue(client):
+    client.flush()
+    before = client.memory_info()
+    with client.defer_cleanup():
+        arrays = [client.empty(1000, "|u1") for _ in range(3)]
+        for a in arrays:
+            a.close()
+        wait_until(lambda: client.status().leases == 0)
+        wait_until(lambda: client.memory_info().pending == before.pending + 3)
+        during = client.memory_info()
+        assert during.pending_bytes - before.pending_bytes == 3 * 1024
+        assert client.status().pending == 3
+        assert client.users()[0].pending == 3 and client.users()[0].deferred == 1
+        assert client.flush() == (0, 0, 0)
+        assert client.memory_info().pending == 3
+    flushed = client.flush()
+    assert isinstance(flushed, caid.Flushed)
+    assert (flushed.entries, flushed.blocks) == (3, 1) and flushed.bytes >= 1 << 21
+    after = client.memory_info()
+    assert (after.pending, after.pending_bytes, after.reserve, after.blocks) == (0, 0, 0, 0)
+    assert after.releases == before.releases + 1 and after.flushes > before.flushes
+    assert (after.quarantined, after.quarantined_bytes, client.status().release_errors) == (0, 0, 0)
+
+
+def test_deferring_nests(client):
+    def pending():
+        client.empty(1000, "|u1").close()
+        client.flush()
+        return client.memory_info().pending
+
+    with client.defer_cleanup():
+        with client.defer_cleanup():
+            assert pending() == 1
+        assert pending() == 2
+        with pytest.raises(KeyError), client.defer_cleanup():
+            raise KeyError
+        assert pending() == 3
+    assert pending() == 0
+
+
+def test_deferring_ends_with_the_connection(daemon, client):
+    with daemon.connect() as c:
+        with c.defer_cleanup():
+            client.empty(1000, "|u1").close()
+            client.flush()
+            assert client.memory_info().pending == 1
+            c.close()
+    wait_until(lambda: client.users()[0].deferred == 0)
+    assert client.flush().entries == 1
+
+
+def test_a_use_without_begin_is_refused(client):
+    with pytest.raises(caid.Error):
+        client._defer_end()
+
+
+def test_the_reserve_serves_the_next(client):
+    client.flush()
+    client.empty(1000, "|u1").close()
+    wait_until(lambda: client.memory_info().arrays == 0)
+    assert client.memory_info().blocks == 1
+    assert client.memory_info().available >= 1 << 20
+    assert client.flush(0).blocks == 1
+    assert client.flush(device=client.devices[0].uuid) == (0, 0, 0)
+
+
+def test_small_arrays_share_a_block(client):
+    arrays = [client.empty(1000, "|u1") for _ in range(100)]
+    assert len({a._memory.block for a in arrays}) == 1
+    info = client.memory_info()
+    assert (info.blocks, info.arrays, info.allocated) == (1, 100, 100 * 1024)
+    (pool,) = [p for p in client.pools() if p.name == client.status().pool]
+    assert (pool.blocks, pool.allocated, pool.used) == (1, info.allocated, info.used)
+    assert pool.holes + pool.allocated == pool.used and pool.largest <= pool.holes
+    for a in arrays[::2]:
+        a.close()
+    client.flush()
+    (pool,) = [p for p in client.pools() if p.name == client.status().pool]
+    assert pool.allocated == 50 * 1024 and pool.holes + pool.allocated == pool.used
+    for a in arrays[1::2]:
+        a.close()
+
+
+def test_devices_are_given_by_index_or_uuid(client):
+    uuid = client.devices[0].uuid
+    with client.empty(4, device=uuid) as a:
+        assert a.device == 0 and a.access == 0
+    assert client.memory_info(uuid).total == client.memory_info().total
+    for call in (client.memory_info, client.flush, lambda d: client.empty(4, device=d)):
+        for wrong in ("GPU-of-somebody-else", -7):
+            with pytest.raises(caid.DeviceError, match=str(wrong)):
+                call(wrong)
+
+
+# --- who pins memory ------------------------------------------------------------------------
+
+
+def test_pinned_memory_is_charged_as_such(client):
+    client.flush()
+    before = client.memory_info()
+    with make(client, "pinned", 4096, "|u1"), make(client, "mapped", 4096, "|u1"):
+        user = client.users()[0]
+        assert (user.pinned, user.bytes) == (8192, 0)
+        info = client.memory_info()
+        assert info.pinned > before.pinned and info.used == before.used
+        (pool,) = [p for p in client.pools() if p.name == client.status().pool]
+        assert pool.pinned == info.pinned and pool.used == 0
+
+
+def test_who_pins_memory_after_its_name_is_gone(client, child):
+    client.create("gone", 1000, "|u1", metadata={"kept": 1}).close()
+    c = child(
+        """
+        with caid.connect(name="holder") as c, c.open("gone") as a:
+            step("holding")
+        """
+    )
+    c.expect("holding")
+    client.unlink("gone")
+    (details,) = client.unnamed()
+    assert (details.entry.name, details.entry.nbytes) == ("gone", 1000)
+    (holder,) = details.holders
+    assert (holder.client, holder.pid, holder.readonly, holder.hung_up) == (
+        "holder",
+        c.pid,
+        True,
+        False,
+    )
+    with client.empty(10, "|u1"):
+        names = sorted(details.entry.name for details in client.unnamed(all=True))
+        assert names == ["", "gone"]
+    c.go()
+    assert c.finish() == (0, "")
+    wait_until(lambda: client.unnamed() == [])
+
+
+def test_what_a_user_is_charged(client):
+    client.flush()
+    base = client.users()[0]
+    with client.create("a", 1024, "|u1"), client.empty(512, "|u1"), client.watch("b"):
+        user = client.users()[0]
+        assert isinstance(user, caid.User) and user.connections == 1
+        assert (user.arrays, user.names, user.leases, user.watches) == (2, 1, 2, 1)
+        assert user.bytes - base.bytes == 1536 and user.host > 0
+        assert client.status().watches == 1
+
+
+# --- metadata -------------------------------------------------------------------------------
+
+METADATA = {
+    "a dict": {"name": "\u00e9\U0001f600\0", "scale": 0.5, "sizes": [1, [2]], "n": None},
+    "a list": [1, 2, 3],
+    "text": "plain",
+    "a number": 0,
+    "false": False,
+    "empty": {},
+}
+
+
+@pytest.mark.parametrize("value", METADATA.values(), ids=METADATA.keys())
+def test_metadata_travels_with_the_array(client, value):
+    with client.create("a", 4, metadata=value) as a, client.open("a") as b:
+        for x in (a, b, b[1:]):
+            assert x.metadata == value
+            x.close()
+        assert a.metadata is not b.metadata or not isinstance(value, (dict, list))
+    assert client.show("a").metadata == value
+
+
+def test_metadata_is_decoded_anew(client):
+    with client.empty(4, metadata={"n": [1]}) as a, client.empty(4) as none:
+        a.metadata["n"].append(2)
+        assert a.metadata == {"n": [1]} and none.metadata is None
+    with client.empty_like(a, metadata=[5]) as b:
+        assert b.metadata == [5]
+
+
+def test_metadata_over_its_limit(client):
+    with client.empty(4, metadata="x" * 4094) as a:
+        assert len(a.metadata) == 4094
+    with client.empty(4) as a:
+        for call in (
+            lambda value: client.empty(4, metadata=value),
+            lambda value: a.publish("a", metadata=value),
+        ):
+            with pytest.raises(caid.Error, match="4,?096") as caught:
+                call("x" * 4095)
+            assert caught.value.errno in (errno.EINVAL, errno.EMSGSIZE)
+    assert client.list() == []
+
+
+def test_metadata_that_is_none(client):
+    loop = []
+    loop.append(loop)
+    for value in (float("nan"), {"x": float("inf")}, loop, "\ud800"):
+        with pytest.raises(caid.InvalidError, match="metadata"):
+            client.empty(4, metadata=value)
+    for value in ({1, 2}, numpy.zeros(2), object()):
+        with pytest.raises(TypeError):
+            client.empty(4, metadata=value)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[" * 3000, "", '{"a":'])
+def test_metadata_of_a_program_that_does_not_speak_json(client, text):
+    lease = client._create(None, (4,), "|u1", None, None, None, 0, 0, None, 0, text)
+    with caid._array.of_lease(lease) as a:
+        assert a.metadata == (text or None) or a.metadata == text

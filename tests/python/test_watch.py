@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watching names: in threads, in asyncio, under publishers, and at every kind of end."""
+
+import asyncio
+import errno
+import gc
+import os
+import signal
+import threading
+import time
+
+import pytest
+from conftest import PATIENCE_S, wait_until
+
+import caid
+
+N_GENERATIONS = int(os.environ.get("CAID_TEST_GENERATIONS", 1000))  # ./dev test --long: 10000
+
+
+def publish(client, name="w"):
+    with client.empty(4, "|u1") as a:
+        return a.publish(name)
+
+
+# --- in a thread ----------------------------------------------------------------------------
+
+
+def test_the_first_news_is_what_is_there(client):
+    generation = publish(client)
+    with client.watch("w") as watch:
+        change = next(watch)
+        assert change == caid.Change("w", None, generation) == ("w", None, generation)
+        with pytest.raises(caid.TimedOutError, match="w|time"):
+            watch.get(timeout=0)
+        assert publish(client) == watch.get(PATIENCE_S).generation
+        client.unlink("w")
+        assert watch.get(PATIENCE_S).generation == 0
+        assert publish(client) == watch.get(PATIENCE_S).generation
+
+
+def test_a_name_that_is_not_there_yet(client):
+    with client.watch("w") as watch:
+        with pytest.raises(TimeoutError) as caught:
+            watch.get(0.01)
+        assert caught.value.errno == errno.ETIMEDOUT
+        assert isinstance(caught.value, caid.Error)
+        with client.create("w", 4) as a:
+            assert watch.get(PATIENCE_S).generation == a.generation
+
+
+def test_a_change_is_hashable_and_frozen(client):
+    publish(client)
+    with client.watch("w", pool=client.status().pool) as watch:
+        change = watch.get()
+        assert change.pool == client.status().pool and hash(change)
+        with pytest.raises(AttributeError):
+            change.name = "x"
+        assert "'w'" in repr(watch) and watch.name == "w"
+        assert watch.pool == client.status().pool
+
+
+def test_a_timeout_is_the_iterators(client):
+    with client.watch("w", timeout=0.01) as watch:
+        for _ in range(2):
+            with pytest.raises(caid.TimedOutError):
+                next(watch)
+        publish(client)
+        wait_until(lambda: _got(watch))
+    for wrong in (-1, float("nan"), "1"):
+        with pytest.raises((ValueError, TypeError)):
+            client.watch("w", timeout=wrong)
+    with client.watch("w") as watch:
+        for wrong in (-1, float("nan")):
+            with pytest.raises(ValueError):
+                watch.get(wrong)
+        with pytest.raises(TypeError):
+            watch.get("1")
+
+
+def _got(watch):
+    try:
+        return next(watch)
+    except caid.TimedOutError:
+        return None
+
+
+def in_thread(work):
+    """(thread, list that gets its result or its exception)"""
+    ended = []
+
+    def run():
+        try:
+            ended.append(work())
+        except BaseException as e:
+            ended.append(e)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, ended
+
+
+def test_close_ends_the_iteration_of_another_thread(client):
+    watch = client.watch("w")
+    thread, ended = in_thread(lambda: list(watch))
+    time.sleep(0.01)
+    watch.close()
+    thread.join(PATIENCE_S)
+    assert ended == [[]] and watch.closed
+    watch.close()
+    assert list(watch) == []
+    with pytest.raises(caid.ClosedError, match="watch of 'w' is closed"):
+        watch.get()
+    assert repr(watch) == "<caid.Watch 'w' closed>"
+
+
+def test_close_cancels_a_wait_of_another_thread(client):
+    watch = client.watch("w")
+    thread, ended = in_thread(watch.get)
+    time.sleep(0.01)
+    watch.close()
+    thread.join(PATIENCE_S)
+    assert isinstance(ended[0], (caid.CancelledError, caid.ClosedError))
+
+
+def test_closing_the_client_ends_its_watches(daemon, client):
+    with daemon.connect() as c:
+        watch = c.watch("w")
+        thread, ended = in_thread(lambda: list(watch))
+        time.sleep(0.01)
+    thread.join(PATIENCE_S)
+    assert ended == [[]] and watch.closed
+    watch.close()
+    with pytest.raises(caid.ClosedError):
+        watch.get()
+    with pytest.raises(caid.ClosedError):
+        c.watch("w")
+
+
+def test_an_open_watch_warns(client):
+    watch = client.watch("w")
+    with pytest.warns(ResourceWarning, match="unclosed <caid.Watch 'w'"):
+        del watch
+        gc.collect()
+    wait_until(lambda: client.status().watches == 0)
+
+
+def test_many_watches_of_a_client(client):
+    names = [f"n{i}" for i in range(20)]
+    watches = [client.watch(name) for name in names]
+    threads = [in_thread(lambda w=w: w.get(PATIENCE_S)) for w in watches]
+    for name in names:
+        publish(client, name)
+    for (thread, ended), name in zip(threads, names):
+        thread.join(PATIENCE_S)
+        assert ended[0].name == name and ended[0].generation > 0
+    for w in watches:
+        w.close()
+    wait_until(lambda: client.status().watches == 0)
+
+
+def test_other_calls_go_on_beside_a_wait(client):
+    with client.watch("w") as watch:
+        thread, ended = in_thread(lambda: watch.get(PATIENCE_S))
+        for _ in range(50):
+            client.ping()
+            client.empty(4).close()
+        publish(client)
+        thread.join(PATIENCE_S)
+        assert ended[0].name == "w"
+
+
+def test_ctrl_c_ends_a_wait(child, client):
+    c = child(
+        """
+        with caid.connect() as c, c.watch("w") as watch:
+            try:
+                print("up", flush=True)
+                for change in watch:
+                    pass
+            except KeyboardInterrupt:
+                c.ping()
+                sys.exit(7)
+        """
+    )
+    c.expect("up")
+    time.sleep(0.05)
+    os.kill(c.pid, signal.SIGINT)
+    assert c.finish()[0] == 7
+
+
+FOLLOWER = """
+last = n = 0
+with caid.connect(name="follower") as c, c.watch("w") as watch:
+    print("up", flush=True)
+    for change in watch:
+        if change.generation == 0:
+            break
+        assert change.generation > last, (change, last)
+        last, n = change.generation, n + 1
+        with c.open("w") as a:
+            assert a.generation >= last
+print(last, n, flush=True)
+"""
+
+
+def test_the_latest_generation_is_never_missed(client, child):
+    """Those who watch see generations rise, and the last one."""
+    followers = [child(FOLLOWER) for _ in range(4)]
+    for follower in followers:
+        follower.expect("up")
+    for _ in range(N_GENERATIONS):
+        last = publish(client)
+    wait_until(lambda: client.status().leases == 0)
+    # Not before all have seen it: a name that is gone has no generation.
+    time.sleep(0.5)
+    client.unlink("w")
+    for follower in followers:
+        out, errors = follower.process.communicate(timeout=PATIENCE_S)
+        assert follower.process.returncode == 0, errors
+        seen, n = map(int, out.split())
+        assert seen == last and 0 < n <= N_GENERATIONS
+
+
+def test_a_daemon_that_dies(child):
+    with caid.LocalDaemon() as d, d.connect() as c, c.watch("w") as watch:
+        thread, ended = in_thread(lambda: watch.get(PATIENCE_S))
+
+        async def wait():
+            with c.watch("x") as other:
+                asyncio.get_running_loop().call_later(0.01, d.stop)
+                await other.wait()
+
+        with pytest.raises(caid.DisconnectedError):
+            asyncio.run(wait())
+        thread.join(PATIENCE_S)
+        assert isinstance(ended[0], caid.DisconnectedError)
+
+
+# --- asyncio --------------------------------------------------------------------------------
+
+
+def run(main):
+    return asyncio.run(asyncio.wait_for(main, PATIENCE_S))
+
+
+def test_async_iteration(client):
+    async def main():
+        seen = []
+        with client.watch("w") as watch:
+
+            async def follow():
+                async for change in watch:
+                    seen.append(change.generation)
+                    if change.generation == 0:
+                        return
+
+            task = asyncio.ensure_future(follow())
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+                last = publish(client)
+            while last not in seen:
+                await asyncio.sleep(0.01)
+            client.unlink("w")
+            await task
+            assert seen == sorted(seen[:-1]) + [0] and seen[-2] == last
+
+    run(main())
+
+
+def test_watches_of_a_client_share_one_reader(client):
+    async def main():
+        loop = asyncio.get_running_loop()
+        added = []
+        add_reader = loop.add_reader
+        loop.add_reader = lambda *args: added.append(args) or add_reader(*args)
+        watches = [client.watch(f"n{i}") for i in range(10)]
+        waits = [asyncio.ensure_future(w.wait()) for w in watches]
+        await asyncio.sleep(0.01)
+        for i in reversed(range(10)):
+            publish(client, f"n{i}")
+        changes = await asyncio.gather(*waits)
+        assert [change.name for change in changes] == [f"n{i}" for i in range(10)]
+        assert len(added) == 1 and added[0][0] == client.fileno()
+        assert not loop.remove_reader(client.fileno()), "the reader is gone with the last"
+        for w in watches:
+            w.close()
+
+    run(main())
+
+
+def test_async_timeouts(client):
+    async def main():
+        with client.watch("w", timeout=0.01) as watch:
+            with pytest.raises(caid.TimedOutError):
+                await watch.wait(0.01)
+            with pytest.raises(caid.TimedOutError):
+                async for _ in watch:
+                    pass
+            publish(client)
+            assert (await watch.wait(PATIENCE_S)).name == "w"
+
+    run(main())
+
+
+def test_a_cancelled_task_leaves_the_watch(client):
+    async def main():
+        with client.watch("w") as watch:
+            task = asyncio.ensure_future(watch.wait())
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            generation = publish(client)
+            assert (await watch.wait()).generation == generation
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["the watch", "the client", "in a thread"])
+def test_close_ends_async_iteration(daemon, client, how):
+    async def main():
+        with daemon.connect() as c, c.watch("w") as watch:
+
+            async def follow():
+                return [change async for change in watch]
+
+            task = asyncio.ensure_future(follow())
+            await asyncio.sleep(0.01)
+            if how == "the client":
+                c.close()
+            elif how == "the watch":
+                watch.close()
+            else:
+                in_thread(watch.close)[0].join()
+            assert await task == []
+            with pytest.raises(caid.ClosedError):
+                await watch.wait()
+
+    run(main())
+
+
+def test_calls_in_the_loop_do_not_swallow_news(client):
+    """A call of the same client may read the packet that a watch waits for."""
+
+    async def main():
+        with client.watch("w") as watch:
+            for _ in range(200):
+                task = asyncio.ensure_future(watch.wait())
+                await asyncio.sleep(0)
+                generation = publish(client)
+                for _ in range(5):
+                    client.ping()
+                assert (await task).generation == generation
+
+    run(main())
+
+
+def test_the_latest_generation_is_never_missed_in_asyncio(daemon, client):
+    """Several watches in one loop, and a publisher in another thread."""
+    last = []
+
+    def work():
+        with daemon.connect() as c:
+            for _ in range(N_GENERATIONS):
+                generation = publish(c)
+            last.append(generation)
+
+    async def follow(watch):
+        seen = 0
+        while not last or seen != last[0]:
+            change = await watch.wait()
+            assert change.generation > seen
+            seen = change.generation
+
+    async def main():
+        watches = [client.watch("w") for _ in range(4)]
+        thread, _ = in_thread(work)
+        await asyncio.gather(*map(follow, watches))
+        thread.join()
+        for w in watches:
+            w.close()
+
+    asyncio.run(asyncio.wait_for(main(), 150))
+
+
+# --- bad input ------------------------------------------------------------------------------
+
+
+def test_names_that_are_none(client):
+    for name in ("", "x" * 256, "a\0b", "\ud800"):
+        with pytest.raises(caid.InvalidNameError):
+            client.watch(name)
+    for name in (None, 5, b"x"):
+        with pytest.raises(TypeError, match="name"):
+            client.watch(name)
+    with pytest.raises(caid.NotFoundError):
+        client.watch("w", pool="absent")
+    assert client.status().watches == 0
+
+
+def test_more_watches_than_there_may_be(client):
+    with caid.LocalDaemon(config="[limits]\nwatches = 3\n") as d, d.connect() as c:
+        watches = [c.watch("w") for _ in range(3)]
+        with pytest.raises(caid.LimitError, match="3"):
+            c.watch("w")
+        watches.pop().close()
+        wait_until(lambda: c.status().watches == 2)
+        watches.append(c.watch("w"))
+        for w in watches:
+            w.close()
