@@ -221,6 +221,7 @@ on_lost(void *userdata, struct conn *c, const char *reason)
     bool exit_matters = false;
 
     log_debug("connection of pid %d, uid %u: %s", (int)c->pid, (unsigned)c->uid, reason);
+    core_set_time(s->core, clock_now_ns());
     if (c->refused)
         refusals_remove(&s->refusals, c);
     else if (c->exited)
@@ -240,6 +241,7 @@ on_departed(void *userdata, uint64_t conn_id)
 {
     struct server *s = userdata;
 
+    core_set_time(s->core, clock_now_ns());
     core_exited(s->core, conn_id);
     run_core(s);
 }
@@ -253,6 +255,7 @@ on_alloc_done(void *userdata, uint64_t job, const struct core_alloc_result *resu
 {
     struct server *s = userdata;
 
+    core_set_time(s->core, clock_now_ns());
     core_alloc_done(s->core, job, result);
     run_core(s);
 }
@@ -264,6 +267,7 @@ on_release_done(void *userdata, uint64_t job, int error, int cuda, const char *t
 
     if (error < 0)
         log_error("a block is written off, since the driver failed to take it back: %s", text);
+    core_set_time(s->core, clock_now_ns());
     core_release_done(s->core, job, error, cuda, text);
     run_core(s);
 }
@@ -273,6 +277,7 @@ on_memory_done(void *userdata, uint64_t job, const struct core_memory_result *re
 {
     struct server *s = userdata;
 
+    core_set_time(s->core, clock_now_ns());
     core_memory_done(s->core, job, results, n);
     run_core(s);
 }

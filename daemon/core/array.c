@@ -62,9 +62,13 @@ array_offset(const struct array *array)
 }
 
 uint64_t
-array_bytes(const struct array *array)
+array_bytes(const struct core *core, const struct array *array)
 {
-    return ALIGN_UP(array->span, SPACE_UNIT);
+    uint64_t unit = SPACE_UNIT;
+
+    if (array->own)
+        unit = core->devices[array->device].info.granularity;
+    return ALIGN_UP(array->span, unit);
 }
 
 static struct msg_str
@@ -111,7 +115,7 @@ array_alloc(const struct array_request *req)
 }
 
 static struct array *
-array_make(const struct array_request *req)
+array_make(const struct array_request *req, uint64_t shared_max)
 {
     struct array *array = array_alloc(req);
 
@@ -130,6 +134,7 @@ array_make(const struct array_request *req)
     array->device = (uint16_t)req->device;
     array->kind = (uint8_t)req->kind;
     array->mapped = req->mapped;
+    array->own = req->exclusive || req->geometry.span > shared_max;
     array->nbytes = req->geometry.nbytes;
     array->span = req->geometry.span;
     array->creating = true;
@@ -150,7 +155,7 @@ array_charge(struct core *core, struct user *user, struct array *array, struct r
         return REFUSED;
     if (user_charge(core, user, RES_ARRAYS, 1, r))
         goto undo_host;
-    if (user_charge(core, user, array_resource(array), array_bytes(array), r))
+    if (user_charge(core, user, array_resource(array), array_bytes(core, array), r))
         goto undo_array;
     array->user = user;
     array->id = ++core->next_array;
@@ -158,8 +163,8 @@ array_charge(struct core *core, struct user *user, struct array *array, struct r
     core->devices[array->device].n_arrays++;
     core->n_arrays++;
     if (array->kind != KIND_PINNED) {
-        array->pool->allocated += array_bytes(array);
-        core->devices[array->device].allocated += array_bytes(array);
+        array->pool->allocated += array_bytes(core, array);
+        core->devices[array->device].allocated += array_bytes(core, array);
     }
     return 0;
 
@@ -177,13 +182,13 @@ array_uncharge(struct core *core, struct array *array)
 
     user_uncharge(user, RES_HOST, array->n_host);
     user_uncharge(user, RES_ARRAYS, 1);
-    user_uncharge(user, array_resource(array), array_bytes(array));
+    user_uncharge(user, array_resource(array), array_bytes(core, array));
     array->pool->n_arrays--;
     core->devices[array->device].n_arrays--;
     core->n_arrays--;
     if (array->kind != KIND_PINNED) {
-        array->pool->allocated -= array_bytes(array);
-        core->devices[array->device].allocated -= array_bytes(array);
+        array->pool->allocated -= array_bytes(core, array);
+        core->devices[array->device].allocated -= array_bytes(core, array);
     }
 }
 
@@ -321,7 +326,10 @@ array_new(struct core *core, struct conn *conn, const struct array_request *req,
     if (req->geometry.span > d->total && req->kind != KIND_PINNED)
         return refuse(r, PROTO_ERR_NO_MEMORY, "device %u has %s, %s were asked for",
                       req->device, SIZE_TEXT(d->total), SIZE_TEXT(req->geometry.span));
-    array = array_make(req);
+    if (req->geometry.span > SPACE_EXTENT_MAX - d->granularity)
+        return refuse(r, PROTO_ERR_NO_MEMORY, "an array has less than %s, %s were asked for",
+                      SIZE_TEXT(SPACE_EXTENT_MAX), SIZE_TEXT(req->geometry.span));
+    array = array_make(req, core->config.memory.shared_max);
     if (!array)
         return -ENOMEM;
     if (array_charge(core, conn->user, array, r)) {
@@ -415,9 +423,11 @@ publication_init(struct publication *p, const struct array *array, struct msg_st
 static int64_t
 publication_host(const struct array *array, struct msg_str name, struct msg_str metadata)
 {
-    int64_t delta = (int64_t)name.n + 1;
+    int64_t delta = 0;
 
-    if (array->name_is_own)
+    if (!has_name(array, name))
+        delta += (int64_t)name.n + 1;
+    if (!has_name(array, name) && array->name_is_own)
         delta -= array->n_name + 1;
     if (metadata.p)
         delta += (int64_t)metadata.n + 1;

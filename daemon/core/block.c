@@ -34,7 +34,6 @@ waiter_new(struct core *core, struct conn *conn, uint32_t request, struct array 
     waiter->request = request;
     waiter->array = array;
     waiter->alignment = req->alignment;
-    waiter->own = req->exclusive || array->span > core->config.memory.shared_max;
     LIST_INSERT_HEAD(&conn->waiters, waiter, of_conn);
     *ret = waiter;
     return 0;
@@ -103,15 +102,16 @@ block_new(struct core *core, const struct waiter *waiter, uint64_t size, struct 
     if (!block)
         return -ENOMEM;
     space_init(&block->solo);
-    space = waiter->own ? &block->solo
-                        : &pool_zone(core, array->pool, array->device, array->kind)->space;
+    space = waiter->array->own
+                ? &block->solo
+                : &pool_zone(core, array->pool, array->device, array->kind)->space;
     if (space_add(space, &block->extent, size) < 0) {
         free(block);
         return -ENOMEM;
     }
     block->id = ++core->next_block;
     block->kind = array->kind;
-    block->own = waiter->own;
+    block->own = waiter->array->own;
     block->device = array->device;
     block->size = size;
     block->pool = array->pool;
@@ -147,7 +147,7 @@ growth(const struct core *core, const struct waiter *waiter)
     uint64_t granularity = core->devices[array->device].info.granularity;
     uint64_t needed = ALIGN_UP(array->span, granularity), size = zone->space.bytes;
 
-    if (waiter->own || waiter->retried)
+    if (array->own || waiter->minimal || waiter->retried)
         return needed;
     if (size > core->config.memory.block_size)
         size = core->config.memory.block_size;
@@ -159,14 +159,12 @@ growth(const struct core *core, const struct waiter *waiter)
 static int
 wait_for_quota(struct core *core, struct waiter *waiter)
 {
-    uint32_t device;
+    uint32_t device = reclaim_pool(core, waiter->array->pool, waiter->user);
 
-    if (waiter->retried)
+    /* Once for each device, and once more: it must not go on for ever while others fill the pool. */
+    if (device == core->config.n_devices || waiter->quota_waits > core->config.n_devices)
         return REFUSED;
-    device = reclaim_pool(core, waiter->array->pool);
-    if (device == core->config.n_devices)
-        return REFUSED;
-    waiter->retried = true;
+    waiter->quota_waits++;
     reclaim_wait(core, device, waiter);
     return BLOCK_WAITS;
 }
@@ -186,14 +184,17 @@ block_grow(struct core *core, struct waiter *waiter, struct block **ret, struct 
             return wait_for_quota(core, waiter);
     }
     rc = block_new(core, waiter, size, ret);
-    if (rc == 0)
-        block_allocate(core, *ret);
-    return rc;
+    if (rc < 0)
+        return rc;
+    (*ret)->grown = size > needed;
+    block_allocate(core, *ret);
+    return 0;
 }
 
 /* ---- placing ---- */
 
 static void block_leave_reserve(struct core *core, struct block *block);
+static void block_unspare(struct core *core, struct block *block);
 
 static int
 block_give(struct core *core, struct waiter *waiter, struct range *range)
@@ -259,8 +260,7 @@ spare_find(const struct core *core, const struct array *array)
 static struct range *
 spare_take(struct core *core, struct block *block)
 {
-    RB_REMOVE(spares, &block->pool->spares, block);
-    block->spared = false;
+    block_unspare(core, block);
     if (extent_is_empty(&block->extent))
         return extent_take(&block->extent);
     return reclaim_steal(core, block->extent.first->userdata);
@@ -281,7 +281,7 @@ place_own(struct core *core, struct waiter *waiter, struct refusal *r)
 int
 block_place(struct core *core, struct waiter *waiter, struct refusal *r)
 {
-    return waiter->own ? place_own(core, waiter, r) : place_shared(core, waiter, r);
+    return waiter->array->own ? place_own(core, waiter, r) : place_shared(core, waiter, r);
 }
 
 /* ---- the driver's answer ---- */
@@ -315,8 +315,6 @@ block_live(struct core *core, struct block *block, const struct core_alloc_resul
     block->handle = result->handle;
     block->fd = result->fd;
     memcpy(block->ipc, result->ipc, sizeof(block->ipc));
-    if (block->kind == KIND_LEGACY)
-        core->devices[block->device].context |= result->context;
     while ((waiter = TAILQ_FIRST(&block->waiters))) {
         TAILQ_REMOVE(&block->waiters, waiter, link);
         waiter_end(core, waiter, NULL);
@@ -324,7 +322,10 @@ block_live(struct core *core, struct block *block, const struct core_alloc_resul
     block_settle(core, block);
 }
 
-/* Out of memory for the first time: the waiters try again when all that can be freed is. */
+/*
+ * Out of memory. Where the block was larger than need be, all who waited for it try again with less
+ * at once; else, for the first time, when all that can be freed is.
+ */
 static void
 block_retry(struct core *core, struct block *block, struct waiter_list *retries)
 {
@@ -332,9 +333,9 @@ block_retry(struct core *core, struct block *block, struct waiter_list *retries)
 
     for (waiter = TAILQ_FIRST(&block->waiters); waiter; waiter = next) {
         next = TAILQ_NEXT(waiter, link);
-        if (waiter->retried || !waiter->conn || core->stopping)
+        if ((waiter->retried && !block->grown) || !waiter->conn || core->stopping)
             continue;
-        waiter->retried = true;
+        *(block->grown ? &waiter->minimal : &waiter->retried) = true;
         TAILQ_REMOVE(&block->waiters, waiter, link);
         block_put_range(core, waiter->array);
         TAILQ_INSERT_TAIL(retries, waiter, link);
@@ -346,6 +347,7 @@ block_fail(struct core *core, struct block *block, const struct core_alloc_resul
 {
     struct waiter_list retries = TAILQ_HEAD_INITIALIZER(retries);
     uint32_t device = block->device;
+    bool grown = block->grown;
     struct waiter *waiter;
     struct refusal r;
 
@@ -360,11 +362,17 @@ block_fail(struct core *core, struct block *block, const struct core_alloc_resul
     block_destroy(core, block);
     if (TAILQ_EMPTY(&retries))
         return;
-    TAILQ_FOREACH(waiter, &retries, link)
-    reclaim_all(core, device, waiter->user);
+    if (!grown) {
+        TAILQ_FOREACH(waiter, &retries, link)
+        reclaim_all(core, device, waiter->user);
+        reclaim_doom(core, device, NULL);
+    }
     while ((waiter = TAILQ_FIRST(&retries))) {
         TAILQ_REMOVE(&retries, waiter, link);
-        reclaim_wait(core, device, waiter);
+        if (grown)
+            waiter_retry(core, waiter);
+        else
+            reclaim_wait(core, device, waiter);
     }
 }
 
@@ -375,6 +383,7 @@ core_alloc_done(struct core *core, uint64_t id, const struct core_alloc_result *
     struct block *block = container_of(job, struct block, job);
 
     job_end(core, job);
+    core->devices[block->device].context |= result->context;
     if (result->error == 0)
         block_live(core, block, result);
     else
@@ -393,11 +402,28 @@ block_put_range(struct core *core, struct array *array)
     block_settle(core, block);
 }
 
+static struct zone *
+block_zone(const struct core *core, const struct block *block)
+{
+    return pool_zone(core, block->pool, block->device, block->kind);
+}
+
 void
-block_spare(struct block *block)
+block_spare(struct core *core, struct block *block)
 {
     RB_INSERT(spares, &block->pool->spares, block);
     block->spared = true;
+    block_zone(core, block)->spare += block->size;
+}
+
+static void
+block_unspare(struct core *core, struct block *block)
+{
+    if (!block->spared)
+        return;
+    RB_REMOVE(spares, &block->pool->spares, block);
+    block->spared = false;
+    block_zone(core, block)->spare -= block->size;
 }
 
 /* A legacy allocation must not be freed while somebody has it open, and page-locked memory that
@@ -424,20 +450,19 @@ block_settle(struct core *core, struct block *block)
     pool->reserve += block->size;
     device->reserve += block->size;
     if (block->own && !block->spared)
-        block_spare(block);
+        block_spare(core, block);
     reclaim_reserve(core, pool, core->config.memory.reserve);
 }
 
 static void
 block_leave_reserve(struct core *core, struct block *block)
 {
-    if (block->spared)
-        RB_REMOVE(spares, &block->pool->spares, block);
-    block->spared = false;
+    block_unspare(core, block);
     if (!block->reserved)
         return;
+    if (block->doomed)
+        reclaim_undoom(core, block);
     block->reserved = false;
-    reclaim_undoom(core, block);
     TAILQ_REMOVE(&block->pool->reserved, block, of_pool);
     TAILQ_REMOVE(&core->devices[block->device].reserved, block, of_device);
     block->pool->reserve -= block->size;

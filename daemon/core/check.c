@@ -85,9 +85,9 @@ tally_array(const struct core *core, struct tally *t, const struct array *array)
     t->used[RES_ARRAYS]++;
     t->used[RES_NAMES] += array->named;
     t->used[RES_HOST] += array->n_host;
-    t->used[array->kind == KIND_PINNED ? RES_PINNED : RES_BYTES] += array_bytes(array);
+    t->used[array->kind == KIND_PINNED ? RES_PINNED : RES_BYTES] += array_bytes(core, array);
     if (array->kind != KIND_PINNED)
-        t->allocated += array_bytes(array);
+        t->allocated += array_bytes(core, array);
 }
 
 static void
@@ -188,7 +188,7 @@ tally_block(struct core *core, struct tally *t, const struct block *block)
         if (!array || !array->pending || !counts_array(core, t, array))
             continue;
         t->pending_entries++;
-        t->pending += array->kind == KIND_PINNED ? 0 : array_bytes(array);
+        t->pending += array->kind == KIND_PINNED ? 0 : array_bytes(core, array);
     }
     if ((t->pool && t->pool != block->pool) ||
         (t->device && t->device != &core->devices[block->device]) || t->user)
@@ -212,7 +212,7 @@ tally_all(struct core *core, struct tally *t)
 
 static void
 check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
-           uint64_t *ret_watches)
+           uint64_t *ret_holds, uint64_t *ret_watches)
 {
     struct lease *lease;
     struct hold *hold;
@@ -229,6 +229,7 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
     {
         CHECK(hold->conn == conn);
         held += hold->n_leases;
+        ++*ret_holds;
     }
     CHECK(held == leased);
     LIST_FOREACH(watch, &conn->watches, of_conn)
@@ -248,14 +249,15 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
 
     RB_FOREACH(conn, conns, conns)
     {
-        uint64_t leases = 0, watches = 0;
-        check_conn(core, conn, &leases, &watches);
+        uint64_t leases = 0, holds = 0, watches = 0;
+        check_conn(core, conn, &leases, &holds, &watches);
         ++*ret_n;
         if (t->user && t->user != conn->user)
             continue;
         t->used[RES_CONNECTIONS]++;
         t->used[RES_LEASES] += leases;
         t->used[RES_WATCHES] += watches;
+        t->used[RES_HOST] += holds * sizeof(struct hold);
     }
 }
 
@@ -284,6 +286,28 @@ check_user(struct core *core, const struct user *user)
 }
 
 static void
+check_zone(const struct core *core, const struct pool *pool, const struct zone *zone)
+{
+    const struct array *array;
+    const struct block *block;
+    uint64_t pending = 0, spare = 0, n_own_pending = 0, n_doomed = 0;
+
+    space_check(&zone->space);
+    TAILQ_FOREACH(array, &zone->pendings, of_zone)
+    pending += array_bytes(core, array);
+    LIST_FOREACH(block, &core->blocks, of_core)
+    {
+        if (block->pool != pool || zone != &pool->zones[block->device * N_KINDS + block->kind])
+            continue;
+        n_doomed += block->doomed || block->state == BLOCK_RELEASING;
+        spare += block->spared ? block->size : 0;
+        n_own_pending += block->spared && !extent_is_empty(&block->extent);
+    }
+    CHECK(zone->pending == pending && zone->spare == spare);
+    CHECK(zone->n_own_pending == n_own_pending && zone->n_doomed == n_doomed);
+}
+
+static void
 check_pool(struct core *core, struct pool *pool)
 {
     struct tally t = {.pool = pool};
@@ -297,12 +321,12 @@ check_pool(struct core *core, struct pool *pool)
     CHECK(!pool->quota || pool->used <= pool->quota);
     TAILQ_FOREACH(block, &pool->reserved, of_pool)
     {
-        CHECK(block->reserved && block->pool == pool);
+        CHECK(block->reserved && !block->doomed && block->pool == pool);
         reserve += block->size;
     }
-    CHECK(pool->reserve == reserve && pool->reserve == t.reserve);
+    CHECK(pool->reserve == reserve + pool->doomed && pool->reserve == t.reserve);
     for (size_t i = 0; i < core->config.n_devices * N_KINDS; i++)
-        space_check(&pool->zones[i].space);
+        check_zone(core, pool, &pool->zones[i]);
 }
 
 static void

@@ -410,6 +410,12 @@ core_receive(struct core *core, uint64_t id, const void *packet, size_t n, uint6
 /* ---- time ---- */
 
 void
+core_set_time(struct core *core, uint64_t now_ns)
+{
+    core->now_ns = now_ns;
+}
+
+void
 core_tick(struct core *core, uint64_t now_ns)
 {
     struct conn *conn;

@@ -151,6 +151,8 @@ struct core_memory_result { /* one per device that was asked for, in its order *
 void core_memory_done(struct core *core, uint64_t job, const struct core_memory_result *results,
                       size_t n);
 
+/* The time of the event that follows, where that does not carry it. */
+void core_set_time(struct core *core, uint64_t now_ns);
 /* Time has passed. */
 void core_tick(struct core *core, uint64_t now_ns);
 /* When core_tick() is wanted next; UINT64_MAX: not. */

@@ -23,10 +23,13 @@ flush_device(struct core *core, struct flush *flush, uint32_t index)
     struct flusher *flusher = &flush->flushers[index];
 
     flush->result.entries += reclaim_queue(core, index, all ? NULL : conn->user);
-    reclaim_doom(core, index, all ? NULL : conn);
+    flusher->until = reclaim_doom(core, index, all ? NULL : conn);
     flusher->flush = flush;
     flush->n_waiting++;
-    TAILQ_INSERT_TAIL(&core->devices[index].flushers, flusher, link);
+    if (flusher->until)
+        TAILQ_INSERT_TAIL(&core->devices[index].flushers, flusher, link);
+    else /* nothing to wait for */
+        TAILQ_INSERT_HEAD(&core->devices[index].flushers, flusher, link);
 }
 
 int
@@ -53,17 +56,34 @@ flush_orphan(struct flush *flush)
     flush->conn = NULL;
 }
 
-void
-flush_count(struct flush *flush, const struct block *block)
+static bool
+concerns(const struct core *core, const struct flush *flush, const struct block *block)
 {
+    return flush->conn &&
+           (flushes_all(core, flush->conn) || pool_may(block->pool, flush->conn, MAY_WRITE));
+}
+
+void
+flush_count(const struct core *core, struct flush *flush, const struct block *block)
+{
+    if (!concerns(core, flush, block))
+        return;
     flush->result.blocks++;
     flush->result.bytes += block->size;
 }
 
+/* Whose block it was is told to who may know; that theirs are called off, to all. */
 void
-flush_fail(struct flush *flush, const struct block *block, int cuda, const char *text)
+flush_fail(const struct core *core, struct flush *flush, const struct block *block, int cuda,
+           const char *text)
 {
     flush->failed = true;
+    if (!concerns(core, flush, block)) {
+        refusal_fill(&flush->refusal, PROTO_ERR_DRIVER,
+                     "a release failed on the device, what was to follow waits on: %s", text);
+        flush->refusal.cuda = cuda;
+        return;
+    }
     refusal_fill(&flush->refusal, PROTO_ERR_DRIVER,
                  "block %" PRIu64
                  " of %s could not be released and is written off, what was to "

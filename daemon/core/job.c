@@ -49,7 +49,10 @@ job_start(struct core *core, struct job *job, enum job_type type, struct user *u
         user->used[RES_JOBS]++;
     if (TAILQ_EMPTY(&user->waiting))
         TAILQ_INSERT_TAIL(&core->turns, user, turn);
-    TAILQ_INSERT_TAIL(&user->waiting, job, of_user);
+    if (type == JOB_RELEASE) /* others may wait for it, and there is one at a time */
+        TAILQ_INSERT_HEAD(&user->waiting, job, of_user);
+    else
+        TAILQ_INSERT_TAIL(&user->waiting, job, of_user);
     jobs_run(core);
 }
 

@@ -33,22 +33,30 @@ hold_find(struct conn *conn, uint64_t id)
     return RB_FIND(holds, &conn->holds, &key);
 }
 
-static struct hold *
-hold_get(struct conn *conn, struct block *block, bool *ret_new)
+/* Holds are charged as host memory: they outlive leases for as long as the client likes. */
+static int
+hold_get(struct core *core, struct conn *conn, struct block *block, struct hold **ret,
+         bool *ret_new, struct refusal *r)
 {
     struct hold *hold = hold_find(conn, block->id);
 
+    *ret = hold;
     *ret_new = !hold;
-    if (!hold) {
-        hold = calloc(1, sizeof(*hold));
-        if (!hold)
-            return NULL;
-        hold->block = block;
-        hold->conn = conn;
-        RB_INSERT(holds, &conn->holds, hold);
-        LIST_INSERT_HEAD(&block->holds, hold, of_block);
+    if (hold)
+        return 0;
+    hold = calloc(1, sizeof(*hold));
+    if (!hold)
+        return -ENOMEM;
+    if (user_charge(core, conn->user, RES_HOST, sizeof(*hold), r)) {
+        free(hold);
+        return REFUSED;
     }
-    return hold;
+    hold->block = block;
+    hold->conn = conn;
+    RB_INSERT(holds, &conn->holds, hold);
+    LIST_INSERT_HEAD(&block->holds, hold, of_block);
+    *ret = hold;
+    return 0;
 }
 
 void
@@ -59,6 +67,7 @@ hold_free(struct core *core, struct hold *hold)
     assert(!hold->n_leases);
     RB_REMOVE(holds, &hold->conn->holds, hold);
     LIST_REMOVE(hold, of_block);
+    user_uncharge(hold->conn->user, RES_HOST, sizeof(*hold));
     free(hold);
     block_settle(core, block);
 }
@@ -70,6 +79,7 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
           struct lease **ret, bool *ret_new_hold, struct refusal *r)
 {
     _cleanup_free_ struct lease *lease = calloc(1, sizeof(*lease));
+    int rc;
 
     if (!lease)
         return -ENOMEM;
@@ -77,10 +87,10 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
         return REFUSED;
     *ret_new_hold = false;
     if (array->range) {
-        lease->hold = hold_get(conn, array_block(array), ret_new_hold);
-        if (!lease->hold) {
+        rc = hold_get(core, conn, array_block(array), &lease->hold, ret_new_hold, r);
+        if (rc) {
             user_uncharge(conn->user, RES_LEASES, 1);
-            return -ENOMEM;
+            return rc;
         }
         lease->hold->n_leases++;
     }

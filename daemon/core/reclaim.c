@@ -6,13 +6,16 @@
  * Freeing a range needs no driver and cannot fail, so a flush of the queue happens at once. Blocks
  * that ran empty by it are in reserve. Those that are to go are doomed, and released one after the
  * other; as long as its turn has not come, a doomed block may still serve a create. When a release
- * fails, its block is written off and the others are spared. The round ends when nothing is doomed
- * and nothing under way: then flushes are answered, and creates that were refused for want of
- * memory or quota are tried once more.
+ * fails, its block is written off and the others are spared. Flushes are answered, and creates that
+ * were refused for want of memory or quota are tried once more, when all that was doomed at their
+ * time has been released.
  */
 #include <assert.h>
 
 #include "state.h"
+
+/* Entries that a uid can hold back on a device: they are charged to nobody. Beyond it the oldest go. */
+#define HELD_MAX 4096
 
 void
 device_init(struct device *device, const struct core_device *info,
@@ -50,13 +53,17 @@ array_of(struct dealloc_entry *entry)
 static void
 count_pending(struct core *core, const struct array *array, bool there)
 {
-    uint64_t bytes = array->kind == KIND_PINNED ? 0 : array_bytes(array);
+    struct zone *zone = pool_zone(core, array->pool, array->device, array->kind);
+    uint64_t one = there ? 1 : UINT64_MAX, bytes = array_bytes(core, array);
 
     if (!there)
         bytes = -bytes;
+    *(array->own ? &zone->n_own_pending : &zone->pending) += array->own ? one : bytes;
+    array->user->n_pending += one;
+    if (array->kind == KIND_PINNED)
+        return;
     array->pool->pending += bytes;
     device_of(core, array)->pending += bytes;
-    array->user->n_pending += there ? 1 : UINT64_MAX;
 }
 
 /* The array has left the queue: ends everything but its range. */
@@ -66,10 +73,9 @@ unqueue(struct core *core, struct array *array)
     struct user *user = array->user;
     struct pool *pool = array->pool;
     struct range *range = TAKE_PTR(array->range);
-    const struct block *block = container_of(range->extent, struct block, extent);
 
     count_pending(core, array, false);
-    if (!block->own)
+    if (!array->own)
         TAILQ_REMOVE(&pool_zone(core, pool, array->device, array->kind)->pendings, array,
                      of_zone);
     array_free(array);
@@ -137,17 +143,19 @@ reclaim_add(struct core *core, struct array *array)
     struct device *device = device_of(core, array);
     struct block *block = array_block(array);
     struct dealloc_owner *owner = &array->user->owners[array->device];
-    uint64_t bytes = array->kind == KIND_PINNED ? 0 : array_bytes(array); /* R5 */
+    uint64_t bytes = array->kind == KIND_PINNED ? 0 : array_bytes(core, array); /* R5 */
 
     array->pending = true;
     count_pending(core, array, true);
-    if (block->own)
-        block_spare(block);
+    if (array->own)
+        block_spare(core, block);
     else
         TAILQ_INSERT_TAIL(&pool_zone(core, array->pool, array->device, array->kind)->pendings,
                           array, of_zone);
     if (dealloc_add(&device->queue, owner, &array->entry, bytes, core->now_ns))
-        reclaim_queue(core, array->device, NULL);
+        reclaim_queue(core, (uint32_t)(device - core->devices), NULL);
+    while (owner->held && owner->n > HELD_MAX) /* not the array's: it may be gone */
+        reclaim_free(core, array_of(TAILQ_FIRST(&owner->entries)));
 }
 
 /* ---- deferring ---- */
@@ -175,90 +183,140 @@ reclaim_undefer(struct core *core, struct conn *conn)
 
 /* ---- dooming ---- */
 
+static struct zone *
+zone_of(const struct core *core, const struct block *block)
+{
+    return pool_zone(core, block->pool, block->device, block->kind);
+}
+
+/* From the lists of what is in reserve to that of the doomed: none of them is walked to find the
+ * others. */
 static void
 doom(struct core *core, struct block *block)
 {
-    if (block->doomed)
-        return;
+    struct device *device = &core->devices[block->device];
+
+    TAILQ_REMOVE(&block->pool->reserved, block, of_pool);
+    TAILQ_REMOVE(&device->reserved, block, of_device);
+    TAILQ_INSERT_TAIL(&device->doomed, block, of_device);
     block->doomed = true;
-    TAILQ_INSERT_TAIL(&core->devices[block->device].doomed, block, of_doomed);
+    block->doom = ++device->n_dooms;
+    block->pool->doomed += block->size;
+    zone_of(core, block)->n_doomed++;
 }
 
 void
 reclaim_undoom(struct core *core, struct block *block)
 {
-    if (block->doomed)
-        TAILQ_REMOVE(&core->devices[block->device].doomed, block, of_doomed);
+    struct device *device = &core->devices[block->device];
+
+    TAILQ_REMOVE(&device->doomed, block, of_device);
+    TAILQ_INSERT_HEAD(&device->reserved, block, of_device);
+    TAILQ_INSERT_HEAD(&block->pool->reserved, block, of_pool);
     block->doomed = false;
+    block->pool->doomed -= block->size;
+    zone_of(core, block)->n_doomed--;
 }
 
-/* Frees what of the pool is in the queues and not held back: it takes up the quota. */
+static bool
+is_held_by(const struct array *array, const struct user *user)
+{
+    return array->user == user && array->entry.owner->held;
+}
+
 static void
-drain_pool(struct core *core, struct pool *pool)
+drain_zone(struct core *core, struct zone *zone, const struct user *user)
 {
     struct array *array, *next;
-    struct block *block, *after;
 
-    for (size_t i = 0; i < core->config.n_devices * N_KINDS; i++)
-        for (array = TAILQ_FIRST(&pool->zones[i].pendings); array; array = next) {
-            next = TAILQ_NEXT(array, of_zone);
-            if (!array->entry.owner->held)
-                reclaim_free(core, array);
-        }
-    for (block = RB_MIN(spares, &pool->spares); block; block = after) {
-        after = RB_NEXT(spares, &pool->spares, block);
-        array = extent_is_empty(&block->extent) ? NULL : block->extent.first->userdata;
-        if (array && !array->entry.owner->held)
+    for (array = TAILQ_FIRST(&zone->pendings); array; array = next) {
+        next = TAILQ_NEXT(array, of_zone);
+        if (!is_held_by(array, user))
+            reclaim_free(core, array);
+    }
+}
+
+static void
+drain_spares(struct core *core, struct pool *pool, const struct user *user)
+{
+    struct block *block, *next;
+
+    for (block = RB_MIN(spares, &pool->spares); block; block = next) {
+        next = RB_NEXT(spares, &pool->spares, block);
+        struct array *array = extent_is_empty(&block->extent) ? NULL
+                                                              : block->extent.first->userdata;
+        if (array && !is_held_by(array, user))
             reclaim_free(core, array);
     }
 }
 
 uint32_t
-reclaim_pool(struct core *core, struct pool *pool)
+reclaim_pool(struct core *core, struct pool *pool, const struct user *user)
 {
-    uint32_t device;
+    size_t n_zones = core->config.n_devices * N_KINDS, i = 0;
+    uint64_t n_own = 0;
 
-    drain_pool(core, pool);
-    device = reclaim_reserve(core, pool, 0);
-    for (uint32_t i = 0; i < core->config.n_devices && device == core->config.n_devices; i++)
-        if (core->devices[i].releasing && core->devices[i].releasing->pool == pool)
-            device = i;
-    return device;
-}
-
-uint32_t
-reclaim_reserve(struct core *core, struct pool *pool, uint64_t keep)
-{
-    uint32_t device = (uint32_t)core->config.n_devices;
-    uint64_t left = pool->reserve;
-    struct block *block, *next;
-
-    for (block = TAILQ_FIRST(&pool->reserved); block && left > keep; block = next) {
-        next = TAILQ_NEXT(block, of_pool);
-        doom(core, block);
-        left -= block->size;
-        device = block->device;
+    for (size_t z = 0; z < n_zones; z++) {
+        drain_zone(core, &pool->zones[z], user);
+        n_own += pool->zones[z].n_own_pending;
     }
-    return device;
+    if (n_own)
+        drain_spares(core, pool, user);
+    reclaim_reserve(core, pool, 0);
+    while (i < n_zones && !pool->zones[i].n_doomed)
+        i++;
+    return (uint32_t)(i / N_KINDS);
 }
 
 void
-reclaim_doom(struct core *core, uint32_t device, const struct conn *conn)
+reclaim_reserve(struct core *core, struct pool *pool, uint64_t keep)
 {
     struct block *block;
 
-    TAILQ_FOREACH(block, &core->devices[device].reserved, of_device)
-    if (!conn || pool_may(block->pool, conn, MAY_WRITE))
+    while (pool->reserve - pool->doomed > keep && (block = TAILQ_FIRST(&pool->reserved)))
         doom(core, block);
+}
+
+static uint64_t
+doom_pool(struct core *core, struct pool *pool, uint32_t device)
+{
+    struct block *block, *next;
+    uint64_t n = 0;
+
+    for (block = TAILQ_FIRST(&pool->reserved); block; block = next) {
+        next = TAILQ_NEXT(block, of_pool);
+        if (block->device == device)
+            doom(core, block);
+    }
+    for (enum core_kind kind = 0; kind < N_KINDS; kind++)
+        n += pool_zone(core, pool, device, kind)->n_doomed;
+    return n ? core->devices[device].n_dooms : 0;
+}
+
+uint64_t
+reclaim_doom(struct core *core, uint32_t device, const struct conn *conn)
+{
+    struct device *d = &core->devices[device];
+    struct block *block;
+    struct pool *pool;
+    uint64_t last = 0;
+
+    while (!conn && (block = TAILQ_FIRST(&d->reserved)))
+        doom(core, block);
+    if (!conn)
+        return d->n_dooms;
+    RB_FOREACH(pool, pools, &core->pools)
+    if (pool_may(pool, conn, MAY_WRITE)) {
+        uint64_t doomed = doom_pool(core, pool, device);
+        last = doomed > last ? doomed : last;
+    }
+    return last;
 }
 
 void
 reclaim_all(struct core *core, uint32_t device, const struct user *user)
 {
-    struct device *d = &core->devices[device];
-
-    drain_overriding(core, d, &user->owners[device]);
-    reclaim_doom(core, device, NULL);
+    drain_overriding(core, &core->devices[device], &user->owners[device]);
 }
 
 /* ---- rounds ---- */
@@ -266,11 +324,12 @@ reclaim_all(struct core *core, uint32_t device, const struct user *user)
 void
 reclaim_wait(struct core *core, uint32_t device, struct waiter *waiter)
 {
+    waiter->until = core->devices[device].n_dooms;
     TAILQ_INSERT_TAIL(&core->devices[device].retries, waiter, link);
 }
 
-static void
-retry(struct core *core, struct waiter *waiter)
+void
+waiter_retry(struct core *core, struct waiter *waiter)
 {
     struct refusal r;
     int rc;
@@ -289,43 +348,57 @@ retry(struct core *core, struct waiter *waiter)
     }
 }
 
-static void
-end_round(struct core *core, struct device *device)
+/* Whether that doom, and all before it, has been carried out or called off. */
+static bool
+is_over(const struct core *core, const struct device *device, uint64_t until)
 {
-    struct waiter_list retries = TAILQ_HEAD_INITIALIZER(retries);
-    struct flusher *flusher;
-    struct waiter *waiter;
+    const struct block *next = core->stopping ? NULL : TAILQ_FIRST(&device->doomed);
 
-    while ((flusher = TAILQ_FIRST(&device->flushers))) {
+    return (!device->releasing || device->releasing->doom > until) &&
+           (!next || next->doom > until);
+}
+
+/* Everyone waits for what was doomed when he came, not for what others doom meanwhile. */
+static bool
+serve_one(struct core *core, struct device *device)
+{
+    struct flusher *flusher = TAILQ_FIRST(&device->flushers);
+    struct waiter *waiter = TAILQ_FIRST(&device->retries);
+
+    if (flusher && is_over(core, device, flusher->until)) {
         TAILQ_REMOVE(&device->flushers, flusher, link);
         flush_leave(core, flusher->flush);
+        return true;
     }
-    TAILQ_CONCAT(&retries, &device->retries, link);
-    while ((waiter = TAILQ_FIRST(&retries))) {
-        TAILQ_REMOVE(&retries, waiter, link);
-        retry(core, waiter);
+    if (waiter && is_over(core, device, waiter->until)) {
+        TAILQ_REMOVE(&device->retries, waiter, link);
+        waiter_retry(core, waiter);
+        return true;
     }
+    return false;
 }
 
 static void
-go_on(struct core *core, struct device *device)
+release_next(struct core *core, struct device *device)
 {
-    while (!device->releasing) {
-        device->releasing = core->stopping ? NULL : TAILQ_FIRST(&device->doomed);
-        if (device->releasing)
-            block_release(core, device->releasing);
-        else if (TAILQ_EMPTY(&device->flushers) && TAILQ_EMPTY(&device->retries))
-            break;
-        else
-            end_round(core, device); /* which may doom more */
-    }
+    struct block *block = core->stopping ? NULL : TAILQ_FIRST(&device->doomed);
+
+    if (!block || device->releasing)
+        return;
+    device->releasing = block;
+    block_release(core, block);
+    zone_of(core, block)->n_doomed++; /* until it is gone */
 }
 
 void
 reclaim_run(struct core *core)
 {
-    for (size_t i = 0; i < core->config.n_devices; i++)
-        go_on(core, &core->devices[i]);
+    for (size_t i = 0; i < core->config.n_devices; i++) {
+        struct device *device = &core->devices[i];
+        do
+            release_next(core, device);
+        while (serve_one(core, device));
+    }
 }
 
 /* The block is written off: its memory may be there or not, but its handle is not tried again. The
@@ -344,8 +417,8 @@ release_failed(struct core *core, struct device *device, const struct block *blo
     if (device->calm_until_ns < core->now_ns)
         device->calm_until_ns = UINT64_MAX;
     TAILQ_FOREACH(flusher, &device->flushers, link)
-    flush_fail(flusher->flush, block, cuda, text);
-    while ((doomed = TAILQ_FIRST(&device->doomed)))
+    flush_fail(core, flusher->flush, block, cuda, text);
+    while ((doomed = TAILQ_LAST(&device->doomed, block_list)))
         reclaim_undoom(core, doomed);
 }
 
@@ -365,8 +438,9 @@ core_release_done(struct core *core, uint64_t id, int error, int cuda, const cha
     } else {
         device->n_releases++;
         TAILQ_FOREACH(flusher, &device->flushers, link)
-        flush_count(flusher->flush, block);
+        flush_count(core, flusher->flush, block);
     }
+    zone_of(core, block)->n_doomed--;
     block_destroy(core, block);
     reclaim_run(core);
 }
@@ -382,14 +456,13 @@ later(uint64_t a_ns, uint64_t b_ns)
 static uint64_t
 reserve_deadline_ns(const struct core *core, const struct device *device)
 {
-    const struct block *block;
+    const struct block *block = TAILQ_FIRST(&device->reserved);
+    uint64_t at;
 
-    TAILQ_FOREACH(block, &device->reserved, of_device)
-    if (!block->doomed) {
-        uint64_t at = later(block->emptied_ns, core->config.memory.pending_age_ns);
-        return at > device->calm_until_ns ? at : device->calm_until_ns;
-    }
-    return UINT64_MAX;
+    if (!block)
+        return UINT64_MAX;
+    at = later(block->emptied_ns, core->config.memory.pending_age_ns);
+    return at > device->calm_until_ns ? at : device->calm_until_ns;
 }
 
 uint64_t
@@ -414,12 +487,9 @@ age_reserve(struct core *core, struct device *device)
 {
     struct block *block;
 
-    TAILQ_FOREACH(block, &device->reserved, of_device)
-    {
-        if (later(block->emptied_ns, core->config.memory.pending_age_ns) > core->now_ns)
-            break;
+    while ((block = TAILQ_FIRST(&device->reserved)) &&
+           later(block->emptied_ns, core->config.memory.pending_age_ns) <= core->now_ns)
         doom(core, block);
-    }
 }
 
 void

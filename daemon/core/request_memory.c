@@ -7,7 +7,6 @@
 
 #define FLUSHES_MAX     16   /* of one connection, not answered yet */
 #define DEFER_DEPTH_MAX 1000 /* of one connection */
-#define PENDING_MAX     4096 /* entries of a queue that one memory_info looks at (I6) */
 #define USERS_MAX       256  /* in one page */
 
 /* ---- memory_info ---- */
@@ -36,21 +35,8 @@ static uint64_t
 available(const struct core *core, struct pool *pool, uint32_t device)
 {
     const struct zone *zone = pool_zone(core, pool, device, KIND_DEVICE);
-    uint64_t bytes = zone->space.bytes_free;
-    struct block *block;
-    const struct array *array;
-    unsigned n = 0;
 
-    RB_FOREACH(block, spares, &pool->spares)
-    if (block->device == device && block->kind == KIND_DEVICE)
-        bytes += block->size;
-    TAILQ_FOREACH(array, &zone->pendings, of_zone)
-    {
-        bytes += array->entry.bytes;
-        if (++n == PENDING_MAX)
-            break;
-    }
-    return bytes;
+    return zone->space.bytes_free + zone->pending + zone->spare;
 }
 
 static struct msg_memory
@@ -120,6 +106,8 @@ on_flush(struct core *core, struct conn *conn, uint32_t id, const void *params,
     const struct flush *flush;
     unsigned n = 0;
 
+    if (core->stopping)
+        return refuse(r, PROTO_ERR_SHUTDOWN, "the daemon is stopping");
     if (p->device.p && device_find(core, p->device, &device, r))
         return REFUSED;
     LIST_FOREACH(flush, &conn->flushes, of_conn)

@@ -103,9 +103,13 @@ RB_HEAD(spares, block);
 TAILQ_HEAD(array_list, array);
 TAILQ_HEAD(block_list, block);
 
-struct zone { /* what a pool has of one kind on one device, in shared blocks */
-    struct space space;
+struct zone {                   /* what a pool has of one kind on one device */
+    struct space space;         /* shared blocks */
     struct array_list pendings; /* whose ranges lie there, oldest first */
+    uint64_t pending;           /* bytes of those */
+    uint64_t spare;             /* bytes of own blocks that nobody uses */
+    uint64_t n_own_pending;     /* those of them whose array is pending */
+    uint64_t n_doomed;          /* blocks that are doomed or being released */
 };
 
 struct pool {
@@ -123,10 +127,10 @@ struct pool {
     uint64_t n_blocks, n_arrays, n_names, n_watches;
     uint64_t floor; /* the highest generation that a name had when it was taken away */
     struct names names;
-    struct nameless
-        nameless;         /* arrays without a name that are not pending, by array_id_compare */
-    struct spares spares; /* own blocks that nobody uses, by device, kind, size */
-    struct block_list reserved; /* blocks in reserve, oldest first */
+    struct nameless nameless;   /* arrays without a name that are not pending */
+    struct spares spares;       /* own blocks that nobody uses, by device, kind, size */
+    struct block_list reserved; /* blocks in reserve that are not doomed, oldest first */
+    uint64_t doomed;            /* bytes of those that are */
     struct zone zones[];        /* one for each device and kind: pool_zone() */
 };
 
@@ -167,7 +171,8 @@ struct block {
     bool own;      /* for one array; else shared */
     bool reserved; /* in reserve: empty, and could be released */
     bool spared;   /* in pool->spares: own, and in reserve or its array is pending */
-    bool doomed;   /* in device->doomed: in reserve, to be released unless it is needed first */
+    bool doomed;   /* in reserve, to be released unless it is needed first */
+    bool grown;    /* larger than its first array needed */
     bool promised; /* a client was told of it */
     uint32_t device;
     uint64_t size;
@@ -182,9 +187,9 @@ struct block {
     LIST_HEAD(, hold) holds;
     uint64_t emptied_ns;
     LIST_ENTRY(block) of_core;    /* core->blocks */
+    uint64_t doom;                /* its number, if doomed or being released */
     TAILQ_ENTRY(block) of_pool;   /* pool->reserved */
-    TAILQ_ENTRY(block) of_device; /* device->reserved */
-    TAILQ_ENTRY(block) of_doomed; /* device->doomed */
+    TAILQ_ENTRY(block) of_device; /* device->reserved, or ->doomed */
     RB_ENTRY(block) spare;        /* pool->spares */
     struct job job;               /* first its allocation, then its release */
     struct entry saved;           /* CORE_PERSIST: first BLOCK, then BLOCK_GONE */
@@ -199,8 +204,10 @@ struct waiter {
     uint32_t request;
     struct array *array;
     uint64_t alignment;
-    bool own;     /* a block of its own: it is large, or was asked for so */
-    bool retried; /* memory was flushed for it: the next refusal is final */
+    uint64_t until;       /* in device->retries: the last doom that it waits for */
+    uint32_t quota_waits; /* how often it has waited for its pool's quota */
+    bool minimal;         /* a block that was grown could not be had for it */
+    bool retried;         /* memory was flushed for it: the next refusal is final */
 };
 
 /* A flush request that waits for blocks to be released. */
@@ -216,7 +223,8 @@ struct flush {
     struct flusher {
         TAILQ_ENTRY(flusher) link; /* device->flushers */
         struct flush *flush;
-    } flushers[]; /* one for each device */
+        uint64_t until; /* the last doom that it waits for */
+    } flushers[];       /* one for each device */
 };
 
 /* ---- devices and what waits there to be freed (reclaim.c) ---- */
@@ -224,15 +232,16 @@ struct flush {
 struct device {
     struct core_device info;
     struct dealloc queue;
-    struct block_list reserved; /* oldest first */
-    struct block_list doomed;   /* those of them that are to be released, one at a time */
+    struct block_list reserved; /* that are not doomed, oldest first */
+    struct block_list doomed;   /* to be released, one at a time, by their doom */
+    uint64_t n_dooms;           /* ever */
     struct block *releasing;    /* the one that is under way */
     uint64_t calm_until_ns;     /* after a release that failed: nothing for reasons of age */
-    struct waiter_list retries; /* creates that try again when doomed is empty */
-    TAILQ_HEAD(, flusher) flushers;
-    uint64_t used, pinned;       /* bytes of blocks, in device and in host memory */
-    uint64_t allocated, pending; /* bytes of ranges: of arrays; in the queue */
-    uint64_t reserve;            /* bytes of reserved blocks */
+    struct waiter_list retries; /* creates that try again, by until */
+    TAILQ_HEAD(, flusher) flushers; /* by until */
+    uint64_t used, pinned;          /* bytes of blocks, in device and in host memory */
+    uint64_t allocated, pending;    /* bytes of ranges: of arrays; in the queue */
+    uint64_t reserve;               /* bytes of reserved blocks */
     uint64_t n_blocks, n_arrays;
     uint64_t n_releases, n_quarantined, bytes_quarantined;
     bool context;
@@ -269,6 +278,7 @@ struct array { /* a million of them must be cheap */
     uint16_t device, n_descr, n_metadata;
     uint8_t kind, ndim, n_name, n_typestr;
     bool named : 1, creating : 1, pending : 1, mapped : 1, has_strides : 1;
+    bool own : 1;         /* has a block of its own: it is large, or was asked for so */
     bool listed : 1;      /* in pool->nameless */
     bool name_is_own : 1; /* name is allocated */
     int64_t extents[];    /* shape, strides; then typestr, descr, name: terminated */
@@ -495,7 +505,7 @@ void array_settle(struct core *core, struct array *array);
 /* The struct alone. */
 void array_free(struct array *array);
 /* Bytes of the range that it takes, as they are charged. */
-uint64_t array_bytes(const struct array *array);
+uint64_t array_bytes(const struct core *core, const struct array *array);
 
 /* lease.c */
 int lease_new(struct core *core, struct conn *conn, struct array *array, bool readonly,
@@ -518,12 +528,14 @@ void waiter_orphan(struct waiter *waiter);
  * the waiter is not the caller's any more. -ENOMEM or REFUSED. */
 #define BLOCK_WAITS 2
 int block_place(struct core *core, struct waiter *waiter, struct refusal *r);
+/* Places a create that has waited, and answers it if it need not wait on. */
+void waiter_retry(struct core *core, struct waiter *waiter);
 /* Answers a create that has waited, and frees its waiter: with a range, or with r. */
 void waiter_end(struct core *core, struct waiter *waiter, const struct refusal *r);
 /* The array's range goes back to its block. */
 void block_put_range(struct core *core, struct array *array);
 /* An own block's array is pending: its range may serve another one. */
-void block_spare(struct block *block);
+void block_spare(struct core *core, struct block *block);
 /* Lets a block that is empty, and that no hold keeps, come into reserve. */
 void block_settle(struct core *core, struct block *block);
 /* Starts the release of a block in reserve: nobody can get it any more. */
@@ -543,23 +555,26 @@ void reclaim_add(struct core *core, struct array *array);
 void reclaim_free(struct core *core, struct array *array);
 /* The same, but the range is the caller's. */
 struct range *reclaim_steal(struct core *core, struct array *array);
-/* Dooms the pool's oldest reserved blocks until no more than `keep` bytes are left. Returns a device
- * that some of them are on, n_devices for none. */
-uint32_t reclaim_reserve(struct core *core, struct pool *pool, uint64_t keep);
-/* The same for all of it, and for what of the pool is in the queues and not held back. */
-uint32_t reclaim_pool(struct core *core, struct pool *pool);
+/* Dooms the pool's oldest reserved blocks until no more than `keep` bytes are left. */
+void reclaim_reserve(struct core *core, struct pool *pool, uint64_t keep);
+/* What a quota that is exceeded calls for, on behalf of user: frees what of the pool is in the queues
+ * and not held back by him, and dooms all of its reserve. Returns a device where blocks of the pool
+ * are about to be released, n_devices for none. */
+uint32_t reclaim_pool(struct core *core, struct pool *pool, const struct user *user);
+/* A doomed block is in reserve as before. */
 void reclaim_undoom(struct core *core, struct block *block);
-/* What out of memory calls for, on behalf of user. */
+/* What out of memory calls for, on behalf of user: frees what is in the queue. */
 void reclaim_all(struct core *core, uint32_t device, const struct user *user);
-/* The waiter tries again when all that is doomed on the device has been released. */
+/* The waiter tries again when all that is doomed on the device now has been released. */
 void reclaim_wait(struct core *core, uint32_t device, struct waiter *waiter);
 /* At the end of each event: starts the releases that are due, or ends rounds. */
 void reclaim_run(struct core *core);
 /* Frees what is in the queue of the device and not held back: of the user, or, for NULL, of all.
  * Returns how many arrays that were. */
 uint64_t reclaim_queue(struct core *core, uint32_t device, struct user *user);
-/* Dooms the device's reserve: what lies in pools that conn may write, or, for NULL, all of it. */
-void reclaim_doom(struct core *core, uint32_t device, const struct conn *conn);
+/* Dooms the device's reserve: what lies in pools that conn may write, or, for NULL, all of it. Returns
+ * the last doom that concerns it, 0 for none. */
+uint64_t reclaim_doom(struct core *core, uint32_t device, const struct conn *conn);
 void reclaim_tick(struct core *core);
 uint64_t reclaim_deadline_ns(const struct core *core);
 /* Nested per connection. */
@@ -573,8 +588,9 @@ void flush_orphan(struct flush *flush);
 /* A device has ended its round. */
 void flush_leave(struct core *core, struct flush *flush);
 /* A block was released, or could not be. */
-void flush_count(struct flush *flush, const struct block *block);
-void flush_fail(struct flush *flush, const struct block *block, int cuda, const char *text);
+void flush_count(const struct core *core, struct flush *flush, const struct block *block);
+void flush_fail(const struct core *core, struct flush *flush, const struct block *block,
+                int cuda, const char *text);
 
 /* watch.c */
 /* Answers at once, or keeps a watch. -ENOMEM or REFUSED. */

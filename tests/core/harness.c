@@ -578,9 +578,9 @@ finish_alloc(struct harness *h, const struct h_job *job, int error)
                                             .text = "model memory is full",
                                             .free = 1,
                                             .fd = -1};
+    result.context = job->kind == KIND_LEGACY; /* made before memory is asked for */
     if (!result.error) {
         result.handle = ++h->next_handle;
-        result.context = job->kind == KIND_LEGACY;
         if (job->kind == KIND_LEGACY)
             result.ipc[0] = result.handle;
         else

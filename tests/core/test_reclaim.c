@@ -277,21 +277,31 @@ CAID_TEST(reclaim, quota_that_the_reserve_does_not_help)
     h_deinit(&h);
 }
 
-/* What others close meanwhile is not waited for: once is enough. */
-CAID_TEST(reclaim, quota_is_tried_once_more)
+/* What others close meanwhile is flushed and waited for as well, but not for ever. */
+CAID_TEST(reclaim, quota_waits_for_one_round_more_than_there_are_devices)
 {
     struct harness h;
+    struct h_reply later[4];
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1, 1), b = h_connect(&h, 1, 1);
-    h_made(&h, a, 8 * MIB, in_shared);
-    struct h_reply later = h_made(&h, b, 2 * MIB, in_shared);
-    h_close(&h, a, h_made(&h, a, 4 * MIB, in_shared).lease);
-    h_create_as(&h, a, 8 * MIB, in_shared);
-    h_close(&h, b, later.lease);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_QUOTA);
-    h_deinit(&h);
+    for (size_t n = 1; n <= 3; n++) {
+        h_init(&h, h_sharing);
+        uint64_t a = h_connect(&h, 1, 1), b = h_connect(&h, 1, 1);
+        h_made(&h, a, 6 * MIB, in_shared);
+        for (size_t i = 0; i < n; i++)
+            later[i] = h_made(&h, b, 2 * MIB, in_shared);
+        h_create_as(&h, a, 10 * MIB, in_shared);
+        cr_assert_eq(h.replies[a].error, PROTO_ERR_QUOTA, "nothing to wait for");
+        h_close(&h, b, later[0].lease);
+        cr_assert_not(h_create_as(&h, a, 10 * MIB, in_shared)->seen);
+        for (size_t i = 1; i < n; i++) {
+            h_close(&h, b, later[i].lease); /* while the one before is released */
+            h_finish(&h, h_job(&h, CORE_RELEASE), 0);
+            cr_assert_eq(h.replies[a].seen, i == 2);
+        }
+        h_finish_all(&h);
+        cr_assert_eq(h.replies[a].error, n <= 2 ? 0 : PROTO_ERR_QUOTA, "%zu blocks", n);
+        h_deinit(&h);
+    }
 }
 
 /* Neither in shared blocks nor in own ones. */

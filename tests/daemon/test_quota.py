@@ -171,7 +171,10 @@ def test_queue_is_charged_to_nobody(start):
         charged = charges(d)
         assert charged.pop("pending") == 4
         assert charged.pop("connections") == 1
+        assert charged.pop("host") > 0  # the blocks that were sent, until they are forgotten
         assert not any(charged.values())
+        c.notify("close", leases=[], forget=sorted({r["arrays"][0]["block"] for r in replies}))
+        assert charges(d)["host"] == 0
 
 
 def test_connections_are_given_back(start):
