@@ -61,13 +61,15 @@ int
 legacy_alloc_create(const struct drv *drv, CUcontext context, size_t size,
                     struct legacy_alloc *ret, struct drv_error *err)
 {
-    CUdeviceptr ptr;
+    CUdeviceptr ptr = 0;
     CUresult result;
     int r = enter(drv, context, err);
 
     if (r < 0)
         return r;
     result = drv->cu.cuMemAlloc(&ptr, size);
+    if (result != CUDA_SUCCESS && ptr) /* done, and an earlier failure reported */
+        drv->cu.cuMemFree(ptr);
     leave(drv);
     if (result != CUDA_SUCCESS)
         return drv_fail(drv, err, "cuMemAlloc", result);

@@ -5,6 +5,17 @@
 
 /* vmm_alloc */
 
+/* A call may have done its work and report an earlier failure: then there is a handle, which must not
+ * be lost with the error. */
+static int
+undo_alloc(const struct drv *drv, CUmemGenericAllocationHandle handle, const char *call,
+           CUresult result, struct drv_error *err)
+{
+    if (handle)
+        drv->cu.cuMemRelease(handle);
+    return drv_fail(drv, err, call, result);
+}
+
 int
 vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, struct vmm_alloc *ret,
                  struct drv_error *err)
@@ -14,10 +25,10 @@ vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, struct vmm_all
         .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
     };
-    CUmemGenericAllocationHandle handle;
+    CUmemGenericAllocationHandle handle = 0;
     CUresult result = drv->cu.cuMemCreate(&handle, size, &prop, 0);
     if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuMemCreate", result);
+        return undo_alloc(drv, handle, "cuMemCreate", result, err);
     *ret = (struct vmm_alloc){.handle = handle, .size = size};
     return 0;
 }
@@ -28,12 +39,12 @@ vmm_alloc_import(const struct drv *drv, int fd, size_t size, struct vmm_alloc *r
 {
     /* The fd itself travels in the pointer, not its address. */
     void *shareable = (void *)(intptr_t)fd;
-    CUmemGenericAllocationHandle handle;
+    CUmemGenericAllocationHandle handle = 0;
     CUresult result =
         drv->cu.cuMemImportFromShareableHandle(&handle, shareable,
                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuMemImportFromShareableHandle", result);
+        return undo_alloc(drv, handle, "cuMemImportFromShareableHandle", result, err);
     *ret = (struct vmm_alloc){.handle = handle, .size = size};
     return 0;
 }
@@ -46,8 +57,10 @@ vmm_alloc_export(const struct drv *drv, const struct vmm_alloc *alloc, int *ret_
     CUresult result =
         drv->cu.cuMemExportToShareableHandle(&fd, alloc->handle,
                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS) {
+        fd_close(fd);
         return drv_fail(drv, err, "cuMemExportToShareableHandle", result);
+    }
     *ret_fd = fd;
     return 0;
 }
@@ -78,13 +91,16 @@ static int
 map_range(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
           enum vmm_access access, CUdeviceptr ptr, struct drv_error *err)
 {
+    const char *call = "cuMemMap";
     CUresult result = drv->cu.cuMemMap(ptr, alloc->size, 0, alloc->handle, 0);
+    if (result == CUDA_SUCCESS) {
+        call = "cuMemSetAccess";
+        result = set_access(drv, ptr, alloc->size, ordinal, access);
+    }
     if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuMemMap", result);
-    result = set_access(drv, ptr, alloc->size, ordinal, access);
-    if (result != CUDA_SUCCESS)
-        drv->cu.cuMemUnmap(ptr, alloc->size);
-    return drv_fail(drv, err, "cuMemSetAccess", result);
+        drv->cu.cuMemUnmap(ptr,
+                           alloc->size); /* also what cuMemMap may have done with an error */
+    return drv_fail(drv, err, call, result);
 }
 
 int

@@ -140,10 +140,12 @@ user_check(const struct core *core, const struct user *user, enum resource res, 
     if (amount <= limit - used)
         return 0;
     if (res == RES_BYTES || res == RES_PINNED || res == RES_HOST)
-        return refuse(r, PROTO_ERR_QUOTA, "uid %" PRIuMAX ": limit of %s %s exceeded by %s",
+        return refuse(r, PROTO_ERR_QUOTA,
+                      "uid %" PRIuMAX ": limit of %s %s exceeded by %s (caidctl show)",
                       (uintmax_t)user->uid, SIZE_TEXT(limit), resource_names[res],
                       SIZE_TEXT(amount - (limit - used)));
-    return refuse(r, PROTO_ERR_LIMIT, "uid %" PRIuMAX ": limit of %" PRIu64 " %s reached",
+    return refuse(r, PROTO_ERR_LIMIT,
+                  "uid %" PRIuMAX ": limit of %" PRIu64 " %s reached (caidctl show)",
                   (uintmax_t)user->uid, limit, resource_names[res]);
 }
 

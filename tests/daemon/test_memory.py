@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import raw
-from conftest import AT_ONCE, MIB, NEVER, charges, nothing_charged, wait_for
+from conftest import AT_ONCE, MIB, NEVER, charges, fd_count, nothing_charged, wait_for
 
 INVALID, NO_MEMORY, DRIVER, UNSUPPORTED = 4, 11, 13, 16
 CUDA_INVALID_VALUE, CUDA_OUT_OF_MEMORY, CUDA_UNKNOWN = 1, 2, 999
@@ -556,12 +556,26 @@ HALF_WAY = [
 )
 def test_creating_fails_half_way(start, tmp_path, kind, call, nth):
     """Refused with the driver's word, nothing stays, the next is served."""
+    fails_half_way(start, tmp_path, kind, call, nth)
+
+
+@pytest.mark.parametrize(
+    "kind, call",
+    [("device", "cuMemCreate"), ("device", "cuMemExportToShareableHandle"), ("legacy", "cuMemAlloc")],
+)
+def test_creating_works_and_reports_an_error(start, tmp_path, kind, call):
+    """As CUDA reports earlier work's: what there is then must not be lost, nor its fd."""
+    fails_half_way(start, tmp_path, kind, call, 2, "late:")
+
+
+def fails_half_way(start, tmp_path, kind, call, nth, late=""):
     d = start(
         config=AT_ONCE,
         CAID_SOFTCUDA_CONTROL=tmp_path / "control",
-        CAID_SOFTCUDA_FAIL=f"{call}@{nth}=UNKNOWN",
+        CAID_SOFTCUDA_FAIL=f"{call}@{nth}={late}UNKNOWN",
     )
     with d.client() as c:
+        n_fds = None
         n_refused = 0
         for i in range(4):
             try:
@@ -575,9 +589,11 @@ def test_creating_fails_half_way(start, tmp_path, kind, call, nth):
                 continue
             close(c, lease_of(reply), forget=[block["block"] for block in reply["blocks"]])
             wait_for(lambda: figures(c)["used"] == 0, "the release")
+            n_fds = n_fds or fd_count(d)
         assert n_refused == 1
+        assert fd_count(d) == n_fds
         for make, end in (("cuMemCreate", "cuMemRelease"), ("cuMemAlloc", "cuMemFree")):
-            assert d.driver_count(make) - (make == call) == d.driver_count(end)
+            assert d.driver_count(make) - (make == call and not late) == d.driver_count(end)
 
 
 @pytest.mark.parametrize("late", ["", "late:"])
