@@ -186,7 +186,6 @@ block_grow(struct core *core, struct waiter *waiter, struct block **ret, struct 
     rc = block_new(core, waiter, size, ret);
     if (rc < 0)
         return rc;
-    (*ret)->grown = size > needed;
     block_allocate(core, *ret);
     return 0;
 }
@@ -322,57 +321,64 @@ block_live(struct core *core, struct block *block, const struct core_alloc_resul
     block_settle(core, block);
 }
 
+static bool
+needs_less(const struct core *core, const struct block *block, const struct waiter *waiter)
+{
+    return block->size >
+           ALIGN_UP(waiter->array->span, core->devices[block->device].info.granularity);
+}
+
 /*
- * Out of memory. Where the block was larger than need be, all who waited for it try again with less
- * at once; else, for the first time, when all that can be freed is.
+ * Out of memory. Who needs less than the block was tries that again at once; the others, for the
+ * first time, when all that can be freed is.
  */
 static void
-block_retry(struct core *core, struct block *block, struct waiter_list *retries)
+block_retry(struct core *core, struct block *block, struct waiter_list *smaller,
+            struct waiter_list *retries)
 {
     struct waiter *waiter, *next;
 
     for (waiter = TAILQ_FIRST(&block->waiters); waiter; waiter = next) {
         next = TAILQ_NEXT(waiter, link);
-        if ((waiter->retried && !block->grown) || !waiter->conn || core->stopping)
+        bool less = needs_less(core, block, waiter);
+        if ((waiter->retried && !less) || !waiter->conn || core->stopping)
             continue;
-        *(block->grown ? &waiter->minimal : &waiter->retried) = true;
+        *(less ? &waiter->minimal : &waiter->retried) = true;
         TAILQ_REMOVE(&block->waiters, waiter, link);
         block_put_range(core, waiter->array);
-        TAILQ_INSERT_TAIL(retries, waiter, link);
+        TAILQ_INSERT_TAIL(less ? smaller : retries, waiter, link);
     }
 }
 
 static void
 block_fail(struct core *core, struct block *block, const struct core_alloc_result *result)
 {
+    struct waiter_list smaller = TAILQ_HEAD_INITIALIZER(smaller);
     struct waiter_list retries = TAILQ_HEAD_INITIALIZER(retries);
     uint32_t device = block->device;
-    bool grown = block->grown;
     struct waiter *waiter;
     struct refusal r;
 
     refuse_alloc(core, block, result, &r);
     if (result->error == -ENOMEM)
-        block_retry(core, block, &retries);
+        block_retry(core, block, &smaller, &retries);
     while ((waiter = TAILQ_FIRST(&block->waiters))) {
         TAILQ_REMOVE(&block->waiters, waiter, link);
         waiter_end(core, waiter, &r);
     }
     block_retire(core, block);
     block_destroy(core, block);
-    if (TAILQ_EMPTY(&retries))
-        return;
-    if (!grown) {
-        TAILQ_FOREACH(waiter, &retries, link)
-        reclaim_all(core, device, waiter->user);
+    TAILQ_FOREACH(waiter, &retries, link)
+    reclaim_all(core, device, waiter->user);
+    if (!TAILQ_EMPTY(&retries))
         reclaim_doom(core, device, NULL);
-    }
     while ((waiter = TAILQ_FIRST(&retries))) {
         TAILQ_REMOVE(&retries, waiter, link);
-        if (grown)
-            waiter_retry(core, waiter);
-        else
-            reclaim_wait(core, device, waiter);
+        reclaim_wait(core, device, waiter);
+    }
+    while ((waiter = TAILQ_FIRST(&smaller))) {
+        TAILQ_REMOVE(&smaller, waiter, link);
+        waiter_retry(core, waiter);
     }
 }
 

@@ -20,16 +20,20 @@ flush_device(struct core *core, struct flush *flush, uint32_t index)
 {
     struct conn *conn = flush->conn;
     bool all = flushes_all(core, conn);
-    struct flusher *flusher = &flush->flushers[index];
+    struct flusher_list *flushers = &core->devices[index].flushers;
+    struct flusher *flusher = &flush->flushers[index], *before;
 
     flush->result.entries += reclaim_queue(core, index, all ? NULL : conn->user);
     flusher->until = reclaim_doom(core, index, all ? NULL : conn);
     flusher->flush = flush;
     flush->n_waiting++;
-    if (flusher->until)
-        TAILQ_INSERT_TAIL(&core->devices[index].flushers, flusher, link);
-    else /* nothing to wait for */
-        TAILQ_INSERT_HEAD(&core->devices[index].flushers, flusher, link);
+    TAILQ_FOREACH_REVERSE(before, flushers, flusher_list, link)
+    if (before->until <= flusher->until)
+        break;
+    if (before)
+        TAILQ_INSERT_AFTER(flushers, before, flusher, link);
+    else
+        TAILQ_INSERT_HEAD(flushers, flusher, link);
 }
 
 int

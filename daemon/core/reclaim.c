@@ -203,6 +203,7 @@ doom(struct core *core, struct block *block)
     block->doom = ++device->n_dooms;
     block->pool->doomed += block->size;
     zone_of(core, block)->n_doomed++;
+    zone_of(core, block)->last_doom = block->doom;
 }
 
 void
@@ -281,16 +282,19 @@ static uint64_t
 doom_pool(struct core *core, struct pool *pool, uint32_t device)
 {
     struct block *block, *next;
-    uint64_t n = 0;
+    uint64_t last = 0;
 
     for (block = TAILQ_FIRST(&pool->reserved); block; block = next) {
         next = TAILQ_NEXT(block, of_pool);
         if (block->device == device)
             doom(core, block);
     }
-    for (enum core_kind kind = 0; kind < N_KINDS; kind++)
-        n += pool_zone(core, pool, device, kind)->n_doomed;
-    return n ? core->devices[device].n_dooms : 0;
+    for (enum core_kind kind = 0; kind < N_KINDS; kind++) {
+        const struct zone *zone = pool_zone(core, pool, device, kind);
+        if (zone->n_doomed && zone->last_doom > last)
+            last = zone->last_doom;
+    }
+    return last;
 }
 
 uint64_t
@@ -393,12 +397,15 @@ release_next(struct core *core, struct device *device)
 void
 reclaim_run(struct core *core)
 {
-    for (size_t i = 0; i < core->config.n_devices; i++) {
-        struct device *device = &core->devices[i];
-        do
-            release_next(core, device);
-        while (serve_one(core, device));
-    }
+    bool again;
+
+    do { /* who is served on one device may doom blocks of another one */
+        again = false;
+        for (size_t i = 0; i < core->config.n_devices; i++) {
+            release_next(core, &core->devices[i]);
+            again |= serve_one(core, &core->devices[i]);
+        }
+    } while (again);
 }
 
 /* The block is written off: its memory may be there or not, but its handle is not tried again. The

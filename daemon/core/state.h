@@ -110,6 +110,7 @@ struct zone {                   /* what a pool has of one kind on one device */
     uint64_t spare;             /* bytes of own blocks that nobody uses */
     uint64_t n_own_pending;     /* those of them whose array is pending */
     uint64_t n_doomed;          /* blocks that are doomed or being released */
+    uint64_t last_doom;         /* the number of the one that was doomed last */
 };
 
 struct pool {
@@ -172,7 +173,6 @@ struct block {
     bool reserved; /* in reserve: empty, and could be released */
     bool spared;   /* in pool->spares: own, and in reserve or its array is pending */
     bool doomed;   /* in reserve, to be released unless it is needed first */
-    bool grown;    /* larger than its first array needed */
     bool promised; /* a client was told of it */
     uint32_t device;
     uint64_t size;
@@ -238,10 +238,10 @@ struct device {
     struct block *releasing;    /* the one that is under way */
     uint64_t calm_until_ns;     /* after a release that failed: nothing for reasons of age */
     struct waiter_list retries; /* creates that try again, by until */
-    TAILQ_HEAD(, flusher) flushers; /* by until */
-    uint64_t used, pinned;          /* bytes of blocks, in device and in host memory */
-    uint64_t allocated, pending;    /* bytes of ranges: of arrays; in the queue */
-    uint64_t reserve;               /* bytes of reserved blocks */
+    TAILQ_HEAD(flusher_list, flusher) flushers; /* by until */
+    uint64_t used, pinned;       /* bytes of blocks, in device and in host memory */
+    uint64_t allocated, pending; /* bytes of ranges: of arrays; in the queue */
+    uint64_t reserve;            /* bytes of reserved blocks */
     uint64_t n_blocks, n_arrays;
     uint64_t n_releases, n_quarantined, bytes_quarantined;
     bool context;
