@@ -34,6 +34,7 @@ array_new(struct caid_client *client, const struct array_spec *spec)
     array->info.pool = text_put(&text, spec->pool);
     array->info.metadata = text_put(&text, spec->metadata);
     array->info.access = array->info.access_device = -1;
+    array->told = &array->info;
     return array;
 }
 
@@ -54,7 +55,7 @@ array_free(struct caid_array *array)
 const struct caid_array_info *
 caid_array_get_info(const struct caid_array *array)
 {
-    return array ? &array->info : NULL;
+    return array ? atomic_load_explicit(&array->told, memory_order_acquire) : NULL;
 }
 
 /* ---- getting ---- */
@@ -143,7 +144,9 @@ array_end_lease(struct caid_array *array)
 {
     struct caid_client *client = array->client;
 
-    if (array->lease == 0)
+    if (array->drain.kept)
+        client->keeps = true;
+    if (array->drain.kept || array->lease == 0)
         return;
     if (array->block)
         block_unlease(client, array->block);

@@ -10,6 +10,7 @@
  */
 #pragma once
 
+#include <stdatomic.h>
 #include <sys/queue.h>
 
 #include "caid/caid.h"
@@ -20,32 +21,36 @@
 struct block;
 struct caid_client;
 
-/* Strings that info got after the array was made; freed with it, so that old ones stay valid.
- * */
+/* What is told of the array since it was published; freed with it, so that what was told before
+ * stays valid. */
 struct array_text {
     struct array_text *next;
+    struct caid_array_info info;
     char text[];
 };
 
 struct caid_array {
     struct caid_client *client;
-    struct block *block; /* NULL: no bytes, or managed */
-    uint64_t lease;      /* 0: managed */
-    CUdeviceptr managed; /* what cuMemFree() takes, or 0 */
-    uint32_t place;      /* gpu.h: that it is mapped for, if it has memory */
-    struct array_text *texts;
+    struct block *block;      /* NULL: no bytes, or managed */
+    uint64_t lease;           /* 0: managed */
+    CUdeviceptr managed;      /* what cuMemFree() takes, or 0 */
+    uint32_t place;           /* gpu.h: that it is mapped for, if it has memory */
+    struct array_text *texts; /* under the client's lock */
+    /* What caid_array_get_info() tells: of the last text, or info. */
+    const struct caid_array_info *_Atomic told;
 
     /* Once closed (drain.h). */
     STAILQ_ENTRY(caid_array) entry;
 
     struct {
-        bool primary;      /* the primary context at `place` */
-        CUcontext context; /* another one, or event's; or NULL */
-        CUevent event;     /* nothing else is waited for; or NULL */
+        uint64_t primaries; /* the primary contexts, a bit for each place */
+        CUcontext context;  /* another one, or event's; or NULL */
+        CUevent event;      /* nothing else is waited for; or NULL */
+        bool kept;          /* nobody knows whether it has drained: stays leased and mapped */
     } drain;
 
-    struct caid_array_info info;
-    int64_t data[]; /* shape, strides, then the strings that info points to */
+    struct caid_array_info info; /* as it was made */
+    int64_t data[];              /* shape, strides, then the strings that info points to */
 };
 
 /* What an array is said to be; array_new() copies it. */
@@ -62,8 +67,8 @@ struct caid_array *array_new(struct caid_client *client, const struct array_spec
  * */
 void array_free(struct caid_array *array);
 
-/* Gives the lease back; the daemon is told by the next call_flush(). Under the client's lock.
- * */
+/* Gives the lease back, but for an array that is kept; the daemon is told by the next
+ * call_flush(). Under the client's lock. */
 void array_end_lease(struct caid_array *array);
 /* Closes an array that no GPU work can use: nothing is waited for. */
 void array_close_now(struct caid_array *array);
@@ -74,6 +79,7 @@ struct array_call {
     const struct msg_str *names; /* of those asked for, n_wanted; p NULL: unnamed */
     struct caid_array **arrays;  /* where they go: n_wanted of them */
     size_t n_wanted, n_got;
+    uint64_t generation; /* of the first one got */
     bool readonly;
     const char
         *access; /* UUID of the device that is to reach them; NULL: see gpu_find_place() */

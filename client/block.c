@@ -123,6 +123,18 @@ block_unlease(struct caid_client *client, struct block *block)
 
 /* ---- what idle blocks come to ---- */
 
+/* A range that is still registered is not unmapped: the driver would take it for that of what
+ * is mapped there next. It is lost instead. */
+static void
+unmap_pinned(const struct drv *drv, struct pinned_map *map, bool is_gone)
+{
+    CUresult result = pinned_map_free(drv, map);
+
+    if (result != CUDA_SUCCESS && (is_gone || gpu_is_dead(result)))
+        pinned_map_drop(map);
+    *map = (struct pinned_map){0};
+}
+
 /* Failures are not reported: the driver may give an earlier launch's error here, and the memory
  * is let go either way. Under block->lock, or by the last one who knows it. */
 static void
@@ -130,16 +142,17 @@ unmap(struct caid_client *client, struct block *block)
 {
     const struct drv *drv = client->gpu.drv;
     const struct drv *pushed = NULL;
+    struct caid_error why = {0};
 
     if (block->kind != BLOCK_DEVICE &&
         (block->legacy || block->maps[0].pinned.host || block->maps[1].pinned.host))
-        gpu_push_place(client, block->place, &pushed, NULL);
+        gpu_push_place(client, block->place, &pushed, &why);
     for (size_t i = 0; i < ARRAY_SIZE(block->maps); i++) {
         struct block_map *map = &block->maps[i];
         if (map->vmm.ptr)
             vmm_map_free(drv, &map->vmm);
         if (map->pinned.host)
-            pinned_map_free(drv, &map->pinned);
+            unmap_pinned(drv, &map->pinned, gpu_is_gone((CUresult)why.cuda_result));
         map->places = 0;
     }
     if (block->legacy)

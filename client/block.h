@@ -125,7 +125,8 @@ uint64_t block_due(const struct caid_client *client);
  * Under the client's lock, which it drops meanwhile; the client is held by the caller. */
 void block_tidy(struct caid_client *client, bool all);
 
-/* Frees every block's host memory and fd in a child after fork(). */
+/* Frees every block's host memory and fd, and leaves the GPU's alone: in a child after fork(),
+ * and where blocks are kept. */
 void block_table_abandon(struct block_table *table);
 
 struct block_address {

@@ -8,9 +8,6 @@
 #include "block.h"
 #include "client.h"
 
-/* Devices that can be told apart in block_map.places. */
-#define PLACES_MAX 64
-
 static int
 fail_map(const struct block *block, int r, const struct drv_error *cause,
          struct caid_error *error)
@@ -45,9 +42,6 @@ map_device(struct caid_client *client, struct block *block, enum vmm_access acce
     const struct drv *drv = client->gpu.drv;
     struct drv_error cause = {0};
 
-    if (place >= PLACES_MAX)
-        return fail(error, CAID_ERR_UNSUPPORTED, "device %u: at most %d in a process", place,
-                    PLACES_MAX);
     if (!(map->places & UINT64_C(1) << place)) {
         int ordinal = client->gpu.devices[place].ordinal;
         int r = import_device(drv, block, error);

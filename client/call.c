@@ -55,9 +55,9 @@ list_of(struct caid_client *client, const struct call *call)
 
 /* Lists the call as in flight. */
 static void
-call_begin(struct caid_client *client, struct call *call)
+call_begin(struct caid_client *client, struct call *call, uint64_t seq)
 {
-    call->seq = ++client->seq;
+    call->seq = client->seq = seq;
     call->done = false;
     TAILQ_INSERT_TAIL(list_of(client, call), call, entry);
     client->n_block_calls += call->has_blocks;
@@ -197,10 +197,41 @@ encode(struct caid_client *client, const struct call *call, uint64_t seq,
     return 0;
 }
 
+static struct call *
+find_in(const struct call_list *list, uint32_t id)
+{
+    struct call *call;
+
+    TAILQ_FOREACH(call, list, entry)
+    if ((uint32_t)call->seq == id)
+        return call;
+    return NULL;
+}
+
+static struct call *
+find_call(const struct caid_client *client, uint32_t id)
+{
+    struct call *call = find_in(&client->calls, id);
+    return call ? call : find_in(&client->standing, id);
+}
+
+/* Once the ids have gone round, one that is still in flight is left out. */
+static uint64_t
+next_seq(const struct caid_client *client)
+{
+    uint64_t seq = client->seq + 1;
+
+    while (seq > UINT32_MAX && find_call(client, (uint32_t)seq))
+        seq++;
+    return seq;
+}
+
 int
 call_post(struct caid_client *client, struct call *call, struct caid_error *error)
 {
-    int r = encode(client, call, client->seq + 1, error);
+    uint64_t seq = next_seq(client);
+
+    int r = encode(client, call, seq, error);
     if (r < 0)
         return r;
     r = send_out(client);
@@ -208,7 +239,7 @@ call_post(struct caid_client *client, struct call *call, struct caid_error *erro
         return fail_again(error, &client->lost);
     if (r < 0)
         return 1; /* -EAGAIN */
-    call_begin(client, call);
+    call_begin(client, call, seq);
     return 0;
 }
 
@@ -248,24 +279,6 @@ call_start(struct caid_client *client, struct call *call, struct caid_error *err
 }
 
 /* ---- receiving ---- */
-
-static struct call *
-find_in(const struct call_list *list, uint32_t id)
-{
-    struct call *call;
-
-    TAILQ_FOREACH(call, list, entry)
-    if ((uint32_t)call->seq == id)
-        return call;
-    return NULL;
-}
-
-static struct call *
-find_call(const struct caid_client *client, uint32_t id)
-{
-    struct call *call = find_in(&client->calls, id);
-    return call ? call : find_in(&client->standing, id);
-}
 
 /* Why a packet cannot be the answer to call, or NULL. */
 static const char *

@@ -30,6 +30,16 @@ client_abandon(struct caid_client *client)
     gpu_abandon(&client->gpu);
 }
 
+/* What is kept stays mapped, and the contexts that may work on it stay, too, until the process
+ * exits. */
+static void
+give_gpu_back(struct caid_client *client)
+{
+    if (client->keeps)
+        block_table_abandon(&client->blocks);
+    gpu_deinit(&client->gpu, client->keeps);
+}
+
 static void
 close_fds(struct caid_client *client)
 {
@@ -46,7 +56,7 @@ client_free(struct caid_client *client)
     if (fork_guard_crossed(&client->guard))
         client_abandon(client);
     else
-        gpu_deinit(&client->gpu);
+        give_gpu_back(client);
     fork_guard_deinit(&client->guard);
     msg_buf_deinit(&client->out);
     free(client->closing);

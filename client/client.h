@@ -80,6 +80,8 @@ struct caid_client {
     uint64_t *forget;
     size_t n_forget, forget_capacity;
 
+    bool keeps; /* blocks that work may still use: nothing of the GPU's is given back */
+
     struct reaper reaper;
     struct watch_table watches;
     int epoll_fd, news_fd; /* of caid_client_get_fd(); -1: not asked for */

@@ -344,9 +344,10 @@ caid_array_copy_from_host(struct caid_array *array, const void *src, size_t nbyt
     int r = check_transfer(array, src, nbytes, error);
     if (r < 0)
         return r;
+    const char *name = caid_array_get_info(array)->name;
     if (array->info.readonly)
         return fail(error, CAID_ERR_READ_ONLY, "array \"%s\" is open with mode \"r\"",
-                    array->info.name ? array->info.name : "");
+                    name ? name : "");
     struct caid_copy copy = copy_of_array(array);
     copy.dst = array->info.ptr;
     copy.dst_strides = array->info.strides;

@@ -79,15 +79,55 @@ is_short(int32_t code)
     return code == CAID_ERR_NO_MEMORY || code == CAID_ERR_QUOTA || code == CAID_ERR_LIMIT;
 }
 
+static bool
+has_bytes(const struct caid_create_options *options)
+{
+    for (uint32_t i = 0; i < options->ndim; i++)
+        if (options->shape[i] == 0)
+            return false;
+    return true;
+}
+
+/* What can be known here of whether the array can be mapped, before there is one. */
+static int
+check_place(struct caid_client *client, const struct caid_create_options *options,
+            struct caid_error *error)
+{
+    uint32_t place;
+
+    return has_bytes(options) ? gpu_find_place(client, options->device, NULL, &place, error)
+                              : 0;
+}
+
+/* Unlinks the array that was made under the name but could not be mapped, unless the name has
+ * gone to another one: that is looked at first, which leaves a small window. */
+static void
+take_name_back(struct caid_client *client, const struct caid_create_options *options,
+               uint64_t generation)
+{
+    const struct msg_name_params params = {.name = MSG_STR(options->name),
+                                           .pool = msg_str_opt(options->pool)};
+    _cleanup_reply_ struct reply reply = {0};
+    struct msg_show_result result;
+
+    if (reply_get(&reply, client, MSG_SHOW, &params, &result, NULL) == 0 &&
+        result.n_entries == 1 && result.entries[0].generation == generation)
+        caid_unlink(client, options->name, options->pool, NULL);
+}
+
+/* *ret_refusal: the code that the daemon gave, 0 where it was something else that failed. */
 static int
 create(struct caid_client *client, const struct caid_create_options *options,
-       struct caid_array **ret, struct caid_error *error)
+       struct caid_array **ret, int32_t *ret_refusal, struct caid_error *error)
 {
     const struct msg_str name = msg_str_opt(options->name);
     struct msg_create_params params;
     const char *uuid;
 
+    *ret_refusal = 0;
     int r = client_device_uuid(client, options->device, &uuid, error);
+    if (r == 0)
+        r = check_place(client, options, error);
     if (r < 0)
         return r;
     fill_params(&params, options, uuid);
@@ -100,22 +140,28 @@ create(struct caid_client *client, const struct caid_create_options *options,
         .arrays = ret,
         .n_wanted = 1,
     };
-    return array_call_run(client, &call, error);
+    r = array_call_run(client, &call, error);
+    *ret_refusal = call.call.error.code;
+    if (r < 0 && call.n_got > 0 && options->name)
+        take_name_back(client, options, call.generation);
+    return r;
 }
 
-/* A create that is refused for want of something tries once more, if this client had some of
- * it. */
+/* A create that the daemon refuses for want of something tries once more, if this client had
+ * some of it. */
 static int
 create_or_retry(struct caid_client *client, const struct caid_create_options *options,
                 struct caid_array **ret, struct caid_error *error)
 {
+    int32_t refusal;
+
     pthread_mutex_lock(&client->lock);
     uint64_t n_freed = client->reaper.n_freed;
     pthread_mutex_unlock(&client->lock);
 
-    int r = create(client, options, ret, error);
-    if (r < 0 && is_short(error->code) && make_room(client) > n_freed)
-        r = create(client, options, ret, error);
+    int r = create(client, options, ret, &refusal, error);
+    if (r < 0 && is_short(refusal) && make_room(client) > n_freed)
+        r = create(client, options, ret, &refusal, error);
     return r;
 }
 

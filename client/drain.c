@@ -28,15 +28,32 @@ has_memory(const struct caid_array *array)
     return array->block || array->managed;
 }
 
+/* One of which nothing can be learnt may be. */
 static bool
 primary_is_active(const struct drv *drv, const struct gpu_device *device)
 {
     unsigned int flags;
     int active;
 
-    return device->context || (drv->cu.cuDevicePrimaryCtxGetState(device->ordinal, &flags,
-                                                                  &active) == CUDA_SUCCESS &&
-                               active);
+    if (device->context)
+        return true;
+    CUresult result = drv->cu.cuDevicePrimaryCtxGetState(device->ordinal, &flags, &active);
+    return result == CUDA_SUCCESS ? active : !gpu_is_dead(result);
+}
+
+/* A bit for each place whose primary context may use the array: that of any device where the
+ * memory is every context's. */
+static uint64_t
+active_primaries(const struct caid_array *array)
+{
+    const struct gpu *gpu = &array->client->gpu;
+    bool everywhere = array->managed || array->block->kind == BLOCK_PINNED;
+    uint64_t places = 0;
+
+    for (uint32_t i = 0; i < gpu->n_devices; i++)
+        if ((everywhere || i == array->place) && primary_is_active(gpu->drv, &gpu->devices[i]))
+            places |= UINT64_C(1) << i;
+    return places;
 }
 
 static CUcontext
@@ -54,35 +71,12 @@ drain_note_contexts(struct caid_array *array)
 
     if (!has_memory(array))
         return false;
-    array->drain.primary = primary_is_active(gpu->drv, &gpu->devices[array->place]);
+    array->drain.primaries = active_primaries(array);
     array->drain.context = current_context(gpu->drv);
-    return array->drain.primary || array->drain.context;
+    return array->drain.primaries || array->drain.context;
 }
 
 /* ---- streams ---- */
-
-/* Whether the answer is that of a context in which nothing runs any more. */
-static bool
-is_dead(CUresult result)
-{
-    switch (result) {
-    case CUDA_ERROR_DEINITIALIZED:
-    case CUDA_ERROR_ECC_UNCORRECTABLE:
-    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-    case CUDA_ERROR_ILLEGAL_ADDRESS:
-    case CUDA_ERROR_LAUNCH_TIMEOUT:
-    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-    case CUDA_ERROR_ASSERT:
-    case CUDA_ERROR_HARDWARE_STACK_ERROR:
-    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-    case CUDA_ERROR_MISALIGNED_ADDRESS:
-    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-    case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED:
-    case CUDA_ERROR_EXTERNAL_DEVICE: return true;
-    default: return false;
-    }
-}
 
 static int
 fail_stream(const struct drv *drv, const char *call, CUresult result, struct caid_error *error)
@@ -114,8 +108,9 @@ push_stream(struct caid_array *array, uint64_t stream, CUresult *ret_result,
         result = drv->cu.cuCtxPushCurrent(context);
     }
     *ret_result = result;
-    return result == CUDA_SUCCESS || is_dead(result) ? 0
-                                                     : fail_stream(drv, call, result, error);
+    return result == CUDA_SUCCESS || gpu_is_dead(result)
+               ? 0
+               : fail_stream(drv, call, result, error);
 }
 
 /* An event that is recorded while its stream captures is a part of the graph: nobody can wait
@@ -181,7 +176,7 @@ drain_note_stream(struct caid_array *array, uint64_t stream, struct caid_error *
     result = record(drv, stream, &array->drain.event, &call);
     array->drain.context = result == CUDA_SUCCESS ? current_context(drv) : NULL;
     gpu_pop(drv);
-    if (result != CUDA_SUCCESS && !is_dead(result))
+    if (result != CUDA_SUCCESS && !gpu_is_dead(result))
         return fail_stream(drv, call, result, error);
     return 0;
 }
@@ -209,66 +204,85 @@ synchronize(const struct drv *drv, CUcontext context)
     return result;
 }
 
-/* What else it answers is not of interest: a context that fails has drained. */
-static void
+static bool
+is_over(CUresult result)
+{
+    return result == CUDA_SUCCESS || gpu_is_gone(result);
+}
+
+/* False: it is not known to have drained. */
+static bool
 wait_context(struct caid_client *client, CUcontext context, struct drained *drained)
 {
     const struct timespec pause = {.tv_nsec = CAPTURE_PAUSE_NS};
+    CUresult result;
 
     for (size_t i = 0; i < drained->n; i++)
         if (drained->contexts[i] == context)
-            return;
-    while (is_capturing(synchronize(client->gpu.drv, context)) && reaper_may_wait(client))
+            return true;
+    while (is_capturing(result = synchronize(client->gpu.drv, context)) &&
+           reaper_may_wait(client))
         nanosleep(&pause, NULL);
-    if (drained->n < N_DRAINED)
+    if (is_over(result) && drained->n < N_DRAINED)
         drained->contexts[drained->n++] = context;
+    return is_over(result);
 }
 
 /* Held only meanwhile: the program may want to be rid of it. One that has gone is not made
  * anew. */
-static void
+static bool
 wait_primary(struct caid_client *client, struct gpu_device *device, struct drained *drained)
 {
     const struct drv *drv = client->gpu.drv;
     CUcontext context = device->context;
 
-    if (context) {
-        wait_context(client, context, drained);
-        return;
-    }
-    if (!primary_is_active(drv, device) ||
-        drv->cu.cuDevicePrimaryCtxRetain(&context, device->ordinal) != CUDA_SUCCESS)
-        return;
-    wait_context(client, context, drained);
+    if (context)
+        return wait_context(client, context, drained);
+    if (!primary_is_active(drv, device))
+        return true;
+    CUresult result = drv->cu.cuDevicePrimaryCtxRetain(&context, device->ordinal);
+    if (result != CUDA_SUCCESS)
+        return gpu_is_gone(result);
+    bool over = wait_context(client, context, drained);
     drv->cu.cuDevicePrimaryCtxRelease(device->ordinal);
+    return over;
 }
 
-static void
-wait_event(const struct drv *drv, const struct caid_array *array)
+static bool
+wait_primaries(struct caid_client *client, uint64_t places, struct drained *drained)
 {
-    if (drv->cu.cuCtxPushCurrent(array->drain.context) != CUDA_SUCCESS)
-        return; /* gone, and the event with it */
-    drv->cu.cuEventSynchronize(array->drain.event);
-    drv->cu.cuEventDestroy(array->drain.event);
-    gpu_pop(drv);
-}
-
-static void
-drain_array(struct caid_client *client, struct caid_array *array, struct drained *drained)
-{
-    struct gpu_device *device = &client->gpu.devices[array->place];
-    uint64_t bit = array->place < 64 ? UINT64_C(1) << array->place : 0;
-
-    if (array->drain.event) {
-        wait_event(client->gpu.drv, array);
-        return;
-    }
-    if (array->drain.primary && !(drained->places & bit)) {
-        wait_primary(client, device, drained);
+    for (uint32_t i = 0; i < client->gpu.n_devices; i++) {
+        uint64_t bit = UINT64_C(1) << i;
+        if (!(places & bit) || (drained->places & bit))
+            continue;
+        if (!wait_primary(client, &client->gpu.devices[i], drained))
+            return false;
         drained->places |= bit;
     }
-    if (array->drain.context)
-        wait_context(client, array->drain.context, drained);
+    return true;
+}
+
+static bool
+wait_event(const struct drv *drv, const struct caid_array *array)
+{
+    CUresult result = drv->cu.cuCtxPushCurrent(array->drain.context);
+
+    if (result != CUDA_SUCCESS)
+        return gpu_is_gone(result); /* and the event with it */
+    result = drv->cu.cuEventSynchronize(array->drain.event);
+    drv->cu.cuEventDestroy(array->drain.event);
+    gpu_pop(drv);
+    return is_over(result);
+}
+
+/* False: work may still use it. */
+static bool
+drain_array(struct caid_client *client, struct caid_array *array, struct drained *drained)
+{
+    if (array->drain.event)
+        return wait_event(client->gpu.drv, array);
+    return wait_primaries(client, array->drain.primaries, drained) &&
+           (!array->drain.context || wait_context(client, array->drain.context, drained));
 }
 
 static void
@@ -290,8 +304,8 @@ drain_arrays(struct caid_client *client, struct array_queue *arrays)
 
     STAILQ_FOREACH(array, arrays, entry)
     {
-        drain_array(client, array, &drained);
-        if (array->managed)
+        array->drain.kept = !drain_array(client, array, &drained);
+        if (array->managed && !array->drain.kept)
             free_managed(client, array);
     }
 }

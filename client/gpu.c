@@ -22,13 +22,41 @@ gpu_abandon(struct gpu *gpu)
 }
 
 void
-gpu_deinit(struct gpu *gpu)
+gpu_deinit(struct gpu *gpu, bool keep_contexts)
 {
-    for (uint32_t i = 0; i < gpu->n_devices; i++)
+    for (uint32_t i = 0; !keep_contexts && i < gpu->n_devices; i++)
         if (gpu->devices[i].context)
             gpu->drv->cu.cuDevicePrimaryCtxRelease(gpu->devices[i].ordinal);
     drv_free(gpu->drv);
     gpu_abandon(gpu);
+}
+
+bool
+gpu_is_dead(CUresult result)
+{
+    switch (result) {
+    case CUDA_ERROR_DEINITIALIZED:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_EXTERNAL_DEVICE: return true;
+    default: return false;
+    }
+}
+
+bool
+gpu_is_gone(CUresult result)
+{
+    return result == CUDA_ERROR_INVALID_CONTEXT || gpu_is_dead(result);
 }
 
 int
@@ -66,6 +94,8 @@ list_devices(const struct caid_client *client, const struct drv *drv, struct gpu
     int r = drv_device_count(drv, &n, cause);
     if (r < 0)
         return r;
+    if (n > GPU_PLACES_MAX)
+        n = GPU_PLACES_MAX;
     _cleanup_free_ struct gpu_device *devices = calloc(n > 0 ? (size_t)n : 1, sizeof(*devices));
     if (!devices)
         return -ENOMEM;

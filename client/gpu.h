@@ -22,6 +22,9 @@
 
 struct caid_client;
 
+/* Devices of a process that can be told apart in a word of bits; more are not listed. */
+#define GPU_PLACES_MAX 64
+
 struct gpu_device {
     CUdevice ordinal;
     char uuid[DRV_UUID_SIZE];
@@ -39,8 +42,8 @@ struct gpu {
 
 /* choice is copied. */
 int gpu_init(struct gpu *gpu, const char *choice);
-/* Gives contexts and driver back. */
-void gpu_deinit(struct gpu *gpu);
+/* Gives contexts, unless they are to be kept, and driver back. */
+void gpu_deinit(struct gpu *gpu, bool keep_contexts);
 /* Frees host memory only: in a child after fork(). */
 void gpu_abandon(struct gpu *gpu);
 
@@ -67,6 +70,11 @@ void gpu_pop(const struct drv *drv);
 
 /* The index of the daemon's device that has this ordinal here, or -1. The driver is open. */
 int32_t gpu_find_ordinal(const struct caid_client *client, CUdevice ordinal);
+
+/* Whether the answer is that of a context in which nothing runs any more. */
+bool gpu_is_dead(CUresult result);
+/* The same, or of one that is there no more. */
+bool gpu_is_gone(CUresult result);
 
 /* Fails with the CUresult of call. */
 int gpu_fail(const struct drv *drv, const char *call, CUresult result, const char *doing,

@@ -77,12 +77,36 @@ take_block(struct caid_client *client, const struct msg_block *m, struct call_fd
     return r;
 }
 
+static bool
+is_leased(const struct msg_arrays_result *result, uint64_t block)
+{
+    for (uint32_t i = 0; i < result->n_arrays; i++)
+        if (result->arrays[i].block == block)
+            return true;
+    return false;
+}
+
+/* Whether an array lies in each block: what is kept of blocks has room for as many as there are
+ * leases (client.h). */
+static bool
+blocks_are_leased(const struct msg_arrays_result *result)
+{
+    if (result->n_blocks > result->n_arrays)
+        return false;
+    for (uint32_t i = 0; i < result->n_blocks; i++)
+        if (!is_leased(result, result->blocks[i].block))
+            return false;
+    return true;
+}
+
 static int
 take_blocks(struct caid_client *client, const struct msg_arrays_result *result,
             struct call_fds *fds)
 {
     uint32_t n_fds = 0;
 
+    if (!blocks_are_leased(result))
+        return -EPROTO;
     for (uint32_t i = 0; i < result->n_blocks; i++) {
         int r = take_block(client, &result->blocks[i], fds, &n_fds);
         if (r < 0)
@@ -256,6 +280,7 @@ take_result(struct caid_client *client, const struct msg_arrays_result *result,
         if (call->arrays[i]->block)
             block_lease(client, call->arrays[i]->block);
     call->n_got = result->n_arrays;
+    call->generation = call->arrays[0]->info.generation;
     return 0;
 }
 

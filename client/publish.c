@@ -10,9 +10,26 @@
 struct publishing {
     struct call call;
     struct msg_publish_params params;
+    struct caid_array *array;
+    struct array_text *text; /* taken with the reply */
     uint64_t generation;
 };
 
+/* Who asks from another thread sees all of it or nothing. */
+static void
+apply(struct caid_array *array, struct array_text *text, bool has_metadata, uint64_t generation)
+{
+    text->info = *array->told;
+    text->info.name = text->text;
+    text->info.generation = generation;
+    if (has_metadata)
+        text->info.metadata = text->text + strlen(text->text) + 1;
+    text->next = array->texts;
+    array->texts = text;
+    atomic_store_explicit(&array->told, &text->info, memory_order_release);
+}
+
+/* Applied here, in the order in which the daemon did it. */
 static int
 take_publish(struct caid_client *client, struct call *call, struct msg *reply,
              struct call_fds *fds)
@@ -28,6 +45,8 @@ take_publish(struct caid_client *client, struct call *call, struct msg *reply,
     if (result.generation == 0)
         return -EPROTO;
     publishing->generation = result.generation;
+    apply(publishing->array, TAKE_PTR(publishing->text), publishing->params.metadata.p,
+          result.generation);
     return 0;
 }
 
@@ -60,17 +79,6 @@ text_new(const char *name, const char *metadata)
     return text;
 }
 
-static void
-apply(struct caid_array *array, struct array_text *text, bool has_metadata, uint64_t generation)
-{
-    text->next = array->texts;
-    array->texts = text;
-    array->info.name = text->text;
-    array->info.generation = generation;
-    if (has_metadata)
-        array->info.metadata = text->text + strlen(text->text) + 1;
-}
-
 int
 caid_array_publish(struct caid_array *array, const char *name,
                    const struct caid_publish_options *options, uint64_t *ret_generation,
@@ -90,24 +98,23 @@ caid_array_publish(struct caid_array *array, const char *name,
         r = drain_writes(array, opts.stream, error);
     if (r < 0)
         return r;
-    _cleanup_free_ struct array_text *text = text_new(name, opts.metadata);
-    if (!text)
-        return fail_errno(error, ENOMEM, "no memory for a name");
-
     struct publishing publishing = {
         .params = {.lease = array->lease,
                    .name = MSG_STR(name),
                    .metadata = msg_str_opt(opts.metadata)},
         .call = {.method = MSG_PUBLISH, .take = take_publish},
+        .array = array,
+        .text = text_new(name, opts.metadata),
     };
+    if (!publishing.text)
+        return fail_errno(error, ENOMEM, "no memory for a name");
     publishing.call.params = &publishing.params;
     r = client_enter(client, error);
-    if (r < 0)
-        return r;
-    r = call_run(client, &publishing.call, error);
-    if (r == 0)
-        apply(array, TAKE_PTR(text), opts.metadata, publishing.generation);
-    client_leave(client);
+    if (r == 0) {
+        r = call_run(client, &publishing.call, error);
+        client_leave(client);
+    }
+    free(publishing.text);
     if (r == 0 && ret_generation)
         *ret_generation = publishing.generation;
     return r;

@@ -60,7 +60,7 @@ reap(struct caid_client *client)
     {
         array_end_lease(array);
         reaper->n_done++;
-        reaper->n_freed++;
+        reaper->n_freed += !array->drain.kept;
     }
     call_flush(client);
     pthread_mutex_unlock(&client->lock);
@@ -147,8 +147,10 @@ work(struct caid_client *client, uint64_t *waiting_since)
     struct reaper *reaper = &client->reaper;
 
     call_flush(client);
+    bool all = reaper->forget_all;
     uint64_t due = tidy(client, waiting_since);
-    reaper->forget_all = false;
+    if (all)
+        reaper->forget_all = false; /* else it came meanwhile, and is for the next time */
     if (reaper->n_draining > 0)
         pthread_cond_broadcast(&reaper->drained);
     if (reaper->stopping || !STAILQ_EMPTY(&reaper->queue) || reaper->forget_all)

@@ -330,6 +330,17 @@ watch_begin(struct caid_watch *watch, struct caid_error *error)
     return r;
 }
 
+/* Only now: another thread may have read the news while the watch began. */
+static void
+set_callback(struct caid_watch *watch,
+             void (*fn)(const struct caid_change *change, void *userdata), void *userdata)
+{
+    watch->fn = fn;
+    watch->userdata = userdata;
+    if (watch->has_news || watch->failed.code != 0)
+        tell(watch);
+}
+
 int
 caid_watch_new(struct caid_client *client, struct caid_watch **ret, const char *name,
                const char *pool, void (*fn)(const struct caid_change *change, void *userdata),
@@ -352,13 +363,13 @@ caid_watch_new(struct caid_client *client, struct caid_watch **ret, const char *
     if (r == 0 && !watch)
         r = fail_errno(error, ENOMEM, "no memory for a watch");
     if (r == 0) {
-        watch->fn = fn;
-        watch->userdata = userdata;
         r = watch_begin(watch, error);
-        if (r < 0)
+        if (r < 0) {
             watch_end(watch);
-        else
+        } else {
             *ret = watch;
+            set_callback(watch, fn, userdata);
+        }
     }
     client_leave(client);
     return r;

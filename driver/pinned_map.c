@@ -64,20 +64,29 @@ map_aligned(int fd, size_t size, int protection)
     return ptr;
 }
 
+/* *ret_left: it failed, and has left the range registered. */
 static int
 register_host(const struct drv *drv, struct pinned_map *map, enum vmm_access access,
-              struct drv_error *err)
+              bool *ret_left, struct drv_error *err)
 {
     unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                          (access == VMM_READ ? CU_MEMHOSTREGISTER_READ_ONLY : 0);
 
+    *ret_left = false;
     CUresult result = drv->cu.cuMemHostRegister(map->host, map->size, flags);
     if (result != CUDA_SUCCESS)
         return drv_fail(drv, err, "cuMemHostRegister", result);
     result = drv->cu.cuMemHostGetDevicePointer(&map->ptr, map->host, 0);
     if (result != CUDA_SUCCESS)
-        drv->cu.cuMemHostUnregister(map->host);
+        *ret_left = drv->cu.cuMemHostUnregister(map->host) != CUDA_SUCCESS;
     return drv_fail(drv, err, "cuMemHostGetDevicePointer", result);
+}
+
+void
+pinned_map_drop(struct pinned_map *map)
+{
+    munmap(map->host, map->size);
+    *map = (struct pinned_map){0};
 }
 
 int
@@ -85,6 +94,7 @@ pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_access acces
                struct pinned_map *ret, struct drv_error *err)
 {
     int protection = access == VMM_READ ? PROT_READ : PROT_READ | PROT_WRITE;
+    bool left;
 
     int r = check_file(fd, size, err);
     if (r < 0)
@@ -93,21 +103,21 @@ pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_access acces
     map.host = map_aligned(fd, size, protection);
     if (map.host == MAP_FAILED)
         return fail_file(err, -errno, "mmap", "");
-    r = register_host(drv, &map, access, err);
-    if (r < 0) {
-        munmap(map.host, size);
+    r = register_host(drv, &map, access, &left, err);
+    if (r < 0 && !left)
+        pinned_map_drop(&map);
+    if (r < 0)
         return r;
-    }
     *ret = map;
     return 0;
 }
 
-void
+CUresult
 pinned_map_free(const struct drv *drv, struct pinned_map *map)
 {
-    if (map->host) {
-        drv->cu.cuMemHostUnregister(map->host);
-        munmap(map->host, map->size);
-    }
-    *map = (struct pinned_map){0};
+    CUresult result = drv->cu.cuMemHostUnregister(map->host);
+
+    if (result == CUDA_SUCCESS)
+        pinned_map_drop(map);
+    return result;
 }

@@ -23,5 +23,7 @@ struct pinned_map {
  * failure. */
 int pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_access access,
                    struct pinned_map *ret, struct drv_error *err);
-/* Takes a zeroed map. Unmaps in any case. */
-void pinned_map_free(const struct drv *drv, struct pinned_map *map);
+/* Leaves the map as it is where the driver does not let it go. */
+CUresult pinned_map_free(const struct drv *drv, struct pinned_map *map);
+/* Unmaps what no context has registered any more. */
+void pinned_map_drop(struct pinned_map *map);

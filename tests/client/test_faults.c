@@ -5,6 +5,8 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/macros.h"
 #include "caid_test.h"
@@ -160,7 +162,6 @@ FAULT_TEST(while_closing)
 {
     const char *const commands[] = {"fail cuCtxSynchronize=late:LAUNCH_FAILED",
                                     "fail cuMemRelease=late:UNKNOWN",
-                                    "fail cuCtxPushCurrent=UNKNOWN",
                                     "fail cuDevicePrimaryCtxGetState=UNKNOWN",
                                     "fail cuIpcCloseMemHandle=late:UNKNOWN"};
     struct fixture f;
@@ -179,5 +180,150 @@ FAULT_TEST(while_closing)
     caid_client_close(f.client);
     cr_assert_eq(soft_live(&f.gpu, "mappings"), 0);
     f.client = daemon_connect(&f.daemon);
+    end(&f);
+}
+
+static uint64_t
+count_arrays(struct fixture *f)
+{
+    struct caid_status status = CAID_INIT(status);
+
+    assert_ok(caid_client_status(f->client, &status, &f->error), f->error);
+    return status.arrays;
+}
+
+/* Who cannot be told that the work has drained keeps the memory, and the daemon does, too. No
+ * CAID_TEST: what is kept is what that looks for. */
+Test(faults, what_may_be_in_use_is_kept, .init = soft_driver, .timeout = 120)
+{
+    const char *const commands[] = {"fail cuCtxSynchronize=OUT_OF_MEMORY",
+                                    "fail cuCtxPushCurrent=UNKNOWN"};
+    const char *const memory[] = {"device", "legacy", "pinned", "managed"};
+    struct caid_array *arrays[4], *other;
+    struct fixture f;
+
+    begin(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
+        for (size_t j = 0; j < 4; j++)
+            assert_ok(try_create(&f, memory[j], &arrays[j]), f.error);
+        soft_control(&f.gpu, commands[i]);
+        for (size_t j = 0; j < 4; j++)
+            caid_array_close(arrays[j]);
+        caid_client_close(f.client);
+        soft_control(&f.gpu, "clear");
+        cr_assert_eq(soft_live(&f.gpu, "mappings"), i + 1);
+        cr_assert_gt(soft_live(&f.gpu, "opened"), 0); /* the same block each time */
+        cr_assert_eq(soft_live(&f.gpu, "registrations"), i + 1);
+        cr_assert_eq(soft_live(&f.gpu, "managed_allocations"), i + 1);
+
+        f.client = daemon_connect(&f.daemon);
+        cr_assert_eq(count_arrays(&f), 3 * (i + 1), "given to nobody");
+        assert_ok(try_create(&f, "device", &other), f.error);
+        caid_array_close(other);
+        wait_for_leases(f.client, 0);
+    }
+    end(&f);
+}
+
+/* A range that the driver still knows as registered is not given to the next mapping. */
+Test(faults, what_is_registered_stays_mapped, .init = soft_driver, .timeout = 120)
+{
+    struct caid_array *array;
+    unsigned char resident;
+    struct fixture f;
+
+    begin(&f);
+    assert_ok(try_create(&f, "pinned", &array), f.error);
+    uintptr_t at = (uintptr_t)caid_array_get_info(array)->host_ptr;
+    caid_array_close(array);
+    soft_control(&f.gpu, "fail cuMemHostUnregister=UNKNOWN");
+    caid_client_close(f.client);
+    soft_control(&f.gpu, "clear");
+    cr_assert_eq(soft_live(&f.gpu, "registrations"), 1);
+    at -= at % (uintptr_t)sysconf(_SC_PAGESIZE);
+    cr_assert_eq(mincore((void *)at, 1, &resident), 0, "%m");
+    f.client = daemon_connect(&f.daemon);
+    end(&f);
+}
+
+/* ---- a create that is granted and cannot be mapped ---- */
+
+static int
+try_create_named(struct fixture *f, const char *name, int64_t n, struct caid_array **ret)
+{
+    struct caid_create_options options = CAID_INIT(options);
+
+    options.name = name;
+    options.typestr = "|u1";
+    options.shape = &n;
+    options.ndim = 1;
+    return caid_array_create(f->client, ret, &options, &f->error);
+}
+
+static void
+assert_no_name(struct fixture *f, const char *name)
+{
+    struct caid_array *array = NULL;
+
+    assert_failed(caid_array_open(f->client, &array, name, NULL, &f->error), f->error,
+                  CAID_ERR_NOT_FOUND);
+}
+
+FAULT_TEST(leave_no_name)
+{
+    struct caid_array *array = NULL;
+    struct fixture f;
+
+    begin(&f);
+    soft_control(&f.gpu, "fail cuMemMap=UNKNOWN");
+    assert_failed(try_create_named(&f, "x", MIB, &array), f.error, CAID_ERR_DRIVER);
+    soft_control(&f.gpu, "clear");
+    assert_no_name(&f, "x");
+    assert_ok(try_create_named(&f, "x", MIB, &array), f.error);
+    soft_control(&f.gpu, "fail cuMemMap=UNKNOWN");
+    struct caid_array *again = NULL;
+    assert_failed(try_create_named(&f, "x", MIB, &again), f.error, CAID_ERR_EXISTS);
+    soft_control(&f.gpu, "clear");
+    caid_array_close(array);
+    assert_ok(caid_unlink(f.client, "x", NULL, &f.error), f.error);
+    assert_nothing_is_left(&f);
+    end(&f);
+}
+
+FAULT_TEST(without_a_driver_nothing_is_made)
+{
+    struct caid_connect_options options = CAID_INIT(options);
+    struct caid_array *array = NULL;
+    struct fixture f;
+
+    begin(&f);
+    caid_client_close(f.client);
+    options.socket = f.daemon.socket;
+    options.driver = "/nonexistent/libcuda.so";
+    assert_ok(caid_connect(&f.client, &options, &f.error), f.error);
+    assert_failed(try_create_named(&f, "x", MIB, &array), f.error, CAID_ERR_DEVICE);
+    assert_ok(try_create_named(&f, "nothing", 0, &array), f.error);
+    caid_array_close(array);
+    caid_client_close(f.client);
+    f.client = daemon_connect(&f.daemon);
+    assert_no_name(&f, "x");
+    end(&f);
+}
+
+/* Only what the daemon has not got is asked for again. */
+FAULT_TEST(are_not_tried_again)
+{
+    struct caid_array *array = NULL;
+    struct fixture f;
+
+    begin(&f);
+    assert_ok(try_create(&f, "device", &array), f.error);
+    caid_array_close(array);
+    array = NULL;
+    uint64_t before = soft_calls(&f.gpu, "cuMemMap");
+    soft_control(&f.gpu, "fail cuMemMap=OUT_OF_MEMORY");
+    assert_failed(try_create_named(&f, "x", 100 * MIB, &array), f.error, CAID_ERR_NO_MEMORY);
+    soft_control(&f.gpu, "clear");
+    cr_assert_eq(soft_calls(&f.gpu, "cuMemMap"), before + 1);
     end(&f);
 }

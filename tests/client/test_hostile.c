@@ -13,6 +13,7 @@
 #include "fake.h"
 
 #define BLOCK_SIZE (UINT64_C(1) << 21)
+#define N_BLOCKS   200
 
 static const struct msg_none nothing;
 
@@ -20,7 +21,7 @@ static const struct msg_none nothing;
 
 struct answer {
     struct msg_array arrays[2];
-    struct msg_block blocks[2];
+    struct msg_block blocks[N_BLOCKS];
     struct msg_arrays_result result;
     size_t n_fds;
     int64_t shape[33], strides[33];
@@ -65,6 +66,18 @@ make_legacy(struct answer *a)
     a->blocks[0].kind = MSG_STR("legacy");
     a->blocks[0].handle = (struct msg_u64s){handle, 8};
     a->n_fds = 0;
+}
+
+/* Blocks of this kind need no fd: there may be more than fds in a packet. */
+static void
+make_many_blocks(struct answer *a)
+{
+    make_legacy(a);
+    for (uint64_t i = 1; i < N_BLOCKS; i++) {
+        a->blocks[i] = a->blocks[0];
+        a->blocks[i].block += i;
+    }
+    a->result.n_blocks = N_BLOCKS;
 }
 
 static void
@@ -114,6 +127,9 @@ make_empty(struct answer *a)
     X(no_fd, a->n_fds = 0)                                                  \
     X(extra_fd, a->n_fds = 2)                                               \
     X(same_fd_twice, a->result.n_blocks = 2, a->n_fds = 2)                  \
+    X(many_blocks, make_many_blocks(a))                                     \
+    X(block_of_nobody, make_legacy(a), a->blocks[0].block = 14)             \
+    X(many_blocks_for_nothing, make_empty(a), make_many_blocks(a))          \
     X(nul_in_pool, a->result.pool = (struct msg_str){"x\0y", 3})
 
 #define SPOILER(name, ...)             \

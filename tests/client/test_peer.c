@@ -233,3 +233,43 @@ PEER_TEST(processes_that_see_other_devices)
     caid_array_close(one);
     end(&f);
 }
+
+/* Memory that every context may use is waited for in every one. */
+static void
+close_with_work_elsewhere(struct fixture *f, struct test_gpu *gpu, const char *memory)
+{
+    const struct drv *drv = gpu->drv;
+    struct caid_array *array = make_on(f, 0, memory, NULL);
+    uint64_t ptr = caid_array_get_info(array)->ptr;
+    CUcontext far, popped;
+
+    assert_cuda(drv->cu.cuDevicePrimaryCtxRetain(&far, 1));
+    assert_cuda(drv->cu.cuCtxPushCurrent(far));
+    CUstream stream = gpu_stream_new(gpu);
+    soft_control(gpu, "delay 300000");
+    assert_cuda(drv->cu.cuMemsetD8Async(ptr, 1, N_BYTES, stream));
+    assert_cuda(drv->cu.cuCtxPopCurrent(&popped));
+    caid_array_close(array);
+    caid_client_close(f->client); /* after the work */
+    assert_cuda(drv->cu.cuCtxPushCurrent(far));
+    assert_cuda(drv->cu.cuStreamQuery(stream));
+    soft_control(gpu, "delay 0");
+    assert_cuda(drv->cu.cuStreamDestroy(stream));
+    assert_cuda(drv->cu.cuCtxPopCurrent(&popped));
+    drv->cu.cuDevicePrimaryCtxRelease(1);
+    f->client = daemon_connect(&f->daemon);
+}
+
+PEER_TEST(a_close_waits_for_all_devices)
+{
+    struct test_gpu gpu;
+    struct fixture f;
+
+    begin(&f);
+    gpu_begin(&gpu);
+    close_with_work_elsewhere(&f, &gpu, "pinned");
+    close_with_work_elsewhere(&f, &gpu, "mapped");
+    close_with_work_elsewhere(&f, &gpu, "managed");
+    gpu_end(&gpu);
+    end(&f);
+}

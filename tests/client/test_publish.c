@@ -326,3 +326,68 @@ CLIENT_TEST(publish, readers_see_whole_generations)
     wait_for_leases(f.client, 0);
     end(&f);
 }
+
+/* ---- two that publish, and one that looks ---- */
+
+struct race {
+    struct caid_array *array;
+    const char *name;
+    atomic_bool *stop;
+};
+
+static void *
+publish_often(void *arg)
+{
+    const struct race *race = arg;
+    struct caid_publish_options options = CAID_INIT(options);
+    struct caid_error error;
+
+    options.metadata = race->name;
+    for (int i = 0; i < N_GENERATIONS; i++)
+        assert_ok(caid_array_publish(race->array, race->name, &options, NULL, &error), error);
+    return NULL;
+}
+
+static void *
+look_often(void *arg)
+{
+    const struct race *race = arg;
+    const struct caid_array_info *info;
+
+    while (!atomic_load(race->stop)) {
+        info = caid_array_get_info(race->array);
+        if (info->metadata && strcmp(info->name, info->metadata) != 0)
+            return "the name of one and the metadata of another";
+    }
+    return NULL;
+}
+
+CLIENT_TEST(publish, by_two_threads_at_once)
+{
+    atomic_bool stop = false;
+    struct caid_array *opened;
+    pthread_t threads[3];
+    struct fixture f;
+    void *seen;
+
+    begin(&f);
+    struct caid_array *array = make_bytes(f.client, NULL, 8);
+    struct race race[3] = {{array, "a", &stop}, {array, "b", &stop}, {array, NULL, &stop}};
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, i < 2 ? publish_often : look_often,
+                                    &race[i]),
+                     0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    atomic_store(&stop, true);
+    pthread_join(threads[2], &seen);
+    cr_assert_null(seen, "%s", (const char *)seen);
+
+    /* What is told last is what the daemon did last. */
+    const struct caid_array_info *info = caid_array_get_info(array);
+    assert_ok(open_generation(&f, info->name, info->generation, &opened), f.error);
+    cr_assert_str_eq(caid_array_get_info(opened)->metadata, info->metadata);
+    caid_array_close(opened);
+    caid_array_close(array);
+    end(&f);
+}

@@ -7,8 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../../client/client.h"
 #include "caid_test.h"
 #include "daemon.h"
+#include "fake.h"
 
 #define N_THREADS 8
 #define N_ROUNDS  300
@@ -245,5 +247,103 @@ CLIENT_TEST(threads, the_last_array_frees_the_client)
     for (int i = 0; i < N_THREADS; i++)
         pthread_create(&crowd.threads[i], NULL, close_share, arrays + i * N_ROUNDS);
     crowd_join(&crowd);
+    daemon_stop(&daemon);
+}
+
+/* ---- watches ---- */
+
+struct early {
+    struct caid_client *client;
+    atomic_bool answered; /* what caid_watch_new() waits for */
+    atomic_int n, n_early;
+};
+
+static void
+note_early(const struct caid_change *change, void *userdata)
+{
+    struct early *early = userdata;
+
+    (void)change;
+    if (!early->answered)
+        early->n_early++;
+    early->n++;
+}
+
+static void *
+dispatch_until_told(void *arg)
+{
+    struct early *early = arg;
+    struct caid_error error;
+
+    while (early->n == 0 && caid_client_dispatch(early->client, &error) == 0)
+        usleep(1000);
+    return NULL;
+}
+
+/* The news come long before the answer that caid_watch_new() waits for. */
+static void
+script_early_news(struct fake *fake)
+{
+    const struct msg_watch_result news = {.generation = 7};
+    static const struct msg_none nothing;
+    atomic_bool *answered = *(atomic_bool *const *)fake->data;
+
+    if (fake_request(fake) == MSG_WATCH)
+        fake_result(fake, MSG_WATCH, &news, NULL, 0);
+    fake_request(fake);
+    usleep(200 * 1000);
+    *answered = true;
+    fake_result(fake, MSG_PING, &nothing, NULL, 0);
+    fake_drain(fake);
+}
+
+CAID_TEST(threads, no_news_before_there_is_a_watch)
+{
+    struct early early = {0};
+    struct caid_watch *watch = NULL;
+    struct caid_error error;
+    pthread_t thread;
+    struct fake fake;
+
+    atomic_bool *answered = &early.answered;
+    early.client = fake_start(&fake, script_early_news, &answered);
+    cr_assert_eq(pthread_create(&thread, NULL, dispatch_until_told, &early), 0);
+    assert_ok(caid_watch_new(early.client, &watch, "x", NULL, note_early, &early, &error),
+              error);
+    pthread_join(thread, NULL);
+    cr_assert_eq(early.n, 1);
+    cr_assert_eq(early.n_early, 0);
+    caid_watch_close(watch);
+    caid_client_close(early.client);
+    fake_stop(&fake);
+}
+
+/* The ids of requests are 32 bits: they come round while a watch stands. */
+CLIENT_TEST(threads, request_ids_go_round_a_watch)
+{
+    struct caid_watch *watch;
+    struct caid_change change;
+    struct caid_error error;
+    struct daemon daemon;
+    uint64_t generation;
+
+    daemon_start(&daemon);
+    struct caid_client *client = daemon_connect(&daemon);
+    struct caid_array *array = make_bytes(client, NULL, 8);
+    pthread_mutex_lock(&client->lock);
+    uint64_t seq = client->seq + 1; /* of the watch */
+    pthread_mutex_unlock(&client->lock);
+    assert_ok(caid_watch_new(client, &watch, "x", NULL, NULL, NULL, &error), error);
+    pthread_mutex_lock(&client->lock);
+    client->seq = UINT32_MAX + seq - 2;
+    pthread_mutex_unlock(&client->lock);
+    for (int i = 0; i < 5; i++)
+        assert_ok(caid_client_ping(client, &error), error);
+    assert_ok(caid_array_publish(array, "x", NULL, &generation, &error), error);
+    assert_ok(caid_watch_next(watch, UINT64_MAX, &change, &error), error);
+    cr_assert_eq(change.generation, generation);
+    caid_watch_close(watch);
+    caid_array_close(array);
+    caid_client_close(client);
     daemon_stop(&daemon);
 }

@@ -115,10 +115,11 @@ CAID_API int caid_driver_open(struct caid_client **ret, const char *driver,
                               struct caid_error *error);
 
 /**
- * Ends the connection and with it every lease, after the closes that wait for the GPU. Arrays
- * of this client that are still open stay mapped and may be read and written by their pointer
- * until caid_array_close(); the client's memory goes with the last of them, and the daemon
- * gives theirs to nobody before this process has exited. NULL is allowed.
+ * Ends the connection and with it every lease, after the closes that wait for the GPU; what
+ * cannot be waited for (a capture is under way) stays mapped for good. Arrays of this client
+ * that are still open stay mapped and may be read and written by their pointer until
+ * caid_array_close(); the client's memory goes with the last of them, and the daemon gives
+ * theirs to nobody before this process has exited. NULL is allowed.
  */
 CAID_API void caid_client_close(struct caid_client *client);
 
@@ -207,8 +208,9 @@ struct caid_create_options {
 /**
  * Creates an array, mapped read-write. Its contents are undefined until written. A name is
  * taken exclusively: CAID_ERR_EXISTS. A named array outlives its creator until it is unlinked.
- * The array is the caller's, to be ended by caid_array_close(). Where there is no memory left,
- * it waits for the closes of this client that wait for the GPU, and tries once more.
+ * The array is the caller's, to be ended by caid_array_close(). One that was made and then
+ * cannot be mapped is unlinked again. Where the daemon has no memory left, it waits for the
+ * closes of this client that wait for the GPU, and tries once more.
  */
 CAID_API int caid_array_create(struct caid_client *client, struct caid_array **ret,
                                const struct caid_create_options *options,
@@ -242,7 +244,10 @@ CAID_API int caid_array_open_many(struct caid_client *client, struct caid_array 
  * and the context that is current to this thread, have drained (at once where there is none); a
  * thread of the client waits for that. Never blocks on the daemon or the GPU, but where that
  * thread cannot be: after caid_client_close(), or when none can be started, it waits itself. A
- * context that is not the primary one has to live until then. While a stream of the context
+ * context that is not the primary one has to live until then. For "pinned", "mapped" and
+ * "managed" arrays it is the primary contexts of all devices. Where CUDA cannot say whether a
+ * context has drained (no memory for the driver, a capture when the client is closed, ...), the
+ * array keeps its lease and its mapping until the process exits. While a stream of the context
  * captures a graph CUDA cannot wait for it, and the attempt ends the capture: who captures
  * closes by caid_array_close_on(). NULL is allowed.
  */
@@ -280,8 +285,9 @@ struct caid_array_info {
     int32_t access_device; /* the same as an index in caid_client_devices(); -1: none of them */
 };
 
-/* Borrowed: lives as long as the array. caid_array_publish() changes name, generation and
- * metadata; strings from before stay valid. */
+/* Borrowed: lives as long as the array, and does not change. After caid_array_publish() this
+ * returns another one, with the new name, generation and metadata; what was returned before
+ * stays valid, and as it was. */
 CAID_API const struct caid_array_info *caid_array_get_info(const struct caid_array *array);
 
 struct caid_ipc_handle {
@@ -308,7 +314,7 @@ struct caid_publish_options {
 /**
  * Puts the array under a name of its pool, at once and as a whole: whoever opens the name
  * before gets what was there, whoever opens it after gets this array. The name's generation
- * goes up by one (a new name starts above all that its pool has had). What had the name lives
+ * goes up by one (a new name starts above all that were taken away in its pool). What had the name lives
  * on without it as long as somebody holds it; an array that had another name gives that up.
  * Waits on the host for the work that writes the array, so that a published name shows a
  * complete one. options may be NULL.
@@ -328,8 +334,8 @@ struct caid_change {
  * Watches a name, which need not exist. fn is called from caid_client_dispatch() when the
  * name's generation is another than it was told last, first for one that is there already:
  * always the latest, in between some may be left out. fn may be NULL for those who call
- * caid_watch_next(). The watch is the caller's, to be ended by caid_watch_close(), from fn,
- * too. pool NULL: the caller's own.
+ * caid_watch_next(). *ret is set before fn can be called. The watch is the caller's, to be
+ * ended by caid_watch_close(), from fn, too. pool NULL: the caller's own.
  */
 CAID_API int caid_watch_new(struct caid_client *client, struct caid_watch **ret,
                             const char *name, const char *pool,
