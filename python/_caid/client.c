@@ -121,8 +121,8 @@ client_connect(struct client_object *self, const struct caid_connect_options *op
         return -1;
     }
     if (client_check_new(self) < 0) { /* another thread was quicker */
-        caid_client_close(made);
-        return -1;
+        Py_BEGIN_ALLOW_THREADS caid_client_close(made);
+        Py_END_ALLOW_THREADS return -1;
     }
     self->client = made;
     return 0;
@@ -177,6 +177,19 @@ client_dealloc(PyObject *op)
 /* ---- the connection ---- */
 
 static PyObject *
+fileno_failed(const struct client_object *self, int r)
+{
+    if (r == -EPERM)
+        return py_error_raise_code(self->state, CAID_ERR_FORKED, EPERM,
+                                   "the client has no connection in this process");
+    if (r == -ENOTCONN)
+        return py_error_raise_code(self->state, CAID_ERR_CLOSED, ENOTCONN,
+                                   "the client has no connection to a daemon");
+    return py_error_raise_code(self->state, CAID_ERR_SYSTEM, -r, "no file descriptor: %s",
+                               strerror(-r));
+}
+
+static PyObject *
 client_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     struct client_object *self = client(op);
@@ -185,12 +198,9 @@ client_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!c)
         return NULL;
-    fd = caid_client_get_fd(c);
-    py_client_leave(self);
-    if (fd < 0)
-        return py_error_raise_code(self->state, CAID_ERR_FORKED, EPERM,
-                                   "the client has no connection in this process");
-    return PyLong_FromLong(fd);
+    Py_BEGIN_ALLOW_THREADS fd = caid_client_get_fd(c);
+    Py_END_ALLOW_THREADS py_client_leave(self);
+    return fd < 0 ? fileno_failed(self, fd) : PyLong_FromLong(fd);
 }
 
 PyObject *

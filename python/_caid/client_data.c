@@ -76,6 +76,29 @@ copy(struct client_object *self, const struct caid_copy *options)
     Py_RETURN_NONE;
 }
 
+/* The same while no thread can close any of the leases: not the interpreter either, which may
+ * raise KeyboardInterrupt between any two lines of Python. */
+static PyObject *
+copy_pinned(struct client_object *self, const struct caid_copy *options, PyObject *leases)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(leases), n_pinned = 0;
+    PyObject *result = NULL;
+
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (!Py_IS_TYPE(PyTuple_GET_ITEM(leases, i), self->state->lease_type)) {
+            PyErr_SetString(PyExc_TypeError, "leases: a tuple of Lease is needed");
+            return NULL;
+        }
+    while (n_pinned < n &&
+           py_lease_pin_checked((struct lease_object *)PyTuple_GET_ITEM(leases, n_pinned)) == 0)
+        n_pinned++;
+    if (n_pinned == n)
+        result = copy(self, options);
+    while (n_pinned > 0)
+        py_lease_unpin((struct lease_object *)PyTuple_GET_ITEM(leases, --n_pinned));
+    return result;
+}
+
 /* Strides of one side: none, or as many as dimensions. */
 static int
 strides_get(const struct module_state *state, PyObject *op, const char *what, uint32_t ndim,
@@ -94,9 +117,11 @@ py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"dst",         "src",         "shape",       "itemsize",
                                "dst_strides", "src_strides", "dst_on_host", "src_on_host",
-                               "device",      NULL};
+                               "device",      "leases",      NULL};
     struct client_object *self = client(op);
     PyObject *dst_op, *src_op, *shape_op, *dst_strides_op = Py_None, *src_strides_op = Py_None;
+    _cleanup_py_ PyObject *no_leases = PyTuple_New(0);
+    PyObject *leases = no_leases;
     __attribute__((cleanup(side_deinit))) struct side dst = {0}, src = {0};
     _cleanup_dims_ struct dims shape = {0}, dst_strides = {0}, src_strides = {0};
     struct caid_copy options = CAID_INIT(struct caid_copy);
@@ -104,10 +129,11 @@ py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
     int device = 0;
     Py_ssize_t nbytes;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!I|$OOppi:copy", keywords, &dst_op,
+    if (!no_leases ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!I|$OOppiO!:copy", keywords, &dst_op,
                                      &src_op, &PyTuple_Type, &shape_op, &itemsize,
                                      &dst_strides_op, &src_strides_op, &dst.on_host,
-                                     &src.on_host, &device) ||
+                                     &src.on_host, &device, &PyTuple_Type, &leases) ||
         py_dims_get(self->state, shape_op, "shape", &shape) < 0 ||
         strides_get(self->state, dst_strides_op, "dst_strides", shape.n, &dst_strides) < 0 ||
         strides_get(self->state, src_strides_op, "src_strides", shape.n, &src_strides) < 0)
@@ -127,7 +153,7 @@ py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
     options.ndim = shape.n;
     options.itemsize = itemsize;
     options.device = device;
-    return copy(self, &options);
+    return copy_pinned(self, &options, leases);
 }
 
 /* ---- pointers and streams of other origin ---- */

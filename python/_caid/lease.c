@@ -76,6 +76,25 @@ tell_all(struct lease_object *self)
     PyErr_Restore(type, value, traceback);
 }
 
+static int
+lease_check(struct lease_object *self)
+{
+    PyObject *name;
+
+    if (!lease_is_closed(self))
+        return 0;
+    if (!self->client) {
+        PyErr_SetString(PyExc_ReferenceError, "the array was collected");
+        return -1;
+    }
+    name = told(self, LEASE_NAME);
+    if (name)
+        py_error_raise_code(self->client->state, CAID_ERR_CLOSED, EBADF,
+                            name == Py_None ? "the array is closed" : "the array %R is closed",
+                            name);
+    return -1;
+}
+
 /* ---- its end ---- */
 
 static void
@@ -160,13 +179,28 @@ py_leases_end(struct client_object *client)
 /* ---- shares ---- */
 
 static void
-lease_drop(struct lease_object *self)
+lease_give_up(struct lease_object *self)
 {
-    self->other_closes = true;
     if (self->n_shares > 0 && --self->n_shares == 0) {
         tell_all(self);
         lease_end(self);
     }
+}
+
+static void
+lease_drop(struct lease_object *self)
+{
+    self->other_closes = true;
+    lease_give_up(self);
+}
+
+int
+py_lease_pin_checked(struct lease_object *self)
+{
+    if (lease_check(self) < 0)
+        return -1;
+    py_lease_pin(self);
+    return 0;
 }
 
 void
@@ -179,7 +213,7 @@ py_lease_pin(struct lease_object *self)
 void
 py_lease_unpin(struct lease_object *self)
 {
-    lease_drop(self);
+    lease_give_up(self); /* the call has waited for all that it did: no stream is left */
     py_client_leave(self->client);
 }
 
@@ -317,25 +351,6 @@ lease_dealloc(PyObject *op)
 
 /* ---- methods ---- */
 
-static int
-lease_check(struct lease_object *self)
-{
-    PyObject *name;
-
-    if (!lease_is_closed(self))
-        return 0;
-    if (!self->client) {
-        PyErr_SetString(PyExc_ReferenceError, "the array was collected");
-        return -1;
-    }
-    name = told(self, LEASE_NAME);
-    if (name)
-        py_error_raise_code(self->client->state, CAID_ERR_CLOSED, EBADF,
-                            name == Py_None ? "the array is closed" : "the array %R is closed",
-                            name);
-    return -1;
-}
-
 static PyObject *
 lease_share(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -344,24 +359,6 @@ lease_share(PyObject *op, PyObject *Py_UNUSED(unused))
     lease(op)->n_shares++;
     Py_INCREF(op);
     return op;
-}
-
-static PyObject *
-lease_pin(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    if (lease_check(lease(op)) < 0)
-        return NULL;
-    py_lease_pin(lease(op));
-    Py_INCREF(op);
-    return op;
-}
-
-static PyObject *
-lease_unpin(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    if (lease(op)->client && lease(op)->client->n_calls > 0)
-        py_lease_unpin(lease(op));
-    Py_RETURN_NONE;
 }
 
 static PyObject *
@@ -498,11 +495,6 @@ lease_get_ptr(PyObject *op, void *Py_UNUSED(closure))
 static PyMethodDef lease_methods[] = {
     {"share", lease_share, METH_NOARGS,
      PyDoc_STR("share()\n--\n\nOne share more, to be given up by close(). Returns self.")},
-    {"pin", lease_pin, METH_NOARGS,
-     PyDoc_STR(
-         "pin()\n--\n\nOne share more, to be given up by unpin(); the client is not closed "
-         "meanwhile. Returns self.")},
-    {"unpin", lease_unpin, METH_NOARGS, PyDoc_STR("unpin()\n--\n\nUndoes pin().")},
     {"close", FASTCALL(lease_close), METH_FASTCALL,
      PyDoc_STR("close(stream=None, /)\n--\n\n"
                "Gives a share up, last used on a stream; the last one ends the lease.")},

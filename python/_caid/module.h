@@ -193,6 +193,8 @@ extern PyType_Spec py_lease_spec;
 PyObject *py_lease_new(struct client_object *client, struct caid_array *array);
 /* One share more for a call that is under way: the client is not closed meanwhile. Undo it. */
 void py_lease_pin(struct lease_object *self);
+/* The same for one that may be closed: -1 with ClosedError set. */
+int py_lease_pin_checked(struct lease_object *self);
 void py_lease_unpin(struct lease_object *self);
 /* One share more for a HostView, which keeps the memory mapped when the client is closed. */
 void py_lease_view_begin(struct lease_object *self);

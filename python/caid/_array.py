@@ -221,6 +221,20 @@ class Array:
         return self.size * self.itemsize
 
     @property
+    def alloc_size(self) -> int:
+        """int: bytes from the first element in memory to the end of the last, gaps included."""
+        low, high = _geometry.extent(self.shape, self.strides, self.itemsize)
+        return high - low
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """dict: C_CONTIGUOUS and F_CONTIGUOUS, as Numba has them."""
+        return {
+            "C_CONTIGUOUS": self.is_c_contiguous(),
+            "F_CONTIGUOUS": self.is_f_contiguous(),
+        }
+
+    @property
     def device(self) -> int:
         """int: index of the device in ``client.devices``; -1 for one that is not there. Of host
         memory, the one that it was made for."""
@@ -385,7 +399,7 @@ class Array:
 
     # --- copies -----------------------------------------------------------------------------
 
-    def copy_to_host(self, out: Any = None) -> Any:
+    def copy_to_host(self, out: Any = None, stream: Any = 0) -> Any:
         """Copies the elements to the host. Synchronous.
 
         Parameters
@@ -394,12 +408,16 @@ class Array:
             Where to: an array of equal shape and dtype, with any strides, or a contiguous buffer
             (bytearray, memoryview of bytes, ...) of `nbytes` bytes. Without it, a new NumPy array
             in C order.
+        stream : int or stream object
+            The copy comes after all that was enqueued on it before, and is done on return. 0 (or
+            None), Numba's default, is the legacy default stream; else as for close().
 
         Returns
         -------
         out
         """
         self._check()
+        _copy.wait_for(stream, self)
         if out is None:
             out = _typestr.numpy().empty(self.shape, self.dtype)
         _copy.copy(_copy.host(out, target=True), _copy.device(self))
@@ -433,6 +451,21 @@ class Array:
         """Copies elements to `obj`: like copy_from(), the other way."""
         with _copy.side(obj, target=True) as target:
             _copy.copy(target, _copy.device(self))
+
+    def copy_to_device(self, other: Any, stream: Any = 0) -> None:
+        """Copies elements from `other` to this array: copy_from() by Numba's name.
+
+        Parameters
+        ----------
+        other : object
+            What copy_from() takes: on the host or on a device, of equal shape and type.
+        stream : int or stream object
+            The copy comes after all that was enqueued on it before, and is done on return. 0 (or
+            None), Numba's default, is the legacy default stream; else as for close().
+        """
+        self._check()
+        _copy.wait_for(stream, self)
+        self.copy_from(other)
 
     # --- publishing -------------------------------------------------------------------------
 

@@ -41,13 +41,9 @@ class ForeignMemory:
             raise closed("the array is closed")
         return ForeignMemory(self.client, self.device, self.owner)
 
-    pin = share
-
     def close(self, _stream=None):
         self.closed = True
         self.owner = None
-
-    unpin = close
 
     def ipc_handle(self):
         raise unsupported("memory of another library: it has its own handles")

@@ -94,6 +94,20 @@ class Client(_caid.Client):
         super().close()
         _watch.wake(self)
 
+    def dispatch(self) -> None:
+        """Handles what has come from the daemon, without blocking: to be called when ``fileno()``
+        is readable. What waits for a watch of this client, in any event loop, looks for news.
+
+        Raises
+        ------
+        DisconnectedError
+            The daemon is gone.
+        """
+        try:
+            super().dispatch()
+        finally:
+            _watch.wake(self)
+
     def __enter__(self) -> Client:
         return self
 

@@ -5,7 +5,7 @@ import contextlib
 import sys
 from typing import Any, NamedTuple, Optional
 
-from . import _geometry, _typestr
+from . import _caid, _geometry, _stream, _typestr
 from ._errors import read_only
 
 
@@ -85,16 +85,27 @@ def side(obj, *, target=False):
         yield host(obj, target=target)
 
 
+def wait_for(stream, array):
+    """Waits for a stream that a copy of the array's is to come after; not for the one that copies
+    are on, as they wait for it themselves.
+
+    Raises
+    ------
+    TypeError, ValueError
+        No stream.
+    """
+    number = _stream.numba_handle(stream)
+    memory = array._memory
+    if number != _stream.LEGACY and memory.client is not None:
+        memory.client._stream_synchronize(number, max(memory.access_device, 0))
+
+
 def copy(target, source):
     """Copies all elements. One side at least is a device array."""
     if not target.writable:
         _refuse(target)
     _match(target, source)
-    with contextlib.ExitStack() as stack:
-        for end in (target, source):
-            if end.array is not None:  # another thread may close the array or the client
-                stack.callback(end.array._memory.pin().unpin)
-        _run(target, source)
+    _run(target, source)
 
 
 def _refuse(target):
@@ -137,6 +148,11 @@ def _run(target, source):
 def _call(target, source, shape):
     memory = _runner(target, source)
     element = source.element or target.element
+    # Another thread may close an array or a client meanwhile: _copy() holds leases, and this what
+    # other libraries own.
+    memories = [end.array._memory for end in (target, source) if end.array is not None]
+    leases = tuple(m for m in memories if isinstance(m, _caid.Lease))
+    shares = [m.share() for m in memories if not isinstance(m, _caid.Lease)]
     memory.client._copy(
         target.data,
         source.data,
@@ -147,7 +163,9 @@ def _call(target, source, shape):
         dst_on_host=target.on_host,
         src_on_host=source.on_host,
         device=max(memory.access_device, 0),
+        leases=leases,
     )
+    del shares
 
 
 def _runner(target, source):

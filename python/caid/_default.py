@@ -6,10 +6,11 @@ the user's to close; a forked child gets its own."""
 from __future__ import annotations
 
 import os
+import select
 
 from . import _cai, _caid
 from ._client import Client
-from ._errors import ClosedError, DisconnectedError
+from ._errors import Error
 
 
 class _Default(Client):
@@ -28,7 +29,8 @@ def default_client() -> Client:
     """The client that functions such as :func:`caid.to_device` use where they are given none.
 
     It is made by the first call, as :func:`caid.connect` does it without arguments, and again after
-    it was closed, or its daemon has gone, or in a forked child.
+    it was closed, or its daemon has gone, or in a forked child. One whose daemon has gone is not
+    closed: its arrays stay usable.
 
     Raises
     ------
@@ -44,13 +46,23 @@ def default_client() -> Client:
 
 
 def _is_alive(client):
+    """Not by dispatch(), which would lower the fd that others wait for."""
     try:
-        client.dispatch()  # notices, without a round trip, that the daemon is gone
-    except DisconnectedError:
-        client.close()
-    except ClosedError:
-        pass
+        if _has_heard(client):  # that may be its daemon's end
+            client.ping()
+    except Error:
+        return False
     return not client.closed
+
+
+def _has_heard(client):
+    """Whether something has come from the daemon, or that cannot be told."""
+    try:
+        poll = select.poll()
+        poll.register(client.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+    except OSError:
+        return True
 
 
 # --- the driver alone -----------------------------------------------------------------------

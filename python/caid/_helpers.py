@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Iterator
 
-from . import _array, _cai, _default, _geometry, _stream, _typestr
+from . import _array, _cai, _copy, _default, _geometry, _stream, _typestr
 from ._client import ATTACH_HOST
 from ._errors import device as device_error
 from ._errors import invalid
@@ -97,12 +97,6 @@ def _driver(client, device):
         if uuid == device:
             return local, ordinal
     raise device_error(f"device {device!r} is not visible in this process")
-
-
-def _synchronize(client, stream, device):
-    """Waits for a stream; not for the one that copies are on, as they wait for it themselves."""
-    if stream != _stream.LEGACY:
-        client._stream_synchronize(stream, max(device, 0))
 
 
 # --- device arrays --------------------------------------------------------------------------
@@ -187,8 +181,7 @@ def to_device(
         return _new_on_device(obj, number, copy, client, device)
     if copy:
         with _cai.as_array(to) as target:
-            _synchronize(target._memory.client, number, target._memory.access_device)
-            target.copy_from(obj)
+            target.copy_to_device(obj, number)
     return to
 
 
@@ -202,7 +195,7 @@ def _new_on_device(obj, stream, copy, client, device):
     made = device_array_like(host, client=client, device=device)
     if copy:
         try:
-            _synchronize(client, stream, made._memory.access_device)
+            _copy.wait_for(stream, made)
             made.copy_from_host(host)
         except BaseException:
             made.close()

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
 import warnings
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ._errors import CancelledError, Error, TimedOutError, closed
 from ._records import Change
@@ -133,15 +135,36 @@ class Watch:
             return None
 
     async def wait(self, timeout: float | None = None) -> Change:
-        """get(), for asyncio."""
+        """get(), for asyncio. A wait that is cancelled leaves the change to the next one."""
         self._check()
-        future = _hub(self._client).add(self)
+        loop = asyncio.get_running_loop()
+        signal = asyncio.Event()
+        expired, timer = False, None
+
+        def expire():
+            nonlocal expired
+            expired = True
+            signal.set()
+
+        hub = _hub(self._client, loop)
+        hub.add(signal)
         try:
-            return await asyncio.wait_for(future, timeout)
-        except asyncio.TimeoutError as e:
-            if isinstance(e, TimedOutError):
-                raise
-            raise _timed_out(self._name) from None
+            if timeout is not None:
+                timer = loop.call_later(timeout, expire)
+            while True:
+                signal.clear()
+                change = self._look()
+                if change is not None:
+                    return change
+                if expired:
+                    raise TimedOutError(errno.ETIMEDOUT, f"no news of {self._name!r} in time")
+                await signal.wait()
+                if self.closed:
+                    raise CancelledError(errno.ECANCELED, f"the watch of {self._name!r} was closed")
+        finally:
+            if timer is not None:
+                timer.cancel()
+            hub.remove(signal)
 
     def __aiter__(self) -> Watch:
         return self
@@ -157,88 +180,72 @@ class Watch:
             raise
 
 
-def _timed_out(name):
-    return TimedOutError(errno.ETIMEDOUT, f"no news of {name!r} in time")
-
-
 # --- one reader for all watches of a client in a loop ---------------------------------------
 
-_hubs: WeakKeyDictionary = WeakKeyDictionary()  # client: {loop: hub}
+# client: {loop: hub}. The loop's reader holds the hub, and so the client and who waits; here they
+# are held weakly: what waits in a loop that is closed, or was dropped, can be collected.
+_hubs: WeakKeyDictionary = WeakKeyDictionary()
 
 
-def _hub(client):
-    loop = asyncio.get_running_loop()
-    of_client = _hubs.setdefault(client, {})
-    if loop not in of_client:
-        of_client[loop] = _Hub(client, loop)
-    return of_client[loop]
+def _hub(client, loop):
+    of_client = _hubs.setdefault(client, WeakValueDictionary())
+    hub = of_client.get(loop)
+    if hub is None:
+        hub = of_client[loop] = _Hub(client, loop)
+    return hub
 
 
 class _Hub:
-    """Those who wait in one event loop for watches of one client. It reads the client's fd while
-    there are any, and is gone with the last."""
+    """Those who wait in one event loop for watches of one client: each has a signal, after which
+    it looks for itself. The hub reads the client's fd while there are any, and is gone with the
+    last."""
 
     def __init__(self, client, loop):
         self.client = client
         self.loop = loop
-        self.fd = client.fileno()
-        self.waiting = {}  # future: watch
+        self.fd = None  # of our own: the client may be closed, and its number be another's
+        self.signals = set()
 
-    def add(self, watch):
-        """A future for the watch's next change."""
-        future = self.loop.create_future()
-        if not self.waiting:
-            self.loop.add_reader(self.fd, self.ready)
-        self.waiting[future] = watch
-        future.add_done_callback(self.remove)
-        self.look(future, watch)
-        return future
+    def add(self, signal):
+        if not self.signals:
+            fd = os.dup(self.client.fileno())
+            try:
+                self.loop.add_reader(fd, self.ready)
+            except BaseException:
+                os.close(fd)
+                raise
+            self.fd = fd
+        self.signals.add(signal)
 
-    def remove(self, future):
-        self.waiting.pop(future, None)
-        if not self.waiting:
-            self.loop.remove_reader(self.fd)
-            _hubs.get(self.client, {}).pop(self.loop, None)
-
-    def look(self, future, watch):
-        """Ends the wait if there is news, or if there can be none."""
-        if future.done():
+    def remove(self, signal):
+        self.signals.discard(signal)
+        if self.signals or self.fd is None:
             return
+        fd, self.fd = self.fd, None
+        _hubs.get(self.client, {}).pop(self.loop, None)
         try:
-            change = watch._look()
-        except Exception as e:
-            future.set_exception(e)
-        else:
-            if change is not None:
-                future.set_result(change)
+            if not self.loop.is_closed():
+                self.loop.remove_reader(fd)
+        finally:
+            os.close(fd)
+
+    def look_all(self):
+        """Everybody looks for news. What went wrong, every look finds out for itself."""
+        for signal in self.signals:
+            signal.set()
 
     def ready(self):
-        """The fd is readable. What went wrong, every look finds out for itself."""
-        try:
-            self.client.dispatch()
-        except Error:
-            pass
-        for future, watch in list(self.waiting.items()):
-            self.look(future, watch)
+        """The fd is readable."""
+        with contextlib.suppress(Error):
+            self.client.dispatch()  # wakes all, in every loop
 
     def wake(self):
-        """Some watch was closed, by whatever thread."""
-        try:
-            self.loop.call_soon_threadsafe(self.end_closed)
-        except RuntimeError:  # the loop has been closed
-            pass
-
-    def end_closed(self):
-        for future, watch in list(self.waiting.items()):
-            if watch.closed and not future.done():
-                future.set_exception(_cancelled(watch.name))
+        """The same as look_all(), from whatever thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self.loop.call_soon_threadsafe(self.look_all)
 
 
 def wake(client):
-    """A watch of the client was closed, or the client: whoever waits for it is told."""
+    """There may be news, or none any more: whoever waits for it looks."""
     for hub in list(_hubs.get(client, {}).values()):
         hub.wake()
-
-
-def _cancelled(name):
-    return CancelledError(errno.ECANCELED, f"the watch of {name!r} was closed")

@@ -149,3 +149,24 @@ def test_the_clients_name(daemon, client):
 def test_the_programs_name(monkeypatch, argv, name):
     monkeypatch.setattr("sys.argv", argv)
     assert caid._client._program_name() == name
+
+
+def test_fileno_says_why_there_is_none(child, client):
+    with pytest.raises(caid.ClosedError, match="no connection to a daemon"):
+        caid._caid.Client._local(None).fileno()
+    c = child(
+        """
+        import errno, os, resource
+
+        with caid.connect() as c:
+            n = len(os.listdir("/proc/self/fd")) - 1
+            resource.setrlimit(resource.RLIMIT_NOFILE, (n, n))
+            try:
+                c.fileno()
+            except caid.Error as e:
+                assert (e.code, e.errno) == (caid.ErrorCode.SYSTEM, errno.EMFILE), repr(e)
+                sys.exit(7)
+        """
+    )
+    status, errors = c.finish()
+    assert status == 7, errors

@@ -2,6 +2,7 @@
 """Copies of any layout to any layout, with NumPy as the oracle."""
 
 import array
+import sys
 import threading
 
 import numpy as np
@@ -215,3 +216,81 @@ def test_empty_like(client):
                 assert b.name is None and not b.readonly
                 if hasattr(like, "dtype"):
                     assert b.dtype == like.dtype
+
+
+# --- Numba's names --------------------------------------------------------------------------
+
+
+def test_numbas_names(client):
+    x = counting((2, 3))
+    with client.empty((2, 3), "<i4") as a, client.empty((2, 3), "<i4") as b:
+        a.copy_to_device(x)
+        b.copy_to_device(a, stream=1)
+        for stream in (0, None, 1, 2):
+            np.testing.assert_array_equal(b.copy_to_host(stream=stream), x)
+        out = np.zeros_like(x)
+        assert b.copy_to_host(out, 2) is out and out[1, 2] == 5
+        assert a.alloc_size == a.nbytes == 24 and a[:, 1].alloc_size == 16
+        assert a[::-1, ::2].alloc_size == 24 and a[2:].alloc_size == 0
+        assert a.flags == {"C_CONTIGUOUS": True, "F_CONTIGUOUS": False}
+        assert a.T.flags == {"C_CONTIGUOUS": False, "F_CONTIGUOUS": True}
+
+
+def test_a_copy_waits_for_the_stream_that_it_is_given(client):
+    no_stream = 0xDEAD0000
+    with client.empty(4, "|u1") as a:
+        a.copy_from_host(b"abcd")
+        out = bytearray(4)
+        for call in (
+            lambda stream: a.copy_to_host(out, stream),
+            lambda stream: a.copy_to_device(b"efgh", stream),
+        ):
+            with pytest.raises(caid.DriverError, match="stream"):
+                call(no_stream)
+            with pytest.raises(TypeError, match="stream"):
+                call("1")
+            with pytest.raises(ValueError, match="stream"):
+                call(-1)
+        assert out == bytes(4) and bytes(a.copy_to_host()) == b"abcd"
+    with pytest.raises(caid.ClosedError):
+        a.copy_to_device(b"efgh", 2)
+
+
+# --- interrupts -----------------------------------------------------------------------------
+
+
+def test_an_interrupt_anywhere_in_a_copy_leaves_no_share(client):
+    """Before each instruction of the module in turn, as Ctrl-C may come."""
+    at = 0
+    while _interrupted(client, at):
+        at += 1
+    assert at > 50
+
+
+def _interrupted(client, at):
+    n = 0
+
+    def trace(frame, event, _arg):
+        nonlocal n
+        if frame.f_code.co_filename != caid._copy.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            n += 1
+            if n > at:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    with client.empty(4, "|u1") as a:
+        sys.settrace(trace)
+        try:
+            a.copy_from_host(b"abcd")
+        except KeyboardInterrupt:
+            interrupted = True
+        else:
+            interrupted = False
+        finally:
+            sys.settrace(before)
+    assert a._memory.closed, f"interrupted before instruction {at}"
+    return interrupted

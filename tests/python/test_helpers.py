@@ -339,6 +339,30 @@ def test_the_default_client_after_the_daemons_end(monkeypatch, daemon):
     assert caid.default_client().status().pid == daemon.pid
 
 
+def test_arrays_of_a_default_client_outlive_its_daemon(monkeypatch, daemon):
+    with caid.LocalDaemon() as d:
+        monkeypatch.setenv("CAID_SOCKET", d.address)
+        caid.default_client().close()
+        a = caid.to_device(numpy.arange(4))
+    monkeypatch.setenv("CAID_SOCKET", daemon.address)
+    with caid.device_array(4) as b:
+        assert b._memory.client is not a._memory.client and not a.closed
+    assert a.copy_to_host().tolist() == [0, 1, 2, 3]
+    a.close()
+
+
+def test_a_default_client_that_was_found_dead_before(monkeypatch, daemon):
+    with caid.LocalDaemon() as d:
+        monkeypatch.setenv("CAID_SOCKET", d.address)
+        caid.default_client().close()
+        first = caid.default_client()
+    with pytest.raises(caid.DisconnectedError):
+        first.ping()
+    monkeypatch.setenv("CAID_SOCKET", daemon.address)
+    assert caid.default_client() is not first
+    caid.default_client().ping()
+
+
 def test_a_process_that_leaves_all_open_exits_cleanly(daemon):
     code = """
 import numpy, caid

@@ -329,6 +329,28 @@ def test_streams_that_are_none(client):
         assert not a.closed
 
 
+NO_STREAM = 0xDEAD0000  # the driver is asked for it, and knows none such
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a: a.copy_from_host(bytes(16)),
+        lambda a: a.copy_to_host(bytearray(16)),
+        lambda a: a.publish("a"),
+        lambda a: a.ipc_handle,
+    ],
+    ids=["copy_from_host", "copy_to_host", "publish", "ipc_handle"],
+)
+def test_a_call_before_does_not_hide_the_stream(client, call):
+    a = client.empty(4, "<f4", memory="legacy")
+    call(a)
+    with pytest.raises(caid.DriverError, match="stream"):
+        a.close(NO_STREAM)
+    assert not a.closed
+    a.close(1)
+
+
 def test_views_are_closed_on_streams_each(client):
     a = client.empty((4, 4))
     v, w = a[1:], a.T

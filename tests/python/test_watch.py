@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 from conftest import PATIENCE_S, wait_until
@@ -280,8 +281,8 @@ def test_watches_of_a_client_share_one_reader(client):
             publish(client, f"n{i}")
         changes = await asyncio.gather(*waits)
         assert [change.name for change in changes] == [f"n{i}" for i in range(10)]
-        assert len(added) == 1 and added[0][0] == client.fileno()
-        assert not loop.remove_reader(client.fileno()), "the reader is gone with the last"
+        assert len(added) == 1
+        assert not loop.remove_reader(added[0][0]), "the reader is gone with the last"
         for w in watches:
             w.close()
 
@@ -355,15 +356,148 @@ def test_calls_in_the_loop_do_not_swallow_news(client):
     run(main())
 
 
+def publish_unseen(client, name="w"):
+    """Its news is in the clients' sockets, while the event loop of this thread has not run."""
+    generation = publish(client, name)
+    time.sleep(0.05)
+    return generation
+
+
+@pytest.mark.parametrize("by", ["dispatch", "default_client"])
+def test_dispatch_outside_the_loop_does_not_swallow_news(daemon, client, monkeypatch, by):
+    monkeypatch.setenv("CAID_SOCKET", daemon.address)
+
+    async def main():
+        c = caid.default_client()
+        with c, c.watch("w") as watch:
+            task = asyncio.ensure_future(watch.wait(5))
+            await asyncio.sleep(0.01)
+            generation = publish_unseen(client)
+            if by == "dispatch":
+                c.dispatch()
+            else:
+                assert caid.default_client() is c
+            assert (await task).generation == generation
+
+    run(main())
+
+
+def test_dispatch_of_one_loop_wakes_the_others(daemon, client):
+    """A loop that is busy while another reads its news."""
+    with daemon.connect() as c, c.watch("w") as watch, c.watch("x") as other:
+        busy, seen = threading.Event(), threading.Event()
+
+        async def first():
+            task = asyncio.ensure_future(watch.wait(5))
+            await asyncio.sleep(0.01)
+            busy.set()
+            seen.wait(PATIENCE_S)
+            time.sleep(0.05)  # the other loop has lowered the fd
+            return await task
+
+        thread, ended = in_thread(lambda: asyncio.run(first()))
+        busy.wait(PATIENCE_S)
+
+        async def second():
+            asyncio.get_running_loop().call_later(0.01, publish, client, "w")
+            asyncio.get_running_loop().call_later(0.1, publish, client, "x")
+            await other.wait()
+            seen.set()
+
+        run(second())
+        thread.join(PATIENCE_S)
+        assert isinstance(ended[0], caid.Change), ended
+
+
+def test_a_new_client_with_the_old_ones_fd(daemon, client):
+    """Both in one step of the loop: nothing of the old one is left in its selector."""
+
+    async def main():
+        c = daemon.connect()
+        old = asyncio.ensure_future(c.watch("w").wait())
+        await asyncio.sleep(0.01)
+        c.close()
+        with daemon.connect() as c, c.watch("w") as watch:
+            new = asyncio.ensure_future(watch.wait(5))
+            with pytest.raises(caid.CancelledError):
+                await old
+            await asyncio.sleep(0.01)
+            assert publish(client) == (await new).generation
+
+    run(main())
+
+
+def test_news_is_not_lost_with_a_task_cancelled_by_the_reader(client):
+    """Cancelled in the very step that found the news."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        add_reader, task = loop.add_reader, None
+
+        def add(fd, ready):
+            def ready_and_cancel():
+                ready()
+                task.cancel()
+
+            return add_reader(fd, ready_and_cancel)
+
+        with client.watch("w") as watch:
+            loop.add_reader = add
+            task = asyncio.ensure_future(watch.wait())
+            await asyncio.sleep(0.01)
+            loop.add_reader = add_reader
+            generation = publish_unseen(client)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await watch.wait(5)).generation == generation
+
+    run(main())
+
+
+def test_a_loop_that_is_closed_under_a_wait_keeps_nothing(daemon):
+    c = daemon.connect()
+    n_fds = len(os.listdir("/proc/self/fd"))
+    watch, alive = c.watch("w"), weakref.ref(c)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # a task is destroyed that waits
+    task = loop.create_task(watch.wait())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+    with pytest.warns(ResourceWarning):
+        del task, watch, loop, c
+        gc.collect()
+    assert alive() is None
+    gc.collect()  # the warnings had named the objects
+    assert len(os.listdir("/proc/self/fd")) < n_fds
+
+
+def test_a_task_that_nobody_keeps_goes_on_waiting(client):
+    async def main():
+        ended = asyncio.Event()
+
+        async def wait():
+            with client.watch("w") as watch:
+                await watch.wait()
+                ended.set()
+
+        asyncio.ensure_future(wait())
+        await asyncio.sleep(0.01)
+        gc.collect()
+        publish(client)
+        await asyncio.wait_for(ended.wait(), 5)
+
+    run(main())
+
+
 def test_the_latest_generation_is_never_missed_in_asyncio(daemon, client):
     """Several watches in one loop, and a publisher in another thread."""
     last = []
 
     def work():
         with daemon.connect() as c:
-            for _ in range(N_GENERATIONS):
-                generation = publish(c)
-            last.append(generation)
+            last.append(publish(c) + N_GENERATIONS - 1)  # before anybody can have seen it
+            for _ in range(N_GENERATIONS - 1):
+                publish(c)
 
     async def follow(watch):
         seen = 0
