@@ -164,6 +164,8 @@ mem_unmap(CUdeviceptr address, size_t size)
     (void)address, (void)size;
     if (fails())
         return CUDA_ERROR_INVALID_VALUE;
+    if (state.n_mappings == 0) /* of what is not mapped */
+        return CUDA_ERROR_INVALID_VALUE;
     state.n_mappings--;
     return CUDA_SUCCESS;
 }
