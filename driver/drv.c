@@ -409,6 +409,42 @@ device_get_vmm(const struct drv *drv, struct drv_device *device, struct drv_erro
     return drv_fail(drv, err, "cuMemGetAllocationGranularity", result);
 }
 
+/* What a driver does not know of is not there. */
+static int
+device_trait(const struct drv *drv, CUdevice device, CUdevice_attribute attribute)
+{
+    int value = 0;
+    device_attribute(drv, device, attribute, &value, NULL);
+    return value;
+}
+
+static const char *
+device_compute_mode(const struct drv *drv, CUdevice device)
+{
+    int mode = -1;
+    device_attribute(drv, device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, &mode, NULL);
+    switch (mode) {
+    case CU_COMPUTEMODE_DEFAULT: return "default";
+    case CU_COMPUTEMODE_PROHIBITED: return "prohibited";
+    case CU_COMPUTEMODE_EXCLUSIVE_PROCESS: return "exclusive";
+    default: return NULL;
+    }
+}
+
+static void
+device_get_traits(const struct drv *drv, struct drv_device *device)
+{
+    CUdevice ordinal = device->ordinal;
+
+    device->ipc = device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED);
+    device->memops =
+        device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
+    device->readonly_host =
+        device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
+    device->mps = device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
+    device->compute_mode = device_compute_mode(drv, ordinal);
+}
+
 int
 drv_device_get(const struct drv *drv, int ordinal, struct drv_device *ret,
                struct drv_error *err)
@@ -431,6 +467,7 @@ drv_device_get(const struct drv *drv, int ordinal, struct drv_device *ret,
     int r = device_get_vmm(drv, &device, err);
     if (r < 0)
         return r;
+    device_get_traits(drv, &device);
     *ret = device;
     return 0;
 }
@@ -445,4 +482,10 @@ drv_memory_info(const struct drv *drv, const char *uuid, uint64_t *ret_free,
         return -ENOSYS;
     }
     return nvml_memory_info(drv->nvml, uuid, ret_free, ret_total, err);
+}
+
+int
+drv_persistence(const struct drv *drv, const char *uuid, bool *ret_on)
+{
+    return drv->nvml ? nvml_persistence(drv->nvml, uuid, ret_on) : -ENOSYS;
 }

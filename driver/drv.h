@@ -74,6 +74,12 @@ struct drv_device {
     size_t total;       /* bytes */
     size_t granularity; /* bytes, of VMM allocations (minimum); 0 without vmm_fd */
     bool vmm_fd;        /* VMM with POSIX fd handles */
+    bool ipc;           /* legacy handles, of memory and events */
+    bool memops;        /* stream memory operations of 64 bits */
+    bool readonly_host; /* registers host memory that is mapped for reading */
+    bool mps;           /* contexts of this process are MPS clients' */
+    /* "default", "exclusive", "prohibited"; NULL: not known. Static. */
+    const char *compute_mode;
 };
 
 int drv_device_count(const struct drv *drv, int *ret_n, struct drv_error *err);
@@ -83,3 +89,6 @@ int drv_device_get(const struct drv *drv, int ordinal, struct drv_device *ret,
 /* Free and total bytes of a device with no context: NVML, by UUID. -ENOSYS without NVML. */
 int drv_memory_info(const struct drv *drv, const char *uuid, uint64_t *ret_free,
                     uint64_t *ret_total, struct drv_error *err);
+/* Whether the kernel's driver stays initialised for a device that nobody uses. -ENOSYS where that is
+ * not known: no NVML, or none that tells. */
+int drv_persistence(const struct drv *drv, const char *uuid, bool *ret_on);

@@ -3,7 +3,6 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -33,6 +32,8 @@ struct nvml {
     enum nvml_return (*shutdown)(void); /* NULL where the library has none */
     enum nvml_return (*device_by_uuid)(const char *uuid, struct nvml_device **ret);
     enum nvml_return (*device_memory)(struct nvml_device *device, struct nvml_memory *ret);
+    /* NULL where the library has none */
+    enum nvml_return (*device_persistence)(struct nvml_device *device, unsigned int *ret);
     const char *(*error_string)(enum nvml_return result);
     pthread_mutex_t lock; /* guards initialised */
     bool initialised;
@@ -65,6 +66,7 @@ nvml_open(struct nvml **ret, const char *library)
         !find(handle, "nvmlErrorString", &nvml->error_string))
         return -ENOSYS;
     find(handle, "nvmlShutdown", &nvml->shutdown);
+    find(handle, "nvmlDeviceGetPersistenceMode", &nvml->device_persistence);
     pthread_mutex_init(&nvml->lock, NULL);
     *ret = TAKE_PTR(nvml);
     return 0;
@@ -123,22 +125,48 @@ nvml_init(struct nvml *nvml)
     return result;
 }
 
-int
-nvml_memory_info(struct nvml *nvml, const char *uuid, uint64_t *ret_free, uint64_t *ret_total,
-                 struct drv_error *err)
+static int
+nvml_find(struct nvml *nvml, const char *uuid, struct nvml_device **ret, struct drv_error *err)
 {
     enum nvml_return result = nvml_init(nvml);
     if (result != NVML_SUCCESS)
         return nvml_fail(nvml, err, "nvmlInit_v2", uuid, result);
+    result = nvml->device_by_uuid(uuid, ret);
+    return nvml_fail(nvml, err, "nvmlDeviceGetHandleByUUID", uuid, result);
+}
+
+int
+nvml_memory_info(struct nvml *nvml, const char *uuid, uint64_t *ret_free, uint64_t *ret_total,
+                 struct drv_error *err)
+{
     struct nvml_device *device;
-    result = nvml->device_by_uuid(uuid, &device);
-    if (result != NVML_SUCCESS)
-        return nvml_fail(nvml, err, "nvmlDeviceGetHandleByUUID", uuid, result);
+    int r = nvml_find(nvml, uuid, &device, err);
+    if (r < 0)
+        return r;
     struct nvml_memory memory;
-    result = nvml->device_memory(device, &memory);
+    enum nvml_return result = nvml->device_memory(device, &memory);
     if (result != NVML_SUCCESS)
         return nvml_fail(nvml, err, "nvmlDeviceGetMemoryInfo", uuid, result);
     *ret_free = memory.free;
     *ret_total = memory.total;
+    return 0;
+}
+
+int
+nvml_persistence(struct nvml *nvml, const char *uuid, bool *ret_on)
+{
+    if (!nvml->device_persistence)
+        return -ENOSYS;
+    struct nvml_device *device;
+    int r = nvml_find(nvml, uuid, &device, NULL);
+    if (r < 0)
+        return r;
+    unsigned int on;
+    enum nvml_return result = nvml->device_persistence(device, &on);
+    if (result == NVML_ERROR_NOT_SUPPORTED)
+        return -ENOSYS;
+    if (result != NVML_SUCCESS)
+        return nvml_errno(result);
+    *ret_on = on != 0;
     return 0;
 }

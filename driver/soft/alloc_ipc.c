@@ -23,6 +23,7 @@ soft_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
     if (!handle)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(context_current(&context));
+    RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED));
     LOCKED(&soft->ranges.lock);
     struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
     if (!range || range->kind != RANGE_DEVICE)
@@ -143,6 +144,7 @@ soft_cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned
     if (!address || !(flags & CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS))
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(context_current(&context));
+    RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED));
     memcpy(&ticket, &handle, sizeof(ticket));
     if (!share_ticket_is(&ticket, SHARE_MEMORY))
         return CUDA_ERROR_INVALID_VALUE;

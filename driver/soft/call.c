@@ -70,7 +70,7 @@ watch_setup(void)
     return watch->bad ? -EINVAL : 0;
 }
 
-int
+bool
 call_begin(struct call *call, enum entry entry, bool own_stream)
 {
     *call = (struct call){.entry = entry, .own_before = own_stream_now};
@@ -78,9 +78,9 @@ call_begin(struct call *call, enum entry entry, bool own_stream)
     watch_setup(); /* a setting that makes no sense is for soft_setup() to refuse */
     atomic_fetch_add_explicit(&soft->watch.n_calls[entry], 1, memory_order_relaxed);
     if (!soft->watch.active)
-        return 0;
+        return true;
     call->start_ns = clock_now_ns();
-    return fault_meet(&soft->watch.faults, entry, &call->late);
+    return fault_meet(&soft->watch.faults, entry, &call->result);
 }
 
 int
@@ -88,7 +88,7 @@ call_end(const struct call *call, int result, const uintptr_t *args, size_t n_ar
 {
     own_stream_now = call->own_before;
     if (result == 0)
-        result = call->late;
+        result = call->result;
     if (call->start_ns && soft->watch.trace_fd >= 0)
         trace_write(soft->watch.trace_fd, call, result, args, n_args);
     return result;

@@ -35,7 +35,7 @@ struct call {
     enum entry entry;
     bool own_before;   /* what call_own_stream() was outside */
     uint64_t start_ns; /* 0: nobody looks */
-    int late;          /* what it returns instead of success */
+    int result;        /* what it returns where it is not made, or instead of success */
 };
 
 /* What watches the calls of a process; part of struct soft. Set up by the first call. */
@@ -57,9 +57,9 @@ const char *entry_base(enum entry entry);
 /* Reads the settings that are about calls, once; -EINVAL when one of them made no sense. */
 int watch_setup(void);
 
-/* 0, or the result with which the call has to end without having done anything. */
-int call_begin(struct call *call, enum entry entry, bool own_stream);
-/* Returns what the caller gets: result, or what a rule says. */
+/* False: the call has to end without having done anything. */
+bool call_begin(struct call *call, enum entry entry, bool own_stream);
+/* Returns what the caller gets: result (of a call that was not made: 0), or what a rule says. */
 int call_end(const struct call *call, int result, const uintptr_t *args, size_t n_args);
 /* Whether a null stream means the calling thread's own one in this call. */
 bool call_own_stream(void);

@@ -1,45 +1,172 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Questions about the capture of streams into graphs. There are no graphs: nothing is captured. */
+/*
+ * The capture of streams into graphs, as far as a program can tell that a stream is being captured.
+ * There are no nodes: a capturing stream refuses all work (NOT_SUPPORTED, stream.c), and the graph
+ * at its end is empty. A capture ends with its stream.
+ */
 #include "stream.h"
 
+#include <unistd.h>
+
+struct graph {
+    struct object object;
+};
+
+static void
+graph_free(struct object *object)
+{
+    free(container_of(object, struct graph, object));
+}
+
+static CUresult
+graph_make(CUgraph *ret)
+{
+    struct graph *graph = calloc(1, sizeof(*graph));
+    if (!graph)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    object_init(&graph->object, OBJECT_GRAPH, graph_free);
+    int r = object_publish(&graph->object);
+    if (r == 0)
+        *ret = (CUgraph)(uintptr_t)graph->object.handle;
+    object_unref(&graph->object); /* the handle's reference is left */
+    return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 CUresult
-soft_cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
+soft_cuGraphDestroy(CUgraph handle)
+{
+    ENTER();
+    struct object *object = object_take((uintptr_t)handle, OBJECT_GRAPH);
+    if (!object)
+        return CUDA_ERROR_INVALID_VALUE;
+    object_unref(object);
+    return CUDA_SUCCESS;
+}
+
+CUresult
+stream_forbid_capture(struct stream *stream)
+{
+    LOCKED(&stream->context->order);
+    if (stream->capture.status == CU_STREAM_CAPTURE_STATUS_NONE)
+        return CUDA_SUCCESS;
+    stream->capture.status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+CUresult
+soft_cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    RETURN_IF(stream_get(handle, &stream));
+    if (mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (stream == stream->context->legacy)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    LOCKED(&stream->context->order);
+    if (stream->capture.status != CU_STREAM_CAPTURE_STATUS_NONE)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    stream->capture = (struct capture){
+        .status = CU_STREAM_CAPTURE_STATUS_ACTIVE,
+        .mode = mode,
+        .id = ++soft->last_capture_id,
+        .thread = gettid(),
+    };
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuStreamBeginCapture(CUstream stream)
+{
+    return soft_cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+/* Whoever has begun it has to end it, unless it is relaxed. ret_before is what it was. */
+static CUresult
+capture_end(struct stream *stream, CUstreamCaptureStatus *ret_before)
+{
+    LOCKED(&stream->context->order);
+    struct capture *capture = &stream->capture;
+    if (capture->status == CU_STREAM_CAPTURE_STATUS_NONE)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != gettid())
+        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    *ret_before = capture->status;
+    capture->status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuStreamEndCapture(CUstream handle, CUgraph *ret)
+{
+    _cleanup_(stream_unrefp) struct stream *stream = NULL;
+    CUstreamCaptureStatus before;
+    RETURN_IF(stream_get(handle, &stream));
+    if (!ret)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(capture_end(stream, &before));
+    *ret = NULL;
+    return before == CU_STREAM_CAPTURE_STATUS_ACTIVE ? graph_make(ret)
+                                                     : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+}
+
+/* The id may be NULL, and is of a stream that captures only. */
+static CUresult
+capture_tell(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(handle, &stream));
     if (!status)
         return CUDA_ERROR_INVALID_VALUE;
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    LOCKED(&stream->context->order);
+    *status = stream->capture.status;
+    if (id && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        *id = stream->capture.id;
     return CUDA_SUCCESS;
 }
 
-/* Of a stream that is not captured there is nothing else to tell. */
 CUresult
-soft_cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status,
-                            cuuint64_t *id UNUSED)
+soft_cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
-    return soft_cuStreamIsCapturing(stream, status);
+    return capture_tell(stream, status, NULL);
 }
 
 CUresult
-soft_cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status,
-                               cuuint64_t *id UNUSED, CUgraph *graph UNUSED,
-                               const CUgraphNode **dependencies UNUSED,
-                               size_t *n_dependencies UNUSED)
+soft_cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
 {
-    return soft_cuStreamIsCapturing(stream, status);
+    return capture_tell(stream, status, id);
+}
+
+/* There is no graph before the end. */
+CUresult
+soft_cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
+                               CUgraph *graph, const CUgraphNode **dependencies,
+                               size_t *n_dependencies)
+{
+    RETURN_IF(capture_tell(stream, status, id));
+    if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        return CUDA_SUCCESS;
+    if (graph)
+        *graph = NULL;
+    if (dependencies)
+        *dependencies = NULL;
+    if (n_dependencies)
+        *n_dependencies = 0;
+    return CUDA_SUCCESS;
 }
 
 CUresult
-soft_cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status,
-                               cuuint64_t *id UNUSED, CUgraph *graph UNUSED,
-                               const CUgraphNode **dependencies, const CUgraphEdgeData **edges,
-                               size_t *n_dependencies UNUSED)
+soft_cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
+                               CUgraph *graph, const CUgraphNode **dependencies,
+                               const CUgraphEdgeData **edges, size_t *n_dependencies)
 {
     ENTER();
     if (edges && !dependencies)
         return CUDA_ERROR_INVALID_VALUE;
-    return soft_cuStreamIsCapturing(stream, status);
+    RETURN_IF(soft_cuStreamGetCaptureInfo_v2(stream, status, id, graph, dependencies,
+                                             n_dependencies));
+    if (edges && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        *edges = NULL;
+    return CUDA_SUCCESS;
 }
 
 /* Which calls a capture forbids the thread; kept, for whoever sets it back, whatever it is. */

@@ -84,7 +84,7 @@ do_live(const char *args, struct text *reply)
 {
     static const char *const objects[] = {
         [OBJECT_CONTEXT] = "contexts", [OBJECT_STREAM] = "streams", [OBJECT_EVENT] = "events",
-        [OBJECT_MEMORY] = "handles",   [OBJECT_POOL] = "pools",
+        [OBJECT_MEMORY] = "handles",   [OBJECT_POOL] = "pools",     [OBJECT_GRAPH] = "graphs",
     };
     static const char *const ranges[] = {
         [RANGE_RESERVATION] = "reservations",

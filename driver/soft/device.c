@@ -200,13 +200,23 @@ soft_cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
     return CUDA_SUCCESS;
 }
 
+/* What the setting says goes before the table. */
 static int
 attribute_find(CUdevice_attribute attribute)
 {
+    const struct setting_attribute *setting = &soft->settings.attributes[attribute];
+    if (setting->set)
+        return setting->value;
     for (size_t i = 0; i < ARRAY_SIZE(attributes); i++)
         if (attributes[i].attribute == attribute)
             return attributes[i].value;
     return 0;
+}
+
+CUresult
+device_has(CUdevice_attribute attribute)
+{
+    return attribute_find(attribute) ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult

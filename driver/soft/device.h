@@ -49,6 +49,8 @@ unsigned int device_bus(const struct device *device);
 /* By what cuDeviceGetPCIBusId or NVML call its place: NULL for none of ours. A hidden one, too. */
 struct device *device_find_bus(const char *id);
 void device_capability(int *ret_major, int *ret_minor);
+/* NOT_SUPPORTED where the attribute is 0: for calls that it stands for. */
+CUresult device_has(CUdevice_attribute attribute);
 /* Checks an entry point's device and output. */
 CUresult device_arg(CUdevice ordinal, const void *out);
 /* A hidden one, too. */

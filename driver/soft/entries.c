@@ -27,8 +27,8 @@
     {                                                                            \
         struct call call;                                                        \
         uintptr_t values[MAX_ARGS] = {VALUES(__VA_ARGS__)};                      \
-        type result = (type)call_begin(&call, ENTRY_##symbol, own);              \
-        if (result == (type)0)                                                   \
+        type result = (type)0;                                                   \
+        if (call_begin(&call, ENTRY_##symbol, own))                              \
             result = work(ARGS(__VA_ARGS__));                                    \
         return (type)call_end(&call, (int)result, values, N_TYPES(__VA_ARGS__)); \
     }

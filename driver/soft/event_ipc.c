@@ -315,6 +315,7 @@ soft_cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event_handle)
     if (!handle || !event_handle)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(context_current(&context));
+    RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED));
     _cleanup_(event_unrefp) struct event *event = NULL;
     RETURN_IF(event_get(event_handle, &event));
     if (event->kind != &ipc_kind ||
@@ -374,6 +375,7 @@ soft_cuIpcOpenEventHandle(CUevent *ret, CUipcEventHandle handle)
     if (!ret)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(context_current(&context));
+    RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED));
     memcpy(&ticket, &handle, sizeof(ticket));
     RETURN_IF(shared_take(&ticket, &shared));
     struct ipc_event *ipc =

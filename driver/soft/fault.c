@@ -54,6 +54,10 @@ parse_action(char *text, struct fault_rule *rule)
         rule->action = FAULT_VANISH;
         return 0;
     }
+    if (strcmp(text, "skip") == 0) {
+        rule->action = FAULT_SKIP;
+        return 0;
+    }
     if (strncmp(text, delay, strlen(delay)) == 0) {
         text += strlen(delay);
         rule->action = FAULT_DELAY;
@@ -159,26 +163,28 @@ match(struct fault_list *list, enum entry entry, uint64_t *ret_delay_ns,
     }
 }
 
-int
-fault_meet(struct fault_list *list, int entry, int *ret_late)
+bool
+fault_meet(struct fault_list *list, int entry, int *ret_result)
 {
     struct fault_rule rule;
     uint64_t delay_ns;
-    *ret_late = 0;
     match(list, (enum entry)entry, &delay_ns, &rule);
     struct timespec delay = {(time_t)(delay_ns / NSEC_PER_SEC),
                              (long)(delay_ns % NSEC_PER_SEC)};
     if (delay_ns)
         clock_nanosleep(CLOCK_MONOTONIC, 0, &delay, NULL);
+    *ret_result = rule.result;
     switch (rule.action) {
-    case FAULT_DELAY: return 0;
-    case FAULT_LATE: *ret_late = rule.result; return 0;
-    case FAULT_STICKY: device_fault(context_device(), (CUresult)rule.result); break;
+    case FAULT_DELAY:
+    case FAULT_LATE: return true;
+    case FAULT_SKIP:
+    case FAULT_FAIL: return false;
+    case FAULT_STICKY: device_fault(context_device(), (CUresult)rule.result); return false;
     case FAULT_VANISH:
         device_vanish(context_device());
-        return *entry_base((enum entry)entry) ? CUDA_ERROR_DEVICE_UNAVAILABLE
-                                              : NVML_ERROR_GPU_IS_LOST;
-    case FAULT_FAIL: break;
+        *ret_result = *entry_base((enum entry)entry) ? CUDA_ERROR_DEVICE_UNAVAILABLE
+                                                     : NVML_ERROR_GPU_IS_LOST;
+        return false;
     }
-    return rule.result;
+    return true;
 }

@@ -13,12 +13,15 @@
  *                     faulted: for the rest of the process all that needs it returns RESULT
  *     late:RESULT     the call is made, and says RESULT if it succeeded: CUDA's calls may return
  *                     the error of work that was enqueued before
+ *     skip            the call does nothing and returns success: what a program would do that has
+ *                     left it out
  *     vanish          the same device falls off the bus; see device.h
  *     delay:US        the call is made that many microseconds later
  */
 #pragma once
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -29,6 +32,7 @@ enum fault_action {
     FAULT_FAIL,
     FAULT_STICKY,
     FAULT_LATE,
+    FAULT_SKIP,
     FAULT_VANISH,
     FAULT_DELAY
 };
@@ -51,7 +55,7 @@ struct fault_list {
 /* All of them or none: -EINVAL for a rule that is not one, -ENOSPC for too many. */
 int fault_add(struct fault_list *list, const char *text);
 void fault_clear(struct fault_list *list);
-/* Meets what the rules have for a call of this entry point (enum entry): takes the time they say,
- * and returns the result with which the call has to end, or 0. *ret_late is what it has to return
- * after it was made with success, or 0. The first rule that is not a delay decides. */
-int fault_meet(struct fault_list *list, int entry, int *ret_late);
+/* Meets what the rules have for a call of this entry point (enum entry): takes the time they say.
+ * False: the call is not made. *ret_result is what it returns then, or, unless it is 0, instead of
+ * success. The first rule that is not a delay decides. */
+bool fault_meet(struct fault_list *list, int entry, int *ret_result);

@@ -197,6 +197,7 @@ word_from(const CUstreamBatchMemOpParams *params, struct word *ret)
         break;
     case CU_STREAM_MEM_OP_WAIT_VALUE_64:
     case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS));
         ret->width = 8;
         ret->value = from->value64;
         break;

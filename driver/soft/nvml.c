@@ -175,6 +175,15 @@ soft_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 }
 
 nvmlReturn_t
+soft_nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)
+{
+    nvmlReturn_t result = nvml_enter_device(device, mode);
+    if (result == NVML_SUCCESS)
+        *mode = soft->settings.persistence ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
+    return result;
+}
+
+nvmlReturn_t
 soft_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
     nvmlReturn_t result = nvml_enter_device(device, index);

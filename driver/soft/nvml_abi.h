@@ -17,6 +17,11 @@ typedef enum nvmlReturn_enum {
     NVML_ERROR_UNKNOWN = 999,
 } nvmlReturn_t;
 
+typedef enum nvmlEnableState_enum {
+    NVML_FEATURE_DISABLED = 0,
+    NVML_FEATURE_ENABLED = 1,
+} nvmlEnableState_t;
+
 typedef struct device *nvmlDevice_t;
 
 typedef struct nvmlMemory_st {

@@ -17,7 +17,8 @@ enum object_kind {
     OBJECT_STREAM,
     OBJECT_EVENT,
     OBJECT_MEMORY,
-    OBJECT_POOL
+    OBJECT_POOL,
+    OBJECT_GRAPH
 };
 
 struct object {

@@ -73,6 +73,9 @@ soft_cuMemHostRegister_v2(void *address, size_t size, unsigned int flags)
     if (flags & CU_MEMHOSTREGISTER_IOMEMORY)
         return CUDA_ERROR_INVALID_VALUE;
     bool read_only = flags & CU_MEMHOSTREGISTER_READ_ONLY;
+    RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED));
+    if (read_only)
+        RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED));
     RETURN_IF(check_free_unlocked(start, size));
     if (pages_check(start, size, !read_only) < 0)
         return CUDA_ERROR_INVALID_VALUE;

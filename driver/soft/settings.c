@@ -136,22 +136,68 @@ read_name(char *name, size_t size)
     return 0;
 }
 
+/* Devices are found by their places on the bus, which are no matter of settings. */
+static bool
+attribute_is_settable(uint64_t attribute)
+{
+    return attribute >= CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK &&
+           attribute != CU_DEVICE_ATTRIBUTE_PCI_BUS_ID &&
+           attribute != CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID;
+}
+
+/* "NUMBER=VALUE" at the start of *text, which is moved behind it and a comma. */
+static int
+take_attribute(const char **text, struct setting_attribute *attributes)
+{
+    const char *suffix;
+    char *end;
+    uint64_t attribute;
+    if (parse_number(*text, SETTINGS_ATTRIBUTES - 1, &suffix, &attribute) < 0 ||
+        !attribute_is_settable(attribute) || *suffix != '=')
+        return -EINVAL;
+    const char *value = suffix + 1;
+    if (!isdigit((unsigned char)*value) && *value != '-')
+        return -EINVAL;
+    errno = 0;
+    long number = strtol(value, &end, 10);
+    if (errno != 0 || end == value || number < INT_MIN || number > INT_MAX ||
+        (*end && *end != ',') || (*end == ',' && !end[1]))
+        return -EINVAL;
+    attributes[attribute] = (struct setting_attribute){true, (int)number};
+    *text = *end ? end + 1 : end;
+    return 0;
+}
+
+static int
+read_attributes(struct setting_attribute *attributes)
+{
+    const char *name = "CAID_SOFTCUDA_ATTRIBUTES", *text = getenv(name), *at = text;
+    while (at && *at)
+        if (take_attribute(&at, attributes) < 0)
+            return settings_complain(name, text,
+                                     "CUdevice_attribute=VALUE, separated by commas");
+    return 0;
+}
+
 int
 settings_read(struct settings *ret)
 {
     struct settings settings = {.memory = UINT64_C(4) << 30, .uuid = default_uuid};
-    uint64_t n_devices = 1, delay_us = 0, seed = 0;
+    uint64_t n_devices = 1, delay_us = 0, seed = 0, persistence = 1;
     int jitter;
     if (read_number("CAID_SOFTCUDA_DEVICES", SOFT_MAX_DEVICES, &n_devices) < 0 ||
         read_number("CAID_SOFTCUDA_DELAY_US", MAX_DELAY_US, &delay_us) < 0 ||
         (jitter = read_number("CAID_SOFTCUDA_JITTER_SEED", UINT64_MAX, &seed)) < 0 ||
+        read_number("CAID_SOFTCUDA_PERSISTENCE", 1, &persistence) < 0 ||
         read_memory(&settings.memory) < 0 || read_uuid(&settings.uuid) < 0 ||
+        read_attributes(settings.attributes) < 0 ||
         read_name(settings.name, sizeof(settings.name)) < 0)
         return -EINVAL;
     settings.n_devices = (int)n_devices;
     settings.delay_ns = delay_us * 1000;
     settings.jitter = jitter > 0;
     settings.jitter_seed = seed;
+    settings.persistence = persistence;
     *ret = settings;
     return 0;
 }

@@ -7,6 +7,8 @@
  *   CAID_SOFTCUDA_UUID         UUID of device 0, with or without "GPU-"; others follow from it
  *   CAID_SOFTCUDA_DELAY_US     stretches every asynchronous operation (0)
  *   CAID_SOFTCUDA_JITTER_SEED  makes the stretch a random share of the delay, by this seed
+ *   CAID_SOFTCUDA_ATTRIBUTES   attributes of the devices that are other than usual, "122=0,20=3"
+ *   CAID_SOFTCUDA_PERSISTENCE  whether NVML says that persistence mode is on (1)
  *   CUDA_VISIBLE_DEVICES       as for a real driver (visible.h)
  * and, read at the first call of all (call.h):
  *   CAID_SOFTCUDA_FAIL         which calls go wrong, and how (fault.h)
@@ -21,11 +23,20 @@
 
 #include "cuda_abi.h"
 
+#define SETTINGS_ATTRIBUTES (CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED + 1)
+
+struct setting_attribute {
+    bool set;
+    int value;
+};
+
 struct settings {
     int n_devices;
     uint64_t memory; /* bytes, a multiple of the granularity */
     char name[128];
     CUuuid uuid;
+    struct setting_attribute attributes[SETTINGS_ATTRIBUTES]; /* by CUdevice_attribute */
+    bool persistence;
     _Atomic uint64_t delay_ns; /* these three may be changed meanwhile */
     _Atomic bool jitter;
     _Atomic uint64_t jitter_seed;

@@ -308,6 +308,8 @@ submit_locked(struct stream *stream, struct op *op)
 {
     if (stream->closed)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture.status != CU_STREAM_CAPTURE_STATUS_NONE)
+        return CUDA_ERROR_NOT_SUPPORTED;
     if (order_by_legacy(stream, op) < 0 || order_by_barriers(stream->context, op) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     LOCKED(&stream->lock);
@@ -490,6 +492,7 @@ soft_cuStreamQuery(CUstream handle)
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     struct stream *other;
     RETURN_IF(stream_get(handle, &stream));
+    RETURN_IF(stream_forbid_capture(stream));
     LOCKED(&stream->context->order);
     LIST_FOREACH(other, &stream->context->streams, context_link)
     {
@@ -528,6 +531,7 @@ soft_cuStreamSynchronize(CUstream handle)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     RETURN_IF(stream_get(handle, &stream));
+    RETURN_IF(stream_forbid_capture(stream));
     uint64_t number = stream->submitted;
     if (stream == stream->context->legacy) {
         struct op *op = op_marker();

@@ -49,6 +49,14 @@ struct stream_attributes {
     CUlaunchMemSyncDomain domain;
 };
 
+/* What a stream is given is not carried out but would become a graph: capture.c. */
+struct capture {
+    CUstreamCaptureStatus status;
+    CUstreamCaptureMode mode;
+    uint64_t id;
+    pid_t thread; /* that has begun it */
+};
+
 /* That a stream waits for the point of the stream with that id. */
 struct known {
     uint64_t id, number;
@@ -64,6 +72,7 @@ struct stream {
     struct stream_attributes attributes; /* under lock */
     uint64_t id;
     bool closed;                     /* under context.order */
+    struct capture capture;          /* under context.order */
     LIST_ENTRY(stream) context_link; /* under context.order */
     LIST_ENTRY(stream) thread_link;  /* of a per-thread default stream: its thread's */
     _Atomic uint64_t submitted;      /* written under context.order */
@@ -108,6 +117,9 @@ CUresult stream_follow(struct stream *stream, struct context *context);
 bool stream_follows(struct stream *stream, const struct point *point);
 bool stream_passed(struct stream *stream, uint64_t number);
 void stream_wait(struct stream *stream, uint64_t number);
+/* For calls that a capturing stream may not have: STREAM_CAPTURE_UNSUPPORTED, and its capture has
+ * come to nothing. */
+CUresult stream_forbid_capture(struct stream *stream);
 /* Waits for the point and returns the device's fault, if any. */
 CUresult stream_finish(struct stream *stream, uint64_t number);
 

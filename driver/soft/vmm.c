@@ -43,7 +43,12 @@ check_prop(const CUmemAllocationProp *prop)
     if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(check_location(&prop->location));
-    return device_find(prop->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    if (!device_find(prop->location.id))
+        return CUDA_ERROR_INVALID_DEVICE;
+    RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));
+    return prop->requestedHandleTypes
+               ? device_has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
+               : CUDA_SUCCESS;
 }
 
 CUresult
@@ -138,6 +143,7 @@ soft_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return type == CU_MEM_HANDLE_TYPE_NONE ? CUDA_ERROR_INVALID_VALUE
                                                : CUDA_ERROR_NOT_SUPPORTED;
+    RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED));
     RETURN_IF(memory_import((int)(intptr_t)shareable, &memory));
     if (memory->size % SOFT_GRANULARITY != 0) {
         memory_unref(memory);

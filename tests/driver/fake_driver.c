@@ -252,6 +252,7 @@ EXPORT int nvmlInit_v2(void);
 EXPORT int nvmlShutdown(void);
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **device);
 EXPORT int nvmlDeviceGetMemoryInfo(void *device, struct fake_memory *memory);
+EXPORT int nvmlDeviceGetPersistenceMode(void *device, unsigned int *mode);
 EXPORT const char *nvmlErrorString(int result);
 
 EXPORT int
@@ -285,6 +286,17 @@ nvmlDeviceGetMemoryInfo(void *device, struct fake_memory *memory)
     if (device != &state)
         return 2; /* NVML_ERROR_INVALID_ARGUMENT */
     *memory = (struct fake_memory){.total = 1000, .free = 600, .used = 400};
+    return 0;
+}
+
+EXPORT int
+nvmlDeviceGetPersistenceMode(void *device, unsigned int *mode)
+{
+    if (device != &state)
+        return 2; /* NVML_ERROR_INVALID_ARGUMENT */
+    if (state.persistence < 0)
+        return 3; /* NVML_ERROR_NOT_SUPPORTED */
+    *mode = (unsigned int)state.persistence;
     return 0;
 }
 

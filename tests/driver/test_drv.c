@@ -234,6 +234,34 @@ CAID_TEST(drv_device, is_described)
     cr_assert_eq(device.total, 1 << 30);
     cr_assert_eq(device.granularity, 1 << 21);
     cr_assert(device.vmm_fd);
+    cr_assert(!device.ipc && !device.memops && !device.readonly_host && !device.mps);
+    cr_assert_str_eq(device.compute_mode, "default");
+}
+
+static struct drv_device
+soft_device(const char *attributes)
+{
+    _cleanup_drv_ struct drv *drv = NULL;
+    struct drv_device device;
+    setenv("CAID_SOFTCUDA_ATTRIBUTES", attributes, 1);
+    if (drv_open(&drv, "soft", NULL) < 0)
+        cr_skip_test("libcaid-softcuda.so is not built");
+    cr_assert_eq(drv_device_get(drv, 0, &device, NULL), 0);
+    return device;
+}
+
+CAID_TEST(drv_device, has_what_it_says)
+{
+    struct drv_device device = soft_device("133=1,20=2");
+    cr_assert(device.ipc && device.memops && device.readonly_host && device.mps);
+    cr_assert_str_eq(device.compute_mode, "prohibited");
+}
+
+CAID_TEST(drv_device, lacks_what_it_says)
+{
+    struct drv_device device = soft_device("122=0,113=0,125=0,20=3");
+    cr_assert(!device.ipc && !device.memops && !device.readonly_host && !device.mps);
+    cr_assert_str_eq(device.compute_mode, "exclusive");
 }
 
 CAID_TEST(drv_device, without_fd_handles_says_so)
@@ -305,6 +333,24 @@ CAID_TEST(drv_memory, a_failed_start_of_nvml_is_tried_again)
     cr_assert_eq(fake->n_nvml_inits, 1);
     drv_free(drv);
     cr_assert_eq(fake->n_nvml_inits, 0);
+}
+
+CAID_TEST(drv_persistence, is_on_off_or_not_known)
+{
+    _cleanup_drv_ struct drv *drv = open_fake("fake-soft");
+    _cleanup_drv_ struct drv *without = open_fake("fake-no-nvml");
+    struct fake_state *fake = fake_state_of(drv);
+    bool on = true;
+    cr_assert_eq(drv_persistence(drv, FAKE_UUID, &on), 0);
+    cr_assert(!on);
+    fake->persistence = 1;
+    cr_assert_eq(drv_persistence(drv, FAKE_UUID, &on), 0);
+    cr_assert(on);
+    fake->persistence = -1;
+    cr_assert_eq(drv_persistence(drv, FAKE_UUID, &on), -ENOSYS);
+    cr_assert_eq(drv_persistence(drv, "GPU-0", &on), -ENODEV);
+    cr_assert_eq(drv_persistence(without, FAKE_UUID, &on), -ENOSYS);
+    cr_assert(on, "left alone");
 }
 
 static void *

@@ -33,6 +33,7 @@ struct condition {
 #define ALL32 UINT64_C(0xffffffff)
 #define TOP64 (UINT64_C(1) << 63)
 #define ALL64 UINT64_MAX
+#define DEAD  (UINT64_C(1) << 62) /* what caid stores for a dead holder */
 
 static const struct condition conditions32[] = {
     {GEQ, 5, 5, true, 0},
@@ -59,7 +60,10 @@ static const struct condition conditions64[] = {
     {GEQ, TOP64 + 5, 5, false, 5},
     {GEQ, 0, ALL64, true, 0},
     {GEQ, ALL64, 0, false, 0},
-    {GEQ, UINT64_C(1) << 62, 5, true, 0}, /* what caid stores for a dead holder */
+    {GEQ, DEAD, 5, true, 0},
+    {GEQ, 4, 5, false, DEAD},
+    {GEQ, DEAD - 2, DEAD - 1, false, DEAD},
+    {GEQ, ALL64, 5, false, DEAD}, /* all ones would let nobody go */
     {EQ, ALL32 + 6, 5, false, 5},
     {EQ, ALL32 + 6, ALL32 + 6, true, 0},
     {AND, ALL32 + 1, ALL32 + 1, true, 0},
@@ -131,6 +135,9 @@ FACT(facts_memops, a_device_says_that_it_has_them)
                  1);
     cr_assert_eq(GET(&process, cuDeviceGetAttribute,
                      CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR, 0),
+                 1);
+    cr_assert_eq(GET(&process, cuDeviceGetAttribute,
+                     CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 0),
                  1);
 }
 

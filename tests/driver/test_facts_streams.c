@@ -193,6 +193,23 @@ FACT(facts_streams, flags_and_identities)
     ground_stop(&g);
 }
 
+/* Handles of streams are used again by some drivers. */
+FACT(facts_streams, an_identity_is_never_used_again)
+{
+    enum {
+        N = 20
+    };
+    _cleanup_process_ struct facts_process process = facts_start_context();
+    uint64_t ids[N];
+    for (size_t i = 0; i < N; i++) {
+        uint64_t stream = GET(&process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
+        ids[i] = get_id(&process, stream);
+        MUST(&process, cuStreamDestroy, stream);
+        for (size_t k = 0; k < i; k++)
+            cr_assert_neq(ids[k], ids[i]);
+    }
+}
+
 static int
 get_priority(struct facts_process *process, uint64_t stream)
 {
@@ -258,6 +275,93 @@ FACT(facts_streams, a_host_function_may_not_call_cuda)
     assert_passes(&g, g.non_blocking);
     cr_assert_eq(g.page.words[1], CUDA_ERROR_NOT_PERMITTED + 1);
     ground_stop(&g);
+}
+
+static uint64_t
+told(struct ground *g, int word)
+{
+    for (int i = 0; i < 200 && g->page.words[word] == 0; i++)
+        facts_pause_ms(50);
+    return g->page.words[word];
+}
+
+FACT(facts_streams, a_callback_is_told_that_all_is_well)
+{
+    struct ground g = ground_start();
+    hold(&g, g.non_blocking);
+    MUST(&g.process, cuStreamAddCallback, g.non_blocking, GET(&g.process, callback), g.host + 8,
+         0);
+    facts_pause_ms(50);
+    cr_assert_eq(g.page.words[1], 0);
+    g.page.words[0] = 1;
+    cr_assert_eq(told(&g, 1), CUDA_SUCCESS + 1);
+    ground_stop(&g);
+}
+
+/* Unlike a host function, which is not called after an error. */
+FACT(facts_streams, a_callback_is_told_of_an_error)
+{
+    struct ground g = ground_start();
+    _cleanup_page_ struct facts_page readable = facts_page_new();
+    uint64_t at = facts_page_register(&g.process, &readable, PROT_READ);
+    hold(&g, g.non_blocking);
+    MUST(&g.process, cuStreamWriteValue64, g.non_blocking, at, 1, 0);
+    MUST(&g.process, cuStreamAddCallback, g.non_blocking, GET(&g.process, callback), g.host + 8,
+         0);
+    g.page.words[0] = 1;
+    cr_assert_gt(told(&g, 1), CUDA_SUCCESS + 1);
+    facts_kill(&g.process);
+    facts_page_deinit(&g.page);
+}
+
+/* Capture. */
+
+static int
+capture_status(struct facts_process *process, uint64_t stream)
+{
+    int status = -1;
+    uint64_t at = facts_put(process, &status, sizeof(status));
+    MUST(process, cuStreamIsCapturing, stream, at);
+    facts_read(process, at, &status, sizeof(status));
+    return status;
+}
+
+FACT(facts_streams, a_capturing_stream_says_so)
+{
+    _cleanup_process_ struct facts_process process = facts_start_context();
+    uint64_t stream = GET(&process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
+    uint64_t other = GET(&process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
+    uint64_t at = GET(&process, allocate_host, 8);
+    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_NONE);
+    MUST(&process, cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    cr_assert_eq(capture_status(&process, other), CU_STREAM_CAPTURE_STATUS_NONE);
+    MUST(&process, cuStreamEndCapture, stream, at);
+    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_NONE);
+    uint64_t graph = GET(&process, load, at);
+    cr_assert_neq(graph, 0);
+    MUST(&process, cuGraphDestroy, graph);
+    MUST(&process, cuStreamSynchronize, stream);
+}
+
+FACT(facts_streams, the_legacy_stream_cannot_be_captured)
+{
+    _cleanup_process_ struct facts_process process = facts_start_context();
+    EXPECT(&process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamBeginCapture, LEGACY,
+           CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+FACT(facts_streams, a_question_about_a_capturing_stream_spoils_the_capture)
+{
+    _cleanup_process_ struct facts_process process = facts_start_context();
+    uint64_t stream = GET(&process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
+    uint64_t at = GET(&process, allocate_host, 8);
+    MUST(&process, cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    EXPECT(&process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamQuery, stream);
+    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+    EXPECT(&process, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture, stream, at);
+    cr_assert_eq(GET(&process, load, at), 0);
+    MUST(&process, cuStreamSynchronize, stream);
 }
 
 /* Events. */

@@ -178,6 +178,7 @@ CAID_TEST(soft_devices, nvml_describes_them)
     nvmlDevice_t device, again;
     unsigned int index;
     int major, minor, version;
+    nvmlEnableState_t persistence;
     char text[32];
     name_devices();
     see_some("0");
@@ -203,6 +204,8 @@ CAID_TEST(soft_devices, nvml_describes_them)
     cr_assert_eq(cu.nvmlDeviceGetHandleByUUID(uuids[1], &again), NVML_SUCCESS);
     cr_assert_eq(cu.nvmlDeviceGetHandleByUUID(uuids[1] + 4, &again), NVML_SUCCESS);
     cr_assert_eq(again, device);
+    cr_assert_eq(cu.nvmlDeviceGetPersistenceMode(device, &persistence), NVML_SUCCESS);
+    cr_assert_eq(persistence, NVML_FEATURE_ENABLED);
     cr_assert_eq(cu.nvmlDeviceGetCudaComputeCapability(device, &major, &minor), NVML_SUCCESS);
     cr_assert_eq(major, 9);
     cr_assert_eq(cu.nvmlSystemGetCudaDriverVersion_v2(&version), NVML_SUCCESS);

@@ -192,6 +192,14 @@ CAID_TEST(soft_entry, bad_settings_are_refused)
     assert_refused("CAID_SOFTCUDA_UUID", "GPU-01234567-89ab-cdef-0123-456789abcdef0");
     assert_refused("CAID_SOFTCUDA_DELAY_US", "fast");
     assert_refused("CAID_SOFTCUDA_JITTER_SEED", "1x");
+    assert_refused("CAID_SOFTCUDA_PERSISTENCE", "2");
+    static const char *const attributes[] = {"122",     "122=",   "=0",
+                                             "0=1",     "148=1",  "122=x",
+                                             "122=0,",  ",122=0", "122=-",
+                                             "122=0x1", "33=1",   "50=1",
+                                             "113=0 2", "122 =0", "122=99999999999"};
+    for (size_t i = 0; i < ARRAY_SIZE(attributes); i++)
+        assert_refused("CAID_SOFTCUDA_ATTRIBUTES", attributes[i]);
     MUST(cuInit(0)); /* and once they are right, it works */
 }
 

@@ -166,6 +166,42 @@ CAID_TEST(soft_watch, a_late_fault_comes_after_the_work)
     cr_assert_eq(cu.cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE); /* its own error */
 }
 
+CAID_TEST(soft_watch, a_skipped_call_does_nothing_and_says_success)
+{
+    CUmemGenericAllocationHandle handle = 7;
+    setenv("CAID_SOFTCUDA_FAIL", "cuMemCreate@2=skip", 1);
+    soft_start();
+    cr_assert_eq(try_create(), CUDA_SUCCESS);
+    cr_assert_eq(create(&handle), CUDA_SUCCESS);
+    cr_assert_eq(handle, 7, "left alone");
+    cr_assert_eq(soft_used(), 0);
+    cr_assert_eq(calls("cuMemCreate"), 2);
+    cr_assert_eq(create(&handle), CUDA_SUCCESS);
+    cr_assert_eq(command("fail cuMemRelease@1=skip"), 0);
+    cr_assert_eq(cu.cuMemRelease(handle), CUDA_SUCCESS);
+    cr_assert_eq(soft_used(), GRAN);
+    MUST(cuMemRelease(handle));
+}
+
+/* What such a rule is for: a wait is left out. */
+CAID_TEST(soft_watch, a_skipped_wait_is_not_waited_for)
+{
+    struct gate gate;
+    CUstream stream;
+    _Alignas(8) static uint64_t word;
+    soft_start_context();
+    MUST(cuStreamCreate(&stream, 0));
+    MUST(cuMemHostRegister_v2(&word, sizeof(word), 0));
+    cr_assert_eq(command("fail cuStreamWaitValue64@1=skip"), 0);
+    cr_assert_eq(cu.cuStreamWaitValue64_v2(stream, (uintptr_t)&word, 1, 0), CUDA_SUCCESS);
+    MUST(cuStreamSynchronize(stream));
+    gate_close(&gate, stream); /* the stream is a working one */
+    cr_assert_eq(cu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+    gate_open(&gate);
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuMemHostUnregister(&word));
+}
+
 CAID_TEST(soft_watch, a_name_without_suffix_fails_all_its_forms)
 {
     CUdeviceptr at;

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Devices that lack something, by CAID_SOFTCUDA_ATTRIBUTES: they say so, and the calls that the
+ * attribute stands for refuse.
+ */
+#include "caid_test.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "soft_test.h"
+
+#define PAGE ((size_t)4096)
+
+static void *
+page_new(void)
+{
+    void *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(at, MAP_FAILED);
+    return at;
+}
+
+static void
+start_with(const char *attributes)
+{
+    setenv("CAID_SOFTCUDA_ATTRIBUTES", attributes, 1);
+    soft_start_context();
+}
+
+static int
+attribute(CUdevice_attribute which)
+{
+    int value;
+    MUST(cuDeviceGetAttribute(&value, which, 0));
+    return value;
+}
+
+CAID_TEST(soft_attributes, are_told_as_set)
+{
+    start_with("122=0,20=3,133=1,131=-5,122=7");
+    cr_assert_eq(attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS), 7,
+                 "the last one");
+    cr_assert_eq(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE), CU_COMPUTEMODE_EXCLUSIVE_PROCESS);
+    cr_assert_eq(attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED), 1);
+    cr_assert_eq(attribute(CU_DEVICE_ATTRIBUTE_NUMA_ID), -5);
+    cr_assert_eq(attribute(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING), 1, "as usual");
+}
+
+CAID_TEST(soft_attributes, without_wide_stream_memory_operations)
+{
+    CUstream stream;
+    start_with("122=0");
+    uint64_t *word = page_new();
+    CUdeviceptr at = (uintptr_t)word;
+    MUST(cuMemHostRegister_v2(word, PAGE, 0));
+    MUST(cuStreamCreate(&stream, 0));
+    cr_assert_eq(cu.cuStreamWaitValue64_v2(stream, at, 1, 0), CUDA_ERROR_NOT_SUPPORTED);
+    cr_assert_eq(cu.cuStreamWriteValue64_v2(stream, at, 1, 0), CUDA_ERROR_NOT_SUPPORTED);
+    CUstreamBatchMemOpParams batch[] = {
+        {.writeValue = {CU_STREAM_MEM_OP_WRITE_VALUE_32, at, {.value = 1}, 0, 0}},
+        {.writeValue = {CU_STREAM_MEM_OP_WRITE_VALUE_64, at, {.value64 = 1}, 0, 0}},
+    };
+    cr_assert_eq(cu.cuStreamBatchMemOp_v2(stream, 2, batch, 0), CUDA_ERROR_NOT_SUPPORTED);
+    MUST(cuStreamSynchronize(stream));
+    cr_assert_eq(*word, 0);
+    MUST(cuStreamWriteValue32_v2(stream, at, 5, 0));
+    MUST(cuStreamWaitValue32_v2(stream, at, 5, 0));
+    MUST(cuStreamSynchronize(stream));
+    cr_assert_eq(*word, 5);
+    MUST(cuMemHostUnregister(word));
+    munmap(word, PAGE);
+}
+
+CAID_TEST(soft_attributes, without_read_only_registration)
+{
+    start_with("113=0");
+    void *at = page_new();
+    cr_assert_eq(cu.cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_READ_ONLY),
+                 CUDA_ERROR_NOT_SUPPORTED);
+    MUST(cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_DEVICEMAP));
+    MUST(cuMemHostUnregister(at));
+    munmap(at, PAGE);
+}
+
+CAID_TEST(soft_attributes, without_registration)
+{
+    start_with("99=0");
+    void *at = page_new();
+    cr_assert_eq(cu.cuMemHostRegister_v2(at, PAGE, 0), CUDA_ERROR_NOT_SUPPORTED);
+    munmap(at, PAGE);
+}
+
+CAID_TEST(soft_attributes, without_fds_of_memory)
+{
+    CUmemGenericAllocationHandle handle;
+    start_with("103=0");
+    CUmemAllocationProp prop = soft_prop(0);
+    cr_assert_eq(cu.cuMemCreate(&handle, GRAN, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
+    cr_assert_eq(cu.cuMemImportFromShareableHandle(&handle, (void *)0, 1),
+                 CUDA_ERROR_NOT_SUPPORTED);
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    MUST(cuMemCreate(&handle, GRAN, &prop, 0));
+    MUST(cuMemRelease(handle));
+}
+
+CAID_TEST(soft_attributes, without_virtual_memory_management)
+{
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr at;
+    start_with("102=0");
+    CUmemAllocationProp prop = soft_prop(0);
+    cr_assert_eq(cu.cuMemCreate(&handle, GRAN, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
+    MUST(cuMemAlloc_v2(&at, GRAN));
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_attributes, without_legacy_handles)
+{
+    CUipcMemHandle memory = {0};
+    CUipcEventHandle shared = {0};
+    CUdeviceptr at, opened;
+    CUevent event, other;
+    start_with("125=0");
+    MUST(cuMemAlloc_v2(&at, GRAN));
+    MUST(cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING));
+    cr_assert_eq(cu.cuIpcGetMemHandle(&memory, at), CUDA_ERROR_NOT_SUPPORTED);
+    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&opened, memory, 1), CUDA_ERROR_NOT_SUPPORTED);
+    cr_assert_eq(cu.cuIpcGetEventHandle(&shared, event), CUDA_ERROR_NOT_SUPPORTED);
+    cr_assert_eq(cu.cuIpcOpenEventHandle(&other, shared), CUDA_ERROR_NOT_SUPPORTED);
+    MUST(cuEventDestroy_v2(event));
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_attributes, persistence_mode_is_off)
+{
+    nvmlDevice_t device;
+    nvmlEnableState_t mode;
+    setenv("CAID_SOFTCUDA_PERSISTENCE", "0", 1);
+    soft_start();
+    cr_assert_eq(cu.nvmlInit_v2(), NVML_SUCCESS);
+    cr_assert_eq(cu.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
+    cr_assert_eq(cu.nvmlDeviceGetPersistenceMode(device, &mode), NVML_SUCCESS);
+    cr_assert_eq(mode, NVML_FEATURE_DISABLED);
+    cr_assert_eq(cu.nvmlDeviceGetPersistenceMode(device, NULL), NVML_ERROR_INVALID_ARGUMENT);
+    cr_assert_eq(cu.nvmlShutdown(), NVML_SUCCESS);
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The capture of streams: what a program is told, and that nothing is recorded. */
+#include "caid_test.h"
+
+#include <string.h>
+
+#include "soft_test.h"
+
+#define GLOBAL  CU_STREAM_CAPTURE_MODE_GLOBAL
+#define RELAXED CU_STREAM_CAPTURE_MODE_RELAXED
+
+static CUstreamCaptureStatus
+status_of(CUstream stream)
+{
+    CUstreamCaptureStatus status;
+    MUST(cuStreamIsCapturing(stream, &status));
+    return status;
+}
+
+static CUstream
+start_capture(CUstreamCaptureMode mode)
+{
+    CUstream stream;
+    soft_start_context();
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    MUST(cuStreamBeginCapture_v2(stream, mode));
+    return stream;
+}
+
+static void
+end_capture(CUstream stream)
+{
+    CUgraph graph = NULL;
+    MUST(cuStreamEndCapture(stream, &graph));
+    cr_assert_not_null(graph);
+    cr_assert_eq(status_of(stream), CU_STREAM_CAPTURE_STATUS_NONE);
+    MUST(cuGraphDestroy(graph));
+    cr_assert_eq(cu.cuGraphDestroy(graph), CUDA_ERROR_INVALID_VALUE, "a handle ends once");
+}
+
+CAID_TEST(soft_capture, begins_and_ends)
+{
+    CUstream stream = start_capture(GLOBAL);
+    cr_assert_eq(status_of(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    cr_assert_eq(cu.cuStreamBeginCapture_v2(stream, GLOBAL), CUDA_ERROR_ILLEGAL_STATE);
+    end_capture(stream);
+    MUST(cuStreamBeginCapture(stream));
+    end_capture(stream);
+}
+
+CAID_TEST(soft_capture, bad_arguments_are_refused)
+{
+    CUgraph graph;
+    CUstream stream = start_capture(GLOBAL);
+    cr_assert_eq(cu.cuStreamEndCapture(stream, NULL), CUDA_ERROR_INVALID_VALUE);
+    end_capture(stream);
+    cr_assert_eq(cu.cuStreamEndCapture(stream, &graph), CUDA_ERROR_ILLEGAL_STATE);
+    cr_assert_eq(cu.cuStreamBeginCapture_v2(stream, (CUstreamCaptureMode)3),
+                 CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuStreamBeginCapture(CU_STREAM_LEGACY),
+                 CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    cr_assert_eq(cu.cuStreamBeginCapture((CUstream)0x1234), CUDA_ERROR_INVALID_HANDLE);
+    cr_assert_eq(cu.cuGraphDestroy(NULL), CUDA_ERROR_INVALID_VALUE);
+}
+
+/* There are no nodes to record it in; and the capture goes on. */
+CAID_TEST(soft_capture, work_is_refused)
+{
+    CUdeviceptr at;
+    CUevent event;
+    CUstream stream = start_capture(GLOBAL);
+    MUST(cuMemAlloc_v2(&at, GRAN));
+    MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    cr_assert_eq(cu.cuMemsetD8Async(at, 1, 16, stream), CUDA_ERROR_NOT_SUPPORTED);
+    cr_assert_eq(cu.cuStreamWriteValue64_v2(stream, at, 1, 0), CUDA_ERROR_NOT_SUPPORTED);
+    cr_assert_eq(cu.cuEventRecord(event, stream), CUDA_ERROR_NOT_SUPPORTED);
+    cr_assert_eq(status_of(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    end_capture(stream);
+    MUST(cuMemsetD8Async(at, 1, 16, stream));
+    MUST(cuStreamSynchronize(stream));
+    cr_assert_eq(*(unsigned char *)(uintptr_t)at, 1);
+    MUST(cuMemFree_v2(at));
+}
+
+CAID_TEST(soft_capture, a_wait_on_the_host_spoils_it)
+{
+    CUgraph graph = (CUgraph)&graph;
+    CUstream stream = start_capture(GLOBAL);
+    cr_assert_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    cr_assert_eq(status_of(stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+    cr_assert_eq(cu.cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    cr_assert_null(graph);
+    MUST(cuStreamSynchronize(stream));
+}
+
+static CUresult
+end_elsewhere(void *stream)
+{
+    CUgraph graph;
+    CUresult result = cu.cuStreamEndCapture(stream, &graph);
+    if (result == CUDA_SUCCESS)
+        MUST(cuGraphDestroy(graph));
+    return result;
+}
+
+CAID_TEST(soft_capture, is_ended_by_the_thread_that_began_it_unless_it_is_relaxed)
+{
+    struct blocked other;
+    CUstream stream = start_capture(GLOBAL);
+    blocked_start(&other, end_elsewhere, stream);
+    cr_assert_eq(blocked_join(&other), CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    end_capture(stream);
+    MUST(cuStreamBeginCapture_v2(stream, RELAXED));
+    blocked_start(&other, end_elsewhere, stream);
+    cr_assert_eq(blocked_join(&other), CUDA_SUCCESS);
+}
+
+CAID_TEST(soft_capture, each_has_an_id)
+{
+    CUstreamCaptureStatus status;
+    cuuint64_t first, second;
+    CUgraph graph = (CUgraph)&graph;
+    const CUgraphNode *nodes = (const CUgraphNode *)&graph;
+    const CUgraphEdgeData *edges = (const CUgraphEdgeData *)&graph;
+    size_t n = 7;
+    CUstream stream = start_capture(GLOBAL);
+    MUST(cuStreamGetCaptureInfo(stream, &status, &first));
+    cr_assert_eq(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    end_capture(stream);
+    MUST(cuStreamBeginCapture(stream));
+    MUST(cuStreamGetCaptureInfo_v3(stream, &status, &second, &graph, &nodes, &edges, &n));
+    cr_assert_neq(first, second);
+    cr_assert_null(graph);
+    cr_assert_null(nodes);
+    cr_assert_null(edges);
+    cr_assert_eq(n, 0);
+    end_capture(stream);
+}
+
+CAID_TEST(soft_capture, ends_with_its_stream)
+{
+    char reply[4096];
+    CUstream stream = start_capture(GLOBAL);
+    MUST(cuStreamDestroy_v2(stream));
+    cr_assert_eq(cu.caid_softcuda_control("live", reply, sizeof(reply)), 0);
+    cr_assert_not_null(strstr(reply, "graphs 0\n"), "%s", reply);
+    cr_assert_not_null(strstr(reply, "streams 0\n"), "%s", reply);
+}
