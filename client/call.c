@@ -10,11 +10,12 @@
 #include "base/clock.h"
 #include "client.h"
 #include "packet.h"
+#include "spin.h"
 
-/* How long a reply is looked for before the thread sleeps: recv_soon(). */
-#define SPIN_NS (20 * NSEC_PER_USEC)
 /* Blocks in one close notification: with PROTO_CLOSE_MAX leases it is still a packet. */
 #define FORGET_MAX 1024
+/* How long a client that ends waits for the daemon to read. */
+#define FLUSH_NS NSEC_PER_SEC
 
 static void
 call_fds_closep(struct call_fds *fds)
@@ -61,6 +62,7 @@ call_begin(struct caid_client *client, struct call *call, uint64_t seq)
     call->done = false;
     TAILQ_INSERT_TAIL(list_of(client, call), call, entry);
     client->n_block_calls += call->has_blocks;
+    client->n_page_calls += call->has_pages;
 }
 
 /* Takes the call out of those in flight. */
@@ -69,6 +71,7 @@ call_end(struct caid_client *client, struct call *call, int r)
 {
     TAILQ_REMOVE(list_of(client, call), call, entry);
     client->n_block_calls -= call->has_blocks;
+    client->n_page_calls -= call->has_pages;
     if (client->barrier && client->n_block_calls == 0)
         reaper_wake(client);
     call->r = r;
@@ -161,25 +164,40 @@ bool
 call_has_unsent(const struct caid_client *client)
 {
     return client->lost.code == 0 &&
-           (client->n_closing > 0 || client->n_forget > 0 || watch_has_unsent(client));
+           (access_has_unsent(client) || client->n_closing > 0 || client->n_forget > 0 ||
+            page_has_unsent(client) || watch_has_unsent(client));
 }
 
 int
 call_flush(struct caid_client *client)
 {
-    int r = flush_closing(client);
+    int r = access_flush(client); /* before the arrays and pages that it is of */
+    if (r == 0)
+        r = flush_closing(client);
+    if (r == 0)
+        r = page_flush(client);
     return r < 0 ? r : watch_flush(client);
 }
 
 /* A daemon that does not read is not to stop the threads that have a reply to read. */
 static void
-wait_for_room(struct caid_client *client)
+wait_for_room(struct caid_client *client, int timeout_ms)
 {
     struct pollfd poll_fd = {.fd = client->sock, .events = POLLOUT};
 
     pthread_mutex_unlock(&client->lock);
-    poll(&poll_fd, 1, -1);
+    poll(&poll_fd, 1, timeout_ms);
     pthread_mutex_lock(&client->lock);
+}
+
+void
+call_flush_all(struct caid_client *client)
+{
+    uint64_t end_ns = clock_now_ns() + FLUSH_NS, now_ns;
+
+    while (call_flush(client) < 0 && client->lost.code == 0 &&
+           (now_ns = clock_now_ns()) < end_ns)
+        wait_for_room(client, (int)((end_ns - now_ns) / NSEC_PER_MSEC) + 1);
 }
 
 static int
@@ -270,7 +288,7 @@ call_start(struct caid_client *client, struct call *call, struct caid_error *err
 
     wait_for_barrier(client, call);
     while ((r = send_once(client, call, error)) > 0) {
-        wait_for_room(client);
+        wait_for_room(client, -1);
         wait_for_barrier(client, call);
         if (client->lost.code != 0)
             return fail_again(error, &client->lost);
@@ -288,7 +306,7 @@ reply_violation(const struct msg *reply, const struct call *call, const struct c
         return "sent a packet that is no reply";
     if (!call)
         return "answered a request that was not made";
-    if (fds->n > 0 && (!call->has_blocks || reply->error != 0))
+    if (fds->n > 0 && (!(call->has_blocks || call->has_pages) || reply->error != 0))
         return "sent file descriptors that nothing refers to";
     return NULL;
 }
@@ -304,6 +322,8 @@ take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
         client_lose(client, CAID_ERR_PROTOCOL, "%s: the daemon %s", client->socket, violation);
         return;
     }
+    if (call->seq > client->answered)
+        client->answered = call->seq;
     if (reply->error != 0)
         r = fail_wire(&call->error, reply);
     else if (call->take)
@@ -341,9 +361,9 @@ lose_reader(struct caid_client *client, ssize_t n)
  * at most what sched_yield() costs (docs/PERFORMANCE.md).
  */
 static ssize_t
-recv_soon(struct caid_client *client, struct call_fds *fds)
+recv_soon(struct caid_client *client, struct call_fds *fds, uint64_t spin_ns)
 {
-    uint64_t end = clock_now_ns() + SPIN_NS;
+    uint64_t end = clock_now_ns() + spin_ns;
     ssize_t n;
 
     while ((n = packet_recv(client->sock, client->packet, fds->fd, PROTO_FDS_MAX, &fds->n,
@@ -353,23 +373,30 @@ recv_soon(struct caid_client *client, struct call_fds *fds)
     return n;
 }
 
-/* Receives and takes one packet. Returns false when there was none. Without MSG_DONTWAIT in
- * flags the lock is dropped while receiving. */
+enum recv {
+    RECV_NOW, /* what is there */
+    RECV_SOON,
+    RECV_WAIT,
+};
+
+/* Receives and takes one packet. Returns false when there was none. The lock is dropped while
+ * receiving, but for RECV_NOW, which does not look for spin_ns either. */
 static bool
-receive(struct caid_client *client, int flags)
+receive(struct caid_client *client, enum recv how, uint64_t spin_ns)
 {
     _cleanup_(call_fds_closep) struct call_fds fds;
     struct msg reply;
     int r = 0;
-    bool wait = !(flags & MSG_DONTWAIT);
+    bool wait = how != RECV_NOW;
 
     fds.n = 0;
     client->reading = true;
     if (wait)
         pthread_mutex_unlock(&client->lock);
-    ssize_t n = wait ? recv_soon(client, &fds) : -EAGAIN;
-    if (n == -EAGAIN)
-        n = packet_recv(client->sock, client->packet, fds.fd, PROTO_FDS_MAX, &fds.n, flags);
+    ssize_t n = wait ? recv_soon(client, &fds, spin_ns) : -EAGAIN;
+    if (n == -EAGAIN && how != RECV_SOON)
+        n = packet_recv(client->sock, client->packet, fds.fd, PROTO_FDS_MAX, &fds.n,
+                        wait ? 0 : MSG_DONTWAIT);
     if (n > 0)
         r = msg_parse(&reply, client->packet, (size_t)n);
     if (wait)
@@ -395,6 +422,17 @@ receive(struct caid_client *client, int flags)
     return true;
 }
 
+static struct call *
+find_waiting(const struct call_list *list)
+{
+    struct call *call;
+
+    TAILQ_FOREACH(call, list, entry)
+    if (call->waiting)
+        return call;
+    return NULL;
+}
+
 void
 call_pass_reading_on(struct caid_client *client)
 {
@@ -402,12 +440,13 @@ call_pass_reading_on(struct caid_client *client)
 
     if (client->reading)
         return;
-    TAILQ_FOREACH(call, &client->calls, entry)
-    if (call->waiting) {
-        pthread_cond_signal(&call->wake);
-        return;
-    }
-    watch_read_on(client);
+    call = find_waiting(&client->calls);
+    if (!call)
+        call = find_waiting(&client->standing);
+    if (call)
+        pthread_cond_broadcast(&call->wake);
+    else
+        watch_read_on(client);
 }
 
 static struct timespec
@@ -437,7 +476,7 @@ call_read_until(struct caid_client *client, int wake_fd, uint64_t deadline_ns)
     pthread_mutex_lock(&client->lock);
     client->reading = false;
     if (n > 0 && fds[0].revents && client->lost.code == 0)
-        receive(client, MSG_DONTWAIT);
+        receive(client, RECV_NOW, 0);
 }
 
 static void
@@ -445,7 +484,7 @@ call_wait(struct caid_client *client, struct call *call)
 {
     while (!call->done) {
         if (!client->reading) {
-            receive(client, 0);
+            receive(client, RECV_WAIT, SPIN_MIN_NS);
             continue;
         }
         call->waiting++;
@@ -453,6 +492,38 @@ call_wait(struct caid_client *client, struct call *call)
         call->waiting--;
     }
     call_pass_reading_on(client);
+}
+
+/* One time round, in which what has come is read in any case. */
+static void
+wait_once(struct caid_client *client, struct call *call, uint64_t deadline_ns)
+{
+    if (!client->reading) {
+        call_read_until(client, -1, deadline_ns);
+        return;
+    }
+    call->waiting++;
+    cond_wait_until(&call->wake, &client->lock, deadline_ns);
+    call->waiting--;
+}
+
+bool
+call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
+                uint64_t deadline_ns)
+{
+    uint64_t now;
+
+    if (spin_until_ns > deadline_ns)
+        spin_until_ns = deadline_ns;
+    while (!call->done && !client->reading && (now = clock_now_ns()) < spin_until_ns)
+        receive(client, RECV_SOON, spin_until_ns - now);
+    while (!call->done) {
+        wait_once(client, call, deadline_ns);
+        if (!call->done && deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns)
+            break;
+    }
+    call_pass_reading_on(client);
+    return call->done;
 }
 
 int
@@ -475,7 +546,7 @@ void
 call_dispatch(struct caid_client *client)
 {
     call_flush(client);
-    while (client->lost.code == 0 && !client->reading && receive(client, MSG_DONTWAIT))
+    while (client->lost.code == 0 && !client->reading && receive(client, RECV_NOW, 0))
         ;
 }
 

@@ -41,6 +41,7 @@ struct call {
     int (*take)(struct caid_client *client, struct call *call, struct msg *reply,
                 struct call_fds *fds);
     bool has_blocks; /* the reply refers to blocks, and may bring fds */
+    bool has_pages;  /* the same of pages of timelines: page.h */
     /* A call that nobody waits for in call_run(): told that it is over, with the client locked.
      * */
     void (*end)(struct caid_client *client, struct call *call);
@@ -62,6 +63,13 @@ int call_run(struct caid_client *client, struct call *call, struct caid_error *e
 /* Sends the request of a call that has an end, and returns. Entered; may drop the lock. */
 int call_start(struct caid_client *client, struct call *call, struct caid_error *error);
 
+/* Waits for the reply to such a call, at most until the deadline (UINT64_MAX: without end), and
+ * reads what has come in any case; whether it is there. Looks for it without sleeping until
+ * spin_until_ns (spin.h). Entered. The call's `wake` is of cond_init(), and whoever frees the
+ * call waits no more. */
+bool call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
+                     uint64_t deadline_ns);
+
 /* Sends the request, if the socket takes it now (else 1), and lists the call as in flight.
  * Under lock. */
 int call_post(struct caid_client *client, struct call *call, struct caid_error *error);
@@ -74,7 +82,7 @@ int call_notify(struct caid_client *client, enum msg_method method, const void *
 void call_dispatch(struct caid_client *client);
 
 /* Reads for all until a packet has come, the time is over, or somebody writes to wake_fd, an
- * eventfd. Entered; nobody else reads. */
+ * eventfd or -1. Entered; nobody else reads. */
 void call_read_until(struct caid_client *client, int wake_fd, uint64_t deadline_ns);
 
 /* Whoever reads no longer makes sure that someone who waits does. Under lock. */
@@ -89,9 +97,12 @@ bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadl
 void call_fail_all(struct caid_client *client);
 
 /* Tells the daemon what it does not know yet, as far as the socket takes it: leases in
- * client->closing that have ended, blocks in client->forget, watches to be made or cancelled.
+ * client->closing that have ended, blocks in client->forget, pages to be dropped, watches to be
+ * made or cancelled; first of all brackets that have ended (access.h).
  * -EAGAIN, -ENOMEM: some is left; other errors have ended the connection. Under lock. */
 int call_flush(struct caid_client *client);
+/* The same, waiting for room for a while: the client ends. Under lock, which it drops meanwhile. */
+void call_flush_all(struct caid_client *client);
 /* Whether something is left. */
 bool call_has_unsent(const struct caid_client *client);
 

@@ -25,7 +25,12 @@ client_abandon(struct caid_client *client)
 {
     if (pthread_mutex_trylock(&client->lock) == 0) {
         block_table_abandon(&client->blocks);
+        page_table_deinit(client, true);
         pthread_mutex_unlock(&client->lock);
+    }
+    if (pthread_mutex_trylock(&client->lanes.lock) == 0) {
+        lane_table_deinit(&client->lanes);
+        pthread_mutex_unlock(&client->lanes.lock);
     }
     gpu_abandon(&client->gpu);
 }
@@ -35,6 +40,11 @@ client_abandon(struct caid_client *client)
 static void
 give_gpu_back(struct caid_client *client)
 {
+    bool busy = pages_are_busy(client);
+
+    page_table_deinit(client, busy);
+    lane_table_deinit(&client->lanes);
+    client->keeps |= busy;
     if (client->keeps)
         block_table_abandon(&client->blocks);
     gpu_deinit(&client->gpu, client->keeps);
@@ -115,7 +125,7 @@ see_to_the_rest(struct caid_client *client)
 {
     bool unsent = call_has_unsent(client);
 
-    if (!unsent && block_due(client) == UINT64_MAX)
+    if (!unsent && block_due(client) == UINT64_MAX && page_due(client) == UINT64_MAX)
         return;
     if (!reaper_kick(client))
         block_tidy(client, true);
@@ -143,7 +153,8 @@ client_lose(struct caid_client *client, int32_t code, const char *fmt, ...)
     va_end(args);
     client->lost.code = code;
     client->n_closing = client->n_forget =
-        0;                             /* the daemon has ended them with the connection */
+        0; /* the daemon has ended them with the connection */
+    access_forget_unsent(client);
     shutdown(client->sock, SHUT_RDWR); /* wakes the thread that reads */
     call_fail_all(client);
     pthread_cond_broadcast(&client->barrier_gone);
@@ -190,9 +201,12 @@ caid_client_close(struct caid_client *client)
     if (!client)
         return;
     if (!fork_guard_crossed(&client->guard)) {
+        lanes_close(client);
         client_enter_anyway(client);
         reaper_stop(client);
         block_tidy(client, true); /* the daemon is to know that nothing is mapped here */
+        pages_close(client);
+        call_flush_all(client); /* work that was ended well is not to be taken for abandoned */
         client_lose(client, CAID_ERR_CLOSED, "%s: the client is closed", client->socket);
         client->handle_closed = true;
         client_leave(client);
@@ -326,6 +340,9 @@ status_fill(struct caid_status *s, const struct caid_client *client,
     s->watches = m->watches;
     s->pending = m->pending;
     s->contexts = m->contexts;
+    s->brackets = m->brackets;
+    s->pages = m->pages;
+    s->timelines = m->timelines;
 }
 
 int

@@ -13,7 +13,8 @@
  * with it. Memory that arrays have mapped stays until they are closed.
  *
  * `lock` guards what is marked so. It is never held over a wait for the daemon or over a driver
- * call: those have block->lock and gpu.lock, of which neither is taken under `lock`.
+ * call: those have block->lock, lane->lock (lane.h), page->lock and gpu.lock, of which none is taken
+ * under `lock`.
  *
  * In a child after fork() nothing but host memory may be touched: the CUDA driver does not
  * survive fork(), the socket is the parent's, and a lock may be held by a thread that the child
@@ -30,12 +31,15 @@
 
 #include "caid/caid.h"
 
+#include "access.h"
 #include "block.h"
 #include "call.h"
 #include "fail.h"
 #include "fork.h"
 #include "gpu.h"
+#include "lane.h"
 #include "msg.h"
+#include "page.h"
 #include "reaper.h"
 #include "watch.h"
 
@@ -52,6 +56,7 @@ struct caid_client {
     struct caid_device *devices;
 
     struct gpu gpu;
+    struct lane_table lanes; /* has locks of its own */
 
     pthread_mutex_t lock;
 
@@ -62,6 +67,7 @@ struct caid_client {
     struct caid_error lost;    /* code 0: connected */
     struct msg_buf out;        /* the packet being sent */
     uint64_t seq;              /* of the last request; its id is the lower half */
+    uint64_t answered;         /* the highest of those that have been answered */
     struct call_list calls;    /* sent and not answered, oldest first */
     struct call_list standing; /* the same of those that nobody waits for */
     bool reading;              /* a thread waits for packets; packet is that thread's */
@@ -70,6 +76,8 @@ struct caid_client {
     /* No such call begins: those under way are waited for, so that blocks can be forgotten. */
     bool barrier;
     pthread_cond_t barrier_gone;
+    struct page_table pages;
+    uint32_t n_page_calls; /* calls whose reply may refer to pages */
 
     /* Leases that have ended, and blocks that are here no more, without the daemon knowing it
      * yet. There is room for all leases that are held or asked for, and for the blocks that
@@ -79,6 +87,8 @@ struct caid_client {
     size_t n_leases; /* held or asked for */
     uint64_t *forget;
     size_t n_forget, forget_capacity;
+
+    struct access_table accesses;
 
     bool keeps; /* blocks that work may still use: nothing of the GPU's is given back */
 

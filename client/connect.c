@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "client.h"
+#include "connect.h"
 #include "packet.h"
 #include "text.h"
 
@@ -37,9 +38,9 @@ runtime_socket(char *ret, size_t size)
     return stat(ret, &st) == 0;
 }
 
-static int
-socket_path(char *ret, size_t size, const char *given, const char **ret_origin,
-            struct caid_error *error)
+int
+connect_path(char *ret, size_t size, const char *given, const char **ret_origin,
+             struct caid_error *error)
 {
     const char *path = given;
 
@@ -82,7 +83,7 @@ connect_socket(struct caid_client *client, const char *given, struct caid_error 
 {
     const char *origin;
 
-    int r = socket_path(client->socket, sizeof(client->socket), given, &origin, error);
+    int r = connect_path(client->socket, sizeof(client->socket), given, &origin, error);
     if (r < 0)
         return r;
     r = packet_connect(client->socket, &client->sock);
@@ -91,15 +92,35 @@ connect_socket(struct caid_client *client, const char *given, struct caid_error 
 
 /* ---- HELLO ---- */
 
+/* "device legacy pinned". */
+static void
+kinds_fill(char *ret, size_t size, struct msg_strs kinds)
+{
+    size_t n = 0;
+
+    for (uint32_t i = 0; i < kinds.n && n < size; i++)
+        n += (size_t)snprintf(ret + n, size - n, "%s%.*s", i > 0 ? " " : "", (int)kinds.v[i].n,
+                              kinds.v[i].p);
+    text_trim(ret);
+}
+
 static bool
 device_fill(struct caid_device *ret, const struct msg_device *m)
 {
-    if (m->uuid.n == 0 || m->uuid.n >= sizeof(ret->uuid) || !text_is_plain(m->uuid))
+    if (m->uuid.n == 0 || m->uuid.n >= sizeof(ret->uuid) || !text_is_plain(m->uuid) ||
+        !text_is_plain(m->handoff))
         return false;
     text_copy(ret->uuid, sizeof(ret->uuid), m->uuid);
     text_copy(ret->name, sizeof(ret->name), m->name);
     ret->total = m->total;
     ret->granularity = m->granularity;
+    text_copy(ret->handoff, sizeof(ret->handoff), m->handoff);
+    kinds_fill(ret->kinds, sizeof(ret->kinds), m->kinds);
+    ret->memops = m->memops;
+    ret->readonly_host = m->readonly_host;
+    ret->mps = m->mps;
+    text_copy(ret->persistence, sizeof(ret->persistence), m->persistence);
+    text_copy(ret->compute_mode, sizeof(ret->compute_mode), m->compute_mode);
     return true;
 }
 
@@ -208,8 +229,11 @@ client_new(void)
     TAILQ_INIT(&client->calls);
     TAILQ_INIT(&client->standing);
     block_table_init(&client->blocks);
+    page_table_init(&client->pages);
+    lane_table_init(&client->lanes);
     reaper_init(&client->reaper);
     watch_table_init(&client->watches);
+    access_table_init(&client->accesses);
     return client;
 }
 

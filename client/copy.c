@@ -4,6 +4,8 @@
  * memory and merged where both sides allow it; what is left is rows of bytes. One dimension of
  * rows becomes a 2D copy of the driver's, the others are looped over. So two layouts of the
  * same order cost one driver call, and a transposition costs one for each column.
+ *
+ * Without a stream of the caller's the legacy default one is used, and waited for.
  */
 #include <errno.h>
 #include <string.h>
@@ -11,6 +13,7 @@
 #include "array.h"
 #include "client.h"
 #include "shape.h"
+#include "stream.h"
 
 /* The longest pitch of a 2D copy: CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device so far. */
 #define PITCH_MAX INT32_MAX
@@ -143,6 +146,8 @@ plan_take_rows(struct plan *plan)
 
 struct copier {
     const struct drv *drv; /* NULL: from host to host */
+    bool enqueues;         /* on stream; nobody waits for it here */
+    CUstream stream;
     bool dst_on_host, src_on_host;
     size_t width;
     struct dim rows;
@@ -164,19 +169,18 @@ copy_row(struct copier *c, uint64_t dst, uint64_t src)
     }
     if (c->src_on_host) {
         c->call = "cuMemcpyHtoDAsync";
-        return c->drv->cu.cuMemcpyHtoDAsync(dst, host(src), c->width, NULL);
+        return c->drv->cu.cuMemcpyHtoDAsync(dst, host(src), c->width, c->stream);
     }
     if (c->dst_on_host) {
         c->call = "cuMemcpyDtoHAsync";
-        return c->drv->cu.cuMemcpyDtoHAsync(host(dst), src, c->width, NULL);
+        return c->drv->cu.cuMemcpyDtoHAsync(host(dst), src, c->width, c->stream);
     }
     c->call = "cuMemcpyDtoDAsync";
-    return c->drv->cu.cuMemcpyDtoDAsync(dst, src, c->width, NULL);
+    return c->drv->cu.cuMemcpyDtoDAsync(dst, src, c->width, c->stream);
 }
 
-/* The unaligned form: the others may refuse a pitch that cuMemAllocPitch would not give. */
-static CUresult
-copy_rows_2d(struct copier *c, uint64_t dst, uint64_t src)
+static CUDA_MEMCPY2D
+rows_2d(const struct copier *c, uint64_t dst, uint64_t src)
 {
     CUDA_MEMCPY2D copy = {
         .srcMemoryType = c->src_on_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
@@ -194,20 +198,47 @@ copy_rows_2d(struct copier *c, uint64_t dst, uint64_t src)
         copy.dstHost = host(dst);
     else
         copy.dstDevice = dst;
+    return copy;
+}
+
+/* The unaligned form where there is one: the others may refuse a pitch that cuMemAllocPitch would
+ * not give. */
+static CUresult
+copy_rows_2d(struct copier *c, uint64_t dst, uint64_t src)
+{
+    CUDA_MEMCPY2D copy = rows_2d(c, dst, src);
+
+    if (c->enqueues) {
+        c->call = "cuMemcpy2DAsync";
+        return c->drv->cu.cuMemcpy2DAsync(&copy, c->stream);
+    }
     c->call = "cuMemcpy2DUnaligned";
     return c->drv->cu.cuMemcpy2DUnaligned(&copy);
 }
 
 static CUresult
+copy_rows_singly(struct copier *c, uint64_t dst, uint64_t src)
+{
+    CUresult result = CUDA_SUCCESS;
+
+    for (int64_t i = 0; result == CUDA_SUCCESS && i < c->rows.n; i++)
+        result =
+            copy_row(c, dst + (uint64_t)(i * c->rows.dst), src + (uint64_t)(i * c->rows.src));
+    return result;
+}
+
+static CUresult
 copy_rows(struct copier *c, uint64_t dst, uint64_t src)
 {
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+
     if (c->rows.n == 0)
         return copy_row(c, dst, src);
     if (c->drv)
-        return copy_rows_2d(c, dst, src);
-    for (int64_t i = 0; i < c->rows.n; i++)
-        copy_row(c, dst + (uint64_t)(i * c->rows.dst), src + (uint64_t)(i * c->rows.src));
-    return CUDA_SUCCESS;
+        result = copy_rows_2d(c, dst, src);
+    if (!c->drv || (c->enqueues && result == CUDA_ERROR_INVALID_VALUE))
+        return copy_rows_singly(c, dst, src); /* a pitch that the device does not take */
+    return result;
 }
 
 /* Loops over what is left, the innermost dimension fastest. Steps add modulo 2^64, so that
@@ -259,6 +290,40 @@ copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *pla
     return result == CUDA_SUCCESS ? 0 : gpu_fail(c->drv, c->call, result, "cannot copy", error);
 }
 
+/* From host to host there is nothing to enqueue: the stream is waited for instead. */
+static CUresult
+wait_for_stream(struct copier *c, const struct stream *stream)
+{
+    c->call = "cuStreamSynchronize";
+    return stream->drv->cu.cuStreamSynchronize(stream->handle);
+}
+
+/* What was enqueued before a failure comes before what is enqueued next. */
+static int
+copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *plan,
+               const struct caid_copy *copy, struct caid_error *error)
+{
+    struct stream stream;
+    CUresult result = CUDA_SUCCESS;
+
+    int r = stream_enter(client, copy->stream, copy->device, &stream, error);
+    if (r < 0)
+        return r;
+    if (c->dst_on_host && c->src_on_host) {
+        result = wait_for_stream(c, &stream);
+    } else {
+        c->drv = stream.drv;
+        c->stream = stream.handle;
+        c->enqueues = true;
+    }
+    if (result == CUDA_SUCCESS)
+        result = copy_loop(c, plan, copy->dst, copy->src);
+    if (result != CUDA_SUCCESS)
+        r = stream_fail(client, &stream, c->call, result, "cannot copy", error);
+    stream_leave(&stream);
+    return r;
+}
+
 /* array NULL: none is known to be a part of it. */
 static int
 copy_run(struct caid_client *client, const struct caid_copy *copy, uint64_t itemsize,
@@ -275,6 +340,8 @@ copy_run(struct caid_client *client, const struct caid_copy *copy, uint64_t item
         .rows = plan_take_rows(&plan),
         .width = plan.width,
     };
+    if (copy->stream != 0)
+        return copy_on_stream(client, &copier, &plan, copy, error);
     if (!copy->dst_on_host || !copy->src_on_host)
         return copy_on_gpu(client, &copier, &plan, copy, array, error);
     copy_loop(&copier, &plan, copy->dst, copy->src);

@@ -5,10 +5,7 @@
 
 #include "array.h"
 #include "client.h"
-
-/* The highest of the streams that are no handle: 1 the legacy default one, 2 the per-thread
- * one. */
-#define STREAM_SPECIAL_MAX 2
+#include "stream.h"
 
 /* Until a context in which a stream captures a graph is asked again. */
 #define CAPTURE_PAUSE_NS 2000000
@@ -96,7 +93,7 @@ push_stream(struct caid_array *array, uint64_t stream, CUresult *ret_result,
     CUcontext context = NULL;
     CUresult result = CUDA_SUCCESS;
 
-    if (stream > STREAM_SPECIAL_MAX)
+    if (!stream_is_special(stream))
         result = drv->cu.cuStreamGetCtx((CUstream)(uintptr_t)stream, &context);
     else if (!(context = current_context(drv))) {
         int r = gpu_context(array->client, array->place, &context, error);
@@ -146,15 +143,6 @@ record(const struct drv *drv, uint64_t stream, CUevent *ret, const char **ret_ca
     return result;
 }
 
-static int
-check_stream(uint64_t stream, struct caid_error *error)
-{
-    return stream != 0 ? 0
-                       : fail(error, CAID_ERR_INVALID,
-                              "stream 0 is ambiguous: 1 is the legacy default stream, 2 the "
-                              "per-thread one");
-}
-
 int
 drain_note_stream(struct caid_array *array, uint64_t stream, struct caid_error *error)
 {
@@ -162,7 +150,7 @@ drain_note_stream(struct caid_array *array, uint64_t stream, struct caid_error *
     CUresult result;
     const char *call;
 
-    int r = check_stream(stream, error);
+    int r = stream_check(stream, error);
     if (r < 0 || !has_memory(array))
         return r;
     r = push_stream(array, stream, &result, error);

@@ -119,6 +119,8 @@ user_fill(struct caid_user *ret, const struct msg_user *m)
         .host = m->host,
         .pending = m->pending,
         .deferred = m->deferred,
+        .brackets = m->brackets,
+        .pages = m->pages,
     };
     return true;
 }

@@ -19,6 +19,11 @@ device_fill(struct caid_device *ret, const struct drv_device *found)
     snprintf(ret->name, sizeof(ret->name), "%s", found->name);
     ret->total = found->total;
     ret->granularity = found->granularity;
+    ret->memops = found->memops;
+    ret->readonly_host = found->readonly_host;
+    ret->mps = found->mps;
+    snprintf(ret->compute_mode, sizeof(ret->compute_mode), "%s",
+             found->compute_mode ? found->compute_mode : "");
 }
 
 /* Lists the driver's devices in the order of their ordinals. */

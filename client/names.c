@@ -64,6 +64,10 @@ entry_fill(struct caid_entry *ret, const struct caid_client *client, const struc
         .leases = m->leases,
         .uid = (uint32_t)m->uid,
         .memory = text_put(scratch, m->memory),
+        .readers = m->readers,
+        .writers = m->writers,
+        .waiting = m->waiting,
+        .abandoned = m->abandoned,
     };
     return true;
 }
@@ -199,6 +203,9 @@ holders_fill(struct caid_holder *ret, const struct msg_holder *holders, uint32_t
             .uid = (uint32_t)holder->uid,
             .readonly = holder->readonly,
             .hung_up = holder->hung_up,
+            .reading = holder->reading,
+            .writing = holder->writing,
+            .waiting = holder->waiting,
         };
     }
     return true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pointers and streams of others' making: what the CUDA array interface hands over. */
+/* Pointers of others' making: what the CUDA array interface hands over. */
 #include <inttypes.h>
 
 #include "client.h"
@@ -64,27 +64,4 @@ caid_pointer_resolve(struct caid_client *client, uint64_t ptr, struct caid_point
         pointer.device_ptr = device_ptr;
     }
     return result_write(ret, &pointer, sizeof(pointer), error);
-}
-
-int
-caid_stream_synchronize(struct caid_client *client, uint64_t stream, int32_t device,
-                        struct caid_error *error)
-{
-    const struct drv *drv;
-
-    int r = client_check(client, error);
-    if (r < 0)
-        return r;
-    if (stream == 0)
-        return fail(error, CAID_ERR_INVALID,
-                    "stream 0 is ambiguous: 1 is the legacy default stream, 2 the per-thread "
-                    "one");
-    r = gpu_push(client, device, &drv, error);
-    if (r < 0)
-        return r;
-    CUresult result = drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)stream);
-    gpu_pop(drv);
-    return result == CUDA_SUCCESS ? 0
-                                  : gpu_fail(drv, "cuStreamSynchronize", result,
-                                             "cannot wait for a stream", error);
 }

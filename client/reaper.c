@@ -112,6 +112,16 @@ tidy(struct caid_client *client, uint64_t *waiting_since)
     return block_due(client);
 }
 
+/* The same for all that has a time. */
+static uint64_t
+tidy_all(struct caid_client *client, uint64_t *waiting_since)
+{
+    if (page_due(client) <= clock_now_ns())
+        page_tidy(client);
+    uint64_t due = tidy(client, waiting_since), page = page_due(client);
+    return due < page ? due : page;
+}
+
 static void
 nap(struct caid_client *client, uint64_t until)
 {
@@ -148,7 +158,7 @@ work(struct caid_client *client, uint64_t *waiting_since)
 
     call_flush(client);
     bool all = reaper->forget_all;
-    uint64_t due = tidy(client, waiting_since);
+    uint64_t due = tidy_all(client, waiting_since);
     if (all)
         reaper->forget_all = false; /* else it came meanwhile, and is for the next time */
     if (reaper->n_draining > 0)
@@ -239,7 +249,8 @@ reaper_kick(struct caid_client *client)
 
     if (!reaper_start(client))
         return false;
-    if (reaper->asleep && (call_has_unsent(client) || block_due(client) < reaper->due)) {
+    if (reaper->asleep && (call_has_unsent(client) || block_due(client) < reaper->due ||
+                           page_due(client) < reaper->due)) {
         reaper->due = 0; /* once is enough */
         reaper_wake(client);
     }

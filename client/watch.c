@@ -418,7 +418,7 @@ watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *r
 
     while (!look(watch, ret, &r, error)) {
         if (!first && deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns)
-            return fail_errno(error, ETIMEDOUT, "no news of \"%s\"", watch->name);
+            return fail(error, CAID_ERR_TIMEOUT, "no news of \"%s\" in time", watch->name);
         first = false;
         wait_for_news(watch, deadline_ns);
     }

@@ -33,6 +33,8 @@ static const struct key config_keys[] = {
     {"limits", "leases", &value_count, offsetof(struct config, limits.leases)},
     {"limits", "watches", &value_count, offsetof(struct config, limits.watches)},
     {"limits", "jobs", &value_count, offsetof(struct config, limits.jobs)},
+    {"limits", "brackets", &value_count, offsetof(struct config, limits.brackets)},
+    {"limits", "pages", &value_count, offsetof(struct config, limits.pages)},
     {"limits", "bytes", &value_size, offsetof(struct config, limits.bytes)},
     {"limits", "pinned_bytes", &value_size, offsetof(struct config, limits.pinned_bytes)},
     {"limits", "host_bytes", &value_size, offsetof(struct config, limits.host_bytes)},
@@ -46,6 +48,8 @@ static const struct key config_keys[] = {
      offsetof(struct config, memory.pending_ratio)},
     {"memory", "max_pending_age", &value_duration,
      offsetof(struct config, memory.pending_age_ns)},
+    {"handoff", "mode", &value_handoff, offsetof(struct config, handoff)},
+    {"handoff", "spin_us", &value_count, offsetof(struct config, spin_us)},
     {"user-pools", "mode", &value_pool_mode, offsetof(struct config, user_mode)},
     {"user-pools", "quota", &value_size, offsetof(struct config, user_quota)},
 };
@@ -85,6 +89,8 @@ config_init(struct config *c)
                 .leases = 1000000,
                 .watches = 4096,
                 .jobs = 4096,
+                .brackets = 65536,
+                .pages = 4096,
                 .host_bytes = UINT64_C(1) << 30,
             },
         .memory =
@@ -97,6 +103,8 @@ config_init(struct config *c)
                 .pending_age_ns = 2 * NSEC_PER_SEC,
             },
         .blocks = 65536,
+        .handoff = HANDOFF_AUTO,
+        .spin_us = 1000,
         .user_mode = 0600,
     };
     return c->driver ? 0 : -ENOMEM;

@@ -31,6 +31,8 @@ struct config {
     struct core_limits limits; /* pinned_bytes 0: half of the machine's memory */
     struct core_memory memory;
     uint32_t blocks;  /* that one pool may have */
+    int handoff;      /* enum core_handoff, or HANDOFF_AUTO of value.h */
+    uint32_t spin_us; /* spin.h */
     mode_t user_mode; /* of each uid's own pool */
     uint64_t user_quota;
     struct config_pool *pools;

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/macros.h"
 #include "legacy.h"
+#include "value.h"
 
 static void
 gpu_deinitp(struct gpu *g)
@@ -14,9 +15,47 @@ gpu_deinitp(struct gpu *g)
     gpu_deinit(g);
 }
 
+/* "host" needs nothing of a device but host functions. */
+static bool
+can_hand_off(const struct drv_device *d, enum core_handoff handoff)
+{
+    switch (handoff) {
+    case HANDOFF_MEMOPS: return d->memops && d->readonly_host;
+    case HANDOFF_EVENTS: return d->ipc;
+    case HANDOFF_HOST:
+    case N_HANDOFFS: break;
+    }
+    return true;
+}
+
+static enum core_handoff
+choose_handoff(const struct drv_device *d, int choice)
+{
+    enum core_handoff wanted = choice == HANDOFF_AUTO ? HANDOFF_MEMOPS
+                                                      : (enum core_handoff)choice;
+
+    if (can_hand_off(d, wanted))
+        return wanted;
+    if (choice != HANDOFF_AUTO)
+        log_warning("device %s cannot do [handoff] mode = %s: hand-off is by the host", d->uuid,
+                    core_handoff_name(wanted));
+    return HANDOFF_HOST;
+}
+
+/* Every device of the machine may be opened for it, which only the start has the time for. */
+static const char *
+get_persistence(const struct drv *drv, const char *uuid)
+{
+    bool on;
+
+    if (drv_persistence(drv, uuid, &on) < 0)
+        return NULL;
+    return on ? "on" : "off";
+}
+
 /* One device that cannot be shared must not keep the others from it. */
 static void
-add_device(struct gpu *g, int ordinal)
+add_device(struct gpu *g, int ordinal, int handoff)
 {
     struct gpu_device *d = &g->devices[g->n_devices];
     struct drv_error err = {0}; /* for a message of its own: the caller's stays as it is */
@@ -32,11 +71,13 @@ add_device(struct gpu *g, int ordinal)
     }
     /* Pinned memory is the clients' to register: what their drivers can do shows there. */
     d->lacks[KIND_LEGACY] = !legacy_is_supported(g->drv, d->drv.ordinal);
+    d->handoff = choose_handoff(&d->drv, handoff);
+    d->persistence = get_persistence(g->drv, d->drv.uuid);
     g->n_devices++;
 }
 
 static int
-find_devices(struct gpu *g, struct drv_error *err)
+find_devices(struct gpu *g, int handoff, struct drv_error *err)
 {
     int n, r = drv_device_count(g->drv, &n, err);
 
@@ -46,7 +87,7 @@ find_devices(struct gpu *g, struct drv_error *err)
     if (!g->devices)
         return -ENOMEM;
     for (int i = 0; i < n; i++)
-        add_device(g, i);
+        add_device(g, i, handoff);
     if (g->n_devices == 0) {
         snprintf(err->message, sizeof(err->message), "%s: none of %d devices will do",
                  g->drv->path, n);
@@ -72,13 +113,14 @@ static void
 log_devices(const struct gpu *g)
 {
     for (size_t i = 0; i < g->n_devices; i++)
-        log_info("device %zu: %s, %s, %zu MiB%s", i, g->devices[i].drv.name,
+        log_info("device %zu: %s, %s, %zu MiB, hand-off by %s%s", i, g->devices[i].drv.name,
                  g->devices[i].drv.uuid, g->devices[i].drv.total >> 20,
+                 core_handoff_name(g->devices[i].handoff),
                  g->devices[i].lacks[KIND_LEGACY] ? ", no legacy handles" : "");
 }
 
 int
-gpu_open(struct gpu *ret, const char *choice, struct drv_error *err)
+gpu_open(struct gpu *ret, const char *choice, int handoff, struct drv_error *err)
 {
     _cleanup_(gpu_deinitp) struct gpu g = {0};
     int r = drv_open(&g.drv, choice, err);
@@ -86,7 +128,7 @@ gpu_open(struct gpu *ret, const char *choice, struct drv_error *err)
     if (r < 0)
         return r;
     log_driver(&g, choice, err->message);
-    r = find_devices(&g, err);
+    r = find_devices(&g, handoff, err);
     if (r < 0)
         return r;
     log_devices(&g);

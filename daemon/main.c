@@ -95,13 +95,14 @@ open_listener(struct listener *ret, const struct options *o, const struct config
  * rarely, without being ready. Elsewhere somebody is there to read the reason. -EINTR: stopped
  * meanwhile. */
 static int
-open_gpu(struct gpu *ret, const char *choice, struct notify *notify, const sigset_t *stop)
+open_gpu(struct gpu *ret, const char *choice, int handoff, struct notify *notify,
+         const sigset_t *stop)
 {
     bool retry = notify->fd >= 0 && strcmp(choice, "cuda") == 0;
 
     for (time_t seconds = 1;; seconds = seconds < RETRY_MAX_S ? seconds * 2 : RETRY_MAX_S) {
         struct drv_error err = {0};
-        int r = gpu_open(ret, choice, &err);
+        int r = gpu_open(ret, choice, handoff, &err);
 
         if (r == 0)
             return 0;
@@ -155,7 +156,8 @@ serve(const struct options *o, const struct config *c, int ready_fd)
     r = open_listener(&listener, o, c);
     if (r < 0)
         return r;
-    r = open_gpu(&gpu, choose(o->driver, "CAID_CUDA_DRIVER", c->driver), &notify, &stop);
+    r = open_gpu(&gpu, choose(o->driver, "CAID_CUDA_DRIVER", c->driver), c->handoff, &notify,
+                 &stop);
     if (r < 0)
         return r == -EINTR ? 0 : r;
     r = server_new(&server, &(struct server_setup){.config = c,

@@ -16,6 +16,8 @@
 #include "base/macros.h"
 #include "conns.h"
 #include "refusals.h"
+#include "shared_page.h"
+#include "spin.h"
 #include "trim.h"
 #include "worker.h"
 
@@ -34,7 +36,9 @@ struct server {
     struct conns conns;
     struct refusals refusals;
     struct worker worker;
+    struct shared_pages pages;
     struct trim trim;
+    struct spin spin;
     uv_poll_t listen_poll;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint;
@@ -43,6 +47,7 @@ struct server {
     uint64_t log_since_ms; /* when the window of log_client() began */
     uint32_t n_log_lines;
     bool carrying_out;
+    bool leaving; /* connections end because this process does, not their own */
     bool stopping;
 };
 
@@ -130,6 +135,27 @@ memory_action(struct server *s, const struct core_action *a)
 }
 
 static void
+page_new_action(struct server *s, const struct core_action *a)
+{
+    struct core_page_result result;
+    int r = shared_page_new(&s->pages, a->page, &result);
+
+    if (r < 0)
+        log_client(s, "no page of timelines could be made: %s", strerror(-r));
+    core_page_done(s->core, a->page, &result);
+}
+
+/* When the daemon stops, owners live on: what they signal ends the waits of others, now as if it had
+ * not stopped. */
+static void
+page_free_action(struct server *s, const struct core_action *a)
+{
+    if (!s->leaving)
+        shared_page_kill(&s->pages, a->page);
+    shared_page_free(&s->pages, a->page);
+}
+
+static void
 carry_out(struct server *s, const struct core_action *a)
 {
     switch (a->type) {
@@ -139,6 +165,9 @@ carry_out(struct server *s, const struct core_action *a)
     case CORE_RELEASE: worker_release(&s->worker, a->job, a->handle); break;
     case CORE_MEMORY: memory_action(s, a); break;
     case CORE_PERSIST: log_record(a); break;
+    case CORE_PAGE_NEW: page_new_action(s, a); break;
+    case CORE_PAGE_SEAL: shared_page_seal(&s->pages, a->page); break;
+    case CORE_PAGE_FREE: page_free_action(s, a); break;
     }
 }
 
@@ -185,6 +214,7 @@ run_core(struct server *s)
     s->carrying_out = false;
     arm_deadline(s);
     look_at_counts(s);
+    spin_look(&s->spin, s->core);
     if (s->stopping && core_jobs(s->core) == 0)
         uv_stop(&s->loop);
 }
@@ -460,6 +490,7 @@ on_signal(uv_signal_t *handle, int signum)
     uv_close((uv_handle_t *)&s->accept_timer, NULL);
     uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
     core_stop(s->core);
+    s->leaving = true;
     conns_lose_all(&s->conns, "the daemon stops");
     conns_drop_departed(&s->conns);
     s->stopping = true; /* from here on the loop ends when no driver call is under way */
@@ -476,6 +507,12 @@ fill_device(struct core_device *ret, const struct gpu_device *d)
     memcpy(ret->lacks, d->lacks, sizeof(ret->lacks));
     ret->total = d->drv.total;
     ret->granularity = d->drv.granularity;
+    ret->handoff = d->handoff;
+    ret->memops = d->drv.memops;
+    ret->readonly_host = d->drv.readonly_host;
+    ret->mps = d->drv.mps;
+    ret->persistence = d->persistence;
+    ret->compute_mode = d->drv.compute_mode;
 }
 
 /* Settings that stand for what the machine has. */
@@ -585,7 +622,9 @@ server_new(struct server **ret, const struct server_setup *setup)
      * as many in queues. */
     conns_init(&s->conns, &s->loop, (uint32_t)(s->max_fds / 4), &conns_ops, s);
     refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
+    shared_pages_init(&s->pages, s->max_fds);
     trim_init(&s->trim, &s->loop);
+    spin_init(&s->spin, &s->loop, setup->config->spin_us * NSEC_PER_USEC);
     r = worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
     if (r == 0)
         r = new_core(s);
@@ -646,6 +685,7 @@ server_free(struct server *s)
     uv_loop_close(&s->loop);
     worker_deinit(&s->worker);
     core_free(s->core);
+    shared_pages_deinit(&s->pages);
     conns_deinit(&s->conns);
     free(s);
     return NULL;

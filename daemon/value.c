@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
+#include "core.h"
 
 #define DURATION_MAX_NS (3600 * NSEC_PER_SEC)
 
@@ -265,6 +266,34 @@ print_level(FILE *f, const void *field)
 
 const struct value_type value_level = {parse_level, print_level,
                                        "one of error, warning, notice, info, debug"};
+
+static int
+parse_handoff(const char *text, void *ret_field)
+{
+    int mode = HANDOFF_AUTO;
+
+    if (strcmp(text, "auto") != 0) {
+        for (mode = 0; mode < N_HANDOFFS; mode++)
+            if (strcmp(text, core_handoff_name((enum core_handoff)mode)) == 0)
+                break;
+        if (mode == N_HANDOFFS)
+            return -EINVAL;
+    }
+    *(int *)ret_field = mode;
+    return 0;
+}
+
+static void
+print_handoff(FILE *f, const void *field)
+{
+    int mode = *(const int *)field;
+
+    fprintf(f, " %s",
+            mode == HANDOFF_AUTO ? "auto" : core_handoff_name((enum core_handoff)mode));
+}
+
+const struct value_type value_handoff = {parse_handoff, print_handoff,
+                                         "one of auto, memops, host, events"};
 
 /* (uid_t)-1 and (gid_t)-1 mean "no change" to the kernel: no user or group has that number. */
 static int

@@ -7,6 +7,8 @@
 
 #include <stdio.h>
 
+#define HANDOFF_AUTO (-1) /* as each device can */
+
 struct value_type {
     int (*parse)(const char *text, void *ret_field); /* 0, -EINVAL, -ENOMEM */
     void (*print)(FILE *f, const void *field);       /* a blank before it; "" is nothing */
@@ -22,5 +24,6 @@ extern const struct value_type value_file_mode; /* mode_t, octal up to 0777 */
 extern const struct value_type value_pool_mode; /* mode_t, octal, r and w bits */
 extern const struct value_type value_string;    /* char *, owned; empty is allowed */
 extern const struct value_type value_level;     /* int, enum log_level */
+extern const struct value_type value_handoff;   /* int, enum core_handoff or HANDOFF_AUTO */
 extern const struct value_type value_user;      /* uid_t, by name or number */
 extern const struct value_type value_group;     /* gid_t, by name or number */

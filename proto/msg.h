@@ -159,3 +159,6 @@ size_t msg_unnamed_size(const struct msg_unnamed *u);
 size_t msg_user_size(const struct msg_user *u);
 size_t msg_pool_size(const struct msg_pool *p);
 size_t msg_memory_size(const struct msg_memory *m);
+size_t msg_fence_size(const struct msg_fence *f);
+size_t msg_page_size(const struct msg_page *p);
+size_t msg_timeline_size(const struct msg_timeline *t);

@@ -179,3 +179,21 @@ msg_memory_size(const struct msg_memory *m)
 {
     return room(RECORD_ID_memory, m);
 }
+
+size_t
+msg_fence_size(const struct msg_fence *f)
+{
+    return room(RECORD_ID_fence, f);
+}
+
+size_t
+msg_page_size(const struct msg_page *p)
+{
+    return room(RECORD_ID_page, p);
+}
+
+size_t
+msg_timeline_size(const struct msg_timeline *t)
+{
+    return room(RECORD_ID_timeline, t);
+}

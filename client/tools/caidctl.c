@@ -37,6 +37,8 @@ static const struct verb verbs[] = {
     {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES | OPT_UNNAMED, false},
     {"pools", verb_pools, 0, 0, OPT_BYTES, false},
     {"info", verb_info, 0, 1, OPT_BYTES, false},
+    {"timelines", verb_timelines, 0, 0, OPT_ALL | OPT_POOL, false},
+    {"doctor", verb_doctor, 0, 0, OPT_BYTES, true},
     {"flush", verb_flush, 0, 0, OPT_DEVICE | OPT_BYTES, false},
     {"unlink", verb_unlink, 1, -1, OPT_POOL, false},
     {"ping", verb_ping, 0, 0, OPT_COUNT, false},
@@ -52,6 +54,8 @@ static const char usage[] =
     "                       the pool of --pool, or the arrays of --unnamed\n"
     "  pools                pools that may be read\n"
     "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
+    "  timelines            timelines of a pool, and who signals them\n"
+    "  doctor               what works here, what is slow or at risk, and what to do about it\n"
     "  flush                free what waits in the deallocation queues, and empty blocks\n"
     "  unlink NAME...       remove names; whoever holds the arrays keeps them\n"
     "  ping                 round trips to the daemon\n"
@@ -59,9 +63,9 @@ static const char usage[] =
     "\n"
     "  -s, --socket=PATH    the daemon's socket\n"
     "  -j, --json           for programs\n"
-    "  -b, --bytes          exact sizes (status, list, show, pools, info, flush)\n"
-    "  -p, --pool=POOL      instead of your own (list, show, unlink)\n"
-    "  -a, --all            every pool that may be read (list)\n"
+    "  -b, --bytes          exact sizes (status, list, show, pools, info, flush, doctor)\n"
+    "  -p, --pool=POOL      instead of your own (list, show, timelines, unlink)\n"
+    "  -a, --all            every pool that may be read (list, timelines)\n"
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
     "  -d, --device=DEVICE  this one only, an index or a UUID (flush)\n"
     "  -l, --long           more columns (list)\n"
@@ -69,7 +73,8 @@ static const char usage[] =
     "  -h, --help           this text\n"
     "  -V, --version        of caidctl\n"
     "\n"
-    "Exit status: 0, 1 for an error here, 2 for a refusal by the daemon. See caidctl(1).\n";
+    "Exit status: 0, 1 for an error here (doctor: a problem), 2 for a refusal by the daemon.\n"
+    "See caidctl(1).\n";
 
 static const struct option long_options[] = {
     {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},

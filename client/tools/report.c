@@ -2,6 +2,7 @@
 #include "report.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "format.h"
@@ -234,9 +235,10 @@ report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct ta
 /* ---- users ---- */
 
 static const struct column user_columns[] = {
-    {"USER", false},   {"DEVICE", true}, {"PINNED", true},  {"HOST", true},
-    {"ARRAYS", true},  {"NAMES", true},  {"LEASES", true},  {"WATCHES", true},
-    {"CLIENTS", true}, {"CALLS", true},  {"PENDING", true}, {"DEFERRED", true},
+    {"USER", false},   {"DEVICE", true},   {"PINNED", true},  {"HOST", true},
+    {"ARRAYS", true},  {"NAMES", true},    {"LEASES", true},  {"BRACKETS", true},
+    {"PAGES", true},   {"WATCHES", true},  {"CLIENTS", true}, {"CALLS", true},
+    {"PENDING", true}, {"DEFERRED", true},
 };
 
 static void
@@ -255,6 +257,8 @@ user_json(struct json *out, const struct caid_user *u)
     json_u64(out, "host", u->host);
     json_u64(out, "pending", u->pending);
     json_u64(out, "deferred", u->deferred);
+    json_u64(out, "brackets", u->brackets);
+    json_u64(out, "pages", u->pages);
     json_object_end(out);
 }
 
@@ -275,6 +279,8 @@ user_row(const struct caid_user *u, void *userdata)
     add_u64(table, u->arrays);
     add_u64(table, u->names);
     add_u64(table, u->leases);
+    add_u64(table, u->brackets);
+    add_u64(table, u->pages);
     add_u64(table, u->watches);
     add_u64(table, u->connections);
     add_u64(table, u->jobs);
@@ -334,6 +340,40 @@ report_entry(struct ctl *ctl, const struct caid_entry *e)
     json_u64(out, "nbytes", e->nbytes);
     json_u64(out, "uid", e->uid);
     json_u64(out, "leases", e->leases);
+    json_u64(out, "readers", e->readers);
+    json_u64(out, "writers", e->writers);
+    json_u64(out, "waiting", e->waiting);
+    json_bool(out, "abandoned", e->abandoned);
+}
+
+char *
+report_use(const struct caid_entry *e)
+{
+    const struct {
+        uint64_t n;
+        const char *verb;
+    } uses[] = {{e->readers, "read"}, {e->writers, "write"}, {e->waiting, "wait"}};
+
+    char *text = NULL;
+    size_t size;
+    const char *between = "";
+
+    FILE *out = open_memstream(&text, &size);
+    if (!out)
+        out_of_memory();
+    for (size_t i = 0; i < ARRAY_SIZE(uses); i++) {
+        if (uses[i].n == 0)
+            continue;
+        fprintf(out, "%s%" PRIu64 " %s", between, uses[i].n, uses[i].verb);
+        between = ", ";
+    }
+    if (e->abandoned)
+        fprintf(out, "%sabandoned", between);
+    else if (!*between)
+        fputs("-", out);
+    if (fclose(out) != 0)
+        out_of_memory();
+    return text;
 }
 
 void
@@ -347,6 +387,9 @@ report_holders(struct json *out, const struct caid_details *d)
         json_str(out, "client", d->holders[i].client);
         json_bool(out, "readonly", d->holders[i].readonly);
         json_bool(out, "hung_up", d->holders[i].hung_up);
+        json_u64(out, "reading", d->holders[i].reading);
+        json_u64(out, "writing", d->holders[i].writing);
+        json_u64(out, "waiting", d->holders[i].waiting);
         json_object_end(out);
     }
     json_list_end(out);

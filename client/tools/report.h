@@ -35,6 +35,9 @@ double report_fragmentation(const struct caid_pool *pool);
 
 void report_i64s(struct json *out, const char *key, const int64_t *values, uint32_t n);
 
+/* Who uses an array, by brackets: "2 read, 1 wait", "abandoned", "-". A new string. */
+char *report_use(const struct caid_entry *e);
+
 /* The members of an entry, into an object that is open. */
 void report_entry(struct ctl *ctl, const struct caid_entry *e);
 

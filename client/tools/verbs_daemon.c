@@ -12,6 +12,25 @@ static const struct column facts[] = {{"", false}, {"", false}};
 
 /* ---- status ---- */
 
+/* A string of the daemon's that is "" where it is not known. */
+static const char *
+known(const char *text)
+{
+    return text[0] ? text : NULL;
+}
+
+static void
+status_device_json(struct json *out, const struct caid_device *device)
+{
+    json_str(out, "kinds", device->kinds);
+    json_str(out, "handoff", device->handoff);
+    json_bool(out, "memops", device->memops);
+    json_bool(out, "readonly_host", device->readonly_host);
+    json_bool(out, "mps", device->mps);
+    json_str(out, "persistence", known(device->persistence));
+    json_str(out, "compute_mode", known(device->compute_mode));
+}
+
 static void
 status_json(struct ctl *ctl, const struct caid_status *s)
 {
@@ -39,6 +58,9 @@ status_json(struct ctl *ctl, const struct caid_status *s)
     json_u64(out, "watches", s->watches);
     json_u64(out, "pending", s->pending);
     json_u64(out, "contexts", s->contexts);
+    json_u64(out, "brackets", s->brackets);
+    json_u64(out, "pages", s->pages);
+    json_u64(out, "timelines", s->timelines);
     json_list(out, "devices");
     for (int i = 0; i < n; i++) {
         json_object(out, NULL);
@@ -47,6 +69,7 @@ status_json(struct ctl *ctl, const struct caid_status *s)
         json_str(out, "name", devices[i].name);
         json_u64(out, "total", devices[i].total);
         json_u64(out, "granularity", devices[i].granularity);
+        status_device_json(out, &devices[i]);
         json_object_end(out);
     }
     json_list_end(out);
@@ -62,7 +85,8 @@ status_devices(struct ctl *ctl, struct table *table)
     for (int i = 0; i < n; i++) {
         _cleanup_free_ char *total = format_bytes(devices[i].total, ctl->bytes);
         table_add(table, "device %d", i);
-        table_add(table, "%s, %s, %s", devices[i].name, total, devices[i].uuid);
+        table_add(table, "%s, %s, %s, hand-off by %s", devices[i].name, total, devices[i].uuid,
+                  devices[i].handoff);
     }
 }
 
@@ -87,13 +111,14 @@ status_table(struct ctl *ctl, const struct caid_status *s)
     table_add(&table, "%s", s->pool);
     table_add(&table, "holds");
     table_add(&table,
-              "%" PRIu64 " names, %" PRIu64 " arrays, %" PRIu64 " blocks, %" PRIu64 " pools",
-              s->names, s->arrays, s->blocks, s->pools);
+              "%" PRIu64 " names, %" PRIu64 " arrays, %" PRIu64 " blocks, %" PRIu64
+              " pools, %" PRIu64 " timelines",
+              s->names, s->arrays, s->blocks, s->pools, s->timelines);
     table_add(&table, "serves");
     table_add(&table,
-              "%" PRIu64 " connections, %" PRIu64 " leases, %" PRIu64 " watches, %" PRIu64
-              " driver calls",
-              s->connections, s->leases, s->watches, s->jobs);
+              "%" PRIu64 " connections, %" PRIu64 " leases, %" PRIu64 " brackets, %" PRIu64
+              " watches, %" PRIu64 " driver calls",
+              s->connections, s->leases, s->brackets, s->watches, s->jobs);
     table_add(&table, "waits");
     table_add(&table, "%" PRIu64 " entries to be freed", s->pending);
     if (s->contexts > 0) {

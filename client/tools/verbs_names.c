@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Verbs on names and pools: list, pools, unlink. */
+/* Verbs on names and pools: list, pools, timelines, unlink. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,16 +10,17 @@
 /* ---- list ---- */
 
 static const struct column list_columns[] = {
-    {"NAME", false}, {"TYPE", false},   {"SHAPE", false},
-    {"SIZE", true},  {"MEMORY", false}, {"LEASES", true},
+    {"NAME", false},   {"TYPE", false},  {"SHAPE", false}, {"SIZE", true},
+    {"MEMORY", false}, {"LEASES", true}, {"USE", false},
 };
 static const struct column list_all_columns[] = {
     {"POOL", false}, {"NAME", false},   {"TYPE", false},  {"SHAPE", false},
-    {"SIZE", true},  {"MEMORY", false}, {"LEASES", true},
+    {"SIZE", true},  {"MEMORY", false}, {"LEASES", true}, {"USE", false},
 };
 static const struct column list_long_columns[] = {
     {"POOL", false},      {"NAME", false},   {"TYPE", false},  {"SHAPE", false},
-    {"SIZE", true},       {"MEMORY", false}, {"LEASES", true}, {"DEVICE", true},
+    {"SIZE", true},       {"MEMORY", false}, {"LEASES", true}, {"READERS", true},
+    {"WRITERS", true},    {"WAITING", true}, {"STATE", false}, {"DEVICE", true},
     {"GENERATION", true}, {"USER", false},
 };
 
@@ -47,6 +48,20 @@ listing_init(struct listing *ret, struct ctl *ctl)
 }
 
 static void
+list_long(struct listing *listing, const struct caid_entry *e)
+{
+    _cleanup_free_ char *user = format_user(e->uid);
+
+    table_add(&listing->table, "%" PRIu64, e->readers);
+    table_add(&listing->table, "%" PRIu64, e->writers);
+    table_add(&listing->table, "%" PRIu64, e->waiting);
+    table_add(&listing->table, "%s", e->abandoned ? "abandoned" : "-");
+    table_add(&listing->table, "%d", e->device);
+    table_add(&listing->table, "%" PRIu64, e->generation);
+    table_add(&listing->table, "%s", user);
+}
+
+static void
 list_row(struct listing *listing, const struct caid_entry *e)
 {
     const struct ctl *ctl = listing->ctl;
@@ -62,10 +77,10 @@ list_row(struct listing *listing, const struct caid_entry *e)
     table_add(&listing->table, "%s", e->memory);
     table_add(&listing->table, "%" PRIu64, e->leases);
     if (ctl->long_) {
-        _cleanup_free_ char *user = format_user(e->uid);
-        table_add(&listing->table, "%d", e->device);
-        table_add(&listing->table, "%" PRIu64, e->generation);
-        table_add(&listing->table, "%s", user);
+        list_long(listing, e);
+    } else {
+        _cleanup_free_ char *use = report_use(e);
+        table_add(&listing->table, "%s", use);
     }
 }
 
@@ -120,6 +135,70 @@ verb_pools(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     json_object_end(&ctl->out);
     if (!ctl->json)
         table_print(&table, true);
+    return CTL_OK;
+}
+
+/* ---- timelines ---- */
+
+static const struct column timeline_columns[] = {
+    {"POOL", false}, {"NAME", false}, {"VALUE", true}, {"SUBMITTED", true},
+    {"OPEN", true},  {"PID", true},   {"USER", false}, {"CLIENT", false},
+};
+
+static void
+timeline_json(struct json *out, const struct caid_timeline_entry *e)
+{
+    json_object(out, NULL);
+    json_str(out, "pool", e->pool);
+    json_str(out, "name", e->name);
+    json_u64(out, "value", e->value);
+    json_u64(out, "submitted", e->submitted);
+    json_u64(out, "holders", e->holders);
+    json_u64(out, "pid", e->pid);
+    json_u64(out, "uid", e->uid);
+    json_str(out, "client", e->client);
+    json_object_end(out);
+}
+
+static int
+timeline_row(const struct caid_timeline_entry *e, void *userdata)
+{
+    struct listing *listing = userdata;
+    struct table *table = &listing->table;
+    _cleanup_free_ char *user = format_user(e->uid);
+
+    if (listing->ctl->json) {
+        timeline_json(&listing->ctl->out, e);
+        return 0;
+    }
+    table_add(table, "%s", e->pool);
+    table_add(table, "%s", e->name);
+    table_add(table, "%" PRIu64, e->value);
+    table_add(table, "%" PRIu64, e->submitted);
+    table_add(table, "%" PRIu64, e->holders);
+    table_add(table, "%" PRIu64, e->pid);
+    table_add(table, "%s", user);
+    table_add(table, "%s", e->client ? e->client : "-");
+    return 0;
+}
+
+int
+verb_timelines(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
+{
+    _cleanup_(listing_deinit) struct listing listing = {.ctl = ctl};
+    struct caid_list_options options = CAID_INIT(options);
+
+    options.pool = ctl->pool;
+    options.all = ctl->all;
+    table_init(&listing.table, timeline_columns, ARRAY_SIZE(timeline_columns));
+    json_object(&ctl->out, NULL);
+    json_list(&ctl->out, "timelines");
+    if (caid_timelines(ctl->client, &options, timeline_row, &listing, &ctl->error) < 0)
+        return ctl_failed(ctl, "timelines");
+    json_list_end(&ctl->out);
+    json_object_end(&ctl->out);
+    if (!ctl->json)
+        table_print(&listing.table, true);
     return CTL_OK;
 }
 

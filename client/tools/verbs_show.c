@@ -40,6 +40,7 @@ details_array(const struct ctl *ctl, struct table *table, const struct caid_deta
     _cleanup_free_ char *shape = format_shape(e->shape, e->ndim);
     _cleanup_free_ char *size = format_bytes(e->nbytes, ctl->bytes);
     _cleanup_free_ char *user = format_user(e->uid);
+    _cleanup_free_ char *use = report_use(e);
 
     table_add(table, "name");
     table_add(table, "%s", e->name);
@@ -64,6 +65,8 @@ details_array(const struct ctl *ctl, struct table *table, const struct caid_deta
         table_add(table, "metadata");
         table_add(table, "%s", d->metadata);
     }
+    table_add(table, "use");
+    table_add(table, "%s", use);
     table_add(table, "created by");
     table_add(table, "%s, generation %" PRIu64, user, e->generation);
 }
@@ -85,6 +88,22 @@ details_memory(const struct ctl *ctl, struct table *table, const struct caid_det
                   d->block, size);
 }
 
+/* The brackets that it has, as ", 1 reads, 2 wait". */
+static char *
+holder_use(const struct caid_holder *holder)
+{
+    struct caid_entry as = {.readers = holder->reading,
+                            .writers = holder->writing,
+                            .waiting = holder->waiting};
+    _cleanup_free_ char *use = report_use(&as);
+    char *text;
+
+    if (asprintf(&text, "%s%s", use[0] == '-' ? "" : ", brackets: ", use[0] == '-' ? "" : use) <
+        0)
+        out_of_memory();
+    return text;
+}
+
 static void
 details_holders(struct table *table, const struct caid_details *d)
 {
@@ -92,10 +111,11 @@ details_holders(struct table *table, const struct caid_details *d)
         const struct caid_holder *holder = &d->holders[i];
         _cleanup_free_ char *user = format_user(holder->uid);
         table_add(table, "held by");
-        table_add(table, "pid %" PRIu64 " of %s, %s%s%s%s", holder->pid, user,
+        _cleanup_free_ char *use = holder_use(holder);
+        table_add(table, "pid %" PRIu64 " of %s, %s%s%s%s%s", holder->pid, user,
                   holder->readonly ? "r" : "rw", holder->client ? ", " : "",
                   holder->client ? holder->client : "",
-                  holder->hung_up ? ", hung up and not exited" : "");
+                  holder->hung_up ? ", hung up and not exited" : "", use);
     }
     if (d->n_holders < d->entry.leases) {
         table_add(table, "held by");

@@ -85,6 +85,16 @@ entry_new_name(enum core_record_type record, const struct pool *pool, const char
     return e;
 }
 
+struct entry *
+entry_new_page(enum core_action_type type, uint64_t page)
+{
+    struct entry *e = entry_new(type, 0);
+
+    if (e)
+        e->action.page = page;
+    return e;
+}
+
 void
 entry_free(struct entry *e)
 {

@@ -59,7 +59,10 @@ check_array(const struct array *array)
 
     check_leases(array);
     CHECK(!array->pending);
-    CHECK(array->creating || array->named || array->n_leases || array->n_departed);
+    CHECK(array->creating || array->named || array->n_leases || array->n_departed ||
+          array->lingering);
+    CHECK(!array->access || (array->access->array == array && access_is_right(array->access)));
+    CHECK(!array->lingering || (array->access && !array->named && !array->n_leases));
     CHECK(!array->creating || (!array->n_leases && !array->n_departed));
     CHECK(array->listed == (!array->named && !array->creating));
     CHECK(array->creating || !array->range == !array->span);
@@ -145,6 +148,7 @@ check_range(const struct block *block, const struct range *range)
     CHECK(array->range == range);
     CHECK(array->pool == block->pool); /* I1 */
     if (array->pending) {
+        CHECK(!array->access); /* I2 */
         CHECK(block->state == BLOCK_LIVE);
         CHECK(!block->own || block->spared);
     } else {
@@ -242,6 +246,59 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
     CHECK(conn->departed || RB_FIND(conns, &((struct core *)(uintptr_t)core)->conns, conn));
 }
 
+/* Bytes of the daemon's memory that its brackets, its pages and what it has of others' take. */
+static uint64_t
+check_uses(struct core *core, struct conn *conn, uint64_t *ret_brackets, uint64_t *ret_pages)
+{
+    struct bracket *bracket;
+    const struct page *page;
+    struct page_hold *hold;
+    uint64_t host = 0;
+
+    RB_FOREACH(bracket, brackets, &conn->brackets)
+    {
+        uint32_t unready = 0;
+        CHECK(bracket->conn == conn && (!bracket->waiting || !conn->departed));
+        for (uint32_t i = 0; i < bracket->n_claims; i++) {
+            const struct claim *claim = &bracket->claims[i];
+            CHECK(claim->fence && claim->bracket == bracket);
+            CHECK(claim->access || !bracket->waiting);
+            CHECK(!claim->access || claim->lease->conn == conn);
+            unready += bracket->waiting && !claim->ready;
+        }
+        CHECK(!bracket->waiting || bracket->n_unready == unready);
+        CHECK(!bracket->waiting || unready > 0); /* the others have been answered */
+        host += BRACKET_HOST + bracket->n_claims * CLAIM_HOST;
+        ++*ret_brackets;
+    }
+    LIST_FOREACH(page, &conn->pages, of_conn)
+    {
+        const struct fence *fence;
+        uint64_t holds = 0;
+        CHECK(page->conn == conn && page_find(core, page->id) == page);
+        LIST_FOREACH(fence, &page->fences, of_page)
+        {
+            CHECK(fence->page == page && fence->value <= page->last[fence->slot]);
+            CHECK(fence->access->array->access == fence->access);
+            host += FENCE_HOST;
+        }
+        LIST_FOREACH(hold, &page->holds, of_page)
+        holds += page_hold_find(hold->conn, page->id) == hold;
+        CHECK(holds == page->n_holds && (!holds || page->sealed));
+        host += sizeof(*page) + TIMELINE_PAGE_BYTES;
+        if (page->timeline)
+            host += sizeof(*page->timeline) + page->timeline->n_name;
+        CHECK(!page->timeline || (page->timeline->page == page && !conn->departed));
+        ++*ret_pages;
+    }
+    RB_FOREACH(hold, page_holds, &conn->page_holds)
+    {
+        CHECK(hold->conn == conn && hold->page->conn != conn && !conn->departed);
+        host += sizeof(*hold);
+    }
+    return host;
+}
+
 static void
 tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *ret_n)
 {
@@ -249,15 +306,18 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
 
     RB_FOREACH(conn, conns, conns)
     {
-        uint64_t leases = 0, holds = 0, watches = 0;
+        uint64_t leases = 0, holds = 0, watches = 0, brackets = 0, pages = 0;
         check_conn(core, conn, &leases, &holds, &watches);
+        uint64_t host = check_uses(core, conn, &brackets, &pages);
         ++*ret_n;
         if (t->user && t->user != conn->user)
             continue;
         t->used[RES_CONNECTIONS]++;
         t->used[RES_LEASES] += leases;
         t->used[RES_WATCHES] += watches;
-        t->used[RES_HOST] += holds * sizeof(struct hold);
+        t->used[RES_HOST] += host + holds * sizeof(struct hold);
+        t->used[RES_BRACKETS] += brackets;
+        t->used[RES_PAGES] += pages;
     }
 }
 
@@ -360,6 +420,10 @@ check_totals(struct core *core)
     CHECK(core->n_leases == t.leases && core->n_blocks == t.blocks);
     CHECK(core->n_watches == t.used[RES_WATCHES]);
     CHECK(core->n_running <= core->config.threads);
+    CHECK(core->n_brackets == t.used[RES_BRACKETS] && core->n_pages == t.used[RES_PAGES]);
+    CHECK(TAILQ_EMPTY(&core->ready));
+    CHECK(core->linger_at_ns != UINT64_MAX ||
+          (LIST_EMPTY(&core->lingering) && LIST_EMPTY(&core->closing_pages)));
 }
 
 void
@@ -402,6 +466,9 @@ core_get_counts(const struct core *core, struct core_counts *ret)
         .leases = core->n_leases,
         .watches = core->n_watches,
         .jobs = core->n_jobs,
+        .brackets = core->n_brackets,
+        .pages = core->n_pages,
+        .timelines = core->n_timelines,
     };
     for (size_t i = 0; i < core->config.n_devices; i++) {
         ret->bytes += core->devices[i].used + core->devices[i].pinned;

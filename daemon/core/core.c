@@ -27,6 +27,18 @@ core_kind_name(enum core_kind kind)
     return names[kind];
 }
 
+const char *
+core_handoff_name(enum core_handoff handoff)
+{
+    static const char *const names[N_HANDOFFS] = {
+        [HANDOFF_MEMOPS] = "memops",
+        [HANDOFF_HOST] = "host",
+        [HANDOFF_EVENTS] = "events",
+    };
+
+    return names[handoff];
+}
+
 /* ---- life ---- */
 
 static int
@@ -84,6 +96,12 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     RB_INIT(&core->departed);
     RB_INIT(&core->jobs);
     RB_INIT(&core->watches);
+    RB_INIT(&core->pages);
+    RB_INIT(&core->timelines);
+    RB_INIT(&core->deadlines);
+    TAILQ_INIT(&core->ready);
+    core->linger_at_ns = UINT64_MAX;
+    core->waits.last_ns = UINT64_MAX;
     TAILQ_INIT(&core->waiting);
     TAILQ_INIT(&core->queue);
     TAILQ_INIT(&core->turns);
@@ -166,6 +184,17 @@ conn_free(struct conn *conn)
     free(conn);
 }
 
+/* What its brackets keep, and what others wait for in its pages: they are let go. */
+static void
+conn_drop_uses(struct core *core, struct conn *conn)
+{
+    struct page *page;
+
+    brackets_free(core, conn);
+    while ((page = LIST_FIRST(&conn->pages)))
+        page_free(core, page);
+}
+
 static void
 forget_departed(struct core *core)
 {
@@ -175,6 +204,7 @@ forget_departed(struct core *core)
 
     while ((conn = RB_MIN(conns, &core->departed))) {
         RB_REMOVE(conns, &core->departed, conn);
+        conn_drop_uses(core, conn);
         while ((lease = RB_MIN(leases, &conn->leases))) {
             RB_REMOVE(leases, &conn->leases, lease);
             free(lease);
@@ -194,6 +224,7 @@ forget_all(struct core *core)
     struct block *block;
 
     forget_departed(core);
+    access_forget_lingering(core);
     forget_waiters(core);
     RB_FOREACH(pool, pools, &core->pools)
     forget_names(pool);
@@ -215,8 +246,8 @@ core_free(struct core *core)
     if (!core)
         return NULL;
     assert(RB_EMPTY(&core->conns) && RB_EMPTY(&core->jobs));
-    entry_drop_all(core);
     forget_all(core);
+    entry_drop_all(core);
     while ((user = RB_MIN(users, &core->users))) {
         RB_REMOVE(users, &core->users, user);
         free(user);
@@ -260,6 +291,10 @@ conn_new(uint64_t id, const struct core_peer *peer)
     conn->pid = peer->pid;
     RB_INIT(&conn->leases);
     RB_INIT(&conn->holds);
+    RB_INIT(&conn->page_holds);
+    RB_INIT(&conn->brackets);
+    LIST_INIT(&conn->pages);
+    LIST_INIT(&conn->waiting_brackets);
     LIST_INIT(&conn->jobs);
     LIST_INIT(&conn->waiters);
     LIST_INIT(&conn->flushes);
@@ -312,6 +347,7 @@ conn_drop_requests(struct core *core, struct conn *conn)
         flush_orphan(flush);
     while ((watch = LIST_FIRST(&conn->watches)))
         watch_free(core, watch);
+    brackets_orphan(core, conn);
     while (conn->deferring)
         reclaim_undefer(core, conn);
     if (!conn->greeted)
@@ -327,7 +363,14 @@ conn_depart(struct core *core, struct conn *conn)
 {
     struct lease *lease, *next;
     struct hold *hold, *after;
+    struct page_hold *page_hold;
+    struct page *page;
 
+    while ((page_hold = RB_MIN(page_holds, &conn->page_holds)))
+        page_hold_free(page_hold);
+    LIST_FOREACH(page, &conn->pages, of_conn)
+    if (page->timeline)
+        timeline_free(core, page->timeline);
     for (lease = RB_MIN(leases, &conn->leases); lease; lease = next) {
         next = RB_NEXT(leases, &conn->leases, lease);
         if (!lease->hold)
@@ -339,6 +382,7 @@ conn_depart(struct core *core, struct conn *conn)
             hold_free(core, hold);
     }
     conn->departed = true;
+    brackets_depart(core, conn);
     RB_FOREACH(lease, leases, &conn->leases)
     lease_depart(core, lease);
 }
@@ -349,6 +393,7 @@ conn_destroy(struct core *core, struct conn *conn)
     struct lease *lease;
     struct hold *hold;
 
+    conn_drop_uses(core, conn);
     while ((lease = RB_MIN(leases, &conn->leases)))
         lease_free(core, lease);
     while ((hold = RB_MIN(holds, &conn->holds)))
@@ -356,6 +401,16 @@ conn_destroy(struct core *core, struct conn *conn)
     user_uncharge(conn->user, RES_CONNECTIONS, 1);
     user_settle(core, conn->user);
     conn_free(conn);
+}
+
+/* What an event leaves to be done at its end. Each may bring work for those before it, but a turn
+ * changes nobody else's. */
+static void
+core_run(struct core *core)
+{
+    linger_run(core);
+    bracket_run(core);
+    reclaim_run(core);
 }
 
 bool
@@ -370,14 +425,15 @@ core_hangup(struct core *core, uint64_t id)
     RB_REMOVE(conns, &core->conns, conn);
     core->n_conns--;
     conn_depart(core, conn);
-    departed = !RB_EMPTY(&conn->leases) || !RB_EMPTY(&conn->holds);
+    departed = !RB_EMPTY(&conn->leases) || !RB_EMPTY(&conn->holds) ||
+               !LIST_EMPTY(&conn->pages) || !RB_EMPTY(&conn->brackets);
     if (departed) {
         RB_INSERT(conns, &core->departed, conn);
         core->n_departed++;
     } else {
         conn_destroy(core, conn);
     }
-    reclaim_run(core);
+    core_run(core);
     return departed;
 }
 
@@ -393,7 +449,7 @@ core_exited(struct core *core, uint64_t id)
     RB_REMOVE(conns, &core->departed, conn);
     core->n_departed--;
     conn_destroy(core, conn);
-    reclaim_run(core);
+    core_run(core);
 }
 
 void
@@ -404,7 +460,7 @@ core_receive(struct core *core, uint64_t id, const void *packet, size_t n, uint6
     core->now_ns = now_ns;
     if (conn && !conn->closing)
         request_handle(core, conn, packet, n);
-    reclaim_run(core);
+    core_run(core);
 }
 
 /* ---- time ---- */
@@ -427,20 +483,28 @@ core_tick(struct core *core, uint64_t now_ns)
             break;
         conn_end(core, conn, "no hello in time");
     }
+    bracket_tick(core);
     reclaim_tick(core);
-    reclaim_run(core);
+    core_run(core);
+}
+
+static uint64_t
+min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
 }
 
 /* A connection that is closing already waits for its core_hangup(), not for the clock. */
 uint64_t
 core_deadline_ns(const struct core *core)
 {
-    uint64_t deadline = reclaim_deadline_ns(core);
+    uint64_t deadline = min_u64(reclaim_deadline_ns(core), bracket_deadline_ns(core));
     const struct conn *conn;
 
+    deadline = min_u64(deadline, core->linger_at_ns);
     TAILQ_FOREACH(conn, &core->waiting, waiting)
     if (!conn->closing)
-        return conn->deadline_ns < deadline ? conn->deadline_ns : deadline;
+        return min_u64(conn->deadline_ns, deadline);
     return deadline;
 }
 

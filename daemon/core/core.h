@@ -28,7 +28,9 @@ struct core_limits { /* per uid */
     uint32_t leases;  /* held by all connections of the uid */
     uint32_t watches; /* by all connections of the uid */
     uint32_t jobs;    /* driver calls asked for and not done, for living clients or gone ones */
-    uint64_t bytes;   /* of device memory, of the arrays it created; 0: as much as there is */
+    uint32_t brackets; /* open, or waiting to be */
+    uint32_t pages;    /* of timelines */
+    uint64_t bytes;    /* of device memory, of the arrays it created; 0: as much as there is */
     uint64_t pinned_bytes; /* the same of page-locked host memory; 0: no limit */
     uint64_t host_bytes;   /* that its arrays' books take here; 0: no limit */
 };
@@ -45,12 +47,29 @@ const char *core_kind_name(enum core_kind kind);
 
 #define CORE_HANDLE_WORDS 8 /* of a CUipcMemHandle, 8 bytes each */
 
+struct timeline_slot;
+
+/* How streams of a device wait for those of another process. The core only tells it on. */
+enum core_handoff {
+    HANDOFF_MEMOPS, /* stream memory operations on timelines */
+    HANDOFF_HOST,   /* host functions signal, the host waits */
+    HANDOFF_EVENTS, /* inter-process events: a waiter hangs when the process that signals is killed */
+    N_HANDOFFS,
+};
+
+/* "memops", "host", "events" */
+const char *core_handoff_name(enum core_handoff handoff);
+
 struct core_device {
     char uuid[CORE_UUID_SIZE];
     char name[128];
     uint64_t total;
     uint64_t granularity;
     bool lacks[N_KINDS]; /* kinds that it, or the driver, cannot do */
+    enum core_handoff handoff;
+    bool memops, readonly_host, mps; /* messages.def, device */
+    const char *persistence;         /* "on", "off", NULL: not known. Static */
+    const char *compute_mode;        /* "default", "exclusive", "prohibited", NULL. Static */
 };
 
 struct core_memory {        /* how pools are cut; caid.conf(5), docs/DESIGN_NOTES.md */
@@ -151,6 +170,19 @@ struct core_memory_result { /* one per device that was asked for, in its order *
 void core_memory_done(struct core *core, uint64_t job, const struct core_memory_result *results,
                       size_t n);
 
+/* What became of a CORE_PAGE_NEW: the page, zeroed and mapped here, which stays so until
+ * CORE_PAGE_FREE; and fds for its owner (write) and for others (read), which are the caller's to
+ * close: `write` when CORE_PAGE_SEAL comes, both when CORE_PAGE_FREE does. To be called while the action
+ * is carried out, before any other event. */
+struct core_page_result {
+    int error; /* 0 or -errno */
+    int write, read;
+    uint64_t size;               /* bytes */
+    struct timeline_slot *slots; /* TIMELINE_SLOTS of them */
+};
+
+void core_page_done(struct core *core, uint64_t page, const struct core_page_result *result);
+
 /* The time of the event that follows, where that does not carry it. */
 void core_set_time(struct core *core, uint64_t now_ns);
 /* Time has passed. */
@@ -165,12 +197,15 @@ size_t core_jobs(const struct core *core);
 /* ---- actions ---- */
 
 enum core_action_type {
-    CORE_SEND,    /* send the packet with its fds */
-    CORE_CLOSE,   /* end the connection after what was sent before; then core_hangup() */
-    CORE_ALLOC,   /* create size bytes of kind on device and export: core_alloc_done() */
-    CORE_RELEASE, /* release handle, close fd: core_release_done() */
-    CORE_MEMORY,  /* read free and total of device (all: n_devices): core_memory_done() */
-    CORE_PERSIST, /* record what is about to be promised */
+    CORE_SEND,     /* send the packet with its fds */
+    CORE_CLOSE,    /* end the connection after what was sent before; then core_hangup() */
+    CORE_ALLOC,    /* create size bytes of kind on device and export: core_alloc_done() */
+    CORE_RELEASE,  /* release handle, close fd: core_release_done() */
+    CORE_MEMORY,   /* read free and total of device (all: n_devices): core_memory_done() */
+    CORE_PERSIST,  /* record what is about to be promised */
+    CORE_PAGE_NEW, /* make a page of timelines: core_page_done() */
+    CORE_PAGE_SEAL, /* its owner has mapped it: nobody else shall for writing (F_SEAL_FUTURE_WRITE) */
+    CORE_PAGE_FREE, /* timeline_kill() all slots, wake who waits for them, unmap and close it */
 };
 
 enum core_record_type {
@@ -199,6 +234,8 @@ struct core_action {
     uint64_t handle;     /* RELEASE */
     int fd;              /* RELEASE */
 
+    uint64_t page; /* PAGE_* */
+
     enum core_record_type record; /* PERSIST */
     uint64_t block;               /* PERSIST: BLOCK, BLOCK_GONE */
     const char *pool, *name;      /* PERSIST: NAME, NAME_GONE */
@@ -211,12 +248,22 @@ bool core_next(struct core *core, struct core_action *ret);
 
 struct core_counts {
     uint64_t connections, departed, users, pools, blocks, arrays, names, leases, watches, jobs;
+    uint64_t brackets, pages, timelines;
     uint64_t bytes; /* of blocks */
     uint64_t pending, reserve_bytes;
 };
 
 /* O(devices). */
 void core_get_counts(const struct core *core, struct core_counts *ret);
+
+struct core_turns { /* of brackets */
+    uint64_t n_waiting;
+    uint64_t since_ns; /* when the last one of those that had to wait has begun to */
+    uint64_t
+        last_ns; /* how long the last one that was let in had waited; UINT64_MAX: none has */
+};
+
+void core_get_turns(const struct core *core, struct core_turns *ret);
 
 /* ---- for tests ---- */
 

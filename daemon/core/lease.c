@@ -98,6 +98,7 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
     lease->conn = conn;
     lease->array = array;
     lease->readonly = readonly;
+    LIST_INIT(&lease->claims);
     RB_INSERT(leases, &conn->leases, lease);
     LIST_INSERT_HEAD(&array->leases, lease, of_array);
     array->n_leases++;
@@ -121,6 +122,7 @@ lease_free(struct core *core, struct lease *lease)
     struct conn *conn = lease->conn;
     struct array *array = lease->array;
 
+    bracket_drop_lease(core, lease);
     RB_REMOVE(leases, &conn->leases, lease);
     LIST_REMOVE(lease, of_array);
     if (lease->hold)

@@ -15,20 +15,50 @@ room_take(struct room *room, size_t bytes, size_t fds)
     return true;
 }
 
-/* All devices as records, to be freed; NULL: out of memory. */
-static struct msg_device *
+/* All devices as records, with the lists that those refer to; to be freed, NULL: out of memory. */
+struct device_records {
+    struct msg_str (*kinds)[N_KINDS];
+    struct msg_device devices[];
+};
+
+static struct msg_strs
+device_kinds(const struct core_device *info, struct msg_str kinds[static N_KINDS])
+{
+    uint32_t n = 0;
+
+    for (enum core_kind kind = 0; kind < N_KINDS; kind++)
+        if (!info->lacks[kind])
+            kinds[n++] = MSG_STR(core_kind_name(kind));
+    return (struct msg_strs){.v = kinds, .n = n};
+}
+
+static struct device_records *
 device_records(const struct core *core)
 {
-    struct msg_device *devices = calloc(core->config.n_devices + 1, sizeof(*devices));
+    size_t n = core->config.n_devices;
+    size_t n_records = sizeof(struct device_records) + n * sizeof(struct msg_device);
+    struct device_records *records = calloc(1, n_records + n * sizeof(*records->kinds));
 
-    for (size_t i = 0; devices && i < core->config.n_devices; i++)
-        devices[i] = (struct msg_device){
-            .uuid = MSG_STR(core->devices[i].info.uuid),
-            .name = MSG_STR(core->devices[i].info.name),
-            .total = core->devices[i].info.total,
-            .granularity = core->devices[i].info.granularity,
+    if (!records)
+        return NULL;
+    records->kinds = (struct msg_str(*)[N_KINDS])(void *)((char *)records + n_records);
+    for (size_t i = 0; i < n; i++) {
+        const struct core_device *info = &core->devices[i].info;
+        records->devices[i] = (struct msg_device){
+            .uuid = MSG_STR(info->uuid),
+            .name = MSG_STR(info->name),
+            .total = info->total,
+            .granularity = info->granularity,
+            .handoff = MSG_STR(core_handoff_name(info->handoff)),
+            .kinds = device_kinds(info, records->kinds[i]),
+            .memops = info->memops,
+            .readonly_host = info->readonly_host,
+            .mps = info->mps,
+            .persistence = msg_str_opt(info->persistence),
+            .compute_mode = msg_str_opt(info->compute_mode),
         };
-    return devices;
+    }
+    return records;
 }
 
 static int
@@ -36,7 +66,7 @@ on_hello(struct core *core, struct conn *conn, uint32_t id, const void *params,
          struct refusal *r)
 {
     const struct msg_hello_params *p = params;
-    _cleanup_free_ struct msg_device *devices = NULL;
+    _cleanup_free_ struct device_records *records = NULL;
     struct msg_hello_result result;
 
     if (p->version_min > p->version_max || p->version_min > PROTO_VERSION_MAX ||
@@ -53,8 +83,8 @@ on_hello(struct core *core, struct conn *conn, uint32_t id, const void *params,
             return REFUSED;
         memcpy(conn->client, p->client.p, p->client.n);
     }
-    devices = device_records(core);
-    if (!devices)
+    records = device_records(core);
+    if (!records)
         return -ENOMEM;
 
     conn->greeted = true;
@@ -65,7 +95,7 @@ on_hello(struct core *core, struct conn *conn, uint32_t id, const void *params,
         .server = MSG_STR(core->config.server),
         .driver = MSG_STR(core->config.driver),
         .pool = MSG_STR(conn->user->pool->name),
-        .devices = devices,
+        .devices = records->devices,
         .n_devices = (uint32_t)core->config.n_devices,
         .packet_max = PROTO_PACKET_MAX,
         .fds_max = PROTO_FDS_MAX,
@@ -99,11 +129,11 @@ static int
 on_status(struct core *core, struct conn *conn, uint32_t id, const void *params,
           struct refusal *r)
 {
-    _cleanup_free_ struct msg_device *devices = device_records(core);
+    _cleanup_free_ struct device_records *records = device_records(core);
 
     (void)params;
     (void)r;
-    if (!devices)
+    if (!records)
         return -ENOMEM;
     struct msg_status_result result = {
         .server = MSG_STR(core->config.server),
@@ -121,7 +151,10 @@ on_status(struct core *core, struct conn *conn, uint32_t id, const void *params,
         .jobs = core->n_jobs,
         .release_errors = core->n_release_errors,
         .watches = core->n_watches,
-        .devices = devices,
+        .brackets = core->n_brackets,
+        .pages = core->n_pages,
+        .timelines = core->n_timelines,
+        .devices = records->devices,
         .n_devices = (uint32_t)core->config.n_devices,
     };
     status_add_devices(core, &result);
@@ -142,6 +175,21 @@ device_find(const struct core *core, struct msg_str uuid, uint32_t *ret, struct 
             return 0;
         }
     return refuse(r, PROTO_ERR_DEVICE, "no device \"%.*s\" here", STR_FMT(uuid));
+}
+
+int
+pool_find_writable(struct core *core, const struct conn *conn, struct msg_str name,
+                   struct pool **ret, struct refusal *r)
+{
+    struct pool *pool = pool_find(core, conn, name);
+
+    if (pool && !pool_may(pool, conn, MAY_WRITE) && pool_may(pool, conn, MAY_READ))
+        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
+                      pool->name);
+    if (!pool || !pool_may(pool, conn, MAY_WRITE))
+        return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(name));
+    *ret = pool;
+    return 0;
 }
 
 int
@@ -168,15 +216,33 @@ metadata_check(struct msg_str metadata, struct refusal *r)
 
 static int (*const handlers[MSG_N_METHODS])(struct core *, struct conn *, uint32_t,
                                             const void *, struct refusal *) = {
-    [MSG_HELLO] = on_hello,     [MSG_PING] = on_ping,
-    [MSG_STATUS] = on_status,   [MSG_MEMORY_INFO] = on_memory_info,
-    [MSG_POOLS] = on_pools,     [MSG_CREATE] = on_create,
-    [MSG_OPEN] = on_open,       [MSG_UNLINK] = on_unlink,
-    [MSG_LIST] = on_list,       [MSG_SHOW] = on_show,
-    [MSG_PUBLISH] = on_publish, [MSG_WATCH] = on_watch,
-    [MSG_FLUSH] = on_flush,     [MSG_DEFER] = on_defer,
-    [MSG_UNNAMED] = on_unnamed, [MSG_USERS] = on_users,
-    [MSG_CLOSE] = on_close,     [MSG_CANCEL] = on_cancel,
+    [MSG_HELLO] = on_hello,
+    [MSG_PING] = on_ping,
+    [MSG_STATUS] = on_status,
+    [MSG_MEMORY_INFO] = on_memory_info,
+    [MSG_POOLS] = on_pools,
+    [MSG_CREATE] = on_create,
+    [MSG_OPEN] = on_open,
+    [MSG_UNLINK] = on_unlink,
+    [MSG_LIST] = on_list,
+    [MSG_SHOW] = on_show,
+    [MSG_PUBLISH] = on_publish,
+    [MSG_WATCH] = on_watch,
+    [MSG_FLUSH] = on_flush,
+    [MSG_DEFER] = on_defer,
+    [MSG_UNNAMED] = on_unnamed,
+    [MSG_USERS] = on_users,
+    [MSG_PAGE] = on_page,
+    [MSG_BEGIN] = on_begin,
+    [MSG_FENCES] = on_fences,
+    [MSG_DISCARD] = on_discard,
+    [MSG_TIMELINE] = on_timeline,
+    [MSG_OPEN_TIMELINE] = on_open_timeline,
+    [MSG_TIMELINES] = on_timelines,
+    [MSG_END] = on_end,
+    [MSG_DROP_PAGES] = on_drop_pages,
+    [MSG_CLOSE] = on_close,
+    [MSG_CANCEL] = on_cancel,
 };
 
 union params {

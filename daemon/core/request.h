@@ -33,9 +33,25 @@ HANDLER(on_publish);
 HANDLER(on_watch);
 HANDLER(on_cancel);
 
+/* request_access.c */
+HANDLER(on_page);
+HANDLER(on_drop_pages);
+HANDLER(on_begin);
+HANDLER(on_fences);
+HANDLER(on_end);
+HANDLER(on_discard);
+
+/* request_timeline.c */
+HANDLER(on_timeline);
+HANDLER(on_open_timeline);
+HANDLER(on_timelines);
+
 /* request.c */
 /* Index of a device by its UUID; an absent one is the first device. */
 int device_find(const struct core *core, struct msg_str uuid, uint32_t *ret, struct refusal *r);
+/* The pool that a request names, in which conn may make things. */
+int pool_find_writable(struct core *core, const struct conn *conn, struct msg_str name,
+                       struct pool **ret, struct refusal *r);
 /* Whether a further driver call may be started for conn. */
 int job_admit(const struct core *core, const struct conn *conn, struct refusal *r);
 int metadata_check(struct msg_str metadata, struct refusal *r);

@@ -152,21 +152,6 @@ reply_send(struct core *core, struct conn *conn, uint32_t id, enum msg_method me
 /* ---- create ---- */
 
 static int
-create_pool(struct core *core, struct conn *conn, struct msg_str name, struct pool **ret,
-            struct refusal *r)
-{
-    struct pool *pool = pool_find(core, conn, name);
-
-    if (pool && !pool_may(pool, conn, MAY_WRITE) && pool_may(pool, conn, MAY_READ))
-        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
-                      pool->name);
-    if (!pool || !pool_may(pool, conn, MAY_WRITE))
-        return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(name));
-    *ret = pool;
-    return 0;
-}
-
-static int
 create_geometry(const struct msg_create_params *p, struct array_request *req, struct refusal *r)
 {
     char why[GEOMETRY_WHY_MAX];
@@ -235,7 +220,7 @@ create_check(struct core *core, struct conn *conn, const struct msg_create_param
 
     if (job_admit(core, conn, r) || (p->name.p && name_check(p->name, r)) ||
         metadata_check(p->metadata, r) || create_memory(core, p, &req, r) ||
-        create_pool(core, conn, p->pool, &req.pool, r) || create_geometry(p, &req, r))
+        pool_find_writable(core, conn, p->pool, &req.pool, r) || create_geometry(p, &req, r))
         return REFUSED;
     *ret = req;
     return 0;

@@ -225,6 +225,8 @@ user_record(const struct user *user)
         .host = user->used[RES_HOST],
         .pending = user->n_pending,
         .deferred = user->n_deferring,
+        .brackets = user->used[RES_BRACKETS],
+        .pages = user->used[RES_PAGES],
     };
 }
 

@@ -50,9 +50,21 @@ on_unlink(struct core *core, struct conn *conn, uint32_t id, const void *params,
     return 0;
 }
 
+/* Whether its contents are not whole: the last writer is dead, noticed or not. */
+static bool
+is_abandoned(const struct array *array)
+{
+    const struct fence *fence = array->access ? array->access->write : NULL;
+
+    return array->abandoned || (fence && timeline_state(&fence->page->slots[fence->slot],
+                                                        fence->value) == FENCE_LOST);
+}
+
 static struct msg_entry
 entry_record(const struct core *core, const struct array *array)
 {
+    const struct access *access = array->access;
+
     return (struct msg_entry){
         .pool = MSG_STR(array->pool->name),
         .name = {array->name, array->n_name},
@@ -64,12 +76,16 @@ entry_record(const struct core *core, const struct array *array)
         .uid = array->user->uid,
         .leases = (uint64_t)array->n_leases + array->n_departed,
         .memory = MSG_STR(array_memory(array)),
+        .readers = access ? access->n_readers : 0,
+        .writers = access ? access->n_writers : 0,
+        .waiting = access ? access->n_waiting : 0,
+        .abandoned = is_abandoned(array),
     };
 }
 
 /* ---- list ---- */
 
-struct page {
+struct listing {
     struct room room;
     struct msg_entry *entries;
     uint32_t n;
@@ -86,32 +102,32 @@ has_prefix(const struct array *array, struct msg_str prefix)
 /* Adds the names of one pool that come after `after`. Those with a prefix lie together, so that
  * a request never looks at more names than it lists, but for a few that are being created (I6). */
 static void
-page_add_pool(const struct core *core, struct page *page, struct pool *pool,
+list_add_pool(const struct core *core, struct listing *list, struct pool *pool,
               struct msg_str after, struct msg_str prefix)
 {
     struct array *array = pool_find_next(pool, after, prefix);
 
-    for (; array && has_prefix(array, prefix) && !page->more;
+    for (; array && has_prefix(array, prefix) && !list->more;
          array = RB_NEXT(names, &pool->names, array)) {
         if (array->creating)
             continue;
         struct msg_entry record = entry_record(core, array);
-        page->more = page->n == PAGE_MAX || !room_take(&page->room, msg_entry_size(&record), 0);
-        if (!page->more)
-            page->entries[page->n++] = record;
+        list->more = list->n == PAGE_MAX || !room_take(&list->room, msg_entry_size(&record), 0);
+        if (!list->more)
+            list->entries[list->n++] = record;
     }
 }
 
 static void
-page_add_all(struct core *core, const struct conn *conn, struct page *page,
+list_add_all(struct core *core, const struct conn *conn, struct listing *list,
              const struct msg_list_params *p)
 {
     struct pool *pool = pool_find_from(core, p->pool);
 
-    for (; pool && !page->more; pool = RB_NEXT(pools, &core->pools, pool)) {
+    for (; pool && !list->more; pool = RB_NEXT(pools, &core->pools, pool)) {
         bool resumed = msg_str_eq(p->pool, pool->name);
         if (pool_may(pool, conn, MAY_READ))
-            page_add_pool(core, page, pool, resumed ? p->after : (struct msg_str){0},
+            list_add_pool(core, list, pool, resumed ? p->after : (struct msg_str){0},
                           p->prefix);
     }
 }
@@ -122,23 +138,23 @@ on_list(struct core *core, struct conn *conn, uint32_t id, const void *params,
 {
     const struct msg_list_params *p = params;
     _cleanup_free_ struct msg_entry *entries = calloc(PAGE_MAX, sizeof(*entries));
-    struct page page = {.room = ROOM_INIT, .entries = entries};
+    struct listing list = {.room = ROOM_INIT, .entries = entries};
     struct pool *pool;
 
     if (!entries)
         return -ENOMEM;
     if (p->all) {
-        page_add_all(core, conn, &page, p);
+        list_add_all(core, conn, &list, p);
     } else {
         pool = pool_find(core, conn, p->pool);
         if (!pool || !pool_may(pool, conn, MAY_READ))
             return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(p->pool));
-        page_add_pool(core, &page, pool, p->after, p->prefix);
+        list_add_pool(core, &list, pool, p->after, p->prefix);
     }
     send_result(core, conn, id, MSG_LIST,
                 &(struct msg_list_result){.entries = entries,
-                                          .n_entries = page.n,
-                                          .more = page.more},
+                                          .n_entries = list.n,
+                                          .more = list.more},
                 NULL, 0);
     return 0;
 }
@@ -149,14 +165,23 @@ static struct msg_holder
 holder_record(const struct lease *lease)
 {
     const struct conn *conn = lease->conn;
-
-    return (struct msg_holder){
+    const struct claim *claim;
+    struct msg_holder record = {
         .pid = (uint64_t)conn->pid,
         .uid = conn->user->uid,
         .client = msg_str_opt(*conn->client ? conn->client : NULL),
         .readonly = lease->readonly,
         .hung_up = conn->departed,
     };
+
+    LIST_FOREACH(claim, &lease->claims, of_lease)
+    {
+        if (claim->bracket->waiting)
+            record.waiting++;
+        else
+            *(claim->write ? &record.writing : &record.reading) += 1;
+    }
+    return record;
 }
 
 /* As many as there is room for. */

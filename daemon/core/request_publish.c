@@ -5,8 +5,8 @@
 #include "request.h"
 
 static int
-publish_check(const struct msg_publish_params *p, struct conn *conn, struct array **ret,
-              struct refusal *r)
+publish_check(struct core *core, const struct msg_publish_params *p, struct conn *conn,
+              struct array **ret, struct refusal *r)
 {
     struct lease *lease = lease_find(conn, p->lease);
 
@@ -17,6 +17,8 @@ publish_check(const struct msg_publish_params *p, struct conn *conn, struct arra
                       lease->array->pool->name);
     if (name_check(p->name, r) || metadata_check(p->metadata, r))
         return REFUSED;
+    if (access_is_abandoned(core, lease->array))
+        return refuse(r, PROTO_ERR_ABANDONED, "the array's writer died: write or discard it");
     *ret = lease->array;
     return 0;
 }
@@ -27,7 +29,7 @@ on_publish(struct core *core, struct conn *conn, uint32_t id, const void *params
 {
     const struct msg_publish_params *p = params;
     struct array *array;
-    int rc = publish_check(p, conn, &array, r);
+    int rc = publish_check(core, p, conn, &array, r);
 
     if (rc == 0)
         rc = array_publish(core, array, p->name, p->metadata, r);
@@ -51,20 +53,36 @@ on_watch(struct core *core, struct conn *conn, uint32_t id, const void *params,
     return watch_new(core, conn, id, pool, p->name, p->seen, r);
 }
 
-/* A watch that has been answered is unknown here: its answer is on the way. */
+static void
+cancel_watch(struct core *core, struct watch *watch)
+{
+    struct refusal r;
+
+    refusal_fill(&r, PROTO_ERR_CANCELLED, "the watch was cancelled");
+    send_refusal(core, watch->conn, watch->request, &r);
+    watch_free(core, watch);
+}
+
+/* What has been answered is unknown here: its answer is on the way. */
 int
 on_cancel(struct core *core, struct conn *conn, uint32_t id, const void *params,
           struct refusal *r)
 {
     const struct msg_cancel_params *p = params;
-    struct watch *watch = p->request <= UINT32_MAX ? watch_find(conn, (uint32_t)p->request)
-                                                   : NULL;
+    uint32_t request = (uint32_t)p->request;
+    struct watch *watch;
+    struct bracket *bracket;
 
     (void)id;
-    if (!watch)
+    if (p->request > UINT32_MAX)
         return 0;
-    refusal_fill(r, PROTO_ERR_CANCELLED, "the watch was cancelled");
-    send_refusal(core, conn, watch->request, r);
-    watch_free(core, watch);
+    watch = watch_find(conn, request);
+    bracket = bracket_find_request(conn, request);
+    if (watch)
+        cancel_watch(core, watch);
+    if (bracket) {
+        refusal_fill(r, PROTO_ERR_CANCELLED, "the wait for an array was cancelled");
+        bracket_refuse(core, bracket, r);
+    }
     return 0;
 }

@@ -32,6 +32,14 @@
  *   hold   until the client forgets the block, its process exits, or the block is released (I3: an
  *          fd is sent once per hold).
  *   job    until its result is reported.
+ *   page   of timelines: from the request until its owner gives it up and every value has landed, or
+ *          the owner's process has exited. Others hold it from when it is sent to them until they
+ *          have unmapped it, or it is gone.
+ *   bracket  from the request to begin it, waiting and then open, until it is ended, refused or
+ *          cancelled; one that is open when its connection hangs up, until the process exits.
+ *   fence  from the end of a bracket until it has passed, or its page is gone. An array that nobody
+ *          holds any more lingers, dead, while a fence on it has not passed (I2).
+ *   access  while an array has brackets or fences.
  *
  * What must not fail does not allocate: the entries of the action queue that give memory back or
  * end a connection are embedded in what they are about, and so are the deallocation queue's.
@@ -79,6 +87,8 @@ enum resource {
     RES_PINNED, /* the same of host memory */
     RES_HOST,   /* bytes of the daemon's own memory */
     RES_JOBS,
+    RES_BRACKETS,
+    RES_PAGES,
     N_RESOURCES,
 };
 
@@ -125,7 +135,7 @@ struct pool {
     uint64_t pinned;             /* bytes of blocks in host memory */
     uint64_t allocated, pending; /* bytes of ranges: of arrays; in queues. Device memory */
     uint64_t reserve;            /* bytes of blocks in reserve, of every kind */
-    uint64_t n_blocks, n_arrays, n_names, n_watches;
+    uint64_t n_blocks, n_arrays, n_names, n_watches, n_timelines;
     uint64_t floor; /* the highest generation that a name had when it was taken away */
     struct names names;
     struct nameless nameless;   /* arrays without a name that are not pending */
@@ -266,10 +276,11 @@ struct array { /* a million of them must be cheap */
         };
     };
     struct pool *pool;
-    struct user *user;   /* who created it: charged for it, the name, n_host and its range */
-    struct range *range; /* NULL: no bytes, or none yet */
-    char *name;          /* "": never had one. Lies behind this struct, or is allocated */
-    char *metadata;      /* or NULL; allocated */
+    struct user *user;     /* who created it: charged for it, the name, n_host and its range */
+    struct range *range;   /* NULL: no bytes, or none yet */
+    struct access *access; /* NULL: nobody uses it, and no fence is left */
+    char *name;            /* "": never had one. Lies behind this struct, or is allocated */
+    char *metadata;        /* or NULL; allocated */
     uint64_t nbytes;
     uint64_t span;       /* bytes that it needs */
     uint32_t n_host;     /* bytes of host memory that the array takes here */
@@ -281,6 +292,8 @@ struct array { /* a million of them must be cheap */
     bool own : 1;         /* has a block of its own: it is large, or was asked for so */
     bool listed : 1;      /* in pool->nameless */
     bool name_is_own : 1; /* name is allocated */
+    bool abandoned : 1;   /* a writer died, and nobody has written or discarded it since */
+    bool lingering : 1;   /* dead, in core->lingering */
     int64_t extents[];    /* shape, strides; then typestr, descr, name: terminated */
 };
 
@@ -291,6 +304,7 @@ struct lease {
     struct array *array;
     LIST_ENTRY(lease) of_array;
     struct hold *hold; /* NULL for an array without a block */
+    LIST_HEAD(, claim) claims;
     bool readonly;
 };
 
@@ -301,6 +315,10 @@ struct hold {
     struct block *block;
     uint64_t n_leases;
 };
+
+/* ---- who uses them when ---- */
+
+#include "use.h"
 
 /* ---- watches (watch.c) ---- */
 
@@ -338,6 +356,10 @@ struct conn {
     TAILQ_ENTRY(conn) waiting; /* core->waiting, until greeted */
     struct leases leases;
     struct holds holds;
+    struct page_holds page_holds;
+    struct brackets brackets;
+    LIST_HEAD(, bracket) waiting_brackets;
+    LIST_HEAD(, page) pages;
     uint64_t next_lease;
     LIST_HEAD(, job) jobs; /* MEMORY */
     LIST_HEAD(, waiter) waiters;
@@ -360,15 +382,24 @@ struct core {
     struct conns conns, departed;
     struct jobs jobs;
     struct watches watches;
+    struct pages pages;
+    struct timelines timelines;
+    struct deadlines deadlines;
+    struct bracket_list ready;
+    LIST_HEAD(, access) lingering; /* of dead arrays, whose fences have not passed */
+    LIST_HEAD(, page) closing_pages;
+    uint64_t linger_at_ns; /* when those two are looked at */
+    uint64_t n_searches;
+    struct core_turns waits;    /* of brackets */
     LIST_HEAD(, block) blocks;  /* all of them */
     TAILQ_HEAD(, conn) waiting; /* for HELLO, by deadline */
     TAILQ_HEAD(, user) turns;   /* users with jobs that wait, the next one first */
     struct entries queue;
     struct entry *taken; /* owned entry that core_next() gave out last */
     struct msg_buf buf;
-    uint64_t next_job, next_block, next_array;
+    uint64_t next_job, next_block, next_array, next_page;
     uint64_t n_conns, n_departed, n_users, n_pools, n_blocks, n_arrays, n_names, n_leases,
-        n_watches, n_jobs, n_running, n_release_errors;
+        n_watches, n_jobs, n_running, n_release_errors, n_pages, n_timelines, n_brackets;
     uint64_t floor; /* of pools that are gone: generations never repeat (pool->floor) */
     uint64_t started_ns, now_ns;
     bool stopping;
@@ -404,6 +435,8 @@ void entry_remove(struct core *core, struct entry *e);
 /* A CORE_PERSIST to be pushed later; copies its strings. NULL: out of memory. */
 struct entry *entry_new_name(enum core_record_type record, const struct pool *pool,
                              const char *name, uint32_t n_name);
+/* A CORE_PAGE_* to be pushed later. */
+struct entry *entry_new_page(enum core_action_type type, uint64_t page);
 void entry_free(struct entry *e);
 /* What was to be sent to a connection that has ended. */
 void entry_drop_sends(struct core *core, uint64_t conn);
@@ -623,3 +656,12 @@ void reply_flushed(struct core *core, struct conn *conn, uint32_t request,
                    const struct msg_flush_result *result);
 void reply_memory(struct core *core, struct conn *conn, const struct job *job,
                   const struct core_memory_result *results, size_t n);
+/* request_access.c */
+/* The reply to a begin, or to what asks for more fences: those of the bracket's arrays after a place, as
+ * many as fit. -ENOMEM or REFUSED: nothing was sent. */
+int reply_fences(struct core *core, struct bracket *bracket, uint32_t request,
+                 enum msg_method method, uint64_t after_page, uint64_t after_slot,
+                 struct refusal *r);
+/* The page that conn asked for is there. */
+void reply_page(struct core *core, struct conn *conn, uint32_t request,
+                const struct page *page);

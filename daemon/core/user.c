@@ -27,6 +27,8 @@ static const char *const resource_names[N_RESOURCES] = {
     [RES_PINNED] = "of pinned memory",
     [RES_HOST] = "of the daemon's memory",
     [RES_JOBS] = "driver calls under way",
+    [RES_BRACKETS] = "brackets",
+    [RES_PAGES] = "pages of timelines",
 };
 
 int
@@ -73,7 +75,7 @@ user_settle(struct core *core, struct user *user)
             return;
 
     if (user->n_pending || user->n_refs || user->pool->n_arrays || user->pool->n_blocks ||
-        user->pool->n_watches)
+        user->pool->n_watches || user->pool->n_timelines)
         return;
     RB_REMOVE(users, &core->users, user);
     core->n_users--;
@@ -125,6 +127,8 @@ user_limit(const struct core *core, enum resource res)
     case RES_PINNED: return l->pinned_bytes ? l->pinned_bytes : UINT64_MAX;
     case RES_HOST: return l->host_bytes ? l->host_bytes : UINT64_MAX;
     case RES_JOBS: return l->jobs;
+    case RES_BRACKETS: return l->brackets;
+    case RES_PAGES: return l->pages;
     case N_RESOURCES: break;
     }
     abort();

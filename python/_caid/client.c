@@ -4,10 +4,11 @@
  *
  * Made by its constructor, ended by close() or with the object. Leases hold it alive. close()
  * may come while other threads are in a call: from then on new calls raise ClosedError, and the
- * last call under way ends the leases and the connection. Leases are ended first, one by one: what
- * a connection takes with it when it ends, the daemon gives to nobody before this process exits.
+ * last call under way ends the handles, the leases and the connection. Leases are ended before that,
+ * one by one: what a connection takes with it when it ends, the daemon gives to nobody before this
+ * process exits.
  */
-#include "module.h"
+#include "handle.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -42,6 +43,7 @@ client_free(struct client_object *self)
     struct caid_client *ended = self->client;
 
     self->client = NULL;
+    py_handles_end(self, ended);
     py_leases_end(self);
     if (ended) {
         Py_BEGIN_ALLOW_THREADS caid_client_close(ended);
@@ -265,6 +267,23 @@ static PyMethodDef client_methods[] = {
      PyDoc_STR("_unlink(name, pool, /)\n--\n\nRemoves a name.")},
     {"_watch", FASTCALL(py_client_watch), METH_FASTCALL,
      PyDoc_STR("_watch(name, pool, /)\n--\n\nWatches a name: a Watch.")},
+    {"_stream_new", FASTCALL(py_client_stream_new), METH_FASTCALL,
+     PyDoc_STR("_stream_new(device, flags, /)\n--\n\nCreates a CUDA stream: a Stream.")},
+    {"_stream_wrap", FASTCALL(py_client_stream_wrap), METH_FASTCALL,
+     PyDoc_STR("_stream_wrap(handle, device, /)\n--\n\nOf another library: a Stream.")},
+    {"_event_new", FASTCALL(py_client_event_new), METH_FASTCALL,
+     PyDoc_STR("_event_new(device, flags, /)\n--\n\nCreates a CUDA event: an Event.")},
+    {"_event_open", FASTCALL(py_client_event_open), METH_FASTCALL,
+     PyDoc_STR("_event_open(device, ipc_handle, /)\n--\n\nOf another process: an Event.")},
+    {"_timeline_new", FASTCALL(py_client_timeline_new), METH_FASTCALL,
+     PyDoc_STR("_timeline_new(name, pool, /)\n--\n\nTo signal: a Timeline.")},
+    {"_timeline_open", FASTCALL(py_client_timeline_open), METH_FASTCALL,
+     PyDoc_STR("_timeline_open(name, pool, /)\n--\n\nTo wait for: a Timeline.")},
+    {"_timelines", FASTCALL(py_client_timelines), METH_FASTCALL,
+     PyDoc_STR("_timelines(pool, all, /)\n--\n\nNamed timelines: a list of tuples.")},
+    {"_begin", FASTCALL(py_client_begin), METH_FASTCALL,
+     PyDoc_STR("_begin(reads, writes, stream, keep, timeout, /)\n--\n\n"
+               "Begins to use the arrays of leases on a stream, 0 for the host: an Access.")},
     {"_list", FASTCALL(py_client_list), METH_FASTCALL,
      PyDoc_STR("_list(pool, prefix, all, /)\n--\n\nNames: a list of tuples.")},
     {"_show", FASTCALL(py_client_show), METH_FASTCALL,
@@ -297,8 +316,12 @@ static PyMethodDef client_methods[] = {
      PyDoc_STR("_host_unregister(device, ptr, /)\n--\n\nUndoes _host_register().")},
     {"_copy", FASTCALL(py_client_copy), METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("_copy(dst, src, shape, itemsize, *, dst_strides=None, src_strides=None, "
-               "dst_on_host=False, src_on_host=False, device=0)\n--\n\n"
+               "dst_on_host=False, src_on_host=False, device=0, leases=(), "
+               "mark=None, lists=())\n--\n\n"
                "Copies elements; dst and src are addresses, or buffers on the host.")},
+    {"_mark", FASTCALL(py_client_mark), METH_FASTCALL,
+     PyDoc_STR("_mark(device, stream, owner, keep, /)\n--\n\n"
+               "A Mark for work on a stream; keeps whose that is, and what the work uses.")},
     {"_pointer_resolve", py_client_pointer_resolve, METH_O,
      PyDoc_STR("_pointer_resolve(ptr, /)\n--\n\n(device pointer, device index or -1).")},
     {"_stream_synchronize", FASTCALL(py_client_stream_synchronize), METH_FASTCALL,

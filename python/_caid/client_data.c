@@ -76,10 +76,40 @@ copy(struct client_object *self, const struct caid_copy *options)
     Py_RETURN_NONE;
 }
 
-/* The same while no thread can close any of the leases: not the interpreter either, which may
+/* On the stream of a mark, which is recorded even if the copy fails: some of it may be under way. */
+static PyObject *
+copy_marked(struct client_object *self, const struct caid_copy *options, PyObject *mark,
+            PyObject *lists)
+{
+    struct caid_client *c = py_client_enter(self);
+    struct caid_error error = {0}, unmarked = {0};
+    int copied, marked = 1;
+
+    if (!c)
+        return NULL;
+    if (py_mark_begin(mark, lists) < 0) {
+        py_client_leave(self);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS copied = py_mark_probe(mark, &error);
+    if (copied == 0) {
+        copied = caid_copy(c, options, &error);
+        marked = py_mark_record(mark, c, &unmarked);
+    }
+    Py_END_ALLOW_THREADS py_mark_end(mark, marked);
+    py_client_leave(self);
+    if (copied < 0)
+        return py_error_raise(self->state, copied, &error);
+    if (marked < 0)
+        return py_error_raise(self->state, marked, &unmarked);
+    Py_RETURN_NONE;
+}
+
+/* Either of them, while no thread can close any of the leases: not the interpreter either, which may
  * raise KeyboardInterrupt between any two lines of Python. */
 static PyObject *
-copy_pinned(struct client_object *self, const struct caid_copy *options, PyObject *leases)
+copy_pinned(struct client_object *self, const struct caid_copy *options, PyObject *leases,
+            PyObject *mark, PyObject *lists)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(leases), n_pinned = 0;
     PyObject *result = NULL;
@@ -93,7 +123,8 @@ copy_pinned(struct client_object *self, const struct caid_copy *options, PyObjec
            py_lease_pin_checked((struct lease_object *)PyTuple_GET_ITEM(leases, n_pinned)) == 0)
         n_pinned++;
     if (n_pinned == n)
-        result = copy(self, options);
+        result = mark == Py_None ? copy(self, options)
+                                 : copy_marked(self, options, mark, lists);
     while (n_pinned > 0)
         py_lease_unpin((struct lease_object *)PyTuple_GET_ITEM(leases, --n_pinned));
     return result;
@@ -112,16 +143,26 @@ strides_get(const struct module_state *state, PyObject *op, const char *what, ui
     return -1;
 }
 
+static int
+mark_check(const struct client_object *self, PyObject *mark)
+{
+    if (mark == Py_None || py_mark_is_of(mark, self))
+        return 0;
+    PyErr_SetString(PyExc_TypeError, "mark: a Mark of the client, or None, is needed");
+    return -1;
+}
+
 PyObject *
 py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"dst",         "src",         "shape",       "itemsize",
                                "dst_strides", "src_strides", "dst_on_host", "src_on_host",
-                               "device",      "leases",      NULL};
+                               "device",      "leases",      "mark",        "lists",
+                               NULL};
     struct client_object *self = client(op);
     PyObject *dst_op, *src_op, *shape_op, *dst_strides_op = Py_None, *src_strides_op = Py_None;
-    _cleanup_py_ PyObject *no_leases = PyTuple_New(0);
-    PyObject *leases = no_leases;
+    _cleanup_py_ PyObject *none = PyTuple_New(0);
+    PyObject *leases = none, *mark = Py_None, *lists = none;
     __attribute__((cleanup(side_deinit))) struct side dst = {0}, src = {0};
     _cleanup_dims_ struct dims shape = {0}, dst_strides = {0}, src_strides = {0};
     struct caid_copy options = CAID_INIT(struct caid_copy);
@@ -129,12 +170,13 @@ py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
     int device = 0;
     Py_ssize_t nbytes;
 
-    if (!no_leases ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!I|$OOppiO!:copy", keywords, &dst_op,
+    if (!none ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!I|$OOppiO!OO!:copy", keywords, &dst_op,
                                      &src_op, &PyTuple_Type, &shape_op, &itemsize,
                                      &dst_strides_op, &src_strides_op, &dst.on_host,
-                                     &src.on_host, &device, &PyTuple_Type, &leases) ||
-        py_dims_get(self->state, shape_op, "shape", &shape) < 0 ||
+                                     &src.on_host, &device, &PyTuple_Type, &leases, &mark,
+                                     &PyTuple_Type, &lists) ||
+        mark_check(self, mark) < 0 || py_dims_get(self->state, shape_op, "shape", &shape) < 0 ||
         strides_get(self->state, dst_strides_op, "dst_strides", shape.n, &dst_strides) < 0 ||
         strides_get(self->state, src_strides_op, "src_strides", shape.n, &src_strides) < 0)
         return NULL;
@@ -153,7 +195,9 @@ py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
     options.ndim = shape.n;
     options.itemsize = itemsize;
     options.device = device;
-    return copy_pinned(self, &options, leases);
+    if (mark != Py_None)
+        options.stream = py_mark_stream(mark);
+    return copy_pinned(self, &options, leases, mark, lists);
 }
 
 /* ---- pointers and streams of other origin ---- */

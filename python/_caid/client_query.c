@@ -67,16 +67,18 @@ list_of(struct client_object *self, list_call *call, const void *args,
 
 /* ---- names ---- */
 
-/* (pool, name, typestr, shape, device, generation, nbytes, leases, uid, memory) */
+/* (pool, name, typestr, shape, device, generation, nbytes, leases, uid, memory, readers, writers,
+ * waiting, abandoned) */
 static PyObject *
 entry_tuple(const void *record)
 {
     const struct caid_entry *e = record;
 
-    return Py_BuildValue("(NNNNiKKKIN)", py_text_or_none(e->pool), py_text_or_none(e->name),
+    return Py_BuildValue("(NNNNiKKKINKKKN)", py_text_or_none(e->pool), py_text_or_none(e->name),
                          py_text_or_none(e->typestr), py_dims_tuple(e->shape, e->ndim),
                          (int)e->device, (ull)e->generation, (ull)e->nbytes, (ull)e->leases,
-                         (unsigned int)e->uid, py_text_or_none(e->memory));
+                         (unsigned int)e->uid, py_text_or_none(e->memory), (ull)e->readers,
+                         (ull)e->writers, (ull)e->waiting, PyBool_FromLong(e->abandoned));
 }
 
 static int
@@ -119,13 +121,14 @@ py_client_list(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 /* ---- details ---- */
 
-/* (client, pid, uid, readonly, hung_up) */
+/* (client, pid, uid, readonly, hung_up, reading, writing, waiting) */
 static PyObject *
 holder_tuple(const struct caid_holder *h)
 {
-    return Py_BuildValue("(NKINN)", py_text_or_none(h->client), (ull)h->pid,
+    return Py_BuildValue("(NKINNKKK)", py_text_or_none(h->client), (ull)h->pid,
                          (unsigned int)h->uid, PyBool_FromLong(h->readonly),
-                         PyBool_FromLong(h->hung_up));
+                         PyBool_FromLong(h->hung_up), (ull)h->reading, (ull)h->writing,
+                         (ull)h->waiting);
 }
 
 static PyObject *
@@ -214,6 +217,44 @@ py_client_unnamed(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return list_of(self, call_unnamed, &options, details_tuple);
 }
 
+/* ---- timelines ---- */
+
+/* (pool, name, client, pid, uid, value, submitted, holders) */
+static PyObject *
+timeline_tuple(const void *record)
+{
+    const struct caid_timeline_entry *t = record;
+
+    return Py_BuildValue("(NNNKIKKK)", py_text_or_none(t->pool), py_text_or_none(t->name),
+                         py_text_or_none(t->client), (ull)t->pid, (unsigned int)t->uid,
+                         (ull)t->value, (ull)t->submitted, (ull)t->holders);
+}
+
+static int
+collect_timeline(const struct caid_timeline_entry *timeline, void *collector)
+{
+    return collect(collector, timeline);
+}
+
+static int
+call_timelines(struct caid_client *c, const void *args, struct collector *collector,
+               struct caid_error *error)
+{
+    return caid_timelines(c, args, collect_timeline, collector, error);
+}
+
+PyObject *
+py_client_timelines(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = client(op);
+    struct caid_list_options options = CAID_INIT(struct caid_list_options);
+
+    if (py_args_check("timelines", n_args, 2) < 0 ||
+        list_options(self->state, args[0], args[1], &options) < 0)
+        return NULL;
+    return list_of(self, call_timelines, &options, timeline_tuple);
+}
+
 /* ---- pools and users ---- */
 
 /* (name, uid, gid, mode, quota, used, names, arrays, blocks, allocated, pending, reserve, holes,
@@ -249,17 +290,17 @@ py_client_pools(PyObject *op, PyObject *Py_UNUSED(unused))
     return list_of(client(op), call_pools, NULL, pool_tuple);
 }
 
-/* (uid, connections, arrays, names, leases, watches, jobs, bytes, pinned, host, pending, deferred)
- */
+/* (uid, connections, arrays, names, leases, watches, jobs, bytes, pinned, host, pending, deferred,
+ * brackets, pages) */
 static PyObject *
 user_tuple(const void *record)
 {
     const struct caid_user *u = record;
 
-    return Py_BuildValue("(IKKKKKKKKKKK)", (unsigned int)u->uid, (ull)u->connections,
+    return Py_BuildValue("(IKKKKKKKKKKKKK)", (unsigned int)u->uid, (ull)u->connections,
                          (ull)u->arrays, (ull)u->names, (ull)u->leases, (ull)u->watches,
                          (ull)u->jobs, (ull)u->bytes, (ull)u->pinned, (ull)u->host,
-                         (ull)u->pending, (ull)u->deferred);
+                         (ull)u->pending, (ull)u->deferred, (ull)u->brackets, (ull)u->pages);
 }
 
 static int

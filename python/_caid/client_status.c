@@ -86,17 +86,19 @@ py_client_defer_end(PyObject *op, PyObject *Py_UNUSED(unused))
 /* ---- the daemon ---- */
 
 /* (server, driver, driver_path, socket, pool, driver_version, pid, uptime_ns, connections, pools,
- * blocks, arrays, names, leases, jobs, release_errors, watches, pending, contexts) */
+ * blocks, arrays, names, leases, jobs, release_errors, watches, pending, contexts, brackets, pages,
+ * timelines) */
 static PyObject *
 status_tuple(const struct caid_status *s)
 {
-    return Py_BuildValue("(NNNNNKKKKKKKKKKKKKK)", py_text_or_none(s->server),
+    return Py_BuildValue("(NNNNNKKKKKKKKKKKKKKKKK)", py_text_or_none(s->server),
                          py_text_or_none(s->driver), py_text_or_none(s->driver_path),
                          py_text_or_none(s->socket), py_text_or_none(s->pool),
                          (ull)s->driver_version, (ull)s->pid, (ull)s->uptime_ns,
                          (ull)s->connections, (ull)s->pools, (ull)s->blocks, (ull)s->arrays,
                          (ull)s->names, (ull)s->leases, (ull)s->jobs, (ull)s->release_errors,
-                         (ull)s->watches, (ull)s->pending, (ull)s->contexts);
+                         (ull)s->watches, (ull)s->pending, (ull)s->contexts, (ull)s->brackets,
+                         (ull)s->pages, (ull)s->timelines);
 }
 
 PyObject *
@@ -115,12 +117,25 @@ py_client_status(PyObject *op, PyObject *Py_UNUSED(unused))
     return r < 0 ? py_error_raise(self->state, r, &error) : status_tuple(&status);
 }
 
-/* (uuid, name, total, granularity) */
+/* "" is what is not known. */
+static PyObject *
+known_or_none(const char *s)
+{
+    return py_text_or_none(*s ? s : NULL);
+}
+
+/* (uuid, name, total, granularity, handoff, kinds, memops, readonly_host, mps, persistence,
+ * compute_mode) */
 static PyObject *
 device_tuple(const struct caid_device *device)
 {
-    return Py_BuildValue("(NNKK)", py_text_or_none(device->uuid), py_text_or_none(device->name),
-                         (ull)device->total, (ull)device->granularity);
+    return Py_BuildValue("(NNKKNNNNNNN)", py_text_or_none(device->uuid),
+                         py_text_or_none(device->name), (ull)device->total,
+                         (ull)device->granularity, py_text_or_none(device->handoff),
+                         py_text_or_none(device->kinds), PyBool_FromLong(device->memops),
+                         PyBool_FromLong(device->readonly_host), PyBool_FromLong(device->mps),
+                         known_or_none(device->persistence),
+                         known_or_none(device->compute_mode));
 }
 
 PyObject *

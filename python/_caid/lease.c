@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Lease: one array that a client holds. It has shares: the Array that it was made for, every
- * view, every copy under way and every HostView has one, and it ends (the daemon is told, the
- * memory unmapped) when the last is given up, or with the object. It holds its Client alive.
+ * view, every copy under way, every HostView and every tensor that another library has taken has one,
+ * and it ends (the daemon is told, the memory unmapped) when the last is given up, or with the object.
+ * It holds its Client alive.
  *
  * A Client that is closed ends its leases, so that the daemon may give their memory on at once,
- * but for those with HostViews: these stay mapped, for whoever looks at them, until their last
+ * but for those with HostViews or tensors: these stay mapped, for whoever looks at them, until their last
  * share is given up. Nothing else is read or written through them any more.
  */
 #include "module.h"
@@ -217,6 +218,23 @@ py_lease_unpin(struct lease_object *self)
     py_client_leave(self->client);
 }
 
+int
+py_lease_use(struct lease_object *self)
+{
+    if (lease_check(self) < 0)
+        return -1;
+    Py_INCREF(self);
+    self->n_shares++;
+    return 0;
+}
+
+void
+py_lease_unuse(struct lease_object *self)
+{
+    lease_give_up(self); /* others wait for the bracket: the lease has nothing to wait for */
+    Py_DECREF(self);
+}
+
 void
 py_lease_view_begin(struct lease_object *self)
 {
@@ -324,6 +342,7 @@ lease_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(lease(op)->client);
+    Py_VISIT(lease(op)->pending);
     return 0;
 }
 
@@ -331,6 +350,7 @@ static int
 lease_clear(PyObject *op)
 {
     lease_end(lease(op));
+    Py_CLEAR(lease(op)->pending);
     Py_CLEAR(lease(op)->client);
     return 0;
 }
@@ -423,6 +443,22 @@ lease_ipc_handle(PyObject *op, PyObject *Py_UNUSED(unused))
                          (unsigned long long)handle.size);
 }
 
+/* ---- work that may not be done ---- */
+
+/* Of two threads that bring something, one gets the other's. */
+static PyObject *
+lease_pending_or(PyObject *op, PyObject *pending)
+{
+    struct lease_object *self = lease(op);
+
+    if (!self->pending) {
+        Py_INCREF(pending);
+        self->pending = pending;
+    }
+    Py_INCREF(self->pending);
+    return self->pending;
+}
+
 /* ---- publish ---- */
 
 /* What has changed: both texts are there before either is replaced. */
@@ -474,6 +510,24 @@ lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return publish(self, name, &options);
 }
 
+/* ---- discard ---- */
+
+static PyObject *
+lease_discard(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct lease_object *self = lease(op);
+    struct caid_error error = {0};
+    int r;
+
+    if (py_lease_pin_checked(self) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_array_discard(self->array, &error);
+    Py_END_ALLOW_THREADS py_lease_unpin(self);
+    if (r < 0)
+        return py_error_raise(self->client->state, r, &error);
+    Py_RETURN_NONE;
+}
+
 /* ---- the type ---- */
 
 static PyObject *
@@ -503,9 +557,14 @@ static PyMethodDef lease_methods[] = {
                "Memory that the host can reach as a buffer.")},
     {"ipc_handle", lease_ipc_handle, METH_NOARGS,
      PyDoc_STR("ipc_handle()\n--\n\n(handle, offset, size) of legacy memory.")},
+    {"pending_or", lease_pending_or, METH_O,
+     PyDoc_STR(
+         "pending_or(pending, /)\n--\n\nSets `pending` where it is not set: what it is.")},
     {"publish", FASTCALL(lease_publish), METH_FASTCALL,
      PyDoc_STR("publish(name, metadata, stream, /)\n--\n\n"
                "Puts the array under a name: its generation.")},
+    {"discard", lease_discard, METH_NOARGS,
+     PyDoc_STR("discard()\n--\n\nTakes the contents as they are.")},
     {0},
 };
 
@@ -543,6 +602,7 @@ static PyMemberDef lease_members[] = {
     {"access", T_INT, AT(access), READONLY, NULL},
     {"access_device", T_INT, AT(access_device), READONLY, NULL},
     {"readonly", T_BOOL, AT(readonly), READONLY, NULL},
+    {"pending", T_OBJECT, AT(pending), READONLY, NULL},
     {0},
 };
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The module _caid: its state, its functions, its initialisation (PEP 489, in phases). */
-#include "module.h"
+#include "handle.h"
 
 #include <errno.h>
 #include <limits.h>
+#include <stddef.h>
 
 static struct PyModuleDef module_def;
 
@@ -68,6 +69,12 @@ static PyMethodDef module_methods[] = {
      PyDoc_STR("softcuda_path()\n--\n\nWhere the software CUDA driver of this build is.")},
     {"version", module_version, METH_NOARGS,
      PyDoc_STR("version()\n--\n\nThe version of libcaid.")},
+    {"dlpack_export", py_dlpack_export, METH_VARARGS,
+     PyDoc_STR(
+         "dlpack_export(owner, address, device, dtype, shape, strides, readonly, versioned, /)"
+         "\n--\n\nA tensor in a capsule, which keeps the owner, a Lease by a share.")},
+    {"dlpack_import", py_dlpack_import, METH_O,
+     PyDoc_STR("dlpack_import(capsule, /)\n--\n\nTakes what is in a capsule: a Tensor.")},
     {"code_name", module_code_name, METH_O,
      PyDoc_STR("code_name(code, /)\n--\n\nName of an error code, or None.")},
     {0},
@@ -75,14 +82,64 @@ static PyMethodDef module_methods[] = {
 
 /* ---- the module ---- */
 
-static PyTypeObject *
-add_type(PyObject *module, PyType_Spec *spec)
-{
-    PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+/* Each type, and where the state has it. */
+static const struct {
+    PyType_Spec *spec;
+    size_t at;
+} types[] = {
+    {&py_client_spec, offsetof(struct module_state, client_type)},
+    {&py_lease_spec, offsetof(struct module_state, lease_type)},
+    {&py_host_view_spec, offsetof(struct module_state, host_view_type)},
+    {&py_watch_spec, offsetof(struct module_state, watch_type)},
+    {&py_host_memory_spec, offsetof(struct module_state, host_memory_type)},
+    {&py_mark_spec, offsetof(struct module_state, mark_type)},
+    {&py_tensor_spec, offsetof(struct module_state, tensor_type)},
+    {&py_stream_spec, offsetof(struct module_state, stream_type)},
+    {&py_event_spec, offsetof(struct module_state, event_type)},
+    {&py_timeline_spec, offsetof(struct module_state, timeline_type)},
+    {&py_access_spec, offsetof(struct module_state, access_type)},
+};
 
-    if (type && PyModule_AddType(module, type) < 0)
-        Py_CLEAR(type);
-    return type;
+static PyTypeObject **
+type_at(struct module_state *state, size_t i)
+{
+    return (PyTypeObject **)(void *)((char *)state + types[i].at);
+}
+
+static int
+add_type(PyObject *module, size_t i)
+{
+    PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, types[i].spec, NULL);
+
+    *type_at(state_of(module), i) = type;
+    return type ? PyModule_AddType(module, type) : -1;
+}
+
+static PyObject *
+module_close_gate(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    return py_gate_close(state_of(module)->gate);
+}
+
+static PyMethodDef close_gate = {"close_gate", module_close_gate, METH_NOARGS, NULL};
+
+/* Callbacks of streams come until the interpreter ends. */
+static int
+open_gate(PyObject *module)
+{
+    struct module_state *state = state_of(module);
+    _cleanup_py_ PyObject *at_exit = PyImport_ImportModule("atexit");
+    _cleanup_py_ PyObject *close = at_exit ? PyCFunction_New(&close_gate, module) : NULL;
+    _cleanup_py_ PyObject *registered = NULL;
+
+    if (!close)
+        return -1;
+    state->gate = py_gate_new();
+    state->spent_streams = PyList_New(0);
+    if (!state->gate || !state->spent_streams)
+        return -1;
+    registered = PyObject_CallMethod(at_exit, "register", "O", close);
+    return registered ? 0 : -1;
 }
 
 static int
@@ -96,15 +153,10 @@ module_exec(PyObject *module)
     state->make_error = PyObject_GetAttrString(errors, "make_error");
     if (!state->make_error)
         return -1;
-    state->client_type = add_type(module, &py_client_spec);
-    state->lease_type = add_type(module, &py_lease_spec);
-    state->host_view_type = add_type(module, &py_host_view_spec);
-    state->watch_type = add_type(module, &py_watch_spec);
-    state->host_memory_type = add_type(module, &py_host_memory_spec);
-    if (!state->client_type || !state->lease_type || !state->host_view_type ||
-        !state->watch_type || !state->host_memory_type)
-        return -1;
-    return 0;
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++)
+        if (add_type(module, i) < 0)
+            return -1;
+    return open_gate(module);
 }
 
 static int
@@ -112,11 +164,9 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     struct module_state *state = state_of(module);
 
-    Py_VISIT(state->client_type);
-    Py_VISIT(state->lease_type);
-    Py_VISIT(state->host_view_type);
-    Py_VISIT(state->watch_type);
-    Py_VISIT(state->host_memory_type);
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++)
+        Py_VISIT(*type_at(state, i));
+    Py_VISIT(state->spent_streams);
     Py_VISIT(state->make_error);
     return 0;
 }
@@ -126,11 +176,9 @@ module_clear(PyObject *module)
 {
     struct module_state *state = state_of(module);
 
-    Py_CLEAR(state->client_type);
-    Py_CLEAR(state->lease_type);
-    Py_CLEAR(state->host_view_type);
-    Py_CLEAR(state->watch_type);
-    Py_CLEAR(state->host_memory_type);
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++)
+        Py_CLEAR(*type_at(state, i));
+    Py_CLEAR(state->spent_streams);
     Py_CLEAR(state->make_error);
     return 0;
 }
@@ -139,6 +187,7 @@ static void
 module_free(void *module)
 {
     module_clear(module);
+    py_gate_unref(state_of(module)->gate);
 }
 
 /* A build of Python without the GIL turns it on for this module: the counts of calls and

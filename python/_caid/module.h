@@ -6,6 +6,10 @@
  *   Lease       one struct caid_array; holds its Client alive; ends with its last share
  *   HostView    host memory of a Lease as a buffer; has a share of the Lease
  *   Watch       one struct caid_watch; holds its Client alive; ends with close() or the object
+ *   Stream, Event, Timeline, Access (handle.h)
+ *               things of libcaid's that belong to a client; each holds its Client alive
+ *   Mark        an event on a stream, behind work of this process; holds its Client alive
+ *   Tensor      what another library gave by DLPack; given back with the object
  *   HostMemory  page-locked memory of this process as a buffer; holds its Client alive
  *
  * What these files share is named py_: libcaid is linked in whole, with names of its own.
@@ -31,7 +35,15 @@ struct module_state {
     PyTypeObject *host_view_type;
     PyTypeObject *watch_type;
     PyTypeObject *host_memory_type;
-    PyObject *make_error; /* caid._errors.make_error */
+    PyTypeObject *mark_type;
+    PyTypeObject *tensor_type;
+    PyTypeObject *stream_type;
+    PyTypeObject *event_type;
+    PyTypeObject *timeline_type;
+    PyTypeObject *access_type;
+    PyObject *spent_streams; /* a list: to be dropped by a thread that may call CUDA */
+    struct gate *gate;       /* of callbacks: handle.h */
+    PyObject *make_error;    /* caid._errors.make_error */
 };
 
 /* The state behind a type of this module, or behind a Python class derived from one. */
@@ -101,6 +113,7 @@ int py_args_check(const char *function, Py_ssize_t n_args, Py_ssize_t n);
 /* ---- Client (client.c) ---- */
 
 struct lease_object;
+struct handle_object;
 
 struct client_object {
     PyObject_HEAD
@@ -109,7 +122,8 @@ struct client_object {
     Py_ssize_t n_calls;         /* under way, in threads that gave the GIL up */
     bool closing;               /* closed; the last call under way frees `client` */
     bool host_accessible; /* its driver's device memory is the host's: caid.Client says so */
-    struct lease_object *leases; /* that have not ended; each takes itself out */
+    struct lease_object *leases;   /* that have not ended; each takes itself out */
+    struct handle_object *handles; /* the same */
 };
 
 extern PyType_Spec py_client_spec;
@@ -132,9 +146,18 @@ PY_CLIENT_METHOD(show);
 PY_CLIENT_METHOD(unnamed);
 PY_CLIENT_METHOD(stream_synchronize);
 PY_CLIENT_METHOD(watch);
+PY_CLIENT_METHOD(mark);
 PY_CLIENT_METHOD(host_alloc);
 PY_CLIENT_METHOD(host_register);
 PY_CLIENT_METHOD(host_unregister);
+PY_CLIENT_METHOD(timelines);
+PY_CLIENT_METHOD(stream_new);
+PY_CLIENT_METHOD(stream_wrap);
+PY_CLIENT_METHOD(event_new);
+PY_CLIENT_METHOD(event_open);
+PY_CLIENT_METHOD(timeline_new);
+PY_CLIENT_METHOD(timeline_open);
+PY_CLIENT_METHOD(begin);
 PyObject *py_client_pools(PyObject *op, PyObject *unused);
 PyObject *py_client_users(PyObject *op, PyObject *unused);
 PyObject *py_client_memory_info(PyObject *op, PyObject *device);
@@ -170,7 +193,7 @@ struct lease_object {
     struct lease_object *next, **prev; /* in client->leases; prev NULL: not there */
     struct caid_array *array;          /* NULL: ended */
     Py_ssize_t n_shares;
-    Py_ssize_t n_views; /* shares of HostViews: a closed client leaves such a lease alone */
+    Py_ssize_t n_views; /* shares of HostViews and tensors: a closed client leaves it alone */
 
     /* How shares were given up, for the last of them. */
     uint64_t stream;   /* by a close that named this one; 0: none did */
@@ -181,6 +204,8 @@ struct lease_object {
     uintptr_t host; /* the first element where the host reaches it, else 0 */
     int32_t device, access, access_device;
     bool readonly;
+
+    PyObject *pending; /* work on the memory that may not be done: caid/_pending.py; or NULL */
 
     /* Its texts and lists, made when first asked for, at the latest when `array` ends: opening
      * many arrays makes no objects that nobody looks at. */
@@ -196,7 +221,11 @@ void py_lease_pin(struct lease_object *self);
 /* The same for one that may be closed: -1 with ClosedError set. */
 int py_lease_pin_checked(struct lease_object *self);
 void py_lease_unpin(struct lease_object *self);
-/* One share more for a HostView, which keeps the memory mapped when the client is closed. */
+/* One share more for a bracket, whose end waits for what it did. -1 with ClosedError set. */
+int py_lease_use(struct lease_object *self);
+void py_lease_unuse(struct lease_object *self);
+/* One share more for a HostView or a tensor, which keep the memory mapped when the client is
+ * closed. */
 void py_lease_view_begin(struct lease_object *self);
 void py_lease_view_end(struct lease_object *self);
 /* Ends all leases of a client that is closed, but for those with HostViews. */
@@ -209,6 +238,31 @@ extern PyType_Spec py_host_view_spec;
 /* Takes a share of the lease. [offset, offset + nbytes) lies in the array. */
 PyObject *py_host_view_new(struct lease_object *lease, uint64_t offset, uint64_t nbytes,
                            bool readonly);
+
+/* ---- Mark (mark.c) ---- */
+
+extern PyType_Spec py_mark_spec;
+
+/* Brackets a call that starts work on the mark's stream, in which py_mark_record() comes after the
+ * work, without the GIL, with the client entered. lists is a tuple of lists, into which the mark goes.
+ * -1 with an exception set. */
+int py_mark_begin(PyObject *mark, PyObject *lists);
+/* Before the work, likewise: refuses a stream that captures a graph. Nobody knows when what is captured
+ * runs, and until when its memory has to be kept. */
+int py_mark_probe(PyObject *mark, struct caid_error *error);
+/* 0; 1: it has waited for the work instead. */
+int py_mark_record(PyObject *mark, struct caid_client *client, struct caid_error *error);
+/* r: what py_mark_record() returned, or 1 where no work was started. */
+void py_mark_end(PyObject *mark, int r);
+uint64_t py_mark_stream(PyObject *mark);
+bool py_mark_is_of(PyObject *op, const struct client_object *client);
+
+/* ---- DLPack (dlpack.c) ---- */
+
+extern PyType_Spec py_tensor_spec;
+
+PyObject *py_dlpack_export(PyObject *module, PyObject *args);
+PyObject *py_dlpack_import(PyObject *module, PyObject *capsule);
 
 /* ---- Watch (watch.c), HostMemory (host.c) ---- */
 

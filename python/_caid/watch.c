@@ -7,14 +7,9 @@
  * may come while other threads wait: the last of them ends the watch, at the end of its slice,
  * since libcaid cannot know of a thread that is just about to enter it.
  */
-#include "module.h"
+#include "handle.h"
 
 #include <errno.h>
-#include <time.h>
-
-#define SLICE_NS 50000000ULL
-#define NS_PER_S 1000000000ULL
-#define FOREVER  UINT64_MAX
 
 struct watch_object {
     PyObject_HEAD
@@ -115,41 +110,16 @@ watch_dealloc(PyObject *op)
 
 /* ---- waiting ---- */
 
-static uint64_t
-now_ns(void)
-{
-    struct timespec t;
+struct look {
+    struct watch_object *self;
+    struct caid_change change;
+};
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
-}
-
-/* None: without end. */
 static int
-deadline_get(PyObject *op, uint64_t *ret)
+look_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
 {
-    double seconds;
-
-    *ret = FOREVER;
-    if (op == Py_None)
-        return 0;
-    seconds = PyFloat_AsDouble(op);
-    if (seconds == -1.0 && PyErr_Occurred())
-        return -1;
-    if (!(seconds >= 0)) {
-        PyErr_Format(PyExc_ValueError, "timeout %R: seconds, 0 or more, or None", op);
-        return -1;
-    }
-    if (seconds < 1e9) /* thirty years; what is longer has no end */
-        *ret = now_ns() + (uint64_t)(seconds * (double)NS_PER_S);
-    return 0;
-}
-
-/* One slice of the wait: what libcaid returned. */
-static int
-wait_slice(struct watch_object *self, uint64_t timeout_ns, struct caid_change *change,
-           struct caid_error *error)
-{
+    struct look *look = arg;
+    struct watch_object *self = look->self;
     int r;
 
     if (self->closing) {
@@ -158,26 +128,9 @@ wait_slice(struct watch_object *self, uint64_t timeout_ns, struct caid_change *c
         return -ECANCELED;
     }
     self->n_waiting++;
-    Py_BEGIN_ALLOW_THREADS r = caid_watch_next(self->watch, timeout_ns, change, error);
+    Py_BEGIN_ALLOW_THREADS r = caid_watch_next(self->watch, timeout_ns, &look->change, error);
     Py_END_ALLOW_THREADS if (--self->n_waiting == 0 && self->closing) watch_end(self);
-    return r;
-}
-
-/* Slices until there is news, an error, or the deadline has passed. */
-static int
-wait_until(struct watch_object *self, uint64_t deadline, struct caid_change *change,
-           struct caid_error *error)
-{
-    for (;;) {
-        uint64_t now = now_ns();
-        uint64_t left = deadline == FOREVER ? FOREVER : deadline > now ? deadline - now : 0;
-        int r = wait_slice(self, left < SLICE_NS ? left : SLICE_NS, change, error);
-
-        if (r != -ETIMEDOUT || left < SLICE_NS)
-            return r;
-        if (PyErr_CheckSignals() < 0)
-            return -EINTR;
-    }
+    return r == -ETIMEDOUT ? 1 : r;
 }
 
 static PyObject *
@@ -185,9 +138,9 @@ watch_next(PyObject *op, PyObject *timeout)
 {
     struct watch_object *self = watch(op);
     struct client_object *client = self->client;
-    struct caid_change change = {0};
+    struct look look = {.self = self};
     struct caid_error error = {0};
-    uint64_t deadline;
+    uint64_t timeout_ns;
     int r;
 
     if (!client) {
@@ -197,11 +150,11 @@ watch_next(PyObject *op, PyObject *timeout)
     if (self->closing)
         return py_error_raise_code(client->state, CAID_ERR_CLOSED, EBADF,
                                    "the watch is closed");
-    if (deadline_get(timeout, &deadline) < 0)
+    if (py_timeout_get(timeout, &timeout_ns) < 0)
         return NULL;
-    r = wait_until(self, deadline, &change, &error);
+    r = py_wait(look_slice, &look, timeout_ns, &error);
     if (r >= 0)
-        return PyLong_FromUnsignedLongLong(change.generation);
+        return PyLong_FromUnsignedLongLong(look.change.generation);
     return PyErr_Occurred() ? NULL : py_error_raise(client->state, r, &error);
 }
 

@@ -6,10 +6,13 @@
 >>> a = c.create("weights", (1024, 768), "<f4")      # in one process
 >>> b = caid.connect().open("weights")               # in another: the same memory
 
-Arrays have a ``__cuda_array_interface__``: hand them to CuPy, Numba, PyTorch, JAX, ...
+Arrays have a ``__cuda_array_interface__`` and a ``__dlpack__``: hand them to CuPy, Numba, PyTorch,
+JAX, ...
 
 >>> c.empty((1024, 768), "<f4").publish("weights")   # replaces it, at once and as a whole
 >>> for change in c.watch("weights"): ...            # waits for that
+
+>>> with b.read(s) as v: ...                         # on a stream, after whoever writes it
 
 What users of Numba know is here by its names: ``to_device()``, ``pinned_array()``, ``mapped()``, ...
 """
@@ -19,12 +22,15 @@ from __future__ import annotations
 import os as _os
 
 from . import _caid, _errors
+from ._access import Access
 from ._array import Array
 from ._cai import as_array, from_cuda_array_interface
 from ._client import Client
 from ._daemon import LocalDaemon
 from ._default import default_client
+from ._dlpack import from_dlpack
 from ._errors import *  # noqa: F403
+from ._events import Event
 from ._helpers import (
     device_array,
     device_array_like,
@@ -48,8 +54,11 @@ from ._records import (
     MemoryInfo,
     Pool,
     Status,
+    TimelineEntry,
     User,
 )
+from ._streams import Stream
+from ._timeline import Timeline
 from ._watch import Watch
 
 __version__ = _caid.version()
@@ -72,12 +81,14 @@ def softcuda_path() -> str:
 
 
 __all__ = [
+    "Access",
     "Array",
     "Change",
     "Client",
     "Details",
     "Device",
     "Entry",
+    "Event",
     "Flushed",
     "Holder",
     "IpcHandle",
@@ -85,6 +96,9 @@ __all__ = [
     "MemoryInfo",
     "Pool",
     "Status",
+    "Stream",
+    "Timeline",
+    "TimelineEntry",
     "User",
     "Watch",
     "as_array",
@@ -93,6 +107,7 @@ __all__ = [
     "device_array",
     "device_array_like",
     "from_cuda_array_interface",
+    "from_dlpack",
     "managed_array",
     "mapped",
     "mapped_array",

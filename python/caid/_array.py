@@ -15,19 +15,16 @@ The Array of a lease asks for its layout when it is first needed: opening many c
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
-from . import _copy, _geometry, _metadata, _stream, _typestr
+from . import _access, _copy, _geometry, _interface, _metadata, _pending, _stream, _typestr
 from ._errors import closed as closed_error
 from ._errors import unsupported
 from ._records import IpcHandle
 
 if TYPE_CHECKING:
     import numpy
-
-_DEVICE_ONLY = ("device", "legacy", None)  # kinds that the host does not reach by themselves
 
 
 class Layout(NamedTuple):
@@ -40,13 +37,15 @@ class Layout(NamedTuple):
     readonly: bool
 
 
-def make(memory, layout, *, root, _new=object.__new__) -> Array:
-    """An Array that takes over one share of a memory. A root warns when it is left open."""
+def make(memory, layout, *, root, stream=None, _new=object.__new__) -> Array:
+    """An Array that takes over one share of a memory. A root warns when it is left open. A stream is
+    that of the bracket that the array belongs to."""
     self = _new(Array)
     self._memory = memory
     self._known = layout
     self._root = root
     self._open = True
+    self._stream = stream
     return self
 
 
@@ -57,6 +56,7 @@ def of_lease(lease, _new=object.__new__) -> Array:
     self._known = None
     self._root = True
     self._open = True
+    self._stream = None
     return self
 
 
@@ -65,14 +65,6 @@ def _layout_of(lease):
     element = _typestr.element_of(lease.typestr, lease.itemsize, lease.descr)
     ptr = 0 if lease.closed else lease.ptr
     return Layout(ptr, lease.shape, lease.strides, element, lease.readonly)
-
-
-def _export_version():
-    """Version of the dict that ``__cuda_array_interface__`` gives: CAID_CAI_EXPORT_VERSION."""
-    text = os.environ.get("CAID_CAI_EXPORT_VERSION", "3")
-    if text not in ("2", "3"):
-        raise ValueError(f"CAID_CAI_EXPORT_VERSION={text}: 2 or 3")
-    return int(text)
 
 
 class Array:
@@ -93,6 +85,7 @@ class Array:
         "_known",
         "_root",
         "_open",
+        "_stream",
         "__weakref__",
     )
 
@@ -100,6 +93,7 @@ class Array:
     _known: Layout | None  # None: that of the lease, not asked for yet
     _root: bool
     _open: bool  # deleted by close()
+    _stream: Any  # of the bracket that it belongs to, or None
 
     def __new__(cls, *_args, **_kwargs):
         raise TypeError("caid.Array comes from Client.create(), Client.open() or caid.as_array()")
@@ -135,7 +129,7 @@ class Array:
         -----
         Nothing may be started on the memory through this array afterwards. The lease ends with its
         last share: where views were closed without a stream, or with others, all streams are waited
-        for.
+        for. What caid itself has started on other streams is waited for by this one.
         """
         number = None if stream is None else _stream.handle(stream)
         try:
@@ -143,6 +137,8 @@ class Array:
         except AttributeError:
             return
         try:
+            if number is not None and not self._memory.closed:
+                _pending.order(self._memory, stream)
             self._memory.close(number)
         except BaseException:
             self._open = True
@@ -345,7 +341,7 @@ class Array:
         self._check()
         layout = self._layout
         layout = layout._replace(ptr=layout.ptr + offset, shape=shape, strides=strides)
-        return make(self._memory.share(), layout, root=False)
+        return make(self._memory.share(), layout, root=False, stream=self._stream)
 
     def __getitem__(self, key: Any) -> Array:
         return self._view(*_geometry.index(self.shape, self.strides, key))
@@ -399,8 +395,12 @@ class Array:
 
     # --- copies -----------------------------------------------------------------------------
 
+    #
+    # `stream` is the same for all: 0 or None, Numba's default, makes the copy here and now, after all
+    # work on the arrays that caid knows of.
+
     def copy_to_host(self, out: Any = None, stream: Any = 0) -> Any:
-        """Copies the elements to the host. Synchronous.
+        """Copies the elements to the host.
 
         Parameters
         ----------
@@ -409,27 +409,39 @@ class Array:
             (bytearray, memoryview of bytes, ...) of `nbytes` bytes. Without it, a new NumPy array
             in C order.
         stream : int or stream object
-            The copy comes after all that was enqueued on it before, and is done on return. 0 (or
-            None), Numba's default, is the legacy default stream; else as for close().
+            Without one (0 or None) the copy is done on return. With one, as for close(), it is
+            enqueued there, and `out` holds the elements when the stream has come past it: after
+            ``stream.synchronize()``.
 
         Returns
         -------
         out
+
+        Notes
+        -----
+        A copy on a stream comes after what is on that stream, and after nothing else: it is for who
+        orders streams himself. Memory of the host is kept alive until the stream has passed, and is
+        let go when caid next looks: at a later copy, or when a :class:`caid.Stream` is waited for.
+        Whether the call returns before the copy has begun is the driver's: it waits itself for copies
+        to memory that is not page-locked (:func:`caid.pinned_array`), for large ones from such, and
+        for those between two memories of the host, "pinned" and "mapped" arrays among them.
         """
         self._check()
-        _copy.wait_for(stream, self)
         if out is None:
             out = _typestr.numpy().empty(self.shape, self.dtype)
-        _copy.copy(_copy.host(out, target=True), _copy.device(self))
+        _copy.copy(_copy.host(out, target=True), _copy.device(self), stream)
         return out
 
-    def copy_from_host(self, x: Any) -> None:
-        """Copies elements from the host. Synchronous.
+    def copy_from_host(self, x: Any, stream: Any = 0) -> None:
+        """Copies elements from the host.
 
         Parameters
         ----------
         x : array_like or buffer
             An array of equal shape and dtype, with any strides, or `nbytes` bytes.
+        stream : int or stream object
+            As for copy_to_host(): with one the copy is enqueued, and `x` is not to be changed before
+            the stream has come past it.
 
         Raises
         ------
@@ -438,19 +450,20 @@ class Array:
         ValueError, TypeError
             Another shape; another type. Nothing is broadcast or converted.
         """
-        _copy.copy(_copy.device(self), _copy.host(x))
+        _copy.copy(_copy.device(self), _copy.host(x), stream)
 
-    def copy_from(self, obj: Any) -> None:
+    def copy_from(self, obj: Any, stream: Any = 0) -> None:
         """Copies elements from `obj`: a caid array, anything with a
         ``__cuda_array_interface__`` (0 to 3), or what copy_from_host() takes. Shapes and types
-        are equal. Synchronous; overlapping arrays are copied as if by way of a third."""
-        with _copy.side(obj) as source:
-            _copy.copy(_copy.device(self), source)
+        are equal. Overlapping arrays are copied as if by way of a third, and are waited for.
+        `stream` is as for copy_to_host(); that of an interface is waited for."""
+        with _copy.side(obj, stream) as source:
+            _copy.copy(_copy.device(self), source, stream)
 
-    def copy_to(self, obj: Any) -> None:
+    def copy_to(self, obj: Any, stream: Any = 0) -> None:
         """Copies elements to `obj`: like copy_from(), the other way."""
-        with _copy.side(obj, target=True) as target:
-            _copy.copy(target, _copy.device(self))
+        with _copy.side(obj, stream, target=True) as target:
+            _copy.copy(target, _copy.device(self), stream)
 
     def copy_to_device(self, other: Any, stream: Any = 0) -> None:
         """Copies elements from `other` to this array: copy_from() by Numba's name.
@@ -460,12 +473,74 @@ class Array:
         other : object
             What copy_from() takes: on the host or on a device, of equal shape and type.
         stream : int or stream object
-            The copy comes after all that was enqueued on it before, and is done on return. 0 (or
-            None), Numba's default, is the legacy default stream; else as for close().
+            As for copy_to_host().
+        """
+        self.copy_from(other, stream)
+
+    def synchronize(self) -> None:
+        """Waits on the host for the work on the memory that caid knows of: copies that were given a
+        stream, brackets of this process that have ended, and, for a view of a bracket, all that is
+        on the bracket's stream. Afterwards consumers that heed no stream may take the array.
+
+        Raises
+        ------
+        AbandonedError
+            The bracket's stream has waited for a process that died before its work was done.
         """
         self._check()
-        _copy.wait_for(stream, self)
-        self.copy_from(other)
+        if self._memory.client is not None:
+            _copy.settle(self)
+
+    # --- hand-off ---------------------------------------------------------------------------
+
+    def read(self, stream: Any = None, timeout: float | None = None) -> _access.Access:
+        """A bracket in which the array is read, on a stream: after whoever writes it, before who
+        writes it next, in any process::
+
+            with a.read(s) as v:
+                consume(v, stream=s)
+
+        Parameters
+        ----------
+        stream : int or stream object, optional
+            As for close(). Without it, the host reads.
+        timeout : float, optional
+            Seconds that entering may wait for others; 0 is a try. Without it, without end.
+
+        Returns
+        -------
+        Access
+            A context manager that gives a view. Its errors are those of :meth:`caid.Access.begin`
+            and :meth:`caid.Access.end`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Stream 0, which is ambiguous; no stream.
+        UnsupportedError, ClosedError
+            Memory that is not the daemon's; the array is closed.
+        """
+        return _access.of_array(self, False, stream, timeout)
+
+    def write(self, stream: Any = None, timeout: float | None = None) -> _access.Access:
+        """A bracket in which the array is written: after whoever writes or reads it, and alone.
+        A block that is left by an exception leaves the array abandoned. See read()."""
+        return _access.of_array(self, True, stream, timeout)
+
+    def discard(self) -> None:
+        """Takes the contents of an abandoned array as they are: who reads it next is not told.
+
+        Raises
+        ------
+        ReadOnlyError
+            The array was opened with mode "r".
+        UnsupportedError
+            Memory that is not the daemon's.
+        """
+        self._check()
+        if self._memory.pool is None:
+            raise unsupported(f"{self._label} is not in the daemon's memory: it has no brackets")
+        self._memory.discard()
 
     # --- publishing -------------------------------------------------------------------------
 
@@ -505,67 +580,92 @@ class Array:
         if not self._root:
             raise unsupported("a view is not published: publish the array that it was made from")
         number = 0 if stream is None else _stream.handle(stream)
+        _copy.settle(self)
         return self._memory.publish(name, _metadata.encode(metadata), number)
 
     # --- interfaces -------------------------------------------------------------------------
-
-    def _interface(self):
-        """What both array interfaces have in common."""
-        layout = self._layout
-        described = {
-            "shape": layout.shape,
-            "typestr": layout.element.typestr,
-            "strides": None if self.is_c_contiguous() else layout.strides,
-            "version": 3,
-        }
-        if layout.element.descr is not None:
-            described["descr"] = _typestr.descr_list(layout.element.descr)
-        return described
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """dict: version 3 of the interface; with CAID_CAI_EXPORT_VERSION=2 version 2. "pinned"
         memory has none: it is the host's, whose device address is `device_ptr`.
 
-        Copies are synchronous, so no work is pending when the dict is given: ``stream`` is None.
+        ``stream`` is one on which to wait for the work that synchronize() waits for: that of the
+        bracket, for its views; None when there is no such work, or with CAID_CAI_SYNC=0. It lives
+        as long as the array. Version 2 knows no streams: there the work is waited for here.
+
         The dict keeps nothing alive: who uses it keeps the array.
         """
         self._check()
-        if self.memory == "pinned":
-            raise AttributeError(
-                "__cuda_array_interface__: pinned memory is the host's; create it as 'mapped'"
-            )
-        described = self._interface()
-        described["data"] = (self.ptr, self.readonly)
-        described["version"] = _export_version()
-        if described["version"] >= 3:
-            described["stream"] = None
-        return described
+        return _interface.cuda(self)
+
+    @property
+    def _bracket_stream(self):
+        """The stream of the bracket, as long as that is open or what it has left may be waited for
+        there; None for others."""
+        return None if getattr(self._stream, "closed", False) else self._stream
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """dict: NumPy's array interface, where the host reaches the memory: "pinned", "mapped" and
-        "managed", and with the software driver all.
+        "managed", and with the software driver all. The work that synchronize() waits for is waited
+        for, except with CAID_CAI_SYNC=0.
 
         ``data`` is a buffer, which NumPy keeps: it holds the lease even if this array is closed.
         """
         self._check()
-        memory, layout = self._memory, self._layout
-        low, high = _geometry.extent(layout.shape, layout.strides, layout.element.itemsize)
-        if not memory.host and (high or not self._is_the_hosts):
-            raise AttributeError("__array_interface__: the host does not reach device memory")
-        start = layout.ptr + low - memory.ptr if high else 0
-        described = self._interface()
-        described["data"] = memory.host_view(start, high - low, layout.readonly)
-        described["offset"] = -low
-        return described
+        return _interface.numpy(self)
 
-    @property
-    def _is_the_hosts(self):
-        """Whether the host would reach the memory if there were any bytes."""
-        if self.memory in _DEVICE_ONLY:
-            return self.pool is not None and self._memory.client._host_accessible
-        return True
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(type, id) of DLPack: kDLCUDA (2) and the device's ordinal in this process; kDLCUDAHost (3)
+        for "pinned" and "mapped" memory, kDLCUDAManaged (13) for "managed"."""
+        from . import _dlpack
+
+        self._check()
+        return _dlpack.device_of(self)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A tensor in a capsule, for ``from_dlpack()`` of other libraries. It has a share of the
+        memory, which stays mapped until whoever took the tensor has let it go, even if this array or
+        its client is closed.
+
+        Parameters
+        ----------
+        stream : int, optional
+            The stream on which it will be used: it waits for the work that synchronize() waits for,
+            the host does not. None is the legacy default stream (1); of memory that the host
+            reaches, the host, which then does wait. -1: nothing is waited for. 0 is refused.
+        max_version : tuple of int, optional
+            The newest version of DLPack that is understood. Without it, or below 1.0, the capsule
+            is of the kind that cannot tell of read-only memory.
+        dl_device, copy : optional
+            Nothing is moved or copied: the array's own device, and not True.
+
+        Raises
+        ------
+        BufferError
+            DLPack, or that version of it, cannot tell of this array: its type has fields, or is no
+            number; its bytes are swapped; its strides are no multiples of the itemsize; it is
+            read-only. Or another device, or a copy, was asked for.
+        ValueError
+            Stream 0.
+
+        Notes
+        -----
+        That memory is read-only is told, and many consumers do not heed it: a kernel of theirs that
+        writes to a lease that was opened "r" ends their context, as any stray store.
+        """
+        from . import _dlpack
+
+        self._check()
+        return _dlpack.export(self, stream, max_version, dl_device, copy)
 
     def __array__(self, *_args, **_kwargs):
         # Without this, NumPy would take the array for a sequence and make one of views.

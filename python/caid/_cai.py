@@ -7,7 +7,7 @@ import operator
 import os
 from typing import Any
 
-from . import _array, _caid, _geometry, _typestr
+from . import _array, _caid, _geometry, _interface, _pending, _typestr
 from ._errors import closed, invalid, unsupported
 
 _VERSIONS = range(4)
@@ -19,7 +19,7 @@ class ForeignMemory:
     It keeps the owner alive until it is closed, and knows the client whose driver reaches it.
     """
 
-    __slots__ = ("client", "device", "owner", "closed")
+    __slots__ = ("client", "device", "owner", "closed", "pending")
 
     # What only leases have.
     name = pool = memory = metadata = None
@@ -30,16 +30,17 @@ class ForeignMemory:
     def access_device(self):
         return self.device
 
-    def __init__(self, client, device, owner):
+    def __init__(self, client, device, owner, pending=None):
         self.client = client
         self.device = device
         self.owner = owner
         self.closed = False
+        self.pending = pending or _pending.Marks()  # of all shares
 
     def share(self):
         if self.closed:
             raise closed("the array is closed")
-        return ForeignMemory(self.client, self.device, self.owner)
+        return ForeignMemory(self.client, self.device, self.owner, self.pending)
 
     def close(self, _stream=None):
         self.closed = True
@@ -74,7 +75,7 @@ def as_array(
         :class:`caid.Array` gives a view.
     sync : bool
         Whether to wait, on the host, for the stream that the interface names. The environment's
-        ``CAID_CAI_SYNC=0`` does away with it everywhere.
+        ``CAID_CAI_SYNC=0`` does away with it everywhere, and with naming streams, too.
     client : Client, optional
         Whose driver reaches the memory. Without it, this process's driver is opened
         (``CAID_CUDA_DRIVER``), with no daemon.
@@ -100,15 +101,7 @@ def as_array(
     The rules are those of the CUDA Array Interface, version 3, "Synchronization" and "Python
     Interface Specification".
     """
-    if isinstance(obj, _array.Array):
-        return obj.view()
-    if isinstance(obj, dict):
-        return from_cuda_array_interface(obj, None, sync, client=client)
-    try:
-        desc = obj.__cuda_array_interface__
-    except AttributeError:
-        raise TypeError(f"{type(obj).__name__} has no __cuda_array_interface__") from None
-    return from_cuda_array_interface(desc, obj, sync, client=client)
+    return _of(obj, client, _synchronize if sync else _ignore)
 
 
 def from_cuda_array_interface(
@@ -128,6 +121,45 @@ def from_cuda_array_interface(
     sync, client
         As in :func:`as_array`, with its errors.
     """
+    return _take(desc, owner, client, _synchronize if sync else _ignore)
+
+
+def taken(obj, after):
+    """as_array() for a copy on the stream `after`, which waits for that of the interface, instead of
+    the host; None: the host does."""
+    if after is None:
+        return as_array(obj)
+
+    def order(client, device, stream):
+        _pending.follow(client, device, stream, after)
+
+    return _of(obj, None, order)
+
+
+def _of(obj, client, come_after):
+    if isinstance(obj, _array.Array):
+        return obj.view()
+    if isinstance(obj, dict):
+        return _take(obj, None, client, come_after)
+    try:
+        desc = obj.__cuda_array_interface__
+    except AttributeError:
+        raise TypeError(f"{type(obj).__name__} has no __cuda_array_interface__") from None
+    return _take(desc, obj, client, come_after)
+
+
+# What comes after the stream of an interface: the host, nothing.
+
+
+def _synchronize(client, device, stream):
+    client._stream_synchronize(stream, device)
+
+
+def _ignore(_client, _device, _stream):
+    pass
+
+
+def _take(desc, owner, client, come_after):
     if not isinstance(desc, dict):
         raise TypeError(f"__cuda_array_interface__: a dict is needed, not {type(desc).__name__}")
     _check_version(desc)
@@ -141,8 +173,8 @@ def from_cuda_array_interface(
     else:
         client = client or driver_client()
         ptr, device = client._pointer_resolve(ptr)
-        if stream is not None and sync and os.environ.get("CAID_CAI_SYNC") != "0":
-            client._stream_synchronize(stream, max(device, 0))
+        if stream is not None and _interface.is_synchronous():
+            come_after(client, max(device, 0), stream)
     memory = ForeignMemory(client, device, owner)
     layout = _array.Layout(ptr, shape, strides, element, readonly)
     return _array.make(memory, layout, root=False)

@@ -9,7 +9,20 @@ import sys
 import warnings
 from typing import Any, Iterable, Iterator, List, Union
 
-from . import _array, _cai, _caid, _geometry, _metadata, _typestr, _watch
+from . import (
+    _access,
+    _array,
+    _cai,
+    _caid,
+    _events,
+    _geometry,
+    _metadata,
+    _pending,
+    _streams,
+    _timeline,
+    _typestr,
+    _watch,
+)
 from ._errors import ClosedError, DisconnectedError, invalid
 from ._errors import device as device_error
 from ._records import (
@@ -21,6 +34,7 @@ from ._records import (
     MemoryInfo,
     Pool,
     Status,
+    TimelineEntry,
     User,
 )
 
@@ -87,10 +101,13 @@ class Client(_caid.Client):
             raise
 
     def close(self) -> None:
-        """Ends the connection, closes the client's arrays and ends its watches. Idempotent.
+        """Ends the connection, and all that came from the client: its arrays, streams, events,
+        timelines and watches are closed, and brackets that are open abandoned. Idempotent.
 
-        Memory that a NumPy array of this process still sees stays as it is, and is given to nobody
-        before this process has exited."""
+        Waits for asynchronous copies from and to memory of the host. Memory that a NumPy array, or a
+        tensor of another library, still sees stays as it is, and is given to nobody before this
+        process has exited."""
+        _pending.finish(self)
         super().close()
         _watch.wake(self)
 
@@ -281,7 +298,7 @@ class Client(_caid.Client):
         """list of Device: the daemon's devices; ``device=`` elsewhere is a place in it, or a
         UUID."""
         if self._device_list is None:
-            self._device_list = [Device._make(device) for device in self._devices()]
+            self._device_list = [_device(device) for device in self._devices()]
         return self._device_list.copy()
 
     def _index_of(self, device):
@@ -396,6 +413,106 @@ class Client(_caid.Client):
         """
         return _watch.Watch(self, name, pool, timeout)
 
+    # --- hand-off ---------------------------------------------------------------------------
+
+    def access(
+        self,
+        stream: Any = None,
+        *,
+        read: Iterable[_array.Array] = (),
+        write: Iterable[_array.Array] = (),
+        timeout: float | None = None,
+    ) -> _access.Access:
+        """A bracket around the use of several arrays, begun for all of them at once::
+
+            with client.access(s, read=[a, b], write=[c]) as (a, b, c): ...
+
+        Parameters
+        ----------
+        stream, timeout
+            As for :meth:`caid.Array.read`, with its errors.
+        read, write : list of Array
+            Of this client; none that is written is there twice.
+
+        Returns
+        -------
+        Access
+            A context manager that gives a tuple of views: `read`, then `write`.
+
+        Raises
+        ------
+        InvalidError
+            No arrays, or another client's.
+        """
+        return _access.of_client(self, read, write, stream, timeout)
+
+    def stream(self, device: _Device = 0, non_blocking: bool = False) -> _streams.Stream:
+        """Creates a CUDA stream of the primary context of a device.
+
+        Parameters
+        ----------
+        device : int or str
+            Index in `devices`, or UUID.
+        non_blocking : bool
+            Whether it runs apart from the legacy default stream (CU_STREAM_NON_BLOCKING).
+
+        Raises
+        ------
+        DeviceError, DriverError
+            This process does not see the device; its driver has no stream left.
+        """
+        return _streams.create(self, device, non_blocking)
+
+    def event(
+        self, device: _Device = 0, ipc: bool = False, blocking_sync: bool = False
+    ) -> _events.Event:
+        """Creates a CUDA event without timing, of the primary context of a device.
+
+        Parameters
+        ----------
+        device : int or str
+            Index in `devices`, or UUID.
+        ipc : bool
+            Whether it has an `ipc_handle`, for other processes of the same uid.
+        blocking_sync : bool
+            Whether synchronize() sleeps, and does not spin (CU_EVENT_BLOCKING_SYNC).
+
+        Raises
+        ------
+        DeviceError, DriverError
+            This process does not see the device; it has no event left.
+        """
+        return _events.create(self, device, ipc, blocking_sync)
+
+    def timeline(self, name: str, *, pool: str | None = None) -> _timeline.Timeline:
+        """Creates a timeline under a name, to signal. Names of timelines and of arrays are apart.
+
+        Parameters
+        ----------
+        name : str
+            As for create().
+        pool : str, optional
+            Whose members may open it; without it, the caller's own.
+
+        Raises
+        ------
+        ExistsError, InvalidNameError
+            The name is taken; it is none.
+        AccessError, NotFoundError, LimitError
+            The pool may not be written; may not be seen; the user has as many as there may be.
+        """
+        return _timeline.create(self, name, pool)
+
+    def open_timeline(self, name: str, *, pool: str | None = None) -> _timeline.Timeline:
+        """Opens a timeline by name, to wait for. Raises NotFoundError."""
+        return _timeline.open(self, name, pool)
+
+    def timelines(self, *, pool: str | None = None, all: bool = False) -> List[TimelineEntry]:
+        """Timelines that have a name: list of TimelineEntry. Parameters as for list()."""
+        return [TimelineEntry._make(entry) for entry in self._timelines(pool, all)]
+
+    # --- arrays of other libraries ----------------------------------------------------------
+
     def as_array(self, obj: Any, sync: bool = True) -> _array.Array:
         """:func:`caid.as_array` on this client's driver."""
         return _cai.as_array(obj, sync, client=self)
@@ -405,6 +522,12 @@ class Client(_caid.Client):
     ) -> _array.Array:
         """:func:`caid.from_cuda_array_interface` on this client's driver."""
         return _cai.from_cuda_array_interface(desc, owner, sync, client=self)
+
+    def from_dlpack(self, x: Any, *, stream: Any = None) -> _array.Array:
+        """:func:`caid.from_dlpack` on this client's driver."""
+        from . import _dlpack
+
+        return _dlpack.from_dlpack(x, stream=stream, client=self)
 
     # --- what the daemon knows --------------------------------------------------------------
 
@@ -517,6 +640,11 @@ class Client(_caid.Client):
     def host_accessible(self) -> bool:
         """bool: whether the host can reach array memory; so it is with the software driver."""
         return self._host_accessible
+
+
+def _device(record):
+    device = Device._make(record)
+    return device._replace(kinds=tuple(device.kinds.split()))
 
 
 def _details(record):

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between a device array and anything that has elements, by libcaid's one copy call."""
+"""Copies between a device array and anything that has elements, by libcaid's one copy call.
+
+A copy that is given a stream is enqueued there, and comes after what is on that stream, no more. One
+that is not has happened when the call returns, after all work on its arrays that caid knows of.
+"""
 
 import contextlib
 import sys
 from typing import Any, NamedTuple, Optional
 
-from . import _caid, _geometry, _stream, _typestr
+from . import _caid, _geometry, _pending, _stream, _typestr
 from ._errors import read_only
 
 
@@ -24,6 +28,13 @@ class Side(NamedTuple):
     @property
     def on_host(self):
         return self.array is None
+
+    @property
+    def kept(self):
+        """What has to live as long as the address: of leases nothing, they outlive their work."""
+        if self.on_host:
+            return self.data if self.owner is None else self.owner
+        return getattr(self.array._memory, "owner", None)
 
 
 def device(array):
@@ -72,40 +83,43 @@ def _ndarray(x):
 
 
 @contextlib.contextmanager
-def side(obj, *, target=False):
-    """The side of anything. Device memory of other origin is looked at while the block runs."""
+def side(obj, stream=None, *, target=False):
+    """The side of anything, for a copy on a stream. Device memory of other origin is looked at while
+    the block runs; its own stream is waited for by that of the copy."""
     from . import _array, _cai
 
     if isinstance(obj, _array.Array):
         yield device(obj)
     elif hasattr(obj, "__cuda_array_interface__"):
-        with _cai.as_array(obj) as foreign:
+        with _cai.taken(obj, None if _stream.is_default(stream) else stream) as foreign:
             yield device(foreign)
     else:
         yield host(obj, target=target)
 
 
-def wait_for(stream, array):
-    """Waits for a stream that a copy of the array's is to come after; not for the one that copies
-    are on, as they wait for it themselves.
+def settle(array):
+    """Waits on the host for the work on an array that caid knows of, and, where the array belongs to
+    a bracket, for what the bracket's stream has been given."""
+    memory, stream = array._memory, array._bracket_stream
+    if stream is not None:
+        memory.client._stream_synchronize(_stream.handle(stream), max(memory.access_device, 0))
+    _pending.wait(memory)
+
+
+def copy(target, source, stream=None):
+    """Copies all elements. One side at least is a device array.
 
     Raises
     ------
     TypeError, ValueError
-        No stream.
+        No stream; other shapes or types.
     """
-    number = _stream.numba_handle(stream)
-    memory = array._memory
-    if number != _stream.LEGACY and memory.client is not None:
-        memory.client._stream_synchronize(number, max(memory.access_device, 0))
-
-
-def copy(target, source):
-    """Copies all elements. One side at least is a device array."""
+    if not _stream.is_default(stream):
+        _stream.handle(stream)
     if not target.writable:
         _refuse(target)
     _match(target, source)
-    _run(target, source)
+    _run(target, source, None if _stream.is_default(stream) else stream)
 
 
 def _refuse(target):
@@ -132,20 +146,50 @@ def _describe(end):
     return end.element.descr or end.element.typestr
 
 
-def _run(target, source):
+def _run(target, source, stream):
     shape = source.shape if target.shape is None else target.shape
     if 0 in shape:
         return
     if _overlap(target, source):
         # Neither the order of the elements nor the direction is libcaid's to choose: by way of
-        # host memory.
+        # host memory, and waiting.
+        _come_after(target, source, stream)
         between = Side(memoryview(bytearray(target.array.nbytes)), True)
         _call(between, source, shape)
-        source = between
-    _call(target, source, shape)
+        _call(target, between, shape)
+    elif stream is None:
+        _come_after(target, source, None)
+        _call(target, source, shape)
+    else:
+        _enqueue(target, source, shape, stream)
 
 
-def _call(target, source, shape):
+def _come_after(target, source, stream):
+    """Waits for all that a copy without a stream comes after, and for a stream besides; not for the
+    one that such copies are on, as they wait for it themselves."""
+    for end in (target, source):
+        if end.array is not None:
+            settle(end.array)
+    if stream is not None and _stream.handle(stream) != _stream.LEGACY:
+        memory = _runner(target, source)
+        memory.client._stream_synchronize(_stream.handle(stream), max(memory.access_device, 0))
+
+
+def _enqueue(target, source, shape, stream):
+    memory = _runner(target, source)
+    client, ordinal = memory.client, max(memory.access_device, 0)
+    arrays = [end.array for end in (target, source) if end.array is not None]
+    for array in arrays:
+        before = array._bracket_stream
+        if before is not None and _stream.handle(before) != _stream.handle(stream):
+            _pending.follow(client, ordinal, before, stream)
+    keep = tuple(end.kept for end in (target, source) if end.kept is not None)
+    mark = _pending.mark(client, ordinal, stream, keep or None)
+    lists = _pending.lists([array._memory for array in arrays], keeps=bool(keep))
+    _call(target, source, shape, mark=mark, lists=lists)
+
+
+def _call(target, source, shape, **marked):
     memory = _runner(target, source)
     element = source.element or target.element
     # Another thread may close an array or a client meanwhile: _copy() holds leases, and this what
@@ -164,6 +208,7 @@ def _call(target, source, shape):
         src_on_host=source.on_host,
         device=max(memory.access_device, 0),
         leases=leases,
+        **marked,
     )
     del shares
 

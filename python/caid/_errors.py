@@ -30,6 +30,9 @@ class ErrorCode(enum.IntEnum):
     UNSUPPORTED = 16
     CANCELLED = 17
     STALE = 18
+    TIMEOUT = 19
+    DEADLOCK = 20
+    ABANDONED = 21
     NO_DAEMON = 64
     DISCONNECTED = 65
     FORKED = 66
@@ -157,7 +160,7 @@ class UnsupportedError(Error, NotImplementedError):
 
 
 class CancelledError(Error):
-    """A watch was closed while somebody waited for it."""
+    """A watch, a timeline or a client was closed while somebody waited for it."""
 
     code = ErrorCode.CANCELLED
 
@@ -166,6 +169,26 @@ class StaleError(Error):
     """That generation of the name is gone, or has not come yet."""
 
     code = ErrorCode.STALE
+
+
+class TimedOutError(Error, TimeoutError):
+    """What was waited for did not come in time."""
+
+    code = ErrorCode.TIMEOUT
+
+
+class DeadlockError(Error):
+    """A bracket would wait for one that its own thread has to end, or for a thread that waits for
+    it."""
+
+    code = ErrorCode.DEADLOCK
+
+
+class AbandonedError(Error):
+    """A process died, or gave up, before the work was done that others wait for: what it was to
+    write is not whole."""
+
+    code = ErrorCode.ABANDONED
 
 
 class NoDaemonError(Error, ConnectionRefusedError):
@@ -204,16 +227,11 @@ class SystemCallError(Error):
     code = ErrorCode.SYSTEM
 
 
-class TimedOutError(SystemCallError, TimeoutError):
-    """What was waited for did not come in time."""
-
-
 CLASSES = {cls.code: cls for cls in [*Error.__subclasses__(), InvalidNameError]}
 
 __all__ = [
     "Error",
     "ErrorCode",
-    "TimedOutError",
     *sorted(cls.__name__ for cls in CLASSES.values()),
 ]
 
@@ -221,8 +239,6 @@ __all__ = [
 def make_error(code, errnum, message, cuda_result):
     """The exception for what libcaid returned; the extension calls this."""
     cls = CLASSES.get(code, Error)
-    if cls is SystemCallError and errnum == errno.ETIMEDOUT:
-        cls = TimedOutError
     error = cls(errnum, message)
     if cls is Error:
         error.code = code

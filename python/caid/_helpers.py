@@ -10,9 +10,9 @@ device : int or str
     Index or UUID of the device; Numba has its current context's.
 
 ``stream`` is 0 (or None), Numba's default, which here is the legacy default stream; or anything
-that :meth:`caid.Array.close` takes. Copies are synchronous: when a function returns, they have
-happened, after all that was enqueued on `stream` before. Where nothing is copied, `stream` is only
-checked.
+that :meth:`caid.Array.close` takes, with which copies are enqueued on that stream, as
+:meth:`caid.Array.copy_to_host` says. Without, they have happened when a function returns. Where
+nothing is copied, `stream` is only checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Iterator
 
-from . import _array, _cai, _copy, _default, _geometry, _stream, _typestr
+from . import _array, _cai, _default, _geometry, _pending, _stream, _typestr
 from ._client import ATTACH_HOST
 from ._errors import device as device_error
 from ._errors import invalid
@@ -163,7 +163,7 @@ def to_device(
         A caid array is given back as it is, memory of another library on the device is looked at
         and not copied; anything else is made an array of by NumPy, strided ones, too.
     stream : int or stream object
-        The copy comes after the work on it, for which this call waits, and is done on return.
+        With one the copy is enqueued there, else it is done on return.
     copy : bool
         Without it nothing is copied: the new array's contents are undefined, `to` is as it was.
     to : Array or object with ``__cuda_array_interface__``, optional
@@ -176,12 +176,13 @@ def to_device(
     Array
         Or `to`.
     """
-    number = _stream.numba_handle(stream)
+    _stream.numba_handle(stream)
     if to is None:
-        return _new_on_device(obj, number, copy, client, device)
+        return _new_on_device(obj, stream, copy, client, device)
     if copy:
-        with _cai.as_array(to) as target:
-            target.copy_to_device(obj, number)
+        after = None if _stream.is_default(stream) else stream
+        with _cai.taken(to, after) as target:
+            target.copy_to_device(obj, stream)
     return to
 
 
@@ -195,8 +196,7 @@ def _new_on_device(obj, stream, copy, client, device):
     made = device_array_like(host, client=client, device=device)
     if copy:
         try:
-            _copy.wait_for(stream, made)
-            made.copy_from_host(host)
+            made.copy_from_host(host, stream)
         except BaseException:
             made.close()
             raise
@@ -405,6 +405,8 @@ def mapped(
             if views:
                 local, ordinal = _driver(client, device)
                 local._stream_synchronize(number, ordinal)
+            for view in views:
+                _pending.wait(view._memory)
 
 
 def _map(stack, array, client, device):

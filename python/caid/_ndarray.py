@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from ._array import _export_version
+from ._interface import export_version
 
 
 class DeviceReachable(numpy.ndarray):
@@ -45,7 +45,7 @@ class DeviceReachable(numpy.ndarray):
             "typestr": self.dtype.str,
             "strides": None if self.flags.c_contiguous else self.strides,
             "data": (pointer, interface["data"][1]),
-            "version": _export_version(),
+            "version": export_version(),
         }
         if self.dtype.names is not None:
             described["descr"] = self.dtype.descr

@@ -61,6 +61,15 @@ class Device(NamedTuple):
     name: str
     total: int  #: bytes
     granularity: int  #: bytes; sizes of blocks are multiples of it
+    #: How its streams wait for those of other processes: "memops" (stream memory operations: no
+    #: wait of the host), "host" (the host waits) or "events" (inter-process events): caid.conf(5).
+    handoff: str
+    kinds: tuple  #: of memory that it can share: str
+    memops: bool  #: it has 64-bit stream memory operations
+    readonly_host: bool  #: it takes host memory that is mapped for reading
+    mps: bool  #: contexts of it are MPS clients', as the daemon sees it
+    persistence: Optional[str]  #: "on" or "off"; None where it is not known
+    compute_mode: Optional[str]  #: "default", "exclusive" or "prohibited"; None where not known
 
 
 class Status(NamedTuple):
@@ -85,6 +94,9 @@ class Status(NamedTuple):
     watches: int
     pending: int  #: entries of the deallocation queues
     contexts: int  #: that the daemon has made, for legacy handles
+    brackets: int  #: that are open, or wait
+    pages: int  #: of timelines
+    timelines: int  #: that have a name
 
 
 class Pool(NamedTuple):
@@ -122,6 +134,8 @@ class User(NamedTuple):
     host: int  #: of the daemon's own memory
     pending: int  #: entries of the deallocation queues
     deferred: int  #: connections that hold these back: defer_cleanup()
+    brackets: int  #: that are open, or wait
+    pages: int  #: of timelines
 
 
 class Entry(NamedTuple):
@@ -137,6 +151,10 @@ class Entry(NamedTuple):
     leases: int  #: how many hold it
     uid: int  #: who created it
     memory: str  #: "device", "legacy", "pinned" or "mapped"
+    readers: int  #: brackets that are open on it
+    writers: int  #: the same
+    waiting: int  #: brackets that wait for those
+    abandoned: bool  #: a writer died, or gave up, and nobody has written it since
 
 
 class Holder(NamedTuple):
@@ -147,6 +165,22 @@ class Holder(NamedTuple):
     uid: int
     readonly: bool
     hung_up: bool  #: its connection has ended, its process has not
+    reading: int  #: brackets that it has open on the array
+    writing: int  #: the same
+    waiting: int  #: brackets of its that wait
+
+
+class TimelineEntry(NamedTuple):
+    """A timeline that has a name."""
+
+    pool: str
+    name: str
+    client: Optional[str]  #: the name that its creator gave itself
+    pid: int  #: of its creator
+    uid: int
+    value: int  #: that has been reached
+    submitted: int  #: that is on its way
+    holders: int  #: others that have it open
 
 
 class Details(NamedTuple):

@@ -2,8 +2,10 @@
 """CUDA streams of any library, as the numbers that libcaid takes."""
 
 import operator
+import os
 
 LEGACY = 1  # the legacy default stream, CU_STREAM_LEGACY
+PER_THREAD = 2  # another one in each thread, CU_STREAM_PER_THREAD
 
 # Where libraries keep the handle: CuPy, Numba and cuda.core, PyTorch.
 _ATTRIBUTES = ("ptr", "handle", "cuda_stream")
@@ -17,7 +19,8 @@ def handle(stream):
     stream : int or object
         1 (the legacy default stream), 2 (the per-thread one), a CUstream; or an object that has
         ``__cuda_stream__()`` (cuda.core), ``ptr`` (CuPy), ``handle`` (Numba) or ``cuda_stream``
-        (PyTorch).
+        (PyTorch). The default streams of CuPy, Numba and PyTorch, which have 0 there, are what
+        these libraries mean by it.
 
     Raises
     ------
@@ -27,7 +30,7 @@ def handle(stream):
     TypeError
         No stream.
     """
-    number = _number(stream)
+    number = _number(stream) or _default(stream)
     if number == 0:
         raise ValueError(
             "stream 0 is ambiguous: 1 is the legacy default stream, 2 the per-thread one"
@@ -37,11 +40,42 @@ def handle(stream):
     return number
 
 
+def is_default(stream):
+    """Whether it is Numba's default, 0 or None."""
+    return stream is None or (isinstance(stream, int) and stream == 0)
+
+
 def numba_handle(stream):
-    """The same, where 0 and None are Numba's default: the legacy default stream."""
-    if stream is None or (isinstance(stream, int) and stream == 0):
-        return LEGACY
-    return handle(stream)
+    """The same, where Numba's default is the legacy default stream."""
+    return LEGACY if is_default(stream) else handle(stream)
+
+
+def owner(stream):
+    """The object that keeps a stream: None for a number, and for a :class:`caid.Stream` that was made
+    from one."""
+    wrapped = getattr(stream, "_wrapped", None)
+    if wrapped is not None:
+        return owner(wrapped)
+    return None if hasattr(stream, "__index__") else stream
+
+
+# What their libraries mean by 0: the legacy default stream, or the per-thread one where this is set.
+_DEFAULTS = {
+    "torch": None,
+    "cupy": "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM",
+    "numba": "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM",
+    "numba_cuda": "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM",
+}
+
+
+def _default(stream):
+    """The number of a library's own default stream; 0 for what is none."""
+    library = type(stream).__module__.partition(".")[0]
+    if library not in _DEFAULTS:
+        return 0
+    variable = _DEFAULTS[library]
+    per_thread = variable is not None and os.environ.get(variable, "0") not in ("", "0")
+    return PER_THREAD if per_thread else LEGACY
 
 
 def _number(stream):

@@ -51,17 +51,18 @@ driver(void)
 }
 
 static void
-exec_daemon(const struct daemon *daemon, pid_t parent)
+exec_daemon(const struct daemon *daemon, const char *config, pid_t parent)
 {
-    char socket[96], driver_option[512];
+    char socket[96], driver_option[512], config_option[96];
 
     snprintf(socket, sizeof(socket), "--socket=%s", daemon->socket);
     snprintf(driver_option, sizeof(driver_option), "--driver=%s", driver());
+    snprintf(config_option, sizeof(config_option), "--config=%s", config);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(1);
-    execl(build_path("bin/caid"), "caid", "--foreground", socket, driver_option,
-          "--config=/dev/null", "--log-level=warning", (char *)NULL);
+    execl(build_path("bin/caid"), "caid", "--foreground", socket, driver_option, config_option,
+          "--log-level=warning", (char *)NULL);
     perror(build_path("bin/caid"));
     _exit(127);
 }
@@ -87,19 +88,44 @@ wait_until_it_answers(struct daemon *daemon)
     cr_assert_fail("the daemon does not answer: %s", error.message);
 }
 
-void
-daemon_start(struct daemon *daemon)
+static void
+make_folder(struct daemon *daemon)
 {
-    pid_t parent = getpid();
-
     strcpy(daemon->dir, "/tmp/caid-test-XXXXXX");
     cr_assert(mkdtemp(daemon->dir));
     snprintf(daemon->socket, sizeof(daemon->socket), "%s/s", daemon->dir);
+}
+
+static void
+start(struct daemon *daemon, const char *config)
+{
+    pid_t parent = getpid();
+
     daemon->pid = fork();
     cr_assert(daemon->pid >= 0);
     if (daemon->pid == 0)
-        exec_daemon(daemon, parent);
+        exec_daemon(daemon, config, parent);
     wait_until_it_answers(daemon);
+}
+
+void
+daemon_start(struct daemon *daemon)
+{
+    make_folder(daemon);
+    start(daemon, "/dev/null");
+}
+
+void
+daemon_start_with(struct daemon *daemon, const char *config)
+{
+    char path[96];
+
+    make_folder(daemon);
+    snprintf(path, sizeof(path), "%s/c", daemon->dir);
+    FILE *file = fopen(path, "w");
+    cr_assert(file && fputs(config, file) >= 0 && fclose(file) == 0);
+    start(daemon, path);
+    unlink(path);
 }
 
 void
@@ -153,6 +179,27 @@ driver_warm_up(void)
 
     cr_assert_eq(drv_open(&drv, driver(), &error), 0, "%s", error.message);
     cr_assert_eq(drv->cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS); /* for good */
+    drv_free(drv);
+}
+
+void
+driver_warm_up_events(void)
+{
+    struct drv_error error = {0};
+    CUipcEventHandle handle;
+    CUcontext context;
+    struct drv *drv;
+    CUevent event;
+
+    driver_warm_up();
+    cr_assert_eq(drv_open(&drv, driver(), &error), 0, "%s", error.message);
+    cr_assert_eq(drv->cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    cr_assert_eq(drv->cu.cuCtxPushCurrent(context), CUDA_SUCCESS);
+    cr_assert_eq(drv->cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS),
+                 CUDA_SUCCESS);
+    cr_assert_eq(drv->cu.cuIpcGetEventHandle(&handle, event), CUDA_SUCCESS);
+    cr_assert_eq(drv->cu.cuEventDestroy(event), CUDA_SUCCESS);
+    drv->cu.cuCtxPopCurrent(&context);
     drv_free(drv);
 }
 

@@ -17,6 +17,8 @@ struct daemon {
 };
 
 void daemon_start(struct daemon *daemon);
+/* The same with settings: the text of a caid.conf. */
+void daemon_start_with(struct daemon *daemon, const char *config);
 /* Ends it with signal and waits; SIGTERM must be answered with exit status 0. */
 void daemon_end(struct daemon *daemon, int signal);
 /* Ends it with SIGTERM if need be and removes its folder. */
@@ -30,6 +32,9 @@ const char *build_path(const char *program);
 /* Opens the driver and makes a context, before CAID_TEST counts fds: what a driver opens, it
  * keeps. */
 void driver_warm_up(void);
+
+/* The same, and has the driver offer something to other processes, which it goes on doing. */
+void driver_warm_up_events(void);
 
 /* A test that uses the daemon and the driver. */
 #define CLIENT_TEST(suite, name) \

@@ -66,6 +66,22 @@ note_closed(struct fake *fake, struct msg *m)
     }
 }
 
+static void
+note_others(struct fake *fake, struct msg *m)
+{
+    struct msg_begin_params begin;
+
+    if (m->method == MSG_BEGIN) {
+        must(msg_decode_params(m, &begin) == 0);
+        fake->begun = begin.bracket;
+    } else if (m->method == MSG_END) {
+        must(fake->n_ended < ARRAY_SIZE(fake->ended));
+        must(msg_decode_params(m, &fake->ended[fake->n_ended++]) == 0);
+    } else if (m->method == MSG_CANCEL) {
+        must(msg_decode_params(m, &fake->cancelled) == 0);
+    }
+}
+
 enum msg_method
 fake_request(struct fake *fake)
 {
@@ -79,9 +95,12 @@ fake_request(struct fake *fake)
             return MSG_UNKNOWN;
         must(msg_parse(&m, packet, (size_t)n) == 0);
         method = m.method;
-        fake->id = m.id;
+        if (m.type == MSG_REQUEST)
+            fake->id = m.id;
         if (method == MSG_CLOSE)
             note_closed(fake, &m);
+        else
+            note_others(fake, &m);
         msg_deinit(&m);
         if (method != MSG_CLOSE)
             return method;
@@ -103,6 +122,7 @@ fake_hello(struct fake *fake)
         .name = MSG_STR("fake"),
         .total = 1 << 30,
         .granularity = 1 << 21,
+        .handoff = MSG_STR("memops"),
     };
     const struct msg_str feature = MSG_STR("none");
     struct msg_hello_result hello = {

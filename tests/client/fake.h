@@ -25,6 +25,10 @@ struct fake {
     uint32_t id;      /* of the request that came last */
     uint64_t closed[64];
     size_t n_closed; /* leases that the client gave back */
+    struct msg_end_params ended[8];
+    size_t n_ended; /* brackets that it ended */
+    uint64_t begun; /* the last bracket that it asked for */
+    struct msg_cancel_params cancelled;
 };
 
 /* Starts it and connects to it. */

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DNM=... -DLIBRARY=... -DHEADER=... -DSYMBOLS=... -P symbols.cmake: fails unless the three
-# name the same functions.
+# cmake -DNM=... -DLIBRARY=... -DHEADERS=... (a folder) -DSYMBOLS=... -P symbols.cmake: fails unless
+# the three name the same functions.
 function(sorted ret)
   list(SORT ARGN)
   list(REMOVE_DUPLICATES ARGN)
@@ -17,7 +17,12 @@ file(READ ${SYMBOLS} text)
 string(REGEX MATCHALL "caid_[a-z_]+" listed "${text}")
 sorted(listed ${listed})
 
-file(READ ${HEADER} text)
+set(text "")
+file(GLOB headers ${HEADERS}/*.h)
+foreach(header ${headers})
+  file(READ ${header} more)
+  string(APPEND text "${more}")
+endforeach()
 string(REGEX MATCHALL "CAID_API [^(;]*[ *](caid_[a-z_]+)\\(" declarations "${text}")
 string(REGEX REPLACE "CAID_API [^(;]*[ *](caid_[a-z_]+)\\(" "\\1" declared "${declarations}")
 sorted(declared ${declared})

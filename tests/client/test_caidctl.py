@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""caidctl against the built daemon: output, --json, exit status. Arrays are made through
-libcaid.so by ctypes, so that nothing but the C library is needed."""
+"""caidctl against the built daemon: output, --json, exit status."""
 
-import contextlib
 import ctypes
 import json
 import os
@@ -11,111 +9,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-BUILD = pathlib.Path(os.environ["CAID_BUILD_DIR"])
-CAIDCTL = BUILD / "bin" / "caidctl"
-
-
-class ConnectOptions(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("socket", ctypes.c_char_p),
-                ("name", ctypes.c_char_p), ("driver", ctypes.c_char_p)]
-
-
-class CreateOptions(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("name", ctypes.c_char_p),
-                ("pool", ctypes.c_char_p), ("device", ctypes.c_int32),
-                ("flags", ctypes.c_uint32), ("typestr", ctypes.c_char_p),
-                ("descr", ctypes.c_char_p), ("shape", ctypes.POINTER(ctypes.c_int64)),
-                ("strides", ctypes.POINTER(ctypes.c_int64)), ("ndim", ctypes.c_uint32),
-                ("memory", ctypes.c_char_p), ("alignment", ctypes.c_uint64),
-                ("metadata", ctypes.c_char_p)]
-
-
-class Error(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_int32), ("cuda_result", ctypes.c_int32),
-                ("message", ctypes.c_char * 504)]
-
-
-class Client:
-    """As much of libcaid as these tests need."""
-
-    def __init__(self, socket, name="maker"):
-        self.lib = ctypes.CDLL(str(BUILD / "lib" / "libcaid.so"))
-        self.lib.caid_client_close.argtypes = [ctypes.c_void_p]
-        self.lib.caid_array_close.argtypes = [ctypes.c_void_p]
-        self.handle = ctypes.c_void_p()
-        self.arrays = []
-        options = ConnectOptions(ctypes.sizeof(ConnectOptions), os.fsencode(socket), name.encode())
-        self.call(self.lib.caid_connect, ctypes.byref(self.handle), ctypes.byref(options))
-
-    def call(self, function, *args):
-        error = Error()
-        assert function(*args, ctypes.byref(error)) >= 0, error.message
-
-    def create(self, name, shape, typestr="<f4", strides=None, descr=None, memory=None,
-               metadata=None):
-        dims = ctypes.c_int64 * len(shape)
-        options = CreateOptions(
-            struct_size=ctypes.sizeof(CreateOptions), name=name and name.encode(),
-            typestr=typestr.encode(), descr=descr and descr.encode(), shape=dims(*shape),
-            strides=dims(*strides) if strides else None, ndim=len(shape),
-            memory=memory and memory.encode(), metadata=metadata and metadata.encode())
-        array = ctypes.c_void_p()
-        self.call(self.lib.caid_array_create, self.handle, ctypes.byref(array),
-                  ctypes.byref(options))
-        self.arrays.append(array)
-
-    def open(self, name):
-        array = ctypes.c_void_p()
-        self.call(self.lib.caid_array_open, self.handle, ctypes.byref(array), name.encode(), None)
-        self.arrays.append(array)
-
-    def publish(self, name):
-        """The last array."""
-        generation = ctypes.c_uint64()
-        self.call(self.lib.caid_array_publish, self.arrays[-1], name.encode(), None,
-                  ctypes.byref(generation))
-        return generation.value
-
-    def unlink(self, name):
-        self.call(self.lib.caid_unlink, self.handle, name.encode(), None)
-
-    def defer(self):
-        self.call(self.lib.caid_defer_begin, self.handle)
-
-    def close_array(self):
-        """The last one. The round trip orders what the library told the daemon."""
-        self.lib.caid_array_close(self.arrays.pop())
-        self.call(self.lib.caid_client_ping, self.handle)
-
-    def close(self):
-        while self.arrays:
-            self.lib.caid_array_close(self.arrays.pop())
-        self.lib.caid_client_close(self.handle)
-        self.handle = None
-
-
-def caidctl(*args, socket=None, env=None):
-    command = [str(CAIDCTL), *([f"--socket={socket}"] if socket else []), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env,
-                          check=False)
-
-
-@contextlib.contextmanager
-def run_daemon(path, **env):
-    command = [str(BUILD / "bin" / "caid"), "--foreground", f"--socket={path}",
-               f"--driver={os.environ.get('CAID_CUDA_DRIVER', 'soft')}", "--config=/dev/null",
-               "--log-level=warning"]
-    with subprocess.Popen(command, env={**os.environ, **env}) as daemon:
-        while caidctl("ping", "-c1", socket=path).returncode != 0:
-            assert daemon.poll() is None, "the daemon has ended"
-            time.sleep(0.01)
-        yield
-        daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(60) == 0
+from cli import CAIDCTL, Client, OpenOptions, caidctl, read_json, run_daemon, wait_until
 
 
 @pytest.fixture
@@ -134,8 +31,8 @@ def client(socket):
 HOLD = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import test_caidctl
-client = test_caidctl.Client(sys.argv[2], name="holder")
+import cli
+client = cli.Client(sys.argv[2], name="holder")
 client.open(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.read()
@@ -162,18 +59,6 @@ def hold(socket):
         process.communicate(timeout=60)
 
 
-def wait_until(condition):
-    """Until it is true; the test's own time limit ends what never is."""
-    while not condition():
-        time.sleep(0.01)
-
-
-def read_json(socket, *args):
-    done = caidctl("--json", *args, socket=socket)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 # ---- the daemon as a whole ----
 
 def test_status_is_the_default(socket):
@@ -198,7 +83,25 @@ def test_status_json(socket, client):
     assert set(status) == {
         "server", "pid", "uptime_ns", "socket", "driver", "driver_path", "driver_version",
         "pool", "connections", "pools", "blocks", "arrays", "names", "leases", "jobs",
-        "release_errors", "watches", "pending", "contexts", "devices"}
+        "release_errors", "watches", "pending", "contexts", "brackets", "pages", "timelines",
+        "devices"}
+    device = status["devices"][0]
+    assert set(device) == {"index", "uuid", "name", "total", "granularity", "kinds", "handoff",
+                           "memops", "readonly_host", "mps", "persistence", "compute_mode"}
+    assert device["kinds"] == "device legacy pinned" and device["handoff"] == "memops"
+    assert device["memops"] and device["readonly_host"] and device["compute_mode"] == "default"
+
+
+@pytest.mark.skipif(os.environ.get("CAID_CUDA_DRIVER", "soft") != "soft", reason="sets attributes")
+def test_status_tells_how_hand_offs_are_done(tmp_path):
+    for attributes, mode in (("", "memops"), ("122=0", "host")):
+        with run_daemon(tmp_path / "s", CAID_SOFTCUDA_ATTRIBUTES=attributes,
+                        CAID_SOFTCUDA_FAIL="nvmlDeviceGetPersistenceMode=3"):
+            device = read_json(tmp_path / "s", "status")["devices"][0]
+            assert device["handoff"] == mode and device["memops"] == (mode == "memops")
+            assert device["persistence"] is None
+            text = caidctl(socket=tmp_path / "s").stdout
+            assert re.search(rf"^device 0 +.*, hand-off by {mode}$", text, re.M)
 
 
 DEVICE_KEYS = {
@@ -296,16 +199,16 @@ def test_list_is_aligned(socket, client):
     done = caidctl("list", socket=socket)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["NAME", "TYPE", "SHAPE", "SIZE", "MEMORY", "LEASES"]
+    assert lines[0].split() == ["NAME", "TYPE", "SHAPE", "SIZE", "MEMORY", "LEASES", "USE"]
     assert len({line.index(c) for line, c in zip(lines, ("TYPE", "<f8", "<f4", "|u1"))}) == 1
     assert [line.split()[0] for line in lines[1:]] == ["größe/ü", "weights", "z"]
-    assert "1024x768" in lines[2] and "3.0 MiB" in lines[2] and lines[2].endswith(" 1")
+    assert "1024x768" in lines[2] and "3.0 MiB" in lines[2] and re.search(r" 1  -$", lines[2])
     assert "scalar" in lines[1] and " 0 B " in lines[3]
     assert str(1024 * 768 * 4) in caidctl("list", "-b", socket=socket).stdout
 
 
 ENTRY_KEYS = {"pool", "name", "generation", "device", "device_uuid", "memory", "typestr", "shape",
-              "nbytes", "uid", "leases"}
+              "nbytes", "uid", "leases", "readers", "writers", "waiting", "abandoned"}
 
 
 def test_list_json(socket, client):
@@ -327,9 +230,10 @@ def test_list_json(socket, client):
 def test_list_long(socket, client):
     client.create("x", (2,))
     head, line = caidctl("list", "--long", socket=socket).stdout.splitlines()
-    assert head.split() == ["POOL", "NAME", "TYPE", "SHAPE", "SIZE", "MEMORY", "LEASES", "DEVICE",
-                            "GENERATION", "USER"]
-    assert len(line.split()) == 11  # "8 B" is two
+    assert head.split() == ["POOL", "NAME", "TYPE", "SHAPE", "SIZE", "MEMORY", "LEASES", "READERS",
+                            "WRITERS", "WAITING", "STATE", "DEVICE", "GENERATION", "USER"]
+    assert len(line.split()) == 15  # "8 B" is two
+    assert line.split()[8:12] == ["0", "0", "0", "-"]
     head = caidctl("list", "--all", socket=socket).stdout.splitlines()[0]
     assert head.split()[0] == "POOL"
 
@@ -358,7 +262,8 @@ def test_show(socket, client):
     assert json.loads(shown["descr"]) == [["a", "<f4"], ["b", "<i8"]]
     assert shown["block_size"] >= 72 and shown["offset"] >= 0
     assert shown["holders"] == [{"pid": os.getpid(), "uid": os.getuid(), "client": "maker",
-                                 "readonly": False, "hung_up": False}]
+                                 "readonly": False, "hung_up": False, "reading": 0, "writing": 0,
+                                 "waiting": 0}]
     assert set(shown) == ENTRY_KEYS | {"strides", "descr", "metadata", "array", "block",
                                        "block_size", "offset", "holders"}
     assert shown["metadata"] is None and shown["memory"] == "device"
@@ -421,7 +326,7 @@ def test_overview(socket, client):
     assert set(shown["pools"][0]) == POOL_KEYS
     user = next(u for u in shown["users"] if u["uid"] == os.getuid())
     assert set(user) == {"uid", "connections", "arrays", "names", "leases", "watches", "jobs",
-                         "bytes", "pinned", "host", "pending", "deferred"}
+                         "bytes", "pinned", "host", "pending", "deferred", "brackets", "pages"}
     assert (user["arrays"], user["names"], user["leases"]) == (3, 2, 3)
     assert user["bytes"] >= 4 << 20 and user["pinned"] >= 1 << 20 and user["connections"] == 2
     assert [u["name"] for u in shown["unnamed"]] == [None]
@@ -489,7 +394,8 @@ def test_who_pins_memory_whose_name_is_gone(socket, client, hold):
     assert (entry["name"], entry["generation"]) == ("weights", first)
     assert entry["nbytes"] == 16 << 20
     assert entry["holders"] == [{"pid": holder.pid, "uid": os.getuid(), "client": "holder",
-                                 "readonly": True, "hung_up": False}]
+                                 "readonly": True, "hung_up": False, "reading": 0, "writing": 0,
+                                 "waiting": 0}]
     assert read_json(socket, "show")["unnamed"] == [entry]
     line = caidctl("show", "--unnamed", socket=socket).stdout.splitlines()[1]
     assert line.split()[0] == str(holder.pid) and "holder" in line and "weights" in line
@@ -503,6 +409,81 @@ def test_who_pins_memory_whose_name_is_gone(socket, client, hold):
     assert device["allocated"] < 16 << 20 and device["pending"] == 0, "it was given back"
     shown = read_json(socket, "show", "weights")
     assert shown["generation"] == second, "the name has nothing to do with it"
+
+
+# ---- hand-off ----
+
+def use(socket, name="x"):
+    """What the three forms of a listing say of an array."""
+    entry = next(a for a in read_json(socket, "list")["arrays"] if a["name"] == name)
+    line = next(line for line in caidctl("list", socket=socket).stdout.splitlines()
+                if line.startswith(name))
+    long = next(line for line in caidctl("list", "-l", socket=socket).stdout.splitlines()
+                if f" {name} " in line).split()
+    numbers = [entry["readers"], entry["writers"], entry["waiting"]]
+    assert [int(cell) for cell in long[8:11]] == numbers
+    assert long[11] == ("abandoned" if entry["abandoned"] else "-")
+    return re.split(r"\s{2,}", line)[-1]
+
+
+def test_brackets(socket, client):
+    client.create("x", (256,))
+    assert use(socket) == "-"
+    reads = [client.begin(), client.begin()]
+    assert use(socket) == "2 read"
+    other = Client(socket, name="other")
+    lease = ctypes.c_void_p()
+    options = OpenOptions(struct_size=ctypes.sizeof(OpenOptions), mode=b"rw")
+    other.call(other.lib.caid_array_open, other.handle, ctypes.byref(lease), b"x",
+               ctypes.byref(options))
+    other.arrays.append(lease)
+    waits = other.begin(write=True, wait=False)
+    wait_until(lambda: use(socket) == "2 read, 1 wait")
+    holders = {(h["client"], h["reading"], h["writing"], h["waiting"])
+               for h in read_json(socket, "show", "x")["holders"]}
+    assert holders == {("maker", 2, 0, 0), ("other", 0, 0, 1)}
+    text = caidctl("show", "x", socket=socket).stdout
+    assert re.search(r"^use +2 read, 1 wait$", text, re.M)
+    assert re.search(r"^held by .*, rw, maker, brackets: 2 read$", text, re.M)
+    assert re.search(r"^held by .*, rw, other, brackets: 1 wait$", text, re.M)
+    assert read_json(socket, "status")["brackets"] == 3
+    assert re.search(r"^serves .*, 3 brackets, ", caidctl(socket=socket).stdout, re.M)
+    assert read_json(socket, "show")["users"][0]["brackets"] == 3
+    for access in reads:
+        client.end(access)
+    wait_until(lambda: use(socket) == "1 write")
+    other.call(other.lib.caid_access_wait, waits, ctypes.c_uint64(2**64 - 1))
+    other.end(waits, abandon=True)
+    assert use(socket) == "abandoned"
+    assert re.search(r"^use +abandoned$", caidctl("show", "x", socket=socket).stdout, re.M)
+    client.end(client.begin(write=True))
+    assert use(socket) == "-", "a new write heals it"
+    other.close()
+
+
+def test_timelines(socket, client):
+    assert read_json(socket, "timelines") == {"timelines": []}
+    frames = client.timeline("frames")
+    client.signal(frames, 7)
+    other = Client(socket, name="other")
+    opened = other.timeline("frames", create=False)
+    (entry,) = read_json(socket, "timelines")["timelines"]
+    assert entry == {"pool": f"uid:{os.getuid()}", "name": "frames", "value": 7, "submitted": 7,
+                     "holders": 1, "pid": os.getpid(), "uid": os.getuid(), "client": "maker"}
+    assert read_json(socket, "timelines", "--all")["timelines"] == [entry]
+    assert read_json(socket, "timelines", f"--pool=uid:{os.getuid()}")["timelines"] == [entry]
+    head, line = caidctl("timelines", socket=socket).stdout.splitlines()
+    assert head.split() == ["POOL", "NAME", "VALUE", "SUBMITTED", "OPEN", "PID", "USER", "CLIENT"]
+    assert line.split()[1:6] == ["frames", "7", "7", "1", str(os.getpid())]
+    assert line.split()[-1] == "maker"
+    status = read_json(socket, "status")
+    assert (status["timelines"], status["pages"]) == (1, 1)
+    assert re.search(r"^holds .*, 1 timelines$", caidctl(socket=socket).stdout, re.M)
+    assert read_json(socket, "show")["users"][0]["pages"] >= 1
+    other.lib.caid_timeline_close(opened)
+    other.close()
+    client.lib.caid_timeline_close(frames)
+    wait_until(lambda: read_json(socket, "timelines")["timelines"] == [])
 
 
 def test_unlink(socket, client):
@@ -522,7 +503,8 @@ def test_unlink(socket, client):
 @pytest.mark.parametrize("args", [
     ("show", "missing"), ("unlink", "missing"), ("list", "--pool=missing"),
     ("show", "--pool=missing"), ("show", "x", "--pool=missing"), ("unlink", "n" * 256),
-    ("show", "tab\t"), ("--json", "show", "missing"), ("--json", "list", "--pool=missing"),
+    ("timelines", "--pool=missing"), ("show", "tab\t"), ("--json", "show", "missing"),
+    ("--json", "list", "--pool=missing"),
 ])
 def test_refused(socket, args):
     done = caidctl(*args, socket=socket)
@@ -535,7 +517,8 @@ def test_refused(socket, args):
     ("nonsense",), ("--nonsense",), ("list", "--count=3"), ("ping", "-c", "0"), ("ping", "-c", "x"),
     ("ping", "-c", "1000001"), ("unlink",), ("show", "a", "b"), ("show", "--unnamed", "a"),
     ("list", "--unnamed"), ("info", "--device=0"), ("flush", "0"), ("--device",),
-    ("status", "extra"), ("list", "--all", "--pool=x"), ("--socket",),
+    ("status", "extra"), ("doctor", "extra"), ("timelines", "x"), ("doctor", "--all"),
+    ("list", "--all", "--pool=x"), ("--socket",),
 ])
 def test_usage(args):
     done = caidctl(*args)
@@ -593,6 +576,8 @@ def test_completion(socket, client):
     assert complete("s", env=env) == ["status", "show"]
     assert complete("--js", env=env) == ["--json"]
     assert complete("f", env=env) == ["flush"]
+    assert complete("d", env=env) == ["doctor"]
+    assert complete("t", env=env) == ["timelines"]
     assert complete("flush", "--device", "=", "", env=env) == ["0"]
     assert complete("show", "--un", env=env) == ["--unnamed"]
     assert complete("show", "w", env=env) == ["weights/a", "with\\ space"]

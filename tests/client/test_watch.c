@@ -79,7 +79,7 @@ assert_no_news(struct fixture *f, struct caid_watch *of, uint64_t timeout_ns)
 
     int r = caid_watch_next(of, timeout_ns, &change, &f->error);
     cr_assert_eq(r, -ETIMEDOUT, "%d", r);
-    cr_assert_eq(f->error.code, CAID_ERR_SYSTEM);
+    cr_assert_eq(f->error.code, CAID_ERR_TIMEOUT);
 }
 
 static uint64_t

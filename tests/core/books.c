@@ -70,6 +70,7 @@ books_release(struct harness *h, uint64_t handle, int fd)
             cr_assert_neq(h->ranges[i].block, m->block,
                           "block %llu goes while connection %llu may write it (I2)",
                           (unsigned long long)m->block, (unsigned long long)h->ranges[i].conn);
+        books_unused(h, m->block, 0, m->size);
         if (m->kind != KIND_DEVICE)
             cr_assert_not(is_held(h, 0, m->block), "block %llu goes while it is open",
                           (unsigned long long)m->block);
@@ -194,6 +195,7 @@ write_content(struct harness *h, const struct msg_array *r)
                       !overlap(h->ranges[i].offset, h->ranges[i].bytes, r->offset, r->nbytes),
                   "a range that connection %llu may write is given away (I2)",
                   (unsigned long long)h->ranges[i].conn);
+    books_unused(h, r->block, r->offset, r->nbytes);
     for (size_t i = h->n_contents; i-- > 0;) {
         struct h_content *c = &h->contents[i];
         if (c->block == r->block && overlap(c->offset, c->bytes, r->offset, r->nbytes))
@@ -284,6 +286,7 @@ books_closed(struct harness *h, uint64_t conn, uint64_t lease)
     for (size_t i = h->n_ranges; i-- > 0;)
         if (h->ranges[i].conn == conn && h->ranges[i].lease == lease)
             h->ranges[i] = h->ranges[--h->n_ranges];
+    books_given_up(h, conn, lease);
 }
 
 void

@@ -19,3 +19,25 @@ bool books_has_name(const struct harness *h, const char *pool, const char *name)
 void books_closed(struct harness *h, uint64_t conn, uint64_t lease);
 void books_forgotten(struct harness *h, uint64_t conn, uint64_t block);
 void books_exited(struct harness *h, uint64_t conn);
+/* Around what the core does: allocations of its may fail then, not the harness's. */
+void books_arm(bool on);
+
+/* harness_access.c */
+void books_page_new(struct harness *h, uint64_t page);
+void books_page_seal(struct harness *h, uint64_t page);
+void books_page_free(struct harness *h, uint64_t page);
+void books_page(struct harness *h, const struct core_action *a,
+                const struct msg_page_result *result, struct h_reply *reply);
+/* A reply to begin or fences. */
+void books_fences(struct harness *h, const struct core_action *a,
+                  const struct msg_fences_result *result, struct h_reply *reply);
+void books_timeline(struct harness *h, const struct core_action *a,
+                    const struct msg_open_timeline_result *result, struct h_reply *reply);
+/* The lease, and with it its part of brackets. */
+void books_given_up(struct harness *h, uint64_t conn, uint64_t lease);
+/* A begin of that request, if it was one. */
+void books_refused(struct harness *h, uint64_t conn, uint32_t request);
+/* The range is given away, or goes. */
+void books_unused(const struct harness *h, uint64_t block, uint64_t offset, uint64_t bytes);
+/* What it had of others' pages, and brackets, ends. */
+void books_hung_up(struct harness *h, uint64_t conn);

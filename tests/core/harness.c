@@ -11,8 +11,8 @@ static const char *const uuids[H_DEVICES] = {"GPU-00000000-0000-0000-0000-000000
 
 void (*h_arm)(bool on);
 
-static void
-arm(bool on)
+void
+books_arm(bool on)
 {
     if (h_arm)
         h_arm(on);
@@ -41,7 +41,9 @@ h_init(struct harness *h, void (*tweak)(struct core_config *))
                    .names = 100,
                    .leases = 100,
                    .watches = 20,
-                   .jobs = 8},
+                   .jobs = 8,
+                   .brackets = 40,
+                   .pages = 20},
         .memory = {.block_size = UINT64_C(16) << 20,
                    .pending_ratio = 0.2,
                    .pending_age_ns = H_AGE_NS},
@@ -88,6 +90,8 @@ h_deinit(struct harness *h)
     cr_assert_eq(counts.leases, 0);
     cr_assert_eq(counts.watches, 0);
     cr_assert_eq(counts.jobs, 0);
+    cr_assert_eq(counts.brackets + counts.pages + counts.timelines, 0);
+    cr_assert_eq(h->n_pages, 0, "a page outlives its owner");
     cr_assert_eq(counts.arrays, counts.names, "an unnamed array outlived its holders");
     cr_assert_eq(counts.bytes, h->live_bytes, "memory and books differ");
     cr_assert_eq(counts.names, h->n_saved_names, "records and names differ (I9)");
@@ -125,6 +129,7 @@ note_list(struct h_reply *reply, const struct msg_list_result *result)
     for (uint32_t i = 0; i < result->n_entries && i < ARRAY_SIZE(reply->names); i++) {
         COPY(reply->names[i], result->entries[i].name);
         reply->n_leases[i] = result->entries[i].leases;
+        reply->entries[i] = result->entries[i];
     }
 }
 
@@ -134,6 +139,7 @@ note_holders(struct h_reply *reply, const struct msg_holder *holders, uint32_t n
     for (uint32_t i = 0; i < n && i < ARRAY_SIZE(reply->holder_pids); i++) {
         reply->holder_pids[i] = holders[i].pid;
         reply->hung_up[i] = holders[i].hung_up;
+        reply->holders[i] = holders[i];
     }
 }
 
@@ -145,6 +151,7 @@ note_show(struct h_reply *reply, const struct msg_show_result *result)
     reply->offset = result->offset;
     reply->generation = result->entries[0].generation;
     reply->n_leases[0] = result->entries[0].leases;
+    reply->entries[0] = result->entries[0];
     reply->n_entries = result->n_holders;
     COPY(reply->metadata, result->metadata);
     note_holders(reply, result->holders, result->n_holders);
@@ -191,7 +198,20 @@ union result {
     struct msg_flush_result flush;
     struct msg_unnamed_result unnamed;
     struct msg_users_result users;
+    struct msg_page_result page;
+    struct msg_fences_result fences;
+    struct msg_open_timeline_result open_timeline;
+    struct msg_timelines_result timelines;
 };
+
+static void
+note_timelines(struct h_reply *reply, const struct msg_timelines_result *result)
+{
+    NOTE_NUMBERS(reply, timelines, result);
+    reply->more = result->more;
+    for (uint32_t i = 0; i < result->n_timelines && i < ARRAY_SIZE(reply->names); i++)
+        COPY(reply->names[i], result->timelines[i].name);
+}
 
 static void
 note_memory(struct h_reply *reply, const struct msg_memory_result *result)
@@ -222,6 +242,11 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
     case MSG_PUBLISH: reply->generation = result->publish.generation; break;
     case MSG_WATCH: reply->generation = result->watch.generation; break;
     case MSG_FLUSH: reply->flush = result->flush; break;
+    case MSG_PAGE: books_page(h, a, &result->page, reply); break;
+    case MSG_BEGIN:
+    case MSG_FENCES: books_fences(h, a, &result->fences, reply); break;
+    case MSG_OPEN_TIMELINE: books_timeline(h, a, &result->open_timeline, reply); break;
+    case MSG_TIMELINES: note_timelines(reply, &result->timelines); break;
     case MSG_STATUS: reply->status = result->status; break;
     default: break;
     }
@@ -242,6 +267,8 @@ note_reply(struct harness *h, const struct core_action *a)
     copy(reply->text, sizeof(reply->text), m.error_text);
     for (size_t i = 0; i < a->n_fds && i < ARRAY_SIZE(reply->fds); i++)
         reply->fds[i] = a->fds[i];
+    if (m.error)
+        books_refused(h, a->conn, m.id);
     if (!m.error) {
         cr_assert_eq(h->asked_ids[m.id % H_ASKED], m.id, "an answer to what nobody asked");
         enum msg_method method = h->asked[m.id % H_ASKED];
@@ -312,6 +339,9 @@ drain(struct harness *h)
         case CORE_RELEASE:
         case CORE_MEMORY: note_job(h, &a); break;
         case CORE_PERSIST: note_record(h, &a); break;
+        case CORE_PAGE_NEW: books_page_new(h, a.page); break;
+        case CORE_PAGE_SEAL: books_page_seal(h, a.page); break;
+        case CORE_PAGE_FREE: books_page_free(h, a.page); break;
         }
     }
     core_check(h->core);
@@ -328,9 +358,9 @@ h_connect_raw(struct harness *h, uid_t uid, gid_t gid)
                              .pid = 100 + (pid_t)conn,
                              .groups = (gid_t[]){7, 8},
                              .n_groups = 2};
-    arm(true);
+    books_arm(true);
     int r = core_connect(h->core, conn, &peer, h->now_ns);
-    arm(false);
+    books_arm(false);
 
     cr_assert_lt(conn, H_CONNS);
     drain(h);
@@ -354,9 +384,10 @@ bool
 h_hangup(struct harness *h, uint64_t conn)
 {
     h->gone[conn] = true;
-    arm(true);
+    books_hung_up(h, conn);
+    books_arm(true);
     bool waits = core_hangup(h->core, conn);
-    arm(false);
+    books_arm(false);
     drain(h);
     return waits;
 }
@@ -366,9 +397,9 @@ h_exit(struct harness *h, uint64_t conn)
 {
     h->gone[conn] = true;
     books_exited(h, conn);
-    arm(true);
+    books_arm(true);
     core_exited(h->core, conn);
-    arm(false);
+    books_arm(false);
     drain(h);
 }
 
@@ -385,9 +416,9 @@ void
 h_packet(struct harness *h, uint64_t conn, const void *packet, size_t n)
 {
     h->replies[conn].seen = false;
-    arm(true);
+    books_arm(true);
     core_receive(h->core, conn, packet, n, h->now_ns);
-    arm(false);
+    books_arm(false);
     drain(h);
 }
 
@@ -587,9 +618,9 @@ finish_alloc(struct harness *h, const struct h_job *job, int error)
             result.fd = (int)result.handle; /* a number that the core only passes on */
         books_allocated(h, job, result.handle);
     }
-    arm(true);
+    books_arm(true);
     core_alloc_done(h->core, job->id, &result);
-    arm(false);
+    books_arm(false);
 }
 
 static void
@@ -605,9 +636,9 @@ finish_memory(struct harness *h, const struct h_job *job, int error)
                                                  .total = H_MEMORY,
                                                  .free = h->capacity[d] - h->device_bytes[d]};
     }
-    arm(true);
+    books_arm(true);
     core_memory_done(h->core, job->id, results, n);
-    arm(false);
+    books_arm(false);
 }
 
 void
@@ -621,9 +652,9 @@ h_finish(struct harness *h, size_t i, int error)
     } else if (job.type == CORE_RELEASE) {
         h->n_releases += !error;
         books_released(h, job.handle, error);
-        arm(true);
+        books_arm(true);
         core_release_done(h->core, job.id, error, error ? 999 : 0, "model");
-        arm(false);
+        books_arm(false);
     } else {
         finish_memory(h, &job, error);
     }
@@ -641,9 +672,9 @@ void
 h_tick(struct harness *h, uint64_t ns)
 {
     h->now_ns += ns;
-    arm(true);
+    books_arm(true);
     core_tick(h->core, h->now_ns);
-    arm(false);
+    books_arm(false);
     drain(h);
 }
 

@@ -11,21 +11,33 @@
  *   a new array gets a range that somebody may still write: who has it leased, or hung up with a
  *   lease and has not exited (I2),
  *   a handle is released twice, or with another block's fd (I3),
- *   a client is told of a block that is not recorded, or what is recorded is not there (I9).
+ *   a client is told of a block that is not recorded, or what is recorded is not there (I9),
+ *   a page's fd is sent to a client that has it, or not sent to one that has not; one for writing to
+ *   anybody but its owner; one for reading before the page was sealed (I3),
+ *   a client is told to wait for what was never submitted, or for a page that is gone (I7),
+ *   a range is given away that a fence which has not passed says is in use (I2).
  */
 #pragma once
 
 #include "core.h"
+#include "timeline.h"
 
 #define H_CONNS   64
+#define H_PAGES   256
+#define H_FENCES  32
 #define H_JOBS    256
 #define H_RECORDS 256
 #define H_ASKED   4096
 #define H_BOOKS   8192
+#define H_USES    8192
 #define H_DEVICES 2
 #define H_MEMORY  (UINT64_C(64) << 20)
 #define H_BLOCK   (UINT64_C(2) << 20)
 #define H_AGE_NS  UINT64_C(1000000)
+
+struct h_fence {
+    uint64_t page, slot, value;
+};
 
 struct h_array {
     uint64_t lease, block, offset, nbytes, generation;
@@ -54,12 +66,18 @@ struct h_reply {
     uint64_t array;
     uint64_t holder_pids[8];
     bool hung_up[8];
+    struct msg_holder holders[8]; /* numbers */
+    struct msg_entry entries[8];  /* numbers */
     char metadata[32];
+    uint64_t page; /* page, open_timeline */
+    uint32_t n_fences, n_pages;
+    struct h_fence fences[H_FENCES];
 
     union { /* numbers; their strings are gone */
         struct msg_memory memory[H_DEVICES];
         struct msg_pool pools[4];
         struct msg_user users[4];
+        struct msg_timeline timelines[8];
         struct msg_status_result status;
         struct msg_flush_result flush;
     };
@@ -95,6 +113,21 @@ struct h_content {
     uint64_t block, offset, bytes, stamp;
 };
 
+struct h_page {
+    uint64_t id, conn; /* whose it is */
+    int write, read;
+    bool sealed;
+    struct timeline_slot *slots;
+};
+
+struct h_use { /* what a bracket uses, from its begin; then its fence, until that has passed */
+    uint64_t conn, bracket, lease;
+    uint32_t request;
+    bool write;
+    struct h_range range;
+    struct h_fence fence; /* page 0: it has not ended */
+};
+
 struct harness {
     struct core *core;
     uint64_t now_ns;
@@ -120,6 +153,8 @@ struct harness {
     uint32_t asked_ids[H_ASKED];
     /* Called for each reply, where it is set. */
     void (*on_reply)(struct harness *h, uint64_t conn, const struct h_reply *reply);
+    /* Before a page goes, where it is set. */
+    void (*on_page_gone)(struct harness *h, uint64_t page);
     void *userdata;
     struct h_memory memory[512];
     size_t n_memory;
@@ -132,6 +167,13 @@ struct harness {
     uint64_t saved_names[H_BOOKS],
         saved_blocks[H_BOOKS]; /* recorded and not gone; names: hashed */
     size_t n_saved_names, n_saved_blocks;
+    struct h_page pages[H_PAGES];
+    size_t n_pages;
+    int page_error; /* of the next CORE_PAGE_NEW */
+    struct h_hold page_holds[H_BOOKS];
+    size_t n_page_holds;
+    struct h_use uses[H_USES];
+    size_t n_uses;
 };
 
 /* Called with true before each call of the core and with false after it, where it is set. */
@@ -184,6 +226,38 @@ struct h_reply *h_defer(struct harness *h, uint64_t conn, bool begin);
 const struct msg_memory *h_memory_info(struct harness *h, uint64_t conn);
 void h_close(struct harness *h, uint64_t conn, uint64_t lease);
 void h_forget(struct harness *h, uint64_t conn, uint64_t block);
+
+/* ---- harness_access.c ---- */
+
+/* A page of the connection's own; 0: refused. */
+uint64_t h_page_new(struct harness *h, uint64_t conn);
+struct h_page *h_page(struct harness *h, uint64_t id); /* NULL: it is gone */
+struct timeline_slot *h_slot(struct harness *h, uint64_t page, uint64_t slot);
+/* The owner submits the next value of a slot; the GPU comes as far as a value. */
+uint64_t h_submit(struct harness *h, uint64_t page, uint64_t slot);
+void h_land(struct harness *h, uint64_t page, uint64_t slot, uint64_t value);
+void h_drop_page(struct harness *h, uint64_t conn, uint64_t page);
+/* params.bracket 0: the next number. Answered at once or later. */
+struct h_reply *h_begin_as(struct harness *h, uint64_t conn, struct msg_begin_params params);
+/* Of one array; returns the bracket's number, whose reply is h->replies[conn]. */
+uint64_t h_begin(struct harness *h, uint64_t conn, uint64_t lease, bool write);
+/* The same, that is open when it returns. */
+uint64_t h_begun(struct harness *h, uint64_t conn, uint64_t lease, bool write);
+bool h_is_open(const struct harness *h, uint64_t conn); /* by its last reply */
+void h_end_as(struct harness *h, uint64_t conn, struct msg_end_params params);
+/* Without a fence. */
+void h_end(struct harness *h, uint64_t conn, uint64_t bracket);
+/* With one: the next value of the slot. */
+uint64_t h_end_at(struct harness *h, uint64_t conn, uint64_t bracket, uint64_t page,
+                  uint64_t slot);
+struct h_reply *h_fences(struct harness *h, uint64_t conn, uint64_t bracket, uint64_t page,
+                         uint64_t slot);
+struct h_reply *h_discard(struct harness *h, uint64_t conn, uint64_t lease);
+void h_cancel(struct harness *h, uint64_t conn, uint32_t request);
+struct h_reply *h_timeline(struct harness *h, uint64_t conn, const char *name, const char *pool,
+                           uint64_t page);
+struct h_reply *h_open_timeline(struct harness *h, uint64_t conn, const char *name,
+                                const char *pool);
 
 /* Place of the first job of that type, H_JOBS where there is none. */
 size_t h_job(const struct harness *h, enum core_action_type type);

@@ -93,16 +93,18 @@ model_lease_gone(struct model *m, struct m_slot *slot, int i)
 {
     struct m_array *array = &m->arrays[slot->leases[i].array];
 
+    model_brackets_lease_gone(m, (int)(slot - m->slots), slot->leases[i].lease);
     *(slot->gone ? &array->n_departed : &array->n_leases) -= 1;
     slot->leases[i] = slot->leases[--slot->n_leases];
     settle(array);
 }
 
 static void
-lease_add(struct model *m, struct m_slot *slot, uint64_t lease, int array)
+lease_add(struct model *m, struct m_slot *slot, uint64_t lease, int array, bool readonly)
 {
     cr_assert_lt(slot->n_leases, M_LEASES);
-    slot->leases[slot->n_leases++] = (struct m_lease){.lease = lease, .array = array};
+    slot->leases[slot->n_leases++] =
+        (struct m_lease){.lease = lease, .array = array, .readonly = readonly};
     m->arrays[array].n_leases++;
 }
 
@@ -155,7 +157,7 @@ created(struct model *m, const struct m_request *r, const struct h_reply *reply)
 
     EXPECT(m, reply->arrays[0].nbytes == r->nbytes, "another size");
     EXPECT(m, !reply->block == !r->nbytes, "no memory");
-    lease_add(m, &m->slots[r->slot], reply->lease, array);
+    lease_add(m, &m->slots[r->slot], reply->lease, array, false);
     if (r->name != M_NONE)
         name_taken(m, array, r->name, reply->generation);
 }
@@ -189,7 +191,7 @@ opened(struct model *m, const struct m_request *r, const struct h_reply *reply)
         EXPECT(m, m->arrays[array].alive, "a dead array was opened");
         EXPECT(m, m->arrays[array].generation == reply->arrays[i].generation,
                "another generation");
-        lease_add(m, &m->slots[r->slot], reply->arrays[i].lease, array);
+        lease_add(m, &m->slots[r->slot], reply->arrays[i].lease, array, r->readonly);
     }
 }
 
@@ -225,6 +227,10 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
 {
     if (r->method == MSG_CREATE && r->name != M_NONE && !r->must_fail)
         m->names[r->pool][r->name].creating = r->was_ghost && reply->error ? M_GHOST : M_NONE;
+    if (r->method == MSG_BEGIN) {
+        model_begin_answered(m, r, reply);
+        return;
+    }
     if (reply->error) {
         bool stopping = m->stopped && reply->error == PROTO_ERR_SHUTDOWN;
         EXPECT(m, stopping || r->may_fail & UINT32_C(1) << reply->error, "refused with %s: %s",
@@ -305,7 +311,7 @@ static void
 check_counts(struct model *m)
 {
     struct core_counts counts = h_counts(&m->h);
-    uint64_t arrays = 0, names = 0, leases = 0, conns = 0, watches = 0;
+    uint64_t arrays = 0, lingering = 0, names = 0, leases = 0, conns = 0, watches = 0;
 
     for (int p = 0; p < M_POOLS; p++)
         for (int n = 0; n < M_NAMES; n++) {
@@ -318,8 +324,10 @@ check_counts(struct model *m)
             return;
         watches += m->requests[i].method == MSG_WATCH;
     }
-    for (int i = 0; i < m->n_arrays; i++)
+    for (int i = 0; i < m->n_arrays; i++) {
         arrays += m->arrays[i].alive;
+        lingering += !m->arrays[i].alive && m->arrays[i].fenced;
+    }
     for (int i = 0; i < M_SLOTS; i++)
         if (m->slots[i].conn && !m->slots[i].gone) {
             conns++;
@@ -330,7 +338,7 @@ check_counts(struct model *m)
     cr_assert_eq(counts.connections, conns);
     cr_assert_leq(arrays, counts.arrays);
     if (m->h.n_jobs == 0) /* or else unnamed ones of clients that have gone are being created */
-        cr_assert_eq(counts.arrays, arrays);
+        cr_assert_leq(counts.arrays, arrays + lingering);
     for (int i = 0; i < M_SLOTS; i++)
         if (m->slots[i].offended && !m->slots[i].gone)
             return; /* its watches are there until it hangs up */
@@ -357,8 +365,8 @@ check_progress(struct model *m)
     if (m->h.n_jobs)
         return;
     for (int i = 0; i < m->n_requests; i++)
-        cr_assert_eq(m->requests[i].method, MSG_WATCH, "%s waits for nothing",
-                     msg_method_name(m->requests[i].method));
+        cr_assert(m->requests[i].method == MSG_WATCH || m->requests[i].method == MSG_BEGIN,
+                  "%s waits for nothing", msg_method_name(m->requests[i].method));
     for (int p = 0; p < M_POOLS; p++)
         for (int n = 0; n < M_NAMES; n++)
             if (m->names[p][n].creating == M_GHOST)
@@ -371,6 +379,7 @@ check(struct model *m)
     check_conns(m);
     check_watches(m);
     check_records(m);
+    model_check_brackets(m);
     check_progress(m);
     if (!m->blind)
         check_counts(m);
@@ -403,9 +412,11 @@ tweak(struct core_config *config)
     config->limits.names = (uint32_t)ONE_OF(3, 100);
     config->limits.leases = (uint32_t)ONE_OF(8, 40);
     config->limits.bytes = ONE_OF(0, 8 << 20);
-    config->limits.host_bytes = ONE_OF(0, 0, 4096);
+    config->limits.host_bytes = ONE_OF(0, 0, 4096, 16384);
     config->limits.watches = (uint32_t)ONE_OF(2, 20);
     config->limits.jobs = (uint32_t)ONE_OF(2, 8);
+    config->limits.brackets = (uint32_t)ONE_OF(3, 40);
+    config->limits.pages = (uint32_t)ONE_OF(2, 20);
     config->blocks = (uint32_t)ONE_OF(3, 50);
     config->user_quota = ONE_OF(0, 8 << 20);
     config->threads = (uint32_t)ONE_OF(1, 2, H_JOBS);
@@ -424,7 +435,9 @@ begin(struct model *m, uint64_t seed, bool blind)
     m->h.lenient = blind;
     m->h.on_reply = on_reply;
     m->h.userdata = m;
+    m->h.on_page_gone = model_page_gone;
     m->running = true;
+    m->crowded = model_random(m, 2);
     for (int i = 0; i < H_DEVICES; i++)
         m->h.capacity[i] = ONE_OF(6 << 20, 12 << 20, H_MEMORY);
     for (int p = 0; p < M_POOLS; p++)
@@ -460,6 +473,8 @@ void
 model_run(struct model *m, uint64_t seed, bool blind)
 {
     begin(m, seed, blind);
+    if (m->crowded)
+        model_crowd(m);
     int n = 20 + (int)model_random(m, M_STEPS - 20), stop = (int)model_random(m, 16 * n);
     while (m->n_steps < n) {
         if (m->n_steps == stop) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Random histories of several clients, and a model of what they may see: which names there are, what
- * lies under them, of which generation, who holds what. It knows only what the interface promises;
- * ranges, blocks and fds are the harness's books, sums are core_check()'s.
+ * lies under them, of which generation, who holds what, whose turn it is to use it, and what there is
+ * to wait for. It knows only what the interface promises; ranges, blocks, pages and fds are the
+ * harness's books, sums are core_check()'s.
  *
  * A history is a short one, by its seed: the seed chooses the configuration, too. When it fails, the
  * steps so far are printed (model_report()).
@@ -17,7 +18,10 @@
 #define M_LEASES   64
 #define M_ARRAYS   128
 #define M_REQUESTS 128
-#define M_STEPS    64
+#define M_STEPS    96
+#define M_BRACKETS 80
+#define M_CLAIMS   3
+#define M_FENCES   256
 #define M_NONE     -1
 #define M_GHOST    -2 /* being created by a client that has gone: until its memory comes */
 
@@ -28,11 +32,38 @@ struct m_array {
     uint64_t label;      /* its metadata */
     uint64_t stamp, nbytes;
     int n_leases, n_departed;
+    bool abandoned; /* as was found; there may be more: model_is_abandoned() */
+    bool fenced;    /* had a fence: it may linger when it is dead */
 };
 
 struct m_lease {
     uint64_t lease;
     int array;
+    bool readonly;
+};
+
+struct m_claim { /* one array of a bracket */
+    int array;
+    uint64_t lease;
+    bool write;
+    bool gone;      /* its lease has ended */
+    bool nested;    /* its thread read the array already */
+    bool was_ready; /* at some time: waited for other arrays */
+};
+
+struct m_bracket {
+    int slot;
+    uint64_t id, thread, order, deadline_ns;
+    uint32_t request;
+    bool waiting; /* else open */
+    int n_claims;
+    struct m_claim claims[M_CLAIMS];
+};
+
+struct m_fence {
+    int array;
+    bool write;
+    uint64_t page, slot, value;
 };
 
 struct m_slot {    /* a client */
@@ -59,6 +90,7 @@ struct m_request {
     uint64_t label, nbytes, seen;
     uint32_t may_fail; /* bits: with these errors */
     bool must_fail;
+    bool readonly;  /* what it opens */
     bool was_ghost; /* the name that it creates */
 };
 
@@ -68,6 +100,7 @@ struct model {
     bool running;
     bool blind; /* expects nothing but what books and sums say: allocations fail */
     bool stopped;
+    bool crowded;        /* much is done with few arrays */
     int n_out_of_memory; /* connections that ended by it */
     struct m_slot slots[M_SLOTS];
     struct m_name names[M_POOLS][M_NAMES];
@@ -75,6 +108,14 @@ struct model {
     int n_arrays;
     struct m_request requests[M_REQUESTS];
     int n_requests;
+    struct m_bracket brackets[M_BRACKETS];
+    int n_brackets;
+    uint64_t n_begun;
+    struct m_fence fences[M_FENCES];
+    int n_fences;
+    uint64_t dropped[M_STEPS]; /* pages */
+    int n_dropped;
+    uint64_t timelines[M_POOLS][M_NAMES]; /* page, 0: none */
 
     struct { /* watches answered in this step */
         int pool, name;
@@ -111,6 +152,46 @@ struct m_request *model_ask(struct model *m, int slot, enum msg_method method);
 /* Its connection takes no answers any more. */
 void model_drop_requests(struct model *m, int slot);
 
+/* model_access.c, of what is */
+enum fence_state model_fence_state(struct model *m, const struct m_fence *f);
+/* The last writer's, or NULL. */
+struct m_fence *model_write_fence(struct model *m, int array);
+void model_drop_fences(struct model *m, int array);
+void model_fence_add(struct model *m, int array, bool write, const struct msg_end_params *p);
+bool model_is_abandoned(struct model *m, int array);
+/* Whether it is the bracket's turn at all arrays. lenient: one that is being closed is out of the way at
+ * its turn, of which nobody is told. */
+bool model_all_ready(struct model *m, const struct m_bracket *b, bool lenient);
+/* Whether its thread reads the array already. */
+bool model_is_nested(const struct model *m, const struct m_bracket *b, int array);
+bool model_is_deadlock(struct model *m, const struct m_bracket *start);
+/* Whether the core may see less of that than there is. */
+bool model_is_uncertain(struct model *m);
+struct m_request *model_request_of(struct model *m, const struct m_bracket *b);
+void model_bracket_gone(struct model *m, struct m_bracket *b);
+
+/* model_access.c, of what happens */
+void model_page_gone(struct harness *h, uint64_t page);
+void model_begin_answered(struct model *m, const struct m_request *r,
+                          const struct h_reply *reply);
+void model_check_brackets(struct model *m);
+/* What list says of who uses it. */
+void model_check_entry(struct model *m, int array, const struct msg_entry *entry);
+/* Before the core is told. */
+void model_brackets_hangup(struct model *m, int slot);
+void model_brackets_exit(struct model *m, int slot);
+void model_brackets_lease_gone(struct model *m, int slot, uint64_t lease);
+
+/* model_use_steps.c */
+void model_step_use(struct model *m, int slot);
+void model_timelines_hangup(struct model *m, uint64_t conn);
+/* Whether it has brackets or pages. */
+bool model_uses(const struct model *m, int slot);
+/* Some clients that have the same arrays open. */
+void model_crowd(struct model *m);
+
 /* model_steps.c */
+void PRINTF(2, 3) model_note(struct model *m, const char *fmt, ...);
 void model_step(struct model *m);
+void model_step_connect(struct model *m);
 void model_leave(struct model *m, int slot, bool hangup, bool exits);

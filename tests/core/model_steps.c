@@ -15,7 +15,8 @@
 #define ERR_LIMITS (ERR(LIMIT) | ERR(QUOTA))
 #define ERR_DRIVER (ERR(NO_MEMORY) | ERR(DRIVER) | ERR(UNSUPPORTED))
 
-static void PRINTF(2, 3) note(struct model *m, const char *fmt, ...)
+void
+model_note(struct model *m, const char *fmt, ...)
 {
     va_list ap;
 
@@ -46,6 +47,8 @@ some_pool(struct model *m, const struct m_slot *slot)
 {
     int own = slot->uid == 1000 ? 0 : slot->uid == 1001 ? 1 : slot->uid == 0 ? 2 : 3;
 
+    if (m->crowded && model_random(m, 4))
+        return 2;
     switch (model_random(m, 8)) {
     case 0: return (int)model_random(m, M_POOLS);
     case 1:
@@ -72,8 +75,8 @@ is_creating(const struct model *m, int slot)
 
 /* ---- coming and going ---- */
 
-static void
-step_connect(struct model *m)
+void
+model_step_connect(struct model *m)
 {
     static const struct {
         uid_t uid;
@@ -91,7 +94,7 @@ step_connect(struct model *m)
         s++;
     if (s == M_SLOTS || m->h.next_conn + 2 >= H_CONNS)
         return;
-    note(m, "slot %d: connect as uid %d", s, (int)people[who].uid);
+    model_note(m, "slot %d: connect as uid %d", s, (int)people[who].uid);
     m->slots[s] = (struct m_slot){.uid = people[who].uid, .gid = people[who].gid};
     m->slots[s].conn = h_connect_raw(&m->h, people[who].uid, people[who].gid);
     if (!m->slots[s].conn)
@@ -100,34 +103,43 @@ step_connect(struct model *m)
     h_request(&m->h, m->slots[s].conn, MSG_HELLO, &hello);
 }
 
+static void
+hung_up(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    model_brackets_hangup(m, s);
+    model_timelines_hangup(m, slot->conn);
+    for (int i = slot->n_leases; i-- > 0;) {
+        struct m_array *array = &m->arrays[slot->leases[i].array];
+        if (!array->nbytes) {
+            model_lease_gone(m, slot, i);
+            continue;
+        }
+        array->n_leases--;
+        array->n_departed++;
+    }
+    slot->gone = true;
+}
+
 void
 model_leave(struct model *m, int s, bool hangup, bool exits)
 {
     struct m_slot *slot = &m->slots[s];
 
-    note(m, "slot %d:%s%s", s, hangup ? " hangs up" : "", exits ? " exits" : "");
+    model_note(m, "slot %d:%s%s", s, hangup ? " hangs up" : "", exits ? " exits" : "");
     model_drop_requests(m, s);
-    if (!slot->gone) {
-        for (int i = slot->n_leases; i-- > 0;) {
-            struct m_array *array = &m->arrays[slot->leases[i].array];
-            if (!array->nbytes) {
-                model_lease_gone(m, slot, i);
-                continue;
-            }
-            array->n_leases--;
-            array->n_departed++;
-        }
-        slot->gone = true;
-    }
-    if (exits)
-        while (slot->n_leases)
-            model_lease_gone(m, slot, 0);
-    if (hangup && !m->h.gone[slot->conn])
+    if (!slot->gone)
+        hung_up(m, s);
+    if ((hangup || model_uses(m, s)) && !m->h.gone[slot->conn])
         h_hangup(&m->h, slot->conn);
-    if (exits)
-        h_exit(&m->h, slot->conn);
-    if (exits)
-        *slot = (struct m_slot){0};
+    if (!exits)
+        return;
+    model_brackets_exit(m, s);
+    while (slot->n_leases)
+        model_lease_gone(m, slot, 0);
+    h_exit(&m->h, slot->conn);
+    *slot = (struct m_slot){0};
 }
 
 static void
@@ -219,9 +231,9 @@ step_create(struct model *m, int s)
     r->nbytes = (uint64_t)bytes;
     expect_create(m, r, slot);
     snprintf(label, sizeof(label), "%llu", (unsigned long long)r->label);
-    note(m, "slot %d: create %s in %s, %lld bytes of %s", s,
-         r->name == M_NONE ? "-" : model_name(r->name), model_pool_name(r->pool),
-         (long long)bytes, memory ? memory : "-");
+    model_note(m, "slot %d: create %s in %s, %lld bytes of %s", s,
+               r->name == M_NONE ? "-" : model_name(r->name), model_pool_name(r->pool),
+               (long long)bytes, memory ? memory : "-");
     struct msg_create_params params = {
         .pool = MSG_STR(model_pool_name(r->pool)),
         .name = msg_str_opt(r->name == M_NONE ? NULL : model_name(r->name)),
@@ -247,7 +259,8 @@ step_open(struct model *m, int s)
         return;
     struct m_request *r = model_ask(m, s, MSG_OPEN);
     r->pool = some_pool(m, slot);
-    r->may_fail = ERR(LIMIT);
+    r->may_fail = ERR_LIMITS;
+    r->readonly = readonly;
     for (uint32_t i = 0; i < n; i++) {
         int name = some_name(m);
         names[i] = MSG_STR(model_name(name));
@@ -260,7 +273,8 @@ step_open(struct model *m, int s)
         r->must_fail = true;
         r->may_fail |= ERR(PERMISSION);
     }
-    note(m, "slot %d: open %u of %s, first %s", s, n, model_pool_name(r->pool), names[0].p);
+    model_note(m, "slot %d: open %u of %s, first %s", s, n, model_pool_name(r->pool),
+               names[0].p);
     struct msg_open_params params = {.names = {names, n},
                                      .pool = MSG_STR(model_pool_name(r->pool)),
                                      .mode = MSG_STR(readonly ? "r" : "rw")};
@@ -292,7 +306,8 @@ step_open_generation(struct model *m, int s)
         return;
     struct m_request *r = model_ask(m, s, MSG_OPEN);
     r->pool = pool;
-    r->may_fail = ERR(LIMIT);
+    r->may_fail = ERR_LIMITS;
+    r->readonly = true;
     if (!model_may(slot, pool, 4)) {
         r->must_fail = true;
         r->may_fail |= ERR(NOT_FOUND);
@@ -300,8 +315,8 @@ step_open_generation(struct model *m, int s)
         r->must_fail = true;
         r->may_fail |= ERR(STALE) | (slot->uid == 0 && pool < 2 ? ERR(NOT_FOUND) : 0);
     }
-    note(m, "slot %d: open %s of %s, generation %llu", s, model_name(name),
-         model_pool_name(pool), (unsigned long long)generation);
+    model_note(m, "slot %d: open %s of %s, generation %llu", s, model_name(name),
+               model_pool_name(pool), (unsigned long long)generation);
     h_open_generation(&m->h, slot->conn, model_name(name), model_pool_name(pool), generation);
 }
 
@@ -339,7 +354,7 @@ step_close(struct model *m, int s)
         block = idle_block(m, slot->conn);
     if (!n && !block)
         return;
-    note(m, "slot %d: close %u, forget block %llu", s, n, (unsigned long long)block);
+    model_note(m, "slot %d: close %u, forget block %llu", s, n, (unsigned long long)block);
     struct msg_close_params params = {.leases = {leases, n}, .forget = {&block, block ? 1 : 0}};
     if (block)
         books_forgotten(&m->h, slot->conn, block);
@@ -367,12 +382,15 @@ step_publish(struct model *m, int s)
     if (!model_may(slot, r->pool, 2)) {
         r->must_fail = true;
         r->may_fail |= ERR(PERMISSION);
+    } else if (model_is_abandoned(m, lease->array)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(ABANDONED);
     } else if (creating != M_NONE) {
         r->must_fail = creating >= 0;
         r->may_fail |= ERR(EXISTS);
     }
-    note(m, "slot %d: publish lease %llu as %s in %s", s, (unsigned long long)lease->lease,
-         model_name(r->name), model_pool_name(r->pool));
+    model_note(m, "slot %d: publish lease %llu as %s in %s", s,
+               (unsigned long long)lease->lease, model_name(r->name), model_pool_name(r->pool));
     snprintf(label, sizeof(label), "%llu", (unsigned long long)r->label);
     struct msg_publish_params params = {.lease = lease->lease,
                                         .name = MSG_STR(model_name(r->name)),
@@ -395,7 +413,7 @@ step_unlink(struct model *m, int s)
         r->must_fail = true;
         r->may_fail = ERR(NOT_FOUND);
     }
-    note(m, "slot %d: unlink %s in %s", s, model_name(r->name), model_pool_name(r->pool));
+    model_note(m, "slot %d: unlink %s in %s", s, model_name(r->name), model_pool_name(r->pool));
     h_unlink(&m->h, slot->conn, model_name(r->name), model_pool_name(r->pool));
 }
 
@@ -418,8 +436,8 @@ step_watch(struct model *m, int s)
     } else if (slot->uid == 0 && r->pool < 2) {
         r->may_fail |= ERR(NOT_FOUND);
     }
-    note(m, "slot %d: watch %s in %s, seen %llu", s, model_name(r->name),
-         model_pool_name(r->pool), (unsigned long long)r->seen);
+    model_note(m, "slot %d: watch %s in %s, seen %llu", s, model_name(r->name),
+               model_pool_name(r->pool), (unsigned long long)r->seen);
     h_watch(&m->h, slot->conn, model_name(r->name), model_pool_name(r->pool), r->seen);
 }
 
@@ -438,7 +456,7 @@ step_cancel(struct model *m, int s)
         r->may_fail = ERR(CANCELLED);
         r->must_fail = true;
     }
-    note(m, "slot %d: cancel %llu", s, (unsigned long long)params.request);
+    model_note(m, "slot %d: cancel %llu", s, (unsigned long long)params.request);
     int before = m->n_requests;
     h_notify(&m->h, m->slots[s].conn, MSG_CANCEL, &params);
     EXPECT(m, m->n_requests == before - found, "a cancelled watch is not answered");
@@ -454,7 +472,7 @@ step_list(struct model *m, int s)
     struct m_request *r = model_ask(m, s, MSG_LIST);
     uint32_t n = 0;
 
-    note(m, "slot %d: list %s", s, model_pool_name(pool));
+    model_note(m, "slot %d: list %s", s, model_pool_name(pool));
     r->must_fail = !model_may(slot, pool, 4);
     if (r->must_fail || (slot->uid == 0 && pool < 2))
         r->may_fail = ERR(NOT_FOUND);
@@ -467,6 +485,7 @@ step_list(struct model *m, int s)
             continue;
         cr_assert_lt(n, reply->n_entries, "\"%s\" is missing", model_name(name));
         cr_assert_str_eq(reply->names[n], model_name(name));
+        model_check_entry(m, (int)(array - m->arrays), &reply->entries[n]);
         cr_assert_eq(reply->n_leases[n++], (uint64_t)(array->n_leases + array->n_departed));
     }
     cr_assert_eq(reply->n_entries, n, "a name too many");
@@ -480,18 +499,22 @@ step_unnamed(struct model *m, int s)
     int pool = some_pool(m, slot);
     struct msg_unnamed_params params = {.pool = MSG_STR(model_pool_name(pool))};
     struct m_request *r = model_ask(m, s, MSG_UNNAMED);
-    uint32_t n = 0;
+    uint32_t n = 0, lingering = 0;
 
-    note(m, "slot %d: unnamed in %s", s, model_pool_name(pool));
+    model_note(m, "slot %d: unnamed in %s", s, model_pool_name(pool));
     r->must_fail = !model_may(slot, pool, 4);
     if (r->must_fail || (slot->uid == 0 && pool < 2))
         r->may_fail = ERR(NOT_FOUND);
     const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_UNNAMED, &params);
     if (m->blind || reply->error)
         return;
-    for (int i = 0; i < m->n_arrays; i++)
-        n += m->arrays[i].alive && m->arrays[i].pool == pool && m->arrays[i].name == M_NONE;
-    cr_assert_eq(reply->n_entries, n);
+    for (int i = 0; i < m->n_arrays; i++) {
+        const struct m_array *array = &m->arrays[i];
+        n += array->alive && array->pool == pool && array->name == M_NONE;
+        lingering += !array->alive && array->pool == pool && array->fenced;
+    }
+    cr_assert_geq(reply->n_entries, n);
+    cr_assert_leq(reply->n_entries, n + lingering);
 }
 
 /* ---- memory ---- */
@@ -510,7 +533,7 @@ step_flush(struct model *m, int s)
 {
     if (has_request(m, s, MSG_FLUSH))
         return;
-    note(m, "slot %d: flush", s);
+    model_note(m, "slot %d: flush", s);
     model_ask(m, s, MSG_FLUSH)->may_fail = ERR(DRIVER) | ERR(SHUTDOWN);
     h_flush(&m->h, m->slots[s].conn);
 }
@@ -521,7 +544,7 @@ step_defer(struct model *m, int s)
     bool begin = model_random(m, 2);
     struct m_request *r = model_ask(m, s, MSG_DEFER);
 
-    note(m, "slot %d: defer %s", s, begin ? "begin" : "end");
+    model_note(m, "slot %d: defer %s", s, begin ? "begin" : "end");
     r->seen = begin;
     r->must_fail = !begin && !m->slots[s].deferring;
     r->may_fail = r->must_fail ? ERR(INVALID) : 0;
@@ -531,7 +554,7 @@ step_defer(struct model *m, int s)
 static void
 step_memory_info(struct model *m, int s)
 {
-    note(m, "slot %d: memory_info", s);
+    model_note(m, "slot %d: memory_info", s);
     model_ask(m, s, MSG_MEMORY_INFO)->may_fail = ERR(LIMIT) | ERR(DRIVER);
     h_request(&m->h, m->slots[s].conn, MSG_MEMORY_INFO, &(struct msg_memory_params){0});
 }
@@ -558,7 +581,7 @@ step_ask(struct model *m, int s)
     };
     const struct question *q = &questions[model_random(m, ARRAY_SIZE(questions))];
 
-    note(m, "slot %d: %s", s, msg_method_name(q->method));
+    model_note(m, "slot %d: %s", s, msg_method_name(q->method));
     model_ask(m, s, q->method)->may_fail = ERR(NOT_FOUND);
     h_request(&m->h, m->slots[s].conn, q->method, q->params);
 }
@@ -582,8 +605,8 @@ step_finish(struct model *m)
         return;
     size_t i = model_random(m, (uint32_t)m->h.n_jobs);
     int error = some_failure(m, m->h.jobs[i].type);
-    note(m, "driver: job %llu of type %d ends with %d", (unsigned long long)m->h.jobs[i].id,
-         (int)m->h.jobs[i].type, error);
+    model_note(m, "driver: job %llu of type %d ends with %d",
+               (unsigned long long)m->h.jobs[i].id, (int)m->h.jobs[i].type, error);
     h_finish(&m->h, i, error);
 }
 
@@ -592,7 +615,7 @@ step_tick(struct model *m)
 {
     uint64_t ns = model_random(m, 2) ? H_AGE_NS : H_AGE_NS / 4;
 
-    note(m, "%llu ns pass", (unsigned long long)ns);
+    model_note(m, "%llu ns pass", (unsigned long long)ns);
     h_tick(&m->h, ns);
 }
 
@@ -605,7 +628,7 @@ step_offend(struct model *m, int s)
 
     if (model_random(m, 4))
         return;
-    note(m, "slot %d: breaks the rules", s);
+    model_note(m, "slot %d: breaks the rules", s);
     slot->offended = true;
     if (slot->n_leases && model_random(m, 2) && m->h.n_ranges) {
         h_close(&m->h, slot->conn, UINT64_MAX);
@@ -634,13 +657,15 @@ try_step(struct model *m)
     int s = some_client(m);
 
     if (what < 3 || s == M_NONE)
-        step_connect(m);
+        model_step_connect(m);
     else if (what == 3)
         step_hangup(m);
     else if (what < 9)
         step_finish(m);
     else if (what == 9)
         step_tick(m);
+    else if (m->crowded && model_random(m, 4))
+        model_step_use(m, s);
     else
         client_steps[model_random(m, ARRAY_SIZE(client_steps))](m, s);
 }
@@ -653,5 +678,5 @@ model_step(struct model *m)
     for (int i = 0; i < 100 && m->n_steps == before; i++)
         try_step(m);
     if (m->n_steps == before)
-        note(m, "nothing");
+        model_note(m, "nothing");
 }

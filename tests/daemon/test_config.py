@@ -23,6 +23,8 @@ names = 1000000
 leases = 1000000
 watches = 4096
 jobs = 4096
+brackets = 65536
+pages = 4096
 bytes = 0
 pinned_bytes = 0
 host_bytes = 1G
@@ -34,6 +36,9 @@ reserve = 256M
 max_pending_count = 10
 max_pending_ratio = 0.2
 max_pending_age = 2s
+[handoff]
+mode = auto
+spin_us = 1000
 [user-pools]
 mode = 0600
 quota = 0
@@ -86,6 +91,8 @@ def test_values(check):
     [limits]
     connections = 1
     names = 4294967295
+    brackets = 10
+    pages = 11
     bytes = 3G
     pinned_bytes = 2G
     [memory]
@@ -96,6 +103,8 @@ def test_values(check):
     max_pending_count = 0
     max_pending_ratio = 1
     max_pending_age = 60m
+    [handoff]
+    mode = events
     [user-pools]
     mode = 0644
     quota = 512K
@@ -116,10 +125,12 @@ def test_values(check):
         "hello_timeout = 1500ms",
         "connections = 1",
         "names = 4294967295",
+        "brackets = 10\npages = 11\n",
         "bytes = 3G",
         "pinned_bytes = 2G",
         "block_size = 2M\nshared_max = 0\nblocks = 7\nreserve = 0\n",
         "max_pending_count = 0\nmax_pending_ratio = 1\nmax_pending_age = 3600s\n",
+        "[handoff]\nmode = events\nspin_us = 1000\n[user-pools]\n",
         "mode = 0644",
         "quota = 512K",
         '[pool "a"]\nowner = 12\ngroup = 34\nmode = 0660\nquota = 1T\n',
@@ -163,6 +174,11 @@ def test_values(check):
         ("memory", "max_pending_age = 0s"),
         ("memory", "max_pending_age = never"),
         ("memory", "blocks = 0"),
+        ("limits", "brackets = 0"),
+        ("limits", "pages = 0"),
+        ("handoff", "mode = stream"),
+        ("handoff", "mode = Memops"),
+        ("handoff", "mode ="),
         ("user-pools", "mode = 0700"),
         ("user-pools", "mode = rw-------"),
         ('pool "p"', "owner = nobody-by-that-name"),

@@ -14,6 +14,7 @@ import time
 
 import pytest
 import raw
+import slots
 from conftest import (
     AT_ONCE,
     DEADLINE,
@@ -42,7 +43,10 @@ def figures(daemon):
         (info,) = c.call("memory_info")["devices"]
         users = c.call("users")["users"]
         fds = fd_count(daemon)
-    counts = ("connections", "blocks", "arrays", "names", "leases", "jobs", "watches", "pending")
+    counts = (
+        *("connections", "blocks", "arrays", "names", "leases", "jobs", "watches", "pending"),
+        *("brackets", "pages", "timelines"),
+    )
     sums = ("used", "pinned", "allocated", "pending_bytes", "reserve", "free")
     return {
         **{k: status[k] for k in counts},
@@ -352,6 +356,43 @@ def asking(daemon):
     return c
 
 
+def using(daemon):
+    """Brackets that are open, that wait, and that have ended with work under way."""
+    c = daemon.client()
+    (shared,) = c.call("open", names=["shared"], mode="rw")["arrays"]
+    mine = [create(c, 1000)["lease"] for _ in range(3)]
+    page = slots.own_page(c)
+    for bracket in (1, 2):
+        slots.begin(c, bracket, read=[shared["lease"]], write=mine[bracket : bracket + 1], nowait=True)
+        slots.signal(c, bracket, page, bracket)
+    slots.begin(c, 3, write=mine)
+    for bracket in (4, 5):
+        c.request("begin", bracket=bracket, read=[shared["lease"]], write=mine[:1], thread=bracket)
+    return c
+
+
+def signalling(daemon):
+    """Pages that are used, named, given up with a value on its way, and never mapped."""
+    c = daemon.client()
+    used, given_up = (slots.named(c, f"{what} of {os.getpid()}") for what in ("used", "given up"))
+    for page in (used, given_up):
+        page.submit(2)
+        page.land(1)
+    slots.give_up(c, given_up)
+    for _ in range(3):
+        c.call("page")
+    return c
+
+
+def waiting_for_others(daemon):
+    """With pages of another client's."""
+    c, other = daemon.client(), signalling(daemon)
+    for t in c.call("timelines")["timelines"]:
+        with contextlib.suppress(raw.Refused):  # of another process that has been killed
+            c.call("open_timeline", name=t["name"])
+    return c, other
+
+
 STATES = [
     before_hello,
     hello_sent,
@@ -366,6 +407,9 @@ STATES = [
     deferring,
     flushing,
     asking,
+    using,
+    signalling,
+    waiting_for_others,
 ]
 
 

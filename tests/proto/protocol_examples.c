@@ -46,12 +46,19 @@ print_packet(const char *title, int r, const struct msg_buf *b)
 static void
 print_hello(struct msg_buf *b)
 {
+    const struct msg_str kinds[] = {MSG_STR("device"), MSG_STR("legacy"), MSG_STR("pinned")};
     static const struct msg_str no_features[1];
     struct msg_hello_params params = {.version_min = 1, .version_max = 1};
     struct msg_device device = {.uuid = MSG_STR(EXAMPLE_DEVICE),
                                 .name = MSG_STR("NVIDIA H200"),
                                 .total = UINT64_C(150754820096),
-                                .granularity = 2097152};
+                                .granularity = 2097152,
+                                .handoff = MSG_STR("memops"),
+                                .kinds = {kinds, 3},
+                                .memops = true,
+                                .readonly_host = true,
+                                .persistence = MSG_STR("on"),
+                                .compute_mode = MSG_STR("default")};
     struct msg_hello_result result = {.version = 1,
                                       .features = {no_features, 0},
                                       .server = MSG_STR("caid 0.1.0"),
@@ -97,6 +104,30 @@ print_open(struct msg_buf *b)
                  msg_encode_result(b, 2, MSG_OPEN, &result), b);
 }
 
+static void
+print_bracket(struct msg_buf *b)
+{
+    uint64_t lease = 1;
+    struct msg_begin_params begin = {.bracket = 1, .read = {&lease, 1}, .thread = 4711};
+    struct msg_fence fence = {.page = 7, .slot = 2, .value = 41};
+    struct msg_page page = {.page = 7, .size = 4096};
+    struct msg_fences_result result = {.fences = &fence,
+                                       .n_fences = 1,
+                                       .pages = &page,
+                                       .n_pages = 1};
+    struct msg_page own = {.page = 9, .size = 4096};
+    struct msg_page_result page_result = {.pages = &own, .n_pages = 1};
+    struct msg_end_params end = {.bracket = 1, .page = 9, .slot = 0, .value = 1};
+
+    print_packet("client: begin, to read", msg_encode_request(b, 3, MSG_BEGIN, &begin), b);
+    print_packet("daemon: the result of begin, with one fd",
+                 msg_encode_result(b, 3, MSG_BEGIN, &result), b);
+    print_packet("client: page", msg_encode_request(b, 4, MSG_PAGE, &(struct msg_none){}), b);
+    print_packet("daemon: the result of page, with one fd",
+                 msg_encode_result(b, 4, MSG_PAGE, &page_result), b);
+    print_packet("client: end, not answered", msg_encode_notify(b, MSG_END, &end), b);
+}
+
 int
 main(void)
 {
@@ -106,15 +137,16 @@ main(void)
 
     print_hello(&b);
     print_open(&b);
+    print_bracket(&b);
     print_packet("client: open of a name that is not there",
-                 msg_encode_request(&b, 3, MSG_OPEN,
+                 msg_encode_request(&b, 5, MSG_OPEN,
                                     &(struct msg_open_params){.names = {(struct msg_str[]){
                                                                             MSG_STR("wieghts")},
                                                                         1},
                                                               .mode = MSG_STR("r")}),
                  &b);
     print_packet("daemon: the refusal",
-                 msg_encode_error(&b, 3, PROTO_ERR_NOT_FOUND, "no array \"wieghts\"", 0), &b);
+                 msg_encode_error(&b, 5, PROTO_ERR_NOT_FOUND, "no array \"wieghts\"", 0), &b);
     print_packet("client: close, not answered", msg_encode_notify(&b, MSG_CLOSE, &params), &b);
     msg_buf_deinit(&b);
     return 0;

@@ -133,8 +133,8 @@ def test_errors_that_a_method_names_exist(method):
 def test_a_method_says_what_fds_it_brings(method):
     _, text = method_sections()[method]
     result = METHODS[method][2]
-    brings = any(kind == "[block]" for _, kind, _ in RECORDS[result]) if result else False
-    assert stated(text, "Fds") == (["blocks"] if brings else [])
+    brings = [name for name, kind, _ in RECORDS.get(result, []) if kind in ("[block]", "[page]")]
+    assert stated(text, "Fds") == brings
 
 
 def test_errors():

@@ -2,12 +2,14 @@
 """What all tests share: a daemon, a client whose arrays have to be gone at the end, and child
 processes that are told what to do line by line."""
 
+import ctypes
 import faulthandler
 import gc
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import uuid
 
@@ -87,6 +89,134 @@ def soft(client):
         pytest.skip("on the software driver only")
 
 
+class Stream:
+    """A CUDA stream of the software driver, with a gate that holds up what comes after."""
+
+    def __init__(self, flags=0):
+        self.driver = ctypes.CDLL(caid.softcuda_path())
+        context, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxPushCurrent_v2", context)
+        self.call("cuStreamCreate", ctypes.byref(self.handle), flags)
+        self.gate = threading.Event()
+        self.waiting = threading.Event()
+        self.callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.hold)
+
+    @property
+    def number(self):
+        return self.handle.value
+
+    def call(self, name, *args):
+        assert getattr(self.driver, name)(*args) == 0, name
+
+    def hold(self, _unused):
+        self.waiting.set()
+        self.gate.wait()
+
+    def hold_up(self):
+        self.call("cuLaunchHostFunc", self.handle, self.callback, None)
+        self.waiting.wait()
+
+    def fill(self, array, byte):
+        address, n = ctypes.c_uint64(array.ptr), ctypes.c_size_t(array.nbytes)
+        self.call("cuMemsetD8Async", address, ctypes.c_ubyte(byte), n, self.handle)
+
+    def read(self, array, out):
+        """Enqueues a copy to page-locked memory."""
+        address, n = ctypes.c_uint64(array.ptr), ctypes.c_size_t(array.nbytes)
+        self.call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(out.ctypes.data), address, n, self.handle)
+
+    def synchronize(self):
+        self.call("cuStreamSynchronize", self.handle)
+
+    def close(self):
+        self.gate.set()
+        self.synchronize()
+        self.call("cuStreamDestroy_v2", self.handle)
+        self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        self.call("cuDevicePrimaryCtxRelease_v2", 0)
+
+
+def softcuda(command):
+    """What this process's software driver answers to a command of driver/soft/control.h."""
+    answer = ctypes.create_string_buffer(1 << 16)
+    driver = ctypes.CDLL(caid.softcuda_path())
+    assert driver.caid_softcuda_control(command.encode(), answer, len(answer)) >= 0, command
+    return answer.value.decode()
+
+
+def n_live(kind):
+    """How many "streams", "events", ... this process has."""
+    return int(dict(line.split() for line in softcuda("live").splitlines())[kind])
+
+
+@pytest.fixture
+def other(daemon, client):
+    """Another connection: its brackets and timelines are another's."""
+    with daemon.connect() as c:
+        yield c
+
+
+@pytest.fixture
+def shared(client, other):
+    """One array that two clients have open."""
+    with client.create("shared", 1000, "<i4") as a, other.open("shared", "rw") as b:
+        a.copy_from_host(bytes(4000))
+        yield a, b
+
+
+@pytest.fixture
+def memops(client):
+    """For tests in which streams wait and the host does not."""
+    if client.devices[0].handoff != "memops":
+        pytest.skip(f"the hand-off of the device is by {client.devices[0].handoff!r}")
+
+
+@pytest.fixture
+def slow(soft):
+    """Every operation on a stream of this process starts late."""
+    softcuda("delay 20000")
+    yield
+    softcuda("delay 0")
+
+
+def in_thread(work):
+    """(thread, list that gets its result or its exception)"""
+    ended = []
+
+    def run():
+        try:
+            ended.append(work())
+        except BaseException as e:
+            ended.append(e)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, ended
+
+
+NON_BLOCKING = 1  # of CU_STREAM_*: apart from the legacy default stream
+
+
+@pytest.fixture
+def stream(soft):
+    s = Stream()
+    yield s
+    s.close()
+
+
+@pytest.fixture
+def streams(soft):
+    """Two streams that nothing orders."""
+    made = Stream(NON_BLOCKING), Stream(NON_BLOCKING)
+    yield made
+    for s in made:
+        s.gate.set()
+    for s in made:
+        s.close()
+
+
 class Child:
     """A Python process that runs `code`. It answers each line that it is sent with one line."""
 
@@ -120,8 +250,9 @@ class Child:
         return self.process.returncode, errors
 
 
-PREAMBLE = """\
+PREAMBLE = f"""\
 import sys
+sys.path.append({os.path.dirname(__file__)!r})
 import caid
 
 def step(line):
@@ -134,11 +265,11 @@ def step(line):
 
 @pytest.fixture
 def child(daemon):
-    """child(code, *args): starts one; all are ended with the test."""
+    """child(code, *args, **env): starts one; all are ended with the test."""
     children = []
 
-    def start(code, *args):
-        children.append(Child(code, daemon.env, *args))
+    def start(code, *args, **env):
+        children.append(Child(code, {**daemon.env, **env}, *args))
         return children[-1]
 
     yield start

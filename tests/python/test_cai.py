@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consumer of the CUDA Array Interface: as_array() and from_cuda_array_interface()."""
 
-import ctypes
 import gc
 import threading
 import weakref
@@ -211,50 +210,6 @@ def test_the_driver_alone_has_no_daemon():
 
 
 # --- streams --------------------------------------------------------------------------------
-
-
-class Stream:
-    """A CUDA stream of the software driver, with a gate that holds up what comes after."""
-
-    def __init__(self):
-        self.driver = ctypes.CDLL(caid.softcuda_path())
-        context, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self.call("cuCtxPushCurrent_v2", context)
-        self.call("cuStreamCreate", ctypes.byref(self.handle), 0)
-        self.gate = threading.Event()
-        self.waiting = threading.Event()
-        self.callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.hold)
-
-    def call(self, name, *args):
-        assert getattr(self.driver, name)(*args) == 0, name
-
-    def hold(self, _unused):
-        self.waiting.set()
-        self.gate.wait()
-
-    def hold_up(self):
-        self.call("cuLaunchHostFunc", self.handle, self.callback, None)
-        self.waiting.wait()
-
-    def fill(self, array, byte):
-        address, n = ctypes.c_uint64(array.ptr), ctypes.c_size_t(array.nbytes)
-        self.call("cuMemsetD8Async", address, ctypes.c_ubyte(byte), n, self.handle)
-
-    def close(self):
-        self.gate.set()
-        self.call("cuStreamSynchronize", self.handle)
-        self.call("cuStreamDestroy_v2", self.handle)
-        self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-        self.call("cuDevicePrimaryCtxRelease_v2", 0)
-
-
-@pytest.fixture
-def stream(soft):
-    s = Stream()
-    yield s
-    s.close()
 
 
 def test_the_stream_is_waited_for(counted, stream):

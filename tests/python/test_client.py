@@ -23,6 +23,14 @@ def test_devices(client):
     assert device.granularity & (device.granularity - 1) == 0
 
 
+def test_what_a_device_can(client, soft):
+    (device,) = client.devices
+    assert device.handoff in ("memops", "host", "events")
+    assert isinstance(device.kinds, tuple) and "device" in device.kinds
+    assert device.memops and device.readonly_host and not device.mps
+    assert (device.persistence, device.compute_mode) == ("on", "default")
+
+
 def test_memory_info(client):
     before = client.memory_info()
     free, total = before[:2]

@@ -2,8 +2,10 @@
 """Copies of any layout to any layout, with NumPy as the oracle."""
 
 import array
+import ctypes
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -236,14 +238,18 @@ def test_numbas_names(client):
         assert a.T.flags == {"C_CONTIGUOUS": False, "F_CONTIGUOUS": True}
 
 
-def test_a_copy_waits_for_the_stream_that_it_is_given(client):
+def test_a_copy_needs_a_stream_that_there_is(client):
     no_stream = 0xDEAD0000
-    with client.empty(4, "|u1") as a:
+    with client.empty(4, "|u1") as a, client.empty(4, "|u1") as b:
         a.copy_from_host(b"abcd")
         out = bytearray(4)
         for call in (
             lambda stream: a.copy_to_host(out, stream),
+            lambda stream: a.copy_from_host(b"efgh", stream),
             lambda stream: a.copy_to_device(b"efgh", stream),
+            lambda stream: a.copy_from(b, stream),
+            lambda stream: a.copy_to(b, stream),
+            lambda stream: a[1:].copy_from(a[:-1], stream),
         ):
             with pytest.raises(caid.DriverError, match="stream"):
                 call(no_stream)
@@ -256,23 +262,223 @@ def test_a_copy_waits_for_the_stream_that_it_is_given(client):
         a.copy_to_device(b"efgh", 2)
 
 
+# --- copies on a stream ---------------------------------------------------------------------
+
+N = 1000
+
+
+def pinned(client, value):
+    """Page-locked: the driver itself waits for copies to other memory."""
+    made = caid.pinned_array(N, "<i4", client=client)
+    made[:] = value
+    return made
+
+
+@pytest.fixture
+def a(client):
+    with client.empty(N, "<i4") as made:
+        made.copy_from_host(np.zeros(N, "<i4"))
+        yield made
+
+
+def test_copies_on_a_stream_are_enqueued(client, a, streams):
+    """What is read without a wait is what was there before: each of them really waits its turn."""
+    s, _ = streams
+    seven, out = pinned(client, 7), pinned(client, -1)
+    with client.empty(N, "<i4") as b, client.empty(N, "<i4") as c:
+        b.copy_from_host(np.full(N, -2, "<i4"))
+        seen = [np.asarray(x) for x in (a, b, c)]
+        s.hold_up()
+        a.copy_from_host(seven, stream=s.number)
+        b.copy_from(a, stream=s.number)
+        b.copy_to(c, stream=s.number)
+        assert c.copy_to_host(out, stream=s.number) is out
+        assert (seen[0] == 0).all() and (seen[1] == -2).all() and (out == -1).all()
+        s.gate.set()
+        s.synchronize()
+        assert all((x == 7).all() for x in (*seen, out))
+
+
+def test_a_copy_on_a_stream_comes_after_what_is_on_it(client, a, stream):
+    stream.hold_up()
+    stream.fill(a, 0x11)
+    out = pinned(client, -1)
+    a.copy_to_host(out, stream=stream.number)
+    stream.gate.set()
+    stream.synchronize()
+    assert (out == 0x11111111).all()
+
+
+def test_and_after_nothing_else(client, a, streams):
+    """Who names streams orders them: the other one's copy has not happened."""
+    s, t = streams
+    out = pinned(client, -1)
+    s.hold_up()
+    a.copy_from_host(pinned(client, 7), stream=s.number)
+    a.copy_to_host(out, stream=t.number)
+    t.synchronize()
+    assert (out == 0).all()
+
+
+def test_copies_with_gaps_are_enqueued(client, a, stream):
+    data, out = pinned(client, 0), pinned(client, -1)
+    data[:] = counting(N)
+    twin = np.zeros((20, 50), "<i4")
+    square = a.reshape(20, 50)
+    stream.hold_up()
+    square[::2, 5:45].copy_from(data.reshape(20, 50)[::2, :40], stream=stream.number)
+    square.T.copy_to(out.reshape(20, 50).T, stream=stream.number)
+    twin[::2, 5:45] = counting(N).reshape(20, 50)[::2, :40]
+    stream.gate.set()
+    stream.synchronize()
+    np.testing.assert_array_equal(out.reshape(20, 50), twin)
+
+
+@pytest.mark.parametrize("by", ["the default stream", "its own"])
+def test_overlapping_copies_come_after_their_stream(client, a, streams, by):
+    s, t = streams
+    s.hold_up()
+    data = pinned(client, 0)
+    data[:] = counting(N)
+    a.copy_from_host(data, stream=s.number)
+    given = [] if by == "the default stream" else [t.number]
+    thread = threading.Thread(target=lambda: a.copy_from(a[::-1], *given))
+    thread.start()
+    thread.join(0.05)  # whether it waits is shown by the result, not by the time
+    s.gate.set()
+    thread.join()
+    np.testing.assert_array_equal(a.copy_to_host(), counting(N)[::-1])
+
+
+def test_the_stream_of_a_foreign_source_is_waited_for_by_that_of_the_copy(client, a, streams):
+    class Theirs:
+        def __init__(self, stream):
+            self.__cuda_array_interface__ = {**a.__cuda_array_interface__, "stream": stream}
+
+    s, t = streams
+    out = pinned(client, -1)
+    with client.empty(N, "<i4") as b:
+        b.copy_from_host(np.zeros(N, "<i4"))
+        s.hold_up()
+        s.fill(a, 0x11)
+        b.copy_from(Theirs(s.number), stream=t.number)  # and not by the host, which goes on
+        b.copy_to_host(out, stream=t.number)
+        assert (out == -1).all()
+        s.gate.set()
+        t.synchronize()
+        assert (out == 0x11111111).all()
+
+
+def test_memory_that_the_driver_does_not_wait_for_is_as_good(client, a, stream):
+    """Ordinary memory of the host: staged, or waited for."""
+    big = np.arange(1 << 20, dtype="<i4")
+    with client.empty(big.size, "<i4") as b:
+        for data, target in ((counting(N), a), (big, b)):
+            target.copy_from_host(data, stream=stream.number)
+            out = target.copy_to_host(stream=stream.number)
+            stream.synchronize()
+            np.testing.assert_array_equal(out, data)
+
+
+def test_numbas_names_on_a_stream(client, a, stream):
+    stream.hold_up()
+    seen = np.asarray(a)
+    a.copy_to_device(pinned(client, 7), stream=stream.number)
+    b = caid.to_device(counting(N), stream=stream.number, client=client)
+    caid.to_device(pinned(client, 8), stream=stream.number, to=a)
+    assert (seen == 0).all()
+    stream.gate.set()
+    stream.synchronize()
+    assert (seen == 8).all()
+    with b:
+        np.testing.assert_array_equal(b.copy_to_host(), counting(N))
+
+
+def test_a_lease_outlives_its_copies(client, stream):
+    """Closed while they are under way: neither is the memory given on, nor do they fail."""
+    a, out = client.empty(N, "<i4"), pinned(client, -1)
+    a.copy_from_host(counting(N))
+    stream.hold_up()
+    a.copy_to_host(out, stream=stream.number)
+    a.close()
+    assert client.status().leases == 1
+    stream.gate.set()
+    stream.synchronize()
+    np.testing.assert_array_equal(out, counting(N))
+
+
+def test_a_copy_that_fails_is_told(client, a, stream):
+    """And leaves nothing pending that would never pass."""
+    control(b"fail cuMemcpyHtoDAsync=CUDA_ERROR_UNKNOWN")
+    try:
+        with pytest.raises(caid.DriverError):
+            a.copy_from_host(pinned(client, 7), stream=stream.number)
+    finally:
+        control(b"clear")
+    a.synchronize()
+    assert a.__cuda_array_interface__["stream"] is None
+
+
+def test_where_no_event_can_be_recorded_the_copy_is_waited_for(client, a, stream):
+    stream.hold_up()
+    control(b"fail cuEventRecord=CUDA_ERROR_INVALID_HANDLE")
+    try:
+        copy = lambda: a.copy_from_host(pinned(client, 7), stream=stream.number)  # noqa: E731
+        thread = threading.Thread(target=copy)
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()
+        stream.gate.set()
+        thread.join()
+    finally:
+        control(b"clear")
+    assert (np.asarray(a) == 7).all()
+    assert a.__cuda_array_interface__["stream"] is None
+
+
+def test_a_stream_that_captures_a_graph_is_refused(client, a, stream):
+    """Nobody knows when the copy would run, and until when its memory is to be kept."""
+    data = pinned(client, 7)
+    kept = weakref.ref(data)
+    stream.call("cuStreamBeginCapture_v2", stream.handle, 2)
+    for call in (a.copy_from_host, a.copy_to_host):
+        with pytest.raises(caid.InvalidError, match="captures a graph"):
+            call(data, stream=stream.number)
+    graph = ctypes.c_void_p()
+    stream.call("cuStreamEndCapture", stream.handle, ctypes.byref(graph))
+    assert graph.value  # the capture went on, of nothing
+    stream.call("cuGraphDestroy", graph)
+    del data
+    assert a.__cuda_array_interface__["stream"] is None
+    caid._pending.release()
+    assert kept() is None
+    assert (a.copy_to_host() == 0).all()
+
+
+def control(command):
+    reply = ctypes.create_string_buffer(256)
+    driver = ctypes.CDLL(caid.softcuda_path())
+    assert driver.caid_softcuda_control(command, reply, ctypes.c_size_t(256)) >= 0, reply.value
+
+
 # --- interrupts -----------------------------------------------------------------------------
 
 
-def test_an_interrupt_anywhere_in_a_copy_leaves_no_share(client):
-    """Before each instruction of the module in turn, as Ctrl-C may come."""
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_interrupt_anywhere_in_a_copy_leaves_no_share(client, number):
+    """Before each instruction of the modules in turn, as Ctrl-C may come."""
     at = 0
-    while _interrupted(client, at):
+    while _interrupted(client, at, number):
         at += 1
     assert at > 50
 
 
-def _interrupted(client, at):
+def _interrupted(client, at, stream):
     n = 0
 
     def trace(frame, event, _arg):
         nonlocal n
-        if frame.f_code.co_filename != caid._copy.__file__:
+        if frame.f_code.co_filename not in (caid._copy.__file__, caid._pending.__file__):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -285,12 +491,15 @@ def _interrupted(client, at):
     with client.empty(4, "|u1") as a:
         sys.settrace(trace)
         try:
-            a.copy_from_host(b"abcd")
+            a.copy_from_host(b"abcd", stream)
         except KeyboardInterrupt:
             interrupted = True
         else:
             interrupted = False
         finally:
             sys.settrace(before)
+        a.synchronize()
+        caid._pending.release()
+        assert caid._pending._kept.list == []
     assert a._memory.closed, f"interrupted before instruction {at}"
     return interrupted

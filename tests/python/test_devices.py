@@ -122,3 +122,56 @@ with caid.connect() as c:
     with two.connect() as c:
         c.flush()
         assert c.list() == []
+
+
+def test_dlpack_names_the_device_that_reaches_it(two):
+    check = """
+class Foreign:
+    def __init__(self, array):
+        self.array = array
+        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+visible = int(sys.argv[1])
+with caid.connect() as c:
+    for i in range(2):
+        with c.empty(0, device=i) as nothing:
+            assert nothing.__dlpack_device__()[0] == 2
+        if visible == 1 and i == 0:
+            continue
+        ordinal = i if visible == 2 else 0
+        with c.empty(4096, "<i4", device=i) as a:
+            a.copy_from_host(twin)
+            assert a.__dlpack_device__() == (2, ordinal)
+            for take in (caid.from_dlpack, c.from_dlpack):
+                with take(Foreign(a)) as b:
+                    assert b.__dlpack_device__() == (2, ordinal)
+                    assert (b.copy_to_host() == twin).all()
+"""
+    run(two, check, 2)
+    run(two, check, 1, CUDA_VISIBLE_DEVICES="1")
+
+
+def test_work_that_is_pending_on_the_second_device(two):
+    """A stream of its own for each device: one that is given as a number is not named."""
+    run(
+        two,
+        """
+with caid.connect() as c:
+    named = set()
+    arrays = [c.empty(4096, "<i4", device=i) for i in (0, 1)]
+    streams = [c.stream(device=i) for i in (0, 1)]
+    pinned = caid.pinned_array(4096, "<i4", client=c)
+    pinned[:] = twin
+    for a, s in zip(arrays, streams):
+        a.copy_from_host(pinned, stream=s.handle)
+        named.add(a.__cuda_array_interface__["stream"])
+    assert len(named) == 2 and not named & {None, *(s.handle for s in streams)}
+    arrays[1].copy_from(arrays[0], stream=streams[1])
+    for a, s in zip(arrays, streams):
+        assert (a.copy_to_host() == twin).all()
+        assert a.__cuda_array_interface__["stream"] is None
+        a.close()
+        s.close()
+""",
+        CAID_SOFTCUDA_DELAY_US="20000",
+    )

@@ -11,10 +11,13 @@ import pytest
 import caid
 
 CODE = """
+import os
 import sys
+import threading
 import numpy as np
 from numba import cuda
 import caid
+from conftest import NON_BLOCKING, Stream
 
 twin = np.arange(24, dtype="<f4").reshape(4, 6)
 with caid.connect(sys.argv[1]) as c, c.create("weights", (4, 6), "<f4") as a:
@@ -46,6 +49,33 @@ with caid.connect(sys.argv[1]) as c, c.create("weights", (4, 6), "<f4") as a:
     with c.empty(3, record) as r:
         r.copy_from(cuda.to_device(np.zeros(3, record)))
         assert r.copy_to_host().dtype.names == ("x", "y")
+
+    # Ours with work that is pending, of a copy and of a bracket: Numba waits for the stream that is
+    # named, and sees old data where none is.
+    seven = caid.pinned_array(1000, "<i4")
+    seven[:] = 7
+    for bracket in (False, True):
+        s = Stream(NON_BLOCKING)
+        with c.create("pending", 1000, "<i4") as a:
+            c.unlink("pending")
+            a.copy_from_host(np.zeros(1000, "<i4"))
+            s.hold_up()
+            if bracket:
+                with a.write(s.number) as v:
+                    s.fill(v, 7)
+                    inside = v
+            else:
+                a.copy_from_host(seven, stream=s.number)
+            expected = 0x07070707 if bracket else 7
+            os.environ["CAID_CAI_SYNC"] = "0"
+            assert (cuda.as_cuda_array(a).copy_to_host() == 0).all()
+            del os.environ["CAID_CAI_SYNC"]
+            threading.Timer(0.05, s.gate.set).start()
+            assert (cuda.as_cuda_array(a).copy_to_host() == expected).all()
+            if bracket:
+                assert (cuda.as_cuda_array(inside).copy_to_host() == expected).all()
+                inside.close()
+        s.close()
 print("right")
 """
 
@@ -57,6 +87,7 @@ def test_numba_on_the_software_driver(client, daemon, soft):
         **os.environ,
         "NUMBA_CUDA_DRIVER": caid.softcuda_path(),
         "NUMBA_CUDA_ARRAY_INTERFACE_SYNC": "1",
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
     }
     out = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CODE, daemon.address],

@@ -11,7 +11,7 @@ import time
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, wait_until
+from conftest import PATIENCE_S, in_thread, wait_until
 
 import caid
 
@@ -83,21 +83,6 @@ def _got(watch):
         return next(watch)
     except caid.TimedOutError:
         return None
-
-
-def in_thread(work):
-    """(thread, list that gets its result or its exception)"""
-    ended = []
-
-    def run():
-        try:
-            ended.append(work())
-        except BaseException as e:
-            ended.append(e)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, ended
 
 
 def test_close_ends_the_iteration_of_another_thread(client):

@@ -2,8 +2,8 @@
 /*
  * Many threads on few clients against one daemon, for ThreadSanitizer: a plain main, since
  * Criterion aborts under it. Threads create, open, read, write, close, list and unlink arrays
- * with colliding names; every answer must be one that the interface allows. Ends after a fixed
- * number of steps. At the end nothing may be left.
+ * with colliding names, in brackets or without; every answer must be one that the interface
+ * allows. Ends after a fixed number of steps. At the end nothing may be left.
  *      usage: stress SOCKET [STEPS]
  */
 #include <err.h>
@@ -23,6 +23,7 @@
 struct worker {
     pthread_t thread;
     struct caid_client *client;
+    uint64_t stream;
     uint32_t random;
     int steps;
 };
@@ -55,6 +56,49 @@ use(struct worker *w, struct caid_array *array)
         expect(caid_array_copy_from_host(array, pattern, EXTENT, &error), &error, "write", 0,
                0);
     expect(caid_array_copy_to_host(array, bytes, EXTENT, &error), &error, "read", 0, 0);
+}
+
+/* One that begins is ended, abandoned, or only freed, which abandons it, too. */
+static void
+use_and_end(struct worker *w, struct caid_array *array, struct caid_access *access)
+{
+    struct caid_error error;
+
+    use(w, array);
+    switch (rnd(w, 8)) {
+    case 0: expect(caid_access_abandon(access, &error), &error, "abandon", 0, 0); break;
+    case 1: break;
+    default: expect(caid_access_end(access, &error), &error, "end", 0, 0); break;
+    }
+}
+
+static void
+use_in_bracket(struct worker *w, struct caid_array *array)
+{
+    struct caid_access_options options = CAID_INIT(struct caid_access_options);
+    bool write = !caid_array_get_info(array)->readonly && rnd(w, 2);
+    struct caid_access *access;
+    struct caid_error error;
+    int r;
+
+    options.reads = options.writes = &array;
+    options.n_reads = !write;
+    options.n_writes = write;
+    options.stream = rnd(w, 3) ? w->stream : 0;
+    options.nowait = rnd(w, 4) == 0;
+    options.timeout_ns = rnd(w, 4) ? 0 : rnd(w, 1000) * 1000;
+    r = caid_access_start(w->client, &access, &options, &error);
+    expect(r, &error, "start", 0, 0);
+    if (rnd(w, 8)) /* else it is given up */
+        while ((r = caid_access_wait(access, rnd(w, 2) ? 200000 : CAID_FOREVER, &error)) > 0)
+            ;
+    else
+        r = -ECANCELED;
+    if (r == 0)
+        use_and_end(w, array, access);
+    else if (r != -ECANCELED)
+        expect(r, &error, "begin", -EOWNERDEAD, -ETIMEDOUT);
+    caid_access_free(access);
 }
 
 static void
@@ -93,7 +137,9 @@ step(struct worker *w)
         expect(r, &error, "open", -ENOENT, 0);
         break;
     }
-    if (array)
+    if (array && rnd(w, 2))
+        use_in_bracket(w, array);
+    else if (array)
         use(w, array);
     caid_array_close(array);
 }
@@ -102,9 +148,15 @@ static void *
 work(void *arg)
 {
     struct worker *w = arg;
+    struct caid_error error;
 
+    expect(caid_stream_create(w->client, 0, CAID_STREAM_NON_BLOCKING, &w->stream, &error),
+           &error, "stream", 0, 0);
     for (int i = 0; i < w->steps; i++)
         step(w);
+    expect(caid_stream_synchronize(w->client, w->stream, 0, &error), &error, "synchronize", 0,
+           0);
+    expect(caid_stream_destroy(w->client, w->stream, &error), &error, "stream", 0, 0);
     return NULL;
 }
 
@@ -149,14 +201,16 @@ clean_up(const char *socket)
     }
     for (int i = 0; i < 1000; i++) {
         expect(caid_client_status(client, &status, &error), &error, "status", 0, 0);
-        if (!status.blocks && !status.arrays && !status.leases && status.connections == 1)
+        if (!status.blocks && !status.arrays && !status.leases && !status.brackets &&
+            status.connections == 1)
             break;
         usleep(10000);
     }
-    if (status.blocks || status.arrays || status.leases || status.release_errors)
-        errx(1, "left behind: %llu blocks, %llu arrays, %llu leases",
+    if (status.blocks || status.arrays || status.leases || status.brackets ||
+        status.release_errors)
+        errx(1, "left behind: %llu blocks, %llu arrays, %llu leases, %llu brackets",
              (unsigned long long)status.blocks, (unsigned long long)status.arrays,
-             (unsigned long long)status.leases);
+             (unsigned long long)status.leases, (unsigned long long)status.brackets);
     caid_client_close(client);
 }
 

@@ -22,7 +22,7 @@ LAYERS = {
     "driver/soft": ("driver", "proto/base"),
     "client": ("client/include", "driver", "mem", "proto", "proto/base"),
     "client/include": (),
-    "client/tools": ("client/include", "proto", "proto/base"),
+    "client/tools": ("client", "client/include", "driver", "proto", "proto/base"),
     "daemon/core": ("mem", "proto", "proto/base"),
     "daemon": ("daemon/core", "driver", "mem", "proto", "proto/base"),
     "python": ("client/include",),

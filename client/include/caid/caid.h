@@ -66,12 +66,16 @@ enum caid_code {
     CAID_ERR_UNSUPPORTED = 16,   /* not on this device or driver */
     CAID_ERR_CANCELLED = 17,     /* a watch was closed */
     CAID_ERR_STALE = 18,         /* that generation is gone, or has not come */
-    CAID_ERR_NO_DAEMON = 64,     /* nobody listens at the socket */
-    CAID_ERR_DISCONNECTED = 65,  /* the daemon closed the connection, or died */
-    CAID_ERR_FORKED = 66,        /* used after fork() without exec() */
-    CAID_ERR_CLOSED = 67,        /* the array or client was closed */
-    CAID_ERR_READ_ONLY = 68,     /* a write to an array opened "r" */
-    CAID_ERR_SYSTEM = 69,        /* a system call failed: see the returned errno */
+    CAID_ERR_TIMEOUT = 19,       /* that did not come in time */
+    CAID_ERR_DEADLOCK = 20,      /* it would wait for what this thread has to end */
+    CAID_ERR_ABANDONED =
+        21, /* a process died before its work was done: contents are not whole */
+    CAID_ERR_NO_DAEMON = 64,    /* nobody listens at the socket */
+    CAID_ERR_DISCONNECTED = 65, /* the daemon closed the connection, or died */
+    CAID_ERR_FORKED = 66,       /* used after fork() without exec() */
+    CAID_ERR_CLOSED = 67,       /* the array or client was closed */
+    CAID_ERR_READ_ONLY = 68,    /* a write to an array opened "r" */
+    CAID_ERR_SYSTEM = 69,       /* a system call failed: see the returned errno */
 };
 
 struct caid_error {
@@ -140,6 +144,15 @@ struct caid_device {
     char name[128];
     uint64_t total;       /* bytes */
     uint64_t granularity; /* bytes */
+    /* How streams of it wait for those of other processes: "memops" (stream memory operations),
+     * "host" (the host waits), "events" (inter-process events). */
+    char handoff[16];
+    char kinds[64];        /* of memory that it can share: "device legacy pinned" */
+    bool memops;           /* it has 64-bit stream memory operations */
+    bool readonly_host;    /* it takes host memory that is mapped for reading */
+    bool mps;              /* contexts of it are MPS clients', as the daemon sees it */
+    char persistence[8];   /* "on", "off", "": not known */
+    char compute_mode[16]; /* "default", "exclusive", "prohibited", "": not known */
 };
 
 /* The daemon's devices; index i is what `device` means elsewhere. Borrowed, fixed for the life
@@ -161,8 +174,11 @@ struct caid_status {
     uint64_t jobs;                                              /* driver calls under way */
     uint64_t release_errors; /* blocks that the driver would not take back, ever */
     uint64_t watches;
-    uint64_t pending;  /* entries of the deallocation queues */
-    uint64_t contexts; /* that the daemon has made, for legacy handles */
+    uint64_t pending;   /* entries of the deallocation queues */
+    uint64_t contexts;  /* that the daemon has made, for legacy handles */
+    uint64_t brackets;  /* that are open, or wait */
+    uint64_t pages;     /* of timelines */
+    uint64_t timelines; /* that have a name */
 };
 
 CAID_API int caid_client_status(struct caid_client *client, struct caid_status *ret,
@@ -343,7 +359,7 @@ CAID_API int caid_watch_new(struct caid_client *client, struct caid_watch **ret,
                             void *userdata, struct caid_error *error);
 
 /* Waits for news of this watch, at most timeout_ns (UINT64_MAX: without end), and takes it.
- * -ETIMEDOUT, code CAID_ERR_SYSTEM; -ECANCELED when the watch is closed meanwhile. */
+ * CAID_ERR_TIMEOUT; CAID_ERR_CANCELLED when the watch is closed meanwhile. */
 CAID_API int caid_watch_next(struct caid_watch *watch, uint64_t timeout_ns,
                              struct caid_change *ret, struct caid_error *error);
 
@@ -366,9 +382,12 @@ struct caid_entry {
     int32_t device; /* index, or -1 */
     uint64_t generation;
     uint64_t nbytes;
-    uint64_t leases;    /* how many hold it */
-    uint32_t uid;       /* who created it */
-    const char *memory; /* "device", "legacy", "pinned", "mapped" */
+    uint64_t leases;           /* how many hold it */
+    uint32_t uid;              /* who created it */
+    const char *memory;        /* "device", "legacy", "pinned", "mapped" */
+    uint64_t readers, writers; /* brackets that are open on it: handoff.h */
+    uint64_t waiting;          /* brackets that wait for those */
+    bool abandoned;            /* a writer died, and nobody has written it since */
 };
 
 struct caid_list_options {
@@ -390,7 +409,8 @@ struct caid_holder {
     uint64_t pid;
     uint32_t uid;
     bool readonly;
-    bool hung_up; /* its connection has ended, its process has not */
+    bool hung_up;                       /* its connection has ended, its process has not */
+    uint64_t reading, writing, waiting; /* brackets that it has on the array */
 };
 
 struct caid_details {
@@ -423,6 +443,8 @@ struct caid_user { /* what a uid is charged */
     uint64_t host;     /* of the daemon's own memory */
     uint64_t pending;  /* entries of the deallocation queues */
     uint64_t deferred; /* connections that hold them back: caid_defer_begin() */
+    uint64_t brackets; /* that are open, or wait */
+    uint64_t pages;    /* of timelines */
 };
 
 /* Like caid_list(): the caller's uid, or all of them for root and the daemon's own uid. */
@@ -516,6 +538,11 @@ struct caid_copy {
     uint32_t ndim;
     uint32_t itemsize;
     int32_t device; /* whose primary context does it; index */
+    /* 0: the copy has happened when the call returns. Else a stream (handoff.h) of the current
+     * context, or of the device's primary one: the copy is enqueued there, and what it reads and
+     * writes on the host has to stay until the stream has come past it. From host to host it is
+     * not enqueued: the call waits for the stream, then copies. */
+    uint64_t stream;
 };
 
 /* Copies ndim dimensions from src to dst; they may not overlap. */
@@ -532,11 +559,6 @@ struct caid_pointer {
  * device's to reach. */
 CAID_API int caid_pointer_resolve(struct caid_client *client, uint64_t ptr,
                                   struct caid_pointer *ret, struct caid_error *error);
-
-/* Waits on the host for a CUDA stream of this process: a CUstream, 1 the legacy default stream,
- * 2 the per-thread one; 0 is refused as ambiguous (CAI v3). */
-CAID_API int caid_stream_synchronize(struct caid_client *client, uint64_t stream,
-                                     int32_t device, struct caid_error *error);
 
 /* ---- host memory of this process; no daemon is asked ---- */
 
@@ -569,5 +591,7 @@ CAID_API int caid_softcuda_path(char *ret_path, size_t size);
 #ifdef __cplusplus
 }
 #endif
+
+#include "caid/handoff.h"
 
 #endif

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Events: a place in a stream, of this process or of another one. An event is the driver's, in the
+ * primary context of a device, and holds the client, so that the context is there as long as it is.
+ * No daemon is asked.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "client.h"
+#include "stream.h"
+
+#define FLAGS_ALL (CAID_EVENT_IPC | CAID_EVENT_BLOCKING_SYNC)
+
+_Static_assert(CAID_EVENT_HANDLE_SIZE == sizeof(CUipcEventHandle),
+               "handoff.h and the driver differ");
+
+struct caid_event {
+    struct caid_client *client;
+    int32_t device; /* index */
+    CUcontext context;
+    CUevent event;
+    bool has_handle; /* other processes can open it */
+};
+
+/* ---- life ---- */
+
+static struct caid_event *
+event_new(struct caid_client *client, int32_t device)
+{
+    struct caid_event *event = calloc(1, sizeof(*event));
+
+    if (!event)
+        return NULL;
+    event->client = client_ref(client);
+    event->device = device;
+    return event;
+}
+
+static void
+event_free(struct caid_event *event)
+{
+    client_unref(event->client);
+    free(event);
+}
+
+/* Makes the event, or opens the one that handle is of, in the context that is current. */
+static CUresult
+event_make(struct caid_event *event, const struct drv *drv, uint32_t flags,
+           const uint8_t *handle, const char **ret_call)
+{
+    unsigned int cuda_flags = CU_EVENT_DISABLE_TIMING;
+    CUipcEventHandle given;
+
+    if (handle) {
+        memcpy(&given, handle, sizeof(given));
+        *ret_call = "cuIpcOpenEventHandle";
+        return drv->cu.cuIpcOpenEventHandle(&event->event, given);
+    }
+    if (flags & CAID_EVENT_IPC)
+        cuda_flags |= CU_EVENT_INTERPROCESS;
+    if (flags & CAID_EVENT_BLOCKING_SYNC)
+        cuda_flags |= CU_EVENT_BLOCKING_SYNC;
+    event->has_handle = flags & CAID_EVENT_IPC;
+    *ret_call = "cuEventCreate";
+    return drv->cu.cuEventCreate(&event->event, cuda_flags);
+}
+
+static int
+event_begin(struct caid_event *event, uint32_t flags, const uint8_t *handle,
+            struct caid_error *error)
+{
+    struct caid_client *client = event->client;
+    const struct drv *drv;
+    const char *call;
+
+    int r = gpu_push(client, event->device, &drv, error);
+    if (r < 0)
+        return r;
+    CUresult result = drv->cu.cuCtxGetCurrent(&event->context);
+    if (result == CUDA_SUCCESS)
+        result = event_make(event, drv, flags, handle, &call);
+    else
+        call = "cuCtxGetCurrent";
+    gpu_pop(drv);
+    return result == CUDA_SUCCESS ? 0
+                                  : gpu_fail(drv, call, result,
+                                             handle ? "cannot open another process's event"
+                                                    : "cannot make an event",
+                                             error);
+}
+
+/* handle NULL: a new one. */
+static int
+event_get(struct caid_client *client, struct caid_event **ret, int32_t device, uint32_t flags,
+          const uint8_t *handle, struct caid_error *error)
+{
+    struct caid_event *event = event_new(client, device);
+
+    if (!event)
+        return fail_errno(error, ENOMEM, "no memory for an event");
+    int r = event_begin(event, flags, handle, error);
+    if (r < 0)
+        event_free(event);
+    else
+        *ret = event;
+    return r;
+}
+
+int
+caid_event_new(struct caid_client *client, struct caid_event **ret, int32_t device,
+               uint32_t flags, struct caid_error *error)
+{
+    int r = client_check(client, error);
+    if (r == 0 && !ret)
+        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    if (r == 0 && (flags & ~(uint32_t)FLAGS_ALL))
+        r = fail(error, CAID_ERR_INVALID, "flags %#x: unknown here",
+                 flags & ~(uint32_t)FLAGS_ALL);
+    return r < 0 ? r : event_get(client, ret, device, flags, NULL, error);
+}
+
+int
+caid_event_open(struct caid_client *client, struct caid_event **ret, int32_t device,
+                const uint8_t handle[CAID_EVENT_HANDLE_SIZE], struct caid_error *error)
+{
+    int r = client_check(client, error);
+    if (r == 0 && (!ret || !handle))
+        r = fail(error, CAID_ERR_INVALID, "%s is NULL", ret ? "handle" : "ret");
+    return r < 0 ? r : event_get(client, ret, device, 0, handle, error);
+}
+
+void
+caid_event_free(struct caid_event *event)
+{
+    const struct drv *drv;
+
+    if (!event)
+        return;
+    if (!fork_guard_crossed(&event->client->guard) &&
+        gpu_push(event->client, event->device, &drv, NULL) == 0) {
+        drv->cu.cuEventDestroy(event->event);
+        gpu_pop(drv);
+    }
+    event_free(event);
+}
+
+/* ---- use ---- */
+
+/* An event outlives its client's handle, but is of no use then. */
+static int
+event_check(const struct caid_event *event, struct caid_error *error)
+{
+    if (!event)
+        return fail(error, CAID_ERR_INVALID, "event is NULL");
+    struct caid_client *client = event->client;
+    int r = client_check(client, error);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&client->lock);
+    bool closed = client->handle_closed;
+    pthread_mutex_unlock(&client->lock);
+    return closed ? fail(error, CAID_ERR_CLOSED, "%s: the event's client is closed",
+                         client->socket)
+                  : 0;
+}
+
+/* Checks, and makes the event's context current until gpu_pop(). */
+static int
+event_push(const struct caid_event *event, const struct drv **ret, struct caid_error *error)
+{
+    int r = event_check(event, error);
+    return r < 0 ? r : gpu_push(event->client, event->device, ret, error);
+}
+
+/* Checks, and makes the stream's context current until stream_leave(). What a captured stream
+ * does with an event becomes a part of the graph: nobody else could wait for it. */
+static int
+event_enter(const struct caid_event *event, uint64_t stream, struct stream *ret,
+            struct caid_error *error)
+{
+    int r = event_check(event, error);
+    if (r == 0)
+        r = stream_enter(event->client, stream, event->device, ret, error);
+    if (r < 0)
+        return r;
+    r = stream_check_not_capturing(event->client, ret, error);
+    if (r < 0)
+        stream_leave(ret);
+    return r;
+}
+
+static int
+event_leave(const struct caid_event *event, const struct stream *stream, const char *call,
+            CUresult result, const char *doing, struct caid_error *error)
+{
+    int r = result == CUDA_SUCCESS
+                ? 0
+                : stream_fail(event->client, stream, call, result, doing, error);
+    stream_leave(stream);
+    return r;
+}
+
+int
+caid_event_record(struct caid_event *event, uint64_t stream, struct caid_error *error)
+{
+    struct stream entered;
+
+    int r = event_enter(event, stream, &entered, error);
+    if (r < 0)
+        return r;
+    if (entered.context != event->context) {
+        stream_leave(&entered);
+        return fail(error, CAID_ERR_DEVICE,
+                    "the event is of device %d's primary context, the stream is not",
+                    event->device);
+    }
+    CUresult result = entered.drv->cu.cuEventRecord(event->event, entered.handle);
+    return event_leave(event, &entered, "cuEventRecord", result, "cannot record an event",
+                       error);
+}
+
+int
+caid_event_wait(struct caid_event *event, uint64_t stream, struct caid_error *error)
+{
+    struct stream entered;
+
+    int r = event_enter(event, stream, &entered, error);
+    if (r < 0)
+        return r;
+    CUresult result = entered.drv->cu.cuStreamWaitEvent(entered.handle, event->event, 0);
+    return event_leave(event, &entered, "cuStreamWaitEvent", result,
+                       "cannot make a stream wait for an event", error);
+}
+
+int
+caid_event_synchronize(struct caid_event *event, struct caid_error *error)
+{
+    const struct drv *drv;
+
+    int r = event_push(event, &drv, error);
+    if (r < 0)
+        return r;
+    CUresult result = drv->cu.cuEventSynchronize(event->event);
+    gpu_pop(drv);
+    return result == CUDA_SUCCESS
+               ? 0
+               : gpu_fail(drv, "cuEventSynchronize", result, "cannot wait for an event", error);
+}
+
+int
+caid_event_query(struct caid_event *event, struct caid_error *error)
+{
+    const struct drv *drv;
+
+    int r = event_push(event, &drv, error);
+    if (r < 0)
+        return r;
+    CUresult result = drv->cu.cuEventQuery(event->event);
+    gpu_pop(drv);
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
+        return result == CUDA_SUCCESS;
+    return gpu_fail(drv, "cuEventQuery", result, "cannot ask for an event", error);
+}
+
+int
+caid_event_ipc_handle(struct caid_event *event, uint8_t ret[CAID_EVENT_HANDLE_SIZE],
+                      struct caid_error *error)
+{
+    CUipcEventHandle handle;
+    const struct drv *drv;
+
+    if (event && !ret)
+        return fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = event_check(event, error);
+    if (r == 0 && !event->has_handle)
+        r = fail(error, CAID_ERR_UNSUPPORTED,
+                 "only events that were made with CAID_EVENT_IPC have a handle");
+    if (r == 0)
+        r = gpu_push(event->client, event->device, &drv, error);
+    if (r < 0)
+        return r;
+    CUresult result = drv->cu.cuIpcGetEventHandle(&handle, event->event);
+    gpu_pop(drv);
+    if (result != CUDA_SUCCESS)
+        return gpu_fail(drv, "cuIpcGetEventHandle", result, "cannot make an event's handle",
+                        error);
+    memcpy(ret, &handle, sizeof(handle));
+    return 0;
+}
+
+uint64_t
+caid_event_handle(const struct caid_event *event)
+{
+    return event ? (uintptr_t)event->event : 0;
+}

@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lane.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "client.h"
+#include "stream.h"
+
+/* How many lanes there are before those are looked for that know nothing. */
+#define SWEEP_MIN 64
+/* How long a client that closes waits for signals that are being made. */
+#define CLOSE_NS       NSEC_PER_SEC
+#define CLOSE_PAUSE_NS NSEC_PER_MSEC
+
+static const char *const handoff_names[N_HANDOFFS] = {"memops", "host", "events"};
+
+int
+handoff_find(struct msg_str name)
+{
+    for (int i = 0; i < N_HANDOFFS; i++)
+        if (msg_str_eq(name, handoff_names[i]))
+            return i;
+    return -1;
+}
+
+static int
+lane_cmp(const struct lane *a, const struct lane *b)
+{
+    int c = CMP(a->id, b->id);
+    return c ? c : CMP((uintptr_t)a->key, (uintptr_t)b->key);
+}
+
+RB_GENERATE_STATIC(lane_tree, lane, entry, lane_cmp)
+
+void
+lane_table_init(struct lane_table *table)
+{
+    RB_INIT(&table->tree);
+    LIST_INIT(&table->pages);
+    table->sweep_at = SWEEP_MIN;
+    pthread_mutex_init(&table->lock, NULL);
+}
+
+void
+lane_lock(struct lane *lane)
+{
+    pthread_mutex_lock(&lane->lock);
+}
+
+void
+lane_unlock(struct lane *lane)
+{
+    pthread_mutex_unlock(&lane->lock);
+}
+
+void
+lane_put(struct lane *lane)
+{
+    atomic_fetch_sub_explicit(&lane->refs, 1, memory_order_release);
+}
+
+/* ---- the table ---- */
+
+/* Its slot goes on with another lane when its last value has come. Under lanes.lock. */
+static void
+give_slot_up(struct lane *lane)
+{
+    if (lane->page)
+        lane->page->of_slot[lane->slot].lane = NULL;
+    lane->page = NULL;
+}
+
+static void
+lane_free(struct lane *lane)
+{
+    if (lane->waits != lane->few_waits)
+        free(lane->waits);
+    pthread_mutex_destroy(&lane->lock);
+    free(lane);
+}
+
+void
+lane_table_deinit(struct lane_table *table)
+{
+    struct lane *lane;
+
+    while ((lane = RB_MIN(lane_tree, &table->tree))) {
+        RB_REMOVE(lane_tree, &table->tree, lane);
+        lane_free(lane);
+    }
+}
+
+/* Whether nothing would be lost with it. Under lanes.lock; a lane that is locked is in use. */
+static bool
+knows_nothing(struct lane *lane)
+{
+    if (atomic_load_explicit(&lane->refs, memory_order_acquire) > 0)
+        return false;
+    lane_settle(lane); /* nobody can find it, to lock it, without lanes.lock */
+    return lane->n_waits == 0 && (!lane->lost || lane->destroyed);
+}
+
+static void
+sweep(struct lane_table *table)
+{
+    struct lane *lane, *next;
+
+    for (lane = RB_MIN(lane_tree, &table->tree); lane; lane = next) {
+        next = RB_NEXT(lane_tree, &table->tree, lane);
+        if (!knows_nothing(lane))
+            continue;
+        RB_REMOVE(lane_tree, &table->tree, lane);
+        table->n--;
+        give_slot_up(lane);
+        lane_free(lane);
+    }
+    table->sweep_at = table->n * 2 > SWEEP_MIN ? table->n * 2 : SWEEP_MIN;
+}
+
+bool
+lanes_are_waiting(struct caid_client *client)
+{
+    struct lane_table *table = &client->lanes;
+    struct lane *lane;
+    bool waiting = false;
+
+    pthread_mutex_lock(&table->lock);
+    RB_FOREACH(lane, lane_tree, &table->tree)
+    {
+        if (pthread_mutex_trylock(&lane->lock) != 0) {
+            waiting = true; /* or about to */
+            continue;
+        }
+        lane_settle(lane);
+        waiting |= lane->n_waits > 0;
+        pthread_mutex_unlock(&lane->lock);
+    }
+    pthread_mutex_unlock(&table->lock);
+    return waiting;
+}
+
+/* One that waits for the daemon, to be given a page, signals nothing any more when it has it. */
+static void
+wait_until_unlocked(struct lane *lane, uint64_t deadline_ns)
+{
+    const struct timespec pause = {.tv_nsec = CLOSE_PAUSE_NS};
+
+    while (pthread_mutex_trylock(&lane->lock) != 0) {
+        if (clock_now_ns() >= deadline_ns)
+            return;
+        nanosleep(&pause, NULL);
+    }
+    pthread_mutex_unlock(&lane->lock);
+}
+
+void
+lanes_close(struct caid_client *client)
+{
+    uint64_t deadline_ns = clock_now_ns() + CLOSE_NS;
+    struct lane_table *table = &client->lanes;
+    struct lane *lane;
+
+    atomic_store(&table->closed, true);
+    pthread_mutex_lock(&table->lock);
+    RB_FOREACH(lane, lane_tree, &table->tree)
+    {
+        atomic_fetch_add_explicit(&lane->refs, 1, memory_order_relaxed);
+        pthread_mutex_unlock(&table->lock);
+        wait_until_unlocked(lane, deadline_ns);
+        pthread_mutex_lock(&table->lock);
+        lane_put(lane);
+    }
+    pthread_mutex_unlock(&table->lock);
+}
+
+/* ---- finding ---- */
+
+/* A device that the daemon has not got, or of which it says what is not known here: by the host, which
+ * is always right. */
+static enum handoff
+handoff_of(const struct caid_client *client, uint32_t place, bool has_id)
+{
+    int32_t index = client->gpu.devices[place].index;
+    int handoff = has_id && index >= 0 ? handoff_find(MSG_STR(client->devices[index].handoff))
+                                       : -1;
+    return handoff < 0 ? HANDOFF_HOST : (enum handoff)handoff;
+}
+
+/* Under lanes.lock. */
+static struct lane *
+find_lane(struct lane_table *table, uint64_t id, CUcontext key)
+{
+    struct lane wanted = {.id = id, .key = key};
+    struct lane *lane = RB_FIND(lane_tree, &table->tree, &wanted);
+
+    if (lane)
+        atomic_fetch_add_explicit(&lane->refs, 1, memory_order_relaxed);
+    return lane;
+}
+
+static struct lane *
+find_lane_locked(struct lane_table *table, uint64_t id, CUcontext key)
+{
+    pthread_mutex_lock(&table->lock);
+    struct lane *lane = find_lane(table, id, key);
+    pthread_mutex_unlock(&table->lock);
+    return lane;
+}
+
+struct identity {
+    uint64_t id;
+    CUcontext key;
+};
+
+/* The stream's context is current, if it is a default one. */
+static int
+identify(const struct drv *drv, uint64_t stream, CUcontext context, struct identity *ret,
+         struct caid_error *error)
+{
+    unsigned long long id;
+
+    CUresult result = drv->cu.cuStreamGetId((CUstream)(uintptr_t)stream, &id);
+    if (result == CUDA_SUCCESS)
+        *ret = (struct identity){.id = id};
+    else if (result == CUDA_ERROR_NOT_FOUND) /* no such function */
+        *ret = (struct identity){.id = stream, .key = context};
+    else
+        return gpu_fail(drv, "cuStreamGetId", result, "cannot use a stream", error);
+    return 0;
+}
+
+/* Another thread may have been faster. */
+static struct lane *
+lane_add(struct lane_table *table, struct lane *lane)
+{
+    pthread_mutex_lock(&table->lock);
+    struct lane *here = find_lane(table, lane->id, lane->key);
+    if (!here) {
+        if (table->n >= table->sweep_at)
+            sweep(table);
+        RB_INSERT(lane_tree, &table->tree, lane);
+        table->n++;
+    }
+    pthread_mutex_unlock(&table->lock);
+    if (here)
+        lane_free(lane);
+    return here ? here : lane;
+}
+
+static int
+lane_new(struct caid_client *client, const struct stream *stream, struct identity identity,
+         struct lane **ret, struct caid_error *error)
+{
+    uint32_t place;
+
+    int r = stream_place(client, stream, &place, error);
+    if (r < 0)
+        return r;
+    struct lane *lane = calloc(1, sizeof(*lane));
+    if (!lane)
+        return fail_errno(error, ENOMEM, "no memory for a stream");
+    lane->id = identity.id;
+    lane->key = identity.key;
+    lane->handle = stream->handle;
+    lane->context = stream->context;
+    lane->place = place;
+    lane->handoff = handoff_of(client, place, !identity.key);
+    lane->waits = lane->few_waits;
+    lane->waits_capacity = LANE_WAITS;
+    atomic_init(&lane->refs, 1);
+    pthread_mutex_init(&lane->lock, NULL);
+    *ret = lane_add(&client->lanes, lane);
+    return 0;
+}
+
+static int
+get_in_context(struct caid_client *client, const struct stream *stream, struct lane **ret,
+               struct caid_error *error)
+{
+    struct identity identity = {0};
+
+    int r = stream_check_not_capturing(client, stream, error);
+    if (r == 0)
+        r = identify(stream->drv, (uintptr_t)stream->handle, stream->context, &identity, error);
+    if (r < 0)
+        return r;
+    *ret = find_lane_locked(&client->lanes, identity.id, identity.key);
+    return *ret ? 0 : lane_new(client, stream, identity, ret, error);
+}
+
+int
+lane_get(struct caid_client *client, uint64_t handle, int32_t device, struct lane **ret,
+         struct caid_error *error)
+{
+    struct stream stream;
+
+    int r = stream_enter(client, handle, device, &stream, error);
+    if (r < 0)
+        return r;
+    r = get_in_context(client, &stream, ret, error);
+    stream_leave(&stream);
+    return r;
+}
+
+int
+lane_find(struct caid_client *client, uint64_t handle, int32_t device, struct lane **ret,
+          struct caid_error *error)
+{
+    struct identity identity = {0};
+    struct stream stream;
+
+    int r = stream_enter(client, handle, device, &stream, error);
+    if (r < 0)
+        return r;
+    r = identify(stream.drv, handle, stream.context, &identity, error);
+    stream_leave(&stream);
+    if (r == 0)
+        *ret = find_lane_locked(&client->lanes, identity.id, identity.key);
+    return r;
+}
+
+int
+lane_enter(struct caid_client *client, const struct lane *lane, struct stream *ret,
+           struct caid_error *error)
+{
+    struct identity now = {0};
+
+    int r = stream_enter_context(client, lane->handle, lane->context, ret, error);
+    if (r < 0 || !stream_is_special((uintptr_t)lane->handle))
+        return r;
+    r = identify(ret->drv, (uintptr_t)lane->handle, lane->context, &now, error);
+    if (r == 0 && now.id != lane->id)
+        r = fail(
+            error, CAID_ERR_INVALID,
+            "stream %d is another one in this thread: end what you began where you began it",
+            (int)(uintptr_t)lane->handle);
+    if (r < 0)
+        stream_leave(ret);
+    return r;
+}
+
+/* ---- slots ---- */
+
+static bool
+slot_is_full(const struct page *page, uint32_t slot)
+{
+    return timeline_submitted(&page->slots[slot]) >= TIMELINE_VALUE_MAX;
+}
+
+/* An event is recorded in one context only. */
+static bool
+slot_suits(const struct page *page, uint32_t slot, const struct lane *lane)
+{
+    const struct page_slot *of_slot = &page->of_slot[slot];
+
+    return !slot_is_full(page, slot) && page_slot_has_landed(page, slot) &&
+           (!of_slot->event_context || of_slot->event_context == lane->context);
+}
+
+/* Under lanes.lock. Whoever has the slot is not using it now, or is left it. */
+static bool
+take_slot_from(struct lane *holder, const struct page *page, uint32_t slot,
+               const struct lane *lane)
+{
+    if (pthread_mutex_trylock(&holder->lock) != 0)
+        return false;
+    bool taken = slot_suits(page, slot, lane);
+    if (taken)
+        give_slot_up(holder);
+    pthread_mutex_unlock(&holder->lock);
+    return taken;
+}
+
+static bool
+try_slot(struct page *page, uint32_t slot, struct lane *lane, bool of_others)
+{
+    struct lane *holder = page->of_slot[slot].lane;
+
+    if (!slot_suits(page, slot, lane) || (holder && !of_others))
+        return false;
+    if (holder && !take_slot_from(holder, page, slot, lane))
+        return false;
+    page->of_slot[slot].lane = lane;
+    lane->page = page;
+    lane->slot = slot;
+    return true;
+}
+
+/* Under lanes.lock. */
+static bool
+find_slot(struct lane_table *table, struct lane *lane, bool of_others)
+{
+    struct page *page;
+
+    LIST_FOREACH(page, &table->pages, of_lanes)
+    for (uint32_t slot = 0; slot < TIMELINE_SLOTS; slot++)
+        if (try_slot(page, slot, lane, of_others))
+            return true;
+    return false;
+}
+
+/* A slot that is dead, or full, is left; and one whose last value has not come, where the stream
+ * may be another one by now. */
+static bool
+has_slot(const struct lane *lane)
+{
+    return lane->page && !slot_is_full(lane->page, lane->slot) &&
+           (!lane->key || page_slot_has_landed(lane->page, lane->slot));
+}
+
+static bool
+change_slot(struct lane_table *table, struct lane *lane)
+{
+    pthread_mutex_lock(&table->lock);
+    give_slot_up(lane);
+    bool found = find_slot(table, lane, false) || find_slot(table, lane, true);
+    pthread_mutex_unlock(&table->lock);
+    return found;
+}
+
+static int
+need_slot(struct caid_client *client, struct lane *lane, struct caid_error *error)
+{
+    struct lane_table *table = &client->lanes;
+    struct page *page;
+
+    while (!has_slot(lane) && !change_slot(table, lane)) {
+        int r = page_new(client, &page, error);
+        if (r < 0)
+            return r;
+        pthread_mutex_lock(&table->lock);
+        LIST_INSERT_HEAD(&table->pages, page, of_lanes);
+        pthread_mutex_unlock(&table->lock);
+    }
+    return 0;
+}
+
+/* ---- signals ---- */
+
+static int
+check_open(const struct caid_client *client, struct caid_error *error)
+{
+    return atomic_load(&client->lanes.closed)
+               ? fail(error, CAID_ERR_CLOSED, "%s: the client is closed", client->socket)
+               : 0;
+}
+
+static int
+signal_lane(struct caid_client *client, struct lane *lane, const struct stream *stream,
+            struct fence *ret, struct caid_error *error)
+{
+    int r = stream_check_not_capturing(client, stream, error);
+    if (r == 0)
+        r = need_slot(client, lane, error);
+    if (r == 0)
+        r = check_open(client, error);
+    if (r < 0)
+        return r;
+    uint64_t value = timeline_submitted(&lane->page->slots[lane->slot]) + 1;
+    r = lane_enqueue_signal(client, lane, stream, lane->page, lane->slot, value, error);
+    if (r == 0)
+        *ret = (struct fence){page_ref(lane->page), lane->slot, value};
+    return r;
+}
+
+int
+lane_signal(struct caid_client *client, struct lane *lane, struct fence *ret,
+            struct caid_error *error)
+{
+    struct stream stream;
+
+    int r = lane_enter(client, lane, &stream, error);
+    if (r < 0)
+        return r;
+    r = signal_lane(client, lane, &stream, ret, error);
+    stream_leave(&stream);
+    return r;
+}
+
+int
+lane_signal_slot(struct caid_client *client, struct lane *lane, struct page *page,
+                 uint32_t slot, uint64_t value, struct caid_error *error)
+{
+    struct stream stream;
+
+    lane_lock(lane);
+    int r = check_open(client, error);
+    if (r == 0)
+        r = lane_enter(client, lane, &stream, error);
+    if (r == 0) {
+        r = lane_enqueue_signal(client, lane, &stream, page, slot, value, error);
+        stream_leave(&stream);
+    }
+    lane_unlock(lane);
+    return r;
+}

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stream.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "client.h"
+
+static const char doing[] = "cannot use a stream";
+
+int
+stream_check(uint64_t stream, struct caid_error *error)
+{
+    return stream != 0 ? 0
+                       : fail(error, CAID_ERR_INVALID,
+                              "stream 0 is ambiguous: 1 is the legacy default stream, 2 the "
+                              "per-thread one");
+}
+
+/* ---- its context ---- */
+
+static CUcontext
+current_context(const struct drv *drv)
+{
+    CUcontext context;
+
+    return drv->cu.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+static int
+default_context(struct caid_client *client, int32_t device, CUcontext *ret,
+                struct caid_error *error)
+{
+    uint32_t place;
+
+    *ret = current_context(client->gpu.drv);
+    if (*ret)
+        return 0;
+    int r = gpu_find_place(client, device, NULL, &place, error);
+    return r < 0 ? r : gpu_context(client, place, ret, error);
+}
+
+int
+stream_enter_context(struct caid_client *client, CUstream handle, CUcontext context,
+                     struct stream *ret, struct caid_error *error)
+{
+    struct stream stream = {.drv = client->gpu.drv, .handle = handle, .context = context};
+
+    if (current_context(stream.drv) != context) {
+        CUresult result = stream.drv->cu.cuCtxPushCurrent(context);
+        if (result != CUDA_SUCCESS)
+            return stream_fail(client, &stream, "cuCtxPushCurrent", result, doing, error);
+        stream.pushed = true;
+    }
+    *ret = stream;
+    return 0;
+}
+
+int
+stream_enter(struct caid_client *client, uint64_t stream, int32_t device, struct stream *ret,
+             struct caid_error *error)
+{
+    CUstream handle = (CUstream)(uintptr_t)stream;
+    CUcontext context = NULL;
+    const struct drv *drv;
+
+    int r = stream_check(stream, error);
+    if (r == 0)
+        r = gpu_driver(client, &drv, error);
+    if (r == 0 && stream_is_special(stream))
+        r = default_context(client, device, &context, error);
+    if (r < 0)
+        return r;
+    if (!context) {
+        CUresult result = drv->cu.cuStreamGetCtx(handle, &context);
+        if (result != CUDA_SUCCESS)
+            return gpu_fail(drv, "cuStreamGetCtx", result, doing, error);
+    }
+    return stream_enter_context(client, handle, context, ret, error);
+}
+
+void
+stream_leave(const struct stream *stream)
+{
+    if (stream->pushed)
+        gpu_pop(stream->drv);
+}
+
+int
+stream_place(struct caid_client *client, const struct stream *stream, uint32_t *ret,
+             struct caid_error *error)
+{
+    CUdevice ordinal;
+
+    CUresult result = stream->drv->cu.cuCtxGetDevice(&ordinal);
+    if (result != CUDA_SUCCESS)
+        return stream_fail(client, stream, "cuCtxGetDevice", result, doing, error);
+    for (uint32_t i = 0; i < client->gpu.n_devices; i++)
+        if (client->gpu.devices[i].ordinal == ordinal) {
+            *ret = i;
+            return 0;
+        }
+    return fail(error, CAID_ERR_DEVICE, "the stream is of device %d, of which caid uses none",
+                ordinal);
+}
+
+/* A default stream is told so, too, while a stream that waits for it captures. */
+static bool
+tells_of_capture(CUresult result)
+{
+    return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+           result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
+int
+stream_check_not_capturing(struct caid_client *client, const struct stream *stream,
+                           struct caid_error *error)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = stream->drv->cu.cuStreamIsCapturing(stream->handle, &status);
+
+    if (tells_of_capture(result) ||
+        (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE))
+        return fail(
+            error, CAID_ERR_INVALID,
+            "the stream captures a graph: what waits or is signalled now would be a part "
+            "of it, with the values of now");
+    return result == CUDA_SUCCESS
+               ? 0
+               : stream_fail(client, stream, "cuStreamIsCapturing", result, doing, error);
+}
+
+int
+stream_fail(struct caid_client *client, const struct stream *stream, const char *call,
+            CUresult result, const char *what, struct caid_error *error)
+{
+    if (gpu_is_dead(result))
+        pages_kill_context(client, stream->context);
+    return gpu_fail(stream->drv, call, result, what, error);
+}
+
+/* ---- the API ---- */
+
+int
+caid_stream_create(struct caid_client *client, int32_t device, uint32_t flags, uint64_t *ret,
+                   struct caid_error *error)
+{
+    const struct drv *drv;
+    CUstream handle;
+
+    int r = client_check(client, error);
+    if (r == 0 && !ret)
+        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    if (r == 0 && (flags & ~(uint32_t)CAID_STREAM_NON_BLOCKING))
+        r = fail(error, CAID_ERR_INVALID, "flags 0x%x are not known", flags);
+    if (r == 0)
+        r = gpu_push(client, device, &drv, error);
+    if (r < 0)
+        return r;
+    CUresult result = drv->cu.cuStreamCreate(&handle, flags & CAID_STREAM_NON_BLOCKING
+                                                          ? CU_STREAM_NON_BLOCKING
+                                                          : CU_STREAM_DEFAULT);
+    gpu_pop(drv);
+    if (result != CUDA_SUCCESS)
+        return gpu_fail(drv, "cuStreamCreate", result, "cannot make a stream", error);
+    *ret = (uintptr_t)handle;
+    return 0;
+}
+
+/* Its lane cannot be asked any more, and goes when it waits for nothing. */
+static void
+forget_lane(struct caid_client *client, uint64_t handle)
+{
+    struct lane *lane;
+
+    if (lane_find(client, handle, -1, &lane, NULL) < 0 || !lane)
+        return;
+    lane_lock(lane);
+    lane->destroyed = true;
+    lane_unlock(lane);
+    lane_put(lane);
+}
+
+int
+caid_stream_destroy(struct caid_client *client, uint64_t handle, struct caid_error *error)
+{
+    struct stream stream;
+
+    int r = client_check(client, error);
+    if (r == 0)
+        r = stream_check(handle, error);
+    if (r == 0 && stream_is_special(handle))
+        r = fail(error, CAID_ERR_INVALID, "default streams cannot be destroyed");
+    if (r == 0)
+        r = stream_enter(client, handle, -1, &stream, error);
+    if (r < 0)
+        return r;
+    forget_lane(client, handle);
+    CUresult result = stream.drv->cu.cuStreamDestroy(stream.handle);
+    stream_leave(&stream);
+    return result == CUDA_SUCCESS ? 0
+                                  : stream_fail(client, &stream, "cuStreamDestroy", result,
+                                                "cannot destroy a stream", error);
+}
+
+/* A stream that must not be waited for, or asked, while it captures: that would end the capture. */
+static int
+enter_to_ask(struct caid_client *client, uint64_t handle, int32_t device, struct stream *ret,
+             struct caid_error *error)
+{
+    int r = client_check(client, error);
+    if (r == 0)
+        r = stream_enter(client, handle, device, ret, error);
+    if (r < 0)
+        return r;
+    r = stream_check_not_capturing(client, ret, error);
+    if (r < 0)
+        stream_leave(ret);
+    return r;
+}
+
+static int
+check_lane(struct caid_client *client, uint64_t handle, int32_t device,
+           struct caid_error *error)
+{
+    struct lane *lane;
+
+    int r = lane_find(client, handle, device, &lane, error);
+    if (r < 0 || !lane)
+        return r;
+    r = lane_check(lane, error);
+    lane_put(lane);
+    return r;
+}
+
+int
+caid_stream_synchronize(struct caid_client *client, uint64_t handle, int32_t device,
+                        struct caid_error *error)
+{
+    struct stream stream;
+
+    int r = enter_to_ask(client, handle, device, &stream, error);
+    if (r < 0)
+        return r;
+    CUresult result = stream.drv->cu.cuStreamSynchronize(stream.handle);
+    r = result == CUDA_SUCCESS ? check_lane(client, handle, device, error)
+                               : stream_fail(client, &stream, "cuStreamSynchronize", result,
+                                             "cannot wait for a stream", error);
+    stream_leave(&stream);
+    return r;
+}
+
+int
+caid_stream_query(struct caid_client *client, uint64_t handle, int32_t device,
+                  struct caid_error *error)
+{
+    struct stream stream;
+
+    int r = enter_to_ask(client, handle, device, &stream, error);
+    if (r < 0)
+        return r;
+    CUresult result = stream.drv->cu.cuStreamQuery(stream.handle);
+    stream_leave(&stream);
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
+        return result == CUDA_SUCCESS;
+    return stream_fail(client, &stream, "cuStreamQuery", result,
+                       "cannot ask for a stream's work", error);
+}
+
+int
+caid_stream_check(struct caid_client *client, uint64_t handle, int32_t device,
+                  struct caid_error *error)
+{
+    int r = client_check(client, error);
+    return r < 0 ? r : check_lane(client, handle, device, error);
+}
+
+struct stream_callback {
+    void (*fn)(int32_t result, void *userdata);
+    void *userdata;
+};
+
+static void
+call_back(CUstream stream, CUresult result, void *data)
+{
+    struct stream_callback callback = *(struct stream_callback *)data;
+
+    (void)stream;
+    free(data);
+    callback.fn((int32_t)result, callback.userdata);
+}
+
+int
+caid_stream_add_callback(struct caid_client *client, uint64_t handle, int32_t device,
+                         void (*fn)(int32_t result, void *userdata), void *userdata,
+                         struct caid_error *error)
+{
+    struct stream stream;
+
+    int r = client_check(client, error);
+    if (r == 0 && !fn)
+        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
+    if (r == 0)
+        r = enter_to_ask(client, handle, device, &stream, error);
+    if (r < 0)
+        return r;
+    struct stream_callback *callback = malloc(sizeof(*callback));
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (callback) {
+        *callback = (struct stream_callback){fn, userdata};
+        result = stream.drv->cu.cuStreamAddCallback(stream.handle, call_back, callback, 0);
+    }
+    stream_leave(&stream);
+    if (result == CUDA_SUCCESS)
+        return 0;
+    free(callback);
+    if (!callback)
+        return fail_errno(error, ENOMEM, "no memory for a callback");
+    return stream_fail(client, &stream, "cuStreamAddCallback", result, "cannot add a callback",
+                       error);
+}

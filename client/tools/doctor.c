@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gathers what the checks look at, and runs them. */
+#include "doctor.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "connect.h"
+#include "format.h"
+
+const char *
+doctor_level_name(enum doctor_level level)
+{
+    static const char *const names[] = {"ok", "warning", "problem"};
+    return names[level];
+}
+
+/* ---- findings ---- */
+
+static void PRINTF(4, 0) finding_set(struct finding *ret, enum doctor_level level,
+                                     const char *id, const char *fmt, va_list args)
+{
+    ret->level = level;
+    ret->id = id;
+    if (vasprintf(&ret->found, fmt, args) < 0)
+        out_of_memory();
+}
+
+void
+finding_ok(struct finding *ret, const char *id, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    finding_set(ret, DOCTOR_OK, id, fmt, args);
+    va_end(args);
+}
+
+void
+finding_warning(struct finding *ret, const char *id, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    finding_set(ret, DOCTOR_WARNING, id, fmt, args);
+    va_end(args);
+}
+
+void
+finding_problem(struct finding *ret, const char *id, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    finding_set(ret, DOCTOR_PROBLEM, id, fmt, args);
+    va_end(args);
+}
+
+void
+finding_remedy(struct finding *ret, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    if (vasprintf(&ret->remedy, fmt, args) < 0)
+        out_of_memory();
+    va_end(args);
+}
+
+void
+finding_no_answer(struct finding *ret, const struct doctor *doctor)
+{
+    finding_problem(ret, "no_answer", "%s", doctor->ctl->error.message);
+    finding_remedy(ret, "caid's log may say why; ask again");
+}
+
+static void
+finding_deinit(struct finding *finding)
+{
+    free(finding->found);
+    free(finding->remedy);
+}
+
+/* ---- gathering ---- */
+
+static void
+find_socket(struct doctor *doctor)
+{
+    if (connect_path(doctor->socket, sizeof(doctor->socket), doctor->ctl->socket,
+                     &doctor->origin, &doctor->ctl->error) < 0)
+        doctor->socket_error = -ENAMETOOLONG;
+    else if (stat(doctor->socket, &doctor->socket_stat) < 0)
+        doctor->socket_error = -errno;
+    else if (!S_ISSOCK(doctor->socket_stat.st_mode))
+        doctor->socket_error = -ENOTSOCK;
+    else if (access(doctor->socket, W_OK) < 0)
+        doctor->socket_error = -errno;
+}
+
+/* A connection under way. It may never end: the thread is then left to itself, and this with it. */
+struct attempt {
+    struct caid_connect_options options;
+    struct caid_client *client;
+    struct caid_error error;
+};
+
+static void *
+attempt_run(void *arg)
+{
+    struct attempt *attempt = arg;
+    caid_connect(&attempt->client, &attempt->options, &attempt->error);
+    return NULL;
+}
+
+static void
+connect_patiently(struct doctor *doctor)
+{
+    static struct attempt attempt;
+    struct timespec until;
+    pthread_t thread;
+
+    attempt.options = (struct caid_connect_options)CAID_INIT(attempt.options);
+    attempt.options.socket = doctor->socket;
+    attempt.options.name = "caidctl";
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += DOCTOR_PATIENCE_S;
+    if (pthread_create(&thread, NULL, attempt_run, &attempt) != 0)
+        out_of_memory();
+    if (pthread_timedjoin_np(thread, NULL, &until) != 0) {
+        pthread_detach(thread);
+        doctor->silent = true;
+        return;
+    }
+    doctor->ctl->client = attempt.client;
+    doctor->ctl->error = attempt.error;
+}
+
+static void
+ask_daemon(struct doctor *doctor)
+{
+    struct ctl *ctl = doctor->ctl;
+
+    connect_patiently(doctor);
+    if (!ctl->client)
+        return;
+    doctor->status = (struct caid_status)CAID_INIT(doctor->status);
+    if (caid_client_status(ctl->client, &doctor->status, &ctl->error) < 0) {
+        caid_client_close(ctl->client);
+        ctl->client = NULL;
+        return;
+    }
+    doctor->n_devices = caid_client_devices(ctl->client, &doctor->devices);
+}
+
+/* The one that a client of this daemon uses here. */
+static void
+open_driver(struct doctor *doctor)
+{
+    const char *choice = secure_getenv("CAID_CUDA_DRIVER");
+
+    if (!choice || !choice[0] || strcmp(choice, "auto") == 0)
+        choice = doctor->ctl->client ? doctor->status.driver : "auto";
+    doctor->driver_choice = choice;
+    if (drv_open(&doctor->drv, choice, &doctor->driver_error) < 0)
+        doctor->drv = NULL;
+}
+
+void
+doctor_init(struct doctor *doctor, struct ctl *ctl)
+{
+    *doctor = (struct doctor){.ctl = ctl};
+    find_socket(doctor);
+    if (doctor->socket_error == 0)
+        ask_daemon(doctor);
+    open_driver(doctor);
+}
+
+void
+doctor_deinit(struct doctor *doctor)
+{
+    drv_free(doctor->drv);
+}
+
+/* ---- running ---- */
+
+void
+doctor_run(const struct doctor *doctor,
+           void (*fn)(const char *what, int32_t device, const struct finding *finding,
+                      void *userdata),
+           void *userdata)
+{
+    for (const struct check *check = doctor_checks_first; check->what; check++) {
+        _cleanup_(finding_deinit) struct finding finding = {0};
+        check->look(doctor, &finding);
+        fn(check->what, -1, &finding, userdata);
+    }
+    for (int32_t i = 0; i < doctor->n_devices; i++) {
+        for (const struct device_check *check = doctor_checks_device; check->what; check++) {
+            _cleanup_(finding_deinit) struct finding finding = {0};
+            check->look(doctor, i, &finding);
+            fn(check->what, i, &finding, userdata);
+        }
+    }
+    if (!doctor->ctl->client)
+        return;
+    for (const struct check *check = doctor_checks_daemon; check->what; check++) {
+        _cleanup_(finding_deinit) struct finding finding = {0};
+        check->look(doctor, &finding);
+        fn(check->what, -1, &finding, userdata);
+    }
+}

@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who uses an array: brackets that are open on it, those that wait for their turn, and the fences
+ * that the next one has to wait for.
+ *
+ * Turns are given in the order of arrival: many readers or one writer, and a reader behind a writer
+ * that waits, waits (or writers would starve). A bracket of several arrays queues up at all of them
+ * in one event, so all queues have the brackets that they share in one order, and no two brackets
+ * wait for each other by their places alone.
+ *
+ * Fences: of the last write, and of the reads since, at most one for each slot. A read comes after the
+ * write, a write after all of them; so once a write has ended its own fence stands for the others.
+ */
+#include <assert.h>
+
+#include "state.h"
+
+/* Steps of a search for a deadlock, each a claim that is looked at. One that needs more gives up,
+ * and the brackets have their timeouts. */
+#define SEARCH_MAX 65536
+
+/* ---- life ---- */
+
+int
+access_get(struct array *array, struct access **ret)
+{
+    if (!array->access) {
+        array->access = calloc(1, sizeof(*array->access));
+        if (!array->access)
+            return -ENOMEM;
+        array->access->array = array;
+        TAILQ_INIT(&array->access->waiting);
+    }
+    *ret = array->access;
+    return 0;
+}
+
+static bool
+access_has_fences(const struct access *access)
+{
+    return access->write || !LIST_EMPTY(&access->reads);
+}
+
+/* That of a dead array goes with it: access_linger_sweep(). */
+void
+access_settle(struct access *access)
+{
+    if (access->n_waiting || !LIST_EMPTY(&access->held) || access_has_fences(access) ||
+        access->array->lingering)
+        return;
+    access->array->access = NULL;
+    free(access);
+}
+
+/* ---- fences ---- */
+
+void
+fence_free(struct fence *fence)
+{
+    struct access *access = fence->access;
+
+    if (fence == access->write) {
+        access->write = NULL;
+    } else {
+        LIST_REMOVE(fence, of_access);
+        access->n_reads--;
+    }
+    LIST_REMOVE(fence, of_page);
+    user_uncharge(fence->page->conn->user, RES_HOST, FENCE_HOST);
+    free(fence);
+}
+
+static enum fence_state
+fence_state(const struct fence *fence)
+{
+    return timeline_state(&fence->page->slots[fence->slot], fence->value);
+}
+
+/* A writer whose context has died says so itself, in its page. */
+static void
+sweep_write(struct access *access)
+{
+    enum fence_state state = access->write ? fence_state(access->write) : FENCE_PENDING;
+
+    if (state == FENCE_PENDING)
+        return;
+    if (state == FENCE_LOST)
+        access->array->abandoned = true;
+    fence_free(access->write);
+}
+
+void
+access_sweep(struct access *access, bool reads)
+{
+    struct fence *fence, *next;
+
+    sweep_write(access);
+    if (!reads)
+        return;
+    for (fence = LIST_FIRST(&access->reads); fence; fence = next) {
+        next = LIST_NEXT(fence, of_access);
+        if (fence_state(fence) != FENCE_PENDING)
+            fence_free(fence);
+    }
+    access->n_swept = access->n_reads;
+}
+
+void
+access_abandon(struct core *core, struct access *access)
+{
+    access->array->abandoned = true;
+    access_scan(core, access);
+}
+
+bool
+access_is_abandoned(struct core *core, struct array *array)
+{
+    struct access *access = array->access;
+
+    if (access && access->write && fence_state(access->write) == FENCE_LOST) {
+        fence_free(access->write);
+        access_abandon(core, access);
+        access_settle(access);
+    }
+    return array->abandoned;
+}
+
+static struct fence *
+find_read(const struct access *access, const struct page *page, uint32_t slot)
+{
+    struct fence *fence;
+
+    LIST_FOREACH(fence, &access->reads, of_access)
+    if (fence->page == page && fence->slot == slot)
+        return fence;
+    return NULL;
+}
+
+static struct fence *
+fence_take(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
+{
+    struct fence *fence = TAKE_PTR(claim->fence);
+
+    fence->access = claim->access;
+    fence->page = page;
+    fence->slot = slot;
+    fence->value = value;
+    LIST_INSERT_HEAD(&page->fences, fence, of_page);
+    return fence;
+}
+
+static void
+end_read(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
+{
+    struct access *access = claim->access;
+    struct fence *fence = find_read(access, page, slot);
+
+    if (fence) {
+        fence->value = value; /* a slot's values only grow */
+        return;
+    }
+    fence = fence_take(claim, page, slot, value);
+    LIST_INSERT_HEAD(&access->reads, fence, of_access);
+    access->n_reads++;
+    if (access->n_reads > 2 * access->n_swept + 8)
+        access_sweep(access, true);
+}
+
+static void
+end_write(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
+{
+    struct access *access = claim->access;
+
+    if (access->write)
+        fence_free(access->write);
+    while (!LIST_EMPTY(&access->reads))
+        fence_free(LIST_FIRST(&access->reads));
+    if (page)
+        access->write = fence_take(claim, page, slot, value);
+}
+
+void
+access_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
+{
+    if (claim->write)
+        end_write(claim, page, slot, value);
+    else if (page)
+        end_read(claim, page, slot, value);
+}
+
+/* ---- dead arrays ---- */
+
+bool
+access_is_over(struct core *core, struct array *array)
+{
+    struct access *access = array->access;
+
+    if (!access)
+        return true;
+    if (array->lingering)
+        return false;
+    assert(!access->n_waiting && LIST_EMPTY(&access->held));
+    access_sweep(access, true);
+    if (!access_has_fences(access)) {
+        access_settle(access);
+        return true;
+    }
+    array->lingering = true;
+    LIST_INSERT_HEAD(&core->lingering, access, of_lingering);
+    linger_later(core);
+    return false;
+}
+
+static void
+stop_lingering(struct access *access)
+{
+    LIST_REMOVE(access, of_lingering);
+    access->array->lingering = false;
+    access_settle(access);
+}
+
+void
+access_linger_sweep(struct core *core)
+{
+    struct access *access, *next;
+
+    for (access = LIST_FIRST(&core->lingering); access; access = next) {
+        struct array *array = access->array;
+        next = LIST_NEXT(access, of_lingering);
+        access_sweep(access, true);
+        if (access_has_fences(access))
+            continue;
+        stop_lingering(access);
+        array_settle(core, array);
+    }
+}
+
+void
+access_forget_lingering(struct core *core)
+{
+    while (!LIST_EMPTY(&core->lingering))
+        stop_lingering(LIST_FIRST(&core->lingering));
+}
+
+/* ---- turns ---- */
+
+static bool
+is_of_thread(const struct bracket *bracket, const struct conn *conn, uint64_t thread)
+{
+    return bracket->conn == conn && bracket->thread == thread;
+}
+
+/* A thread that reads an array would wait for itself behind a writer that waits for it. */
+static bool
+thread_reads(const struct access *access, const struct bracket *bracket)
+{
+    const struct claim *claim;
+
+    LIST_FOREACH(claim, &access->held, of_held)
+    if (!claim->write && is_of_thread(claim->bracket, bracket->conn, bracket->thread))
+        return true;
+    return false;
+}
+
+/* The writer has hung up, and may write on until its process exits. Who would read is told so rather
+ * than wait for that; who would write has to wait. */
+static bool
+writer_is_gone(const struct access *access)
+{
+    return access->n_writers && access->array->abandoned &&
+           LIST_FIRST(&access->held)->bracket->conn->departed;
+}
+
+/* Whether brackets that are open keep it waiting. */
+static bool
+is_kept(const struct access *access, bool write)
+{
+    if (access->n_writers)
+        return write || !writer_is_gone(access);
+    return write && access->n_readers;
+}
+
+static void
+set_ready(struct core *core, struct claim *claim)
+{
+    claim->ready = true;
+    if (--claim->bracket->n_unready == 0)
+        bracket_ready(core, claim->bracket);
+}
+
+void
+access_queue(struct core *core, struct claim *claim)
+{
+    struct access *access = claim->access;
+    bool behind = claim->write
+                      ? access->n_waiting > 0
+                      : access->n_waiting_writers > 0 && !thread_reads(access, claim->bracket);
+
+    TAILQ_INSERT_TAIL(&access->waiting, claim, of_waiting);
+    access->n_waiting++;
+    access->n_waiting_writers += claim->write;
+    if (!behind && !is_kept(access, claim->write))
+        set_ready(core, claim);
+}
+
+/* From the first that waits to the first writer; what is behind that waits for it. */
+void
+access_scan(struct core *core, struct access *access)
+{
+    struct claim *claim;
+    bool first = true;
+
+    TAILQ_FOREACH(claim, &access->waiting, of_waiting)
+    {
+        if (claim->write && !first)
+            break;
+        if (!claim->ready && !is_kept(access, claim->write))
+            set_ready(core, claim);
+        if (claim->write)
+            break;
+        first = false;
+    }
+}
+
+bool
+access_unready(struct claim *claim)
+{
+    if (!is_kept(claim->access, claim->write))
+        return false;
+    claim->ready = false;
+    claim->bracket->n_unready++;
+    return true;
+}
+
+static void
+stop_waiting(struct claim *claim)
+{
+    struct access *access = claim->access;
+
+    TAILQ_REMOVE(&access->waiting, claim, of_waiting);
+    access->n_waiting--;
+    access->n_waiting_writers -= claim->write;
+}
+
+void
+access_hold(struct claim *claim)
+{
+    struct access *access = claim->access;
+
+    assert(claim->ready && !is_kept(access, claim->write));
+    stop_waiting(claim);
+    LIST_INSERT_HEAD(&access->held, claim, of_held);
+    access->n_readers += !claim->write;
+    access->n_writers += claim->write;
+}
+
+void
+access_leave(struct core *core, struct claim *claim)
+{
+    struct access *access = claim->access;
+
+    if (claim->bracket->waiting) {
+        stop_waiting(claim);
+    } else {
+        LIST_REMOVE(claim, of_held);
+        access->n_readers -= !claim->write;
+        access->n_writers -= claim->write;
+    }
+    LIST_REMOVE(claim, of_lease);
+    claim->access = NULL;
+    access_scan(core, access);
+    access_settle(access);
+}
+
+/* Those at the front that could share the array, up to the first writer, are ready unless what is open
+ * keeps them; behind it, only who reads it already. */
+static bool
+turns_are_right(const struct access *access)
+{
+    const struct claim *claim;
+    bool front = true, first = true;
+
+    TAILQ_FOREACH(claim, &access->waiting, of_waiting)
+    {
+        if (claim->write && !first)
+            front = false;
+        if (front && !claim->ready && !is_kept(access, claim->write))
+            return false;
+        if (!front && claim->ready && claim->write)
+            return false;
+        front = front && !claim->write;
+        first = false;
+    }
+    return true;
+}
+
+bool
+access_is_right(const struct access *access)
+{
+    const struct claim *claim;
+    const struct fence *fence;
+    uint32_t readers = 0, writers = 0, waiting = 0, waiting_writers = 0, reads = 0;
+
+    LIST_FOREACH(claim, &access->held, of_held)
+    {
+        if (claim->access != access || claim->lease->array != access->array)
+            return false;
+        *(claim->write ? &writers : &readers) += 1;
+    }
+    TAILQ_FOREACH(claim, &access->waiting, of_waiting)
+    {
+        if (claim->access != access || claim->lease->conn->departed)
+            return false;
+        waiting++;
+        waiting_writers += claim->write;
+    }
+    LIST_FOREACH(fence, &access->reads, of_access)
+    reads += fence->access == access;
+    return readers == access->n_readers && writers == access->n_writers && writers <= 1 &&
+           (!writers || !readers) && waiting == access->n_waiting &&
+           waiting_writers == access->n_waiting_writers && reads == access->n_reads &&
+           (readers || writers || waiting || access_has_fences(access) ||
+            access->array->lingering) &&
+           turns_are_right(access);
+}
+
+/* ---- deadlocks ---- */
+
+/* What a bracket that waits would wait for, directly or not. */
+struct search {
+    const struct bracket *start;
+    uint64_t number; /* what was looked at bears it */
+    uint32_t n_steps;
+    bool found;
+    struct bracket
+        *first; /* that was found and is to be looked at; they are linked by next_found */
+};
+
+static void
+search_add(struct search *s, struct bracket *bracket)
+{
+    if (bracket->visited == s->number)
+        return;
+    bracket->visited = s->number;
+    bracket->next_found = s->first;
+    s->first = bracket;
+}
+
+/* Its thread ends it only when what that thread waits for itself has come. */
+static void
+search_holder(struct search *s, const struct bracket *holder)
+{
+    struct bracket *bracket;
+
+    if (is_of_thread(holder, s->start->conn, s->start->thread)) {
+        s->found = true;
+        return;
+    }
+    LIST_FOREACH(bracket, &holder->conn->waiting_brackets, of_conn)
+    {
+        s->n_steps++;
+        if (bracket->thread == holder->thread)
+            search_add(s, bracket);
+    }
+}
+
+static void
+search_held(struct search *s, const struct claim *claim)
+{
+    struct access *access = claim->access;
+    const struct claim *held;
+
+    if (access->visited[claim->write] == s->number)
+        return;
+    access->visited[claim->write] = s->number;
+    LIST_FOREACH(held, &access->held, of_held)
+    {
+        s->n_steps++;
+        if (claim->write || held->write)
+            search_holder(s, held->bracket);
+    }
+}
+
+/* Those before it that it cannot share with, up to a writer: that one waits for the others. */
+static void
+search_ahead(struct search *s, const struct claim *claim)
+{
+    const struct claim *ahead = claim;
+
+    while ((ahead = TAILQ_PREV(ahead, claims, of_waiting))) {
+        s->n_steps++;
+        if (claim->write || ahead->write)
+            search_add(s, ahead->bracket);
+        if (ahead->write)
+            return;
+    }
+}
+
+bool
+access_is_deadlock(struct core *core, struct bracket *bracket)
+{
+    struct search s = {.start = bracket, .number = ++core->n_searches};
+    struct bracket *next;
+
+    search_add(&s, bracket);
+    while (!s.found && s.n_steps < SEARCH_MAX && (next = s.first)) {
+        s.first = next->next_found;
+        for (uint32_t i = 0; i < next->n_claims; i++) {
+            const struct claim *claim = &next->claims[i];
+            if (claim->ready && !is_kept(claim->access, claim->write))
+                continue;
+            search_held(&s, claim);
+            search_ahead(&s, claim);
+        }
+    }
+    return s.found;
+}

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A bracket: the use of some arrays by one connection, from its begin to its end. It waits at each of
+ * its arrays (access.c) until it is its turn at all of them; then it is open, and its reply says
+ * what its stream has to wait for.
+ *
+ * A bracket is charged for itself and for its claims, each with the fence that its end may need, so
+ * that an end needs no memory and cannot be refused. It is answered at the end of the event in which
+ * its turn comes, never in the midst of one that changes whose turn it is.
+ */
+#include <assert.h>
+
+#include "state.h"
+
+static int
+bracket_compare(const struct bracket *a, const struct bracket *b)
+{
+    return CMP(a->id, b->id);
+}
+
+static int
+deadline_compare(const struct bracket *a, const struct bracket *b)
+{
+    if (a->deadline_ns != b->deadline_ns)
+        return CMP(a->deadline_ns, b->deadline_ns);
+    return a->conn != b->conn ? CMP(a->conn->id, b->conn->id) : CMP(a->id, b->id);
+}
+
+RB_GENERATE(brackets, bracket, node, bracket_compare)
+RB_GENERATE(deadlines, bracket, deadline, deadline_compare)
+
+struct bracket *
+bracket_find(struct conn *conn, uint64_t id)
+{
+    struct bracket key = {.id = id};
+
+    return RB_FIND(brackets, &conn->brackets, &key);
+}
+
+struct bracket *
+bracket_find_request(struct conn *conn, uint32_t request)
+{
+    struct bracket *bracket;
+
+    LIST_FOREACH(bracket, &conn->waiting_brackets, of_conn)
+    if (bracket->request == request)
+        return bracket;
+    return NULL;
+}
+
+/* ---- the end ---- */
+
+static uint64_t
+bracket_host(uint32_t n_claims)
+{
+    return BRACKET_HOST + n_claims * CLAIM_HOST;
+}
+
+static void
+stop_waiting(struct core *core, struct bracket *bracket)
+{
+    if (bracket->n_unready == 0)
+        TAILQ_REMOVE(&core->ready, bracket, ready);
+    if (bracket->deadline_ns != UINT64_MAX)
+        RB_REMOVE(deadlines, &core->deadlines, bracket);
+    LIST_REMOVE(bracket, of_conn);
+    core->waits.n_waiting--;
+}
+
+/* Its claims have left. A fence that was used is charged on, to the page's owner, who is the same. */
+static void
+bracket_destroy(struct core *core, struct bracket *bracket)
+{
+    struct user *user = bracket->conn->user;
+    uint64_t host = bracket_host(bracket->n_claims);
+
+    for (uint32_t i = 0; i < bracket->n_claims; i++) {
+        assert(!bracket->claims[i].access);
+        if (!bracket->claims[i].fence)
+            host -= FENCE_HOST;
+        free(bracket->claims[i].fence);
+    }
+    RB_REMOVE(brackets, &bracket->conn->brackets, bracket);
+    user_uncharge(user, RES_BRACKETS, 1);
+    user_uncharge(user, RES_HOST, host);
+    core->n_brackets--;
+    free(bracket);
+}
+
+/* As if it had not been. */
+static void
+bracket_free(struct core *core, struct bracket *bracket)
+{
+    if (bracket->waiting)
+        stop_waiting(core, bracket);
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        if (bracket->claims[i].access)
+            access_leave(core, &bracket->claims[i]);
+    bracket_destroy(core, bracket);
+}
+
+void
+bracket_refuse(struct core *core, struct bracket *bracket, const struct refusal *r)
+{
+    assert(bracket->waiting);
+    send_refusal(core, bracket->conn, bracket->request, r);
+    bracket_free(core, bracket);
+}
+
+void
+bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint32_t slot,
+            uint64_t value, bool undone, bool abandon)
+{
+    assert(!bracket->waiting);
+    for (uint32_t i = 0; i < bracket->n_claims && !undone; i++) {
+        struct claim *claim = &bracket->claims[i];
+        if (!claim->access)
+            continue;
+        access_end(claim, page, slot, value);
+        if (claim->write)
+            claim->access->array->abandoned = abandon;
+    }
+    bracket_free(core, bracket);
+}
+
+/* ---- the beginning ---- */
+
+static int
+check_lease(const struct lease *lease, uint64_t id, bool write, struct refusal *r)
+{
+    if (!lease)
+        return refuse(r, PROTO_ERR_INVALID, "no lease %llu", (unsigned long long)id);
+    if (write && lease->readonly)
+        return refuse(r, PROTO_ERR_PERMISSION, "lease %llu is for reading",
+                      (unsigned long long)id);
+    return 0;
+}
+
+/* `number` is that of a search: what bears it is in the list already. */
+static int
+add_claim(struct bracket *bracket, uint64_t id, bool write, uint64_t number, struct refusal *r)
+{
+    struct claim *claim = &bracket->claims[bracket->n_claims];
+    struct lease *lease = lease_find(bracket->conn, id);
+
+    if (check_lease(lease, id, write, r))
+        return REFUSED;
+    if (lease->array->access && lease->array->access->visited[0] == number)
+        return refuse(r, PROTO_ERR_INVALID, "an array is in the list twice");
+    claim->fence = calloc(1, sizeof(*claim->fence));
+    if (!claim->fence || access_get(lease->array, &claim->access) < 0) {
+        free(claim->fence);
+        return -ENOMEM;
+    }
+    claim->access->visited[0] = number;
+    claim->bracket = bracket;
+    claim->lease = lease;
+    claim->write = write;
+    bracket->n_claims++;
+    return 0;
+}
+
+static int
+add_claims(struct bracket *bracket, const struct bracket_request *req, uint64_t number,
+           struct refusal *r)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; i < req->read.n && rc == 0; i++)
+        rc = add_claim(bracket, req->read.v[i], false, number, r);
+    for (uint32_t i = 0; i < req->write.n && rc == 0; i++)
+        rc = add_claim(bracket, req->write.v[i], true, number, r);
+    return rc;
+}
+
+/* Before it is in anything. */
+static void
+bracket_discard(struct bracket *bracket)
+{
+    for (uint32_t i = 0; i < bracket->n_claims; i++) {
+        access_settle(bracket->claims[i].access);
+        free(bracket->claims[i].fence);
+    }
+    free(bracket);
+}
+
+static int
+bracket_make(struct core *core, struct conn *conn, const struct bracket_request *req,
+             struct bracket **ret, struct refusal *r)
+{
+    uint32_t n = req->read.n + req->write.n;
+    struct bracket *bracket = calloc(1, sizeof(*bracket) + n * sizeof(bracket->claims[0]));
+    int rc;
+
+    if (!bracket)
+        return -ENOMEM;
+    bracket->id = req->id;
+    bracket->thread = req->thread;
+    bracket->conn = conn;
+    rc = add_claims(bracket, req, ++core->n_searches, r);
+    if (rc == 0 && user_charge(core, conn->user, RES_BRACKETS, 1, r))
+        rc = REFUSED;
+    if (rc == 0 && user_charge(core, conn->user, RES_HOST, bracket_host(n), r)) {
+        user_uncharge(conn->user, RES_BRACKETS, 1);
+        rc = REFUSED;
+    }
+    if (rc) {
+        bracket_discard(bracket);
+        return rc;
+    }
+    *ret = bracket;
+    return 0;
+}
+
+/* Queues up everywhere. */
+static void
+bracket_queue(struct core *core, struct bracket *bracket)
+{
+    bracket->waiting = true;
+    bracket->deadline_ns = UINT64_MAX;
+    bracket->n_unready = bracket->n_claims;
+    bracket->since_ns = core->now_ns;
+    core->waits.n_waiting++;
+    RB_INSERT(brackets, &bracket->conn->brackets, bracket);
+    LIST_INSERT_HEAD(&bracket->conn->waiting_brackets, bracket, of_conn);
+    core->n_brackets++;
+    for (uint32_t i = 0; i < bracket->n_claims; i++) {
+        LIST_INSERT_HEAD(&bracket->claims[i].lease->claims, &bracket->claims[i], of_lease);
+        access_queue(core, &bracket->claims[i]);
+    }
+}
+
+static void
+bracket_set_deadline(struct core *core, struct bracket *bracket, uint64_t timeout_ns)
+{
+    uint64_t left = UINT64_MAX - 1 - core->now_ns;
+
+    if (timeout_ns == 0)
+        return;
+    bracket->deadline_ns = core->now_ns + (timeout_ns < left ? timeout_ns : left);
+    RB_INSERT(deadlines, &core->deadlines, bracket);
+}
+
+/* What messages call an array. */
+static const char *
+array_label(const struct array *array)
+{
+    return array->name[0] ? array->name : "(unnamed)";
+}
+
+/* An array on whose account it waits. */
+static const struct array *
+kept_by(const struct bracket *bracket)
+{
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        if (!bracket->claims[i].ready)
+            return bracket->claims[i].access->array;
+    return bracket->claims[0].access->array;
+}
+
+static int
+refuse_deadlock(const struct bracket *bracket, struct refusal *r)
+{
+    return refuse(r, PROTO_ERR_DEADLOCK,
+                  "array \"%s\" is used by brackets that wait for this thread, or are its own",
+                  array_label(kept_by(bracket)));
+}
+
+static int
+bracket_wait(struct core *core, struct bracket *bracket, const struct bracket_request *req,
+             struct refusal *r)
+{
+    if (access_is_deadlock(core, bracket))
+        return refuse_deadlock(bracket, r);
+    if (req->nowait)
+        return refuse(r, PROTO_ERR_TIMEOUT, "array \"%s\" is in use (caidctl show)",
+                      array_label(kept_by(bracket)));
+    bracket->waits = true;
+    core->waits.since_ns = core->now_ns;
+    bracket_set_deadline(core, bracket, req->timeout_ns);
+    return 0;
+}
+
+int
+bracket_new(struct core *core, struct conn *conn, uint32_t request,
+            const struct bracket_request *req, struct refusal *r)
+{
+    uint64_t n = (uint64_t)req->read.n + req->write.n;
+    struct bracket *bracket;
+    int rc;
+
+    if (req->id == 0 || bracket_find(conn, req->id))
+        return refuse(r, PROTO_ERR_INVALID, "bracket %llu is none, or has begun already",
+                      (unsigned long long)req->id);
+    if (n == 0 || n > PROTO_BEGIN_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "a bracket has 1 to %d arrays, this has %llu",
+                      PROTO_BEGIN_MAX, (unsigned long long)n);
+    rc = bracket_make(core, conn, req, &bracket, r);
+    if (rc)
+        return rc;
+    bracket->request = request;
+    bracket_queue(core, bracket);
+    if (bracket->n_unready == 0)
+        return 0; /* bracket_run() */
+    rc = bracket_wait(core, bracket, req, r);
+    if (rc)
+        bracket_free(core, bracket);
+    return rc;
+}
+
+/* ---- turns ---- */
+
+void
+bracket_ready(struct core *core, struct bracket *bracket)
+{
+    TAILQ_INSERT_TAIL(&core->ready, bracket, ready);
+}
+
+/* An array to be read that a dead writer has left; NULL: none. */
+static const struct array *
+find_abandoned(const struct bracket *bracket)
+{
+    for (uint32_t i = 0; i < bracket->n_claims; i++) {
+        const struct claim *claim = &bracket->claims[i];
+        access_sweep(claim->access, false);
+        if (!claim->write && claim->access->array->abandoned)
+            return claim->access->array;
+    }
+    return NULL;
+}
+
+/* Whether it has to wait on after all: a reader that a writer's death had let in, after a discard; one
+ * that read again while it waited for another array, and whose first reading has ended. */
+static bool
+wait_on(struct core *core, struct bracket *bracket)
+{
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        access_unready(&bracket->claims[i]);
+    if (bracket->n_unready > 0)
+        TAILQ_REMOVE(&core->ready, bracket, ready);
+    return bracket->n_unready > 0;
+}
+
+static void
+bracket_open(struct core *core, struct bracket *bracket)
+{
+    struct conn *conn = bracket->conn;
+    struct refusal r;
+    int rc;
+
+    stop_waiting(core, bracket);
+    if (bracket->waits)
+        core->waits.last_ns = core->now_ns - bracket->since_ns;
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        access_hold(&bracket->claims[i]);
+    bracket->waiting = false;
+    rc = reply_fences(core, bracket, bracket->request, MSG_BEGIN, 0, 0, &r);
+    if (rc == 0)
+        return;
+    if (rc == REFUSED)
+        send_refusal(core, conn, bracket->request, &r);
+    else
+        conn_end(core, conn, "out of memory");
+    bracket_free(core, bracket);
+}
+
+static void
+bracket_turn(struct core *core, struct bracket *bracket)
+{
+    const struct array *abandoned = find_abandoned(bracket);
+    struct refusal r;
+
+    if (abandoned) {
+        refusal_fill(
+            &r, PROTO_ERR_ABANDONED,
+            "array \"%s\": a writer died before its work was done; write or discard it",
+            array_label(abandoned));
+        bracket_refuse(core, bracket, &r);
+    } else if (bracket->conn->closing) {
+        bracket_free(core, bracket); /* its client is not told any more */
+    } else if (!wait_on(core, bracket)) {
+        bracket_open(core, bracket);
+    }
+}
+
+void
+bracket_run(struct core *core)
+{
+    struct bracket *bracket;
+
+    while ((bracket = TAILQ_FIRST(&core->ready)))
+        bracket_turn(core, bracket);
+}
+
+void
+bracket_tick(struct core *core)
+{
+    struct bracket *bracket;
+    struct refusal r;
+
+    while ((bracket = RB_MIN(deadlines, &core->deadlines)) &&
+           bracket->deadline_ns <= core->now_ns) {
+        refusal_fill(&r, PROTO_ERR_TIMEOUT, "array \"%s\" is still in use (caidctl show)",
+                     array_label(kept_by(bracket)));
+        bracket_refuse(core, bracket, &r);
+    }
+}
+
+void
+core_get_turns(const struct core *core, struct core_turns *ret)
+{
+    *ret = core->waits;
+}
+
+uint64_t
+bracket_deadline_ns(const struct core *core)
+{
+    const struct bracket *bracket =
+        RB_MIN(deadlines, (struct deadlines *)(uintptr_t)&core->deadlines);
+
+    return bracket ? bracket->deadline_ns : UINT64_MAX;
+}
+
+/* ---- leases and connections that end ---- */
+
+static void
+abandon(const struct claim *claim)
+{
+    if (claim->write)
+        claim->access->array->abandoned = true;
+}
+
+void
+bracket_drop_lease(struct core *core, struct lease *lease)
+{
+    struct claim *claim;
+    struct refusal r;
+
+    while ((claim = LIST_FIRST(&lease->claims))) {
+        if (claim->bracket->waiting) {
+            refusal_fill(&r, PROTO_ERR_INVALID, "array \"%s\" was closed meanwhile",
+                         array_label(lease->array));
+            bracket_refuse(core, claim->bracket, &r);
+            continue;
+        }
+        abandon(claim);
+        access_leave(core, claim);
+    }
+}
+
+void
+brackets_orphan(struct core *core, struct conn *conn)
+{
+    struct bracket *bracket;
+
+    while ((bracket = LIST_FIRST(&conn->waiting_brackets)))
+        bracket_free(core, bracket);
+}
+
+void
+brackets_depart(struct core *core, struct conn *conn)
+{
+    struct bracket *bracket, *next;
+
+    for (bracket = RB_MIN(brackets, &conn->brackets); bracket; bracket = next) {
+        bool keeps = false;
+        next = RB_NEXT(brackets, &conn->brackets, bracket);
+        for (uint32_t i = 0; i < bracket->n_claims; i++) {
+            struct claim *claim = &bracket->claims[i];
+            if (!claim->access)
+                continue;
+            keeps = true;
+            abandon(claim);
+            access_scan(core, claim->access);
+        }
+        if (!keeps)
+            bracket_free(core, bracket);
+    }
+}
+
+void
+brackets_free(struct core *core, struct conn *conn)
+{
+    struct bracket *bracket;
+
+    while ((bracket = RB_MIN(brackets, &conn->brackets))) {
+        for (uint32_t i = 0; i < bracket->n_claims; i++)
+            if (bracket->claims[i].access)
+                abandon(&bracket->claims[i]); /* it may have been discarded meanwhile */
+        bracket_free(core, bracket);
+    }
+}

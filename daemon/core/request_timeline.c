@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Timelines that have a name: timeline, open_timeline, timelines.
+ */
+#include "request.h"
+
+static int
+timeline_page(struct core *core, struct conn *conn, uint64_t id, struct page **ret,
+              struct refusal *r)
+{
+    struct page *page = page_find_own(core, conn, id);
+
+    if (!page)
+        return refuse(r, PROTO_ERR_INVALID, "page %llu is none of the client's own",
+                      (unsigned long long)id);
+    *ret = page;
+    return 0;
+}
+
+int
+on_timeline(struct core *core, struct conn *conn, uint32_t id, const void *params,
+            struct refusal *r)
+{
+    const struct msg_timeline_params *p = params;
+    struct pool *pool;
+    struct page *page;
+    int rc;
+
+    if (name_check(p->name, r) || pool_find_writable(core, conn, p->pool, &pool, r) ||
+        timeline_page(core, conn, p->page, &page, r))
+        return REFUSED;
+    rc = timeline_new(core, conn, pool, p->name, page, r);
+    if (rc)
+        return rc;
+    page_seal(core, page);
+    send_result(core, conn, id, MSG_TIMELINE, &(struct msg_none){}, NULL, 0);
+    return 0;
+}
+
+/* ---- open ---- */
+
+/* The same answer for a pool that is absent, one that is forbidden, and a name that is absent. */
+static int
+no_timeline(const struct msg_name_params *p, struct refusal *r)
+{
+    if (!p->pool.p)
+        return refuse(r, PROTO_ERR_NOT_FOUND, "no timeline \"%.*s\"", STR_FMT(p->name));
+    return refuse(r, PROTO_ERR_NOT_FOUND, "no timeline \"%.*s\" in pool \"%.*s\"",
+                  STR_FMT(p->name), STR_FMT(p->pool));
+}
+
+int
+on_open_timeline(struct core *core, struct conn *conn, uint32_t id, const void *params,
+                 struct refusal *r)
+{
+    const struct msg_name_params *p = params;
+    struct pool *pool = pool_find(core, conn, p->pool);
+    struct timeline *timeline;
+    struct page_hold *hold;
+    struct page *page;
+    bool is_new = false;
+    int rc = 0;
+
+    if (name_check(p->name, r))
+        return REFUSED;
+    timeline = pool && pool_may(pool, conn, MAY_READ) ? timeline_find(core, pool, p->name)
+                                                      : NULL;
+    if (!timeline)
+        return no_timeline(p, r);
+    page = timeline->page;
+    if (page->conn != conn)
+        rc = page_hold_get(core, conn, page, &hold, &is_new, r);
+    if (rc)
+        return rc;
+    struct msg_page record = {.page = page->id, .size = page->size, .fd = 0};
+    send_result(core, conn, id, MSG_OPEN_TIMELINE,
+                &(struct msg_open_timeline_result){.page = page->id,
+                                                   .pages = &record,
+                                                   .n_pages = is_new},
+                &page->read, is_new);
+    return 0;
+}
+
+/* ---- list ---- */
+
+struct listing {
+    struct room room;
+    struct msg_timeline *records;
+    uint32_t n;
+    bool more;
+};
+
+/* What the slot says, which is its owner's word. */
+static struct msg_timeline
+timeline_record(const struct timeline *timeline)
+{
+    const struct page *page = timeline->page;
+    const struct timeline_slot *slot = &page->slots[0];
+    bool dead = timeline_is_dead(slot);
+    uint64_t value = dead ? atomic_load_explicit(&slot->landed, memory_order_acquire)
+                          : atomic_load_explicit(&slot->done, memory_order_acquire);
+
+    return (struct msg_timeline){
+        .pool = MSG_STR(timeline->pool->name),
+        .name = {timeline->name, timeline->n_name},
+        .pid = (uint64_t)page->conn->pid,
+        .uid = page->conn->user->uid,
+        .client = msg_str_opt(*page->conn->client ? page->conn->client : NULL),
+        .value = value,
+        .submitted = dead ? value : timeline_submitted(slot),
+        .holders = page->n_holds,
+    };
+}
+
+static void
+timelines_add_pool(struct core *core, struct listing *list, struct pool *pool,
+                   struct msg_str after)
+{
+    struct timeline *timeline = pool->n_timelines ? timeline_find_next(core, pool, after)
+                                                  : NULL;
+
+    while (timeline && timeline->pool == pool && !list->more) {
+        struct msg_timeline record = timeline_record(timeline);
+        list->more = list->n == PAGE_MAX ||
+                     !room_take(&list->room, msg_timeline_size(&record), 0);
+        if (!list->more)
+            list->records[list->n++] = record;
+        timeline = timeline_find_next(core, pool, record.name);
+    }
+}
+
+static void
+timelines_add_all(struct core *core, const struct conn *conn, struct listing *list,
+                  const struct msg_timelines_params *p)
+{
+    struct pool *pool = pool_find_from(core, p->pool);
+
+    for (; pool && !list->more; pool = RB_NEXT(pools, &core->pools, pool)) {
+        bool resumed = msg_str_eq(p->pool, pool->name);
+        if (pool_may(pool, conn, MAY_READ))
+            timelines_add_pool(core, list, pool, resumed ? p->after : (struct msg_str){0});
+    }
+}
+
+int
+on_timelines(struct core *core, struct conn *conn, uint32_t id, const void *params,
+             struct refusal *r)
+{
+    const struct msg_timelines_params *p = params;
+    _cleanup_free_ struct msg_timeline *records = calloc(PAGE_MAX, sizeof(*records));
+    struct listing list = {.room = ROOM_INIT, .records = records};
+    struct pool *pool;
+
+    if (!records)
+        return -ENOMEM;
+    if (p->all) {
+        timelines_add_all(core, conn, &list, p);
+    } else {
+        pool = pool_find(core, conn, p->pool);
+        if (!pool || !pool_may(pool, conn, MAY_READ))
+            return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(p->pool));
+        timelines_add_pool(core, &list, pool, p->after);
+    }
+    send_result(core, conn, id, MSG_TIMELINES,
+                &(struct msg_timelines_result){.timelines = records,
+                                               .n_timelines = list.n,
+                                               .more = list.more},
+                NULL, 0);
+    return 0;
+}

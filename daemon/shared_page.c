@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shared_page.h"
+
+#include <assert.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "base/log.h"
+#include "base/macros.h"
+#include "timeline.h"
+
+/* Of the daemon's fds, at most this part for pages, two each: connections and blocks need the rest. */
+#define FDS_PART 4
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "the first word of a value is its low half, which futex(2) compares");
+
+struct shared_page {
+    RB_ENTRY(shared_page) node;
+    uint64_t id;
+    int write, read; /* -1: closed */
+    size_t size;
+    struct timeline_slot *slots;
+};
+
+static int
+shared_page_compare(const struct shared_page *a, const struct shared_page *b)
+{
+    return CMP(a->id, b->id);
+}
+
+RB_GENERATE_STATIC(shared_page_tree, shared_page, node, shared_page_compare)
+
+void
+shared_pages_init(struct shared_pages *pages, uint64_t max_fds)
+{
+    uint64_t max = max_fds / FDS_PART / 2;
+
+    *pages = (struct shared_pages){.max = max < UINT32_MAX ? (uint32_t)max : UINT32_MAX};
+    RB_INIT(&pages->tree);
+}
+
+static struct shared_page *
+find(struct shared_pages *pages, uint64_t id)
+{
+    struct shared_page key = {.id = id}, *p = RB_FIND(shared_page_tree, &pages->tree, &key);
+
+    assert(p);
+    return p;
+}
+
+static struct shared_page *
+destroy(struct shared_page *p)
+{
+    if (p->slots)
+        munmap(p->slots, p->size);
+    fd_close(p->read);
+    fd_close(p->write);
+    free(p);
+    return NULL;
+}
+
+DEFINE_CLEANUP(struct shared_page *, destroy)
+
+/* ---- made ---- */
+
+/* Of a page of the system's, the least that can be mapped, which the kernel gives us now rather than
+ * when somebody touches it. No other uid can open it anew through /proc: who gets it is the core's
+ * affair. Not F_SEAL_SEAL: there is one more seal to come. */
+static int
+make_memfd(struct shared_page *p)
+{
+    p->size = (size_t)sysconf(_SC_PAGESIZE);
+    p->write = memfd_create("caid-timelines", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (p->write < 0 || fchmod(p->write, 0600) < 0 ||
+        fallocate(p->write, 0, 0, (off_t)p->size) < 0 ||
+        fcntl(p->write, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
+        return -errno;
+    return 0;
+}
+
+/* A file of its own, so that what is done with one by its holders does not show in the other. */
+static int
+open_for_reading(struct shared_page *p)
+{
+    char path[32];
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", p->write);
+    p->read = open(path, O_RDONLY | O_CLOEXEC);
+    return p->read < 0 ? -errno : 0;
+}
+
+static int
+map(struct shared_page *p)
+{
+    void *slots =
+        mmap(NULL, p->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, p->write, 0);
+
+    if (slots == MAP_FAILED)
+        return -errno;
+    p->slots = slots;
+    return 0;
+}
+
+static int
+make(uint64_t id, struct shared_page **ret)
+{
+    _cleanup_(destroyp) struct shared_page *p = calloc(1, sizeof(*p));
+    int r;
+
+    if (!p)
+        return -ENOMEM;
+    p->id = id;
+    p->write = p->read = -1;
+    r = make_memfd(p);
+    if (r == 0)
+        r = open_for_reading(p);
+    if (r == 0)
+        r = map(p);
+    if (r == 0)
+        *ret = TAKE_PTR(p);
+    return r;
+}
+
+int
+shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result *ret)
+{
+    struct shared_page *p = NULL;
+    int r = pages->n < pages->max ? make(id, &p) : -EMFILE;
+
+    *ret = (struct core_page_result){.error = r, .write = -1, .read = -1};
+    if (r < 0)
+        return r;
+    RB_INSERT(shared_page_tree, &pages->tree, p);
+    pages->n++;
+    ret->write = p->write;
+    ret->read = p->read;
+    ret->size = p->size;
+    ret->slots = p->slots;
+    return 0;
+}
+
+/* ---- sealed ---- */
+
+/* An owner that has sealed the seals before harms the values of its own page, and nothing else. */
+void
+shared_page_seal(struct shared_pages *pages, uint64_t id)
+{
+    struct shared_page *p = find(pages, id);
+
+    if (fcntl(p->write, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)
+        log_debug("page %llu of timelines is not sealed: %s", (unsigned long long)id,
+                  strerror(errno));
+    p->write = fd_close(p->write);
+}
+
+/* ---- freed ---- */
+
+void
+shared_page_kill(struct shared_pages *pages, uint64_t id)
+{
+    struct timeline_slot *slots = find(pages, id)->slots;
+
+    for (size_t i = 0; i < TIMELINE_SLOTS; i++) {
+        timeline_kill(&slots[i]);
+        syscall(SYS_futex, &slots[i].submitted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    }
+}
+
+void
+shared_page_free(struct shared_pages *pages, uint64_t id)
+{
+    struct shared_page *p = find(pages, id);
+
+    RB_REMOVE(shared_page_tree, &pages->tree, p);
+    pages->n--;
+    destroy(p);
+}
+
+void
+shared_pages_deinit(struct shared_pages *pages)
+{
+    struct shared_page *p;
+
+    while ((p = RB_MIN(shared_page_tree, &pages->tree)))
+        shared_page_free(pages, p->id);
+}

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Access: one bracket, struct caid_access. Made, and begun, by Client._begin(); ended by end() or
+ * abandon(), else abandoned with the object or its client. While it is open it has a share of each of
+ * its leases, and the Stream that it is on does not end; afterwards it can only be checked.
+ */
+#include "handle.h"
+
+#include <errno.h>
+
+struct access_object {
+    struct handle_object handle;
+    struct caid_access *access;
+    PyObject *leases;    /* while it is open: a tuple; a share of each that was pinned */
+    Py_ssize_t n_shares; /* of its first ones */
+    struct handle_object *stream; /* held; NULL: the host, or one that is no Stream */
+};
+
+static struct access_object *
+bracket(PyObject *op)
+{
+    return (struct access_object *)op;
+}
+
+/* ---- life ---- */
+
+/* It is open no more, or was never. */
+static void
+access_settle(struct access_object *self)
+{
+    PyObject *leases = self->leases;
+    struct handle_object *stream = self->stream;
+    Py_ssize_t n = self->n_shares;
+
+    self->leases = NULL;
+    self->stream = NULL;
+    self->n_shares = 0;
+    while (n > 0)
+        py_lease_unuse((struct lease_object *)PyTuple_GET_ITEM(leases, --n));
+    Py_XDECREF(leases);
+    if (stream)
+        py_handle_release(stream);
+}
+
+static void
+access_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
+{
+    struct access_object *ended = (struct access_object *)self;
+
+    Py_BEGIN_ALLOW_THREADS caid_access_free(ended->access);
+    Py_END_ALLOW_THREADS access_settle(ended);
+}
+
+static const struct handle_class access_class = {.name = "bracket", .end = access_end};
+
+static int
+access_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(bracket(op)->leases);
+    Py_VISIT(bracket(op)->stream);
+    return py_handle_traverse(op, visit, arg);
+}
+
+static int
+access_clear(PyObject *op)
+{
+    py_handle_clear(op);
+    access_settle(bracket(op)); /* of one that was not begun */
+    return 0;
+}
+
+static void
+access_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    access_clear(op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* ---- begin ---- */
+
+/* Where the leases' arrays are, for libcaid. */
+struct arrays {
+    struct caid_array **v;
+};
+
+static void
+arrays_deinit(struct arrays *arrays)
+{
+    PyMem_Free(arrays->v);
+}
+
+/* A share of each lease, and their arrays: the reads, then the writes. */
+static int
+access_use(struct access_object *self, struct arrays *arrays)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(self->leases);
+
+    arrays->v = PyMem_Calloc((size_t)n + 1, sizeof(arrays->v[0]));
+    if (!arrays->v) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *op = PyTuple_GET_ITEM(self->leases, i);
+        struct lease_object *lease = (struct lease_object *)op;
+
+        if (!Py_IS_TYPE(op, self->handle.client->state->lease_type) ||
+            lease->client != self->handle.client) {
+            PyErr_SetString(PyExc_TypeError, "leases of this client are needed");
+            return -1;
+        }
+        if (py_lease_use(lease) < 0)
+            return -1;
+        self->n_shares++;
+        arrays->v[i] = lease->array;
+    }
+    return 0;
+}
+
+static int
+begin_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
+{
+    struct access_object *self = arg;
+    int r;
+
+    if (py_handle_is_cancelled(&self->handle, error))
+        return -ECANCELED;
+    Py_BEGIN_ALLOW_THREADS r = caid_access_wait(self->access, timeout_ns, error);
+    Py_END_ALLOW_THREADS return r;
+}
+
+/* The client is entered. It is asked in two steps, so that signals end the wait: with the object the
+ * bracket is given up. */
+static int
+begin(struct access_object *self, struct caid_client *c,
+      const struct caid_access_options *options)
+{
+    struct caid_error error = {0};
+    int r;
+
+    Py_BEGIN_ALLOW_THREADS r = caid_access_start(c, &self->access, options, &error);
+    Py_END_ALLOW_THREADS if (r >= 0)
+    {
+        py_handle_begin(&self->handle);
+        r = py_wait(begin_slice, self, CAID_FOREVER, &error);
+    }
+    if (r < 0 && !PyErr_Occurred())
+        py_error_raise(self->handle.client->state, r, &error);
+    return r;
+}
+
+/* Seconds as libcaid takes them here: 0 is a try, and no time is 0. */
+static int
+options_timeout(PyObject *op, struct caid_access_options *options)
+{
+    uint64_t timeout_ns;
+
+    if (py_timeout_get(op, &timeout_ns) < 0)
+        return -1;
+    options->nowait = timeout_ns == 0;
+    options->timeout_ns = timeout_ns == CAID_FOREVER ? 0 : timeout_ns;
+    return 0;
+}
+
+/* keep: the Stream that the number is of, or None. */
+static int
+access_init(struct access_object *self, PyObject *reads, PyObject *writes, PyObject *keep)
+{
+    self->leases = PySequence_Concat(reads, writes);
+    if (!self->leases)
+        return -1;
+    if (!Py_IS_TYPE(keep, self->handle.client->state->stream_type))
+        return 0;
+    if (py_handle_hold(py_handle(keep)) < 0)
+        return -1;
+    self->stream = py_handle(keep);
+    return 0;
+}
+
+/* args: reads, writes, stream, keep, timeout */
+PyObject *
+py_client_begin(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = (struct client_object *)op;
+    struct caid_access_options options = CAID_INIT(struct caid_access_options);
+    __attribute__((cleanup(arrays_deinit))) struct arrays arrays = {0};
+    _cleanup_py_ PyObject *made = NULL;
+    struct caid_client *c;
+    int r;
+
+    if (py_args_check("begin", n_args, 5) < 0 ||
+        py_u64_get(self->state, args[2], "stream", &options.stream) < 0 ||
+        options_timeout(args[4], &options) < 0)
+        return NULL;
+    if (!PyTuple_Check(args[0]) || !PyTuple_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "leases: tuples are needed");
+        return NULL;
+    }
+    made = py_handle_new(self->state->access_type, self, &access_class);
+    if (!made || access_init(bracket(made), args[0], args[1], args[3]) < 0 ||
+        access_use(bracket(made), &arrays) < 0)
+        return NULL;
+    options.n_reads = (size_t)PyTuple_GET_SIZE(args[0]);
+    options.n_writes = (size_t)PyTuple_GET_SIZE(args[1]);
+    options.reads = arrays.v;
+    options.writes = arrays.v + options.n_reads;
+    c = py_client_enter(self);
+    if (!c)
+        return NULL;
+    r = begin(bracket(made), c, &options);
+    py_client_leave(self);
+    return r < 0 ? NULL : py_take(&made);
+}
+
+/* ---- end ---- */
+
+static PyObject *
+finish(PyObject *op, int (*f)(struct caid_access *, struct caid_error *))
+{
+    struct access_object *self = bracket(op);
+    struct caid_error error = {0};
+    int r;
+
+    if (!py_handle_enter(&self->handle))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = f(self->access, &error);
+    Py_END_ALLOW_THREADS access_settle(self);
+    return py_handle_leave_with(&self->handle, r, &error);
+}
+
+static PyObject *
+access_do_end(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return finish(op, caid_access_end);
+}
+
+static PyObject *
+access_do_abandon(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return finish(op, caid_access_abandon);
+}
+
+static PyObject *
+access_check(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct access_object *self = bracket(op);
+    struct caid_error error = {0};
+    int r;
+
+    if (!py_handle_enter(&self->handle))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_access_check(self->access, &error);
+    Py_END_ALLOW_THREADS return py_handle_leave_with(&self->handle, r, &error);
+}
+
+/* ---- the type ---- */
+
+static PyMethodDef access_methods[] = {
+    {"end", access_do_end, METH_NOARGS, PyDoc_STR("end()\n--\n\nEnds the bracket.")},
+    {"abandon", access_do_abandon, METH_NOARGS,
+     PyDoc_STR("abandon()\n--\n\nEnds it; what it wrote is not whole.")},
+    {"check", access_check, METH_NOARGS,
+     PyDoc_STR("check()\n--\n\nAbandonedError where it waited for a process that died.")},
+    PY_HANDLE_CLOSE,
+    {0},
+};
+
+static PyGetSetDef access_getset[] = {
+    PY_HANDLE_CLOSED,
+    {0},
+};
+
+PyDoc_STRVAR(access_doc, "A bracket around the use of arrays.");
+
+static PyType_Slot access_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t)access_doc},
+    {Py_tp_new, py_handle_tp_new},
+    {Py_tp_traverse, access_traverse},
+    {Py_tp_clear, access_clear},
+    {Py_tp_dealloc, access_dealloc},
+    {Py_tp_methods, access_methods},
+    {Py_tp_getset, access_getset},
+    {0, NULL},
+};
+
+PyType_Spec py_access_spec = {
+    .name = "caid._caid.Access",
+    .basicsize = sizeof(struct access_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = access_slots,
+};

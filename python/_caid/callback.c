@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Callbacks of streams: Python functions that a thread of the driver calls.
+ *
+ * A callback is made by Stream.add_callback(). It holds the function and what that is given until it
+ * has been called, which the driver does once, also when the stream has failed. Where the interpreter
+ * has ended before, it is freed without them.
+ *
+ * A thread that takes the GIL of an interpreter that ends is ended with it, and the driver's threads
+ * are not ours to end: the gate keeps them out from when atexit's functions run. Those that have
+ * passed it are waited for.
+ */
+#include "handle.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- the gate ---- */
+
+#define CLOSED (1U << 31) /* in the count of those inside */
+
+struct gate {
+    atomic_uint refs; /* of the module, and of each callback that is to come */
+    atomic_uint inside;
+    pid_t pid; /* whose threads are inside: a forked child has none of them */
+};
+
+struct gate *
+py_gate_new(void)
+{
+    struct gate *gate = calloc(1, sizeof(*gate));
+
+    if (!gate) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    atomic_init(&gate->refs, 1);
+    gate->pid = getpid();
+    return gate;
+}
+
+void
+py_gate_unref(struct gate *gate)
+{
+    if (gate && atomic_fetch_sub(&gate->refs, 1) == 1)
+        free(gate);
+}
+
+/* The first callback of a forked child: it was copied as it was. */
+static void
+gate_adopt(struct gate *gate)
+{
+    if (gate->pid == getpid())
+        return;
+    atomic_fetch_and(&gate->inside, CLOSED);
+    gate->pid = getpid();
+}
+
+static bool
+gate_enter(struct gate *gate)
+{
+    if (!(atomic_fetch_add(&gate->inside, 1) & CLOSED))
+        return true;
+    atomic_fetch_sub(&gate->inside, 1);
+    return false;
+}
+
+static void
+gate_leave(struct gate *gate)
+{
+    atomic_fetch_sub(&gate->inside, 1);
+}
+
+PyObject *
+py_gate_close(struct gate *gate)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+
+    atomic_fetch_or(&gate->inside, CLOSED);
+    while (gate->pid == getpid() && (atomic_load(&gate->inside) & ~CLOSED)) {
+        Py_BEGIN_ALLOW_THREADS nanosleep(&pause, NULL);
+        Py_END_ALLOW_THREADS if (PyErr_CheckSignals() < 0) return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- a callback ---- */
+
+struct callback {
+    struct gate *gate;
+    PyInterpreterState *interpreter;
+    PyObject *spent; /* borrowed from the module, which the stream's type has */
+    PyObject *fn, *stream, *arg;
+};
+
+/* The stream may have no other reference. It would be destroyed here, in a thread that may not call
+ * CUDA: who adds the next callback drops it instead, or the module. */
+static void
+callback_drop_stream(struct callback *self)
+{
+    if (Py_REFCNT(self->stream) == 1 && PyList_Append(self->spent, self->stream) < 0) {
+        PyErr_WriteUnraisable(NULL);
+        return; /* lost, and its stream with it */
+    }
+    Py_DECREF(self->stream);
+}
+
+static void
+callback_drop(struct callback *self)
+{
+    Py_DECREF(self->arg);
+    Py_DECREF(self->fn);
+    callback_drop_stream(self);
+}
+
+static void
+callback_free(struct callback *self)
+{
+    py_gate_unref(self->gate);
+    free(self);
+}
+
+static void
+callback_call(struct callback *self, int32_t status)
+{
+    PyObject *result =
+        PyObject_CallFunction(self->fn, "OiO", self->stream, (int)status, self->arg);
+
+    if (!result)
+        PyErr_WriteUnraisable(self->fn);
+    Py_XDECREF(result);
+    callback_drop(self);
+}
+
+/* Not PyGILState_Ensure(), which knows the main interpreter alone. */
+static void
+callback_run(int32_t status, void *userdata)
+{
+    struct callback *self = userdata;
+    PyThreadState *thread;
+
+    if (gate_enter(self->gate)) {
+        thread = PyThreadState_New(self->interpreter);
+        if (thread) {
+            PyEval_RestoreThread(thread);
+            callback_call(self, status);
+            PyThreadState_Clear(thread);
+            PyThreadState_DeleteCurrent();
+        }
+        gate_leave(self->gate);
+    }
+    callback_free(self);
+}
+
+static struct callback *
+callback_new(struct module_state *state, PyObject *fn, PyObject *stream, PyObject *arg)
+{
+    struct callback *self = malloc(sizeof(*self));
+
+    if (!self) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    *self = (struct callback){
+        .gate = state->gate,
+        .interpreter = PyInterpreterState_Get(),
+        .spent = state->spent_streams,
+        .fn = fn,
+        .stream = stream,
+        .arg = arg,
+    };
+    atomic_fetch_add(&self->gate->refs, 1);
+    Py_INCREF(fn);
+    Py_INCREF(stream);
+    Py_INCREF(arg);
+    return self;
+}
+
+PyObject *
+py_callback_add(struct stream_object *self, PyObject *fn, PyObject *stream, PyObject *arg)
+{
+    struct caid_client *c = py_handle_enter(&self->handle);
+    struct module_state *state = c ? self->handle.client->state : NULL;
+    struct callback *callback = c ? callback_new(state, fn, stream, arg) : NULL;
+    struct caid_error error = {0};
+    int r;
+
+    if (!callback) {
+        if (c)
+            py_handle_leave(&self->handle);
+        return NULL;
+    }
+    gate_adopt(state->gate);
+    Py_BEGIN_ALLOW_THREADS r =
+        caid_stream_add_callback(c, self->stream, self->device, callback_run, callback, &error);
+    Py_END_ALLOW_THREADS if (r < 0)
+    {
+        callback_drop(callback);
+        callback_free(callback);
+    }
+    if (PyList_SetSlice(state->spent_streams, 0, PY_SSIZE_T_MAX, NULL) < 0)
+        PyErr_WriteUnraisable(NULL);
+    return py_handle_leave_with(&self->handle, r, &error);
+}

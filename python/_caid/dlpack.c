@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * DLPack: tensors that others take from us, and those that we take from them.
+ *
+ * An exported tensor is one piece of memory (struct exported), made with its capsule and freed by its
+ * deleter, which whoever took it calls, from any thread; a capsule that nobody took calls it itself.
+ * It holds what keeps the array's memory: a Lease as a HostView does, so that the range stays mapped
+ * for as long as it is seen, even if the array or its client is closed; of other memory the owner.
+ *
+ * An imported one is a Tensor, which ends, by its producer's deleter, with the object.
+ */
+#include "dlpack.h"
+#include "module.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <structmember.h>
+
+#define NDIM_MAX 64 /* more than any library has; caid's own arrays have 32 */
+
+/* ---- export ---- */
+
+struct exported {
+    union {
+        struct dl_managed plain;
+        struct dl_managed_versioned versioned;
+    };
+
+    PyObject *owner; /* a Lease with one share more, or what owns other memory */
+    bool owner_is_lease;
+    int64_t dims[]; /* extents, then steps */
+};
+
+/* The interpreter is there for a thread that asks for it, and will be until that thread is done. */
+static bool
+interpreter_is_there(void)
+{
+    if (!Py_IsInitialized())
+        return false;
+#if PY_VERSION_HEX >= 0x030D0000
+    return !Py_IsFinalizing() || PyGILState_Check();
+#else
+    return !_Py_IsFinalizing() || PyGILState_Check();
+#endif
+}
+
+/* At the interpreter's end the array is left as it is: the process's end is its end. */
+static void
+export_free(struct exported *self)
+{
+    PyObject *type, *value, *traceback;
+    PyGILState_STATE gil;
+
+    if (!interpreter_is_there())
+        return;
+    gil = PyGILState_Ensure();
+    PyErr_Fetch(&type, &value, &traceback);
+    if (self->owner_is_lease)
+        py_lease_view_end((struct lease_object *)self->owner);
+    Py_DECREF(self->owner);
+    PyErr_Restore(type, value, traceback);
+    PyGILState_Release(gil);
+    PyMem_RawFree(self);
+}
+
+static void
+plain_delete(struct dl_managed *managed)
+{
+    export_free(managed->manager_ctx);
+}
+
+static void
+versioned_delete(struct dl_managed_versioned *managed)
+{
+    export_free(managed->manager_ctx);
+}
+
+static void
+plain_capsule_end(PyObject *capsule)
+{
+    if (PyCapsule_IsValid(capsule, DL_NAME)) /* nobody has taken it */
+        plain_delete(PyCapsule_GetPointer(capsule, DL_NAME));
+}
+
+static void
+versioned_capsule_end(PyObject *capsule)
+{
+    if (PyCapsule_IsValid(capsule, DL_NAME_VERSIONED))
+        versioned_delete(PyCapsule_GetPointer(capsule, DL_NAME_VERSIONED));
+}
+
+static struct exported *
+export_new(const struct dims *shape, const struct dims *strides)
+{
+    size_t n_bytes = shape->n * sizeof(int64_t);
+    struct exported *self = PyMem_RawCalloc(1, sizeof(*self) + 2 * n_bytes);
+
+    if (!self) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    if (shape->n > 0) {
+        memcpy(self->dims, shape->v, n_bytes);
+        memcpy(self->dims + shape->n, strides->v, n_bytes);
+    }
+    return self;
+}
+
+/* -1 with ClosedError set: the lease has ended. */
+static int
+export_hold(struct exported *self, const struct module_state *state, PyObject *owner)
+{
+    struct lease_object *lease = (struct lease_object *)owner;
+
+    self->owner_is_lease = Py_IS_TYPE(owner, state->lease_type);
+    if (self->owner_is_lease) {
+        if (py_lease_pin_checked(lease) < 0)
+            return -1;
+        py_lease_view_begin(lease);
+        py_lease_unpin(lease);
+    }
+    Py_INCREF(owner);
+    self->owner = owner;
+    return 0;
+}
+
+static PyObject *
+export_plain(struct exported *self, const struct dl_tensor *tensor)
+{
+    self->plain = (struct dl_managed){
+        .tensor = *tensor,
+        .manager_ctx = self,
+        .deleter = plain_delete,
+    };
+    return PyCapsule_New(&self->plain, DL_NAME, plain_capsule_end);
+}
+
+static PyObject *
+export_versioned(struct exported *self, const struct dl_tensor *tensor, bool readonly)
+{
+    self->versioned = (struct dl_managed_versioned){
+        .version = {DL_VERSION_MAJOR, DL_VERSION_MINOR},
+        .manager_ctx = self,
+        .deleter = versioned_delete,
+        .flags = readonly ? DL_FLAG_READ_ONLY : 0,
+        .tensor = *tensor,
+    };
+    return PyCapsule_New(&self->versioned, DL_NAME_VERSIONED, versioned_capsule_end);
+}
+
+PyObject *
+py_dlpack_export(PyObject *module, PyObject *args)
+{
+    const struct module_state *state = PyModule_GetState(module);
+    _cleanup_dims_ struct dims shape = {0}, strides = {0};
+    PyObject *owner, *shape_op, *strides_op, *capsule;
+    struct dl_tensor tensor = {.dtype.lanes = 1};
+    unsigned long long address;
+    int readonly, versioned;
+    struct exported *self;
+
+    if (!PyArg_ParseTuple(args, "OK(ii)(bb)O!O!pp:dlpack_export", &owner, &address,
+                          &tensor.device.type, &tensor.device.id, &tensor.dtype.code,
+                          &tensor.dtype.bits, &PyTuple_Type, &shape_op, &PyTuple_Type,
+                          &strides_op, &readonly, &versioned) ||
+        py_dims_get(state, shape_op, "shape", &shape) < 0 ||
+        py_dims_get(state, strides_op, "strides", &strides) < 0)
+        return NULL;
+    if (shape.n != strides.n) {
+        PyErr_SetString(PyExc_ValueError, "strides: as many as dimensions");
+        return NULL;
+    }
+    self = export_new(&shape, &strides);
+    if (!self)
+        return NULL;
+    if (export_hold(self, state, owner) < 0) {
+        PyMem_RawFree(self);
+        return NULL;
+    }
+
+    tensor.data = (void *)(uintptr_t)address;
+    tensor.ndim = (int32_t)shape.n;
+    tensor.shape = self->dims;
+    tensor.strides = self->dims + shape.n;
+    capsule = versioned ? export_versioned(self, &tensor, readonly)
+                        : export_plain(self, &tensor);
+    if (!capsule)
+        export_free(self);
+    return capsule;
+}
+
+/* ---- import ---- */
+
+struct tensor_object {
+    PyObject_HEAD
+    const struct dl_tensor *tensor;
+    struct dl_managed *plain; /* one of the two; both NULL: not taken yet */
+    struct dl_managed_versioned *versioned;
+    bool readonly;
+};
+
+static struct tensor_object *
+tensor(PyObject *op)
+{
+    return (struct tensor_object *)op;
+}
+
+/* What a producer has got wrong. */
+static PyObject *
+refuse(const char *format, ...)
+{
+    va_list va;
+
+    va_start(va, format);
+    PyErr_FormatV(PyExc_BufferError, format, va);
+    va_end(va);
+    return NULL;
+}
+
+static bool
+tensor_is_right(const struct dl_tensor *t)
+{
+    if (t->ndim < 0 || t->ndim > NDIM_MAX)
+        refuse("DLPack: %d dimensions; 0 to %d are taken", (int)t->ndim, NDIM_MAX);
+    else if (t->ndim > 0 && !t->shape)
+        refuse("DLPack: no shape");
+    else
+        return true;
+    return false;
+}
+
+/* From here on the capsule's own destructor does nothing, and the object's does it. */
+static PyObject *
+tensor_take(struct tensor_object *self, PyObject *capsule, const struct dl_tensor *t,
+            const char *used_name)
+{
+    if (!tensor_is_right(t) || PyCapsule_SetName(capsule, used_name) < 0)
+        return NULL;
+    self->tensor = t;
+    Py_INCREF(self);
+    return (PyObject *)self;
+}
+
+static PyObject *
+tensor_take_plain(struct tensor_object *self, PyObject *capsule)
+{
+    struct dl_managed *managed = PyCapsule_GetPointer(capsule, DL_NAME);
+
+    if (!tensor_take(self, capsule, &managed->tensor, DL_NAME_USED))
+        return NULL;
+    self->plain = managed;
+    return (PyObject *)self;
+}
+
+static PyObject *
+tensor_take_versioned(struct tensor_object *self, PyObject *capsule)
+{
+    struct dl_managed_versioned *managed = PyCapsule_GetPointer(capsule, DL_NAME_VERSIONED);
+
+    if (managed->version.major != DL_VERSION_MAJOR) /* it stays the capsule's, which frees it */
+        return refuse("DLPack: version %u.%u; 1 is taken", managed->version.major,
+                      managed->version.minor);
+    if (!tensor_take(self, capsule, &managed->tensor, DL_NAME_VERSIONED_USED))
+        return NULL;
+    self->versioned = managed;
+    self->readonly = managed->flags & DL_FLAG_READ_ONLY;
+    return (PyObject *)self;
+}
+
+PyObject *
+py_dlpack_import(PyObject *module, PyObject *capsule)
+{
+    const struct module_state *state = PyModule_GetState(module);
+    _cleanup_py_ PyObject *self = state->tensor_type->tp_alloc(state->tensor_type, 0);
+
+    if (!self)
+        return NULL;
+    if (PyCapsule_IsValid(capsule, DL_NAME))
+        return tensor_take_plain(tensor(self), capsule);
+    if (PyCapsule_IsValid(capsule, DL_NAME_VERSIONED))
+        return tensor_take_versioned(tensor(self), capsule);
+    if (!PyCapsule_CheckExact(capsule))
+        return PyErr_Format(PyExc_TypeError, "__dlpack__() gave no capsule, but %.100s",
+                            Py_TYPE(capsule)->tp_name);
+    return refuse("DLPack: a capsule that holds no tensor, or was taken before");
+}
+
+/* Deleters are the producer's: they may run Python code, or wait. */
+static void
+tensor_dealloc(PyObject *op)
+{
+    struct tensor_object *self = tensor(op);
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject *e_type, *e_value, *e_traceback;
+
+    PyErr_Fetch(&e_type, &e_value, &e_traceback);
+    if (self->plain && self->plain->deleter)
+        self->plain->deleter(self->plain);
+    if (self->versioned && self->versioned->deleter)
+        self->versioned->deleter(self->versioned);
+    PyErr_Restore(e_type, e_value, e_traceback);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* ---- what a Tensor tells ---- */
+
+static PyObject *
+tensor_get_ptr(PyObject *op, void *Py_UNUSED(closure))
+{
+    const struct dl_tensor *t = tensor(op)->tensor;
+
+    return PyLong_FromUnsignedLongLong((uintptr_t)t->data + t->byte_offset);
+}
+
+static PyObject *
+tensor_get_device(PyObject *op, void *Py_UNUSED(closure))
+{
+    const struct dl_tensor *t = tensor(op)->tensor;
+
+    return Py_BuildValue("(ii)", (int)t->device.type, (int)t->device.id);
+}
+
+static PyObject *
+tensor_get_dtype(PyObject *op, void *Py_UNUSED(closure))
+{
+    const struct dl_dtype *dtype = &tensor(op)->tensor->dtype;
+
+    return Py_BuildValue("(iii)", (int)dtype->code, (int)dtype->bits, (int)dtype->lanes);
+}
+
+static PyObject *
+tensor_get_shape(PyObject *op, void *Py_UNUSED(closure))
+{
+    return py_dims_tuple(tensor(op)->tensor->shape, (uint32_t)tensor(op)->tensor->ndim);
+}
+
+static PyObject *
+tensor_get_strides(PyObject *op, void *Py_UNUSED(closure))
+{
+    if (!tensor(op)->tensor->strides)
+        Py_RETURN_NONE;
+    return py_dims_tuple(tensor(op)->tensor->strides, (uint32_t)tensor(op)->tensor->ndim);
+}
+
+static PyObject *
+tensor_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    PyErr_Format(PyExc_TypeError, "%s comes from dlpack_import()", type->tp_name);
+    return NULL;
+}
+
+#define TELLS(name, doc)                                     \
+    {                                                        \
+#        name, tensor_get_##name, NULL, PyDoc_STR(doc), NULL \
+    }
+
+static PyGetSetDef tensor_getset[] = {
+    TELLS(ptr, "Address of the first element."),
+    TELLS(device, "(type, id)."),
+    TELLS(dtype, "(code, bits, lanes)."),
+    TELLS(shape, "Extents."),
+    TELLS(strides, "Steps in elements, or None: C order."),
+    {0},
+};
+
+static PyMemberDef tensor_members[] = {
+    {"readonly", T_BOOL, offsetof(struct tensor_object, readonly), READONLY, NULL},
+    {0},
+};
+
+PyDoc_STRVAR(tensor_doc, "A tensor of another library, by DLPack.");
+
+static PyType_Slot tensor_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t)tensor_doc},
+    {Py_tp_new, tensor_tp_new},
+    {Py_tp_dealloc, tensor_dealloc},
+    {Py_tp_getset, tensor_getset},
+    {Py_tp_members, tensor_members},
+    {0, NULL},
+};
+
+PyType_Spec py_tensor_spec = {
+    .name = "caid._caid.Tensor",
+    .basicsize = sizeof(struct tensor_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = tensor_slots,
+};

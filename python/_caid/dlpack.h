@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What of DLPack's ABI is used here, by the layout of its header, include/dlpack/dlpack.h of
+ * https://github.com/dmlc/dlpack at version 1.1: an ABI of major version 1 stays as it is.
+ */
+#pragma once
+
+#include <stdint.h>
+
+#define DL_VERSION_MAJOR 1
+/* A minor version adds values only, and none of those of 1.1 and later is ever exported. */
+#define DL_VERSION_MINOR 0
+
+#define DL_FLAG_READ_ONLY 1
+
+/* Names of capsules, before and after somebody took what is in them. */
+#define DL_NAME                "dltensor"
+#define DL_NAME_USED           "used_dltensor"
+#define DL_NAME_VERSIONED      "dltensor_versioned"
+#define DL_NAME_VERSIONED_USED "used_dltensor_versioned"
+
+struct dl_version {
+    uint32_t major, minor;
+};
+
+struct dl_device {
+    int32_t type; /* DLDeviceType: an enum, of the size of int */
+    int32_t id;
+};
+
+struct dl_dtype {
+    uint8_t code; /* DLDataTypeCode */
+    uint8_t bits;
+    uint16_t lanes;
+};
+
+struct dl_tensor {
+    void *data; /* NULL: no elements */
+    struct dl_device device;
+    int32_t ndim;
+    struct dl_dtype dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL, of producers before version 1: C order */
+    uint64_t byte_offset;
+};
+
+/* A tensor and its end. Who takes it calls the deleter once, from any thread, if there is one. */
+struct dl_managed {
+    struct dl_tensor tensor;
+    void *manager_ctx;
+    void (*deleter)(struct dl_managed *self);
+};
+
+/* The same with a version. What comes before tensor is the same in every major version. */
+struct dl_managed_versioned {
+    struct dl_version version;
+    void *manager_ctx;
+    void (*deleter)(struct dl_managed_versioned *self);
+    uint64_t flags;
+    struct dl_tensor tensor;
+};
+
+_Static_assert(sizeof(void *) != 8 ||
+                   (sizeof(struct dl_tensor) == 48 && sizeof(struct dl_managed) == 64 &&
+                    sizeof(struct dl_managed_versioned) == 80),
+               "the layout is not DLPack's");

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What Stream, Event, Timeline and Access have in common: their life. */
+#include "handle.h"
+
+#include <errno.h>
+
+/* ---- its end ---- */
+
+static void
+handle_unlink(struct handle_object *self)
+{
+    *self->prev = self->next;
+    if (self->next)
+        self->next->prev = self->prev;
+    self->prev = NULL;
+}
+
+/* The client is there: it ends what is linked before itself. */
+static void
+handle_end(struct handle_object *self)
+{
+    struct client_object *client = self->client;
+
+    self->closing = true;
+    if (!self->prev)
+        return;
+    handle_unlink(self);
+    client->n_calls++;
+    self->class->end(self, client->client);
+    py_client_leave(client);
+}
+
+/* Takes the list first, with the GIL: an object that is freed meanwhile would end its thing with a
+ * client that is being freed. */
+void
+py_handles_end(struct client_object *client, struct caid_client *ended)
+{
+    struct handle_object *next, *first = client->handles;
+
+    client->handles = NULL;
+    for (struct handle_object *h = first; h; h = h->next) {
+        Py_INCREF(h);
+        h->prev = NULL;
+        h->closing = true;
+    }
+    for (struct handle_object *h = first; h; h = next) {
+        next = h->next;
+        h->class->end(h, ended);
+        Py_DECREF(h);
+    }
+}
+
+/* ---- making one ---- */
+
+PyObject *
+py_handle_new(PyTypeObject *type, struct client_object *client,
+              const struct handle_class *class)
+{
+    PyObject *op = type->tp_alloc(type, 0);
+
+    if (!op)
+        return NULL;
+    Py_INCREF(client);
+    py_handle(op)->client = client;
+    py_handle(op)->class = class;
+    return op;
+}
+
+void
+py_handle_begin(struct handle_object *self)
+{
+    self->next = self->client->handles;
+    self->prev = &self->client->handles;
+    if (self->next)
+        self->next->prev = &self->next;
+    self->client->handles = self;
+}
+
+PyObject *
+py_handle_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    PyErr_Format(PyExc_TypeError, "%s comes from a Client", type->tp_name);
+    return NULL;
+}
+
+/* ---- calls ---- */
+
+static int
+handle_check(const struct handle_object *self)
+{
+    if (!self->client) {
+        PyErr_Format(PyExc_ReferenceError, "the %s was collected", self->class->name);
+        return -1;
+    }
+    if (!self->closing)
+        return 0;
+    py_error_raise_code(self->client->state, CAID_ERR_CLOSED, EBADF, "the %s is closed",
+                        self->class->name);
+    return -1;
+}
+
+struct caid_client *
+py_handle_enter(struct handle_object *self)
+{
+    struct caid_client *c;
+
+    if (handle_check(self) < 0)
+        return NULL;
+    c = py_client_enter(self->client);
+    if (c)
+        self->n_calls++;
+    return c;
+}
+
+static void
+handle_leave(struct handle_object *self)
+{
+    if (--self->n_calls == 0 && self->closing)
+        handle_end(self);
+}
+
+void
+py_handle_leave(struct handle_object *self)
+{
+    handle_leave(self);
+    py_client_leave(self->client);
+}
+
+PyObject *
+py_handle_leave_with(struct handle_object *self, int r, const struct caid_error *error)
+{
+    py_handle_leave(self);
+    if (r < 0)
+        return py_error_raise(self->client->state, r, error);
+    Py_RETURN_NONE;
+}
+
+int
+py_handle_hold(struct handle_object *self)
+{
+    if (handle_check(self) < 0)
+        return -1;
+    Py_INCREF(self);
+    self->n_calls++;
+    return 0;
+}
+
+void
+py_handle_release(struct handle_object *self)
+{
+    handle_leave(self);
+    Py_DECREF(self);
+}
+
+bool
+py_handle_is_cancelled(const struct handle_object *self, struct caid_error *error)
+{
+    if (!self->closing && !py_client_is_closed(self->client))
+        return false;
+    error->code = CAID_ERR_CANCELLED;
+    snprintf(error->message, sizeof(error->message), "the %s was closed", self->class->name);
+    return true;
+}
+
+/* ---- slots ---- */
+
+int
+py_handle_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(py_handle(op)->client);
+    return 0;
+}
+
+int
+py_handle_clear(PyObject *op)
+{
+    if (py_handle(op)->client)
+        handle_end(py_handle(op));
+    Py_CLEAR(py_handle(op)->client);
+    return 0;
+}
+
+void
+py_handle_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    py_handle_clear(op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+PyObject *
+py_handle_close(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct handle_object *self = py_handle(op);
+
+    self->closing = true;
+    if (self->n_calls == 0 && self->client)
+        handle_end(self);
+    Py_RETURN_NONE;
+}
+
+PyObject *
+py_handle_get_closed(PyObject *op, void *Py_UNUSED(closure))
+{
+    const struct handle_object *self = py_handle(op);
+
+    return PyBool_FromLong(self->closing || !self->client || py_client_is_closed(self->client));
+}

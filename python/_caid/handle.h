@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Handle: what Stream, Event, Timeline and Access have in common. Each is a thing of libcaid's or of
+ * the driver's that belongs to a client. It holds its Client alive, and ends by close(), with the
+ * object, or with the Client, whichever comes first. A Client that is closed ends its handles before
+ * its leases and its connection, the newest first: a bracket is newer than the stream that it is on.
+ *
+ * close() may come while other threads are in a call: from then on new calls raise ClosedError, and
+ * the last call under way ends the thing.
+ */
+#pragma once
+
+#include "module.h"
+
+#include <caid/handoff.h>
+
+struct handle_object;
+
+struct handle_class {
+    const char *name; /* for messages: "stream" */
+    /* Ends the thing; called once, with the GIL, which it gives up. */
+    void (*end)(struct handle_object *self, struct caid_client *client);
+};
+
+struct handle_object {
+    PyObject_HEAD
+    const struct handle_class *class;
+    struct client_object *client; /* NULL only after tp_clear */
+    struct handle_object *next,
+        **prev;         /* in client->handles; prev NULL: there is nothing to end */
+    Py_ssize_t n_calls; /* under way, and brackets that are on a stream */
+    bool closing;       /* closed; the last of them ends the thing */
+};
+
+static inline struct handle_object *
+py_handle(PyObject *op)
+{
+    return (struct handle_object *)op;
+}
+
+/* One of a type whose objects begin with a handle_object. It has nothing to end yet. */
+PyObject *py_handle_new(PyTypeObject *type, struct client_object *client,
+                        const struct handle_class *class);
+/* Now it has. The client is entered meanwhile. */
+void py_handle_begin(struct handle_object *self);
+
+/* Brackets a call without the GIL. NULL with ClosedError set where the thing, or its client, is
+ * closed. */
+struct caid_client *py_handle_enter(struct handle_object *self);
+void py_handle_leave(struct handle_object *self);
+/* Leaves with what the call gave: None, or the exception. */
+PyObject *py_handle_leave_with(struct handle_object *self, int r,
+                               const struct caid_error *error);
+/* For what lasts longer than a call: the thing does not end meanwhile, but with its client. A hold is a
+ * reference, too. -1 with ClosedError set. */
+int py_handle_hold(struct handle_object *self);
+void py_handle_release(struct handle_object *self);
+
+/* Whether a wait that is cut into slices has to be given up; fills the error. */
+bool py_handle_is_cancelled(const struct handle_object *self, struct caid_error *error);
+
+/* Ends all handles of a client that is closed. */
+void py_handles_end(struct client_object *client, struct caid_client *ended);
+
+/* For the slots of the types. */
+PyObject *py_handle_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+int py_handle_traverse(PyObject *op, visitproc visit, void *arg);
+int py_handle_clear(PyObject *op);
+void py_handle_dealloc(PyObject *op);
+PyObject *py_handle_close(PyObject *op, PyObject *unused);
+PyObject *py_handle_get_closed(PyObject *op, void *closure);
+
+#define PY_HANDLE_CLOSE                                      \
+    {                                                        \
+        "close", py_handle_close, METH_NOARGS,               \
+            PyDoc_STR("close()\n--\n\nEnds it. Idempotent.") \
+    }
+#define PY_HANDLE_CLOSED                                             \
+    {                                                                \
+        "closed", py_handle_get_closed, NULL,                        \
+            PyDoc_STR("Whether it, or its client, is closed."), NULL \
+    }
+#define PY_FASTCALL(f) ((PyCFunction)(void (*)(void))(f))
+
+/* ---- waiting (wait.c) ---- */
+
+/* Seconds, or None for CAID_FOREVER. -1 with an exception set. */
+int py_timeout_get(PyObject *op, uint64_t *ret_ns);
+
+/* One slice of a wait, without the GIL inside: what libcaid returned; 1 for "not yet", with the error
+ * filled that it is if there is no time left. */
+typedef int wait_slice(void *arg, uint64_t timeout_ns, struct caid_error *error);
+
+/* Slices until there is a result, the time is over (-ETIMEDOUT) or a signal handler raises an exception
+ * (-EINTR, and it is set). */
+int py_wait(wait_slice *slice, void *arg, uint64_t timeout_ns, struct caid_error *error);
+
+/* ---- what has handles ---- */
+
+/* A Stream that is destroyed, or wraps one of another library. */
+struct stream_object {
+    struct handle_object handle;
+    uint64_t stream;
+    int32_t device;
+};
+
+extern PyType_Spec py_stream_spec, py_event_spec, py_timeline_spec, py_access_spec;
+
+/* ---- callbacks of streams (callback.c) ---- */
+
+/* Whether threads of the driver may still enter the interpreter. It outlives that, with the last
+ * callback that is to come. */
+struct gate;
+
+struct gate *py_gate_new(void);
+void py_gate_unref(struct gate *gate);
+/* Waits for those who have entered; nobody does afterwards. NULL with an exception set where a signal
+ * handler raised one. */
+PyObject *py_gate_close(struct gate *gate);
+
+/* Has fn(stream, status, arg) called when a Stream has come to here; `stream` is the object that fn
+ * is given. */
+PyObject *py_callback_add(struct stream_object *self, PyObject *fn, PyObject *stream,
+                          PyObject *arg);

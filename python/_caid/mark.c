@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Mark: how far a stream had come when caid had put work on it, as an event; besides the work's host
+ * memory, which is kept until the stream has passed. Made before the work, it is put into lists, for
+ * others to see, and recorded by the call that starts the work: no signal handler and no other thread
+ * comes between.
+ *
+ * What it keeps, and whose the stream is, it lets go of when the event is seen to have passed. Where
+ * nobody can tell when that is (the mark ends before, with its client; the stream captures a graph;
+ * the context is dead), it never lets go of what it keeps.
+ */
+#include "handle.h"
+
+#include <stddef.h>
+#include <structmember.h>
+
+struct mark_object {
+    struct handle_object handle;
+    struct caid_event *event;
+    uint64_t stream;
+    int32_t device;
+    PyObject *owner; /* whose stream that is, None, or NULL as below */
+    PyObject *keep;  /* None, or NULL: nothing any more */
+    bool under_way;  /* the call that starts the work has not returned */
+    bool pending;    /* recorded, and not seen to have passed */
+};
+
+static struct mark_object *
+mark(PyObject *op)
+{
+    return (struct mark_object *)op;
+}
+
+/* ---- life ---- */
+
+static void
+mark_end(struct handle_object *handle, struct caid_client *Py_UNUSED(client))
+{
+    struct mark_object *self = (struct mark_object *)handle;
+    struct caid_error error = {0};
+    int r = 1; /* it has passed */
+
+    Py_BEGIN_ALLOW_THREADS if (self->pending) r = caid_event_query(self->event, &error);
+    caid_event_free(self->event);
+    Py_END_ALLOW_THREADS self->event = NULL;
+    if (r != 1)
+        self->keep = NULL;
+    self->pending = false;
+}
+
+static const struct handle_class mark_class = {.name = "mark", .end = mark_end};
+
+PyObject *
+py_client_mark(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = (struct client_object *)op;
+    _cleanup_py_ PyObject *made = NULL;
+    struct caid_error error = {0};
+    struct caid_client *c;
+    int32_t device;
+    uint64_t stream;
+    int r;
+
+    if (py_args_check("mark", n_args, 4) < 0 ||
+        py_device_get(self->state, args[0], &device) < 0 ||
+        py_u64_get(self->state, args[1], "stream", &stream) < 0)
+        return NULL;
+    made = py_handle_new(self->state->mark_type, self, &mark_class);
+    c = made ? py_client_enter(self) : NULL;
+    if (!c)
+        return NULL;
+    mark(made)->stream = stream;
+    mark(made)->device = device;
+    Py_INCREF(args[2]);
+    mark(made)->owner = args[2];
+    Py_INCREF(args[3]);
+    mark(made)->keep = args[3];
+    Py_BEGIN_ALLOW_THREADS r = caid_event_new(c, &mark(made)->event, device, 0, &error);
+    Py_END_ALLOW_THREADS if (r == 0) py_handle_begin(py_handle(made));
+    py_client_leave(self);
+    return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
+}
+
+/* ---- recording ---- */
+
+bool
+py_mark_is_of(PyObject *op, const struct client_object *client)
+{
+    return Py_IS_TYPE(op, client->state->mark_type) && py_handle(op)->client == client;
+}
+
+uint64_t
+py_mark_stream(PyObject *op)
+{
+    return mark(op)->stream;
+}
+
+int
+py_mark_begin(PyObject *op, PyObject *lists)
+{
+    mark(op)->under_way = true;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(lists); i++)
+        if (PyList_Append(PyTuple_GET_ITEM(lists, i), op) < 0) {
+            mark(op)->under_way = false;
+            return -1;
+        }
+    return 0;
+}
+
+int
+py_mark_probe(PyObject *op, struct caid_error *error)
+{
+    int r = caid_event_record(mark(op)->event, mark(op)->stream, error);
+
+    return r < 0 && error->code == CAID_ERR_INVALID ? r : 0;
+}
+
+int
+py_mark_record(PyObject *op, struct caid_client *client, struct caid_error *error)
+{
+    struct caid_error ignored;
+    int r = caid_event_record(mark(op)->event, mark(op)->stream, error);
+
+    /* An event of the device's primary context, and a stream of another one, for instance. */
+    if (r < 0 &&
+        caid_stream_synchronize(client, mark(op)->stream, mark(op)->device, &ignored) == 0)
+        return 1;
+    return r;
+}
+
+void
+py_mark_end(PyObject *op, int r)
+{
+    mark(op)->under_way = false;
+    mark(op)->pending = r == 0;
+    if (r < 0)
+        mark(op)->keep = NULL;
+}
+
+/* By itself: for work that is on the stream already. */
+static PyObject *
+mark_record(PyObject *op, PyObject *lists)
+{
+    struct caid_error error = {0};
+    struct caid_client *c;
+    int r;
+
+    if (!PyTuple_Check(lists)) {
+        PyErr_SetString(PyExc_TypeError, "record() takes a tuple of lists");
+        return NULL;
+    }
+    c = py_handle_enter(py_handle(op));
+    if (!c)
+        return NULL;
+    if (py_mark_begin(op, lists) < 0) {
+        py_handle_leave(py_handle(op));
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS r = py_mark_record(op, c, &error);
+    Py_END_ALLOW_THREADS py_mark_end(op, r);
+    return py_handle_leave_with(py_handle(op), r, &error);
+}
+
+/* ---- asking and waiting ---- */
+
+static void
+mark_passed(struct mark_object *self)
+{
+    self->pending = false;
+    Py_CLEAR(self->keep);
+    Py_CLEAR(self->owner);
+}
+
+/* A mark that cannot be asked (any more) is done: there is nothing to wait for. */
+static PyObject *
+mark_get_done(PyObject *op, void *Py_UNUSED(closure))
+{
+    struct mark_object *self = mark(op);
+    struct caid_error error = {0};
+    int r;
+
+    if (self->under_way)
+        Py_RETURN_FALSE;
+    if (!self->pending)
+        Py_RETURN_TRUE;
+    if (!py_handle_enter(&self->handle)) {
+        PyErr_Clear();
+        Py_RETURN_TRUE;
+    }
+    Py_BEGIN_ALLOW_THREADS r = caid_event_query(self->event, &error);
+    Py_END_ALLOW_THREADS if (r < 0) self->keep = NULL;
+    if (r != 0)
+        mark_passed(self);
+    py_handle_leave(&self->handle);
+    return PyBool_FromLong(r != 0);
+}
+
+static PyObject *
+mark_wait(PyObject *op, PyObject *stream_op)
+{
+    struct mark_object *self = mark(op);
+    struct caid_error error = {0};
+    uint64_t stream;
+    int r;
+
+    if (!py_handle_enter(&self->handle))
+        return NULL;
+    if (py_u64_get(self->handle.client->state, stream_op, "stream", &stream) < 0) {
+        py_handle_leave(&self->handle);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS r = caid_event_wait(self->event, stream, &error);
+    Py_END_ALLOW_THREADS return py_handle_leave_with(&self->handle, r, &error);
+}
+
+static PyObject *
+mark_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct mark_object *self = mark(op);
+    struct caid_error error = {0};
+    int r;
+
+    if (!py_handle_enter(&self->handle))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_event_synchronize(self->event, &error);
+    Py_END_ALLOW_THREADS if (r == 0 && !self->under_way) mark_passed(self);
+    return py_handle_leave_with(&self->handle, r, &error);
+}
+
+/* ---- the type ---- */
+
+static int
+mark_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(mark(op)->owner);
+    Py_VISIT(mark(op)->keep);
+    return py_handle_traverse(op, visit, arg);
+}
+
+static int
+mark_clear(PyObject *op)
+{
+    py_handle_clear(op); /* first: whether it has passed is known no more afterwards */
+    Py_CLEAR(mark(op)->keep);
+    Py_CLEAR(mark(op)->owner);
+    return 0;
+}
+
+static void
+mark_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    mark_clear(op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyMethodDef mark_methods[] = {
+    {"record", mark_record, METH_O,
+     PyDoc_STR("record(lists, /)\n--\n\n"
+               "Puts it into the lists; it passes when the stream has come to here.")},
+    {"wait", mark_wait, METH_O,
+     PyDoc_STR("wait(stream, /)\n--\n\nWhat comes on that stream comes after it.")},
+    {"synchronize", mark_synchronize, METH_NOARGS,
+     PyDoc_STR("synchronize()\n--\n\nWaits for it on the host.")},
+    {0},
+};
+
+static PyGetSetDef mark_getset[] = {
+    {"done", mark_get_done, NULL, PyDoc_STR("Whether it has passed."), NULL},
+    {0},
+};
+
+#define AT(field) offsetof(struct mark_object, field)
+
+static PyMemberDef mark_members[] = {
+    {"client", T_OBJECT_EX, AT(handle.client), READONLY, NULL},
+    {"number", T_ULONGLONG, AT(stream), READONLY, NULL},
+    {"stream", T_OBJECT, AT(owner), READONLY, NULL},
+    {"keep", T_OBJECT, AT(keep), READONLY, NULL},
+    {0},
+};
+
+PyDoc_STRVAR(mark_doc, "How far a stream had come.");
+
+static PyType_Slot mark_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t)mark_doc},
+    {Py_tp_new, py_handle_tp_new},
+    {Py_tp_traverse, mark_traverse},
+    {Py_tp_clear, mark_clear},
+    {Py_tp_dealloc, mark_dealloc},
+    {Py_tp_methods, mark_methods},
+    {Py_tp_getset, mark_getset},
+    {Py_tp_members, mark_members},
+    {0, NULL},
+};
+
+PyType_Spec py_mark_spec = {
+    .name = "caid._caid.Mark",
+    .basicsize = sizeof(struct mark_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = mark_slots,
+};

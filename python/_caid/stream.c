@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Stream: a CUDA stream, made by Client._stream_new() and destroyed at its end, or one of another
+ * library that Client._stream_wrap() was given, which is left as it is. What of caid's waits on it,
+ * and callbacks that are to come, outlive it: destroying a stream that has work lets that finish.
+ */
+#include "handle.h"
+
+#include <stddef.h>
+#include <structmember.h>
+
+static struct stream_object *
+stream(PyObject *op)
+{
+    return (struct stream_object *)op;
+}
+
+static struct client_object *
+client(PyObject *op)
+{
+    return (struct client_object *)op;
+}
+
+/* ---- life ---- */
+
+/* There is nobody to raise to: what the context's end has left of a stream is gone. */
+static void
+stream_destroy(struct handle_object *self, struct caid_client *c)
+{
+    uint64_t ended = ((struct stream_object *)self)->stream;
+    struct caid_error error = {0};
+
+    Py_BEGIN_ALLOW_THREADS(void) caid_stream_destroy(c, ended, &error);
+    Py_END_ALLOW_THREADS
+}
+
+static void
+stream_leave(struct handle_object *Py_UNUSED(self), struct caid_client *Py_UNUSED(client))
+{
+}
+
+static const struct handle_class created = {.name = "stream", .end = stream_destroy};
+static const struct handle_class wrapped = {.name = "stream", .end = stream_leave};
+
+PyObject *
+py_client_stream_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = client(op);
+    _cleanup_py_ PyObject *made = NULL;
+    struct caid_error error = {0};
+    struct caid_client *c;
+    uint64_t flags;
+    int32_t device;
+    int r;
+
+    if (py_args_check("stream_new", n_args, 2) < 0 ||
+        py_device_get(self->state, args[0], &device) < 0 ||
+        py_u64_get(self->state, args[1], "flags", &flags) < 0)
+        return NULL;
+    made = py_handle_new(self->state->stream_type, self, &created);
+    c = made ? py_client_enter(self) : NULL;
+    if (!c)
+        return NULL;
+    stream(made)->device = device;
+    Py_BEGIN_ALLOW_THREADS r =
+        caid_stream_create(c, device, (uint32_t)flags, &stream(made)->stream, &error);
+    Py_END_ALLOW_THREADS if (r == 0) py_handle_begin(py_handle(made));
+    py_client_leave(self);
+    return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
+}
+
+PyObject *
+py_client_stream_wrap(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = client(op);
+    _cleanup_py_ PyObject *made = NULL;
+    uint64_t number;
+    int32_t device;
+
+    if (py_args_check("stream_wrap", n_args, 2) < 0 ||
+        py_u64_get(self->state, args[0], "stream", &number) < 0 ||
+        py_device_get(self->state, args[1], &device) < 0)
+        return NULL;
+    made = py_handle_new(self->state->stream_type, self, &wrapped);
+    if (!made || !py_client_enter(self))
+        return NULL;
+    stream(made)->stream = number;
+    stream(made)->device = device;
+    py_handle_begin(py_handle(made));
+    py_client_leave(self);
+    return py_take(&made);
+}
+
+/* ---- methods ---- */
+
+typedef int stream_call(struct caid_client *client, uint64_t stream, int32_t device,
+                        struct caid_error *error);
+
+/* -1 with an exception set, or what the call returned. */
+static int
+call(PyObject *op, stream_call *f)
+{
+    struct caid_client *c = py_handle_enter(py_handle(op));
+    struct caid_error error = {0};
+    int r;
+
+    if (!c)
+        return -1;
+    Py_BEGIN_ALLOW_THREADS r = f(c, stream(op)->stream, stream(op)->device, &error);
+    Py_END_ALLOW_THREADS py_handle_leave(py_handle(op));
+    if (r >= 0)
+        return r;
+    py_error_raise(py_handle(op)->client->state, r, &error);
+    return -1;
+}
+
+static PyObject *
+stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    if (call(op, caid_stream_synchronize) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+stream_check(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    if (call(op, caid_stream_check) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+stream_query(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    int r = call(op, caid_stream_query);
+
+    return r < 0 ? NULL : PyBool_FromLong(r);
+}
+
+static PyObject *
+stream_add_callback(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    if (py_args_check("add_callback", n_args, 3) < 0)
+        return NULL;
+    return py_callback_add(stream(op), args[0], args[1], args[2]);
+}
+
+/* ---- the type ---- */
+
+static PyMethodDef stream_methods[] = {
+    {"synchronize", stream_synchronize, METH_NOARGS,
+     PyDoc_STR("synchronize()\n--\n\nWaits for all that is on it, and checks it.")},
+    {"query", stream_query, METH_NOARGS, PyDoc_STR("query()\n--\n\nWhether nothing is left.")},
+    {"check", stream_check, METH_NOARGS,
+     PyDoc_STR("check()\n--\n\nAbandonedError where it waited for a process that died.")},
+    {"add_callback", PY_FASTCALL(stream_add_callback), METH_FASTCALL,
+     PyDoc_STR("add_callback(fn, stream, arg, /)\n--\n\n"
+               "Has fn(stream, status, arg) called when it has come to here.")},
+    PY_HANDLE_CLOSE,
+    {0},
+};
+
+static PyGetSetDef stream_getset[] = {
+    PY_HANDLE_CLOSED,
+    {0},
+};
+
+static PyMemberDef stream_members[] = {
+    {"handle", T_ULONGLONG, offsetof(struct stream_object, stream), READONLY,
+     PyDoc_STR("The CUstream.")},
+    {"device", T_INT, offsetof(struct stream_object, device), READONLY,
+     PyDoc_STR("Index of the device.")},
+    {0},
+};
+
+PyDoc_STRVAR(stream_doc, "A CUDA stream.");
+
+static PyType_Slot stream_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t)stream_doc},
+    {Py_tp_new, py_handle_tp_new},
+    {Py_tp_traverse, py_handle_traverse},
+    {Py_tp_clear, py_handle_clear},
+    {Py_tp_dealloc, py_handle_dealloc},
+    {Py_tp_methods, stream_methods},
+    {Py_tp_getset, stream_getset},
+    {Py_tp_members, stream_members},
+    {0, NULL},
+};
+
+PyType_Spec py_stream_spec = {
+    .name = "caid._caid.Stream",
+    .basicsize = sizeof(struct stream_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = stream_slots,
+};

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Waits that Ctrl-C ends: they are cut into slices, between which Python's signal handlers run. */
+#include "handle.h"
+
+#include <errno.h>
+#include <time.h>
+
+#define SLICE_NS 50000000ULL
+#define NS_PER_S 1000000000ULL
+
+static uint64_t
+now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+int
+py_timeout_get(PyObject *op, uint64_t *ret_ns)
+{
+    double seconds;
+
+    *ret_ns = CAID_FOREVER;
+    if (op == Py_None)
+        return 0;
+    seconds = PyFloat_AsDouble(op);
+    if (seconds == -1.0 && PyErr_Occurred())
+        return -1;
+    if (!(seconds >= 0)) {
+        PyErr_Format(PyExc_ValueError, "timeout %R: seconds, 0 or more, or None", op);
+        return -1;
+    }
+    if (seconds < 1e9) /* thirty years; what is longer has no end */
+        *ret_ns = (uint64_t)(seconds * (double)NS_PER_S);
+    return 0;
+}
+
+int
+py_wait(wait_slice *slice, void *arg, uint64_t timeout_ns, struct caid_error *error)
+{
+    uint64_t deadline = timeout_ns == CAID_FOREVER ? CAID_FOREVER : now_ns() + timeout_ns;
+
+    for (;;) {
+        uint64_t now = now_ns();
+        uint64_t left = deadline == CAID_FOREVER ? CAID_FOREVER
+                        : deadline > now         ? deadline - now
+                                                 : 0;
+        int r = slice(arg, left < SLICE_NS ? left : SLICE_NS, error);
+
+        if (r != 1)
+            return r;
+        if (PyErr_CheckSignals() < 0)
+            return -EINTR;
+        if (left < SLICE_NS)
+            return -ETIMEDOUT;
+    }
+}

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Access: a bracket around the use of arrays, which orders it among all processes."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+from . import _array, _pending, _streams
+from ._errors import Error, closed, invalid, unsupported
+
+
+class Access:
+    """A bracket around the use of arrays on a stream: what :meth:`caid.Array.read`,
+    :meth:`caid.Array.write` and :meth:`caid.Client.access` give. Many brackets may read an array,
+    or one writes it, of all processes; who comes first is served first.
+
+    ::
+
+        with a.write(s) as v:             # a view; its __cuda_array_interface__ names the stream
+            kernel[grid, block, s](v)
+
+        with client.access(s, read=[a, b], write=[c]) as (a, b, c):
+            ...
+
+    Entering waits until those that it has to come after have ended their brackets, in the daemon's
+    queue; then what is enqueued on the stream comes after their work, for which the host does not
+    wait. Leaving enqueues a signal behind all that is on the stream by then, and does not wait
+    either: who comes next comes after it. Work on other streams is the caller's to order into
+    that one.
+
+    With ``stream=None`` the host uses the arrays, or work that it waits for before it leaves: then
+    entering waits, on the host, for the work of those that it comes after.
+
+    A block that is left by an exception has not written all that it was to: the arrays of `write`
+    are abandoned, which readers are told (AbandonedError), until a bracket has written them, or
+    :meth:`caid.Array.discard`. So are they when the process is killed.
+
+    Notes
+    -----
+    A bracket is entered once. The thread that enters it is the one that leaves it: DeadlockError is
+    found out from that. The views stay usable after the block, as other views; what is done by
+    them then is ordered by nobody. They say of themselves what their arrays do, "read-only" where
+    the array was opened so.
+    """
+
+    __slots__ = (
+        "_client",
+        "_reads",
+        "_writes",
+        "_single",
+        "_stream",
+        "_timeout",
+        "_bracket",
+        "_open",
+        "__weakref__",
+    )
+
+    def __new__(cls, *_args, **_kwargs):
+        raise TypeError("caid.Access comes from Array.read(), Array.write() or Client.access()")
+
+    # --- life -------------------------------------------------------------------------------
+
+    @property
+    def stream(self) -> _streams.Stream | None:
+        """Stream or None: what it was begun on; None for the host."""
+        return self._stream
+
+    @property
+    def is_open(self) -> bool:
+        """bool: whether it has begun, and not ended."""
+        return self._open
+
+    def begin(self) -> _array.Array | tuple[_array.Array, ...]:
+        """Begins the bracket: what ``with`` does.
+
+        Returns
+        -------
+        Array or tuple of Array
+            A view of the array; for those of a client.access(), of all: `read`, then `write`.
+
+        Raises
+        ------
+        TimedOutError
+            Others had not ended in time; also a TimeoutError.
+        AbandonedError
+            An array to be read was left by a writer that died, or gave up.
+        DeadlockError
+            Brackets of this thread are in its way (a read does not become a write), or those of
+            others that wait for this thread.
+        ReadOnlyError
+            An array to be written was opened with mode "r".
+        DeviceError
+            The stream is of a device that an array is not mapped for.
+        InvalidError
+            The bracket was begun before; an array to be written is there twice; the stream captures
+            a graph.
+        LimitError
+            As many brackets as the user may have.
+        ClosedError, CancelledError
+            An array, the stream or the client is closed; was closed meanwhile.
+
+        Notes
+        -----
+        Gives up the GIL, and Ctrl-C interrupts it: the bracket is given up.
+        """
+        if self._bracket is not None:
+            raise invalid(f"{self!r}: a bracket is begun once")
+        arrays = self._reads + self._writes
+        views = tuple(self._view(array) for array in arrays)
+        self._bracket = self._client._begin(
+            _leases(self._reads),
+            _leases(self._writes),
+            0 if self._stream is None else self._stream.handle,
+            None if self._stream is None else self._stream._stream,
+            self._timeout,
+        )
+        self._open = True
+        try:
+            self._order()
+        except BaseException:
+            self._give_up()
+            raise
+        return views[0] if self._single else views
+
+    def end(self) -> None:
+        """Ends the bracket: what leaving the ``with`` block does.
+
+        Raises
+        ------
+        AbandonedError
+            A process whose work the bracket's stream had to wait for has died before it was done:
+            what the bracket has read is not whole. See check().
+        InvalidError
+            It has not begun, or has ended.
+        DriverError, DisconnectedError, ClosedError
+            The signal could not be enqueued, the daemon is gone, the client was closed: the bracket
+            has ended, and what it wrote is abandoned.
+        """
+        bracket = self._take()
+        try:
+            self._order()
+            if self._stream is not None:
+                _pending.note(self._memories(), self._on)
+        except BaseException:
+            with contextlib.suppress(Error):
+                bracket.abandon()
+            raise
+        bracket.end()
+
+    def abandon(self) -> None:
+        """Ends the bracket of which not all was written, on purpose or by mistake: the arrays of
+        `write` are abandoned. For one that only reads it is the same as end(). Errors as of
+        end()."""
+        bracket = self._take()
+        with contextlib.suppress(Error):  # what it wrote is not whole in any case
+            self._order()
+            if self._stream is not None:
+                _pending.note(self._memories(), self._on)
+        bracket.abandon()
+
+    def check(self) -> None:
+        """Raises AbandonedError where end() would, by what is known by now: the stream may not have
+        come to the bracket yet. It is certain when the stream has come to the bracket's end, for
+        instance after :meth:`caid.Stream.synchronize`, which raises the same. Raises InvalidError
+        before it has begun."""
+        if self._bracket is None:
+            raise invalid(f"{self!r}: the bracket has not begun")
+        self._bracket.check()
+
+    def __enter__(self) -> _array.Array | tuple[_array.Array, ...]:
+        return self.begin()
+
+    def __exit__(self, kind, _error, _traceback) -> None:
+        if not self._open:  # ended in the block
+            return
+        if kind is None:
+            self.end()
+        else:
+            self._give_up()
+
+    def __del__(self, _warn=warnings.warn):
+        if getattr(self, "_open", False):
+            if not self._client.closed:
+                _warn(f"unended {self!r}", ResourceWarning, source=self)
+            self._give_up()
+
+    def __reduce__(self):
+        raise TypeError("a caid.Access cannot be copied or pickled")
+
+    def __repr__(self):
+        state = "open" if self._open else "not begun" if self._bracket is None else "ended"
+        names = [
+            f"{mode}={[array.name for array in arrays]}"
+            for mode, arrays in (("read", self._reads), ("write", self._writes))
+            if arrays
+        ]
+        return f"<caid.Access {' '.join(names)} {state}>"
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _view(self, array):
+        array._check()
+        return _array.make(array._memory.share(), array._layout, root=False, stream=self._stream)
+
+    def _memories(self):
+        return _leases(self._reads + self._writes)
+
+    @property
+    def _on(self):
+        """The stream, or its number where it was closed: it ends after the bracket."""
+        return self._stream._stream.handle if self._stream.closed else self._stream
+
+    def _order(self):
+        """What this process has under way on the arrays by itself, such as copies on other streams,
+        comes before the bracket's work, and before its end."""
+        for memory in self._memories():
+            if self._stream is None:
+                _pending.wait(memory)
+            else:
+                _pending.order(memory, self._on)
+
+    def _take(self):
+        if not self._open:
+            state = "begun" if self._bracket is None else "already ended"
+            raise invalid(f"{self!r}: the bracket has {'not ' * (state == 'begun')}{state}")
+        self._open = False
+        return self._bracket
+
+    def _give_up(self):
+        """abandon(), where there is an exception already."""
+        with contextlib.suppress(Error):
+            self.abandon()
+
+
+def _leases(arrays):
+    """Each once: views may share one."""
+    return tuple(dict.fromkeys(array._memory for array in arrays))
+
+
+def _check(array, client):
+    if not isinstance(array, _array.Array):
+        raise TypeError(f"a caid.Array is needed, not {type(array).__name__}")
+    array._check()
+    if array._memory.pool is None:
+        raise unsupported(f"{array._label} is not in the daemon's memory: it has no brackets")
+    if array._memory.client is not client:
+        raise invalid(f"{array._label} is another client's")
+
+
+def _arrays(arrays, what, client):
+    if isinstance(arrays, _array.Array):
+        raise TypeError(f"{what}: a list of arrays is needed, not one array")
+    arrays = tuple(arrays)
+    for array in arrays:
+        _check(array, client)
+    return arrays
+
+
+def _make(client, reads, writes, single, stream, timeout, _new=object.__new__):
+    self = _new(Access)
+    device = max((reads + writes)[0]._memory.access_device, 0)
+    self._client = client
+    self._reads = reads
+    self._writes = writes
+    self._single = single
+    self._stream = _streams.of(stream, client, device)
+    self._timeout = timeout
+    self._bracket = None
+    self._open = False
+    return self
+
+
+def of_array(array, write, stream, timeout):
+    """The Access of Array.read() and Array.write()."""
+    client = array._memory.client
+    _check(array, client)
+    arrays = (array,)
+    reads, writes = ((), arrays) if write else (arrays, ())
+    return _make(client, reads, writes, True, stream, timeout)
+
+
+def of_client(client, reads, writes, stream, timeout):
+    """The Access of Client.access()."""
+    if client.closed:
+        raise closed("the client is closed")
+    reads, writes = _arrays(reads, "read", client), _arrays(writes, "write", client)
+    if not reads + writes:
+        raise invalid("access() of no arrays")
+    return _make(client, reads, writes, False, stream, timeout)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Event: a CUDA event, of this process or of another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _caid, _cai, _stream
+
+_IPC, _BLOCKING_SYNC = 1, 2  # enum caid_event_flags
+
+
+class Event:
+    """A CUDA event without timing: what :meth:`caid.Client.event` creates, or one of another
+    process.
+
+    It ends with ``close()``, when it is collected, or with its client, which it keeps alive; what
+    waits for it on a stream goes on waiting.
+
+    Notes
+    -----
+    A stream that waits for an event of another process hangs for ever if that process is killed
+    before its work is done: the driver has nobody to ask. A :class:`caid.Timeline` and a bracket
+    (:meth:`caid.Array.read`) let their waiters go.
+
+    Sources: CUDA Driver API, "Event Management"; cuIpcGetEventHandle().
+    """
+
+    __slots__ = ("_event", "__weakref__")
+
+    _event: _caid.Event
+
+    def __new__(cls, *_args, **_kwargs):
+        raise TypeError("caid.Event comes from Client.event() or Event.from_ipc_handle()")
+
+    @classmethod
+    def from_ipc_handle(
+        cls, handle: bytes, client: _caid.Client | None = None, device: int | str = 0
+    ) -> Event:
+        """An event of another process of the same uid.
+
+        Parameters
+        ----------
+        handle : bytes
+            The 64 of its `ipc_handle`, which travel as they like: in a message, or as the metadata
+            of an array.
+        client : Client, optional
+            Without it, this process's driver is used, with no daemon.
+        device : int or str
+            Index or, with a client, UUID of the device that it is of.
+
+        Raises
+        ------
+        ValueError
+            Not 64 bytes.
+        DriverError
+            No such event: it may have ended, or be of this process or of another uid.
+        """
+        index = device if client is None else client._index_of(device)
+        return _make((client or _cai.driver_client())._event_open(index, handle))
+
+    def close(self) -> None:
+        """Ends the event. Idempotent."""
+        self._event.close()
+
+    @property
+    def closed(self) -> bool:
+        """bool: whether the event, or its client, is closed."""
+        return self._event.closed
+
+    def __reduce__(self):
+        raise TypeError("a caid.Event cannot be copied or pickled: pass its ipc_handle")
+
+    def __repr__(self):
+        if self.closed:
+            return "<caid.Event closed>"
+        return f"<caid.Event {self.handle:#x} device={self.device}>"
+
+    @property
+    def handle(self) -> int:
+        """int: the CUevent. Raises ClosedError."""
+        return self._event.handle
+
+    @property
+    def device(self) -> int:
+        """int: index of its device."""
+        return self._event.device
+
+    @property
+    def ipc_handle(self) -> bytes:
+        """bytes: 64, which open it in another process of the same uid. Raises UnsupportedError for
+        an event that was created without ``ipc=True``, or is itself of another process."""
+        return self._event.ipc_handle()
+
+    def record(self, stream: Any) -> None:
+        """The event is passed when the stream has come to here. What was recorded before counts no
+        more, but for those who wait for it already.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            As for :meth:`caid.Array.close`; 0 is refused.
+
+        Raises
+        ------
+        DriverError, InvalidError
+            The driver knows no such stream; it captures a graph.
+        """
+        self._event.record(_stream.handle(stream))
+
+    def wait(self, stream: Any) -> None:
+        """What is enqueued on the stream from here on comes after the event, as it was recorded
+        last by now. The host does not wait. Parameters and errors as for record()."""
+        self._event.wait(_stream.handle(stream))
+
+    def synchronize(self) -> None:
+        """Waits on the host until the event is passed. Raises DriverError."""
+        self._event.synchronize()
+
+    def query(self) -> bool:
+        """Whether the event is passed; one that was never recorded is. Raises DriverError."""
+        return self._event.query()
+
+
+def _make(event, _new=object.__new__):
+    self = _new(Event)
+    self._event = event
+    return self
+
+
+def create(client, device, ipc, blocking_sync):
+    """The Event of Client.event()."""
+    flags = (_IPC if ipc else 0) | (_BLOCKING_SYNC if blocking_sync else 0)
+    return _make(client._event_new(client._index_of(device), flags))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays as producers: the dicts of the CUDA Array Interface and of NumPy's, and their stream."""
+
+import os
+
+from . import _geometry, _pending, _stream, _typestr
+
+_DEVICE_ONLY = ("device", "legacy", None)  # kinds that the host does not reach by themselves
+
+
+def is_synchronous():
+    """Whether streams are exported and waited for: not with CAID_CAI_SYNC=0."""
+    return os.environ.get("CAID_CAI_SYNC") != "0"
+
+
+def export_version():
+    """Version of the dict that ``__cuda_array_interface__`` gives: CAID_CAI_EXPORT_VERSION."""
+    text = os.environ.get("CAID_CAI_EXPORT_VERSION", "3")
+    if text not in ("2", "3"):
+        raise ValueError(f"CAID_CAI_EXPORT_VERSION={text}: 2 or 3")
+    return int(text)
+
+
+def _common(array):
+    layout = array._layout
+    described = {
+        "shape": layout.shape,
+        "typestr": layout.element.typestr,
+        "strides": None if array.is_c_contiguous() else layout.strides,
+        "version": 3,
+    }
+    if layout.element.descr is not None:
+        described["descr"] = _typestr.descr_list(layout.element.descr)
+    return described
+
+
+def cuda(array):
+    """``__cuda_array_interface__``"""
+    if array.memory == "pinned":
+        raise AttributeError(
+            "__cuda_array_interface__: pinned memory is the host's; create it as 'mapped'"
+        )
+    described = _common(array)
+    described["data"] = (array.ptr, array.readonly)
+    described["version"] = export_version()
+    if described["version"] >= 3:
+        described["stream"] = _exported_stream(array) if is_synchronous() else None
+    elif is_synchronous():
+        array.synchronize()
+    return described
+
+
+def _exported_stream(array):
+    stream = array._bracket_stream
+    if stream is None:
+        return _pending.stream_for(array._memory)
+    _pending.order(array._memory, stream)
+    return _stream.handle(stream)
+
+
+def numpy(array):
+    """``__array_interface__``"""
+    memory, layout = array._memory, array._layout
+    low, high = _geometry.extent(layout.shape, layout.strides, layout.element.itemsize)
+    if not memory.host and (high or not _is_the_hosts(array)):
+        raise AttributeError("__array_interface__: the host does not reach device memory")
+    if is_synchronous():
+        array.synchronize()
+    start = layout.ptr + low - memory.ptr if high else 0
+    described = _common(array)
+    described["data"] = memory.host_view(start, high - low, layout.readonly)
+    described["offset"] = -low
+    return described
+
+
+def _is_the_hosts(array):
+    """Whether the host would reach the memory if there were any bytes."""
+    if array.memory in _DEVICE_ONLY:
+        return array.pool is not None and array._memory.client._host_accessible
+    return True

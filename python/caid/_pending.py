@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that this process has started by caid on a memory, and that may not be done yet:
+asynchronous copies, and brackets that have ended.
+
+Each piece is a ``_caid.Mark``, an event on the stream that the work is on. What is enqueued on a
+stream by others, or through a pointer, is not known here.
+
+The marks of a memory are kept with it, in its attribute ``pending``; those of copies that use
+memory of the host are kept here besides, with that memory, as long as the copy may run: arrays and
+clients may be gone by then. Both are looked at when work is added, and are made short when it has
+passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from weakref import WeakValueDictionary
+
+from . import _stream
+from ._errors import Error
+
+_NON_BLOCKING = 1  # enum caid_stream_flags
+_FEW = 16  # marks that are not worth looking through
+
+
+class Marks:
+    """Marks in the order of the work. Any thread appends and removes, without a lock, one mark at a
+    time: a lock could be left behind by an exception of a signal handler."""
+
+    __slots__ = ("list", "_many", "own")
+
+    def __init__(self):
+        self.list = []
+        self._many = _FEW
+        self.own = None  # the stream that was exported, so that it lives as long as the memory
+
+    def tidy(self):
+        """Drops marks that have passed: without going through all each time, yet never leaving
+        more than twice of those that have not."""
+        if len(self.list) >= self._many:
+            self.sweep()
+            self._many = max(_FEW, 2 * len(self.list))
+        else:
+            self._drop(itertools.takewhile(_is_done, self.list[:]))
+
+    def sweep(self):
+        """Drops all marks that have passed."""
+        self._drop(filter(_is_done, self.list[:]))
+
+    def _drop(self, marks):
+        for mark in marks:
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                self.list.remove(mark)
+
+    def unfinished(self):
+        """The last mark of each stream that is not done. Of streams that may be gone, or are
+        another one in each thread, all marks."""
+        self.sweep()
+        last, streams = [], set()
+        for mark in reversed(self.list[:]):
+            key = _identity(mark)
+            if key is None or key not in streams:
+                last.append(mark)
+                streams.add(key)
+        return last
+
+
+def _is_done(mark):
+    return mark.done
+
+
+def _identity(mark):
+    """What tells the stream of a mark from all others, or None: handles are used again."""
+    if mark.number == _stream.LEGACY:
+        return _stream.LEGACY
+    if mark.number == _stream.PER_THREAD or mark.stream is None:
+        return None
+    if getattr(mark.stream, "closed", False):
+        return None
+    return id(mark.stream)  # which the mark keeps alive
+
+
+_kept = Marks()  # of copies that use memory of the host
+os.register_at_fork(after_in_child=_kept.__init__)  # nothing of a child's is under way
+
+
+def _of(memory):
+    """The marks of a memory."""
+    return memory.pending or memory.pending_or(Marks())
+
+
+def _unfinished(memory):
+    return () if memory.pending is None else memory.pending.unfinished()
+
+
+# --- starting work --------------------------------------------------------------------------
+
+
+def mark(client, device, stream, keep=None):
+    """A mark for work that is about to be enqueued on a stream, and what keeps its memory."""
+    number = _stream.handle(stream)
+    return client._mark(device, number, _stream.owner(stream), keep)
+
+
+def lists(memories, *, keeps):
+    """Where a mark goes: to each memory, and to those kept here where it keeps something."""
+    marks = [_of(memory) for memory in memories]
+    if keeps:
+        marks.append(_kept)
+    for each in marks:
+        each.tidy()
+    return tuple(each.list for each in marks)
+
+
+def note(memories, stream):
+    """Work on these memories has been enqueued on a stream: up to here."""
+    memories = [memory for memory in memories if memory.client is not None]
+    if memories:
+        client, device = memories[0].client, max(memories[0].access_device, 0)
+        mark(client, device, stream).record(lists(memories, keeps=False))
+
+
+# --- coming after it ------------------------------------------------------------------------
+
+
+def order(memory, stream):
+    """What is enqueued on a stream from here on comes after the work on a memory. Nothing waits
+    but the stream."""
+    number, owner = _stream.handle(stream), _stream.owner(stream)
+    for each in _unfinished(memory):
+        if owner is None or each.stream is not owner:
+            each.wait(number)
+
+
+def wait(memory):
+    """Waits on the host for the work on a memory."""
+    for each in _unfinished(memory):
+        each.synchronize()
+
+
+def follow(client, device, before, after):
+    """What is enqueued on the stream `after` from here on comes after what is on `before`."""
+    here = mark(client, device, before)
+    here.record(())
+    here.wait(_stream.handle(after))
+
+
+def stream_for(memory):
+    """The number of a stream on which to wait for the work on a memory, alive as long as the
+    memory; None where all of it is done."""
+    marks = _unfinished(memory)
+    if not marks:
+        return None
+    if len(marks) == 1 and _identity(marks[0]) is not None:
+        return marks[0].number
+    own = _own_stream(memory.client, max(memory.access_device, 0))
+    memory.pending.own = own
+    for each in marks:
+        each.wait(own.stream.handle)
+    return own.stream.handle
+
+
+class _Own:
+    """A stream of caid's own: ends with the last memory that it was exported for."""
+
+    __slots__ = ("stream", "__weakref__")
+
+    def __init__(self, stream):
+        self.stream = stream
+
+
+_own_streams: WeakValueDictionary = WeakValueDictionary()  # (id of client, device): _Own
+
+
+def _own_stream(client, device):
+    own = _own_streams.get((id(client), device))
+    if own is None or own.stream.closed:
+        # It keeps its client, whose id is nobody else's meanwhile. Of two threads each may make one.
+        own = _Own(client._stream_new(device, _NON_BLOCKING))
+        _own_streams[id(client), device] = own
+    return own
+
+
+# --- letting go -----------------------------------------------------------------------------
+
+
+def release():
+    """Lets go of the host's memory that copies have passed."""
+    _kept.sweep()
+
+
+def finish(client):
+    """Waits for the copies of a client that use memory of the host: after it was closed, nobody
+    can tell when they are done."""
+    for each in tuple(_kept.list):
+        if each.client is client:
+            with contextlib.suppress(Error):  # then it is kept for good
+                each.synchronize()
+    _kept.sweep()

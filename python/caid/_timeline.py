@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timeline: a number that one process counts up, on a stream, and others wait for, on theirs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from . import _caid, _stream
+from ._errors import invalid
+
+
+class Timeline:
+    """A number that only grows, 1 to 2**62 - 1, in memory that processes share: what
+    :meth:`caid.Client.timeline` creates, to signal, and :meth:`caid.Client.open_timeline` opens, to
+    wait. Once it is open no daemon is asked.
+
+    ::
+
+        tl = client.timeline("frames")                # in one process
+        for i in range(1, n + 1):
+            produce(frame, stream=s)
+            tl.signal(s, i)
+
+        tl = client.open_timeline("frames")           # in another
+        for i in range(1, n + 1):
+            tl.wait(s, i)
+            consume(frame, stream=s)
+
+    It is closed by ``close()``, by leaving its ``with`` block, when it is collected (then with a
+    ResourceWarning), or with its client. When the creator's process exits, or the creator closes
+    it, all waits for values that were not reached end: see wait().
+    """
+
+    __slots__ = ("_timeline", "_name", "_pool", "_creator", "__weakref__")
+
+    _timeline: _caid.Timeline
+
+    def __new__(cls, *_args, **_kwargs):
+        raise TypeError("caid.Timeline comes from Client.timeline() or Client.open_timeline()")
+
+    # --- life -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Gives the timeline up. Idempotent. The creator's name goes at once; waits end when the
+        signals that are on their way have come. Whoever waits in wait() of this object, in another
+        thread, gets a CancelledError."""
+        self._timeline.close()
+
+    def __enter__(self) -> Timeline:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __del__(self, _warn=warnings.warn):
+        timeline = getattr(self, "_timeline", None)
+        if timeline is None:
+            return
+        if not timeline.closed:
+            _warn(f"unclosed {self!r}", ResourceWarning, source=self)
+        timeline.close()
+
+    def __reduce__(self):
+        raise TypeError("a caid.Timeline cannot be copied or pickled: pass its name")
+
+    def __repr__(self):
+        pool = "" if self._pool is None else f" pool={self._pool!r}"
+        mode = "signals" if self._creator else "waits"
+        return f"<caid.Timeline {self._name!r}{pool} {mode}{' closed' * self.closed}>"
+
+    @property
+    def closed(self) -> bool:
+        """bool: whether the timeline, or its client, is closed here."""
+        return self._timeline.closed
+
+    @property
+    def name(self) -> str:
+        """str: what it was created, or opened, by."""
+        return self._name
+
+    @property
+    def pool(self) -> str | None:
+        """str or None: the pool that the name is in; None for the caller's own."""
+        return self._pool
+
+    # --- signal and wait --------------------------------------------------------------------
+
+    @property
+    def value(self) -> int:
+        """int: what has been reached; 0 before the first. Raises AbandonedError when the creator
+        has exited, or closed it, and ProtocolError where the memory holds what it cannot."""
+        return self._timeline.value()
+
+    def signal(self, stream: Any, value: int) -> None:
+        """`value` is reached when the stream has come to here. Does not wait.
+
+        Parameters
+        ----------
+        stream : int, stream object or None
+            As for :meth:`caid.Array.close`. None: now, on the host. Signals of several streams are
+            ordered by the caller.
+        value : int
+            More than the last one, at most 2**62 - 1.
+
+        Raises
+        ------
+        InvalidError
+            Not more than the last one; a signal of a stream is on its way and the host would run
+            ahead of it; the stream captures a graph.
+        AccessError
+            The timeline was opened, not created.
+        ValueError, DriverError
+            Stream 0, which is ambiguous; the driver knows no such stream.
+        """
+        self._timeline.signal(_number(stream), value)
+
+    def wait(
+        self, stream: Any, value: int, timeout: float | None = None, ahead: bool = False
+    ) -> None:
+        """What is enqueued on the stream from here on comes after `value`.
+
+        Holds the host until the signal has been submitted, then enqueues the wait: no stream waits
+        for what nobody has promised.
+
+        Parameters
+        ----------
+        stream : int, stream object or None
+            As for :meth:`caid.Array.close`. None: the host waits until `value` has been reached.
+        value : int
+            1 to 2**62 - 1.
+        timeout : float, optional
+            Seconds that the host is held; 0 only looks. Without it, without end.
+        ahead : bool
+            Enqueues the wait at once, even if the signal has not been submitted. There is no
+            timeout then, and as long as the stream waits it takes one of the few queues between
+            process and device (``CUDA_DEVICE_MAX_CONNECTIONS``, 8): other streams may be held up
+            behind it, and, if it is one of them that leads to the signal, for ever.
+
+        Raises
+        ------
+        TimedOutError
+            Not submitted, for the host not reached, in time; also a TimeoutError.
+        AbandonedError
+            The creator has exited, or closed the timeline, and `value` was not reached. Where this
+            happens when the wait has been enqueued, the stream goes on, and
+            :meth:`caid.Stream.check` and synchronize() tell.
+        InvalidError
+            No such value; `ahead` with a timeout or with no stream; the stream captures a graph.
+        CancelledError
+            The timeline was closed here meanwhile.
+
+        Notes
+        -----
+        Gives up the GIL, and Ctrl-C interrupts it while it holds the host.
+        """
+        if ahead and (stream is None or timeout is not None):
+            raise invalid("ahead=True is for a stream, and has no timeout")
+        self._timeline.wait(_number(stream), value, timeout, ahead)
+
+
+def _number(stream):
+    """0 is the host's for libcaid, and ambiguous for everybody else."""
+    return 0 if stream is None else _stream.handle(stream)
+
+
+def _make(timeline, name, pool, creator, _new=object.__new__):
+    self = _new(Timeline)
+    self._name = name
+    self._pool = pool
+    self._creator = creator
+    self._timeline = timeline
+    return self
+
+
+def create(client, name, pool):
+    """The Timeline of Client.timeline()."""
+    return _make(client._timeline_new(name, pool), name, pool, True)
+
+
+def open(client, name, pool):
+    """The Timeline of Client.open_timeline()."""
+    return _make(client._timeline_open(name, pool), name, pool, False)

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "access_fixture.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define TRIES 4000
+
+static const struct timespec step = {.tv_nsec = 1000 * 1000};
+
+void
+soft_driver(void)
+{
+    setenv("CAID_CUDA_DRIVER", "soft", 1);
+    driver_warm_up();
+}
+
+static uint64_t
+new_stream(struct fixture *f)
+{
+    uint64_t stream;
+
+    assert_ok(caid_stream_create(f->a, 0, CAID_STREAM_NON_BLOCKING, &stream, &f->error),
+              f->error);
+    return stream;
+}
+
+static unsigned char *
+new_page_locked(struct fixture *f)
+{
+    void *memory;
+
+    assert_ok(caid_host_alloc(f->a, 0, N_BYTES, 0, &memory, NULL, &f->error), f->error);
+    memset(memory, 0xee, N_BYTES);
+    return memory;
+}
+
+void
+fixture_begin(struct fixture *f)
+{
+    static const unsigned char zeros[N_BYTES];
+    struct caid_open_options rw = CAID_INIT(rw);
+
+    rw.mode = "rw";
+    gpu_begin(&f->gpu);
+    daemon_start(&f->daemon);
+    f->a = daemon_connect(&f->daemon);
+    f->b = daemon_connect(&f->daemon);
+    f->ax = make_bytes(f->a, "x", N_BYTES);
+    assert_ok(caid_array_copy_from_host(f->ax, zeros, N_BYTES, &f->error), f->error);
+    assert_ok(caid_array_open(f->b, &f->bx, "x", NULL, &f->error), f->error);
+    assert_ok(caid_array_open(f->b, &f->bw, "x", &rw, &f->error), f->error);
+    f->s1 = new_stream(f);
+    f->s2 = new_stream(f);
+    f->s3 = new_stream(f);
+    f->seen[0] = new_page_locked(f);
+    f->seen[1] = new_page_locked(f);
+}
+
+static void
+end_stream(struct fixture *f, uint64_t stream)
+{
+    assert_cuda(f->gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)stream));
+    assert_cuda(f->gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)stream));
+}
+
+void
+fixture_end(struct fixture *f)
+{
+    end_stream(f, f->s1);
+    end_stream(f, f->s2);
+    end_stream(f, f->s3);
+    assert_ok(caid_host_free(f->a, 0, f->seen[0], &f->error), f->error);
+    assert_ok(caid_host_free(f->a, 0, f->seen[1], &f->error), f->error);
+    caid_array_close(f->ax);
+    caid_array_close(f->bx);
+    caid_array_close(f->bw);
+    caid_client_close(f->a);
+    caid_client_close(f->b);
+    daemon_stop(&f->daemon);
+    gpu_end(&f->gpu);
+}
+
+/* ---- streams ---- */
+
+static void
+sleep_late(CUstream stream, CUresult result, void *data)
+{
+    const struct timespec pause = {.tv_nsec = LATE_NS};
+
+    (void)stream;
+    (void)result;
+    (void)data;
+    nanosleep(&pause, NULL);
+}
+
+void
+be_late(struct fixture *f, uint64_t stream)
+{
+    assert_cuda(
+        f->gpu.drv->cu.cuStreamAddCallback((CUstream)(uintptr_t)stream, sleep_late, NULL, 0));
+}
+
+void
+synchronize(struct fixture *f)
+{
+    assert_cuda(f->gpu.drv->cu.cuCtxSynchronize());
+}
+
+void
+fill(struct fixture *f, struct caid_array *array, unsigned char value, uint64_t stream)
+{
+    assert_cuda(f->gpu.drv->cu.cuMemsetD8Async(caid_array_get_info(array)->ptr, value, N_BYTES,
+                                               (CUstream)(uintptr_t)stream));
+}
+
+void
+get(struct fixture *f, struct caid_array *array, unsigned char *to, uint64_t stream)
+{
+    assert_cuda(f->gpu.drv->cu.cuMemcpyDtoHAsync(to, caid_array_get_info(array)->ptr, N_BYTES,
+                                                 (CUstream)(uintptr_t)stream));
+}
+
+void
+assert_all(const unsigned char bytes[N_BYTES], unsigned char value)
+{
+    for (size_t i = 0; i < N_BYTES; i++)
+        cr_assert_eq(bytes[i], value, "byte %zu is %d, not %d", i, bytes[i], value);
+}
+
+void
+capture_begin(struct fixture *f, uint64_t stream)
+{
+    CUresult (*begin)(CUstream, CUstreamCaptureMode);
+    void *symbol = gpu_symbol(&f->gpu, "cuStreamBeginCapture_v2");
+
+    memcpy(&begin, &symbol, sizeof(begin));
+    assert_cuda(begin((CUstream)(uintptr_t)stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+}
+
+void
+capture_end(struct fixture *f, uint64_t stream)
+{
+    CUresult (*end)(CUstream, void **);
+    CUresult (*destroy)(void *);
+    void *symbol = gpu_symbol(&f->gpu, "cuStreamEndCapture"), *graph;
+
+    memcpy(&end, &symbol, sizeof(end));
+    assert_cuda(end((CUstream)(uintptr_t)stream, &graph));
+    symbol = gpu_symbol(&f->gpu, "cuGraphDestroy");
+    memcpy(&destroy, &symbol, sizeof(destroy));
+    assert_cuda(destroy(graph));
+}
+
+/* ---- brackets ---- */
+
+struct caid_access *
+begin_on(struct fixture *f, struct caid_array *array, uint32_t flags, uint64_t stream)
+{
+    struct caid_access *access;
+
+    assert_ok(caid_array_begin(array, &access, flags, stream, CAID_FOREVER, &f->error),
+              f->error);
+    return access;
+}
+
+void
+end_and_free(struct fixture *f, struct caid_access *access)
+{
+    assert_ok(caid_access_end(access, &f->error), f->error);
+    caid_access_free(access);
+}
+
+void
+assert_abandoned(struct fixture *f, struct caid_array *array)
+{
+    struct caid_access *access = NULL;
+
+    assert_failed(caid_array_begin(array, &access, 0, 0, CAID_FOREVER, &f->error), f->error,
+                  CAID_ERR_ABANDONED);
+    cr_assert_null(access);
+}
+
+static void *
+begin_here(void *arg)
+{
+    struct elsewhere *e = arg;
+
+    e->r =
+        caid_array_begin(e->array, &e->access, e->flags, e->stream, e->timeout_ns, &e->error);
+    return NULL;
+}
+
+int
+begin_elsewhere(struct elsewhere *e)
+{
+    pthread_t thread;
+
+    cr_assert_eq(pthread_create(&thread, NULL, begin_here, e), 0);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    return e->r;
+}
+
+/* ---- the daemon ---- */
+
+static uint64_t
+count_brackets(struct caid_client *client)
+{
+    struct caid_status status = CAID_INIT(status);
+    struct caid_error error;
+
+    assert_ok(caid_client_status(client, &status, &error), error);
+    return status.brackets;
+}
+
+void
+wait_for_brackets(struct caid_client *client, uint64_t n)
+{
+    for (int i = 0; i < TRIES && count_brackets(client) != n; i++)
+        nanosleep(&step, NULL);
+    cr_assert_eq(count_brackets(client), n);
+}
+
+static int
+see_waiting(const struct caid_details *details, void *userdata)
+{
+    *(uint64_t *)userdata = details->entry.waiting;
+    return 0;
+}
+
+static uint64_t
+count_waiting(struct caid_client *client)
+{
+    struct caid_error error;
+    uint64_t n = 0;
+
+    assert_ok(caid_show(client, "x", NULL, see_waiting, &n, &error), error);
+    return n;
+}
+
+void
+wait_for_waiting(struct caid_client *client, uint64_t n)
+{
+    for (int i = 0; i < TRIES && count_waiting(client) != n; i++)
+        nanosleep(&step, NULL);
+    cr_assert_eq(count_waiting(client), n);
+}

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon that says whatever a test wants: HELLO and STATUS as given, and a refusal of all else.
+With as much of MessagePack (https://msgpack.org) as that takes."""
+
+import contextlib
+import socket
+import struct
+import threading
+
+SHUTDOWN = 14  # proto/errors.def
+
+
+def pack(value):
+    if value is None:
+        return b"\xc0"
+    if isinstance(value, bool):
+        return b"\xc3" if value else b"\xc2"
+    if isinstance(value, int):
+        return b"\xcf" + struct.pack(">Q", value)
+    if isinstance(value, str):
+        text = value.encode()
+        return b"\xda" + struct.pack(">H", len(text)) + text
+    if isinstance(value, list):
+        return b"\xdc" + struct.pack(">H", len(value)) + b"".join(map(pack, value))
+    items = b"".join(pack(k) + pack(v) for k, v in value.items())
+    return b"\xde" + struct.pack(">H", len(value)) + items
+
+
+def unpack(data):
+    """The number or string that data starts with, and the rest."""
+    first = data[0]
+    if first < 0x80:
+        return first, data[1:]
+    if 0xcc <= first <= 0xcf:
+        size = 1 << (first - 0xcc)
+        return int.from_bytes(data[1:1 + size], "big"), data[1 + size:]
+    if 0xa0 <= first <= 0xbf:
+        size, at = first & 0x1f, 1
+    elif first == 0xd9:
+        size, at = data[1], 2
+    else:
+        raise ValueError(f"{first:#x}")
+    return data[at:at + size].decode(), data[at + size:]
+
+
+def unpack_request(packet):
+    """The id and the method of [0, id, method, params]."""
+    assert packet[0] == 0x94
+    kind, rest = unpack(packet[1:])
+    assert kind == 0
+    number, rest = unpack(rest)
+    method, _ = unpack(rest)
+    return number, method
+
+
+DEVICE = {"uuid": "GPU-00000000-0000-4000-8000-000000000001", "name": "Fake", "total": 1 << 30,
+          "granularity": 2 << 20, "handoff": "memops", "kinds": ["device", "legacy", "pinned"],
+          "memops": True, "readonly_host": True, "mps": False, "persistence": "on",
+          "compute_mode": "default"}
+HELLO = {"version": 1, "features": [], "server": "caid 0.1.0", "driver": "cuda", "pool": "uid:0",
+         "devices": [DEVICE], "packet_max": 65536, "fds_max": 253, "open_max": 1024}
+STATUS = {"server": "caid 0.1.0", "pid": 1, "uptime_ns": 1, "driver": "cuda",
+          "driver_path": "/lib/libcuda.so.1", "driver_version": 13000, "connections": 1, "pools": 1,
+          "blocks": 0, "arrays": 0, "names": 0, "leases": 0, "jobs": 0, "release_errors": 0,
+          "watches": 0, "pending": 0, "contexts": 0, "brackets": 0, "pages": 0, "timelines": 0,
+          "devices": [DEVICE]}
+
+
+def answer(connection, answers):
+    with connection:
+        while packet := connection.recv(65536):
+            number, method = unpack_request(packet)
+            result = answers.get(method, (SHUTDOWN, "the daemon is stopping"))
+            if isinstance(result, tuple):
+                error, result = {"code": result[0], "text": result[1]}, None
+            else:
+                error = None
+            connection.send(pack([1, number, error, result]))
+
+
+@contextlib.contextmanager
+def fake_daemon(path, device=None, silent=False, **answers):
+    """Answers a method with what is given by its name: a result, or a refusal (code, text). Some
+    changes of a device are for both HELLO and STATUS."""
+    devices = [{**DEVICE, **(device or {})}]
+    answers = {"hello": {**HELLO, "devices": devices}, "status": {**STATUS, "devices": devices},
+               **answers}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        connections = []
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                connections.append(connection)
+                if not silent:
+                    threading.Thread(target=answer, args=(connection, answers)).start()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                if silent:
+                    connection.close()

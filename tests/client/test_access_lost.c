@@ -1,0 +1,573 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Brackets of which something is lost: the process that writes, the daemon, the client, or room
+ * in the socket; and many threads that begin and end them.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../client/client.h"
+#include "access_fixture.h"
+#include "base/clock.h"
+#include "base/macros.h"
+
+/* ---- a writer that is killed ---- */
+
+#define NEVER_US "60000000" /* the writer's streams are that late */
+
+static pid_t
+writer_start(const struct fixture *f, const char *how)
+{
+    char line[16] = {0};
+    int ends[2];
+
+    cr_assert_eq(pipe(ends), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(ends[1], STDOUT_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        setenv("CAID_SOFTCUDA_DELAY_US", NEVER_US, 1);
+        execl(build_path("tests/client_writer"), "writer", f->daemon.socket, "x", how,
+              (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    cr_assert_eq(read(ends[0], line, sizeof(line) - 1), 6, "the writer has not begun");
+    cr_assert_str_eq(line, "ready\n");
+    close(ends[0]);
+    return pid;
+}
+
+static void
+writer_kill(pid_t pid)
+{
+    int status;
+
+    kill(pid, SIGKILL);
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+}
+
+/* In the midst of its bracket. */
+ACCESS_TEST(access_lost, a_reader_in_the_queue_is_told)
+{
+    struct caid_access_options options = CAID_INIT(options);
+    struct caid_access *read;
+    struct fixture f;
+
+    fixture_begin(&f);
+    pid_t pid = writer_start(&f, "open");
+    options.reads = &f.bx;
+    options.n_reads = 1;
+    options.stream = f.s2;
+    assert_ok(caid_access_start(f.b, &read, &options, &f.error), f.error);
+    cr_assert_eq(caid_access_wait(read, 0, &f.error), 1);
+    writer_kill(pid);
+    cr_assert_eq(caid_access_wait(read, NSEC_PER_SEC, &f.error), -EOWNERDEAD, "%s",
+                 f.error.message);
+    caid_access_free(read);
+    assert_abandoned(&f, f.ax);
+    end_and_free(&f, begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2));
+    end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
+    fixture_end(&f);
+}
+
+/* After the end of its bracket, with the work still to be done: the readers' streams are let go. */
+ACCESS_TEST(access_lost, a_reader_that_was_let_go_is_told)
+{
+    struct fixture f;
+
+    fixture_begin(&f);
+    pid_t pid = writer_start(&f, "end");
+    struct caid_access *read = begin_on(&f, f.bx, 0, f.s2);
+    get(&f, f.bx, f.seen[0], f.s2);
+    cr_assert_eq(caid_stream_query(f.b, f.s2, 0, &f.error), 0, "it does not wait");
+    struct caid_access *early = begin_on(&f, f.bx, 0, f.s3);
+    assert_ok(caid_access_end(early, &f.error), f.error);
+    assert_ok(caid_access_check(early, &f.error), f.error);
+
+    uint64_t since = clock_now_ns();
+    writer_kill(pid);
+    assert_failed(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error, CAID_ERR_ABANDONED);
+    cr_assert_lt(clock_now_ns() - since, NSEC_PER_SEC);
+    for (int i = 0; i < 2; i++)
+        assert_failed(caid_access_check(read, &f.error), f.error, CAID_ERR_ABANDONED);
+    cr_assert(strstr(f.error.message, "\"x\""), "%s", f.error.message);
+    assert_failed(caid_access_end(read, &f.error), f.error, CAID_ERR_ABANDONED);
+    assert_failed(caid_access_end(read, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_access_check(early, &f.error), f.error, CAID_ERR_ABANDONED);
+    wait_for_brackets(f.a, 0);
+
+    assert_abandoned(&f, f.ax);
+    assert_ok(caid_array_discard(f.ax, &f.error), f.error);
+    end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
+    caid_access_free(early);
+    caid_access_free(read);
+    fixture_end(&f);
+}
+
+/* What was there before is nothing to who writes it anew. */
+ACCESS_TEST(access_lost, a_writer_that_was_let_go_goes_on)
+{
+    struct fixture f;
+
+    fixture_begin(&f);
+    pid_t pid = writer_start(&f, "end");
+    struct caid_access *write = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2);
+    fill(&f, f.bw, 5, f.s2);
+    cr_assert_eq(caid_stream_query(f.b, f.s2, 0, &f.error), 0, "it does not wait");
+    writer_kill(pid);
+    assert_ok(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error);
+    end_and_free(&f, write);
+    end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
+    fixture_end(&f);
+}
+
+/* The host is told by the begin that waited. */
+ACCESS_TEST(access_lost, a_host_that_was_let_go_is_told)
+{
+    struct caid_access_options options = CAID_INIT(options);
+    struct caid_access *read;
+    struct fixture f;
+
+    fixture_begin(&f);
+    pid_t pid = writer_start(&f, "end");
+    options.reads = &f.bx;
+    options.n_reads = 1;
+    assert_ok(caid_access_start(f.b, &read, &options, &f.error), f.error);
+    cr_assert_eq(caid_access_wait(read, 20 * NSEC_PER_MSEC, &f.error), 1);
+    writer_kill(pid);
+    cr_assert_eq(caid_access_wait(read, NSEC_PER_SEC, &f.error), -EOWNERDEAD, "%s",
+                 f.error.message);
+    caid_access_free(read);
+    wait_for_brackets(f.a, 0);
+    fixture_end(&f);
+}
+
+/* ---- the daemon ---- */
+
+ACCESS_TEST(access_lost, ends_with_the_daemon)
+{
+    struct caid_access_options options = CAID_INIT(options);
+    struct caid_access *none = NULL, *waits;
+    struct fixture f;
+
+    fixture_begin(&f);
+    struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+    options.reads = &f.bx;
+    options.n_reads = 1;
+    assert_ok(caid_access_start(f.b, &waits, &options, &f.error), f.error);
+    daemon_end(&f.daemon, SIGKILL);
+    assert_failed(caid_access_wait(waits, CAID_FOREVER, &f.error), f.error,
+                  CAID_ERR_DISCONNECTED);
+    assert_failed(caid_array_begin(f.bx, &none, 0, f.s2, 0, &f.error), f.error,
+                  CAID_ERR_DISCONNECTED);
+    assert_failed(caid_array_discard(f.bw, &f.error), f.error, CAID_ERR_DISCONNECTED);
+    assert_failed(caid_client_ping(f.a, &f.error), f.error, CAID_ERR_DISCONNECTED);
+    assert_failed(caid_access_end(write, &f.error), f.error, CAID_ERR_DISCONNECTED);
+    assert_failed(caid_access_end(write, &f.error), f.error, CAID_ERR_INVALID);
+    cr_assert_null(none);
+    caid_access_free(write);
+    caid_access_free(waits);
+    fixture_end(&f);
+}
+
+/* ---- the client ---- */
+
+ACCESS_TEST(access_lost, ends_with_the_client)
+{
+    struct caid_access_options options = CAID_INIT(options);
+    struct caid_access *none = NULL, *waits;
+    struct fixture f;
+
+    fixture_begin(&f);
+    struct caid_access *write = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2);
+    options.reads = &f.ax;
+    options.n_reads = 1;
+    assert_ok(caid_access_start(f.a, &waits, &options, &f.error), f.error);
+    caid_client_close(f.b);
+    assert_failed(caid_access_wait(waits, CAID_FOREVER, &f.error), f.error, CAID_ERR_ABANDONED);
+    caid_access_free(waits);
+    assert_failed(caid_array_begin(f.bw, &none, 0, f.s2, 0, &f.error), f.error,
+                  CAID_ERR_CLOSED);
+    assert_failed(caid_access_end(write, &f.error), f.error, CAID_ERR_CLOSED);
+    assert_failed(caid_access_end(write, &f.error), f.error, CAID_ERR_INVALID);
+    caid_access_free(write);
+    caid_array_close(f.bw);
+    caid_array_close(f.bx);
+    f.b = NULL;
+    f.bw = f.bx = NULL;
+    fixture_end(&f);
+}
+
+ACCESS_TEST(access_lost, is_not_a_childs)
+{
+    struct fixture f;
+    int status;
+
+    fixture_begin(&f);
+    struct caid_access *write = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2);
+    pid_t pid = fork();
+    if (pid == 0) {
+        bool forked = caid_access_end(write, &f.error) == -EPERM &&
+                      f.error.code == CAID_ERR_FORKED &&
+                      caid_access_check(write, &f.error) == -EPERM &&
+                      caid_access_wait(write, 0, &f.error) == -EPERM &&
+                      caid_array_discard(f.bw, &f.error) == -EPERM;
+        caid_access_free(write);
+        _exit(!forked);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert_eq(status, 0);
+    end_and_free(&f, write);
+    end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
+    fixture_end(&f);
+}
+
+/* ---- a daemon that does not read ---- */
+
+#define N_ENDS 2000
+
+static bool
+has_unsent(struct caid_client *client)
+{
+    pthread_mutex_lock(&client->lock);
+    bool unsent = access_has_unsent(client);
+    pthread_mutex_unlock(&client->lock);
+    return unsent;
+}
+
+/* Ends more brackets than the socket takes. */
+static void
+end_many(struct fixture *f, struct caid_access *const accesses[N_ENDS])
+{
+    for (int i = 0; i < N_ENDS; i++)
+        end_and_free(f, accesses[i]);
+    cr_assert(has_unsent(f->b), "the socket takes them all");
+}
+
+static void
+begin_many(struct fixture *f, struct caid_access *accesses[N_ENDS])
+{
+    end_and_free(f, begin_on(f, f->bx, 0, f->s2)); /* so that the stream has its slot */
+    for (int i = 0; i < N_ENDS; i++)
+        accesses[i] = begin_on(f, f->bx, 0, i % 2 ? f->s2 : 0);
+}
+
+ACCESS_TEST(access_lost, no_end_is_lost)
+{
+    static struct caid_access *accesses[N_ENDS];
+    struct fixture f;
+
+    fixture_begin(&f);
+    struct caid_array *y = make_bytes(f.b, "y", 16);
+    begin_many(&f, accesses);
+    struct caid_access *write = begin_on(&f, y, CAID_ACCESS_WRITE, f.s2);
+    kill(f.daemon.pid, SIGSTOP);
+    end_many(&f, accesses);
+    end_and_free(&f, write);
+    caid_array_close(y); /* after the end */
+    kill(f.daemon.pid, SIGCONT);
+    wait_for_brackets(f.a, 0);
+    assert_ok(caid_array_open(f.a, &y, "y", NULL, &f.error), f.error);
+    end_and_free(&f, begin_on(&f, y, 0, f.s1));
+    caid_array_close(y);
+    fixture_end(&f);
+}
+
+static void *
+go_on(void *daemon)
+{
+    const struct timespec pause = {.tv_nsec = 100 * 1000 * 1000};
+
+    nanosleep(&pause, NULL);
+    kill(((struct daemon *)daemon)->pid, SIGCONT);
+    return NULL;
+}
+
+/* Work that was ended is not taken for abandoned because the client goes next. */
+ACCESS_TEST(access_lost, a_client_that_ends_sends_its_ends)
+{
+    static struct caid_access *accesses[N_ENDS];
+    struct caid_array *y;
+    struct fixture f;
+    pthread_t thread;
+
+    fixture_begin(&f);
+    y = make_bytes(f.b, "y", 16);
+    begin_many(&f, accesses);
+    struct caid_access *write = begin_on(&f, y, CAID_ACCESS_WRITE, f.s2);
+    kill(f.daemon.pid, SIGSTOP);
+    end_many(&f, accesses);
+    end_and_free(&f, write);
+    cr_assert_eq(pthread_create(&thread, NULL, go_on, &f.daemon), 0);
+    caid_client_close(f.b);
+    pthread_join(thread, NULL);
+    caid_array_close(y);
+    caid_array_close(f.bx);
+    caid_array_close(f.bw);
+    f.b = NULL;
+    f.bx = f.bw = NULL;
+    assert_ok(caid_array_open(f.a, &y, "y", NULL, &f.error), f.error);
+    end_and_free(&f, begin_on(&f, y, 0, f.s1));
+    caid_array_close(y);
+    wait_for_brackets(f.a, 0);
+    fixture_end(&f);
+}
+
+/* ---- driver calls that fail ---- */
+
+/* While the waits of a begin are enqueued: it is given back, and has not been. */
+ACCESS_TEST(access_lost, a_begin_that_fails_is_undone)
+{
+    const char *const commands[] = {"fail cuMemHostRegister=UNKNOWN",
+                                    "fail cuStreamWaitValue64=UNKNOWN",
+                                    "fail cuCtxPushCurrent@2=UNKNOWN"};
+    struct caid_access *write = NULL;
+    struct fixture f;
+
+    fixture_begin(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
+        be_late(&f, f.s1);
+        struct caid_access *before = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+        end_and_free(&f, before);
+        assert_cuda(f.gpu.drv->cu.cuCtxSetCurrent(NULL)); /* so that the client pushes one */
+        soft_control(&f.gpu, commands[i]);
+        assert_failed(caid_array_begin(f.bw, &write, CAID_ACCESS_WRITE, f.s2, CAID_FOREVER,
+                                       &f.error),
+                      f.error, CAID_ERR_DRIVER);
+        soft_control(&f.gpu, "clear");
+        assert_cuda(f.gpu.drv->cu.cuCtxSetCurrent(f.gpu.context));
+        cr_assert_null(write);
+        wait_for_brackets(f.a, 0);
+        synchronize(&f);
+        end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
+    }
+    fixture_end(&f);
+}
+
+/* Where no signal can be enqueued the end waits for the stream itself. */
+ACCESS_TEST(access_lost, an_end_without_a_signal_waits)
+{
+    struct fixture f;
+
+    fixture_begin(&f);
+    be_late(&f, f.s1);
+    struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+    fill(&f, f.ax, 5, f.s1);
+    soft_control(&f.gpu, "fail cuStreamWriteValue64=UNKNOWN");
+    assert_ok(caid_access_end(write, &f.error), f.error);
+    soft_control(&f.gpu, "clear");
+    caid_access_free(write);
+    cr_assert_eq(caid_stream_query(f.a, f.s1, 0, &f.error), 1, "it has not waited");
+    end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
+    cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), 0);
+    fixture_end(&f);
+}
+
+/* What nobody can tell the end of is not whole. */
+ACCESS_TEST(access_lost, an_end_that_knows_nothing_abandons)
+{
+    const char *const commands[] = {
+        "fail cuStreamWriteValue64=UNKNOWN,cuStreamSynchronize=UNKNOWN",
+        "fail cuStreamWriteValue64=LAUNCH_FAILED", /* as of a context that is dead */
+    };
+    struct fixture f;
+
+    fixture_begin(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
+        struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+        soft_control(&f.gpu, commands[i]);
+        assert_failed(caid_access_end(write, &f.error), f.error, CAID_ERR_DRIVER);
+        cr_assert(strstr(f.error.message, "cuStreamWriteValue64"), "%s", f.error.message);
+        soft_control(&f.gpu, "clear");
+        caid_access_free(write);
+        assert_abandoned(&f, f.bx);
+        end_and_free(&f, begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2));
+        end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
+    }
+    fixture_end(&f);
+}
+
+/* ---- threads ---- */
+
+#define N_THREADS 6
+#define N_ROUNDS  40
+
+struct crowd {
+    struct fixture *f;
+    struct caid_array *arrays[2]; /* each client's own handle of "sum" */
+    atomic_int next, failed;
+    char message[600];
+};
+
+static int
+note(struct crowd *crowd, int r, const struct caid_error *error)
+{
+    if (r < 0 && atomic_fetch_add(&crowd->failed, 1) == 0)
+        snprintf(crowd->message, sizeof(crowd->message), "%s", error->message);
+    return r;
+}
+
+/* One more, which nobody else sees half done. */
+static int
+increment(struct caid_client *client, struct caid_array *array, uint64_t stream,
+          struct caid_error *error)
+{
+    struct caid_copy copy = CAID_INIT(copy);
+    struct caid_access *access;
+    uint64_t n = 0;
+
+    int r = caid_array_begin(array, &access, CAID_ACCESS_WRITE, stream, CAID_FOREVER, error);
+    if (r < 0)
+        return r;
+    copy.itemsize = sizeof(n);
+    copy.stream = stream;
+    copy.src = caid_array_get_info(array)->ptr;
+    copy.dst = (uintptr_t)&n;
+    copy.dst_on_host = true;
+    r = caid_copy(client, &copy, error);
+    if (r == 0 && stream != 0)
+        r = caid_stream_synchronize(client, stream, 0, error);
+    n++;
+    copy.dst = copy.src;
+    copy.dst_on_host = false;
+    copy.src = (uintptr_t)&n;
+    copy.src_on_host = true;
+    if (r == 0)
+        r = caid_copy(client, &copy, error);
+    if (r == 0)
+        r = caid_access_end(access, error);
+    if (stream != 0) /* n has to stay */
+        caid_stream_synchronize(client, stream, 0, NULL);
+    caid_access_free(access);
+    return r;
+}
+
+static int
+look(struct caid_array *array, uint64_t stream, struct caid_error *error)
+{
+    struct caid_access *access;
+
+    int r = caid_array_begin(array, &access, 0, stream, CAID_FOREVER, error);
+    if (r < 0)
+        return r;
+    r = caid_access_end(access, error);
+    caid_access_free(access);
+    return r;
+}
+
+static void *
+count_up(void *arg)
+{
+    struct crowd *crowd = arg;
+    int me = atomic_fetch_add(&crowd->next, 1);
+    struct caid_client *client = me % 2 ? crowd->f->b : crowd->f->a;
+    struct caid_error error;
+    uint64_t stream = 0;
+
+    if (me % 3 != 0)
+        note(crowd, caid_stream_create(client, 0, CAID_STREAM_NON_BLOCKING, &stream, &error),
+             &error);
+    for (int i = 0; i < N_ROUNDS && !crowd->failed; i++) {
+        note(crowd, increment(client, crowd->arrays[me % 2], stream, &error), &error);
+        note(crowd, look(crowd->arrays[me % 2], stream, &error), &error);
+    }
+    if (stream != 0)
+        note(crowd, caid_stream_destroy(client, stream, &error), &error);
+    return NULL;
+}
+
+ACCESS_TEST(access_lost, no_increment_is)
+{
+    struct caid_open_options rw = CAID_INIT(rw);
+    pthread_t threads[N_THREADS];
+    struct crowd crowd = {0};
+    struct fixture f;
+    uint64_t sum = 0;
+
+    fixture_begin(&f);
+    soft_control(&f.gpu, "delay 300 7");
+    rw.mode = "rw";
+    crowd.f = &f;
+    crowd.arrays[0] = make_bytes(f.a, "sum", sizeof(sum));
+    assert_ok(caid_array_copy_from_host(crowd.arrays[0], &sum, sizeof(sum), &f.error), f.error);
+    assert_ok(caid_array_open(f.b, &crowd.arrays[1], "sum", &rw, &f.error), f.error);
+    for (int i = 0; i < N_THREADS; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, count_up, &crowd), 0);
+    for (int i = 0; i < N_THREADS; i++)
+        pthread_join(threads[i], NULL);
+    soft_control(&f.gpu, "delay 0");
+    cr_assert_eq(crowd.failed, 0, "%s", crowd.message);
+    struct caid_access *read = begin_on(&f, crowd.arrays[0], 0, 0);
+    assert_ok(caid_array_copy_to_host(crowd.arrays[0], &sum, sizeof(sum), &f.error), f.error);
+    end_and_free(&f, read);
+    cr_assert_eq(sum, N_THREADS * N_ROUNDS);
+    caid_array_close(crowd.arrays[0]);
+    caid_array_close(crowd.arrays[1]);
+    fixture_end(&f);
+}
+
+/* Two that nest in opposite order: one of them is told, and the other goes on. */
+struct nest {
+    struct caid_array *outer, *inner;
+    pthread_barrier_t *both;
+    struct caid_error error;
+    int r;
+};
+
+static void *
+nest(void *arg)
+{
+    struct nest *n = arg;
+    struct caid_access *outer, *inner;
+
+    n->r = caid_array_begin(n->outer, &outer, CAID_ACCESS_WRITE, 0, CAID_FOREVER, &n->error);
+    if (n->r < 0)
+        return NULL;
+    pthread_barrier_wait(n->both);
+    n->r = caid_array_begin(n->inner, &inner, CAID_ACCESS_WRITE, 0, CAID_FOREVER, &n->error);
+    if (n->r == 0) {
+        caid_access_end(inner, NULL);
+        caid_access_free(inner);
+    }
+    caid_access_end(outer, NULL);
+    caid_access_free(outer);
+    return NULL;
+}
+
+ACCESS_TEST(access_lost, nesting_in_opposite_order_is_told)
+{
+    struct caid_open_options rw = CAID_INIT(rw);
+    struct caid_array *y, *by;
+    pthread_barrier_t both;
+    pthread_t thread;
+    struct fixture f;
+
+    fixture_begin(&f);
+    rw.mode = "rw";
+    y = make_bytes(f.a, "y", 16);
+    assert_ok(caid_array_open(f.b, &by, "y", &rw, &f.error), f.error);
+    pthread_barrier_init(&both, NULL, 2);
+    struct nest a = {.outer = f.ax, .inner = y, .both = &both};
+    struct nest b = {.outer = by, .inner = f.bw, .both = &both};
+    cr_assert_eq(pthread_create(&thread, NULL, nest, &b), 0);
+    nest(&a);
+    pthread_join(thread, NULL);
+    pthread_barrier_destroy(&both);
+    cr_assert_eq((a.r == -EDEADLK) + (b.r == -EDEADLK), 1, "%d, %d", a.r, b.r);
+    cr_assert_eq((a.r == 0) + (b.r == 0), 1, "%d, %d", a.r, b.r);
+    end_and_free(&f, begin_on(&f, by, 0, f.s2)); /* nobody has abandoned it */
+    caid_array_close(y);
+    caid_array_close(by);
+    fixture_end(&f);
+}

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Events of this process and of others, and copies that are enqueued. Software driver: its
+ * streams can be late. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "access_fixture.h"
+#include "base/macros.h"
+
+/* The driver keeps what it gives events of several processes out by. */
+static void
+ipc_events(void)
+{
+    CUipcEventHandle handle;
+    struct test_gpu gpu;
+    CUevent event;
+
+    soft_driver();
+    gpu_begin(&gpu);
+    assert_cuda(
+        gpu.drv->cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS));
+    assert_cuda(gpu.drv->cu.cuIpcGetEventHandle(&handle, event));
+    assert_cuda(gpu.drv->cu.cuEventDestroy(event));
+    gpu_end(&gpu);
+}
+
+#define IPC_TEST(name) CAID_TEST_WITH(event, name, .init = ipc_events, .timeout = 120)
+
+static struct caid_event *
+event_on(struct fixture *f, uint32_t flags)
+{
+    struct caid_event *event;
+
+    assert_ok(caid_event_new(f->a, &event, 0, flags, &f->error), f->error);
+    return event;
+}
+
+ACCESS_TEST(event, says_how_far_a_stream_is)
+{
+    const uint32_t flags[] = {0, CAID_EVENT_BLOCKING_SYNC, CAID_EVENT_IPC};
+    struct fixture f;
+
+    fixture_begin(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(flags); i++) {
+        struct caid_event *event = event_on(&f, flags[i]);
+        cr_assert_neq(caid_event_handle(event), 0);
+        cr_assert_eq(caid_event_query(event, &f.error), 1, "nothing is recorded");
+        assert_ok(caid_event_synchronize(event, &f.error), f.error);
+        be_late(&f, f.s1);
+        fill(&f, f.ax, 1, f.s1);
+        assert_ok(caid_event_record(event, f.s1, &f.error), f.error);
+        cr_assert_eq(caid_event_query(event, &f.error), 0);
+        assert_ok(caid_event_synchronize(event, &f.error), f.error);
+        cr_assert_eq(caid_event_query(event, &f.error), 1);
+        cr_assert_eq(caid_stream_query(f.a, f.s1, 0, &f.error), 1);
+        caid_event_free(event);
+    }
+    cr_assert_eq(soft_live(&f.gpu, "events"), 0);
+    fixture_end(&f);
+}
+
+ACCESS_TEST(event, is_waited_for_by_a_stream)
+{
+    struct fixture f;
+
+    fixture_begin(&f);
+    struct caid_event *event = event_on(&f, 0);
+    for (uint64_t stream = 1; stream <= 3; stream++) {
+        uint64_t on = stream < 3 ? stream : f.s1; /* 1 and 2 are streams, too */
+        be_late(&f, on);
+        fill(&f, f.ax, (unsigned char)stream, on);
+        assert_ok(caid_event_record(event, on, &f.error), f.error);
+        assert_ok(caid_event_wait(event, f.s2, &f.error), f.error);
+        get(&f, f.bx, f.seen[0], f.s2);
+        assert_ok(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error);
+        assert_all(f.seen[0], (unsigned char)stream);
+    }
+    caid_event_free(event);
+    fixture_end(&f);
+}
+
+/* Another process, which execs, waits for the event by its 64 bytes. */
+static int
+run_waiter(const uint8_t handle[CAID_EVENT_HANDLE_SIZE])
+{
+    char hex[2 * CAID_EVENT_HANDLE_SIZE + 1];
+    int status;
+
+    for (size_t i = 0; i < CAID_EVENT_HANDLE_SIZE; i++)
+        snprintf(hex + 2 * i, 3, "%02x", handle[i]);
+    pid_t pid = fork();
+    if (pid == 0) {
+        execl(build_path("tests/client_waiter"), "waiter", hex, (char *)NULL);
+        _exit(127);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+IPC_TEST(is_waited_for_by_another_process)
+{
+    uint8_t handle[CAID_EVENT_HANDLE_SIZE];
+    struct fixture f;
+
+    fixture_begin(&f);
+    struct caid_event *event = event_on(&f, CAID_EVENT_IPC);
+    assert_ok(caid_event_ipc_handle(event, handle, &f.error), f.error);
+    be_late(&f, f.s1);
+    fill(&f, f.ax, 9, f.s1);
+    assert_ok(caid_event_record(event, f.s1, &f.error), f.error);
+    cr_assert_eq(run_waiter(handle), 0);
+    cr_assert_eq(caid_event_query(event, &f.error), 1, "it did not wait");
+    caid_event_free(event);
+    fixture_end(&f);
+}
+
+ACCESS_TEST(event, that_is_none_is_refused)
+{
+    uint8_t handle[CAID_EVENT_HANDLE_SIZE] = {0};
+    struct caid_event *none = NULL;
+    struct fixture f;
+
+    fixture_begin(&f);
+    struct caid_event *event = event_on(&f, 0);
+    assert_failed(caid_event_ipc_handle(event, handle, &f.error), f.error,
+                  CAID_ERR_UNSUPPORTED);
+    assert_failed(caid_event_record(event, 0, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_wait(event, 0, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_open(f.a, &none, 0, handle, &f.error), f.error, CAID_ERR_DRIVER);
+    cr_assert_neq(f.error.cuda_result, 0);
+    assert_failed(caid_event_open(f.a, &none, 0, NULL, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_new(f.a, &none, 0, 4, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_new(f.a, &none, 7, 0, &f.error), f.error, CAID_ERR_DEVICE);
+    assert_failed(caid_event_new(f.a, NULL, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_new(NULL, &none, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_query(NULL, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_record(NULL, f.s1, &f.error), f.error, CAID_ERR_INVALID);
+    capture_begin(&f, f.s1);
+    assert_failed(caid_event_record(event, f.s1, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_wait(event, f.s1, &f.error), f.error, CAID_ERR_INVALID);
+    capture_end(&f, f.s1);
+    cr_assert_null(none);
+    cr_assert_eq(caid_event_handle(NULL), 0);
+    caid_event_free(NULL);
+    caid_event_free(event);
+    fixture_end(&f);
+}
+
+static void
+two_devices(void)
+{
+    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
+    soft_driver();
+}
+
+CAID_TEST_WITH(event, of_another_device_is_refused, .init = two_devices, .timeout = 120)
+{
+    struct caid_event *event;
+    struct fixture f;
+
+    fixture_begin(&f);
+    assert_ok(caid_event_new(f.a, &event, 1, 0, &f.error), f.error);
+    assert_failed(caid_event_record(event, f.s1, &f.error), f.error, CAID_ERR_DEVICE);
+    assert_ok(caid_event_wait(event, f.s1, &f.error), f.error); /* that may be of any */
+    caid_event_free(event);
+    fixture_end(&f);
+}
+
+ACCESS_TEST(event, outlives_its_client)
+{
+    struct caid_client *driver;
+    struct caid_event *event;
+    struct fixture f;
+    int status;
+
+    fixture_begin(&f);
+    assert_ok(caid_driver_open(&driver, "soft", &f.error), f.error);
+    assert_ok(caid_event_new(driver, &event, 0, 0, &f.error), f.error);
+    assert_ok(caid_event_record(event, f.s1, &f.error), f.error); /* no daemon is asked */
+    pid_t pid = fork();
+    if (pid == 0) {
+        bool forked = caid_event_query(event, &f.error) == -EPERM &&
+                      f.error.code == CAID_ERR_FORKED;
+        caid_event_free(event);
+        _exit(!forked);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert_eq(status, 0);
+    caid_client_close(driver);
+    assert_failed(caid_event_query(event, &f.error), f.error, CAID_ERR_CLOSED);
+    assert_failed(caid_event_record(event, f.s1, &f.error), f.error, CAID_ERR_CLOSED);
+    caid_event_free(event);
+    cr_assert_eq(soft_live(&f.gpu, "events"), 0);
+    fixture_end(&f);
+}
+
+static const char *const failing[] = {"cuEventCreate",      "cuCtxPushCurrent",
+                                      "cuEventRecord",      "cuStreamWaitEvent",
+                                      "cuEventSynchronize", "cuIpcGetEventHandle"};
+
+static int
+use_event(struct fixture *f)
+{
+    uint8_t handle[CAID_EVENT_HANDLE_SIZE];
+    struct caid_event *event;
+
+    int r = caid_event_new(f->a, &event, 0, CAID_EVENT_IPC, &f->error);
+    if (r < 0)
+        return r;
+    r = caid_event_record(event, f->s1, &f->error);
+    if (r == 0)
+        r = caid_event_wait(event, f->s2, &f->error);
+    if (r == 0)
+        r = caid_event_synchronize(event, &f->error);
+    if (r == 0)
+        r = caid_event_ipc_handle(event, handle, &f->error);
+    caid_event_free(event);
+    return r;
+}
+
+IPC_TEST(faults_are_errors)
+{
+    struct fixture f;
+    char command[80];
+
+    fixture_begin(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(failing); i++) {
+        snprintf(command, sizeof(command), "fail %s@1=UNKNOWN", failing[i]);
+        soft_control(&f.gpu, command);
+        assert_failed(use_event(&f), f.error, CAID_ERR_DRIVER);
+        cr_assert(strstr(f.error.message, failing[i]), "%s", f.error.message);
+        soft_control(&f.gpu, "clear");
+        assert_ok(use_event(&f), f.error);
+        cr_assert_eq(soft_live(&f.gpu, "events"), 0, "%s", failing[i]);
+    }
+    fixture_end(&f);
+}
+
+/* ---- copies on a stream ---- */
+
+static const int64_t rows[] = {64, 32}, row_strides[] = {64, 1};
+
+static struct caid_copy
+copy_on(const struct fixture *f, uint64_t stream)
+{
+    struct caid_copy copy = CAID_INIT(copy);
+
+    (void)f;
+    copy.itemsize = 1;
+    copy.shape = rows;
+    copy.ndim = 2;
+    copy.stream = stream;
+    return copy;
+}
+
+/* Half of the bytes of each row, by each of the driver's ways. */
+static void
+copy_late(struct fixture *f, bool dst_on_host, bool src_on_host, bool in_rows)
+{
+    struct caid_copy copy = copy_on(f, f->s1);
+    unsigned char *from = f->seen[0], *to = f->seen[1];
+
+    memset(from, 6, N_BYTES);
+    memset(to, 0, N_BYTES);
+    uint64_t a = caid_array_get_info(f->ax)->ptr,
+             src = src_on_host ? (uintptr_t)from : a + 2048;
+    memset((void *)(uintptr_t)a, 0, N_BYTES);
+    memset((void *)(uintptr_t)src, 6, 2048);
+    copy.src = src;
+    copy.dst = dst_on_host ? (uintptr_t)to : a;
+    copy.dst_on_host = dst_on_host;
+    copy.src_on_host = src_on_host;
+    copy.shape = (int64_t[]){32, 32};
+    copy.dst_strides = copy.src_strides = in_rows ? row_strides : NULL;
+    be_late(f, f->s1);
+    assert_ok(caid_copy(f->a, &copy, &f->error), f->error);
+    const unsigned char *result = dst_on_host ? to : (const unsigned char *)(uintptr_t)a;
+    cr_assert_eq(result[0], 0, "it has happened before the stream came to it");
+    assert_ok(caid_stream_synchronize(f->a, f->s1, 0, &f->error), f->error);
+    for (size_t i = 0; i < 2048; i++)
+        cr_assert_eq(result[i], in_rows ? (i % 64 < 32 ? 6 : 0) : (i < 1024 ? 6 : 0),
+                     "byte %zu", i);
+}
+
+ACCESS_TEST(event, copies_on_a_stream_are_enqueued)
+{
+    struct fixture f;
+
+    fixture_begin(&f);
+    for (int i = 0; i < 2; i++) {
+        copy_late(&f, false, true, i);
+        copy_late(&f, true, false, i);
+        copy_late(&f, false, false, i);
+    }
+    cr_assert_eq(soft_calls(&f.gpu, "cuMemcpy2DAsync"), 3);
+    cr_assert_eq(soft_calls(&f.gpu, "cuMemcpy2DUnaligned"), 0);
+    soft_control(&f.gpu,
+                 "fail cuMemcpy2DAsync=INVALID_VALUE"); /* a pitch that it does not take */
+    copy_late(&f, false, false, true);
+    soft_control(&f.gpu, "clear");
+    fixture_end(&f);
+}
+
+/* From host to host there is no copy for the stream: the call waits for what comes before. */
+ACCESS_TEST(event, copies_of_the_host_wait_for_the_stream)
+{
+    struct fixture f;
+
+    fixture_begin(&f);
+    struct caid_copy copy = copy_on(&f, f.s1);
+    be_late(&f, f.s1);
+    get(&f, f.ax, f.seen[0], f.s1);
+    cr_assert_neq(f.seen[0][0], 0, "the stream is not late");
+    copy.src = (uintptr_t)f.seen[0];
+    copy.dst = (uintptr_t)f.seen[1];
+    copy.src_on_host = copy.dst_on_host = true;
+    assert_ok(caid_copy(f.a, &copy, &f.error), f.error);
+    cr_assert_eq(f.seen[1][0], 0);
+    cr_assert_eq(f.seen[1][2047], 0);
+    fixture_end(&f);
+}
+
+ACCESS_TEST(event, copies_on_a_stream_that_fail_are_errors)
+{
+    static unsigned char from[N_BYTES];
+    struct caid_client *driver;
+    struct fixture f;
+
+    fixture_begin(&f);
+    struct caid_copy copy = copy_on(&f, f.s1);
+    copy.src = (uintptr_t)from;
+    copy.src_on_host = true;
+    copy.dst = caid_array_get_info(f.ax)->ptr;
+    soft_control(&f.gpu, "fail cuMemcpyHtoDAsync=UNKNOWN");
+    assert_failed(caid_copy(f.a, &copy, &f.error), f.error, CAID_ERR_DRIVER);
+    cr_assert(strstr(f.error.message, "cuMemcpyHtoDAsync"), "%s", f.error.message);
+    soft_control(&f.gpu, "clear");
+    capture_begin(&f, f.s1);
+    cr_assert_lt(caid_copy(f.a, &copy, &f.error), 0);
+    capture_end(&f, f.s1);
+    assert_ok(caid_copy(f.a, &copy, &f.error), f.error);
+    copy.shape = (int64_t[]){0, 1};
+    copy.dst = 0;
+    assert_ok(caid_copy(f.a, &copy, &f.error), f.error); /* nothing */
+
+    assert_ok(caid_driver_open(&driver, "soft", &f.error), f.error);
+    copy = copy_on(&f, 2);
+    copy.src = (uintptr_t)from;
+    copy.src_on_host = true;
+    copy.dst = caid_array_get_info(f.ax)->ptr;
+    assert_ok(caid_copy(driver, &copy, &f.error), f.error);
+    assert_ok(caid_stream_synchronize(driver, 2, 0, &f.error), f.error);
+    caid_client_close(driver);
+    fixture_end(&f);
+}

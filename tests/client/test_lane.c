@@ -1,0 +1,584 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lanes (client/lane.h): which slot a stream signals, in which order, and when a slot passes on to
+ * another stream; what is told of fences that are lost.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/macros.h"
+#include "caid_test.h"
+#include "client.h"
+#include "daemon.h"
+#include "gpu.h"
+#include "stream.h"
+
+#define N_STREAMS 40
+#define N_SIGNALS 500
+#define N_THREADS 4
+#define N_COMING  400 /* streams that come and go */
+
+struct fixture {
+    struct test_gpu gpu;
+    struct daemon daemon;
+    struct caid_client *client;
+    _Atomic uint64_t *gate;
+    struct caid_error error;
+};
+
+static void
+soft_driver(void)
+{
+    setenv("CAID_CUDA_DRIVER", "soft", 1);
+    driver_warm_up_events();
+}
+
+#define LANE_TEST(name) CAID_TEST_WITH(lane, name, .init = soft_driver, .timeout = 120)
+
+static void
+begin(struct fixture *f, const char *mode)
+{
+    char config[64];
+    void *gate;
+
+    gpu_begin(&f->gpu);
+    assert_cuda(f->gpu.drv->cu.cuMemHostAlloc(&gate, sizeof(*f->gate), 0));
+    f->gate = gate;
+    *f->gate = 0;
+    snprintf(config, sizeof(config), "[handoff]\nmode = %s\n", mode);
+    daemon_start_with(&f->daemon, config);
+    f->client = daemon_connect(&f->daemon);
+}
+
+static void
+end(struct fixture *f)
+{
+    caid_client_close(f->client);
+    daemon_stop(&f->daemon);
+    cr_assert_eq(soft_live(&f->gpu, "registrations"), 0);
+    assert_cuda(f->gpu.drv->cu.cuMemFreeHost((void *)f->gate));
+    gpu_end(&f->gpu);
+}
+
+static void
+gate_close(struct fixture *f, uint64_t stream)
+{
+    CUdeviceptr at;
+
+    assert_cuda(f->gpu.drv->cu.cuMemHostGetDevicePointer(&at, f->gate, 0));
+    assert_cuda(f->gpu.drv->cu.cuStreamWaitValue64((CUstream)(uintptr_t)stream, at, 1,
+                                                   CU_STREAM_WAIT_VALUE_GEQ));
+}
+
+static uint64_t
+new_stream(struct fixture *f)
+{
+    uint64_t stream;
+
+    assert_ok(caid_stream_create(f->client, 0, CAID_STREAM_NON_BLOCKING, &stream, &f->error),
+              f->error);
+    return stream;
+}
+
+static void
+destroy_stream(struct fixture *f, uint64_t stream)
+{
+    assert_ok(caid_stream_destroy(f->client, stream, &f->error), f->error);
+}
+
+static struct fence
+signal_on(struct fixture *f, uint64_t stream)
+{
+    struct fence fence;
+    struct lane *lane;
+
+    assert_ok(lane_get(f->client, stream, 0, &lane, &f->error), f->error);
+    lane_lock(lane);
+    assert_ok(lane_signal(f->client, lane, &fence, &f->error), f->error);
+    lane_unlock(lane);
+    lane_put(lane);
+    return fence;
+}
+
+static enum fence_state
+state_of(struct fixture *f, const struct fence *fence)
+{
+    enum fence_state state;
+
+    assert_ok(fence_look(fence, true, &state, &f->error), f->error);
+    return state;
+}
+
+static void
+wait_passed(struct fixture *f, const struct fence *fence)
+{
+    cr_assert_eq(fence_wait(fence, true, deadline_of(30 * NSEC_PER_SEC), &f->error), 0);
+}
+
+static uint64_t
+n_pages(struct fixture *f)
+{
+    struct caid_status status = CAID_INIT(status);
+
+    assert_ok(caid_client_status(f->client, &status, &f->error), f->error);
+    return status.pages;
+}
+
+static bool
+same_slot(const struct fence *a, const struct fence *b)
+{
+    return a->page == b->page && a->slot == b->slot;
+}
+
+/* ---- slots ---- */
+
+/* A stream keeps its slot, and counts. */
+LANE_TEST(counts)
+{
+    static const char *const modes[] = {"memops", "host", "events"};
+    struct fence first, fence;
+    struct fixture f;
+
+    for (size_t i = 0; i < ARRAY_SIZE(modes); i++) {
+        begin(&f, modes[i]);
+        uint64_t stream = new_stream(&f);
+        first = signal_on(&f, stream);
+        cr_assert_eq(first.value, 1);
+        for (uint64_t value = 2; value < 50; value++) {
+            fence = signal_on(&f, stream);
+            cr_assert(same_slot(&fence, &first) && fence.value == value);
+            fence_drop(&fence);
+        }
+        wait_passed(&f, &first);
+        fence_drop(&first);
+        cr_assert_eq(n_pages(&f), 1);
+        destroy_stream(&f, stream);
+        end(&f);
+    }
+}
+
+static void
+assert_distinct(const struct fence *fences, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < i; k++)
+            cr_assert(!same_slot(&fences[i], &fences[k]), "%zu and %zu", i, k);
+}
+
+/* Streams that are busy have a slot each; then the slots go to others, and go on counting. */
+LANE_TEST(slots_pass_on)
+{
+    uint64_t streams[N_STREAMS], late[N_STREAMS];
+    struct fence fences[N_STREAMS], others[N_STREAMS];
+    struct fixture f;
+
+    begin(&f, "memops");
+    for (size_t i = 0; i < N_STREAMS; i++) {
+        streams[i] = new_stream(&f);
+        gate_close(&f, streams[i]);
+        fences[i] = signal_on(&f, streams[i]);
+        cr_assert_eq(state_of(&f, &fences[i]), FENCE_PENDING);
+    }
+    assert_distinct(fences, N_STREAMS);
+    cr_assert_eq(n_pages(&f), (N_STREAMS + TIMELINE_SLOTS - 1) / TIMELINE_SLOTS);
+    *f.gate = 1;
+    for (size_t i = 0; i < N_STREAMS; i++)
+        wait_passed(&f, &fences[i]);
+
+    *f.gate = 0;
+    bool again = false;
+    for (size_t i = 0; i < N_STREAMS; i++) {
+        late[i] = new_stream(&f);
+        gate_close(&f, late[i]);
+        others[i] = signal_on(&f, late[i]);
+        again |= others[i].value > 1;
+    }
+    assert_distinct(others, N_STREAMS);
+    cr_assert(again);
+    cr_assert_eq(n_pages(&f), (N_STREAMS + TIMELINE_SLOTS - 1) / TIMELINE_SLOTS);
+    /* What has passed has passed, whoever counts there now. */
+    for (size_t i = 0; i < N_STREAMS; i++) {
+        cr_assert_eq(state_of(&f, &fences[i]), FENCE_PASSED);
+        cr_assert_eq(state_of(&f, &others[i]), FENCE_PENDING);
+    }
+    *f.gate = 1;
+    for (size_t i = 0; i < N_STREAMS; i++) {
+        wait_passed(&f, &others[i]);
+        fence_drop(&fences[i]);
+        fence_drop(&others[i]);
+        destroy_stream(&f, streams[i]);
+        destroy_stream(&f, late[i]);
+    }
+    end(&f);
+}
+
+/* Nobody tells when a stream goes: what is known of it goes all the same. */
+LANE_TEST(streams_come_and_go)
+{
+    struct fixture f;
+
+    begin(&f, "memops");
+    for (size_t i = 0; i < N_COMING; i++) {
+        uint64_t stream = (uintptr_t)gpu_stream_new(&f.gpu);
+        struct fence fence = signal_on(&f, stream);
+        wait_passed(&f, &fence);
+        fence_drop(&fence);
+        assert_cuda(f.gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)stream));
+    }
+    cr_assert_lt(f.client->lanes.n, N_COMING / 2);
+    cr_assert_leq(n_pages(&f), 8);
+    end(&f);
+}
+
+/* ---- threads ---- */
+
+struct thread {
+    struct fixture *f;
+    uint64_t stream;
+    pthread_t thread;
+};
+
+static void *
+signal_many(void *arg)
+{
+    struct thread *thread = arg;
+    uint64_t last = 0;
+
+    for (size_t i = 0; i < N_SIGNALS; i++) {
+        struct fence fence = signal_on(thread->f, thread->stream);
+        cr_assert_gt(fence.value, last);
+        last = fence.value;
+        fence_drop(&fence);
+    }
+    return NULL;
+}
+
+/* Values are stored in the order in which they are enqueued: else fence_look() would see them run
+ * backwards. */
+static void
+signal_by_threads(const char *mode)
+{
+    struct thread threads[N_THREADS];
+    enum fence_state state;
+    struct fixture f;
+
+    begin(&f, mode);
+    uint64_t stream = new_stream(&f);
+    struct fence first = signal_on(&f, stream), last = first;
+    last.value = N_THREADS * N_SIGNALS + 1;
+    for (size_t i = 0; i < N_THREADS; i++) {
+        threads[i] = (struct thread){&f, stream, 0};
+        cr_assert_eq(pthread_create(&threads[i].thread, NULL, signal_many, &threads[i]), 0);
+    }
+    do
+        assert_ok(fence_look(&last, false, &state, &f.error), f.error);
+    while (state == FENCE_PENDING);
+    for (size_t i = 0; i < N_THREADS; i++)
+        pthread_join(threads[i].thread, NULL);
+    cr_assert_eq(state, FENCE_PASSED);
+    cr_assert_eq(fence_reached(&last), last.value);
+    fence_drop(&first);
+    destroy_stream(&f, stream);
+    end(&f);
+}
+
+LANE_TEST(threads)
+{
+    signal_by_threads("memops");
+    signal_by_threads("host");
+}
+
+static void *
+signal_elsewhere(void *arg)
+{
+    struct thread *thread = arg;
+    struct lane *lane = (struct lane *)(uintptr_t)thread->stream;
+    struct caid_error error;
+    struct fence fence;
+
+    lane_lock(lane);
+    assert_failed(lane_signal(thread->f->client, lane, &fence, &error), error,
+                  CAID_ERR_INVALID);
+    lane_unlock(lane);
+    return NULL;
+}
+
+/* 2 is another stream in another thread. */
+LANE_TEST(per_thread_stream)
+{
+    struct lane *lane, *again;
+    struct fixture f;
+
+    begin(&f, "memops");
+    struct thread thread = {.f = &f};
+    assert_ok(lane_get(f.client, 2, 0, &lane, &f.error), f.error);
+    assert_ok(lane_get(f.client, 2, 0, &again, &f.error), f.error);
+    cr_assert_eq(lane, again);
+    thread.stream = (uintptr_t)lane;
+    cr_assert_eq(pthread_create(&thread.thread, NULL, signal_elsewhere, &thread), 0);
+    pthread_join(thread.thread, NULL);
+    struct fence fence = signal_on(&f, 2);
+    wait_passed(&f, &fence);
+    fence_drop(&fence);
+    lane_put(lane);
+    lane_put(again);
+    end(&f);
+}
+
+/* ---- waits ---- */
+
+static void
+lane_wait_one(struct fixture *f, struct lane *lane, const struct fence *fence, bool heed)
+{
+    assert_ok(lane_wait(f->client, lane, fence, 1, heed, UINT64_MAX, &f->error), f->error);
+}
+
+/* One's own other stream is waited for by the stream; the same stream needs no wait. */
+LANE_TEST(waits)
+{
+    struct lane *lane;
+    struct fixture f;
+
+    begin(&f, "memops");
+    uint64_t from = new_stream(&f), to = new_stream(&f);
+    gate_close(&f, from);
+    struct fence fence = signal_on(&f, from);
+    uint64_t before = soft_calls(&f.gpu, "cuStreamWaitValue64");
+    assert_ok(lane_get(f.client, from, 0, &lane, &f.error), f.error);
+    lane_wait_one(&f, lane, &fence, true);
+    lane_put(lane);
+    cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before);
+
+    assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
+    lane_wait_one(&f, lane, &fence, true);
+    cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before + 1);
+    cr_assert(lanes_are_waiting(f.client));
+    *f.gate = 1;
+    wait_passed(&f, &fence);
+    cr_assert(!lanes_are_waiting(f.client));
+    lane_wait_one(&f, lane, &fence, true); /* has passed */
+    cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before + 1);
+    assert_ok(lane_check(lane, &f.error), f.error);
+    lane_put(lane);
+    fence_drop(&fence);
+    destroy_stream(&f, from);
+    destroy_stream(&f, to);
+    end(&f);
+}
+
+/* More fences than a lane has room for at first; of a slot the highest counts. */
+LANE_TEST(many_waits)
+{
+    uint64_t streams[N_STREAMS];
+    struct fence fences[N_STREAMS];
+    struct lane *lane;
+    struct fixture f;
+
+    begin(&f, "memops");
+    uint64_t to = new_stream(&f);
+    for (size_t i = 0; i < N_STREAMS; i++) {
+        streams[i] = new_stream(&f);
+        gate_close(&f, streams[i]);
+        fences[i] = signal_on(&f, streams[i]);
+    }
+    assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
+    for (int i = 0; i < 3; i++)
+        assert_ok(lane_wait(f.client, lane, fences, N_STREAMS, true, UINT64_MAX, &f.error),
+                  f.error);
+    cr_assert_eq(lane->n_waits, N_STREAMS);
+    *f.gate = 1;
+    assert_ok(caid_stream_synchronize(f.client, to, 0, &f.error), f.error);
+    cr_assert_eq(lane->n_waits, 0);
+    lane_put(lane);
+    for (size_t i = 0; i < N_STREAMS; i++) {
+        fence_drop(&fences[i]);
+        destroy_stream(&f, streams[i]);
+    }
+    destroy_stream(&f, to);
+    end(&f);
+}
+
+/* A fence that is lost: at once it is the caller's to tell; later the lane tells, once, if it was heeded. */
+LANE_TEST(lost)
+{
+    struct lane *lane;
+    struct fixture f;
+
+    begin(&f, "memops");
+    for (int heed = 0; heed <= 1; heed++) {
+        uint64_t from = new_stream(&f), to = new_stream(&f);
+        *f.gate = 0;
+        gate_close(&f, from);
+        struct fence fence = signal_on(&f, from);
+        assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
+        lane_wait_one(&f, lane, &fence, heed);
+        struct timeline_slot *slot = &fence.page->slots[fence.slot];
+        slot_kill(slot);
+        assert_cuda(f.gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)to));
+        if (heed)
+            assert_failed(lane_check(lane, &f.error), f.error, CAID_ERR_ABANDONED);
+        assert_ok(lane_check(lane, &f.error), f.error);
+        cr_assert_eq(lane_wait(f.client, lane, &fence, 1, heed, UINT64_MAX, &f.error), 1);
+        assert_ok(lane_check(lane, &f.error), f.error);
+        lane_put(lane);
+        fence_drop(&fence);
+        *f.gate = 1;
+        assert_cuda(f.gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)from));
+        slot_kill(slot); /* the stream, which lives, has stored to it */
+        destroy_stream(&f, from);
+        destroy_stream(&f, to);
+    }
+    end(&f);
+}
+
+/* ---- a driver that tells no ids ---- */
+
+/* Then a handle may be another stream by now: a slot whose value has not come is left to it. */
+LANE_TEST(without_ids)
+{
+    struct fence fences[20];
+    struct lane *lane;
+    struct fixture f;
+
+    begin(&f, "memops");
+    soft_control(&f.gpu, "fail cuStreamGetId=NOT_FOUND");
+    uint64_t stream = new_stream(&f);
+    gate_close(&f, stream);
+    for (size_t i = 0; i < ARRAY_SIZE(fences); i++)
+        fences[i] = signal_on(&f, stream);
+    assert_distinct(fences, ARRAY_SIZE(fences));
+    assert_ok(lane_get(f.client, stream, 0, &lane, &f.error), f.error);
+    cr_assert_eq(lane->handoff, HANDOFF_HOST);
+    assert_failed(lane_wait(f.client, lane, fences, 1, true, deadline_of(NSEC_PER_MSEC),
+                            &f.error),
+                  f.error, CAID_ERR_TIMEOUT);
+    lane_put(lane);
+    *f.gate = 1;
+    for (size_t i = 0; i < ARRAY_SIZE(fences); i++)
+        wait_passed(&f, &fences[i]);
+    struct fence fence = signal_on(&f, stream);
+    cr_assert_gt(fence.value, 0);
+    wait_passed(&f, &fence);
+    fence_drop(&fence);
+    for (size_t i = 0; i < ARRAY_SIZE(fences); i++)
+        fence_drop(&fences[i]);
+    destroy_stream(&f, stream);
+    soft_control(&f.gpu, "clear");
+    end(&f);
+}
+
+/* ---- driver calls that fail ---- */
+
+static const struct {
+    const char *mode, *function, *result;
+    int32_t code;
+} faults[] = {
+    {"memops", "cuStreamGetId", "UNKNOWN", CAID_ERR_DRIVER},
+    {"memops", "cuStreamGetCtx", "INVALID_HANDLE", CAID_ERR_DRIVER},
+    {"memops", "cuStreamIsCapturing", "UNKNOWN", CAID_ERR_DRIVER},
+    {"memops", "cuCtxGetDevice", "UNKNOWN", CAID_ERR_DRIVER},
+    {"memops", "cuMemHostRegister", "OUT_OF_MEMORY", CAID_ERR_NO_MEMORY},
+    {"memops", "cuMemHostGetDevicePointer", "UNKNOWN", CAID_ERR_DRIVER},
+    {"memops", "cuStreamWriteValue64", "NOT_SUPPORTED", CAID_ERR_UNSUPPORTED},
+    {"host", "cuStreamAddCallback", "OUT_OF_MEMORY", CAID_ERR_NO_MEMORY},
+};
+
+static int
+try_signal(struct fixture *f, uint64_t stream, struct fence *ret)
+{
+    struct lane *lane;
+
+    int r = lane_get(f->client, stream, 0, &lane, &f->error);
+    if (r < 0)
+        return r;
+    lane_lock(lane);
+    r = lane_signal(f->client, lane, ret, &f->error);
+    lane_unlock(lane);
+    lane_put(lane);
+    return r;
+}
+
+/* Nothing was submitted, and the next signal is the first one. */
+LANE_TEST(signals_that_fail)
+{
+    struct fence fence;
+    char command[96];
+    struct fixture f;
+
+    for (size_t i = 0; i < ARRAY_SIZE(faults); i++) {
+        begin(&f, faults[i].mode);
+        uint64_t stream = new_stream(&f);
+        snprintf(command, sizeof(command), "fail %s=%s", faults[i].function, faults[i].result);
+        soft_control(&f.gpu, command);
+        cr_assert_lt(try_signal(&f, stream, &fence), 0, "%s", command);
+        cr_assert_eq(f.error.code, faults[i].code, "%s: %d: %s", command, f.error.code,
+                     f.error.message);
+        cr_assert(strstr(f.error.message, faults[i].function), "%s", f.error.message);
+        soft_control(&f.gpu, "clear");
+        assert_ok(try_signal(&f, stream, &fence), f.error);
+        cr_assert_eq(fence.value, 1, "%s", command);
+        wait_passed(&f, &fence);
+        fence_drop(&fence);
+        destroy_stream(&f, stream);
+        end(&f);
+    }
+}
+
+/* A wait that fails is not noted, and holds no page. */
+LANE_TEST(waits_that_fail)
+{
+    struct lane *lane;
+    struct fixture f;
+
+    begin(&f, "memops");
+    uint64_t from = new_stream(&f), to = new_stream(&f);
+    gate_close(&f, from);
+    struct fence fence = signal_on(&f, from);
+    assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
+    soft_control(&f.gpu, "fail cuStreamWaitValue64=UNKNOWN");
+    assert_failed(lane_wait(f.client, lane, &fence, 1, true, UINT64_MAX, &f.error), f.error,
+                  CAID_ERR_DRIVER);
+    soft_control(&f.gpu, "clear");
+    cr_assert_eq(lane->n_waits, 0);
+    lane_put(lane);
+    *f.gate = 1;
+    wait_passed(&f, &fence);
+    fence_drop(&fence);
+    destroy_stream(&f, from);
+    destroy_stream(&f, to);
+    end(&f);
+}
+
+/* No event for other processes: by the host, for everyone. */
+LANE_TEST(events_that_fail)
+{
+    static const char *const functions[] = {"cuEventCreate", "cuIpcGetEventHandle",
+                                            "cuEventRecord"};
+    char command[96];
+    struct lane *lane;
+    struct fixture f;
+
+    for (size_t i = 0; i < ARRAY_SIZE(functions); i++) {
+        begin(&f, "events");
+        uint64_t from = new_stream(&f), to = new_stream(&f);
+        snprintf(command, sizeof(command), "fail %s=NOT_SUPPORTED", functions[i]);
+        soft_control(&f.gpu, command);
+        gate_close(&f, from);
+        struct fence fence = signal_on(&f, from);
+        cr_assert_eq(fence.page->slots[fence.slot].has_event, 0);
+        assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
+        assert_failed(lane_wait(f.client, lane, &fence, 1, true, deadline_of(NSEC_PER_MSEC),
+                                &f.error),
+                      f.error, CAID_ERR_TIMEOUT);
+        *f.gate = 1;
+        lane_wait_one(&f, lane, &fence, true);
+        lane_put(lane);
+        fence_drop(&fence);
+        soft_control(&f.gpu, "clear");
+        destroy_stream(&f, from);
+        destroy_stream(&f, to);
+        end(&f);
+    }
+}

@@ -1,0 +1,595 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How timelines end: closed, with signals on their way; with a client; with a process that is killed;
+ * without the daemon; in a forked child. Nobody waits for ever (I7), and nothing of a page is left.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/macros.h"
+#include "caid_test.h"
+#include "daemon.h"
+#include "gpu.h"
+
+#define LATE_US    "200000"
+#define LONG_NS    (30 * NSEC_PER_SEC)
+#define AT_ONCE_NS NSEC_PER_SEC
+#define POLL_TRIES 2000
+#define POLL_STEP              \
+    {                          \
+        .tv_nsec = 5 * 1000000 \
+    }
+
+static const char *const modes[] = {"memops", "host", "events"};
+
+struct fixture {
+    struct test_gpu gpu;
+    struct daemon daemon;
+    struct caid_client *client; /* waits */
+    struct caid_timeline *timeline;
+    uint64_t stream;
+    struct caid_error error;
+};
+
+static void
+soft_driver(void)
+{
+    setenv("CAID_CUDA_DRIVER", "soft", 1);
+    driver_warm_up_events();
+}
+
+#define END_TEST(name) CAID_TEST_WITH(timeline_end, name, .init = soft_driver, .timeout = 120)
+
+static void
+begin(struct fixture *f, const char *mode)
+{
+    char config[64];
+
+    *f = (struct fixture){0};
+    gpu_begin(&f->gpu);
+    snprintf(config, sizeof(config), "[handoff]\nmode = %s\n", mode);
+    daemon_start_with(&f->daemon, config);
+    f->client = daemon_connect(&f->daemon);
+    assert_ok(caid_stream_create(f->client, 0, CAID_STREAM_NON_BLOCKING, &f->stream, &f->error),
+              f->error);
+}
+
+static void
+end(struct fixture *f)
+{
+    caid_timeline_close(f->timeline);
+    if (f->stream)
+        assert_ok(caid_stream_destroy(f->client, f->stream, &f->error), f->error);
+    caid_client_close(f->client);
+    daemon_stop(&f->daemon);
+    cr_assert_eq(soft_live(&f->gpu, "registrations"), 0);
+    gpu_end(&f->gpu);
+}
+
+static void
+open_timeline(struct fixture *f)
+{
+    assert_ok(caid_timeline_open(f->client, &f->timeline, "t", NULL, &f->error), f->error);
+}
+
+static void
+poll_until(bool (*fn)(struct fixture *f), struct fixture *f, const char *what)
+{
+    const struct timespec step = POLL_STEP;
+
+    for (int i = 0; i < POLL_TRIES && !fn(f); i++)
+        nanosleep(&step, NULL);
+    cr_assert(fn(f), "%s", what);
+}
+
+static uint64_t
+n_pages(struct fixture *f)
+{
+    struct caid_status status = CAID_INIT(status);
+
+    assert_ok(caid_client_status(f->client, &status, &f->error), f->error);
+    return status.pages;
+}
+
+static bool
+no_page_is_left(struct fixture *f)
+{
+    return n_pages(f) == 0;
+}
+
+static bool
+nothing_is_registered(struct fixture *f)
+{
+    return soft_live(&f->gpu, "registrations") == 0;
+}
+
+static bool
+is_mapped(void)
+{
+    char line[512];
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+
+    cr_assert(maps);
+    while (fgets(line, sizeof(line), maps))
+        found |= strstr(line, "/memfd:caid-timelines") != NULL;
+    fclose(maps);
+    return found;
+}
+
+static bool
+nothing_is_mapped(struct fixture *f)
+{
+    (void)f;
+    return !is_mapped();
+}
+
+static void
+sync_ok(struct fixture *f)
+{
+    assert_ok(caid_stream_synchronize(f->client, f->stream, 0, &f->error), f->error);
+}
+
+/* Told once, to whoever asks first. */
+static void
+sync_abandoned(struct fixture *f)
+{
+    uint64_t before = clock_now_ns();
+
+    assert_failed(caid_stream_synchronize(f->client, f->stream, 0, &f->error), f->error,
+                  CAID_ERR_ABANDONED);
+    cr_assert_lt(clock_now_ns() - before, AT_ONCE_NS);
+    sync_ok(f);
+    assert_ok(caid_stream_check(f->client, f->stream, 0, &f->error), f->error);
+}
+
+/* ---- another process ---- */
+
+struct signaller {
+    pid_t pid;
+    int in, out;
+};
+
+static void
+signaller_start(const struct fixture *f, struct signaller *s, const char *delay_us)
+{
+    int in[2], out[2];
+
+    cr_assert(pipe(in) == 0 && pipe(out) == 0);
+    s->pid = fork();
+    cr_assert_geq(s->pid, 0);
+    if (s->pid == 0) {
+        dup2(in[0], STDIN_FILENO);
+        dup2(out[1], STDOUT_FILENO);
+        for (int fd = 3; fd < 64; fd++)
+            close(fd);
+        setenv("CAID_SOFTCUDA_DELAY_US", delay_us, 1);
+        execl(build_path("tests/client_signaller"), "signaller", f->daemon.socket, "t",
+              (char *)NULL);
+        _exit(127);
+    }
+    close(in[0]);
+    close(out[1]);
+    s->in = in[1];
+    s->out = out[0];
+}
+
+static void
+signaller_do(const struct signaller *s, const char *what)
+{
+    char answer;
+
+    for (; *what; what++) {
+        cr_assert_eq(write(s->in, what, 1), 1);
+        cr_assert(read(s->out, &answer, 1) == 1 && answer == *what);
+    }
+}
+
+static void
+signaller_end(const struct signaller *s, int signal)
+{
+    int status;
+
+    if (signal)
+        kill(s->pid, signal);
+    close(s->in);
+    cr_assert_eq(waitpid(s->pid, &status, 0), s->pid);
+    close(s->out);
+    cr_assert(signal || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "status %#x", status);
+}
+
+/* ---- killed ---- */
+
+/* With a signal on its way, that comes late, and one that was never made. */
+static void
+killed(const char *mode)
+{
+    const char *never = "30000000";
+    struct signaller s;
+    struct fixture f;
+    uint64_t value;
+
+    begin(&f, mode);
+    signaller_start(&f, &s, never);
+    signaller_do(&s, "hhs");
+    open_timeline(&f);
+    /* Inter-process events are the ones that hang: they are not made to. */
+    bool on_stream = strcmp(mode, "memops") == 0;
+    if (on_stream)
+        assert_ok(caid_timeline_wait(f.timeline, f.stream, 3, LONG_NS, 0, &f.error), f.error);
+    else if (strcmp(mode, "host") == 0)
+        assert_failed(caid_timeline_wait(f.timeline, f.stream, 3, NSEC_PER_MSEC, 0, &f.error),
+                      f.error, CAID_ERR_TIMEOUT);
+    signaller_end(&s, SIGKILL);
+
+    uint64_t before = clock_now_ns();
+    assert_failed(caid_timeline_wait(f.timeline, 0, 3, LONG_NS, 0, &f.error), f.error,
+                  CAID_ERR_ABANDONED);
+    cr_assert_lt(clock_now_ns() - before, AT_ONCE_NS);
+    assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &f.error), f.error,
+                  CAID_ERR_ABANDONED);
+    if (on_stream)
+        sync_abandoned(&f);
+    /* What has been reached stays so. */
+    assert_ok(caid_timeline_wait(f.timeline, 0, 2, 0, 0, &f.error), f.error);
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, 0, &f.error), f.error);
+    sync_ok(&f);
+    assert_failed(caid_timeline_value(f.timeline, &value, &f.error), f.error,
+                  CAID_ERR_ABANDONED);
+    cr_assert_eq(value, 2);
+    end(&f);
+}
+
+END_TEST(killed_with_a_signal_on_its_way)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
+        killed(modes[i]);
+}
+
+/* A wait of a stream ahead of a signal that is never made. */
+END_TEST(killed_before_the_signal)
+{
+    struct signaller s;
+    struct fixture f;
+
+    begin(&f, "memops");
+    signaller_start(&f, &s, "0");
+    signaller_do(&s, "h");
+    open_timeline(&f);
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, CAID_TIMELINE_AHEAD, &f.error),
+              f.error);
+    assert_ok(caid_stream_check(f.client, f.stream, 0, &f.error), f.error);
+    signaller_end(&s, SIGKILL);
+    sync_abandoned(&f);
+    end(&f);
+}
+
+static void *
+wait_forever(void *arg)
+{
+    struct fixture *f = arg;
+    struct caid_error error;
+
+    cr_assert_eq(caid_timeline_wait(f->timeline, 0, 9, CAID_FOREVER, 0, &error), -EOWNERDEAD);
+    return NULL;
+}
+
+/* Threads that sleep are woken. */
+END_TEST(killed_while_hosts_wait)
+{
+    const struct timespec pause = {.tv_nsec = 100 * 1000000};
+    pthread_t threads[3];
+    struct signaller s;
+    struct fixture f;
+
+    begin(&f, "memops");
+    signaller_start(&f, &s, "0");
+    signaller_do(&s, "s");
+    open_timeline(&f);
+    for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, wait_forever, &f), 0);
+    nanosleep(&pause, NULL);
+    signaller_end(&s, SIGKILL);
+    uint64_t before = clock_now_ns();
+    for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+        pthread_join(threads[i], NULL);
+    cr_assert_lt(clock_now_ns() - before, AT_ONCE_NS);
+    end(&f);
+}
+
+/* Events of another process: opened once, and waited for by the stream. */
+END_TEST(events_of_another_process)
+{
+    struct signaller s;
+    struct fixture f;
+
+    begin(&f, "events");
+    signaller_start(&f, &s, LATE_US);
+    signaller_do(&s, "s");
+    open_timeline(&f);
+    for (uint64_t value = 1; value <= 3; value++) {
+        uint64_t before = clock_now_ns();
+        assert_ok(caid_timeline_wait(f.timeline, f.stream, value, LONG_NS, 0, &f.error),
+                  f.error);
+        cr_assert_lt(clock_now_ns() - before, 150 * NSEC_PER_MSEC); /* the host is not held */
+        cr_assert_eq(caid_stream_query(f.client, f.stream, 0, &f.error), 0);
+        sync_ok(&f);
+        signaller_do(&s, "ws");
+    }
+    cr_assert_eq(soft_calls(&f.gpu, "cuIpcOpenEventHandle"), 1);
+    cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitEvent"), 3);
+    signaller_do(&s, "w");
+    signaller_end(&s, 0);
+    end(&f);
+}
+
+/* ---- closed ---- */
+
+/* The values on their way still come, those that nobody is to signal any more do not. */
+static void
+closed(const char *mode)
+{
+    struct caid_timeline *again, *signals;
+    struct fixture f;
+    uint64_t from;
+
+    begin(&f, mode);
+    struct caid_client *producer = daemon_connect(&f.daemon);
+    assert_ok(caid_stream_create(producer, 0, CAID_STREAM_NON_BLOCKING, &from, &f.error),
+              f.error);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
+    open_timeline(&f);
+    soft_control(&f.gpu, "delay " LATE_US);
+    assert_ok(caid_timeline_signal(signals, from, 3, &f.error), f.error);
+    soft_control(&f.gpu, "delay 0");
+    caid_timeline_close(signals);
+    assert_failed(caid_timeline_open(f.client, &again, "t", NULL, &f.error), f.error,
+                  CAID_ERR_NOT_FOUND);
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 3, LONG_NS, 0, &f.error), f.error);
+    sync_ok(&f);
+    assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &f.error), f.error,
+                  CAID_ERR_ABANDONED);
+    assert_ok(caid_timeline_wait(f.timeline, 0, 3, 0, 0, &f.error), f.error);
+    poll_until(no_page_is_left, &f, "the daemon keeps a page");
+    caid_timeline_close(f.timeline);
+    f.timeline = NULL;
+    poll_until(nothing_is_registered, &f, "a page is still registered");
+    poll_until(nothing_is_mapped, &f, "a page is still mapped");
+    assert_ok(caid_stream_destroy(producer, from, &f.error), f.error);
+    caid_client_close(producer);
+    end(&f);
+}
+
+END_TEST(closed_with_a_signal_on_its_way)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
+        closed(modes[i]);
+}
+
+/* Others' pages go when they are closed, while their creator lives, and come again. */
+END_TEST(opened_again)
+{
+    struct caid_timeline *signals;
+    struct fixture f;
+
+    begin(&f, "memops");
+    struct caid_client *producer = daemon_connect(&f.daemon);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
+    for (uint64_t value = 1; value <= 30; value++) {
+        open_timeline(&f);
+        assert_ok(caid_timeline_signal(signals, 0, value, &f.error), f.error);
+        assert_ok(caid_timeline_wait(f.timeline, f.stream, value, 0, 0, &f.error), f.error);
+        caid_timeline_close(f.timeline);
+        f.timeline = NULL;
+        if (value % 10 == 0)
+            assert_ok(caid_flush(f.client, -1, NULL, &f.error), f.error);
+    }
+    cr_assert_eq(n_pages(&f), 1);
+    caid_timeline_close(signals);
+    poll_until(nothing_is_mapped, &f, "a page is still mapped");
+    caid_client_close(producer);
+    end(&f);
+}
+
+/* The creator's client closes, its process lives on: who waits is let go all the same. */
+END_TEST(client_closed)
+{
+    struct caid_timeline *signals;
+    struct fixture f;
+
+    begin(&f, "memops");
+    struct caid_client *producer = daemon_connect(&f.daemon);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
+    open_timeline(&f);
+    assert_ok(caid_timeline_signal(signals, 0, 1, &f.error), f.error);
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, CAID_TIMELINE_AHEAD, &f.error),
+              f.error);
+    caid_client_close(producer);
+    sync_abandoned(&f);
+    assert_failed(caid_timeline_signal(signals, 0, 2, &f.error), f.error, CAID_ERR_CLOSED);
+    caid_timeline_close(signals);
+    end(&f);
+}
+
+/* And what its streams are to signal yet comes, to a page that stays for it. */
+static void
+client_closed_early(const char *mode)
+{
+    struct caid_timeline *signals;
+    struct fixture f;
+
+    begin(&f, mode);
+    struct caid_client *producer = daemon_connect(&f.daemon);
+    CUstream from = gpu_stream_new(&f.gpu);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
+    open_timeline(&f);
+    soft_control(&f.gpu, "delay " LATE_US);
+    assert_ok(caid_timeline_signal(signals, (uintptr_t)from, 3, &f.error), f.error);
+    caid_timeline_close(signals);
+    caid_client_close(producer);
+    assert_failed(caid_timeline_wait(f.timeline, 0, 3, 0, 0, &f.error), f.error,
+                  CAID_ERR_TIMEOUT);
+    assert_ok(caid_timeline_wait(f.timeline, 0, 3, LONG_NS, 0, &f.error), f.error);
+    assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &f.error), f.error,
+                  CAID_ERR_ABANDONED);
+    soft_control(&f.gpu, "delay 0");
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy(from));
+    caid_timeline_close(f.timeline);
+    assert_ok(caid_stream_destroy(f.client, f.stream, &f.error), f.error);
+    caid_client_close(f.client);
+    daemon_stop(&f.daemon);
+    cr_assert(is_mapped());
+    gpu_end(&f.gpu);
+}
+
+/* Not by events: one that stays keeps an fd of the driver's open. */
+END_TEST(client_closed_with_a_signal_on_its_way)
+{
+    client_closed_early("memops");
+    client_closed_early("host");
+}
+
+/* A client that goes while its stream waits: the page stays, for the stream, and nobody is held
+ * up. What it leaves behind is this process's until it exits. */
+END_TEST(waiter_closed)
+{
+    struct caid_timeline *signals;
+    struct fixture f;
+
+    begin(&f, "memops");
+    struct caid_client *producer = daemon_connect(&f.daemon);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
+    open_timeline(&f);
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 1, 0, CAID_TIMELINE_AHEAD, &f.error),
+              f.error);
+    caid_timeline_close(f.timeline);
+    uint64_t before = clock_now_ns();
+    caid_client_close(f.client);
+    cr_assert_lt(clock_now_ns() - before, AT_ONCE_NS);
+    cr_assert_eq(f.gpu.drv->cu.cuStreamQuery((CUstream)(uintptr_t)f.stream),
+                 CUDA_ERROR_NOT_READY);
+    assert_ok(caid_timeline_signal(signals, 0, 1, &f.error), f.error);
+    assert_cuda(f.gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)f.stream));
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)f.stream));
+    caid_timeline_close(signals);
+    caid_client_close(producer);
+    cr_assert(is_mapped());
+    daemon_stop(&f.daemon);
+    gpu_end(&f.gpu);
+}
+
+/* ---- without the daemon ---- */
+
+/* Whoever has a timeline open goes on with it. */
+static void
+daemon_lost(const char *mode)
+{
+    struct caid_timeline *signals, *more;
+    struct fixture f;
+    uint64_t from;
+
+    begin(&f, mode);
+    struct caid_client *producer = daemon_connect(&f.daemon);
+    assert_ok(caid_stream_create(producer, 0, CAID_STREAM_NON_BLOCKING, &from, &f.error),
+              f.error);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
+    open_timeline(&f);
+    daemon_end(&f.daemon, SIGKILL);
+    for (uint64_t value = 1; value < 10; value++) {
+        assert_ok(caid_timeline_signal(signals, value % 2 ? from : 0, value, &f.error),
+                  f.error);
+        assert_ok(caid_timeline_wait(f.timeline, f.stream, value, LONG_NS, 0, &f.error),
+                  f.error);
+        assert_ok(caid_timeline_wait(f.timeline, 0, value, LONG_NS, 0, &f.error), f.error);
+    }
+    sync_ok(&f);
+    assert_failed(caid_timeline_create(producer, &more, "u", NULL, &f.error), f.error,
+                  CAID_ERR_DISCONNECTED);
+    /* And when it is closed, nobody has to tell. */
+    assert_ok(caid_stream_destroy(producer, from, &f.error), f.error);
+    caid_timeline_close(signals);
+    caid_client_close(producer);
+    assert_failed(caid_timeline_wait(f.timeline, 0, 10, LONG_NS, 0, &f.error), f.error,
+                  CAID_ERR_ABANDONED);
+    end(&f);
+}
+
+END_TEST(daemon_killed)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
+        daemon_lost(modes[i]);
+}
+
+/* ---- a context that dies ---- */
+
+/* What it was to signal is given up, though its process lives and asks for nothing. */
+static void
+context_dies(const char *mode)
+{
+    struct signaller s;
+    struct fixture f;
+
+    begin(&f, mode);
+    signaller_start(&f, &s, "30000000");
+    signaller_do(&s, "hs");
+    open_timeline(&f);
+    if (strcmp(mode, "memops") == 0)
+        assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, 0, &f.error), f.error);
+    signaller_do(&s, "f");
+    uint64_t before = clock_now_ns();
+    assert_failed(caid_timeline_wait(f.timeline, 0, 2, LONG_NS, 0, &f.error), f.error,
+                  CAID_ERR_ABANDONED);
+    cr_assert_lt(clock_now_ns() - before, 2 * AT_ONCE_NS);
+    assert_ok(caid_timeline_wait(f.timeline, 0, 1, 0, 0, &f.error), f.error);
+    if (strcmp(mode, "memops") == 0)
+        sync_abandoned(&f);
+    signaller_end(&s, SIGKILL);
+    end(&f);
+}
+
+END_TEST(context_dead)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
+        context_dies(modes[i]);
+}
+
+/* ---- fork ---- */
+
+END_TEST(forked)
+{
+    struct caid_timeline *signals;
+    struct fixture f;
+    uint64_t value;
+    int status;
+
+    begin(&f, "memops");
+    struct caid_client *producer = daemon_connect(&f.daemon);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
+    open_timeline(&f);
+    pid_t pid = fork();
+    if (pid == 0) {
+        bool right = caid_timeline_signal(signals, 0, 1, &f.error) == -EPERM &&
+                     caid_timeline_wait(f.timeline, 0, 1, 0, 0, &f.error) == -EPERM &&
+                     caid_timeline_value(f.timeline, &value, &f.error) == -EPERM &&
+                     f.error.code == CAID_ERR_FORKED && !is_mapped();
+        caid_timeline_close(signals);
+        caid_timeline_close(f.timeline);
+        caid_client_close(producer);
+        caid_client_close(f.client);
+        _exit(right ? 0 : 1);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %#x", status);
+    assert_ok(caid_timeline_signal(signals, 0, 1, &f.error), f.error);
+    assert_ok(caid_timeline_wait(f.timeline, 0, 1, 0, 0, &f.error), f.error);
+    caid_timeline_close(signals);
+    caid_client_close(producer);
+    end(&f);
+}

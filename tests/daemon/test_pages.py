@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of timelines: who may write to them, when they come, and what becomes of them (I3, I7)."""
+
+import fcntl
+import mmap
+import os
+import stat
+import threading
+import time
+
+import pytest
+import raw
+from conftest import (
+    DEADLINE,
+    MIB,
+    as_user,
+    charges,
+    fd_count,
+    fork,
+    in_child,
+    kill,
+    needs_root,
+    nothing_charged,
+    public_daemon,
+    wait_for,
+)
+from slots import DEAD, N_SLOTS, VALUE_MAX, Page, begin, give_up, libc, named, own_page, pages, signal
+
+INVALID, NOT_FOUND, EXISTS, PERMISSION, QUOTA, LIMIT = 4, 6, 7, 8, 9, 10
+AT_FIRST = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which Python does not name
+IN_USE = AT_FIRST | FUTURE_WRITE | fcntl.F_SEAL_SEAL
+KEEP_SIZE, PUNCH_HOLE = 1, 2  # fallocate(2)
+BOB = 60002
+SHARED_POOL = '[pool "shared"]\nmode = 0666\n'
+
+
+def create(client, **params):
+    return client.call("create", typestr="|u1", shape=[1000], **params)["arrays"][0]["lease"]
+
+
+def open_timeline(client, name, **params):
+    """The page, or None where the client has it."""
+    return next(iter(pages(client, client.call("open_timeline", name=name, **params))), None)
+
+
+def refused(code, call, *args, **params):
+    with pytest.raises(raw.Refused) as e:
+        call(*args, **params)
+    assert e.value.code == code, e.value
+    return str(e.value)
+
+
+def seals(fd):
+    return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+
+
+# ---- the owner's ----
+
+
+def test_page_is_a_private_memfd_that_nobody_can_cut(daemon):
+    with daemon.client() as c:
+        (record,) = c.call("page")["pages"]
+        (fd,) = c.fds
+        info = os.fstat(fd)
+        assert stat.S_IMODE(info.st_mode) == 0o600
+        assert info.st_size == record["size"] == mmap.PAGESIZE
+        assert info.st_blocks * 512 >= mmap.PAGESIZE  # its memory is there
+        assert seals(fd) == AT_FIRST
+        for size in (0, 2 * mmap.PAGESIZE):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, size)
+        assert os.pread(fd, mmap.PAGESIZE, 0) == bytes(mmap.PAGESIZE)
+        assert own_page(c).number != record["page"]
+        assert c.call("status")["pages"] == 2
+
+
+def use_by_name(client, page):
+    client.call("timeline", name="t", page=page.number)
+
+
+def use_by_end(client, page):
+    begin(client, 1, read=[create(client)])
+    signal(client, 1, page, 1)
+    client.call("ping")
+
+
+@pytest.mark.parametrize("use", [use_by_name, use_by_end])
+def test_page_in_use_cannot_be_mapped_for_writing_again(daemon, use):
+    """Not by the owner's own fd either, while the mapping that it has goes on."""
+    with daemon.client() as c:
+        (page,) = pages(c, c.call("page"), writable=True)
+        fd = os.dup(c.fds[0])
+        use(c, page)
+        assert seals(fd) == IN_USE
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, mmap.PAGESIZE)
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"x", 0)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        page.land(7)
+        assert os.pread(fd, 1, 0) == b"\x07"
+        os.close(fd)
+
+
+def test_owner_that_seals_the_seals_harms_nobody(daemon):
+    with daemon.client() as c, daemon.client() as other:
+        (page,) = pages(c, c.call("page"), writable=True)
+        fcntl.fcntl(c.fds[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        c.call("timeline", name="t", page=page.number)
+        assert open_timeline(other, "t").get() == (0, 0)
+
+
+def test_owner_that_takes_memory_out_of_a_page(daemon):
+    """Before it is sealed, a hole in it reads as zeros, for the daemon, too."""
+    with daemon.client() as c:
+        (page,) = pages(c, c.call("page"), writable=True)
+        page.submit(5)
+        assert libc.fallocate(c.fds[0], PUNCH_HOLE | KEEP_SIZE, 0, mmap.PAGESIZE) == 0
+        c.call("timeline", name="t", page=page.number)
+        (record,) = c.call("timelines")["timelines"]
+        assert (record["value"], record["submitted"]) == (0, 0)
+
+
+# ---- others' ----
+
+
+def test_reader_cannot_write(daemon):
+    with daemon.client() as c, daemon.client() as other:
+        page = named(c, "t")
+        reply = other.call("open_timeline", name="t")
+        assert reply["page"] == page.number
+        (fd,) = other.fds
+        assert fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, mmap.PAGESIZE)
+        with pytest.raises(OSError):
+            os.write(fd, b"x")
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        seen = Page(page.number, fd, mmap.PAGESIZE, writable=False)
+        page.submit(3)
+        page.land(2)
+        assert seen.get() == (2, 3)
+        # Of the same uid, or root, it can be opened anew, and is sealed all the same.
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+        with pytest.raises(PermissionError):
+            mmap.mmap(again, mmap.PAGESIZE)
+        with pytest.raises(PermissionError):
+            os.pwrite(again, b"x", 0)
+        os.close(again)
+
+
+@needs_root
+def test_reader_of_another_uid_cannot_open_the_page_anew():
+    def body(client):
+        client.call("open_timeline", name="t", pool="shared")
+        results = []
+        for flags in (os.O_RDWR, os.O_WRONLY):
+            try:
+                os.close(os.open(f"/proc/self/fd/{client.fds[0]}", flags))
+            except PermissionError:
+                results.append("refused")
+        return results
+
+    with public_daemon(SHARED_POOL) as d, d.client() as c:
+        named(c, "t", pool="shared")
+        assert as_user(d, BOB, [], body) == ["refused", "refused"]
+
+
+@needs_root
+def test_pools_guard_timelines():
+    def body(client):
+        answers = []
+        for pool in ("mine", "readable"):
+            for method, params in (("open_timeline", {}), ("timeline", {"page": own_page(client).number})):
+                try:
+                    client.call(method, name="t", pool=pool, **params)
+                    answers.append(0)
+                except raw.Refused as e:
+                    answers.append(e.code)
+        return answers
+
+    config = '[pool "mine"]\nmode = 0600\n[pool "readable"]\nmode = 0604\n'
+    with public_daemon(config) as d, d.client() as c:
+        named(c, "t", pool="mine")
+        named(c, "t", pool="readable")
+        assert as_user(d, BOB, [], body) == [NOT_FOUND, NOT_FOUND, 0, PERMISSION]
+
+
+def test_page_comes_once_until_it_is_dropped(daemon):
+    with daemon.client() as c, daemon.client() as other:
+        page = named(c, "t")
+        assert c.call("open_timeline", name="t") == {"page": page.number, "pages": []}
+        for _ in range(2):
+            assert open_timeline(other, "t")
+            assert open_timeline(other, "t") is None and not other.fds
+            assert c.call("timelines")["timelines"][0]["holders"] == 1
+            give_up(other, page)
+            other.call("ping")
+            assert c.call("timelines")["timelines"][0]["holders"] == 0
+
+
+def test_pages_that_are_none_are_passed_over(daemon):
+    with daemon.client() as c, daemon.client() as other:
+        page = named(c, "t")
+        other.notify("drop_pages", pages=[page.number, 0, 12345, 2**64 - 1])
+        other.call("ping")
+        assert open_timeline(other, "t").get() == (0, 0)
+        assert not page.is_dead()
+
+
+# ---- names ----
+
+
+def test_names_of_timelines_are_apart_from_those_of_arrays(daemon):
+    with daemon.client() as c, daemon.client() as other:
+        create(c, name="t")
+        page = named(c, "t")
+        assert [t["name"] for t in c.call("timelines")["timelines"]] == ["t"]
+        assert c.call("status")["timelines"] == c.call("status")["names"] == 1
+        page.submit(4)
+        page.land(3)
+        (record,) = other.call("timelines")["timelines"]
+        assert (record["pid"], record["uid"]) == (os.getpid(), os.getuid())
+        assert (record["value"], record["submitted"], record["holders"]) == (3, 4, 0)
+        refused(EXISTS, named, other, "t")
+        refused(INVALID, c.call, "timeline", name="u", page=page.number)  # it is one already
+        refused(INVALID, other.call, "timeline", name="u", page=page.number)
+        refused(NOT_FOUND, other.call, "open_timeline", name="u")
+        c.call("unlink", name="t")
+        assert open_timeline(other, "t")
+
+
+# ---- the end ----
+
+
+def test_page_that_was_given_up_dies_when_its_values_have_landed(daemon):
+    """Its name is free at once."""
+    before = fd_count(daemon)
+    with daemon.client() as c, daemon.client() as other:
+        page = named(c, "t")
+        seen = open_timeline(other, "t")
+        page.submit(7)
+        give_up(c, page)
+        refused(NOT_FOUND, other.call, "open_timeline", name="t")
+        time.sleep(0.1)
+        assert seen.get() == (0, 7)
+        page.land(7)
+        wait_for(seen.is_dead, "its end")
+        assert seen.landed() == 7
+        assert charges(daemon)["pages"] == 0
+        give_up(c, page)  # as one that has gone
+        give_up(other, named(other, "t"))
+    wait_for(lambda: fd_count(daemon) == before, "the fds")
+
+
+def signals_and_stays(client, submitted, done):
+    """Of its first slots."""
+    page = named(client, "t")
+    for slot, (value, reached) in enumerate(zip(submitted, done, strict=True)):
+        page.submit(value, slot)
+        page.land(reached, slot)
+    client.call("ping")
+
+
+def test_exit_of_the_owner_lets_all_waiters_go(daemon):
+    before = fd_count(daemon)
+    process = in_child(daemon, signals_and_stays, [3, 5, 2], [3, 1, 0])
+    with daemon.client() as c:
+        seen = open_timeline(c, "t")
+        waiter = threading.Thread(target=seen.wait_submitted, args=(5, 1), daemon=True)
+        waiter.start()
+        time.sleep(0.1)
+        assert seen.get(1) == (1, 5) and waiter.is_alive()
+        kill(process)
+        waiter.join(DEADLINE)
+        assert not waiter.is_alive()
+        wait_for(lambda: all(seen.is_dead(slot) for slot in range(N_SLOTS)), "the end of all slots")
+        assert [seen.landed(slot) for slot in range(4)] == [3, 1, 0, 0]
+        refused(NOT_FOUND, c.call, "open_timeline", name="t")
+        assert c.call("status")["pages"] == 0
+    wait_for(lambda: fd_count(daemon) == before, "the fds")
+
+
+def hung_up_with_a_page(daemon):
+    """A process without a connection, that tells what its page holds when it gets a message."""
+    mine, its = fork.Pipe()
+
+    def run():
+        with daemon.client() as c:
+            page = named(c, "t")
+            page.submit(3)
+        its.send(None)
+        its.recv()
+        its.send(page.get())
+
+    process = fork.Process(target=run)
+    process.start()
+    assert mine.poll(DEADLINE)
+    mine.recv()
+    wait_for(lambda: daemon.status()["timelines"] == 0, "the end of its connection")
+    return process, mine
+
+
+def test_hang_up_alone_kills_nothing(daemon):
+    """What is on its way to the device still comes."""
+    before = fd_count(daemon)
+    process, pipe = hung_up_with_a_page(daemon)
+    time.sleep(0.1)
+    assert daemon.status()["pages"] == charges(daemon)["pages"] == 1
+    pipe.send(None)
+    assert pipe.recv() == (0, 3)
+    process.join()
+    wait_for(lambda: daemon.status()["pages"] == 0, "the end of its page")
+    wait_for(lambda: nothing_charged(daemon), "the end of all charges")
+    wait_for(lambda: fd_count(daemon) == before, "the fds")
+
+
+@pytest.mark.parametrize("done", [DEAD, DEAD + 1, 1 << 63, 2**64 - 1])
+def test_owner_that_leaves_no_value_holds_nobody(daemon, done):
+    """A wait of a stream is a cyclic compare: left as it is, it would never end."""
+    process = in_child(daemon, signals_and_stays, [2**64 - 1], [done])
+    with daemon.client() as c:
+        seen = open_timeline(c, "t")
+        kill(process)
+        wait_for(seen.is_dead, "its end")
+        assert seen.landed() == 0
+
+
+def test_stop_leaves_pages_to_their_owners(start):
+    """They live on, and so does what they have submitted."""
+    d = start()
+    with d.client() as c, d.client() as other:
+        page = named(c, "t")
+        seen = open_timeline(other, "t")
+        page.submit(3)
+        assert d.stop() == 0
+        assert seen.get() == (0, 3)
+        page.land(3)
+        assert seen.get() == (3, 3)
+
+
+def test_stop_after_a_hang_up_leaves_pages_to_their_owners(start):
+    d = start()
+    process, pipe = hung_up_with_a_page(d)
+    assert d.stop() == 0
+    pipe.send(None)
+    assert pipe.recv() == (0, 3)
+    process.join()
+
+
+def test_sigkill_of_the_daemon_leaves_pages(start):
+    d = start()
+    with d.client() as c:
+        page = named(c, "t")
+        page.submit(3)
+        d.kill()
+        assert page.get() == (0, 3)
+
+
+# ---- limits ----
+
+
+def test_limit_of_pages(start):
+    d = start(config="[limits]\npages = 2\n")
+    with d.client() as c, d.client() as other:
+        first, second = own_page(c), own_page(other)
+        assert "2" in refused(LIMIT, c.call, "page")
+        give_up(c, first)
+        third = own_page(other)
+        refused(LIMIT, c.call, "page")
+        give_up(other, second, third)
+    wait_for(lambda: nothing_charged(d), "the end of all charges")
+
+
+def test_host_memory_of_pages_is_charged(start):
+    d = start(config="[limits]\nhost_bytes = 16K\n")
+    with d.client() as c:
+        mine = [own_page(c) for _ in range(3)]
+        assert 3 * 4096 <= charges(d)["host"] <= 16384
+        refused(QUOTA, c.call, "page")
+        give_up(c, *mine)
+    wait_for(lambda: nothing_charged(d), "the end of all charges")
+
+
+def test_pages_leave_fds_to_others(start):
+    """However many a uid may have: the daemon can still take up connections, and make blocks."""
+    d = start(config="[limits]\npages = 100000\n", max_fds=512)
+    with d.client() as c:
+        mine = [own_page(c) for _ in range(512 // 4 // 2)]
+        assert "Too many open files" in refused(LIMIT, c.call, "page")
+        with d.client() as other:
+            for kind in ("device", "pinned"):
+                other.call("create", typestr="|u1", shape=[MIB], exclusive=True, memory=kind)
+        give_up(c, *mine)
+        own_page(c)
+
+
+# ---- what ends the connection ----
+
+
+def open_bracket(client, page):
+    begin(client, 1, read=[create(client)])
+    page.submit(5)
+    page.submit(5, slot=1)
+    return {"bracket": 1, "page": page.number, "slot": 0, "value": 5}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bracket": 2},
+        {"bracket": 0},
+        {"page": 0},
+        {"page": 99},
+        {"slot": N_SLOTS},
+        {"slot": 2**64 - 1},
+        {"value": 6},
+        {"slot": 2, "value": 1},  # nothing was submitted there
+        {"value": DEAD},
+        {"value": 2**64 - 1},
+    ],
+    ids=str,
+)
+def test_bad_end(daemon, change):
+    with daemon.client() as c, daemon.client() as other:
+        page = own_page(c)
+        others = own_page(other)
+        end = {**open_bracket(c, page), **change}
+        if change == {"page": 99}:
+            end["page"] = others.number
+            others.submit(5)
+        if end["value"] > VALUE_MAX:
+            page.submit(end["value"])
+        c.notify("end", **end)
+        assert c.is_closed()
+        other.call("ping")
+
+
+def test_end_that_runs_backwards(daemon):
+    with daemon.client() as c:
+        page = own_page(c)
+        end = open_bracket(c, page)
+        c.notify("end", **end)
+        begin(c, 1, read=[create(c)])
+        c.notify("end", **end)  # the same value: nothing was enqueued in between
+        begin(c, 1, read=[create(c)])
+        c.notify("end", **{**end, "slot": 1, "value": 1})
+        begin(c, 1, read=[create(c)])
+        c.notify("end", **{**end, "value": 4})
+        assert c.is_closed()
+
+
+def test_end_twice(daemon):
+    with daemon.client() as c:
+        end = open_bracket(c, own_page(c))
+        c.notify("end", **end)
+        c.call("ping")
+        c.notify("end", **end)
+        assert c.is_closed()
+
+
+def test_end_in_a_page_that_was_given_up(daemon):
+    with daemon.client() as c:
+        page = own_page(c)
+        end = open_bracket(c, page)
+        c.notify("drop_pages", pages=[page.number])
+        c.notify("end", **end)
+        assert c.is_closed()
+
+
+def test_end_of_a_bracket_that_waits(daemon):
+    with daemon.client() as c, daemon.client() as other:
+        lease = create(c, name="x")
+        (array,) = other.call("open", names=["x"], mode="rw")["arrays"]
+        begin(c, 1, write=[lease])
+        other.request("begin", bracket=1, write=[array["lease"]])
+        other.notify("end", bracket=1)
+        assert other.is_closed()
+        c.notify("end", bracket=1)
+        begin(c, 1, write=[lease], nowait=True)

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brackets: what may be in one, and who comes after whom."""
+
+import ctypes
+import gc
+import os
+import pickle
+import threading
+import time
+import weakref
+
+import pytest
+from brackets import begins, contents, ends, figures, filled
+from conftest import PATIENCE_S, Child, in_thread, wait_until
+
+import caid
+
+
+# --- one bracket ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on", ["the host", "a stream", "the legacy stream", "a number"])
+def test_a_bracket(client, shared, on):
+    a, _ = shared
+    with client.stream() as s:
+        stream = {"the host": None, "a stream": s, "the legacy stream": 1, "a number": s.ptr}[on]
+        access = a.write(stream)
+        assert repr(access) == "<caid.Access write=['shared'] not begun>"
+        assert not access.is_open
+        with access as v:
+            assert access.is_open and repr(access) == "<caid.Access write=['shared'] open>"
+            assert figures(client) == (0, 1, 0, False)
+            assert (v.shape, v.typestr, v.ptr, v.readonly) == ((1000,), "<i4", a.ptr, False)
+            v.copy_from_host(filled(7), **({} if stream is None else {"stream": stream}))
+        assert not access.is_open and repr(access) == "<caid.Access write=['shared'] ended>"
+        access.check()
+        with a.read(stream) as v:
+            assert figures(client) == (1, 0, 0, False)
+            out = bytearray(4000)
+            v.copy_to_host(out, **({} if stream is None else {"stream": stream}))
+        s.synchronize()
+        caid.Stream.from_handle(1, client).synchronize()
+        assert out == filled(7)
+        assert figures(client) == (0, 0, 0, False) and client.status().brackets == 0
+
+
+def test_the_stream_is_the_brackets(client, shared):
+    a, _ = shared
+    with client.stream() as s:
+        for given in (s, s.ptr, caid.Stream.from_handle(s)):
+            with a.read(given) as v:
+                assert v.__cuda_array_interface__["stream"] == s.ptr
+                assert v[::2].view().__cuda_array_interface__["stream"] == s.ptr
+        assert a.read(s).stream is s and a.read(s.ptr).stream == s
+        assert a.read().stream is None
+        with a.read() as v:
+            assert v.__cuda_array_interface__["stream"] is None
+
+
+def test_a_foreign_stream_is_kept_by_its_bracket(client, shared):
+    class Foreign:
+        def __init__(self, handle):
+            self.handle = handle
+
+    with client.stream() as s:
+        foreign = Foreign(s.ptr)
+        kept = weakref.ref(foreign)
+        with shared[0].read(foreign) as v:
+            del foreign
+            gc.collect()
+            assert kept() is not None
+        assert kept() is not None, "by the view"
+        del v
+
+
+def test_views_of_a_bracket(client, shared):
+    """A view of a view is of that view; it has a share of the lease."""
+    a, _ = shared
+    with a[10:20].read() as v:
+        assert v.shape == (10,) and v.ptr == a.ptr + 40
+    assert not v.closed and v.shape == (10,)
+    v.close()
+    assert not a.closed
+
+
+def test_what_the_view_may_is_what_the_array_may(client, shared):
+    with client.open("shared") as b:
+        with b.read() as v, shared[0].read() as w:
+            assert v.readonly and not w.readonly
+
+
+def test_begin_and_end_by_hand(client, shared):
+    a, _ = shared
+    access = a.write()
+    for early in (access.end, access.abandon, access.check):
+        with pytest.raises(caid.InvalidError, match="has not begun"):
+            early()
+    v = access.begin()
+    assert isinstance(v, caid.Array) and access.is_open
+    for again in (access.begin, access.__enter__):
+        with pytest.raises(caid.InvalidError, match="a bracket is begun once"):
+            again()
+    access.end()
+    access.check()
+    for late in (access.end, access.abandon):
+        with pytest.raises(caid.InvalidError, match="has already ended"):
+            late()
+    with pytest.raises(caid.InvalidError, match="a bracket is begun once"):
+        access.begin()
+    assert figures(client) == (0, 0, 0, False)
+
+
+def test_it_may_end_in_its_block(client, shared):
+    a, _ = shared
+    access = a.write()
+    with access:
+        access.end()
+        assert figures(client) == (0, 0, 0, False)
+    access = a.write()
+    with access:
+        access.abandon()
+    assert figures(client) == (0, 0, 0, True)
+    a.discard()
+    assert figures(client) == (0, 0, 0, False)
+
+
+# --- several arrays -------------------------------------------------------------------------
+
+
+def test_arrays_in_one_bracket(client, shared):
+    a, _ = shared
+    with client.create("b", 4) as b, client.create("c", (2, 2)) as c, client.stream() as s:
+        with client.access(s, read=[a, b[1:]], write=(x for x in [c])) as views:
+            assert [v.shape for v in views] == [(1000,), (3,), (2, 2)]
+            assert [figures(client, name)[:2] for name in ("shared", "b", "c")] == [
+                (1, 0),
+                (1, 0),
+                (0, 1),
+            ]
+            assert client.status().brackets == 1
+        with client.access(read=[a]) as views:
+            assert isinstance(views, tuple) and len(views) == 1
+        with client.access(write=[c[0], c[1]], read=[b, b, b[2:]]) as views:  # of two leases
+            assert len(views) == 5 and figures(client, "c")[:2] == (0, 1)
+
+
+def test_which_arrays_may_be_in_a_bracket(client, other, shared):
+    a, b = shared
+    closed = client.empty(4)
+    closed.close()
+    with client.empty(4, memory="managed") as managed:
+        for refused, error, what in [
+            (lambda: client.access(), caid.InvalidError, "of no arrays"),
+            (lambda: client.access(read=a), TypeError, "a list of arrays is needed"),
+            (lambda: client.access(write=a), TypeError, "a list of arrays is needed"),
+            (lambda: client.access(read=["shared"]), TypeError, "a caid.Array is needed, not str"),
+            (lambda: client.access(read=[a, b]), caid.InvalidError, "another client's"),
+            (lambda: client.access(read=[closed]), caid.ClosedError, "closed"),
+            (closed.read, caid.ClosedError, "closed"),
+            (closed.discard, caid.ClosedError, "closed"),
+            (managed.write, caid.UnsupportedError, "no brackets"),
+            (managed.discard, caid.UnsupportedError, "no brackets"),
+            (caid.as_array(DICT).read, caid.UnsupportedError, "no brackets"),
+            (lambda: a.read(0), ValueError, "stream 0 is ambiguous"),
+            (lambda: a.read("s"), TypeError, "a stream object is needed"),
+        ]:
+            with pytest.raises(error, match=what):
+                refused()
+    for wrong, error in ((-1, ValueError), (float("nan"), ValueError), ("1", TypeError)):
+        with pytest.raises(error):
+            a.read(timeout=wrong).begin()
+    with pytest.raises(caid.InvalidError):
+        client.access(read=[a], write=[a]).begin()
+    with pytest.raises(TypeError, match="comes from"):
+        caid.Access()
+    with pytest.raises(TypeError, match="pickled"):
+        pickle.dumps(a.read())
+    assert figures(client) == (0, 0, 0, False)
+
+
+DICT = {"shape": (0,), "typestr": "<i4", "data": (0, False), "version": 3}
+
+
+def test_only_what_was_opened_for_writing_is_written(client, shared):
+    with client.open("shared") as b:
+        with pytest.raises(caid.ReadOnlyError):
+            b.write().begin()
+        with pytest.raises(caid.ReadOnlyError):
+            b.discard()
+        with b.read():
+            pass
+
+
+def test_a_stream_that_captures_a_graph_is_refused(client, shared, stream):
+    """What waits or is signalled would be a part of the graph."""
+    a, _ = shared
+    graph = ctypes.c_void_p()
+    stream.call("cuStreamBeginCapture_v2", stream.handle, RELAXED)
+    try:
+        with client.timeline("t") as tl:
+            for refused in (a.read(stream).begin, lambda: tl.signal(stream, 1)):
+                with pytest.raises(caid.InvalidError, match="captures a graph"):
+                    refused()
+            with pytest.raises(caid.InvalidError, match="captures a graph"):
+                client.event().record(stream)
+    finally:
+        stream.call("cuStreamEndCapture", stream.handle, ctypes.byref(graph))
+        stream.call("cuGraphDestroy", graph)
+    with a.read(stream):
+        pass
+
+
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+def test_a_stream_of_another_device_is_refused():
+    code = """
+with caid.connect() as c, c.create("a", 4, device=0) as a, c.create("b", 4, device=1) as b:
+    with c.stream(device=1) as s, b.read(s), c.stream(c.devices[0].uuid) as t, a.read(t):
+        pass
+    for refused in (a.read(s := c.stream(device=1)), c.access(s, read=[b], write=[a])):
+        try:
+            refused.begin()
+        except caid.DeviceError:
+            continue
+        sys.exit("not refused")
+    s.close()
+    assert c.status().brackets == 0
+"""
+    with caid.LocalDaemon(devices=2) as d:
+        assert Child(code, d.env).finish() == (0, "")
+
+
+# --- who comes after whom -------------------------------------------------------------------
+
+
+def test_many_read_one_writes(client, shared):
+    a, b = shared
+    with a.read(), b.read(), b.read():
+        assert figures(client) == (3, 0, 0, False)
+        writer = begins(a.view().write(timeout=PATIENCE_S))
+        wait_until(lambda: figures(client)[2] == 1)
+        assert not writer.begun.is_set()
+        late = begins(b.read())
+        wait_until(lambda: figures(client)[2] == 2)
+        with b.read(timeout=0):  # this thread reads already: no writer is before it
+            pass
+    assert writer.begun.wait(PATIENCE_S) and figures(client) == (0, 1, 1, False)
+    assert not late.begun.is_set()
+    ends(writer)
+    assert late.begun.wait(PATIENCE_S)
+    ends(late)
+
+
+def test_timeouts_and_tries(client, shared):
+    a, b = shared
+    with a.write():
+        for timeout in (0, 0.01, 0.12):
+            before = time.monotonic()
+            with pytest.raises(caid.TimedOutError) as caught, b.read(timeout=timeout):
+                raise AssertionError("it was entered")
+            assert isinstance(caught.value, TimeoutError)
+            assert time.monotonic() - before >= timeout
+        access = b.write(timeout=0)
+        with pytest.raises(caid.TimedOutError):
+            access.begin()
+        assert figures(client) == (0, 1, 0, False)
+    with access, pytest.raises(caid.TimedOutError):  # it had not begun
+        a.read(timeout=0).begin()
+    with b.read(timeout=0), a.read(timeout=1e-12), a.read(timeout=1e300):
+        pass
+
+
+def test_deadlocks(client, shared):
+    a, b = shared
+    with a.read(), pytest.raises(caid.DeadlockError) as caught:  # a read does not become a write
+        a.write().begin()
+    assert caught.value.code == caid.ErrorCode.DEADLOCK
+    with a.write():
+        for access in (a.read(), a.write(), client.access(read=[a])):
+            with pytest.raises(caid.DeadlockError):
+                access.begin()
+    with a.write(), pytest.raises(caid.TimedOutError):
+        b.write(timeout=0.01).begin()  # another client of this thread's is another's
+    assert figures(client) == (0, 0, 0, False)
+
+
+def test_opposite_nesting_is_found_out(client, other, shared):
+    a, b = shared
+    with client.create("second", 4) as a2, other.open("second", "rw") as b2:
+        inner = []
+
+        def nest():
+            with b2.write():
+                begun.set()
+                try:
+                    with b.write(timeout=PATIENCE_S):
+                        inner.append("entered")
+                except caid.DeadlockError:
+                    inner.append("deadlock")
+
+        begun = threading.Event()
+        with a.write():
+            thread, ended = in_thread(nest)
+            assert begun.wait(PATIENCE_S)
+            try:
+                with a2.write(timeout=PATIENCE_S):
+                    inner.append("entered")
+            except caid.DeadlockError:
+                inner.append("deadlock")
+        thread.join(PATIENCE_S)
+        assert ended == [None] and sorted(inner) == ["deadlock", "entered"]
+    client.unlink("second")
+
+
+def test_threads_exclude_each_other(client, other, shared):
+    a, b = shared
+
+    def count(array):
+        for _ in range(50):
+            with array.write() as v:
+                n = int.from_bytes(contents(v[:1]), "little")
+                v[:1].copy_from_host((n + 1).to_bytes(4, "little"))
+
+    threads = [in_thread(lambda x=x: count(x)) for x in (a, b, a, b)]
+    for thread, ended in threads:
+        thread.join(PATIENCE_S)
+        assert ended == [None]
+    assert int.from_bytes(contents(a[:1]), "little") == 200
+
+
+# --- figures and leaks ----------------------------------------------------------------------
+
+
+def test_what_a_user_is_charged(client, shared):
+    a, b = shared
+    with a.read(), b.read():
+        [user] = [u for u in client.users() if u.uid == os.getuid()]
+        assert user.brackets == client.status().brackets == 2
+    assert client.status().brackets == 0
+
+
+def test_nothing_is_left_of_many_brackets(client, shared):
+    a, b = shared
+    with client.stream() as s:
+        for _ in range(20):
+            with a.write(s), client.stream() as t, pytest.raises(caid.TimedOutError):
+                b.read(t, timeout=0).begin()
+        s.synchronize()
+        gc.collect()
+        objects = len(gc.get_objects())
+        for _ in range(200):
+            with a.write(s) as v:
+                assert not v.closed
+            with b.read(s), pytest.raises(caid.TimedOutError):
+                a.write(s, timeout=0).begin()
+        s.synchronize()
+        del v
+        gc.collect()
+        assert len(gc.get_objects()) - objects < 50
+    assert client.status().brackets == 0

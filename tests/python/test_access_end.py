@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brackets that do not end as they should: by mistake, by Ctrl-C, by the death of a process."""
+
+import gc
+import os
+import signal
+import time
+
+import pytest
+from brackets import begins, contents, ends, entry, figures, filled
+from conftest import PATIENCE_S, in_thread, n_leases, wait_until
+
+import caid
+
+
+# --- what is not whole ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, caid.NotFoundError])
+def test_a_block_that_is_left_by_an_exception_abandons_its_writes(client, shared, error):
+    a, b = shared
+    with pytest.raises(error, match="the block's"), client.access(write=[a]):
+        raise error("the block's")
+    assert figures(client) == (0, 0, 0, True)
+    assert [e.abandoned for e in client.list()] == [True]
+    for access in (a.read(), b.read(1), b.read(timeout=0)):
+        with pytest.raises(caid.AbandonedError) as caught:
+            access.begin()
+        assert caught.value.code == caid.ErrorCode.ABANDONED
+    with pytest.raises(caid.AbandonedError):
+        a.publish("another name")
+    with b.write():
+        assert figures(client) == (0, 1, 0, True)
+    assert figures(client) == (0, 0, 0, False)
+    with a.read(timeout=0):
+        pass
+
+
+def test_a_read_that_is_left_by_an_exception_abandons_nothing(client, shared):
+    a, _ = shared
+    with pytest.raises(KeyError), a.read(1):
+        raise KeyError
+    with client.create("second", 4) as c:
+        with pytest.raises(KeyError), client.access(read=[a], write=[c]):
+            raise KeyError
+        assert not entry(client).abandoned and entry(client, "second").abandoned
+        with c.write(), a.write():
+            pass
+        assert not entry(client, "second").abandoned
+    client.unlink("second")
+
+
+def test_discard(client, shared):
+    a, b = shared
+    a.discard()  # there is nothing to discard
+    access = a.write()
+    access.begin()
+    access.abandon()
+    b.discard()
+    with a.read(timeout=0):
+        pass
+
+
+def test_one_that_is_never_ended_is_told_of(client, shared):
+    a, b = shared
+    access = a.write()
+    access.begin()
+    with pytest.warns(ResourceWarning, match=r"unended <caid.Access write=\['shared'\] open>"):
+        del access
+        gc.collect()
+    assert figures(client) == (0, 0, 0, True)
+    access = b.read()
+    with pytest.raises(caid.AbandonedError):
+        access.begin()
+    del access
+
+
+def test_closing_the_client_abandons_what_it_writes(daemon, client):
+    c = daemon.connect()
+    with client.create("shared", 4) as kept:
+        a = c.open("shared", "rw")
+        access = a.write()
+        with pytest.raises(caid.ClosedError, match="closed"), access:
+            c.close()
+            assert access.is_open
+        assert not access.is_open and entry(client).abandoned
+        kept.discard()
+        with pytest.raises(caid.ClosedError):
+            access.check()
+    a.close()
+
+
+def test_closing_the_client_hides_no_exception(daemon, client):
+    with client.create("shared", 4):
+        c = daemon.connect()
+        with c.open("shared", "rw") as a, pytest.raises(KeyError, match="the block's"), a.write():
+            c.close()
+            raise KeyError("the block's")
+
+
+def test_closing_the_array_in_the_block(client, shared):
+    """The bracket has a share of the lease until it ends."""
+    before = n_leases(client)
+    a = client.open("shared", "rw")
+    with a.write() as v:
+        a.close()
+        v.copy_from_host(filled(3))
+        v.close()
+        assert figures(client) == (0, 1, 0, False)
+    assert figures(client) == (0, 0, 0, False) and n_leases(client) == before
+    assert contents(shared[1]) == filled(3)
+
+
+def test_closing_the_stream_in_the_block(client, shared, slow):
+    a, b = shared
+    s = client.stream()
+    with a.write(s) as v:
+        v.copy_from_host(filled(4), stream=s)
+        s.close()
+    assert s.closed
+    with b.read() as v:
+        assert contents(v) == filled(4)
+    with pytest.raises(caid.ClosedError, match="the stream is closed"):
+        a.read(s).begin()
+    assert figures(client) == (0, 0, 0, False)
+
+
+def test_closing_the_client_ends_a_begin_of_another_thread(daemon, client, shared):
+    a, _ = shared
+    c = daemon.connect()
+    b = c.open("shared", "rw")
+    with a.write():
+        thread, ended = in_thread(b.write().begin)
+        wait_until(lambda: figures(client)[2] == 1)
+        c.close()
+        thread.join(PATIENCE_S)
+        assert isinstance(ended[0], (caid.CancelledError, caid.ClosedError)), ended
+        wait_until(lambda: figures(client) == (0, 1, 0, False))
+    b.close()
+
+
+# --- other processes that wait, hang and die ------------------------------------------------
+
+WRITER = """
+import time
+with caid.connect(name="writer") as c, c.stream() as s, c.open("shared", "rw") as a:
+    access = a.write(s)
+    v = access.begin()
+    step("begun")
+    v.copy_from_host(b"\\7\\0\\0\\0" * 1000, stream=s)
+    access.end()
+    step("ended")
+    s.synchronize()
+    step("done")
+"""
+
+
+def test_one_that_does_not_end_is_seen(child, client, shared):
+    a, _ = shared
+    c = child(WRITER)
+    c.expect("begun")
+    assert figures(client) == (0, 1, 0, False)
+    [holder] = [h for h in client.show("shared").holders if h.pid == c.pid]
+    assert (holder.client, holder.writing, holder.reading, holder.waiting) == ("writer", 1, 0, 0)
+    with pytest.raises(caid.TimedOutError):
+        a.read(timeout=0.01).begin()
+    reader = begins(a.read())
+    wait_until(lambda: figures(client)[2] == 1)
+    [holder] = [h for h in client.show("shared").holders if h.pid == os.getpid() and h.waiting]
+    assert (holder.reading, holder.writing, holder.waiting) == (0, 0, 1)
+    c.go()
+    c.expect("ended")
+    assert reader.begun.wait(PATIENCE_S)
+    ends(reader)
+    c.kill()
+
+
+def test_a_writer_that_dies_in_its_bracket(child, client, shared):
+    a, b = shared
+    c = child(WRITER)
+    c.expect("begun")
+    reader = begins(a.read())
+    writer = begins(b.write())
+    wait_until(lambda: figures(client)[2] == 2)
+    c.kill()
+    reader.join(PATIENCE_S)
+    assert isinstance(reader.ended[0], caid.AbandonedError)
+    assert writer.begun.wait(PATIENCE_S)
+    ends(writer)
+    with a.read(timeout=0):
+        pass
+
+
+def test_a_writer_that_dies_before_its_work_is_done(child, client, shared, memops):
+    """Whose stream waited is let go, and told: at the end of the bracket, by check(), by
+    synchronize()."""
+    a, b = shared
+    c = child(WRITER, CAID_SOFTCUDA_DELAY_US="30000000")
+    c.expect("begun")
+    c.go()
+    c.expect("ended")
+    with client.stream() as s:
+        access = a.read(s)
+        with pytest.raises(caid.AbandonedError), access:
+            access.check()
+            assert not s.query()
+            c.kill()
+            wait_until(s.query)
+            with pytest.raises(caid.AbandonedError):
+                access.check()
+        with pytest.raises(caid.AbandonedError):
+            access.check()
+        with pytest.raises(caid.AbandonedError):
+            s.synchronize()
+        s.synchronize()
+        with pytest.raises(caid.AbandonedError):
+            b.read(s).begin()
+        with b.write(s):  # who writes does not read
+            pass
+        with a.read(s):
+            pass
+        s.synchronize()
+
+
+def test_the_end_hides_no_exception_of_the_block(child, client, shared, memops):
+    a, _ = shared
+    c = child(WRITER, CAID_SOFTCUDA_DELAY_US="30000000")
+    c.expect("begun")
+    c.go()
+    c.expect("ended")
+    with client.stream() as s:
+        with pytest.raises(KeyError, match="the block's"), a.read(s):
+            c.kill()
+            wait_until(s.query)
+            raise KeyError("the block's")
+        with pytest.raises(caid.AbandonedError):
+            s.synchronize()
+    a.discard()
+
+
+@pytest.mark.parametrize("stream", ["None", "s"])
+def test_ctrl_c_gives_the_bracket_up(child, client, shared, stream):
+    a, _ = shared
+    with a.write():
+        c = child(
+            f"""
+            with caid.connect() as c, c.stream() as s, c.open("shared", "rw") as a:
+                print("up", flush=True)
+                access = a.write({stream})
+                try:
+                    access.begin()
+                except KeyboardInterrupt:
+                    assert not access.is_open
+                    step("given up")
+                    access.begin()
+                    access.end()
+                    sys.exit(7)
+            """
+        )
+        c.expect("up")
+        wait_until(lambda: figures(client)[2] == 1)
+        time.sleep(0.1)
+        os.kill(c.pid, signal.SIGINT)
+        c.expect("given up")
+        wait_until(lambda: figures(client) == (0, 1, 0, False))
+    c.go()
+    assert c.finish()[0] == 7
+
+
+EXITS = {
+    "a bracket of the host is open": "a.write().begin()",
+    "a bracket of a stream is open": "keep = a.write(s); keep.begin()",
+    "a thread waits": """
+import threading
+c2 = caid.connect()
+b = c2.open("shared", "rw")
+keep = a.write(s)
+keep.begin()
+threading.Thread(target=b.write().begin, daemon=True).start()
+""",
+    "a block is left": "with a.write(s): sys.exit(0)",
+}
+
+
+@pytest.mark.parametrize("what", EXITS.values(), ids=EXITS.keys())
+def test_the_interpreter_exits_cleanly(child, client, shared, soft, what):
+    """And what it was writing is abandoned."""
+    code = "import warnings\nwarnings.simplefilter('ignore')\n"
+    code += "c = caid.connect()\ns = c.stream()\na = c.open('shared', 'rw')\n"
+    assert child(code + what).finish() == (0, "")
+    wait_until(lambda: figures(client) == (0, 0, 0, True))
+
+
+def test_a_forked_child_leaves_brackets_alone(client, shared):
+    a, b = shared
+    with a.write() as v:
+        access = b.read()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for use in (access.begin, lambda: a.write().begin(), a.discard):
+                    try:
+                        use()
+                    except caid.ForkedError:
+                        continue
+                    os._exit(1)
+                v.close()
+                gc.collect()
+                os._exit(0)
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert figures(client) == (0, 1, 0, False)
+    assert figures(client) == (0, 0, 0, False)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events: between streams of this process, and of two."""
+
+import gc
+import os
+import pickle
+import threading
+import weakref
+
+import pytest
+from conftest import PATIENCE_S, in_thread, n_live, wait_until
+
+import caid
+
+
+class Held:
+    """Holds a stream up until it is let go."""
+
+    def __init__(self, stream):
+        self.gate = threading.Event()
+        stream.add_callback(lambda *_: self.gate.wait(PATIENCE_S))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.gate.set()
+
+
+@pytest.fixture
+def two(client):
+    """Two streams that nothing orders."""
+    with client.stream(non_blocking=True) as s, client.stream(non_blocking=True) as t:
+        yield s, t
+
+
+def test_an_event_is_passed_with_what_was_before_it(client, two):
+    s, t = two
+    e = client.event()
+    assert e.query() and e.device == 0 and e.handle > 0
+    e.synchronize()
+    with Held(s) as held:
+        e.record(s)
+        assert not e.query()
+        thread, ended = in_thread(e.synchronize)
+        e.wait(t)
+        called = []
+        t.add_callback(lambda *_: called.append(held.gate.is_set()))
+        thread.join(0.02)
+        assert not ended and not called and not t.query()
+        held.gate.set()
+        t.synchronize()
+        assert called == [True]
+        thread.join(PATIENCE_S)
+        assert ended == [None] and e.query()
+
+
+def test_the_record_of_the_time_of_the_wait_counts(client, two):
+    s, t = two
+    e = client.event(blocking_sync=True)
+    e.record(s)
+    with Held(s):
+        e.wait(t)
+        e.record(s)
+        t.synchronize()
+        assert not e.query()
+    e.synchronize()
+
+
+@pytest.mark.parametrize("method", ["record", "wait"])
+def test_any_stream_is_taken_but_none(client, two, method):
+    call = getattr(client.event(), method)
+    for stream in (1, 2, two[0], two[0].handle, caid.Stream.from_handle(two[0])):
+        call(stream)
+    with pytest.raises(ValueError, match="stream 0 is ambiguous"):
+        call(0)
+    for wrong in (None, "s"):
+        with pytest.raises(TypeError, match="a stream object is needed"):
+            call(wrong)
+
+
+def test_an_event_ends(client, two, soft):
+    before = n_live("events")
+    e = client.event()
+    assert n_live("events") == before + 1 and repr(e) == f"<caid.Event {e.handle:#x} device=0>"
+    e.close()
+    e.close()
+    assert e.closed and repr(e) == "<caid.Event closed>" and n_live("events") == before
+    for use in (
+        lambda: e.handle,
+        lambda: e.ipc_handle,
+        lambda: e.record(1),
+        lambda: e.wait(1),
+        e.query,
+        e.synchronize,
+    ):
+        with pytest.raises(caid.ClosedError, match="the event is closed"):
+            use()
+    client.event()
+    gc.collect()
+    wait_until(lambda: n_live("events") == before)
+
+
+def test_an_event_keeps_its_client_and_ends_with_it(daemon, client, soft):
+    c = daemon.connect()
+    kept = weakref.ref(c)
+    e = c.event(ipc=True)
+    with client.stream():  # the context stays
+        before = n_live("events")
+        del c
+        gc.collect()
+        e.record(1)
+        kept().close()
+        assert e.closed and n_live("events") == before - 1
+    with pytest.raises(caid.ClosedError):
+        e.query()
+    del e
+    gc.collect()
+    assert kept() is None
+
+
+def test_close_while_another_thread_waits(client, two):
+    e = client.event()
+    with Held(two[0]) as held:
+        e.record(two[0])
+        thread, ended = in_thread(e.synchronize)
+        thread.join(0.02)
+        e.close()
+        held.gate.set()
+        thread.join(PATIENCE_S)
+    assert ended == [None]
+
+
+def test_it_is_of_one_process(client):
+    with pytest.raises(TypeError, match="ipc_handle"):
+        pickle.dumps(client.event())
+    with pytest.raises(TypeError, match="comes from"):
+        caid.Event()
+    with pytest.raises(caid.DeviceError):
+        client.event(device=7)
+
+
+# --- of other processes ---------------------------------------------------------------------
+
+RECORDER = """
+import threading
+with caid.connect() as c, c.stream() as s, c.empty(64, "|u1") as _:
+    e, gate = c.event(ipc=True), threading.Event()
+    s.add_callback(lambda *_: gate.wait(60))
+    e.record(s)
+    step(e.ipc_handle.hex())
+    gate.set()
+    s.synchronize()
+    step("passed")
+"""
+
+
+def handle_of(child):
+    return bytes.fromhex(child.process.stdout.readline())
+
+
+def test_a_stream_waits_for_another_process(child, client, two):
+    c = child(RECORDER)
+    handle = handle_of(c)
+    assert len(handle) == 64
+    e = caid.Event.from_ipc_handle(handle, client)
+    e.wait(two[0])
+    assert not e.query() and not two[0].query()
+    with pytest.raises(caid.UnsupportedError):
+        e.ipc_handle
+    c.go()
+    c.expect("passed")
+    two[0].synchronize()
+    assert e.query()
+    e.synchronize()
+    c.go()
+    assert c.finish() == (0, "")
+
+
+def test_without_a_daemon(child, client):
+    c = child(RECORDER)
+    e = caid.Event.from_ipc_handle(bytearray(handle_of(c)))
+    assert not e.query()
+    c.go()
+    c.expect("passed")
+    e.synchronize()
+    c.go()
+    assert c.finish() == (0, "")
+
+
+def test_what_is_no_handle(client):
+    with pytest.raises(caid.UnsupportedError):
+        client.event().ipc_handle
+    for wrong in (b"", bytes(63), bytes(65)):
+        with pytest.raises(ValueError, match=f"{len(wrong)} bytes, not 64"):
+            caid.Event.from_ipc_handle(wrong, client)
+    for wrong in (None, "x" * 64, 64):
+        with pytest.raises(TypeError):
+            caid.Event.from_ipc_handle(wrong, client)
+    with pytest.raises(caid.DriverError):
+        caid.Event.from_ipc_handle(os.urandom(64), client)
+
+
+def test_a_forked_child_leaves_events_alone(client):
+    e = client.event(ipc=True)
+    e.record(1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for use in (e.query, e.synchronize, lambda: e.record(1), client.event):
+                try:
+                    use()
+                except caid.ForkedError:
+                    continue
+                os._exit(1)
+            e.close()
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    e.synchronize()

@@ -1,0 +1,497 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that caid knows of: the stream of the CUDA Array Interface, and who waits for what."""
+
+import gc
+import os
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from conftest import n_leases, wait_until
+
+import caid
+from caid import _pending
+
+N = 1000
+
+
+def exported(array):
+    return array.__cuda_array_interface__["stream"]
+
+
+class Owner:
+    """Another library's stream object."""
+
+    def __init__(self, stream):
+        self.ptr = stream.number
+
+
+@pytest.fixture
+def zeros(client):
+    with client.create("zeros", N, "<i4") as a:
+        a.copy_from_host(np.zeros(N, "<i4"))
+        yield a
+
+
+@pytest.fixture
+def sevens(client):
+    data = caid.pinned_array(N, "<i4", client=client)
+    data[:] = 7
+    return data
+
+
+def in_a_thread(call):
+    """[result] of a call that has to wait: [] until then."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+    thread.join(0.05)  # whether it waits is shown by what it gives, not by the time
+    return thread, results
+
+
+# --- which stream ---------------------------------------------------------------------------
+
+
+def test_nothing_is_pending_at_first(client, zeros):
+    assert exported(zeros) is None
+    assert exported(zeros[::2]) is None
+    zeros.synchronize()
+
+
+def test_one_stream_that_is_kept_is_named(zeros, sevens, stream):
+    owner = Owner(stream)
+    kept = weakref.ref(owner)
+    stream.hold_up()
+    zeros.copy_from_host(sevens, stream=owner)
+    zeros[:10].copy_from_host(sevens[:10], stream=owner)
+    del owner
+    gc.collect()
+    assert exported(zeros) == exported(zeros[5:]) == stream.number
+    assert kept() is not None
+    stream.gate.set()
+    stream.synchronize()
+    assert exported(zeros) is None
+    assert kept() is None
+
+
+def test_a_stream_of_caids_is_named(client, zeros, sevens, stream):
+    with client.stream() as s:
+        stream.hold_up()
+        event = client.event()
+        event.record(stream.number)
+        event.wait(s)
+        zeros.copy_from_host(sevens, stream=s)
+        assert exported(zeros) == s.handle
+        s.close()  # what is on it goes on, and nobody can wait for it by that name
+        own = exported(zeros)
+        assert own not in (None, 0)
+        stream.gate.set()
+        client._stream_synchronize(own, 0)
+        assert exported(zeros) is None
+        assert (zeros.copy_to_host() == 7).all()
+        event.close()
+
+
+@pytest.mark.parametrize("number", ["of the driver's", 2])
+def test_a_stream_that_may_go_is_not_named(client, zeros, sevens, stream, number):
+    """A number keeps no stream; 2 is another stream in every thread."""
+    stream.hold_up()
+    number = stream.number if number != 2 else 2
+    if number == 2:
+        event = client.event()
+        event.record(stream.number)
+        event.wait(2)
+    zeros.copy_from_host(sevens, stream=number)
+    own = exported(zeros)
+    assert own not in (None, 0, 1, 2, stream.number)
+    assert exported(zeros) == own
+    thread, done = in_a_thread(lambda: client._stream_synchronize(own, 0) or "done")
+    assert done == []
+    stream.gate.set()
+    thread.join()
+    assert done == ["done"] and exported(zeros) is None
+    assert (zeros.copy_to_host() == 7).all()
+
+
+def test_the_legacy_stream_is_always_there(client, zeros, sevens, stream):
+    stream.hold_up()  # the legacy default stream waits for it
+    zeros.copy_from_host(sevens, stream=1)
+    assert exported(zeros) == 1
+    stream.gate.set()
+    zeros.synchronize()
+    assert exported(zeros) is None
+
+
+def test_of_two_streams_one_of_our_own_waits(client, zeros, sevens, streams):
+    owners = [Owner(s) for s in streams]
+    for s, owner, half in zip(streams, owners, (slice(0, 500), slice(500, N))):
+        s.hold_up()
+        zeros[half].copy_from_host(sevens[half], stream=owner)
+    own = exported(zeros)
+    assert own not in (None, 0, 1, 2, *(s.number for s in streams))
+    thread, done = in_a_thread(lambda: client._stream_synchronize(own, 0) or "done")
+    streams[1].gate.set()
+    streams[1].synchronize()
+    thread.join(0.05)
+    assert done == []
+    assert exported(zeros) == streams[0].number  # one suffices again
+    streams[0].gate.set()
+    thread.join()
+    assert done == ["done"]
+    assert (zeros.copy_to_host() == 7).all()
+
+
+def test_arrays_share_the_stream_of_our_own(client, zeros, sevens, stream):
+    with client.empty(N, "<i4") as b:
+        stream.hold_up()
+        zeros.copy_from_host(sevens, stream=stream.number)
+        b.copy_from_host(sevens, stream=stream.number)
+        own = exported(zeros)
+        assert own == exported(b)
+        stream.gate.set()
+        b.synchronize()
+    assert exported(zeros) is None
+    kept = weakref.ref(zeros._memory.pending.own)
+    assert kept() is not None and not kept().stream.closed  # as long as an array that named it
+    del b
+    zeros._memory.pending.own = None
+    gc.collect()
+    assert kept() is None
+
+
+def test_views_of_foreign_memory_share_what_is_pending(client, zeros, sevens, stream):
+    with caid.as_array(zeros.__cuda_array_interface__) as b:
+        v = b[10:]
+        stream.hold_up()
+        b.copy_from_host(sevens, stream=Owner(stream))
+        assert exported(v) == stream.number
+        assert exported(zeros) is None  # it knows of nothing
+        stream.gate.set()
+        v.synchronize()
+        assert exported(b) is None
+        v.close()
+
+
+def test_the_environment_and_version_2(client, zeros, sevens, stream, monkeypatch):
+    stream.hold_up()
+    zeros.copy_from_host(sevens, stream=Owner(stream))
+    monkeypatch.setenv("CAID_CAI_SYNC", "0")
+    assert exported(zeros) is None
+    assert (np.asarray(zeros) == 0).all()
+    monkeypatch.delenv("CAID_CAI_SYNC")
+    monkeypatch.setenv("CAID_CAI_EXPORT_VERSION", "2")
+    thread, given = in_a_thread(lambda: zeros.__cuda_array_interface__)
+    assert given == []
+    stream.gate.set()
+    thread.join()
+    assert "stream" not in given[0] and exported_nothing(zeros)
+
+
+def exported_nothing(array):
+    return not array._memory.pending.unfinished()
+
+
+# --- who waits ------------------------------------------------------------------------------
+
+
+def waits(stream, zeros, sevens, call):
+    """What a call gives that has to come after a copy."""
+    stream.hold_up()
+    zeros.copy_from_host(sevens, stream=stream.number)
+    thread, results = in_a_thread(call)
+    assert results == []
+    stream.gate.set()
+    thread.join()
+    return results[0]
+
+
+def test_copies_without_a_stream_wait(zeros, sevens, streams):
+    assert (waits(streams[0], zeros, sevens, zeros.copy_to_host) == 7).all()
+
+
+def test_numpy_waits(zeros, sevens, streams):
+    assert (waits(streams[0], zeros, sevens, lambda: np.asarray(zeros).copy()) == 7).all()
+
+
+def test_synchronize_waits(zeros, sevens, streams):
+    seen = np.asarray(zeros)
+    call = lambda: zeros.synchronize() or seen.copy()  # noqa: E731
+    assert (waits(streams[0], zeros, sevens, call) == 7).all()
+
+
+def test_publishing_waits(client, zeros, sevens, streams):
+    def publish():
+        zeros.publish("whole", stream=streams[1].number)
+        with client.open("whole") as b:
+            return np.asarray(b).copy()
+
+    assert (waits(streams[0], zeros, sevens, publish) == 7).all()
+
+
+def test_an_array_that_is_closed_on_a_stream_waits_for_the_others(client, sevens, streams):
+    s, t = streams
+    a = client.empty(N, "<i4")
+    s.hold_up()
+    a.copy_from_host(sevens, stream=s.number)
+    a.close(t.number)
+    assert a.closed
+    with client.empty(N, "<i4") as b:  # of the same block, if that were free
+        b.copy_from_host(np.zeros(N, "<i4"))
+        assert client.status().leases == 2
+        s.gate.set()
+        t.synchronize()
+        assert (b.copy_to_host() == 0).all()
+    wait_until(lambda: n_leases(client) == 0)
+
+
+# --- brackets -------------------------------------------------------------------------------
+
+
+def test_a_brackets_views_name_its_stream(client, zeros):
+    with client.stream() as s:
+        with zeros.write(s) as v:
+            assert exported(v) == exported(v[1:]) == exported(v.T[::2]) == s.handle
+            assert exported(zeros) is None
+        with zeros.read(None) as v:
+            assert exported(v) is None
+
+
+def test_an_ended_bracket_is_pending(client, zeros, stream):
+    owner = Owner(stream)
+    stream.hold_up()
+    with zeros.write(owner) as v:
+        stream.fill(v, 0x11)
+    assert exported(zeros) == stream.number
+    stream.gate.set()
+    stream.synchronize()
+    assert exported(zeros) is None
+    v.close()
+
+
+def test_the_host_waits_for_a_brackets_stream_where_it_reads(client, zeros, streams):
+    s, _ = streams
+    for read in (
+        lambda v: v.copy_to_host(),
+        lambda v: np.asarray(v).copy(),
+        lambda v: v.synchronize() or np.asarray(zeros).copy(),
+    ):
+        zeros.copy_from_host(np.zeros(N, "<i4"))
+        s.gate.clear(), s.waiting.clear()
+        with zeros.write(s.number) as v:
+            s.hold_up()
+            s.fill(v, 0x11)
+            thread, seen = in_a_thread(lambda: read(v))
+            assert seen == []
+            s.gate.set()
+            thread.join()
+            assert (seen[0] == 0x11111111).all()
+        v.close()
+
+
+@pytest.mark.parametrize("by", ["copies through its view", "a tensor of it"])
+def test_other_streams_come_after_a_brackets(client, zeros, streams, by):
+    s, t = streams
+    out = caid.pinned_array(N, "<i4", client=client)
+    with zeros.write(s.number) as v:
+        s.hold_up()
+        s.fill(v, 0x11)
+        if by == "a tensor of it":
+            v.__dlpack__(stream=t.number)  # given back at once: its stream waits all the same
+            t.read(v, out)
+        else:
+            v.copy_to_host(out, stream=t.number)
+        thread, done = in_a_thread(lambda: client._stream_synchronize(t.number, 0) or "done")
+        assert done == []
+        s.gate.set()
+        thread.join()
+    assert (out == 0x11111111).all()
+    v.close()
+
+
+def test_a_bracket_comes_after_copies_and_ends_after_them(client, zeros, sevens, streams):
+    """Copies on other streams, before it and in it: who comes next does not have to know them."""
+    s, t = streams
+    out = caid.pinned_array(N, "<i4", client=client)
+    t.hold_up()
+    zeros.copy_from_host(sevens, stream=t.number)
+    with zeros.read(s.number) as v:
+        v.copy_to_host(out, stream=s.number)
+        t.gate.set()
+        s.synchronize()
+        assert (out == 7).all()
+    v.close()
+    t.gate.clear(), t.waiting.clear()
+    t.hold_up()
+    out[:] = 8
+    with zeros.write(s.number) as v:
+        v.copy_from_host(out, stream=t.number)
+    v.close()
+    thread, seen = in_a_thread(lambda: read_by_another(client, zeros))
+    assert seen == []
+    t.gate.set()
+    thread.join()
+    assert (seen[0] == 8).all()
+
+
+def read_by_another(client, array):
+    """What one reads that has no lease of ours, after the bracket."""
+    with client.open(array.name) as other, other.read(None) as v:
+        return np.asarray(v).copy()
+
+
+# --- what is kept ---------------------------------------------------------------------------
+
+
+def test_host_memory_is_kept_until_the_stream_has_passed(client, zeros, stream):
+    def start():
+        data = caid.pinned_array(N, "<i4", client=client)
+        data[:] = 7
+        stream.hold_up()
+        zeros.copy_from_host(data, stream=stream.number)
+        return weakref.ref(data)
+
+    kept = start()
+    gc.collect()
+    caid.Stream.from_handle(stream.number, client).query()
+    assert kept() is not None
+    stream.gate.set()
+    caid.Stream.from_handle(stream.number, client).synchronize()
+    assert kept() is None
+    assert (zeros.copy_to_host() == 7).all()
+
+
+def test_host_memory_is_kept_past_the_end_of_its_array(client, stream):
+    a = client.empty(N, "<i4")
+    data = caid.pinned_array(N, "<i4", client=client)
+    kept = weakref.ref(data)
+    stream.hold_up()
+    a.copy_to_host(data, stream=stream.number)
+    a.close()
+    del a, data
+    gc.collect()
+    assert kept() is not None
+    stream.gate.set()
+    stream.synchronize()
+    with client.empty(1, "<i4") as b:  # a later copy looks
+        b.copy_from_host(np.zeros(1, "<i4"), stream=1)
+    assert kept() is None
+    _pending.release()
+
+
+def test_buffers_cannot_be_made_smaller_meanwhile(client, stream):
+    data = bytearray(4 * N)
+    with client.empty(N, "<i4") as a:
+        stream.hold_up()
+        a.copy_from_host(data, stream=stream.number)
+        with pytest.raises(BufferError):
+            data.clear()
+        stream.gate.set()
+        a.synchronize()
+        _pending.release()
+        data.clear()
+
+
+def test_what_other_libraries_own_is_kept(client, zeros, sevens, stream):
+    class Theirs:
+        def __init__(self, array):
+            self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+    theirs = Theirs(zeros)
+    kept = weakref.ref(theirs)
+    with client.empty(N, "<i4") as b:
+        stream.hold_up()
+        b.copy_from(theirs, stream=stream.number)
+        del theirs
+        gc.collect()
+        assert kept() is not None
+        stream.gate.set()
+        b.synchronize()
+        _pending.release()
+        assert kept() is None
+        assert (b.copy_to_host() == 0).all()
+
+
+def test_closing_a_client_waits_for_memory_of_the_host(daemon, soft, stream):
+    c = daemon.connect()
+    a = c.empty(N, "<i4")
+    data = caid.pinned_array(N, "<i4", client=c)
+    stream.hold_up()
+    a.copy_to_host(data, stream=stream.number)
+    kept = weakref.ref(data)
+    del data
+    thread, closed = in_a_thread(lambda: c.close() or "closed")
+    assert closed == [] and kept() is not None
+    stream.gate.set()
+    thread.join()
+    assert closed == ["closed"]
+    gc.collect()
+    assert kept() is None
+
+
+def test_what_nobody_can_ask_about_is_kept_for_good(daemon, soft, stream):
+    """The extension's own close() does not wait, and ends the marks before the copies."""
+    c = daemon.connect()
+    a = c.empty(N, "<i4")
+    data = caid.pinned_array(N, "<i4", client=c)
+    stream.hold_up()
+    a.copy_to_host(data, stream=stream.number)
+    kept = weakref.ref(data)
+    del data
+    thread, closed = in_a_thread(lambda: caid._caid.Client.close(c) or "closed")
+    stream.gate.set()
+    thread.join()
+    assert closed == ["closed"]
+    _pending.release()
+    gc.collect()
+    assert _pending._kept.list == [] and kept() is not None
+
+
+def test_marks_do_not_pile_up(client, zeros, sevens, stream):
+    """Neither while nothing passes, on one stream, nor afterwards."""
+    owner = Owner(stream)
+    for _ in range(500):
+        zeros.copy_from_host(sevens, stream=owner)
+    stream.synchronize()
+    zeros.copy_from_host(sevens, stream=owner)
+    stream.synchronize()
+    zeros.copy_from_host(sevens, stream=owner)
+    assert len(zeros._memory.pending.list) <= 2 and len(_pending._kept.list) <= 2
+    zeros.synchronize()
+    _pending.release()
+    assert _pending._kept.list == []
+
+
+def test_many_threads_copy_on_one_array(client, zeros, sevens, streams):
+    failures = []
+
+    def work(s):
+        try:
+            for _ in range(100):
+                zeros.copy_from_host(sevens, stream=s.number)
+                exported(zeros)
+        except caid.Error as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in streams * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    zeros.synchronize()
+    assert exported(zeros) is None and (zeros.copy_to_host() == 7).all()
+
+
+def test_a_fork_has_nothing_under_way(client, zeros, sevens, stream):
+    stream.hold_up()
+    zeros.copy_from_host(sevens, stream=stream.number)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ok = _pending._kept.list == [] and exported(zeros) is None
+        finally:
+            os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    stream.gate.set()
+    zeros.synchronize()

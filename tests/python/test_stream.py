@@ -1,0 +1,664 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams: created and wrapped, waited for, their callbacks, and every kind of end."""
+
+import asyncio
+import ctypes
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+
+import pytest
+from conftest import PATIENCE_S, in_thread, n_live, wait_until
+
+import caid
+
+LEGACY, PER_THREAD = 1, 2
+
+
+class Held:
+    """Holds a stream up until it is let go."""
+
+    def __init__(self, stream):
+        self.gate, self.waiting = threading.Event(), threading.Event()
+        stream.add_callback(self.hold)
+        assert self.waiting.wait(PATIENCE_S)
+
+    def hold(self, *_):
+        self.waiting.set()
+        self.gate.wait(PATIENCE_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.gate.set()
+
+
+# --- created --------------------------------------------------------------------------------
+
+
+def test_a_stream_is_created_and_destroyed(client, soft):
+    before = n_live("streams")
+    s = client.stream()
+    assert n_live("streams") == int(before) + 1
+    assert s.handle == s.ptr > PER_THREAD and s.device == 0 and not s.closed
+    assert s.__cuda_stream__() == (0, s.handle)
+    assert repr(s) == f"<caid.Stream {s.ptr:#x} device=0>"
+    assert s.query() is s.is_done is True
+    s.synchronize()
+    s.check()
+    s.close()
+    s.close()
+    assert s.closed and n_live("streams") == before
+    assert repr(s).endswith(" closed>")
+
+
+def test_a_closed_stream_is_not_used(client):
+    with client.stream() as s, client.empty(4, "|u1") as a:
+        pass
+    for use in (
+        lambda: s.handle,
+        lambda: s.ptr,
+        lambda: s.__cuda_stream__(),
+        s.synchronize,
+        s.query,
+        s.check,
+        lambda: s.add_callback(print),
+        lambda: a.close(s),
+    ):
+        with pytest.raises(caid.ClosedError, match="the stream is closed"):
+            use()
+
+
+def test_non_blocking_streams_are_apart_from_the_default_one(client, stream):
+    """`stream` is a blocking one: the legacy default stream waits for it."""
+    stream.hold_up()
+    with client.stream() as s, client.stream(non_blocking=True) as apart:
+        legacy = caid.Stream.from_handle(LEGACY, client)
+        legacy.add_callback(lambda *_: None)
+        s.add_callback(lambda *_: None)
+        apart.add_callback(lambda *_: None)
+        apart.synchronize()
+        assert not s.query() and not legacy.query()
+        stream.gate.set()
+        s.synchronize()
+
+
+def test_devices(client):
+    uuid = client.devices[0].uuid
+    with client.stream(uuid) as s:
+        assert s.device == 0
+    for wrong in (len(client.devices), -1, 2**40, "GPU-none"):
+        with pytest.raises(caid.DeviceError):
+            client.stream(wrong)
+
+
+def test_one_that_is_left_open_is_told_of_and_destroyed(client, soft):
+    client.stream().close()
+    before = n_live("streams")
+    with pytest.warns(ResourceWarning, match="unclosed <caid.Stream"):
+        client.stream()
+        gc.collect()
+    assert n_live("streams") == before
+    s = client.stream()
+    s.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del s
+        gc.collect()
+
+
+def test_a_stream_keeps_its_client_and_ends_with_it(daemon, client, soft):
+    c = daemon.connect()
+    kept = weakref.ref(c)
+    s = c.stream()
+    with client.stream():  # the context stays
+        before = n_live("streams")
+        del c
+        gc.collect()
+        s.synchronize()
+        kept().close()
+        assert s.closed and n_live("streams") == before - 1
+    with pytest.raises(caid.ClosedError):
+        s.synchronize()
+    s.close()
+    del s
+    gc.collect()
+    assert kept() is None
+    c = daemon.connect()
+    c.close()
+    with pytest.raises(caid.ClosedError, match="the client is closed"):
+        c.stream()
+
+
+def test_it_is_of_one_process():
+    s = caid.Stream.from_handle(LEGACY)
+    for use in (pickle.dumps, lambda s: s.__reduce__()):
+        with pytest.raises(TypeError, match="pickled"):
+            use(s)
+    with pytest.raises(TypeError, match="comes from"):
+        caid.Stream()
+
+
+# --- wrapped --------------------------------------------------------------------------------
+
+
+class ByProtocol:
+    def __init__(self, handle):
+        self.handle_ = handle
+
+    def __cuda_stream__(self):
+        return (0, self.handle_)
+
+
+def with_attribute(name, of=int):
+    return lambda handle: type("Foreign", (), {name: of(handle)})()
+
+
+KINDS = {
+    "a number": int,
+    "__cuda_stream__()": ByProtocol,
+    "CuPy": with_attribute("ptr"),
+    "Numba": with_attribute("handle", ctypes.c_void_p),
+    "PyTorch": with_attribute("cuda_stream"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_streams_of_all_libraries_are_wrapped(client, kind):
+    with client.stream() as s, Held(s):
+        foreign = caid.Stream.from_handle(kind(s.ptr), client)
+        assert foreign == s and hash(foreign) == hash(s) and foreign.handle == s.ptr
+        assert not foreign.query() and repr(foreign).endswith(" wrapped>")
+        foreign.close()
+        assert foreign.closed and foreign != s and foreign == foreign
+        assert not s.closed and not s.query(), "it was not destroyed"
+
+
+def test_what_was_wrapped_is_kept(client):
+    with client.stream() as s:
+        foreign = ByProtocol(s.ptr)
+        kept = weakref.ref(foreign)
+        wrapped = caid.Stream.from_handle(foreign, client)
+        again = caid.Stream.from_handle(wrapped)
+        del foreign, wrapped
+        gc.collect()
+        assert kept() is not None and again == s
+        del again
+        gc.collect()
+        assert kept() is None
+
+
+def test_equality(client):
+    with client.stream() as s, client.stream() as t:
+        assert s != t and s != s.handle and len({s, t, caid.Stream.from_handle(s)}) == 2
+
+
+@pytest.mark.parametrize("number, name", [(LEGACY, "legacy"), (PER_THREAD, "per-thread")])
+def test_default_streams(client, number, name):
+    for s in (caid.Stream.from_handle(number), caid.Stream.from_handle(number, client, 0)):
+        assert (s.handle, s.__cuda_stream__()) == (number, (0, number))
+        assert repr(s) == f"<caid.Stream {name} device=0 wrapped>"
+        s.synchronize()
+        called = []
+        s.add_callback(lambda *args: called.append(args), "x")
+        s.synchronize()
+        assert called == [(s, 0, "x")] and s.query()
+        s.check()
+
+
+@pytest.mark.parametrize(
+    "module, attribute, variable",
+    [
+        ("torch.cuda.streams", "cuda_stream", None),
+        ("cupy.cuda.stream", "ptr", "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"),
+        ("numba.cuda.cudadrv.driver", "handle", "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"),
+    ],
+)
+def test_default_streams_of_libraries(monkeypatch, module, attribute, variable):
+    default = type("Stream", (), {"__module__": module, attribute: 0})()
+    if variable:
+        monkeypatch.delenv(variable, raising=False)
+    assert caid.Stream.from_handle(default).handle == LEGACY
+    if variable:
+        monkeypatch.setenv(variable, "1")
+        assert caid.Stream.from_handle(default).handle == PER_THREAD
+
+
+def test_what_is_no_stream():
+    for ambiguous in (0, False, ByProtocol(0), with_attribute("handle", ctypes.c_void_p)(0)):
+        with pytest.raises(ValueError, match="stream 0 is ambiguous"):
+            caid.Stream.from_handle(ambiguous)
+    for wrong in (-1, 2**64):
+        with pytest.raises(ValueError, match="no CUstream"):
+            caid.Stream.from_handle(wrong)
+    for wrong in (None, "1", 1.0, object()):
+        with pytest.raises(TypeError, match="a stream object is needed"):
+            caid.Stream.from_handle(wrong)
+    with pytest.raises(caid.DeviceError):
+        caid.Stream.from_handle(1, None, 2**40)
+
+
+def test_one_that_the_driver_does_not_know(client, soft):
+    with client.stream() as s:
+        gone = caid.Stream.from_handle(s.ptr, client)
+    for use in (gone.synchronize, gone.query, gone.check, lambda: gone.add_callback(print)):
+        with pytest.raises(caid.DriverError) as caught:
+            use()
+        assert caught.value.cuda_result == 400  # CUDA_ERROR_INVALID_HANDLE
+
+
+# --- waiting --------------------------------------------------------------------------------
+
+
+def test_synchronize_waits(client):
+    with client.stream() as s, Held(s) as held:
+        thread, ended = in_thread(s.synchronize)
+        time.sleep(0.02)
+        assert not ended and not s.is_done
+        held.gate.set()
+        thread.join(PATIENCE_S)
+        assert ended == [None] and s.is_done
+
+
+def test_auto_synchronize(client, slow):
+    called = []
+    with client.stream() as s:
+        with s.auto_synchronize() as same:
+            assert same is s
+            s.add_callback(lambda *_: called.append(1))
+            assert not called
+        assert called == [1]
+        with pytest.raises(KeyError, match="the block's"), s.auto_synchronize():
+            s.add_callback(lambda *_: called.append(2))
+            raise KeyError("the block's")
+        assert called == [1, 2]
+
+
+def test_auto_synchronize_hides_no_exception(client):
+    s = client.stream()
+    with pytest.raises(KeyError, match="the block's"), s.auto_synchronize():
+        s.close()
+        raise KeyError("the block's")
+    with pytest.raises(caid.ClosedError), client.stream().auto_synchronize() as s:
+        s.close()
+
+
+def test_close_lets_what_is_on_it_finish(client, slow):
+    called = threading.Event()
+    with client.stream() as s:
+        s.add_callback(lambda *_: called.set())
+    assert called.wait(PATIENCE_S)
+
+
+def test_close_while_others_wait(client):
+    """The last of them ends the stream."""
+    s = client.stream()
+    with Held(s) as held:
+        waiters = [in_thread(s.synchronize) for _ in range(4)]
+        time.sleep(0.02)
+        s.close()
+        assert s.closed
+        with pytest.raises(caid.ClosedError):
+            s.query()
+        held.gate.set()
+        for thread, _ in waiters:
+            thread.join(PATIENCE_S)
+    assert [ended for _, ended in waiters] == [[None]] * 4
+
+
+def test_many_threads_create_and_close(client, soft):
+    before = n_live("streams")
+
+    def work():
+        for _ in range(50):
+            with client.stream() as s:
+                s.synchronize()
+
+    for thread, ended in [in_thread(work) for _ in range(4)]:
+        thread.join(PATIENCE_S)
+        assert ended == [None]
+    assert n_live("streams") == before
+
+
+# --- callbacks ------------------------------------------------------------------------------
+
+
+def test_callbacks_are_called_in_order(client, slow):
+    called = []
+    with client.stream() as s:
+        for i in range(10):
+            s.add_callback(lambda *args: called.append(args), i)
+        assert not called
+        s.synchronize()
+        assert called == [(s, 0, i) for i in range(10)]
+        assert called[0][0] is s
+        s.add_callback(lambda *args: called.append(args))
+        s.synchronize()
+        assert called[-1] == (s, 0, None)
+
+
+def test_a_callback_is_kept_until_it_was_called_and_no_longer(client):
+    class Arg:
+        pass
+
+    called = []
+    arg = Arg()
+    kept = weakref.ref(arg)
+    with client.stream() as s:
+        with Held(s):
+            s.add_callback(lambda _stream, _status, arg: called.append(type(arg)), arg)
+            del arg
+            gc.collect()
+            assert kept() is not None and not called
+        s.synchronize()
+        wait_until(lambda: kept() is None)  # its thread may be just behind the call
+    assert called == [Arg]
+
+
+def test_a_stream_is_kept_by_its_callback(client, soft):
+    """The last reference may be the callback's, whose thread must not destroy a stream: the next
+    one to be added does."""
+    client.stream().close()
+    before = n_live("streams")
+    gate, called = threading.Event(), threading.Event()
+    s = client.stream()
+    s.add_callback(lambda *_: gate.wait(PATIENCE_S))
+    s.add_callback(lambda *_: called.set())
+    del s
+    gc.collect()
+    gate.set()
+    assert called.wait(PATIENCE_S) and n_live("streams") == before + 1
+    deadline = time.monotonic() + PATIENCE_S
+    with client.stream() as other, pytest.warns(ResourceWarning, match="unclosed <caid.Stream"):
+        while n_live("streams") > before + 1 and time.monotonic() < deadline:
+            other.add_callback(lambda *_: None)
+    wait_until(lambda: n_live("streams") == before)
+
+
+def test_what_a_callback_raises_is_reported(client, monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+
+    def callback(stream, status, arg):
+        raise KeyError(arg)
+
+    after = []
+    with client.stream() as s:
+        s.add_callback(callback, "told")
+        s.add_callback(lambda *_: after.append(1))
+        s.add_callback(lambda: None)  # takes no arguments
+        s.synchronize()
+        wait_until(lambda: len(reported) == 2)
+    assert [r.exc_type for r in reported] == [KeyError, TypeError]
+    assert reported[0].object is callback and after == [1]
+
+
+def test_what_is_no_callback(client):
+    with client.stream() as s:
+        for wrong in (None, 1, "print"):
+            with pytest.raises(TypeError, match="a callable is needed"):
+                s.add_callback(wrong)
+
+
+def test_a_callback_is_told_of_a_stream_that_failed(child):
+    """A device that faults fails its streams; their callbacks are called all the same."""
+    c = child(
+        """
+        import threading
+        from conftest import softcuda
+
+        called, done = [], threading.Event()
+        with caid.connect() as c:
+            s = c.stream()
+            s.synchronize()
+            gate, held = threading.Event(), threading.Event()
+            s.add_callback(lambda *_: (held.set(), gate.wait(60)))
+            held.wait()
+            s.add_callback(lambda stream, status, arg: (called.append(status), done.set()))
+            softcuda("fault 0 700")
+            gate.set()
+            assert done.wait(60) and called == [700], called
+            try:
+                s.synchronize()
+            except caid.DriverError as e:
+                assert e.cuda_result == 700
+            else:
+                sys.exit("no error")
+            s.close()
+        """
+    )
+    assert c.finish() == (0, "")
+
+
+def test_callbacks_of_many_streams_and_threads(client):
+    called = []
+
+    def work(i):
+        with client.stream() as s:
+            for j in range(100):
+                s.add_callback(lambda _stream, _status, arg: called.append(arg), (i, j))
+            s.synchronize()
+
+    threads = [in_thread(lambda i=i: work(i)) for i in range(4)]
+    for thread, ended in threads:
+        thread.join(PATIENCE_S)
+        assert ended == [None]
+    for i in range(4):
+        assert [arg for arg in called if arg[0] == i] == [(i, j) for j in range(100)]
+
+
+# --- asyncio --------------------------------------------------------------------------------
+
+
+def run(main):
+    return asyncio.run(asyncio.wait_for(main, PATIENCE_S))
+
+
+def test_async_done(client, slow):
+    async def main():
+        called = []
+        with client.stream() as s:
+            s.add_callback(lambda *_: called.append(1))
+            future = s.async_done()
+            assert isinstance(future, asyncio.Future) and not future.done() and not called
+            assert await future is None and called == [1]
+            assert s.query()
+
+    run(main())
+
+
+def test_the_loop_goes_on_meanwhile(client):
+    async def main():
+        with client.stream() as s, client.stream() as t:
+            with Held(s):
+                slow_one = s.async_done()
+                await t.async_done()
+                assert not slow_one.done()
+            await slow_one
+            await asyncio.gather(*(each.async_done() for each in (s, t) for _ in range(20)))
+
+    run(main())
+
+
+def test_a_future_that_is_cancelled(client):
+    async def main():
+        reported = []
+        asyncio.get_running_loop().set_exception_handler(lambda *args: reported.append(args))
+        with client.stream() as s:
+            with Held(s):
+                future = s.async_done()
+                future.cancel()
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(s.async_done(), 0.01)
+            await s.async_done()
+            assert future.cancelled() and not reported
+
+    run(main())
+
+
+def test_a_loop_that_is_closed_meanwhile(client, monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    with client.stream() as s:
+        with Held(s):
+
+            async def main():
+                return s.async_done()
+
+            future = run(main())
+        s.synchronize()
+        done = threading.Event()
+        s.add_callback(lambda *_: done.set())
+        assert done.wait(PATIENCE_S)
+    assert not future.done() and not reported
+
+
+def test_a_stream_that_is_closed_meanwhile(client):
+    async def main():
+        s = client.stream()
+        with Held(s):
+            future = s.async_done()
+            s.close()
+        assert await future is None
+
+    run(main())
+
+
+def test_async_done_needs_a_loop(client):
+    with client.stream() as s, pytest.raises(RuntimeError, match="no running event loop"):
+        s.async_done()
+
+
+def test_async_done_tells_what_failed(child):
+    c = child(
+        """
+        import asyncio, threading
+        from conftest import softcuda
+
+        async def main(c):
+            s = c.stream()
+            gate, held = threading.Event(), threading.Event()
+            s.add_callback(lambda *_: (held.set(), gate.wait(60)))
+            held.wait()
+            future = s.async_done()
+            softcuda("fault 0 700")
+            gate.set()
+            try:
+                await future
+            except caid.DriverError as e:
+                assert e.cuda_result == 700 and "700" in str(e)
+            else:
+                sys.exit("no error")
+            s.close()
+
+        with caid.connect() as c:
+            asyncio.run(main(c))
+        """
+    )
+    assert c.finish() == (0, "")
+
+
+# --- fork and exit --------------------------------------------------------------------------
+
+
+def test_a_forked_child_leaves_streams_alone(client, soft):
+    with client.stream() as s:
+        s.synchronize()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for use in (s.synchronize, s.query, lambda: s.add_callback(print), client.stream):
+                    try:
+                        use()
+                    except caid.ForkedError:
+                        continue
+                    os._exit(1)
+                s.close()
+                client.close()
+                gc.collect()
+                os._exit(0)
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+        s.synchronize()
+
+
+IMPORTS = "import sys, threading, time, caid\n"
+
+
+def exit_of(code, address, **env):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IMPORTS + code, address],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, **env},
+    )
+
+
+EXITS = {
+    "streams are left open": "keep = c.stream()",
+    "a callback is pending": "s = c.stream(); s.add_callback(print)",
+    "a callback without end is pending": """
+s, held = c.stream(), threading.Event()
+s.add_callback(lambda *_: (held.set(), time.sleep(0.2)))
+held.wait()
+for _ in range(100):
+    s.add_callback(print)
+""",
+    "futures are pending": """
+import asyncio
+async def main(): return [c.stream().async_done() for _ in range(10)]
+keep = asyncio.run(main())
+""",
+    "a cycle": "l = [c.stream()]; l[0].add_callback(lambda *_: l); l.append(l)",
+}
+
+
+@pytest.mark.parametrize("what", EXITS.values(), ids=EXITS.keys())
+def test_the_interpreter_exits_cleanly(daemon, client, soft, what):
+    """With callbacks that come before, while and after it does."""
+    for delay_us in (0, 1000, 30000, 300000):
+        code = f"c = caid.connect(sys.argv[1])\n{what}"
+        out = exit_of(code, daemon.address, CAID_SOFTCUDA_DELAY_US=str(delay_us))
+        assert (out.returncode, out.stderr) == (0, ""), delay_us
+    wait_until(lambda: client.status().connections == 1)
+
+
+def test_a_callback_that_runs_at_exit_is_waited_for(daemon, client, soft):
+    code = """
+c = caid.connect(sys.argv[1])
+s, held = c.stream(), threading.Event()
+s.add_callback(lambda *_: (held.set(), time.sleep(0.3), print("whole", flush=True)))
+s.add_callback(lambda *_: print("never", flush=True))
+held.wait()
+"""
+    out = exit_of(code, daemon.address)
+    assert (out.returncode, out.stdout, out.stderr) == (0, "whole\n", "")
+
+
+def test_ctrl_c_ends_the_wait_for_a_callback_at_exit(child):
+    c = child(
+        """
+        import atexit, os, signal, threading, time
+
+        c = caid.connect()
+        s, held = c.stream(), threading.Event()
+        s.add_callback(lambda *_: (held.set(), time.sleep(3600)))
+        held.wait()
+        print("up", flush=True)
+        """
+    )
+    c.expect("up")
+    time.sleep(0.3)
+    os.kill(c.pid, signal.SIGINT)
+    _, errors = c.finish()
+    assert "KeyboardInterrupt" in errors

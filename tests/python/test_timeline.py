@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named timelines: of one process, of two and three, and of dead ones."""
+
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+import weakref
+
+import pytest
+from conftest import PATIENCE_S, in_thread, wait_until
+
+import caid
+
+MAX = 2**62 - 1
+
+
+@pytest.fixture
+def frames(client, other):
+    """A timeline from both its ends: the one that signals, the one that waits."""
+    with client.timeline("frames") as tl, other.open_timeline("frames") as opened:
+        yield tl, opened
+
+
+# --- by the host ----------------------------------------------------------------------------
+
+
+def test_the_host_signals_and_waits(frames):
+    tl, opened = frames
+    assert (tl.value, opened.value) == (0, 0)
+    tl.signal(None, 1)
+    assert (tl.value, opened.value) == (1, 1)
+    opened.wait(None, 1)
+    tl.wait(None, 1, timeout=0)
+    thread, ended = in_thread(lambda: opened.wait(None, 7))
+    thread.join(0.05)
+    assert not ended
+    tl.signal(None, 5)
+    tl.signal(None, 1000)
+    thread.join(PATIENCE_S)
+    assert ended == [None] and opened.value == 1000
+
+
+def test_timeouts(frames):
+    _, opened = frames
+    for timeout in (0, 0.01, 0.12):
+        before = time.monotonic()
+        for stream in (None, 1):
+            with pytest.raises(caid.TimedOutError) as caught:
+                opened.wait(stream, 1, timeout)
+            assert isinstance(caught.value, TimeoutError)
+            assert caught.value.code == caid.ErrorCode.TIMEOUT
+        assert time.monotonic() - before >= 2 * timeout
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match="seconds, 0 or more, or None"):
+            opened.wait(None, 1, wrong)
+    with pytest.raises(TypeError):
+        opened.wait(None, 1, "1")
+
+
+def test_values(frames):
+    tl, opened = frames
+    for wrong in (0, MAX + 1, 2**64 - 1, -1, 2**64):
+        for call in (lambda v: tl.signal(None, v), lambda v: opened.wait(None, v, 0)):
+            with pytest.raises(caid.InvalidError):
+                call(wrong)
+    for wrong in ("1", None, 1.5):
+        for call in (lambda v: tl.signal(None, v), lambda v: opened.wait(None, v, 0)):
+            with pytest.raises(TypeError):
+                call(wrong)
+    tl.signal(None, 3)
+    for backwards in (3, 2, 1):
+        with pytest.raises(caid.InvalidError):
+            tl.signal(None, backwards)
+        opened.wait(None, backwards)
+    tl.signal(None, MAX)
+    assert opened.value == MAX
+    opened.wait(None, MAX)
+
+
+def test_streams_are_named(frames):
+    tl, opened = frames
+    for call in (lambda s: tl.signal(s, 1), lambda s: opened.wait(s, 1, 0)):
+        with pytest.raises(ValueError, match="stream 0 is ambiguous"):
+            call(0)
+        with pytest.raises(TypeError, match="a stream object is needed"):
+            call("s")
+
+
+def test_only_the_creator_signals(frames):
+    _, opened = frames
+    with pytest.raises(caid.AccessError) as caught:
+        opened.signal(None, 1)
+    assert isinstance(caught.value, PermissionError)
+
+
+# --- on streams -----------------------------------------------------------------------------
+
+
+def test_streams_signal_and_wait(client, frames, memops):
+    tl, opened = frames
+    gate, order = threading.Event(), []
+    with client.stream(non_blocking=True) as s, client.stream(non_blocking=True) as t:
+        s.add_callback(lambda *_: (gate.wait(PATIENCE_S), order.append("produced")))
+        tl.signal(s, 1)
+        opened.wait(t, 1)  # does not hold the host: it was submitted
+        t.add_callback(lambda *_: order.append("consumed"))
+        with pytest.raises(caid.TimedOutError):
+            opened.wait(None, 1, 0)
+        with pytest.raises(caid.InvalidError):  # it would run ahead of the stream
+            tl.signal(None, 2)
+        assert opened.value == 0 and not t.query()
+        gate.set()
+        t.synchronize()
+        assert order == ["produced", "consumed"] and opened.value == 1
+        tl.signal(None, 2)
+
+
+def test_the_host_is_held_until_the_signal_is_submitted(client, frames, memops):
+    tl, opened = frames
+    gate = threading.Event()
+    with client.stream(non_blocking=True) as s, client.stream(non_blocking=True) as t:
+        thread, ended = in_thread(lambda: opened.wait(t, 1))
+        thread.join(0.05)
+        assert not ended and t.query()
+        s.add_callback(lambda *_: gate.wait(PATIENCE_S))
+        tl.signal(s, 1)
+        thread.join(PATIENCE_S)
+        assert ended == [None] and not t.query()
+        gate.set()
+        t.synchronize()
+
+
+def test_ahead(client, frames, memops):
+    tl, opened = frames
+    with client.stream(non_blocking=True) as s:
+        opened.wait(s, 2, ahead=True)
+        assert not s.query()
+        tl.signal(None, 1)
+        time.sleep(0.02)
+        assert not s.query()
+        tl.signal(None, 2)
+        s.synchronize()
+    for wrong in ((None, 3), (1, 3, 0), (1, 3, 1.0)):
+        with pytest.raises(caid.InvalidError, match="ahead=True"):
+            opened.wait(*wrong, ahead=True)
+
+
+def test_a_stream_of_many_signals(client, frames, slow, memops):
+    tl, opened = frames
+    seen = []
+    with client.stream() as s, client.stream(non_blocking=True) as t:
+        for i in range(1, 21):
+            tl.signal(s, i)
+            opened.wait(t, i)
+            t.add_callback(lambda _stream, _status, i: seen.append((i, opened.value >= i)), i)
+        t.synchronize()
+    assert seen == [(i, True) for i in range(1, 21)]
+
+
+# --- names ----------------------------------------------------------------------------------
+
+
+def test_names(client, other, frames):
+    tl, opened = frames
+    assert (tl.name, tl.pool, opened.name) == ("frames", None, "frames")
+    assert repr(tl) == "<caid.Timeline 'frames' signals>"
+    assert repr(opened) == "<caid.Timeline 'frames' waits>"
+    with pytest.raises(caid.ExistsError, match="frames"):
+        other.timeline("frames")
+    with pytest.raises(caid.NotFoundError, match="absent") as caught:
+        client.open_timeline("absent")
+    assert isinstance(caught.value, FileNotFoundError)
+    client.create("frames", 4).close()  # names of arrays are apart
+    with pytest.raises(caid.NotFoundError):
+        client.open_timeline("frames", pool="absent")
+    own = client.status().pool
+    with client.timeline("in a pool", pool=own) as t, other.open_timeline("in a pool") as u:
+        assert t.pool == own and u.pool is None and "pool=" in repr(t)
+    for wrong in ("", "a\0b", "x" * 256, "\ud800"):
+        for call in (client.timeline, client.open_timeline):
+            with pytest.raises(caid.InvalidNameError):
+                call(wrong)
+    for wrong in (None, 5):
+        with pytest.raises(TypeError, match="name: a str"):
+            client.timeline(wrong)
+
+
+def test_listing(client, other, frames):
+    tl, _ = frames
+    tl.signal(None, 4)
+    with client.timeline("another"):
+        names = [t.name for t in client.timelines()]
+        assert names == ["another", "frames"] == [t.name for t in other.timelines(all=True)]
+    [entry] = client.timelines(pool=client.status().pool)
+    assert isinstance(entry, caid.TimelineEntry)
+    assert (entry.name, entry.pid, entry.uid) == ("frames", os.getpid(), os.getuid())
+    assert (entry.value, entry.submitted, entry.holders) == (4, 4, 1)
+    assert client.status().timelines == 1
+    assert client.users()[0].pages == client.status().pages > 0
+    with pytest.raises(caid.NotFoundError):
+        client.timelines(pool="absent")
+
+
+# --- the end --------------------------------------------------------------------------------
+
+
+def test_the_name_goes_with_the_creators_close(client, other):
+    with client.timeline("t") as tl:
+        tl.signal(None, 1)
+        opened = other.open_timeline("t")
+    assert tl.closed and not opened.closed and client.timelines() == []
+    wait_until(lambda: is_abandoned(opened))
+    opened.wait(None, 1)  # that was reached
+    for stream in (None, 1):
+        with pytest.raises(caid.AbandonedError) as caught:
+            opened.wait(stream, 2)
+        assert caught.value.code == caid.ErrorCode.ABANDONED
+    for use in (lambda: tl.value, lambda: tl.signal(None, 2), lambda: tl.wait(None, 2)):
+        with pytest.raises(caid.ClosedError, match="the timeline is closed"):
+            use()
+    opened.close()
+    opened.close()
+    with client.timeline("t") as again, other.open_timeline("t") as opened:
+        again.signal(None, 1)
+        assert opened.value == 1
+
+
+def is_abandoned(timeline):
+    try:
+        timeline.value
+    except caid.AbandonedError:
+        return True
+    return False
+
+
+def test_signals_that_are_on_their_way_come_before_the_end(client, other, memops):
+    gate = threading.Event()
+    with client.stream() as s, other.stream(non_blocking=True) as t:
+        tl = client.timeline("t")
+        with other.open_timeline("t") as opened:
+            s.add_callback(lambda *_: gate.wait(PATIENCE_S))
+            tl.signal(s, 1)
+            opened.wait(t, 1)
+            opened.wait(t, 2, ahead=True)
+            tl.close()
+            time.sleep(0.05)
+            assert not t.query() and opened.value == 0
+            gate.set()
+            with pytest.raises(caid.AbandonedError):
+                t.synchronize()
+            t.check()  # it is told once
+
+
+def test_close_ends_the_waits_of_this_object(frames):
+    _, opened = frames
+    waits = [in_thread(lambda s=s: opened.wait(s, 1)) for s in (None, 1)]
+    time.sleep(0.02)
+    opened.close()
+    for thread, ended in waits:
+        thread.join(PATIENCE_S)
+        assert isinstance(ended[0], caid.CancelledError), ended
+
+
+def test_closing_the_client_ends_its_waits(daemon, client):
+    with client.timeline("t"):
+        c = daemon.connect()
+        opened = c.open_timeline("t")
+        thread, ended = in_thread(lambda: opened.wait(None, 1))
+        time.sleep(0.02)
+        c.close()
+        thread.join(PATIENCE_S)
+        assert isinstance(ended[0], caid.CancelledError) and opened.closed
+        opened.close()
+
+
+def test_one_that_is_left_open_is_told_of(client):
+    with pytest.warns(ResourceWarning, match="unclosed <caid.Timeline 't' signals>"):
+        client.timeline("t")
+        gc.collect()
+    assert client.timelines() == []
+
+
+def test_a_timeline_keeps_its_client(daemon, client):
+    c = daemon.connect()
+    kept = weakref.ref(c)
+    tl = c.timeline("t")
+    del c
+    gc.collect()
+    tl.signal(None, 1)
+    kept().close()
+    del tl
+    gc.collect()
+    assert kept() is None and client.timelines() == []
+
+
+def test_it_is_of_one_process(frames):
+    with pytest.raises(TypeError, match="pass its name"):
+        pickle.dumps(frames[0])
+    with pytest.raises(TypeError, match="comes from"):
+        caid.Timeline()
+
+
+def test_ctrl_c_ends_a_wait(child, client):
+    with client.timeline("t"):
+        for stream in ("None", "1"):
+            c = child(
+                f"""
+                with caid.connect() as c, c.open_timeline("t") as tl:
+                    print("up", flush=True)
+                    try:
+                        tl.wait({stream}, 1)
+                    except KeyboardInterrupt:
+                        assert tl.value == 0
+                        sys.exit(7)
+                """
+            )
+            c.expect("up")
+            time.sleep(0.1)
+            os.kill(c.pid, signal.SIGINT)
+            assert c.finish()[0] == 7
+
+
+def test_a_forked_child_leaves_timelines_alone(client, frames):
+    tl, opened = frames
+    tl.signal(None, 1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for use in (lambda: tl.signal(None, 2), lambda: opened.wait(None, 1), client.timelines):
+                try:
+                    use()
+                except caid.ForkedError:
+                    continue
+                os._exit(1)
+            tl.close()
+            opened.close()
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    tl.signal(None, 2)
+    opened.wait(None, 2)
+
+
+# --- other processes ------------------------------------------------------------------------
+
+PRODUCER = """
+import numpy
+with caid.connect(name="producer") as c, c.stream() as s, c.open("ring", "rw") as ring:
+    with c.timeline("frames") as frames, c.open_timeline("taken") as taken:
+        step("up")
+        for i in range(1, 21):
+            if i > 4:
+                taken.wait(s, i - 4)
+            ring[i % 4].copy_from_host(numpy.full(1000, i, "<i4"), stream=s)
+            frames.signal(s, i)
+        s.synchronize()
+        step("done")
+"""
+
+
+def test_a_ring_of_frames(child, client, slow, memops):
+    """Two processes with slow streams: each waits for the other's, and no host for a stream."""
+    numpy = pytest.importorskip("numpy")
+    with client.create("ring", (4, 1000), "<i4") as ring, client.timeline("taken") as taken:
+        c = child(PRODUCER, CAID_SOFTCUDA_DELAY_US="5000")
+        c.expect("up")
+        with client.open_timeline("frames") as frames, client.stream() as s:
+            seen = [numpy.empty(1000, "<i4") for _ in range(20)]
+            c.go()
+            for i in range(1, 21):
+                frames.wait(s, i, PATIENCE_S)
+                ring[i % 4].copy_to_host(seen[i - 1], stream=s)
+                taken.signal(s, i)
+            s.synchronize()
+            assert [set(frame) for frame in seen] == [{i} for i in range(1, 21)]
+            c.expect("done")
+            c.go()
+            assert c.finish() == (0, "")
+
+
+def test_waits_end_when_the_creator_is_killed(child, client, memops):
+    """Those of the host at once, those of streams by the daemon; and who waits is told."""
+    c = child(
+        """
+        with caid.connect() as c, c.timeline("t") as tl:
+            tl.signal(None, 1)
+            step("up")
+        """
+    )
+    c.expect("up")
+    with client.open_timeline("t") as tl, client.stream() as s, client.stream() as t:
+        [entry] = client.timelines()
+        assert (entry.pid, entry.value) == (c.pid, 1)
+        tl.wait(s, 2, ahead=True)
+        tl.wait(t, 1)
+        waits = [in_thread(lambda on=on: tl.wait(on, 2)) for on in (None, t)]
+        time.sleep(0.05)
+        assert not s.query()
+        c.kill()
+        for thread, ended in waits:
+            thread.join(PATIENCE_S)
+            assert isinstance(ended[0], caid.AbandonedError)
+        with pytest.raises(caid.AbandonedError):
+            s.synchronize()
+        s.check()
+        t.synchronize()
+        assert is_abandoned(tl)
+        tl.wait(None, 1)
+        wait_until(lambda: client.timelines() == [])
+
+
+def test_async_done_tells_of_a_dead_creator(child, client, memops):
+    import asyncio
+
+    c = child(
+        """
+        with caid.connect() as c, c.timeline("t") as tl:
+            step("up")
+        """
+    )
+    c.expect("up")
+    with client.open_timeline("t") as tl, client.stream() as s:
+        tl.wait(s, 1, ahead=True)
+
+        async def main():
+            future = s.async_done()
+            await asyncio.sleep(0.02)
+            c.kill()
+            with pytest.raises(caid.AbandonedError):
+                await asyncio.wait_for(future, PATIENCE_S)
+
+        asyncio.run(main())
