@@ -2,23 +2,27 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, create, many,
-million, daemon; without one, all of them.
+million, handoff, daemon; without one, all of them.
 
-open, create and daemon are for the GPU, where there is one. The others measure the daemon and
-libcaid alone, so they are on the software driver everywhere.
+open, create, handoff and daemon are for the GPU, where there is one. The others measure the daemon
+and libcaid alone, so they are on the software driver everywhere.
 """
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import caid
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def program(folder, name, *args):
-    subprocess.run([os.path.join(folder, name), *args], check=True)
+def program(folder, name, *args, env=None):
+    command = [os.path.join(folder, name), *args]
+    subprocess.run(command, check=True, env={**os.environ, **(env or {})})
 
 
 def script(name, *args):
@@ -52,12 +56,50 @@ def bench_million(folder):
         program(folder, "bench_million", daemon.address)
 
 
+@contextlib.contextmanager
+def mps():
+    """A control daemon of NVIDIA's Multi-Process Service, by itself: what its clients want in their
+    environment. None where there is none."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="caid-mps-", ignore_cleanup_errors=True) as folder:
+        env = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        options = {"env": {**os.environ, **env}, "check": True, "timeout": 60}
+        subprocess.run([control, "-d"], **options)
+        try:
+            yield env
+        finally:
+            subprocess.run([control], input=b"quit\n", stdout=subprocess.DEVNULL, **options)
+
+
+def handoff(folder, what, env):
+    with caid.LocalDaemon(env=env) as daemon:
+        print(f"hand-offs, {what}:", flush=True)
+        program(folder, "bench_handoff", daemon.address, env=env)
+
+
+def bench_handoff(folder):
+    with caid.LocalDaemon() as daemon, daemon.connect() as client:
+        soft = client.status().driver == "soft"
+    if soft:
+        handoff(folder, "software driver (these figures say nothing of a GPU)", {})
+        return
+    handoff(folder, "without MPS", {})
+    with mps() as env:
+        if env is None:
+            print("hand-offs under MPS: left out, there is no nvidia-cuda-mps-control here")
+        else:
+            handoff(folder, "under MPS", env)
+
+
 def bench_daemon(_folder):
     script("bench_daemon.py")
 
 
 BENCHES = {"soft": bench_soft, "open": bench_open, "create": bench_create, "many": bench_many,
-           "million": bench_million, "daemon": bench_daemon}
+           "million": bench_million, "handoff": bench_handoff, "daemon": bench_daemon}
 
 
 def main(folder, *names):

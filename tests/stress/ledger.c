@@ -69,6 +69,9 @@ take_status(struct caid_client *client, struct ledger *l)
     l->names = status.names;
     l->leases = status.leases;
     l->watches = status.watches;
+    l->brackets = status.brackets;
+    l->pages = status.pages;
+    l->timelines = status.timelines;
     l->pending = status.pending;
     l->jobs = status.jobs;
     l->connections = status.connections;
@@ -85,6 +88,8 @@ add_user(const struct caid_user *user, void *userdata)
     l->charged_names += user->names;
     l->charged_leases += user->leases;
     l->charged_watches += user->watches;
+    l->charged_brackets += user->brackets;
+    l->charged_pages += user->pages;
     l->charged_jobs += user->jobs;
     l->charged_bytes += user->bytes;
     l->charged_pinned += user->pinned;
@@ -95,13 +100,13 @@ add_user(const struct caid_user *user, void *userdata)
 
 /* ---- what the kernel says ---- */
 
-static uint64_t
-count_fds(pid_t pid)
+uint64_t
+ledger_count_fds(const struct ledger_source *source)
 {
     char path[32];
     uint64_t n = 0;
 
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)source->daemon);
     DIR *dir = opendir(path);
     if (!dir)
         err(1, "%s", path);
@@ -135,7 +140,7 @@ ledger_take(const struct ledger_source *source)
     take_memory(client, &l);
     take_status(client, &l);
     check(caid_users(client, add_user, &l, &error), &error, "users");
-    l.fds = count_fds(source->daemon);
+    l.fds = ledger_count_fds(source);
     caid_client_close(client);
     l.rss = resident(source->daemon);
     return l;

@@ -34,6 +34,9 @@
     FIGURE(names, "names")                              \
     FIGURE(leases, "leases")                            \
     FIGURE(watches, "watches")                          \
+    FIGURE(brackets, "brackets")                        \
+    FIGURE(pages, "pages of timelines")                 \
+    FIGURE(timelines, "timelines")                      \
     FIGURE(pending, "entries pending")                  \
     FIGURE(jobs, "driver calls")                        \
     FIGURE(connections, "connections")                  \
@@ -43,6 +46,8 @@
     FIGURE(charged_names, "charged: names")             \
     FIGURE(charged_leases, "charged: leases")           \
     FIGURE(charged_watches, "charged: watches")         \
+    FIGURE(charged_brackets, "charged: brackets")       \
+    FIGURE(charged_pages, "charged: pages")             \
     FIGURE(charged_jobs, "charged: driver calls")       \
     FIGURE(charged_bytes, "charged: device bytes")      \
     FIGURE(charged_pinned, "charged: host bytes")       \
@@ -63,6 +68,9 @@ struct ledger_source {
 };
 
 struct caid_client *ledger_connect(const struct ledger_source *source);
+
+/* The daemon's open fds. */
+uint64_t ledger_count_fds(const struct ledger_source *source);
 
 /* As it is now, without a flush. */
 struct ledger ledger_take(const struct ledger_source *source);

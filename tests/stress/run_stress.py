@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts a daemon on the software driver, runs one stress program on it, and stops it.
 
-usage: run_stress.py CAID PROGRAM [--fail=RULES] [--delay=US] [--pid] [ARGUMENTS]
+usage: run_stress.py CAID PROGRAM [--fail=RULES] [--delay=US] [--handoff=MODE] [--pid] [ARGUMENTS]
 
-RULES are calls that go wrong in the daemon, as in driver/soft/README.md. The program gets the socket,
-with --pid the daemon's process, and the other arguments. Fails when the program fails, when the
+RULES are calls that go wrong in the daemon, as in driver/soft/README.md; MODE is how streams wait for those of
+other processes, as in caid.conf(5). The program gets the socket, with --pid the daemon's process, and the other
+arguments. Fails when the program fails, when the
 daemon does not stop cleanly, or when either printed a sanitizer's report.
 """
 
@@ -24,6 +25,8 @@ TIMEOUT_S = 30
 CONFIG = """\
 [pool "shared"]
 mode = 0666
+[handoff]
+mode = {}
 """
 
 
@@ -51,6 +54,7 @@ def parse(argv):
     parser.add_argument("program")
     parser.add_argument("--fail")
     parser.add_argument("--delay", default="50")
+    parser.add_argument("--handoff", default="auto")
     parser.add_argument("--pid", action="store_true")
     return parser.parse_known_args(argv)
 
@@ -59,7 +63,7 @@ def main(argv):
     args, rest = parse(argv)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "caid.sock")
-        config = write(os.path.join(folder, "conf"), CONFIG)
+        config = write(os.path.join(folder, "conf"), CONFIG.format(args.handoff))
         log_path = os.path.join(folder, "log")
         env = dict(os.environ, CAID_CUDA_DRIVER="soft", CAID_SOFTCUDA_DELAY_US=args.delay,
                    CAID_SOFTCUDA_JITTER_SEED="1", CAID_SOFTCUDA_UUID=f"GPU-{uuid.uuid4()}")
