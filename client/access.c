@@ -17,6 +17,7 @@ void
 access_table_init(struct access_table *table)
 {
     TAILQ_INIT(&table->unsent);
+    LIST_INIT(&table->all);
 }
 
 /* ---- life ---- */
@@ -35,6 +36,8 @@ access_unref(struct caid_access *access)
 void
 access_set_state(struct caid_access *access, enum access_state state)
 {
+    if (state == ACCESS_OVER && access->state != ACCESS_OVER)
+        LIST_REMOVE(access, of_table);
     access->state = state;
     pthread_cond_broadcast(&access->call.wake);
 }
@@ -156,6 +159,30 @@ access_give_up(struct caid_access *access)
     } else if (access->state == ACCESS_GRANTED) {
         access_send_undone(access);
         access_set_state(access, ACCESS_OVER);
+    }
+}
+
+/* NULL: there is none that can be ended. What another thread has is that thread's. */
+static struct caid_access *
+find_unfinished(struct caid_client *client)
+{
+    struct caid_access *access;
+
+    LIST_FOREACH(access, &client->accesses.all, of_table)
+    if (access->state != ACCESS_BUSY && !access->given_up)
+        return access;
+    return NULL;
+}
+
+void
+access_close(struct caid_client *client)
+{
+    struct caid_access *access;
+
+    while (client->lost.code == 0 && (access = find_unfinished(client))) {
+        access->refs++;
+        access_abandon(access);
+        access_unref(access);
     }
 }
 

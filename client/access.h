@@ -18,7 +18,9 @@
  * Ends must not be lost, nor come in another order than their signals, nor after what is asked
  * later. One that the socket does not take waits in the table, in which the bracket is itself the
  * entry, so that an end needs no memory; access_flush() sends it. So do cancellations of begins
- * that are given up. When the connection ends, the daemon has ended all brackets.
+ * that are given up. A connection that ends leaves its brackets to the daemon, which keeps others out
+ * until the process has exited, since its streams may use the arrays yet: so a client that closes ends them
+ * first.
  */
 #pragma once
 
@@ -42,6 +44,7 @@ struct access_table { /* under the client's lock */
     uint64_t last_id; /* of a bracket */
     struct spin spin; /* for begins */
     struct access_list unsent;
+    LIST_HEAD(, caid_access) all; /* that are not over */
 };
 
 enum access_state {
@@ -58,7 +61,6 @@ struct caid_access {
     /* Fixed. */
     struct lane *lane;    /* NULL: the host's; the caller's reference */
     uint64_t deadline_ns; /* of the whole begin; 0: it does not wait */
-    bool reads;           /* a writer that died is of concern */
     struct msg_begin_params params;
     char names[128]; /* of the arrays, for messages */
 
@@ -73,6 +75,7 @@ struct caid_access {
     bool given_up;  /* by its caller */
     bool is_unsent; /* is in the list: call's cancellation, or while none stands the end */
     TAILQ_ENTRY(caid_access) unsent;
+    LIST_ENTRY(caid_access) of_table;
     struct msg_end_params end;
     struct caid_error failed; /* why it has not begun; code 0: it has, or may */
 
@@ -93,6 +96,9 @@ int access_flush(struct caid_client *client); /* 0, -EAGAIN, -ENOMEM, ... as cal
 bool access_has_unsent(const struct caid_client *client);
 /* The connection has ended. */
 void access_forget_unsent(struct caid_client *client);
+/* The client closes: what is asked for is given up, and what is open abandoned. Drops the lock
+ * meanwhile. */
+void access_close(struct caid_client *client);
 
 /* Sets up the request. */
 void access_prepare(struct caid_access *access);
@@ -105,6 +111,9 @@ void access_send_undone(struct caid_access *access);
 /* What is asked for is given up: cancelled, or given back. Under the client's lock, which it drops
  * meanwhile. */
 void access_give_up(struct caid_access *access);
+/* Ends what is open as abandoned, and gives up what is asked for. Under the client's lock, which it drops
+ * meanwhile. */
+void access_abandon(struct caid_access *access);
 /* Another state, which whoever waits for it is told. Under the client's lock. */
 void access_set_state(struct caid_access *access, enum access_state state);
 void access_unref(struct caid_access *access);

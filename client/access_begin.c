@@ -117,7 +117,6 @@ access_new(struct caid_client *client, const struct caid_access_options *options
         return NULL;
     access->client = client_ref(client);
     access->refs = 1;
-    access->reads = options->n_reads > 0;
     access->deadline_ns = options->nowait ? 0
                                           : deadline_of(timeout_ns ? timeout_ns : CAID_FOREVER);
     access->params.timeout_ns = timeout_ns;
@@ -173,6 +172,7 @@ ask(struct caid_access *access, struct caid_error *error)
     if (r == 0) {
         access->standing = true;
         access->refs++;
+        LIST_INSERT_HEAD(&client->accesses.all, access, of_table);
     }
     client_leave(client);
     return r;
@@ -239,11 +239,11 @@ wait_for_fences(struct caid_access *access, uint64_t deadline_ns, struct caid_er
 
     while (r == 0 && access->more)
         r = access_ask_for_more(access, &why);
-    if (r == 0 && access->n_fences > 0)
-        r = lane_wait(access->client, access->lane, access->fences, access->n_fences,
-                      access->reads, until_ns, &why);
+    if (r == 0)
+        r = lane_wait(access->client, access->lane, access->fences, access->n_fences, until_ns,
+                      &why);
     if (r > 0)
-        return access->reads ? access_fail_abandoned(access, error) : 0;
+        return access_fail_abandoned(access, error);
     if (r == 0 || why.code != CAID_ERR_TIMEOUT)
         return r < 0 ? fail_again(error, &why) : 0;
     if (clock_now_ns() < access->deadline_ns)

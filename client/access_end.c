@@ -83,13 +83,14 @@ take_open(struct caid_access *access, struct caid_error *error)
 {
     struct caid_client *client = access->client;
 
+    if (client->lost.code != 0) { /* it was ended with the connection */
+        if (access->state == ACCESS_OPEN)
+            access_set_state(access, ACCESS_OVER);
+        return fail_again(error, &client->lost);
+    }
     if (access->state != ACCESS_OPEN)
         return fail(error, CAID_ERR_INVALID, "%s: the bracket has %s", access->names,
                     access->begun ? "ended" : "not begun");
-    if (client->lost.code != 0) { /* the daemon has ended it */
-        access_set_state(access, ACCESS_OVER);
-        return fail_again(error, &client->lost);
-    }
     access_set_state(access, ACCESS_BUSY);
     return 0;
 }
@@ -138,6 +139,14 @@ caid_access_abandon(struct caid_access *access, struct caid_error *error)
 }
 
 void
+access_abandon(struct caid_access *access)
+{
+    if (access->state == ACCESS_OPEN)
+        end(access, true, NULL);
+    access_give_up(access);
+}
+
+void
 caid_access_free(struct caid_access *access)
 {
     if (!access)
@@ -150,9 +159,7 @@ caid_access_free(struct caid_access *access)
         return;
     }
     client_enter_anyway(client);
-    if (access->state == ACCESS_OPEN)
-        end(access, true, NULL);
-    access_give_up(access);
+    access_abandon(access);
     pthread_mutex_unlock(&client->lock);
     access_let_go(access);
     pthread_mutex_lock(&client->lock);
@@ -162,7 +169,7 @@ caid_access_free(struct caid_access *access)
 
 /* ---- what it has read ---- */
 
-/* Whether a fence is lost: 1. What cannot be is CAID_ERR_PROTOCOL. */
+/* Whether a fence is lost of what it read: 1. What cannot be is CAID_ERR_PROTOCOL. */
 static int
 look_for_loss(const struct caid_access *access, struct caid_error *error)
 {
@@ -172,7 +179,7 @@ look_for_loss(const struct caid_access *access, struct caid_error *error)
         int r = fence_look(&access->fences[i], true, &state, error);
         if (r < 0)
             return r;
-        if (state == FENCE_LOST)
+        if (state == FENCE_LOST && access->fences[i].data)
             return 1;
     }
     return 0;
@@ -200,8 +207,6 @@ caid_access_check(struct caid_access *access, struct caid_error *error)
         return r;
     if (!has_begun(access))
         return fail(error, CAID_ERR_INVALID, "%s: the bracket has not begun", access->names);
-    if (!access->reads)
-        return 0; /* what was there before is of no concern */
     r = look_for_loss(access, error);
     return r > 0 ? access_fail_abandoned(access, error) : r;
 }

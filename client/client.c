@@ -23,14 +23,14 @@ client_ref(struct caid_client *client)
 static void
 client_abandon(struct caid_client *client)
 {
-    if (pthread_mutex_trylock(&client->lock) == 0) {
-        block_table_abandon(&client->blocks);
-        page_table_deinit(client, true);
-        pthread_mutex_unlock(&client->lock);
-    }
     if (pthread_mutex_trylock(&client->lanes.lock) == 0) {
         lane_table_deinit(&client->lanes);
         pthread_mutex_unlock(&client->lanes.lock);
+    }
+    if (pthread_mutex_trylock(&client->lock) == 0) {
+        block_table_abandon(&client->blocks);
+        page_table_abandon(client);
+        pthread_mutex_unlock(&client->lock);
     }
     gpu_abandon(&client->gpu);
 }
@@ -40,11 +40,9 @@ client_abandon(struct caid_client *client)
 static void
 give_gpu_back(struct caid_client *client)
 {
-    bool busy = pages_are_busy(client);
-
-    page_table_deinit(client, busy);
+    client->keeps |= pages_are_busy(client);
     lane_table_deinit(&client->lanes);
-    client->keeps |= busy;
+    page_table_deinit(client);
     if (client->keeps)
         block_table_abandon(&client->blocks);
     gpu_deinit(&client->gpu, client->keeps);
@@ -201,8 +199,11 @@ caid_client_close(struct caid_client *client)
     if (!client)
         return;
     if (!fork_guard_crossed(&client->guard)) {
-        lanes_close(client);
         client_enter_anyway(client);
+        access_close(client);
+        pthread_mutex_unlock(&client->lock);
+        lanes_close(client);
+        pthread_mutex_lock(&client->lock);
         reaper_stop(client);
         block_tidy(client, true); /* the daemon is to know that nothing is mapped here */
         pages_close(client);

@@ -51,6 +51,7 @@ fences_take(struct caid_client *client, const struct msg_fence *fences, uint32_t
         ret[i] = (struct fence){
             .page = page_ref(page),
             .slot = (uint32_t)fences[i].slot,
+            .data = fences[i].data,
             .value = fences[i].value,
         };
     }
@@ -112,7 +113,7 @@ look_at_living(const struct fence *fence, const struct known *known, uint64_t do
         return fail_page(fence, error, "it was dead, and counts again", done);
     if (done < known->seen)
         return fail_page(fence, error, "it runs backwards", done);
-    if (on_its_way > TIMELINE_DEAD)
+    if (on_its_way > TIMELINE_VALUE_MAX && on_its_way != TIMELINE_DEAD_SUBMITTED)
         return fail_page(fence, error, "more was submitted than there is", on_its_way);
     note_seen(known->slot, known->seen, done);
     if (done >= fence->value)

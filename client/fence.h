@@ -19,6 +19,8 @@ struct caid_client;
 struct fence {
     struct page *page; /* NULL: none */
     uint32_t slot;
+    bool data;     /* what came before it is read: its loss is told of */
+    bool enqueued; /* by lane_wait(): the stream waits for it */
     uint64_t value;
 };
 

@@ -75,6 +75,8 @@ give_slot_up(struct lane *lane)
 static void
 lane_free(struct lane *lane)
 {
+    while (lane->n_waits > 0)
+        fence_drop(&lane->waits[--lane->n_waits]);
     if (lane->waits != lane->few_waits)
         free(lane->waits);
     pthread_mutex_destroy(&lane->lock);
@@ -281,9 +283,7 @@ get_in_context(struct caid_client *client, const struct stream *stream, struct l
 {
     struct identity identity = {0};
 
-    int r = stream_check_not_capturing(client, stream, error);
-    if (r == 0)
-        r = identify(stream->drv, (uintptr_t)stream->handle, stream->context, &identity, error);
+    int r = identify(stream->drv, (uintptr_t)stream->handle, stream->context, &identity, error);
     if (r < 0)
         return r;
     *ret = find_lane_locked(&client->lanes, identity.id, identity.key);
@@ -325,12 +325,15 @@ int
 lane_enter(struct caid_client *client, const struct lane *lane, struct stream *ret,
            struct caid_error *error)
 {
-    struct identity now = {0};
+    bool special = stream_is_special((uintptr_t)lane->handle);
+    struct identity now = {.id = lane->id};
 
     int r = stream_enter_context(client, lane->handle, lane->context, ret, error);
-    if (r < 0 || !stream_is_special((uintptr_t)lane->handle))
+    if (r < 0)
         return r;
-    r = identify(ret->drv, (uintptr_t)lane->handle, lane->context, &now, error);
+    r = stream_check_not_capturing(client, ret, error);
+    if (r == 0 && special)
+        r = identify(ret->drv, (uintptr_t)lane->handle, lane->context, &now, error);
     if (r == 0 && now.id != lane->id)
         r = fail(
             error, CAID_ERR_INVALID,
@@ -343,10 +346,13 @@ lane_enter(struct caid_client *client, const struct lane *lane, struct stream *r
 
 /* ---- slots ---- */
 
+/* Full, or killed. */
 static bool
-slot_is_full(const struct page *page, uint32_t slot)
+slot_is_over(const struct page *page, uint32_t slot)
 {
-    return timeline_submitted(&page->slots[slot]) >= TIMELINE_VALUE_MAX;
+    const struct timeline_slot *s = &page->slots[slot];
+
+    return timeline_is_dead(s) || timeline_submitted(s) >= TIMELINE_VALUE_MAX;
 }
 
 /* An event is recorded in one context only. */
@@ -355,7 +361,7 @@ slot_suits(const struct page *page, uint32_t slot, const struct lane *lane)
 {
     const struct page_slot *of_slot = &page->of_slot[slot];
 
-    return !slot_is_full(page, slot) && page_slot_has_landed(page, slot) &&
+    return !slot_is_over(page, slot) && page_slot_has_landed(page, slot) &&
            (!of_slot->event_context || of_slot->event_context == lane->context);
 }
 
@@ -406,7 +412,7 @@ find_slot(struct lane_table *table, struct lane *lane, bool of_others)
 static bool
 has_slot(const struct lane *lane)
 {
-    return lane->page && !slot_is_full(lane->page, lane->slot) &&
+    return lane->page && !slot_is_over(lane->page, lane->slot) &&
            (!lane->key || page_slot_has_landed(lane->page, lane->slot));
 }
 
@@ -433,6 +439,7 @@ need_slot(struct caid_client *client, struct lane *lane, struct caid_error *erro
         pthread_mutex_lock(&table->lock);
         LIST_INSERT_HEAD(&table->pages, page, of_lanes);
         pthread_mutex_unlock(&table->lock);
+        page_unref(page); /* it stays until the client closes */
     }
     return 0;
 }
@@ -451,9 +458,7 @@ static int
 signal_lane(struct caid_client *client, struct lane *lane, const struct stream *stream,
             struct fence *ret, struct caid_error *error)
 {
-    int r = stream_check_not_capturing(client, stream, error);
-    if (r == 0)
-        r = need_slot(client, lane, error);
+    int r = need_slot(client, lane, error);
     if (r == 0)
         r = check_open(client, error);
     if (r < 0)
@@ -461,7 +466,10 @@ signal_lane(struct caid_client *client, struct lane *lane, const struct stream *
     uint64_t value = timeline_submitted(&lane->page->slots[lane->slot]) + 1;
     r = lane_enqueue_signal(client, lane, stream, lane->page, lane->slot, value, error);
     if (r == 0)
-        *ret = (struct fence){page_ref(lane->page), lane->slot, value};
+        *ret = (struct fence){.page = page_ref(lane->page),
+                              .slot = lane->slot,
+                              .value = value,
+                              .data = true};
     return r;
 }
 

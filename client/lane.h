@@ -47,11 +47,6 @@ int handoff_find(struct msg_str name);
 /* Fences that a lane has room for before it asks for memory. */
 #define LANE_WAITS 8
 
-struct lane_wait {
-    struct fence fence;
-    bool heed; /* it matters whether it is lost */
-};
-
 struct lane {
     RB_ENTRY(lane) entry;
 
@@ -70,9 +65,9 @@ struct lane {
     /* Under lock. */
     struct page *page; /* whose slot it has, or NULL; under lanes.lock, too */
     uint32_t slot;
-    struct lane_wait *waits; /* enqueued, and not known to have passed */
+    struct fence *waits; /* enqueued, and not known to have passed */
     size_t n_waits, waits_capacity;
-    struct lane_wait few_waits[LANE_WAITS];
+    struct fence few_waits[LANE_WAITS];
     bool lost;      /* it was let go from one that is lost, and nobody was told yet */
     bool destroyed; /* nobody will ask */
 };
@@ -91,14 +86,14 @@ void lane_table_init(struct lane_table *table);
 /* The client closes: nothing is signalled any more when it returns; a lane that is held up for long is not
  * waited for. Under no lock. */
 void lanes_close(struct caid_client *client);
-/* Frees them, without looking at their fences; nobody else uses the client. */
+/* Frees them; nobody else uses the client. */
 void lane_table_deinit(struct lane_table *table);
 
 /* The lane of a stream, to be given back by lane_put(). device: the index whose primary context 1 and 2 mean
  * where none is current. CAID_ERR_INVALID: 0, or a stream that captures a graph. */
 int lane_get(struct caid_client *client, uint64_t stream, int32_t device, struct lane **ret,
              struct caid_error *error);
-/* The same without making one; *ret NULL: caid does not know the stream. It may capture. */
+/* The same without making one; *ret NULL: caid does not know the stream. */
 int lane_find(struct caid_client *client, uint64_t stream, int32_t device, struct lane **ret,
               struct caid_error *error);
 void lane_put(struct lane *lane);
@@ -127,16 +122,17 @@ int lane_signal_slot(struct caid_client *client, struct lane *lane, struct page 
 
 /*
  * What is enqueued on the lane from here on comes after all the fences, whose signals have been submitted, as the
- * daemon says. lane NULL: holds the host until they have passed; so it does where streams cannot wait
- * (caid_client_devices()), for which deadline_ns is: CAID_ERR_TIMEOUT. 1: one of them was lost by now; the
- * others have been seen to all the same. Of those that are lost later lane_check() tells, if `heed`. The
- * lane is not locked. No fence is consumed. After an error some waits may have been enqueued.
+ * daemon says. lane NULL: holds the host until they have passed; so it does for those that streams cannot
+ * wait for (caid_client_devices()), for which deadline_ns is: CAID_ERR_TIMEOUT. 1: one that is `data` was
+ * lost by now; the others have been seen to all the same. Of those that are lost later lane_check() tells. The
+ * lane is not locked. No fence is consumed; what is enqueued is marked so, for the case that it is called
+ * again with the same ones after CAID_ERR_TIMEOUT.
  */
-int lane_wait(struct caid_client *client, struct lane *lane, const struct fence *fences,
-              size_t n, bool heed, uint64_t deadline_ns, struct caid_error *error);
+int lane_wait(struct caid_client *client, struct lane *lane, struct fence *fences, size_t n,
+              uint64_t deadline_ns, struct caid_error *error);
 
 /* The same for one that may not have been submitted yet, by stream memory operations. */
-int lane_wait_ahead(struct caid_client *client, struct lane *lane, const struct fence *fence,
+int lane_wait_ahead(struct caid_client *client, struct lane *lane, struct fence *fence,
                     struct caid_error *error);
 
 /* CAID_ERR_ABANDONED, once: since it was last told so, the lane was let go from a fence that is lost. */
@@ -148,7 +144,8 @@ bool lanes_are_waiting(struct caid_client *client);
 
 /* ---- within lane*.c: under the lane's lock ---- */
 
-/* Enters its stream, which 1 and 2 are only in some contexts and threads. */
+/* Enters its stream, which 1 and 2 are only in some contexts and threads. CAID_ERR_INVALID: also where it
+ * captures a graph by now. */
 int lane_enter(struct caid_client *client, const struct lane *lane, struct stream *ret,
                struct caid_error *error);
 /* Lets go of what it does not wait for any more. */

@@ -48,10 +48,12 @@ wait_value(struct caid_client *client, const struct lane *lane, const struct str
 
 /* ---- by the host ---- */
 
-/* A value that a stream is to reach. Allocated for each, since values need not follow one another, and
- * owned by the driver until it calls back. */
+/* A value that a stream is to reach, with a reference to the page. Allocated for each, since values need not
+ * follow one another, and owned by the driver until it calls back: which may be after the page was let go,
+ * and the client, where the context has died. */
 struct arrival {
-    struct timeline_slot *slot;
+    struct page *page;
+    uint32_t slot;
     uint64_t value;
 };
 
@@ -61,13 +63,15 @@ static void
 arrive(CUstream stream, CUresult result, void *data)
 {
     struct arrival arrival = *(struct arrival *)data;
+    struct timeline_slot *slot = &arrival.page->slots[arrival.slot];
 
     (void)stream;
     free(data);
     if (result != CUDA_SUCCESS)
-        slot_kill(arrival.slot);
-    else if (atomic_load_explicit(&arrival.slot->done, memory_order_relaxed) < arrival.value)
-        atomic_store_explicit(&arrival.slot->done, arrival.value, memory_order_release);
+        slot_kill(slot);
+    else
+        slot_raise(&slot->done, arrival.value);
+    page_unref(arrival.page);
 }
 
 static int
@@ -78,11 +82,12 @@ add_arrival(struct caid_client *client, const struct stream *stream, struct page
 
     if (!arrival)
         return fail_errno(error, ENOMEM, "no memory for a signal");
-    *arrival = (struct arrival){&page->slots[slot], value};
+    *arrival = (struct arrival){page_ref(page), slot, value};
     CUresult result = stream->drv->cu.cuStreamAddCallback(stream->handle, arrive, arrival, 0);
     if (result == CUDA_SUCCESS)
         return 0;
     free(arrival);
+    page_unref(page);
     return stream_fail(client, stream, "cuStreamAddCallback", result, signalling, error);
 }
 
@@ -211,8 +216,9 @@ lane_enqueue_signal(struct caid_client *client, struct lane *lane, const struct 
     if (r < 0)
         return r;
     page->of_slot[slot].context = lane->context;
-    atomic_store_explicit(&page->slots[slot].submitted, value, memory_order_release);
+    slot_raise(&page->slots[slot].submitted, value);
     slot_wake(&page->slots[slot]);
+    page_watch(client);
     return 0;
 }
 

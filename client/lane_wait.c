@@ -14,13 +14,13 @@
 
 /* A page that cannot be believed tells nothing: the stream may still wait. */
 static bool
-is_over(struct lane *lane, const struct lane_wait *wait)
+is_over(struct lane *lane, const struct fence *fence)
 {
     enum fence_state state;
 
-    if (fence_look(&wait->fence, true, &state, NULL) < 0 || state == FENCE_PENDING)
+    if (fence_look(fence, true, &state, NULL) < 0 || state == FENCE_PENDING)
         return false;
-    lane->lost |= state == FENCE_LOST && wait->heed;
+    lane->lost |= state == FENCE_LOST && fence->data;
     return true;
 }
 
@@ -32,19 +32,18 @@ lane_settle(struct lane *lane)
             i++;
             continue;
         }
-        fence_drop(&lane->waits[i].fence);
+        fence_drop(&lane->waits[i]);
         lane->waits[i] = lane->waits[--lane->n_waits];
     }
 }
 
 /* Of a slot it waits for the highest value. */
-static struct lane_wait *
-find_wait(struct lane *lane, const struct fence *fence, bool heed)
+static struct fence *
+find_wait(struct lane *lane, const struct fence *fence)
 {
     for (size_t i = 0; i < lane->n_waits; i++) {
-        struct lane_wait *wait = &lane->waits[i];
-        if (wait->fence.page == fence->page && wait->fence.slot == fence->slot &&
-            wait->heed == heed)
+        struct fence *wait = &lane->waits[i];
+        if (wait->page == fence->page && wait->slot == fence->slot && wait->data == fence->data)
             return wait;
     }
     return NULL;
@@ -54,7 +53,7 @@ static int
 grow_waits(struct lane *lane)
 {
     size_t capacity = lane->waits_capacity * 2;
-    struct lane_wait *waits = malloc(capacity * sizeof(*waits));
+    struct fence *waits = malloc(capacity * sizeof(*waits));
 
     if (!waits)
         return -ENOMEM;
@@ -75,108 +74,93 @@ reserve_wait(struct lane *lane, struct caid_error *error)
 }
 
 static void
-note_wait(struct lane *lane, const struct fence *fence, bool heed)
+note_wait(struct lane *lane, const struct fence *fence)
 {
-    struct lane_wait *wait = find_wait(lane, fence, heed);
+    struct fence *wait = find_wait(lane, fence);
 
     if (!wait)
-        lane->waits[lane->n_waits++] = (struct lane_wait){fence_ref(fence), heed};
-    else if (wait->fence.value < fence->value)
-        wait->fence.value = fence->value;
+        lane->waits[lane->n_waits++] = fence_ref(fence);
+    else if (wait->value < fence->value)
+        wait->value = fence->value;
 }
 
 /* ---- waiting ---- */
 
-/* What waits of streams come to. */
-struct outcome {
-    bool lost, for_host;
-};
+/* The stream's own comes before what it is to do next. Of a stream that is known by its handle alone nobody
+ * can say that it is the same. */
+static bool
+is_own(const struct lane *lane, const struct fence *fence)
+{
+    return fence->page == lane->page && fence->slot == lane->slot && !lane->key;
+}
 
+/* What the stream cannot wait for stays: the host does. */
 static int
 enqueue_pending(struct caid_client *client, struct lane *lane, const struct stream *stream,
-                const struct fence *fence, bool heed, struct outcome *outcome,
-                struct caid_error *error)
+                struct fence *fence, struct caid_error *error)
 {
-    if (fence->page == lane->page && fence->slot == lane->slot)
-        return 0; /* the stream's own: it comes after that */
     int r = reserve_wait(lane, error);
     if (r == 0)
         r = lane_enqueue_wait(client, lane, stream, fence, error);
     if (r == 0)
-        note_wait(lane, fence, heed);
-    outcome->for_host |= r > 0;
+        note_wait(lane, fence);
+    fence->enqueued = r == 0;
     return r < 0 ? r : 0;
 }
 
 static int
 enqueue_fence(struct caid_client *client, struct lane *lane, const struct stream *stream,
-              const struct fence *fence, bool heed, struct outcome *outcome,
-              struct caid_error *error)
+              struct fence *fence, struct caid_error *error)
 {
     enum fence_state state;
 
+    if (fence->enqueued)
+        return 0;
     int r = fence_look(fence, true, &state, error);
-    if (r < 0)
+    if (r < 0 || state != FENCE_PENDING)
         return r;
-    outcome->lost |= state == FENCE_LOST;
-    return state == FENCE_PENDING
-               ? enqueue_pending(client, lane, stream, fence, heed, outcome, error)
-               : 0;
+    fence->enqueued = is_own(lane, fence);
+    return fence->enqueued ? 0 : enqueue_pending(client, lane, stream, fence, error);
 }
 
 static int
-enqueue_fences(struct caid_client *client, struct lane *lane, const struct fence *fences,
-               size_t n, bool heed, struct outcome *outcome, struct caid_error *error)
+enqueue_fences(struct caid_client *client, struct lane *lane, struct fence *fences, size_t n,
+               struct caid_error *error)
 {
     struct stream stream;
 
+    lane_lock(lane);
     int r = lane_enter(client, lane, &stream, error);
-    if (r < 0)
-        return r;
-    lane_settle(lane);
-    for (size_t i = 0; r == 0 && i < n; i++)
-        r = enqueue_fence(client, lane, &stream, &fences[i], heed, outcome, error);
-    stream_leave(&stream);
+    if (r == 0) {
+        lane_settle(lane);
+        for (size_t i = 0; r == 0 && i < n; i++)
+            r = enqueue_fence(client, lane, &stream, &fences[i], error);
+        stream_leave(&stream);
+    }
+    lane_unlock(lane);
     return r;
 }
 
-static int
-wait_on_host(const struct fence *fences, size_t n, uint64_t deadline_ns, bool *lost,
-             struct caid_error *error)
+int
+lane_wait(struct caid_client *client, struct lane *lane, struct fence *fences, size_t n,
+          uint64_t deadline_ns, struct caid_error *error)
 {
-    for (size_t i = 0; i < n; i++) {
-        int r = fence_wait(&fences[i], true, deadline_ns, error);
-        if (r < 0)
-            return r;
-        *lost |= r > 0;
+    bool lost = false;
+
+    int r = lane && n > 0 ? enqueue_fences(client, lane, fences, n, error) : 0;
+    for (size_t i = 0; r >= 0 && i < n; i++) {
+        if (fences[i].enqueued)
+            continue;
+        r = fence_wait(&fences[i], true, deadline_ns, error);
+        lost |= r > 0 && fences[i].data;
     }
-    return 0;
+    return r < 0 ? r : lost;
 }
 
 int
-lane_wait(struct caid_client *client, struct lane *lane, const struct fence *fences, size_t n,
-          bool heed, uint64_t deadline_ns, struct caid_error *error)
-{
-    struct outcome outcome = {.for_host = !lane || lane->handoff == HANDOFF_HOST};
-    int r = 0;
-
-    if (n == 0)
-        return 0;
-    if (!outcome.for_host) {
-        lane_lock(lane);
-        r = enqueue_fences(client, lane, fences, n, heed, &outcome, error);
-        lane_unlock(lane);
-    }
-    if (r == 0 && outcome.for_host)
-        r = wait_on_host(fences, n, deadline_ns, &outcome.lost, error);
-    return r < 0 ? r : outcome.lost;
-}
-
-int
-lane_wait_ahead(struct caid_client *client, struct lane *lane, const struct fence *fence,
+lane_wait_ahead(struct caid_client *client, struct lane *lane, struct fence *fence,
                 struct caid_error *error)
 {
-    struct outcome outcome = {0};
     struct stream stream;
     enum fence_state state;
 
@@ -186,9 +170,7 @@ lane_wait_ahead(struct caid_client *client, struct lane *lane, const struct fenc
     lane_lock(lane);
     r = lane_enter(client, lane, &stream, error);
     if (r == 0) {
-        pthread_mutex_lock(&client->pages.quiet);
-        r = enqueue_pending(client, lane, &stream, fence, true, &outcome, error);
-        pthread_mutex_unlock(&client->pages.quiet);
+        r = enqueue_pending(client, lane, &stream, fence, error);
         stream_leave(&stream);
     }
     lane_unlock(lane);

@@ -25,7 +25,6 @@ page_table_init(struct page_table *table)
     RB_INIT(&table->tree);
     LIST_INIT(&table->all);
     table->due = UINT64_MAX;
-    pthread_mutex_init(&table->quiet, NULL);
 }
 
 struct page *
@@ -42,16 +41,28 @@ page_ref(struct page *page)
     return page;
 }
 
+static void
+page_forget(struct page *page)
+{
+    pthread_mutex_destroy(&page->lock);
+    free(page);
+}
+
 void
 page_unref(struct page *page)
 {
-    atomic_fetch_sub_explicit(&page->refs, 1, memory_order_release);
+    if (atomic_fetch_sub_explicit(&page->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    if (!page->registered)
+        munmap(page->slots, TIMELINE_PAGE_BYTES);
+    page_forget(page);
 }
 
+/* By nobody but the table. */
 static bool
 is_unused(const struct page *page)
 {
-    return atomic_load_explicit(&page->refs, memory_order_acquire) == 0;
+    return atomic_load_explicit(&page->refs, memory_order_acquire) == 1;
 }
 
 /* ---- slots ---- */
@@ -84,8 +95,8 @@ pages_kill_context(struct caid_client *client, CUcontext context)
     pthread_mutex_unlock(&client->lock);
 }
 
-static bool
-all_landed(const struct page *page)
+bool
+page_has_landed(const struct page *page)
 {
     for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
         if (!page_slot_has_landed(page, i))
@@ -147,10 +158,12 @@ page_add(struct caid_client *client, uint64_t id, int fd, bool own)
     }
     page->id = id;
     page->own = own;
+    atomic_init(&page->refs, 1);
     pthread_mutex_init(&page->lock, NULL);
     RB_INSERT(page_tree, &table->tree, page);
     LIST_INSERT_HEAD(&table->all, page, of_table);
-    page_look_by(table, clock_now_ns() + PAGE_TICK_NS);
+    if (!own)
+        page_look_by(table, clock_now_ns() + PAGE_TICK_NS);
     return 0;
 }
 
@@ -308,24 +321,6 @@ page_address(struct caid_client *client, struct page *page, uint32_t slot, uint3
     return 0;
 }
 
-/* A range that is still registered is not unmapped: the driver would take it for that of what is
- * mapped there next. It is lost instead. */
-static bool
-page_unregister(struct caid_client *client, struct page *page)
-{
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    struct caid_error why = {0};
-    const struct drv *drv;
-
-    if (gpu_push_place(client, page->place, &drv, &why) < 0)
-        return gpu_is_gone((CUresult)why.cuda_result);
-    drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
-    CUresult result = drv->cu.cuMemHostUnregister(page->slots);
-    drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
-    gpu_pop(drv);
-    return result == CUDA_SUCCESS || gpu_is_dead(result);
-}
-
 static void
 destroy_events(struct caid_client *client, struct page *page)
 {
@@ -334,23 +329,16 @@ destroy_events(struct caid_client *client, struct page *page)
             client->gpu.drv->cu.cuEventDestroy(page->of_slot[i].event);
 }
 
-static void
-page_forget(struct page *page)
-{
-    pthread_mutex_destroy(&page->lock);
-    free(page);
-}
-
-/* Of its own, who still waits is let go: no value will come. */
+/* Of its own, who still waits is let go: no value will come, unless it is on its way. */
 void
-page_free(struct caid_client *client, struct page *page)
+page_let_go(struct caid_client *client, struct page *page)
 {
-    for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
-        slot_kill(&page->slots[i]);
-    destroy_events(client, page);
-    if (!page->registered || page_unregister(client, page))
-        munmap(page->slots, TIMELINE_PAGE_BYTES);
-    page_forget(page);
+    if (!page->own || page_has_landed(page)) {
+        for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
+            slot_kill(&page->slots[i]);
+        destroy_events(client, page);
+    }
+    page_unref(page);
 }
 
 /* ---- dropping ---- */
@@ -358,8 +346,8 @@ page_free(struct caid_client *client, struct page *page)
 bool
 page_can_go(const struct page *page)
 {
-    return is_unused(page) &&
-           (page->own ? page->unwanted && all_landed(page) : page->unwanted || is_dead(page));
+    return is_unused(page) && (page->own ? page->unwanted && page_has_landed(page)
+                                         : page->unwanted || is_dead(page));
 }
 
 void
@@ -423,22 +411,29 @@ pages_are_busy(struct caid_client *client)
     struct page *page;
 
     LIST_FOREACH(page, &client->pages.all, of_table)
-    if (page->own && !all_landed(page))
+    if (page->own && !page_has_landed(page))
         return true;
     return lanes_are_waiting(client);
 }
 
 void
-page_table_deinit(struct caid_client *client, bool keep)
+page_table_deinit(struct caid_client *client)
 {
-    struct page_table *table = &client->pages;
     struct page *page;
 
-    while ((page = LIST_FIRST(&table->all))) {
+    while ((page = LIST_FIRST(&client->pages.all))) {
         page_take_out(client, page);
-        if (keep)
-            page_forget(page);
-        else
-            page_free(client, page);
+        page_let_go(client, page);
+    }
+}
+
+void
+page_table_abandon(struct caid_client *client)
+{
+    struct page *page;
+
+    while ((page = LIST_FIRST(&client->pages.all))) {
+        page_take_out(client, page);
+        page_forget(page);
     }
 }

@@ -12,14 +12,18 @@
  *
  * Life. An own page is either one of the streams' slots (lane.h), which it is until the client closes, or a
  * named timeline's, until that is closed and all its signals have come. Other clients' pages go when nobody
- * here needs them and they are dead, or were a timeline's that is closed. Pages go on the client's
- * thread (reaper.h) while no stream waits on behalf of this client: cuMemHostUnregister() waits for
- * streams that wait. What a stream may still wait on, or store to, when the client goes stays mapped
- * and registered until the process exits.
+ * here needs them and they are dead, or were a timeline's that is closed. They go on the client's
+ * thread (reaper.h).
  *
- * The table is under the client's lock, which nobody needs who has a reference to the page: `refs`, of
- * every fence (fence.h) and of timelines. Only taking a reply makes the first reference. The
- * registration is under page->lock, the last in the order of locks, held over driver calls.
+ * What is registered stays so, and mapped, until the process exits: cuMemHostUnregister() waits for every
+ * stream of the process that waits for something, of other libraries, too, which may be for ever. That is
+ * 4 KiB of page-locked memory for each page that a stream here has signalled in or waited on. What was
+ * never registered is unmapped.
+ *
+ * The table is under the client's lock, which nobody needs who has a reference to the page: `refs`, the
+ * table's and those of every fence (fence.h), of timelines and of what a stream is to call back for. Only
+ * taking a reply makes the first one that is not the table's; the last one unmaps. The registration is
+ * under page->lock, the last in the order of locks, held over driver calls.
  */
 #pragma once
 
@@ -102,9 +106,7 @@ struct page_table { /* under the client's lock */
     size_t n_to_drop; /* PAGE_TO_DROP */
     uint64_t due;     /* when page_tidy() has something to do */
     bool tidying;
-    /* Held while pages are unregistered; who makes a stream wait for what has not been submitted does
-     * so under it. Not the client's lock, and taken before page->lock. */
-    pthread_mutex_t quiet;
+    atomic_bool ticking; /* it is looked at again and again: page_watch() */
 };
 
 void page_table_init(struct page_table *table);
@@ -121,6 +123,7 @@ struct page *page_find(struct caid_client *client, uint64_t id);
 /* ---- any time ---- */
 
 struct page *page_ref(struct page *page);
+/* No driver calls, and no locks: also for threads of the driver's. */
 void page_unref(struct page *page);
 
 /* Asks the daemon for a page of the client's own, and maps it. With one reference. */
@@ -147,7 +150,20 @@ static inline bool
 page_slot_has_landed(const struct page *page, uint32_t slot)
 {
     const struct timeline_slot *s = &page->slots[slot];
-    return atomic_load_explicit(&s->done, memory_order_acquire) >= timeline_submitted(s);
+    return timeline_is_dead(s) ||
+           atomic_load_explicit(&s->done, memory_order_acquire) >= timeline_submitted(s);
+}
+
+/* Stores a value of an own slot, `done` or `submitted`, unless the slot has been killed meanwhile. */
+static inline void
+slot_raise(_Atomic uint64_t *word, uint64_t value)
+{
+    uint64_t was = atomic_load_explicit(word, memory_order_relaxed);
+
+    while (was < value &&
+           !atomic_compare_exchange_weak_explicit(word, &was, value, memory_order_release,
+                                                  memory_order_relaxed))
+        ;
 }
 
 /* Own slots: everyone who waits for values that have not come is let go. */
@@ -162,6 +178,9 @@ void pages_kill_context(struct caid_client *client, CUcontext context);
 /* Sends what is to be dropped: 0, -EAGAIN, -ENOMEM, ... as call_flush(). Under lock. */
 int page_flush(struct caid_client *client);
 bool page_has_unsent(const struct caid_client *client);
+/* A value has been submitted: the client's thread looks whether what is to signal it lives. Not under the
+ * client's lock. */
+void page_watch(struct caid_client *client);
 /* When page_tidy() has something to do: a time, 0 for now, UINT64_MAX for never. Under lock. */
 uint64_t page_due(const struct caid_client *client);
 /* Drops pages that can go, frees those that have been dropped, and gives up what dead contexts were to
@@ -184,16 +203,19 @@ page_look_by(struct page_table *table, uint64_t time)
 bool page_can_go(const struct page *page);
 /* The daemon is to be told that it is not needed. Under lock. */
 void page_drop(struct caid_client *client, struct page *page);
-/* Takes it out of the table, in which nobody finds it any more; under lock. Then frees it: driver
- * calls. */
+/* Takes it out of the table, in which nobody finds it any more; under lock. Then gives the table's reference
+ * back: driver calls. */
 void page_take_out(struct caid_client *client, struct page *page);
-void page_free(struct caid_client *client, struct page *page);
+void page_let_go(struct caid_client *client, struct page *page);
+/* Whether all values of an own page's slots have come, or none will any more. */
+bool page_has_landed(const struct page *page);
 
 /* The client closes: its own pages are given up, so that whoever waits for them is let go when what is on
  * its way has come. Under lock; sends. */
 void pages_close(struct caid_client *client);
 /* Whether a stream may still wait on a page, or store to one. Nobody else uses the client. */
 bool pages_are_busy(struct caid_client *client);
-/* Frees them; keep: memory and registrations stay, only what the books take goes (in a child after fork(),
- * too, in which the mappings are not). */
-void page_table_deinit(struct caid_client *client, bool keep);
+/* Lets go of them. */
+void page_table_deinit(struct caid_client *client);
+/* In a child after fork(), in which the mappings are not. */
+void page_table_abandon(struct caid_client *client);

@@ -97,7 +97,7 @@ find_freeable(struct caid_client *client)
     return NULL;
 }
 
-/* Under the client's lock, which it drops. */
+/* Under the client's lock, which it drops meanwhile. */
 static size_t
 free_pages(struct caid_client *client)
 {
@@ -107,27 +107,10 @@ free_pages(struct caid_client *client)
     while ((page = find_freeable(client))) {
         page_take_out(client, page);
         pthread_mutex_unlock(&client->lock);
-        page_free(client, page);
+        page_let_go(client, page);
         pthread_mutex_lock(&client->lock);
         n++;
     }
-    return n;
-}
-
-/* Not while a stream waits: unregistering would wait for it. One that is made to wait from now on waits for
- * what has been submitted, or is held up by `quiet`. */
-static size_t
-free_quietly(struct caid_client *client)
-{
-    size_t n = 0;
-
-    pthread_mutex_unlock(&client->lock);
-    pthread_mutex_lock(&client->pages.quiet);
-    bool waiting = lanes_are_waiting(client);
-    pthread_mutex_lock(&client->lock);
-    if (!waiting)
-        n = free_pages(client);
-    pthread_mutex_unlock(&client->pages.quiet);
     return n;
 }
 
@@ -146,18 +129,28 @@ is_to_signal(struct caid_client *client, CUcontext context)
     return false;
 }
 
-/* Any call tells; this one asks for nothing that would take time. */
-static bool
-context_is_dead(const struct drv *drv, CUcontext context)
+/* Any call tells; this one has to do with no stream, one of which may capture a graph. */
+static CUresult
+ask_for_event(const struct drv *drv)
 {
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    CUevent event;
+
+    CUresult result = drv->cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = drv->cu.cuEventQuery(event);
+    drv->cu.cuEventDestroy(event);
+    return result;
+}
+
+static bool
+context_is_gone(const struct drv *drv, CUcontext context)
+{
     CUresult result = drv->cu.cuCtxPushCurrent(context);
 
     if (result != CUDA_SUCCESS)
-        return gpu_is_dead(result);
-    drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
-    result = drv->cu.cuStreamQuery(CU_STREAM_LEGACY);
-    drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+        return gpu_is_gone(result);
+    result = ask_for_event(drv);
     gpu_pop(drv);
     return gpu_is_dead(result);
 }
@@ -179,12 +172,36 @@ look_at_contexts(struct caid_client *client)
         pthread_mutex_lock(&client->lock);
         bool asks = context && is_to_signal(client, context);
         pthread_mutex_unlock(&client->lock);
-        if (asks && context_is_dead(drv, context))
+        if (asks && context_is_gone(drv, context))
             pages_kill_context(client, context);
     }
 }
 
 /* ---- the whole ---- */
+
+void
+page_watch(struct caid_client *client)
+{
+    if (atomic_exchange(&client->pages.ticking, true))
+        return;
+    client_enter_anyway(client);
+    page_look_by(&client->pages, clock_now_ns() + PAGE_TICK_NS);
+    client_leave(client);
+}
+
+/* Whether something may happen to pages that nobody tells of. Who submits a value from now on says
+ * so. */
+static bool
+may_change(struct caid_client *client)
+{
+    struct page *page;
+
+    atomic_exchange(&client->pages.ticking, false);
+    LIST_FOREACH(page, &client->pages.all, of_table)
+    if (!page->own || !page_has_landed(page))
+        return true;
+    return false;
+}
 
 uint64_t
 page_due(const struct caid_client *client)
@@ -206,9 +223,8 @@ page_tidy(struct caid_client *client)
     look_at_contexts(client);
     pthread_mutex_lock(&client->lock);
     size_t n = drop_pages(client);
-    if (n > 0)
-        n -= free_quietly(client);
-    if (!LIST_EMPTY(&table->all))
+    n -= free_pages(client);
+    if (n > 0 || may_change(client))
         page_look_by(table, clock_now_ns() + (n > 0 ? RETRY_NS : PAGE_TICK_NS));
     table->tidying = false;
 }

@@ -48,60 +48,14 @@ stream_enter_context(struct caid_client *client, CUstream handle, CUcontext cont
 
     if (current_context(stream.drv) != context) {
         CUresult result = stream.drv->cu.cuCtxPushCurrent(context);
+        if (gpu_is_gone(result))
+            pages_kill_context(client, context);
         if (result != CUDA_SUCCESS)
             return stream_fail(client, &stream, "cuCtxPushCurrent", result, doing, error);
         stream.pushed = true;
     }
     *ret = stream;
     return 0;
-}
-
-int
-stream_enter(struct caid_client *client, uint64_t stream, int32_t device, struct stream *ret,
-             struct caid_error *error)
-{
-    CUstream handle = (CUstream)(uintptr_t)stream;
-    CUcontext context = NULL;
-    const struct drv *drv;
-
-    int r = stream_check(stream, error);
-    if (r == 0)
-        r = gpu_driver(client, &drv, error);
-    if (r == 0 && stream_is_special(stream))
-        r = default_context(client, device, &context, error);
-    if (r < 0)
-        return r;
-    if (!context) {
-        CUresult result = drv->cu.cuStreamGetCtx(handle, &context);
-        if (result != CUDA_SUCCESS)
-            return gpu_fail(drv, "cuStreamGetCtx", result, doing, error);
-    }
-    return stream_enter_context(client, handle, context, ret, error);
-}
-
-void
-stream_leave(const struct stream *stream)
-{
-    if (stream->pushed)
-        gpu_pop(stream->drv);
-}
-
-int
-stream_place(struct caid_client *client, const struct stream *stream, uint32_t *ret,
-             struct caid_error *error)
-{
-    CUdevice ordinal;
-
-    CUresult result = stream->drv->cu.cuCtxGetDevice(&ordinal);
-    if (result != CUDA_SUCCESS)
-        return stream_fail(client, stream, "cuCtxGetDevice", result, doing, error);
-    for (uint32_t i = 0; i < client->gpu.n_devices; i++)
-        if (client->gpu.devices[i].ordinal == ordinal) {
-            *ret = i;
-            return 0;
-        }
-    return fail(error, CAID_ERR_DEVICE, "the stream is of device %d, of which caid uses none",
-                ordinal);
 }
 
 /* A default stream is told so, too, while a stream that waits for it captures. */
@@ -128,6 +82,81 @@ stream_check_not_capturing(struct caid_client *client, const struct stream *stre
     return result == CUDA_SUCCESS
                ? 0
                : stream_fail(client, stream, "cuStreamIsCapturing", result, doing, error);
+}
+
+/* Of a handle nothing else is asked while it captures. */
+static int
+find_context(struct caid_client *client, const struct drv *drv, CUstream handle, CUcontext *ret,
+             struct caid_error *error)
+{
+    const struct stream stream = {.drv = drv, .handle = handle};
+
+    int r = stream_check_not_capturing(client, &stream, error);
+    if (r < 0)
+        return r;
+    CUresult result = drv->cu.cuStreamGetCtx(handle, ret);
+    return result == CUDA_SUCCESS ? 0 : gpu_fail(drv, "cuStreamGetCtx", result, doing, error);
+}
+
+/* A default stream is one of its context's, which has to be current for it to be asked of. */
+static int
+enter_default(struct caid_client *client, CUstream handle, int32_t device, struct stream *ret,
+              struct caid_error *error)
+{
+    CUcontext context;
+
+    int r = default_context(client, device, &context, error);
+    if (r == 0)
+        r = stream_enter_context(client, handle, context, ret, error);
+    if (r < 0)
+        return r;
+    r = stream_check_not_capturing(client, ret, error);
+    if (r < 0)
+        stream_leave(ret);
+    return r;
+}
+
+int
+stream_enter(struct caid_client *client, uint64_t stream, int32_t device, struct stream *ret,
+             struct caid_error *error)
+{
+    CUstream handle = (CUstream)(uintptr_t)stream;
+    const struct drv *drv;
+    CUcontext context;
+
+    int r = stream_check(stream, error);
+    if (r == 0)
+        r = gpu_driver(client, &drv, error);
+    if (r == 0 && stream_is_special(stream))
+        return enter_default(client, handle, device, ret, error);
+    if (r == 0)
+        r = find_context(client, drv, handle, &context, error);
+    return r < 0 ? r : stream_enter_context(client, handle, context, ret, error);
+}
+
+void
+stream_leave(const struct stream *stream)
+{
+    if (stream->pushed)
+        gpu_pop(stream->drv);
+}
+
+int
+stream_place(struct caid_client *client, const struct stream *stream, uint32_t *ret,
+             struct caid_error *error)
+{
+    CUdevice ordinal;
+
+    CUresult result = stream->drv->cu.cuCtxGetDevice(&ordinal);
+    if (result != CUDA_SUCCESS)
+        return stream_fail(client, stream, "cuCtxGetDevice", result, doing, error);
+    for (uint32_t i = 0; i < client->gpu.n_devices; i++)
+        if (client->gpu.devices[i].ordinal == ordinal) {
+            *ret = i;
+            return 0;
+        }
+    return fail(error, CAID_ERR_DEVICE, "the stream is of device %d, of which caid uses none",
+                ordinal);
 }
 
 int
@@ -203,20 +232,12 @@ caid_stream_destroy(struct caid_client *client, uint64_t handle, struct caid_err
                                                 "cannot destroy a stream", error);
 }
 
-/* A stream that must not be waited for, or asked, while it captures: that would end the capture. */
 static int
-enter_to_ask(struct caid_client *client, uint64_t handle, int32_t device, struct stream *ret,
-             struct caid_error *error)
+enter(struct caid_client *client, uint64_t handle, int32_t device, struct stream *ret,
+      struct caid_error *error)
 {
     int r = client_check(client, error);
-    if (r == 0)
-        r = stream_enter(client, handle, device, ret, error);
-    if (r < 0)
-        return r;
-    r = stream_check_not_capturing(client, ret, error);
-    if (r < 0)
-        stream_leave(ret);
-    return r;
+    return r < 0 ? r : stream_enter(client, handle, device, ret, error);
 }
 
 static int
@@ -239,7 +260,7 @@ caid_stream_synchronize(struct caid_client *client, uint64_t handle, int32_t dev
 {
     struct stream stream;
 
-    int r = enter_to_ask(client, handle, device, &stream, error);
+    int r = enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
     CUresult result = stream.drv->cu.cuStreamSynchronize(stream.handle);
@@ -256,7 +277,7 @@ caid_stream_query(struct caid_client *client, uint64_t handle, int32_t device,
 {
     struct stream stream;
 
-    int r = enter_to_ask(client, handle, device, &stream, error);
+    int r = enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
     CUresult result = stream.drv->cu.cuStreamQuery(stream.handle);
@@ -301,7 +322,7 @@ caid_stream_add_callback(struct caid_client *client, uint64_t handle, int32_t de
     if (r == 0 && !fn)
         r = fail(error, CAID_ERR_INVALID, "fn is NULL");
     if (r == 0)
-        r = enter_to_ask(client, handle, device, &stream, error);
+        r = enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
     struct stream_callback *callback = malloc(sizeof(*callback));

@@ -34,12 +34,13 @@ stream_is_special(uint64_t stream)
 /* CAID_ERR_INVALID: 0, which is ambiguous. */
 int stream_check(uint64_t stream, struct caid_error *error);
 
-/* Refuses 0, too. device: the index whose primary context 1 and 2 mean where none is current. */
+/* Refuses 0, too, and a stream that captures a graph: CAID_ERR_INVALID. device: the index whose primary
+ * context 1 and 2 mean where none is current. */
 int stream_enter(struct caid_client *client, uint64_t stream, int32_t device,
                  struct stream *ret, struct caid_error *error);
 void stream_leave(const struct stream *stream);
 
-/* The same where the context is known. */
+/* The same where the context is known, without a look at whether it captures. */
 int stream_enter_context(struct caid_client *client, CUstream handle, CUcontext context,
                          struct stream *ret, struct caid_error *error);
 
@@ -47,7 +48,8 @@ int stream_enter_context(struct caid_client *client, CUstream handle, CUcontext 
 int stream_place(struct caid_client *client, const struct stream *stream, uint32_t *ret,
                  struct caid_error *error);
 
-/* CAID_ERR_INVALID: it captures a graph, of which what is enqueued would become a part. */
+/* CAID_ERR_INVALID: it captures a graph, of which what is enqueued would become a part, and which some
+ * questions would end. */
 int stream_check_not_capturing(struct caid_client *client, const struct stream *stream,
                                struct caid_error *error);
 

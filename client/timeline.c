@@ -33,7 +33,7 @@ slot_of(const struct caid_timeline *timeline)
 static struct fence
 fence_of(const struct caid_timeline *timeline, uint64_t value)
 {
-    return (struct fence){timeline->page, SLOT, value};
+    return (struct fence){.page = timeline->page, .slot = SLOT, .value = value, .data = true};
 }
 
 static struct caid_timeline *
@@ -247,8 +247,8 @@ signal_on_host(const struct caid_timeline *timeline, uint64_t value, struct caid
                     "timeline \"%s\": a stream is to signal %" PRIu64
                     " yet, which the host cannot overtake",
                     timeline->name, timeline_submitted(slot));
-    atomic_store_explicit(&slot->done, value, memory_order_release);
-    atomic_store_explicit(&slot->submitted, value, memory_order_release);
+    slot_raise(&slot->done, value);
+    slot_raise(&slot->submitted, value);
     slot_wake(slot);
     return 0;
 }
@@ -314,13 +314,13 @@ wait_on_host(const struct fence *fence, uint64_t deadline_ns, struct caid_error 
 }
 
 static int
-wait_on_lane(struct caid_client *client, struct lane *lane, const struct fence *fence,
-             bool ahead, uint64_t deadline_ns, struct caid_error *error)
+wait_on_lane(struct caid_client *client, struct lane *lane, struct fence *fence, bool ahead,
+             uint64_t deadline_ns, struct caid_error *error)
 {
     if (ahead && lane->handoff == HANDOFF_MEMOPS)
         return lane_wait_ahead(client, lane, fence, error);
     int r = fence_wait_submitted(fence, deadline_ns, error);
-    return r < 0 ? r : lane_wait(client, lane, fence, 1, true, deadline_ns, error);
+    return r < 0 ? r : lane_wait(client, lane, fence, 1, deadline_ns, error);
 }
 
 int
@@ -336,7 +336,7 @@ caid_timeline_wait(struct caid_timeline *timeline, uint64_t stream, uint64_t val
         r = fail(error, CAID_ERR_INVALID, "flags 0x%x are not known", flags);
     if (r < 0)
         return r;
-    const struct fence fence = fence_of(timeline, value);
+    struct fence fence = fence_of(timeline, value);
     uint64_t deadline_ns = deadline_of(timeout_ns);
     if (stream == 0)
         return wait_result(timeline, wait_on_host(&fence, deadline_ns, error), value, error);

@@ -2,6 +2,7 @@
 #include "conn.h"
 
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "base/macros.h"
@@ -78,6 +79,8 @@ conn_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_f
     int r;
 
     c->answered = true;
+    if (c->ending)
+        return 0;
     if (!outq_first(&c->outq)) {
         r = try_send(c, data, n, fds, n_fds);
         if (r <= 0)
@@ -104,6 +107,15 @@ pop(struct conn *c)
     conns_dequeued(c->set, c, n, n_fds);
 }
 
+/* All that was to be sent. */
+static void
+drop_output(struct conn *c)
+{
+    set_waiting(c, false);
+    while (outq_first(&c->outq))
+        pop(c);
+}
+
 void
 conn_flush(struct conn *c)
 {
@@ -112,7 +124,7 @@ conn_flush(struct conn *c)
     for (int i = 0; i < FLUSH_MAX && (p = outq_first(&c->outq)); i++) {
         int r = try_send(c, outq_packet_data(p), p->n, p->fds, p->n_fds);
         if (r < 0) {
-            conn_lose(c, strerror(-r));
+            conn_fail(c, r);
             return;
         }
         set_waiting(c, r == SEND_WAIT);
@@ -123,17 +135,73 @@ conn_flush(struct conn *c)
     update_events(c);
 }
 
+/* ---- the end ---- */
+
+/* How much has come and was not received; an error that was met is taken out, since it would come
+ * before that. */
+static size_t
+count_unheard(const struct conn *c)
+{
+    int error, n = 0;
+
+    getsockopt(c->sock, SOL_SOCKET, SO_ERROR, &error, &(socklen_t){sizeof(error)});
+    return ioctl(c->sock, FIONREAD, &n) == 0 && n > 0 ? (size_t)n : 0;
+}
+
+/* The peer has gone, or reads no more; there is a bound to what it may have sent, also where it lives
+ * and goes on. */
+static void
+end(struct conn *c, const char *why)
+{
+    if (c->lost)
+        return;
+    c->unheard = count_unheard(c);
+    if (c->unheard == 0) {
+        conn_lose(c, why);
+        return;
+    }
+    c->ending = true;
+    c->why = why;
+    drop_output(c);
+    update_events(c);
+}
+
+void
+conn_fail(struct conn *c, int r)
+{
+    if (r == -EPIPE || r == -ECONNRESET || r == -ECONNREFUSED)
+        end(c, "hung up");
+    else
+        conn_lose(c, r == -ENOBUFS ? "does not read" : strerror(-r));
+}
+
+/* ---- input ---- */
+
+/* A packet has come, of n bytes. */
+static void
+hear(struct conn *c, size_t n)
+{
+    struct conns *set = c->set;
+
+    if (c->ending)
+        c->unheard -= n < c->unheard ? n : c->unheard;
+    set->ops->packet(set->userdata, c, set->buffer, n);
+    if (c->ending && c->unheard == 0)
+        conn_lose(c, c->why);
+}
+
 /* Whether a packet came. */
 static bool
 receive_one(struct conn *c)
 {
-    struct conns *set = c->set;
-    ssize_t n = packet_recv(c->sock, set->buffer, NULL, 0, NULL, MSG_DONTWAIT);
+    ssize_t n = packet_recv(c->sock, c->set->buffer, NULL, 0, NULL, MSG_DONTWAIT);
 
     if (n > 0)
-        set->ops->packet(set->userdata, c, set->buffer, (size_t)n);
+        hear(c, (size_t)n);
+    else if (c->ending && n != -ECONNRESET)
+        conn_lose(c, c->why);
     else if (n == 0 || n == -ECONNRESET)
-        conn_lose(c, "hung up");
+        end(c, "hung up");
     else if (n == -EMSGSIZE)
         conn_lose(c, "sent a packet that is too large, or fds");
     else if (n != -EAGAIN)
@@ -151,15 +219,27 @@ receive(struct conn *c)
         ;
 }
 
+/* The peer has closed, and had not read all. libuv has stopped to wait for more. */
+static void
+on_error(struct conn *c)
+{
+    c->events = 0;
+    if (c->ending)
+        receive(c);
+    else
+        end(c, "hung up");
+    update_events(c);
+}
+
 static void
 on_sock(uv_poll_t *handle, int status, int events)
 {
     struct conn *c = handle->data;
 
     if (status < 0)
-        conn_lose(c, uv_strerror(status));
+        on_error(c);
     else if (events & UV_DISCONNECT)
-        conn_lose(c, "hung up");
+        end(c, "hung up");
     else if (events & UV_WRITABLE)
         conn_flush(c);
     else if (events & UV_READABLE)
@@ -170,7 +250,7 @@ void
 conn_exited(struct conn *c)
 {
     c->exited = true;
-    conn_lose(c, "process exited");
+    end(c, "process exited");
 }
 
 static int
@@ -222,10 +302,8 @@ static void
 close_sock(struct conn *c)
 {
     c->lost = true;
-    set_waiting(c, false);
+    drop_output(c);
     flight_share_deinit(&c->set->flight, &c->flight);
-    while (outq_first(&c->outq))
-        pop(c);
     conns_remove(c->set, c);
     if (c->polling)
         uv_close((uv_handle_t *)&c->sock_poll, on_sock_closed);

@@ -9,6 +9,10 @@
  * the object from libuv's close callback, so that a conn stays readable up the stack that closed
  * it. After conn_depart() the process goes on being watched (process.h).
  *
+ * Where the client has broken no rule, the connection ends first: what its client had sent lies in the
+ * socket and is heard, as much as there is and a few packets a turn as ever, while nothing is sent to it
+ * any more. What a process had told of its work counts, also when it has exited since.
+ *
  * Back-pressure: while output is queued nothing is read, so that a client that does not read
  * holds up only itself. Nothing here ever blocks (I5).
  */
@@ -40,11 +44,14 @@ struct conn {
     int events;   /* what sock_poll waits for */
     bool polling; /* sock_poll is libuv's */
     bool lost;
-    bool exited;   /* lost because the process has exited */
-    bool answered; /* something was sent, or queued, in this turn */
-    bool queued;   /* in set->queued: there is output that could not be sent yet */
-    bool waiting;  /* in set->waiting: the first packet waits for fds in flight to land */
-    bool refused;  /* core does not know it: refusals.h */
+    bool ending;     /* is lost when what lies in the socket has been heard */
+    size_t unheard;  /* bytes of that */
+    const char *why; /* it ends; static */
+    bool exited;     /* lost because the process has exited */
+    bool answered;   /* something was sent, or queued, in this turn */
+    bool queued;     /* in set->queued: there is output that could not be sent yet */
+    bool waiting;    /* in set->waiting: the first packet waits for fds in flight to land */
+    bool refused;    /* core does not know it: refusals.h */
     TAILQ_ENTRY(conn) queue_link, wait_link;
     TAILQ_ENTRY(conn) refusal;
     uint64_t refused_ms;
@@ -59,8 +66,8 @@ void conn_close(struct conn *c);
 /* The same, but the set's departed() tells when the process exits. */
 void conn_depart(struct conn *c);
 
-/* Sends now, or queues. fds are borrowed. < 0: the connection is of no use any more, and the
- * caller is to call conn_lose(). */
+/* Sends now, or queues; to one that is ending, nothing. fds are borrowed. < 0: the connection is of no
+ * use any more, and the caller is to call conn_fail(), or conn_lose(). */
 int conn_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_fds);
 /* Sends what is queued, as far as that goes. */
 void conn_flush(struct conn *c);
@@ -69,6 +76,8 @@ void conn_flush(struct conn *c);
  * packets gives its peer ECONNRESET first, before the answer that explains the end. */
 void conn_discard_input(const struct conn *c);
 
+/* A send has failed: r is what it said. */
+void conn_fail(struct conn *c, int r);
 /* Calls the set's lost(), unless that has happened. reason is for the log. */
 void conn_lose(struct conn *c, const char *reason);
 

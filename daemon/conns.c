@@ -133,16 +133,52 @@ conns_lose_all(struct conns *set, const char *reason)
             conn_lose(set->by_sock[i], reason);
 }
 
+/* Has departed, and waits for its exit no more. */
+static void
+drop_departed(struct conns *set, struct process *p)
+{
+    uint64_t conn_id = p->conn_id;
+
+    process_free(p);
+    set->ops->departed(set->userdata, conn_id);
+}
+
+void
+conns_lose_exited(struct conns *set)
+{
+    struct process *p, *next;
+
+    for (size_t i = 0; i < set->n_by_sock; i++) {
+        struct conn *c = set->by_sock[i];
+        if (!c || !process_has_exited(c->process))
+            continue;
+        c->exited = true;
+        conn_lose(c, "process exited");
+    }
+    for (p = LIST_FIRST(&set->departed); p; p = next) {
+        next = LIST_NEXT(p, link);
+        if (process_has_exited(p))
+            drop_departed(set, p);
+    }
+}
+
+void
+conns_forget(struct conns *set, uint64_t conn_id)
+{
+    struct process *p = LIST_FIRST(&set->departed);
+
+    while (p && p->conn_id != conn_id)
+        p = LIST_NEXT(p, link);
+    process_free(p);
+}
+
 void
 conns_drop_departed(struct conns *set)
 {
     struct process *p;
 
-    while ((p = LIST_FIRST(&set->departed))) {
-        uint64_t conn_id = p->conn_id;
-        process_free(p);
-        set->ops->departed(set->userdata, conn_id);
-    }
+    while ((p = LIST_FIRST(&set->departed)))
+        drop_departed(set, p);
 }
 
 /* Where the daemon could hardly send fds to anyone any more, the client that has not read for

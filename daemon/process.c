@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "process.h"
 
+#include <poll.h>
+
 #include "base/macros.h"
 #include "conns.h"
 
@@ -18,6 +20,7 @@ on_exit_seen(uv_poll_t *handle, int status UNUSED, int events UNUSED)
     uint64_t conn_id = p->conn_id;
 
     if (p->c) {
+        uv_poll_stop(&p->poll); /* it stays readable while the rest is heard */
         conn_exited(p->c);
         return;
     }
@@ -60,6 +63,12 @@ process_free(struct process *p)
     uv_close((uv_handle_t *)&p->poll, on_closed);
     p->pidfd = fd_close(p->pidfd);
     return NULL;
+}
+
+bool
+process_has_exited(const struct process *p)
+{
+    return poll(&(struct pollfd){.fd = p->pidfd, .events = POLLIN}, 1, 0) > 0;
 }
 
 void

@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
 
@@ -33,5 +34,7 @@ LIST_HEAD(process_list, process);
 /* Takes pidfd over, also on failure. c's exited() is called when it has exited. */
 int process_new(struct conns *set, struct conn *c, int pidfd_consume, struct process **ret);
 struct process *process_free(struct process *p);
+/* Asks now. */
+bool process_has_exited(const struct process *p);
 /* Its connection ends; the set's departed() is called when it has exited. */
 void process_depart(struct process *p);

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/macros.h"
 #include "conns.h"
+#include "core_setup.h"
 #include "refusals.h"
 #include "shared_page.h"
 #include "spin.h"
@@ -82,10 +83,8 @@ send_action(struct server *s, const struct core_action *a)
     if (!c)
         return;
     r = conn_send(c, a->packet, a->n_packet, a->fds, a->n_fds);
-    if (r == -ENOBUFS)
-        conn_lose(c, "does not read");
-    else if (r < 0)
-        conn_lose(c, r == -EPIPE || r == -ECONNRESET ? "hung up" : strerror(-r));
+    if (r < 0)
+        conn_fail(c, r);
 }
 
 static void
@@ -145,13 +144,30 @@ page_new_action(struct server *s, const struct core_action *a)
     core_page_done(s->core, a->page, &result);
 }
 
+/* The owner was first, with a seal that keeps out ours. */
+static void
+page_seal_action(struct server *s, const struct core_action *a)
+{
+    if (!shared_page_seal(&s->pages, a->page))
+        log_client(s,
+                   "page %" PRIu64
+                   " of timelines cannot be sealed: others are told that it is dead",
+                   a->page);
+}
+
 /* When the daemon stops, owners live on: what they signal ends the waits of others, now as if it had
  * not stopped. */
 static void
-page_free_action(struct server *s, const struct core_action *a)
+page_kill_action(struct server *s, const struct core_action *a)
 {
     if (!s->leaving)
         shared_page_kill(&s->pages, a->page);
+}
+
+static void
+page_free_action(struct server *s, const struct core_action *a)
+{
+    page_kill_action(s, a);
     shared_page_free(&s->pages, a->page);
 }
 
@@ -165,8 +181,10 @@ carry_out(struct server *s, const struct core_action *a)
     case CORE_RELEASE: worker_release(&s->worker, a->job, a->handle); break;
     case CORE_MEMORY: memory_action(s, a); break;
     case CORE_PERSIST: log_record(a); break;
+    case CORE_FORGET: conns_forget(&s->conns, a->conn); break;
     case CORE_PAGE_NEW: page_new_action(s, a); break;
-    case CORE_PAGE_SEAL: shared_page_seal(&s->pages, a->page); break;
+    case CORE_PAGE_SEAL: page_seal_action(s, a); break;
+    case CORE_PAGE_KILL: page_kill_action(s, a); break;
     case CORE_PAGE_FREE: page_free_action(s, a); break;
     }
 }
@@ -490,6 +508,7 @@ on_signal(uv_signal_t *handle, int signum)
     uv_close((uv_handle_t *)&s->accept_timer, NULL);
     uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
     core_stop(s->core);
+    conns_lose_exited(&s->conns); /* nobody will signal in their pages: those are killed */
     s->leaving = true;
     conns_lose_all(&s->conns, "the daemon stops");
     conns_drop_departed(&s->conns);
@@ -498,77 +517,6 @@ on_signal(uv_signal_t *handle, int signum)
 }
 
 /* ---- life ---- */
-
-static void
-fill_device(struct core_device *ret, const struct gpu_device *d)
-{
-    memcpy(ret->uuid, d->drv.uuid, sizeof(ret->uuid));
-    memcpy(ret->name, d->drv.name, sizeof(ret->name));
-    memcpy(ret->lacks, d->lacks, sizeof(ret->lacks));
-    ret->total = d->drv.total;
-    ret->granularity = d->drv.granularity;
-    ret->handoff = d->handoff;
-    ret->memops = d->drv.memops;
-    ret->readonly_host = d->drv.readonly_host;
-    ret->mps = d->drv.mps;
-    ret->persistence = d->persistence;
-    ret->compute_mode = d->drv.compute_mode;
-}
-
-/* Settings that stand for what the machine has. */
-static struct core_limits
-resolve_limits(const struct config *config)
-{
-    struct core_limits limits = config->limits;
-
-    if (limits.pinned_bytes == 0)
-        limits.pinned_bytes =
-            (uint64_t)sysconf(_SC_PHYS_PAGES) / 2 * (uint64_t)sysconf(_SC_PAGESIZE);
-    return limits;
-}
-
-static int
-new_core(struct server *s)
-{
-    const struct config *config = s->setup.config;
-    const struct gpu *gpu = s->setup.gpu;
-    _cleanup_free_ struct core_device *devices = calloc(gpu->n_devices, sizeof(*devices));
-    _cleanup_free_ struct core_pool_config *pools = calloc(config->n_pools + 1, sizeof(*pools));
-
-    if (!devices || !pools)
-        return -ENOMEM;
-    for (size_t i = 0; i < gpu->n_devices; i++)
-        fill_device(&devices[i], &gpu->devices[i]);
-    for (size_t i = 0; i < config->n_pools; i++) {
-        const struct config_pool *p = &config->pools[i];
-        pools[i] = (struct core_pool_config){.name = p->name,
-                                             .uid = p->uid,
-                                             .gid = p->gid,
-                                             .mode = p->mode,
-                                             .quota = p->quota};
-    }
-    return core_new(&s->core,
-                    &(struct core_config){
-                        .server = "caid " CAID_VERSION,
-                        .driver = drv_kind_name(gpu->drv->kind),
-                        .driver_path = gpu->drv->path,
-                        .driver_version = (uint64_t)gpu->drv->version,
-                        .pid = getpid(),
-                        .uid = geteuid(),
-                        .hello_timeout_ns = config->hello_timeout_ns,
-                        .limits = resolve_limits(config),
-                        .memory = config->memory,
-                        .blocks = config->blocks,
-                        .threads = WORKER_THREADS,
-                        .user_quota = config->user_quota,
-                        .user_mode = config->user_mode,
-                        .devices = devices,
-                        .n_devices = gpu->n_devices,
-                        .pools = pools,
-                        .n_pools = config->n_pools,
-                    },
-                    clock_now_ns());
-}
 
 static int
 init_handles(struct server *s)
@@ -622,12 +570,13 @@ server_new(struct server **ret, const struct server_setup *setup)
      * as many in queues. */
     conns_init(&s->conns, &s->loop, (uint32_t)(s->max_fds / 4), &conns_ops, s);
     refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
-    shared_pages_init(&s->pages, s->max_fds);
     trim_init(&s->trim, &s->loop);
     spin_init(&s->spin, &s->loop, setup->config->spin_us * NSEC_PER_USEC);
-    r = worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
+    r = shared_pages_init(&s->pages, s->max_fds);
     if (r == 0)
-        r = new_core(s);
+        r = worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
+    if (r == 0)
+        r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max);
     if (r == 0)
         r = init_handles(s);
     if (r < 0) {

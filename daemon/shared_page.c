@@ -37,15 +37,6 @@ shared_page_compare(const struct shared_page *a, const struct shared_page *b)
 
 RB_GENERATE_STATIC(shared_page_tree, shared_page, node, shared_page_compare)
 
-void
-shared_pages_init(struct shared_pages *pages, uint64_t max_fds)
-{
-    uint64_t max = max_fds / FDS_PART / 2;
-
-    *pages = (struct shared_pages){.max = max < UINT32_MAX ? (uint32_t)max : UINT32_MAX};
-    RB_INIT(&pages->tree);
-}
-
 static struct shared_page *
 find(struct shared_pages *pages, uint64_t id)
 {
@@ -70,30 +61,36 @@ DEFINE_CLEANUP(struct shared_page *, destroy)
 
 /* ---- made ---- */
 
+static size_t
+page_size(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
 /* Of a page of the system's, the least that can be mapped, which the kernel gives us now rather than
  * when somebody touches it. No other uid can open it anew through /proc: who gets it is the core's
- * affair. Not F_SEAL_SEAL: there is one more seal to come. */
+ * affair. Not F_SEAL_SEAL: there are more seals to come. */
 static int
-make_memfd(struct shared_page *p)
+make_memfd(size_t size, int *ret)
 {
-    p->size = (size_t)sysconf(_SC_PAGESIZE);
-    p->write = memfd_create("caid-timelines", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (p->write < 0 || fchmod(p->write, 0600) < 0 ||
-        fallocate(p->write, 0, 0, (off_t)p->size) < 0 ||
-        fcntl(p->write, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
+    _cleanup_fd_ int fd = memfd_create("caid-timelines", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (fd < 0 || fchmod(fd, 0600) < 0 || fallocate(fd, 0, 0, (off_t)size) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
         return -errno;
+    *ret = TAKE_FD(fd);
     return 0;
 }
 
 /* A file of its own, so that what is done with one by its holders does not show in the other. */
 static int
-open_for_reading(struct shared_page *p)
+open_for_reading(int write, int *ret)
 {
     char path[32];
 
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", p->write);
-    p->read = open(path, O_RDONLY | O_CLOEXEC);
-    return p->read < 0 ? -errno : 0;
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", write);
+    *ret = open(path, O_RDONLY | O_CLOEXEC);
+    return *ret < 0 ? -errno : 0;
 }
 
 static int
@@ -117,10 +114,11 @@ make(uint64_t id, struct shared_page **ret)
     if (!p)
         return -ENOMEM;
     p->id = id;
+    p->size = page_size();
     p->write = p->read = -1;
-    r = make_memfd(p);
+    r = make_memfd(p->size, &p->write);
     if (r == 0)
-        r = open_for_reading(p);
+        r = open_for_reading(p->write, &p->read);
     if (r == 0)
         r = map(p);
     if (r == 0)
@@ -148,16 +146,53 @@ shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result
 
 /* ---- sealed ---- */
 
-/* An owner that has sealed the seals before harms the values of its own page, and nothing else. */
-void
+bool
 shared_page_seal(struct shared_pages *pages, uint64_t id)
 {
     struct shared_page *p = find(pages, id);
+    bool sealed;
 
-    if (fcntl(p->write, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)
-        log_debug("page %llu of timelines is not sealed: %s", (unsigned long long)id,
-                  strerror(errno));
+    fcntl(p->write, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
+    sealed = fcntl(p->write, F_GET_SEALS) & F_SEAL_FUTURE_WRITE; /* by whomever */
     p->write = fd_close(p->write);
+    if (!sealed && dup3(pages->dead, p->read, O_CLOEXEC) < 0)
+        abort(); /* cannot be, of an fd that is open: nobody is to be given the page */
+    return sealed;
+}
+
+/* ---- dead ---- */
+
+static int
+fill_dead(int fd)
+{
+    struct timeline_slot slots[TIMELINE_SLOTS] = {0};
+
+    for (size_t i = 0; i < TIMELINE_SLOTS; i++)
+        timeline_kill(&slots[i]);
+    if (pwrite(fd, slots, sizeof(slots), 0) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+        return -errno;
+    return 0;
+}
+
+int
+shared_pages_init(struct shared_pages *pages, uint64_t max_fds)
+{
+    uint64_t max = max_fds / FDS_PART / 2;
+    _cleanup_fd_ int fd = -1;
+    int r;
+
+    *pages = (struct shared_pages){
+        .max = max < UINT32_MAX ? (uint32_t)max : UINT32_MAX,
+        .dead = -1,
+    };
+    RB_INIT(&pages->tree);
+    r = make_memfd(page_size(), &fd);
+    if (r == 0)
+        r = fill_dead(fd);
+    if (r == 0)
+        r = open_for_reading(fd, &pages->dead);
+    return r;
 }
 
 /* ---- freed ---- */
@@ -190,4 +225,5 @@ shared_pages_deinit(struct shared_pages *pages)
 
     while ((p = RB_MIN(shared_page_tree, &pages->tree)))
         shared_page_free(pages, p->id);
+    pages->dead = fd_close(pages->dead);
 }

@@ -11,6 +11,11 @@
  * Made, sealed and freed when the core says so (core.h), and known by the core's number. Nobody else can
  * cut or extend a page in any state, and its memory is there from the start: to touch it never faults.
  * What processes have mapped outlives all of this.
+ *
+ * Only who has a sealed page sees in it what the daemon stores. While it is not sealed its owner can take
+ * its memory out (fallocate(2)), and whoever has the old memory pinned, as drivers do, keeps that: a
+ * stream of his would wait in it for ever. An owner can keep the daemon from sealing the page, by
+ * F_SEAL_SEAL; then others are given in its place one that is dead from the start, the same for all such.
  */
 #pragma once
 
@@ -25,17 +30,19 @@ RB_HEAD(shared_page_tree, shared_page);
 struct shared_pages {
     struct shared_page_tree tree;
     uint32_t n, max;
+    int dead; /* for reading */
 };
 
-/* max_fds: that the daemon may have open, for all purposes. */
-void shared_pages_init(struct shared_pages *pages, uint64_t max_fds);
+/* max_fds: that the daemon may have open, for all purposes. -errno; deinit() is right in any case. */
+int shared_pages_init(struct shared_pages *pages, uint64_t max_fds);
 /* Frees those that are left, and kills none. */
 void shared_pages_deinit(struct shared_pages *pages);
 
 /* -EMFILE where pages have as many fds as they may; what the kernel says. *ret has the same error. */
 int shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result *ret);
-/* Its owner has mapped it. */
-void shared_page_seal(struct shared_pages *pages, uint64_t id);
+/* Its owner has mapped it. False where it could not be sealed: to read it by its fd is to read a dead one
+ * from now on. */
+bool shared_page_seal(struct shared_pages *pages, uint64_t id);
 /* Nobody signals in it any more: whoever waits for a value, a stream or a host, is let go. */
 void shared_page_kill(struct shared_pages *pages, uint64_t id);
 void shared_page_free(struct shared_pages *pages, uint64_t id);

@@ -7,36 +7,93 @@
 #include "base/clock.h"
 #include "core.h"
 
+#define BUDGET_PART   10 /* of the time that is not looked, what is added to the budget */
+#define BUDGET_LIMITS 10 /* at most, in times of the limit */
+
 void
 spin_init(struct spin *spin, uv_loop_t *loop, uint64_t limit_ns)
 {
     uv_idle_init(loop, &spin->idle);
     spin->idle.data = spin;
     spin->limit_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? limit_ns : 0;
+    spin->budget_ns = BUDGET_LIMITS * spin->limit_ns;
+    spin->settled_ns = clock_now_ns();
+}
+
+static bool
+is_looking(const struct spin *spin)
+{
+    return uv_is_active((const uv_handle_t *)&spin->idle);
+}
+
+static uint64_t
+least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void
+earn(struct spin *spin, uint64_t ns)
+{
+    spin->budget_ns = least(spin->budget_ns + ns, BUDGET_LIMITS * spin->limit_ns);
+}
+
+/* The time since the last call is added up. */
+static void
+settle(struct spin *spin, uint64_t now)
+{
+    uint64_t passed = now - spin->settled_ns, spent = least(passed, spin->budget_ns);
+
+    spin->settled_ns = now;
+    if (!is_looking(spin)) {
+        earn(spin, passed / BUDGET_PART);
+        return;
+    }
+    spin->budget_ns -= spent;
+    spin->unpaid_ns += spent;
+}
+
+static void
+stop(struct spin *spin)
+{
+    uv_idle_stop(&spin->idle);
+    spin->unpaid_ns = 0;
 }
 
 static void
 on_idle(uv_idle_t *idle)
 {
     struct spin *spin = idle->data;
+    uint64_t now = clock_now_ns();
 
-    if (clock_now_ns() >= spin->until_ns)
-        uv_idle_stop(idle);
-    else
+    if (now < spin->until_ns) {
         sched_yield();
+        return;
+    }
+    settle(spin, now);
+    stop(spin);
 }
 
 void
 spin_look(struct spin *spin, const struct core *core)
 {
     struct core_turns turns;
+    uint64_t now;
 
-    if (spin->limit_ns == 0)
-        return;
     core_get_turns(core, &turns);
-    spin->until_ns = turns.since_ns + spin->limit_ns;
-    if (turns.n_waiting > 0 && turns.last_ns <= spin->limit_ns)
+    if (spin->limit_ns == 0 || (turns.n_waiting == 0 && !is_looking(spin)))
+        return;
+    now = clock_now_ns();
+    settle(spin, now);
+    if (turns.last_ns != spin->last_ns && turns.last_ns <= spin->limit_ns) {
+        earn(spin, spin->unpaid_ns);
+        spin->unpaid_ns = 0;
+    }
+    spin->last_ns = turns.last_ns;
+    spin->until_ns = least(turns.since_ns + spin->limit_ns, now + spin->budget_ns);
+    if (turns.n_waiting == 0 || turns.last_ns > spin->limit_ns || now >= spin->until_ns)
+        stop(spin);
+    else if (spin->budget_ns >=
+             spin->limit_ns) /* else what is looked for would come too late */
         uv_idle_start(&spin->idle, on_idle);
-    else
-        uv_idle_stop(&spin->idle);
 }

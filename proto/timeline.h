@@ -10,11 +10,14 @@
  * far. Values are 1 to TIMELINE_VALUE_MAX and only grow.
  *
  * When the owner's process has exited, the daemon stores what `done` was as `landed`, then
- * TIMELINE_DEAD in `submitted` and `done`, which lets every waiter go: a wait of a stream is a cyclic
- * compare (CU_STREAM_WAIT_VALUE_GEQ, CUDA Driver API), in which all ones would be -1. The owner does
- * the same when its context is dead, since no value of its slots will ever be stored then.
+ * TIMELINE_DEAD_SUBMITTED in `submitted` and TIMELINE_DEAD in `done`, which lets every waiter go: a wait
+ * of a stream is a cyclic compare (CU_STREAM_WAIT_VALUE_GEQ, CUDA Driver API), in which all ones would be
+ * -1. The owner does the same when its context is dead, since no value of its slots will ever be stored
+ * then.
  *
- * `submitted` is waited for by futex(2), on its low half.
+ * `submitted` is waited for by futex(2), on its low half. That of a dead slot is one that hardly any
+ * value has, so that who saw a value and sleeps after the kill finds another; for the rest, and where an
+ * owner does not wake anybody, waiters bound their sleep.
  */
 #pragma once
 
@@ -25,8 +28,9 @@
 
 #include "base/macros.h"
 
-#define TIMELINE_DEAD      (UINT64_C(1) << 62)
-#define TIMELINE_VALUE_MAX (TIMELINE_DEAD - 1)
+#define TIMELINE_DEAD           (UINT64_C(1) << 62)
+#define TIMELINE_VALUE_MAX      (TIMELINE_DEAD - 1)
+#define TIMELINE_DEAD_SUBMITTED (TIMELINE_DEAD | UINT32_MAX)
 
 #define TIMELINE_SLOTS 16 /* in a page */
 #define TIMELINE_PAGE_BYTES \
@@ -88,6 +92,6 @@ timeline_kill(struct timeline_slot *slot)
     if (done != TIMELINE_DEAD)
         atomic_store_explicit(&slot->landed, done < TIMELINE_DEAD ? done : 0,
                               memory_order_release);
-    atomic_store_explicit(&slot->submitted, TIMELINE_DEAD, memory_order_release);
+    atomic_store_explicit(&slot->submitted, TIMELINE_DEAD_SUBMITTED, memory_order_release);
     atomic_store_explicit(&slot->done, TIMELINE_DEAD, memory_order_release);
 }

@@ -15,9 +15,9 @@
 
 #include "state.h"
 
-/* Steps of a search for a deadlock, each a claim that is looked at. One that needs more gives up,
- * and the brackets have their timeouts. */
-#define SEARCH_MAX 65536
+/* Steps of a search for a deadlock, each a claim or a bracket that is looked at: well under a
+ * millisecond. One that needs more gives up, and the brackets have their timeouts. */
+#define SEARCH_MAX 16384
 
 /* ---- life ---- */
 
@@ -35,13 +35,13 @@ access_get(struct array *array, struct access **ret)
     return 0;
 }
 
-static bool
+bool
 access_has_fences(const struct access *access)
 {
     return access->write || !LIST_EMPTY(&access->reads);
 }
 
-/* That of a dead array goes with it: access_linger_sweep(). */
+/* That of a dead array goes with it: linger_run(). */
 void
 access_settle(struct access *access)
 {
@@ -67,6 +67,7 @@ fence_free(struct fence *fence)
     }
     LIST_REMOVE(fence, of_page);
     user_uncharge(fence->page->conn->user, RES_HOST, FENCE_HOST);
+    user_uncharge(fence->page->conn->user, RES_BRACKETS, 1);
     free(fence);
 }
 
@@ -76,17 +77,12 @@ fence_state(const struct fence *fence)
     return timeline_state(&fence->page->slots[fence->slot], fence->value);
 }
 
-/* A writer whose context has died says so itself, in its page. */
+/* One that is lost stays, for whoever is to read: access_is_abandoned(), or its client. */
 static void
 sweep_write(struct access *access)
 {
-    enum fence_state state = access->write ? fence_state(access->write) : FENCE_PENDING;
-
-    if (state == FENCE_PENDING)
-        return;
-    if (state == FENCE_LOST)
-        access->array->abandoned = true;
-    fence_free(access->write);
+    if (access->write && fence_state(access->write) == FENCE_PASSED)
+        fence_free(access->write);
 }
 
 void
@@ -106,12 +102,21 @@ access_sweep(struct access *access, bool reads)
 }
 
 void
+access_sweep_dead(struct access *access)
+{
+    if (access->write && fence_state(access->write) != FENCE_PENDING)
+        fence_free(access->write);
+    access_sweep(access, true);
+}
+
+void
 access_abandon(struct core *core, struct access *access)
 {
     access->array->abandoned = true;
     access_scan(core, access);
 }
 
+/* A writer whose context has died says so itself, in its page. */
 bool
 access_is_abandoned(struct core *core, struct array *array)
 {
@@ -123,6 +128,26 @@ access_is_abandoned(struct core *core, struct array *array)
         access_settle(access);
     }
     return array->abandoned;
+}
+
+/* Those of its own pages; not of dead arrays, which are looked at by themselves. */
+void
+fences_sweep(struct core *core, struct conn *conn)
+{
+    struct page *page;
+    struct fence *fence, *next;
+
+    LIST_FOREACH(page, &conn->pages, of_conn)
+    for (fence = LIST_FIRST(&page->fences); fence; fence = next) {
+        struct access *access = fence->access;
+        next = LIST_NEXT(fence, of_page);
+        if (access->array->lingering || fence_state(fence) == FENCE_PENDING)
+            continue;
+        if (fence == access->write && fence_state(fence) == FENCE_LOST)
+            access_abandon(core, access);
+        fence_free(fence);
+        access_settle(access);
+    }
 }
 
 static struct fence *
@@ -188,76 +213,19 @@ access_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value
         end_read(claim, page, slot, value);
 }
 
-/* ---- dead arrays ---- */
-
-bool
-access_is_over(struct core *core, struct array *array)
-{
-    struct access *access = array->access;
-
-    if (!access)
-        return true;
-    if (array->lingering)
-        return false;
-    assert(!access->n_waiting && LIST_EMPTY(&access->held));
-    access_sweep(access, true);
-    if (!access_has_fences(access)) {
-        access_settle(access);
-        return true;
-    }
-    array->lingering = true;
-    LIST_INSERT_HEAD(&core->lingering, access, of_lingering);
-    linger_later(core);
-    return false;
-}
-
-static void
-stop_lingering(struct access *access)
-{
-    LIST_REMOVE(access, of_lingering);
-    access->array->lingering = false;
-    access_settle(access);
-}
-
-void
-access_linger_sweep(struct core *core)
-{
-    struct access *access, *next;
-
-    for (access = LIST_FIRST(&core->lingering); access; access = next) {
-        struct array *array = access->array;
-        next = LIST_NEXT(access, of_lingering);
-        access_sweep(access, true);
-        if (access_has_fences(access))
-            continue;
-        stop_lingering(access);
-        array_settle(core, array);
-    }
-}
-
-void
-access_forget_lingering(struct core *core)
-{
-    while (!LIST_EMPTY(&core->lingering))
-        stop_lingering(LIST_FIRST(&core->lingering));
-}
-
 /* ---- turns ---- */
 
+/* A thread that reads an array would wait for itself behind a writer that waits for it. It may pass
+ * those that came after that reading; one by one, readings that overlap would keep writers out for
+ * ever. */
 static bool
-is_of_thread(const struct bracket *bracket, const struct conn *conn, uint64_t thread)
-{
-    return bracket->conn == conn && bracket->thread == thread;
-}
-
-/* A thread that reads an array would wait for itself behind a writer that waits for it. */
-static bool
-thread_reads(const struct access *access, const struct bracket *bracket)
+may_overtake(const struct access *access, const struct bracket *bracket)
 {
     const struct claim *claim;
 
     LIST_FOREACH(claim, &access->held, of_held)
-    if (!claim->write && is_of_thread(claim->bracket, bracket->conn, bracket->thread))
+    if (!claim->write && claim->bracket->thread == bracket->thread &&
+        claim->bracket->arrival < access->first_writer->bracket->arrival)
         return true;
     return false;
 }
@@ -292,34 +260,43 @@ void
 access_queue(struct core *core, struct claim *claim)
 {
     struct access *access = claim->access;
-    bool behind = claim->write
-                      ? access->n_waiting > 0
-                      : access->n_waiting_writers > 0 && !thread_reads(access, claim->bracket);
+    bool behind = claim->write ? access->n_waiting > 0
+                               : access->first_writer && !may_overtake(access, claim->bracket);
 
     TAILQ_INSERT_TAIL(&access->waiting, claim, of_waiting);
     access->n_waiting++;
-    access->n_waiting_writers += claim->write;
+    if (claim->write && !access->first_writer)
+        access->first_writer = claim;
     if (!behind && !is_kept(access, claim->write))
         set_ready(core, claim);
 }
 
-/* From the first that waits to the first writer; what is behind that waits for it. */
+/* A writer whom nobody is before. */
+static void
+let_writer_go(struct core *core, struct access *access)
+{
+    struct claim *first = TAILQ_FIRST(&access->waiting);
+
+    if (first && first->write && !first->ready && !is_kept(access, true))
+        set_ready(core, first);
+}
+
+/* Readers from there to the next writer, which is what those behind it wait for. Returns that. */
+static struct claim *
+let_readers_go(struct core *core, struct access *access, struct claim *claim)
+{
+    for (; claim && !claim->write; claim = TAILQ_NEXT(claim, of_waiting))
+        if (!claim->ready && !is_kept(access, false))
+            set_ready(core, claim);
+    return claim;
+}
+
 void
 access_scan(struct core *core, struct access *access)
 {
-    struct claim *claim;
-    bool first = true;
-
-    TAILQ_FOREACH(claim, &access->waiting, of_waiting)
-    {
-        if (claim->write && !first)
-            break;
-        if (!claim->ready && !is_kept(access, claim->write))
-            set_ready(core, claim);
-        if (claim->write)
-            break;
-        first = false;
-    }
+    if (!is_kept(access, false))
+        let_readers_go(core, access, TAILQ_FIRST(&access->waiting));
+    let_writer_go(core, access);
 }
 
 bool
@@ -332,26 +309,43 @@ access_unready(struct claim *claim)
     return true;
 }
 
+/* Who was behind it comes forward: each reader once, so that a queue which empties costs no more than it
+ * is long. */
 static void
-stop_waiting(struct claim *claim)
+stop_waiting(struct core *core, struct claim *claim)
 {
     struct access *access = claim->access;
+    struct claim *next = TAILQ_NEXT(claim, of_waiting);
 
     TAILQ_REMOVE(&access->waiting, claim, of_waiting);
     access->n_waiting--;
-    access->n_waiting_writers -= claim->write;
+    if (claim == access->first_writer)
+        access->first_writer = let_readers_go(core, access, next);
+    let_writer_go(core, access);
 }
 
 void
-access_hold(struct claim *claim)
+access_hold(struct core *core, struct claim *claim)
 {
     struct access *access = claim->access;
 
     assert(claim->ready && !is_kept(access, claim->write));
-    stop_waiting(claim);
-    LIST_INSERT_HEAD(&access->held, claim, of_held);
+    LIST_INSERT_HEAD(&access->held, claim, of_held); /* before anybody else is let go */
     access->n_readers += !claim->write;
     access->n_writers += claim->write;
+    stop_waiting(core, claim);
+}
+
+static void
+stop_holding(struct core *core, struct claim *claim)
+{
+    struct access *access = claim->access;
+
+    LIST_REMOVE(claim, of_held);
+    access->n_readers -= !claim->write;
+    access->n_writers -= claim->write;
+    if (!access->n_readers)
+        access_scan(core, access);
 }
 
 void
@@ -359,16 +353,12 @@ access_leave(struct core *core, struct claim *claim)
 {
     struct access *access = claim->access;
 
-    if (claim->bracket->waiting) {
-        stop_waiting(claim);
-    } else {
-        LIST_REMOVE(claim, of_held);
-        access->n_readers -= !claim->write;
-        access->n_writers -= claim->write;
-    }
+    if (claim->bracket->waiting)
+        stop_waiting(core, claim);
+    else
+        stop_holding(core, claim);
     LIST_REMOVE(claim, of_lease);
     claim->access = NULL;
-    access_scan(core, access);
     access_settle(access);
 }
 
@@ -399,7 +389,8 @@ access_is_right(const struct access *access)
 {
     const struct claim *claim;
     const struct fence *fence;
-    uint32_t readers = 0, writers = 0, waiting = 0, waiting_writers = 0, reads = 0;
+    const struct claim *first_writer = NULL;
+    uint32_t readers = 0, writers = 0, waiting = 0, reads = 0;
 
     LIST_FOREACH(claim, &access->held, of_held)
     {
@@ -412,13 +403,14 @@ access_is_right(const struct access *access)
         if (claim->access != access || claim->lease->conn->departed)
             return false;
         waiting++;
-        waiting_writers += claim->write;
+        if (claim->write && !first_writer)
+            first_writer = claim;
     }
     LIST_FOREACH(fence, &access->reads, of_access)
     reads += fence->access == access;
     return readers == access->n_readers && writers == access->n_writers && writers <= 1 &&
            (!writers || !readers) && waiting == access->n_waiting &&
-           waiting_writers == access->n_waiting_writers && reads == access->n_reads &&
+           first_writer == access->first_writer && reads == access->n_reads &&
            (readers || writers || waiting || access_has_fences(access) ||
             access->array->lingering) &&
            turns_are_right(access);
@@ -446,21 +438,27 @@ search_add(struct search *s, struct bracket *bracket)
     s->first = bracket;
 }
 
+static bool
+search_is_over(const struct search *s)
+{
+    return s->found || s->n_steps >= SEARCH_MAX;
+}
+
 /* Its thread ends it only when what that thread waits for itself has come. */
 static void
 search_holder(struct search *s, const struct bracket *holder)
 {
+    struct thread *thread = holder->thread;
     struct bracket *bracket;
 
-    if (is_of_thread(holder, s->start->conn, s->start->thread)) {
-        s->found = true;
+    if (thread->visited == s->number)
         return;
-    }
-    LIST_FOREACH(bracket, &holder->conn->waiting_brackets, of_conn)
-    {
+    thread->visited = s->number;
+    s->found = thread == s->start->thread;
+    for (bracket = LIST_FIRST(&thread->waiting); bracket && !search_is_over(s);
+         bracket = LIST_NEXT(bracket, of_thread)) {
         s->n_steps++;
-        if (bracket->thread == holder->thread)
-            search_add(s, bracket);
+        search_add(s, bracket);
     }
 }
 
@@ -473,8 +471,8 @@ search_held(struct search *s, const struct claim *claim)
     if (access->visited[claim->write] == s->number)
         return;
     access->visited[claim->write] = s->number;
-    LIST_FOREACH(held, &access->held, of_held)
-    {
+    for (held = LIST_FIRST(&access->held); held && !search_is_over(s);
+         held = LIST_NEXT(held, of_held)) {
         s->n_steps++;
         if (claim->write || held->write)
             search_holder(s, held->bracket);
@@ -487,7 +485,7 @@ search_ahead(struct search *s, const struct claim *claim)
 {
     const struct claim *ahead = claim;
 
-    while ((ahead = TAILQ_PREV(ahead, claims, of_waiting))) {
+    while (!search_is_over(s) && (ahead = TAILQ_PREV(ahead, claims, of_waiting))) {
         s->n_steps++;
         if (claim->write || ahead->write)
             search_add(s, ahead->bracket);
@@ -503,9 +501,9 @@ access_is_deadlock(struct core *core, struct bracket *bracket)
     struct bracket *next;
 
     search_add(&s, bracket);
-    while (!s.found && s.n_steps < SEARCH_MAX && (next = s.first)) {
+    while (!search_is_over(&s) && (next = s.first)) {
         s.first = next->next_found;
-        for (uint32_t i = 0; i < next->n_claims; i++) {
+        for (uint32_t i = 0; i < next->n_claims && !search_is_over(&s); i++) {
             const struct claim *claim = &next->claims[i];
             if (claim->ready && !is_kept(claim->access, claim->write))
                 continue;

@@ -95,6 +95,16 @@ entry_new_page(enum core_action_type type, uint64_t page)
     return e;
 }
 
+struct entry *
+entry_new_conn(enum core_action_type type, uint64_t conn)
+{
+    struct entry *e = entry_new(type, 0);
+
+    if (e)
+        e->action.conn = conn;
+    return e;
+}
+
 void
 entry_free(struct entry *e)
 {

@@ -288,7 +288,7 @@ array_settle(struct core *core, struct array *array)
 {
     if (array->creating || array->named)
         return;
-    if (array->n_leases || array->n_departed || !access_is_over(core, array))
+    if (array->n_leases || array->n_departed || linger_array(core, array))
         array_list(array);
     else
         array_bury(core, array);

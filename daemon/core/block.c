@@ -155,7 +155,8 @@ growth(const struct core *core, const struct waiter *waiter)
     return size > needed ? size : needed;
 }
 
-/* The quota may be taken up by blocks that nobody uses: then they go first. */
+/* The quota may be taken up by blocks that nobody uses: then they go first; or that nobody will use when
+ * fences have passed. */
 static int
 wait_for_quota(struct core *core, struct waiter *waiter)
 {
@@ -163,7 +164,8 @@ wait_for_quota(struct core *core, struct waiter *waiter)
 
     /* Once for each device, and once more: it must not go on for ever while others fill the pool. */
     if (device == core->config.n_devices || waiter->quota_waits > core->config.n_devices)
-        return REFUSED;
+        return linger_wait(core, waiter, &waiter->array->pool->lingering) ? BLOCK_WAITS
+                                                                          : REFUSED;
     waiter->quota_waits++;
     reclaim_wait(core, device, waiter);
     return BLOCK_WAITS;
@@ -350,6 +352,16 @@ block_retry(struct core *core, struct block *block, struct waiter_list *smaller,
     }
 }
 
+/* There is no memory: but there may be when fences have passed. */
+static bool
+wait_for_fences(struct core *core, uint32_t device, struct waiter *waiter)
+{
+    if (!linger_wait(core, waiter, &core->devices[device].lingering))
+        return false;
+    block_put_range(core, waiter->array);
+    return true;
+}
+
 static void
 block_fail(struct core *core, struct block *block, const struct core_alloc_result *result)
 {
@@ -364,7 +376,8 @@ block_fail(struct core *core, struct block *block, const struct core_alloc_resul
         block_retry(core, block, &smaller, &retries);
     while ((waiter = TAILQ_FIRST(&block->waiters))) {
         TAILQ_REMOVE(&block->waiters, waiter, link);
-        waiter_end(core, waiter, &r);
+        if (result->error != -ENOMEM || !wait_for_fences(core, device, waiter))
+            waiter_end(core, waiter, &r);
     }
     block_retire(core, block);
     block_destroy(core, block);

@@ -12,6 +12,9 @@
 
 #include "state.h"
 
+#define TICK_MAX 1024 /* that are refused in one event: the next one comes at once */
+#define SWEEP_NS UINT64_C(100000000) /* between two looks for passed fences of a connection */
+
 static int
 bracket_compare(const struct bracket *a, const struct bracket *b)
 {
@@ -27,7 +30,22 @@ deadline_compare(const struct bracket *a, const struct bracket *b)
 }
 
 RB_GENERATE(brackets, bracket, node, bracket_compare)
+
+static int
+asking_compare(const struct bracket *a, const struct bracket *b)
+{
+    return a->request != b->request ? CMP(a->request, b->request) : CMP(a->id, b->id);
+}
+
+static int
+thread_compare(const struct thread *a, const struct thread *b)
+{
+    return CMP(a->id, b->id);
+}
+
 RB_GENERATE(deadlines, bracket, deadline, deadline_compare)
+RB_GENERATE(asking, bracket, of_conn, asking_compare)
+RB_GENERATE(threads, thread, node, thread_compare)
 
 struct bracket *
 bracket_find(struct conn *conn, uint64_t id)
@@ -40,12 +58,39 @@ bracket_find(struct conn *conn, uint64_t id)
 struct bracket *
 bracket_find_request(struct conn *conn, uint32_t request)
 {
-    struct bracket *bracket;
+    struct bracket key = {.request = request};
+    struct bracket *bracket = RB_NFIND(asking, &conn->asking, &key);
 
-    LIST_FOREACH(bracket, &conn->waiting_brackets, of_conn)
-    if (bracket->request == request)
-        return bracket;
-    return NULL;
+    return bracket && bracket->request == request ? bracket : NULL;
+}
+
+/* ---- threads ---- */
+
+static int
+thread_get(struct conn *conn, uint64_t id, struct thread **ret)
+{
+    struct thread key = {.id = id};
+    struct thread *thread = RB_FIND(threads, &conn->threads, &key);
+
+    if (!thread) {
+        thread = calloc(1, sizeof(*thread));
+        if (!thread)
+            return -ENOMEM;
+        thread->id = id;
+        RB_INSERT(threads, &conn->threads, thread);
+    }
+    thread->n_brackets++;
+    *ret = thread;
+    return 0;
+}
+
+static void
+thread_put(struct conn *conn, struct thread *thread)
+{
+    if (!thread || --thread->n_brackets > 0) /* NULL: there was no memory for it */
+        return;
+    RB_REMOVE(threads, &conn->threads, thread);
+    free(thread);
 }
 
 /* ---- the end ---- */
@@ -63,8 +108,9 @@ stop_waiting(struct core *core, struct bracket *bracket)
         TAILQ_REMOVE(&core->ready, bracket, ready);
     if (bracket->deadline_ns != UINT64_MAX)
         RB_REMOVE(deadlines, &core->deadlines, bracket);
-    LIST_REMOVE(bracket, of_conn);
-    core->waits.n_waiting--;
+    RB_REMOVE(asking, &bracket->conn->asking, bracket);
+    LIST_REMOVE(bracket, of_thread);
+    core->turns_given.n_waiting--;
 }
 
 /* Its claims have left. A fence that was used is charged on, to the page's owner, who is the same. */
@@ -72,17 +118,17 @@ static void
 bracket_destroy(struct core *core, struct bracket *bracket)
 {
     struct user *user = bracket->conn->user;
-    uint64_t host = bracket_host(bracket->n_claims);
+    uint32_t n_fences = 0;
 
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         assert(!bracket->claims[i].access);
-        if (!bracket->claims[i].fence)
-            host -= FENCE_HOST;
+        n_fences += !bracket->claims[i].fence;
         free(bracket->claims[i].fence);
     }
     RB_REMOVE(brackets, &bracket->conn->brackets, bracket);
-    user_uncharge(user, RES_BRACKETS, 1);
-    user_uncharge(user, RES_HOST, host);
+    thread_put(bracket->conn, bracket->thread);
+    user_uncharge(user, RES_BRACKETS, bracket->n_claims - n_fences);
+    user_uncharge(user, RES_HOST, bracket_host(bracket->n_claims) - n_fences * FENCE_HOST);
     core->n_brackets--;
     free(bracket);
 }
@@ -181,7 +227,34 @@ bracket_discard(struct bracket *bracket)
         access_settle(bracket->claims[i].access);
         free(bracket->claims[i].fence);
     }
+    thread_put(bracket->conn, bracket->thread);
     free(bracket);
+}
+
+static int
+charge_once(struct core *core, struct user *user, uint32_t n, struct refusal *r)
+{
+    if (user_charge(core, user, RES_BRACKETS, n, r))
+        return REFUSED;
+    if (user_charge(core, user, RES_HOST, bracket_host(n), r)) {
+        user_uncharge(user, RES_BRACKETS, n);
+        return REFUSED;
+    }
+    return 0;
+}
+
+/* Fences of arrays that nobody has used since stay when they have passed, and are charged. They are looked
+ * for when the limit is reached, but not again and again. */
+static int
+charge(struct core *core, struct conn *conn, uint32_t n, struct refusal *r)
+{
+    int rc = charge_once(core, conn->user, n, r);
+
+    if (rc == 0 || (conn->swept_ns && core->now_ns - conn->swept_ns < SWEEP_NS))
+        return rc;
+    conn->swept_ns = core->now_ns;
+    fences_sweep(core, conn);
+    return charge_once(core, conn->user, n, r);
 }
 
 static int
@@ -195,16 +268,18 @@ bracket_make(struct core *core, struct conn *conn, const struct bracket_request 
     if (!bracket)
         return -ENOMEM;
     bracket->id = req->id;
-    bracket->thread = req->thread;
     bracket->conn = conn;
-    rc = add_claims(bracket, req, ++core->n_searches, r);
-    if (rc == 0 && user_charge(core, conn->user, RES_BRACKETS, 1, r))
-        rc = REFUSED;
-    if (rc == 0 && user_charge(core, conn->user, RES_HOST, bracket_host(n), r)) {
-        user_uncharge(conn->user, RES_BRACKETS, 1);
-        rc = REFUSED;
-    }
+    rc = charge(core, conn, n, r); /* before it holds on to anything that this may sweep */
     if (rc) {
+        bracket_discard(bracket);
+        return rc;
+    }
+    rc = thread_get(conn, req->thread, &bracket->thread);
+    if (rc == 0)
+        rc = add_claims(bracket, req, ++core->n_searches, r);
+    if (rc) {
+        user_uncharge(conn->user, RES_BRACKETS, n);
+        user_uncharge(conn->user, RES_HOST, bracket_host(n));
         bracket_discard(bracket);
         return rc;
     }
@@ -220,9 +295,11 @@ bracket_queue(struct core *core, struct bracket *bracket)
     bracket->deadline_ns = UINT64_MAX;
     bracket->n_unready = bracket->n_claims;
     bracket->since_ns = core->now_ns;
-    core->waits.n_waiting++;
+    bracket->arrival = ++core->n_arrivals;
+    core->turns_given.n_waiting++;
     RB_INSERT(brackets, &bracket->conn->brackets, bracket);
-    LIST_INSERT_HEAD(&bracket->conn->waiting_brackets, bracket, of_conn);
+    RB_INSERT(asking, &bracket->conn->asking, bracket);
+    LIST_INSERT_HEAD(&bracket->thread->waiting, bracket, of_thread);
     core->n_brackets++;
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         LIST_INSERT_HEAD(&bracket->claims[i].lease->claims, &bracket->claims[i], of_lease);
@@ -241,8 +318,7 @@ bracket_set_deadline(struct core *core, struct bracket *bracket, uint64_t timeou
     RB_INSERT(deadlines, &core->deadlines, bracket);
 }
 
-/* What messages call an array. */
-static const char *
+const char *
 array_label(const struct array *array)
 {
     return array->name[0] ? array->name : "(unnamed)";
@@ -275,8 +351,8 @@ bracket_wait(struct core *core, struct bracket *bracket, const struct bracket_re
     if (req->nowait)
         return refuse(r, PROTO_ERR_TIMEOUT, "array \"%s\" is in use (caidctl show)",
                       array_label(kept_by(bracket)));
-    bracket->waits = true;
-    core->waits.since_ns = core->now_ns;
+    bracket->had_to_wait = true;
+    core->turns_given.since_ns = core->now_ns;
     bracket_set_deadline(core, bracket, req->timeout_ns);
     return 0;
 }
@@ -316,14 +392,12 @@ bracket_ready(struct core *core, struct bracket *bracket)
     TAILQ_INSERT_TAIL(&core->ready, bracket, ready);
 }
 
-/* An array to be read that a dead writer has left; NULL: none. */
-static const struct array *
-find_abandoned(const struct bracket *bracket)
+const struct array *
+bracket_find_abandoned(struct core *core, const struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         const struct claim *claim = &bracket->claims[i];
-        access_sweep(claim->access, false);
-        if (!claim->write && claim->access->array->abandoned)
+        if (claim->access && !claim->write && access_is_abandoned(core, claim->access->array))
             return claim->access->array;
     }
     return NULL;
@@ -349,10 +423,10 @@ bracket_open(struct core *core, struct bracket *bracket)
     int rc;
 
     stop_waiting(core, bracket);
-    if (bracket->waits)
-        core->waits.last_ns = core->now_ns - bracket->since_ns;
+    if (bracket->had_to_wait)
+        core->turns_given.last_ns = core->now_ns - bracket->since_ns;
     for (uint32_t i = 0; i < bracket->n_claims; i++)
-        access_hold(&bracket->claims[i]);
+        access_hold(core, &bracket->claims[i]);
     bracket->waiting = false;
     rc = reply_fences(core, bracket, bracket->request, MSG_BEGIN, 0, 0, &r);
     if (rc == 0)
@@ -367,7 +441,7 @@ bracket_open(struct core *core, struct bracket *bracket)
 static void
 bracket_turn(struct core *core, struct bracket *bracket)
 {
-    const struct array *abandoned = find_abandoned(bracket);
+    const struct array *abandoned = bracket_find_abandoned(core, bracket);
     struct refusal r;
 
     if (abandoned) {
@@ -380,6 +454,9 @@ bracket_turn(struct core *core, struct bracket *bracket)
         bracket_free(core, bracket); /* its client is not told any more */
     } else if (!wait_on(core, bracket)) {
         bracket_open(core, bracket);
+    } else if (access_is_deadlock(core, bracket)) {
+        refuse_deadlock(bracket, &r);
+        bracket_refuse(core, bracket, &r);
     }
 }
 
@@ -398,8 +475,9 @@ bracket_tick(struct core *core)
     struct bracket *bracket;
     struct refusal r;
 
-    while ((bracket = RB_MIN(deadlines, &core->deadlines)) &&
-           bracket->deadline_ns <= core->now_ns) {
+    for (int i = 0; i < TICK_MAX && (bracket = RB_MIN(deadlines, &core->deadlines)) &&
+                    bracket->deadline_ns <= core->now_ns;
+         i++) {
         refusal_fill(&r, PROTO_ERR_TIMEOUT, "array \"%s\" is still in use (caidctl show)",
                      array_label(kept_by(bracket)));
         bracket_refuse(core, bracket, &r);
@@ -409,7 +487,7 @@ bracket_tick(struct core *core)
 void
 core_get_turns(const struct core *core, struct core_turns *ret)
 {
-    *ret = core->waits;
+    *ret = core->turns_given;
 }
 
 uint64_t
@@ -453,7 +531,7 @@ brackets_orphan(struct core *core, struct conn *conn)
 {
     struct bracket *bracket;
 
-    while ((bracket = LIST_FIRST(&conn->waiting_brackets)))
+    while ((bracket = RB_MIN(asking, &conn->asking)))
         bracket_free(core, bracket);
 }
 

@@ -21,9 +21,10 @@ struct tally {
     const struct pool *pool;
     const struct device *device;
     uint64_t used[N_RESOURCES];
-    uint64_t arrays, names, leases, departed, allocated;
+    uint64_t arrays, names, leases, departed, lingering, allocated;
     uint64_t pending, pending_entries, queue_bytes;
     uint64_t blocks, bytes, pinned, reserve;
+    uint64_t brackets;
 };
 
 static bool
@@ -85,6 +86,7 @@ tally_array(const struct core *core, struct tally *t, const struct array *array)
     t->names += array->named;
     t->leases += array->n_leases;
     t->departed += array->n_departed;
+    t->lingering += array->lingering && array->range;
     t->used[RES_ARRAYS]++;
     t->used[RES_NAMES] += array->named;
     t->used[RES_HOST] += array->n_host;
@@ -122,6 +124,7 @@ tally_arrays(struct core *core, struct tally *t)
     }
     for (size_t i = 0; i < core->config.n_devices; i++)
         tally_waiters(core, t, &core->devices[i].retries);
+    tally_waiters(core, t, &core->hopeful);
 }
 
 /* ---- blocks ---- */
@@ -248,7 +251,7 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
 
 /* Bytes of the daemon's memory that its brackets, its pages and what it has of others' take. */
 static uint64_t
-check_uses(struct core *core, struct conn *conn, uint64_t *ret_brackets, uint64_t *ret_pages)
+check_uses(struct core *core, struct conn *conn, struct tally *uses)
 {
     struct bracket *bracket;
     const struct page *page;
@@ -269,7 +272,8 @@ check_uses(struct core *core, struct conn *conn, uint64_t *ret_brackets, uint64_
         CHECK(!bracket->waiting || bracket->n_unready == unready);
         CHECK(!bracket->waiting || unready > 0); /* the others have been answered */
         host += BRACKET_HOST + bracket->n_claims * CLAIM_HOST;
-        ++*ret_brackets;
+        uses->used[RES_BRACKETS] += bracket->n_claims;
+        uses->brackets++;
     }
     LIST_FOREACH(page, &conn->pages, of_conn)
     {
@@ -281,6 +285,7 @@ check_uses(struct core *core, struct conn *conn, uint64_t *ret_brackets, uint64_
             CHECK(fence->page == page && fence->value <= page->last[fence->slot]);
             CHECK(fence->access->array->access == fence->access);
             host += FENCE_HOST;
+            uses->used[RES_BRACKETS]++;
         }
         LIST_FOREACH(hold, &page->holds, of_page)
         holds += page_hold_find(hold->conn, page->id) == hold;
@@ -289,7 +294,7 @@ check_uses(struct core *core, struct conn *conn, uint64_t *ret_brackets, uint64_
         if (page->timeline)
             host += sizeof(*page->timeline) + page->timeline->n_name;
         CHECK(!page->timeline || (page->timeline->page == page && !conn->departed));
-        ++*ret_pages;
+        uses->used[RES_PAGES]++;
     }
     RB_FOREACH(hold, page_holds, &conn->page_holds)
     {
@@ -306,9 +311,10 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
 
     RB_FOREACH(conn, conns, conns)
     {
-        uint64_t leases = 0, holds = 0, watches = 0, brackets = 0, pages = 0;
+        uint64_t leases = 0, holds = 0, watches = 0;
+        struct tally uses = {0};
         check_conn(core, conn, &leases, &holds, &watches);
-        uint64_t host = check_uses(core, conn, &brackets, &pages);
+        uint64_t host = check_uses(core, conn, &uses);
         ++*ret_n;
         if (t->user && t->user != conn->user)
             continue;
@@ -316,8 +322,9 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
         t->used[RES_LEASES] += leases;
         t->used[RES_WATCHES] += watches;
         t->used[RES_HOST] += host + holds * sizeof(struct hold);
-        t->used[RES_BRACKETS] += brackets;
-        t->used[RES_PAGES] += pages;
+        t->used[RES_BRACKETS] += uses.used[RES_BRACKETS];
+        t->used[RES_PAGES] += uses.used[RES_PAGES];
+        t->brackets += uses.brackets;
     }
 }
 
@@ -379,6 +386,7 @@ check_pool(struct core *core, struct pool *pool)
     CHECK(pool->allocated == t.allocated && pool->pending == t.pending);
     CHECK(pool->used == t.bytes && pool->pinned == t.pinned && pool->n_blocks == t.blocks);
     CHECK(!pool->quota || pool->used <= pool->quota);
+    CHECK(pool->lingering.n == t.lingering);
     TAILQ_FOREACH(block, &pool->reserved, of_pool)
     {
         CHECK(block->reserved && !block->doomed && block->pool == pool);
@@ -400,7 +408,7 @@ check_device(struct core *core, const struct device *device)
     CHECK(device->allocated == t.allocated && device->pending == t.pending);
     CHECK(device->queue.n == t.pending_entries && device->queue.bytes == t.pending);
     CHECK(device->used == t.bytes && device->pinned == t.pinned);
-    CHECK(device->reserve == t.reserve);
+    CHECK(device->reserve == t.reserve && device->lingering.n == t.lingering);
     CHECK(!device->releasing || device->releasing->state == BLOCK_RELEASING);
     CHECK(device->releasing || TAILQ_EMPTY(&device->doomed) || core->stopping);
     CHECK(device->releasing || TAILQ_EMPTY(&device->retries) || core->stopping);
@@ -420,10 +428,12 @@ check_totals(struct core *core)
     CHECK(core->n_leases == t.leases && core->n_blocks == t.blocks);
     CHECK(core->n_watches == t.used[RES_WATCHES]);
     CHECK(core->n_running <= core->config.threads);
-    CHECK(core->n_brackets == t.used[RES_BRACKETS] && core->n_pages == t.used[RES_PAGES]);
+    CHECK(core->n_brackets == t.brackets && core->n_pages == t.used[RES_PAGES]);
     CHECK(TAILQ_EMPTY(&core->ready));
     CHECK(core->linger_at_ns != UINT64_MAX ||
-          (LIST_EMPTY(&core->lingering) && LIST_EMPTY(&core->closing_pages)));
+          (TAILQ_EMPTY(&core->lingering) && TAILQ_EMPTY(&core->closing_pages) &&
+           TAILQ_EMPTY(&core->hopeful)));
+    CHECK(TAILQ_EMPTY(&core->landed));
 }
 
 void

@@ -100,8 +100,12 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     RB_INIT(&core->timelines);
     RB_INIT(&core->deadlines);
     TAILQ_INIT(&core->ready);
+    TAILQ_INIT(&core->lingering);
+    TAILQ_INIT(&core->landed);
+    TAILQ_INIT(&core->closing_pages);
+    TAILQ_INIT(&core->hopeful);
     core->linger_at_ns = UINT64_MAX;
-    core->waits.last_ns = UINT64_MAX;
+    core->turns_given.last_ns = UINT64_MAX;
     TAILQ_INIT(&core->waiting);
     TAILQ_INIT(&core->queue);
     TAILQ_INIT(&core->turns);
@@ -164,17 +168,16 @@ forget_block(struct block *block)
 }
 
 static void
-forget_waiters(struct core *core)
+forget_waiters(struct waiter_list *waiters)
 {
     struct waiter *waiter;
 
-    for (size_t i = 0; i < core->config.n_devices; i++)
-        while ((waiter = TAILQ_FIRST(&core->devices[i].retries))) {
-            TAILQ_REMOVE(&core->devices[i].retries, waiter, link);
-            if (!waiter->array->named)
-                array_free(waiter->array);
-            free(waiter);
-        }
+    while ((waiter = TAILQ_FIRST(waiters))) {
+        TAILQ_REMOVE(waiters, waiter, link);
+        if (!waiter->array->named)
+            array_free(waiter->array);
+        free(waiter);
+    }
 }
 
 static void
@@ -224,8 +227,10 @@ forget_all(struct core *core)
     struct block *block;
 
     forget_departed(core);
-    access_forget_lingering(core);
-    forget_waiters(core);
+    linger_forget(core);
+    for (size_t i = 0; i < core->config.n_devices; i++)
+        forget_waiters(&core->devices[i].retries);
+    forget_waiters(&core->hopeful);
     RB_FOREACH(pool, pools, &core->pools)
     forget_names(pool);
     while ((block = LIST_FIRST(&core->blocks))) {
@@ -294,7 +299,8 @@ conn_new(uint64_t id, const struct core_peer *peer)
     RB_INIT(&conn->page_holds);
     RB_INIT(&conn->brackets);
     LIST_INIT(&conn->pages);
-    LIST_INIT(&conn->waiting_brackets);
+    RB_INIT(&conn->asking);
+    RB_INIT(&conn->threads);
     LIST_INIT(&conn->jobs);
     LIST_INIT(&conn->waiters);
     LIST_INIT(&conn->flushes);
@@ -367,7 +373,7 @@ conn_depart(struct core *core, struct conn *conn)
     struct page *page;
 
     while ((page_hold = RB_MIN(page_holds, &conn->page_holds)))
-        page_hold_free(page_hold);
+        page_hold_free(core, page_hold);
     LIST_FOREACH(page, &conn->pages, of_conn)
     if (page->timeline)
         timeline_free(core, page->timeline);
@@ -403,6 +409,31 @@ conn_destroy(struct core *core, struct conn *conn)
     conn_free(conn);
 }
 
+/* Whether the exit of its process matters. */
+static bool
+conn_has_uses(const struct conn *conn)
+{
+    return !RB_EMPTY(&conn->leases) || !RB_EMPTY(&conn->holds) || !LIST_EMPTY(&conn->pages) ||
+           !RB_EMPTY(&conn->brackets);
+}
+
+/* Where there is no memory to say so, it stays until the exit. */
+void
+conn_settle(struct core *core, struct conn *conn)
+{
+    struct entry *forget;
+
+    if (!conn->departed || conn_has_uses(conn))
+        return;
+    forget = entry_new_conn(CORE_FORGET, conn->id);
+    if (!forget)
+        return;
+    entry_push(core, forget);
+    RB_REMOVE(conns, &core->departed, conn);
+    core->n_departed--;
+    conn_destroy(core, conn);
+}
+
 /* What an event leaves to be done at its end. Each may bring work for those before it, but a turn
  * changes nobody else's. */
 static void
@@ -425,8 +456,7 @@ core_hangup(struct core *core, uint64_t id)
     RB_REMOVE(conns, &core->conns, conn);
     core->n_conns--;
     conn_depart(core, conn);
-    departed = !RB_EMPTY(&conn->leases) || !RB_EMPTY(&conn->holds) ||
-               !LIST_EMPTY(&conn->pages) || !RB_EMPTY(&conn->brackets);
+    departed = conn_has_uses(conn);
     if (departed) {
         RB_INSERT(conns, &core->departed, conn);
         core->n_departed++;

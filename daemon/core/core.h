@@ -133,7 +133,8 @@ struct core_peer { /* from the kernel, never from the client */
 int core_connect(struct core *core, uint64_t conn, const struct core_peer *peer,
                  uint64_t now_ns);
 /* The socket has hung up: ends the connection and every access. true: memory that it had leased
- * waits for core_exited(), because the GPU may write for it as long as the process lives (I2). */
+ * waits for core_exited(), because the GPU may write for it as long as the process lives (I2), or for a
+ * CORE_FORGET. */
 bool core_hangup(struct core *core, uint64_t conn);
 /* The process has exited; core_hangup() may have been called before or not. */
 void core_exited(struct core *core, uint64_t conn);
@@ -197,15 +198,17 @@ size_t core_jobs(const struct core *core);
 /* ---- actions ---- */
 
 enum core_action_type {
-    CORE_SEND,     /* send the packet with its fds */
-    CORE_CLOSE,    /* end the connection after what was sent before; then core_hangup() */
-    CORE_ALLOC,    /* create size bytes of kind on device and export: core_alloc_done() */
-    CORE_RELEASE,  /* release handle, close fd: core_release_done() */
-    CORE_MEMORY,   /* read free and total of device (all: n_devices): core_memory_done() */
-    CORE_PERSIST,  /* record what is about to be promised */
+    CORE_SEND,    /* send the packet with its fds */
+    CORE_CLOSE,   /* end the connection after what was sent before; then core_hangup() */
+    CORE_ALLOC,   /* create size bytes of kind on device and export: core_alloc_done() */
+    CORE_RELEASE, /* release handle, close fd: core_release_done() */
+    CORE_MEMORY,  /* read free and total of device (all: n_devices): core_memory_done() */
+    CORE_PERSIST, /* record what is about to be promised */
+    CORE_FORGET, /* a connection that has hung up: the exit of its process is of no concern any more */
     CORE_PAGE_NEW, /* make a page of timelines: core_page_done() */
     CORE_PAGE_SEAL, /* its owner has mapped it: nobody else shall for writing (F_SEAL_FUTURE_WRITE) */
-    CORE_PAGE_FREE, /* timeline_kill() all slots, wake who waits for them, unmap and close it */
+    CORE_PAGE_KILL, /* timeline_kill() all slots and wake who waits for them: it may not be the last time */
+    CORE_PAGE_FREE, /* the same, and unmap and close it */
 };
 
 enum core_record_type {
@@ -217,7 +220,7 @@ enum core_record_type {
 
 struct core_action {
     enum core_action_type type;
-    uint64_t conn; /* SEND, CLOSE */
+    uint64_t conn; /* SEND, CLOSE, FORGET */
     uint64_t job;  /* ALLOC, RELEASE, MEMORY */
 
     /* SEND: valid until the next call of any core function; fds are the blocks', borrowed */

@@ -3,15 +3,15 @@
  * Pages of timelines (proto/timeline.h), and what connections other than their owners have of them:
  * an fd that they were sent once and may keep mapped, as blocks (I3).
  *
- * A page goes when no value can reach it any more. That is so when its owner has given it up and
- * every value that was submitted has landed, or when the owner's process has exited. A hang-up
- * alone does not do: the GPU may be about to store a value that nobody has been told of (I7).
+ * Whoever waits for a page is let go when no value can reach it any more. That is so when its owner has
+ * given it up and every value that was submitted has landed, or when the owner's process has exited. A
+ * hang-up alone does not do: the GPU may be about to store a value that nobody has been told of (I7).
+ * Landed or not is the owner's word, who may write there as long as he lives: so a page that he gave up
+ * stays while others hold it, and they are let go once more when he has exited.
  */
 #include <assert.h>
 
 #include "state.h"
-
-#define LINGER_NS UINT64_C(10000000) /* until values that have not landed are looked at again */
 
 static int
 page_compare(const struct page *a, const struct page *b)
@@ -51,6 +51,7 @@ page_alloc(uint64_t id)
     page->id = id;
     page->write = page->read = -1;
     page->saved.action = (struct core_action){.type = CORE_PAGE_NEW, .page = id, .fd = -1};
+    page->kill.action = (struct core_action){.type = CORE_PAGE_KILL, .page = id, .fd = -1};
     return page;
 }
 
@@ -86,11 +87,12 @@ static void
 page_remove(struct core *core, struct page *page)
 {
     assert(LIST_EMPTY(&page->fences) && LIST_EMPTY(&page->holds) && !page->timeline);
-    if (page->closing)
-        LIST_REMOVE(page, of_closing);
+    if (page->closing && !page->killed)
+        TAILQ_REMOVE(&core->closing_pages, page, of_closing);
     RB_REMOVE(pages, &core->pages, page);
     LIST_REMOVE(page, of_conn);
     entry_remove(core, &page->saved);
+    entry_remove(core, &page->kill);
     user_uncharge(page->conn->user, RES_PAGES, 1);
     user_uncharge(page->conn->user, RES_HOST, page_host());
     core->n_pages--;
@@ -183,8 +185,8 @@ page_hold_get(struct core *core, struct conn *conn, struct page *page, struct pa
     return 0;
 }
 
-void
-page_hold_free(struct page_hold *hold)
+static void
+hold_remove(struct page_hold *hold)
 {
     RB_REMOVE(page_holds, &hold->conn->page_holds, hold);
     LIST_REMOVE(hold, of_page);
@@ -193,15 +195,38 @@ page_hold_free(struct page_hold *hold)
     free(hold);
 }
 
+/* While its owner lives, of whom it may be the last. */
+static void
+page_go(struct core *core, struct page *page)
+{
+    struct conn *conn = page->conn;
+
+    page_free(core, page);
+    conn_settle(core, conn);
+}
+
+void
+page_hold_free(struct core *core, struct page_hold *hold)
+{
+    struct page *page = hold->page;
+
+    hold_remove(hold);
+    if (page->killed && LIST_EMPTY(&page->holds))
+        page_go(core, page);
+}
+
 /* ---- the end ---- */
 
 static bool
 page_has_landed(const struct page *page)
 {
-    for (size_t i = 0; i < TIMELINE_SLOTS; i++)
-        if (timeline_state(&page->slots[i], timeline_submitted(&page->slots[i])) ==
-            FENCE_PENDING)
+    for (size_t i = 0; i < TIMELINE_SLOTS; i++) {
+        uint64_t value = timeline_submitted(&page->slots[i]);
+        if (value < page->last[i]) /* what others wait for, whatever he says now */
+            value = page->last[i];
+        if (timeline_state(&page->slots[i], value) == FENCE_PENDING)
             return false;
+    }
     return true;
 }
 
@@ -217,6 +242,8 @@ page_drop_fences(struct core *core, struct page *page)
             timeline_state(&page->slots[fence->slot], fence->value) != FENCE_PASSED)
             access_abandon(core, access);
         fence_free(fence);
+        if (access->array->lingering && !access_has_fences(access))
+            linger_end(core, access);
         access_settle(access);
     }
 }
@@ -230,11 +257,31 @@ page_free(struct core *core, struct page *page)
         timeline_free(core, page->timeline);
     page_drop_fences(core, page);
     while ((hold = LIST_FIRST(&page->holds)))
-        page_hold_free(hold);
+        hold_remove(hold);
     if (page->made)
         entry_push(core, TAKE_PTR(page->gone));
-    core->linger_at_ns = 0; /* dead arrays may have waited for these fences */
     page_remove(core, page);
+}
+
+static void
+page_kill(struct core *core, struct page *page)
+{
+    page_drop_fences(core, page);
+    TAILQ_REMOVE(&core->closing_pages, page, of_closing);
+    page->killed = true;
+    entry_push(core, &page->kill);
+}
+
+bool
+page_end(struct core *core, struct page *page)
+{
+    if (!page_has_landed(page))
+        return false;
+    if (LIST_EMPTY(&page->holds))
+        page_go(core, page);
+    else
+        page_kill(core, page);
+    return true;
 }
 
 void
@@ -242,40 +289,8 @@ page_drop(struct core *core, struct page *page)
 {
     if (page->timeline)
         timeline_free(core, page->timeline);
-    if (page_has_landed(page)) {
-        page_free(core, page);
-        return;
-    }
     page->closing = true;
-    LIST_INSERT_HEAD(&core->closing_pages, page, of_closing);
-    linger_later(core);
-}
-
-/* ---- what waits for values that have not landed ---- */
-
-void
-linger_later(struct core *core)
-{
-    uint64_t at = core->now_ns + LINGER_NS;
-
-    if (core->linger_at_ns == UINT64_MAX || core->linger_at_ns > at)
-        core->linger_at_ns = at;
-}
-
-void
-linger_run(struct core *core)
-{
-    struct page *page, *next;
-
-    if (core->linger_at_ns > core->now_ns)
-        return;
-    for (page = LIST_FIRST(&core->closing_pages); page; page = next) {
-        next = LIST_NEXT(page, of_closing);
-        if (page_has_landed(page))
-            page_free(core, page);
-    }
-    core->linger_at_ns = UINT64_MAX;
-    access_linger_sweep(core);
-    if (!LIST_EMPTY(&core->closing_pages) || !LIST_EMPTY(&core->lingering))
+    TAILQ_INSERT_TAIL(&core->closing_pages, page, of_closing);
+    if (!page_end(core, page))
         linger_later(core);
 }

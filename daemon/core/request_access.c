@@ -46,7 +46,7 @@ on_drop_pages(struct core *core, struct conn *conn, uint32_t id, const void *par
         if (own)
             page_drop(core, own);
         if (hold)
-            page_hold_free(hold);
+            page_hold_free(core, hold);
     }
     return 0;
 }
@@ -56,6 +56,7 @@ on_drop_pages(struct core *core, struct conn *conn, uint32_t id, const void *par
 struct due {
     struct page *page;
     uint64_t slot, value;
+    bool data; /* the bracket reads what comes before it */
 };
 
 struct dues {
@@ -64,14 +65,16 @@ struct dues {
 };
 
 static void
-dues_add(struct dues *dues, const struct fence *fence, const struct due *after)
+dues_add(struct dues *dues, const struct fence *fence, bool data, const struct due *after)
 {
     bool is_after = fence->page->id > after->page->id ||
                     (fence->page->id == after->page->id && fence->slot > after->slot);
 
     if (is_after)
-        dues->v[dues->n++] =
-            (struct due){.page = fence->page, .slot = fence->slot, .value = fence->value};
+        dues->v[dues->n++] = (struct due){.page = fence->page,
+                                          .slot = fence->slot,
+                                          .value = fence->value,
+                                          .data = data};
 }
 
 /* By page and slot, the highest value first. */
@@ -95,10 +98,13 @@ dues_unite(struct dues *dues)
 
     if (dues->n)
         qsort(dues->v, dues->n, sizeof(*dues->v), due_compare);
-    for (size_t i = 0; i < dues->n; i++)
-        if (!n || dues->v[n - 1].page != dues->v[i].page ||
-            dues->v[n - 1].slot != dues->v[i].slot)
-            dues->v[n++] = dues->v[i];
+    for (size_t i = 0; i < dues->n; i++) {
+        const struct due *due = &dues->v[i];
+        if (n && dues->v[n - 1].page == due->page && dues->v[n - 1].slot == due->slot)
+            dues->v[n - 1].data |= due->data;
+        else
+            dues->v[n++] = *due;
+    }
     dues->n = n;
 }
 
@@ -112,11 +118,11 @@ dues_add_claim(struct dues *dues, const struct claim *claim, const struct due *a
     if (!access)
         return;
     if (access->write)
-        dues_add(dues, access->write, after);
+        dues_add(dues, access->write, !claim->write, after);
     if (!claim->write)
         return;
     LIST_FOREACH(fence, &access->reads, of_access)
-    dues_add(dues, fence, after);
+    dues_add(dues, fence, false, after);
 }
 
 /* How many fences there are at most, once those that have passed are gone. */
@@ -165,10 +171,10 @@ struct fences_reply {
 
 /* Takes back what the client has not been told of. */
 static void
-fences_undo(struct fences_reply *reply)
+fences_undo(struct core *core, struct fences_reply *reply)
 {
     while (reply->n_pages)
-        page_hold_free(reply->holds[--reply->n_pages]);
+        page_hold_free(core, reply->holds[--reply->n_pages]);
 }
 
 /* Its owner has it, and so has who holds it: an fd is sent once (I3). */
@@ -193,7 +199,10 @@ static int
 reply_add_due(struct core *core, struct conn *conn, struct fences_reply *reply,
               const struct due *due, struct refusal *r)
 {
-    struct msg_fence fence = {.page = due->page->id, .slot = due->slot, .value = due->value};
+    struct msg_fence fence = {.page = due->page->id,
+                              .slot = due->slot,
+                              .value = due->value,
+                              .data = due->data};
     struct msg_page page = page_record(due->page, reply->n_pages);
     bool is_new = page_is_new(conn, due->page);
     struct page_hold *hold;
@@ -223,7 +232,7 @@ reply_add_dues(struct core *core, struct conn *conn, struct fences_reply *reply,
     for (size_t i = 0; rc == 0 && !reply->full && i < dues->n; i++)
         rc = reply_add_due(core, conn, reply, &dues->v[i], r);
     if (rc)
-        fences_undo(reply);
+        fences_undo(core, reply);
     return rc;
 }
 
@@ -290,19 +299,6 @@ bracket_find_open(struct conn *conn, uint64_t id, struct bracket **ret, struct r
     return 0;
 }
 
-/* An array that was whole when the bracket began, and whose writer has died since: his fence went with
- * his page, so that the client would not come upon it. */
-static const struct array *
-find_abandoned(const struct bracket *bracket)
-{
-    for (uint32_t i = 0; i < bracket->n_claims; i++) {
-        const struct claim *claim = &bracket->claims[i];
-        if (claim->access && !claim->write && claim->access->array->abandoned)
-            return claim->access->array;
-    }
-    return NULL;
-}
-
 int
 on_fences(struct core *core, struct conn *conn, uint32_t id, const void *params,
           struct refusal *r)
@@ -313,10 +309,12 @@ on_fences(struct core *core, struct conn *conn, uint32_t id, const void *params,
 
     if (bracket_find_open(conn, p->bracket, &bracket, r))
         return REFUSED;
-    array = find_abandoned(bracket);
+    /* One that was whole when the bracket began, and whose writer has died since: his fence went with his
+     * page, so that the client would not come upon it. */
+    array = bracket_find_abandoned(core, bracket);
     if (array)
-        return refuse(r, PROTO_ERR_ABANDONED, "array \"%.*s\": its writer died", array->n_name,
-                      array->name);
+        return refuse(r, PROTO_ERR_ABANDONED, "array \"%s\": its writer died",
+                      array_label(array));
     return reply_fences(core, bracket, id, MSG_FENCES, p->page, p->slot, r);
 }
 

@@ -32,9 +32,9 @@
  *   hold   until the client forgets the block, its process exits, or the block is released (I3: an
  *          fd is sent once per hold).
  *   job    until its result is reported.
- *   page   of timelines: from the request until its owner gives it up and every value has landed, or
- *          the owner's process has exited. Others hold it from when it is sent to them until they
- *          have unmapped it, or it is gone.
+ *   page   of timelines: from the request until its owner gives it up, every value has landed and
+ *          nobody else holds it, or the owner's process has exited. Others hold it from when it is
+ *          sent to them until they have unmapped it, or it is gone.
  *   bracket  from the request to begin it, waiting and then open, until it is ended, refused or
  *          cancelled; one that is open when its connection hangs up, until the process exits.
  *   fence  from the end of a bracket until it has passed, or its page is gone. An array that nobody
@@ -113,6 +113,11 @@ RB_HEAD(spares, block);
 TAILQ_HEAD(array_list, array);
 TAILQ_HEAD(block_list, block);
 
+struct lingering {   /* arrays that linger, with memory */
+    uint64_t n;      /* now */
+    uint64_t n_over; /* and do no more, ever */
+};
+
 struct zone {                   /* what a pool has of one kind on one device */
     struct space space;         /* shared blocks */
     struct array_list pendings; /* whose ranges lie there, oldest first */
@@ -141,8 +146,9 @@ struct pool {
     struct nameless nameless;   /* arrays without a name that are not pending */
     struct spares spares;       /* own blocks that nobody uses, by device, kind, size */
     struct block_list reserved; /* blocks in reserve that are not doomed, oldest first */
-    uint64_t doomed;            /* bytes of those that are */
-    struct zone zones[];        /* one for each device and kind: pool_zone() */
+    struct lingering lingering;
+    uint64_t doomed;     /* bytes of those that are */
+    struct zone zones[]; /* one for each device and kind: pool_zone() */
 };
 
 /* ---- jobs (job.c) ---- */
@@ -207,7 +213,7 @@ struct block {
 
 /* A create that waits for memory. */
 struct waiter {
-    TAILQ_ENTRY(waiter) link; /* block->waiters, or device->retries */
+    TAILQ_ENTRY(waiter) link; /* block->waiters, device->retries, or core->hopeful */
     LIST_ENTRY(waiter) of_conn;
     struct conn *conn; /* NULL: gone */
     struct user *user; /* charged for one job */
@@ -218,6 +224,9 @@ struct waiter {
     uint32_t quota_waits; /* how often it has waited for its pool's quota */
     bool minimal;         /* a block that was grown could not be had for it */
     bool retried;         /* memory was flushed for it: the next refusal is final */
+    const struct lingering *lingering; /* in core->hopeful: what it waits for */
+    uint64_t n_over;                   /* of those, when it began to */
+    uint64_t patience_ns;              /* until when it may wait there; 0: it has not */
 };
 
 /* A flush request that waits for blocks to be released. */
@@ -254,6 +263,7 @@ struct device {
     uint64_t reserve;            /* bytes of reserved blocks */
     uint64_t n_blocks, n_arrays;
     uint64_t n_releases, n_quarantined, bytes_quarantined;
+    struct lingering lingering;
     bool context;
 };
 
@@ -358,7 +368,9 @@ struct conn {
     struct holds holds;
     struct page_holds page_holds;
     struct brackets brackets;
-    LIST_HEAD(, bracket) waiting_brackets;
+    struct asking asking;
+    struct threads threads;
+    uint64_t swept_ns; /* when passed fences in its pages were last looked for */
     LIST_HEAD(, page) pages;
     uint64_t next_lease;
     LIST_HEAD(, job) jobs; /* MEMORY */
@@ -386,11 +398,13 @@ struct core {
     struct timelines timelines;
     struct deadlines deadlines;
     struct bracket_list ready;
-    LIST_HEAD(, access) lingering; /* of dead arrays, whose fences have not passed */
-    LIST_HEAD(, page) closing_pages;
-    uint64_t linger_at_ns; /* when those two are looked at */
-    uint64_t n_searches;
-    struct core_turns waits;    /* of brackets */
+    struct access_list lingering;   /* of dead arrays, whose fences have not passed */
+    struct access_list landed;      /* of those whose have, until the end of the event */
+    struct page_list closing_pages; /* given up, with values that have not landed */
+    struct waiter_list hopeful;     /* creates that wait for lingering arrays */
+    uint64_t linger_at_ns;          /* when they are looked at */
+    uint64_t n_searches, n_arrivals;
+    struct core_turns turns_given;
     LIST_HEAD(, block) blocks;  /* all of them */
     TAILQ_HEAD(, conn) waiting; /* for HELLO, by deadline */
     TAILQ_HEAD(, user) turns;   /* users with jobs that wait, the next one first */
@@ -437,6 +451,8 @@ struct entry *entry_new_name(enum core_record_type record, const struct pool *po
                              const char *name, uint32_t n_name);
 /* A CORE_PAGE_* to be pushed later. */
 struct entry *entry_new_page(enum core_action_type type, uint64_t page);
+/* The same of one that is about a connection. */
+struct entry *entry_new_conn(enum core_action_type type, uint64_t conn);
 void entry_free(struct entry *e);
 /* What was to be sent to a connection that has ended. */
 void entry_drop_sends(struct core *core, uint64_t conn);
@@ -646,6 +662,10 @@ void job_orphan(struct job *job);
 /* After its result came; the user is to be settled. */
 void job_end(struct core *core, struct job *job);
 struct job *job_find(struct core *core, uint64_t id, enum job_type type);
+
+/* core.c */
+/* A page of conn's is gone: if it has departed, and has nothing left, so is conn. */
+void conn_settle(struct core *core, struct conn *conn);
 
 /* request.c */
 void request_handle(struct core *core, struct conn *conn, const void *packet, size_t n);

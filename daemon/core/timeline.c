@@ -50,8 +50,12 @@ struct timeline *
 timeline_find_next(struct core *core, struct pool *pool, struct msg_str after)
 {
     union timeline_key key;
-    struct timeline *found = RB_NFIND(timelines, &core->timelines, key_init(&key, pool, after));
+    struct timeline *found;
 
+    if (after.n >
+        PROTO_NAME_MAX) /* clients may ask for any: what comes after it comes after its head */
+        after.n = PROTO_NAME_MAX;
+    found = RB_NFIND(timelines, &core->timelines, key_init(&key, pool, after));
     if (found && timeline_compare(found, &key.timeline) == 0)
         found = RB_NEXT(timelines, &core->timelines, found);
     return found && found->pool == pool ? found : NULL;

@@ -132,7 +132,12 @@ ACCESS_TEST(event, that_is_none_is_refused)
     assert_failed(caid_event_open(f.a, &none, 0, handle, &f.error), f.error, CAID_ERR_DRIVER);
     cr_assert_neq(f.error.cuda_result, 0);
     assert_failed(caid_event_open(f.a, &none, 0, NULL, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_event_new(f.a, &none, 0, 4, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_new(f.a, &none, 0, 8, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_new(f.a, &none, 0, CAID_EVENT_IPC | CAID_EVENT_OF_STREAM,
+                                 &f.error),
+                  f.error, CAID_ERR_INVALID);
+    assert_failed(caid_event_new(f.a, &none, 7, CAID_EVENT_OF_STREAM, &f.error), f.error,
+                  CAID_ERR_DEVICE);
     assert_failed(caid_event_new(f.a, &none, 7, 0, &f.error), f.error, CAID_ERR_DEVICE);
     assert_failed(caid_event_new(f.a, NULL, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
     assert_failed(caid_event_new(NULL, &none, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
@@ -166,6 +171,44 @@ CAID_TEST_WITH(event, of_another_device_is_refused, .init = two_devices, .timeou
     assert_failed(caid_event_record(event, f.s1, &f.error), f.error, CAID_ERR_DEVICE);
     assert_ok(caid_event_wait(event, f.s1, &f.error), f.error); /* that may be of any */
     caid_event_free(event);
+    fixture_end(&f);
+}
+
+/* It is made by the record, where the stream is: in a context of the program's own, too. */
+ACCESS_TEST(event, of_a_stream_is_of_any_context)
+{
+    CUresult (*create)(CUcontext *, unsigned int, CUdevice);
+    CUcontext own, popped;
+    CUstream stream;
+    struct fixture f;
+
+    fixture_begin(&f);
+    void *symbol = gpu_symbol(&f.gpu, "cuCtxCreate_v2");
+    memcpy(&create, &symbol, sizeof(create));
+    assert_cuda(create(&own, 0, 0));
+    assert_cuda(f.gpu.drv->cu.cuStreamCreate(&stream, CU_STREAM_DEFAULT));
+    assert_cuda(f.gpu.drv->cu.cuCtxPopCurrent(&popped));
+    const uint64_t streams[] = {f.s1, (uintptr_t)stream};
+    for (size_t i = 0; i < ARRAY_SIZE(streams); i++) {
+        struct caid_event *event = event_on(&f, CAID_EVENT_OF_STREAM);
+        cr_assert_eq(caid_event_handle(event), 0);
+        cr_assert_eq(caid_event_query(event, &f.error), 1);
+        assert_ok(caid_event_synchronize(event, &f.error), f.error);
+        assert_ok(caid_event_wait(event, f.s2, &f.error), f.error);
+        be_late(&f, streams[i]);
+        fill(&f, f.ax, 1, streams[i]);
+        assert_ok(caid_event_record(event, streams[i], &f.error), f.error);
+        cr_assert_neq(caid_event_handle(event), 0);
+        cr_assert_eq(caid_event_query(event, &f.error), 0);
+        assert_ok(caid_event_wait(event, f.s2, &f.error), f.error);
+        cr_assert_eq(caid_stream_query(f.a, f.s2, 0, &f.error), 0);
+        assert_ok(caid_event_synchronize(event, &f.error), f.error);
+        assert_failed(caid_event_record(event, streams[!i], &f.error), f.error,
+                      CAID_ERR_DEVICE);
+        caid_event_free(event);
+    }
+    cr_assert_eq(soft_live(&f.gpu, "events"), 0);
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
     fixture_end(&f);
 }
 

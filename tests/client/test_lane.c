@@ -57,7 +57,6 @@ end(struct fixture *f)
 {
     caid_client_close(f->client);
     daemon_stop(&f->daemon);
-    cr_assert_eq(soft_live(&f->gpu, "registrations"), 0);
     assert_cuda(f->gpu.drv->cu.cuMemFreeHost((void *)f->gate));
     gpu_end(&f->gpu);
 }
@@ -330,9 +329,11 @@ LANE_TEST(per_thread_stream)
 /* ---- waits ---- */
 
 static void
-lane_wait_one(struct fixture *f, struct lane *lane, const struct fence *fence, bool heed)
+lane_wait_one(struct fixture *f, struct lane *lane, const struct fence *fence)
 {
-    assert_ok(lane_wait(f->client, lane, fence, 1, heed, UINT64_MAX, &f->error), f->error);
+    struct fence once = *fence;
+
+    assert_ok(lane_wait(f->client, lane, &once, 1, UINT64_MAX, &f->error), f->error);
 }
 
 /* One's own other stream is waited for by the stream; the same stream needs no wait. */
@@ -347,24 +348,69 @@ LANE_TEST(waits)
     struct fence fence = signal_on(&f, from);
     uint64_t before = soft_calls(&f.gpu, "cuStreamWaitValue64");
     assert_ok(lane_get(f.client, from, 0, &lane, &f.error), f.error);
-    lane_wait_one(&f, lane, &fence, true);
+    lane_wait_one(&f, lane, &fence);
     lane_put(lane);
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before);
 
     assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
-    lane_wait_one(&f, lane, &fence, true);
+    lane_wait_one(&f, lane, &fence);
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before + 1);
     cr_assert(lanes_are_waiting(f.client));
     *f.gate = 1;
     wait_passed(&f, &fence);
     cr_assert(!lanes_are_waiting(f.client));
-    lane_wait_one(&f, lane, &fence, true); /* has passed */
+    lane_wait_one(&f, lane, &fence); /* has passed */
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before + 1);
     assert_ok(lane_check(lane, &f.error), f.error);
     lane_put(lane);
     fence_drop(&fence);
     destroy_stream(&f, from);
     destroy_stream(&f, to);
+    end(&f);
+}
+
+/* Where the host waits, it does not for what the same stream does before, nor twice. */
+LANE_TEST(host_waits_for_others_only)
+{
+    struct lane *lane;
+    struct fixture f;
+
+    begin(&f, "host");
+    uint64_t from = new_stream(&f), to = new_stream(&f);
+    gate_close(&f, from);
+    struct fence fence = signal_on(&f, from);
+    assert_ok(lane_get(f.client, from, 0, &lane, &f.error), f.error);
+    assert_ok(lane_wait(f.client, lane, &fence, 1, 0, &f.error), f.error);
+    lane_put(lane);
+    fence.enqueued = false;
+    assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
+    assert_failed(lane_wait(f.client, lane, &fence, 1, 0, &f.error), f.error, CAID_ERR_TIMEOUT);
+    *f.gate = 1;
+    lane_wait_one(&f, lane, &fence);
+    lane_put(lane);
+    fence_drop(&fence);
+    destroy_stream(&f, from);
+    destroy_stream(&f, to);
+    end(&f);
+}
+
+/* What a stream is to call back for holds its page, though the slot has been killed and the page let
+ * go. */
+LANE_TEST(called_back_late)
+{
+    struct fixture f;
+
+    begin(&f, "host");
+    uint64_t stream = new_stream(&f);
+    gate_close(&f, stream);
+    struct fence fence = signal_on(&f, stream);
+    slot_kill(&fence.page->slots[fence.slot]);
+    fence_drop(&fence);
+    caid_client_close(f.client);
+    *f.gate = 1;
+    assert_cuda(f.gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)stream));
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)stream));
+    f.client = daemon_connect(&f.daemon);
     end(&f);
 }
 
@@ -385,8 +431,7 @@ LANE_TEST(many_waits)
     }
     assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
     for (int i = 0; i < 3; i++)
-        assert_ok(lane_wait(f.client, lane, fences, N_STREAMS, true, UINT64_MAX, &f.error),
-                  f.error);
+        assert_ok(lane_wait(f.client, lane, fences, N_STREAMS, UINT64_MAX, &f.error), f.error);
     cr_assert_eq(lane->n_waits, N_STREAMS);
     *f.gate = 1;
     assert_ok(caid_stream_synchronize(f.client, to, 0, &f.error), f.error);
@@ -400,7 +445,7 @@ LANE_TEST(many_waits)
     end(&f);
 }
 
-/* A fence that is lost: at once it is the caller's to tell; later the lane tells, once, if it was heeded. */
+/* A fence that is lost: at once it is the caller's to tell; later the lane tells, once; of data only. */
 LANE_TEST(lost)
 {
     struct lane *lane;
@@ -413,14 +458,15 @@ LANE_TEST(lost)
         gate_close(&f, from);
         struct fence fence = signal_on(&f, from);
         assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
-        lane_wait_one(&f, lane, &fence, heed);
+        fence.data = heed;
+        lane_wait_one(&f, lane, &fence);
         struct timeline_slot *slot = &fence.page->slots[fence.slot];
         slot_kill(slot);
         assert_cuda(f.gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)to));
         if (heed)
             assert_failed(lane_check(lane, &f.error), f.error, CAID_ERR_ABANDONED);
         assert_ok(lane_check(lane, &f.error), f.error);
-        cr_assert_eq(lane_wait(f.client, lane, &fence, 1, heed, UINT64_MAX, &f.error), 1);
+        cr_assert_eq(lane_wait(f.client, lane, &fence, 1, UINT64_MAX, &f.error), heed);
         assert_ok(lane_check(lane, &f.error), f.error);
         lane_put(lane);
         fence_drop(&fence);
@@ -451,8 +497,7 @@ LANE_TEST(without_ids)
     assert_distinct(fences, ARRAY_SIZE(fences));
     assert_ok(lane_get(f.client, stream, 0, &lane, &f.error), f.error);
     cr_assert_eq(lane->handoff, HANDOFF_HOST);
-    assert_failed(lane_wait(f.client, lane, fences, 1, true, deadline_of(NSEC_PER_MSEC),
-                            &f.error),
+    assert_failed(lane_wait(f.client, lane, fences, 1, deadline_of(NSEC_PER_MSEC), &f.error),
                   f.error, CAID_ERR_TIMEOUT);
     lane_put(lane);
     *f.gate = 1;
@@ -538,7 +583,7 @@ LANE_TEST(waits_that_fail)
     struct fence fence = signal_on(&f, from);
     assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
     soft_control(&f.gpu, "fail cuStreamWaitValue64=UNKNOWN");
-    assert_failed(lane_wait(f.client, lane, &fence, 1, true, UINT64_MAX, &f.error), f.error,
+    assert_failed(lane_wait(f.client, lane, &fence, 1, UINT64_MAX, &f.error), f.error,
                   CAID_ERR_DRIVER);
     soft_control(&f.gpu, "clear");
     cr_assert_eq(lane->n_waits, 0);
@@ -569,11 +614,11 @@ LANE_TEST(events_that_fail)
         struct fence fence = signal_on(&f, from);
         cr_assert_eq(fence.page->slots[fence.slot].has_event, 0);
         assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
-        assert_failed(lane_wait(f.client, lane, &fence, 1, true, deadline_of(NSEC_PER_MSEC),
+        assert_failed(lane_wait(f.client, lane, &fence, 1, deadline_of(NSEC_PER_MSEC),
                                 &f.error),
                       f.error, CAID_ERR_TIMEOUT);
         *f.gate = 1;
-        lane_wait_one(&f, lane, &fence, true);
+        lane_wait_one(&f, lane, &fence);
         lane_put(lane);
         fence_drop(&fence);
         soft_control(&f.gpu, "clear");

@@ -25,6 +25,7 @@ void books_arm(bool on);
 /* harness_access.c */
 void books_page_new(struct harness *h, uint64_t page);
 void books_page_seal(struct harness *h, uint64_t page);
+void books_page_kill(struct harness *h, uint64_t page);
 void books_page_free(struct harness *h, uint64_t page);
 void books_page(struct harness *h, const struct core_action *a,
                 const struct msg_page_result *result, struct h_reply *reply);

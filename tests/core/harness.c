@@ -339,8 +339,13 @@ drain(struct harness *h)
         case CORE_RELEASE:
         case CORE_MEMORY: note_job(h, &a); break;
         case CORE_PERSIST: note_record(h, &a); break;
+        case CORE_FORGET:
+            cr_assert(h->gone[a.conn] && !h->forgotten[a.conn]);
+            h->forgotten[a.conn] = true;
+            break;
         case CORE_PAGE_NEW: books_page_new(h, a.page); break;
         case CORE_PAGE_SEAL: books_page_seal(h, a.page); break;
+        case CORE_PAGE_KILL: books_page_kill(h, a.page); break;
         case CORE_PAGE_FREE: books_page_free(h, a.page); break;
         }
     }

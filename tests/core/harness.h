@@ -117,6 +117,7 @@ struct h_page {
     uint64_t id, conn; /* whose it is */
     int write, read;
     bool sealed;
+    bool killed; /* and held by others yet */
     struct timeline_slot *slots;
 };
 
@@ -137,6 +138,7 @@ struct harness {
     struct h_reply replies[H_CONNS]; /* by connection number */
     bool closed[H_CONNS];            /* a CORE_CLOSE came */
     bool gone[H_CONNS];              /* hung up */
+    bool forgotten[H_CONNS];         /* since then, a CORE_FORGET came */
     bool lenient;                    /* core_connect() may be out of memory */
     char reasons[H_CONNS][64];
     struct h_job jobs[H_JOBS];
@@ -153,7 +155,7 @@ struct harness {
     uint32_t asked_ids[H_ASKED];
     /* Called for each reply, where it is set. */
     void (*on_reply)(struct harness *h, uint64_t conn, const struct h_reply *reply);
-    /* Before a page goes, where it is set. */
+    /* Before a page is killed, where it is set. */
     void (*on_page_gone)(struct harness *h, uint64_t page);
     void *userdata;
     struct h_memory memory[512];

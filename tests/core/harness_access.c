@@ -87,16 +87,34 @@ drop_page_holds(struct harness *h, uint64_t conn, uint64_t page)
             h->page_holds[i] = h->page_holds[--h->n_page_holds];
 }
 
+/* Nothing waits for it any more. */
+static void
+kill_page(struct harness *h, struct h_page *page)
+{
+    if (h->on_page_gone)
+        h->on_page_gone(h, page->id);
+    for (size_t i = 0; i < TIMELINE_SLOTS; i++)
+        timeline_kill(&page->slots[i]);
+}
+
+void
+books_page_kill(struct harness *h, uint64_t id)
+{
+    struct h_page *page = h_page(h, id);
+
+    cr_assert(page, "a page that is gone is killed");
+    cr_assert_not(page->killed, "a page is killed twice while its owner lives");
+    page->killed = true;
+    kill_page(h, page);
+}
+
 void
 books_page_free(struct harness *h, uint64_t id)
 {
     struct h_page *page = h_page(h, id);
 
     cr_assert(page, "a page goes twice");
-    if (h->on_page_gone)
-        h->on_page_gone(h, id);
-    for (size_t i = 0; i < TIMELINE_SLOTS; i++)
-        timeline_kill(&page->slots[i]);
+    kill_page(h, page);
     free(page->slots);
     *page = h->pages[--h->n_pages];
     drop_page_holds(h, 0, id);

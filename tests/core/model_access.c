@@ -147,13 +147,30 @@ reads_abandoned(struct model *m, const struct m_bracket *b)
     return false;
 }
 
-/* Whether its thread reads the array already. */
+/* The place of the first writer that waits for the array; UINT64_MAX: none does. */
+static uint64_t
+first_writer(const struct model *m, int array)
+{
+    uint64_t first = UINT64_MAX;
+
+    for (int i = 0; i < m->n_brackets; i++)
+        for (int j = 0; j < m->brackets[i].n_claims && m->brackets[i].waiting; j++) {
+            const struct m_claim *claim = &m->brackets[i].claims[j];
+            if (claim->array == array && claim->write && !claim->gone &&
+                m->brackets[i].order < first)
+                first = m->brackets[i].order;
+        }
+    return first;
+}
+
+/* Whether its thread reads the array already, and has begun to before any writer that waits came. */
 bool
 model_is_nested(const struct model *m, const struct m_bracket *b, int array)
 {
     for (int i = 0; i < m->n_brackets; i++) {
         const struct m_bracket *other = &m->brackets[i];
-        if (other->waiting || other->slot != b->slot || other->thread != b->thread)
+        if (other->waiting || other->slot != b->slot || other->thread != b->thread ||
+            other->order > first_writer(m, array))
             continue;
         for (int j = 0; j < other->n_claims; j++)
             if (other->claims[j].array == array && !other->claims[j].write &&
@@ -243,12 +260,15 @@ model_bracket_gone(struct model *m, struct m_bracket *b)
     *b = m->brackets[--m->n_brackets];
 }
 
+/* A write that is lost is told, and so is found out by who looks at its slot. */
 static bool
 is_due(struct model *m, const struct m_bracket *b, const struct m_fence *f)
 {
+    enum fence_state state = model_fence_state(m, f);
+    bool is_left = state == FENCE_PENDING || (f->write && state == FENCE_LOST);
+
     for (int i = 0; i < b->n_claims; i++)
-        if (b->claims[i].array == f->array && (f->write || b->claims[i].write) &&
-            model_fence_state(m, f) == FENCE_PENDING)
+        if (b->claims[i].array == f->array && (f->write || b->claims[i].write) && is_left)
             return true;
     return false;
 }
@@ -276,7 +296,9 @@ check_fences(struct model *m, const struct m_bracket *b, const struct h_reply *r
                    highest_due(m, b, reply->fences[i].page, reply->fences[i].slot),
                "a fence that there is no need to wait for");
     for (int i = 0; i < m->n_fences; i++) {
-        bool told = !is_due(m, b, &m->fences[i]);
+        /* the loss of a write may have been noticed, and the fence be gone */
+        bool told = !is_due(m, b, &m->fences[i]) ||
+                    model_fence_state(m, &m->fences[i]) == FENCE_LOST;
         for (uint32_t j = 0; j < reply->n_fences; j++)
             told = told || (reply->fences[j].page == m->fences[i].page &&
                             reply->fences[j].slot == m->fences[i].slot);
@@ -311,6 +333,8 @@ model_begin_answered(struct model *m, const struct m_request *r, const struct h_
     cr_assert(b && b->waiting);
     may_fail |= reads_abandoned(m, b) ? ERR(ABANDONED) : 0;
     may_fail |= b->deadline_ns <= m->h.now_ns ? ERR(TIMEOUT) : 0;
+    may_fail |= model_is_deadlock(m, b) ? ERR(DEADLOCK)
+                                        : 0; /* one that had its turn, and lost it */
     if (reply->error) {
         EXPECT(m, may_fail & UINT32_C(1) << reply->error, "begin is refused with %s: %s",
                proto_error_name(reply->error), reply->text);

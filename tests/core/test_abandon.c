@@ -322,3 +322,17 @@ CAID_TEST(abandon, a_turn_that_comes_too_late)
     cr_assert_not(party_is_abandoned(&p));
     h_deinit(&p.h);
 }
+
+/* By its own page, between the begin of a reader and its question for more fences. */
+CAID_TEST(abandon, a_context_that_dies_between_two_replies)
+{
+    struct party p;
+
+    party_init(&p, NULL);
+    party_end_at(&p, 0, party_begun(&p, 0, p.a[0], true), 0);
+    uint64_t reads = party_begun(&p, 1, p.a[1], false);
+    cr_assert_eq(p.h.replies[p.conn[1]].n_fences, 1);
+    timeline_kill(h_slot(&p.h, p.page[0], 0));
+    cr_assert_eq(h_fences(&p.h, p.conn[1], reads, 0, 0)->error, PROTO_ERR_ABANDONED);
+    h_deinit(&p.h);
+}

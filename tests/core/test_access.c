@@ -339,6 +339,7 @@ static void
 many_pages(struct core_config *config)
 {
     config->limits.pages = 1000;
+    config->limits.brackets = 5000;
 }
 
 /* Own pages are known; those of others come with the first reply that needs them, as many as fit. */
@@ -600,4 +601,72 @@ CAID_TEST(access, violations)
     expect_violation(end_with_no_value_at_all);
     expect_violation(end_backwards);
     expect_violation(end_in_a_page_that_was_given_up);
+}
+
+/* Readings of one thread that overlap: a later one passes the writer only while an earlier one is open
+ * that he has found there. */
+CAID_TEST(access, overlapping_reads_do_not_keep_a_writer_out)
+{
+    struct party p;
+
+    party_init(&p, NULL);
+    uint64_t first = party_begun(&p, 0, p.a[0], false);
+    party_begin(&p, 1, p.a[1], true);
+    uint64_t second = party_begun(&p, 0, p.a[0], false);
+    party_end(&p, 0, party_begun(&p, 0, p.a[0], false));
+    party_end(&p, 0, first);
+    party_begin(&p, 0, p.a[0], false);
+    cr_assert_eq(party_error(&p, 0), PROTO_ERR_DEADLOCK, "it would wait for the second one");
+    party_end(&p, 0, second);
+    cr_assert(party_is_open(&p, 1));
+    h_deinit(&p.h);
+}
+
+/* One that reads again while it waits for another array, and whose first reading ends meanwhile. */
+CAID_TEST(access, a_circle_that_closes_at_a_turn)
+{
+    struct party p;
+    struct msg_str name = MSG_STR("c");
+
+    party_init(&p, NULL);
+    uint64_t c = h_create_now(&p.h, p.conn[0], "c", NULL, 100)->lease;
+    uint64_t c_of_1 = h_request(&p.h, p.conn[1], MSG_OPEN,
+                                &(struct msg_open_params){.names = {.v = &name, .n = 1},
+                                                          .mode = MSG_STR("rw")})
+                          ->lease;
+    uint64_t reads_a = party_begun(&p, 0, p.a[0], false);
+    party_begun(&p, 0, c, false);
+    uint64_t writes_b = party_begun(&p, 2, p.b[2], true);
+    party_begin(&p, 1, p.a[1], true); /* started, and not waited for: then another one */
+    party_begin(&p, 1, c_of_1, true);
+    party_begin_many(&p, 0, LEASES(p.a[0], p.b[0]), NO_LEASES, 0);
+    cr_assert(party_waits(&p, 0));
+    party_end(&p, 0, reads_a); /* so that the writer of "a" is let in */
+    cr_assert(party_waits(&p, 0));
+    party_end(&p, 2, writes_b);
+    cr_assert_eq(party_error(&p, 0), PROTO_ERR_DEADLOCK);
+    h_deinit(&p.h);
+}
+
+static void
+few_brackets(struct core_config *config)
+{
+    config->limits.brackets = 3;
+}
+
+/* Fences that nobody has looked at since they have passed are charged until they are in the way. */
+CAID_TEST(access, passed_fences_do_not_use_up_the_limit)
+{
+    struct party p;
+
+    party_init(&p, few_brackets);
+    uint64_t value = party_end_at(&p, 0, party_begun(&p, 0, p.a[0], true), 0);
+    uint64_t other = party_end_at(&p, 0, party_begun(&p, 0, p.b[0], true), 1);
+    party_begin_many(&p, 1, LEASES(p.a[1], p.b[1]), NO_LEASES, 0);
+    cr_assert_eq(party_error(&p, 1), PROTO_ERR_LIMIT, "2 pending fences, and 2 arrays");
+    h_land(&p.h, p.page[0], 0, value);
+    h_land(&p.h, p.page[0], 1, other);
+    party_begin_many(&p, 0, LEASES(p.a[0], p.b[0]), NO_LEASES, 0);
+    cr_assert(party_is_open(&p, 0), "its own have passed");
+    h_deinit(&p.h);
 }

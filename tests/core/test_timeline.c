@@ -78,6 +78,30 @@ CAID_TEST(timeline, listed)
     h_deinit(&h);
 }
 
+/* Of any length: what comes after a name that none can have. */
+CAID_TEST(timeline, listed_after_what_is_too_long)
+{
+    struct harness h;
+    char longest[PROTO_NAME_MAX + 1], name[400];
+
+    memset(longest, 'x', PROTO_NAME_MAX);
+    longest[PROTO_NAME_MAX] = '\0';
+    memset(name, 'x', sizeof(name) - 1);
+    name[sizeof(name) - 1] = '\0';
+    h_init(&h, NULL);
+    uint64_t a = h_connect(&h, 1000, 1000);
+    h_timeline(&h, a, "a", NULL, h_page_new(&h, a));
+    h_timeline(&h, a, longest, NULL, h_page_new(&h, a));
+    h_timeline(&h, a, "y", NULL, h_page_new(&h, a));
+    cr_assert_eq(timelines(&h, a, "uid:1000", name)->n_entries, 1);
+    cr_assert_str_eq(h.replies[a].names[0], "y");
+    name[PROTO_NAME_MAX] = 'a';
+    cr_assert_eq(timelines(&h, a, "uid:1000", name)->n_entries, 1);
+    name[PROTO_NAME_MAX - 1] = 'a';
+    cr_assert_eq(timelines(&h, a, "uid:1000", name)->n_entries, 2);
+    h_deinit(&h);
+}
+
 static void
 many(struct core_config *config)
 {
@@ -132,6 +156,12 @@ CAID_TEST(timeline, names_and_permissions)
     h_deinit(&h);
 }
 
+static void
+little(struct core_config *config)
+{
+    config->limits.pages = 2;
+}
+
 /* Its name goes with its creator, the page when no value can come any more. */
 CAID_TEST(timeline, its_creator_goes)
 {
@@ -178,7 +208,10 @@ CAID_TEST(timeline, given_up)
     h_land(&h, page, 7, 1);
     cr_assert_leq(core_deadline_ns(h.core), h.now_ns + SWEEP_NS, "it is looked at again");
     h_tick(&h, SWEEP_NS);
-    cr_assert_not(h_page(&h, page));
+    cr_assert(h_page(&h, page)->killed);
+    cr_assert(timeline_is_dead(h_slot(&h, page, 3)), "who waits is let go");
+    h_drop_page(&h, b, page);
+    cr_assert_not(h_page(&h, page), "with who held it last");
     cr_assert_eq(core_deadline_ns(h.core), UINT64_MAX);
     h_drop_page(&h, a, page);
     uint64_t idle = h_page_new(&h, a);
@@ -212,6 +245,127 @@ CAID_TEST(timeline, given_up_and_gone)
     h_deinit(&h);
 }
 
+/* Its owner can write there as long as he lives: who has it open is let go when he does no more. */
+CAID_TEST(timeline, given_up_and_taken_back)
+{
+    struct harness h;
+
+    h_init(&h, little);
+    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
+    uint64_t page = h_page_new(&h, a);
+    h_timeline(&h, a, "t", "open", page);
+    h_open_timeline(&h, b, "t", "open");
+    struct timeline_slot *slot = h_slot(&h, page, 0);
+    h_submit(&h, page, 0);
+    h_land(&h, page, 0, 1);
+    h_drop_page(&h, a, page);
+    cr_assert(timeline_is_dead(slot));
+    atomic_store(&slot->submitted, 9);
+    atomic_store(&slot->done, 1);
+    h_tick(&h, SWEEP_NS);
+    h_drop_page(&h, a, page);
+    cr_assert(h_page(&h, page), "somebody has it open");
+    cr_assert_not(timeline_is_dead(slot));
+    cr_assert_eq(core_deadline_ns(h.core), UINT64_MAX, "nobody looks there any more");
+    cr_assert_neq(h_page_new(&h, a), 0);
+    cr_assert_eq(h_page_new(&h, a), 0, "it counts as its owner's as long as it is there");
+    cr_assert(h_hangup(&h, a));
+    cr_assert_not(timeline_is_dead(slot));
+    h_exit(&h, a); /* the harness kills what goes */
+    cr_assert_not(h_page(&h, page));
+    h_deinit(&h);
+}
+
+/* Its owner's exit matters as long as somebody has it open. */
+CAID_TEST(timeline, given_up_by_who_lives_on)
+{
+    struct harness h;
+
+    h_init(&h, NULL);
+    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
+    uint64_t pages[] = {h_page_new(&h, a), h_page_new(&h, a)};
+    h_timeline(&h, a, "t", "open", pages[0]);
+    h_open_timeline(&h, b, "t", "open");
+    h_submit(&h, pages[1], 0);
+    h_drop_page(&h, a, pages[0]);
+    h_drop_page(&h, a, pages[1]);
+    h_hangup(&h, a);
+    h_drop_page(&h, b, pages[0]);
+    cr_assert_not(h.forgotten[a], "a value is on its way");
+    cr_assert_eq(h_counts(&h).departed, 1);
+    h_land(&h, pages[1], 0, 1);
+    h_tick(&h, SWEEP_NS);
+    cr_assert(h.forgotten[a]);
+    cr_assert_eq(h_counts(&h).departed, 0);
+    cr_assert_eq(h_counts(&h).users, 1);
+    h_exit(&h, a); /* it is no news */
+
+    a = h_connect(&h, 1000, 1000);
+    pages[0] = h_page_new(&h, a);
+    h_timeline(&h, a, "t", "open", pages[0]);
+    h_open_timeline(&h, b, "t", "open");
+    h_drop_page(&h, a, pages[0]);
+    cr_assert(h_hangup(&h, a));
+    h_hangup(&h, b);
+    cr_assert(h.forgotten[a]);
+    h_deinit(&h);
+}
+
+/* What others wait for keeps a page, whatever its owner says that he has submitted. */
+CAID_TEST(timeline, given_up_by_a_liar)
+{
+    struct harness h;
+
+    h_init(&h, NULL);
+    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
+    uint64_t lease = h_create_now(&h, a, "x", NULL, 100)->lease, page = h_page_new(&h, a);
+    h_end_at(&h, a, h_begun(&h, a, lease, true), page, 3);
+    h_begun(&h, b, h_open(&h, b, "x", NULL, "rw")->lease, false);
+    cr_assert_eq(h.replies[b].n_fences, 1);
+    atomic_store(&h_slot(&h, page, 3)->submitted, 0);
+    h_drop_page(&h, a, page);
+    cr_assert_not(timeline_is_dead(h_slot(&h, page, 3)));
+    h_land(&h, page, 3, 1);
+    h_tick(&h, SWEEP_NS);
+    cr_assert(h_page(&h, page)->killed);
+    h_hangup(&h, b);
+    cr_assert_not(h_page(&h, page));
+    h_deinit(&h);
+}
+
+/* One that many others have, and its owner many of. */
+CAID_TEST(timeline, given_up_many)
+{
+    static struct harness h;
+    uint64_t pages[200], left = 0;
+
+    h_init(&h, many);
+    uint64_t a = h_connect(&h, 1000, 1000);
+    for (size_t i = 0; i < ARRAY_SIZE(pages); i++) {
+        pages[i] = h_page_new(&h, a);
+        h_submit(&h, pages[i], i % TIMELINE_SLOTS);
+        h_drop_page(&h, a, pages[i]);
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(pages); i += 2)
+        h_land(&h, pages[i], i % TIMELINE_SLOTS, 1);
+    h_tick(&h, SWEEP_NS);
+    left = h_counts(&h).pages;
+    cr_assert_gt(left, 100, "all of them in one event");
+    cr_assert_lt(left, 200);
+    for (int i = 0; i < 5; i++) {
+        cr_assert_leq(core_deadline_ns(h.core), h.now_ns + 1000000, "the others soon");
+        h_tick(&h, 1000000);
+    }
+    cr_assert_eq(h_counts(&h).pages, 100);
+    for (size_t i = 1; i < ARRAY_SIZE(pages); i += 2)
+        h_land(&h, pages[i], i % TIMELINE_SLOTS, 1);
+    for (int i = 0; i < 3; i++)
+        h_tick(&h, SWEEP_NS);
+    cr_assert_eq(h_counts(&h).pages, 0);
+    cr_assert_eq(core_deadline_ns(h.core), UINT64_MAX);
+    h_deinit(&h);
+}
+
 /* What says of itself that it is dead waits for nothing. */
 CAID_TEST(timeline, killed_by_its_owner)
 {
@@ -225,12 +379,6 @@ CAID_TEST(timeline, killed_by_its_owner)
     h_drop_page(&h, a, page);
     cr_assert_not(h_page(&h, page));
     h_deinit(&h);
-}
-
-static void
-little(struct core_config *config)
-{
-    config->limits.pages = 2;
 }
 
 static void

@@ -99,6 +99,13 @@ def fd_count(daemon):
     return len(os.listdir(f"/proc/{daemon.pid}/fd"))
 
 
+def fds_at_rest(daemon):
+    """Without any connection: what has been closed here may not have ended there."""
+    with daemon.client() as c:
+        wait_for(lambda: c.call("status")["connections"] == 1, "the end of connections")
+        return fd_count(daemon) - 2
+
+
 def is_sanitized():
     return b"__asan_init" in CAID.read_bytes()
 

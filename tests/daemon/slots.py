@@ -11,6 +11,7 @@ import os
 import platform
 
 DEAD = 1 << 62
+DEAD_SUBMITTED = DEAD | 0xFFFFFFFF
 VALUE_MAX = DEAD - 1
 N_SLOTS = 16
 SLOT_SIZE = 256
@@ -55,7 +56,7 @@ class Page:
         self.word(slot, DONE).value = value
 
     def is_dead(self, slot=0):
-        return self.get(slot) == (DEAD, DEAD)
+        return self.get(slot) == (DEAD, DEAD_SUBMITTED)
 
     def wait_submitted(self, seen, slot=0):
         """Sleeps until somebody wakes who waits for `submitted`."""

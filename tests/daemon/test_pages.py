@@ -4,6 +4,7 @@
 import fcntl
 import mmap
 import os
+import signal as sig
 import stat
 import threading
 import time
@@ -16,6 +17,7 @@ from conftest import (
     as_user,
     charges,
     fd_count,
+    fds_at_rest,
     fork,
     in_child,
     kill,
@@ -105,11 +107,47 @@ def test_page_in_use_cannot_be_mapped_for_writing_again(daemon, use):
 
 
 def test_owner_that_seals_the_seals_harms_nobody(daemon):
+    """Nobody else gets a page out of which it could take the memory that they have registered."""
+    with daemon.client() as c, daemon.client() as other:
+        mine = []
+        for name in ("t", "u"):
+            mine += pages(c, c.call("page"), writable=True)
+            fcntl.fcntl(c.fds[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+            c.call("timeline", name=name, page=mine[-1].number)
+        assert daemon.text().count("cannot be sealed") == 2
+        for page, name in zip(mine, ("t", "u"), strict=True):
+            page.submit(5)
+            seen = open_timeline(other, name)
+            assert seen.number == page.number
+            assert all(seen.is_dead(slot) and seen.landed(slot) == 0 for slot in range(N_SLOTS))
+            assert page.get() == (0, 5)
+            with pytest.raises(PermissionError):
+                mmap.mmap(os.open(f"/proc/self/fd/{other.fds[0]}", os.O_RDWR), mmap.PAGESIZE)
+        named(other, "v").submit(1)
+        assert open_timeline(c, "v").get() == (0, 1)
+
+
+def test_owner_that_seals_the_seals_is_as_one_that_has_died(daemon):
+    """Who would read what it says to have written is told so, though the page comes with the end."""
     with daemon.client() as c, daemon.client() as other:
         (page,) = pages(c, c.call("page"), writable=True)
         fcntl.fcntl(c.fds[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        begin(c, 1, write=[create(c, name="x")])
+        lease = other.call("open", names=["x"], mode="r")["arrays"][0]["lease"]
+        asked = other.request("begin", bracket=1, read=[lease])
+        signal(c, 1, page, 5)
+        (seen,) = pages(other, other.response(asked))
+        assert seen.is_dead() and seen.landed() == 0
+
+
+def test_owner_that_seals_it_itself(daemon):
+    with daemon.client() as c, daemon.client() as other:
+        (page,) = pages(c, c.call("page"), writable=True)
+        fcntl.fcntl(c.fds[0], fcntl.F_ADD_SEALS, FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         c.call("timeline", name="t", page=page.number)
-        assert open_timeline(other, "t").get() == (0, 0)
+        page.submit(5)
+        assert open_timeline(other, "t").get() == (0, 5)
+        assert "cannot be sealed" not in daemon.text()
 
 
 def test_owner_that_takes_memory_out_of_a_page(daemon):
@@ -238,7 +276,7 @@ def test_names_of_timelines_are_apart_from_those_of_arrays(daemon):
 
 def test_page_that_was_given_up_dies_when_its_values_have_landed(daemon):
     """Its name is free at once."""
-    before = fd_count(daemon)
+    before = fds_at_rest(daemon)
     with daemon.client() as c, daemon.client() as other:
         page = named(c, "t")
         seen = open_timeline(other, "t")
@@ -250,10 +288,60 @@ def test_page_that_was_given_up_dies_when_its_values_have_landed(daemon):
         page.land(7)
         wait_for(seen.is_dead, "its end")
         assert seen.landed() == 7
-        assert charges(daemon)["pages"] == 0
         give_up(c, page)  # as one that has gone
+        assert charges(daemon)["pages"] == 1  # somebody has it
+        give_up(other, seen)
+        other.call("ping")
+        assert charges(daemon)["pages"] == 0
         give_up(other, named(other, "t"))
     wait_for(lambda: fd_count(daemon) == before, "the fds")
+
+
+def takes_back(client):
+    """What has landed in a page that it has given up."""
+    page = named(client, "t")
+    page.submit(5)
+    page.land(5)
+
+    def then():
+        while client.call("timelines")["timelines"][0]["holders"] == 0:
+            pass
+        give_up(client, page)
+        wait_for(page.is_dead, "its end")
+        page.submit(9)
+        page.land(1)
+
+    threading.Thread(target=then).start()
+
+
+def test_owner_that_takes_back_what_has_landed(daemon):
+    """It has the mapping, and holds up those who wait, until it exits."""
+    process = in_child(daemon, takes_back)
+    with daemon.client() as c:
+        seen = open_timeline(c, "t")
+        wait_for(lambda: seen.get() == (1, 9), "its doing")
+        kill(process)
+        wait_for(seen.is_dead, "its end")
+        give_up(c, seen)
+    wait_for(lambda: nothing_charged(daemon), "the end of all charges")
+
+
+def test_owner_that_lives_on_is_forgotten_with_its_last_page(daemon):
+    """This process: it is watched until nobody has what it could write to."""
+    before = fds_at_rest(daemon)
+    with daemon.client() as other:
+        with daemon.client() as c:
+            give_up(c, named(c, "t"))  # nobody else has it
+            page = named(c, "t")
+            seen = open_timeline(other, "t")
+            give_up(c, page)
+            wait_for(seen.is_dead, "its end")
+        wait_for(lambda: other.call("status")["connections"] == 1, "the end of its connection")
+        assert other.call("status")["pages"] == 1
+        give_up(other, seen)
+        assert other.call("status")["pages"] == 0
+    wait_for(lambda: fd_count(daemon) == before, "the fds")
+    assert nothing_charged(daemon)
 
 
 def signals_and_stays(client, submitted, done):
@@ -266,7 +354,7 @@ def signals_and_stays(client, submitted, done):
 
 
 def test_exit_of_the_owner_lets_all_waiters_go(daemon):
-    before = fd_count(daemon)
+    before = fds_at_rest(daemon)
     process = in_child(daemon, signals_and_stays, [3, 5, 2], [3, 1, 0])
     with daemon.client() as c:
         seen = open_timeline(c, "t")
@@ -306,7 +394,7 @@ def hung_up_with_a_page(daemon):
 
 def test_hang_up_alone_kills_nothing(daemon):
     """What is on its way to the device still comes."""
-    before = fd_count(daemon)
+    before = fds_at_rest(daemon)
     process, pipe = hung_up_with_a_page(daemon)
     time.sleep(0.1)
     assert daemon.status()["pages"] == charges(daemon)["pages"] == 1
@@ -340,6 +428,37 @@ def test_stop_leaves_pages_to_their_owners(start):
         assert seen.get() == (0, 3)
         page.land(3)
         assert seen.get() == (3, 3)
+
+
+@pytest.mark.parametrize("hung_up", [False, True])
+def test_stop_lets_those_go_who_wait_for_a_process_that_has_exited(start, hung_up):
+    """The loop may be told of the stop before it is told of the exit."""
+    d = start()
+    with d.client() as c:
+        mine, its = fork.Pipe()
+
+        def run():
+            client = d.client()
+            named(client, "t").submit(3)
+            client.call("ping")
+            its.send(None)
+            its.recv()
+            client.close() if hung_up else None
+            its.send(None)
+            time.sleep(DEADLINE)
+
+        process = fork.Process(target=run)
+        process.start()
+        mine.recv()
+        seen = open_timeline(c, "t")
+        mine.send(None)
+        mine.recv()
+        wait_for(lambda: d.status()["timelines"] == (0 if hung_up else 1), "the state")
+        with d.paused():
+            d.process.send_signal(sig.SIGTERM)
+            kill(process)
+        assert d.process.wait(DEADLINE) == 0
+        assert seen.is_dead() and seen.landed() == 0
 
 
 def test_stop_after_a_hang_up_leaves_pages_to_their_owners(start):
@@ -388,14 +507,35 @@ def test_host_memory_of_pages_is_charged(start):
 def test_pages_leave_fds_to_others(start):
     """However many a uid may have: the daemon can still take up connections, and make blocks."""
     d = start(config="[limits]\npages = 100000\n", max_fds=512)
+    assert "[limits] pages is 32 rather than 100000: all uids together have room for 64" in d.text()
     with d.client() as c:
-        mine = [own_page(c) for _ in range(512 // 4 // 2)]
-        assert "Too many open files" in refused(LIMIT, c.call, "page")
+        mine = [own_page(c) for _ in range(512 // 4 // 2 // 2)]
+        assert "32" in refused(LIMIT, c.call, "page")
         with d.client() as other:
             for kind in ("device", "pinned"):
                 other.call("create", typestr="|u1", shape=[MIB], exclusive=True, memory=kind)
         give_up(c, *mine)
         own_page(c)
+
+
+def takes_pages(client, n):
+    for _ in range(n):
+        own_page(client)
+
+
+@needs_root
+def test_one_uid_leaves_pages_to_others():
+    with public_daemon("[limits]\npages = 100000\n", max_fds=512) as d, d.client() as c:
+        process = in_child(d, takes_pages, 32, uid=BOB)
+        mine = [own_page(c) for _ in range(32)]
+        with pytest.raises(AssertionError):  # there is none left
+            in_child(d, takes_pages, 1, uid=BOB + 1)
+        give_up(c, *mine)
+        kill(process)
+
+
+def test_limit_of_pages_that_fits_is_left_alone(start):
+    assert "[limits] pages" not in start(config="[limits]\npages = 100\n").text()
 
 
 # ---- what ends the connection ----

@@ -109,7 +109,7 @@ print_bracket(struct msg_buf *b)
 {
     uint64_t lease = 1;
     struct msg_begin_params begin = {.bracket = 1, .read = {&lease, 1}, .thread = 4711};
-    struct msg_fence fence = {.page = 7, .slot = 2, .value = 41};
+    struct msg_fence fence = {.page = 7, .slot = 2, .value = 41, .data = true};
     struct msg_page page = {.page = 7, .size = 4096};
     struct msg_fences_result result = {.fences = &fence,
                                        .n_fences = 1,

@@ -2,7 +2,12 @@
 /* Slots of timelines: where things lie, which is protocol, and when a fence has passed. */
 #include "caid_test.h"
 
+#include <errno.h>
+#include <linux/futex.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "timeline.h"
 
@@ -49,7 +54,7 @@ CAID_TEST(slot, killed_has_passed_what_has_landed)
     cr_assert(timeline_is_dead(&s));
     cr_assert_eq(timeline_state(&s, 41), FENCE_PASSED);
     cr_assert_eq(timeline_state(&s, 42), FENCE_LOST);
-    cr_assert_eq(timeline_submitted(&s), TIMELINE_DEAD);
+    cr_assert_eq(timeline_submitted(&s), TIMELINE_DEAD_SUBMITTED);
     timeline_kill(&s);
     cr_assert_eq(timeline_state(&s, 41), FENCE_PASSED);
     cr_assert_eq(timeline_state(&s, 42), FENCE_LOST);
@@ -73,7 +78,7 @@ CAID_TEST(slot, killed_lets_every_stream_go)
         timeline_kill(&s);
         cr_assert(stream_goes_on(&s, 1), "%zu", i);
         cr_assert(stream_goes_on(&s, TIMELINE_VALUE_MAX), "%zu", i);
-        cr_assert_eq(timeline_submitted(&s), TIMELINE_DEAD, "%zu", i);
+        cr_assert_eq(timeline_submitted(&s), TIMELINE_DEAD_SUBMITTED, "%zu", i);
     }
 }
 
@@ -95,5 +100,21 @@ CAID_TEST(slot, killed_by_its_owner_stays_as_it_was)
     atomic_store(&s.submitted, 43);
     timeline_kill(&s);
     cr_assert_eq(timeline_state(&s, 41), FENCE_PASSED);
-    cr_assert_eq(timeline_submitted(&s), TIMELINE_DEAD);
+    cr_assert_eq(timeline_submitted(&s), TIMELINE_DEAD_SUBMITTED);
+}
+
+/* It had looked before, and sleeps after: what it compares, a half, is another. */
+CAID_TEST(slot, killed_wakes_who_was_about_to_sleep)
+{
+    static const uint64_t seen[] = {0, 1, UINT32_MAX - 1, UINT64_C(1) << 32, UINT64_C(7) << 40};
+
+    for (size_t i = 0; i < ARRAY_SIZE(seen); i++) {
+        struct timeline_slot s = slot(0, seen[i]);
+        const struct timespec pause = {.tv_nsec = 1};
+        timeline_kill(&s);
+        cr_assert_lt(syscall(SYS_futex, &s.submitted, FUTEX_WAIT, (uint32_t)seen[i], &pause,
+                             NULL, 0),
+                     0);
+        cr_assert_eq(errno, EAGAIN, "%zu", i);
+    }
 }

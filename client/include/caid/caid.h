@@ -443,7 +443,7 @@ struct caid_user { /* what a uid is charged */
     uint64_t host;     /* of the daemon's own memory */
     uint64_t pending;  /* entries of the deallocation queues */
     uint64_t deferred; /* connections that hold them back: caid_defer_begin() */
-    uint64_t brackets; /* that are open, or wait */
+    uint64_t brackets; /* arrays in them, and fences of those that have ended */
     uint64_t pages;    /* of timelines */
 };
 

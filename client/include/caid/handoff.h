@@ -18,6 +18,20 @@
  *   "events"  inter-process events, between processes of one uid (else as "host"). A stream that waits
  *             for a process that is killed hangs: the only way of the three to do so.
  *
+ * A stream that has signalled or waited takes 4 KiB of page-locked memory, for each page of 16 streams of a
+ * client of this process, and of each process that it waited for, or named timeline: until this process
+ * exits, since the driver gives such memory back only when no stream of the process waits for anything.
+ *
+ * When a process dies, the daemon lets go who waits for it. After the daemon has gone nobody does: then
+ * a stream that waits for a process that is killed hangs. Where the CUDA context dies that was to signal, its
+ * client lets go who waits, if it is a device's primary context, or one that it finds dead in a call: one
+ * that the program destroys with signals on their way is not noticed before.
+ *
+ * caid_client_close() abandons what brackets of the client that are open were writing, ends those that
+ * read, and gives up those that have not begun; a signal ends each, so that others come after what the
+ * streams have yet to do. A bracket that another thread is just beginning stays until the process exits.
+ * Signals that are on their way still come.
+ *
  * timeout_ns: CAID_FOREVER, or how long the call may wait (CAID_ERR_TIMEOUT); 0 does not wait.
  */
 
@@ -90,7 +104,8 @@ CAID_API int caid_array_begin(struct caid_array *array, struct caid_access **ret
  * Ends the bracket: enqueues the signal, and tells the daemon, without waiting for either. The bracket has
  * ended in any case. Where the signal cannot be enqueued the host waits for the stream; where it cannot do
  * that (the context is dead, the stream captures a graph), what the bracket wrote is abandoned. Then
- * what caid_access_check() says. CAID_ERR_INVALID: it has not begun, or has ended.
+ * what caid_access_check() says. CAID_ERR_INVALID: it has not begun, or has ended. CAID_ERR_CLOSED: the client
+ * is closed, which has ended it.
  */
 CAID_API int caid_access_end(struct caid_access *access, struct caid_error *error);
 
@@ -130,6 +145,9 @@ CAID_API int caid_timeline_open(struct caid_client *client, struct caid_timeline
 /* NULL is allowed. The creator's: the name goes at once; waits end when the signals that are on their way have
  * come. */
 CAID_API void caid_timeline_close(struct caid_timeline *timeline);
+
+/* Streams 1 and 2 of a timeline are those of the context that is current to the thread, or else of the
+ * primary context of device 0. */
 
 /* The creator's: value is reached when the stream has come to here. stream 0: now, on the host; refused while a
  * signal of a stream is on its way (it would run backwards). CAID_ERR_INVALID: not more than the last one.
@@ -211,11 +229,15 @@ struct caid_event;
 enum caid_event_flags {
     CAID_EVENT_IPC = 1,           /* has a handle for other processes of the same uid */
     CAID_EVENT_BLOCKING_SYNC = 2, /* CU_EVENT_BLOCKING_SYNC */
+    /* Made by the first caid_event_record(), in the context of that stream, whichever it is; until then it is
+     * passed, and has no caid_event_handle(). Not with CAID_EVENT_IPC. */
+    CAID_EVENT_OF_STREAM = 4,
 };
 
 #define CAID_EVENT_HANDLE_SIZE 64
 
-/* An event without timing, of the primary context of a device; to be ended by caid_event_free(). */
+/* An event without timing, of the primary context of a device, if it is not CAID_EVENT_OF_STREAM; to be
+ * ended by caid_event_free(). */
 CAID_API int caid_event_new(struct caid_client *client, struct caid_event **ret, int32_t device,
                             uint32_t flags, struct caid_error *error);
 /* One of another process (cuIpcOpenEventHandle()). A stream that waits for it hangs for ever if that process
@@ -235,7 +257,7 @@ CAID_API int caid_event_wait(struct caid_event *event, uint64_t stream,
 CAID_API int caid_event_synchronize(struct caid_event *event, struct caid_error *error);
 /* 1: what was recorded has passed. */
 CAID_API int caid_event_query(struct caid_event *event, struct caid_error *error);
-/* The CUevent. */
+/* The CUevent, or 0. */
 CAID_API uint64_t caid_event_handle(const struct caid_event *event);
 CAID_API void caid_event_free(struct caid_event *event);
 

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core_setup.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/macros.h"
+#include "worker.h"
+
+static void
+fill_device(struct core_device *ret, const struct gpu_device *d)
+{
+    memcpy(ret->uuid, d->drv.uuid, sizeof(ret->uuid));
+    memcpy(ret->name, d->drv.name, sizeof(ret->name));
+    memcpy(ret->lacks, d->lacks, sizeof(ret->lacks));
+    ret->total = d->drv.total;
+    ret->granularity = d->drv.granularity;
+    ret->handoff = d->handoff;
+    ret->memops = d->drv.memops;
+    ret->readonly_host = d->drv.readonly_host;
+    ret->mps = d->drv.mps;
+    ret->persistence = d->persistence;
+    ret->compute_mode = d->drv.compute_mode;
+}
+
+/* Settings that stand for what the machine has, or are more than that. */
+static struct core_limits
+resolve_limits(const struct config *config, uint32_t all_pages)
+{
+    struct core_limits limits = config->limits;
+    uint32_t max_pages = all_pages / 2; /* one uid leaves as many to the others */
+
+    if (limits.pages > max_pages) {
+        log_info("[limits] pages is %u rather than %u: all uids together have room for %u",
+                 max_pages, limits.pages, all_pages);
+        limits.pages = max_pages;
+    }
+    if (limits.pinned_bytes == 0)
+        limits.pinned_bytes =
+            (uint64_t)sysconf(_SC_PHYS_PAGES) / 2 * (uint64_t)sysconf(_SC_PAGESIZE);
+    return limits;
+}
+
+int
+core_setup(struct core **ret, const struct config *config, const struct gpu *gpu,
+           uint32_t all_pages)
+{
+    _cleanup_free_ struct core_device *devices = calloc(gpu->n_devices, sizeof(*devices));
+    _cleanup_free_ struct core_pool_config *pools = calloc(config->n_pools + 1, sizeof(*pools));
+
+    if (!devices || !pools)
+        return -ENOMEM;
+    for (size_t i = 0; i < gpu->n_devices; i++)
+        fill_device(&devices[i], &gpu->devices[i]);
+    for (size_t i = 0; i < config->n_pools; i++) {
+        const struct config_pool *p = &config->pools[i];
+        pools[i] = (struct core_pool_config){.name = p->name,
+                                             .uid = p->uid,
+                                             .gid = p->gid,
+                                             .mode = p->mode,
+                                             .quota = p->quota};
+    }
+    return core_new(ret,
+                    &(struct core_config){
+                        .server = "caid " CAID_VERSION,
+                        .driver = drv_kind_name(gpu->drv->kind),
+                        .driver_path = gpu->drv->path,
+                        .driver_version = (uint64_t)gpu->drv->version,
+                        .pid = getpid(),
+                        .uid = geteuid(),
+                        .hello_timeout_ns = config->hello_timeout_ns,
+                        .limits = resolve_limits(config, all_pages),
+                        .memory = config->memory,
+                        .blocks = config->blocks,
+                        .threads = WORKER_THREADS,
+                        .user_quota = config->user_quota,
+                        .user_mode = config->user_mode,
+                        .devices = devices,
+                        .n_devices = gpu->n_devices,
+                        .pools = pools,
+                        .n_pools = config->n_pools,
+                    },
+                    clock_now_ns());
+}

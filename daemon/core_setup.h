@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The core as the settings and the machine ask for it.
+ */
+#pragma once
+
+#include "config.h"
+#include "core.h"
+#include "gpu.h"
+
+/* all_pages: of timelines, that the daemon has room for. -errno. */
+int core_setup(struct core **ret, const struct config *config, const struct gpu *gpu,
+               uint32_t all_pages);

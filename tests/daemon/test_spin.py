@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon looks for packets without sleeping where that pays, and not for long where it does not."""
+
+import os
+import time
+
+import pytest
+from slots import ask, begin, create, end, open_
+
+SECONDS = 2
+
+pytestmark = pytest.mark.skipif(os.cpu_count() < 2, reason="where there is one CPU it never does")
+
+
+def cpu_seconds(pid):
+    fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def share_of_cpu(daemon, step):
+    """What the daemon takes of a CPU while step(number) is done over and over."""
+    start, cpu, n = time.monotonic(), cpu_seconds(daemon.pid), 0
+    while time.monotonic() - start < SECONDS:
+        n += 1
+        step(n)
+    return (cpu_seconds(daemon.pid) - cpu) / (time.monotonic() - start)
+
+
+@pytest.fixture
+def two(daemon):
+    """Two clients with array "x", of which the second has waited for the first for a short time."""
+    with daemon.client() as a, daemon.client() as b:
+        mine = create(a, "x")
+        its = open_(b, "x")
+        hand_over(a, mine, b, its, 1, 0)
+        yield daemon, a, mine, b, its
+
+
+def hand_over(a, mine, b, its, number, seconds):
+    """The second one waits meanwhile."""
+    begin(a, number, write=[mine])
+    asked = ask(b, number, read=[its])
+    time.sleep(seconds)
+    end(a, number)
+    b.response(asked)
+    end(b, number)
+
+
+@pytest.mark.parametrize("way", ["cancel", "timeout"])
+def test_waits_that_come_to_nothing(two, way):
+    daemon, a, mine, b, its = two
+
+    def step(number):
+        if way == "cancel":
+            asked = ask(b, number + 2, read=[its])
+            b.notify("cancel", request=asked)
+        else:
+            ask(b, number + 2, read=[its], timeout_ns=100_000)
+        b.receive()
+        time.sleep(0.0008)
+
+    begin(a, 2, write=[mine])
+    with daemon.client() as c:
+        ask(c, 1, read=[open_(c, "x")])  # waits all the time
+        assert share_of_cpu(daemon, step) < 0.3
+
+
+def test_waits_that_are_short(two):
+    daemon, *clients = two
+    assert share_of_cpu(daemon, lambda number: hand_over(*clients, number + 1, 0.0005)) > 0.25
+
+
+def test_short_waits_after_others(two):
+    """What came to nothing is forgotten after a while."""
+    daemon, a, mine, b, its = two
+
+    def cancel(number):
+        asked = ask(b, number + 2, read=[its])
+        b.notify("cancel", request=asked)
+        b.receive()
+
+    begin(a, 2, write=[mine])
+    share_of_cpu(daemon, cancel)
+    end(a, 2)
+    assert (
+        share_of_cpu(daemon, lambda number: hand_over(a, mine, b, its, 10_000_000 + number, 0.0005)) > 0.25
+    )
