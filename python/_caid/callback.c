@@ -4,7 +4,8 @@
  *
  * A callback is made by Stream.add_callback(). It holds the function and what that is given until it
  * has been called, which the driver does once, also when the stream has failed. Where the interpreter
- * has ended before, it is freed without them.
+ * has ended before, it is freed without them. Its thread, which may not call CUDA, drops none of them:
+ * the next call on any stream does.
  *
  * A thread that takes the GIL of an interpreter that ends is ended with it, and the driver's threads
  * are not ours to end: the gate keeps them out from when atexit's functions run. Those that have
@@ -95,24 +96,30 @@ struct callback {
     PyObject *fn, *stream, *arg;
 };
 
-/* The stream may have no other reference. It would be destroyed here, in a thread that may not call
- * CUDA: who adds the next callback drops it instead, or the module. */
+/* What has no other reference would end here: a stream, or whatever the program has given. */
 static void
-callback_drop_stream(struct callback *self)
+drop_later(PyObject *spent, PyObject *op)
 {
-    if (Py_REFCNT(self->stream) == 1 && PyList_Append(self->spent, self->stream) < 0) {
+    if (Py_REFCNT(op) == 1 && PyList_Append(spent, op) < 0) {
         PyErr_WriteUnraisable(NULL);
-        return; /* lost, and its stream with it */
+        return; /* lost, with all that it holds */
     }
-    Py_DECREF(self->stream);
+    Py_DECREF(op);
 }
 
 static void
 callback_drop(struct callback *self)
 {
-    Py_DECREF(self->arg);
-    Py_DECREF(self->fn);
-    callback_drop_stream(self);
+    drop_later(self->spent, self->arg);
+    drop_later(self->spent, self->fn);
+    drop_later(self->spent, self->stream);
+}
+
+void
+py_callbacks_drop(struct module_state *state)
+{
+    if (PyList_SetSlice(state->spent, 0, PY_SSIZE_T_MAX, NULL) < 0)
+        PyErr_WriteUnraisable(NULL);
 }
 
 static void
@@ -166,7 +173,7 @@ callback_new(struct module_state *state, PyObject *fn, PyObject *stream, PyObjec
     *self = (struct callback){
         .gate = state->gate,
         .interpreter = PyInterpreterState_Get(),
-        .spent = state->spent_streams,
+        .spent = state->spent,
         .fn = fn,
         .stream = stream,
         .arg = arg,
@@ -200,7 +207,6 @@ py_callback_add(struct stream_object *self, PyObject *fn, PyObject *stream, PyOb
         callback_drop(callback);
         callback_free(callback);
     }
-    if (PyList_SetSlice(state->spent_streams, 0, PY_SSIZE_T_MAX, NULL) < 0)
-        PyErr_WriteUnraisable(NULL);
+    py_callbacks_drop(state);
     return py_handle_leave_with(&self->handle, r, &error);
 }

@@ -44,7 +44,7 @@ client_free(struct client_object *self)
 
     self->client = NULL;
     py_handles_end(self, ended);
-    py_leases_end(self);
+    py_leases_end(self, self->leaving);
     if (ended) {
         Py_BEGIN_ALLOW_THREADS caid_client_close(ended);
         Py_END_ALLOW_THREADS
@@ -67,6 +67,13 @@ client_close(PyObject *op, PyObject *Py_UNUSED(unused))
     if (self->n_calls == 0)
         client_free(self);
     Py_RETURN_NONE;
+}
+
+static PyObject *
+client_leave(PyObject *op, PyObject *unused)
+{
+    client(op)->leaving = true;
+    return client_close(op, unused);
 }
 
 /* ---- making one ---- */
@@ -249,6 +256,8 @@ static PyMethodDef client_methods[] = {
      PyDoc_STR("_local(driver, /)\n--\n\nThe driver alone, with no daemon behind it.")},
     {"close", client_close, METH_NOARGS,
      PyDoc_STR("close()\n--\n\nEnds the connection and with it every lease.")},
+    {"_leave", client_leave, METH_NOARGS,
+     PyDoc_STR("_leave()\n--\n\nclose() that waits for no work: what that uses stays mapped.")},
     {"fileno", client_fileno, METH_NOARGS,
      PyDoc_STR("fileno()\n--\n\nReadable when dispatch() has something to do.")},
     {"dispatch", client_dispatch, METH_NOARGS,

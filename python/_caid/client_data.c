@@ -91,10 +91,12 @@ copy_marked(struct client_object *self, const struct caid_copy *options, PyObjec
         py_client_leave(self);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS copied = py_mark_probe(mark, &error);
+    /* Before the work, too: what cannot be marked (a stream that captures a graph: nobody knows when
+     * that runs, and until when its memory has to be kept) is not begun. */
+    Py_BEGIN_ALLOW_THREADS copied = py_mark_record(mark, &error);
     if (copied == 0) {
         copied = caid_copy(c, options, &error);
-        marked = py_mark_record(mark, c, &unmarked);
+        marked = py_mark_record(mark, &unmarked);
     }
     Py_END_ALLOW_THREADS py_mark_end(mark, marked);
     py_client_leave(self);

@@ -118,6 +118,9 @@ void py_gate_unref(struct gate *gate);
  * handler raised one. */
 PyObject *py_gate_close(struct gate *gate);
 
+/* Drops what callbacks that were called have left, where the driver may be called: what they hold may
+ * call it as it ends. */
+void py_callbacks_drop(struct module_state *state);
 /* Has fn(stream, status, arg) called when a Stream has come to here; `stream` is the object that fn
  * is given. */
 PyObject *py_callback_add(struct stream_object *self, PyObject *fn, PyObject *stream,

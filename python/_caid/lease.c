@@ -160,7 +160,7 @@ lease_end_on(struct lease_object *self, uint64_t stream)
 }
 
 void
-py_leases_end(struct client_object *client)
+py_leases_end(struct client_object *client, bool leave)
 {
     struct lease_object *next;
 
@@ -171,7 +171,10 @@ py_leases_end(struct client_object *client)
             continue;
         Py_INCREF(l);
         tell_all(l);
-        lease_end(l);
+        if (leave)
+            lease_take_array(l);
+        else
+            lease_end(l);
         Py_DECREF(l);
         next = client->leases;
     }

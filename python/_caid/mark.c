@@ -18,7 +18,6 @@ struct mark_object {
     struct handle_object handle;
     struct caid_event *event;
     uint64_t stream;
-    int32_t device;
     PyObject *owner; /* whose stream that is, None, or NULL as below */
     PyObject *keep;  /* None, or NULL: nothing any more */
     bool under_way;  /* the call that starts the work has not returned */
@@ -70,12 +69,12 @@ py_client_mark(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     if (!c)
         return NULL;
     mark(made)->stream = stream;
-    mark(made)->device = device;
     Py_INCREF(args[2]);
     mark(made)->owner = args[2];
     Py_INCREF(args[3]);
     mark(made)->keep = args[3];
-    Py_BEGIN_ALLOW_THREADS r = caid_event_new(c, &mark(made)->event, device, 0, &error);
+    Py_BEGIN_ALLOW_THREADS r =
+        caid_event_new(c, &mark(made)->event, device, CAID_EVENT_OF_STREAM, &error);
     Py_END_ALLOW_THREADS if (r == 0) py_handle_begin(py_handle(made));
     py_client_leave(self);
     return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
@@ -108,24 +107,17 @@ py_mark_begin(PyObject *op, PyObject *lists)
 }
 
 int
-py_mark_probe(PyObject *op, struct caid_error *error)
+py_mark_record(PyObject *op, struct caid_error *error)
 {
-    int r = caid_event_record(mark(op)->event, mark(op)->stream, error);
-
-    return r < 0 && error->code == CAID_ERR_INVALID ? r : 0;
+    return caid_event_record(mark(op)->event, mark(op)->stream, error);
 }
 
-int
-py_mark_record(PyObject *op, struct caid_client *client, struct caid_error *error)
+static void
+mark_passed(struct mark_object *self)
 {
-    struct caid_error ignored;
-    int r = caid_event_record(mark(op)->event, mark(op)->stream, error);
-
-    /* An event of the device's primary context, and a stream of another one, for instance. */
-    if (r < 0 &&
-        caid_stream_synchronize(client, mark(op)->stream, mark(op)->device, &ignored) == 0)
-        return 1;
-    return r;
+    self->pending = false;
+    Py_CLEAR(self->keep);
+    Py_CLEAR(self->owner);
 }
 
 void
@@ -135,6 +127,8 @@ py_mark_end(PyObject *op, int r)
     mark(op)->pending = r == 0;
     if (r < 0)
         mark(op)->keep = NULL;
+    else if (r > 0)
+        mark_passed(mark(op));
 }
 
 /* By itself: for work that is on the stream already. */
@@ -142,34 +136,24 @@ static PyObject *
 mark_record(PyObject *op, PyObject *lists)
 {
     struct caid_error error = {0};
-    struct caid_client *c;
     int r;
 
     if (!PyTuple_Check(lists)) {
         PyErr_SetString(PyExc_TypeError, "record() takes a tuple of lists");
         return NULL;
     }
-    c = py_handle_enter(py_handle(op));
-    if (!c)
+    if (!py_handle_enter(py_handle(op)))
         return NULL;
     if (py_mark_begin(op, lists) < 0) {
         py_handle_leave(py_handle(op));
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS r = py_mark_record(op, c, &error);
+    Py_BEGIN_ALLOW_THREADS r = py_mark_record(op, &error);
     Py_END_ALLOW_THREADS py_mark_end(op, r);
     return py_handle_leave_with(py_handle(op), r, &error);
 }
 
 /* ---- asking and waiting ---- */
-
-static void
-mark_passed(struct mark_object *self)
-{
-    self->pending = false;
-    Py_CLEAR(self->keep);
-    Py_CLEAR(self->owner);
-}
 
 /* A mark that cannot be asked (any more) is done: there is nothing to wait for. */
 static PyObject *

@@ -135,8 +135,8 @@ open_gate(PyObject *module)
     if (!close)
         return -1;
     state->gate = py_gate_new();
-    state->spent_streams = PyList_New(0);
-    if (!state->gate || !state->spent_streams)
+    state->spent = PyList_New(0);
+    if (!state->gate || !state->spent)
         return -1;
     registered = PyObject_CallMethod(at_exit, "register", "O", close);
     return registered ? 0 : -1;
@@ -166,7 +166,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
 
     for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++)
         Py_VISIT(*type_at(state, i));
-    Py_VISIT(state->spent_streams);
+    Py_VISIT(state->spent);
     Py_VISIT(state->make_error);
     return 0;
 }
@@ -178,7 +178,7 @@ module_clear(PyObject *module)
 
     for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++)
         Py_CLEAR(*type_at(state, i));
-    Py_CLEAR(state->spent_streams);
+    Py_CLEAR(state->spent);
     Py_CLEAR(state->make_error);
     return 0;
 }

@@ -41,9 +41,9 @@ struct module_state {
     PyTypeObject *event_type;
     PyTypeObject *timeline_type;
     PyTypeObject *access_type;
-    PyObject *spent_streams; /* a list: to be dropped by a thread that may call CUDA */
-    struct gate *gate;       /* of callbacks: handle.h */
-    PyObject *make_error;    /* caid._errors.make_error */
+    PyObject *spent;      /* a list: to be dropped by a thread that may call CUDA */
+    struct gate *gate;    /* of callbacks: handle.h */
+    PyObject *make_error; /* caid._errors.make_error */
 };
 
 /* The state behind a type of this module, or behind a Python class derived from one. */
@@ -121,6 +121,7 @@ struct client_object {
     struct caid_client *client; /* NULL: closed, or never connected */
     Py_ssize_t n_calls;         /* under way, in threads that gave the GIL up */
     bool closing;               /* closed; the last call under way frees `client` */
+    bool leaving;               /* and leaves the memory of its leases as it is */
     bool host_accessible; /* its driver's device memory is the host's: caid.Client says so */
     struct lease_object *leases;   /* that have not ended; each takes itself out */
     struct handle_object *handles; /* the same */
@@ -228,8 +229,9 @@ void py_lease_unuse(struct lease_object *self);
  * closed. */
 void py_lease_view_begin(struct lease_object *self);
 void py_lease_view_end(struct lease_object *self);
-/* Ends all leases of a client that is closed, but for those with HostViews. */
-void py_leases_end(struct client_object *client);
+/* Ends all leases of a client that is closed, but for those with HostViews. leave: their memory stays
+ * mapped for good, as the work on it may never end. */
+void py_leases_end(struct client_object *client, bool leave);
 
 /* ---- HostView (host_view.c) ---- */
 
@@ -247,11 +249,7 @@ extern PyType_Spec py_mark_spec;
  * work, without the GIL, with the client entered. lists is a tuple of lists, into which the mark goes.
  * -1 with an exception set. */
 int py_mark_begin(PyObject *mark, PyObject *lists);
-/* Before the work, likewise: refuses a stream that captures a graph. Nobody knows when what is captured
- * runs, and until when its memory has to be kept. */
-int py_mark_probe(PyObject *mark, struct caid_error *error);
-/* 0; 1: it has waited for the work instead. */
-int py_mark_record(PyObject *mark, struct caid_client *client, struct caid_error *error);
+int py_mark_record(PyObject *mark, struct caid_error *error);
 /* r: what py_mark_record() returned, or 1 where no work was started. */
 void py_mark_end(PyObject *mark, int r);
 uint64_t py_mark_stream(PyObject *mark);

@@ -108,6 +108,7 @@ call(PyObject *op, stream_call *f)
         return -1;
     Py_BEGIN_ALLOW_THREADS r = f(c, stream(op)->stream, stream(op)->device, &error);
     Py_END_ALLOW_THREADS py_handle_leave(py_handle(op));
+    py_callbacks_drop(py_handle(op)->client->state);
     if (r >= 0)
         return r;
     py_error_raise(py_handle(op)->client->state, r, &error);
@@ -161,8 +162,16 @@ static PyMethodDef stream_methods[] = {
     {0},
 };
 
+static PyObject *
+stream_get_ended(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(!py_handle(op)->prev);
+}
+
 static PyGetSetDef stream_getset[] = {
     PY_HANDLE_CLOSED,
+    {"ended", stream_get_ended, NULL,
+     PyDoc_STR("Whether it is gone: while a bracket is open on it, close() leaves it."), NULL},
     {0},
 };
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 
-from . import _array, _pending, _streams
+from . import _array, _caid, _pending, _streams
 from ._errors import Error, closed, invalid, unsupported
 
 
@@ -36,10 +36,16 @@ class Access:
     are abandoned, which readers are told (AbandonedError), until a bracket has written them, or
     :meth:`caid.Array.discard`. So are they when the process is killed.
 
+    Where the connection to the daemon is lost in the block, leaving raises DisconnectedError: the bracket
+    orders nothing any more, though the memory stays mapped, and what is on the stream goes on. A daemon
+    that still runs has the arrays of `write` abandoned, and lets nobody else write them before this
+    process has exited. One that is gone has taken them with it: a new one does not know them.
+
     Notes
     -----
     A bracket is entered once. The thread that enters it is the one that leaves it: DeadlockError is
-    found out from that. The views stay usable after the block, as other views; what is done by
+    found out from that. A thread that uses two clients is two to the daemon: where its brackets wait
+    for each other, that is not found out, and only a timeout ends it. The views stay usable after the block, as other views; what is done by
     them then is ordered by nobody. They say of themselves what their arrays do, "read-only" where
     the array was opened so.
     """
@@ -137,27 +143,14 @@ class Access:
             The signal could not be enqueued, the daemon is gone, the client was closed: the bracket
             has ended, and what it wrote is abandoned.
         """
-        bracket = self._take()
-        try:
-            self._order()
-            if self._stream is not None:
-                _pending.note(self._memories(), self._on)
-        except BaseException:
-            with contextlib.suppress(Error):
-                bracket.abandon()
-            raise
-        bracket.end()
+        self._leave(_caid.Access.end)
+        _pending.release()
 
     def abandon(self) -> None:
         """Ends the bracket of which not all was written, on purpose or by mistake: the arrays of
         `write` are abandoned. For one that only reads it is the same as end(). Errors as of
         end()."""
-        bracket = self._take()
-        with contextlib.suppress(Error):  # what it wrote is not whole in any case
-            self._order()
-            if self._stream is not None:
-                _pending.note(self._memories(), self._on)
-        bracket.abandon()
+        self._leave(_caid.Access.abandon, Error)  # what it wrote is not whole in any case
 
     def check(self) -> None:
         """Raises AbandonedError where end() would, by what is known by now: the stream may not have
@@ -220,16 +213,28 @@ class Access:
             else:
                 _pending.order(memory, self._on)
 
-    def _take(self):
+    def _leave(self, end, *ignored):
+        """Ends the bracket, after what this process has under way on the arrays. Whatever comes in
+        between, Ctrl-C or want of memory, it does not stay open at the daemon."""
         if not self._open:
             state = "begun" if self._bracket is None else "already ended"
             raise invalid(f"{self!r}: the bracket has {'not ' * (state == 'begun')}{state}")
-        self._open = False
-        return self._bracket
+        try:
+            with contextlib.suppress(*ignored):
+                self._order()
+                if self._stream is not None:
+                    _pending.note(self._memories(), self._on)
+            end(self._bracket)
+        except BaseException:
+            with contextlib.suppress(Error):  # it has ended
+                self._bracket.abandon()
+            raise
+        finally:
+            self._open = False
 
     def _give_up(self):
-        """abandon(), where there is an exception already."""
-        with contextlib.suppress(Error):
+        """abandon(), where there is an exception already, which no other takes the place of."""
+        with contextlib.suppress(BaseException):
             self.abandon()
 
 

@@ -421,7 +421,8 @@ class Array:
         -----
         A copy on a stream comes after what is on that stream, and after nothing else: it is for who
         orders streams himself. Memory of the host is kept alive until the stream has passed, and is
-        let go when caid next looks: at a later copy, or when a :class:`caid.Stream` is waited for.
+        let go when caid next looks: at a later copy, at the end of a bracket, or when an array, a
+        :class:`caid.Stream` or a :class:`caid.Event` is waited for.
         Whether the call returns before the copy has begun is the driver's: it waits itself for copies
         to memory that is not page-locked (:func:`caid.pinned_array`), for large ones from such, and
         for those between two memories of the host, "pinned" and "mapped" arrays among them.
@@ -602,8 +603,11 @@ class Array:
     @property
     def _bracket_stream(self):
         """The stream of the bracket, as long as that is open or what it has left may be waited for
-        there; None for others."""
-        return None if getattr(self._stream, "closed", False) else self._stream
+        there: its number, where it was closed while the bracket is open; None for others."""
+        stream = self._stream
+        if stream is None or not stream.closed:
+            return stream
+        return None if stream._stream.ended else stream._stream.handle
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

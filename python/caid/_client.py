@@ -104,12 +104,17 @@ class Client(_caid.Client):
         """Ends the connection, and all that came from the client: its arrays, streams, events,
         timelines and watches are closed, and brackets that are open abandoned. Idempotent.
 
-        Waits for asynchronous copies from and to memory of the host. Memory that a NumPy array, or a
-        tensor of another library, still sees stays as it is, and is given to nobody before this
-        process has exited."""
-        _pending.finish(self)
-        super().close()
-        _watch.wake(self)
+        Waits for asynchronous copies from and to memory of the host. Ctrl-C ends that wait: the client
+        is closed all the same, and that memory, and its arrays', kept for good. Memory that a NumPy
+        array, or a tensor of another library, still sees stays as it is, and is given to nobody before
+        this process has exited."""
+        end = super()._leave
+        try:
+            _pending.finish(self)
+            end = super().close
+        finally:
+            end()
+            _watch.wake(self)
 
     def dispatch(self) -> None:
         """Handles what has come from the daemon, without blocking: to be called when ``fileno()``

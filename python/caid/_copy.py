@@ -104,6 +104,7 @@ def settle(array):
     if stream is not None:
         memory.client._stream_synchronize(_stream.handle(stream), max(memory.access_device, 0))
     _pending.wait(memory)
+    _pending.release()
 
 
 def copy(target, source, stream=None):

@@ -212,7 +212,11 @@ def _ask(x, kind, number):
     known = {} if kind in (_CPU, _CUDA_HOST) else {"stream": number}
     try:
         return x.__dlpack__(max_version=_MAX_VERSION, **known)
-    except TypeError:  # it is of the time before versions
+    except TypeError as e:
+        # Of the time before versions: "unexpected keyword argument 'max_version'", "takes no keyword
+        # arguments". Any other is the producer's own.
+        if "max_version" not in str(e) and "keyword argument" not in str(e):
+            raise
         return x.__dlpack__(**known)
 
 

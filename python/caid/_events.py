@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _caid, _cai, _stream
+from . import _caid, _cai, _pending, _stream
 
 _IPC, _BLOCKING_SYNC = 1, 2  # enum caid_event_flags
 
@@ -116,6 +116,7 @@ class Event:
     def synchronize(self) -> None:
         """Waits on the host until the event is passed. Raises DriverError."""
         self._event.synchronize()
+        _pending.release()
 
     def query(self) -> bool:
         """Whether the event is passed; one that was never recorded is. Raises DriverError."""

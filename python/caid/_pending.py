@@ -16,25 +16,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import time
 from weakref import WeakValueDictionary
 
 from . import _stream
-from ._errors import Error
 
 _NON_BLOCKING = 1  # enum caid_stream_flags
 _FEW = 16  # marks that are not worth looking through
+_PAUSES_S = (0.0001, 0.01)  # between looks at a mark that is waited for: at first, at most
 
 
 class Marks:
     """Marks in the order of the work. Any thread appends and removes, without a lock, one mark at a
     time: a lock could be left behind by an exception of a signal handler."""
 
-    __slots__ = ("list", "_many", "own")
+    __slots__ = ("list", "_many", "named")
 
     def __init__(self):
         self.list = []
         self._many = _FEW
-        self.own = None  # the stream that was exported, so that it lives as long as the memory
+        self.named = {}  # by id: streams that were exported, to live as long as the memory
 
     def tidy(self):
         """Drops marks that have passed: without going through all each time, yet never leaving
@@ -55,12 +56,12 @@ class Marks:
                 self.list.remove(mark)
 
     def unfinished(self):
-        """The last mark of each stream that is not done. Of streams that may be gone, or are
-        another one in each thread, all marks."""
+        """The last mark of each stream that is not done. Of streams of which one cannot be told from
+        another, all marks."""
         self.sweep()
         last, streams = [], set()
         for mark in reversed(self.list[:]):
-            key = _identity(mark)
+            key = _identity(mark.number, mark.stream)
             if key is None or key not in streams:
                 last.append(mark)
                 streams.add(key)
@@ -71,15 +72,14 @@ def _is_done(mark):
     return mark.done
 
 
-def _identity(mark):
-    """What tells the stream of a mark from all others, or None: handles are used again."""
-    if mark.number == _stream.LEGACY:
-        return _stream.LEGACY
-    if mark.number == _stream.PER_THREAD or mark.stream is None:
+def _identity(number, owner):
+    """What tells a stream from all others while its object is alive, or None: handles are used
+    again, 1 is another stream in each context, 2 also in each thread."""
+    if owner is None or number in (_stream.LEGACY, _stream.PER_THREAD):
         return None
-    if getattr(mark.stream, "closed", False):
+    if getattr(owner, "closed", False):
         return None
-    return id(mark.stream)  # which the mark keeps alive
+    return id(owner), number
 
 
 _kept = Marks()  # of copies that use memory of the host
@@ -128,9 +128,10 @@ def note(memories, stream):
 def order(memory, stream):
     """What is enqueued on a stream from here on comes after the work on a memory. Nothing waits
     but the stream."""
-    number, owner = _stream.handle(stream), _stream.owner(stream)
+    number = _stream.handle(stream)
+    own = _identity(number, _stream.owner(stream))
     for each in _unfinished(memory):
-        if owner is None or each.stream is not owner:
+        if own is None or own != _identity(each.number, each.stream):
             each.wait(number)
 
 
@@ -153,10 +154,15 @@ def stream_for(memory):
     marks = _unfinished(memory)
     if not marks:
         return None
-    if len(marks) == 1 and _identity(marks[0]) is not None:
-        return marks[0].number
+    if all(each.number == _stream.LEGACY for each in marks):
+        return _stream.LEGACY
+    named = memory.pending.named
+    number, owner = marks[0].number, marks[0].stream
+    if len(marks) == 1 and _identity(number, owner) is not None:
+        named[id(owner)] = owner
+        return number
     own = _own_stream(memory.client, max(memory.access_device, 0))
-    memory.pending.own = own
+    named[id(own)] = own
     for each in marks:
         each.wait(own.stream.handle)
     return own.stream.handle
@@ -193,9 +199,15 @@ def release():
 
 def finish(client):
     """Waits for the copies of a client that use memory of the host: after it was closed, nobody
-    can tell when they are done."""
+    can tell when they are done. By looking: a wait in the driver is not interrupted."""
     for each in tuple(_kept.list):
         if each.client is client:
-            with contextlib.suppress(Error):  # then it is kept for good
-                each.synchronize()
+            _poll(each)
     _kept.sweep()
+
+
+def _poll(mark):
+    pause, longest = _PAUSES_S
+    while not mark.done:
+        time.sleep(pause)
+        pause = min(2 * pause, longest)

@@ -134,7 +134,7 @@ class User(NamedTuple):
     host: int  #: of the daemon's own memory
     pending: int  #: entries of the deallocation queues
     deferred: int  #: connections that hold these back: defer_cleanup()
-    brackets: int  #: that are open, or wait
+    brackets: int  #: arrays in them, and fences of those that have ended
     pages: int  #: of timelines
 
 

@@ -247,6 +247,43 @@ def test_two_brackets_one_kernel_each(daemon, array):
         process.rest()
 
 
+# What the library asks the driver meanwhile, of its own accord and to find out that the stream captures, must not
+# end the capture. A blocking stream: the legacy default stream must not be asked for, either.
+CAPTURE = PRODUCER + f"""
+import time
+import cupy
+x = cupy.zeros(16, "i4")
+x += 1
+graph_stream = cupy.cuda.Stream()
+with a.write(s) as v:
+    fill(v, 1, {TICKS}, s)
+with graph_stream:
+    graph_stream.begin_capture()
+    x += 1
+    end = time.monotonic() + 1.2
+    while time.monotonic() < end:
+        try:
+            a.read(graph_stream).begin()
+        except caid.InvalidError as e:
+            assert "captures" in str(e), e
+        else:
+            sys.exit("a capturing stream was taken")
+        time.sleep(0.05)
+    graph = graph_stream.end_capture()
+    graph.launch()
+    graph_stream.synchronize()
+assert (x == 2).all()
+say("captured")
+"""
+
+
+def test_a_capture_is_left_alone(daemon, array):
+    needs("cupy")
+    process = Talker(daemon, CAPTURE)
+    process.hears("captured")
+    process.rest()
+
+
 # A reader for every kill, and what it says when it was told: when that was, on the clock that all
 # processes share.
 READ = """

@@ -92,12 +92,16 @@ def soft(client):
 class Stream:
     """A CUDA stream of the software driver, with a gate that holds up what comes after."""
 
-    def __init__(self, flags=0):
+    def __init__(self, flags=0, own_context=False):
         self.driver = ctypes.CDLL(caid.softcuda_path())
         context, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
+        self.own_context = context if own_context else None
         self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self.call("cuCtxPushCurrent_v2", context)
+        if own_context:
+            self.call("cuCtxCreate_v2", ctypes.byref(context), 0, 0)
+        else:
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+            self.call("cuCtxPushCurrent_v2", context)
         self.call("cuStreamCreate", ctypes.byref(self.handle), flags)
         self.gate = threading.Event()
         self.waiting = threading.Event()
@@ -135,7 +139,10 @@ class Stream:
         self.synchronize()
         self.call("cuStreamDestroy_v2", self.handle)
         self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-        self.call("cuDevicePrimaryCtxRelease_v2", 0)
+        if self.own_context:
+            self.call("cuCtxDestroy_v2", self.own_context)
+        else:
+            self.call("cuDevicePrimaryCtxRelease_v2", 0)
 
 
 def softcuda(command):
@@ -202,6 +209,14 @@ NON_BLOCKING = 1  # of CU_STREAM_*: apart from the legacy default stream
 @pytest.fixture
 def stream(soft):
     s = Stream()
+    yield s
+    s.close()
+
+
+@pytest.fixture
+def elsewhere(soft):
+    """A stream of a context that the test has made, not of the primary one."""
+    s = Stream(own_context=True)
     yield s
     s.close()
 

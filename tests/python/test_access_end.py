@@ -4,6 +4,7 @@
 import gc
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from brackets import begins, contents, ends, entry, figures, filled
 from conftest import PATIENCE_S, in_thread, n_leases, wait_until
 
 import caid
+from caid import _pending
 
 
 # --- what is not whole ----------------------------------------------------------------------
@@ -125,6 +127,56 @@ def test_closing_the_stream_in_the_block(client, shared, slow):
     assert figures(client) == (0, 0, 0, False)
 
 
+def test_a_stream_that_was_closed_in_the_block_is_waited_for(client, shared):
+    """It is there until the bracket ends."""
+    a, _ = shared
+    gate = threading.Event()
+    s = client.stream()
+    with a.write(s) as v:
+        s.add_callback(lambda *_: gate.wait(PATIENCE_S))
+        v.copy_from_host(filled(4), stream=s)
+        s.close()
+        assert v.__cuda_array_interface__["stream"] == s._stream.handle
+        thread, ended = in_thread(v.synchronize)
+        thread.join(0.05)
+        was_waiting = not ended
+        gate.set()
+        thread.join(PATIENCE_S)
+        assert was_waiting and ended == [None] and contents(v) == filled(4)
+    assert v.__cuda_array_interface__["stream"] != s._stream.handle
+    v.synchronize()
+
+
+BETWEEN = {"_order": caid.Access, "note": _pending}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("at", BETWEEN)
+@pytest.mark.parametrize("how", ["end", "abandon", "an exception"])
+def test_whatever_comes_in_between_the_bracket_is_abandoned(
+    client, shared, monkeypatch, error, at, how
+):
+    a, _ = shared
+
+    def fail(*_):
+        raise error("in between")
+
+    with client.stream() as s:
+        access = a.write(s)
+        if how == "an exception":  # which goes on
+            with pytest.raises(KeyError, match="the block's"), access:
+                monkeypatch.setattr(BETWEEN[at], at, fail)
+                raise KeyError("the block's")
+        else:
+            access.begin()
+            monkeypatch.setattr(BETWEEN[at], at, fail)
+            with pytest.raises(error, match="in between"):
+                getattr(access, how)()
+        assert figures(client) == (0, 0, 0, True) and not access.is_open
+        with pytest.raises(caid.InvalidError, match="already ended"):
+            access.abandon()
+
+
 def test_closing_the_client_ends_a_begin_of_another_thread(daemon, client, shared):
     a, _ = shared
     c = daemon.connect()
@@ -220,6 +272,23 @@ def test_a_writer_that_dies_before_its_work_is_done(child, client, shared, memop
         with a.read(s):
             pass
         s.synchronize()
+
+
+def test_the_stream_is_told_once_in_another_context_too(child, client, shared, memops, elsewhere):
+    """What this process does at the bracket's end does not take the news from it."""
+    a, _ = shared
+    c = child(WRITER, CAID_SOFTCUDA_DELAY_US="30000000")
+    c.expect("begun")
+    c.go()
+    c.expect("ended")
+    s = caid.Stream.from_handle(elsewhere.number, client)
+    with pytest.raises(caid.AbandonedError), a.read(s):
+        c.kill()
+        wait_until(s.query)
+    with pytest.raises(caid.AbandonedError):
+        s.synchronize()
+    s.synchronize()
+    a.discard()
 
 
 def test_the_end_hides_no_exception_of_the_block(child, client, shared, memops):

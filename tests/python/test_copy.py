@@ -3,6 +3,7 @@
 
 import array
 import ctypes
+import gc
 import sys
 import threading
 import weakref
@@ -419,20 +420,25 @@ def test_a_copy_that_fails_is_told(client, a, stream):
     assert a.__cuda_array_interface__["stream"] is None
 
 
-def test_where_no_event_can_be_recorded_the_copy_is_waited_for(client, a, stream):
+@pytest.mark.parametrize("nth", [1, 2], ids=["before the copy", "after it"])
+def test_where_no_event_can_be_recorded(client, a, stream, nth):
+    """The copy is not begun; where it is found out after that, its memory is kept for good."""
+    data = pinned(client, 7)
+    kept = weakref.ref(data)
     stream.hold_up()
-    control(b"fail cuEventRecord=CUDA_ERROR_INVALID_HANDLE")
+    control(b"fail cuEventRecord@%d=CUDA_ERROR_INVALID_HANDLE" % nth)
     try:
-        copy = lambda: a.copy_from_host(pinned(client, 7), stream=stream.number)  # noqa: E731
-        thread = threading.Thread(target=copy)
-        thread.start()
-        thread.join(0.05)
-        assert thread.is_alive()
-        stream.gate.set()
-        thread.join()
+        with pytest.raises(caid.DriverError, match="cuEventRecord"):
+            a.copy_from_host(data, stream=stream.number)
     finally:
         control(b"clear")
-    assert (np.asarray(a) == 7).all()
+    stream.gate.set()
+    stream.synchronize()
+    assert (np.asarray(a) == (0 if nth == 1 else 7)).all()
+    del data
+    caid._pending.release()
+    gc.collect()
+    assert (kept() is None) == (nth == 1)
     assert a.__cuda_array_interface__["stream"] is None
 
 

@@ -496,6 +496,30 @@ def test_what_is_refused_is_given_back(counted, changes, error, what):
     assert len(p.ended) == bool(p.asked)
 
 
+def test_a_producers_own_error_is_not_hidden():
+    """It is not asked again, as one would be that knows no versions."""
+
+    class Broken(Producer):
+        def __dlpack__(self, **asked):
+            self.asked.append(asked)
+            raise TypeError("unsupported operand")
+
+    p = Broken(0, (3,))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        caid.from_dlpack(p)
+    assert len(p.asked) == 1
+
+    class NoKeywords(Broken):
+        def __dlpack__(self, **asked):
+            self.asked.append(asked)
+            raise TypeError("NoKeywords.__dlpack__() takes no keyword arguments")
+
+    p = NoKeywords(0, (3,))
+    with pytest.raises(TypeError) as caught:
+        caid.from_dlpack(p)
+    assert len(p.asked) == 2 and isinstance(caught.value.__context__, TypeError)
+
+
 def test_what_has_no_dlpack():
     for x in (None, 5, object()):
         with pytest.raises(TypeError, match="has no __dlpack__"):

@@ -3,12 +3,13 @@
 
 import gc
 import os
+import signal
 import threading
 import weakref
 
 import numpy as np
 import pytest
-from conftest import n_leases, wait_until
+from conftest import PATIENCE_S, in_thread, n_leases, softcuda, wait_until
 
 import caid
 from caid import _pending
@@ -72,6 +73,25 @@ def test_one_stream_that_is_kept_is_named(zeros, sevens, stream):
     stream.gate.set()
     stream.synchronize()
     assert exported(zeros) is None
+    assert kept() is not None  # who was told of it may not have waited yet
+
+
+def test_a_stream_that_was_named_lives_as_long_as_the_array(client, sevens, stream):
+    with client.empty(N, "<i4") as a:
+        owner = Owner(stream)
+        kept = weakref.ref(owner)
+        stream.hold_up()
+        a.copy_from_host(sevens, stream=owner)
+        assert exported(a[3:]) == stream.number
+        del owner
+        stream.gate.set()
+        a.synchronize()
+        a.copy_from_host(sevens, stream=Owner(stream))  # not named, and not kept
+        a.synchronize()
+        gc.collect()
+        assert kept() is not None and len(a._memory.pending.named) == 1
+    del a
+    gc.collect()
     assert kept() is None
 
 
@@ -152,10 +172,12 @@ def test_arrays_share_the_stream_of_our_own(client, zeros, sevens, stream):
         stream.gate.set()
         b.synchronize()
     assert exported(zeros) is None
-    kept = weakref.ref(zeros._memory.pending.own)
+    [named] = zeros._memory.pending.named.values()
+    kept = weakref.ref(named)
+    del named
     assert kept() is not None and not kept().stream.closed  # as long as an array that named it
     del b
-    zeros._memory.pending.own = None
+    zeros._memory.pending.named.clear()
     gc.collect()
     assert kept() is None
 
@@ -340,6 +362,76 @@ def read_by_another(client, array):
         return np.asarray(v).copy()
 
 
+# --- streams that are none of ours ----------------------------------------------------------
+
+
+def test_a_stream_of_another_context_is_not_waited_for(client, zeros, sevens, elsewhere):
+    """Neither by copies nor by a bracket; who comes after them waits all the same."""
+
+    def work():
+        zeros.copy_from_host(sevens, stream=elsewhere.number)
+        with zeros.write(elsewhere.number) as v:
+            v[:10].copy_from_host(sevens[10:20], stream=elsewhere.number)
+        v.close()
+
+    elsewhere.hold_up()
+    thread, ended = in_thread(work)
+    try:
+        wait_until(lambda: ended)
+        own = exported(zeros)
+        thread, done = in_a_thread(lambda: client._stream_synchronize(own, 0) or "done")
+        assert ended == [None] and done == []
+    finally:
+        elsewhere.gate.set()
+    thread.join()
+    assert done == ["done"] and (zeros.copy_to_host() == 7).all()
+    assert exported(zeros) is None
+
+
+class PerThread:
+    """As cupy.cuda.Stream.ptds: one object for another stream in each thread."""
+
+    ptr = 2
+
+
+def test_a_stream_of_each_thread_waits_for_that_of_another(client, zeros, sevens, streams):
+    held, each = streams[0], PerThread()
+    held.hold_up()
+
+    def copy():
+        event = client.event()
+        event.record(held.number)
+        event.wait(each)
+        zeros.copy_from_host(sevens, stream=each)
+
+    thread, ended = in_thread(copy)
+    thread.join(PATIENCE_S)
+    assert ended == [None]
+    _pending.order(zeros._memory, each)
+    here = client.event()
+    here.record(each)
+    thread, done = in_a_thread(lambda: here.synchronize() or "done")
+    was_waiting = done == []
+    held.gate.set()
+    thread.join()
+    assert was_waiting and done == ["done"] and (np.asarray(zeros) == 7).all()
+
+
+def test_a_stream_does_not_wait_for_itself(client, zeros, sevens, stream):
+    owner = Owner(stream)
+    stream.hold_up()
+    zeros.copy_from_host(sevens, stream=owner)
+    softcuda("fail cuStreamWaitEvent=UNKNOWN")
+    try:
+        _pending.order(zeros._memory, owner)
+        with pytest.raises(caid.DriverError):
+            _pending.order(zeros._memory, stream.number)
+    finally:
+        softcuda("clear")
+        stream.gate.set()
+    zeros.synchronize()
+
+
 # --- what is kept ---------------------------------------------------------------------------
 
 
@@ -392,6 +484,41 @@ def test_buffers_cannot_be_made_smaller_meanwhile(client, stream):
         data.clear()
 
 
+def end_a_bracket(client, array, stream):
+    with array.read(stream.number):
+        stream.synchronize()
+
+
+def wait_for_an_event(client, _array, stream):
+    event = client.event()
+    event.record(stream.number)
+    event.synchronize()
+
+
+LOOKS = {
+    "Array.synchronize": lambda _client, array, _stream: array.synchronize(),
+    "Event.synchronize": wait_for_an_event,
+    "Access.end": end_a_bracket,
+    "a copy without a stream": lambda _client, array, _stream: array.copy_to_host(bytearray(4 * N)),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+def test_who_waits_lets_go_of_memory_of_the_host(client, zeros, stream, look):
+    """Also of what another array was copied from."""
+    data = caid.pinned_array(N, "<i4", client=client)
+    kept = weakref.ref(data)
+    with client.empty(N, "<i4") as a:
+        stream.hold_up()
+        a.copy_from_host(data, stream=stream.number)
+    del data
+    stream.gate.set()
+    stream.synchronize()
+    look(client, zeros, stream)
+    gc.collect()
+    assert kept() is None
+
+
 def test_what_other_libraries_own_is_kept(client, zeros, sevens, stream):
     class Theirs:
         def __init__(self, array):
@@ -427,6 +554,40 @@ def test_closing_a_client_waits_for_memory_of_the_host(daemon, soft, stream):
     assert closed == ["closed"]
     gc.collect()
     assert kept() is None
+
+
+def test_ctrl_c_ends_the_wait_of_a_close(child, client):
+    """For a copy behind a wait that never ends. What the copy uses stays for good."""
+    c = child(
+        """
+        import gc, weakref
+        import numpy as np
+
+        with caid.connect() as other, other.timeline("never") as t:
+            c = caid.connect()
+            s, a = c.stream(), c.empty(1000, "<i4")
+            c.open_timeline("never").wait(s, 1, ahead=True)
+            data = caid.pinned_array(1000, "<i4", client=c)
+            kept = weakref.ref(data)
+            a.copy_to_host(data, stream=s)
+            del data
+            print("up", flush=True)
+            try:
+                c.close()
+            except KeyboardInterrupt:
+                assert c.closed and a.closed and s.closed
+                gc.collect()
+                caid._pending.release()
+                assert kept() is not None and not caid._pending._kept.list
+                step("closed")
+        """
+    )
+    c.expect("up")
+    threading.Event().wait(0.2)
+    os.kill(c.pid, signal.SIGINT)
+    c.expect("closed")
+    c.go()
+    assert c.finish() == (0, "")
 
 
 def test_what_nobody_can_ask_about_is_kept_for_good(daemon, soft, stream):

@@ -383,6 +383,28 @@ def test_a_stream_is_kept_by_its_callback(client, soft):
     wait_until(lambda: n_live("streams") == before)
 
 
+def test_what_a_callback_was_given_ends_where_cuda_may_be_called(client):
+    """Not in the driver's thread: the next call on any stream lets go of it."""
+    ended_in = []
+
+    class Ends:
+        def __call__(self, *_):
+            called.set()
+
+        def __del__(self):
+            ended_in.append(threading.current_thread())
+
+    called = threading.Event()
+    with client.stream() as s, client.stream() as t:
+        with Held(s):
+            s.add_callback(Ends(), Ends())
+        assert called.wait(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
+        while len(ended_in) < 2 and time.monotonic() < deadline:
+            t.query()
+    assert ended_in == [threading.main_thread()] * 2
+
+
 def test_what_a_callback_raises_is_reported(client, monkeypatch):
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
