@@ -87,7 +87,7 @@ static int
 event_begin(struct caid_event *event, const uint8_t *handle, struct caid_error *error)
 {
     struct caid_client *client = event->client;
-    const struct drv *drv;
+    const struct drv *drv = NULL;
     CUcontext context;
 
     int r = gpu_push(client, event->device, &drv, error);
@@ -174,7 +174,7 @@ static int
 event_push_context(const struct caid_event *event, const struct drv **ret,
                    struct caid_error *error)
 {
-    const struct drv *drv;
+    const struct drv *drv = NULL;
 
     int r = gpu_driver(event->client, &drv, error);
     if (r < 0)
@@ -190,7 +190,7 @@ event_push_context(const struct caid_event *event, const struct drv **ret,
 void
 caid_event_free(struct caid_event *event)
 {
-    const struct drv *drv;
+    const struct drv *drv = NULL;
 
     if (!event)
         return;
@@ -315,7 +315,7 @@ caid_event_wait(struct caid_event *event, uint64_t stream, struct caid_error *er
 int
 caid_event_synchronize(struct caid_event *event, struct caid_error *error)
 {
-    const struct drv *drv;
+    const struct drv *drv = NULL;
     CUevent made;
 
     int r = event_push(event, &made, &drv, error);
@@ -331,7 +331,7 @@ caid_event_synchronize(struct caid_event *event, struct caid_error *error)
 int
 caid_event_query(struct caid_event *event, struct caid_error *error)
 {
-    const struct drv *drv;
+    const struct drv *drv = NULL;
     CUevent made;
 
     int r = event_push(event, &made, &drv, error);
@@ -349,7 +349,7 @@ caid_event_ipc_handle(struct caid_event *event, uint8_t ret[CAID_EVENT_HANDLE_SI
                       struct caid_error *error)
 {
     CUipcEventHandle handle;
-    const struct drv *drv;
+    const struct drv *drv = NULL;
 
     if (event && !ret)
         return fail(error, CAID_ERR_INVALID, "ret is NULL");
