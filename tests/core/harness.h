@@ -37,6 +37,7 @@
 
 struct h_fence {
     uint64_t page, slot, value;
+    bool data;
 };
 
 struct h_array {

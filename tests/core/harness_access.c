@@ -192,7 +192,7 @@ books_fences(struct harness *h, const struct core_action *a,
         cr_assert(f->value && f->value <= timeline_submitted(h_slot(h, f->page, f->slot)),
                   "a wait for what was not submitted (I7)");
         if (i < H_FENCES)
-            reply->fences[i] = (struct h_fence){f->page, f->slot, f->value};
+            reply->fences[i] = (struct h_fence){f->page, f->slot, f->value, f->data};
         last = f;
     }
     cr_assert(!result->more || last, "more after nothing");
@@ -344,7 +344,7 @@ end_uses(struct harness *h, uint64_t conn, const struct msg_end_params *p)
         struct h_use *use = &ended[n];
         if (use->write)
             replace_fences(h, &use->range);
-        use->fence = (struct h_fence){p->page, p->slot, p->value};
+        use->fence = (struct h_fence){.page = p->page, .slot = p->slot, .value = p->value};
         if (p->value)
             h->uses[h->n_uses++] = *use;
     }

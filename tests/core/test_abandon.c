@@ -336,3 +336,22 @@ CAID_TEST(abandon, a_context_that_dies_between_two_replies)
     cr_assert_eq(h_fences(&p.h, p.conn[1], reads, 0, 0)->error, PROTO_ERR_ABANDONED);
     h_deinit(&p.h);
 }
+
+/* Who reads one array and writes another has to hear of the death of whoever wrote the first, and not of
+ * those that read, or wrote, the second. */
+CAID_TEST(abandon, fences_say_whose_loss_matters)
+{
+    struct party p;
+
+    party_init(&p, NULL);
+    party_end_at(&p, 0, party_begun(&p, 0, p.a[0], true), 0);  /* writes a */
+    party_end_at(&p, 1, party_begun(&p, 1, p.b[1], true), 0);  /* writes b */
+    party_end_at(&p, 2, party_begun(&p, 2, p.b[2], false), 0); /* reads b */
+    party_begin_many(&p, 3, LEASES(p.a[3]), LEASES(p.b[3]), 0);
+    cr_assert(party_is_open(&p, 3));
+    const struct h_reply *r = &p.h.replies[p.conn[3]];
+    cr_assert_eq(r->n_fences, 3);
+    for (uint32_t i = 0; i < r->n_fences; i++)
+        cr_assert_eq(r->fences[i].data, r->fences[i].page == p.page[0]);
+    h_deinit(&p.h);
+}
