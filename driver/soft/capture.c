@@ -2,7 +2,8 @@
 /*
  * The capture of streams into graphs, as far as a program can tell that a stream is being captured.
  * There are no nodes: a capturing stream refuses all work (NOT_SUPPORTED, stream.c), and the graph
- * at its end is empty. A capture ends with its stream.
+ * at its end is empty. A capture ends with its stream. A call that it forbids fails, and the capture
+ * has come to nothing: it is invalidated until it is ended.
  */
 #include "stream.h"
 
@@ -43,14 +44,86 @@ soft_cuGraphDestroy(CUgraph handle)
     return CUDA_SUCCESS;
 }
 
+/* Calls that a capture forbids. */
+
+/* Needs the order lock. */
+static CUresult
+capture_spoil(struct capture *capture)
+{
+    if (capture->status == CU_STREAM_CAPTURE_STATUS_NONE)
+        return CUDA_SUCCESS;
+    capture->status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+/* Needs the order lock. thread: only what that one has begun, and not relaxed; 0: all. */
+static CUresult
+captures_spoil(struct context *context, pid_t thread)
+{
+    CUresult result = CUDA_SUCCESS;
+    struct stream *stream;
+    LIST_FOREACH(stream, &context->streams, context_link)
+    {
+        struct capture *capture = &stream->capture;
+        if (thread &&
+            (capture->thread != thread || capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED))
+            continue;
+        CUresult spoilt = capture_spoil(capture);
+        if (spoilt != CUDA_SUCCESS)
+            result = spoilt;
+    }
+    return result;
+}
+
 CUresult
 stream_forbid_capture(struct stream *stream)
 {
     LOCKED(&stream->context->order);
-    if (stream->capture.status == CU_STREAM_CAPTURE_STATUS_NONE)
+    return capture_spoil(&stream->capture);
+}
+
+CUresult
+context_forbid_capture(struct context *context)
+{
+    if (soft->n_captures == 0)
         return CUDA_SUCCESS;
-    stream->capture.status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    LOCKED(&context->order);
+    return captures_spoil(context, 0);
+}
+
+CUresult
+thread_forbid_capture(void)
+{
+    if (soft->n_captures == 0)
+        return CUDA_SUCCESS;
+    struct thread *thread = thread_get();
+    CUresult result = CUDA_SUCCESS;
+    struct object *object;
+    uint32_t index = 0;
+    if (!thread)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (thread->capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_SUCCESS;
+    while ((object = object_next(OBJECT_CONTEXT, &index))) {
+        _cleanup_(context_unrefp) struct context *context =
+            container_of(object, struct context, object);
+        LOCKED(&context->order);
+        CUresult spoilt = captures_spoil(context, gettid());
+        if (spoilt != CUDA_SUCCESS)
+            result = spoilt;
+    }
+    return result;
+}
+
+/* Beginning and ending. */
+
+void
+stream_drop_capture(struct stream *stream)
+{
+    if (stream->capture.status == CU_STREAM_CAPTURE_STATUS_NONE)
+        return;
+    stream->capture.status = CU_STREAM_CAPTURE_STATUS_NONE;
+    soft->n_captures--;
 }
 
 CUresult
@@ -71,6 +144,7 @@ soft_cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
         .id = ++soft->last_capture_id,
         .thread = gettid(),
     };
+    soft->n_captures++;
     return CUDA_SUCCESS;
 }
 
@@ -91,7 +165,7 @@ capture_end(struct stream *stream, CUstreamCaptureStatus *ret_before)
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != gettid())
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     *ret_before = capture->status;
-    capture->status = CU_STREAM_CAPTURE_STATUS_NONE;
+    stream_drop_capture(stream);
     return CUDA_SUCCESS;
 }
 
@@ -169,7 +243,7 @@ soft_cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, c
     return CUDA_SUCCESS;
 }
 
-/* Which calls a capture forbids the thread; kept, for whoever sets it back, whatever it is. */
+/* Which calls a capture forbids the thread: thread_forbid_capture(). Kept, whatever it is. */
 CUresult
 soft_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {

@@ -276,12 +276,14 @@ context_empty(struct context *context)
             object_unref(ended);
     }
     pthread_mutex_lock(&context->order);
-    struct stream *legacy = context->legacy;
+    struct stream *legacy = context->legacy, *recorder = context->recorder;
     context->legacy = NULL;
+    context->recorder = NULL;
     drop_barriers(context, false);
     pthread_mutex_unlock(&context->order);
     context_limits_init(context);
     stream_unref(legacy);
+    stream_unref(recorder);
     alloc_free_all(context->object.handle);
     context->peers = 0;
     context->epoch++;

@@ -38,6 +38,7 @@ struct context {
     pthread_mutex_t order;         /* held while an operation gets its place in a stream */
     LIST_HEAD(, stream) streams;   /* that live or still have work; under order */
     struct stream *_Atomic legacy; /* made when first used; written under order */
+    struct stream *recorder;       /* the same; of cuCtxRecordEvent(); under order */
     struct point *barriers;        /* every operation waits for these; under order */
     size_t n_barriers;
     _Atomic size_t limits[N_LIMITS];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Events of whole contexts: recorded after all that a context was given, or waited for by all that
- * it is given. Either is done by a stream that exists only for that.
+ * it is given. Either is done by a stream that exists only for that: one for all records of a context,
+ * one for each wait.
  */
 #include "event.h"
 
@@ -44,10 +45,12 @@ soft_cuCtxRecordEvent(CUcontext handle, CUevent event_handle)
     RETURN_IF(arguments(handle, event_handle, &context, &event));
     if (event->context != context)
         return CUDA_ERROR_INVALID_HANDLE;
-    _cleanup_(side_stream_closep) struct stream *side = NULL;
-    RETURN_IF(side_stream(context, &side));
-    RETURN_IF(stream_follow(side, context));
-    return event->kind->record(event, side);
+    RETURN_IF(context_forbid_capture(context));
+    _cleanup_(stream_unrefp) struct stream *recorder = stream_recorder(context);
+    if (!recorder)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    RETURN_IF(stream_follow(recorder, context));
+    return event->kind->record(event, recorder);
 }
 
 CUresult

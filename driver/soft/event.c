@@ -301,6 +301,7 @@ soft_cuEventQuery(CUevent handle)
     ENTER();
     _cleanup_(event_unrefp) struct event *event = NULL;
     RETURN_IF(event_get(handle, &event));
+    RETURN_IF(thread_forbid_capture());
     if (!event->kind->passed(event))
         return CUDA_ERROR_NOT_READY;
     return (CUresult)event->context->device->fault;

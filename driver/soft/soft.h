@@ -74,6 +74,7 @@ struct soft {
     struct pools pools;       /* see pool.h */
     pthread_key_t thread_key; /* struct thread */
     _Atomic uint64_t last_stream_id, last_capture_id;
+    _Atomic unsigned int n_captures; /* that were not ended */
     _Atomic unsigned int n_nvml_users;
     struct watch watch;
     struct share share;

@@ -74,6 +74,7 @@ stream_close(struct stream *stream)
     if (stream->closed)
         return;
     stream->closed = true;
+    stream_drop_capture(stream);
     pthread_mutex_lock(&stream->lock);
     stream->draining = true;
     pthread_cond_signal(&stream->work);
@@ -366,6 +367,16 @@ stream_legacy(struct context *context)
     if (!context->legacy)
         context->legacy = stream_new(context, CU_STREAM_DEFAULT, LEAST_PRIORITY);
     return stream_ref(context->legacy);
+}
+
+/* One for all records: each is done no earlier than the one before, as it should be. */
+struct stream *
+stream_recorder(struct context *context)
+{
+    LOCKED(&context->order);
+    if (!context->recorder)
+        context->recorder = stream_new(context, CU_STREAM_NON_BLOCKING, LEAST_PRIORITY);
+    return stream_ref(context->recorder);
 }
 
 /* The calling thread's own stream in the context. Those that were closed with their

@@ -92,6 +92,8 @@ struct stream {
 CUresult stream_get(CUstream handle, struct stream **ret);
 /* The context's legacy default stream: a new reference, or NULL. */
 struct stream *stream_legacy(struct context *context);
+/* The context's stream for records of all that it was given: as stream_legacy(). */
+struct stream *stream_recorder(struct context *context);
 /* A new one, or NULL. The caller has the first reference, and closes it. */
 struct stream *stream_make(struct context *context, unsigned int flags, int priority);
 /* Whether there is such a priority. */
@@ -117,9 +119,14 @@ CUresult stream_follow(struct stream *stream, struct context *context);
 bool stream_follows(struct stream *stream, const struct point *point);
 bool stream_passed(struct stream *stream, uint64_t number);
 void stream_wait(struct stream *stream, uint64_t number);
-/* For calls that a capturing stream may not have: STREAM_CAPTURE_UNSUPPORTED, and its capture has
- * come to nothing. */
+/* For calls that a capturing stream, any stream of a context, or one whose capture the calling thread has
+ * begun may not have: STREAM_CAPTURE_UNSUPPORTED, and those captures have come to nothing. The last is about
+ * threads and captures that are not relaxed. */
 CUresult stream_forbid_capture(struct stream *stream);
+CUresult context_forbid_capture(struct context *context);
+CUresult thread_forbid_capture(void);
+/* The end of a capture, if there is one. Needs the order lock. */
+void stream_drop_capture(struct stream *stream);
 /* Waits for the point and returns the device's fault, if any. */
 CUresult stream_finish(struct stream *stream, uint64_t number);
 

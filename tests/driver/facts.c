@@ -360,6 +360,15 @@ facts_set_variable(struct facts_process *process, const char *text)
     cr_assert_eq(facts_run(process, command).result, 0);
 }
 
+void
+facts_need_call(struct facts_process *process, const char *name, int version)
+{
+    struct facts_command *command = COMMAND(has_call, (uint64_t)version);
+    memcpy(command->bytes, name, strlen(name) + 1);
+    if (!facts_run(process, command).value)
+        cr_skip_test("the driver has no %s", name);
+}
+
 /* Shared host pages. */
 
 struct facts_page

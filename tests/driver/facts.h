@@ -46,6 +46,8 @@ void facts_kill(struct facts_process *process);
 void facts_stop(struct facts_process *process);
 /* May another user be one of the processes? Skips the test otherwise. */
 void facts_need_other_users(void);
+/* Is the driver so new that it has this? Skips the test otherwise. */
+void facts_need_call(struct facts_process *process, const char *name, int version);
 
 #define _cleanup_process_        _cleanup_(facts_stop)
 #define _cleanup_process_killed_ _cleanup_(facts_kill)

@@ -134,6 +134,15 @@ step_open(struct child *child, struct request *request)
 }
 
 int
+step_has_call(struct child *child UNUSED, struct request *request)
+{
+    char name[FACTS_BYTES + 1] = {0};
+    memcpy(name, request->bytes, FACTS_BYTES);
+    request->reply->value = calls_find(name, (int)request->a[0]) != NULL;
+    return 0;
+}
+
+int
 step_has_context(struct child *child, struct request *request)
 {
     const struct drv_table *cu = &child->drv->cu;

@@ -314,56 +314,6 @@ FACT(facts_streams, a_callback_is_told_of_an_error)
     facts_page_deinit(&g.page);
 }
 
-/* Capture. */
-
-static int
-capture_status(struct facts_process *process, uint64_t stream)
-{
-    int status = -1;
-    uint64_t at = facts_put(process, &status, sizeof(status));
-    MUST(process, cuStreamIsCapturing, stream, at);
-    facts_read(process, at, &status, sizeof(status));
-    return status;
-}
-
-FACT(facts_streams, a_capturing_stream_says_so)
-{
-    _cleanup_process_ struct facts_process process = facts_start_context();
-    uint64_t stream = GET(&process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
-    uint64_t other = GET(&process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
-    uint64_t at = GET(&process, allocate_host, 8);
-    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_NONE);
-    MUST(&process, cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
-    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
-    cr_assert_eq(capture_status(&process, other), CU_STREAM_CAPTURE_STATUS_NONE);
-    MUST(&process, cuStreamEndCapture, stream, at);
-    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_NONE);
-    uint64_t graph = GET(&process, load, at);
-    cr_assert_neq(graph, 0);
-    MUST(&process, cuGraphDestroy, graph);
-    MUST(&process, cuStreamSynchronize, stream);
-}
-
-FACT(facts_streams, the_legacy_stream_cannot_be_captured)
-{
-    _cleanup_process_ struct facts_process process = facts_start_context();
-    EXPECT(&process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamBeginCapture, LEGACY,
-           CU_STREAM_CAPTURE_MODE_RELAXED);
-}
-
-FACT(facts_streams, a_question_about_a_capturing_stream_spoils_the_capture)
-{
-    _cleanup_process_ struct facts_process process = facts_start_context();
-    uint64_t stream = GET(&process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
-    uint64_t at = GET(&process, allocate_host, 8);
-    MUST(&process, cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
-    EXPECT(&process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamQuery, stream);
-    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
-    EXPECT(&process, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture, stream, at);
-    cr_assert_eq(GET(&process, load, at), 0);
-    MUST(&process, cuStreamSynchronize, stream);
-}
-
 /* Events. */
 
 FACT(facts_streams, an_event_is_what_was_enqueued_before_it)
@@ -401,6 +351,70 @@ FACT(facts_streams, a_wait_is_for_the_record_before_it)
     assert_waits(&g, g.non_blocking);
     MUST(&g.process, cuEventDestroy, event);
     assert_waits(&g, g.non_blocking);
+    ground_stop(&g);
+}
+
+/* Records of a whole context. */
+
+/* The primary context, and an event. */
+static uint64_t
+start_context_event(struct ground *g, uint64_t *ret_event)
+{
+    facts_need_call(&g->process, "cuCtxRecordEvent", 12050);
+    *ret_event = GET(&g->process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
+    return GET(&g->process, cuCtxGetCurrent);
+}
+
+FACT(facts_streams, a_record_of_a_context_is_of_all_its_streams)
+{
+    struct ground g = ground_start();
+    uint64_t event, context = start_context_event(&g, &event);
+    uint64_t streams[] = {LEGACY, PER_THREAD, g.blocking, g.non_blocking};
+    for (size_t i = 0; i < ARRAY_SIZE(streams); i++) {
+        g.page.words[0] = 0;
+        hold(&g, streams[i]);
+        MUST(&g.process, cuCtxRecordEvent, context, event);
+        facts_pause_ms(50);
+        EXPECT(&g.process, CUDA_ERROR_NOT_READY, cuEventQuery, event);
+        BEGIN(&g.process, cuEventSynchronize, event);
+        cr_assert(facts_is_blocked(&g.process), "stream %zu", i);
+        g.page.words[0] = 1;
+        EXPECT_END(&g.process, CUDA_SUCCESS);
+        MUST(&g.process, cuEventQuery, event);
+    }
+    ground_stop(&g);
+}
+
+FACT(facts_streams, a_record_of_a_context_holds_nothing_up)
+{
+    struct ground g = ground_start();
+    uint64_t event, context = start_context_event(&g, &event);
+    hold(&g, g.non_blocking);
+    MUST(&g.process, cuCtxRecordEvent, context, event);
+    mark(&g, g.blocking, 1);
+    mark(&g, LEGACY, 2);
+    mark(&g, PER_THREAD, 3);
+    assert_passes(&g, PER_THREAD);
+    assert_passes(&g, LEGACY);
+    cr_assert_eq(g.page.words[1] & g.page.words[2] & g.page.words[3], 1);
+    EXPECT(&g.process, CUDA_ERROR_NOT_READY, cuEventQuery, event);
+    ground_stop(&g);
+}
+
+FACT(facts_streams, a_record_of_a_context_is_of_what_went_before)
+{
+    struct ground g = ground_start();
+    uint64_t event, context = start_context_event(&g, &event);
+    uint64_t later = GET(&g.process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
+    mark(&g, g.non_blocking, 1);
+    MUST(&g.process, cuCtxRecordEvent, context, event);
+    hold(&g, g.non_blocking);
+    MUST(&g.process, cuCtxRecordEvent, context, later);
+    MUST(&g.process, cuEventSynchronize, event);
+    cr_assert_eq(g.page.words[1], 1);
+    EXPECT(&g.process, CUDA_ERROR_NOT_READY, cuEventQuery, later);
+    g.page.words[0] = 1;
+    MUST(&g.process, cuEventSynchronize, later);
     ground_stop(&g);
 }
 
@@ -465,6 +479,19 @@ FACT(facts_streams, giving_something_back_needs_none)
     MUST(&process, cuStreamDestroy, stream);
     MUST(&process, cuEventDestroy, event);
     cr_assert_eq(GET(&process, cuCtxGetCurrent), 0);
+}
+
+FACT(facts_streams, events_of_a_context_need_none)
+{
+    struct ground g = ground_start();
+    uint64_t event, context = start_context_event(&g, &event);
+    MUST(&g.process, cuCtxSetCurrent, 0);
+    MUST(&g.process, cuCtxRecordEvent, context, event);
+    MUST(&g.process, cuEventSynchronize, event);
+    MUST(&g.process, cuEventQuery, event);
+    cr_assert_eq(GET(&g.process, cuCtxGetCurrent), 0);
+    MUST(&g.process, cuCtxSetCurrent, context);
+    ground_stop(&g);
 }
 
 FACT(facts_streams, a_forked_child_has_no_driver)

@@ -146,3 +146,39 @@ CAID_TEST(soft_capture, ends_with_its_stream)
     cr_assert_not_null(strstr(reply, "graphs 0\n"), "%s", reply);
     cr_assert_not_null(strstr(reply, "streams 0\n"), "%s", reply);
 }
+
+/* What a capture forbade is allowed again once there is none, however it ended. */
+CAID_TEST(soft_capture, forbids_nothing_once_its_stream_or_context_is_gone)
+{
+    CUcontext context;
+    CUevent event;
+    CUstream stream = start_capture(GLOBAL);
+    MUST(cuCtxGetCurrent(&context));
+    MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    MUST(cuStreamDestroy_v2(stream));
+    MUST(cuEventQuery(event));
+    MUST(cuCtxRecordEvent(context, event));
+    MUST(cuEventSynchronize(event));
+    MUST(cuCtxCreate_v2(&context, 0, 0));
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    MUST(cuStreamBeginCapture_v2(stream, GLOBAL));
+    cr_assert_eq(cu.cuEventQuery(event), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                 "the thread's, in whichever context");
+    MUST(cuCtxDestroy_v2(context));
+    MUST(cuEventQuery(event));
+    MUST(cuEventDestroy_v2(event));
+}
+
+CAID_TEST(soft_capture, of_another_context_is_no_business_of_a_record)
+{
+    CUcontext context, other;
+    CUevent event;
+    CUstream stream = start_capture(RELAXED);
+    MUST(cuCtxGetCurrent(&context));
+    MUST(cuCtxCreate_v2(&other, 0, 0));
+    MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    MUST(cuCtxRecordEvent(other, event));
+    MUST(cuEventSynchronize(event));
+    MUST(cuCtxDestroy_v2(other));
+    end_capture(stream);
+}

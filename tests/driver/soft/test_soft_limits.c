@@ -2,6 +2,7 @@
 /* What contexts, streams and threads keep without doing anything with it. */
 #include "caid_test.h"
 
+#include <dirent.h>
 #include <string.h>
 
 #include "soft_test.h"
@@ -159,6 +160,35 @@ CAID_TEST(soft_limits, an_event_records_a_whole_context)
     MUST(cuEventDestroy_v2(event));
     MUST(cuStreamDestroy_v2(stream));
     MUST(cuStreamDestroy_v2(other));
+}
+
+static size_t
+count_threads(void)
+{
+    size_t n = 0;
+    DIR *folder = opendir("/proc/self/task");
+    cr_assert_not_null(folder);
+    while (readdir(folder))
+        n++;
+    closedir(folder);
+    return n;
+}
+
+/* One stream makes them all. */
+CAID_TEST(soft_limits, records_of_a_context_cost_no_thread_each)
+{
+    CUcontext context = soft_start_context();
+    CUevent events[64];
+    size_t before = count_threads();
+    for (size_t i = 0; i < ARRAY_SIZE(events); i++) {
+        MUST(cuEventCreate(&events[i], CU_EVENT_DISABLE_TIMING));
+        MUST(cuCtxRecordEvent(context, events[i]));
+        cr_assert_leq(count_threads(), before + 1);
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(events); i++) {
+        MUST(cuEventSynchronize(events[i]));
+        MUST(cuEventDestroy_v2(events[i]));
+    }
 }
 
 CAID_TEST(soft_limits, a_whole_context_waits_for_an_event)
