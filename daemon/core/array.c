@@ -52,12 +52,16 @@ array_memory(const struct array *array)
 struct block *
 array_block(const struct array *array)
 {
+    if (array->is_part)
+        array = array->part->whole->array;
     return array->range ? container_of(array->range->extent, struct block, extent) : NULL;
 }
 
 uint64_t
 array_offset(const struct array *array)
 {
+    if (array->is_part)
+        return array_offset(array->part->whole->array) + array->part->offset;
     return array->range ? range_offset(array->range) : 0;
 }
 
@@ -66,6 +70,8 @@ array_bytes(const struct core *core, const struct array *array)
 {
     uint64_t unit = SPACE_UNIT;
 
+    if (array->is_part)
+        return 0;
     if (array->own)
         unit = core->devices[array->device].info.granularity;
     return ALIGN_UP(array->span, unit);
@@ -276,7 +282,9 @@ array_bury(struct core *core, struct array *array)
     array_uncharge(core, array);
     entry_free(TAKE_PTR(array->saved));
     users_ref(user, owner); /* a flush may end what kept them, this array included */
-    if (array->range)
+    if (array->is_part && array->part)
+        part_end(core, array->part);
+    if (array->range && !array->is_part)
         reclaim_add(core, array);
     else
         array_free(array);
@@ -288,7 +296,7 @@ array_settle(struct core *core, struct array *array)
 {
     if (array->creating || array->named)
         return;
-    if (array->n_leases || array->n_departed || linger_array(core, array))
+    if (array->n_leases || array->n_departed || array->is_whole || linger_array(core, array))
         array_list(array);
     else
         array_bury(core, array);
@@ -300,7 +308,9 @@ array_abandon(struct core *core, struct array *array)
     if (array->named)
         array_drop_name(core, array);
     array->creating = false;
-    if (array->range)
+    if (array->is_part)
+        part_undo(core, TAKE_PTR(array->part));
+    else if (array->range)
         block_put_range(core, array);
     array_bury(core, array);
 }
@@ -341,6 +351,26 @@ array_new(struct core *core, struct conn *conn, const struct array_request *req,
         array_abandon(core, array);
         return rc;
     }
+    *ret = array;
+    return 0;
+}
+
+int
+array_new_part(struct core *core, struct part *part, const struct array_request *req,
+               struct array **ret, struct refusal *r)
+{
+    struct array *array = array_make(req, UINT64_MAX);
+
+    if (!array)
+        return -ENOMEM;
+    array->part = part;
+    array->is_part = true;
+    if (array_charge(core, part->user, array, r)) {
+        array_free(array);
+        return REFUSED;
+    }
+    part->array = array;
+    part->id = array->id;
     *ret = array;
     return 0;
 }

@@ -45,7 +45,7 @@ check_leases(const struct array *array)
     LIST_FOREACH(lease, &array->leases, of_array)
     {
         CHECK(lease->array == array);
-        CHECK(!lease->hold == !array->range);
+        CHECK(!lease->hold == !array_block(array));
         CHECK(!lease->hold || lease->hold->block == array_block(array));
         *(lease->conn->departed ? &n_departed : &n_leases) += 1;
     }
@@ -61,20 +61,70 @@ check_array(const struct array *array)
     check_leases(array);
     CHECK(!array->pending);
     CHECK(array->creating || array->named || array->n_leases || array->n_departed ||
-          array->lingering);
+          array->is_whole || array->lingering);
     CHECK(!array->access || (array->access->array == array && access_is_right(array->access)));
     CHECK(!array->lingering || (array->access && !array->named && !array->n_leases));
     CHECK(!array->creating || (!array->n_leases && !array->n_departed));
     CHECK(array->listed == (!array->named && !array->creating));
-    CHECK(array->creating || !array->range == !array->span);
+    CHECK(array->creating || !block == !array->span);
     if (!block)
         return;
-    CHECK(array->range->userdata == array);
     CHECK(block->pool == array->pool); /* I1 */
     CHECK(block->device == array->device && block->kind == array->kind);
     CHECK(block->state == BLOCK_LIVE || (block->state == BLOCK_ALLOCATING && array->creating));
+    if (array->is_part)
+        return;
+    CHECK(array->range->userdata == array);
     CHECK(array->span <= range_bytes(array->range));
     CHECK(range_offset(array->range) + range_bytes(array->range) <= block->size);
+}
+
+/* ---- parts ---- */
+
+static void
+check_part(const struct part *part, const struct whole *whole)
+{
+    const struct array *array = part->array, *of = whole->array;
+
+    CHECK(part->whole == whole && array && array->is_part && array->part == part);
+    CHECK(array->id == part->id && !array->creating && !array->is_whole);
+    CHECK(array->pool == of->pool && array->device == of->device && array->kind == of->kind);
+    CHECK(array->user == of->user && array->span);
+    CHECK(part->offset <= of->span && array->span <= of->span - part->offset); /* I2 */
+    check_array(array);
+}
+
+/* Bytes of the daemon's memory that they take; counted for t's user alone, where it has one. */
+static uint64_t
+check_parts(struct core *core, const struct tally *t)
+{
+    struct whole *whole;
+    struct part *part;
+    struct conn *conn;
+    uint64_t host = 0;
+
+    RB_FOREACH(whole, wholes, &core->wholes)
+    {
+        uint32_t n = 0;
+        CHECK(whole->array->is_whole && !whole->array->is_part && !whole->array->pending);
+        LIST_FOREACH(part, &whole->parts, of_whole)
+        {
+            check_part(part, whole);
+            n++;
+            if (!t->user || part->user == t->user)
+                host += sizeof(struct part) + sizeof(struct whole);
+        }
+        CHECK(n == whole->n && n > 0);
+    }
+    RB_FOREACH(conn, conns, &core->conns)
+    TAILQ_FOREACH(part, &conn->published.gone, of_conn)
+    {
+        CHECK(!part->array && !part->whole && part->conn == conn);
+        CHECK(!conn->published.asked);
+        if (!t->user || part->user == t->user)
+            host += sizeof(struct part) + sizeof(struct whole);
+    }
+    return host;
 }
 
 static void
@@ -245,7 +295,9 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
         ++*ret_watches;
     }
     CHECK(!conn->departed || (LIST_EMPTY(&conn->watches) && LIST_EMPTY(&conn->waiters) &&
-                              LIST_EMPTY(&conn->flushes) && LIST_EMPTY(&conn->jobs)));
+                              LIST_EMPTY(&conn->flushes) && LIST_EMPTY(&conn->jobs) &&
+                              TAILQ_EMPTY(&conn->published.there) &&
+                              TAILQ_EMPTY(&conn->published.gone) && !conn->published.asked));
     CHECK(conn->departed || RB_FIND(conns, &((struct core *)(uintptr_t)core)->conns, conn));
 }
 
@@ -343,6 +395,7 @@ check_user(struct core *core, const struct user *user)
     RB_FOREACH(job, jobs, &core->jobs)
     if (job->type == JOB_MEMORY && job->user == user)
         t.used[RES_JOBS]++;
+    t.used[RES_HOST] += check_parts(core, &t);
     for (enum resource i = 0; i < N_RESOURCES; i++) { /* I4 */
         CHECK(user->used[i] == t.used[i]);
         CHECK(user->used[i] <= user_limit(core, i));
@@ -434,6 +487,7 @@ check_totals(struct core *core)
           (TAILQ_EMPTY(&core->lingering) && TAILQ_EMPTY(&core->closing_pages) &&
            TAILQ_EMPTY(&core->hopeful)));
     CHECK(TAILQ_EMPTY(&core->landed));
+    check_parts(core, &t);
 }
 
 void

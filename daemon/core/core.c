@@ -124,7 +124,7 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
 
 /* ---- forgetting: memory ends with the process that has the handles ---- */
 
-/* Those that have no range; the others go with their blocks. */
+/* Those that have no range of their own; the others go with their blocks. */
 static void
 forget_names(struct pool *pool)
 {
@@ -132,7 +132,7 @@ forget_names(struct pool *pool)
 
     for (array = RB_MIN(names, &pool->names); array; array = next) {
         next = RB_NEXT(names, &pool->names, array);
-        if (!array->range) {
+        if (!array->range || array->is_part) {
             RB_REMOVE(names, &pool->names, array);
             entry_free(array->saved);
             array_free(array);
@@ -140,7 +140,7 @@ forget_names(struct pool *pool)
     }
     for (array = RB_MIN(nameless, &pool->nameless); array; array = next) {
         next = RB_NEXT(nameless, &pool->nameless, array);
-        if (!array->range) {
+        if (!array->range || array->is_part) {
             RB_REMOVE(nameless, &pool->nameless, array);
             array_free(array);
         }
@@ -231,6 +231,7 @@ forget_all(struct core *core)
     for (size_t i = 0; i < core->config.n_devices; i++)
         forget_waiters(&core->devices[i].retries);
     forget_waiters(&core->hopeful);
+    parts_forget(core);
     RB_FOREACH(pool, pools, &core->pools)
     forget_names(pool);
     while ((block = LIST_FIRST(&core->blocks))) {
@@ -305,6 +306,7 @@ conn_new(uint64_t id, const struct core_peer *peer)
     LIST_INIT(&conn->waiters);
     LIST_INIT(&conn->flushes);
     LIST_INIT(&conn->watches);
+    published_init(&conn->published);
     return conn;
 }
 
@@ -353,6 +355,7 @@ conn_drop_requests(struct core *core, struct conn *conn)
         flush_orphan(flush);
     while ((watch = LIST_FIRST(&conn->watches)))
         watch_free(core, watch);
+    published_orphan(conn);
     brackets_orphan(core, conn);
     while (conn->deferring)
         reclaim_undefer(core, conn);

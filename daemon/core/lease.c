@@ -86,7 +86,7 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
     if (user_charge(core, conn->user, RES_LEASES, 1, r))
         return REFUSED;
     *ret_new_hold = false;
-    if (array->range) {
+    if (array_block(array)) {
         rc = hold_get(core, conn, array_block(array), &lease->hold, ret_new_hold, r);
         if (rc) {
             user_uncharge(conn->user, RES_LEASES, 1);

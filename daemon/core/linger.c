@@ -33,7 +33,7 @@ linger_later(struct core *core)
 
 /* ---- dead arrays ---- */
 
-/* Creates may hope for its memory, where it has any. */
+/* Creates may hope for its memory, or for that of the whole that it is a part of. */
 static void
 count(struct core *core, const struct array *array, bool there)
 {

@@ -212,6 +212,24 @@ metadata_check(struct msg_str metadata, struct refusal *r)
     return 0;
 }
 
+int
+geometry_check(struct msg_str name, struct msg_str typestr, struct msg_i64s shape,
+               struct msg_i64s strides, struct msg_str descr, struct geometry *ret,
+               struct refusal *r)
+{
+    char why[GEOMETRY_WHY_MAX];
+
+    if (geometry_init(ret, typestr, shape, strides, why) < 0)
+        return name.p ? refuse(r, PROTO_ERR_INVALID, "array \"%.*s\": %s", STR_FMT(name), why)
+                      : refuse(r, PROTO_ERR_INVALID, "unnamed array: %s", why);
+    if (descr.n > PROTO_DESCR_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "a descr has at most %d bytes, this one %u",
+                      PROTO_DESCR_MAX, descr.n);
+    if (descr.p && (typestr.p[1] != 'V' || memchr(descr.p, '\0', descr.n)))
+        return refuse(r, PROTO_ERR_INVALID, "a descr goes with a typestr of kind V");
+    return 0;
+}
+
 /* ---- dispatch ---- */
 
 static int (*const handlers[MSG_N_METHODS])(struct core *, struct conn *, uint32_t,
@@ -239,6 +257,8 @@ static int (*const handlers[MSG_N_METHODS])(struct core *, struct conn *, uint32
     [MSG_TIMELINE] = on_timeline,
     [MSG_OPEN_TIMELINE] = on_open_timeline,
     [MSG_TIMELINES] = on_timelines,
+    [MSG_PUBLISH_PART] = on_publish_part,
+    [MSG_PARTS] = on_parts,
     [MSG_END] = on_end,
     [MSG_DROP_PAGES] = on_drop_pages,
     [MSG_CLOSE] = on_close,

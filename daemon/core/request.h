@@ -33,6 +33,10 @@ HANDLER(on_publish);
 HANDLER(on_watch);
 HANDLER(on_cancel);
 
+/* request_part.c */
+HANDLER(on_publish_part);
+HANDLER(on_parts);
+
 /* request_access.c */
 HANDLER(on_page);
 HANDLER(on_drop_pages);
@@ -55,6 +59,10 @@ int pool_find_writable(struct core *core, const struct conn *conn, struct msg_st
 /* Whether a further driver call may be started for conn. */
 int job_admit(const struct core *core, const struct conn *conn, struct refusal *r);
 int metadata_check(struct msg_str metadata, struct refusal *r);
+/* What an array of that name (p NULL: unnamed) is to look like. */
+int geometry_check(struct msg_str name, struct msg_str typestr, struct msg_i64s shape,
+                   struct msg_i64s strides, struct msg_str descr, struct geometry *ret,
+                   struct refusal *r);
 
 #define PAGE_MAX 512 /* records in one page */
 

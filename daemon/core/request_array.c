@@ -152,23 +152,6 @@ reply_send(struct core *core, struct conn *conn, uint32_t id, enum msg_method me
 /* ---- create ---- */
 
 static int
-create_geometry(const struct msg_create_params *p, struct array_request *req, struct refusal *r)
-{
-    char why[GEOMETRY_WHY_MAX];
-
-    if (geometry_init(&req->geometry, p->typestr, p->shape, p->strides, why) < 0)
-        return p->name.p
-                   ? refuse(r, PROTO_ERR_INVALID, "array \"%.*s\": %s", STR_FMT(p->name), why)
-                   : refuse(r, PROTO_ERR_INVALID, "unnamed array: %s", why);
-    if (p->descr.n > PROTO_DESCR_MAX)
-        return refuse(r, PROTO_ERR_INVALID, "a descr has at most %d bytes, this one %u",
-                      PROTO_DESCR_MAX, p->descr.n);
-    if (p->descr.p && (p->typestr.p[1] != 'V' || memchr(p->descr.p, '\0', p->descr.n)))
-        return refuse(r, PROTO_ERR_INVALID, "a descr goes with a typestr of kind V");
-    return 0;
-}
-
-static int
 create_kind(struct msg_str memory, struct array_request *req, struct refusal *r)
 {
     req->mapped = msg_str_eq(memory, "mapped");
@@ -220,7 +203,8 @@ create_check(struct core *core, struct conn *conn, const struct msg_create_param
 
     if (job_admit(core, conn, r) || (p->name.p && name_check(p->name, r)) ||
         metadata_check(p->metadata, r) || create_memory(core, p, &req, r) ||
-        pool_find_writable(core, conn, p->pool, &req.pool, r) || create_geometry(p, &req, r))
+        pool_find_writable(core, conn, p->pool, &req.pool, r) ||
+        geometry_check(p->name, p->typestr, p->shape, p->strides, p->descr, &req.geometry, r))
         return REFUSED;
     *ret = req;
     return 0;

@@ -80,6 +80,7 @@ entry_record(const struct core *core, const struct array *array)
         .writers = access ? access->n_writers : 0,
         .waiting = access ? access->n_waiting : 0,
         .abandoned = is_abandoned(array),
+        .parts = part_count(core, array),
     };
 }
 

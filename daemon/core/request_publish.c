@@ -80,6 +80,10 @@ on_cancel(struct core *core, struct conn *conn, uint32_t id, const void *params,
     bracket = bracket_find_request(conn, request);
     if (watch)
         cancel_watch(core, watch);
+    if (published_cancel(conn, request)) {
+        refusal_fill(r, PROTO_ERR_CANCELLED, "the wait for parts was cancelled");
+        send_refusal(core, conn, request, r);
+    }
     if (bracket) {
         refusal_fill(r, PROTO_ERR_CANCELLED, "the wait for an array was cancelled");
         bracket_refuse(core, bracket, r);

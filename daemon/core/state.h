@@ -25,6 +25,7 @@
  *          that had it leased hung up and lives on (its GPU work may still write: I2). Then pending,
  *          an entry of the device's deallocation queue, charged to nobody, until the queue frees it
  *          or its range serves a new array of the same pool.
+ *   part   an array in another one's memory, its whole: part.h. It is never pending.
  *   block  from the first array that needs it. It comes into its space at once, so that further
  *          arrays wait for the same driver call. Empty, it is in reserve, is doomed, and goes when
  *          its release is done; one that the driver refuses to take is written off.
@@ -286,8 +287,13 @@ struct array { /* a million of them must be cheap */
         };
     };
     struct pool *pool;
-    struct user *user;     /* who created it: charged for it, the name, n_host and its range */
-    struct range *range;   /* NULL: no bytes, or none yet */
+    struct user *user; /* who created it: charged for it, the name, n_host and its range */
+
+    union {
+        struct range *range; /* NULL: no bytes, or none yet */
+        struct part *part;   /* is_part; NULL: given up */
+    };
+
     struct access *access; /* NULL: nobody uses it, and no fence is left */
     char *name;            /* "": never had one. Lies behind this struct, or is allocated */
     char *metadata;        /* or NULL; allocated */
@@ -304,6 +310,8 @@ struct array { /* a million of them must be cheap */
     bool name_is_own : 1; /* name is allocated */
     bool abandoned : 1;   /* a writer died, and nobody has written or discarded it since */
     bool lingering : 1;   /* dead, in core->lingering */
+    bool is_part : 1;     /* lies in another one's memory */
+    bool is_whole : 1;    /* others lie in its memory */
     int64_t extents[];    /* shape, strides; then typestr, descr, name: terminated */
 };
 
@@ -325,6 +333,8 @@ struct hold {
     struct block *block;
     uint64_t n_leases;
 };
+
+#include "part.h"
 
 /* ---- who uses them when ---- */
 
@@ -377,6 +387,7 @@ struct conn {
     LIST_HEAD(, waiter) waiters;
     LIST_HEAD(, flush) flushes;
     LIST_HEAD(, watch) watches;
+    struct published published;
     struct entry close;
 };
 
@@ -394,6 +405,7 @@ struct core {
     struct conns conns, departed;
     struct jobs jobs;
     struct watches watches;
+    struct wholes wholes;
     struct pages pages;
     struct timelines timelines;
     struct deadlines deadlines;

@@ -186,36 +186,55 @@ overlap(uint64_t a, uint64_t n_a, uint64_t b, uint64_t n_b)
     return a < b + n_b && b < a + n_a;
 }
 
+/* Bytes from the first to the last of an array that has some: more than nbytes where it has strides. */
+static uint64_t
+span_of(const struct msg_array *r)
+{
+    uint64_t elements = 1, last = 0;
+
+    for (uint32_t i = 0; i < r->shape.n; i++)
+        elements *= (uint64_t)r->shape.v[i];
+    for (uint32_t i = 0; i < r->strides.n; i++)
+        last += (uint64_t)(r->shape.v[i] - 1) * (uint64_t)r->strides.v[i];
+    return r->strides.v ? last + r->nbytes / elements : r->nbytes;
+}
+
 /* The creator writes its array. */
 static uint64_t
 write_content(struct harness *h, const struct msg_array *r)
 {
+    uint64_t span = span_of(r);
+
     for (size_t i = 0; i < h->n_ranges; i++)
         cr_assert(h->ranges[i].block != r->block ||
-                      !overlap(h->ranges[i].offset, h->ranges[i].bytes, r->offset, r->nbytes),
+                      !overlap(h->ranges[i].offset, h->ranges[i].bytes, r->offset, span),
                   "a range that connection %llu may write is given away (I2)",
                   (unsigned long long)h->ranges[i].conn);
-    books_unused(h, r->block, r->offset, r->nbytes);
+    books_unused(h, r->block, r->offset, span);
     for (size_t i = h->n_contents; i-- > 0;) {
         struct h_content *c = &h->contents[i];
-        if (c->block == r->block && overlap(c->offset, c->bytes, r->offset, r->nbytes))
+        if (c->block == r->block && overlap(c->offset, c->bytes, r->offset, span))
             *c = h->contents[--h->n_contents];
     }
     cr_assert_lt(h->n_contents, H_BOOKS);
     h->contents[h->n_contents++] = (struct h_content){.block = r->block,
                                                       .offset = r->offset,
-                                                      .bytes = r->nbytes,
+                                                      .bytes = span,
                                                       .stamp = ++h->next_stamp};
     return h->next_stamp;
 }
 
+/* Of the array itself, or of the whole that it is a part of. */
 static uint64_t
 read_content(const struct harness *h, const struct msg_array *r)
 {
-    for (size_t i = 0; i < h->n_contents; i++)
-        if (h->contents[i].block == r->block && h->contents[i].offset == r->offset &&
-            h->contents[i].bytes == r->nbytes)
-            return h->contents[i].stamp;
+    uint64_t end = r->offset + span_of(r);
+
+    for (size_t i = 0; i < h->n_contents; i++) {
+        const struct h_content *c = &h->contents[i];
+        if (c->block == r->block && c->offset <= r->offset && end <= c->offset + c->bytes)
+            return c->stamp;
+    }
     return 0;
 }
 
@@ -228,14 +247,13 @@ add_range(struct harness *h, const struct core_action *a, const struct msg_array
     cr_assert(is_held(h, a->conn, r->block), "the fd of block %llu was not sent (I3)",
               (unsigned long long)r->block);
     cr_assert(msg_str_eq(pool, m->pool), "an array in another pool's block (I1)");
-    cr_assert_leq(r->offset + r->nbytes, m->size);
-    cr_assert_eq(r->offset % 512, 0);
+    cr_assert_leq(r->offset + span_of(r), m->size);
     cr_assert_lt(h->n_ranges, H_BOOKS);
     h->ranges[h->n_ranges++] = (struct h_range){.conn = a->conn,
                                                 .lease = r->lease,
                                                 .block = r->block,
                                                 .offset = r->offset,
-                                                .bytes = r->nbytes};
+                                                .bytes = span_of(r)};
 }
 
 static struct h_array
@@ -255,6 +273,8 @@ add_array(struct harness *h, const struct core_action *a, enum msg_method method
     cr_assert_neq(!r->block, !r->device.p, "the device is the block's, or else said");
     if (!r->block)
         return array;
+    if (method == MSG_CREATE) /* else it may be a part */
+        cr_assert_eq(r->offset % 512, 0);
     array.stamp = method == MSG_CREATE ? write_content(h, r) : read_content(h, r);
     add_range(h, a, r, pool);
     return array;

@@ -22,6 +22,9 @@ void books_exited(struct harness *h, uint64_t conn);
 /* Around what the core does: allocations of its may fail then, not the harness's. */
 void books_arm(bool on);
 
+/* harness_reply.c */
+void books_reply(struct harness *h, const struct core_action *a);
+
 /* harness_access.c */
 void books_page_new(struct harness *h, uint64_t page);
 void books_page_seal(struct harness *h, uint64_t page);

@@ -30,6 +30,7 @@
 #define H_ASKED   4096
 #define H_BOOKS   8192
 #define H_USES    8192
+#define H_PARTS   256
 #define H_DEVICES 2
 #define H_MEMORY  (UINT64_C(64) << 20)
 #define H_BLOCK   (UINT64_C(2) << 20)
@@ -73,6 +74,8 @@ struct h_reply {
     uint64_t page; /* page, open_timeline */
     uint32_t n_fences, n_pages;
     struct h_fence fences[H_FENCES];
+    uint32_t n_parts;
+    uint64_t parts[H_PARTS];
 
     union { /* numbers; their strings are gone */
         struct msg_memory memory[H_DEVICES];
@@ -189,7 +192,8 @@ void h_init(struct harness *h, void (*tweak)(struct core_config *));
 /* A tweak: blocks are shared by arrays of up to 4 MiB and grow to 16 MiB, 8 MiB of empty ones are
  * kept, and 10 entries or 20 % may wait in the queue, for H_AGE_NS. */
 void h_sharing(struct core_config *config);
-/* Disconnects everyone, finishes all jobs and expects nothing to be left but names. */
+/* Disconnects everyone, finishes all jobs and expects nothing to be left but names, and what has parts
+ * that have one. */
 void h_deinit(struct harness *h);
 
 uint64_t h_connect_raw(struct harness *h, uid_t uid, gid_t gid); /* 0: refused */
@@ -220,6 +224,13 @@ struct h_reply *h_open_generation(struct harness *h, uint64_t conn, const char *
                                   const char *pool, uint64_t generation);
 struct h_reply *h_unlink(struct harness *h, uint64_t conn, const char *name, const char *pool);
 struct h_reply *h_publish(struct harness *h, uint64_t conn, uint64_t lease, const char *name);
+/* "|u1" of so many bytes; params may set the rest. reply->array is the part's number. */
+struct h_reply *h_part_as(struct harness *h, uint64_t conn, int64_t bytes,
+                          struct msg_publish_part_params params);
+struct h_reply *h_part(struct harness *h, uint64_t conn, uint64_t lease, uint64_t offset,
+                       int64_t bytes, const char *name);
+/* Answered at once or later. */
+struct h_reply *h_parts(struct harness *h, uint64_t conn);
 struct h_reply *h_watch(struct harness *h, uint64_t conn, const char *name, const char *pool,
                         uint64_t seen);
 struct h_reply *h_show(struct harness *h, uint64_t conn, const char *name, const char *pool);

@@ -316,14 +316,17 @@ books_hung_up(struct harness *h, uint64_t conn)
     drop_page_holds(h, conn, 0);
 }
 
-/* A write stands for all that came before it. */
+/* A write stands for all that came before it on the same array; what overlaps it is a part, or its
+ * whole. */
 static void
 replace_fences(struct harness *h, const struct h_range *range)
 {
-    for (size_t i = h->n_uses; i-- > 0;)
-        if (h->uses[i].fence.page &&
-            overlaps(&h->uses[i].range, range->block, range->offset, range->bytes))
+    for (size_t i = h->n_uses; i-- > 0;) {
+        const struct h_range *r = &h->uses[i].range;
+        if (h->uses[i].fence.page && r->block == range->block && r->offset == range->offset &&
+            r->bytes == range->bytes)
             h->uses[i] = h->uses[--h->n_uses];
+    }
 }
 
 static void

@@ -55,10 +55,20 @@ model_find(struct model *m, int pool, int name)
     return i == M_NONE ? NULL : &m->arrays[i];
 }
 
+/* A part that lingers keeps its whole: that may be there as long. */
 static void
-settle(struct m_array *array)
+settle(struct model *m, struct m_array *array)
 {
-    array->alive = array->name != M_NONE || array->n_leases || array->n_departed;
+    bool was_alive = array->alive;
+
+    array->alive = array->name != M_NONE || array->n_leases || array->n_departed ||
+                   array->n_parts;
+    if (array->alive || !was_alive || array->whole == M_NONE)
+        return;
+    struct m_array *whole = &m->arrays[array->whole];
+    whole->n_parts--;
+    whole->fenced |= array->fenced;
+    settle(m, whole);
 }
 
 void
@@ -70,11 +80,11 @@ model_name_gone(struct model *m, int pool, int name)
         return;
     m->names[pool][name].array = M_NONE;
     array->name = M_NONE;
-    settle(array);
+    settle(m, array);
 }
 
-static void
-name_taken(struct model *m, int i, int name, uint64_t generation)
+void
+model_name_taken(struct model *m, int i, int name, uint64_t generation)
 {
     struct m_array *array = &m->arrays[i];
     struct m_name *n = &m->names[array->pool][name];
@@ -96,7 +106,7 @@ model_lease_gone(struct model *m, struct m_slot *slot, int i)
     model_brackets_lease_gone(m, (int)(slot - m->slots), slot->leases[i].lease);
     *(slot->gone ? &array->n_departed : &array->n_leases) -= 1;
     slot->leases[i] = slot->leases[--slot->n_leases];
-    settle(array);
+    settle(m, array);
 }
 
 static void
@@ -146,7 +156,13 @@ array_add(struct model *m, const struct m_request *r, const struct h_reply *repl
                                               .last_name = M_NONE,
                                               .label = r->label,
                                               .stamp = reply->stamp,
-                                              .nbytes = r->nbytes};
+                                              .nbytes = r->nbytes,
+                                              .span = r->span,
+                                              .block = reply->block,
+                                              .offset = reply->offset,
+                                              .uid = m->slots[r->slot].uid,
+                                              .whole = M_NONE,
+                                              .publisher = M_NONE};
     return m->n_arrays++;
 }
 
@@ -159,7 +175,7 @@ created(struct model *m, const struct m_request *r, const struct h_reply *reply)
     EXPECT(m, !reply->block == !r->nbytes, "no memory");
     lease_add(m, &m->slots[r->slot], reply->lease, array, false);
     if (r->name != M_NONE)
-        name_taken(m, array, r->name, reply->generation);
+        model_name_taken(m, array, r->name, reply->generation);
 }
 
 /* Which array it is: what the client reads there has to be what its creator wrote. */
@@ -175,6 +191,7 @@ array_of(struct model *m, const struct m_request *r, const struct h_array *a)
         cr_assert_eq(array->pool, r->pool, "an array of another pool (I1)");
         cr_assert_eq(array->nbytes, a->nbytes);
         cr_assert_eq(array->stamp, a->stamp, "what was written there is not there any more");
+        cr_assert(array->block == a->block && array->offset == a->offset, "another place");
         return i;
     }
     EXPECT(m, false, "an array that nobody made");
@@ -209,7 +226,7 @@ published(struct model *m, const struct m_request *r, const struct h_reply *repl
         model_name_gone(m, r->pool, r->name);
     if (r->label)
         a->label = r->label;
-    name_taken(m, array, r->name, reply->generation);
+    model_name_taken(m, array, r->name, reply->generation);
 }
 
 static void
@@ -242,6 +259,8 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     case MSG_CREATE: created(m, r, reply); break;
     case MSG_OPEN: opened(m, r, reply); break;
     case MSG_PUBLISH: published(m, r, reply); break;
+    case MSG_PUBLISH_PART: model_part_published(m, r, reply); break;
+    case MSG_PARTS: model_parts_told(m, r, reply); break;
     case MSG_UNLINK: model_name_gone(m, r->pool, r->name); break;
     case MSG_WATCH: told(m, r, reply); break;
     case MSG_DEFER: m->slots[r->slot].deferring += r->seen ? 1 : -1; break;
@@ -378,6 +397,7 @@ check_progress(struct model *m)
         return;
     for (int i = 0; i < m->n_requests; i++)
         cr_assert(m->requests[i].method == MSG_WATCH || m->requests[i].method == MSG_BEGIN ||
+                      m->requests[i].method == MSG_PARTS ||
                       (m->requests[i].method == MSG_CREATE && lingering),
                   "%s waits for nothing", msg_method_name(m->requests[i].method));
     for (int p = 0; p < M_POOLS && !lingering; p++)
@@ -393,6 +413,7 @@ check(struct model *m)
     check_watches(m);
     check_records(m);
     model_check_brackets(m);
+    model_check_parts(m);
     check_progress(m);
     if (!m->blind)
         check_counts(m);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Random histories of several clients, and a model of what they may see: which names there are, what
- * lies under them, of which generation, who holds what, whose turn it is to use it, and what there is
- * to wait for. It knows only what the interface promises; ranges, blocks, pages and fds are the
+ * lies under them, of which generation, who holds what, which arrays lie in the memory of others, whose
+ * turn it is to use them, and what there is to wait for. It knows only what the interface promises; ranges, blocks, pages and fds are the
  * harness's books, sums are core_check()'s.
  *
  * A history is a short one, by its seed: the seed chooses the configuration, too. When it fails, the
@@ -26,12 +26,19 @@
 #define M_GHOST    -2 /* being created by a client that has gone: until its memory comes */
 
 struct m_array {
-    bool alive; /* has a name or a lease */
+    bool alive; /* has a name, a lease, or a part that is alive */
     int pool, name, last_name;
     uint64_t generation; /* of the name, or the last one */
     uint64_t label;      /* its metadata */
     uint64_t stamp, nbytes;
+    uint64_t span, block, offset;
+    uid_t uid; /* who created it */
     int n_leases, n_departed;
+    int whole;      /* what it is a part of, or M_NONE */
+    int n_parts;    /* of it, that are alive */
+    int publisher;  /* of the part: slot, or M_NONE: nobody is to be told that it is gone */
+    bool told;      /* he has been */
+    uint64_t part;  /* its number */
     bool abandoned; /* as was found; there may be more: model_is_abandoned() */
     bool fenced;    /* had a fence: it may linger when it is dead */
 };
@@ -87,7 +94,7 @@ struct m_request {
     uint32_t id;
     int slot, pool, name;
     enum msg_method method;
-    uint64_t label, nbytes, seen;
+    uint64_t label, nbytes, span, offset, seen;
     uint32_t may_fail; /* bits: with these errors */
     bool must_fail;
     bool readonly;  /* what it opens */
@@ -146,6 +153,7 @@ const char *model_name(int name);
 /* The living one under the name, or NULL. */
 struct m_array *model_find(struct model *m, int pool, int name);
 void model_name_gone(struct model *m, int pool, int name);
+void model_name_taken(struct model *m, int array, int name, uint64_t generation);
 void model_lease_gone(struct model *m, struct m_slot *slot, int i);
 /* A request that is about to be sent; its reply is looked at when it comes. */
 struct m_request *model_ask(struct model *m, int slot, enum msg_method method);
@@ -189,6 +197,18 @@ void model_timelines_hangup(struct model *m, uint64_t conn);
 bool model_uses(const struct model *m, int slot);
 /* Some clients that have the same arrays open. */
 void model_crowd(struct model *m);
+
+/* model_part.c */
+void model_step_part(struct model *m, int slot);
+void model_publish_part(struct model *m, int slot, const struct m_lease *lease, int name);
+void model_part_published(struct model *m, const struct m_request *r,
+                          const struct h_reply *reply);
+void model_parts_told(struct model *m, const struct m_request *r, const struct h_reply *reply);
+/* Who has hung up is told of nothing. */
+void model_parts_hangup(struct model *m, int slot);
+void model_check_parts(struct model *m);
+/* What list says of its parts. */
+void model_check_part_count(const struct model *m, int array, const struct msg_entry *entry);
 
 /* model_steps.c */
 void PRINTF(2, 3) model_note(struct model *m, const char *fmt, ...);

@@ -400,6 +400,7 @@ model_check_entry(struct model *m, int array, const struct msg_entry *entry)
     cr_assert_eq(entry->writers, writers);
     cr_assert_eq(entry->waiting, waiting);
     cr_assert_eq(entry->abandoned, model_is_abandoned(m, array));
+    model_check_part_count(m, array, entry);
 }
 
 /* ---- what ends otherwise ---- */

@@ -110,6 +110,7 @@ hung_up(struct model *m, int s)
 
     model_brackets_hangup(m, s);
     model_timelines_hangup(m, slot->conn);
+    model_parts_hangup(m, s);
     for (int i = slot->n_leases; i-- > 0;) {
         struct m_array *array = &m->arrays[slot->leases[i].array];
         if (!array->nbytes) {
@@ -200,18 +201,21 @@ expect_create(struct model *m, struct m_request *r, const struct m_slot *slot)
 
 /* Of bytes, of structs with a field list, or with a stride. */
 static void
-send_create(struct model *m, const struct m_slot *slot, struct msg_create_params *params,
+send_create(struct model *m, struct m_request *r, struct msg_create_params *params,
             int64_t bytes)
 {
     bool structs = bytes % 8 == 0 && model_random(m, 8) == 0;
-    int64_t extent = structs ? bytes / 8 : bytes, stride = 2 * (structs ? 8 : 1);
+    int64_t item = structs ? 8 : 1, extent = bytes / item, stride = 2 * item;
 
     params->typestr = structs ? MSG_STR("|V8") : MSG_STR("|u1");
     params->descr = msg_str_opt(structs ? "[[\"x\", \"<f8\"]]" : NULL);
     params->shape = (struct msg_i64s){&extent, 1};
-    if (model_random(m, 8) == 0)
+    r->span = (uint64_t)bytes;
+    if (model_random(m, 8) == 0) {
         params->strides = (struct msg_i64s){&stride, 1};
-    h_request(&m->h, slot->conn, MSG_CREATE, params);
+        r->span = extent ? (uint64_t)((extent - 1) * stride + item) : 0;
+    }
+    h_request(&m->h, m->slots[r->slot].conn, MSG_CREATE, params);
 }
 
 static void
@@ -244,7 +248,7 @@ step_create(struct model *m, int s)
     };
     if (m->h.n_devices > 1 && model_random(m, 3) == 0)
         params.device = MSG_STR("GPU-00000000-0000-0000-0000-000000000002");
-    send_create(m, slot, &params, bytes);
+    send_create(m, r, &params, bytes);
 }
 
 static void
@@ -666,6 +670,8 @@ try_step(struct model *m)
         step_tick(m);
     else if (m->crowded && model_random(m, 4))
         model_step_use(m, s);
+    else if (model_random(m, 8) == 0)
+        model_step_part(m, s);
     else
         client_steps[model_random(m, ARRAY_SIZE(client_steps))](m, s);
 }

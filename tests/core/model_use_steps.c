@@ -388,7 +388,7 @@ crowd_array(struct model *m, int name)
     r->pool = 2;
     r->name = name;
     r->label = r->id;
-    r->nbytes = 1000;
+    r->nbytes = r->span = 1000;
     r->may_fail = ERR_LIMITS | ERR(NO_MEMORY);
     m->names[2][name].creating = 0;
     snprintf(label, sizeof(label), "%u", r->id);
@@ -402,6 +402,22 @@ crowd_array(struct model *m, int name)
             crowd_open(m, s, name, model_random(m, 4) == 0);
 }
 
+/* A part of the first one, which all have open, too. */
+static void
+crowd_part(struct model *m)
+{
+    struct m_slot *slot = &m->slots[0];
+
+    for (int i = 0; i < slot->n_leases; i++)
+        if (m->arrays[slot->leases[i].array].name == 0) {
+            model_publish_part(m, 0, &slot->leases[i], 2);
+            break;
+        }
+    for (int s = 0; s < M_SLOTS; s++)
+        if (m->slots[s].conn && !m->slots[s].offended && model_find(m, 2, 2))
+            crowd_open(m, s, 2, model_random(m, 4) == 0);
+}
+
 void
 model_crowd(struct model *m)
 {
@@ -410,6 +426,8 @@ model_crowd(struct model *m)
     for (int name = 0; name < 2; name++)
         if (m->slots[0].conn && !m->slots[0].offended)
             crowd_array(m, name);
+    if (m->slots[0].conn && !m->slots[0].offended && model_random(m, 2))
+        crowd_part(m);
     for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].conn && !m->slots[s].offended)
             step_page(m, s);
@@ -436,10 +454,12 @@ model_step_use(struct model *m, int s)
         step_end,          step_end,   step_page,     step_drop_page,     step_discard,
         step_cancel_begin, step_kill,  step_timeline, step_open_timeline,
     };
-    uint32_t what = model_random(m, ARRAY_SIZE(steps) + 2);
+    uint32_t what = model_random(m, ARRAY_SIZE(steps) + 4);
 
     if (what < ARRAY_SIZE(steps))
         steps[what](m, s);
+    else if (what < ARRAY_SIZE(steps) + 2)
+        model_step_part(m, s);
     else
         step_land(m);
 }

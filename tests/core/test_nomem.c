@@ -112,6 +112,67 @@ PART(2)
 PART(3)
 PART(4)
 
+/* ---- parts ---- */
+
+/* Publishes parts of an array over one another's names, has them read, and is told of their end. Returns
+ * whether all of it was done. */
+static bool
+run_parts(struct harness *h)
+{
+    uint64_t b = h_connect(h, 1000, 1000), a = h_connect(h, 1000, 1000);
+    uint64_t lease = h_create_now(h, a, "w", NULL, 1000)->lease;
+
+    armed = false;
+    h_arm = arm;
+    const char *const names[] = {"p", "q", "p", "w"};
+    for (size_t i = 0; i < ARRAY_SIZE(names) && !h->closed[a]; i++)
+        h_part(h, a, lease, 100 * i, 100, names[i]);
+    if (!h->closed[a])
+        h_parts(h, a);
+    for (size_t i = 0; i < 3 && !h->closed[b]; i++)
+        h_open(h, b, names[i + 1], NULL, "r");
+    if (!h->closed[a])
+        h_close(h, a, lease);
+    for (size_t i = 1; i < 4 && !h->closed[b]; i++)
+        h_unlink(h, b, names[i], NULL);
+    h_hangup(h, b);
+    h_exit(h, b);
+    if (!h->closed[a])
+        h_parts(h, a);
+    h_arm = NULL;
+    return !h->closed[a] && !h->closed[b];
+}
+
+/* With the n-th allocation failing, for every n: what was refused has left nothing, and at most one
+ * connection has ended. (Histories have parts, too.) */
+CAID_TEST_WITH(nomem, parts, .timeout = 240)
+{
+    static struct harness h;
+    bool done;
+    long n = 0;
+
+    do {
+        h_init(&h, h_sharing);
+        h.lenient = true;
+        countdown = ++n;
+        done = run_parts(&h);
+        armed = false;
+        cr_assert(countdown > 0 || !done, "an allocation that failed was not missed");
+        cr_assert_leq(h.closed[1] + h.closed[2], 1, "one failure ended both");
+        if (done)
+            cr_assert_eq(h_counts(&h).arrays, 0);
+        for (size_t i = 0; i < 3; i++) { /* what the reader had no time for */
+            uint64_t c = h_connect(&h, 1000, 1000);
+            h_unlink(&h, c, (const char *[]){"p", "q", "w"}[i], NULL);
+            h_disconnect(&h, c);
+        }
+        h_disconnect(&h, 2);
+        cr_assert_eq(h_counts(&h).arrays, 0, "after %ld allocations", n);
+        h_deinit(&h);
+    } while (countdown <= 0);
+    cr_assert_gt(n, 20);
+}
+
 CAID_TEST_WITH(nomem, the_core_itself, .timeout = 240)
 {
     struct core_device device = {.uuid = "GPU-0", .total = 1 << 30, .granularity = 1 << 21};

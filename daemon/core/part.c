@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <assert.h>
+
+#include "state.h"
+
+/* Ids in one reply; what is left is told of at the next request. */
+#define TELL_MAX 4096
+
+static int
+whole_compare(const struct whole *a, const struct whole *b)
+{
+    return CMP(a->array->id, b->array->id);
+}
+
+RB_GENERATE(wholes, whole, node, whole_compare)
+
+/* ---- wholes ---- */
+
+static struct whole *
+whole_find(const struct core *core, const struct array *array)
+{
+    struct whole key = {.array = (struct array *)(uintptr_t)array};
+
+    return array->is_whole ? RB_FIND(wholes, &((struct core *)(uintptr_t)core)->wholes, &key)
+                           : NULL;
+}
+
+uint32_t
+part_count(const struct core *core, const struct array *array)
+{
+    const struct whole *whole = whole_find(core, array);
+
+    return whole ? whole->n : 0;
+}
+
+/* Charged with its first part, to the same user. */
+static struct whole *
+whole_get(struct core *core, struct array *array)
+{
+    struct whole *whole = whole_find(core, array);
+
+    if (whole)
+        return whole;
+    whole = calloc(1, sizeof(*whole));
+    if (!whole)
+        return NULL;
+    whole->array = array;
+    LIST_INIT(&whole->parts);
+    RB_INSERT(wholes, &core->wholes, whole);
+    array->is_whole = true;
+    return whole;
+}
+
+static void
+whole_settle(struct core *core, struct whole *whole)
+{
+    if (whole->n)
+        return;
+    RB_REMOVE(wholes, &core->wholes, whole);
+    whole->array->is_whole = false;
+    free(whole);
+}
+
+/* ---- parts ---- */
+
+/* What one takes of the daemon's memory beside its array; a whole is paid for by each of its parts. */
+#define PART_HOST (sizeof(struct part) + sizeof(struct whole))
+
+static void
+part_free(struct part *part)
+{
+    user_uncharge(part->user, RES_HOST, PART_HOST);
+    free(part);
+}
+
+static struct part *
+part_alloc(struct core *core, struct conn *conn, struct array *array, uint64_t offset)
+{
+    _cleanup_free_ struct part *part = calloc(1, sizeof(*part));
+    struct whole *whole = part ? whole_get(core, array) : NULL;
+
+    if (!whole)
+        return NULL;
+    part->offset = offset;
+    part->user = conn->user;
+    part->conn = conn;
+    part->whole = whole;
+    TAILQ_INSERT_TAIL(&conn->published.there, part, of_conn);
+    LIST_INSERT_HEAD(&whole->parts, part, of_whole);
+    whole->n++;
+    return TAKE_PTR(part);
+}
+
+/* Returns the array that it was a part of. */
+static struct array *
+part_leave(struct core *core, struct part *part)
+{
+    struct array *array = part->whole->array;
+
+    LIST_REMOVE(part, of_whole);
+    part->whole->n--;
+    whole_settle(core, part->whole);
+    part->whole = NULL;
+    part->array = NULL;
+    return array;
+}
+
+int
+part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset,
+         struct array_request *req, struct array **ret, struct refusal *r)
+{
+    struct part *part;
+
+    req->pool = whole->pool;
+    req->device = whole->device;
+    req->kind = whole->kind;
+    req->mapped = whole->mapped;
+    if (user_charge(core, conn->user, RES_HOST, PART_HOST, r))
+        return REFUSED;
+    part = part_alloc(core, conn, whole, offset);
+    if (!part) {
+        user_uncharge(conn->user, RES_HOST, PART_HOST);
+        return -ENOMEM;
+    }
+    int rc = array_new_part(core, part, req, ret, r);
+    if (rc)
+        part_undo(core, part);
+    return rc;
+}
+
+void
+part_undo(struct core *core, struct part *part)
+{
+    TAILQ_REMOVE(&part->conn->published.there, part, of_conn);
+    part_leave(core, part);
+    part_free(part);
+}
+
+/* ---- telling ---- */
+
+static void
+tell(struct core *core, struct conn *conn)
+{
+    struct published *published = &conn->published;
+    uint64_t ids[TELL_MAX];
+    uint32_t n = 0;
+    struct part *part;
+
+    while (n < TELL_MAX && (part = TAILQ_FIRST(&published->gone))) {
+        TAILQ_REMOVE(&published->gone, part, of_conn);
+        ids[n++] = part->id;
+        part_free(part);
+    }
+    published->asked = false;
+    send_result(core, conn, published->request, MSG_PARTS,
+                &(struct msg_parts_result){.parts = {.v = ids, .n = n}}, NULL, 0);
+}
+
+void
+part_end(struct core *core, struct part *part)
+{
+    struct conn *conn = part->conn;
+    struct array *whole = part_leave(core, part);
+
+    if (conn) {
+        TAILQ_REMOVE(&conn->published.there, part, of_conn);
+        TAILQ_INSERT_TAIL(&conn->published.gone, part, of_conn);
+        if (conn->published.asked)
+            tell(core, conn);
+    } else {
+        part_free(part);
+    }
+    array_settle(core, whole);
+}
+
+void
+published_init(struct published *published)
+{
+    TAILQ_INIT(&published->there);
+    TAILQ_INIT(&published->gone);
+}
+
+int
+published_ask(struct core *core, struct conn *conn, uint32_t request, struct refusal *r)
+{
+    struct published *published = &conn->published;
+
+    if (published->asked)
+        return refuse(r, PROTO_ERR_INVALID, "request %u asks for parts already",
+                      published->request);
+    published->asked = true;
+    published->request = request;
+    if (!TAILQ_EMPTY(&published->gone))
+        tell(core, conn);
+    return 0;
+}
+
+bool
+published_cancel(struct conn *conn, uint32_t request)
+{
+    struct published *published = &conn->published;
+
+    if (!published->asked || published->request != request)
+        return false;
+    published->asked = false;
+    return true;
+}
+
+void
+published_orphan(struct conn *conn)
+{
+    struct published *published = &conn->published;
+    struct part *part;
+
+    published->asked = false;
+    while ((part = TAILQ_FIRST(&published->gone))) {
+        TAILQ_REMOVE(&published->gone, part, of_conn);
+        part_free(part);
+    }
+    while ((part = TAILQ_FIRST(&published->there))) {
+        TAILQ_REMOVE(&published->there, part, of_conn);
+        part->conn = NULL;
+    }
+}
+
+void
+parts_forget(struct core *core)
+{
+    struct whole *whole;
+    struct part *part;
+
+    while ((whole = RB_MIN(wholes, &core->wholes))) {
+        RB_REMOVE(wholes, &core->wholes, whole);
+        while ((part = LIST_FIRST(&whole->parts))) {
+            LIST_REMOVE(part, of_whole);
+            free(part);
+        }
+        free(whole);
+    }
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parts: arrays that lie in the memory of another one, their whole, under names of their own. Only
+ * state.h includes this.
+ *
+ * A part has no range: its block and offset are the whole's. The whole keeps its range, which it is
+ * charged for, as long as it has parts, whoever closes or unlinks it; a part is charged as an array
+ * of no bytes.
+ *
+ * Whoever published a part goes on using the rest of the whole, and may use the part's place again
+ * once nobody can reach it any more (I2): no name, no lease, no departed holder, no fence. That is when
+ * the array is buried, and what `parts` tells, once for each part. Until it has been told, or the
+ * connection hangs up, a part that is gone is kept and charged for.
+ */
+#pragma once
+
+#include "base/tree.h"
+#include "core.h"
+
+struct array;
+struct conn;
+struct refusal;
+struct user;
+
+struct whole {            /* an array that has parts; from its first to its last */
+    RB_ENTRY(whole) node; /* core->wholes, by the array's id */
+    struct array *array;
+    LIST_HEAD(, part) parts;
+    uint32_t n;
+};
+
+RB_HEAD(wholes, whole);
+
+struct part {
+    uint64_t id;         /* the array's */
+    struct array *array; /* NULL: gone, to be told of */
+    struct whole *whole; /* NULL then */
+    LIST_ENTRY(part) of_whole;
+    uint64_t offset;           /* in the whole, bytes */
+    struct user *user;         /* charged for this struct */
+    struct conn *conn;         /* that published it; NULL: has hung up */
+    TAILQ_ENTRY(part) of_conn; /* conn->published.there, or .gone */
+};
+
+TAILQ_HEAD(part_list, part);
+
+struct published { /* by a connection */
+    struct part_list there, gone;
+    bool asked; /* a request stands: it is answered as soon as one is gone */
+    uint32_t request;
+};
+
+RB_PROTOTYPE(wholes, whole, node, )
+
+struct array_request;
+
+/* Makes a part of what conn has leased, `offset` bytes into it, not yet named: array_publish() or
+ * array_abandon() is next. The request names no pool, device or kind. -ENOMEM or REFUSED. */
+int part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset,
+             struct array_request *req, struct array **ret, struct refusal *r);
+/* array.c: a `creating` array for the part, which takes no name and no range. */
+int array_new_part(struct core *core, struct part *part, const struct array_request *req,
+                   struct array **ret, struct refusal *r);
+/* Its array is buried: tells who published it, and lets the whole go if nothing keeps it. */
+void part_end(struct core *core, struct part *part);
+/* Its array was never published. */
+void part_undo(struct core *core, struct part *part);
+/* How many parts an array has. */
+uint32_t part_count(const struct core *core, const struct array *array);
+
+void published_init(struct published *published);
+/* Answers a `parts` request now or later. REFUSED: one stands already. */
+int published_ask(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);
+/* Whether that request was this one; it is not answered any more. */
+bool published_cancel(struct conn *conn, uint32_t request);
+/* The connection hangs up. */
+void published_orphan(struct conn *conn);
+
+/* All of them, when the core ends: the arrays' structs are freed by their pools. */
+void parts_forget(struct core *core);

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * publish_part, parts.
+ */
+#include <inttypes.h>
+
+#include "request.h"
+
+/* The memory stays charged to who created the whole, so nobody else may make more of it last. */
+static int
+whole_check(struct core *core, struct conn *conn, const struct lease *lease, struct refusal *r)
+{
+    const struct array *array = lease->array;
+
+    if (!pool_may(array->pool, conn, MAY_WRITE))
+        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
+                      array->pool->name);
+    if (array->user != conn->user)
+        return refuse(r, PROTO_ERR_PERMISSION,
+                      "parts of an array are published by its creator, uid %u",
+                      (unsigned int)array->user->uid);
+    if (lease->readonly)
+        return refuse(r, PROTO_ERR_INVALID, "the array was opened \"r\"");
+    if (array->is_part)
+        return refuse(r, PROTO_ERR_INVALID, "the array is a part of another one itself");
+    if (access_is_abandoned(core, lease->array))
+        return refuse(r, PROTO_ERR_ABANDONED, "the array's writer died: write or discard it");
+    return 0;
+}
+
+static int
+place_check(const struct array *whole, uint64_t offset, const struct geometry *g,
+            struct refusal *r)
+{
+    if (!g->span)
+        return refuse(r, PROTO_ERR_INVALID, "a part has at least one byte");
+    if (offset > whole->span || g->span > whole->span - offset)
+        return refuse(r, PROTO_ERR_INVALID,
+                      "%" PRIu64 " bytes at %" PRIu64 " are not within the array's %" PRIu64,
+                      g->span, offset, whole->span);
+    return 0;
+}
+
+static int
+part_check(struct core *core, struct conn *conn, const struct msg_publish_part_params *p,
+           struct array_request *req, struct array **ret_whole, struct refusal *r)
+{
+    struct lease *lease = lease_find(conn, p->lease);
+
+    if (!lease)
+        return refuse(r, PROTO_ERR_INVALID, "no lease %" PRIu64, p->lease);
+    if (name_check(p->name, r) || metadata_check(p->metadata, r) ||
+        whole_check(core, conn, lease, r) ||
+        geometry_check(p->name, p->typestr, p->shape, p->strides, p->descr, &req->geometry,
+                       r) ||
+        place_check(lease->array, p->offset, &req->geometry, r))
+        return REFUSED;
+    *ret_whole = lease->array;
+    return 0;
+}
+
+int
+on_publish_part(struct core *core, struct conn *conn, uint32_t id, const void *params,
+                struct refusal *r)
+{
+    const struct msg_publish_part_params *p = params;
+    struct array_request req = {.typestr = p->typestr,
+                                .descr = p->descr,
+                                .metadata = p->metadata};
+    struct array *whole, *array;
+    int rc = part_check(core, conn, p, &req, &whole, r);
+
+    if (rc == 0)
+        rc = part_new(core, conn, whole, p->offset, &req, &array, r);
+    if (rc)
+        return rc;
+    array->creating = false;
+    rc = array_publish(core, array, p->name, (struct msg_str){0}, r);
+    if (rc) {
+        array_abandon(core, array);
+        return rc;
+    }
+    send_result(core, conn, id, MSG_PUBLISH_PART,
+                &(struct msg_publish_part_result){.generation = array->generation,
+                                                  .part = array->id},
+                NULL, 0);
+    return 0;
+}
+
+int
+on_parts(struct core *core, struct conn *conn, uint32_t id, const void *params,
+         struct refusal *r)
+{
+    (void)params;
+    return published_ask(core, conn, id, r);
+}
