@@ -234,6 +234,7 @@ forget(struct caid_client *client, struct block_list *ret)
         end_idle(table, block);
         RB_REMOVE(block_tree, &table->tree, block);
         table->n--;
+        table->n_freeing++;
         client->reaper.n_freed++;
         if (client->lost.code == 0)
             client->forget[client->n_forget++] = block->id;
@@ -248,6 +249,7 @@ block_tidy(struct caid_client *client, bool all)
     struct block_table *table = &client->blocks;
     struct block_list dead = TAILQ_HEAD_INITIALIZER(dead);
     struct block *block;
+    size_t n = 0;
 
     if (table->tidying)
         return; /* who is at it finds the rest */
@@ -264,8 +266,10 @@ block_tidy(struct caid_client *client, bool all)
     while ((block = TAILQ_FIRST(&dead))) {
         TAILQ_REMOVE(&dead, block, idle_entry);
         block_free(client, block);
+        n++;
     }
     pthread_mutex_lock(&client->lock);
+    table->n_freeing -= n;
 }
 
 void

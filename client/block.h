@@ -94,7 +94,8 @@ struct block_table { /* under the client's lock */
     size_t idle_bytes;
     struct block_list unmapped; /* to be forgotten, oldest first */
     size_t unmapped_bytes;
-    bool tidying; /* a thread is in block_tidy() */
+    bool tidying;     /* a thread is in block_tidy() */
+    size_t n_freeing; /* forgotten, and about to be let go of */
 };
 
 void block_table_init(struct block_table *table);

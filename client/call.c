@@ -165,7 +165,7 @@ call_has_unsent(const struct caid_client *client)
 {
     return client->lost.code == 0 &&
            (access_has_unsent(client) || client->n_closing > 0 || client->n_forget > 0 ||
-            page_has_unsent(client) || watch_has_unsent(client));
+            page_has_unsent(client) || watch_has_unsent(client) || part_has_unsent(client));
 }
 
 int
@@ -176,7 +176,9 @@ call_flush(struct caid_client *client)
         r = flush_closing(client);
     if (r == 0)
         r = page_flush(client);
-    return r < 0 ? r : watch_flush(client);
+    if (r == 0)
+        r = watch_flush(client);
+    return r < 0 ? r : part_flush(client);
 }
 
 /* A daemon that does not read is not to stop the threads that have a reply to read. */

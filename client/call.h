@@ -98,7 +98,7 @@ void call_fail_all(struct caid_client *client);
 
 /* Tells the daemon what it does not know yet, as far as the socket takes it: leases in
  * client->closing that have ended, blocks in client->forget, pages to be dropped, watches to be
- * made or cancelled; first of all brackets that have ended (access.h).
+ * made or cancelled, the request for parts; first of all brackets that have ended (access.h).
  * -EAGAIN, -ENOMEM: some is left; other errors have ended the connection. Under lock. */
 int call_flush(struct caid_client *client);
 /* The same, waiting for room for a while: the client ends. Under lock, which it drops meanwhile. */

@@ -30,6 +30,7 @@ client_abandon(struct caid_client *client)
     if (pthread_mutex_trylock(&client->lock) == 0) {
         block_table_abandon(&client->blocks);
         page_table_abandon(client);
+        part_table_deinit(&client->parts);
         pthread_mutex_unlock(&client->lock);
     }
     gpu_abandon(&client->gpu);
@@ -123,7 +124,8 @@ see_to_the_rest(struct caid_client *client)
 {
     bool unsent = call_has_unsent(client);
 
-    if (!unsent && block_due(client) == UINT64_MAX && page_due(client) == UINT64_MAX)
+    if (!unsent && block_due(client) == UINT64_MAX && page_due(client) == UINT64_MAX &&
+        arena_due(client) == UINT64_MAX)
         return;
     if (!reaper_kick(client))
         block_tidy(client, true);
@@ -210,6 +212,7 @@ caid_client_close(struct caid_client *client)
         call_flush_all(client); /* work that was ended well is not to be taken for abandoned */
         client_lose(client, CAID_ERR_CLOSED, "%s: the client is closed", client->socket);
         client->handle_closed = true;
+        part_close_all(client);
         client_leave(client);
     }
     client_unref(client);
@@ -257,7 +260,7 @@ client_get_fd(struct caid_client *client)
         return fd;
     client->epoll_fd = fd;
     client->news_fd = TAKE_FD(news_fd);
-    if (watch_has_news(client))
+    if (watch_has_news(client) || part_has_news(client))
         client_raise_fd(client);
     return fd;
 }
@@ -275,19 +278,43 @@ caid_client_get_fd(struct caid_client *client)
     return r;
 }
 
+static void
+lower_fd(struct caid_client *client)
+{
+    eventfd_t count;
+
+    if (client->news_fd >= 0)
+        (void)eventfd_read(client->news_fd, &count);
+}
+
 /* The fd is lowered for all that has been read by now, which is looked at next. */
 int
 caid_client_dispatch(struct caid_client *client, struct caid_error *error)
 {
-    eventfd_t count;
-
     int r = client_enter(client, error);
     if (r < 0)
         return r;
     call_dispatch(client);
-    if (client->news_fd >= 0)
-        (void)eventfd_read(client->news_fd, &count);
-    r = watch_deliver(client, error);
+    lower_fd(client);
+    r = part_deliver(client, watch_deliver(client, error), error);
+    if (client->lost.code != 0)
+        r = fail_again(error, &client->lost);
+    client_leave(client);
+    return r;
+}
+
+/* News of watches are left to caid_client_dispatch(): the fd stays raised for them. It is not
+ * raised anew, which would wake a thread that waits for edges. */
+int
+caid_client_dispatch_parts(struct caid_client *client, struct caid_error *error)
+{
+    int r = client_enter(client, error);
+    if (r < 0)
+        return r;
+    call_dispatch(client);
+    r = part_deliver(client, 0, error);
+    if (!watch_has_news(client) && !part_has_news(client))
+        lower_fd(client);
     if (client->lost.code != 0)
         r = fail_again(error, &client->lost);
     client_leave(client);

@@ -32,6 +32,7 @@
 #include "caid/caid.h"
 
 #include "access.h"
+#include "arena_tidy.h"
 #include "block.h"
 #include "call.h"
 #include "fail.h"
@@ -40,6 +41,7 @@
 #include "lane.h"
 #include "msg.h"
 #include "page.h"
+#include "part.h"
 #include "reaper.h"
 #include "watch.h"
 
@@ -94,6 +96,8 @@ struct caid_client {
 
     struct reaper reaper;
     struct watch_table watches;
+    struct part_table parts;
+    struct arena_list arenas;
     int epoll_fd, news_fd; /* of caid_client_get_fd(); -1: not asked for */
 
     uint8_t packet[PROTO_PACKET_MAX];

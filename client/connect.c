@@ -233,6 +233,8 @@ client_new(void)
     lane_table_init(&client->lanes);
     reaper_init(&client->reaper);
     watch_table_init(&client->watches);
+    part_table_init(&client->parts);
+    arena_list_init(&client->arenas);
     access_table_init(&client->accesses);
     return client;
 }

@@ -74,12 +74,6 @@ make_room(struct caid_client *client)
 }
 
 static bool
-is_short(int32_t code)
-{
-    return code == CAID_ERR_NO_MEMORY || code == CAID_ERR_QUOTA || code == CAID_ERR_LIMIT;
-}
-
-static bool
 has_bytes(const struct caid_create_options *options)
 {
     for (uint32_t i = 0; i < options->ndim; i++)
@@ -160,7 +154,7 @@ create_or_retry(struct caid_client *client, const struct caid_create_options *op
     pthread_mutex_unlock(&client->lock);
 
     int r = create(client, options, ret, &refusal, error);
-    if (r < 0 && is_short(refusal) && make_room(client) > n_freed)
+    if (r < 0 && code_is_short(refusal) && make_room(client) > n_freed)
         r = create(client, options, ret, &refusal, error);
     return r;
 }

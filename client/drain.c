@@ -180,24 +180,6 @@ is_capturing(CUresult result)
            result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
 }
 
-static CUresult
-synchronize(const struct drv *drv, CUcontext context)
-{
-    CUresult result = drv->cu.cuCtxPushCurrent(context);
-
-    if (result == CUDA_SUCCESS) {
-        result = drv->cu.cuCtxSynchronize();
-        gpu_pop(drv);
-    }
-    return result;
-}
-
-static bool
-is_over(CUresult result)
-{
-    return result == CUDA_SUCCESS || gpu_is_gone(result);
-}
-
 /* False: it is not known to have drained. */
 static bool
 wait_context(struct caid_client *client, CUcontext context, struct drained *drained)
@@ -208,12 +190,12 @@ wait_context(struct caid_client *client, CUcontext context, struct drained *drai
     for (size_t i = 0; i < drained->n; i++)
         if (drained->contexts[i] == context)
             return true;
-    while (is_capturing(result = synchronize(client->gpu.drv, context)) &&
+    while (is_capturing(result = gpu_synchronize(client->gpu.drv, context, NULL)) &&
            reaper_may_wait(client))
         nanosleep(&pause, NULL);
-    if (is_over(result) && drained->n < N_DRAINED)
+    if (gpu_is_over(result) && drained->n < N_DRAINED)
         drained->contexts[drained->n++] = context;
-    return is_over(result);
+    return gpu_is_over(result);
 }
 
 /* Held only meanwhile: the program may want to be rid of it. One that has gone is not made
@@ -260,7 +242,7 @@ wait_event(const struct drv *drv, const struct caid_array *array)
     result = drv->cu.cuEventSynchronize(array->drain.event);
     drv->cu.cuEventDestroy(array->drain.event);
     gpu_pop(drv);
-    return is_over(result);
+    return gpu_is_over(result);
 }
 
 /* False: work may still use it. */
@@ -319,7 +301,7 @@ sync_stream(struct caid_array *array, uint64_t stream, struct caid_error *error)
 static int
 sync_context(const struct drv *drv, CUcontext context, struct caid_error *error)
 {
-    CUresult result = synchronize(drv, context);
+    CUresult result = gpu_synchronize(drv, context, NULL);
     return result == CUDA_SUCCESS ? 0
                                   : gpu_fail(drv, "cuCtxSynchronize", result,
                                              "the work that writes the array failed", error);

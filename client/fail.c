@@ -118,6 +118,12 @@ fail_wire(struct caid_error *error, const struct msg *reply)
     return -proto_error_errno(reply->error);
 }
 
+bool
+code_is_short(int32_t code)
+{
+    return code == CAID_ERR_NO_MEMORY || code == CAID_ERR_QUOTA || code == CAID_ERR_LIMIT;
+}
+
 int
 fail_again(struct caid_error *error, const struct caid_error *earlier)
 {

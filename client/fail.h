@@ -5,6 +5,8 @@
  */
 #pragma once
 
+#include <stdbool.h>
+
 #include "caid/caid.h"
 
 #include "base/macros.h"
@@ -22,6 +24,9 @@ int fail_driver(struct caid_error *error, int r, const struct drv_error *cause, 
 
 /* A refusal by the daemon, as it came. */
 int fail_wire(struct caid_error *error, const struct msg *reply);
+
+/* Whether it is for want of something that the caller may have, and give back. */
+bool code_is_short(int32_t code);
 
 /* A copy of an error that was noted earlier. */
 int fail_again(struct caid_error *error, const struct caid_error *earlier);

@@ -59,6 +59,28 @@ gpu_is_gone(CUresult result)
     return result == CUDA_ERROR_INVALID_CONTEXT || gpu_is_dead(result);
 }
 
+bool
+gpu_is_over(CUresult result)
+{
+    return result == CUDA_SUCCESS || gpu_is_gone(result);
+}
+
+CUresult
+gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+    CUresult result = drv->cu.cuCtxPushCurrent(context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUresult relaxed = drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+    result = event ? drv->cu.cuEventSynchronize(event) : drv->cu.cuCtxSynchronize();
+    if (relaxed == CUDA_SUCCESS)
+        drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+    gpu_pop(drv);
+    return result;
+}
+
 int
 gpu_fail(const struct drv *drv, const char *call, CUresult result, const char *doing,
          struct caid_error *error)
@@ -140,6 +162,36 @@ gpu_driver(struct caid_client *client, const struct drv **ret, struct caid_error
         *ret = client->gpu.drv;
     pthread_mutex_unlock(&client->gpu.lock);
     return r;
+}
+
+int
+caid_client_find_device(struct caid_client *client, int32_t ordinal, int32_t *ret,
+                        struct caid_error *error)
+{
+    const struct drv *drv = NULL;
+
+    int r = client_check(client, error);
+    if (r == 0 && !ret)
+        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    if (r == 0)
+        r = gpu_driver(client, &drv, error);
+    if (r < 0)
+        return r;
+    const struct gpu *gpu = &client->gpu;
+    for (uint32_t i = 0; i < gpu->n_devices; i++) {
+        const struct gpu_device *device = &gpu->devices[i];
+        if (device->ordinal != ordinal)
+            continue;
+        if (device->index < 0)
+            return fail(error, CAID_ERR_DEVICE,
+                        "%s: the daemon has not got %s, CUDA device %d of this process",
+                        client->socket, device->uuid, ordinal);
+        *ret = device->index;
+        return 0;
+    }
+    return fail(error, CAID_ERR_DEVICE,
+                "CUDA device %d: this process sees %u (driver %s; see CUDA_VISIBLE_DEVICES)",
+                ordinal, gpu->n_devices, drv->path);
 }
 
 /* ---- places ---- */

@@ -34,8 +34,8 @@ struct gpu_device {
 
 struct gpu {
     pthread_mutex_t lock;
-    char *choice; /* for drv_open() */
-    struct drv *drv;
+    char *choice;              /* for drv_open() */
+    _Atomic(struct drv *) drv; /* NULL: not opened yet; set last */
     struct gpu_device *devices;
     uint32_t n_devices;
 };
@@ -75,6 +75,13 @@ int32_t gpu_find_ordinal(const struct caid_client *client, CUdevice ordinal);
 bool gpu_is_dead(CUresult result);
 /* The same, or of one that is there no more. */
 bool gpu_is_gone(CUresult result);
+
+/* Whether that is the answer of work that nobody has to wait for any more. */
+bool gpu_is_over(CUresult result);
+
+/* Waits for the event, or, where that is NULL, for all work of the context; with the thread's capture
+ * mode relaxed meanwhile. Not under a lock. */
+CUresult gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event);
 
 /* Fails with the CUresult of call. */
 int gpu_fail(const struct drv *drv, const char *call, CUresult result, const char *doing,

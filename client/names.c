@@ -68,6 +68,7 @@ entry_fill(struct caid_entry *ret, const struct caid_client *client, const struc
         .writers = m->writers,
         .waiting = m->waiting,
         .abandoned = m->abandoned,
+        .parts = m->parts,
     };
     return true;
 }

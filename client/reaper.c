@@ -30,14 +30,18 @@ reaper_init(struct reaper *reaper)
 
 /* ---- the thread ---- */
 
-/* So that giving memory back does not end the capture of a graph by another thread. */
+/* So that giving memory back does not end the capture of a graph by another thread. Before anything
+ * that may call the driver: where that is not open yet there is nothing to call it for. Waits for
+ * nothing. */
 static void
 leave_captures_alone(struct caid_client *client)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    const struct drv *drv = client->gpu.drv;
 
-    if (!client->reaper.relaxed)
-        client->gpu.drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+    if (client->reaper.relaxed || !drv)
+        return;
+    drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
     client->reaper.relaxed = true;
 }
 
@@ -82,6 +86,7 @@ make_barrier(struct caid_client *client)
     client->barrier = true;
     while (client->n_block_calls > 0 && !client->reaper.stopping)
         pthread_cond_wait(&client->reaper.wake, &client->lock);
+    leave_captures_alone(client);
     block_tidy(client, false);
     client->barrier = false;
     pthread_cond_broadcast(&client->barrier_gone);
@@ -100,6 +105,7 @@ tidy(struct caid_client *client, uint64_t *waiting_since)
 {
     uint64_t now = clock_now_ns();
 
+    leave_captures_alone(client);
     block_tidy(client, client->reaper.forget_all || client->lost.code != 0);
     if (*waiting_since == 0)
         *waiting_since = now;
@@ -112,14 +118,24 @@ tidy(struct caid_client *client, uint64_t *waiting_since)
     return block_due(client);
 }
 
+static uint64_t
+earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 /* The same for all that has a time. */
 static uint64_t
 tidy_all(struct caid_client *client, uint64_t *waiting_since)
 {
+    leave_captures_alone(client);
     if (page_due(client) <= clock_now_ns())
         page_tidy(client);
-    uint64_t due = tidy(client, waiting_since), page = page_due(client);
-    return due < page ? due : page;
+    leave_captures_alone(client);
+    if (arena_due(client) <= clock_now_ns())
+        arena_tidy(client);
+    uint64_t due = tidy(client, waiting_since);
+    return earlier(due, earlier(page_due(client), arena_due(client)));
 }
 
 static void
@@ -250,11 +266,19 @@ reaper_kick(struct caid_client *client)
     if (!reaper_start(client))
         return false;
     if (reaper->asleep && (call_has_unsent(client) || block_due(client) < reaper->due ||
-                           page_due(client) < reaper->due)) {
+                           page_due(client) < reaper->due || arena_due(client) < reaper->due)) {
         reaper->due = 0; /* once is enough */
         reaper_wake(client);
     }
     return true;
+}
+
+/* Or could be made to. */
+static bool
+blocks_are_going(const struct block_table *blocks)
+{
+    return !TAILQ_EMPTY(&blocks->idle) || !TAILQ_EMPTY(&blocks->unmapped) ||
+           blocks->n_freeing > 0;
 }
 
 void
@@ -264,7 +288,7 @@ reaper_drain(struct caid_client *client)
     uint64_t n = reaper->n_queued;
 
     if (!reaper->started || reaper->stopping ||
-        (reaper->n_done == n && TAILQ_EMPTY(&client->blocks.idle)))
+        (reaper->n_done == n && !blocks_are_going(&client->blocks)))
         return;
     reaper->n_draining++;
     reaper_wake(client);

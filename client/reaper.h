@@ -3,7 +3,8 @@
  * What has to wait after an array was closed: a client's one thread. It waits until the GPU
  * work that may still use closed arrays has drained, then ends their leases and tells the
  * daemon, many at a time; and it unmaps blocks that have been idle for long enough (block.h),
- * and pages of timelines that nobody needs any more (page.h); and sends what the socket did not take.
+ * and pages of timelines that nobody needs any more (page.h); looks at arenas (arena.h); and sends
+ * what the socket did not take.
  *
  * Started by the first close that leaves it something to do, joined by caid_client_close()
  * after it has drained. It takes no signals. Where it cannot be started, or has been joined,

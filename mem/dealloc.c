@@ -53,10 +53,18 @@ dealloc_ratio_bytes(uint64_t capacity, double ratio)
 /* ---- entries ---- */
 
 static bool
-over_limit(const struct dealloc *q)
+over_limit(const struct dealloc *q, uint64_t n, uint64_t bytes)
 {
-    return q->n - q->n_held > q->limits.max_count ||
-           q->bytes - q->bytes_held > q->limits.max_bytes;
+    return n > q->limits.max_count || bytes > q->limits.max_bytes;
+}
+
+bool
+dealloc_would_flush(const struct dealloc *q, const struct dealloc_owner *owner, uint64_t bytes)
+{
+    uint64_t n_more = owner->held ? 0 : 1, more = owner->held ? 0 : bytes;
+
+    return !q->flushing &&
+           over_limit(q, q->n - q->n_held + n_more, q->bytes - q->bytes_held + more);
 }
 
 bool
@@ -78,7 +86,7 @@ dealloc_add(struct dealloc *q, struct dealloc_owner *owner, struct dealloc_entry
         q->n_held++;
         q->bytes_held += bytes;
     }
-    return !q->flushing && over_limit(q);
+    return !q->flushing && over_limit(q, q->n - q->n_held, q->bytes - q->bytes_held);
 }
 
 void

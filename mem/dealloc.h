@@ -82,6 +82,9 @@ uint64_t dealloc_ratio_bytes(uint64_t capacity, double ratio);
  * not held back (R1-R3), and no flush is under way. */
 bool dealloc_add(struct dealloc *q, struct dealloc_owner *owner, struct dealloc_entry *entry,
                  uint64_t bytes, uint64_t now_ns);
+/* Whether dealloc_add() of so many bytes would want a flush. */
+bool dealloc_would_flush(const struct dealloc *q, const struct dealloc_owner *owner,
+                         uint64_t bytes);
 /* Takes an entry out that serves a new allocation instead of being freed. */
 void dealloc_remove(struct dealloc *q, struct dealloc_entry *entry);
 

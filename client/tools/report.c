@@ -344,6 +344,7 @@ report_entry(struct ctl *ctl, const struct caid_entry *e)
     json_u64(out, "writers", e->writers);
     json_u64(out, "waiting", e->waiting);
     json_bool(out, "abandoned", e->abandoned);
+    json_u64(out, "parts", e->parts);
 }
 
 char *
@@ -434,6 +435,29 @@ unnamed_holder(const struct rows *rows, const struct caid_holder *holder)
     table_add(rows->table, "%s", holder->hung_up ? "gone" : holder->readonly ? "r" : "rw");
 }
 
+/* What keeps it beside those holders: others that a packet had no room for, and its parts, which only
+ * its creator can publish. */
+static void
+unnamed_rest(const struct rows *rows, const struct caid_details *d)
+{
+    const struct caid_entry *e = &d->entry;
+
+    if (d->n_holders < e->leases) {
+        table_add(rows->table, "-");
+        table_add(rows->table, "-");
+        table_add(rows->table, "%" PRIu64 " more", e->leases - d->n_holders);
+        table_add(rows->table, "-");
+        unnamed_array(rows, e);
+    }
+    if (e->parts) {
+        table_add(rows->table, "-");
+        add_user(rows->table, e->uid);
+        table_add(rows->table, "%" PRIu64 " part%s", e->parts, e->parts > 1 ? "s" : "");
+        table_add(rows->table, "-");
+        unnamed_array(rows, e);
+    }
+}
+
 static int
 unnamed_row(const struct caid_details *d, void *userdata)
 {
@@ -447,13 +471,7 @@ unnamed_row(const struct caid_details *d, void *userdata)
         unnamed_holder(rows, &d->holders[i]);
         unnamed_array(rows, &d->entry);
     }
-    if (d->n_holders < d->entry.leases) {
-        table_add(rows->table, "-");
-        table_add(rows->table, "-");
-        table_add(rows->table, "%" PRIu64 " more", d->entry.leases - d->n_holders);
-        table_add(rows->table, "-");
-        unnamed_array(rows, &d->entry);
-    }
+    unnamed_rest(rows, d);
     return 0;
 }
 

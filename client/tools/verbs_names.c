@@ -18,10 +18,10 @@ static const struct column list_all_columns[] = {
     {"SIZE", true},  {"MEMORY", false}, {"LEASES", true}, {"USE", false},
 };
 static const struct column list_long_columns[] = {
-    {"POOL", false},      {"NAME", false},   {"TYPE", false},  {"SHAPE", false},
-    {"SIZE", true},       {"MEMORY", false}, {"LEASES", true}, {"READERS", true},
-    {"WRITERS", true},    {"WAITING", true}, {"STATE", false}, {"DEVICE", true},
-    {"GENERATION", true}, {"USER", false},
+    {"POOL", false},   {"NAME", false},      {"TYPE", false},  {"SHAPE", false},
+    {"SIZE", true},    {"MEMORY", false},    {"LEASES", true}, {"READERS", true},
+    {"WRITERS", true}, {"WAITING", true},    {"STATE", false}, {"PARTS", true},
+    {"DEVICE", true},  {"GENERATION", true}, {"USER", false},
 };
 
 struct listing {
@@ -56,6 +56,7 @@ list_long(struct listing *listing, const struct caid_entry *e)
     table_add(&listing->table, "%" PRIu64, e->writers);
     table_add(&listing->table, "%" PRIu64, e->waiting);
     table_add(&listing->table, "%s", e->abandoned ? "abandoned" : "-");
+    table_add(&listing->table, "%" PRIu64, e->parts);
     table_add(&listing->table, "%d", e->device);
     table_add(&listing->table, "%" PRIu64, e->generation);
     table_add(&listing->table, "%s", user);

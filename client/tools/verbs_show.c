@@ -67,6 +67,10 @@ details_array(const struct ctl *ctl, struct table *table, const struct caid_deta
     }
     table_add(table, "use");
     table_add(table, "%s", use);
+    if (e->parts) {
+        table_add(table, "parts");
+        table_add(table, "%" PRIu64 " published of it", e->parts);
+    }
     table_add(table, "created by");
     table_add(table, "%s, generation %" PRIu64, user, e->generation);
 }

@@ -68,17 +68,18 @@ list_of(struct client_object *self, list_call *call, const void *args,
 /* ---- names ---- */
 
 /* (pool, name, typestr, shape, device, generation, nbytes, leases, uid, memory, readers, writers,
- * waiting, abandoned) */
+ * waiting, abandoned, parts) */
 static PyObject *
 entry_tuple(const void *record)
 {
     const struct caid_entry *e = record;
 
-    return Py_BuildValue("(NNNNiKKKINKKKN)", py_text_or_none(e->pool), py_text_or_none(e->name),
-                         py_text_or_none(e->typestr), py_dims_tuple(e->shape, e->ndim),
-                         (int)e->device, (ull)e->generation, (ull)e->nbytes, (ull)e->leases,
-                         (unsigned int)e->uid, py_text_or_none(e->memory), (ull)e->readers,
-                         (ull)e->writers, (ull)e->waiting, PyBool_FromLong(e->abandoned));
+    return Py_BuildValue("(NNNNiKKKINKKKNK)", py_text_or_none(e->pool),
+                         py_text_or_none(e->name), py_text_or_none(e->typestr),
+                         py_dims_tuple(e->shape, e->ndim), (int)e->device, (ull)e->generation,
+                         (ull)e->nbytes, (ull)e->leases, (unsigned int)e->uid,
+                         py_text_or_none(e->memory), (ull)e->readers, (ull)e->writers,
+                         (ull)e->waiting, PyBool_FromLong(e->abandoned), (ull)e->parts);
 }
 
 static int

@@ -43,6 +43,14 @@ class AccessOptions(ctypes.Structure):
                 ("timeout_ns", ctypes.c_uint64), ("nowait", ctypes.c_bool)]
 
 
+class PartOptions(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("typestr", ctypes.c_char_p),
+                ("descr", ctypes.c_char_p), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("ndim", ctypes.c_uint32),
+                ("metadata", ctypes.c_char_p), ("stream", ctypes.c_uint64),
+                ("gone", ctypes.c_void_p), ("userdata", ctypes.c_void_p)]
+
+
 class Error(ctypes.Structure):
     _fields_ = [("code", ctypes.c_int32), ("cuda_result", ctypes.c_int32),
                 ("message", ctypes.c_char * 504)]
@@ -89,6 +97,15 @@ class Client:
         generation = ctypes.c_uint64()
         self.call(self.lib.caid_array_publish, self.arrays[-1], name.encode(), None,
                   ctypes.byref(generation))
+        return generation.value
+
+    def publish_part(self, offset, n, name):
+        """So many bytes of the last array."""
+        generation = ctypes.c_uint64()
+        options = PartOptions(struct_size=ctypes.sizeof(PartOptions), typestr=b"|u1",
+                              shape=(ctypes.c_int64 * 1)(n), ndim=1)
+        self.call(self.lib.caid_array_publish_part, self.arrays[-1], ctypes.c_uint64(offset),
+                  name.encode(), ctypes.byref(options), ctypes.byref(generation))
         return generation.value
 
     def begin(self, write=False, wait=True):

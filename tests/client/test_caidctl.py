@@ -208,7 +208,7 @@ def test_list_is_aligned(socket, client):
 
 
 ENTRY_KEYS = {"pool", "name", "generation", "device", "device_uuid", "memory", "typestr", "shape",
-              "nbytes", "uid", "leases", "readers", "writers", "waiting", "abandoned"}
+              "nbytes", "uid", "leases", "readers", "writers", "waiting", "abandoned", "parts"}
 
 
 def test_list_json(socket, client):
@@ -231,9 +231,9 @@ def test_list_long(socket, client):
     client.create("x", (2,))
     head, line = caidctl("list", "--long", socket=socket).stdout.splitlines()
     assert head.split() == ["POOL", "NAME", "TYPE", "SHAPE", "SIZE", "MEMORY", "LEASES", "READERS",
-                            "WRITERS", "WAITING", "STATE", "DEVICE", "GENERATION", "USER"]
-    assert len(line.split()) == 15  # "8 B" is two
-    assert line.split()[8:12] == ["0", "0", "0", "-"]
+                            "WRITERS", "WAITING", "STATE", "PARTS", "DEVICE", "GENERATION", "USER"]
+    assert len(line.split()) == 16  # "8 B" is two
+    assert line.split()[8:13] == ["0", "0", "0", "-", "0"]
     head = caidctl("list", "--all", socket=socket).stdout.splitlines()[0]
     assert head.split()[0] == "POOL"
 
@@ -409,6 +409,43 @@ def test_who_pins_memory_whose_name_is_gone(socket, client, hold):
     assert device["allocated"] < 16 << 20 and device["pending"] == 0, "it was given back"
     shown = read_json(socket, "show", "weights")
     assert shown["generation"] == second, "the name has nothing to do with it"
+
+
+# ---- parts ----
+
+def test_parts(socket, client):
+    client.create("w", (1000,), "|u1")
+    assert "parts" not in caidctl("show", "w", socket=socket).stdout
+    client.publish_part(100, 50, "p")
+    client.publish_part(200, 60, "q")
+    shown, part = read_json(socket, "show", "w"), read_json(socket, "show", "p")
+    assert (shown["parts"], part["parts"]) == (2, 0)
+    assert (part["block"], part["offset"]) == (shown["block"], shown["offset"] + 100)
+    assert part["nbytes"] == 50 and part["leases"] == 0
+    assert [a["parts"] for a in read_json(socket, "list")["arrays"]] == [0, 0, 2]
+    assert re.search(r"^parts +2 published of it$", caidctl("show", "w", socket=socket).stdout,
+                     re.M)
+    long = caidctl("list", "-l", socket=socket).stdout.splitlines()[1:]
+    assert [line.split()[12] for line in long] == ["0", "0", "2"]
+    client.unlink("q")
+    assert read_json(socket, "show", "w")["parts"] == 1
+
+
+def test_who_pins_memory_that_only_a_part_keeps(socket, client):
+    client.create("w", (1000,), "|u1")
+    client.publish_part(100, 50, "p")
+    client.unlink("w")
+    lines = caidctl("show", "--unnamed", socket=socket).stdout.splitlines()[1:]
+    assert [re.split(r"\s{2,}", line.strip())[2] for line in lines] == ["maker", "1 part"]
+    client.close_array()
+    (entry,) = read_json(socket, "show", "--unnamed")["unnamed"]
+    assert (entry["name"], entry["parts"], entry["leases"]) == ("w", 1, 0)
+    assert entry["holders"] == []
+    (line,) = caidctl("show", "--unnamed", socket=socket).stdout.splitlines()[1:]
+    cells = re.split(r"\s{2,}", line.strip())
+    assert cells[0] == "-" and cells[2:4] == ["1 part", "-"] and cells[5] == "w"
+    client.unlink("p")
+    assert caidctl("show", "--unnamed", socket=socket).stdout.splitlines()[1:] == []
 
 
 # ---- hand-off ----

@@ -103,6 +103,36 @@ publish_and_watch(struct caid_client *client, struct caid_array *array,
     return r;
 }
 
+/* Parts that were published, and that were said to be gone: the same, when the client is closed. */
+static int n_parts, n_gone;
+
+static void
+count_gone(void *userdata)
+{
+    ++*(int *)userdata;
+}
+
+static int
+use_parts(struct caid_client *client, struct caid_array *array, struct caid_error *error)
+{
+    struct caid_part_options options = CAID_INIT(options);
+    int32_t device;
+
+    options.typestr = "|u1";
+    options.gone = count_gone;
+    options.userdata = &n_gone;
+    int r = caid_client_find_device(client, 0, &device, error);
+    for (uint64_t i = 0; r == 0 && i < 3; i++) {
+        r = caid_array_publish_part(array, i, "part", &options, NULL, error);
+        n_parts += r == 0;
+    }
+    if (r == 0)
+        r = caid_client_dispatch_parts(client, error);
+    int unlinked = caid_unlink(client, "part", NULL, NULL);
+    (void)unlinked; /* it may not have come so far */
+    return r;
+}
+
 static int
 make_arrays(struct caid_client *client, struct caid_error *error)
 {
@@ -119,6 +149,8 @@ make_arrays(struct caid_client *client, struct caid_error *error)
             break;
         if (i == 0)
             r = publish_and_watch(client, array, error);
+        if (r == 0 && i == 0)
+            r = use_parts(client, array, error);
         caid_array_close(array);
     }
     return r;
@@ -319,6 +351,7 @@ CLIENT_TEST(nomem, at_every_place)
         int r = scenario(&daemon, &error);
         reached = to_go < 0;
         to_go = -1;
+        cr_assert_eq(n_gone, n_parts, "allocation %d", n);
         /* A failure may also cost nothing: what was not told at once is told later. */
         if (r < 0)
             cr_assert(reached && error.code != 0 && error.message[0], "allocation %d: %d", n,

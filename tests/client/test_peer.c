@@ -273,3 +273,18 @@ PEER_TEST(a_close_waits_for_all_devices)
     gpu_end(&gpu);
     end(&f);
 }
+
+PEER_TEST(ordinals_have_indices)
+{
+    struct fixture f;
+    int32_t index;
+
+    begin(&f);
+    for (int32_t i = 0; i < 2; i++) {
+        assert_ok(caid_client_find_device(f.client, i, &index, &f.error), f.error);
+        cr_assert_eq(index, i);
+    }
+    assert_failed(caid_client_find_device(f.client, 2, &index, &f.error), f.error,
+                  CAID_ERR_DEVICE);
+    end(&f);
+}

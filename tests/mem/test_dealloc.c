@@ -28,8 +28,10 @@ start(uint64_t max_count, double ratio)
 static bool
 add(struct dealloc_owner *owner, uint64_t bytes)
 {
+    bool would = dealloc_would_flush(&q, owner, bytes);
     bool wanted = dealloc_add(&q, owner, &entries[n_added], bytes, (uint64_t)n_added);
 
+    cr_assert_eq(wanted, would, "foretold");
     n_added++;
     dealloc_check(&q);
     return wanted;

@@ -12,8 +12,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "caid/caid.h"
-#include "drv.h"
+#include "actor.h"
 
 /* MOMENT(name, when the victim is killed) */
 #define MOMENTS(MOMENT)                                        \
@@ -81,18 +80,3 @@ _Noreturn void handoff_victim(struct handoff_process *p);
 
 /* Answers until the end is asked for. A wrong outcome ends the process with status 1, and says which. */
 void handoff_witness(struct handoff_process *p);
-
-#define MUST(call)                                   \
-    do {                                             \
-        if ((call) < 0)                              \
-            errx(1, "%s: %s", #call, error.message); \
-    } while (0)
-
-#define MUST_CUDA(call)                             \
-    do {                                            \
-        CUresult result_ = (call);                  \
-        if (result_)                                \
-            errx(1, "%s: %d", #call, (int)result_); \
-    } while (0)
-
-#define STREAM(s) ((uint64_t)(uintptr_t)(s))

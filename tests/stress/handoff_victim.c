@@ -1,63 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "handoff.h"
 
-#include <dlfcn.h>
 #include <err.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#define SLOW "delay 60000000" /* what is enqueued from here on is never done */
-#define FAST "delay 200 1"
 
 struct victim {
     struct handoff_process *p;
     const struct kill_case *c;
     CUstream stream;
 };
-
-/* ---- the moment between the signal and the message that tells of it ---- */
-
-static sem_t *stop_at_send;
-
-ssize_t __real_sendmsg(int fd, const struct msghdr *msg, int flags);
-ssize_t __wrap_sendmsg(int fd, const struct msghdr *msg, int flags);
-
-static _Noreturn void
-stay(sem_t *reached)
-{
-    sem_post(reached);
-    for (;;)
-        pause();
-}
-
-/* Linked in the place of the library's sendmsg(2). */
-ssize_t
-__wrap_sendmsg(int fd, const struct msghdr *msg, int flags)
-{
-    if (stop_at_send)
-        stay(stop_at_send);
-    return __real_sendmsg(fd, msg, flags);
-}
-
-/* ---- what it does ---- */
-
-static void
-set_speed(const struct victim *v, const char *command)
-{
-    void *library = dlopen(v->p->drv->path, RTLD_NOW | RTLD_NOLOAD);
-    void *symbol = library ? dlsym(library, "caid_softcuda_control") : NULL;
-    int (*control)(const char *, char *, size_t);
-    char reply[256];
-
-    if (!symbol)
-        errx(1, "%s", dlerror());
-    memcpy(&control, &symbol, sizeof(control));
-    if (control(command, reply, sizeof(reply)))
-        errx(1, "%s: %s", command, reply);
-}
 
 static struct caid_access *
 start(const struct victim *v, bool writes)
@@ -97,7 +47,7 @@ loop(const struct victim *v, CUdeviceptr copy)
 {
     struct caid_error error;
 
-    set_speed(v, FAST);
+    actor_set_speed(v->p->drv, ACTOR_FAST);
     sem_post(&v->p->shared->reached);
     for (unsigned i = 0;; i++) {
         bool writes = v->c->writes || i % 4 == 0;
@@ -116,10 +66,10 @@ run_timeline(const struct victim *v)
     struct caid_error error;
 
     MUST(caid_timeline_create(v->p->client, &timeline, HANDOFF_TIMELINE, NULL, &error));
-    set_speed(v, SLOW);
+    actor_set_speed(v->p->drv, ACTOR_SLOW);
     if (v->c->moment == MOMENT_submitted)
         MUST(caid_timeline_signal(timeline, STREAM(v->stream), 1, &error));
-    stay(&v->p->shared->reached);
+    actor_stay(&v->p->shared->reached);
 }
 
 static _Noreturn void
@@ -132,30 +82,30 @@ run_bracket(const struct victim *v)
 
     MUST_CUDA(v->p->drv->cu.cuMemAlloc(&copy, HANDOFF_WORDS * sizeof(uint32_t)));
     if (moment == MOMENT_opened)
-        stay(reached);
+        actor_stay(reached);
     if (moment == MOMENT_looping)
         loop(v, copy);
     struct caid_access *access = start(v, v->c->writes);
     MUST(caid_client_ping(v->p->client, &error)); /* the daemon has looked at the begin */
     if (moment == MOMENT_waiting || moment == MOMENT_started)
-        stay(reached);
+        actor_stay(reached);
     MUST(caid_access_wait(access, CAID_FOREVER, &error));
     if (moment == MOMENT_begun)
-        stay(reached);
+        actor_stay(reached);
     if (moment != MOMENT_done)
-        set_speed(v, SLOW);
+        actor_set_speed(v->p->drv, ACTOR_SLOW);
     work(v, v->c->writes, copy);
     if (moment == MOMENT_working)
-        stay(reached);
+        actor_stay(reached);
     if (moment == MOMENT_signalled)
-        stop_at_send = reached;
+        actor_stop_before_send(reached);
     MUST(caid_access_end(access, &error));
     if (moment == MOMENT_signalled)
         errx(1, "the end of a bracket was not sent");
     if (moment == MOMENT_done)
         MUST_CUDA(v->p->drv->cu.cuStreamSynchronize(v->stream));
     MUST(caid_client_ping(v->p->client, &error)); /* the daemon has looked at the end */
-    stay(reached);
+    actor_stay(reached);
 }
 
 _Noreturn void

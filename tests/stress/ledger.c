@@ -148,8 +148,8 @@ ledger_take(const struct ledger_source *source)
 
 /* ---- coming to rest ---- */
 
-static bool
-is_same(const struct ledger *a, const struct ledger *b)
+bool
+ledger_is_same(const struct ledger *a, const struct ledger *b)
 {
 #define FIGURE(name, what)  \
     if (a->name != b->name) \
@@ -183,7 +183,7 @@ ledger_settle(const struct ledger_source *source, const struct ledger *start)
     for (int i = 0; i < SETTLE_TRIES; i++) {
         flush(source);
         l = ledger_take(source);
-        if (start ? is_same(&l, start) : is_idle(&l))
+        if (start ? ledger_is_same(&l, start) : is_idle(&l))
             break;
         usleep(SETTLE_STEP_US);
     }

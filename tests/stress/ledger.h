@@ -80,6 +80,9 @@ struct ledger ledger_take(const struct ledger_source *source);
  * ledger is given as it is. */
 struct ledger ledger_settle(const struct ledger_source *source, const struct ledger *start);
 
+/* Whether all FIGURES are the same. */
+bool ledger_is_same(const struct ledger *a, const struct ledger *b);
+
 /* Removes every name of every pool. */
 void ledger_unlink_all(const struct ledger_source *source);
 

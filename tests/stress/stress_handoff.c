@@ -103,18 +103,9 @@ make_cases(struct stress *s)
 void
 handoff_open(struct handoff_process *p)
 {
-    struct caid_connect_options options = CAID_INIT(struct caid_connect_options);
     const struct caid_device *devices;
-    struct drv_error drv_error;
-    struct caid_error error;
-    CUcontext context;
 
-    if (drv_open(&p->drv, "soft", &drv_error) < 0)
-        errx(1, "%s", drv_error.message);
-    MUST_CUDA(p->drv->cu.cuDevicePrimaryCtxRetain(&context, 0));
-    MUST_CUDA(p->drv->cu.cuCtxSetCurrent(context));
-    options.socket = p->socket;
-    MUST(caid_connect(&p->client, &options, &error));
+    actor_open(p->socket, &p->drv, &p->client);
     if (caid_client_devices(p->client, &devices) < 1 ||
         strcmp(devices[0].handoff, p->mode) != 0)
         errx(1, "the daemon's streams do not wait by %s", p->mode);

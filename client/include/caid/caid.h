@@ -11,9 +11,9 @@
  *
  * A client and its arrays may be used from any thread. Nothing here raises SIGPIPE or keeps
  * global state. A client has one thread of its own, from the first close that has to wait for
- * the GPU, or leaves a block empty, to caid_client_close(); it takes no signals. After fork()
- * without exec() every call on an inherited client fails with CAID_ERR_FORKED; freeing is safe
- * and leaves the parent's memory alone.
+ * the GPU, or leaves a block empty, or the first flush of an arena, to caid_client_close(); it
+ * takes no signals. After fork() without exec() every call on an inherited client fails with
+ * CAID_ERR_FORKED; freeing is safe and leaves the parent's memory alone.
  *
  * Option structs start with struct_size, to be set to sizeof(the struct): a later library reads
  * no more than the caller knew of. CAID_INIT does that and zeroes the rest.
@@ -123,7 +123,8 @@ CAID_API int caid_driver_open(struct caid_client **ret, const char *driver,
  * cannot be waited for (a capture is under way) stays mapped for good. Arrays of this client
  * that are still open stay mapped and may be read and written by their pointer until
  * caid_array_close(); the client's memory goes with the last of them, and the daemon gives
- * theirs to nobody before this process has exited. NULL is allowed.
+ * theirs to nobody before this process has exited. Calls back for parts whose `gone` has not come
+ * (arena.h). NULL is allowed.
  */
 CAID_API void caid_client_close(struct caid_client *client);
 
@@ -133,7 +134,8 @@ CAID_API void caid_client_close(struct caid_client *client);
 CAID_API int caid_client_get_fd(struct caid_client *client);
 
 /* Handles what has come from the daemon, without blocking, and calls the callbacks of watches
- * that have news, with no lock held. -ECONNRESET: the daemon is gone. */
+ * that have news, and of parts that are gone (arena.h), with no lock held. -ECONNRESET: the daemon
+ * is gone. */
 CAID_API int caid_client_dispatch(struct caid_client *client, struct caid_error *error);
 
 /* A round trip. */
@@ -388,6 +390,7 @@ struct caid_entry {
     uint64_t readers, writers; /* brackets that are open on it: handoff.h */
     uint64_t waiting;          /* brackets that wait for those */
     bool abandoned;            /* a writer died, and nobody has written it since */
+    uint64_t parts;            /* arrays in its memory: caid_array_publish_part() */
 };
 
 struct caid_list_options {
@@ -592,6 +595,7 @@ CAID_API int caid_softcuda_path(char *ret_path, size_t size);
 }
 #endif
 
+#include "caid/arena.h"
 #include "caid/handoff.h"
 
 #endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Out of memory at every place of an arena's use, as test_nomem.c does for the rest: the n-th allocation
+ * of the library's fails, for every n until nothing fails any more. Frees and closes never fail.
+ */
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "arena_fixture.h"
+#include "base/macros.h"
+
+static int to_go = -1; /* allocations until one fails; negative: none does */
+
+static bool
+fails(void)
+{
+    return to_go >= 0 && to_go-- == 0;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *old, size_t size);
+void *__real_reallocarray(void *old, size_t n, size_t size);
+char *__real_strdup(const char *s);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *old, size_t size);
+void *__wrap_reallocarray(void *old, size_t n, size_t size);
+char *__wrap_strdup(const char *s);
+
+void *
+__wrap_malloc(size_t size)
+{
+    return fails() ? NULL : __real_malloc(size);
+}
+
+void *
+__wrap_calloc(size_t n, size_t size)
+{
+    return fails() ? NULL : __real_calloc(n, size);
+}
+
+void *
+__wrap_realloc(void *old, size_t size)
+{
+    return fails() ? NULL : __real_realloc(old, size);
+}
+
+void *
+__wrap_reallocarray(void *old, size_t n, size_t size)
+{
+    return fails() ? NULL : __real_reallocarray(old, n, size);
+}
+
+char *
+__wrap_strdup(const char *s)
+{
+    return fails() ? NULL : __real_strdup(s);
+}
+
+static char own_pool[80]; /* that a client has without saying so */
+
+static struct caid_arena_info
+look(struct caid_arena *arena)
+{
+    struct caid_arena_info info = CAID_INIT(info);
+    struct caid_error error;
+
+    assert_ok(caid_arena_info(arena, &info, &error), error);
+    return info;
+}
+
+/* Frees without fail, and what waits is not lost. */
+static void
+free_all(struct caid_arena *arena, const uint64_t *ptrs, size_t n)
+{
+    struct caid_error error;
+
+    for (size_t i = 0; i < n; i++)
+        assert_ok(caid_arena_free(arena, ptrs[i], 0, &error), error);
+    struct caid_arena_info info = look(arena);
+    cr_assert_eq(info.allocations, 0);
+}
+
+static int
+use(struct caid_arena *arena, struct caid_error *error)
+{
+    const uint64_t sizes[] = {100, 5000, 3 * MIB, 100, 4096, 700};
+    const int64_t shape = 100;
+    struct caid_part_options options = CAID_INIT(options);
+    uint64_t ptrs[18];
+    size_t n = 0;
+    int r = 0;
+
+    options.typestr = "|u1";
+    options.shape = &shape;
+    options.ndim = 1;
+    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(ptrs); i++) {
+        r = caid_arena_alloc(arena, sizes[i % ARRAY_SIZE(sizes)], 0, &ptrs[n], error);
+        n += r == 0;
+    }
+    if (r == 0)
+        r = caid_arena_publish(arena, ptrs[0], "part", &options, NULL, error);
+    free_all(arena, ptrs, n);
+    if (r == 0)
+        r = caid_arena_flush(arena, error);
+    if (r == 0)
+        r = caid_arena_trim(arena, error);
+    return r;
+}
+
+static int
+scenario(struct arena_fixture *f, struct caid_error *error)
+{
+    struct caid_arena_options options = arena_blocks_of(4);
+    struct caid_arena *arena;
+
+    options.pool = own_pool;
+    int r = caid_arena_new(f->client, &arena, &options, error);
+    if (r < 0)
+        return r;
+    r = use(arena, error);
+    caid_arena_close(arena);
+    return r;
+}
+
+CLIENT_TEST(arena_nomem, at_every_place)
+{
+    struct arena_fixture f;
+    struct caid_error error;
+    bool reached;
+    int n = 0;
+
+    arena_begin(&f, NULL);
+    struct caid_client *witness = daemon_connect(&f.daemon);
+    struct caid_status status = CAID_INIT(status);
+    assert_ok(caid_client_status(witness, &status, &error), error);
+    memcpy(own_pool, status.pool, sizeof(status.pool));
+    do {
+        error = (struct caid_error){0};
+        to_go = n;
+        int r = scenario(&f, &error);
+        reached = to_go < 0;
+        to_go = -1;
+        if (r < 0)
+            cr_assert(reached && error.code != 0 && error.message[0], "allocation %d: %d", n,
+                      r);
+        caid_unlink(witness, "part", NULL, NULL);
+        wait_for_leases(witness, 0);
+        /* The connection may have been ended by it. */
+        if (caid_client_ping(f.client, &error) < 0) {
+            caid_arena_close(f.arena);
+            caid_client_close(f.client);
+            f.client = daemon_connect(&f.daemon);
+            assert_ok(caid_arena_new(f.client, &f.arena, NULL, &error), error);
+        }
+        cr_assert_lt(++n, 1000);
+    } while (reached);
+    cr_assert_gt(n, 40, "the scenario allocates");
+    caid_client_close(witness);
+    arena_end(&f);
+}
