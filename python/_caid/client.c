@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <structmember.h>
 
+#include "keep.h"
+
 static struct client_object *
 client(PyObject *op)
 {
@@ -43,11 +45,13 @@ client_free(struct client_object *self)
     struct caid_client *ended = self->client;
 
     self->client = NULL;
+    if (ended)
+        py_keeps_let_go(self);
     py_handles_end(self, ended);
     py_leases_end(self, self->leaving);
     if (ended) {
         Py_BEGIN_ALLOW_THREADS caid_client_close(ended);
-        Py_END_ALLOW_THREADS
+        Py_END_ALLOW_THREADS py_keeps_end(self);
     }
 }
 
@@ -173,11 +177,20 @@ client_local(PyObject *type, PyObject *driver)
     return py_take(&op);
 }
 
+/* What it keeps may hold it: then the collector clears something else of the cycle. */
+static int
+client_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    return py_keeps_traverse(client(op), visit, arg);
+}
+
 static void
 client_dealloc(PyObject *op)
 {
     PyTypeObject *type = Py_TYPE(op);
 
+    PyObject_GC_UnTrack(op);
     client_free(client(op));
     type->tp_free(op);
     Py_DECREF(type);
@@ -230,9 +243,24 @@ py_client_call(struct client_object *self,
 }
 
 static PyObject *
+dispatch(PyObject *op, int (*call)(struct caid_client *, struct caid_error *))
+{
+    PyObject *result = py_client_call(client(op), call);
+
+    py_keeps_drop(client(op));
+    return result;
+}
+
+static PyObject *
 client_dispatch(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return py_client_call(client(op), caid_client_dispatch);
+    return dispatch(op, caid_client_dispatch);
+}
+
+static PyObject *
+client_dispatch_parts(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return dispatch(op, caid_client_dispatch_parts);
 }
 
 static PyObject *
@@ -262,6 +290,8 @@ static PyMethodDef client_methods[] = {
      PyDoc_STR("fileno()\n--\n\nReadable when dispatch() has something to do.")},
     {"dispatch", client_dispatch, METH_NOARGS,
      PyDoc_STR("dispatch()\n--\n\nHandles what has come from the daemon, without blocking.")},
+    {"_dispatch_parts", client_dispatch_parts, METH_NOARGS,
+     PyDoc_STR("_dispatch_parts()\n--\n\ndispatch() for parts that are gone alone.")},
     {"ping", client_ping, METH_NOARGS, PyDoc_STR("ping()\n--\n\nA round trip.")},
     {"_create", FASTCALL(py_client_create), METH_FASTCALL,
      PyDoc_STR("_create(name, shape, typestr, descr, strides, pool, device, flags, memory, "
@@ -293,6 +323,11 @@ static PyMethodDef client_methods[] = {
     {"_begin", FASTCALL(py_client_begin), METH_FASTCALL,
      PyDoc_STR("_begin(reads, writes, stream, keep, timeout, /)\n--\n\n"
                "Begins to use the arrays of leases on a stream, 0 for the host: an Access.")},
+    {"_arena_new", FASTCALL(py_client_arena_new), METH_FASTCALL,
+     PyDoc_STR("_arena_new(device, pool, memory, block_size, max_pending_count, "
+               "max_pending_ratio, max_pending_age, /)\n--\n\nMakes an allocator: an Arena.")},
+    {"_find_device", py_client_find_device, METH_O,
+     PyDoc_STR("_find_device(ordinal, /)\n--\n\nIndex of the device that CUDA calls so here.")},
     {"_list", FASTCALL(py_client_list), METH_FASTCALL,
      PyDoc_STR("_list(pool, prefix, all, /)\n--\n\nNames: a list of tuples.")},
     {"_show", FASTCALL(py_client_show), METH_FASTCALL,
@@ -346,6 +381,8 @@ static PyGetSetDef client_getset[] = {
 static PyMemberDef client_members[] = {
     {"_host_accessible", T_BOOL, offsetof(struct client_object, host_accessible), 0,
      PyDoc_STR("Whether the host reaches the driver's device memory.")},
+    {"_n_kept", T_PYSSIZET, offsetof(struct client_object, n_keeps), READONLY,
+     PyDoc_STR("How much parts that were published keep alive.")},
     {0},
 };
 
@@ -357,6 +394,7 @@ static PyType_Slot client_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)client_doc},
     {Py_tp_new, client_new},
     {Py_tp_init, client_init},
+    {Py_tp_traverse, client_traverse},
     {Py_tp_dealloc, client_dealloc},
     {Py_tp_methods, client_methods},
     {Py_tp_getset, client_getset},
@@ -367,6 +405,6 @@ static PyType_Slot client_slots[] = {
 PyType_Spec py_client_spec = {
     .name = "caid._caid.Client",
     .basicsize = sizeof(struct client_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = client_slots,
 };

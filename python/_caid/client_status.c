@@ -160,3 +160,22 @@ py_client_devices(PyObject *op, PyObject *Py_UNUSED(unused))
     py_client_leave(self);
     return py_take(&list);
 }
+
+PyObject *
+py_client_find_device(PyObject *op, PyObject *ordinal_op)
+{
+    struct client_object *self = client(op);
+    struct caid_error error = {0};
+    int32_t ordinal, index = -1;
+    struct caid_client *c;
+    int r;
+
+    if (py_device_get(self->state, ordinal_op, &ordinal) < 0)
+        return NULL;
+    c = py_client_enter(self);
+    if (!c)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_client_find_device(c, ordinal, &index, &error);
+    Py_END_ALLOW_THREADS py_client_leave(self);
+    return r < 0 ? py_error_raise(self->state, r, &error) : PyLong_FromLong(index);
+}

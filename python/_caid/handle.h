@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Handle: what Stream, Event, Timeline and Access have in common. Each is a thing of libcaid's or of
- * the driver's that belongs to a client. It holds its Client alive, and ends by close(), with the
- * object, or with the Client, whichever comes first. A Client that is closed ends its handles before
- * its leases and its connection, the newest first: a bracket is newer than the stream that it is on.
+ * Handle: what Stream, Event, Timeline, Access and Arena have in common. Each is a thing of libcaid's
+ * or of the driver's that belongs to a client. It holds its Client alive, and ends by close(), with
+ * the object, or with the Client, whichever comes first. A Client that is closed ends its handles
+ * before its leases and its connection, the newest first: a bracket is newer than the stream that it
+ * is on.
  *
  * close() may come while other threads are in a call: from then on new calls raise ClosedError, and
  * the last call under way ends the thing.
@@ -105,6 +106,7 @@ struct stream_object {
 };
 
 extern PyType_Spec py_stream_spec, py_event_spec, py_timeline_spec, py_access_spec;
+extern PyType_Spec py_arena_spec, py_allocation_spec;
 
 /* ---- callbacks of streams (callback.c) ---- */
 

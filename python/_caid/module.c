@@ -75,6 +75,15 @@ static PyMethodDef module_methods[] = {
          "\n--\n\nA tensor in a capsule, which keeps the owner, a Lease by a share.")},
     {"dlpack_import", py_dlpack_import, METH_O,
      PyDoc_STR("dlpack_import(capsule, /)\n--\n\nTakes what is in a capsule: a Tensor.")},
+    {"torch_set", py_torch_set, METH_VARARGS,
+     PyDoc_STR("torch_set(ordinal, arena, /)\n--\n\n"
+               "Has caid_torch_malloc() use an Arena for a CUDA device, for good.")},
+    {"torch_keep", py_torch_keep, METH_O,
+     PyDoc_STR("torch_keep(object, /)\n--\n\nKeeps an object for good.")},
+    {"torch_error", py_torch_error, METH_NOARGS,
+     PyDoc_STR(
+         "torch_error()\n--\n\n"
+         "Why caid_torch_malloc() or caid_torch_free() failed last, since this was asked.")},
     {"code_name", module_code_name, METH_O,
      PyDoc_STR("code_name(code, /)\n--\n\nName of an error code, or None.")},
     {0},
@@ -98,6 +107,8 @@ static const struct {
     {&py_event_spec, offsetof(struct module_state, event_type)},
     {&py_timeline_spec, offsetof(struct module_state, timeline_type)},
     {&py_access_spec, offsetof(struct module_state, access_type)},
+    {&py_arena_spec, offsetof(struct module_state, arena_type)},
+    {&py_allocation_spec, offsetof(struct module_state, allocation_type)},
 };
 
 static PyTypeObject **

@@ -11,6 +11,8 @@
  *   Mark        an event on a stream, behind work of this process; holds its Client alive
  *   Tensor      what another library gave by DLPack; given back with the object
  *   HostMemory  page-locked memory of this process as a buffer; holds its Client alive
+ *   Arena, Allocation (arena.h)
+ *               one struct caid_arena, a thing as those above; and a piece of its memory, which holds it
  *
  * What these files share is named py_: libcaid is linked in whole, with names of its own.
  *
@@ -22,6 +24,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -41,6 +44,8 @@ struct module_state {
     PyTypeObject *event_type;
     PyTypeObject *timeline_type;
     PyTypeObject *access_type;
+    PyTypeObject *arena_type;
+    PyTypeObject *allocation_type;
     PyObject *spent;      /* a list: to be dropped by a thread that may call CUDA */
     struct gate *gate;    /* of callbacks: handle.h */
     PyObject *make_error; /* caid._errors.make_error */
@@ -114,6 +119,7 @@ int py_args_check(const char *function, Py_ssize_t n_args, Py_ssize_t n);
 
 struct lease_object;
 struct handle_object;
+struct keep;
 
 struct client_object {
     PyObject_HEAD
@@ -125,6 +131,9 @@ struct client_object {
     bool host_accessible; /* its driver's device memory is the host's: caid.Client says so */
     struct lease_object *leases;   /* that have not ended; each takes itself out */
     struct handle_object *handles; /* the same */
+    struct keep *keeps;            /* what parts keep alive: keep.h */
+    Py_ssize_t n_keeps;
+    _Atomic(struct keep *) gone; /* those of parts that are gone; without the GIL */
 };
 
 extern PyType_Spec py_client_spec;
@@ -159,6 +168,8 @@ PY_CLIENT_METHOD(event_open);
 PY_CLIENT_METHOD(timeline_new);
 PY_CLIENT_METHOD(timeline_open);
 PY_CLIENT_METHOD(begin);
+PY_CLIENT_METHOD(arena_new);
+PyObject *py_client_find_device(PyObject *op, PyObject *ordinal);
 PyObject *py_client_pools(PyObject *op, PyObject *unused);
 PyObject *py_client_users(PyObject *op, PyObject *unused);
 PyObject *py_client_memory_info(PyObject *op, PyObject *device);
@@ -261,6 +272,21 @@ extern PyType_Spec py_tensor_spec;
 
 PyObject *py_dlpack_export(PyObject *module, PyObject *args);
 PyObject *py_dlpack_import(PyObject *module, PyObject *capsule);
+
+/* ---- Arena (arena.c) ---- */
+
+/* The struct of an Arena that is open, which nobody ends from then on; the object itself may be closed.
+ * NULL with TypeError or ClosedError set. */
+struct caid_arena *py_arena_pin(const struct module_state *state, PyObject *op);
+
+/* ---- for PyTorch (torch.c) ---- */
+
+/* args: CUDA ordinal, Arena. */
+PyObject *py_torch_set(PyObject *module, PyObject *args);
+/* Has an object live as long as the process, beyond the interpreter. */
+PyObject *py_torch_keep(PyObject *module, PyObject *op);
+/* What failed last, as an exception; None where nothing has since this was asked. */
+PyObject *py_torch_error(PyObject *module, PyObject *unused);
 
 /* ---- Watch (watch.c), HostMemory (host.c) ---- */
 

@@ -14,6 +14,9 @@ JAX, ...
 
 >>> with b.read(s) as v: ...                         # on a stream, after whoever writes it
 
+>>> arena = c.arena()                                # allocates for other libraries, and publishes
+>>> arena.publish("weights", tensor)                 # what they have made there, without a copy
+
 What users of Numba know is here by its names: ``to_device()``, ``pinned_array()``, ``mapped()``, ...
 """
 
@@ -23,6 +26,7 @@ import os as _os
 
 from . import _caid, _errors
 from ._access import Access
+from ._arena import Allocation, Arena
 from ._array import Array
 from ._cai import as_array, from_cuda_array_interface
 from ._client import Client
@@ -44,6 +48,8 @@ from ._helpers import (
     to_device,
 )
 from ._records import (
+    AllocationInfo,
+    ArenaInfo,
     Change,
     Details,
     Device,
@@ -82,6 +88,10 @@ def softcuda_path() -> str:
 
 __all__ = [
     "Access",
+    "Allocation",
+    "AllocationInfo",
+    "Arena",
+    "ArenaInfo",
     "Array",
     "Change",
     "Client",

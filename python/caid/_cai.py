@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 import os
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 from . import _array, _caid, _geometry, _interface, _pending, _typestr
 from ._errors import closed, invalid, unsupported
@@ -159,14 +159,30 @@ def _ignore(_client, _device, _stream):
     pass
 
 
-def _take(desc, owner, client, come_after):
+class Described(NamedTuple):
+    """What a dict of the interface says."""
+
+    ptr: int
+    shape: tuple
+    strides: tuple
+    element: _typestr.Element
+    readonly: bool
+    stream: Optional[int]
+
+
+def read(desc: dict[str, Any]) -> Described:
+    """Looks at the dict alone. Raises what as_array() does."""
     if not isinstance(desc, dict):
         raise TypeError(f"__cuda_array_interface__: a dict is needed, not {type(desc).__name__}")
     _check_version(desc)
     element = _typestr.of_typestr(_entry(desc, "typestr"), desc.get("descr"))
     shape, strides = _layout(desc, element)
     ptr, readonly = _data(desc)
-    stream = _stream(desc)
+    return Described(ptr, shape, strides, element, readonly, _stream(desc))
+
+
+def _take(desc, owner, client, come_after):
+    ptr, shape, strides, element, readonly, stream = read(desc)
     device = -1
     if 0 in shape:  # nothing to reach, nothing to wait for
         ptr = 0

@@ -3,40 +3,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import warnings
-from typing import Any, Iterable, Iterator, List, Union
+from typing import Any, Iterable, List, Union
 
 from . import (
     _access,
+    _arena,
     _array,
     _cai,
-    _caid,
     _events,
     _geometry,
+    _keeper,
     _metadata,
     _pending,
+    _queries,
     _streams,
     _timeline,
     _typestr,
     _watch,
 )
-from ._errors import ClosedError, DisconnectedError, invalid
-from ._errors import device as device_error
-from ._records import (
-    Details,
-    Device,
-    Entry,
-    Flushed,
-    Holder,
-    MemoryInfo,
-    Pool,
-    Status,
-    TimelineEntry,
-    User,
-)
+from ._errors import invalid
+from ._records import TimelineEntry
 
 _CLIENT_NAME_MAX = 64  # bytes
 _EXCLUSIVE, ATTACH_HOST = 1, 2  # enum caid_array_flags
@@ -54,7 +43,7 @@ def _program_name():
     return name.encode(errors="replace")[:_CLIENT_NAME_MAX].decode(errors="ignore")
 
 
-class Client(_caid.Client):
+class Client(_queries.Queries):
     """A connection to the daemon.
 
     Parameters
@@ -80,7 +69,7 @@ class Client(_caid.Client):
     closes the client's arrays; leaving a ``with`` block does the same.
     """
 
-    __slots__ = ("_address", "_device_list", "_driver", "__weakref__")
+    __slots__ = ("_address", "_driver", "__weakref__")
 
     def __init__(
         self,
@@ -90,7 +79,7 @@ class Client(_caid.Client):
         driver: _Path | None = None,
     ):
         self._address = address
-        self._device_list: List[Device] | None = None
+        self._device_list = None
         super().__init__(address, name=name or _program_name(), driver=driver)
         try:  # asked now: arrays are used after the daemon's death, too
             daemons = self.status().driver
@@ -102,12 +91,13 @@ class Client(_caid.Client):
 
     def close(self) -> None:
         """Ends the connection, and all that came from the client: its arrays, streams, events,
-        timelines and watches are closed, and brackets that are open abandoned. Idempotent.
+        timelines, watches and arenas are closed, and brackets that are open abandoned. Idempotent.
 
         Waits for asynchronous copies from and to memory of the host. Ctrl-C ends that wait: the client
         is closed all the same, and that memory, and its arrays', kept for good. Memory that a NumPy
-        array, or a tensor of another library, still sees stays as it is, and is given to nobody before
-        this process has exited."""
+        array, or a tensor of another library, still sees, and that of an :class:`caid.Allocation`, stays
+        as it is, and is given to nobody before this process has exited. What :meth:`caid.Arena.publish`
+        keeps alive is let go of, while what was published lives on."""
         end = super()._leave
         try:
             _pending.finish(self)
@@ -115,10 +105,12 @@ class Client(_caid.Client):
         finally:
             end()
             _watch.wake(self)
+            _keeper.end(self)
 
     def dispatch(self) -> None:
         """Handles what has come from the daemon, without blocking: to be called when ``fileno()``
-        is readable. What waits for a watch of this client, in any event loop, looks for news.
+        is readable. What waits for a watch of this client, in any event loop, looks for news; what
+        :meth:`caid.Arena.publish` keeps alive is let go of where nobody can reach it any more.
 
         Raises
         ------
@@ -129,6 +121,7 @@ class Client(_caid.Client):
             super().dispatch()
         finally:
             _watch.wake(self)
+            _keeper.look(self)
 
     def __enter__(self) -> Client:
         return self
@@ -296,32 +289,53 @@ class Client(_caid.Client):
             _metadata.encode(metadata),
         )
 
-    # --- devices ----------------------------------------------------------------------------
+    # --- allocators -------------------------------------------------------------------------
 
-    @property
-    def devices(self) -> List[Device]:
-        """list of Device: the daemon's devices; ``device=`` elsewhere is a place in it, or a
-        UUID."""
-        if self._device_list is None:
-            self._device_list = [_device(device) for device in self._devices()]
-        return self._device_list.copy()
+    def arena(
+        self,
+        device: _Device = 0,
+        *,
+        memory: str = "device",
+        pool: str | None = None,
+        block_size: int = 0,
+        max_pending_count: int | None = None,
+        max_pending_ratio: float | None = None,
+        max_pending_age: float | None = None,
+    ) -> _arena.Arena:
+        """An allocator over blocks that are leased from the daemon: an allocation asks nobody, and
+        what lies in one can be published without a copy. The first block is leased by the first
+        allocation.
 
-    def _index_of(self, device):
-        """The index of a device that was given by index or UUID."""
-        if not isinstance(device, str):
-            return device
-        for index, known in enumerate(self.devices):
-            if known.uuid == device:
-                return index
-        raise device_error(f"no device {device!r} at the daemon")
+        Parameters
+        ----------
+        device : int or str
+            Index in `devices`, or UUID.
+        memory : {"device", "legacy"}
+            As for create(): "legacy" for :meth:`caid.Arena.ipc_handle`.
+        pool : str, optional
+            Whose memory it is, and in which names are published; without it, the caller's own.
+        block_size : int
+            Bytes that are leased at a time; 0 for 32 MiB. What is larger than half of that gets a
+            block of its own.
+        max_pending_count : int, optional
+            How many freed allocations wait until their memory is used again, and how many empty
+            blocks until they go back: 10 without it. With 0 nothing waits.
+        max_pending_ratio : float, optional
+            Which part of the device's memory waits: 0.2 without it. With 0 nothing waits.
+        max_pending_age : float, optional
+            Seconds that an empty block waits: 2 without it.
 
-    def _uuid_of(self, device):
-        """The UUID of a device that was given by index or UUID, for this process to find."""
-        if device is None or isinstance(device, str):
-            return device
-        if 0 <= device < len(self.devices):
-            return self.devices[device].uuid
-        raise device_error(f"no device {device}: the daemon has {len(self.devices)}")
+        Raises
+        ------
+        DeviceError, InvalidError, InvalidNameError
+            No such device; no such memory, or a limit below 0; no pool's name.
+
+        Notes
+        -----
+        The pool, and whether it has any memory, shows when the first block is leased.
+        """
+        limits = max_pending_count, max_pending_ratio, max_pending_age
+        return _arena.create(self, device, memory, pool, block_size, *limits)
 
     # --- opening and unlinking --------------------------------------------------------------
 
@@ -533,132 +547,6 @@ class Client(_caid.Client):
         from . import _dlpack
 
         return _dlpack.from_dlpack(x, stream=stream, client=self)
-
-    # --- what the daemon knows --------------------------------------------------------------
-
-    def list(
-        self, *, pool: str | None = None, prefix: str | None = None, all: bool = False
-    ) -> List[Entry]:
-        """Names, in byte order.
-
-        Parameters
-        ----------
-        pool : str, optional
-            Without it, the caller's own.
-        prefix : str, optional
-            Only names that start with it.
-        all : bool
-            Those of every pool that the caller may read, pool by pool.
-
-        Returns
-        -------
-        list of Entry
-        """
-        return [Entry._make(entry) for entry in self._list(pool, prefix, all)]
-
-    def show(self, name: str, *, pool: str | None = None) -> Details:
-        """What is known of a name, and who holds the array: Details."""
-        return _details(self._show(name, pool)[0])
-
-    def unnamed(self, *, pool: str | None = None, all: bool = False) -> List[Details]:
-        """Arrays that have no name, or have it no more, and who keeps their memory.
-
-        Parameters
-        ----------
-        pool, all
-            As in list().
-
-        Returns
-        -------
-        list of Details
-            `entry.name` is the last name. The daemon tells neither strides nor place here.
-        """
-        return [_details(details) for details in self._unnamed(pool, all)]
-
-    def pools(self) -> List[Pool]:
-        """The pools that the caller may read: list of Pool."""
-        return [Pool._make(pool) for pool in self._pools()]
-
-    def users(self) -> List[User]:
-        """What the caller's uid is charged; for root and the daemon's own uid, every uid: list of
-        User."""
-        return [User._make(user) for user in self._users()]
-
-    # --- memory -----------------------------------------------------------------------------
-
-    def memory_info(self, device: _Device | None = None) -> MemoryInfo:
-        """Memory of a device: MemoryInfo, which begins with free and total bytes. Without
-        `device`, of the first. Raises DeviceError."""
-        return MemoryInfo._make(self._memory_info(self._index_of(device or 0)))
-
-    def flush(self, device: _Device | None = None) -> Flushed:
-        """Frees what waits to be freed, and gives empty blocks back to the driver: those of the
-        caller's uid; for root and the daemon's own uid, all.
-
-        Memory that nobody holds is not given back at once, see caid.conf(5): ``max_pending_*``.
-        What defer_cleanup() holds back stays.
-
-        Parameters
-        ----------
-        device : int or str, optional
-            Index or UUID; without it, every device.
-
-        Returns
-        -------
-        Flushed
-
-        Raises
-        ------
-        DriverError
-            A release failed. That block is written off and counted (``quarantined``); what came
-            after it waits on.
-        """
-        index = -1 if device is None else self._index_of(device)
-        if device is not None and index < 0:
-            raise device_error(f"no device {device}: the daemon has {len(self.devices)}")
-        return Flushed._make(self._flush(index))
-
-    @contextlib.contextmanager
-    def defer_cleanup(self) -> Iterator[None]:
-        """A ``with`` block in which nothing of the caller's uid that waits to be freed is freed,
-        so that no release disturbs the GPU's work. Blocks may be nested; what they held back goes
-        on waiting after the outermost, until the next flush.
-
-        Another user's want of memory overrides it, a create() of this client's that finds none
-        does not. It ends with the connection, too. The rules are those of Numba's
-        ``cuda.defer_cleanup()``.
-        """
-        self._defer_begin()
-        try:
-            yield
-        finally:
-            with contextlib.suppress(ClosedError, DisconnectedError):  # then it has ended
-                self._defer_end()
-
-    # --- the daemon -------------------------------------------------------------------------
-
-    def status(self) -> Status:
-        """The daemon: Status."""
-        return Status._make(self._status())
-
-    @property
-    def host_accessible(self) -> bool:
-        """bool: whether the host can reach array memory; so it is with the software driver."""
-        return self._host_accessible
-
-
-def _device(record):
-    device = Device._make(record)
-    return device._replace(kinds=tuple(device.kinds.split()))
-
-
-def _details(record):
-    details = Details._make(record)
-    return details._replace(
-        entry=Entry._make(details.entry),
-        holders=[Holder._make(holder) for holder in details.holders],
-        metadata=_metadata.decode(details.metadata),
-    )
 
 
 def _strides(shape, element, order, strides):

@@ -170,10 +170,8 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Arr
             _let_wait(view, (_CUDA, 0), stream)
         return view
     number = _stream_to_ask(stream)
-    tensor = _caid.dlpack_import(_ask(x, _device_type(x), number))
+    tensor, element, strides = take(x, number)
     kind, _ = tensor.device
-    _check_device(x, kind)
-    element, strides = _layout(tensor)
     ptr, device = 0, -1
     if 0 in tensor.shape:
         client = None
@@ -185,6 +183,14 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Arr
         _pending.note([memory], _stream.LEGACY if stream is None else stream)
     layout = _array.Layout(ptr, tensor.shape, strides, element, tensor.readonly)
     return _array.make(memory, layout, root=False)
+
+
+def take(x, number):
+    """(Tensor, element, strides in bytes) of another library's array, whose use on the stream of that
+    number, or on none (-1), comes after the work on it. Raises what from_dlpack() does."""
+    tensor = _caid.dlpack_import(_ask(x, _device_type(x), number))
+    _check_device(x, tensor.device[0])
+    return tensor, *_layout(tensor)
 
 
 def _stream_to_ask(stream):

@@ -227,6 +227,9 @@ class SystemCallError(Error):
     code = ErrorCode.SYSTEM
 
 
+# The device, a pool or a user has not got that much memory.
+NO_ROOM = (OutOfMemoryError, QuotaError, LimitError)
+
 CLASSES = {cls.code: cls for cls in [*Error.__subclasses__(), InvalidNameError]}
 
 __all__ = [

@@ -58,6 +58,20 @@ def _exported_stream(array):
     return _stream.handle(stream)
 
 
+def bytes_at(ptr, nbytes):
+    """``__cuda_array_interface__`` of an Allocation; nothing is known of work on it."""
+    described = {
+        "shape": (nbytes,),
+        "typestr": "|u1",
+        "strides": None,
+        "data": (ptr, False),
+        "version": export_version(),
+    }
+    if described["version"] >= 3:
+        described["stream"] = None
+    return described
+
+
 def numpy(array):
     """``__array_interface__``"""
     memory, layout = array._memory, array._layout

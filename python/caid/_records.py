@@ -33,6 +33,34 @@ class Flushed(NamedTuple):
     bytes: int  #: of those blocks
 
 
+class ArenaInfo(NamedTuple):
+    """An arena. What is no count is in bytes."""
+
+    blocks: int  #: leased from the daemon
+    bytes: int  #: of those
+    allocations: int  #: that are not freed
+    allocated: int  #: of those, as asked for
+    pending: int  #: that are freed, and wait
+    pending_bytes: int  #: of those, as asked for
+    draining: int  #: that have waited, while work of the GPU may still use them
+    draining_bytes: int  #: of those
+    published: int  #: parts that somebody can reach
+    empty_blocks: int  #: that could go back to the daemon
+    empty_bytes: int  #: of those
+    n_allocs: int  #: allocations, ever
+    n_leased: int  #: blocks, ever
+    n_flushes: int  #: of what waits, ever
+
+
+class AllocationInfo(NamedTuple):
+    """Where an allocation of an arena is."""
+
+    ptr: int  #: its device address
+    nbytes: int  #: as asked for
+    block: int  #: the daemon's id of the memory that it lies in
+    offset: int  #: in the block, bytes
+
+
 class IpcHandle(NamedTuple):
     """What opens "legacy" memory in another process, by any library: ``cuIpcOpenMemHandle()``,
     Numba's ``cuda.open_ipc_array()``, CuPy's ``runtime.ipcOpenMemHandle()``.
@@ -155,6 +183,7 @@ class Entry(NamedTuple):
     writers: int  #: the same
     waiting: int  #: brackets that wait for those
     abandoned: bool  #: a writer died, or gave up, and nobody has written it since
+    parts: int  #: arrays that lie in its memory and keep it: publish() of an Arena
 
 
 class Holder(NamedTuple):

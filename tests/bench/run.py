@@ -2,10 +2,10 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, create, many,
-million, handoff, daemon; without one, all of them.
+million, handoff, arena, allocators, daemon; without one, all of them.
 
-open, create, handoff and daemon are for the GPU, where there is one. The others measure the daemon
-and libcaid alone, so they are on the software driver everywhere.
+open, create, handoff, arena, allocators and daemon are for the GPU, where there is one. The others
+measure the daemon and libcaid alone, so they are on the software driver everywhere.
 """
 
 import contextlib
@@ -94,12 +94,23 @@ def bench_handoff(folder):
             handoff(folder, "under MPS", env)
 
 
+def bench_arena(folder):
+    with caid.LocalDaemon() as daemon:
+        program(folder, "bench_arena", daemon.address)
+
+
+def bench_allocators(_folder):
+    with caid.LocalDaemon() as daemon:
+        script("bench_allocators.py", daemon.address)
+
+
 def bench_daemon(_folder):
     script("bench_daemon.py")
 
 
 BENCHES = {"soft": bench_soft, "open": bench_open, "create": bench_create, "many": bench_many,
-           "million": bench_million, "handoff": bench_handoff, "daemon": bench_daemon}
+           "million": bench_million, "handoff": bench_handoff, "arena": bench_arena,
+           "allocators": bench_allocators, "daemon": bench_daemon}
 
 
 def main(folder, *names):

@@ -83,6 +83,13 @@ def client(daemon):
 
 
 @pytest.fixture
+def arena(client):
+    with client.arena() as a:
+        yield a
+    gc.collect()  # what holds memory when its client is closed keeps it until the process exits
+
+
+@pytest.fixture
 def soft(client):
     """For tests of what only the software driver has."""
     if not client.host_accessible:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin for own_tests.py: writes what became of each test, one JSON line at a time.
 
-A line is {"test", "outcome", "text"}; the last one is {"exit"}, so that who reads knows
-of a process that died. With --module the file that is collected is imported under that name, as
-the package itself would, whatever folder it lies in.
+A line is {"module", "test", "outcome", "text"}; the last one is {"exit"}, so that who reads knows
+of a process that died. With --package the files that are collected are imported as that package's
+modules, as the package itself would, whatever folder they lie in: --rootdir is the package's own.
 """
 import importlib
 import json
@@ -17,7 +17,12 @@ class NamedModule(pytest.Module):
     """A test module that belongs to an installed package."""
 
     def _getobj(self):
-        return importlib.import_module(self.config.getoption("--module"))
+        return importlib.import_module(f"{self.config.getoption('--package')}.{module_name(self.path, self.config)}")
+
+
+def module_name(path, config):
+    """Of a file, relative to the package of the root folder."""
+    return ".".join(path.relative_to(config.rootpath).with_suffix("").parts)
 
 
 class Outcomes:
@@ -33,12 +38,14 @@ class Outcomes:
 
     def pytest_collectreport(self, report):
         if not report.passed:
-            self.write({"test": "collection", "outcome": report.outcome, "text": text_of(report)})
+            module = report.nodeid.partition("::")[0]
+            self.write({"module": module, "test": "collection", "outcome": report.outcome, "text": text_of(report)})
 
     def pytest_runtest_logreport(self, report):
         if report.when == "setup":
-            name = report.nodeid.partition("::")[2]
-            self.test = {"test": name, "outcome": "passed", "text": ""}
+            module, _, name = report.nodeid.partition("::")
+            module = module.removesuffix(".py").replace("/", ".")
+            self.test = {"module": module, "test": name, "outcome": "passed", "text": ""}
         if WORST[report.outcome] > WORST[self.test["outcome"]]:
             self.test.update(outcome=report.outcome, text=text_of(report))
         if report.when == "teardown":
@@ -58,7 +65,7 @@ def text_of(report):
 
 def pytest_addoption(parser):
     parser.addoption("--outcomes", required=True)
-    parser.addoption("--module")
+    parser.addoption("--package")
 
 
 def pytest_configure(config):
@@ -66,7 +73,7 @@ def pytest_configure(config):
 
 
 def pytest_pycollect_makemodule(module_path, parent):
-    if parent.config.getoption("--module"):
+    if parent.config.getoption("--package"):
         return NamedModule.from_parent(parent, path=module_path)
     return None
 

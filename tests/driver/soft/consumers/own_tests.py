@@ -98,7 +98,7 @@ class ModuleRun:
             f"--outcomes={self.outcomes_path}", f"--rootdir={tests_folder}",
         ]
         if suite.package is not None:
-            self.command += ["--import-mode=importlib", f"--module={suite.package}.{module}"]
+            self.command += ["--import-mode=importlib", f"--package={suite.package}"]
         self.command.append(str(tests_folder / (module.replace(".", "/") + ".py")))
         self.tests = []
         self.trouble = None

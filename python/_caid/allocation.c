@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "arena.h"
+
+#include <stddef.h>
+#include <structmember.h>
+
+struct allocation_object {
+    PyObject_HEAD
+    struct arena_object *arena; /* counts this one */
+    uint64_t ptr;               /* 0: there was no memory */
+    uint64_t nbytes;            /* as asked for */
+    PyObject *weakrefs;
+};
+
+static struct allocation_object *
+allocation(PyObject *op)
+{
+    return (struct allocation_object *)op;
+}
+
+/* ---- life ---- */
+
+PyObject *
+py_allocation_new(struct arena_object *arena, uint64_t nbytes)
+{
+    PyTypeObject *type = arena->handle.client->state->allocation_type;
+    struct allocation_object *self = PyObject_GC_New(struct allocation_object, type);
+
+    if (!self)
+        return NULL;
+    Py_INCREF(arena);
+    self->arena = arena;
+    self->ptr = 0;
+    self->nbytes = nbytes;
+    self->weakrefs = NULL;
+    arena->n_live++;
+    if (py_arena_reserve(arena, nbytes, &self->ptr) < 0)
+        Py_CLEAR(self);
+    else
+        PyObject_GC_Track((PyObject *)self);
+    return (PyObject *)self;
+}
+
+static PyObject *
+allocation_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    PyErr_Format(PyExc_TypeError, "%s comes from Arena.allocate()", type->tp_name);
+    return NULL;
+}
+
+static int
+allocation_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(allocation(op)->arena);
+    return 0;
+}
+
+/* Of a cycle it is in, the collector clears something else: as long as there is an Allocation there is
+ * its memory. */
+static void
+allocation_dealloc(PyObject *op)
+{
+    struct allocation_object *self = allocation(op);
+    struct arena_object *arena = self->arena;
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    if (self->weakrefs)
+        PyObject_ClearWeakRefs(op);
+    py_arena_release(arena, self->ptr);
+    PyObject_GC_Del(op);
+    Py_DECREF(type);
+    Py_DECREF(arena);
+}
+
+/* ---- the type ---- */
+
+/* By Python, which knows what the environment says of the interface. */
+static PyObject *
+allocation_get_interface(PyObject *op, void *Py_UNUSED(closure))
+{
+    _cleanup_py_ PyObject *module = PyImport_ImportModule("caid._interface");
+
+    return module ? PyObject_CallMethod(module, "bytes_at", "KK",
+                                        (unsigned long long)allocation(op)->ptr,
+                                        (unsigned long long)allocation(op)->nbytes)
+                  : NULL;
+}
+
+static PyObject *
+allocation_repr(PyObject *op)
+{
+    char text[96];
+
+    snprintf(text, sizeof(text), "<caid.Allocation %#llx nbytes=%llu>",
+             (unsigned long long)allocation(op)->ptr,
+             (unsigned long long)allocation(op)->nbytes);
+    return PyUnicode_FromString(text);
+}
+
+static PyObject *
+allocation_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    PyErr_Format(PyExc_TypeError, "a %s cannot be copied or pickled: publish it",
+                 Py_TYPE(op)->tp_name);
+    return NULL;
+}
+
+static PyMethodDef allocation_methods[] = {
+    {"__reduce__", allocation_reduce, METH_NOARGS, NULL},
+    {0},
+};
+
+static PyGetSetDef allocation_getset[] = {
+    {"__cuda_array_interface__", allocation_get_interface, NULL,
+     PyDoc_STR("dict: the CUDA Array Interface, of one dimension of bytes (\"|u1\").\n\n"
+               "The dict keeps nothing alive: who uses it keeps the allocation."),
+     NULL},
+    {0},
+};
+
+#define AT(field) offsetof(struct allocation_object, field)
+
+static PyMemberDef allocation_members[] = {
+    {"ptr", T_ULONGLONG, AT(ptr), READONLY, PyDoc_STR("int: its device address.")},
+    {"nbytes", T_ULONGLONG, AT(nbytes), READONLY, PyDoc_STR("int: bytes, as asked for.")},
+    {"__weaklistoffset__", T_PYSSIZET, AT(weakrefs), READONLY, NULL},
+    {0},
+};
+
+PyDoc_STRVAR(
+    allocation_doc,
+    "Memory of a device: what :meth:`caid.Arena.allocate` gives.\n\n"
+    "It is freed with the object, which may be in any thread, at any time: the memory is "
+    "used again\nwhen the work that the device's primary context had by then is done.");
+
+static PyType_Slot allocation_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t)allocation_doc},
+    {Py_tp_new, allocation_tp_new},
+    {Py_tp_traverse, allocation_traverse},
+    {Py_tp_dealloc, allocation_dealloc},
+    {Py_tp_repr, allocation_repr},
+    {Py_tp_methods, allocation_methods},
+    {Py_tp_getset, allocation_getset},
+    {Py_tp_members, allocation_members},
+    {0, NULL},
+};
+
+PyType_Spec py_allocation_spec = {
+    .name = "caid.Allocation",
+    .basicsize = sizeof(struct allocation_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = allocation_slots,
+};

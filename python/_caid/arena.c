@@ -1,0 +1,478 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "arena.h"
+
+#include <errno.h>
+
+#include "keep.h"
+
+static struct arena_object *
+arena(PyObject *op)
+{
+    return (struct arena_object *)op;
+}
+
+/* Of a number of 64 bits, for Py_BuildValue()'s K. */
+typedef unsigned long long ull;
+
+/* ---- life ---- */
+
+/* Ends the struct where nobody needs it any more. */
+static void
+arena_settle(struct arena_object *self)
+{
+    struct caid_arena *ended = self->arena;
+
+    if (!ended || !self->over || self->pinned || self->n_freeing > 0 ||
+        (self->n_live > 0 && !self->ending))
+        return;
+    self->arena = NULL;
+    Py_BEGIN_ALLOW_THREADS caid_arena_close(ended);
+    Py_END_ALLOW_THREADS
+}
+
+static void
+arena_over(struct handle_object *handle, struct caid_client *Py_UNUSED(client))
+{
+    struct arena_object *self = (struct arena_object *)handle;
+
+    self->over = true;
+    arena_settle(self);
+}
+
+static const struct handle_class arena_class = {.name = "arena", .end = arena_over};
+
+/* args: device, pool, memory, block_size, count, ratio, age in ns: the last four with 0 for what
+ * libcaid has */
+static int
+arena_options(const struct module_state *state, PyObject *const *args,
+              struct caid_arena_options *ret)
+{
+    if (py_device_get(state, args[0], &ret->device) < 0 ||
+        py_text_get(state, args[1], "pool", CAID_ERR_INVALID_NAME, &ret->pool) < 0 ||
+        py_text_get(state, args[2], "memory", CAID_ERR_INVALID, &ret->memory) < 0 ||
+        py_u64_get(state, args[3], "block_size", &ret->block_size) < 0 ||
+        py_u64_get(state, args[4], "max_pending_count", &ret->max_pending_count) < 0 ||
+        py_u64_get(state, args[6], "max_pending_age", &ret->max_pending_age_ns) < 0)
+        return -1;
+    ret->max_pending_ratio = PyFloat_AsDouble(args[5]);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+PyObject *
+py_client_arena_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = (struct client_object *)op;
+    struct caid_arena_options options = CAID_INIT(struct caid_arena_options);
+    _cleanup_py_ PyObject *made = NULL;
+    struct caid_error error = {0};
+    struct caid_client *c;
+    int r;
+
+    if (py_args_check("arena_new", n_args, 7) < 0 ||
+        arena_options(self->state, args, &options) < 0)
+        return NULL;
+    made = py_handle_new(self->state->arena_type, self, &arena_class);
+    c = made ? py_client_enter(self) : NULL;
+    if (!c)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_arena_new(c, &arena(made)->arena, &options, &error);
+    Py_END_ALLOW_THREADS if (r == 0) py_handle_begin(py_handle(made));
+    py_client_leave(self);
+    return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
+}
+
+/* Ends the struct with all that was allocated. */
+static PyObject *
+arena_end(PyObject *op, PyObject *unused)
+{
+    arena(op)->ending = true;
+    Py_XDECREF(py_handle_close(op, unused));
+    arena_settle(arena(op)); /* it was closed before */
+    Py_RETURN_NONE;
+}
+
+struct caid_arena *
+py_arena_pin(const struct module_state *state, PyObject *op)
+{
+    if (!PyObject_TypeCheck(op, state->arena_type)) {
+        PyErr_Format(PyExc_TypeError, "an Arena is needed, not %.100s", Py_TYPE(op)->tp_name);
+        return NULL;
+    }
+    if (!py_handle_enter(py_handle(op)))
+        return NULL;
+    arena(op)->pinned = true;
+    py_handle_leave(py_handle(op));
+    return arena(op)->arena;
+}
+
+/* ---- allocating and freeing ---- */
+
+int
+py_arena_reserve(struct arena_object *self, uint64_t nbytes, uint64_t *ret)
+{
+    struct caid_error error;
+    int r = caid_arena_alloc(self->arena, nbytes, CAID_ARENA_NOWAIT, ret, NULL);
+
+    if (r >= 0)
+        return 0;
+    error = (struct caid_error){0};
+    Py_BEGIN_ALLOW_THREADS r = caid_arena_alloc(self->arena, nbytes, 0, ret, &error);
+    Py_END_ALLOW_THREADS if (r >= 0) return 0;
+    py_error_raise(self->handle.client->state, r, &error);
+    return -1;
+}
+
+static PyObject *
+arena_alloc(PyObject *op, PyObject *nbytes_op)
+{
+    struct handle_object *self = py_handle(op);
+    PyObject *made = NULL;
+    uint64_t nbytes;
+
+    if (!py_handle_enter(self))
+        return NULL;
+    if (py_u64_get(self->client->state, nbytes_op, "nbytes", &nbytes) == 0)
+        made = py_allocation_new(arena(op), nbytes);
+    py_handle_leave(self);
+    return made;
+}
+
+static void
+give_back(struct arena_object *self, uint64_t ptr)
+{
+    if (caid_arena_free(self->arena, ptr, CAID_ARENA_NOWAIT, NULL) >= 0)
+        return;
+    self->n_freeing++;
+    Py_BEGIN_ALLOW_THREADS caid_arena_free(self->arena, ptr, 0, NULL);
+    Py_END_ALLOW_THREADS self->n_freeing--;
+}
+
+void
+py_arena_release(struct arena_object *self, uint64_t ptr)
+{
+    if (ptr && self->arena)
+        give_back(self, ptr);
+    self->n_live--;
+    if (self->over)
+        arena_settle(self);
+}
+
+/* ---- what is where ---- */
+
+/* Enters for a call about an address: -1 with an exception set. */
+static int
+enter_at(struct handle_object *self, PyObject *ptr_op, uint64_t *ret)
+{
+    if (!py_handle_enter(self))
+        return -1;
+    if (py_u64_get(self->client->state, ptr_op, "ptr", ret) == 0)
+        return 0;
+    py_handle_leave(self);
+    return -1;
+}
+
+static PyObject *
+arena_find(PyObject *op, PyObject *ptr_op)
+{
+    struct handle_object *self = py_handle(op);
+    struct caid_allocation found = CAID_INIT(struct caid_allocation);
+    struct caid_error error = {0};
+    uint64_t ptr;
+    int r;
+
+    if (enter_at(self, ptr_op, &ptr) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_arena_find(arena(op)->arena, ptr, &found, &error);
+    Py_END_ALLOW_THREADS py_handle_leave(self);
+    if (r < 0)
+        return py_error_raise(self->client->state, r, &error);
+    return Py_BuildValue("(KKKK)", (ull)found.ptr, (ull)found.nbytes, (ull)found.block,
+                         (ull)found.offset);
+}
+
+static PyObject *
+arena_ipc_handle(PyObject *op, PyObject *ptr_op)
+{
+    struct handle_object *self = py_handle(op);
+    struct caid_ipc_handle handle;
+    struct caid_error error = {0};
+    uint64_t ptr;
+    int r;
+
+    if (enter_at(self, ptr_op, &ptr) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = caid_arena_ipc_handle(arena(op)->arena, ptr, &handle, &error);
+    Py_END_ALLOW_THREADS py_handle_leave(self);
+    if (r < 0)
+        return py_error_raise(self->client->state, r, &error);
+    return Py_BuildValue("(y#KK)", (const char *)handle.handle,
+                         (Py_ssize_t)sizeof(handle.handle), (ull)handle.offset,
+                         (ull)handle.size);
+}
+
+static int
+info_get(PyObject *op, struct caid_arena_info *ret)
+{
+    struct handle_object *self = py_handle(op);
+    struct caid_error error = {0};
+    int r;
+
+    *ret = (struct caid_arena_info)CAID_INIT(struct caid_arena_info);
+    if (!py_handle_enter(self))
+        return -1;
+    Py_BEGIN_ALLOW_THREADS r = caid_arena_info(arena(op)->arena, ret, &error);
+    Py_END_ALLOW_THREADS py_handle_leave(self);
+    if (r < 0)
+        py_error_raise(self->client->state, r, &error);
+    return r;
+}
+
+/* In the order of struct caid_arena_info. */
+static PyObject *
+arena_info(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct caid_arena_info i;
+
+    if (info_get(op, &i) < 0)
+        return NULL;
+    return Py_BuildValue("(KKKKKKKKKKKKKK)", (ull)i.blocks, (ull)i.bytes, (ull)i.allocations,
+                         (ull)i.allocated, (ull)i.pending, (ull)i.pending_bytes,
+                         (ull)i.draining, (ull)i.draining_bytes, (ull)i.published,
+                         (ull)i.empty_blocks, (ull)i.empty_bytes, (ull)i.n_allocs,
+                         (ull)i.n_leased, (ull)i.n_flushes);
+}
+
+static PyObject *
+arena_pending(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct caid_arena_info info;
+
+    if (info_get(op, &info) < 0)
+        return NULL;
+    return Py_BuildValue("(KK)", (ull)info.pending, (ull)info.pending_bytes);
+}
+
+/* ---- what waits ---- */
+
+/* A call that takes the arena alone. */
+static PyObject *
+call(PyObject *op, int (*f)(struct caid_arena *, struct caid_error *))
+{
+    struct caid_error error = {0};
+    int r;
+
+    if (!py_handle_enter(py_handle(op)))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = f(arena(op)->arena, &error);
+    Py_END_ALLOW_THREADS return py_handle_leave_with(py_handle(op), r, &error);
+}
+
+static PyObject *
+arena_flush(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return call(op, caid_arena_flush);
+}
+
+static PyObject *
+arena_trim(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return call(op, caid_arena_trim);
+}
+
+static PyObject *
+arena_defer_begin(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return call(op, caid_arena_defer_begin);
+}
+
+static PyObject *
+arena_defer_end(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return call(op, caid_arena_defer_end);
+}
+
+/* args: count, ratio, capacity */
+static PyObject *
+arena_set_limits(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct handle_object *self = py_handle(op);
+    struct caid_error error = {0};
+    uint64_t count, capacity;
+    double ratio;
+    int r;
+
+    if (py_args_check("set_limits", n_args, 3) < 0 || !py_handle_enter(self))
+        return NULL;
+    ratio = PyFloat_AsDouble(args[1]);
+    if (PyErr_Occurred() || py_u64_get(self->client->state, args[0], "count", &count) < 0 ||
+        py_u64_get(self->client->state, args[2], "capacity", &capacity) < 0) {
+        py_handle_leave(self);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS r =
+        caid_arena_set_limits(arena(op)->arena, count, ratio, capacity, &error);
+    Py_END_ALLOW_THREADS return py_handle_leave_with(self, r, &error);
+}
+
+/* ---- publishing ---- */
+
+/* What a call is given: the dims have to be deinited. */
+struct publishing {
+    uint64_t ptr, generation;
+    const char *name;
+    struct dims shape, strides;
+    struct caid_part_options options;
+};
+
+static void
+publishing_deinit(struct publishing *self)
+{
+    py_dims_deinit(&self->shape);
+    py_dims_deinit(&self->strides);
+}
+
+/* args: ptr, name, typestr, descr, shape, strides, metadata, stream, keep */
+static int
+publishing_get(const struct module_state *state, PyObject *const *args, struct publishing *ret)
+{
+    struct caid_part_options *options = &ret->options;
+
+    if (py_u64_get(state, args[0], "ptr", &ret->ptr) < 0 ||
+        py_name_get(state, args[1], &ret->name) < 0 ||
+        py_text_get(state, args[2], "typestr", CAID_ERR_INVALID, &options->typestr) < 0 ||
+        py_text_get(state, args[3], "descr", CAID_ERR_INVALID, &options->descr) < 0 ||
+        py_dims_get(state, args[4], "shape", &ret->shape) < 0 ||
+        py_dims_get(state, args[5], "strides", &ret->strides) < 0 ||
+        py_text_get(state, args[6], "metadata", CAID_ERR_INVALID, &options->metadata) < 0 ||
+        py_u64_get(state, args[7], "stream", &options->stream) < 0)
+        return -1;
+    if (ret->strides.v && ret->strides.n != ret->shape.n) {
+        py_error_raise_code(state, CAID_ERR_INVALID, EINVAL, "strides: %u for %u dimensions",
+                            ret->strides.n, ret->shape.n);
+        return -1;
+    }
+    options->shape = ret->shape.v;
+    options->strides = ret->strides.v;
+    options->ndim = ret->shape.n;
+    return 0;
+}
+
+static bool
+is_lost(int code)
+{
+    return code == CAID_ERR_DISCONNECTED || code == CAID_ERR_PROTOCOL ||
+           code == CAID_ERR_CLOSED;
+}
+
+/* Without the GIL. *ret_unknown: there may be a part although the call has failed, as the connection
+ * was lost meanwhile. One that is lost already is looked for before: there is none then. */
+static int
+ask(struct arena_object *self, struct publishing *what, bool *ret_unknown,
+    struct caid_error *error)
+{
+    int r = caid_client_dispatch_parts(self->handle.client->client, error);
+
+    *ret_unknown = false;
+    if (r < 0 && is_lost(error->code))
+        return r;
+    r = caid_arena_publish(self->arena, what->ptr, what->name, &what->options,
+                           &what->generation, error);
+    *ret_unknown = r < 0 && is_lost(error->code);
+    return r;
+}
+
+static PyObject *
+publish(struct arena_object *self, struct publishing *what, PyObject *kept)
+{
+    struct client_object *client = self->handle.client;
+    struct keep *keep = py_keep_new(client, kept);
+    struct caid_error error = {0};
+    bool unknown;
+    int r;
+
+    if (!keep)
+        return NULL;
+    what->options.gone = py_keep_gone;
+    what->options.userdata = keep;
+    Py_BEGIN_ALLOW_THREADS r = ask(self, what, &unknown, &error);
+    Py_END_ALLOW_THREADS if (r >= 0) return PyLong_FromUnsignedLongLong(what->generation);
+    if (!unknown)
+        py_keep_free(keep);
+    return py_error_raise(client->state, r, &error);
+}
+
+static PyObject *
+arena_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    __attribute__((cleanup(publishing_deinit))) struct publishing what = {
+        .options = CAID_INIT(struct caid_part_options)};
+    struct handle_object *self = py_handle(op);
+    PyObject *result = NULL;
+
+    if (py_args_check("publish", n_args, 9) < 0 || !py_handle_enter(self))
+        return NULL;
+    if (publishing_get(self->client->state, args, &what) == 0)
+        result = publish(arena(op), &what, args[8]);
+    py_handle_leave(self);
+    py_keeps_drop(self->client);
+    return result;
+}
+
+/* ---- the type ---- */
+
+static PyMethodDef arena_methods[] = {
+    {"alloc", arena_alloc, METH_O,
+     PyDoc_STR("alloc(nbytes, /)\n--\n\nAllocates so many bytes: an Allocation.")},
+    {"find", arena_find, METH_O,
+     PyDoc_STR("find(ptr, /)\n--\n\n"
+               "The allocation that an address lies in: (ptr, nbytes, block, offset).")},
+    {"ipc_handle", arena_ipc_handle, METH_O,
+     PyDoc_STR("ipc_handle(ptr, /)\n--\n\n(handle, offset, size) of legacy memory.")},
+    {"publish", PY_FASTCALL(arena_publish), METH_FASTCALL,
+     PyDoc_STR(
+         "publish(ptr, name, typestr, descr, shape, strides, metadata, stream, keep, /)\n--\n\n"
+         "Puts what is there under a name: its generation. keep lives as long as that.")},
+    {"flush", arena_flush, METH_NOARGS,
+     PyDoc_STR("flush()\n--\n\nMakes what was freed reusable; does not wait.")},
+    {"trim", arena_trim, METH_NOARGS,
+     PyDoc_STR("trim()\n--\n\nThe same, waits, and gives empty blocks back.")},
+    {"defer_begin", arena_defer_begin, METH_NOARGS,
+     PyDoc_STR("defer_begin()\n--\n\nHolds back what was freed.")},
+    {"defer_end", arena_defer_end, METH_NOARGS,
+     PyDoc_STR("defer_end()\n--\n\nUndoes one defer_begin().")},
+    {"set_limits", PY_FASTCALL(arena_set_limits), METH_FASTCALL,
+     PyDoc_STR("set_limits(count, ratio, capacity, /)\n--\n\n"
+               "How many entries, and which part of so many bytes, may wait.")},
+    {"info", arena_info, METH_NOARGS, PyDoc_STR("info()\n--\n\nIts figures: a tuple.")},
+    {"pending", arena_pending, METH_NOARGS,
+     PyDoc_STR("pending()\n--\n\n(entries, bytes) that were freed and wait.")},
+    {"end", arena_end, METH_NOARGS,
+     PyDoc_STR("end()\n--\n\nEnds it with all that was allocated. Idempotent.")},
+    PY_HANDLE_CLOSE,
+    {0},
+};
+
+static PyGetSetDef arena_getset[] = {
+    PY_HANDLE_CLOSED,
+    {0},
+};
+
+PyDoc_STRVAR(arena_doc, "An allocator over blocks that are leased from the daemon.");
+
+static PyType_Slot arena_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t)arena_doc},
+    {Py_tp_new, py_handle_tp_new},
+    {Py_tp_traverse, py_handle_traverse},
+    {Py_tp_clear, py_handle_clear},
+    {Py_tp_dealloc, py_handle_dealloc},
+    {Py_tp_methods, arena_methods},
+    {Py_tp_getset, arena_getset},
+    {0, NULL},
+};
+
+PyType_Spec py_arena_spec = {
+    .name = "caid._caid.Arena",
+    .basicsize = sizeof(struct arena_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = arena_slots,
+};

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "keep.h"
+
+#include <stdlib.h>
+
+struct keep {
+    struct keep *next, **prev;    /* in client->keeps */
+    struct keep *next_gone;       /* in client->gone, or among those that are being dropped */
+    struct client_object *client; /* outlives its libcaid client, which calls back */
+    PyObject *op;                 /* NULL: let go of */
+};
+
+struct keep *
+py_keep_new(struct client_object *client, PyObject *op)
+{
+    struct keep *self = calloc(1, sizeof(*self));
+
+    if (!self) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    self->client = client;
+    Py_INCREF(op);
+    self->op = op;
+    self->next = client->keeps;
+    self->prev = &client->keeps;
+    if (self->next)
+        self->next->prev = &self->next;
+    client->keeps = self;
+    client->n_keeps++;
+    return self;
+}
+
+/* In a thread without the GIL. */
+void
+py_keep_gone(void *keep)
+{
+    struct keep *self = keep;
+    struct client_object *client = self->client;
+
+    self->next_gone = atomic_load(&client->gone);
+    while (!atomic_compare_exchange_weak(&client->gone, &self->next_gone, self))
+        ;
+}
+
+static void
+keep_unlink(struct keep *self)
+{
+    *self->prev = self->next;
+    if (self->next)
+        self->next->prev = self->prev;
+    self->client->n_keeps--;
+}
+
+void
+py_keep_free(struct keep *keep)
+{
+    if (!keep)
+        return;
+    keep_unlink(keep);
+    Py_XDECREF(keep->op);
+    free(keep);
+}
+
+/* All are out of the client's list before any is dropped: what ends then may close the client. */
+static void
+drop_all(struct keep *first)
+{
+    PyObject *type, *value, *traceback;
+    struct keep *next;
+
+    for (struct keep *k = first; k; k = k->next_gone)
+        keep_unlink(k);
+    PyErr_Fetch(&type, &value, &traceback);
+    for (; first; first = next) {
+        next = first->next_gone;
+        Py_XDECREF(first->op);
+        free(first);
+    }
+    PyErr_Restore(type, value, traceback);
+}
+
+void
+py_keeps_drop(struct client_object *client)
+{
+    if (atomic_load(&client->gone))
+        drop_all(atomic_exchange(&client->gone, NULL));
+}
+
+/* All that are in the list: nothing is gone, and nobody notes that it is. */
+static struct keep *
+chain_all(struct client_object *client)
+{
+    for (struct keep *k = client->keeps; k; k = k->next)
+        k->next_gone = k->next;
+    return client->keeps;
+}
+
+/* They stay in the list, as libcaid is about to call back. */
+void
+py_keeps_let_go(struct client_object *client)
+{
+    py_keeps_drop(client);
+    for (struct keep *k = chain_all(client); k; k = k->next_gone)
+        Py_CLEAR(k->op);
+}
+
+void
+py_keeps_end(struct client_object *client)
+{
+    py_keeps_drop(client);
+    drop_all(chain_all(client));
+}
+
+int
+py_keeps_traverse(struct client_object *client, visitproc visit, void *arg)
+{
+    for (struct keep *k = client->keeps; k; k = k->next)
+        Py_VISIT(k->op);
+    return 0;
+}

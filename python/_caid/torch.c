@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The two plain C functions that PyTorch's pluggable allocator is made of, exported from the
+ * extension, and the table of the arenas behind them: one for each CUDA ordinal of the process.
+ *
+ * PyTorch calls them from any thread, with the GIL or without it, while the interpreter ends and
+ * after that, in a forked child, and when the client is closed: they touch nothing of Python's. An
+ * entry of the table and its arena (py_arena_pin()) live as long as the process, for PyTorch may
+ * free at any time what it once got there. A later entry for the same ordinal serves the
+ * allocations from then on; each frees what came from it.
+ */
+#include "module.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+struct entry {
+    int ordinal;
+    struct caid_arena *arena;
+    /* Of those who allocate, never of those who free. Shared: by who defers the arena; whole: by
+     * who needs what has been freed. Of the process alone: a child may find it held for good. */
+    pthread_rwlock_t lock;
+    pid_t process;
+    struct entry *next; /* older ones */
+};
+
+struct failure {
+    int r;
+    struct caid_error error;
+};
+
+static _Atomic(struct entry *) table;
+static _Atomic(struct failure *) last; /* that nobody has asked for yet */
+
+/* ---- failures: the functions have no other way to tell of them ---- */
+
+static void
+keep_failure(int r, const struct caid_error *error)
+{
+    struct failure *failure = malloc(sizeof(*failure));
+
+    if (!failure)
+        return;
+    *failure = (struct failure){.r = r, .error = *error};
+    free(atomic_exchange(&last, failure));
+}
+
+__attribute__((format(printf, 3, 4))) static void
+fail(enum caid_code code, int errnum, const char *format, ...)
+{
+    struct caid_error error = {.code = (int32_t)code};
+    va_list va;
+
+    va_start(va, format);
+    vsnprintf(error.message, sizeof(error.message), format, va);
+    va_end(va);
+    keep_failure(-errnum, &error);
+}
+
+/* ---- allocating ---- */
+
+/* The next entry for an ordinal, from this one on. */
+static struct entry *
+find(struct entry *entry, int ordinal)
+{
+    while (entry && entry->ordinal != ordinal)
+        entry = entry->next;
+    return entry;
+}
+
+static bool
+is_short(const struct caid_error *error)
+{
+    return error->code == CAID_ERR_NO_MEMORY || error->code == CAID_ERR_QUOTA ||
+           error->code == CAID_ERR_LIMIT;
+}
+
+static int
+allocate_deferred(struct caid_arena *arena, uint64_t nbytes, uint64_t *ret,
+                  struct caid_error *error)
+{
+    struct caid_error unused;
+    int r = caid_arena_defer_begin(arena, error);
+
+    if (r < 0)
+        return r;
+    r = caid_arena_alloc(arena, nbytes, 0, ret, error);
+    caid_arena_defer_end(arena, &unused);
+    return r;
+}
+
+/* PyTorch allocates while it captures graphs, and what makes freed memory reusable ends a capture.
+ * So that comes only where the allocation, and the capture with it, would fail otherwise; and then
+ * no other thread may have the arena deferred, or it does not come. */
+static int
+allocate(struct entry *entry, uint64_t nbytes, uint64_t *ret, struct caid_error *error)
+{
+    int r;
+
+    if (entry->process != getpid()) /* it is refused, and by what is not to be waited for */
+        return caid_arena_alloc(entry->arena, nbytes, 0, ret, error);
+    pthread_rwlock_rdlock(&entry->lock);
+    r = allocate_deferred(entry->arena, nbytes, ret, error);
+    pthread_rwlock_unlock(&entry->lock);
+    if (r >= 0 || !is_short(error))
+        return r;
+    pthread_rwlock_wrlock(&entry->lock);
+    r = caid_arena_alloc(entry->arena, nbytes, 0, ret, error);
+    pthread_rwlock_unlock(&entry->lock);
+    return r;
+}
+
+/* As cudaMalloc(): NULL for no bytes, and where there are none, which PyTorch takes for "out of
+ * memory". */
+CAID_API void *caid_torch_malloc(ssize_t size, int device, void *stream);
+
+void *
+caid_torch_malloc(ssize_t size, int device, void *Py_UNUSED(stream))
+{
+    struct entry *entry = find(atomic_load(&table), device);
+    struct caid_error error = {0};
+    uint64_t ptr = 0;
+    int r;
+
+    if (size == 0)
+        return NULL;
+    if (size < 0) {
+        fail(CAID_ERR_INVALID, EINVAL, "an allocation of %zd bytes", size);
+        return NULL;
+    }
+    if (!entry) {
+        fail(CAID_ERR_DEVICE, ENODEV,
+             "nothing is allocated on CUDA device %d: the daemon has not got it, or "
+             "caid.torch.allocator() was not called",
+             device);
+        return NULL;
+    }
+    r = allocate(entry, (uint64_t)size, &ptr, &error);
+    if (r < 0)
+        keep_failure(r, &error);
+    return r < 0 ? NULL : (void *)(uintptr_t)ptr;
+}
+
+/* Work that uses the memory may still run: the arena waits for it. */
+CAID_API void caid_torch_free(void *ptr, ssize_t size, int device, void *stream);
+
+void
+caid_torch_free(void *ptr, ssize_t Py_UNUSED(size), int device, void *Py_UNUSED(stream))
+{
+    struct caid_error error = {.code = CAID_ERR_INVALID};
+    struct entry *entry = find(atomic_load(&table), device);
+    int r = -EINVAL;
+
+    if (!ptr)
+        return;
+    for (; entry && r < 0 && error.code == CAID_ERR_INVALID; entry = find(entry->next, device))
+        r = caid_arena_free(entry->arena, (uint64_t)(uintptr_t)ptr, 0, &error);
+    if (r < 0)
+        keep_failure(r, &error);
+}
+
+/* ---- the module's side ---- */
+
+/* Who needs the lock whole comes before those who come after it. */
+static int
+lock_init(pthread_rwlock_t *lock)
+{
+    pthread_rwlockattr_t attr;
+    int r;
+
+    pthread_rwlockattr_init(&attr);
+    pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    r = pthread_rwlock_init(lock, &attr);
+    pthread_rwlockattr_destroy(&attr);
+    return -r;
+}
+
+static int
+set(int ordinal, struct caid_arena *arena)
+{
+    struct entry *entry, *present = find(atomic_load(&table), ordinal);
+
+    if (present && present->arena == arena)
+        return 0;
+    entry = calloc(1, sizeof(*entry));
+    if (!entry || lock_init(&entry->lock) < 0) {
+        free(entry);
+        PyErr_NoMemory();
+        return -1;
+    }
+    entry->ordinal = ordinal;
+    entry->arena = arena;
+    entry->process = getpid();
+    entry->next = atomic_load(&table);
+    while (!atomic_compare_exchange_weak(&table, &entry->next, entry))
+        ;
+    return 0;
+}
+
+PyObject *
+py_torch_set(PyObject *module, PyObject *args)
+{
+    struct caid_arena *arena;
+    PyObject *op;
+    int ordinal;
+
+    if (!PyArg_ParseTuple(args, "iO:torch_set", &ordinal, &op))
+        return NULL;
+    arena = py_arena_pin(PyModule_GetState(module), op);
+    if (!arena || set(ordinal, arena) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+py_torch_keep(PyObject *Py_UNUSED(module), PyObject *op)
+{
+    Py_INCREF(op); /* nobody gives it back */
+    Py_RETURN_NONE;
+}
+
+PyObject *
+py_torch_error(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    struct failure *failure = atomic_exchange(&last, NULL);
+    PyObject *type, *value, *traceback;
+
+    if (!failure)
+        Py_RETURN_NONE;
+    py_error_raise(PyModule_GetState(module), failure->r, &failure->error);
+    free(failure);
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return value;
+}

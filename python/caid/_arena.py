@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arena: an allocator of this process over memory of the daemon, and publishing what lies in it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator, NamedTuple, Tuple, Union
+
+from . import _array, _cai, _caid, _geometry, _keeper, _metadata, _stream, _typestr
+from ._errors import ClosedError, NotFoundError, invalid, unsupported
+from ._records import AllocationInfo, ArenaInfo, IpcHandle
+
+Allocation = _caid.Allocation
+
+_KINDS = ("device", "legacy")
+_CONTEXT = 0  # for libcaid: all work of the device's context
+_NO_STREAM = -1  # for DLPack: nothing is waited for
+
+
+class Arena:
+    """An allocator over blocks of memory that are leased from the daemon: what
+    :meth:`caid.Client.arena` makes. ::
+
+        arena = client.arena()
+        x = arena.allocate(1 << 20)                    # x.ptr, x.nbytes; freed with x
+        arena.publish("weights", x, shape=(512, 512), dtype="<f4")
+
+    An allocation asks neither the daemon nor the driver where there is room. What has been freed is
+    used again when the work is done that the device's primary context had by then, and not before
+    some of it has come together (`set_limits`).
+
+    An arena is closed by ``close()``, by leaving its ``with`` block, when it is collected, or with
+    its client, which it keeps alive. Allocations keep it, and their memory: that goes with the last
+    of them, also when the arena has been closed before. What is left when the client is closed may be
+    used on, and goes back when the process exits.
+
+    Notes
+    -----
+    It may be used from any thread, with any context current or none. The rules by which memory waits
+    are those of Numba's deallocation queue.
+
+    Freed memory is not to become reusable while a stream of the device's primary context captures a
+    graph: looking whether it may would end the capture. `defer_cleanup` is for that.
+    """
+
+    __slots__ = ("_arena", "_client", "_device", "_memory", "_pool", "__weakref__")
+
+    _arena: _caid.Arena
+
+    def __new__(cls, *_args, **_kwargs):
+        raise TypeError("caid.Arena comes from Client.arena()")
+
+    # --- life -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends the arena: no memory comes from it any more. Idempotent. Its blocks go back when the
+        last allocation is gone, and the work that may use them is done; what is published stays for
+        those who can reach it."""
+        self._arena.close()
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """bool: whether the arena, or its client, is closed."""
+        return self._arena.closed
+
+    def __reduce__(self):
+        raise TypeError("a caid.Arena cannot be copied or pickled: make one of your own client")
+
+    def __repr__(self):
+        pool = "" if self._pool is None else f" pool={self._pool!r}"
+        memory = "" if self._memory == "device" else f" memory={self._memory!r}"
+        closed = " closed" if self.closed else ""
+        return f"<caid.Arena device={self._device}{memory}{pool}{closed}>"
+
+    @property
+    def device(self) -> int:
+        """int: index of its device in ``client.devices``."""
+        return self._device
+
+    @property
+    def memory(self) -> str:
+        """str: "device" or "legacy", as in :meth:`caid.Client.create`."""
+        return self._memory
+
+    @property
+    def pool(self) -> str | None:
+        """str or None: whose memory it is; None for the caller's own."""
+        return self._pool
+
+    # --- allocating -------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """Allocates memory, its contents undefined, at a multiple of 512 bytes.
+
+        Parameters
+        ----------
+        nbytes : int
+            0 gives an address, too.
+
+        Returns
+        -------
+        Allocation
+            The memory is freed with it.
+
+        Raises
+        ------
+        OutOfMemoryError, QuotaError, LimitError
+            The device, the pool or the user has not got that much, and nothing that was freed helps.
+        DisconnectedError
+            The daemon is gone, and there is no room in what was leased before.
+        InvalidError, ClosedError
+            No size; the arena is closed.
+        """
+        return self._arena.alloc(nbytes)
+
+    def find(self, ptr: int) -> AllocationInfo:
+        """The allocation that an address lies in, freed or not. Raises NotFoundError."""
+        return AllocationInfo._make(self._arena.find(ptr))
+
+    def ipc_handle(self, ptr: int) -> IpcHandle:
+        """What opens the memory at an address in other processes, by any library, as
+        :attr:`caid.Array.ipc_handle`: of an arena of "legacy" memory, as long as the allocation lives.
+
+        Raises
+        ------
+        UnsupportedError, NotFoundError
+            Other memory; no allocation is there.
+        """
+        return IpcHandle._make(self._arena.ipc_handle(ptr))
+
+    # --- what was freed ---------------------------------------------------------------------
+
+    @property
+    def info(self) -> ArenaInfo:
+        """ArenaInfo: its figures, now. What is published is so as far as the daemon has told."""
+        _keeper.read(self._client)
+        return ArenaInfo._make(self._arena.info())
+
+    @property
+    def pending(self) -> Tuple[int, int]:
+        """tuple of int: how many allocations are freed and wait, and their bytes."""
+        return self._arena.pending()
+
+    def flush(self) -> None:
+        """Makes what was freed reusable, when the work that may use it is done; waits for nothing.
+        Not what defer_cleanup() holds back."""
+        self._arena.flush()
+
+    def trim(self) -> None:
+        """The same, waits for the work, and gives all blocks back in which nothing is left."""
+        self._arena.trim()
+
+    def set_limits(self, count: int, ratio: float, capacity: int | None = None) -> None:
+        """Other limits, from the next freed allocation on.
+
+        Parameters
+        ----------
+        count : int
+            How many may wait; 0 for none.
+        ratio : float
+            Which part of `capacity` may wait; 0 for none.
+        capacity : int, optional
+            Bytes; without it, the device's memory.
+
+        Raises
+        ------
+        InvalidError, ClosedError
+            One of them is below 0, or no number; the arena is closed.
+        """
+        _check_limits(count=count, ratio=ratio)
+        if capacity is None:
+            capacity = self._client.devices[self._device].total
+        self._arena.set_limits(count, ratio, capacity)
+
+    @contextlib.contextmanager
+    def defer_cleanup(self) -> Iterator[None]:
+        """A ``with`` block in which nothing that was freed becomes reusable, and no block goes back:
+        for work that must not be disturbed, and for the capture of a graph. Blocks may be nested; what
+        they held back goes on waiting after the outermost. An allocation for which there is no room
+        leases a block, or fails."""
+        self._arena.defer_begin()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ClosedError):  # then it has ended
+                self._arena.defer_end()
+
+    # --- publishing -------------------------------------------------------------------------
+
+    def publish(
+        self,
+        name: str,
+        x: Any,
+        *,
+        shape: Union[int, Tuple[int, ...], None] = None,
+        dtype: Any = None,
+        metadata: Any = None,
+        stream: Any = None,
+    ) -> int:
+        """Puts an array that lies in the arena's memory under a name of its pool, at once and as a
+        whole, without a copy: see :meth:`caid.Array.publish`.
+
+        Whoever opens the name has the same memory, until it is closed there. Nothing else is to be
+        written to it meanwhile but what those who read it expect.
+
+        Parameters
+        ----------
+        name : str
+            It need not exist.
+        x : Allocation, or object with ``__cuda_array_interface__`` or ``__dlpack__``
+            It is kept alive until nobody can reach what was published: until the name shows something
+            else, or is gone, and all who have opened it are done; or until the client is closed, or
+            collected. So its library does not use the memory again. An Allocation may go: its memory
+            is kept.
+        shape, dtype : optional
+            For an Allocation, whose first bytes they tell of, in C order. Without a dtype, bytes;
+            without a shape, as many elements as there is room for, in one dimension.
+        metadata : object, optional
+            Anything that JSON can tell, up to 4,096 bytes of it, for whoever opens the array.
+        stream : int or stream object, optional
+            The CUDA stream on which `x` is written, as for :meth:`caid.Array.close`: waited for, on
+            the host. Without it, that of the CUDA Array Interface, or all work of the device's primary
+            context where that names none.
+
+        Returns
+        -------
+        int
+            The name's new generation.
+
+        Raises
+        ------
+        InvalidError
+            `x` is not in memory of this arena, or larger than what was allocated; its strides are
+            negative; also a ValueError.
+        BufferError
+            Of a type that the array interface has no word for, as bfloat16: publish it viewed as
+            integers of that size.
+        TypeError
+            Neither of the interfaces; a shape or dtype, and no Allocation.
+        UnsupportedError
+            An array of the daemon's, which is published by its own publish().
+        AccessError, InvalidNameError, LimitError
+            The pool may not be written, or another uid made the memory; no name; more names than the
+            user may have.
+
+        Notes
+        -----
+        An array of no elements has no memory: one like it is made and published. What is kept alive is
+        let go of in a thread of the client's, or in its dispatch(), with no context current.
+        """
+        if isinstance(x, Allocation):
+            part = _of_allocation(x, shape, dtype)
+        elif shape is not None or dtype is not None:
+            raise TypeError(f"shape, dtype: {type(x).__name__} has its own; they are for an Allocation")
+        else:
+            part = _of_object(x, stream)
+        if stream is not None:
+            part = part._replace(stream=_stream.handle(stream))
+        metadata = _metadata.encode(metadata)
+        if 0 in part.shape:
+            return self._publish_empty(name, part, metadata)
+        self._check(x, part)
+        with _keeper.watching(self._client):
+            return self._publish(name, part, metadata)
+
+    def _publish(self, name, part, metadata):
+        element = part.element
+        return self._arena.publish(
+            part.ptr,
+            name,
+            element.typestr,
+            element.descr,
+            part.shape,
+            part.strides,
+            metadata,
+            part.stream,
+            part.keep,
+        )
+
+    def _publish_empty(self, name, part, metadata):
+        if self.closed:
+            self._arena.info()  # raises what is so of all calls
+        client, element = self._client, part.element
+        like = client._create_lease(
+            None, part.shape, element, None, self._pool, self._device, False, "device", 0, None
+        )
+        try:
+            return like.publish(name, metadata, _CONTEXT)
+        finally:
+            like.close()
+
+    def _check(self, x, part):
+        """Says what libcaid would, by what the caller knows."""
+        try:
+            start, nbytes, *_ = self._arena.find(part.ptr)
+        except NotFoundError:
+            raise invalid(
+                f"{type(x).__name__} at {part.ptr:#x} is not in memory of this arena: allocate it by "
+                "the arena, or copy it to an array of the client's and publish that"
+            ) from None
+        _, high = _geometry.extent(part.shape, part.strides or _c(part), part.element.itemsize)
+        left = start + nbytes - part.ptr
+        if high > left:
+            raise invalid(
+                f"shape {part.shape} of {part.element.typestr!r} takes {high} bytes: the allocation has "
+                f"{left}"
+            )
+
+
+def create(client, device, memory, pool, block_size, count, ratio, age):
+    """The Arena of Client.arena()."""
+    if memory not in _KINDS:
+        raise invalid(f"memory {memory!r}: an arena is of 'device' or 'legacy' memory")
+    _check_limits(max_pending_count=count, max_pending_ratio=ratio, max_pending_age=age)
+    device = client._index_of(device)
+    if count == 0 or ratio == 0:
+        ratio = -1.0  # libcaid's word for "nothing waits"
+    age_ns = 0 if age is None else max(int(min(age, 1e9) * 1e9), 1)
+    self = object.__new__(Arena)
+    self._client = client
+    self._device = device
+    self._memory = memory
+    self._pool = pool
+    self._arena = client._arena_new(
+        device, pool, memory, block_size, count or 0, float(ratio or 0), age_ns
+    )
+    return self
+
+
+def _check_limits(**limits):
+    for what, limit in limits.items():
+        if limit is not None and not limit >= 0:  # NaN neither
+            raise invalid(f"{what} {limit!r}: 0 or more")
+
+
+# --- what is published ----------------------------------------------------------------------
+
+
+class _Part(NamedTuple):
+    """An array that lies in the memory of an arena, or should."""
+
+    ptr: int
+    shape: tuple
+    strides: Union[tuple, None]  # None: C order
+    element: _typestr.Element
+    stream: int
+    keep: object  # what owns the memory; None: the arena does
+
+
+def _c(part):
+    return _geometry.c_strides(part.shape, part.element.itemsize)
+
+
+def _of_allocation(x, shape, dtype):
+    element, inner = _typestr.of_dtype("|u1" if dtype is None else dtype)
+    if shape is None:
+        if inner:
+            raise invalid(f"dtype {dtype!r} has a shape of its own: a shape is needed")
+        shape = (x.nbytes // element.itemsize,) if element.itemsize else (0,)
+    shape = _geometry.dims("shape", shape) + inner
+    if any(extent < 0 for extent in shape):
+        raise invalid(f"shape {shape}: negative")
+    return _Part(x.ptr, shape, None, element, _CONTEXT, None)
+
+
+def _of_object(x, stream):
+    if isinstance(x, _array.Array):
+        return _of_array(x, stream)
+    desc = _interface(x)
+    if desc is not None:
+        return _of_desc(desc, x, stream)
+    number = _NO_STREAM if stream is None else _stream.handle(stream)
+    from . import _dlpack
+
+    tensor, element, strides = _dlpack.take(x, number)
+    # The tensor has the memory even when `x` is given another.
+    return _make(tensor.ptr, tensor.shape, strides, element, None, (x, tensor))
+
+
+def _interface(x):
+    """The dict of the CUDA Array Interface, or None: there is none, or none for that type and DLPack
+    tells why."""
+    try:
+        return x.__cuda_array_interface__
+    except AttributeError:
+        if not hasattr(x, "__dlpack__"):
+            raise TypeError(
+                f"{type(x).__name__} has neither __cuda_array_interface__ nor __dlpack__"
+            ) from None
+    except (KeyError, TypeError):  # PyTorch, of types that the interface has not
+        if not hasattr(x, "__dlpack__"):
+            raise
+    return None
+
+
+def _of_array(x, stream):
+    """An Array of caid's has a share of its owner, which a view has apart from it."""
+    if x.pool is not None:
+        raise unsupported(f"{x._label} is the daemon's: publish it by its own publish()")
+    view = x.view()
+    return _of_desc(view.__cuda_array_interface__, view, stream)
+
+
+def _of_desc(desc, keep, other):
+    if other is not None and isinstance(desc, dict):
+        desc = {**desc, "stream": None}  # not judged, as the caller knows better
+    ptr, shape, strides, element, _readonly, stream = _cai.read(desc)
+    return _make(ptr, shape, strides, element, stream, keep)
+
+
+def _make(ptr, shape, strides, element, stream, keep):
+    if _geometry.is_c_contiguous(shape, strides, element.itemsize):
+        strides = None
+    else:
+        # The step of a dimension of one element is never taken.
+        strides = tuple(abs(step) if n == 1 else step for n, step in zip(shape, strides))
+        if min(strides) < 0:
+            raise invalid(
+                f"strides {strides}: an array with negative ones is not published; publish a copy of it"
+            )
+    return _Part(ptr, shape, strides, element, stream or _CONTEXT, keep)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeper: a thread that lets go of what parts keep alive, when nobody can reach the parts any more.
+
+The extension drops what a part has kept in ``Client.dispatch()`` and ``Client._dispatch_parts()``, where
+an arena hears, too, that the memory of a part may be used again. A program need not call the former:
+beside each client that has published a part there is a thread that calls the latter. It is started
+before the first publish, and ends when all parts are gone, or when the client is closed, collected, or
+has lost its daemon. One that dies of an exception is found by nobody: the next publish starts another.
+
+It holds no client while it waits. Where it leaves the client's fd raised, for those who wait for a watch
+or because another thread was about to read, it looks again, less and less often, or when more comes. A
+forked child has none, and needs none: what it has inherited cannot be used there. A daemon thread, it
+holds up no interpreter that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from weakref import WeakKeyDictionary, ref
+
+from ._errors import ClosedError, DisconnectedError, Error
+
+_PAUSES_S = (0.001, 0.5)  # between looks at an fd that stays raised: at first, at most
+
+# Under _lock, which is held over nothing that waits; what the collector runs meanwhile may take it.
+_lock = threading.RLock()
+_keepers: WeakKeyDictionary = WeakKeyDictionary()  # client: keeper
+
+
+class _Keeper:
+    """What the thread has. Its fds are closed by whoever comes first: each is popped."""
+
+    def __init__(self, client):
+        self.n_publishing = 0
+        self.thread, self.starting = None, threading.RLock()
+        self.epoll, self.level = select.epoll(2), select.poll()
+        self.waits, wakes = os.pipe()
+        self.wakes = [wakes]
+        try:
+            # By edges: a watch's news keep the fd raised until somebody takes them.
+            self.epoll.register(client.fileno(), select.EPOLLIN | select.EPOLLET)
+            self.level.register(client.fileno(), select.POLLIN)
+            self.epoll.register(self.waits, select.EPOLLIN)
+        except BaseException:
+            self.close()
+            raise
+        self.client = ref(client, self.stop)
+
+    def start(self):
+        """By everyone who publishes, so that nobody does without a thread."""
+        with self.starting:  # for it waits for the thread
+            if self.thread is not None:
+                return
+            self.thread = threading.Thread(target=self.run, name="caid-keeper", daemon=True)
+            try:
+                self.thread.start()
+            except BaseException:
+                self.thread = None
+                raise
+
+    def stop(self, _client=None):
+        """Has the thread end: the other end of the pipe is closed."""
+        with contextlib.suppress(IndexError):
+            os.close(self.wakes.pop())
+
+    def close(self):
+        """By the thread, or where there is none."""
+        self.stop()
+        self.epoll.close()
+        os.close(self.waits)
+
+    def run(self):
+        first, longest = _PAUSES_S
+        pause = first
+        try:
+            while self.wakes:
+                raised = self.level.poll(0)
+                more = self.epoll.poll(pause if raised else None)
+                pause = first if more else min(2 * pause, longest)
+                if not _let_go(self):
+                    break
+        finally:
+            _remove(self)
+            self.close()
+
+
+def _let_go(keeper):
+    """Drops what is gone; whether anything is left to wait for."""
+    client = keeper.client()
+    if client is None:
+        return False
+    try:
+        client._dispatch_parts()
+    except (ClosedError, DisconnectedError):
+        end(client)
+    except Error:
+        pass  # the daemon refuses to tell: it is asked again after the next publish
+    return not _is_over(client, keeper)
+
+
+def _is_over(client, keeper):
+    """Whether the keeper has nothing to do; then nobody finds it any more."""
+    with _lock:
+        if _keepers.get(client) is not keeper:
+            return True
+        if keeper.n_publishing or client._n_kept:
+            return False
+        del _keepers[client]
+        return True
+
+
+def _remove(keeper):
+    """Its thread ends, of whatever."""
+    client = keeper.client()
+    with _lock:
+        if client is not None and _keepers.get(client) is keeper:
+            del _keepers[client]
+
+
+# --- for the package ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def watching(client):
+    """A block in which a part is published.
+
+    Raises
+    ------
+    OSError, RuntimeError
+        No fd, or no thread, is to be had.
+    """
+    keeper = _begin(client)
+    try:
+        keeper.start()
+        yield
+    finally:
+        _end(client, keeper)
+
+
+def _begin(client):
+    with _lock:
+        keeper = _keepers.get(client)
+        if keeper is None:
+            keeper = _keepers[client] = _Keeper(client)
+        keeper.n_publishing += 1
+        return keeper
+
+
+def _end(client, keeper):
+    with _lock:
+        keeper.n_publishing -= 1
+        unused = keeper.thread is None and not keeper.n_publishing
+        if unused and _keepers.get(client) is keeper:
+            del _keepers[client]
+    if unused:
+        keeper.close()
+    else:
+        look(client)
+
+
+def read(client):
+    """Looks at what has come, where there is a part that it may be about."""
+    if client._n_kept:
+        with contextlib.suppress(Error):  # it is told to who calls for something
+            client._dispatch_parts()
+        look(client)
+
+
+def look(client):
+    """Something may have been dropped: ends a keeper that has nothing to do."""
+    keeper = _keepers.get(client) if _keepers else None
+    if keeper is not None and _is_over(client, keeper):
+        keeper.stop()
+
+
+def end(client):
+    """The client is closed, or has lost its daemon."""
+    with _lock:
+        keeper = _keepers.pop(client, None)
+    if keeper is not None:
+        keeper.stop()
+
+
+def _forget():
+    """In a forked child, which has the fds and no thread."""
+    global _lock
+    _lock = threading.RLock()
+    for keeper in list(_keepers.values()):
+        keeper.close()
+    _keepers.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

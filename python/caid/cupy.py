@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CuPy arrays in caid's memory, published under names without a copy.
+
+>>> import cupy, caid.cupy
+>>> allocator = caid.cupy.Allocator()
+>>> cupy.cuda.set_allocator(allocator.malloc)
+>>> w = cupy.ones((1024, 768), "f4")
+>>> caid.cupy.publish("weights", w)             # in any process: caid.connect().open("weights")
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, ContextManager
+
+import cupy
+from cupy.cuda import MemoryPointer, UnownedMemory, runtime
+from cupy.cuda.runtime import CUDARuntimeError
+
+from . import _arena, _default, _stream
+from ._client import Client
+from ._errors import NO_ROOM, Error, NotFoundError
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+_numbers = itertools.count()
+# All that exist, in the order in which they were made.
+_allocators: weakref.WeakValueDictionary[int, Allocator] = weakref.WeakValueDictionary()
+
+
+class Allocator:
+    """Where CuPy allocates: ``cupy.cuda.set_allocator(Allocator().malloc)``.
+
+    Parameters
+    ----------
+    client : Client, optional
+        :func:`caid.default_client` without it.
+    memory : {"device", "legacy"}
+        As for :meth:`caid.Client.create`.
+    pool : str, optional
+        Where to allocate and publish: the caller's own without it.
+    **options
+        For :meth:`caid.Client.arena`: ``block_size``, ``max_pending_count``, ...
+
+    Notes
+    -----
+    It may be used from any thread, and on all devices that the daemon has: each has an arena of its
+    own. What is freed is used again only when all work that the device's context had by then is
+    done, of all streams; so no pool of CuPy's is needed. One on top,
+    ``cupy.cuda.MemoryPool(allocator.malloc)``, reuses memory at once, in the order of a stream, and
+    keeps what it has.
+
+    Freeing ends the capture of a graph, now and then: capture within defer_cleanup().
+
+    It stays with its client. After a restart of the daemon, make another Allocator, which without a
+    client takes :func:`caid.default_client`'s new one.
+    """
+
+    def __init__(
+        self,
+        client: Client | None = None,
+        *,
+        memory: str = "device",
+        pool: str | None = None,
+        **options: Any,
+    ):
+        self._client = client or _default.default_client()
+        # Refused now rather than by the first array.
+        self._client.empty(0, "|u1", memory=memory, pool=pool).close()
+        self._options = {"memory": memory, "pool": pool, **options}
+        self._arenas: dict[int, _arena.Arena] = {}  # by CUDA ordinal
+        self._alloc: dict[int, Any] = {}
+        _allocators[next(_numbers)] = self
+
+    def __repr__(self):
+        return f"<caid.cupy.Allocator {self._options} of {self._client!r}>"
+
+    def malloc(self, nbytes: int) -> MemoryPointer:
+        """Memory on the current device, as CuPy's allocators give it.
+
+        Raises
+        ------
+        cupy.cuda.runtime.CUDARuntimeError
+            ``cudaErrorMemoryAllocation``: the device, the pool or the user has not got that much.
+            What caid said is its cause.
+        DeviceError, ClosedError, DisconnectedError
+            The daemon has not got the device; the client is closed; the daemon has gone, and what
+            was leased is used up.
+        """
+        ordinal = runtime.getDevice()
+        if nbytes == 0:
+            return MemoryPointer(UnownedMemory(0, 0, None, ordinal), 0)
+        alloc = self._alloc.get(ordinal) or self._begin(ordinal)
+        try:
+            allocation = alloc(nbytes)
+        except NO_ROOM as e:
+            raise CUDARuntimeError(_OUT_OF_MEMORY) from e
+        return MemoryPointer(UnownedMemory(allocation.ptr, nbytes, allocation, ordinal), 0)
+
+    def _begin(self, ordinal):
+        """The first allocation on a device. Of two threads' arenas one goes: it has no memory."""
+        device = self._client._find_device(ordinal)
+        made = self._client.arena(device, **self._options)
+        arena = self._arenas.setdefault(ordinal, made)
+        return self._alloc.setdefault(ordinal, arena._arena.alloc)
+
+    def arena(self, device: int | None = None) -> _arena.Arena:
+        """The arena of a device by its CUDA ordinal: for its figures, and ``trim()``. Without one,
+        of the current device. Raises DeviceError."""
+        ordinal = runtime.getDevice() if device is None else device
+        if ordinal not in self._arenas:
+            self._begin(ordinal)
+        return self._arenas[ordinal]
+
+    def defer_cleanup(self) -> ContextManager[None]:
+        """A ``with`` block in which what is freed on the current device waits."""
+        return self.arena().defer_cleanup()
+
+    def publish(
+        self, name: str, array: cupy.ndarray, *, stream: Any = None, metadata: Any = None
+    ) -> int:
+        """Puts an array under a name, at once and without a copy, as :meth:`caid.Array.publish`.
+        Who opens the name sees the array's memory: what is written to it later, too.
+
+        The array is kept until nobody can reach that generation any more: the name is gone or shows
+        something else, and every process has closed it.
+
+        Parameters
+        ----------
+        name : str
+            As for :meth:`caid.Client.create`, in the allocator's pool.
+        array : cupy.ndarray
+            Of this allocator, by itself or under a MemoryPool. Strides may not be negative.
+        stream : int or stream object, optional
+            Work that writes the array, which is waited for: CuPy's current stream of its device
+            without it.
+        metadata : object, optional
+            As for :meth:`caid.Client.create`.
+
+        Returns
+        -------
+        int
+            The generation.
+
+        Raises
+        ------
+        ValueError
+            The array lies elsewhere.
+        AccessError, LimitError, InvalidError, InvalidNameError, ...
+            As :meth:`caid.Array.publish`.
+        """
+        _check_type(array)
+        if not self._has(array):
+            raise _elsewhere(array, "this allocator's")
+        return _publish(self, name, array, stream, metadata)
+
+    def _has(self, array):
+        if array.size == 0:  # it lies nowhere
+            return True
+        arena = self._arenas.get(array.device.id)
+        try:
+            return arena is not None and bool(arena.find(array.data.ptr))
+        except NotFoundError:
+            return False
+
+
+def publish(
+    name: str, array: cupy.ndarray, *, stream: Any = None, metadata: Any = None
+) -> int:
+    """:meth:`Allocator.publish` by the allocator that the array is of, as long as that exists. An
+    array of no elements is of none: the latest allocator has it, in its pool."""
+    _check_type(array)
+    why = None
+    for allocator in reversed(list(_allocators.values())):
+        try:
+            found = allocator._has(array)
+        except Error as e:  # its client is closed
+            found, why = False, e
+        if found:
+            return _publish(allocator, name, array, stream, metadata)
+    raise _elsewhere(array, "of a caid.cupy.Allocator that can be asked") from why
+
+
+def _publish(allocator, name, array, stream, metadata):
+    if stream is None:
+        stream = cupy.cuda.get_current_stream(array.device.id)
+    arena = allocator.arena(array.device.id)
+    return arena.publish(name, array, stream=_stream.handle(stream), metadata=metadata)
+
+
+def _check_type(array):
+    if not isinstance(array, cupy.ndarray):
+        raise TypeError(f"a cupy.ndarray is needed, not {type(array).__name__}")
+
+
+def _elsewhere(array, whose):
+    return ValueError(
+        f"an array {array.shape} of {array.dtype} on device {array.device.id} is not {whose}: make "
+        "it after cupy.cuda.set_allocator(allocator.malloc), or within "
+        "cupy.cuda.using_allocator(allocator.malloc)"
+    )

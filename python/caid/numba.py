@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numba's device memory from caid: an External Memory Management plugin for Numba (0.56 and later)
+and numba-cuda (0.20 and later). ``NUMBA_CUDA_MEMORY_MANAGER=caid.numba`` sets it, or, before the
+first context, ``cuda.set_memory_manager(caid.numba.MemoryManager)``. docs/NUMBA.md has the rest.
+
+Numba makes one MemoryManager for each context. A manager has a client and an arena of its own
+(_Source), from its first allocation until reset(), and may have others afterwards. An allocation
+lives as long as Numba's pointer to it or a view of that does, and what it lies in as long as the
+process has it mapped: arrays outlive the daemon and, unusable, the reset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Iterator
+
+import numpy
+from numba.cuda.cudadrv import driver
+
+from . import _stream
+from ._default import _Default
+from ._errors import (
+    NO_ROOM,
+    DisconnectedError,
+    Error,
+    InvalidError,
+    NoDaemonError,
+    NotFoundError,
+    invalid,
+    unsupported,
+)
+
+if TYPE_CHECKING:
+    from ._arena import Arena
+
+if not hasattr(driver, "HostOnlyCUDAMemoryManager"):
+    raise ImportError("caid.numba: Numba's CUDA simulator has no device memory")
+
+_config = driver.config
+# Pointers are those of NVIDIA's bindings, but in a classic Numba that was not told to use them.
+_NV_BINDING = getattr(driver, "USE_NV_BINDING", True)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_LARGEST_BLOCK = 1 << 40
+
+if _NV_BINDING:
+    _OUT_OF_MEMORY = driver.binding.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    _INVALID_VALUE = driver.binding.CUresult.CUDA_ERROR_INVALID_VALUE
+    _pointer = driver.binding.CUdeviceptr
+
+    def _ipc_handle(handle):
+        made = driver.binding.CUipcMemHandle()
+        made.reserved = handle
+        return made
+
+else:
+    _OUT_OF_MEMORY = driver.enums.CUDA_ERROR_OUT_OF_MEMORY
+    _INVALID_VALUE = driver.enums.CUDA_ERROR_INVALID_VALUE
+    _pointer = driver.drvapi.cu_device_ptr
+    _ipc_handle = driver.drvapi.cu_ipc_mem_handle.from_buffer_copy
+
+
+class Memory(driver.MemoryPointer):
+    """What memalloc() gives. It owns itself, so that Numba counts its views, which keep it; with it
+    ends the allocation, and no finalizer is needed."""
+
+    allocation: Any  # caid.Allocation
+
+    def free(self) -> None:
+        """Frees the memory now. Arrays that still have it must not be used."""
+        if self.allocation is None:
+            raise RuntimeError("Freeing dead memory")
+        self.allocation = None
+
+
+class _Source:
+    """A client of the daemon and its arena, for one device."""
+
+    def __init__(self, ordinal, memory, pool, block_size):
+        self.client = _Default()  # nobody is to be warned when the process ends with it
+        self._held = None
+        try:
+            self.device = self.client._find_device(ordinal)
+            if memory not in self.client.devices[self.device].kinds:
+                raise unsupported(
+                    f"device {ordinal} has no {memory!r} memory: memory / CAID_NUMBA_MEMORY"
+                )
+            self.arena: Arena = self.client.arena(
+                self.device, memory=memory, pool=pool, block_size=block_size
+            )
+        except BaseException:
+            self.client.close()
+            raise
+
+    def hold(self):
+        """Nothing is freed until let_go(): neither here nor at the daemon, which may be gone."""
+        if self._held is None:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self.arena.defer_cleanup())
+                with contextlib.suppress(DisconnectedError):
+                    stack.enter_context(self.client.defer_cleanup())
+                self._held = stack.pop_all()
+
+    def let_go(self):
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
+
+    def free_bytes(self):
+        """What an allocation could have of the arena, and of the empty blocks that caid keeps."""
+        info = self.arena.info
+        free = max(info.bytes - info.allocated - info.draining_bytes, 0)
+        with contextlib.suppress(DisconnectedError):
+            free += self.client.memory_info(self.device).reserve
+        return free
+
+    def close(self):
+        """Ends all allocations, and waits for the GPU: the end of the context may follow."""
+        try:
+            self.let_go()
+            self.arena._arena.end()
+        finally:
+            self.client.close()
+
+
+class Deallocations:
+    """What waits to be freed, to look at and to use as Numba's own queue: host and managed memory
+    in a queue of Numba's, and device memory in the arena's. Each has the limits for itself."""
+
+    def __init__(self):
+        self._host = driver._PendingDeallocs()
+        self._lock = threading.RLock()  # the source, and whether it is held
+        self.source: _Source | None = None
+
+    def add_item(self, dtor: Any, handle: Any, *size: int) -> None:
+        """Host memory: Numba's finalizers of that come here."""
+        self._host.add_item(dtor, handle, *size)
+
+    def clear(self) -> None:
+        """Frees all that waits, unless disabled."""
+        try:
+            self._host.clear()
+        finally:
+            source = self.source
+            if source is not None:
+                source.arena.flush()
+
+    @contextlib.contextmanager
+    def disable(self) -> Iterator[None]:
+        """Nothing is freed meanwhile. May be nested; its end frees nothing by itself."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._settle)  # after the end of Numba's own
+            stack.enter_context(self._host.disable())
+            self._settle()
+            yield
+
+    def use(self, source: _Source | None) -> None:
+        with self._lock:
+            self.source = source
+            self._settle()
+
+    def _settle(self):
+        """Holds the source, or lets it go, as it is said now."""
+        with self._lock:
+            if self.source is None:
+                return
+            if self.is_disabled:
+                self.source.hold()
+            else:
+                self.source.let_go()
+
+    @property
+    def is_disabled(self) -> bool:
+        return self._host.is_disabled
+
+    def __len__(self):
+        return len(self._host) + self._pending()[0]
+
+    @property
+    def _size(self):
+        return self._host._size + self._pending()[1]
+
+    @property
+    def _max_pending_bytes(self):
+        return self._host._max_pending_bytes
+
+    @property
+    def n_host(self) -> int:
+        """int: entries of Numba's own queue."""
+        return len(self._host)
+
+    @property
+    def memory_capacity(self) -> int:
+        """int: bytes that the ratio is of."""
+        return self._host.memory_capacity
+
+    @memory_capacity.setter
+    def memory_capacity(self, capacity):
+        self._host.memory_capacity = capacity
+
+    def _pending(self):
+        """(entries, bytes) that wait in the arena."""
+        source = self.source
+        return (0, 0) if source is None else source.arena._arena.pending()
+
+
+class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
+    """Numba's memory manager: device memory is caid's; page-locked host memory and managed memory,
+    which one process has alone, stay with Numba.
+
+    Attributes
+    ----------
+    memory : str
+        "legacy", the default, has handles for get_ipc_handle(); "device" has none.
+    pool : str or None
+        The pool that the blocks are leased of; None: the user's own.
+    block_size : int
+        Bytes leased at a time, up to 2^40; 0: the arena's default.
+
+    Notes
+    -----
+    A subclass sets the three. Where it leaves one None, the environment is looked at when the
+    manager is made: ``CAID_NUMBA_MEMORY``, ``CAID_NUMBA_POOL``, ``CAID_NUMBA_BLOCK_SIZE``.
+    """
+
+    memory: str | None = None
+    pool: str | None = None
+    block_size: int | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.memory, self.pool, self.block_size = _read_options(type(self))
+        self.deallocations = Deallocations()
+        self._lock = threading.RLock()  # making and ending the source
+        self._forget()
+        if self.context is not None:  # none where set_memory_manager() only looks
+            self._proxy = weakref.proxy(self.context)
+
+    def _forget(self):
+        self._alloc = self._first_alloc
+        self._limits = None  # of Numba's configuration, that the arena has been told
+        self.deallocations.use(None)
+
+    # --- where the memory comes from ----------------------------------------------------------
+
+    @property
+    def source(self) -> _Source:
+        """The client and arena of this manager; made where there is none."""
+        with self._lock:
+            if self.deallocations.source is None:
+                ordinal = int(self.context.device.id)
+                source = _connect(ordinal, self.memory, self.pool, self.block_size)
+                self.deallocations.use(source)
+                self._alloc = source.arena._arena.alloc
+            return self.deallocations.source
+
+    @property
+    def arena(self) -> Arena:
+        """caid.Arena: that of this manager, until reset()."""
+        return self.source.arena
+
+    def _first_alloc(self, nbytes):
+        return self.source.arena._arena.alloc(nbytes)
+
+    def _set_limits(self, limits):
+        """Numba reads its limits at every free; here they are read at every allocation."""
+        count, ratio = limits
+        capacity = int(self.deallocations.memory_capacity)
+        self.source.arena._arena.set_limits(max(count, 0), ratio, capacity)
+        self._limits = limits
+
+    # --- what Numba calls ---------------------------------------------------------------------
+
+    def initialize(self) -> None:
+        """Called often. The daemon is not asked for anything before the first allocation."""
+        if not self.deallocations.memory_capacity:
+            info = driver.NumbaCUDAMemoryManager.get_memory_info(self)
+            self.deallocations.memory_capacity = info.total
+
+    def memalloc(self, size: int) -> Memory:
+        """Device memory.
+
+        Raises
+        ------
+        CudaAPIError
+            Out of memory: the device, a quota or a limit of caid's; or no size. The code is CUDA's
+            for that.
+        NoDaemonError, DisconnectedError
+            Nobody is there to ask for memory, and none is left in what was leased.
+        DeviceError, UnsupportedError
+            The daemon has not got the device, or no such kind of memory there.
+        NotFoundError, AccessError
+            There is no such pool; it may not be written.
+        """
+        limits = _config.CUDA_DEALLOCS_COUNT, _config.CUDA_DEALLOCS_RATIO
+        try:
+            if limits != self._limits:
+                self._set_limits(limits)
+            allocation = self._alloc(size)
+        except Error as e:
+            allocation = self._alloc_otherwise(size, e)
+        memory = Memory(self._proxy, _pointer(allocation.ptr), size)
+        memory.allocation = allocation
+        return memory
+
+    def _alloc_otherwise(self, size, error):
+        """The arena has tried twice. What waits in Numba's own queue may be device memory, too."""
+        if isinstance(error, NO_ROOM) and self.deallocations.n_host:
+            self.deallocations.clear()
+            try:
+                return self._alloc(size)
+            except NO_ROOM as e:
+                error = e
+        if isinstance(error, NO_ROOM):
+            raise driver.CudaAPIError(_OUT_OF_MEMORY, f"caid: {error}") from error
+        if isinstance(error, InvalidError) and not 0 <= size < 1 << 64:
+            code = _INVALID_VALUE if size < 0 else _OUT_OF_MEMORY
+            raise driver.CudaAPIError(code, f"caid: {error}") from error
+        if isinstance(error, DisconnectedError):
+            advice = "arrays that exist stay usable; for new ones, cuda.close() once caid is back"
+            raise DisconnectedError(error.errno, f"{error}: {advice}") from error
+        raise error
+
+    def get_memory_info(self) -> driver.MemoryInfo:
+        """(free, total) bytes. What is free in the arena, and what caid keeps, counts as free.
+        Until there is an arena, the driver alone is asked."""
+        free, total = driver.NumbaCUDAMemoryManager.get_memory_info(self)
+        source = self.deallocations.source
+        if source is not None:
+            free = min(free + source.free_bytes(), total)
+        return driver.MemoryInfo(free, total)
+
+    def get_ipc_handle(self, memory: Any) -> driver.IpcHandle:
+        """A handle for other processes, and for any library there. Whoever has it may write what
+        lies in the same block of the arena.
+
+        Raises
+        ------
+        NotImplementedError
+            The arena's memory is of the kind "device".
+        """
+        found = self._find_handle(memory)
+        if found is None:  # managed memory, or that of another library: Numba's way
+            return super().get_ipc_handle(memory)
+        handle = _ipc_handle(found.handle)
+        identity = self.context.device.get_device_identity()
+        return driver.IpcHandle(memory, handle, memory.size, identity, offset=found.offset)
+
+    def _find_handle(self, memory):
+        source, address = self.deallocations.source, memory.device_pointer_value
+        if source is None or address is None:
+            return None
+        try:
+            source.arena._arena.find(address)
+        except NotFoundError:
+            return None
+        if self.memory == "device":
+            raise NotImplementedError(
+                "memory of the kind 'device' has no IPC handles: leave memory / CAID_NUMBA_MEMORY "
+                "unset, or share the array by a name with caid.numba.publish()"
+            )
+        return source.arena.ipc_handle(address)
+
+    def reset(self) -> None:
+        """Ends all memory. Nothing where there is none; the next allocation makes all anew."""
+        try:
+            super().reset()
+        finally:
+            with self._lock:
+                source = self.deallocations.source
+                self._forget()
+            if source is not None:
+                source.close()
+
+    @contextlib.contextmanager
+    def defer_cleanup(self) -> Iterator[None]:
+        """Nothing is freed meanwhile: host memory, the arena's, and the user's at the daemon."""
+        with super().defer_cleanup():  # by Deallocations.disable()
+            yield
+
+    @property
+    def interface_version(self) -> int:
+        return 1
+
+    # --- beyond Numba ---------------------------------------------------------------------------
+
+    def publish(self, name: str, array: Any, *, metadata: Any = None, stream: Any = None) -> int:
+        """:func:`caid.numba.publish` of an array of this manager's."""
+        if array.size > 0 and not self._has(array.gpu_data):
+            raise invalid(f"array {name!r}: {_why_elsewhere(array)}")
+        if stream is not None:
+            stream = self._stream_number(stream)
+        return self.arena.publish(name, _Described(array), metadata=metadata, stream=stream)
+
+    def _has(self, memory):
+        source = self.deallocations.source
+        if source is None:
+            return False
+        try:
+            return bool(source.arena._arena.find(memory.device_pointer_value))
+        except NotFoundError:
+            return False
+
+    def _stream_number(self, stream):
+        """0 is Numba's default stream, which its environment may make the per-thread one."""
+        if _stream.is_default(stream):
+            stream = self.context.get_default_stream()
+        return _stream.handle(stream)
+
+
+_numba_memory_manager = MemoryManager
+
+
+def publish(name: str, array: Any, *, metadata: Any = None, stream: Any = None) -> int:
+    """Puts an array of Numba's under a name, without a copy, for any process to open.
+
+    Parameters
+    ----------
+    name : str
+        In the pool of the manager; what has the name is replaced.
+    array : numba.cuda.cudadrv.devicearray.DeviceNDArray
+        Also a slice of one, or a record. It is kept, and its memory with it, as long as somebody
+        can reach what was published.
+    metadata : optional
+        What JSON can say of it.
+    stream : int or stream object, optional
+        The stream on which it was written, which is waited for; 0 is Numba's default stream.
+        Without it, all work of the context is waited for, whatever stream the array was made on.
+
+    Returns
+    -------
+    int
+        The generation of the name.
+
+    Raises
+    ------
+    TypeError
+        It is no device array of Numba's, or caid is not the manager of its context; no stream.
+    InvalidError
+        It does not lie in caid's memory: mapped, managed, or of another library; its memory ended
+        with cuda.close() or reset(); its strides are negative; what JSON cannot say.
+    InvalidNameError, LimitError, AccessError
+        No name; more names or parts than the user may have; the pool may not be written.
+    NoDaemonError, DisconnectedError
+        The daemon is gone, or, for an array of no elements, was never asked for anything.
+    """
+    context = getattr(getattr(array, "gpu_data", None), "context", None)
+    if context is None:
+        raise TypeError(f"{type(array).__name__} is no device array of Numba's")
+    try:
+        manager = context.memory_manager
+    except ReferenceError:  # Numba's arrays do not keep it
+        raise invalid(f"array {name!r}: its context is gone") from None
+    if not isinstance(manager, MemoryManager):
+        raise TypeError(
+            f"the array is memory of {type(manager).__name__}'s: set "
+            "NUMBA_CUDA_MEMORY_MANAGER=caid.numba"
+        )
+    return manager.publish(name, array, metadata=metadata, stream=stream)
+
+
+# --- helpers ----------------------------------------------------------------------------------
+
+
+class _Described:
+    """An array as the CUDA Array Interface may tell of it, with the fields of its records. It names
+    no stream: Numba's is the one that the array was made on, whichever it was written on since."""
+
+    def __init__(self, array):
+        self.array = array
+
+    @property
+    def __cuda_array_interface__(self):
+        told = {**self.array.__cuda_array_interface__, "stream": None}
+        if self.array.dtype.names:
+            told["descr"] = self.array.dtype.descr
+        return told
+
+
+def _why_elsewhere(array):
+    if isinstance(getattr(array.gpu_data, "owner", None), Memory):
+        return "its memory ended with cuda.close() or reset(): make it anew"
+    if isinstance(array, numpy.ndarray):
+        return "mapped and managed memory is not caid's: copy it, cuda.to_device(numpy.array(x))"
+    return "it is memory of another library: copy it, as by cuda.to_device(x.copy_to_host())"
+
+
+def _read_options(cls):
+    """(memory, pool, block size) as the class has them, or else the environment."""
+    memory = cls.memory or os.environ.get("CAID_NUMBA_MEMORY") or "legacy"
+    if memory not in ("legacy", "device"):
+        raise invalid(f'memory / CAID_NUMBA_MEMORY is {memory!r}: "legacy" or "device"')
+    pool = cls.pool or os.environ.get("CAID_NUMBA_POOL") or None
+    if not isinstance(pool, (str, type(None))):
+        raise invalid(f"pool / CAID_NUMBA_POOL is {pool!r}: the name of a pool")
+    block_size = cls.block_size
+    if block_size is None:
+        block_size = os.environ.get("CAID_NUMBA_BLOCK_SIZE") or "0"
+        return memory, pool, _checked_size(block_size, _bytes_of(block_size))
+    return memory, pool, _checked_size(block_size, block_size)
+
+
+def _checked_size(given, size):
+    try:
+        size = operator.index(size)
+    except TypeError:
+        size = -1
+    if not 0 <= size <= _LARGEST_BLOCK:
+        raise invalid(
+            f"block_size / CAID_NUMBA_BLOCK_SIZE is {given!r}: bytes, from 0 to 2^40; in the "
+            "environment also as 64M"
+        )
+    return size
+
+
+def _bytes_of(text):
+    """None for what is none."""
+    digits, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 20:
+        return None
+    return int(digits) * _UNITS.get(unit, 1)
+
+
+def _connect(ordinal, *options):
+    try:
+        return _Source(ordinal, *options)
+    except NoDaemonError as e:
+        advice = "start caid, or set CAID_SOCKET, or leave Numba its own memory manager"
+        raise NoDaemonError(e.errno, f"{e}: {advice}") from e

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch tensors in caid's memory, published under names without a copy. Needs PyTorch 2.6.
+
+>>> import torch, caid.torch
+>>> pool = caid.torch.MemPool()
+>>> with torch.cuda.use_mem_pool(pool):
+...     w = torch.empty(1024, 768, device="cuda")
+>>> caid.torch.publish("weights", w)            # in any process: caid.connect().open("weights")
+
+PyTorch's caching allocator serves tensors as ever, and asks caid for its segments alone. There is
+one set-up for a process, as PyTorch calls plain C functions (docs/CONSUMERS.md).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, NamedTuple
+
+import torch
+
+from . import _arena, _caid, _default, _stream
+from ._client import Client
+from ._errors import DeviceError, Error, NotFoundError
+from ._errors import device as device_error
+
+if not hasattr(torch.cuda, "MemPool"):
+    raise ImportError(f"caid.torch needs PyTorch 2.6 or later, not {torch.__version__}")
+
+
+class _Setup(NamedTuple):
+    """What the C functions work with in this process."""
+
+    process: int
+    client: Client
+    options: dict[str, Any]  # memory, pool, and those of the arenas
+    arenas: dict[int, _arena.Arena]  # by CUDA ordinal
+
+    @property
+    def is_usable(self):
+        return self.process == os.getpid() and _default._is_alive(self.client)
+
+
+_setup: _Setup | None = None
+_allocator: Any = None  # PyTorch's, for all set-ups of the process
+_lock = threading.Lock()
+
+
+def allocator(
+    client: Client | None = None,
+    *,
+    memory: str | None = None,
+    pool: str | None = None,
+    **options: Any,
+) -> torch.cuda.memory.CUDAPluggableAllocator:
+    """The allocator of this process, for ``torch.cuda.MemPool(a.allocator())``: see
+    :class:`MemPool`, which is that.
+
+    Given to ``torch.cuda.memory.change_current_allocator()``, as the first thing that is done with
+    the GPU, all tensors are in caid's memory; but then nothing is cached, and PyTorch does not look
+    whether there was any memory left: a failure is a null pointer.
+
+    The first call sets up what this process uses. A later one may leave out what it does not care
+    for, and is refused what was set up otherwise.
+
+    Parameters
+    ----------
+    client : Client, optional
+        Kept for the life of the process; its arrays, and so this memory, are the process's. Set up
+        without it: :func:`caid.default_client`.
+    memory : {"device", "legacy"}, optional
+        As for :meth:`caid.Client.create`. Set up without it: "device".
+    pool : str, optional
+        Where to allocate and publish. Set up without it: the caller's own.
+    **options
+        For :meth:`caid.Client.arena`: ``block_size``, ``max_pending_count``, ... Set up without
+        them, what PyTorch gives back can be used again as soon as the GPU is done with it.
+
+    Returns
+    -------
+    torch.cuda.memory.CUDAPluggableAllocator
+        The same each time, for as long as the process lives.
+
+    Raises
+    ------
+    RuntimeError
+        Something that was given has been set up otherwise in this process. It is set up anew, by
+        the next call, once that client is closed or its daemon has gone.
+    NoDaemonError
+        Nobody listens at the socket.
+    DeviceError
+        The daemon has none of the devices that PyTorch sees.
+    NotFoundError, AccessError, InvalidError
+        There is no such pool; it may not be written; there is no such kind of memory.
+    """
+    global _setup
+    if memory is not None:
+        options["memory"] = memory
+    if pool is not None:
+        options["pool"] = pool
+    with _lock:
+        if _setup is None or not _setup.is_usable:
+            _setup = _set_up(client or _default.default_client(), options)
+        else:
+            _check_same(_setup, client, options)
+        return _the_allocator()
+
+
+def _the_allocator():
+    """A pool of PyTorch's has a plain pointer into it, and may be the last thing to go, after the
+    modules: so it is never made anew, and never freed."""
+    global _allocator
+    if _allocator is None:
+        made = torch.cuda.memory.CUDAPluggableAllocator(
+            _caid.__file__, "caid_torch_malloc", "caid_torch_free"
+        )
+        _caid.torch_keep((made, made.allocator()))
+        _allocator = made
+    return _allocator
+
+
+def _set_up(client, options):
+    options = {"memory": "device", "pool": None, "max_pending_count": 0, **options}
+    # Refused now, or by "out of memory" later.
+    client.empty(0, "|u1", memory=options["memory"], pool=options["pool"]).close()
+    arenas = _make_arenas(client, options)
+    for ordinal, arena in arenas.items():
+        _caid.torch_set(ordinal, arena._arena)
+    return _Setup(os.getpid(), client, options, arenas)
+
+
+def _make_arenas(client, options):
+    """One for each device that both PyTorch and the daemon have. They have no memory yet."""
+    arenas = {}
+    for ordinal in range(torch.cuda.device_count()):
+        try:
+            device = client._find_device(ordinal)
+        except DeviceError:
+            continue
+        arenas[ordinal] = client.arena(device, **options)
+    if not arenas:
+        raise device_error(
+            f"the daemon has none of the {torch.cuda.device_count()} CUDA devices that PyTorch sees"
+        )
+    return arenas
+
+
+def _check_same(setup, client, options):
+    """Of what was given."""
+    if client is not None and client is not setup.client:
+        raise RuntimeError(f"caid.torch uses {setup.client!r} in this process already")
+    other = {name: value for name, value in options.items() if setup.options.get(name) != value}
+    if other:
+        have = setup.options
+        raise RuntimeError(f"caid.torch is set up with {have} in this process, not with {other}")
+
+
+class MemPool(torch.cuda.MemPool):
+    """A pool of PyTorch's, for ``torch.cuda.use_mem_pool()``, whose memory is caid's.
+
+    Parameters
+    ----------
+    client, memory, pool
+        See :func:`allocator`, which also takes what the arenas have of options: call it before.
+    **options
+        Of ``torch.cuda.MemPool``: ``use_on_oom``, ``no_split``.
+
+    Notes
+    -----
+    Where caid has no memory left, PyTorch raises ``torch.OutOfMemoryError``, also where the reason
+    is a quota or a daemon that has gone: :func:`last_error` tells.
+
+    As every ``torch.cuda.MemPool``, one is of the device that is current when it is made, keeps
+    what its tensors leave for other tensors of its own, and gives it back when it and its tensors
+    are gone.
+
+    A pool whose daemon has gone can be used on once the next call of this or of :func:`allocator`
+    has set up anew: what it allocates from then on is the new daemon's.
+    """
+
+    def __init__(
+        self,
+        client: Client | None = None,
+        *,
+        memory: str | None = None,
+        pool: str | None = None,
+        **options: Any,
+    ):
+        super().__init__(allocator(client, memory=memory, pool=pool).allocator(), **options)
+
+
+def last_error() -> Error | None:
+    """Why an allocation, or giving back, has failed last, since this was asked last; None where
+    none has. PyTorch itself is told of no reason."""
+    return _caid.torch_error()
+
+
+def arena(device: Any = None) -> _arena.Arena:
+    """The arena of a device, by PyTorch's word for it: for its figures, and ``trim()``. Without
+    one, of the current device.
+
+    Raises
+    ------
+    DeviceError
+        Nothing is allocated there: see allocator().
+    """
+    ordinal = _ordinal(device)
+    found = _arena_of(ordinal)
+    if found is None:
+        raise device_error(f"caid.torch has no arena on CUDA device {ordinal}: see MemPool()")
+    return found
+
+
+def _ordinal(device):
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
+def _arena_of(ordinal):
+    setup = _setup
+    if setup is None or setup.process != os.getpid():
+        return None
+    return setup.arenas.get(ordinal)
+
+
+# --- publishing -----------------------------------------------------------------------------
+
+
+def publish(
+    name: str, tensor: torch.Tensor, *, stream: Any = None, metadata: Any = None
+) -> int:
+    """Puts a tensor under a name, at once and without a copy, as :meth:`caid.Array.publish`. Who
+    opens the name sees the tensor's memory: what is written to it later, too.
+
+    The tensor is kept until nobody can reach that generation any more: the name is gone or shows
+    something else, and every process has closed it. Its memory is used for nothing else meanwhile,
+    also when this process exits.
+
+    Parameters
+    ----------
+    name : str
+        As for :meth:`caid.Client.create`, in the pool that was given to :class:`MemPool`.
+    tensor : torch.Tensor
+        Made in a :class:`MemPool`, or a view of one that was. Not of a type that the array
+        interface has no word for, as bfloat16.
+    stream : int or stream object, optional
+        Work that writes the tensor, which is waited for: PyTorch's current stream of the tensor's
+        device without it.
+    metadata : object, optional
+        As for :meth:`caid.Client.create`.
+
+    Returns
+    -------
+    int
+        The generation.
+
+    Raises
+    ------
+    ValueError
+        The tensor lies elsewhere.
+    TypeError
+        No dense tensor; a type that cannot be told.
+    AccessError, LimitError, InvalidNameError, ...
+        As :meth:`caid.Array.publish`.
+    """
+    shown = _Shown(tensor)
+    arena = _arena_with(tensor)
+    if stream is None:
+        stream = torch.cuda.current_stream(tensor.device)
+    return arena.publish(name, shown, stream=_stream.handle(stream), metadata=metadata)
+
+
+def _label(tensor):
+    return f"a tensor {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
+
+
+def _arena_with(tensor):
+    arena = _arena_of(tensor.device.index) if tensor.device.type == "cuda" else None
+    try:
+        if arena is not None:
+            if tensor.numel():
+                arena.find(tensor.data_ptr())
+            return arena
+    except NotFoundError:
+        pass
+    raise ValueError(
+        f"{_label(tensor)} is not in caid's memory: make it in torch.cuda.use_mem_pool("
+        "caid.torch.MemPool()), or copy it into one that was"
+    )
+
+
+_BYTES = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64", 16: "complex128"}
+_KINDS = {
+    "bool": "|b1",
+    "uint8": "|u1",
+    "int8": "|i1",
+    "uint16": "<u2",
+    "int16": "<i2",
+    "uint32": "<u4",
+    "int32": "<i4",
+    "uint64": "<u8",
+    "int64": "<i8",
+    "float16": "<f2",
+    "float32": "<f4",
+    "float64": "<f8",
+    "complex64": "<c8",
+    "complex128": "<c16",
+}
+# By the types that this PyTorch has.
+_TYPESTRS = {
+    getattr(torch, name): typestr for name, typestr in _KINDS.items() if hasattr(torch, name)
+}
+
+
+class _Shown:
+    """A tensor as the CUDA Array Interface shows it. It keeps the tensor's memory, which PyTorch's
+    own interface does not show where a gradient is wanted."""
+
+    __slots__ = ("__cuda_array_interface__", "tensor")
+
+    def __init__(self, tensor):
+        self.tensor = _dense(tensor)
+        size = self.tensor.element_size()
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": _typestr(tensor),
+            "data": (self.tensor.data_ptr(), False),
+            "strides": None
+            if tensor.is_contiguous()
+            else tuple(step * size for step in tensor.stride()),
+            "version": 3,
+        }
+
+
+def _dense(tensor):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a torch.Tensor is needed, not {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"{_label(tensor)} is {tensor.layout}: its parts have to be published one by one"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise TypeError(
+            f"{_label(tensor)} is yet to be conjugated or negated: resolve_conj(), resolve_neg()"
+        )
+    return tensor.detach()
+
+
+def _typestr(tensor):
+    typestr = _TYPESTRS.get(tensor.dtype)
+    if typestr is None:
+        same = _BYTES.get(tensor.element_size())
+        how = f": publish its view(torch.{same}), and let readers view that" if same else ""
+        raise TypeError(f"the array interface has no word for {tensor.dtype}{how}")
+    return typestr

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""numba-cuda's own tests three times: with its own memory manager, with caid's by the environment,
+and with caid's by set_memory_manager(); and what became of each test.
+
+usage: numba_own.py [MODULE...], as cudadrv.test_deallocations; without one, all of MODULES
+
+Each module has a process of its own each time. What fails with caid's manager only is run again by
+itself, both ways, and counts if it does so again.
+"""
+import collections
+import concurrent.futures
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import caid
+
+HERE = pathlib.Path(__file__).resolve().parent
+OUTCOMES = HERE.parent / "driver" / "soft" / "consumers"  # outcomes.py
+SECONDS = 300
+AT_A_TIME = max(2, min(8, len(os.sched_getaffinity(0)) // 2))
+
+OWN, ENVIRONMENT, INJECTED = "its own", "by the environment", "by a call"
+WAYS = {
+    OWN: {},
+    ENVIRONMENT: {"NUMBA_CUDA_MEMORY_MANAGER": "caid.numba"},
+    INJECTED: {"CAID_TEST_INJECT": "1"},
+}
+# What Numba leaves out where the variable is set; by a call, it does not know.
+LEFT_OUT = {
+    "test_max_pending_count", "test_max_pending_bytes", "test_defer_cleanup", "test_nested_defer_cleanup",
+    "test_exception", "test_ownership",
+}
+
+
+def tests_folder():
+    """Of the installed numba-cuda, or None."""
+    spec = importlib.util.find_spec("numba_cuda")
+    for place in spec.submodule_search_locations if spec else ():
+        folder = pathlib.Path(place) / "numba" / "cuda" / "tests"
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def all_modules(folder):
+    driver = sorted(path.stem for path in (folder / "cudadrv").glob("test_*.py"))
+    return [f"cudadrv.{name}" for name in driver] + ["cudapy.test_ipc", "cudapy.test_cuda_array_interface"]
+
+
+class Run:
+    """One module, one way: outcomes by test."""
+
+    def __init__(self, folder, module, way, daemon_env, only=None):
+        self.module, self.way, self.only = module, way, only
+        self.folder = folder
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CUDA_MEM")}
+        self.env.update(daemon_env, **WAYS[way])
+        places = [str(HERE / "numba_site"), str(HERE), str(OUTCOMES), os.environ.get("PYTHONPATH", "")]
+        self.env["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+        self.outcomes, self.texts, self.trouble = {}, {}, None
+
+    def run(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            path = pathlib.Path(scratch) / "outcomes"
+            command = [
+                sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "numba_plugin",
+                "-p", "outcomes", f"--outcomes={path}", f"--rootdir={self.folder}",
+                "--import-mode=importlib", "--package=numba.cuda.tests",
+                str(self.folder / (self.module.replace(".", "/") + ".py")),
+            ]
+            if self.only:
+                command += ["-k", self.only]
+            self.read(path, *self.ended(command, scratch))
+        return self
+
+    def ended(self, command, scratch):
+        try:
+            done = subprocess.run(command, cwd=scratch, env=self.env, stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
+            return done.returncode, done.stdout
+        except subprocess.TimeoutExpired as e:
+            return None, e.stdout or b""
+
+    def read(self, path, status, output):
+        ended = False
+        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+            told = json.loads(line)
+            if "exit" in told:
+                ended = True
+            else:
+                self.outcomes[told["test"]] = told["outcome"]
+                self.texts[told["test"]] = told["text"]
+        if not ended:
+            output = output.decode(errors="replace")[-3000:]
+            self.trouble = f"its process ended with {status}, after {len(self.outcomes)} tests: {output}"
+
+
+def worse(own, other):
+    """The tests that pass with Numba's own manager and do not with caid's."""
+    for test, outcome in own.outcomes.items():
+        now = other.outcomes.get(test, "not run")
+        left_out = other.way == ENVIRONMENT and now == "skipped" and test.rpartition("::")[2] in LEFT_OUT
+        if outcome == "passed" and now != "passed" and not left_out:
+            yield test, now
+
+
+def confirmed(own, other, test, daemon_env):
+    """Whether it is so again, alone."""
+    only = test.rpartition("::")[2].partition("[")[0]
+    again = [Run(own.folder, own.module, way, daemon_env, only).run() for way in (own.way, other.way)]
+    print(f"{own.module}::{test} ({other.way}), again: " + ", ".join(
+        f"{run.way} {run.outcomes.get(test, 'not run')}" for run in again))
+    return test in dict(worse(*again))
+
+
+class Report:
+    """All runs, and what is wrong: (module::test, way, what, text)."""
+
+    def __init__(self, runs, daemon_env):
+        self.runs = {(run.module, run.way): run for run in runs}
+        self.wrong = []
+        for (module, way), run in self.runs.items():
+            own = self.runs[module, OWN]
+            if run.trouble and not own.trouble:
+                self.wrong.append((module, way, "its process", run.trouble))
+            for test, now in worse(own, run) if way != OWN else ():
+                if confirmed(own, run, test, daemon_env):
+                    self.wrong.append((f"{module}::{test}", way, now, run.texts.get(test, "")))
+
+    def counts(self, way):
+        return collections.Counter(
+            outcome for run in self.runs.values() if run.way == way for outcome in run.outcomes.values())
+
+    def show(self):
+        for module in sorted({module for module, _ in self.runs}):
+            of = [collections.Counter(self.runs[module, way].outcomes.values()) for way in WAYS]
+            print(f"{module:36}", *(f"{c['passed']:4} / {c['failed']} / {c['skipped']:<4}" for c in of))
+        for way in WAYS:
+            counts = self.counts(way)
+            print(f"{way}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+        for run in self.runs.values():
+            for test, outcome in run.outcomes.items() if run.way == OWN else ():
+                if outcome == "failed":
+                    print(f"fails without caid: {run.module}::{test}: {last_line(run.texts[test])}")
+            if run.trouble:
+                print(f"{run.module} ({run.way}): {run.trouble}")
+        for test, way, what, text in self.wrong:
+            print(f"\nWRONG {test} ({way}): {what}\n{text}")
+        print(f"{len(self.wrong)} tests are worse with caid", flush=True)
+
+
+def last_line(text):
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def run_all(daemon_env, modules=()):
+    """The Report of all three ways; None where there is no numba-cuda."""
+    folder = tests_folder()
+    if folder is None:
+        return None
+    runs = [Run(folder, module, way, daemon_env) for module in modules or all_modules(folder) for way in WAYS]
+    with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
+        return Report(list(pool.map(Run.run, runs)), daemon_env)
+
+
+def main(*modules):
+    with caid.LocalDaemon() as daemon:
+        report = run_all(daemon.env, modules)
+    if report is None:
+        sys.exit("numba-cuda is not installed")
+    report.show()
+    sys.exit(1 if report.wrong else 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

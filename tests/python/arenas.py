@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of arenas share: arrays of other libraries in the memory of one."""
+
+import numpy as np
+
+MIB = 1 << 20
+
+
+class Foreign:
+    """Another library's array, at the start of an allocation."""
+
+    def __init__(self, memory, shape, typestr="<i4", **more):
+        self.memory = memory
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": typestr,
+            "data": (memory.ptr, False),
+            "version": 3,
+            **more,
+        }
+
+
+class ByDlpack:
+    """One that has no other interface."""
+
+    def __init__(self, array):
+        self.array = array
+        self.asked = []
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, stream=None, max_version=None):
+        self.asked.append(stream)
+        return self.array.__dlpack__(stream=stream, max_version=max_version)
+
+
+def fill(client, x, values):
+    client.as_array(x).copy_from_host(np.asarray(values).view("u1"))
+
+
+def seen(client, name):
+    with client.open(name) as a:
+        return a.copy_to_host()
+
+
+def client_bytes(client, x):
+    return client.as_array(x).copy_to_host()

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests of test_numba_own.py and test_numba_cuda_own.py, which have a fixture `numba`: a Numba
+whose own tests are run with caid as its memory manager, on the software driver. Whatever passes with
+Numba's own manager passes."""
+
+import concurrent.futures
+import os
+import pathlib
+import tempfile
+import uuid
+from typing import NamedTuple, Union
+
+import numba_own
+import pytest
+
+import caid
+
+
+class Numba(NamedTuple):
+    python: Union[str, pathlib.Path]
+    folder: str  # of its tests
+    driver_by: str  # what leads it to the driver
+    modules: str
+    at_least: int  # tests that pass with its own manager
+    missing: str  # what those lack that fail with its own manager
+
+
+# First: one of these opens a handle without its offset, and so is right only where the start of the
+# block has not been used for anything else before.
+OF_MEMORY = """
+cudapy.test_ipc
+cudadrv.test_array_attr
+cudadrv.test_context_stack
+cudadrv.test_cuda_memory
+cudadrv.test_cuda_ndarray
+cudadrv.test_deallocations
+cudadrv.test_host_alloc
+cudadrv.test_managed_alloc
+cudadrv.test_pinned
+cudadrv.test_reset_device
+cudapy.test_cuda_array_interface
+cudadrv.test_emm_plugins
+"""
+MORE = """
+cudadrv.test_cuda_array_slicing
+cudadrv.test_cuda_auto_context
+cudadrv.test_cuda_devicerecord
+cudadrv.test_events
+cudadrv.test_select_device
+cudadrv.test_streams
+cudapy.test_multigpu
+"""
+# What an external manager is not asked for: Numba's tests of its own queue. They see one only where
+# the environment names it.
+OF_ITS_QUEUE = {"cudadrv.test_deallocations": 5, "cudapy.test_cuda_array_interface": 1}
+
+
+def find_driver(numba, at):
+    """What leads it to the software driver: the path, or a folder where that is libcuda.so.1."""
+    if numba.driver_by != "LD_LIBRARY_PATH":
+        return {numba.driver_by: caid.softcuda_path()}
+    folder = pathlib.Path(at, str(uuid.uuid4()))
+    folder.mkdir()
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        (folder / name).symlink_to(caid.softcuda_path())
+    path = filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")])
+    return {"LD_LIBRARY_PATH": os.pathsep.join(path)}
+
+
+def run(numba, way, at):
+    """With a daemon, and devices, of its own: tests fill half of the memory."""
+    env = {"CAID_SOFTCUDA_UUID": str(uuid.uuid4()), **find_driver(numba, at)}
+    with caid.LocalDaemon(driver="soft", devices=2, memory="512M", env=env) as daemon:
+        env.update(daemon.env)
+        modules = numba.modules.split()
+        result = numba_own.run(way, modules, numba.folder, python=numba.python, env=env, at=at)
+        with daemon.connect() as client:
+            status = client.status()
+            assert (status.connections, status.names, status.release_errors) == (1, 0, 0)
+    return result
+
+
+@pytest.fixture(scope="module")
+def results(numba):
+    """What the tests came to, by the way in which the manager was set."""
+    with tempfile.TemporaryDirectory(prefix="caid-numba-") as at:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            ran = pool.map(lambda way: run(numba, way, at), numba_own.WAYS)
+            return dict(zip(numba_own.WAYS, ran))
+
+
+def test_the_tests_were_run(numba, results):
+    own = results["default"]
+    assert list(own.outcomes.values()).count("passed") >= numba.at_least
+    assert {name.partition("::")[0] for name in own.outcomes} == set(numba.modules.split())
+    for name, outcome in own.outcomes.items():
+        if outcome == "failed":
+            assert any(what in own.texts[name] for what in numba.missing.split("|")), name
+
+
+@pytest.mark.parametrize("way", ["environment", "injected"])
+def test_the_memory_was_caids(results, way):
+    assert results["default"].figures["calls"] > 100  # so that a count of 0 says something
+    assert results[way].figures["calls"] == 0
+    assert results[way].figures["allocations"] > 100
+    assert results[way].figures["arenas"] > 5
+
+
+def test_what_passes_without_passes_when_injected(results):
+    assert numba_own.differences(results["default"], results["injected"]) == {}
+
+
+def test_what_passes_without_passes_by_the_environment(results):
+    different = numba_own.differences(results["default"], results["environment"])
+    skipped = [name for name, (outcome, _text) in different.items() if outcome == "skipped"]
+    others = {name: why for name, why in different.items() if name not in skipped}
+    assert others == {}
+    modules = [name.partition("::")[0] for name in skipped]
+    assert {module: modules.count(module) for module in modules} == OF_ITS_QUEUE

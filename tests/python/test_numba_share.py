@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""caid.numba: handles of Numba's arrays for other processes, and publishing them."""
+
+import ctypes
+import pickle
+import time
+
+import pytest
+from conftest import NON_BLOCKING, PATIENCE_S, Stream, in_thread, wait_until
+from numba_here import *  # noqa: F401, F403 (the fixtures)
+from numba_here import array_of, cuda, driver, equal, np
+
+import caid
+
+# --- handles for other processes ------------------------------------------------------------
+
+OPENS = """
+import pickle
+import numpy as np
+from numba import cuda
+handles = pickle.loads(bytes.fromhex(sys.argv[1]))
+print(type(cuda.current_context().memory_manager).__name__, flush=True)
+own = cuda.to_device(np.arange(1000))
+for handle in handles:
+    with handle as a:
+        print(*a.copy_to_host(), flush=True)
+        a.copy_to_device(a.copy_to_host() + 1)
+assert (own.copy_to_host() == np.arange(1000)).all()
+"""
+
+
+def handles_of(*arrays):
+    return pickle.dumps([a.get_ipc_handle() for a in arrays]).hex()
+
+
+@pytest.mark.parametrize("their_manager", ["default", "caid.numba"])
+def test_ipc_handles(manager, child, their_manager):
+    whole, other = cuda.to_device(array_of(6)), cuda.to_device(array_of(4, 50))
+    view = whole[2:5]
+    assert view.get_ipc_handle()._ipc_handle.size == 24
+    assert view.get_ipc_handle()._ipc_handle.base is not None
+    handles = handles_of(whole, view, other)
+    c = child(OPENS, handles, NUMBA_CUDA_MEMORY_MANAGER=their_manager, PYTHONWARNINGS="ignore")
+    c.expect("NumbaCUDAMemoryManager" if their_manager == "default" else "MemoryManager")
+    c.expect("0 1 2 3 4 5")
+    c.expect("3 4 5")  # what it has written is seen, by another handle and here
+    c.expect("50 51 52 53")
+    assert c.finish() == (0, "")
+    equal(whole, [1, 2, 4, 5, 6, 6])
+    equal(other, array_of(4, 51))
+
+
+def test_a_handle_keeps_the_memory(manager):
+    a = cuda.to_device(array_of(10))
+    handle = a[3:].get_ipc_handle()
+    del a
+    assert len(manager.deallocations) == 0
+    del handle
+    assert len(manager.deallocations) == 1
+
+
+def test_handles_of_what_is_not_the_arenas(manager, child):
+    cuda.to_device(array_of(1))
+    pointer = driver.drvapi.cu_device_ptr()
+    driver.driver.cuMemAlloc(ctypes.byref(pointer), 4096)
+    context = cuda.current_context()
+    memory = driver.MemoryPointer(context, pointer, 4096)
+    a = cuda.cudadrv.devicearray.DeviceNDArray((4,), (8,), np.dtype("i8"), gpu_data=memory.view(64))
+    a.copy_to_device(array_of(4, 7))
+    assert a.get_ipc_handle()._ipc_handle.offset == 64
+    c = child(OPENS, handles_of(a), PYTHONWARNINGS="ignore")
+    c.expect("NumbaCUDAMemoryManager")
+    c.expect("7 8 9 10")
+    assert c.finish() == (0, "")
+    driver.driver.cuMemFree(pointer)
+    with pytest.raises(driver.CudaAPIError):  # Numba's own says the same
+        cuda.managed_array(10).get_ipc_handle()
+
+
+def test_device_memory_has_no_handles(use, daemon, client, monkeypatch):
+    class OnDevice(caid.numba.MemoryManager):
+        memory = "device"
+
+    monkeypatch.setenv("CAID_NUMBA_MEMORY", "legacy")  # the class goes first
+    manager = use(OnDevice, daemon)
+    a = cuda.to_device(array_of(10))
+    assert client.unnamed()[0].entry.memory == "device"
+    with pytest.raises(NotImplementedError, match="memory / CAID_NUMBA_MEMORY"):
+        a.get_ipc_handle()
+    with pytest.raises(NotImplementedError):
+        a[3:].get_ipc_handle()
+    equal(a, array_of(10))
+    monkeypatch.setenv("CAID_NUMBA_MEMORY", "device")
+    manager = use(caid.numba.MemoryManager, daemon)
+    b = cuda.to_device(array_of(10))
+    with pytest.raises(NotImplementedError):
+        manager.get_ipc_handle(b.gpu_data)
+
+
+# --- publishing -----------------------------------------------------------------------------
+
+
+def test_publish(manager, client, child):
+    a = cuda.to_device(array_of(12).reshape(3, 4))
+    caid.numba.publish("weights", a, metadata={"epoch": 1})
+    caid.numba.publish("row", a[1])
+    assert manager.arena.info.published == 2
+    c = child(
+        """
+        import numpy as np
+        from numba import cuda
+        with caid.connect() as c, c.open("weights") as a, c.open("row") as b:
+            assert a.metadata == {"epoch": 1}
+            n = cuda.as_cuda_array(a)
+            assert n.shape == (3, 4) and n.dtype == np.int64
+            assert (n.copy_to_host() == np.arange(12).reshape(3, 4)).all()
+            assert (cuda.as_cuda_array(b).copy_to_host() == np.arange(4, 8)).all()
+            step("seen")
+            assert (n.copy_to_host() == np.arange(12).reshape(3, 4)).all()
+            step("still seen")
+        step("closed")
+        """,
+        PYTHONWARNINGS="ignore",
+    )
+    c.expect("seen")
+    del a  # both parts keep it
+    assert len(manager.deallocations) == 0
+    for _ in range(20):
+        cuda.to_device(array_of(12, 100))
+    c.go()
+    c.expect("still seen")
+    client.unlink("weights")
+    client.unlink("row")
+    time.sleep(0.05)
+    assert manager.arena.info.published == 2
+    c.go()
+    c.expect("closed")
+    wait_until(lambda: manager.arena.info.published == 0)
+    wait_until(lambda: manager.arena.info.allocations == 0)
+    c.go()
+    assert c.finish() == (0, "")
+
+
+def test_publish_again(manager, client):
+    generation = 0
+    for i in range(3):
+        a = cuda.to_device(array_of(10, i))
+        last, generation = generation, caid.numba.publish("again", a)
+        assert generation > last
+        del a
+        with client.open("again") as b:
+            equal(b, array_of(10, i))
+            assert b.generation == generation
+    wait_until(lambda: manager.arena.info.published == 1)
+    client.unlink("again")
+    wait_until(lambda: manager.arena.info.published == 0)
+
+
+def test_publish_on_a_stream(manager, client):
+    stream = cuda.stream()
+    a = cuda.to_device(array_of(10), stream=stream)
+    caid.numba.publish("weights", a, stream=stream)
+    with client.open("weights") as b:
+        equal(b, array_of(10))
+    record = cuda.to_device(np.zeros(3, np.dtype([("x", "<f4"), ("y", "<i8")], align=True)))
+    manager.publish("record", record)
+    with client.open("record") as b:
+        assert b.dtype.names == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    "which", ["default_stream", "legacy_default_stream", "per_thread_default_stream", "stream"]
+)
+def test_publish_on_any_stream_of_numbas(manager, client, which):
+    stream = getattr(cuda, which)()
+    a = cuda.to_device(array_of(10), stream=stream)
+    for options in ({}, {"stream": stream}, {"stream": 0}):
+        caid.numba.publish("weights", a, **options)
+        with client.open("weights") as b:
+            equal(b, array_of(10))
+
+
+def test_numbas_default_stream_is_what_its_environment_says(manager, monkeypatch):
+    assert manager._stream_number(0) == 1
+    monkeypatch.setenv("NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
+    assert manager._stream_number(0) == 2
+    with pytest.raises(TypeError, match="str"):
+        manager._stream_number("0")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_publish_waits(manager, client, named):
+    """Not for the stream that the array was made on, but for the one that is given, or for all."""
+    made_on = cuda.stream()
+    a = cuda.to_device(array_of(10), stream=made_on)
+    written_on, unconcerned = Stream(NON_BLOCKING), Stream(NON_BLOCKING)
+    written_on.hold_up()
+    if named:
+        unconcerned.hold_up()
+    options = {"stream": written_on.number} if named else {}
+    thread, ended = in_thread(lambda: manager.publish("weights", a, **options))
+    time.sleep(0.05)
+    with pytest.raises(caid.NotFoundError):
+        client.open("weights")
+    written_on.gate.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "it waits for a stream that has nothing to do with it"
+    written_on.close()
+    unconcerned.close()
+    with client.open("weights") as b:
+        assert ended == [b.generation]
+
+
+def test_publish_no_elements_first_of_all(manager, client):
+    caid.numba.publish("empty", cuda.device_array(0))
+    with client.open("empty") as a:
+        assert a.shape == (0,)
+
+
+def test_arrays_of_a_context_that_was_reset(manager, client):
+    a, free = cuda.to_device(array_of(10)), cuda.device_array(0)
+    view = a[3:]
+    cuda.close()
+    for again in range(2):
+        for lost in (a, view):
+            with pytest.raises(caid.InvalidError, match="'x'.*ended with cuda.close"):
+                caid.numba.publish("x", lost)
+        other = cuda.to_device(array_of(10))
+    del free, other
+
+
+def test_copies_of_what_cannot_be_published(manager, client):
+    """As the error says."""
+    mapped = cuda.mapped_array(10, np.int64)
+    mapped[:] = array_of(10)
+    with client.create("theirs", 10, "<i8") as theirs:
+        theirs.copy_from_host(array_of(10))
+        for x, how, copy in (
+            (mapped, "mapped and managed.*numpy.array", np.array),
+            (cuda.as_cuda_array(theirs), "another library.*copy_to_host", lambda x: x.copy_to_host()),
+        ):
+            with pytest.raises(caid.InvalidError, match=rf"'x': .*{how}\("):
+                caid.numba.publish("x", x)
+            caid.numba.publish("x", cuda.to_device(copy(x)))
+            with client.open("x") as a:
+                equal(a, array_of(10))
+
+
+def test_what_cannot_be_published(manager, client):
+    with pytest.raises(TypeError, match="list is no device array"):
+        caid.numba.publish("x", [1])
+    with pytest.raises(TypeError, match="ndarray"):
+        caid.numba.publish("x", array_of(1))
+    mapped = cuda.mapped_array(10)
+    with pytest.raises(caid.InvalidError, match="caid"):  # no allocation has been made
+        caid.numba.publish("x", mapped)
+    a = cuda.to_device(array_of(10))
+    with pytest.raises(caid.Error):
+        caid.numba.publish("x", mapped)
+    with pytest.raises(caid.InvalidNameError):
+        caid.numba.publish("", a)
+    with client.create("theirs", 10, "<i8") as theirs, pytest.raises(caid.Error):
+        caid.numba.publish("x", cuda.as_cuda_array(theirs))
+    assert [entry.name for entry in client.list()] == ["theirs"]
+    del a
+    assert len(manager.deallocations) == 1
+
+
+def test_publish_with_numbas_own_manager():
+    driver._memory_manager = None
+    cuda.close()
+    a = cuda.to_device(array_of(10))
+    with pytest.raises(TypeError, match="NumbaCUDAMemoryManager.*NUMBA_CUDA_MEMORY_MANAGER"):
+        caid.numba.publish("x", a)
+    del a
+    cuda.close()
