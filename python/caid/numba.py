@@ -519,7 +519,7 @@ def _checked_size(given, size):
 def _bytes_of(text):
     """None for what is none."""
     digits, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "")
-    if not digits.isascii() or not digits.isdigit() or len(digits) > 20:
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 20:  # int() refuses thousands
         return None
     return int(digits) * _UNITS.get(unit, 1)
 

@@ -6,7 +6,7 @@ import pickle
 import time
 
 import pytest
-from conftest import NON_BLOCKING, PATIENCE_S, Stream, in_thread, wait_until
+from conftest import PATIENCE_S, in_thread, wait_until
 from numba_here import *  # noqa: F401, F403 (the fixtures)
 from numba_here import array_of, cuda, driver, equal, np
 
@@ -189,11 +189,11 @@ def test_numbas_default_stream_is_what_its_environment_says(manager, monkeypatch
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_publish_waits(manager, client, named):
+def test_publish_waits(manager, client, streams, named):
     """Not for the stream that the array was made on, but for the one that is given, or for all."""
     made_on = cuda.stream()
     a = cuda.to_device(array_of(10), stream=made_on)
-    written_on, unconcerned = Stream(NON_BLOCKING), Stream(NON_BLOCKING)
+    written_on, unconcerned = streams
     written_on.hold_up()
     if named:
         unconcerned.hold_up()
@@ -205,8 +205,6 @@ def test_publish_waits(manager, client, named):
     written_on.gate.set()
     thread.join(PATIENCE_S)
     assert not thread.is_alive(), "it waits for a stream that has nothing to do with it"
-    written_on.close()
-    unconcerned.close()
     with client.open("weights") as b:
         assert ended == [b.generation]
 
