@@ -65,7 +65,7 @@ def test_handles_of_what_is_not_the_arenas(manager, child):
     driver.driver.cuMemAlloc(ctypes.byref(pointer), 4096)
     context = cuda.current_context()
     memory = driver.MemoryPointer(context, pointer, 4096)
-    a = cuda.cudadrv.devicearray.DeviceNDArray((4,), (8,), np.dtype("i8"), gpu_data=memory.view(64))
+    a = cuda.cudadrv.devicearray.DeviceNDArray((4,), (8,), np.dtype("i8"), gpu_data=memory.view(64, 96))
     a.copy_to_device(array_of(4, 7))
     assert a.get_ipc_handle()._ipc_handle.offset == 64
     c = child(OPENS, handles_of(a), PYTHONWARNINGS="ignore")
