@@ -492,6 +492,7 @@ def test_async_done(client, slow):
             future = s.async_done()
             assert isinstance(future, asyncio.Future) and not future.done() and not called
             assert await future is None and called == [1]
+            s.synchronize()  # the callback's thread may be on its way back still
             assert s.query()
 
     run(main())
