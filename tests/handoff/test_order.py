@@ -40,7 +40,8 @@ def test_order(address, mode, scenario):
 
 
 def test_the_order_needs_the_wait(address, mode, scenario, step):
-    assert wrong_outcomes(address, mode, scenario, step) > 0
+    """Who comes too early has a millisecond for it, in which a busy machine may not let him run."""
+    assert any(wrong_outcomes(address, mode, scenario, step) > 0 for _ in range(5))
 
 
 def test_every_scenario_waits(mode):
