@@ -70,7 +70,6 @@ def test_layers(tree, path, include, what):
         ("/* TO" "DO later */\n", "line 2: 'TO" "DO' is left behind"),
         ("/* place" "holder */\n", "line 2: 'place" "holder' is left behind"),
         ('"/ho' 'me/someone"\n', "line 2: '/ho" "me/s' is left behind"),
-        ("\n" * 700, "more than 700 lines"),
     ],
 )
 def test_text(tree, text, what):
