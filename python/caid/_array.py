@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 
 def make(memory, layout, *, root, stream=None, _new=object.__new__) -> Array:
     """An Array that takes over one share of a memory. A root warns when it is left open. A stream is
-    that of the bracket that the array belongs to."""
+    that of the bracket that the array belongs to, or of the interface that it was taken from."""
     self = _new(Array)
     self._memory = memory
     self._known = layout
@@ -93,7 +93,7 @@ class Array:
     _known: Layout | None  # None: that of the lease, not asked for yet
     _root: bool
     _open: bool  # deleted by close()
-    _stream: Any  # of the bracket that it belongs to, or None
+    _stream: Any  # of its bracket, or of its producer, or None
 
     def __new__(cls, *_args, **_kwargs):
         raise TypeError("caid.Array comes from Client.create(), Client.open() or caid.as_array()")
@@ -458,12 +458,12 @@ class Array:
         ``__cuda_array_interface__`` (0 to 3), or what copy_from_host() takes. Shapes and types
         are equal. Overlapping arrays are copied as if by way of a third, and are waited for.
         `stream` is as for copy_to_host(); that of an interface is waited for."""
-        with _copy.side(obj, stream) as source:
+        with _copy.side(obj) as source:
             _copy.copy(_copy.device(self), source, stream)
 
     def copy_to(self, obj: Any, stream: Any = 0) -> None:
         """Copies elements to `obj`: like copy_from(), the other way."""
-        with _copy.side(obj, stream, target=True) as target:
+        with _copy.side(obj, target=True) as target:
             _copy.copy(target, _copy.device(self), stream)
 
     def copy_to_device(self, other: Any, stream: Any = 0) -> None:
@@ -601,11 +601,14 @@ class Array:
         return _interface.cuda(self)
 
     @property
-    def _bracket_stream(self):
-        """The stream of the bracket, as long as that is open or what it has left may be waited for
-        there: its number, where it was closed while the bracket is open; None for others."""
+    def _live_stream(self):
+        """The array's stream: its uses come after what is there, and before what comes there later.
+        None where it has none, where nothing can be waited for on it any more, and in threads that
+        cannot name it. Of one that was closed while a bracket is open on it, the number."""
         stream = self._stream
-        if stream is None or not stream.closed:
+        if isinstance(stream, _stream.OfThread):
+            return stream if stream.is_here else None
+        if not getattr(stream, "closed", False):
             return stream
         return None if stream._stream.ended else stream._stream.handle
 

@@ -7,7 +7,7 @@ import operator
 import os
 from typing import Any, NamedTuple, Optional
 
-from . import _array, _caid, _geometry, _interface, _pending, _typestr
+from . import _array, _caid, _geometry, _interface, _pending, _stream, _typestr
 from ._errors import closed, invalid, unsupported
 
 _VERSIONS = range(4)
@@ -74,8 +74,9 @@ def as_array(
         An object with ``__cuda_array_interface__``, or such a dict, of versions 0 to 3. A
         :class:`caid.Array` gives a view.
     sync : bool
-        Whether to wait, on the host, for the stream that the interface names. The environment's
-        ``CAID_CAI_SYNC=0`` does away with it everywhere, and with naming streams, too.
+        Whether to wait, on the host, for the stream that the interface names, and to have that stream
+        wait for what caid does with the array on others. The environment's ``CAID_CAI_SYNC=0`` does
+        away with it everywhere, and with naming streams, too.
     client : Client, optional
         Whose driver reaches the memory. Without it, this process's driver is opened
         (``CAID_CUDA_DRIVER``), with no daemon.
@@ -83,7 +84,8 @@ def as_array(
     Returns
     -------
     Array
-        It keeps `obj` alive.
+        It keeps `obj` alive. The stream has to live as long as `obj`, as the specification says:
+        copies on other streams come after what is on it, and before what is enqueued on it later.
 
     Raises
     ------
@@ -101,7 +103,7 @@ def as_array(
     The rules are those of the CUDA Array Interface, version 3, "Synchronization" and "Python
     Interface Specification".
     """
-    return _of(obj, client, _synchronize if sync else _ignore)
+    return _of(obj, client, sync, sync)
 
 
 def from_cuda_array_interface(
@@ -121,42 +123,24 @@ def from_cuda_array_interface(
     sync, client
         As in :func:`as_array`, with its errors.
     """
-    return _take(desc, owner, client, _synchronize if sync else _ignore)
+    return _take(desc, owner, client, sync, sync)
 
 
-def taken(obj, after):
-    """as_array() for a copy on the stream `after`, which waits for that of the interface, instead of
-    the host; None: the host does."""
-    if after is None:
-        return as_array(obj)
-
-    def order(client, device, stream):
-        _pending.follow(client, device, stream, after)
-
-    return _of(obj, None, order)
+def taken(obj):
+    """as_array() for one copy, which sees to the order itself: nothing is waited for here."""
+    return _of(obj, None, True, False)
 
 
-def _of(obj, client, come_after):
+def _of(obj, client, sync, wait):
     if isinstance(obj, _array.Array):
         return obj.view()
     if isinstance(obj, dict):
-        return _take(obj, None, client, come_after)
+        return _take(obj, None, client, sync, wait)
     try:
         desc = obj.__cuda_array_interface__
     except AttributeError:
         raise TypeError(f"{type(obj).__name__} has no __cuda_array_interface__") from None
-    return _take(desc, obj, client, come_after)
-
-
-# What comes after the stream of an interface: the host, nothing.
-
-
-def _synchronize(client, device, stream):
-    client._stream_synchronize(stream, device)
-
-
-def _ignore(_client, _device, _stream):
-    pass
+    return _take(desc, obj, client, sync, wait)
 
 
 class Described(NamedTuple):
@@ -178,22 +162,26 @@ def read(desc: dict[str, Any]) -> Described:
     element = _typestr.of_typestr(_entry(desc, "typestr"), desc.get("descr"))
     shape, strides = _layout(desc, element)
     ptr, readonly = _data(desc)
-    return Described(ptr, shape, strides, element, readonly, _stream(desc))
+    return Described(ptr, shape, strides, element, readonly, _named_stream(desc))
 
 
-def _take(desc, owner, client, come_after):
+def _take(desc, owner, client, sync, wait):
+    """An Array that has the stream of the interface, if `sync`; `wait`: the host waits for that."""
     ptr, shape, strides, element, readonly, stream = read(desc)
     device = -1
     if 0 in shape:  # nothing to reach, nothing to wait for
-        ptr = 0
+        ptr, stream = 0, None
     else:
         client = client or driver_client()
         ptr, device = client._pointer_resolve(ptr)
-        if stream is not None and _interface.is_synchronous():
-            come_after(client, max(device, 0), stream)
+    if not (sync and _interface.is_synchronous()):
+        stream = None
+    if stream is not None and wait:
+        client._stream_synchronize(stream, max(device, 0))
     memory = ForeignMemory(client, device, owner)
     layout = _array.Layout(ptr, shape, strides, element, readonly)
-    return _array.make(memory, layout, root=False)
+    stream = _stream.OfThread() if stream == _stream.PER_THREAD else stream
+    return _array.make(memory, layout, root=False, stream=stream)
 
 
 # --- the dict's entries ---------------------------------------------------------------------
@@ -242,7 +230,7 @@ def _data(desc):
         raise invalid(f"__cuda_array_interface__: data {data!r}: not (int, bool)") from None
 
 
-def _stream(desc):
+def _named_stream(desc):
     stream = desc.get("stream")
     if stream is None:
         return None

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between a device array and anything that has elements, by libcaid's one copy call.
 
-A copy that is given a stream is enqueued there, and comes after what is on that stream, no more. One
-that is not has happened when the call returns, after all work on its arrays that caid knows of.
+A copy that is given a stream is enqueued there, and comes after what is on that stream, no more; of an
+array that has a stream itself, of a bracket or of another library, after what is there, too, and before
+what is enqueued there later. One that is not given a stream has happened when the call returns,
+after all work on its arrays that caid knows of.
 """
 
 import contextlib
@@ -83,24 +85,23 @@ def _ndarray(x):
 
 
 @contextlib.contextmanager
-def side(obj, stream=None, *, target=False):
-    """The side of anything, for a copy on a stream. Device memory of other origin is looked at while
-    the block runs; its own stream is waited for by that of the copy."""
+def side(obj, *, target=False):
+    """The side of anything. Device memory of other origin is looked at while the block runs."""
     from . import _array, _cai
 
     if isinstance(obj, _array.Array):
         yield device(obj)
     elif hasattr(obj, "__cuda_array_interface__"):
-        with _cai.taken(obj, None if _stream.is_default(stream) else stream) as foreign:
+        with _cai.taken(obj) as foreign:
             yield device(foreign)
     else:
         yield host(obj, target=target)
 
 
 def settle(array):
-    """Waits on the host for the work on an array that caid knows of, and, where the array belongs to
-    a bracket, for what the bracket's stream has been given."""
-    memory, stream = array._memory, array._bracket_stream
+    """Waits on the host for the work on an array that caid knows of, and for what the array's stream has
+    been given."""
+    memory, stream = array._memory, array._live_stream
     if stream is not None:
         memory.client._stream_synchronize(_stream.handle(stream), max(memory.access_device, 0))
     _pending.wait(memory)
@@ -180,14 +181,24 @@ def _enqueue(target, source, shape, stream):
     memory = _runner(target, source)
     client, ordinal = memory.client, max(memory.access_device, 0)
     arrays = [end.array for end in (target, source) if end.array is not None]
-    for array in arrays:
-        before = array._bracket_stream
-        if before is not None and _stream.handle(before) != _stream.handle(stream):
-            _pending.follow(client, ordinal, before, stream)
+    others = {_stream.handle(array._live_stream or stream) for array in arrays}
+    others.discard(_stream.handle(stream))
+    for other in others:
+        _pending.follow(client, ordinal, other, stream)
     keep = tuple(end.kept for end in (target, source) if end.kept is not None)
     mark = _pending.mark(client, ordinal, stream, keep or None)
     lists = _pending.lists([array._memory for array in arrays], keeps=bool(keep))
-    _call(target, source, shape, mark=mark, lists=lists)
+    try:
+        _call(target, source, shape, mark=mark, lists=lists)
+    finally:
+        for other in others:
+            mark.wait(other)
+        if any(map(_is_of_another_thread, arrays)):  # whose stream only its thread can have wait
+            mark.synchronize()
+
+
+def _is_of_another_thread(array):
+    return isinstance(array._stream, _stream.OfThread) and not array._stream.is_here
 
 
 def _call(target, source, shape, **marked):

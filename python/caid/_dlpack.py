@@ -122,12 +122,13 @@ def _let_wait(array, device, stream):
         return
     stream = _stream.LEGACY if stream is None else stream
     _stream.handle(stream)
-    memory, before = array._memory, array._bracket_stream
+    memory, before = array._memory, array._live_stream
     if memory.client is None:
         return
     if before is not None:
         _pending.follow(memory.client, max(memory.access_device, 0), before, stream)
     _pending.order(memory, stream)
+    _pending.name(memory, stream)
 
 
 # --- arrays of others -----------------------------------------------------------------------
@@ -143,7 +144,8 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Arr
         or in page-locked memory of the host. A :class:`caid.Array` gives a view.
     stream : int or stream object, optional
         The stream on which it will be used, as for :meth:`caid.Array.close`: `x`'s library makes it
-        wait for work on `x`, the host does not. Without it, the legacy default stream, on which caid
+        wait for work on `x`, the host does not. Copies on other streams come after what is on it, and
+        before what is enqueued on it later. Without it, the legacy default stream, on which caid
         copies. -1: nothing is waited for.
     client : Client, optional
         As for :func:`caid.as_array`.
@@ -179,10 +181,14 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Arr
         client = client or _cai.driver_client()
         ptr, device = _resolve(client, tensor, kind)
     memory = _cai.ForeignMemory(client, device, tensor)
-    if number != _NO_STREAM and kind in (_CUDA, _CUDA_MANAGED):
-        _pending.note([memory], _stream.LEGACY if stream is None else stream)
+    if number == _NO_STREAM or kind not in (_CUDA, _CUDA_MANAGED) or client is None:
+        used_on = None
+    elif number == _stream.PER_THREAD:
+        used_on = _stream.OfThread()
+    else:
+        used_on = number if stream is None else stream
     layout = _array.Layout(ptr, tensor.shape, strides, element, tensor.readonly)
-    return _array.make(memory, layout, root=False)
+    return _array.make(memory, layout, root=False, stream=used_on)
 
 
 def take(x, number):

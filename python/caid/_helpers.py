@@ -180,8 +180,7 @@ def to_device(
     if to is None:
         return _new_on_device(obj, stream, copy, client, device)
     if copy:
-        after = None if _stream.is_default(stream) else stream
-        with _cai.taken(to, after) as target:
+        with _cai.taken(to) as target:
             target.copy_to_device(obj, stream)
     return to
 

@@ -51,10 +51,11 @@ def cuda(array):
 
 
 def _exported_stream(array):
-    stream = array._bracket_stream
+    stream = array._live_stream
     if stream is None:
         return _pending.stream_for(array._memory)
     _pending.order(array._memory, stream)
+    _pending.name(array._memory, stream)
     return _stream.handle(stream)
 
 

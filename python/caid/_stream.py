@@ -3,6 +3,7 @@
 
 import operator
 import os
+import threading
 
 LEGACY = 1  # the legacy default stream, CU_STREAM_LEGACY
 PER_THREAD = 2  # another one in each thread, CU_STREAM_PER_THREAD
@@ -38,6 +39,22 @@ def handle(stream):
     if not 0 < number < 1 << 64:
         raise ValueError(f"stream {number}: no CUstream")
     return number
+
+
+class OfThread:
+    """2 of the thread that makes this: no other thread can name that stream."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self):
+        self.thread = threading.get_ident()
+
+    def __index__(self):
+        return PER_THREAD
+
+    @property
+    def is_here(self):
+        return self.thread == threading.get_ident()
 
 
 def is_default(stream):

@@ -665,13 +665,12 @@ def test_who_is_on_the_host_is_told_no_stream(client):
         assert f.asked == [{"max_version": (1, 0)}]
 
 
-def test_what_was_taken_on_a_stream_is_pending_there(client, streams):
-    """Who gets it next, by the CUDA Array Interface, has to wait for that stream."""
+def test_what_was_taken_on_a_stream_has_that_stream(client, streams):
+    """Who gets it next, by the CUDA Array Interface, has to wait for it."""
     s, t = streams
     a, _ = pending(client, s)
     with a, caid.from_dlpack(Foreign(a), stream=t.number) as b:
-        assert b.__cuda_array_interface__["stream"] is not None
+        assert b.__cuda_array_interface__["stream"] == t.number
         s.gate.set()
         b.synchronize()
-        assert b.__cuda_array_interface__["stream"] is None
         assert (b.copy_to_host() == 7).all()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nobody is overtaken on the stream of a CUDA Array Interface: python.test_overtaking on real streams of
+CuPy and Numba. Each order is also looked at without it (CAID_CAI_SYNC=0), where it has to fail.
+
+Needs an NVIDIA GPU; a library that is not installed is skipped by name.
+"""
+
+import pytest
+from conftest import needs, run
+
+SETUP = """
+import os, sys
+import cupy, numpy
+c = caid.connect()
+s = c.stream(non_blocking=True)
+there = c.empty(1 << 20, "<i4")
+threes = caid.pinned_array(1 << 20, "<i4", client=c)
+threes[:] = 3
+there.copy_from_host(threes)
+spin = cupy.RawKernel('extern "C" __global__ void spin(long long n)'
+                      '{ long long from = clock64(); while (clock64() - from < n); }', "spin")
+with cupy.cuda.Stream(non_blocking=True) as first:  # compiled before it has to be quick
+    spin((1,), (1,), (1,))
+    first.synchronize()
+
+def hold(stream):  # for some 0.3 s
+    with cupy.cuda.Stream.from_external(stream):
+        spin((1,), (1,), (600_000_000,))
+
+def only(values):
+    found = set(numpy.unique(values).tolist())
+    assert len(found) == 1, found
+    return found.pop()
+"""
+
+# make() gives an array of ones and fill(x, value) changes it, on a stream that the array names.
+PRODUCERS = {
+    "cupy": """
+p = cupy.cuda.Stream(non_blocking=True)
+p.use()
+x = cupy.ones(1 << 20, "i4")
+def fill(value): x.fill(value)
+def now(): return x.copy()
+""",
+    "numba": """
+if not hasattr(numpy, "row_stack"):  # numba-cuda 0.30 wants it; NumPy 2.5 has dropped it
+    numpy.row_stack = numpy.vstack
+from numba import cuda
+p = cuda.stream()
+x = cuda.device_array(1 << 20, numpy.int32, stream=p)
+@cuda.jit
+def set_all(x, value):
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        x[i] = value
+def fill(value): set_all[256, 256, p](x, value)
+def now():
+    y = cuda.device_array(1 << 20, numpy.int32, stream=p)
+    y.copy_to_device(x, stream=p)
+    return y
+fill(1)
+""",
+}
+
+# The consumer uses x on s, and the producer goes on at once on its own stream.
+USES = {
+    "copy_from": ("there.copy_from(x, stream=s)", "there.copy_to_host()", 1, 2),
+    "as_array": ("there.copy_from(caid.as_array(x), stream=s)", "there.copy_to_host()", 1, 2),
+    "from_dlpack": ("there.copy_from(caid.from_dlpack(x, stream=p), stream=s)", "there.copy_to_host()", 1, None),
+    "copy_to": ("there.copy_to(x, stream=s)", "seen", 3, 1),
+    "to_device": ("caid.to_device(there, stream=s, to=x)", "seen", 3, 1),
+}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("library", PRODUCERS)
+def test_the_producer_does_not_overtake(daemon, library, use, sync):
+    needs("cupy", library)
+    call, result, right, wrong = USES[use]
+    if not sync and wrong is None:
+        pytest.skip("DLPack knows no such setting")
+    script = f"""
+{SETUP}
+{PRODUCERS[library]}
+fill(1)
+p.synchronize()
+hold(s)
+{call}
+assert not s.query(), "it was to be held still"
+seen = now()
+fill(2)
+p.synchronize()
+seen = seen.get() if hasattr(seen, "get") else seen.copy_to_host()
+s.synchronize()
+print(only({result}))
+"""
+    out = run({**daemon.env, "CAID_CAI_SYNC": str(int(sync))}, script)
+    assert int(out) == (right if sync else wrong)
+
+
+CONSUMERS = {
+    "cupy": """
+y = cupy.asarray(m)
+def read():
+    with cupy.cuda.Stream.from_external(named):
+        return y.copy()
+""",
+    "numba": """
+if not hasattr(numpy, "row_stack"):
+    numpy.row_stack = numpy.vstack
+from numba import cuda
+y = cuda.as_cuda_array(m)
+def read():
+    out = cuda.device_array(1 << 20, numpy.int32, stream=y.stream)
+    out.copy_to_device(y, stream=y.stream)
+    return out
+""",
+}
+
+
+@pytest.mark.parametrize("library", CONSUMERS)
+def test_caid_does_not_overtake(daemon, library):
+    """What a consumer enqueues by the dict's stream, instead of waiting, comes before caid's next use."""
+    needs("cupy", library)
+    script = f"""
+{SETUP}
+m = c.empty(1 << 20, "<i4")
+twos = caid.pinned_array(1 << 20, "<i4", client=c)
+threes[:], twos[:] = 1, 2
+hold(s)
+m.copy_from_host(threes, stream=s)
+named = caid.Stream.from_handle(m.__cuda_array_interface__["stream"], c)
+assert named == s
+{CONSUMERS[library]}
+hold(named)
+out = read()
+assert not s.query(), "it was to be held still"
+m.copy_from_host(twos)
+s.synchronize()
+print(only(out.get() if hasattr(out, "get") else out.copy_to_host()), only(m.copy_to_host()))
+"""
+    assert run(daemon.env, script).split() == ["1", "2"]
