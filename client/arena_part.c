@@ -9,7 +9,7 @@
 #include "arena.h"
 #include "array.h"
 #include "client.h"
-#include "shape.h"
+#include "geometry.h"
 
 static void
 unpin(struct allocation *allocation)
@@ -37,17 +37,18 @@ released(void *userdata)
 static bool
 find_span(const struct caid_part_options *options, uint64_t *ret)
 {
-    uint64_t itemsize = options->typestr ? shape_itemsize(MSG_STR(options->typestr)) : 0;
-    int64_t strides[PROTO_NDIM_MAX];
+    const uint32_t ndim = options->ndim, n_strides = options->strides ? ndim : 0;
+    char why[GEOMETRY_WHY_MAX];
+    struct geometry geometry;
 
-    if (itemsize == 0 || options->ndim > PROTO_NDIM_MAX || (options->ndim && !options->shape))
+    if (!options->typestr || (ndim > 0 && !options->shape) ||
+        geometry_init(&geometry, MSG_STR(options->typestr),
+                      (struct msg_i64s){options->shape, ndim},
+                      (struct msg_i64s){options->strides, n_strides}, why) < 0 ||
+        geometry.nbytes == 0)
         return false;
-    for (uint32_t i = 0; i < options->ndim; i++)
-        if (options->shape[i] <= 0)
-            return false;
-    if (!options->strides)
-        return shape_c_strides(options->ndim, options->shape, itemsize, strides, ret);
-    return shape_span(options->ndim, options->shape, options->strides, itemsize, ret);
+    *ret = geometry.span;
+    return true;
 }
 
 /* The part lies in one allocation, which it pins. */

@@ -69,7 +69,7 @@ open_legacy(struct caid_client *client, struct block *block, uint32_t place,
     int r = gpu_push_place(client, place, &drv, error);
     if (r < 0)
         return r;
-    r = legacy_map_new(drv, block->handle, &block->legacy, &cause);
+    r = legacy_map_new(drv, block->handle, block->size, &block->legacy, &cause);
     gpu_pop(drv);
     if (r < 0)
         return fail_map(block, r, &cause, error);

@@ -12,7 +12,7 @@
 
 #include "array.h"
 #include "client.h"
-#include "shape.h"
+#include "geometry.h"
 #include "stream.h"
 
 /* The longest pitch of a 2D copy: CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device so far. */
@@ -100,15 +100,15 @@ plan_init(struct plan *ret, const struct caid_copy *copy, uint64_t itemsize,
           struct caid_error *error)
 {
     int64_t c_order[PROTO_NDIM_MAX];
+    char why[GEOMETRY_WHY_MAX];
     uint64_t nbytes;
 
     if (copy->ndim > PROTO_NDIM_MAX || (copy->ndim > 0 && !copy->shape) || itemsize == 0)
         return fail(error, CAID_ERR_INVALID,
                     "a copy needs a shape of at most %d dimensions and an itemsize",
                     PROTO_NDIM_MAX);
-    if (!shape_c_strides(copy->ndim, copy->shape, itemsize, c_order, &nbytes))
-        return fail(error, CAID_ERR_INVALID,
-                    "a shape to copy has negative extents, or 2^63 bytes and more");
+    if (geometry_c_order(copy->ndim, copy->shape, itemsize, c_order, &nbytes, why) < 0)
+        return fail(error, CAID_ERR_INVALID, "a shape to copy: %s", why);
 
     const int64_t *dst = copy->dst_strides ? copy->dst_strides : c_order;
     const int64_t *src = copy->src_strides ? copy->src_strides : c_order;

@@ -8,7 +8,7 @@
 
 #include "array.h"
 #include "client.h"
-#include "shape.h"
+#include "geometry.h"
 #include "text.h"
 
 #define HANDLE_WORDS (CU_IPC_HANDLE_SIZE / sizeof(uint64_t))
@@ -117,38 +117,15 @@ take_blocks(struct caid_client *client, const struct msg_arrays_result *result,
 
 /* ---- arrays ---- */
 
-struct measure {
-    uint64_t itemsize;
-    uint64_t span;
-    int64_t strides[PROTO_NDIM_MAX];
-};
-
-static bool
-array_measure(const struct msg_array *m, struct measure *ret)
-{
-    uint64_t nbytes;
-
-    ret->itemsize = shape_itemsize(m->typestr);
-    ret->span = 0;
-    if (ret->itemsize == 0 || m->shape.n > PROTO_NDIM_MAX ||
-        !shape_c_strides(m->shape.n, m->shape.v, ret->itemsize, ret->strides, &nbytes) ||
-        nbytes != m->nbytes)
-        return false;
-    if (m->strides.v && m->strides.n != m->shape.n)
-        return false;
-    if (m->strides.v && m->strides.n > 0)
-        memcpy(ret->strides, m->strides.v, m->strides.n * sizeof(ret->strides[0]));
-    return nbytes == 0 ||
-           shape_span(m->shape.n, m->shape.v, ret->strides, ret->itemsize, &ret->span);
-}
-
 /* Whether the array lies inside its block. */
 static bool
-array_fits(const struct msg_array *m, const struct measure *measure, const struct block *block)
+array_fits(const struct msg_array *m, const struct geometry *g, const struct block *block)
 {
+    if (g->nbytes != m->nbytes)
+        return false;
     if (m->nbytes == 0)
         return m->block == 0 && m->offset == 0;
-    return block && m->offset <= block->size && measure->span <= block->size - m->offset;
+    return block && m->offset <= block->size && g->span <= block->size - m->offset;
 }
 
 /* The index of the array's device: its block's, or what is said. */
@@ -192,11 +169,16 @@ take_array(struct caid_client *client, const struct msg_array *m, struct msg_str
     struct block *block = m->block ? block_find(&client->blocks, m->block) : NULL;
     int32_t device = array_device(client, m, block);
     const char *memory = array_memory(m, block);
-    struct measure measure;
+    int64_t strides[PROTO_NDIM_MAX];
+    char why[GEOMETRY_WHY_MAX];
+    struct geometry geometry;
 
-    if (m->lease == 0 || device < 0 || !memory || !array_strings_are_plain(m) ||
-        !array_measure(m, &measure) || !array_fits(m, &measure, block))
+    if (m->lease == 0 || m->uid > UINT32_MAX || device < 0 || !memory ||
+        !array_strings_are_plain(m) ||
+        geometry_init(&geometry, m->typestr, m->shape, m->strides, why) < 0 ||
+        !array_fits(m, &geometry, block))
         return -EPROTO;
+    geometry_strides(&geometry, strides);
     const struct array_spec spec = {
         .typestr = m->typestr,
         .descr = m->descr,
@@ -204,15 +186,16 @@ take_array(struct caid_client *client, const struct msg_array *m, struct msg_str
         .pool = pool,
         .metadata = m->metadata,
         .shape = m->shape.v,
-        .strides = measure.strides,
+        .strides = strides,
         .ndim = m->shape.n,
         .info = {.nbytes = m->nbytes,
-                 .itemsize = measure.itemsize,
+                 .itemsize = geometry.itemsize,
                  .device = device,
                  .generation = m->generation,
                  .block = m->block,
                  .offset = m->offset,
                  .readonly = call->readonly,
+                 .uid = (uint32_t)m->uid,
                  .memory = memory},
     };
     struct caid_array *array = array_new(client, &spec);

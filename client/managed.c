@@ -6,18 +6,14 @@
  */
 #include <inttypes.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "array.h"
 #include "client.h"
-#include "shape.h"
+#include "geometry.h"
 
 /* What cuMemAllocManaged() aligns to at least. */
 #define MANAGED_ALIGNMENT 512
-
-struct layout {
-    uint64_t itemsize, nbytes, span;
-    int64_t strides[PROTO_NDIM_MAX];
-};
 
 static int
 check_managed(const struct caid_create_options *o, struct caid_error *error)
@@ -30,41 +26,35 @@ check_managed(const struct caid_create_options *o, struct caid_error *error)
 }
 
 static int
-layout_init(struct layout *ret, const struct caid_create_options *o, struct caid_error *error)
+find_geometry(struct geometry *ret, const struct caid_create_options *o,
+              struct caid_error *error)
 {
-    static const char kinds[] = "biufcmMSUV";
+    char why[GEOMETRY_WHY_MAX];
 
-    ret->itemsize = shape_itemsize(MSG_STR(o->typestr));
-    if (ret->itemsize == 0 || !strchr("<>|", o->typestr[0]) || !strchr(kinds, o->typestr[1]))
-        return fail(error, CAID_ERR_INVALID, "typestr \"%.64s\" is none", o->typestr);
-    if (!shape_c_strides(o->ndim, o->shape, ret->itemsize, ret->strides, &ret->nbytes))
-        return fail(error, CAID_ERR_INVALID,
-                    "the shape has negative extents, or 2^63 bytes and "
-                    "more");
-    if (o->strides && o->ndim > 0)
-        memcpy(ret->strides, o->strides, o->ndim * sizeof(ret->strides[0]));
-    ret->span = 0;
-    if (ret->nbytes > 0 &&
-        !shape_span(o->ndim, o->shape, ret->strides, ret->itemsize, &ret->span))
-        return fail(error, CAID_ERR_INVALID, "a stride is negative, or too large");
-    return 0;
+    int r = geometry_init(ret, MSG_STR(o->typestr), (struct msg_i64s){o->shape, o->ndim},
+                          (struct msg_i64s){o->strides, o->strides ? o->ndim : 0}, why);
+    return r < 0 ? fail(error, CAID_ERR_INVALID, "managed array: %s", why) : 0;
 }
 
 static struct caid_array *
 describe(struct caid_client *client, const struct caid_create_options *o,
-         const struct layout *layout)
+         const struct geometry *geometry)
 {
+    int64_t strides[PROTO_NDIM_MAX];
+
+    geometry_strides(geometry, strides);
     const struct array_spec spec = {
         .typestr = MSG_STR(o->typestr),
         .descr = msg_str_opt(o->descr),
         .metadata = msg_str_opt(o->metadata),
         .shape = o->shape,
-        .strides = layout->strides,
+        .strides = strides,
         .ndim = o->ndim,
-        .info = {.nbytes = layout->nbytes,
-                 .itemsize = layout->itemsize,
+        .info = {.nbytes = geometry->nbytes,
+                 .itemsize = geometry->itemsize,
                  .device = o->device,
-                 .memory = "managed"},
+                 .memory = "managed",
+                 .uid = (uint32_t)geteuid()},
     };
     return array_new(client, &spec);
 }
@@ -101,22 +91,22 @@ int
 managed_create(struct caid_client *client, const struct caid_create_options *options,
                struct caid_array **ret, struct caid_error *error)
 {
-    struct layout layout;
+    struct geometry geometry;
     uint32_t place;
 
     int r = check_managed(options, error);
     if (r == 0)
-        r = layout_init(&layout, options, error);
+        r = find_geometry(&geometry, options, error);
     if (r == 0)
         r = gpu_find_place(client, options->device, NULL, &place, error);
     if (r < 0)
         return r;
-    struct caid_array *array = describe(client, options, &layout);
+    struct caid_array *array = describe(client, options, &geometry);
     if (!array)
         return fail_errno(error, ENOMEM, "no memory for an array");
     array->place = place;
-    if (layout.span > 0)
-        r = allocate(client, options, layout.span, array, error);
+    if (geometry.span > 0)
+        r = allocate(client, options, geometry.span, array, error);
     if (r < 0) {
         array_free(array);
         return r;

@@ -1,10 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "legacy_map.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
+static int
+check_size(const struct drv *drv, CUdeviceptr ptr, size_t size, struct drv_error *err)
+{
+    size_t allocated = 0;
+
+    CUresult result = drv->cu.cuMemGetAddressRange(NULL, &allocated, ptr);
+    if (result != CUDA_SUCCESS)
+        return drv_fail(drv, err, "cuMemGetAddressRange", result);
+    if (allocated >= size)
+        return 0;
+    if (err) {
+        *err = (struct drv_error){.call = "cuMemGetAddressRange"};
+        snprintf(err->message, sizeof(err->message), "the handle is of %zu bytes", allocated);
+    }
+    return -EINVAL;
+}
+
 int
-legacy_map_new(const struct drv *drv, const uint8_t handle[CU_IPC_HANDLE_SIZE],
+legacy_map_new(const struct drv *drv, const uint8_t handle[CU_IPC_HANDLE_SIZE], size_t size,
                CUdeviceptr *ret, struct drv_error *err)
 {
     CUipcMemHandle ipc;
@@ -14,8 +33,12 @@ legacy_map_new(const struct drv *drv, const uint8_t handle[CU_IPC_HANDLE_SIZE],
     CUresult result = drv->cu.cuIpcOpenMemHandle(&ptr, ipc, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     if (result != CUDA_SUCCESS)
         return drv_fail(drv, err, "cuIpcOpenMemHandle", result);
-    *ret = ptr;
-    return 0;
+    int r = check_size(drv, ptr, size, err);
+    if (r < 0)
+        legacy_map_free(drv, ptr);
+    else
+        *ret = ptr;
+    return r;
 }
 
 void

@@ -11,8 +11,8 @@
 
 #include "drv.h"
 
-/* The whole allocation's address. */
-int legacy_map_new(const struct drv *drv, const uint8_t handle[CU_IPC_HANDLE_SIZE],
+/* The whole allocation's address. -EINVAL: it has less than `size` bytes. */
+int legacy_map_new(const struct drv *drv, const uint8_t handle[CU_IPC_HANDLE_SIZE], size_t size,
                    CUdeviceptr *ret, struct drv_error *err);
 /* Failures are not reported: the driver may give an earlier launch's error. */
 void legacy_map_free(const struct drv *drv, CUdeviceptr ptr);

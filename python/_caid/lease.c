@@ -310,6 +310,7 @@ lease_fill(struct lease_object *self, const struct caid_array_info *info)
     self->device = info->device;
     self->access = info->access;
     self->access_device = info->access_device;
+    self->uid = info->uid;
     self->readonly = info->readonly;
 }
 
@@ -604,6 +605,7 @@ static PyMemberDef lease_members[] = {
     {"device", T_INT, AT(device), READONLY, NULL},
     {"access", T_INT, AT(access), READONLY, NULL},
     {"access_device", T_INT, AT(access_device), READONLY, NULL},
+    {"uid", T_UINT, AT(uid), READONLY, NULL},
     {"readonly", T_BOOL, AT(readonly), READONLY, NULL},
     {"pending", T_OBJECT, AT(pending), READONLY, NULL},
     {0},

@@ -215,6 +215,7 @@ struct lease_object {
     uint64_t ptr, nbytes, itemsize, span, generation, block, offset;
     uintptr_t host; /* the first element where the host reaches it, else 0 */
     int32_t device, access, access_device;
+    uint32_t uid;
     bool readonly;
 
     PyObject *pending; /* work on the memory that may not be done: caid/_pending.py; or NULL */

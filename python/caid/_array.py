@@ -19,8 +19,8 @@ import warnings
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
 from . import _access, _copy, _geometry, _interface, _metadata, _pending, _stream, _typestr
+from ._errors import InvalidError, corrupt, unsupported
 from ._errors import closed as closed_error
-from ._errors import unsupported
 from ._records import IpcHandle
 
 if TYPE_CHECKING:
@@ -49,8 +49,27 @@ def make(memory, layout, *, root, stream=None, _new=object.__new__) -> Array:
     return self
 
 
+def of_leases(leases) -> list[Array]:
+    """The Arrays for new leases: none, where one is corrupt."""
+    for lease in leases:
+        _check(lease)
+    return list(map(of_lease, leases))
+
+
+def _check(lease):
+    """What the daemon keeps unread of an array, whoever created it, is checked before it is used."""
+    if lease.descr is None:
+        return
+    try:
+        _typestr.element_of(lease.typestr, lease.itemsize, lease.descr)
+    except InvalidError as e:
+        lease.close()
+        raise corrupt(f"array {lease.name!r}, created by uid {lease.uid}: {e}") from None
+
+
 def of_lease(lease, _new=object.__new__) -> Array:
-    """The Array for a new lease."""
+    """The Array for a new lease. Raises CorruptError, and gives it up."""
+    _check(lease)
     self = _new(Array)
     self._memory = lease
     self._known = None
@@ -290,6 +309,11 @@ class Array:
     def generation(self) -> int:
         """int: generation of the name; 0 without one."""
         return self._memory.generation
+
+    @property
+    def uid(self) -> int | None:
+        """int or None: who created it; None for memory of another library."""
+        return self._memory.uid
 
     @property
     def metadata(self) -> Any:

@@ -22,7 +22,7 @@ class ForeignMemory:
     __slots__ = ("client", "device", "owner", "closed", "pending")
 
     # What only leases have.
-    name = pool = memory = metadata = None
+    name = pool = memory = metadata = uid = None
     generation = block = host = 0
     access = -1
 

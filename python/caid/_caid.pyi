@@ -152,6 +152,7 @@ class Lease:
     device: int
     access: int
     access_device: int
+    uid: int
     readonly: bool
     memory: str
     metadata: Optional[str]

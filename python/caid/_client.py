@@ -377,6 +377,8 @@ class Client(_queries.Queries):
             Mode "rw" in a pool that may only be read; also a PermissionError.
         DeviceError
             This process does not see that device.
+        CorruptError
+            Its creator has described elements that cannot be: the message names the creator.
         """
         lease = self._open(name, mode, pool, generation or 0, self._uuid_of(device))
         return _array.of_lease(lease)
@@ -399,7 +401,7 @@ class Client(_queries.Queries):
         if isinstance(names, str):
             raise TypeError("names: a list of str is needed, not one str")
         leases = self._open_many(tuple(names), mode, pool, self._uuid_of(device))
-        return list(map(_array.of_lease, leases))
+        return _array.of_leases(leases)
 
     def unlink(self, name: str, *, pool: str | None = None) -> None:
         """Removes a name. Whoever holds the array keeps it; without holders its memory is freed.

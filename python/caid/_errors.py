@@ -39,6 +39,7 @@ class ErrorCode(enum.IntEnum):
     CLOSED = 67
     READ_ONLY = 68
     SYSTEM = 69
+    CORRUPT = 70
 
 
 class Error(OSError):
@@ -227,6 +228,12 @@ class SystemCallError(Error):
     code = ErrorCode.SYSTEM
 
 
+class CorruptError(Error):
+    """What the creator of an array says of its elements cannot be: the message names him."""
+
+    code = ErrorCode.CORRUPT
+
+
 # The device, a pool or a user has not got that much memory.
 NO_ROOM = (OutOfMemoryError, QuotaError, LimitError)
 
@@ -268,6 +275,11 @@ def unsupported(message):
 def device(message):
     """A :class:`DeviceError` for what is found out on this side."""
     return DeviceError(errno.ENODEV, message)
+
+
+def corrupt(message):
+    """A :class:`CorruptError` for what another user wrote."""
+    return CorruptError(errno.EBADMSG, message)
 
 
 def read_only(message):

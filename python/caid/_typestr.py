@@ -2,7 +2,9 @@
 """Element types: typestrs of the array interface, and NumPy's dtypes where NumPy is there.
 
 A typestr (``"<f4"``, ``"|V12"``) needs no NumPy. A structured type has besides a field list, the
-``descr`` of the array interface, which the daemon keeps as JSON.
+``descr`` of the array interface, which the daemon keeps as JSON, unread: whoever creates an array writes
+what he likes. It is checked here, where it is read, by the same rule with NumPy and without: what NumPy
+would make of it has the array's itemsize, and no Python objects at any depth.
 """
 
 import functools
@@ -14,7 +16,12 @@ from typing import NamedTuple, Optional
 from ._errors import invalid
 
 _NATIVE = "<" if sys.byteorder == "little" else ">"
-_TYPESTR = re.compile(r"([<>|=]?)([biufcmMSUV])([0-9]{1,10})(\[\w+\])?")
+# The types that arrays can have: as in proto/geometry.c.
+_TYPESTR = re.compile(
+    "([<>|=]?)(?:(b)(1)|([iu])([1248])|(f)(2|4|8|16)|(c)(8|16|32)|([SUV])([1-9][0-9]{0,9})"
+    r"|([mM])(8)(\[[0-9a-zYMWD]+\])?)"
+)
+_DEPTH_MAX = 32  # of field lists within field lists
 
 
 class Element(NamedTuple):
@@ -27,8 +34,9 @@ class Element(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def element_of(typestr, itemsize, descr):
-    """The element of an array that the daemon tells of; arrays of a type share it."""
-    return Element(typestr, itemsize, descr)
+    """The element of an array that the daemon tells of; arrays of a type share it. Raises InvalidError
+    where the descr is not one of it."""
+    return _checked(Element(typestr, itemsize, descr))
 
 
 def numpy():
@@ -44,13 +52,14 @@ def _parse(text):
     match = _TYPESTR.fullmatch(text)
     if not match:
         return None
-    order, kind, count, unit = match.groups(default="")
+    order, *groups = match.groups(default="")
+    kind, count, *unit = filter(None, groups)
     itemsize = int(count) * (4 if kind == "U" else 1)
     if kind in "SV" or itemsize == 1:
         order = "|"
     elif order in "=|":
         order = _NATIVE
-    return Element(f"{order}{kind}{int(count)}{unit}", itemsize)
+    return Element(f"{order}{kind}{count}{''.join(unit)}", itemsize)
 
 
 def of_typestr(typestr, descr=None):
@@ -59,19 +68,20 @@ def of_typestr(typestr, descr=None):
     Raises
     ------
     InvalidError
-        No typestr of the array interface, or one of Python objects or bits.
+        No typestr of the array interface, or one of Python objects or bits; a descr of another type.
     """
     element = _parse(typestr) if isinstance(typestr, str) else None
     if element is None:
         raise invalid(f"typestr {typestr!r}: not one of the array interface")
-    if descr and element.typestr[1] == "V" and not _is_plain(descr):
+    if not descr or element.typestr[1] != "V":
+        return element
+    try:
         element = element._replace(descr=_to_json(descr))
-    return element
-
-
-def _is_plain(descr):
-    """Whether a descr says no more than the typestr: one nameless field."""
-    return len(descr) == 1 and len(descr[0]) == 2 and not descr[0][0]
+    except (TypeError, ValueError, RecursionError):
+        raise invalid(f"descr {descr!r}: not a field list of the array interface") from None
+    fields = descr_list(_checked(element).descr)
+    is_plain = len(fields) == 1 and fields[0] == ("", element.typestr)  # it says no more
+    return element._replace(descr=None) if is_plain else element
 
 
 def of_dtype(dtype):
@@ -127,10 +137,7 @@ def to_numpy(element):
     np = numpy()
     if element.descr is None:
         return np.dtype(element.typestr)
-    dtype = np.lib.format.descr_to_dtype(descr_list(element.descr))
-    if dtype.itemsize != element.itemsize:
-        raise invalid(f"descr {element.descr}: {dtype.itemsize} bytes, not {element.itemsize}")
-    return dtype
+    return np.lib.format.descr_to_dtype(descr_list(element.descr))
 
 
 def same(a, b):
@@ -148,27 +155,58 @@ def _to_json(descr):
     return json.dumps(descr, separators=(",", ":"))
 
 
+def _checked(element):
+    """An element whose descr, if it has one, is one of its type. Raises InvalidError."""
+    if element.descr is not None:
+        try:
+            _, nbytes = _fields(json.loads(element.descr))
+        except (ValueError, TypeError, RecursionError):
+            raise invalid(
+                f"descr {element.descr!r}: not a field list of the array interface"
+            ) from None
+        if element.typestr[1] != "V" or nbytes != element.itemsize:
+            raise invalid(f"descr {element.descr!r}: {nbytes} bytes, not {element.typestr}")
+    return element
+
+
 def descr_list(text):
-    """The list of tuples of a descr that is kept as JSON.
-
-    Raises
-    ------
-    InvalidError
-        Whoever created the array gave something else for its descr.
-    """
-    try:
-        return [_field(field) for field in json.loads(text)]
-    except (ValueError, TypeError, IndexError, KeyError, RecursionError):
-        raise invalid(f"descr {text!r}: not a field list of the array interface") from None
+    """The list of tuples of a descr that is kept as JSON, and has been checked."""
+    return _fields(json.loads(text))[0]
 
 
-def _field(field):
-    name, kind, *shape = field
+def _fields(descr, depth=1):
+    """(list of tuples, bytes) of a field list. Raises ValueError or TypeError where it is none."""
+    if not isinstance(descr, list) or not descr or depth > _DEPTH_MAX:
+        raise ValueError
+    fields, sizes = zip(*(_field(*field, depth=depth) for field in descr))
+    names = [text for name, *_ in fields for text in _texts(name) if text]
+    if len(set(names)) < len(names):
+        raise ValueError
+    return list(fields), sum(sizes)
+
+
+def _field(name, kind, *shape, depth):
+    """(tuple, bytes) of a field: (name or [title, name], typestr or list[, shape])."""
     if isinstance(name, list):
-        name = tuple(name)
-    if not isinstance(kind, str):
-        kind = [_field(f) for f in kind]
-    if shape:
-        (extents,) = shape
-        return (name, kind, tuple(extents) if isinstance(extents, list) else extents)
-    return (name, kind)
+        name = _, _ = tuple(name)
+    if not all(isinstance(text, str) for text in _texts(name)):
+        raise TypeError
+    if isinstance(kind, list):
+        kind, nbytes = _fields(kind, depth + 1)
+    elif _parse(kind):
+        nbytes = _parse(kind).itemsize
+    else:
+        raise ValueError
+    if not shape:
+        return (name, kind), nbytes
+    (extents,) = shape
+    extents = tuple(extents) if isinstance(extents, list) else extents
+    for extent in extents if isinstance(extents, tuple) else (extents,):
+        if type(extent) is not int or extent < 0:
+            raise TypeError
+        nbytes *= extent
+    return (name, kind, extents), nbytes
+
+
+def _texts(name):
+    return name if isinstance(name, tuple) else (name,)

@@ -16,12 +16,14 @@ def pack(value):
     if isinstance(value, bool):
         return b"\xc3" if value else b"\xc2"
     if isinstance(value, int):
-        return b"\xcf" + struct.pack(">Q", value)
+        return struct.pack(">BQ", 0xcf, value) if value >= 0 else struct.pack(">Bq", 0xd3, value)
     if isinstance(value, str):
         text = value.encode()
         return b"\xda" + struct.pack(">H", len(text)) + text
     if isinstance(value, list):
         return b"\xdc" + struct.pack(">H", len(value)) + b"".join(map(pack, value))
+    if not isinstance(value, dict):
+        raise TypeError(value)
     items = b"".join(pack(k) + pack(v) for k, v in value.items())
     return b"\xde" + struct.pack(">H", len(value)) + items
 
@@ -69,19 +71,23 @@ STATUS = {"server": "caid 0.1.0", "pid": 1, "uptime_ns": 1, "driver": "cuda",
 def answer(connection, answers):
     with connection:
         while packet := connection.recv(65536):
+            if packet[1] != 0:  # a notification
+                continue
             number, method = unpack_request(packet)
             result = answers.get(method, (SHUTDOWN, "the daemon is stopping"))
+            fds, error = [], None
+            if callable(result):
+                result, fds = result()
             if isinstance(result, tuple):
                 error, result = {"code": result[0], "text": result[1]}, None
-            else:
-                error = None
-            connection.send(pack([1, number, error, result]))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                socket.send_fds(connection, [pack([1, number, error, result])], fds)
 
 
 @contextlib.contextmanager
 def fake_daemon(path, device=None, silent=False, **answers):
-    """Answers a method with what is given by its name: a result, or a refusal (code, text). Some
-    changes of a device are for both HELLO and STATUS."""
+    """Answers a method with what is given by its name: a result, a refusal (code, text), or a function
+    that returns a result and fds. Some changes of a device are for both HELLO and STATUS."""
     devices = [{**DEVICE, **(device or {})}]
     answers = {"hello": {**HELLO, "devices": devices}, "status": {**STATUS, "devices": devices},
                **answers}

@@ -53,7 +53,7 @@ def test_any_dtype_round_trips(dtype):
     if base.names is not None:
         assert found.descr == base.descr
         assert t.descr_list(element.descr) == base.descr
-        json.loads(element.descr)
+        assert t.element_of(*element) == element
 
 
 @pytest.mark.parametrize("dtype", [float, "float32", "i", "d", np.int16, "datetime64[ns]", bool])
@@ -90,12 +90,38 @@ def test_what_is_no_typestr_of_the_interface(typestr):
         t.of_typestr(typestr)
 
 
-@pytest.mark.parametrize(
-    "descr", ["", "[", "5", "[5]", '[["a"]]', '[["a","<f4",1,2]]', "[" * 100000]
-)
+NO_FIELD_LISTS = [
+    "", "[", "5", "{}", "[]", "[5]", '["ab"]', '[["a"]]', '[["a","<f4",1,2]]', "[" * 100000,
+    '[["a",null]]', '[["a",{}]]', '[[5,"<f4"]]', '[[["a"],"<f4"]]', '[[["a",5],"<f4"]]',
+    '[["a","<f4",-1]]', '[["a","<f4",true]]', '[["a","<f4",[2.0]]]', '[["a","<f4",[[2]]]]',
+    '[["a","<f4"],["a","<f4"]]', '[[["b","a"],"<f4"],["b","<f4"]]', '[["a",[]]]',
+    '[["a","|O"]]', '[["a","|O8"]]', '[["a",[["b","O"]]]]', '[["a","f4,f4"]]', '[["a","(2,)f4"]]',
+    '[["a","<f3"]]', '[["a","|V0"],["b","<i8"]]', '[["a","<t8"]]', '[["a",' * 40 + '"|V8"' + "]]" * 40,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("descr", NO_FIELD_LISTS, ids=range(len(NO_FIELD_LISTS)))
 def test_a_descr_that_somebody_made_up(descr):
     with pytest.raises(caid.InvalidError, match="not a field list"):
-        t.descr_list(descr)
+        t.element_of("|V8", 8, descr)
+
+
+@pytest.mark.parametrize(
+    "typestr, descr",
+    [
+        ("|V8", [("x", "<f4")]),
+        ("|V32", [("x", "<f8", [1 << 20])]),
+        ("|V8", [("x", "<f8", [0])]),
+        ("|V8", [("x", [("y", "<f4", [2, 2])])]),
+        ("<f8", [("x", "<f8")]),
+    ],
+)
+def test_a_descr_of_another_type(typestr, descr):
+    with pytest.raises(caid.InvalidError, match="bytes, not"):
+        t.element_of(typestr, t.of_typestr(typestr).itemsize, json.dumps(descr))
+    if typestr != "<f8":  # NumPy's rule: of others a descr is not looked at
+        with pytest.raises(caid.InvalidError, match="bytes, not"):
+            t.of_typestr(typestr, descr)
 
 
 def test_same_type():

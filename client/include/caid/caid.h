@@ -76,6 +76,7 @@ enum caid_code {
     CAID_ERR_CLOSED = 67,       /* the array or client was closed */
     CAID_ERR_READ_ONLY = 68,    /* a write to an array opened "r" */
     CAID_ERR_SYSTEM = 69,       /* a system call failed: see the returned errno */
+    CAID_ERR_CORRUPT = 70,      /* an array's descr cannot be: who parses it says so */
 };
 
 struct caid_error {
@@ -301,6 +302,7 @@ struct caid_array_info {
     int32_t access; /* CUDA ordinal, in this process, of the device that ptr was mapped for;
                            * -1: no bytes */
     int32_t access_device; /* the same as an index in caid_client_devices(); -1: none of them */
+    uint32_t uid;          /* who created it */
 };
 
 /* Borrowed: lives as long as the array, and does not change. After caid_array_publish() this

@@ -82,24 +82,23 @@ static int PRINTF(2, 3) invalid(char *ret_why, const char *fmt, ...)
     return -EINVAL;
 }
 
-/* Steps of C order, and nbytes. Empty arrays get the steps that their other extents would give,
- * as in NumPy. */
-static int
-measure(struct geometry *g, int64_t *ret_c_order, char *ret_why)
+int
+geometry_c_order(uint32_t ndim, const int64_t *shape, uint64_t itemsize, int64_t *ret_strides,
+                 uint64_t *ret_nbytes, char ret_why[static GEOMETRY_WHY_MAX])
 {
-    uint64_t step = g->itemsize;
+    uint64_t step = itemsize;
     bool empty = false;
 
-    for (uint32_t i = g->ndim; i-- > 0;) {
-        if (g->shape[i] < 0)
-            return invalid(ret_why, "extent %u is %" PRId64, i, g->shape[i]);
-        uint64_t extent = (uint64_t)g->shape[i];
-        ret_c_order[i] = (int64_t)step;
+    for (uint32_t i = ndim; i-- > 0;) {
+        if (shape[i] < 0)
+            return invalid(ret_why, "extent %u is %" PRId64, i, shape[i]);
+        uint64_t extent = (uint64_t)shape[i];
+        ret_strides[i] = (int64_t)step;
         empty |= extent == 0;
         if (__builtin_mul_overflow(step, extent ? extent : 1, &step) || step > INT64_MAX)
-            return invalid(ret_why, "extents %u to %u make 2^63 bytes or more", i, g->ndim - 1);
+            return invalid(ret_why, "extents %u to %u make 2^63 bytes or more", i, ndim - 1);
     }
-    g->nbytes = g->span = empty ? 0 : step;
+    *ret_nbytes = empty ? 0 : step;
     return 0;
 }
 
@@ -147,10 +146,24 @@ geometry_init(struct geometry *ret, struct msg_str typestr, struct msg_i64s shap
         return invalid(ret_why, "%u dimensions, more than %d", shape.n, PROTO_NDIM_MAX);
     if (strides.v && strides.n != shape.n)
         return invalid(ret_why, "%u strides for %u dimensions", strides.n, shape.n);
-    r = measure(&g, c_order, ret_why);
+    r = geometry_c_order(g.ndim, g.shape, g.itemsize, c_order, &g.nbytes, ret_why);
+    g.span = g.nbytes;
     if (r == 0 && strides.v)
         r = apply_strides(&g, strides.v, c_order, ret_why);
     if (r == 0)
         *ret = g;
     return r;
+}
+
+void
+geometry_strides(const struct geometry *geometry, int64_t *ret)
+{
+    char why[GEOMETRY_WHY_MAX];
+    uint64_t nbytes;
+
+    if (geometry->strides)
+        memcpy(ret, geometry->strides, geometry->ndim * sizeof(ret[0]));
+    else
+        geometry_c_order(geometry->ndim, geometry->shape, geometry->itemsize, ret, &nbytes,
+                         why);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Shape, strides and element type of an array: what they say about bytes, with every product
- * checked. Typestrings are those of NumPy's array interface protocol, version 3.
+ * checked. Typestrings are those of NumPy's array interface protocol, version 3. The daemon checks
+ * what its clients ask for by this, and libcaid what a daemon tells.
  */
 #pragma once
 
@@ -25,7 +26,16 @@ uint64_t typestr_itemsize(struct msg_str typestr);
 
 #define GEOMETRY_WHY_MAX 128
 
+/* Steps of C order, and elements times itemsize. Empty arrays get the steps that their other extents
+ * would give, as in NumPy. Errors as of geometry_init(): an extent is negative, 2^63 bytes or more. */
+int geometry_c_order(uint32_t ndim, const int64_t *shape, uint64_t itemsize,
+                     int64_t *ret_strides, uint64_t *ret_nbytes,
+                     char ret_why[static GEOMETRY_WHY_MAX]);
+
 /* ret borrows shape and strides. strides.v NULL: C order; strides that are C order anyway are
  * dropped. On -EINVAL ret_why says what is wrong with what. */
 int geometry_init(struct geometry *ret, struct msg_str typestr, struct msg_i64s shape,
                   struct msg_i64s strides, char ret_why[static GEOMETRY_WHY_MAX]);
+
+/* The strides in bytes, ndim of them, also where they are C order. */
+void geometry_strides(const struct geometry *geometry, int64_t *ret);
