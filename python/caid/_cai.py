@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from typing import Any, NamedTuple, Optional
 
 from . import _array, _caid, _geometry, _interface, _pending, _stream, _typestr
@@ -180,8 +181,18 @@ def _take(desc, owner, client, sync, wait):
         client._stream_synchronize(stream, max(device, 0))
     memory = ForeignMemory(client, device, owner)
     layout = _array.Layout(ptr, shape, strides, element, readonly)
-    stream = _stream.OfThread() if stream == _stream.PER_THREAD else stream
-    return _array.make(memory, layout, root=False, stream=stream)
+    return _array.make(memory, layout, root=False, stream=_stream_to_keep(stream, owner))
+
+
+def _stream_to_keep(number, owner):
+    """A stream as an Array has it. That of an interface lives as long as its object does, but for
+    CuPy's, which is the current one: using one that has ended is SIGSEGV in the driver."""
+    if number == _stream.PER_THREAD:
+        return _stream.OfThread()
+    if number is not None and type(owner).__module__.partition(".")[0] == "cupy":
+        current = sys.modules["cupy"].cuda.get_current_stream()
+        return current if current.ptr == number else number
+    return number
 
 
 # --- the dict's entries ---------------------------------------------------------------------

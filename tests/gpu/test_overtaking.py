@@ -9,7 +9,7 @@ import pytest
 from conftest import needs, run
 
 SETUP = """
-import os, sys
+import contextlib
 import cupy, numpy
 c = caid.connect()
 s = c.stream(non_blocking=True)
@@ -21,6 +21,7 @@ spin = cupy.RawKernel('extern "C" __global__ void spin(long long n)'
                       '{ long long from = clock64(); while (clock64() - from < n); }', "spin")
 with cupy.cuda.Stream(non_blocking=True) as first:  # compiled before it has to be quick
     spin((1,), (1,), (1,))
+    cupy.ones(8, "i4").copy()
     first.synchronize()
 
 def hold(stream):  # for some 0.3 s
@@ -36,17 +37,20 @@ def only(values):
 # make() gives an array of ones and fill(x, value) changes it, on a stream that the array names.
 PRODUCERS = {
     "cupy": """
-p = cupy.cuda.Stream(non_blocking=True)
-p.use()
+current = p = cupy.cuda.Stream(non_blocking=True)
 x = cupy.ones(1 << 20, "i4")
-def fill(value): x.fill(value)
-def now(): return x.copy()
+def fill(value):
+    with p:
+        x.fill(value)
+def now():
+    with p:
+        return x.copy()
 """,
     "numba": """
 if not hasattr(numpy, "row_stack"):  # numba-cuda 0.30 wants it; NumPy 2.5 has dropped it
     numpy.row_stack = numpy.vstack
 from numba import cuda
-p = cuda.stream()
+current, p = contextlib.nullcontext(), cuda.stream()
 x = cuda.device_array(1 << 20, numpy.int32, stream=p)
 @cuda.jit
 def set_all(x, value):
@@ -77,15 +81,17 @@ USES = {
 def test_the_producer_does_not_overtake(daemon, library, use, sync):
     needs("cupy", library)
     call, result, right, wrong = USES[use]
-    if not sync and wrong is None:
-        pytest.skip("DLPack knows no such setting")
+    if use == "from_dlpack" and not (sync and library == "cupy"):
+        pytest.skip("DLPack knows no such setting, and Numba's arrays no DLPack")
     script = f"""
 {SETUP}
 {PRODUCERS[library]}
 fill(1)
+now()  # all is compiled before it has to be quick
 p.synchronize()
 hold(s)
-{call}
+with current:
+    {call}
 assert not s.query(), "it was to be held still"
 seen = now()
 fill(2)
@@ -96,6 +102,22 @@ print(only({result}))
 """
     out = run({**daemon.env, "CAID_CAI_SYNC": str(int(sync))}, script)
     assert int(out) == (right if sync else wrong)
+
+
+def test_cupys_stream_lives_as_long_as_the_array(daemon):
+    """CuPy names its current stream, and lets it end while the array lives."""
+    needs("cupy")
+    script = f"""
+{SETUP}
+with cupy.cuda.Stream(non_blocking=True):
+    x = cupy.ones(1 << 20, "i4")
+    y = caid.as_array(x)
+z = cupy.asarray(y)
+y.copy_to(there, stream=s)
+s.synchronize()
+print(only(y.copy_to_host()), only(there.copy_to_host()))
+"""
+    assert run(daemon.env, script).split() == ["1", "1"]
 
 
 CONSUMERS = {

@@ -77,7 +77,12 @@ def through_dlpack(client, x, there, s):
     there.copy_from(client.from_dlpack(x, stream=x.stream), stream=s)
 
 
-READS = [copy_from, through_as_array, through_a_view, through_dlpack]
+def through_dlpack_and_an_object(client, x, there, s):
+    owner = type("Owner", (), {"ptr": x.stream})()
+    there.copy_from(client.from_dlpack(x, stream=owner), stream=s)
+
+
+READS = [copy_from, through_as_array, through_a_view, through_dlpack, through_dlpack_and_an_object]
 
 
 @pytest.mark.parametrize("read", READS)
