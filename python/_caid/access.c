@@ -47,8 +47,8 @@ access_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
 {
     struct access_object *ended = (struct access_object *)self;
 
-    Py_BEGIN_ALLOW_THREADS caid_access_free(ended->access);
-    Py_END_ALLOW_THREADS access_settle(ended);
+    WITHOUT_GIL(caid_access_free(ended->access));
+    access_settle(ended);
 }
 
 static const struct handle_class access_class = {.name = "bracket", .end = access_end};
@@ -129,8 +129,8 @@ begin_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
 
     if (py_handle_is_cancelled(&self->handle, error))
         return -ECANCELED;
-    Py_BEGIN_ALLOW_THREADS r = caid_access_wait(self->access, timeout_ns, error);
-    Py_END_ALLOW_THREADS return r;
+    WITHOUT_GIL(r = caid_access_wait(self->access, timeout_ns, error));
+    return r;
 }
 
 /* The client is entered. It is asked in two steps, so that signals end the wait: with the object the
@@ -142,9 +142,8 @@ begin(struct access_object *self, struct caid_client *c,
     struct caid_error error = {0};
     int r;
 
-    Py_BEGIN_ALLOW_THREADS r = caid_access_start(c, &self->access, options, &error);
-    Py_END_ALLOW_THREADS if (r >= 0)
-    {
+    WITHOUT_GIL(r = caid_access_start(c, &self->access, options, &error));
+    if (r >= 0) {
         py_handle_begin(&self->handle);
         r = py_wait(begin_slice, self, CAID_FOREVER, &error);
     }
@@ -227,8 +226,8 @@ finish(PyObject *op, int (*f)(struct caid_access *, struct caid_error *))
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = f(self->access, &error);
-    Py_END_ALLOW_THREADS access_settle(self);
+    WITHOUT_GIL(r = f(self->access, &error));
+    access_settle(self);
     return py_handle_leave_with(&self->handle, r, &error);
 }
 
@@ -253,8 +252,8 @@ access_check(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_access_check(self->access, &error);
-    Py_END_ALLOW_THREADS return py_handle_leave_with(&self->handle, r, &error);
+    WITHOUT_GIL(r = caid_access_check(self->access, &error));
+    return py_handle_leave_with(&self->handle, r, &error);
 }
 
 /* ---- the type ---- */

@@ -26,8 +26,7 @@ arena_settle(struct arena_object *self)
         (self->n_live > 0 && !self->ending))
         return;
     self->arena = NULL;
-    Py_BEGIN_ALLOW_THREADS caid_arena_close(ended);
-    Py_END_ALLOW_THREADS
+    WITHOUT_GIL(caid_arena_close(ended));
 }
 
 static void
@@ -75,8 +74,9 @@ py_client_arena_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     c = made ? py_client_enter(self) : NULL;
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_arena_new(c, &arena(made)->arena, &options, &error);
-    Py_END_ALLOW_THREADS if (r == 0) py_handle_begin(py_handle(made));
+    WITHOUT_GIL(r = caid_arena_new(c, &arena(made)->arena, &options, &error));
+    if (r == 0)
+        py_handle_begin(py_handle(made));
     py_client_leave(self);
     return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
 }
@@ -116,8 +116,9 @@ py_arena_reserve(struct arena_object *self, uint64_t nbytes, uint64_t *ret)
     if (r >= 0)
         return 0;
     error = (struct caid_error){0};
-    Py_BEGIN_ALLOW_THREADS r = caid_arena_alloc(self->arena, nbytes, 0, ret, &error);
-    Py_END_ALLOW_THREADS if (r >= 0) return 0;
+    WITHOUT_GIL(r = caid_arena_alloc(self->arena, nbytes, 0, ret, &error));
+    if (r >= 0)
+        return 0;
     py_error_raise(self->handle.client->state, r, &error);
     return -1;
 }
@@ -143,8 +144,8 @@ give_back(struct arena_object *self, uint64_t ptr)
     if (caid_arena_free(self->arena, ptr, CAID_ARENA_NOWAIT, NULL) >= 0)
         return;
     self->n_freeing++;
-    Py_BEGIN_ALLOW_THREADS caid_arena_free(self->arena, ptr, 0, NULL);
-    Py_END_ALLOW_THREADS self->n_freeing--;
+    WITHOUT_GIL(caid_arena_free(self->arena, ptr, 0, NULL));
+    self->n_freeing--;
 }
 
 void
@@ -182,8 +183,8 @@ arena_find(PyObject *op, PyObject *ptr_op)
 
     if (enter_at(self, ptr_op, &ptr) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_arena_find(arena(op)->arena, ptr, &found, &error);
-    Py_END_ALLOW_THREADS py_handle_leave(self);
+    WITHOUT_GIL(r = caid_arena_find(arena(op)->arena, ptr, &found, &error));
+    py_handle_leave(self);
     if (r < 0)
         return py_error_raise(self->client->state, r, &error);
     return Py_BuildValue("(KKKK)", (ull)found.ptr, (ull)found.nbytes, (ull)found.block,
@@ -201,8 +202,8 @@ arena_ipc_handle(PyObject *op, PyObject *ptr_op)
 
     if (enter_at(self, ptr_op, &ptr) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_arena_ipc_handle(arena(op)->arena, ptr, &handle, &error);
-    Py_END_ALLOW_THREADS py_handle_leave(self);
+    WITHOUT_GIL(r = caid_arena_ipc_handle(arena(op)->arena, ptr, &handle, &error));
+    py_handle_leave(self);
     if (r < 0)
         return py_error_raise(self->client->state, r, &error);
     return Py_BuildValue("(y#KK)", (const char *)handle.handle,
@@ -220,8 +221,8 @@ info_get(PyObject *op, struct caid_arena_info *ret)
     *ret = (struct caid_arena_info)CAID_INIT(struct caid_arena_info);
     if (!py_handle_enter(self))
         return -1;
-    Py_BEGIN_ALLOW_THREADS r = caid_arena_info(arena(op)->arena, ret, &error);
-    Py_END_ALLOW_THREADS py_handle_leave(self);
+    WITHOUT_GIL(r = caid_arena_info(arena(op)->arena, ret, &error));
+    py_handle_leave(self);
     if (r < 0)
         py_error_raise(self->client->state, r, &error);
     return r;
@@ -263,8 +264,8 @@ call(PyObject *op, int (*f)(struct caid_arena *, struct caid_error *))
 
     if (!py_handle_enter(py_handle(op)))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = f(arena(op)->arena, &error);
-    Py_END_ALLOW_THREADS return py_handle_leave_with(py_handle(op), r, &error);
+    WITHOUT_GIL(r = f(arena(op)->arena, &error));
+    return py_handle_leave_with(py_handle(op), r, &error);
 }
 
 static PyObject *
@@ -309,9 +310,8 @@ arena_set_limits(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         py_handle_leave(self);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS r =
-        caid_arena_set_limits(arena(op)->arena, count, ratio, capacity, &error);
-    Py_END_ALLOW_THREADS return py_handle_leave_with(self, r, &error);
+    WITHOUT_GIL(r = caid_arena_set_limits(arena(op)->arena, count, ratio, capacity, &error));
+    return py_handle_leave_with(self, r, &error);
 }
 
 /* ---- publishing ---- */
@@ -394,8 +394,9 @@ publish(struct arena_object *self, struct publishing *what, PyObject *kept)
         return NULL;
     what->options.gone = py_keep_gone;
     what->options.userdata = keep;
-    Py_BEGIN_ALLOW_THREADS r = ask(self, what, &unknown, &error);
-    Py_END_ALLOW_THREADS if (r >= 0) return PyLong_FromUnsignedLongLong(what->generation);
+    WITHOUT_GIL(r = ask(self, what, &unknown, &error));
+    if (r >= 0)
+        return PyLong_FromUnsignedLongLong(what->generation);
     if (!unknown)
         py_keep_free(keep);
     return py_error_raise(client->state, r, &error);

@@ -81,8 +81,9 @@ py_gate_close(struct gate *gate)
 
     atomic_fetch_or(&gate->inside, CLOSED);
     while (gate->pid == getpid() && (atomic_load(&gate->inside) & ~CLOSED)) {
-        Py_BEGIN_ALLOW_THREADS nanosleep(&pause, NULL);
-        Py_END_ALLOW_THREADS if (PyErr_CheckSignals() < 0) return NULL;
+        WITHOUT_GIL(nanosleep(&pause, NULL));
+        if (PyErr_CheckSignals() < 0)
+            return NULL;
     }
     Py_RETURN_NONE;
 }
@@ -200,10 +201,9 @@ py_callback_add(struct stream_object *self, PyObject *fn, PyObject *stream, PyOb
         return NULL;
     }
     gate_adopt(state->gate);
-    Py_BEGIN_ALLOW_THREADS r =
-        caid_stream_add_callback(c, self->stream, self->device, callback_run, callback, &error);
-    Py_END_ALLOW_THREADS if (r < 0)
-    {
+    WITHOUT_GIL(r = caid_stream_add_callback(c, self->stream, self->device, callback_run,
+                                             callback, &error));
+    if (r < 0) {
         callback_drop(callback);
         callback_free(callback);
     }

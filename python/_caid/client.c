@@ -50,8 +50,8 @@ client_free(struct client_object *self)
     py_handles_end(self, ended);
     py_leases_end(self, self->leaving);
     if (ended) {
-        Py_BEGIN_ALLOW_THREADS caid_client_close(ended);
-        Py_END_ALLOW_THREADS py_keeps_end(self);
+        WITHOUT_GIL(caid_client_close(ended));
+        py_keeps_end(self);
     }
 }
 
@@ -127,15 +127,14 @@ client_connect(struct client_object *self, const struct caid_connect_options *op
     struct caid_error error = {0};
     int r;
 
-    Py_BEGIN_ALLOW_THREADS r = caid_connect(&made, options, &error);
-    Py_END_ALLOW_THREADS if (r < 0)
-    {
+    WITHOUT_GIL(r = caid_connect(&made, options, &error));
+    if (r < 0) {
         py_error_raise(self->state, r, &error);
         return -1;
     }
     if (client_check_new(self) < 0) { /* another thread was quicker */
-        Py_BEGIN_ALLOW_THREADS caid_client_close(made);
-        Py_END_ALLOW_THREADS return -1;
+        WITHOUT_GIL(caid_client_close(made));
+        return -1;
     }
     self->client = made;
     return 0;
@@ -171,8 +170,9 @@ client_local(PyObject *type, PyObject *driver)
 
     if (!op || path_get(driver, &driver_bytes, &path) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_driver_open(&made, path, &error);
-    Py_END_ALLOW_THREADS if (r < 0) return py_error_raise(client(op)->state, r, &error);
+    WITHOUT_GIL(r = caid_driver_open(&made, path, &error));
+    if (r < 0)
+        return py_error_raise(client(op)->state, r, &error);
     client(op)->client = made;
     return py_take(&op);
 }
@@ -220,8 +220,8 @@ client_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS fd = caid_client_get_fd(c);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(fd = caid_client_get_fd(c));
+    py_client_leave(self);
     return fd < 0 ? fileno_failed(self, fd) : PyLong_FromLong(fd);
 }
 
@@ -235,8 +235,8 @@ py_client_call(struct client_object *self,
 
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = call(c, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = call(c, &error));
+    py_client_leave(self);
     if (r < 0)
         return py_error_raise(self->state, r, &error);
     Py_RETURN_NONE;

@@ -34,8 +34,8 @@ create(struct client_object *self, const struct caid_create_options *options)
 
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_array_create(c, &array, options, &error);
-    Py_END_ALLOW_THREADS return leased(self, r, array, &error);
+    WITHOUT_GIL(r = caid_array_create(c, &array, options, &error));
+    return leased(self, r, array, &error);
 }
 
 /* The texts among the arguments of create(). */
@@ -122,8 +122,8 @@ py_client_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_array_open(c, &array, name, &options, &error);
-    Py_END_ALLOW_THREADS return leased(self, r, array, &error);
+    WITHOUT_GIL(r = caid_array_open(c, &array, name, &options, &error));
+    return leased(self, r, array, &error);
 }
 
 /* ---- open_many ---- */
@@ -138,9 +138,9 @@ struct many {
 static void
 many_deinit(struct many *many)
 {
-    Py_BEGIN_ALLOW_THREADS for (size_t i = 0; many->arrays && i < many->n; i++)
-        caid_array_close(many->arrays[i]);
-    Py_END_ALLOW_THREADS PyMem_Free(many->arrays);
+    WITHOUT_GIL(for (size_t i = 0; many->arrays && i < many->n; i++)
+                    caid_array_close(many->arrays[i]));
+    PyMem_Free(many->arrays);
     PyMem_Free((void *)many->names);
 }
 
@@ -191,10 +191,9 @@ open_many(struct client_object *self, struct many *many,
 
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r =
-        caid_array_open_many(c, many->arrays, many->names, many->n, options, &error);
-    Py_END_ALLOW_THREADS list = r < 0 ? py_error_raise(self->state, r, &error)
-                                      : many_leases(many, self);
+    WITHOUT_GIL(
+        r = caid_array_open_many(c, many->arrays, many->names, many->n, options, &error));
+    list = r < 0 ? py_error_raise(self->state, r, &error) : many_leases(many, self);
     py_client_leave(self);
     return list;
 }
@@ -236,8 +235,8 @@ py_client_unlink(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_unlink(c, name, pool, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = caid_unlink(c, name, pool, &error));
+    py_client_leave(self);
     if (r < 0)
         return py_error_raise(self->state, r, &error);
     Py_RETURN_NONE;

@@ -69,8 +69,8 @@ copy(struct client_object *self, const struct caid_copy *options)
 
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_copy(c, options, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = caid_copy(c, options, &error));
+    py_client_leave(self);
     if (r < 0)
         return py_error_raise(self->state, r, &error);
     Py_RETURN_NONE;
@@ -93,12 +93,11 @@ copy_marked(struct client_object *self, const struct caid_copy *options, PyObjec
     }
     /* Before the work, too: what cannot be marked (a stream that captures a graph: nobody knows when
      * that runs, and until when its memory has to be kept) is not begun. */
-    Py_BEGIN_ALLOW_THREADS copied = py_mark_record(mark, &error);
-    if (copied == 0) {
+    WITHOUT_GIL(copied = py_mark_record(mark, &error); if (copied == 0) {
         copied = caid_copy(c, options, &error);
         marked = py_mark_record(mark, &unmarked);
-    }
-    Py_END_ALLOW_THREADS py_mark_end(mark, marked);
+    });
+    py_mark_end(mark, marked);
     py_client_leave(self);
     if (copied < 0)
         return py_error_raise(self->state, copied, &error);
@@ -219,8 +218,8 @@ py_client_pointer_resolve(PyObject *op, PyObject *ptr_op)
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_pointer_resolve(c, ptr, &pointer, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = caid_pointer_resolve(c, ptr, &pointer, &error));
+    py_client_leave(self);
     if (r < 0)
         return py_error_raise(self->state, r, &error);
     return Py_BuildValue("(Ki)", (unsigned long long)pointer.device_ptr, (int)pointer.device);
@@ -244,8 +243,8 @@ py_client_stream_synchronize(PyObject *op, PyObject *const *args, Py_ssize_t n_a
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_stream_synchronize(c, stream, device, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = caid_stream_synchronize(c, stream, device, &error));
+    py_client_leave(self);
     if (r < 0)
         return py_error_raise(self->state, r, &error);
     Py_RETURN_NONE;

@@ -43,8 +43,8 @@ py_client_memory_info(PyObject *op, PyObject *device)
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_memory_info(c, index, &info, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = caid_memory_info(c, index, &info, &error));
+    py_client_leave(self);
     return r < 0 ? py_error_raise(self->state, r, &error) : memory_tuple(&info);
 }
 
@@ -63,8 +63,8 @@ py_client_flush(PyObject *op, PyObject *device)
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_flush(c, index, &flushed, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = caid_flush(c, index, &flushed, &error));
+    py_client_leave(self);
     if (r < 0)
         return py_error_raise(self->state, r, &error);
     return Py_BuildValue("(KKK)", (ull)flushed.entries, (ull)flushed.blocks,
@@ -112,8 +112,8 @@ py_client_status(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_client_status(c, &status, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = caid_client_status(c, &status, &error));
+    py_client_leave(self);
     return r < 0 ? py_error_raise(self->state, r, &error) : status_tuple(&status);
 }
 
@@ -175,7 +175,7 @@ py_client_find_device(PyObject *op, PyObject *ordinal_op)
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_client_find_device(c, ordinal, &index, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = caid_client_find_device(c, ordinal, &index, &error));
+    py_client_leave(self);
     return r < 0 ? py_error_raise(self->state, r, &error) : PyLong_FromLong(index);
 }

@@ -33,8 +33,7 @@ event_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
 {
     struct caid_event *ended = ((struct event_object *)self)->event;
 
-    Py_BEGIN_ALLOW_THREADS caid_event_free(ended);
-    Py_END_ALLOW_THREADS
+    WITHOUT_GIL(caid_event_free(ended));
 }
 
 static const struct handle_class event_class = {.name = "event", .end = event_end};
@@ -52,9 +51,10 @@ event_make(struct client_object *self, int32_t device, uint32_t flags, const uin
     if (!c)
         return NULL;
     event(made)->device = device;
-    Py_BEGIN_ALLOW_THREADS if (handle) r = caid_event_open(c, ret, device, handle, &error);
-    else r = caid_event_new(c, ret, device, flags, &error);
-    Py_END_ALLOW_THREADS if (r == 0) py_handle_begin(py_handle(made));
+    WITHOUT_GIL(if (handle) r = caid_event_open(c, ret, device, handle, &error);
+                else r = caid_event_new(c, ret, device, flags, &error));
+    if (r == 0)
+        py_handle_begin(py_handle(made));
     py_client_leave(self);
     return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
 }
@@ -119,8 +119,8 @@ call_on(PyObject *op, PyObject *stream_op,
         py_handle_leave(&self->handle);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS r = f(self->event, stream, &error);
-    Py_END_ALLOW_THREADS return py_handle_leave_with(&self->handle, r, &error);
+    WITHOUT_GIL(r = f(self->event, stream, &error));
+    return py_handle_leave_with(&self->handle, r, &error);
 }
 
 static PyObject *
@@ -144,8 +144,8 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_event_synchronize(self->event, &error);
-    Py_END_ALLOW_THREADS return py_handle_leave_with(&self->handle, r, &error);
+    WITHOUT_GIL(r = caid_event_synchronize(self->event, &error));
+    return py_handle_leave_with(&self->handle, r, &error);
 }
 
 static PyObject *
@@ -157,8 +157,9 @@ event_query(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_event_query(self->event, &error);
-    Py_END_ALLOW_THREADS if (r < 0) return py_handle_leave_with(&self->handle, r, &error);
+    WITHOUT_GIL(r = caid_event_query(self->event, &error));
+    if (r < 0)
+        return py_handle_leave_with(&self->handle, r, &error);
     py_handle_leave(&self->handle);
     return PyBool_FromLong(r);
 }
@@ -173,8 +174,9 @@ event_ipc_handle(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_event_ipc_handle(self->event, handle, &error);
-    Py_END_ALLOW_THREADS if (r < 0) return py_handle_leave_with(&self->handle, r, &error);
+    WITHOUT_GIL(r = caid_event_ipc_handle(self->event, handle, &error));
+    if (r < 0)
+        return py_handle_leave_with(&self->handle, r, &error);
     py_handle_leave(&self->handle);
     return PyBytes_FromStringAndSize((const char *)handle, sizeof(handle));
 }

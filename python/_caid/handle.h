@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Handle: what Stream, Event, Timeline, Access and Arena have in common. Each is a thing of libcaid's
+ * Handle: what Stream, Event, Timeline, Access, Watch and Arena have in common. Each is a thing of libcaid's
  * or of the driver's that belongs to a client. It holds its Client alive, and ends by close(), with
  * the object, or with the Client, whichever comes first. A Client that is closed ends its handles
  * before its leases and its connection, the newest first: a bracket is newer than the stream that it

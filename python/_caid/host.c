@@ -43,9 +43,9 @@ host_memory_make(struct host_memory_object *self, uint32_t flags)
 
     if (!c)
         return -1;
-    Py_BEGIN_ALLOW_THREADS r = caid_host_alloc(c, self->device, (size_t)self->nbytes, flags,
-                                               &self->data, &self->device_ptr, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self->client);
+    WITHOUT_GIL(r = caid_host_alloc(c, self->device, (size_t)self->nbytes, flags, &self->data,
+                                    &self->device_ptr, &error));
+    py_client_leave(self->client);
     if (r < 0)
         py_error_raise(self->client->state, r, &error);
     return r;
@@ -104,9 +104,8 @@ host_memory_free(struct host_memory_object *self)
     if (!self->data || !c)
         return;
     PyErr_Fetch(&type, &value, &traceback);
-    Py_BEGIN_ALLOW_THREADS r = caid_host_free(c, self->device, self->data, &error);
-    Py_END_ALLOW_THREADS if (r < 0 && error.code != CAID_ERR_FORKED)
-    {
+    WITHOUT_GIL(r = caid_host_free(c, self->device, self->data, &error));
+    if (r < 0 && error.code != CAID_ERR_FORKED) {
         py_error_raise(self->client->state, r, &error);
         PyErr_WriteUnraisable(NULL);
     }
@@ -182,9 +181,9 @@ py_client_host_register(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_host_register(c, device, (void *)(uintptr_t)ptr, nbytes,
-                                                  (uint32_t)flags, &device_ptr, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = caid_host_register(c, device, (void *)(uintptr_t)ptr, nbytes,
+                                       (uint32_t)flags, &device_ptr, &error));
+    py_client_leave(self);
     if (r < 0)
         return py_error_raise(self->state, r, &error);
     return PyLong_FromUnsignedLongLong(device_ptr);
@@ -207,8 +206,8 @@ py_client_host_unregister(PyObject *op, PyObject *const *args, Py_ssize_t n_args
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_host_unregister(c, device, (void *)(uintptr_t)ptr, &error);
-    Py_END_ALLOW_THREADS py_client_leave(self);
+    WITHOUT_GIL(r = caid_host_unregister(c, device, (void *)(uintptr_t)ptr, &error));
+    py_client_leave(self);
     if (r < 0)
         return py_error_raise(self->state, r, &error);
     Py_RETURN_NONE;

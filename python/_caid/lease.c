@@ -136,8 +136,7 @@ lease_end(struct lease_object *self)
     struct caid_array *ended = lease_take_array(self);
 
     if (ended) {
-        Py_BEGIN_ALLOW_THREADS caid_array_close(ended);
-        Py_END_ALLOW_THREADS
+        WITHOUT_GIL(caid_array_close(ended));
     }
 }
 
@@ -151,8 +150,9 @@ lease_end_on(struct lease_object *self, uint64_t stream)
 
     if (!ended)
         return 0;
-    Py_BEGIN_ALLOW_THREADS r = caid_array_close_on(ended, stream, &error);
-    Py_END_ALLOW_THREADS if (r == 0) return 0;
+    WITHOUT_GIL(r = caid_array_close_on(ended, stream, &error));
+    if (r == 0)
+        return 0;
     self->array = ended;
     lease_link(self);
     py_error_raise(self->client->state, r, &error);
@@ -321,8 +321,8 @@ py_lease_new(struct client_object *client, struct caid_array *array)
     PyObject *op = type->tp_alloc(type, 0);
 
     if (!op) {
-        Py_BEGIN_ALLOW_THREADS caid_array_close(array);
-        Py_END_ALLOW_THREADS return NULL;
+        WITHOUT_GIL(caid_array_close(array));
+        return NULL;
     }
     Py_INCREF(client);
     lease(op)->client = client;
@@ -438,8 +438,8 @@ lease_ipc_handle(PyObject *op, PyObject *Py_UNUSED(unused))
     if (lease_check(self) < 0)
         return NULL;
     py_lease_pin(self); /* another thread may close it meanwhile */
-    Py_BEGIN_ALLOW_THREADS r = caid_array_ipc_handle(self->array, &handle, &error);
-    Py_END_ALLOW_THREADS py_lease_unpin(self);
+    WITHOUT_GIL(r = caid_array_ipc_handle(self->array, &handle, &error));
+    py_lease_unpin(self);
     if (r < 0)
         return py_error_raise(self->client->state, r, &error);
     return Py_BuildValue("(y#KK)", (const char *)handle.handle,
@@ -490,10 +490,11 @@ publish(struct lease_object *self, const char *name, const struct caid_publish_o
     int r;
 
     py_lease_pin(self);
-    Py_BEGIN_ALLOW_THREADS r =
-        caid_array_publish(self->array, name, options, &generation, &error);
-    Py_END_ALLOW_THREADS if (r < 0) py_error_raise(client->state, r, &error);
-    else r = lease_retell(self);
+    WITHOUT_GIL(r = caid_array_publish(self->array, name, options, &generation, &error));
+    if (r < 0)
+        py_error_raise(client->state, r, &error);
+    else
+        r = lease_retell(self);
     py_lease_unpin(self);
     return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
 }
@@ -525,8 +526,8 @@ lease_discard(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (py_lease_pin_checked(self) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_array_discard(self->array, &error);
-    Py_END_ALLOW_THREADS py_lease_unpin(self);
+    WITHOUT_GIL(r = caid_array_discard(self->array, &error));
+    py_lease_unpin(self);
     if (r < 0)
         return py_error_raise(self->client->state, r, &error);
     Py_RETURN_NONE;

@@ -39,9 +39,9 @@ mark_end(struct handle_object *handle, struct caid_client *Py_UNUSED(client))
     struct caid_error error = {0};
     int r = 1; /* it has passed */
 
-    Py_BEGIN_ALLOW_THREADS if (self->pending) r = caid_event_query(self->event, &error);
-    caid_event_free(self->event);
-    Py_END_ALLOW_THREADS self->event = NULL;
+    WITHOUT_GIL(if (self->pending) r = caid_event_query(self->event, &error);
+                caid_event_free(self->event));
+    self->event = NULL;
     if (r != 1)
         self->keep = NULL;
     self->pending = false;
@@ -73,9 +73,10 @@ py_client_mark(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     mark(made)->owner = args[2];
     Py_INCREF(args[3]);
     mark(made)->keep = args[3];
-    Py_BEGIN_ALLOW_THREADS r =
-        caid_event_new(c, &mark(made)->event, device, CAID_EVENT_OF_STREAM, &error);
-    Py_END_ALLOW_THREADS if (r == 0) py_handle_begin(py_handle(made));
+    WITHOUT_GIL(
+        r = caid_event_new(c, &mark(made)->event, device, CAID_EVENT_OF_STREAM, &error));
+    if (r == 0)
+        py_handle_begin(py_handle(made));
     py_client_leave(self);
     return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
 }
@@ -148,8 +149,8 @@ mark_record(PyObject *op, PyObject *lists)
         py_handle_leave(py_handle(op));
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS r = py_mark_record(op, &error);
-    Py_END_ALLOW_THREADS py_mark_end(op, r);
+    WITHOUT_GIL(r = py_mark_record(op, &error));
+    py_mark_end(op, r);
     return py_handle_leave_with(py_handle(op), r, &error);
 }
 
@@ -171,8 +172,9 @@ mark_get_done(PyObject *op, void *Py_UNUSED(closure))
         PyErr_Clear();
         Py_RETURN_TRUE;
     }
-    Py_BEGIN_ALLOW_THREADS r = caid_event_query(self->event, &error);
-    Py_END_ALLOW_THREADS if (r < 0) self->keep = NULL;
+    WITHOUT_GIL(r = caid_event_query(self->event, &error));
+    if (r < 0)
+        self->keep = NULL;
     if (r != 0)
         mark_passed(self);
     py_handle_leave(&self->handle);
@@ -193,8 +195,8 @@ mark_wait(PyObject *op, PyObject *stream_op)
         py_handle_leave(&self->handle);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS r = caid_event_wait(self->event, stream, &error);
-    Py_END_ALLOW_THREADS return py_handle_leave_with(&self->handle, r, &error);
+    WITHOUT_GIL(r = caid_event_wait(self->event, stream, &error));
+    return py_handle_leave_with(&self->handle, r, &error);
 }
 
 static PyObject *
@@ -206,8 +208,9 @@ mark_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_event_synchronize(self->event, &error);
-    Py_END_ALLOW_THREADS if (r == 0 && !self->under_way) mark_passed(self);
+    WITHOUT_GIL(r = caid_event_synchronize(self->event, &error));
+    if (r == 0 && !self->under_way)
+        mark_passed(self);
     return py_handle_leave_with(&self->handle, r, &error);
 }
 

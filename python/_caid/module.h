@@ -5,8 +5,7 @@
  *   Client      one struct caid_client; ends with close() or with the object
  *   Lease       one struct caid_array; holds its Client alive; ends with its last share
  *   HostView    host memory of a Lease as a buffer; has a share of the Lease
- *   Watch       one struct caid_watch; holds its Client alive; ends with close() or the object
- *   Stream, Event, Timeline, Access (handle.h)
+ *   Stream, Event, Timeline, Access, Watch (handle.h)
  *               things of libcaid's that belong to a client; each holds its Client alive
  *   Mark        an event on a stream, behind work of this process; holds its Client alive
  *   Tensor      what another library gave by DLPack; given back with the object
@@ -29,6 +28,13 @@
 #include <stdint.h>
 
 #include <caid/caid.h>
+
+/* What another thread may run Python beside: a call that may wait. */
+#define WITHOUT_GIL(...)                    \
+    do {                                    \
+        Py_BEGIN_ALLOW_THREADS __VA_ARGS__; \
+        Py_END_ALLOW_THREADS                \
+    } while (0)
 
 /* One per module object, and so per interpreter. The types own the module, objects own their
  * type: an object may keep a plain pointer to it. */

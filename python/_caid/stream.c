@@ -30,8 +30,7 @@ stream_destroy(struct handle_object *self, struct caid_client *c)
     uint64_t ended = ((struct stream_object *)self)->stream;
     struct caid_error error = {0};
 
-    Py_BEGIN_ALLOW_THREADS(void) caid_stream_destroy(c, ended, &error);
-    Py_END_ALLOW_THREADS
+    WITHOUT_GIL((void)caid_stream_destroy(c, ended, &error));
 }
 
 static void
@@ -62,9 +61,10 @@ py_client_stream_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     if (!c)
         return NULL;
     stream(made)->device = device;
-    Py_BEGIN_ALLOW_THREADS r =
-        caid_stream_create(c, device, (uint32_t)flags, &stream(made)->stream, &error);
-    Py_END_ALLOW_THREADS if (r == 0) py_handle_begin(py_handle(made));
+    WITHOUT_GIL(
+        r = caid_stream_create(c, device, (uint32_t)flags, &stream(made)->stream, &error));
+    if (r == 0)
+        py_handle_begin(py_handle(made));
     py_client_leave(self);
     return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
 }
@@ -106,8 +106,8 @@ call(PyObject *op, stream_call *f)
 
     if (!c)
         return -1;
-    Py_BEGIN_ALLOW_THREADS r = f(c, stream(op)->stream, stream(op)->device, &error);
-    Py_END_ALLOW_THREADS py_handle_leave(py_handle(op));
+    WITHOUT_GIL(r = f(c, stream(op)->stream, stream(op)->device, &error));
+    py_handle_leave(py_handle(op));
     py_callbacks_drop(py_handle(op)->client->state);
     if (r >= 0)
         return r;

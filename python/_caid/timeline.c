@@ -25,8 +25,7 @@ timeline_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
 {
     struct caid_timeline *ended = ((struct timeline_object *)self)->timeline;
 
-    Py_BEGIN_ALLOW_THREADS caid_timeline_close(ended);
-    Py_END_ALLOW_THREADS
+    WITHOUT_GIL(caid_timeline_close(ended));
 }
 
 static const struct handle_class timeline_class = {.name = "timeline", .end = timeline_end};
@@ -52,8 +51,9 @@ make(PyObject *op, PyObject *const *args, timeline_make *f)
     c = made ? py_client_enter(self) : NULL;
     if (!c)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = f(c, &timeline(made)->timeline, name, pool, &error);
-    Py_END_ALLOW_THREADS if (r == 0) py_handle_begin(py_handle(made));
+    WITHOUT_GIL(r = f(c, &timeline(made)->timeline, name, pool, &error));
+    if (r == 0)
+        py_handle_begin(py_handle(made));
     py_client_leave(self);
     return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
 }
@@ -89,9 +89,8 @@ timeline_signal(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         py_handle_leave(self);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS r =
-        caid_timeline_signal(timeline(op)->timeline, stream, value, &error);
-    Py_END_ALLOW_THREADS return py_handle_leave_with(self, r, &error);
+    WITHOUT_GIL(r = caid_timeline_signal(timeline(op)->timeline, stream, value, &error));
+    return py_handle_leave_with(self, r, &error);
 }
 
 struct wait {
@@ -108,9 +107,9 @@ wait_on(void *arg, uint64_t timeout_ns, struct caid_error *error)
 
     if (py_handle_is_cancelled(&wait->self->handle, error))
         return -ECANCELED;
-    Py_BEGIN_ALLOW_THREADS r = caid_timeline_wait(wait->self->timeline, wait->stream,
-                                                  wait->value, timeout_ns, wait->flags, error);
-    Py_END_ALLOW_THREADS return r == -ETIMEDOUT ? 1 : r;
+    WITHOUT_GIL(r = caid_timeline_wait(wait->self->timeline, wait->stream, wait->value,
+                                       timeout_ns, wait->flags, error));
+    return r == -ETIMEDOUT ? 1 : r;
 }
 
 /* args: stream, value, timeout, ahead */
@@ -161,8 +160,8 @@ timeline_value(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!py_handle_enter(self))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = caid_timeline_value(timeline(op)->timeline, &value, &error);
-    Py_END_ALLOW_THREADS py_handle_leave(self);
+    WITHOUT_GIL(r = caid_timeline_value(timeline(op)->timeline, &value, &error));
+    py_handle_leave(self);
     if (r < 0)
         return py_error_raise(self->client->state, r, &error);
     return PyLong_FromUnsignedLongLong(value);

@@ -1,22 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Watch: news of one name. Made by Client._watch(), ended by close() or with the object; it holds
- * its Client alive.
- *
- * A wait is cut into slices, between which Python's signal handlers run: Ctrl-C ends it. close()
- * may come while other threads wait: the last of them ends the watch, at the end of its slice,
- * since libcaid cannot know of a thread that is just about to enter it.
+ * Watch: news of one name, one struct caid_watch. Made by Client._watch(), ended by close() or with the
+ * object. A wait is cut into slices, between which Python's signal handlers run: Ctrl-C ends it.
  */
 #include "handle.h"
 
 #include <errno.h>
 
 struct watch_object {
-    PyObject_HEAD
-    struct client_object *client; /* NULL only after tp_clear */
-    struct caid_watch *watch;     /* NULL: ended */
-    Py_ssize_t n_waiting;         /* threads that use `watch` without the GIL */
-    bool closing;                 /* closed; the last of them ends `watch` */
+    struct handle_object handle;
+    struct caid_watch *watch;
 };
 
 static struct watch_object *
@@ -27,85 +20,38 @@ watch(PyObject *op)
 
 /* ---- life ---- */
 
-static PyObject *
-watch_new(struct client_object *client, const char *name, const char *pool)
+static void
+watch_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
 {
-    PyTypeObject *type = client->state->watch_type;
-    _cleanup_py_ PyObject *op = type->tp_alloc(type, 0);
-    struct caid_error error = {0};
-    struct caid_client *c;
-    int r;
+    struct caid_watch *ended = ((struct watch_object *)self)->watch;
 
-    if (!op)
-        return NULL;
-    Py_INCREF(client);
-    watch(op)->client = client;
-    c = py_client_enter(client);
-    if (!c)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS r =
-        caid_watch_new(c, &watch(op)->watch, name, pool, NULL, NULL, &error);
-    Py_END_ALLOW_THREADS py_client_leave(client);
-    return r < 0 ? py_error_raise(client->state, r, &error) : py_take(&op);
+    WITHOUT_GIL(caid_watch_close(ended));
 }
+
+static const struct handle_class watch_class = {.name = "watch", .end = watch_end};
 
 PyObject *
 py_client_watch(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = (struct client_object *)op;
+    _cleanup_py_ PyObject *made = NULL;
+    struct caid_error error = {0};
     const char *name, *pool;
+    struct caid_client *c;
+    int r;
 
     if (py_args_check("watch", n_args, 2) < 0 || py_name_get(self->state, args[0], &name) < 0 ||
         py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
         return NULL;
-    return watch_new(self, name, pool);
-}
-
-static void
-watch_end(struct watch_object *self)
-{
-    struct caid_watch *ended = self->watch;
-
-    self->watch = NULL;
-    if (ended) {
-        Py_BEGIN_ALLOW_THREADS caid_watch_close(ended);
-        Py_END_ALLOW_THREADS
-    }
-}
-
-static PyObject *
-watch_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
-    PyErr_Format(PyExc_TypeError, "%s comes from Client.watch()", type->tp_name);
-    return NULL;
-}
-
-static int
-watch_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(op));
-    Py_VISIT(watch(op)->client);
-    return 0;
-}
-
-static int
-watch_clear(PyObject *op)
-{
-    watch(op)->closing = true;
-    watch_end(watch(op));
-    Py_CLEAR(watch(op)->client);
-    return 0;
-}
-
-static void
-watch_dealloc(PyObject *op)
-{
-    PyTypeObject *type = Py_TYPE(op);
-
-    PyObject_GC_UnTrack(op);
-    watch_clear(op);
-    type->tp_free(op);
-    Py_DECREF(type);
+    made = py_handle_new(self->state->watch_type, self, &watch_class);
+    c = made ? py_client_enter(self) : NULL;
+    if (!c)
+        return NULL;
+    WITHOUT_GIL(r = caid_watch_new(c, &watch(made)->watch, name, pool, NULL, NULL, &error));
+    if (r == 0)
+        py_handle_begin(py_handle(made));
+    py_client_leave(self);
+    return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
 }
 
 /* ---- waiting ---- */
@@ -119,72 +65,43 @@ static int
 look_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
 {
     struct look *look = arg;
-    struct watch_object *self = look->self;
     int r;
 
-    if (self->closing) {
-        error->code = CAID_ERR_CANCELLED;
-        strcpy(error->message, "the watch was closed");
+    if (py_handle_is_cancelled(&look->self->handle, error))
         return -ECANCELED;
-    }
-    self->n_waiting++;
-    Py_BEGIN_ALLOW_THREADS r = caid_watch_next(self->watch, timeout_ns, &look->change, error);
-    Py_END_ALLOW_THREADS if (--self->n_waiting == 0 && self->closing) watch_end(self);
+    WITHOUT_GIL(r = caid_watch_next(look->self->watch, timeout_ns, &look->change, error));
     return r == -ETIMEDOUT ? 1 : r;
 }
 
 static PyObject *
 watch_next(PyObject *op, PyObject *timeout)
 {
-    struct watch_object *self = watch(op);
-    struct client_object *client = self->client;
-    struct look look = {.self = self};
+    struct handle_object *self = py_handle(op);
+    struct look look = {.self = watch(op)};
     struct caid_error error = {0};
     uint64_t timeout_ns;
     int r;
 
-    if (!client) {
-        PyErr_SetString(PyExc_ReferenceError, "the watch was collected");
-        return NULL;
-    }
-    if (self->closing)
-        return py_error_raise_code(client->state, CAID_ERR_CLOSED, EBADF,
-                                   "the watch is closed");
-    if (py_timeout_get(timeout, &timeout_ns) < 0)
+    if (py_timeout_get(timeout, &timeout_ns) < 0 || !py_handle_enter(self))
         return NULL;
     r = py_wait(look_slice, &look, timeout_ns, &error);
+    py_handle_leave(self);
     if (r >= 0)
         return PyLong_FromUnsignedLongLong(look.change.generation);
-    return PyErr_Occurred() ? NULL : py_error_raise(client->state, r, &error);
+    return PyErr_Occurred() ? NULL : py_error_raise(self->client->state, r, &error);
 }
 
 /* ---- the type ---- */
 
-static PyObject *
-watch_close(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    watch(op)->closing = true;
-    if (watch(op)->n_waiting == 0)
-        watch_end(watch(op));
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-watch_get_closed(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyBool_FromLong(watch(op)->closing);
-}
-
 static PyMethodDef watch_methods[] = {
     {"next", watch_next, METH_O,
      PyDoc_STR("next(timeout, /)\n--\n\nWaits for news: the generation, 0 for none.")},
-    {"close", watch_close, METH_NOARGS,
-     PyDoc_STR("close()\n--\n\nEnds the watch and wakes whoever waits.")},
+    PY_HANDLE_CLOSE,
     {0},
 };
 
 static PyGetSetDef watch_getset[] = {
-    {"closed", watch_get_closed, NULL, PyDoc_STR("Whether close() was called."), NULL},
+    PY_HANDLE_CLOSED,
     {0},
 };
 
@@ -192,10 +109,10 @@ PyDoc_STRVAR(watch_doc, "News of one name.");
 
 static PyType_Slot watch_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)watch_doc},
-    {Py_tp_new, watch_tp_new},
-    {Py_tp_traverse, watch_traverse},
-    {Py_tp_clear, watch_clear},
-    {Py_tp_dealloc, watch_dealloc},
+    {Py_tp_new, py_handle_tp_new},
+    {Py_tp_traverse, py_handle_traverse},
+    {Py_tp_clear, py_handle_clear},
+    {Py_tp_dealloc, py_handle_dealloc},
     {Py_tp_methods, watch_methods},
     {Py_tp_getset, watch_getset},
     {0, NULL},
