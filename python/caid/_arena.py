@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Iterator, NamedTuple, Tuple, Union
 
-from . import _array, _cai, _caid, _geometry, _keeper, _metadata, _stream, _typestr
+from . import _array, _cai, _caid, _geometry, _releaser, _metadata, _stream, _typestr
 from ._errors import ClosedError, NotFoundError, invalid, unsupported
 from ._records import AllocationInfo, ArenaInfo, IpcHandle
 
@@ -139,7 +139,7 @@ class Arena:
     @property
     def info(self) -> ArenaInfo:
         """ArenaInfo: its figures, now. What is published is so as far as the daemon has told."""
-        _keeper.read(self._client)
+        _releaser.read(self._client)
         return ArenaInfo._make(self._arena.info())
 
     @property
@@ -266,7 +266,7 @@ class Arena:
         if 0 in part.shape:
             return self._publish_empty(name, part, metadata)
         self._check(x, part)
-        with _keeper.watching(self._client):
+        with _releaser.watching(self._client):
             return self._publish(name, part, metadata)
 
     def _publish(self, name, part, metadata):

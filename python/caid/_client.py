@@ -15,10 +15,10 @@ from . import (
     _cai,
     _events,
     _geometry,
-    _keeper,
     _metadata,
     _pending,
     _queries,
+    _releaser,
     _streams,
     _timeline,
     _typestr,
@@ -105,7 +105,7 @@ class Client(_queries.Queries):
         finally:
             end()
             _watch.wake(self)
-            _keeper.end(self)
+            _releaser.end(self)
 
     def dispatch(self) -> None:
         """Handles what has come from the daemon, without blocking: to be called when ``fileno()``
@@ -121,7 +121,7 @@ class Client(_queries.Queries):
             super().dispatch()
         finally:
             _watch.wake(self)
-            _keeper.look(self)
+            _releaser.look(self)
 
     def __enter__(self) -> Client:
         return self

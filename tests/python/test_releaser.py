@@ -15,7 +15,7 @@ import pytest
 from conftest import PATIENCE_S, in_thread, wait_until
 
 import caid
-from caid import _keeper
+from caid import _releaser
 
 READER = """
 c = caid.connect()
@@ -47,8 +47,8 @@ def publish(arena, name="x", **options):
     return weakref.ref(x)
 
 
-def n_keepers():
-    return sum(thread.name == "caid-keeper" for thread in threading.enumerate())
+def n_releasers():
+    return sum(thread.name == "caid-releaser" for thread in threading.enumerate())
 
 
 def n_fds():
@@ -66,10 +66,10 @@ def replace(client, name="x"):
 def test_until_the_name_is_gone(client, arena):
     x = publish(arena)
     gc.collect()
-    assert x() is not None and client._n_kept == 1 and n_keepers() == 1
+    assert x() is not None and client._n_kept == 1 and n_releasers() == 1
     client.unlink("x")
     wait_until(lambda: x() is None)
-    wait_until(lambda: n_keepers() == 0)
+    wait_until(lambda: n_releasers() == 0)
     assert client._n_kept == 0
 
 
@@ -118,21 +118,21 @@ def test_an_allocation_may_go_and_its_memory_is_looked_after(client, other):
         arena.publish("x", x)
         gone = weakref.ref(x)
         del x
-        assert gone() is None and n_keepers() == 1
+        assert gone() is None and n_releasers() == 1
         assert arena.info.published == 1
         arena.set_limits(0, 1.0)
         with other.open("x"):
             other.unlink("x")
             other.ping()
             assert arena.info.published == 1
-        wait_until(lambda: n_keepers() == 0)  # and nobody but the keeper has called anything
+        wait_until(lambda: n_releasers() == 0)  # and nobody but the releaser has called anything
         assert arena.info.published == 0
         arena.flush()
         wait_until(lambda: arena.info.blocks == 0)
 
 
 def test_the_figures_are_of_what_has_come(client, other, arena, monkeypatch):
-    monkeypatch.setattr(_keeper._Keeper, "run", lambda keeper: keeper.close())  # no thread
+    monkeypatch.setattr(_releaser._Releaser, "run", lambda releaser: releaser.close())  # no thread
     arena.publish("x", arena.allocate(64))
     other.unlink("x")
     wait_until(lambda: arena.info.published == 0)
@@ -141,11 +141,11 @@ def test_the_figures_are_of_what_has_come(client, other, arena, monkeypatch):
 
 def test_many_are_kept_and_dropped(client, arena):
     xs = [publish(arena, f"x{i}") for i in range(100)]
-    assert client._n_kept == 100 and n_keepers() == 1
+    assert client._n_kept == 100 and n_releasers() == 1
     for i in range(100):
         client.unlink(f"x{i}")
     wait_until(lambda: not any(x() for x in xs))
-    wait_until(lambda: n_keepers() == 0)
+    wait_until(lambda: n_releasers() == 0)
 
 
 def test_what_is_not_published_is_not_kept(client, arena):
@@ -161,7 +161,7 @@ def test_what_is_not_published_is_not_kept(client, arena):
     del x
     gc.collect()
     assert gone() is None and client._n_kept == 0
-    wait_until(lambda: n_keepers() == 0)
+    wait_until(lambda: n_releasers() == 0)
 
 
 # --- the thread -----------------------------------------------------------------------------
@@ -171,14 +171,14 @@ def test_one_thread_for_a_client_as_long_as_it_is_needed(daemon, client, arena):
     fds = n_fds()
     for _ in range(3):
         x, y = publish(arena, "x"), publish(arena, "y")
-        assert n_keepers() == 1
+        assert n_releasers() == 1
         client.unlink("x")
         wait_until(lambda: x() is None)
-        assert n_keepers() == 1 and y() is not None
+        assert n_releasers() == 1 and y() is not None
         client.unlink("y")
-        wait_until(lambda: y() is None and n_keepers() == 0)
+        wait_until(lambda: y() is None and n_releasers() == 0)
     wait_until(lambda: n_fds() <= fds + 3)  # the client's own, for fileno()
-    assert len(_keeper._keepers) == 0
+    assert len(_releaser._releasers) == 0
 
 
 def test_it_does_not_end_before_what_is_being_published(daemon, client, other):
@@ -191,11 +191,11 @@ def test_it_does_not_end_before_what_is_being_published(daemon, client, other):
 
     with Client(daemon.address) as c, c.arena() as a, c.watch("w"):
         x = Foreign(a.allocate(64))
-        with _keeper.watching(c):  # as publish() has it
+        with _releaser.watching(c):  # as publish() has it
             replace(other, "w")
             wait_until(lambda: looked)
             replace(other, "w")
-            assert n_keepers() == 1 and looked[0] == 0
+            assert n_releasers() == 1 and looked[0] == 0
             a._arena.publish(x.memory.ptr, "x", "|u1", None, (64,), None, None, 0, x)
         gone = weakref.ref(x)
         x = None
@@ -207,7 +207,7 @@ def test_a_thread_that_cannot_be_had(client, arena, monkeypatch):
     client.fileno()
     publish(arena)
     client.unlink("x")
-    wait_until(lambda: n_keepers() == 0)
+    wait_until(lambda: n_releasers() == 0)
 
     def fail(_thread):
         raise RuntimeError("can't start new thread")
@@ -220,14 +220,14 @@ def test_a_thread_that_cannot_be_had(client, arena, monkeypatch):
     monkeypatch.undo()
     assert client.list() == [] and client._n_kept == 0 and n_fds() == fds
     arena.publish("x", x)  # the next one gets it
-    assert n_keepers() == 1
+    assert n_releasers() == 1
 
 
 def test_another_publisher_gets_the_thread_that_one_could_not_have(client, arena, monkeypatch):
     start, failed, go_on = threading.Thread.start, [], threading.Event()
 
     def fail_once(thread):
-        if thread.name != "caid-keeper" or failed:
+        if thread.name != "caid-releaser" or failed:
             return start(thread)
         failed.append(thread)
         go_on.wait(PATIENCE_S)
@@ -237,11 +237,11 @@ def test_another_publisher_gets_the_thread_that_one_could_not_have(client, arena
     _, first = in_thread(lambda: publish(arena, "x"))
     wait_until(lambda: failed)
     _, second = in_thread(lambda: publish(arena, "y"))
-    wait_until(lambda: [k.n_publishing for k in _keeper._keepers.values()] == [2])
+    wait_until(lambda: [k.n_publishing for k in _releaser._releasers.values()] == [2])
     go_on.set()
     wait_until(lambda: first and second)
     assert isinstance(first[0], RuntimeError) and second[0]() is not None
-    assert client._n_kept == 1 and n_keepers() == 1
+    assert client._n_kept == 1 and n_releasers() == 1
     client.unlink("y")
     wait_until(lambda: second[0]() is None)
 
@@ -259,15 +259,15 @@ def test_a_thread_that_dies_is_replaced(daemon, other, monkeypatch):
     with Client(daemon.address) as c, c.arena() as a:
         x = publish(a)
         other.unlink("x")
-        wait_until(lambda: died == [MemoryError] and n_keepers() == 0)
-        assert x() is not None and not _keeper._keepers
+        wait_until(lambda: died == [MemoryError] and n_releasers() == 0)
+        assert x() is not None and not _releaser._releasers
         y = publish(a)
         other.unlink("x")
-        wait_until(lambda: x() is None and y() is None and n_keepers() == 0)
+        wait_until(lambda: x() is None and y() is None and n_releasers() == 0)
 
 
 def test_the_programs_own_dispatch_does_it_too(client, arena, monkeypatch):
-    monkeypatch.setattr(_keeper._Keeper, "run", lambda keeper: keeper.close())  # no thread
+    monkeypatch.setattr(_releaser._Releaser, "run", lambda releaser: releaser.close())  # no thread
     x = publish(arena)
     client.unlink("x")
     poll = select.poll()
@@ -275,16 +275,16 @@ def test_the_programs_own_dispatch_does_it_too(client, arena, monkeypatch):
     while x() is not None:
         assert poll.poll(PATIENCE_S * 1000)
         client.dispatch()
-    assert client._n_kept == 0 and len(_keeper._keepers) == 0
+    assert client._n_kept == 0 and len(_releaser._releasers) == 0
 
 
-def test_the_keeper_ends_when_the_program_was_quicker(client, arena):
+def test_the_releaser_ends_when_the_program_was_quicker(client, arena):
     for _ in range(50):
         x = publish(arena)
         client.unlink("x")
         while x() is not None:
             client.dispatch()
-    wait_until(lambda: n_keepers() == 0)
+    wait_until(lambda: n_releasers() == 0)
 
 
 # --- beside others --------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def test_what_others_leave_unread_is_looked_at_again(daemon, client, other):
 
 
 def test_beside_a_loop_of_the_programs_own(client, other, arena):
-    """Its fd is raised for a watch's news, whatever the keeper has read."""
+    """Its fd is raised for a watch's news, whatever the releaser has read."""
     kept = publish(arena, "kept")
     poll = select.poll()
     poll.register(client.fileno(), select.POLLIN)
@@ -355,7 +355,7 @@ def test_beside_a_loop_of_the_programs_own(client, other, arena):
             client.unlink("x")
             generation = replace(other, "w")
             if i % 3 == 0:
-                wait_until(lambda: x() is None)  # the keeper has read it all
+                wait_until(lambda: x() is None)  # the releaser has read it all
             while True:
                 assert poll.poll(PATIENCE_S * 1000), "the fd was lowered"
                 client.dispatch()
@@ -401,7 +401,7 @@ def test_what_ends_may_raise_and_publish(client, arena, monkeypatch):
     assert unraisable == ["at the end"]
     wait_until(lambda: [e.name for e in client.list()] == ["z"] and client._n_kept == 1)
     client.unlink("z")
-    wait_until(lambda: n_keepers() == 0)
+    wait_until(lambda: n_releasers() == 0)
 
 
 # --- ends -----------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ def test_closing_the_client_lets_go(daemon, client):
         x = publish(c.arena())
         y = publish(c.arena(), "y")
     assert x() is None and y() is None
-    wait_until(lambda: n_keepers() == 0)
+    wait_until(lambda: n_releasers() == 0)
     assert [entry.name for entry in client.list()] == ["x", "y"]
     wait_until(lambda: client.status().leases == 0)  # the blocks went back before
 
@@ -423,7 +423,7 @@ def test_what_ends_may_close_the_client(daemon, client):
     y = publish(c.arena(), "y")
     c.unlink("x")
     wait_until(lambda: x() is None and y() is None and c.closed)
-    wait_until(lambda: n_keepers() == 0)
+    wait_until(lambda: n_releasers() == 0)
 
 
 def test_a_client_that_is_dropped_is_collected(daemon, client):
@@ -437,16 +437,16 @@ def test_a_client_that_is_dropped_is_collected(daemon, client):
         # The thread may have looked at it just now.
         wait_until(lambda: gc.collect() >= 0 and alive() is None)
     assert x() is None and y() is None
-    wait_until(lambda: n_keepers() == 0)
+    wait_until(lambda: n_releasers() == 0)
     assert [entry.name for entry in client.list()] == ["x"]
 
 
-def test_a_dead_daemon_ends_the_keeper():
+def test_a_dead_daemon_ends_the_releaser():
     with caid.LocalDaemon() as d, d.connect() as c:
         with c.arena() as a:
             x = publish(a)
             os.kill(d.pid, signal.SIGKILL)
-            wait_until(lambda: n_keepers() == 0)
+            wait_until(lambda: n_releasers() == 0)
             assert x() is not None  # others may still read it
             ys = [Foreign(a.allocate(64)) for _ in range(5)]
             for y in ys:
@@ -457,7 +457,7 @@ def test_a_dead_daemon_ends_the_keeper():
             gc.collect()
             assert [y() for y in seen] == [None] * 5 and c._n_kept == 1
             assert a.info.allocations == a.info.published == 1
-            wait_until(lambda: n_keepers() == 0)
+            wait_until(lambda: n_releasers() == 0)
         c.close()
         gc.collect()
         assert x() is None
@@ -469,7 +469,7 @@ def test_a_forked_child_has_none(client, arena):
     if pid == 0:
         status = 1
         try:
-            assert n_keepers() == 0 and not _keeper._keepers
+            assert n_releasers() == 0 and not _releaser._releasers
             try:
                 publish(arena, "y")
             except caid.ForkedError:
@@ -478,7 +478,7 @@ def test_a_forked_child_has_none(client, arena):
         finally:
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0
-    assert n_keepers() == 1
+    assert n_releasers() == 1
     client.unlink("x")
     wait_until(lambda: x() is None)
 

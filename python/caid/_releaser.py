@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeper: a thread that lets go of what parts keep alive, when nobody can reach the parts any more.
+"""Releaser: a thread that lets go of what parts keep alive, when nobody can reach the parts any more.
 
 The extension drops what a part has kept in ``Client.dispatch()`` and ``Client._dispatch_parts()``, where
 an arena hears, too, that the memory of a part may be used again. A program need not call the former:
@@ -27,10 +27,10 @@ _PAUSES_S = (0.001, 0.5)  # between looks at an fd that stays raised: at first, 
 
 # Under _lock, which is held over nothing that waits; what the collector runs meanwhile may take it.
 _lock = threading.RLock()
-_keepers: WeakKeyDictionary = WeakKeyDictionary()  # client: keeper
+_releasers: WeakKeyDictionary = WeakKeyDictionary()  # client: releaser
 
 
-class _Keeper:
+class _Releaser:
     """What the thread has. Its fds are closed by whoever comes first: each is popped."""
 
     def __init__(self, client):
@@ -54,7 +54,7 @@ class _Keeper:
         with self.starting:  # for it waits for the thread
             if self.thread is not None:
                 return
-            self.thread = threading.Thread(target=self.run, name="caid-keeper", daemon=True)
+            self.thread = threading.Thread(target=self.run, name="caid-releaser", daemon=True)
             try:
                 self.thread.start()
             except BaseException:
@@ -87,9 +87,9 @@ class _Keeper:
             self.close()
 
 
-def _let_go(keeper):
+def _let_go(releaser):
     """Drops what is gone; whether anything is left to wait for."""
-    client = keeper.client()
+    client = releaser.client()
     if client is None:
         return False
     try:
@@ -98,26 +98,26 @@ def _let_go(keeper):
         end(client)
     except Error:
         pass  # the daemon refuses to tell: it is asked again after the next publish
-    return not _is_over(client, keeper)
+    return not _is_over(client, releaser)
 
 
-def _is_over(client, keeper):
-    """Whether the keeper has nothing to do; then nobody finds it any more."""
+def _is_over(client, releaser):
+    """Whether the releaser has nothing to do; then nobody finds it any more."""
     with _lock:
-        if _keepers.get(client) is not keeper:
+        if _releasers.get(client) is not releaser:
             return True
-        if keeper.n_publishing or client._n_kept:
+        if releaser.n_publishing or client._n_kept:
             return False
-        del _keepers[client]
+        del _releasers[client]
         return True
 
 
-def _remove(keeper):
+def _remove(releaser):
     """Its thread ends, of whatever."""
-    client = keeper.client()
+    client = releaser.client()
     with _lock:
-        if client is not None and _keepers.get(client) is keeper:
-            del _keepers[client]
+        if client is not None and _releasers.get(client) is releaser:
+            del _releasers[client]
 
 
 # --- for the package ------------------------------------------------------------------------
@@ -132,31 +132,31 @@ def watching(client):
     OSError, RuntimeError
         No fd, or no thread, is to be had.
     """
-    keeper = _begin(client)
+    releaser = _begin(client)
     try:
-        keeper.start()
+        releaser.start()
         yield
     finally:
-        _end(client, keeper)
+        _end(client, releaser)
 
 
 def _begin(client):
     with _lock:
-        keeper = _keepers.get(client)
-        if keeper is None:
-            keeper = _keepers[client] = _Keeper(client)
-        keeper.n_publishing += 1
-        return keeper
+        releaser = _releasers.get(client)
+        if releaser is None:
+            releaser = _releasers[client] = _Releaser(client)
+        releaser.n_publishing += 1
+        return releaser
 
 
-def _end(client, keeper):
+def _end(client, releaser):
     with _lock:
-        keeper.n_publishing -= 1
-        unused = keeper.thread is None and not keeper.n_publishing
-        if unused and _keepers.get(client) is keeper:
-            del _keepers[client]
+        releaser.n_publishing -= 1
+        unused = releaser.thread is None and not releaser.n_publishing
+        if unused and _releasers.get(client) is releaser:
+            del _releasers[client]
     if unused:
-        keeper.close()
+        releaser.close()
     else:
         look(client)
 
@@ -170,27 +170,27 @@ def read(client):
 
 
 def look(client):
-    """Something may have been dropped: ends a keeper that has nothing to do."""
-    keeper = _keepers.get(client) if _keepers else None
-    if keeper is not None and _is_over(client, keeper):
-        keeper.stop()
+    """Something may have been dropped: ends a releaser that has nothing to do."""
+    releaser = _releasers.get(client) if _releasers else None
+    if releaser is not None and _is_over(client, releaser):
+        releaser.stop()
 
 
 def end(client):
     """The client is closed, or has lost its daemon."""
     with _lock:
-        keeper = _keepers.pop(client, None)
-    if keeper is not None:
-        keeper.stop()
+        releaser = _releasers.pop(client, None)
+    if releaser is not None:
+        releaser.stop()
 
 
 def _forget():
     """In a forked child, which has the fds and no thread."""
     global _lock
     _lock = threading.RLock()
-    for keeper in list(_keepers.values()):
-        keeper.close()
-    _keepers.clear()
+    for releaser in list(_releasers.values()):
+        releaser.close()
+    _releasers.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
