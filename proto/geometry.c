@@ -37,13 +37,16 @@ size_fits(const uint8_t *sizes, uint64_t count)
 static bool
 is_unit(const char *p, const char *end)
 {
+    const char *first = p + 1;
+
     if (end - p < 3 || *p != '[' || end[-1] != ']')
         return false;
-    for (p++; p < end - 1; p++)
-        if (!((*p >= '0' && *p <= '9') || (*p >= 'a' && *p <= 'z') || *p == 'Y' || *p == 'M' ||
-              *p == 'W' || *p == 'D'))
-            return false;
-    return true;
+    for (p++, end--; *p >= '0' && *p <= '9'; p++)
+        ;
+    if (p - first > 9 || (p > first && *first == '0'))
+        return false; /* an int that is not 0 */
+    return end - p == 1 ? memchr("YMWDhms", *p, 7) != NULL
+                        : end - p == 2 && memchr("munpfa", *p, 6) && p[1] == 's';
 }
 
 uint64_t

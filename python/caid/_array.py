@@ -18,7 +18,17 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
-from . import _access, _copy, _geometry, _interface, _metadata, _pending, _stream, _typestr
+from . import (
+    _access,
+    _copy,
+    _geometry,
+    _interface,
+    _metadata,
+    _pending,
+    _stream,
+    _streams,
+    _typestr,
+)
 from ._errors import InvalidError, corrupt, unsupported
 from ._errors import closed as closed_error
 from ._records import IpcHandle
@@ -51,8 +61,13 @@ def make(memory, layout, *, root, stream=None, _new=object.__new__) -> Array:
 
 def of_leases(leases) -> list[Array]:
     """The Arrays for new leases: none, where one is corrupt."""
-    for lease in leases:
-        _check(lease)
+    try:
+        for lease in leases:
+            _check(lease)
+    except BaseException:
+        for lease in leases:
+            lease.close()
+        raise
     return list(map(of_lease, leases))
 
 
@@ -63,13 +78,16 @@ def _check(lease):
     try:
         _typestr.element_of(lease.typestr, lease.itemsize, lease.descr)
     except InvalidError as e:
-        lease.close()
         raise corrupt(f"array {lease.name!r}, created by uid {lease.uid}: {e}") from None
 
 
 def of_lease(lease, _new=object.__new__) -> Array:
     """The Array for a new lease. Raises CorruptError, and gives it up."""
-    _check(lease)
+    try:
+        _check(lease)
+    except BaseException:
+        lease.close()
+        raise
     self = _new(Array)
     self._memory = lease
     self._known = None
@@ -616,8 +634,10 @@ class Array:
         memory has none: it is the host's, whose device address is `device_ptr`.
 
         ``stream`` is one on which to wait for the work that synchronize() waits for: that of the
-        bracket, for its views; None when there is no such work, or with CAID_CAI_SYNC=0. It lives
-        as long as the array. Version 2 knows no streams: there the work is waited for here.
+        bracket, for its views, that of another library, for its arrays, else one of caid's own, which
+        lives as long as the memory. What is enqueued there comes before caid's own next use. None when
+        there is no such work, or with CAID_CAI_SYNC=0. Version 2 knows no streams: there the work is
+        waited for here.
 
         The dict keeps nothing alive: who uses it keeps the array.
         """
@@ -632,7 +652,7 @@ class Array:
         stream = self._stream
         if isinstance(stream, _stream.OfThread):
             return stream if stream.is_here else None
-        if not getattr(stream, "closed", False):
+        if not isinstance(stream, _streams.Stream) or not stream.closed:
             return stream
         return None if stream._stream.ended else stream._stream.handle
 

@@ -187,12 +187,11 @@ def _take(desc, owner, client, sync, wait):
 def _stream_to_keep(number, owner):
     """A stream as an Array has it. That of an interface lives as long as its object does, but for
     CuPy's, which is the current one: using one that has ended is SIGSEGV in the driver."""
-    if number == _stream.PER_THREAD:
-        return _stream.OfThread()
     if number is not None and type(owner).__module__.partition(".")[0] == "cupy":
         current = sys.modules["cupy"].cuda.get_current_stream()
-        return current if current.ptr == number else number
-    return number
+        if current.ptr == number:
+            return current
+    return _stream.of_now(number)
 
 
 # --- the dict's entries ---------------------------------------------------------------------

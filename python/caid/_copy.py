@@ -181,24 +181,52 @@ def _enqueue(target, source, shape, stream):
     memory = _runner(target, source)
     client, ordinal = memory.client, max(memory.access_device, 0)
     arrays = [end.array for end in (target, source) if end.array is not None]
-    others = {_stream.handle(array._live_stream or stream) for array in arrays}
-    others.discard(_stream.handle(stream))
-    for other in others:
-        _pending.follow(client, ordinal, other, stream)
+    before = [array for array in arrays if not _is_on(array, stream, ordinal)]
+    for array in before:
+        _come_after_stream(array, stream, ordinal)
     keep = tuple(end.kept for end in (target, source) if end.kept is not None)
     mark = _pending.mark(client, ordinal, stream, keep or None)
     lists = _pending.lists([array._memory for array in arrays], keeps=bool(keep))
     try:
         _call(target, source, shape, mark=mark, lists=lists)
     finally:
-        for other in others:
-            mark.wait(other)
-        if any(map(_is_of_another_thread, arrays)):  # whose stream only its thread can have wait
-            mark.synchronize()
+        for array in before:
+            if _is_within_reach(array, stream, ordinal):
+                mark.wait(_stream.handle(array._live_stream))
+            else:
+                mark.synchronize()
 
 
-def _is_of_another_thread(array):
-    return isinstance(array._stream, _stream.OfThread) and not array._stream.is_here
+def _is_on(array, stream, ordinal):
+    """Whether an array has no stream, or this one."""
+    own = array._live_stream
+    if own is None:  # a bracket that has ended orders nothing, nor does what has no stream
+        return array._stream is None or array._memory.pool is not None
+    return _stream.handle(own) == _stream.handle(stream) and (
+        _stream.handle(stream) > _stream.PER_THREAD or _device(array) == ordinal
+    )
+
+
+def _is_within_reach(array, stream, ordinal):
+    """Whether this thread can have the array's stream and this one wait for each other: a default
+    stream is known by its device and, 2, by its thread. The host waits where it cannot."""
+    own = array._live_stream
+    return own is not None and (
+        _device(array) == ordinal
+        or min(_stream.handle(own), _stream.handle(stream)) > _stream.PER_THREAD
+    )
+
+
+def _come_after_stream(array, stream, ordinal):
+    memory = array._memory
+    if _is_within_reach(array, stream, ordinal):
+        _pending.follow(memory.client, _device(array), array._live_stream, stream)
+    else:
+        settle(array)
+
+
+def _device(array):
+    return max(array._memory.access_device, 0)
 
 
 def _call(target, source, shape, **marked):

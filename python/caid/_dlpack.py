@@ -128,7 +128,6 @@ def _let_wait(array, device, stream):
     if before is not None:
         _pending.follow(memory.client, max(memory.access_device, 0), before, stream)
     _pending.order(memory, stream)
-    _pending.name(memory, stream)
 
 
 # --- arrays of others -----------------------------------------------------------------------
@@ -141,12 +140,13 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Arr
     ----------
     x : object
         An object with ``__dlpack__`` and ``__dlpack_device__``: on a CUDA device, in managed memory,
-        or in page-locked memory of the host. A :class:`caid.Array` gives a view.
+        or in page-locked memory of the host. A :class:`caid.Array` gives a view, which has no stream.
     stream : int or stream object, optional
         The stream on which it will be used, as for :meth:`caid.Array.close`: `x`'s library makes it
-        wait for work on `x`, the host does not. Copies on other streams come after what is on it, and
-        before what is enqueued on it later. Without it, the legacy default stream, on which caid
-        copies. -1: nothing is waited for.
+        wait for work on `x`, the host does not. Of an object, which is kept, and of 1 and 2, it is
+        that of the array from then on: copies on other streams come after what is on it, and before
+        what is enqueued there later. Of another number only what is on it now is known. Without it,
+        the legacy default stream, on which caid copies. -1: nothing is waited for.
     client : Client, optional
         As for :func:`caid.as_array`.
 
@@ -181,14 +181,19 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Arr
         client = client or _cai.driver_client()
         ptr, device = _resolve(client, tensor, kind)
     memory = _cai.ForeignMemory(client, device, tensor)
-    if number == _NO_STREAM or kind not in (_CUDA, _CUDA_MANAGED) or client is None:
-        used_on = None
-    elif number == _stream.PER_THREAD:
-        used_on = _stream.OfThread()
-    else:
-        used_on = number if stream is None else stream
+    used_on = None
+    if number != _NO_STREAM and kind in (_CUDA, _CUDA_MANAGED):
+        used_on = _stream.LEGACY if stream is None else stream
+        _pending.note([memory], used_on)
     layout = _array.Layout(ptr, tensor.shape, strides, element, tensor.readonly)
-    return _array.make(memory, layout, root=False, stream=used_on)
+    return _array.make(memory, layout, root=False, stream=_to_keep(used_on))
+
+
+def _to_keep(stream):
+    """The stream as an Array has it; None for a number of which nobody knows how long it lives."""
+    if stream is None or _stream.handle(stream) > _stream.PER_THREAD:
+        return None if _stream.owner(stream) is None else stream
+    return _stream.of_now(stream)
 
 
 def take(x, number):

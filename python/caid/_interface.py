@@ -55,7 +55,6 @@ def _exported_stream(array):
     if stream is None:
         return _pending.stream_for(array._memory)
     _pending.order(array._memory, stream)
-    _pending.name(array._memory, stream)
     return _stream.handle(stream)
 
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work that this process has started by caid on a memory, and that may not be done yet:
-asynchronous copies, and brackets that have ended; and the streams that others were told of, on which
-they may have work on it.
+asynchronous copies, and brackets that have ended; and what consumers have enqueued on the stream that
+they were told.
 
-Each piece is a ``_caid.Mark``, an event on the stream that the work is on. Of a stream that an interface
-has named it is made when somebody asks. What is enqueued elsewhere through a pointer is not known here.
+Each piece is a ``_caid.Mark``, an event on the stream that the work is on. What is enqueued elsewhere,
+or through a pointer, is not known here.
+
+The stream that consumers are told is one of caid's own, which waits for the work: nobody else ends it,
+and what is on it is what was waited for, or a consumer's. So it is looked at again at each later use.
 
 The marks of a memory are kept with it, in its attribute ``pending``; those of copies that use
 memory of the host are kept here besides, with that memory, as long as the copy may run: arrays and
@@ -21,7 +24,7 @@ import time
 from weakref import WeakValueDictionary
 
 from . import _stream
-from ._errors import Error, InvalidError
+from ._errors import ClosedError
 
 _NON_BLOCKING = 1  # enum caid_stream_flags
 _FEW = 16  # marks that are not worth looking through
@@ -32,12 +35,12 @@ class Marks:
     """Marks in the order of the work. Any thread appends and removes, without a lock, one mark at a
     time: a lock could be left behind by an exception of a signal handler."""
 
-    __slots__ = ("list", "_many", "named", "__weakref__")
+    __slots__ = ("list", "_many", "told")
 
     def __init__(self):
         self.list = []
         self._many = _FEW
-        self.named = {}  # by identity: streams that were exported, to live as long as the memory
+        self.told = None  # _Own: what consumers were told, to live as long as the memory
 
     def tidy(self):
         """Drops marks that have passed: without going through all each time, yet never leaving
@@ -57,12 +60,12 @@ class Marks:
             with contextlib.suppress(ValueError):  # another thread was quicker
                 self.list.remove(mark)
 
-    def unfinished(self, fresh=()):
-        """The last mark of each stream that is not done, the fresh ones being later than all. Of
-        streams of which one cannot be told from another, all marks."""
+    def unfinished(self):
+        """The last mark of each stream that is not done. Of streams of which one cannot be told from
+        another, all marks."""
         self.sweep()
         last, streams = [], set()
-        for mark in itertools.chain(fresh, reversed(self.list[:])):
+        for mark in reversed(self.list[:]):
             key = _identity(mark.number, mark.stream)
             if key is None or key not in streams:
                 last.append(mark)
@@ -93,19 +96,17 @@ def _of(memory):
     return memory.pending or memory.pending_or(Marks())
 
 
-def _unfinished(memory, but=None):
-    """The marks that are not done, and new ones of the streams that were exported, but of one."""
+def _unfinished(memory):
     if memory.pending is None:
         return ()
-    client, device, fresh = memory.client, max(memory.access_device, 0), []
-    for key, owner in tuple(memory.pending.named.items()):
-        if key == but or getattr(owner, "closed", False):
-            continue
-        with contextlib.suppress(InvalidError):  # it captures a graph: nothing runs on it
-            if not client._stream_wrap(_stream.handle(owner), device).query():
-                fresh.append(mark(client, device, owner))
-                fresh[-1].record(())
-    return memory.pending.unfinished(fresh)
+    marks, told = memory.pending.unfinished(), memory.pending.told
+    if told is not None:
+        with contextlib.suppress(ClosedError):  # its client is closed
+            if not told.stream.query():
+                here = mark(memory.client, told.stream.device, told)
+                here.record(())
+                marks.append(here)
+    return marks
 
 
 # --- starting work --------------------------------------------------------------------------
@@ -143,7 +144,7 @@ def order(memory, stream):
     but the stream."""
     number = _stream.handle(stream)
     own = _identity(number, _stream.owner(stream))
-    for each in _unfinished(memory, but=own or number):
+    for each in _unfinished(memory):
         if own is None or own != _identity(each.number, each.stream):
             each.wait(number)
 
@@ -164,40 +165,12 @@ def follow(client, device, before, after):
 def stream_for(memory):
     """The number of a stream on which to wait for the work on a memory, alive as long as the
     memory; None where all of it is done."""
-    marks = _unfinished(memory)
-    if not marks:
+    if not _unfinished(memory):
         return None
-    if all(each.number == _stream.LEGACY for each in marks):
-        return name(memory, _stream.LEGACY)
-    if len(marks) == 1 and _identity(marks[0].number, marks[0].stream) is not None:
-        return name(memory, marks[0].stream)
     own = _own_stream(memory.client, max(memory.access_device, 0))
-    for each in marks:
-        each.wait(own.handle)
-    return name(memory, own)
-
-
-def name(memory, stream):
-    """A stream has been exported: what others enqueue there is work on the memory from here on. Of a
-    number that keeps no stream, and of 2, which is another one in each thread, nobody can tell
-    later. Returns its number."""
-    number, owner = _stream.handle(stream), _stream.owner(stream)
-    key = number if number == _stream.LEGACY else _identity(number, owner)
-    if key is not None:
-        marks = _of(memory)
-        marks.named[key] = number if owner is None else owner
-        if hasattr(owner, "_exports"):
-            owner._exports[marks] = memory.client, max(memory.access_device, 0)
-    return number
-
-
-def close(stream):
-    """Before a :class:`caid.Stream` is closed: what is on it by now is all that comes of having
-    exported it."""
-    for marks, (client, device) in list(stream._exports.items()):
-        with contextlib.suppress(Error):  # the client is closed, the stream captures a graph
-            mark(client, device, stream).record((marks.list,))
-    stream._exports.clear()
+    order(memory, own)
+    memory.pending.told = own
+    return own.handle
 
 
 class _Own:

@@ -4,6 +4,7 @@
 import operator
 import os
 import threading
+from weakref import ref
 
 LEGACY = 1  # the legacy default stream, CU_STREAM_LEGACY
 PER_THREAD = 2  # another one in each thread, CU_STREAM_PER_THREAD
@@ -47,14 +48,19 @@ class OfThread:
     __slots__ = ("thread",)
 
     def __init__(self):
-        self.thread = threading.get_ident()
+        self.thread = ref(threading.current_thread())
 
     def __index__(self):
         return PER_THREAD
 
     @property
     def is_here(self):
-        return self.thread == threading.get_ident()
+        return self.thread() is threading.current_thread()
+
+
+def of_now(stream):
+    """A stream for later: 2 is that of this thread."""
+    return OfThread() if stream is not None and handle(stream) == PER_THREAD else stream
 
 
 def is_default(stream):

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import warnings
 from typing import Any, Callable, Iterator
-from weakref import WeakKeyDictionary
 
 from . import _caid, _cai, _pending, _stream
 from ._errors import ClosedError, Error, ErrorCode, make_error
@@ -40,11 +39,10 @@ class Stream:
     CuPy's and cuda.core's.
     """
 
-    __slots__ = ("_stream", "_wrapped", "_exports", "__weakref__")
+    __slots__ = ("_stream", "_wrapped", "__weakref__")
 
     _stream: _caid.Stream
     _wrapped: Any  # what it was made from; None: it was created
-    _exports: WeakKeyDictionary  # _pending.Marks of memory for which it was named to others
 
     def __new__(cls, *_args, **_kwargs):
         raise TypeError("caid.Stream comes from Client.stream() or Stream.from_handle()")
@@ -84,8 +82,6 @@ class Stream:
     def close(self) -> None:
         """Destroys the stream, where caid has created it. Idempotent. Waits for nothing: what is on
         it is done, and a bracket that is open on it is ended there, before it goes."""
-        if not self.closed:
-            _pending.close(self)
         self._stream.close()
 
     def __enter__(self) -> Stream:
@@ -100,7 +96,7 @@ class Stream:
             return
         if self._wrapped is None and not stream.closed:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
-        stream.close()  # nobody keeps it for whom it was named
+        stream.close()
 
     def __reduce__(self):
         raise TypeError("a caid.Stream is of one process: it cannot be copied or pickled")
@@ -244,7 +240,6 @@ def _make(stream, wrapped, _new=object.__new__):
     self = _new(Stream)
     self._wrapped = wrapped
     self._stream = stream
-    self._exports = WeakKeyDictionary()
     return self
 
 

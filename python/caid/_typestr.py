@@ -13,15 +13,17 @@ import re
 import sys
 from typing import NamedTuple, Optional
 
+from . import _geometry
 from ._errors import invalid
 
 _NATIVE = "<" if sys.byteorder == "little" else ">"
 # The types that arrays can have: as in proto/geometry.c.
 _TYPESTR = re.compile(
     "([<>|=]?)(?:(b)(1)|([iu])([1248])|(f)(2|4|8|16)|(c)(8|16|32)|([SUV])([1-9][0-9]{0,9})"
-    r"|([mM])(8)(\[[0-9a-zYMWD]+\])?)"
+    r"|([mM])(8)(\[(?:[1-9][0-9]{0,8})?(?:[YMWDhms]|[munpfa]s)\])?)"
 )
-_DEPTH_MAX = 32  # of field lists within field lists
+_SIZE_MAX = 0x7FFFFFFF  # bytes of an element, and the largest extent within one
+_DIMS_MAX = 32  # extents within an element, and field lists within field lists
 
 
 class Element(NamedTuple):
@@ -59,6 +61,8 @@ def _parse(text):
         order = "|"
     elif order in "=|":
         order = _NATIVE
+    if itemsize > _SIZE_MAX:
+        return None
     return Element(f"{order}{kind}{count}{''.join(unit)}", itemsize)
 
 
@@ -76,12 +80,12 @@ def of_typestr(typestr, descr=None):
     if not descr or element.typestr[1] != "V":
         return element
     try:
-        element = element._replace(descr=_to_json(descr))
+        text = _to_json(descr)
     except (TypeError, ValueError, RecursionError):
         raise invalid(f"descr {descr!r}: not a field list of the array interface") from None
-    fields = descr_list(_checked(element).descr)
-    is_plain = len(fields) == 1 and fields[0] == ("", element.typestr)  # it says no more
-    return element._replace(descr=None) if is_plain else element
+    if text == f'[["","{element.typestr}"]]':  # it says no more
+        return element
+    return element_of(element.typestr, element.itemsize, text)
 
 
 def of_dtype(dtype):
@@ -129,7 +133,7 @@ def _of_numpy(dtype):
         descr = _to_json(dtype.descr)
     except ValueError as e:  # overlapping fields, or fields out of order
         raise invalid(f"dtype {dtype}: {e}") from None
-    return Element(dtype.str, dtype.itemsize, descr), ()
+    return element_of(dtype.str, dtype.itemsize, descr), ()
 
 
 def to_numpy(element):
@@ -176,37 +180,40 @@ def descr_list(text):
 
 def _fields(descr, depth=1):
     """(list of tuples, bytes) of a field list. Raises ValueError or TypeError where it is none."""
-    if not isinstance(descr, list) or not descr or depth > _DEPTH_MAX:
-        raise ValueError
-    fields, sizes = zip(*(_field(*field, depth=depth) for field in descr))
+    _demand(isinstance(descr, list) and descr and depth <= _DIMS_MAX)
+    fields, sizes = zip(*(_field(field, depth) for field in descr))
     names = [text for name, *_ in fields for text in _texts(name) if text]
-    if len(set(names)) < len(names):
-        raise ValueError
+    _demand(len(set(names)) == len(names))
     return list(fields), sum(sizes)
 
 
-def _field(name, kind, *shape, depth):
-    """(tuple, bytes) of a field: (name or [title, name], typestr or list[, shape])."""
+def _field(field, depth):
+    """(tuple, bytes) of a field: [name or [title, name], typestr or list[, shape]]. Without a name it is
+    padding."""
+    _demand(isinstance(field, list))
+    name, kind, *shape = field
     if isinstance(name, list):
         name = _, _ = tuple(name)
-    if not all(isinstance(text, str) for text in _texts(name)):
-        raise TypeError
+    _demand(all(isinstance(text, str) for text in _texts(name)))
+    _demand(all(_texts(name)) or (name == "" and not shape and isinstance(kind, str) and "V" in kind))
     if isinstance(kind, list):
         kind, nbytes = _fields(kind, depth + 1)
-    elif _parse(kind):
-        nbytes = _parse(kind).itemsize
     else:
-        raise ValueError
+        nbytes = getattr(_parse(kind), "itemsize", 0)
+        _demand(nbytes)
     if not shape:
         return (name, kind), nbytes
     (extents,) = shape
-    extents = tuple(extents) if isinstance(extents, list) else extents
-    for extent in extents if isinstance(extents, tuple) else (extents,):
-        if type(extent) is not int or extent < 0:
-            raise TypeError
-        nbytes *= extent
-    return (name, kind, extents), nbytes
+    extents = tuple(extents) if isinstance(extents, list) else (extents,)
+    _demand(len(extents) <= _DIMS_MAX)
+    _demand(all(type(extent) is int and 0 <= extent <= _SIZE_MAX for extent in extents))
+    return (name, kind, extents), nbytes * _geometry.size(extents)
 
 
 def _texts(name):
     return name if isinstance(name, tuple) else (name,)
+
+
+def _demand(is_so):
+    if not is_so:
+        raise ValueError

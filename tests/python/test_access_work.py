@@ -96,18 +96,18 @@ def test_what_a_bracket_has_left_is_pending(client, shared):
     with client.stream() as s:
         with a.read(s) as v:
             s.add_callback(lambda *_: gate.wait(PATIENCE_S))
-        for array in (a, v, a[::2]):
-            assert array.__cuda_array_interface__["stream"] == s.ptr
+        assert v.__cuda_array_interface__["stream"] == s.ptr
+        assert a.__cuda_array_interface__["stream"] not in (None, s.ptr)
         gate.set()
-        s.synchronize()
+        a.synchronize()
         assert a.__cuda_array_interface__["stream"] is None
         gate.clear()
         with pytest.raises(KeyError), a.write(s):
             s.add_callback(lambda *_: gate.wait(PATIENCE_S))
             raise KeyError
-        assert a.__cuda_array_interface__["stream"] == s.ptr
+        assert a.__cuda_array_interface__["stream"] is not None
         gate.set()
-        s.synchronize()
+        a.synchronize()
     a.discard()
 
 

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import n_leases, wait_until
+from conftest import in_thread, n_leases, wait_until
 
 import caid
 
@@ -665,12 +665,32 @@ def test_who_is_on_the_host_is_told_no_stream(client):
         assert f.asked == [{"max_version": (1, 0)}]
 
 
-def test_what_was_taken_on_a_stream_has_that_stream(client, streams):
-    """Who gets it next, by the CUDA Array Interface, has to wait for it."""
+def test_what_was_taken_on_a_stream_is_pending_there(client, streams):
+    """Who gets it next, by the CUDA Array Interface, has to wait for that stream."""
     s, t = streams
     a, _ = pending(client, s)
     with a, caid.from_dlpack(Foreign(a), stream=t.number) as b:
-        assert b.__cuda_array_interface__["stream"] == t.number
+        assert b.__cuda_array_interface__["stream"] is not None
         s.gate.set()
         b.synchronize()
+        assert b.__cuda_array_interface__["stream"] is None
         assert (b.copy_to_host() == 7).all()
+
+
+@pytest.mark.parametrize("kind", ["closed", "of another thread"])
+def test_a_stream_that_nobody_can_name_is_waited_for(client, streams, kind):
+    """The one that it was taken on, by the host: also where the copy is on another."""
+    s, t = streams
+    a, _ = pending(client, s)
+    made = []
+    with a, client.empty(a.shape, a.typestr) as there, client.stream() as mine:
+        stream = mine if kind == "closed" else 2
+        thread, ended = in_thread(lambda: made.append(caid.from_dlpack(Foreign(a), stream=stream)))
+        thread.join()
+        assert ended == [None]
+        mine.close()
+        threading.Timer(0.1, s.gate.set).start()
+        with made.pop() as b:
+            there.copy_from(b, stream=t.number)
+            t.synchronize()
+            assert (there.copy_to_host() == 7).all()

@@ -97,6 +97,9 @@ NO_FIELD_LISTS = [
     '[["a","<f4"],["a","<f4"]]', '[[["b","a"],"<f4"],["b","<f4"]]', '[["a",[]]]',
     '[["a","|O"]]', '[["a","|O8"]]', '[["a",[["b","O"]]]]', '[["a","f4,f4"]]', '[["a","(2,)f4"]]',
     '[["a","<f3"]]', '[["a","|V0"],["b","<i8"]]', '[["a","<t8"]]', '[["a",' * 40 + '"|V8"' + "]]" * 40,
+    '[["a","<f8",[%s]]]' % ",".join("1" * 40), '[["a","<f8",[0,2147483648]]]', '[["","<f8"]]',
+    '[["","|V4"],["","<f4"]]', '[[["","a"],"<f8"]]', '[["","|V4",[2]]]', '[["a","<M8[xyz]"]]',
+    '[["a","<M8[0s]"]]', '[{"a":1,"<f8":2}]', '[["","|V8"],["a","|S0"]]',
 ]  # fmt: skip
 
 
@@ -122,6 +125,13 @@ def test_a_descr_of_another_type(typestr, descr):
     if typestr != "<f8":  # NumPy's rule: of others a descr is not looked at
         with pytest.raises(caid.InvalidError, match="bytes, not"):
             t.of_typestr(typestr, descr)
+
+
+@pytest.mark.parametrize("dtype", [[("a", "S0"), ("b", "i4")], [("a", "i4"), ("b", "V0")]])
+def test_a_field_of_no_bytes_is_refused_before_it_is_created(dtype):
+    """NumPy makes arrays of one byte more of them."""
+    with pytest.raises(caid.InvalidError, match="not a field list"):
+        t.of_dtype(np.dtype(dtype))
 
 
 def test_same_type():
