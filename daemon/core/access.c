@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who uses an array: brackets that are open on it, those that wait for their turn, and the fences
- * that the next one has to wait for.
- *
  * Turns are given in the order of arrival: many readers or one writer, and a reader behind a writer
  * that waits, waits (or writers would starve). A bracket of several arrays queues up at all of them
  * in one event, so all queues have the brackets that they share in one order, and no two brackets
@@ -11,9 +8,17 @@
  * Fences: of the last write, and of the reads since, at most one for each slot. A read comes after the
  * write, a write after all of them; so once a write has ended its own fence stands for the others.
  */
+#include "access.h"
+
 #include <assert.h>
 
+#include "array.h"
+#include "bracket.h"
+#include "conn.h"
+#include "lease.h"
+#include "page.h"
 #include "state.h"
+#include "user.h"
 
 /* Steps of a search for a deadlock, each a claim or a bracket that is looked at: well under a
  * millisecond. One that needs more gives up, and the brackets have their timeouts. */
@@ -41,7 +46,7 @@ access_has_fences(const struct access *access)
     return access->write || !LIST_EMPTY(&access->reads);
 }
 
-/* That of a dead array goes with it: linger_run(). */
+/* That of a dead array goes with it: linger_stop(). */
 void
 access_settle(struct access *access)
 {
@@ -251,9 +256,11 @@ is_kept(const struct access *access, bool write)
 static void
 set_ready(struct core *core, struct claim *claim)
 {
+    struct bracket *bracket = claim->bracket;
+
     claim->ready = true;
-    if (--claim->bracket->n_unready == 0)
-        bracket_ready(core, claim->bracket);
+    if (--bracket->n_unready == 0)
+        TAILQ_INSERT_TAIL(&core->ready, bracket, ready);
 }
 
 void

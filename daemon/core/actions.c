@@ -1,42 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The queue of actions. Order is the order in which they were pushed. Entries that carry bytes
- * of their own (packets, names) are allocated with them and freed after they were taken out;
- * the others are embedded in the object that they are about.
- */
+#include "actions.h"
+
 #include <assert.h>
-#include <stdarg.h>
-#include <stdio.h>
 
+#include "pool.h"
 #include "state.h"
-
-void
-refusal_fill(struct refusal *r, enum proto_error code, const char *fmt, ...)
-{
-    va_list ap;
-
-    r->code = code;
-    r->cuda = 0;
-    va_start(ap, fmt);
-    vsnprintf(r->text, sizeof(r->text), fmt, ap);
-    va_end(ap);
-}
-
-const char *
-size_text(char buf[static SIZE_TEXT_MAX], uint64_t bytes)
-{
-    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-    double value = (double)bytes;
-    size_t unit = 0;
-
-    while (value >= 1024 && unit + 1 < ARRAY_SIZE(units)) {
-        value /= 1024;
-        unit++;
-    }
-    snprintf(buf, SIZE_TEXT_MAX, "%.*f %s", unit && value < 100 && value != (double)(int)value,
-             value, units[unit]);
-    return buf;
-}
 
 void
 entry_push(struct core *core, struct entry *e)
@@ -54,8 +22,7 @@ entry_remove(struct core *core, struct entry *e)
     e->queued = false;
 }
 
-/* An owned entry with n bytes after it. */
-static struct entry *
+struct entry *
 entry_new(enum core_action_type type, size_t n)
 {
     struct entry *e = malloc(sizeof(*e) + n);
@@ -82,26 +49,6 @@ entry_new_name(enum core_record_type record, const struct pool *pool, const char
     e->action.record = record;
     e->action.pool = text;
     e->action.name = text + n_pool;
-    return e;
-}
-
-struct entry *
-entry_new_page(enum core_action_type type, uint64_t page)
-{
-    struct entry *e = entry_new(type, 0);
-
-    if (e)
-        e->action.page = page;
-    return e;
-}
-
-struct entry *
-entry_new_conn(enum core_action_type type, uint64_t conn)
-{
-    struct entry *e = entry_new(type, 0);
-
-    if (e)
-        e->action.conn = conn;
     return e;
 }
 
@@ -153,62 +100,4 @@ core_next(struct core *core, struct core_action *ret)
         core->taken = e;
     *ret = e->action;
     return true;
-}
-
-void
-conn_end(struct core *core, struct conn *conn, const char *reason)
-{
-    if (conn->closing)
-        return;
-    conn->closing = true;
-    conn->close.action =
-        (struct core_action){.type = CORE_CLOSE, .conn = conn->id, .reason = reason, .fd = -1};
-    entry_push(core, &conn->close);
-}
-
-void
-send_buf(struct core *core, struct conn *conn, const int *fds, size_t n_fds)
-{
-    size_t n_fd_bytes = n_fds * sizeof(*fds);
-    struct entry *e;
-
-    if (conn->closing)
-        return;
-    e = entry_new(CORE_SEND, n_fd_bytes + core->buf.n);
-    if (!e) {
-        conn_end(core, conn, "out of memory");
-        return;
-    }
-    int *own_fds = (int *)(e + 1);
-    uint8_t *own_data = (uint8_t *)(e + 1) + n_fd_bytes;
-    if (n_fds)
-        memcpy(own_fds, fds, n_fd_bytes);
-    memcpy(own_data, core->buf.data, core->buf.n);
-    e->action.conn = conn->id;
-    e->action.packet = own_data;
-    e->action.n_packet = core->buf.n;
-    e->action.fds = own_fds;
-    e->action.n_fds = n_fds;
-    entry_push(core, e);
-}
-
-void
-send_result(struct core *core, struct conn *conn, uint32_t request, enum msg_method method,
-            const void *result, const int *fds, size_t n_fds)
-{
-    int r = msg_encode_result(&core->buf, request, method, result);
-
-    if (r < 0)
-        conn_end(core, conn, r == -ENOMEM ? "out of memory" : "a reply exceeds a packet");
-    else
-        send_buf(core, conn, fds, n_fds);
-}
-
-void
-send_refusal(struct core *core, struct conn *conn, uint32_t request, const struct refusal *r)
-{
-    if (msg_encode_error(&core->buf, request, r->code, r->text, r->cuda) < 0)
-        conn_end(core, conn, "out of memory");
-    else
-        send_buf(core, conn, NULL, 0);
 }

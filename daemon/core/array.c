@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Arrays: their life from the request that creates them to the queue (state.h), and their names.
- */
-#include <assert.h>
-#include <stdio.h>
+#include "array.h"
 
+#include <assert.h>
+
+#include "block.h"
+#include "conn.h"
+#include "device.h"
+#include "part.h"
+#include "pool.h"
 #include "state.h"
+#include "user.h"
 
 /* ---- what an array knows ---- */
 
@@ -81,6 +85,44 @@ static struct msg_str
 array_name(const struct array *array)
 {
     return (struct msg_str){array->name, array->n_name};
+}
+
+const char *
+array_label(const struct array *array)
+{
+    return array->name[0] ? array->name : "(unnamed)";
+}
+
+/* ---- what it may look like ---- */
+
+/* The validator has seen to UTF-8. */
+int
+metadata_check(struct msg_str metadata, struct refusal *r)
+{
+    if (metadata.n > PROTO_METADATA_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "metadata has at most %d bytes, this has %u",
+                      PROTO_METADATA_MAX, metadata.n);
+    if (metadata.n && memchr(metadata.p, '\0', metadata.n))
+        return refuse(r, PROTO_ERR_INVALID, "metadata is text, and has no NUL byte");
+    return 0;
+}
+
+int
+geometry_check(struct msg_str name, struct msg_str typestr, struct msg_i64s shape,
+               struct msg_i64s strides, struct msg_str descr, struct geometry *ret,
+               struct refusal *r)
+{
+    char why[GEOMETRY_WHY_MAX];
+
+    if (geometry_init(ret, typestr, shape, strides, why) < 0)
+        return name.p ? refuse(r, PROTO_ERR_INVALID, "array \"%.*s\": %s", STR_FMT(name), why)
+                      : refuse(r, PROTO_ERR_INVALID, "unnamed array: %s", why);
+    if (descr.n > PROTO_DESCR_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "a descr has at most %d bytes, this one %u",
+                      PROTO_DESCR_MAX, descr.n);
+    if (descr.p && (typestr.p[1] != 'V' || memchr(descr.p, '\0', descr.n)))
+        return refuse(r, PROTO_ERR_INVALID, "a descr goes with a typestr of kind V");
+    return 0;
 }
 
 /* ---- birth ---- */
@@ -181,7 +223,7 @@ undo_host:
     return REFUSED;
 }
 
-static void
+void
 array_uncharge(struct core *core, struct array *array)
 {
     struct user *user = array->user;
@@ -196,12 +238,14 @@ array_uncharge(struct core *core, struct array *array)
         array->pool->allocated -= array_bytes(core, array);
         core->devices[array->device].allocated -= array_bytes(core, array);
     }
+    user_touch(core, user);
+    pool_touch(core, array->pool);
 }
 
 /* ---- names ---- */
 
-static void
-name_insert(struct core *core, struct array *array)
+void
+array_insert_name(struct core *core, struct array *array)
 {
     RB_INSERT(names, &array->pool->names, array);
     array->named = true;
@@ -224,11 +268,11 @@ array_take_name(struct core *core, struct array *array, struct refusal *r)
     if (user_charge(core, array->user, RES_NAMES, 1, r))
         return REFUSED;
     array->generation = pool->floor + 1;
-    name_insert(core, array);
+    array_insert_name(core, array);
     return 0;
 }
 
-static void
+void
 array_drop_name(struct core *core, struct array *array)
 {
     struct pool *pool = array->pool;
@@ -243,7 +287,7 @@ array_drop_name(struct core *core, struct array *array)
         pool->floor = array->generation;
 }
 
-static void
+void
 array_list(struct array *array)
 {
     if (array->listed || array->named)
@@ -252,75 +296,12 @@ array_list(struct array *array)
     array->listed = true;
 }
 
-static void
+void
 array_unlist(struct array *array)
 {
     if (array->listed)
         RB_REMOVE(nameless, &array->pool->nameless, array);
     array->listed = false;
-}
-
-/* ---- death ---- */
-
-void
-array_free(struct array *array)
-{
-    if (array->name_is_own)
-        free(array->name);
-    free(array->metadata);
-    free(array);
-}
-
-/* Nobody holds it any more: it is charged to nobody, and what it has of a block goes to the queue. */
-static void
-array_bury(struct core *core, struct array *array)
-{
-    struct user *user = array->user, *owner = array->pool->owner;
-
-    assert(!array->named && !array->n_leases && !array->n_departed);
-    array_unlist(array);
-    array_uncharge(core, array);
-    entry_free(TAKE_PTR(array->saved));
-    users_ref(user, owner); /* a flush may end what kept them, this array included */
-    if (array->is_part && array->part)
-        part_end(core, array->part);
-    if (array->range && !array->is_part)
-        reclaim_add(core, array);
-    else
-        array_free(array);
-    users_unref(core, user, owner);
-}
-
-void
-array_settle(struct core *core, struct array *array)
-{
-    if (array->creating || array->named)
-        return;
-    if (array->n_leases || array->n_departed || array->is_whole || linger_array(core, array))
-        array_list(array);
-    else
-        array_bury(core, array);
-}
-
-void
-array_abandon(struct core *core, struct array *array)
-{
-    if (array->named)
-        array_drop_name(core, array);
-    array->creating = false;
-    if (array->is_part)
-        part_undo(core, TAKE_PTR(array->part));
-    else if (array->range)
-        block_put_range(core, array);
-    array_bury(core, array);
-}
-
-void
-array_unname(struct core *core, struct array *array)
-{
-    array_drop_name(core, array);
-    watch_notify(core, array->pool, array->name, array->n_name, 0);
-    array_settle(core, array);
 }
 
 /* ---- the first promise ---- */
@@ -348,7 +329,8 @@ array_new(struct core *core, struct conn *conn, const struct array_request *req,
     }
     rc = req->name.p ? array_take_name(core, array, r) : 0;
     if (rc) {
-        array_abandon(core, array);
+        array_uncharge(core, array);
+        array_free(array);
         return rc;
     }
     *ret = array;
@@ -375,8 +357,7 @@ array_new_part(struct core *core, struct part *part, const struct array_request 
     return 0;
 }
 
-/* What is promised with the reply that follows is recorded first (I9). */
-static void
+void
 array_promise(struct core *core, struct array *array)
 {
     struct block *block = array_block(array);
@@ -390,176 +371,10 @@ array_promise(struct core *core, struct array *array)
 }
 
 void
-array_complete(struct core *core, struct conn *conn, uint32_t request, struct array *array)
+array_free(struct array *array)
 {
-    struct refusal r;
-    struct lease *lease;
-    bool new_hold;
-    int rc = lease_new(core, conn, array, false, &lease, &new_hold, &r);
-
-    if (rc) {
-        if (rc == REFUSED)
-            send_refusal(core, conn, request, &r);
-        else
-            conn_end(core, conn, "out of memory");
-        array_abandon(core, array);
-        return;
-    }
-    array_promise(core, array);
-    reply_created(core, conn, request, lease, new_hold);
-    if (array->named)
-        watch_notify(core, array->pool, array->name, array->n_name, array->generation);
-}
-
-/* ---- publishing ---- */
-
-/* All that publishing may fail for, made beforehand. */
-struct publication {
-    char *name, *metadata;
-    struct entry *saved, *gone; /* the new name's record, and the end of the old one */
-};
-
-static void
-publication_deinit(struct publication *p)
-{
-    free(p->name);
-    free(p->metadata);
-    entry_free(p->saved);
-    entry_free(p->gone);
-}
-
-static bool
-has_name(const struct array *array, struct msg_str name)
-{
-    return array->named && array->n_name == name.n && memcmp(array->name, name.p, name.n) == 0;
-}
-
-static int
-publication_init(struct publication *p, const struct array *array, struct msg_str name,
-                 struct msg_str metadata)
-{
-    p->name = strndup(name.p, name.n);
-    p->metadata = metadata.p ? strndup(metadata.p, metadata.n) : NULL;
-    p->saved = entry_new_name(RECORD_NAME, array->pool, name.p, name.n);
-    if (array->named && !has_name(array, name))
-        p->gone = entry_new_name(RECORD_NAME_GONE, array->pool, array->name, array->n_name);
-    if (!p->name || (metadata.p && !p->metadata) || !p->saved ||
-        (array->named && !has_name(array, name) && !p->gone))
-        return -ENOMEM;
-    return 0;
-}
-
-/* Bytes of host memory that the array takes more, or less, from now on. */
-static int64_t
-publication_host(const struct array *array, struct msg_str name, struct msg_str metadata)
-{
-    int64_t delta = 0;
-
-    if (!has_name(array, name))
-        delta += (int64_t)name.n + 1;
-    if (!has_name(array, name) && array->name_is_own)
-        delta -= array->n_name + 1;
-    if (metadata.p)
-        delta += (int64_t)metadata.n + 1;
-    if (metadata.p && array->metadata)
-        delta -= array->n_metadata + 1;
-    return delta;
-}
-
-/* One name more for the array's user; a user at its limit may publish in place of what is its own. */
-static int
-publication_charge_name(struct core *core, struct array *array, const struct array *old,
-                        struct refusal *r)
-{
-    struct user *user = array->user;
-
-    if (array->named)
-        return 0;
-    if (!old || old->user != user)
-        return user_charge(core, user, RES_NAMES, 1, r);
-    user->used[RES_NAMES]++; /* the commit takes one off */
-    return 0;
-}
-
-static int
-publication_charge(struct core *core, struct array *array, const struct array *old,
-                   int64_t host, struct refusal *r)
-{
-    struct user *user = array->user;
-
-    if (host > 0 && user_charge(core, user, RES_HOST, (uint64_t)host, r))
-        return REFUSED;
-    if (publication_charge_name(core, array, old, r)) {
-        if (host > 0)
-            user_uncharge(user, RES_HOST, (uint64_t)host);
-        return REFUSED;
-    }
-    if (host < 0)
-        user_uncharge(user, RES_HOST, (uint64_t)-host);
-    array->n_host += (uint32_t)host;
-    return 0;
-}
-
-/* Gives up the name that the array has, or has had; its charge is the new one's. */
-static void
-publication_rename(struct core *core, struct publication *p, struct array *array,
-                   struct msg_str name)
-{
-    if (array->named) {
-        array_drop_name(core, array);
-        array->user->used[RES_NAMES]++;
-        watch_notify(core, array->pool, array->name, array->n_name, 0);
-    }
-    array_unlist(array);
     if (array->name_is_own)
         free(array->name);
-    array->name = TAKE_PTR(p->name);
-    array->n_name = (uint8_t)name.n;
-    array->name_is_own = true;
-}
-
-static void
-publication_commit(struct core *core, struct publication *p, struct array *array,
-                   struct msg_str name, struct msg_str metadata, struct array *old)
-{
-    uint64_t generation = old ? old->generation + 1 : array->pool->floor + 1;
-
-    entry_push(core, TAKE_PTR(p->saved));
-    if (p->gone)
-        entry_push(core, TAKE_PTR(p->gone));
-    if (old && old != array)
-        array_drop_name(core, old);
-    if (old != array)
-        publication_rename(core, p, array, name);
-    array->generation = generation;
-    if (old != array)
-        name_insert(core, array);
-    if (p->metadata) {
-        free(array->metadata);
-        array->metadata = TAKE_PTR(p->metadata);
-        array->n_metadata = (uint16_t)metadata.n;
-    }
-    if (old && old != array)
-        array_settle(core, old);
-}
-
-int
-array_publish(struct core *core, struct array *array, struct msg_str name,
-              struct msg_str metadata, struct refusal *r)
-{
-    struct array *old = pool_find_array(array->pool, name);
-    _cleanup_(publication_deinit) struct publication p = {0};
-    int rc;
-
-    if (old && old->creating)
-        return refuse(r, PROTO_ERR_EXISTS, "\"%s\" is being created in pool \"%s\"", old->name,
-                      array->pool->name);
-    rc = publication_init(&p, array, name, metadata);
-    if (rc == 0)
-        rc = publication_charge(core, array, old, publication_host(array, name, metadata), r);
-    if (rc)
-        return rc;
-    publication_commit(core, &p, array, name, metadata, old);
-    watch_notify(core, array->pool, array->name, array->n_name, array->generation);
-    return 0;
+    free(array->metadata);
+    free(array);
 }

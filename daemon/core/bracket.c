@@ -1,16 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A bracket: the use of some arrays by one connection, from its begin to its end. It waits at each of
- * its arrays (access.c) until it is its turn at all of them; then it is open, and its reply says
- * what its stream has to wait for.
+ * A bracket waits at each of its arrays (access.c) until it is its turn at all of them; then it is
+ * open, and its reply says what its stream has to wait for.
  *
  * A bracket is charged for itself and for its claims, each with the fence that its end may need, so
  * that an end needs no memory and cannot be refused. It is answered at the end of the event in which
  * its turn comes, never in the midst of one that changes whose turn it is.
  */
+#include "bracket.h"
+
 #include <assert.h>
 
+#include "array.h"
+#include "conn.h"
+#include "fences.h"
+#include "lease.h"
+#include "page.h"
+#include "reply.h"
 #include "state.h"
+#include "user.h"
 
 #define TICK_MAX 1024 /* that are refused in one event: the next one comes at once */
 #define SWEEP_NS UINT64_C(100000000) /* between two looks for passed fences of a connection */
@@ -29,8 +37,6 @@ deadline_compare(const struct bracket *a, const struct bracket *b)
     return a->conn != b->conn ? CMP(a->conn->id, b->conn->id) : CMP(a->id, b->id);
 }
 
-RB_GENERATE(brackets, bracket, node, bracket_compare)
-
 static int
 asking_compare(const struct bracket *a, const struct bracket *b)
 {
@@ -43,6 +49,7 @@ thread_compare(const struct thread *a, const struct thread *b)
     return CMP(a->id, b->id);
 }
 
+RB_GENERATE(brackets, bracket, node, bracket_compare)
 RB_GENERATE(deadlines, bracket, deadline, deadline_compare)
 RB_GENERATE(asking, bracket, of_conn, asking_compare)
 RB_GENERATE(threads, thread, node, thread_compare)
@@ -318,12 +325,6 @@ bracket_set_deadline(struct core *core, struct bracket *bracket, uint64_t timeou
     RB_INSERT(deadlines, &core->deadlines, bracket);
 }
 
-const char *
-array_label(const struct array *array)
-{
-    return array->name[0] ? array->name : "(unnamed)";
-}
-
 /* An array on whose account it waits. */
 static const struct array *
 kept_by(const struct bracket *bracket)
@@ -386,12 +387,6 @@ bracket_new(struct core *core, struct conn *conn, uint32_t request,
 
 /* ---- turns ---- */
 
-void
-bracket_ready(struct core *core, struct bracket *bracket)
-{
-    TAILQ_INSERT_TAIL(&core->ready, bracket, ready);
-}
-
 const struct array *
 bracket_find_abandoned(struct core *core, const struct bracket *bracket)
 {
@@ -428,7 +423,7 @@ bracket_open(struct core *core, struct bracket *bracket)
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         access_hold(core, &bracket->claims[i]);
     bracket->waiting = false;
-    rc = reply_fences(core, bracket, bracket->request, MSG_BEGIN, 0, 0, &r);
+    rc = fences_reply(core, bracket, bracket->request, MSG_BEGIN, 0, 0, &r);
     if (rc == 0)
         return;
     if (rc == REFUSED)

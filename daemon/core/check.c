@@ -3,9 +3,13 @@
  * What must hold between any two events, recomputed from the objects themselves. Models call it
  * after each step; it aborts at the first sum or reference that is wrong.
  */
-#include "state.h"
-
 #include <stdio.h>
+
+#include "array.h"
+#include "device.h"
+#include "flush.h"
+#include "state.h"
+#include "waiter.h"
 
 #define CHECK(cond)                                                                \
     do {                                                                           \
@@ -184,10 +188,10 @@ check_holds(const struct block *block)
 {
     const struct hold *hold;
 
-    LIST_FOREACH(hold, &block->holds, of_block)
+    LIST_FOREACH(hold, &block->holds, of_held)
     {
         CHECK(hold->block == block);
-        CHECK(hold_find(hold->conn, block->id) == hold);
+        CHECK(hold_find(hold->tree, block->id) == hold && hold->id == block->id);
         CHECK(block->state == BLOCK_LIVE);
     }
 }
@@ -307,7 +311,7 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
 {
     struct bracket *bracket;
     const struct page *page;
-    struct page_hold *hold;
+    struct hold *hold;
     uint64_t host = 0;
 
     RB_FOREACH(bracket, brackets, &conn->brackets)
@@ -339,8 +343,8 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
             host += FENCE_HOST;
             uses->used[RES_BRACKETS]++;
         }
-        LIST_FOREACH(hold, &page->holds, of_page)
-        holds += page_hold_find(hold->conn, page->id) == hold;
+        LIST_FOREACH(hold, &page->holds, of_held)
+        holds += hold_find(&hold->conn->page_holds, page->id) == hold;
         CHECK(holds == page->n_holds && (!holds || page->sealed));
         host += sizeof(*page) + TIMELINE_PAGE_BYTES;
         if (page->timeline)
@@ -348,7 +352,7 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         CHECK(!page->timeline || (page->timeline->page == page && !conn->departed));
         uses->used[RES_PAGES]++;
     }
-    RB_FOREACH(hold, page_holds, &conn->page_holds)
+    RB_FOREACH(hold, holds, &conn->page_holds)
     {
         CHECK(hold->conn == conn && hold->page->conn != conn && !conn->departed);
         host += sizeof(*hold);
@@ -486,7 +490,7 @@ check_totals(struct core *core)
     CHECK(core->linger_at_ns != UINT64_MAX ||
           (TAILQ_EMPTY(&core->lingering) && TAILQ_EMPTY(&core->closing_pages) &&
            TAILQ_EMPTY(&core->hopeful)));
-    CHECK(TAILQ_EMPTY(&core->landed));
+    CHECK(TAILQ_EMPTY(&core->landed) && TAILQ_EMPTY(&core->touched_conns));
     check_parts(core, &t);
 }
 

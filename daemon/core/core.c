@@ -1,43 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The core itself: its life, its connections and its time.
+ * The core itself: its life, its events and its time.
  */
 #include "state.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdio.h>
 
-static int
-conn_compare(const struct conn *a, const struct conn *b)
-{
-    return CMP(a->id, b->id);
-}
-
-RB_GENERATE(conns, conn, node, conn_compare)
-
-const char *
-core_kind_name(enum core_kind kind)
-{
-    static const char *const names[N_KINDS] = {
-        [KIND_DEVICE] = "device",
-        [KIND_LEGACY] = "legacy",
-        [KIND_PINNED] = "pinned",
-    };
-
-    return names[kind];
-}
-
-const char *
-core_handoff_name(enum core_handoff handoff)
-{
-    static const char *const names[N_HANDOFFS] = {
-        [HANDOFF_MEMOPS] = "memops",
-        [HANDOFF_HOST] = "host",
-        [HANDOFF_EVENTS] = "events",
-    };
-
-    return names[handoff];
-}
+#include "array.h"
+#include "conn.h"
+#include "device.h"
+#include "linger.h"
+#include "reclaim.h"
+#include "release.h"
+#include "request.h"
+#include "settle.h"
+#include "waiter.h"
 
 /* ---- life ---- */
 
@@ -109,6 +88,8 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     TAILQ_INIT(&core->waiting);
     TAILQ_INIT(&core->queue);
     TAILQ_INIT(&core->turns);
+    TAILQ_INIT(&core->touched_conns);
+    TAILQ_INIT(&core->touched_users);
     core->started_ns = core->now_ns = now_ns;
 
     r = copy_config(core, config);
@@ -181,52 +162,12 @@ forget_waiters(struct waiter_list *waiters)
 }
 
 static void
-conn_free(struct conn *conn)
-{
-    free(conn->groups);
-    free(conn);
-}
-
-/* What its brackets keep, and what others wait for in its pages: they are let go. */
-static void
-conn_drop_uses(struct core *core, struct conn *conn)
-{
-    struct page *page;
-
-    brackets_free(core, conn);
-    while ((page = LIST_FIRST(&conn->pages)))
-        page_free(core, page);
-}
-
-static void
-forget_departed(struct core *core)
-{
-    struct conn *conn;
-    struct lease *lease;
-    struct hold *hold;
-
-    while ((conn = RB_MIN(conns, &core->departed))) {
-        RB_REMOVE(conns, &core->departed, conn);
-        conn_drop_uses(core, conn);
-        while ((lease = RB_MIN(leases, &conn->leases))) {
-            RB_REMOVE(leases, &conn->leases, lease);
-            free(lease);
-        }
-        while ((hold = RB_MIN(holds, &conn->holds))) {
-            RB_REMOVE(holds, &conn->holds, hold);
-            free(hold);
-        }
-        conn_free(conn);
-    }
-}
-
-static void
 forget_all(struct core *core)
 {
     struct pool *pool;
     struct block *block;
 
-    forget_departed(core);
+    conns_forget_departed(core);
     linger_forget(core);
     for (size_t i = 0; i < core->config.n_devices; i++)
         forget_waiters(&core->devices[i].retries);
@@ -266,175 +207,41 @@ core_free(struct core *core)
     return NULL;
 }
 
-/* ---- connections ---- */
+/* ---- the end of an event ---- */
 
-static struct conn *
-conn_find(struct conns *conns, uint64_t id)
+/* What waits for values to land. */
+static void
+look(struct core *core)
 {
-    struct conn key = {.id = id};
+    bool is_time = core->linger_at_ns <= core->now_ns, more = false;
 
-    return RB_FIND(conns, conns, &key);
-}
-
-static struct conn *
-conn_new(uint64_t id, const struct core_peer *peer)
-{
-    struct conn *conn = calloc(1, sizeof(*conn));
-
-    if (!conn)
-        return NULL;
-    if (peer->n_groups) {
-        conn->groups = malloc(peer->n_groups * sizeof(*conn->groups));
-        if (!conn->groups) {
-            free(conn);
-            return NULL;
-        }
-        memcpy(conn->groups, peer->groups, peer->n_groups * sizeof(*conn->groups));
-        conn->n_groups = peer->n_groups;
+    if (!is_time && TAILQ_EMPTY(&core->landed))
+        return;
+    if (is_time) {
+        more = pages_look(core);
+        more |= linger_look(core);
+        core->linger_at_ns = UINT64_MAX;
     }
-    conn->id = id;
-    conn->gid = peer->gid;
-    conn->pid = peer->pid;
-    RB_INIT(&conn->leases);
-    RB_INIT(&conn->holds);
-    RB_INIT(&conn->page_holds);
-    RB_INIT(&conn->brackets);
-    LIST_INIT(&conn->pages);
-    RB_INIT(&conn->asking);
-    RB_INIT(&conn->threads);
-    LIST_INIT(&conn->jobs);
-    LIST_INIT(&conn->waiters);
-    LIST_INIT(&conn->flushes);
-    LIST_INIT(&conn->watches);
-    published_init(&conn->published);
-    return conn;
+    arrays_settle_landed(core);
+    waiters_run(core);
+    if (!TAILQ_EMPTY(&core->closing_pages) || !TAILQ_EMPTY(&core->lingering) ||
+        !TAILQ_EMPTY(&core->hopeful))
+        linger_later(core, more ? LINGER_REST_NS : LINGER_TURN_NS);
 }
 
-int
-core_connect(struct core *core, uint64_t id, const struct core_peer *peer, uint64_t now_ns)
+static void
+users_run(struct core *core)
 {
-    struct refusal r;
     struct user *user;
-    struct conn *conn;
 
-    core->now_ns = now_ns;
-    if (user_get(core, peer->uid, peer->gid, &user) < 0)
-        return -ENOMEM;
-    if (user_charge(core, user, RES_CONNECTIONS, 1, &r)) {
-        user_settle(core, user); /* where the limit is none at all */
-        return -EDQUOT;
+    while ((user = TAILQ_FIRST(&core->touched_users))) {
+        TAILQ_REMOVE(&core->touched_users, user, of_touched);
+        user->touched = false;
+        if (!user_is_idle(user))
+            continue;
+        pool_free(core, user->pool);
+        user_free(core, user);
     }
-    conn = conn_new(id, peer);
-    if (!conn) {
-        user_uncharge(user, RES_CONNECTIONS, 1);
-        user_settle(core, user);
-        return -ENOMEM;
-    }
-    conn->user = user;
-    conn->deadline_ns = now_ns + core->config.hello_timeout_ns;
-    TAILQ_INSERT_TAIL(&core->waiting, conn, waiting);
-    RB_INSERT(conns, &core->conns, conn);
-    core->n_conns++;
-    return 0;
-}
-
-/* Nothing is answered or carried out for it any more. */
-static void
-conn_drop_requests(struct core *core, struct conn *conn)
-{
-    struct waiter *waiter;
-    struct flush *flush;
-    struct watch *watch;
-    struct job *job;
-
-    while ((job = LIST_FIRST(&conn->jobs)))
-        job_orphan(job); /* its result is given up when it comes */
-    while ((waiter = LIST_FIRST(&conn->waiters)))
-        waiter_orphan(waiter);
-    while ((flush = LIST_FIRST(&conn->flushes)))
-        flush_orphan(flush);
-    while ((watch = LIST_FIRST(&conn->watches)))
-        watch_free(core, watch);
-    published_orphan(conn);
-    brackets_orphan(core, conn);
-    while (conn->deferring)
-        reclaim_undefer(core, conn);
-    if (!conn->greeted)
-        TAILQ_REMOVE(&core->waiting, conn, waiting);
-    entry_remove(core, &conn->close);
-    entry_drop_sends(core, conn->id);
-}
-
-/* Ends every access; keeps what the GPU may still write to for the process, and what it may have
- * open that must not be freed under it. */
-static void
-conn_depart(struct core *core, struct conn *conn)
-{
-    struct lease *lease, *next;
-    struct hold *hold, *after;
-    struct page_hold *page_hold;
-    struct page *page;
-
-    while ((page_hold = RB_MIN(page_holds, &conn->page_holds)))
-        page_hold_free(core, page_hold);
-    LIST_FOREACH(page, &conn->pages, of_conn)
-    if (page->timeline)
-        timeline_free(core, page->timeline);
-    for (lease = RB_MIN(leases, &conn->leases); lease; lease = next) {
-        next = RB_NEXT(leases, &conn->leases, lease);
-        if (!lease->hold)
-            lease_free(core, lease);
-    }
-    for (hold = RB_MIN(holds, &conn->holds); hold; hold = after) {
-        after = RB_NEXT(holds, &conn->holds, hold);
-        if (!hold->n_leases && hold->block->kind == KIND_DEVICE)
-            hold_free(core, hold);
-    }
-    conn->departed = true;
-    brackets_depart(core, conn);
-    RB_FOREACH(lease, leases, &conn->leases)
-    lease_depart(core, lease);
-}
-
-static void
-conn_destroy(struct core *core, struct conn *conn)
-{
-    struct lease *lease;
-    struct hold *hold;
-
-    conn_drop_uses(core, conn);
-    while ((lease = RB_MIN(leases, &conn->leases)))
-        lease_free(core, lease);
-    while ((hold = RB_MIN(holds, &conn->holds)))
-        hold_free(core, hold);
-    user_uncharge(conn->user, RES_CONNECTIONS, 1);
-    user_settle(core, conn->user);
-    conn_free(conn);
-}
-
-/* Whether the exit of its process matters. */
-static bool
-conn_has_uses(const struct conn *conn)
-{
-    return !RB_EMPTY(&conn->leases) || !RB_EMPTY(&conn->holds) || !LIST_EMPTY(&conn->pages) ||
-           !RB_EMPTY(&conn->brackets);
-}
-
-/* Where there is no memory to say so, it stays until the exit. */
-void
-conn_settle(struct core *core, struct conn *conn)
-{
-    struct entry *forget;
-
-    if (!conn->departed || conn_has_uses(conn))
-        return;
-    forget = entry_new_conn(CORE_FORGET, conn->id);
-    if (!forget)
-        return;
-    entry_push(core, forget);
-    RB_REMOVE(conns, &core->departed, conn);
-    core->n_departed--;
-    conn_destroy(core, conn);
 }
 
 /* What an event leaves to be done at its end. Each may bring work for those before it, but a turn
@@ -442,9 +249,61 @@ conn_settle(struct core *core, struct conn *conn)
 static void
 core_run(struct core *core)
 {
-    linger_run(core);
+    look(core);
     bracket_run(core);
-    reclaim_run(core);
+    conns_run(core);
+    release_run(core);
+    users_run(core);
+}
+
+/* ---- connections ---- */
+
+/* A uid's own pool comes and goes with it. */
+static int
+user_get(struct core *core, const struct core_peer *peer, struct user **ret)
+{
+    char name[PROTO_POOL_MAX + 1];
+    struct core_pool_config config = {
+        .name = name,
+        .uid = peer->uid,
+        .gid = peer->gid,
+        .mode = core->config.user_mode,
+        .quota = core->config.user_quota,
+    };
+    struct user *user = user_find(core, peer->uid);
+    int r;
+
+    *ret = user;
+    if (user)
+        return 0;
+    user = user_new(core, peer->uid);
+    if (!user)
+        return -ENOMEM;
+    snprintf(name, sizeof(name), "uid:%" PRIuMAX, (uintmax_t)peer->uid);
+    r = pool_new(core, &config, &user->pool);
+    if (r < 0) {
+        user_free(core, user);
+        return r;
+    }
+    user->pool->owner = user;
+    *ret = user;
+    return 0;
+}
+
+int
+core_connect(struct core *core, uint64_t id, const struct core_peer *peer, uint64_t now_ns)
+{
+    struct user *user;
+    struct conn *conn;
+    int r;
+
+    core->now_ns = now_ns;
+    if (user_get(core, peer, &user) < 0)
+        return -ENOMEM;
+    r = conn_open(core, id, peer, user, &conn);
+    user_touch(core, user); /* it may have been made for nothing */
+    users_run(core);
+    return r;
 }
 
 bool
@@ -455,17 +314,7 @@ core_hangup(struct core *core, uint64_t id)
 
     if (!conn)
         return false;
-    conn_drop_requests(core, conn);
-    RB_REMOVE(conns, &core->conns, conn);
-    core->n_conns--;
-    conn_depart(core, conn);
-    departed = conn_has_uses(conn);
-    if (departed) {
-        RB_INSERT(conns, &core->departed, conn);
-        core->n_departed++;
-    } else {
-        conn_destroy(core, conn);
-    }
+    departed = conn_hangup(core, conn);
     core_run(core);
     return departed;
 }
@@ -479,9 +328,7 @@ core_exited(struct core *core, uint64_t id)
     conn = conn_find(&core->departed, id);
     if (!conn)
         return;
-    RB_REMOVE(conns, &core->departed, conn);
-    core->n_departed--;
-    conn_destroy(core, conn);
+    conn_exit(core, conn);
     core_run(core);
 }
 
@@ -494,6 +341,47 @@ core_receive(struct core *core, uint64_t id, const void *packet, size_t n, uint6
     if (conn && !conn->closing)
         request_handle(core, conn, packet, n);
     core_run(core);
+}
+
+/* ---- driver calls ---- */
+
+void
+core_alloc_done(struct core *core, uint64_t id, const struct core_alloc_result *result)
+{
+    struct job *job = job_find(core, id, JOB_ALLOC);
+    struct block *block = container_of(job, struct block, job);
+
+    job_end(core, job);
+    core->devices[block->device].context |= result->context;
+    waiters_alloc_done(core, block, result);
+    release_run(core);
+    users_run(core);
+}
+
+void
+core_release_done(struct core *core, uint64_t id, int error, int cuda, const char *text)
+{
+    struct job *job = job_find(core, id, JOB_RELEASE);
+    struct block *block = container_of(job, struct block, job);
+
+    job_end(core, job);
+    release_done(core, block, error, cuda, text);
+    release_run(core);
+    users_run(core);
+}
+
+void
+core_memory_done(struct core *core, uint64_t id, const struct core_memory_result *results,
+                 size_t n)
+{
+    struct job *job = job_find(core, id, JOB_MEMORY);
+
+    if (job->conn)
+        reply_memory(core, job->conn, job, results, n);
+    job_end(core, job);
+    user_touch(core, job->user);
+    free(job);
+    users_run(core);
 }
 
 /* ---- time ---- */
@@ -551,18 +439,4 @@ size_t
 core_jobs(const struct core *core)
 {
     return core->n_jobs;
-}
-
-void
-core_memory_done(struct core *core, uint64_t id, const struct core_memory_result *results,
-                 size_t n)
-{
-    struct job *job = job_find(core, id, JOB_MEMORY);
-    struct user *user = job->user;
-
-    if (job->conn)
-        reply_memory(core, job->conn, job, results, n);
-    job_end(core, job);
-    free(job);
-    user_settle(core, user);
 }

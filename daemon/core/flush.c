@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A client's wish to have memory given back now. What is in the queues is freed at once; the answer
- * comes when every device that it is about has ended its round of releases (reclaim.c).
- */
-#include <assert.h>
+#include "flush.h"
+
 #include <inttypes.h>
 
+#include "block.h"
+#include "conn.h"
+#include "device.h"
+#include "pool.h"
+#include "reclaim.h"
+#include "reply.h"
 #include "state.h"
+#include "user.h"
 
 /* Root and whoever runs the daemon flush for everyone, others what is theirs. */
 static bool
@@ -50,7 +54,7 @@ flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t dev
     for (uint32_t i = 0; i < n; i++)
         if (device == n || device == i)
             flush_device(core, flush, i);
-    return 0; /* reclaim_run() answers it, at the end of this event or of a later one */
+    return 0; /* release_run() answers it, at the end of this event or of a later one */
 }
 
 void
@@ -108,7 +112,7 @@ flush_leave(struct core *core, struct flush *flush)
         if (flush->failed)
             send_refusal(core, conn, flush->request, &flush->refusal);
         else
-            reply_flushed(core, conn, flush->request, &flush->result);
+            send_result(core, conn, flush->request, MSG_FLUSH, &flush->result, NULL, 0);
     }
     free(flush);
 }

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Driver calls under way, and whose turn it is. As many are carried out at a time as whoever
- * drives the core has threads for. The others wait with the uid that they are made for, and the
- * uids take turns: one that asks for thousands, or whose end gives back thousands of blocks, puts
- * another one's next call off by one call, not by thousands (I6).
+ * As many driver calls are carried out at a time as whoever drives the core has threads for. The
+ * others wait with the uid that they are made for, and the uids take turns: one that asks for
+ * thousands, or whose end gives back thousands of blocks, puts another one's next call off by one
+ * call, not by thousands (I6).
  */
+#include "job.h"
+
 #include <assert.h>
 
+#include "conn.h"
 #include "state.h"
+#include "user.h"
 
 static int
 job_compare(const struct job *a, const struct job *b)
@@ -32,6 +36,14 @@ jobs_run(struct core *core)
         core->n_running++;
         entry_push(core, &job->entry);
     }
+}
+
+int
+job_admit(const struct core *core, const struct conn *conn, struct refusal *r)
+{
+    if (core->stopping)
+        return refuse(r, PROTO_ERR_SHUTDOWN, "the daemon is stopping");
+    return user_check(core, conn->user, RES_JOBS, 1, r);
 }
 
 void

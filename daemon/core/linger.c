@@ -1,37 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What waits for values to land: arrays that nobody holds any more (I2), pages that their owners have
- * given up (I7), and creates that find no memory while such arrays have it.
- *
- * Nobody tells the daemon of a value, so it looks: at some in each turn, those first that it has not
- * looked at for longest. Arrays whose last fence goes with its page are known without that.
- */
+#include "linger.h"
+
 #include <assert.h>
 
+#include "array.h"
+#include "device.h"
+#include "pool.h"
 #include "state.h"
 
-#define TURN_NS     UINT64_C(10000000) /* between two looks at the same */
-#define REST_NS     UINT64_C(1000000)  /* until those that a turn has left out are looked at */
-#define MAX_ARRAYS  1024               /* in one turn: a tenth of a millisecond */
-#define MAX_PAGES   64                 /* the same, since each has its slots */
-#define PATIENCE_NS UINT64_C(1000000000) /* that a create waits in all */
+#define MAX_ARRAYS 1024 /* in one turn: a tenth of a millisecond */
 
-static void
-look_after(struct core *core, uint64_t ns)
+void
+linger_later(struct core *core, uint64_t ns)
 {
     uint64_t at = core->now_ns + ns;
 
     if (core->linger_at_ns > at)
         core->linger_at_ns = at;
 }
-
-void
-linger_later(struct core *core)
-{
-    look_after(core, TURN_NS);
-}
-
-/* ---- dead arrays ---- */
 
 /* Creates may hope for its memory, or for that of the whole that it is a part of. */
 static void
@@ -61,7 +47,7 @@ linger_array(struct core *core, struct array *array)
     array->lingering = true;
     TAILQ_INSERT_TAIL(&core->lingering, access, of_lingering);
     count(core, array, true);
-    linger_later(core);
+    linger_later(core, LINGER_TURN_NS);
     return true;
 }
 
@@ -73,8 +59,8 @@ linger_end(struct core *core, struct access *access)
     TAILQ_INSERT_TAIL(&core->landed, access, of_lingering);
 }
 
-static void
-stop_lingering(struct core *core, struct access_list *list)
+void
+linger_stop(struct core *core, struct access_list *list)
 {
     struct access *access = TAILQ_FIRST(list);
 
@@ -84,30 +70,17 @@ stop_lingering(struct core *core, struct access_list *list)
     access_settle(access);
 }
 
-static void
-settle_landed(struct core *core)
-{
-    struct access *access;
-
-    while ((access = TAILQ_FIRST(&core->landed))) {
-        struct array *array = access->array;
-        stop_lingering(core, &core->landed);
-        array_settle(core, array);
-    }
-}
-
 void
 linger_forget(struct core *core)
 {
     while (!TAILQ_EMPTY(&core->landed))
-        stop_lingering(core, &core->landed);
+        linger_stop(core, &core->landed);
     while (!TAILQ_EMPTY(&core->lingering))
-        stop_lingering(core, &core->lingering);
+        linger_stop(core, &core->lingering);
 }
 
-/* Whether it has left some out. */
-static bool
-look_at_arrays(struct core *core)
+bool
+linger_look(struct core *core)
 {
     struct access *last = TAILQ_LAST(&core->lingering, access_list), *access = NULL;
 
@@ -120,88 +93,4 @@ look_at_arrays(struct core *core)
             linger_end(core, access);
     }
     return access != last;
-}
-
-/* ---- pages that are given up ---- */
-
-static bool
-look_at_pages(struct core *core)
-{
-    const struct page *last = TAILQ_LAST(&core->closing_pages, page_list);
-    bool is_last = !last;
-
-    for (size_t i = 0; !is_last && i < MAX_PAGES; i++) {
-        struct page *page = TAILQ_FIRST(&core->closing_pages);
-        is_last = page == last;
-        TAILQ_REMOVE(&core->closing_pages, page, of_closing);
-        TAILQ_INSERT_TAIL(&core->closing_pages, page, of_closing);
-        page_end(core, page);
-    }
-    return !is_last;
-}
-
-/* ---- creates ---- */
-
-bool
-linger_wait(struct core *core, struct waiter *waiter, const struct lingering *lingering)
-{
-    if (!lingering->n || !waiter->conn || core->stopping)
-        return false;
-    if (!waiter->patience_ns)
-        waiter->patience_ns = core->now_ns + PATIENCE_NS;
-    if (waiter->patience_ns <= core->now_ns)
-        return false;
-    waiter->lingering = lingering;
-    waiter->n_over = lingering->n_over;
-    TAILQ_INSERT_TAIL(&core->hopeful, waiter, link);
-    linger_later(core);
-    return true;
-}
-
-/* From the start, what was freed is in the queue: the last time is as if it had not waited. */
-static void
-try_again(struct core *core, struct waiter *waiter)
-{
-    waiter->retried = false;
-    waiter->minimal = true;
-    waiter->quota_waits = 0;
-    waiter_retry(core, waiter);
-}
-
-static void
-try_waiters(struct core *core)
-{
-    struct waiter_list waiters = TAILQ_HEAD_INITIALIZER(waiters);
-    struct waiter *waiter;
-
-    TAILQ_CONCAT(&waiters, &core->hopeful, link);
-    while ((waiter = TAILQ_FIRST(&waiters))) {
-        bool over = !waiter->conn || core->stopping || waiter->patience_ns <= core->now_ns;
-        TAILQ_REMOVE(&waiters, waiter, link);
-        if (over || waiter->n_over != waiter->lingering->n_over)
-            try_again(core, waiter);
-        else
-            TAILQ_INSERT_TAIL(&core->hopeful, waiter, link);
-    }
-}
-
-/* ---- turns ---- */
-
-void
-linger_run(struct core *core)
-{
-    bool is_time = core->linger_at_ns <= core->now_ns, more = false;
-
-    if (!is_time && TAILQ_EMPTY(&core->landed))
-        return;
-    if (is_time) {
-        more = look_at_pages(core);
-        more |= look_at_arrays(core);
-        core->linger_at_ns = UINT64_MAX;
-    }
-    settle_landed(core);
-    try_waiters(core);
-    if (!TAILQ_EMPTY(&core->closing_pages) || !TAILQ_EMPTY(&core->lingering) ||
-        !TAILQ_EMPTY(&core->hopeful))
-        look_after(core, more ? REST_NS : TURN_NS);
 }

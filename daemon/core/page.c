@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Pages of timelines (proto/timeline.h), and what connections other than their owners have of them:
- * an fd that they were sent once and may keep mapped, as blocks (I3).
- *
- * Whoever waits for a page is let go when no value can reach it any more. That is so when its owner has
- * given it up and every value that was submitted has landed, or when the owner's process has exited. A
- * hang-up alone does not do: the GPU may be about to store a value that nobody has been told of (I7).
- * Landed or not is the owner's word, who may write there as long as he lives: so a page that he gave up
- * stays while others hold it, and they are let go once more when he has exited.
- */
+#include "page.h"
+
 #include <assert.h>
 
+#include "access.h"
+#include "array.h"
+#include "conn.h"
+#include "linger.h"
+#include "pool.h"
+#include "reply.h"
 #include "state.h"
+#include "user.h"
+
+#define MAX_PAGES \
+    64 /* that one turn looks at: a tenth of a millisecond, since each has its slots */
 
 static int
 page_compare(const struct page *a, const struct page *b)
@@ -20,13 +22,17 @@ page_compare(const struct page *a, const struct page *b)
 }
 
 static int
-page_hold_compare(const struct page_hold *a, const struct page_hold *b)
+timeline_compare(const struct timeline *a, const struct timeline *b)
 {
-    return CMP(a->page->id, b->page->id);
+    uint8_t n = a->n_name < b->n_name ? a->n_name : b->n_name;
+    int c = a->pool == b->pool ? memcmp(a->name, b->name, n)
+                               : strcmp(a->pool->name, b->pool->name);
+
+    return c ? c : CMP(a->n_name, b->n_name);
 }
 
 RB_GENERATE(pages, page, node, page_compare)
-RB_GENERATE(page_holds, page_hold, node, page_hold_compare)
+RB_GENERATE(timelines, timeline, node, timeline_compare)
 
 /* ---- life ---- */
 
@@ -43,12 +49,12 @@ page_alloc(uint64_t id)
 
     if (!page)
         return NULL;
-    page->gone = entry_new_page(CORE_PAGE_FREE, id);
+    page->gone = entry_new(CORE_PAGE_FREE, 0);
     if (!page->gone) {
         free(page);
         return NULL;
     }
-    page->id = id;
+    page->gone->action.page = page->id = id;
     page->write = page->read = -1;
     page->saved.action = (struct core_action){.type = CORE_PAGE_NEW, .page = id, .fd = -1};
     page->kill.action = (struct core_action){.type = CORE_PAGE_KILL, .page = id, .fd = -1};
@@ -100,10 +106,17 @@ page_remove(struct core *core, struct page *page)
     free(page);
 }
 
+struct msg_page
+page_record(const struct page *page, uint64_t fd)
+{
+    return (struct msg_page){.page = page->id, .size = page->size, .fd = fd};
+}
+
 void
 core_page_done(struct core *core, uint64_t id, const struct core_page_result *result)
 {
     struct page *page = page_find(core, id);
+    struct msg_page record;
     struct refusal r;
 
     if (result->error) {
@@ -118,7 +131,9 @@ core_page_done(struct core *core, uint64_t id, const struct core_page_result *re
     page->read = result->read;
     page->size = result->size;
     page->slots = result->slots;
-    reply_page(core, page->conn, page->request, page);
+    record = page_record(page, 0);
+    send_result(core, page->conn, page->request, MSG_PAGE,
+                &(struct msg_page_result){.pages = &record, .n_pages = 1}, &page->write, 1);
 }
 
 struct page *
@@ -148,69 +163,133 @@ page_seal(struct core *core, struct page *page)
     entry_push(core, &page->saved);
 }
 
-/* ---- holds ---- */
+/* ---- timelines ---- */
 
-struct page_hold *
-page_hold_find(struct conn *conn, uint64_t id)
+/* A key for the tree. */
+union timeline_key {
+    struct timeline timeline;
+    char room[sizeof(struct timeline) + PROTO_NAME_MAX];
+};
+
+static struct timeline *
+key_init(union timeline_key *key, struct pool *pool, struct msg_str name)
 {
-    struct page page = {.id = id};
-    struct page_hold key = {.page = &page};
+    assert(name.n <= PROTO_NAME_MAX);
+    key->timeline.pool = pool;
+    key->timeline.n_name = (uint8_t)name.n;
+    if (name.n)
+        memcpy(key->room + offsetof(struct timeline, name), name.p, name.n);
+    return &key->timeline;
+}
 
-    return RB_FIND(page_holds, &conn->page_holds, &key);
+struct timeline *
+timeline_find(struct core *core, struct pool *pool, struct msg_str name)
+{
+    union timeline_key key;
+
+    return RB_FIND(timelines, &core->timelines, key_init(&key, pool, name));
+}
+
+/* In the order of the tree a name comes before all that it is the beginning of. */
+struct timeline *
+timeline_find_next(struct core *core, struct pool *pool, struct msg_str after)
+{
+    union timeline_key key;
+    struct timeline *found;
+
+    if (after.n >
+        PROTO_NAME_MAX) /* clients may ask for any: what comes after it comes after its head */
+        after.n = PROTO_NAME_MAX;
+    found = RB_NFIND(timelines, &core->timelines, key_init(&key, pool, after));
+    if (found && timeline_compare(found, &key.timeline) == 0)
+        found = RB_NEXT(timelines, &core->timelines, found);
+    return found && found->pool == pool ? found : NULL;
+}
+
+static uint64_t
+timeline_host(uint32_t n_name)
+{
+    return sizeof(struct timeline) + n_name;
 }
 
 int
-page_hold_get(struct core *core, struct conn *conn, struct page *page, struct page_hold **ret,
-              bool *ret_new, struct refusal *r)
+timeline_new(struct core *core, struct conn *conn, struct pool *pool, struct msg_str name,
+             struct page *page, struct refusal *r)
 {
-    struct page_hold *hold = page_hold_find(conn, page->id);
+    struct timeline *timeline;
 
-    *ret = hold;
-    *ret_new = !hold;
-    if (hold)
-        return 0;
-    hold = calloc(1, sizeof(*hold));
-    if (!hold)
-        return -ENOMEM;
-    if (user_charge(core, conn->user, RES_HOST, sizeof(*hold), r)) {
-        free(hold);
+    if (timeline_find(core, pool, name))
+        return refuse(r, PROTO_ERR_EXISTS, "a timeline \"%.*s\" exists in pool \"%s\"",
+                      STR_FMT(name), pool->name);
+    if (page->timeline)
+        return refuse(r, PROTO_ERR_INVALID, "page %llu is a timeline already",
+                      (unsigned long long)page->id);
+    if (user_charge(core, conn->user, RES_HOST, timeline_host(name.n), r))
         return REFUSED;
+    timeline = calloc(1, sizeof(*timeline) + name.n);
+    if (!timeline) {
+        user_uncharge(conn->user, RES_HOST, timeline_host(name.n));
+        return -ENOMEM;
     }
-    hold->conn = conn;
-    hold->page = page;
-    RB_INSERT(page_holds, &conn->page_holds, hold);
-    LIST_INSERT_HEAD(&page->holds, hold, of_page);
-    page->n_holds++;
-    *ret = hold;
+    timeline->pool = pool;
+    timeline->page = page;
+    timeline->n_name = (uint8_t)name.n;
+    memcpy(timeline->name, name.p, name.n);
+    page->timeline = timeline;
+    pool->n_timelines++;
+    core->n_timelines++;
+    RB_INSERT(timelines, &core->timelines, timeline);
     return 0;
 }
 
-static void
-hold_remove(struct page_hold *hold)
+void
+timeline_free(struct core *core, struct timeline *timeline)
 {
-    RB_REMOVE(page_holds, &hold->conn->page_holds, hold);
-    LIST_REMOVE(hold, of_page);
-    hold->page->n_holds--;
-    user_uncharge(hold->conn->user, RES_HOST, sizeof(*hold));
-    free(hold);
+    RB_REMOVE(timelines, &core->timelines, timeline);
+    timeline->page->timeline = NULL;
+    user_uncharge(timeline->page->conn->user, RES_HOST, timeline_host(timeline->n_name));
+    timeline->pool->n_timelines--;
+    pool_touch(core, timeline->pool); /* it may have waited for this; who signals is there */
+    core->n_timelines--;
+    free(timeline);
 }
 
-/* While its owner lives, of whom it may be the last. */
+/* ---- holds ---- */
+
+int
+page_hold(struct core *core, struct conn *conn, struct page *page, struct hold **ret,
+          bool *ret_new, struct refusal *r)
+{
+    int rc = hold_get(core, conn, &conn->page_holds, page->id, &page->holds, ret, ret_new, r);
+
+    if (rc == 0 && *ret_new) {
+        (*ret)->page = page;
+        page->n_holds++;
+    }
+    return rc;
+}
+
+/* While its owner lives. If he has departed, and this was the last that he had, he is of no concern
+ * any more: conns_run() sees. */
 static void
 page_go(struct core *core, struct page *page)
 {
     struct conn *conn = page->conn;
 
     page_free(core, page);
-    conn_settle(core, conn);
+    if (conn->departed && !conn->touched) {
+        conn->touched = true;
+        TAILQ_INSERT_TAIL(&core->touched_conns, conn, waiting);
+    }
 }
 
 void
-page_hold_free(struct core *core, struct page_hold *hold)
+page_unhold(struct core *core, struct hold *hold)
 {
     struct page *page = hold->page;
 
-    hold_remove(hold);
+    hold_free(hold);
+    page->n_holds--;
     if (page->killed && LIST_EMPTY(&page->holds))
         page_go(core, page);
 }
@@ -251,13 +330,11 @@ page_drop_fences(struct core *core, struct page *page)
 void
 page_free(struct core *core, struct page *page)
 {
-    struct page_hold *hold;
-
     if (page->timeline)
         timeline_free(core, page->timeline);
     page_drop_fences(core, page);
-    while ((hold = LIST_FIRST(&page->holds)))
-        hold_remove(hold);
+    while (!LIST_EMPTY(&page->holds))
+        hold_free(LIST_FIRST(&page->holds));
     if (page->made)
         entry_push(core, TAKE_PTR(page->gone));
     page_remove(core, page);
@@ -272,7 +349,8 @@ page_kill(struct core *core, struct page *page)
     entry_push(core, &page->kill);
 }
 
-bool
+/* One that is given up: if every value has landed, whoever waits for it is let go. */
+static bool
 page_end(struct core *core, struct page *page)
 {
     if (!page_has_landed(page))
@@ -292,5 +370,21 @@ page_drop(struct core *core, struct page *page)
     page->closing = true;
     TAILQ_INSERT_TAIL(&core->closing_pages, page, of_closing);
     if (!page_end(core, page))
-        linger_later(core);
+        linger_later(core, LINGER_TURN_NS);
+}
+
+bool
+pages_look(struct core *core)
+{
+    const struct page *last = TAILQ_LAST(&core->closing_pages, page_list);
+    bool is_last = !last;
+
+    for (size_t i = 0; !is_last && i < MAX_PAGES; i++) {
+        struct page *page = TAILQ_FIRST(&core->closing_pages);
+        is_last = page == last;
+        TAILQ_REMOVE(&core->closing_pages, page, of_closing);
+        TAILQ_INSERT_TAIL(&core->closing_pages, page, of_closing);
+        page_end(core, page);
+    }
+    return !is_last;
 }

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <assert.h>
+#include "part.h"
 
+#include "array.h"
+#include "conn.h"
+#include "reply.h"
 #include "state.h"
+#include "user.h"
 
 /* Ids in one reply; what is left is told of at the next request. */
 #define TELL_MAX 4096
@@ -156,21 +160,21 @@ tell(struct core *core, struct conn *conn)
                 &(struct msg_parts_result){.parts = {.v = ids, .n = n}}, NULL, 0);
 }
 
-void
+struct array *
 part_end(struct core *core, struct part *part)
 {
     struct conn *conn = part->conn;
     struct array *whole = part_leave(core, part);
 
-    if (conn) {
-        TAILQ_REMOVE(&conn->published.there, part, of_conn);
-        TAILQ_INSERT_TAIL(&conn->published.gone, part, of_conn);
-        if (conn->published.asked)
-            tell(core, conn);
-    } else {
+    if (!conn) {
         part_free(part);
+        return whole;
     }
-    array_settle(core, whole);
+    TAILQ_REMOVE(&conn->published.there, part, of_conn);
+    TAILQ_INSERT_TAIL(&conn->published.gone, part, of_conn);
+    if (conn->published.asked)
+        tell(core, conn);
+    return whole;
 }
 
 void

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts: arrays that lie in the memory of another one, their whole, under names of their own. Only
- * state.h includes this.
+ * Parts: arrays that lie in the memory of another one, their whole, under names of their own.
  *
  * A part has no range: its block and offset are the whole's. The whole keeps its range, which it is
  * charged for, as long as it has parts, whoever closes or unlinks it; a part is charged as an array
@@ -18,6 +17,7 @@
 #include "core.h"
 
 struct array;
+struct array_request;
 struct conn;
 struct refusal;
 struct user;
@@ -52,17 +52,12 @@ struct published { /* by a connection */
 
 RB_PROTOTYPE(wholes, whole, node, )
 
-struct array_request;
-
 /* Makes a part of what conn has leased, `offset` bytes into it, not yet named: array_publish() or
  * array_abandon() is next. The request names no pool, device or kind. -ENOMEM or REFUSED. */
 int part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset,
              struct array_request *req, struct array **ret, struct refusal *r);
-/* array.c: a `creating` array for the part, which takes no name and no range. */
-int array_new_part(struct core *core, struct part *part, const struct array_request *req,
-                   struct array **ret, struct refusal *r);
-/* Its array is buried: tells who published it, and lets the whole go if nothing keeps it. */
-void part_end(struct core *core, struct part *part);
+/* Its array is buried: tells who published it. Returns the whole, which is to be settled. */
+struct array *part_end(struct core *core, struct part *part);
 /* Its array was never published. */
 void part_undo(struct core *core, struct part *part);
 /* How many parts an array has. */

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A pool: a sharing domain, the trust boundary (I1), and a name space. Permission is checked
- * here, on the whole pool, like a directory's: whoever may open one array of a pool could reach
- * all that lies in the same block.
+ * Permission is checked here, on the whole pool, like a directory's: whoever may open one array of a
+ * pool could reach all that lies in the same block.
  */
+#include "pool.h"
+
 #include <assert.h>
 #include <stdio.h>
 
+#include "array.h"
+#include "conn.h"
 #include "state.h"
+#include "user.h"
 
 static int
 pool_compare(const struct pool *a, const struct pool *b)
@@ -34,22 +38,9 @@ nameless_compare(const struct array *a, const struct array *b)
     return c ? c : CMP(a->id, b->id);
 }
 
-static int
-spare_compare(const struct block *a, const struct block *b)
-{
-    int c = CMP(a->device, b->device);
-
-    if (!c)
-        c = CMP(a->kind, b->kind);
-    if (!c)
-        c = CMP(a->size, b->size);
-    return c ? c : CMP(a->id, b->id);
-}
-
 RB_GENERATE(pools, pool, node, pool_compare)
 RB_GENERATE(names, array, node, name_compare)
 RB_GENERATE(nameless, array, node, nameless_compare)
-RB_GENERATE(spares, block, spare, spare_compare)
 
 int
 pool_new(struct core *core, const struct core_pool_config *config, struct pool **ret)
@@ -89,6 +80,13 @@ pool_free(struct core *core, struct pool *pool)
     RB_REMOVE(pools, &core->pools, pool);
     core->n_pools--;
     free(pool);
+}
+
+void
+pool_touch(struct core *core, struct pool *pool)
+{
+    if (pool->owner)
+        user_touch(core, pool->owner);
 }
 
 bool
@@ -149,6 +147,21 @@ pool_find(struct core *core, const struct conn *conn, struct msg_str name)
         return conn->user->pool;
     pool = pool_find_from(core, name);
     return pool && msg_str_eq(name, pool->name) ? pool : NULL;
+}
+
+int
+pool_find_writable(struct core *core, const struct conn *conn, struct msg_str name,
+                   struct pool **ret, struct refusal *r)
+{
+    struct pool *pool = pool_find(core, conn, name);
+
+    if (pool && !pool_may(pool, conn, MAY_WRITE) && pool_may(pool, conn, MAY_READ))
+        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
+                      pool->name);
+    if (!pool || !pool_may(pool, conn, MAY_WRITE))
+        return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(name));
+    *ret = pool;
+    return 0;
 }
 
 struct zone *

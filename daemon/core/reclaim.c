@@ -1,39 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * How memory that nobody holds gets back: the deallocation queue of each device, the reserve of
- * empty blocks, and their release to the driver.
- *
- * Freeing a range needs no driver and cannot fail, so a flush of the queue happens at once. Blocks
- * that ran empty by it are in reserve. Those that are to go are doomed, and released one after the
- * other; as long as its turn has not come, a doomed block may still serve a create. When a release
- * fails, its block is written off and the others are spared. Flushes are answered, and creates that
- * were refused for want of memory or quota are tried once more, when all that was doomed at their
- * time has been released.
- */
+#include "reclaim.h"
+
 #include <assert.h>
 
+#include "array.h"
+#include "block.h"
+#include "conn.h"
+#include "device.h"
+#include "pool.h"
 #include "state.h"
+#include "user.h"
 
 /* Entries that a uid can hold back on a device: they are charged to nobody. Beyond it the oldest go. */
 #define HELD_MAX 4096
-
-void
-device_init(struct device *device, const struct core_device *info,
-            const struct core_memory *memory)
-{
-    struct dealloc_limits limits = {
-        .max_count = memory->pending_count,
-        .max_bytes = dealloc_ratio_bytes(info->total, memory->pending_ratio),
-        .max_age_ns = memory->pending_age_ns,
-    };
-
-    device->info = *info;
-    dealloc_init(&device->queue, &limits);
-    TAILQ_INIT(&device->reserved);
-    TAILQ_INIT(&device->doomed);
-    TAILQ_INIT(&device->retries);
-    TAILQ_INIT(&device->flushers);
-}
 
 static struct device *
 device_of(struct core *core, const struct array *array)
@@ -70,26 +49,15 @@ count_pending(struct core *core, const struct array *array, bool there)
 static struct range *
 unqueue(struct core *core, struct array *array)
 {
-    struct user *user = array->user;
-    struct pool *pool = array->pool;
     struct range *range = TAKE_PTR(array->range);
 
     count_pending(core, array, false);
     if (!array->own)
-        TAILQ_REMOVE(&pool_zone(core, pool, array->device, array->kind)->pendings, array,
+        TAILQ_REMOVE(&pool_zone(core, array->pool, array->device, array->kind)->pendings, array,
                      of_zone);
+    user_touch(core, array->user);
     array_free(array);
-    users_settle(core, user, pool); /* the pool stays: it has a block */
     return range;
-}
-
-static void
-put_range(struct core *core, struct range *range)
-{
-    struct block *block = container_of(range->extent, struct block, extent);
-
-    space_free(range);
-    block_settle(core, block);
 }
 
 struct range *
@@ -102,7 +70,7 @@ reclaim_steal(struct core *core, struct array *array)
 void
 reclaim_free(struct core *core, struct array *array)
 {
-    put_range(core, reclaim_steal(core, array));
+    block_put_range(core, reclaim_steal(core, array));
 }
 
 static void
@@ -114,7 +82,7 @@ drain_overriding(struct core *core, struct device *device, const struct dealloc_
     dealloc_begin(q);
     while ((entry = dealloc_next_overriding(q, own))) {
         uint64_t bytes = entry->bytes;
-        put_range(core, unqueue(core, array_of(entry)));
+        block_put_range(core, unqueue(core, array_of(entry)));
         dealloc_done(q, bytes, 0);
     }
 }
@@ -130,7 +98,7 @@ reclaim_queue(struct core *core, uint32_t index, struct user *user)
     dealloc_begin(q);
     while ((entry = user ? dealloc_next_of(q, &user->owners[index]) : dealloc_next(q))) {
         uint64_t bytes = entry->bytes;
-        put_range(core, unqueue(core, array_of(entry)));
+        block_put_range(core, unqueue(core, array_of(entry)));
         dealloc_done(q, bytes, 0);
         n++;
     }
@@ -183,42 +151,6 @@ reclaim_undefer(struct core *core, struct conn *conn)
 
 /* ---- dooming ---- */
 
-static struct zone *
-zone_of(const struct core *core, const struct block *block)
-{
-    return pool_zone(core, block->pool, block->device, block->kind);
-}
-
-/* From the lists of what is in reserve to that of the doomed: none of them is walked to find the
- * others. */
-static void
-doom(struct core *core, struct block *block)
-{
-    struct device *device = &core->devices[block->device];
-
-    TAILQ_REMOVE(&block->pool->reserved, block, of_pool);
-    TAILQ_REMOVE(&device->reserved, block, of_device);
-    TAILQ_INSERT_TAIL(&device->doomed, block, of_device);
-    block->doomed = true;
-    block->doom = ++device->n_dooms;
-    block->pool->doomed += block->size;
-    zone_of(core, block)->n_doomed++;
-    zone_of(core, block)->last_doom = block->doom;
-}
-
-void
-reclaim_undoom(struct core *core, struct block *block)
-{
-    struct device *device = &core->devices[block->device];
-
-    TAILQ_REMOVE(&device->doomed, block, of_device);
-    TAILQ_INSERT_HEAD(&device->reserved, block, of_device);
-    TAILQ_INSERT_HEAD(&block->pool->reserved, block, of_pool);
-    block->doomed = false;
-    block->pool->doomed -= block->size;
-    zone_of(core, block)->n_doomed--;
-}
-
 static bool
 is_held_by(const struct array *array, const struct user *user)
 {
@@ -263,19 +195,10 @@ reclaim_pool(struct core *core, struct pool *pool, const struct user *user)
     }
     if (n_own)
         drain_spares(core, pool, user);
-    reclaim_reserve(core, pool, 0);
+    blocks_doom(core, pool, 0);
     while (i < n_zones && !pool->zones[i].n_doomed)
         i++;
     return (uint32_t)(i / N_KINDS);
-}
-
-void
-reclaim_reserve(struct core *core, struct pool *pool, uint64_t keep)
-{
-    struct block *block;
-
-    while (pool->reserve - pool->doomed > keep && (block = TAILQ_FIRST(&pool->reserved)))
-        doom(core, block);
 }
 
 static uint64_t
@@ -287,7 +210,7 @@ doom_pool(struct core *core, struct pool *pool, uint32_t device)
     for (block = TAILQ_FIRST(&pool->reserved); block; block = next) {
         next = TAILQ_NEXT(block, of_pool);
         if (block->device == device)
-            doom(core, block);
+            block_doom(core, block);
     }
     for (enum core_kind kind = 0; kind < N_KINDS; kind++) {
         const struct zone *zone = pool_zone(core, pool, device, kind);
@@ -306,7 +229,7 @@ reclaim_doom(struct core *core, uint32_t device, const struct conn *conn)
     uint64_t last = 0;
 
     while (!conn && (block = TAILQ_FIRST(&d->reserved)))
-        doom(core, block);
+        block_doom(core, block);
     if (!conn)
         return d->n_dooms;
     RB_FOREACH(pool, pools, &core->pools)
@@ -321,135 +244,6 @@ void
 reclaim_all(struct core *core, uint32_t device, const struct user *user)
 {
     drain_overriding(core, &core->devices[device], &user->owners[device]);
-}
-
-/* ---- rounds ---- */
-
-void
-reclaim_wait(struct core *core, uint32_t device, struct waiter *waiter)
-{
-    waiter->until = core->devices[device].n_dooms;
-    TAILQ_INSERT_TAIL(&core->devices[device].retries, waiter, link);
-}
-
-void
-waiter_retry(struct core *core, struct waiter *waiter)
-{
-    struct refusal r;
-    int rc;
-
-    if (!waiter->conn || core->stopping) {
-        refusal_fill(&r, PROTO_ERR_SHUTDOWN, "the daemon is stopping");
-        waiter_end(core, waiter, &r);
-        return;
-    }
-    rc = block_place(core, waiter, &r);
-    if (rc < 0) {
-        conn_end(core, waiter->conn, "out of memory");
-        waiter_end(core, waiter, NULL);
-    } else if (rc != BLOCK_WAITS) {
-        waiter_end(core, waiter, rc == REFUSED ? &r : NULL);
-    }
-}
-
-/* Whether that doom, and all before it, has been carried out or called off. */
-static bool
-is_over(const struct core *core, const struct device *device, uint64_t until)
-{
-    const struct block *next = core->stopping ? NULL : TAILQ_FIRST(&device->doomed);
-
-    return (!device->releasing || device->releasing->doom > until) &&
-           (!next || next->doom > until);
-}
-
-/* Everyone waits for what was doomed when he came, not for what others doom meanwhile. */
-static bool
-serve_one(struct core *core, struct device *device)
-{
-    struct flusher *flusher = TAILQ_FIRST(&device->flushers);
-    struct waiter *waiter = TAILQ_FIRST(&device->retries);
-
-    if (flusher && is_over(core, device, flusher->until)) {
-        TAILQ_REMOVE(&device->flushers, flusher, link);
-        flush_leave(core, flusher->flush);
-        return true;
-    }
-    if (waiter && is_over(core, device, waiter->until)) {
-        TAILQ_REMOVE(&device->retries, waiter, link);
-        waiter_retry(core, waiter);
-        return true;
-    }
-    return false;
-}
-
-static void
-release_next(struct core *core, struct device *device)
-{
-    struct block *block = core->stopping ? NULL : TAILQ_FIRST(&device->doomed);
-
-    if (!block || device->releasing)
-        return;
-    device->releasing = block;
-    block_release(core, block);
-    zone_of(core, block)->n_doomed++; /* until it is gone */
-}
-
-void
-reclaim_run(struct core *core)
-{
-    bool again;
-
-    do { /* who is served on one device may doom blocks of another one */
-        again = false;
-        for (size_t i = 0; i < core->config.n_devices; i++) {
-            release_next(core, &core->devices[i]);
-            again |= serve_one(core, &core->devices[i]);
-        }
-    } while (again);
-}
-
-/* The block is written off: its memory may be there or not, but its handle is not tried again. The
- * rest of the round is called off. */
-static void
-release_failed(struct core *core, struct device *device, const struct block *block, int cuda,
-               const char *text)
-{
-    struct flusher *flusher;
-    struct block *doomed;
-
-    core->n_release_errors++;
-    device->n_quarantined++;
-    device->bytes_quarantined += block->size;
-    device->calm_until_ns = core->now_ns + core->config.memory.pending_age_ns;
-    if (device->calm_until_ns < core->now_ns)
-        device->calm_until_ns = UINT64_MAX;
-    TAILQ_FOREACH(flusher, &device->flushers, link)
-    flush_fail(core, flusher->flush, block, cuda, text);
-    while ((doomed = TAILQ_LAST(&device->doomed, block_list)))
-        reclaim_undoom(core, doomed);
-}
-
-void
-core_release_done(struct core *core, uint64_t id, int error, int cuda, const char *text)
-{
-    struct job *job = job_find(core, id, JOB_RELEASE);
-    struct block *block = container_of(job, struct block, job);
-    struct device *device = &core->devices[block->device];
-    struct flusher *flusher;
-
-    assert(device->releasing == block);
-    job_end(core, job);
-    device->releasing = NULL;
-    if (error) {
-        release_failed(core, device, block, cuda, text);
-    } else {
-        device->n_releases++;
-        TAILQ_FOREACH(flusher, &device->flushers, link)
-        flush_count(core, flusher->flush, block);
-    }
-    zone_of(core, block)->n_doomed--;
-    block_destroy(core, block);
-    reclaim_run(core);
 }
 
 /* ---- time ---- */
@@ -496,7 +290,7 @@ age_reserve(struct core *core, struct device *device)
 
     while ((block = TAILQ_FIRST(&device->reserved)) &&
            later(block->emptied_ns, core->config.memory.pending_age_ns) <= core->now_ns)
-        doom(core, block);
+        block_doom(core, block);
 }
 
 void

@@ -1,19 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From packet to handler. A handler answers by send_result(), or returns REFUSED with the
- * refusal filled in, or -errno, which ends the connection: -EPROTO for a violation, -ENOMEM.
+ * From packet to handler.
  */
 #include "request.h"
 
-bool
-room_take(struct room *room, size_t bytes, size_t fds)
-{
-    if (room->bytes < bytes || room->fds < fds)
-        return false;
-    room->bytes -= bytes;
-    room->fds -= fds;
-    return true;
-}
+#include "device.h"
+#include "reply.h"
+#include "user.h"
 
 /* All devices as records, with the lists that those refer to; to be freed, NULL: out of memory. */
 struct device_records {
@@ -159,74 +152,6 @@ on_status(struct core *core, struct conn *conn, uint32_t id, const void *params,
     };
     status_add_devices(core, &result);
     send_result(core, conn, id, MSG_STATUS, &result, NULL, 0);
-    return 0;
-}
-
-int
-device_find(const struct core *core, struct msg_str uuid, uint32_t *ret, struct refusal *r)
-{
-    if (!uuid.p && core->config.n_devices) {
-        *ret = 0;
-        return 0;
-    }
-    for (uint32_t i = 0; i < core->config.n_devices; i++)
-        if (msg_str_eq(uuid, core->devices[i].info.uuid)) {
-            *ret = i;
-            return 0;
-        }
-    return refuse(r, PROTO_ERR_DEVICE, "no device \"%.*s\" here", STR_FMT(uuid));
-}
-
-int
-pool_find_writable(struct core *core, const struct conn *conn, struct msg_str name,
-                   struct pool **ret, struct refusal *r)
-{
-    struct pool *pool = pool_find(core, conn, name);
-
-    if (pool && !pool_may(pool, conn, MAY_WRITE) && pool_may(pool, conn, MAY_READ))
-        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
-                      pool->name);
-    if (!pool || !pool_may(pool, conn, MAY_WRITE))
-        return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(name));
-    *ret = pool;
-    return 0;
-}
-
-int
-job_admit(const struct core *core, const struct conn *conn, struct refusal *r)
-{
-    if (core->stopping)
-        return refuse(r, PROTO_ERR_SHUTDOWN, "the daemon is stopping");
-    return user_check(core, conn->user, RES_JOBS, 1, r);
-}
-
-/* The validator has seen to UTF-8. */
-int
-metadata_check(struct msg_str metadata, struct refusal *r)
-{
-    if (metadata.n > PROTO_METADATA_MAX)
-        return refuse(r, PROTO_ERR_INVALID, "metadata has at most %d bytes, this has %u",
-                      PROTO_METADATA_MAX, metadata.n);
-    if (metadata.n && memchr(metadata.p, '\0', metadata.n))
-        return refuse(r, PROTO_ERR_INVALID, "metadata is text, and has no NUL byte");
-    return 0;
-}
-
-int
-geometry_check(struct msg_str name, struct msg_str typestr, struct msg_i64s shape,
-               struct msg_i64s strides, struct msg_str descr, struct geometry *ret,
-               struct refusal *r)
-{
-    char why[GEOMETRY_WHY_MAX];
-
-    if (geometry_init(ret, typestr, shape, strides, why) < 0)
-        return name.p ? refuse(r, PROTO_ERR_INVALID, "array \"%.*s\": %s", STR_FMT(name), why)
-                      : refuse(r, PROTO_ERR_INVALID, "unnamed array: %s", why);
-    if (descr.n > PROTO_DESCR_MAX)
-        return refuse(r, PROTO_ERR_INVALID, "a descr has at most %d bytes, this one %u",
-                      PROTO_DESCR_MAX, descr.n);
-    if (descr.p && (typestr.p[1] != 'V' || memchr(descr.p, '\0', descr.n)))
-        return refuse(r, PROTO_ERR_INVALID, "a descr goes with a typestr of kind V");
     return 0;
 }
 

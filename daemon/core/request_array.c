@@ -2,153 +2,16 @@
 /*
  * create, open, close.
  */
+#include "array.h"
+#include "block.h"
+#include "bracket.h"
+#include "device.h"
+#include "grant.h"
+#include "lease.h"
+#include "pool.h"
 #include "request.h"
-
-static struct msg_array
-array_record(const struct core *core, const struct array *array)
-{
-    const struct block *block = array_block(array);
-    const int64_t *strides = array_strides(array);
-    struct msg_array record = {
-        .nbytes = array->nbytes,
-        .typestr = MSG_STR(array_typestr(array)),
-        .shape = {.v = array_shape(array), .n = array->ndim},
-        .descr = msg_str_opt(array_descr(array)),
-        .metadata = {array->metadata, array->n_metadata},
-        .generation = array->generation,
-        .uid = array->user->uid,
-        .memory = msg_str_opt(array->mapped ? "mapped" : NULL), /* else the block says it */
-    };
-
-    if (block) {
-        record.block = block->id;
-        record.offset = array_offset(array);
-    } else {
-        record.device = MSG_STR(core->devices[array->device].info.uuid);
-        record.memory = MSG_STR(array_memory(array));
-    }
-    if (strides)
-        record.strides = (struct msg_i64s){.v = strides, .n = array->ndim};
-    return record;
-}
-
-/* ---- a reply of arrays ---- */
-
-struct reply {
-    struct room room;
-    struct pool *pool;
-    struct msg_array *arrays;
-    struct lease **leases;
-    uint32_t n_arrays;
-    struct msg_block *blocks; /* those whose hold is new */
-    struct hold **holds;
-    uint32_t n_blocks;
-    int fds[PROTO_FDS_MAX];
-    uint32_t n_fds;
-    void *storage;
-};
-
-static void
-reply_deinit(struct reply *reply)
-{
-    free(reply->storage);
-}
-
-static int
-reply_init(struct reply *ret, size_t n)
-{
-    size_t each = sizeof(struct msg_array) + sizeof(struct lease *) + sizeof(struct msg_block) +
-                  sizeof(struct hold *);
-    struct reply reply = {.room = ROOM_INIT};
-    char *p = malloc(n * each + 1);
-
-    if (!p)
-        return -ENOMEM;
-    reply.storage = p;
-    reply.arrays = (struct msg_array *)(void *)p;
-    p += n * sizeof(struct msg_array);
-    reply.leases = (struct lease **)(void *)p;
-    p += n * sizeof(struct lease *);
-    reply.blocks = (struct msg_block *)(void *)p;
-    p += n * sizeof(struct msg_block);
-    reply.holds = (struct hold **)(void *)p;
-    *ret = reply;
-    return 0;
-}
-
-static struct msg_block
-block_record(const struct core *core, const struct reply *reply, const struct block *block)
-{
-    struct msg_block record = {
-        .block = block->id,
-        .size = block->size,
-        .device = MSG_STR(core->devices[block->device].info.uuid),
-        .kind = MSG_STR(core_kind_name(block->kind)),
-    };
-
-    if (block->kind == KIND_LEGACY)
-        record.handle = (struct msg_u64s){.v = block->ipc, .n = CORE_HANDLE_WORDS};
-    else
-        record.fd = reply->n_fds;
-    return record;
-}
-
-/* Whether there is room for the array and for its block, where that has to be sent as well. */
-static bool
-reply_take_room(struct reply *reply, const struct msg_array *array,
-                const struct msg_block *block)
-{
-    size_t bytes = msg_array_size(array);
-    size_t fds = 0;
-
-    if (block) {
-        bytes += msg_block_size(block);
-        fds = block->handle.v ? 0 : 1;
-    }
-    return room_take(&reply->room, bytes, fds);
-}
-
-static void
-reply_add_block(struct reply *reply, const struct msg_block *record, struct hold *hold)
-{
-    if (!record->handle.v)
-        reply->fds[reply->n_fds++] = hold->block->fd;
-    reply->holds[reply->n_blocks] = hold;
-    reply->blocks[reply->n_blocks++] = *record;
-}
-
-static void
-reply_add(struct reply *reply, const struct msg_array *record, struct lease *lease)
-{
-    reply->leases[reply->n_arrays] = lease;
-    reply->arrays[reply->n_arrays] = *record;
-    reply->arrays[reply->n_arrays++].lease = lease->id;
-}
-
-/* Takes back what the client has not been told of. */
-static void
-reply_undo(struct core *core, struct reply *reply)
-{
-    while (reply->n_arrays)
-        lease_free(core, reply->leases[--reply->n_arrays]);
-    while (reply->n_blocks)
-        hold_free(core, reply->holds[--reply->n_blocks]);
-}
-
-static void
-reply_send(struct core *core, struct conn *conn, uint32_t id, enum msg_method method,
-           const struct reply *reply)
-{
-    struct msg_arrays_result result = {
-        .pool = MSG_STR(reply->pool->name),
-        .arrays = reply->arrays,
-        .n_arrays = reply->n_arrays,
-        .blocks = reply->blocks,
-        .n_blocks = reply->n_blocks,
-    };
-
-    send_result(core, conn, id, method, &result, reply->fds, reply->n_fds);
-}
+#include "settle.h"
+#include "waiter.h"
 
 /* ---- create ---- */
 
@@ -220,13 +83,13 @@ create_place(struct core *core, struct conn *conn, uint32_t id, struct array *ar
     int rc = waiter_new(core, conn, id, array, req, &waiter, r);
 
     if (rc == 0)
-        rc = block_place(core, waiter, r);
-    if (rc == BLOCK_WAITS)
+        rc = waiter_place(core, waiter, r);
+    if (rc == WAITS)
         return 0;
     if (waiter)
         waiter_free(waiter);
     if (rc == 0)
-        array_complete(core, conn, id, array);
+        grant_created(core, conn, id, array);
     else
         array_abandon(core, array);
     return rc;
@@ -246,30 +109,8 @@ on_create(struct core *core, struct conn *conn, uint32_t id, const void *params,
         return rc;
     if (array->span)
         return create_place(core, conn, id, array, &req, r);
-    array_complete(core, conn, id, array);
+    grant_created(core, conn, id, array);
     return 0;
-}
-
-void
-reply_created(struct core *core, struct conn *conn, uint32_t request, const struct lease *lease,
-              bool new_hold)
-{
-    struct msg_array record = array_record(core, lease->array);
-    struct reply reply;
-
-    if (reply_init(&reply, 1) < 0) {
-        conn_end(core, conn, "out of memory");
-        return;
-    }
-    reply.pool = lease->array->pool;
-    if (new_hold) {
-        struct msg_block block = block_record(core, &reply, lease->hold->block);
-        reply_add_block(&reply, &block, lease->hold);
-    }
-    record.lease = lease->id;
-    reply.arrays[reply.n_arrays++] = record;
-    reply_send(core, conn, request, MSG_CREATE, &reply);
-    reply_deinit(&reply);
 }
 
 /* ---- open ---- */
@@ -278,7 +119,6 @@ struct opening {
     const struct msg_open_params *params;
     struct pool *pool; /* NULL: none that the caller may read */
     bool readonly;
-    bool full; /* what is left does not fit into this reply */
 };
 
 /* The same answer for a pool that is absent, one that is forbidden, and a name that is absent. */
@@ -361,48 +201,22 @@ open_begin(struct core *core, struct conn *conn, struct opening *o, struct refus
     return 0;
 }
 
-/* Adds one array to the reply, or finds that it is full. */
 static int
-open_one(struct core *core, struct conn *conn, struct opening *o, struct reply *reply,
-         struct array *array, struct refusal *r)
-{
-    const struct block *block = array_block(array);
-    bool is_new = block && !hold_find(conn, block->id);
-    struct msg_array record = array_record(core, array);
-    struct msg_block block_entry;
-    struct lease *lease;
-    int rc;
-
-    if (is_new)
-        block_entry = block_record(core, reply, block);
-    o->full = !reply_take_room(reply, &record, is_new ? &block_entry : NULL);
-    if (o->full)
-        return 0;
-    rc = lease_new(core, conn, array, o->readonly, &lease, &is_new, r);
-    if (rc)
-        return rc;
-    if (is_new)
-        reply_add_block(reply, &block_entry, lease->hold);
-    reply_add(reply, &record, lease);
-    return 0;
-}
-
-static int
-open_all(struct core *core, struct conn *conn, struct opening *o, struct reply *reply,
+open_all(struct core *core, struct conn *conn, struct opening *o, struct grant *grant,
          struct refusal *r)
 {
     const struct msg_strs *names = &o->params->names;
     struct array *array;
     int rc = open_begin(core, conn, o, r);
 
-    for (uint32_t i = 0; rc == 0 && !o->full && i < names->n; i++) {
+    for (uint32_t i = 0; rc == 0 && !grant->full && i < names->n; i++) {
         rc = open_find(o, names->v[i], &array, r);
         if (rc == 0)
-            rc = open_one(core, conn, o, reply, array, r);
+            rc = grant_add(core, conn, grant, array, o->readonly, r);
     }
     if (rc)
-        reply_undo(core, reply);
-    reply->pool = o->pool;
+        grant_undo(core, grant);
+    grant->pool = o->pool;
     return rc;
 }
 
@@ -411,15 +225,15 @@ on_open(struct core *core, struct conn *conn, uint32_t id, const void *params,
         struct refusal *r)
 {
     struct opening opening = {.params = params};
-    struct reply reply;
+    struct grant grant;
     int rc;
 
-    if (reply_init(&reply, opening.params->names.n) < 0)
+    if (grant_init(&grant, opening.params->names.n) < 0)
         return -ENOMEM;
-    rc = open_all(core, conn, &opening, &reply, r);
+    rc = open_all(core, conn, &opening, &grant, r);
     if (rc == 0)
-        reply_send(core, conn, id, MSG_OPEN, &reply);
-    reply_deinit(&reply);
+        grant_send(core, conn, id, MSG_OPEN, &grant);
+    grant_deinit(&grant);
     return rc;
 }
 
@@ -429,12 +243,12 @@ on_open(struct core *core, struct conn *conn, uint32_t id, const void *params,
 static int
 forget(struct core *core, struct conn *conn, uint64_t block, struct refusal *r)
 {
-    struct hold *hold = hold_find(conn, block);
+    struct hold *hold = hold_find(&conn->holds, block);
 
     if (hold && hold->n_leases)
         return refuse(r, PROTO_ERR_INVALID, "block %llu is in use", (unsigned long long)block);
     if (hold)
-        hold_free(core, hold);
+        block_unhold(core, hold);
     return 0;
 }
 
@@ -453,6 +267,7 @@ on_close(struct core *core, struct conn *conn, uint32_t id, const void *params,
         if (!lease)
             return refuse(r, PROTO_ERR_INVALID, "no lease %llu",
                           (unsigned long long)p->leases.v[i]);
+        bracket_drop_lease(core, lease);
         lease_free(core, lease);
     }
     for (uint32_t i = 0; rc == 0 && i < p->forget.n; i++)

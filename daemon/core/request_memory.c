@@ -3,7 +3,12 @@
  * What there is and who is charged for it: memory_info, pools, users; and what moves it: flush,
  * defer.
  */
+#include "device.h"
+#include "flush.h"
+#include "pool.h"
+#include "reclaim.h"
 #include "request.h"
+#include "user.h"
 
 #define FLUSHES_MAX     16   /* of one connection, not answered yet */
 #define DEFER_DEPTH_MAX 1000 /* of one connection */
@@ -114,13 +119,6 @@ on_flush(struct core *core, struct conn *conn, uint32_t id, const void *params,
     if (++n == FLUSHES_MAX)
         return refuse(r, PROTO_ERR_LIMIT, "limit of %d flushes under way reached", FLUSHES_MAX);
     return flush_start(core, conn, id, device);
-}
-
-void
-reply_flushed(struct core *core, struct conn *conn, uint32_t request,
-              const struct msg_flush_result *result)
-{
-    send_result(core, conn, request, MSG_FLUSH, result, NULL, 0);
 }
 
 int

@@ -2,6 +2,11 @@
 /*
  * unlink, list, show, unnamed.
  */
+#include "array.h"
+#include "block.h"
+#include "device.h"
+#include "pool.h"
+#include "publish.h"
 #include "request.h"
 
 #define HOLDERS_MAX     2048 /* in one show */

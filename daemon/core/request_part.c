@@ -4,7 +4,14 @@
  */
 #include <inttypes.h>
 
+#include "access.h"
+#include "array.h"
+#include "lease.h"
+#include "part.h"
+#include "pool.h"
+#include "publish.h"
 #include "request.h"
+#include "settle.h"
 
 /* The memory stays charged to who created the whole, so nobody else may make more of it last. */
 static int

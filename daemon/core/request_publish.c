@@ -2,7 +2,14 @@
 /*
  * publish, watch, cancel.
  */
+#include "access.h"
+#include "array.h"
+#include "bracket.h"
+#include "lease.h"
+#include "pool.h"
+#include "publish.h"
 #include "request.h"
+#include "watch.h"
 
 static int
 publish_check(struct core *core, const struct msg_publish_params *p, struct conn *conn,

@@ -2,6 +2,8 @@
 /*
  * Timelines that have a name: timeline, open_timeline, timelines.
  */
+#include "page.h"
+#include "pool.h"
 #include "request.h"
 
 static int
@@ -56,7 +58,7 @@ on_open_timeline(struct core *core, struct conn *conn, uint32_t id, const void *
     const struct msg_name_params *p = params;
     struct pool *pool = pool_find(core, conn, p->pool);
     struct timeline *timeline;
-    struct page_hold *hold;
+    struct hold *hold;
     struct page *page;
     bool is_new = false;
     int rc = 0;
@@ -69,10 +71,10 @@ on_open_timeline(struct core *core, struct conn *conn, uint32_t id, const void *
         return no_timeline(p, r);
     page = timeline->page;
     if (page->conn != conn)
-        rc = page_hold_get(core, conn, page, &hold, &is_new, r);
+        rc = page_hold(core, conn, page, &hold, &is_new, r);
     if (rc)
         return rc;
-    struct msg_page record = {.page = page->id, .size = page->size, .fd = 0};
+    struct msg_page record = page_record(page, 0);
     send_result(core, conn, id, MSG_OPEN_TIMELINE,
                 &(struct msg_open_timeline_result){.page = page->id,
                                                    .pages = &record,

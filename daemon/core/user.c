@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A uid and what it is charged. Charges are undone with the object that they were made for (I4),
- * so a user that holds nothing is at zero everywhere, which user_settle() relies on.
- */
+#include "user.h"
+
 #include <assert.h>
 #include <inttypes.h>
-#include <stdio.h>
 
+#include "pool.h"
 #include "state.h"
 
 static int
@@ -31,85 +29,60 @@ static const char *const resource_names[N_RESOURCES] = {
     [RES_PAGES] = "pages of timelines",
 };
 
-int
-user_get(struct core *core, uid_t uid, gid_t gid, struct user **ret)
+struct user *
+user_find(struct core *core, uid_t uid)
 {
     struct user key = {.uid = uid};
-    _cleanup_free_ struct user *user = NULL;
-    struct core_pool_config pool = {
-        .uid = uid,
-        .gid = gid,
-        .mode = core->config.user_mode,
-        .quota = core->config.user_quota,
-    };
-    char name[PROTO_POOL_MAX + 1];
-    int r;
 
-    *ret = RB_FIND(users, &core->users, &key);
-    if (*ret)
-        return 0;
-    user = calloc(1, sizeof(*user) + core->config.n_devices * sizeof(user->owners[0]));
+    return RB_FIND(users, &core->users, &key);
+}
+
+struct user *
+user_new(struct core *core, uid_t uid)
+{
+    size_t n = core->config.n_devices;
+    struct user *user = calloc(1, sizeof(*user) + n * sizeof(user->owners[0]));
+
     if (!user)
-        return -ENOMEM;
+        return NULL;
     user->uid = uid;
     TAILQ_INIT(&user->waiting);
-    for (size_t i = 0; i < core->config.n_devices; i++)
+    for (size_t i = 0; i < n; i++)
         dealloc_owner_init(&user->owners[i]);
-    snprintf(name, sizeof(name), "uid:%" PRIuMAX, (uintmax_t)uid);
-    pool.name = name;
-    r = pool_new(core, &pool, &user->pool);
-    if (r < 0)
-        return r;
-    user->pool->owner = user;
     RB_INSERT(users, &core->users, user);
     core->n_users++;
-    *ret = TAKE_PTR(user);
-    return 0;
+    return user;
 }
 
 void
-user_settle(struct core *core, struct user *user)
+user_free(struct core *core, struct user *user)
 {
-    for (size_t i = 0; i < N_RESOURCES; i++)
-        if (user->used[i])
-            return;
-
-    if (user->n_pending || user->n_refs || user->pool->n_arrays || user->pool->n_blocks ||
-        user->pool->n_watches || user->pool->n_timelines)
-        return;
+    if (user->touched)
+        TAILQ_REMOVE(&core->touched_users, user, of_touched);
     RB_REMOVE(users, &core->users, user);
     core->n_users--;
-    pool_free(core, user->pool);
     free(user);
 }
 
 void
-users_ref(struct user *user, struct user *owner)
+user_touch(struct core *core, struct user *user)
 {
-    user->n_refs++;
-    if (owner)
-        owner->n_refs++;
+    if (user->touched)
+        return;
+    user->touched = true;
+    TAILQ_INSERT_TAIL(&core->touched_users, user, of_touched);
 }
 
-void
-users_unref(struct core *core, struct user *user, struct user *owner)
+bool
+user_is_idle(const struct user *user)
 {
-    user->n_refs--;
-    if (owner)
-        owner->n_refs--;
-    user_settle(core, user);
-    if (owner && owner != user)
-        user_settle(core, owner);
-}
+    const struct pool *pool = user->pool;
 
-void
-users_settle(struct core *core, struct user *user, struct pool *pool)
-{
-    struct user *owner = pool->owner; /* the pool may go with user */
-
-    user_settle(core, user);
-    if (owner && owner != user)
-        user_settle(core, owner);
+    for (size_t i = 0; i < N_RESOURCES; i++)
+        if (user->used[i])
+            return false;
+    return !user->n_pending && !user->n_refs && !pool->n_arrays && !pool->n_blocks &&
+           !pool->n_watches && !pool->n_timelines;
 }
 
 uint64_t

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A watch: a request that is answered when a name's generation is another one than the client has
- * seen. From the request until it is answered or cancelled, or its connection hangs up. Nothing is
- * queued for a client that is slow: it asks again, with what it has seen by then.
- *
- * The watches of all names lie in one tree, those of a name together. A watch keeps its pool.
- */
+#include "watch.h"
+
 #include <assert.h>
 
+#include "array.h"
+#include "conn.h"
+#include "pool.h"
+#include "reply.h"
 #include "state.h"
+#include "user.h"
 
 static int
 watch_compare(const struct watch *a, const struct watch *b)
@@ -96,27 +96,17 @@ watch_find(struct conn *conn, uint32_t request)
     return NULL;
 }
 
-/* Leaves the pool's owner to be settled. */
-static void
-watch_remove(struct core *core, struct watch *watch)
+void
+watch_free(struct core *core, struct watch *watch)
 {
     RB_REMOVE(watches, &core->watches, watch);
     LIST_REMOVE(watch, of_conn);
     user_uncharge(watch->conn->user, RES_WATCHES, 1);
     watch->pool->n_watches--;
+    pool_touch(core,
+               watch->pool); /* it may have waited for this; the watcher has its connection */
     core->n_watches--;
     free(watch);
-}
-
-void
-watch_free(struct core *core, struct watch *watch)
-{
-    struct pool *pool = watch->pool;
-    struct user *owner = pool->owner;
-
-    watch_remove(core, watch);
-    if (owner) /* its pool may have waited for this; the watcher has its connection */
-        user_settle(core, owner);
 }
 
 /* The first watch of the name. */
@@ -139,7 +129,6 @@ watch_first(struct core *core, struct pool *pool, const char *name, uint32_t n_n
     return watch;
 }
 
-/* The array that has or had the name is still in the pool, so that the pool stays. */
 void
 watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_name,
              uint64_t generation)
@@ -150,6 +139,6 @@ watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_
         return;
     while ((watch = watch_first(core, pool, name, n_name))) {
         watch_answer(core, watch->conn, watch->request, generation);
-        watch_remove(core, watch);
+        watch_free(core, watch);
     }
 }

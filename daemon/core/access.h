@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who uses an array: brackets that are open on it, those that wait for their turn, and the fences
+ * that the next one has to wait for. An access lives while its array has brackets or fences; a fence
+ * from the end of a bracket until it has passed, or its page is gone.
+ */
+#pragma once
+
+#include "base/tree.h"
+#include "core.h"
+
+struct array;
+struct bracket;
+struct conn;
+struct core;
+struct lease;
+struct page;
+
+struct fence {
+    LIST_ENTRY(fence) of_access; /* access->reads, unless it is access->write */
+    LIST_ENTRY(fence) of_page;
+    struct access *access;
+    struct page *page; /* whose owner is charged for it: FENCE_HOST bytes */
+    uint32_t slot;
+    uint64_t value;
+};
+
+TAILQ_HEAD(claims, claim);
+
+struct access {
+    struct array *array;
+    struct claims waiting;   /* in the order of arrival */
+    LIST_HEAD(, claim) held; /* many readers or one writer */
+    uint32_t n_readers, n_writers, n_waiting;
+    struct claim *first_writer; /* of those that wait; NULL: none is a writer */
+    struct fence *write;        /* of the last bracket that wrote; NULL: it has passed */
+    LIST_HEAD(, fence) reads;   /* of those that have read since */
+    uint32_t n_reads,
+        n_swept;         /* and how many were left when passed ones were last looked for */
+    uint64_t visited[2]; /* by searches: for what keeps a reader, and a writer */
+    TAILQ_ENTRY(access) of_lingering; /* core->lingering, or ->landed */
+};
+
+/* One array of a bracket. */
+struct claim {
+    struct bracket *bracket;
+    struct access *access; /* NULL: given up, since the lease has ended */
+    struct lease *lease;
+    struct fence *fence; /* for its end; NULL once used */
+    LIST_ENTRY(claim) of_lease;
+    TAILQ_ENTRY(claim) of_waiting;
+    LIST_ENTRY(claim) of_held;
+    bool write;
+    bool ready; /* waiting, but not on this array's account */
+};
+
+TAILQ_HEAD(access_list, access);
+
+/* access.c */
+/* -ENOMEM. */
+int access_get(struct array *array, struct access **ret);
+/* Frees it when nothing is known of the array any more. */
+void access_settle(struct access *access);
+/* Drops the write fence if it has passed, and those of the reads that have, or whose owner is dead. */
+void access_sweep(struct access *access, bool reads);
+/* Of a dead array, where it is of no concern how a write has ended: nobody will read it. */
+void access_sweep_dead(struct access *access);
+bool access_has_fences(const struct access *access);
+/* Whether its contents are not whole; notices a writer that is dead. */
+bool access_is_abandoned(struct core *core, struct array *array);
+/* They are not, from now on: readers that wait for a writer that has hung up are told. */
+void access_abandon(struct core *core, struct access *access);
+/* The claim waits for its turn, or it is that: then its bracket may be ready. */
+void access_queue(struct core *core, struct claim *claim);
+/* It is the claim's turn no more: its array was discarded while a writer that has hung up has it. */
+bool access_unready(struct claim *claim);
+/* From waiting to held. */
+void access_hold(struct core *core, struct claim *claim);
+/* Takes the claim out; claim->access is NULL afterwards. */
+void access_leave(struct core *core, struct claim *claim);
+/* Who waits may be ready now. */
+void access_scan(struct core *core, struct access *access);
+/* Whether it waits for itself: for what its thread's brackets keep. */
+bool access_is_deadlock(struct core *core, struct bracket *bracket);
+/* An end: of a write, whose fence stands for all that were there (page NULL: none is left), or of a read. */
+void access_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value);
+void fence_free(struct fence *fence);
+/* Drops fences of conn's own pages that have passed. */
+void fences_sweep(struct core *core, struct conn *conn);
+/* For core_check(). */
+bool access_is_right(const struct access *access);

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An array, from the request that creates it: a range of a block with a shape, and most often a name.
+ * `creating` until its memory is there: its name is taken but nobody can open it. Alive while it has a
+ * name or a lease. Then dead, while a process that had it leased hung up and lives on, or while a fence
+ * on it has not passed (I2). Then pending, an entry of the device's deallocation queue, charged to
+ * nobody, until the queue frees it or its range serves a new array of the same pool.
+ */
+#pragma once
+
+#include "actions.h"
+#include "base/tree.h"
+#include "dealloc.h"
+#include "geometry.h"
+#include "refusal.h"
+
+struct access;
+struct block;
+struct conn;
+struct core;
+struct lease;
+struct part;
+struct pool;
+struct range;
+struct user;
+
+struct array { /* a million of them must be cheap */
+
+    union {
+        struct {                  /* alive or dead */
+            RB_ENTRY(array) node; /* pool->names, or, from its first lease on, ->nameless */
+            LIST_HEAD(, lease) leases; /* departed ones, too */
+            struct entry *saved;       /* the CORE_PERSIST of its name, until it is promised */
+            uint64_t generation;       /* of its name, the last one if it has none */
+            uint64_t id;
+        };
+
+        struct { /* pending */
+            struct dealloc_entry entry;
+            TAILQ_ENTRY(array) of_zone; /* zone->pendings; not in an own block */
+        };
+    };
+    struct pool *pool;
+    struct user *user; /* who created it: charged for it, the name, n_host and its range */
+
+    union {
+        struct range *range; /* NULL: no bytes, or none yet */
+        struct part *part;   /* is_part; NULL: given up */
+    };
+
+    struct access *access; /* NULL: nobody uses it, and no fence is left */
+    char *name;            /* "": never had one. Lies behind this struct, or is allocated */
+    char *metadata;        /* or NULL; allocated */
+    uint64_t nbytes;
+    uint64_t span;       /* bytes that it needs */
+    uint32_t n_host;     /* bytes of host memory that the array takes here */
+    uint32_t n_leases;   /* of connections that are there */
+    uint32_t n_departed; /* of those that are not */
+    uint16_t device, n_descr, n_metadata;
+    uint8_t kind, ndim, n_name, n_typestr;
+    bool named : 1, creating : 1, pending : 1, mapped : 1, has_strides : 1;
+    bool own : 1;         /* has a block of its own: it is large, or was asked for so */
+    bool listed : 1;      /* in pool->nameless */
+    bool name_is_own : 1; /* name is allocated */
+    bool abandoned : 1;   /* a writer died, and nobody has written or discarded it since */
+    bool lingering : 1;   /* dead, in core->lingering */
+    bool is_part : 1;     /* lies in another one's memory */
+    bool is_whole : 1;    /* others lie in its memory */
+    int64_t extents[];    /* shape, strides; then typestr, descr, name: terminated */
+};
+
+/* array.c */
+struct array_request {
+    struct pool *pool;
+    struct msg_str name; /* or not set */
+    uint32_t device;
+    enum core_kind kind;
+    bool mapped, exclusive;
+    uint64_t alignment;
+    struct geometry geometry;
+    struct msg_str typestr, descr, metadata;
+};
+
+/* A `creating` array with its name taken and everything but its range charged. -ENOMEM or
+ * REFUSED. */
+int array_new(struct core *core, struct conn *conn, const struct array_request *req,
+              struct array **ret, struct refusal *r);
+/* The same for the part, which takes no name and no range. */
+int array_new_part(struct core *core, struct part *part, const struct array_request *req,
+                   struct array **ret, struct refusal *r);
+const int64_t *array_shape(const struct array *array);
+const int64_t *array_strides(const struct array *array); /* NULL: C order */
+const char *array_typestr(const struct array *array);
+const char *array_descr(const struct array *array); /* or NULL */
+/* "device", "legacy", "pinned", "mapped" */
+const char *array_memory(const struct array *array);
+struct block *array_block(const struct array *array); /* NULL: no bytes, or none yet */
+uint64_t array_offset(const struct array *array);
+/* What messages call it. */
+const char *array_label(const struct array *array);
+/* Bytes of the range that it takes, as they are charged. */
+uint64_t array_bytes(const struct core *core, const struct array *array);
+/* Its name's place in the pool. */
+void array_insert_name(struct core *core, struct array *array);
+void array_drop_name(struct core *core, struct array *array);
+/* In pool->nameless, unless it has a name. */
+void array_list(struct array *array);
+void array_unlist(struct array *array);
+/* What is promised with the reply that follows is recorded first (I9). */
+void array_promise(struct core *core, struct array *array);
+/* Nobody is charged for it any more. */
+void array_uncharge(struct core *core, struct array *array);
+/* The struct alone. */
+void array_free(struct array *array);
+
+int metadata_check(struct msg_str metadata, struct refusal *r);
+/* What an array of that name (p NULL: unnamed) is to look like. */
+int geometry_check(struct msg_str name, struct msg_str typestr, struct msg_i64s shape,
+                   struct msg_i64s strides, struct msg_str descr, struct geometry *ret,
+                   struct refusal *r);

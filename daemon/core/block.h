@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A block: one allocation of the driver, exported once (I3). It lives from the first array that needs
+ * it. It comes into its space at once, so that further arrays wait for the same driver call. Empty, it
+ * is in its pool's reserve, is doomed, and goes when its release is done; one that the driver refuses
+ * to take is written off.
+ */
+#pragma once
+
+#include "hold.h"
+#include "job.h"
+#include "pool.h"
+#include "space.h"
+
+enum block_state {
+    BLOCK_ALLOCATING, /* its memory is on its way; arrays have ranges in it already */
+    BLOCK_LIVE,
+    BLOCK_RELEASING, /* out of its space: nobody can get it */
+};
+
+TAILQ_HEAD(waiter_list, waiter);
+
+struct block {
+    uint64_t id;
+    enum block_state state;
+    enum core_kind kind;
+    bool own;      /* for one array; else shared */
+    bool reserved; /* in reserve: empty, and could be released */
+    bool spared;   /* in pool->spares: own, and in reserve or its array is pending */
+    bool doomed;   /* in reserve, to be released unless it is needed first */
+    bool promised; /* a client was told of it */
+    uint32_t device;
+    uint64_t size;
+    struct pool *pool;    /* charged for size, and for one block */
+    struct user *user;    /* whose turn its jobs take; not charged for it */
+    struct extent extent; /* own: of no space's free ranges but its own */
+    struct space solo;    /* own: the space that its extent is in */
+    uint64_t handle;
+    int fd; /* -1 until allocated, and for KIND_LEGACY */
+    uint64_t ipc[CORE_HANDLE_WORDS];
+    struct waiter_list waiters; /* while it is allocated */
+    struct hold_list holds;
+    uint64_t emptied_ns;
+    LIST_ENTRY(block) of_core;    /* core->blocks */
+    uint64_t doom;                /* its number, if doomed or being released */
+    TAILQ_ENTRY(block) of_pool;   /* pool->reserved */
+    TAILQ_ENTRY(block) of_device; /* device->reserved, or ->doomed */
+    RB_ENTRY(block) spare;        /* pool->spares */
+    struct job job;               /* first its allocation, then its release */
+    struct entry saved;           /* CORE_PERSIST: first BLOCK, then BLOCK_GONE */
+};
+
+RB_PROTOTYPE(spares, block, spare, )
+
+struct block *block_of(const struct range *range);
+struct zone *block_zone(const struct core *core, const struct block *block);
+/* One of `size` bytes for an array and those to come, whose allocation begins. -ENOMEM. */
+int block_new(struct core *core, const struct array *array, struct user *user, uint64_t size,
+              struct block **ret);
+/* Its memory has come. */
+void block_live(struct block *block, const struct core_alloc_result *result);
+/* A range that was taken in it will be used. */
+void block_use(struct core *core, struct block *block);
+/* A range goes back to its block. */
+void block_put_range(struct core *core, struct range *range);
+/* An own block's array is pending: its range may serve another one. */
+void block_spare(struct core *core, struct block *block);
+void block_unspare(struct core *core, struct block *block);
+/* The smallest own block that is spare, has the array's size, and wastes no more than an eighth. */
+struct block *block_find_spare(const struct core *core, const struct array *array);
+/* Lets a block that is empty, and that no hold keeps, come into reserve. */
+void block_settle(struct core *core, struct block *block);
+/* Records, once, that the block is promised to clients. */
+void block_promise(struct core *core, struct block *block);
+
+/* A block in reserve is to be released: in the order in which they are doomed. */
+void block_doom(struct core *core, struct block *block);
+/* A doomed block is in reserve as before. */
+void block_undoom(struct core *core, struct block *block);
+/* Dooms the pool's oldest reserved blocks until no more than `keep` bytes are left. */
+void blocks_doom(struct core *core, struct pool *pool, uint64_t keep);
+/* Starts the release of a block in reserve: nobody can get it any more. */
+void block_release(struct core *core, struct block *block);
+/* Takes an empty block out of everything. */
+void block_retire(struct core *core, struct block *block);
+void block_destroy(struct core *core, struct block *block);
+
+/* A hold without leases goes. */
+void block_unhold(struct core *core, struct hold *hold);

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fences.h"
+
+#include <assert.h>
+
+#include "bracket.h"
+#include "conn.h"
+#include "page.h"
+#include "reply.h"
+
+/* ---- what a bracket has to wait for ---- */
+
+struct due {
+    struct page *page;
+    uint64_t slot, value;
+    bool data; /* the bracket reads what comes before it */
+};
+
+struct dues {
+    struct due *v;
+    size_t n;
+};
+
+static void
+dues_add(struct dues *dues, const struct fence *fence, bool data, const struct due *after)
+{
+    bool is_after = fence->page->id > after->page->id ||
+                    (fence->page->id == after->page->id && fence->slot > after->slot);
+
+    if (is_after)
+        dues->v[dues->n++] = (struct due){.page = fence->page,
+                                          .slot = fence->slot,
+                                          .value = fence->value,
+                                          .data = data};
+}
+
+/* By page and slot, the highest value first. */
+static int
+due_compare(const void *a, const void *b)
+{
+    const struct due *x = a, *y = b;
+
+    if (x->page->id != y->page->id)
+        return CMP(x->page->id, y->page->id);
+    if (x->slot != y->slot)
+        return CMP(x->slot, y->slot);
+    return CMP(y->value, x->value);
+}
+
+/* A slot only grows, so that its highest value stands for the others. */
+static void
+dues_unite(struct dues *dues)
+{
+    size_t n = 0;
+
+    if (dues->n)
+        qsort(dues->v, dues->n, sizeof(*dues->v), due_compare);
+    for (size_t i = 0; i < dues->n; i++) {
+        const struct due *due = &dues->v[i];
+        if (n && dues->v[n - 1].page == due->page && dues->v[n - 1].slot == due->slot)
+            dues->v[n - 1].data |= due->data;
+        else
+            dues->v[n++] = *due;
+    }
+    dues->n = n;
+}
+
+/* What a claim waits for: the writer before it, and, when it writes, those who have read since. */
+static void
+dues_add_claim(struct dues *dues, const struct claim *claim, const struct due *after)
+{
+    const struct access *access = claim->access;
+    const struct fence *fence;
+
+    if (!access)
+        return;
+    if (access->write)
+        dues_add(dues, access->write, !claim->write, after);
+    if (!claim->write)
+        return;
+    LIST_FOREACH(fence, &access->reads, of_access)
+    dues_add(dues, fence, false, after);
+}
+
+/* How many fences there are at most, once those that have passed are gone. */
+static size_t
+count_fences(struct bracket *bracket)
+{
+    size_t n = 0;
+
+    for (uint32_t i = 0; i < bracket->n_claims; i++) {
+        const struct claim *claim = &bracket->claims[i];
+        if (!claim->access)
+            continue;
+        access_sweep(claim->access, claim->write);
+        n += (claim->access->write ? 1 : 0) + (claim->write ? claim->access->n_reads : 0);
+    }
+    return n;
+}
+
+/* Those after a place, in order; to be freed. -ENOMEM. */
+static int
+dues_gather(struct bracket *bracket, const struct due *after, struct dues *ret)
+{
+    struct dues dues = {.v = calloc(count_fences(bracket) + 1, sizeof(*dues.v))};
+
+    if (!dues.v)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        dues_add_claim(&dues, &bracket->claims[i], after);
+    dues_unite(&dues);
+    *ret = dues;
+    return 0;
+}
+
+/* ---- the reply ---- */
+
+struct reply {
+    struct room room;
+    struct msg_fence *fences; /* as many as there may be */
+    uint32_t n_fences;
+    struct msg_page pages[PROTO_FDS_MAX]; /* those whose hold is new */
+    struct hold *holds[PROTO_FDS_MAX];
+    int fds[PROTO_FDS_MAX];
+    uint32_t n_pages;
+    bool full;
+};
+
+/* Takes back what the client has not been told of. */
+static void
+fences_undo(struct core *core, struct reply *reply)
+{
+    while (reply->n_pages)
+        page_unhold(core, reply->holds[--reply->n_pages]);
+}
+
+/* Its owner has it, and so has who holds it: an fd is sent once (I3). */
+static bool
+page_is_new(struct conn *conn, const struct page *page)
+{
+    return page->conn != conn && !hold_find(&conn->page_holds, page->id);
+}
+
+static void
+reply_add_page(struct reply *reply, const struct msg_page *record, struct hold *hold)
+{
+    assert(hold->page->sealed); /* who made a fence of it had it mapped */
+    reply->fds[reply->n_pages] = hold->page->read;
+    reply->pages[reply->n_pages] = *record;
+    reply->holds[reply->n_pages++] = hold;
+}
+
+/* Adds one fence, and its page where the client has not got that, or finds that the reply is full. */
+static int
+reply_add_due(struct core *core, struct conn *conn, struct reply *reply, const struct due *due,
+              struct refusal *r)
+{
+    struct msg_fence fence = {.page = due->page->id,
+                              .slot = due->slot,
+                              .value = due->value,
+                              .data = due->data};
+    struct msg_page page = page_record(due->page, reply->n_pages);
+    bool is_new = page_is_new(conn, due->page);
+    struct hold *hold;
+    int rc;
+
+    reply->full = !room_take(&reply->room,
+                             msg_fence_size(&fence) + (is_new ? msg_page_size(&page) : 0),
+                             is_new);
+    if (reply->full)
+        return 0;
+    if (is_new) {
+        rc = page_hold(core, conn, due->page, &hold, &is_new, r);
+        if (rc)
+            return rc;
+        reply_add_page(reply, &page, hold);
+    }
+    reply->fences[reply->n_fences++] = fence;
+    return 0;
+}
+
+static int
+reply_add_dues(struct core *core, struct conn *conn, struct reply *reply,
+               const struct dues *dues, struct refusal *r)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && !reply->full && i < dues->n; i++)
+        rc = reply_add_due(core, conn, reply, &dues->v[i], r);
+    if (rc)
+        fences_undo(core, reply);
+    return rc;
+}
+
+int
+fences_reply(struct core *core, struct bracket *bracket, uint32_t request,
+             enum msg_method method, uint64_t after_page, uint64_t after_slot,
+             struct refusal *r)
+{
+    struct page place = {.id = after_page};
+    struct due after = {.page = &place, .slot = after_slot};
+    struct reply reply = {.room = ROOM_INIT};
+    _cleanup_free_ struct due *v = NULL;
+    _cleanup_free_ struct msg_fence *fences = NULL;
+    struct dues dues;
+    int rc = dues_gather(bracket, &after, &dues);
+
+    if (rc)
+        return rc;
+    v = dues.v;
+    fences = reply.fences = calloc(dues.n + 1, sizeof(*fences));
+    if (!fences)
+        return -ENOMEM;
+    rc = reply_add_dues(core, bracket->conn, &reply, &dues, r);
+    if (rc)
+        return rc;
+    send_result(core, bracket->conn, request, method,
+                &(struct msg_fences_result){.fences = fences,
+                                            .n_fences = reply.n_fences,
+                                            .pages = reply.pages,
+                                            .n_pages = reply.n_pages,
+                                            .more = reply.full},
+                reply.fds, reply.n_pages);
+    return 0;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lease: what a connection has on an array, until it closes it or ends; if it hung up, on until the
+ * process exits. It keeps a hold on the array's block.
+ */
+#pragma once
+
+#include "base/tree.h"
+#include "refusal.h"
+
+struct array;
+struct claim;
+struct conn;
+struct core;
+struct hold;
+
+RB_HEAD(leases, lease);
+
+struct lease {
+    RB_ENTRY(lease) node; /* conn->leases */
+    uint64_t id;
+    struct conn *conn;
+    struct array *array;
+    LIST_ENTRY(lease) of_array;
+    struct hold *hold; /* NULL for an array without a block */
+    LIST_HEAD(, claim) claims;
+    bool readonly;
+};
+
+RB_PROTOTYPE(leases, lease, node, )
+
+/* lease.c */
+int lease_new(struct core *core, struct conn *conn, struct array *array, bool readonly,
+              struct lease **ret, bool *ret_new_hold, struct refusal *r);
+/* Its claims have ended. */
+void lease_free(struct core *core, struct lease *lease);
+/* Its connection has hung up. */
+void lease_depart(struct core *core, struct lease *lease);
+struct lease *lease_find(struct conn *conn, uint64_t id);

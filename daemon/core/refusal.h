@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A refusal on its way to the client: the function that decides fills it, the dispatcher sends it.
+ * Functions that fill one return REFUSED.
+ */
+#pragma once
+
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/macros.h"
+#include "msg.h"
+
+#define REFUSED 1
+
+struct refusal {
+    enum proto_error code;
+    int32_t cuda;
+    char text[512];
+};
+
+void refusal_fill(struct refusal *r, enum proto_error code, const char *fmt, ...) PRINTF(3, 4);
+
+/* A macro, so that the compiler sees that it is never 0. */
+#define refuse(...) (refusal_fill(__VA_ARGS__), REFUSED)
+
+/* "1.5 GiB", for messages */
+#define SIZE_TEXT_MAX 32
+const char *size_text(char buf[static SIZE_TEXT_MAX], uint64_t bytes);
+#define SIZE_TEXT(bytes) size_text((char[SIZE_TEXT_MAX]){0}, bytes)
+
+/* The %.*s of a string from a packet: its length, cut so that a message stays readable. */
+#define STR_FMT(s) (int)((s).n < 256 ? (s).n : 256), (s).p ? (s).p : ""

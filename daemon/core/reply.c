@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "reply.h"
+
+#include "actions.h"
+#include "conn.h"
+#include "state.h"
+
+bool
+room_take(struct room *room, size_t bytes, size_t fds)
+{
+    if (room->bytes < bytes || room->fds < fds)
+        return false;
+    room->bytes -= bytes;
+    room->fds -= fds;
+    return true;
+}
+
+void
+conn_end(struct core *core, struct conn *conn, const char *reason)
+{
+    if (conn->closing)
+        return;
+    conn->closing = true;
+    conn->close.action =
+        (struct core_action){.type = CORE_CLOSE, .conn = conn->id, .reason = reason, .fd = -1};
+    entry_push(core, &conn->close);
+}
+
+/* Sends core->buf to conn, with the fds. */
+static void
+send_buf(struct core *core, struct conn *conn, const int *fds, size_t n_fds)
+{
+    size_t n_fd_bytes = n_fds * sizeof(*fds);
+    struct entry *e;
+
+    if (conn->closing)
+        return;
+    e = entry_new(CORE_SEND, n_fd_bytes + core->buf.n);
+    if (!e) {
+        conn_end(core, conn, "out of memory");
+        return;
+    }
+    int *own_fds = (int *)(e + 1);
+    uint8_t *own_data = (uint8_t *)(e + 1) + n_fd_bytes;
+    if (n_fds)
+        memcpy(own_fds, fds, n_fd_bytes);
+    memcpy(own_data, core->buf.data, core->buf.n);
+    e->action.conn = conn->id;
+    e->action.packet = own_data;
+    e->action.n_packet = core->buf.n;
+    e->action.fds = own_fds;
+    e->action.n_fds = n_fds;
+    entry_push(core, e);
+}
+
+void
+send_result(struct core *core, struct conn *conn, uint32_t request, enum msg_method method,
+            const void *result, const int *fds, size_t n_fds)
+{
+    int r = msg_encode_result(&core->buf, request, method, result);
+
+    if (r < 0)
+        conn_end(core, conn, r == -ENOMEM ? "out of memory" : "a reply exceeds a packet");
+    else
+        send_buf(core, conn, fds, n_fds);
+}
+
+void
+send_refusal(struct core *core, struct conn *conn, uint32_t request, const struct refusal *r)
+{
+    if (msg_encode_error(&core->buf, request, r->code, r->text, r->cuda) < 0)
+        conn_end(core, conn, "out of memory");
+    else
+        send_buf(core, conn, NULL, 0);
+}

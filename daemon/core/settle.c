@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "settle.h"
+
+#include <assert.h>
+
+#include "array.h"
+#include "block.h"
+#include "linger.h"
+#include "part.h"
+#include "pool.h"
+#include "reclaim.h"
+#include "state.h"
+
+/* Nobody holds it any more: it is charged to nobody, and what it has of a block goes to the queue. */
+static void
+array_bury(struct core *core, struct array *array)
+{
+    struct array *whole = NULL;
+
+    assert(!array->named && !array->n_leases && !array->n_departed);
+    array_unlist(array);
+    array_uncharge(core, array);
+    entry_free(TAKE_PTR(array->saved));
+    if (array->is_part && array->part)
+        whole = part_end(core, array->part);
+    if (array->range && !array->is_part)
+        reclaim_add(core, array);
+    else
+        array_free(array);
+    if (whole)
+        array_settle(core, whole);
+}
+
+void
+array_settle(struct core *core, struct array *array)
+{
+    if (array->creating || array->named)
+        return;
+    if (array->n_leases || array->n_departed || array->is_whole || linger_array(core, array))
+        array_list(array);
+    else
+        array_bury(core, array);
+}
+
+void
+array_abandon(struct core *core, struct array *array)
+{
+    if (array->named)
+        array_drop_name(core, array);
+    array->creating = false;
+    if (array->is_part)
+        part_undo(core, TAKE_PTR(array->part));
+    else if (array->range)
+        block_put_range(core, TAKE_PTR(array->range));
+    array_bury(core, array);
+}
+
+void
+arrays_settle_landed(struct core *core)
+{
+    struct access *access;
+
+    while ((access = TAILQ_FIRST(&core->landed))) {
+        struct array *array = access->array;
+        linger_stop(core, &core->landed);
+        array_settle(core, array);
+    }
+}

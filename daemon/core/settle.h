@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What becomes of an array when something that kept it goes: it lives on, dies and waits (I2), or is
+ * buried, and its range queues up to be freed.
+ */
+#pragma once
+
+struct array;
+struct core;
+
+/* After a name, a lease, a departed holder or the last part went. */
+void array_settle(struct core *core, struct array *array);
+/* Gives up an array that was never promised to anybody. */
+void array_abandon(struct core *core, struct array *array);
+/* Those whose last fence has passed, or gone with its page. */
+void arrays_settle_landed(struct core *core);

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "waiter.h"
+
+#include <assert.h>
+#include <stdio.h>
+
+#include "array.h"
+#include "conn.h"
+#include "device.h"
+#include "grant.h"
+#include "linger.h"
+#include "pool.h"
+#include "reclaim.h"
+#include "reply.h"
+#include "settle.h"
+#include "state.h"
+#include "user.h"
+
+#define PATIENCE_NS UINT64_C(1000000000) /* that a create waits for lingering arrays in all */
+
+int
+waiter_new(struct core *core, struct conn *conn, uint32_t request, struct array *array,
+           const struct array_request *req, struct waiter **ret, struct refusal *r)
+{
+    struct waiter *waiter = calloc(1, sizeof(*waiter));
+
+    if (!waiter)
+        return -ENOMEM;
+    if (user_charge(core, conn->user, RES_JOBS, 1, r)) {
+        free(waiter);
+        return REFUSED;
+    }
+    waiter->conn = conn;
+    waiter->user = conn->user;
+    waiter->request = request;
+    waiter->array = array;
+    waiter->alignment = req->alignment;
+    LIST_INSERT_HEAD(&conn->waiters, waiter, of_conn);
+    *ret = waiter;
+    return 0;
+}
+
+void
+waiter_orphan(struct waiter *waiter)
+{
+    LIST_REMOVE(waiter, of_conn);
+    waiter->conn = NULL;
+}
+
+void
+waiter_free(struct waiter *waiter)
+{
+    if (waiter->conn)
+        waiter_orphan(waiter);
+    user_uncharge(waiter->user, RES_JOBS, 1);
+    free(waiter);
+}
+
+/* Answers a create that has waited, and frees its waiter: with a range, or with r. */
+static void
+waiter_end(struct core *core, struct waiter *waiter, const struct refusal *r)
+{
+    struct conn *conn = waiter->conn;
+    struct array *array = waiter->array;
+    uint32_t request = waiter->request;
+
+    waiter_free(waiter);
+    if (conn && r)
+        send_refusal(core, conn, request, r);
+    if (!conn || conn->closing || r)
+        array_abandon(core, array);
+    else
+        grant_created(core, conn, request, array);
+}
+
+/* ---- short of memory, or of quota ---- */
+
+/* The waiter tries again when all that is doomed on the device now has been released. */
+static void
+wait_for_releases(struct core *core, uint32_t device, struct waiter *waiter)
+{
+    waiter->until = core->devices[device].n_dooms;
+    TAILQ_INSERT_TAIL(&core->devices[device].retries, waiter, link);
+}
+
+/* True when arrays that have such memory linger, and it has not waited for too long. It tries again when
+ * some do no more. */
+static bool
+wait_for_landing(struct core *core, struct waiter *waiter, const struct lingering *lingering)
+{
+    if (!lingering->n || !waiter->conn || core->stopping)
+        return false;
+    if (!waiter->patience_ns)
+        waiter->patience_ns = core->now_ns + PATIENCE_NS;
+    if (waiter->patience_ns <= core->now_ns)
+        return false;
+    waiter->lingering = lingering;
+    waiter->n_over = lingering->n_over;
+    TAILQ_INSERT_TAIL(&core->hopeful, waiter, link);
+    linger_later(core, LINGER_TURN_NS);
+    return true;
+}
+
+/* The quota may be taken up by blocks that nobody uses: then they go first; or that nobody will use when
+ * fences have passed. */
+static int
+wait_for_quota(struct core *core, struct waiter *waiter)
+{
+    struct pool *pool = waiter->array->pool;
+    uint32_t device = reclaim_pool(core, pool, waiter->user);
+
+    /* Once for each device, and once more: it must not go on for ever while others fill the pool. */
+    if (device == core->config.n_devices || waiter->quota_waits > core->config.n_devices)
+        return wait_for_landing(core, waiter, &pool->lingering) ? WAITS : REFUSED;
+    waiter->quota_waits++;
+    wait_for_releases(core, device, waiter);
+    return WAITS;
+}
+
+/* ---- placing ---- */
+
+/* Whole granules that the array needs. */
+static uint64_t
+needed(const struct core *core, const struct waiter *waiter)
+{
+    const struct array *array = waiter->array;
+
+    return ALIGN_UP(array->span, core->devices[array->device].info.granularity);
+}
+
+static struct zone *
+zone_of(const struct core *core, const struct waiter *waiter)
+{
+    const struct array *array = waiter->array;
+
+    return pool_zone(core, array->pool, array->device, array->kind);
+}
+
+/* Bytes for a new shared block: as much again as the zone has, so that the number of blocks stays in
+ * proportion, within the bound; what the array needs, where memory is short. */
+static uint64_t
+growth(const struct core *core, const struct waiter *waiter)
+{
+    uint64_t granularity = core->devices[waiter->array->device].info.granularity;
+    uint64_t least = needed(core, waiter), size = zone_of(core, waiter)->space.bytes;
+
+    if (waiter->array->own || waiter->minimal || waiter->retried)
+        return least;
+    if (size > core->config.memory.block_size)
+        size = core->config.memory.block_size;
+    size = size / granularity * granularity;
+    return size > least ? size : least;
+}
+
+/* 0: there is a new block that the waiter's array fits in. */
+static int
+grow(struct core *core, struct waiter *waiter, struct block **ret, struct refusal *r)
+{
+    const struct array *array = waiter->array;
+    uint64_t size = growth(core, waiter);
+
+    if (pool_check(core, array->pool, array->kind, size, r)) {
+        size = needed(core, waiter);
+        if (pool_check(core, array->pool, array->kind, size, r))
+            return wait_for_quota(core, waiter);
+    }
+    return block_new(core, array, waiter->user, size, ret);
+}
+
+static int
+give(struct core *core, struct waiter *waiter, struct range *range)
+{
+    struct block *block = block_of(range);
+
+    range->userdata = waiter->array;
+    waiter->array->range = range;
+    block_use(core, block);
+    if (block->state != BLOCK_ALLOCATING)
+        return 0;
+    TAILQ_INSERT_TAIL(&block->waiters, waiter, link);
+    return WAITS;
+}
+
+/* Room in the zone: what is free, or else what waits in the queue to be (also when it is held back:
+ * no driver call comes of this). */
+static int
+zone_take(struct core *core, struct zone *zone, const struct waiter *waiter, struct range **ret)
+{
+    uint64_t bytes = waiter->array->span;
+    struct array *oldest;
+    int rc = space_take(&zone->space, bytes, waiter->alignment, ret);
+
+    while (rc == SPACE_FULL && (oldest = TAILQ_FIRST(&zone->pendings))) {
+        reclaim_free(core, oldest);
+        rc = space_take(&zone->space, bytes, waiter->alignment, ret);
+    }
+    return rc;
+}
+
+static int
+place_shared(struct core *core, struct waiter *waiter, struct refusal *r)
+{
+    struct zone *zone = zone_of(core, waiter);
+    struct range *range;
+    struct block *block;
+    int rc = zone_take(core, zone, waiter, &range);
+
+    if (rc == SPACE_FULL) {
+        rc = grow(core, waiter, &block, r);
+        if (rc == 0)
+            rc = space_take(&zone->space, waiter->array->span, waiter->alignment, &range);
+    }
+    return rc ? rc : give(core, waiter, range);
+}
+
+static struct range *
+spare_take(struct core *core, struct block *block)
+{
+    block_unspare(core, block);
+    if (extent_is_empty(&block->extent))
+        return extent_take(&block->extent);
+    return reclaim_steal(core, block->extent.first->userdata);
+}
+
+static int
+place_own(struct core *core, struct waiter *waiter, struct refusal *r)
+{
+    struct block *block = block_find_spare(core, waiter->array);
+    int rc;
+
+    if (block)
+        return give(core, waiter, spare_take(core, block));
+    rc = grow(core, waiter, &block, r);
+    return rc ? rc : give(core, waiter, extent_take(&block->extent));
+}
+
+int
+waiter_place(struct core *core, struct waiter *waiter, struct refusal *r)
+{
+    return waiter->array->own ? place_own(core, waiter, r) : place_shared(core, waiter, r);
+}
+
+/* ---- trying again ---- */
+
+void
+waiter_retry(struct core *core, struct waiter *waiter)
+{
+    struct refusal r;
+    int rc;
+
+    if (!waiter->conn || core->stopping) {
+        refusal_fill(&r, PROTO_ERR_SHUTDOWN, "the daemon is stopping");
+        waiter_end(core, waiter, &r);
+        return;
+    }
+    rc = waiter_place(core, waiter, &r);
+    if (rc < 0) {
+        conn_end(core, waiter->conn, "out of memory");
+        waiter_end(core, waiter, NULL);
+    } else if (rc != WAITS) {
+        waiter_end(core, waiter, rc == REFUSED ? &r : NULL);
+    }
+}
+
+/* From the start, what was freed is in the queue: the last time is as if it had not waited. */
+static void
+try_again(struct core *core, struct waiter *waiter)
+{
+    waiter->retried = false;
+    waiter->minimal = true;
+    waiter->quota_waits = 0;
+    waiter_retry(core, waiter);
+}
+
+void
+waiters_run(struct core *core)
+{
+    struct waiter_list waiters = TAILQ_HEAD_INITIALIZER(waiters);
+    struct waiter *waiter;
+
+    TAILQ_CONCAT(&waiters, &core->hopeful, link);
+    while ((waiter = TAILQ_FIRST(&waiters))) {
+        bool over = !waiter->conn || core->stopping || waiter->patience_ns <= core->now_ns;
+        TAILQ_REMOVE(&waiters, waiter, link);
+        if (over || waiter->n_over != waiter->lingering->n_over)
+            try_again(core, waiter);
+        else
+            TAILQ_INSERT_TAIL(&core->hopeful, waiter, link);
+    }
+}
+
+/* ---- the driver's answer ---- */
+
+static void
+refuse_alloc(struct core *core, const struct block *block, const struct core_alloc_result *res,
+             struct refusal *r)
+{
+    const struct core_device *d = &core->devices[block->device].info;
+    char left[2 * SIZE_TEXT_MAX + 16] = "";
+
+    if (res->error == -ENOMEM && res->free)
+        snprintf(left, sizeof(left), ", %s of %s are free", SIZE_TEXT(res->free),
+                 SIZE_TEXT(d->total));
+    refusal_fill(r,
+                 res->error == -ENOMEM    ? PROTO_ERR_NO_MEMORY
+                 : res->error == -ENOTSUP ? PROTO_ERR_UNSUPPORTED
+                                          : PROTO_ERR_DRIVER,
+                 "device %u (%s): %s of %s memory could not be allocated%s: %s", block->device,
+                 d->name, SIZE_TEXT(block->size), core_kind_name(block->kind), left, res->text);
+    r->cuda = res->cuda;
+}
+
+/*
+ * Out of memory. Who needs less than the block was tries that again at once; the others, for the
+ * first time, when all that can be freed is.
+ */
+static void
+sort_waiters(struct core *core, struct block *block, struct waiter_list *smaller,
+             struct waiter_list *retries)
+{
+    struct waiter *waiter, *next;
+
+    for (waiter = TAILQ_FIRST(&block->waiters); waiter; waiter = next) {
+        next = TAILQ_NEXT(waiter, link);
+        bool less = block->size > needed(core, waiter);
+        if ((waiter->retried && !less) || !waiter->conn || core->stopping)
+            continue;
+        *(less ? &waiter->minimal : &waiter->retried) = true;
+        TAILQ_REMOVE(&block->waiters, waiter, link);
+        block_put_range(core, TAKE_PTR(waiter->array->range));
+        TAILQ_INSERT_TAIL(less ? smaller : retries, waiter, link);
+    }
+}
+
+/* There is no memory: but there may be when fences have passed. */
+static bool
+wait_for_fences(struct core *core, uint32_t device, struct waiter *waiter)
+{
+    if (!wait_for_landing(core, waiter, &core->devices[device].lingering))
+        return false;
+    block_put_range(core, TAKE_PTR(waiter->array->range));
+    return true;
+}
+
+static void
+alloc_failed(struct core *core, struct block *block, const struct core_alloc_result *result)
+{
+    struct waiter_list smaller = TAILQ_HEAD_INITIALIZER(smaller);
+    struct waiter_list retries = TAILQ_HEAD_INITIALIZER(retries);
+    uint32_t device = block->device;
+    struct waiter *waiter;
+    struct refusal r;
+
+    refuse_alloc(core, block, result, &r);
+    if (result->error == -ENOMEM)
+        sort_waiters(core, block, &smaller, &retries);
+    while ((waiter = TAILQ_FIRST(&block->waiters))) {
+        TAILQ_REMOVE(&block->waiters, waiter, link);
+        if (result->error != -ENOMEM || !wait_for_fences(core, device, waiter))
+            waiter_end(core, waiter, &r);
+    }
+    block_retire(core, block);
+    block_destroy(core, block);
+    TAILQ_FOREACH(waiter, &retries, link)
+    reclaim_all(core, device, waiter->user);
+    if (!TAILQ_EMPTY(&retries))
+        reclaim_doom(core, device, NULL);
+    while ((waiter = TAILQ_FIRST(&retries))) {
+        TAILQ_REMOVE(&retries, waiter, link);
+        wait_for_releases(core, device, waiter);
+    }
+    while ((waiter = TAILQ_FIRST(&smaller))) {
+        TAILQ_REMOVE(&smaller, waiter, link);
+        waiter_retry(core, waiter);
+    }
+}
+
+void
+waiters_alloc_done(struct core *core, struct block *block,
+                   const struct core_alloc_result *result)
+{
+    struct waiter *waiter;
+
+    if (result->error) {
+        alloc_failed(core, block, result);
+        return;
+    }
+    block_live(block, result);
+    while ((waiter = TAILQ_FIRST(&block->waiters))) {
+        TAILQ_REMOVE(&block->waiters, waiter, link);
+        waiter_end(core, waiter, NULL);
+    }
+    block_settle(core, block);
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A watch: a request that is answered when a name's generation is another one than the client has
+ * seen. From the request until it is answered or cancelled, or its connection hangs up. Nothing is
+ * queued for a client that is slow: it asks again, with what it has seen by then.
+ *
+ * The watches of all names lie in one tree, those of a name together. A watch keeps its pool.
+ */
+#pragma once
+
+#include "base/tree.h"
+#include "refusal.h"
+
+struct conn;
+struct core;
+struct pool;
+
+struct watch {
+    RB_ENTRY(watch) node; /* core->watches, by pool, name, connection and request */
+    LIST_ENTRY(watch) of_conn;
+    struct conn *conn;
+    struct pool *pool;
+    uint32_t request;
+    uint8_t n_name;
+    char name[]; /* not terminated */
+};
+
+RB_HEAD(watches, watch);
+
+RB_PROTOTYPE(watches, watch, node, )
+
+/* watch.c */
+/* Answers at once, or keeps a watch. -ENOMEM or REFUSED. */
+int watch_new(struct core *core, struct conn *conn, uint32_t request, struct pool *pool,
+              struct msg_str name, uint64_t seen, struct refusal *r);
+struct watch *watch_find(struct conn *conn, uint32_t request);
+void watch_free(struct core *core, struct watch *watch);
+/* The name's generation is another one from now on; 0: there is no array of that name. */
+void watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_name,
+                  uint64_t generation);
