@@ -71,8 +71,7 @@ fence_free(struct fence *fence)
         access->n_reads--;
     }
     LIST_REMOVE(fence, of_page);
-    user_uncharge(fence->page->conn->user, RES_HOST, FENCE_HOST);
-    user_uncharge(fence->page->conn->user, RES_BRACKETS, 1);
+    charge_deinit(&fence->charge);
     free(fence);
 }
 
@@ -171,6 +170,7 @@ fence_take(struct claim *claim, struct page *page, uint32_t slot, uint64_t value
 {
     struct fence *fence = TAKE_PTR(claim->fence);
 
+    charge_split(&claim->bracket->charge, &fence->charge, 1, FENCE_HOST);
     fence->access = claim->access;
     fence->page = page;
     fence->slot = slot;

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "base/tree.h"
-#include "core.h"
+#include "user.h"
 
 struct array;
 struct bracket;
@@ -20,7 +20,8 @@ struct fence {
     LIST_ENTRY(fence) of_access; /* access->reads, unless it is access->write */
     LIST_ENTRY(fence) of_page;
     struct access *access;
-    struct page *page; /* whose owner is charged for it: FENCE_HOST bytes */
+    struct page *page;
+    struct charge charge; /* of FENCE_HOST bytes, once it is used */
     uint32_t slot;
     uint64_t value;
 };

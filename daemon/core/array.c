@@ -142,7 +142,7 @@ array_alloc(const struct array_request *req)
 
     if (!array)
         return NULL;
-    array->n_host = (uint32_t)n;
+    array->charge.host = (uint32_t)n;
     array->ndim = (uint8_t)g->ndim;
     array->has_strides = g->strides;
     array->n_typestr = (uint8_t)req->typestr.n;
@@ -176,7 +176,7 @@ array_make(const struct array_request *req, uint64_t shared_max)
             return NULL;
         }
         array->n_metadata = (uint16_t)req->metadata.n;
-        array->n_host += req->metadata.n + 1;
+        array->charge.host += req->metadata.n + 1;
     }
     array->pool = req->pool;
     array->device = (uint16_t)req->device;
@@ -196,50 +196,44 @@ array_resource(const struct array *array)
     return array->kind == KIND_PINNED ? RES_PINNED : RES_BYTES;
 }
 
+/* What its pool and its device have. */
+static void
+array_count(struct core *core, struct array *array, bool there)
+{
+    struct device *device = &core->devices[array->device];
+    uint64_t one = there ? 1 : UINT64_MAX, bytes = array_bytes(core, array);
+
+    array->pool->n_arrays += one;
+    device->n_arrays += one;
+    core->n_arrays += one;
+    if (array->kind == KIND_PINNED)
+        return;
+    array->pool->allocated += there ? bytes : -bytes;
+    device->allocated += there ? bytes : -bytes;
+}
+
+/* Its range may be of more bytes than a struct charge holds, and is charged beside it. */
 static int
 array_charge(struct core *core, struct user *user, struct array *array, struct refusal *r)
 {
-    if (user_charge(core, user, RES_HOST, array->n_host, r))
+    if (charge_init(&array->charge, user, RES_ARRAYS, 1, array->charge.host, r))
         return REFUSED;
-    if (user_charge(core, user, RES_ARRAYS, 1, r))
-        goto undo_host;
-    if (user_charge(core, user, array_resource(array), array_bytes(core, array), r))
-        goto undo_array;
-    array->user = user;
-    array->id = ++core->next_array;
-    array->pool->n_arrays++;
-    core->devices[array->device].n_arrays++;
-    core->n_arrays++;
-    if (array->kind != KIND_PINNED) {
-        array->pool->allocated += array_bytes(core, array);
-        core->devices[array->device].allocated += array_bytes(core, array);
+    if (user_charge(user, array_resource(array), array_bytes(core, array), r)) {
+        charge_deinit(&array->charge);
+        return REFUSED;
     }
+    array->id = ++core->next_array;
+    array_count(core, array, true);
     return 0;
-
-undo_array:
-    user_uncharge(user, RES_ARRAYS, 1);
-undo_host:
-    user_uncharge(user, RES_HOST, array->n_host);
-    return REFUSED;
 }
 
 void
 array_uncharge(struct core *core, struct array *array)
 {
-    struct user *user = array->user;
-
-    user_uncharge(user, RES_HOST, array->n_host);
-    user_uncharge(user, RES_ARRAYS, 1);
-    user_uncharge(user, array_resource(array), array_bytes(core, array));
-    array->pool->n_arrays--;
-    core->devices[array->device].n_arrays--;
-    core->n_arrays--;
-    if (array->kind != KIND_PINNED) {
-        array->pool->allocated -= array_bytes(core, array);
-        core->devices[array->device].allocated -= array_bytes(core, array);
-    }
-    user_touch(core, user);
-    pool_touch(core, array->pool);
+    charge_deinit(&array->charge);
+    user_uncharge(array->charge.user, array_resource(array), array_bytes(core, array));
+    array_count(core, array, false);
+    pool_touch(array->pool);
 }
 
 /* ---- names ---- */
@@ -265,7 +259,7 @@ array_take_name(struct core *core, struct array *array, struct refusal *r)
     array->saved = entry_new_name(RECORD_NAME, pool, array->name, array->n_name);
     if (!array->saved)
         return -ENOMEM;
-    if (user_charge(core, array->user, RES_NAMES, 1, r))
+    if (user_charge(array->charge.user, RES_NAMES, 1, r))
         return REFUSED;
     array->generation = pool->floor + 1;
     array_insert_name(core, array);
@@ -281,7 +275,7 @@ array_drop_name(struct core *core, struct array *array)
     array->named = false;
     pool->n_names--;
     core->n_names--;
-    user_uncharge(array->user, RES_NAMES, 1);
+    user_uncharge(array->charge.user, RES_NAMES, 1);
     /* The generation of a name that nobody has seen was not used. */
     if (!array->creating && array->generation > pool->floor)
         pool->floor = array->generation;
@@ -347,7 +341,7 @@ array_new_part(struct core *core, struct part *part, const struct array_request 
         return -ENOMEM;
     array->part = part;
     array->is_part = true;
-    if (array_charge(core, part->user, array, r)) {
+    if (array_charge(core, part->charge.user, array, r)) {
         array_free(array);
         return REFUSED;
     }

@@ -12,7 +12,7 @@
 #include "base/tree.h"
 #include "dealloc.h"
 #include "geometry.h"
-#include "refusal.h"
+#include "user.h"
 
 struct access;
 struct block;
@@ -22,7 +22,6 @@ struct lease;
 struct part;
 struct pool;
 struct range;
-struct user;
 
 struct array { /* a million of them must be cheap */
 
@@ -41,7 +40,7 @@ struct array { /* a million of them must be cheap */
         };
     };
     struct pool *pool;
-    struct user *user; /* who created it: charged for it, the name, n_host and its range */
+    struct charge charge; /* to who created it: as an array, and bytes of it here */
 
     union {
         struct range *range; /* NULL: no bytes, or none yet */
@@ -53,7 +52,6 @@ struct array { /* a million of them must be cheap */
     char *metadata;        /* or NULL; allocated */
     uint64_t nbytes;
     uint64_t span;       /* bytes that it needs */
-    uint32_t n_host;     /* bytes of host memory that the array takes here */
     uint32_t n_leases;   /* of connections that are there */
     uint32_t n_departed; /* of those that are not */
     uint16_t device, n_descr, n_metadata;

@@ -300,8 +300,8 @@ block_destroy(struct core *core, struct block *block)
 {
     LIST_REMOVE(block, of_core);
     block_count(core, block, false);
-    user_touch(core, block->user);
-    pool_touch(core, block->pool);
+    user_touch(block->user);
+    pool_touch(block->pool);
     space_deinit(&block->solo);
     entry_remove(core, &block->saved);
     free(block);

@@ -102,12 +102,6 @@ thread_put(struct conn *conn, struct thread *thread)
 
 /* ---- the end ---- */
 
-static uint64_t
-bracket_host(uint32_t n_claims)
-{
-    return BRACKET_HOST + n_claims * CLAIM_HOST;
-}
-
 static void
 stop_waiting(struct core *core, struct bracket *bracket)
 {
@@ -120,22 +114,18 @@ stop_waiting(struct core *core, struct bracket *bracket)
     core->turns_given.n_waiting--;
 }
 
-/* Its claims have left. A fence that was used is charged on, to the page's owner, who is the same. */
+/* Its claims have left. A fence that was used has its part of the charge, to the page's owner, who is the
+ * same. */
 static void
 bracket_destroy(struct core *core, struct bracket *bracket)
 {
-    struct user *user = bracket->conn->user;
-    uint32_t n_fences = 0;
-
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         assert(!bracket->claims[i].access);
-        n_fences += !bracket->claims[i].fence;
         free(bracket->claims[i].fence);
     }
     RB_REMOVE(brackets, &bracket->conn->brackets, bracket);
     thread_put(bracket->conn, bracket->thread);
-    user_uncharge(user, RES_BRACKETS, bracket->n_claims - n_fences);
-    user_uncharge(user, RES_HOST, bracket_host(bracket->n_claims) - n_fences * FENCE_HOST);
+    charge_deinit(&bracket->charge);
     core->n_brackets--;
     free(bracket);
 }
@@ -235,33 +225,24 @@ bracket_discard(struct bracket *bracket)
         free(bracket->claims[i].fence);
     }
     thread_put(bracket->conn, bracket->thread);
+    charge_deinit(&bracket->charge);
     free(bracket);
-}
-
-static int
-charge_once(struct core *core, struct user *user, uint32_t n, struct refusal *r)
-{
-    if (user_charge(core, user, RES_BRACKETS, n, r))
-        return REFUSED;
-    if (user_charge(core, user, RES_HOST, bracket_host(n), r)) {
-        user_uncharge(user, RES_BRACKETS, n);
-        return REFUSED;
-    }
-    return 0;
 }
 
 /* Fences of arrays that nobody has used since stay when they have passed, and are charged. They are looked
  * for when the limit is reached, but not again and again. */
 static int
-charge(struct core *core, struct conn *conn, uint32_t n, struct refusal *r)
+bracket_charge(struct core *core, struct bracket *bracket, uint32_t n, struct refusal *r)
 {
-    int rc = charge_once(core, conn->user, n, r);
+    struct conn *conn = bracket->conn;
+    size_t host = BRACKET_HOST + n * CLAIM_HOST;
+    int rc = charge_init(&bracket->charge, conn->user, RES_BRACKETS, n, host, r);
 
     if (rc == 0 || (conn->swept_ns && core->now_ns - conn->swept_ns < SWEEP_NS))
         return rc;
     conn->swept_ns = core->now_ns;
     fences_sweep(core, conn);
-    return charge_once(core, conn->user, n, r);
+    return charge_init(&bracket->charge, conn->user, RES_BRACKETS, n, host, r);
 }
 
 static int
@@ -276,17 +257,12 @@ bracket_make(struct core *core, struct conn *conn, const struct bracket_request 
         return -ENOMEM;
     bracket->id = req->id;
     bracket->conn = conn;
-    rc = charge(core, conn, n, r); /* before it holds on to anything that this may sweep */
-    if (rc) {
-        bracket_discard(bracket);
-        return rc;
-    }
-    rc = thread_get(conn, req->thread, &bracket->thread);
+    rc = bracket_charge(core, bracket, n, r); /* before it holds on to what this may sweep */
+    if (rc == 0)
+        rc = thread_get(conn, req->thread, &bracket->thread);
     if (rc == 0)
         rc = add_claims(bracket, req, ++core->n_searches, r);
     if (rc) {
-        user_uncharge(conn->user, RES_BRACKETS, n);
-        user_uncharge(conn->user, RES_HOST, bracket_host(n));
         bracket_discard(bracket);
         return rc;
     }

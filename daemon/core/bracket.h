@@ -23,6 +23,7 @@ struct bracket {
     RB_ENTRY(bracket) node; /* conn->brackets, by id */
     uint64_t id;
     struct conn *conn;
+    struct charge charge; /* with the fences that its claims have left */
     struct thread *thread;
     uint64_t arrival; /* its place in the order of all */
     uint32_t request; /* to be answered */

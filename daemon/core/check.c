@@ -34,7 +34,8 @@ struct tally {
 static bool
 counts_array(const struct core *core, const struct tally *t, const struct array *array)
 {
-    return (!t->user || t->user == array->user) && (!t->pool || t->pool == array->pool) &&
+    return (!t->user || t->user == array->charge.user) &&
+           (!t->pool || t->pool == array->pool) &&
            (!t->device || t->device == &core->devices[array->device]);
 }
 
@@ -93,7 +94,7 @@ check_part(const struct part *part, const struct whole *whole)
     CHECK(part->whole == whole && array && array->is_part && array->part == part);
     CHECK(array->id == part->id && !array->creating && !array->is_whole);
     CHECK(array->pool == of->pool && array->device == of->device && array->kind == of->kind);
-    CHECK(array->user == of->user && array->span);
+    CHECK(array->charge.user == of->charge.user && array->span);
     CHECK(part->offset <= of->span && array->span <= of->span - part->offset); /* I2 */
     check_array(array);
 }
@@ -115,7 +116,7 @@ check_parts(struct core *core, const struct tally *t)
         {
             check_part(part, whole);
             n++;
-            if (!t->user || part->user == t->user)
+            if (!t->user || part->charge.user == t->user)
                 host += sizeof(struct part) + sizeof(struct whole);
         }
         CHECK(n == whole->n && n > 0);
@@ -125,7 +126,7 @@ check_parts(struct core *core, const struct tally *t)
     {
         CHECK(!part->array && !part->whole && part->conn == conn);
         CHECK(!conn->published.asked);
-        if (!t->user || part->user == t->user)
+        if (!t->user || part->charge.user == t->user)
             host += sizeof(struct part) + sizeof(struct whole);
     }
     return host;
@@ -143,7 +144,7 @@ tally_array(const struct core *core, struct tally *t, const struct array *array)
     t->lingering += array->lingering && array->range;
     t->used[RES_ARRAYS]++;
     t->used[RES_NAMES] += array->named;
-    t->used[RES_HOST] += array->n_host;
+    t->used[RES_HOST] += array->charge.host;
     t->used[array->kind == KIND_PINNED ? RES_PINNED : RES_BYTES] += array_bytes(core, array);
     if (array->kind != KIND_PINNED)
         t->allocated += array_bytes(core, array);
@@ -158,7 +159,7 @@ tally_waiters(struct core *core, struct tally *t, const struct waiter_list *wait
     {
         if (!waiter->array->named) /* else it is among the pool's names */
             tally_array(core, t, waiter->array);
-        if (!t->user || t->user == waiter->user)
+        if (!t->user || t->user == waiter->charge.user)
             t->used[RES_JOBS]++;
     }
 }

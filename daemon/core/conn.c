@@ -61,15 +61,17 @@ conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct u
           struct conn **ret)
 {
     struct refusal r;
+    struct charge charge;
     struct conn *conn;
 
-    if (user_charge(core, user, RES_CONNECTIONS, 1, &r))
+    if (charge_init(&charge, user, RES_CONNECTIONS, 1, 0, &r))
         return -EDQUOT;
     conn = conn_alloc(id, peer);
     if (!conn) {
-        user_uncharge(user, RES_CONNECTIONS, 1);
+        charge_deinit(&charge);
         return -ENOMEM;
     }
+    conn->charge = charge;
     conn->user = user;
     conn->deadline_ns = core->now_ns + core->config.hello_timeout_ns;
     TAILQ_INSERT_TAIL(&core->waiting, conn, waiting);
@@ -164,8 +166,7 @@ conn_destroy(struct core *core, struct conn *conn)
         lease_free(core, lease);
     while ((hold = RB_MIN(holds, &conn->holds)))
         block_unhold(core, hold);
-    user_uncharge(conn->user, RES_CONNECTIONS, 1);
-    user_touch(core, conn->user);
+    charge_deinit(&conn->charge);
     conn_free(conn);
 }
 

@@ -22,6 +22,7 @@ struct conn {
     RB_ENTRY(conn) node;
     uint64_t id;
     struct user *user;
+    struct charge charge;
     gid_t gid;
     pid_t pid;
     gid_t *groups;

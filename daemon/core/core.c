@@ -301,7 +301,7 @@ core_connect(struct core *core, uint64_t id, const struct core_peer *peer, uint6
     if (user_get(core, peer, &user) < 0)
         return -ENOMEM;
     r = conn_open(core, id, peer, user, &conn);
-    user_touch(core, user); /* it may have been made for nothing */
+    user_touch(user); /* it may have been made for nothing */
     users_run(core);
     return r;
 }
@@ -379,7 +379,7 @@ core_memory_done(struct core *core, uint64_t id, const struct core_memory_result
     if (job->conn)
         reply_memory(core, job->conn, job, results, n);
     job_end(core, job);
-    user_touch(core, job->user);
+    user_touch(job->user);
     free(job);
     users_run(core);
 }

@@ -152,8 +152,7 @@ reply_add_page(struct reply *reply, const struct msg_page *record, struct hold *
 
 /* Adds one fence, and its page where the client has not got that, or finds that the reply is full. */
 static int
-reply_add_due(struct core *core, struct conn *conn, struct reply *reply, const struct due *due,
-              struct refusal *r)
+reply_add_due(struct conn *conn, struct reply *reply, const struct due *due, struct refusal *r)
 {
     struct msg_fence fence = {.page = due->page->id,
                               .slot = due->slot,
@@ -170,7 +169,7 @@ reply_add_due(struct core *core, struct conn *conn, struct reply *reply, const s
     if (reply->full)
         return 0;
     if (is_new) {
-        rc = page_hold(core, conn, due->page, &hold, &is_new, r);
+        rc = page_hold(conn, due->page, &hold, &is_new, r);
         if (rc)
             return rc;
         reply_add_page(reply, &page, hold);
@@ -186,7 +185,7 @@ reply_add_dues(struct core *core, struct conn *conn, struct reply *reply,
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && !reply->full && i < dues->n; i++)
-        rc = reply_add_due(core, conn, reply, &dues->v[i], r);
+        rc = reply_add_due(conn, reply, &dues->v[i], r);
     if (rc)
         fences_undo(core, reply);
     return rc;

@@ -22,7 +22,7 @@ array_record(const struct core *core, const struct array *array)
         .descr = msg_str_opt(array_descr(array)),
         .metadata = {array->metadata, array->n_metadata},
         .generation = array->generation,
-        .uid = array->user->uid,
+        .uid = array->charge.user->uid,
         .memory = msg_str_opt(array->mapped ? "mapped" : NULL), /* else the block says it */
     };
 

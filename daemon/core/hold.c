@@ -24,8 +24,8 @@ hold_find(struct holds *tree, uint64_t id)
 
 /* Holds are charged as host memory: they outlive leases for as long as the client likes. */
 int
-hold_get(struct core *core, struct conn *conn, struct holds *tree, uint64_t id,
-         struct hold_list *list, struct hold **ret, bool *ret_new, struct refusal *r)
+hold_get(struct conn *conn, struct holds *tree, uint64_t id, struct hold_list *list,
+         struct hold **ret, bool *ret_new, struct refusal *r)
 {
     struct hold *hold = hold_find(tree, id);
 
@@ -36,7 +36,7 @@ hold_get(struct core *core, struct conn *conn, struct holds *tree, uint64_t id,
     hold = calloc(1, sizeof(*hold));
     if (!hold)
         return -ENOMEM;
-    if (user_charge(core, conn->user, RES_HOST, sizeof(*hold), r)) {
+    if (charge_init(&hold->charge, conn->user, RES_HOST, 0, sizeof(*hold), r)) {
         free(hold);
         return REFUSED;
     }
@@ -55,6 +55,6 @@ hold_free(struct hold *hold)
     assert(!hold->n_leases);
     RB_REMOVE(holds, hold->tree, hold);
     LIST_REMOVE(hold, of_held);
-    user_uncharge(hold->conn->user, RES_HOST, sizeof(*hold));
+    charge_deinit(&hold->charge);
     free(hold);
 }

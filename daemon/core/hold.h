@@ -7,7 +7,7 @@
 #pragma once
 
 #include "base/tree.h"
-#include "refusal.h"
+#include "user.h"
 
 struct block;
 struct conn;
@@ -21,8 +21,9 @@ struct hold {
     RB_ENTRY(hold) node; /* tree, by id */
     struct holds *tree;  /* conn->holds, or ->page_holds */
     LIST_ENTRY(hold) of_held;
-    struct conn *conn; /* charged for it */
-    uint64_t id;       /* the block's, or the page's */
+    struct conn *conn;
+    struct charge charge;
+    uint64_t id; /* the block's, or the page's */
 
     union {
         struct block *block;
@@ -36,6 +37,6 @@ RB_PROTOTYPE(holds, hold, node, )
 
 struct hold *hold_find(struct holds *tree, uint64_t id);
 /* The one that conn has, or a new one of what the list is that of. -ENOMEM or REFUSED. */
-int hold_get(struct core *core, struct conn *conn, struct holds *tree, uint64_t id,
-             struct hold_list *list, struct hold **ret, bool *ret_new, struct refusal *r);
+int hold_get(struct conn *conn, struct holds *tree, uint64_t id, struct hold_list *list,
+             struct hold **ret, bool *ret_new, struct refusal *r);
 void hold_free(struct hold *hold);

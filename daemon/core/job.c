@@ -43,7 +43,7 @@ job_admit(const struct core *core, const struct conn *conn, struct refusal *r)
 {
     if (core->stopping)
         return refuse(r, PROTO_ERR_SHUTDOWN, "the daemon is stopping");
-    return user_check(core, conn->user, RES_JOBS, 1, r);
+    return user_check(conn->user, RES_JOBS, 1, r);
 }
 
 void
@@ -56,9 +56,6 @@ job_start(struct core *core, struct job *job, enum job_type type, struct user *u
     job->entry.action.job = job->id;
     RB_INSERT(jobs, &core->jobs, job);
     core->n_jobs++;
-    if (type ==
-        JOB_MEMORY) /* blocks' jobs are bounded by blocks; who waits for one is charged */
-        user->used[RES_JOBS]++;
     if (TAILQ_EMPTY(&user->waiting))
         TAILQ_INSERT_TAIL(&core->turns, user, turn);
     if (type == JOB_RELEASE) /* others may wait for it, and there is one at a time */
@@ -90,8 +87,7 @@ job_end(struct core *core, struct job *job)
 {
     if (job->conn)
         job_orphan(job);
-    if (job->type == JOB_MEMORY)
-        user_uncharge(job->user, RES_JOBS, 1);
+    charge_deinit(&job->charge);
     RB_REMOVE(jobs, &core->jobs, job);
     core->n_jobs--;
     core->n_running--;

@@ -5,12 +5,9 @@
 #pragma once
 
 #include "actions.h"
-#include "refusal.h"
+#include "user.h"
 
 struct conn;
-struct user;
-
-TAILQ_HEAD(job_list, job);
 
 enum job_type {
     JOB_ALLOC,
@@ -22,7 +19,8 @@ struct job {
     RB_ENTRY(job) node; /* core->jobs, while it is under way */
     uint64_t id;
     enum job_type type;
-    struct user *user;        /* whose turn it takes; charged for it, but for a release */
+    struct user *user;        /* whose turn it takes */
+    struct charge charge;     /* MEMORY: who waits for a block's is charged */
     TAILQ_ENTRY(job) of_user; /* user->waiting, until it is its turn */
     struct conn *conn;        /* who waits for it, or NULL */
     LIST_ENTRY(job) of_conn;

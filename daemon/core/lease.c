@@ -28,14 +28,14 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
 
     if (!lease)
         return -ENOMEM;
-    if (user_charge(core, conn->user, RES_LEASES, 1, r))
+    if (charge_init(&lease->charge, conn->user, RES_LEASES, 1, 0, r))
         return REFUSED;
     *ret_new_hold = false;
     if (block) {
-        rc = hold_get(core, conn, &conn->holds, block->id, &block->holds, &lease->hold,
-                      ret_new_hold, r);
+        rc = hold_get(conn, &conn->holds, block->id, &block->holds, &lease->hold, ret_new_hold,
+                      r);
         if (rc) {
-            user_uncharge(conn->user, RES_LEASES, 1);
+            charge_deinit(&lease->charge);
             return rc;
         }
         lease->hold->block = block;
@@ -65,7 +65,7 @@ lease_free(struct core *core, struct lease *lease)
     LIST_REMOVE(lease, of_array);
     if (lease->hold)
         lease->hold->n_leases--;
-    user_uncharge(conn->user, RES_LEASES, 1);
+    charge_deinit(&lease->charge);
     if (conn->departed) {
         array->n_departed--;
     } else {

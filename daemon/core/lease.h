@@ -6,7 +6,7 @@
 #pragma once
 
 #include "base/tree.h"
-#include "refusal.h"
+#include "user.h"
 
 struct array;
 struct claim;
@@ -20,6 +20,7 @@ struct lease {
     RB_ENTRY(lease) node; /* conn->leases */
     uint64_t id;
     struct conn *conn;
+    struct charge charge;
     struct array *array;
     LIST_ENTRY(lease) of_array;
     struct hold *hold; /* NULL for an array without a block */

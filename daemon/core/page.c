@@ -36,12 +36,6 @@ RB_GENERATE(timelines, timeline, node, timeline_compare)
 
 /* ---- life ---- */
 
-static uint64_t
-page_host(void)
-{
-    return sizeof(struct page) + TIMELINE_PAGE_BYTES;
-}
-
 static struct page *
 page_alloc(uint64_t id)
 {
@@ -65,21 +59,18 @@ int
 page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal *r)
 {
     struct page *page;
+    struct charge charge;
 
-    if (user_charge(core, conn->user, RES_PAGES, 1, r))
+    if (charge_init(&charge, conn->user, RES_PAGES, 1, sizeof(*page) + TIMELINE_PAGE_BYTES, r))
         return REFUSED;
-    if (user_charge(core, conn->user, RES_HOST, page_host(), r)) {
-        user_uncharge(conn->user, RES_PAGES, 1);
-        return REFUSED;
-    }
     page = page_alloc(core->next_page + 1);
     if (!page) {
-        user_uncharge(conn->user, RES_PAGES, 1);
-        user_uncharge(conn->user, RES_HOST, page_host());
+        charge_deinit(&charge);
         return -ENOMEM;
     }
     core->next_page++;
     page->conn = conn;
+    page->charge = charge;
     page->request = request;
     RB_INSERT(pages, &core->pages, page);
     LIST_INSERT_HEAD(&conn->pages, page, of_conn);
@@ -99,8 +90,7 @@ page_remove(struct core *core, struct page *page)
     LIST_REMOVE(page, of_conn);
     entry_remove(core, &page->saved);
     entry_remove(core, &page->kill);
-    user_uncharge(page->conn->user, RES_PAGES, 1);
-    user_uncharge(page->conn->user, RES_HOST, page_host());
+    charge_deinit(&page->charge);
     core->n_pages--;
     entry_free(page->gone);
     free(page);
@@ -206,17 +196,12 @@ timeline_find_next(struct core *core, struct pool *pool, struct msg_str after)
     return found && found->pool == pool ? found : NULL;
 }
 
-static uint64_t
-timeline_host(uint32_t n_name)
-{
-    return sizeof(struct timeline) + n_name;
-}
-
 int
 timeline_new(struct core *core, struct conn *conn, struct pool *pool, struct msg_str name,
              struct page *page, struct refusal *r)
 {
     struct timeline *timeline;
+    struct charge charge;
 
     if (timeline_find(core, pool, name))
         return refuse(r, PROTO_ERR_EXISTS, "a timeline \"%.*s\" exists in pool \"%s\"",
@@ -224,15 +209,16 @@ timeline_new(struct core *core, struct conn *conn, struct pool *pool, struct msg
     if (page->timeline)
         return refuse(r, PROTO_ERR_INVALID, "page %llu is a timeline already",
                       (unsigned long long)page->id);
-    if (user_charge(core, conn->user, RES_HOST, timeline_host(name.n), r))
+    if (charge_init(&charge, conn->user, RES_HOST, 0, sizeof(*timeline) + name.n, r))
         return REFUSED;
     timeline = calloc(1, sizeof(*timeline) + name.n);
     if (!timeline) {
-        user_uncharge(conn->user, RES_HOST, timeline_host(name.n));
+        charge_deinit(&charge);
         return -ENOMEM;
     }
     timeline->pool = pool;
     timeline->page = page;
+    timeline->charge = charge;
     timeline->n_name = (uint8_t)name.n;
     memcpy(timeline->name, name.p, name.n);
     page->timeline = timeline;
@@ -247,9 +233,9 @@ timeline_free(struct core *core, struct timeline *timeline)
 {
     RB_REMOVE(timelines, &core->timelines, timeline);
     timeline->page->timeline = NULL;
-    user_uncharge(timeline->page->conn->user, RES_HOST, timeline_host(timeline->n_name));
+    charge_deinit(&timeline->charge);
     timeline->pool->n_timelines--;
-    pool_touch(core, timeline->pool); /* it may have waited for this; who signals is there */
+    pool_touch(timeline->pool); /* it may have waited for this; who signals is there */
     core->n_timelines--;
     free(timeline);
 }
@@ -257,10 +243,10 @@ timeline_free(struct core *core, struct timeline *timeline)
 /* ---- holds ---- */
 
 int
-page_hold(struct core *core, struct conn *conn, struct page *page, struct hold **ret,
-          bool *ret_new, struct refusal *r)
+page_hold(struct conn *conn, struct page *page, struct hold **ret, bool *ret_new,
+          struct refusal *r)
 {
-    int rc = hold_get(core, conn, &conn->page_holds, page->id, &page->holds, ret, ret_new, r);
+    int rc = hold_get(conn, &conn->page_holds, page->id, &page->holds, ret, ret_new, r);
 
     if (rc == 0 && *ret_new) {
         (*ret)->page = page;

@@ -30,7 +30,8 @@ struct pool;
 struct page {
     RB_ENTRY(page) node; /* core->pages */
     uint64_t id;
-    struct conn *conn; /* its owner, who may have departed; charged for it */
+    struct conn *conn; /* its owner, who may have departed */
+    struct charge charge;
     LIST_ENTRY(page) of_conn;
     uint32_t request; /* to be answered when it has been made */
     bool made, sealed;
@@ -54,6 +55,7 @@ struct timeline {            /* a page that has a name */
     RB_ENTRY(timeline) node; /* core->timelines, by pool and name */
     struct pool *pool;
     struct page *page;
+    struct charge charge; /* to its owner */
     uint8_t n_name;
     char name[]; /* not terminated */
 };
@@ -75,8 +77,8 @@ struct page *page_find_own(struct core *core, struct conn *conn, uint64_t id);
 void page_seal(struct core *core, struct page *page);
 struct msg_page page_record(const struct page *page, uint64_t fd);
 /* conn has the page, or is about to be sent it. -ENOMEM or REFUSED. */
-int page_hold(struct core *core, struct conn *conn, struct page *page, struct hold **ret,
-              bool *ret_new, struct refusal *r);
+int page_hold(struct conn *conn, struct page *page, struct hold **ret, bool *ret_new,
+              struct refusal *r);
 void page_unhold(struct core *core, struct hold *hold);
 /* Its owner gives it up: its name goes at once, it goes itself when every value has landed, and nobody
  * else holds it. */

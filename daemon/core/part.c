@@ -73,12 +73,13 @@ whole_settle(struct core *core, struct whole *whole)
 static void
 part_free(struct part *part)
 {
-    user_uncharge(part->user, RES_HOST, PART_HOST);
+    charge_deinit(&part->charge);
     free(part);
 }
 
 static struct part *
-part_alloc(struct core *core, struct conn *conn, struct array *array, uint64_t offset)
+part_alloc(struct core *core, struct conn *conn, struct array *array, uint64_t offset,
+           const struct charge *charge)
 {
     _cleanup_free_ struct part *part = calloc(1, sizeof(*part));
     struct whole *whole = part ? whole_get(core, array) : NULL;
@@ -86,7 +87,7 @@ part_alloc(struct core *core, struct conn *conn, struct array *array, uint64_t o
     if (!whole)
         return NULL;
     part->offset = offset;
-    part->user = conn->user;
+    part->charge = *charge;
     part->conn = conn;
     part->whole = whole;
     TAILQ_INSERT_TAIL(&conn->published.there, part, of_conn);
@@ -113,17 +114,18 @@ int
 part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset,
          struct array_request *req, struct array **ret, struct refusal *r)
 {
+    struct charge charge;
     struct part *part;
 
     req->pool = whole->pool;
     req->device = whole->device;
     req->kind = whole->kind;
     req->mapped = whole->mapped;
-    if (user_charge(core, conn->user, RES_HOST, PART_HOST, r))
+    if (charge_init(&charge, conn->user, RES_HOST, 0, PART_HOST, r))
         return REFUSED;
-    part = part_alloc(core, conn, whole, offset);
+    part = part_alloc(core, conn, whole, offset, &charge);
     if (!part) {
-        user_uncharge(conn->user, RES_HOST, PART_HOST);
+        charge_deinit(&charge);
         return -ENOMEM;
     }
     int rc = array_new_part(core, part, req, ret, r);

@@ -14,13 +14,11 @@
 #pragma once
 
 #include "base/tree.h"
-#include "core.h"
+#include "user.h"
 
 struct array;
 struct array_request;
 struct conn;
-struct refusal;
-struct user;
 
 struct whole {            /* an array that has parts; from its first to its last */
     RB_ENTRY(whole) node; /* core->wholes, by the array's id */
@@ -36,8 +34,8 @@ struct part {
     struct array *array; /* NULL: gone, to be told of */
     struct whole *whole; /* NULL then */
     LIST_ENTRY(part) of_whole;
-    uint64_t offset;           /* in the whole, bytes */
-    struct user *user;         /* charged for this struct */
+    uint64_t offset; /* in the whole, bytes */
+    struct charge charge;
     struct conn *conn;         /* that published it; NULL: has hung up */
     TAILQ_ENTRY(part) of_conn; /* conn->published.there, or .gone */
 };

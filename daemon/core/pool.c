@@ -83,10 +83,10 @@ pool_free(struct core *core, struct pool *pool)
 }
 
 void
-pool_touch(struct core *core, struct pool *pool)
+pool_touch(struct pool *pool)
 {
     if (pool->owner)
-        user_touch(core, pool->owner);
+        user_touch(pool->owner);
 }
 
 bool

@@ -75,7 +75,7 @@ enum {
 int pool_new(struct core *core, const struct core_pool_config *config, struct pool **ret);
 void pool_free(struct core *core, struct pool *pool);
 /* Something of it has gone: so may its owner be, whose own it is. */
-void pool_touch(struct core *core, struct pool *pool);
+void pool_touch(struct pool *pool);
 /* Whether conn may do all of `what` (MAY_*): the first class that fits decides, as for files. */
 bool pool_may(const struct pool *pool, const struct conn *conn, int what);
 /* The pool that a request names, or the caller's own; NULL when there is none. */

@@ -71,36 +71,23 @@ publication_host(const struct array *array, struct msg_str name, struct msg_str 
 
 /* One name more for the array's user; a user at its limit may publish in place of what is its own. */
 static int
-publication_charge_name(struct core *core, struct array *array, const struct array *old,
-                        struct refusal *r)
+publication_charge(struct array *array, const struct array *old, int64_t host,
+                   struct refusal *r)
 {
-    struct user *user = array->user;
+    struct user *user = array->charge.user;
 
+    if (charge_resize(&array->charge, host, r))
+        return REFUSED;
     if (array->named)
         return 0;
-    if (!old || old->user != user)
-        return user_charge(core, user, RES_NAMES, 1, r);
-    user->used[RES_NAMES]++; /* the commit takes one off */
-    return 0;
-}
-
-static int
-publication_charge(struct core *core, struct array *array, const struct array *old,
-                   int64_t host, struct refusal *r)
-{
-    struct user *user = array->user;
-
-    if (host > 0 && user_charge(core, user, RES_HOST, (uint64_t)host, r))
-        return REFUSED;
-    if (publication_charge_name(core, array, old, r)) {
-        if (host > 0)
-            user_uncharge(user, RES_HOST, (uint64_t)host);
-        return REFUSED;
+    if (old && old->charge.user == user) {
+        user->used[RES_NAMES]++; /* the commit takes one off */
+        return 0;
     }
-    if (host < 0)
-        user_uncharge(user, RES_HOST, (uint64_t)-host);
-    array->n_host += (uint32_t)host;
-    return 0;
+    if (!user_charge(user, RES_NAMES, 1, r))
+        return 0;
+    charge_resize(&array->charge, -host, r); /* r stands: what was taken fits */
+    return REFUSED;
 }
 
 /* Gives up the name that the array has, or has had; its charge is the new one's. */
@@ -110,7 +97,7 @@ publication_rename(struct core *core, struct publication *p, struct array *array
 {
     if (array->named) {
         array_drop_name(core, array);
-        array->user->used[RES_NAMES]++;
+        array->charge.user->used[RES_NAMES]++;
         watch_notify(core, array->pool, array->name, array->n_name, 0);
     }
     array_unlist(array);
@@ -159,7 +146,7 @@ array_publish(struct core *core, struct array *array, struct msg_str name,
                       array->pool->name);
     rc = publication_init(&p, array, name, metadata);
     if (rc == 0)
-        rc = publication_charge(core, array, old, publication_host(array, name, metadata), r);
+        rc = publication_charge(array, old, publication_host(array, name, metadata), r);
     if (rc)
         return rc;
     publication_commit(core, &p, array, name, metadata, old);

@@ -38,7 +38,7 @@ count_pending(struct core *core, const struct array *array, bool there)
     if (!there)
         bytes = -bytes;
     *(array->own ? &zone->n_own_pending : &zone->pending) += array->own ? one : bytes;
-    array->user->n_pending += one;
+    array->charge.user->n_pending += one;
     if (array->kind == KIND_PINNED)
         return;
     array->pool->pending += bytes;
@@ -55,7 +55,7 @@ unqueue(struct core *core, struct array *array)
     if (!array->own)
         TAILQ_REMOVE(&pool_zone(core, array->pool, array->device, array->kind)->pendings, array,
                      of_zone);
-    user_touch(core, array->user);
+    user_touch(array->charge.user);
     array_free(array);
     return range;
 }
@@ -110,7 +110,7 @@ reclaim_add(struct core *core, struct array *array)
 {
     struct device *device = device_of(core, array);
     struct block *block = array_block(array);
-    struct dealloc_owner *owner = &array->user->owners[array->device];
+    struct dealloc_owner *owner = &array->charge.user->owners[array->device];
     uint64_t bytes = array->kind == KIND_PINNED ? 0 : array_bytes(core, array); /* R5 */
 
     array->pending = true;
@@ -154,7 +154,7 @@ reclaim_undefer(struct core *core, struct conn *conn)
 static bool
 is_held_by(const struct array *array, const struct user *user)
 {
-    return array->user == user && array->entry.owner->held;
+    return array->charge.user == user && array->entry.owner->held;
 }
 
 static void

@@ -80,7 +80,7 @@ create_place(struct core *core, struct conn *conn, uint32_t id, struct array *ar
              const struct array_request *req, struct refusal *r)
 {
     struct waiter *waiter = NULL;
-    int rc = waiter_new(core, conn, id, array, req, &waiter, r);
+    int rc = waiter_new(conn, id, array, req, &waiter, r);
 
     if (rc == 0)
         rc = waiter_place(core, waiter, r);

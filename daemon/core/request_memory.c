@@ -29,6 +29,10 @@ on_memory_info(struct core *core, struct conn *conn, uint32_t id, const void *pa
     job = calloc(1, sizeof(*job));
     if (!job)
         return -ENOMEM;
+    if (charge_init(&job->charge, conn->user, RES_JOBS, 1, 0, r)) {
+        free(job);
+        return REFUSED;
+    }
     job->entry.action = (struct core_action){.type = CORE_MEMORY, .device = device, .fd = -1};
     job_start_for(core, job, JOB_MEMORY, conn, id);
     return 0;

@@ -78,7 +78,7 @@ entry_record(const struct core *core, const struct array *array)
         .typestr = MSG_STR(array_typestr(array)),
         .shape = {.v = array_shape(array), .n = array->ndim},
         .nbytes = array->nbytes,
-        .uid = array->user->uid,
+        .uid = array->charge.user->uid,
         .leases = (uint64_t)array->n_leases + array->n_departed,
         .memory = MSG_STR(array_memory(array)),
         .readers = access ? access->n_readers : 0,

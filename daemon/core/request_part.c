@@ -22,10 +22,10 @@ whole_check(struct core *core, struct conn *conn, const struct lease *lease, str
     if (!pool_may(array->pool, conn, MAY_WRITE))
         return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
                       array->pool->name);
-    if (array->user != conn->user)
+    if (array->charge.user != conn->user)
         return refuse(r, PROTO_ERR_PERMISSION,
                       "parts of an array are published by its creator, uid %u",
-                      (unsigned int)array->user->uid);
+                      (unsigned int)array->charge.user->uid);
     if (lease->readonly)
         return refuse(r, PROTO_ERR_INVALID, "the array was opened \"r\"");
     if (array->is_part)

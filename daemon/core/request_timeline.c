@@ -71,7 +71,7 @@ on_open_timeline(struct core *core, struct conn *conn, uint32_t id, const void *
         return no_timeline(p, r);
     page = timeline->page;
     if (page->conn != conn)
-        rc = page_hold(core, conn, page, &hold, &is_new, r);
+        rc = page_hold(conn, page, &hold, &is_new, r);
     if (rc)
         return rc;
     struct msg_page record = page_record(page, 0);

@@ -46,6 +46,7 @@ user_new(struct core *core, uid_t uid)
     if (!user)
         return NULL;
     user->uid = uid;
+    user->core = core;
     TAILQ_INIT(&user->waiting);
     for (size_t i = 0; i < n; i++)
         dealloc_owner_init(&user->owners[i]);
@@ -65,12 +66,12 @@ user_free(struct core *core, struct user *user)
 }
 
 void
-user_touch(struct core *core, struct user *user)
+user_touch(struct user *user)
 {
     if (user->touched)
         return;
     user->touched = true;
-    TAILQ_INSERT_TAIL(&core->touched_users, user, of_touched);
+    TAILQ_INSERT_TAIL(&user->core->touched_users, user, of_touched);
 }
 
 bool
@@ -108,10 +109,9 @@ user_limit(const struct core *core, enum resource res)
 }
 
 int
-user_check(const struct core *core, const struct user *user, enum resource res, uint64_t amount,
-           struct refusal *r)
+user_check(const struct user *user, enum resource res, uint64_t amount, struct refusal *r)
 {
-    uint64_t limit = user_limit(core, res), used = user->used[res];
+    uint64_t limit = user_limit(user->core, res), used = user->used[res];
 
     assert(used <= limit);
     if (amount <= limit - used)
@@ -127,10 +127,9 @@ user_check(const struct core *core, const struct user *user, enum resource res, 
 }
 
 int
-user_charge(const struct core *core, struct user *user, enum resource res, uint64_t amount,
-            struct refusal *r)
+user_charge(struct user *user, enum resource res, uint64_t amount, struct refusal *r)
 {
-    if (user_check(core, user, res, amount, r))
+    if (user_check(user, res, amount, r))
         return REFUSED;
     user->used[res] += amount;
     return 0;
@@ -141,4 +140,59 @@ user_uncharge(struct user *user, enum resource res, uint64_t amount)
 {
     assert(user->used[res] >= amount);
     user->used[res] -= amount;
+    user_touch(user);
+}
+
+/* ---- charges ---- */
+
+int
+charge_init(struct charge *ret, struct user *user, enum resource res, uint32_t n, size_t host,
+            struct refusal *r)
+{
+    assert(n <= UINT16_MAX && host <= UINT32_MAX);
+    if (user_charge(user, res, n, r))
+        return REFUSED;
+    if (user_charge(user, RES_HOST, host, r)) {
+        user_uncharge(user, res, n);
+        return REFUSED;
+    }
+    *ret = (struct charge){.user = user,
+                           .host = (uint32_t)host,
+                           .n = (uint16_t)n,
+                           .resource = (uint8_t)res};
+    return 0;
+}
+
+void
+charge_deinit(struct charge *charge)
+{
+    struct charge was = *charge;
+
+    *charge = (struct charge){.user = was.user};
+    if (!was.user)
+        return;
+    user_uncharge(was.user, was.resource, was.n);
+    user_uncharge(was.user, RES_HOST, was.host);
+}
+
+void
+charge_split(struct charge *charge, struct charge *ret, uint32_t n, size_t host)
+{
+    assert(n <= charge->n && host <= charge->host);
+    *ret = *charge;
+    ret->n = (uint16_t)n;
+    ret->host = (uint32_t)host;
+    charge->n = (uint16_t)(charge->n - n);
+    charge->host -= (uint32_t)host;
+}
+
+int
+charge_resize(struct charge *charge, int64_t host, struct refusal *r)
+{
+    if (host > 0 && user_charge(charge->user, RES_HOST, (uint64_t)host, r))
+        return REFUSED;
+    if (host < 0)
+        user_uncharge(charge->user, RES_HOST, (uint64_t)-host);
+    charge->host += (uint32_t)host;
+    return 0;
 }

@@ -11,11 +11,12 @@
 
 #include "base/tree.h"
 #include "dealloc.h"
-#include "job.h"
 #include "refusal.h"
 
 struct core;
 struct pool;
+
+TAILQ_HEAD(job_list, job);
 
 enum resource {
     RES_CONNECTIONS, /* departed ones, too */
@@ -34,6 +35,7 @@ enum resource {
 
 struct user {
     RB_ENTRY(user) node;
+    struct core *core;
     uid_t uid;
     uint64_t used[N_RESOURCES];
     struct pool *pool; /* the uid's own */
@@ -56,14 +58,31 @@ struct user *user_find(struct core *core, uid_t uid);
 struct user *user_new(struct core *core, uid_t uid);
 void user_free(struct core *core, struct user *user);
 /* Something of it has gone. */
-void user_touch(struct core *core, struct user *user);
+void user_touch(struct user *user);
 /* Nothing holds it any more. */
 bool user_is_idle(const struct user *user);
 /* Whether amount may be charged; refuses with the resource's name and limit. */
-int user_check(const struct core *core, const struct user *user, enum resource res,
-               uint64_t amount, struct refusal *r);
-/* Charges amount, or refuses in the same way. */
-int user_charge(const struct core *core, struct user *user, enum resource res, uint64_t amount,
-                struct refusal *r);
+int user_check(const struct user *user, enum resource res, uint64_t amount, struct refusal *r);
+/* Charges amount, or refuses in the same way: for what an object cannot have a struct charge for. */
+int user_charge(struct user *user, enum resource res, uint64_t amount, struct refusal *r);
 void user_uncharge(struct user *user, enum resource res, uint64_t amount);
 uint64_t user_limit(const struct core *core, enum resource res);
+
+/* What an object costs its user: so many of one resource, and bytes of the daemon's own memory. It lies
+ * in that object and is undone with it (I4). All zero, it is none; undone, it still says whose it was. */
+struct charge {
+    struct user *user;
+    uint32_t host;
+    uint16_t n;
+    uint8_t resource;
+};
+
+/* REFUSED: nothing is charged. */
+int charge_init(struct charge *ret, struct user *user, enum resource res, uint32_t n,
+                size_t host, struct refusal *r);
+/* May be called twice. */
+void charge_deinit(struct charge *charge);
+/* A part of it is another object's from now on. */
+void charge_split(struct charge *charge, struct charge *ret, uint32_t n, size_t host);
+/* So many bytes more, or less. Less is never refused. */
+int charge_resize(struct charge *charge, int64_t host, struct refusal *r);

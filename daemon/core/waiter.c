@@ -19,19 +19,18 @@
 #define PATIENCE_NS UINT64_C(1000000000) /* that a create waits for lingering arrays in all */
 
 int
-waiter_new(struct core *core, struct conn *conn, uint32_t request, struct array *array,
+waiter_new(struct conn *conn, uint32_t request, struct array *array,
            const struct array_request *req, struct waiter **ret, struct refusal *r)
 {
     struct waiter *waiter = calloc(1, sizeof(*waiter));
 
     if (!waiter)
         return -ENOMEM;
-    if (user_charge(core, conn->user, RES_JOBS, 1, r)) {
+    if (charge_init(&waiter->charge, conn->user, RES_JOBS, 1, 0, r)) {
         free(waiter);
         return REFUSED;
     }
     waiter->conn = conn;
-    waiter->user = conn->user;
     waiter->request = request;
     waiter->array = array;
     waiter->alignment = req->alignment;
@@ -52,7 +51,7 @@ waiter_free(struct waiter *waiter)
 {
     if (waiter->conn)
         waiter_orphan(waiter);
-    user_uncharge(waiter->user, RES_JOBS, 1);
+    charge_deinit(&waiter->charge);
     free(waiter);
 }
 
@@ -107,7 +106,7 @@ static int
 wait_for_quota(struct core *core, struct waiter *waiter)
 {
     struct pool *pool = waiter->array->pool;
-    uint32_t device = reclaim_pool(core, pool, waiter->user);
+    uint32_t device = reclaim_pool(core, pool, waiter->charge.user);
 
     /* Once for each device, and once more: it must not go on for ever while others fill the pool. */
     if (device == core->config.n_devices || waiter->quota_waits > core->config.n_devices)
@@ -164,7 +163,7 @@ grow(struct core *core, struct waiter *waiter, struct block **ret, struct refusa
         if (pool_check(core, array->pool, array->kind, size, r))
             return wait_for_quota(core, waiter);
     }
-    return block_new(core, array, waiter->user, size, ret);
+    return block_new(core, array, waiter->charge.user, size, ret);
 }
 
 static int
@@ -362,7 +361,7 @@ alloc_failed(struct core *core, struct block *block, const struct core_alloc_res
     block_retire(core, block);
     block_destroy(core, block);
     TAILQ_FOREACH(waiter, &retries, link)
-    reclaim_all(core, device, waiter->user);
+    reclaim_all(core, device, waiter->charge.user);
     if (!TAILQ_EMPTY(&retries))
         reclaim_doom(core, device, NULL);
     while ((waiter = TAILQ_FIRST(&retries))) {

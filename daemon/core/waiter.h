@@ -18,8 +18,8 @@ struct array_request;
 struct waiter {
     TAILQ_ENTRY(waiter) link; /* block->waiters, device->retries, or core->hopeful */
     LIST_ENTRY(waiter) of_conn;
-    struct conn *conn; /* NULL: gone */
-    struct user *user; /* charged for one job */
+    struct conn *conn;    /* NULL: gone */
+    struct charge charge; /* one job */
     uint32_t request;
     struct array *array;
     uint64_t alignment;
@@ -34,7 +34,7 @@ struct waiter {
 
 /* block.c */
 /* A create of conn that may have to wait; -ENOMEM or REFUSED. */
-int waiter_new(struct core *core, struct conn *conn, uint32_t request, struct array *array,
+int waiter_new(struct conn *conn, uint32_t request, struct array *array,
                const struct array_request *req, struct waiter **ret, struct refusal *r);
 void waiter_free(struct waiter *waiter);
 void waiter_orphan(struct waiter *waiter);

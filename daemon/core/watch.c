@@ -70,14 +70,15 @@ watch_new(struct core *core, struct conn *conn, uint32_t request, struct pool *p
         watch_answer(core, conn, request, generation);
         return 0;
     }
-    if (user_check(core, conn->user, RES_WATCHES, 1, r))
-        return REFUSED;
     if (watch_find(conn, request))
         return refuse(r, PROTO_ERR_INVALID, "request %u is a watch already", request);
     watch = watch_alloc(conn, request, pool, name);
     if (!watch)
         return -ENOMEM;
-    conn->user->used[RES_WATCHES]++;
+    if (charge_init(&watch->charge, conn->user, RES_WATCHES, 1, 0, r)) {
+        free(watch);
+        return REFUSED;
+    }
     pool->n_watches++;
     core->n_watches++;
     RB_INSERT(watches, &core->watches, watch);
@@ -101,10 +102,9 @@ watch_free(struct core *core, struct watch *watch)
 {
     RB_REMOVE(watches, &core->watches, watch);
     LIST_REMOVE(watch, of_conn);
-    user_uncharge(watch->conn->user, RES_WATCHES, 1);
+    charge_deinit(&watch->charge);
     watch->pool->n_watches--;
-    pool_touch(core,
-               watch->pool); /* it may have waited for this; the watcher has its connection */
+    pool_touch(watch->pool); /* it may have waited for this; the watcher has its connection */
     core->n_watches--;
     free(watch);
 }

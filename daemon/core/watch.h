@@ -9,7 +9,7 @@
 #pragma once
 
 #include "base/tree.h"
-#include "refusal.h"
+#include "user.h"
 
 struct conn;
 struct core;
@@ -19,6 +19,7 @@ struct watch {
     RB_ENTRY(watch) node; /* core->watches, by pool, name, connection and request */
     LIST_ENTRY(watch) of_conn;
     struct conn *conn;
+    struct charge charge;
     struct pool *pool;
     uint32_t request;
     uint8_t n_name;
