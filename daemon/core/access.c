@@ -13,12 +13,7 @@
 #include <assert.h>
 
 #include "array.h"
-#include "bracket.h"
-#include "conn.h"
-#include "lease.h"
-#include "page.h"
 #include "state.h"
-#include "user.h"
 
 /* Steps of a search for a deadlock, each a claim or a bracket that is looked at: well under a
  * millisecond. One that needs more gives up, and the brackets have their timeouts. */

@@ -57,7 +57,6 @@ struct claim {
 
 TAILQ_HEAD(access_list, access);
 
-/* access.c */
 /* -ENOMEM. */
 int access_get(struct array *array, struct access **ret);
 /* Frees it when nothing is known of the array any more. */

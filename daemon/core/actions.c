@@ -3,7 +3,6 @@
 
 #include <assert.h>
 
-#include "pool.h"
 #include "state.h"
 
 void

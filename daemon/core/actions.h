@@ -21,7 +21,6 @@ struct entry {
 
 TAILQ_HEAD(entries, entry);
 
-/* actions.c */
 void entry_push(struct core *core, struct entry *e);
 void entry_remove(struct core *core, struct entry *e);
 /* One to be pushed later, with n bytes after it. NULL: out of memory. */

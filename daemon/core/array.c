@@ -3,13 +3,8 @@
 
 #include <assert.h>
 
-#include "block.h"
-#include "conn.h"
 #include "device.h"
-#include "part.h"
-#include "pool.h"
 #include "state.h"
-#include "user.h"
 
 /* ---- what an array knows ---- */
 

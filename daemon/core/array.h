@@ -67,7 +67,6 @@ struct array { /* a million of them must be cheap */
     int64_t extents[];    /* shape, strides; then typestr, descr, name: terminated */
 };
 
-/* array.c */
 struct array_request {
     struct pool *pool;
     struct msg_str name; /* or not set */

@@ -6,7 +6,6 @@
 #include "array.h"
 #include "device.h"
 #include "state.h"
-#include "user.h"
 
 static int
 spare_compare(const struct block *a, const struct block *b)
@@ -217,8 +216,8 @@ block_put_range(struct core *core, struct range *range)
     block_settle(core, block);
 }
 
-static void
-block_leave_reserve(struct core *core, struct block *block)
+void
+block_use(struct core *core, struct block *block)
 {
     struct device *device = &core->devices[block->device];
 
@@ -235,12 +234,6 @@ block_leave_reserve(struct core *core, struct block *block)
 }
 
 void
-block_use(struct core *core, struct block *block)
-{
-    block_leave_reserve(core, block);
-}
-
-void
 block_unhold(struct core *core, struct hold *hold)
 {
     struct block *block = hold->block;
@@ -254,7 +247,7 @@ block_unhold(struct core *core, struct hold *hold)
 void
 block_retire(struct core *core, struct block *block)
 {
-    block_leave_reserve(core, block);
+    block_use(core, block);
     block->state = BLOCK_RELEASING; /* from here on block_settle() leaves it alone */
     while (!LIST_EMPTY(&block->holds))
         hold_free(LIST_FIRST(&block->holds));

@@ -59,7 +59,7 @@ int block_new(struct core *core, const struct array *array, struct user *user, u
               struct block **ret);
 /* Its memory has come. */
 void block_live(struct block *block, const struct core_alloc_result *result);
-/* A range that was taken in it will be used. */
+/* Neither spare nor in reserve any more: a range was taken in it, or it goes. */
 void block_use(struct core *core, struct block *block);
 /* A range goes back to its block. */
 void block_put_range(struct core *core, struct range *range);

@@ -12,13 +12,8 @@
 #include <assert.h>
 
 #include "array.h"
-#include "conn.h"
 #include "fences.h"
-#include "lease.h"
-#include "page.h"
-#include "reply.h"
 #include "state.h"
-#include "user.h"
 
 #define TICK_MAX 1024 /* that are refused in one event: the next one comes at once */
 #define SWEEP_NS UINT64_C(100000000) /* between two looks for passed fences of a connection */
@@ -168,26 +163,17 @@ bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint3
 
 /* ---- the beginning ---- */
 
-static int
-check_lease(const struct lease *lease, uint64_t id, bool write, struct refusal *r)
-{
-    if (!lease)
-        return refuse(r, PROTO_ERR_INVALID, "no lease %llu", (unsigned long long)id);
-    if (write && lease->readonly)
-        return refuse(r, PROTO_ERR_PERMISSION, "lease %llu is for reading",
-                      (unsigned long long)id);
-    return 0;
-}
-
 /* `number` is that of a search: what bears it is in the list already. */
 static int
 add_claim(struct bracket *bracket, uint64_t id, bool write, uint64_t number, struct refusal *r)
 {
     struct claim *claim = &bracket->claims[bracket->n_claims];
-    struct lease *lease = lease_find(bracket->conn, id);
+    struct lease *lease;
 
-    if (check_lease(lease, id, write, r))
+    if (lease_get(bracket->conn, id, &lease, r))
         return REFUSED;
+    if (write && lease->readonly)
+        return refuse(r, PROTO_ERR_PERMISSION, "lease %" PRIu64 " is for reading", id);
     if (lease->array->access && lease->array->access->visited[0] == number)
         return refuse(r, PROTO_ERR_INVALID, "an array is in the list twice");
     claim->fence = calloc(1, sizeof(*claim->fence));

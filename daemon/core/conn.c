@@ -2,7 +2,6 @@
 #include "conn.h"
 
 #include "array.h"
-#include "block.h"
 #include "flush.h"
 #include "reclaim.h"
 #include "state.h"

@@ -9,7 +9,6 @@
 #include <stdio.h>
 
 #include "array.h"
-#include "conn.h"
 #include "device.h"
 #include "linger.h"
 #include "reclaim.h"

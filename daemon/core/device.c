@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device.h"
 
-#include "refusal.h"
 #include "state.h"
 
 const char *

@@ -29,9 +29,7 @@ struct device {
     bool context;
 };
 
-/* reclaim.c */
 void device_init(struct device *device, const struct core_device *info,
                  const struct core_memory *memory);
-/* request.c */
 /* Index of a device by its UUID; an absent one is the first device. */
 int device_find(const struct core *core, struct msg_str uuid, uint32_t *ret, struct refusal *r);

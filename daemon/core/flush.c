@@ -3,14 +3,9 @@
 
 #include <inttypes.h>
 
-#include "block.h"
-#include "conn.h"
 #include "device.h"
-#include "pool.h"
 #include "reclaim.h"
-#include "reply.h"
 #include "state.h"
-#include "user.h"
 
 /* Root and whoever runs the daemon flush for everyone, others what is theirs. */
 static bool

@@ -29,7 +29,6 @@ struct flush {
     } flushers[];       /* one for each device */
 };
 
-/* flush.c */
 /* On behalf of conn: of one device or of all (n_devices). Answered at once or later. -ENOMEM. */
 int flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t device);
 void flush_orphan(struct flush *flush);

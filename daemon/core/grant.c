@@ -2,13 +2,9 @@
 #include "grant.h"
 
 #include "array.h"
-#include "block.h"
-#include "conn.h"
 #include "device.h"
 #include "settle.h"
 #include "state.h"
-#include "user.h"
-#include "watch.h"
 
 static struct msg_array
 array_record(const struct core *core, const struct array *array)

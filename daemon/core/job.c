@@ -9,9 +9,7 @@
 
 #include <assert.h>
 
-#include "conn.h"
 #include "state.h"
-#include "user.h"
 
 static int
 job_compare(const struct job *a, const struct job *b)

@@ -34,7 +34,6 @@ RB_PROTOTYPE(jobs, job, node, )
 
 /* Whether a further driver call may be started for conn. */
 int job_admit(const struct core *core, const struct conn *conn, struct refusal *r);
-/* job.c */
 /* Its action comes when it is the user's turn. */
 void job_start(struct core *core, struct job *job, enum job_type type, struct user *user);
 /* The same for a request of conn, which waits for the result; job_admit() has been asked. */

@@ -4,11 +4,8 @@
 #include <assert.h>
 
 #include "array.h"
-#include "block.h"
-#include "conn.h"
 #include "settle.h"
 #include "state.h"
-#include "user.h"
 
 static int
 lease_compare(const struct lease *a, const struct lease *b)
@@ -91,4 +88,11 @@ lease_find(struct conn *conn, uint64_t id)
     struct lease key = {.id = id};
 
     return RB_FIND(leases, &conn->leases, &key);
+}
+
+int
+lease_get(struct conn *conn, uint64_t id, struct lease **ret, struct refusal *r)
+{
+    *ret = lease_find(conn, id);
+    return *ret ? 0 : refuse(r, PROTO_ERR_INVALID, "no lease %" PRIu64, id);
 }

@@ -30,7 +30,6 @@ struct lease {
 
 RB_PROTOTYPE(leases, lease, node, )
 
-/* lease.c */
 int lease_new(struct core *core, struct conn *conn, struct array *array, bool readonly,
               struct lease **ret, bool *ret_new_hold, struct refusal *r);
 /* Its claims have ended. */
@@ -38,3 +37,5 @@ void lease_free(struct core *core, struct lease *lease);
 /* Its connection has hung up. */
 void lease_depart(struct core *core, struct lease *lease);
 struct lease *lease_find(struct conn *conn, uint64_t id);
+/* The same for a request. */
+int lease_get(struct conn *conn, uint64_t id, struct lease **ret, struct refusal *r);

@@ -5,7 +5,6 @@
 
 #include "array.h"
 #include "device.h"
-#include "pool.h"
 #include "state.h"
 
 #define MAX_ARRAYS 1024 /* in one turn: a tenth of a millisecond */

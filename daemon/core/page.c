@@ -3,14 +3,9 @@
 
 #include <assert.h>
 
-#include "access.h"
 #include "array.h"
-#include "conn.h"
 #include "linger.h"
-#include "pool.h"
-#include "reply.h"
 #include "state.h"
-#include "user.h"
 
 #define MAX_PAGES \
     64 /* that one turn looks at: a tenth of a millisecond, since each has its slots */
@@ -182,17 +177,19 @@ timeline_find(struct core *core, struct pool *pool, struct msg_str name)
 
 /* In the order of the tree a name comes before all that it is the beginning of. */
 struct timeline *
-timeline_find_next(struct core *core, struct pool *pool, struct msg_str after)
+timeline_find_next(const struct core *core, struct pool *pool, struct msg_str after)
 {
     union timeline_key key;
+    struct timelines *tree =
+        &((struct core *)(uintptr_t)core)->timelines; /* the macros want it */
     struct timeline *found;
 
     if (after.n >
         PROTO_NAME_MAX) /* clients may ask for any: what comes after it comes after its head */
         after.n = PROTO_NAME_MAX;
-    found = RB_NFIND(timelines, &core->timelines, key_init(&key, pool, after));
+    found = RB_NFIND(timelines, tree, key_init(&key, pool, after));
     if (found && timeline_compare(found, &key.timeline) == 0)
-        found = RB_NEXT(timelines, &core->timelines, found);
+        found = RB_NEXT(timelines, tree, found);
     return found && found->pool == pool ? found : NULL;
 }
 

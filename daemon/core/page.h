@@ -67,7 +67,6 @@ TAILQ_HEAD(page_list, page);
 RB_PROTOTYPE(pages, page, node, )
 RB_PROTOTYPE(timelines, timeline, node, )
 
-/* page.c */
 /* Asks for a page of conn's own: answers later. -ENOMEM or REFUSED. */
 int page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);
 struct page *page_find(struct core *core, uint64_t id);
@@ -90,11 +89,11 @@ bool pages_look(struct core *core);
  * it is let go. */
 void page_free(struct core *core, struct page *page);
 
-/* Under a name. */
-/* -ENOMEM or REFUSED. */
+/* A page gets a name. -ENOMEM or REFUSED. */
 int timeline_new(struct core *core, struct conn *conn, struct pool *pool, struct msg_str name,
                  struct page *page, struct refusal *r);
 void timeline_free(struct core *core, struct timeline *timeline);
 struct timeline *timeline_find(struct core *core, struct pool *pool, struct msg_str name);
 /* The first one > after of the pool, or NULL. */
-struct timeline *timeline_find_next(struct core *core, struct pool *pool, struct msg_str after);
+struct timeline *timeline_find_next(const struct core *core, struct pool *pool,
+                                    struct msg_str after);

@@ -2,10 +2,7 @@
 #include "part.h"
 
 #include "array.h"
-#include "conn.h"
-#include "reply.h"
 #include "state.h"
-#include "user.h"
 
 /* Ids in one reply; what is left is told of at the next request. */
 #define TELL_MAX 4096

@@ -9,9 +9,7 @@
 #include <stdio.h>
 
 #include "array.h"
-#include "conn.h"
 #include "state.h"
-#include "user.h"
 
 static int
 pool_compare(const struct pool *a, const struct pool *b)
@@ -149,18 +147,69 @@ pool_find(struct core *core, const struct conn *conn, struct msg_str name)
     return pool && msg_str_eq(name, pool->name) ? pool : NULL;
 }
 
+static int
+refuse_pool(struct refusal *r, struct msg_str name)
+{
+    return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(name));
+}
+
+void
+refusal_fill_name(struct refusal *r, const char *what, struct msg_str pool, struct msg_str name)
+{
+    if (pool.p)
+        refusal_fill(r, PROTO_ERR_NOT_FOUND, "no %s \"%.*s\" in pool \"%.*s\"", what,
+                     STR_FMT(name), STR_FMT(pool));
+    else
+        refusal_fill(r, PROTO_ERR_NOT_FOUND, "no %s \"%.*s\"", what, STR_FMT(name));
+}
+
+int
+pool_find_readable(struct core *core, const struct conn *conn, struct msg_str name,
+                   struct pool **ret, struct refusal *r)
+{
+    *ret = pool_find(core, conn, name);
+    return *ret && pool_may(*ret, conn, MAY_READ) ? 0 : refuse_pool(r, name);
+}
+
+int
+pool_check_writable(const struct pool *pool, const struct conn *conn, struct refusal *r)
+{
+    if (pool_may(pool, conn, MAY_WRITE))
+        return 0;
+    return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written", pool->name);
+}
+
 int
 pool_find_writable(struct core *core, const struct conn *conn, struct msg_str name,
                    struct pool **ret, struct refusal *r)
 {
     struct pool *pool = pool_find(core, conn, name);
 
-    if (pool && !pool_may(pool, conn, MAY_WRITE) && pool_may(pool, conn, MAY_READ))
-        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
-                      pool->name);
-    if (!pool || !pool_may(pool, conn, MAY_WRITE))
-        return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(name));
+    if (!pool || (!pool_may(pool, conn, MAY_WRITE) && !pool_may(pool, conn, MAY_READ)))
+        return refuse_pool(r, name);
     *ret = pool;
+    return pool_check_writable(pool, conn, r);
+}
+
+int
+pools_list(struct core *core, const struct conn *conn, struct pager *pager, bool all,
+           struct msg_str name,
+           void (*add)(const struct core *core, struct pager *pager, struct pool *pool,
+                       const void *params, bool resumed),
+           const void *params, struct refusal *r)
+{
+    struct pool *pool;
+
+    if (!all) {
+        if (pool_find_readable(core, conn, name, &pool, r))
+            return REFUSED;
+        add(core, pager, pool, params, true);
+        return 0;
+    }
+    for (pool = pool_find_from(core, name); pool && !pager->more;
+         pool = RB_NEXT(pools, &core->pools, pool))
+        if (pool_may(pool, conn, MAY_READ))
+            add(core, pager, pool, params, msg_str_eq(name, pool->name));
     return 0;
 }
 

@@ -7,7 +7,7 @@
 
 #include "base/tree.h"
 #include "core.h"
-#include "refusal.h"
+#include "reply.h"
 #include "space.h"
 
 struct array;
@@ -65,7 +65,6 @@ RB_PROTOTYPE(pools, pool, node, )
 RB_PROTOTYPE(names, array, node, )
 RB_PROTOTYPE(nameless, array, node, )
 
-/* pool.c */
 enum {
     MAY_READ = 4,
     MAY_WRITE = 2
@@ -81,10 +80,25 @@ bool pool_may(const struct pool *pool, const struct conn *conn, int what);
 /* The pool that a request names, or the caller's own; NULL when there is none. */
 struct pool *pool_find(struct core *core, const struct conn *conn, struct msg_str name);
 struct pool *pool_find_from(struct core *core, struct msg_str name); /* first one >= name */
-/* The pool that a request names, in which conn may make things. */
-/* The pool that a request names, in which conn may make things. */
+/* The same for a request; refuses where conn may not read it, as if there were none, or not write. */
+int pool_find_readable(struct core *core, const struct conn *conn, struct msg_str name,
+                       struct pool **ret, struct refusal *r);
 int pool_find_writable(struct core *core, const struct conn *conn, struct msg_str name,
                        struct pool **ret, struct refusal *r);
+/* Of a pool that conn may read: whether it may be written, too. */
+int pool_check_writable(const struct pool *pool, const struct conn *conn, struct refusal *r);
+/* The same answer for a pool that is absent, one that is forbidden, and a name that is absent. */
+void refusal_fill_name(struct refusal *r, const char *what, struct msg_str pool,
+                       struct msg_str name);
+#define refuse_name(...) (refusal_fill_name(__VA_ARGS__), REFUSED)
+
+/* Fills a page from the pool of that name, or from all that conn may read, by name from there on.
+ * `resumed`: what the client has seen of this pool is not to be listed again. */
+int pools_list(struct core *core, const struct conn *conn, struct pager *pager, bool all,
+               struct msg_str name,
+               void (*add)(const struct core *core, struct pager *pager, struct pool *pool,
+                           const void *params, bool resumed),
+               const void *params, struct refusal *r);
 struct zone *pool_zone(const struct core *core, struct pool *pool, uint32_t device,
                        enum core_kind kind);
 /* Whether bytes more of blocks fit the quota (device memory), or one block more the limit. */

@@ -2,11 +2,8 @@
 #include "publish.h"
 
 #include "array.h"
-#include "pool.h"
 #include "settle.h"
 #include "state.h"
-#include "user.h"
-#include "watch.h"
 
 void
 array_unname(struct core *core, struct array *array)

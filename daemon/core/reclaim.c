@@ -4,12 +4,8 @@
 #include <assert.h>
 
 #include "array.h"
-#include "block.h"
-#include "conn.h"
 #include "device.h"
-#include "pool.h"
 #include "state.h"
-#include "user.h"
 
 /* Entries that a uid can hold back on a device: they are charged to nobody. Beyond it the oldest go. */
 #define HELD_MAX 4096

@@ -3,7 +3,6 @@
 
 #include <assert.h>
 
-#include "block.h"
 #include "device.h"
 #include "flush.h"
 #include "state.h"

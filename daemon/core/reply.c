@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reply.h"
 
-#include "actions.h"
-#include "conn.h"
 #include "state.h"
 
 bool
@@ -13,6 +11,15 @@ room_take(struct room *room, size_t bytes, size_t fds)
     room->bytes -= bytes;
     room->fds -= fds;
     return true;
+}
+
+bool
+pager_add(struct pager *pager, const void *record, size_t bytes)
+{
+    pager->more = pager->n == pager->max || !room_take(&pager->room, bytes, 0);
+    if (!pager->more)
+        memcpy((char *)pager->records + pager->n++ * pager->size, record, pager->size);
+    return !pager->more;
 }
 
 void

@@ -16,8 +16,6 @@ void send_refusal(struct core *core, struct conn *conn, uint32_t request,
 /* Ends a connection: cannot fail. reason is static. */
 void conn_end(struct core *core, struct conn *conn, const char *reason);
 
-#define PAGE_MAX 512 /* records in one page */
-
 /*
  * How much room a reply has left. Replies that are lists take records until the next one might
  * not fit. What a record takes is its msg_*_size(), which sees to PROTO_ITEMS_MAX as well.
@@ -32,3 +30,22 @@ struct room {
     }
 
 bool room_take(struct room *room, size_t bytes, size_t fds);
+
+/* A page of a list: as many records as there is room for; who wants the others asks again. */
+#define PAGE_MAX 512 /* records in one, mostly */
+
+struct pager {
+    struct room room;
+    void *records; /* of `size` bytes each: the caller's */
+    size_t size;
+    uint32_t n, max;
+    bool more; /* than there is room for */
+};
+
+#define PAGER(v, n_max)                                                         \
+    {                                                                           \
+        .room = ROOM_INIT, .records = (v), .size = sizeof(*(v)), .max = (n_max) \
+    }
+
+/* Adds a record that takes so many bytes of a reply; false: the page is full. */
+bool pager_add(struct pager *pager, const void *record, size_t bytes);

@@ -5,8 +5,6 @@
 #include "request.h"
 
 #include "device.h"
-#include "reply.h"
-#include "user.h"
 
 /* All devices as records, with the lists that those refer to; to be freed, NULL: out of memory. */
 struct device_records {
@@ -54,7 +52,7 @@ device_records(const struct core *core)
     return records;
 }
 
-static int
+int
 on_hello(struct core *core, struct conn *conn, uint32_t id, const void *params,
          struct refusal *r)
 {
@@ -98,7 +96,7 @@ on_hello(struct core *core, struct conn *conn, uint32_t id, const void *params,
     return 0;
 }
 
-static int
+int
 on_ping(struct core *core, struct conn *conn, uint32_t id, const void *params,
         struct refusal *r)
 {
@@ -118,7 +116,7 @@ status_add_devices(const struct core *core, struct msg_status_result *result)
     }
 }
 
-static int
+int
 on_status(struct core *core, struct conn *conn, uint32_t id, const void *params,
           struct refusal *r)
 {
@@ -159,51 +157,15 @@ on_status(struct core *core, struct conn *conn, uint32_t id, const void *params,
 
 static int (*const handlers[MSG_N_METHODS])(struct core *, struct conn *, uint32_t,
                                             const void *, struct refusal *) = {
-    [MSG_HELLO] = on_hello,
-    [MSG_PING] = on_ping,
-    [MSG_STATUS] = on_status,
-    [MSG_MEMORY_INFO] = on_memory_info,
-    [MSG_POOLS] = on_pools,
-    [MSG_CREATE] = on_create,
-    [MSG_OPEN] = on_open,
-    [MSG_UNLINK] = on_unlink,
-    [MSG_LIST] = on_list,
-    [MSG_SHOW] = on_show,
-    [MSG_PUBLISH] = on_publish,
-    [MSG_WATCH] = on_watch,
-    [MSG_FLUSH] = on_flush,
-    [MSG_DEFER] = on_defer,
-    [MSG_UNNAMED] = on_unnamed,
-    [MSG_USERS] = on_users,
-    [MSG_PAGE] = on_page,
-    [MSG_BEGIN] = on_begin,
-    [MSG_FENCES] = on_fences,
-    [MSG_DISCARD] = on_discard,
-    [MSG_TIMELINE] = on_timeline,
-    [MSG_OPEN_TIMELINE] = on_open_timeline,
-    [MSG_TIMELINES] = on_timelines,
-    [MSG_PUBLISH_PART] = on_publish_part,
-    [MSG_PARTS] = on_parts,
-    [MSG_END] = on_end,
-    [MSG_DROP_PAGES] = on_drop_pages,
-    [MSG_CLOSE] = on_close,
-    [MSG_CANCEL] = on_cancel,
+#define REQUEST(NAME, name, params, result) [MSG_##NAME] = on_##name,
+#define NOTIFY(NAME, name, params)          [MSG_##NAME] = on_##name,
+#include "messages.def"
 };
 
 union params {
-#define RECORD(r)
-#define FIELD(r, type, name, p)
-#define NESTED(r, of, name)
-#define END_RECORD(r)
 #define REQUEST(NAME, name, params, result) struct msg_##params name;
 #define NOTIFY(NAME, name, params)          struct msg_##params name;
 #include "messages.def"
-#undef RECORD
-#undef FIELD
-#undef NESTED
-#undef END_RECORD
-#undef REQUEST
-#undef NOTIFY
 };
 
 /* Why a packet ends its connection, or NULL. */

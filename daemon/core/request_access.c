@@ -3,10 +3,7 @@
  * Who uses an array when: page, drop_pages, begin, fences, end, discard.
  */
 #include "array.h"
-#include "bracket.h"
 #include "fences.h"
-#include "lease.h"
-#include "page.h"
 #include "request.h"
 
 /* ---- pages ---- */
@@ -136,11 +133,11 @@ on_discard(struct core *core, struct conn *conn, uint32_t id, const void *params
            struct refusal *r)
 {
     const struct msg_discard_params *p = params;
-    struct lease *lease = lease_find(conn, p->lease);
+    struct lease *lease;
     struct array *array;
 
-    if (!lease)
-        return refuse(r, PROTO_ERR_INVALID, "no lease %llu", (unsigned long long)p->lease);
+    if (lease_get(conn, p->lease, &lease, r))
+        return REFUSED;
     array = lease->array;
     if (lease->readonly)
         return refuse(r, PROTO_ERR_PERMISSION, "array \"%.*s\" was opened for reading",

@@ -3,12 +3,8 @@
  * create, open, close.
  */
 #include "array.h"
-#include "block.h"
-#include "bracket.h"
 #include "device.h"
 #include "grant.h"
-#include "lease.h"
-#include "pool.h"
 #include "request.h"
 #include "settle.h"
 #include "waiter.h"
@@ -121,16 +117,6 @@ struct opening {
     bool readonly;
 };
 
-/* The same answer for a pool that is absent, one that is forbidden, and a name that is absent. */
-static int
-no_array(struct msg_str pool, struct msg_str name, struct refusal *r)
-{
-    if (!pool.p)
-        return refuse(r, PROTO_ERR_NOT_FOUND, "no array \"%.*s\"", STR_FMT(name));
-    return refuse(r, PROTO_ERR_NOT_FOUND, "no array \"%.*s\" in pool \"%.*s\"", STR_FMT(name),
-                  STR_FMT(pool));
-}
-
 /* One that has lost its name is still to be had while a living connection holds it. */
 static int
 open_find_generation(struct pool *pool, struct array *current, struct msg_str name,
@@ -171,7 +157,7 @@ open_find(const struct opening *o, struct msg_str name, struct array **ret, stru
     if (o->pool && o->params->generation)
         return open_find_generation(o->pool, array, name, o->params->generation, ret, r);
     if (!array)
-        return no_array(o->params->pool, name, r);
+        return refuse_name(r, "array", o->params->pool, name);
     *ret = array;
     return 0;
 }
@@ -194,9 +180,8 @@ open_begin(struct core *core, struct conn *conn, struct opening *o, struct refus
                       p->names.n);
     if (pool && !pool_may(pool, conn, MAY_READ))
         pool = NULL;
-    if (pool && !o->readonly && !pool_may(pool, conn, MAY_WRITE))
-        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
-                      pool->name);
+    if (pool && !o->readonly && pool_check_writable(pool, conn, r))
+        return REFUSED;
     o->pool = pool;
     return 0;
 }
@@ -263,10 +248,9 @@ on_close(struct core *core, struct conn *conn, uint32_t id, const void *params,
     if (p->leases.n > PROTO_CLOSE_MAX)
         return refuse(r, PROTO_ERR_INVALID, "close takes at most %d leases", PROTO_CLOSE_MAX);
     for (uint32_t i = 0; i < p->leases.n; i++) {
-        struct lease *lease = lease_find(conn, p->leases.v[i]);
-        if (!lease)
-            return refuse(r, PROTO_ERR_INVALID, "no lease %llu",
-                          (unsigned long long)p->leases.v[i]);
+        struct lease *lease;
+        if (lease_get(conn, p->leases.v[i], &lease, r))
+            return REFUSED;
         bracket_drop_lease(core, lease);
         lease_free(core, lease);
     }

@@ -5,10 +5,8 @@
  */
 #include "device.h"
 #include "flush.h"
-#include "pool.h"
 #include "reclaim.h"
 #include "request.h"
-#include "user.h"
 
 #define FLUSHES_MAX     16   /* of one connection, not answered yet */
 #define DEFER_DEPTH_MAX 1000 /* of one connection */
@@ -189,23 +187,23 @@ on_pools(struct core *core, struct conn *conn, uint32_t id, const void *params,
 {
     const struct msg_pools_params *p = params;
     _cleanup_free_ struct msg_pool *records = calloc(PAGE_MAX, sizeof(*records));
-    struct msg_pools_result result = {.pools = records};
-    struct room room = ROOM_INIT;
+    struct pager pager = PAGER(records, PAGE_MAX);
     struct pool *pool = pool_find_from(core, p->after);
 
     (void)r;
     if (!records)
         return -ENOMEM;
-    for (; pool && !result.more; pool = RB_NEXT(pools, &core->pools, pool)) {
+    for (; pool && !pager.more; pool = RB_NEXT(pools, &core->pools, pool)) {
         if (msg_str_eq(p->after, pool->name) || !pool_may(pool, conn, MAY_READ))
             continue;
         struct msg_pool record = pool_record(core, pool);
-        result.more = result.n_pools == PAGE_MAX ||
-                      !room_take(&room, msg_pool_size(&record), 0);
-        if (!result.more)
-            records[result.n_pools++] = record;
+        pager_add(&pager, &record, msg_pool_size(&record));
     }
-    send_result(core, conn, id, MSG_POOLS, &result, NULL, 0);
+    send_result(core, conn, id, MSG_POOLS,
+                &(struct msg_pools_result){.pools = records,
+                                           .n_pools = pager.n,
+                                           .more = pager.more},
+                NULL, 0);
     return 0;
 }
 
@@ -240,8 +238,7 @@ on_users(struct core *core, struct conn *conn, uint32_t id, const void *params,
     const struct msg_users_params *p = params;
     bool all = conn->user->uid == 0 || conn->user->uid == core->config.uid;
     _cleanup_free_ struct msg_user *records = calloc(USERS_MAX, sizeof(*records));
-    struct msg_users_result result = {.users = records};
-    struct room room = ROOM_INIT;
+    struct pager pager = PAGER(records, USERS_MAX);
     struct user key = {.uid = (uid_t)p->from}, *user = conn->user;
 
     (void)r;
@@ -251,13 +248,14 @@ on_users(struct core *core, struct conn *conn, uint32_t id, const void *params,
         user = RB_NFIND(users, &core->users, &key);
     if (p->from > (uid_t)-1 || (user && user->uid < p->from))
         user = NULL;
-    for (; user && !result.more; user = all ? RB_NEXT(users, &core->users, user) : NULL) {
+    for (; user && !pager.more; user = all ? RB_NEXT(users, &core->users, user) : NULL) {
         struct msg_user record = user_record(user);
-        result.more = result.n_users == USERS_MAX ||
-                      !room_take(&room, msg_user_size(&record), 0);
-        if (!result.more)
-            records[result.n_users++] = record;
+        pager_add(&pager, &record, msg_user_size(&record));
     }
-    send_result(core, conn, id, MSG_USERS, &result, NULL, 0);
+    send_result(core, conn, id, MSG_USERS,
+                &(struct msg_users_result){.users = records,
+                                           .n_users = pager.n,
+                                           .more = pager.more},
+                NULL, 0);
     return 0;
 }

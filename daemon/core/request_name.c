@@ -3,9 +3,7 @@
  * unlink, list, show, unnamed.
  */
 #include "array.h"
-#include "block.h"
 #include "device.h"
-#include "pool.h"
 #include "publish.h"
 #include "request.h"
 
@@ -23,16 +21,12 @@ name_find(struct core *core, struct conn *conn, const struct msg_name_params *p,
 
     if (name_check(p->name, r))
         return REFUSED;
-    if (pool && what == MAY_WRITE && !pool_may(pool, conn, what) &&
-        pool_may(pool, conn, MAY_READ))
-        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
-                      pool->name);
+    if (pool && what == MAY_WRITE && pool_may(pool, conn, MAY_READ) &&
+        pool_check_writable(pool, conn, r))
+        return REFUSED;
     array = pool && pool_may(pool, conn, what) ? pool_find_array(pool, p->name) : NULL;
     if (!array || array->creating)
-        return p->pool.p
-                   ? refuse(r, PROTO_ERR_NOT_FOUND, "no array \"%.*s\" in pool \"%.*s\"",
-                            STR_FMT(p->name), STR_FMT(p->pool))
-                   : refuse(r, PROTO_ERR_NOT_FOUND, "no array \"%.*s\"", STR_FMT(p->name));
+        return refuse_name(r, "array", p->pool, p->name);
     *ret = array;
     return 0;
 }
@@ -91,13 +85,6 @@ entry_record(const struct core *core, const struct array *array)
 
 /* ---- list ---- */
 
-struct listing {
-    struct room room;
-    struct msg_entry *entries;
-    uint32_t n;
-    bool more;
-};
-
 static bool
 has_prefix(const struct array *array, struct msg_str prefix)
 {
@@ -105,36 +92,20 @@ has_prefix(const struct array *array, struct msg_str prefix)
            (prefix.n == 0 || memcmp(array->name, prefix.p, prefix.n) == 0);
 }
 
-/* Adds the names of one pool that come after `after`. Those with a prefix lie together, so that
- * a request never looks at more names than it lists, but for a few that are being created (I6). */
+/* Those with a prefix lie together, so that a request never looks at more names than it lists, but for a
+ * few that are being created (I6). */
 static void
-list_add_pool(const struct core *core, struct listing *list, struct pool *pool,
-              struct msg_str after, struct msg_str prefix)
+list_pool(const struct core *core, struct pager *pager, struct pool *pool, const void *params,
+          bool resumed)
 {
-    struct array *array = pool_find_next(pool, after, prefix);
+    const struct msg_list_params *p = params;
+    struct msg_str after = resumed ? p->after : (struct msg_str){0};
+    struct array *array = pool_find_next(pool, after, p->prefix);
 
-    for (; array && has_prefix(array, prefix) && !list->more;
-         array = RB_NEXT(names, &pool->names, array)) {
-        if (array->creating)
-            continue;
+    for (; array && has_prefix(array, p->prefix); array = RB_NEXT(names, &pool->names, array)) {
         struct msg_entry record = entry_record(core, array);
-        list->more = list->n == PAGE_MAX || !room_take(&list->room, msg_entry_size(&record), 0);
-        if (!list->more)
-            list->entries[list->n++] = record;
-    }
-}
-
-static void
-list_add_all(struct core *core, const struct conn *conn, struct listing *list,
-             const struct msg_list_params *p)
-{
-    struct pool *pool = pool_find_from(core, p->pool);
-
-    for (; pool && !list->more; pool = RB_NEXT(pools, &core->pools, pool)) {
-        bool resumed = msg_str_eq(p->pool, pool->name);
-        if (pool_may(pool, conn, MAY_READ))
-            list_add_pool(core, list, pool, resumed ? p->after : (struct msg_str){0},
-                          p->prefix);
+        if (!array->creating && !pager_add(pager, &record, msg_entry_size(&record)))
+            return;
     }
 }
 
@@ -144,23 +115,16 @@ on_list(struct core *core, struct conn *conn, uint32_t id, const void *params,
 {
     const struct msg_list_params *p = params;
     _cleanup_free_ struct msg_entry *entries = calloc(PAGE_MAX, sizeof(*entries));
-    struct listing list = {.room = ROOM_INIT, .entries = entries};
-    struct pool *pool;
+    struct pager pager = PAGER(entries, PAGE_MAX);
 
     if (!entries)
         return -ENOMEM;
-    if (p->all) {
-        list_add_all(core, conn, &list, p);
-    } else {
-        pool = pool_find(core, conn, p->pool);
-        if (!pool || !pool_may(pool, conn, MAY_READ))
-            return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(p->pool));
-        list_add_pool(core, &list, pool, p->after, p->prefix);
-    }
+    if (pools_list(core, conn, &pager, p->all, p->pool, list_pool, p, r))
+        return REFUSED;
     send_result(core, conn, id, MSG_LIST,
                 &(struct msg_list_result){.entries = entries,
-                                          .n_entries = list.n,
-                                          .more = list.more},
+                                          .n_entries = pager.n,
+                                          .more = pager.more},
                 NULL, 0);
     return 0;
 }
@@ -265,15 +229,12 @@ on_show(struct core *core, struct conn *conn, uint32_t id, const void *params,
 /* ---- unnamed ---- */
 
 struct unnamed_page {
-    struct room room;
-    struct msg_unnamed *arrays;
-    uint32_t n;
-    bool more;
+    struct pager pager;
 
     struct unnamed_storage {
         struct msg_entry entry;
         struct msg_holder holders[UNNAMED_HOLDERS];
-    } * storage;
+    } * storage; /* of each */
 };
 
 static struct msg_unnamed
@@ -294,34 +255,20 @@ unnamed_record(const struct core *core, const struct array *array, struct unname
 }
 
 static void
-unnamed_add_pool(const struct core *core, struct unnamed_page *page, struct pool *pool,
-                 const struct msg_unnamed_params *after)
+unnamed_pool(const struct core *core, struct pager *pager, struct pool *pool,
+             const void *params, bool resumed)
 {
+    static const struct msg_unnamed_params from_start = {0};
+    const struct msg_unnamed_params *after = resumed ? params : &from_start;
+    struct unnamed_page *page = container_of(pager, struct unnamed_page, pager);
     uint64_t id = after->array == UINT64_MAX ? after->array : after->array + 1;
     struct array *array = pool_find_nameless(pool, after->name, after->generation, id);
 
-    for (; array && !page->more; array = RB_NEXT(nameless, &pool->nameless, array)) {
-        struct msg_unnamed record;
-        if (page->n < UNNAMED_MAX)
-            record = unnamed_record(core, array, &page->storage[page->n]);
-        page->more = page->n == UNNAMED_MAX ||
-                     !room_take(&page->room, msg_unnamed_size(&record), 0);
-        if (!page->more)
-            page->arrays[page->n++] = record;
+    for (; array; array = RB_NEXT(nameless, &pool->nameless, array)) {
+        struct msg_unnamed record = unnamed_record(core, array, &page->storage[pager->n]);
+        if (!pager_add(pager, &record, msg_unnamed_size(&record)))
+            return;
     }
-}
-
-static void
-unnamed_add_all(struct core *core, const struct conn *conn, struct unnamed_page *page,
-                const struct msg_unnamed_params *p)
-{
-    static const struct msg_unnamed_params from_start = {0};
-    struct pool *pool = pool_find_from(core, p->pool);
-
-    for (; pool && !page->more; pool = RB_NEXT(pools, &core->pools, pool))
-        if (pool_may(pool, conn, MAY_READ))
-            unnamed_add_pool(core, page, pool,
-                             msg_str_eq(p->pool, pool->name) ? p : &from_start);
 }
 
 int
@@ -330,24 +277,17 @@ on_unnamed(struct core *core, struct conn *conn, uint32_t id, const void *params
 {
     const struct msg_unnamed_params *p = params;
     _cleanup_free_ struct msg_unnamed *arrays = calloc(UNNAMED_MAX, sizeof(*arrays));
-    _cleanup_free_ struct unnamed_storage *storage = calloc(UNNAMED_MAX, sizeof(*storage));
-    struct unnamed_page page = {.room = ROOM_INIT, .arrays = arrays, .storage = storage};
-    struct pool *pool;
+    _cleanup_free_ struct unnamed_storage *storage = calloc(UNNAMED_MAX + 1, sizeof(*storage));
+    struct unnamed_page page = {.pager = PAGER(arrays, UNNAMED_MAX), .storage = storage};
 
     if (!arrays || !storage)
         return -ENOMEM;
-    if (p->all) {
-        unnamed_add_all(core, conn, &page, p);
-    } else {
-        pool = pool_find(core, conn, p->pool);
-        if (!pool || !pool_may(pool, conn, MAY_READ))
-            return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(p->pool));
-        unnamed_add_pool(core, &page, pool, p);
-    }
+    if (pools_list(core, conn, &page.pager, p->all, p->pool, unnamed_pool, p, r))
+        return REFUSED;
     send_result(core, conn, id, MSG_UNNAMED,
                 &(struct msg_unnamed_result){.arrays = arrays,
-                                             .n_arrays = page.n,
-                                             .more = page.more},
+                                             .n_arrays = page.pager.n,
+                                             .more = page.pager.more},
                 NULL, 0);
     return 0;
 }

@@ -4,11 +4,7 @@
  */
 #include <inttypes.h>
 
-#include "access.h"
 #include "array.h"
-#include "lease.h"
-#include "part.h"
-#include "pool.h"
 #include "publish.h"
 #include "request.h"
 #include "settle.h"
@@ -19,9 +15,8 @@ whole_check(struct core *core, struct conn *conn, const struct lease *lease, str
 {
     const struct array *array = lease->array;
 
-    if (!pool_may(array->pool, conn, MAY_WRITE))
-        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
-                      array->pool->name);
+    if (pool_check_writable(array->pool, conn, r))
+        return REFUSED;
     if (array->charge.user != conn->user)
         return refuse(r, PROTO_ERR_PERMISSION,
                       "parts of an array are published by its creator, uid %u",
@@ -52,12 +47,10 @@ static int
 part_check(struct core *core, struct conn *conn, const struct msg_publish_part_params *p,
            struct array_request *req, struct array **ret_whole, struct refusal *r)
 {
-    struct lease *lease = lease_find(conn, p->lease);
+    struct lease *lease;
 
-    if (!lease)
-        return refuse(r, PROTO_ERR_INVALID, "no lease %" PRIu64, p->lease);
-    if (name_check(p->name, r) || metadata_check(p->metadata, r) ||
-        whole_check(core, conn, lease, r) ||
+    if (lease_get(conn, p->lease, &lease, r) || name_check(p->name, r) ||
+        metadata_check(p->metadata, r) || whole_check(core, conn, lease, r) ||
         geometry_check(p->name, p->typestr, p->shape, p->strides, p->descr, &req->geometry,
                        r) ||
         place_check(lease->array, p->offset, &req->geometry, r))

@@ -2,26 +2,19 @@
 /*
  * publish, watch, cancel.
  */
-#include "access.h"
 #include "array.h"
-#include "bracket.h"
-#include "lease.h"
-#include "pool.h"
 #include "publish.h"
 #include "request.h"
-#include "watch.h"
 
 static int
 publish_check(struct core *core, const struct msg_publish_params *p, struct conn *conn,
               struct array **ret, struct refusal *r)
 {
-    struct lease *lease = lease_find(conn, p->lease);
+    struct lease *lease;
 
-    if (!lease)
-        return refuse(r, PROTO_ERR_INVALID, "no lease %llu", (unsigned long long)p->lease);
-    if (!pool_may(lease->array->pool, conn, MAY_WRITE))
-        return refuse(r, PROTO_ERR_PERMISSION, "pool \"%s\" may be read, not written",
-                      lease->array->pool->name);
+    if (lease_get(conn, p->lease, &lease, r) ||
+        pool_check_writable(lease->array->pool, conn, r))
+        return REFUSED;
     if (name_check(p->name, r) || metadata_check(p->metadata, r))
         return REFUSED;
     if (access_is_abandoned(core, lease->array))
@@ -51,12 +44,10 @@ on_watch(struct core *core, struct conn *conn, uint32_t id, const void *params,
          struct refusal *r)
 {
     const struct msg_watch_params *p = params;
-    struct pool *pool = pool_find(core, conn, p->pool);
+    struct pool *pool;
 
-    if (name_check(p->name, r))
+    if (name_check(p->name, r) || pool_find_readable(core, conn, p->pool, &pool, r))
         return REFUSED;
-    if (!pool || !pool_may(pool, conn, MAY_READ))
-        return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(p->pool));
     return watch_new(core, conn, id, pool, p->name, p->seen, r);
 }
 

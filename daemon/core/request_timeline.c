@@ -2,8 +2,6 @@
 /*
  * Timelines that have a name: timeline, open_timeline, timelines.
  */
-#include "page.h"
-#include "pool.h"
 #include "request.h"
 
 static int
@@ -41,16 +39,6 @@ on_timeline(struct core *core, struct conn *conn, uint32_t id, const void *param
 
 /* ---- open ---- */
 
-/* The same answer for a pool that is absent, one that is forbidden, and a name that is absent. */
-static int
-no_timeline(const struct msg_name_params *p, struct refusal *r)
-{
-    if (!p->pool.p)
-        return refuse(r, PROTO_ERR_NOT_FOUND, "no timeline \"%.*s\"", STR_FMT(p->name));
-    return refuse(r, PROTO_ERR_NOT_FOUND, "no timeline \"%.*s\" in pool \"%.*s\"",
-                  STR_FMT(p->name), STR_FMT(p->pool));
-}
-
 int
 on_open_timeline(struct core *core, struct conn *conn, uint32_t id, const void *params,
                  struct refusal *r)
@@ -68,7 +56,7 @@ on_open_timeline(struct core *core, struct conn *conn, uint32_t id, const void *
     timeline = pool && pool_may(pool, conn, MAY_READ) ? timeline_find(core, pool, p->name)
                                                       : NULL;
     if (!timeline)
-        return no_timeline(p, r);
+        return refuse_name(r, "timeline", p->pool, p->name);
     page = timeline->page;
     if (page->conn != conn)
         rc = page_hold(conn, page, &hold, &is_new, r);
@@ -84,13 +72,6 @@ on_open_timeline(struct core *core, struct conn *conn, uint32_t id, const void *
 }
 
 /* ---- list ---- */
-
-struct listing {
-    struct room room;
-    struct msg_timeline *records;
-    uint32_t n;
-    bool more;
-};
 
 /* What the slot says, which is its owner's word. */
 static struct msg_timeline
@@ -115,32 +96,18 @@ timeline_record(const struct timeline *timeline)
 }
 
 static void
-timelines_add_pool(struct core *core, struct listing *list, struct pool *pool,
-                   struct msg_str after)
+timelines_pool(const struct core *core, struct pager *pager, struct pool *pool,
+               const void *params, bool resumed)
 {
-    struct timeline *timeline = pool->n_timelines ? timeline_find_next(core, pool, after)
-                                                  : NULL;
+    const struct msg_timelines_params *p = params;
+    struct msg_str after = resumed ? p->after : (struct msg_str){0};
+    const struct timeline *timeline;
 
-    while (timeline && timeline->pool == pool && !list->more) {
+    while (pool->n_timelines && (timeline = timeline_find_next(core, pool, after))) {
         struct msg_timeline record = timeline_record(timeline);
-        list->more = list->n == PAGE_MAX ||
-                     !room_take(&list->room, msg_timeline_size(&record), 0);
-        if (!list->more)
-            list->records[list->n++] = record;
-        timeline = timeline_find_next(core, pool, record.name);
-    }
-}
-
-static void
-timelines_add_all(struct core *core, const struct conn *conn, struct listing *list,
-                  const struct msg_timelines_params *p)
-{
-    struct pool *pool = pool_find_from(core, p->pool);
-
-    for (; pool && !list->more; pool = RB_NEXT(pools, &core->pools, pool)) {
-        bool resumed = msg_str_eq(p->pool, pool->name);
-        if (pool_may(pool, conn, MAY_READ))
-            timelines_add_pool(core, list, pool, resumed ? p->after : (struct msg_str){0});
+        if (!pager_add(pager, &record, msg_timeline_size(&record)))
+            return;
+        after = record.name;
     }
 }
 
@@ -150,23 +117,16 @@ on_timelines(struct core *core, struct conn *conn, uint32_t id, const void *para
 {
     const struct msg_timelines_params *p = params;
     _cleanup_free_ struct msg_timeline *records = calloc(PAGE_MAX, sizeof(*records));
-    struct listing list = {.room = ROOM_INIT, .records = records};
-    struct pool *pool;
+    struct pager pager = PAGER(records, PAGE_MAX);
 
     if (!records)
         return -ENOMEM;
-    if (p->all) {
-        timelines_add_all(core, conn, &list, p);
-    } else {
-        pool = pool_find(core, conn, p->pool);
-        if (!pool || !pool_may(pool, conn, MAY_READ))
-            return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(p->pool));
-        timelines_add_pool(core, &list, pool, p->after);
-    }
+    if (pools_list(core, conn, &pager, p->all, p->pool, timelines_pool, p, r))
+        return REFUSED;
     send_result(core, conn, id, MSG_TIMELINES,
                 &(struct msg_timelines_result){.timelines = records,
-                                               .n_timelines = list.n,
-                                               .more = list.more},
+                                               .n_timelines = pager.n,
+                                               .more = pager.more},
                 NULL, 0);
     return 0;
 }

@@ -4,10 +4,7 @@
 #include <assert.h>
 
 #include "array.h"
-#include "block.h"
 #include "linger.h"
-#include "part.h"
-#include "pool.h"
 #include "reclaim.h"
 #include "state.h"
 

@@ -28,6 +28,7 @@
  */
 #pragma once
 
+/* All that the core holds; what it does not, each file includes itself. */
 #include "actions.h"
 #include "base/tree.h"
 #include "block.h"

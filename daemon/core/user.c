@@ -4,7 +4,6 @@
 #include <assert.h>
 #include <inttypes.h>
 
-#include "pool.h"
 #include "state.h"
 
 static int

@@ -5,16 +5,12 @@
 #include <stdio.h>
 
 #include "array.h"
-#include "conn.h"
 #include "device.h"
 #include "grant.h"
 #include "linger.h"
-#include "pool.h"
 #include "reclaim.h"
-#include "reply.h"
 #include "settle.h"
 #include "state.h"
-#include "user.h"
 
 #define PATIENCE_NS UINT64_C(1000000000) /* that a create waits for lingering arrays in all */
 

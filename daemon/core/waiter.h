@@ -32,7 +32,6 @@ struct waiter {
     uint64_t patience_ns;              /* until when it may wait there; 0: it has not */
 };
 
-/* block.c */
 /* A create of conn that may have to wait; -ENOMEM or REFUSED. */
 int waiter_new(struct conn *conn, uint32_t request, struct array *array,
                const struct array_request *req, struct waiter **ret, struct refusal *r);

@@ -4,11 +4,7 @@
 #include <assert.h>
 
 #include "array.h"
-#include "conn.h"
-#include "pool.h"
-#include "reply.h"
 #include "state.h"
-#include "user.h"
 
 static int
 watch_compare(const struct watch *a, const struct watch *b)

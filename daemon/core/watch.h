@@ -30,7 +30,6 @@ RB_HEAD(watches, watch);
 
 RB_PROTOTYPE(watches, watch, node, )
 
-/* watch.c */
 /* Answers at once, or keeps a watch. -ENOMEM or REFUSED. */
 int watch_new(struct core *core, struct conn *conn, uint32_t request, struct pool *pool,
               struct msg_str name, uint64_t seen, struct refusal *r);
