@@ -138,62 +138,19 @@ msg_array_size(const struct msg_array *a)
     return room(RECORD_ID_array, &widest);
 }
 
-size_t
-msg_block_size(const struct msg_block *b)
-{
-    return room(RECORD_ID_block, b);
-}
+#define SIZE_OF(name)                                         \
+    size_t msg_##name##_size(const struct msg_##name *record) \
+    {                                                         \
+        return room(RECORD_ID_##name, record);                \
+    }
 
-size_t
-msg_entry_size(const struct msg_entry *e)
-{
-    return room(RECORD_ID_entry, e);
-}
-
-size_t
-msg_holder_size(const struct msg_holder *h)
-{
-    return room(RECORD_ID_holder, h);
-}
-
-size_t
-msg_unnamed_size(const struct msg_unnamed *u)
-{
-    return room(RECORD_ID_unnamed, u);
-}
-
-size_t
-msg_user_size(const struct msg_user *u)
-{
-    return room(RECORD_ID_user, u);
-}
-
-size_t
-msg_pool_size(const struct msg_pool *p)
-{
-    return room(RECORD_ID_pool, p);
-}
-
-size_t
-msg_memory_size(const struct msg_memory *m)
-{
-    return room(RECORD_ID_memory, m);
-}
-
-size_t
-msg_fence_size(const struct msg_fence *f)
-{
-    return room(RECORD_ID_fence, f);
-}
-
-size_t
-msg_page_size(const struct msg_page *p)
-{
-    return room(RECORD_ID_page, p);
-}
-
-size_t
-msg_timeline_size(const struct msg_timeline *t)
-{
-    return room(RECORD_ID_timeline, t);
-}
+SIZE_OF(block)
+SIZE_OF(entry)
+SIZE_OF(holder)
+SIZE_OF(unnamed)
+SIZE_OF(user)
+SIZE_OF(pool)
+SIZE_OF(memory)
+SIZE_OF(fence)
+SIZE_OF(page)
+SIZE_OF(timeline)
