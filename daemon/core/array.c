@@ -181,7 +181,6 @@ array_make(const struct array_request *req, uint64_t shared_max)
     array->nbytes = req->geometry.nbytes;
     array->span = req->geometry.span;
     array->creating = true;
-    LIST_INIT(&array->leases);
     return array;
 }
 

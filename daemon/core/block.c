@@ -87,7 +87,6 @@ block_new(struct core *core, const struct array *array, struct user *user, uint6
     block->user = user;
     block->fd = -1;
     TAILQ_INIT(&block->waiters);
-    LIST_INIT(&block->holds);
     LIST_INSERT_HEAD(&core->blocks, block, of_core);
     block_count(core, block, true);
     block_allocate(core, block);

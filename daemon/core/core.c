@@ -68,16 +68,7 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
 
     if (!core)
         return -ENOMEM;
-    RB_INIT(&core->users);
-    RB_INIT(&core->pools);
-    RB_INIT(&core->conns);
-    RB_INIT(&core->departed);
-    RB_INIT(&core->jobs);
-    RB_INIT(&core->watches);
-    RB_INIT(&core->pages);
-    RB_INIT(&core->timelines);
-    RB_INIT(&core->deadlines);
-    TAILQ_INIT(&core->ready);
+    TAILQ_INIT(&core->ready); /* trees and LISTs are empty as they are, all zero */
     TAILQ_INIT(&core->lingering);
     TAILQ_INIT(&core->landed);
     TAILQ_INIT(&core->closing_pages);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "grant.h"
 
+#include <assert.h>
+
 #include "array.h"
 #include "device.h"
 #include "settle.h"
@@ -162,7 +164,7 @@ grant_add(struct core *core, struct conn *conn, struct grant *grant, struct arra
 void
 grant_created(struct core *core, struct conn *conn, uint32_t request, struct array *array)
 {
-    _cleanup_(grant_deinit) struct grant grant = {.pool = array->pool};
+    _cleanup_(grant_deinit) struct grant grant = {0};
     struct refusal r;
     int rc = grant_init(&grant, 1);
 
@@ -177,6 +179,7 @@ grant_created(struct core *core, struct conn *conn, uint32_t request, struct arr
         array_abandon(core, array);
         return;
     }
+    assert(grant.n_arrays == 1); /* one has room, however long what it says */
     array_promise(core, array);
     grant_send(core, conn, request, MSG_CREATE, &grant);
     if (array->named)

@@ -42,7 +42,6 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
     lease->conn = conn;
     lease->array = array;
     lease->readonly = readonly;
-    LIST_INIT(&lease->claims);
     RB_INSERT(leases, &conn->leases, lease);
     LIST_INSERT_HEAD(&array->leases, lease, of_array);
     array->n_leases++;

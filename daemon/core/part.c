@@ -46,7 +46,6 @@ whole_get(struct core *core, struct array *array)
     if (!whole)
         return NULL;
     whole->array = array;
-    LIST_INIT(&whole->parts);
     RB_INSERT(wholes, &core->wholes, whole);
     array->is_whole = true;
     return whole;
