@@ -9,12 +9,7 @@
 #include "base/tree.h"
 #include "user.h"
 
-struct array;
-struct bracket;
 struct conn;
-struct core;
-struct lease;
-struct page;
 
 struct fence {
     LIST_ENTRY(fence) of_access; /* access->reads, unless it is access->write */

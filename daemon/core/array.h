@@ -14,14 +14,7 @@
 #include "geometry.h"
 #include "user.h"
 
-struct access;
-struct block;
 struct conn;
-struct core;
-struct lease;
-struct part;
-struct pool;
-struct range;
 
 struct array { /* a million of them must be cheap */
 

@@ -15,9 +15,6 @@
 #include "user.h"
 #include "watch.h"
 
-struct flush;
-struct waiter;
-
 struct conn {
     RB_ENTRY(conn) node;
     uint64_t id;

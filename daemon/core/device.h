@@ -8,8 +8,6 @@
 #include "core.h"
 #include "dealloc.h"
 
-struct flusher;
-
 struct device {
     struct core_device info;
     struct dealloc queue;

@@ -9,7 +9,6 @@
 #include "refusal.h"
 
 struct block;
-struct conn;
 struct core;
 
 /* A flush request that waits for blocks to be released. */

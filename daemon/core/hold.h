@@ -9,11 +9,6 @@
 #include "base/tree.h"
 #include "user.h"
 
-struct block;
-struct conn;
-struct core;
-struct page;
-
 RB_HEAD(holds, hold);
 LIST_HEAD(hold_list, hold);
 

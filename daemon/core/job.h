@@ -7,8 +7,6 @@
 #include "actions.h"
 #include "user.h"
 
-struct conn;
-
 enum job_type {
     JOB_ALLOC,
     JOB_RELEASE,

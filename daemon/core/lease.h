@@ -8,12 +8,6 @@
 #include "base/tree.h"
 #include "user.h"
 
-struct array;
-struct claim;
-struct conn;
-struct core;
-struct hold;
-
 RB_HEAD(leases, lease);
 
 struct lease {

@@ -24,9 +24,6 @@
 #include "refusal.h"
 #include "timeline.h"
 
-struct fence;
-struct pool;
-
 struct page {
     RB_ENTRY(page) node; /* core->pages */
     uint64_t id;

@@ -16,9 +16,7 @@
 #include "base/tree.h"
 #include "user.h"
 
-struct array;
 struct array_request;
-struct conn;
 
 struct whole {            /* an array that has parts; from its first to its last */
     RB_ENTRY(whole) node; /* core->wholes, by the array's id */

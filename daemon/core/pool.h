@@ -10,12 +10,6 @@
 #include "reply.h"
 #include "space.h"
 
-struct array;
-struct block;
-struct conn;
-struct core;
-struct user;
-
 RB_HEAD(names, array);
 RB_HEAD(nameless, array);
 RB_HEAD(spares, block);

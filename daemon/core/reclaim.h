@@ -16,7 +16,6 @@ struct array;
 struct conn;
 struct core;
 struct pool;
-struct range;
 struct user;
 
 /* The array, which is charged for nothing any more, is in the queue from here on; may flush. */

@@ -42,8 +42,6 @@
 #include "user.h"
 #include "watch.h"
 
-struct device;
-
 struct core {
     struct core_config config; /* deep copy */
     struct device *devices;

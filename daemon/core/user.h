@@ -13,9 +13,6 @@
 #include "dealloc.h"
 #include "refusal.h"
 
-struct core;
-struct pool;
-
 TAILQ_HEAD(job_list, job);
 
 enum resource {

@@ -11,10 +11,6 @@
 #include "base/tree.h"
 #include "user.h"
 
-struct conn;
-struct core;
-struct pool;
-
 struct watch {
     RB_ENTRY(watch) node; /* core->watches, by pool, name, connection and request */
     LIST_ENTRY(watch) of_conn;
