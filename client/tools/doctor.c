@@ -11,8 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "connect.h"
 #include "format.h"
+#include "session/connect.h"
 
 const char *
 doctor_level_name(enum doctor_level level)

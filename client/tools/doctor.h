@@ -36,7 +36,7 @@ struct doctor {
     bool silent;     /* one has taken the connection, and said nothing for DOCTOR_PATIENCE_S */
 
     char socket[108];
-    const char *origin; /* of that path: client/connect.h */
+    const char *origin; /* of that path: client/session/connect.h */
     int socket_error;   /* 0 or -errno: connect_path(), stat(2) or access(2) */
     struct stat socket_stat;
 

@@ -14,10 +14,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../client/client.h"
 #include "access_fixture.h"
 #include "base/clock.h"
 #include "base/macros.h"
+#include "handoff/access.h"
+#include "session/client.h"
+#include "session/feature.h"
 
 /* ---- a writer that is killed ---- */
 
@@ -277,7 +279,7 @@ static bool
 has_unsent(struct caid_client *client)
 {
     pthread_mutex_lock(&client->lock);
-    bool unsent = access_has_unsent(client);
+    bool unsent = access_feature.has_unsent(client);
     pthread_mutex_unlock(&client->lock);
     return unsent;
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "arena.h"
+#include "arena/arena.h"
 #include "arena_fixture.h"
 #include "base/macros.h"
 

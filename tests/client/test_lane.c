@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lanes (client/lane.h): which slot a stream signals, in which order, and when a slot passes on to
+ * Lanes (client/handoff/lane.h): which slot a stream signals, in which order, and when a slot passes on to
  * another stream; what is told of fences that are lost.
  */
 #include <pthread.h>
@@ -10,10 +10,11 @@
 #include "base/clock.h"
 #include "base/macros.h"
 #include "caid_test.h"
-#include "client.h"
 #include "daemon.h"
 #include "gpu.h"
-#include "stream.h"
+#include "handoff/lane.h"
+#include "session/client.h"
+#include "session/stream.h"
 
 #define N_STREAMS 40
 #define N_SIGNALS 500
@@ -226,7 +227,7 @@ LANE_TEST(streams_come_and_go)
         fence_drop(&fence);
         assert_cuda(f.gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)stream));
     }
-    cr_assert_lt(f.client->lanes.n, N_COMING / 2);
+    cr_assert_lt(f.client->lanes->n, N_COMING / 2);
     cr_assert_leq(n_pages(&f), 8);
     end(&f);
 }

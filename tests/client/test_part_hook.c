@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's own side of parts (client/part.h): hooks that say that memory may be used again,
+/* The library's own side of parts (client/memory/part.h): hooks that say that memory may be used again,
  * how they are forgotten, and what is left of all of it after fork(). */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,8 +9,8 @@
 
 #include "part_fixture.h"
 
-#include "client.h"
-#include "part.h"
+#include "memory/part.h"
+#include "session/client.h"
 
 /* What has run, in its order. */
 struct record {

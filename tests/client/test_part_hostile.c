@@ -13,8 +13,9 @@
 #include "daemon.h"
 #include "fake.h"
 
-#include "client.h"
-#include "part.h"
+#include "memory/part.h"
+#include "session/client.h"
+#include "session/feature.h"
 
 #define N_PARTS 2
 
@@ -499,7 +500,7 @@ CLIENT_TEST(part_hostile, a_daemon_that_does_not_read)
     full = true;
     pthread_join(thread, &published);
     cr_assert_eq(published, &f);
-    cr_assert(has_unsent(f.client, part_has_unsent));
+    cr_assert(has_unsent(f.client, part_feature.has_unsent));
     room = true;
     while (f.n_gone[0] == 0) {
         wait_until_readable(&f);

@@ -7,10 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../client/client.h"
 #include "caid_test.h"
 #include "daemon.h"
 #include "fake.h"
+#include "session/client.h"
 
 #define N_THREADS 8
 #define N_ROUNDS  300

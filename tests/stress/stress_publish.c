@@ -18,7 +18,7 @@
 #include "caid/caid.h"
 
 #include "base/macros.h"
-#include "part.h"
+#include "memory/part.h"
 
 #define CLIENTS    2
 #define PUBLISHERS 2 /* per client */

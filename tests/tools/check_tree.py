@@ -12,6 +12,8 @@ SKIPPED = {"build", "dist", "__pycache__"}  # and hidden folders, but .ci
 SOURCES = {".c", ".h", ".def", ".syms", ".cmake", ".py", ".pyi", ".sh", ".toml", ".conf", ".scd", ".in"}
 SOURCE_NAMES = {"CMakeLists.txt", "dev", "run"}
 
+# What all folders of the client library stand on.
+OF_CLIENT = ("client/include", "driver", "proto", "proto/base")
 # Which folders a folder's files may include from, besides their own.
 LAYERS = {
     "proto/base": (),
@@ -19,9 +21,13 @@ LAYERS = {
     "mem": ("proto/base",),
     "driver": ("proto/base",),
     "driver/soft": ("driver", "proto/base"),
-    "client": ("client/include", "driver", "mem", "proto", "proto/base"),
+    "client": ("client/arena", "client/handoff", "client/include", "client/memory", "client/session"),
+    "client/arena": (*OF_CLIENT, "client/memory", "client/session", "mem"),
+    "client/handoff": (*OF_CLIENT, "client/memory", "client/session"),
     "client/include": (),
-    "client/tools": ("client", "client/include", "driver", "proto", "proto/base"),
+    "client/memory": (*OF_CLIENT, "client/session"),
+    "client/session": OF_CLIENT,
+    "client/tools": (*OF_CLIENT, "client/session"),
     "daemon/core": ("mem", "proto", "proto/base"),
     "daemon": ("daemon/core", "driver", "mem", "proto", "proto/base"),
     "python": ("client/include",),

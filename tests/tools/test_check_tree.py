@@ -24,7 +24,11 @@ def tree(tmp_path):
     write("daemon/core/core.h", '#include "msg.h"\n#include "space.h"\n')
     write("daemon/server.h", '#include "core.h"\n#include "drv.h"\n#include <uv.h>\n')
     write("client/include/caid/caid.h", "#include <stdint.h>\n")
-    write("client/call.c", '#include "caid/caid.h"\n#include "msg.h"\n')
+    write("client/session/client.h", '#include "caid/caid.h"\n#include "msg.h"\n')
+    write("client/memory/array.h", '#include "session/client.h"\n')
+    write("client/handoff/lane.h", '#include "memory/array.h"\n')
+    write("client/arena/arena.h", '#include "memory/array.h"\n#include "space.h"\n')
+    write("client/features.c", '#include "arena/arena.h"\n#include "handoff/lane.h"\n')
     write("python/_caid.c", "#include <Python.h>\n#include <caid/caid.h>\n")
     write("tests/test_core.c", '#include "core.h"\n')
     write.root = tmp_path
@@ -50,8 +54,13 @@ def test_a_good_tree_passes(tree):
         ("mem/space.c", '"drv.h"', "mem/ does not include driver/drv.h"),
         ("mem/space.c", '"core.h"', "mem/ does not include daemon/core/core.h"),
         ("mem/space.c", '"base/clock.h"', "mem/ does not include base/clock.h"),
-        ("client/array.c", '"../daemon/server.h"', "client/ does not include daemon/server.h"),
-        ("client/names.c", '"core.h"', "client/ does not include daemon/core/core.h"),
+        ("client/features.c", '"../daemon/server.h"', "client/ does not include daemon/server.h"),
+        ("client/session/call.c", '"memory/array.h"', "client/session/ does not include client/memory/array.h"),
+        ("client/memory/copy.c", '"handoff/lane.h"', "client/memory/ does not include client/handoff/lane.h"),
+        ("client/memory/names.c", '"core.h"', "client/memory/ does not include daemon/core/core.h"),
+        ("client/handoff/page.c", '"arena/arena.h"', "client/handoff/ does not include client/arena/arena.h"),
+        ("client/arena/batch.c", '"handoff/lane.h"', "client/arena/ does not include client/handoff/lane.h"),
+        ("client/tools/table.c", '"memory/array.h"', "client/tools/ does not include client/memory/array.h"),
         ("python/array.c", '"msg.h"', "python/ does not include proto/msg.h"),
         ("python/array.c", "<msg.h>", "python/ does not include proto/msg.h"),
         ("daemon/core/pool.c", '"drv.h"', "daemon/core/ does not include driver/drv.h"),

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches: what is freed, from the queue through the work that the GPU is still doing. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "arena.h"
+#include "session/client.h"
+
+/* While so many batches drain, what is freed stays pending. */
+#define N_BATCHES_MAX 32
+
+/* It is open where there is a block, and so an allocation or a batch. */
+static const struct drv *
+arena_drv(const struct caid_arena *arena)
+{
+    return arena->client->gpu.drv;
+}
+
+/* ---- batches ---- */
+
+/* Not CU_EVENT_BLOCKING_SYNC: of such events the 57th record of a context that has not passed waits
+ * for good while a stream waits for the host; of these 20,000 did not (measured, H200). The price:
+ * who waits for one looks all the time. */
+static CUresult
+create_event(const struct caid_arena *arena, CUevent *ret)
+{
+    const struct drv *drv = arena_drv(arena);
+
+    CUresult result = drv->cu.cuCtxPushCurrent(arena->context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = drv->cu.cuEventCreate(ret, CU_EVENT_DISABLE_TIMING);
+    gpu_pop(drv);
+    return result;
+}
+
+/* In no list. NULL: *ret_result says why. */
+static struct batch *
+batch_new(struct caid_arena *arena, CUresult *ret_result)
+{
+    struct batch *batch = TAILQ_FIRST(&arena->spare_batches);
+
+    *ret_result = CUDA_SUCCESS;
+    if (batch) {
+        TAILQ_REMOVE(&arena->spare_batches, batch, link);
+        return batch;
+    }
+    batch = calloc(1, sizeof(*batch));
+    if (!batch) {
+        *ret_result = CUDA_ERROR_OUT_OF_MEMORY;
+        return NULL;
+    }
+    STAILQ_INIT(&batch->allocations);
+    if (!arena->blind)
+        *ret_result = create_event(arena, &batch->event);
+    if (*ret_result != CUDA_SUCCESS) {
+        free(batch);
+        return NULL;
+    }
+    return batch;
+}
+
+static void
+put_away(struct caid_arena *arena, struct batch *batch)
+{
+    batch->done = false;
+    TAILQ_INSERT_TAIL(&arena->spare_batches, batch, link);
+}
+
+static void
+destroy_batch(const struct caid_arena *arena, struct batch *batch)
+{
+    if (batch->event)
+        arena_drv(arena)->cu.cuEventDestroy(batch->event);
+    free(batch);
+}
+
+/* The first batch of the list is done. */
+static void
+finish(struct caid_arena *arena, struct batch *batch)
+{
+    struct allocation *allocation;
+
+    TAILQ_REMOVE(&arena->batches, batch, link);
+    arena->n_batches--;
+    arena->draining -= batch->n;
+    arena->draining_bytes -= batch->bytes;
+    batch->n = batch->bytes = 0;
+    while ((allocation = STAILQ_FIRST(&batch->allocations))) {
+        STAILQ_REMOVE_HEAD(&batch->allocations, batched);
+        arena_reclaim(allocation);
+    }
+    if (batch->n_waiting > 0)
+        batch->done = true;
+    else
+        put_away(arena, batch);
+}
+
+/* ---- flushing ---- */
+
+bool
+arena_has_pending(const struct caid_arena *arena)
+{
+    return arena->freed.n > arena->freed.n_held;
+}
+
+/* The last batch, if it is blind and nobody has begun to wait for it, who would not wait for what is
+ * added. */
+static struct batch *
+open_batch(const struct caid_arena *arena)
+{
+    struct batch *last = TAILQ_LAST(&arena->batches, batch_list);
+
+    return last && !last->event && last->n_waiting == 0 ? last : NULL;
+}
+
+/* The batch comes to stand for all work by now. */
+static CUresult
+record(struct caid_arena *arena, struct batch *batch)
+{
+    const struct drv *drv = arena_drv(arena);
+    CUresult result;
+
+    if (!batch->event)
+        return CUDA_SUCCESS;
+    result = drv->cu.cuCtxRecordEvent(arena->context, batch->event);
+    if (result != CUDA_ERROR_NOT_FOUND) /* what stands for a call that the driver lacks */
+        return result;
+    drv->cu.cuEventDestroy(batch->event);
+    batch->event = NULL;
+    arena->blind = true;
+    return CUDA_SUCCESS;
+}
+
+static void
+fill_batch(struct caid_arena *arena, struct batch *batch)
+{
+    struct dealloc_entry *entry;
+
+    dealloc_begin(&arena->freed);
+    while ((entry = dealloc_next(&arena->freed))) {
+        struct allocation *allocation = container_of(entry, struct allocation, entry);
+        batch->n++;
+        batch->bytes += entry->bytes;
+        arena->draining++;
+        arena->draining_bytes += entry->bytes;
+        dealloc_done(&arena->freed, entry->bytes, 0);
+        STAILQ_INSERT_TAIL(&batch->allocations, allocation, batched);
+    }
+}
+
+/* The context is gone, and all its work. */
+static void
+reclaim_all(struct caid_arena *arena)
+{
+    struct dealloc_entry *entry;
+    struct batch *batch;
+
+    while ((batch = TAILQ_FIRST(&arena->batches)))
+        finish(arena, batch);
+    dealloc_begin(&arena->freed);
+    while ((entry = dealloc_next(&arena->freed))) {
+        uint64_t bytes = entry->bytes;
+        arena_reclaim(container_of(entry, struct allocation, entry));
+        dealloc_done(&arena->freed, bytes, 0);
+    }
+}
+
+static int
+fail_flush(const struct caid_arena *arena, const char *call, CUresult result,
+           struct caid_error *error)
+{
+    if (!error) /* the text takes longer than the flush */
+        return -EIO;
+    return gpu_fail(arena_drv(arena), call, result,
+                    "cannot tell when the GPU is done with what was freed", error);
+}
+
+/* Puts all that is pending into the batch, in no list yet. */
+static CUresult
+send_batch(struct caid_arena *arena, struct batch *batch)
+{
+    CUresult result = record(arena, batch);
+
+    if (result != CUDA_SUCCESS) {
+        put_away(arena, batch);
+        return result;
+    }
+    TAILQ_INSERT_TAIL(&arena->batches, batch, link);
+    arena->n_batches++;
+    arena->kick |= !arena->ticking;
+    fill_batch(arena, batch);
+    return CUDA_SUCCESS;
+}
+
+int
+arena_flush(struct caid_arena *arena, struct caid_error *error)
+{
+    struct batch *batch = open_batch(arena);
+    CUresult result;
+
+    if (!arena_has_pending(arena))
+        return 0;
+    if (batch) {
+        fill_batch(arena, batch);
+        return 0;
+    }
+    if (arena->n_batches >= N_BATCHES_MAX)
+        arena_poll(arena);
+    if (arena->n_batches >= N_BATCHES_MAX)
+        return 0;
+    batch = batch_new(arena, &result);
+    if (batch)
+        result = send_batch(arena, batch);
+    if (gpu_is_gone(result))
+        reclaim_all(arena);
+    else if (result != CUDA_SUCCESS)
+        return fail_flush(arena, batch ? "cuCtxRecordEvent" : "cuEventCreate", result, error);
+    return 0;
+}
+
+/* ---- asking, waiting ---- */
+
+void
+arena_poll(struct caid_arena *arena)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    struct batch *batch = TAILQ_FIRST(&arena->batches);
+
+    if (!batch || !batch->event)
+        return;
+    const struct drv *drv = arena_drv(arena);
+    CUresult result = drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+    for (; batch && batch->event; batch = TAILQ_FIRST(&arena->batches)) {
+        if (!gpu_is_over(drv->cu.cuEventQuery(batch->event)))
+            break;
+        finish(arena, batch);
+    }
+    if (result == CUDA_SUCCESS)
+        drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+/* That batch, and with it those before. */
+static void
+finish_until(struct caid_arena *arena, const struct batch *last)
+{
+    struct batch *batch;
+
+    do {
+        batch = TAILQ_FIRST(&arena->batches);
+        finish(arena, batch);
+    } while (batch != last);
+}
+
+static int
+fail_wait(const struct caid_arena *arena, const char *call, CUresult result,
+          struct caid_error *error)
+{
+    if (!error)
+        return -EIO;
+    return gpu_fail(arena_drv(arena), call, result,
+                    "cannot wait until the GPU is done with what was freed", error);
+}
+
+int
+arena_wait(struct caid_arena *arena, struct caid_error *error)
+{
+    struct batch *batch = TAILQ_LAST(&arena->batches, batch_list);
+
+    if (!batch)
+        return 0;
+    CUevent event = batch->event;
+    CUcontext context = arena->context;
+    batch->n_waiting++;
+    arena_unlock(arena);
+    CUresult result = gpu_synchronize(arena_drv(arena), context, event);
+    arena_lock(arena);
+    if (!batch->done && !event && gpu_is_over(result))
+        finish_until(arena, batch);
+    arena_poll(arena);
+    bool done = batch->done;
+    if (--batch->n_waiting == 0 && done)
+        put_away(arena, batch);
+    return done || gpu_is_over(result)
+               ? 0
+               : fail_wait(arena, event ? "cuEventSynchronize" : "cuCtxSynchronize", result,
+                           error);
+}
+
+void
+arena_free_batches(struct caid_arena *arena)
+{
+    bool crossed = fork_guard_crossed(&arena->client->guard);
+    struct batch *batch;
+
+    TAILQ_CONCAT(&arena->spare_batches, &arena->batches, link);
+    while ((batch = TAILQ_FIRST(&arena->spare_batches))) {
+        TAILQ_REMOVE(&arena->spare_batches, batch, link);
+        if (crossed)
+            free(batch);
+        else
+            destroy_batch(arena, batch);
+    }
+}

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parts of allocations under a name. A part pins its allocation from before the daemon is asked until
+ * nobody can reach it. The hook that tells of it does not flush: it comes on whichever thread reads
+ * from the daemon, while another one may capture.
+ */
+#include <inttypes.h>
+
+#include "arena.h"
+#include "geometry.h"
+#include "memory/array.h"
+#include "memory/part.h"
+#include "session/client.h"
+
+static void
+unpin(struct allocation *allocation)
+{
+    struct caid_arena *arena = allocation->block->arena;
+
+    arena->n_parts--;
+    if (--allocation->n_parts == 0 && allocation->freed)
+        dealloc_add(&arena->freed, &arena->freed_owner, &allocation->entry, allocation->nbytes,
+                    0);
+}
+
+static void
+released(void *userdata)
+{
+    struct allocation *allocation = userdata;
+    struct caid_arena *arena = allocation->block->arena;
+
+    arena_lock(arena);
+    unpin(allocation);
+    arena_unlock(arena);
+}
+
+/* Bytes that the part spans; what is wrong with its shape otherwise, part_publish() tells. */
+static bool
+find_span(const struct caid_part_options *options, uint64_t *ret)
+{
+    const uint32_t ndim = options->ndim, n_strides = options->strides ? ndim : 0;
+    char why[GEOMETRY_WHY_MAX];
+    struct geometry geometry;
+
+    if (!options->typestr || (ndim > 0 && !options->shape) ||
+        geometry_init(&geometry, MSG_STR(options->typestr),
+                      (struct msg_i64s){options->shape, ndim},
+                      (struct msg_i64s){options->strides, n_strides}, why) < 0 ||
+        geometry.nbytes == 0)
+        return false;
+    *ret = geometry.span;
+    return true;
+}
+
+/* The part lies in one allocation, which it pins. */
+static int
+pin(struct caid_arena *arena, uint64_t ptr, const struct caid_part_options *options,
+    struct allocation **ret, struct caid_error *error)
+{
+    struct allocation *allocation;
+    uint64_t span = 1;
+
+    int r = arena_find_used(arena, ptr, &allocation, error);
+    if (r < 0)
+        return r;
+    uint64_t left = allocation->nbytes - (ptr - allocation->ptr);
+    if (find_span(options, &span) && span > left)
+        return fail(error, CAID_ERR_INVALID,
+                    "the part has %" PRIu64 " bytes, of which %" PRIu64
+                    " are in the allocation at %#" PRIx64,
+                    span, left, allocation->ptr);
+    allocation->n_parts++;
+    arena->n_parts++;
+    *ret = allocation;
+    return 0;
+}
+
+/* Of the allocation, which is pinned, for good where nobody knows whether there is a part. */
+static int
+publish(struct allocation *allocation, uint64_t ptr, const char *name,
+        const struct caid_part_options *options, uint64_t *ret_generation,
+        struct caid_error *error)
+{
+    const struct part_hook hook = {.released = released, .userdata = allocation};
+    const struct arena_block *block = allocation->block;
+    bool unknown;
+
+    int r = part_publish(block->array, ptr - block->ptr, name, options, &hook, ret_generation,
+                         &unknown, error);
+    if (r < 0 && !unknown)
+        released(allocation);
+    return r;
+}
+
+int
+caid_arena_publish(struct caid_arena *arena, uint64_t ptr, const char *name,
+                   const struct caid_part_options *options, uint64_t *ret_generation,
+                   struct caid_error *error)
+{
+    struct caid_part_options opts;
+    struct allocation *allocation = NULL;
+
+    int r = arena_check(arena, error);
+    if (r == 0 && !options)
+        r = fail(error, CAID_ERR_INVALID, "options is NULL");
+    if (r == 0)
+        r = options_read(&opts, sizeof(opts), options, error);
+    if (r < 0)
+        return r;
+    arena_lock(arena);
+    r = pin(arena, ptr, &opts, &allocation, error);
+    arena_unlock(arena);
+    return r < 0 ? r : publish(allocation, ptr, name, &opts, ret_generation, error);
+}
+
+void
+arena_forget_parts(struct allocation *allocation)
+{
+    struct caid_arena *arena = allocation->block->arena;
+
+    arena_lock(arena);
+    bool has_parts = allocation->n_parts > 0;
+    arena_unlock(arena);
+    if (has_parts)
+        part_forget(arena->client, allocation);
+}

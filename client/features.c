@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A client, put together and taken apart: the one file that knows all features of the library. The session
+ * and what each feature has of it are one allocation, which lives as long as the session (session/client.h).
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "arena/arena.h"
+#include "handoff/access.h"
+#include "handoff/lane.h"
+#include "handoff/page.h"
+#include "memory/array.h"
+#include "memory/block.h"
+#include "memory/lease.h"
+#include "memory/part.h"
+#include "memory/watch.h"
+#include "session/client.h"
+#include "session/connect.h"
+#include "session/feature.h"
+#include "session/local.h"
+
+DEFINE_CLEANUP(struct caid_client *, caid_client_close)
+
+/* The order in which they are asked. An end of a bracket is sent before the arrays and pages that it is of
+ * are given up. What waits for pages goes before them, and both before the blocks, which stay where
+ * these say so. */
+static const struct feature *const features[] = {
+    &access_feature, &lease_feature, &lane_feature,  &page_feature, &arena_feature,
+    &array_feature,  &block_feature, &watch_feature, &part_feature, NULL,
+};
+
+struct whole {
+    struct caid_client client; /* the first: it is what is freed */
+    struct access_table accesses;
+    struct arena_list arenas;
+    struct block_table blocks;
+    struct lane_table lanes;
+    struct lease_table leases;
+    struct page_table pages;
+    struct part_table parts;
+    struct watch_table watches;
+};
+
+/* NULL: no memory. */
+static struct caid_client *
+client_new(void)
+{
+    struct whole *whole = calloc(1, sizeof(*whole));
+
+    if (!whole)
+        return NULL;
+    struct caid_client *client = &whole->client;
+    access_table_init(client->accesses = &whole->accesses);
+    arena_list_init(client->arenas = &whole->arenas);
+    block_table_init(client->blocks = &whole->blocks);
+    lane_table_init(client->lanes = &whole->lanes);
+    client->leases = &whole->leases;
+    page_table_init(client->pages = &whole->pages);
+    part_table_init(client->parts = &whole->parts);
+    watch_table_init(client->watches = &whole->watches);
+    client_init(client, features);
+    return client;
+}
+
+int
+caid_connect(struct caid_client **ret, const struct caid_connect_options *options,
+             struct caid_error *error)
+{
+    struct caid_connect_options opts;
+
+    if (!ret)
+        return fail(error, CAID_ERR_INVALID, "the place for the client is NULL");
+    int r = options_read(&opts, sizeof(opts), options, error);
+    if (r < 0)
+        return r;
+    _cleanup_(caid_client_closep) struct caid_client *client = client_new();
+    if (!client)
+        return fail_errno(error, ENOMEM, "no memory for a client");
+    r = connect_client(client, &opts, error);
+    if (r == 0)
+        *ret = TAKE_PTR(client);
+    return r;
+}
+
+int
+caid_driver_open(struct caid_client **ret, const char *driver, struct caid_error *error)
+{
+    if (!ret)
+        return fail(error, CAID_ERR_INVALID, "the place for the client is NULL");
+    _cleanup_(caid_client_closep) struct caid_client *client = client_new();
+    if (!client)
+        return fail_errno(error, ENOMEM, "no memory for a client");
+    int r = local_open(client, driver, error);
+    if (r == 0)
+        *ret = TAKE_PTR(client);
+    return r;
+}
+
+void
+caid_client_close(struct caid_client *client)
+{
+    if (!client)
+        return;
+    if (!fork_guard_crossed(&client->guard)) {
+        client_enter_anyway(client);
+        access_close(client);
+        pthread_mutex_unlock(&client->lock);
+        lanes_close(client);
+        pthread_mutex_lock(&client->lock);
+        reaper_stop(client);
+        block_tidy(client, true); /* the daemon is to know that nothing is mapped here */
+        pages_close(client);
+        call_flush_all(client); /* work that was ended well is not to be taken for abandoned */
+        client_lose(client, CAID_ERR_CLOSED, "%s: the client is closed", client->socket);
+        client->handle_closed = true;
+        part_close_all(client);
+        client_leave(client);
+    }
+    client_unref(client);
+}

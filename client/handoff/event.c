@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Events: a place in a stream, of this process or of another one. An event is the driver's, in the
+ * primary context of a device, and holds the client, so that the context is there as long as it is;
+ * or (CAID_EVENT_OF_STREAM) in the context of the stream that it is first recorded on. No daemon is
+ * asked.
+ */
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "session/client.h"
+#include "session/stream.h"
+
+#define FLAGS_ALL (CAID_EVENT_IPC | CAID_EVENT_BLOCKING_SYNC | CAID_EVENT_OF_STREAM)
+
+_Static_assert(CAID_EVENT_HANDLE_SIZE == sizeof(CUipcEventHandle),
+               "handoff.h and the driver differ");
+
+struct caid_event {
+    struct caid_client *client;
+    int32_t device; /* index */
+    uint32_t flags;
+    CUcontext context;      /* set before event */
+    _Atomic(CUevent) event; /* NULL: it is to be made by the first record */
+    bool has_handle;        /* other processes can open it */
+};
+
+/* ---- life ---- */
+
+static struct caid_event *
+event_new(struct caid_client *client, int32_t device)
+{
+    struct caid_event *event = calloc(1, sizeof(*event));
+
+    if (!event)
+        return NULL;
+    event->client = client_ref(client);
+    event->device = device;
+    return event;
+}
+
+static void
+event_free(struct caid_event *event)
+{
+    client_unref(event->client);
+    free(event);
+}
+
+/* Makes the event in the context that is current. */
+static CUresult
+event_make(struct caid_event *event, const struct drv *drv, CUcontext context)
+{
+    unsigned int cuda_flags = CU_EVENT_DISABLE_TIMING;
+    CUevent made;
+
+    if (event->flags & CAID_EVENT_IPC)
+        cuda_flags |= CU_EVENT_INTERPROCESS;
+    if (event->flags & CAID_EVENT_BLOCKING_SYNC)
+        cuda_flags |= CU_EVENT_BLOCKING_SYNC;
+    CUresult result = drv->cu.cuEventCreate(&made, cuda_flags);
+    if (result != CUDA_SUCCESS)
+        return result;
+    event->has_handle = event->flags & CAID_EVENT_IPC;
+    event->context = context;
+    atomic_store_explicit(&event->event, made, memory_order_release);
+    return CUDA_SUCCESS;
+}
+
+static CUresult
+event_adopt(struct caid_event *event, const struct drv *drv, CUcontext context,
+            const uint8_t *handle)
+{
+    CUipcEventHandle given;
+    CUevent opened;
+
+    memcpy(&given, handle, sizeof(given));
+    CUresult result = drv->cu.cuIpcOpenEventHandle(&opened, given);
+    if (result != CUDA_SUCCESS)
+        return result;
+    event->context = context;
+    atomic_store_explicit(&event->event, opened, memory_order_release);
+    return CUDA_SUCCESS;
+}
+
+static int
+event_begin(struct caid_event *event, const uint8_t *handle, struct caid_error *error)
+{
+    struct caid_client *client = event->client;
+    const struct drv *drv = NULL;
+    CUcontext context;
+
+    int r = gpu_push(client, event->device, &drv, error);
+    if (r < 0)
+        return r;
+    CUresult result = drv->cu.cuCtxGetCurrent(&context);
+    const char *call = "cuCtxGetCurrent";
+    if (result == CUDA_SUCCESS) {
+        call = handle ? "cuIpcOpenEventHandle" : "cuEventCreate";
+        result = handle ? event_adopt(event, drv, context, handle)
+                        : event_make(event, drv, context);
+    }
+    gpu_pop(drv);
+    return result == CUDA_SUCCESS ? 0
+                                  : gpu_fail(drv, call, result,
+                                             handle ? "cannot open another process's event"
+                                                    : "cannot make an event",
+                                             error);
+}
+
+/* One that is made later: is its device there? */
+static int
+event_postpone(struct caid_event *event, struct caid_error *error)
+{
+    uint32_t place;
+
+    return gpu_find_place(event->client, event->device, NULL, &place, error);
+}
+
+/* handle NULL: a new one. */
+static int
+event_get(struct caid_client *client, struct caid_event **ret, int32_t device, uint32_t flags,
+          const uint8_t *handle, struct caid_error *error)
+{
+    struct caid_event *event = event_new(client, device);
+
+    if (!event)
+        return fail_errno(error, ENOMEM, "no memory for an event");
+    event->flags = flags;
+    int r = flags & CAID_EVENT_OF_STREAM ? event_postpone(event, error)
+                                         : event_begin(event, handle, error);
+    if (r < 0)
+        event_free(event);
+    else
+        *ret = event;
+    return r;
+}
+
+int
+caid_event_new(struct caid_client *client, struct caid_event **ret, int32_t device,
+               uint32_t flags, struct caid_error *error)
+{
+    int r = client_check(client, error);
+    if (r == 0 && !ret)
+        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    if (r == 0 && (flags & ~(uint32_t)FLAGS_ALL))
+        r = fail(error, CAID_ERR_INVALID, "flags %#x: unknown here",
+                 flags & ~(uint32_t)FLAGS_ALL);
+    if (r == 0 && (flags & CAID_EVENT_IPC) && (flags & CAID_EVENT_OF_STREAM))
+        r = fail(error, CAID_ERR_INVALID,
+                 "an event with a handle is of a device's primary context");
+    return r < 0 ? r : event_get(client, ret, device, flags, NULL, error);
+}
+
+int
+caid_event_open(struct caid_client *client, struct caid_event **ret, int32_t device,
+                const uint8_t handle[CAID_EVENT_HANDLE_SIZE], struct caid_error *error)
+{
+    int r = client_check(client, error);
+    if (r == 0 && (!ret || !handle))
+        r = fail(error, CAID_ERR_INVALID, "%s is NULL", ret ? "handle" : "ret");
+    return r < 0 ? r : event_get(client, ret, device, 0, handle, error);
+}
+
+/* What the driver has of it; NULL: it has not been recorded. */
+static CUevent
+event_get_made(const struct caid_event *event)
+{
+    return atomic_load_explicit(&event->event, memory_order_acquire);
+}
+
+/* Makes the context of an event that is there current, until gpu_pop(). */
+static int
+event_push_context(const struct caid_event *event, const struct drv **ret,
+                   struct caid_error *error)
+{
+    const struct drv *drv = NULL;
+
+    int r = gpu_driver(event->client, &drv, error);
+    if (r < 0)
+        return r;
+    CUresult result = drv->cu.cuCtxPushCurrent(event->context);
+    if (result != CUDA_SUCCESS)
+        return gpu_fail(drv, "cuCtxPushCurrent", result, "cannot use an event's context",
+                        error);
+    *ret = drv;
+    return 0;
+}
+
+void
+caid_event_free(struct caid_event *event)
+{
+    const struct drv *drv = NULL;
+
+    if (!event)
+        return;
+    CUevent made = event_get_made(event);
+    if (made && !fork_guard_crossed(&event->client->guard) &&
+        event_push_context(event, &drv, NULL) == 0) {
+        drv->cu.cuEventDestroy(made);
+        gpu_pop(drv);
+    }
+    event_free(event);
+}
+
+/* ---- use ---- */
+
+/* An event outlives its client's handle, but is of no use then. */
+static int
+event_check(const struct caid_event *event, struct caid_error *error)
+{
+    if (!event)
+        return fail(error, CAID_ERR_INVALID, "event is NULL");
+    struct caid_client *client = event->client;
+    int r = client_check(client, error);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&client->lock);
+    bool closed = client->handle_closed;
+    pthread_mutex_unlock(&client->lock);
+    return closed ? fail(error, CAID_ERR_CLOSED, "%s: the event's client is closed",
+                         client->socket)
+                  : 0;
+}
+
+/* Checks, and makes the event's context current until gpu_pop(). *ret_made NULL: there is none. */
+static int
+event_push(const struct caid_event *event, CUevent *ret_made, const struct drv **ret,
+           struct caid_error *error)
+{
+    int r = event_check(event, error);
+    if (r < 0)
+        return r;
+    *ret_made = event_get_made(event);
+    return *ret_made ? event_push_context(event, ret, error) : 0;
+}
+
+/* Checks, and makes the stream's context current until stream_leave(). What a captured stream
+ * does with an event becomes a part of the graph: nobody else could wait for it. */
+static int
+event_enter(const struct caid_event *event, uint64_t stream, struct stream *ret,
+            struct caid_error *error)
+{
+    int r = event_check(event, error);
+    return r < 0 ? r : stream_enter(event->client, stream, event->device, ret, error);
+}
+
+static int
+event_leave(const struct caid_event *event, const struct stream *stream, const char *call,
+            CUresult result, const char *doing, struct caid_error *error)
+{
+    int r = result == CUDA_SUCCESS
+                ? 0
+                : stream_fail(event->client, stream, call, result, doing, error);
+    stream_leave(stream);
+    return r;
+}
+
+/* The event, made in the context of the stream where it was not before: once, by one thread. */
+static CUresult
+event_made_on(struct caid_event *event, const struct stream *stream, CUevent *ret)
+{
+    CUresult result = CUDA_SUCCESS;
+
+    *ret = event_get_made(event);
+    if (*ret)
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&event->client->gpu.lock);
+    if (!event_get_made(event))
+        result = event_make(event, stream->drv, stream->context);
+    pthread_mutex_unlock(&event->client->gpu.lock);
+    *ret = event_get_made(event);
+    return result;
+}
+
+int
+caid_event_record(struct caid_event *event, uint64_t stream, struct caid_error *error)
+{
+    struct stream entered;
+    CUevent made;
+
+    int r = event_enter(event, stream, &entered, error);
+    if (r < 0)
+        return r;
+    CUresult result = event_made_on(event, &entered, &made);
+    if (result != CUDA_SUCCESS)
+        return event_leave(event, &entered, "cuEventCreate", result, "cannot make an event",
+                           error);
+    if (entered.context != event->context) {
+        stream_leave(&entered);
+        return fail(error, CAID_ERR_DEVICE,
+                    "the event is of another context than the stream (device %d)",
+                    event->device);
+    }
+    result = entered.drv->cu.cuEventRecord(made, entered.handle);
+    return event_leave(event, &entered, "cuEventRecord", result, "cannot record an event",
+                       error);
+}
+
+int
+caid_event_wait(struct caid_event *event, uint64_t stream, struct caid_error *error)
+{
+    struct stream entered;
+
+    int r = event_enter(event, stream, &entered, error);
+    if (r < 0)
+        return r;
+    CUevent made = event_get_made(event);
+    CUresult result = made ? entered.drv->cu.cuStreamWaitEvent(entered.handle, made, 0)
+                           : CUDA_SUCCESS;
+    return event_leave(event, &entered, "cuStreamWaitEvent", result,
+                       "cannot make a stream wait for an event", error);
+}
+
+int
+caid_event_synchronize(struct caid_event *event, struct caid_error *error)
+{
+    const struct drv *drv = NULL;
+    CUevent made;
+
+    int r = event_push(event, &made, &drv, error);
+    if (r < 0 || !made)
+        return r;
+    CUresult result = drv->cu.cuEventSynchronize(made);
+    gpu_pop(drv);
+    return result == CUDA_SUCCESS
+               ? 0
+               : gpu_fail(drv, "cuEventSynchronize", result, "cannot wait for an event", error);
+}
+
+int
+caid_event_query(struct caid_event *event, struct caid_error *error)
+{
+    const struct drv *drv = NULL;
+    CUevent made;
+
+    int r = event_push(event, &made, &drv, error);
+    if (r < 0 || !made)
+        return r < 0 ? r : 1;
+    CUresult result = drv->cu.cuEventQuery(made);
+    gpu_pop(drv);
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
+        return result == CUDA_SUCCESS;
+    return gpu_fail(drv, "cuEventQuery", result, "cannot ask for an event", error);
+}
+
+int
+caid_event_ipc_handle(struct caid_event *event, uint8_t ret[CAID_EVENT_HANDLE_SIZE],
+                      struct caid_error *error)
+{
+    CUipcEventHandle handle;
+    const struct drv *drv = NULL;
+
+    if (event && !ret)
+        return fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = event_check(event, error);
+    if (r == 0 && !event->has_handle)
+        r = fail(error, CAID_ERR_UNSUPPORTED,
+                 "only events that were made with CAID_EVENT_IPC have a handle");
+    if (r == 0)
+        r = gpu_push(event->client, event->device, &drv, error);
+    if (r < 0)
+        return r;
+    CUresult result = drv->cu.cuIpcGetEventHandle(&handle, event_get_made(event));
+    gpu_pop(drv);
+    if (result != CUDA_SUCCESS)
+        return gpu_fail(drv, "cuIpcGetEventHandle", result, "cannot make an event's handle",
+                        error);
+    memcpy(ret, &handle, sizeof(handle));
+    return 0;
+}
+
+uint64_t
+caid_event_handle(const struct caid_event *event)
+{
+    return event ? (uintptr_t)event_get_made(event) : 0;
+}

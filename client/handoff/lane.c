@@ -1,0 +1,727 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lane.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "enqueue.h"
+#include "session/client.h"
+#include "session/feature.h"
+#include "session/stream.h"
+
+/* How many lanes there are before those are looked for that know nothing. */
+#define SWEEP_MIN 64
+/* How long a client that closes waits for signals that are being made. */
+#define CLOSE_NS       NSEC_PER_SEC
+#define CLOSE_PAUSE_NS NSEC_PER_MSEC
+
+static const char *const handoff_names[N_HANDOFFS] = {"memops", "host", "events"};
+
+int
+handoff_find(struct msg_str name)
+{
+    for (int i = 0; i < N_HANDOFFS; i++)
+        if (msg_str_eq(name, handoff_names[i]))
+            return i;
+    return -1;
+}
+
+static int
+lane_cmp(const struct lane *a, const struct lane *b)
+{
+    int c = CMP(a->id, b->id);
+    return c ? c : CMP((uintptr_t)a->key, (uintptr_t)b->key);
+}
+
+RB_GENERATE_STATIC(lane_tree, lane, entry, lane_cmp)
+
+void
+lane_table_init(struct lane_table *table)
+{
+    RB_INIT(&table->tree);
+    LIST_INIT(&table->pages);
+    table->sweep_at = SWEEP_MIN;
+    pthread_mutex_init(&table->lock, NULL);
+}
+
+void
+lane_lock(struct lane *lane)
+{
+    pthread_mutex_lock(&lane->lock);
+}
+
+void
+lane_unlock(struct lane *lane)
+{
+    pthread_mutex_unlock(&lane->lock);
+}
+
+void
+lane_put(struct lane *lane)
+{
+    atomic_fetch_sub_explicit(&lane->refs, 1, memory_order_release);
+}
+
+/* ---- what is noted ---- */
+
+/* A page that cannot be believed tells nothing: the stream may still wait. */
+static bool
+is_over(struct lane *lane, const struct fence *fence)
+{
+    enum fence_state state;
+
+    if (fence_look(fence, true, &state, NULL) < 0 || state == FENCE_PENDING)
+        return false;
+    lane->lost |= state == FENCE_LOST && fence->data;
+    return true;
+}
+
+/* Lets go of what it does not wait for any more. Under its lock. */
+static void
+settle(struct lane *lane)
+{
+    for (size_t i = 0; i < lane->n_waits;) {
+        if (!is_over(lane, &lane->waits[i])) {
+            i++;
+            continue;
+        }
+        fence_drop(&lane->waits[i]);
+        lane->waits[i] = lane->waits[--lane->n_waits];
+    }
+}
+
+/* Of a slot it waits for the highest value. */
+static struct fence *
+find_wait(struct lane *lane, const struct fence *fence)
+{
+    for (size_t i = 0; i < lane->n_waits; i++) {
+        struct fence *wait = &lane->waits[i];
+        if (wait->page == fence->page && wait->slot == fence->slot && wait->data == fence->data)
+            return wait;
+    }
+    return NULL;
+}
+
+static int
+grow_waits(struct lane *lane)
+{
+    size_t capacity = lane->waits_capacity * 2;
+    struct fence *waits = malloc(capacity * sizeof(*waits));
+
+    if (!waits)
+        return -ENOMEM;
+    memcpy(waits, lane->waits, lane->n_waits * sizeof(*waits));
+    if (lane->waits != lane->few_waits)
+        free(lane->waits);
+    lane->waits = waits;
+    lane->waits_capacity = capacity;
+    return 0;
+}
+
+/* Before a wait is enqueued, so that none is that is not noted. */
+static int
+reserve_wait(struct lane *lane, struct caid_error *error)
+{
+    int r = lane->n_waits < lane->waits_capacity ? 0 : grow_waits(lane);
+    return r < 0 ? fail_errno(error, -r, "no memory for what a stream waits for") : 0;
+}
+
+static void
+note_wait(struct lane *lane, const struct fence *fence)
+{
+    struct fence *wait = find_wait(lane, fence);
+
+    if (!wait)
+        lane->waits[lane->n_waits++] = fence_ref(fence);
+    else if (wait->value < fence->value)
+        wait->value = fence->value;
+}
+
+/* ---- the table ---- */
+
+/* Its slot goes on with another lane when its last value has come. Under lanes.lock. */
+static void
+give_slot_up(struct lane *lane)
+{
+    if (lane->page)
+        lane->page->of_slot[lane->slot].lane = NULL;
+    lane->page = NULL;
+}
+
+static void
+lane_free(struct lane *lane)
+{
+    while (lane->n_waits > 0)
+        fence_drop(&lane->waits[--lane->n_waits]);
+    if (lane->waits != lane->few_waits)
+        free(lane->waits);
+    pthread_mutex_destroy(&lane->lock);
+    free(lane);
+}
+
+/* Whether nothing would be lost with it. Under lanes.lock; a lane that is locked is in use. */
+static bool
+knows_nothing(struct lane *lane)
+{
+    if (atomic_load_explicit(&lane->refs, memory_order_acquire) > 0)
+        return false;
+    settle(lane); /* nobody can find it, to lock it, without lanes.lock */
+    return lane->n_waits == 0 && (!lane->lost || lane->destroyed);
+}
+
+static void
+sweep(struct lane_table *table)
+{
+    struct lane *lane, *next;
+
+    for (lane = RB_MIN(lane_tree, &table->tree); lane; lane = next) {
+        next = RB_NEXT(lane_tree, &table->tree, lane);
+        if (!knows_nothing(lane))
+            continue;
+        RB_REMOVE(lane_tree, &table->tree, lane);
+        table->n--;
+        give_slot_up(lane);
+        lane_free(lane);
+    }
+    table->sweep_at = table->n * 2 > SWEEP_MIN ? table->n * 2 : SWEEP_MIN;
+}
+
+bool
+lanes_are_waiting(struct caid_client *client)
+{
+    struct lane_table *table = client->lanes;
+    struct lane *lane;
+    bool waiting = false;
+
+    pthread_mutex_lock(&table->lock);
+    RB_FOREACH(lane, lane_tree, &table->tree)
+    {
+        if (pthread_mutex_trylock(&lane->lock) != 0) {
+            waiting = true; /* or about to */
+            continue;
+        }
+        settle(lane);
+        waiting |= lane->n_waits > 0;
+        pthread_mutex_unlock(&lane->lock);
+    }
+    pthread_mutex_unlock(&table->lock);
+    return waiting;
+}
+
+static void
+free_all(struct lane_table *table)
+{
+    struct lane *lane;
+
+    while ((lane = RB_MIN(lane_tree, &table->tree))) {
+        RB_REMOVE(lane_tree, &table->tree, lane);
+        lane_free(lane);
+    }
+}
+
+static void
+deinit(struct caid_client *client)
+{
+    client->keeps |= lanes_are_waiting(client);
+    free_all(client->lanes);
+}
+
+static void
+abandon(struct caid_client *client)
+{
+    struct lane_table *table = client->lanes;
+
+    if (pthread_mutex_trylock(&table->lock) != 0)
+        return; /* a thread of the parent's had it */
+    free_all(table);
+    pthread_mutex_unlock(&table->lock);
+}
+
+/* Before the pages are looked at, so that those can go that nobody waits for any more. */
+static void
+tidy(struct caid_client *client, bool all)
+{
+    (void)all;
+    if (page_due(client) > clock_now_ns())
+        return;
+    pthread_mutex_unlock(&client->lock);
+    lanes_are_waiting(client);
+    pthread_mutex_lock(&client->lock);
+}
+
+const struct feature lane_feature = {.tidy = tidy, .deinit = deinit, .abandon = abandon};
+
+/* One that waits for the daemon, to be given a page, signals nothing any more when it has it. */
+static void
+wait_until_unlocked(struct lane *lane, uint64_t deadline_ns)
+{
+    const struct timespec pause = {.tv_nsec = CLOSE_PAUSE_NS};
+
+    while (pthread_mutex_trylock(&lane->lock) != 0) {
+        if (clock_now_ns() >= deadline_ns)
+            return;
+        nanosleep(&pause, NULL);
+    }
+    pthread_mutex_unlock(&lane->lock);
+}
+
+void
+lanes_close(struct caid_client *client)
+{
+    uint64_t deadline_ns = clock_now_ns() + CLOSE_NS;
+    struct lane_table *table = client->lanes;
+    struct lane *lane;
+
+    atomic_store(&table->closed, true);
+    pthread_mutex_lock(&table->lock);
+    RB_FOREACH(lane, lane_tree, &table->tree)
+    {
+        atomic_fetch_add_explicit(&lane->refs, 1, memory_order_relaxed);
+        pthread_mutex_unlock(&table->lock);
+        wait_until_unlocked(lane, deadline_ns);
+        pthread_mutex_lock(&table->lock);
+        lane_put(lane);
+    }
+    pthread_mutex_unlock(&table->lock);
+}
+
+/* ---- finding ---- */
+
+/* A device that the daemon has not got, or of which it says what is not known here: by the host, which
+ * is always right. */
+static enum handoff
+handoff_of(const struct caid_client *client, uint32_t place, bool has_id)
+{
+    int32_t index = client->gpu.devices[place].index;
+    int handoff = has_id && index >= 0 ? handoff_find(MSG_STR(client->devices[index].handoff))
+                                       : -1;
+    return handoff < 0 ? HANDOFF_HOST : (enum handoff)handoff;
+}
+
+/* Under lanes.lock. */
+static struct lane *
+find_lane(struct lane_table *table, uint64_t id, CUcontext key)
+{
+    struct lane wanted = {.id = id, .key = key};
+    struct lane *lane = RB_FIND(lane_tree, &table->tree, &wanted);
+
+    if (lane)
+        atomic_fetch_add_explicit(&lane->refs, 1, memory_order_relaxed);
+    return lane;
+}
+
+static struct lane *
+find_lane_locked(struct lane_table *table, uint64_t id, CUcontext key)
+{
+    pthread_mutex_lock(&table->lock);
+    struct lane *lane = find_lane(table, id, key);
+    pthread_mutex_unlock(&table->lock);
+    return lane;
+}
+
+struct identity {
+    uint64_t id;
+    CUcontext key;
+};
+
+/* The stream's context is current, if it is a default one. */
+static int
+identify(const struct drv *drv, uint64_t stream, CUcontext context, struct identity *ret,
+         struct caid_error *error)
+{
+    unsigned long long id;
+
+    CUresult result = drv->cu.cuStreamGetId((CUstream)(uintptr_t)stream, &id);
+    if (result == CUDA_SUCCESS)
+        *ret = (struct identity){.id = id};
+    else if (result == CUDA_ERROR_NOT_FOUND) /* no such function */
+        *ret = (struct identity){.id = stream, .key = context};
+    else
+        return gpu_fail(drv, "cuStreamGetId", result, "cannot use a stream", error);
+    return 0;
+}
+
+/* Another thread may have been faster. */
+static struct lane *
+lane_add(struct lane_table *table, struct lane *lane)
+{
+    pthread_mutex_lock(&table->lock);
+    struct lane *here = find_lane(table, lane->id, lane->key);
+    if (!here) {
+        if (table->n >= table->sweep_at)
+            sweep(table);
+        RB_INSERT(lane_tree, &table->tree, lane);
+        table->n++;
+    }
+    pthread_mutex_unlock(&table->lock);
+    if (here)
+        lane_free(lane);
+    return here ? here : lane;
+}
+
+static int
+lane_new(struct caid_client *client, const struct stream *stream, struct identity identity,
+         struct lane **ret, struct caid_error *error)
+{
+    uint32_t place;
+
+    int r = stream_place(client, stream, &place, error);
+    if (r < 0)
+        return r;
+    struct lane *lane = calloc(1, sizeof(*lane));
+    if (!lane)
+        return fail_errno(error, ENOMEM, "no memory for a stream");
+    lane->id = identity.id;
+    lane->key = identity.key;
+    lane->handle = stream->handle;
+    lane->context = stream->context;
+    lane->place = place;
+    lane->handoff = handoff_of(client, place, !identity.key);
+    lane->waits = lane->few_waits;
+    lane->waits_capacity = LANE_WAITS;
+    atomic_init(&lane->refs, 1);
+    pthread_mutex_init(&lane->lock, NULL);
+    *ret = lane_add(client->lanes, lane);
+    return 0;
+}
+
+static int
+get_in_context(struct caid_client *client, const struct stream *stream, struct lane **ret,
+               struct caid_error *error)
+{
+    struct identity identity = {0};
+
+    int r = identify(stream->drv, (uintptr_t)stream->handle, stream->context, &identity, error);
+    if (r < 0)
+        return r;
+    *ret = find_lane_locked(client->lanes, identity.id, identity.key);
+    return *ret ? 0 : lane_new(client, stream, identity, ret, error);
+}
+
+int
+lane_get(struct caid_client *client, uint64_t handle, int32_t device, struct lane **ret,
+         struct caid_error *error)
+{
+    struct stream stream;
+
+    int r = stream_enter(client, handle, device, &stream, error);
+    if (r < 0)
+        return r;
+    r = get_in_context(client, &stream, ret, error);
+    stream_leave(&stream);
+    return r;
+}
+
+int
+lane_find(struct caid_client *client, uint64_t handle, int32_t device, struct lane **ret,
+          struct caid_error *error)
+{
+    struct identity identity = {0};
+    struct stream stream;
+
+    int r = stream_enter(client, handle, device, &stream, error);
+    if (r < 0)
+        return r;
+    r = identify(stream.drv, handle, stream.context, &identity, error);
+    stream_leave(&stream);
+    if (r == 0)
+        *ret = find_lane_locked(client->lanes, identity.id, identity.key);
+    return r;
+}
+
+/* Enters its stream, which 1 and 2 are only in some contexts and threads. CAID_ERR_INVALID: also where it
+ * captures a graph by now. Under its lock. */
+static int
+lane_enter(struct caid_client *client, const struct lane *lane, struct stream *ret,
+           struct caid_error *error)
+{
+    bool special = stream_is_special((uintptr_t)lane->handle);
+    struct identity now = {.id = lane->id};
+
+    int r = stream_enter_context(client, lane->handle, lane->context, ret, error);
+    if (r < 0)
+        return r;
+    r = stream_check_not_capturing(client, ret, error);
+    if (r == 0 && special)
+        r = identify(ret->drv, (uintptr_t)lane->handle, lane->context, &now, error);
+    if (r == 0 && now.id != lane->id)
+        r = fail(
+            error, CAID_ERR_INVALID,
+            "stream %d is another one in this thread: end what you began where you began it",
+            (int)(uintptr_t)lane->handle);
+    if (r < 0)
+        stream_leave(ret);
+    return r;
+}
+
+/* ---- slots ---- */
+
+/* Full, or killed. */
+static bool
+slot_is_over(const struct page *page, uint32_t slot)
+{
+    const struct timeline_slot *s = &page->slots[slot];
+
+    return timeline_is_dead(s) || timeline_submitted(s) >= TIMELINE_VALUE_MAX;
+}
+
+/* An event is recorded in one context only. */
+static bool
+slot_suits(const struct page *page, uint32_t slot, const struct lane *lane)
+{
+    const struct page_slot *of_slot = &page->of_slot[slot];
+
+    return !slot_is_over(page, slot) && page_slot_has_landed(page, slot) &&
+           (!of_slot->event_context || of_slot->event_context == lane->context);
+}
+
+/* Under lanes.lock. Whoever has the slot is not using it now, or is left it. */
+static bool
+take_slot_from(struct lane *holder, const struct page *page, uint32_t slot,
+               const struct lane *lane)
+{
+    if (pthread_mutex_trylock(&holder->lock) != 0)
+        return false;
+    bool taken = slot_suits(page, slot, lane);
+    if (taken)
+        give_slot_up(holder);
+    pthread_mutex_unlock(&holder->lock);
+    return taken;
+}
+
+static bool
+try_slot(struct page *page, uint32_t slot, struct lane *lane, bool of_others)
+{
+    struct lane *holder = page->of_slot[slot].lane;
+
+    if (!slot_suits(page, slot, lane) || (holder && !of_others))
+        return false;
+    if (holder && !take_slot_from(holder, page, slot, lane))
+        return false;
+    page->of_slot[slot].lane = lane;
+    lane->page = page;
+    lane->slot = slot;
+    return true;
+}
+
+/* Under lanes.lock. */
+static bool
+find_slot(struct lane_table *table, struct lane *lane, bool of_others)
+{
+    struct page *page;
+
+    LIST_FOREACH(page, &table->pages, of_lanes)
+    for (uint32_t slot = 0; slot < TIMELINE_SLOTS; slot++)
+        if (try_slot(page, slot, lane, of_others))
+            return true;
+    return false;
+}
+
+/* A slot that is dead, or full, is left; and one whose last value has not come, where the stream
+ * may be another one by now. */
+static bool
+has_slot(const struct lane *lane)
+{
+    return lane->page && !slot_is_over(lane->page, lane->slot) &&
+           (!lane->key || page_slot_has_landed(lane->page, lane->slot));
+}
+
+static bool
+change_slot(struct lane_table *table, struct lane *lane)
+{
+    pthread_mutex_lock(&table->lock);
+    give_slot_up(lane);
+    bool found = find_slot(table, lane, false) || find_slot(table, lane, true);
+    pthread_mutex_unlock(&table->lock);
+    return found;
+}
+
+static int
+need_slot(struct caid_client *client, struct lane *lane, struct caid_error *error)
+{
+    struct lane_table *table = client->lanes;
+    struct page *page;
+
+    while (!has_slot(lane) && !change_slot(table, lane)) {
+        int r = page_new(client, &page, error);
+        if (r < 0)
+            return r;
+        pthread_mutex_lock(&table->lock);
+        LIST_INSERT_HEAD(&table->pages, page, of_lanes);
+        pthread_mutex_unlock(&table->lock);
+        page_unref(page); /* it stays until the client closes */
+    }
+    return 0;
+}
+
+/* ---- signals ---- */
+
+static int
+check_open(const struct caid_client *client, struct caid_error *error)
+{
+    return atomic_load(&client->lanes->closed)
+               ? fail(error, CAID_ERR_CLOSED, "%s: the client is closed", client->socket)
+               : 0;
+}
+
+static int
+signal_lane(struct caid_client *client, struct lane *lane, const struct stream *stream,
+            struct fence *ret, struct caid_error *error)
+{
+    int r = need_slot(client, lane, error);
+    if (r == 0)
+        r = check_open(client, error);
+    if (r < 0)
+        return r;
+    uint64_t value = timeline_submitted(&lane->page->slots[lane->slot]) + 1;
+    r = enqueue_signal(client, lane, stream, lane->page, lane->slot, value, error);
+    if (r == 0)
+        *ret = (struct fence){.page = page_ref(lane->page),
+                              .slot = lane->slot,
+                              .value = value,
+                              .data = true};
+    return r;
+}
+
+int
+lane_signal(struct caid_client *client, struct lane *lane, struct fence *ret,
+            struct caid_error *error)
+{
+    struct stream stream;
+
+    int r = lane_enter(client, lane, &stream, error);
+    if (r < 0)
+        return r;
+    r = signal_lane(client, lane, &stream, ret, error);
+    stream_leave(&stream);
+    return r;
+}
+
+int
+lane_signal_slot(struct caid_client *client, struct lane *lane, struct page *page,
+                 uint32_t slot, uint64_t value, struct caid_error *error)
+{
+    struct stream stream;
+
+    lane_lock(lane);
+    int r = check_open(client, error);
+    if (r == 0)
+        r = lane_enter(client, lane, &stream, error);
+    if (r == 0) {
+        r = enqueue_signal(client, lane, &stream, page, slot, value, error);
+        stream_leave(&stream);
+    }
+    lane_unlock(lane);
+    return r;
+}
+
+/* ---- waiting ---- */
+
+/* The stream's own comes before what it is to do next. Of a stream that is known by its handle alone nobody
+ * can say that it is the same. */
+static bool
+is_own(const struct lane *lane, const struct fence *fence)
+{
+    return fence->page == lane->page && fence->slot == lane->slot && !lane->key;
+}
+
+/* What the stream cannot wait for stays: the host does. */
+static int
+enqueue_pending(struct caid_client *client, struct lane *lane, const struct stream *stream,
+                struct fence *fence, struct caid_error *error)
+{
+    int r = reserve_wait(lane, error);
+    if (r == 0)
+        r = enqueue_wait(client, lane, stream, fence, error);
+    if (r == 0)
+        note_wait(lane, fence);
+    fence->enqueued = r == 0;
+    return r < 0 ? r : 0;
+}
+
+static int
+enqueue_fence(struct caid_client *client, struct lane *lane, const struct stream *stream,
+              struct fence *fence, struct caid_error *error)
+{
+    enum fence_state state;
+
+    if (fence->enqueued)
+        return 0;
+    int r = fence_look(fence, true, &state, error);
+    if (r < 0 || state != FENCE_PENDING)
+        return r;
+    fence->enqueued = is_own(lane, fence);
+    return fence->enqueued ? 0 : enqueue_pending(client, lane, stream, fence, error);
+}
+
+static int
+enqueue_fences(struct caid_client *client, struct lane *lane, struct fence *fences, size_t n,
+               struct caid_error *error)
+{
+    struct stream stream;
+
+    lane_lock(lane);
+    int r = lane_enter(client, lane, &stream, error);
+    if (r == 0) {
+        settle(lane);
+        for (size_t i = 0; r == 0 && i < n; i++)
+            r = enqueue_fence(client, lane, &stream, &fences[i], error);
+        stream_leave(&stream);
+    }
+    lane_unlock(lane);
+    return r;
+}
+
+int
+lane_wait(struct caid_client *client, struct lane *lane, struct fence *fences, size_t n,
+          uint64_t deadline_ns, struct caid_error *error)
+{
+    bool lost = false;
+
+    int r = lane && n > 0 ? enqueue_fences(client, lane, fences, n, error) : 0;
+    for (size_t i = 0; r >= 0 && i < n; i++) {
+        if (fences[i].enqueued)
+            continue;
+        r = fence_wait(&fences[i], true, deadline_ns, error);
+        lost |= r > 0 && fences[i].data;
+    }
+    return r < 0 ? r : lost;
+}
+
+int
+lane_wait_ahead(struct caid_client *client, struct lane *lane, struct fence *fence,
+                struct caid_error *error)
+{
+    struct stream stream;
+    enum fence_state state;
+
+    int r = fence_look(fence, false, &state, error);
+    if (r < 0 || state != FENCE_PENDING)
+        return r < 0 ? r : state == FENCE_LOST;
+    lane_lock(lane);
+    r = lane_enter(client, lane, &stream, error);
+    if (r == 0) {
+        r = enqueue_pending(client, lane, &stream, fence, error);
+        stream_leave(&stream);
+    }
+    lane_unlock(lane);
+    return r;
+}
+
+int
+lane_check(struct lane *lane, struct caid_error *error)
+{
+    lane_lock(lane);
+    settle(lane);
+    bool lost = lane->lost;
+    lane->lost = false;
+    lane_unlock(lane);
+    return lost
+               ? fail(
+                     error, CAID_ERR_ABANDONED,
+                     "a process died before the work was done that the stream waited for: what "
+                     "it has read since is not whole")
+               : 0;
+}

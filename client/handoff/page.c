@@ -1,0 +1,678 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "page.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "session/client.h"
+#include "session/feature.h"
+
+/* Until a page that has to wait is looked at again. */
+#define RETRY_NS (50 * NSEC_PER_MSEC)
+/* Pages in one notification. */
+#define DROP_MAX 256
+
+static int
+page_cmp(const struct page *a, const struct page *b)
+{
+    return CMP(a->id, b->id);
+}
+
+RB_GENERATE_STATIC(page_tree, page, entry, page_cmp)
+
+void
+page_table_init(struct page_table *table)
+{
+    RB_INIT(&table->tree);
+    LIST_INIT(&table->all);
+    table->due = UINT64_MAX;
+}
+
+struct page *
+page_find(struct caid_client *client, uint64_t id)
+{
+    struct page key = {.id = id};
+    return RB_FIND(page_tree, &client->pages->tree, &key);
+}
+
+struct page *
+page_ref(struct page *page)
+{
+    atomic_fetch_add_explicit(&page->refs, 1, memory_order_relaxed);
+    return page;
+}
+
+static void
+page_forget(struct page *page)
+{
+    pthread_mutex_destroy(&page->lock);
+    free(page);
+}
+
+void
+page_unref(struct page *page)
+{
+    if (atomic_fetch_sub_explicit(&page->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    if (!page->registered)
+        munmap(page->slots, TIMELINE_PAGE_BYTES);
+    page_forget(page);
+}
+
+/* By nobody but the table. */
+static bool
+is_unused(const struct page *page)
+{
+    return atomic_load_explicit(&page->refs, memory_order_acquire) == 1;
+}
+
+/* ---- slots ---- */
+
+void
+slot_wake(struct timeline_slot *slot)
+{
+    /* The word that futex(2) takes is the low half. */
+    _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "CUDA's hosts are little-endian");
+    syscall(SYS_futex, &slot->submitted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void
+slot_kill(struct timeline_slot *slot)
+{
+    timeline_kill(slot);
+    slot_wake(slot);
+}
+
+static bool
+has_landed(const struct page *page)
+{
+    for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
+        if (!page_slot_has_landed(page, i))
+            return false;
+    return true;
+}
+
+static bool
+is_dead(const struct page *page)
+{
+    for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
+        if (!timeline_is_dead(&page->slots[i]))
+            return false;
+    return true;
+}
+
+/* ---- taking ---- */
+
+/* Whether the memory can be counted on to stay as large as it has to be. */
+static bool
+check_file(int fd, uint64_t size)
+{
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS); /* fails for what is no memfd */
+
+    return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(fd, &st) == 0 && st.st_size >= 0 &&
+           (uint64_t)st.st_size >= size;
+}
+
+/* -EPROTO: the fd is not for that. */
+static int
+map_slots(int fd, bool own, struct timeline_slot **ret)
+{
+    void *slots = mmap(NULL, TIMELINE_PAGE_BYTES, own ? PROT_READ | PROT_WRITE : PROT_READ,
+                       MAP_SHARED, fd, 0);
+
+    if (slots == MAP_FAILED)
+        return errno == ENOMEM ? -ENOMEM : -EPROTO;
+    if (madvise(slots, TIMELINE_PAGE_BYTES, MADV_DONTFORK) < 0) {
+        munmap(slots, TIMELINE_PAGE_BYTES);
+        return -ENOMEM;
+    }
+    *ret = slots;
+    return 0;
+}
+
+static int
+page_add(struct caid_client *client, uint64_t id, int fd, bool own)
+{
+    struct page_table *table = client->pages;
+    struct page *page = calloc(1, sizeof(*page));
+
+    if (!page)
+        return -ENOMEM;
+    int r = map_slots(fd, own, &page->slots);
+    if (r < 0) {
+        free(page);
+        return r;
+    }
+    page->id = id;
+    page->own = own;
+    atomic_init(&page->refs, 1);
+    pthread_mutex_init(&page->lock, NULL);
+    RB_INSERT(page_tree, &table->tree, page);
+    LIST_INSERT_HEAD(&table->all, page, of_table);
+    if (!own)
+        page_look_by(table, clock_now_ns() + PAGE_TICK_NS);
+    return 0;
+}
+
+/* The daemon has sent it anew, which it had been told was dropped: the mapping is still here. */
+static int
+page_revive(struct caid_client *client, struct page *page, bool own)
+{
+    if (own || page->own)
+        return -EPROTO;
+    if (page->drop == PAGE_TO_DROP)
+        client->pages->n_to_drop--;
+    page->drop = PAGE_KEPT;
+    return 0;
+}
+
+static int
+page_take(struct caid_client *client, const struct msg_page *m, struct call_fds *fds, bool own)
+{
+    if (m->page == 0 || m->size < TIMELINE_PAGE_BYTES || m->fd >= fds->n || fds->fd[m->fd] < 0)
+        return -EPROTO;
+    _cleanup_fd_ int fd = TAKE_FD(fds->fd[m->fd]);
+    if (!check_file(fd, m->size))
+        return -EPROTO;
+    struct page *here = page_find(client, m->page);
+    return here ? page_revive(client, here, own) : page_add(client, m->page, fd, own);
+}
+
+int
+pages_take(struct caid_client *client, const struct msg_page *pages, uint32_t n,
+           struct call_fds *fds, bool own)
+{
+    if (n != fds->n)
+        return -EPROTO;
+    for (uint32_t i = 0; i < n; i++) {
+        int r = page_take(client, &pages[i], fds, own);
+        if (r == -ENOMEM)
+            client_lose(client, CAID_ERR_DISCONNECTED,
+                        "%s: no memory for a page of timelines: hung up", client->socket);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* ---- one's own ---- */
+
+struct page_call {
+    struct call call;
+    struct page *page;
+};
+
+static int
+take_page(struct caid_client *client, struct call *call, struct msg *reply,
+          struct call_fds *fds)
+{
+    struct msg_page_result result;
+
+    int r = msg_decode_result(reply, MSG_PAGE, &result);
+    if (r < 0)
+        return r;
+    if (result.n_pages != 1)
+        return -EPROTO;
+    r = pages_take(client, result.pages, 1, fds, true);
+    if (r < 0)
+        return r;
+    container_of(call, struct page_call, call)->page =
+        page_ref(page_find(client, result.pages[0].page));
+    return 0;
+}
+
+int
+page_new(struct caid_client *client, struct page **ret, struct caid_error *error)
+{
+    struct msg_none params = {};
+    struct page_call call = {
+        .call = {.method = MSG_PAGE, .params = &params, .take = take_page, .has_pages = true},
+    };
+
+    int r = client_enter(client, error);
+    if (r < 0)
+        return r;
+    r = call_run(client, &call.call, error);
+    client_leave(client);
+    if (r == 0)
+        *ret = call.page;
+    return r;
+}
+
+/* ---- the GPU's side ---- */
+
+/* Relaxed: else it would end the capture of a graph by another thread. */
+static CUresult
+register_slots(const struct drv *drv, struct page *page, const char **ret_call)
+{
+    unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                         (page->own ? 0 : CU_MEMHOSTREGISTER_READ_ONLY);
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    CUresult result = CUDA_SUCCESS;
+    CUdeviceptr ptr;
+
+    drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+    if (!page->registered) {
+        *ret_call = "cuMemHostRegister";
+        result = drv->cu.cuMemHostRegister(page->slots, TIMELINE_PAGE_BYTES, flags);
+        page->registered = result == CUDA_SUCCESS;
+    }
+    if (result == CUDA_SUCCESS) {
+        *ret_call = "cuMemHostGetDevicePointer";
+        result = drv->cu.cuMemHostGetDevicePointer(&ptr, page->slots, 0);
+    }
+    drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+    if (result == CUDA_SUCCESS)
+        atomic_store_explicit(&page->ptr, ptr, memory_order_release);
+    return result;
+}
+
+/* Under page->lock. */
+static int
+page_register(struct caid_client *client, struct page *page, uint32_t place,
+              struct caid_error *error)
+{
+    const struct drv *drv;
+    const char *call;
+
+    if (page->ptr)
+        return 0;
+    if (page->registered)
+        place = page->place;
+    int r = gpu_push_place(client, place, &drv, error);
+    if (r < 0)
+        return r;
+    page->place = place;
+    CUresult result = register_slots(drv, page, &call);
+    gpu_pop(drv);
+    return result == CUDA_SUCCESS
+               ? 0
+               : gpu_fail(drv, call, result, "cannot register a page of timelines", error);
+}
+
+int
+page_address(struct caid_client *client, struct page *page, uint32_t slot, uint32_t place,
+             CUdeviceptr *ret, struct caid_error *error)
+{
+    CUdeviceptr ptr = atomic_load_explicit(&page->ptr, memory_order_acquire);
+
+    if (!ptr) {
+        pthread_mutex_lock(&page->lock);
+        int r = page_register(client, page, place, error);
+        ptr = page->ptr;
+        pthread_mutex_unlock(&page->lock);
+        if (r < 0)
+            return r;
+    }
+    *ret = ptr + slot * sizeof(struct timeline_slot) + offsetof(struct timeline_slot, done);
+    return 0;
+}
+
+static void
+destroy_events(struct caid_client *client, struct page *page)
+{
+    for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
+        if (page->of_slot[i].event)
+            client->gpu.drv->cu.cuEventDestroy(page->of_slot[i].event);
+}
+
+/* Of its own, who still waits is let go: no value will come, unless it is on its way. */
+static void
+let_go(struct caid_client *client, struct page *page)
+{
+    if (!page->own || has_landed(page)) {
+        for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
+            slot_kill(&page->slots[i]);
+        destroy_events(client, page);
+    }
+    page_unref(page);
+}
+
+/* ---- dropping ---- */
+
+static bool
+can_go(const struct page *page)
+{
+    return is_unused(page) &&
+           (page->own ? page->unwanted && has_landed(page) : page->unwanted || is_dead(page));
+}
+
+static void
+drop(struct caid_client *client, struct page *page)
+{
+    if (page->drop != PAGE_KEPT)
+        return;
+    page->drop = PAGE_TO_DROP;
+    client->pages->n_to_drop++;
+}
+
+static void
+take_out(struct caid_client *client, struct page *page)
+{
+    struct page_table *table = client->pages;
+
+    RB_REMOVE(page_tree, &table->tree, page);
+    LIST_REMOVE(page, of_table);
+    table->n_to_drop -= page->drop == PAGE_TO_DROP;
+}
+
+void
+page_open(struct caid_client *client, struct page *page)
+{
+    page->n_timelines++;
+    page->unwanted = false;
+    if (page->drop == PAGE_TO_DROP && !page->own)
+        page_revive(client, page, false);
+}
+
+void
+page_close(struct caid_client *client, struct page *page)
+{
+    page_unref(page);
+    if (--page->n_timelines > 0)
+        return;
+    page->unwanted = true;
+    if (page->own) {
+        drop(client, page);
+        call_flush(client);
+    }
+    page_look_by(client->pages, 0);
+}
+
+/* ---- telling the daemon ---- */
+
+static void
+note_dropped(struct caid_client *client, struct page *page)
+{
+    page->drop = PAGE_DROPPED;
+    page->drop_seq = client->seq;
+    client->pages->n_to_drop--;
+}
+
+static bool
+has_unsent(const struct caid_client *client)
+{
+    return client->pages->n_to_drop > 0;
+}
+
+static int
+flush(struct caid_client *client)
+{
+    struct page *page, *pages[DROP_MAX];
+    uint64_t ids[DROP_MAX];
+
+    while (client->lost.code == 0 && client->pages->n_to_drop > 0) {
+        uint32_t n = 0;
+        LIST_FOREACH(page, &client->pages->all, of_table)
+        if (page->drop == PAGE_TO_DROP && n < DROP_MAX) {
+            ids[n] = page->id;
+            pages[n++] = page;
+        }
+        struct msg_pages_params params = {.pages = {ids, n}};
+        int r = call_notify(client, MSG_DROP_PAGES, &params);
+        if (r < 0)
+            return r;
+        for (uint32_t i = 0; i < n; i++)
+            note_dropped(client, pages[i]);
+    }
+    return 0;
+}
+
+/* ---- freeing ---- */
+
+/* Whether no reply that is still to come can take it for known here. */
+static bool
+is_settled(const struct caid_client *client, const struct page *page)
+{
+    return client->lost.code != 0 || client->n_page_calls == 0 ||
+           client->answered > page->drop_seq;
+}
+
+/* Drops those of others that can go. Returns how many of all pages there are to free, now or
+ * later. */
+static size_t
+drop_pages(struct caid_client *client)
+{
+    struct page *page;
+    size_t n = 0;
+
+    LIST_FOREACH(page, &client->pages->all, of_table)
+    {
+        if (!page->own && can_go(page))
+            drop(client, page);
+        n += page->drop != PAGE_KEPT || page->unwanted;
+    }
+    call_flush(client);
+    return n;
+}
+
+static bool
+can_be_freed(const struct caid_client *client, const struct page *page)
+{
+    bool told = page->drop == PAGE_DROPPED || (page->drop == PAGE_TO_DROP && client->lost.code);
+
+    return told && can_go(page) && is_settled(client, page);
+}
+
+/* NULL: there is none. */
+static struct page *
+find_freeable(struct caid_client *client)
+{
+    struct page *page;
+
+    LIST_FOREACH(page, &client->pages->all, of_table)
+    if (can_be_freed(client, page))
+        return page;
+    return NULL;
+}
+
+/* Under the client's lock, which it drops meanwhile. */
+static size_t
+free_pages(struct caid_client *client)
+{
+    struct page *page;
+    size_t n = 0;
+
+    while ((page = find_freeable(client))) {
+        take_out(client, page);
+        pthread_mutex_unlock(&client->lock);
+        let_go(client, page);
+        pthread_mutex_lock(&client->lock);
+        n++;
+    }
+    return n;
+}
+
+/* ---- contexts ---- */
+
+/* Kills the slots in which it was to store a value. */
+static void
+context_died(struct caid_client *client, CUcontext context)
+{
+    struct page *page;
+
+    pthread_mutex_lock(&client->lock);
+    LIST_FOREACH(page, &client->pages->all, of_table)
+    for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
+        if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
+            slot_kill(&page->slots[i]);
+    pthread_mutex_unlock(&client->lock);
+}
+
+/* Whether a value is yet to come that a stream of the context stores. */
+static bool
+is_to_signal(struct caid_client *client, CUcontext context)
+{
+    struct page *page;
+
+    LIST_FOREACH(page, &client->pages->all, of_table)
+    for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
+        if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
+            return true;
+    return false;
+}
+
+/* Any call tells; this one has to do with no stream, one of which may capture a graph. */
+static CUresult
+ask_for_event(const struct drv *drv)
+{
+    CUevent event;
+
+    CUresult result = drv->cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = drv->cu.cuEventQuery(event);
+    drv->cu.cuEventDestroy(event);
+    return result;
+}
+
+static bool
+context_is_gone(const struct drv *drv, CUcontext context)
+{
+    CUresult result = drv->cu.cuCtxPushCurrent(context);
+
+    if (result != CUDA_SUCCESS)
+        return gpu_is_gone(result);
+    result = ask_for_event(drv);
+    gpu_pop(drv);
+    return gpu_is_dead(result);
+}
+
+/* Other processes wait for what a context will never store when it is dead, and this one may not notice
+ * for long. Primary contexts that the client has retained: others may be gone. */
+static void
+look_at_contexts(struct caid_client *client)
+{
+    struct gpu *gpu = &client->gpu;
+
+    pthread_mutex_lock(&gpu->lock);
+    const struct drv *drv = gpu->drv;
+    pthread_mutex_unlock(&gpu->lock);
+    if (!drv)
+        return; /* no stream was used yet */
+    for (uint32_t i = 0; i < gpu->n_devices; i++) {
+        CUcontext context = gpu->devices[i].context;
+        pthread_mutex_lock(&client->lock);
+        bool asks = context && is_to_signal(client, context);
+        pthread_mutex_unlock(&client->lock);
+        if (asks && context_is_gone(drv, context))
+            context_died(client, context);
+    }
+}
+
+/* ---- the whole ---- */
+
+void
+page_watch(struct caid_client *client)
+{
+    if (atomic_exchange(&client->pages->ticking, true))
+        return;
+    client_enter_anyway(client);
+    page_look_by(client->pages, clock_now_ns() + PAGE_TICK_NS);
+    client_leave(client);
+}
+
+/* Whether something may happen to pages that nobody tells of. Who submits a value from now on says
+ * so. */
+static bool
+may_change(struct caid_client *client)
+{
+    struct page *page;
+
+    atomic_exchange(&client->pages->ticking, false);
+    LIST_FOREACH(page, &client->pages->all, of_table)
+    if (!page->own || !has_landed(page))
+        return true;
+    return false;
+}
+
+uint64_t
+page_due(const struct caid_client *client)
+{
+    return client->pages->tidying ? UINT64_MAX : client->pages->due;
+}
+
+static void
+tidy(struct caid_client *client, bool all)
+{
+    struct page_table *table = client->pages;
+
+    (void)all;
+    if (page_due(client) > clock_now_ns())
+        return;
+    table->tidying = true;
+    table->due = UINT64_MAX;
+    pthread_mutex_unlock(&client->lock);
+    look_at_contexts(client);
+    pthread_mutex_lock(&client->lock);
+    size_t n = drop_pages(client);
+    n -= free_pages(client);
+    if (n > 0 || may_change(client))
+        page_look_by(table, clock_now_ns() + (n > 0 ? RETRY_NS : PAGE_TICK_NS));
+    table->tidying = false;
+}
+
+/* ---- the end ---- */
+
+void
+pages_close(struct caid_client *client)
+{
+    struct page *page;
+
+    LIST_FOREACH(page, &client->pages->all, of_table)
+    if (page->own)
+        drop(client, page);
+    call_flush(client);
+}
+
+/* Whether a stream may still store to an own one. */
+static bool
+is_busy(const struct page_table *table)
+{
+    const struct page *page;
+
+    LIST_FOREACH(page, &table->all, of_table)
+    if (page->own && !has_landed(page))
+        return true;
+    return false;
+}
+
+static void
+deinit(struct caid_client *client)
+{
+    struct page *page;
+
+    client->keeps |= is_busy(client->pages);
+    while ((page = LIST_FIRST(&client->pages->all))) {
+        take_out(client, page);
+        let_go(client, page);
+    }
+}
+
+/* The mappings are not there. */
+static void
+abandon(struct caid_client *client)
+{
+    struct page *page;
+
+    while ((page = LIST_FIRST(&client->pages->all))) {
+        take_out(client, page);
+        page_forget(page);
+    }
+}
+
+const struct feature page_feature = {
+    .has_unsent = has_unsent,
+    .flush = flush,
+    .due = page_due,
+    .tidy = tidy,
+    .context_died = context_died,
+    .deinit = deinit,
+    .abandon = abandon,
+};

@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Named timelines: a page each, whose first slot counts. Its creator asks the daemon for the page, and
+ * then for the name; who opens it is sent the page. Nothing after that needs the daemon, and goes on
+ * without it.
+ *
+ * A timeline is the caller's until caid_timeline_close(), and holds its client and its page.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lane.h"
+#include "session/client.h"
+#include "session/text.h"
+
+struct caid_timeline {
+    struct caid_client *client;
+    struct page *page;
+    bool creator;
+    pthread_mutex_t lock; /* signals, so that they are made in order */
+    char name[];
+};
+
+#define SLOT 0
+
+static struct timeline_slot *
+slot_of(const struct caid_timeline *timeline)
+{
+    return &timeline->page->slots[SLOT];
+}
+
+static struct fence
+fence_of(const struct caid_timeline *timeline, uint64_t value)
+{
+    return (struct fence){.page = timeline->page, .slot = SLOT, .value = value, .data = true};
+}
+
+static struct caid_timeline *
+timeline_new(struct caid_client *client, const char *name)
+{
+    size_t n = strlen(name) + 1;
+    struct caid_timeline *timeline = calloc(1, sizeof(*timeline) + n);
+
+    if (!timeline)
+        return NULL;
+    timeline->client = client_ref(client);
+    memcpy(timeline->name, name, n);
+    pthread_mutex_init(&timeline->lock, NULL);
+    return timeline;
+}
+
+static void
+timeline_free(struct caid_timeline *timeline)
+{
+    pthread_mutex_destroy(&timeline->lock);
+    client_unref(timeline->client);
+    free(timeline);
+}
+
+void
+caid_timeline_close(struct caid_timeline *timeline)
+{
+    if (!timeline)
+        return;
+    struct caid_client *client = timeline->client;
+    if (timeline->page && !fork_guard_crossed(&client->guard)) {
+        client_enter_anyway(client);
+        page_close(client, timeline->page);
+        client_leave(client);
+    }
+    timeline_free(timeline);
+}
+
+DEFINE_CLEANUP(struct caid_timeline *, caid_timeline_close)
+
+/* ---- creating and opening ---- */
+
+static int
+check_new(struct caid_client *client, struct caid_timeline **ret, const char *name,
+          const char *pool, struct caid_timeline **ret_timeline, struct caid_error *error)
+{
+    int r = client_check(client, error);
+    if (r == 0 && !ret)
+        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    if (r == 0)
+        r = check_name(name, error);
+    if (r == 0)
+        r = check_pool(pool, error);
+    if (r < 0)
+        return r;
+    *ret_timeline = timeline_new(client, name);
+    return *ret_timeline ? 0 : fail_errno(error, ENOMEM, "no memory for a timeline");
+}
+
+/* Its page is opened before it has a name, so that closing it gives the page back. */
+static int
+get_page(struct caid_timeline *timeline, struct caid_error *error)
+{
+    struct caid_client *client = timeline->client;
+
+    int r = page_new(client, &timeline->page, error);
+    if (r < 0)
+        return r;
+    timeline->creator = true;
+    client_enter_anyway(client);
+    page_open(client, timeline->page);
+    client_leave(client);
+    return 0;
+}
+
+int
+caid_timeline_create(struct caid_client *client, struct caid_timeline **ret, const char *name,
+                     const char *pool, struct caid_error *error)
+{
+    _cleanup_(caid_timeline_closep) struct caid_timeline *timeline = NULL;
+
+    int r = check_new(client, ret, name, pool, &timeline, error);
+    if (r == 0)
+        r = get_page(timeline, error);
+    if (r == 0)
+        r = client_enter(client, error);
+    if (r < 0)
+        return r;
+
+    struct msg_timeline_params params = {
+        .name = MSG_STR(name),
+        .pool = msg_str_opt(pool),
+        .page = timeline->page->id,
+    };
+    struct call call = {.method = MSG_TIMELINE, .params = &params};
+    r = call_run(client, &call, error);
+    client_leave(client);
+    if (r == 0)
+        *ret = TAKE_PTR(timeline);
+    return r;
+}
+
+struct open_call {
+    struct call call;
+    struct page *page;
+};
+
+static int
+take_open(struct caid_client *client, struct call *call, struct msg *reply,
+          struct call_fds *fds)
+{
+    struct msg_open_timeline_result result;
+
+    int r = msg_decode_result(reply, MSG_OPEN_TIMELINE, &result);
+    if (r == 0)
+        r = pages_take(client, result.pages, result.n_pages, fds, false);
+    if (r < 0)
+        return r;
+    struct page *page = page_find(client, result.page);
+    if (!page)
+        return -EPROTO;
+    page_open(client, page);
+    container_of(call, struct open_call, call)->page = page_ref(page);
+    return 0;
+}
+
+int
+caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const char *name,
+                   const char *pool, struct caid_error *error)
+{
+    _cleanup_(caid_timeline_closep) struct caid_timeline *timeline = NULL;
+
+    int r = check_new(client, ret, name, pool, &timeline, error);
+    if (r == 0)
+        r = client_enter(client, error);
+    if (r < 0)
+        return r;
+
+    struct msg_name_params params = {.name = MSG_STR(name), .pool = msg_str_opt(pool)};
+    struct open_call call = {
+        .call = {.method = MSG_OPEN_TIMELINE,
+                 .params = &params,
+                 .take = take_open,
+                 .has_pages = true},
+    };
+    r = call_run(client, &call.call, error);
+    client_leave(client);
+    if (r < 0)
+        return r;
+    timeline->page = call.page;
+    *ret = TAKE_PTR(timeline);
+    return 0;
+}
+
+/* ---- signals ---- */
+
+static int
+check_use(const struct caid_timeline *timeline, struct caid_error *error)
+{
+    return timeline ? client_check(timeline->client, error)
+                    : fail(error, CAID_ERR_INVALID, "timeline is NULL");
+}
+
+static int
+check_value(const struct caid_timeline *timeline, uint64_t value, struct caid_error *error)
+{
+    if (value > 0 && value <= CAID_TIMELINE_MAX)
+        return 0;
+    return fail(error, CAID_ERR_INVALID,
+                "timeline \"%s\": %" PRIu64 " is not among its values, 1 to 2^62 - 1",
+                timeline->name, value);
+}
+
+static int
+fail_dead(const struct caid_timeline *timeline, struct caid_error *error)
+{
+    return fail(error, CAID_ERR_ABANDONED,
+                "timeline \"%s\": it has ended, its creator has closed it or died",
+                timeline->name);
+}
+
+/* Under timeline->lock. */
+static int
+check_order(const struct caid_timeline *timeline, uint64_t value, struct caid_error *error)
+{
+    uint64_t submitted = timeline_submitted(slot_of(timeline));
+
+    if (atomic_load(&timeline->client->lanes->closed))
+        return fail(error, CAID_ERR_CLOSED, "%s: the client is closed",
+                    timeline->client->socket);
+    if (timeline_is_dead(slot_of(timeline)))
+        return fail(
+            error, CAID_ERR_ABANDONED,
+            "timeline \"%s\": it ended when the CUDA context failed that had to signal it",
+            timeline->name);
+    if (value <= submitted)
+        return fail(error, CAID_ERR_INVALID,
+                    "timeline \"%s\": %" PRIu64 " is not more than the last value, %" PRIu64,
+                    timeline->name, value, submitted);
+    return 0;
+}
+
+/* The value is there before anyone is told that it is on its way. */
+static int
+signal_on_host(const struct caid_timeline *timeline, uint64_t value, struct caid_error *error)
+{
+    struct timeline_slot *slot = slot_of(timeline);
+
+    if (!page_slot_has_landed(timeline->page, SLOT))
+        return fail(error, CAID_ERR_INVALID,
+                    "timeline \"%s\": a stream is to signal %" PRIu64
+                    " yet, which the host cannot overtake",
+                    timeline->name, timeline_submitted(slot));
+    slot_raise(&slot->done, value);
+    slot_raise(&slot->submitted, value);
+    slot_wake(slot);
+    return 0;
+}
+
+/* The lane is that of the stream; NULL: of the host. */
+static int
+signal_in_order(struct caid_timeline *timeline, struct lane *lane, uint64_t value,
+                struct caid_error *error)
+{
+    pthread_mutex_lock(&timeline->lock);
+    int r = check_order(timeline, value, error);
+    if (r == 0 && !lane)
+        r = signal_on_host(timeline, value, error);
+    else if (r == 0)
+        r = lane_signal_slot(timeline->client, lane, timeline->page, SLOT, value, error);
+    pthread_mutex_unlock(&timeline->lock);
+    return r;
+}
+
+int
+caid_timeline_signal(struct caid_timeline *timeline, uint64_t stream, uint64_t value,
+                     struct caid_error *error)
+{
+    struct lane *lane = NULL;
+
+    int r = check_use(timeline, error);
+    if (r == 0 && !timeline->creator)
+        r = fail(error, CAID_ERR_PERMISSION,
+                 "timeline \"%s\" was opened to wait for: its creator signals", timeline->name);
+    if (r == 0)
+        r = check_value(timeline, value, error);
+    if (r == 0 && stream != 0)
+        r = lane_get(timeline->client, stream, 0, &lane, error);
+    if (r < 0)
+        return r;
+    r = signal_in_order(timeline, lane, value, error);
+    if (lane)
+        lane_put(lane);
+    return r;
+}
+
+/* ---- waits ---- */
+
+/* The errors of a wait that speak of the page, in the caller's terms. */
+static int
+wait_result(const struct caid_timeline *timeline, int r, uint64_t value,
+            struct caid_error *error)
+{
+    if (r > 0)
+        return fail_dead(timeline, error);
+    if (r == -ETIMEDOUT)
+        return fail(error, CAID_ERR_TIMEOUT,
+                    "timeline \"%s\": %" PRIu64 " was not reached in time", timeline->name,
+                    value);
+    return r;
+}
+
+static int
+wait_on_host(const struct fence *fence, uint64_t deadline_ns, struct caid_error *error)
+{
+    int r = fence_wait_submitted(fence, deadline_ns, error);
+    return r < 0 ? r : fence_wait(fence, false, deadline_ns, error);
+}
+
+static int
+wait_on_lane(struct caid_client *client, struct lane *lane, struct fence *fence, bool ahead,
+             uint64_t deadline_ns, struct caid_error *error)
+{
+    if (ahead && lane->handoff == HANDOFF_MEMOPS)
+        return lane_wait_ahead(client, lane, fence, error);
+    int r = fence_wait_submitted(fence, deadline_ns, error);
+    return r < 0 ? r : lane_wait(client, lane, fence, 1, deadline_ns, error);
+}
+
+int
+caid_timeline_wait(struct caid_timeline *timeline, uint64_t stream, uint64_t value,
+                   uint64_t timeout_ns, uint32_t flags, struct caid_error *error)
+{
+    struct lane *lane;
+
+    int r = check_use(timeline, error);
+    if (r == 0)
+        r = check_value(timeline, value, error);
+    if (r == 0 && (flags & ~(uint32_t)CAID_TIMELINE_AHEAD))
+        r = fail(error, CAID_ERR_INVALID, "flags 0x%x are not known", flags);
+    if (r < 0)
+        return r;
+    struct fence fence = fence_of(timeline, value);
+    uint64_t deadline_ns = deadline_of(timeout_ns);
+    if (stream == 0)
+        return wait_result(timeline, wait_on_host(&fence, deadline_ns, error), value, error);
+    r = lane_get(timeline->client, stream, 0, &lane, error);
+    if (r < 0)
+        return r;
+    r = wait_on_lane(timeline->client, lane, &fence, flags & CAID_TIMELINE_AHEAD, deadline_ns,
+                     error);
+    lane_put(lane);
+    return wait_result(timeline, r, value, error);
+}
+
+int
+caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret, struct caid_error *error)
+{
+    enum fence_state state;
+
+    int r = check_use(timeline, error);
+    if (r == 0 && !ret)
+        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    if (r < 0)
+        return r;
+    /* More than it can reach: pending, or lost. */
+    const struct fence fence = fence_of(timeline, CAID_TIMELINE_MAX);
+    r = fence_look(&fence, false, &state, error);
+    if (r < 0)
+        return r;
+    *ret = fence_reached(&fence);
+    return state == FENCE_LOST ? fail_dead(timeline, error) : 0;
+}
+
+/* ---- the list ---- */
+
+/* Bytes of a name or a pool that a list goes on after, and the terminator. */
+#define CURSOR_MAX 512
+
+#define ENTRY_STRINGS 3
+
+struct list {
+    struct caid_client *client;
+    struct msg_timelines_params params;
+    int (*fn)(const struct caid_timeline_entry *entry, void *userdata);
+    void *userdata;
+    char pool[CURSOR_MAX], after[CURSOR_MAX]; /* where the next packet starts */
+};
+
+static bool
+entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline *m, char *scratch)
+{
+    if (!text_is_plain(m->pool) || !text_is_plain(m->name) || !text_is_plain(m->client) ||
+        m->uid > UINT32_MAX)
+        return false;
+    *ret = (struct caid_timeline_entry){
+        .pool = text_put(&scratch, m->pool),
+        .name = text_put(&scratch, m->name),
+        .client = text_put(&scratch, m->client),
+        .pid = m->pid,
+        .uid = (uint32_t)m->uid,
+        .value = m->value,
+        .submitted = m->submitted,
+        .holders = m->holders,
+    };
+    return true;
+}
+
+/* Returns 0, what fn said, or -EPROTO, -ENOMEM. */
+static int
+list_give(struct list *list, const struct reply *reply,
+          const struct msg_timelines_result *result, bool *ret_stopped)
+{
+    _cleanup_free_ char *scratch = malloc(reply->n + ENTRY_STRINGS);
+    struct caid_timeline_entry entry;
+
+    if (!scratch)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < result->n_timelines; i++) {
+        if (!entry_fill(&entry, &result->timelines[i], scratch))
+            return -EPROTO;
+        int r = list->fn(&entry, list->userdata);
+        if (r != 0) {
+            *ret_stopped = true;
+            return r;
+        }
+    }
+    return 0;
+}
+
+/* Makes the last one the cursor. A daemon that has more but gives nothing would have us ask for
+ * ever. */
+static int
+list_advance(struct list *list, const struct msg_timelines_result *result)
+{
+    if (result->n_timelines == 0)
+        return -EPROTO;
+    const struct msg_timeline *last = &result->timelines[result->n_timelines - 1];
+    if (last->pool.n >= CURSOR_MAX || last->name.n >= CURSOR_MAX)
+        return -EPROTO;
+    if (list->params.all) {
+        text_copy(list->pool, sizeof(list->pool), last->pool);
+        list->params.pool = MSG_STR(list->pool);
+    }
+    text_copy(list->after, sizeof(list->after), last->name);
+    list->params.after = MSG_STR(list->after);
+    return 0;
+}
+
+static int
+list_next(struct list *list, bool *ret_end, struct caid_error *error)
+{
+    _cleanup_reply_ struct reply reply = {0};
+    struct msg_timelines_result result;
+    bool stopped = false;
+
+    int r = reply_get(&reply, list->client, MSG_TIMELINES, &list->params, &result, error);
+    if (r < 0)
+        return r;
+    r = list_give(list, &reply, &result, &stopped);
+    *ret_end = stopped || !result.more;
+    if (stopped)
+        return r;
+    if (r == 0 && result.more)
+        r = list_advance(list, &result);
+    if (r == -EPROTO)
+        return client_violated(list->client, "timelines", error);
+    return r < 0 ? fail_errno(error, -r, "no memory for a list") : 0;
+}
+
+int
+caid_timelines(struct caid_client *client, const struct caid_list_options *options,
+               int (*fn)(const struct caid_timeline_entry *entry, void *userdata),
+               void *userdata, struct caid_error *error)
+{
+    struct caid_list_options opts;
+    bool end = false;
+
+    int r = client_check(client, error);
+    if (r == 0 && !fn)
+        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
+    if (r == 0)
+        r = options_read(&opts, sizeof(opts), options, error);
+    if (r == 0)
+        r = check_pool(opts.pool, error);
+    if (r < 0)
+        return r;
+    struct list list = {
+        .client = client,
+        .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool), .all = opts.all},
+        .fn = fn,
+        .userdata = userdata,
+    };
+    while (r == 0 && !end)
+        r = list_next(&list, &end, error);
+    return r;
+}

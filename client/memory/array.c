@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "array.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "block.h"
+#include "drain.h"
+#include "lease.h"
+#include "session/client.h"
+#include "session/feature.h"
+#include "session/text.h"
+
+struct caid_array *
+array_new(struct caid_client *client, const struct array_spec *spec)
+{
+    size_t ndim = spec->ndim;
+    size_t n_text = (size_t)spec->typestr.n + spec->descr.n + spec->name.n + spec->pool.n +
+                    spec->metadata.n + 5;
+    struct caid_array *array = malloc(sizeof(*array) + 2 * ndim * sizeof(int64_t) + n_text);
+
+    if (!array)
+        return NULL;
+    int64_t *shape = array->data, *strides = array->data + ndim;
+    char *text = (char *)(array->data + 2 * ndim);
+    if (ndim > 0) {
+        memcpy(shape, spec->shape, ndim * sizeof(shape[0]));
+        memcpy(strides, spec->strides, ndim * sizeof(strides[0]));
+    }
+    *array = (struct caid_array){.client = client_ref(client), .info = spec->info};
+    array->info.ndim = spec->ndim;
+    array->info.shape = shape;
+    array->info.strides = strides;
+    array->info.typestr = text_put(&text, spec->typestr);
+    array->info.descr = text_put(&text, spec->descr);
+    array->info.name = text_put(&text, spec->name);
+    array->info.pool = text_put(&text, spec->pool);
+    array->info.metadata = text_put(&text, spec->metadata);
+    array->info.access = array->info.access_device = -1;
+    array->told = &array->info;
+    return array;
+}
+
+void
+array_free(struct caid_array *array)
+{
+    struct caid_client *client = array->client;
+    struct array_text *text;
+
+    while ((text = array->texts)) {
+        array->texts = text->next;
+        free(text);
+    }
+    free(array);
+    client_unref(client);
+}
+
+const struct caid_array_info *
+caid_array_get_info(const struct caid_array *array)
+{
+    return array ? atomic_load_explicit(&array->told, memory_order_acquire) : NULL;
+}
+
+/* ---- getting ---- */
+
+static int
+get_leases(struct caid_client *client, struct array_call *call, struct caid_error *error)
+{
+    int r = client_enter(client, error);
+    if (r < 0)
+        return r;
+    r = lease_reserve(client, call->n_wanted, error);
+    if (r == 0) {
+        r = call_run(client, &call->call, error);
+        lease_unreserve(client, call->n_wanted - call->n_got);
+    }
+    client_leave(client);
+    return r;
+}
+
+/* Gives an array its address. */
+static int
+array_map(struct caid_array *array, const char *access, struct caid_error *error)
+{
+    struct caid_client *client = array->client;
+    struct caid_array_info *info = &array->info;
+    struct block_address base;
+
+    if (!array->block)
+        return 0;
+    int r = gpu_find_place(client, info->device, access, &array->place, error);
+    if (r == 0)
+        r = block_map(client, array->block, info->readonly ? VMM_READ : VMM_READ_WRITE,
+                      array->place, &base, error);
+    if (r < 0)
+        return r;
+    info->ptr = base.ptr + info->offset;
+    info->host_ptr = base.host ? (char *)base.host + info->offset : NULL;
+    info->access = client->gpu.devices[array->place].ordinal;
+    info->access_device = client->gpu.devices[array->place].index;
+    return 0;
+}
+
+int
+array_call_run(struct caid_client *client, struct array_call *call, struct caid_error *error)
+{
+    int r = get_leases(client, call, error);
+    for (size_t i = 0; r == 0 && i < call->n_got; i++)
+        r = array_map(call->arrays[i], call->access, error);
+    if (r < 0)
+        for (size_t i = 0; i < call->n_got; i++)
+            array_close_now(call->arrays[i]);
+    return r;
+}
+
+/* ---- closing ---- */
+
+/* Gives the lease back, but for an array that is kept; the daemon is told by the next
+ * call_flush(). Under the client's lock. */
+static void
+end_lease(struct caid_array *array)
+{
+    struct caid_client *client = array->client;
+
+    if (array->drain.kept)
+        client->keeps = true;
+    if (array->drain.kept || array->lease == 0)
+        return;
+    if (array->block)
+        block_unlease(client, array->block);
+    lease_unreserve(client, 1);
+    lease_return(client, array->lease);
+}
+
+void
+array_close_now(struct caid_array *array)
+{
+    struct caid_client *client = array->client;
+
+    client_enter_anyway(client);
+    end_lease(array);
+    call_flush(client); /* what does not fit goes later */
+    client_leave(client);
+    array_free(array);
+}
+
+/* Never the client's last reference: its handle is there until the thread has been joined. */
+static void
+reap(struct caid_client *client, struct reaped_queue *closed)
+{
+    struct caid_array *array;
+    struct reaped *entry;
+
+    drain_arrays(client, closed);
+    pthread_mutex_lock(&client->lock);
+    STAILQ_FOREACH(entry, closed, entry)
+    {
+        array = container_of(entry, struct caid_array, reaped);
+        end_lease(array);
+        client->reaper.n_freed += !array->drain.kept;
+    }
+    call_flush(client);
+    pthread_mutex_unlock(&client->lock);
+    while ((entry = STAILQ_FIRST(closed))) {
+        STAILQ_REMOVE_HEAD(closed, entry);
+        array_free(container_of(entry, struct caid_array, reaped));
+    }
+}
+
+const struct feature array_feature = {.reap = reap};
+
+/* Where the client has no thread, this one waits. */
+static void
+close_later(struct caid_array *array)
+{
+    struct reaped_queue alone = STAILQ_HEAD_INITIALIZER(alone);
+    struct caid_client *client = array->client;
+
+    array->reaped.nbytes = array->info.nbytes;
+    pthread_mutex_lock(&client->lock);
+    bool added = reaper_add(client, &array->reaped);
+    pthread_mutex_unlock(&client->lock);
+    if (added)
+        return;
+    STAILQ_INSERT_TAIL(&alone, &array->reaped, entry);
+    drain_arrays(client, &alone);
+    array_close_now(array);
+}
+
+void
+caid_array_close(struct caid_array *array)
+{
+    if (!array)
+        return;
+    if (fork_guard_crossed(&array->client->guard))
+        array_free(array);
+    else if (drain_note_contexts(array))
+        close_later(array);
+    else
+        array_close_now(array);
+}
+
+int
+caid_array_close_on(struct caid_array *array, uint64_t stream, struct caid_error *error)
+{
+    if (!array)
+        return fail(error, CAID_ERR_INVALID, "array is NULL");
+    int r = client_check(array->client, error);
+    if (r == 0)
+        r = drain_note_stream(array, stream, error);
+    if (r < 0)
+        return r;
+    if (array->drain.event || array->managed)
+        close_later(array);
+    else
+        array_close_now(array);
+    return 0;
+}
+
+/* ---- handles ---- */
+
+int
+caid_array_ipc_handle(const struct caid_array *array, struct caid_ipc_handle *ret,
+                      struct caid_error *error)
+{
+    if (!array || !ret)
+        return fail(error, CAID_ERR_INVALID, "%s is NULL", array ? "ret" : "array");
+    int r = client_check(array->client, error);
+    if (r < 0)
+        return r;
+    const struct block *block = array->block;
+    if (!block || block->kind != BLOCK_LEGACY)
+        return fail(error, CAID_ERR_UNSUPPORTED,
+                    "only arrays with memory=\"legacy\" have a handle; this one %s%s",
+                    block || array->managed ? "is " : "has no bytes",
+                    block || array->managed ? array->info.memory : "");
+    *ret = (struct caid_ipc_handle){.offset = array->info.offset, .size = block->size};
+    memcpy(ret->handle, block->handle, sizeof(ret->handle));
+    return 0;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lease on an array. Made when the reply that grants it is taken (array_take()), mapped by
+ * the thread that asked, ended by caid_array_close(). Where GPU work may still use it, it then
+ * waits in the reaper's queue (reaper.h) before the daemon is told. It holds the client, and as
+ * long as it exists its block stays mapped. When the connection has ended, the daemon has ended
+ * the lease, and the mapping alone is left.
+ *
+ * An array of managed memory has no lease and no block: it is this process's own (managed.c).
+ */
+#pragma once
+
+#include <stdatomic.h>
+#include <sys/queue.h>
+
+#include "caid/caid.h"
+
+#include "cuda_abi.h"
+#include "session/call.h"
+#include "session/reaper.h"
+
+struct block;
+struct caid_client;
+
+/* What is told of the array since it was published; freed with it, so that what was told before
+ * stays valid. */
+struct array_text {
+    struct array_text *next;
+    struct caid_array_info info;
+    char text[];
+};
+
+struct caid_array {
+    struct caid_client *client;
+    struct block *block;      /* NULL: no bytes, or managed */
+    uint64_t lease;           /* 0: managed */
+    CUdeviceptr managed;      /* what cuMemFree() takes, or 0 */
+    uint32_t place;           /* gpu.h: that it is mapped for, if it has memory */
+    struct array_text *texts; /* under the client's lock */
+    /* What caid_array_get_info() tells: of the last text, or info. */
+    const struct caid_array_info *_Atomic told;
+
+    /* Once closed (drain.h). */
+    struct reaped reaped;
+
+    struct {
+        uint64_t primaries; /* the primary contexts, a bit for each place */
+        CUcontext context;  /* another one, or event's; or NULL */
+        CUevent event;      /* nothing else is waited for; or NULL */
+        bool kept;          /* nobody knows whether it has drained: stays leased and mapped */
+    } drain;
+
+    struct caid_array_info info; /* as it was made */
+    int64_t data[];              /* shape, strides, then the strings that info points to */
+};
+
+/* What an array is said to be; array_new() copies it. */
+struct array_spec {
+    struct msg_str typestr, descr, name, pool, metadata;
+    const int64_t *shape, *strides; /* ndim each */
+    uint32_t ndim;
+    struct caid_array_info info; /* the numbers, and memory, which is static */
+};
+
+extern const struct feature array_feature;
+
+/* NULL: no memory. It has no lease yet. */
+struct caid_array *array_new(struct caid_client *client, const struct array_spec *spec);
+/* Frees what was never leased, or is no more. Not under the client's lock, unless a call runs.
+ * */
+void array_free(struct caid_array *array);
+
+/* Closes an array that no GPU work can use: nothing is waited for. */
+void array_close_now(struct caid_array *array);
+
+/* A request whose reply grants leases. */
+struct array_call {
+    struct call call;
+    const struct msg_str *names; /* of those asked for, n_wanted; p NULL: unnamed */
+    struct caid_array **arrays;  /* where they go: n_wanted of them */
+    size_t n_wanted, n_got;
+    uint64_t generation; /* of the first one got */
+    bool readonly;
+    const char
+        *access; /* UUID of the device that is to reach them; NULL: see gpu_find_place() */
+};
+
+/* struct call's take. */
+int array_take(struct caid_client *client, struct call *call, struct msg *reply,
+               struct call_fds *fds);
+
+/* Runs the call and maps what it got; on failure nothing is left of it. */
+int array_call_run(struct caid_client *client, struct array_call *call,
+                   struct caid_error *error);
+
+/* caid_array_create() of "managed" memory; the options have been checked. */
+int managed_create(struct caid_client *client, const struct caid_create_options *options,
+                   struct caid_array **ret, struct caid_error *error);

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "block.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "lease.h"
+#include "session/client.h"
+#include "session/feature.h"
+
+/* What is kept mapped though nothing lies in it, and how long: blocks as large as small arrays
+ * share, as many as there are when arrays come and go by the million. */
+#define IDLE_BLOCK (UINT64_C(64) << 20)
+#define IDLE_BYTES (UINT64_C(1) << 30)
+#define IDLE_NS    NSEC_PER_SEC
+/* How long a block may wait for a moment in which no call is under way, until one is made; how
+ * many bytes may. */
+#define BARRIER_NS    (100 * NSEC_PER_MSEC)
+#define BARRIER_BYTES (UINT64_C(256) << 20)
+
+static const char *const kind_names[BLOCK_N_KINDS] = {"device", "legacy", "pinned"};
+
+const char *
+block_kind_name(enum block_kind kind)
+{
+    return kind_names[kind];
+}
+
+int
+block_kind_find(struct msg_str name)
+{
+    for (int i = 0; i < BLOCK_N_KINDS; i++)
+        if (msg_str_eq(name, kind_names[i]))
+            return i;
+    return -1;
+}
+
+static int
+block_cmp(const struct block *a, const struct block *b)
+{
+    return CMP(a->id, b->id);
+}
+
+RB_GENERATE_STATIC(block_tree, block, entry, block_cmp)
+
+void
+block_table_init(struct block_table *table)
+{
+    RB_INIT(&table->tree);
+    TAILQ_INIT(&table->idle);
+    TAILQ_INIT(&table->unmapped);
+}
+
+struct block *
+block_find(struct block_table *table, uint64_t id)
+{
+    struct block key = {.id = id};
+    return RB_FIND(block_tree, &table->tree, &key);
+}
+
+/* What is too large to be kept goes first. */
+static void
+make_idle(struct block_table *table, struct block *block)
+{
+    table->idle_bytes += block->size;
+    if (block->size > IDLE_BLOCK) {
+        block->idle_at = 0;
+        TAILQ_INSERT_HEAD(&table->idle, block, idle_entry);
+    } else {
+        block->idle_at = clock_now_ns() + IDLE_NS;
+        TAILQ_INSERT_TAIL(&table->idle, block, idle_entry);
+    }
+}
+
+static void
+end_idle(struct block_table *table, struct block *block)
+{
+    if (block->unmapped) {
+        TAILQ_REMOVE(&table->unmapped, block, idle_entry);
+        table->unmapped_bytes -= block->size;
+        block->unmapped = false;
+    } else {
+        TAILQ_REMOVE(&table->idle, block, idle_entry);
+        table->idle_bytes -= block->size;
+    }
+}
+
+int
+block_add(struct caid_client *client, struct block_spec *spec)
+{
+    struct block_table *table = client->blocks;
+    struct block *block = calloc(1, sizeof(*block));
+
+    if (!block)
+        return -ENOMEM;
+    block->id = spec->id;
+    if (RB_INSERT(block_tree, &table->tree, block)) {
+        free(block);
+        return -EEXIST;
+    }
+    table->n++;
+    block->size = spec->size;
+    block->device = spec->device;
+    block->kind = spec->kind;
+    memcpy(block->handle, spec->handle, sizeof(block->handle));
+    block->fd = TAKE_FD(spec->fd);
+    pthread_mutex_init(&block->lock, NULL);
+    make_idle(table, block);
+    return 0;
+}
+
+void
+block_lease(struct caid_client *client, struct block *block)
+{
+    block->n_leased++;
+    if (block->leases++ == 0)
+        end_idle(client->blocks, block);
+}
+
+void
+block_unlease(struct caid_client *client, struct block *block)
+{
+    if (--block->leases == 0)
+        make_idle(client->blocks, block);
+}
+
+/* ---- mapping: all of it under block->lock ---- */
+
+/* What fails half-way leaves the block as it was, or imported but not mapped, which goes with the
+ * block. */
+static int
+fail_map(const struct block *block, int r, const struct drv_error *cause,
+         struct caid_error *error)
+{
+    return fail_driver(error, r, cause, "cannot map %s block %" PRIu64 " of %zu bytes",
+                       block_kind_name(block->kind), block->id, block->size);
+}
+
+static int
+import_device(const struct drv *drv, struct block *block, struct caid_error *error)
+{
+    struct drv_error cause = {0};
+
+    if (block->imported)
+        return 0;
+    int r = vmm_alloc_import(drv, block->fd, block->size, &block->alloc, &cause);
+    if (r < 0)
+        return fail_driver(error, r, &cause, "cannot import block %" PRIu64 " of %zu bytes",
+                           block->id, block->size);
+    block->imported = true;
+    block->fd = fd_close(block->fd);
+    return 0;
+}
+
+static int
+map_device(struct caid_client *client, struct block *block, enum vmm_access access,
+           uint32_t place, struct block_address *ret, struct caid_error *error)
+{
+    struct block_map *map = &block->maps[access == VMM_READ_WRITE];
+    const struct drv *drv = client->gpu.drv;
+    struct drv_error cause = {0};
+
+    if (!(map->places & UINT64_C(1) << place)) {
+        int ordinal = client->gpu.devices[place].ordinal;
+        int r = import_device(drv, block, error);
+        if (r < 0)
+            return r;
+        r = map->vmm.ptr ? vmm_map_allow(drv, &map->vmm, ordinal, &cause)
+                         : vmm_map_new(drv, &block->alloc, ordinal, access, &map->vmm, &cause);
+        if (r < 0)
+            return fail_map(block, r, &cause, error);
+        map->places |= UINT64_C(1) << place;
+    }
+    *ret = (struct block_address){.ptr = map->vmm.ptr};
+    return 0;
+}
+
+static int
+open_legacy(struct caid_client *client, struct block *block, uint32_t place,
+            struct caid_error *error)
+{
+    struct drv_error cause = {0};
+    const struct drv *drv;
+
+    int r = gpu_push_place(client, place, &drv, error);
+    if (r < 0)
+        return r;
+    r = legacy_map_new(drv, block->handle, block->size, &block->legacy, &cause);
+    gpu_pop(drv);
+    if (r < 0)
+        return fail_map(block, r, &cause, error);
+    block->place = place;
+    return 0;
+}
+
+static int
+map_legacy(struct caid_client *client, struct block *block, uint32_t place,
+           struct block_address *ret, struct caid_error *error)
+{
+    if (!block->legacy) {
+        int r = open_legacy(client, block, place, error);
+        if (r < 0)
+            return r;
+    }
+    if (block->place != place)
+        return fail(error, CAID_ERR_UNSUPPORTED,
+                    "legacy block %" PRIu64 " is open for device %d of this process: it cannot "
+                    "be for device %d, too",
+                    block->id, client->gpu.devices[block->place].ordinal,
+                    client->gpu.devices[place].ordinal);
+    *ret = (struct block_address){.ptr = block->legacy};
+    return 0;
+}
+
+static int
+map_pinned(struct caid_client *client, struct block *block, enum vmm_access access,
+           uint32_t place, struct block_address *ret, struct caid_error *error)
+{
+    struct pinned_map *map = &block->maps[access == VMM_READ_WRITE].pinned;
+    struct drv_error cause = {0};
+    const struct drv *drv;
+
+    if (!map->host) {
+        int r = gpu_push_place(client, place, &drv, error);
+        if (r < 0)
+            return r;
+        r = pinned_map_new(drv, block->fd, block->size, access, map, &cause);
+        gpu_pop(drv);
+        if (r < 0)
+            return fail_map(block, r, &cause, error);
+        block->place = place;
+    }
+    *ret = (struct block_address){.ptr = map->ptr, .host = map->host};
+    return 0;
+}
+
+int
+block_map(struct caid_client *client, struct block *block, enum vmm_access access,
+          uint32_t place, struct block_address *ret, struct caid_error *error)
+{
+    int r;
+
+    pthread_mutex_lock(&block->lock);
+    switch (block->kind) {
+    case BLOCK_LEGACY: r = map_legacy(client, block, place, ret, error); break;
+    case BLOCK_PINNED: r = map_pinned(client, block, access, place, ret, error); break;
+    default: r = map_device(client, block, access, place, ret, error); break;
+    }
+    pthread_mutex_unlock(&block->lock);
+    return r;
+}
+
+/* ---- what idle blocks come to ---- */
+
+/* A range that is still registered is not unmapped: the driver would take it for that of what
+ * is mapped there next. It is lost instead. */
+static void
+unmap_pinned(const struct drv *drv, struct pinned_map *map, bool is_gone)
+{
+    CUresult result = pinned_map_free(drv, map);
+
+    if (result != CUDA_SUCCESS && (is_gone || gpu_is_dead(result)))
+        pinned_map_drop(map);
+    *map = (struct pinned_map){0};
+}
+
+/* Failures are not reported: the driver may give an earlier launch's error here, and the memory
+ * is let go either way. Under block->lock, or by the last one who knows it. */
+static void
+unmap(struct caid_client *client, struct block *block)
+{
+    const struct drv *drv = client->gpu.drv;
+    const struct drv *pushed = NULL;
+    struct caid_error why = {0};
+
+    if (block->kind != BLOCK_DEVICE &&
+        (block->legacy || block->maps[0].pinned.host || block->maps[1].pinned.host))
+        gpu_push_place(client, block->place, &pushed, &why);
+    for (size_t i = 0; i < ARRAY_SIZE(block->maps); i++) {
+        struct block_map *map = &block->maps[i];
+        if (map->vmm.ptr)
+            vmm_map_free(drv, &map->vmm);
+        if (map->pinned.host)
+            unmap_pinned(drv, &map->pinned, gpu_is_gone((CUresult)why.cuda_result));
+        map->places = 0;
+    }
+    if (block->legacy)
+        legacy_map_free(drv, block->legacy);
+    block->legacy = 0;
+    if (pushed)
+        gpu_pop(pushed);
+}
+
+static void
+block_free(struct caid_client *client, struct block *block)
+{
+    unmap(client, block);
+    if (block->imported)
+        vmm_alloc_release(client->gpu.drv, &block->alloc, NULL);
+    fd_close(block->fd);
+    pthread_mutex_destroy(&block->lock);
+    free(block);
+}
+
+static uint64_t
+due(const struct caid_client *client)
+{
+    const struct block_table *table = client->blocks;
+
+    if (!TAILQ_EMPTY(&table->unmapped))
+        return client->n_block_calls == 0 ? 0 : table->unmapped_since + BARRIER_NS;
+    if (TAILQ_EMPTY(&table->idle))
+        return UINT64_MAX;
+    return table->idle_bytes > IDLE_BYTES ? 0 : TAILQ_FIRST(&table->idle)->idle_at;
+}
+
+/* The first of the idle blocks, if it has to go. */
+static struct block *
+find_due(const struct block_table *table, bool all)
+{
+    struct block *block = TAILQ_FIRST(&table->idle);
+
+    if (block && (all || table->idle_bytes > IDLE_BYTES || block->idle_at <= clock_now_ns()))
+        return block;
+    return NULL;
+}
+
+/* Only who is tidying frees blocks, so this one is still there when the lock has been dropped.
+ * A lease that came before both locks are held keeps the mapping; one that comes later waits
+ * for block->lock, to map anew. */
+static void
+unmap_idle(struct caid_client *client, struct block *block)
+{
+    uint64_t n_leased = block->n_leased;
+
+    end_idle(client->blocks, block);
+    block->unmapped = true; /* or about to be */
+    client->blocks->unmapped_bytes += block->size;
+    TAILQ_INSERT_TAIL(&client->blocks->unmapped, block, idle_entry);
+    pthread_mutex_unlock(&client->lock);
+
+    pthread_mutex_lock(&block->lock);
+    pthread_mutex_lock(&client->lock);
+    bool idle = block->n_leased == n_leased;
+    pthread_mutex_unlock(&client->lock);
+    if (idle)
+        unmap(client, block);
+    pthread_mutex_unlock(&block->lock);
+    pthread_mutex_lock(&client->lock);
+}
+
+/* Takes the blocks that nothing can refer to any more, and tells the daemon before anything
+ * else is sent. */
+static void
+forget(struct caid_client *client, struct block_list *ret)
+{
+    struct block_table *table = client->blocks;
+    struct block *block;
+
+    if (client->n_block_calls > 0)
+        return;
+    while ((block = TAILQ_FIRST(&table->unmapped))) {
+        end_idle(table, block);
+        RB_REMOVE(block_tree, &table->tree, block);
+        table->n--;
+        table->n_freeing++;
+        client->reaper.n_freed++;
+        lease_forget_block(client, block->id);
+        TAILQ_INSERT_TAIL(ret, block, idle_entry);
+    }
+    call_flush(client);
+}
+
+void
+block_tidy(struct caid_client *client, bool all)
+{
+    struct block_table *table = client->blocks;
+    struct block_list dead = TAILQ_HEAD_INITIALIZER(dead);
+    struct block *block;
+    size_t n = 0;
+
+    if (table->tidying)
+        return; /* who is at it finds the rest */
+    table->tidying = true;
+    while ((block = find_due(table, all)))
+        unmap_idle(client, block);
+    if (!TAILQ_EMPTY(&table->unmapped))
+        forget(client, &dead);
+    table->tidying = false;
+    if (TAILQ_EMPTY(&dead))
+        return;
+
+    pthread_mutex_unlock(&client->lock);
+    while ((block = TAILQ_FIRST(&dead))) {
+        TAILQ_REMOVE(&dead, block, idle_entry);
+        block_free(client, block);
+        n++;
+    }
+    pthread_mutex_lock(&client->lock);
+    table->n_freeing -= n;
+}
+
+/* Calls that may refer to blocks come without a pause: new ones are held back until those under
+ * way are answered. */
+static void
+make_barrier(struct caid_client *client)
+{
+    client->barrier = true;
+    while (client->n_block_calls > 0 && !client->reaper.stopping)
+        pthread_cond_wait(&client->reaper.wake, &client->lock);
+    reaper_leave_captures_alone(client);
+    block_tidy(client, false);
+    client->barrier = false;
+    pthread_cond_broadcast(&client->barrier_gone);
+}
+
+static void
+tidy(struct caid_client *client, bool all)
+{
+    struct block_table *table = client->blocks;
+    uint64_t now = clock_now_ns();
+
+    block_tidy(client, all);
+    if (table->unmapped_since == 0)
+        table->unmapped_since = now;
+    if (!TAILQ_EMPTY(&table->unmapped)) {
+        if (now - table->unmapped_since < BARRIER_NS && !all &&
+            table->unmapped_bytes <= BARRIER_BYTES)
+            return;
+        make_barrier(client);
+    }
+    table->unmapped_since = 0;
+}
+
+static void
+tidy_here(struct caid_client *client)
+{
+    block_tidy(client, true);
+}
+
+void
+block_drain(struct caid_client *client)
+{
+    const struct block_table *table = client->blocks;
+
+    reaper_drain(client, !TAILQ_EMPTY(&table->idle) || !TAILQ_EMPTY(&table->unmapped) ||
+                             table->n_freeing > 0);
+}
+
+/* ---- the end ---- */
+
+/* Frees every block's host memory and fd, and leaves the GPU's alone. */
+static void
+abandon(struct caid_client *client)
+{
+    struct block_table *table = client->blocks;
+    struct block *block, *next;
+
+    for (block = RB_MIN(block_tree, &table->tree); block; block = next) {
+        next = RB_NEXT(block_tree, &table->tree, block);
+        RB_REMOVE(block_tree, &table->tree, block);
+        fd_close(block->fd);
+        free(block);
+    }
+}
+
+/* What is kept stays mapped; else all blocks have been freed by now. */
+static void
+deinit(struct caid_client *client)
+{
+    if (client->keeps)
+        abandon(client);
+}
+
+const struct feature block_feature = {
+    .due = due,
+    .tidy = tidy,
+    .tidy_here = tidy_here,
+    .deinit = deinit,
+    .abandon = abandon,
+};

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A block is one allocation of the daemon's that this process holds, however many arrays lie in
+ * it. What it is mapped by depends on its kind:
+ *
+ *   device  an fd, imported once; mapped at most once read-only and once read-write, for as many
+ *           devices of this process as ask for it
+ *   legacy  a 64-byte handle, opened once, in one primary context
+ *   pinned  an fd of host memory, mapped and registered once per access
+ *
+ * The hold. The daemon sends a block with the first lease in it and then counts on this client
+ * having it, until the client says `forget`. So a block may be forgotten only when no lease in
+ * it is left here, nothing is mapped any more, and no open or create is in flight, whose reply
+ * might refer to it. What is sent afterwards follows the `forget` on the same socket.
+ *
+ * Life: made when it arrives; idle when it has lost its last lease. A small idle block stays
+ * mapped for a while, so that creating and closing in a loop makes no driver call. block_tidy()
+ * unmaps idle blocks, and frees them once they can be forgotten: on the client's thread
+ * (reaper.h), or, where there is none, on the thread that made it idle. Then nothing is kept
+ * idle.
+ *
+ * What is marked so is under the client's lock. The driver calls (up to milliseconds) are under
+ * block->lock: only who needs the same block waits for them. A lease that comes while the block
+ * is being unmapped is mapped anew afterwards: fd or handle stay until the block is freed.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "caid/caid.h"
+
+#include "base/tree.h"
+#include "legacy_map.h"
+#include "msg.h"
+#include "pinned_map.h"
+#include "vmm.h"
+
+struct caid_client;
+
+enum block_kind {
+    BLOCK_DEVICE,
+    BLOCK_LEGACY,
+    BLOCK_PINNED,
+    BLOCK_N_KINDS
+};
+
+/* "device", ...; and back: -1 for others. */
+const char *block_kind_name(enum block_kind kind);
+int block_kind_find(struct msg_str name);
+
+struct block {
+    RB_ENTRY(block) entry;
+
+    /* Fixed. */
+    uint64_t id;
+    size_t size;
+    int32_t device; /* index */
+    enum block_kind kind;
+    uint8_t handle[CU_IPC_HANDLE_SIZE]; /* legacy */
+
+    /* Under the client's lock. */
+    uint32_t leases;
+    uint64_t n_leased; /* leases ever */
+    uint64_t idle_at;  /* when it goes, as idle; 0: at once */
+    bool unmapped;     /* idle, and listed in table->unmapped */
+    TAILQ_ENTRY(block) idle_entry;
+
+    /* Under lock. */
+    pthread_mutex_t lock;
+    int fd; /* device: until it has been imported */
+    bool imported;
+    struct vmm_alloc alloc;
+
+    struct block_map {
+        struct vmm_map vmm;
+        uint64_t places; /* that vmm is for, a bit each (gpu.h) */
+        struct pinned_map pinned;
+    } maps[2]; /* read-only, read-write */
+
+    CUdeviceptr legacy;
+    uint32_t place; /* whose context legacy or pinned memory was opened in */
+};
+
+RB_HEAD(block_tree, block);
+TAILQ_HEAD(block_list, block);
+
+struct block_table { /* under the client's lock */
+    struct block_tree tree;
+    size_t n;
+    struct block_list idle; /* mapped, in the order in which they go */
+    size_t idle_bytes;
+    struct block_list unmapped; /* to be forgotten, oldest first */
+    size_t unmapped_bytes;
+    uint64_t unmapped_since; /* some wait to be forgotten; 0: tidying has not seen any */
+    bool tidying;            /* a thread is in block_tidy() */
+    size_t n_freeing;        /* forgotten, and about to be let go of */
+};
+
+extern const struct feature block_feature;
+
+void block_table_init(struct block_table *table);
+struct block *block_find(struct block_table *table, uint64_t id);
+
+/* What the daemon says of a block. */
+struct block_spec {
+    uint64_t id;
+    size_t size;
+    int32_t device;
+    enum block_kind kind;
+    int fd; /* taken on success */
+    uint8_t handle[CU_IPC_HANDLE_SIZE];
+};
+
+/* Adds an idle block, which has to get a lease before the client's lock is let go. -EEXIST,
+ * -ENOMEM. */
+int block_add(struct caid_client *client, struct block_spec *spec);
+
+/* One lease more, or less. */
+void block_lease(struct caid_client *client, struct block *block);
+void block_unlease(struct caid_client *client, struct block *block);
+
+/* Unmaps the idle blocks that are due (all: every one), forgets and frees those that can be.
+ * Under the client's lock, which it drops meanwhile; the client is held by the caller. */
+void block_tidy(struct caid_client *client, bool all);
+
+/* Waits until the daemon has been told of what was closed by now, and idle blocks are forgotten. Under the
+ * client's lock, which it drops meanwhile. */
+void block_drain(struct caid_client *client);
+
+struct block_address {
+    CUdeviceptr ptr;
+    void *host; /* NULL: not the host's to reach */
+};
+
+/* The block's address in this process, for the device at `place`: imported and mapped now where
+ * it was not yet. The caller has a lease in it and does not hold the client's lock. */
+int block_map(struct caid_client *client, struct block *block, enum vmm_access access,
+              uint32_t place, struct block_address *ret, struct caid_error *error);

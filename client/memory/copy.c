@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies between strided layouts. Dimensions are brought into the order of the destination's
+ * memory and merged where both sides allow it; what is left is rows of bytes. One dimension of
+ * rows becomes a 2D copy of the driver's, the others are looped over. So two layouts of the
+ * same order cost one driver call, and a transposition costs one for each column.
+ *
+ * Without a stream of the caller's the legacy default one is used, and waited for.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "array.h"
+#include "geometry.h"
+#include "session/client.h"
+#include "session/stream.h"
+
+/* The longest pitch of a 2D copy: CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device so far. */
+#define PITCH_MAX INT32_MAX
+
+struct dim {
+    int64_t n, dst, src; /* extent, steps in bytes */
+};
+
+struct plan {
+    size_t width; /* bytes in a row; 0: nothing to copy */
+    uint32_t ndim;
+    struct dim dims[PROTO_NDIM_MAX]; /* outermost first */
+};
+
+/* ---- planning ---- */
+
+static uint64_t
+magnitude(int64_t step)
+{
+    return step < 0 ? -(uint64_t)step : (uint64_t)step;
+}
+
+static bool
+is_inside(const struct dim *a, const struct dim *b)
+{
+    if (magnitude(a->dst) != magnitude(b->dst))
+        return magnitude(a->dst) < magnitude(b->dst);
+    return magnitude(a->src) < magnitude(b->src);
+}
+
+/* Keeps the dimensions in order of their steps; those of one element are never stepped along.
+ * */
+static void
+plan_add(struct plan *plan, struct dim dim)
+{
+    uint32_t at = plan->ndim;
+
+    if (dim.n == 1)
+        return;
+    for (; at > 0 && is_inside(&plan->dims[at - 1], &dim); at--)
+        plan->dims[at] = plan->dims[at - 1];
+    plan->dims[at] = dim;
+    plan->ndim++;
+}
+
+static void
+plan_remove(struct plan *plan, uint32_t at)
+{
+    plan->ndim--;
+    for (uint32_t i = at; i < plan->ndim; i++)
+        plan->dims[i] = plan->dims[i + 1];
+}
+
+/* Whether stepping once along outer is stepping through all of inner. */
+static bool
+is_continued(const struct dim *outer, const struct dim *inner)
+{
+    int64_t dst, src;
+
+    return !__builtin_mul_overflow(inner->dst, inner->n, &dst) &&
+           !__builtin_mul_overflow(inner->src, inner->n, &src) && outer->dst == dst &&
+           outer->src == src;
+}
+
+static void
+plan_merge(struct plan *plan)
+{
+    while (plan->ndim > 0) {
+        const struct dim *last = &plan->dims[plan->ndim - 1];
+        if (last->dst != (int64_t)plan->width || last->src != (int64_t)plan->width)
+            break;
+        plan->width *= (size_t)last->n;
+        plan->ndim--;
+    }
+    for (uint32_t i = plan->ndim; i-- > 1;)
+        if (is_continued(&plan->dims[i - 1], &plan->dims[i])) {
+            plan->dims[i].n *= plan->dims[i - 1].n;
+            plan_remove(plan, i - 1);
+        }
+}
+
+static int
+plan_init(struct plan *ret, const struct caid_copy *copy, uint64_t itemsize,
+          struct caid_error *error)
+{
+    int64_t c_order[PROTO_NDIM_MAX];
+    char why[GEOMETRY_WHY_MAX];
+    uint64_t nbytes;
+
+    if (copy->ndim > PROTO_NDIM_MAX || (copy->ndim > 0 && !copy->shape) || itemsize == 0)
+        return fail(error, CAID_ERR_INVALID,
+                    "a copy needs a shape of at most %d dimensions and an itemsize",
+                    PROTO_NDIM_MAX);
+    if (geometry_c_order(copy->ndim, copy->shape, itemsize, c_order, &nbytes, why) < 0)
+        return fail(error, CAID_ERR_INVALID, "a shape to copy: %s", why);
+
+    const int64_t *dst = copy->dst_strides ? copy->dst_strides : c_order;
+    const int64_t *src = copy->src_strides ? copy->src_strides : c_order;
+    ret->ndim = 0;
+    ret->width = nbytes > 0 ? (size_t)itemsize : 0;
+    if (nbytes == 0)
+        return 0;
+    for (uint32_t i = 0; i < copy->ndim; i++)
+        plan_add(ret, (struct dim){copy->shape[i], dst[i], src[i]});
+    plan_merge(ret);
+    return 0;
+}
+
+/* Takes out the longest dimension that a 2D copy can step along; n 0: there is none. */
+static struct dim
+plan_take_rows(struct plan *plan)
+{
+    int64_t width = (int64_t)plan->width;
+    uint32_t best = plan->ndim;
+
+    for (uint32_t i = 0; i < plan->ndim; i++) {
+        const struct dim *dim = &plan->dims[i];
+        if (dim->dst >= width && dim->dst <= PITCH_MAX && dim->src >= width &&
+            dim->src <= PITCH_MAX && (best == plan->ndim || dim->n > plan->dims[best].n))
+            best = i;
+    }
+    if (best == plan->ndim)
+        return (struct dim){0};
+    struct dim taken = plan->dims[best];
+    plan_remove(plan, best);
+    return taken;
+}
+
+/* ---- carrying out ---- */
+
+struct copier {
+    const struct drv *drv; /* NULL: from host to host */
+    bool enqueues;         /* on stream; nobody waits for it here */
+    CUstream stream;
+    bool dst_on_host, src_on_host;
+    size_t width;
+    struct dim rows;
+    const char *call; /* the driver's, that was made last */
+};
+
+static void *
+host(uint64_t address)
+{
+    return (void *)(uintptr_t)address;
+}
+
+static CUresult
+copy_row(struct copier *c, uint64_t dst, uint64_t src)
+{
+    if (!c->drv) {
+        memcpy(host(dst), host(src), c->width);
+        return CUDA_SUCCESS;
+    }
+    if (c->src_on_host) {
+        c->call = "cuMemcpyHtoDAsync";
+        return c->drv->cu.cuMemcpyHtoDAsync(dst, host(src), c->width, c->stream);
+    }
+    if (c->dst_on_host) {
+        c->call = "cuMemcpyDtoHAsync";
+        return c->drv->cu.cuMemcpyDtoHAsync(host(dst), src, c->width, c->stream);
+    }
+    c->call = "cuMemcpyDtoDAsync";
+    return c->drv->cu.cuMemcpyDtoDAsync(dst, src, c->width, c->stream);
+}
+
+static CUDA_MEMCPY2D
+rows_2d(const struct copier *c, uint64_t dst, uint64_t src)
+{
+    CUDA_MEMCPY2D copy = {
+        .srcMemoryType = c->src_on_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
+        .srcPitch = (size_t)c->rows.src,
+        .dstMemoryType = c->dst_on_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
+        .dstPitch = (size_t)c->rows.dst,
+        .WidthInBytes = c->width,
+        .Height = (size_t)c->rows.n,
+    };
+    if (c->src_on_host)
+        copy.srcHost = host(src);
+    else
+        copy.srcDevice = src;
+    if (c->dst_on_host)
+        copy.dstHost = host(dst);
+    else
+        copy.dstDevice = dst;
+    return copy;
+}
+
+/* The unaligned form where there is one: the others may refuse a pitch that cuMemAllocPitch would
+ * not give. */
+static CUresult
+copy_rows_2d(struct copier *c, uint64_t dst, uint64_t src)
+{
+    CUDA_MEMCPY2D copy = rows_2d(c, dst, src);
+
+    if (c->enqueues) {
+        c->call = "cuMemcpy2DAsync";
+        return c->drv->cu.cuMemcpy2DAsync(&copy, c->stream);
+    }
+    c->call = "cuMemcpy2DUnaligned";
+    return c->drv->cu.cuMemcpy2DUnaligned(&copy);
+}
+
+static CUresult
+copy_rows_singly(struct copier *c, uint64_t dst, uint64_t src)
+{
+    CUresult result = CUDA_SUCCESS;
+
+    for (int64_t i = 0; result == CUDA_SUCCESS && i < c->rows.n; i++)
+        result =
+            copy_row(c, dst + (uint64_t)(i * c->rows.dst), src + (uint64_t)(i * c->rows.src));
+    return result;
+}
+
+static CUresult
+copy_rows(struct copier *c, uint64_t dst, uint64_t src)
+{
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+
+    if (c->rows.n == 0)
+        return copy_row(c, dst, src);
+    if (c->drv)
+        result = copy_rows_2d(c, dst, src);
+    if (!c->drv || (c->enqueues && result == CUDA_ERROR_INVALID_VALUE))
+        return copy_rows_singly(c, dst, src); /* a pitch that the device does not take */
+    return result;
+}
+
+/* Loops over what is left, the innermost dimension fastest. Steps add modulo 2^64, so that
+ * negative ones need nothing special. */
+static CUresult
+copy_loop(struct copier *c, const struct plan *plan, uint64_t dst, uint64_t src)
+{
+    int64_t index[PROTO_NDIM_MAX] = {0};
+
+    for (;;) {
+        CUresult result = copy_rows(c, dst, src);
+        if (result != CUDA_SUCCESS)
+            return result;
+        uint32_t d = plan->ndim;
+        for (; d > 0; d--) {
+            const struct dim *dim = &plan->dims[d - 1];
+            dst += (uint64_t)dim->dst;
+            src += (uint64_t)dim->src;
+            if (++index[d - 1] < dim->n)
+                break;
+            dst -= (uint64_t)dim->dst * (uint64_t)dim->n;
+            src -= (uint64_t)dim->src * (uint64_t)dim->n;
+            index[d - 1] = 0;
+        }
+        if (d == 0)
+            return CUDA_SUCCESS;
+    }
+}
+
+/* Waits in any case: what was started before a failure still uses the caller's memory. An array
+ * is copied by the device that it is mapped for. */
+static int
+copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *plan,
+            const struct caid_copy *copy, const struct caid_array *array,
+            struct caid_error *error)
+{
+    int r = array ? gpu_push_place(client, array->place, &c->drv, error)
+                  : gpu_push(client, copy->device, &c->drv, error);
+    if (r < 0)
+        return r;
+    CUresult result = copy_loop(c, plan, copy->dst, copy->src);
+    CUresult waited = c->drv->cu.cuStreamSynchronize(NULL);
+    gpu_pop(c->drv);
+
+    if (result == CUDA_SUCCESS && waited != CUDA_SUCCESS) {
+        c->call = "cuStreamSynchronize";
+        result = waited;
+    }
+    return result == CUDA_SUCCESS ? 0 : gpu_fail(c->drv, c->call, result, "cannot copy", error);
+}
+
+/* From host to host there is nothing to enqueue: the stream is waited for instead. */
+static CUresult
+wait_for_stream(struct copier *c, const struct stream *stream)
+{
+    c->call = "cuStreamSynchronize";
+    return stream->drv->cu.cuStreamSynchronize(stream->handle);
+}
+
+/* What was enqueued before a failure comes before what is enqueued next. */
+static int
+copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *plan,
+               const struct caid_copy *copy, struct caid_error *error)
+{
+    struct stream stream;
+    CUresult result = CUDA_SUCCESS;
+
+    int r = stream_enter(client, copy->stream, copy->device, &stream, error);
+    if (r < 0)
+        return r;
+    if (c->dst_on_host && c->src_on_host) {
+        result = wait_for_stream(c, &stream);
+    } else {
+        c->drv = stream.drv;
+        c->stream = stream.handle;
+        c->enqueues = true;
+    }
+    if (result == CUDA_SUCCESS)
+        result = copy_loop(c, plan, copy->dst, copy->src);
+    if (result != CUDA_SUCCESS)
+        r = stream_fail(client, &stream, c->call, result, "cannot copy", error);
+    stream_leave(&stream);
+    return r;
+}
+
+/* array NULL: none is known to be a part of it. */
+static int
+copy_run(struct caid_client *client, const struct caid_copy *copy, uint64_t itemsize,
+         const struct caid_array *array, struct caid_error *error)
+{
+    struct plan plan;
+
+    int r = plan_init(&plan, copy, itemsize, error);
+    if (r < 0 || plan.width == 0)
+        return r;
+    struct copier copier = {
+        .dst_on_host = copy->dst_on_host,
+        .src_on_host = copy->src_on_host,
+        .rows = plan_take_rows(&plan),
+        .width = plan.width,
+    };
+    if (copy->stream != 0)
+        return copy_on_stream(client, &copier, &plan, copy, error);
+    if (!copy->dst_on_host || !copy->src_on_host)
+        return copy_on_gpu(client, &copier, &plan, copy, array, error);
+    copy_loop(&copier, &plan, copy->dst, copy->src);
+    return 0;
+}
+
+/* ---- the API ---- */
+
+int
+caid_copy(struct caid_client *client, const struct caid_copy *copy, struct caid_error *error)
+{
+    struct caid_copy given;
+
+    int r = client_check(client, error);
+    if (r == 0 && !copy)
+        r = fail(error, CAID_ERR_INVALID, "copy is NULL");
+    if (r == 0)
+        r = options_read(&given, sizeof(given), copy, error);
+    return r < 0 ? r : copy_run(client, &given, given.itemsize, NULL, error);
+}
+
+static int
+check_transfer(const struct caid_array *array, const void *host_memory, size_t nbytes,
+               struct caid_error *error)
+{
+    if (!array)
+        return fail(error, CAID_ERR_INVALID, "array is NULL");
+    int r = client_check(array->client, error);
+    if (r < 0)
+        return r;
+    if (nbytes != array->info.nbytes)
+        return fail(error, CAID_ERR_INVALID, "the array has %llu bytes, the host memory %zu",
+                    (unsigned long long)array->info.nbytes, nbytes);
+    if (nbytes > 0 && !host_memory)
+        return fail(error, CAID_ERR_INVALID, "the host memory is NULL");
+    return 0;
+}
+
+static struct caid_copy
+copy_of_array(const struct caid_array *array)
+{
+    return (struct caid_copy){
+        .shape = array->info.shape,
+        .ndim = array->info.ndim,
+    };
+}
+
+int
+caid_array_copy_to_host(struct caid_array *array, void *dst, size_t nbytes,
+                        struct caid_error *error)
+{
+    int r = check_transfer(array, dst, nbytes, error);
+    if (r < 0)
+        return r;
+    struct caid_copy copy = copy_of_array(array);
+    copy.dst = (uintptr_t)dst;
+    copy.dst_on_host = true;
+    copy.src = array->info.ptr;
+    copy.src_strides = array->info.strides;
+    return copy_run(array->client, &copy, array->info.itemsize, array, error);
+}
+
+int
+caid_array_copy_from_host(struct caid_array *array, const void *src, size_t nbytes,
+                          struct caid_error *error)
+{
+    int r = check_transfer(array, src, nbytes, error);
+    if (r < 0)
+        return r;
+    const char *name = caid_array_get_info(array)->name;
+    if (array->info.readonly)
+        return fail(error, CAID_ERR_READ_ONLY, "array \"%s\" is open with mode \"r\"",
+                    name ? name : "");
+    struct caid_copy copy = copy_of_array(array);
+    copy.dst = array->info.ptr;
+    copy.dst_strides = array->info.strides;
+    copy.src = (uintptr_t)src;
+    copy.src_on_host = true;
+    return copy_run(array->client, &copy, array->info.itemsize, array, error);
+}

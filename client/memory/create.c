@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* caid_array_create(). */
+#include <string.h>
+
+#include "array.h"
+#include "block.h"
+#include "session/client.h"
+
+static int
+check_create(const struct caid_create_options *o, struct caid_error *error)
+{
+    const uint32_t known = CAID_ARRAY_EXCLUSIVE | CAID_ARRAY_ATTACH_HOST;
+
+    if (o->ndim > PROTO_NDIM_MAX)
+        return fail(error, CAID_ERR_INVALID, "ndim %u: at most %d", o->ndim, PROTO_NDIM_MAX);
+    if (o->ndim > 0 && !o->shape)
+        return fail(error, CAID_ERR_INVALID, "shape is NULL, ndim is %u", o->ndim);
+    if (o->flags & ~known)
+        return fail(error, CAID_ERR_INVALID, "unknown flags %#x", o->flags & ~known);
+    if (o->alignment > PROTO_ALIGNMENT_MAX || (o->alignment & (o->alignment - 1)) != 0)
+        return fail(error, CAID_ERR_INVALID, "alignment %llu: a power of 2, at most %llu",
+                    (unsigned long long)o->alignment, (unsigned long long)PROTO_ALIGNMENT_MAX);
+    return 0;
+}
+
+static int
+check_texts(const struct caid_create_options *o, struct caid_error *error)
+{
+    int r = o->name ? check_name(o->name, error) : 0;
+    if (r == 0)
+        r = check_pool(o->pool, error);
+    if (r == 0)
+        r = check_text("typestr", o->typestr, true, error);
+    if (r == 0)
+        r = check_text("descr", o->descr, false, error);
+    if (r == 0)
+        r = check_text("memory", o->memory, false, error);
+    if (r == 0)
+        r = check_metadata(o->metadata, error);
+    return r;
+}
+
+static void
+fill_params(struct msg_create_params *ret, const struct caid_create_options *o,
+            const char *uuid)
+{
+    static const int64_t none; /* a list of no elements is there, and not NULL */
+
+    *ret = (struct msg_create_params){
+        .name = msg_str_opt(o->name),
+        .pool = msg_str_opt(o->pool),
+        .device = MSG_STR(uuid),
+        .typestr = MSG_STR(o->typestr),
+        .shape = {o->ndim ? o->shape : &none, o->ndim},
+        .strides = {o->strides, o->strides ? o->ndim : 0},
+        .descr = msg_str_opt(o->descr),
+        .exclusive = o->flags & CAID_ARRAY_EXCLUSIVE,
+        .memory = msg_str_opt(o->memory),
+        .alignment = o->alignment,
+        .metadata = msg_str_opt(o->metadata),
+    };
+}
+
+/* Waits for this client's own closes and gives its idle blocks back. Returns how much has gone
+ * ever. */
+static uint64_t
+make_room(struct caid_client *client)
+{
+    if (client_enter(client, NULL) < 0)
+        return 0;
+    block_drain(client);
+    uint64_t n = client->reaper.n_freed;
+    client_leave(client);
+    return n;
+}
+
+static bool
+has_bytes(const struct caid_create_options *options)
+{
+    for (uint32_t i = 0; i < options->ndim; i++)
+        if (options->shape[i] == 0)
+            return false;
+    return true;
+}
+
+/* What can be known here of whether the array can be mapped, before there is one. */
+static int
+check_place(struct caid_client *client, const struct caid_create_options *options,
+            struct caid_error *error)
+{
+    uint32_t place;
+
+    return has_bytes(options) ? gpu_find_place(client, options->device, NULL, &place, error)
+                              : 0;
+}
+
+/* Unlinks the array that was made under the name but could not be mapped, unless the name has
+ * gone to another one: that is looked at first, which leaves a small window. */
+static void
+take_name_back(struct caid_client *client, const struct caid_create_options *options,
+               uint64_t generation)
+{
+    const struct msg_name_params params = {.name = MSG_STR(options->name),
+                                           .pool = msg_str_opt(options->pool)};
+    _cleanup_reply_ struct reply reply = {0};
+    struct msg_show_result result;
+
+    if (reply_get(&reply, client, MSG_SHOW, &params, &result, NULL) == 0 &&
+        result.n_entries == 1 && result.entries[0].generation == generation)
+        caid_unlink(client, options->name, options->pool, NULL);
+}
+
+/* *ret_refusal: the code that the daemon gave, 0 where it was something else that failed. */
+static int
+create(struct caid_client *client, const struct caid_create_options *options,
+       struct caid_array **ret, int32_t *ret_refusal, struct caid_error *error)
+{
+    const struct msg_str name = msg_str_opt(options->name);
+    struct msg_create_params params;
+    const char *uuid;
+
+    *ret_refusal = 0;
+    int r = client_device_uuid(client, options->device, &uuid, error);
+    if (r == 0)
+        r = check_place(client, options, error);
+    if (r < 0)
+        return r;
+    fill_params(&params, options, uuid);
+    struct array_call call = {
+        .call = {.method = MSG_CREATE,
+                 .params = &params,
+                 .take = array_take,
+                 .has_blocks = true},
+        .names = &name,
+        .arrays = ret,
+        .n_wanted = 1,
+    };
+    r = array_call_run(client, &call, error);
+    *ret_refusal = call.call.error.code;
+    if (r < 0 && call.n_got > 0 && options->name)
+        take_name_back(client, options, call.generation);
+    return r;
+}
+
+/* A create that the daemon refuses for want of something tries once more, if this client had
+ * some of it. */
+static int
+create_or_retry(struct caid_client *client, const struct caid_create_options *options,
+                struct caid_array **ret, struct caid_error *error)
+{
+    int32_t refusal;
+
+    pthread_mutex_lock(&client->lock);
+    uint64_t n_freed = client->reaper.n_freed;
+    pthread_mutex_unlock(&client->lock);
+
+    int r = create(client, options, ret, &refusal, error);
+    if (r < 0 && code_is_short(refusal) && make_room(client) > n_freed)
+        r = create(client, options, ret, &refusal, error);
+    return r;
+}
+
+int
+caid_array_create(struct caid_client *client, struct caid_array **ret,
+                  const struct caid_create_options *options, struct caid_error *error)
+{
+    struct caid_create_options opts;
+    struct caid_error why = {0};
+    struct caid_array *array;
+
+    int r = client_check(client, error);
+    if (r < 0)
+        return r;
+    if (!ret || !options)
+        return fail(error, CAID_ERR_INVALID, "%s is NULL", ret ? "options" : "ret");
+    r = options_read(&opts, sizeof(opts), options, error);
+    if (r == 0)
+        r = check_texts(&opts, error);
+    if (r == 0)
+        r = check_create(&opts, error);
+    if (r < 0)
+        return r;
+
+    if (opts.memory && strcmp(opts.memory, "managed") == 0) {
+        r = managed_create(client, &opts, &array, &why);
+    } else if (opts.flags & CAID_ARRAY_ATTACH_HOST) {
+        return fail(error, CAID_ERR_INVALID,
+                    "CAID_ARRAY_ATTACH_HOST is for \"managed\" memory");
+    } else {
+        r = create_or_retry(client, &opts, &array, &why);
+    }
+    if (r == 0)
+        *ret = array;
+    else if (error)
+        *error = why;
+    return r;
+}

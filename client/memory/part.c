@@ -1,0 +1,598 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "part.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "array.h"
+#include "drain.h"
+#include "session/client.h"
+#include "session/feature.h"
+
+struct part {
+    RB_ENTRY(part) of_ids, of_hooks;
+    TAILQ_ENTRY(part) entry; /* of the list that it is in, once it has been told */
+    uint64_t id;
+    struct part_hook hook; /* released NULL: none, or forgotten */
+    bool named; /* by the answer that is being read, or by one that ended the connection */
+    bool told;
+    void (*gone)(void *userdata);
+    void *userdata;
+};
+
+static int
+cmp_id(const struct part *a, const struct part *b)
+{
+    return CMP(a->id, b->id);
+}
+
+static int
+cmp_hook(const struct part *a, const struct part *b)
+{
+    uintptr_t x = (uintptr_t)a->hook.userdata, y = (uintptr_t)b->hook.userdata;
+    return x != y ? CMP(x, y) : CMP(a->id, b->id);
+}
+
+RB_GENERATE_STATIC(part_ids, part, of_ids, cmp_id)
+RB_GENERATE_STATIC(part_hooks, part, of_hooks, cmp_hook)
+
+static struct part *
+part_new(const struct caid_part_options *options, const struct part_hook *hook)
+{
+    struct part *part = calloc(1, sizeof(*part));
+
+    if (!part)
+        return NULL;
+    if (hook)
+        part->hook = *hook;
+    part->gone = options->gone;
+    part->userdata = options->userdata;
+    return part;
+}
+
+/* ---- the table ---- */
+
+static struct part *
+find_part(struct part_table *table, uint64_t id)
+{
+    struct part key = {.id = id};
+    return RB_FIND(part_ids, &table->live, &key);
+}
+
+/* Puts it in under the id that the daemon gave it, and has the request sent by the next call_flush().
+ * -EPROTO: there is or was one of that id, or a higher one. */
+static int
+add(struct part_table *table, struct part *part, uint64_t id)
+{
+    if (id <= table->last)
+        return -EPROTO;
+    part->id = table->last = id;
+    RB_INSERT(part_ids, &table->live, part);
+    if (part->hook.released)
+        RB_INSERT(part_hooks, &table->hooked, part);
+    if (!table->standing)
+        table->unsent = true;
+    return 0;
+}
+
+static void
+drop_hook(struct part_table *table, struct part *part)
+{
+    if (part->hook.released)
+        RB_REMOVE(part_hooks, &table->hooked, part);
+    part->hook.released = NULL;
+}
+
+/* Its hook has run, or there is none. */
+static void
+pass_on(struct part_table *table, struct part *part)
+{
+    if (part->gone)
+        TAILQ_INSERT_TAIL(&table->gone, part, entry);
+    else
+        free(part);
+}
+
+/* ---- the request ---- */
+
+/* Whether each is one that may be told, and is told once. Else nothing is. */
+static bool
+name_all(struct part_table *table, struct msg_u64s ids)
+{
+    for (uint32_t i = 0; i < ids.n; i++) {
+        struct part *part = find_part(table, ids.v[i]);
+        if (!part || part->named)
+            return false;
+        part->named = true;
+    }
+    return ids.n > 0; /* no news: asking again would go on for ever */
+}
+
+static void
+tell(struct caid_client *client, struct part *part)
+{
+    struct part_table *table = client->parts;
+
+    RB_REMOVE(part_ids, &table->live, part);
+    part->told = true;
+    if (part->hook.released)
+        TAILQ_INSERT_TAIL(&table->told, part, entry);
+    else
+        pass_on(table, part);
+}
+
+static bool
+has_news(const struct caid_client *client)
+{
+    const struct part_table *table = client->parts;
+
+    return !TAILQ_EMPTY(&table->told) || !TAILQ_EMPTY(&table->gone) || table->failed.code != 0;
+}
+
+static int
+take_parts(struct caid_client *client, struct call *call, struct msg *reply,
+           struct call_fds *fds)
+{
+    struct part_table *table = client->parts;
+    struct msg_parts_result result;
+
+    (void)call;
+    (void)fds;
+    int r = msg_decode_result(reply, MSG_PARTS, &result);
+    if (r == -ENOMEM) { /* what it tells is told once */
+        client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a reply", client->socket);
+        return r;
+    }
+    if (r < 0 || !name_all(table, result.parts))
+        return -EPROTO;
+    for (uint32_t i = 0; i < result.parts.n; i++)
+        tell(client, find_part(table, result.parts.v[i]));
+    if (has_news(client))
+        client_raise_fd(client);
+    return 0;
+}
+
+static int
+flush(struct caid_client *client)
+{
+    struct part_table *table = client->parts;
+
+    if (!table->unsent || client->lost.code != 0)
+        return 0;
+    table->call.error.code = 0;
+    int r = call_post(client, &table->call, &table->call.error);
+    if (client->lost.code != 0 || r == -ENOMEM)
+        return r;
+    if (r > 0)
+        return -EAGAIN;
+    table->unsent = false;
+    if (r == 0)
+        table->standing = true;
+    else
+        table->failed = table->call.error;
+    return 0;
+}
+
+/* A daemon that refuses to tell is asked again when there is another part. */
+static void
+parts_end(struct caid_client *client, struct call *call)
+{
+    struct part_table *table = client->parts;
+
+    table->standing = false;
+    if (client->lost.code != 0)
+        return;
+    if (call->r < 0) {
+        table->failed = call->error;
+        client_raise_fd(client);
+        return;
+    }
+    table->unsent = !RB_EMPTY(&table->live);
+    flush(client); /* else it goes with the next call */
+}
+
+static bool
+has_unsent(const struct caid_client *client)
+{
+    return client->parts->unsent;
+}
+
+void
+part_table_init(struct part_table *table)
+{
+    static const struct msg_none nothing;
+
+    RB_INIT(&table->live);
+    RB_INIT(&table->hooked);
+    TAILQ_INIT(&table->told);
+    TAILQ_INIT(&table->running);
+    TAILQ_INIT(&table->gone);
+    pthread_cond_init(&table->idle, NULL);
+    table->call = (struct call){.method = MSG_PARTS,
+                                .params = &nothing,
+                                .take = take_parts,
+                                .end = parts_end};
+    cond_init(&table->call.wake);
+}
+
+/* ---- telling ---- */
+
+static void
+run_hook(struct caid_client *client, struct part *part)
+{
+    struct part_table *table = client->parts;
+    struct part_hook hook = part->hook;
+
+    drop_hook(table, part);
+    TAILQ_REMOVE(&table->told, part, entry);
+    TAILQ_INSERT_TAIL(&table->running, part, entry);
+    pthread_mutex_unlock(&client->lock);
+    hook.released(hook.userdata);
+    pthread_mutex_lock(&client->lock);
+    TAILQ_REMOVE(&table->running, part, entry);
+    pthread_cond_broadcast(&table->idle);
+    pass_on(table, part);
+}
+
+static void
+run_hooks(struct caid_client *client)
+{
+    struct part *part;
+
+    while ((part = TAILQ_FIRST(&client->parts->told)))
+        run_hook(client, part);
+}
+
+/* Calls back for the first of the list, and frees it. */
+static void
+call_back(struct caid_client *client, struct part_list *list)
+{
+    struct part *part = TAILQ_FIRST(list);
+
+    TAILQ_REMOVE(list, part, entry);
+    pthread_mutex_unlock(&client->lock);
+    if (part->gone)
+        part->gone(part->userdata);
+    free(part);
+    pthread_mutex_lock(&client->lock);
+}
+
+/* No more than have gone by now: a callback may publish the next one. */
+static void
+call_back_all(struct caid_client *client)
+{
+    struct part_list *gone = &client->parts->gone;
+    const struct part *part;
+    size_t n = 0;
+
+    TAILQ_FOREACH(part, gone, entry)
+    n++;
+    while (n-- > 0 && !TAILQ_EMPTY(gone))
+        call_back(client, gone);
+}
+
+/* The fd may have been lowered for what has gone on to the next list since. */
+static void
+raise_again(struct caid_client *client)
+{
+    if (has_news(client))
+        client_raise_fd(client);
+}
+
+static int
+deliver(struct caid_client *client, int r, struct caid_error *error)
+{
+    struct part_table *table = client->parts;
+
+    run_hooks(client);
+    call_back_all(client);
+    if (r == 0 && table->failed.code != 0) {
+        r = fail_again(error, &table->failed);
+        table->failed.code = 0;
+    }
+    raise_again(client);
+    return r;
+}
+
+void
+part_poll(struct caid_client *client)
+{
+    struct part_table *table = client->parts;
+
+    if (client_check(client, NULL) < 0)
+        return;
+    client_enter_anyway(client);
+    if (!RB_EMPTY(&table->live))
+        call_dispatch(client);
+    if (!TAILQ_EMPTY(&table->told)) {
+        run_hooks(client);
+        raise_again(client);
+    }
+    client_leave(client);
+}
+
+/* News of others are left to caid_client_dispatch(): the fd stays raised for them. It is not
+ * raised anew, which would wake a thread that waits for edges. */
+int
+caid_client_dispatch_parts(struct caid_client *client, struct caid_error *error)
+{
+    int r = client_enter(client, error);
+    if (r < 0)
+        return r;
+    call_dispatch(client);
+    r = deliver(client, 0, error);
+    if (!client_has_news(client))
+        client_lower_fd(client);
+    if (client->lost.code != 0)
+        r = fail_again(error, &client->lost);
+    client_leave(client);
+    return r;
+}
+
+/* ---- ending ---- */
+
+/* One that waits for its hook goes on to what comes after that. */
+static void
+forget_hook(struct part_table *table, struct part *part)
+{
+    drop_hook(table, part);
+    if (!part->told)
+        return;
+    TAILQ_REMOVE(&table->told, part, entry);
+    pass_on(table, part);
+}
+
+/* The next one with this userdata that is not before the given one, or NULL. */
+static struct part *
+find_hook(struct part_table *table, const void *userdata)
+{
+    struct part key = {.hook.userdata = (void *)(uintptr_t)userdata};
+    struct part *part = RB_NFIND(part_hooks, &table->hooked, &key);
+    return part && part->hook.userdata == userdata ? part : NULL;
+}
+
+static bool
+is_running(const struct part_table *table, const void *userdata)
+{
+    const struct part *part;
+
+    TAILQ_FOREACH(part, &table->running, entry)
+    if (part->hook.userdata == userdata)
+        return true;
+    return false;
+}
+
+void
+part_forget(struct caid_client *client, const void *hook_userdata)
+{
+    struct part_table *table = client->parts;
+    struct part *part;
+
+    if (client_check(client, NULL) < 0)
+        return;
+    pthread_mutex_lock(&client->lock);
+    while ((part = find_hook(table, hook_userdata)))
+        forget_hook(table, part);
+    while (is_running(table, hook_userdata))
+        pthread_cond_wait(&table->idle, &client->lock);
+    raise_again(client);
+    pthread_mutex_unlock(&client->lock);
+}
+
+/* Nothing is told any more, so only hooks that other threads run are left to wait for. */
+void
+part_close_all(struct caid_client *client)
+{
+    struct part_list left = TAILQ_HEAD_INITIALIZER(left);
+    struct part_table *table = client->parts;
+    struct part *part;
+
+    run_hooks(client);
+    while (!TAILQ_EMPTY(&table->running))
+        pthread_cond_wait(&table->idle, &client->lock);
+    TAILQ_CONCAT(&left, &table->gone, entry);
+    while ((part = RB_MIN(part_ids, &table->live))) {
+        RB_REMOVE(part_ids, &table->live, part);
+        drop_hook(table, part);
+        TAILQ_INSERT_TAIL(&left, part, entry);
+    }
+    while (!TAILQ_EMPTY(&left))
+        call_back(client, &left);
+}
+
+static void
+free_list(struct part_list *list)
+{
+    struct part *part;
+
+    while ((part = TAILQ_FIRST(list))) {
+        TAILQ_REMOVE(list, part, entry);
+        free(part);
+    }
+}
+
+/* Frees what is left, and calls nobody. */
+static void
+abandon(struct caid_client *client)
+{
+    struct part_table *table = client->parts;
+    struct part *part;
+
+    while ((part = RB_MIN(part_ids, &table->live))) {
+        RB_REMOVE(part_ids, &table->live, part);
+        free(part);
+    }
+    free_list(&table->told);
+    free_list(&table->running);
+    free_list(&table->gone);
+}
+
+const struct feature part_feature = {
+    .has_unsent = has_unsent,
+    .flush = flush,
+    .has_news = has_news,
+    .deliver = deliver,
+    .abandon = abandon,
+};
+
+/* ---- publishing ---- */
+
+struct publishing {
+    struct call call;
+    struct msg_publish_part_params params;
+    struct part *part; /* taken with the reply */
+    uint64_t generation;
+};
+
+/* Also one that cannot be read for want of memory ends the connection: the part is there, and
+ * nobody knows its id. */
+static int
+take_publish_part(struct caid_client *client, struct call *call, struct msg *reply,
+                  struct call_fds *fds)
+{
+    struct publishing *publishing = container_of(call, struct publishing, call);
+    struct msg_publish_part_result result;
+
+    (void)fds;
+    int r = msg_decode_result(reply, MSG_PUBLISH_PART, &result);
+    if (r == -ENOMEM)
+        client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a reply", client->socket);
+    if (r < 0 || result.generation == 0 ||
+        add(client->parts, publishing->part, result.part) < 0)
+        return -EPROTO;
+    publishing->part = NULL;
+    publishing->generation = result.generation;
+    return 0;
+}
+
+static int
+check_array(const struct caid_array *array, struct caid_error *error)
+{
+    if (array->managed)
+        return fail(error, CAID_ERR_UNSUPPORTED,
+                    "managed memory is of this process alone: no part of it can be published");
+    if (array->info.readonly)
+        return fail(
+            error, CAID_ERR_READ_ONLY,
+            "array \"%s\" is open with mode \"r\": who publishes a part of it writes it",
+            array->info.name ? array->info.name : "");
+    return 0;
+}
+
+static int
+check_part(const char *name, const struct caid_part_options *o, struct caid_error *error)
+{
+    int r = check_name(name, error);
+
+    if (r == 0)
+        r = check_text("typestr", o->typestr, true, error);
+    if (r == 0)
+        r = check_text("descr", o->descr, false, error);
+    if (r == 0)
+        r = check_metadata(o->metadata, error);
+    if (r < 0)
+        return r;
+    if (o->ndim > PROTO_NDIM_MAX)
+        return fail(error, CAID_ERR_INVALID, "ndim %u: at most %d", o->ndim, PROTO_NDIM_MAX);
+    if (o->ndim > 0 && !o->shape)
+        return fail(error, CAID_ERR_INVALID, "shape is NULL, ndim is %u", o->ndim);
+    return 0;
+}
+
+static void
+fill_params(struct msg_publish_part_params *ret, const struct caid_array *array,
+            uint64_t offset, const char *name, const struct caid_part_options *o)
+{
+    static const int64_t none; /* a list of no elements is there, and not NULL */
+
+    *ret = (struct msg_publish_part_params){
+        .lease = array->lease,
+        .offset = offset,
+        .name = MSG_STR(name),
+        .typestr = MSG_STR(o->typestr),
+        .shape = {o->ndim ? o->shape : &none, o->ndim},
+        .strides = {o->strides, o->strides ? o->ndim : 0},
+        .descr = msg_str_opt(o->descr),
+        .metadata = msg_str_opt(o->metadata),
+    };
+}
+
+static int
+ask(struct caid_client *client, struct publishing *publishing, struct caid_error *error)
+{
+    int r = client_enter(client, error);
+    if (r < 0)
+        return r;
+    r = call_run(client, &publishing->call, error);
+    if (r == 0)
+        flush(client); /* else it goes with the next call */
+    else if (publishing->call.error.code == CAID_ERR_UNKNOWN_METHOD)
+        fail(error, CAID_ERR_UNKNOWN_METHOD,
+             "%s: the daemon is too old to publish a part of an array", client->socket);
+    client_leave(client);
+    return r;
+}
+
+/* Whether the daemon has been asked, and has not said no. What kept the request from being sent is not
+ * in call->error; a lost connection's codes are no answers. */
+static bool
+is_unknown(const struct call *call)
+{
+    int32_t code = call->error.code;
+
+    return code == CAID_ERR_DISCONNECTED || code == CAID_ERR_PROTOCOL ||
+           code == CAID_ERR_CLOSED;
+}
+
+int
+part_publish(struct caid_array *array, uint64_t offset, const char *name,
+             const struct caid_part_options *options, const struct part_hook *hook,
+             uint64_t *ret_generation, bool *ret_unknown, struct caid_error *error)
+{
+    bool unknown;
+
+    if (!ret_unknown)
+        ret_unknown = &unknown;
+    *ret_unknown = false;
+    int r = client_check(array->client, error);
+    if (r == 0)
+        r = check_array(array, error);
+    if (r == 0)
+        r = check_part(name, options, error);
+    if (r == 0)
+        r = drain_writes(array, options->stream, error);
+    if (r < 0)
+        return r;
+    struct publishing publishing = {
+        .call = {.method = MSG_PUBLISH_PART, .take = take_publish_part},
+        .part = part_new(options, hook),
+    };
+    if (!publishing.part)
+        return fail_errno(error, ENOMEM, "no memory for a part");
+    publishing.call.params = &publishing.params;
+    fill_params(&publishing.params, array, offset, name, options);
+    r = ask(array->client, &publishing, error);
+    free(publishing.part);
+    *ret_unknown = r < 0 && is_unknown(&publishing.call);
+    if (r == 0 && ret_generation)
+        *ret_generation = publishing.generation;
+    return r;
+}
+
+int
+caid_array_publish_part(struct caid_array *array, uint64_t offset, const char *name,
+                        const struct caid_part_options *options, uint64_t *ret_generation,
+                        struct caid_error *error)
+{
+    struct caid_part_options opts;
+
+    if (!array)
+        return fail(error, CAID_ERR_INVALID, "array is NULL");
+    if (!options)
+        return fail(error, CAID_ERR_INVALID, "options is NULL: a part has a typestr");
+    int r = client_check(array->client, error);
+    if (r == 0)
+        r = options_read(&opts, sizeof(opts), options, error);
+    return r < 0 ? r
+                 : part_publish(array, offset, name, &opts, NULL, ret_generation, NULL, error);
+}

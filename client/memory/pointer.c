@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pointers of others' making: what the CUDA array interface hands over. */
+#include <inttypes.h>
+
+#include "session/client.h"
+
+static CUresult
+device_pointer(const struct drv *drv, uint64_t ptr, CUdeviceptr *ret)
+{
+    return drv->cu.cuPointerGetAttribute(ret, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, ptr);
+}
+
+/* The answer is for kernels of the current context; without one, or where that one cannot reach
+ * the pointer, of the primary context of the pointer's device. */
+static int
+resolve(struct caid_client *client, const struct drv *drv, uint64_t ptr, int32_t device,
+        CUdeviceptr *ret, struct caid_error *error)
+{
+    const struct drv *pushed;
+    CUcontext current = NULL;
+
+    CUresult result = drv->cu.cuCtxGetCurrent(&current);
+    if (result == CUDA_SUCCESS && current && device_pointer(drv, ptr, ret) == CUDA_SUCCESS)
+        return 0;
+    int r = gpu_push(client, device, &pushed, error);
+    if (r < 0)
+        return r;
+    result = device_pointer(drv, ptr, ret);
+    gpu_pop(drv);
+    if (result == CUDA_ERROR_INVALID_VALUE)
+        return fail(error, CAID_ERR_INVALID, "0x%" PRIx64 " is no pointer for the device", ptr);
+    return result == CUDA_SUCCESS ? 0
+                                  : gpu_fail(drv, "cuPointerGetAttribute", result,
+                                             "cannot resolve a pointer", error);
+}
+
+int
+caid_pointer_resolve(struct caid_client *client, uint64_t ptr, struct caid_pointer *ret,
+                     struct caid_error *error)
+{
+    const struct drv *drv;
+    int ordinal;
+
+    int r = client_check(client, error);
+    if (r == 0)
+        r = gpu_driver(client, &drv, error);
+    if (r < 0)
+        return r;
+    CUresult result =
+        drv->cu.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr);
+    if (result == CUDA_ERROR_INVALID_VALUE)
+        return fail(error, CAID_ERR_INVALID, "0x%" PRIx64 " is no pointer of CUDA's", ptr);
+    if (result != CUDA_SUCCESS)
+        return gpu_fail(drv, "cuPointerGetAttribute", result, "cannot resolve a pointer",
+                        error);
+
+    struct caid_pointer pointer = {.device_ptr = ptr,
+                                   .device = gpu_find_ordinal(client, ordinal)};
+    CUdeviceptr device_ptr;
+    if (pointer.device >= 0) {
+        r = resolve(client, drv, ptr, pointer.device, &device_ptr, error);
+        if (r < 0)
+            return r;
+        pointer.device_ptr = device_ptr;
+    }
+    return result_write(ret, &pointer, sizeof(pointer), error);
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* caid_array_publish(). */
+#include <errno.h>
+#include <string.h>
+
+#include "array.h"
+#include "drain.h"
+#include "session/client.h"
+
+struct publishing {
+    struct call call;
+    struct msg_publish_params params;
+    struct caid_array *array;
+    struct array_text *text; /* taken with the reply */
+    uint64_t generation;
+};
+
+/* Who asks from another thread sees all of it or nothing. */
+static void
+apply(struct caid_array *array, struct array_text *text, bool has_metadata, uint64_t generation)
+{
+    text->info = *array->told;
+    text->info.name = text->text;
+    text->info.generation = generation;
+    if (has_metadata)
+        text->info.metadata = text->text + strlen(text->text) + 1;
+    text->next = array->texts;
+    array->texts = text;
+    atomic_store_explicit(&array->told, &text->info, memory_order_release);
+}
+
+/* Applied here, in the order in which the daemon did it. */
+static int
+take_publish(struct caid_client *client, struct call *call, struct msg *reply,
+             struct call_fds *fds)
+{
+    struct publishing *publishing = container_of(call, struct publishing, call);
+    struct msg_publish_result result;
+
+    (void)client;
+    (void)fds;
+    int r = msg_decode_result(reply, MSG_PUBLISH, &result);
+    if (r < 0)
+        return -EPROTO; /* what became of the name is not known */
+    if (result.generation == 0)
+        return -EPROTO;
+    publishing->generation = result.generation;
+    apply(publishing->array, TAKE_PTR(publishing->text), publishing->params.metadata.p,
+          result.generation);
+    return 0;
+}
+
+static int
+check_publish(const struct caid_array *array, const char *name, const char *metadata,
+              struct caid_error *error)
+{
+    int r = check_name(name, error);
+    if (r == 0)
+        r = check_metadata(metadata, error);
+    if (r == 0 && array->managed)
+        r = fail(error, CAID_ERR_UNSUPPORTED,
+                 "managed memory is of this process alone: it cannot be published");
+    return r;
+}
+
+/* Room for both strings, made before the daemon is asked: afterwards nothing may fail. */
+static struct array_text *
+text_new(const char *name, const char *metadata)
+{
+    size_t n_name = strlen(name) + 1, n_metadata = metadata ? strlen(metadata) + 1 : 0;
+    struct array_text *text = malloc(sizeof(*text) + n_name + n_metadata);
+
+    if (!text)
+        return NULL;
+    text->next = NULL;
+    memcpy(text->text, name, n_name);
+    if (metadata)
+        memcpy(text->text + n_name, metadata, n_metadata);
+    return text;
+}
+
+int
+caid_array_publish(struct caid_array *array, const char *name,
+                   const struct caid_publish_options *options, uint64_t *ret_generation,
+                   struct caid_error *error)
+{
+    struct caid_publish_options opts;
+
+    if (!array)
+        return fail(error, CAID_ERR_INVALID, "array is NULL");
+    struct caid_client *client = array->client;
+    int r = client_check(client, error);
+    if (r == 0)
+        r = options_read(&opts, sizeof(opts), options, error);
+    if (r == 0)
+        r = check_publish(array, name, opts.metadata, error);
+    if (r == 0)
+        r = drain_writes(array, opts.stream, error);
+    if (r < 0)
+        return r;
+    struct publishing publishing = {
+        .params = {.lease = array->lease,
+                   .name = MSG_STR(name),
+                   .metadata = msg_str_opt(opts.metadata)},
+        .call = {.method = MSG_PUBLISH, .take = take_publish},
+        .array = array,
+        .text = text_new(name, opts.metadata),
+    };
+    if (!publishing.text)
+        return fail_errno(error, ENOMEM, "no memory for a name");
+    publishing.call.params = &publishing.params;
+    r = client_enter(client, error);
+    if (r == 0) {
+        r = call_run(client, &publishing.call, error);
+        client_leave(client);
+    }
+    free(publishing.text);
+    if (r == 0 && ret_generation)
+        *ret_generation = publishing.generation;
+    return r;
+}

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "watch.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include "base/clock.h"
+#include "session/client.h"
+#include "session/feature.h"
+
+struct caid_watch {
+    struct caid_client *client;
+    void (*fn)(const struct caid_change *change, void *userdata);
+    void *userdata;
+    struct msg_watch_params params;
+
+    /* Under the client's lock. */
+    uint32_t refs;
+    TAILQ_ENTRY(caid_watch) all, news, unsent;
+    struct call call;
+    bool standing;  /* call is in flight */
+    bool is_unsent; /* is in the list: call, or when closed its cancellation, is to be sent */
+    bool is_news;   /* is in the list */
+    bool has_news;
+    uint64_t generation; /* the news: of the name, 0 for none */
+    uint32_t n_waiting;  /* threads, of which one may read for all */
+    bool calling_back, closed;
+    struct caid_error failed; /* code 0: has not */
+
+    char name[]; /* and the pool's */
+};
+
+void
+watch_table_init(struct watch_table *table)
+{
+    TAILQ_INIT(&table->all);
+    TAILQ_INIT(&table->news);
+    TAILQ_INIT(&table->unsent);
+}
+
+/* Never drops the client's last reference: who is here has entered it. */
+static void
+watch_unref(struct caid_watch *watch)
+{
+    if (--watch->refs > 0)
+        return;
+    pthread_cond_destroy(&watch->call.wake);
+    client_unref(watch->client);
+    free(watch);
+}
+
+static void
+set_unsent(struct caid_watch *watch, bool unsent)
+{
+    struct watch_list *list = &watch->client->watches->unsent;
+
+    if (watch->is_unsent == unsent)
+        return;
+    watch->is_unsent = unsent;
+    if (unsent)
+        TAILQ_INSERT_TAIL(list, watch, unsent);
+    else
+        TAILQ_REMOVE(list, watch, unsent);
+}
+
+static void
+set_news(struct caid_watch *watch, bool news)
+{
+    struct watch_list *list = &watch->client->watches->news;
+
+    if (watch->is_news == news)
+        return;
+    watch->is_news = news;
+    if (news)
+        TAILQ_INSERT_TAIL(list, watch, news);
+    else
+        TAILQ_REMOVE(list, watch, news);
+}
+
+/* ---- the request ---- */
+
+static int
+take_news(struct caid_client *client, struct call *call, struct msg *reply,
+          struct call_fds *fds)
+{
+    struct caid_watch *watch = container_of(call, struct caid_watch, call);
+    struct msg_watch_result result;
+
+    (void)client;
+    (void)fds;
+    if (msg_decode_result(reply, MSG_WATCH, &result) < 0 ||
+        result.generation == watch->params.seen)
+        return -EPROTO; /* no news: asking again would go on for ever */
+    watch->generation = result.generation;
+    return 0;
+}
+
+static void
+tell(struct caid_watch *watch)
+{
+    pthread_cond_broadcast(&watch->call.wake);
+    if (watch->fn)
+        set_news(watch, true);
+    client_raise_fd(watch->client);
+}
+
+static void
+request_end(struct caid_client *client, struct call *call)
+{
+    struct caid_watch *watch = container_of(call, struct caid_watch, call);
+
+    (void)client;
+    watch->standing = false;
+    set_unsent(watch, false); /* there is nothing to cancel any more */
+    if (!watch->closed) {
+        if (call->r < 0)
+            watch->failed = call->error;
+        else
+            watch->has_news = true;
+        tell(watch);
+    }
+    watch_unref(watch);
+}
+
+static void
+note_sent(struct caid_watch *watch)
+{
+    watch->standing = true;
+    watch->refs++;
+}
+
+static int
+send_cancel(struct caid_watch *watch)
+{
+    struct msg_cancel_params params = {.request = (uint32_t)watch->call.seq};
+    return call_notify(watch->client, MSG_CANCEL, &params);
+}
+
+static int
+send_request(struct caid_watch *watch)
+{
+    int r = call_post(watch->client, &watch->call, &watch->failed);
+
+    if (r > 0)
+        return -EAGAIN;
+    if (r == 0)
+        note_sent(watch);
+    else
+        tell(watch);
+    return 0;
+}
+
+static int
+flush(struct caid_client *client)
+{
+    struct caid_watch *watch;
+
+    while (client->lost.code == 0 && (watch = TAILQ_FIRST(&client->watches->unsent))) {
+        int r = watch->closed ? send_cancel(watch) : send_request(watch);
+        if (r < 0)
+            return r;
+        set_unsent(watch, false);
+    }
+    return 0;
+}
+
+static bool
+has_unsent(const struct caid_client *client)
+{
+    return !TAILQ_EMPTY(&client->watches->unsent);
+}
+
+/* ---- news ---- */
+
+static bool
+has_news(const struct caid_client *client)
+{
+    const struct caid_watch *watch;
+
+    TAILQ_FOREACH(watch, &client->watches->all, all)
+    if (watch->has_news || watch->failed.code != 0)
+        return true;
+    return false;
+}
+
+/* Takes the news and asks for the next ones. */
+static void
+consume(struct caid_watch *watch, struct caid_change *ret)
+{
+    *ret = (struct caid_change){
+        .name = watch->name,
+        .pool = watch->params.pool.p,
+        .generation = watch->generation,
+    };
+    watch->has_news = false;
+    set_news(watch, false);
+    watch->params.seen = watch->generation;
+    set_unsent(watch, true);
+    call_flush(watch->client);
+}
+
+static void
+call_back(struct caid_watch *watch)
+{
+    struct caid_client *client = watch->client;
+    struct caid_change change;
+
+    consume(watch, &change);
+    watch->calling_back = true;
+    watch->refs++;
+    pthread_mutex_unlock(&client->lock);
+    watch->fn(&change, watch->userdata);
+    pthread_mutex_lock(&client->lock);
+    watch->calling_back = false;
+    if (!watch->closed && (watch->has_news || watch->failed.code != 0))
+        tell(watch); /* another thread may have passed over it meanwhile */
+    watch_unref(watch);
+}
+
+static int
+deliver(struct caid_client *client, int r, struct caid_error *error)
+{
+    struct watch_list *news = &client->watches->news;
+    struct caid_watch *watch;
+    size_t n = 0;
+
+    TAILQ_FOREACH(watch, news, news)
+    n++;
+    while (n-- > 0 && (watch = TAILQ_FIRST(news))) {
+        set_news(watch, false);
+        if (watch->calling_back)
+            continue;
+        if (watch->has_news)
+            call_back(watch);
+        else if (watch->failed.code != 0)
+            r = fail_again(error, &watch->failed);
+    }
+    if (!TAILQ_EMPTY(news))
+        client_raise_fd(client);
+    return r;
+}
+
+const struct feature watch_feature = {
+    .has_unsent = has_unsent,
+    .flush = flush,
+    .has_news = has_news,
+    .deliver = deliver,
+};
+
+/* ---- the API ---- */
+
+static struct caid_watch *
+watch_new(struct caid_client *client, const char *name, const char *pool)
+{
+    size_t n_name = strlen(name) + 1, n_pool = pool ? strlen(pool) + 1 : 0;
+    struct caid_watch *watch = calloc(1, sizeof(*watch) + n_name + n_pool);
+
+    if (!watch)
+        return NULL;
+    memcpy(watch->name, name, n_name);
+    watch->params.name = MSG_STR(watch->name);
+    if (pool) {
+        memcpy(watch->name + n_name, pool, n_pool);
+        watch->params.pool = MSG_STR(watch->name + n_name);
+    }
+    watch->client = client_ref(client);
+    watch->refs = 1;
+    watch->call = (struct call){
+        .method = MSG_WATCH,
+        .params = &watch->params,
+        .take = take_news,
+        .end = request_end,
+    };
+    cond_init(&watch->call.wake);
+    TAILQ_INSERT_TAIL(&client->watches->all, watch, all);
+    return watch;
+}
+
+static void
+watch_end(struct caid_watch *watch)
+{
+    struct caid_client *client = watch->client;
+
+    watch->closed = true;
+    TAILQ_REMOVE(&client->watches->all, watch, all);
+    set_news(watch, false);
+    set_unsent(watch, watch->standing);
+    pthread_cond_broadcast(&watch->call.wake);
+    if (watch->n_waiting > 0)
+        eventfd_write(client->wake_fd, 1);
+    call_flush(client);
+    watch_unref(watch);
+}
+
+static int
+make_wake_fd(struct caid_client *client, struct caid_error *error)
+{
+    if (client->wake_fd < 0)
+        client->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return client->wake_fd >= 0 ? 0 : fail_errno(error, errno, "cannot make an eventfd");
+}
+
+/* The daemon refuses at once or not at all: the answer to a ping that was sent after the
+ * request tells that it has not. */
+static int
+watch_begin(struct caid_watch *watch, struct caid_error *error)
+{
+    struct msg_none params = {};
+    struct call ping = {.method = MSG_PING, .params = &params};
+
+    int r = call_start(watch->client, &watch->call, error);
+    if (r < 0)
+        return r;
+    note_sent(watch);
+    r = call_run(watch->client, &ping, error);
+    if (r == 0 && watch->failed.code != 0)
+        r = fail_again(error, &watch->failed);
+    return r;
+}
+
+/* Only now: another thread may have read the news while the watch began. */
+static void
+set_callback(struct caid_watch *watch,
+             void (*fn)(const struct caid_change *change, void *userdata), void *userdata)
+{
+    watch->fn = fn;
+    watch->userdata = userdata;
+    if (watch->has_news || watch->failed.code != 0)
+        tell(watch);
+}
+
+int
+caid_watch_new(struct caid_client *client, struct caid_watch **ret, const char *name,
+               const char *pool, void (*fn)(const struct caid_change *change, void *userdata),
+               void *userdata, struct caid_error *error)
+{
+    int r = client_check(client, error);
+    if (r == 0 && !ret)
+        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    if (r == 0)
+        r = check_name(name, error);
+    if (r == 0)
+        r = check_pool(pool, error);
+    if (r == 0)
+        r = client_enter(client, error);
+    if (r < 0)
+        return r;
+
+    r = make_wake_fd(client, error);
+    struct caid_watch *watch = r == 0 ? watch_new(client, name, pool) : NULL;
+    if (r == 0 && !watch)
+        r = fail_errno(error, ENOMEM, "no memory for a watch");
+    if (r == 0) {
+        r = watch_begin(watch, error);
+        if (r < 0) {
+            watch_end(watch);
+        } else {
+            *ret = watch;
+            set_callback(watch, fn, userdata);
+        }
+    }
+    client_leave(client);
+    return r;
+}
+
+/* Whether there is an answer to caid_watch_next(), which *ret_r is. */
+static bool
+look(struct caid_watch *watch, struct caid_change *ret, int *ret_r, struct caid_error *error)
+{
+    if (watch->closed)
+        *ret_r = fail(error, CAID_ERR_CANCELLED, "the watch of \"%s\" is closed", watch->name);
+    else if (watch->has_news) {
+        consume(watch, ret);
+        *ret_r = 0;
+    } else if (watch->failed.code != 0)
+        *ret_r = fail_again(error, &watch->failed);
+    else if (watch->client->lost.code != 0)
+        *ret_r = fail_again(error, &watch->client->lost);
+    else
+        return false;
+    return true;
+}
+
+static int
+watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *ret,
+           struct caid_error *error)
+{
+    bool first = true; /* what has come already is read in any case */
+    int r;
+
+    while (!look(watch, ret, &r, error)) {
+        if (!first && deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns)
+            return fail(error, CAID_ERR_TIMEOUT, "no news of \"%s\" in time", watch->name);
+        first = false;
+        watch->n_waiting++;
+        call_wait_for_news(watch->client, &watch->call, deadline_ns);
+        watch->n_waiting--;
+    }
+    return r;
+}
+
+int
+caid_watch_next(struct caid_watch *watch, uint64_t timeout_ns, struct caid_change *ret,
+                struct caid_error *error)
+{
+    uint64_t deadline_ns;
+
+    if (!watch || !ret)
+        return fail(error, CAID_ERR_INVALID, "%s is NULL", watch ? "ret" : "watch");
+    struct caid_client *client = watch->client;
+    int r = client_check(client, error);
+    if (r < 0)
+        return r;
+    if (__builtin_add_overflow(clock_now_ns(), timeout_ns, &deadline_ns))
+        deadline_ns = UINT64_MAX;
+
+    client_enter_anyway(client);
+    watch->refs++;
+    r = watch_next(watch, deadline_ns, ret, error);
+    watch_unref(watch);
+    call_pass_reading_on(client);
+    client_leave(client);
+    return r;
+}
+
+void
+caid_watch_close(struct caid_watch *watch)
+{
+    if (!watch)
+        return;
+    struct caid_client *client = watch->client;
+    if (fork_guard_crossed(&client->guard)) {
+        free(watch);
+        client_unref(client);
+        return;
+    }
+    client_enter_anyway(client);
+    watch_end(watch);
+    client_leave(client);
+}

@@ -1,0 +1,561 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "call.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "client.h"
+#include "feature.h"
+#include "packet.h"
+#include "spin.h"
+
+/* How long a client that ends waits for the daemon to read. */
+#define FLUSH_NS NSEC_PER_SEC
+
+static void
+call_fds_closep(struct call_fds *fds)
+{
+    for (size_t i = 0; i < fds->n; i++)
+        fd_close(fds->fd[i]);
+}
+
+void
+cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attr;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+bool
+cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns)
+{
+    struct timespec at = {
+        .tv_sec = (time_t)(deadline_ns / NSEC_PER_SEC),
+        .tv_nsec = (long)(deadline_ns % NSEC_PER_SEC),
+    };
+
+    if (deadline_ns == UINT64_MAX)
+        return pthread_cond_wait(cond, lock) == 0;
+    return pthread_cond_timedwait(cond, lock, &at) != ETIMEDOUT;
+}
+
+static struct call_list *
+list_of(struct caid_client *client, const struct call *call)
+{
+    return call->end ? &client->standing : &client->calls;
+}
+
+/* Lists the call as in flight. */
+static void
+call_begin(struct caid_client *client, struct call *call, uint64_t seq)
+{
+    call->seq = client->seq = seq;
+    call->done = false;
+    TAILQ_INSERT_TAIL(list_of(client, call), call, entry);
+    client->n_block_calls += call->has_blocks;
+    client->n_page_calls += call->has_pages;
+}
+
+/* Takes the call out of those in flight. */
+static void
+call_end(struct caid_client *client, struct call *call, int r)
+{
+    TAILQ_REMOVE(list_of(client, call), call, entry);
+    client->n_block_calls -= call->has_blocks;
+    client->n_page_calls -= call->has_pages;
+    if (client->barrier && client->n_block_calls == 0)
+        reaper_wake(client);
+    call->r = r;
+    call->done = true;
+    pthread_cond_broadcast(&call->wake);
+    if (call->end)
+        call->end(client, call);
+}
+
+static void
+fail_list(struct caid_client *client, struct call_list *list)
+{
+    struct call *call;
+
+    while ((call = TAILQ_FIRST(list)))
+        call_end(client, call, fail_again(&call->error, &client->lost));
+}
+
+void
+call_fail_all(struct caid_client *client)
+{
+    fail_list(client, &client->calls);
+    fail_list(client, &client->standing);
+}
+
+/* ---- sending ---- */
+
+/* The socket failed. What the daemon may have said before it left is not waited for. */
+static int
+send_failed(struct caid_client *client, int r)
+{
+    errno = -r;
+    client_lose(client, CAID_ERR_DISCONNECTED, "%s: the connection to the daemon is lost: %m",
+                client->socket);
+    return r;
+}
+
+static int
+send_out(struct caid_client *client)
+{
+    int r = packet_send(client->sock, client->out.data, client->out.n, NULL, 0, MSG_DONTWAIT);
+    return r == 0 || r == -EAGAIN ? r : send_failed(client, r);
+}
+
+int
+call_notify(struct caid_client *client, enum msg_method method, const void *params)
+{
+    int r = msg_encode_notify(&client->out, method, params);
+    return r < 0 ? r : send_out(client);
+}
+
+bool
+call_has_unsent(const struct caid_client *client)
+{
+    for (const struct feature *const *feature = client->features; *feature; feature++)
+        if (client->lost.code == 0 && (*feature)->has_unsent && (*feature)->has_unsent(client))
+            return true;
+    return false;
+}
+
+int
+call_flush(struct caid_client *client)
+{
+    int r = 0;
+
+    for (const struct feature *const *feature = client->features; r == 0 && *feature; feature++)
+        if ((*feature)->flush)
+            r = (*feature)->flush(client);
+    return r;
+}
+
+/* A daemon that does not read is not to stop the threads that have a reply to read. */
+static void
+wait_for_room(struct caid_client *client, int timeout_ms)
+{
+    struct pollfd poll_fd = {.fd = client->sock, .events = POLLOUT};
+
+    pthread_mutex_unlock(&client->lock);
+    poll(&poll_fd, 1, timeout_ms);
+    pthread_mutex_lock(&client->lock);
+}
+
+void
+call_flush_all(struct caid_client *client)
+{
+    uint64_t end_ns = clock_now_ns() + FLUSH_NS, now_ns;
+
+    while (call_flush(client) < 0 && client->lost.code == 0 &&
+           (now_ns = clock_now_ns()) < end_ns)
+        wait_for_room(client, (int)((end_ns - now_ns) / NSEC_PER_MSEC) + 1);
+}
+
+static int
+encode(struct caid_client *client, const struct call *call, uint64_t seq,
+       struct caid_error *error)
+{
+    int r = msg_encode_request(&client->out, (uint32_t)seq, call->method, call->params);
+
+    if (r == -EMSGSIZE || (r == 0 && client->out.n > client->packet_max))
+        return fail(error, CAID_ERR_TOO_LARGE, "the %s request is larger than %zu bytes",
+                    msg_method_name(call->method), client->packet_max);
+    if (r < 0)
+        return fail_errno(error, -r, "cannot encode the %s request",
+                          msg_method_name(call->method));
+    return 0;
+}
+
+static struct call *
+find_in(const struct call_list *list, uint32_t id)
+{
+    struct call *call;
+
+    TAILQ_FOREACH(call, list, entry)
+    if ((uint32_t)call->seq == id)
+        return call;
+    return NULL;
+}
+
+static struct call *
+find_call(const struct caid_client *client, uint32_t id)
+{
+    struct call *call = find_in(&client->calls, id);
+    return call ? call : find_in(&client->standing, id);
+}
+
+/* Once the ids have gone round, one that is still in flight is left out. */
+static uint64_t
+next_seq(const struct caid_client *client)
+{
+    uint64_t seq = client->seq + 1;
+
+    while (seq > UINT32_MAX && find_call(client, (uint32_t)seq))
+        seq++;
+    return seq;
+}
+
+int
+call_post(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    uint64_t seq = next_seq(client);
+
+    int r = encode(client, call, seq, error);
+    if (r < 0)
+        return r;
+    r = send_out(client);
+    if (client->lost.code != 0)
+        return fail_again(error, &client->lost);
+    if (r < 0)
+        return 1; /* -EAGAIN */
+    call_begin(client, call, seq);
+    return 0;
+}
+
+/* Closes that wait go first: what the daemon sends for this request depends on them. */
+static int
+send_once(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    int r = call_flush(client);
+    if (client->lost.code != 0)
+        return fail_again(error, &client->lost);
+    if (r == -ENOMEM)
+        return fail_errno(error, ENOMEM, "cannot tell the daemon of closed arrays");
+    return r < 0 ? 1 : call_post(client, call, error);
+}
+
+/* While blocks are to be forgotten, no call begins that could refer to them. */
+static void
+wait_for_barrier(struct caid_client *client, const struct call *call)
+{
+    while (call->has_blocks && client->barrier && client->lost.code == 0)
+        pthread_cond_wait(&client->barrier_gone, &client->lock);
+}
+
+int
+call_start(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    int r;
+
+    wait_for_barrier(client, call);
+    while ((r = send_once(client, call, error)) > 0) {
+        wait_for_room(client, -1);
+        wait_for_barrier(client, call);
+        if (client->lost.code != 0)
+            return fail_again(error, &client->lost);
+    }
+    return r;
+}
+
+/* ---- receiving ---- */
+
+/* Why a packet cannot be the answer to call, or NULL. */
+static const char *
+reply_violation(const struct msg *reply, const struct call *call, const struct call_fds *fds)
+{
+    if (reply->type != MSG_RESPONSE)
+        return "sent a packet that is no reply";
+    if (!call)
+        return "answered a request that was not made";
+    if (fds->n > 0 && (!(call->has_blocks || call->has_pages) || reply->error != 0))
+        return "sent file descriptors that nothing refers to";
+    return NULL;
+}
+
+static void
+take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
+{
+    struct call *call = find_call(client, reply->id);
+    const char *violation = reply_violation(reply, call, fds);
+    int r = 0;
+
+    if (violation) {
+        client_lose(client, CAID_ERR_PROTOCOL, "%s: the daemon %s", client->socket, violation);
+        return;
+    }
+    if (call->seq > client->answered)
+        client->answered = call->seq;
+    if (reply->error != 0)
+        r = fail_wire(&call->error, reply);
+    else if (call->take)
+        r = call->take(client, call, reply, fds);
+    if (client->lost.code != 0)
+        return; /* it has been ended with the others */
+
+    if (r == -EPROTO && reply->error == 0)
+        client_lose(client, CAID_ERR_PROTOCOL, "%s: the daemon sent a malformed %s reply",
+                    client->socket, msg_method_name(call->method));
+    else
+        call_end(client, call, r);
+}
+
+/* What came instead of a packet: n is packet_recv()'s answer. */
+static void
+lose_reader(struct caid_client *client, ssize_t n)
+{
+    errno = (int)-n;
+    if (n == 0)
+        client_lose(client, CAID_ERR_DISCONNECTED, "%s: the daemon closed the connection",
+                    client->socket);
+    else if (n == -EMSGSIZE)
+        client_lose(client, CAID_ERR_DISCONNECTED,
+                    "%s: a reply was cut off (too many open files here?)", client->socket);
+    else
+        client_lose(client, CAID_ERR_DISCONNECTED,
+                    "%s: the connection to the daemon is lost: %m", client->socket);
+}
+
+/*
+ * A reply that needs no driver call is here within some 10 us, less than it takes to fall asleep and
+ * be woken on another CPU: looked for without sleeping at first, giving way to whoever wants this
+ * CPU. On 32 CPUs that takes a quarter off a round trip; where the daemon shares this CPU it costs
+ * at most what sched_yield() costs (docs/PERFORMANCE.md).
+ */
+static ssize_t
+recv_soon(struct caid_client *client, struct call_fds *fds, uint64_t spin_ns)
+{
+    uint64_t end = clock_now_ns() + spin_ns;
+    ssize_t n;
+
+    while ((n = packet_recv(client->sock, client->packet, fds->fd, PROTO_FDS_MAX, &fds->n,
+                            MSG_DONTWAIT)) == -EAGAIN &&
+           clock_now_ns() < end)
+        sched_yield();
+    return n;
+}
+
+enum recv {
+    RECV_NOW, /* what is there */
+    RECV_SOON,
+    RECV_WAIT,
+};
+
+/* Receives and takes one packet. Returns false when there was none. The lock is dropped while
+ * receiving, but for RECV_NOW, which does not look for spin_ns either. */
+static bool
+receive(struct caid_client *client, enum recv how, uint64_t spin_ns)
+{
+    _cleanup_(call_fds_closep) struct call_fds fds;
+    struct msg reply;
+    int r = 0;
+    bool wait = how != RECV_NOW;
+
+    fds.n = 0;
+    client->reading = true;
+    if (wait)
+        pthread_mutex_unlock(&client->lock);
+    ssize_t n = wait ? recv_soon(client, &fds, spin_ns) : -EAGAIN;
+    if (n == -EAGAIN && how != RECV_SOON)
+        n = packet_recv(client->sock, client->packet, fds.fd, PROTO_FDS_MAX, &fds.n,
+                        wait ? 0 : MSG_DONTWAIT);
+    if (n > 0)
+        r = msg_parse(&reply, client->packet, (size_t)n);
+    if (wait)
+        pthread_mutex_lock(&client->lock);
+    client->reading = false;
+
+    if (n == -EAGAIN || n == -EINTR)
+        return false;
+    if (n <= 0) {
+        lose_reader(client, n);
+        return false;
+    }
+    if (r < 0) {
+        client_lose(client, r == -ENOMEM ? CAID_ERR_DISCONNECTED : CAID_ERR_PROTOCOL, "%s: %s",
+                    client->socket,
+                    r == -ENOMEM ? "no memory for a reply"
+                                 : "the daemon sent a malformed packet");
+        return false;
+    }
+    client->n_packet = (size_t)n;
+    take_reply(client, &reply, &fds);
+    msg_deinit(&reply);
+    return true;
+}
+
+void
+call_pass_reading_on(struct caid_client *client)
+{
+    struct waiter *waiter;
+
+    if (client->reading || TAILQ_EMPTY(&client->waiters))
+        return;
+    TAILQ_FOREACH(waiter, &client->waiters, entry)
+    if (!waiter->call->done)
+        break;
+    pthread_cond_broadcast(&(waiter ? waiter : TAILQ_FIRST(&client->waiters))->call->wake);
+}
+
+static struct timespec
+time_left(uint64_t deadline_ns)
+{
+    uint64_t now = clock_now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
+
+    return (struct timespec){.tv_sec = (time_t)(left / NSEC_PER_SEC),
+                             .tv_nsec = (long)(left % NSEC_PER_SEC)};
+}
+
+static void
+read_until(struct caid_client *client, uint64_t deadline_ns)
+{
+    struct pollfd fds[] = {
+        {.fd = client->sock, .events = POLLIN},
+        {.fd = client->wake_fd, .events = POLLIN},
+    };
+    struct timespec left = time_left(deadline_ns);
+    uint64_t count;
+
+    client->reading = true;
+    pthread_mutex_unlock(&client->lock);
+    int n = ppoll(fds, ARRAY_SIZE(fds), deadline_ns == UINT64_MAX ? NULL : &left, NULL);
+    if (n > 0 && fds[1].revents && read(fds[1].fd, &count, sizeof(count)) < 0)
+        n = 0; /* somebody was faster */
+    pthread_mutex_lock(&client->lock);
+    client->reading = false;
+    if (n > 0 && fds[0].revents && client->lost.code == 0)
+        receive(client, RECV_NOW, 0);
+}
+
+void
+call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns)
+{
+    struct waiter waiter = {.call = call};
+
+    if (!client->reading) {
+        read_until(client, deadline_ns);
+        return;
+    }
+    TAILQ_INSERT_TAIL(&client->waiters, &waiter, entry);
+    cond_wait_until(&call->wake, &client->lock, deadline_ns);
+    TAILQ_REMOVE(&client->waiters, &waiter, entry);
+}
+
+static void
+call_wait(struct caid_client *client, struct call *call)
+{
+    while (!call->done) {
+        if (client->reading)
+            call_wait_for_news(client, call, UINT64_MAX);
+        else
+            receive(client, RECV_WAIT, SPIN_MIN_NS);
+    }
+    call_pass_reading_on(client);
+}
+
+bool
+call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
+                uint64_t deadline_ns)
+{
+    uint64_t now;
+
+    if (spin_until_ns > deadline_ns)
+        spin_until_ns = deadline_ns;
+    while (!call->done && !client->reading && (now = clock_now_ns()) < spin_until_ns)
+        receive(client, RECV_SOON, spin_until_ns - now);
+    while (!call->done) {
+        call_wait_for_news(client, call, deadline_ns);
+        if (!call->done && deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns)
+            break;
+    }
+    call_pass_reading_on(client);
+    return call->done;
+}
+
+int
+call_run(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    pthread_cond_init(&call->wake, NULL);
+    call->error.code = 0;
+    int r = call_start(client, call, error);
+    if (r == 0) {
+        call_wait(client, call);
+        r = call->r;
+        if (r < 0)
+            fail_again(error, &call->error);
+    }
+    pthread_cond_destroy(&call->wake);
+    return r;
+}
+
+void
+call_dispatch(struct caid_client *client)
+{
+    call_flush(client);
+    while (client->lost.code == 0 && !client->reading && receive(client, RECV_NOW, 0))
+        ;
+}
+
+/* ---- replies to be read later ---- */
+
+struct copy_call {
+    struct call call;
+    struct reply *reply;
+};
+
+static int
+take_copy(struct caid_client *client, struct call *call, struct msg *reply,
+          struct call_fds *fds)
+{
+    struct reply *ret = container_of(call, struct copy_call, call)->reply;
+
+    (void)reply;
+    (void)fds;
+    ret->packet = malloc(client->n_packet);
+    if (!ret->packet)
+        return fail_errno(&call->error, ENOMEM, "no memory for the %s reply",
+                          msg_method_name(call->method));
+    memcpy(ret->packet, client->packet, client->n_packet);
+    ret->n = client->n_packet;
+    return 0;
+}
+
+void
+reply_deinit(struct reply *reply)
+{
+    msg_deinit(&reply->msg);
+    free(reply->packet);
+}
+
+static int
+reply_parse(struct reply *reply, enum msg_method method, void *ret_result)
+{
+    int r = msg_parse(&reply->msg, reply->packet, reply->n);
+    return r < 0 ? r : msg_decode_result(&reply->msg, method, ret_result);
+}
+
+int
+reply_get(struct reply *ret, struct caid_client *client, enum msg_method method,
+          const void *params, void *ret_result, struct caid_error *error)
+{
+    struct copy_call copy = {
+        .call = {.method = method, .params = params, .take = take_copy},
+        .reply = ret,
+    };
+
+    int r = client_enter(client, error);
+    if (r < 0)
+        return r;
+    r = call_run(client, &copy.call, error);
+    client_leave(client);
+    if (r < 0)
+        return r;
+
+    r = reply_parse(ret, method, ret_result);
+    if (r == -EPROTO)
+        return client_violated(client, msg_method_name(method), error);
+    if (r < 0)
+        return fail_errno(error, -r, "no memory for the %s reply", msg_method_name(method));
+    return 0;
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A request and its reply. Calls live on the stack of the thread that makes them; those that
+ * wait for what may never come (a watch's) live with their owner, and do not keep a thread
+ * waiting.
+ *
+ * Several threads may have calls in flight on the one socket. Of those that wait, one reads for
+ * all: it receives a packet with the client unlocked, gives it to the call that it answers, and
+ * goes on until its own reply has come; then it wakes another one that waits to read on. So no
+ * thread of our own reads, and a single-threaded caller never waits on a condition.
+ *
+ * Replies are taken in the order of their arrival, whichever thread they are for, because what
+ * a reply says about blocks holds for the replies after it (memory/block.h).
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "caid/caid.h"
+
+#include "msg.h"
+
+struct caid_client;
+
+/* Fds that came with a packet. What is not taken out (and -1 left in its place) is closed. */
+struct call_fds {
+    int fd[PROTO_FDS_MAX];
+    size_t n;
+};
+
+struct call {
+    TAILQ_ENTRY(call) entry;
+    enum msg_method method;
+    const void *params;
+
+    /* Takes a reply without error, with the client locked. NULL: there is nothing in it.
+     * -EPROTO ends the connection; other errors fail the call. */
+    int (*take)(struct caid_client *client, struct call *call, struct msg *reply,
+                struct call_fds *fds);
+    bool has_blocks; /* the reply refers to blocks, and may bring fds */
+    bool has_pages;  /* the same of pages of timelines: handoff/page.h */
+    /* A call that nobody waits for in call_run(): told that it is over, with the client locked.
+     * */
+    void (*end)(struct caid_client *client, struct call *call);
+
+    uint64_t seq;
+    bool done;
+    pthread_cond_t wake;
+    int r;
+    struct caid_error error; /* where r is not 0 */
+};
+
+TAILQ_HEAD(call_list, call);
+
+/* A thread that waits for a call while another one reads: on its stack. */
+struct waiter {
+    TAILQ_ENTRY(waiter) entry;
+    struct call *call;
+};
+
+TAILQ_HEAD(waiter_list, waiter);
+
+/* Sends the request and waits until the reply has been taken. The client is entered
+ * (client_enter()); its lock is dropped while waiting. */
+int call_run(struct caid_client *client, struct call *call, struct caid_error *error);
+
+/* Sends the request of a call that has an end, and returns. Entered; may drop the lock. */
+int call_start(struct caid_client *client, struct call *call, struct caid_error *error);
+
+/* Waits for the reply to such a call, at most until the deadline (UINT64_MAX: without end), and
+ * reads what has come in any case; whether it is there. Looks for it without sleeping until
+ * spin_until_ns (spin.h). Entered. The call's `wake` is of cond_init(), and whoever frees the
+ * call waits no more. */
+bool call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
+                     uint64_t deadline_ns);
+
+/* Sends the request, if the socket takes it now (else 1), and lists the call as in flight.
+ * Under lock. */
+int call_post(struct caid_client *client, struct call *call, struct caid_error *error);
+
+/* Sends a notification: 0, -EAGAIN, -ENOMEM; other errors have ended the connection. Under
+ * lock. */
+int call_notify(struct caid_client *client, enum msg_method method, const void *params);
+
+/* Reads what is there without blocking, and sends what waits to be sent. Entered, too. */
+void call_dispatch(struct caid_client *client);
+
+/* Reads for all until a packet has come, the time is over, or somebody writes to client->wake_fd, an
+ * eventfd; or, where another thread reads, waits until that one has something for the call (its `wake`), or
+ * has read enough. Entered. */
+void call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns);
+
+/* Whoever reads no longer makes sure that someone who waits does. Under lock. */
+void call_pass_reading_on(struct caid_client *client);
+
+/* A condition whose timed waits are by clock_now_ns(). */
+void cond_init(pthread_cond_t *cond);
+/* deadline_ns UINT64_MAX: without end. Returns false when the time is over. */
+bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
+
+/* Ends every call in flight with client->lost. Under lock. */
+void call_fail_all(struct caid_client *client);
+
+/* Tells the daemon what the features have for it (feature.h), as far as the socket takes it. -EAGAIN,
+ * -ENOMEM: some is left; other errors have ended the connection. Under lock. */
+int call_flush(struct caid_client *client);
+/* The same, waiting for room for a while: the client ends. Under lock, which it drops meanwhile. */
+void call_flush_all(struct caid_client *client);
+/* Whether something is left. */
+bool call_has_unsent(const struct caid_client *client);
+
+/*
+ * A reply that is read at leisure, with the client unlocked: a copy of the packet. Starts
+ * zeroed.
+ */
+struct reply {
+    uint8_t *packet;
+    size_t n;
+    struct msg msg;
+};
+
+void reply_deinit(struct reply *reply);
+
+/* Makes a call of its own (enters and leaves) and decodes the result into ret_result, which
+ * borrows from ret. */
+int reply_get(struct reply *ret, struct caid_client *client, enum msg_method method,
+              const void *params, void *ret_result, struct caid_error *error);
+
+#define _cleanup_reply_ _cleanup_(reply_deinit)

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A connection to the daemon. Made by caid_connect(). References are held by the caller's
+ * handle (until caid_client_close()), by every array, and by every call while it runs; the
+ * struct goes with the last of them. The socket is closed as soon as the handle has been given
+ * back and no call runs any more.
+ *
+ * Beside the callers' threads there is one of the client's own (reaper.h), while it has
+ * something to do for what is closed. What the library does with a connection are its features
+ * (feature.h), which know the session; it knows their tables of hooks.
+ *
+ * A connection ends once and for good: by caid_client_close(), when the daemon goes away, or
+ * when it breaks the protocol. `lost` says why; every call in flight and every later one fails
+ * with it. Memory that arrays have mapped stays until they are closed.
+ *
+ * `lock` guards what is marked so. It is never held over a wait for the daemon or over a driver
+ * call: those have locks of their own (block.h, lane.h, page.h, gpu.h), of which none is taken under
+ * `lock`.
+ *
+ * In a child after fork() nothing but host memory may be touched: the CUDA driver does not
+ * survive fork(), the socket is the parent's, and a lock may be held by a thread that the child
+ * has not got. Hence the guard, which is asked before anything else.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+
+#include "caid/caid.h"
+
+#include "call.h"
+#include "fail.h"
+#include "fork.h"
+#include "gpu.h"
+#include "msg.h"
+#include "options.h"
+#include "reaper.h"
+
+struct feature;
+
+struct caid_client {
+    atomic_uint refs;
+    struct fork_guard guard;
+    const struct feature *const *features; /* feature.h; the last one is NULL */
+
+    /* What the features have of this client: each one's is its own. */
+    struct access_table *accesses;
+    struct arena_list *arenas;
+    struct block_table *blocks;
+    struct lane_table *lanes;
+    struct lease_table *leases;
+    struct page_table *pages;
+    struct part_table *parts;
+    struct watch_table *watches;
+
+    /* Set while connecting, fixed from then on. */
+    char socket[108];
+    char pool[72];
+    uint32_t open_max; /* names in one open request */
+    size_t packet_max; /* bytes that the daemon takes */
+    uint32_t n_devices;
+    struct caid_device *devices;
+
+    struct gpu gpu; /* has a lock of its own */
+
+    pthread_mutex_t lock;
+
+    /* Under lock. */
+    int sock;
+    bool handle_closed;
+    uint32_t n_running;         /* calls between client_enter() and client_leave() */
+    struct caid_error lost;     /* code 0: connected */
+    struct msg_buf out;         /* the packet being sent */
+    uint64_t seq;               /* of the last request; its id is the lower half */
+    uint64_t answered;          /* the highest of those that have been answered */
+    struct call_list calls;     /* sent and not answered, oldest first */
+    struct call_list standing;  /* the same of those that nobody waits for */
+    struct waiter_list waiters; /* threads that wait while another one reads */
+    bool reading;               /* a thread waits for packets; packet is that thread's */
+    int wake_fd;                /* for call_wait_for_news(); -1: not made yet */
+    uint32_t n_block_calls;     /* calls whose reply may refer to blocks */
+    /* No such call begins: those under way are waited for, so that blocks can be forgotten. */
+    bool barrier;
+    pthread_cond_t barrier_gone;
+    uint32_t n_page_calls; /* calls whose reply may refer to pages */
+    bool keeps; /* memory that work may still use: nothing of the GPU's is given back */
+    struct reaper reaper;
+    int epoll_fd, news_fd; /* of caid_client_get_fd(); -1: not asked for */
+
+    uint8_t packet[PROTO_PACKET_MAX];
+    size_t n_packet;
+};
+
+/* Not connected yet, with one reference, the caller's handle. The struct is zeroed, but for what the features
+ * have; it goes by free(). */
+void client_init(struct caid_client *client, const struct feature *const *features);
+struct caid_client *client_ref(struct caid_client *client);
+void client_unref(struct caid_client *client);
+
+/* Fails with FORKED, or with CAID_ERR_INVALID for NULL; takes no lock. */
+int client_check(const struct caid_client *client, struct caid_error *error);
+
+/* Brackets every use of the connection. client_enter() checks, refers and locks; it fails when
+ * the connection has ended. client_leave() undoes that and sees to what is left to do. */
+int client_enter(struct caid_client *client, struct caid_error *error);
+void client_leave(struct caid_client *client);
+
+/* The same when the connection may have ended, for what has to be done all the same. */
+void client_enter_anyway(struct caid_client *client);
+
+/* Ends the connection: every call in flight fails with code and text. Under lock. */
+void client_lose(struct caid_client *client, int32_t code, const char *fmt, ...) PRINTF(3, 4);
+
+/* Ends the connection over a reply that breaks the protocol and fills error. Not under lock. */
+int client_violated(struct caid_client *client, const char *what, struct caid_error *error);
+
+/* The UUID of a device by its index; CAID_ERR_DEVICE. */
+int client_device_uuid(const struct caid_client *client, int32_t device, const char **ret,
+                       struct caid_error *error);
+/* The index of a device by its UUID, or -1. */
+int32_t client_find_device(const struct caid_client *client, struct msg_str uuid);
+
+/* Whether a feature has news for caid_client_dispatch(). Under lock. */
+bool client_has_news(const struct caid_client *client);
+/* Makes caid_client_get_fd() readable; has it be so no more, for all that has been read by now. Under
+ * lock. */
+void client_raise_fd(struct caid_client *client);
+void client_lower_fd(struct caid_client *client);
+
+/* Tells the features that nothing runs in the context any more. Not under lock. */
+void client_context_died(struct caid_client *client, CUcontext context);

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "connect.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "client.h"
+#include "packet.h"
+#include "text.h"
+
+#define SYSTEM_SOCKET  "/run/caid/caid.sock"
+#define RUNTIME_SOCKET "caid.sock" /* in $XDG_RUNTIME_DIR */
+
+/* An environment variable that a setuid program's caller cannot set; NULL when empty. */
+static const char *
+env(const char *name)
+{
+    const char *value = secure_getenv(name);
+    return value && value[0] ? value : NULL;
+}
+
+/* ---- the socket ---- */
+
+/* Whether there is one. */
+static bool
+runtime_socket(char *ret, size_t size)
+{
+    const char *dir = env("XDG_RUNTIME_DIR");
+    struct stat st;
+
+    if (!dir || snprintf(ret, size, "%s/" RUNTIME_SOCKET, dir) >= (int)size)
+        return false;
+    return stat(ret, &st) == 0;
+}
+
+int
+connect_path(char *ret, size_t size, const char *given, const char **ret_origin,
+             struct caid_error *error)
+{
+    const char *path = given;
+
+    *ret_origin = "";
+    if (!path && (path = env("CAID_SOCKET")))
+        *ret_origin = " (from $CAID_SOCKET)";
+    if (!path && runtime_socket(ret, size))
+        return 0;
+    if (!path)
+        path = SYSTEM_SOCKET;
+    if (strlen(path) >= size)
+        return fail(error, CAID_ERR_NO_DAEMON,
+                    "%.80s...%s: a socket's path has at most %zu bytes", path, *ret_origin,
+                    size - 1);
+    strcpy(ret, path);
+    return 0;
+}
+
+static int
+fail_connect(struct caid_error *error, int err, const char *path, const char *origin)
+{
+    switch (err) {
+    case ENOENT:
+        return fail(error, CAID_ERR_NO_DAEMON, "%s%s: no such socket; is caid running?", path,
+                    origin);
+    case ENOTSOCK: return fail(error, CAID_ERR_NO_DAEMON, "%s%s: not a socket", path, origin);
+    case EPROTOTYPE:
+        return fail(error, CAID_ERR_NO_DAEMON, "%s%s: a socket, but not caid's", path, origin);
+    case ECONNREFUSED:
+        return fail(error, CAID_ERR_NO_DAEMON, "%s%s: nobody listens; is caid running?", path,
+                    origin);
+    case EACCES:
+        return fail(error, CAID_ERR_NO_DAEMON, "%s%s: no permission to connect", path, origin);
+    default: errno = err; return fail(error, CAID_ERR_NO_DAEMON, "%s%s: %m", path, origin);
+    }
+}
+
+static int
+connect_socket(struct caid_client *client, const char *given, struct caid_error *error)
+{
+    const char *origin;
+
+    int r = connect_path(client->socket, sizeof(client->socket), given, &origin, error);
+    if (r < 0)
+        return r;
+    r = packet_connect(client->socket, &client->sock);
+    return r < 0 ? fail_connect(error, -r, client->socket, origin) : 0;
+}
+
+/* ---- HELLO ---- */
+
+/* "device legacy pinned". */
+static void
+kinds_fill(char *ret, size_t size, struct msg_strs kinds)
+{
+    size_t n = 0;
+
+    for (uint32_t i = 0; i < kinds.n && n < size; i++)
+        n += (size_t)snprintf(ret + n, size - n, "%s%.*s", i > 0 ? " " : "", (int)kinds.v[i].n,
+                              kinds.v[i].p);
+    text_trim(ret);
+}
+
+static bool
+device_fill(struct caid_device *ret, const struct msg_device *m)
+{
+    if (m->uuid.n == 0 || m->uuid.n >= sizeof(ret->uuid) || !text_is_plain(m->uuid) ||
+        !text_is_plain(m->handoff))
+        return false;
+    text_copy(ret->uuid, sizeof(ret->uuid), m->uuid);
+    text_copy(ret->name, sizeof(ret->name), m->name);
+    ret->total = m->total;
+    ret->granularity = m->granularity;
+    text_copy(ret->handoff, sizeof(ret->handoff), m->handoff);
+    kinds_fill(ret->kinds, sizeof(ret->kinds), m->kinds);
+    ret->memops = m->memops;
+    ret->readonly_host = m->readonly_host;
+    ret->mps = m->mps;
+    text_copy(ret->persistence, sizeof(ret->persistence), m->persistence);
+    text_copy(ret->compute_mode, sizeof(ret->compute_mode), m->compute_mode);
+    return true;
+}
+
+static int
+devices_fill(struct caid_client *client, const struct msg_hello_result *hello,
+             struct caid_error *error)
+{
+    client->devices =
+        calloc(hello->n_devices ? hello->n_devices : 1, sizeof(client->devices[0]));
+    if (!client->devices)
+        return fail_errno(error, ENOMEM, "no memory for %u devices", hello->n_devices);
+    for (uint32_t i = 0; i < hello->n_devices; i++)
+        if (!device_fill(&client->devices[i], &hello->devices[i]))
+            return client_violated(client, "hello", error);
+    client->n_devices = hello->n_devices;
+    return 0;
+}
+
+/* "auto" here means what the daemon has: memory of one driver is nothing to another. */
+static const char *
+driver_choice(const char *given, const char *of_daemon)
+{
+    const char *choice = given && given[0] ? given : env("CAID_CUDA_DRIVER");
+    return choice && strcmp(choice, "auto") != 0 ? choice : of_daemon;
+}
+
+static int
+hello_apply(struct caid_client *client, const struct msg_hello_result *hello,
+            const char *driver, struct caid_error *error)
+{
+    char of_daemon[16];
+
+    if (hello->version < PROTO_VERSION_MIN || hello->version > PROTO_VERSION_MAX ||
+        hello->packet_max == 0 || hello->open_max == 0)
+        return client_violated(client, "hello", error);
+    client->packet_max = hello->packet_max < PROTO_PACKET_MAX ? (size_t)hello->packet_max
+                                                              : PROTO_PACKET_MAX;
+    client->open_max = hello->open_max < PROTO_OPEN_MAX ? (uint32_t)hello->open_max
+                                                        : PROTO_OPEN_MAX;
+    text_copy(client->pool, sizeof(client->pool), hello->pool);
+    text_copy(of_daemon, sizeof(of_daemon), hello->driver);
+
+    int r = devices_fill(client, hello, error);
+    if (r < 0)
+        return r;
+    r = gpu_init(&client->gpu, driver_choice(driver, of_daemon));
+    return r < 0 ? fail_errno(error, -r, "no memory for %u devices", client->n_devices) : 0;
+}
+
+static int
+client_name(const char *given, struct msg_str *ret, struct caid_error *error)
+{
+    static const char *const what = "the client's name";
+
+    if (!given) {
+        const char *own = program_invocation_short_name;
+        *ret = (struct msg_str){0};
+        if (own && own[0] && text_is_utf8(own) && strlen(own) <= PROTO_CLIENT_MAX)
+            *ret = MSG_STR(own);
+        return 0;
+    }
+    if (strlen(given) > PROTO_CLIENT_MAX)
+        return fail(error, CAID_ERR_INVALID, "%s has %zu bytes, more than %d", what,
+                    strlen(given), PROTO_CLIENT_MAX);
+    int r = check_text(what, given, true, error);
+    if (r < 0)
+        return r;
+    *ret = MSG_STR(given);
+    return 0;
+}
+
+static int
+say_hello(struct caid_client *client, const struct caid_connect_options *options,
+          struct caid_error *error)
+{
+    _cleanup_reply_ struct reply reply = {0};
+    struct msg_hello_result hello;
+    struct msg_hello_params params = {
+        .version_min = PROTO_VERSION_MIN,
+        .version_max = PROTO_VERSION_MAX,
+    };
+
+    int r = client_name(options->name, &params.client, error);
+    if (r < 0)
+        return r;
+    r = reply_get(&reply, client, MSG_HELLO, &params, &hello, error);
+    if (r < 0)
+        return r;
+    return hello_apply(client, &hello, options->driver, error);
+}
+
+int
+connect_client(struct caid_client *client, const struct caid_connect_options *options,
+               struct caid_error *error)
+{
+    int r = connect_socket(client, options->socket, error);
+    return r < 0 ? r : say_hello(client, options, error);
+}

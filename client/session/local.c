@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "local.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client.h"
+
+DEFINE_CLEANUP(struct drv *, drv_free)
+
+static void
+device_fill(struct caid_device *ret, const struct drv_device *found)
+{
+    snprintf(ret->uuid, sizeof(ret->uuid), "%s", found->uuid);
+    snprintf(ret->name, sizeof(ret->name), "%s", found->name);
+    ret->total = found->total;
+    ret->granularity = found->granularity;
+    ret->memops = found->memops;
+    ret->readonly_host = found->readonly_host;
+    ret->mps = found->mps;
+    snprintf(ret->compute_mode, sizeof(ret->compute_mode), "%s",
+             found->compute_mode ? found->compute_mode : "");
+}
+
+/* Lists the driver's devices in the order of their ordinals. */
+static int
+devices_fill(struct caid_client *client, const struct drv *drv, struct drv_error *cause)
+{
+    struct drv_device found;
+    int n;
+
+    int r = drv_device_count(drv, &n, cause);
+    if (r < 0)
+        return r;
+    client->devices = calloc(n > 0 ? (size_t)n : 1, sizeof(client->devices[0]));
+    if (!client->devices)
+        return -ENOMEM;
+    for (int i = 0; i < n; i++) {
+        r = drv_device_get(drv, i, &found, cause);
+        if (r < 0)
+            return r;
+        device_fill(&client->devices[i], &found);
+    }
+    client->n_devices = (uint32_t)n;
+    return 0;
+}
+
+int
+local_open(struct caid_client *client, const char *driver, struct caid_error *error)
+{
+    const char *choice = driver && driver[0] ? driver : secure_getenv("CAID_CUDA_DRIVER");
+    _cleanup_(drv_freep) struct drv *drv = NULL;
+    struct drv_error cause = {0};
+
+    if (!choice || !choice[0])
+        choice = "auto";
+    strcpy(client->socket, "(no daemon)");
+    client->lost.code = CAID_ERR_NO_DAEMON;
+    strcpy(client->lost.message, "this client is of the CUDA driver alone: it has no daemon");
+
+    int r = drv_open(&drv, choice, &cause);
+    if (r < 0)
+        return fail_driver(error, r, &cause, "cannot use CUDA driver \"%s\"", choice);
+    r = devices_fill(client, drv, &cause);
+    if (r < 0)
+        return fail_driver(error, r, &cause, "cannot find this process's CUDA devices");
+    r = gpu_init(&client->gpu, choice);
+    return r < 0 ? fail_errno(error, ENOMEM, "no memory for %u devices", client->n_devices) : 0;
+}

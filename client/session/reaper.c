@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "reaper.h"
+
+#include <signal.h>
+
+#include "base/clock.h"
+#include "client.h"
+#include "feature.h"
+
+/* How long the thread does not look after it has done something. Long enough for some round
+ * trips to the daemon, short enough for memory that somebody waits for. */
+#define NAP_NS (200 * NSEC_PER_USEC)
+/* How much closed memory is worth waking it. */
+#define NAP_BYTES (UINT64_C(8) << 20)
+/* How long until it tries again what the socket did not take. */
+#define RETRY_NS NSEC_PER_MSEC
+
+void
+reaper_init(struct reaper *reaper)
+{
+    STAILQ_INIT(&reaper->queue);
+    cond_init(&reaper->wake);
+    cond_init(&reaper->drained);
+}
+
+/* ---- the thread ---- */
+
+/* So that giving memory back does not end the capture of a graph by another thread. Before anything
+ * that may call the driver: where that is not open yet there is nothing to call it for. Waits for
+ * nothing. */
+void
+reaper_leave_captures_alone(struct caid_client *client)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    const struct drv *drv = client->gpu.drv;
+
+    if (client->reaper.relaxed || !drv)
+        return;
+    drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+    client->reaper.relaxed = true;
+}
+
+/* Who closed what is in the queue has used the driver: it is open. */
+static void
+reap(struct caid_client *client)
+{
+    struct reaped_queue batch = STAILQ_HEAD_INITIALIZER(batch);
+    struct reaper *reaper = &client->reaper;
+    uint64_t n = reaper->n_queued;
+
+    STAILQ_CONCAT(&batch, &reaper->queue);
+    reaper->n_bytes = 0;
+    pthread_mutex_unlock(&client->lock);
+    reaper_leave_captures_alone(client);
+    for (const struct feature *const *feature = client->features; *feature; feature++)
+        if ((*feature)->reap)
+            (*feature)->reap(client, &batch);
+    pthread_mutex_lock(&client->lock);
+    reaper->stuck = false;
+    reaper->n_done = n;
+}
+
+static void
+tidy(struct caid_client *client, bool all)
+{
+    for (const struct feature *const *feature = client->features; *feature; feature++)
+        if ((*feature)->tidy) {
+            reaper_leave_captures_alone(client);
+            (*feature)->tidy(client, all);
+        }
+}
+
+uint64_t
+reaper_due(const struct caid_client *client)
+{
+    uint64_t due = UINT64_MAX;
+
+    for (const struct feature *const *feature = client->features; *feature; feature++)
+        if ((*feature)->due && (*feature)->due(client) < due)
+            due = (*feature)->due(client);
+    return due;
+}
+
+static void
+nap(struct caid_client *client, uint64_t until)
+{
+    struct reaper *reaper = &client->reaper;
+
+    if (reaper->n_bytes > NAP_BYTES)
+        return;
+    reaper->napping = true;
+    cond_wait_until(&reaper->wake, &client->lock, until);
+    reaper->napping = false;
+}
+
+static void
+fall_asleep(struct caid_client *client, uint64_t due)
+{
+    struct reaper *reaper = &client->reaper;
+
+    reaper->asleep = true;
+    reaper->due = due;
+    cond_wait_until(&reaper->wake, &client->lock, due);
+    reaper->asleep = false;
+}
+
+static bool
+is_hurried(const struct reaper *reaper)
+{
+    return reaper->stopping || reaper->n_draining > 0;
+}
+
+static void
+work(struct caid_client *client)
+{
+    struct reaper *reaper = &client->reaper;
+
+    call_flush(client);
+    bool all = reaper->forget_all;
+    tidy(client, all || client->lost.code != 0);
+    if (all)
+        reaper->forget_all = false; /* else it came meanwhile, and is for the next time */
+    if (reaper->n_draining > 0)
+        pthread_cond_broadcast(&reaper->drained);
+    if (reaper->stopping || !STAILQ_EMPTY(&reaper->queue) || reaper->forget_all)
+        return;
+    if (call_has_unsent(client))
+        nap(client, clock_now_ns() + RETRY_NS);
+    else
+        fall_asleep(client, reaper_due(client));
+}
+
+static void
+reaper_loop(struct caid_client *client)
+{
+    struct reaper *reaper = &client->reaper;
+
+    while (!reaper->stopping || !STAILQ_EMPTY(&reaper->queue)) {
+        if (STAILQ_EMPTY(&reaper->queue) || reaper->forget_all) {
+            work(client);
+            continue;
+        }
+        reap(client);
+        if (reaper->n_draining > 0)
+            pthread_cond_broadcast(&reaper->drained);
+        if (!is_hurried(reaper))
+            nap(client, clock_now_ns() + NAP_NS);
+    }
+}
+
+static void *
+reaper_main(void *arg)
+{
+    struct caid_client *client = arg;
+
+    pthread_mutex_lock(&client->lock);
+    reaper_loop(client);
+    pthread_mutex_unlock(&client->lock);
+    return NULL;
+}
+
+/* ---- the others ---- */
+
+/* False: not to be had. */
+static bool
+reaper_start(struct caid_client *client)
+{
+    struct reaper *reaper = &client->reaper;
+    sigset_t all, before;
+
+    if (reaper->stopping)
+        return false;
+    if (reaper->started)
+        return true;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    reaper->started = pthread_create(&reaper->thread, NULL, reaper_main, client) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return reaper->started;
+}
+
+void
+reaper_wake(struct caid_client *client)
+{
+    pthread_cond_signal(&client->reaper.wake);
+}
+
+bool
+reaper_add(struct caid_client *client, struct reaped *closed)
+{
+    struct reaper *reaper = &client->reaper;
+
+    if (!reaper_start(client))
+        return false;
+    STAILQ_INSERT_TAIL(&reaper->queue, closed, entry);
+    reaper->n_queued++;
+    reaper->n_bytes += closed->nbytes;
+    if (reaper->asleep || (reaper->napping && reaper->n_bytes > NAP_BYTES))
+        reaper_wake(client);
+    return true;
+}
+
+bool
+reaper_kick(struct caid_client *client)
+{
+    struct reaper *reaper = &client->reaper;
+
+    if (!reaper_start(client))
+        return false;
+    if (reaper->asleep && (call_has_unsent(client) || reaper_due(client) < reaper->due)) {
+        reaper->due = 0; /* once is enough */
+        reaper_wake(client);
+    }
+    return true;
+}
+
+void
+reaper_drain(struct caid_client *client, bool idle)
+{
+    struct reaper *reaper = &client->reaper;
+    uint64_t n = reaper->n_queued;
+
+    if (!reaper->started || reaper->stopping || (reaper->n_done == n && !idle))
+        return;
+    reaper->n_draining++;
+    reaper_wake(client);
+    while (reaper->n_done < n && !reaper->stuck)
+        pthread_cond_wait(&reaper->drained, &client->lock);
+    reaper->forget_all = true; /* also what has become idle just now */
+    reaper_wake(client);
+    while (reaper->forget_all && !reaper->stopping && !reaper->stuck)
+        pthread_cond_wait(&reaper->drained, &client->lock);
+    reaper->n_draining--;
+}
+
+bool
+reaper_may_wait(struct caid_client *client)
+{
+    struct reaper *reaper = &client->reaper;
+
+    pthread_mutex_lock(&client->lock);
+    bool may = reaper->started && !reaper->stopping;
+    if (may) {
+        reaper->stuck = true;
+        pthread_cond_broadcast(&reaper->drained);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return may;
+}
+
+void
+reaper_stop(struct caid_client *client)
+{
+    struct reaper *reaper = &client->reaper;
+
+    reaper->stopping = true;
+    pthread_cond_broadcast(&reaper->drained);
+    if (!reaper->started)
+        return;
+    reaper_wake(client);
+    pthread_mutex_unlock(&client->lock);
+    pthread_join(reaper->thread, NULL);
+    pthread_mutex_lock(&client->lock);
+}

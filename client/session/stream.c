@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stream.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "client.h"
+
+static const char doing[] = "cannot use a stream";
+
+int
+stream_check(uint64_t stream, struct caid_error *error)
+{
+    return stream != 0 ? 0
+                       : fail(error, CAID_ERR_INVALID,
+                              "stream 0 is ambiguous: 1 is the legacy default stream, 2 the "
+                              "per-thread one");
+}
+
+/* ---- its context ---- */
+
+static CUcontext
+current_context(const struct drv *drv)
+{
+    CUcontext context;
+
+    return drv->cu.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+static int
+default_context(struct caid_client *client, int32_t device, CUcontext *ret,
+                struct caid_error *error)
+{
+    uint32_t place;
+
+    *ret = current_context(client->gpu.drv);
+    if (*ret)
+        return 0;
+    int r = gpu_find_place(client, device, NULL, &place, error);
+    return r < 0 ? r : gpu_context(client, place, ret, error);
+}
+
+int
+stream_enter_context(struct caid_client *client, CUstream handle, CUcontext context,
+                     struct stream *ret, struct caid_error *error)
+{
+    struct stream stream = {.drv = client->gpu.drv, .handle = handle, .context = context};
+
+    if (current_context(stream.drv) != context) {
+        CUresult result = stream.drv->cu.cuCtxPushCurrent(context);
+        if (gpu_is_gone(result))
+            client_context_died(client, context);
+        if (result != CUDA_SUCCESS)
+            return stream_fail(client, &stream, "cuCtxPushCurrent", result, doing, error);
+        stream.pushed = true;
+    }
+    *ret = stream;
+    return 0;
+}
+
+/* A default stream is told so, too, while a stream that waits for it captures. */
+static bool
+tells_of_capture(CUresult result)
+{
+    return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+           result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
+int
+stream_check_not_capturing(struct caid_client *client, const struct stream *stream,
+                           struct caid_error *error)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = stream->drv->cu.cuStreamIsCapturing(stream->handle, &status);
+
+    if (tells_of_capture(result) ||
+        (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE))
+        return fail(
+            error, CAID_ERR_INVALID,
+            "the stream captures a graph: what waits or is signalled now would be a part "
+            "of it, with the values of now");
+    return result == CUDA_SUCCESS
+               ? 0
+               : stream_fail(client, stream, "cuStreamIsCapturing", result, doing, error);
+}
+
+/* Of a handle nothing else is asked while it captures. */
+static int
+find_context(struct caid_client *client, const struct drv *drv, CUstream handle, CUcontext *ret,
+             struct caid_error *error)
+{
+    const struct stream stream = {.drv = drv, .handle = handle};
+
+    int r = stream_check_not_capturing(client, &stream, error);
+    if (r < 0)
+        return r;
+    CUresult result = drv->cu.cuStreamGetCtx(handle, ret);
+    return result == CUDA_SUCCESS ? 0 : gpu_fail(drv, "cuStreamGetCtx", result, doing, error);
+}
+
+/* A default stream is one of its context's, which has to be current for it to be asked of. */
+static int
+enter_default(struct caid_client *client, CUstream handle, int32_t device, struct stream *ret,
+              struct caid_error *error)
+{
+    CUcontext context;
+
+    int r = default_context(client, device, &context, error);
+    if (r == 0)
+        r = stream_enter_context(client, handle, context, ret, error);
+    if (r < 0)
+        return r;
+    r = stream_check_not_capturing(client, ret, error);
+    if (r < 0)
+        stream_leave(ret);
+    return r;
+}
+
+int
+stream_enter(struct caid_client *client, uint64_t stream, int32_t device, struct stream *ret,
+             struct caid_error *error)
+{
+    CUstream handle = (CUstream)(uintptr_t)stream;
+    const struct drv *drv;
+    CUcontext context;
+
+    int r = stream_check(stream, error);
+    if (r == 0)
+        r = gpu_driver(client, &drv, error);
+    if (r == 0 && stream_is_special(stream))
+        return enter_default(client, handle, device, ret, error);
+    if (r == 0)
+        r = find_context(client, drv, handle, &context, error);
+    return r < 0 ? r : stream_enter_context(client, handle, context, ret, error);
+}
+
+void
+stream_leave(const struct stream *stream)
+{
+    if (stream->pushed)
+        gpu_pop(stream->drv);
+}
+
+int
+stream_place(struct caid_client *client, const struct stream *stream, uint32_t *ret,
+             struct caid_error *error)
+{
+    CUdevice ordinal;
+
+    CUresult result = stream->drv->cu.cuCtxGetDevice(&ordinal);
+    if (result != CUDA_SUCCESS)
+        return stream_fail(client, stream, "cuCtxGetDevice", result, doing, error);
+    for (uint32_t i = 0; i < client->gpu.n_devices; i++)
+        if (client->gpu.devices[i].ordinal == ordinal) {
+            *ret = i;
+            return 0;
+        }
+    return fail(error, CAID_ERR_DEVICE, "the stream is of device %d, of which caid uses none",
+                ordinal);
+}
+
+int
+stream_fail(struct caid_client *client, const struct stream *stream, const char *call,
+            CUresult result, const char *what, struct caid_error *error)
+{
+    if (gpu_is_dead(result))
+        client_context_died(client, stream->context);
+    return gpu_fail(stream->drv, call, result, what, error);
+}
