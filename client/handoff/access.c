@@ -357,12 +357,7 @@ ask_for_more(struct caid_access *access, struct caid_error *error)
         .access = access,
     };
 
-    int r = client_enter(access->client, error);
-    if (r < 0)
-        return r;
-    r = call_run(access->client, &more.call, error);
-    client_leave(access->client);
-    return r;
+    return call_make(access->client, &more.call, error);
 }
 
 /* ---- asking ---- */
@@ -961,18 +956,11 @@ caid_array_discard(struct caid_array *array, struct caid_error *error)
 {
     if (!array)
         return fail(error, CAID_ERR_INVALID, "array is NULL");
-    struct caid_client *client = array->client;
-    int r = client_check(client, error);
+    int r = client_check(array->client, error);
     if (r == 0)
         r = check_kind(array, true, error);
-    if (r == 0)
-        r = client_enter(client, error);
     if (r < 0)
         return r;
-
     struct msg_discard_params params = {.lease = array->lease};
-    struct call call = {.method = MSG_DISCARD, .params = &params};
-    r = call_run(client, &call, error);
-    client_leave(client);
-    return r;
+    return call_ask(array->client, MSG_DISCARD, &params, error);
 }

@@ -235,11 +235,7 @@ page_new(struct caid_client *client, struct page **ret, struct caid_error *error
         .call = {.method = MSG_PAGE, .params = &params, .take = take_page, .has_pages = true},
     };
 
-    int r = client_enter(client, error);
-    if (r < 0)
-        return r;
-    r = call_run(client, &call.call, error);
-    client_leave(client);
+    int r = call_make(client, &call.call, error);
     if (r == 0)
         *ret = call.page;
     return r;

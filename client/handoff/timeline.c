@@ -13,6 +13,7 @@
 
 #include "lane.h"
 #include "session/client.h"
+#include "session/pager.h"
 #include "session/text.h"
 
 struct caid_timeline {
@@ -119,19 +120,14 @@ caid_timeline_create(struct caid_client *client, struct caid_timeline **ret, con
     int r = check_new(client, ret, name, pool, &timeline, error);
     if (r == 0)
         r = get_page(timeline, error);
-    if (r == 0)
-        r = client_enter(client, error);
     if (r < 0)
         return r;
-
     struct msg_timeline_params params = {
         .name = MSG_STR(name),
         .pool = msg_str_opt(pool),
         .page = timeline->page->id,
     };
-    struct call call = {.method = MSG_TIMELINE, .params = &params};
-    r = call_run(client, &call, error);
-    client_leave(client);
+    r = call_ask(client, MSG_TIMELINE, &params, error);
     if (r == 0)
         *ret = TAKE_PTR(timeline);
     return r;
@@ -168,11 +164,8 @@ caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const
     _cleanup_(caid_timeline_closep) struct caid_timeline *timeline = NULL;
 
     int r = check_new(client, ret, name, pool, &timeline, error);
-    if (r == 0)
-        r = client_enter(client, error);
     if (r < 0)
         return r;
-
     struct msg_name_params params = {.name = MSG_STR(name), .pool = msg_str_opt(pool)};
     struct open_call call = {
         .call = {.method = MSG_OPEN_TIMELINE,
@@ -180,8 +173,7 @@ caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const
                  .take = take_open,
                  .has_pages = true},
     };
-    r = call_run(client, &call.call, error);
-    client_leave(client);
+    r = call_make(client, &call.call, error);
     if (r < 0)
         return r;
     timeline->page = call.page;
@@ -371,17 +363,13 @@ caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret, struct caid_e
 
 /* ---- the list ---- */
 
-/* Bytes of a name or a pool that a list goes on after, and the terminator. */
-#define CURSOR_MAX 512
-
-#define ENTRY_STRINGS 3
-
 struct list {
-    struct caid_client *client;
+    struct pager pager;
     struct msg_timelines_params params;
+    struct msg_timelines_result result;
     int (*fn)(const struct caid_timeline_entry *entry, void *userdata);
     void *userdata;
-    char pool[CURSOR_MAX], after[CURSOR_MAX]; /* where the next packet starts */
+    char pool[CURSOR_MAX], after[CURSOR_MAX];
 };
 
 static bool
@@ -403,66 +391,25 @@ entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline *m, char *
     return true;
 }
 
-/* Returns 0, what fn said, or -EPROTO, -ENOMEM. */
 static int
-list_give(struct list *list, const struct reply *reply,
-          const struct msg_timelines_result *result, bool *ret_stopped)
+list_give(struct pager *pager, uint32_t i)
 {
-    _cleanup_free_ char *scratch = malloc(reply->n + ENTRY_STRINGS);
+    struct list *list = container_of(pager, struct list, pager);
     struct caid_timeline_entry entry;
 
-    if (!scratch)
-        return -ENOMEM;
-    for (uint32_t i = 0; i < result->n_timelines; i++) {
-        if (!entry_fill(&entry, &result->timelines[i], scratch))
-            return -EPROTO;
-        int r = list->fn(&entry, list->userdata);
-        if (r != 0) {
-            *ret_stopped = true;
-            return r;
-        }
-    }
-    return 0;
-}
-
-/* Makes the last one the cursor. A daemon that has more but gives nothing would have us ask for
- * ever. */
-static int
-list_advance(struct list *list, const struct msg_timelines_result *result)
-{
-    if (result->n_timelines == 0)
-        return -EPROTO;
-    const struct msg_timeline *last = &result->timelines[result->n_timelines - 1];
-    if (last->pool.n >= CURSOR_MAX || last->name.n >= CURSOR_MAX)
-        return -EPROTO;
-    if (list->params.all) {
-        text_copy(list->pool, sizeof(list->pool), last->pool);
-        list->params.pool = MSG_STR(list->pool);
-    }
-    text_copy(list->after, sizeof(list->after), last->name);
-    list->params.after = MSG_STR(list->after);
-    return 0;
+    if (!entry_fill(&entry, &list->result.timelines[i], pager->scratch))
+        return pager_fail(pager, -EPROTO);
+    return list->fn(&entry, list->userdata);
 }
 
 static int
-list_next(struct list *list, bool *ret_end, struct caid_error *error)
+list_advance(struct pager *pager)
 {
-    _cleanup_reply_ struct reply reply = {0};
-    struct msg_timelines_result result;
-    bool stopped = false;
+    struct list *list = container_of(pager, struct list, pager);
+    const struct msg_timeline *last = &list->result.timelines[list->result.n_timelines - 1];
 
-    int r = reply_get(&reply, list->client, MSG_TIMELINES, &list->params, &result, error);
-    if (r < 0)
-        return r;
-    r = list_give(list, &reply, &result, &stopped);
-    *ret_end = stopped || !result.more;
-    if (stopped)
-        return r;
-    if (r == 0 && result.more)
-        r = list_advance(list, &result);
-    if (r == -EPROTO)
-        return client_violated(list->client, "timelines", error);
-    return r < 0 ? fail_errno(error, -r, "no memory for a list") : 0;
+    int r = list->params.all ? pager_cursor(list->pool, last->pool, &list->params.pool) : 0;
+    return r < 0 ? r : pager_cursor(list->after, last->name, &list->params.after);
 }
 
 int
@@ -471,7 +418,6 @@ caid_timelines(struct caid_client *client, const struct caid_list_options *optio
                void *userdata, struct caid_error *error)
 {
     struct caid_list_options opts;
-    bool end = false;
 
     int r = client_check(client, error);
     if (r == 0 && !fn)
@@ -483,12 +429,10 @@ caid_timelines(struct caid_client *client, const struct caid_list_options *optio
     if (r < 0)
         return r;
     struct list list = {
-        .client = client,
+        .pager = PAGER(client, MSG_TIMELINES, list, timelines, list_give, list_advance),
         .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool), .all = opts.all},
         .fn = fn,
         .userdata = userdata,
     };
-    while (r == 0 && !end)
-        r = list_next(&list, &end, error);
-    return r;
+    return pager_run(&list.pager, error);
 }

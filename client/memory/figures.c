@@ -1,25 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Figures and what moves them: pools, users, devices, the deallocation queues. Lists come in
- * packets; the callback runs with nothing locked and may use the client.
+ * Figures and what moves them: pools, users, devices, the deallocation queues. Nothing is kept of
+ * them here.
  */
 #include <errno.h>
 
 #include "block.h"
 #include "session/client.h"
+#include "session/pager.h"
 #include "session/text.h"
-
-/* Bytes of a pool's name that a list goes on after, and the terminator. */
-#define CURSOR_MAX 512
 
 /* ---- pools ---- */
 
 struct pools {
-    struct caid_client *client;
+    struct pager pager;
     struct msg_pools_params params;
+    struct msg_pools_result result;
     int (*fn)(const struct caid_pool *pool, void *userdata);
     void *userdata;
-    char after[CURSOR_MAX];
+    char after[CURSOR_MAX]; /* the pool that was given last */
 };
 
 static bool
@@ -49,55 +48,33 @@ pool_fill(struct caid_pool *ret, const struct msg_pool *m, char *name, size_t si
     return true;
 }
 
-/* The cursor is the name of the pool that was given last. */
 static int
-pools_give(struct pools *pools, const struct msg_pools_result *result, bool *ret_stopped)
+pools_give(struct pager *pager, uint32_t i)
 {
+    struct pools *pools = container_of(pager, struct pools, pager);
     struct caid_pool pool;
 
-    for (uint32_t i = 0; i < result->n_pools; i++) {
-        if (!pool_fill(&pool, &result->pools[i], pools->after, sizeof(pools->after)))
-            return -EPROTO;
-        int r = pools->fn(&pool, pools->userdata);
-        if (r != 0) {
-            *ret_stopped = true;
-            return r;
-        }
-    }
+    if (!pool_fill(&pool, &pools->result.pools[i], pools->after, sizeof(pools->after)))
+        return pager_fail(pager, -EPROTO);
     pools->params.after = MSG_STR(pools->after);
-    return result->more && result->n_pools == 0 ? -EPROTO : 0;
-}
-
-static int
-pools_next(struct pools *pools, bool *ret_end, struct caid_error *error)
-{
-    _cleanup_reply_ struct reply reply = {0};
-    struct msg_pools_result result;
-    bool stopped = false;
-
-    int r = reply_get(&reply, pools->client, MSG_POOLS, &pools->params, &result, error);
-    if (r < 0)
-        return r;
-    r = pools_give(pools, &result, &stopped);
-    *ret_end = stopped || !result.more;
-    if (r == -EPROTO && !stopped)
-        return client_violated(pools->client, "pools", error);
-    return r;
+    return pools->fn(&pool, pools->userdata);
 }
 
 int
 caid_pools(struct caid_client *client, int (*fn)(const struct caid_pool *pool, void *userdata),
            void *userdata, struct caid_error *error)
 {
-    struct pools pools = {.client = client, .fn = fn, .userdata = userdata};
-    bool end = false;
-
     int r = client_check(client, error);
     if (r == 0 && !fn)
         r = fail(error, CAID_ERR_INVALID, "fn is NULL");
-    while (r == 0 && !end)
-        r = pools_next(&pools, &end, error);
-    return r;
+    if (r < 0)
+        return r;
+    struct pools pools = {
+        .pager = PAGER(client, MSG_POOLS, pools, pools, pools_give, NULL),
+        .fn = fn,
+        .userdata = userdata,
+    };
+    return pager_run(&pools.pager, error);
 }
 
 /* ---- users ---- */
@@ -126,48 +103,41 @@ user_fill(struct caid_user *ret, const struct msg_user *m)
     return true;
 }
 
-/* Gives one packet of users, in the order of their uids; *from becomes where the next starts,
- * or more than a uid at the end. */
-static int
-users_next(struct caid_client *client, uint64_t *from,
-           int (*fn)(const struct caid_user *user, void *userdata), void *userdata,
-           struct caid_error *error)
-{
-    _cleanup_reply_ struct reply reply = {0};
-    struct msg_users_params params = {.from = *from};
+struct users {
+    struct pager pager;
+    struct msg_users_params params; /* `from` moves on with each that is given */
     struct msg_users_result result;
+    int (*fn)(const struct caid_user *user, void *userdata);
+    void *userdata;
+};
+
+static int
+users_give(struct pager *pager, uint32_t i)
+{
+    struct users *users = container_of(pager, struct users, pager);
     struct caid_user user;
 
-    int r = reply_get(&reply, client, MSG_USERS, &params, &result, error);
-    if (r < 0)
-        return r;
-    for (uint32_t i = 0; i < result.n_users; i++) {
-        if (!user_fill(&user, &result.users[i]) || user.uid < *from)
-            return client_violated(client, "users", error);
-        *from = (uint64_t)user.uid + 1;
-        r = fn(&user, userdata);
-        if (r != 0)
-            return r;
-    }
-    if (result.more && result.n_users == 0)
-        return client_violated(client, "users", error);
-    if (!result.more)
-        *from = UINT64_MAX;
-    return 0;
+    if (!user_fill(&user, &users->result.users[i]) || user.uid < users->params.from)
+        return pager_fail(pager, -EPROTO);
+    users->params.from = (uint64_t)user.uid + 1;
+    return users->fn(&user, users->userdata);
 }
 
 int
 caid_users(struct caid_client *client, int (*fn)(const struct caid_user *user, void *userdata),
            void *userdata, struct caid_error *error)
 {
-    uint64_t from = 0;
-
     int r = client_check(client, error);
     if (r == 0 && !fn)
         r = fail(error, CAID_ERR_INVALID, "fn is NULL");
-    while (r == 0 && from <= UINT32_MAX)
-        r = users_next(client, &from, fn, userdata, error);
-    return r;
+    if (r < 0)
+        return r;
+    struct users users = {
+        .pager = PAGER(client, MSG_USERS, users, users, users_give, NULL),
+        .fn = fn,
+        .userdata = userdata,
+    };
+    return pager_run(&users.pager, error);
 }
 
 /* ---- memory ---- */
@@ -260,28 +230,14 @@ caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
     return result_write(ret, &flushed, sizeof(flushed), error);
 }
 
-static int
-defer(struct caid_client *client, bool begin, struct caid_error *error)
-{
-    struct msg_defer_params params = {.begin = begin};
-    struct call call = {.method = MSG_DEFER, .params = &params};
-
-    int r = client_enter(client, error);
-    if (r < 0)
-        return r;
-    r = call_run(client, &call, error);
-    client_leave(client);
-    return r;
-}
-
 int
 caid_defer_begin(struct caid_client *client, struct caid_error *error)
 {
-    return defer(client, true, error);
+    return call_ask(client, MSG_DEFER, &(struct msg_defer_params){.begin = true}, error);
 }
 
 int
 caid_defer_end(struct caid_client *client, struct caid_error *error)
 {
-    return defer(client, false, error);
+    return call_ask(client, MSG_DEFER, &(struct msg_defer_params){.begin = false}, error);
 }

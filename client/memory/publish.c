@@ -109,11 +109,7 @@ caid_array_publish(struct caid_array *array, const char *name,
     if (!publishing.text)
         return fail_errno(error, ENOMEM, "no memory for a name");
     publishing.call.params = &publishing.params;
-    r = client_enter(client, error);
-    if (r == 0) {
-        r = call_run(client, &publishing.call, error);
-        client_leave(client);
-    }
+    r = call_make(client, &publishing.call, error);
     free(publishing.text);
     if (r == 0 && ret_generation)
         *ret_generation = publishing.generation;

@@ -489,6 +489,25 @@ call_run(struct caid_client *client, struct call *call, struct caid_error *error
     return r;
 }
 
+int
+call_make(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    int r = client_enter(client, error);
+    if (r < 0)
+        return r;
+    r = call_run(client, call, error);
+    client_leave(client);
+    return r;
+}
+
+int
+call_ask(struct caid_client *client, enum msg_method method, const void *params,
+         struct caid_error *error)
+{
+    struct call call = {.method = method, .params = params};
+    return call_make(client, &call, error);
+}
+
 void
 call_dispatch(struct caid_client *client)
 {
@@ -544,14 +563,9 @@ reply_get(struct reply *ret, struct caid_client *client, enum msg_method method,
         .reply = ret,
     };
 
-    int r = client_enter(client, error);
+    int r = call_make(client, &copy.call, error);
     if (r < 0)
         return r;
-    r = call_run(client, &copy.call, error);
-    client_leave(client);
-    if (r < 0)
-        return r;
-
     r = reply_parse(ret, method, ret_result);
     if (r == -EPROTO)
         return client_violated(client, msg_method_name(method), error);

@@ -67,6 +67,12 @@ TAILQ_HEAD(waiter_list, waiter);
  * (client_enter()); its lock is dropped while waiting. */
 int call_run(struct caid_client *client, struct call *call, struct caid_error *error);
 
+/* The same of a thread that is not in the client yet: enters it, and leaves. */
+int call_make(struct caid_client *client, struct call *call, struct caid_error *error);
+/* The same of a request whose reply has nothing in it. */
+int call_ask(struct caid_client *client, enum msg_method method, const void *params,
+             struct caid_error *error);
+
 /* Sends the request of a call that has an end, and returns. Entered; may drop the lock. */
 int call_start(struct caid_client *client, struct call *call, struct caid_error *error);
 

@@ -314,15 +314,7 @@ caid_client_dispatch(struct caid_client *client, struct caid_error *error)
 int
 caid_client_ping(struct caid_client *client, struct caid_error *error)
 {
-    struct msg_none params = {};
-    struct call call = {.method = MSG_PING, .params = &params};
-
-    int r = client_enter(client, error);
-    if (r < 0)
-        return r;
-    r = call_run(client, &call, error);
-    client_leave(client);
-    return r;
+    return call_ask(client, MSG_PING, &(struct msg_none){}, error);
 }
 
 int
