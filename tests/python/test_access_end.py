@@ -33,7 +33,7 @@ def test_a_block_that_is_left_by_an_exception_abandons_its_writes(client, shared
         a.publish("another name")
     with b.write():
         assert figures(client) == (0, 1, 0, True)
-    assert figures(client) == (0, 0, 0, False)
+    wait_until(lambda: figures(client) == (0, 0, 0, False))
     with a.read(timeout=0):
         pass
 
@@ -232,6 +232,7 @@ def test_a_writer_that_dies_in_its_bracket(child, client, shared):
     c = child(WRITER)
     c.expect("begun")
     reader = begins(a.read())
+    wait_until(lambda: figures(client)[2] == 1)
     writer = begins(b.write())
     wait_until(lambda: figures(client)[2] == 2)
     c.kill()
