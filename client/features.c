@@ -19,6 +19,7 @@
 #include "session/connect.h"
 #include "session/feature.h"
 #include "session/local.h"
+#include "session/standing.h"
 
 DEFINE_CLEANUP(struct caid_client *, caid_client_close)
 
@@ -26,8 +27,9 @@ DEFINE_CLEANUP(struct caid_client *, caid_client_close)
  * are given up. What waits for pages goes before them, and both before the blocks, which stay where
  * these say so. */
 static const struct feature *const features[] = {
-    &access_feature, &lease_feature, &lane_feature,  &page_feature, &arena_feature,
-    &array_feature,  &block_feature, &watch_feature, &part_feature, NULL,
+    &access_feature, &lease_feature,    &lane_feature,  &page_feature,
+    &arena_feature,  &standing_feature, &array_feature, &block_feature,
+    &watch_feature,  &part_feature,     NULL,
 };
 
 struct whole {

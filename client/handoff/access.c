@@ -43,13 +43,12 @@ struct caid_access {
     /* Under the client's lock. */
     uint32_t refs;
     enum access_state state;
-    struct call call;
+    struct standing begin;
     uint64_t asked_ns;
-    bool standing;  /* call is in flight */
     bool granted;   /* the daemon has opened the bracket */
     bool begun;     /* it is open, or was */
     bool given_up;  /* by its caller */
-    bool is_unsent; /* is in the list: call's cancellation, or while none stands the end */
+    bool is_unsent; /* is in the list: its end */
     TAILQ_ENTRY(caid_access) unsent;
     LIST_ENTRY(caid_access) of_table;
     struct msg_end_params end;
@@ -80,7 +79,7 @@ access_unref(struct caid_access *access)
 {
     if (--access->refs > 0)
         return;
-    pthread_cond_destroy(&access->call.wake);
+    pthread_cond_destroy(&access->begin.call.wake);
     client_unref(access->client);
     free(access);
 }
@@ -91,7 +90,7 @@ set_state(struct caid_access *access, enum access_state state)
     if (state == ACCESS_OVER && access->state != ACCESS_OVER)
         LIST_REMOVE(access, of_table);
     access->state = state;
-    pthread_cond_broadcast(&access->call.wake);
+    pthread_cond_broadcast(&access->begin.call.wake);
 }
 
 static void
@@ -131,22 +130,12 @@ set_unsent(struct caid_access *access, bool unsent)
 }
 
 static int
-send_unsent(struct caid_access *access)
-{
-    struct msg_cancel_params cancel = {.request = (uint32_t)access->call.seq};
-
-    if (access->standing)
-        return call_notify(access->client, MSG_CANCEL, &cancel);
-    return call_notify(access->client, MSG_END, &access->end);
-}
-
-static int
 flush(struct caid_client *client)
 {
     struct caid_access *access;
 
     while (client->lost.code == 0 && (access = TAILQ_FIRST(&client->accesses->unsent))) {
-        int r = send_unsent(access);
+        int r = call_notify(client, MSG_END, &access->end);
         if (r < 0)
             return r;
         set_unsent(access, false);
@@ -196,9 +185,9 @@ cancel(struct caid_access *access)
 {
     struct caid_client *client = access->client;
 
-    set_unsent(access, true);
+    standing_cancel(client, &access->begin);
     call_flush(client);
-    call_wait_until(client, &access->call, clock_now_ns() + SPIN_MIN_NS,
+    call_wait_until(client, &access->begin.call, clock_now_ns() + SPIN_MIN_NS,
                     clock_now_ns() + CANCEL_NS);
 }
 
@@ -206,7 +195,7 @@ static void
 give_up(struct caid_access *access)
 {
     access->given_up = true;
-    if (access->standing) {
+    if (access->begin.state != STANDING_IDLE) {
         cancel(access);
     } else if (access->state == ACCESS_GRANTED) {
         send_undone(access);
@@ -286,7 +275,7 @@ static int
 take_grant(struct caid_client *client, struct call *call, struct msg *reply,
            struct call_fds *fds)
 {
-    struct caid_access *access = container_of(call, struct caid_access, call);
+    struct caid_access *access = container_of(call, struct caid_access, begin.call);
     struct msg_fences_result result;
 
     int r = take_pages(client, call, reply, fds, &result);
@@ -298,32 +287,18 @@ take_grant(struct caid_client *client, struct call *call, struct msg *reply,
 
 /* The begin is answered, or the connection has ended. A grant that nobody wants is given back. */
 static void
-request_end(struct caid_client *client, struct call *call)
+begin_over(struct caid_client *client, struct standing *begin)
 {
-    struct caid_access *access = container_of(call, struct caid_access, call);
+    struct caid_access *access = container_of(begin, struct caid_access, begin);
+    const struct call *call = &begin->call;
 
     spin_note(&client->accesses->spin, clock_now_ns() - access->asked_ns);
-    access->standing = false;
-    set_unsent(access, false); /* there is nothing to cancel any more */
     if (call->r < 0)
         access->failed = call->error;
     if (access->granted && (call->r < 0 || access->given_up))
         send_undone(access);
     set_state(access, call->r < 0 || access->given_up ? ACCESS_OVER : ACCESS_GRANTED);
     access_unref(access);
-}
-
-static void
-prepare(struct caid_access *access)
-{
-    access->call = (struct call){
-        .method = MSG_BEGIN,
-        .params = &access->params,
-        .take = take_grant,
-        .end = request_end,
-        .has_pages = true,
-    };
-    cond_init(&access->call.wake);
 }
 
 /* ---- what did not fit its answer ---- */
@@ -473,7 +448,13 @@ access_new(struct caid_client *client, const struct caid_access_options *options
     access->params.thread = (uint64_t)gettid();
     add_leases(access, options);
     add_names(access->names, sizeof(access->names), options);
-    prepare(access);
+    access->begin.call = (struct call){
+        .method = MSG_BEGIN,
+        .params = &access->params,
+        .take = take_grant,
+        .has_pages = true,
+    };
+    standing_init(&access->begin, begin_over);
     return access;
 }
 
@@ -517,9 +498,8 @@ ask(struct caid_access *access, struct caid_error *error)
         return r;
     access->params.bracket = ++client->accesses->last_id;
     access->asked_ns = clock_now_ns();
-    r = call_start(client, &access->call, error);
+    r = standing_start(client, &access->begin, error);
     if (r == 0) {
-        access->standing = true;
         access->refs++;
         LIST_INSERT_HEAD(&client->accesses->all, access, of_table);
     }
@@ -649,10 +629,11 @@ wait_for_turn(struct caid_access *access, uint64_t deadline_ns, struct caid_erro
 
     uint64_t spin_until_ns = access->asked_ns + spin_for_ns(&client->accesses->spin);
 
-    if (access->standing && !call_wait_until(client, &access->call, spin_until_ns, deadline_ns))
+    if (access->begin.state != STANDING_IDLE &&
+        !call_wait_until(client, &access->begin.call, spin_until_ns, deadline_ns))
         return 1;
     while (access->state == ACCESS_BUSY) /* another thread's wait */
-        if (!cond_wait_until(&access->call.wake, &client->lock, deadline_ns))
+        if (!cond_wait_until(&access->begin.call.wake, &client->lock, deadline_ns))
             return 1;
     if (access->state == ACCESS_GRANTED)
         return enter(access, deadline_ns, error);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A bracket around the use of some arrays by a stream, or by the host. Its begin is a request
- * that stands (call.h) until the daemon says that it is this one's turn; the fences of the reply
+ * that stands (session/standing.h) until the daemon says that it is this one's turn; the fences of the reply
  * are then waited for (lane.h), and the bracket is open until its end, which signals and tells
  * the daemon so.
  *

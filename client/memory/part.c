@@ -62,16 +62,17 @@ find_part(struct part_table *table, uint64_t id)
 /* Puts it in under the id that the daemon gave it, and has the request sent by the next call_flush().
  * -EPROTO: there is or was one of that id, or a higher one. */
 static int
-add(struct part_table *table, struct part *part, uint64_t id)
+add(struct caid_client *client, struct part *part, uint64_t id)
 {
+    struct part_table *table = client->parts;
+
     if (id <= table->last)
         return -EPROTO;
     part->id = table->last = id;
     RB_INSERT(part_ids, &table->live, part);
     if (part->hook.released)
         RB_INSERT(part_hooks, &table->hooked, part);
-    if (!table->standing)
-        table->unsent = true;
+    standing_ask(client, &table->request); /* unless it stands */
     return 0;
 }
 
@@ -152,49 +153,21 @@ take_parts(struct caid_client *client, struct call *call, struct msg *reply,
     return 0;
 }
 
-static int
-flush(struct caid_client *client)
-{
-    struct part_table *table = client->parts;
-
-    if (!table->unsent || client->lost.code != 0)
-        return 0;
-    table->call.error.code = 0;
-    int r = call_post(client, &table->call, &table->call.error);
-    if (client->lost.code != 0 || r == -ENOMEM)
-        return r;
-    if (r > 0)
-        return -EAGAIN;
-    table->unsent = false;
-    if (r == 0)
-        table->standing = true;
-    else
-        table->failed = table->call.error;
-    return 0;
-}
-
 /* A daemon that refuses to tell is asked again when there is another part. */
 static void
-parts_end(struct caid_client *client, struct call *call)
+request_over(struct caid_client *client, struct standing *request)
 {
     struct part_table *table = client->parts;
 
-    table->standing = false;
     if (client->lost.code != 0)
         return;
-    if (call->r < 0) {
-        table->failed = call->error;
+    if (request->call.r < 0) {
+        table->failed = request->call.error;
         client_raise_fd(client);
-        return;
+    } else if (!RB_EMPTY(&table->live)) {
+        standing_ask(client, request);
+        call_flush(client); /* else it goes with the next call */
     }
-    table->unsent = !RB_EMPTY(&table->live);
-    flush(client); /* else it goes with the next call */
-}
-
-static bool
-has_unsent(const struct caid_client *client)
-{
-    return client->parts->unsent;
 }
 
 void
@@ -208,11 +181,9 @@ part_table_init(struct part_table *table)
     TAILQ_INIT(&table->running);
     TAILQ_INIT(&table->gone);
     pthread_cond_init(&table->idle, NULL);
-    table->call = (struct call){.method = MSG_PARTS,
-                                .params = &nothing,
-                                .take = take_parts,
-                                .end = parts_end};
-    cond_init(&table->call.wake);
+    table->request.call =
+        (struct call){.method = MSG_PARTS, .params = &nothing, .take = take_parts};
+    standing_init(&table->request, request_over);
 }
 
 /* ---- telling ---- */
@@ -428,8 +399,6 @@ abandon(struct caid_client *client)
 }
 
 const struct feature part_feature = {
-    .has_unsent = has_unsent,
-    .flush = flush,
     .has_news = has_news,
     .deliver = deliver,
     .abandon = abandon,
@@ -457,8 +426,7 @@ take_publish_part(struct caid_client *client, struct call *call, struct msg *rep
     int r = msg_decode_result(reply, MSG_PUBLISH_PART, &result);
     if (r == -ENOMEM)
         client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a reply", client->socket);
-    if (r < 0 || result.generation == 0 ||
-        add(client->parts, publishing->part, result.part) < 0)
+    if (r < 0 || result.generation == 0 || add(client, publishing->part, result.part) < 0)
         return -EPROTO;
     publishing->part = NULL;
     publishing->generation = result.generation;
@@ -525,7 +493,7 @@ ask(struct caid_client *client, struct publishing *publishing, struct caid_error
         return r;
     r = call_run(client, &publishing->call, error);
     if (r == 0)
-        flush(client); /* else it goes with the next call */
+        call_flush(client); /* else it goes with the next call */
     else if (publishing->call.error.code == CAID_ERR_UNKNOWN_METHOD)
         fail(error, CAID_ERR_UNKNOWN_METHOD,
              "%s: the daemon is too old to publish a part of an array", client->socket);

@@ -2,7 +2,7 @@
 /*
  * Parts: arrays that lie in the memory of another one, which this client has published
  * (caid_array_publish_part()), until nobody can reach them any more. The daemon tells of that in
- * the answer to one request that stands (call.h) as long as there is a part in the table, and is
+ * the answer to one request that stands (session/standing.h) as long as there is a part in the table, and is
  * sent again with each answer. Every part is in the table, also where nobody wants to hear of it:
  * an answer that names another one, or one twice, breaks the protocol.
  *
@@ -32,7 +32,7 @@
 #include "caid/caid.h"
 
 #include "base/tree.h"
-#include "session/call.h"
+#include "session/standing.h"
 
 struct caid_client;
 struct part;
@@ -54,9 +54,7 @@ struct part_table {           /* under the client's lock */
     struct part_list gone;    /* whose `gone` is to run */
     pthread_cond_t idle;      /* a hook has run */
     uint64_t last;            /* id of a part; the next one's is higher */
-    struct call call;
-    bool standing;            /* call is in flight */
-    bool unsent;              /* call is to be sent */
+    struct standing request;
     struct caid_error failed; /* the daemon's refusal, until it has been told; code 0: none */
 };
 

@@ -17,11 +17,9 @@ struct caid_watch {
 
     /* Under the client's lock. */
     uint32_t refs;
-    TAILQ_ENTRY(caid_watch) all, news, unsent;
-    struct call call;
-    bool standing;  /* call is in flight */
-    bool is_unsent; /* is in the list: call, or when closed its cancellation, is to be sent */
-    bool is_news;   /* is in the list */
+    TAILQ_ENTRY(caid_watch) all, news;
+    struct standing request;
+    bool is_news; /* is in the list */
     bool has_news;
     uint64_t generation; /* the news: of the name, 0 for none */
     uint32_t n_waiting;  /* threads, of which one may read for all */
@@ -36,7 +34,6 @@ watch_table_init(struct watch_table *table)
 {
     TAILQ_INIT(&table->all);
     TAILQ_INIT(&table->news);
-    TAILQ_INIT(&table->unsent);
 }
 
 /* Never drops the client's last reference: who is here has entered it. */
@@ -45,23 +42,9 @@ watch_unref(struct caid_watch *watch)
 {
     if (--watch->refs > 0)
         return;
-    pthread_cond_destroy(&watch->call.wake);
+    pthread_cond_destroy(&watch->request.call.wake);
     client_unref(watch->client);
     free(watch);
-}
-
-static void
-set_unsent(struct caid_watch *watch, bool unsent)
-{
-    struct watch_list *list = &watch->client->watches->unsent;
-
-    if (watch->is_unsent == unsent)
-        return;
-    watch->is_unsent = unsent;
-    if (unsent)
-        TAILQ_INSERT_TAIL(list, watch, unsent);
-    else
-        TAILQ_REMOVE(list, watch, unsent);
 }
 
 static void
@@ -84,7 +67,7 @@ static int
 take_news(struct caid_client *client, struct call *call, struct msg *reply,
           struct call_fds *fds)
 {
-    struct caid_watch *watch = container_of(call, struct caid_watch, call);
+    struct caid_watch *watch = container_of(call, struct caid_watch, request.call);
     struct msg_watch_result result;
 
     (void)client;
@@ -99,23 +82,21 @@ take_news(struct caid_client *client, struct call *call, struct msg *reply,
 static void
 tell(struct caid_watch *watch)
 {
-    pthread_cond_broadcast(&watch->call.wake);
+    pthread_cond_broadcast(&watch->request.call.wake);
     if (watch->fn)
         set_news(watch, true);
     client_raise_fd(watch->client);
 }
 
 static void
-request_end(struct caid_client *client, struct call *call)
+request_over(struct caid_client *client, struct standing *request)
 {
-    struct caid_watch *watch = container_of(call, struct caid_watch, call);
+    struct caid_watch *watch = container_of(request, struct caid_watch, request);
 
     (void)client;
-    watch->standing = false;
-    set_unsent(watch, false); /* there is nothing to cancel any more */
     if (!watch->closed) {
-        if (call->r < 0)
-            watch->failed = call->error;
+        if (request->call.r < 0)
+            watch->failed = request->call.error;
         else
             watch->has_news = true;
         tell(watch);
@@ -123,52 +104,12 @@ request_end(struct caid_client *client, struct call *call)
     watch_unref(watch);
 }
 
+/* The next call_flush() sends it. */
 static void
-note_sent(struct caid_watch *watch)
+ask(struct caid_watch *watch)
 {
-    watch->standing = true;
-    watch->refs++;
-}
-
-static int
-send_cancel(struct caid_watch *watch)
-{
-    struct msg_cancel_params params = {.request = (uint32_t)watch->call.seq};
-    return call_notify(watch->client, MSG_CANCEL, &params);
-}
-
-static int
-send_request(struct caid_watch *watch)
-{
-    int r = call_post(watch->client, &watch->call, &watch->failed);
-
-    if (r > 0)
-        return -EAGAIN;
-    if (r == 0)
-        note_sent(watch);
-    else
-        tell(watch);
-    return 0;
-}
-
-static int
-flush(struct caid_client *client)
-{
-    struct caid_watch *watch;
-
-    while (client->lost.code == 0 && (watch = TAILQ_FIRST(&client->watches->unsent))) {
-        int r = watch->closed ? send_cancel(watch) : send_request(watch);
-        if (r < 0)
-            return r;
-        set_unsent(watch, false);
-    }
-    return 0;
-}
-
-static bool
-has_unsent(const struct caid_client *client)
-{
-    return !TAILQ_EMPTY(&client->watches->unsent);
+    if (standing_ask(watch->client, &watch->request))
+        watch->refs++;
 }
 
 /* ---- news ---- */
@@ -196,7 +137,7 @@ consume(struct caid_watch *watch, struct caid_change *ret)
     watch->has_news = false;
     set_news(watch, false);
     watch->params.seen = watch->generation;
-    set_unsent(watch, true);
+    ask(watch);
     call_flush(watch->client);
 }
 
@@ -242,8 +183,6 @@ deliver(struct caid_client *client, int r, struct caid_error *error)
 }
 
 const struct feature watch_feature = {
-    .has_unsent = has_unsent,
-    .flush = flush,
     .has_news = has_news,
     .deliver = deliver,
 };
@@ -266,13 +205,12 @@ watch_new(struct caid_client *client, const char *name, const char *pool)
     }
     watch->client = client_ref(client);
     watch->refs = 1;
-    watch->call = (struct call){
+    watch->request.call = (struct call){
         .method = MSG_WATCH,
         .params = &watch->params,
         .take = take_news,
-        .end = request_end,
     };
-    cond_init(&watch->call.wake);
+    standing_init(&watch->request, request_over);
     TAILQ_INSERT_TAIL(&client->watches->all, watch, all);
     return watch;
 }
@@ -285,8 +223,8 @@ watch_end(struct caid_watch *watch)
     watch->closed = true;
     TAILQ_REMOVE(&client->watches->all, watch, all);
     set_news(watch, false);
-    set_unsent(watch, watch->standing);
-    pthread_cond_broadcast(&watch->call.wake);
+    standing_cancel(client, &watch->request);
+    pthread_cond_broadcast(&watch->request.call.wake);
     if (watch->n_waiting > 0)
         eventfd_write(client->wake_fd, 1);
     call_flush(client);
@@ -309,11 +247,8 @@ watch_begin(struct caid_watch *watch, struct caid_error *error)
     struct msg_none params = {};
     struct call ping = {.method = MSG_PING, .params = &params};
 
-    int r = call_start(watch->client, &watch->call, error);
-    if (r < 0)
-        return r;
-    note_sent(watch);
-    r = call_run(watch->client, &ping, error);
+    ask(watch);
+    int r = call_run(watch->client, &ping, error);
     if (r == 0 && watch->failed.code != 0)
         r = fail_again(error, &watch->failed);
     return r;
@@ -394,7 +329,7 @@ watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *r
             return fail(error, CAID_ERR_TIMEOUT, "no news of \"%s\" in time", watch->name);
         first = false;
         watch->n_waiting++;
-        call_wait_for_news(watch->client, &watch->call, deadline_ns);
+        call_wait_for_news(watch->client, &watch->request.call, deadline_ns);
         watch->n_waiting--;
     }
     return r;

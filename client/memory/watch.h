@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A watch on a name: a request that the daemon answers when the name's generation is another
- * than the one told last. It stands (call.h) until then; whichever thread reads the answer
+ * than the one told last. It stands (session/standing.h) until then; whichever thread reads the answer
  * notes the news. When somebody has taken them (caid_watch_next(), or the callback of
  * caid_client_dispatch()), the next request is sent. So nothing is queued, and the latest is
  * never missed.
@@ -10,8 +10,6 @@
  * but that. References, under the client's lock: the caller's, the request's while it stands,
  * and that of every thread that waits or calls back; the struct goes with the last one. It
  * holds the client.
- *
- * A request, or its cancellation, that the socket did not take, is sent by the next call_flush().
  */
 #pragma once
 
@@ -23,10 +21,9 @@
 
 TAILQ_HEAD(watch_list, caid_watch);
 
-struct watch_table {          /* under the client's lock */
-    struct watch_list all;    /* that are not closed */
-    struct watch_list news;   /* that have something to tell to a callback */
-    struct watch_list unsent; /* to be asked for again, or cancelled */
+struct watch_table {        /* under the client's lock */
+    struct watch_list all;  /* that are not closed */
+    struct watch_list news; /* that have something to tell to a callback */
 };
 
 extern const struct feature watch_feature;

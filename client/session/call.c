@@ -232,7 +232,7 @@ send_once(struct caid_client *client, struct call *call, struct caid_error *erro
     if (client->lost.code != 0)
         return fail_again(error, &client->lost);
     if (r == -ENOMEM)
-        return fail_errno(error, ENOMEM, "cannot tell the daemon of closed arrays");
+        return fail_errno(error, ENOMEM, "cannot tell the daemon what waits to be told");
     return r < 0 ? 1 : call_post(client, call, error);
 }
 

@@ -25,6 +25,7 @@ client_init(struct caid_client *client, const struct feature *const *features)
     cond_init(&client->barrier_gone);
     TAILQ_INIT(&client->calls);
     TAILQ_INIT(&client->standing);
+    TAILQ_INIT(&client->unsent);
     TAILQ_INIT(&client->waiters);
     reaper_init(&client->reaper);
 }

@@ -39,6 +39,7 @@
 #include "msg.h"
 #include "options.h"
 #include "reaper.h"
+#include "standing.h"
 
 struct feature;
 
@@ -72,13 +73,14 @@ struct caid_client {
     /* Under lock. */
     int sock;
     bool handle_closed;
-    uint32_t n_running;         /* calls between client_enter() and client_leave() */
-    struct caid_error lost;     /* code 0: connected */
-    struct msg_buf out;         /* the packet being sent */
-    uint64_t seq;               /* of the last request; its id is the lower half */
-    uint64_t answered;          /* the highest of those that have been answered */
-    struct call_list calls;     /* sent and not answered, oldest first */
-    struct call_list standing;  /* the same of those that nobody waits for */
+    uint32_t n_running;        /* calls between client_enter() and client_leave() */
+    struct caid_error lost;    /* code 0: connected */
+    struct msg_buf out;        /* the packet being sent */
+    uint64_t seq;              /* of the last request; its id is the lower half */
+    uint64_t answered;         /* the highest of those that have been answered */
+    struct call_list calls;    /* sent and not answered, oldest first */
+    struct call_list standing; /* the same of those that nobody waits for */
+    struct standing_list unsent;
     struct waiter_list waiters; /* threads that wait while another one reads */
     bool reading;               /* a thread waits for packets; packet is that thread's */
     int wake_fd;                /* for call_wait_for_news(); -1: not made yet */

@@ -500,7 +500,7 @@ CLIENT_TEST(part_hostile, a_daemon_that_does_not_read)
     full = true;
     pthread_join(thread, &published);
     cr_assert_eq(published, &f);
-    cr_assert(has_unsent(f.client, part_feature.has_unsent));
+    cr_assert(has_unsent(f.client, standing_feature.has_unsent));
     room = true;
     while (f.n_gone[0] == 0) {
         wait_until_readable(&f);
