@@ -133,9 +133,7 @@ caid_arena_new(struct caid_client *client, struct caid_arena **ret,
     struct caid_arena_options opts;
     const char *uuid;
 
-    int r = client_check(client, error);
-    if (r == 0 && !ret)
-        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = client_check_given(client, ret, "ret", error);
     if (r == 0)
         r = options_read(&opts, sizeof(opts), options, error);
     if (r == 0)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* An arena's lock, and what is done for it once that is let go (arena.h). */
 #include "arena.h"
 
 #include "base/clock.h"

@@ -84,6 +84,7 @@ access_unref(struct caid_access *access)
     free(access);
 }
 
+/* Another state, which whoever waits for it is told. Under the client's lock. */
 static void
 set_state(struct caid_access *access, enum access_state state)
 {
@@ -102,6 +103,8 @@ drop_fences(struct caid_access *access)
     access->fences = NULL;
 }
 
+/* Gives back what only the caller's reference needs: nothing is added to one that is given up, or
+ * over. Not under the lock. */
 static void
 let_go(struct caid_access *access)
 {
@@ -158,6 +161,7 @@ lost(struct caid_client *client)
         set_unsent(access, false);
 }
 
+/* Ends a bracket that the daemon has opened. Under the client's lock. */
 static void
 queue_end(struct caid_access *access, const struct msg_end_params *end)
 {
@@ -171,6 +175,7 @@ queue_end(struct caid_access *access, const struct msg_end_params *end)
     call_flush(client); /* what does not fit goes later */
 }
 
+/* The same, as if it had not been. */
 static void
 send_undone(struct caid_access *access)
 {
@@ -191,6 +196,8 @@ cancel(struct caid_access *access)
                     clock_now_ns() + CANCEL_NS);
 }
 
+/* What is asked for is given up: cancelled, or given back. Under the client's lock, which it drops
+ * meanwhile. */
 static void
 give_up(struct caid_access *access)
 {
@@ -319,6 +326,7 @@ take_more(struct caid_client *client, struct call *call, struct msg *reply,
     return r < 0 ? r : add_fences(access, &result, &call->error);
 }
 
+/* Asks for the fences after those that came. Not under the lock. */
 static int
 ask_for_more(struct caid_access *access, struct caid_error *error)
 {
@@ -831,6 +839,8 @@ caid_access_abandon(struct caid_access *access, struct caid_error *error)
     return access_end(access, true, error);
 }
 
+/* Ends what is open as abandoned, and gives up what is asked for. Under the client's lock, which it drops
+ * meanwhile. */
 static void
 abandon_bracket(struct caid_access *access)
 {

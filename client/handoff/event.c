@@ -140,9 +140,7 @@ int
 caid_event_new(struct caid_client *client, struct caid_event **ret, int32_t device,
                uint32_t flags, struct caid_error *error)
 {
-    int r = client_check(client, error);
-    if (r == 0 && !ret)
-        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = client_check_given(client, ret, "ret", error);
     if (r == 0 && (flags & ~(uint32_t)FLAGS_ALL))
         r = fail(error, CAID_ERR_INVALID, "flags %#x: unknown here",
                  flags & ~(uint32_t)FLAGS_ALL);

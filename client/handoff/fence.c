@@ -20,16 +20,6 @@
 /* The same of what a CPU stores that wakes us, if it is honest. */
 #define WAKE_MAX_NS (100 * NSEC_PER_MSEC)
 
-uint64_t
-deadline_of(uint64_t timeout_ns)
-{
-    uint64_t deadline_ns;
-
-    if (__builtin_add_overflow(clock_now_ns(), timeout_ns, &deadline_ns))
-        return UINT64_MAX;
-    return deadline_ns;
-}
-
 static bool
 fence_is_possible(const struct msg_fence *m)
 {

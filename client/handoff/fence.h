@@ -68,6 +68,3 @@ int fence_wait(const struct fence *fence, bool submitted, uint64_t deadline_ns,
  * then will come. By futex(2), since the owner's CPU stores it. CAID_ERR_TIMEOUT. */
 int fence_wait_submitted(const struct fence *fence, uint64_t deadline_ns,
                          struct caid_error *error);
-
-/* A deadline from a timeout of the API: CAID_FOREVER gives UINT64_MAX. */
-uint64_t deadline_of(uint64_t timeout_ns);

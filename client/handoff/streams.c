@@ -15,9 +15,7 @@ caid_stream_create(struct caid_client *client, int32_t device, uint32_t flags, u
     const struct drv *drv;
     CUstream handle;
 
-    int r = client_check(client, error);
-    if (r == 0 && !ret)
-        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = client_check_given(client, ret, "ret", error);
     if (r == 0 && (flags & ~(uint32_t)CAID_STREAM_NON_BLOCKING))
         r = fail(error, CAID_ERR_INVALID, "flags 0x%x are not known", flags);
     if (r == 0)
@@ -156,9 +154,7 @@ caid_stream_add_callback(struct caid_client *client, uint64_t handle, int32_t de
 {
     struct stream stream;
 
-    int r = client_check(client, error);
-    if (r == 0 && !fn)
-        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
+    int r = client_check_given(client, fn, "fn", error);
     if (r == 0)
         r = enter(client, handle, device, &stream, error);
     if (r < 0)

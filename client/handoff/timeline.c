@@ -82,13 +82,9 @@ static int
 check_new(struct caid_client *client, struct caid_timeline **ret, const char *name,
           const char *pool, struct caid_timeline **ret_timeline, struct caid_error *error)
 {
-    int r = client_check(client, error);
-    if (r == 0 && !ret)
-        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = client_check_given(client, ret, "ret", error);
     if (r == 0)
-        r = check_name(name, error);
-    if (r == 0)
-        r = check_pool(pool, error);
+        r = client_check_name(client, name, pool, error);
     if (r < 0)
         return r;
     *ret_timeline = timeline_new(client, name);
@@ -419,9 +415,7 @@ caid_timelines(struct caid_client *client, const struct caid_list_options *optio
 {
     struct caid_list_options opts;
 
-    int r = client_check(client, error);
-    if (r == 0 && !fn)
-        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
+    int r = client_check_given(client, fn, "fn", error);
     if (r == 0)
         r = options_read(&opts, sizeof(opts), options, error);
     if (r == 0)

@@ -97,10 +97,7 @@ block_add(struct caid_client *client, struct block_spec *spec)
     if (!block)
         return -ENOMEM;
     block->id = spec->id;
-    if (RB_INSERT(block_tree, &table->tree, block)) {
-        free(block);
-        return -EEXIST;
-    }
+    RB_INSERT(block_tree, &table->tree, block);
     table->n++;
     block->size = spec->size;
     block->device = spec->device;

@@ -114,7 +114,7 @@ struct block_spec {
     uint8_t handle[CU_IPC_HANDLE_SIZE];
 };
 
-/* Adds an idle block, which has to get a lease before the client's lock is let go. -EEXIST,
+/* Adds an idle block that is not here yet, and has to get a lease before the client's lock is let go.
  * -ENOMEM. */
 int block_add(struct caid_client *client, struct block_spec *spec);
 

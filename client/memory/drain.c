@@ -54,14 +54,6 @@ active_primaries(const struct caid_array *array)
     return places;
 }
 
-static CUcontext
-current_context(const struct drv *drv)
-{
-    CUcontext context;
-
-    return drv->cu.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
-}
-
 bool
 drain_note_contexts(struct caid_array *array)
 {
@@ -70,7 +62,7 @@ drain_note_contexts(struct caid_array *array)
     if (!has_memory(array))
         return false;
     array->drain.primaries = active_primaries(array);
-    array->drain.context = current_context(gpu->drv);
+    array->drain.context = gpu_current(gpu->drv);
     return array->drain.primaries || array->drain.context;
 }
 
@@ -96,7 +88,7 @@ push_stream(struct caid_array *array, uint64_t stream, CUresult *ret_result,
 
     if (!stream_is_special(stream))
         result = drv->cu.cuStreamGetCtx((CUstream)(uintptr_t)stream, &context);
-    else if (!(context = current_context(drv))) {
+    else if (!(context = gpu_current(drv))) {
         int r = gpu_context(array->client, array->place, &context, error);
         if (r < 0)
             return r;
@@ -163,7 +155,7 @@ drain_note_stream(struct caid_array *array, uint64_t stream, struct caid_error *
         return r;
     }
     result = record(drv, stream, &array->drain.event, &call);
-    array->drain.context = result == CUDA_SUCCESS ? current_context(drv) : NULL;
+    array->drain.context = result == CUDA_SUCCESS ? gpu_current(drv) : NULL;
     gpu_pop(drv);
     if (result != CUDA_SUCCESS && !gpu_is_dead(result))
         return fail_stream(drv, call, result, error);
@@ -172,16 +164,8 @@ drain_note_stream(struct caid_array *array, uint64_t stream, struct caid_error *
 
 /* ---- waiting ---- */
 
-/* A context in which a stream captures a graph cannot be waited for, and says nothing of the
- * work that it has. */
-static bool
-is_capturing(CUresult result)
-{
-    return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
-           result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-}
-
-/* False: it is not known to have drained. */
+/* A context in which a stream captures a graph cannot be waited for, and says nothing of the work that it
+ * has. False: it is not known to have drained. */
 static bool
 wait_context(struct caid_client *client, CUcontext context, struct drained *drained)
 {
@@ -191,7 +175,7 @@ wait_context(struct caid_client *client, CUcontext context, struct drained *drai
     for (size_t i = 0; i < drained->n; i++)
         if (drained->contexts[i] == context)
             return true;
-    while (is_capturing(result = gpu_synchronize(client->gpu.drv, context, NULL)) &&
+    while (gpu_is_capturing(result = gpu_synchronize(client->gpu.drv, context, NULL)) &&
            reaper_may_wait(client))
         nanosleep(&pause, NULL);
     if (gpu_is_over(result) && drained->n < N_DRAINED)
@@ -321,7 +305,7 @@ drain_writes(struct caid_array *array, uint64_t stream, struct caid_error *error
         return 0;
     if (stream != 0)
         return sync_stream(array, stream, error);
-    current = current_context(drv);
+    current = gpu_current(drv);
     if (primary_is_active(drv, &client->gpu.devices[array->place])) {
         r = gpu_context(client, array->place, &primary, error);
         if (r == 0)

@@ -64,9 +64,7 @@ int
 caid_pools(struct caid_client *client, int (*fn)(const struct caid_pool *pool, void *userdata),
            void *userdata, struct caid_error *error)
 {
-    int r = client_check(client, error);
-    if (r == 0 && !fn)
-        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
+    int r = client_check_given(client, fn, "fn", error);
     if (r < 0)
         return r;
     struct pools pools = {
@@ -127,9 +125,7 @@ int
 caid_users(struct caid_client *client, int (*fn)(const struct caid_user *user, void *userdata),
            void *userdata, struct caid_error *error)
 {
-    int r = client_check(client, error);
-    if (r == 0 && !fn)
-        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
+    int r = client_check_given(client, fn, "fn", error);
     if (r < 0)
         return r;
     struct users users = {

@@ -14,11 +14,7 @@ int
 caid_unlink(struct caid_client *client, const char *name, const char *pool,
             struct caid_error *error)
 {
-    int r = client_check(client, error);
-    if (r == 0)
-        r = check_name(name, error);
-    if (r == 0)
-        r = check_pool(pool, error);
+    int r = client_check_name(client, name, pool, error);
     if (r < 0)
         return r;
     struct msg_name_params params = {.name = MSG_STR(name), .pool = msg_str_opt(pool)};
@@ -185,13 +181,9 @@ caid_show(struct caid_client *client, const char *name, const char *pool,
     struct msg_show_result result;
     struct caid_details details;
 
-    int r = client_check(client, error);
-    if (r == 0 && !fn)
-        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
+    int r = client_check_given(client, fn, "fn", error);
     if (r == 0)
-        r = check_name(name, error);
-    if (r == 0)
-        r = check_pool(pool, error);
+        r = client_check_name(client, name, pool, error);
     if (r < 0)
         return r;
 

@@ -270,13 +270,9 @@ caid_watch_new(struct caid_client *client, struct caid_watch **ret, const char *
                const char *pool, void (*fn)(const struct caid_change *change, void *userdata),
                void *userdata, struct caid_error *error)
 {
-    int r = client_check(client, error);
-    if (r == 0 && !ret)
-        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = client_check_given(client, ret, "ret", error);
     if (r == 0)
-        r = check_name(name, error);
-    if (r == 0)
-        r = check_pool(pool, error);
+        r = client_check_name(client, name, pool, error);
     if (r == 0)
         r = client_enter(client, error);
     if (r < 0)
@@ -339,16 +335,13 @@ int
 caid_watch_next(struct caid_watch *watch, uint64_t timeout_ns, struct caid_change *ret,
                 struct caid_error *error)
 {
-    uint64_t deadline_ns;
-
     if (!watch || !ret)
         return fail(error, CAID_ERR_INVALID, "%s is NULL", watch ? "ret" : "watch");
     struct caid_client *client = watch->client;
     int r = client_check(client, error);
     if (r < 0)
         return r;
-    if (__builtin_add_overflow(clock_now_ns(), timeout_ns, &deadline_ns))
-        deadline_ns = UINT64_MAX;
+    uint64_t deadline_ns = deadline_of(timeout_ns);
 
     client_enter_anyway(client);
     watch->refs++;

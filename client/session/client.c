@@ -42,12 +42,8 @@ client_ref(struct caid_client *client)
 static void
 client_abandon(struct caid_client *client)
 {
-    const struct feature *const *feature = client->features;
-
     if (pthread_mutex_trylock(&client->lock) == 0) {
-        for (; *feature; feature++)
-            if ((*feature)->abandon)
-                (*feature)->abandon(client);
+        FEATURES_DO(client, abandon, client);
         pthread_mutex_unlock(&client->lock);
     }
     gpu_abandon(&client->gpu);
@@ -58,9 +54,7 @@ client_abandon(struct caid_client *client)
 static void
 client_deinit(struct caid_client *client)
 {
-    for (const struct feature *const *feature = client->features; *feature; feature++)
-        if ((*feature)->deinit)
-            (*feature)->deinit(client);
+    FEATURES_DO(client, deinit, client);
     gpu_deinit(&client->gpu, client->keeps);
 }
 
@@ -107,6 +101,24 @@ client_check(const struct caid_client *client, struct caid_error *error)
 }
 
 int
+client_check_given(const struct caid_client *client, bool given, const char *what,
+                   struct caid_error *error)
+{
+    int r = client_check(client, error);
+    return r == 0 && !given ? fail(error, CAID_ERR_INVALID, "%s is NULL", what) : r;
+}
+
+int
+client_check_name(const struct caid_client *client, const char *name, const char *pool,
+                  struct caid_error *error)
+{
+    int r = client_check(client, error);
+    if (r == 0)
+        r = check_name(name, error);
+    return r < 0 ? r : check_pool(pool, error);
+}
+
+int
 client_enter(struct caid_client *client, struct caid_error *error)
 {
     int r = client_check(client, error);
@@ -137,9 +149,7 @@ see_to_the_rest(struct caid_client *client)
 {
     if ((!call_has_unsent(client) && reaper_due(client) == UINT64_MAX) || reaper_kick(client))
         return;
-    for (const struct feature *const *feature = client->features; *feature; feature++)
-        if ((*feature)->tidy_here)
-            (*feature)->tidy_here(client);
+    FEATURES_DO(client, tidy_here, client);
 }
 
 void
@@ -163,9 +173,7 @@ client_lose(struct caid_client *client, int32_t code, const char *fmt, ...)
     vsnprintf(client->lost.message, sizeof(client->lost.message), fmt, args);
     va_end(args);
     client->lost.code = code;
-    for (const struct feature *const *feature = client->features; *feature; feature++)
-        if ((*feature)->lost)
-            (*feature)->lost(client);
+    FEATURES_DO(client, lost, client);
     shutdown(client->sock, SHUT_RDWR); /* wakes the thread that reads */
     call_fail_all(client);
     pthread_cond_broadcast(&client->barrier_gone);
@@ -207,9 +215,7 @@ client_find_device(const struct caid_client *client, struct msg_str uuid)
 void
 client_context_died(struct caid_client *client, CUcontext context)
 {
-    for (const struct feature *const *feature = client->features; *feature; feature++)
-        if ((*feature)->context_died)
-            (*feature)->context_died(client, context);
+    FEATURES_DO(client, context_died, client, context);
 }
 
 /* ---- news ---- */

@@ -106,6 +106,13 @@ void client_unref(struct caid_client *client);
 /* Fails with FORKED, or with CAID_ERR_INVALID for NULL; takes no lock. */
 int client_check(const struct caid_client *client, struct caid_error *error);
 
+/* The same, and with CAID_ERR_INVALID where the caller has not given something: "ret", "fn". */
+int client_check_given(const struct caid_client *client, bool given, const char *what,
+                       struct caid_error *error);
+/* The same, and of a name, and of the name of a pool, which may be NULL (options.h). */
+int client_check_name(const struct caid_client *client, const char *name, const char *pool,
+                      struct caid_error *error);
+
 /* Brackets every use of the connection. client_enter() checks, refers and locks; it fails when
  * the connection has ended. client_leave() undoes that and sees to what is left to do. */
 int client_enter(struct caid_client *client, struct caid_error *error);

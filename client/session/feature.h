@@ -60,3 +60,11 @@ struct feature {
     /* The same in a child after fork(), which frees host memory only. */
     void (*abandon)(struct caid_client *client);
 };
+
+/* Calls that hook of every feature that has it. */
+#define FEATURES_DO(client, hook, ...)                                        \
+    do                                                                        \
+        for (const struct feature *const *f_ = (client)->features; *f_; f_++) \
+            if ((*f_)->hook)                                                  \
+                (*f_)->hook(__VA_ARGS__);                                     \
+    while (0)

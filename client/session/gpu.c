@@ -65,6 +65,21 @@ gpu_is_over(CUresult result)
     return result == CUDA_SUCCESS || gpu_is_gone(result);
 }
 
+bool
+gpu_is_capturing(CUresult result)
+{
+    return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+           result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
+CUcontext
+gpu_current(const struct drv *drv)
+{
+    CUcontext context;
+
+    return drv->cu.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
 CUresult
 gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event)
 {
@@ -170,9 +185,7 @@ caid_client_find_device(struct caid_client *client, int32_t ordinal, int32_t *re
 {
     const struct drv *drv = NULL;
 
-    int r = client_check(client, error);
-    if (r == 0 && !ret)
-        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = client_check_given(client, ret, "ret", error);
     if (r == 0)
         r = gpu_driver(client, &drv, error);
     if (r < 0)

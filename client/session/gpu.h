@@ -79,6 +79,12 @@ bool gpu_is_gone(CUresult result);
 /* Whether that is the answer of work that nobody has to wait for any more. */
 bool gpu_is_over(CUresult result);
 
+/* Whether that is the answer to a question that a capture of a graph forbids. */
+bool gpu_is_capturing(CUresult result);
+
+/* The thread's current context, or NULL. */
+CUcontext gpu_current(const struct drv *drv);
+
 /* Waits for the event, or, where that is NULL, for all work of the context; with the thread's capture
  * mode relaxed meanwhile. Not under a lock. */
 CUresult gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event);

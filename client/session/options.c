@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "fail.h"
 #include "text.h"
 
@@ -83,4 +84,14 @@ check_metadata(const char *metadata, struct caid_error *error)
         return fail(error, CAID_ERR_INVALID, "metadata has at most %d bytes, not %zu",
                     PROTO_METADATA_MAX, strlen(metadata));
     return check_text("metadata", metadata, false, error);
+}
+
+uint64_t
+deadline_of(uint64_t timeout_ns)
+{
+    uint64_t deadline_ns;
+
+    if (__builtin_add_overflow(clock_now_ns(), timeout_ns, &deadline_ns))
+        return UINT64_MAX;
+    return deadline_ns;
 }

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "caid/caid.h"
 
@@ -19,3 +20,6 @@ int check_text(const char *what, const char *s, bool needed, struct caid_error *
 int check_name(const char *name, struct caid_error *error);
 int check_pool(const char *pool, struct caid_error *error);
 int check_metadata(const char *metadata, struct caid_error *error);
+
+/* A deadline from a timeout of the API: CAID_FOREVER gives UINT64_MAX. */
+uint64_t deadline_of(uint64_t timeout_ns);

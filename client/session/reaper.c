@@ -52,9 +52,7 @@ reap(struct caid_client *client)
     reaper->n_bytes = 0;
     pthread_mutex_unlock(&client->lock);
     reaper_leave_captures_alone(client);
-    for (const struct feature *const *feature = client->features; *feature; feature++)
-        if ((*feature)->reap)
-            (*feature)->reap(client, &batch);
+    FEATURES_DO(client, reap, client, &batch);
     pthread_mutex_lock(&client->lock);
     reaper->stuck = false;
     reaper->n_done = n;

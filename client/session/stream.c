@@ -19,21 +19,13 @@ stream_check(uint64_t stream, struct caid_error *error)
 
 /* ---- its context ---- */
 
-static CUcontext
-current_context(const struct drv *drv)
-{
-    CUcontext context;
-
-    return drv->cu.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
-}
-
 static int
 default_context(struct caid_client *client, int32_t device, CUcontext *ret,
                 struct caid_error *error)
 {
     uint32_t place;
 
-    *ret = current_context(client->gpu.drv);
+    *ret = gpu_current(client->gpu.drv);
     if (*ret)
         return 0;
     int r = gpu_find_place(client, device, NULL, &place, error);
@@ -46,7 +38,7 @@ stream_enter_context(struct caid_client *client, CUstream handle, CUcontext cont
 {
     struct stream stream = {.drv = client->gpu.drv, .handle = handle, .context = context};
 
-    if (current_context(stream.drv) != context) {
+    if (gpu_current(stream.drv) != context) {
         CUresult result = stream.drv->cu.cuCtxPushCurrent(context);
         if (gpu_is_gone(result))
             client_context_died(client, context);
@@ -59,13 +51,6 @@ stream_enter_context(struct caid_client *client, CUstream handle, CUcontext cont
 }
 
 /* A default stream is told so, too, while a stream that waits for it captures. */
-static bool
-tells_of_capture(CUresult result)
-{
-    return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
-           result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-}
-
 int
 stream_check_not_capturing(struct caid_client *client, const struct stream *stream,
                            struct caid_error *error)
@@ -73,7 +58,7 @@ stream_check_not_capturing(struct caid_client *client, const struct stream *stre
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = stream->drv->cu.cuStreamIsCapturing(stream->handle, &status);
 
-    if (tells_of_capture(result) ||
+    if (gpu_is_capturing(result) ||
         (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE))
         return fail(
             error, CAID_ERR_INVALID,
