@@ -37,6 +37,12 @@ def pytest_configure(config):
     faulthandler.dump_traceback_later(200, exit=True)
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    outcome = yield
+    item.failed = getattr(item, "failed", False) or outcome.get_result().failed
+
+
 def wait_until(condition):
     """Waits for what another thread or process brings about."""
     deadline = time.monotonic() + PATIENCE_S
@@ -67,13 +73,16 @@ def daemon():
 
 
 @pytest.fixture
-def client(daemon):
-    """A client; afterwards nothing may be left at the daemon."""
+def client(daemon, request):
+    """A client; afterwards nothing may be left at the daemon, but of a test that has failed: its traceback
+    keeps what it had."""
     with daemon.connect() as c:
         yield c
         if not c.closed:
             for entry in c.list():
                 c.unlink(entry.name)
+    if request.node.failed:
+        return
     gc.collect()
     with daemon.connect() as c:
         wait_until(lambda: n_blocks(c) == 0)
