@@ -6,6 +6,8 @@ if(NOT Python_Interpreter_FOUND) # CAID_PYTHON=OFF: tests are driven by Python a
   find_package(Python 3.9 REQUIRED COMPONENTS Interpreter)
 endif()
 
+set(CAID_TEST_TIMEOUT 240 CACHE STRING "Seconds that a test may take")
+
 # What every test finds in its environment: the software driver and where the build is.
 set(CAID_TEST_ENV "CAID_CUDA_DRIVER=soft" "CAID_BUILD_DIR=${CMAKE_BINARY_DIR}")
 
@@ -31,7 +33,7 @@ function(_caid_add_test name gpu environment)
     TYPE SHA1)
   list(APPEND environment "CAID_SOFTCUDA_UUID=GPU-${uuid}")
   add_test(NAME ${name} COMMAND ${ARGN})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 240 ENVIRONMENT "${environment}"
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${CAID_TEST_TIMEOUT} ENVIRONMENT "${environment}"
     ENVIRONMENT_MODIFICATION "CUDA_VISIBLE_DEVICES=unset:") # the software driver heeds it
   if(gpu)
     _caid_add_gpu_test(${name}.gpu "${environment}" ${ARGN})
@@ -104,6 +106,6 @@ function(caid_fuzzer name corpus)
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
     target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/tools/replay.c)
     add_test(NAME ${name} COMMAND ${name} ${CMAKE_CURRENT_SOURCE_DIR}/${corpus})
-    set_tests_properties(${name} PROPERTIES TIMEOUT 240 ENVIRONMENT "${CAID_TEST_ENV}")
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${CAID_TEST_TIMEOUT} ENVIRONMENT "${CAID_TEST_ENV}")
   endif()
 endfunction()
