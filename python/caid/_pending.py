@@ -82,8 +82,6 @@ def _identity(number, owner):
     again, 1 is another stream in each context, 2 also in each thread."""
     if owner is None or number in (_stream.LEGACY, _stream.PER_THREAD):
         return None
-    if getattr(owner, "closed", False):
-        return None
     return id(owner), number
 
 
