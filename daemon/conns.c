@@ -201,7 +201,7 @@ on_retry(uv_timer_t *timer)
 
     lose_culprit(set);
     TAILQ_FOREACH(c, &set->waiting, wait_link)
-    n++;
+        n++;
     /* A flush may end connections: no pointer into the list is kept across it. */
     while (n-- > 0 && (c = TAILQ_FIRST(&set->waiting))) {
         TAILQ_REMOVE(&set->waiting, c, wait_link);
@@ -242,9 +242,9 @@ heaviest(struct conns *set, bool by_bytes)
     struct conn_owner *o, *most = NULL;
 
     RB_FOREACH(o, conn_owners, &set->owners)
-    if (!most || (by_bytes ? o->n_queued_bytes > most->n_queued_bytes
-                           : o->n_queued_fds > most->n_queued_fds))
-        most = o;
+        if (!most || (by_bytes ? o->n_queued_bytes > most->n_queued_bytes
+                               : o->n_queued_fds > most->n_queued_fds))
+            most = o;
     return most;
 }
 

@@ -240,8 +240,7 @@ check_owner(const struct dealloc *q, const struct dealloc_owner *owner)
     const struct dealloc_entry *entry, *prev = NULL;
     uint64_t n = 0, bytes = 0;
 
-    TAILQ_FOREACH(entry, &owner->entries, link)
-    {
+    TAILQ_FOREACH(entry, &owner->entries, link) {
         CHECK(entry->owner == owner && entry->seq < q->next_seq);
         CHECK(!prev || prev->seq < entry->seq);
         CHECK(!prev || prev->at_ns <= entry->at_ns);
@@ -259,8 +258,7 @@ check_tree(const struct dealloc *q, struct dealloc_owners tree, bool held, uint6
     struct dealloc_owner *owner, *prev = NULL;
 
     *ret_n = *ret_bytes = 0;
-    RB_FOREACH(owner, dealloc_owners, &tree)
-    {
+    RB_FOREACH(owner, dealloc_owners, &tree) {
         check_owner(q, owner);
         CHECK(!prev || owner_compare(prev, owner) < 0);
         CHECK((owner->held > 0) == held);

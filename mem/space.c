@@ -131,8 +131,7 @@ slots_renew(struct space *space)
     space->slots = TAKE_PTR(slots);
     space->most = (uint32_t *)(void *)(space->slots + n);
     space->n_slots = n;
-    TAILQ_FOREACH(extent, &space->extents, link)
-    {
+    TAILQ_FOREACH(extent, &space->extents, link) {
         extent->slot = i++;
         space->slots[extent->slot] = extent;
         slot_update(space, extent->slot, tree_most(extent));
@@ -453,8 +452,7 @@ space_largest_hole(const struct space *space)
     const struct extent *extent;
     uint32_t units, largest = 0;
 
-    TAILQ_FOREACH(extent, &space->extents, link)
-    {
+    TAILQ_FOREACH(extent, &space->extents, link) {
         units = slot_most(extent);
         if (!extent_is_empty(extent) && units > largest)
             largest = units;
@@ -515,8 +513,7 @@ check_tree(const struct extent *extent)
     struct range *range;
     uint64_t n = 0;
 
-    RB_FOREACH(range, free_ranges, &free_here)
-    {
+    RB_FOREACH(range, free_ranges, &free_here) {
         CHECK(range->is_free && range->extent == extent);
         CHECK(!prev || range_compare(prev, range) < 0);
         prev = range;
@@ -548,8 +545,7 @@ space_check(const struct space *space)
     uint64_t in_trees = 0;
     uint32_t slot = 0;
 
-    TAILQ_FOREACH(extent, &space->extents, link)
-    {
+    TAILQ_FOREACH(extent, &space->extents, link) {
         CHECK(extent->slot >= slot);
         slot = extent->slot + 1;
         check_extent(extent, &found);

@@ -168,8 +168,7 @@ free_all(struct caid_arena *arena)
     struct allocation *allocation, *next;
     struct arena_block *block;
 
-    RB_FOREACH_SAFE(allocation, allocation_tree, &arena->allocations, next)
-    {
+    RB_FOREACH_SAFE(allocation, allocation_tree, &arena->allocations, next) {
         RB_REMOVE(allocation_tree, &arena->allocations, allocation);
         if (allocation->range)
             space_free(allocation->range);
@@ -211,7 +210,7 @@ caid_arena_close(struct caid_arena *arena)
     LIST_REMOVE(arena, of_client);
     pthread_mutex_unlock(&client->lock);
     RB_FOREACH(allocation, allocation_tree, &arena->allocations) /* which stands still by now */
-    arena_forget_parts(allocation);
+        arena_forget_parts(allocation);
     free_all(arena);
 }
 
@@ -683,8 +682,7 @@ tidy(struct caid_client *client, bool all)
     if (list->due > clock_now_ns())
         return;
     list->due = UINT64_MAX;
-    LIST_FOREACH(arena, &list->all, of_client)
-    {
+    LIST_FOREACH(arena, &list->all, of_client) {
         list->tidying = arena;
         pthread_mutex_unlock(&client->lock);
         uint64_t due_ns = tidy_arena(arena);

@@ -877,8 +877,8 @@ find_unfinished(struct caid_client *client)
     struct caid_access *access;
 
     LIST_FOREACH(access, &client->accesses->all, of_table)
-    if (access->state != ACCESS_BUSY && !access->given_up)
-        return access;
+        if (access->state != ACCESS_BUSY && !access->given_up)
+            return access;
     return NULL;
 }
 

@@ -196,8 +196,7 @@ lanes_are_waiting(struct caid_client *client)
     bool waiting = false;
 
     pthread_mutex_lock(&table->lock);
-    RB_FOREACH(lane, lane_tree, &table->tree)
-    {
+    RB_FOREACH(lane, lane_tree, &table->tree) {
         if (pthread_mutex_trylock(&lane->lock) != 0) {
             waiting = true; /* or about to */
             continue;
@@ -276,8 +275,7 @@ lanes_close(struct caid_client *client)
 
     atomic_store(&table->closed, true);
     pthread_mutex_lock(&table->lock);
-    RB_FOREACH(lane, lane_tree, &table->tree)
-    {
+    RB_FOREACH(lane, lane_tree, &table->tree) {
         atomic_fetch_add_explicit(&lane->refs, 1, memory_order_relaxed);
         pthread_mutex_unlock(&table->lock);
         wait_until_unlocked(lane, deadline_ns);
@@ -513,9 +511,9 @@ find_slot(struct lane_table *table, struct lane *lane, bool of_others)
     struct page *page;
 
     LIST_FOREACH(page, &table->pages, of_lanes)
-    for (uint32_t slot = 0; slot < TIMELINE_SLOTS; slot++)
-        if (try_slot(page, slot, lane, of_others))
-            return true;
+        for (uint32_t slot = 0; slot < TIMELINE_SLOTS; slot++)
+            if (try_slot(page, slot, lane, of_others))
+                return true;
     return false;
 }
 

@@ -406,10 +406,10 @@ flush(struct caid_client *client)
     while (client->lost.code == 0 && client->pages->n_to_drop > 0) {
         uint32_t n = 0;
         LIST_FOREACH(page, &client->pages->all, of_table)
-        if (page->drop == PAGE_TO_DROP && n < DROP_MAX) {
-            ids[n] = page->id;
-            pages[n++] = page;
-        }
+            if (page->drop == PAGE_TO_DROP && n < DROP_MAX) {
+                ids[n] = page->id;
+                pages[n++] = page;
+            }
         struct msg_pages_params params = {.pages = {ids, n}};
         int r = call_notify(client, MSG_DROP_PAGES, &params);
         if (r < 0)
@@ -438,8 +438,7 @@ drop_pages(struct caid_client *client)
     struct page *page;
     size_t n = 0;
 
-    LIST_FOREACH(page, &client->pages->all, of_table)
-    {
+    LIST_FOREACH(page, &client->pages->all, of_table) {
         if (!page->own && can_go(page))
             drop(client, page);
         n += page->drop != PAGE_KEPT || page->unwanted;
@@ -463,8 +462,8 @@ find_freeable(struct caid_client *client)
     struct page *page;
 
     LIST_FOREACH(page, &client->pages->all, of_table)
-    if (can_be_freed(client, page))
-        return page;
+        if (can_be_freed(client, page))
+            return page;
     return NULL;
 }
 
@@ -495,9 +494,9 @@ context_died(struct caid_client *client, CUcontext context)
 
     pthread_mutex_lock(&client->lock);
     LIST_FOREACH(page, &client->pages->all, of_table)
-    for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
-        if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
-            slot_kill(&page->slots[i]);
+        for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
+            if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
+                slot_kill(&page->slots[i]);
     pthread_mutex_unlock(&client->lock);
 }
 
@@ -508,9 +507,9 @@ is_to_signal(struct caid_client *client, CUcontext context)
     struct page *page;
 
     LIST_FOREACH(page, &client->pages->all, of_table)
-    for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
-        if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
-            return true;
+        for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
+            if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
+                return true;
     return false;
 }
 
@@ -583,8 +582,8 @@ may_change(struct caid_client *client)
 
     atomic_exchange(&client->pages->ticking, false);
     LIST_FOREACH(page, &client->pages->all, of_table)
-    if (!page->own || !has_landed(page))
-        return true;
+        if (!page->own || !has_landed(page))
+            return true;
     return false;
 }
 
@@ -622,8 +621,8 @@ pages_close(struct caid_client *client)
     struct page *page;
 
     LIST_FOREACH(page, &client->pages->all, of_table)
-    if (page->own)
-        drop(client, page);
+        if (page->own)
+            drop(client, page);
     call_flush(client);
 }
 
@@ -634,8 +633,8 @@ is_busy(const struct page_table *table)
     const struct page *page;
 
     LIST_FOREACH(page, &table->all, of_table)
-    if (page->own && !has_landed(page))
-        return true;
+        if (page->own && !has_landed(page))
+            return true;
     return false;
 }
 

@@ -153,8 +153,7 @@ reap(struct caid_client *client, struct reaped_queue *closed)
 
     drain_arrays(client, closed);
     pthread_mutex_lock(&client->lock);
-    STAILQ_FOREACH(entry, closed, entry)
-    {
+    STAILQ_FOREACH(entry, closed, entry) {
         array = container_of(entry, struct caid_array, reaped);
         end_lease(array);
         client->reaper.n_freed += !array->drain.kept;

@@ -257,8 +257,7 @@ drain_arrays(struct caid_client *client, const struct reaped_queue *arrays)
     struct drained drained = {0};
     struct reaped *entry;
 
-    STAILQ_FOREACH(entry, arrays, entry)
-    {
+    STAILQ_FOREACH(entry, arrays, entry) {
         struct caid_array *array = container_of(entry, struct caid_array, reaped);
         array->drain.kept = !drain_array(client, array, &drained);
         if (array->managed && !array->drain.kept)

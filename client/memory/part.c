@@ -237,7 +237,7 @@ call_back_all(struct caid_client *client)
     size_t n = 0;
 
     TAILQ_FOREACH(part, gone, entry)
-    n++;
+        n++;
     while (n-- > 0 && !TAILQ_EMPTY(gone))
         call_back(client, gone);
 }
@@ -328,8 +328,8 @@ is_running(const struct part_table *table, const void *userdata)
     const struct part *part;
 
     TAILQ_FOREACH(part, &table->running, entry)
-    if (part->hook.userdata == userdata)
-        return true;
+        if (part->hook.userdata == userdata)
+            return true;
     return false;
 }
 

@@ -120,8 +120,8 @@ has_news(const struct caid_client *client)
     const struct caid_watch *watch;
 
     TAILQ_FOREACH(watch, &client->watches->all, all)
-    if (watch->has_news || watch->failed.code != 0)
-        return true;
+        if (watch->has_news || watch->failed.code != 0)
+            return true;
     return false;
 }
 
@@ -167,7 +167,7 @@ deliver(struct caid_client *client, int r, struct caid_error *error)
     size_t n = 0;
 
     TAILQ_FOREACH(watch, news, news)
-    n++;
+        n++;
     while (n-- > 0 && (watch = TAILQ_FIRST(news))) {
         set_news(watch, false);
         if (watch->calling_back)

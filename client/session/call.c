@@ -184,8 +184,8 @@ find_in(const struct call_list *list, uint32_t id)
     struct call *call;
 
     TAILQ_FOREACH(call, list, entry)
-    if ((uint32_t)call->seq == id)
-        return call;
+        if ((uint32_t)call->seq == id)
+            return call;
     return NULL;
 }
 
@@ -393,8 +393,8 @@ call_pass_reading_on(struct caid_client *client)
     if (client->reading || TAILQ_EMPTY(&client->waiters))
         return;
     TAILQ_FOREACH(waiter, &client->waiters, entry)
-    if (!waiter->call->done)
-        break;
+        if (!waiter->call->done)
+            break;
     pthread_cond_broadcast(&(waiter ? waiter : TAILQ_FIRST(&client->waiters))->call->wake);
 }
 

@@ -137,16 +137,16 @@ fences_sweep(struct core *core, struct conn *conn)
     struct fence *fence, *next;
 
     LIST_FOREACH(page, &conn->pages, of_conn)
-    for (fence = LIST_FIRST(&page->fences); fence; fence = next) {
-        struct access *access = fence->access;
-        next = LIST_NEXT(fence, of_page);
-        if (access->array->lingering || fence_state(fence) == FENCE_PENDING)
-            continue;
-        if (fence == access->write && fence_state(fence) == FENCE_LOST)
-            access_abandon(core, access);
-        fence_free(fence);
-        access_settle(access);
-    }
+        for (fence = LIST_FIRST(&page->fences); fence; fence = next) {
+            struct access *access = fence->access;
+            next = LIST_NEXT(fence, of_page);
+            if (access->array->lingering || fence_state(fence) == FENCE_PENDING)
+                continue;
+            if (fence == access->write && fence_state(fence) == FENCE_LOST)
+                access_abandon(core, access);
+            fence_free(fence);
+            access_settle(access);
+        }
 }
 
 static struct fence *
@@ -155,8 +155,8 @@ find_read(const struct access *access, const struct page *page, uint32_t slot)
     struct fence *fence;
 
     LIST_FOREACH(fence, &access->reads, of_access)
-    if (fence->page == page && fence->slot == slot)
-        return fence;
+        if (fence->page == page && fence->slot == slot)
+            return fence;
     return NULL;
 }
 
@@ -224,9 +224,9 @@ may_overtake(const struct access *access, const struct bracket *bracket)
     const struct claim *claim;
 
     LIST_FOREACH(claim, &access->held, of_held)
-    if (!claim->write && claim->bracket->thread == bracket->thread &&
-        claim->bracket->arrival < access->first_writer->bracket->arrival)
-        return true;
+        if (!claim->write && claim->bracket->thread == bracket->thread &&
+            claim->bracket->arrival < access->first_writer->bracket->arrival)
+            return true;
     return false;
 }
 
@@ -372,8 +372,7 @@ turns_are_right(const struct access *access)
     const struct claim *claim;
     bool front = true, first = true;
 
-    TAILQ_FOREACH(claim, &access->waiting, of_waiting)
-    {
+    TAILQ_FOREACH(claim, &access->waiting, of_waiting) {
         if (claim->write && !first)
             front = false;
         if (front && !claim->ready && !is_kept(access, claim->write))
@@ -394,14 +393,12 @@ access_is_right(const struct access *access)
     const struct claim *first_writer = NULL;
     uint32_t readers = 0, writers = 0, waiting = 0, reads = 0;
 
-    LIST_FOREACH(claim, &access->held, of_held)
-    {
+    LIST_FOREACH(claim, &access->held, of_held) {
         if (claim->access != access || claim->lease->array != access->array)
             return false;
         *(claim->write ? &writers : &readers) += 1;
     }
-    TAILQ_FOREACH(claim, &access->waiting, of_waiting)
-    {
+    TAILQ_FOREACH(claim, &access->waiting, of_waiting) {
         if (claim->access != access || claim->lease->conn->departed)
             return false;
         waiting++;
@@ -409,7 +406,7 @@ access_is_right(const struct access *access)
             first_writer = claim;
     }
     LIST_FOREACH(fence, &access->reads, of_access)
-    reads += fence->access == access;
+        reads += fence->access == access;
     return readers == access->n_readers && writers == access->n_writers && writers <= 1 &&
            (!writers || !readers) && waiting == access->n_waiting &&
            first_writer == access->first_writer && reads == access->n_reads &&

@@ -47,8 +47,7 @@ check_leases(const struct array *array)
     const struct lease *lease;
     uint64_t n_leases = 0, n_departed = 0;
 
-    LIST_FOREACH(lease, &array->leases, of_array)
-    {
+    LIST_FOREACH(lease, &array->leases, of_array) {
         CHECK(lease->array == array);
         CHECK(!lease->hold == !array_block(array));
         CHECK(!lease->hold || lease->hold->block == array_block(array));
@@ -108,12 +107,10 @@ check_parts(struct core *core, const struct tally *t)
     struct conn *conn;
     uint64_t host = 0;
 
-    RB_FOREACH(whole, wholes, &core->wholes)
-    {
+    RB_FOREACH(whole, wholes, &core->wholes) {
         uint32_t n = 0;
         CHECK(whole->array->is_whole && !whole->array->is_part && !whole->array->pending);
-        LIST_FOREACH(part, &whole->parts, of_whole)
-        {
+        LIST_FOREACH(part, &whole->parts, of_whole) {
             check_part(part, whole);
             n++;
             if (!t->user || part->charge.user == t->user)
@@ -122,13 +119,12 @@ check_parts(struct core *core, const struct tally *t)
         CHECK(n == whole->n && n > 0);
     }
     RB_FOREACH(conn, conns, &core->conns)
-    TAILQ_FOREACH(part, &conn->published.gone, of_conn)
-    {
-        CHECK(!part->array && !part->whole && part->conn == conn);
-        CHECK(!conn->published.asked);
-        if (!t->user || part->charge.user == t->user)
-            host += sizeof(struct part) + sizeof(struct whole);
-    }
+        TAILQ_FOREACH(part, &conn->published.gone, of_conn) {
+            CHECK(!part->array && !part->whole && part->conn == conn);
+            CHECK(!conn->published.asked);
+            if (!t->user || part->charge.user == t->user)
+                host += sizeof(struct part) + sizeof(struct whole);
+        }
     return host;
 }
 
@@ -155,8 +151,7 @@ tally_waiters(struct core *core, struct tally *t, const struct waiter_list *wait
 {
     const struct waiter *waiter;
 
-    TAILQ_FOREACH(waiter, waiters, link)
-    {
+    TAILQ_FOREACH(waiter, waiters, link) {
         if (!waiter->array->named) /* else it is among the pool's names */
             tally_array(core, t, waiter->array);
         if (!t->user || t->user == waiter->charge.user)
@@ -170,12 +165,11 @@ tally_arrays(struct core *core, struct tally *t)
     struct pool *pool;
     struct array *array;
 
-    RB_FOREACH(pool, pools, &core->pools)
-    {
+    RB_FOREACH(pool, pools, &core->pools) {
         RB_FOREACH(array, names, &pool->names)
-        tally_array(core, t, array);
+            tally_array(core, t, array);
         RB_FOREACH(array, nameless, &pool->nameless)
-        tally_array(core, t, array);
+            tally_array(core, t, array);
     }
     for (size_t i = 0; i < core->config.n_devices; i++)
         tally_waiters(core, t, &core->devices[i].retries);
@@ -189,8 +183,7 @@ check_holds(const struct block *block)
 {
     const struct hold *hold;
 
-    LIST_FOREACH(hold, &block->holds, of_held)
-    {
+    LIST_FOREACH(hold, &block->holds, of_held) {
         CHECK(hold->block == block);
         CHECK(hold_find(hold->tree, block->id) == hold && hold->id == block->id);
         CHECK(block->state == BLOCK_LIVE);
@@ -267,7 +260,7 @@ tally_all(struct core *core, struct tally *t)
 
     tally_arrays(core, t);
     LIST_FOREACH(block, &core->blocks, of_core)
-    tally_block(core, t, block);
+        tally_block(core, t, block);
 }
 
 /* ---- connections ---- */
@@ -281,21 +274,18 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
     const struct watch *watch;
     uint64_t held = 0, leased = 0;
 
-    RB_FOREACH(lease, leases, &conn->leases)
-    {
+    RB_FOREACH(lease, leases, &conn->leases) {
         CHECK(lease->conn == conn && !lease->array->pending && !lease->array->creating);
         leased += lease->hold != NULL;
         ++*ret_leases;
     }
-    RB_FOREACH(hold, holds, &conn->holds)
-    {
+    RB_FOREACH(hold, holds, &conn->holds) {
         CHECK(hold->conn == conn);
         held += hold->n_leases;
         ++*ret_holds;
     }
     CHECK(held == leased);
-    LIST_FOREACH(watch, &conn->watches, of_conn)
-    {
+    LIST_FOREACH(watch, &conn->watches, of_conn) {
         CHECK(watch->conn == conn);
         ++*ret_watches;
     }
@@ -315,8 +305,7 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
     struct hold *hold;
     uint64_t host = 0;
 
-    RB_FOREACH(bracket, brackets, &conn->brackets)
-    {
+    RB_FOREACH(bracket, brackets, &conn->brackets) {
         uint32_t unready = 0;
         CHECK(bracket->conn == conn && (!bracket->waiting || !conn->departed));
         for (uint32_t i = 0; i < bracket->n_claims; i++) {
@@ -332,20 +321,18 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         uses->used[RES_BRACKETS] += bracket->n_claims;
         uses->brackets++;
     }
-    LIST_FOREACH(page, &conn->pages, of_conn)
-    {
+    LIST_FOREACH(page, &conn->pages, of_conn) {
         const struct fence *fence;
         uint64_t holds = 0;
         CHECK(page->conn == conn && page_find(core, page->id) == page);
-        LIST_FOREACH(fence, &page->fences, of_page)
-        {
+        LIST_FOREACH(fence, &page->fences, of_page) {
             CHECK(fence->page == page && fence->value <= page->last[fence->slot]);
             CHECK(fence->access->array->access == fence->access);
             host += FENCE_HOST;
             uses->used[RES_BRACKETS]++;
         }
         LIST_FOREACH(hold, &page->holds, of_held)
-        holds += hold_find(&hold->conn->page_holds, page->id) == hold;
+            holds += hold_find(&hold->conn->page_holds, page->id) == hold;
         CHECK(holds == page->n_holds && (!holds || page->sealed));
         host += sizeof(*page) + TIMELINE_PAGE_BYTES;
         if (page->timeline)
@@ -353,8 +340,7 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         CHECK(!page->timeline || (page->timeline->page == page && !conn->departed));
         uses->used[RES_PAGES]++;
     }
-    RB_FOREACH(hold, holds, &conn->page_holds)
-    {
+    RB_FOREACH(hold, holds, &conn->page_holds) {
         CHECK(hold->conn == conn && hold->page->conn != conn && !conn->departed);
         host += sizeof(*hold);
     }
@@ -366,8 +352,7 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
 {
     struct conn *conn;
 
-    RB_FOREACH(conn, conns, conns)
-    {
+    RB_FOREACH(conn, conns, conns) {
         uint64_t leases = 0, holds = 0, watches = 0;
         struct tally uses = {0};
         check_conn(core, conn, &leases, &holds, &watches);
@@ -398,8 +383,8 @@ check_user(struct core *core, const struct user *user)
     tally_conns(core, &core->conns, &t, &n);
     tally_conns(core, &core->departed, &t, &n);
     RB_FOREACH(job, jobs, &core->jobs)
-    if (job->type == JOB_MEMORY && job->user == user)
-        t.used[RES_JOBS]++;
+        if (job->type == JOB_MEMORY && job->user == user)
+            t.used[RES_JOBS]++;
     t.used[RES_HOST] += check_parts(core, &t);
     for (enum resource i = 0; i < N_RESOURCES; i++) { /* I4 */
         CHECK(user->used[i] == t.used[i]);
@@ -419,9 +404,8 @@ check_zone(const struct core *core, const struct pool *pool, const struct zone *
 
     space_check(&zone->space);
     TAILQ_FOREACH(array, &zone->pendings, of_zone)
-    pending += array_bytes(core, array);
-    LIST_FOREACH(block, &core->blocks, of_core)
-    {
+        pending += array_bytes(core, array);
+    LIST_FOREACH(block, &core->blocks, of_core) {
         if (block->pool != pool || zone != &pool->zones[block->device * N_KINDS + block->kind])
             continue;
         n_doomed += block->doomed || block->state == BLOCK_RELEASING;
@@ -445,8 +429,7 @@ check_pool(struct core *core, struct pool *pool)
     CHECK(pool->used == t.bytes && pool->pinned == t.pinned && pool->n_blocks == t.blocks);
     CHECK(!pool->quota || pool->used <= pool->quota);
     CHECK(pool->lingering.n == t.lingering);
-    TAILQ_FOREACH(block, &pool->reserved, of_pool)
-    {
+    TAILQ_FOREACH(block, &pool->reserved, of_pool) {
         CHECK(block->reserved && !block->doomed && block->pool == pool);
         reserve += block->size;
     }
@@ -505,17 +488,16 @@ core_check(const struct core *core)
     struct array *array;
 
     LIST_FOREACH(block, &c->blocks, of_core)
-    check_block(block);
-    RB_FOREACH(pool, pools, &c->pools)
-    {
+        check_block(block);
+    RB_FOREACH(pool, pools, &c->pools) {
         RB_FOREACH(array, names, &pool->names)
-        check_array(array);
+            check_array(array);
         RB_FOREACH(array, nameless, &pool->nameless)
-        check_array(array);
+            check_array(array);
         check_pool(c, pool);
     }
     RB_FOREACH(user, users, &c->users)
-    check_user(c, user);
+        check_user(c, user);
     for (size_t i = 0; i < core->config.n_devices; i++)
         check_device(c, &c->devices[i]);
     check_totals(c);

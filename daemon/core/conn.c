@@ -121,8 +121,8 @@ conn_depart(struct core *core, struct conn *conn)
     while ((hold = RB_MIN(holds, &conn->page_holds)))
         page_unhold(core, hold);
     LIST_FOREACH(page, &conn->pages, of_conn)
-    if (page->timeline)
-        timeline_free(core, page->timeline);
+        if (page->timeline)
+            timeline_free(core, page->timeline);
     for (lease = RB_MIN(leases, &conn->leases); lease; lease = next) {
         next = RB_NEXT(leases, &conn->leases, lease);
         if (lease->hold)
@@ -138,7 +138,7 @@ conn_depart(struct core *core, struct conn *conn)
     conn->departed = true;
     brackets_depart(core, conn);
     RB_FOREACH(lease, leases, &conn->leases)
-    lease_depart(core, lease);
+        lease_depart(core, lease);
 }
 
 /* ---- the end ---- */

@@ -164,7 +164,7 @@ forget_all(struct core *core)
     forget_waiters(&core->hopeful);
     parts_forget(core);
     RB_FOREACH(pool, pools, &core->pools)
-    forget_names(pool);
+        forget_names(pool);
     while ((block = LIST_FIRST(&core->blocks))) {
         LIST_REMOVE(block, of_core);
         forget_block(block);
@@ -388,8 +388,7 @@ core_tick(struct core *core, uint64_t now_ns)
     struct conn *conn;
 
     core->now_ns = now_ns;
-    TAILQ_FOREACH(conn, &core->waiting, waiting)
-    {
+    TAILQ_FOREACH(conn, &core->waiting, waiting) {
         if (conn->deadline_ns > now_ns)
             break;
         conn_end(core, conn, "no hello in time");
@@ -414,8 +413,8 @@ core_deadline_ns(const struct core *core)
 
     deadline = min_u64(deadline, core->linger_at_ns);
     TAILQ_FOREACH(conn, &core->waiting, waiting)
-    if (!conn->closing)
-        return min_u64(conn->deadline_ns, deadline);
+        if (!conn->closing)
+            return min_u64(conn->deadline_ns, deadline);
     return deadline;
 }
 

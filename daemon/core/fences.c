@@ -79,7 +79,7 @@ dues_add_claim(struct dues *dues, const struct claim *claim, const struct due *a
     if (!claim->write)
         return;
     LIST_FOREACH(fence, &access->reads, of_access)
-    dues_add(dues, fence, false, after);
+        dues_add(dues, fence, false, after);
 }
 
 /* How many fences there are at most, once those that have passed are gone. */

@@ -27,8 +27,8 @@ flush_device(struct core *core, struct flush *flush, uint32_t index)
     flusher->flush = flush;
     flush->n_waiting++;
     TAILQ_FOREACH_REVERSE(before, flushers, flusher_list, link)
-    if (before->until <= flusher->until)
-        break;
+        if (before->until <= flusher->until)
+            break;
     if (before)
         TAILQ_INSERT_AFTER(flushers, before, flusher, link);
     else

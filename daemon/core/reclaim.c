@@ -229,10 +229,10 @@ reclaim_doom(struct core *core, uint32_t device, const struct conn *conn)
     if (!conn)
         return d->n_dooms;
     RB_FOREACH(pool, pools, &core->pools)
-    if (pool_may(pool, conn, MAY_WRITE)) {
-        uint64_t doomed = doom_pool(core, pool, device);
-        last = doomed > last ? doomed : last;
-    }
+        if (pool_may(pool, conn, MAY_WRITE)) {
+            uint64_t doomed = doom_pool(core, pool, device);
+            last = doomed > last ? doomed : last;
+        }
     return last;
 }
 

@@ -80,7 +80,7 @@ release_failed(struct core *core, struct device *device, const struct block *blo
     if (device->calm_until_ns < core->now_ns)
         device->calm_until_ns = UINT64_MAX;
     TAILQ_FOREACH(flusher, &device->flushers, link)
-    flush_fail(core, flusher->flush, block, cuda, text);
+        flush_fail(core, flusher->flush, block, cuda, text);
     while ((doomed = TAILQ_LAST(&device->doomed, block_list)))
         block_undoom(core, doomed);
 }
@@ -98,7 +98,7 @@ release_done(struct core *core, struct block *block, int error, int cuda, const 
     } else {
         device->n_releases++;
         TAILQ_FOREACH(flusher, &device->flushers, link)
-        flush_count(core, flusher->flush, block);
+            flush_count(core, flusher->flush, block);
     }
     block_zone(core, block)->n_doomed--;
     block_destroy(core, block);

@@ -118,8 +118,9 @@ on_flush(struct core *core, struct conn *conn, uint32_t id, const void *params,
     if (p->device.p && device_find(core, p->device, &device, r))
         return REFUSED;
     LIST_FOREACH(flush, &conn->flushes, of_conn)
-    if (++n == FLUSHES_MAX)
-        return refuse(r, PROTO_ERR_LIMIT, "limit of %d flushes under way reached", FLUSHES_MAX);
+        if (++n == FLUSHES_MAX)
+            return refuse(r, PROTO_ERR_LIMIT, "limit of %d flushes under way reached",
+                          FLUSHES_MAX);
     return flush_start(core, conn, id, device);
 }
 

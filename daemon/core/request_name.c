@@ -144,8 +144,7 @@ holder_record(const struct lease *lease)
         .hung_up = conn->departed,
     };
 
-    LIST_FOREACH(claim, &lease->claims, of_lease)
-    {
+    LIST_FOREACH(claim, &lease->claims, of_lease) {
         if (claim->bracket->waiting)
             record.waiting++;
         else
@@ -162,8 +161,7 @@ fill_holders(const struct array *array, struct room *room, struct msg_holder *ho
     const struct lease *lease;
     uint32_t n = 0;
 
-    LIST_FOREACH(lease, &array->leases, of_array)
-    {
+    LIST_FOREACH(lease, &array->leases, of_array) {
         struct msg_holder record = holder_record(lease);
         if (n == max || !room_take(room, msg_holder_size(&record), 0))
             break;

@@ -357,7 +357,7 @@ alloc_failed(struct core *core, struct block *block, const struct core_alloc_res
     block_retire(core, block);
     block_destroy(core, block);
     TAILQ_FOREACH(waiter, &retries, link)
-    reclaim_all(core, device, waiter->charge.user);
+        reclaim_all(core, device, waiter->charge.user);
     if (!TAILQ_EMPTY(&retries))
         reclaim_doom(core, device, NULL);
     while ((waiter = TAILQ_FIRST(&retries))) {

@@ -88,8 +88,8 @@ watch_find(struct conn *conn, uint32_t request)
     struct watch *watch;
 
     LIST_FOREACH(watch, &conn->watches, of_conn)
-    if (watch->request == request)
-        return watch;
+        if (watch->request == request)
+            return watch;
     return NULL;
 }
 

@@ -43,8 +43,7 @@ opened_find(const struct share_ticket *ticket, const struct context *context,
 {
     struct range *range;
     *ret = NULL;
-    RB_FOREACH(range, range_tree, &soft->ranges.usable)
-    {
+    RB_FOREACH(range, range_tree, &soft->ranges.usable) {
         if (range->kind != RANGE_OPENED || range->ordinal != context->device->ordinal ||
             range->opened.socket != ticket->socket)
             continue;

@@ -62,8 +62,7 @@ captures_spoil(struct context *context, pid_t thread)
 {
     CUresult result = CUDA_SUCCESS;
     struct stream *stream;
-    LIST_FOREACH(stream, &context->streams, context_link)
-    {
+    LIST_FOREACH(stream, &context->streams, context_link) {
         struct capture *capture = &stream->capture;
         if (thread &&
             (capture->thread != thread || capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED))

@@ -155,8 +155,7 @@ collect_points(struct context *context, struct point *points)
 {
     size_t n = 0;
     struct stream *stream;
-    LIST_FOREACH(stream, &context->streams, context_link)
-    {
+    LIST_FOREACH(stream, &context->streams, context_link) {
         if (stream_passed(stream, stream->submitted))
             continue;
         object_ref(&stream->object);
@@ -172,7 +171,7 @@ count_streams(struct context *context)
     size_t n = 0;
     struct stream *stream;
     LIST_FOREACH(stream, &context->streams, context_link)
-    n++;
+        n++;
     return n;
 }
 
@@ -181,8 +180,7 @@ context_precede(struct context *context, struct op *op)
 {
     struct stream *stream;
     LOCKED(&context->order);
-    LIST_FOREACH(stream, &context->streams, context_link)
-    {
+    LIST_FOREACH(stream, &context->streams, context_link) {
         int r = op_wait_for(op, stream, stream->submitted);
         if (r < 0)
             return r;
@@ -253,8 +251,7 @@ first_open_stream(struct context *context)
 {
     LOCKED(&context->order);
     struct stream *stream;
-    LIST_FOREACH(stream, &context->streams, context_link)
-    {
+    LIST_FOREACH(stream, &context->streams, context_link) {
         if (stream->closed)
             continue;
         object_ref(&stream->object);

@@ -278,7 +278,7 @@ event_ipc_interrupt(void)
     struct ipc_event *ipc;
     LOCKED(&soft->ipc_events.lock);
     LIST_FOREACH(ipc, &soft->ipc_events.all, link)
-    shared_wake(ipc->shared);
+        shared_wake(ipc->shared);
 }
 
 void
@@ -298,7 +298,7 @@ event_ipc_in_child(void)
 {
     struct ipc_event *ipc;
     LIST_FOREACH(ipc, &soft->ipc_events.all, link)
-    ipc->fd = fd_close(ipc->fd);
+        ipc->fd = fd_close(ipc->fd);
     LIST_INIT(&soft->ipc_events.all); /* their pages are not here, nobody may touch them */
     pthread_mutex_unlock(&soft->ipc_events.lock);
 }
@@ -337,8 +337,7 @@ shared_again(const struct share_ticket *ticket)
 {
     struct ipc_event *ipc;
     LOCKED(&soft->ipc_events.lock);
-    LIST_FOREACH(ipc, &soft->ipc_events.all, link)
-    {
+    LIST_FOREACH(ipc, &soft->ipc_events.all, link) {
         if (ipc->fd >= 0 || memcmp(ipc->opened, ticket->id, sizeof(ticket->id)) != 0)
             continue;
         void *at = mremap(ipc->shared, 0, SHARED_SIZE, MREMAP_MAYMOVE);

@@ -49,8 +49,7 @@ ranges_forget(struct range_tree *tree)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     struct range *range;
-    RB_FOREACH(range, range_tree, tree)
-    {
+    RB_FOREACH(range, range_tree, tree) {
         if (range->memory)
             mmap((void *)range->start, range->size, PROT_NONE, flags, -1, 0);
     }

@@ -343,8 +343,7 @@ static struct heap_block *
 find_free(struct heap *heap, size_t size, struct stream *stream)
 {
     struct heap_block *block;
-    RB_FOREACH(block, heap_tree, &heap->free)
-    {
+    RB_FOREACH(block, heap_tree, &heap->free) {
         if (block->size >= size && (!stream || block_is_ready(heap, block, stream)))
             return block;
     }
@@ -356,8 +355,7 @@ static struct heap_block *
 find_run(struct heap *heap, size_t size, struct stream *stream)
 {
     struct heap_block *block, *first = NULL;
-    TAILQ_FOREACH(block, &heap->blocks, link)
-    {
+    TAILQ_FOREACH(block, &heap->blocks, link) {
         if (block->state == HEAP_USED || !block_is_ready(heap, block, stream))
             first = NULL;
         else if (!first)
@@ -507,8 +505,7 @@ static bool
 give_back_one(struct heap *heap)
 {
     struct heap_block *block;
-    TAILQ_FOREACH_REVERSE(block, &heap->blocks, heap_blocks, link)
-    {
+    TAILQ_FOREACH_REVERSE(block, &heap->blocks, heap_blocks, link) {
         if (block->state == HEAP_FREE && !block->since.stream && give_back_from(heap, block))
             return true;
     }
@@ -530,9 +527,9 @@ heap_deinit(struct heap *heap)
 {
     struct heap_block *block;
     TAILQ_FOREACH(block, &heap->blocks, link)
-    heap_mark(heap, block, NULL, 0);
+        heap_mark(heap, block, NULL, 0);
     TAILQ_FOREACH(block, &heap->blocks, link)
-    block = block_join_around(heap, block);
+        block = block_join_around(heap, block);
     while (give_back_one(heap))
         continue;
     while ((block = TAILQ_FIRST(&heap->blocks)))

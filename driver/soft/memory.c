@@ -418,7 +418,7 @@ memory_in_child(void)
 {
     struct memory *memory;
     LIST_FOREACH(memory, &soft->memories.all, link)
-    memory->fd = fd_close(memory->fd);
+        memory->fd = fd_close(memory->fd);
     LIST_INIT(&soft->memories.all);
     pthread_mutex_unlock(&soft->memories.lock);
 }

@@ -89,8 +89,7 @@ pools_settle(void)
     if (!soft->pools.any)
         return;
     LOCKED(&soft->pools.lock);
-    LIST_FOREACH(pool, &soft->pools.all, link)
-    {
+    LIST_FOREACH(pool, &soft->pools.all, link) {
         heap_settle(&pool->heap);
         heap_shrink(&pool->heap, pool->threshold);
     }
@@ -227,8 +226,7 @@ static struct pool *
 marked_find(const CUmemLocation *location, CUmemAllocationType type, bool current)
 {
     struct pool *pool;
-    LIST_FOREACH(pool, &soft->pools.all, link)
-    {
+    LIST_FOREACH(pool, &soft->pools.all, link) {
         if ((current ? pool->current : pool->standard) && pool->type == type &&
             location_is(&pool->location, location))
             return pool;

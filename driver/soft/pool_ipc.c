@@ -71,8 +71,7 @@ static CUmemoryPool
 imported_find(int fd)
 {
     struct pool *pool;
-    LIST_FOREACH(pool, &soft->pools.all, link)
-    {
+    LIST_FOREACH(pool, &soft->pools.all, link) {
         if (pool->imported && !pool->ended && is_same_file(pool->heap.memory->fd, fd))
             return (CUmemoryPool)(uintptr_t)pool->object.handle;
     }

@@ -240,6 +240,6 @@ range_count(enum range_kind kind)
     size_t n = 0;
     LOCKED(&map->lock);
     RB_FOREACH(range, range_tree, kind == RANGE_RESERVATION ? &map->reservations : &map->usable)
-    n += range->kind == kind;
+        n += range->kind == kind;
     return n;
 }

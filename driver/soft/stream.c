@@ -251,8 +251,7 @@ order_by_legacy(struct stream *stream, struct op *op)
         return op_wait_for(op, context->legacy, context->legacy->submitted);
     }
     struct stream *other;
-    LIST_FOREACH(other, &context->streams, context_link)
-    {
+    LIST_FOREACH(other, &context->streams, context_link) {
         if (other == stream || !is_blocking(other))
             continue;
         int r = op_wait_for(op, other, other->submitted);
@@ -505,8 +504,7 @@ soft_cuStreamQuery(CUstream handle)
     RETURN_IF(stream_get(handle, &stream));
     RETURN_IF(stream_forbid_capture(stream));
     LOCKED(&stream->context->order);
-    LIST_FOREACH(other, &stream->context->streams, context_link)
-    {
+    LIST_FOREACH(other, &stream->context->streams, context_link) {
         if (counts_for(other, stream) && !stream_passed(other, other->submitted))
             return CUDA_ERROR_NOT_READY;
     }
