@@ -253,8 +253,10 @@ array_take_name(struct core *core, struct array *array, struct refusal *r)
     array->saved = entry_new_name(RECORD_NAME, pool, array->name, array->n_name);
     if (!array->saved)
         return -ENOMEM;
-    if (user_charge(array->charge.user, RES_NAMES, 1, r))
+    if (user_charge(array->charge.user, RES_NAMES, 1, r)) {
+        entry_free(TAKE_PTR(array->saved));
         return REFUSED;
+    }
     array->generation = pool->floor + 1;
     array_insert_name(core, array);
     return 0;
