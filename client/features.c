@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "arena/arena.h"
-#include "handoff/access.h"
+#include "handoff/bracket.h"
 #include "handoff/lane.h"
 #include "handoff/page.h"
 #include "memory/array.h"
@@ -27,14 +27,14 @@ DEFINE_CLEANUP(struct caid_client *, caid_client_close)
  * are given up. What waits for pages goes before them, and both before the blocks, which stay where
  * these say so. */
 static const struct feature *const features[] = {
-    &access_feature, &lease_feature,    &lane_feature,  &page_feature,
-    &arena_feature,  &standing_feature, &array_feature, &block_feature,
-    &watch_feature,  &part_feature,     NULL,
+    &bracket_feature, &lease_feature,    &lane_feature,  &page_feature,
+    &arena_feature,   &standing_feature, &array_feature, &block_feature,
+    &watch_feature,   &part_feature,     NULL,
 };
 
 struct whole {
     struct caid_client client; /* the first: it is what is freed */
-    struct access_table accesses;
+    struct bracket_table brackets;
     struct arena_list arenas;
     struct block_table blocks;
     struct lane_table lanes;
@@ -53,7 +53,7 @@ client_new(void)
     if (!whole)
         return NULL;
     struct caid_client *client = &whole->client;
-    access_table_init(client->accesses = &whole->accesses);
+    bracket_table_init(client->brackets = &whole->brackets);
     arena_list_init(client->arenas = &whole->arenas);
     block_table_init(client->blocks = &whole->blocks);
     lane_table_init(client->lanes = &whole->lanes);
@@ -106,7 +106,7 @@ caid_client_close(struct caid_client *client)
         return;
     if (!fork_guard_crossed(&client->guard)) {
         client_enter_anyway(client);
-        access_close(client);
+        bracket_close(client);
         pthread_mutex_unlock(&client->lock);
         lanes_close(client);
         pthread_mutex_lock(&client->lock);

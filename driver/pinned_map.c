@@ -66,11 +66,11 @@ map_aligned(int fd, size_t size, int protection)
 
 /* *ret_left: it failed, and has left the range registered. */
 static int
-register_host(const struct drv *drv, struct pinned_map *map, enum vmm_access access,
-              bool *ret_left, struct drv_error *err)
+register_host(const struct drv *drv, struct pinned_map *map, enum vmm_mode mode, bool *ret_left,
+              struct drv_error *err)
 {
     unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
-                         (access == VMM_READ ? CU_MEMHOSTREGISTER_READ_ONLY : 0);
+                         (mode == VMM_READ ? CU_MEMHOSTREGISTER_READ_ONLY : 0);
 
     *ret_left = false;
     CUresult result = drv->cu.cuMemHostRegister(map->host, map->size, flags);
@@ -90,10 +90,10 @@ pinned_map_drop(struct pinned_map *map)
 }
 
 int
-pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_access access,
+pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_mode mode,
                struct pinned_map *ret, struct drv_error *err)
 {
-    int protection = access == VMM_READ ? PROT_READ : PROT_READ | PROT_WRITE;
+    int protection = mode == VMM_READ ? PROT_READ : PROT_READ | PROT_WRITE;
     bool left;
 
     int r = check_file(fd, size, err);
@@ -103,7 +103,7 @@ pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_access acces
     map.host = map_aligned(fd, size, protection);
     if (map.host == MAP_FAILED)
         return fail_file(err, -errno, "mmap", "");
-    r = register_host(drv, &map, access, &left, err);
+    r = register_host(drv, &map, mode, &left, err);
     if (r < 0 && !left)
         pinned_map_drop(&map);
     if (r < 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Page-locked host memory that processes share: a memfd, mapped here and registered with the
- * driver (cuMemHostRegister), so that the GPU reaches it, too. One mapping per kind of access;
+ * driver (cuMemHostRegister), so that the GPU reaches it, too. One mapping per kind of mode;
  * a read-only one is so for the CPU (PROT_READ) and for the GPU (READ_ONLY). Portable: every
  * context of the process may use it.
  *
@@ -21,7 +21,7 @@ struct pinned_map {
 /* fd is borrowed, and has to be sealed against shrinking and of at least size bytes (-EINVAL):
  * a page that vanished would end the process that touches it. Nothing is left behind on
  * failure. */
-int pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_access access,
+int pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_mode mode,
                    struct pinned_map *ret, struct drv_error *err);
 /* Leaves the map as it is where the driver does not let it go. */
 CUresult pinned_map_free(const struct drv *drv, struct pinned_map *map);

@@ -76,26 +76,25 @@ vmm_alloc_release(const struct drv *drv, struct vmm_alloc *alloc, struct drv_err
 /* vmm_map */
 
 static CUresult
-set_access(const struct drv *drv, CUdeviceptr ptr, size_t size, int ordinal,
-           enum vmm_access access)
+set_access(const struct drv *drv, CUdeviceptr ptr, size_t size, int ordinal, enum vmm_mode mode)
 {
     CUmemAccessDesc desc = {
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
-        .flags = (CUmemAccess_flags)access,
+        .flags = (CUmemAccess_flags)mode,
     };
     return drv->cu.cuMemSetAccess(ptr, size, &desc, 1);
 }
 
 /* The steps of making a map, each undone where a later one fails. */
 static int
-map_range(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
-          enum vmm_access access, CUdeviceptr ptr, struct drv_error *err)
+map_range(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal, enum vmm_mode mode,
+          CUdeviceptr ptr, struct drv_error *err)
 {
     const char *call = "cuMemMap";
     CUresult result = drv->cu.cuMemMap(ptr, alloc->size, 0, alloc->handle, 0);
     if (result == CUDA_SUCCESS) {
         call = "cuMemSetAccess";
-        result = set_access(drv, ptr, alloc->size, ordinal, access);
+        result = set_access(drv, ptr, alloc->size, ordinal, mode);
     }
     if (result != CUDA_SUCCESS)
         drv->cu.cuMemUnmap(ptr,
@@ -105,18 +104,18 @@ map_range(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
 
 int
 vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
-            enum vmm_access access, struct vmm_map *ret, struct drv_error *err)
+            enum vmm_mode mode, struct vmm_map *ret, struct drv_error *err)
 {
     CUdeviceptr ptr;
     CUresult result = drv->cu.cuMemAddressReserve(&ptr, alloc->size, 0, 0, 0);
     if (result != CUDA_SUCCESS)
         return drv_fail(drv, err, "cuMemAddressReserve", result);
-    int r = map_range(drv, alloc, ordinal, access, ptr, err);
+    int r = map_range(drv, alloc, ordinal, mode, ptr, err);
     if (r < 0) {
         drv->cu.cuMemAddressFree(ptr, alloc->size);
         return r;
     }
-    *ret = (struct vmm_map){.ptr = ptr, .size = alloc->size, .access = access};
+    *ret = (struct vmm_map){.ptr = ptr, .size = alloc->size, .mode = mode};
     return 0;
 }
 
@@ -124,7 +123,7 @@ int
 vmm_map_allow(const struct drv *drv, const struct vmm_map *map, int ordinal,
               struct drv_error *err)
 {
-    CUresult result = set_access(drv, map->ptr, map->size, ordinal, map->access);
+    CUresult result = set_access(drv, map->ptr, map->size, ordinal, map->mode);
     return drv_fail(drv, err, "cuMemSetAccess", result);
 }
 

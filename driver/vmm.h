@@ -6,7 +6,7 @@
  * The memory itself lives until the last handle, mapping and exported fd is gone, in any
  * process.
  * vmm_map is an address range with an allocation mapped in whole (another size is refused by
- * the driver) and one access, for one device or more: over the peer link. It does not need the
+ * the driver) and one mode, for one device or more: over the peer link. It does not need the
  * vmm_alloc any more once it exists.
  *
  * No function here needs a CUDA context. All may block for up to milliseconds.
@@ -15,7 +15,7 @@
 
 #include "drv.h"
 
-enum vmm_access {
+enum vmm_mode {
     VMM_READ = 1,
     VMM_READ_WRITE = 3
 }; /* CUmemAccess_flags */
@@ -43,13 +43,13 @@ int vmm_alloc_release(const struct drv *drv, struct vmm_alloc *alloc, struct drv
 struct vmm_map {
     CUdeviceptr ptr;
     size_t size;
-    enum vmm_access access;
+    enum vmm_mode mode;
 };
 
 /* Maps alloc for the device ordinal. On failure nothing stays reserved. */
 int vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
-                enum vmm_access access, struct vmm_map *ret, struct drv_error *err);
-/* Lets one more device reach it, with the same access. Changes nothing on failure. */
+                enum vmm_mode mode, struct vmm_map *ret, struct drv_error *err);
+/* Lets one more device reach it, with the same mode. Changes nothing on failure. */
 int vmm_map_allow(const struct drv *drv, const struct vmm_map *map, int ordinal,
                   struct drv_error *err);
 /* Unmaps and frees the range; takes a zeroed map. */

@@ -36,7 +36,7 @@ array_new(struct caid_client *client, const struct array_spec *spec)
     array->info.name = text_put(&text, spec->name);
     array->info.pool = text_put(&text, spec->pool);
     array->info.metadata = text_put(&text, spec->metadata);
-    array->info.access = array->info.access_device = -1;
+    array->info.mapped_ordinal = array->info.mapped_device = -1;
     array->told = &array->info;
     return array;
 }
@@ -80,7 +80,7 @@ get_leases(struct caid_client *client, struct array_call *call, struct caid_erro
 
 /* Gives an array its address. */
 static int
-array_map(struct caid_array *array, const char *access, struct caid_error *error)
+array_map(struct caid_array *array, const char *device_uuid, struct caid_error *error)
 {
     struct caid_client *client = array->client;
     struct caid_array_info *info = &array->info;
@@ -88,7 +88,7 @@ array_map(struct caid_array *array, const char *access, struct caid_error *error
 
     if (!array->block)
         return 0;
-    int r = gpu_find_place(client, info->device, access, &array->place, error);
+    int r = gpu_find_place(client, info->device, device_uuid, &array->place, error);
     if (r == 0)
         r = block_map(client, array->block, info->readonly ? VMM_READ : VMM_READ_WRITE,
                       array->place, &base, error);
@@ -96,8 +96,8 @@ array_map(struct caid_array *array, const char *access, struct caid_error *error
         return r;
     info->ptr = base.ptr + info->offset;
     info->host_ptr = base.host ? (char *)base.host + info->offset : NULL;
-    info->access = client->gpu.devices[array->place].ordinal;
-    info->access_device = client->gpu.devices[array->place].index;
+    info->mapped_ordinal = client->gpu.devices[array->place].ordinal;
+    info->mapped_device = client->gpu.devices[array->place].index;
     return 0;
 }
 
@@ -106,7 +106,7 @@ array_call_run(struct caid_client *client, struct array_call *call, struct caid_
 {
     int r = get_leases(client, call, error);
     for (size_t i = 0; r == 0 && i < call->n_got; i++)
-        r = array_map(call->arrays[i], call->access, error);
+        r = array_map(call->arrays[i], call->device_uuid, error);
     if (r < 0)
         for (size_t i = 0; i < call->n_got; i++)
             array_close_now(call->arrays[i]);

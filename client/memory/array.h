@@ -82,7 +82,7 @@ struct array_call {
     uint64_t generation; /* of the first one got */
     bool readonly;
     const char
-        *access; /* UUID of the device that is to reach them; NULL: see gpu_find_place() */
+        *device_uuid; /* UUID of the device that is to reach them; NULL: see gpu_find_place() */
 };
 
 /* struct call's take. */

@@ -153,10 +153,10 @@ import_device(const struct drv *drv, struct block *block, struct caid_error *err
 }
 
 static int
-map_device(struct caid_client *client, struct block *block, enum vmm_access access,
-           uint32_t place, struct block_address *ret, struct caid_error *error)
+map_device(struct caid_client *client, struct block *block, enum vmm_mode mode, uint32_t place,
+           struct block_address *ret, struct caid_error *error)
 {
-    struct block_map *map = &block->maps[access == VMM_READ_WRITE];
+    struct block_map *map = &block->maps[mode == VMM_READ_WRITE];
     const struct drv *drv = client->gpu.drv;
     struct drv_error cause = {0};
 
@@ -166,7 +166,7 @@ map_device(struct caid_client *client, struct block *block, enum vmm_access acce
         if (r < 0)
             return r;
         r = map->vmm.ptr ? vmm_map_allow(drv, &map->vmm, ordinal, &cause)
-                         : vmm_map_new(drv, &block->alloc, ordinal, access, &map->vmm, &cause);
+                         : vmm_map_new(drv, &block->alloc, ordinal, mode, &map->vmm, &cause);
         if (r < 0)
             return fail_map(block, r, &cause, error);
         map->places |= UINT64_C(1) << place;
@@ -213,10 +213,10 @@ map_legacy(struct caid_client *client, struct block *block, uint32_t place,
 }
 
 static int
-map_pinned(struct caid_client *client, struct block *block, enum vmm_access access,
-           uint32_t place, struct block_address *ret, struct caid_error *error)
+map_pinned(struct caid_client *client, struct block *block, enum vmm_mode mode, uint32_t place,
+           struct block_address *ret, struct caid_error *error)
 {
-    struct pinned_map *map = &block->maps[access == VMM_READ_WRITE].pinned;
+    struct pinned_map *map = &block->maps[mode == VMM_READ_WRITE].pinned;
     struct drv_error cause = {0};
     const struct drv *drv;
 
@@ -224,7 +224,7 @@ map_pinned(struct caid_client *client, struct block *block, enum vmm_access acce
         int r = gpu_push_place(client, place, &drv, error);
         if (r < 0)
             return r;
-        r = pinned_map_new(drv, block->fd, block->size, access, map, &cause);
+        r = pinned_map_new(drv, block->fd, block->size, mode, map, &cause);
         gpu_pop(drv);
         if (r < 0)
             return fail_map(block, r, &cause, error);
@@ -235,16 +235,16 @@ map_pinned(struct caid_client *client, struct block *block, enum vmm_access acce
 }
 
 int
-block_map(struct caid_client *client, struct block *block, enum vmm_access access,
-          uint32_t place, struct block_address *ret, struct caid_error *error)
+block_map(struct caid_client *client, struct block *block, enum vmm_mode mode, uint32_t place,
+          struct block_address *ret, struct caid_error *error)
 {
     int r;
 
     pthread_mutex_lock(&block->lock);
     switch (block->kind) {
     case BLOCK_LEGACY: r = map_legacy(client, block, place, ret, error); break;
-    case BLOCK_PINNED: r = map_pinned(client, block, access, place, ret, error); break;
-    default: r = map_device(client, block, access, place, ret, error); break;
+    case BLOCK_PINNED: r = map_pinned(client, block, mode, place, ret, error); break;
+    default: r = map_device(client, block, mode, place, ret, error); break;
     }
     pthread_mutex_unlock(&block->lock);
     return r;

@@ -6,7 +6,7 @@
  *   device  an fd, imported once; mapped at most once read-only and once read-write, for as many
  *           devices of this process as ask for it
  *   legacy  a 64-byte handle, opened once, in one primary context
- *   pinned  an fd of host memory, mapped and registered once per access
+ *   pinned  an fd of host memory, mapped and registered once per mode
  *
  * The hold. The daemon sends a block with the first lease in it and then counts on this client
  * having it, until the client says `forget`. So a block may be forgotten only when no lease in
@@ -137,5 +137,5 @@ struct block_address {
 
 /* The block's address in this process, for the device at `place`: imported and mapped now where
  * it was not yet. The caller has a lease in it and does not hold the client's lock. */
-int block_map(struct caid_client *client, struct block *block, enum vmm_access access,
+int block_map(struct caid_client *client, struct block *block, enum vmm_mode mode,
               uint32_t place, struct block_address *ret, struct caid_error *error);

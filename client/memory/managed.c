@@ -82,8 +82,8 @@ allocate(struct caid_client *client, const struct caid_create_options *o, uint64
     uint64_t ptr = extra ? ALIGN_UP(array->managed, extra) : array->managed;
     array->info.ptr = ptr;
     array->info.host_ptr = (void *)(uintptr_t)ptr;
-    array->info.access = client->gpu.devices[array->place].ordinal;
-    array->info.access_device = client->gpu.devices[array->place].index;
+    array->info.mapped_ordinal = client->gpu.devices[array->place].ordinal;
+    array->info.mapped_device = client->gpu.devices[array->place].index;
     return 0;
 }
 

@@ -14,7 +14,7 @@
 struct opening {
     struct msg_str pool, mode;
     uint64_t generation;
-    const char *access;
+    const char *device_uuid;
     bool readonly;
 };
 
@@ -28,7 +28,7 @@ opening_init(struct opening *ret, const struct caid_open_options *options,
     if (r == 0)
         r = check_pool(opts.pool, error);
     if (r == 0)
-        r = check_text("access", opts.access, false, error);
+        r = check_text("device", opts.device_uuid, false, error);
     if (r < 0)
         return r;
     const char *mode = opts.mode ? opts.mode : "r";
@@ -38,7 +38,7 @@ opening_init(struct opening *ret, const struct caid_open_options *options,
         .pool = msg_str_opt(opts.pool),
         .mode = MSG_STR(mode),
         .generation = opts.generation,
-        .access = opts.access,
+        .device_uuid = opts.device_uuid,
         .readonly = strcmp(mode, "r") == 0,
     };
     return 0;
@@ -78,7 +78,7 @@ open_some(struct caid_client *client, const struct opening *opening, struct caid
         .arrays = arrays,
         .n_wanted = n_asked,
         .readonly = opening->readonly,
-        .access = opening->access,
+        .device_uuid = opening->device_uuid,
     };
     int r = array_call_run(client, &call, error);
     if (r == 0)

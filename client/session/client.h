@@ -49,7 +49,7 @@ struct caid_client {
     const struct feature *const *features; /* feature.h; the last one is NULL */
 
     /* What the features have of this client: each one's is its own. */
-    struct access_table *accesses;
+    struct bracket_table *brackets;
     struct arena_list *arenas;
     struct block_table *blocks;
     struct lane_table *lanes;

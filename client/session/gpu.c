@@ -224,8 +224,8 @@ find_uuid(const struct gpu *gpu, const char *uuid, uint32_t *ret, struct caid_er
 }
 
 int
-gpu_find_place(struct caid_client *client, int32_t index, const char *access, uint32_t *ret,
-               struct caid_error *error)
+gpu_find_place(struct caid_client *client, int32_t index, const char *device_uuid,
+               uint32_t *ret, struct caid_error *error)
 {
     const struct gpu *gpu = &client->gpu;
     const struct drv *drv;
@@ -236,8 +236,8 @@ gpu_find_place(struct caid_client *client, int32_t index, const char *access, ui
         r = gpu_driver(client, &drv, error);
     if (r < 0)
         return r;
-    if (access)
-        return find_uuid(gpu, access, ret, error);
+    if (device_uuid)
+        return find_uuid(gpu, device_uuid, ret, error);
     for (uint32_t i = 0; i < gpu->n_devices; i++)
         if (gpu->devices[i].index == index) {
             *ret = i;

@@ -51,17 +51,17 @@ void gpu_abandon(struct gpu *gpu);
 int gpu_driver(struct caid_client *client, const struct drv **ret, struct caid_error *error);
 
 /* Where memory of the daemon's device `index` is reached from: the device of this process that
- * access (a UUID) names; without it the same device, or the first one where that is hidden.
+ * device_uuid names; without it the same device, or the first one where that is hidden.
  * Opens the driver. CAID_ERR_DEVICE. */
-int gpu_find_place(struct caid_client *client, int32_t index, const char *access, uint32_t *ret,
-                   struct caid_error *error);
+int gpu_find_place(struct caid_client *client, int32_t index, const char *device_uuid,
+                   uint32_t *ret, struct caid_error *error);
 
 /* The primary context of a place, retained for as long as the client lives. */
 int gpu_context(struct caid_client *client, uint32_t place, CUcontext *ret,
                 struct caid_error *error);
 
 /* Makes the primary context the thread's current one until gpu_pop(): what was current is so
- * again then. gpu_push() takes an index as gpu_find_place() without access. */
+ * again then. gpu_push() takes an index as gpu_find_place() without device_uuid. */
 int gpu_push_place(struct caid_client *client, uint32_t place, const struct drv **ret_drv,
                    struct caid_error *error);
 int gpu_push(struct caid_client *client, int32_t index, const struct drv **ret_drv,

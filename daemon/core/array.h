@@ -40,9 +40,9 @@ struct array { /* a million of them must be cheap */
         struct part *part;   /* is_part; NULL: given up */
     };
 
-    struct access *access; /* NULL: nobody uses it, and no fence is left */
-    char *name;            /* "": never had one. Lies behind this struct, or is allocated */
-    char *metadata;        /* or NULL; allocated */
+    struct use *use; /* NULL: nobody uses it, and no fence is left */
+    char *name;      /* "": never had one. Lies behind this struct, or is allocated */
+    char *metadata;  /* or NULL; allocated */
     uint64_t nbytes;
     uint64_t span;       /* bytes that it needs */
     uint32_t n_leases;   /* of connections that are there */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A bracket waits at each of its arrays (access.c) until it is its turn at all of them; then it is
+ * A bracket waits at each of its arrays (use.c) until it is its turn at all of them; then it is
  * open, and its reply says what its stream has to wait for.
  *
  * A bracket is charged for itself and for its claims, each with the fence that its end may need, so
@@ -115,7 +115,7 @@ static void
 bracket_destroy(struct core *core, struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
-        assert(!bracket->claims[i].access);
+        assert(!bracket->claims[i].use);
         free(bracket->claims[i].fence);
     }
     RB_REMOVE(brackets, &bracket->conn->brackets, bracket);
@@ -132,8 +132,8 @@ bracket_free(struct core *core, struct bracket *bracket)
     if (bracket->waiting)
         stop_waiting(core, bracket);
     for (uint32_t i = 0; i < bracket->n_claims; i++)
-        if (bracket->claims[i].access)
-            access_leave(core, &bracket->claims[i]);
+        if (bracket->claims[i].use)
+            use_leave(core, &bracket->claims[i]);
     bracket_destroy(core, bracket);
 }
 
@@ -152,11 +152,11 @@ bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint3
     assert(!bracket->waiting);
     for (uint32_t i = 0; i < bracket->n_claims && !undone; i++) {
         struct claim *claim = &bracket->claims[i];
-        if (!claim->access)
+        if (!claim->use)
             continue;
-        access_end(claim, page, slot, value);
+        use_end(claim, page, slot, value);
         if (claim->write)
-            claim->access->array->abandoned = abandon;
+            claim->use->array->abandoned = abandon;
     }
     bracket_free(core, bracket);
 }
@@ -174,14 +174,14 @@ add_claim(struct bracket *bracket, uint64_t id, bool write, uint64_t number, str
         return REFUSED;
     if (write && lease->readonly)
         return refuse(r, PROTO_ERR_PERMISSION, "lease %" PRIu64 " is for reading", id);
-    if (lease->array->access && lease->array->access->visited[0] == number)
+    if (lease->array->use && lease->array->use->visited[0] == number)
         return refuse(r, PROTO_ERR_INVALID, "an array is in the list twice");
     claim->fence = calloc(1, sizeof(*claim->fence));
-    if (!claim->fence || access_get(lease->array, &claim->access) < 0) {
+    if (!claim->fence || use_get(lease->array, &claim->use) < 0) {
         free(claim->fence);
         return -ENOMEM;
     }
-    claim->access->visited[0] = number;
+    claim->use->visited[0] = number;
     claim->bracket = bracket;
     claim->lease = lease;
     claim->write = write;
@@ -207,7 +207,7 @@ static void
 bracket_discard(struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
-        access_settle(bracket->claims[i].access);
+        use_settle(bracket->claims[i].use);
         free(bracket->claims[i].fence);
     }
     thread_put(bracket->conn, bracket->thread);
@@ -272,7 +272,7 @@ bracket_queue(struct core *core, struct bracket *bracket)
     core->n_brackets++;
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         LIST_INSERT_HEAD(&bracket->claims[i].lease->claims, &bracket->claims[i], of_lease);
-        access_queue(core, &bracket->claims[i]);
+        use_queue(core, &bracket->claims[i]);
     }
 }
 
@@ -293,8 +293,8 @@ kept_by(const struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         if (!bracket->claims[i].ready)
-            return bracket->claims[i].access->array;
-    return bracket->claims[0].access->array;
+            return bracket->claims[i].use->array;
+    return bracket->claims[0].use->array;
 }
 
 static int
@@ -309,7 +309,7 @@ static int
 bracket_wait(struct core *core, struct bracket *bracket, const struct bracket_request *req,
              struct refusal *r)
 {
-    if (access_is_deadlock(core, bracket))
+    if (use_is_deadlock(core, bracket))
         return refuse_deadlock(bracket, r);
     if (req->nowait)
         return refuse(r, PROTO_ERR_TIMEOUT, "array \"%s\" is in use (caidctl show)",
@@ -354,8 +354,8 @@ bracket_find_abandoned(struct core *core, const struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         const struct claim *claim = &bracket->claims[i];
-        if (claim->access && !claim->write && access_is_abandoned(core, claim->access->array))
-            return claim->access->array;
+        if (claim->use && !claim->write && use_is_abandoned(core, claim->use->array))
+            return claim->use->array;
     }
     return NULL;
 }
@@ -366,7 +366,7 @@ static bool
 wait_on(struct core *core, struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++)
-        access_unready(&bracket->claims[i]);
+        use_unready(&bracket->claims[i]);
     if (bracket->n_unready > 0)
         TAILQ_REMOVE(&core->ready, bracket, ready);
     return bracket->n_unready > 0;
@@ -383,7 +383,7 @@ bracket_open(struct core *core, struct bracket *bracket)
     if (bracket->had_to_wait)
         core->turns_given.last_ns = core->now_ns - bracket->since_ns;
     for (uint32_t i = 0; i < bracket->n_claims; i++)
-        access_hold(core, &bracket->claims[i]);
+        use_hold(core, &bracket->claims[i]);
     bracket->waiting = false;
     rc = fences_reply(core, bracket, bracket->request, MSG_BEGIN, 0, 0, &r);
     if (rc == 0)
@@ -411,7 +411,7 @@ bracket_turn(struct core *core, struct bracket *bracket)
         bracket_free(core, bracket); /* its client is not told any more */
     } else if (!wait_on(core, bracket)) {
         bracket_open(core, bracket);
-    } else if (access_is_deadlock(core, bracket)) {
+    } else if (use_is_deadlock(core, bracket)) {
         refuse_deadlock(bracket, &r);
         bracket_refuse(core, bracket, &r);
     }
@@ -462,7 +462,7 @@ static void
 abandon(const struct claim *claim)
 {
     if (claim->write)
-        claim->access->array->abandoned = true;
+        claim->use->array->abandoned = true;
 }
 
 void
@@ -479,7 +479,7 @@ bracket_drop_lease(struct core *core, struct lease *lease)
             continue;
         }
         abandon(claim);
-        access_leave(core, claim);
+        use_leave(core, claim);
     }
 }
 
@@ -502,11 +502,11 @@ brackets_depart(struct core *core, struct conn *conn)
         next = RB_NEXT(brackets, &conn->brackets, bracket);
         for (uint32_t i = 0; i < bracket->n_claims; i++) {
             struct claim *claim = &bracket->claims[i];
-            if (!claim->access)
+            if (!claim->use)
                 continue;
             keeps = true;
             abandon(claim);
-            access_scan(core, claim->access);
+            use_scan(core, claim->use);
         }
         if (!keeps)
             bracket_free(core, bracket);
@@ -520,7 +520,7 @@ brackets_free(struct core *core, struct conn *conn)
 
     while ((bracket = RB_MIN(brackets, &conn->brackets))) {
         for (uint32_t i = 0; i < bracket->n_claims; i++)
-            if (bracket->claims[i].access)
+            if (bracket->claims[i].use)
                 abandon(&bracket->claims[i]); /* it may have been discarded meanwhile */
         bracket_free(core, bracket);
     }

@@ -6,8 +6,8 @@
  */
 #pragma once
 
-#include "access.h"
 #include "refusal.h"
+#include "use.h"
 
 /* One of a client's threads, as far as its brackets go: it ends those that are open only when those that it
  * waits for itself have come. While it has any. */
@@ -54,7 +54,7 @@ RB_PROTOTYPE(asking, bracket, of_conn, )
 RB_PROTOTYPE(threads, thread, node, )
 
 /* What each is charged of host memory. Claims and fences also count as one of RES_BRACKETS. */
-#define FENCE_HOST   (sizeof(struct fence) + sizeof(struct access))
+#define FENCE_HOST   (sizeof(struct fence) + sizeof(struct use))
 #define CLAIM_HOST   (sizeof(struct claim) + FENCE_HOST)
 #define BRACKET_HOST (sizeof(struct bracket) + sizeof(struct thread))
 

@@ -66,8 +66,8 @@ check_array(const struct array *array)
     CHECK(!array->pending);
     CHECK(array->creating || array->named || array->n_leases || array->n_departed ||
           array->is_whole || array->lingering);
-    CHECK(!array->access || (array->access->array == array && access_is_right(array->access)));
-    CHECK(!array->lingering || (array->access && !array->named && !array->n_leases));
+    CHECK(!array->use || (array->use->array == array && use_is_right(array->use)));
+    CHECK(!array->lingering || (array->use && !array->named && !array->n_leases));
     CHECK(!array->creating || (!array->n_leases && !array->n_departed));
     CHECK(array->listed == (!array->named && !array->creating));
     CHECK(array->creating || !block == !array->span);
@@ -199,7 +199,7 @@ check_range(const struct block *block, const struct range *range)
     CHECK(array->range == range);
     CHECK(array->pool == block->pool); /* I1 */
     if (array->pending) {
-        CHECK(!array->access); /* I2 */
+        CHECK(!array->use); /* I2 */
         CHECK(block->state == BLOCK_LIVE);
         CHECK(!block->own || block->spared);
     } else {
@@ -311,8 +311,8 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         for (uint32_t i = 0; i < bracket->n_claims; i++) {
             const struct claim *claim = &bracket->claims[i];
             CHECK(claim->fence && claim->bracket == bracket);
-            CHECK(claim->access || !bracket->waiting);
-            CHECK(!claim->access || claim->lease->conn == conn);
+            CHECK(claim->use || !bracket->waiting);
+            CHECK(!claim->use || claim->lease->conn == conn);
             unready += bracket->waiting && !claim->ready;
         }
         CHECK(!bracket->waiting || bracket->n_unready == unready);
@@ -327,7 +327,7 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         CHECK(page->conn == conn && page_find(core, page->id) == page);
         LIST_FOREACH(fence, &page->fences, of_page) {
             CHECK(fence->page == page && fence->value <= page->last[fence->slot]);
-            CHECK(fence->access->array->access == fence->access);
+            CHECK(fence->use->array->use == fence->use);
             host += FENCE_HOST;
             uses->used[RES_BRACKETS]++;
         }

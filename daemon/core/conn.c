@@ -109,7 +109,7 @@ conn_drop_requests(struct core *core, struct conn *conn)
     entry_drop_sends(core, conn->id);
 }
 
-/* Ends every access; keeps what the GPU may still write to for the process, and what it may have
+/* Ends every use; keeps what the GPU may still write to for the process, and what it may have
  * open that must not be freed under it. */
 static void
 conn_depart(struct core *core, struct conn *conn)

@@ -132,7 +132,7 @@ struct core_peer { /* from the kernel, never from the client */
  * many connections as it may; it was not taken up. -ENOMEM. */
 int core_connect(struct core *core, uint64_t conn, const struct core_peer *peer,
                  uint64_t now_ns);
-/* The socket has hung up: ends the connection and every access. true: memory that it had leased
+/* The socket has hung up: ends the connection and every bracket. true: memory that it had leased
  * waits for core_exited(), because the GPU may write for it as long as the process lives (I2), or for a
  * CORE_FORGET. */
 bool core_hangup(struct core *core, uint64_t conn);

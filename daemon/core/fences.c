@@ -69,16 +69,16 @@ dues_unite(struct dues *dues)
 static void
 dues_add_claim(struct dues *dues, const struct claim *claim, const struct due *after)
 {
-    const struct access *access = claim->access;
+    const struct use *use = claim->use;
     const struct fence *fence;
 
-    if (!access)
+    if (!use)
         return;
-    if (access->write)
-        dues_add(dues, access->write, !claim->write, after);
+    if (use->write)
+        dues_add(dues, use->write, !claim->write, after);
     if (!claim->write)
         return;
-    LIST_FOREACH(fence, &access->reads, of_access)
+    LIST_FOREACH(fence, &use->reads, of_use)
         dues_add(dues, fence, false, after);
 }
 
@@ -90,10 +90,10 @@ count_fences(struct bracket *bracket)
 
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         const struct claim *claim = &bracket->claims[i];
-        if (!claim->access)
+        if (!claim->use)
             continue;
-        access_sweep(claim->access, claim->write);
-        n += (claim->access->write ? 1 : 0) + (claim->write ? claim->access->n_reads : 0);
+        use_sweep(claim->use, claim->write);
+        n += (claim->use->write ? 1 : 0) + (claim->write ? claim->use->n_reads : 0);
     }
     return n;
 }

@@ -33,18 +33,18 @@ count(struct core *core, const struct array *array, bool there)
 bool
 linger_array(struct core *core, struct array *array)
 {
-    struct access *access = array->access;
+    struct use *use = array->use;
 
-    if (!access || array->lingering)
+    if (!use || array->lingering)
         return array->lingering;
-    assert(!access->n_waiting && LIST_EMPTY(&access->held));
-    access_sweep_dead(access);
-    if (!access_has_fences(access)) {
-        access_settle(access);
+    assert(!use->n_waiting && LIST_EMPTY(&use->held));
+    use_sweep_dead(use);
+    if (!use_has_fences(use)) {
+        use_settle(use);
         return false;
     }
     array->lingering = true;
-    TAILQ_INSERT_TAIL(&core->lingering, access, of_lingering);
+    TAILQ_INSERT_TAIL(&core->lingering, use, of_lingering);
     count(core, array, true);
     linger_later(core, LINGER_TURN_NS);
     return true;
@@ -52,21 +52,21 @@ linger_array(struct core *core, struct array *array)
 
 /* Settled at the end of the event: who comes here may be amid something. */
 void
-linger_end(struct core *core, struct access *access)
+linger_end(struct core *core, struct use *use)
 {
-    TAILQ_REMOVE(&core->lingering, access, of_lingering);
-    TAILQ_INSERT_TAIL(&core->landed, access, of_lingering);
+    TAILQ_REMOVE(&core->lingering, use, of_lingering);
+    TAILQ_INSERT_TAIL(&core->landed, use, of_lingering);
 }
 
 void
-linger_stop(struct core *core, struct access_list *list)
+linger_stop(struct core *core, struct use_list *list)
 {
-    struct access *access = TAILQ_FIRST(list);
+    struct use *use = TAILQ_FIRST(list);
 
-    TAILQ_REMOVE(list, access, of_lingering);
-    count(core, access->array, false);
-    access->array->lingering = false;
-    access_settle(access);
+    TAILQ_REMOVE(list, use, of_lingering);
+    count(core, use->array, false);
+    use->array->lingering = false;
+    use_settle(use);
 }
 
 void
@@ -81,15 +81,15 @@ linger_forget(struct core *core)
 bool
 linger_look(struct core *core)
 {
-    struct access *last = TAILQ_LAST(&core->lingering, access_list), *access = NULL;
+    struct use *last = TAILQ_LAST(&core->lingering, use_list), *use = NULL;
 
-    for (size_t i = 0; access != last && i < MAX_ARRAYS; i++) {
-        access = TAILQ_FIRST(&core->lingering);
-        TAILQ_REMOVE(&core->lingering, access, of_lingering);
-        TAILQ_INSERT_TAIL(&core->lingering, access, of_lingering);
-        access_sweep_dead(access);
-        if (!access_has_fences(access))
-            linger_end(core, access);
+    for (size_t i = 0; use != last && i < MAX_ARRAYS; i++) {
+        use = TAILQ_FIRST(&core->lingering);
+        TAILQ_REMOVE(&core->lingering, use, of_lingering);
+        TAILQ_INSERT_TAIL(&core->lingering, use, of_lingering);
+        use_sweep_dead(use);
+        if (!use_has_fences(use))
+            linger_end(core, use);
     }
-    return access != last;
+    return use != last;
 }

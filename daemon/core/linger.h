@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "access.h"
+#include "use.h"
 
 #define LINGER_TURN_NS UINT64_C(10000000) /* between two looks at the same */
 #define LINGER_REST_NS UINT64_C(1000000)  /* until those that a turn has left out */
@@ -17,10 +17,10 @@ void linger_later(struct core *core, uint64_t ns);
 /* A dead array: whether fences keep it. Then it lingers, and is settled when they have passed. */
 bool linger_array(struct core *core, struct array *array);
 /* The last fence of one that lingers is gone. */
-void linger_end(struct core *core, struct access *access);
+void linger_end(struct core *core, struct use *use);
 /* Looks at some; whether it has left some out. */
 bool linger_look(struct core *core);
 /* It lingers no more; the array is to be settled. */
-void linger_stop(struct core *core, struct access_list *list);
+void linger_stop(struct core *core, struct use_list *list);
 /* They are not settled: the core ends. */
 void linger_forget(struct core *core);

@@ -299,14 +299,14 @@ page_drop_fences(struct core *core, struct page *page)
     struct fence *fence;
 
     while ((fence = LIST_FIRST(&page->fences))) {
-        struct access *access = fence->access;
-        if (fence == access->write &&
+        struct use *use = fence->use;
+        if (fence == use->write &&
             timeline_state(&page->slots[fence->slot], fence->value) != FENCE_PASSED)
-            access_abandon(core, access);
+            use_abandon(core, use);
         fence_free(fence);
-        if (access->array->lingering && !access_has_fences(access))
-            linger_end(core, access);
-        access_settle(access);
+        if (use->array->lingering && !use_has_fences(use))
+            linger_end(core, use);
+        use_settle(use);
     }
 }
 

@@ -53,7 +53,7 @@ on_unlink(struct core *core, struct conn *conn, uint32_t id, const void *params,
 static bool
 is_abandoned(const struct array *array)
 {
-    const struct fence *fence = array->access ? array->access->write : NULL;
+    const struct fence *fence = array->use ? array->use->write : NULL;
 
     return array->abandoned || (fence && timeline_state(&fence->page->slots[fence->slot],
                                                         fence->value) == FENCE_LOST);
@@ -62,7 +62,7 @@ is_abandoned(const struct array *array)
 static struct msg_entry
 entry_record(const struct core *core, const struct array *array)
 {
-    const struct access *access = array->access;
+    const struct use *use = array->use;
 
     return (struct msg_entry){
         .pool = MSG_STR(array->pool->name),
@@ -75,9 +75,9 @@ entry_record(const struct core *core, const struct array *array)
         .uid = array->charge.user->uid,
         .leases = (uint64_t)array->n_leases + array->n_departed,
         .memory = MSG_STR(array_memory(array)),
-        .readers = access ? access->n_readers : 0,
-        .writers = access ? access->n_writers : 0,
-        .waiting = access ? access->n_waiting : 0,
+        .readers = use ? use->n_readers : 0,
+        .writers = use ? use->n_writers : 0,
+        .waiting = use ? use->n_waiting : 0,
         .abandoned = is_abandoned(array),
         .parts = part_count(core, array),
     };

@@ -25,7 +25,7 @@ whole_check(struct core *core, struct conn *conn, const struct lease *lease, str
         return refuse(r, PROTO_ERR_INVALID, "the array was opened \"r\"");
     if (array->is_part)
         return refuse(r, PROTO_ERR_INVALID, "the array is a part of another one itself");
-    if (access_is_abandoned(core, lease->array))
+    if (use_is_abandoned(core, lease->array))
         return refuse(r, PROTO_ERR_ABANDONED, "the array's writer died: write or discard it");
     return 0;
 }

@@ -17,7 +17,7 @@ publish_check(struct core *core, const struct msg_publish_params *p, struct conn
         return REFUSED;
     if (name_check(p->name, r) || metadata_check(p->metadata, r))
         return REFUSED;
-    if (access_is_abandoned(core, lease->array))
+    if (use_is_abandoned(core, lease->array))
         return refuse(r, PROTO_ERR_ABANDONED, "the array's writer died: write or discard it");
     *ret = lease->array;
     return 0;

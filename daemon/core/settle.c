@@ -55,10 +55,10 @@ array_abandon(struct core *core, struct array *array)
 void
 arrays_settle_landed(struct core *core)
 {
-    struct access *access;
+    struct use *use;
 
-    while ((access = TAILQ_FIRST(&core->landed))) {
-        struct array *array = access->array;
+    while ((use = TAILQ_FIRST(&core->landed))) {
+        struct array *array = use->array;
         linger_stop(core, &core->landed);
         array_settle(core, array);
     }

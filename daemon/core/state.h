@@ -11,8 +11,8 @@
  *    │        └─ reserve: empty blocks, oldest first;  doomed: those on their way to the driver
  *    ├─── conns (by number) ── leases ── array
  *    │        ├─ holds: blocks and others' pages that the client has an fd or handle of
- *    │        ├─ pages of timelines ── fences ── access ── array
- *    │        ├─ brackets ── claims ── access ── array
+ *    │        ├─ pages of timelines ── fences ── use ── array
+ *    │        ├─ brackets ── claims ── use ── array
  *    │        ├─ waiters: creates that wait for memory
  *    │        └─ watches (in the core's tree by pool and name)
  *    ├─── departed: connections that have hung up, whose process has not exited
@@ -22,7 +22,7 @@
  * Who may call whom: an object calls those to its left only. What has to be done further up is
  * returned to the caller, or put on a list of the core that core_run() looks at when the event ends.
  *
- *   refusal actions │ user reply job │ pool watch hold │ block device │ array access │
+ *   refusal actions │ user reply job │ pool watch hold │ block device │ array use │
  *   linger part reclaim │ settle │ lease publish page │ grant fences │ bracket waiter flush │
  *   release request_* conn │ request │ core check
  */
@@ -61,8 +61,8 @@ struct core {
 
     /* What the end of an event looks at. */
     struct bracket_list ready;      /* that wait for nothing any more */
-    struct access_list lingering;   /* of dead arrays, whose fences have not passed */
-    struct access_list landed;      /* of those whose have */
+    struct use_list lingering;      /* of dead arrays, whose fences have not passed */
+    struct use_list landed;         /* of those whose have */
     struct page_list closing_pages; /* given up, with values that have not landed */
     struct waiter_list hopeful;     /* creates that wait for lingering arrays */
     struct conn_list touched_conns; /* that may be of no concern any more */

@@ -297,10 +297,10 @@ static PyMethodDef client_methods[] = {
      PyDoc_STR("_create(name, shape, typestr, descr, strides, pool, device, flags, memory, "
                "alignment, metadata, /)\n--\n\nCreates an array: a Lease.")},
     {"_open", FASTCALL(py_client_open), METH_FASTCALL,
-     PyDoc_STR("_open(name, mode, pool, generation, access, /)\n--\n\n"
+     PyDoc_STR("_open(name, mode, pool, generation, device_uuid, /)\n--\n\n"
                "Opens an array: a Lease.")},
     {"_open_many", FASTCALL(py_client_open_many), METH_FASTCALL,
-     PyDoc_STR("_open_many(names, mode, pool, access, /)\n--\n\n"
+     PyDoc_STR("_open_many(names, mode, pool, device_uuid, /)\n--\n\n"
                "Opens arrays: a list of Leases.")},
     {"_unlink", FASTCALL(py_client_unlink), METH_FASTCALL,
      PyDoc_STR("_unlink(name, pool, /)\n--\n\nRemoves a name.")},
@@ -322,7 +322,7 @@ static PyMethodDef client_methods[] = {
      PyDoc_STR("_timelines(pool, all, /)\n--\n\nNamed timelines: a list of tuples.")},
     {"_begin", FASTCALL(py_client_begin), METH_FASTCALL,
      PyDoc_STR("_begin(reads, writes, stream, keep, timeout, /)\n--\n\n"
-               "Begins to use the arrays of leases on a stream, 0 for the host: an Access.")},
+               "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.")},
     {"_arena_new", FASTCALL(py_client_arena_new), METH_FASTCALL,
      PyDoc_STR("_arena_new(device, pool, memory, block_size, max_pending_count, "
                "max_pending_ratio, max_pending_age, /)\n--\n\nMakes an allocator: an Arena.")},

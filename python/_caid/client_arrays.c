@@ -93,13 +93,13 @@ py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 /* ---- open ---- */
 
 static int
-open_options(const struct module_state *state, PyObject *mode, PyObject *pool, PyObject *access,
-             struct caid_open_options *ret)
+open_options(const struct module_state *state, PyObject *mode, PyObject *pool,
+             PyObject *device_uuid, struct caid_open_options *ret)
 {
     *ret = (struct caid_open_options)CAID_INIT(struct caid_open_options);
     if (py_text_get(state, mode, "mode", CAID_ERR_INVALID, &ret->mode) < 0 ||
         py_text_get(state, pool, "pool", CAID_ERR_INVALID_NAME, &ret->pool) < 0 ||
-        py_text_get(state, access, "device", CAID_ERR_DEVICE, &ret->access) < 0)
+        py_text_get(state, device_uuid, "device", CAID_ERR_DEVICE, &ret->device_uuid) < 0)
         return -1;
     return 0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What Stream, Event, Timeline, Access, Watch and Arena have in common: their life. */
+/* What Stream, Event, Timeline, Bracket, Watch and Arena have in common: their life. */
 #include "handle.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Handle: what Stream, Event, Timeline, Access, Watch and Arena have in common. Each is a thing of libcaid's
+ * Handle: what Stream, Event, Timeline, Bracket, Watch and Arena have in common. Each is a thing of libcaid's
  * or of the driver's that belongs to a client. It holds its Client alive, and ends by close(), with
  * the object, or with the Client, whichever comes first. A Client that is closed ends its handles
  * before its leases and its connection, the newest first: a bracket is newer than the stream that it
@@ -105,7 +105,7 @@ struct stream_object {
     int32_t device;
 };
 
-extern PyType_Spec py_stream_spec, py_event_spec, py_timeline_spec, py_access_spec;
+extern PyType_Spec py_stream_spec, py_event_spec, py_timeline_spec, py_bracket_spec;
 extern PyType_Spec py_arena_spec, py_allocation_spec;
 
 /* ---- callbacks of streams (callback.c) ---- */

@@ -308,8 +308,8 @@ lease_fill(struct lease_object *self, const struct caid_array_info *info)
     self->block = info->block;
     self->offset = info->offset;
     self->device = info->device;
-    self->access = info->access;
-    self->access_device = info->access_device;
+    self->mapped_ordinal = info->mapped_ordinal;
+    self->mapped_device = info->mapped_device;
     self->uid = info->uid;
     self->readonly = info->readonly;
 }
@@ -604,8 +604,8 @@ static PyMemberDef lease_members[] = {
     {"offset", T_ULONGLONG, AT(offset), READONLY, NULL},
     {"host", T_ULONGLONG, AT(host), READONLY, NULL},
     {"device", T_INT, AT(device), READONLY, NULL},
-    {"access", T_INT, AT(access), READONLY, NULL},
-    {"access_device", T_INT, AT(access_device), READONLY, NULL},
+    {"mapped_ordinal", T_INT, AT(mapped_ordinal), READONLY, NULL},
+    {"mapped_device", T_INT, AT(mapped_device), READONLY, NULL},
     {"uid", T_UINT, AT(uid), READONLY, NULL},
     {"readonly", T_BOOL, AT(readonly), READONLY, NULL},
     {"pending", T_OBJECT, AT(pending), READONLY, NULL},

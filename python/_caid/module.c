@@ -106,7 +106,7 @@ static const struct {
     {&py_stream_spec, offsetof(struct module_state, stream_type)},
     {&py_event_spec, offsetof(struct module_state, event_type)},
     {&py_timeline_spec, offsetof(struct module_state, timeline_type)},
-    {&py_access_spec, offsetof(struct module_state, access_type)},
+    {&py_bracket_spec, offsetof(struct module_state, bracket_type)},
     {&py_arena_spec, offsetof(struct module_state, arena_type)},
     {&py_allocation_spec, offsetof(struct module_state, allocation_type)},
 };

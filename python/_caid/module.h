@@ -5,7 +5,7 @@
  *   Client      one struct caid_client; ends with close() or with the object
  *   Lease       one struct caid_array; holds its Client alive; ends with its last share
  *   HostView    host memory of a Lease as a buffer; has a share of the Lease
- *   Stream, Event, Timeline, Access, Watch (handle.h)
+ *   Stream, Event, Timeline, Bracket, Watch (handle.h)
  *               things of libcaid's that belong to a client; each holds its Client alive
  *   Mark        an event on a stream, behind work of this process; holds its Client alive
  *   Tensor      what another library gave by DLPack; given back with the object
@@ -49,7 +49,7 @@ struct module_state {
     PyTypeObject *stream_type;
     PyTypeObject *event_type;
     PyTypeObject *timeline_type;
-    PyTypeObject *access_type;
+    PyTypeObject *bracket_type;
     PyTypeObject *arena_type;
     PyTypeObject *allocation_type;
     PyObject *spent;      /* a list: to be dropped by a thread that may call CUDA */
@@ -220,7 +220,7 @@ struct lease_object {
     /* Numbers of caid_array_get_info(), which outlive `array`. */
     uint64_t ptr, nbytes, itemsize, span, generation, block, offset;
     uintptr_t host; /* the first element where the host reaches it, else 0 */
-    int32_t device, access, access_device;
+    int32_t device, mapped_ordinal, mapped_device;
     uint32_t uid;
     bool readonly;
 

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import os as _os
 
-from . import _caid, _errors
-from ._access import Access
+from . import _caid, _deprecated, _errors
 from ._arena import Allocation, Arena
 from ._array import Array
+from ._bracket import Bracket
 from ._cai import as_array, from_cuda_array_interface
 from ._client import Client
 from ._daemon import LocalDaemon
@@ -87,12 +87,12 @@ def softcuda_path() -> str:
 
 
 __all__ = [
-    "Access",
     "Allocation",
     "AllocationInfo",
     "Arena",
     "ArenaInfo",
     "Array",
+    "Bracket",
     "Change",
     "Client",
     "Details",
@@ -134,3 +134,10 @@ __all__ = [
 for _name in __all__:
     globals()[_name].__module__ = __name__
 del _name
+
+
+def __getattr__(name: str) -> object:
+    if name == "Access":
+        _deprecated.warn("caid.Access", "caid.Bracket")
+        return Bracket
+    raise AttributeError(f"module 'caid' has no attribute {name!r}")

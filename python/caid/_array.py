@@ -19,8 +19,9 @@ import warnings
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
 from . import (
-    _access,
+    _bracket,
     _copy,
+    _deprecated,
     _geometry,
     _interface,
     _metadata,
@@ -274,10 +275,12 @@ class Array:
         return self._memory.device
 
     @property
-    def access(self) -> int:
+    def mapped_ordinal(self) -> int:
         """int: CUDA ordinal, in this process, of the device that ``ptr`` was mapped for; -1 where
         nothing was, or where another library did."""
-        return self._memory.access
+        return self._memory.mapped_ordinal
+
+    access = _deprecated.renamed("access", "mapped_ordinal")
 
     @property
     def memory(self) -> str | None:
@@ -536,7 +539,7 @@ class Array:
 
     # --- hand-off ---------------------------------------------------------------------------
 
-    def read(self, stream: Any = None, timeout: float | None = None) -> _access.Access:
+    def read(self, stream: Any = None, timeout: float | None = None) -> _bracket.Bracket:
         """A bracket in which the array is read, on a stream: after whoever writes it, before who
         writes it next, in any process::
 
@@ -552,9 +555,9 @@ class Array:
 
         Returns
         -------
-        Access
-            A context manager that gives a view. Its errors are those of :meth:`caid.Access.begin`
-            and :meth:`caid.Access.end`.
+        Bracket
+            A context manager that gives a view. Its errors are those of :meth:`caid.Bracket.begin`
+            and :meth:`caid.Bracket.end`.
 
         Raises
         ------
@@ -563,12 +566,12 @@ class Array:
         UnsupportedError, ClosedError
             Memory that is not the daemon's; the array is closed.
         """
-        return _access.of_array(self, False, stream, timeout)
+        return _bracket.of_array(self, False, stream, timeout)
 
-    def write(self, stream: Any = None, timeout: float | None = None) -> _access.Access:
+    def write(self, stream: Any = None, timeout: float | None = None) -> _bracket.Bracket:
         """A bracket in which the array is written: after whoever writes or reads it, and alone.
         A block that is left by an exception leaves the array abandoned. See read()."""
-        return _access.of_array(self, True, stream, timeout)
+        return _bracket.of_array(self, True, stream, timeout)
 
     def discard(self) -> None:
         """Takes the contents of an abandoned array as they are: who reads it next is not told.

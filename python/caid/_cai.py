@@ -25,10 +25,10 @@ class ForeignMemory:
     # What only leases have.
     name = pool = memory = metadata = uid = None
     generation = block = host = 0
-    access = -1
+    mapped_ordinal = -1
 
     @property
-    def access_device(self):
+    def mapped_device(self):
         return self.device
 
     def __init__(self, client, device, owner, pending=None):

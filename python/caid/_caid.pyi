@@ -64,7 +64,7 @@ class Client:
         mode: Optional[str],
         pool: Optional[str],
         generation: int,
-        access: Optional[str],
+        device_uuid: Optional[str],
         /,
     ) -> Lease: ...
     def _open_many(
@@ -72,7 +72,7 @@ class Client:
         names: tuple[str, ...],
         mode: Optional[str],
         pool: Optional[str],
-        access: Optional[str],
+        device_uuid: Optional[str],
         /,
     ) -> list[Lease]: ...
     def _unlink(self, name: str, pool: Optional[str], /) -> None: ...
@@ -91,7 +91,7 @@ class Client:
         keep: Optional[Stream],
         timeout: Optional[float],
         /,
-    ) -> Access: ...
+    ) -> Bracket: ...
     def _arena_new(
         self,
         device: int,
@@ -150,8 +150,8 @@ class Lease:
     itemsize: int
     nbytes: int
     device: int
-    access: int
-    access_device: int
+    mapped_ordinal: int
+    mapped_device: int
     uid: int
     readonly: bool
     memory: str
@@ -254,8 +254,8 @@ class Timeline:
     def value(self) -> int: ...
     def close(self) -> None: ...
 
-class Access:
-    """One ``struct caid_access`` that has begun. Abandoned, if it is open, by close(), with the
+class Bracket:
+    """One ``struct caid_bracket`` that has begun. Abandoned, if it is open, by close(), with the
     object or with its client."""
 
     @property

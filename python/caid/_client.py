@@ -9,10 +9,11 @@ import warnings
 from typing import Any, Iterable, List, Union
 
 from . import (
-    _access,
     _arena,
     _array,
+    _bracket,
     _cai,
+    _deprecated,
     _events,
     _geometry,
     _metadata,
@@ -436,17 +437,17 @@ class Client(_queries.Queries):
 
     # --- hand-off ---------------------------------------------------------------------------
 
-    def access(
+    def bracket(
         self,
         stream: Any = None,
         *,
         read: Iterable[_array.Array] = (),
         write: Iterable[_array.Array] = (),
         timeout: float | None = None,
-    ) -> _access.Access:
+    ) -> _bracket.Bracket:
         """A bracket around the use of several arrays, begun for all of them at once::
 
-            with client.access(s, read=[a, b], write=[c]) as (a, b, c): ...
+            with client.bracket(s, read=[a, b], write=[c]) as (a, b, c): ...
 
         Parameters
         ----------
@@ -457,7 +458,7 @@ class Client(_queries.Queries):
 
         Returns
         -------
-        Access
+        Bracket
             A context manager that gives a tuple of views: `read`, then `write`.
 
         Raises
@@ -465,7 +466,9 @@ class Client(_queries.Queries):
         InvalidError
             No arrays, or another client's.
         """
-        return _access.of_client(self, read, write, stream, timeout)
+        return _bracket.of_client(self, read, write, stream, timeout)
+
+    access = _deprecated.renamed("access", "bracket")
 
     def stream(self, device: _Device = 0, non_blocking: bool = False) -> _streams.Stream:
         """Creates a CUDA stream of the primary context of a device.

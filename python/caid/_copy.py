@@ -103,7 +103,7 @@ def settle(array):
     been given."""
     memory, stream = array._memory, array._live_stream
     if stream is not None:
-        memory.client._stream_synchronize(_stream.handle(stream), max(memory.access_device, 0))
+        memory.client._stream_synchronize(_stream.handle(stream), max(memory.mapped_device, 0))
     _pending.wait(memory)
     _pending.release()
 
@@ -174,12 +174,12 @@ def _come_after(target, source, stream):
             settle(end.array)
     if stream is not None and _stream.handle(stream) != _stream.LEGACY:
         memory = _runner(target, source)
-        memory.client._stream_synchronize(_stream.handle(stream), max(memory.access_device, 0))
+        memory.client._stream_synchronize(_stream.handle(stream), max(memory.mapped_device, 0))
 
 
 def _enqueue(target, source, shape, stream):
     memory = _runner(target, source)
-    client, ordinal = memory.client, max(memory.access_device, 0)
+    client, ordinal = memory.client, max(memory.mapped_device, 0)
     arrays = [end.array for end in (target, source) if end.array is not None]
     before = [array for array in arrays if not _is_on(array, stream, ordinal)]
     for array in before:
@@ -226,7 +226,7 @@ def _come_after_stream(array, stream, ordinal):
 
 
 def _device(array):
-    return max(array._memory.access_device, 0)
+    return max(array._memory.mapped_device, 0)
 
 
 def _call(target, source, shape, **marked):
@@ -246,7 +246,7 @@ def _call(target, source, shape, **marked):
         src_strides=source.strides,
         dst_on_host=target.on_host,
         src_on_host=source.on_host,
-        device=max(memory.access_device, 0),
+        device=max(memory.mapped_device, 0),
         leases=leases,
         **marked,
     )

@@ -39,8 +39,8 @@ def device_of(array):
 
 def _ordinal(memory):
     """The CUDA ordinal, in this process, of the device that reaches a memory."""
-    if memory.access >= 0:
-        return memory.access
+    if memory.mapped_ordinal >= 0:
+        return memory.mapped_ordinal
     if memory.client is None or memory.device < 0 or type(memory.client) is _caid.Client:
         return max(memory.device, 0)  # of the driver alone: its indices are ordinals
     uuid, *_ = memory.client._devices()[memory.device]
@@ -126,7 +126,7 @@ def _let_wait(array, device, stream):
     if memory.client is None:
         return
     if before is not None:
-        _pending.follow(memory.client, max(memory.access_device, 0), before, stream)
+        _pending.follow(memory.client, max(memory.mapped_device, 0), before, stream)
     _pending.order(memory, stream)
 
 

@@ -130,7 +130,7 @@ def note(memories, stream):
     """Work on these memories has been enqueued on a stream: up to here."""
     memories = [memory for memory in memories if memory.client is not None]
     if memories:
-        client, device = memories[0].client, max(memories[0].access_device, 0)
+        client, device = memories[0].client, max(memories[0].mapped_device, 0)
         mark(client, device, stream).record(lists(memories, keeps=False))
 
 
@@ -165,7 +165,7 @@ def stream_for(memory):
     memory; None where all of it is done."""
     if not _unfinished(memory):
         return None
-    own = _own_stream(memory.client, max(memory.access_device, 0))
+    own = _own_stream(memory.client, max(memory.mapped_device, 0))
     order(memory, own)
     memory.pending.told = own
     return own.handle

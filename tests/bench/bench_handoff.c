@@ -10,7 +10,7 @@
  *                          can be had, and nobody looks after the dead
  *   timeline               caid_timeline_wait(): the host until the signal is submitted, then the stream
  *   timeline, ahead        the same with CAID_TIMELINE_AHEAD
- *   bracket                caid_access_begin() waits in the daemon's queue for the producer's end
+ *   bracket                caid_bracket_begin() waits in the daemon's queue for the producer's end
  *
  * They take turns, one hand-off each, so that a machine that changes its speed changes all. The
  * consumer's kernel checks what the producer's wrote.
@@ -89,7 +89,7 @@ struct side {
     struct caid_array *array;
     CUdeviceptr at;
     struct caid_timeline *timeline, *ahead;
-    struct caid_access *access;
+    struct caid_bracket *bracket;
 };
 
 static void
@@ -115,19 +115,19 @@ receive_byte(struct side *s)
         err(1, "recv");
 }
 
-static struct caid_access *
+static struct caid_bracket *
 begin(struct side *s, bool writes)
 {
-    struct caid_access_options options = CAID_INIT(struct caid_access_options);
-    struct caid_access *access;
+    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
+    struct caid_bracket *bracket;
     struct caid_error error;
 
     options.reads = options.writes = &s->array;
     options.n_reads = !writes;
     options.n_writes = writes;
     options.stream = (uint64_t)(uintptr_t)s->stream;
-    MUST(caid_access_begin(s->client, &access, &options, &error), error);
-    return access;
+    MUST(caid_bracket_begin(s->client, &bracket, &options, &error), error);
+    return bracket;
 }
 
 static void
@@ -135,8 +135,8 @@ end(struct side *s)
 {
     struct caid_error error;
 
-    MUST(caid_access_end(s->access, &error), error);
-    caid_access_free(TAKE_PTR(s->access));
+    MUST(caid_bracket_end(s->bracket, &error), error);
+    caid_bracket_free(TAKE_PTR(s->bracket));
 }
 
 /* ---- the producer: what comes after its kernel has been enqueued ---- */
@@ -195,7 +195,7 @@ produce(struct side *s, enum variant variant, uint64_t number)
     struct shared *shared = s->shared;
 
     if (variant == VARIANT_bracket)
-        s->access = begin(s, true);
+        s->bracket = begin(s, true);
     atomic_store(&shared->open, number);
     await(&shared->ready, number);
     usleep(SETTLE_US);
@@ -250,7 +250,7 @@ wait_ahead(struct side *s, uint64_t number)
 static void
 wait_bracket(struct side *s, uint64_t number UNUSED)
 {
-    s->access = begin(s, false);
+    s->bracket = begin(s, false);
 }
 
 /* These have enqueued their kernel before the producer begins. */
@@ -279,7 +279,7 @@ consume(struct side *s, enum variant variant, uint64_t number)
         atomic_store(&shared->ready, number);
     MUST_CUDA(s->drv->cu.cuStreamSynchronize(s->stream));
     uint64_t done_ns = clock_now_ns();
-    if (s->access)
+    if (s->bracket)
         end(s);
     uint64_t ns = done_ns - shared->enqueued_ns;
     if (kernel_n_wrong(&s->kernel, (uint32_t)number))

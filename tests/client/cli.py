@@ -33,10 +33,10 @@ class CreateOptions(ctypes.Structure):
 class OpenOptions(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("pool", ctypes.c_char_p),
                 ("mode", ctypes.c_char_p), ("generation", ctypes.c_uint64),
-                ("access", ctypes.c_char_p)]
+                ("device_uuid", ctypes.c_char_p)]
 
 
-class AccessOptions(ctypes.Structure):
+class BracketOptions(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("reads", ctypes.POINTER(ctypes.c_void_p)),
                 ("n_reads", ctypes.c_size_t), ("writes", ctypes.POINTER(ctypes.c_void_p)),
                 ("n_writes", ctypes.c_size_t), ("stream", ctypes.c_uint64),
@@ -63,7 +63,7 @@ class Client:
         self.lib = ctypes.CDLL(str(BUILD / "lib" / "libcaid.so"))
         self.lib.caid_client_close.argtypes = [ctypes.c_void_p]
         self.lib.caid_array_close.argtypes = [ctypes.c_void_p]
-        self.lib.caid_access_free.argtypes = [ctypes.c_void_p]
+        self.lib.caid_bracket_free.argtypes = [ctypes.c_void_p]
         self.lib.caid_timeline_close.argtypes = [ctypes.c_void_p]
         self.handle = ctypes.c_void_p()
         self.arrays = []
@@ -110,21 +110,21 @@ class Client:
 
     def begin(self, write=False, wait=True):
         """A bracket on the last array, for the host. Without wait: one that has only asked."""
-        access = ctypes.c_void_p()
+        bracket = ctypes.c_void_p()
         arrays = (ctypes.c_void_p * 1)(self.arrays[-1])
-        options = AccessOptions(struct_size=ctypes.sizeof(AccessOptions))
+        options = BracketOptions(struct_size=ctypes.sizeof(BracketOptions))
         if write:
             options.writes, options.n_writes = arrays, 1
         else:
             options.reads, options.n_reads = arrays, 1
-        start = self.lib.caid_access_begin if wait else self.lib.caid_access_start
-        self.call(start, self.handle, ctypes.byref(access), ctypes.byref(options))
+        start = self.lib.caid_bracket_begin if wait else self.lib.caid_bracket_start
+        self.call(start, self.handle, ctypes.byref(bracket), ctypes.byref(options))
         self.call(self.lib.caid_client_ping, self.handle)
-        return access
+        return bracket
 
-    def end(self, access, abandon=False):
-        self.call(self.lib.caid_access_abandon if abandon else self.lib.caid_access_end, access)
-        self.lib.caid_access_free(access)
+    def end(self, bracket, abandon=False):
+        self.call(self.lib.caid_bracket_abandon if abandon else self.lib.caid_bracket_end, bracket)
+        self.lib.caid_bracket_free(bracket)
         self.call(self.lib.caid_client_ping, self.handle)
 
     def timeline(self, name, create=True):

@@ -78,7 +78,7 @@ CLIENT_TEST(array, says_what_it_is)
     end(&f);
 }
 
-/* However many leases there are in a block, it is mapped once for each kind of access. */
+/* However many leases there are in a block, it is mapped once for each mode. */
 CLIENT_TEST(array, shares_the_mapping_of_its_block)
 {
     struct fixture f;
@@ -338,19 +338,19 @@ CAID_TEST_WITH(array, on_a_device_that_is_not_visible, .init = another_device, .
     begin(&f);
     struct caid_array *array = make_bytes(f.client, "x", 8);
     info = caid_array_get_info(array);
-    cr_assert(info->device == 0 && info->access == 0 && info->access_device == -1);
+    cr_assert(info->device == 0 && info->mapped_ordinal == 0 && info->mapped_device == -1);
     assert_ok(caid_array_copy_from_host(array, "far away", 8, &f.error), f.error);
     assert_ok(caid_array_copy_to_host(array, bytes, 8, &f.error), f.error);
     cr_assert_eq(memcmp(bytes, "far away", 8), 0);
 
     caid_client_devices(f.client, &devices);
-    options.access = devices[0].uuid;
+    options.device_uuid = devices[0].uuid;
     assert_failed(caid_array_open(f.client, &other, "x", &options, &f.error), f.error,
                   CAID_ERR_DEVICE);
     cr_assert_null(other);
     cr_assert(strstr(f.error.message, devices[0].uuid), "%s", f.error.message);
     cr_assert(strstr(f.error.message, "CUDA_VISIBLE_DEVICES"), "%s", f.error.message);
-    options.access = "GPU-00000000-0000-0000-0000-000000000007";
+    options.device_uuid = "GPU-00000000-0000-0000-0000-000000000007";
     assert_ok(caid_array_open(f.client, &other, "x", &options, &f.error), f.error);
     caid_array_close(other);
     caid_array_close(array);

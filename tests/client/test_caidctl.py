@@ -486,10 +486,10 @@ def test_brackets(socket, client):
     assert read_json(socket, "status")["brackets"] == 3
     assert re.search(r"^serves .*, 3 brackets, ", caidctl(socket=socket).stdout, re.M)
     assert read_json(socket, "show")["users"][0]["brackets"] == 3
-    for access in reads:
-        client.end(access)
+    for bracket in reads:
+        client.end(bracket)
     wait_until(lambda: use(socket) == "1 write")
-    other.call(other.lib.caid_access_wait, waits, ctypes.c_uint64(2**64 - 1))
+    other.call(other.lib.caid_bracket_wait, waits, ctypes.c_uint64(2**64 - 1))
     other.end(waits, abandon=True)
     assert use(socket) == "abandoned"
     assert re.search(r"^use +abandoned$", caidctl("show", "x", socket=socket).stdout, re.M)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("CAID_CUDA_DRIVER", "soft") != "s
                                 reason="drives the software driver")
 
 NOBODY = 65534
-WRITE = 1  # CAID_ACCESS_WRITE
+WRITE = 1  # CAID_BRACKET_WRITE
 
 
 def parse(done):
@@ -394,11 +394,11 @@ def test_abandoned_arrays(fine):
     expect(doctor(fine), "abandoned_none", "ok", "none")
     for name in "abcd":
         client.create(name, (3,))
-        access = ctypes.c_void_p()
-        client.call(client.lib.caid_array_begin, client.arrays[-1], ctypes.byref(access), WRITE,
+        bracket = ctypes.c_void_p()
+        client.call(client.lib.caid_array_begin, client.arrays[-1], ctypes.byref(bracket), WRITE,
                     ctypes.c_uint64(0), ctypes.c_uint64(0))
-        client.call(client.lib.caid_access_abandon, access)
-        client.lib.caid_access_free(access)
+        client.call(client.lib.caid_bracket_abandon, bracket)
+        client.lib.caid_bracket_free(bracket)
     client.call(client.lib.caid_client_ping, client.handle)
     expect(doctor(fine), "abandoned_some", "warning",
            r"^4 whose writer died at it: a, b, c, \.\.\.$", "discard")

@@ -7,8 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "access_fixture.h"
 #include "base/macros.h"
+#include "bracket_fixture.h"
 
 /* The driver keeps what it gives events of several processes out by. */
 static void
@@ -38,7 +38,7 @@ event_on(struct fixture *f, uint32_t flags)
     return event;
 }
 
-ACCESS_TEST(event, says_how_far_a_stream_is)
+BRACKET_TEST(event, says_how_far_a_stream_is)
 {
     const uint32_t flags[] = {0, CAID_EVENT_BLOCKING_SYNC, CAID_EVENT_IPC};
     struct fixture f;
@@ -62,7 +62,7 @@ ACCESS_TEST(event, says_how_far_a_stream_is)
     fixture_end(&f);
 }
 
-ACCESS_TEST(event, is_waited_for_by_a_stream)
+BRACKET_TEST(event, is_waited_for_by_a_stream)
 {
     struct fixture f;
 
@@ -117,7 +117,7 @@ IPC_TEST(is_waited_for_by_another_process)
     fixture_end(&f);
 }
 
-ACCESS_TEST(event, that_is_none_is_refused)
+BRACKET_TEST(event, that_is_none_is_refused)
 {
     uint8_t handle[CAID_EVENT_HANDLE_SIZE] = {0};
     struct caid_event *none = NULL;
@@ -175,7 +175,7 @@ CAID_TEST_WITH(event, of_another_device_is_refused, .init = two_devices, .timeou
 }
 
 /* It is made by the record, where the stream is: in a context of the program's own, too. */
-ACCESS_TEST(event, of_a_stream_is_of_any_context)
+BRACKET_TEST(event, of_a_stream_is_of_any_context)
 {
     CUresult (*create)(CUcontext *, unsigned int, CUdevice);
     CUcontext own, popped;
@@ -212,7 +212,7 @@ ACCESS_TEST(event, of_a_stream_is_of_any_context)
     fixture_end(&f);
 }
 
-ACCESS_TEST(event, outlives_its_client)
+BRACKET_TEST(event, outlives_its_client)
 {
     struct caid_client *driver;
     struct caid_event *event;
@@ -328,7 +328,7 @@ copy_late(struct fixture *f, bool dst_on_host, bool src_on_host, bool in_rows)
                      "byte %zu", i);
 }
 
-ACCESS_TEST(event, copies_on_a_stream_are_enqueued)
+BRACKET_TEST(event, copies_on_a_stream_are_enqueued)
 {
     struct fixture f;
 
@@ -348,7 +348,7 @@ ACCESS_TEST(event, copies_on_a_stream_are_enqueued)
 }
 
 /* From host to host there is no copy for the stream: the call waits for what comes before. */
-ACCESS_TEST(event, copies_of_the_host_wait_for_the_stream)
+BRACKET_TEST(event, copies_of_the_host_wait_for_the_stream)
 {
     struct fixture f;
 
@@ -366,7 +366,7 @@ ACCESS_TEST(event, copies_of_the_host_wait_for_the_stream)
     fixture_end(&f);
 }
 
-ACCESS_TEST(event, copies_on_a_stream_that_fail_are_errors)
+BRACKET_TEST(event, copies_on_a_stream_that_fail_are_errors)
 {
     static unsigned char from[N_BYTES];
     struct caid_client *driver;

@@ -118,8 +118,8 @@ CLIENT_TEST(kinds, are_shared_between_processes)
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
         struct caid_array *array = make(&f, kinds[i], kinds[i], N_BYTES);
         cr_assert_str_eq(caid_array_get_info(array)->memory, kinds[i]);
-        cr_assert_eq(caid_array_get_info(array)->access, 0);
-        cr_assert_eq(caid_array_get_info(array)->access_device, 0);
+        cr_assert_eq(caid_array_get_info(array)->mapped_ordinal, 0);
+        cr_assert_eq(caid_array_get_info(array)->mapped_device, 0);
         fill(&f, array, 7);
         cr_assert_eq(run_peer(&f, kinds[i], "7", "8"), 0, "%s", kinds[i]);
         cr_assert_eq(run_peer(&f, kinds[i], "7", "8"), 1, "the peer does look");

@@ -173,13 +173,13 @@ use_events(struct caid_client *client, uint64_t stream, struct caid_error *error
 static int
 use_bracket(struct caid_array *array, uint32_t flags, uint64_t stream, struct caid_error *error)
 {
-    struct caid_access *access;
+    struct caid_bracket *bracket;
 
-    int r = caid_array_begin(array, &access, flags, stream, CAID_FOREVER, error);
+    int r = caid_array_begin(array, &bracket, flags, stream, CAID_FOREVER, error);
     if (r < 0)
         return r;
-    r = caid_access_end(access, error);
-    caid_access_free(access);
+    r = caid_bracket_end(bracket, error);
+    caid_bracket_free(bracket);
     return r;
 }
 
@@ -202,7 +202,7 @@ use_brackets(struct caid_client *client, struct caid_client *other, struct caid_
     if (r == 0)
         r = use_events(client, stream, error);
     if (r == 0)
-        r = use_bracket(mine, CAID_ACCESS_WRITE, stream, error);
+        r = use_bracket(mine, CAID_BRACKET_WRITE, stream, error);
     if (r == 0)
         r = use_bracket(others, 0, 1, error);
     if (r == 0)

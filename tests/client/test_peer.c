@@ -71,7 +71,7 @@ open_from(struct fixture *f, const char *name, const char *mode, int32_t device)
     struct caid_array *array;
 
     options.mode = mode;
-    options.access = device >= 0 ? f->devices[device].uuid : NULL;
+    options.device_uuid = device >= 0 ? f->devices[device].uuid : NULL;
     assert_ok(caid_array_open(f->client, &array, name, &options, &f->error), f->error);
     return array;
 }
@@ -105,8 +105,8 @@ PEER_TEST(each_device_has_its_arrays)
     for (int32_t i = 0; i < 2; i++) {
         arrays[i] = make_on(&f, i, NULL, NULL);
         cr_assert_eq(caid_array_get_info(arrays[i])->device, i);
-        cr_assert_eq(caid_array_get_info(arrays[i])->access, i);
-        cr_assert_eq(caid_array_get_info(arrays[i])->access_device, i);
+        cr_assert_eq(caid_array_get_info(arrays[i])->mapped_ordinal, i);
+        cr_assert_eq(caid_array_get_info(arrays[i])->mapped_device, i);
         assert_ok(caid_memory_info(f.client, i, &info, &f.error), f.error);
         cr_assert_eq(info.arrays, 1);
         fill(&f, arrays[i], (unsigned char)i);
@@ -132,7 +132,7 @@ PEER_TEST(a_device_reaches_the_others_memory)
     maps = soft_calls(&gpu, "cuMemMap");
     struct caid_array *near = open_from(&f, "far", "rw", 0);
     const struct caid_array_info *info = caid_array_get_info(near);
-    cr_assert(info->device == 1 && info->access == 0 && info->access_device == 0);
+    cr_assert(info->device == 1 && info->mapped_ordinal == 0 && info->mapped_device == 0);
     cr_assert_eq(info->ptr, caid_array_get_info(array)->ptr);
     cr_assert_eq(soft_calls(&gpu, "cuMemMap"), maps);
     /* Fills mind whether the device may reach the memory; copies do not. */
@@ -168,7 +168,7 @@ PEER_TEST(other_kinds)
 
     struct caid_array *legacy = make_on(&f, 1, "legacy", "legacy");
     fill(&f, legacy, 4);
-    options.access = f.devices[0].uuid;
+    options.device_uuid = f.devices[0].uuid;
     assert_failed(caid_array_open(f.client, &other, "legacy", &options, &f.error), f.error,
                   CAID_ERR_UNSUPPORTED);
     cr_assert_null(other);
@@ -185,10 +185,10 @@ PEER_TEST(what_is_refused)
 
     begin(&f);
     struct caid_array *array = make_on(&f, 1, NULL, "x");
-    options.access = "GPU-nowhere";
+    options.device_uuid = "GPU-nowhere";
     assert_failed(caid_array_open(f.client, &other, "x", &options, &f.error), f.error,
                   CAID_ERR_DEVICE);
-    options.access = "\xff";
+    options.device_uuid = "\xff";
     assert_failed(caid_array_open(f.client, &other, "x", &options, &f.error), f.error,
                   CAID_ERR_INVALID);
     cr_assert_null(other);

@@ -39,14 +39,14 @@ static int
 write_on(struct caid_client *client, struct caid_array *array, uint64_t stream, const char *how)
 {
     static const unsigned char bytes[1 << 16];
-    struct caid_access *access;
+    struct caid_bracket *bracket;
     struct caid_error error;
 
-    if (caid_array_begin(array, &access, CAID_ACCESS_WRITE, stream, CAID_FOREVER, &error) < 0)
+    if (caid_array_begin(array, &bracket, CAID_BRACKET_WRITE, stream, CAID_FOREVER, &error) < 0)
         return failed("begin", &error);
     if (enqueue(client, array, bytes, stream, &error) < 0)
         return failed("copy", &error);
-    if (strcmp(how, "end") == 0 && caid_access_end(access, &error) < 0)
+    if (strcmp(how, "end") == 0 && caid_bracket_end(bracket, &error) < 0)
         return failed("end", &error);
     puts("ready");
     fflush(stdout);

@@ -25,7 +25,7 @@ void books_arm(bool on);
 /* harness_reply.c */
 void books_reply(struct harness *h, const struct core_action *a);
 
-/* harness_access.c */
+/* harness_bracket.c */
 void books_page_new(struct harness *h, uint64_t page);
 void books_page_seal(struct harness *h, uint64_t page);
 void books_page_kill(struct harness *h, uint64_t page);

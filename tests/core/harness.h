@@ -241,7 +241,7 @@ const struct msg_memory *h_memory_info(struct harness *h, uint64_t conn);
 void h_close(struct harness *h, uint64_t conn, uint64_t lease);
 void h_forget(struct harness *h, uint64_t conn, uint64_t block);
 
-/* ---- harness_access.c ---- */
+/* ---- harness_bracket.c ---- */
 
 /* A page of the connection's own; 0: refused. */
 uint64_t h_page_new(struct harness *h, uint64_t conn);

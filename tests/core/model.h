@@ -160,7 +160,7 @@ struct m_request *model_ask(struct model *m, int slot, enum msg_method method);
 /* Its connection takes no answers any more. */
 void model_drop_requests(struct model *m, int slot);
 
-/* model_access.c, of what is */
+/* model_bracket.c, of what is */
 enum fence_state model_fence_state(struct model *m, const struct m_fence *f);
 /* The last writer's, or NULL. */
 struct m_fence *model_write_fence(struct model *m, int array);
@@ -178,7 +178,7 @@ bool model_is_uncertain(struct model *m);
 struct m_request *model_request_of(struct model *m, const struct m_bracket *b);
 void model_bracket_gone(struct model *m, struct m_bracket *b);
 
-/* model_access.c, of what happens */
+/* model_bracket.c, of what happens */
 void model_page_gone(struct harness *h, uint64_t page);
 void model_begin_answered(struct model *m, const struct m_request *r,
                           const struct h_reply *reply);

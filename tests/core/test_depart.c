@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Clients that go: access ends with the socket or the process, whichever comes first; what the
+ * Clients that go: bracket ends with the socket or the process, whichever comes first; what the
  * process may still have the GPU write is not given to anybody else before it has exited (I2).
  */
 #include "harness.h"

@@ -72,12 +72,12 @@ CAID_TEST(vmm, a_failed_map_leaves_the_result_alone)
 {
     _cleanup_(drv_freep) struct drv *drv = open_fake();
     struct vmm_alloc alloc = {.handle = 7, .size = SIZE};
-    struct vmm_map map = {.ptr = 1, .size = 2, .access = VMM_READ};
+    struct vmm_map map = {.ptr = 1, .size = 2, .mode = VMM_READ};
     fake_state_of(drv)->fail_at = 1;
     cr_assert_eq(vmm_map_new(drv, &alloc, 0, VMM_READ_WRITE, &map, NULL), -EINVAL);
     cr_assert_eq(map.ptr, 1);
     cr_assert_eq(map.size, 2);
-    cr_assert_eq(map.access, VMM_READ);
+    cr_assert_eq(map.mode, VMM_READ);
 }
 
 CAID_TEST(vmm, a_map_carries_the_access_it_was_made_with)

@@ -8,8 +8,8 @@ CHECK = """
     import sys, time, cupy, numpy
     device, N = sys.argv[1] or None, 256 << 20
     with caid.connect() as c, c.open("far", device=device) as far:
-        assert (far.device, far.access) == (0, int(sys.argv[2])), (far.device, far.access)
-        with cupy.cuda.Device(far.access):
+        assert (far.device, far.mapped_ordinal) == (0, int(sys.argv[2])), (far.device, far.mapped_ordinal)
+        with cupy.cuda.Device(far.mapped_ordinal):
             x = cupy.asarray(far)
             total = int(x.sum(dtype="u8"))
             assert total == sum(range(256)) * (N // 256), total

@@ -323,10 +323,10 @@ for line in sys.stdin:
 DIE = PRODUCER + f"""
 say("ready")
 sys.stdin.readline()
-access = a.write(s)
-fill(access.begin(), 9, {5 * TICKS}, s)
+bracket = a.write(s)
+fill(bracket.begin(), 9, {5 * TICKS}, s)
 if sys.argv[1] == "after":
-    access.end()
+    bracket.end()
 say("runs")
 sys.stdin.readline()
 """

@@ -216,12 +216,12 @@ enqueue_work(struct order *o, int k, uint32_t value)
 }
 
 /* Asks for the bracket: the daemon has looked at it when this returns. */
-static struct caid_access *
+static struct caid_bracket *
 start_bracket(struct order *o, const struct order_step *step)
 {
-    struct caid_access_options options = CAID_INIT(struct caid_access_options);
+    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
     struct caid_array *reads[ORDER_ARRAYS], *writes[ORDER_ARRAYS];
-    struct caid_access *access;
+    struct caid_bracket *bracket;
     struct caid_error error;
 
     for (int a = 0; a < ORDER_ARRAYS; a++) {
@@ -234,9 +234,9 @@ start_bracket(struct order *o, const struct order_step *step)
     options.writes = writes;
     options.stream = step->host ? 0 : (uint64_t)(uintptr_t)o->streams[step->stream];
     options.timeout_ns = WAIT_NS;
-    MUST(caid_access_start(o->client, &access, &options, &error));
+    MUST(caid_bracket_start(o->client, &bracket, &options, &error));
     MUST(caid_client_ping(o->client, &error));
-    return access;
+    return bracket;
 }
 
 static void
@@ -283,27 +283,27 @@ give_turn(struct order *o, int k)
 }
 
 /* NULL: without its wait, or not a bracket. asked: the next step begins before this one may go on. */
-static struct caid_access *
+static struct caid_bracket *
 begin_step(struct order *o, int k, uint32_t round, bool asked)
 {
     const struct order_step *step = &o->scenario->steps[k];
     bool calls = k != o->without || waiting_call(o, step);
-    struct caid_access *access = NULL;
+    struct caid_bracket *bracket = NULL;
     struct caid_error error;
 
     if (calls && o->scenario->kind == ORDER_BRACKETS)
-        access = start_bracket(o, step);
+        bracket = start_bracket(o, step);
     if (asked)
         give_turn(o, k + 1);
-    if (access)
-        MUST(caid_access_wait(access, CAID_FOREVER, &error));
+    if (bracket)
+        MUST(caid_bracket_wait(bracket, CAID_FOREVER, &error));
     else if (calls)
         wait_for_timelines(o, k, round);
-    return access;
+    return bracket;
 }
 
 /* The same, with the driver's part of it left out where that is how this step goes without its wait. */
-static struct caid_access *
+static struct caid_bracket *
 begin_faulty(struct order *o, int k, uint32_t round, bool asked)
 {
     const char *call = waiting_call(o, &o->scenario->steps[k]);
@@ -313,22 +313,22 @@ begin_faulty(struct order *o, int k, uint32_t round, bool asked)
         return begin_step(o, k, round, asked);
     snprintf(rule, sizeof(rule), "fail %s=skip", call);
     command(o, rule);
-    struct caid_access *access = begin_step(o, k, round, asked);
+    struct caid_bracket *bracket = begin_step(o, k, round, asked);
     command(o, "clear");
-    return access;
+    return bracket;
 }
 
 static void
-end_step(struct order *o, int k, uint32_t round, struct caid_access *access)
+end_step(struct order *o, int k, uint32_t round, struct caid_bracket *bracket)
 {
     const struct order_step *step = &o->scenario->steps[k];
     struct caid_error error;
 
     if (step->host)
         MUST_CUDA(o->drv->cu.cuStreamSynchronize(o->streams[step->stream]));
-    if (access)
-        MUST(caid_access_end(access, &error));
-    caid_access_free(access);
+    if (bracket)
+        MUST(caid_bracket_end(bracket, &error));
+    caid_bracket_free(bracket);
     if (o->timelines[k])
         MUST(
             caid_timeline_signal(o->timelines[k],
@@ -356,11 +356,11 @@ run_in_order(struct order *o, uint32_t round)
             continue;
         if (k > 0)
             take_turn(o, k);
-        struct caid_access *access = begin_faulty(o, k, round, round % 3 == 2);
+        struct caid_bracket *bracket = begin_faulty(o, k, round, round % 3 == 2);
         enqueue_work(o, k, new_value(round, k));
         if (round % 3 == 1)
             give_turn(o, k + 1);
-        end_step(o, k, round, access);
+        end_step(o, k, round, bracket);
         if (round % 3 == 0)
             give_turn(o, k + 1);
     }

@@ -15,12 +15,12 @@ def figures(client, name="shared"):
     return e.readers, e.writers, e.waiting, e.abandoned
 
 
-def begins(access):
+def begins(bracket):
     """A thread that begins a bracket, and ends it when it is told to."""
     begun, go_on = threading.Event(), threading.Event()
 
     def work():
-        with access:
+        with bracket:
             begun.set()
             assert go_on.wait(PATIENCE_S)
 

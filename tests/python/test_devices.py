@@ -33,7 +33,7 @@ with caid.connect() as c:
     for i in (0, 1):
         before = c.memory_info(1 - i)
         with c.create("a", 4096, "<i4", device=i, exclusive=True) as a:
-            assert (a.device, a.access, c.list()[0].device) == (i, i, i)
+            assert (a.device, a.mapped_ordinal, c.list()[0].device) == (i, i, i)
             a.copy_from_host(twin)
             assert (a.copy_to_host() == twin).all()
             assert c.memory_info(i).arrays == c.memory_info(c.devices[i].uuid).arrays == 1
@@ -71,7 +71,7 @@ with caid.connect() as c:
             a.copy_from_host(twin)
         for device in (1 - i, c.devices[1 - i].uuid):
             with caid.connect() as other, other.open("a", "rw", device=device) as b:
-                assert (b.device, b.access) == (i, 1 - i)
+                assert (b.device, b.mapped_ordinal) == (i, 1 - i)
                 assert (b.copy_to_host() == twin).all()
                 with other.empty(4096, "<i4", device=1 - i) as near:
                     near.copy_from(b)
@@ -102,10 +102,10 @@ with caid.connect() as c:
     assert [d.uuid for d in c.devices] == sys.argv[2:], "the daemon's, all of them"
     for device in (None, 1, sys.argv[3]):
         with c.open("hidden", device=device) as a:
-            assert (a.device, a.access) == (0, 0)
+            assert (a.device, a.mapped_ordinal) == (0, 0)
             assert (a.copy_to_host() == twin).all()
     with c.empty(4, device=1) as near:
-        assert (near.device, near.access) == (1, 0)
+        assert (near.device, near.mapped_ordinal) == (1, 0)
     try:
         c.open("hidden", device=0)
     except caid.DeviceError as e:

@@ -189,7 +189,7 @@ def test_the_structs(counted, version, name):
         assert c.name == name and capsule_name(capsule) == USED[name]
         assert (c.shape, c.strides) == (shape, strides)
         assert (t.data or 0, t.byte_offset) == (view.ptr, 0)
-        assert (t.device_type, t.device_id) == a.__dlpack_device__() == (CUDA, a.access)
+        assert (t.device_type, t.device_id) == a.__dlpack_device__() == (CUDA, a.mapped_ordinal)
         assert (t.code, t.bits, t.lanes) == (0, 32, 1)
         if name == VERSIONED:
             assert (c.managed.major, c.managed.minor, c.managed.flags) == (1, 0, 0)
@@ -275,7 +275,7 @@ def test_read_only_is_told_or_refused(client):
 
 def test_wishes(counted):
     a, _ = counted
-    for wishes in ({"dl_device": (CUDA, a.access)}, {"copy": False}, {"copy": None}):
+    for wishes in ({"dl_device": (CUDA, a.mapped_ordinal)}, {"copy": False}, {"copy": None}):
         Consumer(a.__dlpack__(**wishes)).end()
     for wishes in (
         {"dl_device": (CPU, 0)},

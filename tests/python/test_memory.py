@@ -271,7 +271,7 @@ def test_other_memory_has_no_handle(client, memory):
             foreign.ipc_handle
         with pytest.raises(caid.UnsupportedError):
             foreign.publish("a")
-        assert (foreign.memory, foreign.metadata, foreign.access, foreign.host_ptr) == (
+        assert (foreign.memory, foreign.metadata, foreign.mapped_ordinal, foreign.host_ptr) == (
             None,
             None,
             -1,
@@ -452,7 +452,7 @@ def test_small_arrays_share_a_block(client):
 def test_devices_are_given_by_index_or_uuid(client):
     uuid = client.devices[0].uuid
     with client.empty(4, device=uuid) as a:
-        assert a.device == 0 and a.access == 0
+        assert a.device == 0 and a.mapped_ordinal == 0
     assert client.memory_info(uuid).total == client.memory_info().total
     for call in (client.memory_info, client.flush, lambda d: client.empty(4, device=d)):
         for wrong in ("GPU-of-somebody-else", -7):

@@ -7,6 +7,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 import caid
 from caid import _caid
 
@@ -17,6 +19,20 @@ def test_what_is_exported_is_there_and_has_its_name():
     for name in caid.__all__:
         thing = getattr(caid, name)
         assert thing.__module__ == "caid" and thing.__doc__
+
+
+def test_names_of_before_work_and_warn(client):
+    with client.empty(10, "|u1") as a:
+        for there, old, new in [
+            (caid, "Access", caid.Bracket),
+            (client, "access", client.bracket),
+            (a, "access", a.mapped_ordinal),
+        ]:
+            with pytest.warns(DeprecationWarning, match=f"[.]{old} is now") as told:
+                assert getattr(there, old) == new
+            assert told[0].filename == __file__
+    with pytest.raises(AttributeError, match="no attribute 'Acces'"):
+        _ = caid.Acces
 
 
 def test_the_stub_is_the_extensions():

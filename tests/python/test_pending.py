@@ -445,7 +445,7 @@ def wait_for_an_event(client, _array, stream):
 LOOKS = {
     "Array.synchronize": lambda _client, array, _stream: array.synchronize(),
     "Event.synchronize": wait_for_an_event,
-    "Access.end": end_a_bracket,
+    "Bracket.end": end_a_bracket,
     "a copy without a stream": lambda _client, array, _stream: array.copy_to_host(bytearray(4 * N)),
 }
 

@@ -9,19 +9,19 @@ struct victim {
     CUstream stream;
 };
 
-static struct caid_access *
+static struct caid_bracket *
 start(const struct victim *v, bool writes)
 {
-    struct caid_access_options options = CAID_INIT(struct caid_access_options);
-    struct caid_access *access;
+    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
+    struct caid_bracket *bracket;
     struct caid_error error;
 
     options.reads = options.writes = &v->p->array;
     options.n_reads = !writes;
     options.n_writes = writes;
     options.stream = STREAM(v->stream);
-    MUST(caid_access_start(v->p->client, &access, &options, &error));
-    return access;
+    MUST(caid_bracket_start(v->p->client, &bracket, &options, &error));
+    return bracket;
 }
 
 /* Two halves, so that a kill can come between them. */
@@ -51,11 +51,11 @@ loop(const struct victim *v, CUdeviceptr copy)
     sem_post(&v->p->shared->reached);
     for (unsigned i = 0;; i++) {
         bool writes = v->c->writes || i % 4 == 0;
-        struct caid_access *access = start(v, writes);
-        MUST(caid_access_wait(access, CAID_FOREVER, &error));
+        struct caid_bracket *bracket = start(v, writes);
+        MUST(caid_bracket_wait(bracket, CAID_FOREVER, &error));
         work(v, writes, copy);
-        MUST(caid_access_end(access, &error));
-        caid_access_free(access);
+        MUST(caid_bracket_end(bracket, &error));
+        caid_bracket_free(bracket);
     }
 }
 
@@ -85,11 +85,11 @@ run_bracket(const struct victim *v)
         actor_stay(reached);
     if (moment == MOMENT_looping)
         loop(v, copy);
-    struct caid_access *access = start(v, v->c->writes);
+    struct caid_bracket *bracket = start(v, v->c->writes);
     MUST(caid_client_ping(v->p->client, &error)); /* the daemon has looked at the begin */
     if (moment == MOMENT_waiting || moment == MOMENT_started)
         actor_stay(reached);
-    MUST(caid_access_wait(access, CAID_FOREVER, &error));
+    MUST(caid_bracket_wait(bracket, CAID_FOREVER, &error));
     if (moment == MOMENT_begun)
         actor_stay(reached);
     if (moment != MOMENT_done)
@@ -99,7 +99,7 @@ run_bracket(const struct victim *v)
         actor_stay(reached);
     if (moment == MOMENT_signalled)
         actor_stop_before_send(reached);
-    MUST(caid_access_end(access, &error));
+    MUST(caid_bracket_end(bracket, &error));
     if (moment == MOMENT_signalled)
         errx(1, "the end of a bracket was not sent");
     if (moment == MOMENT_done)

@@ -23,8 +23,8 @@ struct witness {
     struct handoff_process *p;
     CUstream streams[N_STREAMS];
     CUdeviceptr copies[N_STREAMS];
-    struct caid_access *accesses[N_STREAMS];
-    struct caid_access *held; /* for writing, while the victim waits */
+    struct caid_bracket *brackets[N_STREAMS];
+    struct caid_bracket *held; /* for writing, while the victim waits */
     struct caid_timeline *timeline;
     bool begun[N_STREAMS], ended[N_STREAMS], told[N_STREAMS];
     size_t n; /* streams in use */
@@ -71,11 +71,11 @@ is_told(const struct witness *w, int r, const struct caid_error *error)
 
 /* ---- its brackets ---- */
 
-static struct caid_access *
+static struct caid_bracket *
 start(struct witness *w, bool writes, CUstream stream)
 {
-    struct caid_access_options options = CAID_INIT(struct caid_access_options);
-    struct caid_access *access;
+    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
+    struct caid_bracket *bracket;
     struct caid_error error;
 
     options.reads = options.writes = &w->p->array;
@@ -83,8 +83,8 @@ start(struct witness *w, bool writes, CUstream stream)
     options.n_writes = writes;
     options.stream = STREAM(stream);
     options.timeout_ns = WAIT_NS;
-    MUST(caid_access_start(w->p->client, &access, &options, &error));
-    return access;
+    MUST(caid_bracket_start(w->p->client, &bracket, &options, &error));
+    return bracket;
 }
 
 static void
@@ -105,7 +105,7 @@ begin(struct witness *w, size_t i)
 {
     struct caid_error error;
 
-    int r = caid_access_wait(w->accesses[i], WAIT_NS, &error);
+    int r = caid_bracket_wait(w->brackets[i], WAIT_NS, &error);
     if (r > 0)
         fail(w, "a begin has no answer");
     w->begun[i] = r == 0;
@@ -121,7 +121,7 @@ end(struct witness *w, size_t i)
     struct caid_error error;
 
     w->ended[i] = true;
-    if (is_told(w, caid_access_end(w->accesses[i], &error), &error))
+    if (is_told(w, caid_bracket_end(w->brackets[i], &error), &error))
         w->told[i] = true;
 }
 
@@ -148,14 +148,14 @@ finish(struct witness *w, size_t i)
             end(w, i);
         int r = caid_stream_synchronize(w->p->client, STREAM(w->streams[i]), 0, &error);
         bool by_stream = is_told(w, r, &error);
-        bool by_check = is_told(w, caid_access_check(w->accesses[i], &error), &error);
+        bool by_check = is_told(w, caid_bracket_check(w->brackets[i], &error), &error);
         if ((w->told[i] || by_stream) && !by_check && !now(w)->witness_writes)
             fail(w, "the bracket's check denies what was told");
         w->told[i] = w->told[i] || by_stream || by_check;
         if (!now(w)->witness_writes && !w->told[i] && !is_whole(w, w->copies[i]))
             fail(w, "read what is not whole, and was not told");
     }
-    caid_access_free(w->accesses[i]);
+    caid_bracket_free(w->brackets[i]);
 }
 
 /* ---- the parts of a case ---- */
@@ -173,7 +173,7 @@ hold(struct witness *w)
     if (now(w)->moment != MOMENT_waiting)
         return;
     w->held = start(w, true, w->streams[0]);
-    MUST(caid_access_wait(w->held, WAIT_NS, &error));
+    MUST(caid_bracket_wait(w->held, WAIT_NS, &error));
 }
 
 /* The victim's bracket has ended, or is no obstacle: and the host does not wait for its work. */
@@ -200,7 +200,7 @@ approach(struct witness *w)
     if (is_timeline(w) || w->held)
         return;
     for (size_t i = 0; i < w->n; i++)
-        w->accesses[i] = start(w, now(w)->witness_writes, w->streams[i]);
+        w->brackets[i] = start(w, now(w)->witness_writes, w->streams[i]);
     for (size_t i = 0; i < w->n && can_begin(w) && now(w)->variant < 2; i++) {
         begin(w, i);
         if (now(w)->variant == 1)
@@ -232,10 +232,10 @@ wait_for_array(struct witness *w)
     struct caid_error error;
 
     if (w->held) {
-        MUST(caid_access_end(w->held, &error));
-        caid_access_free(TAKE_PTR(w->held));
+        MUST(caid_bracket_end(w->held, &error));
+        caid_bracket_free(TAKE_PTR(w->held));
         for (size_t i = 0; i < w->n; i++)
-            w->accesses[i] = start(w, now(w)->witness_writes, w->streams[i]);
+            w->brackets[i] = start(w, now(w)->witness_writes, w->streams[i]);
     }
     for (size_t i = 0; i < w->n; i++)
         if (!w->begun[i] && !w->told[i])
@@ -270,15 +270,15 @@ use(struct witness *w, bool writes)
 {
     struct caid_error error;
 
-    w->accesses[0] = start(w, writes, w->streams[0]);
-    int r = caid_access_wait(w->accesses[0], WAIT_NS, &error);
+    w->brackets[0] = start(w, writes, w->streams[0]);
+    int r = caid_bracket_wait(w->brackets[0], WAIT_NS, &error);
     bool told = is_told(w, r, &error);
     if (!told) {
         work(w, writes, 0);
-        MUST(caid_access_end(w->accesses[0], &error));
+        MUST(caid_bracket_end(w->brackets[0], &error));
         MUST(caid_stream_synchronize(w->p->client, STREAM(w->streams[0]), 0, &error));
     }
-    caid_access_free(w->accesses[0]);
+    caid_bracket_free(w->brackets[0]);
     return told;
 }
 

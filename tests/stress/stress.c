@@ -60,24 +60,24 @@ use(struct worker *w, struct caid_array *array)
 
 /* One that begins is ended, abandoned, or only freed, which abandons it, too. */
 static void
-use_and_end(struct worker *w, struct caid_array *array, struct caid_access *access)
+use_and_end(struct worker *w, struct caid_array *array, struct caid_bracket *bracket)
 {
     struct caid_error error;
 
     use(w, array);
     switch (rnd(w, 8)) {
-    case 0: expect(caid_access_abandon(access, &error), &error, "abandon", 0, 0); break;
+    case 0: expect(caid_bracket_abandon(bracket, &error), &error, "abandon", 0, 0); break;
     case 1: break;
-    default: expect(caid_access_end(access, &error), &error, "end", 0, 0); break;
+    default: expect(caid_bracket_end(bracket, &error), &error, "end", 0, 0); break;
     }
 }
 
 static void
 use_in_bracket(struct worker *w, struct caid_array *array)
 {
-    struct caid_access_options options = CAID_INIT(struct caid_access_options);
+    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
     bool write = !caid_array_get_info(array)->readonly && rnd(w, 2);
-    struct caid_access *access;
+    struct caid_bracket *bracket;
     struct caid_error error;
     int r;
 
@@ -87,18 +87,18 @@ use_in_bracket(struct worker *w, struct caid_array *array)
     options.stream = rnd(w, 3) ? w->stream : 0;
     options.nowait = rnd(w, 4) == 0;
     options.timeout_ns = rnd(w, 4) ? 0 : rnd(w, 1000) * 1000;
-    r = caid_access_start(w->client, &access, &options, &error);
+    r = caid_bracket_start(w->client, &bracket, &options, &error);
     expect(r, &error, "start", 0, 0);
     if (rnd(w, 8)) /* else it is given up */
-        while ((r = caid_access_wait(access, rnd(w, 2) ? 200000 : CAID_FOREVER, &error)) > 0)
+        while ((r = caid_bracket_wait(bracket, rnd(w, 2) ? 200000 : CAID_FOREVER, &error)) > 0)
             ;
     else
         r = -ECANCELED;
     if (r == 0)
-        use_and_end(w, array, access);
+        use_and_end(w, array, bracket);
     else if (r != -ECANCELED)
         expect(r, &error, "begin", -EOWNERDEAD, -ETIMEDOUT);
-    caid_access_free(access);
+    caid_bracket_free(bracket);
 }
 
 static void

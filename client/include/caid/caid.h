@@ -243,7 +243,7 @@ struct caid_open_options {
     /* UUID of the device of this process that is to reach the memory, over the peer link where
      * it is another than the array's. NULL: the array's own device, or, where this process does
      * not see that one (CUDA_VISIBLE_DEVICES), the first that it sees. */
-    const char *access;
+    const char *device_uuid;
 };
 
 /* Opens an array by name. options may be NULL. */
@@ -299,9 +299,10 @@ struct caid_array_info {
     const char *memory;   /* "device", "legacy", "pinned", "mapped", "managed" */
     const char *metadata; /* or NULL */
     void *host_ptr;       /* of the first element, where the host reaches it; else NULL */
-    int32_t access; /* CUDA ordinal, in this process, of the device that ptr was mapped for;
+    int32_t
+        mapped_ordinal; /* CUDA ordinal, in this process, of the device that ptr was mapped for;
                            * -1: no bytes */
-    int32_t access_device; /* the same as an index in caid_client_devices(); -1: none of them */
+    int32_t mapped_device; /* the same as an index in caid_client_devices(); -1: none of them */
     uint32_t uid;          /* who created it */
 };
 

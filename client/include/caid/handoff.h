@@ -45,13 +45,13 @@ extern "C" {
 
 /* ---- brackets ---- */
 
-struct caid_access;
+struct caid_bracket;
 
-enum caid_access_flags {
-    CAID_ACCESS_WRITE = 1, /* else it reads */
+enum caid_bracket_flags {
+    CAID_BRACKET_WRITE = 1, /* else it reads */
 };
 
-struct caid_access_options {
+struct caid_bracket_options {
     size_t struct_size;
     struct caid_array *const *reads;
     size_t n_reads;
@@ -68,7 +68,7 @@ struct caid_access_options {
  * Begins to use arrays on a stream: all of them at once, in one message. Many brackets may read an
  * array, or one writes it; who comes first is served first. Waits, on the host, until those that it has
  * to come after have ended (in the daemon's queue); then enqueues on the stream that it waits for their
- * work. What is enqueued on the stream until caid_access_end() is the bracket's.
+ * work. What is enqueued on the stream until caid_bracket_end() is the bracket's.
  *
  * Names may be unlinked and published meanwhile; arrays stay open: caid_array_close() of one ends what a
  * bracket has of it, and one that was being written is abandoned.
@@ -79,24 +79,24 @@ struct caid_access_options {
  * stream is of a device that an array is not mapped for. CAID_ERR_INVALID: no stream, or a bad list.
  * CAID_ERR_LIMIT: as many brackets as the uid may have.
  *
- * *ret is the caller's, to be ended by caid_access_end() and freed by caid_access_free(). A thread that
+ * *ret is the caller's, to be ended by caid_bracket_end() and freed by caid_bracket_free(). A thread that
  * begins brackets is the one that ends them, for CAID_ERR_DEADLOCK to be right.
  */
-CAID_API int caid_access_begin(struct caid_client *client, struct caid_access **ret,
-                               const struct caid_access_options *options,
-                               struct caid_error *error);
+CAID_API int caid_bracket_begin(struct caid_client *client, struct caid_bracket **ret,
+                                const struct caid_bracket_options *options,
+                                struct caid_error *error);
 
 /* The same in two: start asks, and does not wait. wait waits for the answer, at most timeout_ns, and
  * enqueues: 0, or 1 for not yet (call again); what is refused is over, CAID_ERR_TIMEOUT of the options
- * included. Between the two caid_access_free() gives it up. */
-CAID_API int caid_access_start(struct caid_client *client, struct caid_access **ret,
-                               const struct caid_access_options *options,
+ * included. Between the two caid_bracket_free() gives it up. */
+CAID_API int caid_bracket_start(struct caid_client *client, struct caid_bracket **ret,
+                                const struct caid_bracket_options *options,
+                                struct caid_error *error);
+CAID_API int caid_bracket_wait(struct caid_bracket *bracket, uint64_t timeout_ns,
                                struct caid_error *error);
-CAID_API int caid_access_wait(struct caid_access *access, uint64_t timeout_ns,
-                              struct caid_error *error);
 
 /* One array. */
-CAID_API int caid_array_begin(struct caid_array *array, struct caid_access **ret,
+CAID_API int caid_array_begin(struct caid_array *array, struct caid_bracket **ret,
                               uint32_t flags, uint64_t stream, uint64_t timeout_ns,
                               struct caid_error *error);
 
@@ -104,21 +104,21 @@ CAID_API int caid_array_begin(struct caid_array *array, struct caid_access **ret
  * Ends the bracket: enqueues the signal, and tells the daemon, without waiting for either. The bracket has
  * ended in any case. Where the signal cannot be enqueued the host waits for the stream; where it cannot do
  * that (the context is dead, the stream captures a graph), what the bracket wrote is abandoned. Then
- * what caid_access_check() says. CAID_ERR_INVALID: it has not begun, or has ended. CAID_ERR_CLOSED: the client
+ * what caid_bracket_check() says. CAID_ERR_INVALID: it has not begun, or has ended. CAID_ERR_CLOSED: the client
  * is closed, which has ended it.
  */
-CAID_API int caid_access_end(struct caid_access *access, struct caid_error *error);
+CAID_API int caid_bracket_end(struct caid_bracket *bracket, struct caid_error *error);
 
 /* The same for one whose work is not whole, on purpose or by mistake: what it wrote is abandoned. */
-CAID_API int caid_access_abandon(struct caid_access *access, struct caid_error *error);
+CAID_API int caid_bracket_abandon(struct caid_bracket *bracket, struct caid_error *error);
 
 /* CAID_ERR_ABANDONED: a process that the bracket's stream waited for has died before its work was done, and
  * what the bracket read is not whole; one that only writes is not told. 0 where that is not so by now: ask again when the stream has come to
  * the bracket's end, or caid_stream_synchronize(). */
-CAID_API int caid_access_check(struct caid_access *access, struct caid_error *error);
+CAID_API int caid_bracket_check(struct caid_bracket *bracket, struct caid_error *error);
 
 /* Abandons it first if it is open; one that has not begun is given up. NULL is allowed. */
-CAID_API void caid_access_free(struct caid_access *access);
+CAID_API void caid_bracket_free(struct caid_bracket *bracket);
 
 /* Takes the contents of an abandoned array as they are. The array was opened "rw". */
 CAID_API int caid_array_discard(struct caid_array *array, struct caid_error *error);

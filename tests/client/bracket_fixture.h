@@ -27,7 +27,7 @@ struct fixture {
 
 void soft_driver(void);
 
-#define ACCESS_TEST(suite, name) \
+#define BRACKET_TEST(suite, name) \
     CAID_TEST_WITH(suite, name, .init = soft_driver, .timeout = 120)
 
 void fixture_begin(struct fixture *f);
@@ -46,9 +46,9 @@ void capture_begin(struct fixture *f, uint64_t stream);
 void capture_end(struct fixture *f, uint64_t stream);
 
 /* A bracket that begins, in this thread. */
-struct caid_access *begin_on(struct fixture *f, struct caid_array *array, uint32_t flags,
-                             uint64_t stream);
-void end_and_free(struct fixture *f, struct caid_access *access);
+struct caid_bracket *begin_on(struct fixture *f, struct caid_array *array, uint32_t flags,
+                              uint64_t stream);
+void end_and_free(struct fixture *f, struct caid_bracket *bracket);
 /* The array cannot be read. */
 void assert_abandoned(struct fixture *f, struct caid_array *array);
 
@@ -57,7 +57,7 @@ struct elsewhere {
     struct caid_array *array;
     uint32_t flags;
     uint64_t stream, timeout_ns;
-    struct caid_access *access;
+    struct caid_bracket *bracket;
     struct caid_error error;
     int r;
 };

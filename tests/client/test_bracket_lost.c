@@ -14,10 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "access_fixture.h"
 #include "base/clock.h"
 #include "base/macros.h"
-#include "handoff/access.h"
+#include "bracket_fixture.h"
+#include "handoff/bracket.h"
 #include "session/client.h"
 #include "session/feature.h"
 
@@ -60,10 +60,10 @@ writer_kill(pid_t pid)
 }
 
 /* In the midst of its bracket. */
-ACCESS_TEST(access_lost, a_reader_in_the_queue_is_told)
+BRACKET_TEST(bracket_lost, a_reader_in_the_queue_is_told)
 {
-    struct caid_access_options options = CAID_INIT(options);
-    struct caid_access *read;
+    struct caid_bracket_options options = CAID_INIT(options);
+    struct caid_bracket *read;
     struct fixture f;
 
     fixture_begin(&f);
@@ -71,60 +71,60 @@ ACCESS_TEST(access_lost, a_reader_in_the_queue_is_told)
     options.reads = &f.bx;
     options.n_reads = 1;
     options.stream = f.s2;
-    assert_ok(caid_access_start(f.b, &read, &options, &f.error), f.error);
-    cr_assert_eq(caid_access_wait(read, 0, &f.error), 1);
+    assert_ok(caid_bracket_start(f.b, &read, &options, &f.error), f.error);
+    cr_assert_eq(caid_bracket_wait(read, 0, &f.error), 1);
     writer_kill(pid);
-    cr_assert_eq(caid_access_wait(read, NSEC_PER_SEC, &f.error), -EOWNERDEAD, "%s",
+    cr_assert_eq(caid_bracket_wait(read, NSEC_PER_SEC, &f.error), -EOWNERDEAD, "%s",
                  f.error.message);
-    caid_access_free(read);
+    caid_bracket_free(read);
     assert_abandoned(&f, f.ax);
-    end_and_free(&f, begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2));
+    end_and_free(&f, begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2));
     end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
     fixture_end(&f);
 }
 
 /* After the end of its bracket, with the work still to be done: the readers' streams are let go. */
-ACCESS_TEST(access_lost, a_reader_that_was_let_go_is_told)
+BRACKET_TEST(bracket_lost, a_reader_that_was_let_go_is_told)
 {
     struct fixture f;
 
     fixture_begin(&f);
     pid_t pid = writer_start(&f, "end");
-    struct caid_access *read = begin_on(&f, f.bx, 0, f.s2);
+    struct caid_bracket *read = begin_on(&f, f.bx, 0, f.s2);
     get(&f, f.bx, f.seen[0], f.s2);
     cr_assert_eq(caid_stream_query(f.b, f.s2, 0, &f.error), 0, "it does not wait");
-    struct caid_access *early = begin_on(&f, f.bx, 0, f.s3);
-    assert_ok(caid_access_end(early, &f.error), f.error);
-    assert_ok(caid_access_check(early, &f.error), f.error);
+    struct caid_bracket *early = begin_on(&f, f.bx, 0, f.s3);
+    assert_ok(caid_bracket_end(early, &f.error), f.error);
+    assert_ok(caid_bracket_check(early, &f.error), f.error);
 
     uint64_t since = clock_now_ns();
     writer_kill(pid);
     assert_failed(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error, CAID_ERR_ABANDONED);
     cr_assert_lt(clock_now_ns() - since, NSEC_PER_SEC);
     for (int i = 0; i < 2; i++)
-        assert_failed(caid_access_check(read, &f.error), f.error, CAID_ERR_ABANDONED);
+        assert_failed(caid_bracket_check(read, &f.error), f.error, CAID_ERR_ABANDONED);
     cr_assert(strstr(f.error.message, "\"x\""), "%s", f.error.message);
-    assert_failed(caid_access_end(read, &f.error), f.error, CAID_ERR_ABANDONED);
-    assert_failed(caid_access_end(read, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_access_check(early, &f.error), f.error, CAID_ERR_ABANDONED);
+    assert_failed(caid_bracket_end(read, &f.error), f.error, CAID_ERR_ABANDONED);
+    assert_failed(caid_bracket_end(read, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_bracket_check(early, &f.error), f.error, CAID_ERR_ABANDONED);
     wait_for_brackets(f.a, 0);
 
     assert_abandoned(&f, f.ax);
     assert_ok(caid_array_discard(f.ax, &f.error), f.error);
     end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
-    caid_access_free(early);
-    caid_access_free(read);
+    caid_bracket_free(early);
+    caid_bracket_free(read);
     fixture_end(&f);
 }
 
 /* What was there before is nothing to who writes it anew. */
-ACCESS_TEST(access_lost, a_writer_that_was_let_go_goes_on)
+BRACKET_TEST(bracket_lost, a_writer_that_was_let_go_goes_on)
 {
     struct fixture f;
 
     fixture_begin(&f);
     pid_t pid = writer_start(&f, "end");
-    struct caid_access *write = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2);
+    struct caid_bracket *write = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2);
     fill(&f, f.bw, 5, f.s2);
     cr_assert_eq(caid_stream_query(f.b, f.s2, 0, &f.error), 0, "it does not wait");
     writer_kill(pid);
@@ -139,7 +139,7 @@ static void
 close_with_bracket(const char *mode, uint32_t flags)
 {
     struct caid_open_options options = CAID_INIT(options);
-    struct caid_access *open, *waits;
+    struct caid_bracket *open, *waits;
     struct caid_array *x;
     struct fixture f;
 
@@ -148,98 +148,99 @@ close_with_bracket(const char *mode, uint32_t flags)
     options.mode = mode;
     assert_ok(caid_array_open(client, &x, "x", &options, &f.error), f.error);
     assert_ok(caid_array_begin(x, &open, flags, f.s3, CAID_FOREVER, &f.error), f.error);
-    struct caid_access_options asked = CAID_INIT(asked);
+    struct caid_bracket_options asked = CAID_INIT(asked);
     asked.reads = &x;
     asked.n_reads = 1;
     if (flags)
-        assert_ok(caid_access_start(client, &waits, &asked, &f.error), f.error);
+        assert_ok(caid_bracket_start(client, &waits, &asked, &f.error), f.error);
     caid_client_close(client);
-    assert_failed(caid_access_end(open, &f.error), f.error, CAID_ERR_CLOSED);
-    caid_access_free(open);
+    assert_failed(caid_bracket_end(open, &f.error), f.error, CAID_ERR_CLOSED);
+    caid_bracket_free(open);
     if (flags)
-        caid_access_free(waits);
+        caid_bracket_free(waits);
     caid_array_close(x);
     if (flags)
         assert_abandoned(&f, f.ax);
-    end_and_free(&f, begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2));
+    end_and_free(&f, begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2));
     end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
     fixture_end(&f);
 }
 
-ACCESS_TEST(access_lost, a_client_that_closes_ends_its_brackets)
+BRACKET_TEST(bracket_lost, a_client_that_closes_ends_its_brackets)
 {
     close_with_bracket("r", 0);
-    close_with_bracket("rw", CAID_ACCESS_WRITE);
+    close_with_bracket("rw", CAID_BRACKET_WRITE);
 }
 
 /* The host is told by the begin that waited. */
-ACCESS_TEST(access_lost, a_host_that_was_let_go_is_told)
+BRACKET_TEST(bracket_lost, a_host_that_was_let_go_is_told)
 {
-    struct caid_access_options options = CAID_INIT(options);
-    struct caid_access *read;
+    struct caid_bracket_options options = CAID_INIT(options);
+    struct caid_bracket *read;
     struct fixture f;
 
     fixture_begin(&f);
     pid_t pid = writer_start(&f, "end");
     options.reads = &f.bx;
     options.n_reads = 1;
-    assert_ok(caid_access_start(f.b, &read, &options, &f.error), f.error);
-    cr_assert_eq(caid_access_wait(read, 20 * NSEC_PER_MSEC, &f.error), 1);
+    assert_ok(caid_bracket_start(f.b, &read, &options, &f.error), f.error);
+    cr_assert_eq(caid_bracket_wait(read, 20 * NSEC_PER_MSEC, &f.error), 1);
     writer_kill(pid);
-    cr_assert_eq(caid_access_wait(read, NSEC_PER_SEC, &f.error), -EOWNERDEAD, "%s",
+    cr_assert_eq(caid_bracket_wait(read, NSEC_PER_SEC, &f.error), -EOWNERDEAD, "%s",
                  f.error.message);
-    caid_access_free(read);
+    caid_bracket_free(read);
     wait_for_brackets(f.a, 0);
     fixture_end(&f);
 }
 
 /* ---- the daemon ---- */
 
-ACCESS_TEST(access_lost, ends_with_the_daemon)
+BRACKET_TEST(bracket_lost, ends_with_the_daemon)
 {
-    struct caid_access_options options = CAID_INIT(options);
-    struct caid_access *none = NULL, *waits;
+    struct caid_bracket_options options = CAID_INIT(options);
+    struct caid_bracket *none = NULL, *waits;
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+    struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
     options.reads = &f.bx;
     options.n_reads = 1;
-    assert_ok(caid_access_start(f.b, &waits, &options, &f.error), f.error);
+    assert_ok(caid_bracket_start(f.b, &waits, &options, &f.error), f.error);
     daemon_end(&f.daemon, SIGKILL);
-    assert_failed(caid_access_wait(waits, CAID_FOREVER, &f.error), f.error,
+    assert_failed(caid_bracket_wait(waits, CAID_FOREVER, &f.error), f.error,
                   CAID_ERR_DISCONNECTED);
     assert_failed(caid_array_begin(f.bx, &none, 0, f.s2, 0, &f.error), f.error,
                   CAID_ERR_DISCONNECTED);
     assert_failed(caid_array_discard(f.bw, &f.error), f.error, CAID_ERR_DISCONNECTED);
     assert_failed(caid_client_ping(f.a, &f.error), f.error, CAID_ERR_DISCONNECTED);
-    assert_failed(caid_access_end(write, &f.error), f.error, CAID_ERR_DISCONNECTED);
+    assert_failed(caid_bracket_end(write, &f.error), f.error, CAID_ERR_DISCONNECTED);
     cr_assert_null(none);
-    caid_access_free(write);
-    caid_access_free(waits);
+    caid_bracket_free(write);
+    caid_bracket_free(waits);
     fixture_end(&f);
 }
 
 /* ---- the client ---- */
 
-ACCESS_TEST(access_lost, ends_with_the_client)
+BRACKET_TEST(bracket_lost, ends_with_the_client)
 {
-    struct caid_access_options options = CAID_INIT(options);
-    struct caid_access *none = NULL, *waits;
+    struct caid_bracket_options options = CAID_INIT(options);
+    struct caid_bracket *none = NULL, *waits;
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_access *write = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2);
+    struct caid_bracket *write = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2);
     options.reads = &f.ax;
     options.n_reads = 1;
-    assert_ok(caid_access_start(f.a, &waits, &options, &f.error), f.error);
+    assert_ok(caid_bracket_start(f.a, &waits, &options, &f.error), f.error);
     caid_client_close(f.b);
-    assert_failed(caid_access_wait(waits, CAID_FOREVER, &f.error), f.error, CAID_ERR_ABANDONED);
-    caid_access_free(waits);
+    assert_failed(caid_bracket_wait(waits, CAID_FOREVER, &f.error), f.error,
+                  CAID_ERR_ABANDONED);
+    caid_bracket_free(waits);
     assert_failed(caid_array_begin(f.bw, &none, 0, f.s2, 0, &f.error), f.error,
                   CAID_ERR_CLOSED);
-    assert_failed(caid_access_end(write, &f.error), f.error, CAID_ERR_CLOSED);
-    caid_access_free(write);
+    assert_failed(caid_bracket_end(write, &f.error), f.error, CAID_ERR_CLOSED);
+    caid_bracket_free(write);
     caid_array_close(f.bw);
     caid_array_close(f.bx);
     f.b = NULL;
@@ -247,21 +248,21 @@ ACCESS_TEST(access_lost, ends_with_the_client)
     fixture_end(&f);
 }
 
-ACCESS_TEST(access_lost, is_not_a_childs)
+BRACKET_TEST(bracket_lost, is_not_a_childs)
 {
     struct fixture f;
     int status;
 
     fixture_begin(&f);
-    struct caid_access *write = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2);
+    struct caid_bracket *write = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2);
     pid_t pid = fork();
     if (pid == 0) {
-        bool forked = caid_access_end(write, &f.error) == -EPERM &&
+        bool forked = caid_bracket_end(write, &f.error) == -EPERM &&
                       f.error.code == CAID_ERR_FORKED &&
-                      caid_access_check(write, &f.error) == -EPERM &&
-                      caid_access_wait(write, 0, &f.error) == -EPERM &&
+                      caid_bracket_check(write, &f.error) == -EPERM &&
+                      caid_bracket_wait(write, 0, &f.error) == -EPERM &&
                       caid_array_discard(f.bw, &f.error) == -EPERM;
-        caid_access_free(write);
+        caid_bracket_free(write);
         _exit(!forked);
     }
     cr_assert_eq(waitpid(pid, &status, 0), pid);
@@ -279,39 +280,39 @@ static bool
 has_unsent(struct caid_client *client)
 {
     pthread_mutex_lock(&client->lock);
-    bool unsent = access_feature.has_unsent(client);
+    bool unsent = bracket_feature.has_unsent(client);
     pthread_mutex_unlock(&client->lock);
     return unsent;
 }
 
 /* Ends more brackets than the socket takes. */
 static void
-end_many(struct fixture *f, struct caid_access *const accesses[N_ENDS])
+end_many(struct fixture *f, struct caid_bracket *const brackets[N_ENDS])
 {
     for (int i = 0; i < N_ENDS; i++)
-        end_and_free(f, accesses[i]);
+        end_and_free(f, brackets[i]);
     cr_assert(has_unsent(f->b), "the socket takes them all");
 }
 
 static void
-begin_many(struct fixture *f, struct caid_access *accesses[N_ENDS])
+begin_many(struct fixture *f, struct caid_bracket *brackets[N_ENDS])
 {
     end_and_free(f, begin_on(f, f->bx, 0, f->s2)); /* so that the stream has its slot */
     for (int i = 0; i < N_ENDS; i++)
-        accesses[i] = begin_on(f, f->bx, 0, i % 2 ? f->s2 : 0);
+        brackets[i] = begin_on(f, f->bx, 0, i % 2 ? f->s2 : 0);
 }
 
-ACCESS_TEST(access_lost, no_end_is_lost)
+BRACKET_TEST(bracket_lost, no_end_is_lost)
 {
-    static struct caid_access *accesses[N_ENDS];
+    static struct caid_bracket *brackets[N_ENDS];
     struct fixture f;
 
     fixture_begin(&f);
     struct caid_array *y = make_bytes(f.b, "y", 16);
-    begin_many(&f, accesses);
-    struct caid_access *write = begin_on(&f, y, CAID_ACCESS_WRITE, f.s2);
+    begin_many(&f, brackets);
+    struct caid_bracket *write = begin_on(&f, y, CAID_BRACKET_WRITE, f.s2);
     kill(f.daemon.pid, SIGSTOP);
-    end_many(&f, accesses);
+    end_many(&f, brackets);
     end_and_free(&f, write);
     caid_array_close(y); /* after the end */
     kill(f.daemon.pid, SIGCONT);
@@ -333,19 +334,19 @@ go_on(void *daemon)
 }
 
 /* Work that was ended is not taken for abandoned because the client goes next. */
-ACCESS_TEST(access_lost, a_client_that_ends_sends_its_ends)
+BRACKET_TEST(bracket_lost, a_client_that_ends_sends_its_ends)
 {
-    static struct caid_access *accesses[N_ENDS];
+    static struct caid_bracket *brackets[N_ENDS];
     struct caid_array *y;
     struct fixture f;
     pthread_t thread;
 
     fixture_begin(&f);
     y = make_bytes(f.b, "y", 16);
-    begin_many(&f, accesses);
-    struct caid_access *write = begin_on(&f, y, CAID_ACCESS_WRITE, f.s2);
+    begin_many(&f, brackets);
+    struct caid_bracket *write = begin_on(&f, y, CAID_BRACKET_WRITE, f.s2);
     kill(f.daemon.pid, SIGSTOP);
-    end_many(&f, accesses);
+    end_many(&f, brackets);
     end_and_free(&f, write);
     cr_assert_eq(pthread_create(&thread, NULL, go_on, &f.daemon), 0);
     caid_client_close(f.b);
@@ -365,22 +366,22 @@ ACCESS_TEST(access_lost, a_client_that_ends_sends_its_ends)
 /* ---- driver calls that fail ---- */
 
 /* While the waits of a begin are enqueued: it is given back, and has not been. */
-ACCESS_TEST(access_lost, a_begin_that_fails_is_undone)
+BRACKET_TEST(bracket_lost, a_begin_that_fails_is_undone)
 {
     const char *const commands[] = {"fail cuMemHostRegister=UNKNOWN",
                                     "fail cuStreamWaitValue64=UNKNOWN",
                                     "fail cuCtxPushCurrent@2=UNKNOWN"};
-    struct caid_access *write = NULL;
+    struct caid_bracket *write = NULL;
     struct fixture f;
 
     fixture_begin(&f);
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
         be_late(&f, f.s1);
-        struct caid_access *before = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+        struct caid_bracket *before = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
         end_and_free(&f, before);
         assert_cuda(f.gpu.drv->cu.cuCtxSetCurrent(NULL)); /* so that the client pushes one */
         soft_control(&f.gpu, commands[i]);
-        assert_failed(caid_array_begin(f.bw, &write, CAID_ACCESS_WRITE, f.s2, CAID_FOREVER,
+        assert_failed(caid_array_begin(f.bw, &write, CAID_BRACKET_WRITE, f.s2, CAID_FOREVER,
                                        &f.error),
                       f.error, CAID_ERR_DRIVER);
         soft_control(&f.gpu, "clear");
@@ -394,18 +395,18 @@ ACCESS_TEST(access_lost, a_begin_that_fails_is_undone)
 }
 
 /* Where no signal can be enqueued the end waits for the stream itself. */
-ACCESS_TEST(access_lost, an_end_without_a_signal_waits)
+BRACKET_TEST(bracket_lost, an_end_without_a_signal_waits)
 {
     struct fixture f;
 
     fixture_begin(&f);
     be_late(&f, f.s1);
-    struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+    struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
     fill(&f, f.ax, 5, f.s1);
     soft_control(&f.gpu, "fail cuStreamWriteValue64=UNKNOWN");
-    assert_ok(caid_access_end(write, &f.error), f.error);
+    assert_ok(caid_bracket_end(write, &f.error), f.error);
     soft_control(&f.gpu, "clear");
-    caid_access_free(write);
+    caid_bracket_free(write);
     cr_assert_eq(caid_stream_query(f.a, f.s1, 0, &f.error), 1, "it has not waited");
     end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), 0);
@@ -413,7 +414,7 @@ ACCESS_TEST(access_lost, an_end_without_a_signal_waits)
 }
 
 /* What nobody can tell the end of is not whole. */
-ACCESS_TEST(access_lost, an_end_that_knows_nothing_abandons)
+BRACKET_TEST(bracket_lost, an_end_that_knows_nothing_abandons)
 {
     const char *const commands[] = {
         "fail cuStreamWriteValue64=UNKNOWN,cuStreamSynchronize=UNKNOWN",
@@ -423,14 +424,14 @@ ACCESS_TEST(access_lost, an_end_that_knows_nothing_abandons)
 
     fixture_begin(&f);
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
-        struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+        struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
         soft_control(&f.gpu, commands[i]);
-        assert_failed(caid_access_end(write, &f.error), f.error, CAID_ERR_DRIVER);
+        assert_failed(caid_bracket_end(write, &f.error), f.error, CAID_ERR_DRIVER);
         cr_assert(strstr(f.error.message, "cuStreamWriteValue64"), "%s", f.error.message);
         soft_control(&f.gpu, "clear");
-        caid_access_free(write);
+        caid_bracket_free(write);
         assert_abandoned(&f, f.bx);
-        end_and_free(&f, begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2));
+        end_and_free(&f, begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2));
         end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
     }
     fixture_end(&f);
@@ -462,10 +463,10 @@ increment(struct caid_client *client, struct caid_array *array, uint64_t stream,
           struct caid_error *error)
 {
     struct caid_copy copy = CAID_INIT(copy);
-    struct caid_access *access;
+    struct caid_bracket *bracket;
     uint64_t n = 0;
 
-    int r = caid_array_begin(array, &access, CAID_ACCESS_WRITE, stream, CAID_FOREVER, error);
+    int r = caid_array_begin(array, &bracket, CAID_BRACKET_WRITE, stream, CAID_FOREVER, error);
     if (r < 0)
         return r;
     copy.itemsize = sizeof(n);
@@ -484,23 +485,23 @@ increment(struct caid_client *client, struct caid_array *array, uint64_t stream,
     if (r == 0)
         r = caid_copy(client, &copy, error);
     if (r == 0)
-        r = caid_access_end(access, error);
+        r = caid_bracket_end(bracket, error);
     if (stream != 0) /* n has to stay */
         caid_stream_synchronize(client, stream, 0, NULL);
-    caid_access_free(access);
+    caid_bracket_free(bracket);
     return r;
 }
 
 static int
 look(struct caid_array *array, uint64_t stream, struct caid_error *error)
 {
-    struct caid_access *access;
+    struct caid_bracket *bracket;
 
-    int r = caid_array_begin(array, &access, 0, stream, CAID_FOREVER, error);
+    int r = caid_array_begin(array, &bracket, 0, stream, CAID_FOREVER, error);
     if (r < 0)
         return r;
-    r = caid_access_end(access, error);
-    caid_access_free(access);
+    r = caid_bracket_end(bracket, error);
+    caid_bracket_free(bracket);
     return r;
 }
 
@@ -525,7 +526,7 @@ count_up(void *arg)
     return NULL;
 }
 
-ACCESS_TEST(access_lost, no_increment_is)
+BRACKET_TEST(bracket_lost, no_increment_is)
 {
     struct caid_open_options rw = CAID_INIT(rw);
     pthread_t threads[N_THREADS];
@@ -546,7 +547,7 @@ ACCESS_TEST(access_lost, no_increment_is)
         pthread_join(threads[i], NULL);
     soft_control(&f.gpu, "delay 0");
     cr_assert_eq(crowd.failed, 0, "%s", crowd.message);
-    struct caid_access *read = begin_on(&f, crowd.arrays[0], 0, 0);
+    struct caid_bracket *read = begin_on(&f, crowd.arrays[0], 0, 0);
     assert_ok(caid_array_copy_to_host(crowd.arrays[0], &sum, sizeof(sum), &f.error), f.error);
     end_and_free(&f, read);
     cr_assert_eq(sum, N_THREADS * N_ROUNDS);
@@ -567,23 +568,23 @@ static void *
 nest(void *arg)
 {
     struct nest *n = arg;
-    struct caid_access *outer, *inner;
+    struct caid_bracket *outer, *inner;
 
-    n->r = caid_array_begin(n->outer, &outer, CAID_ACCESS_WRITE, 0, CAID_FOREVER, &n->error);
+    n->r = caid_array_begin(n->outer, &outer, CAID_BRACKET_WRITE, 0, CAID_FOREVER, &n->error);
     if (n->r < 0)
         return NULL;
     pthread_barrier_wait(n->both);
-    n->r = caid_array_begin(n->inner, &inner, CAID_ACCESS_WRITE, 0, CAID_FOREVER, &n->error);
+    n->r = caid_array_begin(n->inner, &inner, CAID_BRACKET_WRITE, 0, CAID_FOREVER, &n->error);
     if (n->r == 0) {
-        caid_access_end(inner, NULL);
-        caid_access_free(inner);
+        caid_bracket_end(inner, NULL);
+        caid_bracket_free(inner);
     }
-    caid_access_end(outer, NULL);
-    caid_access_free(outer);
+    caid_bracket_end(outer, NULL);
+    caid_bracket_free(outer);
     return NULL;
 }
 
-ACCESS_TEST(access_lost, nesting_in_opposite_order_is_told)
+BRACKET_TEST(bracket_lost, nesting_in_opposite_order_is_told)
 {
     struct caid_open_options rw = CAID_INIT(rw);
     struct caid_array *y, *by;

@@ -2,7 +2,7 @@
 /*
  * Brackets of two clients of one process, on the software driver whose streams can be late: what
  * waits for what, who comes first, and what is refused. (Every ordering of several processes,
- * with and without its wait, is in tests/handoff; processes that die are in test_access_lost.c.)
+ * with and without its wait, is in tests/handoff; processes that die are in test_bracket_lost.c.)
  */
 #include <errno.h>
 #include <pthread.h>
@@ -11,70 +11,70 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "access_fixture.h"
 #include "base/clock.h"
 #include "base/macros.h"
+#include "bracket_fixture.h"
 
 /* ---- order ---- */
 
 /* The reader's begin returns while the writer's work has not been done. */
-ACCESS_TEST(access, a_reader_comes_after_the_writer)
+BRACKET_TEST(bracket, a_reader_comes_after_the_writer)
 {
     struct fixture f;
 
     fixture_begin(&f);
     be_late(&f, f.s1);
-    struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+    struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
     fill(&f, f.ax, 1, f.s1);
-    assert_ok(caid_access_end(write, &f.error), f.error);
-    struct caid_access *read = begin_on(&f, f.bx, 0, f.s2);
+    assert_ok(caid_bracket_end(write, &f.error), f.error);
+    struct caid_bracket *read = begin_on(&f, f.bx, 0, f.s2);
     cr_assert_eq(caid_stream_query(f.a, f.s1, 0, &f.error), 0, "the host has waited");
     get(&f, f.bx, f.seen[0], f.s2);
-    assert_ok(caid_access_end(read, &f.error), f.error);
+    assert_ok(caid_bracket_end(read, &f.error), f.error);
     assert_ok(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error);
     assert_all(f.seen[0], 1);
-    assert_ok(caid_access_check(read, &f.error), f.error);
-    caid_access_free(read);
-    caid_access_free(write);
+    assert_ok(caid_bracket_check(read, &f.error), f.error);
+    caid_bracket_free(read);
+    caid_bracket_free(write);
     fixture_end(&f);
 }
 
-ACCESS_TEST(access, a_writer_comes_after_the_readers)
+BRACKET_TEST(bracket, a_writer_comes_after_the_readers)
 {
     struct fixture f;
 
     fixture_begin(&f);
     be_late(&f, f.s1);
     be_late(&f, f.s2);
-    struct caid_access *one = begin_on(&f, f.ax, 0, f.s1);
-    struct caid_access *two = begin_on(&f, f.bx, 0, f.s2);
+    struct caid_bracket *one = begin_on(&f, f.ax, 0, f.s1);
+    struct caid_bracket *two = begin_on(&f, f.bx, 0, f.s2);
     get(&f, f.ax, f.seen[0], f.s1);
     get(&f, f.bx, f.seen[1], f.s2);
-    assert_ok(caid_access_end(one, &f.error), f.error);
-    assert_ok(caid_access_end(two, &f.error), f.error);
-    struct caid_access *write = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s3);
+    assert_ok(caid_bracket_end(one, &f.error), f.error);
+    assert_ok(caid_bracket_end(two, &f.error), f.error);
+    struct caid_bracket *write = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s3);
     fill(&f, f.bw, 2, f.s3);
-    assert_ok(caid_access_end(write, &f.error), f.error);
+    assert_ok(caid_bracket_end(write, &f.error), f.error);
     synchronize(&f);
     assert_all(f.seen[0], 0);
     assert_all(f.seen[1], 0);
-    caid_access_free(one);
-    caid_access_free(two);
-    caid_access_free(write);
+    caid_bracket_free(one);
+    caid_bracket_free(two);
+    caid_bracket_free(write);
     fixture_end(&f);
 }
 
 /* The host's bracket has no stream to make wait. */
-ACCESS_TEST(access, the_host_waits_itself)
+BRACKET_TEST(bracket, the_host_waits_itself)
 {
-    struct caid_access *read = NULL;
+    struct caid_bracket *read = NULL;
     struct fixture f;
 
     fixture_begin(&f);
     be_late(&f, f.s1);
-    struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+    struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
     fill(&f, f.ax, 3, f.s1);
-    assert_ok(caid_access_end(write, &f.error), f.error);
+    assert_ok(caid_bracket_end(write, &f.error), f.error);
     assert_failed(caid_array_begin(f.bx, &read, 0, 0, 0, &f.error), f.error, CAID_ERR_TIMEOUT);
     assert_failed(caid_array_begin(f.bx, &read, 0, 0, LATE_NS / 10, &f.error), f.error,
                   CAID_ERR_TIMEOUT);
@@ -82,20 +82,20 @@ ACCESS_TEST(access, the_host_waits_itself)
     wait_for_brackets(f.a, 0); /* what was granted has been given back */
     assert_ok(caid_array_begin(f.bx, &read, 0, 0, CAID_FOREVER, &f.error), f.error);
     assert_all((const unsigned char *)(uintptr_t)caid_array_get_info(f.bx)->ptr, 3);
-    assert_ok(caid_access_end(read, &f.error), f.error);
-    caid_access_free(read);
-    caid_access_free(write);
+    assert_ok(caid_bracket_end(read, &f.error), f.error);
+    caid_bracket_free(read);
+    caid_bracket_free(write);
     fixture_end(&f);
 }
 
 /* An end of the host's needs no fence: all is done. */
-ACCESS_TEST(access, after_the_host_nobody_waits)
+BRACKET_TEST(bracket, after_the_host_nobody_waits)
 {
     struct fixture f;
 
     fixture_begin(&f);
     uint64_t before = soft_calls(&f.gpu, "cuStreamWaitValue64");
-    struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, 0);
+    struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, 0);
     end_and_free(&f, write);
     end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before);
@@ -104,17 +104,17 @@ ACCESS_TEST(access, after_the_host_nobody_waits)
 
 /* ---- the daemon's queue ---- */
 
-ACCESS_TEST(access, many_read_or_one_writes)
+BRACKET_TEST(bracket, many_read_or_one_writes)
 {
-    struct caid_access *write = NULL;
+    struct caid_bracket *write = NULL;
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_access *one = begin_on(&f, f.ax, 0, f.s1);
-    struct caid_access *two = begin_on(&f, f.bx, 0, f.s2);
-    assert_failed(caid_array_begin(f.bw, &write, CAID_ACCESS_WRITE, f.s3, 0, &f.error), f.error,
-                  CAID_ERR_DEADLOCK); /* this thread reads it */
-    struct elsewhere other = {.array = f.bw, .flags = CAID_ACCESS_WRITE, .stream = f.s3};
+    struct caid_bracket *one = begin_on(&f, f.ax, 0, f.s1);
+    struct caid_bracket *two = begin_on(&f, f.bx, 0, f.s2);
+    assert_failed(caid_array_begin(f.bw, &write, CAID_BRACKET_WRITE, f.s3, 0, &f.error),
+                  f.error, CAID_ERR_DEADLOCK); /* this thread reads it */
+    struct elsewhere other = {.array = f.bw, .flags = CAID_BRACKET_WRITE, .stream = f.s3};
     cr_assert_eq(begin_elsewhere(&other), -ETIMEDOUT);
     cr_assert_eq(other.error.code, CAID_ERR_TIMEOUT, "%s", other.error.message);
     uint64_t since = clock_now_ns();
@@ -125,63 +125,63 @@ ACCESS_TEST(access, many_read_or_one_writes)
     cr_assert_eq(begin_elsewhere(&other), -ETIMEDOUT);
     end_and_free(&f, two);
     cr_assert_eq(begin_elsewhere(&other), 0, "%s", other.error.message);
-    end_and_free(&f, other.access);
+    end_and_free(&f, other.bracket);
     fixture_end(&f);
 }
 
 /* As one that wants to be interrupted would wait. */
-ACCESS_TEST(access, is_waited_for_in_slices)
+BRACKET_TEST(bracket, is_waited_for_in_slices)
 {
-    struct caid_access_options options = CAID_INIT(options);
-    struct caid_access *read;
+    struct caid_bracket_options options = CAID_INIT(options);
+    struct caid_bracket *read;
     struct fixture f;
 
     fixture_begin(&f);
-    struct elsewhere other = {.array = f.ax, .flags = CAID_ACCESS_WRITE, .stream = f.s1};
+    struct elsewhere other = {.array = f.ax, .flags = CAID_BRACKET_WRITE, .stream = f.s1};
     cr_assert_eq(begin_elsewhere(&other), 0);
     options.reads = &f.bx;
     options.n_reads = 1;
     options.stream = f.s2;
-    assert_ok(caid_access_start(f.b, &read, &options, &f.error), f.error);
-    cr_assert_eq(caid_access_wait(read, 0, &f.error), 1);
-    cr_assert_eq(caid_access_wait(read, 5 * NSEC_PER_MSEC, &f.error), 1);
-    assert_failed(caid_access_end(read, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_access_check(read, &f.error), f.error, CAID_ERR_INVALID);
-    end_and_free(&f, other.access);
-    cr_assert_eq(caid_access_wait(read, CAID_FOREVER, &f.error), 0, "%s", f.error.message);
-    cr_assert_eq(caid_access_wait(read, 0, &f.error), 0, "it has begun");
+    assert_ok(caid_bracket_start(f.b, &read, &options, &f.error), f.error);
+    cr_assert_eq(caid_bracket_wait(read, 0, &f.error), 1);
+    cr_assert_eq(caid_bracket_wait(read, 5 * NSEC_PER_MSEC, &f.error), 1);
+    assert_failed(caid_bracket_end(read, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_bracket_check(read, &f.error), f.error, CAID_ERR_INVALID);
+    end_and_free(&f, other.bracket);
+    cr_assert_eq(caid_bracket_wait(read, CAID_FOREVER, &f.error), 0, "%s", f.error.message);
+    cr_assert_eq(caid_bracket_wait(read, 0, &f.error), 0, "it has begun");
     end_and_free(&f, read);
     fixture_end(&f);
 }
 
 /* What is refused stays so. */
-ACCESS_TEST(access, a_refusal_is_over)
+BRACKET_TEST(bracket, a_refusal_is_over)
 {
-    struct caid_access_options options = CAID_INIT(options);
-    struct caid_access *read;
+    struct caid_bracket_options options = CAID_INIT(options);
+    struct caid_bracket *read;
     struct fixture f;
 
     fixture_begin(&f);
-    struct elsewhere other = {.array = f.ax, .flags = CAID_ACCESS_WRITE, .stream = f.s1};
+    struct elsewhere other = {.array = f.ax, .flags = CAID_BRACKET_WRITE, .stream = f.s1};
     cr_assert_eq(begin_elsewhere(&other), 0);
     options.reads = &f.bx;
     options.n_reads = 1;
     options.nowait = true;
-    assert_ok(caid_access_start(f.b, &read, &options, &f.error), f.error);
+    assert_ok(caid_bracket_start(f.b, &read, &options, &f.error), f.error);
     for (int i = 0; i < 2; i++)
-        assert_failed(caid_access_wait(read, CAID_FOREVER, &f.error), f.error,
+        assert_failed(caid_bracket_wait(read, CAID_FOREVER, &f.error), f.error,
                       CAID_ERR_TIMEOUT);
-    assert_failed(caid_access_end(read, &f.error), f.error, CAID_ERR_INVALID);
-    caid_access_free(read);
-    end_and_free(&f, other.access);
+    assert_failed(caid_bracket_end(read, &f.error), f.error, CAID_ERR_INVALID);
+    caid_bracket_free(read);
+    end_and_free(&f, other.bracket);
     fixture_end(&f);
 }
 
 /* A begin that is given up leaves nothing at the daemon, whether its grant is under way or not. */
-ACCESS_TEST(access, is_given_up)
+BRACKET_TEST(bracket, is_given_up)
 {
-    struct caid_access_options options = CAID_INIT(options);
-    struct caid_access *read;
+    struct caid_bracket_options options = CAID_INIT(options);
+    struct caid_bracket *read;
     struct fixture f;
 
     fixture_begin(&f);
@@ -189,28 +189,28 @@ ACCESS_TEST(access, is_given_up)
     options.n_reads = 1;
     options.stream = f.s2;
     for (int i = 0; i < 60; i++) {
-        struct elsewhere other = {.array = f.ax, .flags = CAID_ACCESS_WRITE, .stream = f.s1};
+        struct elsewhere other = {.array = f.ax, .flags = CAID_BRACKET_WRITE, .stream = f.s1};
         cr_assert_eq(begin_elsewhere(&other), 0, "%s", other.error.message);
-        assert_ok(caid_access_start(f.b, &read, &options, &f.error), f.error);
+        assert_ok(caid_bracket_start(f.b, &read, &options, &f.error), f.error);
         if (i % 3 == 0)
-            caid_access_free(read);
-        end_and_free(&f, other.access);
+            caid_bracket_free(read);
+        end_and_free(&f, other.bracket);
         if (i % 3 == 1)
-            caid_access_free(read);
+            caid_bracket_free(read);
         if (i % 3 == 2) {
             wait_for_waiting(f.a, 0);
-            caid_access_free(read);
+            caid_bracket_free(read);
         }
         wait_for_brackets(f.a, 0);
     }
     fixture_end(&f);
 }
 
-ACCESS_TEST(access, takes_many_arrays_at_once)
+BRACKET_TEST(bracket, takes_many_arrays_at_once)
 {
-    struct caid_access_options options = CAID_INIT(options);
+    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_array *arrays[100];
-    struct caid_access *all;
+    struct caid_bracket *all;
     struct fixture f;
     char name[8];
 
@@ -224,7 +224,7 @@ ACCESS_TEST(access, takes_many_arrays_at_once)
     options.writes = arrays + 50;
     options.n_writes = 50;
     options.stream = f.s1;
-    assert_ok(caid_access_begin(f.a, &all, &options, &f.error), f.error);
+    assert_ok(caid_bracket_begin(f.a, &all, &options, &f.error), f.error);
     struct elsewhere other = {.array = arrays[99], .stream = f.s2};
     cr_assert_eq(begin_elsewhere(&other), -ETIMEDOUT);
     end_and_free(&f, all);
@@ -235,20 +235,20 @@ ACCESS_TEST(access, takes_many_arrays_at_once)
 
 /* ---- deadlocks ---- */
 
-ACCESS_TEST(access, a_thread_does_not_wait_for_itself)
+BRACKET_TEST(bracket, a_thread_does_not_wait_for_itself)
 {
-    struct caid_access *second = NULL;
+    struct caid_bracket *second = NULL;
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_access *read = begin_on(&f, f.bw, 0, f.s1);
-    assert_failed(caid_array_begin(f.bw, &second, CAID_ACCESS_WRITE, f.s1, CAID_FOREVER,
+    struct caid_bracket *read = begin_on(&f, f.bw, 0, f.s1);
+    assert_failed(caid_array_begin(f.bw, &second, CAID_BRACKET_WRITE, f.s1, CAID_FOREVER,
                                    &f.error),
                   f.error, CAID_ERR_DEADLOCK);
-    struct caid_access *again = begin_on(&f, f.bw, 0, f.s1);
+    struct caid_bracket *again = begin_on(&f, f.bw, 0, f.s1);
     end_and_free(&f, again);
     end_and_free(&f, read);
-    struct caid_access *write = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s1);
+    struct caid_bracket *write = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s1);
     assert_failed(caid_array_begin(f.bw, &second, 0, f.s1, CAID_FOREVER, &f.error), f.error,
                   CAID_ERR_DEADLOCK);
     end_and_free(&f, write);
@@ -258,16 +258,16 @@ ACCESS_TEST(access, a_thread_does_not_wait_for_itself)
 /* ---- closing what is in use ---- */
 
 /* The bracket is still to be ended; what was written of the array is not whole for anybody. */
-ACCESS_TEST(access, outlives_its_array)
+BRACKET_TEST(bracket, outlives_its_array)
 {
     struct caid_array *again = NULL;
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_access *read = begin_on(&f, f.bx, 0, f.s2);
+    struct caid_bracket *read = begin_on(&f, f.bx, 0, f.s2);
     caid_array_close(f.bx);
     end_and_free(&f, read);
-    struct caid_access *write = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2);
+    struct caid_bracket *write = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2);
     caid_array_close(f.bw);
     wait_for_leases(f.a, 1);
     assert_abandoned(&f, f.ax);
@@ -281,10 +281,10 @@ ACCESS_TEST(access, outlives_its_array)
 }
 
 /* One that waits is refused when its array is closed. */
-ACCESS_TEST(access, does_not_wait_for_an_array_that_is_closed)
+BRACKET_TEST(bracket, does_not_wait_for_an_array_that_is_closed)
 {
-    struct caid_access_options options = CAID_INIT(options);
-    struct caid_access *write;
+    struct caid_bracket_options options = CAID_INIT(options);
+    struct caid_bracket *write;
     struct fixture f;
 
     fixture_begin(&f);
@@ -292,56 +292,56 @@ ACCESS_TEST(access, does_not_wait_for_an_array_that_is_closed)
     cr_assert_eq(begin_elsewhere(&other), 0);
     options.writes = &f.bw;
     options.n_writes = 1;
-    assert_ok(caid_access_start(f.b, &write, &options, &f.error), f.error);
+    assert_ok(caid_bracket_start(f.b, &write, &options, &f.error), f.error);
     caid_array_close(f.bw);
     f.bw = NULL;
-    assert_failed(caid_access_wait(write, CAID_FOREVER, &f.error), f.error, CAID_ERR_INVALID);
-    caid_access_free(write);
-    end_and_free(&f, other.access);
+    assert_failed(caid_bracket_wait(write, CAID_FOREVER, &f.error), f.error, CAID_ERR_INVALID);
+    caid_bracket_free(write);
+    end_and_free(&f, other.bracket);
     fixture_end(&f);
 }
 
 /* ---- abandoning ---- */
 
-ACCESS_TEST(access, an_abandoned_array_is_healed_by_a_write)
+BRACKET_TEST(bracket, an_abandoned_array_is_healed_by_a_write)
 {
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
-    assert_ok(caid_access_abandon(write, &f.error), f.error);
-    caid_access_free(write);
+    struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
+    assert_ok(caid_bracket_abandon(write, &f.error), f.error);
+    caid_bracket_free(write);
     assert_abandoned(&f, f.bx);
     assert_failed(caid_array_publish(f.ax, "y", NULL, NULL, &f.error), f.error,
                   CAID_ERR_ABANDONED);
-    end_and_free(&f, begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2));
+    end_and_free(&f, begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2));
     end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
 
-    caid_access_free(begin_on(&f, f.ax, CAID_ACCESS_WRITE, 0)); /* as good as abandoned */
+    caid_bracket_free(begin_on(&f, f.ax, CAID_BRACKET_WRITE, 0)); /* as good as abandoned */
     assert_abandoned(&f, f.bx);
     assert_failed(caid_array_discard(f.bx, &f.error), f.error, CAID_ERR_READ_ONLY);
     assert_ok(caid_array_discard(f.bw, &f.error), f.error);
     assert_ok(caid_array_discard(f.bw, &f.error), f.error);
     end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
 
-    struct caid_access *read = begin_on(&f, f.bx, 0, f.s2);
-    assert_ok(caid_access_abandon(read, &f.error), f.error); /* nothing was written */
-    caid_access_free(read);
+    struct caid_bracket *read = begin_on(&f, f.bx, 0, f.s2);
+    assert_ok(caid_bracket_abandon(read, &f.error), f.error); /* nothing was written */
+    caid_bracket_free(read);
     end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
     fixture_end(&f);
 }
 
 /* The work of a bracket that is abandoned is still on its stream. */
-ACCESS_TEST(access, an_abandoned_bracket_is_waited_for)
+BRACKET_TEST(bracket, an_abandoned_bracket_is_waited_for)
 {
     struct fixture f;
 
     fixture_begin(&f);
     be_late(&f, f.s1);
-    struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, f.s1);
+    struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
     fill(&f, f.ax, 4, f.s1);
-    caid_access_free(write);
-    struct caid_access *again = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s2);
+    caid_bracket_free(write);
+    struct caid_bracket *again = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2);
     get(&f, f.bw, f.seen[0], f.s2);
     end_and_free(&f, again);
     synchronize(&f);
@@ -351,44 +351,44 @@ ACCESS_TEST(access, an_abandoned_bracket_is_waited_for)
 
 /* ---- what is no bracket ---- */
 
-ACCESS_TEST(access, is_ended_once)
+BRACKET_TEST(bracket, is_ended_once)
 {
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_access *read = begin_on(&f, f.bx, 0, f.s2);
-    assert_ok(caid_access_end(read, &f.error), f.error);
-    assert_failed(caid_access_end(read, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_access_abandon(read, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_access_wait(read, 0, &f.error), f.error, CAID_ERR_INVALID);
+    struct caid_bracket *read = begin_on(&f, f.bx, 0, f.s2);
+    assert_ok(caid_bracket_end(read, &f.error), f.error);
+    assert_failed(caid_bracket_end(read, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_bracket_abandon(read, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_bracket_wait(read, 0, &f.error), f.error, CAID_ERR_INVALID);
     cr_assert(strstr(f.error.message, "\"x\""), "%s", f.error.message);
-    assert_ok(caid_access_check(read, &f.error), f.error);
-    caid_access_free(read);
+    assert_ok(caid_bracket_check(read, &f.error), f.error);
+    caid_bracket_free(read);
 
-    assert_failed(caid_access_end(NULL, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_access_abandon(NULL, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_access_wait(NULL, 0, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_access_check(NULL, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_bracket_end(NULL, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_bracket_abandon(NULL, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_bracket_wait(NULL, 0, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_bracket_check(NULL, &f.error), f.error, CAID_ERR_INVALID);
     assert_failed(caid_array_discard(NULL, &f.error), f.error, CAID_ERR_INVALID);
-    caid_access_free(NULL);
+    caid_bracket_free(NULL);
     fixture_end(&f);
 }
 
 /* Fails with code, and leaves nothing of it. */
-#define assert_refused(f, client_, code, ...)                                                 \
-    do {                                                                                      \
-        struct caid_access_options options_ = {.struct_size = sizeof(options_), __VA_ARGS__}; \
-        struct caid_access *access_ = NULL;                                                   \
-        assert_failed(caid_access_begin(client_, &access_, &options_, &(f)->error),           \
-                      (f)->error, code);                                                      \
-        cr_assert_null(access_);                                                              \
-        wait_for_brackets((f)->a, 0);                                                         \
+#define assert_refused(f, client_, code, ...)                                                  \
+    do {                                                                                       \
+        struct caid_bracket_options options_ = {.struct_size = sizeof(options_), __VA_ARGS__}; \
+        struct caid_bracket *bracket_ = NULL;                                                  \
+        assert_failed(caid_bracket_begin(client_, &bracket_, &options_, &(f)->error),          \
+                      (f)->error, code);                                                       \
+        cr_assert_null(bracket_);                                                              \
+        wait_for_brackets((f)->a, 0);                                                          \
     } while (0)
 
-ACCESS_TEST(access, bad_lists_are_refused)
+BRACKET_TEST(bracket, bad_lists_are_refused)
 {
     struct caid_create_options managed = CAID_INIT(managed);
-    struct caid_access *access = NULL;
+    struct caid_bracket *bracket = NULL;
     struct caid_array *mine;
     struct fixture f;
 
@@ -419,31 +419,31 @@ ACCESS_TEST(access, bad_lists_are_refused)
     assert_failed(caid_array_discard(mine, &f.error), f.error, CAID_ERR_UNSUPPORTED);
     caid_array_close(mine);
 
-    assert_failed(caid_array_begin(f.bx, &access, 2, 0, 0, &f.error), f.error,
+    assert_failed(caid_array_begin(f.bx, &bracket, 2, 0, 0, &f.error), f.error,
                   CAID_ERR_INVALID);
-    assert_failed(caid_array_begin(NULL, &access, 0, 0, 0, &f.error), f.error,
+    assert_failed(caid_array_begin(NULL, &bracket, 0, 0, 0, &f.error), f.error,
                   CAID_ERR_INVALID);
     assert_failed(caid_array_begin(f.bx, NULL, 0, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_access_begin(f.b, &access, NULL, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_bracket_begin(f.b, &bracket, NULL, &f.error), f.error, CAID_ERR_INVALID);
     fixture_end(&f);
 }
 
-ACCESS_TEST(access, a_capturing_stream_is_refused)
+BRACKET_TEST(bracket, a_capturing_stream_is_refused)
 {
-    struct caid_access *read = NULL;
+    struct caid_bracket *read = NULL;
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_access *open = begin_on(&f, f.bw, CAID_ACCESS_WRITE, f.s1);
+    struct caid_bracket *open = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s1);
     capture_begin(&f, f.s1);
     capture_begin(&f, f.s2);
     assert_failed(caid_array_begin(f.bx, &read, 0, f.s2, 0, &f.error), f.error,
                   CAID_ERR_INVALID);
-    assert_failed(caid_access_end(open, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_bracket_end(open, &f.error), f.error, CAID_ERR_INVALID);
     cr_assert(strstr(f.error.message, "captures"), "%s", f.error.message);
     capture_end(&f, f.s1);
     capture_end(&f, f.s2);
-    caid_access_free(open);
+    caid_bracket_free(open);
     assert_abandoned(&f, f.bx); /* it has ended, without anybody knowing what was done */
     fixture_end(&f);
 }
@@ -455,11 +455,11 @@ two_devices(void)
     soft_driver();
 }
 
-CAID_TEST_WITH(access, a_stream_of_another_device_is_refused, .init = two_devices,
+CAID_TEST_WITH(bracket, a_stream_of_another_device_is_refused, .init = two_devices,
                .timeout = 120)
 {
     struct caid_create_options create = CAID_INIT(create);
-    struct caid_access *read = NULL;
+    struct caid_bracket *read = NULL;
     struct caid_array *pinned;
     const int64_t n = N_BYTES;
     struct fixture f;
@@ -474,8 +474,8 @@ CAID_TEST_WITH(access, a_stream_of_another_device_is_refused, .init = two_device
     create.shape = &n;
     create.ndim = 1;
     assert_ok(caid_array_create(f.b, &pinned, &create, &f.error), f.error);
-    end_and_free(&f, begin_on(&f, pinned, CAID_ACCESS_WRITE, stream));
-    end_and_free(&f, begin_on(&f, pinned, CAID_ACCESS_WRITE, f.s2));
+    end_and_free(&f, begin_on(&f, pinned, CAID_BRACKET_WRITE, stream));
+    end_and_free(&f, begin_on(&f, pinned, CAID_BRACKET_WRITE, f.s2));
     assert_ok(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error);
     caid_array_close(pinned);
     assert_ok(caid_stream_destroy(f.b, stream, &f.error), f.error);
@@ -483,17 +483,17 @@ CAID_TEST_WITH(access, a_stream_of_another_device_is_refused, .init = two_device
 }
 
 /* The default streams are the driver's own. */
-ACCESS_TEST(access, default_streams_are_streams)
+BRACKET_TEST(bracket, default_streams_are_streams)
 {
     struct fixture f;
 
     fixture_begin(&f);
     for (uint64_t stream = 1; stream <= 2; stream++) {
         be_late(&f, stream);
-        struct caid_access *write = begin_on(&f, f.ax, CAID_ACCESS_WRITE, stream);
+        struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, stream);
         fill(&f, f.ax, (unsigned char)(stream + 10), stream);
         end_and_free(&f, write);
-        struct caid_access *read = begin_on(&f, f.bx, 0, f.s2);
+        struct caid_bracket *read = begin_on(&f, f.bx, 0, f.s2);
         get(&f, f.bx, f.seen[0], f.s2);
         end_and_free(&f, read);
         synchronize(&f);
@@ -540,14 +540,14 @@ see_user(const struct caid_user *user, void *userdata)
     return 0;
 }
 
-ACCESS_TEST(access, shows_in_the_figures)
+BRACKET_TEST(bracket, shows_in_the_figures)
 {
-    struct caid_access_options options = CAID_INIT(options);
+    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_status status = CAID_INIT(status);
     struct seen_holders holders = {0};
     struct caid_entry entry = {0};
     struct caid_user user = {0};
-    struct caid_access *write;
+    struct caid_bracket *write;
     struct fixture f;
 
     fixture_begin(&f);
@@ -555,7 +555,7 @@ ACCESS_TEST(access, shows_in_the_figures)
     cr_assert_eq(begin_elsewhere(&other), 0);
     options.writes = &f.bw;
     options.n_writes = 1;
-    assert_ok(caid_access_start(f.b, &write, &options, &f.error), f.error);
+    assert_ok(caid_bracket_start(f.b, &write, &options, &f.error), f.error);
     assert_ok(caid_client_ping(f.b, &f.error), f.error);
     assert_ok(caid_list(f.a, NULL, see_entry, &entry, &f.error), f.error);
     cr_assert_eq(entry.readers, 1);
@@ -572,11 +572,11 @@ ACCESS_TEST(access, shows_in_the_figures)
     assert_ok(caid_users(f.a, see_user, &user, &f.error), f.error);
     cr_assert_eq(user.brackets, 2);
 
-    end_and_free(&f, other.access);
-    assert_ok(caid_access_wait(write, CAID_FOREVER, &f.error), f.error);
+    end_and_free(&f, other.bracket);
+    assert_ok(caid_bracket_wait(write, CAID_FOREVER, &f.error), f.error);
     assert_ok(caid_show(f.a, "x", NULL, see_holders, &holders, &f.error), f.error);
     cr_assert_eq(holders.writing, 1);
-    caid_access_free(write);
+    caid_bracket_free(write);
     wait_for_brackets(f.a, 0);
     assert_ok(caid_list(f.a, NULL, see_entry, &entry, &f.error), f.error);
     cr_assert(entry.abandoned);

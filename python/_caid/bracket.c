@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Access: one bracket, struct caid_access. Made, and begun, by Client._begin(); ended by end() or
+ * Bracket: one, struct caid_bracket. Made, and begun, by Client._begin(); ended by end() or
  * abandon(), else abandoned with the object or its client. While it is open it has a share of each of
  * its leases, and the Stream that it is on does not end; afterwards it can only be checked.
  */
@@ -8,25 +8,25 @@
 
 #include <errno.h>
 
-struct access_object {
+struct bracket_object {
     struct handle_object handle;
-    struct caid_access *access;
+    struct caid_bracket *bracket;
     PyObject *leases;    /* while it is open: a tuple; a share of each that was pinned */
     Py_ssize_t n_shares; /* of its first ones */
     struct handle_object *stream; /* held; NULL: the host, or one that is no Stream */
 };
 
-static struct access_object *
+static struct bracket_object *
 bracket(PyObject *op)
 {
-    return (struct access_object *)op;
+    return (struct bracket_object *)op;
 }
 
 /* ---- life ---- */
 
 /* It is open no more, or was never. */
 static void
-access_settle(struct access_object *self)
+bracket_settle(struct bracket_object *self)
 {
     PyObject *leases = self->leases;
     struct handle_object *stream = self->stream;
@@ -43,18 +43,18 @@ access_settle(struct access_object *self)
 }
 
 static void
-access_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
+bracket_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
 {
-    struct access_object *ended = (struct access_object *)self;
+    struct bracket_object *ended = (struct bracket_object *)self;
 
-    WITHOUT_GIL(caid_access_free(ended->access));
-    access_settle(ended);
+    WITHOUT_GIL(caid_bracket_free(ended->bracket));
+    bracket_settle(ended);
 }
 
-static const struct handle_class access_class = {.name = "bracket", .end = access_end};
+static const struct handle_class bracket_class = {.name = "bracket", .end = bracket_end};
 
 static int
-access_traverse(PyObject *op, visitproc visit, void *arg)
+bracket_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(bracket(op)->leases);
     Py_VISIT(bracket(op)->stream);
@@ -62,20 +62,20 @@ access_traverse(PyObject *op, visitproc visit, void *arg)
 }
 
 static int
-access_clear(PyObject *op)
+bracket_clear(PyObject *op)
 {
     py_handle_clear(op);
-    access_settle(bracket(op)); /* of one that was not begun */
+    bracket_settle(bracket(op)); /* of one that was not begun */
     return 0;
 }
 
 static void
-access_dealloc(PyObject *op)
+bracket_dealloc(PyObject *op)
 {
     PyTypeObject *type = Py_TYPE(op);
 
     PyObject_GC_UnTrack(op);
-    access_clear(op);
+    bracket_clear(op);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -95,7 +95,7 @@ arrays_deinit(struct arrays *arrays)
 
 /* A share of each lease, and their arrays: the reads, then the writes. */
 static int
-access_use(struct access_object *self, struct arrays *arrays)
+bracket_use(struct bracket_object *self, struct arrays *arrays)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(self->leases);
 
@@ -124,25 +124,25 @@ access_use(struct access_object *self, struct arrays *arrays)
 static int
 begin_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
 {
-    struct access_object *self = arg;
+    struct bracket_object *self = arg;
     int r;
 
     if (py_handle_is_cancelled(&self->handle, error))
         return -ECANCELED;
-    WITHOUT_GIL(r = caid_access_wait(self->access, timeout_ns, error));
+    WITHOUT_GIL(r = caid_bracket_wait(self->bracket, timeout_ns, error));
     return r;
 }
 
 /* The client is entered. It is asked in two steps, so that signals end the wait: with the object the
  * bracket is given up. */
 static int
-begin(struct access_object *self, struct caid_client *c,
-      const struct caid_access_options *options)
+begin(struct bracket_object *self, struct caid_client *c,
+      const struct caid_bracket_options *options)
 {
     struct caid_error error = {0};
     int r;
 
-    WITHOUT_GIL(r = caid_access_start(c, &self->access, options, &error));
+    WITHOUT_GIL(r = caid_bracket_start(c, &self->bracket, options, &error));
     if (r >= 0) {
         py_handle_begin(&self->handle);
         r = py_wait(begin_slice, self, CAID_FOREVER, &error);
@@ -154,7 +154,7 @@ begin(struct access_object *self, struct caid_client *c,
 
 /* Seconds as libcaid takes them here: 0 is a try, and no time is 0. */
 static int
-options_timeout(PyObject *op, struct caid_access_options *options)
+options_timeout(PyObject *op, struct caid_bracket_options *options)
 {
     uint64_t timeout_ns;
 
@@ -167,7 +167,7 @@ options_timeout(PyObject *op, struct caid_access_options *options)
 
 /* keep: the Stream that the number is of, or None. */
 static int
-access_init(struct access_object *self, PyObject *reads, PyObject *writes, PyObject *keep)
+bracket_init(struct bracket_object *self, PyObject *reads, PyObject *writes, PyObject *keep)
 {
     self->leases = PySequence_Concat(reads, writes);
     if (!self->leases)
@@ -185,7 +185,7 @@ PyObject *
 py_client_begin(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = (struct client_object *)op;
-    struct caid_access_options options = CAID_INIT(struct caid_access_options);
+    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
     __attribute__((cleanup(arrays_deinit))) struct arrays arrays = {0};
     _cleanup_py_ PyObject *made = NULL;
     struct caid_client *c;
@@ -199,9 +199,9 @@ py_client_begin(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         PyErr_SetString(PyExc_TypeError, "leases: tuples are needed");
         return NULL;
     }
-    made = py_handle_new(self->state->access_type, self, &access_class);
-    if (!made || access_init(bracket(made), args[0], args[1], args[3]) < 0 ||
-        access_use(bracket(made), &arrays) < 0)
+    made = py_handle_new(self->state->bracket_type, self, &bracket_class);
+    if (!made || bracket_init(bracket(made), args[0], args[1], args[3]) < 0 ||
+        bracket_use(bracket(made), &arrays) < 0)
         return NULL;
     options.n_reads = (size_t)PyTuple_GET_SIZE(args[0]);
     options.n_writes = (size_t)PyTuple_GET_SIZE(args[1]);
@@ -218,77 +218,77 @@ py_client_begin(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 /* ---- end ---- */
 
 static PyObject *
-finish(PyObject *op, int (*f)(struct caid_access *, struct caid_error *))
+finish(PyObject *op, int (*f)(struct caid_bracket *, struct caid_error *))
 {
-    struct access_object *self = bracket(op);
+    struct bracket_object *self = bracket(op);
     struct caid_error error = {0};
     int r;
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    WITHOUT_GIL(r = f(self->access, &error));
-    access_settle(self);
+    WITHOUT_GIL(r = f(self->bracket, &error));
+    bracket_settle(self);
     return py_handle_leave_with(&self->handle, r, &error);
 }
 
 static PyObject *
-access_do_end(PyObject *op, PyObject *Py_UNUSED(unused))
+bracket_do_end(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return finish(op, caid_access_end);
+    return finish(op, caid_bracket_end);
 }
 
 static PyObject *
-access_do_abandon(PyObject *op, PyObject *Py_UNUSED(unused))
+bracket_do_abandon(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return finish(op, caid_access_abandon);
+    return finish(op, caid_bracket_abandon);
 }
 
 static PyObject *
-access_check(PyObject *op, PyObject *Py_UNUSED(unused))
+bracket_check(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct access_object *self = bracket(op);
+    struct bracket_object *self = bracket(op);
     struct caid_error error = {0};
     int r;
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    WITHOUT_GIL(r = caid_access_check(self->access, &error));
+    WITHOUT_GIL(r = caid_bracket_check(self->bracket, &error));
     return py_handle_leave_with(&self->handle, r, &error);
 }
 
 /* ---- the type ---- */
 
-static PyMethodDef access_methods[] = {
-    {"end", access_do_end, METH_NOARGS, PyDoc_STR("end()\n--\n\nEnds the bracket.")},
-    {"abandon", access_do_abandon, METH_NOARGS,
+static PyMethodDef bracket_methods[] = {
+    {"end", bracket_do_end, METH_NOARGS, PyDoc_STR("end()\n--\n\nEnds the bracket.")},
+    {"abandon", bracket_do_abandon, METH_NOARGS,
      PyDoc_STR("abandon()\n--\n\nEnds it; what it wrote is not whole.")},
-    {"check", access_check, METH_NOARGS,
+    {"check", bracket_check, METH_NOARGS,
      PyDoc_STR("check()\n--\n\nAbandonedError where it waited for a process that died.")},
     PY_HANDLE_CLOSE,
     {0},
 };
 
-static PyGetSetDef access_getset[] = {
+static PyGetSetDef bracket_getset[] = {
     PY_HANDLE_CLOSED,
     {0},
 };
 
-PyDoc_STRVAR(access_doc, "A bracket around the use of arrays.");
+PyDoc_STRVAR(bracket_doc, "A bracket around the use of arrays.");
 
-static PyType_Slot access_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)access_doc},
+static PyType_Slot bracket_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t)bracket_doc},
     {Py_tp_new, py_handle_tp_new},
-    {Py_tp_traverse, access_traverse},
-    {Py_tp_clear, access_clear},
-    {Py_tp_dealloc, access_dealloc},
-    {Py_tp_methods, access_methods},
-    {Py_tp_getset, access_getset},
+    {Py_tp_traverse, bracket_traverse},
+    {Py_tp_clear, bracket_clear},
+    {Py_tp_dealloc, bracket_dealloc},
+    {Py_tp_methods, bracket_methods},
+    {Py_tp_getset, bracket_getset},
     {0, NULL},
 };
 
-PyType_Spec py_access_spec = {
-    .name = "caid._caid.Access",
-    .basicsize = sizeof(struct access_object),
+PyType_Spec py_bracket_spec = {
+    .name = "caid._caid.Bracket",
+    .basicsize = sizeof(struct bracket_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = access_slots,
+    .slots = bracket_slots,
 };

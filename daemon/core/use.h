@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Who uses an array: brackets that are open on it, those that wait for their turn, and the fences
- * that the next one has to wait for. An access lives while its array has brackets or fences; a fence
+ * that the next one has to wait for. A use lives while its array has brackets or fences; a fence
  * from the end of a bracket until it has passed, or its page is gone.
  */
 #pragma once
@@ -12,9 +12,9 @@
 struct conn;
 
 struct fence {
-    LIST_ENTRY(fence) of_access; /* access->reads, unless it is access->write */
+    LIST_ENTRY(fence) of_use; /* use->reads, unless it is use->write */
     LIST_ENTRY(fence) of_page;
-    struct access *access;
+    struct use *use;
     struct page *page;
     struct charge charge; /* of FENCE_HOST bytes, once it is used */
     uint32_t slot;
@@ -23,7 +23,7 @@ struct fence {
 
 TAILQ_HEAD(claims, claim);
 
-struct access {
+struct use {
     struct array *array;
     struct claims waiting;   /* in the order of arrival */
     LIST_HEAD(, claim) held; /* many readers or one writer */
@@ -34,13 +34,13 @@ struct access {
     uint32_t n_reads,
         n_swept;         /* and how many were left when passed ones were last looked for */
     uint64_t visited[2]; /* by searches: for what keeps a reader, and a writer */
-    TAILQ_ENTRY(access) of_lingering; /* core->lingering, or ->landed */
+    TAILQ_ENTRY(use) of_lingering; /* core->lingering, or ->landed */
 };
 
 /* One array of a bracket. */
 struct claim {
     struct bracket *bracket;
-    struct access *access; /* NULL: given up, since the lease has ended */
+    struct use *use; /* NULL: given up, since the lease has ended */
     struct lease *lease;
     struct fence *fence; /* for its end; NULL once used */
     LIST_ENTRY(claim) of_lease;
@@ -50,37 +50,37 @@ struct claim {
     bool ready; /* waiting, but not on this array's account */
 };
 
-TAILQ_HEAD(access_list, access);
+TAILQ_HEAD(use_list, use);
 
 /* -ENOMEM. */
-int access_get(struct array *array, struct access **ret);
+int use_get(struct array *array, struct use **ret);
 /* Frees it when nothing is known of the array any more. */
-void access_settle(struct access *access);
+void use_settle(struct use *use);
 /* Drops the write fence if it has passed, and those of the reads that have, or whose owner is dead. */
-void access_sweep(struct access *access, bool reads);
+void use_sweep(struct use *use, bool reads);
 /* Of a dead array, where it is of no concern how a write has ended: nobody will read it. */
-void access_sweep_dead(struct access *access);
-bool access_has_fences(const struct access *access);
+void use_sweep_dead(struct use *use);
+bool use_has_fences(const struct use *use);
 /* Whether its contents are not whole; notices a writer that is dead. */
-bool access_is_abandoned(struct core *core, struct array *array);
+bool use_is_abandoned(struct core *core, struct array *array);
 /* They are not, from now on: readers that wait for a writer that has hung up are told. */
-void access_abandon(struct core *core, struct access *access);
+void use_abandon(struct core *core, struct use *use);
 /* The claim waits for its turn, or it is that: then its bracket may be ready. */
-void access_queue(struct core *core, struct claim *claim);
+void use_queue(struct core *core, struct claim *claim);
 /* It is the claim's turn no more: its array was discarded while a writer that has hung up has it. */
-bool access_unready(struct claim *claim);
+bool use_unready(struct claim *claim);
 /* From waiting to held. */
-void access_hold(struct core *core, struct claim *claim);
-/* Takes the claim out; claim->access is NULL afterwards. */
-void access_leave(struct core *core, struct claim *claim);
+void use_hold(struct core *core, struct claim *claim);
+/* Takes the claim out; claim->use is NULL afterwards. */
+void use_leave(struct core *core, struct claim *claim);
 /* Who waits may be ready now. */
-void access_scan(struct core *core, struct access *access);
+void use_scan(struct core *core, struct use *use);
 /* Whether it waits for itself: for what its thread's brackets keep. */
-bool access_is_deadlock(struct core *core, struct bracket *bracket);
+bool use_is_deadlock(struct core *core, struct bracket *bracket);
 /* An end: of a write, whose fence stands for all that were there (page NULL: none is left), or of a read. */
-void access_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value);
+void use_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value);
 void fence_free(struct fence *fence);
 /* Drops fences of conn's own pages that have passed. */
 void fences_sweep(struct core *core, struct conn *conn);
 /* For core_check(). */
-bool access_is_right(const struct access *access);
+bool use_is_right(const struct use *use);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access: a bracket around the use of arrays, which orders it among all processes."""
+"""Bracket: a bracket around the use of arrays, which orders it among all processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import _array, _caid, _pending, _streams
 from ._errors import Error, closed, invalid, unsupported
 
 
-class Access:
+class Bracket:
     """A bracket around the use of arrays on a stream: what :meth:`caid.Array.read`,
     :meth:`caid.Array.write` and :meth:`caid.Client.access` give. Many brackets may read an array,
     or one writes it, of all processes; who comes first is served first.
@@ -20,7 +20,7 @@ class Access:
         with a.write(s) as v:             # a view; its __cuda_array_interface__ names the stream
             kernel[grid, block, s](v)
 
-        with client.access(s, read=[a, b], write=[c]) as (a, b, c):
+        with client.bracket(s, read=[a, b], write=[c]) as (a, b, c):
             ...
 
     Entering waits until those that it has to come after have ended their brackets, in the daemon's
@@ -63,7 +63,7 @@ class Access:
     )
 
     def __new__(cls, *_args, **_kwargs):
-        raise TypeError("caid.Access comes from Array.read(), Array.write() or Client.access()")
+        raise TypeError("caid.Bracket comes from Array.read(), Array.write() or Client.bracket()")
 
     # --- life -------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Access:
         Returns
         -------
         Array or tuple of Array
-            A view of the array; for those of a client.access(), of all: `read`, then `write`.
+            A view of the array; for those of a client.bracket(), of all: `read`, then `write`.
 
         Raises
         ------
@@ -143,14 +143,14 @@ class Access:
             The signal could not be enqueued, the daemon is gone, the client was closed: the bracket
             has ended, and what it wrote is abandoned.
         """
-        self._leave(_caid.Access.end)
+        self._leave(_caid.Bracket.end)
         _pending.release()
 
     def abandon(self) -> None:
         """Ends the bracket of which not all was written, on purpose or by mistake: the arrays of
         `write` are abandoned. For one that only reads it is the same as end(). Errors as of
         end()."""
-        self._leave(_caid.Access.abandon, Error)  # what it wrote is not whole in any case
+        self._leave(_caid.Bracket.abandon, Error)  # what it wrote is not whole in any case
 
     def check(self) -> None:
         """Raises AbandonedError where end() would, by what is known by now: the stream may not have
@@ -179,7 +179,7 @@ class Access:
             self._give_up()
 
     def __reduce__(self):
-        raise TypeError("a caid.Access cannot be copied or pickled")
+        raise TypeError("a caid.Bracket cannot be copied or pickled")
 
     def __repr__(self):
         state = "open" if self._open else "not begun" if self._bracket is None else "ended"
@@ -188,7 +188,7 @@ class Access:
             for mode, arrays in (("read", self._reads), ("write", self._writes))
             if arrays
         ]
-        return f"<caid.Access {' '.join(names)} {state}>"
+        return f"<caid.Bracket {' '.join(names)} {state}>"
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -263,8 +263,8 @@ def _arrays(arrays, what, client):
 
 
 def _make(client, reads, writes, single, stream, timeout, _new=object.__new__):
-    self = _new(Access)
-    device = max((reads + writes)[0]._memory.access_device, 0)
+    self = _new(Bracket)
+    device = max((reads + writes)[0]._memory.mapped_device, 0)
     self._client = client
     self._reads = reads
     self._writes = writes
@@ -277,7 +277,7 @@ def _make(client, reads, writes, single, stream, timeout, _new=object.__new__):
 
 
 def of_array(array, write, stream, timeout):
-    """The Access of Array.read() and Array.write()."""
+    """The Bracket of Array.read() and Array.write()."""
     client = array._memory.client
     _check(array, client)
     arrays = (array,)
@@ -286,10 +286,10 @@ def of_array(array, write, stream, timeout):
 
 
 def of_client(client, reads, writes, stream, timeout):
-    """The Access of Client.access()."""
+    """The Bracket of Client.bracket()."""
     if client.closed:
         raise closed("the client is closed")
     reads, writes = _arrays(reads, "read", client), _arrays(writes, "write", client)
     if not reads + writes:
-        raise invalid("access() of no arrays")
+        raise invalid("bracket() of no arrays")
     return _make(client, reads, writes, False, stream, timeout)

@@ -7,7 +7,7 @@
 
 /* ---- turns ---- */
 
-CAID_TEST(access, many_readers_or_one_writer)
+CAID_TEST(bracket, many_readers_or_one_writer)
 {
     struct party p;
 
@@ -31,7 +31,7 @@ CAID_TEST(access, many_readers_or_one_writer)
 }
 
 /* Readers that come while a writer waits do not keep it waiting for ever. */
-CAID_TEST(access, writers_do_not_starve)
+CAID_TEST(bracket, writers_do_not_starve)
 {
     struct party p;
 
@@ -54,7 +54,7 @@ CAID_TEST(access, writers_do_not_starve)
 }
 
 /* A thread that reads would wait for itself behind a writer that waits for it. */
-CAID_TEST(access, who_reads_reads_again_at_once)
+CAID_TEST(bracket, who_reads_reads_again_at_once)
 {
     struct party p;
 
@@ -71,7 +71,7 @@ CAID_TEST(access, who_reads_reads_again_at_once)
     h_deinit(&p.h);
 }
 
-CAID_TEST(access, all_arrays_of_a_bracket_at_once)
+CAID_TEST(bracket, all_arrays_of_a_bracket_at_once)
 {
     struct party p;
 
@@ -92,7 +92,7 @@ CAID_TEST(access, all_arrays_of_a_bracket_at_once)
     h_deinit(&p.h);
 }
 
-CAID_TEST(access, timeouts_and_tries)
+CAID_TEST(bracket, timeouts_and_tries)
 {
     struct party p;
     struct msg_begin_params params = {.bracket = 500, .write = LEASES(0), .timeout_ns = 1000};
@@ -128,7 +128,7 @@ CAID_TEST(access, timeouts_and_tries)
     h_deinit(&p.h);
 }
 
-CAID_TEST(access, a_wait_is_cancelled)
+CAID_TEST(bracket, a_wait_is_cancelled)
 {
     struct party p;
 
@@ -151,7 +151,7 @@ CAID_TEST(access, a_wait_is_cancelled)
 
 /* ---- deadlocks ---- */
 
-CAID_TEST(access, an_upgrade_is_refused)
+CAID_TEST(bracket, an_upgrade_is_refused)
 {
     struct party p;
 
@@ -171,7 +171,7 @@ CAID_TEST(access, an_upgrade_is_refused)
     h_deinit(&p.h);
 }
 
-CAID_TEST(access, opposite_nesting_is_refused)
+CAID_TEST(bracket, opposite_nesting_is_refused)
 {
     struct party p;
 
@@ -189,7 +189,7 @@ CAID_TEST(access, opposite_nesting_is_refused)
     h_deinit(&p.h);
 }
 
-CAID_TEST(access, a_circle_of_three)
+CAID_TEST(bracket, a_circle_of_three)
 {
     struct party p;
     uint64_t c[3], held[3];
@@ -212,7 +212,7 @@ CAID_TEST(access, a_circle_of_three)
 }
 
 /* The circle goes through one that waits itself, behind which others wait. */
-CAID_TEST(access, a_circle_through_the_queue)
+CAID_TEST(bracket, a_circle_through_the_queue)
 {
     struct party p;
 
@@ -235,7 +235,7 @@ CAID_TEST(access, a_circle_through_the_queue)
 
 /* It reads again while it waits for another array; its first reading ends, so that a writer has his
  * turn between: it waits for him, though it was ready before. */
-CAID_TEST(access, a_circle_through_a_turn_that_has_passed)
+CAID_TEST(bracket, a_circle_through_a_turn_that_has_passed)
 {
     struct party p;
 
@@ -263,7 +263,7 @@ CAID_TEST(access, a_circle_through_a_turn_that_has_passed)
 
 /* ---- fences ---- */
 
-CAID_TEST(access, what_is_left_to_wait_for)
+CAID_TEST(bracket, what_is_left_to_wait_for)
 {
     struct party p;
     const struct h_reply *r1 = &p.h.replies[2], *r2 = &p.h.replies[3];
@@ -293,7 +293,7 @@ CAID_TEST(access, what_is_left_to_wait_for)
     h_deinit(&p.h);
 }
 
-CAID_TEST(access, fences_replace_each_other)
+CAID_TEST(bracket, fences_replace_each_other)
 {
     struct party p;
     const struct h_reply *r3;
@@ -316,7 +316,7 @@ CAID_TEST(access, fences_replace_each_other)
 }
 
 /* A slot that both arrays wait for is told once, the later value. */
-CAID_TEST(access, fences_of_several_arrays)
+CAID_TEST(bracket, fences_of_several_arrays)
 {
     struct party p;
     const struct h_reply *r2;
@@ -343,7 +343,7 @@ many_pages(struct core_config *config)
 }
 
 /* Own pages are known; those of others come with the first reply that needs them, as many as fit. */
-CAID_TEST(access, more_fences_than_a_packet_holds)
+CAID_TEST(bracket, more_fences_than_a_packet_holds)
 {
     static struct party p;
     uint64_t pages[230], n_seen = 0;
@@ -377,7 +377,7 @@ CAID_TEST(access, more_fences_than_a_packet_holds)
 }
 
 /* I2: what a stream uses is not reused, although nobody has it any more. */
-CAID_TEST(access, memory_lingers_until_its_fences_have_passed)
+CAID_TEST(bracket, memory_lingers_until_its_fences_have_passed)
 {
     struct party p;
 
@@ -405,7 +405,7 @@ CAID_TEST(access, memory_lingers_until_its_fences_have_passed)
 
 /* ---- bad input ---- */
 
-CAID_TEST(access, begins_that_are_refused)
+CAID_TEST(bracket, begins_that_are_refused)
 {
     struct party p;
     static uint64_t many[PROTO_BEGIN_MAX + 1];
@@ -448,7 +448,7 @@ few(struct core_config *config)
     config->limits.pages = N_CLIENTS;
 }
 
-CAID_TEST(access, limits)
+CAID_TEST(bracket, limits)
 {
     struct party p;
 
@@ -473,7 +473,7 @@ CAID_TEST(access, limits)
     h_deinit(&p.h);
 }
 
-CAID_TEST(access, who_uses_what_is_shown)
+CAID_TEST(bracket, who_uses_what_is_shown)
 {
     struct party p;
 
@@ -591,7 +591,7 @@ end_in_a_page_that_was_given_up(struct party *p, uint64_t bracket)
              (struct msg_end_params){.bracket = bracket, .page = p->page[0], .value = value});
 }
 
-CAID_TEST(access, violations)
+CAID_TEST(bracket, violations)
 {
     expect_violation(end_what_is_not);
     expect_violation(end_what_waits);
@@ -605,7 +605,7 @@ CAID_TEST(access, violations)
 
 /* Readings of one thread that overlap: a later one passes the writer only while an earlier one is open
  * that he has found there. */
-CAID_TEST(access, overlapping_reads_do_not_keep_a_writer_out)
+CAID_TEST(bracket, overlapping_reads_do_not_keep_a_writer_out)
 {
     struct party p;
 
@@ -623,7 +623,7 @@ CAID_TEST(access, overlapping_reads_do_not_keep_a_writer_out)
 }
 
 /* One that reads again while it waits for another array, and whose first reading ends meanwhile. */
-CAID_TEST(access, a_circle_that_closes_at_a_turn)
+CAID_TEST(bracket, a_circle_that_closes_at_a_turn)
 {
     struct party p;
     struct msg_str name = MSG_STR("c");
@@ -655,7 +655,7 @@ few_brackets(struct core_config *config)
 }
 
 /* Fences that nobody has looked at since they have passed are charged until they are in the way. */
-CAID_TEST(access, passed_fences_do_not_use_up_the_limit)
+CAID_TEST(bracket, passed_fences_do_not_use_up_the_limit)
 {
     struct party p;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "access_fixture.h"
+#include "bracket_fixture.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -156,31 +156,31 @@ capture_end(struct fixture *f, uint64_t stream)
 
 /* ---- brackets ---- */
 
-struct caid_access *
+struct caid_bracket *
 begin_on(struct fixture *f, struct caid_array *array, uint32_t flags, uint64_t stream)
 {
-    struct caid_access *access;
+    struct caid_bracket *bracket;
 
-    assert_ok(caid_array_begin(array, &access, flags, stream, CAID_FOREVER, &f->error),
+    assert_ok(caid_array_begin(array, &bracket, flags, stream, CAID_FOREVER, &f->error),
               f->error);
-    return access;
+    return bracket;
 }
 
 void
-end_and_free(struct fixture *f, struct caid_access *access)
+end_and_free(struct fixture *f, struct caid_bracket *bracket)
 {
-    assert_ok(caid_access_end(access, &f->error), f->error);
-    caid_access_free(access);
+    assert_ok(caid_bracket_end(bracket, &f->error), f->error);
+    caid_bracket_free(bracket);
 }
 
 void
 assert_abandoned(struct fixture *f, struct caid_array *array)
 {
-    struct caid_access *access = NULL;
+    struct caid_bracket *bracket = NULL;
 
-    assert_failed(caid_array_begin(array, &access, 0, 0, CAID_FOREVER, &f->error), f->error,
+    assert_failed(caid_array_begin(array, &bracket, 0, 0, CAID_FOREVER, &f->error), f->error,
                   CAID_ERR_ABANDONED);
-    cr_assert_null(access);
+    cr_assert_null(bracket);
 }
 
 static void *
@@ -189,7 +189,7 @@ begin_here(void *arg)
     struct elsewhere *e = arg;
 
     e->r =
-        caid_array_begin(e->array, &e->access, e->flags, e->stream, e->timeout_ns, &e->error);
+        caid_array_begin(e->array, &e->bracket, e->flags, e->stream, e->timeout_ns, &e->error);
     return NULL;
 }
 

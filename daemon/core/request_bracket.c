@@ -142,7 +142,7 @@ on_discard(struct core *core, struct conn *conn, uint32_t id, const void *params
     if (lease->readonly)
         return refuse(r, PROTO_ERR_PERMISSION, "array \"%.*s\" was opened for reading",
                       array->n_name, array->name);
-    if (access_is_abandoned(core, array))
+    if (use_is_abandoned(core, array))
         array->abandoned = false;
     send_result(core, conn, id, MSG_DISCARD, &(struct msg_none){}, NULL, 0);
     return 0;

@@ -21,13 +21,13 @@ from caid import _pending
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, caid.NotFoundError])
 def test_a_block_that_is_left_by_an_exception_abandons_its_writes(client, shared, error):
     a, b = shared
-    with pytest.raises(error, match="the block's"), client.access(write=[a]):
+    with pytest.raises(error, match="the block's"), client.bracket(write=[a]):
         raise error("the block's")
     assert figures(client) == (0, 0, 0, True)
     assert [e.abandoned for e in client.list()] == [True]
-    for access in (a.read(), b.read(1), b.read(timeout=0)):
+    for bracket in (a.read(), b.read(1), b.read(timeout=0)):
         with pytest.raises(caid.AbandonedError) as caught:
-            access.begin()
+            bracket.begin()
         assert caught.value.code == caid.ErrorCode.ABANDONED
     with pytest.raises(caid.AbandonedError):
         a.publish("another name")
@@ -43,7 +43,7 @@ def test_a_read_that_is_left_by_an_exception_abandons_nothing(client, shared):
     with pytest.raises(KeyError), a.read(1):
         raise KeyError
     with client.create("second", 4) as c:
-        with pytest.raises(KeyError), client.access(read=[a], write=[c]):
+        with pytest.raises(KeyError), client.bracket(read=[a], write=[c]):
             raise KeyError
         assert not entry(client).abandoned and entry(client, "second").abandoned
         with c.write(), a.write():
@@ -55,9 +55,9 @@ def test_a_read_that_is_left_by_an_exception_abandons_nothing(client, shared):
 def test_discard(client, shared):
     a, b = shared
     a.discard()  # there is nothing to discard
-    access = a.write()
-    access.begin()
-    access.abandon()
+    bracket = a.write()
+    bracket.begin()
+    bracket.abandon()
     b.discard()
     with a.read(timeout=0):
         pass
@@ -65,30 +65,30 @@ def test_discard(client, shared):
 
 def test_one_that_is_never_ended_is_told_of(client, shared):
     a, b = shared
-    access = a.write()
-    access.begin()
-    with pytest.warns(ResourceWarning, match=r"unended <caid.Access write=\['shared'\] open>"):
-        del access
+    bracket = a.write()
+    bracket.begin()
+    with pytest.warns(ResourceWarning, match=r"unended <caid.Bracket write=\['shared'\] open>"):
+        del bracket
         gc.collect()
     assert figures(client) == (0, 0, 0, True)
-    access = b.read()
+    bracket = b.read()
     with pytest.raises(caid.AbandonedError):
-        access.begin()
-    del access
+        bracket.begin()
+    del bracket
 
 
 def test_closing_the_client_abandons_what_it_writes(daemon, client):
     c = daemon.connect()
     with client.create("shared", 4) as kept:
         a = c.open("shared", "rw")
-        access = a.write()
-        with pytest.raises(caid.ClosedError, match="closed"), access:
+        bracket = a.write()
+        with pytest.raises(caid.ClosedError, match="closed"), bracket:
             c.close()
-            assert access.is_open
-        assert not access.is_open and entry(client).abandoned
+            assert bracket.is_open
+        assert not bracket.is_open and entry(client).abandoned
         kept.discard()
         with pytest.raises(caid.ClosedError):
-            access.check()
+            bracket.check()
     a.close()
 
 
@@ -147,7 +147,7 @@ def test_a_stream_that_was_closed_in_the_block_is_waited_for(client, shared):
     v.synchronize()
 
 
-BETWEEN = {"_order": caid.Access, "note": _pending}
+BETWEEN = {"_order": caid.Bracket, "note": _pending}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
@@ -162,19 +162,19 @@ def test_whatever_comes_in_between_the_bracket_is_abandoned(
         raise error("in between")
 
     with client.stream() as s:
-        access = a.write(s)
+        bracket = a.write(s)
         if how == "an exception":  # which goes on
-            with pytest.raises(KeyError, match="the block's"), access:
+            with pytest.raises(KeyError, match="the block's"), bracket:
                 monkeypatch.setattr(BETWEEN[at], at, fail)
                 raise KeyError("the block's")
         else:
-            access.begin()
+            bracket.begin()
             monkeypatch.setattr(BETWEEN[at], at, fail)
             with pytest.raises(error, match="in between"):
-                getattr(access, how)()
-        assert figures(client) == (0, 0, 0, True) and not access.is_open
+                getattr(bracket, how)()
+        assert figures(client) == (0, 0, 0, True) and not bracket.is_open
         with pytest.raises(caid.InvalidError, match="already ended"):
-            access.abandon()
+            bracket.abandon()
 
 
 def test_closing_the_client_ends_a_begin_of_another_thread(daemon, client, shared):
@@ -196,11 +196,11 @@ def test_closing_the_client_ends_a_begin_of_another_thread(daemon, client, share
 WRITER = """
 import time
 with caid.connect(name="writer") as c, c.stream() as s, c.open("shared", "rw") as a:
-    access = a.write(s)
-    v = access.begin()
+    bracket = a.write(s)
+    v = bracket.begin()
     step("begun")
     v.copy_from_host(b"\\7\\0\\0\\0" * 1000, stream=s)
-    access.end()
+    bracket.end()
     step("ended")
     s.synchronize()
     step("done")
@@ -253,16 +253,16 @@ def test_a_writer_that_dies_before_its_work_is_done(child, client, shared, memop
     c.go()
     c.expect("ended")
     with client.stream() as s:
-        access = a.read(s)
-        with pytest.raises(caid.AbandonedError), access:
-            access.check()
+        bracket = a.read(s)
+        with pytest.raises(caid.AbandonedError), bracket:
+            bracket.check()
             assert not s.query()
             c.kill()
             wait_until(s.query)
             with pytest.raises(caid.AbandonedError):
-                access.check()
+                bracket.check()
         with pytest.raises(caid.AbandonedError):
-            access.check()
+            bracket.check()
         with pytest.raises(caid.AbandonedError):
             s.synchronize()
         s.synchronize()
@@ -316,14 +316,14 @@ def test_ctrl_c_gives_the_bracket_up(child, client, shared, stream):
             f"""
             with caid.connect() as c, c.stream() as s, c.open("shared", "rw") as a:
                 print("up", flush=True)
-                access = a.write({stream})
+                bracket = a.write({stream})
                 try:
-                    access.begin()
+                    bracket.begin()
                 except KeyboardInterrupt:
-                    assert not access.is_open
+                    assert not bracket.is_open
                     step("given up")
-                    access.begin()
-                    access.end()
+                    bracket.begin()
+                    bracket.end()
                     sys.exit(7)
             """
         )
@@ -364,11 +364,11 @@ def test_the_interpreter_exits_cleanly(child, client, shared, soft, what):
 def test_a_forked_child_leaves_brackets_alone(client, shared):
     a, b = shared
     with a.write() as v:
-        access = b.read()
+        bracket = b.read()
         pid = os.fork()
         if pid == 0:
             try:
-                for use in (access.begin, lambda: a.write().begin(), a.discard):
+                for use in (bracket.begin, lambda: a.write().begin(), a.discard):
                     try:
                         use()
                     except caid.ForkedError:

@@ -151,7 +151,7 @@ PIPELINE = """
 source, target = sys.argv[1:]
 with caid.connect() as c, c.stream() as s, c.open(source) as a, c.open(target, "rw") as b:
     step("up")
-    with c.access(s, read=[a], write=[b]) as (v, w):
+    with c.bracket(s, read=[a], write=[b]) as (v, w):
         w.copy_from(v, stream=s)
     step("handed on")
     s.synchronize()

@@ -8,7 +8,7 @@
  * Fences: of the last write, and of the reads since, at most one for each slot. A read comes after the
  * write, a write after all of them; so once a write has ended its own fence stands for the others.
  */
-#include "access.h"
+#include "use.h"
 
 #include <assert.h>
 
@@ -22,34 +22,34 @@
 /* ---- life ---- */
 
 int
-access_get(struct array *array, struct access **ret)
+use_get(struct array *array, struct use **ret)
 {
-    if (!array->access) {
-        array->access = calloc(1, sizeof(*array->access));
-        if (!array->access)
+    if (!array->use) {
+        array->use = calloc(1, sizeof(*array->use));
+        if (!array->use)
             return -ENOMEM;
-        array->access->array = array;
-        TAILQ_INIT(&array->access->waiting);
+        array->use->array = array;
+        TAILQ_INIT(&array->use->waiting);
     }
-    *ret = array->access;
+    *ret = array->use;
     return 0;
 }
 
 bool
-access_has_fences(const struct access *access)
+use_has_fences(const struct use *use)
 {
-    return access->write || !LIST_EMPTY(&access->reads);
+    return use->write || !LIST_EMPTY(&use->reads);
 }
 
 /* That of a dead array goes with it: linger_stop(). */
 void
-access_settle(struct access *access)
+use_settle(struct use *use)
 {
-    if (access->n_waiting || !LIST_EMPTY(&access->held) || access_has_fences(access) ||
-        access->array->lingering)
+    if (use->n_waiting || !LIST_EMPTY(&use->held) || use_has_fences(use) ||
+        use->array->lingering)
         return;
-    access->array->access = NULL;
-    free(access);
+    use->array->use = NULL;
+    free(use);
 }
 
 /* ---- fences ---- */
@@ -57,13 +57,13 @@ access_settle(struct access *access)
 void
 fence_free(struct fence *fence)
 {
-    struct access *access = fence->access;
+    struct use *use = fence->use;
 
-    if (fence == access->write) {
-        access->write = NULL;
+    if (fence == use->write) {
+        use->write = NULL;
     } else {
-        LIST_REMOVE(fence, of_access);
-        access->n_reads--;
+        LIST_REMOVE(fence, of_use);
+        use->n_reads--;
     }
     LIST_REMOVE(fence, of_page);
     charge_deinit(&fence->charge);
@@ -76,55 +76,55 @@ fence_state(const struct fence *fence)
     return timeline_state(&fence->page->slots[fence->slot], fence->value);
 }
 
-/* One that is lost stays, for whoever is to read: access_is_abandoned(), or its client. */
+/* One that is lost stays, for whoever is to read: use_is_abandoned(), or its client. */
 static void
-sweep_write(struct access *access)
+sweep_write(struct use *use)
 {
-    if (access->write && fence_state(access->write) == FENCE_PASSED)
-        fence_free(access->write);
+    if (use->write && fence_state(use->write) == FENCE_PASSED)
+        fence_free(use->write);
 }
 
 void
-access_sweep(struct access *access, bool reads)
+use_sweep(struct use *use, bool reads)
 {
     struct fence *fence, *next;
 
-    sweep_write(access);
+    sweep_write(use);
     if (!reads)
         return;
-    for (fence = LIST_FIRST(&access->reads); fence; fence = next) {
-        next = LIST_NEXT(fence, of_access);
+    for (fence = LIST_FIRST(&use->reads); fence; fence = next) {
+        next = LIST_NEXT(fence, of_use);
         if (fence_state(fence) != FENCE_PENDING)
             fence_free(fence);
     }
-    access->n_swept = access->n_reads;
+    use->n_swept = use->n_reads;
 }
 
 void
-access_sweep_dead(struct access *access)
+use_sweep_dead(struct use *use)
 {
-    if (access->write && fence_state(access->write) != FENCE_PENDING)
-        fence_free(access->write);
-    access_sweep(access, true);
+    if (use->write && fence_state(use->write) != FENCE_PENDING)
+        fence_free(use->write);
+    use_sweep(use, true);
 }
 
 void
-access_abandon(struct core *core, struct access *access)
+use_abandon(struct core *core, struct use *use)
 {
-    access->array->abandoned = true;
-    access_scan(core, access);
+    use->array->abandoned = true;
+    use_scan(core, use);
 }
 
 /* A writer whose context has died says so itself, in its page. */
 bool
-access_is_abandoned(struct core *core, struct array *array)
+use_is_abandoned(struct core *core, struct array *array)
 {
-    struct access *access = array->access;
+    struct use *use = array->use;
 
-    if (access && access->write && fence_state(access->write) == FENCE_LOST) {
-        fence_free(access->write);
-        access_abandon(core, access);
-        access_settle(access);
+    if (use && use->write && fence_state(use->write) == FENCE_LOST) {
+        fence_free(use->write);
+        use_abandon(core, use);
+        use_settle(use);
     }
     return array->abandoned;
 }
@@ -138,23 +138,23 @@ fences_sweep(struct core *core, struct conn *conn)
 
     LIST_FOREACH(page, &conn->pages, of_conn)
         for (fence = LIST_FIRST(&page->fences); fence; fence = next) {
-            struct access *access = fence->access;
+            struct use *use = fence->use;
             next = LIST_NEXT(fence, of_page);
-            if (access->array->lingering || fence_state(fence) == FENCE_PENDING)
+            if (use->array->lingering || fence_state(fence) == FENCE_PENDING)
                 continue;
-            if (fence == access->write && fence_state(fence) == FENCE_LOST)
-                access_abandon(core, access);
+            if (fence == use->write && fence_state(fence) == FENCE_LOST)
+                use_abandon(core, use);
             fence_free(fence);
-            access_settle(access);
+            use_settle(use);
         }
 }
 
 static struct fence *
-find_read(const struct access *access, const struct page *page, uint32_t slot)
+find_read(const struct use *use, const struct page *page, uint32_t slot)
 {
     struct fence *fence;
 
-    LIST_FOREACH(fence, &access->reads, of_access)
+    LIST_FOREACH(fence, &use->reads, of_use)
         if (fence->page == page && fence->slot == slot)
             return fence;
     return NULL;
@@ -166,7 +166,7 @@ fence_take(struct claim *claim, struct page *page, uint32_t slot, uint64_t value
     struct fence *fence = TAKE_PTR(claim->fence);
 
     charge_split(&claim->bracket->charge, &fence->charge, 1, FENCE_HOST);
-    fence->access = claim->access;
+    fence->use = claim->use;
     fence->page = page;
     fence->slot = slot;
     fence->value = value;
@@ -177,35 +177,35 @@ fence_take(struct claim *claim, struct page *page, uint32_t slot, uint64_t value
 static void
 end_read(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
 {
-    struct access *access = claim->access;
-    struct fence *fence = find_read(access, page, slot);
+    struct use *use = claim->use;
+    struct fence *fence = find_read(use, page, slot);
 
     if (fence) {
         fence->value = value; /* a slot's values only grow */
         return;
     }
     fence = fence_take(claim, page, slot, value);
-    LIST_INSERT_HEAD(&access->reads, fence, of_access);
-    access->n_reads++;
-    if (access->n_reads > 2 * access->n_swept + 8)
-        access_sweep(access, true);
+    LIST_INSERT_HEAD(&use->reads, fence, of_use);
+    use->n_reads++;
+    if (use->n_reads > 2 * use->n_swept + 8)
+        use_sweep(use, true);
 }
 
 static void
 end_write(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
 {
-    struct access *access = claim->access;
+    struct use *use = claim->use;
 
-    if (access->write)
-        fence_free(access->write);
-    while (!LIST_EMPTY(&access->reads))
-        fence_free(LIST_FIRST(&access->reads));
+    if (use->write)
+        fence_free(use->write);
+    while (!LIST_EMPTY(&use->reads))
+        fence_free(LIST_FIRST(&use->reads));
     if (page)
-        access->write = fence_take(claim, page, slot, value);
+        use->write = fence_take(claim, page, slot, value);
 }
 
 void
-access_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
+use_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
 {
     if (claim->write)
         end_write(claim, page, slot, value);
@@ -219,13 +219,13 @@ access_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value
  * those that came after that reading; one by one, readings that overlap would keep writers out for
  * ever. */
 static bool
-may_overtake(const struct access *access, const struct bracket *bracket)
+may_overtake(const struct use *use, const struct bracket *bracket)
 {
     const struct claim *claim;
 
-    LIST_FOREACH(claim, &access->held, of_held)
+    LIST_FOREACH(claim, &use->held, of_held)
         if (!claim->write && claim->bracket->thread == bracket->thread &&
-            claim->bracket->arrival < access->first_writer->bracket->arrival)
+            claim->bracket->arrival < use->first_writer->bracket->arrival)
             return true;
     return false;
 }
@@ -233,19 +233,19 @@ may_overtake(const struct access *access, const struct bracket *bracket)
 /* The writer has hung up, and may write on until its process exits. Who would read is told so rather
  * than wait for that; who would write has to wait. */
 static bool
-writer_is_gone(const struct access *access)
+writer_is_gone(const struct use *use)
 {
-    return access->n_writers && access->array->abandoned &&
-           LIST_FIRST(&access->held)->bracket->conn->departed;
+    return use->n_writers && use->array->abandoned &&
+           LIST_FIRST(&use->held)->bracket->conn->departed;
 }
 
 /* Whether brackets that are open keep it waiting. */
 static bool
-is_kept(const struct access *access, bool write)
+is_kept(const struct use *use, bool write)
 {
-    if (access->n_writers)
-        return write || !writer_is_gone(access);
-    return write && access->n_readers;
+    if (use->n_writers)
+        return write || !writer_is_gone(use);
+    return write && use->n_readers;
 }
 
 static void
@@ -259,52 +259,52 @@ set_ready(struct core *core, struct claim *claim)
 }
 
 void
-access_queue(struct core *core, struct claim *claim)
+use_queue(struct core *core, struct claim *claim)
 {
-    struct access *access = claim->access;
-    bool behind = claim->write ? access->n_waiting > 0
-                               : access->first_writer && !may_overtake(access, claim->bracket);
+    struct use *use = claim->use;
+    bool behind = claim->write ? use->n_waiting > 0
+                               : use->first_writer && !may_overtake(use, claim->bracket);
 
-    TAILQ_INSERT_TAIL(&access->waiting, claim, of_waiting);
-    access->n_waiting++;
-    if (claim->write && !access->first_writer)
-        access->first_writer = claim;
-    if (!behind && !is_kept(access, claim->write))
+    TAILQ_INSERT_TAIL(&use->waiting, claim, of_waiting);
+    use->n_waiting++;
+    if (claim->write && !use->first_writer)
+        use->first_writer = claim;
+    if (!behind && !is_kept(use, claim->write))
         set_ready(core, claim);
 }
 
 /* A writer whom nobody is before. */
 static void
-let_writer_go(struct core *core, struct access *access)
+let_writer_go(struct core *core, struct use *use)
 {
-    struct claim *first = TAILQ_FIRST(&access->waiting);
+    struct claim *first = TAILQ_FIRST(&use->waiting);
 
-    if (first && first->write && !first->ready && !is_kept(access, true))
+    if (first && first->write && !first->ready && !is_kept(use, true))
         set_ready(core, first);
 }
 
 /* Readers from there to the next writer, which is what those behind it wait for. Returns that. */
 static struct claim *
-let_readers_go(struct core *core, struct access *access, struct claim *claim)
+let_readers_go(struct core *core, struct use *use, struct claim *claim)
 {
     for (; claim && !claim->write; claim = TAILQ_NEXT(claim, of_waiting))
-        if (!claim->ready && !is_kept(access, false))
+        if (!claim->ready && !is_kept(use, false))
             set_ready(core, claim);
     return claim;
 }
 
 void
-access_scan(struct core *core, struct access *access)
+use_scan(struct core *core, struct use *use)
 {
-    if (!is_kept(access, false))
-        let_readers_go(core, access, TAILQ_FIRST(&access->waiting));
-    let_writer_go(core, access);
+    if (!is_kept(use, false))
+        let_readers_go(core, use, TAILQ_FIRST(&use->waiting));
+    let_writer_go(core, use);
 }
 
 bool
-access_unready(struct claim *claim)
+use_unready(struct claim *claim)
 {
-    if (!is_kept(claim->access, claim->write))
+    if (!is_kept(claim->use, claim->write))
         return false;
     claim->ready = false;
     claim->bracket->n_unready++;
@@ -316,66 +316,66 @@ access_unready(struct claim *claim)
 static void
 stop_waiting(struct core *core, struct claim *claim)
 {
-    struct access *access = claim->access;
+    struct use *use = claim->use;
     struct claim *next = TAILQ_NEXT(claim, of_waiting);
 
-    TAILQ_REMOVE(&access->waiting, claim, of_waiting);
-    access->n_waiting--;
-    if (claim == access->first_writer)
-        access->first_writer = let_readers_go(core, access, next);
-    let_writer_go(core, access);
+    TAILQ_REMOVE(&use->waiting, claim, of_waiting);
+    use->n_waiting--;
+    if (claim == use->first_writer)
+        use->first_writer = let_readers_go(core, use, next);
+    let_writer_go(core, use);
 }
 
 void
-access_hold(struct core *core, struct claim *claim)
+use_hold(struct core *core, struct claim *claim)
 {
-    struct access *access = claim->access;
+    struct use *use = claim->use;
 
-    assert(claim->ready && !is_kept(access, claim->write));
-    LIST_INSERT_HEAD(&access->held, claim, of_held); /* before anybody else is let go */
-    access->n_readers += !claim->write;
-    access->n_writers += claim->write;
+    assert(claim->ready && !is_kept(use, claim->write));
+    LIST_INSERT_HEAD(&use->held, claim, of_held); /* before anybody else is let go */
+    use->n_readers += !claim->write;
+    use->n_writers += claim->write;
     stop_waiting(core, claim);
 }
 
 static void
 stop_holding(struct core *core, struct claim *claim)
 {
-    struct access *access = claim->access;
+    struct use *use = claim->use;
 
     LIST_REMOVE(claim, of_held);
-    access->n_readers -= !claim->write;
-    access->n_writers -= claim->write;
-    if (!access->n_readers)
-        access_scan(core, access);
+    use->n_readers -= !claim->write;
+    use->n_writers -= claim->write;
+    if (!use->n_readers)
+        use_scan(core, use);
 }
 
 void
-access_leave(struct core *core, struct claim *claim)
+use_leave(struct core *core, struct claim *claim)
 {
-    struct access *access = claim->access;
+    struct use *use = claim->use;
 
     if (claim->bracket->waiting)
         stop_waiting(core, claim);
     else
         stop_holding(core, claim);
     LIST_REMOVE(claim, of_lease);
-    claim->access = NULL;
-    access_settle(access);
+    claim->use = NULL;
+    use_settle(use);
 }
 
 /* Those at the front that could share the array, up to the first writer, are ready unless what is open
  * keeps them; behind it, only who reads it already. */
 static bool
-turns_are_right(const struct access *access)
+turns_are_right(const struct use *use)
 {
     const struct claim *claim;
     bool front = true, first = true;
 
-    TAILQ_FOREACH(claim, &access->waiting, of_waiting) {
+    TAILQ_FOREACH(claim, &use->waiting, of_waiting) {
         if (claim->write && !first)
             front = false;
-        if (front && !claim->ready && !is_kept(access, claim->write))
+        if (front && !claim->ready && !is_kept(use, claim->write))
             return false;
         if (!front && claim->ready && claim->write)
             return false;
@@ -386,33 +386,32 @@ turns_are_right(const struct access *access)
 }
 
 bool
-access_is_right(const struct access *access)
+use_is_right(const struct use *use)
 {
     const struct claim *claim;
     const struct fence *fence;
     const struct claim *first_writer = NULL;
     uint32_t readers = 0, writers = 0, waiting = 0, reads = 0;
 
-    LIST_FOREACH(claim, &access->held, of_held) {
-        if (claim->access != access || claim->lease->array != access->array)
+    LIST_FOREACH(claim, &use->held, of_held) {
+        if (claim->use != use || claim->lease->array != use->array)
             return false;
         *(claim->write ? &writers : &readers) += 1;
     }
-    TAILQ_FOREACH(claim, &access->waiting, of_waiting) {
-        if (claim->access != access || claim->lease->conn->departed)
+    TAILQ_FOREACH(claim, &use->waiting, of_waiting) {
+        if (claim->use != use || claim->lease->conn->departed)
             return false;
         waiting++;
         if (claim->write && !first_writer)
             first_writer = claim;
     }
-    LIST_FOREACH(fence, &access->reads, of_access)
-        reads += fence->access == access;
-    return readers == access->n_readers && writers == access->n_writers && writers <= 1 &&
-           (!writers || !readers) && waiting == access->n_waiting &&
-           first_writer == access->first_writer && reads == access->n_reads &&
-           (readers || writers || waiting || access_has_fences(access) ||
-            access->array->lingering) &&
-           turns_are_right(access);
+    LIST_FOREACH(fence, &use->reads, of_use)
+        reads += fence->use == use;
+    return readers == use->n_readers && writers == use->n_writers && writers <= 1 &&
+           (!writers || !readers) && waiting == use->n_waiting &&
+           first_writer == use->first_writer && reads == use->n_reads &&
+           (readers || writers || waiting || use_has_fences(use) || use->array->lingering) &&
+           turns_are_right(use);
 }
 
 /* ---- deadlocks ---- */
@@ -464,13 +463,13 @@ search_holder(struct search *s, const struct bracket *holder)
 static void
 search_held(struct search *s, const struct claim *claim)
 {
-    struct access *access = claim->access;
+    struct use *use = claim->use;
     const struct claim *held;
 
-    if (access->visited[claim->write] == s->number)
+    if (use->visited[claim->write] == s->number)
         return;
-    access->visited[claim->write] = s->number;
-    for (held = LIST_FIRST(&access->held); held && !search_is_over(s);
+    use->visited[claim->write] = s->number;
+    for (held = LIST_FIRST(&use->held); held && !search_is_over(s);
          held = LIST_NEXT(held, of_held)) {
         s->n_steps++;
         if (claim->write || held->write)
@@ -494,7 +493,7 @@ search_ahead(struct search *s, const struct claim *claim)
 }
 
 bool
-access_is_deadlock(struct core *core, struct bracket *bracket)
+use_is_deadlock(struct core *core, struct bracket *bracket)
 {
     struct search s = {.start = bracket, .number = ++core->n_searches};
     struct bracket *next;
@@ -504,7 +503,7 @@ access_is_deadlock(struct core *core, struct bracket *bracket)
         s.first = next->next_found;
         for (uint32_t i = 0; i < next->n_claims && !search_is_over(&s); i++) {
             const struct claim *claim = &next->claims[i];
-            if (claim->ready && !is_kept(claim->access, claim->write))
+            if (claim->ready && !is_kept(claim->use, claim->write))
                 continue;
             search_held(&s, claim);
             search_ahead(&s, claim);

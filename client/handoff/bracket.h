@@ -10,8 +10,8 @@
  * What is refused is OVER, too, and what fails after the grant is given back `undone`. In between
  * a thread has it (BUSY), and drops the client's lock meanwhile.
  *
- * Life: made by caid_access_start(). References, under the client's lock: the caller's, until
- * caid_access_free(), the request's while it stands, and that of what waits to be sent; the
+ * Life: made by caid_bracket_start(). References, under the client's lock: the caller's, until
+ * caid_bracket_free(), the request's while it stands, and that of what waits to be sent; the
  * struct goes with the last one. It holds the client. Of the arrays it knows the leases alone:
  * they may be closed at any time, and the daemon then ends what the bracket has of them.
  *
@@ -32,19 +32,19 @@
 
 #include "session/spin.h"
 
-TAILQ_HEAD(access_list, caid_access);
+TAILQ_HEAD(bracket_list, caid_bracket);
 
-struct access_table { /* under the client's lock */
-    uint64_t last_id; /* of a bracket */
-    struct spin spin; /* for begins */
-    struct access_list unsent;
-    LIST_HEAD(, caid_access) all; /* that are not over */
+struct bracket_table { /* under the client's lock */
+    uint64_t last_id;  /* of a bracket */
+    struct spin spin;  /* for begins */
+    struct bracket_list unsent;
+    LIST_HEAD(, caid_bracket) all; /* that are not over */
 };
 
-extern const struct feature access_feature;
+extern const struct feature bracket_feature;
 
-void access_table_init(struct access_table *table);
+void bracket_table_init(struct bracket_table *table);
 
 /* The client closes: what is asked for is given up, and what is open abandoned. Under its lock, which it
  * drops meanwhile. */
-void access_close(struct caid_client *client);
+void bracket_close(struct caid_client *client);

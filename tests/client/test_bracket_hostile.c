@@ -150,21 +150,21 @@ end(struct fixture *f)
 }
 
 static int
-read_on_host(struct fixture *f, struct caid_access **ret)
+read_on_host(struct fixture *f, struct caid_bracket **ret)
 {
     return caid_array_begin(f->array, ret, 0, 0, CAID_FOREVER, &f->error);
 }
 
-static struct caid_access *
+static struct caid_bracket *
 start(struct fixture *f)
 {
-    struct caid_access_options options = CAID_INIT(options);
-    struct caid_access *access;
+    struct caid_bracket_options options = CAID_INIT(options);
+    struct caid_bracket *bracket;
 
     options.reads = &f->array;
     options.n_reads = 1;
-    assert_ok(caid_access_start(f->client, &access, &options, &f->error), f->error);
-    return access;
+    assert_ok(caid_bracket_start(f->client, &bracket, &options, &f->error), f->error);
+    return bracket;
 }
 
 /* ---- grants, each with one thing wrong ---- */
@@ -218,19 +218,19 @@ script_spoiled(struct fake *fake)
     fake_drain(fake);
 }
 
-CAID_TEST(access_hostile, grants)
+CAID_TEST(bracket_hostile, grants)
 {
     for (size_t i = 0; i < ARRAY_SIZE(spoilers); i++) {
-        struct caid_access *access = NULL;
+        struct caid_bracket *bracket = NULL;
         struct fixture f;
 
         begin(&f, script_spoiled, &spoilers[i]);
-        int r = read_on_host(&f, &access);
+        int r = read_on_host(&f, &bracket);
         cr_assert_eq(r, -EPROTO, "%s: %d", spoilers[i].name, r);
         cr_assert_eq(f.error.code, CAID_ERR_PROTOCOL, "%s: %s", spoilers[i].name,
                      f.error.message);
         assert_failed(caid_client_ping(f.client, &f.error), f.error, CAID_ERR_PROTOCOL);
-        cr_assert_null(access);
+        cr_assert_null(bracket);
         end(&f);
         cr_assert_eq(f.fake.n_ended, 0, "%s", spoilers[i].name);
     }
@@ -254,16 +254,16 @@ script_portions(struct fake *fake)
     go_on(fake);
 }
 
-CAID_TEST(access_hostile, portions_come_to_an_end)
+CAID_TEST(bracket_hostile, portions_come_to_an_end)
 {
-    struct caid_access *access;
+    struct caid_bracket *bracket;
     struct fixture f;
 
     begin(&f, script_portions, NULL);
-    assert_ok(read_on_host(&f, &access), f.error);
+    assert_ok(read_on_host(&f, &bracket), f.error);
     assert_ok(caid_client_ping(f.client, &f.error), f.error);
-    assert_ok(caid_access_end(access, &f.error), f.error);
-    caid_access_free(access);
+    assert_ok(caid_bracket_end(bracket, &f.error), f.error);
+    caid_bracket_free(bracket);
     end(&f);
     cr_assert_eq(f.fake.n_ended, 1);
     cr_assert_eq(f.fake.ended[0].bracket, f.fake.begun);
@@ -287,13 +287,13 @@ script_for_ever(struct fake *fake)
         send_known(fake, MSG_FENCES, slot % TIMELINE_SLOTS, true);
 }
 
-CAID_TEST(access_hostile, portions_without_end_are_refused)
+CAID_TEST(bracket_hostile, portions_without_end_are_refused)
 {
-    struct caid_access *access = NULL;
+    struct caid_bracket *bracket = NULL;
     struct fixture f;
 
     begin(&f, script_for_ever, NULL);
-    assert_failed(read_on_host(&f, &access), f.error, CAID_ERR_PROTOCOL);
+    assert_failed(read_on_host(&f, &bracket), f.error, CAID_ERR_PROTOCOL);
     cr_assert(strstr(f.error.message, "fences"), "%s", f.error.message);
     end(&f);
 }
@@ -314,14 +314,14 @@ script_abandoned_portion(struct fake *fake)
 }
 
 /* The writer died between the grant and the second portion. */
-CAID_TEST(access_hostile, a_portion_that_is_refused_ends_the_begin)
+CAID_TEST(bracket_hostile, a_portion_that_is_refused_ends_the_begin)
 {
-    struct caid_access *access = NULL;
+    struct caid_bracket *bracket = NULL;
     struct fixture f;
 
     begin(&f, script_abandoned_portion, NULL);
-    assert_failed(read_on_host(&f, &access), f.error, CAID_ERR_ABANDONED);
-    cr_assert_null(access);
+    assert_failed(read_on_host(&f, &bracket), f.error, CAID_ERR_ABANDONED);
+    cr_assert_null(bracket);
     assert_ok(caid_client_ping(f.client, &f.error), f.error);
     end(&f);
     cr_assert_eq(f.fake.n_ended, 1);
@@ -344,13 +344,13 @@ script_not_submitted(struct fake *fake)
 }
 
 /* Whoever wrote the page, it is nothing to wait for (I7); the bracket is given back. */
-CAID_TEST(access_hostile, what_was_not_submitted_is_not_waited_for)
+CAID_TEST(bracket_hostile, what_was_not_submitted_is_not_waited_for)
 {
-    struct caid_access *access = NULL;
+    struct caid_bracket *bracket = NULL;
     struct fixture f;
 
     begin(&f, script_not_submitted, NULL);
-    assert_failed(read_on_host(&f, &access), f.error, CAID_ERR_PROTOCOL);
+    assert_failed(read_on_host(&f, &bracket), f.error, CAID_ERR_PROTOCOL);
     cr_assert(strstr(f.error.message, "page 7 "), "%s", f.error.message);
     assert_ok(caid_client_ping(f.client, &f.error), f.error);
     end(&f);
@@ -375,16 +375,16 @@ script_crossing(struct fake *fake)
     go_on(fake);
 }
 
-CAID_TEST(access_hostile, a_grant_that_crosses_is_given_back)
+CAID_TEST(bracket_hostile, a_grant_that_crosses_is_given_back)
 {
-    struct caid_access *access;
+    struct caid_bracket *bracket;
     struct fixture f;
 
     begin(&f, script_crossing, NULL);
-    caid_access_free(start(&f));
-    assert_ok(read_on_host(&f, &access), f.error);
-    assert_ok(caid_access_end(access, &f.error), f.error);
-    caid_access_free(access);
+    caid_bracket_free(start(&f));
+    assert_ok(read_on_host(&f, &bracket), f.error);
+    assert_ok(caid_bracket_end(bracket, &f.error), f.error);
+    caid_bracket_free(bracket);
     assert_ok(caid_client_ping(f.client, &f.error), f.error);
     end(&f);
     cr_assert_eq(f.fake.n_ended, 2);
@@ -413,13 +413,13 @@ script_late(struct fake *fake)
 }
 
 /* Nobody waits for long for a daemon that does not answer; what it answers later is given back. */
-CAID_TEST(access_hostile, a_cancellation_that_is_not_answered)
+CAID_TEST(bracket_hostile, a_cancellation_that_is_not_answered)
 {
     struct fixture f;
 
     begin(&f, script_late, NULL);
     uint64_t since = clock_now_ns();
-    caid_access_free(start(&f));
+    caid_bracket_free(start(&f));
     cr_assert_lt(clock_now_ns() - since, 5 * NSEC_PER_SEC);
     assert_ok(caid_client_ping(f.client, &f.error), f.error);
     end(&f);
@@ -434,13 +434,13 @@ script_hang_up(struct fake *fake)
     fake_request(fake); /* begin */
 }
 
-CAID_TEST(access_hostile, a_daemon_that_hangs_up)
+CAID_TEST(bracket_hostile, a_daemon_that_hangs_up)
 {
-    struct caid_access *access = NULL;
+    struct caid_bracket *bracket = NULL;
     struct fixture f;
 
     begin(&f, script_hang_up, NULL);
-    assert_failed(read_on_host(&f, &access), f.error, CAID_ERR_DISCONNECTED);
-    cr_assert_null(access);
+    assert_failed(read_on_host(&f, &bracket), f.error, CAID_ERR_DISCONNECTED);
+    cr_assert_null(bracket);
     end(&f);
 }

@@ -24,16 +24,16 @@ def test_a_bracket(client, shared, on):
     a, _ = shared
     with client.stream() as s:
         stream = {"the host": None, "a stream": s, "the legacy stream": 1, "a number": s.ptr}[on]
-        access = a.write(stream)
-        assert repr(access) == "<caid.Access write=['shared'] not begun>"
-        assert not access.is_open
-        with access as v:
-            assert access.is_open and repr(access) == "<caid.Access write=['shared'] open>"
+        bracket = a.write(stream)
+        assert repr(bracket) == "<caid.Bracket write=['shared'] not begun>"
+        assert not bracket.is_open
+        with bracket as v:
+            assert bracket.is_open and repr(bracket) == "<caid.Bracket write=['shared'] open>"
             assert figures(client) == (0, 1, 0, False)
             assert (v.shape, v.typestr, v.ptr, v.readonly) == ((1000,), "<i4", a.ptr, False)
             v.copy_from_host(filled(7), **({} if stream is None else {"stream": stream}))
-        assert not access.is_open and repr(access) == "<caid.Access write=['shared'] ended>"
-        access.check()
+        assert not bracket.is_open and repr(bracket) == "<caid.Bracket write=['shared'] ended>"
+        bracket.check()
         with a.read(stream) as v:
             assert figures(client) == (1, 0, 0, False)
             out = bytearray(4000)
@@ -91,34 +91,34 @@ def test_what_the_view_may_is_what_the_array_may(client, shared):
 
 def test_begin_and_end_by_hand(client, shared):
     a, _ = shared
-    access = a.write()
-    for early in (access.end, access.abandon, access.check):
+    bracket = a.write()
+    for early in (bracket.end, bracket.abandon, bracket.check):
         with pytest.raises(caid.InvalidError, match="has not begun"):
             early()
-    v = access.begin()
-    assert isinstance(v, caid.Array) and access.is_open
-    for again in (access.begin, access.__enter__):
+    v = bracket.begin()
+    assert isinstance(v, caid.Array) and bracket.is_open
+    for again in (bracket.begin, bracket.__enter__):
         with pytest.raises(caid.InvalidError, match="a bracket is begun once"):
             again()
-    access.end()
-    access.check()
-    for late in (access.end, access.abandon):
+    bracket.end()
+    bracket.check()
+    for late in (bracket.end, bracket.abandon):
         with pytest.raises(caid.InvalidError, match="has already ended"):
             late()
     with pytest.raises(caid.InvalidError, match="a bracket is begun once"):
-        access.begin()
+        bracket.begin()
     assert figures(client) == (0, 0, 0, False)
 
 
 def test_it_may_end_in_its_block(client, shared):
     a, _ = shared
-    access = a.write()
-    with access:
-        access.end()
+    bracket = a.write()
+    with bracket:
+        bracket.end()
         assert figures(client) == (0, 0, 0, False)
-    access = a.write()
-    with access:
-        access.abandon()
+    bracket = a.write()
+    with bracket:
+        bracket.abandon()
     assert figures(client) == (0, 0, 0, True)
     a.discard()
     assert figures(client) == (0, 0, 0, False)
@@ -130,7 +130,7 @@ def test_it_may_end_in_its_block(client, shared):
 def test_arrays_in_one_bracket(client, shared):
     a, _ = shared
     with client.create("b", 4) as b, client.create("c", (2, 2)) as c, client.stream() as s:
-        with client.access(s, read=[a, b[1:]], write=(x for x in [c])) as views:
+        with client.bracket(s, read=[a, b[1:]], write=(x for x in [c])) as views:
             assert [v.shape for v in views] == [(1000,), (3,), (2, 2)]
             assert [figures(client, name)[:2] for name in ("shared", "b", "c")] == [
                 (1, 0),
@@ -138,9 +138,9 @@ def test_arrays_in_one_bracket(client, shared):
                 (0, 1),
             ]
             assert client.status().brackets == 1
-        with client.access(read=[a]) as views:
+        with client.bracket(read=[a]) as views:
             assert isinstance(views, tuple) and len(views) == 1
-        with client.access(write=[c[0], c[1]], read=[b, b, b[2:]]) as views:  # of two leases
+        with client.bracket(write=[c[0], c[1]], read=[b, b, b[2:]]) as views:  # of two leases
             assert len(views) == 5 and figures(client, "c")[:2] == (0, 1)
 
 
@@ -150,12 +150,12 @@ def test_which_arrays_may_be_in_a_bracket(client, other, shared):
     closed.close()
     with client.empty(4, memory="managed") as managed:
         for refused, error, what in [
-            (lambda: client.access(), caid.InvalidError, "of no arrays"),
-            (lambda: client.access(read=a), TypeError, "a list of arrays is needed"),
-            (lambda: client.access(write=a), TypeError, "a list of arrays is needed"),
-            (lambda: client.access(read=["shared"]), TypeError, "a caid.Array is needed, not str"),
-            (lambda: client.access(read=[a, b]), caid.InvalidError, "another client's"),
-            (lambda: client.access(read=[closed]), caid.ClosedError, "closed"),
+            (lambda: client.bracket(), caid.InvalidError, "of no arrays"),
+            (lambda: client.bracket(read=a), TypeError, "a list of arrays is needed"),
+            (lambda: client.bracket(write=a), TypeError, "a list of arrays is needed"),
+            (lambda: client.bracket(read=["shared"]), TypeError, "a caid.Array is needed, not str"),
+            (lambda: client.bracket(read=[a, b]), caid.InvalidError, "another client's"),
+            (lambda: client.bracket(read=[closed]), caid.ClosedError, "closed"),
             (closed.read, caid.ClosedError, "closed"),
             (closed.discard, caid.ClosedError, "closed"),
             (managed.write, caid.UnsupportedError, "no brackets"),
@@ -170,9 +170,9 @@ def test_which_arrays_may_be_in_a_bracket(client, other, shared):
         with pytest.raises(error):
             a.read(timeout=wrong).begin()
     with pytest.raises(caid.InvalidError):
-        client.access(read=[a], write=[a]).begin()
+        client.bracket(read=[a], write=[a]).begin()
     with pytest.raises(TypeError, match="comes from"):
-        caid.Access()
+        caid.Bracket()
     with pytest.raises(TypeError, match="pickled"):
         pickle.dumps(a.read())
     assert figures(client) == (0, 0, 0, False)
@@ -218,7 +218,7 @@ def test_a_stream_of_another_device_is_refused():
 with caid.connect() as c, c.create("a", 4, device=0) as a, c.create("b", 4, device=1) as b:
     with c.stream(device=1) as s, b.read(s), c.stream(c.devices[0].uuid) as t, a.read(t):
         pass
-    for refused in (a.read(s := c.stream(device=1)), c.access(s, read=[b], write=[a])):
+    for refused in (a.read(s := c.stream(device=1)), c.bracket(s, read=[b], write=[a])):
         try:
             refused.begin()
         except caid.DeviceError:
@@ -261,11 +261,11 @@ def test_timeouts_and_tries(client, shared):
                 raise AssertionError("it was entered")
             assert isinstance(caught.value, TimeoutError)
             assert time.monotonic() - before >= timeout
-        access = b.write(timeout=0)
+        bracket = b.write(timeout=0)
         with pytest.raises(caid.TimedOutError):
-            access.begin()
+            bracket.begin()
         assert figures(client) == (0, 1, 0, False)
-    with access, pytest.raises(caid.TimedOutError):  # it had not begun
+    with bracket, pytest.raises(caid.TimedOutError):  # it had not begun
         a.read(timeout=0).begin()
     with b.read(timeout=0), a.read(timeout=1e-12), a.read(timeout=1e300):
         pass
@@ -277,9 +277,9 @@ def test_deadlocks(client, shared):
         a.write().begin()
     assert caught.value.code == caid.ErrorCode.DEADLOCK
     with a.write():
-        for access in (a.read(), a.write(), client.access(read=[a])):
+        for bracket in (a.read(), a.write(), client.bracket(read=[a])):
             with pytest.raises(caid.DeadlockError):
-                access.begin()
+                bracket.begin()
     with a.write(), pytest.raises(caid.TimedOutError):
         b.write(timeout=0.01).begin()  # another client of this thread's is another's
     assert figures(client) == (0, 0, 0, False)
