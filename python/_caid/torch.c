@@ -117,7 +117,8 @@ allocate(struct entry *entry, uint64_t nbytes, uint64_t *ret, struct caid_error 
 
 /* As cudaMalloc(): NULL for no bytes, and where there are none, which PyTorch takes for "out of
  * memory". */
-CAID_API void *caid_torch_malloc(ssize_t size, int device, void *stream);
+__attribute__((visibility("default"))) void *caid_torch_malloc(ssize_t size, int device,
+                                                               void *stream);
 
 void *
 caid_torch_malloc(ssize_t size, int device, void *Py_UNUSED(stream))
@@ -147,7 +148,8 @@ caid_torch_malloc(ssize_t size, int device, void *Py_UNUSED(stream))
 }
 
 /* Work that uses the memory may still run: the arena waits for it. */
-CAID_API void caid_torch_free(void *ptr, ssize_t size, int device, void *stream);
+__attribute__((visibility("default"))) void caid_torch_free(void *ptr, ssize_t size, int device,
+                                                            void *stream);
 
 void
 caid_torch_free(void *ptr, ssize_t Py_UNUSED(size), int device, void *Py_UNUSED(stream))

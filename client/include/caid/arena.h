@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CAID_ARENA_H
-#define CAID_ARENA_H
+#ifndef CAID_CAID_H
+#    include "caid/caid.h" /* this is a part of it */
+#elif !defined(CAID_ARENA_H)
+#    define CAID_ARENA_H
 
 /**
- * Allocators over caid's memory, and publishing a part of what one has. Included by caid.h.
+ * Allocators over caid's memory, and publishing a part of what one has.
  *
- * An arena leases blocks of a pool and hands out pieces of them: an allocation costs no round trip to
- * the daemon and no driver call, and any stretch of it can be put under a name without a copy.
+ * An arena leases blocks of a pool and hands out pieces of them: an allocation costs no round trip
+ * to the daemon and no driver call, and any stretch of it can be put under a name without a copy.
  */
-
-#include "caid/caid.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* ---- publishing a part of an array ---- */
 
@@ -28,31 +24,26 @@ struct caid_part_options {
     /* Work that writes the part: waited for. 0: all work of the device's context, which ends every
      * capture of a graph in it; where there may be one, name a stream. */
     uint64_t stream;
-    /* Called once, with userdata, when nobody can reach the part any more: its name is gone or shows
-     * something else, every holder has closed it or exited, and their work is done. Until then the
-     * caller leaves the memory as it is. By caid_client_dispatch(), with no lock held; for those that
-     * are left by caid_client_close(), and then the part may live on. NULL: not wanted. */
+    /* Called once, with userdata, when nobody can reach the part any more: its name is gone or
+     * shows something else, every holder has closed it or exited, and their work is done. Until
+     * then the caller leaves the memory as it is. By caid_client_dispatch(), with no lock held; or
+     * by caid_client_close(), and then the part may live on. NULL: not wanted. */
     void (*gone)(void *userdata);
     void *userdata;
 };
 
-/**
- * Puts `offset` bytes into the array, and what follows it there, under a name of the array's pool, as
- * caid_array_publish() does with a whole array: at once, complete, the generation one higher than that
- * of what had the name. It is an array like any other to those that open it. The memory of the whole
- * stays as long as one of its parts does, also when the array is closed or its process gone; it stays
- * charged to the uid that created the array, and only that one may do this (CAID_ERR_PERMISSION).
- * CAID_ERR_INVALID: it does not lie within the array, or that is a part itself. CAID_ERR_READ_ONLY.
- * A part may begin at any byte: its publisher sees to the alignment that the readers' kernels need.
- * On failure `gone` is not called.
- */
-CAID_API int caid_array_publish_part(struct caid_array *array, uint64_t offset,
-                                     const char *name, const struct caid_part_options *options,
-                                     uint64_t *ret_generation, struct caid_error *error);
-
-/* caid_client_dispatch() for `gone` alone: no callback of a watch runs. For a thread beside the one
- * that watches. */
-CAID_API int caid_client_dispatch_parts(struct caid_client *client, struct caid_error *error);
+/* Puts `offset` bytes into the array, and what follows it there, under a name, as
+ * caid_array_publish() does with a whole array. It is an array like any other to those that open
+ * it. The memory of the whole stays as long as one of its parts does, also when the array is closed
+ * or its process gone; it stays charged to the uid that created the array, and only that one may do
+ * this (CAID_ERR_PERMISSION). A part may begin at any byte: its publisher sees to the alignment
+ * that readers need. On failure `gone` is not called. CAID_ERR_READ_ONLY. CAID_ERR_INVALID: it does
+ * not lie within the array, or that is a part itself. */
+int caid_array_publish_part(struct caid_array *array, uint64_t offset, const char *name,
+                            const struct caid_part_options *options, uint64_t *ret_generation,
+                            struct caid_error *error);
+/* caid_client_dispatch() for `gone` alone, in a thread beside the one that watches. */
+int caid_client_dispatch_parts(struct caid_client *client, struct caid_error *error);
 
 /* ---- arenas ---- */
 
@@ -60,8 +51,8 @@ struct caid_arena;
 
 struct caid_arena_options {
     size_t struct_size;
-    int32_t device;     /* index in caid_client_devices(); caid_client_find_device() */
-    const char *pool;   /* NULL: the caller's own */
+    int32_t device;
+    const char *pool;
     const char *memory; /* NULL or "device"; "legacy", for caid_arena_ipc_handle() */
     /* Bytes leased at a time, rounded up to the device's granularity; allocations of more than half
      * of it have a block of their own. 0: 32 MiB. */
@@ -75,47 +66,38 @@ struct caid_arena_options {
     uint64_t max_pending_age_ns; /* of blocks; 0: 2 s */
 };
 
-/**
- * An arena has no memory until the first allocation. It may be used from any thread, and needs no
- * current context: the work that may use its memory is that of the device's primary context, which is
- * retained at the first allocation. It holds the client, and works as long as that is connected; what
- * has been allocated stays afterwards.
+/* An arena has no memory until the first allocation, which retains the device's primary context:
+ * the work that may use its memory is that of this context. It may be used from any thread. It
+ * works as long as the client is connected; what has been allocated stays afterwards.
  *
- * While a stream of the context captures a graph, freed memory must not be made reusable: that would
- * end the capture (cuCtxRecordEvent()). caid_arena_defer_begin() before it and caid_arena_defer_end() after
- * it see to that. With drivers before CUDA 12.5 blocks go back only by allocations, frees and trims, not in
- * the background: the context has to be synchronized, which ends captures. options may be NULL.
- */
-CAID_API int caid_arena_new(struct caid_client *client, struct caid_arena **ret,
-                            const struct caid_arena_options *options, struct caid_error *error);
-
-/* Ends all its allocations. Blocks go back when the work that may use them is done, as arrays do:
- * caid_array_close(). Parts that were published stay for those who can reach them. Before
- * caid_client_close() or after. NULL is allowed. */
-CAID_API void caid_arena_close(struct caid_arena *arena);
+ * While a stream of the context captures a graph, freed memory must not be made reusable, which
+ * would end the capture: caid_arena_defer_begin() before it and caid_arena_defer_end() after it see
+ * to that. Before CUDA 12.5 blocks go back only by allocations, frees and trims, not in the
+ * background. */
+int caid_arena_new(struct caid_client *client, struct caid_arena **ret,
+                   const struct caid_arena_options *options, struct caid_error *error);
+/* Ends all its allocations. Blocks go back as arrays do: caid_array_close(). Parts that were
+ * published stay for those who can reach them. Before caid_client_close() or after. */
+void caid_arena_close(struct caid_arena *arena);
 
 enum caid_arena_flags {
-    /* CAID_ERR_TIMEOUT, and nothing is done, where another thread is at it, or the driver or the daemon
-     * would have to be asked: for callers that hold a lock which such a call may wait for. */
+    /* CAID_ERR_TIMEOUT, and nothing is done, where another thread is at it, or the driver or the
+     * daemon would have to be asked: for callers with a lock that such a call may wait for. */
     CAID_ARENA_NOWAIT = 1,
 };
 
-/**
- * Allocates so many bytes (0: as 1), at a multiple of 512. *ret is a CUdeviceptr. Where the arena has no
- * room it makes what was freed reusable, then leases a block; where the daemon has no memory left either, it
- * waits for the GPU to be done with what was freed, and tries once more, unless the arena is deferred.
- * CAID_ERR_NO_MEMORY (at once for more than the device has in all), CAID_ERR_QUOTA, CAID_ERR_LIMIT;
- * CAID_ERR_DISCONNECTED: the daemon is gone, and no room is left in what was leased.
- */
-CAID_API int caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags,
-                              uint64_t *ret, struct caid_error *error);
-
-/* Frees what caid_arena_alloc() gave: work that uses it may still run, and is not waited for. A free that
- * flushes calls the driver under the arena's lock, which may wait as a launch does; so may all who use the
- * arena meanwhile. While parts of it are published the memory is not used again. CAID_ERR_INVALID: nothing
- * was allocated there. */
-CAID_API int caid_arena_free(struct caid_arena *arena, uint64_t ptr, uint32_t flags,
-                             struct caid_error *error);
+/* Allocates so many bytes (0: as 1), at a multiple of 512. *ret is a CUdeviceptr. Where the arena
+ * has no room it makes what was freed reusable, then leases a block; where the daemon has no memory
+ * left either, it waits for the GPU to be done with what was freed, and tries once more, unless the
+ * arena is deferred. CAID_ERR_NO_MEMORY (at once for more than the device has), CAID_ERR_QUOTA,
+ * CAID_ERR_LIMIT; CAID_ERR_DISCONNECTED: no daemon, and no room. */
+int caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, uint64_t *ret,
+                     struct caid_error *error);
+/* Work that uses the memory may still run, and is not waited for; while parts of it are published
+ * it is not used again. A free that flushes calls the driver under the arena's lock, which may wait
+ * as a launch does; so may its other users. CAID_ERR_INVALID: nothing was allocated there. */
+int caid_arena_free(struct caid_arena *arena, uint64_t ptr, uint32_t flags,
+                    struct caid_error *error);
 
 struct caid_allocation {
     size_t struct_size;
@@ -125,37 +107,34 @@ struct caid_allocation {
 };
 
 /* The allocation that an address lies in, freed or not. CAID_ERR_NOT_FOUND. */
-CAID_API int caid_arena_find(struct caid_arena *arena, uint64_t ptr,
-                             struct caid_allocation *ret, struct caid_error *error);
+int caid_arena_find(struct caid_arena *arena, uint64_t ptr, struct caid_allocation *ret,
+                    struct caid_error *error);
+/* caid_array_ipc_handle() for an address in "legacy" memory, good while the allocation is. */
+int caid_arena_ipc_handle(struct caid_arena *arena, uint64_t ptr, struct caid_ipc_handle *ret,
+                          struct caid_error *error);
+/* caid_array_publish_part() from an address, which lies in an allocation as all of the part does.
+ * The allocation may be freed afterwards: the memory is not used again before the part is gone. */
+int caid_arena_publish(struct caid_arena *arena, uint64_t ptr, const char *name,
+                       const struct caid_part_options *options, uint64_t *ret_generation,
+                       struct caid_error *error);
 
-/* caid_array_ipc_handle() for an address in an arena of "legacy" memory; the offset is that of the
- * address. Good while the allocation is. */
-CAID_API int caid_arena_ipc_handle(struct caid_arena *arena, uint64_t ptr,
-                                   struct caid_ipc_handle *ret, struct caid_error *error);
+/* Makes what waits reusable, without waiting for the GPU's work (the driver may wait as for a
+ * launch): all but what is deferred, and what comes while 32 flushes drain already, which goes with
+ * a later free or flush. */
+int caid_arena_flush(struct caid_arena *arena, struct caid_error *error);
+/* The same, and waits for the GPU; then gives all empty blocks back to the daemon. Fails where the
+ * GPU cannot be waited for; what is empty has gone back all the same. */
+int caid_arena_trim(struct caid_arena *arena, struct caid_error *error);
 
-/* caid_array_publish_part() from an address, which lies in an allocation as all of the part does. The
- * allocation may be freed afterwards: the memory is not used again before the part is gone. */
-CAID_API int caid_arena_publish(struct caid_arena *arena, uint64_t ptr, const char *name,
-                                const struct caid_part_options *options,
-                                uint64_t *ret_generation, struct caid_error *error);
+/* Holds back what waits, until as many calls of caid_arena_defer_end(): neither reusable nor given
+ * back. Ending flushes nothing by itself. CAID_ERR_INVALID: it was not begun. */
+int caid_arena_defer_begin(struct caid_arena *arena, struct caid_error *error);
+int caid_arena_defer_end(struct caid_arena *arena, struct caid_error *error);
 
-/* Makes what waits reusable, without waiting for the GPU's work (the driver may wait as for a launch): all
- * but what is deferred, and what comes while 32 flushes drain already, which goes with a later free or
- * flush. */
-CAID_API int caid_arena_flush(struct caid_arena *arena, struct caid_error *error);
-/* The same, and waits for the GPU; then gives all empty blocks back to the daemon. Fails where the GPU
- * cannot be waited for; what is empty has gone back all the same. */
-CAID_API int caid_arena_trim(struct caid_arena *arena, struct caid_error *error);
-
-/* Holds back what waits, until as many calls of caid_arena_defer_end(): neither reusable nor given back.
- * Ending flushes nothing by itself. CAID_ERR_INVALID: it was not begun. */
-CAID_API int caid_arena_defer_begin(struct caid_arena *arena, struct caid_error *error);
-CAID_API int caid_arena_defer_end(struct caid_arena *arena, struct caid_error *error);
-
-/* Other limits from now on, as in the options, but exact: a count of 0 lets nothing wait, capacity is what
- * the ratio is of (bytes). They apply to the next free. */
-CAID_API int caid_arena_set_limits(struct caid_arena *arena, uint64_t count, double ratio,
-                                   uint64_t capacity, struct caid_error *error);
+/* Other limits from now on, as in the options, but exact: a count of 0 lets nothing wait, capacity
+ * is what the ratio is of (bytes). They apply to the next free. */
+int caid_arena_set_limits(struct caid_arena *arena, uint64_t count, double ratio,
+                          uint64_t capacity, struct caid_error *error);
 
 struct caid_arena_info {
     size_t struct_size;
@@ -168,16 +147,12 @@ struct caid_arena_info {
     uint64_t n_allocs, n_leased, n_flushes; /* ever; blocks for n_leased */
 };
 
-CAID_API int caid_arena_info(struct caid_arena *arena, struct caid_arena_info *ret,
-                             struct caid_error *error);
+int caid_arena_info(struct caid_arena *arena, struct caid_arena_info *ret,
+                    struct caid_error *error);
 
 /* The index in caid_client_devices() of the device that CUDA calls `ordinal` in this process
  * (CUDA_VISIBLE_DEVICES). CAID_ERR_DEVICE: the daemon has not got it. */
-CAID_API int caid_client_find_device(struct caid_client *client, int32_t ordinal, int32_t *ret,
-                                     struct caid_error *error);
-
-#ifdef __cplusplus
-}
-#endif
+int caid_client_find_device(struct caid_client *client, int32_t ordinal, int32_t *ret,
+                            struct caid_error *error);
 
 #endif
