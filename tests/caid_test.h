@@ -39,3 +39,14 @@ test_count_fds(void)
     static void suite##_##name##_body(void)
 
 #define CAID_TEST(suite, name) CAID_TEST_WITH(suite, name, .timeout = 60)
+
+/* The same, with its body between two calls. */
+#define CAID_TEST_BETWEEN(suite, name, begin, end, ...) \
+    static void suite##_##name##_between(void);         \
+    CAID_TEST_WITH(suite, name, __VA_ARGS__)            \
+    {                                                   \
+        begin;                                          \
+        suite##_##name##_between();                     \
+        end;                                            \
+    }                                                   \
+    static void suite##_##name##_between(void)

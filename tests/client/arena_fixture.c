@@ -1,33 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "arena_fixture.h"
 
+struct arena_fixture f;
+
 void
-arena_begin_with(struct arena_fixture *f, const struct caid_arena_options *options,
-                 const char *config)
+arena_begin_with(const struct caid_arena_options *options, const char *config)
 {
-    *f = (struct arena_fixture){0};
-    gpu_begin(&f->gpu);
+    f = (struct arena_fixture){0};
+    gpu_begin(&f.gpu);
     if (config)
-        daemon_start_with(&f->daemon, config);
+        daemon_start_with(&f.daemon, config);
     else
-        daemon_start(&f->daemon);
-    f->client = daemon_connect(&f->daemon);
-    assert_ok(caid_arena_new(f->client, &f->arena, options, &f->error), f->error);
+        daemon_start(&f.daemon);
+    f.client = daemon_connect(&f.daemon);
+    assert_ok(caid_arena_new(f.client, &f.arena, options, &error));
 }
 
 void
-arena_begin(struct arena_fixture *f, const struct caid_arena_options *options)
+arena_begin(const struct caid_arena_options *options)
 {
-    arena_begin_with(f, options, NULL);
+    arena_begin_with(options, NULL);
 }
 
 void
-arena_end(struct arena_fixture *f)
+arena_end(void)
 {
-    caid_arena_close(f->arena);
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
-    gpu_end(&f->gpu);
+    caid_arena_close(f.arena);
+    caid_client_close(f.client);
+    daemon_stop(&f.daemon);
+    gpu_end(&f.gpu);
 }
 
 struct caid_arena_options
@@ -40,38 +41,38 @@ arena_blocks_of(uint64_t mib)
 }
 
 uint64_t
-arena_get(struct arena_fixture *f, uint64_t nbytes)
+arena_get(uint64_t nbytes)
 {
     uint64_t ptr = 0;
 
-    assert_ok(caid_arena_alloc(f->arena, nbytes, 0, &ptr, &f->error), f->error);
+    assert_ok(caid_arena_alloc(f.arena, nbytes, 0, &ptr, &error));
     cr_assert(ptr && ptr % 512 == 0, "%#llx", (unsigned long long)ptr);
     return ptr;
 }
 
 void
-arena_put(struct arena_fixture *f, uint64_t ptr)
+arena_put(uint64_t ptr)
 {
-    assert_ok(caid_arena_free(f->arena, ptr, 0, &f->error), f->error);
+    assert_ok(caid_arena_free(f.arena, ptr, 0, &error));
 }
 
 struct caid_arena_info
-arena_look(struct arena_fixture *f)
+arena_look(void)
 {
     struct caid_arena_info info = CAID_INIT(info);
 
-    assert_ok(caid_arena_info(f->arena, &info, &f->error), f->error);
+    assert_ok(caid_arena_info(f.arena, &info, &error));
     return info;
 }
 
 void
-gate_shut(struct arena_fixture *f, struct gate *gate)
+gate_shut(struct gate *gate)
 {
-    const struct drv_table *cu = &f->gpu.drv->cu;
+    const struct drv_table *cu = &f.gpu.drv->cu;
     CUdeviceptr at;
     void *word;
 
-    gate->stream = gpu_stream_new(&f->gpu);
+    gate->stream = gpu_stream_new(&f.gpu);
     assert_cuda(cu->cuMemHostAlloc(&word, sizeof(*gate->word), CU_MEMHOSTALLOC_DEVICEMAP));
     gate->word = word;
     *gate->word = 0;
@@ -80,9 +81,9 @@ gate_shut(struct arena_fixture *f, struct gate *gate)
 }
 
 void
-gate_open(struct arena_fixture *f, struct gate *gate)
+gate_open(struct gate *gate)
 {
-    const struct drv_table *cu = &f->gpu.drv->cu;
+    const struct drv_table *cu = &f.gpu.drv->cu;
 
     __atomic_store_n(gate->word, 1, __ATOMIC_RELEASE);
     assert_cuda(cu->cuStreamSynchronize(gate->stream));

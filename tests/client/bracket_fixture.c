@@ -6,6 +6,8 @@
 #include <string.h>
 #include <time.h>
 
+struct fixture f;
+
 #define TRIES 4000
 
 static const struct timespec step = {.tv_nsec = 1000 * 1000};
@@ -18,69 +20,68 @@ soft_driver(void)
 }
 
 static uint64_t
-new_stream(struct fixture *f)
+new_stream(void)
 {
     uint64_t stream;
 
-    assert_ok(caid_stream_create(f->a, 0, CAID_STREAM_NON_BLOCKING, &stream, &f->error),
-              f->error);
+    assert_ok(caid_stream_create(f.a, 0, CAID_STREAM_NON_BLOCKING, &stream, &error));
     return stream;
 }
 
 static unsigned char *
-new_page_locked(struct fixture *f)
+new_page_locked(void)
 {
     void *memory;
 
-    assert_ok(cuda_host_alloc(f->a, 0, N_BYTES, 0, &memory, NULL, &f->error), f->error);
+    assert_ok(cuda_host_alloc(f.a, 0, N_BYTES, 0, &memory, NULL, &error));
     memset(memory, 0xee, N_BYTES);
     return memory;
 }
 
 void
-fixture_begin(struct fixture *f)
+fixture_begin(void)
 {
     static const unsigned char zeros[N_BYTES];
     struct caid_open_options rw = CAID_INIT(rw);
 
     rw.mode = "rw";
-    gpu_begin(&f->gpu);
-    daemon_start(&f->daemon);
-    f->a = daemon_connect(&f->daemon);
-    f->b = daemon_connect(&f->daemon);
-    f->ax = make_bytes(f->a, "x", N_BYTES);
-    assert_ok(caid_array_copy_from_host(f->ax, zeros, N_BYTES, &f->error), f->error);
-    assert_ok(caid_array_open(f->b, &f->bx, "x", NULL, &f->error), f->error);
-    assert_ok(caid_array_open(f->b, &f->bw, "x", &rw, &f->error), f->error);
-    f->s1 = new_stream(f);
-    f->s2 = new_stream(f);
-    f->s3 = new_stream(f);
-    f->seen[0] = new_page_locked(f);
-    f->seen[1] = new_page_locked(f);
+    gpu_begin(&f.gpu);
+    daemon_start(&f.daemon);
+    f.a = daemon_connect(&f.daemon);
+    f.b = daemon_connect(&f.daemon);
+    f.ax = make_bytes(f.a, "x", N_BYTES);
+    assert_ok(caid_array_copy_from_host(f.ax, zeros, N_BYTES, &error));
+    assert_ok(caid_array_open(f.b, &f.bx, "x", NULL, &error));
+    assert_ok(caid_array_open(f.b, &f.bw, "x", &rw, &error));
+    f.s1 = new_stream();
+    f.s2 = new_stream();
+    f.s3 = new_stream();
+    f.seen[0] = new_page_locked();
+    f.seen[1] = new_page_locked();
 }
 
 static void
-end_stream(struct fixture *f, uint64_t stream)
+end_stream(uint64_t stream)
 {
-    assert_cuda(f->gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)stream));
-    assert_cuda(f->gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)stream));
+    assert_cuda(f.gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)stream));
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)stream));
 }
 
 void
-fixture_end(struct fixture *f)
+fixture_end(void)
 {
-    end_stream(f, f->s1);
-    end_stream(f, f->s2);
-    end_stream(f, f->s3);
-    assert_ok(cuda_host_free(f->a, 0, f->seen[0], &f->error), f->error);
-    assert_ok(cuda_host_free(f->a, 0, f->seen[1], &f->error), f->error);
-    caid_array_close(f->ax);
-    caid_array_close(f->bx);
-    caid_array_close(f->bw);
-    caid_client_close(f->a);
-    caid_client_close(f->b);
-    daemon_stop(&f->daemon);
-    gpu_end(&f->gpu);
+    end_stream(f.s1);
+    end_stream(f.s2);
+    end_stream(f.s3);
+    assert_ok(cuda_host_free(f.a, 0, f.seen[0], &error));
+    assert_ok(cuda_host_free(f.a, 0, f.seen[1], &error));
+    caid_array_close(f.ax);
+    caid_array_close(f.bx);
+    caid_array_close(f.bw);
+    caid_client_close(f.a);
+    caid_client_close(f.b);
+    daemon_stop(&f.daemon);
+    gpu_end(&f.gpu);
 }
 
 /* ---- streams ---- */
@@ -97,30 +98,30 @@ sleep_late(CUstream stream, CUresult result, void *data)
 }
 
 void
-be_late(struct fixture *f, uint64_t stream)
+be_late(uint64_t stream)
 {
     assert_cuda(
-        f->gpu.drv->cu.cuStreamAddCallback((CUstream)(uintptr_t)stream, sleep_late, NULL, 0));
+        f.gpu.drv->cu.cuStreamAddCallback((CUstream)(uintptr_t)stream, sleep_late, NULL, 0));
 }
 
 void
-synchronize(struct fixture *f)
+synchronize(void)
 {
-    assert_cuda(f->gpu.drv->cu.cuCtxSynchronize());
+    assert_cuda(f.gpu.drv->cu.cuCtxSynchronize());
 }
 
 void
-fill(struct fixture *f, struct caid_array *array, unsigned char value, uint64_t stream)
+fill(struct caid_array *array, unsigned char value, uint64_t stream)
 {
-    assert_cuda(f->gpu.drv->cu.cuMemsetD8Async(caid_array_get_info(array)->ptr, value, N_BYTES,
-                                               (CUstream)(uintptr_t)stream));
+    assert_cuda(f.gpu.drv->cu.cuMemsetD8Async(caid_array_get_info(array)->ptr, value, N_BYTES,
+                                              (CUstream)(uintptr_t)stream));
 }
 
 void
-get(struct fixture *f, struct caid_array *array, unsigned char *to, uint64_t stream)
+get(struct caid_array *array, unsigned char *to, uint64_t stream)
 {
-    assert_cuda(f->gpu.drv->cu.cuMemcpyDtoHAsync(to, caid_array_get_info(array)->ptr, N_BYTES,
-                                                 (CUstream)(uintptr_t)stream));
+    assert_cuda(f.gpu.drv->cu.cuMemcpyDtoHAsync(to, caid_array_get_info(array)->ptr, N_BYTES,
+                                                (CUstream)(uintptr_t)stream));
 }
 
 void
@@ -131,25 +132,25 @@ assert_all(const unsigned char bytes[N_BYTES], unsigned char value)
 }
 
 void
-capture_begin(struct fixture *f, uint64_t stream)
+capture_begin(uint64_t stream)
 {
     CUresult (*begin)(CUstream, CUstreamCaptureMode);
-    void *symbol = gpu_symbol(&f->gpu, "cuStreamBeginCapture_v2");
+    void *symbol = gpu_symbol(&f.gpu, "cuStreamBeginCapture_v2");
 
     memcpy(&begin, &symbol, sizeof(begin));
     assert_cuda(begin((CUstream)(uintptr_t)stream, CU_STREAM_CAPTURE_MODE_RELAXED));
 }
 
 void
-capture_end(struct fixture *f, uint64_t stream)
+capture_end(uint64_t stream)
 {
     CUresult (*end)(CUstream, void **);
     CUresult (*destroy)(void *);
-    void *symbol = gpu_symbol(&f->gpu, "cuStreamEndCapture"), *graph;
+    void *symbol = gpu_symbol(&f.gpu, "cuStreamEndCapture"), *graph;
 
     memcpy(&end, &symbol, sizeof(end));
     assert_cuda(end((CUstream)(uintptr_t)stream, &graph));
-    symbol = gpu_symbol(&f->gpu, "cuGraphDestroy");
+    symbol = gpu_symbol(&f.gpu, "cuGraphDestroy");
     memcpy(&destroy, &symbol, sizeof(destroy));
     assert_cuda(destroy(graph));
 }
@@ -157,28 +158,27 @@ capture_end(struct fixture *f, uint64_t stream)
 /* ---- brackets ---- */
 
 struct caid_bracket *
-begin_on(struct fixture *f, struct caid_array *array, uint32_t flags, uint64_t stream)
+begin_on(struct caid_array *array, uint32_t flags, uint64_t stream)
 {
     struct caid_bracket *bracket;
 
-    assert_ok(caid_array_begin(array, &bracket, flags, stream, CAID_FOREVER, &f->error),
-              f->error);
+    assert_ok(caid_array_begin(array, &bracket, flags, stream, CAID_FOREVER, &error));
     return bracket;
 }
 
 void
-end_and_free(struct fixture *f, struct caid_bracket *bracket)
+end_and_free(struct caid_bracket *bracket)
 {
-    assert_ok(caid_bracket_end(bracket, &f->error), f->error);
+    assert_ok(caid_bracket_end(bracket, &error));
     caid_bracket_free(bracket);
 }
 
 void
-assert_abandoned(struct fixture *f, struct caid_array *array)
+assert_abandoned(struct caid_array *array)
 {
     struct caid_bracket *bracket = NULL;
 
-    assert_failed(caid_array_begin(array, &bracket, 0, 0, CAID_FOREVER, &f->error), f->error,
+    assert_failed(caid_array_begin(array, &bracket, 0, 0, CAID_FOREVER, &error),
                   CAID_ERR_ABANDONED);
     cr_assert_null(bracket);
 }
@@ -209,9 +209,8 @@ static uint64_t
 count_brackets(struct caid_client *client)
 {
     struct caid_status status = CAID_INIT(status);
-    struct caid_error error;
 
-    assert_ok(caid_client_status(client, &status, &error), error);
+    assert_ok(caid_client_status(client, &status, &error));
     return status.brackets;
 }
 
@@ -233,10 +232,9 @@ see_waiting(const struct caid_details *details, void *userdata)
 static uint64_t
 count_waiting(struct caid_client *client)
 {
-    struct caid_error error;
     uint64_t n = 0;
 
-    assert_ok(caid_show(client, "x", NULL, see_waiting, &n, &error), error);
+    assert_ok(caid_show(client, "x", NULL, see_waiting, &n, &error));
     return n;
 }
 

@@ -13,7 +13,7 @@
 /* How late streams are. */
 #define LATE_NS (UINT64_C(200) * 1000 * 1000)
 
-struct fixture {
+extern struct fixture {
     struct test_gpu gpu;
     struct daemon daemon;
     struct caid_client *a, *b;
@@ -22,35 +22,34 @@ struct fixture {
     uint64_t s1, s2, s3;        /* streams, which wait for nothing but what they are told to */
     unsigned char
         *seen[2]; /* page-locked, so that copies to it are done when streams come to them */
-    struct caid_error error;
-};
+} f;
 
 void soft_driver(void);
 
-#define BRACKET_TEST(suite, name) \
-    CAID_TEST_WITH(suite, name, .init = soft_driver, .timeout = 120)
+#define BRACKET_TEST(suite, name)                                                       \
+    CAID_TEST_BETWEEN(suite, name, fixture_begin(), fixture_end(), .init = soft_driver, \
+                      .timeout = 120)
 
-void fixture_begin(struct fixture *f);
-void fixture_end(struct fixture *f);
+void fixture_begin(void);
+void fixture_end(void);
 
 /* What is enqueued on the stream from here on is done LATE_NS later. */
-void be_late(struct fixture *f, uint64_t stream);
-void synchronize(struct fixture *f);
+void be_late(uint64_t stream);
+void synchronize(void);
 
 /* Enqueues: all bytes become value; all bytes are copied to `to`, which is page-locked. */
-void fill(struct fixture *f, struct caid_array *array, unsigned char value, uint64_t stream);
-void get(struct fixture *f, struct caid_array *array, unsigned char *to, uint64_t stream);
+void fill(struct caid_array *array, unsigned char value, uint64_t stream);
+void get(struct caid_array *array, unsigned char *to, uint64_t stream);
 void assert_all(const unsigned char bytes[N_BYTES], unsigned char value);
 
-void capture_begin(struct fixture *f, uint64_t stream);
-void capture_end(struct fixture *f, uint64_t stream);
+void capture_begin(uint64_t stream);
+void capture_end(uint64_t stream);
 
 /* A bracket that begins, in this thread. */
-struct caid_bracket *begin_on(struct fixture *f, struct caid_array *array, uint32_t flags,
-                              uint64_t stream);
-void end_and_free(struct fixture *f, struct caid_bracket *bracket);
+struct caid_bracket *begin_on(struct caid_array *array, uint32_t flags, uint64_t stream);
+void end_and_free(struct caid_bracket *bracket);
 /* The array cannot be read. */
-void assert_abandoned(struct fixture *f, struct caid_array *array);
+void assert_abandoned(struct caid_array *array);
 
 /* A begin in a thread of its own, for which this one's brackets are others'. */
 struct elsewhere {

@@ -20,6 +20,8 @@
         .tv_nsec = 5 * 1000 * 1000 \
     }
 
+__thread struct caid_error error;
+
 #if defined(__SANITIZE_ADDRESS__)
 /* CAID_TEST looks for leaks inside each test. Criterion's own runner loses a few bytes now and
  * then, which is no failure of ours. */
@@ -73,7 +75,6 @@ wait_until_it_answers(struct daemon *daemon)
     struct caid_connect_options options = CAID_INIT(options);
     const struct timespec step = START_STEP;
     struct caid_client *client;
-    struct caid_error error;
     int status;
 
     options.socket = daemon->socket;
@@ -163,21 +164,20 @@ daemon_connect(const struct daemon *daemon)
 {
     struct caid_connect_options options = CAID_INIT(options);
     struct caid_client *client;
-    struct caid_error error;
 
     options.socket = daemon->socket;
-    assert_ok(caid_connect(&client, &options, &error), error);
+    assert_ok(caid_connect(&client, &options, &error));
     return client;
 }
 
 void
 driver_warm_up(void)
 {
-    struct drv_error error = {0};
+    struct drv_error cause = {0};
     CUcontext context;
     struct drv *drv;
 
-    cr_assert_eq(drv_open(&drv, driver(), &error), 0, "%s", error.message);
+    cr_assert_eq(drv_open(&drv, driver(), &cause), 0, "%s", cause.message);
     cr_assert_eq(drv->cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS); /* for good */
     drv_free(drv);
 }
@@ -185,14 +185,14 @@ driver_warm_up(void)
 void
 driver_warm_up_events(void)
 {
-    struct drv_error error = {0};
+    struct drv_error cause = {0};
     CUipcEventHandle handle;
     CUcontext context;
     struct drv *drv;
     CUevent event;
 
     driver_warm_up();
-    cr_assert_eq(drv_open(&drv, driver(), &error), 0, "%s", error.message);
+    cr_assert_eq(drv_open(&drv, driver(), &cause), 0, "%s", cause.message);
     cr_assert_eq(drv->cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     cr_assert_eq(drv->cu.cuCtxPushCurrent(context), CUDA_SUCCESS);
     cr_assert_eq(drv->cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS),
@@ -207,9 +207,8 @@ static uint64_t
 count_leases(struct caid_client *client)
 {
     struct caid_status status = CAID_INIT(status);
-    struct caid_error error;
 
-    assert_ok(caid_client_status(client, &status, &error), error);
+    assert_ok(caid_client_status(client, &status, &error));
     return status.leases;
 }
 
@@ -228,12 +227,11 @@ make_bytes(struct caid_client *client, const char *name, int64_t n)
 {
     struct caid_create_options options = CAID_INIT(options);
     struct caid_array *array;
-    struct caid_error error;
 
     options.name = name;
     options.typestr = "|u1";
     options.shape = &n;
     options.ndim = 1;
-    assert_ok(caid_array_create(client, &array, &options, &error), error);
+    assert_ok(caid_array_create(client, &array, &options, &error));
     return array;
 }

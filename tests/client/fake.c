@@ -8,6 +8,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "caid_test.h"
+#include "daemon.h"
 #include "packet.h"
 
 #define must(expression)                         \
@@ -161,7 +163,6 @@ fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *dat
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct caid_connect_options options = CAID_INIT(options);
     struct caid_client *client;
-    struct caid_error error;
 
     *fake = (struct fake){.dir = "/tmp/caid-test-XXXXXX", .script = script, .data = data};
     must(mkdtemp(fake->dir));
@@ -173,10 +174,7 @@ fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *dat
     must(pthread_create(&fake->thread, NULL, fake_main, fake) == 0);
 
     options.socket = fake->path;
-    if (caid_connect(&client, &options, &error) < 0) {
-        fprintf(stderr, "fake daemon: %s\n", error.message);
-        abort();
-    }
+    assert_ok(caid_connect(&client, &options, &error));
     return client;
 }
 

@@ -4,44 +4,46 @@
 #include <poll.h>
 #include <string.h>
 
+struct fixture f;
+
 void
-write_bytes(struct fixture *f, unsigned char with)
+write_bytes(unsigned char with)
 {
     unsigned char bytes[N_BYTES];
 
     memset(bytes, with, sizeof(bytes));
-    assert_ok(caid_array_copy_from_host(f->whole, bytes, sizeof(bytes), &f->error), f->error);
+    assert_ok(caid_array_copy_from_host(f.whole, bytes, sizeof(bytes), &error));
 }
 
 void
-parts_begin(struct fixture *f)
+parts_begin(void)
 {
-    daemon_start(&f->daemon);
-    f->client = daemon_connect(&f->daemon);
-    f->other = daemon_connect(&f->daemon);
-    f->whole = make_bytes(f->client, NULL, N_BYTES);
-    write_bytes(f, 1);
+    daemon_start(&f.daemon);
+    f.client = daemon_connect(&f.daemon);
+    f.other = daemon_connect(&f.daemon);
+    f.whole = make_bytes(f.client, NULL, N_BYTES);
+    write_bytes(1);
 }
 
 void
-wait_for_arrays(struct fixture *f, uint64_t n)
+wait_for_arrays(uint64_t n)
 {
     struct caid_status status = CAID_INIT(status);
 
     do
-        assert_ok(caid_client_status(f->other, &status, &f->error), f->error);
+        assert_ok(caid_client_status(f.other, &status, &error));
     while (status.arrays != n);
 }
 
 /* The test has taken all names away. */
 void
-parts_end(struct fixture *f)
+parts_end(void)
 {
-    caid_array_close(f->whole);
-    wait_for_arrays(f, 0);
-    caid_client_close(f->other);
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
+    caid_array_close(f.whole);
+    wait_for_arrays(0);
+    caid_client_close(f.other);
+    caid_client_close(f.client);
+    daemon_stop(&f.daemon);
 }
 
 /* ---- publishing ---- */
@@ -66,47 +68,46 @@ bytes_options(const int64_t *shape, int *n_gone)
 }
 
 uint64_t
-publish_at(struct fixture *f, uint64_t offset, const char *name, int *n_gone)
+publish_at(uint64_t offset, const char *name, int *n_gone)
 {
     const int64_t shape = N_PART;
     struct caid_part_options options = bytes_options(&shape, n_gone);
     uint64_t generation = 0;
 
-    assert_ok(caid_array_publish_part(f->whole, offset, name, &options, &generation, &f->error),
-              f->error);
+    assert_ok(caid_array_publish_part(f.whole, offset, name, &options, &generation, &error));
     return generation;
 }
 
 uint64_t
-publish(struct fixture *f, const char *name, int *n_gone)
+publish(const char *name, int *n_gone)
 {
-    return publish_at(f, AT, name, n_gone);
+    return publish_at(AT, name, n_gone);
 }
 
 void
-unlink_name(struct fixture *f, const char *name)
+unlink_name(const char *name)
 {
-    assert_ok(caid_unlink(f->other, name, NULL, &f->error), f->error);
+    assert_ok(caid_unlink(f.other, name, NULL, &error));
 }
 
 struct caid_array *
-open_array(struct fixture *f, struct caid_client *client, const char *name)
+open_array(struct caid_client *client, const char *name)
 {
     struct caid_array *array = NULL;
 
-    assert_ok(caid_array_open(client, &array, name, NULL, &f->error), f->error);
+    assert_ok(caid_array_open(client, &array, name, NULL, &error));
     return array;
 }
 
 /* All that the daemon has said of the client's parts by now is told. */
 void
-look(struct fixture *f)
+look(void)
 {
-    assert_ok(caid_client_ping(f->other, &f->error), f->error);
-    assert_ok(caid_client_ping(f->client, &f->error), f->error);
+    assert_ok(caid_client_ping(f.other, &error));
+    assert_ok(caid_client_ping(f.client, &error));
     /* The first answer may have been on its way for long; what went since is in the next one. */
-    assert_ok(caid_client_ping(f->client, &f->error), f->error);
-    assert_ok(caid_client_dispatch(f->client, &f->error), f->error);
+    assert_ok(caid_client_ping(f.client, &error));
+    assert_ok(caid_client_dispatch(f.client, &error));
 }
 
 bool
@@ -119,12 +120,12 @@ is_readable(struct caid_client *client, int timeout_ms)
 }
 
 void
-dispatch_until(struct fixture *f, const int *n_gone, int n)
+dispatch_until(const int *n_gone, int n)
 {
     while (*n_gone < n) {
-        cr_assert(is_readable(f->client, -1));
-        assert_ok(caid_client_dispatch(f->client, &f->error), f->error);
+        cr_assert(is_readable(f.client, -1));
+        assert_ok(caid_client_dispatch(f.client, &error));
     }
-    look(f);
+    look();
     cr_assert_eq(*n_gone, n, "once each");
 }

@@ -66,9 +66,8 @@ static struct caid_arena_info
 look(struct caid_arena *arena)
 {
     struct caid_arena_info info = CAID_INIT(info);
-    struct caid_error error;
 
-    assert_ok(caid_arena_info(arena, &info, &error), error);
+    assert_ok(caid_arena_info(arena, &info, &error));
     return info;
 }
 
@@ -76,10 +75,8 @@ look(struct caid_arena *arena)
 static void
 free_all(struct caid_arena *arena, const uint64_t *ptrs, size_t n)
 {
-    struct caid_error error;
-
     for (size_t i = 0; i < n; i++)
-        assert_ok(caid_arena_free(arena, ptrs[i], 0, &error), error);
+        assert_ok(caid_arena_free(arena, ptrs[i], 0, &error));
     struct caid_arena_info info = look(arena);
     cr_assert_eq(info.allocations, 0);
 }
@@ -112,13 +109,13 @@ use(struct caid_arena *arena, struct caid_error *error)
 }
 
 static int
-scenario(struct arena_fixture *f, struct caid_error *error)
+scenario(struct caid_error *error)
 {
     struct caid_arena_options options = arena_blocks_of(4);
     struct caid_arena *arena;
 
     options.pool = own_pool;
-    int r = caid_arena_new(f->client, &arena, &options, error);
+    int r = caid_arena_new(f.client, &arena, &options, error);
     if (r < 0)
         return r;
     r = use(arena, error);
@@ -128,20 +125,18 @@ scenario(struct arena_fixture *f, struct caid_error *error)
 
 CLIENT_TEST(arena_nomem, at_every_place)
 {
-    struct arena_fixture f;
-    struct caid_error error;
     bool reached;
     int n = 0;
 
-    arena_begin(&f, NULL);
+    arena_begin(NULL);
     struct caid_client *witness = daemon_connect(&f.daemon);
     struct caid_status status = CAID_INIT(status);
-    assert_ok(caid_client_status(witness, &status, &error), error);
+    assert_ok(caid_client_status(witness, &status, &error));
     memcpy(own_pool, status.pool, sizeof(status.pool));
     do {
         error = (struct caid_error){0};
         to_go = n;
-        int r = scenario(&f, &error);
+        int r = scenario(&error);
         reached = to_go < 0;
         to_go = -1;
         if (r < 0)
@@ -154,11 +149,11 @@ CLIENT_TEST(arena_nomem, at_every_place)
             caid_arena_close(f.arena);
             caid_client_close(f.client);
             f.client = daemon_connect(&f.daemon);
-            assert_ok(caid_arena_new(f.client, &f.arena, NULL, &error), error);
+            assert_ok(caid_arena_new(f.client, &f.arena, NULL, &error));
         }
         cr_assert_lt(++n, 1000);
     } while (reached);
     cr_assert_gt(n, 40, "the scenario allocates");
     caid_client_close(witness);
-    arena_end(&f);
+    arena_end();
 }

@@ -24,7 +24,6 @@ struct live {
 };
 
 struct model {
-    struct arena_fixture f;
     CUstream streams[N_STREAMS];
     struct live live[N_LIVE];
     size_t n_live;
@@ -58,8 +57,8 @@ write_now(struct model *m, uint64_t at, unsigned char with, uint64_t n)
         memset((void *)(uintptr_t)at, with, n);
         return;
     }
-    assert_cuda(m->f.gpu.drv->cu.cuMemsetD8Async(at, with, n, m->streams[0]));
-    assert_cuda(m->f.gpu.drv->cu.cuStreamSynchronize(m->streams[0]));
+    assert_cuda(f.gpu.drv->cu.cuMemsetD8Async(at, with, n, m->streams[0]));
+    assert_cuda(f.gpu.drv->cu.cuStreamSynchronize(m->streams[0]));
 }
 
 static void
@@ -67,7 +66,7 @@ write_late(struct model *m, uint64_t at, unsigned char with, uint64_t n)
 {
     CUstream stream = m->streams[chance(m, N_STREAMS)];
 
-    assert_cuda(m->f.gpu.drv->cu.cuMemsetD8Async(at, with, n, stream));
+    assert_cuda(f.gpu.drv->cu.cuMemsetD8Async(at, with, n, stream));
 }
 
 static void
@@ -78,7 +77,7 @@ must_hold(struct model *m, uint64_t at, unsigned char tag, uint64_t n)
     if (gpu_is_soft())
         memcpy(bytes, (void *)(uintptr_t)at, n);
     else
-        assert_cuda(m->f.gpu.drv->cu.cuMemcpyDtoH(bytes, at, n));
+        assert_cuda(f.gpu.drv->cu.cuMemcpyDtoH(bytes, at, n));
     for (uint64_t i = 0; i < n; i++)
         cr_assert_eq(bytes[i], tag, "step %d: %#" PRIx64 " has %d, not %d", m->step, at + i,
                      bytes[i], tag);
@@ -124,7 +123,7 @@ step_alloc(struct model *m)
     if (m->n_live == N_LIVE)
         return;
     live->nbytes = random_size(m);
-    live->ptr = arena_get(&m->f, live->nbytes);
+    live->ptr = arena_get(live->nbytes);
     live->tag = (unsigned char)(1 + m->step % 200);
     must_be_alone(m, live->ptr, live->nbytes);
     write_now(m, live->ptr, live->tag, mark_of(live));
@@ -132,7 +131,7 @@ step_alloc(struct model *m)
     m->n_live++;
     m->n_allocs++;
     m->allocated += live->nbytes;
-    uint64_t pending = arena_look(&m->f).pending;
+    uint64_t pending = arena_look().pending;
     if (pending != m->pending) { /* there was no room */
         cr_assert(pending == 0 && m->deferred == 0, "step %d", m->step);
         m->pending = m->pending_bytes = 0;
@@ -143,7 +142,7 @@ step_alloc(struct model *m)
 static void
 was_flushed(struct model *m)
 {
-    struct caid_arena_info info = arena_look(&m->f);
+    struct caid_arena_info info = arena_look();
 
     if (m->deferred > 0 || (info.pending > 0 && info.draining >= N_DRAIN))
         return;
@@ -161,7 +160,7 @@ step_free(struct model *m)
     must_be_intact(m, &live);
     write_late(m, live.ptr, 0xee, mark_of(&live));
     write_late(m, live.ptr + live.nbytes - mark_of(&live), 0xee, mark_of(&live));
-    arena_put(&m->f, live.ptr);
+    arena_put(live.ptr);
     m->live[i] = m->live[--m->n_live];
     m->allocated -= live.nbytes;
     m->pending++;
@@ -174,9 +173,9 @@ static void
 step_flush(struct model *m)
 {
     if (chance(m, 4) == 0)
-        assert_ok(caid_arena_trim(m->f.arena, &m->f.error), m->f.error);
+        assert_ok(caid_arena_trim(f.arena, &error));
     else
-        assert_ok(caid_arena_flush(m->f.arena, &m->f.error), m->f.error);
+        assert_ok(caid_arena_flush(f.arena, &error));
     was_flushed(m);
 }
 
@@ -184,10 +183,10 @@ static void
 step_defer(struct model *m)
 {
     if (chance(m, 3) && m->deferred > 0) {
-        assert_ok(caid_arena_defer_end(m->f.arena, &m->f.error), m->f.error);
+        assert_ok(caid_arena_defer_end(f.arena, &error));
         m->deferred--;
     } else if (m->deferred < 2) {
-        assert_ok(caid_arena_defer_begin(m->f.arena, &m->f.error), m->f.error);
+        assert_ok(caid_arena_defer_begin(f.arena, &error));
         m->deferred++;
     }
 }
@@ -202,9 +201,7 @@ step_find(struct model *m)
         return;
     const struct live *live = &m->live[chance(m, m->n_live)];
     must_be_intact(m, live);
-    assert_ok(caid_arena_find(m->f.arena, live->ptr + chance(m, live->nbytes), &found,
-                              &m->f.error),
-              m->f.error);
+    assert_ok(caid_arena_find(f.arena, live->ptr + chance(m, live->nbytes), &found, &error));
     cr_assert_eq(found.ptr, live->ptr);
     cr_assert_eq(found.nbytes, live->nbytes);
 }
@@ -212,7 +209,7 @@ step_find(struct model *m)
 static void
 compare(struct model *m)
 {
-    struct caid_arena_info info = arena_look(&m->f);
+    struct caid_arena_info info = arena_look();
 
     cr_assert_eq(info.allocations, m->n_live, "step %d", m->step);
     cr_assert_eq(info.allocated, m->allocated, "step %d", m->step);
@@ -251,21 +248,21 @@ history(uint64_t seed)
     struct model m = {.state = seed};
 
     options.max_pending_age_ns = 1000000; /* the client's thread takes part */
-    arena_begin(&m.f, &options);
+    arena_begin(&options);
     m.max_bytes = 5 * MIB;
-    assert_ok(caid_arena_set_limits(m.f.arena, COUNT, 0.5, 10 * MIB, &m.f.error), m.f.error);
+    assert_ok(caid_arena_set_limits(f.arena, COUNT, 0.5, 10 * MIB, &error));
     for (size_t i = 0; i < N_STREAMS; i++)
-        m.streams[i] = gpu_stream_new(&m.f.gpu);
+        m.streams[i] = gpu_stream_new(&f.gpu);
     for (m.step = 0; m.step < N_STEPS; m.step++)
         step(&m);
     for (size_t i = 0; i < m.n_live; i++)
         must_be_intact(&m, &m.live[i]);
-    caid_arena_close(m.f.arena);
-    m.f.arena = NULL;
-    wait_for_leases(m.f.client, 0);
+    caid_arena_close(f.arena);
+    f.arena = NULL;
+    wait_for_leases(f.client, 0);
     for (size_t i = 0; i < N_STREAMS; i++)
-        assert_cuda(m.f.gpu.drv->cu.cuStreamDestroy(m.streams[i]));
-    arena_end(&m.f);
+        assert_cuda(f.gpu.drv->cu.cuStreamDestroy(m.streams[i]));
+    arena_end();
 }
 
 static void

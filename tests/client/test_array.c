@@ -6,54 +6,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "caid_test.h"
-#include "daemon.h"
+#include "client_fixture.h"
 
-struct fixture {
-    struct daemon daemon;
-    struct caid_client *client;
-    struct caid_error error;
-};
-
-static void
-begin(struct fixture *f)
-{
-    daemon_start(&f->daemon);
-    f->client = daemon_connect(&f->daemon);
-}
-
-static void
-end(struct fixture *f)
-{
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
-}
-
-static struct caid_array *
-must_open(struct fixture *f, const char *name, const char *mode)
-{
-    struct caid_open_options options = CAID_INIT(options);
-    struct caid_array *array;
-
-    options.mode = mode;
-    assert_ok(caid_array_open(f->client, &array, name, &options, &f->error), f->error);
-    return array;
-}
-
-CLIENT_TEST(array, says_what_it_is)
+FIXTURE_TEST(array, says_what_it_is)
 {
     struct caid_create_options options = CAID_INIT(options);
     const int64_t shape[] = {3, 4, 5};
     const struct caid_array_info *info;
     struct caid_array *array;
-    struct fixture f;
 
-    begin(&f);
     options.name = "weights";
     options.typestr = "<f4";
     options.shape = shape;
     options.ndim = 3;
-    assert_ok(caid_array_create(f.client, &array, &options, &f.error), f.error);
+    assert_ok(caid_array_create(f.client, &array, &options, &error));
     info = caid_array_get_info(array);
     cr_assert(info->ptr != 0 && info->block != 0);
     cr_assert_eq(info->nbytes, 240);
@@ -66,7 +32,7 @@ CLIENT_TEST(array, says_what_it_is)
     cr_assert_str_eq(info->name, "weights");
     cr_assert(info->pool[0] && !info->descr && !info->readonly);
 
-    struct caid_array *again = must_open(&f, "weights", NULL);
+    struct caid_array *again = must_open("weights", NULL);
     cr_assert(caid_array_get_info(again)->readonly);
     cr_assert_eq(caid_array_get_info(again)->block, info->block);
     cr_assert_eq(caid_array_get_info(again)->generation, info->generation);
@@ -75,119 +41,99 @@ CLIENT_TEST(array, says_what_it_is)
     caid_array_close(array);
     caid_array_close(again);
     wait_for_leases(f.client, 0);
-    end(&f);
 }
 
 /* However many leases there are in a block, it is mapped once for each mode. */
-CLIENT_TEST(array, shares_the_mapping_of_its_block)
+FIXTURE_TEST(array, shares_the_mapping_of_its_block)
 {
-    struct fixture f;
-
-    begin(&f);
     struct caid_array *a = make_bytes(f.client, "a", 100);
-    struct caid_array *w = must_open(&f, "a", "rw");
-    struct caid_array *r = must_open(&f, "a", "r"), *r2 = must_open(&f, "a", "r");
+    struct caid_array *w = must_open("a", "rw");
+    struct caid_array *r = must_open("a", "r"), *r2 = must_open("a", "r");
     cr_assert_eq(caid_array_get_info(w)->ptr, caid_array_get_info(a)->ptr);
     cr_assert_eq(caid_array_get_info(r2)->ptr, caid_array_get_info(r)->ptr);
     caid_array_close(a);
     caid_array_close(r);
-    assert_ok(caid_array_copy_from_host(w, (char[100]){1}, 100, &f.error), f.error);
+    assert_ok(caid_array_copy_from_host(w, (char[100]){1}, 100, &error));
     caid_array_close(w);
     caid_array_close(r2);
-    end(&f);
 }
 
-CLIENT_TEST(array, exclusive_has_a_block_of_its_own)
+FIXTURE_TEST(array, exclusive_has_a_block_of_its_own)
 {
     struct caid_create_options options = CAID_INIT(options);
     const int64_t n = 100;
     struct caid_array *array;
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *other = make_bytes(f.client, NULL, n);
     options.typestr = "|u1";
     options.shape = &n;
     options.ndim = 1;
     options.flags = CAID_ARRAY_EXCLUSIVE;
-    assert_ok(caid_array_create(f.client, &array, &options, &f.error), f.error);
+    assert_ok(caid_array_create(f.client, &array, &options, &error));
     cr_assert_neq(caid_array_get_info(array)->block, caid_array_get_info(other)->block);
     cr_assert_null(caid_array_get_info(array)->name);
     caid_array_close(array);
     caid_array_close(other);
-    end(&f);
 }
 
-CLIENT_TEST(array, of_no_bytes_has_no_memory)
+FIXTURE_TEST(array, of_no_bytes_has_no_memory)
 {
     const struct caid_array_info *info;
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, "none", 0);
     info = caid_array_get_info(array);
     cr_assert(info->ptr == 0 && info->block == 0 && info->nbytes == 0 && info->ndim == 1);
-    assert_ok(caid_array_copy_to_host(array, NULL, 0, &f.error), f.error);
-    assert_ok(caid_array_copy_from_host(array, NULL, 0, &f.error), f.error);
+    assert_ok(caid_array_copy_to_host(array, NULL, 0, &error));
+    assert_ok(caid_array_copy_from_host(array, NULL, 0, &error));
     caid_array_close(array);
-    end(&f);
 }
 
-CLIENT_TEST(array, of_no_dimensions_has_one_element)
+FIXTURE_TEST(array, of_no_dimensions_has_one_element)
 {
     struct caid_create_options options = CAID_INIT(options);
     struct caid_array *array;
-    struct fixture f;
     double value = 2.5, back = 0;
 
-    begin(&f);
     options.typestr = "<f8";
-    assert_ok(caid_array_create(f.client, &array, &options, &f.error), f.error);
+    assert_ok(caid_array_create(f.client, &array, &options, &error));
     cr_assert(caid_array_get_info(array)->ndim == 0 && caid_array_get_info(array)->nbytes == 8);
-    assert_ok(caid_array_copy_from_host(array, &value, 8, &f.error), f.error);
-    assert_ok(caid_array_copy_to_host(array, &back, 8, &f.error), f.error);
+    assert_ok(caid_array_copy_from_host(array, &value, 8, &error));
+    assert_ok(caid_array_copy_to_host(array, &back, 8, &error));
     cr_assert_eq(back, value);
     caid_array_close(array);
-    end(&f);
 }
 
-CLIENT_TEST(array, structured_and_strided)
+FIXTURE_TEST(array, structured_and_strided)
 {
     static const char descr[] = "[[\"x\", \"<f4\"], [\"y\", \"<i8\"]]";
     struct caid_create_options options = CAID_INIT(options);
     const int64_t shape[] = {2, 3}, strides[] = {12, 24};
     const struct caid_array_info *info;
     struct caid_array *array;
-    struct fixture f;
 
-    begin(&f);
     options.typestr = "|V12";
     options.descr = descr;
     options.shape = shape;
     options.strides = strides;
     options.ndim = 2;
-    assert_ok(caid_array_create(f.client, &array, &options, &f.error), f.error);
+    assert_ok(caid_array_create(f.client, &array, &options, &error));
     info = caid_array_get_info(array);
     cr_assert_str_eq(info->descr, descr);
     cr_assert_eq(info->itemsize, 12);
     cr_assert_eq(memcmp(info->strides, strides, sizeof(strides)), 0);
     caid_array_close(array);
-    end(&f);
 }
 
-CLIENT_TEST(array, read_only)
+FIXTURE_TEST(array, read_only)
 {
-    struct fixture f;
     char bytes[16] = {0};
 
-    begin(&f);
     struct caid_array *w = make_bytes(f.client, "x", sizeof(bytes));
-    struct caid_array *r = must_open(&f, "x", "r");
-    assert_ok(caid_array_copy_from_host(w, "0123456789abcdef", 16, &f.error), f.error);
-    assert_failed(caid_array_copy_from_host(r, bytes, 16, &f.error), f.error,
-                  CAID_ERR_READ_ONLY);
+    struct caid_array *r = must_open("x", "r");
+    assert_ok(caid_array_copy_from_host(w, "0123456789abcdef", 16, &error));
+    assert_failed(caid_array_copy_from_host(r, bytes, 16, &error), CAID_ERR_READ_ONLY);
     cr_assert_eq(caid_array_copy_from_host(r, bytes, 16, NULL), -EROFS);
-    assert_ok(caid_array_copy_to_host(r, bytes, 16, &f.error), f.error);
+    assert_ok(caid_array_copy_to_host(r, bytes, 16, &error));
     cr_assert_eq(memcmp(bytes, "0123456789abcdef", 16), 0);
 
     /* The mapping itself refuses, too, to whoever goes around the check. */
@@ -199,14 +145,13 @@ CLIENT_TEST(array, read_only)
     copy.shape = &n;
     copy.ndim = 1;
     copy.itemsize = 1;
-    assert_failed(caid_copy(f.client, &copy, &f.error), f.error, CAID_ERR_DRIVER);
-    cr_assert_neq(f.error.cuda_result, 0);
+    assert_failed(caid_copy(f.client, &copy, &error), CAID_ERR_DRIVER);
+    cr_assert_neq(error.cuda_result, 0);
     caid_array_close(w);
     caid_array_close(r);
-    end(&f);
 }
 
-CLIENT_TEST(array, what_is_refused)
+FIXTURE_TEST(array, what_is_refused)
 {
     struct caid_create_options good = CAID_INIT(good), bad;
     const int64_t shape[33] = {4};
@@ -214,9 +159,7 @@ CLIENT_TEST(array, what_is_refused)
     struct caid_array *array = NULL;
     static char too_long[4098];
     char name[300];
-    struct fixture f;
 
-    begin(&f);
     memset(too_long, 'm', sizeof(too_long) - 1);
     good.typestr = "<f4";
     good.shape = shape;
@@ -224,11 +167,11 @@ CLIENT_TEST(array, what_is_refused)
     memset(name, 'n', sizeof(name));
     name[256] = 0;
 
-#define REFUSED(code, ...)                                                                 \
-    do {                                                                                   \
-        bad = good;                                                                        \
-        __VA_ARGS__;                                                                       \
-        assert_failed(caid_array_create(f.client, &array, &bad, &f.error), f.error, code); \
+#define REFUSED(code, ...)                                                      \
+    do {                                                                        \
+        bad = good;                                                             \
+        __VA_ARGS__;                                                            \
+        assert_failed(caid_array_create(f.client, &array, &bad, &error), code); \
     } while (0)
     REFUSED(CAID_ERR_INVALID, bad.struct_size = 0);
     REFUSED(CAID_ERR_INVALID, bad.typestr = NULL);
@@ -257,60 +200,45 @@ CLIENT_TEST(array, what_is_refused)
     REFUSED(CAID_ERR_INVALID_NAME, bad.pool = "\xff");
     REFUSED(CAID_ERR_NOT_FOUND, bad.pool = "no-such-pool");
 #undef REFUSED
-    assert_failed(caid_array_create(f.client, &array, NULL, &f.error), f.error,
-                  CAID_ERR_INVALID);
-    assert_failed(caid_array_create(f.client, NULL, &good, &f.error), f.error,
-                  CAID_ERR_INVALID);
+    assert_failed(caid_array_create(f.client, &array, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_create(f.client, NULL, &good, &error), CAID_ERR_INVALID);
     cr_assert_null(array, "nothing is written on failure");
 
     /* None of it has cost the connection. */
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
+    assert_ok(caid_client_ping(f.client, &error));
     wait_for_leases(f.client, 0);
-    end(&f);
 }
 
-CLIENT_TEST(array, names_are_exclusive)
+FIXTURE_TEST(array, names_are_exclusive)
 {
     struct caid_create_options options = CAID_INIT(options);
     struct caid_open_options mode = CAID_INIT(mode);
     struct caid_array *other = NULL;
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, "x", 1);
     options.name = "x";
     options.typestr = "|u1";
-    assert_failed(caid_array_create(f.client, &other, &options, &f.error), f.error,
-                  CAID_ERR_EXISTS);
-    assert_failed(caid_array_open(f.client, &other, "y", NULL, &f.error), f.error,
-                  CAID_ERR_NOT_FOUND);
-    cr_assert(strstr(f.error.message, "y"));
-    assert_failed(caid_array_open(f.client, &other, NULL, NULL, &f.error), f.error,
-                  CAID_ERR_INVALID_NAME);
-    assert_failed(caid_array_open(f.client, NULL, "x", NULL, &f.error), f.error,
-                  CAID_ERR_INVALID);
+    assert_failed(caid_array_create(f.client, &other, &options, &error), CAID_ERR_EXISTS);
+    assert_failed(caid_array_open(f.client, &other, "y", NULL, &error), CAID_ERR_NOT_FOUND);
+    cr_assert(strstr(error.message, "y"));
+    assert_failed(caid_array_open(f.client, &other, NULL, NULL, &error), CAID_ERR_INVALID_NAME);
+    assert_failed(caid_array_open(f.client, NULL, "x", NULL, &error), CAID_ERR_INVALID);
     mode.mode = "w";
-    assert_failed(caid_array_open(f.client, &other, "x", &mode, &f.error), f.error,
-                  CAID_ERR_INVALID);
+    assert_failed(caid_array_open(f.client, &other, "x", &mode, &error), CAID_ERR_INVALID);
     cr_assert_null(other);
     caid_array_close(array);
-    end(&f);
 }
 
-CLIENT_TEST(array, more_than_the_device_has)
+FIXTURE_TEST(array, more_than_the_device_has)
 {
     struct caid_create_options options = CAID_INIT(options);
     const int64_t n = INT64_C(1) << 46;
     struct caid_array *array;
-    struct fixture f;
 
-    begin(&f);
     options.typestr = "|u1";
     options.shape = &n;
     options.ndim = 1;
-    assert_failed(caid_array_create(f.client, &array, &options, &f.error), f.error,
-                  CAID_ERR_NO_MEMORY);
-    end(&f);
+    assert_failed(caid_array_create(f.client, &array, &options, &error), CAID_ERR_NO_MEMORY);
 }
 
 /* This process's driver has another device than the daemon's. */
@@ -330,114 +258,103 @@ CAID_TEST_WITH(array, on_a_device_that_is_not_visible, .init = another_device, .
     const struct caid_array_info *info;
     const struct caid_device *devices;
     struct caid_array *other = NULL;
-    struct fixture f;
     char bytes[8];
 
     if (strcmp(getenv("CAID_CUDA_DRIVER"), "soft") != 0)
         return; /* the real driver's devices are what they are */
-    begin(&f);
+    begin();
     struct caid_array *array = make_bytes(f.client, "x", 8);
     info = caid_array_get_info(array);
     cr_assert(info->device == 0 && info->mapped_ordinal == 0 && info->mapped_device == -1);
-    assert_ok(caid_array_copy_from_host(array, "far away", 8, &f.error), f.error);
-    assert_ok(caid_array_copy_to_host(array, bytes, 8, &f.error), f.error);
+    assert_ok(caid_array_copy_from_host(array, "far away", 8, &error));
+    assert_ok(caid_array_copy_to_host(array, bytes, 8, &error));
     cr_assert_eq(memcmp(bytes, "far away", 8), 0);
 
     caid_client_devices(f.client, &devices);
     options.device_uuid = devices[0].uuid;
-    assert_failed(caid_array_open(f.client, &other, "x", &options, &f.error), f.error,
-                  CAID_ERR_DEVICE);
+    assert_failed(caid_array_open(f.client, &other, "x", &options, &error), CAID_ERR_DEVICE);
     cr_assert_null(other);
-    cr_assert(strstr(f.error.message, devices[0].uuid), "%s", f.error.message);
-    cr_assert(strstr(f.error.message, "CUDA_VISIBLE_DEVICES"), "%s", f.error.message);
+    cr_assert(strstr(error.message, devices[0].uuid), "%s", error.message);
+    cr_assert(strstr(error.message, "CUDA_VISIBLE_DEVICES"), "%s", error.message);
     options.device_uuid = "GPU-00000000-0000-0000-0000-000000000007";
-    assert_ok(caid_array_open(f.client, &other, "x", &options, &f.error), f.error);
+    assert_ok(caid_array_open(f.client, &other, "x", &options, &error));
     caid_array_close(other);
     caid_array_close(array);
     wait_for_leases(f.client, 0);
-    end(&f);
+    end();
 }
 
-CLIENT_TEST(array, a_named_one_outlives_its_creator)
+FIXTURE_TEST(array, a_named_one_outlives_its_creator)
 {
-    struct fixture f;
     char bytes[8];
 
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, "x", 8);
-    assert_ok(caid_array_copy_from_host(array, "lasting!", 8, &f.error), f.error);
+    assert_ok(caid_array_copy_from_host(array, "lasting!", 8, &error));
     caid_array_close(array);
     caid_client_close(f.client);
     f.client = daemon_connect(&f.daemon);
-    array = must_open(&f, "x", "r");
-    assert_ok(caid_array_copy_to_host(array, bytes, 8, &f.error), f.error);
+    array = must_open("x", "r");
+    assert_ok(caid_array_copy_to_host(array, bytes, 8, &error));
     cr_assert_eq(memcmp(bytes, "lasting!", 8), 0);
     caid_array_close(array);
-    end(&f);
 }
 
 /* ---- many at once ---- */
 
 #define N_MANY 2500 /* more than one request holds */
 
-CLIENT_TEST(array, open_many)
+FIXTURE_TEST(array, open_many)
 {
     static const char *names[N_MANY];
     static struct caid_array *arrays[N_MANY];
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *a = make_bytes(f.client, "a", 10), *b = make_bytes(f.client, "b", 10);
     for (size_t i = 0; i < N_MANY; i++)
         names[i] = i % 2 ? "b" : "a";
-    assert_ok(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &f.error), f.error);
+    assert_ok(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &error));
     wait_for_leases(f.client, N_MANY + 2);
     for (size_t i = 0; i < N_MANY; i++) {
         cr_assert_str_eq(caid_array_get_info(arrays[i])->name, names[i]);
         caid_array_close(arrays[i]);
     }
     wait_for_leases(f.client, 2);
-    assert_ok(caid_array_open_many(f.client, NULL, NULL, 0, NULL, &f.error), f.error);
+    assert_ok(caid_array_open_many(f.client, NULL, NULL, 0, NULL, &error));
     caid_array_close(a);
     caid_array_close(b);
-    end(&f);
 }
 
-CLIENT_TEST(array, open_many_is_all_or_nothing)
+FIXTURE_TEST(array, open_many_is_all_or_nothing)
 {
     static const char *names[N_MANY];
     static struct caid_array *arrays[N_MANY];
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *a = make_bytes(f.client, "a", 10);
     for (size_t i = 0; i < N_MANY; i++)
         names[i] = i == N_MANY - 1 ? "missing" : "a";
-    assert_failed(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &f.error),
-                  f.error, CAID_ERR_NOT_FOUND);
-    cr_assert(strstr(f.error.message, "missing"), "%s", f.error.message);
+    assert_failed(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &error),
+                  CAID_ERR_NOT_FOUND);
+    cr_assert(strstr(error.message, "missing"), "%s", error.message);
     cr_assert_null(arrays[0]);
     wait_for_leases(f.client, 1);
 
     names[5] = NULL;
-    assert_failed(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &f.error),
-                  f.error, CAID_ERR_INVALID_NAME);
-    assert_failed(caid_array_open_many(f.client, NULL, names, 1, NULL, &f.error), f.error,
+    assert_failed(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &error),
+                  CAID_ERR_INVALID_NAME);
+    assert_failed(caid_array_open_many(f.client, NULL, names, 1, NULL, &error),
                   CAID_ERR_INVALID);
     caid_array_close(a);
-    end(&f);
 }
 
 /* ---- other processes ---- */
 
 static int
-run_peer(const struct fixture *f, const char *name, const char *from, const char *to)
+run_peer(const char *name, const char *from, const char *to)
 {
     int status;
     pid_t pid = fork();
 
     if (pid == 0) {
-        execl(build_path("tests/client_peer"), "peer", f->daemon.socket, name, from, to,
+        execl(build_path("tests/client_peer"), "peer", f.daemon.socket, name, from, to,
               (char *)NULL);
         _exit(127);
     }
@@ -445,23 +362,20 @@ run_peer(const struct fixture *f, const char *name, const char *from, const char
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
-CLIENT_TEST(array, other_processes_see_the_same_bytes)
+FIXTURE_TEST(array, other_processes_see_the_same_bytes)
 {
     static char bytes[100000];
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, "shared", sizeof(bytes));
     memset(bytes, 7, sizeof(bytes));
-    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &f.error), f.error);
-    cr_assert_eq(run_peer(&f, "shared", "7", "8"), 0);
-    cr_assert_eq(run_peer(&f, "shared", "8", "9"), 0);
-    cr_assert_eq(run_peer(&f, "shared", "8", "9"), 1, "the peer does look");
-    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &f.error), f.error);
+    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error));
+    cr_assert_eq(run_peer("shared", "7", "8"), 0);
+    cr_assert_eq(run_peer("shared", "8", "9"), 0);
+    cr_assert_eq(run_peer("shared", "8", "9"), 1, "the peer does look");
+    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error));
     for (size_t i = 0; i < sizeof(bytes); i++)
         cr_assert_eq(bytes[i], 9);
     caid_array_close(array);
-    end(&f);
 }
 
 /* ---- the end of the connection ---- */
@@ -469,105 +383,91 @@ CLIENT_TEST(array, other_processes_see_the_same_bytes)
 static void
 assert_still_there(struct caid_array *array)
 {
-    struct caid_error error;
     char bytes[8];
 
-    assert_ok(caid_array_copy_from_host(array, "remains!", 8, &error), error);
-    assert_ok(caid_array_copy_to_host(array, bytes, 8, &error), error);
+    assert_ok(caid_array_copy_from_host(array, "remains!", 8, &error));
+    assert_ok(caid_array_copy_to_host(array, bytes, 8, &error));
     cr_assert_eq(memcmp(bytes, "remains!", 8), 0);
 }
 
-CLIENT_TEST(array, outlives_the_client)
+FIXTURE_TEST(array, outlives_the_client)
 {
-    struct fixture f;
-
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, "x", 8);
     caid_client_close(f.client);
     assert_still_there(array);
     f.client = daemon_connect(&f.daemon);
     wait_for_leases(f.client, 0);
     caid_array_close(array);
-    end(&f);
 }
 
-CLIENT_TEST(array, outlives_the_daemon)
+FIXTURE_TEST(array, outlives_the_daemon)
 {
     struct caid_array *other = NULL;
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, "x", 8);
     daemon_end(&f.daemon, SIGKILL);
-    assert_failed(caid_array_open(f.client, &other, "x", NULL, &f.error), f.error,
-                  CAID_ERR_DISCONNECTED);
+    assert_failed(caid_array_open(f.client, &other, "x", NULL, &error), CAID_ERR_DISCONNECTED);
     assert_still_there(array);
     caid_array_close(array);
-    end(&f);
 }
 
 /* Closing does not wait for a daemon that does not read; what was closed is told later. */
-CLIENT_TEST(array, close_never_blocks)
+FIXTURE_TEST(array, close_never_blocks)
 {
     static const char *names[N_MANY];
     static struct caid_array *arrays[N_MANY];
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *a = make_bytes(f.client, "a", 10);
     for (size_t i = 0; i < N_MANY; i++)
         names[i] = "a";
-    assert_ok(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &f.error), f.error);
+    assert_ok(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &error));
     kill(f.daemon.pid, SIGSTOP);
     for (size_t i = 0; i < N_MANY; i++)
         caid_array_close(arrays[i]);
     kill(f.daemon.pid, SIGCONT);
     wait_for_leases(f.client, 1);
     caid_array_close(a);
-    end(&f);
 }
 
 /* ---- fork ---- */
 
 /* Exits with the number of the first check that failed. */
 static void
-child(struct fixture *f, struct caid_array *array)
+child(struct caid_array *array)
 {
     struct caid_status status = CAID_INIT(status);
     struct caid_array *other;
     char bytes[8];
     int r[] = {
-        caid_client_ping(f->client, NULL),
-        caid_client_status(f->client, &status, NULL),
-        caid_client_dispatch(f->client, NULL),
-        caid_array_open(f->client, &other, "x", NULL, NULL),
-        caid_unlink(f->client, "x", NULL, NULL),
+        caid_client_ping(f.client, NULL),
+        caid_client_status(f.client, &status, NULL),
+        caid_client_dispatch(f.client, NULL),
+        caid_array_open(f.client, &other, "x", NULL, NULL),
+        caid_unlink(f.client, "x", NULL, NULL),
         caid_array_copy_to_host(array, bytes, 8, NULL),
         caid_array_copy_from_host(array, bytes, 8, NULL),
-        caid_client_get_fd(f->client),
+        caid_client_get_fd(f.client),
     };
 
     for (int i = 0; i < (int)(sizeof(r) / sizeof(r[0])); i++)
         if (r[i] != -EPERM)
             _exit(i + 1);
-    caid_client_ping(f->client, &f->error);
-    if (f->error.code != CAID_ERR_FORKED)
+    caid_client_ping(f.client, &error);
+    if (error.code != CAID_ERR_FORKED)
         _exit(50);
     caid_array_close(array);
-    caid_client_close(f->client);
+    caid_client_close(f.client);
     _exit(0);
 }
 
-CLIENT_TEST(array, refuses_use_after_fork)
+FIXTURE_TEST(array, refuses_use_after_fork)
 {
-    struct fixture f;
     int status;
 
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, "x", 8);
     pid_t pid = fork();
     if (pid == 0)
-        child(&f, array);
+        child(array);
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child: %#x", status);
 
@@ -576,5 +476,4 @@ CLIENT_TEST(array, refuses_use_after_fork)
     wait_for_leases(f.client, 1);
     caid_array_close(array);
     wait_for_leases(f.client, 0);
-    end(&f);
 }

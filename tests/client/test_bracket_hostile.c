@@ -127,43 +127,42 @@ go_on(struct fake *fake)
 
 /* ---- and tests ask ---- */
 
-struct fixture {
+static struct fixture {
     struct fake fake;
     struct caid_client *client;
     struct caid_array *array;
-    struct caid_error error;
-};
+} f;
 
 static void
-begin(struct fixture *f, void (*script)(struct fake *fake), const void *data)
+begin(void (*script)(struct fake *fake), const void *data)
 {
-    f->client = fake_start(&f->fake, script, data);
-    assert_ok(caid_array_open(f->client, &f->array, "x", NULL, &f->error), f->error);
+    f.client = fake_start(&f.fake, script, data);
+    assert_ok(caid_array_open(f.client, &f.array, "x", NULL, &error));
 }
 
 static void
-end(struct fixture *f)
+end(void)
 {
-    caid_array_close(f->array);
-    caid_client_close(f->client);
-    fake_stop(&f->fake);
+    caid_array_close(f.array);
+    caid_client_close(f.client);
+    fake_stop(&f.fake);
 }
 
 static int
-read_on_host(struct fixture *f, struct caid_bracket **ret)
+read_on_host(struct caid_bracket **ret)
 {
-    return caid_array_begin(f->array, ret, 0, 0, CAID_FOREVER, &f->error);
+    return caid_array_begin(f.array, ret, 0, 0, CAID_FOREVER, &error);
 }
 
 static struct caid_bracket *
-start(struct fixture *f)
+start(void)
 {
     struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *bracket;
 
-    options.reads = &f->array;
+    options.reads = &f.array;
     options.n_reads = 1;
-    assert_ok(caid_bracket_start(f->client, &bracket, &options, &f->error), f->error);
+    assert_ok(caid_bracket_start(f.client, &bracket, &options, &error));
     return bracket;
 }
 
@@ -222,16 +221,14 @@ CAID_TEST(bracket_hostile, grants)
 {
     for (size_t i = 0; i < ARRAY_SIZE(spoilers); i++) {
         struct caid_bracket *bracket = NULL;
-        struct fixture f;
 
-        begin(&f, script_spoiled, &spoilers[i]);
-        int r = read_on_host(&f, &bracket);
+        begin(script_spoiled, &spoilers[i]);
+        int r = read_on_host(&bracket);
         cr_assert_eq(r, -EPROTO, "%s: %d", spoilers[i].name, r);
-        cr_assert_eq(f.error.code, CAID_ERR_PROTOCOL, "%s: %s", spoilers[i].name,
-                     f.error.message);
-        assert_failed(caid_client_ping(f.client, &f.error), f.error, CAID_ERR_PROTOCOL);
+        cr_assert_eq(error.code, CAID_ERR_PROTOCOL, "%s: %s", spoilers[i].name, error.message);
+        assert_failed(caid_client_ping(f.client, &error), CAID_ERR_PROTOCOL);
         cr_assert_null(bracket);
-        end(&f);
+        end();
         cr_assert_eq(f.fake.n_ended, 0, "%s", spoilers[i].name);
     }
 }
@@ -257,14 +254,13 @@ script_portions(struct fake *fake)
 CAID_TEST(bracket_hostile, portions_come_to_an_end)
 {
     struct caid_bracket *bracket;
-    struct fixture f;
 
-    begin(&f, script_portions, NULL);
-    assert_ok(read_on_host(&f, &bracket), f.error);
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
-    assert_ok(caid_bracket_end(bracket, &f.error), f.error);
+    begin(script_portions, NULL);
+    assert_ok(read_on_host(&bracket));
+    assert_ok(caid_client_ping(f.client, &error));
+    assert_ok(caid_bracket_end(bracket, &error));
     caid_bracket_free(bracket);
-    end(&f);
+    end();
     cr_assert_eq(f.fake.n_ended, 1);
     cr_assert_eq(f.fake.ended[0].bracket, f.fake.begun);
     cr_assert(!f.fake.ended[0].undone && !f.fake.ended[0].abandon);
@@ -290,12 +286,11 @@ script_for_ever(struct fake *fake)
 CAID_TEST(bracket_hostile, portions_without_end_are_refused)
 {
     struct caid_bracket *bracket = NULL;
-    struct fixture f;
 
-    begin(&f, script_for_ever, NULL);
-    assert_failed(read_on_host(&f, &bracket), f.error, CAID_ERR_PROTOCOL);
-    cr_assert(strstr(f.error.message, "fences"), "%s", f.error.message);
-    end(&f);
+    begin(script_for_ever, NULL);
+    assert_failed(read_on_host(&bracket), CAID_ERR_PROTOCOL);
+    cr_assert(strstr(error.message, "fences"), "%s", error.message);
+    end();
 }
 
 static void
@@ -317,13 +312,12 @@ script_abandoned_portion(struct fake *fake)
 CAID_TEST(bracket_hostile, a_portion_that_is_refused_ends_the_begin)
 {
     struct caid_bracket *bracket = NULL;
-    struct fixture f;
 
-    begin(&f, script_abandoned_portion, NULL);
-    assert_failed(read_on_host(&f, &bracket), f.error, CAID_ERR_ABANDONED);
+    begin(script_abandoned_portion, NULL);
+    assert_failed(read_on_host(&bracket), CAID_ERR_ABANDONED);
     cr_assert_null(bracket);
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
-    end(&f);
+    assert_ok(caid_client_ping(f.client, &error));
+    end();
     cr_assert_eq(f.fake.n_ended, 1);
     cr_assert(f.fake.ended[0].undone);
 }
@@ -347,13 +341,12 @@ script_not_submitted(struct fake *fake)
 CAID_TEST(bracket_hostile, what_was_not_submitted_is_not_waited_for)
 {
     struct caid_bracket *bracket = NULL;
-    struct fixture f;
 
-    begin(&f, script_not_submitted, NULL);
-    assert_failed(read_on_host(&f, &bracket), f.error, CAID_ERR_PROTOCOL);
-    cr_assert(strstr(f.error.message, "page 7 "), "%s", f.error.message);
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
-    end(&f);
+    begin(script_not_submitted, NULL);
+    assert_failed(read_on_host(&bracket), CAID_ERR_PROTOCOL);
+    cr_assert(strstr(error.message, "page 7 "), "%s", error.message);
+    assert_ok(caid_client_ping(f.client, &error));
+    end();
     cr_assert_eq(f.fake.n_ended, 1);
     cr_assert(f.fake.ended[0].undone);
 }
@@ -378,15 +371,14 @@ script_crossing(struct fake *fake)
 CAID_TEST(bracket_hostile, a_grant_that_crosses_is_given_back)
 {
     struct caid_bracket *bracket;
-    struct fixture f;
 
-    begin(&f, script_crossing, NULL);
-    caid_bracket_free(start(&f));
-    assert_ok(read_on_host(&f, &bracket), f.error);
-    assert_ok(caid_bracket_end(bracket, &f.error), f.error);
+    begin(script_crossing, NULL);
+    caid_bracket_free(start());
+    assert_ok(read_on_host(&bracket));
+    assert_ok(caid_bracket_end(bracket, &error));
     caid_bracket_free(bracket);
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
-    end(&f);
+    assert_ok(caid_client_ping(f.client, &error));
+    end();
     cr_assert_eq(f.fake.n_ended, 2);
     cr_assert(f.fake.ended[0].undone);
     cr_assert_eq(f.fake.ended[0].bracket + 1, f.fake.ended[1].bracket);
@@ -415,14 +407,12 @@ script_late(struct fake *fake)
 /* Nobody waits for long for a daemon that does not answer; what it answers later is given back. */
 CAID_TEST(bracket_hostile, a_cancellation_that_is_not_answered)
 {
-    struct fixture f;
-
-    begin(&f, script_late, NULL);
+    begin(script_late, NULL);
     uint64_t since = clock_now_ns();
-    caid_bracket_free(start(&f));
+    caid_bracket_free(start());
     cr_assert_lt(clock_now_ns() - since, 5 * NSEC_PER_SEC);
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
-    end(&f);
+    assert_ok(caid_client_ping(f.client, &error));
+    end();
     cr_assert_eq(f.fake.n_ended, 1);
     cr_assert(f.fake.ended[0].undone);
 }
@@ -437,10 +427,9 @@ script_hang_up(struct fake *fake)
 CAID_TEST(bracket_hostile, a_daemon_that_hangs_up)
 {
     struct caid_bracket *bracket = NULL;
-    struct fixture f;
 
-    begin(&f, script_hang_up, NULL);
-    assert_failed(read_on_host(&f, &bracket), f.error, CAID_ERR_DISCONNECTED);
+    begin(script_hang_up, NULL);
+    assert_failed(read_on_host(&bracket), CAID_ERR_DISCONNECTED);
     cr_assert_null(bracket);
-    end(&f);
+    end();
 }

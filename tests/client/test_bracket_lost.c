@@ -26,7 +26,7 @@
 #define NEVER_US "60000000" /* the writer's streams are that late */
 
 static pid_t
-writer_start(const struct fixture *f, const char *how)
+writer_start(const char *how)
 {
     char line[16] = {0};
     int ends[2];
@@ -39,7 +39,7 @@ writer_start(const struct fixture *f, const char *how)
         close(ends[0]);
         close(ends[1]);
         setenv("CAID_SOFTCUDA_DELAY_US", NEVER_US, 1);
-        execl(build_path("tests/client_writer"), "writer", f->daemon.socket, "x", how,
+        execl(build_path("tests/client_writer"), "writer", f.daemon.socket, "x", how,
               (char *)NULL);
         _exit(127);
     }
@@ -64,74 +64,63 @@ BRACKET_TEST(bracket_lost, a_reader_in_the_queue_is_told)
 {
     struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *read;
-    struct fixture f;
 
-    fixture_begin(&f);
-    pid_t pid = writer_start(&f, "open");
+    pid_t pid = writer_start("open");
     options.reads = &f.bx;
     options.n_reads = 1;
     options.stream = f.s2;
-    assert_ok(caid_bracket_start(f.b, &read, &options, &f.error), f.error);
-    cr_assert_eq(caid_bracket_wait(read, 0, &f.error), 1);
+    assert_ok(caid_bracket_start(f.b, &read, &options, &error));
+    cr_assert_eq(caid_bracket_wait(read, 0, &error), 1);
     writer_kill(pid);
-    cr_assert_eq(caid_bracket_wait(read, NSEC_PER_SEC, &f.error), -EOWNERDEAD, "%s",
-                 f.error.message);
+    cr_assert_eq(caid_bracket_wait(read, NSEC_PER_SEC, &error), -EOWNERDEAD, "%s",
+                 error.message);
     caid_bracket_free(read);
-    assert_abandoned(&f, f.ax);
-    end_and_free(&f, begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2));
-    end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
-    fixture_end(&f);
+    assert_abandoned(f.ax);
+    end_and_free(begin_on(f.bw, CAID_BRACKET_WRITE, f.s2));
+    end_and_free(begin_on(f.ax, 0, f.s1));
 }
 
 /* After the end of its bracket, with the work still to be done: the readers' streams are let go. */
 BRACKET_TEST(bracket_lost, a_reader_that_was_let_go_is_told)
 {
-    struct fixture f;
-
-    fixture_begin(&f);
-    pid_t pid = writer_start(&f, "end");
-    struct caid_bracket *read = begin_on(&f, f.bx, 0, f.s2);
-    get(&f, f.bx, f.seen[0], f.s2);
-    cr_assert_eq(cuda_stream_query(f.b, f.s2, 0, &f.error), 0, "it does not wait");
-    struct caid_bracket *early = begin_on(&f, f.bx, 0, f.s3);
-    assert_ok(caid_bracket_end(early, &f.error), f.error);
-    assert_ok(caid_bracket_check(early, &f.error), f.error);
+    pid_t pid = writer_start("end");
+    struct caid_bracket *read = begin_on(f.bx, 0, f.s2);
+    get(f.bx, f.seen[0], f.s2);
+    cr_assert_eq(cuda_stream_query(f.b, f.s2, 0, &error), 0, "it does not wait");
+    struct caid_bracket *early = begin_on(f.bx, 0, f.s3);
+    assert_ok(caid_bracket_end(early, &error));
+    assert_ok(caid_bracket_check(early, &error));
 
     uint64_t since = clock_now_ns();
     writer_kill(pid);
-    assert_failed(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error, CAID_ERR_ABANDONED);
+    assert_failed(caid_stream_synchronize(f.b, f.s2, 0, &error), CAID_ERR_ABANDONED);
     cr_assert_lt(clock_now_ns() - since, NSEC_PER_SEC);
     for (int i = 0; i < 2; i++)
-        assert_failed(caid_bracket_check(read, &f.error), f.error, CAID_ERR_ABANDONED);
-    cr_assert(strstr(f.error.message, "\"x\""), "%s", f.error.message);
-    assert_failed(caid_bracket_end(read, &f.error), f.error, CAID_ERR_ABANDONED);
-    assert_failed(caid_bracket_end(read, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_bracket_check(early, &f.error), f.error, CAID_ERR_ABANDONED);
+        assert_failed(caid_bracket_check(read, &error), CAID_ERR_ABANDONED);
+    cr_assert(strstr(error.message, "\"x\""), "%s", error.message);
+    assert_failed(caid_bracket_end(read, &error), CAID_ERR_ABANDONED);
+    assert_failed(caid_bracket_end(read, &error), CAID_ERR_INVALID);
+    assert_failed(caid_bracket_check(early, &error), CAID_ERR_ABANDONED);
     wait_for_brackets(f.a, 0);
 
-    assert_abandoned(&f, f.ax);
-    assert_ok(caid_array_discard(f.ax, &f.error), f.error);
-    end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
+    assert_abandoned(f.ax);
+    assert_ok(caid_array_discard(f.ax, &error));
+    end_and_free(begin_on(f.ax, 0, f.s1));
     caid_bracket_free(early);
     caid_bracket_free(read);
-    fixture_end(&f);
 }
 
 /* What was there before is nothing to who writes it anew. */
 BRACKET_TEST(bracket_lost, a_writer_that_was_let_go_goes_on)
 {
-    struct fixture f;
-
-    fixture_begin(&f);
-    pid_t pid = writer_start(&f, "end");
-    struct caid_bracket *write = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2);
-    fill(&f, f.bw, 5, f.s2);
-    cr_assert_eq(cuda_stream_query(f.b, f.s2, 0, &f.error), 0, "it does not wait");
+    pid_t pid = writer_start("end");
+    struct caid_bracket *write = begin_on(f.bw, CAID_BRACKET_WRITE, f.s2);
+    fill(f.bw, 5, f.s2);
+    cr_assert_eq(cuda_stream_query(f.b, f.s2, 0, &error), 0, "it does not wait");
     writer_kill(pid);
-    assert_ok(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error);
-    end_and_free(&f, write);
-    end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
-    fixture_end(&f);
+    assert_ok(caid_stream_synchronize(f.b, f.s2, 0, &error));
+    end_and_free(write);
+    end_and_free(begin_on(f.ax, 0, f.s1));
 }
 
 /* A client that closes while its process lives on keeps nobody out. */
@@ -141,32 +130,32 @@ close_with_bracket(const char *mode, uint32_t flags)
     struct caid_open_options options = CAID_INIT(options);
     struct caid_bracket *open, *waits;
     struct caid_array *x;
-    struct fixture f;
 
-    fixture_begin(&f);
+    fixture_begin();
     struct caid_client *client = daemon_connect(&f.daemon);
     options.mode = mode;
-    assert_ok(caid_array_open(client, &x, "x", &options, &f.error), f.error);
-    assert_ok(caid_array_begin(x, &open, flags, f.s3, CAID_FOREVER, &f.error), f.error);
+    assert_ok(caid_array_open(client, &x, "x", &options, &error));
+    assert_ok(caid_array_begin(x, &open, flags, f.s3, CAID_FOREVER, &error));
     struct caid_bracket_options asked = CAID_INIT(asked);
     asked.reads = &x;
     asked.n_reads = 1;
     if (flags)
-        assert_ok(caid_bracket_start(client, &waits, &asked, &f.error), f.error);
+        assert_ok(caid_bracket_start(client, &waits, &asked, &error));
     caid_client_close(client);
-    assert_failed(caid_bracket_end(open, &f.error), f.error, CAID_ERR_CLOSED);
+    assert_failed(caid_bracket_end(open, &error), CAID_ERR_CLOSED);
     caid_bracket_free(open);
     if (flags)
         caid_bracket_free(waits);
     caid_array_close(x);
     if (flags)
-        assert_abandoned(&f, f.ax);
-    end_and_free(&f, begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2));
-    end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
-    fixture_end(&f);
+        assert_abandoned(f.ax);
+    end_and_free(begin_on(f.bw, CAID_BRACKET_WRITE, f.s2));
+    end_and_free(begin_on(f.ax, 0, f.s1));
+    fixture_end();
 }
 
-BRACKET_TEST(bracket_lost, a_client_that_closes_ends_its_brackets)
+CAID_TEST_WITH(bracket_lost, a_client_that_closes_ends_its_brackets, .init = soft_driver,
+               .timeout = 120)
 {
     close_with_bracket("r", 0);
     close_with_bracket("rw", CAID_BRACKET_WRITE);
@@ -177,20 +166,17 @@ BRACKET_TEST(bracket_lost, a_host_that_was_let_go_is_told)
 {
     struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *read;
-    struct fixture f;
 
-    fixture_begin(&f);
-    pid_t pid = writer_start(&f, "end");
+    pid_t pid = writer_start("end");
     options.reads = &f.bx;
     options.n_reads = 1;
-    assert_ok(caid_bracket_start(f.b, &read, &options, &f.error), f.error);
-    cr_assert_eq(caid_bracket_wait(read, 20 * NSEC_PER_MSEC, &f.error), 1);
+    assert_ok(caid_bracket_start(f.b, &read, &options, &error));
+    cr_assert_eq(caid_bracket_wait(read, 20 * NSEC_PER_MSEC, &error), 1);
     writer_kill(pid);
-    cr_assert_eq(caid_bracket_wait(read, NSEC_PER_SEC, &f.error), -EOWNERDEAD, "%s",
-                 f.error.message);
+    cr_assert_eq(caid_bracket_wait(read, NSEC_PER_SEC, &error), -EOWNERDEAD, "%s",
+                 error.message);
     caid_bracket_free(read);
     wait_for_brackets(f.a, 0);
-    fixture_end(&f);
 }
 
 /* ---- the daemon ---- */
@@ -199,25 +185,20 @@ BRACKET_TEST(bracket_lost, ends_with_the_daemon)
 {
     struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *none = NULL, *waits;
-    struct fixture f;
 
-    fixture_begin(&f);
-    struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
+    struct caid_bracket *write = begin_on(f.ax, CAID_BRACKET_WRITE, f.s1);
     options.reads = &f.bx;
     options.n_reads = 1;
-    assert_ok(caid_bracket_start(f.b, &waits, &options, &f.error), f.error);
+    assert_ok(caid_bracket_start(f.b, &waits, &options, &error));
     daemon_end(&f.daemon, SIGKILL);
-    assert_failed(caid_bracket_wait(waits, CAID_FOREVER, &f.error), f.error,
-                  CAID_ERR_DISCONNECTED);
-    assert_failed(caid_array_begin(f.bx, &none, 0, f.s2, 0, &f.error), f.error,
-                  CAID_ERR_DISCONNECTED);
-    assert_failed(caid_array_discard(f.bw, &f.error), f.error, CAID_ERR_DISCONNECTED);
-    assert_failed(caid_client_ping(f.a, &f.error), f.error, CAID_ERR_DISCONNECTED);
-    assert_failed(caid_bracket_end(write, &f.error), f.error, CAID_ERR_DISCONNECTED);
+    assert_failed(caid_bracket_wait(waits, CAID_FOREVER, &error), CAID_ERR_DISCONNECTED);
+    assert_failed(caid_array_begin(f.bx, &none, 0, f.s2, 0, &error), CAID_ERR_DISCONNECTED);
+    assert_failed(caid_array_discard(f.bw, &error), CAID_ERR_DISCONNECTED);
+    assert_failed(caid_client_ping(f.a, &error), CAID_ERR_DISCONNECTED);
+    assert_failed(caid_bracket_end(write, &error), CAID_ERR_DISCONNECTED);
     cr_assert_null(none);
     caid_bracket_free(write);
     caid_bracket_free(waits);
-    fixture_end(&f);
 }
 
 /* ---- the client ---- */
@@ -226,50 +207,42 @@ BRACKET_TEST(bracket_lost, ends_with_the_client)
 {
     struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *none = NULL, *waits;
-    struct fixture f;
 
-    fixture_begin(&f);
-    struct caid_bracket *write = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2);
+    struct caid_bracket *write = begin_on(f.bw, CAID_BRACKET_WRITE, f.s2);
     options.reads = &f.ax;
     options.n_reads = 1;
-    assert_ok(caid_bracket_start(f.a, &waits, &options, &f.error), f.error);
+    assert_ok(caid_bracket_start(f.a, &waits, &options, &error));
     caid_client_close(f.b);
-    assert_failed(caid_bracket_wait(waits, CAID_FOREVER, &f.error), f.error,
-                  CAID_ERR_ABANDONED);
+    assert_failed(caid_bracket_wait(waits, CAID_FOREVER, &error), CAID_ERR_ABANDONED);
     caid_bracket_free(waits);
-    assert_failed(caid_array_begin(f.bw, &none, 0, f.s2, 0, &f.error), f.error,
-                  CAID_ERR_CLOSED);
-    assert_failed(caid_bracket_end(write, &f.error), f.error, CAID_ERR_CLOSED);
+    assert_failed(caid_array_begin(f.bw, &none, 0, f.s2, 0, &error), CAID_ERR_CLOSED);
+    assert_failed(caid_bracket_end(write, &error), CAID_ERR_CLOSED);
     caid_bracket_free(write);
     caid_array_close(f.bw);
     caid_array_close(f.bx);
     f.b = NULL;
     f.bw = f.bx = NULL;
-    fixture_end(&f);
 }
 
 BRACKET_TEST(bracket_lost, is_not_a_childs)
 {
-    struct fixture f;
     int status;
 
-    fixture_begin(&f);
-    struct caid_bracket *write = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2);
+    struct caid_bracket *write = begin_on(f.bw, CAID_BRACKET_WRITE, f.s2);
     pid_t pid = fork();
     if (pid == 0) {
-        bool forked = caid_bracket_end(write, &f.error) == -EPERM &&
-                      f.error.code == CAID_ERR_FORKED &&
-                      caid_bracket_check(write, &f.error) == -EPERM &&
-                      caid_bracket_wait(write, 0, &f.error) == -EPERM &&
-                      caid_array_discard(f.bw, &f.error) == -EPERM;
+        bool forked = caid_bracket_end(write, &error) == -EPERM &&
+                      error.code == CAID_ERR_FORKED &&
+                      caid_bracket_check(write, &error) == -EPERM &&
+                      caid_bracket_wait(write, 0, &error) == -EPERM &&
+                      caid_array_discard(f.bw, &error) == -EPERM;
         caid_bracket_free(write);
         _exit(!forked);
     }
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert_eq(status, 0);
-    end_and_free(&f, write);
-    end_and_free(&f, begin_on(&f, f.ax, 0, f.s1));
-    fixture_end(&f);
+    end_and_free(write);
+    end_and_free(begin_on(f.ax, 0, f.s1));
 }
 
 /* ---- a daemon that does not read ---- */
@@ -287,40 +260,37 @@ has_unsent(struct caid_client *client)
 
 /* Ends more brackets than the socket takes. */
 static void
-end_many(struct fixture *f, struct caid_bracket *const brackets[N_ENDS])
+end_many(struct caid_bracket *const brackets[N_ENDS])
 {
     for (int i = 0; i < N_ENDS; i++)
-        end_and_free(f, brackets[i]);
-    cr_assert(has_unsent(f->b), "the socket takes them all");
+        end_and_free(brackets[i]);
+    cr_assert(has_unsent(f.b), "the socket takes them all");
 }
 
 static void
-begin_many(struct fixture *f, struct caid_bracket *brackets[N_ENDS])
+begin_many(struct caid_bracket *brackets[N_ENDS])
 {
-    end_and_free(f, begin_on(f, f->bx, 0, f->s2)); /* so that the stream has its slot */
+    end_and_free(begin_on(f.bx, 0, f.s2)); /* so that the stream has its slot */
     for (int i = 0; i < N_ENDS; i++)
-        brackets[i] = begin_on(f, f->bx, 0, i % 2 ? f->s2 : 0);
+        brackets[i] = begin_on(f.bx, 0, i % 2 ? f.s2 : 0);
 }
 
 BRACKET_TEST(bracket_lost, no_end_is_lost)
 {
     static struct caid_bracket *brackets[N_ENDS];
-    struct fixture f;
 
-    fixture_begin(&f);
     struct caid_array *y = make_bytes(f.b, "y", 16);
-    begin_many(&f, brackets);
-    struct caid_bracket *write = begin_on(&f, y, CAID_BRACKET_WRITE, f.s2);
+    begin_many(brackets);
+    struct caid_bracket *write = begin_on(y, CAID_BRACKET_WRITE, f.s2);
     kill(f.daemon.pid, SIGSTOP);
-    end_many(&f, brackets);
-    end_and_free(&f, write);
+    end_many(brackets);
+    end_and_free(write);
     caid_array_close(y); /* after the end */
     kill(f.daemon.pid, SIGCONT);
     wait_for_brackets(f.a, 0);
-    assert_ok(caid_array_open(f.a, &y, "y", NULL, &f.error), f.error);
-    end_and_free(&f, begin_on(&f, y, 0, f.s1));
+    assert_ok(caid_array_open(f.a, &y, "y", NULL, &error));
+    end_and_free(begin_on(y, 0, f.s1));
     caid_array_close(y);
-    fixture_end(&f);
 }
 
 static void *
@@ -338,16 +308,14 @@ BRACKET_TEST(bracket_lost, a_client_that_ends_sends_its_ends)
 {
     static struct caid_bracket *brackets[N_ENDS];
     struct caid_array *y;
-    struct fixture f;
     pthread_t thread;
 
-    fixture_begin(&f);
     y = make_bytes(f.b, "y", 16);
-    begin_many(&f, brackets);
-    struct caid_bracket *write = begin_on(&f, y, CAID_BRACKET_WRITE, f.s2);
+    begin_many(brackets);
+    struct caid_bracket *write = begin_on(y, CAID_BRACKET_WRITE, f.s2);
     kill(f.daemon.pid, SIGSTOP);
-    end_many(&f, brackets);
-    end_and_free(&f, write);
+    end_many(brackets);
+    end_and_free(write);
     cr_assert_eq(pthread_create(&thread, NULL, go_on, &f.daemon), 0);
     caid_client_close(f.b);
     pthread_join(thread, NULL);
@@ -356,11 +324,10 @@ BRACKET_TEST(bracket_lost, a_client_that_ends_sends_its_ends)
     caid_array_close(f.bw);
     f.b = NULL;
     f.bx = f.bw = NULL;
-    assert_ok(caid_array_open(f.a, &y, "y", NULL, &f.error), f.error);
-    end_and_free(&f, begin_on(&f, y, 0, f.s1));
+    assert_ok(caid_array_open(f.a, &y, "y", NULL, &error));
+    end_and_free(begin_on(y, 0, f.s1));
     caid_array_close(y);
     wait_for_brackets(f.a, 0);
-    fixture_end(&f);
 }
 
 /* ---- driver calls that fail ---- */
@@ -372,45 +339,38 @@ BRACKET_TEST(bracket_lost, a_begin_that_fails_is_undone)
                                     "fail cuStreamWaitValue64=UNKNOWN",
                                     "fail cuCtxPushCurrent@2=UNKNOWN"};
     struct caid_bracket *write = NULL;
-    struct fixture f;
 
-    fixture_begin(&f);
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
-        be_late(&f, f.s1);
-        struct caid_bracket *before = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
-        end_and_free(&f, before);
+        be_late(f.s1);
+        struct caid_bracket *before = begin_on(f.ax, CAID_BRACKET_WRITE, f.s1);
+        end_and_free(before);
         assert_cuda(f.gpu.drv->cu.cuCtxSetCurrent(NULL)); /* so that the client pushes one */
         soft_control(&f.gpu, commands[i]);
         assert_failed(caid_array_begin(f.bw, &write, CAID_BRACKET_WRITE, f.s2, CAID_FOREVER,
-                                       &f.error),
-                      f.error, CAID_ERR_DRIVER);
+                                       &error),
+                      CAID_ERR_DRIVER);
         soft_control(&f.gpu, "clear");
         assert_cuda(f.gpu.drv->cu.cuCtxSetCurrent(f.gpu.context));
         cr_assert_null(write);
         wait_for_brackets(f.a, 0);
-        synchronize(&f);
-        end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
+        synchronize();
+        end_and_free(begin_on(f.bx, 0, f.s2));
     }
-    fixture_end(&f);
 }
 
 /* Where no signal can be enqueued the end waits for the stream itself. */
 BRACKET_TEST(bracket_lost, an_end_without_a_signal_waits)
 {
-    struct fixture f;
-
-    fixture_begin(&f);
-    be_late(&f, f.s1);
-    struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
-    fill(&f, f.ax, 5, f.s1);
+    be_late(f.s1);
+    struct caid_bracket *write = begin_on(f.ax, CAID_BRACKET_WRITE, f.s1);
+    fill(f.ax, 5, f.s1);
     soft_control(&f.gpu, "fail cuStreamWriteValue64=UNKNOWN");
-    assert_ok(caid_bracket_end(write, &f.error), f.error);
+    assert_ok(caid_bracket_end(write, &error));
     soft_control(&f.gpu, "clear");
     caid_bracket_free(write);
-    cr_assert_eq(cuda_stream_query(f.a, f.s1, 0, &f.error), 1, "it has not waited");
-    end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
+    cr_assert_eq(cuda_stream_query(f.a, f.s1, 0, &error), 1, "it has not waited");
+    end_and_free(begin_on(f.bx, 0, f.s2));
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), 0);
-    fixture_end(&f);
 }
 
 /* What nobody can tell the end of is not whole. */
@@ -420,21 +380,18 @@ BRACKET_TEST(bracket_lost, an_end_that_knows_nothing_abandons)
         "fail cuStreamWriteValue64=UNKNOWN,cuStreamSynchronize=UNKNOWN",
         "fail cuStreamWriteValue64=LAUNCH_FAILED", /* as of a context that is dead */
     };
-    struct fixture f;
 
-    fixture_begin(&f);
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
-        struct caid_bracket *write = begin_on(&f, f.ax, CAID_BRACKET_WRITE, f.s1);
+        struct caid_bracket *write = begin_on(f.ax, CAID_BRACKET_WRITE, f.s1);
         soft_control(&f.gpu, commands[i]);
-        assert_failed(caid_bracket_end(write, &f.error), f.error, CAID_ERR_DRIVER);
-        cr_assert(strstr(f.error.message, "cuStreamWriteValue64"), "%s", f.error.message);
+        assert_failed(caid_bracket_end(write, &error), CAID_ERR_DRIVER);
+        cr_assert(strstr(error.message, "cuStreamWriteValue64"), "%s", error.message);
         soft_control(&f.gpu, "clear");
         caid_bracket_free(write);
-        assert_abandoned(&f, f.bx);
-        end_and_free(&f, begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2));
-        end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
+        assert_abandoned(f.bx);
+        end_and_free(begin_on(f.bw, CAID_BRACKET_WRITE, f.s2));
+        end_and_free(begin_on(f.bx, 0, f.s2));
     }
-    fixture_end(&f);
 }
 
 /* ---- threads ---- */
@@ -443,7 +400,6 @@ BRACKET_TEST(bracket_lost, an_end_that_knows_nothing_abandons)
 #define N_ROUNDS  40
 
 struct crowd {
-    struct fixture *f;
     struct caid_array *arrays[2]; /* each client's own handle of "sum" */
     atomic_int next, failed;
     char message[600];
@@ -510,8 +466,7 @@ count_up(void *arg)
 {
     struct crowd *crowd = arg;
     int me = atomic_fetch_add(&crowd->next, 1);
-    struct caid_client *client = me % 2 ? crowd->f->b : crowd->f->a;
-    struct caid_error error;
+    struct caid_client *client = me % 2 ? f.b : f.a;
     uint64_t stream = 0;
 
     if (me % 3 != 0)
@@ -531,29 +486,25 @@ BRACKET_TEST(bracket_lost, no_increment_is)
     struct caid_open_options rw = CAID_INIT(rw);
     pthread_t threads[N_THREADS];
     struct crowd crowd = {0};
-    struct fixture f;
     uint64_t sum = 0;
 
-    fixture_begin(&f);
     soft_control(&f.gpu, "delay 300 7");
     rw.mode = "rw";
-    crowd.f = &f;
     crowd.arrays[0] = make_bytes(f.a, "sum", sizeof(sum));
-    assert_ok(caid_array_copy_from_host(crowd.arrays[0], &sum, sizeof(sum), &f.error), f.error);
-    assert_ok(caid_array_open(f.b, &crowd.arrays[1], "sum", &rw, &f.error), f.error);
+    assert_ok(caid_array_copy_from_host(crowd.arrays[0], &sum, sizeof(sum), &error));
+    assert_ok(caid_array_open(f.b, &crowd.arrays[1], "sum", &rw, &error));
     for (int i = 0; i < N_THREADS; i++)
         cr_assert_eq(pthread_create(&threads[i], NULL, count_up, &crowd), 0);
     for (int i = 0; i < N_THREADS; i++)
         pthread_join(threads[i], NULL);
     soft_control(&f.gpu, "delay 0");
     cr_assert_eq(crowd.failed, 0, "%s", crowd.message);
-    struct caid_bracket *read = begin_on(&f, crowd.arrays[0], 0, 0);
-    assert_ok(caid_array_copy_to_host(crowd.arrays[0], &sum, sizeof(sum), &f.error), f.error);
-    end_and_free(&f, read);
+    struct caid_bracket *read = begin_on(crowd.arrays[0], 0, 0);
+    assert_ok(caid_array_copy_to_host(crowd.arrays[0], &sum, sizeof(sum), &error));
+    end_and_free(read);
     cr_assert_eq(sum, N_THREADS * N_ROUNDS);
     caid_array_close(crowd.arrays[0]);
     caid_array_close(crowd.arrays[1]);
-    fixture_end(&f);
 }
 
 /* Two that nest in opposite order: one of them is told, and the other goes on. */
@@ -584,18 +535,18 @@ nest(void *arg)
     return NULL;
 }
 
-BRACKET_TEST(bracket_lost, nesting_in_opposite_order_is_told)
+CAID_TEST_WITH(bracket_lost, nesting_in_opposite_order_is_told, .init = soft_driver,
+               .timeout = 120)
 {
     struct caid_open_options rw = CAID_INIT(rw);
     struct caid_array *y, *by;
     pthread_barrier_t both;
     pthread_t thread;
-    struct fixture f;
 
-    fixture_begin(&f);
+    fixture_begin();
     rw.mode = "rw";
     y = make_bytes(f.a, "y", 16);
-    assert_ok(caid_array_open(f.b, &by, "y", &rw, &f.error), f.error);
+    assert_ok(caid_array_open(f.b, &by, "y", &rw, &error));
     pthread_barrier_init(&both, NULL, 2);
     struct nest a = {.outer = f.ax, .inner = y, .both = &both};
     struct nest b = {.outer = by, .inner = f.bw, .both = &both};
@@ -605,8 +556,8 @@ BRACKET_TEST(bracket_lost, nesting_in_opposite_order_is_told)
     pthread_barrier_destroy(&both);
     cr_assert_eq((a.r == -EDEADLK) + (b.r == -EDEADLK), 1, "%d, %d", a.r, b.r);
     cr_assert_eq((a.r == 0) + (b.r == 0), 1, "%d, %d", a.r, b.r);
-    end_and_free(&f, begin_on(&f, by, 0, f.s2)); /* nobody has abandoned it */
+    end_and_free(begin_on(by, 0, f.s2)); /* nobody has abandoned it */
     caid_array_close(y);
     caid_array_close(by);
-    fixture_end(&f);
+    fixture_end();
 }

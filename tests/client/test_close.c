@@ -11,9 +11,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "caid_test.h"
-#include "daemon.h"
-#include "gpu.h"
+#include "client_fixture.h"
+
+#define CLOSE_TEST(name)                                                            \
+    CAID_TEST_BETWEEN(close, name, begin_with_gpu(), end(), .init = driver_warm_up, \
+                      .timeout = 120)
 
 #define MIB        (INT64_C(1) << 20)
 #define LATE_US    "400000" /* how much later work runs than it is enqueued */
@@ -22,35 +24,12 @@
 #define POLL_TRIES 4000
 #define POLL_MS    5
 
-struct fixture {
-    struct test_gpu gpu;
-    struct daemon daemon;
-    struct caid_client *client;
-    struct caid_error error;
-};
-
-static void
-begin(struct fixture *f)
-{
-    gpu_begin(&f->gpu);
-    daemon_start(&f->daemon);
-    f->client = daemon_connect(&f->daemon);
-}
-
-static void
-end(struct fixture *f)
-{
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
-    gpu_end(&f->gpu);
-}
-
 static uint64_t
-leases(struct fixture *f)
+leases(void)
 {
     struct caid_status status = CAID_INIT(status);
 
-    assert_ok(caid_client_status(f->client, &status, &f->error), f->error);
+    assert_ok(caid_client_status(f.client, &status, &error));
     return status.leases;
 }
 
@@ -69,13 +48,13 @@ stream_number(CUstream stream)
 /* ---- work that is late ---- */
 
 static int
-run_taker(const struct fixture *f)
+run_taker(void)
 {
     int status;
     pid_t pid = fork();
 
     if (pid == 0) {
-        execl(build_path("tests/client_taker"), "taker", f->daemon.socket, "1048576", LOOK_MS,
+        execl(build_path("tests/client_taker"), "taker", f.daemon.socket, "1048576", LOOK_MS,
               (char *)NULL);
         _exit(127);
     }
@@ -86,37 +65,35 @@ run_taker(const struct fixture *f)
 /* Closes an array that a fill is still on its way to, and lets a taker have its place: the
  * small array keeps the block that both lie in from going back as a whole. */
 static void
-close_with_late_work(struct fixture *f, bool on_stream)
+close_with_late_work(bool on_stream)
 {
-    CUstream stream = gpu_stream_new(&f->gpu);
-    struct caid_array *keeps = make_bytes(f->client, NULL, 1);
-    struct caid_array *array = make_bytes(f->client, NULL, MIB);
+    CUstream stream = gpu_stream_new(&f.gpu);
+    struct caid_array *keeps = make_bytes(f.client, NULL, 1);
+    struct caid_array *array = make_bytes(f.client, NULL, MIB);
     cr_assert_eq(caid_array_get_info(keeps)->block, caid_array_get_info(array)->block);
 
-    soft_control(&f->gpu, "delay " LATE_US);
-    assert_cuda(f->gpu.drv->cu.cuMemsetD8Async(ptr_of(array), 0xaa, MIB, stream));
+    soft_control(&f.gpu, "delay " LATE_US);
+    assert_cuda(f.gpu.drv->cu.cuMemsetD8Async(ptr_of(array), 0xaa, MIB, stream));
     if (on_stream)
-        assert_ok(caid_array_close_on(array, stream_number(stream), &f->error), f->error);
+        assert_ok(caid_array_close_on(array, stream_number(stream), &error));
     else
         caid_array_close(array);
-    cr_assert_eq(run_taker(f), 0);
-    soft_control(&f->gpu, "delay 0");
-    wait_for_leases(f->client, 1);
+    cr_assert_eq(run_taker(), 0);
+    soft_control(&f.gpu, "delay 0");
+    wait_for_leases(f.client, 1);
     caid_array_close(keeps);
-    wait_for_leases(f->client, 0);
-    assert_cuda(f->gpu.drv->cu.cuStreamDestroy(stream));
+    wait_for_leases(f.client, 0);
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
 }
 
 static void
 late_work(bool on_stream)
 {
-    struct fixture f;
-
     if (!gpu_is_soft())
         return; /* the real driver cannot be told to be late */
-    begin(&f);
-    close_with_late_work(&f, on_stream);
-    end(&f);
+    begin_with_gpu();
+    close_with_late_work(on_stream);
+    end();
 }
 
 CLIENT_TEST(close, others_see_no_late_write)
@@ -134,24 +111,20 @@ CLIENT_TEST(close, others_see_no_late_write_in_another_context)
 {
     CUresult (*create)(CUcontext *, unsigned int, CUdevice);
     CUcontext other, popped;
-    struct fixture f;
 
     if (!gpu_is_soft())
         return;
-    begin(&f);
+    begin_with_gpu();
     void *symbol = gpu_symbol(&f.gpu, "cuCtxCreate_v2");
     memcpy(&create, &symbol, sizeof(create));
     assert_cuda(create(&other, 0, 0));
-    close_with_late_work(&f, false);
+    close_with_late_work(false);
     assert_cuda(f.gpu.drv->cu.cuCtxPopCurrent(&popped)); /* it lives on, as the header asks */
-    end(&f);
+    end();
 }
 
-CLIENT_TEST(close, the_clients_end_waits_for_late_work)
+CLOSE_TEST(the_clients_end_waits_for_late_work)
 {
-    struct fixture f;
-
-    begin(&f);
     if (gpu_is_soft())
         soft_control(&f.gpu, "delay 100000");
     CUstream stream = gpu_stream_new(&f.gpu);
@@ -162,15 +135,11 @@ CLIENT_TEST(close, the_clients_end_waits_for_late_work)
     assert_cuda(f.gpu.drv->cu.cuStreamQuery(stream));
     f.client = daemon_connect(&f.daemon);
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
-    end(&f);
 }
 
 /* After that there is no thread: the close itself waits. */
-CLIENT_TEST(close, after_the_client_it_waits_itself)
+CLOSE_TEST(after_the_client_it_waits_itself)
 {
-    struct fixture f;
-
-    begin(&f);
     if (gpu_is_soft())
         soft_control(&f.gpu, "delay 100000");
     CUstream stream = gpu_stream_new(&f.gpu);
@@ -181,19 +150,16 @@ CLIENT_TEST(close, after_the_client_it_waits_itself)
     assert_cuda(f.gpu.drv->cu.cuStreamQuery(stream));
     f.client = daemon_connect(&f.daemon);
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
-    end(&f);
 }
 
 /* Memory that is closed and not drained is waited for rather than refused. */
 CLIENT_TEST(close, a_create_that_needs_the_memory_waits_for_it)
 {
-    struct fixture f;
-
     if (!gpu_is_soft())
         return;
     setenv("CAID_SOFTCUDA_MEMORY", "64M", 1); /* the daemon's; this driver has read its own */
     setenv("CAID_SOFTCUDA_UUID", "GPU-00000000-0000-0000-0000-000000000009", 1);
-    begin(&f);
+    begin_with_gpu();
     CUstream stream = gpu_stream_new(&f.gpu);
     soft_control(&f.gpu, "delay 50000");
     for (int i = 0; i < 5; i++) {
@@ -202,7 +168,7 @@ CLIENT_TEST(close, a_create_that_needs_the_memory_waits_for_it)
         caid_array_close(array);
     }
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
-    end(&f);
+    end();
 }
 
 /* ---- a stream that waits ---- */
@@ -215,55 +181,51 @@ struct gate {
 
 /* Nothing on its stream goes on until it is opened. */
 static void
-gate_begin(struct fixture *f, struct gate *gate)
+gate_begin(struct gate *gate)
 {
     CUresult (*wait_value)(CUstream, CUdeviceptr, uint32_t, unsigned int);
-    void *symbol = gpu_symbol(&f->gpu, "cuStreamWaitValue32_v2"), *memory;
+    void *symbol = gpu_symbol(&f.gpu, "cuStreamWaitValue32_v2"), *memory;
     uint64_t ptr;
 
     memcpy(&wait_value, &symbol, sizeof(wait_value));
-    assert_ok(cuda_host_alloc(f->client, 0, 4096, CUDA_HOST_MAPPED, &memory, &ptr, &f->error),
-              f->error);
+    assert_ok(cuda_host_alloc(f.client, 0, 4096, CUDA_HOST_MAPPED, &memory, &ptr, &error));
     gate->flag = memory;
     *gate->flag = 0;
     gate->ptr = ptr;
-    gate->stream = gpu_stream_new(&f->gpu);
+    gate->stream = gpu_stream_new(&f.gpu);
     assert_cuda(wait_value(gate->stream, gate->ptr, 1, 0));
 }
 
 static void
-gate_open(struct fixture *f, struct gate *gate)
+gate_open(struct gate *gate)
 {
     *gate->flag = 1;
-    assert_cuda(f->gpu.drv->cu.cuStreamSynchronize(gate->stream));
+    assert_cuda(f.gpu.drv->cu.cuStreamSynchronize(gate->stream));
 }
 
 static void
-gate_end(struct fixture *f, struct gate *gate)
+gate_end(struct gate *gate)
 {
     void *memory = (void *)(uintptr_t)gate->flag;
 
-    assert_cuda(f->gpu.drv->cu.cuStreamDestroy(gate->stream));
-    assert_ok(cuda_host_free(f->client, 0, memory, &f->error), f->error);
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy(gate->stream));
+    assert_ok(cuda_host_free(f.client, 0, memory, &error));
 }
 
-CLIENT_TEST(close, waits_for_the_context_without_blocking)
+CLOSE_TEST(waits_for_the_context_without_blocking)
 {
-    struct fixture f;
     struct gate gate;
 
-    begin(&f);
-    gate_begin(&f, &gate);
+    gate_begin(&gate);
     struct caid_array *array = make_bytes(f.client, NULL, MIB);
     caid_array_close(array);
     for (int i = 0; i < 50; i++) {
         usleep(1000);
-        cr_assert_eq(leases(&f), 1, "the context has not drained");
+        cr_assert_eq(leases(), 1, "the context has not drained");
     }
-    gate_open(&f, &gate);
+    gate_open(&gate);
     wait_for_leases(f.client, 0);
-    gate_end(&f, &gate);
-    end(&f);
+    gate_end(&gate);
 }
 
 static void *
@@ -274,135 +236,114 @@ close_here(void *array)
 }
 
 /* A thread to which no context is current counts on the device's primary one. */
-CLIENT_TEST(close, by_a_thread_without_a_context)
+CLOSE_TEST(by_a_thread_without_a_context)
 {
-    struct fixture f;
     struct gate gate;
     pthread_t thread;
 
-    begin(&f);
-    gate_begin(&f, &gate);
+    gate_begin(&gate);
     struct caid_array *array = make_bytes(f.client, NULL, MIB);
     cr_assert_eq(pthread_create(&thread, NULL, close_here, array), 0);
     pthread_join(thread, NULL);
     usleep(20 * 1000);
-    cr_assert_eq(leases(&f), 1, "the context has not drained");
-    gate_open(&f, &gate);
+    cr_assert_eq(leases(), 1, "the context has not drained");
+    gate_open(&gate);
     wait_for_leases(f.client, 0);
-    gate_end(&f, &gate);
-    end(&f);
+    gate_end(&gate);
 }
 
-CLIENT_TEST(close, on_a_stream_waits_for_that_alone)
+CLOSE_TEST(on_a_stream_waits_for_that_alone)
 {
-    struct fixture f;
     struct gate gate;
 
-    begin(&f);
-    gate_begin(&f, &gate);
+    gate_begin(&gate);
     CUstream stream = gpu_stream_new(&f.gpu);
     struct caid_array *here = make_bytes(f.client, NULL, MIB);
     struct caid_array *there = make_bytes(f.client, NULL, MIB);
-    assert_ok(caid_array_close_on(here, stream_number(stream), &f.error), f.error);
+    assert_ok(caid_array_close_on(here, stream_number(stream), &error));
     wait_for_leases(f.client, 1);
-    assert_ok(caid_array_close_on(there, stream_number(gate.stream), &f.error), f.error);
+    assert_ok(caid_array_close_on(there, stream_number(gate.stream), &error));
     usleep(20 * 1000);
-    cr_assert_eq(leases(&f), 1, "the stream has not drained");
-    gate_open(&f, &gate);
+    cr_assert_eq(leases(), 1, "the stream has not drained");
+    gate_open(&gate);
     wait_for_leases(f.client, 0);
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
-    gate_end(&f, &gate);
-    end(&f);
+    gate_end(&gate);
 }
 
-CLIENT_TEST(close, on_the_default_streams)
+CLOSE_TEST(on_the_default_streams)
 {
-    struct fixture f;
-
-    begin(&f);
     for (uint64_t stream = 1; stream <= 2; stream++) {
         struct caid_array *array = make_bytes(f.client, NULL, MIB);
-        assert_ok(caid_array_close_on(array, stream, &f.error), f.error);
+        assert_ok(caid_array_close_on(array, stream, &error));
     }
     struct caid_array *empty = make_bytes(f.client, NULL, 0);
-    assert_ok(caid_array_close_on(empty, 1, &f.error), f.error);
+    assert_ok(caid_array_close_on(empty, 1, &error));
     wait_for_leases(f.client, 0);
-    end(&f);
 }
 
-CLIENT_TEST(close, what_fails_leaves_the_array_open)
+CLOSE_TEST(what_fails_leaves_the_array_open)
 {
-    struct fixture f;
-
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, NULL, 8);
-    assert_failed(caid_array_close_on(array, 0, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_array_close_on(NULL, 1, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_array_close_on(array, 0, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_close_on(NULL, 1, &error), CAID_ERR_INVALID);
     if (gpu_is_soft()) { /* the real driver follows a handle that is none */
-        assert_failed(caid_array_close_on(array, 0x1234567, &f.error), f.error,
-                      CAID_ERR_DRIVER);
+        assert_failed(caid_array_close_on(array, 0x1234567, &error), CAID_ERR_DRIVER);
         soft_control(&f.gpu, "fail cuEventRecord=OUT_OF_MEMORY");
-        assert_failed(caid_array_close_on(array, 1, &f.error), f.error, CAID_ERR_NO_MEMORY);
+        assert_failed(caid_array_close_on(array, 1, &error), CAID_ERR_NO_MEMORY);
         soft_control(&f.gpu, "clear");
         cr_assert_eq(soft_live(&f.gpu, "events"), 0);
     }
-    assert_ok(caid_array_copy_from_host(array, "still it", 8, &f.error), f.error);
-    cr_assert_eq(leases(&f), 1);
+    assert_ok(caid_array_copy_from_host(array, "still it", 8, &error));
+    cr_assert_eq(leases(), 1);
     caid_array_close(array);
     wait_for_leases(f.client, 0);
-    end(&f);
 }
 
 /* A context in which nothing can run any more has nothing to wait for. */
 CLIENT_TEST(close, goes_through_when_the_context_is_dead)
 {
-    struct fixture f;
-
     if (!gpu_is_soft())
         return;
-    begin(&f);
+    begin_with_gpu();
     struct caid_array *a = make_bytes(f.client, NULL, MIB),
                       *b = make_bytes(f.client, NULL, MIB);
     struct caid_array *c = make_bytes(f.client, NULL, MIB);
     CUstream stream = gpu_stream_new(&f.gpu);
     soft_control(&f.gpu, "fault 0 LAUNCH_FAILED");
     caid_array_close(a);
-    assert_ok(caid_array_close_on(b, stream_number(stream), &f.error), f.error);
-    assert_ok(caid_array_close_on(c, 1, &f.error), f.error);
+    assert_ok(caid_array_close_on(b, stream_number(stream), &error));
+    assert_ok(caid_array_close_on(c, 1, &error));
     wait_for_leases(f.client, 0);
-    end(&f);
+    end();
 }
 
 /* While a stream captures a graph nothing is known of the context's work (the software driver
  * does not capture: it only says so). */
 CLIENT_TEST(close, waits_until_no_stream_captures)
 {
-    struct fixture f;
-
     if (!gpu_is_soft())
         return;
-    begin(&f);
+    begin_with_gpu();
     struct caid_array *array = make_bytes(f.client, NULL, MIB);
     soft_control(&f.gpu, "fail cuCtxSynchronize=STREAM_CAPTURE_UNSUPPORTED");
     caid_array_close(array);
     usleep(20 * 1000);
-    cr_assert_eq(leases(&f), 1);
+    cr_assert_eq(leases(), 1);
     /* The one who captures does not hang, whatever it asks for. */
-    assert_ok(caid_flush(f.client, -1, NULL, &f.error), f.error);
-    cr_assert_eq(leases(&f), 1);
+    assert_ok(caid_flush(f.client, -1, NULL, &error));
+    cr_assert_eq(leases(), 1);
     soft_control(&f.gpu, "clear");
     wait_for_leases(f.client, 0);
-    end(&f);
+    end();
 }
 
 /* What cannot be waited for is kept: no CAID_TEST, which looks for that. */
 Test(close, while_a_stream_captures_the_client_ends, .init = driver_warm_up, .timeout = 120)
 {
-    struct fixture f;
-
     if (!gpu_is_soft())
         return;
-    begin(&f);
+    begin_with_gpu();
     struct caid_array *array = make_bytes(f.client, NULL, MIB);
     soft_control(&f.gpu, "fail cuCtxSynchronize=STREAM_CAPTURE_UNSUPPORTED");
     caid_array_close(array);
@@ -413,9 +354,9 @@ Test(close, while_a_stream_captures_the_client_ends, .init = driver_warm_up, .ti
     cr_assert_gt(soft_live(&f.gpu, "mappings"), 0, "work may still use it");
     f.client = daemon_connect(&f.daemon);
     struct caid_status status = CAID_INIT(status);
-    assert_ok(caid_client_status(f.client, &status, &f.error), f.error);
+    assert_ok(caid_client_status(f.client, &status, &error));
     cr_assert_eq(status.arrays, 2, "given to nobody");
-    end(&f);
+    end();
 }
 
 /* ---- without a context ---- */
@@ -433,13 +374,11 @@ driver_without_context(void)
 CAID_TEST_WITH(close, is_at_once_without_a_context, .init = driver_without_context,
                .timeout = 120)
 {
-    struct fixture f;
-
     daemon_start(&f.daemon);
     f.client = daemon_connect(&f.daemon);
     struct caid_array *array = make_bytes(f.client, NULL, MIB);
     caid_array_close(array);
-    cr_assert_eq(leases(&f), 0);
+    cr_assert_eq(leases(), 0);
     caid_client_close(f.client);
     daemon_stop(&f.daemon);
 }
@@ -447,20 +386,18 @@ CAID_TEST_WITH(close, is_at_once_without_a_context, .init = driver_without_conte
 /* ---- idle blocks ---- */
 
 static void
-wait_until_called(struct fixture *f, const char *function, uint64_t more_than)
+wait_until_called(const char *function, uint64_t more_than)
 {
-    for (int i = 0; i < POLL_TRIES && soft_calls(&f->gpu, function) <= more_than; i++)
+    for (int i = 0; i < POLL_TRIES && soft_calls(&f.gpu, function) <= more_than; i++)
         usleep(POLL_MS * 1000);
-    cr_assert_gt(soft_calls(&f->gpu, function), more_than);
+    cr_assert_gt(soft_calls(&f.gpu, function), more_than);
 }
 
 CLIENT_TEST(close, and_create_in_a_loop_make_no_driver_call)
 {
-    struct fixture f;
-
     if (!gpu_is_soft())
         return;
-    begin(&f);
+    begin_with_gpu();
     for (int i = 0; i < N_LOOP; i++)
         caid_array_close(make_bytes(f.client, NULL, MIB));
     wait_for_leases(f.client, 0);
@@ -468,54 +405,48 @@ CLIENT_TEST(close, and_create_in_a_loop_make_no_driver_call)
     for (int i = 0; i < N_LOOP; i++)
         caid_array_close(make_bytes(f.client, NULL, MIB));
     cr_assert_lt(soft_calls(&f.gpu, "cuMemMap"), before + N_LOOP / 10, "a few blocks at most");
-    end(&f);
+    end();
 }
 
 CLIENT_TEST(close, idle_blocks_go_after_a_while)
 {
-    struct fixture f;
-
     if (!gpu_is_soft())
         return;
-    begin(&f);
+    begin_with_gpu();
     struct caid_array *array = make_bytes(f.client, "x", MIB);
     uint64_t unmapped = soft_calls(&f.gpu, "cuMemUnmap");
     uint64_t released = soft_calls(&f.gpu, "cuMemRelease");
     caid_array_close(array);
-    wait_until_called(&f, "cuMemUnmap", unmapped);
-    wait_until_called(&f, "cuMemRelease", released);
+    wait_until_called("cuMemUnmap", unmapped);
+    wait_until_called("cuMemRelease", released);
     cr_assert_eq(soft_live(&f.gpu, "mappings"), 0);
 
     /* The daemon has been told: it sends the block again. */
-    assert_ok(caid_array_open(f.client, &array, "x", NULL, &f.error), f.error);
+    assert_ok(caid_array_open(f.client, &array, "x", NULL, &error));
     caid_array_close(array);
-    end(&f);
+    end();
 }
 
 CLIENT_TEST(close, large_blocks_go_at_once)
 {
-    struct fixture f;
-
     if (!gpu_is_soft())
         return;
-    begin(&f);
+    begin_with_gpu();
     for (int i = 0; i < 20; i++) {
         uint64_t unmapped = soft_calls(&f.gpu, "cuMemUnmap");
         caid_array_close(make_bytes(f.client, NULL, 100 * MIB));
-        wait_until_called(&f, "cuMemUnmap", unmapped);
+        wait_until_called("cuMemUnmap", unmapped);
     }
-    end(&f);
+    end();
 }
 
 /* ---- fork ---- */
 
 /* The child has not got the client's thread. */
-CLIENT_TEST(close, in_a_child_leaves_the_parent_alone)
+CLOSE_TEST(in_a_child_leaves_the_parent_alone)
 {
-    struct fixture f;
     int status;
 
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, "x", MIB);
     caid_array_close(make_bytes(f.client, NULL, MIB)); /* starts the thread */
     wait_for_leases(f.client, 1);
@@ -527,8 +458,7 @@ CLIENT_TEST(close, in_a_child_leaves_the_parent_alone)
     }
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child: %#x", status);
-    cr_assert_eq(leases(&f), 1);
+    cr_assert_eq(leases(), 1);
     caid_array_close(array);
     wait_for_leases(f.client, 0);
-    end(&f);
 }

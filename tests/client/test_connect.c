@@ -63,9 +63,7 @@ bind_socket(const char *path, int type)
 
 CAID_TEST(connect, no_such_socket)
 {
-    struct caid_error error;
-
-    assert_failed(try_connect("/nonexistent/caid.sock", &error), error, CAID_ERR_NO_DAEMON);
+    assert_failed(try_connect("/nonexistent/caid.sock", &error), CAID_ERR_NO_DAEMON);
     assert_says(error, "/nonexistent/caid.sock");
     cr_assert_eq(try_connect("/nonexistent/caid.sock", NULL), -ECONNREFUSED);
 }
@@ -73,17 +71,16 @@ CAID_TEST(connect, no_such_socket)
 CAID_TEST(connect, what_is_no_socket)
 {
     struct folder folder;
-    struct caid_error error;
 
     folder_init(&folder);
     setenv("CAID_SOCKET", folder.dir, 1);
-    assert_failed(try_connect(NULL, &error), error, CAID_ERR_NO_DAEMON);
+    assert_failed(try_connect(NULL, &error), CAID_ERR_NO_DAEMON);
     assert_says(error, folder.dir);
     assert_says(error, "not a socket");
     assert_says(error, "$CAID_SOCKET");
 
     close(open(folder.path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
-    assert_failed(try_connect(folder.path, &error), error, CAID_ERR_NO_DAEMON);
+    assert_failed(try_connect(folder.path, &error), CAID_ERR_NO_DAEMON);
     assert_says(error, "not a socket");
     folder_deinit(&folder);
 }
@@ -91,11 +88,10 @@ CAID_TEST(connect, what_is_no_socket)
 CAID_TEST(connect, nobody_listens)
 {
     struct folder folder;
-    struct caid_error error;
 
     folder_init(&folder);
     close(bind_socket(folder.path, SOCK_SEQPACKET));
-    assert_failed(try_connect(folder.path, &error), error, CAID_ERR_NO_DAEMON);
+    assert_failed(try_connect(folder.path, &error), CAID_ERR_NO_DAEMON);
     assert_says(error, "nobody listens");
     folder_deinit(&folder);
 }
@@ -103,12 +99,11 @@ CAID_TEST(connect, nobody_listens)
 CAID_TEST(connect, a_socket_of_another_kind)
 {
     struct folder folder;
-    struct caid_error error;
 
     folder_init(&folder);
     int fd = bind_socket(folder.path, SOCK_STREAM);
     listen(fd, 1);
-    assert_failed(try_connect(folder.path, &error), error, CAID_ERR_NO_DAEMON);
+    assert_failed(try_connect(folder.path, &error), CAID_ERR_NO_DAEMON);
     assert_says(error, "not caid's");
     close(fd);
     folder_deinit(&folder);
@@ -116,12 +111,11 @@ CAID_TEST(connect, a_socket_of_another_kind)
 
 CAID_TEST(connect, too_long_a_path)
 {
-    struct caid_error error;
     char path[200];
 
     memset(path, 'p', sizeof(path) - 1);
     path[sizeof(path) - 1] = 0;
-    assert_failed(try_connect(path, &error), error, CAID_ERR_NO_DAEMON);
+    assert_failed(try_connect(path, &error), CAID_ERR_NO_DAEMON);
     assert_says(error, "107 bytes");
 }
 
@@ -129,10 +123,9 @@ CAID_TEST(connect, options_are_checked)
 {
     struct caid_connect_options options = {0};
     struct caid_client *client = NULL;
-    struct caid_error error;
 
-    assert_failed(caid_connect(&client, &options, &error), error, CAID_ERR_INVALID);
-    assert_failed(caid_connect(NULL, NULL, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_connect(&client, &options, &error), CAID_ERR_INVALID);
+    assert_failed(caid_connect(NULL, NULL, &error), CAID_ERR_INVALID);
     cr_assert_null(client);
     cr_assert_eq(caid_client_ping(NULL, NULL), -EINVAL);
     cr_assert_eq(caid_client_get_fd(NULL), -EINVAL);
@@ -157,22 +150,21 @@ CAID_TEST(connect, search_order)
     struct daemon daemon;
     struct caid_status status = CAID_INIT(status);
     struct caid_client *client;
-    struct caid_error error;
     char runtime[80];
 
     daemon_start(&daemon);
     setenv("CAID_SOCKET", daemon.socket, 1);
     setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
-    assert_ok(try_connect(NULL, &error), error);
-    assert_failed(try_connect("/nonexistent/s", &error), error, CAID_ERR_NO_DAEMON);
+    assert_ok(try_connect(NULL, &error));
+    assert_failed(try_connect("/nonexistent/s", &error), CAID_ERR_NO_DAEMON);
 
     /* Empty counts as not set; $XDG_RUNTIME_DIR is next. */
     setenv("CAID_SOCKET", "", 1);
     setenv("XDG_RUNTIME_DIR", daemon.dir, 1);
     snprintf(runtime, sizeof(runtime), "%s/caid.sock", daemon.dir);
     cr_assert_eq(symlink(daemon.socket, runtime), 0);
-    assert_ok(caid_connect(&client, NULL, &error), error);
-    assert_ok(caid_client_status(client, &status, &error), error);
+    assert_ok(caid_connect(&client, NULL, &error));
+    assert_ok(caid_client_status(client, &status, &error));
     cr_assert_str_eq(status.socket, runtime);
     caid_client_close(client);
     unlink(runtime);
@@ -184,7 +176,6 @@ CAID_TEST(connect, client_names)
     struct daemon daemon;
     struct caid_connect_options options = CAID_INIT(options);
     struct caid_client *client;
-    struct caid_error error;
     char name[66];
 
     daemon_start(&daemon);
@@ -192,12 +183,12 @@ CAID_TEST(connect, client_names)
     memset(name, 'n', sizeof(name));
     name[65] = 0;
     options.name = name;
-    assert_failed(caid_connect(&client, &options, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_connect(&client, &options, &error), CAID_ERR_INVALID);
     name[64] = 0;
-    assert_ok(caid_connect(&client, &options, &error), error);
+    assert_ok(caid_connect(&client, &options, &error));
     caid_client_close(client);
     options.name = "\xff";
-    assert_failed(caid_connect(&client, &options, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_connect(&client, &options, &error), CAID_ERR_INVALID);
     daemon_stop(&daemon);
 }
 
@@ -206,12 +197,11 @@ CAID_TEST(connect, status_ping_devices)
     struct daemon daemon;
     struct caid_status status = CAID_INIT(status);
     const struct caid_device *devices;
-    struct caid_error error;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
-    assert_ok(caid_client_ping(client, &error), error);
-    assert_ok(caid_client_status(client, &status, &error), error);
+    assert_ok(caid_client_ping(client, &error));
+    assert_ok(caid_client_status(client, &status, &error));
     cr_assert_eq(status.pid, (uint64_t)daemon.pid);
     cr_assert_eq(status.connections, 1);
     cr_assert_eq(status.leases, 0);
@@ -231,17 +221,16 @@ CAID_TEST(connect, older_result_struct)
 {
     struct daemon daemon;
     struct caid_status status;
-    struct caid_error error;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
     memset(&status, 0x5a, sizeof(status));
     status.struct_size = offsetof(struct caid_status, driver);
-    assert_ok(caid_client_status(client, &status, &error), error);
+    assert_ok(caid_client_status(client, &status, &error));
     cr_assert_eq(strncmp(status.server, "caid ", 5), 0);
     cr_assert_eq(status.driver[0], 0x5a);
     status.struct_size = 1;
-    assert_failed(caid_client_status(client, &status, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_client_status(client, &status, &error), CAID_ERR_INVALID);
     caid_client_close(client);
     daemon_stop(&daemon);
 }
@@ -249,20 +238,19 @@ CAID_TEST(connect, older_result_struct)
 CAID_TEST(connect, the_daemon_goes_away)
 {
     struct daemon daemon;
-    struct caid_error error;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
     struct pollfd fd = {.fd = caid_client_get_fd(client), .events = POLLIN};
     cr_assert_eq(poll(&fd, 1, 0), 0);
-    assert_ok(caid_client_dispatch(client, &error), error);
+    assert_ok(caid_client_dispatch(client, &error));
 
     daemon_end(&daemon, SIGKILL);
     cr_assert_eq(poll(&fd, 1, 10000), 1, "the fd tells");
-    assert_failed(caid_client_dispatch(client, &error), error, CAID_ERR_DISCONNECTED);
-    assert_failed(caid_client_ping(client, &error), error, CAID_ERR_DISCONNECTED);
+    assert_failed(caid_client_dispatch(client, &error), CAID_ERR_DISCONNECTED);
+    assert_failed(caid_client_ping(client, &error), CAID_ERR_DISCONNECTED);
     assert_says(error, daemon.socket);
-    assert_failed(try_connect(daemon.socket, &error), error, CAID_ERR_NO_DAEMON);
+    assert_failed(try_connect(daemon.socket, &error), CAID_ERR_NO_DAEMON);
     caid_client_close(client);
     daemon_stop(&daemon);
 }
@@ -281,7 +269,7 @@ CAID_TEST(connect, killed_during_a_call)
         kill(daemon.pid, SIGKILL);
         _exit(0);
     }
-    assert_failed(caid_client_ping(client, &error), error, CAID_ERR_DISCONNECTED);
+    assert_failed(caid_client_ping(client, &error), CAID_ERR_DISCONNECTED);
     waitpid(killer, NULL, 0);
     caid_client_close(client);
     daemon_end(&daemon, SIGKILL);
@@ -294,7 +282,6 @@ CLIENT_TEST(connect, the_driver_alone)
     const struct caid_device *devices;
     struct caid_array *array;
     struct caid_client *client;
-    struct caid_error error;
     const int64_t n = 4;
     struct drv *drv;
     CUdeviceptr ptr;
@@ -302,32 +289,31 @@ CLIENT_TEST(connect, the_driver_alone)
     int32_t device;
     char in[4] = "abc", out[4] = "";
 
-    assert_failed(cuda_driver_open(&client, "/nonexistent/libcuda.so", &error), error,
+    assert_failed(cuda_driver_open(&client, "/nonexistent/libcuda.so", &error),
                   CAID_ERR_DEVICE);
-    assert_failed(cuda_driver_open(NULL, NULL, &error), error, CAID_ERR_INVALID);
-    assert_ok(cuda_driver_open(&client, NULL, &error), error);
+    assert_failed(cuda_driver_open(NULL, NULL, &error), CAID_ERR_INVALID);
+    assert_ok(cuda_driver_open(&client, NULL, &error));
     cr_assert_gt(caid_client_devices(client, &devices), 0);
     cr_assert_eq(strncmp(devices[0].uuid, "GPU-", 4), 0);
-    assert_failed(caid_client_ping(client, &error), error, CAID_ERR_NO_DAEMON);
-    assert_failed(caid_array_open(client, &array, "x", NULL, &error), error,
-                  CAID_ERR_NO_DAEMON);
+    assert_failed(caid_client_ping(client, &error), CAID_ERR_NO_DAEMON);
+    assert_failed(caid_array_open(client, &array, "x", NULL, &error), CAID_ERR_NO_DAEMON);
     cr_assert_eq(caid_client_get_fd(client), -ENOTCONN);
-    assert_ok(caid_stream_synchronize(client, 1, 0, &error), error);
+    assert_ok(caid_stream_synchronize(client, 1, 0, &error));
 
     cr_assert_eq(drv_open(&drv, NULL, NULL), 0);
     CUcontext context;
     drv->cu.cuDevicePrimaryCtxRetain(&context, 0);
     drv->cu.cuCtxSetCurrent(context);
     cr_assert_eq(drv->cu.cuMemAlloc(&ptr, 4), CUDA_SUCCESS);
-    assert_ok(cuda_pointer_resolve(client, ptr, &found, &device, &error), error);
+    assert_ok(cuda_pointer_resolve(client, ptr, &found, &device, &error));
     cr_assert(found == ptr && device == 0);
     copy.shape = &n;
     copy.ndim = copy.itemsize = 1;
     copy.dst = ptr, copy.src = (uintptr_t)in, copy.src_on_host = true;
-    assert_ok(caid_copy(client, &copy, &error), error);
+    assert_ok(caid_copy(client, &copy, &error));
     copy.dst = (uintptr_t)out, copy.src = ptr, copy.dst_on_host = true,
     copy.src_on_host = false;
-    assert_ok(caid_copy(client, &copy, &error), error);
+    assert_ok(caid_copy(client, &copy, &error));
     cr_assert_str_eq(out, "abc");
     drv->cu.cuMemFree(ptr);
     drv->cu.cuDevicePrimaryCtxRelease(0);

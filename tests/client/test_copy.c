@@ -119,8 +119,8 @@ run_sample(struct bench *b, const struct sample *s, int dst_where, int src_where
     uint64_t device_src = caid_array_get_info(b->arrays[1])->ptr;
 
     copy_elements(s, 0, b->wanted + s->dst.start, b->src + s->src.start);
-    assert_ok(caid_array_copy_from_host(b->arrays[0], b->dst, BUFFER, &b->error), b->error);
-    assert_ok(caid_array_copy_from_host(b->arrays[1], b->src, BUFFER, &b->error), b->error);
+    assert_ok(caid_array_copy_from_host(b->arrays[0], b->dst, BUFFER, &error));
+    assert_ok(caid_array_copy_from_host(b->arrays[1], b->src, BUFFER, &error));
     copy.dst = (dst_where == ON_HOST ? (uintptr_t)b->dst : device_dst) + s->dst.start;
     copy.src = (src_where == ON_HOST ? (uintptr_t)b->src : device_src) + s->src.start;
     copy.dst_on_host = dst_where == ON_HOST;
@@ -130,9 +130,9 @@ run_sample(struct bench *b, const struct sample *s, int dst_where, int src_where
     copy.shape = s->shape;
     copy.ndim = s->ndim;
     copy.itemsize = s->itemsize;
-    assert_ok(caid_copy(b->client, &copy, &b->error), b->error);
+    assert_ok(caid_copy(b->client, &copy, &error));
     if (dst_where == ON_DEVICE)
-        assert_ok(caid_array_copy_to_host(b->arrays[0], b->dst, BUFFER, &b->error), b->error);
+        assert_ok(caid_array_copy_to_host(b->arrays[0], b->dst, BUFFER, &error));
     cr_assert_eq(memcmp(b->dst, b->wanted, BUFFER), 0, "case %d, %s to %s", number,
                  src_where == ON_HOST ? "host" : "device",
                  dst_where == ON_HOST ? "host" : "device");
@@ -168,7 +168,6 @@ CLIENT_TEST(copy, arrays_of_any_order)
     const int64_t *const all[] = {NULL, f_order, gaps};
     uint16_t in[5 * 7 * 3], out[5 * 7 * 3];
     struct caid_array *array;
-    struct caid_error error;
     struct daemon daemon;
 
     daemon_start(&daemon);
@@ -181,9 +180,9 @@ CLIENT_TEST(copy, arrays_of_any_order)
     for (size_t k = 0; k < ARRAY_SIZE(all); k++) {
         options.strides = all[k];
         memset(out, 0, sizeof(out));
-        assert_ok(caid_array_create(client, &array, &options, &error), error);
-        assert_ok(caid_array_copy_from_host(array, in, sizeof(in), &error), error);
-        assert_ok(caid_array_copy_to_host(array, out, sizeof(out), &error), error);
+        assert_ok(caid_array_create(client, &array, &options, &error));
+        assert_ok(caid_array_copy_from_host(array, in, sizeof(in), &error));
+        assert_ok(caid_array_copy_to_host(array, out, sizeof(out), &error));
         cr_assert_eq(memcmp(in, out, sizeof(in)), 0, "strides %zu", k);
         caid_array_close(array);
     }
@@ -195,7 +194,6 @@ CLIENT_TEST(copy, what_is_refused)
 {
     struct caid_copy copy = CAID_INIT(copy), bad;
     const int64_t shape[33] = {4}, negative = -4, huge[] = {INT64_C(1) << 40, INT64_C(1) << 40};
-    struct caid_error error;
     struct daemon daemon;
     char a[16] = {0}, b[16] = {1};
 
@@ -208,14 +206,14 @@ CLIENT_TEST(copy, what_is_refused)
     copy.shape = shape;
     copy.ndim = 1;
     copy.itemsize = 1;
-    assert_ok(caid_copy(client, &copy, &error), error);
+    assert_ok(caid_copy(client, &copy, &error));
     cr_assert(a[0] == 1 && a[4] == 0);
 
-#define REFUSED(code, ...)                                           \
-    do {                                                             \
-        bad = copy;                                                  \
-        __VA_ARGS__;                                                 \
-        assert_failed(caid_copy(client, &bad, &error), error, code); \
+#define REFUSED(code, ...)                                    \
+    do {                                                      \
+        bad = copy;                                           \
+        __VA_ARGS__;                                          \
+        assert_failed(caid_copy(client, &bad, &error), code); \
     } while (0)
     REFUSED(CAID_ERR_INVALID, bad.struct_size = 3);
     REFUSED(CAID_ERR_INVALID, bad.shape = NULL);
@@ -225,12 +223,12 @@ CLIENT_TEST(copy, what_is_refused)
     REFUSED(CAID_ERR_INVALID, bad.itemsize = 0);
     REFUSED(CAID_ERR_DEVICE, bad.dst_on_host = false, bad.device = 77);
 #undef REFUSED
-    assert_failed(caid_copy(client, NULL, &error), error, CAID_ERR_INVALID);
-    assert_failed(caid_copy(NULL, &copy, &error), error, CAID_ERR_INVALID);
-    assert_failed(caid_array_copy_to_host(array, a, 15, &error), error, CAID_ERR_INVALID);
-    assert_failed(caid_array_copy_to_host(array, NULL, 16, &error), error, CAID_ERR_INVALID);
-    assert_failed(caid_array_copy_to_host(NULL, a, 16, &error), error, CAID_ERR_INVALID);
-    assert_failed(caid_array_copy_from_host(array, a, 17, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_copy(client, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(caid_copy(NULL, &copy, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_copy_to_host(array, a, 15, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_copy_to_host(array, NULL, 16, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_copy_to_host(NULL, a, 16, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_copy_from_host(array, a, 17, &error), CAID_ERR_INVALID);
     caid_array_close(array);
     caid_client_close(client);
     daemon_stop(&daemon);
@@ -238,7 +236,6 @@ CLIENT_TEST(copy, what_is_refused)
 
 CLIENT_TEST(copy, pointers_and_streams)
 {
-    struct caid_error error;
     struct daemon daemon;
     int on_stack = 0;
     uint64_t found;
@@ -248,16 +245,16 @@ CLIENT_TEST(copy, pointers_and_streams)
     struct caid_client *client = daemon_connect(&daemon);
     struct caid_array *array = make_bytes(client, NULL, 4096);
     uint64_t ptr = caid_array_get_info(array)->ptr;
-    assert_ok(cuda_pointer_resolve(client, ptr + 100, &found, &device, &error), error);
+    assert_ok(cuda_pointer_resolve(client, ptr + 100, &found, &device, &error));
     cr_assert_eq(found, ptr + 100);
     cr_assert_eq(device, 0);
     assert_failed(cuda_pointer_resolve(client, (uintptr_t)&on_stack, &found, &device, &error),
-                  error, CAID_ERR_INVALID);
+                  CAID_ERR_INVALID);
 
-    assert_ok(caid_stream_synchronize(client, 1, 0, &error), error);
-    assert_ok(caid_stream_synchronize(client, 2, 0, &error), error);
-    assert_failed(caid_stream_synchronize(client, 0, 0, &error), error, CAID_ERR_INVALID);
-    assert_failed(caid_stream_synchronize(client, 1, 9, &error), error, CAID_ERR_DEVICE);
+    assert_ok(caid_stream_synchronize(client, 1, 0, &error));
+    assert_ok(caid_stream_synchronize(client, 2, 0, &error));
+    assert_failed(caid_stream_synchronize(client, 0, 0, &error), CAID_ERR_INVALID);
+    assert_failed(caid_stream_synchronize(client, 1, 9, &error), CAID_ERR_DEVICE);
     caid_array_close(array);
     caid_client_close(client);
     daemon_stop(&daemon);
@@ -266,7 +263,6 @@ CLIENT_TEST(copy, pointers_and_streams)
 /* What was current before a copy is current after it. */
 CLIENT_TEST(copy, leaves_the_current_context_alone)
 {
-    struct caid_error error;
     struct daemon daemon;
     CUcontext mine, now;
     struct drv *drv;
@@ -277,13 +273,13 @@ CLIENT_TEST(copy, leaves_the_current_context_alone)
     struct caid_client *client = daemon_connect(&daemon);
     struct caid_array *array = make_bytes(client, NULL, 16);
     cr_assert_eq(drv->cu.cuCtxSetCurrent(NULL), CUDA_SUCCESS);
-    assert_ok(caid_array_copy_to_host(array, bytes, 16, &error), error);
+    assert_ok(caid_array_copy_to_host(array, bytes, 16, &error));
     cr_assert_eq(drv->cu.cuCtxGetCurrent(&now), CUDA_SUCCESS);
     cr_assert_null(now);
 
     cr_assert_eq(drv->cu.cuDevicePrimaryCtxRetain(&mine, 0), CUDA_SUCCESS);
     cr_assert_eq(drv->cu.cuCtxSetCurrent(mine), CUDA_SUCCESS);
-    assert_ok(caid_array_copy_to_host(array, bytes, 16, &error), error);
+    assert_ok(caid_array_copy_to_host(array, bytes, 16, &error));
     cr_assert_eq(drv->cu.cuCtxGetCurrent(&now), CUDA_SUCCESS);
     cr_assert_eq(now, mine);
     drv->cu.cuDevicePrimaryCtxRelease(0);

@@ -9,18 +9,9 @@
 #include <unistd.h>
 
 #include "base/macros.h"
-#include "caid_test.h"
-#include "daemon.h"
-#include "gpu.h"
+#include "client_fixture.h"
 
 #define MIB (INT64_C(1) << 20)
-
-struct fixture {
-    struct test_gpu gpu;
-    struct daemon daemon;
-    struct caid_client *client;
-    struct caid_error error;
-};
 
 static void
 soft_driver(void)
@@ -29,26 +20,12 @@ soft_driver(void)
     driver_warm_up();
 }
 
-#define FAULT_TEST(name) CAID_TEST_WITH(faults, name, .init = soft_driver, .timeout = 120)
-
-static void
-begin(struct fixture *f)
-{
-    gpu_begin(&f->gpu);
-    daemon_start(&f->daemon);
-    f->client = daemon_connect(&f->daemon);
-}
-
-static void
-end(struct fixture *f)
-{
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
-    gpu_end(&f->gpu);
-}
+#define FAULT_TEST(name)                                                          \
+    CAID_TEST_BETWEEN(faults, name, begin_with_gpu(), end(), .init = soft_driver, \
+                      .timeout = 120)
 
 static int
-try_create(struct fixture *f, const char *memory, struct caid_array **ret)
+try_create(const char *memory, struct caid_array **ret)
 {
     struct caid_create_options options = CAID_INIT(options);
     const int64_t n = MIB;
@@ -57,20 +34,20 @@ try_create(struct fixture *f, const char *memory, struct caid_array **ret)
     options.typestr = "|u1";
     options.shape = &n;
     options.ndim = 1;
-    return caid_array_create(f->client, ret, &options, &f->error);
+    return caid_array_create(f.client, ret, &options, &error);
 }
 
 static void
-assert_nothing_is_left(struct fixture *f)
+assert_nothing_is_left(void)
 {
     const char *const kinds[] = {"mappings", "reservations", "registrations", "opened",
                                  "managed_allocations"};
 
-    wait_for_leases(f->client, 0);
-    caid_client_close(f->client);
+    wait_for_leases(f.client, 0);
+    caid_client_close(f.client);
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
-        cr_assert_eq(soft_live(&f->gpu, kinds[i]), 0, "%s", kinds[i]);
-    f->client = daemon_connect(&f->daemon);
+        cr_assert_eq(soft_live(&f.gpu, kinds[i]), 0, "%s", kinds[i]);
+    f.client = daemon_connect(&f.daemon);
 }
 
 static const struct {
@@ -94,28 +71,25 @@ FAULT_TEST(while_mapping)
 {
     struct caid_array *array = NULL;
     char command[128];
-    struct fixture f;
 
-    begin(&f);
     for (size_t i = 0; i < ARRAY_SIZE(faults); i++) {
         snprintf(command, sizeof(command), "fail %s=%s", faults[i].function, faults[i].result);
         soft_control(&f.gpu, command);
-        int r = try_create(&f, faults[i].memory, &array);
+        int r = try_create(faults[i].memory, &array);
         cr_assert_lt(r, 0, "%s", command);
-        cr_assert_eq(f.error.code, faults[i].code, "%s: %d: %s", command, f.error.code,
-                     f.error.message);
-        cr_assert(strstr(f.error.message, faults[i].function), "%s", f.error.message);
-        cr_assert_neq(f.error.cuda_result, 0);
+        cr_assert_eq(error.code, faults[i].code, "%s: %d: %s", command, error.code,
+                     error.message);
+        cr_assert(strstr(error.message, faults[i].function), "%s", error.message);
+        cr_assert_neq(error.cuda_result, 0);
         cr_assert_null(array);
         soft_control(&f.gpu, "clear");
-        assert_nothing_is_left(&f);
+        assert_nothing_is_left();
 
-        assert_ok(try_create(&f, faults[i].memory, &array), f.error);
+        assert_ok(try_create(faults[i].memory, &array));
         caid_array_close(array);
         array = NULL;
-        assert_nothing_is_left(&f);
+        assert_nothing_is_left();
     }
-    end(&f);
 }
 
 /* The first mapping stays when the second fails, and open_many gives everything back. */
@@ -124,37 +98,33 @@ FAULT_TEST(half_way)
     const char *const names[] = {"a", "b", "a"};
     struct caid_open_options options = CAID_INIT(options);
     struct caid_array *opened[3] = {0}, *pinned = NULL;
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *a = make_bytes(f.client, "a", MIB);
     struct caid_array *b = make_bytes(f.client, "b", 40 * MIB); /* in a block of its own */
     soft_control(&f.gpu, "fail cuMemMap@2=OUT_OF_MEMORY");
-    assert_failed(caid_array_open_many(f.client, opened, names, 3, NULL, &f.error), f.error,
+    assert_failed(caid_array_open_many(f.client, opened, names, 3, NULL, &error),
                   CAID_ERR_NO_MEMORY);
     cr_assert_null(opened[0]);
     soft_control(&f.gpu, "clear");
     wait_for_leases(f.client, 2);
-    assert_ok(caid_array_open_many(f.client, opened, names, 3, NULL, &f.error), f.error);
+    assert_ok(caid_array_open_many(f.client, opened, names, 3, NULL, &error));
     for (int i = 0; i < 3; i++)
         caid_array_close(opened[i]);
-    assert_ok(caid_array_copy_from_host(a, (char[MIB]){1}, MIB, &f.error), f.error);
+    assert_ok(caid_array_copy_from_host(a, (char[MIB]){1}, MIB, &error));
     caid_array_close(a);
     caid_array_close(b);
 
-    assert_ok(try_create(&f, "pinned", &pinned), f.error);
-    assert_ok(caid_array_publish(pinned, "p", NULL, NULL, &f.error), f.error);
+    assert_ok(try_create("pinned", &pinned));
+    assert_ok(caid_array_publish(pinned, "p", NULL, NULL, &error));
     soft_control(&f.gpu, "fail cuMemHostRegister=UNKNOWN");
     options.mode = "r";
-    assert_failed(caid_array_open(f.client, opened, "p", &options, &f.error), f.error,
-                  CAID_ERR_DRIVER);
+    assert_failed(caid_array_open(f.client, opened, "p", &options, &error), CAID_ERR_DRIVER);
     soft_control(&f.gpu, "clear");
     memset(caid_array_get_info(pinned)->host_ptr, 1, MIB);
-    assert_ok(caid_array_open(f.client, opened, "p", &options, &f.error), f.error);
+    assert_ok(caid_array_open(f.client, opened, "p", &options, &error));
     caid_array_close(opened[0]);
     caid_array_close(pinned);
-    assert_nothing_is_left(&f);
-    end(&f);
+    assert_nothing_is_left();
 }
 
 /* What fails while it is given back is given back all the same. */
@@ -164,13 +134,11 @@ FAULT_TEST(while_closing)
                                     "fail cuMemRelease=late:UNKNOWN",
                                     "fail cuDevicePrimaryCtxGetState=UNKNOWN",
                                     "fail cuIpcCloseMemHandle=late:UNKNOWN"};
-    struct fixture f;
 
-    begin(&f);
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
         struct caid_array *device, *legacy;
-        assert_ok(try_create(&f, "device", &device), f.error);
-        assert_ok(try_create(&f, "legacy", &legacy), f.error);
+        assert_ok(try_create("device", &device));
+        assert_ok(try_create("legacy", &legacy));
         soft_control(&f.gpu, commands[i]);
         caid_array_close(device);
         caid_array_close(legacy);
@@ -180,15 +148,14 @@ FAULT_TEST(while_closing)
     caid_client_close(f.client);
     cr_assert_eq(soft_live(&f.gpu, "mappings"), 0);
     f.client = daemon_connect(&f.daemon);
-    end(&f);
 }
 
 static uint64_t
-count_arrays(struct fixture *f)
+count_arrays(void)
 {
     struct caid_status status = CAID_INIT(status);
 
-    assert_ok(caid_client_status(f->client, &status, &f->error), f->error);
+    assert_ok(caid_client_status(f.client, &status, &error));
     return status.arrays;
 }
 
@@ -200,12 +167,11 @@ Test(faults, what_may_be_in_use_is_kept, .init = soft_driver, .timeout = 120)
                                     "fail cuCtxPushCurrent=UNKNOWN"};
     const char *const memory[] = {"device", "legacy", "pinned", "managed"};
     struct caid_array *arrays[4], *other;
-    struct fixture f;
 
-    begin(&f);
+    begin_with_gpu();
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
         for (size_t j = 0; j < 4; j++)
-            assert_ok(try_create(&f, memory[j], &arrays[j]), f.error);
+            assert_ok(try_create(memory[j], &arrays[j]));
         soft_control(&f.gpu, commands[i]);
         for (size_t j = 0; j < 4; j++)
             caid_array_close(arrays[j]);
@@ -217,12 +183,12 @@ Test(faults, what_may_be_in_use_is_kept, .init = soft_driver, .timeout = 120)
         cr_assert_eq(soft_live(&f.gpu, "managed_allocations"), i + 1);
 
         f.client = daemon_connect(&f.daemon);
-        cr_assert_eq(count_arrays(&f), 3 * (i + 1), "given to nobody");
-        assert_ok(try_create(&f, "device", &other), f.error);
+        cr_assert_eq(count_arrays(), 3 * (i + 1), "given to nobody");
+        assert_ok(try_create("device", &other));
         caid_array_close(other);
         wait_for_leases(f.client, 0);
     }
-    end(&f);
+    end();
 }
 
 /* A range that the driver still knows as registered is not given to the next mapping. */
@@ -230,10 +196,9 @@ Test(faults, what_is_registered_stays_mapped, .init = soft_driver, .timeout = 12
 {
     struct caid_array *array;
     unsigned char resident;
-    struct fixture f;
 
-    begin(&f);
-    assert_ok(try_create(&f, "pinned", &array), f.error);
+    begin_with_gpu();
+    assert_ok(try_create("pinned", &array));
     uintptr_t at = (uintptr_t)caid_array_get_info(array)->host_ptr;
     caid_array_close(array);
     soft_control(&f.gpu, "fail cuMemHostUnregister=UNKNOWN");
@@ -243,13 +208,13 @@ Test(faults, what_is_registered_stays_mapped, .init = soft_driver, .timeout = 12
     at -= at % (uintptr_t)sysconf(_SC_PAGESIZE);
     cr_assert_eq(mincore((void *)at, 1, &resident), 0, "%m");
     f.client = daemon_connect(&f.daemon);
-    end(&f);
+    end();
 }
 
 /* ---- a create that is granted and cannot be mapped ---- */
 
 static int
-try_create_named(struct fixture *f, const char *name, int64_t n, struct caid_array **ret)
+try_create_named(const char *name, int64_t n, struct caid_array **ret)
 {
     struct caid_create_options options = CAID_INIT(options);
 
@@ -257,73 +222,63 @@ try_create_named(struct fixture *f, const char *name, int64_t n, struct caid_arr
     options.typestr = "|u1";
     options.shape = &n;
     options.ndim = 1;
-    return caid_array_create(f->client, ret, &options, &f->error);
+    return caid_array_create(f.client, ret, &options, &error);
 }
 
 static void
-assert_no_name(struct fixture *f, const char *name)
+assert_no_name(const char *name)
 {
     struct caid_array *array = NULL;
 
-    assert_failed(caid_array_open(f->client, &array, name, NULL, &f->error), f->error,
-                  CAID_ERR_NOT_FOUND);
+    assert_failed(caid_array_open(f.client, &array, name, NULL, &error), CAID_ERR_NOT_FOUND);
 }
 
 FAULT_TEST(leave_no_name)
 {
     struct caid_array *array = NULL;
-    struct fixture f;
 
-    begin(&f);
     soft_control(&f.gpu, "fail cuMemMap=UNKNOWN");
-    assert_failed(try_create_named(&f, "x", MIB, &array), f.error, CAID_ERR_DRIVER);
+    assert_failed(try_create_named("x", MIB, &array), CAID_ERR_DRIVER);
     soft_control(&f.gpu, "clear");
-    assert_no_name(&f, "x");
-    assert_ok(try_create_named(&f, "x", MIB, &array), f.error);
+    assert_no_name("x");
+    assert_ok(try_create_named("x", MIB, &array));
     soft_control(&f.gpu, "fail cuMemMap=UNKNOWN");
     struct caid_array *again = NULL;
-    assert_failed(try_create_named(&f, "x", MIB, &again), f.error, CAID_ERR_EXISTS);
+    assert_failed(try_create_named("x", MIB, &again), CAID_ERR_EXISTS);
     soft_control(&f.gpu, "clear");
     caid_array_close(array);
-    assert_ok(caid_unlink(f.client, "x", NULL, &f.error), f.error);
-    assert_nothing_is_left(&f);
-    end(&f);
+    assert_ok(caid_unlink(f.client, "x", NULL, &error));
+    assert_nothing_is_left();
 }
 
 FAULT_TEST(without_a_driver_nothing_is_made)
 {
     struct caid_connect_options options = CAID_INIT(options);
     struct caid_array *array = NULL;
-    struct fixture f;
 
-    begin(&f);
     caid_client_close(f.client);
     options.socket = f.daemon.socket;
     options.driver = "/nonexistent/libcuda.so";
-    assert_ok(caid_connect(&f.client, &options, &f.error), f.error);
-    assert_failed(try_create_named(&f, "x", MIB, &array), f.error, CAID_ERR_DEVICE);
-    assert_ok(try_create_named(&f, "nothing", 0, &array), f.error);
+    assert_ok(caid_connect(&f.client, &options, &error));
+    assert_failed(try_create_named("x", MIB, &array), CAID_ERR_DEVICE);
+    assert_ok(try_create_named("nothing", 0, &array));
     caid_array_close(array);
     caid_client_close(f.client);
     f.client = daemon_connect(&f.daemon);
-    assert_no_name(&f, "x");
-    end(&f);
+    assert_no_name("x");
 }
 
 /* Only what the daemon has not got is asked for again. */
 FAULT_TEST(are_not_tried_again)
 {
     struct caid_array *array = NULL;
-    struct fixture f;
 
-    begin(&f);
-    assert_ok(try_create(&f, "device", &array), f.error);
+    assert_ok(try_create("device", &array));
     caid_array_close(array);
     array = NULL;
     uint64_t before = soft_calls(&f.gpu, "cuMemMap");
     soft_control(&f.gpu, "fail cuMemMap=OUT_OF_MEMORY");
-    assert_failed(try_create_named(&f, "x", 100 * MIB, &array), f.error, CAID_ERR_NO_MEMORY);
+    assert_failed(try_create_named("x", 100 * MIB, &array), CAID_ERR_NO_MEMORY);
     soft_control(&f.gpu, "clear");
     cr_assert_eq(soft_calls(&f.gpu, "cuMemMap"), before + 1);
-    end(&f);
 }

@@ -8,34 +8,12 @@
 #include <unistd.h>
 
 #include "base/macros.h"
-#include "caid_test.h"
-#include "daemon.h"
-#include "gpu.h"
+#include "client_fixture.h"
 
 #define N_BYTES 100000
 
-struct fixture {
-    struct daemon daemon;
-    struct caid_client *client;
-    struct caid_error error;
-};
-
-static void
-begin(struct fixture *f)
-{
-    daemon_start(&f->daemon);
-    f->client = daemon_connect(&f->daemon);
-}
-
-static void
-end(struct fixture *f)
-{
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
-}
-
 static struct caid_array *
-make(struct fixture *f, const char *memory, const char *name, int64_t n)
+make(const char *memory, const char *name, int64_t n)
 {
     struct caid_create_options options = CAID_INIT(options);
     struct caid_array *array;
@@ -45,18 +23,7 @@ make(struct fixture *f, const char *memory, const char *name, int64_t n)
     options.typestr = "|u1";
     options.shape = &n;
     options.ndim = 1;
-    assert_ok(caid_array_create(f->client, &array, &options, &f->error), f->error);
-    return array;
-}
-
-static struct caid_array *
-must_open(struct fixture *f, const char *name, const char *mode)
-{
-    struct caid_open_options options = CAID_INIT(options);
-    struct caid_array *array;
-
-    options.mode = mode;
-    assert_ok(caid_array_open(f->client, &array, name, &options, &f->error), f->error);
+    assert_ok(caid_array_create(f.client, &array, &options, &error));
     return array;
 }
 
@@ -75,10 +42,10 @@ run(char *const *argv)
 }
 
 static int
-run_peer(struct fixture *f, const char *name, const char *from, const char *to)
+run_peer(const char *name, const char *from, const char *to)
 {
-    char *argv[] = {"tests/client_peer", f->daemon.socket, (char *)name,
-                    (char *)from,        (char *)to,       NULL};
+    char *argv[] = {"tests/client_peer", f.daemon.socket, (char *)name,
+                    (char *)from,        (char *)to,      NULL};
     return run(argv);
 }
 
@@ -90,51 +57,47 @@ assert_all(const unsigned char *bytes, size_t n, unsigned char wanted)
 }
 
 static void
-fill(struct fixture *f, struct caid_array *array, unsigned char with)
+fill(struct caid_array *array, unsigned char with)
 {
     static unsigned char bytes[N_BYTES];
 
     memset(bytes, with, sizeof(bytes));
-    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &f->error), f->error);
+    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error));
 }
 
 static void
-assert_filled(struct fixture *f, struct caid_array *array, unsigned char wanted)
+assert_filled(struct caid_array *array, unsigned char wanted)
 {
     static unsigned char bytes[N_BYTES];
 
-    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &f->error), f->error);
+    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error));
     assert_all(bytes, sizeof(bytes), wanted);
 }
 
 /* ---- all kinds ---- */
 
-CLIENT_TEST(kinds, are_shared_between_processes)
+FIXTURE_TEST(kinds, are_shared_between_processes)
 {
     const char *const kinds[] = {"device", "legacy", "pinned", "mapped"};
-    struct fixture f;
 
-    begin(&f);
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
-        struct caid_array *array = make(&f, kinds[i], kinds[i], N_BYTES);
+        struct caid_array *array = make(kinds[i], kinds[i], N_BYTES);
         cr_assert_str_eq(caid_array_get_info(array)->memory, kinds[i]);
         cr_assert_eq(caid_array_get_info(array)->mapped_ordinal, 0);
         cr_assert_eq(caid_array_get_info(array)->mapped_device, 0);
-        fill(&f, array, 7);
-        cr_assert_eq(run_peer(&f, kinds[i], "7", "8"), 0, "%s", kinds[i]);
-        cr_assert_eq(run_peer(&f, kinds[i], "7", "8"), 1, "the peer does look");
-        assert_filled(&f, array, 8);
+        fill(array, 7);
+        cr_assert_eq(run_peer(kinds[i], "7", "8"), 0, "%s", kinds[i]);
+        cr_assert_eq(run_peer(kinds[i], "7", "8"), 1, "the peer does look");
+        assert_filled(array, 8);
 
-        struct caid_array *again = must_open(&f, kinds[i], "r");
+        struct caid_array *again = must_open(kinds[i], "r");
         cr_assert_str_eq(caid_array_get_info(again)->memory, kinds[i]);
-        assert_filled(&f, again, 8);
-        assert_failed(caid_array_copy_from_host(again, "", 0, &f.error), f.error,
-                      CAID_ERR_INVALID);
+        assert_filled(again, 8);
+        assert_failed(caid_array_copy_from_host(again, "", 0, &error), CAID_ERR_INVALID);
         caid_array_close(again);
         caid_array_close(array);
     }
     wait_for_leases(f.client, 0);
-    end(&f);
 }
 
 static int
@@ -146,25 +109,23 @@ see_memory(const struct caid_entry *entry, void *userdata)
     return 0;
 }
 
-CLIENT_TEST(kinds, metadata_and_alignment_travel)
+FIXTURE_TEST(kinds, metadata_and_alignment_travel)
 {
     struct caid_create_options options = CAID_INIT(options);
     struct caid_array *array;
     const char *memory = NULL;
     const int64_t n = 10;
-    struct fixture f;
 
-    begin(&f);
     options.typestr = "|u1";
     options.shape = &n;
     options.ndim = 1;
     options.memory = "mapped";
     options.name = "x";
     options.metadata = "{\"scale\": 0.5}";
-    assert_ok(caid_array_create(f.client, &array, &options, &f.error), f.error);
-    struct caid_array *again = must_open(&f, "x", "r");
+    assert_ok(caid_array_create(f.client, &array, &options, &error));
+    struct caid_array *again = must_open("x", "r");
     cr_assert_str_eq(caid_array_get_info(again)->metadata, options.metadata);
-    assert_ok(caid_list(f.client, NULL, see_memory, &memory, &f.error), f.error);
+    assert_ok(caid_list(f.client, NULL, see_memory, &memory, &error));
     cr_assert_str_eq(memory, "mapped");
     free((void *)(uintptr_t)memory);
     caid_array_close(again);
@@ -176,39 +137,36 @@ CLIENT_TEST(kinds, metadata_and_alignment_travel)
         for (uint64_t alignment = 1; alignment <= 1 << 20; alignment <<= 4) {
             if (i == 1 && alignment > 4096 && gpu_is_soft())
                 break; /* it opens handles at any page */
-            struct caid_array *small = make(&f, kinds[i], NULL, 3);
+            struct caid_array *small = make(kinds[i], NULL, 3);
             options.memory = kinds[i];
             options.alignment = alignment;
-            assert_ok(caid_array_create(f.client, &array, &options, &f.error), f.error);
+            assert_ok(caid_array_create(f.client, &array, &options, &error));
             cr_assert_eq(caid_array_get_info(array)->ptr % alignment, 0, "%s", kinds[i]);
             cr_assert_null(caid_array_get_info(array)->metadata);
             caid_array_close(array);
             caid_array_close(small);
         }
-    end(&f);
 }
 
 /* ---- pinned ---- */
 
-CLIENT_TEST(kinds, pinned_is_the_hosts_and_the_gpus)
+FIXTURE_TEST(kinds, pinned_is_the_hosts_and_the_gpus)
 {
     struct test_gpu gpu;
-    struct fixture f;
 
-    begin(&f);
     gpu_begin(&gpu);
-    struct caid_array *w = make(&f, "pinned", "p", N_BYTES);
+    struct caid_array *w = make("pinned", "p", N_BYTES);
     const struct caid_array_info *info = caid_array_get_info(w);
     cr_assert(info->host_ptr && info->ptr);
     memset(info->host_ptr, 3, N_BYTES);
-    assert_filled(&f, w, 3);
+    assert_filled(w, 3);
     assert_cuda(gpu.drv->cu.cuMemsetD8(info->ptr, 4, N_BYTES));
     assert_cuda(gpu.drv->cu.cuCtxSynchronize());
     assert_all(info->host_ptr, N_BYTES, 4);
-    cr_assert_eq(run_peer(&f, "p", "4", "5"), 0);
+    cr_assert_eq(run_peer("p", "4", "5"), 0);
     assert_all(info->host_ptr, N_BYTES, 5);
 
-    struct caid_array *r = must_open(&f, "p", "r"), *r2 = must_open(&f, "p", "r");
+    struct caid_array *r = must_open("p", "r"), *r2 = must_open("p", "r");
     cr_assert_neq(caid_array_get_info(r)->host_ptr, info->host_ptr, "a mapping of its own");
     cr_assert_eq(caid_array_get_info(r)->host_ptr, caid_array_get_info(r2)->host_ptr);
     assert_all(caid_array_get_info(r)->host_ptr, N_BYTES, 5);
@@ -216,7 +174,6 @@ CLIENT_TEST(kinds, pinned_is_the_hosts_and_the_gpus)
     caid_array_close(r);
     caid_array_close(w);
     gpu_end(&gpu);
-    end(&f);
 }
 
 static void
@@ -227,16 +184,14 @@ write_to(struct caid_array *array)
 }
 
 /* Neither the CPU nor the GPU writes to a read-only lease. */
-CLIENT_TEST(kinds, pinned_read_only)
+FIXTURE_TEST(kinds, pinned_read_only)
 {
     struct caid_copy copy = CAID_INIT(copy);
     const int64_t n = 16;
-    struct fixture f;
     int status;
 
-    begin(&f);
-    struct caid_array *w = make(&f, "pinned", "p", n), *r = must_open(&f, "p", "r");
-    assert_failed(caid_array_copy_from_host(r, "0123456789abcdef", 16, &f.error), f.error,
+    struct caid_array *w = make("pinned", "p", n), *r = must_open("p", "r");
+    assert_failed(caid_array_copy_from_host(r, "0123456789abcdef", 16, &error),
                   CAID_ERR_READ_ONLY);
     copy.dst = caid_array_get_info(r)->ptr;
     copy.src = (uintptr_t) "0123456789abcdef";
@@ -245,7 +200,7 @@ CLIENT_TEST(kinds, pinned_read_only)
     copy.ndim = 1;
     copy.itemsize = 1;
     if (gpu_is_soft()) /* on hardware it would cost the context */
-        assert_failed(caid_copy(f.client, &copy, &f.error), f.error, CAID_ERR_DRIVER);
+        assert_failed(caid_copy(f.client, &copy, &error), CAID_ERR_DRIVER);
     pid_t pid = fork();
     if (pid == 0) {
         signal(SIGSEGV, SIG_DFL);
@@ -257,7 +212,6 @@ CLIENT_TEST(kinds, pinned_read_only)
     write_to(w);
     caid_array_close(r);
     caid_array_close(w);
-    end(&f);
 }
 
 /* ---- legacy ---- */
@@ -269,82 +223,71 @@ put_hex(char *ret, const uint8_t *bytes, size_t n)
         snprintf(ret + 2 * i, 3, "%02x", bytes[i]);
 }
 
-CLIENT_TEST(kinds, legacy_is_opened_by_any_process)
+FIXTURE_TEST(kinds, legacy_is_opened_by_any_process)
 {
     struct caid_ipc_handle handle;
     char hex[129], offset[24], n[24];
-    struct fixture f;
 
-    begin(&f);
-    struct caid_array *first = make(&f, "legacy", NULL, N_BYTES);
-    struct caid_array *array = make(&f, "legacy", NULL, N_BYTES);
-    fill(&f, first, 1);
-    fill(&f, array, 2);
-    assert_ok(caid_array_ipc_handle(array, &handle, &f.error), f.error);
+    struct caid_array *first = make("legacy", NULL, N_BYTES);
+    struct caid_array *array = make("legacy", NULL, N_BYTES);
+    fill(first, 1);
+    fill(array, 2);
+    assert_ok(caid_array_ipc_handle(array, &handle, &error));
     cr_assert_leq(handle.offset + N_BYTES, handle.size);
     put_hex(hex, handle.handle, sizeof(handle.handle));
     snprintf(offset, sizeof(offset), "%llu", (unsigned long long)handle.offset);
     snprintf(n, sizeof(n), "%d", N_BYTES);
     char *argv[] = {"tests/client_plain", hex, offset, n, "2", "9", NULL};
     cr_assert_eq(run(argv), 0);
-    assert_filled(&f, array, 9);
-    assert_filled(&f, first, 1);
+    assert_filled(array, 9);
+    assert_filled(first, 1);
     caid_array_close(array);
     caid_array_close(first);
     wait_for_leases(f.client, 0);
-    end(&f);
 }
 
-CLIENT_TEST(kinds, only_legacy_has_a_handle)
+FIXTURE_TEST(kinds, only_legacy_has_a_handle)
 {
     const char *const others[] = {"device", "pinned", "managed"};
     struct caid_ipc_handle handle;
-    struct fixture f;
 
-    begin(&f);
     for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
-        struct caid_array *array = make(&f, others[i], NULL, 1);
-        assert_failed(caid_array_ipc_handle(array, &handle, &f.error), f.error,
-                      CAID_ERR_UNSUPPORTED);
-        cr_assert(strstr(f.error.message, others[i]), "%s", f.error.message);
-        assert_failed(caid_array_ipc_handle(array, NULL, &f.error), f.error, CAID_ERR_INVALID);
+        struct caid_array *array = make(others[i], NULL, 1);
+        assert_failed(caid_array_ipc_handle(array, &handle, &error), CAID_ERR_UNSUPPORTED);
+        cr_assert(strstr(error.message, others[i]), "%s", error.message);
+        assert_failed(caid_array_ipc_handle(array, NULL, &error), CAID_ERR_INVALID);
         caid_array_close(array);
     }
-    struct caid_array *empty = make(&f, "legacy", NULL, 0);
-    assert_failed(caid_array_ipc_handle(empty, &handle, &f.error), f.error,
-                  CAID_ERR_UNSUPPORTED);
+    struct caid_array *empty = make("legacy", NULL, 0);
+    assert_failed(caid_array_ipc_handle(empty, &handle, &error), CAID_ERR_UNSUPPORTED);
     caid_array_close(empty);
-    assert_failed(caid_array_ipc_handle(NULL, &handle, &f.error), f.error, CAID_ERR_INVALID);
-    end(&f);
+    assert_failed(caid_array_ipc_handle(NULL, &handle, &error), CAID_ERR_INVALID);
 }
 
 /* Two connections of one process have the block open at once. */
-CLIENT_TEST(kinds, two_clients_of_a_process)
+FIXTURE_TEST(kinds, two_clients_of_a_process)
 {
     const char *const kinds[] = {"device", "legacy", "pinned"};
-    struct fixture f;
 
-    begin(&f);
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
         struct caid_client *first = f.client;
-        struct caid_array *a = make(&f, kinds[i], kinds[i], N_BYTES);
+        struct caid_array *a = make(kinds[i], kinds[i], N_BYTES);
         f.client = daemon_connect(&f.daemon);
-        struct caid_array *b = must_open(&f, kinds[i], "rw");
-        fill(&f, a, 5);
-        assert_filled(&f, b, 5);
+        struct caid_array *b = must_open(kinds[i], "rw");
+        fill(a, 5);
+        assert_filled(b, 5);
         caid_array_close(b);
         caid_client_close(f.client);
         f.client = first;
-        assert_filled(&f, a, 5);
+        assert_filled(a, 5);
         caid_array_close(a);
     }
-    end(&f);
 }
 
 /* ---- managed ---- */
 
 static void
-use_managed(struct fixture *f)
+use_managed(void)
 {
     struct caid_create_options options = CAID_INIT(options);
     const int64_t shape[] = {3, 4}, strides[] = {8, 24};
@@ -358,7 +301,7 @@ use_managed(struct fixture *f)
     options.metadata = "m";
     options.alignment = 1 << 21;
     options.flags = CAID_ARRAY_ATTACH_HOST;
-    assert_ok(caid_array_create(f->client, &array, &options, &f->error), f->error);
+    assert_ok(caid_array_create(f.client, &array, &options, &error));
     const struct caid_array_info *info = caid_array_get_info(array);
     cr_assert(info->ptr == (uintptr_t)info->host_ptr && info->ptr % (1 << 21) == 0);
     cr_assert(info->nbytes == 96 && info->strides[1] == 24 && !info->name && !info->pool);
@@ -366,57 +309,48 @@ use_managed(struct fixture *f)
     cr_assert_str_eq(info->metadata, "m");
     memset(info->host_ptr, 1, 96);
     double back[12];
-    assert_ok(caid_array_copy_to_host(array, back, 96, &f->error), f->error);
+    assert_ok(caid_array_copy_to_host(array, back, 96, &error));
     assert_all((unsigned char *)back, 96, 1);
-    assert_failed(caid_array_publish(array, "x", NULL, NULL, &f->error), f->error,
-                  CAID_ERR_UNSUPPORTED);
+    assert_failed(caid_array_publish(array, "x", NULL, NULL, &error), CAID_ERR_UNSUPPORTED);
     caid_array_close(array);
-    struct caid_array *empty = make(f, "managed", NULL, 0);
+    struct caid_array *empty = make("managed", NULL, 0);
     cr_assert_eq(caid_array_get_info(empty)->ptr, 0);
     caid_array_close(empty);
 }
 
-CLIENT_TEST(kinds, managed_is_of_this_process)
+FIXTURE_TEST(kinds, managed_is_of_this_process)
 {
     struct caid_create_options options = CAID_INIT(options);
     const int64_t negative = -1;
     struct caid_array *array = NULL;
-    struct fixture f;
 
-    begin(&f);
-    use_managed(&f);
+    use_managed();
     options.memory = "managed";
     options.typestr = "<f8";
     options.name = "x";
-    assert_failed(caid_array_create(f.client, &array, &options, &f.error), f.error,
-                  CAID_ERR_UNSUPPORTED);
+    assert_failed(caid_array_create(f.client, &array, &options, &error), CAID_ERR_UNSUPPORTED);
     options.name = NULL;
     options.typestr = "<q8";
-    assert_failed(caid_array_create(f.client, &array, &options, &f.error), f.error,
-                  CAID_ERR_INVALID);
+    assert_failed(caid_array_create(f.client, &array, &options, &error), CAID_ERR_INVALID);
     options.typestr = "<f8";
     options.ndim = 1;
     options.shape = &negative;
-    assert_failed(caid_array_create(f.client, &array, &options, &f.error), f.error,
-                  CAID_ERR_INVALID);
+    assert_failed(caid_array_create(f.client, &array, &options, &error), CAID_ERR_INVALID);
     options.device = 99;
     options.ndim = 0;
-    assert_failed(caid_array_create(f.client, &array, &options, &f.error), f.error,
-                  CAID_ERR_DEVICE);
+    assert_failed(caid_array_create(f.client, &array, &options, &error), CAID_ERR_DEVICE);
     cr_assert_null(array);
-    end(&f);
 }
 
 CLIENT_TEST(kinds, managed_needs_no_daemon)
 {
     struct test_gpu gpu;
-    struct fixture f;
 
-    assert_ok(cuda_driver_open(&f.client, NULL, &f.error), f.error);
+    assert_ok(cuda_driver_open(&f.client, NULL, &error));
     gpu_begin(&gpu);
     uint64_t before = gpu_is_soft() ? soft_live(&gpu, "managed_allocations") : 0;
-    use_managed(&f);
-    struct caid_array *kept = make(&f, "managed", NULL, 8);
+    use_managed();
+    struct caid_array *kept = make("managed", NULL, 8);
     caid_client_close(f.client);
     memset(caid_array_get_info(kept)->host_ptr, 1, 8);
     caid_array_close(kept);
@@ -431,37 +365,31 @@ CLIENT_TEST(kinds, host_memory)
 {
     static char mine[8192] __attribute__((aligned(4096)));
     struct caid_client *client;
-    struct caid_error error;
     uint64_t ptr = 0;
     void *memory;
 
-    assert_ok(cuda_driver_open(&client, NULL, &error), error);
+    assert_ok(cuda_driver_open(&client, NULL, &error));
     assert_ok(cuda_host_alloc(client, 0, 4096, CUDA_HOST_MAPPED | CUDA_HOST_PORTABLE, &memory,
-                              &ptr, &error),
-              error);
+                              &ptr, &error));
     cr_assert(memory && ptr);
     memset(memory, 1, 4096);
-    assert_ok(cuda_host_free(client, 0, memory, &error), error);
-    assert_ok(cuda_host_alloc(client, 0, 64, CUDA_HOST_WRITE_COMBINED, &memory, NULL, &error),
-              error);
-    assert_ok(cuda_host_free(client, 0, memory, &error), error);
+    assert_ok(cuda_host_free(client, 0, memory, &error));
+    assert_ok(cuda_host_alloc(client, 0, 64, CUDA_HOST_WRITE_COMBINED, &memory, NULL, &error));
+    assert_ok(cuda_host_free(client, 0, memory, &error));
 
     ptr = 0;
-    assert_ok(cuda_host_register(client, 0, mine, sizeof(mine), CUDA_HOST_MAPPED, &ptr, &error),
-              error);
+    assert_ok(
+        cuda_host_register(client, 0, mine, sizeof(mine), CUDA_HOST_MAPPED, &ptr, &error));
     cr_assert(ptr);
-    assert_failed(cuda_host_register(client, 0, mine, sizeof(mine), 0, NULL, &error), error,
+    assert_failed(cuda_host_register(client, 0, mine, sizeof(mine), 0, NULL, &error),
                   CAID_ERR_DRIVER);
-    assert_ok(cuda_host_unregister(client, 0, mine, &error), error);
-    assert_failed(cuda_host_unregister(client, 0, mine, &error), error, CAID_ERR_DRIVER);
+    assert_ok(cuda_host_unregister(client, 0, mine, &error));
+    assert_failed(cuda_host_unregister(client, 0, mine, &error), CAID_ERR_DRIVER);
     assert_failed(cuda_host_register(client, 0, mine, 1, CUDA_HOST_WRITE_COMBINED, NULL,
                                      &error),
-                  error, CAID_ERR_INVALID);
-    assert_failed(cuda_host_alloc(client, 0, 1, 64, &memory, NULL, &error), error,
                   CAID_ERR_INVALID);
-    assert_failed(cuda_host_alloc(client, 0, 1, 0, NULL, NULL, &error), error,
-                  CAID_ERR_INVALID);
-    assert_failed(cuda_host_alloc(client, 99, 1, 0, &memory, NULL, &error), error,
-                  CAID_ERR_DEVICE);
+    assert_failed(cuda_host_alloc(client, 0, 1, 64, &memory, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(cuda_host_alloc(client, 0, 1, 0, NULL, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(cuda_host_alloc(client, 99, 1, 0, &memory, NULL, &error), CAID_ERR_DEVICE);
     caid_client_close(client);
 }

@@ -21,13 +21,12 @@
 #define N_THREADS 4
 #define N_COMING  400 /* streams that come and go */
 
-struct fixture {
+static struct fixture {
     struct test_gpu gpu;
     struct daemon daemon;
     struct caid_client *client;
     _Atomic uint64_t *gate;
-    struct caid_error error;
-};
+} f;
 
 static void
 soft_driver(void)
@@ -36,93 +35,94 @@ soft_driver(void)
     driver_warm_up_events();
 }
 
-#define LANE_TEST(name) CAID_TEST_WITH(lane, name, .init = soft_driver, .timeout = 120)
+#define MODES_TEST(name) CAID_TEST_WITH(lane, name, .init = soft_driver, .timeout = 120)
+#define LANE_TEST(name) \
+    CAID_TEST_BETWEEN(lane, name, begin("memops"), end(), .init = soft_driver, .timeout = 120)
 
 static void
-begin(struct fixture *f, const char *mode)
+begin(const char *mode)
 {
     char config[64];
     void *gate;
 
-    gpu_begin(&f->gpu);
-    assert_cuda(f->gpu.drv->cu.cuMemHostAlloc(&gate, sizeof(*f->gate), 0));
-    f->gate = gate;
-    *f->gate = 0;
+    gpu_begin(&f.gpu);
+    assert_cuda(f.gpu.drv->cu.cuMemHostAlloc(&gate, sizeof(*f.gate), 0));
+    f.gate = gate;
+    *f.gate = 0;
     snprintf(config, sizeof(config), "[handoff]\nmode = %s\n", mode);
-    daemon_start_with(&f->daemon, config);
-    f->client = daemon_connect(&f->daemon);
+    daemon_start_with(&f.daemon, config);
+    f.client = daemon_connect(&f.daemon);
 }
 
 static void
-end(struct fixture *f)
+end(void)
 {
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
-    assert_cuda(f->gpu.drv->cu.cuMemFreeHost((void *)f->gate));
-    gpu_end(&f->gpu);
+    caid_client_close(f.client);
+    daemon_stop(&f.daemon);
+    assert_cuda(f.gpu.drv->cu.cuMemFreeHost((void *)f.gate));
+    gpu_end(&f.gpu);
 }
 
 static void
-gate_close(struct fixture *f, uint64_t stream)
+gate_close(uint64_t stream)
 {
     CUdeviceptr at;
 
-    assert_cuda(f->gpu.drv->cu.cuMemHostGetDevicePointer(&at, f->gate, 0));
-    assert_cuda(f->gpu.drv->cu.cuStreamWaitValue64((CUstream)(uintptr_t)stream, at, 1,
-                                                   CU_STREAM_WAIT_VALUE_GEQ));
+    assert_cuda(f.gpu.drv->cu.cuMemHostGetDevicePointer(&at, f.gate, 0));
+    assert_cuda(f.gpu.drv->cu.cuStreamWaitValue64((CUstream)(uintptr_t)stream, at, 1,
+                                                  CU_STREAM_WAIT_VALUE_GEQ));
 }
 
 static uint64_t
-new_stream(struct fixture *f)
+new_stream(void)
 {
     uint64_t stream;
 
-    assert_ok(caid_stream_create(f->client, 0, CAID_STREAM_NON_BLOCKING, &stream, &f->error),
-              f->error);
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &stream, &error));
     return stream;
 }
 
 static void
-destroy_stream(struct fixture *f, uint64_t stream)
+destroy_stream(uint64_t stream)
 {
-    assert_ok(caid_stream_destroy(f->client, stream, &f->error), f->error);
+    assert_ok(caid_stream_destroy(f.client, stream, &error));
 }
 
 static struct fence
-signal_on(struct fixture *f, uint64_t stream)
+signal_on(uint64_t stream)
 {
     struct fence fence;
     struct lane *lane;
 
-    assert_ok(lane_get(f->client, stream, 0, &lane, &f->error), f->error);
+    assert_ok(lane_get(f.client, stream, 0, &lane, &error));
     lane_lock(lane);
-    assert_ok(lane_signal(f->client, lane, &fence, &f->error), f->error);
+    assert_ok(lane_signal(f.client, lane, &fence, &error));
     lane_unlock(lane);
     lane_put(lane);
     return fence;
 }
 
 static enum fence_state
-state_of(struct fixture *f, const struct fence *fence)
+state_of(const struct fence *fence)
 {
     enum fence_state state;
 
-    assert_ok(fence_look(fence, true, &state, &f->error), f->error);
+    assert_ok(fence_look(fence, true, &state, &error));
     return state;
 }
 
 static void
-wait_passed(struct fixture *f, const struct fence *fence)
+wait_passed(const struct fence *fence)
 {
-    cr_assert_eq(fence_wait(fence, true, deadline_of(30 * NSEC_PER_SEC), &f->error), 0);
+    cr_assert_eq(fence_wait(fence, true, deadline_of(30 * NSEC_PER_SEC), &error), 0);
 }
 
 static uint64_t
-n_pages(struct fixture *f)
+n_pages(void)
 {
     struct caid_status status = CAID_INIT(status);
 
-    assert_ok(caid_client_status(f->client, &status, &f->error), f->error);
+    assert_ok(caid_client_status(f.client, &status, &error));
     return status.pages;
 }
 
@@ -135,27 +135,26 @@ same_slot(const struct fence *a, const struct fence *b)
 /* ---- slots ---- */
 
 /* A stream keeps its slot, and counts. */
-LANE_TEST(counts)
+MODES_TEST(counts)
 {
     static const char *const modes[] = {"memops", "host", "events"};
     struct fence first, fence;
-    struct fixture f;
 
     for (size_t i = 0; i < ARRAY_SIZE(modes); i++) {
-        begin(&f, modes[i]);
-        uint64_t stream = new_stream(&f);
-        first = signal_on(&f, stream);
+        begin(modes[i]);
+        uint64_t stream = new_stream();
+        first = signal_on(stream);
         cr_assert_eq(first.value, 1);
         for (uint64_t value = 2; value < 50; value++) {
-            fence = signal_on(&f, stream);
+            fence = signal_on(stream);
             cr_assert(same_slot(&fence, &first) && fence.value == value);
             fence_drop(&fence);
         }
-        wait_passed(&f, &first);
+        wait_passed(&first);
         fence_drop(&first);
-        cr_assert_eq(n_pages(&f), 1);
-        destroy_stream(&f, stream);
-        end(&f);
+        cr_assert_eq(n_pages(), 1);
+        destroy_stream(stream);
+        end();
     }
 }
 
@@ -172,70 +171,62 @@ LANE_TEST(slots_pass_on)
 {
     uint64_t streams[N_STREAMS], late[N_STREAMS];
     struct fence fences[N_STREAMS], others[N_STREAMS];
-    struct fixture f;
 
-    begin(&f, "memops");
     for (size_t i = 0; i < N_STREAMS; i++) {
-        streams[i] = new_stream(&f);
-        gate_close(&f, streams[i]);
-        fences[i] = signal_on(&f, streams[i]);
-        cr_assert_eq(state_of(&f, &fences[i]), FENCE_PENDING);
+        streams[i] = new_stream();
+        gate_close(streams[i]);
+        fences[i] = signal_on(streams[i]);
+        cr_assert_eq(state_of(&fences[i]), FENCE_PENDING);
     }
     assert_distinct(fences, N_STREAMS);
-    cr_assert_eq(n_pages(&f), (N_STREAMS + TIMELINE_SLOTS - 1) / TIMELINE_SLOTS);
+    cr_assert_eq(n_pages(), (N_STREAMS + TIMELINE_SLOTS - 1) / TIMELINE_SLOTS);
     *f.gate = 1;
     for (size_t i = 0; i < N_STREAMS; i++)
-        wait_passed(&f, &fences[i]);
+        wait_passed(&fences[i]);
 
     *f.gate = 0;
     bool again = false;
     for (size_t i = 0; i < N_STREAMS; i++) {
-        late[i] = new_stream(&f);
-        gate_close(&f, late[i]);
-        others[i] = signal_on(&f, late[i]);
+        late[i] = new_stream();
+        gate_close(late[i]);
+        others[i] = signal_on(late[i]);
         again |= others[i].value > 1;
     }
     assert_distinct(others, N_STREAMS);
     cr_assert(again);
-    cr_assert_eq(n_pages(&f), (N_STREAMS + TIMELINE_SLOTS - 1) / TIMELINE_SLOTS);
+    cr_assert_eq(n_pages(), (N_STREAMS + TIMELINE_SLOTS - 1) / TIMELINE_SLOTS);
     /* What has passed has passed, whoever counts there now. */
     for (size_t i = 0; i < N_STREAMS; i++) {
-        cr_assert_eq(state_of(&f, &fences[i]), FENCE_PASSED);
-        cr_assert_eq(state_of(&f, &others[i]), FENCE_PENDING);
+        cr_assert_eq(state_of(&fences[i]), FENCE_PASSED);
+        cr_assert_eq(state_of(&others[i]), FENCE_PENDING);
     }
     *f.gate = 1;
     for (size_t i = 0; i < N_STREAMS; i++) {
-        wait_passed(&f, &others[i]);
+        wait_passed(&others[i]);
         fence_drop(&fences[i]);
         fence_drop(&others[i]);
-        destroy_stream(&f, streams[i]);
-        destroy_stream(&f, late[i]);
+        destroy_stream(streams[i]);
+        destroy_stream(late[i]);
     }
-    end(&f);
 }
 
 /* Nobody tells when a stream goes: what is known of it goes all the same. */
 LANE_TEST(streams_come_and_go)
 {
-    struct fixture f;
-
-    begin(&f, "memops");
     for (size_t i = 0; i < N_COMING; i++) {
         uint64_t stream = (uintptr_t)gpu_stream_new(&f.gpu);
-        struct fence fence = signal_on(&f, stream);
-        wait_passed(&f, &fence);
+        struct fence fence = signal_on(stream);
+        wait_passed(&fence);
         fence_drop(&fence);
         assert_cuda(f.gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)stream));
     }
     cr_assert_lt(f.client->lanes->n, N_COMING / 2);
-    cr_assert_leq(n_pages(&f), 8);
-    end(&f);
+    cr_assert_leq(n_pages(), 8);
 }
 
 /* ---- threads ---- */
 
 struct thread {
-    struct fixture *f;
     uint64_t stream;
     pthread_t thread;
 };
@@ -247,7 +238,7 @@ signal_many(void *arg)
     uint64_t last = 0;
 
     for (size_t i = 0; i < N_SIGNALS; i++) {
-        struct fence fence = signal_on(thread->f, thread->stream);
+        struct fence fence = signal_on(thread->stream);
         cr_assert_gt(fence.value, last);
         last = fence.value;
         fence_drop(&fence);
@@ -262,29 +253,28 @@ signal_by_threads(const char *mode)
 {
     struct thread threads[N_THREADS];
     enum fence_state state;
-    struct fixture f;
 
-    begin(&f, mode);
-    uint64_t stream = new_stream(&f);
-    struct fence first = signal_on(&f, stream), last = first;
+    begin(mode);
+    uint64_t stream = new_stream();
+    struct fence first = signal_on(stream), last = first;
     last.value = N_THREADS * N_SIGNALS + 1;
     for (size_t i = 0; i < N_THREADS; i++) {
-        threads[i] = (struct thread){&f, stream, 0};
+        threads[i] = (struct thread){stream, 0};
         cr_assert_eq(pthread_create(&threads[i].thread, NULL, signal_many, &threads[i]), 0);
     }
     do
-        assert_ok(fence_look(&last, false, &state, &f.error), f.error);
+        assert_ok(fence_look(&last, false, &state, &error));
     while (state == FENCE_PENDING);
     for (size_t i = 0; i < N_THREADS; i++)
         pthread_join(threads[i].thread, NULL);
     cr_assert_eq(state, FENCE_PASSED);
     cr_assert_eq(fence_reached(&last), last.value);
     fence_drop(&first);
-    destroy_stream(&f, stream);
-    end(&f);
+    destroy_stream(stream);
+    end();
 }
 
-LANE_TEST(threads)
+MODES_TEST(threads)
 {
     signal_by_threads("memops");
     signal_by_threads("host");
@@ -295,12 +285,10 @@ signal_elsewhere(void *arg)
 {
     struct thread *thread = arg;
     struct lane *lane = (struct lane *)(uintptr_t)thread->stream;
-    struct caid_error error;
     struct fence fence;
 
     lane_lock(lane);
-    assert_failed(lane_signal(thread->f->client, lane, &fence, &error), error,
-                  CAID_ERR_INVALID);
+    assert_failed(lane_signal(f.client, lane, &fence, &error), CAID_ERR_INVALID);
     lane_unlock(lane);
     return NULL;
 }
@@ -309,102 +297,93 @@ signal_elsewhere(void *arg)
 LANE_TEST(per_thread_stream)
 {
     struct lane *lane, *again;
-    struct fixture f;
 
-    begin(&f, "memops");
-    struct thread thread = {.f = &f};
-    assert_ok(lane_get(f.client, 2, 0, &lane, &f.error), f.error);
-    assert_ok(lane_get(f.client, 2, 0, &again, &f.error), f.error);
+    struct thread thread = {0};
+    assert_ok(lane_get(f.client, 2, 0, &lane, &error));
+    assert_ok(lane_get(f.client, 2, 0, &again, &error));
     cr_assert_eq(lane, again);
     thread.stream = (uintptr_t)lane;
     cr_assert_eq(pthread_create(&thread.thread, NULL, signal_elsewhere, &thread), 0);
     pthread_join(thread.thread, NULL);
-    struct fence fence = signal_on(&f, 2);
-    wait_passed(&f, &fence);
+    struct fence fence = signal_on(2);
+    wait_passed(&fence);
     fence_drop(&fence);
     lane_put(lane);
     lane_put(again);
-    end(&f);
 }
 
 /* ---- waits ---- */
 
 static void
-lane_wait_one(struct fixture *f, struct lane *lane, const struct fence *fence)
+lane_wait_one(struct lane *lane, const struct fence *fence)
 {
     struct fence once = *fence;
 
-    assert_ok(lane_wait(f->client, lane, &once, 1, UINT64_MAX, &f->error), f->error);
+    assert_ok(lane_wait(f.client, lane, &once, 1, UINT64_MAX, &error));
 }
 
 /* One's own other stream is waited for by the stream; the same stream needs no wait. */
 LANE_TEST(waits)
 {
     struct lane *lane;
-    struct fixture f;
 
-    begin(&f, "memops");
-    uint64_t from = new_stream(&f), to = new_stream(&f);
-    gate_close(&f, from);
-    struct fence fence = signal_on(&f, from);
+    uint64_t from = new_stream(), to = new_stream();
+    gate_close(from);
+    struct fence fence = signal_on(from);
     uint64_t before = soft_calls(&f.gpu, "cuStreamWaitValue64");
-    assert_ok(lane_get(f.client, from, 0, &lane, &f.error), f.error);
-    lane_wait_one(&f, lane, &fence);
+    assert_ok(lane_get(f.client, from, 0, &lane, &error));
+    lane_wait_one(lane, &fence);
     lane_put(lane);
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before);
 
-    assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
-    lane_wait_one(&f, lane, &fence);
+    assert_ok(lane_get(f.client, to, 0, &lane, &error));
+    lane_wait_one(lane, &fence);
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before + 1);
     cr_assert(lanes_are_waiting(f.client));
     *f.gate = 1;
-    wait_passed(&f, &fence);
+    wait_passed(&fence);
     cr_assert(!lanes_are_waiting(f.client));
-    lane_wait_one(&f, lane, &fence); /* has passed */
+    lane_wait_one(lane, &fence); /* has passed */
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before + 1);
-    assert_ok(lane_check(lane, &f.error), f.error);
+    assert_ok(lane_check(lane, &error));
     lane_put(lane);
     fence_drop(&fence);
-    destroy_stream(&f, from);
-    destroy_stream(&f, to);
-    end(&f);
+    destroy_stream(from);
+    destroy_stream(to);
 }
 
 /* Where the host waits, it does not for what the same stream does before, nor twice. */
-LANE_TEST(host_waits_for_others_only)
+MODES_TEST(host_waits_for_others_only)
 {
     struct lane *lane;
-    struct fixture f;
 
-    begin(&f, "host");
-    uint64_t from = new_stream(&f), to = new_stream(&f);
-    gate_close(&f, from);
-    struct fence fence = signal_on(&f, from);
-    assert_ok(lane_get(f.client, from, 0, &lane, &f.error), f.error);
-    assert_ok(lane_wait(f.client, lane, &fence, 1, 0, &f.error), f.error);
+    begin("host");
+    uint64_t from = new_stream(), to = new_stream();
+    gate_close(from);
+    struct fence fence = signal_on(from);
+    assert_ok(lane_get(f.client, from, 0, &lane, &error));
+    assert_ok(lane_wait(f.client, lane, &fence, 1, 0, &error));
     lane_put(lane);
     fence.enqueued = false;
-    assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
-    assert_failed(lane_wait(f.client, lane, &fence, 1, 0, &f.error), f.error, CAID_ERR_TIMEOUT);
+    assert_ok(lane_get(f.client, to, 0, &lane, &error));
+    assert_failed(lane_wait(f.client, lane, &fence, 1, 0, &error), CAID_ERR_TIMEOUT);
     *f.gate = 1;
-    lane_wait_one(&f, lane, &fence);
+    lane_wait_one(lane, &fence);
     lane_put(lane);
     fence_drop(&fence);
-    destroy_stream(&f, from);
-    destroy_stream(&f, to);
-    end(&f);
+    destroy_stream(from);
+    destroy_stream(to);
+    end();
 }
 
 /* What a stream is to call back for holds its page, though the slot has been killed and the page let
  * go. */
-LANE_TEST(called_back_late)
+MODES_TEST(called_back_late)
 {
-    struct fixture f;
-
-    begin(&f, "host");
-    uint64_t stream = new_stream(&f);
-    gate_close(&f, stream);
-    struct fence fence = signal_on(&f, stream);
+    begin("host");
+    uint64_t stream = new_stream();
+    gate_close(stream);
+    struct fence fence = signal_on(stream);
     slot_kill(&fence.page->slots[fence.slot]);
     fence_drop(&fence);
     caid_client_close(f.client);
@@ -412,7 +391,7 @@ LANE_TEST(called_back_late)
     assert_cuda(f.gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)stream));
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)stream));
     f.client = daemon_connect(&f.daemon);
-    end(&f);
+    end();
 }
 
 /* More fences than a lane has room for at first; of a slot the highest counts. */
@@ -421,63 +400,57 @@ LANE_TEST(many_waits)
     uint64_t streams[N_STREAMS];
     struct fence fences[N_STREAMS];
     struct lane *lane;
-    struct fixture f;
 
-    begin(&f, "memops");
-    uint64_t to = new_stream(&f);
+    uint64_t to = new_stream();
     for (size_t i = 0; i < N_STREAMS; i++) {
-        streams[i] = new_stream(&f);
-        gate_close(&f, streams[i]);
-        fences[i] = signal_on(&f, streams[i]);
+        streams[i] = new_stream();
+        gate_close(streams[i]);
+        fences[i] = signal_on(streams[i]);
     }
-    assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
+    assert_ok(lane_get(f.client, to, 0, &lane, &error));
     for (int i = 0; i < 3; i++)
-        assert_ok(lane_wait(f.client, lane, fences, N_STREAMS, UINT64_MAX, &f.error), f.error);
+        assert_ok(lane_wait(f.client, lane, fences, N_STREAMS, UINT64_MAX, &error));
     cr_assert_eq(lane->n_waits, N_STREAMS);
     *f.gate = 1;
-    assert_ok(caid_stream_synchronize(f.client, to, 0, &f.error), f.error);
+    assert_ok(caid_stream_synchronize(f.client, to, 0, &error));
     cr_assert_eq(lane->n_waits, 0);
     lane_put(lane);
     for (size_t i = 0; i < N_STREAMS; i++) {
         fence_drop(&fences[i]);
-        destroy_stream(&f, streams[i]);
+        destroy_stream(streams[i]);
     }
-    destroy_stream(&f, to);
-    end(&f);
+    destroy_stream(to);
 }
 
 /* A fence that is lost: at once it is the caller's to tell; later the lane tells, once; of data only. */
 LANE_TEST(lost)
 {
     struct lane *lane;
-    struct fixture f;
 
-    begin(&f, "memops");
     for (int heed = 0; heed <= 1; heed++) {
-        uint64_t from = new_stream(&f), to = new_stream(&f);
+        uint64_t from = new_stream(), to = new_stream();
         *f.gate = 0;
-        gate_close(&f, from);
-        struct fence fence = signal_on(&f, from);
-        assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
+        gate_close(from);
+        struct fence fence = signal_on(from);
+        assert_ok(lane_get(f.client, to, 0, &lane, &error));
         fence.data = heed;
-        lane_wait_one(&f, lane, &fence);
+        lane_wait_one(lane, &fence);
         struct timeline_slot *slot = &fence.page->slots[fence.slot];
         slot_kill(slot);
         assert_cuda(f.gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)to));
         if (heed)
-            assert_failed(lane_check(lane, &f.error), f.error, CAID_ERR_ABANDONED);
-        assert_ok(lane_check(lane, &f.error), f.error);
-        cr_assert_eq(lane_wait(f.client, lane, &fence, 1, UINT64_MAX, &f.error), heed);
-        assert_ok(lane_check(lane, &f.error), f.error);
+            assert_failed(lane_check(lane, &error), CAID_ERR_ABANDONED);
+        assert_ok(lane_check(lane, &error));
+        cr_assert_eq(lane_wait(f.client, lane, &fence, 1, UINT64_MAX, &error), heed);
+        assert_ok(lane_check(lane, &error));
         lane_put(lane);
         fence_drop(&fence);
         *f.gate = 1;
         assert_cuda(f.gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)from));
         slot_kill(slot); /* the stream, which lives, has stored to it */
-        destroy_stream(&f, from);
-        destroy_stream(&f, to);
+        destroy_stream(from);
+        destroy_stream(to);
     }
-    end(&f);
 }
 
 /* ---- a driver that tells no ids ---- */
@@ -487,32 +460,29 @@ LANE_TEST(without_ids)
 {
     struct fence fences[20];
     struct lane *lane;
-    struct fixture f;
 
-    begin(&f, "memops");
     soft_control(&f.gpu, "fail cuStreamGetId=NOT_FOUND");
-    uint64_t stream = new_stream(&f);
-    gate_close(&f, stream);
+    uint64_t stream = new_stream();
+    gate_close(stream);
     for (size_t i = 0; i < ARRAY_SIZE(fences); i++)
-        fences[i] = signal_on(&f, stream);
+        fences[i] = signal_on(stream);
     assert_distinct(fences, ARRAY_SIZE(fences));
-    assert_ok(lane_get(f.client, stream, 0, &lane, &f.error), f.error);
+    assert_ok(lane_get(f.client, stream, 0, &lane, &error));
     cr_assert_eq(lane->handoff, HANDOFF_HOST);
-    assert_failed(lane_wait(f.client, lane, fences, 1, deadline_of(NSEC_PER_MSEC), &f.error),
-                  f.error, CAID_ERR_TIMEOUT);
+    assert_failed(lane_wait(f.client, lane, fences, 1, deadline_of(NSEC_PER_MSEC), &error),
+                  CAID_ERR_TIMEOUT);
     lane_put(lane);
     *f.gate = 1;
     for (size_t i = 0; i < ARRAY_SIZE(fences); i++)
-        wait_passed(&f, &fences[i]);
-    struct fence fence = signal_on(&f, stream);
+        wait_passed(&fences[i]);
+    struct fence fence = signal_on(stream);
     cr_assert_gt(fence.value, 0);
-    wait_passed(&f, &fence);
+    wait_passed(&fence);
     fence_drop(&fence);
     for (size_t i = 0; i < ARRAY_SIZE(fences); i++)
         fence_drop(&fences[i]);
-    destroy_stream(&f, stream);
+    destroy_stream(stream);
     soft_control(&f.gpu, "clear");
-    end(&f);
 }
 
 /* ---- driver calls that fail ---- */
@@ -532,43 +502,42 @@ static const struct {
 };
 
 static int
-try_signal(struct fixture *f, uint64_t stream, struct fence *ret)
+try_signal(uint64_t stream, struct fence *ret)
 {
     struct lane *lane;
 
-    int r = lane_get(f->client, stream, 0, &lane, &f->error);
+    int r = lane_get(f.client, stream, 0, &lane, &error);
     if (r < 0)
         return r;
     lane_lock(lane);
-    r = lane_signal(f->client, lane, ret, &f->error);
+    r = lane_signal(f.client, lane, ret, &error);
     lane_unlock(lane);
     lane_put(lane);
     return r;
 }
 
 /* Nothing was submitted, and the next signal is the first one. */
-LANE_TEST(signals_that_fail)
+MODES_TEST(signals_that_fail)
 {
     struct fence fence;
     char command[96];
-    struct fixture f;
 
     for (size_t i = 0; i < ARRAY_SIZE(faults); i++) {
-        begin(&f, faults[i].mode);
-        uint64_t stream = new_stream(&f);
+        begin(faults[i].mode);
+        uint64_t stream = new_stream();
         snprintf(command, sizeof(command), "fail %s=%s", faults[i].function, faults[i].result);
         soft_control(&f.gpu, command);
-        cr_assert_lt(try_signal(&f, stream, &fence), 0, "%s", command);
-        cr_assert_eq(f.error.code, faults[i].code, "%s: %d: %s", command, f.error.code,
-                     f.error.message);
-        cr_assert(strstr(f.error.message, faults[i].function), "%s", f.error.message);
+        cr_assert_lt(try_signal(stream, &fence), 0, "%s", command);
+        cr_assert_eq(error.code, faults[i].code, "%s: %d: %s", command, error.code,
+                     error.message);
+        cr_assert(strstr(error.message, faults[i].function), "%s", error.message);
         soft_control(&f.gpu, "clear");
-        assert_ok(try_signal(&f, stream, &fence), f.error);
+        assert_ok(try_signal(stream, &fence));
         cr_assert_eq(fence.value, 1, "%s", command);
-        wait_passed(&f, &fence);
+        wait_passed(&fence);
         fence_drop(&fence);
-        destroy_stream(&f, stream);
-        end(&f);
+        destroy_stream(stream);
+        end();
     }
 }
 
@@ -576,55 +545,49 @@ LANE_TEST(signals_that_fail)
 LANE_TEST(waits_that_fail)
 {
     struct lane *lane;
-    struct fixture f;
 
-    begin(&f, "memops");
-    uint64_t from = new_stream(&f), to = new_stream(&f);
-    gate_close(&f, from);
-    struct fence fence = signal_on(&f, from);
-    assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
+    uint64_t from = new_stream(), to = new_stream();
+    gate_close(from);
+    struct fence fence = signal_on(from);
+    assert_ok(lane_get(f.client, to, 0, &lane, &error));
     soft_control(&f.gpu, "fail cuStreamWaitValue64=UNKNOWN");
-    assert_failed(lane_wait(f.client, lane, &fence, 1, UINT64_MAX, &f.error), f.error,
-                  CAID_ERR_DRIVER);
+    assert_failed(lane_wait(f.client, lane, &fence, 1, UINT64_MAX, &error), CAID_ERR_DRIVER);
     soft_control(&f.gpu, "clear");
     cr_assert_eq(lane->n_waits, 0);
     lane_put(lane);
     *f.gate = 1;
-    wait_passed(&f, &fence);
+    wait_passed(&fence);
     fence_drop(&fence);
-    destroy_stream(&f, from);
-    destroy_stream(&f, to);
-    end(&f);
+    destroy_stream(from);
+    destroy_stream(to);
 }
 
 /* No event for other processes: by the host, for everyone. */
-LANE_TEST(events_that_fail)
+MODES_TEST(events_that_fail)
 {
     static const char *const functions[] = {"cuEventCreate", "cuIpcGetEventHandle",
                                             "cuEventRecord"};
     char command[96];
     struct lane *lane;
-    struct fixture f;
 
     for (size_t i = 0; i < ARRAY_SIZE(functions); i++) {
-        begin(&f, "events");
-        uint64_t from = new_stream(&f), to = new_stream(&f);
+        begin("events");
+        uint64_t from = new_stream(), to = new_stream();
         snprintf(command, sizeof(command), "fail %s=NOT_SUPPORTED", functions[i]);
         soft_control(&f.gpu, command);
-        gate_close(&f, from);
-        struct fence fence = signal_on(&f, from);
+        gate_close(from);
+        struct fence fence = signal_on(from);
         cr_assert_eq(fence.page->slots[fence.slot].has_event, 0);
-        assert_ok(lane_get(f.client, to, 0, &lane, &f.error), f.error);
-        assert_failed(lane_wait(f.client, lane, &fence, 1, deadline_of(NSEC_PER_MSEC),
-                                &f.error),
-                      f.error, CAID_ERR_TIMEOUT);
+        assert_ok(lane_get(f.client, to, 0, &lane, &error));
+        assert_failed(lane_wait(f.client, lane, &fence, 1, deadline_of(NSEC_PER_MSEC), &error),
+                      CAID_ERR_TIMEOUT);
         *f.gate = 1;
-        lane_wait_one(&f, lane, &fence);
+        lane_wait_one(lane, &fence);
         lane_put(lane);
         fence_drop(&fence);
         soft_control(&f.gpu, "clear");
-        destroy_stream(&f, from);
-        destroy_stream(&f, to);
-        end(&f);
+        destroy_stream(from);
+        destroy_stream(to);
+        end();
     }
 }

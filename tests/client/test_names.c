@@ -45,34 +45,33 @@ CAID_TEST(names, list)
     struct daemon daemon;
     struct caid_list_options options = CAID_INIT(options);
     struct seen seen = {0}, stopped = {.stop_at = N_NAMES - 1}, some = {0}, all = {0};
-    struct caid_error error;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
-    assert_ok(caid_list(client, NULL, see, &seen, &error), error);
+    assert_ok(caid_list(client, NULL, see, &seen, &error));
     cr_assert_eq(seen.n, 0);
     make_names(client, "a/", N_NAMES);
     make_names(client, "b/", 3);
 
-    assert_ok(caid_list(client, NULL, see, &seen, &error), error);
+    assert_ok(caid_list(client, NULL, see, &seen, &error));
     cr_assert_eq(seen.n, N_NAMES + 3);
     cr_assert_eq(caid_list(client, NULL, see, &stopped, &error), 42);
     cr_assert_eq(stopped.n, N_NAMES - 1);
     options.prefix = "b/";
-    assert_ok(caid_list(client, &options, see, &some, &error), error);
+    assert_ok(caid_list(client, &options, see, &some, &error));
     cr_assert_eq(some.n, 3);
     options.prefix = NULL;
     options.all = true;
-    assert_ok(caid_list(client, &options, see, &all, &error), error);
+    assert_ok(caid_list(client, &options, see, &all, &error));
     cr_assert_eq(all.n, N_NAMES + 3);
 
-    assert_failed(caid_list(client, NULL, NULL, NULL, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_list(client, NULL, NULL, NULL, &error), CAID_ERR_INVALID);
     options.prefix = "\xff";
-    assert_failed(caid_list(client, &options, see, &all, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_list(client, &options, see, &all, &error), CAID_ERR_INVALID);
     options.prefix = NULL;
     options.all = false;
     options.pool = "no-such-pool";
-    assert_failed(caid_list(client, &options, see, &all, &error), error, CAID_ERR_NOT_FOUND);
+    assert_failed(caid_list(client, &options, see, &all, &error), CAID_ERR_NOT_FOUND);
     caid_client_close(client);
     daemon_stop(&daemon);
 }
@@ -81,9 +80,8 @@ static int
 unlink_it(const struct caid_entry *entry, void *userdata)
 {
     struct seen *seen = userdata;
-    struct caid_error error;
 
-    assert_ok(caid_unlink(seen->client, entry->name, NULL, &error), error);
+    assert_ok(caid_unlink(seen->client, entry->name, NULL, &error));
     seen->n++;
     return 0;
 }
@@ -94,16 +92,15 @@ CAID_TEST(names, the_callback_may_use_the_client)
 {
     struct daemon daemon;
     struct seen seen = {0};
-    struct caid_error error;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
     make_names(client, "n", N_NAMES);
     seen.client = client;
-    assert_ok(caid_list(client, NULL, unlink_it, &seen, &error), error);
+    assert_ok(caid_list(client, NULL, unlink_it, &seen, &error));
     cr_assert_eq(seen.n, N_NAMES);
     seen.n = 0;
-    assert_ok(caid_list(client, NULL, see, &seen, &error), error);
+    assert_ok(caid_list(client, NULL, see, &seen, &error));
     cr_assert_eq(seen.n, 0);
     caid_client_close(client);
     daemon_stop(&daemon);
@@ -134,18 +131,17 @@ CLIENT_TEST(names, show)
 {
     struct daemon daemon;
     struct caid_array *reader;
-    struct caid_error error;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
     struct caid_array *array = make_bytes(client, "x", 1000);
-    assert_ok(caid_array_open(client, &reader, "x", NULL, &error), error);
+    assert_ok(caid_array_open(client, &reader, "x", NULL, &error));
     cr_assert_eq(caid_show(client, "x", NULL, check_details, array, &error), 5);
-    assert_failed(caid_show(client, "y", NULL, check_details, array, &error), error,
+    assert_failed(caid_show(client, "y", NULL, check_details, array, &error),
                   CAID_ERR_NOT_FOUND);
-    assert_failed(caid_show(client, NULL, NULL, check_details, array, &error), error,
+    assert_failed(caid_show(client, NULL, NULL, check_details, array, &error),
                   CAID_ERR_INVALID_NAME);
-    assert_failed(caid_show(client, "x", NULL, NULL, NULL, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_show(client, "x", NULL, NULL, NULL, &error), CAID_ERR_INVALID);
     caid_array_close(reader);
     caid_array_close(array);
     caid_client_close(client);
@@ -156,23 +152,21 @@ CLIENT_TEST(names, unlink)
 {
     struct daemon daemon;
     struct caid_array *other;
-    struct caid_error error;
     char bytes[8];
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
     struct caid_array *array = make_bytes(client, "x", 8);
-    assert_ok(caid_array_copy_from_host(array, "unlinked", 8, &error), error);
-    assert_ok(caid_unlink(client, "x", NULL, &error), error);
-    assert_failed(caid_unlink(client, "x", NULL, &error), error, CAID_ERR_NOT_FOUND);
-    assert_failed(caid_array_open(client, &other, "x", NULL, &error), error,
-                  CAID_ERR_NOT_FOUND);
-    assert_ok(caid_array_copy_to_host(array, bytes, 8, &error), error);
+    assert_ok(caid_array_copy_from_host(array, "unlinked", 8, &error));
+    assert_ok(caid_unlink(client, "x", NULL, &error));
+    assert_failed(caid_unlink(client, "x", NULL, &error), CAID_ERR_NOT_FOUND);
+    assert_failed(caid_array_open(client, &other, "x", NULL, &error), CAID_ERR_NOT_FOUND);
+    assert_ok(caid_array_copy_to_host(array, bytes, 8, &error));
     cr_assert_eq(memcmp(bytes, "unlinked", 8), 0, "its holder keeps it");
 
     other = make_bytes(client, "x", 8);
     cr_assert_neq(caid_array_get_info(other)->ptr, caid_array_get_info(array)->ptr);
-    assert_failed(caid_unlink(client, NULL, NULL, &error), error, CAID_ERR_INVALID_NAME);
+    assert_failed(caid_unlink(client, NULL, NULL, &error), CAID_ERR_INVALID_NAME);
     caid_array_close(other);
     caid_array_close(array);
     caid_client_close(client);
@@ -194,15 +188,14 @@ CLIENT_TEST(names, pools)
 {
     struct daemon daemon;
     struct caid_status status = CAID_INIT(status);
-    struct caid_error error;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
     struct caid_array *a = make_bytes(client, "x", 100), *b = make_bytes(client, NULL, 100);
-    assert_ok(caid_client_status(client, &status, &error), error);
+    assert_ok(caid_client_status(client, &status, &error));
     cr_assert(status.arrays == 2 && status.names == 1 && status.leases == 2);
     cr_assert_eq(caid_pools(client, check_pool, &status, &error), 6);
-    assert_failed(caid_pools(client, NULL, NULL, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_pools(client, NULL, NULL, &error), CAID_ERR_INVALID);
     caid_array_close(a);
     caid_array_close(b);
     caid_client_close(client);
@@ -213,22 +206,21 @@ CLIENT_TEST(names, memory_info)
 {
     struct daemon daemon;
     struct caid_memory_info before = CAID_INIT(before), with = CAID_INIT(with);
-    struct caid_error error;
     const int64_t n = 64 << 20;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
-    assert_ok(caid_memory_info(client, 0, &before, &error), error);
+    assert_ok(caid_memory_info(client, 0, &before, &error));
     cr_assert(before.used == 0 && before.blocks == 0 && before.arrays == 0);
     cr_assert(before.free > 0 && before.free <= before.total);
     struct caid_array *array = make_bytes(client, NULL, n);
-    assert_ok(caid_memory_info(client, 0, &with, &error), error);
+    assert_ok(caid_memory_info(client, 0, &with, &error));
     cr_assert(with.used >= (uint64_t)n && with.blocks == 1 && with.arrays == 1);
     cr_assert_leq(with.free, with.total - with.used);
 
-    assert_failed(caid_memory_info(client, 99, &with, &error), error, CAID_ERR_DEVICE);
-    assert_failed(caid_memory_info(client, -1, &with, &error), error, CAID_ERR_DEVICE);
-    assert_failed(caid_memory_info(client, 0, NULL, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_memory_info(client, 99, &with, &error), CAID_ERR_DEVICE);
+    assert_failed(caid_memory_info(client, -1, &with, &error), CAID_ERR_DEVICE);
+    assert_failed(caid_memory_info(client, 0, NULL, &error), CAID_ERR_INVALID);
     caid_array_close(array);
     caid_client_close(client);
     daemon_stop(&daemon);
@@ -269,28 +261,27 @@ CLIENT_TEST(names, unnamed)
     struct caid_list_options options = CAID_INIT(options);
     struct unnamed unnamed = {0}, all = {0};
     struct daemon daemon;
-    struct caid_error error;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
-    assert_ok(caid_unnamed(client, NULL, see_unnamed, &unnamed, &error), error);
+    assert_ok(caid_unnamed(client, NULL, see_unnamed, &unnamed, &error));
     cr_assert_eq(unnamed.n, 0);
     struct caid_array *named = make_bytes(client, "is", 0);
     arrays[0] = make_bytes(client, "was", 0);
-    assert_ok(caid_unlink(client, "was", NULL, &error), error);
+    assert_ok(caid_unlink(client, "was", NULL, &error));
     for (int i = 1; i < N_NAMES; i++)
         arrays[i] = make_bytes(client, NULL, 0);
-    assert_ok(caid_unnamed(client, NULL, see_unnamed, &unnamed, &error), error);
+    assert_ok(caid_unnamed(client, NULL, see_unnamed, &unnamed, &error));
     cr_assert_eq(unnamed.n, N_NAMES);
     cr_assert(unnamed.lost_its_name);
     options.all = true;
-    assert_ok(caid_unnamed(client, &options, see_unnamed, &all, &error), error);
+    assert_ok(caid_unnamed(client, &options, see_unnamed, &all, &error));
     cr_assert_eq(all.n, N_NAMES);
     cr_assert_eq(caid_unnamed(client, NULL, stop_there, NULL, &error), 7);
-    assert_failed(caid_unnamed(client, NULL, NULL, NULL, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_unnamed(client, NULL, NULL, NULL, &error), CAID_ERR_INVALID);
     options.all = false;
     options.pool = "no-such-pool";
-    assert_failed(caid_unnamed(client, &options, see_unnamed, &all, &error), error,
+    assert_failed(caid_unnamed(client, &options, see_unnamed, &all, &error),
                   CAID_ERR_NOT_FOUND);
     for (int i = 0; i < N_NAMES; i++)
         caid_array_close(arrays[i]);
@@ -315,9 +306,8 @@ static struct caid_user
 charges(struct caid_client *client)
 {
     struct caid_user user = {.uid = UINT32_MAX};
-    struct caid_error error;
 
-    assert_ok(caid_users(client, see_user, &user, &error), error);
+    assert_ok(caid_users(client, see_user, &user, &error));
     cr_assert_eq(user.uid, getuid());
     return user;
 }
@@ -326,23 +316,22 @@ CLIENT_TEST(names, users)
 {
     struct caid_watch *watch;
     struct daemon daemon;
-    struct caid_error error;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
     struct caid_array *array = make_bytes(client, "x", 1000);
-    assert_ok(caid_watch_new(client, &watch, "y", NULL, NULL, NULL, &error), error);
+    assert_ok(caid_watch_new(client, &watch, "y", NULL, NULL, NULL, &error));
     struct caid_user user = charges(client);
     cr_assert(user.arrays == 1 && user.names == 1 && user.leases == 1 && user.watches == 1);
     cr_assert(user.connections == 1 && user.bytes >= 1000 && user.pinned == 0);
     caid_watch_close(watch);
-    assert_ok(caid_unlink(client, "x", NULL, &error), error);
+    assert_ok(caid_unlink(client, "x", NULL, &error));
     caid_array_close(array);
-    assert_ok(caid_flush(client, -1, NULL, &error), error);
+    assert_ok(caid_flush(client, -1, NULL, &error));
     user = charges(client);
     cr_assert(user.arrays == 0 && user.names == 0 && user.leases == 0 && user.watches == 0);
     cr_assert(user.bytes == 0 && user.pending == 0);
-    assert_failed(caid_users(client, NULL, NULL, &error), error, CAID_ERR_INVALID);
+    assert_failed(caid_users(client, NULL, NULL, &error), CAID_ERR_INVALID);
     caid_client_close(client);
     daemon_stop(&daemon);
 }
@@ -352,32 +341,31 @@ CLIENT_TEST(names, flush_and_defer)
     struct caid_flushed flushed = CAID_INIT(flushed);
     struct caid_memory_info info = CAID_INIT(info);
     struct daemon daemon;
-    struct caid_error error;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
-    assert_ok(caid_defer_begin(client, &error), error);
-    assert_ok(caid_defer_begin(client, &error), error);
+    assert_ok(caid_defer_begin(client, &error));
+    assert_ok(caid_defer_begin(client, &error));
     cr_assert_eq(charges(client).deferred, 1);
     caid_array_close(make_bytes(client, NULL, 1000));
-    assert_ok(caid_flush(client, 0, &flushed, &error), error);
+    assert_ok(caid_flush(client, 0, &flushed, &error));
     cr_assert(flushed.entries == 0 && flushed.blocks == 0, "held back");
-    assert_ok(caid_memory_info(client, 0, &info, &error), error);
+    assert_ok(caid_memory_info(client, 0, &info, &error));
     cr_assert(info.pending == 1 && info.pending_bytes >= 1000 && info.blocks == 1);
-    assert_ok(caid_defer_end(client, &error), error);
-    assert_ok(caid_flush(client, -1, &flushed, &error), error);
+    assert_ok(caid_defer_end(client, &error));
+    assert_ok(caid_flush(client, -1, &flushed, &error));
     cr_assert_eq(flushed.entries, 0, "they nest");
-    assert_ok(caid_defer_end(client, &error), error);
-    assert_failed(caid_defer_end(client, &error), error, CAID_ERR_INVALID);
+    assert_ok(caid_defer_end(client, &error));
+    assert_failed(caid_defer_end(client, &error), CAID_ERR_INVALID);
 
     /* What this client has closed is flushed though the GPU had to drain first. */
-    assert_ok(caid_flush(client, 0, &flushed, &error), error);
+    assert_ok(caid_flush(client, 0, &flushed, &error));
     cr_assert(flushed.entries == 1 && flushed.blocks == 1 && flushed.bytes > 0);
-    assert_ok(caid_memory_info(client, 0, &info, &error), error);
+    assert_ok(caid_memory_info(client, 0, &info, &error));
     cr_assert(info.pending == 0 && info.blocks == 0 && info.used == 0);
     cr_assert(info.flushes > 0 && info.releases > 0 && info.quarantined == 0);
-    assert_failed(caid_flush(client, 99, NULL, &error), error, CAID_ERR_DEVICE);
-    assert_failed(caid_flush(client, -2, NULL, &error), error, CAID_ERR_DEVICE);
+    assert_failed(caid_flush(client, 99, NULL, &error), CAID_ERR_DEVICE);
+    assert_failed(caid_flush(client, -2, NULL, &error), CAID_ERR_DEVICE);
     caid_client_close(client);
     daemon_stop(&daemon);
 }

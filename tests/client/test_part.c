@@ -15,26 +15,23 @@
 
 /* ---- what readers get ---- */
 
-CLIENT_TEST(part, lies_in_the_whole)
+PART_TEST(part, lies_in_the_whole)
 {
     uint16_t all[N_BYTES / 2], part[6][4];
     const int64_t shape[] = {6, 4};
     struct caid_part_options options = CAID_INIT(options);
     uint64_t generation;
-    struct fixture f;
 
-    parts_begin(&f);
     for (size_t i = 0; i < N_BYTES / 2; i++)
         all[i] = (uint16_t)i;
-    assert_ok(caid_array_copy_from_host(f.whole, all, sizeof(all), &f.error), f.error);
+    assert_ok(caid_array_copy_from_host(f.whole, all, sizeof(all), &error));
     options.typestr = "<u2";
     options.shape = shape;
     options.ndim = 2;
     options.metadata = "of a whole";
-    assert_ok(caid_array_publish_part(f.whole, AT, "x", &options, &generation, &f.error),
-              f.error);
+    assert_ok(caid_array_publish_part(f.whole, AT, "x", &options, &generation, &error));
 
-    struct caid_array *array = open_array(&f, f.other, "x");
+    struct caid_array *array = open_array(f.other, "x");
     const struct caid_array_info *info = caid_array_get_info(array);
     const struct caid_array_info *whole = caid_array_get_info(f.whole);
     cr_assert_eq(info->generation, generation);
@@ -43,183 +40,159 @@ CLIENT_TEST(part, lies_in_the_whole)
     cr_assert_eq(info->offset, whole->offset + AT);
     cr_assert_eq(info->nbytes, sizeof(part));
     cr_assert(info->readonly);
-    assert_ok(caid_array_copy_to_host(array, part, sizeof(part), &f.error), f.error);
+    assert_ok(caid_array_copy_to_host(array, part, sizeof(part), &error));
     cr_assert_arr_eq(part, all + AT / 2, sizeof(part));
     caid_array_close(array);
 
     /* Here, too, where the whole is mapped already. */
-    array = open_array(&f, f.client, "x");
-    assert_ok(caid_array_copy_to_host(array, part, sizeof(part), &f.error), f.error);
+    array = open_array(f.client, "x");
+    assert_ok(caid_array_copy_to_host(array, part, sizeof(part), &error));
     cr_assert_arr_eq(part, all + AT / 2, sizeof(part));
     caid_array_close(array);
-    unlink_name(&f, "x");
-    parts_end(&f);
+    unlink_name("x");
 }
 
-CLIENT_TEST(part, may_have_strides)
+PART_TEST(part, may_have_strides)
 {
     const int64_t shape[] = {3, 2}, strides[] = {64, 8};
     const uint32_t wanted[] = {0, 2, 16, 18, 32, 34};
     struct caid_part_options options = CAID_INIT(options);
     uint32_t all[N_BYTES / 4], part[6];
-    struct fixture f;
 
-    parts_begin(&f);
     for (uint32_t i = 0; i < N_BYTES / 4; i++)
         all[i] = i;
-    assert_ok(caid_array_copy_from_host(f.whole, all, sizeof(all), &f.error), f.error);
+    assert_ok(caid_array_copy_from_host(f.whole, all, sizeof(all), &error));
     options.typestr = "<u4";
     options.shape = shape;
     options.strides = strides;
     options.ndim = 2;
-    assert_ok(caid_array_publish_part(f.whole, AT, "x", &options, NULL, &f.error), f.error);
-    struct caid_array *array = open_array(&f, f.other, "x");
+    assert_ok(caid_array_publish_part(f.whole, AT, "x", &options, NULL, &error));
+    struct caid_array *array = open_array(f.other, "x");
     cr_assert_eq(caid_array_get_info(array)->strides[0], 64);
-    assert_ok(caid_array_copy_to_host(array, part, sizeof(part), &f.error), f.error);
+    assert_ok(caid_array_copy_to_host(array, part, sizeof(part), &error));
     for (int i = 0; i < 6; i++)
         cr_assert_eq(part[i], AT / 4 + wanted[i]);
     caid_array_close(array);
-    unlink_name(&f, "x");
-    parts_end(&f);
+    unlink_name("x");
 }
 
 /* One element at the very end, and a scalar that is the whole. */
-CLIENT_TEST(part, may_end_where_the_whole_does)
+PART_TEST(part, may_end_where_the_whole_does)
 {
     const int64_t one = 1, all = N_BYTES;
     struct caid_part_options options = bytes_options(&one, NULL);
-    struct fixture f;
 
-    parts_begin(&f);
-    assert_ok(caid_array_publish_part(f.whole, N_BYTES - 1, "last", &options, NULL, &f.error),
-              f.error);
+    assert_ok(caid_array_publish_part(f.whole, N_BYTES - 1, "last", &options, NULL, &error));
     options.shape = &all;
-    assert_ok(caid_array_publish_part(f.whole, 0, "all", &options, NULL, &f.error), f.error);
+    assert_ok(caid_array_publish_part(f.whole, 0, "all", &options, NULL, &error));
     options.ndim = 0;
     options.shape = NULL;
-    assert_ok(caid_array_publish_part(f.whole, 7, "scalar", &options, NULL, &f.error), f.error);
-    struct caid_array *array = open_array(&f, f.other, "scalar");
+    assert_ok(caid_array_publish_part(f.whole, 7, "scalar", &options, NULL, &error));
+    struct caid_array *array = open_array(f.other, "scalar");
     cr_assert_eq(caid_array_get_info(array)->ndim, 0);
     cr_assert_eq(caid_array_get_info(array)->nbytes, 1);
     caid_array_close(array);
-    unlink_name(&f, "last");
-    unlink_name(&f, "all");
-    unlink_name(&f, "scalar");
-    parts_end(&f);
+    unlink_name("last");
+    unlink_name("all");
+    unlink_name("scalar");
 }
 
 /* ---- who is told, and when ---- */
 
-CLIENT_TEST(part, replaces_what_was_there)
+PART_TEST(part, replaces_what_was_there)
 {
     int n_gone[3] = {0};
-    struct fixture f;
 
-    parts_begin(&f);
-    uint64_t first = publish(&f, "x", &n_gone[0]);
+    uint64_t first = publish("x", &n_gone[0]);
     cr_assert_gt(first, 0);
-    struct caid_array *old = open_array(&f, f.other, "x");
-    cr_assert_eq(publish(&f, "x", &n_gone[1]), first + 1);
-    look(&f);
+    struct caid_array *old = open_array(f.other, "x");
+    cr_assert_eq(publish("x", &n_gone[1]), first + 1);
+    look();
     cr_assert_eq(n_gone[0], 0, "somebody holds it");
     caid_array_close(old);
-    dispatch_until(&f, &n_gone[0], 1);
+    dispatch_until(&n_gone[0], 1);
     cr_assert_eq(n_gone[1], 0, "that has the name");
 
-    cr_assert_eq(publish(&f, "x", &n_gone[2]), first + 2);
-    dispatch_until(&f, &n_gone[1], 1);
-    unlink_name(&f, "x");
-    dispatch_until(&f, &n_gone[2], 1);
+    cr_assert_eq(publish("x", &n_gone[2]), first + 2);
+    dispatch_until(&n_gone[1], 1);
+    unlink_name("x");
+    dispatch_until(&n_gone[2], 1);
     cr_assert_eq(n_gone[0], 1);
-    parts_end(&f);
 }
 
 /* As the whole array does, and the other way round. */
-CLIENT_TEST(part, and_whole_arrays_replace_each_other)
+PART_TEST(part, and_whole_arrays_replace_each_other)
 {
     uint64_t generation;
     int n_gone = 0;
-    struct fixture f;
 
-    parts_begin(&f);
     struct caid_array *array = make_bytes(f.other, NULL, 8);
-    assert_ok(caid_array_publish(array, "x", NULL, &generation, &f.error), f.error);
-    cr_assert_eq(publish(&f, "x", &n_gone), generation + 1);
-    look(&f);
+    assert_ok(caid_array_publish(array, "x", NULL, &generation, &error));
+    cr_assert_eq(publish("x", &n_gone), generation + 1);
+    look();
     cr_assert_eq(n_gone, 0);
-    assert_ok(caid_array_publish(array, "x", NULL, NULL, &f.error), f.error);
-    dispatch_until(&f, &n_gone, 1);
+    assert_ok(caid_array_publish(array, "x", NULL, NULL, &error));
+    dispatch_until(&n_gone, 1);
     caid_array_close(array);
-    unlink_name(&f, "x");
-    parts_end(&f);
+    unlink_name("x");
 }
 
 /* Its memory stays for those that open it later. */
-CLIENT_TEST(part, outlives_the_whole)
+PART_TEST(part, outlives_the_whole)
 {
     unsigned char bytes[N_PART];
     int n_gone = 0;
-    struct fixture f;
 
-    parts_begin(&f);
-    publish(&f, "x", &n_gone);
+    publish("x", &n_gone);
     caid_array_close(f.whole);
     f.whole = NULL;
     wait_for_leases(f.other, 0);
-    assert_ok(caid_flush(f.other, -1, NULL, &f.error), f.error);
-    struct caid_array *array = open_array(&f, f.other, "x");
-    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &f.error), f.error);
+    assert_ok(caid_flush(f.other, -1, NULL, &error));
+    struct caid_array *array = open_array(f.other, "x");
+    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error));
     cr_assert_eq(bytes[0], 1);
     cr_assert_eq(bytes[N_PART - 1], 1);
     caid_array_close(array);
-    look(&f);
+    look();
     cr_assert_eq(n_gone, 0);
-    unlink_name(&f, "x");
-    dispatch_until(&f, &n_gone, 1);
-    parts_end(&f);
+    unlink_name("x");
+    dispatch_until(&n_gone, 1);
 }
 
-CLIENT_TEST(part, one_array_may_have_many)
+PART_TEST(part, one_array_may_have_many)
 {
     static int n_gone[N_MANY];
     char name[8];
     int n = 0;
-    struct fixture f;
 
-    parts_begin(&f);
     for (int i = 0; i < N_MANY; i++) {
         snprintf(name, sizeof(name), "n%d", i);
-        publish_at(&f, (uint64_t)i * 8, name, &n_gone[i]); /* they overlap */
+        publish_at((uint64_t)i * 8, name, &n_gone[i]); /* they overlap */
     }
     for (int i = 0; i < N_MANY; i += 2) {
         snprintf(name, sizeof(name), "n%d", i);
-        unlink_name(&f, name);
+        unlink_name(name);
     }
-    look(&f);
+    look();
     for (int i = 0; i < N_MANY; i++)
         cr_assert_eq(n_gone[i], (i + 1) % 2, "part %d", i);
     for (int i = 1; i < N_MANY; i += 2) {
         snprintf(name, sizeof(name), "n%d", i);
-        unlink_name(&f, name);
+        unlink_name(name);
     }
-    look(&f);
+    look();
     for (int i = 0; i < N_MANY; i++)
         n += n_gone[i];
     cr_assert_eq(n, N_MANY);
-    parts_end(&f);
 }
 
 /* Where nobody wants to hear of it, none is left behind either (CAID_TEST). */
-CLIENT_TEST(part, needs_no_callback)
+PART_TEST(part, needs_no_callback)
 {
-    struct fixture f;
-
-    parts_begin(&f);
     for (int i = 0; i < N_MANY; i++)
-        publish(&f, "x", NULL);
+        publish("x", NULL);
     cr_assert(!is_readable(f.client, 0), "there is nothing to be called back for");
-    unlink_name(&f, "x");
-    parts_end(&f);
+    unlink_name("x");
 }
 
 /* ---- readers in other processes ---- */
@@ -230,7 +203,7 @@ struct reader {
 };
 
 static void
-reader_start(struct fixture *f, struct reader *reader, const char *name, const char *byte)
+reader_start(struct reader *reader, const char *name, const char *byte)
 {
     pid_t parent = getpid();
     int in[2], out[2];
@@ -245,7 +218,7 @@ reader_start(struct fixture *f, struct reader *reader, const char *name, const c
             _exit(1);
         dup2(in[0], STDIN_FILENO);
         dup2(out[1], STDOUT_FILENO);
-        execl(build_path("tests/client_reader"), "reader", f->daemon.socket, name, byte,
+        execl(build_path("tests/client_reader"), "reader", f.daemon.socket, name, byte,
               (char *)NULL);
         _exit(127);
     }
@@ -276,95 +249,80 @@ reader_end(struct reader *reader, int signal)
     cr_assert(signal ? WIFSIGNALED(status) : status == 0, "status %#x", status);
 }
 
-CLIENT_TEST(part, is_gone_when_another_process_closes_it)
+PART_TEST(part, is_gone_when_another_process_closes_it)
 {
     struct reader reader;
     int n_gone = 0;
-    struct fixture f;
 
-    parts_begin(&f);
-    publish(&f, "x", &n_gone);
-    reader_start(&f, &reader, "x", "1");
-    unlink_name(&f, "x");
-    look(&f);
+    publish("x", &n_gone);
+    reader_start(&reader, "x", "1");
+    unlink_name("x");
+    look();
     cr_assert_eq(n_gone, 0);
     reader_close_array(&reader);
-    dispatch_until(&f, &n_gone, 1);
+    dispatch_until(&n_gone, 1);
     reader_end(&reader, 0);
-    parts_end(&f);
 }
 
-CLIENT_TEST(part, is_gone_when_another_process_exits)
+PART_TEST(part, is_gone_when_another_process_exits)
 {
     struct reader readers[2];
     int n_gone = 0;
-    struct fixture f;
 
-    parts_begin(&f);
-    publish(&f, "x", &n_gone);
-    reader_start(&f, &readers[0], "x", "1");
-    reader_start(&f, &readers[1], "x", "1");
-    unlink_name(&f, "x");
+    publish("x", &n_gone);
+    reader_start(&readers[0], "x", "1");
+    reader_start(&readers[1], "x", "1");
+    unlink_name("x");
     reader_end(&readers[0], 0);
-    look(&f);
+    look();
     cr_assert_eq(n_gone, 0, "there is another one");
     reader_end(&readers[1], 0);
-    dispatch_until(&f, &n_gone, 1);
-    parts_end(&f);
+    dispatch_until(&n_gone, 1);
 }
 
-CLIENT_TEST(part, is_gone_when_another_process_is_killed)
+PART_TEST(part, is_gone_when_another_process_is_killed)
 {
     struct reader reader;
     int n_gone = 0;
-    struct fixture f;
 
-    parts_begin(&f);
-    publish(&f, "x", &n_gone);
-    reader_start(&f, &reader, "x", "1");
-    publish(&f, "x", NULL);
-    look(&f);
+    publish("x", &n_gone);
+    reader_start(&reader, "x", "1");
+    publish("x", NULL);
+    look();
     cr_assert_eq(n_gone, 0);
     reader_end(&reader, SIGKILL);
-    dispatch_until(&f, &n_gone, 1);
-    unlink_name(&f, "x");
-    parts_end(&f);
+    dispatch_until(&n_gone, 1);
+    unlink_name("x");
 }
 
 /* ---- the fd, and dispatch ---- */
 
-CLIENT_TEST(part, the_fd_tells_of_what_others_read)
+PART_TEST(part, the_fd_tells_of_what_others_read)
 {
     int n_gone = 0;
-    struct fixture f;
 
-    parts_begin(&f);
-    publish(&f, "x", &n_gone);
+    publish("x", &n_gone);
     cr_assert(!is_readable(f.client, 0));
-    unlink_name(&f, "x");
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
+    unlink_name("x");
+    assert_ok(caid_client_ping(f.client, &error));
     cr_assert_eq(n_gone, 0, "from dispatch alone");
     cr_assert(is_readable(f.client, 0));
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+    assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_eq(n_gone, 1);
     cr_assert(!is_readable(f.client, 0));
-    parts_end(&f);
 }
 
 /* The fd is made when one has gone already. */
-CLIENT_TEST(part, the_fd_may_come_late)
+PART_TEST(part, the_fd_may_come_late)
 {
     int n_gone = 0;
-    struct fixture f;
 
-    parts_begin(&f);
-    publish(&f, "x", &n_gone);
-    unlink_name(&f, "x");
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
+    publish("x", &n_gone);
+    unlink_name("x");
+    assert_ok(caid_client_ping(f.client, &error));
     cr_assert(is_readable(f.client, 0));
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+    assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_eq(n_gone, 1);
-    parts_end(&f);
 }
 
 static void
@@ -392,36 +350,31 @@ has_edge(int epoll)
     return epoll_wait(epoll, &event, 1, 0) == 1;
 }
 
-CLIENT_TEST(part, may_be_dispatched_beside_watches)
+PART_TEST(part, may_be_dispatched_beside_watches)
 {
     int n_gone = 0, n_changes = 0;
     struct caid_watch *watch;
-    struct fixture f;
 
-    parts_begin(&f);
     int edges = edges_of(caid_client_get_fd(f.client));
-    assert_ok(caid_watch_new(f.client, &watch, "x", NULL, count_change, &n_changes, &f.error),
-              f.error);
+    assert_ok(caid_watch_new(f.client, &watch, "x", NULL, count_change, &n_changes, &error));
     cr_assert(!is_readable(f.client, 0));
-    publish(&f, "x", &n_gone);
-    unlink_name(&f, "x");
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
+    publish("x", &n_gone);
+    unlink_name("x");
+    assert_ok(caid_client_ping(f.client, &error));
     cr_assert(has_edge(edges));
-    assert_ok(caid_client_dispatch_parts(f.client, &f.error), f.error);
+    assert_ok(caid_client_dispatch_parts(f.client, &error));
     cr_assert_eq(n_gone, 1);
     cr_assert_eq(n_changes, 0);
     cr_assert(!has_edge(edges), "who waits for parts alone sleeps on");
     cr_assert(is_readable(f.client, 0), "for the watch");
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+    assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_eq(n_changes, 1);
     caid_watch_close(watch);
     close(edges);
-    assert_failed(caid_client_dispatch_parts(NULL, &f.error), f.error, CAID_ERR_INVALID);
-    parts_end(&f);
+    assert_failed(caid_client_dispatch_parts(NULL, &error), CAID_ERR_INVALID);
 }
 
 struct again {
-    struct fixture *f;
     int n_gone, n_left;
     bool close;
 };
@@ -432,77 +385,68 @@ publish_again(void *userdata)
     const int64_t shape = N_PART;
     struct caid_part_options options = bytes_options(&shape, NULL);
     struct again *again = userdata;
-    struct fixture *f = again->f;
 
     again->n_gone++;
     if (again->close) {
         again->close = false;
-        caid_client_close(f->client);
+        caid_client_close(f.client);
         return;
     }
     if (again->n_left-- <= 0)
         return;
     options.gone = publish_again;
     options.userdata = again;
-    assert_ok(caid_array_publish_part(f->whole, AT, "x", &options, NULL, &f->error), f->error);
-    unlink_name(f, "x");
-    assert_ok(caid_client_dispatch(f->client, &f->error), f->error); /* in a dispatch */
+    assert_ok(caid_array_publish_part(f.whole, AT, "x", &options, NULL, &error));
+    unlink_name("x");
+    assert_ok(caid_client_dispatch(f.client, &error)); /* in a dispatch */
 }
 
-CLIENT_TEST(part, a_callback_may_publish_and_dispatch)
+PART_TEST(part, a_callback_may_publish_and_dispatch)
 {
-    struct fixture f;
-    struct again again = {.f = &f, .n_left = 20};
+    struct again again = {.n_left = 20};
 
-    parts_begin(&f);
     publish_again(&again);
     while (again.n_gone < 21)
-        look(&f);
-    look(&f);
+        look();
+    look();
     cr_assert_eq(again.n_gone, 21);
-    parts_end(&f);
 }
 
-CLIENT_TEST(part, a_callback_may_close_the_client)
+PART_TEST(part, a_callback_may_close_the_client)
 {
     const int64_t shape = N_PART;
     struct caid_part_options options = bytes_options(&shape, NULL);
-    struct fixture f;
-    struct again again = {.f = &f, .close = true};
+    struct again again = {.close = true};
     int n_gone = 0;
 
-    parts_begin(&f);
     options.gone = publish_again;
     options.userdata = &again;
-    assert_ok(caid_array_publish_part(f.whole, AT, "x", &options, NULL, &f.error), f.error);
-    publish(&f, "y", &n_gone);
+    assert_ok(caid_array_publish_part(f.whole, AT, "x", &options, NULL, &error));
+    publish("y", &n_gone);
     caid_array_close(f.whole);
     f.whole = NULL;
     wait_for_leases(f.other, 0); /* what a process holds as its connection ends, it keeps */
-    unlink_name(&f, "x");
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
-    assert_failed(caid_client_dispatch(f.client, &f.error), f.error, CAID_ERR_CLOSED);
+    unlink_name("x");
+    assert_ok(caid_client_ping(f.client, &error));
+    assert_failed(caid_client_dispatch(f.client, &error), CAID_ERR_CLOSED);
     cr_assert_eq(again.n_gone, 1);
     cr_assert_eq(n_gone, 1, "left by the close");
-    unlink_name(&f, "y");
+    unlink_name("y");
     f.client = daemon_connect(&f.daemon);
-    parts_end(&f);
 }
 
 /* ---- endings ---- */
 
-CLIENT_TEST(part, a_client_that_closes_calls_back_for_all)
+PART_TEST(part, a_client_that_closes_calls_back_for_all)
 {
     int n_gone[3] = {0};
-    struct fixture f;
 
-    parts_begin(&f);
-    publish(&f, "x", &n_gone[0]);
-    publish(&f, "y", &n_gone[1]);
-    publish(&f, "z", &n_gone[2]);
-    unlink_name(&f, "y"); /* may have been told, or not */
-    unlink_name(&f, "z");
-    look(&f);
+    publish("x", &n_gone[0]);
+    publish("y", &n_gone[1]);
+    publish("z", &n_gone[2]);
+    unlink_name("y"); /* may have been told, or not */
+    unlink_name("z");
+    look();
     cr_assert_eq(n_gone[2], 1);
     caid_array_close(f.whole);
     f.whole = NULL;
@@ -510,29 +454,26 @@ CLIENT_TEST(part, a_client_that_closes_calls_back_for_all)
     for (int i = 0; i < 3; i++)
         cr_assert_eq(n_gone[i], 1, "part %d: %d times", i, n_gone[i]);
 
-    struct caid_array *array = open_array(&f, f.other, "x");
+    struct caid_array *array = open_array(f.other, "x");
     unsigned char bytes[N_PART];
-    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &f.error), f.error);
+    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error));
     cr_assert_eq(bytes[0], 1, "it lives on");
     caid_array_close(array);
-    unlink_name(&f, "x");
+    unlink_name("x");
     f.client = daemon_connect(&f.daemon);
-    parts_end(&f);
 }
 
 /* Nobody knows of what was out when the daemon went: the callback waits for the last word. */
 CLIENT_TEST(part, the_daemon_dies)
 {
     int n_gone = 0;
-    struct fixture f;
 
-    parts_begin(&f);
-    publish(&f, "x", &n_gone);
+    parts_begin();
+    publish("x", &n_gone);
     daemon_end(&f.daemon, SIGKILL);
     cr_assert(is_readable(f.client, -1));
-    assert_failed(caid_client_dispatch(f.client, &f.error), f.error, CAID_ERR_DISCONNECTED);
-    assert_failed(caid_client_dispatch_parts(f.client, &f.error), f.error,
-                  CAID_ERR_DISCONNECTED);
+    assert_failed(caid_client_dispatch(f.client, &error), CAID_ERR_DISCONNECTED);
+    assert_failed(caid_client_dispatch_parts(f.client, &error), CAID_ERR_DISCONNECTED);
     cr_assert_eq(n_gone, 0);
     caid_array_close(f.whole);
     cr_assert_eq(n_gone, 0);

@@ -38,7 +38,7 @@ note_gone(void *userdata)
 }
 
 static void
-publish_hooked(struct fixture *f, const char *name, struct record *record, void *hook_userdata)
+publish_hooked(const char *name, struct record *record, void *hook_userdata)
 {
     const struct part_hook hook = {note_hook, hook_userdata};
     const int64_t shape = N_PART;
@@ -46,61 +46,54 @@ publish_hooked(struct fixture *f, const char *name, struct record *record, void 
 
     options.gone = note_gone;
     options.userdata = record;
-    assert_ok(part_publish(f->whole, AT, name, &options, &hook, NULL, NULL, &f->error),
-              f->error);
+    assert_ok(part_publish(f.whole, AT, name, &options, &hook, NULL, NULL, &error));
 }
 
 /* The client has read that it is gone. */
 static void
-have_told(struct fixture *f, const char *name)
+have_told(const char *name)
 {
-    unlink_name(f, name);
-    assert_ok(caid_client_ping(f->client, &f->error), f->error);
+    unlink_name(name);
+    assert_ok(caid_client_ping(f.client, &error));
 }
 
 /* ---- running ---- */
 
-CLIENT_TEST(part_hook, runs_from_a_poll)
+PART_TEST(part_hook, runs_from_a_poll)
 {
     struct record record = {0};
-    struct fixture f;
 
-    parts_begin(&f);
     part_poll(f.client); /* there is no part */
-    publish_hooked(&f, "x", &record, &record);
+    publish_hooked("x", &record, &record);
     part_poll(f.client);
     cr_assert_str_eq(record.of, "");
-    unlink_name(&f, "x");
+    unlink_name("x");
     while (record.n == 0)
         part_poll(f.client); /* reads what has come */
     cr_assert_str_eq(record.of, "h", "and no callback of the program's");
     cr_assert(is_readable(f.client, 0));
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+    assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_str_eq(record.of, "hg");
     part_poll(f.client);
-    look(&f);
+    look();
     cr_assert_str_eq(record.of, "hg");
     cr_assert(!is_readable(f.client, 0));
-    parts_end(&f);
 }
 
-CLIENT_TEST(part_hook, runs_before_gone)
+PART_TEST(part_hook, runs_before_gone)
 {
     struct record record = {0};
-    struct fixture f;
 
-    parts_begin(&f);
-    publish_hooked(&f, "x", &record, &record);
-    have_told(&f, "x");
+    publish_hooked("x", &record, &record);
+    have_told("x");
     cr_assert_str_eq(record.of, "", "not by whoever reads");
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+    assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_str_eq(record.of, "hg");
-    publish_hooked(&f, "x", &record, &record);
-    have_told(&f, "x");
-    assert_ok(caid_client_dispatch_parts(f.client, &f.error), f.error);
+    publish_hooked("x", &record, &record);
+    have_told("x");
+    assert_ok(caid_client_dispatch_parts(f.client, &error));
     cr_assert_str_eq(record.of, "hghg");
     cr_assert(!is_readable(f.client, 0));
-    parts_end(&f);
 }
 
 CLIENT_TEST(part_hook, is_not_called_for_what_failed)
@@ -109,50 +102,46 @@ CLIENT_TEST(part_hook, is_not_called_for_what_failed)
     const struct part_hook hook = {note_hook, &record};
     const int64_t shape = N_BYTES + 1;
     struct caid_part_options options = bytes_options(&shape, NULL);
-    struct fixture f;
 
-    parts_begin(&f);
+    parts_begin();
     options.gone = note_gone;
     options.userdata = &record;
-    assert_failed(part_publish(f.whole, 0, "x", &options, &hook, NULL, NULL, &f.error), f.error,
+    assert_failed(part_publish(f.whole, 0, "x", &options, &hook, NULL, NULL, &error),
                   CAID_ERR_INVALID);
-    look(&f);
-    parts_end(&f);
+    look();
+    parts_end();
     cr_assert_str_eq(record.of, "");
 }
 
 /* ---- forgetting ---- */
 
-CLIENT_TEST(part_hook, may_be_forgotten)
+PART_TEST(part_hook, may_be_forgotten)
 {
     struct record of[3] = {0}, gone = {0};
-    struct fixture f;
 
-    parts_begin(&f);
     part_forget(f.client, &of[0]); /* there is none */
-    publish_hooked(&f, "a", &gone, &of[0]);
-    publish_hooked(&f, "b", &gone, &of[1]);
-    publish_hooked(&f, "c", &gone, &of[1]);
-    publish_hooked(&f, "d", &gone, &of[1]);
-    publish_hooked(&f, "e", &gone, &of[2]);
-    have_told(&f, "b");
+    publish_hooked("a", &gone, &of[0]);
+    publish_hooked("b", &gone, &of[1]);
+    publish_hooked("c", &gone, &of[1]);
+    publish_hooked("d", &gone, &of[1]);
+    publish_hooked("e", &gone, &of[2]);
+    have_told("b");
     part_forget(f.client, &of[1]); /* one has been told, two have not */
     part_forget(f.client, &of[1]);
-    have_told(&f, "a");
-    have_told(&f, "c");
+    have_told("a");
+    have_told("c");
     part_poll(f.client);
     cr_assert_str_eq(of[0].of, "h");
     cr_assert_str_eq(of[1].of, "");
     cr_assert(is_readable(f.client, 0));
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+    assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_str_eq(gone.of, "ggg", "is the program's and stays");
-    have_told(&f, "d");
-    have_told(&f, "e");
-    look(&f);
+    have_told("d");
+    have_told("e");
+    look();
     cr_assert_str_eq(of[1].of, "");
     cr_assert_str_eq(of[2].of, "h");
     cr_assert_str_eq(gone.of, "ggggg");
-    parts_end(&f);
 }
 
 struct slow {
@@ -202,20 +191,19 @@ close_client(void *arg)
 
 /* One thread is in a hook while another one comes to the end that `finish` is. */
 static void
-finish_while_it_runs(struct fixture *f, void *(*finish)(void *), int *n_gone)
+finish_while_it_runs(void *(*finish)(void *), int *n_gone)
 {
-    struct slow slow = {.client = f->client};
+    struct slow slow = {.client = f.client};
     const struct part_hook hook = {run_slowly, &slow};
     const int64_t shape = N_PART;
     struct caid_part_options options = bytes_options(&shape, n_gone);
     pthread_t threads[2];
 
-    assert_ok(part_publish(f->whole, AT, "x", &options, &hook, NULL, NULL, &f->error),
-              f->error);
-    have_told(f, "x");
-    caid_array_close(f->whole);
-    f->whole = NULL;
-    wait_for_leases(f->other, 0);
+    assert_ok(part_publish(f.whole, AT, "x", &options, &hook, NULL, NULL, &error));
+    have_told("x");
+    caid_array_close(f.whole);
+    f.whole = NULL;
+    wait_for_leases(f.other, 0);
     cr_assert_eq(pthread_create(&threads[0], NULL, poll_once, &slow), 0);
     while (!slow.entered)
         usleep(1000);
@@ -227,66 +215,56 @@ finish_while_it_runs(struct fixture *f, void *(*finish)(void *), int *n_gone)
     cr_assert(slow.seen, "it still ran");
 }
 
-CLIENT_TEST(part_hook, that_runs_is_waited_for)
+PART_TEST(part_hook, that_runs_is_waited_for)
 {
     int n_gone = 0;
-    struct fixture f;
 
-    parts_begin(&f);
-    finish_while_it_runs(&f, forget, &n_gone);
-    dispatch_until(&f, &n_gone, 1);
-    parts_end(&f);
+    finish_while_it_runs(forget, &n_gone);
+    dispatch_until(&n_gone, 1);
 }
 
-CLIENT_TEST(part_hook, that_runs_is_waited_for_by_a_close)
+PART_TEST(part_hook, that_runs_is_waited_for_by_a_close)
 {
     int n_gone = 0;
-    struct fixture f;
 
-    parts_begin(&f);
-    finish_while_it_runs(&f, close_client, &n_gone);
+    finish_while_it_runs(close_client, &n_gone);
     cr_assert_eq(n_gone, 1);
     f.client = daemon_connect(&f.daemon);
-    parts_end(&f);
 }
 
 /* ---- endings ---- */
 
 /* Of what has been told the memory is free; of the rest nobody knows. */
-CLIENT_TEST(part_hook, runs_no_more_once_the_client_is_closed)
+PART_TEST(part_hook, runs_no_more_once_the_client_is_closed)
 {
     struct record told = {0}, live = {0};
-    struct fixture f;
 
-    parts_begin(&f);
-    publish_hooked(&f, "told", &told, &told);
-    publish_hooked(&f, "live", &live, &live);
-    have_told(&f, "told");
+    publish_hooked("told", &told, &told);
+    publish_hooked("live", &live, &live);
+    have_told("told");
     struct caid_client *client = client_ref(f.client); /* an arena has one */
     caid_array_close(f.whole);
     f.whole = NULL;
     caid_client_close(f.client);
     cr_assert_str_eq(told.of, "hg");
     cr_assert_str_eq(live.of, "g");
-    unlink_name(&f, "live");
+    unlink_name("live");
     part_poll(client);
     part_forget(client, &live);
     part_forget(client, &told);
     cr_assert_str_eq(live.of, "g");
     client_unref(client);
     f.client = daemon_connect(&f.daemon);
-    parts_end(&f);
 }
 
 CLIENT_TEST(part_hook, does_not_run_when_the_daemon_dies)
 {
     struct record told = {0}, live = {0};
-    struct fixture f;
 
-    parts_begin(&f);
-    publish_hooked(&f, "told", &told, &told);
-    publish_hooked(&f, "live", &live, &live);
-    have_told(&f, "told");
+    parts_begin();
+    publish_hooked("told", &told, &told);
+    publish_hooked("live", &live, &live);
+    have_told("told");
     daemon_end(&f.daemon, SIGKILL);
     cr_assert_lt(caid_client_ping(f.client, NULL), 0);
     part_poll(f.client);
@@ -303,42 +281,38 @@ CLIENT_TEST(part_hook, does_not_run_when_the_daemon_dies)
 
 /* Exits 0 when all is as it should be in a child. */
 static void
-be_a_child(struct fixture *f, struct record *record)
+be_a_child(struct record *record)
 {
     const int64_t shape = N_PART;
     struct caid_part_options options = bytes_options(&shape, NULL);
-    struct caid_error error;
 
-    caid_array_publish_part(f->whole, AT, "y", &options, NULL, &error);
+    caid_array_publish_part(f.whole, AT, "y", &options, NULL, &error);
     if (error.code != CAID_ERR_FORKED)
         _exit(1);
-    part_poll(f->client);
-    part_forget(f->client, record);
-    caid_client_dispatch_parts(f->client, &error);
+    part_poll(f.client);
+    part_forget(f.client, record);
+    caid_client_dispatch_parts(f.client, &error);
     if (error.code != CAID_ERR_FORKED)
         _exit(2);
-    caid_array_close(f->whole);
-    caid_client_close(f->client);
+    caid_array_close(f.whole);
+    caid_client_close(f.client);
     _exit(record->n == 0 ? 0 : 3);
 }
 
-CLIENT_TEST(part_hook, nothing_runs_in_a_child)
+PART_TEST(part_hook, nothing_runs_in_a_child)
 {
     struct record record = {0};
-    struct fixture f;
     int status;
 
-    parts_begin(&f);
-    publish_hooked(&f, "x", &record, &record);
-    publish_hooked(&f, "y", &record, &record);
-    have_told(&f, "x");
+    publish_hooked("x", &record, &record);
+    publish_hooked("y", &record, &record);
+    have_told("x");
     pid_t pid = fork();
     if (pid == 0)
-        be_a_child(&f, &record);
+        be_a_child(&record);
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert_eq(status, 0, "%#x", status);
-    unlink_name(&f, "y");
-    look(&f);
+    unlink_name("y");
+    look();
     cr_assert_eq(record.n, 4, "%s", record.of);
-    parts_end(&f);
 }

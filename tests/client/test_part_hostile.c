@@ -112,32 +112,31 @@ script_story(struct fake *fake)
 
 /* ---- this side ---- */
 
-struct fixture {
+static struct fixture {
     struct fake fake;
     struct caid_client *client;
     struct caid_array *whole;
-    struct caid_error error;
     int n_gone[N_PARTS], n_hooked[N_PARTS];
     bool unknown; /* whether the last part that was refused may be there */
-};
+} f;
 
 static void
-begin(struct fixture *f, void (*script)(struct fake *fake), const void *data)
+begin(void (*script)(struct fake *fake), const void *data)
 {
     struct caid_open_options options = CAID_INIT(options);
 
-    *f = (struct fixture){0};
-    f->client = fake_start(&f->fake, script, data);
+    f = (struct fixture){0};
+    f.client = fake_start(&f.fake, script, data);
     options.mode = "rw";
-    assert_ok(caid_array_open(f->client, &f->whole, "whole", &options, &f->error), f->error);
+    assert_ok(caid_array_open(f.client, &f.whole, "whole", &options, &error));
 }
 
 static void
-end(struct fixture *f)
+end(void)
 {
-    caid_array_close(f->whole);
-    caid_client_close(f->client);
-    fake_stop(&f->fake);
+    caid_array_close(f.whole);
+    caid_client_close(f.client);
+    fake_stop(&f.fake);
 }
 
 static void
@@ -147,44 +146,44 @@ count(void *userdata)
 }
 
 static int
-publish(struct fixture *f, size_t i)
+publish(size_t i)
 {
     static const int64_t shape = 8;
-    const struct part_hook hook = {count, &f->n_hooked[i]};
+    const struct part_hook hook = {count, &f.n_hooked[i]};
     struct caid_part_options options = CAID_INIT(options);
 
     options.typestr = "|u1";
     options.shape = &shape;
     options.ndim = 1;
     options.gone = count;
-    options.userdata = &f->n_gone[i];
-    return part_publish(f->whole, 0, "x", &options, &hook, NULL, &f->unknown, &f->error);
+    options.userdata = &f.n_gone[i];
+    return part_publish(f.whole, 0, "x", &options, &hook, NULL, &f.unknown, &error);
 }
 
 static void
-wait_until_readable(struct fixture *f)
+wait_until_readable(void)
 {
-    struct pollfd fd = {.fd = caid_client_get_fd(f->client), .events = POLLIN};
+    struct pollfd fd = {.fd = caid_client_get_fd(f.client), .events = POLLIN};
 
     cr_assert_eq(poll(&fd, 1, -1), 1);
 }
 
 /* Until the connection has ended. */
 static void
-dispatch_to_the_end(struct fixture *f, int32_t code)
+dispatch_to_the_end(int32_t code)
 {
-    f->error.code = 0;
+    error.code = 0;
     do
-        wait_until_readable(f);
-    while (caid_client_dispatch(f->client, &f->error) == 0);
-    cr_assert_eq(f->error.code, code, "%d: %s", f->error.code, f->error.message);
+        wait_until_readable();
+    while (caid_client_dispatch(f.client, &error) == 0);
+    cr_assert_eq(error.code, code, "%d: %s", error.code, error.message);
 }
 
 static void
-assert_gone(const struct fixture *f, const char *name, int first, int second)
+assert_gone(const char *name, int first, int second)
 {
-    cr_assert_eq(f->n_gone[0], first, "%s: %d", name, f->n_gone[0]);
-    cr_assert_eq(f->n_gone[1], second, "%s: %d", name, f->n_gone[1]);
+    cr_assert_eq(f.n_gone[0], first, "%s: %d", name, f.n_gone[0]);
+    cr_assert_eq(f.n_gone[1], second, "%s: %d", name, f.n_gone[1]);
 }
 
 /* ---- what cannot be ---- */
@@ -200,19 +199,17 @@ static const struct story stories[] = {
 
 CLIENT_TEST(part_hostile, parts_that_cannot_be_gone)
 {
-    struct fixture f;
-
     for (size_t i = 0; i < ARRAY_SIZE(stories); i++) {
         const struct story *s = &stories[i];
-        begin(&f, script_story, s);
+        begin(script_story, s);
         for (size_t j = 0; j < N_PARTS; j++)
-            assert_ok(publish(&f, j), f.error);
-        dispatch_to_the_end(&f, CAID_ERR_PROTOCOL);
-        assert_gone(&f, s->name, s->n_gone[0], s->n_gone[1]);
+            assert_ok(publish(j));
+        dispatch_to_the_end(CAID_ERR_PROTOCOL);
+        assert_gone(s->name, s->n_gone[0], s->n_gone[1]);
         for (size_t j = 0; j < N_PARTS; j++)
             part_forget(f.client, &f.n_hooked[j]);
-        end(&f);
-        assert_gone(&f, s->name, 1, 1);
+        end();
+        assert_gone(s->name, 1, 1);
         for (size_t j = 0; j < N_PARTS; j++)
             cr_assert_eq(f.n_hooked[j], s->n_gone[j], "%s", s->name);
     }
@@ -233,14 +230,12 @@ script_malformed(struct fake *fake)
 
 CLIENT_TEST(part_hostile, an_answer_without_parts)
 {
-    struct fixture f;
-
-    begin(&f, script_malformed, NULL);
-    assert_ok(publish(&f, 0), f.error);
-    dispatch_to_the_end(&f, CAID_ERR_PROTOCOL);
-    assert_gone(&f, "malformed", 0, 0);
-    end(&f);
-    assert_gone(&f, "malformed", 1, 0);
+    begin(script_malformed, NULL);
+    assert_ok(publish(0));
+    dispatch_to_the_end(CAID_ERR_PROTOCOL);
+    assert_gone("malformed", 0, 0);
+    end();
+    assert_gone("malformed", 1, 0);
 }
 
 /* ---- what publishing is answered ---- */
@@ -314,18 +309,16 @@ script_hang_up(struct fake *fake)
 static void
 publish_well_and_badly(void (*script)(struct fake *fake), const char *name, int32_t code)
 {
-    struct fixture f;
-
-    begin(&f, script, NULL);
-    assert_ok(publish(&f, 0), f.error);
+    begin(script, NULL);
+    assert_ok(publish(0));
     cr_assert(!f.unknown, "%s", name);
-    assert_failed(publish(&f, 1), f.error, code);
+    assert_failed(publish(1), code);
     cr_assert(f.unknown, "%s", name);
-    assert_failed(publish(&f, 1), f.error, code);
+    assert_failed(publish(1), code);
     cr_assert(!f.unknown, "%s: nobody is asked any more", name);
-    assert_gone(&f, name, 0, 0);
-    end(&f);
-    assert_gone(&f, name, 1, 0);
+    assert_gone(name, 0, 0);
+    end();
+    assert_gone(name, 1, 0);
 }
 
 CLIENT_TEST(part_hostile, publishing_is_answered_badly)
@@ -352,17 +345,15 @@ script_old(struct fake *fake)
 
 CLIENT_TEST(part_hostile, a_daemon_that_is_too_old)
 {
-    struct fixture f;
-
-    begin(&f, script_old, NULL);
+    begin(script_old, NULL);
     f.unknown = true;
-    assert_failed(publish(&f, 0), f.error, CAID_ERR_UNKNOWN_METHOD);
+    assert_failed(publish(0), CAID_ERR_UNKNOWN_METHOD);
     cr_assert(!f.unknown);
-    cr_assert(strstr(f.error.message, "too old"), "%s", f.error.message);
-    cr_assert(strstr(f.error.message, f.fake.path), "%s", f.error.message);
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
-    end(&f);
-    assert_gone(&f, "old", 0, 0);
+    cr_assert(strstr(error.message, "too old"), "%s", error.message);
+    cr_assert(strstr(error.message, f.fake.path), "%s", error.message);
+    assert_ok(caid_client_ping(f.client, &error));
+    end();
+    assert_gone("old", 0, 0);
 }
 
 /* ---- refusals, and the end of the connection ---- */
@@ -387,21 +378,19 @@ script_refuse_once(struct fake *fake)
 /* The refusal is told once; the next part asks again, for all. */
 CLIENT_TEST(part_hostile, a_daemon_that_refuses_to_tell)
 {
-    struct fixture f;
-
-    begin(&f, script_refuse_once, NULL);
-    assert_ok(publish(&f, 0), f.error);
-    dispatch_to_the_end(&f, CAID_ERR_LIMIT);
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
-    assert_gone(&f, "refused", 0, 0);
-    assert_ok(publish(&f, 1), f.error);
+    begin(script_refuse_once, NULL);
+    assert_ok(publish(0));
+    dispatch_to_the_end(CAID_ERR_LIMIT);
+    assert_ok(caid_client_dispatch(f.client, &error));
+    assert_gone("refused", 0, 0);
+    assert_ok(publish(1));
     while (f.n_gone[1] == 0) {
-        wait_until_readable(&f);
-        assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+        wait_until_readable();
+        assert_ok(caid_client_dispatch(f.client, &error));
     }
-    assert_gone(&f, "told", 1, 1);
-    end(&f);
-    assert_gone(&f, "told", 1, 1);
+    assert_gone("told", 1, 1);
+    end();
+    assert_gone("told", 1, 1);
 }
 
 static atomic_bool left;
@@ -424,17 +413,15 @@ script_last_words(struct fake *fake)
 /* What it said before it left holds. */
 CLIENT_TEST(part_hostile, a_daemon_that_leaves)
 {
-    struct fixture f;
-
-    begin(&f, script_last_words, NULL);
+    begin(script_last_words, NULL);
     for (size_t i = 0; i < N_PARTS; i++)
-        assert_ok(publish(&f, i), f.error);
+        assert_ok(publish(i));
     while (!left)
         usleep(1000);
-    dispatch_to_the_end(&f, CAID_ERR_DISCONNECTED);
-    assert_gone(&f, "last words", 0, 1);
-    end(&f);
-    assert_gone(&f, "last words", 1, 1);
+    dispatch_to_the_end(CAID_ERR_DISCONNECTED);
+    assert_gone("last words", 0, 1);
+    end();
+    assert_gone("last words", 1, 1);
 }
 
 /* ---- a request that the socket does not take ---- */
@@ -465,7 +452,7 @@ script_slow(struct fake *fake)
 static void *
 publish_first(void *arg)
 {
-    return publish(arg, 0) == 0 ? arg : NULL;
+    return publish(0) == 0 ? arg : NULL;
 }
 
 static bool
@@ -484,12 +471,11 @@ CLIENT_TEST(part_hostile, a_daemon_that_does_not_read)
     const int smallest = 1;
     pthread_t thread;
     void *published;
-    struct fixture f;
 
     asked = full = room = false;
-    begin(&f, script_slow, NULL);
+    begin(script_slow, NULL);
     for (int i = 0; i < N_WHOLES; i++)
-        assert_ok(caid_array_open(f.client, &wholes[i], "y", NULL, &f.error), f.error);
+        assert_ok(caid_array_open(f.client, &wholes[i], "y", NULL, &error));
     setsockopt(f.client->sock, SOL_SOCKET, SO_SNDBUF, &smallest, sizeof(smallest));
     cr_assert_eq(pthread_create(&thread, NULL, publish_first, &f), 0);
     while (!asked)
@@ -503,24 +489,23 @@ CLIENT_TEST(part_hostile, a_daemon_that_does_not_read)
     cr_assert(has_unsent(f.client, standing_feature.has_unsent));
     room = true;
     while (f.n_gone[0] == 0) {
-        wait_until_readable(&f);
-        assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+        wait_until_readable();
+        assert_ok(caid_client_dispatch(f.client, &error));
     }
-    end(&f);
-    assert_gone(&f, "slow", 1, 0);
+    end();
+    assert_gone("slow", 1, 0);
 }
 
 /* ---- a daemon of other devices ---- */
 
 CLIENT_TEST(part_hostile, a_device_that_the_daemon_has_not_got)
 {
-    struct caid_error error;
     struct fake fake;
     int32_t index = 7;
 
     setenv("CAID_SOFTCUDA_UUID", "GPU-00000000-0000-0000-0000-000000000001", 1);
     struct caid_client *client = fake_start(&fake, fake_drain, NULL);
-    assert_failed(caid_client_find_device(client, 0, &index, &error), error, CAID_ERR_DEVICE);
+    assert_failed(caid_client_find_device(client, 0, &index, &error), CAID_ERR_DEVICE);
     cr_assert(strstr(error.message, "the daemon has not got"), "%s", error.message);
     cr_assert_eq(index, 7);
     caid_client_close(client);

@@ -14,12 +14,11 @@
 
 #define N_BYTES 10000
 
-struct fixture {
+static struct fixture {
     struct daemon daemon;
     struct caid_client *client;
     const struct caid_device *devices;
-    struct caid_error error;
-};
+} f;
 
 static void
 two_devices(void)
@@ -29,26 +28,27 @@ two_devices(void)
     driver_warm_up();
 }
 
-#define PEER_TEST(name) CAID_TEST_WITH(peer, name, .init = two_devices, .timeout = 120)
+#define PEER_TEST(name) \
+    CAID_TEST_BETWEEN(peer, name, begin(), end(), .init = two_devices, .timeout = 120)
 
 static void
-begin(struct fixture *f)
+begin(void)
 {
-    daemon_start(&f->daemon);
-    f->client = daemon_connect(&f->daemon);
-    cr_assert_eq(caid_client_devices(f->client, &f->devices), 2);
+    daemon_start(&f.daemon);
+    f.client = daemon_connect(&f.daemon);
+    cr_assert_eq(caid_client_devices(f.client, &f.devices), 2);
 }
 
 static void
-end(struct fixture *f)
+end(void)
 {
-    wait_for_leases(f->client, 0);
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
+    wait_for_leases(f.client, 0);
+    caid_client_close(f.client);
+    daemon_stop(&f.daemon);
 }
 
 static struct caid_array *
-make_on(struct fixture *f, int32_t device, const char *memory, const char *name)
+make_on(int32_t device, const char *memory, const char *name)
 {
     struct caid_create_options options = CAID_INIT(options);
     const int64_t n = N_BYTES;
@@ -60,37 +60,37 @@ make_on(struct fixture *f, int32_t device, const char *memory, const char *name)
     options.typestr = "|u1";
     options.shape = &n;
     options.ndim = 1;
-    assert_ok(caid_array_create(f->client, &array, &options, &f->error), f->error);
+    assert_ok(caid_array_create(f.client, &array, &options, &error));
     return array;
 }
 
 static struct caid_array *
-open_from(struct fixture *f, const char *name, const char *mode, int32_t device)
+open_from(const char *name, const char *mode, int32_t device)
 {
     struct caid_open_options options = CAID_INIT(options);
     struct caid_array *array;
 
     options.mode = mode;
-    options.device_uuid = device >= 0 ? f->devices[device].uuid : NULL;
-    assert_ok(caid_array_open(f->client, &array, name, &options, &f->error), f->error);
+    options.device_uuid = device >= 0 ? f.devices[device].uuid : NULL;
+    assert_ok(caid_array_open(f.client, &array, name, &options, &error));
     return array;
 }
 
 static void
-fill(struct fixture *f, struct caid_array *array, unsigned char with)
+fill(struct caid_array *array, unsigned char with)
 {
     unsigned char bytes[N_BYTES];
 
     memset(bytes, with, sizeof(bytes));
-    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &f->error), f->error);
+    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error));
 }
 
 static void
-assert_filled(struct fixture *f, struct caid_array *array, unsigned char wanted)
+assert_filled(struct caid_array *array, unsigned char wanted)
 {
     unsigned char bytes[N_BYTES];
 
-    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &f->error), f->error);
+    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error));
     for (size_t i = 0; i < sizeof(bytes); i++)
         cr_assert_eq(bytes[i], wanted, "byte %zu is %d, not %d", i, bytes[i], wanted);
 }
@@ -98,39 +98,34 @@ assert_filled(struct fixture *f, struct caid_array *array, unsigned char wanted)
 PEER_TEST(each_device_has_its_arrays)
 {
     struct caid_memory_info info = CAID_INIT(info);
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *arrays[2];
     for (int32_t i = 0; i < 2; i++) {
-        arrays[i] = make_on(&f, i, NULL, NULL);
+        arrays[i] = make_on(i, NULL, NULL);
         cr_assert_eq(caid_array_get_info(arrays[i])->device, i);
         cr_assert_eq(caid_array_get_info(arrays[i])->mapped_ordinal, i);
         cr_assert_eq(caid_array_get_info(arrays[i])->mapped_device, i);
-        assert_ok(caid_memory_info(f.client, i, &info, &f.error), f.error);
+        assert_ok(caid_memory_info(f.client, i, &info, &error));
         cr_assert_eq(info.arrays, 1);
-        fill(&f, arrays[i], (unsigned char)i);
+        fill(arrays[i], (unsigned char)i);
     }
     for (int32_t i = 0; i < 2; i++) {
-        assert_filled(&f, arrays[i], (unsigned char)i);
+        assert_filled(arrays[i], (unsigned char)i);
         caid_array_close(arrays[i]);
     }
-    end(&f);
 }
 
 /* One mapping serves both devices, once each has asked for it. */
 PEER_TEST(a_device_reaches_the_others_memory)
 {
     struct test_gpu gpu;
-    struct fixture f;
     uint64_t maps;
 
-    begin(&f);
     gpu_begin(&gpu);
-    struct caid_array *array = make_on(&f, 1, NULL, "far");
-    fill(&f, array, 7);
+    struct caid_array *array = make_on(1, NULL, "far");
+    fill(array, 7);
     maps = soft_calls(&gpu, "cuMemMap");
-    struct caid_array *near = open_from(&f, "far", "rw", 0);
+    struct caid_array *near = open_from("far", "rw", 0);
     const struct caid_array_info *info = caid_array_get_info(near);
     cr_assert(info->device == 1 && info->mapped_ordinal == 0 && info->mapped_device == 0);
     cr_assert_eq(info->ptr, caid_array_get_info(array)->ptr);
@@ -138,74 +133,64 @@ PEER_TEST(a_device_reaches_the_others_memory)
     /* Fills mind whether the device may reach the memory; copies do not. */
     assert_cuda(gpu.drv->cu.cuMemsetD8(info->ptr, 8, N_BYTES));
     assert_cuda(gpu.drv->cu.cuCtxSynchronize());
-    assert_filled(&f, near, 8);
-    assert_filled(&f, array, 8);
+    assert_filled(near, 8);
+    assert_filled(array, 8);
 
-    struct caid_array *read_only = open_from(&f, "far", "r", 0);
+    struct caid_array *read_only = open_from("far", "r", 0);
     cr_assert_neq(gpu.drv->cu.cuMemsetD8(caid_array_get_info(read_only)->ptr, 9, N_BYTES),
                   CUDA_SUCCESS);
-    assert_filled(&f, read_only, 8);
+    assert_filled(read_only, 8);
     caid_array_close(read_only);
     caid_array_close(near);
     caid_array_close(array);
     gpu_end(&gpu);
-    end(&f);
 }
 
 PEER_TEST(other_kinds)
 {
     struct caid_open_options options = CAID_INIT(options);
     struct caid_array *other = NULL;
-    struct fixture f;
 
-    begin(&f);
-    struct caid_array *pinned = make_on(&f, 1, "pinned", "pinned");
-    fill(&f, pinned, 3);
-    struct caid_array *pinned_near = open_from(&f, "pinned", "rw", 0);
-    assert_filled(&f, pinned_near, 3);
+    struct caid_array *pinned = make_on(1, "pinned", "pinned");
+    fill(pinned, 3);
+    struct caid_array *pinned_near = open_from("pinned", "rw", 0);
+    assert_filled(pinned_near, 3);
     caid_array_close(pinned_near);
     caid_array_close(pinned);
 
-    struct caid_array *legacy = make_on(&f, 1, "legacy", "legacy");
-    fill(&f, legacy, 4);
+    struct caid_array *legacy = make_on(1, "legacy", "legacy");
+    fill(legacy, 4);
     options.device_uuid = f.devices[0].uuid;
-    assert_failed(caid_array_open(f.client, &other, "legacy", &options, &f.error), f.error,
+    assert_failed(caid_array_open(f.client, &other, "legacy", &options, &error),
                   CAID_ERR_UNSUPPORTED);
     cr_assert_null(other);
-    assert_filled(&f, legacy, 4);
+    assert_filled(legacy, 4);
     caid_array_close(legacy);
-    end(&f);
 }
 
 PEER_TEST(what_is_refused)
 {
     struct caid_open_options options = CAID_INIT(options);
     struct caid_array *other = NULL;
-    struct fixture f;
 
-    begin(&f);
-    struct caid_array *array = make_on(&f, 1, NULL, "x");
+    struct caid_array *array = make_on(1, NULL, "x");
     options.device_uuid = "GPU-nowhere";
-    assert_failed(caid_array_open(f.client, &other, "x", &options, &f.error), f.error,
-                  CAID_ERR_DEVICE);
+    assert_failed(caid_array_open(f.client, &other, "x", &options, &error), CAID_ERR_DEVICE);
     options.device_uuid = "\xff";
-    assert_failed(caid_array_open(f.client, &other, "x", &options, &f.error), f.error,
-                  CAID_ERR_INVALID);
+    assert_failed(caid_array_open(f.client, &other, "x", &options, &error), CAID_ERR_INVALID);
     cr_assert_null(other);
     caid_array_close(array);
-    end(&f);
 }
 
 static int
-run_peer(const struct fixture *f, const char *visible, const char *name, const char *from,
-         const char *to)
+run_peer(const char *visible, const char *name, const char *from, const char *to)
 {
     int status;
     pid_t pid = fork();
 
     if (pid == 0) {
         setenv("CUDA_VISIBLE_DEVICES", visible, 1);
-        execl(build_path("tests/client_peer"), "peer", f->daemon.socket, name, from, to,
+        execl(build_path("tests/client_peer"), "peer", f.daemon.socket, name, from, to,
               (char *)NULL);
         _exit(127);
     }
@@ -216,30 +201,26 @@ run_peer(const struct fixture *f, const char *visible, const char *name, const c
 /* Whatever CUDA_VISIBLE_DEVICES says, an array is the same one. */
 PEER_TEST(processes_that_see_other_devices)
 {
-    struct fixture f;
-
-    begin(&f);
-    struct caid_array *zero = make_on(&f, 0, NULL, "zero"), *one = make_on(&f, 1, NULL, "one");
-    fill(&f, zero, 1);
-    fill(&f, one, 101);
-    cr_assert_eq(run_peer(&f, "1", "zero", "1", "2"), 0);
-    cr_assert_eq(run_peer(&f, "1,0", "zero", "2", "3"), 0);
-    cr_assert_eq(run_peer(&f, "0", "one", "101", "102"), 0);
-    cr_assert_eq(run_peer(&f, "1", "one", "102", "103"), 0);
-    cr_assert_eq(run_peer(&f, "", "one", "103", "104"), 1, "no device at all");
-    assert_filled(&f, zero, 3);
-    assert_filled(&f, one, 103);
+    struct caid_array *zero = make_on(0, NULL, "zero"), *one = make_on(1, NULL, "one");
+    fill(zero, 1);
+    fill(one, 101);
+    cr_assert_eq(run_peer("1", "zero", "1", "2"), 0);
+    cr_assert_eq(run_peer("1,0", "zero", "2", "3"), 0);
+    cr_assert_eq(run_peer("0", "one", "101", "102"), 0);
+    cr_assert_eq(run_peer("1", "one", "102", "103"), 0);
+    cr_assert_eq(run_peer("", "one", "103", "104"), 1, "no device at all");
+    assert_filled(zero, 3);
+    assert_filled(one, 103);
     caid_array_close(zero);
     caid_array_close(one);
-    end(&f);
 }
 
 /* Memory that every context may use is waited for in every one. */
 static void
-close_with_work_elsewhere(struct fixture *f, struct test_gpu *gpu, const char *memory)
+close_with_work_elsewhere(struct test_gpu *gpu, const char *memory)
 {
     const struct drv *drv = gpu->drv;
-    struct caid_array *array = make_on(f, 0, memory, NULL);
+    struct caid_array *array = make_on(0, memory, NULL);
     uint64_t ptr = caid_array_get_info(array)->ptr;
     CUcontext far, popped;
 
@@ -250,41 +231,34 @@ close_with_work_elsewhere(struct fixture *f, struct test_gpu *gpu, const char *m
     assert_cuda(drv->cu.cuMemsetD8Async(ptr, 1, N_BYTES, stream));
     assert_cuda(drv->cu.cuCtxPopCurrent(&popped));
     caid_array_close(array);
-    caid_client_close(f->client); /* after the work */
+    caid_client_close(f.client); /* after the work */
     assert_cuda(drv->cu.cuCtxPushCurrent(far));
     assert_cuda(drv->cu.cuStreamQuery(stream));
     soft_control(gpu, "delay 0");
     assert_cuda(drv->cu.cuStreamDestroy(stream));
     assert_cuda(drv->cu.cuCtxPopCurrent(&popped));
     drv->cu.cuDevicePrimaryCtxRelease(1);
-    f->client = daemon_connect(&f->daemon);
+    f.client = daemon_connect(&f.daemon);
 }
 
 PEER_TEST(a_close_waits_for_all_devices)
 {
     struct test_gpu gpu;
-    struct fixture f;
 
-    begin(&f);
     gpu_begin(&gpu);
-    close_with_work_elsewhere(&f, &gpu, "pinned");
-    close_with_work_elsewhere(&f, &gpu, "mapped");
-    close_with_work_elsewhere(&f, &gpu, "managed");
+    close_with_work_elsewhere(&gpu, "pinned");
+    close_with_work_elsewhere(&gpu, "mapped");
+    close_with_work_elsewhere(&gpu, "managed");
     gpu_end(&gpu);
-    end(&f);
 }
 
 PEER_TEST(ordinals_have_indices)
 {
-    struct fixture f;
     int32_t index;
 
-    begin(&f);
     for (int32_t i = 0; i < 2; i++) {
-        assert_ok(caid_client_find_device(f.client, i, &index, &f.error), f.error);
+        assert_ok(caid_client_find_device(f.client, i, &index, &error));
         cr_assert_eq(index, i);
     }
-    assert_failed(caid_client_find_device(f.client, 2, &index, &f.error), f.error,
-                  CAID_ERR_DEVICE);
-    end(&f);
+    assert_failed(caid_client_find_device(f.client, 2, &index, &error), CAID_ERR_DEVICE);
 }

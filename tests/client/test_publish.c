@@ -6,228 +6,182 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "caid_test.h"
-#include "daemon.h"
-#include "gpu.h"
+#include "client_fixture.h"
 
 #define N_BYTES       4096
 #define N_READERS     4
 #define N_GENERATIONS 300
 
-struct fixture {
-    struct daemon daemon;
-    struct caid_client *client;
-    struct caid_error error;
-};
-
-static void
-begin(struct fixture *f)
-{
-    daemon_start(&f->daemon);
-    f->client = daemon_connect(&f->daemon);
-}
-
-static void
-end(struct fixture *f)
-{
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
-}
-
 static uint64_t
-publish(struct fixture *f, struct caid_array *array, const char *name, const char *metadata)
+publish(struct caid_array *array, const char *name, const char *metadata)
 {
     struct caid_publish_options options = CAID_INIT(options);
     uint64_t generation = 0;
 
     options.metadata = metadata;
-    assert_ok(caid_array_publish(array, name, &options, &generation, &f->error), f->error);
+    assert_ok(caid_array_publish(array, name, &options, &generation, &error));
     cr_assert_eq(caid_array_get_info(array)->generation, generation);
     cr_assert_str_eq(caid_array_get_info(array)->name, name);
     return generation;
 }
 
 static int
-open_generation(struct fixture *f, const char *name, uint64_t generation,
-                struct caid_array **ret)
+open_generation(const char *name, uint64_t generation, struct caid_array **ret)
 {
     struct caid_open_options options = CAID_INIT(options);
 
     options.generation = generation;
-    return caid_array_open(f->client, ret, name, &options, &f->error);
+    return caid_array_open(f.client, ret, name, &options, &error);
 }
 
 static void
 assert_first_byte(struct caid_array *array, unsigned char wanted)
 {
     unsigned char bytes[N_BYTES];
-    struct caid_error error;
 
-    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error), error);
+    assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error));
     cr_assert_eq(bytes[0], wanted);
 }
 
 static struct caid_array *
-make_filled(struct fixture *f, unsigned char with)
+make_filled(unsigned char with)
 {
     unsigned char bytes[N_BYTES];
 
-    struct caid_array *array = make_bytes(f->client, NULL, N_BYTES);
+    struct caid_array *array = make_bytes(f.client, NULL, N_BYTES);
     memset(bytes, with, sizeof(bytes));
-    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &f->error), f->error);
+    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error));
     return array;
 }
 
-CLIENT_TEST(publish, replaces_what_was_there)
+FIXTURE_TEST(publish, replaces_what_was_there)
 {
     struct caid_array *opened = NULL;
-    struct fixture f;
 
-    begin(&f);
-    struct caid_array *old = make_filled(&f, 1), *new = make_filled(&f, 2);
-    uint64_t first = publish(&f, old, "x", NULL);
+    struct caid_array *old = make_filled(1), *new = make_filled(2);
+    uint64_t first = publish(old, "x", NULL);
     cr_assert_gt(first, 0);
-    assert_ok(open_generation(&f, "x", 0, &opened), f.error);
+    assert_ok(open_generation("x", 0, &opened));
     assert_first_byte(opened, 1);
     caid_array_close(opened);
 
-    cr_assert_eq(publish(&f, new, "x", NULL), first + 1);
-    assert_ok(open_generation(&f, "x", 0, &opened), f.error);
+    cr_assert_eq(publish(new, "x", NULL), first + 1);
+    assert_ok(open_generation("x", 0, &opened));
     assert_first_byte(opened, 2);
     cr_assert_eq(caid_array_get_info(opened)->generation, first + 1);
     caid_array_close(opened);
 
     /* The old one lives as long as somebody holds it. */
-    assert_ok(open_generation(&f, "x", first, &opened), f.error);
+    assert_ok(open_generation("x", first, &opened));
     assert_first_byte(opened, 1);
     caid_array_close(opened);
     caid_array_close(old);
     wait_for_leases(f.client, 1);
     opened = NULL;
-    assert_failed(open_generation(&f, "x", first, &opened), f.error, CAID_ERR_STALE);
-    assert_failed(open_generation(&f, "x", first + 2, &opened), f.error, CAID_ERR_STALE);
+    assert_failed(open_generation("x", first, &opened), CAID_ERR_STALE);
+    assert_failed(open_generation("x", first + 2, &opened), CAID_ERR_STALE);
     cr_assert_null(opened);
     caid_array_close(new);
-    end(&f);
 }
 
-CLIENT_TEST(publish, moves_the_name)
+FIXTURE_TEST(publish, moves_the_name)
 {
     struct caid_array *opened;
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, "a", 8);
     const char *before = caid_array_get_info(array)->name;
-    publish(&f, array, "b", NULL);
+    publish(array, "b", NULL);
     cr_assert_str_eq(before, "a", "strings from before stay valid");
-    assert_failed(open_generation(&f, "a", 0, &opened), f.error, CAID_ERR_NOT_FOUND);
-    assert_ok(open_generation(&f, "b", 0, &opened), f.error);
+    assert_failed(open_generation("a", 0, &opened), CAID_ERR_NOT_FOUND);
+    assert_ok(open_generation("b", 0, &opened));
     caid_array_close(opened);
-    uint64_t again = publish(&f, array, "b", NULL);
+    uint64_t again = publish(array, "b", NULL);
     cr_assert_gt(again, 0);
     caid_array_close(array);
     wait_for_leases(f.client, 0);
-    assert_ok(open_generation(&f, "b", 0, &opened), f.error);
+    assert_ok(open_generation("b", 0, &opened));
     caid_array_close(opened);
-    end(&f);
 }
 
-CLIENT_TEST(publish, metadata_is_kept_or_replaced)
+FIXTURE_TEST(publish, metadata_is_kept_or_replaced)
 {
     struct caid_array *opened;
-    struct fixture f;
 
-    begin(&f);
     struct caid_array *array = make_bytes(f.client, NULL, 8);
-    publish(&f, array, "x", "one");
+    publish(array, "x", "one");
     cr_assert_str_eq(caid_array_get_info(array)->metadata, "one");
-    publish(&f, array, "x", NULL);
+    publish(array, "x", NULL);
     cr_assert_str_eq(caid_array_get_info(array)->metadata, "one");
-    publish(&f, array, "y", "two");
-    assert_ok(open_generation(&f, "y", 0, &opened), f.error);
+    publish(array, "y", "two");
+    assert_ok(open_generation("y", 0, &opened));
     cr_assert_str_eq(caid_array_get_info(opened)->metadata, "two");
     caid_array_close(opened);
     caid_array_close(array);
-    end(&f);
 }
 
-CLIENT_TEST(publish, what_is_refused)
+FIXTURE_TEST(publish, what_is_refused)
 {
     struct caid_publish_options options = CAID_INIT(options);
     static char metadata[4098];
     struct caid_array *array, *opened;
-    struct fixture f;
 
-    begin(&f);
     array = make_bytes(f.client, NULL, 8);
     memset(metadata, 'm', sizeof(metadata) - 1);
     options.metadata = metadata;
-    assert_failed(caid_array_publish(array, "x", &options, NULL, &f.error), f.error,
-                  CAID_ERR_INVALID);
+    assert_failed(caid_array_publish(array, "x", &options, NULL, &error), CAID_ERR_INVALID);
     metadata[4096] = 0;
-    assert_ok(caid_array_publish(array, "x", &options, NULL, &f.error), f.error);
+    assert_ok(caid_array_publish(array, "x", &options, NULL, &error));
     options.metadata = "\xff";
-    assert_failed(caid_array_publish(array, "x", &options, NULL, &f.error), f.error,
-                  CAID_ERR_INVALID);
-    assert_failed(caid_array_publish(array, "", NULL, NULL, &f.error), f.error,
-                  CAID_ERR_INVALID_NAME);
-    assert_failed(caid_array_publish(array, NULL, NULL, NULL, &f.error), f.error,
-                  CAID_ERR_INVALID_NAME);
-    assert_failed(caid_array_publish(NULL, "x", NULL, NULL, &f.error), f.error,
-                  CAID_ERR_INVALID);
+    assert_failed(caid_array_publish(array, "x", &options, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_publish(array, "", NULL, NULL, &error), CAID_ERR_INVALID_NAME);
+    assert_failed(caid_array_publish(array, NULL, NULL, NULL, &error), CAID_ERR_INVALID_NAME);
+    assert_failed(caid_array_publish(NULL, "x", NULL, NULL, &error), CAID_ERR_INVALID);
     options.metadata = NULL;
     options.struct_size = 0;
-    assert_failed(caid_array_publish(array, "x", &options, NULL, &f.error), f.error,
-                  CAID_ERR_INVALID);
+    assert_failed(caid_array_publish(array, "x", &options, NULL, &error), CAID_ERR_INVALID);
 
     struct caid_client *client = f.client;
     caid_client_close(client);
     f.client = daemon_connect(&f.daemon);
-    assert_failed(caid_array_publish(array, "late", NULL, NULL, &f.error), f.error,
-                  CAID_ERR_CLOSED);
-    assert_failed(open_generation(&f, "late", 0, &opened), f.error, CAID_ERR_NOT_FOUND);
+    assert_failed(caid_array_publish(array, "late", NULL, NULL, &error), CAID_ERR_CLOSED);
+    assert_failed(open_generation("late", 0, &opened), CAID_ERR_NOT_FOUND);
     caid_array_close(array);
-    end(&f);
 }
 
 /* ---- what it waits for ---- */
 
 static void
-late_fill_and_publish(struct fixture *f, struct test_gpu *gpu, bool stream_is_named)
+late_fill_and_publish(struct test_gpu *gpu, bool stream_is_named)
 {
     struct caid_publish_options options = CAID_INIT(options);
     struct caid_array *opened;
 
     CUstream stream = gpu_stream_new(gpu);
-    struct caid_array *array = make_filled(f, 1);
+    struct caid_array *array = make_filled(1);
     if (gpu_is_soft())
         soft_control(gpu, "delay 100000");
     assert_cuda(
         gpu->drv->cu.cuMemsetD8Async(caid_array_get_info(array)->ptr, 2, N_BYTES, stream));
     options.stream = stream_is_named ? (uint64_t)(uintptr_t)stream : 0;
-    assert_ok(caid_array_publish(array, "x", &options, NULL, &f->error), f->error);
+    assert_ok(caid_array_publish(array, "x", &options, NULL, &error));
     assert_cuda(gpu->drv->cu.cuStreamQuery(stream));
     if (gpu_is_soft())
         soft_control(gpu, "delay 0");
-    assert_ok(open_generation(f, "x", 0, &opened), f->error);
+    assert_ok(open_generation("x", 0, &opened));
     assert_first_byte(opened, 2);
     caid_array_close(opened);
     caid_array_close(array);
     assert_cuda(gpu->drv->cu.cuStreamDestroy(stream));
 }
 
-CLIENT_TEST(publish, waits_for_the_work_that_writes)
+FIXTURE_TEST(publish, waits_for_the_work_that_writes)
 {
     struct test_gpu gpu;
-    struct fixture f;
 
-    begin(&f);
     gpu_begin(&gpu);
-    late_fill_and_publish(&f, &gpu, false);
-    late_fill_and_publish(&f, &gpu, true);
+    late_fill_and_publish(&gpu, false);
+    late_fill_and_publish(&gpu, true);
     gpu_end(&gpu);
-    end(&f);
 }
 
 /* What is incomplete is not shown. */
@@ -235,20 +189,18 @@ CLIENT_TEST(publish, fails_when_the_work_has_failed)
 {
     struct caid_array *opened;
     struct test_gpu gpu;
-    struct fixture f;
 
     if (!gpu_is_soft())
         return;
-    begin(&f);
+    begin();
     gpu_begin(&gpu);
-    struct caid_array *array = make_filled(&f, 1);
+    struct caid_array *array = make_filled(1);
     soft_control(&gpu, "fault 0 LAUNCH_FAILED");
-    assert_failed(caid_array_publish(array, "x", NULL, NULL, &f.error), f.error,
-                  CAID_ERR_DRIVER);
-    assert_failed(open_generation(&f, "x", 0, &opened), f.error, CAID_ERR_NOT_FOUND);
+    assert_failed(caid_array_publish(array, "x", NULL, NULL, &error), CAID_ERR_DRIVER);
+    assert_failed(open_generation("x", 0, &opened), CAID_ERR_NOT_FOUND);
     caid_array_close(array);
     gpu_end(&gpu);
-    end(&f);
+    end();
 }
 
 /* ---- many readers ---- */
@@ -282,7 +234,6 @@ read_on(void *arg)
 {
     struct crowd *crowd = arg;
     struct caid_client *client = daemon_connect(crowd->daemon);
-    struct caid_error error;
     struct caid_array *array;
 
     while (!crowd->stop && !crowd->failed) {
@@ -300,22 +251,20 @@ read_on(void *arg)
     return NULL;
 }
 
-CLIENT_TEST(publish, readers_see_whole_generations)
+FIXTURE_TEST(publish, readers_see_whole_generations)
 {
     struct crowd crowd = {0};
     pthread_t threads[N_READERS];
-    struct fixture f;
 
-    begin(&f);
     crowd.daemon = &f.daemon;
-    struct caid_array *array = make_filled(&f, 1);
-    cr_assert_eq(publish(&f, array, "x", NULL), 1);
+    struct caid_array *array = make_filled(1);
+    cr_assert_eq(publish(array, "x", NULL), 1);
     caid_array_close(array);
     for (int i = 0; i < N_READERS; i++)
         cr_assert_eq(pthread_create(&threads[i], NULL, read_on, &crowd), 0);
     for (uint64_t i = 2; i < N_GENERATIONS && !crowd.failed; i++) {
-        array = make_filled(&f, (unsigned char)i);
-        cr_assert_eq(publish(&f, array, "x", NULL), i);
+        array = make_filled((unsigned char)i);
+        cr_assert_eq(publish(array, "x", NULL), i);
         caid_array_close(array);
     }
     crowd.stop = true;
@@ -324,7 +273,6 @@ CLIENT_TEST(publish, readers_see_whole_generations)
     cr_assert_eq(crowd.failed, 0, "%s", crowd.message);
     cr_assert_gt(crowd.n_read, 0);
     wait_for_leases(f.client, 0);
-    end(&f);
 }
 
 /* ---- two that publish, and one that looks ---- */
@@ -340,11 +288,10 @@ publish_often(void *arg)
 {
     const struct race *race = arg;
     struct caid_publish_options options = CAID_INIT(options);
-    struct caid_error error;
 
     options.metadata = race->name;
     for (int i = 0; i < N_GENERATIONS; i++)
-        assert_ok(caid_array_publish(race->array, race->name, &options, NULL, &error), error);
+        assert_ok(caid_array_publish(race->array, race->name, &options, NULL, &error));
     return NULL;
 }
 
@@ -367,10 +314,9 @@ CLIENT_TEST(publish, by_two_threads_at_once)
     atomic_bool stop = false;
     struct caid_array *opened;
     pthread_t threads[3];
-    struct fixture f;
     void *seen;
 
-    begin(&f);
+    begin();
     struct caid_array *array = make_bytes(f.client, NULL, 8);
     struct race race[3] = {{array, "a", &stop}, {array, "b", &stop}, {array, NULL, &stop}};
     for (int i = 0; i < 3; i++)
@@ -385,9 +331,9 @@ CLIENT_TEST(publish, by_two_threads_at_once)
 
     /* What is told last is what the daemon did last. */
     const struct caid_array_info *info = caid_array_get_info(array);
-    assert_ok(open_generation(&f, info->name, info->generation, &opened), f.error);
+    assert_ok(open_generation(info->name, info->generation, &opened));
     cr_assert_str_eq(caid_array_get_info(opened)->metadata, info->metadata);
     caid_array_close(opened);
     caid_array_close(array);
-    end(&f);
+    end();
 }

@@ -64,7 +64,6 @@ open_and_close(void *arg)
     struct crowd *crowd = arg;
     int me = atomic_fetch_add(&crowd->next, 1);
     struct caid_array *array;
-    struct caid_error error;
     char name[2] = {0};
 
     for (int i = 0; i < N_ROUNDS && !crowd->failed; i++) {
@@ -83,12 +82,11 @@ open_and_close(void *arg)
 static void
 make_filled(struct caid_client *client, const char *name)
 {
-    struct caid_error error;
     char bytes[64];
 
     struct caid_array *array = make_bytes(client, name, sizeof(bytes));
     memset(bytes, name[0], sizeof(bytes));
-    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error), error);
+    assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error));
     caid_array_close(array);
 }
 
@@ -117,7 +115,6 @@ everything(void *arg)
     struct caid_memory_info info = CAID_INIT(info);
     struct caid_create_options create = CAID_INIT(create);
     struct caid_array *array;
-    struct caid_error error;
 
     create.typestr = "<i8";
     for (int i = 0; i < N_ROUNDS / 4; i++) {
@@ -156,7 +153,6 @@ until_lost(void *arg)
 {
     struct crowd *crowd = arg;
     struct caid_array *array;
-    struct caid_error error;
 
     while (caid_array_open(crowd->client, &array, "a", NULL, &error) == 0)
         caid_array_close(array);
@@ -191,7 +187,6 @@ create_large(void *arg)
     struct caid_create_options create = CAID_INIT(create);
     const int64_t n = 100 << 20;
     struct caid_array *array;
-    struct caid_error error;
 
     create.typestr = "|u1";
     create.shape = &n;
@@ -236,13 +231,12 @@ CLIENT_TEST(threads, the_last_array_frees_the_client)
     static struct caid_array *arrays[N_THREADS * N_ROUNDS];
     struct daemon daemon;
     struct crowd crowd = {0};
-    struct caid_error error;
 
     daemon_start(&daemon);
     crowd.client = daemon_connect(&daemon);
     make_filled(crowd.client, "a");
     for (int i = 0; i < N_THREADS * N_ROUNDS; i++)
-        assert_ok(caid_array_open(crowd.client, &arrays[i], "a", NULL, &error), error);
+        assert_ok(caid_array_open(crowd.client, &arrays[i], "a", NULL, &error));
     caid_client_close(crowd.client);
     for (int i = 0; i < N_THREADS; i++)
         pthread_create(&crowd.threads[i], NULL, close_share, arrays + i * N_ROUNDS);
@@ -273,7 +267,6 @@ static void *
 dispatch_until_told(void *arg)
 {
     struct early *early = arg;
-    struct caid_error error;
 
     while (early->n == 0 && caid_client_dispatch(early->client, &error) == 0)
         usleep(1000);
@@ -301,15 +294,13 @@ CAID_TEST(threads, no_news_before_there_is_a_watch)
 {
     struct early early = {0};
     struct caid_watch *watch = NULL;
-    struct caid_error error;
     pthread_t thread;
     struct fake fake;
 
     atomic_bool *answered = &early.answered;
     early.client = fake_start(&fake, script_early_news, &answered);
     cr_assert_eq(pthread_create(&thread, NULL, dispatch_until_told, &early), 0);
-    assert_ok(caid_watch_new(early.client, &watch, "x", NULL, note_early, &early, &error),
-              error);
+    assert_ok(caid_watch_new(early.client, &watch, "x", NULL, note_early, &early, &error));
     pthread_join(thread, NULL);
     cr_assert_eq(early.n, 1);
     cr_assert_eq(early.n_early, 0);
@@ -323,7 +314,6 @@ CLIENT_TEST(threads, request_ids_go_round_a_watch)
 {
     struct caid_watch *watch;
     struct caid_change change;
-    struct caid_error error;
     struct daemon daemon;
     uint64_t generation;
 
@@ -333,14 +323,14 @@ CLIENT_TEST(threads, request_ids_go_round_a_watch)
     pthread_mutex_lock(&client->lock);
     uint64_t seq = client->seq + 1; /* of the watch */
     pthread_mutex_unlock(&client->lock);
-    assert_ok(caid_watch_new(client, &watch, "x", NULL, NULL, NULL, &error), error);
+    assert_ok(caid_watch_new(client, &watch, "x", NULL, NULL, NULL, &error));
     pthread_mutex_lock(&client->lock);
     client->seq = UINT32_MAX + seq - 2;
     pthread_mutex_unlock(&client->lock);
     for (int i = 0; i < 5; i++)
-        assert_ok(caid_client_ping(client, &error), error);
-    assert_ok(caid_array_publish(array, "x", NULL, &generation, &error), error);
-    assert_ok(caid_watch_next(watch, UINT64_MAX, &change, &error), error);
+        assert_ok(caid_client_ping(client, &error));
+    assert_ok(caid_array_publish(array, "x", NULL, &generation, &error));
+    assert_ok(caid_watch_next(watch, UINT64_MAX, &change, &error));
     cr_assert_eq(change.generation, generation);
     caid_watch_close(watch);
     caid_array_close(array);

@@ -29,14 +29,13 @@
 
 static const char *const modes[] = {"host", "events", "memops"};
 
-struct fixture {
+static struct fixture {
     struct test_gpu gpu;
     struct daemon daemon;
     struct caid_client *client; /* waits */
     struct caid_timeline *timeline;
     uint64_t stream;
-    struct caid_error error;
-};
+} f;
 
 static void
 soft_driver(void)
@@ -45,7 +44,10 @@ soft_driver(void)
     driver_warm_up_events();
 }
 
-#define END_TEST(name) CAID_TEST_WITH(timeline_end, name, .init = soft_driver, .timeout = 120)
+#define MODES_TEST(name) CAID_TEST_WITH(timeline_end, name, .init = soft_driver, .timeout = 120)
+#define END_TEST(name)                                                                 \
+    CAID_TEST_BETWEEN(timeline_end, name, begin("memops"), end(), .init = soft_driver, \
+                      .timeout = 120)
 
 /* Pages of timelines. */
 static uint64_t
@@ -63,86 +65,84 @@ n_mapped(void)
 }
 
 static void
-begin(struct fixture *f, const char *mode)
+begin(const char *mode)
 {
     char config[64];
 
-    *f = (struct fixture){0};
-    gpu_begin(&f->gpu);
+    f = (struct fixture){0};
+    gpu_begin(&f.gpu);
     snprintf(config, sizeof(config), "[handoff]\nmode = %s\n", mode);
-    daemon_start_with(&f->daemon, config);
-    f->client = daemon_connect(&f->daemon);
-    assert_ok(caid_stream_create(f->client, 0, CAID_STREAM_NON_BLOCKING, &f->stream, &f->error),
-              f->error);
+    daemon_start_with(&f.daemon, config);
+    f.client = daemon_connect(&f.daemon);
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &f.stream, &error));
 }
 
 static void
-end(struct fixture *f)
+end(void)
 {
-    caid_timeline_close(f->timeline);
-    if (f->stream)
-        assert_ok(caid_stream_destroy(f->client, f->stream, &f->error), f->error);
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
-    cr_assert_leq(soft_live(&f->gpu, "registrations"), n_mapped());
-    gpu_end(&f->gpu);
+    caid_timeline_close(f.timeline);
+    if (f.stream)
+        assert_ok(caid_stream_destroy(f.client, f.stream, &error));
+    caid_client_close(f.client);
+    daemon_stop(&f.daemon);
+    cr_assert_leq(soft_live(&f.gpu, "registrations"), n_mapped());
+    gpu_end(&f.gpu);
 }
 
 static void
-open_timeline(struct fixture *f)
+open_timeline(void)
 {
-    assert_ok(caid_timeline_open(f->client, &f->timeline, "t", NULL, &f->error), f->error);
+    assert_ok(caid_timeline_open(f.client, &f.timeline, "t", NULL, &error));
 }
 
 static void
-poll_until(bool (*fn)(struct fixture *f), struct fixture *f, const char *what)
+poll_until(bool (*fn)(void), const char *what)
 {
     const struct timespec step = POLL_STEP;
 
-    for (int i = 0; i < POLL_TRIES && !fn(f); i++)
+    for (int i = 0; i < POLL_TRIES && !fn(); i++)
         nanosleep(&step, NULL);
-    cr_assert(fn(f), "%s", what);
+    cr_assert(fn(), "%s", what);
 }
 
 static uint64_t
-n_pages(struct fixture *f)
+n_pages(void)
 {
     struct caid_status status = CAID_INIT(status);
 
-    assert_ok(caid_client_status(f->client, &status, &f->error), f->error);
+    assert_ok(caid_client_status(f.client, &status, &error));
     return status.pages;
 }
 
 static bool
-no_page_is_left(struct fixture *f)
+no_page_is_left(void)
 {
-    return n_pages(f) == 0;
+    return n_pages() == 0;
 }
 
 static bool
-nothing_is_mapped(struct fixture *f)
+nothing_is_mapped(void)
 {
     (void)f;
     return n_mapped() == 0;
 }
 
 static void
-sync_ok(struct fixture *f)
+sync_ok(void)
 {
-    assert_ok(caid_stream_synchronize(f->client, f->stream, 0, &f->error), f->error);
+    assert_ok(caid_stream_synchronize(f.client, f.stream, 0, &error));
 }
 
 /* Told once, to whoever asks first. */
 static void
-sync_abandoned(struct fixture *f)
+sync_abandoned(void)
 {
     uint64_t before = clock_now_ns();
 
-    assert_failed(caid_stream_synchronize(f->client, f->stream, 0, &f->error), f->error,
-                  CAID_ERR_ABANDONED);
+    assert_failed(caid_stream_synchronize(f.client, f.stream, 0, &error), CAID_ERR_ABANDONED);
     cr_assert_lt(clock_now_ns() - before, AT_ONCE_NS);
-    sync_ok(f);
-    assert_ok(caid_stream_check(f->client, f->stream, 0, &f->error), f->error);
+    sync_ok();
+    assert_ok(caid_stream_check(f.client, f.stream, 0, &error));
 }
 
 /* ---- another process ---- */
@@ -153,7 +153,7 @@ struct signaller {
 };
 
 static void
-signaller_start(const struct fixture *f, struct signaller *s, const char *delay_us)
+signaller_start(struct signaller *s, const char *delay_us)
 {
     int in[2], out[2];
 
@@ -166,7 +166,7 @@ signaller_start(const struct fixture *f, struct signaller *s, const char *delay_
         for (int fd = 3; fd < 64; fd++)
             close(fd);
         setenv("CAID_SOFTCUDA_DELAY_US", delay_us, 1);
-        execl(build_path("tests/client_signaller"), "signaller", f->daemon.socket, "t",
+        execl(build_path("tests/client_signaller"), "signaller", f.daemon.socket, "t",
               (char *)NULL);
         _exit(127);
     }
@@ -208,41 +208,37 @@ killed(const char *mode)
 {
     const char *never = "30000000";
     struct signaller s;
-    struct fixture f;
     uint64_t value;
 
-    begin(&f, mode);
-    signaller_start(&f, &s, never);
+    begin(mode);
+    signaller_start(&s, never);
     signaller_do(&s, "hhs");
-    open_timeline(&f);
+    open_timeline();
     /* Inter-process events are the ones that hang: they are not made to. */
     bool on_stream = strcmp(mode, "memops") == 0;
     if (on_stream)
-        assert_ok(caid_timeline_wait(f.timeline, f.stream, 3, LONG_NS, 0, &f.error), f.error);
+        assert_ok(caid_timeline_wait(f.timeline, f.stream, 3, LONG_NS, 0, &error));
     else if (strcmp(mode, "host") == 0)
-        assert_failed(caid_timeline_wait(f.timeline, f.stream, 3, NSEC_PER_MSEC, 0, &f.error),
-                      f.error, CAID_ERR_TIMEOUT);
+        assert_failed(caid_timeline_wait(f.timeline, f.stream, 3, NSEC_PER_MSEC, 0, &error),
+                      CAID_ERR_TIMEOUT);
     signaller_end(&s, SIGKILL);
 
     uint64_t before = clock_now_ns();
-    assert_failed(caid_timeline_wait(f.timeline, 0, 3, LONG_NS, 0, &f.error), f.error,
-                  CAID_ERR_ABANDONED);
+    assert_failed(caid_timeline_wait(f.timeline, 0, 3, LONG_NS, 0, &error), CAID_ERR_ABANDONED);
     cr_assert_lt(clock_now_ns() - before, AT_ONCE_NS);
-    assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &f.error), f.error,
-                  CAID_ERR_ABANDONED);
+    assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &error), CAID_ERR_ABANDONED);
     if (on_stream)
-        sync_abandoned(&f);
+        sync_abandoned();
     /* What has been reached stays so. */
-    assert_ok(caid_timeline_wait(f.timeline, 0, 2, 0, 0, &f.error), f.error);
-    assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, 0, &f.error), f.error);
-    sync_ok(&f);
-    assert_failed(caid_timeline_value(f.timeline, &value, &f.error), f.error,
-                  CAID_ERR_ABANDONED);
+    assert_ok(caid_timeline_wait(f.timeline, 0, 2, 0, 0, &error));
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, 0, &error));
+    sync_ok();
+    assert_failed(caid_timeline_value(f.timeline, &value, &error), CAID_ERR_ABANDONED);
     cr_assert_eq(value, 2);
-    end(&f);
+    end();
 }
 
-END_TEST(killed_with_a_signal_on_its_way)
+MODES_TEST(killed_with_a_signal_on_its_way)
 {
     for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
         killed(modes[i]);
@@ -252,27 +248,21 @@ END_TEST(killed_with_a_signal_on_its_way)
 END_TEST(killed_before_the_signal)
 {
     struct signaller s;
-    struct fixture f;
 
-    begin(&f, "memops");
-    signaller_start(&f, &s, "0");
+    signaller_start(&s, "0");
     signaller_do(&s, "h");
-    open_timeline(&f);
-    assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, CAID_TIMELINE_AHEAD, &f.error),
-              f.error);
-    assert_ok(caid_stream_check(f.client, f.stream, 0, &f.error), f.error);
+    open_timeline();
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, CAID_TIMELINE_AHEAD, &error));
+    assert_ok(caid_stream_check(f.client, f.stream, 0, &error));
     signaller_end(&s, SIGKILL);
-    sync_abandoned(&f);
-    end(&f);
+    sync_abandoned();
 }
 
 static void *
-wait_forever(void *arg)
+wait_forever(void *unused)
 {
-    struct fixture *f = arg;
-    struct caid_error error;
-
-    cr_assert_eq(caid_timeline_wait(f->timeline, 0, 9, CAID_FOREVER, 0, &error), -EOWNERDEAD);
+    (void)unused;
+    cr_assert_eq(caid_timeline_wait(f.timeline, 0, 9, CAID_FOREVER, 0, &error), -EOWNERDEAD);
     return NULL;
 }
 
@@ -282,47 +272,42 @@ END_TEST(killed_while_hosts_wait)
     const struct timespec pause = {.tv_nsec = 100 * 1000000};
     pthread_t threads[3];
     struct signaller s;
-    struct fixture f;
 
-    begin(&f, "memops");
-    signaller_start(&f, &s, "0");
+    signaller_start(&s, "0");
     signaller_do(&s, "s");
-    open_timeline(&f);
+    open_timeline();
     for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
-        cr_assert_eq(pthread_create(&threads[i], NULL, wait_forever, &f), 0);
+        cr_assert_eq(pthread_create(&threads[i], NULL, wait_forever, NULL), 0);
     nanosleep(&pause, NULL);
     signaller_end(&s, SIGKILL);
     uint64_t before = clock_now_ns();
     for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
         pthread_join(threads[i], NULL);
     cr_assert_lt(clock_now_ns() - before, AT_ONCE_NS);
-    end(&f);
 }
 
 /* Events of another process: opened once, and waited for by the stream. */
-END_TEST(events_of_another_process)
+MODES_TEST(events_of_another_process)
 {
     struct signaller s;
-    struct fixture f;
 
-    begin(&f, "events");
-    signaller_start(&f, &s, LATE_US);
+    begin("events");
+    signaller_start(&s, LATE_US);
     signaller_do(&s, "s");
-    open_timeline(&f);
+    open_timeline();
     for (uint64_t value = 1; value <= 3; value++) {
         uint64_t before = clock_now_ns();
-        assert_ok(caid_timeline_wait(f.timeline, f.stream, value, LONG_NS, 0, &f.error),
-                  f.error);
+        assert_ok(caid_timeline_wait(f.timeline, f.stream, value, LONG_NS, 0, &error));
         cr_assert_lt(clock_now_ns() - before, 150 * NSEC_PER_MSEC); /* the host is not held */
-        cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &f.error), 0);
-        sync_ok(&f);
+        cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &error), 0);
+        sync_ok();
         signaller_do(&s, "ws");
     }
     cr_assert_eq(soft_calls(&f.gpu, "cuIpcOpenEventHandle"), 1);
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitEvent"), 3);
     signaller_do(&s, "w");
     signaller_end(&s, 0);
-    end(&f);
+    end();
 }
 
 /* ---- closed ---- */
@@ -332,42 +317,38 @@ static void
 closed(const char *mode)
 {
     struct caid_timeline *again, *signals;
-    struct fixture f;
     uint64_t from;
 
-    begin(&f, mode);
+    begin(mode);
     struct caid_client *producer = daemon_connect(&f.daemon);
-    assert_ok(caid_stream_create(producer, 0, CAID_STREAM_NON_BLOCKING, &from, &f.error),
-              f.error);
-    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
-    open_timeline(&f);
+    assert_ok(caid_stream_create(producer, 0, CAID_STREAM_NON_BLOCKING, &from, &error));
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &error));
+    open_timeline();
     soft_control(&f.gpu, "delay " LATE_US);
-    assert_ok(caid_timeline_signal(signals, from, 3, &f.error), f.error);
+    assert_ok(caid_timeline_signal(signals, from, 3, &error));
     soft_control(&f.gpu, "delay 0");
     caid_timeline_close(signals);
-    assert_failed(caid_timeline_open(f.client, &again, "t", NULL, &f.error), f.error,
-                  CAID_ERR_NOT_FOUND);
-    assert_ok(caid_timeline_wait(f.timeline, f.stream, 3, LONG_NS, 0, &f.error), f.error);
-    sync_ok(&f);
-    assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &f.error), f.error,
-                  CAID_ERR_ABANDONED);
-    assert_ok(caid_timeline_wait(f.timeline, 0, 3, 0, 0, &f.error), f.error);
-    cr_assert_eq(n_pages(&f), 1, "whoever has it open keeps it");
+    assert_failed(caid_timeline_open(f.client, &again, "t", NULL, &error), CAID_ERR_NOT_FOUND);
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 3, LONG_NS, 0, &error));
+    sync_ok();
+    assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &error), CAID_ERR_ABANDONED);
+    assert_ok(caid_timeline_wait(f.timeline, 0, 3, 0, 0, &error));
+    cr_assert_eq(n_pages(), 1, "whoever has it open keeps it");
     caid_timeline_close(f.timeline);
     f.timeline = NULL;
     /* What streams have used stays, and nothing else. */
     if (strcmp(mode, "memops") == 0) {
         cr_assert(n_mapped() == 1 || n_mapped() == 2); /* the wait may have come too late */
     } else {
-        poll_until(no_page_is_left, &f, "the daemon keeps a page");
-        poll_until(nothing_is_mapped, &f, "a page is still mapped");
+        poll_until(no_page_is_left, "the daemon keeps a page");
+        poll_until(nothing_is_mapped, "a page is still mapped");
     }
-    assert_ok(caid_stream_destroy(producer, from, &f.error), f.error);
+    assert_ok(caid_stream_destroy(producer, from, &error));
     caid_client_close(producer);
-    end(&f);
+    end();
 }
 
-END_TEST(closed_with_a_signal_on_its_way)
+MODES_TEST(closed_with_a_signal_on_its_way)
 {
     for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
         closed(modes[i]);
@@ -377,45 +358,38 @@ END_TEST(closed_with_a_signal_on_its_way)
 END_TEST(opened_again)
 {
     struct caid_timeline *signals;
-    struct fixture f;
 
-    begin(&f, "memops");
     struct caid_client *producer = daemon_connect(&f.daemon);
-    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &error));
     for (uint64_t value = 1; value <= 30; value++) {
-        open_timeline(&f);
-        assert_ok(caid_timeline_signal(signals, 0, value, &f.error), f.error);
-        assert_ok(caid_timeline_wait(f.timeline, f.stream, value, 0, 0, &f.error), f.error);
+        open_timeline();
+        assert_ok(caid_timeline_signal(signals, 0, value, &error));
+        assert_ok(caid_timeline_wait(f.timeline, f.stream, value, 0, 0, &error));
         caid_timeline_close(f.timeline);
         f.timeline = NULL;
         if (value % 10 == 0)
-            assert_ok(caid_flush(f.client, -1, NULL, &f.error), f.error);
+            assert_ok(caid_flush(f.client, -1, NULL, &error));
     }
-    cr_assert_eq(n_pages(&f), 1);
+    cr_assert_eq(n_pages(), 1);
     caid_timeline_close(signals);
-    poll_until(nothing_is_mapped, &f, "a page is still mapped");
+    poll_until(nothing_is_mapped, "a page is still mapped");
     caid_client_close(producer);
-    end(&f);
 }
 
 /* The creator's client closes, its process lives on: who waits is let go all the same. */
 END_TEST(client_closed)
 {
     struct caid_timeline *signals;
-    struct fixture f;
 
-    begin(&f, "memops");
     struct caid_client *producer = daemon_connect(&f.daemon);
-    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
-    open_timeline(&f);
-    assert_ok(caid_timeline_signal(signals, 0, 1, &f.error), f.error);
-    assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, CAID_TIMELINE_AHEAD, &f.error),
-              f.error);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &error));
+    open_timeline();
+    assert_ok(caid_timeline_signal(signals, 0, 1, &error));
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, CAID_TIMELINE_AHEAD, &error));
     caid_client_close(producer);
-    sync_abandoned(&f);
-    assert_failed(caid_timeline_signal(signals, 0, 2, &f.error), f.error, CAID_ERR_CLOSED);
+    sync_abandoned();
+    assert_failed(caid_timeline_signal(signals, 0, 2, &error), CAID_ERR_CLOSED);
     caid_timeline_close(signals);
-    end(&f);
 }
 
 /* And what its streams are to signal yet comes, to a page that stays for it. */
@@ -423,26 +397,23 @@ static void
 client_closed_early(const char *mode)
 {
     struct caid_timeline *signals;
-    struct fixture f;
 
-    begin(&f, mode);
+    begin(mode);
     struct caid_client *producer = daemon_connect(&f.daemon);
     CUstream from = gpu_stream_new(&f.gpu);
-    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
-    open_timeline(&f);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &error));
+    open_timeline();
     soft_control(&f.gpu, "delay " LATE_US);
-    assert_ok(caid_timeline_signal(signals, (uintptr_t)from, 3, &f.error), f.error);
+    assert_ok(caid_timeline_signal(signals, (uintptr_t)from, 3, &error));
     caid_timeline_close(signals);
     caid_client_close(producer);
-    assert_failed(caid_timeline_wait(f.timeline, 0, 3, 0, 0, &f.error), f.error,
-                  CAID_ERR_TIMEOUT);
-    assert_ok(caid_timeline_wait(f.timeline, 0, 3, LONG_NS, 0, &f.error), f.error);
-    assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &f.error), f.error,
-                  CAID_ERR_ABANDONED);
+    assert_failed(caid_timeline_wait(f.timeline, 0, 3, 0, 0, &error), CAID_ERR_TIMEOUT);
+    assert_ok(caid_timeline_wait(f.timeline, 0, 3, LONG_NS, 0, &error));
+    assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &error), CAID_ERR_ABANDONED);
     soft_control(&f.gpu, "delay 0");
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy(from));
     caid_timeline_close(f.timeline);
-    assert_ok(caid_stream_destroy(f.client, f.stream, &f.error), f.error);
+    assert_ok(caid_stream_destroy(f.client, f.stream, &error));
     caid_client_close(f.client);
     daemon_stop(&f.daemon);
     cr_assert_eq(n_mapped(), strcmp(mode, "memops") == 0);
@@ -450,7 +421,7 @@ client_closed_early(const char *mode)
 }
 
 /* Not by events: one that stays keeps an fd of the driver's open. */
-END_TEST(client_closed_with_a_signal_on_its_way)
+MODES_TEST(client_closed_with_a_signal_on_its_way)
 {
     client_closed_early("host");
     client_closed_early("memops");
@@ -458,24 +429,22 @@ END_TEST(client_closed_with_a_signal_on_its_way)
 
 /* A client that goes while its stream waits: the page stays, for the stream, and nobody is held
  * up. What it leaves behind is this process's until it exits. */
-END_TEST(waiter_closed)
+MODES_TEST(waiter_closed)
 {
     struct caid_timeline *signals;
-    struct fixture f;
 
-    begin(&f, "memops");
+    begin("memops");
     struct caid_client *producer = daemon_connect(&f.daemon);
-    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
-    open_timeline(&f);
-    assert_ok(caid_timeline_wait(f.timeline, f.stream, 1, 0, CAID_TIMELINE_AHEAD, &f.error),
-              f.error);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &error));
+    open_timeline();
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 1, 0, CAID_TIMELINE_AHEAD, &error));
     caid_timeline_close(f.timeline);
     uint64_t before = clock_now_ns();
     caid_client_close(f.client);
     cr_assert_lt(clock_now_ns() - before, AT_ONCE_NS);
     cr_assert_eq(f.gpu.drv->cu.cuStreamQuery((CUstream)(uintptr_t)f.stream),
                  CUDA_ERROR_NOT_READY);
-    assert_ok(caid_timeline_signal(signals, 0, 1, &f.error), f.error);
+    assert_ok(caid_timeline_signal(signals, 0, 1, &error));
     assert_cuda(f.gpu.drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)f.stream));
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)f.stream));
     caid_timeline_close(signals);
@@ -489,31 +458,27 @@ END_TEST(waiter_closed)
 END_TEST(closed_while_others_wait)
 {
     struct caid_timeline *signals, *mine;
-    struct fixture f;
     uint64_t from;
 
-    begin(&f, "memops");
     struct caid_client *producer = daemon_connect(&f.daemon);
     struct caid_client *other = daemon_connect(&f.daemon);
-    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
-    open_timeline(&f);
-    assert_ok(caid_timeline_wait(f.timeline, f.stream, 1, 0, CAID_TIMELINE_AHEAD, &f.error),
-              f.error);
-    assert_ok(caid_timeline_create(other, &mine, "u", NULL, &f.error), f.error);
-    assert_ok(caid_stream_create(other, 0, CAID_STREAM_NON_BLOCKING, &from, &f.error), f.error);
-    assert_ok(caid_timeline_signal(mine, from, 1, &f.error), f.error);
-    assert_ok(caid_stream_synchronize(other, from, 0, &f.error), f.error);
-    assert_ok(caid_stream_destroy(other, from, &f.error), f.error);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &error));
+    open_timeline();
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 1, 0, CAID_TIMELINE_AHEAD, &error));
+    assert_ok(caid_timeline_create(other, &mine, "u", NULL, &error));
+    assert_ok(caid_stream_create(other, 0, CAID_STREAM_NON_BLOCKING, &from, &error));
+    assert_ok(caid_timeline_signal(mine, from, 1, &error));
+    assert_ok(caid_stream_synchronize(other, from, 0, &error));
+    assert_ok(caid_stream_destroy(other, from, &error));
 
     uint64_t before = clock_now_ns();
     caid_timeline_close(mine);
     caid_client_close(other);
     cr_assert_lt(clock_now_ns() - before, AT_ONCE_NS);
-    assert_ok(caid_timeline_signal(signals, 0, 1, &f.error), f.error);
-    sync_ok(&f);
+    assert_ok(caid_timeline_signal(signals, 0, 1, &error));
+    sync_ok();
     caid_timeline_close(signals);
     caid_client_close(producer);
-    end(&f);
 }
 
 /* ---- without the daemon ---- */
@@ -523,36 +488,32 @@ static void
 daemon_lost(const char *mode)
 {
     struct caid_timeline *signals, *more;
-    struct fixture f;
     uint64_t from;
 
-    begin(&f, mode);
+    begin(mode);
     struct caid_client *producer = daemon_connect(&f.daemon);
-    assert_ok(caid_stream_create(producer, 0, CAID_STREAM_NON_BLOCKING, &from, &f.error),
-              f.error);
-    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
-    open_timeline(&f);
+    assert_ok(caid_stream_create(producer, 0, CAID_STREAM_NON_BLOCKING, &from, &error));
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &error));
+    open_timeline();
     daemon_end(&f.daemon, SIGKILL);
     for (uint64_t value = 1; value < 10; value++) {
-        assert_ok(caid_timeline_signal(signals, value % 2 ? from : 0, value, &f.error),
-                  f.error);
-        assert_ok(caid_timeline_wait(f.timeline, f.stream, value, LONG_NS, 0, &f.error),
-                  f.error);
-        assert_ok(caid_timeline_wait(f.timeline, 0, value, LONG_NS, 0, &f.error), f.error);
+        assert_ok(caid_timeline_signal(signals, value % 2 ? from : 0, value, &error));
+        assert_ok(caid_timeline_wait(f.timeline, f.stream, value, LONG_NS, 0, &error));
+        assert_ok(caid_timeline_wait(f.timeline, 0, value, LONG_NS, 0, &error));
     }
-    sync_ok(&f);
-    assert_failed(caid_timeline_create(producer, &more, "u", NULL, &f.error), f.error,
+    sync_ok();
+    assert_failed(caid_timeline_create(producer, &more, "u", NULL, &error),
                   CAID_ERR_DISCONNECTED);
     /* And when it is closed, nobody has to tell. */
-    assert_ok(caid_stream_destroy(producer, from, &f.error), f.error);
+    assert_ok(caid_stream_destroy(producer, from, &error));
     caid_timeline_close(signals);
     caid_client_close(producer);
-    assert_failed(caid_timeline_wait(f.timeline, 0, 10, LONG_NS, 0, &f.error), f.error,
+    assert_failed(caid_timeline_wait(f.timeline, 0, 10, LONG_NS, 0, &error),
                   CAID_ERR_ABANDONED);
-    end(&f);
+    end();
 }
 
-END_TEST(daemon_killed)
+MODES_TEST(daemon_killed)
 {
     for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
         daemon_lost(modes[i]);
@@ -565,27 +526,25 @@ static void
 context_dies(const char *mode)
 {
     struct signaller s;
-    struct fixture f;
 
-    begin(&f, mode);
-    signaller_start(&f, &s, "30000000");
+    begin(mode);
+    signaller_start(&s, "30000000");
     signaller_do(&s, "hs");
-    open_timeline(&f);
+    open_timeline();
     if (strcmp(mode, "memops") == 0)
-        assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, 0, &f.error), f.error);
+        assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, 0, &error));
     signaller_do(&s, "f");
     uint64_t before = clock_now_ns();
-    assert_failed(caid_timeline_wait(f.timeline, 0, 2, LONG_NS, 0, &f.error), f.error,
-                  CAID_ERR_ABANDONED);
+    assert_failed(caid_timeline_wait(f.timeline, 0, 2, LONG_NS, 0, &error), CAID_ERR_ABANDONED);
     cr_assert_lt(clock_now_ns() - before, 2 * AT_ONCE_NS);
-    assert_ok(caid_timeline_wait(f.timeline, 0, 1, 0, 0, &f.error), f.error);
+    assert_ok(caid_timeline_wait(f.timeline, 0, 1, 0, 0, &error));
     if (strcmp(mode, "memops") == 0)
-        sync_abandoned(&f);
+        sync_abandoned();
     signaller_end(&s, SIGKILL);
-    end(&f);
+    end();
 }
 
-END_TEST(context_dead)
+MODES_TEST(context_dead)
 {
     for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
         context_dies(modes[i]);
@@ -596,20 +555,18 @@ END_TEST(context_dead)
 END_TEST(forked)
 {
     struct caid_timeline *signals;
-    struct fixture f;
     uint64_t value;
     int status;
 
-    begin(&f, "memops");
     struct caid_client *producer = daemon_connect(&f.daemon);
-    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &f.error), f.error);
-    open_timeline(&f);
+    assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &error));
+    open_timeline();
     pid_t pid = fork();
     if (pid == 0) {
-        bool right = caid_timeline_signal(signals, 0, 1, &f.error) == -EPERM &&
-                     caid_timeline_wait(f.timeline, 0, 1, 0, 0, &f.error) == -EPERM &&
-                     caid_timeline_value(f.timeline, &value, &f.error) == -EPERM &&
-                     f.error.code == CAID_ERR_FORKED && n_mapped() == 0;
+        bool right = caid_timeline_signal(signals, 0, 1, &error) == -EPERM &&
+                     caid_timeline_wait(f.timeline, 0, 1, 0, 0, &error) == -EPERM &&
+                     caid_timeline_value(f.timeline, &value, &error) == -EPERM &&
+                     error.code == CAID_ERR_FORKED && n_mapped() == 0;
         caid_timeline_close(signals);
         caid_timeline_close(f.timeline);
         caid_client_close(producer);
@@ -618,9 +575,8 @@ END_TEST(forked)
     }
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %#x", status);
-    assert_ok(caid_timeline_signal(signals, 0, 1, &f.error), f.error);
-    assert_ok(caid_timeline_wait(f.timeline, 0, 1, 0, 0, &f.error), f.error);
+    assert_ok(caid_timeline_signal(signals, 0, 1, &error));
+    assert_ok(caid_timeline_wait(f.timeline, 0, 1, 0, 0, &error));
     caid_timeline_close(signals);
     caid_client_close(producer);
-    end(&f);
 }

@@ -31,8 +31,9 @@ soft_driver(void)
     driver_warm_up();
 }
 
-#define HOSTILE_TEST(name) \
-    CAID_TEST_WITH(timeline_hostile, name, .init = soft_driver, .timeout = 120)
+#define HOSTILE_TEST(name)                                                         \
+    CAID_TEST_BETWEEN(timeline_hostile, name, begin(), end(), .init = soft_driver, \
+                      .timeout = 120)
 
 static int
 make_page(off_t size, int seals)
@@ -126,11 +127,10 @@ send_arrival(struct fake *fake)
     fake_drain(fake);
 }
 
-HOSTILE_TEST(arrivals)
+CAID_TEST_WITH(timeline_hostile, arrivals, .init = soft_driver, .timeout = 120)
 {
     for (size_t i = 0; i < ARRAY_SIZE(arrivals); i++) {
         struct caid_timeline *timeline = NULL;
-        struct caid_error error;
         struct fake fake;
 
         struct caid_client *client = fake_start(&fake, send_arrival, &arrivals[i]);
@@ -139,7 +139,7 @@ HOSTILE_TEST(arrivals)
         cr_assert(error.code == CAID_ERR_PROTOCOL && strstr(error.message, "open_timeline"),
                   "%s: %s", arrivals[i].what, error.message);
         cr_assert_null(timeline);
-        assert_failed(caid_client_ping(client, &error), error, CAID_ERR_PROTOCOL);
+        assert_failed(caid_client_ping(client, &error), CAID_ERR_PROTOCOL);
         caid_client_close(client);
         fake_stop(&fake);
     }
@@ -159,14 +159,14 @@ send_own_page(struct fake *fake)
     fake_drain(fake);
 }
 
-HOSTILE_TEST(own_page_that_cannot_be_written)
+CAID_TEST_WITH(timeline_hostile, own_page_that_cannot_be_written, .init = soft_driver,
+               .timeout = 120)
 {
     struct caid_timeline *timeline;
-    struct caid_error error;
     struct fake fake;
 
     struct caid_client *client = fake_start(&fake, send_own_page, NULL);
-    assert_failed(caid_timeline_create(client, &timeline, "t", NULL, &error), error,
+    assert_failed(caid_timeline_create(client, &timeline, "t", NULL, &error),
                   CAID_ERR_PROTOCOL);
     caid_client_close(client);
     fake_stop(&fake);
@@ -174,7 +174,7 @@ HOSTILE_TEST(own_page_that_cannot_be_written)
 
 /* ---- what its owner writes ---- */
 
-struct fixture {
+static struct fixture {
     struct test_gpu gpu;
     struct fake fake;
     struct caid_client *client;
@@ -182,8 +182,7 @@ struct fixture {
     uint64_t stream;
     int fd;
     struct timeline_slot *slot; /* as its owner has it */
-    struct caid_error error;
-};
+} f;
 
 static void
 send_page(struct fake *fake)
@@ -200,164 +199,136 @@ send_page(struct fake *fake)
 }
 
 static void
-begin(struct fixture *f)
+begin(void)
 {
-    gpu_begin(&f->gpu);
-    f->fd = make_page(4096, SEALED);
-    f->slot = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, 0);
-    cr_assert_neq(f->slot, MAP_FAILED);
-    f->client = fake_start(&f->fake, send_page, &f->fd);
-    assert_ok(caid_timeline_open(f->client, &f->timeline, "t", NULL, &f->error), f->error);
-    assert_ok(caid_stream_create(f->client, 0, CAID_STREAM_NON_BLOCKING, &f->stream, &f->error),
-              f->error);
+    gpu_begin(&f.gpu);
+    f.fd = make_page(4096, SEALED);
+    f.slot = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, f.fd, 0);
+    cr_assert_neq(f.slot, MAP_FAILED);
+    f.client = fake_start(&f.fake, send_page, &f.fd);
+    assert_ok(caid_timeline_open(f.client, &f.timeline, "t", NULL, &error));
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &f.stream, &error));
 }
 
 static void
-end(struct fixture *f)
+end(void)
 {
-    assert_ok(caid_client_ping(f->client, &f->error),
-              f->error); /* nothing is the daemon's fault */
-    caid_timeline_close(f->timeline);
-    assert_ok(caid_stream_destroy(f->client, f->stream, &f->error), f->error);
-    caid_client_close(f->client);
-    fake_stop(&f->fake);
-    munmap(f->slot, 4096);
-    close(f->fd);
-    gpu_end(&f->gpu);
+    assert_ok(caid_client_ping(f.client, &error)); /* nothing is the daemon's fault */
+    caid_timeline_close(f.timeline);
+    assert_ok(caid_stream_destroy(f.client, f.stream, &error));
+    caid_client_close(f.client);
+    fake_stop(&f.fake);
+    munmap(f.slot, 4096);
+    close(f.fd);
+    gpu_end(&f.gpu);
 }
 
 static void
-assert_names_page(const struct fixture *f)
+assert_names_page(void)
 {
-    cr_assert(strstr(f->error.message, "page 77 of timelines, slot 0"), "%s", f->error.message);
+    cr_assert(strstr(error.message, "page 77 of timelines, slot 0"), "%s", error.message);
 }
 
 /* Everything that looks finds out; no stream is made to wait. */
 static void
-assert_disbelieved(struct fixture *f, const char *what)
+assert_disbelieved(const char *what)
 {
     uint64_t value = 12345;
 
-    assert_failed(caid_timeline_value(f->timeline, &value, &f->error), f->error,
-                  CAID_ERR_PROTOCOL);
-    assert_names_page(f);
+    assert_failed(caid_timeline_value(f.timeline, &value, &error), CAID_ERR_PROTOCOL);
+    assert_names_page();
     cr_assert_eq(value, 12345, "%s", what);
-    assert_failed(caid_timeline_wait(f->timeline, 0, 100, PAUSE, 0, &f->error), f->error,
+    assert_failed(caid_timeline_wait(f.timeline, 0, 100, PAUSE, 0, &error), CAID_ERR_PROTOCOL);
+    assert_names_page();
+    assert_failed(caid_timeline_wait(f.timeline, f.stream, 100, PAUSE, 0, &error),
                   CAID_ERR_PROTOCOL);
-    assert_names_page(f);
-    assert_failed(caid_timeline_wait(f->timeline, f->stream, 100, PAUSE, 0, &f->error),
-                  f->error, CAID_ERR_PROTOCOL);
-    assert_failed(caid_timeline_wait(f->timeline, f->stream, 100, PAUSE, CAID_TIMELINE_AHEAD,
-                                     &f->error),
-                  f->error, CAID_ERR_PROTOCOL);
-    cr_assert_eq(soft_calls(&f->gpu, "cuStreamWaitValue64"), 0, "%s", what);
-    assert_ok(caid_stream_synchronize(f->client, f->stream, 0, &f->error), f->error);
+    assert_failed(caid_timeline_wait(f.timeline, f.stream, 100, PAUSE, CAID_TIMELINE_AHEAD,
+                                     &error),
+                  CAID_ERR_PROTOCOL);
+    cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), 0, "%s", what);
+    assert_ok(caid_stream_synchronize(f.client, f.stream, 0, &error));
 }
 
 static void
-store(struct fixture *f, uint64_t done, uint64_t submitted, uint64_t landed)
+store(uint64_t done, uint64_t submitted, uint64_t landed)
 {
-    f->slot->landed = landed;
-    f->slot->submitted = submitted;
-    f->slot->done = done;
+    f.slot->landed = landed;
+    f.slot->submitted = submitted;
+    f.slot->done = done;
 }
 
 static uint64_t
-value_of(struct fixture *f)
+value_of(void)
 {
     uint64_t value;
 
-    assert_ok(caid_timeline_value(f->timeline, &value, &f->error), f->error);
+    assert_ok(caid_timeline_value(f.timeline, &value, &error));
     return value;
 }
 
 HOSTILE_TEST(beyond_what_there_is)
 {
-    struct fixture f;
-
-    begin(&f);
-    store(&f, TIMELINE_DEAD + 1, 5, 0);
-    assert_disbelieved(&f, "done");
-    store(&f, UINT64_MAX, 5, 0);
-    assert_disbelieved(&f, "done, all ones");
-    store(&f, 5, TIMELINE_DEAD + 1, 0);
-    assert_disbelieved(&f, "submitted");
-    store(&f, TIMELINE_DEAD, TIMELINE_DEAD, TIMELINE_DEAD);
-    assert_disbelieved(&f, "landed");
-    store(&f, 5, 5, 0);
-    cr_assert_eq(value_of(&f), 5); /* nothing was learnt from it */
-    end(&f);
+    store(TIMELINE_DEAD + 1, 5, 0);
+    assert_disbelieved("done");
+    store(UINT64_MAX, 5, 0);
+    assert_disbelieved("done, all ones");
+    store(5, TIMELINE_DEAD + 1, 0);
+    assert_disbelieved("submitted");
+    store(TIMELINE_DEAD, TIMELINE_DEAD, TIMELINE_DEAD);
+    assert_disbelieved("landed");
+    store(5, 5, 0);
+    cr_assert_eq(value_of(), 5); /* nothing was learnt from it */
 }
 
 HOSTILE_TEST(backwards)
 {
-    struct fixture f;
-
-    begin(&f);
-    store(&f, 9, 9, 0);
-    cr_assert_eq(value_of(&f), 9);
-    store(&f, 8, 9, 0);
-    assert_disbelieved(&f, "backwards");
-    assert_failed(caid_timeline_wait(f.timeline, 0, 3, PAUSE, 0, &f.error), f.error,
-                  CAID_ERR_PROTOCOL);
-    store(&f, 10, 10, 0);
-    cr_assert_eq(value_of(&f), 10);
-    end(&f);
+    store(9, 9, 0);
+    cr_assert_eq(value_of(), 9);
+    store(8, 9, 0);
+    assert_disbelieved("backwards");
+    assert_failed(caid_timeline_wait(f.timeline, 0, 3, PAUSE, 0, &error), CAID_ERR_PROTOCOL);
+    store(10, 10, 0);
+    cr_assert_eq(value_of(), 10);
 }
 
 /* Dead is dead; and what had passed before has passed. */
 HOSTILE_TEST(back_to_life)
 {
-    struct fixture f;
     uint64_t value;
 
-    begin(&f);
-    store(&f, 9, 9, 0);
-    cr_assert_eq(value_of(&f), 9);
-    store(&f, TIMELINE_DEAD, TIMELINE_DEAD, 4);
-    assert_ok(caid_timeline_wait(f.timeline, 0, 9, 0, 0, &f.error), f.error);
-    assert_failed(caid_timeline_wait(f.timeline, 0, 10, 0, 0, &f.error), f.error,
-                  CAID_ERR_ABANDONED);
-    assert_failed(caid_timeline_value(f.timeline, &value, &f.error), f.error,
-                  CAID_ERR_ABANDONED);
+    store(9, 9, 0);
+    cr_assert_eq(value_of(), 9);
+    store(TIMELINE_DEAD, TIMELINE_DEAD, 4);
+    assert_ok(caid_timeline_wait(f.timeline, 0, 9, 0, 0, &error));
+    assert_failed(caid_timeline_wait(f.timeline, 0, 10, 0, 0, &error), CAID_ERR_ABANDONED);
+    assert_failed(caid_timeline_value(f.timeline, &value, &error), CAID_ERR_ABANDONED);
     cr_assert_eq(value, 9);
-    store(&f, 50, 50, 0);
-    assert_disbelieved(&f, "alive");
-    end(&f);
+    store(50, 50, 0);
+    assert_disbelieved("alive");
 }
 
 /* It says that a value is on its way, and it never is: the stream waits, until the page is dead, and
  * nothing else does. An event that is none is not waited for. */
 HOSTILE_TEST(never_comes)
 {
-    struct fixture f;
-
-    begin(&f);
-    store(&f, 0, 5, 0);
+    store(0, 5, 0);
     f.slot->has_event = 1;
     memset(f.slot->event, 0xff, sizeof(f.slot->event));
-    assert_failed(caid_timeline_wait(f.timeline, 0, 5, PAUSE, 0, &f.error), f.error,
-                  CAID_ERR_TIMEOUT);
-    assert_ok(caid_timeline_wait(f.timeline, f.stream, 5, PAUSE, 0, &f.error), f.error);
-    cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &f.error), 0);
-    store(&f, 0, 0, 0); /* and takes it back: no news for a stream that waits */
-    assert_ok(caid_stream_check(f.client, f.stream, 0, &f.error), f.error);
-    store(&f, TIMELINE_DEAD, TIMELINE_DEAD, 0);
-    assert_failed(caid_stream_synchronize(f.client, f.stream, 0, &f.error), f.error,
-                  CAID_ERR_ABANDONED);
-    end(&f);
+    assert_failed(caid_timeline_wait(f.timeline, 0, 5, PAUSE, 0, &error), CAID_ERR_TIMEOUT);
+    assert_ok(caid_timeline_wait(f.timeline, f.stream, 5, PAUSE, 0, &error));
+    cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &error), 0);
+    store(0, 0, 0); /* and takes it back: no news for a stream that waits */
+    assert_ok(caid_stream_check(f.client, f.stream, 0, &error));
+    store(TIMELINE_DEAD, TIMELINE_DEAD, 0);
+    assert_failed(caid_stream_synchronize(f.client, f.stream, 0, &error), CAID_ERR_ABANDONED);
 }
 
 /* Holes can be punched into a page of a process that lives: it reads as zeroes. */
 HOSTILE_TEST(punched)
 {
-    struct fixture f;
-
-    begin(&f);
-    store(&f, 3, 3, 0);
-    cr_assert_eq(value_of(&f), 3);
+    store(3, 3, 0);
+    cr_assert_eq(value_of(), 3);
     cr_assert_eq(fallocate(f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
-    assert_disbelieved(&f, "punched");
-    store(&f, 4, 4, 0);
-    end(&f);
+    assert_disbelieved("punched");
+    store(4, 4, 0);
 }

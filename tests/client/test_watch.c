@@ -16,174 +16,161 @@
 #include "daemon.h"
 #include "fake.h"
 
+#define WATCH_TEST(suite, name) CAID_TEST_BETWEEN(suite, name, begin(), end(), .timeout = 60)
+
 #define FOREVER  UINT64_MAX
 #define MSEC     UINT64_C(1000000)
 #define N_ROUNDS 300
 
-struct fixture {
+static struct fixture {
     struct daemon daemon;
     struct caid_client *client, *other; /* the other one publishes */
     struct caid_array *array;
-    struct caid_error error;
-};
+} f;
 
 static void
-begin(struct fixture *f)
+begin(void)
 {
-    daemon_start(&f->daemon);
-    f->client = daemon_connect(&f->daemon);
-    f->other = daemon_connect(&f->daemon);
-    f->array = make_bytes(f->other, NULL, 0);
+    daemon_start(&f.daemon);
+    f.client = daemon_connect(&f.daemon);
+    f.other = daemon_connect(&f.daemon);
+    f.array = make_bytes(f.other, NULL, 0);
 }
 
 static void
-end(struct fixture *f)
+end(void)
 {
-    caid_array_close(f->array);
-    caid_client_close(f->other);
-    caid_client_close(f->client);
-    daemon_stop(&f->daemon);
+    caid_array_close(f.array);
+    caid_client_close(f.other);
+    caid_client_close(f.client);
+    daemon_stop(&f.daemon);
 }
 
 static uint64_t
-publish(struct fixture *f, const char *name)
+publish(const char *name)
 {
     uint64_t generation;
 
-    assert_ok(caid_array_publish(f->array, name, NULL, &generation, &f->error), f->error);
+    assert_ok(caid_array_publish(f.array, name, NULL, &generation, &error));
     return generation;
 }
 
 static struct caid_watch *
-watch(struct fixture *f, const char *name)
+watch(const char *name)
 {
     struct caid_watch *ret;
 
-    assert_ok(caid_watch_new(f->client, &ret, name, NULL, NULL, NULL, &f->error), f->error);
+    assert_ok(caid_watch_new(f.client, &ret, name, NULL, NULL, NULL, &error));
     return ret;
 }
 
 static uint64_t
-next(struct fixture *f, struct caid_watch *of)
+next(struct caid_watch *of)
 {
     struct caid_change change;
 
-    assert_ok(caid_watch_next(of, FOREVER, &change, &f->error), f->error);
+    assert_ok(caid_watch_next(of, FOREVER, &change, &error));
     return change.generation;
 }
 
 static void
-assert_no_news(struct fixture *f, struct caid_watch *of, uint64_t timeout_ns)
+assert_no_news(struct caid_watch *of, uint64_t timeout_ns)
 {
     struct caid_change change;
 
-    int r = caid_watch_next(of, timeout_ns, &change, &f->error);
+    int r = caid_watch_next(of, timeout_ns, &change, &error);
     cr_assert_eq(r, -ETIMEDOUT, "%d", r);
-    cr_assert_eq(f->error.code, CAID_ERR_TIMEOUT);
+    cr_assert_eq(error.code, CAID_ERR_TIMEOUT);
 }
 
 static uint64_t
-count_watches(struct fixture *f)
+count_watches(void)
 {
     struct caid_status status = CAID_INIT(status);
 
-    assert_ok(caid_client_status(f->client, &status, &f->error), f->error);
+    assert_ok(caid_client_status(f.client, &status, &error));
     return status.watches;
 }
 
 /* ---- one thread ---- */
 
-CAID_TEST(watch, tells_the_latest)
+WATCH_TEST(watch, tells_the_latest)
 {
     struct caid_change change;
-    struct fixture f;
 
-    begin(&f);
-    uint64_t first = publish(&f, "x");
-    struct caid_watch *x = watch(&f, "x");
-    assert_ok(caid_watch_next(x, FOREVER, &change, &f.error), f.error);
+    uint64_t first = publish("x");
+    struct caid_watch *x = watch("x");
+    assert_ok(caid_watch_next(x, FOREVER, &change, &error));
     cr_assert_str_eq(change.name, "x");
     cr_assert_null(change.pool);
     cr_assert_eq(change.generation, first, "what is there already is news");
-    assert_no_news(&f, x, 0);
+    assert_no_news(x, 0);
 
-    publish(&f, "x");
-    cr_assert_eq(next(&f, x), first + 1);
+    publish("x");
+    cr_assert_eq(next(x), first + 1);
     for (int i = 0; i < 10; i++)
-        publish(&f, "x");
+        publish("x");
     uint64_t last = first + 11;
-    while (next(&f, x) != last)
+    while (next(x) != last)
         ;
-    assert_no_news(&f, x, 5 * MSEC);
-    assert_ok(caid_unlink(f.other, "x", NULL, &f.error), f.error);
-    cr_assert_eq(next(&f, x), 0);
-    publish(&f, "x");
-    cr_assert_gt(next(&f, x), last, "a name's generations never come again");
+    assert_no_news(x, 5 * MSEC);
+    assert_ok(caid_unlink(f.other, "x", NULL, &error));
+    cr_assert_eq(next(x), 0);
+    publish("x");
+    cr_assert_gt(next(x), last, "a name's generations never come again");
     caid_watch_close(x);
-    end(&f);
 }
 
-CAID_TEST(watch, a_name_that_never_comes)
+WATCH_TEST(watch, a_name_that_never_comes)
 {
-    struct fixture f;
-
-    begin(&f);
-    struct caid_watch *x = watch(&f, "never");
-    assert_no_news(&f, x, 0);
-    assert_no_news(&f, x, 20 * MSEC);
-    publish(&f, "another");
-    assert_no_news(&f, x, 20 * MSEC);
+    struct caid_watch *x = watch("never");
+    assert_no_news(x, 0);
+    assert_no_news(x, 20 * MSEC);
+    publish("another");
+    assert_no_news(x, 20 * MSEC);
     caid_watch_close(x);
-    end(&f);
 }
 
-CAID_TEST(watch, many_are_told_apart)
+WATCH_TEST(watch, many_are_told_apart)
 {
     struct caid_watch *watches[20];
     char name[8];
-    struct fixture f;
 
-    begin(&f);
     for (int i = 0; i < 20; i++) {
         snprintf(name, sizeof(name), "n%d", i);
-        watches[i] = watch(&f, name);
+        watches[i] = watch(name);
     }
-    cr_assert_eq(count_watches(&f), 20);
+    cr_assert_eq(count_watches(), 20);
     for (int i = 19; i >= 0; i--) {
         snprintf(name, sizeof(name), "n%d", i);
-        uint64_t generation = publish(&f, name);
-        cr_assert_eq(next(&f, watches[i]), generation);
+        uint64_t generation = publish(name);
+        cr_assert_eq(next(watches[i]), generation);
         if (i < 19)
-            cr_assert_eq(next(&f, watches[i + 1]), 0, "the array moved on");
+            cr_assert_eq(next(watches[i + 1]), 0, "the array moved on");
     }
     for (int i = 0; i < 20; i++)
         caid_watch_close(watches[i]);
-    cr_assert_eq(count_watches(&f), 0, "cancelled");
-    end(&f);
+    cr_assert_eq(count_watches(), 0, "cancelled");
 }
 
-CAID_TEST(watch, what_is_refused)
+WATCH_TEST(watch, what_is_refused)
 {
     struct caid_watch *x = NULL;
     struct caid_change change;
-    struct fixture f;
 
-    begin(&f);
-    assert_failed(caid_watch_new(f.client, &x, "", NULL, NULL, NULL, &f.error), f.error,
+    assert_failed(caid_watch_new(f.client, &x, "", NULL, NULL, NULL, &error),
                   CAID_ERR_INVALID_NAME);
-    assert_failed(caid_watch_new(f.client, &x, "tab\t", NULL, NULL, NULL, &f.error), f.error,
+    assert_failed(caid_watch_new(f.client, &x, "tab\t", NULL, NULL, NULL, &error),
                   CAID_ERR_INVALID_NAME);
-    assert_failed(caid_watch_new(f.client, &x, "x", "no-pool", NULL, NULL, &f.error), f.error,
+    assert_failed(caid_watch_new(f.client, &x, "x", "no-pool", NULL, NULL, &error),
                   CAID_ERR_NOT_FOUND);
-    assert_failed(caid_watch_new(f.client, NULL, "x", NULL, NULL, NULL, &f.error), f.error,
+    assert_failed(caid_watch_new(f.client, NULL, "x", NULL, NULL, NULL, &error),
                   CAID_ERR_INVALID);
-    assert_failed(caid_watch_new(NULL, &x, "x", NULL, NULL, NULL, &f.error), f.error,
-                  CAID_ERR_INVALID);
-    assert_failed(caid_watch_next(NULL, 0, &change, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(caid_watch_new(NULL, &x, "x", NULL, NULL, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(caid_watch_next(NULL, 0, &change, &error), CAID_ERR_INVALID);
     cr_assert_null(x);
     caid_watch_close(NULL);
-    cr_assert_eq(count_watches(&f), 0);
-    end(&f);
+    cr_assert_eq(count_watches(), 0);
 }
 
 /* ---- callbacks ---- */
@@ -209,11 +196,11 @@ see(const struct caid_change *change, void *userdata)
 }
 
 static struct caid_watch *
-watch_fn(struct fixture *f, const char *name, struct seen *seen)
+watch_fn(const char *name, struct seen *seen)
 {
     struct caid_watch *ret;
 
-    assert_ok(caid_watch_new(f->client, &ret, name, NULL, see, seen, &f->error), f->error);
+    assert_ok(caid_watch_new(f.client, &ret, name, NULL, see, seen, &error));
     return ret;
 }
 
@@ -227,102 +214,90 @@ is_readable(struct caid_client *client, int timeout_ms)
 }
 
 static void
-dispatch_until(struct fixture *f, const struct seen *seen, uint64_t generation)
+dispatch_until(const struct seen *seen, uint64_t generation)
 {
     while (seen->generation != generation) {
-        cr_assert(is_readable(f->client, -1));
-        assert_ok(caid_client_dispatch(f->client, &f->error), f->error);
+        cr_assert(is_readable(f.client, -1));
+        assert_ok(caid_client_dispatch(f.client, &error));
     }
 }
 
-CAID_TEST(watch, calls_back_from_dispatch)
+WATCH_TEST(watch, calls_back_from_dispatch)
 {
     struct seen seen = {0};
-    struct fixture f;
 
-    begin(&f);
     int fd = caid_client_get_fd(f.client);
     cr_assert_eq(caid_client_get_fd(f.client), fd, "the same at every call");
     seen.to_use = f.client;
-    struct caid_watch *x = watch_fn(&f, "x", &seen);
+    struct caid_watch *x = watch_fn("x", &seen);
     cr_assert(!is_readable(f.client, 0));
-    uint64_t generation = publish(&f, "x");
+    uint64_t generation = publish("x");
     cr_assert_eq(seen.n, 0, "from dispatch alone");
-    dispatch_until(&f, &seen, generation);
+    dispatch_until(&seen, generation);
     cr_assert_eq(seen.n, 1);
     cr_assert(!is_readable(f.client, 0));
     for (int i = 0; i < 50; i++)
-        dispatch_until(&f, &seen, publish(&f, "x"));
-    publish(&f, "x");
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
+        dispatch_until(&seen, publish("x"));
+    publish("x");
+    assert_ok(caid_client_ping(f.client, &error));
     caid_watch_close(x);
-    publish(&f, "x");
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+    publish("x");
+    assert_ok(caid_client_ping(f.client, &error));
+    assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_eq(seen.n, 51, "none after the close");
-    end(&f);
 }
 
 /* News that came with another call are not lost to a loop that waits for the fd. */
-CAID_TEST(watch, the_fd_tells_of_what_others_read)
+WATCH_TEST(watch, the_fd_tells_of_what_others_read)
 {
     struct seen seen = {0};
-    struct fixture f;
 
-    begin(&f);
-    struct caid_watch *x = watch_fn(&f, "x", &seen), *quiet = watch(&f, "quiet");
+    struct caid_watch *x = watch_fn("x", &seen), *quiet = watch("quiet");
     cr_assert(!is_readable(f.client, 0));
-    uint64_t generation = publish(&f, "x");
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
+    uint64_t generation = publish("x");
+    assert_ok(caid_client_ping(f.client, &error));
     cr_assert(is_readable(f.client, 0));
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+    assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_eq(seen.generation, generation);
     cr_assert(!is_readable(f.client, 0));
 
-    publish(&f, "quiet");
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
+    publish("quiet");
+    assert_ok(caid_client_ping(f.client, &error));
     cr_assert(is_readable(f.client, 0), "also of a watch that has no callback");
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
-    cr_assert_gt(next(&f, quiet), 0);
+    assert_ok(caid_client_dispatch(f.client, &error));
+    cr_assert_gt(next(quiet), 0);
     caid_watch_close(x);
     caid_watch_close(quiet);
-    end(&f);
 }
 
 /* The fd is made when news are waiting already. */
-CAID_TEST(watch, the_fd_may_come_late)
+WATCH_TEST(watch, the_fd_may_come_late)
 {
     struct seen seen = {0};
-    struct fixture f;
 
-    begin(&f);
-    struct caid_watch *x = watch_fn(&f, "x", &seen);
-    publish(&f, "x");
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
+    struct caid_watch *x = watch_fn("x", &seen);
+    publish("x");
+    assert_ok(caid_client_ping(f.client, &error));
     cr_assert(is_readable(f.client, 0));
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+    assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_eq(seen.n, 1);
     caid_watch_close(x);
-    end(&f);
 }
 
-CAID_TEST(watch, is_closed_from_its_callback)
+WATCH_TEST(watch, is_closed_from_its_callback)
 {
     struct seen seen = {0};
-    struct fixture f;
 
-    begin(&f);
-    seen.to_close = watch_fn(&f, "x", &seen);
-    publish(&f, "x");
-    publish(&f, "x");
+    seen.to_close = watch_fn("x", &seen);
+    publish("x");
+    publish("x");
     while (seen.n == 0)
-        assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
-    publish(&f, "x");
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
-    assert_ok(caid_client_dispatch(f.client, &f.error), f.error);
+        assert_ok(caid_client_dispatch(f.client, &error));
+    publish("x");
+    assert_ok(caid_client_ping(f.client, &error));
+    assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_eq(seen.n, 1);
-    cr_assert_eq(count_watches(&f), 0);
-    end(&f);
+    cr_assert_eq(count_watches(), 0);
 }
 
 /* ---- threads ---- */
@@ -366,26 +341,23 @@ waiter_join(struct waiter *waiter)
     return waiter->r;
 }
 
-CAID_TEST(watch, one_thread_waits_while_others_call)
+WATCH_TEST(watch, one_thread_waits_while_others_call)
 {
     struct waiter waiters[2];
-    struct fixture f;
 
-    begin(&f);
-    struct caid_watch *x = watch(&f, "x"), *y = watch(&f, "y");
+    struct caid_watch *x = watch("x"), *y = watch("y");
     waiter_start(&waiters[0], x, N_ROUNDS);
     waiter_start(&waiters[1], y, 1);
     for (int i = 0; i < N_ROUNDS; i++) {
-        publish(&f, "x");
-        assert_ok(caid_client_ping(f.client, &f.error), f.error);
+        publish("x");
+        assert_ok(caid_client_ping(f.client, &error));
     }
     cr_assert_eq(waiter_join(&waiters[0]), 0, "%s", waiters[0].error.message);
     cr_assert_gt(waiters[0].n, 0);
-    publish(&f, "y");
+    publish("y");
     cr_assert_eq(waiter_join(&waiters[1]), 0, "%s", waiters[1].error.message);
     caid_watch_close(x);
     caid_watch_close(y);
-    end(&f);
 }
 
 static void *
@@ -395,24 +367,21 @@ ping(void *arg)
 }
 
 /* Who has waited long enough leaves; who waits for a reply reads on. */
-CAID_TEST(watch, a_reader_that_leaves_is_replaced)
+WATCH_TEST(watch, a_reader_that_leaves_is_replaced)
 {
-    struct fixture f;
     pthread_t thread;
     void *answered;
 
-    begin(&f);
-    struct caid_watch *x = watch(&f, "x");
+    struct caid_watch *x = watch("x");
     for (int i = 0; i < 5; i++) {
         kill(f.daemon.pid, SIGSTOP);
         cr_assert_eq(pthread_create(&thread, NULL, ping, f.client), 0);
-        assert_no_news(&f, x, 30 * MSEC); /* whichever of the two reads */
+        assert_no_news(x, 30 * MSEC); /* whichever of the two reads */
         kill(f.daemon.pid, SIGCONT);
         pthread_join(thread, &answered);
         cr_assert_eq(answered, f.client);
     }
     caid_watch_close(x);
-    end(&f);
 }
 
 static void *
@@ -422,14 +391,12 @@ wait_a_little(void *arg)
     return caid_watch_next(arg, 50 * MSEC, &change, NULL) == -ETIMEDOUT ? arg : NULL;
 }
 
-CAID_TEST(watch, a_waiter_that_reads_first_is_replaced)
+WATCH_TEST(watch, a_waiter_that_reads_first_is_replaced)
 {
-    struct fixture f;
     pthread_t thread;
     void *timed_out;
 
-    begin(&f);
-    struct caid_watch *x = watch(&f, "x");
+    struct caid_watch *x = watch("x");
     kill(f.daemon.pid, SIGSTOP);
     cr_assert_eq(pthread_create(&thread, NULL, wait_a_little, x), 0);
     usleep(10 * 1000);
@@ -439,23 +406,20 @@ CAID_TEST(watch, a_waiter_that_reads_first_is_replaced)
         kill(f.daemon.pid, SIGCONT);
         _exit(0);
     }
-    assert_ok(caid_client_ping(f.client, &f.error), f.error);
+    assert_ok(caid_client_ping(f.client, &error));
     pthread_join(thread, &timed_out);
     cr_assert_eq(timed_out, x);
     cr_assert_eq(waitpid(helper, NULL, 0), helper);
     caid_watch_close(x);
-    end(&f);
 }
 
 /* Whether the waiter reads for all, or sleeps while another one does. */
-CAID_TEST(watch, close_wakes_who_waits)
+WATCH_TEST(watch, close_wakes_who_waits)
 {
     struct waiter waiters[3];
-    struct fixture f;
 
-    begin(&f);
     for (int stopped = 0; stopped < 2; stopped++) {
-        struct caid_watch *x = watch(&f, "x"), *y = watch(&f, "y");
+        struct caid_watch *x = watch("x"), *y = watch("y");
         waiter_start(&waiters[0], x, 0);
         waiter_start(&waiters[1], y, 0);
         waiter_start(&waiters[2], y, 0);
@@ -470,19 +434,16 @@ CAID_TEST(watch, close_wakes_who_waits)
         cr_assert_eq(waiter_join(&waiters[2]), -ECANCELED);
         kill(f.daemon.pid, SIGCONT);
     }
-    cr_assert_eq(count_watches(&f), 0);
-    end(&f);
+    cr_assert_eq(count_watches(), 0);
 }
 
-CAID_TEST(watch, the_daemon_dies)
+WATCH_TEST(watch, the_daemon_dies)
 {
     struct waiter waiters[2];
     struct seen seen = {0};
     struct caid_change change;
-    struct fixture f;
 
-    begin(&f);
-    struct caid_watch *x = watch(&f, "x"), *y = watch(&f, "y"), *z = watch_fn(&f, "z", &seen);
+    struct caid_watch *x = watch("x"), *y = watch("y"), *z = watch_fn("z", &seen);
     waiter_start(&waiters[0], x, 0);
     waiter_start(&waiters[1], y, 0);
     usleep(20 * 1000);
@@ -492,53 +453,46 @@ CAID_TEST(watch, the_daemon_dies)
         cr_assert_eq(waiters[i].error.code, CAID_ERR_DISCONNECTED);
     }
     cr_assert(is_readable(f.client, 0));
-    cr_assert_eq(caid_client_dispatch(f.client, &f.error), -ECONNRESET);
-    assert_failed(caid_watch_next(z, 0, &change, &f.error), f.error, CAID_ERR_DISCONNECTED);
+    cr_assert_eq(caid_client_dispatch(f.client, &error), -ECONNRESET);
+    assert_failed(caid_watch_next(z, 0, &change, &error), CAID_ERR_DISCONNECTED);
     cr_assert_eq(seen.n, 0);
     caid_watch_close(x);
     caid_watch_close(y);
     caid_watch_close(z);
-    end(&f);
 }
 
-CAID_TEST(watch, the_client_is_closed)
+WATCH_TEST(watch, the_client_is_closed)
 {
     struct waiter waiter;
     struct caid_change change;
-    struct fixture f;
 
-    begin(&f);
-    struct caid_watch *x = watch(&f, "x"), *y = watch(&f, "y");
+    struct caid_watch *x = watch("x"), *y = watch("y");
     waiter_start(&waiter, x, 0);
     usleep(20 * 1000);
     caid_client_close(f.client);
     cr_assert_eq(waiter_join(&waiter), -EBADF);
-    assert_failed(caid_watch_next(y, 0, &change, &f.error), f.error, CAID_ERR_CLOSED);
+    assert_failed(caid_watch_next(y, 0, &change, &error), CAID_ERR_CLOSED);
     caid_watch_close(x);
     caid_watch_close(y);
     f.client = daemon_connect(&f.daemon);
-    end(&f);
 }
 
 /* A daemon that does not read is not waited for: what did not fit is sent when it reads again.
  * */
-CAID_TEST(watch, close_never_blocks)
+WATCH_TEST(watch, close_never_blocks)
 {
     struct caid_watch *watches[N_ROUNDS];
     char name[8];
-    struct fixture f;
 
-    begin(&f);
     for (int i = 0; i < N_ROUNDS; i++) {
         snprintf(name, sizeof(name), "n%d", i);
-        watches[i] = watch(&f, name);
+        watches[i] = watch(name);
     }
     kill(f.daemon.pid, SIGSTOP);
     for (int i = 0; i < N_ROUNDS; i++)
         caid_watch_close(watches[i]);
     kill(f.daemon.pid, SIGCONT);
-    cr_assert_eq(count_watches(&f), 0);
-    end(&f);
+    cr_assert_eq(count_watches(), 0);
 }
 
 /* ---- a daemon that breaks the protocol ---- */
@@ -594,22 +548,21 @@ script_nothing_there(struct fake *fake)
 CAID_TEST(watch, news_that_are_none)
 {
     struct caid_change change;
-    struct caid_error error;
     struct caid_watch *x;
     struct fake fake;
 
     struct caid_client *client = fake_start(&fake, script_same_again, NULL);
-    assert_ok(caid_watch_new(client, &x, "x", NULL, NULL, NULL, &error), error);
-    assert_ok(caid_watch_next(x, FOREVER, &change, &error), error);
+    assert_ok(caid_watch_new(client, &x, "x", NULL, NULL, NULL, &error));
+    assert_ok(caid_watch_next(x, FOREVER, &change, &error));
     cr_assert_eq(change.generation, 5);
-    assert_failed(caid_watch_next(x, FOREVER, &change, &error), error, CAID_ERR_PROTOCOL);
+    assert_failed(caid_watch_next(x, FOREVER, &change, &error), CAID_ERR_PROTOCOL);
     caid_watch_close(x);
     caid_client_close(client);
     fake_stop(&fake);
 
     client = fake_start(&fake, script_nothing_there, NULL);
     if (caid_watch_new(client, &x, "x", NULL, NULL, NULL, &error) == 0) {
-        assert_failed(caid_watch_next(x, FOREVER, &change, &error), error, CAID_ERR_PROTOCOL);
+        assert_failed(caid_watch_next(x, FOREVER, &change, &error), CAID_ERR_PROTOCOL);
         caid_watch_close(x);
     }
     cr_assert_eq(error.code, CAID_ERR_PROTOCOL);
@@ -621,21 +574,20 @@ CAID_TEST(watch, is_refused_later)
 {
     struct seen seen = {0};
     struct caid_change change;
-    struct caid_error error;
     struct caid_watch *x;
     struct fake fake;
     int r = 0;
 
     struct caid_client *client = fake_start(&fake, script_limit, NULL);
-    assert_ok(caid_watch_new(client, &x, "x", NULL, see, &seen, &error), error);
+    assert_ok(caid_watch_new(client, &x, "x", NULL, see, &seen, &error));
     while (r == 0) {
         cr_assert(is_readable(client, -1));
         r = caid_client_dispatch(client, &error);
     }
     cr_assert_eq(seen.n, 1);
     cr_assert_eq(error.code, CAID_ERR_LIMIT, "%s", error.message);
-    assert_ok(caid_client_dispatch(client, &error), error);
-    assert_failed(caid_watch_next(x, 0, &change, &error), error, CAID_ERR_LIMIT);
+    assert_ok(caid_client_dispatch(client, &error));
+    assert_failed(caid_watch_next(x, 0, &change, &error), CAID_ERR_LIMIT);
     caid_watch_close(x);
     caid_client_close(client);
     fake_stop(&fake);
