@@ -34,9 +34,7 @@ arena_end(void)
 struct caid_arena_options
 arena_blocks_of(uint64_t mib)
 {
-    struct caid_arena_options options = CAID_INIT(options);
-
-    options.block_size = mib * MIB;
+    OPTIONS(caid_arena_options, options, .block_size = mib * MIB);
     return options;
 }
 

@@ -29,10 +29,9 @@ end(void)
 struct caid_array *
 must_open(const char *name, const char *mode)
 {
-    struct caid_open_options options = CAID_INIT(options);
     struct caid_array *array;
 
-    options.mode = mode;
+    OPTIONS(caid_open_options, options, .mode = mode);
     assert_ok(caid_array_open(f.client, &array, name, &options, &error));
     return array;
 }

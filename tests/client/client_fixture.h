@@ -21,3 +21,5 @@ struct caid_array *must_create(const struct caid_create_options *options);
 
 #define FIXTURE_TEST(suite, name) \
     CAID_TEST_BETWEEN(suite, name, begin(), end(), .init = driver_warm_up, .timeout = 120)
+/* The same, where the driver is not used. */
+#define DAEMON_TEST(suite, name) CAID_TEST_BETWEEN(suite, name, begin(), end(), .timeout = 60)

@@ -72,12 +72,11 @@ exec_daemon(const struct daemon *daemon, const char *config, pid_t parent)
 static void
 wait_until_it_answers(struct daemon *daemon)
 {
-    struct caid_connect_options options = CAID_INIT(options);
     const struct timespec step = START_STEP;
     struct caid_client *client;
     int status;
 
-    options.socket = daemon->socket;
+    OPTIONS(caid_connect_options, options, .socket = daemon->socket);
     for (int i = 0; i < START_TRIES; i++) {
         if (caid_connect(&client, &options, &error) == 0) {
             caid_client_close(client);
@@ -162,10 +161,9 @@ daemon_stop(struct daemon *daemon)
 struct caid_client *
 daemon_connect(const struct daemon *daemon)
 {
-    struct caid_connect_options options = CAID_INIT(options);
     struct caid_client *client;
 
-    options.socket = daemon->socket;
+    OPTIONS(caid_connect_options, options, .socket = daemon->socket);
     assert_ok(caid_connect(&client, &options, &error));
     return client;
 }
@@ -225,13 +223,10 @@ wait_for_leases(struct caid_client *client, uint64_t n)
 struct caid_array *
 make_bytes(struct caid_client *client, const char *name, int64_t n)
 {
-    struct caid_create_options options = CAID_INIT(options);
     struct caid_array *array;
 
-    options.name = name;
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
+    OPTIONS(caid_create_options, options, .name = name, .typestr = "|u1", .shape = &n,
+            .ndim = 1);
     assert_ok(caid_array_create(client, &array, &options, &error));
     return array;
 }

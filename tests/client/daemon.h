@@ -48,6 +48,10 @@ void wait_for_leases(struct caid_client *client, uint64_t n);
 /* An array of n bytes; checked. name may be NULL. */
 struct caid_array *make_bytes(struct caid_client *client, const char *name, int64_t n);
 
+/* Options with some fields set. */
+#define OPTIONS(type, name, ...) \
+    struct type name = {.struct_size = sizeof(struct type), __VA_ARGS__}
+
 /* Of each thread: what is given to the calls that these two look at. */
 extern __thread struct caid_error error;
 

@@ -161,7 +161,6 @@ struct caid_client *
 fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *data)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct caid_connect_options options = CAID_INIT(options);
     struct caid_client *client;
 
     *fake = (struct fake){.dir = "/tmp/caid-test-XXXXXX", .script = script, .data = data};
@@ -173,7 +172,7 @@ fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *dat
     must(listen(fake->listener, 1) == 0);
     must(pthread_create(&fake->thread, NULL, fake_main, fake) == 0);
 
-    options.socket = fake->path;
+    OPTIONS(caid_connect_options, options, .socket = fake->path);
     assert_ok(caid_connect(&client, &options, &error));
     return client;
 }

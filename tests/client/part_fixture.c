@@ -57,13 +57,8 @@ count(void *userdata)
 struct caid_part_options
 bytes_options(const int64_t *shape, int *n_gone)
 {
-    struct caid_part_options options = CAID_INIT(struct caid_part_options);
-
-    options.typestr = "|u1";
-    options.shape = shape;
-    options.ndim = 1;
-    options.gone = n_gone ? count : NULL;
-    options.userdata = n_gone;
+    OPTIONS(caid_part_options, options, .typestr = "|u1", .shape = shape, .ndim = 1,
+            .gone = n_gone ? count : NULL, .userdata = n_gone);
     return options;
 }
 

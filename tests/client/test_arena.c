@@ -126,10 +126,9 @@ ARENA_TEST(arena, finds_what_an_address_lies_in)
 
 CLIENT_TEST(arena, legacy_memory_has_a_handle)
 {
-    struct caid_arena_options options = CAID_INIT(options);
     struct caid_ipc_handle of_a, of_b;
 
-    options.memory = "legacy";
+    OPTIONS(caid_arena_options, options, .memory = "legacy");
     arena_begin(&options);
     uint64_t a = arena_get(1000), b = arena_get(1000);
     assert_ok(caid_arena_ipc_handle(f.arena, a, &of_a, &error));
@@ -161,13 +160,12 @@ refuse_new(const struct caid_arena_options *options, int32_t code)
 
 ARENA_TEST(arena, refuses_options_that_make_no_sense)
 {
-    struct caid_arena_options options = CAID_INIT(options);
     struct caid_arena *arena = NULL;
     char pool[300];
 
     assert_failed(caid_arena_new(NULL, &arena, NULL, &error), CAID_ERR_INVALID);
     assert_failed(caid_arena_new(f.client, NULL, NULL, &error), CAID_ERR_INVALID);
-    options.device = 99;
+    OPTIONS(caid_arena_options, options, .device = 99);
     refuse_new(&options, CAID_ERR_DEVICE);
     options.device = -1;
     refuse_new(&options, CAID_ERR_DEVICE);

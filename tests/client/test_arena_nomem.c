@@ -86,14 +86,11 @@ use(struct caid_arena *arena, struct caid_error *error)
 {
     const uint64_t sizes[] = {100, 5000, 3 * MIB, 100, 4096, 700};
     const int64_t shape = 100;
-    struct caid_part_options options = CAID_INIT(options);
     uint64_t ptrs[18];
     size_t n = 0;
     int r = 0;
 
-    options.typestr = "|u1";
-    options.shape = &shape;
-    options.ndim = 1;
+    OPTIONS(caid_part_options, options, .typestr = "|u1", .shape = &shape, .ndim = 1);
     for (size_t i = 0; r == 0 && i < ARRAY_SIZE(ptrs); i++) {
         r = caid_arena_alloc(arena, sizes[i % ARRAY_SIZE(sizes)], 0, &ptrs[n], error);
         n += r == 0;

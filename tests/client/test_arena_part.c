@@ -13,11 +13,7 @@
 static int
 try_publish(uint64_t ptr, const char *name, int64_t n)
 {
-    struct caid_part_options options = CAID_INIT(options);
-
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
+    OPTIONS(caid_part_options, options, .typestr = "|u1", .shape = &n, .ndim = 1);
     return caid_arena_publish(f.arena, ptr, name, &options, NULL, &error);
 }
 

@@ -79,11 +79,9 @@ ARENA_TEST(arena_queue, r3_so_does_a_byte_more_than_the_ratio_allows)
 
 CLIENT_TEST(arena_queue, r3_the_ratio_is_one_of_the_device)
 {
-    struct caid_arena_options options = CAID_INIT(options);
     const struct caid_device *devices;
 
-    options.max_pending_count = 1000;
-    options.max_pending_ratio = 1e-9;
+    OPTIONS(caid_arena_options, options, .max_pending_count = 1000, .max_pending_ratio = 1e-9);
     arena_begin(&options);
     cr_assert_gt(caid_client_devices(f.client, &devices), 0);
     uint64_t bytes = (uint64_t)((double)devices[0].total * 1e-9);
@@ -108,9 +106,7 @@ ARENA_TEST(arena_queue, r4_limits_are_read_at_each_free)
 
 CLIENT_TEST(arena_queue, nothing_waits_by_a_negative_ratio)
 {
-    struct caid_arena_options options = CAID_INIT(options);
-
-    options.max_pending_ratio = -1;
+    OPTIONS(caid_arena_options, options, .max_pending_ratio = -1);
     arena_begin(&options);
     free_some(1, 100);
     drain();

@@ -10,15 +10,12 @@
 
 FIXTURE_TEST(array, says_what_it_is)
 {
-    struct caid_create_options options = CAID_INIT(options);
     const int64_t shape[] = {3, 4, 5};
     const struct caid_array_info *info;
     struct caid_array *array;
 
-    options.name = "weights";
-    options.typestr = "<f4";
-    options.shape = shape;
-    options.ndim = 3;
+    OPTIONS(caid_create_options, options, .name = "weights", .typestr = "<f4", .shape = shape,
+            .ndim = 3);
     assert_ok(caid_array_create(f.client, &array, &options, &error));
     info = caid_array_get_info(array);
     cr_assert(info->ptr != 0 && info->block != 0);
@@ -60,15 +57,12 @@ FIXTURE_TEST(array, shares_the_mapping_of_its_block)
 
 FIXTURE_TEST(array, exclusive_has_a_block_of_its_own)
 {
-    struct caid_create_options options = CAID_INIT(options);
     const int64_t n = 100;
     struct caid_array *array;
 
     struct caid_array *other = make_bytes(f.client, NULL, n);
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
-    options.flags = CAID_ARRAY_EXCLUSIVE;
+    OPTIONS(caid_create_options, options, .typestr = "|u1", .shape = &n, .ndim = 1,
+            .flags = CAID_ARRAY_EXCLUSIVE);
     assert_ok(caid_array_create(f.client, &array, &options, &error));
     cr_assert_neq(caid_array_get_info(array)->block, caid_array_get_info(other)->block);
     cr_assert_null(caid_array_get_info(array)->name);
@@ -90,11 +84,10 @@ FIXTURE_TEST(array, of_no_bytes_has_no_memory)
 
 FIXTURE_TEST(array, of_no_dimensions_has_one_element)
 {
-    struct caid_create_options options = CAID_INIT(options);
     struct caid_array *array;
     double value = 2.5, back = 0;
 
-    options.typestr = "<f8";
+    OPTIONS(caid_create_options, options, .typestr = "<f8");
     assert_ok(caid_array_create(f.client, &array, &options, &error));
     cr_assert(caid_array_get_info(array)->ndim == 0 && caid_array_get_info(array)->nbytes == 8);
     assert_ok(caid_array_copy_from_host(array, &value, 8, &error));
@@ -106,16 +99,12 @@ FIXTURE_TEST(array, of_no_dimensions_has_one_element)
 FIXTURE_TEST(array, structured_and_strided)
 {
     static const char descr[] = "[[\"x\", \"<f4\"], [\"y\", \"<i8\"]]";
-    struct caid_create_options options = CAID_INIT(options);
     const int64_t shape[] = {2, 3}, strides[] = {12, 24};
     const struct caid_array_info *info;
     struct caid_array *array;
 
-    options.typestr = "|V12";
-    options.descr = descr;
-    options.shape = shape;
-    options.strides = strides;
-    options.ndim = 2;
+    OPTIONS(caid_create_options, options, .typestr = "|V12", .descr = descr, .shape = shape,
+            .strides = strides, .ndim = 2);
     assert_ok(caid_array_create(f.client, &array, &options, &error));
     info = caid_array_get_info(array);
     cr_assert_str_eq(info->descr, descr);
@@ -137,14 +126,9 @@ FIXTURE_TEST(array, read_only)
     cr_assert_eq(memcmp(bytes, "0123456789abcdef", 16), 0);
 
     /* The mapping itself refuses, too, to whoever goes around the check. */
-    struct caid_copy copy = CAID_INIT(copy);
     const int64_t n = 16;
-    copy.dst = caid_array_get_info(r)->ptr;
-    copy.src = (uintptr_t)bytes;
-    copy.src_on_host = true;
-    copy.shape = &n;
-    copy.ndim = 1;
-    copy.itemsize = 1;
+    OPTIONS(caid_copy, copy, .dst = caid_array_get_info(r)->ptr, .src = (uintptr_t)bytes,
+            .src_on_host = true, .shape = &n, .ndim = 1, .itemsize = 1);
     assert_failed(caid_copy(f.client, &copy, &error), CAID_ERR_DRIVER);
     cr_assert_neq(error.cuda_result, 0);
     caid_array_close(w);
@@ -211,19 +195,16 @@ FIXTURE_TEST(array, what_is_refused)
 
 FIXTURE_TEST(array, names_are_exclusive)
 {
-    struct caid_create_options options = CAID_INIT(options);
-    struct caid_open_options mode = CAID_INIT(mode);
     struct caid_array *other = NULL;
 
     struct caid_array *array = make_bytes(f.client, "x", 1);
-    options.name = "x";
-    options.typestr = "|u1";
+    OPTIONS(caid_create_options, options, .name = "x", .typestr = "|u1");
     assert_failed(caid_array_create(f.client, &other, &options, &error), CAID_ERR_EXISTS);
     assert_failed(caid_array_open(f.client, &other, "y", NULL, &error), CAID_ERR_NOT_FOUND);
     cr_assert(strstr(error.message, "y"));
     assert_failed(caid_array_open(f.client, &other, NULL, NULL, &error), CAID_ERR_INVALID_NAME);
     assert_failed(caid_array_open(f.client, NULL, "x", NULL, &error), CAID_ERR_INVALID);
-    mode.mode = "w";
+    OPTIONS(caid_open_options, mode, .mode = "w");
     assert_failed(caid_array_open(f.client, &other, "x", &mode, &error), CAID_ERR_INVALID);
     cr_assert_null(other);
     caid_array_close(array);
@@ -231,13 +212,10 @@ FIXTURE_TEST(array, names_are_exclusive)
 
 FIXTURE_TEST(array, more_than_the_device_has)
 {
-    struct caid_create_options options = CAID_INIT(options);
     const int64_t n = INT64_C(1) << 46;
     struct caid_array *array;
 
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
+    OPTIONS(caid_create_options, options, .typestr = "|u1", .shape = &n, .ndim = 1);
     assert_failed(caid_array_create(f.client, &array, &options, &error), CAID_ERR_NO_MEMORY);
 }
 
@@ -254,7 +232,6 @@ another_device(void)
  * name it is an error. */
 CAID_TEST_WITH(array, on_a_device_that_is_not_visible, .init = another_device, .timeout = 120)
 {
-    struct caid_open_options options = CAID_INIT(options);
     const struct caid_array_info *info;
     const struct caid_device *devices;
     struct caid_array *other = NULL;
@@ -271,7 +248,7 @@ CAID_TEST_WITH(array, on_a_device_that_is_not_visible, .init = another_device, .
     cr_assert_eq(memcmp(bytes, "far away", 8), 0);
 
     caid_client_devices(f.client, &devices);
-    options.device_uuid = devices[0].uuid;
+    OPTIONS(caid_open_options, options, .device_uuid = devices[0].uuid);
     assert_failed(caid_array_open(f.client, &other, "x", &options, &error), CAID_ERR_DEVICE);
     cr_assert_null(other);
     cr_assert(strstr(error.message, devices[0].uuid), "%s", error.message);

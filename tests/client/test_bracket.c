@@ -113,14 +113,11 @@ BRACKET_TEST(bracket, many_read_or_one_writes)
 /* As one that wants to be interrupted would wait. */
 BRACKET_TEST(bracket, is_waited_for_in_slices)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *read;
 
     struct elsewhere other = {.array = f.ax, .flags = CAID_BRACKET_WRITE, .stream = f.s1};
     cr_assert_eq(begin_elsewhere(&other), 0);
-    options.reads = &f.bx;
-    options.n_reads = 1;
-    options.stream = f.s2;
+    OPTIONS(caid_bracket_options, options, .reads = &f.bx, .n_reads = 1, .stream = f.s2);
     assert_ok(caid_bracket_start(f.b, &read, &options, &error));
     cr_assert_eq(caid_bracket_wait(read, 0, &error), 1);
     cr_assert_eq(caid_bracket_wait(read, 5 * NSEC_PER_MSEC, &error), 1);
@@ -135,14 +132,11 @@ BRACKET_TEST(bracket, is_waited_for_in_slices)
 /* What is refused stays so. */
 BRACKET_TEST(bracket, a_refusal_is_over)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *read;
 
     struct elsewhere other = {.array = f.ax, .flags = CAID_BRACKET_WRITE, .stream = f.s1};
     cr_assert_eq(begin_elsewhere(&other), 0);
-    options.reads = &f.bx;
-    options.n_reads = 1;
-    options.nowait = true;
+    OPTIONS(caid_bracket_options, options, .reads = &f.bx, .n_reads = 1, .nowait = true);
     assert_ok(caid_bracket_start(f.b, &read, &options, &error));
     for (int i = 0; i < 2; i++)
         assert_failed(caid_bracket_wait(read, CAID_FOREVER, &error), CAID_ERR_TIMEOUT);
@@ -154,12 +148,9 @@ BRACKET_TEST(bracket, a_refusal_is_over)
 /* A begin that is given up leaves nothing at the daemon, whether its grant is under way or not. */
 BRACKET_TEST(bracket, is_given_up)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *read;
 
-    options.reads = &f.bx;
-    options.n_reads = 1;
-    options.stream = f.s2;
+    OPTIONS(caid_bracket_options, options, .reads = &f.bx, .n_reads = 1, .stream = f.s2);
     for (int i = 0; i < 60; i++) {
         struct elsewhere other = {.array = f.ax, .flags = CAID_BRACKET_WRITE, .stream = f.s1};
         cr_assert_eq(begin_elsewhere(&other), 0, "%s", other.error.message);
@@ -179,7 +170,6 @@ BRACKET_TEST(bracket, is_given_up)
 
 BRACKET_TEST(bracket, takes_many_arrays_at_once)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_array *arrays[100];
     struct caid_bracket *all;
     char name[8];
@@ -188,11 +178,8 @@ BRACKET_TEST(bracket, takes_many_arrays_at_once)
         snprintf(name, sizeof(name), "m%zu", i);
         arrays[i] = make_bytes(f.a, name, i % 10 ? 16 : 0); /* some have no bytes */
     }
-    options.reads = arrays;
-    options.n_reads = 50;
-    options.writes = arrays + 50;
-    options.n_writes = 50;
-    options.stream = f.s1;
+    OPTIONS(caid_bracket_options, options, .reads = arrays, .n_reads = 50,
+            .writes = arrays + 50, .n_writes = 50, .stream = f.s1);
     assert_ok(caid_bracket_begin(f.a, &all, &options, &error));
     struct elsewhere other = {.array = arrays[99], .stream = f.s2};
     cr_assert_eq(begin_elsewhere(&other), -ETIMEDOUT);
@@ -245,13 +232,11 @@ BRACKET_TEST(bracket, outlives_its_array)
 /* One that waits is refused when its array is closed. */
 BRACKET_TEST(bracket, does_not_wait_for_an_array_that_is_closed)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *write;
 
     struct elsewhere other = {.array = f.ax, .stream = f.s1};
     cr_assert_eq(begin_elsewhere(&other), 0);
-    options.writes = &f.bw;
-    options.n_writes = 1;
+    OPTIONS(caid_bracket_options, options, .writes = &f.bw, .n_writes = 1);
     assert_ok(caid_bracket_start(f.b, &write, &options, &error));
     caid_array_close(f.bw);
     f.bw = NULL;
@@ -394,7 +379,6 @@ two_devices(void)
 CAID_TEST_WITH(bracket, a_stream_of_another_device_is_refused, .init = two_devices,
                .timeout = 120)
 {
-    struct caid_create_options create = CAID_INIT(create);
     struct caid_bracket *read = NULL;
     struct caid_array *pinned;
     const int64_t n = N_BYTES;
@@ -403,10 +387,8 @@ CAID_TEST_WITH(bracket, a_stream_of_another_device_is_refused, .init = two_devic
     fixture_begin();
     assert_ok(caid_stream_create(f.b, 1, 0, &stream, &error));
     assert_failed(caid_array_begin(f.bx, &read, 0, stream, 0, &error), CAID_ERR_DEVICE);
-    create.memory = "pinned";
-    create.typestr = "|u1";
-    create.shape = &n;
-    create.ndim = 1;
+    OPTIONS(caid_create_options, create, .memory = "pinned", .typestr = "|u1", .shape = &n,
+            .ndim = 1);
     assert_ok(caid_array_create(f.b, &pinned, &create, &error));
     end_and_free(begin_on(pinned, CAID_BRACKET_WRITE, stream));
     end_and_free(begin_on(pinned, CAID_BRACKET_WRITE, f.s2));
@@ -472,7 +454,6 @@ see_user(const struct caid_user *user, void *userdata)
 
 BRACKET_TEST(bracket, shows_in_the_figures)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_status status = CAID_INIT(status);
     struct seen_holders holders = {0};
     struct caid_entry entry = {0};
@@ -481,8 +462,7 @@ BRACKET_TEST(bracket, shows_in_the_figures)
 
     struct elsewhere other = {.array = f.ax, .stream = f.s1};
     cr_assert_eq(begin_elsewhere(&other), 0);
-    options.writes = &f.bw;
-    options.n_writes = 1;
+    OPTIONS(caid_bracket_options, options, .writes = &f.bw, .n_writes = 1);
     assert_ok(caid_bracket_start(f.b, &write, &options, &error));
     assert_ok(caid_client_ping(f.b, &error));
     assert_ok(caid_list(f.a, NULL, see_entry, &entry, &error));

@@ -157,11 +157,9 @@ read_on_host(struct caid_bracket **ret)
 static struct caid_bracket *
 start(void)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *bracket;
 
-    options.reads = &f.array;
-    options.n_reads = 1;
+    OPTIONS(caid_bracket_options, options, .reads = &f.array, .n_reads = 1);
     assert_ok(caid_bracket_start(f.client, &bracket, &options, &error));
     return bracket;
 }

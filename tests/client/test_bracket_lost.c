@@ -62,13 +62,10 @@ writer_kill(pid_t pid)
 /* In the midst of its bracket. */
 BRACKET_TEST(bracket_lost, a_reader_in_the_queue_is_told)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *read;
 
     pid_t pid = writer_start("open");
-    options.reads = &f.bx;
-    options.n_reads = 1;
-    options.stream = f.s2;
+    OPTIONS(caid_bracket_options, options, .reads = &f.bx, .n_reads = 1, .stream = f.s2);
     assert_ok(caid_bracket_start(f.b, &read, &options, &error));
     cr_assert_eq(caid_bracket_wait(read, 0, &error), 1);
     writer_kill(pid);
@@ -127,18 +124,15 @@ BRACKET_TEST(bracket_lost, a_writer_that_was_let_go_goes_on)
 static void
 close_with_bracket(const char *mode, uint32_t flags)
 {
-    struct caid_open_options options = CAID_INIT(options);
     struct caid_bracket *open, *waits;
     struct caid_array *x;
 
     fixture_begin();
     struct caid_client *client = daemon_connect(&f.daemon);
-    options.mode = mode;
+    OPTIONS(caid_open_options, options, .mode = mode);
     assert_ok(caid_array_open(client, &x, "x", &options, &error));
     assert_ok(caid_array_begin(x, &open, flags, f.s3, CAID_FOREVER, &error));
-    struct caid_bracket_options asked = CAID_INIT(asked);
-    asked.reads = &x;
-    asked.n_reads = 1;
+    OPTIONS(caid_bracket_options, asked, .reads = &x, .n_reads = 1);
     if (flags)
         assert_ok(caid_bracket_start(client, &waits, &asked, &error));
     caid_client_close(client);
@@ -164,12 +158,10 @@ CAID_TEST_WITH(bracket_lost, a_client_that_closes_ends_its_brackets, .init = sof
 /* The host is told by the begin that waited. */
 BRACKET_TEST(bracket_lost, a_host_that_was_let_go_is_told)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *read;
 
     pid_t pid = writer_start("end");
-    options.reads = &f.bx;
-    options.n_reads = 1;
+    OPTIONS(caid_bracket_options, options, .reads = &f.bx, .n_reads = 1);
     assert_ok(caid_bracket_start(f.b, &read, &options, &error));
     cr_assert_eq(caid_bracket_wait(read, 20 * NSEC_PER_MSEC, &error), 1);
     writer_kill(pid);
@@ -183,12 +175,10 @@ BRACKET_TEST(bracket_lost, a_host_that_was_let_go_is_told)
 
 BRACKET_TEST(bracket_lost, ends_with_the_daemon)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *none = NULL, *waits;
 
     struct caid_bracket *write = begin_on(f.ax, CAID_BRACKET_WRITE, f.s1);
-    options.reads = &f.bx;
-    options.n_reads = 1;
+    OPTIONS(caid_bracket_options, options, .reads = &f.bx, .n_reads = 1);
     assert_ok(caid_bracket_start(f.b, &waits, &options, &error));
     daemon_end(&f.daemon, SIGKILL);
     assert_failed(caid_bracket_wait(waits, CAID_FOREVER, &error), CAID_ERR_DISCONNECTED);
@@ -205,12 +195,10 @@ BRACKET_TEST(bracket_lost, ends_with_the_daemon)
 
 BRACKET_TEST(bracket_lost, ends_with_the_client)
 {
-    struct caid_bracket_options options = CAID_INIT(options);
     struct caid_bracket *none = NULL, *waits;
 
     struct caid_bracket *write = begin_on(f.bw, CAID_BRACKET_WRITE, f.s2);
-    options.reads = &f.ax;
-    options.n_reads = 1;
+    OPTIONS(caid_bracket_options, options, .reads = &f.ax, .n_reads = 1);
     assert_ok(caid_bracket_start(f.a, &waits, &options, &error));
     caid_client_close(f.b);
     assert_failed(caid_bracket_wait(waits, CAID_FOREVER, &error), CAID_ERR_ABANDONED);
@@ -418,18 +406,14 @@ static int
 increment(struct caid_client *client, struct caid_array *array, uint64_t stream,
           struct caid_error *error)
 {
-    struct caid_copy copy = CAID_INIT(copy);
     struct caid_bracket *bracket;
     uint64_t n = 0;
 
     int r = caid_array_begin(array, &bracket, CAID_BRACKET_WRITE, stream, CAID_FOREVER, error);
     if (r < 0)
         return r;
-    copy.itemsize = sizeof(n);
-    copy.stream = stream;
-    copy.src = caid_array_get_info(array)->ptr;
-    copy.dst = (uintptr_t)&n;
-    copy.dst_on_host = true;
+    OPTIONS(caid_copy, copy, .itemsize = sizeof(n), .stream = stream,
+            .src = caid_array_get_info(array)->ptr, .dst = (uintptr_t)&n, .dst_on_host = true);
     r = caid_copy(client, &copy, error);
     if (r == 0 && stream != 0)
         r = caid_stream_synchronize(client, stream, 0, error);

@@ -10,8 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "caid_test.h"
-#include "daemon.h"
+#include "client_fixture.h"
 #include "drv.h"
 
 struct folder {
@@ -37,10 +36,9 @@ folder_deinit(struct folder *folder)
 static int
 try_connect(const char *socket, struct caid_error *error)
 {
-    struct caid_connect_options options = CAID_INIT(options);
     struct caid_client *client;
 
-    options.socket = socket;
+    OPTIONS(caid_connect_options, options, .socket = socket);
     int r = caid_connect(&client, &options, error);
     if (r == 0)
         caid_client_close(client);
@@ -174,12 +172,11 @@ CAID_TEST(connect, search_order)
 CAID_TEST(connect, client_names)
 {
     struct daemon daemon;
-    struct caid_connect_options options = CAID_INIT(options);
     struct caid_client *client;
     char name[66];
 
     daemon_start(&daemon);
-    options.socket = daemon.socket;
+    OPTIONS(caid_connect_options, options, .socket = daemon.socket);
     memset(name, 'n', sizeof(name));
     name[65] = 0;
     options.name = name;
@@ -192,67 +189,51 @@ CAID_TEST(connect, client_names)
     daemon_stop(&daemon);
 }
 
-CAID_TEST(connect, status_ping_devices)
+DAEMON_TEST(connect, status_ping_devices)
 {
-    struct daemon daemon;
     struct caid_status status = CAID_INIT(status);
     const struct caid_device *devices;
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    assert_ok(caid_client_ping(client, &error));
-    assert_ok(caid_client_status(client, &status, &error));
-    cr_assert_eq(status.pid, (uint64_t)daemon.pid);
+    assert_ok(caid_client_ping(f.client, &error));
+    assert_ok(caid_client_status(f.client, &status, &error));
+    cr_assert_eq(status.pid, (uint64_t)f.daemon.pid);
     cr_assert_eq(status.connections, 1);
     cr_assert_eq(status.leases, 0);
-    cr_assert_str_eq(status.socket, daemon.socket);
+    cr_assert_str_eq(status.socket, f.daemon.socket);
     cr_assert(status.pool[0] && status.server[0] && status.driver[0] && status.driver_path[0]);
     cr_assert_eq(status.struct_size, sizeof(status));
 
-    cr_assert_gt(caid_client_devices(client, &devices), 0);
+    cr_assert_gt(caid_client_devices(f.client, &devices), 0);
     cr_assert_eq(strncmp(devices[0].uuid, "GPU-", 4), 0);
     cr_assert_gt(devices[0].total, 0);
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }
 
 /* A caller that knows less of a struct gets no more than it knows. */
-CAID_TEST(connect, older_result_struct)
+DAEMON_TEST(connect, older_result_struct)
 {
-    struct daemon daemon;
     struct caid_status status;
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
     memset(&status, 0x5a, sizeof(status));
     status.struct_size = offsetof(struct caid_status, driver);
-    assert_ok(caid_client_status(client, &status, &error));
+    assert_ok(caid_client_status(f.client, &status, &error));
     cr_assert_eq(strncmp(status.server, "caid ", 5), 0);
     cr_assert_eq(status.driver[0], 0x5a);
     status.struct_size = 1;
-    assert_failed(caid_client_status(client, &status, &error), CAID_ERR_INVALID);
-    caid_client_close(client);
-    daemon_stop(&daemon);
+    assert_failed(caid_client_status(f.client, &status, &error), CAID_ERR_INVALID);
 }
 
-CAID_TEST(connect, the_daemon_goes_away)
+DAEMON_TEST(connect, the_daemon_goes_away)
 {
-    struct daemon daemon;
-
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    struct pollfd fd = {.fd = caid_client_get_fd(client), .events = POLLIN};
+    struct pollfd fd = {.fd = caid_client_get_fd(f.client), .events = POLLIN};
     cr_assert_eq(poll(&fd, 1, 0), 0);
-    assert_ok(caid_client_dispatch(client, &error));
+    assert_ok(caid_client_dispatch(f.client, &error));
 
-    daemon_end(&daemon, SIGKILL);
+    daemon_end(&f.daemon, SIGKILL);
     cr_assert_eq(poll(&fd, 1, 10000), 1, "the fd tells");
-    assert_failed(caid_client_dispatch(client, &error), CAID_ERR_DISCONNECTED);
-    assert_failed(caid_client_ping(client, &error), CAID_ERR_DISCONNECTED);
-    assert_says(error, daemon.socket);
-    assert_failed(try_connect(daemon.socket, &error), CAID_ERR_NO_DAEMON);
-    caid_client_close(client);
-    daemon_stop(&daemon);
+    assert_failed(caid_client_dispatch(f.client, &error), CAID_ERR_DISCONNECTED);
+    assert_failed(caid_client_ping(f.client, &error), CAID_ERR_DISCONNECTED);
+    assert_says(error, f.daemon.socket);
+    assert_failed(try_connect(f.daemon.socket, &error), CAID_ERR_NO_DAEMON);
 }
 
 CAID_TEST(connect, killed_during_a_call)
@@ -278,7 +259,6 @@ CAID_TEST(connect, killed_during_a_call)
 
 CLIENT_TEST(connect, the_driver_alone)
 {
-    struct caid_copy copy = CAID_INIT(copy);
     const struct caid_device *devices;
     struct caid_array *array;
     struct caid_client *client;
@@ -307,7 +287,7 @@ CLIENT_TEST(connect, the_driver_alone)
     cr_assert_eq(drv->cu.cuMemAlloc(&ptr, 4), CUDA_SUCCESS);
     assert_ok(cuda_pointer_resolve(client, ptr, &found, &device, &error));
     cr_assert(found == ptr && device == 0);
-    copy.shape = &n;
+    OPTIONS(caid_copy, copy, .shape = &n);
     copy.ndim = copy.itemsize = 1;
     copy.dst = ptr, copy.src = (uintptr_t)in, copy.src_on_host = true;
     assert_ok(caid_copy(client, &copy, &error));

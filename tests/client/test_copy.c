@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "base/macros.h"
-#include "caid_test.h"
-#include "daemon.h"
+#include "client_fixture.h"
 #include "drv.h"
 
 #define BUFFER   (1 << 16)
@@ -114,22 +113,18 @@ bench_fill(struct bench *b, uint64_t *rng)
 static void
 run_sample(struct bench *b, const struct sample *s, int dst_where, int src_where, int number)
 {
-    struct caid_copy copy = CAID_INIT(copy);
     uint64_t device_dst = caid_array_get_info(b->arrays[0])->ptr;
     uint64_t device_src = caid_array_get_info(b->arrays[1])->ptr;
 
     copy_elements(s, 0, b->wanted + s->dst.start, b->src + s->src.start);
     assert_ok(caid_array_copy_from_host(b->arrays[0], b->dst, BUFFER, &error));
     assert_ok(caid_array_copy_from_host(b->arrays[1], b->src, BUFFER, &error));
-    copy.dst = (dst_where == ON_HOST ? (uintptr_t)b->dst : device_dst) + s->dst.start;
-    copy.src = (src_where == ON_HOST ? (uintptr_t)b->src : device_src) + s->src.start;
-    copy.dst_on_host = dst_where == ON_HOST;
-    copy.src_on_host = src_where == ON_HOST;
-    copy.dst_strides = s->dst.strides;
-    copy.src_strides = s->src.strides;
-    copy.shape = s->shape;
-    copy.ndim = s->ndim;
-    copy.itemsize = s->itemsize;
+    OPTIONS(caid_copy, copy,
+            .dst = (dst_where == ON_HOST ? (uintptr_t)b->dst : device_dst) + s->dst.start,
+            .src = (src_where == ON_HOST ? (uintptr_t)b->src : device_src) + s->src.start,
+            .dst_on_host = dst_where == ON_HOST, .src_on_host = src_where == ON_HOST,
+            .dst_strides = s->dst.strides, .src_strides = s->src.strides, .shape = s->shape,
+            .ndim = s->ndim, .itemsize = s->itemsize);
     assert_ok(caid_copy(b->client, &copy, &error));
     if (dst_where == ON_DEVICE)
         assert_ok(caid_array_copy_to_host(b->arrays[0], b->dst, BUFFER, &error));
@@ -161,59 +156,48 @@ CLIENT_TEST(copy, any_layout_to_any_other)
 }
 
 /* The host side is in C order, whatever the array's strides. */
-CLIENT_TEST(copy, arrays_of_any_order)
+FIXTURE_TEST(copy, arrays_of_any_order)
 {
-    struct caid_create_options options = CAID_INIT(options);
     const int64_t shape[] = {5, 7, 3}, f_order[] = {2, 10, 70}, gaps[] = {200, 20, 4};
     const int64_t *const all[] = {NULL, f_order, gaps};
     uint16_t in[5 * 7 * 3], out[5 * 7 * 3];
     struct caid_array *array;
-    struct daemon daemon;
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
     for (size_t i = 0; i < ARRAY_SIZE(in); i++)
         in[i] = (uint16_t)(i * 31);
-    options.typestr = "<u2";
-    options.shape = shape;
-    options.ndim = 3;
+    OPTIONS(caid_create_options, options, .typestr = "<u2", .shape = shape, .ndim = 3);
     for (size_t k = 0; k < ARRAY_SIZE(all); k++) {
         options.strides = all[k];
         memset(out, 0, sizeof(out));
-        assert_ok(caid_array_create(client, &array, &options, &error));
+        assert_ok(caid_array_create(f.client, &array, &options, &error));
         assert_ok(caid_array_copy_from_host(array, in, sizeof(in), &error));
         assert_ok(caid_array_copy_to_host(array, out, sizeof(out), &error));
         cr_assert_eq(memcmp(in, out, sizeof(in)), 0, "strides %zu", k);
         caid_array_close(array);
     }
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }
 
-CLIENT_TEST(copy, what_is_refused)
+FIXTURE_TEST(copy, what_is_refused)
 {
     struct caid_copy copy = CAID_INIT(copy), bad;
     const int64_t shape[33] = {4}, negative = -4, huge[] = {INT64_C(1) << 40, INT64_C(1) << 40};
-    struct daemon daemon;
     char a[16] = {0}, b[16] = {1};
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    struct caid_array *array = make_bytes(client, NULL, 16);
+    struct caid_array *array = make_bytes(f.client, NULL, 16);
     copy.dst = (uintptr_t)a;
     copy.src = (uintptr_t)b;
     copy.dst_on_host = copy.src_on_host = true;
     copy.shape = shape;
     copy.ndim = 1;
     copy.itemsize = 1;
-    assert_ok(caid_copy(client, &copy, &error));
+    assert_ok(caid_copy(f.client, &copy, &error));
     cr_assert(a[0] == 1 && a[4] == 0);
 
-#define REFUSED(code, ...)                                    \
-    do {                                                      \
-        bad = copy;                                           \
-        __VA_ARGS__;                                          \
-        assert_failed(caid_copy(client, &bad, &error), code); \
+#define REFUSED(code, ...)                                      \
+    do {                                                        \
+        bad = copy;                                             \
+        __VA_ARGS__;                                            \
+        assert_failed(caid_copy(f.client, &bad, &error), code); \
     } while (0)
     REFUSED(CAID_ERR_INVALID, bad.struct_size = 3);
     REFUSED(CAID_ERR_INVALID, bad.shape = NULL);
@@ -223,41 +207,34 @@ CLIENT_TEST(copy, what_is_refused)
     REFUSED(CAID_ERR_INVALID, bad.itemsize = 0);
     REFUSED(CAID_ERR_DEVICE, bad.dst_on_host = false, bad.device = 77);
 #undef REFUSED
-    assert_failed(caid_copy(client, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(caid_copy(f.client, NULL, &error), CAID_ERR_INVALID);
     assert_failed(caid_copy(NULL, &copy, &error), CAID_ERR_INVALID);
     assert_failed(caid_array_copy_to_host(array, a, 15, &error), CAID_ERR_INVALID);
     assert_failed(caid_array_copy_to_host(array, NULL, 16, &error), CAID_ERR_INVALID);
     assert_failed(caid_array_copy_to_host(NULL, a, 16, &error), CAID_ERR_INVALID);
     assert_failed(caid_array_copy_from_host(array, a, 17, &error), CAID_ERR_INVALID);
     caid_array_close(array);
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }
 
-CLIENT_TEST(copy, pointers_and_streams)
+FIXTURE_TEST(copy, pointers_and_streams)
 {
-    struct daemon daemon;
     int on_stack = 0;
     uint64_t found;
     int32_t device;
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    struct caid_array *array = make_bytes(client, NULL, 4096);
+    struct caid_array *array = make_bytes(f.client, NULL, 4096);
     uint64_t ptr = caid_array_get_info(array)->ptr;
-    assert_ok(cuda_pointer_resolve(client, ptr + 100, &found, &device, &error));
+    assert_ok(cuda_pointer_resolve(f.client, ptr + 100, &found, &device, &error));
     cr_assert_eq(found, ptr + 100);
     cr_assert_eq(device, 0);
-    assert_failed(cuda_pointer_resolve(client, (uintptr_t)&on_stack, &found, &device, &error),
+    assert_failed(cuda_pointer_resolve(f.client, (uintptr_t)&on_stack, &found, &device, &error),
                   CAID_ERR_INVALID);
 
-    assert_ok(caid_stream_synchronize(client, 1, 0, &error));
-    assert_ok(caid_stream_synchronize(client, 2, 0, &error));
-    assert_failed(caid_stream_synchronize(client, 0, 0, &error), CAID_ERR_INVALID);
-    assert_failed(caid_stream_synchronize(client, 1, 9, &error), CAID_ERR_DEVICE);
+    assert_ok(caid_stream_synchronize(f.client, 1, 0, &error));
+    assert_ok(caid_stream_synchronize(f.client, 2, 0, &error));
+    assert_failed(caid_stream_synchronize(f.client, 0, 0, &error), CAID_ERR_INVALID);
+    assert_failed(caid_stream_synchronize(f.client, 1, 9, &error), CAID_ERR_DEVICE);
     caid_array_close(array);
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }
 
 /* What was current before a copy is current after it. */

@@ -266,13 +266,8 @@ static const int64_t rows[] = {64, 32}, row_strides[] = {64, 1};
 static struct caid_copy
 copy_on(uint64_t stream)
 {
-    struct caid_copy copy = CAID_INIT(copy);
-
     (void)f;
-    copy.itemsize = 1;
-    copy.shape = rows;
-    copy.ndim = 2;
-    copy.stream = stream;
+    OPTIONS(caid_copy, copy, .itemsize = 1, .shape = rows, .ndim = 2, .stream = stream);
     return copy;
 }
 

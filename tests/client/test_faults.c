@@ -27,13 +27,10 @@ soft_driver(void)
 static int
 try_create(const char *memory, struct caid_array **ret)
 {
-    struct caid_create_options options = CAID_INIT(options);
     const int64_t n = MIB;
 
-    options.memory = memory;
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
+    OPTIONS(caid_create_options, options, .memory = memory, .typestr = "|u1", .shape = &n,
+            .ndim = 1);
     return caid_array_create(f.client, ret, &options, &error);
 }
 
@@ -96,7 +93,6 @@ FAULT_TEST(while_mapping)
 FAULT_TEST(half_way)
 {
     const char *const names[] = {"a", "b", "a"};
-    struct caid_open_options options = CAID_INIT(options);
     struct caid_array *opened[3] = {0}, *pinned = NULL;
 
     struct caid_array *a = make_bytes(f.client, "a", MIB);
@@ -117,7 +113,7 @@ FAULT_TEST(half_way)
     assert_ok(try_create("pinned", &pinned));
     assert_ok(caid_array_publish(pinned, "p", NULL, NULL, &error));
     soft_control(&f.gpu, "fail cuMemHostRegister=UNKNOWN");
-    options.mode = "r";
+    OPTIONS(caid_open_options, options, .mode = "r");
     assert_failed(caid_array_open(f.client, opened, "p", &options, &error), CAID_ERR_DRIVER);
     soft_control(&f.gpu, "clear");
     memset(caid_array_get_info(pinned)->host_ptr, 1, MIB);
@@ -216,12 +212,8 @@ Test(faults, what_is_registered_stays_mapped, .init = soft_driver, .timeout = 12
 static int
 try_create_named(const char *name, int64_t n, struct caid_array **ret)
 {
-    struct caid_create_options options = CAID_INIT(options);
-
-    options.name = name;
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
+    OPTIONS(caid_create_options, options, .name = name, .typestr = "|u1", .shape = &n,
+            .ndim = 1);
     return caid_array_create(f.client, ret, &options, &error);
 }
 
@@ -253,12 +245,11 @@ FAULT_TEST(leave_no_name)
 
 FAULT_TEST(without_a_driver_nothing_is_made)
 {
-    struct caid_connect_options options = CAID_INIT(options);
     struct caid_array *array = NULL;
 
     caid_client_close(f.client);
-    options.socket = f.daemon.socket;
-    options.driver = "/nonexistent/libcuda.so";
+    OPTIONS(caid_connect_options, options, .socket = f.daemon.socket,
+            .driver = "/nonexistent/libcuda.so");
     assert_ok(caid_connect(&f.client, &options, &error));
     assert_failed(try_create_named("x", MIB, &array), CAID_ERR_DEVICE);
     assert_ok(try_create_named("nothing", 0, &array));

@@ -15,14 +15,10 @@
 static struct caid_array *
 make(const char *memory, const char *name, int64_t n)
 {
-    struct caid_create_options options = CAID_INIT(options);
     struct caid_array *array;
 
-    options.memory = memory;
-    options.name = name;
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
+    OPTIONS(caid_create_options, options, .memory = memory, .name = name, .typestr = "|u1",
+            .shape = &n, .ndim = 1);
     assert_ok(caid_array_create(f.client, &array, &options, &error));
     return array;
 }
@@ -111,17 +107,12 @@ see_memory(const struct caid_entry *entry, void *userdata)
 
 FIXTURE_TEST(kinds, metadata_and_alignment_travel)
 {
-    struct caid_create_options options = CAID_INIT(options);
     struct caid_array *array;
     const char *memory = NULL;
     const int64_t n = 10;
 
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
-    options.memory = "mapped";
-    options.name = "x";
-    options.metadata = "{\"scale\": 0.5}";
+    OPTIONS(caid_create_options, options, .typestr = "|u1", .shape = &n, .ndim = 1,
+            .memory = "mapped", .name = "x", .metadata = "{\"scale\": 0.5}");
     assert_ok(caid_array_create(f.client, &array, &options, &error));
     struct caid_array *again = must_open("x", "r");
     cr_assert_str_eq(caid_array_get_info(again)->metadata, options.metadata);
@@ -186,19 +177,15 @@ write_to(struct caid_array *array)
 /* Neither the CPU nor the GPU writes to a read-only lease. */
 FIXTURE_TEST(kinds, pinned_read_only)
 {
-    struct caid_copy copy = CAID_INIT(copy);
     const int64_t n = 16;
     int status;
 
     struct caid_array *w = make("pinned", "p", n), *r = must_open("p", "r");
     assert_failed(caid_array_copy_from_host(r, "0123456789abcdef", 16, &error),
                   CAID_ERR_READ_ONLY);
-    copy.dst = caid_array_get_info(r)->ptr;
-    copy.src = (uintptr_t) "0123456789abcdef";
-    copy.src_on_host = true;
-    copy.shape = &n;
-    copy.ndim = 1;
-    copy.itemsize = 1;
+    OPTIONS(caid_copy, copy, .dst = caid_array_get_info(r)->ptr,
+            .src = (uintptr_t) "0123456789abcdef", .src_on_host = true, .shape = &n, .ndim = 1,
+            .itemsize = 1);
     if (gpu_is_soft()) /* on hardware it would cost the context */
         assert_failed(caid_copy(f.client, &copy, &error), CAID_ERR_DRIVER);
     pid_t pid = fork();
@@ -289,18 +276,12 @@ FIXTURE_TEST(kinds, two_clients_of_a_process)
 static void
 use_managed(void)
 {
-    struct caid_create_options options = CAID_INIT(options);
     const int64_t shape[] = {3, 4}, strides[] = {8, 24};
     struct caid_array *array;
 
-    options.typestr = "<f8";
-    options.shape = shape;
-    options.strides = strides;
-    options.ndim = 2;
-    options.memory = "managed";
-    options.metadata = "m";
-    options.alignment = 1 << 21;
-    options.flags = CAID_ARRAY_ATTACH_HOST;
+    OPTIONS(caid_create_options, options, .typestr = "<f8", .shape = shape, .strides = strides,
+            .ndim = 2, .memory = "managed", .metadata = "m", .alignment = 1 << 21,
+            .flags = CAID_ARRAY_ATTACH_HOST);
     assert_ok(caid_array_create(f.client, &array, &options, &error));
     const struct caid_array_info *info = caid_array_get_info(array);
     cr_assert(info->ptr == (uintptr_t)info->host_ptr && info->ptr % (1 << 21) == 0);
@@ -320,14 +301,11 @@ use_managed(void)
 
 FIXTURE_TEST(kinds, managed_is_of_this_process)
 {
-    struct caid_create_options options = CAID_INIT(options);
     const int64_t negative = -1;
     struct caid_array *array = NULL;
 
     use_managed();
-    options.memory = "managed";
-    options.typestr = "<f8";
-    options.name = "x";
+    OPTIONS(caid_create_options, options, .memory = "managed", .typestr = "<f8", .name = "x");
     assert_failed(caid_array_create(f.client, &array, &options, &error), CAID_ERR_UNSUPPORTED);
     options.name = NULL;
     options.typestr = "<q8";

@@ -4,8 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "caid_test.h"
-#include "daemon.h"
+#include "client_fixture.h"
 
 #define N_NAMES 1500 /* more than a packet holds */
 
@@ -40,40 +39,34 @@ make_names(struct caid_client *client, const char *prefix, int n)
     }
 }
 
-CAID_TEST(names, list)
+DAEMON_TEST(names, list)
 {
-    struct daemon daemon;
-    struct caid_list_options options = CAID_INIT(options);
     struct seen seen = {0}, stopped = {.stop_at = N_NAMES - 1}, some = {0}, all = {0};
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    assert_ok(caid_list(client, NULL, see, &seen, &error));
+    assert_ok(caid_list(f.client, NULL, see, &seen, &error));
     cr_assert_eq(seen.n, 0);
-    make_names(client, "a/", N_NAMES);
-    make_names(client, "b/", 3);
+    make_names(f.client, "a/", N_NAMES);
+    make_names(f.client, "b/", 3);
 
-    assert_ok(caid_list(client, NULL, see, &seen, &error));
+    assert_ok(caid_list(f.client, NULL, see, &seen, &error));
     cr_assert_eq(seen.n, N_NAMES + 3);
-    cr_assert_eq(caid_list(client, NULL, see, &stopped, &error), 42);
+    cr_assert_eq(caid_list(f.client, NULL, see, &stopped, &error), 42);
     cr_assert_eq(stopped.n, N_NAMES - 1);
-    options.prefix = "b/";
-    assert_ok(caid_list(client, &options, see, &some, &error));
+    OPTIONS(caid_list_options, options, .prefix = "b/");
+    assert_ok(caid_list(f.client, &options, see, &some, &error));
     cr_assert_eq(some.n, 3);
     options.prefix = NULL;
     options.all = true;
-    assert_ok(caid_list(client, &options, see, &all, &error));
+    assert_ok(caid_list(f.client, &options, see, &all, &error));
     cr_assert_eq(all.n, N_NAMES + 3);
 
-    assert_failed(caid_list(client, NULL, NULL, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(caid_list(f.client, NULL, NULL, NULL, &error), CAID_ERR_INVALID);
     options.prefix = "\xff";
-    assert_failed(caid_list(client, &options, see, &all, &error), CAID_ERR_INVALID);
+    assert_failed(caid_list(f.client, &options, see, &all, &error), CAID_ERR_INVALID);
     options.prefix = NULL;
     options.all = false;
     options.pool = "no-such-pool";
-    assert_failed(caid_list(client, &options, see, &all, &error), CAID_ERR_NOT_FOUND);
-    caid_client_close(client);
-    daemon_stop(&daemon);
+    assert_failed(caid_list(f.client, &options, see, &all, &error), CAID_ERR_NOT_FOUND);
 }
 
 static int
@@ -88,22 +81,17 @@ unlink_it(const struct caid_entry *entry, void *userdata)
 
 /* The callback may use the client: nothing is locked, and the list goes on after the name that
  * has gone. */
-CAID_TEST(names, the_callback_may_use_the_client)
+DAEMON_TEST(names, the_callback_may_use_the_client)
 {
-    struct daemon daemon;
     struct seen seen = {0};
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    make_names(client, "n", N_NAMES);
-    seen.client = client;
-    assert_ok(caid_list(client, NULL, unlink_it, &seen, &error));
+    make_names(f.client, "n", N_NAMES);
+    seen.client = f.client;
+    assert_ok(caid_list(f.client, NULL, unlink_it, &seen, &error));
     cr_assert_eq(seen.n, N_NAMES);
     seen.n = 0;
-    assert_ok(caid_list(client, NULL, see, &seen, &error));
+    assert_ok(caid_list(f.client, NULL, see, &seen, &error));
     cr_assert_eq(seen.n, 0);
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }
 
 static int
@@ -127,50 +115,40 @@ check_details(const struct caid_details *d, void *userdata)
     return 5;
 }
 
-CLIENT_TEST(names, show)
+FIXTURE_TEST(names, show)
 {
-    struct daemon daemon;
     struct caid_array *reader;
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    struct caid_array *array = make_bytes(client, "x", 1000);
-    assert_ok(caid_array_open(client, &reader, "x", NULL, &error));
-    cr_assert_eq(caid_show(client, "x", NULL, check_details, array, &error), 5);
-    assert_failed(caid_show(client, "y", NULL, check_details, array, &error),
+    struct caid_array *array = make_bytes(f.client, "x", 1000);
+    assert_ok(caid_array_open(f.client, &reader, "x", NULL, &error));
+    cr_assert_eq(caid_show(f.client, "x", NULL, check_details, array, &error), 5);
+    assert_failed(caid_show(f.client, "y", NULL, check_details, array, &error),
                   CAID_ERR_NOT_FOUND);
-    assert_failed(caid_show(client, NULL, NULL, check_details, array, &error),
+    assert_failed(caid_show(f.client, NULL, NULL, check_details, array, &error),
                   CAID_ERR_INVALID_NAME);
-    assert_failed(caid_show(client, "x", NULL, NULL, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(caid_show(f.client, "x", NULL, NULL, NULL, &error), CAID_ERR_INVALID);
     caid_array_close(reader);
     caid_array_close(array);
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }
 
-CLIENT_TEST(names, unlink)
+FIXTURE_TEST(names, unlink)
 {
-    struct daemon daemon;
     struct caid_array *other;
     char bytes[8];
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    struct caid_array *array = make_bytes(client, "x", 8);
+    struct caid_array *array = make_bytes(f.client, "x", 8);
     assert_ok(caid_array_copy_from_host(array, "unlinked", 8, &error));
-    assert_ok(caid_unlink(client, "x", NULL, &error));
-    assert_failed(caid_unlink(client, "x", NULL, &error), CAID_ERR_NOT_FOUND);
-    assert_failed(caid_array_open(client, &other, "x", NULL, &error), CAID_ERR_NOT_FOUND);
+    assert_ok(caid_unlink(f.client, "x", NULL, &error));
+    assert_failed(caid_unlink(f.client, "x", NULL, &error), CAID_ERR_NOT_FOUND);
+    assert_failed(caid_array_open(f.client, &other, "x", NULL, &error), CAID_ERR_NOT_FOUND);
     assert_ok(caid_array_copy_to_host(array, bytes, 8, &error));
     cr_assert_eq(memcmp(bytes, "unlinked", 8), 0, "its holder keeps it");
 
-    other = make_bytes(client, "x", 8);
+    other = make_bytes(f.client, "x", 8);
     cr_assert_neq(caid_array_get_info(other)->ptr, caid_array_get_info(array)->ptr);
-    assert_failed(caid_unlink(client, NULL, NULL, &error), CAID_ERR_INVALID_NAME);
+    assert_failed(caid_unlink(f.client, NULL, NULL, &error), CAID_ERR_INVALID_NAME);
     caid_array_close(other);
     caid_array_close(array);
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }
 
 static int
@@ -184,46 +162,36 @@ check_pool(const struct caid_pool *pool, void *userdata)
     return 6;
 }
 
-CLIENT_TEST(names, pools)
+FIXTURE_TEST(names, pools)
 {
-    struct daemon daemon;
     struct caid_status status = CAID_INIT(status);
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    struct caid_array *a = make_bytes(client, "x", 100), *b = make_bytes(client, NULL, 100);
-    assert_ok(caid_client_status(client, &status, &error));
+    struct caid_array *a = make_bytes(f.client, "x", 100), *b = make_bytes(f.client, NULL, 100);
+    assert_ok(caid_client_status(f.client, &status, &error));
     cr_assert(status.arrays == 2 && status.names == 1 && status.leases == 2);
-    cr_assert_eq(caid_pools(client, check_pool, &status, &error), 6);
-    assert_failed(caid_pools(client, NULL, NULL, &error), CAID_ERR_INVALID);
+    cr_assert_eq(caid_pools(f.client, check_pool, &status, &error), 6);
+    assert_failed(caid_pools(f.client, NULL, NULL, &error), CAID_ERR_INVALID);
     caid_array_close(a);
     caid_array_close(b);
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }
 
-CLIENT_TEST(names, memory_info)
+FIXTURE_TEST(names, memory_info)
 {
-    struct daemon daemon;
     struct caid_memory_info before = CAID_INIT(before), with = CAID_INIT(with);
     const int64_t n = 64 << 20;
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    assert_ok(caid_memory_info(client, 0, &before, &error));
+    assert_ok(caid_memory_info(f.client, 0, &before, &error));
     cr_assert(before.used == 0 && before.blocks == 0 && before.arrays == 0);
     cr_assert(before.free > 0 && before.free <= before.total);
-    struct caid_array *array = make_bytes(client, NULL, n);
-    assert_ok(caid_memory_info(client, 0, &with, &error));
+    struct caid_array *array = make_bytes(f.client, NULL, n);
+    assert_ok(caid_memory_info(f.client, 0, &with, &error));
     cr_assert(with.used >= (uint64_t)n && with.blocks == 1 && with.arrays == 1);
     cr_assert_leq(with.free, with.total - with.used);
 
-    assert_failed(caid_memory_info(client, 99, &with, &error), CAID_ERR_DEVICE);
-    assert_failed(caid_memory_info(client, -1, &with, &error), CAID_ERR_DEVICE);
-    assert_failed(caid_memory_info(client, 0, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(caid_memory_info(f.client, 99, &with, &error), CAID_ERR_DEVICE);
+    assert_failed(caid_memory_info(f.client, -1, &with, &error), CAID_ERR_DEVICE);
+    assert_failed(caid_memory_info(f.client, 0, NULL, &error), CAID_ERR_INVALID);
     caid_array_close(array);
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }
 
 /* ---- what has no name ---- */
@@ -255,39 +223,33 @@ stop_there(const struct caid_details *d, void *userdata)
     return 7;
 }
 
-CLIENT_TEST(names, unnamed)
+FIXTURE_TEST(names, unnamed)
 {
     static struct caid_array *arrays[N_NAMES];
-    struct caid_list_options options = CAID_INIT(options);
     struct unnamed unnamed = {0}, all = {0};
-    struct daemon daemon;
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    assert_ok(caid_unnamed(client, NULL, see_unnamed, &unnamed, &error));
+    assert_ok(caid_unnamed(f.client, NULL, see_unnamed, &unnamed, &error));
     cr_assert_eq(unnamed.n, 0);
-    struct caid_array *named = make_bytes(client, "is", 0);
-    arrays[0] = make_bytes(client, "was", 0);
-    assert_ok(caid_unlink(client, "was", NULL, &error));
+    struct caid_array *named = make_bytes(f.client, "is", 0);
+    arrays[0] = make_bytes(f.client, "was", 0);
+    assert_ok(caid_unlink(f.client, "was", NULL, &error));
     for (int i = 1; i < N_NAMES; i++)
-        arrays[i] = make_bytes(client, NULL, 0);
-    assert_ok(caid_unnamed(client, NULL, see_unnamed, &unnamed, &error));
+        arrays[i] = make_bytes(f.client, NULL, 0);
+    assert_ok(caid_unnamed(f.client, NULL, see_unnamed, &unnamed, &error));
     cr_assert_eq(unnamed.n, N_NAMES);
     cr_assert(unnamed.lost_its_name);
-    options.all = true;
-    assert_ok(caid_unnamed(client, &options, see_unnamed, &all, &error));
+    OPTIONS(caid_list_options, options, .all = true);
+    assert_ok(caid_unnamed(f.client, &options, see_unnamed, &all, &error));
     cr_assert_eq(all.n, N_NAMES);
-    cr_assert_eq(caid_unnamed(client, NULL, stop_there, NULL, &error), 7);
-    assert_failed(caid_unnamed(client, NULL, NULL, NULL, &error), CAID_ERR_INVALID);
+    cr_assert_eq(caid_unnamed(f.client, NULL, stop_there, NULL, &error), 7);
+    assert_failed(caid_unnamed(f.client, NULL, NULL, NULL, &error), CAID_ERR_INVALID);
     options.all = false;
     options.pool = "no-such-pool";
-    assert_failed(caid_unnamed(client, &options, see_unnamed, &all, &error),
+    assert_failed(caid_unnamed(f.client, &options, see_unnamed, &all, &error),
                   CAID_ERR_NOT_FOUND);
     for (int i = 0; i < N_NAMES; i++)
         caid_array_close(arrays[i]);
     caid_array_close(named);
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }
 
 /* ---- users and queues ---- */
@@ -312,60 +274,50 @@ charges(struct caid_client *client)
     return user;
 }
 
-CLIENT_TEST(names, users)
+FIXTURE_TEST(names, users)
 {
     struct caid_watch *watch;
-    struct daemon daemon;
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    struct caid_array *array = make_bytes(client, "x", 1000);
-    assert_ok(caid_watch_new(client, &watch, "y", NULL, NULL, NULL, &error));
-    struct caid_user user = charges(client);
+    struct caid_array *array = make_bytes(f.client, "x", 1000);
+    assert_ok(caid_watch_new(f.client, &watch, "y", NULL, NULL, NULL, &error));
+    struct caid_user user = charges(f.client);
     cr_assert(user.arrays == 1 && user.names == 1 && user.leases == 1 && user.watches == 1);
     cr_assert(user.connections == 1 && user.bytes >= 1000 && user.pinned == 0);
     caid_watch_close(watch);
-    assert_ok(caid_unlink(client, "x", NULL, &error));
+    assert_ok(caid_unlink(f.client, "x", NULL, &error));
     caid_array_close(array);
-    assert_ok(caid_flush(client, -1, NULL, &error));
-    user = charges(client);
+    assert_ok(caid_flush(f.client, -1, NULL, &error));
+    user = charges(f.client);
     cr_assert(user.arrays == 0 && user.names == 0 && user.leases == 0 && user.watches == 0);
     cr_assert(user.bytes == 0 && user.pending == 0);
-    assert_failed(caid_users(client, NULL, NULL, &error), CAID_ERR_INVALID);
-    caid_client_close(client);
-    daemon_stop(&daemon);
+    assert_failed(caid_users(f.client, NULL, NULL, &error), CAID_ERR_INVALID);
 }
 
-CLIENT_TEST(names, flush_and_defer)
+FIXTURE_TEST(names, flush_and_defer)
 {
     struct caid_flushed flushed = CAID_INIT(flushed);
     struct caid_memory_info info = CAID_INIT(info);
-    struct daemon daemon;
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    assert_ok(caid_defer_begin(client, &error));
-    assert_ok(caid_defer_begin(client, &error));
-    cr_assert_eq(charges(client).deferred, 1);
-    caid_array_close(make_bytes(client, NULL, 1000));
-    assert_ok(caid_flush(client, 0, &flushed, &error));
+    assert_ok(caid_defer_begin(f.client, &error));
+    assert_ok(caid_defer_begin(f.client, &error));
+    cr_assert_eq(charges(f.client).deferred, 1);
+    caid_array_close(make_bytes(f.client, NULL, 1000));
+    assert_ok(caid_flush(f.client, 0, &flushed, &error));
     cr_assert(flushed.entries == 0 && flushed.blocks == 0, "held back");
-    assert_ok(caid_memory_info(client, 0, &info, &error));
+    assert_ok(caid_memory_info(f.client, 0, &info, &error));
     cr_assert(info.pending == 1 && info.pending_bytes >= 1000 && info.blocks == 1);
-    assert_ok(caid_defer_end(client, &error));
-    assert_ok(caid_flush(client, -1, &flushed, &error));
+    assert_ok(caid_defer_end(f.client, &error));
+    assert_ok(caid_flush(f.client, -1, &flushed, &error));
     cr_assert_eq(flushed.entries, 0, "they nest");
-    assert_ok(caid_defer_end(client, &error));
-    assert_failed(caid_defer_end(client, &error), CAID_ERR_INVALID);
+    assert_ok(caid_defer_end(f.client, &error));
+    assert_failed(caid_defer_end(f.client, &error), CAID_ERR_INVALID);
 
-    /* What this client has closed is flushed though the GPU had to drain first. */
-    assert_ok(caid_flush(client, 0, &flushed, &error));
+    /* What this f.client has closed is flushed though the GPU had to drain first. */
+    assert_ok(caid_flush(f.client, 0, &flushed, &error));
     cr_assert(flushed.entries == 1 && flushed.blocks == 1 && flushed.bytes > 0);
-    assert_ok(caid_memory_info(client, 0, &info, &error));
+    assert_ok(caid_memory_info(f.client, 0, &info, &error));
     cr_assert(info.pending == 0 && info.blocks == 0 && info.used == 0);
     cr_assert(info.flushes > 0 && info.releases > 0 && info.quarantined == 0);
-    assert_failed(caid_flush(client, 99, NULL, &error), CAID_ERR_DEVICE);
-    assert_failed(caid_flush(client, -2, NULL, &error), CAID_ERR_DEVICE);
-    caid_client_close(client);
-    daemon_stop(&daemon);
+    assert_failed(caid_flush(f.client, 99, NULL, &error), CAID_ERR_DEVICE);
+    assert_failed(caid_flush(f.client, -2, NULL, &error), CAID_ERR_DEVICE);
 }

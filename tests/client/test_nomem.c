@@ -87,10 +87,9 @@ static int
 publish_and_watch(struct caid_client *client, struct caid_array *array,
                   struct caid_error *error)
 {
-    struct caid_publish_options options = CAID_INIT(options);
     struct caid_watch *watch;
 
-    options.metadata = "m";
+    OPTIONS(caid_publish_options, options, .metadata = "m");
     int r = caid_array_publish(array, "published", &options, NULL, error);
     if (r == 0)
         r = caid_watch_new(client, &watch, "published", NULL, see_nothing, NULL, error);
@@ -115,12 +114,10 @@ count_gone(void *userdata)
 static int
 use_parts(struct caid_client *client, struct caid_array *array, struct caid_error *error)
 {
-    struct caid_part_options options = CAID_INIT(options);
     int32_t device;
 
-    options.typestr = "|u1";
-    options.gone = count_gone;
-    options.userdata = &n_gone;
+    OPTIONS(caid_part_options, options, .typestr = "|u1", .gone = count_gone,
+            .userdata = &n_gone);
     int r = caid_client_find_device(client, 0, &device, error);
     for (uint64_t i = 0; r == 0 && i < 3; i++) {
         r = caid_array_publish_part(array, i, "part", &options, NULL, error);
@@ -137,11 +134,10 @@ static int
 make_arrays(struct caid_client *client, struct caid_error *error)
 {
     const char *const kinds[] = {"device", "pinned", "managed"};
-    struct caid_create_options options = CAID_INIT(options);
     struct caid_array *array;
     int r = 0;
 
-    options.typestr = "<f8";
+    OPTIONS(caid_create_options, options, .typestr = "<f8");
     for (size_t i = 0; r == 0 && i < ARRAY_SIZE(kinds); i++) {
         options.memory = kinds[i];
         r = caid_array_create(client, &array, &options, error);
@@ -261,10 +257,9 @@ static int
 use_two_clients(const struct daemon *daemon, struct caid_client *client,
                 struct caid_error *error)
 {
-    struct caid_connect_options options = CAID_INIT(options);
     struct caid_client *other;
 
-    options.socket = daemon->socket;
+    OPTIONS(caid_connect_options, options, .socket = daemon->socket);
     int r = caid_connect(&other, &options, error);
     if (r < 0)
         return r;
@@ -307,10 +302,9 @@ use_arrays(struct caid_client *client, struct caid_error *error)
 static int
 scenario(const struct daemon *daemon, struct caid_error *error)
 {
-    struct caid_connect_options options = CAID_INIT(options);
     struct caid_client *client;
 
-    options.socket = daemon->socket;
+    OPTIONS(caid_connect_options, options, .socket = daemon->socket);
     int r = caid_connect(&client, &options, error);
     if (r < 0)
         return r;

@@ -19,16 +19,13 @@ PART_TEST(part, lies_in_the_whole)
 {
     uint16_t all[N_BYTES / 2], part[6][4];
     const int64_t shape[] = {6, 4};
-    struct caid_part_options options = CAID_INIT(options);
     uint64_t generation;
 
     for (size_t i = 0; i < N_BYTES / 2; i++)
         all[i] = (uint16_t)i;
     assert_ok(caid_array_copy_from_host(f.whole, all, sizeof(all), &error));
-    options.typestr = "<u2";
-    options.shape = shape;
-    options.ndim = 2;
-    options.metadata = "of a whole";
+    OPTIONS(caid_part_options, options, .typestr = "<u2", .shape = shape, .ndim = 2,
+            .metadata = "of a whole");
     assert_ok(caid_array_publish_part(f.whole, AT, "x", &options, &generation, &error));
 
     struct caid_array *array = open_array(f.other, "x");
@@ -56,16 +53,13 @@ PART_TEST(part, may_have_strides)
 {
     const int64_t shape[] = {3, 2}, strides[] = {64, 8};
     const uint32_t wanted[] = {0, 2, 16, 18, 32, 34};
-    struct caid_part_options options = CAID_INIT(options);
     uint32_t all[N_BYTES / 4], part[6];
 
     for (uint32_t i = 0; i < N_BYTES / 4; i++)
         all[i] = i;
     assert_ok(caid_array_copy_from_host(f.whole, all, sizeof(all), &error));
-    options.typestr = "<u4";
-    options.shape = shape;
-    options.strides = strides;
-    options.ndim = 2;
+    OPTIONS(caid_part_options, options, .typestr = "<u4", .shape = shape, .strides = strides,
+            .ndim = 2);
     assert_ok(caid_array_publish_part(f.whole, AT, "x", &options, NULL, &error));
     struct caid_array *array = open_array(f.other, "x");
     cr_assert_eq(caid_array_get_info(array)->strides[0], 64);

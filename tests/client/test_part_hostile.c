@@ -123,11 +123,9 @@ static struct fixture {
 static void
 begin(void (*script)(struct fake *fake), const void *data)
 {
-    struct caid_open_options options = CAID_INIT(options);
-
     f = (struct fixture){0};
     f.client = fake_start(&f.fake, script, data);
-    options.mode = "rw";
+    OPTIONS(caid_open_options, options, .mode = "rw");
     assert_ok(caid_array_open(f.client, &f.whole, "whole", &options, &error));
 }
 
@@ -150,13 +148,9 @@ publish(size_t i)
 {
     static const int64_t shape = 8;
     const struct part_hook hook = {count, &f.n_hooked[i]};
-    struct caid_part_options options = CAID_INIT(options);
 
-    options.typestr = "|u1";
-    options.shape = &shape;
-    options.ndim = 1;
-    options.gone = count;
-    options.userdata = &f.n_gone[i];
+    OPTIONS(caid_part_options, options, .typestr = "|u1", .shape = &shape, .ndim = 1,
+            .gone = count, .userdata = &f.n_gone[i]);
     return part_publish(f.whole, 0, "x", &options, &hook, NULL, &f.unknown, &error);
 }
 

@@ -87,7 +87,6 @@ CLIENT_TEST(part, arrays_that_are_refused)
     const int64_t shape = 8, zero = 0;
     int n_gone = 0;
     const struct caid_part_options options = bytes_options(&shape, &n_gone);
-    struct caid_create_options create = CAID_INIT(create);
     struct caid_open_options rw = CAID_INIT(rw);
     struct caid_array *array;
 
@@ -104,9 +103,7 @@ CLIENT_TEST(part, arrays_that_are_refused)
     caid_array_close(array);
     unlink_name("x");
 
-    create.typestr = "|u1";
-    create.shape = &zero;
-    create.ndim = 1;
+    OPTIONS(caid_create_options, create, .typestr = "|u1", .shape = &zero, .ndim = 1);
     assert_ok(caid_array_create(f.client, &array, &create, &error));
     refused(array, 0, "y", &options, CAID_ERR_INVALID);
     caid_array_close(array);

@@ -50,16 +50,11 @@ end(void)
 static struct caid_array *
 make_on(int32_t device, const char *memory, const char *name)
 {
-    struct caid_create_options options = CAID_INIT(options);
     const int64_t n = N_BYTES;
     struct caid_array *array;
 
-    options.device = device;
-    options.memory = memory;
-    options.name = name;
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
+    OPTIONS(caid_create_options, options, .device = device, .memory = memory, .name = name,
+            .typestr = "|u1", .shape = &n, .ndim = 1);
     assert_ok(caid_array_create(f.client, &array, &options, &error));
     return array;
 }
@@ -67,11 +62,10 @@ make_on(int32_t device, const char *memory, const char *name)
 static struct caid_array *
 open_from(const char *name, const char *mode, int32_t device)
 {
-    struct caid_open_options options = CAID_INIT(options);
     struct caid_array *array;
 
-    options.mode = mode;
-    options.device_uuid = device >= 0 ? f.devices[device].uuid : NULL;
+    OPTIONS(caid_open_options, options, .mode = mode,
+            .device_uuid = device >= 0 ? f.devices[device].uuid : NULL);
     assert_ok(caid_array_open(f.client, &array, name, &options, &error));
     return array;
 }
@@ -148,7 +142,6 @@ PEER_TEST(a_device_reaches_the_others_memory)
 
 PEER_TEST(other_kinds)
 {
-    struct caid_open_options options = CAID_INIT(options);
     struct caid_array *other = NULL;
 
     struct caid_array *pinned = make_on(1, "pinned", "pinned");
@@ -160,7 +153,7 @@ PEER_TEST(other_kinds)
 
     struct caid_array *legacy = make_on(1, "legacy", "legacy");
     fill(legacy, 4);
-    options.device_uuid = f.devices[0].uuid;
+    OPTIONS(caid_open_options, options, .device_uuid = f.devices[0].uuid);
     assert_failed(caid_array_open(f.client, &other, "legacy", &options, &error),
                   CAID_ERR_UNSUPPORTED);
     cr_assert_null(other);
@@ -170,11 +163,10 @@ PEER_TEST(other_kinds)
 
 PEER_TEST(what_is_refused)
 {
-    struct caid_open_options options = CAID_INIT(options);
     struct caid_array *other = NULL;
 
     struct caid_array *array = make_on(1, NULL, "x");
-    options.device_uuid = "GPU-nowhere";
+    OPTIONS(caid_open_options, options, .device_uuid = "GPU-nowhere");
     assert_failed(caid_array_open(f.client, &other, "x", &options, &error), CAID_ERR_DEVICE);
     options.device_uuid = "\xff";
     assert_failed(caid_array_open(f.client, &other, "x", &options, &error), CAID_ERR_INVALID);

@@ -15,10 +15,9 @@
 static uint64_t
 publish(struct caid_array *array, const char *name, const char *metadata)
 {
-    struct caid_publish_options options = CAID_INIT(options);
     uint64_t generation = 0;
 
-    options.metadata = metadata;
+    OPTIONS(caid_publish_options, options, .metadata = metadata);
     assert_ok(caid_array_publish(array, name, &options, &generation, &error));
     cr_assert_eq(caid_array_get_info(array)->generation, generation);
     cr_assert_str_eq(caid_array_get_info(array)->name, name);
@@ -28,9 +27,7 @@ publish(struct caid_array *array, const char *name, const char *metadata)
 static int
 open_generation(const char *name, uint64_t generation, struct caid_array **ret)
 {
-    struct caid_open_options options = CAID_INIT(options);
-
-    options.generation = generation;
+    OPTIONS(caid_open_options, options, .generation = generation);
     return caid_array_open(f.client, ret, name, &options, &error);
 }
 
@@ -121,13 +118,12 @@ FIXTURE_TEST(publish, metadata_is_kept_or_replaced)
 
 FIXTURE_TEST(publish, what_is_refused)
 {
-    struct caid_publish_options options = CAID_INIT(options);
     static char metadata[4098];
     struct caid_array *array, *opened;
 
     array = make_bytes(f.client, NULL, 8);
     memset(metadata, 'm', sizeof(metadata) - 1);
-    options.metadata = metadata;
+    OPTIONS(caid_publish_options, options, .metadata = metadata);
     assert_failed(caid_array_publish(array, "x", &options, NULL, &error), CAID_ERR_INVALID);
     metadata[4096] = 0;
     assert_ok(caid_array_publish(array, "x", &options, NULL, &error));
@@ -153,7 +149,6 @@ FIXTURE_TEST(publish, what_is_refused)
 static void
 late_fill_and_publish(struct test_gpu *gpu, bool stream_is_named)
 {
-    struct caid_publish_options options = CAID_INIT(options);
     struct caid_array *opened;
 
     CUstream stream = gpu_stream_new(gpu);
@@ -162,7 +157,8 @@ late_fill_and_publish(struct test_gpu *gpu, bool stream_is_named)
         soft_control(gpu, "delay 100000");
     assert_cuda(
         gpu->drv->cu.cuMemsetD8Async(caid_array_get_info(array)->ptr, 2, N_BYTES, stream));
-    options.stream = stream_is_named ? (uint64_t)(uintptr_t)stream : 0;
+    OPTIONS(caid_publish_options, options,
+            .stream = stream_is_named ? (uint64_t)(uintptr_t)stream : 0);
     assert_ok(caid_array_publish(array, "x", &options, NULL, &error));
     assert_cuda(gpu->drv->cu.cuStreamQuery(stream));
     if (gpu_is_soft())
@@ -287,9 +283,8 @@ static void *
 publish_often(void *arg)
 {
     const struct race *race = arg;
-    struct caid_publish_options options = CAID_INIT(options);
 
-    options.metadata = race->name;
+    OPTIONS(caid_publish_options, options, .metadata = race->name);
     for (int i = 0; i < N_GENERATIONS; i++)
         assert_ok(caid_array_publish(race->array, race->name, &options, NULL, &error));
     return NULL;

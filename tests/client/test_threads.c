@@ -7,8 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "caid_test.h"
-#include "daemon.h"
+#include "client_fixture.h"
 #include "fake.h"
 #include "session/client.h"
 
@@ -113,10 +112,9 @@ everything(void *arg)
     struct crowd *crowd = arg;
     struct caid_status status = CAID_INIT(status);
     struct caid_memory_info info = CAID_INIT(info);
-    struct caid_create_options create = CAID_INIT(create);
     struct caid_array *array;
 
-    create.typestr = "<i8";
+    OPTIONS(caid_create_options, create, .typestr = "<i8");
     for (int i = 0; i < N_ROUNDS / 4; i++) {
         if (caid_client_ping(crowd->client, &error) < 0 ||
             caid_client_status(crowd->client, &status, &error) < 0 ||
@@ -184,13 +182,10 @@ static void *
 create_large(void *arg)
 {
     struct crowd *crowd = arg;
-    struct caid_create_options create = CAID_INIT(create);
     const int64_t n = 100 << 20;
     struct caid_array *array;
 
-    create.typestr = "|u1";
-    create.shape = &n;
-    create.ndim = 1;
+    OPTIONS(caid_create_options, create, .typestr = "|u1", .shape = &n, .ndim = 1);
     for (int i = 0; i < N_ROUNDS / 3; i++) {
         if (caid_array_create(crowd->client, &array, &create, &error) < 0) {
             note_failure(crowd, "create", &error);
@@ -310,30 +305,25 @@ CAID_TEST(threads, no_news_before_there_is_a_watch)
 }
 
 /* The ids of requests are 32 bits: they come round while a watch stands. */
-CLIENT_TEST(threads, request_ids_go_round_a_watch)
+FIXTURE_TEST(threads, request_ids_go_round_a_watch)
 {
     struct caid_watch *watch;
     struct caid_change change;
-    struct daemon daemon;
     uint64_t generation;
 
-    daemon_start(&daemon);
-    struct caid_client *client = daemon_connect(&daemon);
-    struct caid_array *array = make_bytes(client, NULL, 8);
-    pthread_mutex_lock(&client->lock);
-    uint64_t seq = client->seq + 1; /* of the watch */
-    pthread_mutex_unlock(&client->lock);
-    assert_ok(caid_watch_new(client, &watch, "x", NULL, NULL, NULL, &error));
-    pthread_mutex_lock(&client->lock);
-    client->seq = UINT32_MAX + seq - 2;
-    pthread_mutex_unlock(&client->lock);
+    struct caid_array *array = make_bytes(f.client, NULL, 8);
+    pthread_mutex_lock(&f.client->lock);
+    uint64_t seq = f.client->seq + 1; /* of the watch */
+    pthread_mutex_unlock(&f.client->lock);
+    assert_ok(caid_watch_new(f.client, &watch, "x", NULL, NULL, NULL, &error));
+    pthread_mutex_lock(&f.client->lock);
+    f.client->seq = UINT32_MAX + seq - 2;
+    pthread_mutex_unlock(&f.client->lock);
     for (int i = 0; i < 5; i++)
-        assert_ok(caid_client_ping(client, &error));
+        assert_ok(caid_client_ping(f.client, &error));
     assert_ok(caid_array_publish(array, "x", NULL, &generation, &error));
     assert_ok(caid_watch_next(watch, UINT64_MAX, &change, &error));
     cr_assert_eq(change.generation, generation);
     caid_watch_close(watch);
     caid_array_close(array);
-    caid_client_close(client);
-    daemon_stop(&daemon);
 }

@@ -247,7 +247,6 @@ see(const struct caid_timeline_entry *entry, void *userdata)
 
 TIMELINE_TEST(list)
 {
-    struct caid_list_options options = CAID_INIT(options);
     struct caid_timeline *more[8];
     struct seen seen = {0};
     char name[8];
@@ -260,7 +259,7 @@ TIMELINE_TEST(list)
         snprintf(name, sizeof(name), "t%zu", i);
         assert_ok(caid_timeline_create(f.producer, &more[i], name, NULL, &error));
     }
-    options.all = true;
+    OPTIONS(caid_list_options, options, .all = true);
     seen = (struct seen){0};
     cr_assert_eq(caid_timelines(f.consumer, &options, see, &seen, &error), 5);
     cr_assert_eq(seen.n, 7);
