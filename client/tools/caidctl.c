@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* caidctl(1): the command line, and the connection for the verb. */
-#include <errno.h>
 #include <getopt.h>
 #include <locale.h>
 #include <stdio.h>
@@ -85,57 +84,6 @@ static const struct option long_options[] = {
     {"version", no_argument, NULL, 'V'},      {0},
 };
 
-void
-ctl_complain(const char *what, const char *why)
-{
-    _cleanup_free_ char *plain_what = format_plain(what);
-    _cleanup_free_ char *plain_why = format_plain(why);
-
-    fprintf(stderr, "caidctl: %s: %s\n", plain_what, plain_why);
-}
-
-/* What the library itself finds wrong with the connection is no refusal. */
-static bool
-is_refusal(int32_t code)
-{
-    return code > CAID_ERR_PROTOCOL && code < CAID_ERR_NO_DAEMON;
-}
-
-int
-ctl_failed(const struct ctl *ctl, const char *what)
-{
-    ctl_complain(what, ctl->error.message);
-    return is_refusal(ctl->error.code) ? CTL_REFUSED : CTL_LOCAL;
-}
-
-static bool
-parse_number(const char *text, unsigned long max, unsigned long *ret)
-{
-    char *end;
-
-    if (text[0] < '0' || text[0] > '9')
-        return false;
-    errno = 0;
-    *ret = strtoul(text, &end, 10);
-    return errno == 0 && *end == 0 && *ret <= max;
-}
-
-int32_t
-ctl_device(const struct ctl *ctl, const char *text)
-{
-    const struct caid_device *devices;
-    int n = caid_client_devices(ctl->client, &devices);
-    unsigned long index;
-
-    for (int i = 0; i < n; i++)
-        if (strcmp(devices[i].uuid, text) == 0)
-            return i;
-    if (n > 0 && parse_number(text, (unsigned long)n - 1, &index))
-        return (int32_t)index;
-    ctl_complain(text, "no such device; see caidctl status");
-    return -1;
-}
-
 static int
 bad_usage(const char *what, const char *why)
 {
@@ -158,7 +106,7 @@ parse_count(struct ctl *ctl, const char *text)
 {
     unsigned long count;
 
-    if (!parse_number(text, COUNT_MAX, &count) || count == 0)
+    if (!ctl_number(text, COUNT_MAX, &count) || count == 0)
         return bad_usage(text, "not a count from 1 to 1000000");
     ctl->count = (uint32_t)count;
     return CTL_OK;
@@ -215,7 +163,7 @@ run_verb(struct ctl *ctl, const struct verb *verb, int argc, char **argv)
     if (!verb->offline && caid_connect(&ctl->client, &options, &ctl->error) < 0) {
         _cleanup_free_ char *why = format_plain(ctl->error.message);
         fprintf(stderr, "caidctl: %s\n", why); /* it starts with the socket */
-        return is_refusal(ctl->error.code) ? CTL_REFUSED : CTL_LOCAL;
+        return ctl_status(ctl);
     }
     int status = verb->run(ctl, argc, argv);
     caid_client_close(ctl->client);

@@ -36,11 +36,15 @@ struct ctl {
 /* "caidctl: WHAT: WHY" on stderr, controls escaped. */
 void ctl_complain(const char *what, const char *why);
 
-/* Complains about what failed with ctl->error, and says which status that is. */
+/* The status to exit with after ctl->error; and with a complaint about what failed. */
+int ctl_status(const struct ctl *ctl);
 int ctl_failed(const struct ctl *ctl, const char *what);
 
 /* The index of a device that was given as index or UUID; -1 after a complaint. */
 int32_t ctl_device(const struct ctl *ctl, const char *text);
+
+/* A number up to max, and nothing else. */
+bool ctl_number(const char *text, unsigned long max, unsigned long *ret);
 
 int verb_status(struct ctl *ctl, int argc, char **argv);
 int verb_info(struct ctl *ctl, int argc, char **argv);

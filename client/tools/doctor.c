@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,75 +12,6 @@
 
 #include "format.h"
 #include "session/connect.h"
-
-const char *
-doctor_level_name(enum doctor_level level)
-{
-    static const char *const names[] = {"ok", "warning", "problem"};
-    return names[level];
-}
-
-/* ---- findings ---- */
-
-static void PRINTF(4, 0) finding_set(struct finding *ret, enum doctor_level level,
-                                     const char *id, const char *fmt, va_list args)
-{
-    ret->level = level;
-    ret->id = id;
-    if (vasprintf(&ret->found, fmt, args) < 0)
-        out_of_memory();
-}
-
-void
-finding_ok(struct finding *ret, const char *id, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    finding_set(ret, DOCTOR_OK, id, fmt, args);
-    va_end(args);
-}
-
-void
-finding_warning(struct finding *ret, const char *id, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    finding_set(ret, DOCTOR_WARNING, id, fmt, args);
-    va_end(args);
-}
-
-void
-finding_problem(struct finding *ret, const char *id, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    finding_set(ret, DOCTOR_PROBLEM, id, fmt, args);
-    va_end(args);
-}
-
-void
-finding_remedy(struct finding *ret, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    if (vasprintf(&ret->remedy, fmt, args) < 0)
-        out_of_memory();
-    va_end(args);
-}
-
-void
-finding_no_answer(struct finding *ret, const struct doctor *doctor)
-{
-    finding_problem(ret, "no_answer", "%s", doctor->ctl->error.message);
-    finding_remedy(ret, "caid's log may say why; ask again");
-}
-
-static void
-finding_deinit(struct finding *finding)
-{
-    free(finding->found);
-    free(finding->remedy);
-}
 
 /* ---- gathering ---- */
 

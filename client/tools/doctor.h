@@ -63,10 +63,14 @@ void doctor_run(const struct doctor *doctor,
 
 /* ---- for checks: each calls one of these, once; then finding_remedy() unless it is ok ---- */
 
-void finding_ok(struct finding *ret, const char *id, const char *fmt, ...) PRINTF(3, 4);
-void finding_warning(struct finding *ret, const char *id, const char *fmt, ...) PRINTF(3, 4);
-void finding_problem(struct finding *ret, const char *id, const char *fmt, ...) PRINTF(3, 4);
+void finding_set(struct finding *ret, enum doctor_level level, const char *id, const char *fmt,
+                 ...) PRINTF(4, 5);
+#define finding_ok(ret, ...)      finding_set(ret, DOCTOR_OK, __VA_ARGS__)
+#define finding_warning(ret, ...) finding_set(ret, DOCTOR_WARNING, __VA_ARGS__)
+#define finding_problem(ret, ...) finding_set(ret, DOCTOR_PROBLEM, __VA_ARGS__)
 void finding_remedy(struct finding *ret, const char *fmt, ...) PRINTF(2, 3);
+
+void finding_deinit(struct finding *finding);
 
 /* The daemon did not answer a question: ctl->error. */
 void finding_no_answer(struct finding *ret, const struct doctor *doctor);

@@ -2,88 +2,53 @@
 #include "report.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "format.h"
 
-static void
-add_bytes(const struct ctl *ctl, struct table *table, uint64_t bytes)
+int
+report_end(struct ctl *ctl, int status, const struct table *table)
 {
-    _cleanup_free_ char *text = format_bytes(bytes, ctl->bytes);
-    table_add(table, "%s", text);
-}
-
-static void
-add_u64(struct table *table, uint64_t value)
-{
-    table_add(table, "%" PRIu64, value);
-}
-
-static void
-add_user(struct table *table, uint32_t uid)
-{
-    _cleanup_free_ char *user = format_user(uid);
-    table_add(table, "%s", user);
+    if (status != CTL_OK)
+        return status;
+    json_object_end(&ctl->out);
+    if (!ctl->json)
+        table_print(table, true);
+    return CTL_OK;
 }
 
 /* ---- devices ---- */
 
-static const struct column device_columns[] = {
-    {"DEVICE", true}, {"NAME", false},       {"TOTAL", true},    {"FREE", true},
-    {"CAID", true},   {"ALLOCATED", true},   {"PENDING", true},  {"RESERVE", true},
-    {"PINNED", true}, {"QUARANTINED", true}, {"CONTEXT", false}, {"BLOCKS", true},
-    {"ARRAYS", true}, {"UUID", false},
+struct device_row {
+    int32_t index;
+    const char *uuid, *name;
+    struct caid_memory_info m;
 };
 
-static void
-device_json(struct ctl *ctl, const struct caid_device *device, int32_t index,
-            const struct caid_memory_info *m)
-{
-    struct json *out = &ctl->out;
-
-    json_object(out, NULL);
-    json_i64(out, "index", index);
-    json_str(out, "uuid", device->uuid);
-    json_str(out, "name", device->name);
-    json_u64(out, "total", m->total);
-    json_u64(out, "free", m->free);
-    json_u64(out, "used", m->used);
-    json_u64(out, "blocks", m->blocks);
-    json_u64(out, "arrays", m->arrays);
-    json_u64(out, "allocated", m->allocated);
-    json_u64(out, "reserve", m->reserve);
-    json_u64(out, "available", m->available);
-    json_u64(out, "pending", m->pending);
-    json_u64(out, "pending_bytes", m->pending_bytes);
-    json_u64(out, "pinned", m->pinned);
-    json_u64(out, "flushes", m->flushes);
-    json_u64(out, "releases", m->releases);
-    json_u64(out, "quarantined", m->quarantined);
-    json_u64(out, "quarantined_bytes", m->quarantined_bytes);
-    json_bool(out, "context", m->context);
-    json_object_end(out);
-}
-
-static void
-device_row(struct ctl *ctl, struct table *table, const struct caid_device *device,
-           int32_t index, const struct caid_memory_info *m)
-{
-    table_add(table, "%" PRId32, index);
-    table_add(table, "%s", device->name);
-    add_bytes(ctl, table, m->total);
-    add_bytes(ctl, table, m->free);
-    add_bytes(ctl, table, m->used);
-    add_bytes(ctl, table, m->allocated);
-    add_bytes(ctl, table, m->pending_bytes);
-    add_bytes(ctl, table, m->reserve);
-    add_bytes(ctl, table, m->pinned);
-    add_bytes(ctl, table, m->quarantined_bytes);
-    table_add(table, "%s", m->context ? "yes" : "no");
-    add_u64(table, m->blocks);
-    add_u64(table, m->arrays);
-    table_add(table, "%s", device->uuid);
-}
+static const struct field device_fields[] = {
+    FIELD(INDEX, device_row, index, "index", "DEVICE"),
+    FIELD(STR, device_row, name, "name", "NAME"),
+    FIELD(BYTES, device_row, m.total, "total", "TOTAL"),
+    FIELD(BYTES, device_row, m.free, "free", "FREE"),
+    FIELD(BYTES, device_row, m.used, "used", "CAID"),
+    FIELD(BYTES, device_row, m.allocated, "allocated", "ALLOCATED"),
+    FIELD(U64, device_row, m.pending, "pending", NULL),
+    FIELD(BYTES, device_row, m.pending_bytes, "pending_bytes", "PENDING"),
+    FIELD(BYTES, device_row, m.reserve, "reserve", "RESERVE"),
+    FIELD(BYTES, device_row, m.available, "available", NULL),
+    FIELD(BYTES, device_row, m.pinned, "pinned", "PINNED"),
+    FIELD(U64, device_row, m.quarantined, "quarantined", NULL),
+    FIELD(BYTES, device_row, m.quarantined_bytes, "quarantined_bytes", "QUARANTINED"),
+    FIELD(BOOL, device_row, m.context, "context", "CONTEXT"),
+    FIELD(U64, device_row, m.blocks, "blocks", "BLOCKS"),
+    FIELD(U64, device_row, m.arrays, "arrays", "ARRAYS"),
+    FIELD(U64, device_row, m.flushes, "flushes", NULL),
+    FIELD(U64, device_row, m.releases, "releases", NULL),
+    FIELD(STR, device_row, uuid, "uuid", "UUID"),
+    {0},
+};
 
 int
 report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *ret)
@@ -92,16 +57,13 @@ report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *r
     int32_t n = caid_client_devices(ctl->client, &devices);
     int32_t first = device < 0 ? 0 : device, end = device < 0 ? n : device + 1;
 
-    table_init(ret, device_columns, ARRAY_SIZE(device_columns));
+    record_columns(device_fields, 0, ret);
     json_list(&ctl->out, key);
     for (int32_t i = first; i < end; i++) {
-        struct caid_memory_info info = CAID_INIT(info);
-        if (caid_memory_info(ctl->client, i, &info, &ctl->error) < 0)
-            return ctl_failed(ctl, devices[i].uuid);
-        if (ctl->json)
-            device_json(ctl, &devices[i], i, &info);
-        else
-            device_row(ctl, ret, &devices[i], i, &info);
+        struct device_row row = {i, devices[i].uuid, devices[i].name, CAID_INIT(row.m)};
+        if (caid_memory_info(ctl->client, i, &row.m, &ctl->error) < 0)
+            return ctl_failed(ctl, row.uuid);
+        record_add(ctl, device_fields, 0, &row, ret);
     }
     json_list_end(&ctl->out);
     return CTL_OK;
@@ -111,19 +73,34 @@ report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *r
 struct rows {
     struct ctl *ctl;
     struct table *table;
+    unsigned form;
 };
 
 /* ---- pools ---- */
 
-static const struct column access_columns[] = {
-    {"POOL", false}, {"USER", false}, {"GROUP", false}, {"MODE", false},
-    {"USED", true},  {"QUOTA", true}, {"NAMES", true},  {"ARRAYS", true},
+struct pool_row {
+    struct caid_pool p;
+    double fragmentation;
 };
-static const struct column memory_columns[] = {
-    {"POOL", false},      {"USED", true},    {"QUOTA", true},  {"ALLOCATED", true},
-    {"PENDING", true},    {"RESERVE", true}, {"HOLES", true},  {"LARGEST", true},
-    {"FRAGMENTED", true}, {"PINNED", true},  {"BLOCKS", true}, {"NAMES", true},
-    {"ARRAYS", true},
+
+static const struct field pool_fields[] = {
+    FIELD(STR, pool_row, p.name, "name", "POOL"),
+    FIELD(USER, pool_row, p.uid, "uid", "USER", POOLS_BY_ACCESS),
+    FIELD(GROUP, pool_row, p.gid, "gid", "GROUP", POOLS_BY_ACCESS),
+    FIELD(MODE, pool_row, p.mode, "mode", "MODE", POOLS_BY_ACCESS),
+    FIELD(BYTES, pool_row, p.used, "used", "USED"),
+    FIELD(QUOTA, pool_row, p.quota, "quota", "QUOTA"),
+    FIELD(BYTES, pool_row, p.allocated, "allocated", "ALLOCATED", POOLS_BY_MEMORY),
+    FIELD(BYTES, pool_row, p.pending, "pending", "PENDING", POOLS_BY_MEMORY),
+    FIELD(BYTES, pool_row, p.reserve, "reserve", "RESERVE", POOLS_BY_MEMORY),
+    FIELD(BYTES, pool_row, p.holes, "holes", "HOLES", POOLS_BY_MEMORY),
+    FIELD(BYTES, pool_row, p.largest, "largest", "LARGEST", POOLS_BY_MEMORY),
+    FIELD(RATIO, pool_row, fragmentation, "fragmentation", "FRAGMENTED", POOLS_BY_MEMORY),
+    FIELD(BYTES, pool_row, p.pinned, "pinned", "PINNED", POOLS_BY_MEMORY),
+    FIELD(U64, pool_row, p.blocks, "blocks", "BLOCKS", POOLS_BY_MEMORY),
+    FIELD(U64, pool_row, p.names, "names", "NAMES"),
+    FIELD(U64, pool_row, p.arrays, "arrays", "ARRAYS"),
+    {0},
 };
 
 double
@@ -135,98 +112,29 @@ report_fragmentation(const struct caid_pool *pool)
 void
 report_pool(struct ctl *ctl, const struct caid_pool *p)
 {
-    struct json *out = &ctl->out;
+    const struct pool_row row = {*p, report_fragmentation(p)};
 
-    json_object(out, NULL);
-    json_str(out, "name", p->name);
-    json_u64(out, "uid", p->uid);
-    json_u64(out, "gid", p->gid);
-    json_u64(out, "mode", p->mode);
-    json_u64(out, "quota", p->quota);
-    json_u64(out, "used", p->used);
-    json_u64(out, "names", p->names);
-    json_u64(out, "arrays", p->arrays);
-    json_u64(out, "blocks", p->blocks);
-    json_u64(out, "allocated", p->allocated);
-    json_u64(out, "pending", p->pending);
-    json_u64(out, "reserve", p->reserve);
-    json_u64(out, "holes", p->holes);
-    json_u64(out, "largest", p->largest);
-    json_ratio(out, "fragmentation", report_fragmentation(p));
-    json_u64(out, "pinned", p->pinned);
-    json_object_end(out);
-}
-
-static void
-add_quota(const struct ctl *ctl, struct table *table, uint64_t quota)
-{
-    if (quota > 0)
-        add_bytes(ctl, table, quota);
-    else
-        table_add(table, "-");
+    record_add(ctl, pool_fields, 0, &row, NULL);
 }
 
 static int
-pool_by_access(const struct caid_pool *p, void *userdata)
+pool_row(const struct caid_pool *p, void *userdata)
 {
     const struct rows *rows = userdata;
-    _cleanup_free_ char *group = format_group(p->gid);
-    char mode[10];
+    const struct pool_row row = {*p, report_fragmentation(p)};
 
-    if (rows->ctl->json) {
-        report_pool(rows->ctl, p);
-        return 0;
-    }
-    format_mode(p->mode, mode);
-    table_add(rows->table, "%s", p->name);
-    add_user(rows->table, p->uid);
-    table_add(rows->table, "%s", group);
-    table_add(rows->table, "%s", mode);
-    add_bytes(rows->ctl, rows->table, p->used);
-    add_quota(rows->ctl, rows->table, p->quota);
-    add_u64(rows->table, p->names);
-    add_u64(rows->table, p->arrays);
-    return 0;
-}
-
-static int
-pool_by_memory(const struct caid_pool *p, void *userdata)
-{
-    const struct rows *rows = userdata;
-
-    if (rows->ctl->json) {
-        report_pool(rows->ctl, p);
-        return 0;
-    }
-    table_add(rows->table, "%s", p->name);
-    add_bytes(rows->ctl, rows->table, p->used);
-    add_quota(rows->ctl, rows->table, p->quota);
-    add_bytes(rows->ctl, rows->table, p->allocated);
-    add_bytes(rows->ctl, rows->table, p->pending);
-    add_bytes(rows->ctl, rows->table, p->reserve);
-    add_bytes(rows->ctl, rows->table, p->holes);
-    add_bytes(rows->ctl, rows->table, p->largest);
-    table_add(rows->table, "%.0f %%", 100.0 * report_fragmentation(p));
-    add_bytes(rows->ctl, rows->table, p->pinned);
-    add_u64(rows->table, p->blocks);
-    add_u64(rows->table, p->names);
-    add_u64(rows->table, p->arrays);
+    record_add(rows->ctl, pool_fields, rows->form, &row, rows->table);
     return 0;
 }
 
 int
 report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct table *ret)
 {
-    struct rows rows = {.ctl = ctl, .table = ret};
-    bool access = form == POOLS_BY_ACCESS;
+    struct rows rows = {ctl, ret, form};
 
-    if (access)
-        table_init(ret, access_columns, ARRAY_SIZE(access_columns));
-    else
-        table_init(ret, memory_columns, ARRAY_SIZE(memory_columns));
+    record_columns(pool_fields, form, ret);
     json_list(&ctl->out, key);
-    if (caid_pools(ctl->client, access ? pool_by_access : pool_by_memory, &rows, &ctl->error) <
-        0)
+    if (caid_pools(ctl->client, pool_row, &rows, &ctl->error) < 0)
         return ctl_failed(ctl, "pools");
     json_list_end(&ctl->out);
     return CTL_OK;
@@ -234,67 +142,39 @@ report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct ta
 
 /* ---- users ---- */
 
-static const struct column user_columns[] = {
-    {"USER", false},   {"DEVICE", true},   {"PINNED", true},  {"HOST", true},
-    {"ARRAYS", true},  {"NAMES", true},    {"LEASES", true},  {"BRACKETS", true},
-    {"PAGES", true},   {"WATCHES", true},  {"CLIENTS", true}, {"CALLS", true},
-    {"PENDING", true}, {"DEFERRED", true},
+static const struct field user_fields[] = {
+    FIELD(USER, caid_user, uid, "uid", "USER"),
+    FIELD(BYTES, caid_user, bytes, "bytes", "DEVICE"),
+    FIELD(BYTES, caid_user, pinned, "pinned", "PINNED"),
+    FIELD(BYTES, caid_user, host, "host", "HOST"),
+    FIELD(U64, caid_user, arrays, "arrays", "ARRAYS"),
+    FIELD(U64, caid_user, names, "names", "NAMES"),
+    FIELD(U64, caid_user, leases, "leases", "LEASES"),
+    FIELD(U64, caid_user, brackets, "brackets", "BRACKETS"),
+    FIELD(U64, caid_user, pages, "pages", "PAGES"),
+    FIELD(U64, caid_user, watches, "watches", "WATCHES"),
+    FIELD(U64, caid_user, connections, "connections", "CLIENTS"),
+    FIELD(U64, caid_user, jobs, "jobs", "CALLS"),
+    FIELD(U64, caid_user, pending, "pending", "PENDING"),
+    FIELD(U64, caid_user, deferred, "deferred", "DEFERRED"),
+    {0},
 };
-
-static void
-user_json(struct json *out, const struct caid_user *u)
-{
-    json_object(out, NULL);
-    json_u64(out, "uid", u->uid);
-    json_u64(out, "connections", u->connections);
-    json_u64(out, "arrays", u->arrays);
-    json_u64(out, "names", u->names);
-    json_u64(out, "leases", u->leases);
-    json_u64(out, "watches", u->watches);
-    json_u64(out, "jobs", u->jobs);
-    json_u64(out, "bytes", u->bytes);
-    json_u64(out, "pinned", u->pinned);
-    json_u64(out, "host", u->host);
-    json_u64(out, "pending", u->pending);
-    json_u64(out, "deferred", u->deferred);
-    json_u64(out, "brackets", u->brackets);
-    json_u64(out, "pages", u->pages);
-    json_object_end(out);
-}
 
 static int
 user_row(const struct caid_user *u, void *userdata)
 {
     const struct rows *rows = userdata;
-    struct table *table = rows->table;
 
-    if (rows->ctl->json) {
-        user_json(&rows->ctl->out, u);
-        return 0;
-    }
-    add_user(table, u->uid);
-    add_bytes(rows->ctl, table, u->bytes);
-    add_bytes(rows->ctl, table, u->pinned);
-    add_bytes(rows->ctl, table, u->host);
-    add_u64(table, u->arrays);
-    add_u64(table, u->names);
-    add_u64(table, u->leases);
-    add_u64(table, u->brackets);
-    add_u64(table, u->pages);
-    add_u64(table, u->watches);
-    add_u64(table, u->connections);
-    add_u64(table, u->jobs);
-    add_u64(table, u->pending);
-    add_u64(table, u->deferred);
+    record_add(rows->ctl, user_fields, 0, u, rows->table);
     return 0;
 }
 
 int
 report_users(struct ctl *ctl, const char *key, struct table *ret)
 {
-    struct rows rows = {.ctl = ctl, .table = ret};
+    struct rows rows = {ctl, ret, 0};
 
-    table_init(ret, user_columns, ARRAY_SIZE(user_columns));
+    record_columns(user_fields, 0, ret);
     json_list(&ctl->out, key);
     if (caid_users(ctl->client, user_row, &rows, &ctl->error) < 0)
         return ctl_failed(ctl, "users");
@@ -321,30 +201,60 @@ report_i64s(struct json *out, const char *key, const int64_t *values, uint32_t n
     json_list_end(out);
 }
 
+struct entry_row {
+    struct caid_entry e;
+    const char *uuid, *state;
+    char *shape, *use;
+};
+
+static const struct field entry_fields[] = {
+    FIELD(STR, entry_row, e.pool, "pool", "POOL", ENTRIES_OF_ALL | ENTRIES_LONG),
+    FIELD(NAMED, entry_row, e.name, "name", "NAME"),
+    FIELD(STR, entry_row, e.typestr, "typestr", "TYPE"),
+    FIELD(STR, entry_row, shape, NULL, "SHAPE"),
+    FIELD(BYTES, entry_row, e.nbytes, "nbytes", "SIZE"),
+    FIELD(STR, entry_row, e.memory, "memory", "MEMORY"),
+    FIELD(U64, entry_row, e.leases, "leases", "LEASES"),
+    FIELD(STR, entry_row, use, NULL, "USE", ENTRIES_OF_ONE | ENTRIES_OF_ALL),
+    FIELD(U64, entry_row, e.readers, "readers", "READERS", ENTRIES_LONG),
+    FIELD(U64, entry_row, e.writers, "writers", "WRITERS", ENTRIES_LONG),
+    FIELD(U64, entry_row, e.waiting, "waiting", "WAITING", ENTRIES_LONG),
+    FIELD(BOOL, entry_row, e.abandoned, "abandoned", NULL),
+    FIELD(STR, entry_row, state, NULL, "STATE", ENTRIES_LONG),
+    FIELD(U64, entry_row, e.parts, "parts", "PARTS", ENTRIES_LONG),
+    FIELD(INDEX, entry_row, e.device, "device", "DEVICE", ENTRIES_LONG),
+    FIELD(STR, entry_row, uuid, "device_uuid", NULL),
+    FIELD(U64, entry_row, e.generation, "generation", "GENERATION", ENTRIES_LONG),
+    FIELD(USER, entry_row, e.uid, "uid", "USER", ENTRIES_LONG),
+    {0},
+};
+
 void
 report_entry(struct ctl *ctl, const struct caid_entry *e)
 {
-    struct json *out = &ctl->out;
+    const struct entry_row row = {.e = *e, .uuid = report_uuid(ctl, e->device)};
 
-    json_str(out, "pool", e->pool);
-    json_str(out, "name", e->name[0] ? e->name : NULL);
-    json_u64(out, "generation", e->generation);
-    if (e->device >= 0)
-        json_i64(out, "device", e->device);
-    else
-        json_null(out, "device");
-    json_str(out, "device_uuid", report_uuid(ctl, e->device));
-    json_str(out, "memory", e->memory);
-    json_str(out, "typestr", e->typestr);
-    report_i64s(out, "shape", e->shape, e->ndim);
-    json_u64(out, "nbytes", e->nbytes);
-    json_u64(out, "uid", e->uid);
-    json_u64(out, "leases", e->leases);
-    json_u64(out, "readers", e->readers);
-    json_u64(out, "writers", e->writers);
-    json_u64(out, "waiting", e->waiting);
-    json_bool(out, "abandoned", e->abandoned);
-    json_u64(out, "parts", e->parts);
+    record_members(&ctl->out, entry_fields, &row);
+    report_i64s(&ctl->out, "shape", e->shape, e->ndim);
+}
+
+void
+report_entry_columns(enum report_entries form, struct table *ret)
+{
+    record_columns(entry_fields, form, ret);
+}
+
+void
+report_entry_row(const struct ctl *ctl, const struct caid_entry *e, enum report_entries form,
+                 struct table *table)
+{
+    _cleanup_free_ char *shape = format_shape(e->shape, e->ndim), *use = report_use(e);
+    const struct entry_row row = {.e = *e,
+                                  .state = e->abandoned ? "abandoned" : "-",
+                                  .shape = shape,
+                                  .use = use};
+
+    record_row(ctl, entry_fields, form, &row, table);
 }
 
 char *
@@ -377,23 +287,28 @@ report_use(const struct caid_entry *e)
     return text;
 }
 
+static const struct field holder_fields[] = {
+    FIELD(U64, caid_holder, pid, "pid", "PID"),
+    FIELD(USER, caid_holder, uid, "uid", "USER"),
+    FIELD(STR, caid_holder, client, "client", "CLIENT"),
+    FIELD(BOOL, caid_holder, readonly, "readonly", NULL),
+    FIELD(BOOL, caid_holder, hung_up, "hung_up", NULL),
+    FIELD(U64, caid_holder, reading, "reading", NULL),
+    FIELD(U64, caid_holder, writing, "writing", NULL),
+    FIELD(U64, caid_holder, waiting, "waiting", NULL),
+    {0},
+};
+
 void
-report_holders(struct json *out, const struct caid_details *d)
+report_holders(struct ctl *ctl, const struct caid_details *d)
 {
-    json_list(out, "holders");
+    json_list(&ctl->out, "holders");
     for (size_t i = 0; i < d->n_holders; i++) {
-        json_object(out, NULL);
-        json_u64(out, "pid", d->holders[i].pid);
-        json_u64(out, "uid", d->holders[i].uid);
-        json_str(out, "client", d->holders[i].client);
-        json_bool(out, "readonly", d->holders[i].readonly);
-        json_bool(out, "hung_up", d->holders[i].hung_up);
-        json_u64(out, "reading", d->holders[i].reading);
-        json_u64(out, "writing", d->holders[i].writing);
-        json_u64(out, "waiting", d->holders[i].waiting);
-        json_object_end(out);
+        json_object(&ctl->out, NULL);
+        record_members(&ctl->out, holder_fields, &d->holders[i]);
+        json_object_end(&ctl->out);
     }
-    json_list_end(out);
+    json_list_end(&ctl->out);
 }
 
 /* ---- unnamed arrays ---- */
@@ -412,27 +327,35 @@ unnamed_json(struct ctl *ctl, const struct caid_details *d)
     report_entry(ctl, &d->entry);
     json_u64(&ctl->out, "array", d->array);
     json_u64(&ctl->out, "block", d->block);
-    report_holders(&ctl->out, d);
+    report_holders(ctl, d);
     json_object_end(&ctl->out);
 }
 
-static void
-unnamed_array(const struct rows *rows, const struct caid_entry *e)
-{
-    table_add(rows->table, "%s", e->pool);
-    table_add(rows->table, "%s", e->name[0] ? e->name : "-");
-    add_u64(rows->table, e->generation);
-    table_add(rows->table, "%s", e->memory);
-    add_bytes(rows->ctl, rows->table, e->nbytes);
-}
+static const struct field unnamed_fields[] = {
+    FIELD(STR, caid_entry, pool, NULL, "POOL"),
+    FIELD(NAMED, caid_entry, name, NULL, "LAST NAME"),
+    FIELD(U64, caid_entry, generation, NULL, "GENERATION"),
+    FIELD(STR, caid_entry, memory, NULL, "MEMORY"),
+    FIELD(BYTES, caid_entry, nbytes, NULL, "SIZE"),
+    {0},
+};
 
-static void
-unnamed_holder(const struct rows *rows, const struct caid_holder *holder)
+/* Who keeps it, then what it is. */
+static void PRINTF(4, 5) unnamed_other(const struct rows *rows, const struct caid_entry *e,
+                                       const char *user, const char *fmt, ...)
 {
-    add_u64(rows->table, holder->pid);
-    add_user(rows->table, holder->uid);
-    table_add(rows->table, "%s", holder->client ? holder->client : "-");
-    table_add(rows->table, "%s", holder->hung_up ? "gone" : holder->readonly ? "r" : "rw");
+    _cleanup_free_ char *what = NULL;
+    va_list args;
+
+    va_start(args, fmt);
+    if (vasprintf(&what, fmt, args) < 0)
+        out_of_memory();
+    va_end(args);
+    table_add(rows->table, "-");
+    table_add(rows->table, "%s", user);
+    table_add(rows->table, "%s", what);
+    table_add(rows->table, "-");
+    record_row(rows->ctl, unnamed_fields, 0, e, rows->table);
 }
 
 /* What keeps it beside those holders: others that a packet had no room for, and its parts, which only
@@ -441,21 +364,12 @@ static void
 unnamed_rest(const struct rows *rows, const struct caid_details *d)
 {
     const struct caid_entry *e = &d->entry;
+    _cleanup_free_ char *user = format_user(e->uid);
 
-    if (d->n_holders < e->leases) {
-        table_add(rows->table, "-");
-        table_add(rows->table, "-");
-        table_add(rows->table, "%" PRIu64 " more", e->leases - d->n_holders);
-        table_add(rows->table, "-");
-        unnamed_array(rows, e);
-    }
-    if (e->parts) {
-        table_add(rows->table, "-");
-        add_user(rows->table, e->uid);
-        table_add(rows->table, "%" PRIu64 " part%s", e->parts, e->parts > 1 ? "s" : "");
-        table_add(rows->table, "-");
-        unnamed_array(rows, e);
-    }
+    if (d->n_holders < e->leases)
+        unnamed_other(rows, e, "-", "%" PRIu64 " more", e->leases - d->n_holders);
+    if (e->parts)
+        unnamed_other(rows, e, user, "%" PRIu64 " part%s", e->parts, e->parts > 1 ? "s" : "");
 }
 
 static int
@@ -468,8 +382,10 @@ unnamed_row(const struct caid_details *d, void *userdata)
         return 0;
     }
     for (size_t i = 0; i < d->n_holders; i++) {
-        unnamed_holder(rows, &d->holders[i]);
-        unnamed_array(rows, &d->entry);
+        const struct caid_holder *holder = &d->holders[i];
+        record_row(rows->ctl, holder_fields, 0, holder, rows->table);
+        table_add(rows->table, "%s", holder->hung_up ? "gone" : holder->readonly ? "r" : "rw");
+        record_row(rows->ctl, unnamed_fields, 0, &d->entry, rows->table);
     }
     unnamed_rest(rows, d);
     return 0;
@@ -478,7 +394,7 @@ unnamed_row(const struct caid_details *d, void *userdata)
 int
 report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret)
 {
-    struct rows rows = {.ctl = ctl, .table = ret};
+    struct rows rows = {ctl, ret, 0};
     struct caid_list_options options = CAID_INIT(options);
 
     options.pool = pool;

@@ -7,14 +7,15 @@
 #pragma once
 
 #include "ctl.h"
-#include "table.h"
+#include "record.h"
 
 /* Memory by device; device -1: all. */
 int report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *ret);
 
+/* Forms of the table. */
 enum report_pools {
-    POOLS_BY_ACCESS, /* whose they are */
-    POOLS_BY_MEMORY, /* what they have */
+    POOLS_BY_ACCESS = 1, /* whose they are */
+    POOLS_BY_MEMORY = 2, /* what they have */
 };
 
 int report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct table *ret);
@@ -24,6 +25,9 @@ int report_users(struct ctl *ctl, const char *key, struct table *ret);
 
 /* Arrays without a name and the processes that keep them; pool NULL: of all that may be read. */
 int report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret);
+
+/* The end of a verb whose result is one list: closes the object, or prints the table. Returns status. */
+int report_end(struct ctl *ctl, int status, const struct table *table);
 
 /* ---- pieces ---- */
 
@@ -41,7 +45,18 @@ char *report_use(const struct caid_entry *e);
 /* The members of an entry, into an object that is open. */
 void report_entry(struct ctl *ctl, const struct caid_entry *e);
 
-void report_holders(struct json *out, const struct caid_details *d);
+/* The same as rows. */
+enum report_entries {
+    ENTRIES_OF_ONE = 1, /* pool */
+    ENTRIES_OF_ALL = 2,
+    ENTRIES_LONG = 4,
+};
+
+void report_entry_columns(enum report_entries form, struct table *ret);
+void report_entry_row(const struct ctl *ctl, const struct caid_entry *e,
+                      enum report_entries form, struct table *table);
+
+void report_holders(struct ctl *ctl, const struct caid_details *d);
 
 /* One pool as an object. */
 void report_pool(struct ctl *ctl, const struct caid_pool *p);

@@ -12,7 +12,8 @@
 void
 table_init(struct table *table, const struct column *columns, size_t n_columns)
 {
-    *table = (struct table){.columns = columns, .n_columns = n_columns};
+    *table = (struct table){.n_columns = n_columns};
+    memcpy(table->columns, columns, n_columns * sizeof(*columns));
 }
 
 void
@@ -23,17 +24,9 @@ table_deinit(struct table *table)
     free(table->cells);
 }
 
-void
-table_add(struct table *table, const char *fmt, ...)
+static void
+add_text(struct table *table, const char *text)
 {
-    _cleanup_free_ char *text = NULL;
-    va_list args;
-
-    va_start(args, fmt);
-    int n = vasprintf(&text, fmt, args);
-    va_end(args);
-    if (n < 0)
-        out_of_memory();
     if (table->n_cells == table->capacity) {
         table->capacity = table->capacity ? 2 * table->capacity : 32;
         table->cells = reallocarray(table->cells, table->capacity, sizeof(table->cells[0]));
@@ -41,6 +34,44 @@ table_add(struct table *table, const char *fmt, ...)
             out_of_memory();
     }
     table->cells[table->n_cells++] = format_plain(text);
+}
+
+static void PRINTF(2, 0) add(struct table *table, const char *fmt, va_list args)
+{
+    _cleanup_free_ char *text = NULL;
+
+    if (vasprintf(&text, fmt, args) < 0)
+        out_of_memory();
+    add_text(table, text);
+}
+
+void
+table_add(struct table *table, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    add(table, fmt, args);
+    va_end(args);
+}
+
+void
+table_init_facts(struct table *table)
+{
+    static const struct column columns[] = {{"", false}, {"", false}};
+
+    table_init(table, columns, ARRAY_SIZE(columns));
+}
+
+void
+table_fact(struct table *table, const char *name, const char *fmt, ...)
+{
+    va_list args;
+
+    add_text(table, name);
+    va_start(args, fmt);
+    add(table, fmt, args);
+    va_end(args);
 }
 
 static size_t

@@ -16,16 +16,22 @@ struct column {
     bool right; /* numbers */
 };
 
+#define TABLE_COLUMNS_MAX 16
+
 struct table {
-    const struct column *columns;
+    struct column columns[TABLE_COLUMNS_MAX];
     size_t n_columns;
     char **cells; /* row by row */
     size_t n_cells, capacity;
 };
 
-/* columns must outlive the table. */
+/* n_columns: at most TABLE_COLUMNS_MAX. */
 void table_init(struct table *table, const struct column *columns, size_t n_columns);
 void table_deinit(struct table *table);
+
+/* A table of facts: rows of a name and what it is. */
+void table_init_facts(struct table *table);
+void table_fact(struct table *table, const char *name, const char *fmt, ...) PRINTF(3, 4);
 
 /* Adds the next cell of the row, then of the next row. Ends the program when out of memory. */
 void table_add(struct table *table, const char *fmt, ...) PRINTF(2, 3);

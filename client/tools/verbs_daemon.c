@@ -8,28 +8,48 @@
 #include "format.h"
 #include "report.h"
 
-static const struct column facts[] = {{"", false}, {"", false}};
-
 /* ---- status ---- */
 
-/* A string of the daemon's that is "" where it is not known. */
-static const char *
-known(const char *text)
-{
-    return text[0] ? text : NULL;
-}
+static const struct field status_fields[] = {
+    FIELD(CHARS, caid_status, server, "server"),
+    FIELD(U64, caid_status, pid, "pid"),
+    FIELD(U64, caid_status, uptime_ns, "uptime_ns"),
+    FIELD(CHARS, caid_status, socket, "socket"),
+    FIELD(CHARS, caid_status, driver, "driver"),
+    FIELD(CHARS, caid_status, driver_path, "driver_path"),
+    FIELD(U64, caid_status, driver_version, "driver_version"),
+    FIELD(CHARS, caid_status, pool, "pool"),
+    FIELD(U64, caid_status, connections, "connections"),
+    FIELD(U64, caid_status, pools, "pools"),
+    FIELD(U64, caid_status, blocks, "blocks"),
+    FIELD(U64, caid_status, arrays, "arrays"),
+    FIELD(U64, caid_status, names, "names"),
+    FIELD(U64, caid_status, leases, "leases"),
+    FIELD(U64, caid_status, jobs, "jobs"),
+    FIELD(U64, caid_status, release_errors, "release_errors"),
+    FIELD(U64, caid_status, watches, "watches"),
+    FIELD(U64, caid_status, pending, "pending"),
+    FIELD(U64, caid_status, contexts, "contexts"),
+    FIELD(U64, caid_status, brackets, "brackets"),
+    FIELD(U64, caid_status, pages, "pages"),
+    FIELD(U64, caid_status, timelines, "timelines"),
+    {0},
+};
 
-static void
-status_device_json(struct json *out, const struct caid_device *device)
-{
-    json_str(out, "kinds", device->kinds);
-    json_str(out, "handoff", device->handoff);
-    json_bool(out, "memops", device->memops);
-    json_bool(out, "readonly_host", device->readonly_host);
-    json_bool(out, "mps", device->mps);
-    json_str(out, "persistence", known(device->persistence));
-    json_str(out, "compute_mode", known(device->compute_mode));
-}
+static const struct field status_device_fields[] = {
+    FIELD(CHARS, caid_device, uuid, "uuid"),
+    FIELD(CHARS, caid_device, name, "name"),
+    FIELD(U64, caid_device, total, "total"),
+    FIELD(U64, caid_device, granularity, "granularity"),
+    FIELD(CHARS, caid_device, kinds, "kinds"),
+    FIELD(CHARS, caid_device, handoff, "handoff"),
+    FIELD(BOOL, caid_device, memops, "memops"),
+    FIELD(BOOL, caid_device, readonly_host, "readonly_host"),
+    FIELD(BOOL, caid_device, mps, "mps"),
+    FIELD(CHARS, caid_device, persistence, "persistence"),
+    FIELD(CHARS, caid_device, compute_mode, "compute_mode"),
+    {0},
+};
 
 static void
 status_json(struct ctl *ctl, const struct caid_status *s)
@@ -39,37 +59,12 @@ status_json(struct ctl *ctl, const struct caid_status *s)
     struct json *out = &ctl->out;
 
     json_object(out, NULL);
-    json_str(out, "server", s->server);
-    json_u64(out, "pid", s->pid);
-    json_u64(out, "uptime_ns", s->uptime_ns);
-    json_str(out, "socket", s->socket);
-    json_str(out, "driver", s->driver);
-    json_str(out, "driver_path", s->driver_path);
-    json_u64(out, "driver_version", s->driver_version);
-    json_str(out, "pool", s->pool);
-    json_u64(out, "connections", s->connections);
-    json_u64(out, "pools", s->pools);
-    json_u64(out, "blocks", s->blocks);
-    json_u64(out, "arrays", s->arrays);
-    json_u64(out, "names", s->names);
-    json_u64(out, "leases", s->leases);
-    json_u64(out, "jobs", s->jobs);
-    json_u64(out, "release_errors", s->release_errors);
-    json_u64(out, "watches", s->watches);
-    json_u64(out, "pending", s->pending);
-    json_u64(out, "contexts", s->contexts);
-    json_u64(out, "brackets", s->brackets);
-    json_u64(out, "pages", s->pages);
-    json_u64(out, "timelines", s->timelines);
+    record_members(out, status_fields, s);
     json_list(out, "devices");
     for (int i = 0; i < n; i++) {
         json_object(out, NULL);
         json_i64(out, "index", i);
-        json_str(out, "uuid", devices[i].uuid);
-        json_str(out, "name", devices[i].name);
-        json_u64(out, "total", devices[i].total);
-        json_u64(out, "granularity", devices[i].granularity);
-        status_device_json(out, &devices[i]);
+        record_members(out, status_device_fields, &devices[i]);
         json_object_end(out);
     }
     json_list_end(out);
@@ -83,10 +78,11 @@ status_devices(struct ctl *ctl, struct table *table)
     int n = caid_client_devices(ctl->client, &devices);
 
     for (int i = 0; i < n; i++) {
+        char name[32];
         _cleanup_free_ char *total = format_bytes(devices[i].total, ctl->bytes);
-        table_add(table, "device %d", i);
-        table_add(table, "%s, %s, %s, hand-off by %s", devices[i].name, total, devices[i].uuid,
-                  devices[i].handoff);
+        snprintf(name, sizeof(name), "device %d", i);
+        table_fact(table, name, "%s, %s, %s, hand-off by %s", devices[i].name, total,
+                   devices[i].uuid, devices[i].handoff);
     }
 }
 
@@ -97,39 +93,28 @@ status_table(struct ctl *ctl, const struct caid_status *s)
     _cleanup_free_ char *uptime = format_duration(s->uptime_ns);
     bool soft = s->driver[0] == 's';
 
-    table_init(&table, facts, ARRAY_SIZE(facts));
-    table_add(&table, "server");
-    table_add(&table, "%s, pid %" PRIu64 ", up %s", s->server, s->pid, uptime);
-    table_add(&table, "socket");
-    table_add(&table, "%s", s->socket);
-    table_add(&table, "driver");
-    table_add(&table, "%s, CUDA %" PRIu64 ".%" PRIu64 ", %s%s", s->driver,
-              s->driver_version / 1000, s->driver_version % 1000 / 10, s->driver_path,
-              soft ? " (SOFTWARE: no GPU is used)" : "");
+    table_init_facts(&table);
+    table_fact(&table, "server", "%s, pid %" PRIu64 ", up %s", s->server, s->pid, uptime);
+    table_fact(&table, "socket", "%s", s->socket);
+    table_fact(&table, "driver", "%s, CUDA %" PRIu64 ".%" PRIu64 ", %s%s", s->driver,
+               s->driver_version / 1000, s->driver_version % 1000 / 10, s->driver_path,
+               soft ? " (SOFTWARE: no GPU is used)" : "");
     status_devices(ctl, &table);
-    table_add(&table, "your pool");
-    table_add(&table, "%s", s->pool);
-    table_add(&table, "holds");
-    table_add(&table,
-              "%" PRIu64 " names, %" PRIu64 " arrays, %" PRIu64 " blocks, %" PRIu64
-              " pools, %" PRIu64 " timelines",
-              s->names, s->arrays, s->blocks, s->pools, s->timelines);
-    table_add(&table, "serves");
-    table_add(&table,
-              "%" PRIu64 " connections, %" PRIu64 " leases, %" PRIu64 " brackets, %" PRIu64
-              " watches, %" PRIu64 " driver calls",
-              s->connections, s->leases, s->brackets, s->watches, s->jobs);
-    table_add(&table, "waits");
-    table_add(&table, "%" PRIu64 " entries to be freed", s->pending);
-    if (s->contexts > 0) {
-        table_add(&table, "contexts");
-        table_add(&table, "%" PRIu64 ", for legacy handles", s->contexts);
-    }
-    if (s->release_errors > 0) {
-        table_add(&table, "lost");
-        table_add(&table, "%" PRIu64 " blocks that the driver did not take back",
-                  s->release_errors);
-    }
+    table_fact(&table, "your pool", "%s", s->pool);
+    table_fact(&table, "holds",
+               "%" PRIu64 " names, %" PRIu64 " arrays, %" PRIu64 " blocks, %" PRIu64
+               " pools, %" PRIu64 " timelines",
+               s->names, s->arrays, s->blocks, s->pools, s->timelines);
+    table_fact(&table, "serves",
+               "%" PRIu64 " connections, %" PRIu64 " leases, %" PRIu64 " brackets, %" PRIu64
+               " watches, %" PRIu64 " driver calls",
+               s->connections, s->leases, s->brackets, s->watches, s->jobs);
+    table_fact(&table, "waits", "%" PRIu64 " entries to be freed", s->pending);
+    if (s->contexts > 0)
+        table_fact(&table, "contexts", "%" PRIu64 ", for legacy handles", s->contexts);
+    if (s->release_errors > 0)
+        table_fact(&table, "lost", "%" PRIu64 " blocks that the driver did not take back",
+                   s->release_errors);
     table_print(&table, false);
 }
 
@@ -158,13 +143,7 @@ verb_info(struct ctl *ctl, int argc, char **argv)
     if (argc > 0 && device < 0)
         return CTL_LOCAL;
     json_object(&ctl->out, NULL);
-    int status = report_devices(ctl, "devices", device, &table);
-    if (status != CTL_OK)
-        return status;
-    json_object_end(&ctl->out);
-    if (!ctl->json)
-        table_print(&table, true);
-    return CTL_OK;
+    return report_end(ctl, report_devices(ctl, "devices", device, &table), &table);
 }
 
 /* ---- flush ---- */

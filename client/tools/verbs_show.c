@@ -8,8 +8,6 @@
 #include "format.h"
 #include "report.h"
 
-static const struct column facts[] = {{"", false}, {"", false}};
-
 /* ---- an array ---- */
 
 static void
@@ -29,7 +27,7 @@ details_json(struct ctl *ctl, const struct caid_details *d)
     json_u64(out, "block", d->block);
     json_u64(out, "block_size", d->block_size);
     json_u64(out, "offset", d->offset);
-    report_holders(out, d);
+    report_holders(ctl, d);
     json_object_end(out);
 }
 
@@ -42,37 +40,23 @@ details_array(const struct ctl *ctl, struct table *table, const struct caid_deta
     _cleanup_free_ char *user = format_user(e->uid);
     _cleanup_free_ char *use = report_use(e);
 
-    table_add(table, "name");
-    table_add(table, "%s", e->name);
-    table_add(table, "pool");
-    table_add(table, "%s", e->pool);
-    table_add(table, "type");
-    table_add(table, "%s", e->typestr);
-    if (d->descr) {
-        table_add(table, "fields");
-        table_add(table, "%s", d->descr);
-    }
-    table_add(table, "shape");
-    table_add(table, "%s", shape);
+    table_fact(table, "name", "%s", e->name);
+    table_fact(table, "pool", "%s", e->pool);
+    table_fact(table, "type", "%s", e->typestr);
+    if (d->descr)
+        table_fact(table, "fields", "%s", d->descr);
+    table_fact(table, "shape", "%s", shape);
     if (d->strides) {
         _cleanup_free_ char *strides = format_strides(d->strides, e->ndim);
-        table_add(table, "strides");
-        table_add(table, "%s", strides);
+        table_fact(table, "strides", "%s", strides);
     }
-    table_add(table, "size");
-    table_add(table, "%s", size);
-    if (d->metadata) {
-        table_add(table, "metadata");
-        table_add(table, "%s", d->metadata);
-    }
-    table_add(table, "use");
-    table_add(table, "%s", use);
-    if (e->parts) {
-        table_add(table, "parts");
-        table_add(table, "%" PRIu64 " published of it", e->parts);
-    }
-    table_add(table, "created by");
-    table_add(table, "%s, generation %" PRIu64, user, e->generation);
+    table_fact(table, "size", "%s", size);
+    if (d->metadata)
+        table_fact(table, "metadata", "%s", d->metadata);
+    table_fact(table, "use", "%s", use);
+    if (e->parts)
+        table_fact(table, "parts", "%" PRIu64 " published of it", e->parts);
+    table_fact(table, "created by", "%s, generation %" PRIu64, user, e->generation);
 }
 
 static void
@@ -82,14 +66,12 @@ details_memory(const struct ctl *ctl, struct table *table, const struct caid_det
     _cleanup_free_ char *size = format_bytes(d->block_size, ctl->bytes);
     _cleanup_free_ char *offset = format_bytes(d->offset, ctl->bytes);
 
-    table_add(table, "device");
-    table_add(table, "%d, %s", d->entry.device, uuid ? uuid : "unknown");
-    table_add(table, "memory");
+    table_fact(table, "device", "%d, %s", d->entry.device, uuid ? uuid : "unknown");
     if (d->block == 0)
-        table_add(table, "%s, none", d->entry.memory);
+        table_fact(table, "memory", "%s, none", d->entry.memory);
     else
-        table_add(table, "%s, %s into block %" PRIu64 " of %s", d->entry.memory, offset,
-                  d->block, size);
+        table_fact(table, "memory", "%s, %s into block %" PRIu64 " of %s", d->entry.memory,
+                   offset, d->block, size);
 }
 
 /* The brackets that it has, as ", 1 reads, 2 wait". */
@@ -114,17 +96,14 @@ details_holders(struct table *table, const struct caid_details *d)
     for (size_t i = 0; i < d->n_holders; i++) {
         const struct caid_holder *holder = &d->holders[i];
         _cleanup_free_ char *user = format_user(holder->uid);
-        table_add(table, "held by");
         _cleanup_free_ char *use = holder_use(holder);
-        table_add(table, "pid %" PRIu64 " of %s, %s%s%s%s%s", holder->pid, user,
-                  holder->readonly ? "r" : "rw", holder->client ? ", " : "",
-                  holder->client ? holder->client : "",
-                  holder->hung_up ? ", hung up and not exited" : "", use);
+        table_fact(table, "held by", "pid %" PRIu64 " of %s, %s%s%s%s%s", holder->pid, user,
+                   holder->readonly ? "r" : "rw", holder->client ? ", " : "",
+                   holder->client ? holder->client : "",
+                   holder->hung_up ? ", hung up and not exited" : "", use);
     }
-    if (d->n_holders < d->entry.leases) {
-        table_add(table, "held by");
-        table_add(table, "%" PRIu64 " more", d->entry.leases - d->n_holders);
-    }
+    if (d->n_holders < d->entry.leases)
+        table_fact(table, "held by", "%" PRIu64 " more", d->entry.leases - d->n_holders);
 }
 
 static int
@@ -133,7 +112,7 @@ show_details(const struct caid_details *d, void *userdata)
     struct ctl *ctl = userdata;
     _cleanup_table_ struct table table;
 
-    table_init(&table, facts, ARRAY_SIZE(facts));
+    table_init_facts(&table);
     if (ctl->json) {
         details_json(ctl, d);
         return 0;
@@ -156,15 +135,11 @@ pool_space(const struct ctl *ctl, struct table *table, const struct caid_pool *p
     _cleanup_free_ char *holes = format_bytes(p->holes, ctl->bytes);
     _cleanup_free_ char *largest = format_bytes(p->largest, ctl->bytes);
 
-    table_add(table, "allocated");
-    table_add(table, "%s", allocated);
-    table_add(table, "pending");
-    table_add(table, "%s", pending);
-    table_add(table, "reserve");
-    table_add(table, "%s", reserve);
-    table_add(table, "holes");
-    table_add(table, "%s, the largest %s: %.0f %% fragmented", holes, largest,
-              100.0 * report_fragmentation(p));
+    table_fact(table, "allocated", "%s", allocated);
+    table_fact(table, "pending", "%s", pending);
+    table_fact(table, "reserve", "%s", reserve);
+    table_fact(table, "holes", "%s, the largest %s: %.0f %% fragmented", holes, largest,
+               100.0 * report_fragmentation(p));
 }
 
 static void
@@ -179,19 +154,14 @@ pool_table(const struct ctl *ctl, const struct caid_pool *p)
     char mode[10];
 
     format_mode(p->mode, mode);
-    table_init(&table, facts, ARRAY_SIZE(facts));
-    table_add(&table, "pool");
-    table_add(&table, "%s", p->name);
-    table_add(&table, "owner");
-    table_add(&table, "%s, group %s, %s", user, group, mode);
-    table_add(&table, "memory");
-    table_add(&table, "%s of %s, in %" PRIu64 " blocks", used,
-              p->quota > 0 ? quota : "what the device has", p->blocks);
+    table_init_facts(&table);
+    table_fact(&table, "pool", "%s", p->name);
+    table_fact(&table, "owner", "%s, group %s, %s", user, group, mode);
+    table_fact(&table, "memory", "%s of %s, in %" PRIu64 " blocks", used,
+               p->quota > 0 ? quota : "what the device has", p->blocks);
     pool_space(ctl, &table, p);
-    table_add(&table, "pinned");
-    table_add(&table, "%s", pinned);
-    table_add(&table, "holds");
-    table_add(&table, "%" PRIu64 " names, %" PRIu64 " arrays", p->names, p->arrays);
+    table_fact(&table, "pinned", "%s", pinned);
+    table_fact(&table, "holds", "%" PRIu64 " names, %" PRIu64 " arrays", p->names, p->arrays);
     table_print(&table, false);
 }
 
@@ -232,13 +202,7 @@ show_unnamed(struct ctl *ctl)
     _cleanup_table_ struct table table = {0};
 
     json_object(&ctl->out, NULL);
-    int status = report_unnamed(ctl, "unnamed", ctl->pool, &table);
-    if (status != CTL_OK)
-        return status;
-    json_object_end(&ctl->out);
-    if (!ctl->json)
-        table_print(&table, true);
-    return CTL_OK;
+    return report_end(ctl, report_unnamed(ctl, "unnamed", ctl->pool, &table), &table);
 }
 
 /* ---- all ---- */

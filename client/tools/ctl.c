@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "format.h"
+
+void
+ctl_complain(const char *what, const char *why)
+{
+    _cleanup_free_ char *plain_what = format_plain(what);
+    _cleanup_free_ char *plain_why = format_plain(why);
+
+    fprintf(stderr, "caidctl: %s: %s\n", plain_what, plain_why);
+}
+
+/* What the library itself finds wrong with the connection is no refusal. */
+int
+ctl_status(const struct ctl *ctl)
+{
+    int32_t code = ctl->error.code;
+
+    return code > CAID_ERR_PROTOCOL && code < CAID_ERR_NO_DAEMON ? CTL_REFUSED : CTL_LOCAL;
+}
+
+int
+ctl_failed(const struct ctl *ctl, const char *what)
+{
+    ctl_complain(what, ctl->error.message);
+    return ctl_status(ctl);
+}
+
+bool
+ctl_number(const char *text, unsigned long max, unsigned long *ret)
+{
+    char *end;
+
+    if (text[0] < '0' || text[0] > '9')
+        return false;
+    errno = 0;
+    *ret = strtoul(text, &end, 10);
+    return errno == 0 && *end == 0 && *ret <= max;
+}
+
+int32_t
+ctl_device(const struct ctl *ctl, const char *text)
+{
+    const struct caid_device *devices;
+    int n = caid_client_devices(ctl->client, &devices);
+    unsigned long index;
+
+    for (int i = 0; i < n; i++)
+        if (strcmp(devices[i].uuid, text) == 0)
+            return i;
+    if (n > 0 && ctl_number(text, (unsigned long)n - 1, &index))
+        return (int32_t)index;
+    ctl_complain(text, "no such device; see caidctl status");
+    return -1;
+}

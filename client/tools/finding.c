@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a check tells. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "doctor.h"
+#include "format.h"
+
+const char *
+doctor_level_name(enum doctor_level level)
+{
+    static const char *const names[] = {"ok", "warning", "problem"};
+    return names[level];
+}
+
+void
+finding_set(struct finding *ret, enum doctor_level level, const char *id, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    ret->level = level;
+    ret->id = id;
+    if (vasprintf(&ret->found, fmt, args) < 0)
+        out_of_memory();
+    va_end(args);
+}
+
+void
+finding_remedy(struct finding *ret, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    if (vasprintf(&ret->remedy, fmt, args) < 0)
+        out_of_memory();
+    va_end(args);
+}
+
+void
+finding_no_answer(struct finding *ret, const struct doctor *doctor)
+{
+    finding_problem(ret, "no_answer", "%s", doctor->ctl->error.message);
+    finding_remedy(ret, "caid's log may say why; ask again");
+}
+
+void
+finding_deinit(struct finding *finding)
+{
+    free(finding->found);
+    free(finding->remedy);
+}
