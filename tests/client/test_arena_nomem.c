@@ -10,55 +10,7 @@
 
 #include "arena_fixture.h"
 #include "base/macros.h"
-
-static int to_go = -1; /* allocations until one fails; negative: none does */
-
-static bool
-fails(void)
-{
-    return to_go >= 0 && to_go-- == 0;
-}
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *old, size_t size);
-void *__real_reallocarray(void *old, size_t n, size_t size);
-char *__real_strdup(const char *s);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *old, size_t size);
-void *__wrap_reallocarray(void *old, size_t n, size_t size);
-char *__wrap_strdup(const char *s);
-
-void *
-__wrap_malloc(size_t size)
-{
-    return fails() ? NULL : __real_malloc(size);
-}
-
-void *
-__wrap_calloc(size_t n, size_t size)
-{
-    return fails() ? NULL : __real_calloc(n, size);
-}
-
-void *
-__wrap_realloc(void *old, size_t size)
-{
-    return fails() ? NULL : __real_realloc(old, size);
-}
-
-void *
-__wrap_reallocarray(void *old, size_t n, size_t size)
-{
-    return fails() ? NULL : __real_reallocarray(old, n, size);
-}
-
-char *
-__wrap_strdup(const char *s)
-{
-    return fails() ? NULL : __real_strdup(s);
-}
+#include "nomem.h"
 
 static char own_pool[80]; /* that a client has without saying so */
 
@@ -82,7 +34,7 @@ free_all(struct caid_arena *arena, const uint64_t *ptrs, size_t n)
 }
 
 static int
-use(struct caid_arena *arena, struct caid_error *error)
+use(struct caid_arena *arena)
 {
     const uint64_t sizes[] = {100, 5000, 3 * MIB, 100, 4096, 700};
     const int64_t shape = 100;
@@ -92,30 +44,30 @@ use(struct caid_arena *arena, struct caid_error *error)
 
     OPTIONS(caid_part_options, options, .typestr = "|u1", .shape = &shape, .ndim = 1);
     for (size_t i = 0; r == 0 && i < ARRAY_SIZE(ptrs); i++) {
-        r = caid_arena_alloc(arena, sizes[i % ARRAY_SIZE(sizes)], 0, &ptrs[n], error);
+        r = caid_arena_alloc(arena, sizes[i % ARRAY_SIZE(sizes)], 0, &ptrs[n], &error);
         n += r == 0;
     }
     if (r == 0)
-        r = caid_arena_publish(arena, ptrs[0], "part", &options, NULL, error);
+        r = caid_arena_publish(arena, ptrs[0], "part", &options, NULL, &error);
     free_all(arena, ptrs, n);
     if (r == 0)
-        r = caid_arena_flush(arena, error);
+        r = caid_arena_flush(arena, &error);
     if (r == 0)
-        r = caid_arena_trim(arena, error);
+        r = caid_arena_trim(arena, &error);
     return r;
 }
 
 static int
-scenario(struct caid_error *error)
+scenario(void)
 {
     struct caid_arena_options options = arena_blocks_of(4);
     struct caid_arena *arena;
 
     options.pool = own_pool;
-    int r = caid_arena_new(f.client, &arena, &options, error);
+    int r = caid_arena_new(f.client, &arena, &options, &error);
     if (r < 0)
         return r;
-    r = use(arena, error);
+    r = use(arena);
     caid_arena_close(arena);
     return r;
 }
@@ -133,7 +85,7 @@ CLIENT_TEST(arena_nomem, at_every_place)
     do {
         error = (struct caid_error){0};
         to_go = n;
-        int r = scenario(&error);
+        int r = scenario();
         reached = to_go < 0;
         to_go = -1;
         if (r < 0)

@@ -233,8 +233,9 @@ CAID_TEST(bracket_hostile, grants)
 
 /* ---- what is right ---- */
 
+/* Opens the array, and grants a begin with a first portion of its fences. */
 static void
-script_portions(struct fake *fake)
+grant_with_more(struct fake *fake)
 {
     struct grant g;
 
@@ -243,6 +244,12 @@ script_portions(struct fake *fake)
     g.result.more = true;
     if (fake_request(fake) == MSG_BEGIN)
         send_grant(fake, MSG_BEGIN, &g);
+}
+
+static void
+script_portions(struct fake *fake)
+{
+    grant_with_more(fake);
     for (uint64_t slot = 1; slot < TIMELINE_SLOTS; slot++)
         if (fake_request(fake) == MSG_FENCES)
             send_known(fake, MSG_FENCES, slot, slot < TIMELINE_SLOTS - 1);
@@ -270,13 +277,7 @@ CAID_TEST(bracket_hostile, portions_come_to_an_end)
 static void
 script_for_ever(struct fake *fake)
 {
-    struct grant g;
-
-    grant_array(fake);
-    grant_init(&g);
-    g.result.more = true;
-    if (fake_request(fake) == MSG_BEGIN)
-        send_grant(fake, MSG_BEGIN, &g);
+    grant_with_more(fake);
     for (uint64_t slot = 1; fake_request(fake) == MSG_FENCES; slot++)
         send_known(fake, MSG_FENCES, slot % TIMELINE_SLOTS, true);
 }
@@ -294,13 +295,7 @@ CAID_TEST(bracket_hostile, portions_without_end_are_refused)
 static void
 script_abandoned_portion(struct fake *fake)
 {
-    struct grant g;
-
-    grant_array(fake);
-    grant_init(&g);
-    g.result.more = true;
-    if (fake_request(fake) == MSG_BEGIN)
-        send_grant(fake, MSG_BEGIN, &g);
+    grant_with_more(fake);
     if (fake_request(fake) == MSG_FENCES)
         fake_error(fake, CAID_ERR_ABANDONED, "its writer died", 0);
     go_on(fake);

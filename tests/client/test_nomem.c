@@ -12,55 +12,7 @@
 #include "base/macros.h"
 #include "caid_test.h"
 #include "daemon.h"
-
-static int to_go = -1; /* allocations until one fails; negative: none does */
-
-static bool
-fails(void)
-{
-    return to_go >= 0 && to_go-- == 0;
-}
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *old, size_t size);
-void *__real_reallocarray(void *old, size_t n, size_t size);
-char *__real_strdup(const char *s);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *old, size_t size);
-void *__wrap_reallocarray(void *old, size_t n, size_t size);
-char *__wrap_strdup(const char *s);
-
-void *
-__wrap_malloc(size_t size)
-{
-    return fails() ? NULL : __real_malloc(size);
-}
-
-void *
-__wrap_calloc(size_t n, size_t size)
-{
-    return fails() ? NULL : __real_calloc(n, size);
-}
-
-void *
-__wrap_realloc(void *old, size_t size)
-{
-    return fails() ? NULL : __real_realloc(old, size);
-}
-
-void *
-__wrap_reallocarray(void *old, size_t n, size_t size)
-{
-    return fails() ? NULL : __real_reallocarray(old, n, size);
-}
-
-char *
-__wrap_strdup(const char *s)
-{
-    return fails() ? NULL : __real_strdup(s);
-}
+#include "nomem.h"
 
 static int
 see_entry(const struct caid_entry *entry, void *userdata)
@@ -84,17 +36,16 @@ see_nothing(const struct caid_change *change, void *userdata)
 }
 
 static int
-publish_and_watch(struct caid_client *client, struct caid_array *array,
-                  struct caid_error *error)
+publish_and_watch(struct caid_client *client, struct caid_array *array)
 {
     struct caid_watch *watch;
 
     OPTIONS(caid_publish_options, options, .metadata = "m");
-    int r = caid_array_publish(array, "published", &options, NULL, error);
+    int r = caid_array_publish(array, "published", &options, NULL, &error);
     if (r == 0)
-        r = caid_watch_new(client, &watch, "published", NULL, see_nothing, NULL, error);
+        r = caid_watch_new(client, &watch, "published", NULL, see_nothing, NULL, &error);
     if (r == 0) {
-        r = caid_client_dispatch(client, error);
+        r = caid_client_dispatch(client, &error);
         caid_watch_close(watch);
     }
     int unlinked = caid_unlink(client, "published", NULL, NULL);
@@ -112,26 +63,26 @@ count_gone(void *userdata)
 }
 
 static int
-use_parts(struct caid_client *client, struct caid_array *array, struct caid_error *error)
+use_parts(struct caid_client *client, struct caid_array *array)
 {
     int32_t device;
 
     OPTIONS(caid_part_options, options, .typestr = "|u1", .gone = count_gone,
             .userdata = &n_gone);
-    int r = caid_client_find_device(client, 0, &device, error);
+    int r = caid_client_find_device(client, 0, &device, &error);
     for (uint64_t i = 0; r == 0 && i < 3; i++) {
-        r = caid_array_publish_part(array, i, "part", &options, NULL, error);
+        r = caid_array_publish_part(array, i, "part", &options, NULL, &error);
         n_parts += r == 0;
     }
     if (r == 0)
-        r = caid_client_dispatch_parts(client, error);
+        r = caid_client_dispatch_parts(client, &error);
     int unlinked = caid_unlink(client, "part", NULL, NULL);
     (void)unlinked; /* it may not have come so far */
     return r;
 }
 
 static int
-make_arrays(struct caid_client *client, struct caid_error *error)
+make_arrays(struct caid_client *client)
 {
     const char *const kinds[] = {"device", "pinned", "managed"};
     struct caid_array *array;
@@ -140,41 +91,41 @@ make_arrays(struct caid_client *client, struct caid_error *error)
     OPTIONS(caid_create_options, options, .typestr = "<f8");
     for (size_t i = 0; r == 0 && i < ARRAY_SIZE(kinds); i++) {
         options.memory = kinds[i];
-        r = caid_array_create(client, &array, &options, error);
+        r = caid_array_create(client, &array, &options, &error);
         if (r < 0)
             break;
         if (i == 0)
-            r = publish_and_watch(client, array, error);
+            r = publish_and_watch(client, array);
         if (r == 0 && i == 0)
-            r = use_parts(client, array, error);
+            r = use_parts(client, array);
         caid_array_close(array);
     }
     return r;
 }
 
 static int
-use_events(struct caid_client *client, uint64_t stream, struct caid_error *error)
+use_events(struct caid_client *client, uint64_t stream)
 {
     struct cuda_event *event;
 
-    int r = cuda_event_new(client, &event, 0, 0, error);
+    int r = cuda_event_new(client, &event, 0, 0, &error);
     if (r < 0)
         return r;
-    r = cuda_event_record(event, stream, error);
+    r = cuda_event_record(event, stream, &error);
     cuda_event_free(event);
     return r;
 }
 
 /* An end cannot be lost for want of memory: the next bracket of the array begins. */
 static int
-use_bracket(struct caid_array *array, uint32_t flags, uint64_t stream, struct caid_error *error)
+use_bracket(struct caid_array *array, uint32_t flags, uint64_t stream)
 {
     struct caid_bracket *bracket;
 
-    int r = caid_array_begin(array, &bracket, flags, stream, CAID_FOREVER, error);
+    int r = caid_array_begin(array, &bracket, flags, stream, CAID_FOREVER, &error);
     if (r < 0)
         return r;
-    r = caid_bracket_end(bracket, error);
+    r = caid_bracket_end(bracket, &error);
     caid_bracket_free(bracket);
     return r;
 }
@@ -183,28 +134,28 @@ use_bracket(struct caid_array *array, uint32_t flags, uint64_t stream, struct ca
 static char own_name[16];
 
 static int
-use_brackets(struct caid_client *client, struct caid_client *other, struct caid_error *error)
+use_brackets(struct caid_client *client, struct caid_client *other)
 {
     struct caid_open_options rw = CAID_INIT(rw);
     struct caid_array *mine = NULL, *others = NULL;
     uint64_t stream = 0;
 
     rw.mode = "rw";
-    int r = caid_array_open(client, &mine, own_name, &rw, error);
+    int r = caid_array_open(client, &mine, own_name, &rw, &error);
     if (r == 0)
-        r = caid_array_open(other, &others, own_name, NULL, error);
+        r = caid_array_open(other, &others, own_name, NULL, &error);
     if (r == 0)
-        r = caid_stream_create(client, 0, 0, &stream, error);
+        r = caid_stream_create(client, 0, 0, &stream, &error);
     if (r == 0)
-        r = use_events(client, stream, error);
+        r = use_events(client, stream);
     if (r == 0)
-        r = use_bracket(mine, CAID_BRACKET_WRITE, stream, error);
+        r = use_bracket(mine, CAID_BRACKET_WRITE, stream);
     if (r == 0)
-        r = use_bracket(others, 0, 1, error);
+        r = use_bracket(others, 0, 1);
     if (r == 0)
-        r = use_bracket(others, 0, 0, error);
+        r = use_bracket(others, 0, 0);
     if (r == 0)
-        r = caid_array_discard(mine, error);
+        r = caid_array_discard(mine, &error);
     if (stream)
         caid_stream_destroy(client, stream, NULL);
     caid_array_close(mine);
@@ -213,39 +164,38 @@ use_brackets(struct caid_client *client, struct caid_client *other, struct caid_
 }
 
 static int
-wait_for_one(struct caid_timeline *waits, uint64_t stream, struct caid_error *error)
+wait_for_one(struct caid_timeline *waits, uint64_t stream)
 {
-    int r = caid_timeline_wait(waits, 0, 1, CAID_FOREVER, 0, error);
+    int r = caid_timeline_wait(waits, 0, 1, CAID_FOREVER, 0, &error);
     if (r == 0)
-        r = caid_timeline_wait(waits, stream, 2, 0, CAID_TIMELINE_AHEAD, error);
+        r = caid_timeline_wait(waits, stream, 2, 0, CAID_TIMELINE_AHEAD, &error);
     return r;
 }
 
 static int
-signal_twice(struct caid_timeline *signals, struct caid_timeline *waits, uint64_t stream,
-             struct caid_error *error)
+signal_twice(struct caid_timeline *signals, struct caid_timeline *waits, uint64_t stream)
 {
-    int r = caid_timeline_signal(signals, stream, 1, error);
+    int r = caid_timeline_signal(signals, stream, 1, &error);
     if (r == 0)
-        r = wait_for_one(waits, stream, error);
+        r = wait_for_one(waits, stream);
     int signalled = caid_timeline_signal(signals, 0, 2, NULL);
     (void)signalled; /* the first one may not have been */
     return r;
 }
 
 static int
-use_timelines(struct caid_client *client, struct caid_client *other, struct caid_error *error)
+use_timelines(struct caid_client *client, struct caid_client *other)
 {
     struct caid_timeline *signals = NULL, *waits = NULL;
     uint64_t stream = 0;
 
-    int r = caid_timeline_create(client, &signals, own_name, NULL, error);
+    int r = caid_timeline_create(client, &signals, own_name, NULL, &error);
     if (r == 0)
-        r = caid_timeline_open(other, &waits, own_name, NULL, error);
+        r = caid_timeline_open(other, &waits, own_name, NULL, &error);
     if (r == 0)
-        r = caid_stream_create(client, 0, CAID_STREAM_NON_BLOCKING, &stream, error);
+        r = caid_stream_create(client, 0, CAID_STREAM_NON_BLOCKING, &stream, &error);
     if (r == 0)
-        r = signal_twice(signals, waits, stream, error);
+        r = signal_twice(signals, waits, stream);
     caid_timeline_close(waits);
     caid_timeline_close(signals);
     if (stream)
@@ -254,63 +204,62 @@ use_timelines(struct caid_client *client, struct caid_client *other, struct caid
 }
 
 static int
-use_two_clients(const struct daemon *daemon, struct caid_client *client,
-                struct caid_error *error)
+use_two_clients(const struct daemon *daemon, struct caid_client *client)
 {
     struct caid_client *other;
 
     OPTIONS(caid_connect_options, options, .socket = daemon->socket);
-    int r = caid_connect(&other, &options, error);
+    int r = caid_connect(&other, &options, &error);
     if (r < 0)
         return r;
-    r = use_brackets(client, other, error);
+    r = use_brackets(client, other);
     if (r == 0)
-        r = use_timelines(client, other, error);
+        r = use_timelines(client, other);
     caid_client_close(other);
     return r;
 }
 
 /* With a client that may have lost its connection: no check beyond what each call promises. */
 static int
-use_arrays(struct caid_client *client, struct caid_error *error)
+use_arrays(struct caid_client *client)
 {
     static const char *const names[] = {"x", "x", "x"};
     struct caid_array *array = NULL, *more[3];
     struct caid_status status = CAID_INIT(status);
     char bytes[64] = {0};
 
-    int r = caid_array_open(client, &array, "x", NULL, error);
+    int r = caid_array_open(client, &array, "x", NULL, &error);
     if (r == 0)
-        r = caid_array_copy_to_host(array, bytes, sizeof(bytes), error);
+        r = caid_array_copy_to_host(array, bytes, sizeof(bytes), &error);
     if (r == 0)
-        r = caid_array_open_many(client, more, names, 3, NULL, error);
+        r = caid_array_open_many(client, more, names, 3, NULL, &error);
     if (r == 0)
         for (size_t i = 0; i < 3; i++)
             caid_array_close(more[i]);
     if (r == 0)
-        r = caid_list(client, NULL, see_entry, NULL, error);
+        r = caid_list(client, NULL, see_entry, NULL, &error);
     if (r == 0)
-        r = caid_show(client, "x", NULL, see_details, NULL, error);
+        r = caid_show(client, "x", NULL, see_details, NULL, &error);
     if (r == 0)
-        r = caid_client_status(client, &status, error);
+        r = caid_client_status(client, &status, &error);
     if (r == 0)
-        r = make_arrays(client, error);
+        r = make_arrays(client);
     caid_array_close(array);
     return r;
 }
 
 static int
-scenario(const struct daemon *daemon, struct caid_error *error)
+scenario(const struct daemon *daemon)
 {
     struct caid_client *client;
 
     OPTIONS(caid_connect_options, options, .socket = daemon->socket);
-    int r = caid_connect(&client, &options, error);
+    int r = caid_connect(&client, &options, &error);
     if (r < 0)
         return r;
-    r = use_arrays(client, error);
+    r = use_arrays(client);
     if (r == 0)
-        r = use_two_clients(daemon, client, error);
+        r = use_two_clients(daemon, client);
     caid_client_close(client);
     return r;
 }
@@ -340,7 +289,7 @@ CLIENT_TEST(nomem, at_every_place)
         snprintf(own_name, sizeof(own_name), "x%d", n);
         struct caid_array *own = make_bytes(witness, own_name, 64);
         to_go = n;
-        int r = scenario(&daemon, &error);
+        int r = scenario(&daemon);
         reached = to_go < 0;
         to_go = -1;
         cr_assert_eq(n_gone, n_parts, "allocation %d", n);
