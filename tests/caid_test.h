@@ -50,3 +50,9 @@ test_count_fds(void)
         end;                                            \
     }                                                   \
     static void suite##_##name##_between(void)
+
+/* A first call for CAID_TEST_BETWEEN(): without that, the test is nothing. */
+#define ONLY_IF(condition, begin) \
+    if (!(condition))             \
+        return;                   \
+    begin

@@ -40,3 +40,11 @@ void gate_open(struct gate *gate);
 #define ARENA_TEST(suite, name)                                                            \
     CAID_TEST_BETWEEN(suite, name, arena_begin(NULL), arena_end(), .init = driver_warm_up, \
                       .timeout = 120)
+
+/* With an arena of these options. */
+#define ARENA_TEST_OF(suite, name, ...)                                                        \
+    CAID_TEST_BETWEEN(suite, name,                                                             \
+                      arena_begin(&(struct caid_arena_options){.struct_size = sizeof(          \
+                                                                   struct caid_arena_options), \
+                                                               __VA_ARGS__}),                  \
+                      arena_end(), .init = driver_warm_up, .timeout = 120)

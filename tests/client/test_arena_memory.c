@@ -31,11 +31,8 @@ flush(void)
 
 /* ---- which block ---- */
 
-CLIENT_TEST(arena_memory, a_large_one_has_a_block_of_its_own)
+ARENA_TEST_OF(arena_memory, a_large_one_has_a_block_of_its_own, .block_size = 4 * MIB)
 {
-    struct caid_arena_options options = arena_blocks_of(4);
-
-    arena_begin(&options);
     arena_get(2 * MIB);
     arena_get(2 * MIB);
     cr_assert_eq(arena_look().blocks, 1, "half a block is shared");
@@ -48,14 +45,11 @@ CLIENT_TEST(arena_memory, a_large_one_has_a_block_of_its_own)
     flush();
     cr_assert_eq(arena_look().empty_blocks, 1);
     cr_assert_eq(arena_look().empty_bytes, 4 * MIB);
-    arena_end();
 }
 
-CLIENT_TEST(arena_memory, an_empty_block_serves_what_is_not_much_smaller)
+ARENA_TEST_OF(arena_memory, an_empty_block_serves_what_is_not_much_smaller,
+              .block_size = 2 * MIB)
 {
-    struct caid_arena_options options = arena_blocks_of(2);
-
-    arena_begin(&options);
     uint64_t a = arena_get(100 * MIB), b = arena_get(60 * MIB);
     arena_put(a);
     arena_put(b);
@@ -65,15 +59,11 @@ CLIENT_TEST(arena_memory, an_empty_block_serves_what_is_not_much_smaller)
     cr_assert_eq(arena_get(55 * MIB), b, "the smallest that does");
     cr_assert_eq(arena_get(90 * MIB), a);
     cr_assert_eq(arena_look().n_leased, 3);
-    arena_end();
 }
 
 /* Room is made of what waits before the daemon is asked. */
-CLIENT_TEST(arena_memory, what_waits_serves_before_another_block_does)
+ARENA_TEST_OF(arena_memory, what_waits_serves_before_another_block_does, .block_size = 4 * MIB)
 {
-    struct caid_arena_options options = arena_blocks_of(4);
-
-    arena_begin(&options);
     uint64_t first = arena_get(64 * MIB);
     for (int i = 0; i < 50; i++) {
         arena_put(first);
@@ -82,18 +72,15 @@ CLIENT_TEST(arena_memory, what_waits_serves_before_another_block_does)
         cr_assert_eq(arena_get(64 * MIB), first);
     }
     cr_assert_eq(arena_look().n_leased, 1);
-    arena_end();
 }
 
 /* ---- going back ---- */
 
-CLIENT_TEST(arena_memory, empty_blocks_go_back_by_their_number)
+ARENA_TEST_OF(arena_memory, empty_blocks_go_back_by_their_number, .block_size = 2 * MIB,
+              .max_pending_age_ns = UINT64_MAX)
 {
-    struct caid_arena_options options = arena_blocks_of(2);
     uint64_t ptrs[11];
 
-    options.max_pending_age_ns = UINT64_MAX;
-    arena_begin(&options);
     for (size_t i = 0; i < ARRAY_SIZE(ptrs); i++)
         ptrs[i] = arena_get(2 * MIB);
     for (size_t i = 0; i < 10; i++)
@@ -106,15 +93,11 @@ CLIENT_TEST(arena_memory, empty_blocks_go_back_by_their_number)
     cr_assert_eq(info.empty_blocks, 0, "the 11th takes all with it");
     cr_assert_eq(info.blocks, 0);
     wait_for_leases(f.client, 0);
-    arena_end();
 }
 
-CLIENT_TEST(arena_memory, empty_blocks_go_back_by_their_bytes)
+ARENA_TEST_OF(arena_memory, empty_blocks_go_back_by_their_bytes, .block_size = 2 * MIB,
+              .max_pending_age_ns = UINT64_MAX)
 {
-    struct caid_arena_options options = arena_blocks_of(2);
-
-    options.max_pending_age_ns = UINT64_MAX;
-    arena_begin(&options);
     uint64_t a = arena_get(6 * MIB), b = arena_get(2 * MIB);
     assert_ok(caid_arena_set_limits(f.arena, 100, 1, 6 * MIB, &error));
     arena_put(a);
@@ -123,17 +106,14 @@ CLIENT_TEST(arena_memory, empty_blocks_go_back_by_their_bytes)
     arena_put(b);
     flush();
     cr_assert_eq(arena_look().blocks, 0);
-    arena_end();
 }
 
 /* The program does nothing any more: the client's thread sees to it. */
-CLIENT_TEST(arena_memory, empty_blocks_go_back_by_their_age)
+ARENA_TEST_OF(arena_memory, empty_blocks_go_back_by_their_age, .block_size = 2 * MIB,
+              .max_pending_age_ns = 1000000)
 {
-    struct caid_arena_options options = arena_blocks_of(2);
     struct gate gate;
 
-    options.max_pending_age_ns = 1000000;
-    arena_begin(&options);
     uint64_t a = arena_get(6 * MIB);
     arena_get(1); /* stays */
     gate_shut(&gate);
@@ -144,15 +124,11 @@ CLIENT_TEST(arena_memory, empty_blocks_go_back_by_their_age)
     gate_open(&gate);
     wait_for_blocks(1);
     wait_for_leases(f.client, 1);
-    arena_end();
 }
 
-CLIENT_TEST(arena_memory, empty_blocks_stay_while_the_arena_is_deferred)
+ARENA_TEST_OF(arena_memory, empty_blocks_stay_while_the_arena_is_deferred,
+              .block_size = 2 * MIB, .max_pending_age_ns = 1)
 {
-    struct caid_arena_options options = arena_blocks_of(2);
-
-    options.max_pending_age_ns = 1;
-    arena_begin(&options);
     uint64_t a = arena_get(6 * MIB);
     assert_ok(caid_arena_defer_begin(f.arena, &error));
     arena_put(a);
@@ -164,7 +140,6 @@ CLIENT_TEST(arena_memory, empty_blocks_stay_while_the_arena_is_deferred)
     cr_assert_eq(arena_look().blocks, blocks);
     assert_ok(caid_arena_defer_end(f.arena, &error));
     wait_for_blocks(0);
-    arena_end();
 }
 
 /* A thread may have the arena's lock while it waits in a driver call. */
@@ -274,14 +249,16 @@ begin_with(const char *memory)
     arena_begin(&options);
 }
 
-CLIENT_TEST(arena_memory, others_can_have_what_was_trimmed)
+/* Where the device has so much memory alone. */
+#define SHORT_TEST(name, memory)                                                      \
+    CAID_TEST_BETWEEN(arena_memory, name, ONLY_IF(gpu_is_soft(), begin_with(memory)), \
+                      arena_end(), .init = driver_warm_up, .timeout = 120)
+
+SHORT_TEST(others_can_have_what_was_trimmed, "128M")
 {
     struct caid_arena *theirs;
     uint64_t ptr;
 
-    if (!gpu_is_soft())
-        return;
-    begin_with("128M");
     struct caid_client *other = daemon_connect(&f.daemon);
     assert_ok(caid_arena_new(other, &theirs, NULL, &error));
     arena_put(arena_get(100 * MIB));
@@ -291,7 +268,6 @@ CLIENT_TEST(arena_memory, others_can_have_what_was_trimmed)
     assert_ok(caid_arena_alloc(theirs, 100 * MIB, 0, &ptr, &error));
     caid_arena_close(theirs);
     caid_client_close(other);
-    arena_end();
 }
 
 /* ---- shortage: R12 ---- */
@@ -310,14 +286,11 @@ open_later(void *arg)
     return NULL;
 }
 
-CLIENT_TEST(arena_memory, r12_the_gpu_is_waited_for_where_memory_is_short)
+SHORT_TEST(r12_the_gpu_is_waited_for_where_memory_is_short, "64M")
 {
     struct opener opener;
     pthread_t thread;
 
-    if (!gpu_is_soft())
-        return;
-    begin_with("64M");
     uint64_t a = arena_get(40 * MIB);
     gate_shut(&opener.gate);
     arena_put(a);
@@ -331,18 +304,14 @@ CLIENT_TEST(arena_memory, r12_the_gpu_is_waited_for_where_memory_is_short)
     arena_put(a);
     arena_put(arena_get(60 * MIB));
     cr_assert_eq(arena_look().n_leased, 2);
-    arena_end();
 }
 
 /* The shortage is told, and not why the GPU could not be waited for. */
-CLIENT_TEST(arena_memory, r12_what_cannot_be_waited_for_is_no_room)
+SHORT_TEST(r12_what_cannot_be_waited_for_is_no_room, "64M")
 {
     struct gate gate;
     uint64_t ptr;
 
-    if (!gpu_is_soft())
-        return;
-    begin_with("64M");
     uint64_t a = arena_get(40 * MIB);
     gate_shut(&gate);
     arena_put(a);
@@ -351,32 +320,24 @@ CLIENT_TEST(arena_memory, r12_what_cannot_be_waited_for_is_no_room)
     soft_control(&f.gpu, "clear");
     gate_open(&gate);
     cr_assert_eq(arena_get(40 * MIB), a);
-    arena_end();
 }
 
-CLIENT_TEST(arena_memory, r12_a_smaller_block_is_better_than_none)
+SHORT_TEST(r12_a_smaller_block_is_better_than_none, "10M")
 {
     uint64_t ptr;
 
-    if (!gpu_is_soft())
-        return;
-    begin_with("10M");
     for (int i = 0; i < 5; i++)
         arena_get(2 * MIB);
     cr_assert_eq(arena_look().blocks, 3);
     cr_assert_eq(arena_look().bytes, 10 * MIB);
     assert_failed(caid_arena_alloc(f.arena, 1, 0, &ptr, &error), CAID_ERR_NO_MEMORY);
-    arena_end();
 }
 
 /* Large blocks are unmapped by the client's thread, which the second try waits for. */
-CLIENT_TEST(arena_memory, r12_what_was_given_back_is_free)
+SHORT_TEST(r12_what_was_given_back_is_free, "1G")
 {
     uint64_t ptrs[3];
 
-    if (!gpu_is_soft())
-        return;
-    begin_with("1G");
     for (int i = 0; i < 20; i++) {
         for (size_t j = 0; j < ARRAY_SIZE(ptrs); j++)
             ptrs[j] = arena_get(300 * MIB);
@@ -384,32 +345,24 @@ CLIENT_TEST(arena_memory, r12_what_was_given_back_is_free)
             arena_put(ptrs[j]);
         arena_put(arena_get(900 * MIB));
     }
-    arena_end();
 }
 
 /* The driver takes its time to have the memory back. */
-CLIENT_TEST(arena_memory, r12_what_was_given_back_is_waited_for)
+SHORT_TEST(r12_what_was_given_back_is_waited_for, "1G")
 {
-    if (!gpu_is_soft())
-        return;
-    begin_with("1G");
     soft_control(&f.gpu, "fail cuMemRelease=delay:20000");
     for (int i = 0; i < 20; i++) {
         arena_put(arena_get(700 * MIB));
         arena_put(arena_get(900 * MIB));
     }
     soft_control(&f.gpu, "clear");
-    arena_end();
 }
 
-CLIENT_TEST(arena_memory, r12_not_while_the_arena_is_deferred)
+SHORT_TEST(r12_not_while_the_arena_is_deferred, "64M")
 {
     struct gate gate;
     uint64_t ptr;
 
-    if (!gpu_is_soft())
-        return;
-    begin_with("64M");
     uint64_t a = arena_get(40 * MIB);
     assert_ok(caid_arena_defer_begin(f.arena, &error));
     arena_put(a);
@@ -426,7 +379,6 @@ CLIENT_TEST(arena_memory, r12_not_while_the_arena_is_deferred)
     assert_failed(caid_arena_alloc(f.arena, 40 * MIB, 0, &ptr, &error), CAID_ERR_NO_MEMORY);
     assert_ok(caid_arena_defer_end(f.arena, &error));
     gate_open(&gate);
-    arena_end();
 }
 
 CLIENT_TEST(arena_memory, a_quota_is_an_error_of_its_own)

@@ -110,12 +110,10 @@ ARENA_TEST(arena_part, pins_what_has_been_freed)
 }
 
 /* No room is reason enough to look whether parts are gone. */
-CLIENT_TEST(arena_part, what_is_gone_makes_room)
+ARENA_TEST_OF(arena_part, what_is_gone_makes_room, .block_size = 4 * MIB)
 {
-    struct caid_arena_options options = arena_blocks_of(4);
     uint64_t again = 0;
 
-    arena_begin(&options);
     uint64_t ptr = arena_get(10 * MIB);
     publish(ptr, "x");
     arena_put(ptr);
@@ -125,7 +123,6 @@ CLIENT_TEST(arena_part, what_is_gone_makes_room)
         usleep(1000);
     }
     cr_assert_eq(again, ptr);
-    arena_end();
 }
 
 ARENA_TEST(arena_part, is_replaced_by_the_next_one)

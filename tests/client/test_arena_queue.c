@@ -77,19 +77,17 @@ ARENA_TEST(arena_queue, r3_so_does_a_byte_more_than_the_ratio_allows)
     cr_assert_eq(arena_look().pending, 3, "more than a number holds");
 }
 
-CLIENT_TEST(arena_queue, r3_the_ratio_is_one_of_the_device)
+ARENA_TEST_OF(arena_queue, r3_the_ratio_is_one_of_the_device, .max_pending_count = 1000,
+              .max_pending_ratio = 1e-9)
 {
     const struct caid_device *devices;
 
-    OPTIONS(caid_arena_options, options, .max_pending_count = 1000, .max_pending_ratio = 1e-9);
-    arena_begin(&options);
     cr_assert_gt(caid_client_devices(f.client, &devices), 0);
     uint64_t bytes = (uint64_t)((double)devices[0].total * 1e-9);
     free_some(1, bytes);
     cr_assert_eq(arena_look().pending, 1);
     free_some(1, 1);
     cr_assert_eq(arena_look().pending, 0);
-    arena_end();
 }
 
 ARENA_TEST(arena_queue, r4_limits_are_read_at_each_free)
@@ -104,17 +102,14 @@ ARENA_TEST(arena_queue, r4_limits_are_read_at_each_free)
     cr_assert_eq(arena_look().pending, 0);
 }
 
-CLIENT_TEST(arena_queue, nothing_waits_by_a_negative_ratio)
+ARENA_TEST_OF(arena_queue, nothing_waits_by_a_negative_ratio, .max_pending_ratio = -1)
 {
-    OPTIONS(caid_arena_options, options, .max_pending_ratio = -1);
-    arena_begin(&options);
     free_some(1, 100);
     drain();
     struct caid_arena_info info = arena_look();
     cr_assert_eq(info.pending, 0);
     cr_assert_eq(info.blocks, 0, "nor do blocks");
     wait_for_leases(f.client, 0);
-    arena_end();
 }
 
 ARENA_TEST(arena_queue, r8_deferral_nests)
@@ -311,10 +306,11 @@ ARENA_TEST(arena_queue, a_capture_does_not_notice_that_events_are_asked)
 
 /* ---- drivers that fail ---- */
 
-#define FAULT_TEST(name) \
-    CAID_TEST_WITH(arena_queue, name, .init = driver_warm_up, .timeout = 120)
+#define FAULT_TEST(name)                                                            \
+    CAID_TEST_BETWEEN(arena_queue, name, ONLY_IF(gpu_is_soft(), arena_begin(NULL)), \
+                      arena_end(), .init = driver_warm_up, .timeout = 120)
 
-FAULT_TEST(what_cannot_be_put_behind_the_work_waits_on)
+CLIENT_TEST(arena_queue, what_cannot_be_put_behind_the_work_waits_on)
 {
     const char *const faults[] = {"fail cuCtxRecordEvent=UNKNOWN",
                                   "fail cuEventCreate=OUT_OF_MEMORY",
@@ -342,9 +338,6 @@ FAULT_TEST(what_cannot_be_put_behind_the_work_waits_on)
 
 FAULT_TEST(what_is_not_known_to_be_done_is_not_used)
 {
-    if (!gpu_is_soft())
-        return;
-    arena_begin(NULL);
     uint64_t first = arena_get(20 * MIB);
     soft_control(&f.gpu, "fail cuEventQuery=UNKNOWN");
     arena_put(first);
@@ -354,7 +347,6 @@ FAULT_TEST(what_is_not_known_to_be_done_is_not_used)
     soft_control(&f.gpu, "clear");
     drain();
     cr_assert_eq(arena_get(20 * MIB), first);
-    arena_end();
 }
 
 /* Before CUDA 12.5 no event can be recorded after all work of a context. */
@@ -362,9 +354,6 @@ FAULT_TEST(a_driver_that_cannot_record_is_synchronized)
 {
     struct gate gate;
 
-    if (!gpu_is_soft())
-        return;
-    arena_begin(NULL);
     uint64_t first = arena_get(20 * MIB);
     soft_control(&f.gpu, "fail cuCtxRecordEvent=NOT_FOUND");
     gate_shut(&gate);
@@ -385,10 +374,9 @@ FAULT_TEST(a_driver_that_cannot_record_is_synchronized)
     assert_ok(caid_arena_trim(f.arena, &error));
     cr_assert_eq(arena_look().blocks, 0);
     soft_control(&f.gpu, "clear");
-    arena_end();
 }
 
-FAULT_TEST(a_trim_that_cannot_wait_fails)
+CLIENT_TEST(arena_queue, a_trim_that_cannot_wait_fails)
 {
     const char *const faults[] = {
         "fail cuEventSynchronize=STREAM_CAPTURE_UNSUPPORTED",
@@ -423,9 +411,6 @@ FAULT_TEST(what_drains_in_a_context_that_dies_is_done)
 {
     struct gate gate;
 
-    if (!gpu_is_soft())
-        return;
-    arena_begin(NULL);
     uint64_t first = arena_get(20 * MIB);
     gate_shut(&gate);
     arena_put(first);
@@ -435,15 +420,11 @@ FAULT_TEST(what_drains_in_a_context_that_dies_is_done)
     cr_assert_eq(arena_get(20 * MIB), first);
     soft_control(&f.gpu, "clear");
     gate_open(&gate);
-    arena_end();
 }
 
 /* A context in which nothing runs any more is done with everything. */
 FAULT_TEST(a_dead_context_is_done)
 {
-    if (!gpu_is_soft())
-        return;
-    arena_begin(NULL);
     arena_get(1);
     uint64_t first = arena_get(8 * MIB);
     arena_put(first);
@@ -457,5 +438,4 @@ FAULT_TEST(a_dead_context_is_done)
     assert_ok(caid_arena_flush(f.arena, &error));
     cr_assert_eq(arena_get(8 * MIB), first);
     soft_control(&f.gpu, "clear");
-    arena_end();
 }

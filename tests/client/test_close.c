@@ -17,6 +17,11 @@
     CAID_TEST_BETWEEN(close, name, begin_with_gpu(), end(), .init = driver_warm_up, \
                       .timeout = 120)
 
+/* The real driver cannot be told to be late, or to fail. */
+#define SOFT_TEST(name)                                                             \
+    CAID_TEST_BETWEEN(close, name, ONLY_IF(gpu_is_soft(), begin_with_gpu()), end(), \
+                      .init = driver_warm_up, .timeout = 120)
+
 #define MIB        (INT64_C(1) << 20)
 #define LATE_US    "400000" /* how much later work runs than it is enqueued */
 #define LOOK_MS    "800"    /* when a taker looks whether it did */
@@ -107,20 +112,16 @@ CLIENT_TEST(close, others_see_no_late_write_on_a_stream)
 }
 
 /* The work is in a context of the program's own, which is current when the array is closed. */
-CLIENT_TEST(close, others_see_no_late_write_in_another_context)
+SOFT_TEST(others_see_no_late_write_in_another_context)
 {
     CUresult (*create)(CUcontext *, unsigned int, CUdevice);
     CUcontext other, popped;
 
-    if (!gpu_is_soft())
-        return;
-    begin_with_gpu();
     void *symbol = gpu_symbol(&f.gpu, "cuCtxCreate_v2");
     memcpy(&create, &symbol, sizeof(create));
     assert_cuda(create(&other, 0, 0));
     close_with_late_work(false);
     assert_cuda(f.gpu.drv->cu.cuCtxPopCurrent(&popped)); /* it lives on, as the header asks */
-    end();
 }
 
 CLOSE_TEST(the_clients_end_waits_for_late_work)
@@ -301,11 +302,8 @@ CLOSE_TEST(what_fails_leaves_the_array_open)
 }
 
 /* A context in which nothing can run any more has nothing to wait for. */
-CLIENT_TEST(close, goes_through_when_the_context_is_dead)
+SOFT_TEST(goes_through_when_the_context_is_dead)
 {
-    if (!gpu_is_soft())
-        return;
-    begin_with_gpu();
     struct caid_array *a = make_bytes(f.client, NULL, MIB),
                       *b = make_bytes(f.client, NULL, MIB);
     struct caid_array *c = make_bytes(f.client, NULL, MIB);
@@ -315,16 +313,12 @@ CLIENT_TEST(close, goes_through_when_the_context_is_dead)
     assert_ok(caid_array_close_on(b, stream_number(stream), &error));
     assert_ok(caid_array_close_on(c, 1, &error));
     wait_for_leases(f.client, 0);
-    end();
 }
 
 /* While a stream captures a graph nothing is known of the context's work (the software driver
  * does not capture: it only says so). */
-CLIENT_TEST(close, waits_until_no_stream_captures)
+SOFT_TEST(waits_until_no_stream_captures)
 {
-    if (!gpu_is_soft())
-        return;
-    begin_with_gpu();
     struct caid_array *array = make_bytes(f.client, NULL, MIB);
     soft_control(&f.gpu, "fail cuCtxSynchronize=STREAM_CAPTURE_UNSUPPORTED");
     caid_array_close(array);
@@ -335,7 +329,6 @@ CLIENT_TEST(close, waits_until_no_stream_captures)
     cr_assert_eq(leases(), 1);
     soft_control(&f.gpu, "clear");
     wait_for_leases(f.client, 0);
-    end();
 }
 
 /* What cannot be waited for is kept: no CAID_TEST, which looks for that. */
@@ -393,11 +386,8 @@ wait_until_called(const char *function, uint64_t more_than)
     cr_assert_gt(soft_calls(&f.gpu, function), more_than);
 }
 
-CLIENT_TEST(close, and_create_in_a_loop_make_no_driver_call)
+SOFT_TEST(and_create_in_a_loop_make_no_driver_call)
 {
-    if (!gpu_is_soft())
-        return;
-    begin_with_gpu();
     for (int i = 0; i < N_LOOP; i++)
         caid_array_close(make_bytes(f.client, NULL, MIB));
     wait_for_leases(f.client, 0);
@@ -405,14 +395,10 @@ CLIENT_TEST(close, and_create_in_a_loop_make_no_driver_call)
     for (int i = 0; i < N_LOOP; i++)
         caid_array_close(make_bytes(f.client, NULL, MIB));
     cr_assert_lt(soft_calls(&f.gpu, "cuMemMap"), before + N_LOOP / 10, "a few blocks at most");
-    end();
 }
 
-CLIENT_TEST(close, idle_blocks_go_after_a_while)
+SOFT_TEST(idle_blocks_go_after_a_while)
 {
-    if (!gpu_is_soft())
-        return;
-    begin_with_gpu();
     struct caid_array *array = make_bytes(f.client, "x", MIB);
     uint64_t unmapped = soft_calls(&f.gpu, "cuMemUnmap");
     uint64_t released = soft_calls(&f.gpu, "cuMemRelease");
@@ -424,20 +410,15 @@ CLIENT_TEST(close, idle_blocks_go_after_a_while)
     /* The daemon has been told: it sends the block again. */
     assert_ok(caid_array_open(f.client, &array, "x", NULL, &error));
     caid_array_close(array);
-    end();
 }
 
-CLIENT_TEST(close, large_blocks_go_at_once)
+SOFT_TEST(large_blocks_go_at_once)
 {
-    if (!gpu_is_soft())
-        return;
-    begin_with_gpu();
     for (int i = 0; i < 20; i++) {
         uint64_t unmapped = soft_calls(&f.gpu, "cuMemUnmap");
         caid_array_close(make_bytes(f.client, NULL, 100 * MIB));
         wait_until_called("cuMemUnmap", unmapped);
     }
-    end();
 }
 
 /* ---- fork ---- */
