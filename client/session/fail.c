@@ -15,53 +15,43 @@
 /* Numbers that a daemon may send; those above are made here. */
 #define WIRE_CODE_MAX 63
 
-static size_t format(struct caid_error *error, const char *fmt, va_list args) PRINTF(2, 0);
-
-/* Returns the message's length. */
-static size_t
-format(struct caid_error *error, const char *fmt, va_list args)
+/* why: what follows the text after ": ", or NULL. */
+static void PRINTF(5, 0) fill(struct caid_error *error, int32_t code, int32_t cuda_result,
+                              const char *why, const char *fmt, va_list args)
 {
-    int n = vsnprintf(error->message, sizeof(error->message), fmt, args);
-    if (n < 0)
+    if (!error)
+        return;
+    if (vsnprintf(error->message, sizeof(error->message), fmt, args) < 0)
         error->message[0] = 0;
     text_trim(error->message);
-    return strlen(error->message);
-}
-
-static void
-append(struct caid_error *error, size_t at, const char *text)
-{
-    snprintf(error->message + at, sizeof(error->message) - at, ": %s", text);
+    size_t n = strlen(error->message);
+    if (why)
+        snprintf(error->message + n, sizeof(error->message) - n, ": %s", why);
     text_trim(error->message);
+    error->code = code;
+    error->cuda_result = cuda_result;
 }
 
 int
 fail(struct caid_error *error, int32_t code, const char *fmt, ...)
 {
-    if (error) {
-        va_list args;
-        va_start(args, fmt);
-        format(error, fmt, args);
-        va_end(args);
-        error->code = code;
-        error->cuda_result = 0;
-    }
+    va_list args;
+
+    va_start(args, fmt);
+    fill(error, code, 0, NULL, fmt, args);
+    va_end(args);
     return -proto_error_errno((uint32_t)code);
 }
 
 int
 fail_errno(struct caid_error *error, int err, const char *fmt, ...)
 {
-    if (error) {
-        va_list args;
-        char why[128];
-        va_start(args, fmt);
-        size_t n = format(error, fmt, args);
-        va_end(args);
-        append(error, n, strerror_r(err, why, sizeof(why)));
-        error->code = CAID_ERR_SYSTEM;
-        error->cuda_result = 0;
-    }
+    char why[128];
+    va_list args;
+
+    va_start(args, fmt);
+    fill(error, CAID_ERR_SYSTEM, 0, strerror_r(err, why, sizeof(why)), fmt, args);
+    va_end(args);
     return -err;
 }
 
@@ -82,17 +72,13 @@ fail_driver(struct caid_error *error, int r, const struct drv_error *cause, cons
             ...)
 {
     int32_t code = driver_code(r);
+    char text[128];
+    va_list args;
 
-    if (error) {
-        va_list args;
-        char why[128];
-        va_start(args, fmt);
-        size_t n = format(error, fmt, args);
-        va_end(args);
-        append(error, n, cause->message[0] ? cause->message : strerror_r(-r, why, sizeof(why)));
-        error->code = code;
-        error->cuda_result = cause->result;
-    }
+    const char *why = cause->message[0] ? cause->message : strerror_r(-r, text, sizeof(text));
+    va_start(args, fmt);
+    fill(error, code, cause->result, why, fmt, args);
+    va_end(args);
     return -proto_error_errno((uint32_t)code);
 }
 
