@@ -35,12 +35,3 @@ must_open(const char *name, const char *mode)
     assert_ok(caid_array_open(f.client, &array, name, &options, &error));
     return array;
 }
-
-struct caid_array *
-must_create(const struct caid_create_options *options)
-{
-    struct caid_array *array;
-
-    assert_ok(caid_array_create(f.client, &array, options, &error));
-    return array;
-}

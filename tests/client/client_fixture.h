@@ -17,7 +17,6 @@ void begin_with_gpu(void);
 void end(void);
 
 struct caid_array *must_open(const char *name, const char *mode);
-struct caid_array *must_create(const struct caid_create_options *options);
 
 #define FIXTURE_TEST(suite, name) \
     CAID_TEST_BETWEEN(suite, name, begin(), end(), .init = driver_warm_up, .timeout = 120)
