@@ -2,6 +2,9 @@
 """The tree's own rules, for `./dev lint`: licence lines, layers, words left behind.
 
 usage: check_tree.py ROOT
+
+Which folder may include from which, and calls which, is the picture in docs/ARCHITECTURE.md: it is read, and has
+to be what the files say.
 """
 import pathlib
 import posixpath
@@ -12,27 +15,6 @@ SKIPPED = {"build", "dist", "__pycache__"}  # and hidden folders, but .ci
 SOURCES = {".c", ".h", ".def", ".syms", ".cmake", ".py", ".pyi", ".sh", ".toml", ".conf", ".scd", ".in"}
 SOURCE_NAMES = {"CMakeLists.txt", "dev", "run"}
 
-# What all folders of the client library stand on.
-OF_CLIENT = ("client/include", "driver", "proto", "proto/base")
-# Which folders a folder's files may include from, besides their own.
-LAYERS = {
-    "proto/base": (),
-    "proto": ("proto/base",),
-    "mem": ("proto/base",),
-    "driver": ("proto/base",),
-    "driver/soft": ("driver", "proto/base"),
-    "client": ("client/arena", "client/handoff", "client/include", "client/memory", "client/session"),
-    "client/arena": (*OF_CLIENT, "client/memory", "client/session", "mem"),
-    "client/cuda": (*OF_CLIENT, "client/session"),
-    "client/handoff": (*OF_CLIENT, "client/memory", "client/session"),
-    "client/include": (),
-    "client/memory": (*OF_CLIENT, "client/session"),
-    "client/session": OF_CLIENT,
-    "client/tools": (*OF_CLIENT, "client/session"),
-    "daemon/core": ("mem", "proto", "proto/base"),
-    "daemon": ("daemon/core", "driver", "mem", "proto", "proto/base"),
-    "python": ("client/cuda", "client/include"),
-}
 # Headers that a folder must do without: what is pure has no loop, no driver and no clock.
 IMPURE = {"uv.h", "cuda.h", "time.h", "sys/time.h", "base/clock.h"}
 FORBIDDEN = {"daemon/core": IMPURE, "mem": IMPURE}
@@ -40,18 +22,37 @@ FORBIDDEN = {"daemon/core": IMPURE, "mem": IMPURE}
 INCLUDE_DIRS = ("proto", "driver", "mem", "daemon/core", "daemon", "client/include", "client", "tests")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+# A function's definition, as clang-format lays it out, with the line before; and what may be a call.
+FUNCTION = re.compile(r"^(.*)\n([a-z_]\w*)\(", re.M)
+CALL = re.compile(r"(?<![.>])\b([a-z_]\w*)\(")
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+PICTURE = pathlib.PurePosixPath("docs/ARCHITECTURE.md")
+HOW = {"i": {"i"}, "c": {"c"}, "#": {"i", "c"}}
+MARKS = {frozenset(how): mark for mark, how in HOW.items()} | {frozenset(): "."}
 LEFT_BEHIND = re.compile(
     r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b|not " r"implemented|place" r"holder|(?<![\w./])/(home|root|Users)/\w",
     re.I,
 )
 
 
-def folder_of(path):
-    """The layer that a file belongs to: its deepest folder with a rule, or None."""
-    for parent in path.parents:
-        if parent.as_posix() in LAYERS:
-            return parent.as_posix()
-    return None
+def read_picture(text):
+    """Of the picture in ARCHITECTURE.md: each folder's marks, by the folder that it knows.
+
+    A row is a letter, a folder, and a mark below the letter of each folder before it: i includes from it,
+    c calls it, # both, . neither."""
+    rows = re.findall(r"^ ([a-z]) ([a-z/_]+) *([ic#. ]*)$", text, re.M)
+    folders = [folder for _, folder, _ in rows]
+    return {folder: dict(zip(folders, marks.split())) for _, folder, marks in rows}
+
+
+def draw_picture(arrows, folders):
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    width = max(map(len, folders)) + 4
+    lines = [" " * width + " ".join(letters[: len(folders) - 1])]
+    for i, folder in enumerate(folders):
+        marks = (MARKS[frozenset(arrows[folder].get(other, ()))] for other in folders[:i])
+        lines.append(f" {letters[i]} {folder}".ljust(width) + " ".join(marks))
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def resolve(root, path, name):
@@ -62,17 +63,68 @@ def resolve(root, path, name):
     return None
 
 
-def check_includes(root, path, text):
-    layer = folder_of(path)
-    if layer is None:
-        return
-    allowed = (layer, *LAYERS[layer])
-    for _, name in INCLUDE.findall(text):
-        if name in FORBIDDEN.get(layer, ()):
-            yield f"{layer}/ does not include {name}"
-        target = resolve(root, path, name)
-        if target is not None and folder_of(target) not in allowed:
-            yield f"{layer}/ does not include {target}"
+class Layers:
+    """What the folders of the picture include and call."""
+
+    def __init__(self, root, picture):
+        self.root = root
+        self.picture = picture
+        self.texts = {}  # of .c and .h, by path
+        self.public = set()  # functions that others can call: (folder, name)
+
+    def folder_of(self, path):
+        """The deepest folder of the picture that a file is in, or None."""
+        return next((f.as_posix() for f in path.parents if f.as_posix() in self.picture), None)
+
+    def add(self, path, text):
+        folder = self.folder_of(path)
+        if folder is None or path.suffix not in (".c", ".h"):
+            return
+        self.texts[path] = text
+        for before, name in FUNCTION.findall(text):
+            if not before.startswith("static") or path.suffix == ".h":
+                self.public.add((folder, name))
+
+    def included(self, path):
+        """What a file includes: the name, the file of the tree or None, its folder in the picture or None."""
+        for _, name in INCLUDE.findall(self.texts[path]):
+            target = resolve(self.root, path, name)
+            yield name, target, target and self.folder_of(target)
+
+    def arrows(self):
+        """For each folder the others that it knows, and how: {"i", "c"}. What it calls is declared in a header that it
+        includes; libcaid's public functions, caid_*, are declared in one folder and defined in others."""
+        found = {folder: {} for folder in self.picture}
+        for path in self.texts:
+            for *_, folder in self.included(path):
+                if folder not in (None, self.folder_of(path)):
+                    found[self.folder_of(path)].setdefault(folder, set()).add("i")
+        called = {folder: set() for folder in self.picture}
+        for path in (path for path in self.texts if path.suffix == ".c"):
+            text = COMMENT.sub("", self.texts[path])
+            own = {name for _, name in FUNCTION.findall(text)}
+            called[self.folder_of(path)] |= set(CALL.findall(text)) - own
+        for other, name in self.public:
+            for folder, names in called.items():
+                known = other in found[folder] or (name.startswith("caid_") and folder != other)
+                if name in names and known and (folder, name) not in self.public:
+                    found[folder].setdefault(other, set()).add("c")
+        return found
+
+    def check(self):
+        for path in self.texts:
+            own = self.folder_of(path)
+            for name, target, folder in self.included(path):
+                if name in FORBIDDEN.get(own, ()):
+                    yield path, f"{own}/ does not include {name}"
+                if folder not in (None, own) and self.picture[own].get(folder, ".") not in "i#":
+                    yield path, f"{own}/ does not include {target}"
+        arrows, folders = self.arrows(), list(self.picture)
+        for i, folder in enumerate(folders):
+            for other in set(folders[i:]) & set(arrows[folder]):
+                yield PICTURE, f"{folder}/ knows {other}/, which comes after it"
+        if arrows != {f: {o: HOW[m] for o, m in marks.items() if m != "."} for f, marks in self.picture.items()}:
+            yield PICTURE, "the folders are not as in the picture, but\n" + draw_picture(arrows, folders)
 
 
 def check_text(path, text):
@@ -100,14 +152,17 @@ def files(root):
 
 def check(root):
     """Every broken rule under `root`, as (path, what)."""
+    layers = Layers(root, read_picture((root / PICTURE).read_text("utf-8")))
     for path in files(root):
         if " " in str(path):
             yield path, "space in a file's name"
         if not is_source(path):
             continue
         text = (root / path).read_text("utf-8")
-        for what in (*check_text(path, text), *check_includes(root, path, text)):
+        layers.add(path, text)
+        for what in check_text(path, text):
             yield path, what
+    yield from layers.check()
 
 
 def main():
