@@ -225,21 +225,21 @@ client_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
     return fd < 0 ? fileno_failed(self, fd) : PyLong_FromLong(fd);
 }
 
+int
+py_client_leave_with(struct client_object *self, int r, const struct caid_error *error)
+{
+    py_client_leave(self);
+    if (r >= 0)
+        return r;
+    py_error_raise(self->state, r, error);
+    return -1;
+}
+
 PyObject *
 py_client_call(struct client_object *self,
                int (*call)(struct caid_client *, struct caid_error *))
 {
-    struct caid_client *c = py_client_enter(self);
-    struct caid_error error = {0};
-    int r;
-
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = call(c, &error));
-    py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
-    Py_RETURN_NONE;
+    return py_none(PY_CLIENT_CALL(self, call(c, &error)));
 }
 
 static PyObject *

@@ -4,12 +4,6 @@
 
 #include <errno.h>
 
-static struct client_object *
-client(PyObject *op)
-{
-    return (struct client_object *)op;
-}
-
 /* Ends a call that gave an array, or an error. The Lease is there before a close() of the client
  * that came meanwhile ends all of them. */
 static PyObject *
@@ -71,7 +65,7 @@ create_numbers(const struct module_state *state, PyObject *const *args,
 PyObject *
 py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     struct caid_create_options options = CAID_INIT(struct caid_create_options);
     _cleanup_dims_ struct dims shape = {0}, strides = {0};
 
@@ -107,7 +101,7 @@ open_options(const struct module_state *state, PyObject *mode, PyObject *pool,
 PyObject *
 py_client_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     struct caid_open_options options;
     struct caid_array *array = NULL;
     struct caid_error error = {0};
@@ -201,7 +195,7 @@ open_many(struct client_object *self, struct many *many,
 PyObject *
 py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     __attribute__((cleanup(many_deinit))) struct many many = {0};
     struct caid_open_options options;
 
@@ -222,22 +216,12 @@ py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 PyObject *
 py_client_unlink(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
-    struct caid_error error = {0};
+    struct client_object *self = py_client(op);
     const char *name, *pool;
-    struct caid_client *c;
-    int r;
 
     if (py_args_check("unlink", n_args, 2) < 0 ||
         py_name_get(self->state, args[0], &name) < 0 ||
         py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
         return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_unlink(c, name, pool, &error));
-    py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
-    Py_RETURN_NONE;
+    return py_none(PY_CLIENT_CALL(self, caid_unlink(c, name, pool, &error)));
 }

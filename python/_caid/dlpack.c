@@ -199,11 +199,7 @@ struct tensor_object {
     bool readonly;
 };
 
-static struct tensor_object *
-tensor(PyObject *op)
-{
-    return (struct tensor_object *)op;
-}
+PY_CAST(tensor);
 
 /* What a producer has got wrong. */
 static PyObject *
@@ -343,13 +339,6 @@ tensor_get_strides(PyObject *op, void *Py_UNUSED(closure))
     return py_dims_tuple(tensor(op)->tensor->strides, (uint32_t)tensor(op)->tensor->ndim);
 }
 
-static PyObject *
-tensor_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
-    PyErr_Format(PyExc_TypeError, "%s comes from dlpack_import()", type->tp_name);
-    return NULL;
-}
-
 #define TELLS(name, doc)                                     \
     {                                                        \
 #        name, tensor_get_##name, NULL, PyDoc_STR(doc), NULL \
@@ -369,20 +358,6 @@ static PyMemberDef tensor_members[] = {
     {0},
 };
 
-PyDoc_STRVAR(tensor_doc, "A tensor of another library, by DLPack.");
-
-static PyType_Slot tensor_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)tensor_doc},
-    {Py_tp_new, tensor_tp_new},
-    {Py_tp_dealloc, tensor_dealloc},
-    {Py_tp_getset, tensor_getset},
-    {Py_tp_members, tensor_members},
-    {0, NULL},
-};
-
-PyType_Spec py_tensor_spec = {
-    .name = "caid._caid.Tensor",
-    .basicsize = sizeof(struct tensor_object),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = tensor_slots,
-};
+PY_SPEC(tensor, "caid._caid.Tensor", 0, "A tensor of another library, by DLPack.",
+        {Py_tp_new, py_tp_new}, {Py_tp_dealloc, tensor_dealloc}, {Py_tp_getset, tensor_getset},
+        {Py_tp_members, tensor_members});

@@ -120,7 +120,7 @@ call_on(PyObject *op, PyObject *stream_op,
         return NULL;
     }
     WITHOUT_GIL(r = f(self->event, stream, &error));
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(py_handle_leave_with(&self->handle, r, &error));
 }
 
 static PyObject *
@@ -145,7 +145,7 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     if (!py_handle_enter(&self->handle))
         return NULL;
     WITHOUT_GIL(r = caid_event_synchronize(self->event, &error));
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(py_handle_leave_with(&self->handle, r, &error));
 }
 
 static PyObject *
@@ -159,7 +159,7 @@ event_query(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     WITHOUT_GIL(r = caid_event_query(self->event, &error));
     if (r < 0)
-        return py_handle_leave_with(&self->handle, r, &error);
+        return py_none(py_handle_leave_with(&self->handle, r, &error));
     py_handle_leave(&self->handle);
     return PyBool_FromLong(r);
 }
@@ -176,7 +176,7 @@ event_ipc_handle(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     WITHOUT_GIL(r = caid_event_ipc_handle(self->event, handle, &error));
     if (r < 0)
-        return py_handle_leave_with(&self->handle, r, &error);
+        return py_none(py_handle_leave_with(&self->handle, r, &error));
     py_handle_leave(&self->handle);
     return PyBytes_FromStringAndSize((const char *)handle, sizeof(handle));
 }
@@ -225,10 +225,10 @@ PyDoc_STRVAR(event_doc, "A CUDA event without timing.");
 
 static PyType_Slot event_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)event_doc},
-    {Py_tp_new, py_handle_tp_new},
+    {Py_tp_new, py_tp_new},
     {Py_tp_traverse, py_handle_traverse},
     {Py_tp_clear, py_handle_clear},
-    {Py_tp_dealloc, py_handle_dealloc},
+    {Py_tp_dealloc, py_tp_dealloc},
     {Py_tp_methods, event_methods},
     {Py_tp_getset, event_getset},
     {Py_tp_members, event_members},

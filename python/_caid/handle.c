@@ -76,13 +76,6 @@ py_handle_begin(struct handle_object *self)
     self->client->handles = self;
 }
 
-PyObject *
-py_handle_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
-    PyErr_Format(PyExc_TypeError, "%s comes from a Client", type->tp_name);
-    return NULL;
-}
-
 /* ---- calls ---- */
 
 static int
@@ -126,13 +119,14 @@ py_handle_leave(struct handle_object *self)
     py_client_leave(self->client);
 }
 
-PyObject *
+int
 py_handle_leave_with(struct handle_object *self, int r, const struct caid_error *error)
 {
     py_handle_leave(self);
-    if (r < 0)
-        return py_error_raise(self->client->state, r, error);
-    Py_RETURN_NONE;
+    if (r >= 0)
+        return r;
+    py_error_raise(self->client->state, r, error);
+    return -1;
 }
 
 int
@@ -179,17 +173,6 @@ py_handle_clear(PyObject *op)
         handle_end(py_handle(op));
     Py_CLEAR(py_handle(op)->client);
     return 0;
-}
-
-void
-py_handle_dealloc(PyObject *op)
-{
-    PyTypeObject *type = Py_TYPE(op);
-
-    PyObject_GC_UnTrack(op);
-    py_handle_clear(op);
-    type->tp_free(op);
-    Py_DECREF(type);
 }
 
 PyObject *

@@ -151,7 +151,7 @@ mark_record(PyObject *op, PyObject *lists)
     }
     WITHOUT_GIL(r = py_mark_record(op, &error));
     py_mark_end(op, r);
-    return py_handle_leave_with(py_handle(op), r, &error);
+    return py_none(py_handle_leave_with(py_handle(op), r, &error));
 }
 
 /* ---- asking and waiting ---- */
@@ -196,7 +196,7 @@ mark_wait(PyObject *op, PyObject *stream_op)
         return NULL;
     }
     WITHOUT_GIL(r = caid_event_wait(self->event, stream, &error));
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(py_handle_leave_with(&self->handle, r, &error));
 }
 
 static PyObject *
@@ -211,7 +211,7 @@ mark_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     WITHOUT_GIL(r = caid_event_synchronize(self->event, &error));
     if (r == 0 && !self->under_way)
         mark_passed(self);
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(py_handle_leave_with(&self->handle, r, &error));
 }
 
 /* ---- the type ---- */
@@ -274,7 +274,7 @@ PyDoc_STRVAR(mark_doc, "How far a stream had come.");
 
 static PyType_Slot mark_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)mark_doc},
-    {Py_tp_new, py_handle_tp_new},
+    {Py_tp_new, py_tp_new},
     {Py_tp_traverse, mark_traverse},
     {Py_tp_clear, mark_clear},
     {Py_tp_dealloc, mark_dealloc},

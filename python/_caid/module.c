@@ -32,6 +32,24 @@ py_module_state_of(PyTypeObject *type)
     return NULL;
 }
 
+PyObject *
+py_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    PyErr_Format(PyExc_TypeError, "%s comes from a Client", type->tp_name);
+    return NULL;
+}
+
+void
+py_tp_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    type->tp_clear(op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
 /* ---- functions ---- */
 
 static PyObject *

@@ -25,6 +25,7 @@
 #include <Python.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include <caid/caid.h>
@@ -35,6 +36,30 @@
         Py_BEGIN_ALLOW_THREADS __VA_ARGS__; \
         Py_END_ALLOW_THREADS                \
     } while (0)
+
+#define PY_FASTCALL(f) ((PyCFunction)(void (*)(void))(f))
+
+/* NAME(op): an object as the struct of its type. */
+#define PY_CAST(name)                                      \
+    static inline struct name##_object *name(PyObject *op) \
+    {                                                      \
+        return (struct name##_object *)op;                 \
+    }                                                      \
+    struct name##_object
+
+/* py_NAME_spec, of a type of the module's; further slots. */
+#define PY_SPEC(name_, Name, flags_, doc, ...)          \
+    static PyType_Slot name_##_slots[] = {              \
+        {Py_tp_doc, (void *)(uintptr_t)PyDoc_STR(doc)}, \
+        __VA_ARGS__,                                    \
+        {0, NULL},                                      \
+    };                                                  \
+    PyType_Spec py_##name_##_spec = {                   \
+        .name = Name,                                   \
+        .basicsize = sizeof(struct name_##_object),     \
+        .flags = Py_TPFLAGS_DEFAULT | (flags_),         \
+        .slots = name_##_slots,                         \
+    }
 
 /* One per module object, and so per interpreter. The types own the module, objects own their
  * type: an object may keep a plain pointer to it. */
@@ -75,6 +100,19 @@ py_take(PyObject **op)
     *op = NULL;
     return taken;
 }
+
+/* None; NULL where r < 0, and an exception is set. */
+static inline PyObject *
+py_none(int r)
+{
+    if (r < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* Slots of types that only C makes objects of, and whose tp_clear lets go of all that they hold. */
+PyObject *py_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+void py_tp_dealloc(PyObject *op);
 
 /* ---- errors (error.c): each sets an exception and returns NULL ---- */
 
@@ -121,6 +159,26 @@ PyObject *py_text_or_none(const char *s);
 /* Raises TypeError unless a call with positional arguments has n of them. */
 int py_args_check(const char *function, Py_ssize_t n_args, Py_ssize_t n);
 
+/* A field of a record of libcaid's, by its C type; or what make() makes of the record. */
+struct py_field {
+    char type; /* 0, without make(): the end of a table */
+    size_t at;
+    PyObject *(*make)(const void *record);
+};
+
+/* clang-format off */
+#define PY_FIELD(record, field)                                                       \
+    {.type = _Generic(((record *)NULL)->field,                                        \
+                      const char *: 's', char *: 'S', uint64_t: 'K', uint32_t: 'I',   \
+                      int32_t: 'i', bool: '?'),                                       \
+     .at = offsetof(record, field)}
+/* clang-format on */
+
+PyObject *py_ipc_handle_tuple(const struct caid_ipc_handle *handle);
+
+/* A tuple of the fields, in the order of the class in caid/_records.py, which names them. */
+PyObject *py_record(const void *record, const struct py_field *fields);
+
 /* ---- Client (client.c) ---- */
 
 struct lease_object;
@@ -144,9 +202,32 @@ struct client_object {
 
 extern PyType_Spec py_client_spec;
 
+static inline struct client_object *
+py_client(PyObject *op)
+{
+    return (struct client_object *)op;
+}
+
 /* Brackets a call without the GIL. NULL with ClosedError set where the client is closed. */
 struct caid_client *py_client_enter(struct client_object *self);
 void py_client_leave(struct client_object *self);
+/* Leaves with what the call gave: r, or -1 with the exception set. */
+int py_client_leave_with(struct client_object *self, int r, const struct caid_error *error);
+
+/* A call of libcaid's with the client, c, and with error to fill: what it returned, or -1 with an
+ * exception set. */
+#define PY_CLIENT_CALL(self, call)                       \
+    ({                                                   \
+        struct caid_client *c = py_client_enter(self);   \
+        struct caid_error error = {0};                   \
+        int r_ = -1;                                     \
+        if (c) {                                         \
+            WITHOUT_GIL(r_ = (call));                    \
+            r_ = py_client_leave_with(self, r_, &error); \
+        }                                                \
+        r_;                                              \
+    })
+
 bool py_client_is_closed(const struct client_object *self);
 
 /* Methods of Client that other files define: METH_FASTCALL, and those of one argument or none. */
