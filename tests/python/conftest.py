@@ -219,6 +219,22 @@ def in_thread(work):
     return thread, ended
 
 
+def forked(*refused, work=lambda: None):
+    """A forked child, in which the calls raise ForkedError and work() does not fail."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for use in refused:
+                with pytest.raises(caid.ForkedError):
+                    use()
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 NON_BLOCKING = 1  # of CU_STREAM_*: apart from the legacy default stream
 
 

@@ -12,7 +12,7 @@ import tracemalloc
 import weakref
 
 import pytest
-from conftest import n_leases, wait_until
+from conftest import forked, n_leases, wait_until
 
 import caid
 
@@ -136,21 +136,6 @@ def test_a_client_connects_once(daemon, client):
     client.ping()
 
 
-def test_a_name_keeps_the_array_and_unlink_does_not_end_it(daemon, client):
-    with client.create("a", 4, "|u1") as a:
-        a.copy_from_host(b"data")
-    assert client.memory_info().arrays == 1
-    with client.open("a") as b:
-        client.unlink("a")
-        assert client.list() == []
-        with pytest.raises(caid.NotFoundError):
-            client.open("a")
-        with client.create("a", 8, "|u1") as other:
-            assert bytes(b.copy_to_host()) == b"data" and other.ptr != b.ptr
-        client.unlink("a")
-    wait_until(lambda: client.memory_info().arrays == 0)
-
-
 # --- threads --------------------------------------------------------------------------------
 
 
@@ -233,26 +218,13 @@ def test_a_client_is_closed_under_calls(daemon, client):
 def test_a_forked_child_is_refused_and_does_no_harm(client):
     with client.create("a", 4, "|u1") as a:
         a.copy_from_host(b"data")
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for use in (client.ping, client.fileno, lambda: client.open("a"), a.copy_to_host):
-                    try:
-                        use()
-                    except caid.ForkedError:
-                        continue
-                    os._exit(1)
-                a.close()
-                client.close()
-                os._exit(0)
-            finally:
-                os._exit(2)
-        assert os.waitpid(pid, 0)[1] == 0
+        uses = (client.ping, client.fileno, lambda: client.open("a"), a.copy_to_host)
+        forked(*uses, work=lambda: (a.close(), client.close()))
         assert bytes(a.copy_to_host()) == b"data"
         client.ping()
 
 
-def forked(address, queue):
+def read_in_a_child(address, queue):
     with caid.connect(address) as c, c.open("a") as a:
         queue.put(bytes(a.copy_to_host(bytearray(4))))
 
@@ -262,13 +234,13 @@ def test_multiprocessing_children_connect_anew(daemon, client):
     code = """
 import multiprocessing, sys
 import caid
-from test_lifetime import forked
+from test_lifetime import read_in_a_child
 if __name__ == "__main__":
     context = multiprocessing.get_context(sys.argv[2])
     with caid.connect(sys.argv[1]) as c:
         c.ping()
         queue = context.Queue()
-        child = context.Process(target=forked, args=(sys.argv[1], queue))
+        child = context.Process(target=read_in_a_child, args=(sys.argv[1], queue))
         child.start()
         print(queue.get(timeout=60).decode())
         child.join()

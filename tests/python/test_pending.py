@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, in_thread, n_leases, softcuda, wait_until
+from conftest import PATIENCE_S, forked, in_thread, n_leases, softcuda, wait_until
 
 import caid
 from caid import _pending
@@ -594,12 +594,10 @@ def test_many_threads_copy_on_one_array(client, zeros, sevens, streams):
 def test_a_fork_has_nothing_under_way(client, zeros, sevens, stream):
     stream.hold_up()
     zeros.copy_from_host(sevens, stream=stream.number)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            ok = _pending._kept.list == [] and exported(zeros) is None
-        finally:
-            os._exit(0 if ok else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def work():
+        assert _pending._kept.list == [] and exported(zeros) is None
+
+    forked(work=work)
     stream.gate.set()
     zeros.synchronize()

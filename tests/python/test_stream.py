@@ -15,7 +15,7 @@ import warnings
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, in_thread, n_live, wait_until
+from conftest import PATIENCE_S, forked, in_thread, n_live, wait_until
 
 import caid
 
@@ -595,22 +595,8 @@ def test_async_done_tells_what_failed(child):
 def test_a_forked_child_leaves_streams_alone(client, soft):
     with client.stream() as s:
         s.synchronize()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for use in (s.synchronize, s.query, lambda: s.add_callback(print), client.stream):
-                    try:
-                        use()
-                    except caid.ForkedError:
-                        continue
-                    os._exit(1)
-                s.close()
-                client.close()
-                gc.collect()
-                os._exit(0)
-            finally:
-                os._exit(2)
-        assert os.waitpid(pid, 0)[1] == 0
+        uses = (s.synchronize, s.query, lambda: s.add_callback(print), client.stream)
+        forked(*uses, work=lambda: (s.close(), client.close(), gc.collect()))
         s.synchronize()
 
 

@@ -130,20 +130,6 @@ def test_an_open_watch_warns(client):
     wait_until(lambda: client.status().watches == 0)
 
 
-def test_many_watches_of_a_client(client):
-    names = [f"n{i}" for i in range(20)]
-    watches = [client.watch(name) for name in names]
-    threads = [in_thread(lambda w=w: w.get(PATIENCE_S)) for w in watches]
-    for name in names:
-        publish(client, name)
-    for (thread, ended), name in zip(threads, names):
-        thread.join(PATIENCE_S)
-        assert ended[0].name == name and ended[0].generation > 0
-    for w in watches:
-        w.close()
-    wait_until(lambda: client.status().watches == 0)
-
-
 def test_other_calls_go_on_beside_a_wait(client):
     with client.watch("w") as watch:
         thread, ended = in_thread(lambda: watch.get(PATIENCE_S))
@@ -172,39 +158,6 @@ def test_ctrl_c_ends_a_wait(child, client):
     time.sleep(0.05)
     os.kill(c.pid, signal.SIGINT)
     assert c.finish()[0] == 7
-
-
-FOLLOWER = """
-last = n = 0
-with caid.connect(name="follower") as c, c.watch("w") as watch:
-    print("up", flush=True)
-    for change in watch:
-        if change.generation == 0:
-            break
-        assert change.generation > last, (change, last)
-        last, n = change.generation, n + 1
-        with c.open("w") as a:
-            assert a.generation >= last
-print(last, n, flush=True)
-"""
-
-
-def test_the_latest_generation_is_never_missed(client, child):
-    """Those who watch see generations rise, and the last one."""
-    followers = [child(FOLLOWER) for _ in range(4)]
-    for follower in followers:
-        follower.expect("up")
-    for _ in range(N_GENERATIONS):
-        last = publish(client)
-    wait_until(lambda: client.status().leases == 0)
-    # Not before all have seen it: a name that is gone has no generation.
-    time.sleep(0.5)
-    client.unlink("w")
-    for follower in followers:
-        out, errors = follower.process.communicate(timeout=PATIENCE_S)
-        assert follower.process.returncode == 0, errors
-        seen, n = map(int, out.split())
-        assert seen == last and 0 < n <= N_GENERATIONS
 
 
 def test_a_daemon_that_dies(child):
@@ -515,15 +468,3 @@ def test_names_that_are_none(client):
     with pytest.raises(caid.NotFoundError):
         client.watch("w", pool="absent")
     assert client.status().watches == 0
-
-
-def test_more_watches_than_there_may_be(client):
-    with caid.LocalDaemon(config="[limits]\nwatches = 3\n") as d, d.connect() as c:
-        watches = [c.watch("w") for _ in range(3)]
-        with pytest.raises(caid.LimitError, match="3"):
-            c.watch("w")
-        watches.pop().close()
-        wait_until(lambda: c.status().watches == 2)
-        watches.append(c.watch("w"))
-        for w in watches:
-            w.close()
