@@ -183,7 +183,7 @@ info_get(PyObject *op, struct caid_arena_info *ret)
 
 #define F(field) PY_FIELD(struct caid_arena_info, field)
 
-static const struct py_field info_fields[] = {
+static const struct py_field arena_info_fields[] = {
     F(blocks),        F(bytes),    F(allocations),    F(allocated), F(pending),
     F(pending_bytes), F(draining), F(draining_bytes), F(published), F(empty_blocks),
     F(empty_bytes),   F(n_allocs), F(n_leased),       F(n_flushes), {0},
@@ -194,7 +194,7 @@ arena_info(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     struct caid_arena_info info;
 
-    return info_get(op, &info) < 0 ? NULL : py_record(&info, info_fields);
+    return info_get(op, &info) < 0 ? NULL : py_record(&info, arena_info_fields);
 }
 
 static const struct py_field pending_fields[] = {F(pending), F(pending_bytes), {0}};
