@@ -18,7 +18,6 @@
 #include "session/client.h"
 #include "session/connect.h"
 #include "session/feature.h"
-#include "session/local.h"
 #include "session/standing.h"
 
 DEFINE_CLEANUP(struct caid_client *, caid_client_close)
@@ -44,8 +43,7 @@ struct whole {
     struct watch_table watches;
 };
 
-/* NULL: no memory. */
-static struct caid_client *
+struct caid_client *
 client_new(void)
 {
     struct whole *whole = calloc(1, sizeof(*whole));
@@ -80,20 +78,6 @@ caid_connect(struct caid_client **ret, const struct caid_connect_options *option
     if (!client)
         return fail_errno(error, ENOMEM, "no memory for a client");
     r = connect_client(client, &opts, error);
-    if (r == 0)
-        *ret = TAKE_PTR(client);
-    return r;
-}
-
-int
-caid_driver_open(struct caid_client **ret, const char *driver, struct caid_error *error)
-{
-    if (!ret)
-        return fail(error, CAID_ERR_INVALID, "the place for the client is NULL");
-    _cleanup_(caid_client_closep) struct caid_client *client = client_new();
-    if (!client)
-        return fail_errno(error, ENOMEM, "no memory for a client");
-    int r = local_open(client, driver, error);
     if (r == 0)
         *ret = TAKE_PTR(client);
     return r;

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The program's streams: made, waited for and asked, with what caid knows of them (lane.h). Nothing is kept
  * here of a stream: its handle is the driver's. */
-#include <errno.h>
-#include <stdlib.h>
-
 #include "lane.h"
 #include "session/client.h"
 #include "session/stream.h"
@@ -69,14 +66,6 @@ caid_stream_destroy(struct caid_client *client, uint64_t handle, struct caid_err
 }
 
 static int
-enter(struct caid_client *client, uint64_t handle, int32_t device, struct stream *ret,
-      struct caid_error *error)
-{
-    int r = client_check(client, error);
-    return r < 0 ? r : stream_enter(client, handle, device, ret, error);
-}
-
-static int
 check_lane(struct caid_client *client, uint64_t handle, int32_t device,
            struct caid_error *error)
 {
@@ -96,7 +85,9 @@ caid_stream_synchronize(struct caid_client *client, uint64_t handle, int32_t dev
 {
     struct stream stream;
 
-    int r = enter(client, handle, device, &stream, error);
+    int r = client_check(client, error);
+    if (r == 0)
+        r = stream_enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
     CUresult result = stream.drv->cu.cuStreamSynchronize(stream.handle);
@@ -108,69 +99,9 @@ caid_stream_synchronize(struct caid_client *client, uint64_t handle, int32_t dev
 }
 
 int
-caid_stream_query(struct caid_client *client, uint64_t handle, int32_t device,
-                  struct caid_error *error)
-{
-    struct stream stream;
-
-    int r = enter(client, handle, device, &stream, error);
-    if (r < 0)
-        return r;
-    CUresult result = stream.drv->cu.cuStreamQuery(stream.handle);
-    stream_leave(&stream);
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
-        return result == CUDA_SUCCESS;
-    return stream_fail(client, &stream, "cuStreamQuery", result,
-                       "cannot ask for a stream's work", error);
-}
-
-int
 caid_stream_check(struct caid_client *client, uint64_t handle, int32_t device,
                   struct caid_error *error)
 {
     int r = client_check(client, error);
     return r < 0 ? r : check_lane(client, handle, device, error);
-}
-
-struct stream_callback {
-    void (*fn)(int32_t result, void *userdata);
-    void *userdata;
-};
-
-static void
-call_back(CUstream stream, CUresult result, void *data)
-{
-    struct stream_callback callback = *(struct stream_callback *)data;
-
-    (void)stream;
-    free(data);
-    callback.fn((int32_t)result, callback.userdata);
-}
-
-int
-caid_stream_add_callback(struct caid_client *client, uint64_t handle, int32_t device,
-                         void (*fn)(int32_t result, void *userdata), void *userdata,
-                         struct caid_error *error)
-{
-    struct stream stream;
-
-    int r = client_check_given(client, fn, "fn", error);
-    if (r == 0)
-        r = enter(client, handle, device, &stream, error);
-    if (r < 0)
-        return r;
-    struct stream_callback *callback = malloc(sizeof(*callback));
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (callback) {
-        *callback = (struct stream_callback){fn, userdata};
-        result = stream.drv->cu.cuStreamAddCallback(stream.handle, call_back, callback, 0);
-    }
-    stream_leave(&stream);
-    if (result == CUDA_SUCCESS)
-        return 0;
-    free(callback);
-    if (!callback)
-        return fail_errno(error, ENOMEM, "no memory for a callback");
-    return stream_fail(client, &stream, "cuStreamAddCallback", result, "cannot add a callback",
-                       error);
 }

@@ -97,6 +97,9 @@ struct caid_client {
     size_t n_packet;
 };
 
+/* One with all its features (features.c), not connected yet; to be ended by caid_client_close(). NULL: no
+ * memory. */
+struct caid_client *client_new(void);
 /* Not connected yet, with one reference, the caller's handle. The struct is zeroed, but for what the features
  * have; it goes by free(). */
 void client_init(struct caid_client *client, const struct feature *const *features);

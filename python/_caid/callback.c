@@ -201,7 +201,7 @@ py_callback_add(struct stream_object *self, PyObject *fn, PyObject *stream, PyOb
         return NULL;
     }
     gate_adopt(state->gate);
-    WITHOUT_GIL(r = caid_stream_add_callback(c, self->stream, self->device, callback_run,
+    WITHOUT_GIL(r = cuda_stream_add_callback(c, self->stream, self->device, callback_run,
                                              callback, &error));
     if (r < 0) {
         callback_drop(callback);

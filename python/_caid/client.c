@@ -170,7 +170,7 @@ client_local(PyObject *type, PyObject *driver)
 
     if (!op || path_get(driver, &driver_bytes, &path) < 0)
         return NULL;
-    WITHOUT_GIL(r = caid_driver_open(&made, path, &error));
+    WITHOUT_GIL(r = cuda_driver_open(&made, path, &error));
     if (r < 0)
         return py_error_raise(client(op)->state, r, &error);
     client(op)->client = made;

@@ -207,10 +207,10 @@ PyObject *
 py_client_pointer_resolve(PyObject *op, PyObject *ptr_op)
 {
     struct client_object *self = client(op);
-    struct caid_pointer pointer = CAID_INIT(struct caid_pointer);
     struct caid_error error = {0};
-    uint64_t ptr = PyLong_AsUnsignedLongLong(ptr_op);
+    uint64_t device_ptr, ptr = PyLong_AsUnsignedLongLong(ptr_op);
     struct caid_client *c;
+    int32_t device;
     int r;
 
     if (PyErr_Occurred())
@@ -218,11 +218,11 @@ py_client_pointer_resolve(PyObject *op, PyObject *ptr_op)
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    WITHOUT_GIL(r = caid_pointer_resolve(c, ptr, &pointer, &error));
+    WITHOUT_GIL(r = cuda_pointer_resolve(c, ptr, &device_ptr, &device, &error));
     py_client_leave(self);
     if (r < 0)
         return py_error_raise(self->state, r, &error);
-    return Py_BuildValue("(Ki)", (unsigned long long)pointer.device_ptr, (int)pointer.device);
+    return Py_BuildValue("(Ki)", (unsigned long long)device_ptr, (int)device);
 }
 
 PyObject *

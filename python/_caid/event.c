@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Event: one struct caid_event, of this process (Client._event_new()) or of another
+ * Event: one struct cuda_event, of this process (Client._event_new()) or of another
  * (Client._event_open()). Freed with the object; what waits for it on a stream goes on waiting.
  */
 #include "handle.h"
@@ -10,7 +10,7 @@
 
 struct event_object {
     struct handle_object handle;
-    struct caid_event *event;
+    struct cuda_event *event;
     int32_t device;
 };
 
@@ -31,9 +31,9 @@ client(PyObject *op)
 static void
 event_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
 {
-    struct caid_event *ended = ((struct event_object *)self)->event;
+    struct cuda_event *ended = ((struct event_object *)self)->event;
 
-    WITHOUT_GIL(caid_event_free(ended));
+    WITHOUT_GIL(cuda_event_free(ended));
 }
 
 static const struct handle_class event_class = {.name = "event", .end = event_end};
@@ -44,15 +44,15 @@ event_make(struct client_object *self, int32_t device, uint32_t flags, const uin
 {
     _cleanup_py_ PyObject *made = py_handle_new(self->state->event_type, self, &event_class);
     struct caid_client *c = made ? py_client_enter(self) : NULL;
-    struct caid_event **ret = c ? &event(made)->event : NULL;
+    struct cuda_event **ret = c ? &event(made)->event : NULL;
     struct caid_error error = {0};
     int r;
 
     if (!c)
         return NULL;
     event(made)->device = device;
-    WITHOUT_GIL(if (handle) r = caid_event_open(c, ret, device, handle, &error);
-                else r = caid_event_new(c, ret, device, flags, &error));
+    WITHOUT_GIL(if (handle) r = cuda_event_open(c, ret, device, handle, &error);
+                else r = cuda_event_new(c, ret, device, flags, &error));
     if (r == 0)
         py_handle_begin(py_handle(made));
     py_client_leave(self);
@@ -76,9 +76,9 @@ py_client_event_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 static PyObject *
 event_open(struct client_object *self, int32_t device, const Py_buffer *handle)
 {
-    if (handle->len != CAID_EVENT_HANDLE_SIZE) {
+    if (handle->len != CUDA_EVENT_HANDLE_SIZE) {
         PyErr_Format(PyExc_ValueError, "ipc_handle: %zd bytes, not %d", handle->len,
-                     CAID_EVENT_HANDLE_SIZE);
+                     CUDA_EVENT_HANDLE_SIZE);
         return NULL;
     }
     return event_make(self, device, 0, handle->buf);
@@ -106,7 +106,7 @@ py_client_event_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 /* An event and a stream. */
 static PyObject *
 call_on(PyObject *op, PyObject *stream_op,
-        int (*f)(struct caid_event *, uint64_t, struct caid_error *))
+        int (*f)(struct cuda_event *, uint64_t, struct caid_error *))
 {
     struct event_object *self = event(op);
     struct caid_error error = {0};
@@ -126,13 +126,13 @@ call_on(PyObject *op, PyObject *stream_op,
 static PyObject *
 event_record(PyObject *op, PyObject *stream)
 {
-    return call_on(op, stream, caid_event_record);
+    return call_on(op, stream, cuda_event_record);
 }
 
 static PyObject *
 event_wait(PyObject *op, PyObject *stream)
 {
-    return call_on(op, stream, caid_event_wait);
+    return call_on(op, stream, cuda_event_wait);
 }
 
 static PyObject *
@@ -144,7 +144,7 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    WITHOUT_GIL(r = caid_event_synchronize(self->event, &error));
+    WITHOUT_GIL(r = cuda_event_synchronize(self->event, &error));
     return py_none(py_handle_leave_with(&self->handle, r, &error));
 }
 
@@ -157,7 +157,7 @@ event_query(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    WITHOUT_GIL(r = caid_event_query(self->event, &error));
+    WITHOUT_GIL(r = cuda_event_query(self->event, &error));
     if (r < 0)
         return py_none(py_handle_leave_with(&self->handle, r, &error));
     py_handle_leave(&self->handle);
@@ -168,13 +168,13 @@ static PyObject *
 event_ipc_handle(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     struct event_object *self = event(op);
-    uint8_t handle[CAID_EVENT_HANDLE_SIZE];
+    uint8_t handle[CUDA_EVENT_HANDLE_SIZE];
     struct caid_error error = {0};
     int r;
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    WITHOUT_GIL(r = caid_event_ipc_handle(self->event, handle, &error));
+    WITHOUT_GIL(r = cuda_event_ipc_handle(self->event, handle, &error));
     if (r < 0)
         return py_none(py_handle_leave_with(&self->handle, r, &error));
     py_handle_leave(&self->handle);
@@ -191,7 +191,7 @@ event_get_handle(PyObject *op, void *Py_UNUSED(closure))
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    handle = caid_event_handle(self->event);
+    handle = cuda_event_handle(self->event);
     py_handle_leave(&self->handle);
     return PyLong_FromUnsignedLongLong(handle);
 }

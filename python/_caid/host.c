@@ -43,7 +43,7 @@ host_memory_make(struct host_memory_object *self, uint32_t flags)
 
     if (!c)
         return -1;
-    WITHOUT_GIL(r = caid_host_alloc(c, self->device, (size_t)self->nbytes, flags, &self->data,
+    WITHOUT_GIL(r = cuda_host_alloc(c, self->device, (size_t)self->nbytes, flags, &self->data,
                                     &self->device_ptr, &error));
     py_client_leave(self->client);
     if (r < 0)
@@ -104,7 +104,7 @@ host_memory_free(struct host_memory_object *self)
     if (!self->data || !c)
         return;
     PyErr_Fetch(&type, &value, &traceback);
-    WITHOUT_GIL(r = caid_host_free(c, self->device, self->data, &error));
+    WITHOUT_GIL(r = cuda_host_free(c, self->device, self->data, &error));
     if (r < 0 && error.code != CAID_ERR_FORKED) {
         py_error_raise(self->client->state, r, &error);
         PyErr_WriteUnraisable(NULL);
@@ -181,7 +181,7 @@ py_client_host_register(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    WITHOUT_GIL(r = caid_host_register(c, device, (void *)(uintptr_t)ptr, nbytes,
+    WITHOUT_GIL(r = cuda_host_register(c, device, (void *)(uintptr_t)ptr, nbytes,
                                        (uint32_t)flags, &device_ptr, &error));
     py_client_leave(self);
     if (r < 0)
@@ -206,7 +206,7 @@ py_client_host_unregister(PyObject *op, PyObject *const *args, Py_ssize_t n_args
     c = py_client_enter(self);
     if (!c)
         return NULL;
-    WITHOUT_GIL(r = caid_host_unregister(c, device, (void *)(uintptr_t)ptr, &error));
+    WITHOUT_GIL(r = cuda_host_unregister(c, device, (void *)(uintptr_t)ptr, &error));
     py_client_leave(self);
     if (r < 0)
         return py_error_raise(self->state, r, &error);

@@ -16,7 +16,7 @@
 
 struct mark_object {
     struct handle_object handle;
-    struct caid_event *event;
+    struct cuda_event *event;
     uint64_t stream;
     PyObject *owner; /* whose stream that is, None, or NULL as below */
     PyObject *keep;  /* None, or NULL: nothing any more */
@@ -39,8 +39,8 @@ mark_end(struct handle_object *handle, struct caid_client *Py_UNUSED(client))
     struct caid_error error = {0};
     int r = 1; /* it has passed */
 
-    WITHOUT_GIL(if (self->pending) r = caid_event_query(self->event, &error);
-                caid_event_free(self->event));
+    WITHOUT_GIL(if (self->pending) r = cuda_event_query(self->event, &error);
+                cuda_event_free(self->event));
     self->event = NULL;
     if (r != 1)
         self->keep = NULL;
@@ -74,7 +74,7 @@ py_client_mark(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     Py_INCREF(args[3]);
     mark(made)->keep = args[3];
     WITHOUT_GIL(
-        r = caid_event_new(c, &mark(made)->event, device, CAID_EVENT_OF_STREAM, &error));
+        r = cuda_event_new(c, &mark(made)->event, device, CUDA_EVENT_OF_STREAM, &error));
     if (r == 0)
         py_handle_begin(py_handle(made));
     py_client_leave(self);
@@ -110,7 +110,7 @@ py_mark_begin(PyObject *op, PyObject *lists)
 int
 py_mark_record(PyObject *op, struct caid_error *error)
 {
-    return caid_event_record(mark(op)->event, mark(op)->stream, error);
+    return cuda_event_record(mark(op)->event, mark(op)->stream, error);
 }
 
 static void
@@ -172,7 +172,7 @@ mark_get_done(PyObject *op, void *Py_UNUSED(closure))
         PyErr_Clear();
         Py_RETURN_TRUE;
     }
-    WITHOUT_GIL(r = caid_event_query(self->event, &error));
+    WITHOUT_GIL(r = cuda_event_query(self->event, &error));
     if (r < 0)
         self->keep = NULL;
     if (r != 0)
@@ -195,7 +195,7 @@ mark_wait(PyObject *op, PyObject *stream_op)
         py_handle_leave(&self->handle);
         return NULL;
     }
-    WITHOUT_GIL(r = caid_event_wait(self->event, stream, &error));
+    WITHOUT_GIL(r = cuda_event_wait(self->event, stream, &error));
     return py_none(py_handle_leave_with(&self->handle, r, &error));
 }
 
@@ -208,7 +208,7 @@ mark_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (!py_handle_enter(&self->handle))
         return NULL;
-    WITHOUT_GIL(r = caid_event_synchronize(self->event, &error));
+    WITHOUT_GIL(r = cuda_event_synchronize(self->event, &error));
     if (r == 0 && !self->under_way)
         mark_passed(self);
     return py_none(py_handle_leave_with(&self->handle, r, &error));

@@ -29,6 +29,7 @@
 #include <stdint.h>
 
 #include <caid/caid.h>
+#include <cuda/local.h>
 
 /* What another thread may run Python beside: a call that may wait. */
 #define WITHOUT_GIL(...)                    \

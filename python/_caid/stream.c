@@ -105,7 +105,7 @@ stream_check(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *
 stream_query(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    int r = call(op, caid_stream_query);
+    int r = call(op, cuda_stream_query);
 
     return r < 0 ? NULL : PyBool_FromLong(r);
 }

@@ -230,7 +230,7 @@ class Stream:
     def close(self) -> None: ...
 
 class Event:
-    """One ``struct caid_event``. Ends with close(), with the object or with its client."""
+    """One ``struct cuda_event``. Ends with close(), with the object or with its client."""
 
     @property
     def closed(self) -> bool: ...

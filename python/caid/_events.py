@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _caid, _cai, _pending, _stream
 
-_IPC, _BLOCKING_SYNC = 1, 2  # enum caid_event_flags
+_IPC, _BLOCKING_SYNC = 1, 2  # enum cuda_event_flags
 
 
 class Event:

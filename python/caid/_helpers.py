@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ._client import Client
 
-_PORTABLE, _MAPPED, _WRITE_COMBINED = 1, 2, 4  # enum caid_host_flags
+_PORTABLE, _MAPPED, _WRITE_COMBINED = 1, 2, 4  # enum cuda_host_flags
 
 
 # --- layouts --------------------------------------------------------------------------------

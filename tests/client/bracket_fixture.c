@@ -32,7 +32,7 @@ new_page_locked(struct fixture *f)
 {
     void *memory;
 
-    assert_ok(caid_host_alloc(f->a, 0, N_BYTES, 0, &memory, NULL, &f->error), f->error);
+    assert_ok(cuda_host_alloc(f->a, 0, N_BYTES, 0, &memory, NULL, &f->error), f->error);
     memset(memory, 0xee, N_BYTES);
     return memory;
 }
@@ -72,8 +72,8 @@ fixture_end(struct fixture *f)
     end_stream(f, f->s1);
     end_stream(f, f->s2);
     end_stream(f, f->s3);
-    assert_ok(caid_host_free(f->a, 0, f->seen[0], &f->error), f->error);
-    assert_ok(caid_host_free(f->a, 0, f->seen[1], &f->error), f->error);
+    assert_ok(cuda_host_free(f->a, 0, f->seen[0], &f->error), f->error);
+    assert_ok(cuda_host_free(f->a, 0, f->seen[1], &f->error), f->error);
     caid_array_close(f->ax);
     caid_array_close(f->bx);
     caid_array_close(f->bw);

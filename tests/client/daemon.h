@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "caid/caid.h"
+#include "cuda/local.h"
 
 struct daemon {
     pid_t pid;

@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "caid/caid.h"
+#include "cuda/local.h"
 
 struct signaller {
     struct caid_client *client;
@@ -52,7 +52,7 @@ work(int32_t result, void *userdata)
 static int
 signal_behind_work(struct signaller *s)
 {
-    int r = caid_stream_add_callback(s->client, s->stream, 0, work, NULL, &s->error);
+    int r = cuda_stream_add_callback(s->client, s->stream, 0, work, NULL, &s->error);
     return r < 0 ? r : caid_timeline_signal(s->timeline, s->stream, ++s->value, &s->error);
 }
 

@@ -28,7 +28,7 @@ BRACKET_TEST(bracket, a_reader_comes_after_the_writer)
     fill(&f, f.ax, 1, f.s1);
     assert_ok(caid_bracket_end(write, &f.error), f.error);
     struct caid_bracket *read = begin_on(&f, f.bx, 0, f.s2);
-    cr_assert_eq(caid_stream_query(f.a, f.s1, 0, &f.error), 0, "the host has waited");
+    cr_assert_eq(cuda_stream_query(f.a, f.s1, 0, &f.error), 0, "the host has waited");
     get(&f, f.bx, f.seen[0], f.s2);
     assert_ok(caid_bracket_end(read, &f.error), f.error);
     assert_ok(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error);

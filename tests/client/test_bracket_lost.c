@@ -92,7 +92,7 @@ BRACKET_TEST(bracket_lost, a_reader_that_was_let_go_is_told)
     pid_t pid = writer_start(&f, "end");
     struct caid_bracket *read = begin_on(&f, f.bx, 0, f.s2);
     get(&f, f.bx, f.seen[0], f.s2);
-    cr_assert_eq(caid_stream_query(f.b, f.s2, 0, &f.error), 0, "it does not wait");
+    cr_assert_eq(cuda_stream_query(f.b, f.s2, 0, &f.error), 0, "it does not wait");
     struct caid_bracket *early = begin_on(&f, f.bx, 0, f.s3);
     assert_ok(caid_bracket_end(early, &f.error), f.error);
     assert_ok(caid_bracket_check(early, &f.error), f.error);
@@ -126,7 +126,7 @@ BRACKET_TEST(bracket_lost, a_writer_that_was_let_go_goes_on)
     pid_t pid = writer_start(&f, "end");
     struct caid_bracket *write = begin_on(&f, f.bw, CAID_BRACKET_WRITE, f.s2);
     fill(&f, f.bw, 5, f.s2);
-    cr_assert_eq(caid_stream_query(f.b, f.s2, 0, &f.error), 0, "it does not wait");
+    cr_assert_eq(cuda_stream_query(f.b, f.s2, 0, &f.error), 0, "it does not wait");
     writer_kill(pid);
     assert_ok(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error);
     end_and_free(&f, write);
@@ -407,7 +407,7 @@ BRACKET_TEST(bracket_lost, an_end_without_a_signal_waits)
     assert_ok(caid_bracket_end(write, &f.error), f.error);
     soft_control(&f.gpu, "clear");
     caid_bracket_free(write);
-    cr_assert_eq(caid_stream_query(f.a, f.s1, 0, &f.error), 1, "it has not waited");
+    cr_assert_eq(cuda_stream_query(f.a, f.s1, 0, &f.error), 1, "it has not waited");
     end_and_free(&f, begin_on(&f, f.bx, 0, f.s2));
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), 0);
     fixture_end(&f);

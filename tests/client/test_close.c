@@ -222,7 +222,7 @@ gate_begin(struct fixture *f, struct gate *gate)
     uint64_t ptr;
 
     memcpy(&wait_value, &symbol, sizeof(wait_value));
-    assert_ok(caid_host_alloc(f->client, 0, 4096, CAID_HOST_MAPPED, &memory, &ptr, &f->error),
+    assert_ok(cuda_host_alloc(f->client, 0, 4096, CUDA_HOST_MAPPED, &memory, &ptr, &f->error),
               f->error);
     gate->flag = memory;
     *gate->flag = 0;
@@ -244,7 +244,7 @@ gate_end(struct fixture *f, struct gate *gate)
     void *memory = (void *)(uintptr_t)gate->flag;
 
     assert_cuda(f->gpu.drv->cu.cuStreamDestroy(gate->stream));
-    assert_ok(caid_host_free(f->client, 0, memory, &f->error), f->error);
+    assert_ok(cuda_host_free(f->client, 0, memory, &f->error), f->error);
 }
 
 CLIENT_TEST(close, waits_for_the_context_without_blocking)

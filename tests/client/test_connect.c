@@ -291,7 +291,6 @@ CAID_TEST(connect, killed_during_a_call)
 CLIENT_TEST(connect, the_driver_alone)
 {
     struct caid_copy copy = CAID_INIT(copy);
-    struct caid_pointer pointer = CAID_INIT(pointer);
     const struct caid_device *devices;
     struct caid_array *array;
     struct caid_client *client;
@@ -299,12 +298,14 @@ CLIENT_TEST(connect, the_driver_alone)
     const int64_t n = 4;
     struct drv *drv;
     CUdeviceptr ptr;
+    uint64_t found;
+    int32_t device;
     char in[4] = "abc", out[4] = "";
 
-    assert_failed(caid_driver_open(&client, "/nonexistent/libcuda.so", &error), error,
+    assert_failed(cuda_driver_open(&client, "/nonexistent/libcuda.so", &error), error,
                   CAID_ERR_DEVICE);
-    assert_failed(caid_driver_open(NULL, NULL, &error), error, CAID_ERR_INVALID);
-    assert_ok(caid_driver_open(&client, NULL, &error), error);
+    assert_failed(cuda_driver_open(NULL, NULL, &error), error, CAID_ERR_INVALID);
+    assert_ok(cuda_driver_open(&client, NULL, &error), error);
     cr_assert_gt(caid_client_devices(client, &devices), 0);
     cr_assert_eq(strncmp(devices[0].uuid, "GPU-", 4), 0);
     assert_failed(caid_client_ping(client, &error), error, CAID_ERR_NO_DAEMON);
@@ -318,8 +319,8 @@ CLIENT_TEST(connect, the_driver_alone)
     drv->cu.cuDevicePrimaryCtxRetain(&context, 0);
     drv->cu.cuCtxSetCurrent(context);
     cr_assert_eq(drv->cu.cuMemAlloc(&ptr, 4), CUDA_SUCCESS);
-    assert_ok(caid_pointer_resolve(client, ptr, &pointer, &error), error);
-    cr_assert(pointer.device_ptr == ptr && pointer.device == 0);
+    assert_ok(cuda_pointer_resolve(client, ptr, &found, &device, &error), error);
+    cr_assert(found == ptr && device == 0);
     copy.shape = &n;
     copy.ndim = copy.itemsize = 1;
     copy.dst = ptr, copy.src = (uintptr_t)in, copy.src_on_host = true;

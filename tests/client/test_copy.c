@@ -238,20 +238,21 @@ CLIENT_TEST(copy, what_is_refused)
 
 CLIENT_TEST(copy, pointers_and_streams)
 {
-    struct caid_pointer pointer = CAID_INIT(pointer);
     struct caid_error error;
     struct daemon daemon;
     int on_stack = 0;
+    uint64_t found;
+    int32_t device;
 
     daemon_start(&daemon);
     struct caid_client *client = daemon_connect(&daemon);
     struct caid_array *array = make_bytes(client, NULL, 4096);
     uint64_t ptr = caid_array_get_info(array)->ptr;
-    assert_ok(caid_pointer_resolve(client, ptr + 100, &pointer, &error), error);
-    cr_assert_eq(pointer.device_ptr, ptr + 100);
-    cr_assert_eq(pointer.device, 0);
-    assert_failed(caid_pointer_resolve(client, (uintptr_t)&on_stack, &pointer, &error), error,
-                  CAID_ERR_INVALID);
+    assert_ok(cuda_pointer_resolve(client, ptr + 100, &found, &device, &error), error);
+    cr_assert_eq(found, ptr + 100);
+    cr_assert_eq(device, 0);
+    assert_failed(cuda_pointer_resolve(client, (uintptr_t)&on_stack, &found, &device, &error),
+                  error, CAID_ERR_INVALID);
 
     assert_ok(caid_stream_synchronize(client, 1, 0, &error), error);
     assert_ok(caid_stream_synchronize(client, 2, 0, &error), error);

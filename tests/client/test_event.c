@@ -29,34 +29,34 @@ ipc_events(void)
 
 #define IPC_TEST(name) CAID_TEST_WITH(event, name, .init = ipc_events, .timeout = 120)
 
-static struct caid_event *
+static struct cuda_event *
 event_on(struct fixture *f, uint32_t flags)
 {
-    struct caid_event *event;
+    struct cuda_event *event;
 
-    assert_ok(caid_event_new(f->a, &event, 0, flags, &f->error), f->error);
+    assert_ok(cuda_event_new(f->a, &event, 0, flags, &f->error), f->error);
     return event;
 }
 
 BRACKET_TEST(event, says_how_far_a_stream_is)
 {
-    const uint32_t flags[] = {0, CAID_EVENT_BLOCKING_SYNC, CAID_EVENT_IPC};
+    const uint32_t flags[] = {0, CUDA_EVENT_BLOCKING_SYNC, CUDA_EVENT_IPC};
     struct fixture f;
 
     fixture_begin(&f);
     for (size_t i = 0; i < ARRAY_SIZE(flags); i++) {
-        struct caid_event *event = event_on(&f, flags[i]);
-        cr_assert_neq(caid_event_handle(event), 0);
-        cr_assert_eq(caid_event_query(event, &f.error), 1, "nothing is recorded");
-        assert_ok(caid_event_synchronize(event, &f.error), f.error);
+        struct cuda_event *event = event_on(&f, flags[i]);
+        cr_assert_neq(cuda_event_handle(event), 0);
+        cr_assert_eq(cuda_event_query(event, &f.error), 1, "nothing is recorded");
+        assert_ok(cuda_event_synchronize(event, &f.error), f.error);
         be_late(&f, f.s1);
         fill(&f, f.ax, 1, f.s1);
-        assert_ok(caid_event_record(event, f.s1, &f.error), f.error);
-        cr_assert_eq(caid_event_query(event, &f.error), 0);
-        assert_ok(caid_event_synchronize(event, &f.error), f.error);
-        cr_assert_eq(caid_event_query(event, &f.error), 1);
-        cr_assert_eq(caid_stream_query(f.a, f.s1, 0, &f.error), 1);
-        caid_event_free(event);
+        assert_ok(cuda_event_record(event, f.s1, &f.error), f.error);
+        cr_assert_eq(cuda_event_query(event, &f.error), 0);
+        assert_ok(cuda_event_synchronize(event, &f.error), f.error);
+        cr_assert_eq(cuda_event_query(event, &f.error), 1);
+        cr_assert_eq(cuda_stream_query(f.a, f.s1, 0, &f.error), 1);
+        cuda_event_free(event);
     }
     cr_assert_eq(soft_live(&f.gpu, "events"), 0);
     fixture_end(&f);
@@ -67,29 +67,29 @@ BRACKET_TEST(event, is_waited_for_by_a_stream)
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_event *event = event_on(&f, 0);
+    struct cuda_event *event = event_on(&f, 0);
     for (uint64_t stream = 1; stream <= 3; stream++) {
         uint64_t on = stream < 3 ? stream : f.s1; /* 1 and 2 are streams, too */
         be_late(&f, on);
         fill(&f, f.ax, (unsigned char)stream, on);
-        assert_ok(caid_event_record(event, on, &f.error), f.error);
-        assert_ok(caid_event_wait(event, f.s2, &f.error), f.error);
+        assert_ok(cuda_event_record(event, on, &f.error), f.error);
+        assert_ok(cuda_event_wait(event, f.s2, &f.error), f.error);
         get(&f, f.bx, f.seen[0], f.s2);
         assert_ok(caid_stream_synchronize(f.b, f.s2, 0, &f.error), f.error);
         assert_all(f.seen[0], (unsigned char)stream);
     }
-    caid_event_free(event);
+    cuda_event_free(event);
     fixture_end(&f);
 }
 
 /* Another process, which execs, waits for the event by its 64 bytes. */
 static int
-run_waiter(const uint8_t handle[CAID_EVENT_HANDLE_SIZE])
+run_waiter(const uint8_t handle[CUDA_EVENT_HANDLE_SIZE])
 {
-    char hex[2 * CAID_EVENT_HANDLE_SIZE + 1];
+    char hex[2 * CUDA_EVENT_HANDLE_SIZE + 1];
     int status;
 
-    for (size_t i = 0; i < CAID_EVENT_HANDLE_SIZE; i++)
+    for (size_t i = 0; i < CUDA_EVENT_HANDLE_SIZE; i++)
         snprintf(hex + 2 * i, 3, "%02x", handle[i]);
     pid_t pid = fork();
     if (pid == 0) {
@@ -102,55 +102,55 @@ run_waiter(const uint8_t handle[CAID_EVENT_HANDLE_SIZE])
 
 IPC_TEST(is_waited_for_by_another_process)
 {
-    uint8_t handle[CAID_EVENT_HANDLE_SIZE];
+    uint8_t handle[CUDA_EVENT_HANDLE_SIZE];
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_event *event = event_on(&f, CAID_EVENT_IPC);
-    assert_ok(caid_event_ipc_handle(event, handle, &f.error), f.error);
+    struct cuda_event *event = event_on(&f, CUDA_EVENT_IPC);
+    assert_ok(cuda_event_ipc_handle(event, handle, &f.error), f.error);
     be_late(&f, f.s1);
     fill(&f, f.ax, 9, f.s1);
-    assert_ok(caid_event_record(event, f.s1, &f.error), f.error);
+    assert_ok(cuda_event_record(event, f.s1, &f.error), f.error);
     cr_assert_eq(run_waiter(handle), 0);
-    cr_assert_eq(caid_event_query(event, &f.error), 1, "it did not wait");
-    caid_event_free(event);
+    cr_assert_eq(cuda_event_query(event, &f.error), 1, "it did not wait");
+    cuda_event_free(event);
     fixture_end(&f);
 }
 
 BRACKET_TEST(event, that_is_none_is_refused)
 {
-    uint8_t handle[CAID_EVENT_HANDLE_SIZE] = {0};
-    struct caid_event *none = NULL;
+    uint8_t handle[CUDA_EVENT_HANDLE_SIZE] = {0};
+    struct cuda_event *none = NULL;
     struct fixture f;
 
     fixture_begin(&f);
-    struct caid_event *event = event_on(&f, 0);
-    assert_failed(caid_event_ipc_handle(event, handle, &f.error), f.error,
+    struct cuda_event *event = event_on(&f, 0);
+    assert_failed(cuda_event_ipc_handle(event, handle, &f.error), f.error,
                   CAID_ERR_UNSUPPORTED);
-    assert_failed(caid_event_record(event, 0, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_event_wait(event, 0, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_event_open(f.a, &none, 0, handle, &f.error), f.error, CAID_ERR_DRIVER);
+    assert_failed(cuda_event_record(event, 0, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_event_wait(event, 0, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_event_open(f.a, &none, 0, handle, &f.error), f.error, CAID_ERR_DRIVER);
     cr_assert_neq(f.error.cuda_result, 0);
-    assert_failed(caid_event_open(f.a, &none, 0, NULL, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_event_new(f.a, &none, 0, 8, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_event_new(f.a, &none, 0, CAID_EVENT_IPC | CAID_EVENT_OF_STREAM,
+    assert_failed(cuda_event_open(f.a, &none, 0, NULL, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_event_new(f.a, &none, 0, 8, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_event_new(f.a, &none, 0, CUDA_EVENT_IPC | CUDA_EVENT_OF_STREAM,
                                  &f.error),
                   f.error, CAID_ERR_INVALID);
-    assert_failed(caid_event_new(f.a, &none, 7, CAID_EVENT_OF_STREAM, &f.error), f.error,
+    assert_failed(cuda_event_new(f.a, &none, 7, CUDA_EVENT_OF_STREAM, &f.error), f.error,
                   CAID_ERR_DEVICE);
-    assert_failed(caid_event_new(f.a, &none, 7, 0, &f.error), f.error, CAID_ERR_DEVICE);
-    assert_failed(caid_event_new(f.a, NULL, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_event_new(NULL, &none, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_event_query(NULL, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_event_record(NULL, f.s1, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_event_new(f.a, &none, 7, 0, &f.error), f.error, CAID_ERR_DEVICE);
+    assert_failed(cuda_event_new(f.a, NULL, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_event_new(NULL, &none, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_event_query(NULL, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_event_record(NULL, f.s1, &f.error), f.error, CAID_ERR_INVALID);
     capture_begin(&f, f.s1);
-    assert_failed(caid_event_record(event, f.s1, &f.error), f.error, CAID_ERR_INVALID);
-    assert_failed(caid_event_wait(event, f.s1, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_event_record(event, f.s1, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_event_wait(event, f.s1, &f.error), f.error, CAID_ERR_INVALID);
     capture_end(&f, f.s1);
     cr_assert_null(none);
-    cr_assert_eq(caid_event_handle(NULL), 0);
-    caid_event_free(NULL);
-    caid_event_free(event);
+    cr_assert_eq(cuda_event_handle(NULL), 0);
+    cuda_event_free(NULL);
+    cuda_event_free(event);
     fixture_end(&f);
 }
 
@@ -163,14 +163,14 @@ two_devices(void)
 
 CAID_TEST_WITH(event, of_another_device_is_refused, .init = two_devices, .timeout = 120)
 {
-    struct caid_event *event;
+    struct cuda_event *event;
     struct fixture f;
 
     fixture_begin(&f);
-    assert_ok(caid_event_new(f.a, &event, 1, 0, &f.error), f.error);
-    assert_failed(caid_event_record(event, f.s1, &f.error), f.error, CAID_ERR_DEVICE);
-    assert_ok(caid_event_wait(event, f.s1, &f.error), f.error); /* that may be of any */
-    caid_event_free(event);
+    assert_ok(cuda_event_new(f.a, &event, 1, 0, &f.error), f.error);
+    assert_failed(cuda_event_record(event, f.s1, &f.error), f.error, CAID_ERR_DEVICE);
+    assert_ok(cuda_event_wait(event, f.s1, &f.error), f.error); /* that may be of any */
+    cuda_event_free(event);
     fixture_end(&f);
 }
 
@@ -190,22 +190,22 @@ BRACKET_TEST(event, of_a_stream_is_of_any_context)
     assert_cuda(f.gpu.drv->cu.cuCtxPopCurrent(&popped));
     const uint64_t streams[] = {f.s1, (uintptr_t)stream};
     for (size_t i = 0; i < ARRAY_SIZE(streams); i++) {
-        struct caid_event *event = event_on(&f, CAID_EVENT_OF_STREAM);
-        cr_assert_eq(caid_event_handle(event), 0);
-        cr_assert_eq(caid_event_query(event, &f.error), 1);
-        assert_ok(caid_event_synchronize(event, &f.error), f.error);
-        assert_ok(caid_event_wait(event, f.s2, &f.error), f.error);
+        struct cuda_event *event = event_on(&f, CUDA_EVENT_OF_STREAM);
+        cr_assert_eq(cuda_event_handle(event), 0);
+        cr_assert_eq(cuda_event_query(event, &f.error), 1);
+        assert_ok(cuda_event_synchronize(event, &f.error), f.error);
+        assert_ok(cuda_event_wait(event, f.s2, &f.error), f.error);
         be_late(&f, streams[i]);
         fill(&f, f.ax, 1, streams[i]);
-        assert_ok(caid_event_record(event, streams[i], &f.error), f.error);
-        cr_assert_neq(caid_event_handle(event), 0);
-        cr_assert_eq(caid_event_query(event, &f.error), 0);
-        assert_ok(caid_event_wait(event, f.s2, &f.error), f.error);
-        cr_assert_eq(caid_stream_query(f.a, f.s2, 0, &f.error), 0);
-        assert_ok(caid_event_synchronize(event, &f.error), f.error);
-        assert_failed(caid_event_record(event, streams[!i], &f.error), f.error,
+        assert_ok(cuda_event_record(event, streams[i], &f.error), f.error);
+        cr_assert_neq(cuda_event_handle(event), 0);
+        cr_assert_eq(cuda_event_query(event, &f.error), 0);
+        assert_ok(cuda_event_wait(event, f.s2, &f.error), f.error);
+        cr_assert_eq(cuda_stream_query(f.a, f.s2, 0, &f.error), 0);
+        assert_ok(cuda_event_synchronize(event, &f.error), f.error);
+        assert_failed(cuda_event_record(event, streams[!i], &f.error), f.error,
                       CAID_ERR_DEVICE);
-        caid_event_free(event);
+        cuda_event_free(event);
     }
     cr_assert_eq(soft_live(&f.gpu, "events"), 0);
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
@@ -215,27 +215,27 @@ BRACKET_TEST(event, of_a_stream_is_of_any_context)
 BRACKET_TEST(event, outlives_its_client)
 {
     struct caid_client *driver;
-    struct caid_event *event;
+    struct cuda_event *event;
     struct fixture f;
     int status;
 
     fixture_begin(&f);
-    assert_ok(caid_driver_open(&driver, "soft", &f.error), f.error);
-    assert_ok(caid_event_new(driver, &event, 0, 0, &f.error), f.error);
-    assert_ok(caid_event_record(event, f.s1, &f.error), f.error); /* no daemon is asked */
+    assert_ok(cuda_driver_open(&driver, "soft", &f.error), f.error);
+    assert_ok(cuda_event_new(driver, &event, 0, 0, &f.error), f.error);
+    assert_ok(cuda_event_record(event, f.s1, &f.error), f.error); /* no daemon is asked */
     pid_t pid = fork();
     if (pid == 0) {
-        bool forked = caid_event_query(event, &f.error) == -EPERM &&
+        bool forked = cuda_event_query(event, &f.error) == -EPERM &&
                       f.error.code == CAID_ERR_FORKED;
-        caid_event_free(event);
+        cuda_event_free(event);
         _exit(!forked);
     }
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert_eq(status, 0);
     caid_client_close(driver);
-    assert_failed(caid_event_query(event, &f.error), f.error, CAID_ERR_CLOSED);
-    assert_failed(caid_event_record(event, f.s1, &f.error), f.error, CAID_ERR_CLOSED);
-    caid_event_free(event);
+    assert_failed(cuda_event_query(event, &f.error), f.error, CAID_ERR_CLOSED);
+    assert_failed(cuda_event_record(event, f.s1, &f.error), f.error, CAID_ERR_CLOSED);
+    cuda_event_free(event);
     cr_assert_eq(soft_live(&f.gpu, "events"), 0);
     fixture_end(&f);
 }
@@ -247,20 +247,20 @@ static const char *const failing[] = {"cuEventCreate",      "cuCtxPushCurrent",
 static int
 use_event(struct fixture *f)
 {
-    uint8_t handle[CAID_EVENT_HANDLE_SIZE];
-    struct caid_event *event;
+    uint8_t handle[CUDA_EVENT_HANDLE_SIZE];
+    struct cuda_event *event;
 
-    int r = caid_event_new(f->a, &event, 0, CAID_EVENT_IPC, &f->error);
+    int r = cuda_event_new(f->a, &event, 0, CUDA_EVENT_IPC, &f->error);
     if (r < 0)
         return r;
-    r = caid_event_record(event, f->s1, &f->error);
+    r = cuda_event_record(event, f->s1, &f->error);
     if (r == 0)
-        r = caid_event_wait(event, f->s2, &f->error);
+        r = cuda_event_wait(event, f->s2, &f->error);
     if (r == 0)
-        r = caid_event_synchronize(event, &f->error);
+        r = cuda_event_synchronize(event, &f->error);
     if (r == 0)
-        r = caid_event_ipc_handle(event, handle, &f->error);
-    caid_event_free(event);
+        r = cuda_event_ipc_handle(event, handle, &f->error);
+    cuda_event_free(event);
     return r;
 }
 
@@ -389,7 +389,7 @@ BRACKET_TEST(event, copies_on_a_stream_that_fail_are_errors)
     copy.dst = 0;
     assert_ok(caid_copy(f.a, &copy, &f.error), f.error); /* nothing */
 
-    assert_ok(caid_driver_open(&driver, "soft", &f.error), f.error);
+    assert_ok(cuda_driver_open(&driver, "soft", &f.error), f.error);
     copy = copy_on(&f, 2);
     copy.src = (uintptr_t)from;
     copy.src_on_host = true;

@@ -412,7 +412,7 @@ CLIENT_TEST(kinds, managed_needs_no_daemon)
     struct test_gpu gpu;
     struct fixture f;
 
-    assert_ok(caid_driver_open(&f.client, NULL, &f.error), f.error);
+    assert_ok(cuda_driver_open(&f.client, NULL, &f.error), f.error);
     gpu_begin(&gpu);
     uint64_t before = gpu_is_soft() ? soft_live(&gpu, "managed_allocations") : 0;
     use_managed(&f);
@@ -435,33 +435,33 @@ CLIENT_TEST(kinds, host_memory)
     uint64_t ptr = 0;
     void *memory;
 
-    assert_ok(caid_driver_open(&client, NULL, &error), error);
-    assert_ok(caid_host_alloc(client, 0, 4096, CAID_HOST_MAPPED | CAID_HOST_PORTABLE, &memory,
+    assert_ok(cuda_driver_open(&client, NULL, &error), error);
+    assert_ok(cuda_host_alloc(client, 0, 4096, CUDA_HOST_MAPPED | CUDA_HOST_PORTABLE, &memory,
                               &ptr, &error),
               error);
     cr_assert(memory && ptr);
     memset(memory, 1, 4096);
-    assert_ok(caid_host_free(client, 0, memory, &error), error);
-    assert_ok(caid_host_alloc(client, 0, 64, CAID_HOST_WRITE_COMBINED, &memory, NULL, &error),
+    assert_ok(cuda_host_free(client, 0, memory, &error), error);
+    assert_ok(cuda_host_alloc(client, 0, 64, CUDA_HOST_WRITE_COMBINED, &memory, NULL, &error),
               error);
-    assert_ok(caid_host_free(client, 0, memory, &error), error);
+    assert_ok(cuda_host_free(client, 0, memory, &error), error);
 
     ptr = 0;
-    assert_ok(caid_host_register(client, 0, mine, sizeof(mine), CAID_HOST_MAPPED, &ptr, &error),
+    assert_ok(cuda_host_register(client, 0, mine, sizeof(mine), CUDA_HOST_MAPPED, &ptr, &error),
               error);
     cr_assert(ptr);
-    assert_failed(caid_host_register(client, 0, mine, sizeof(mine), 0, NULL, &error), error,
+    assert_failed(cuda_host_register(client, 0, mine, sizeof(mine), 0, NULL, &error), error,
                   CAID_ERR_DRIVER);
-    assert_ok(caid_host_unregister(client, 0, mine, &error), error);
-    assert_failed(caid_host_unregister(client, 0, mine, &error), error, CAID_ERR_DRIVER);
-    assert_failed(caid_host_register(client, 0, mine, 1, CAID_HOST_WRITE_COMBINED, NULL,
+    assert_ok(cuda_host_unregister(client, 0, mine, &error), error);
+    assert_failed(cuda_host_unregister(client, 0, mine, &error), error, CAID_ERR_DRIVER);
+    assert_failed(cuda_host_register(client, 0, mine, 1, CUDA_HOST_WRITE_COMBINED, NULL,
                                      &error),
                   error, CAID_ERR_INVALID);
-    assert_failed(caid_host_alloc(client, 0, 1, 64, &memory, NULL, &error), error,
+    assert_failed(cuda_host_alloc(client, 0, 1, 64, &memory, NULL, &error), error,
                   CAID_ERR_INVALID);
-    assert_failed(caid_host_alloc(client, 0, 1, 0, NULL, NULL, &error), error,
+    assert_failed(cuda_host_alloc(client, 0, 1, 0, NULL, NULL, &error), error,
                   CAID_ERR_INVALID);
-    assert_failed(caid_host_alloc(client, 99, 1, 0, &memory, NULL, &error), error,
+    assert_failed(cuda_host_alloc(client, 99, 1, 0, &memory, NULL, &error), error,
                   CAID_ERR_DEVICE);
     caid_client_close(client);
 }

@@ -159,13 +159,13 @@ make_arrays(struct caid_client *client, struct caid_error *error)
 static int
 use_events(struct caid_client *client, uint64_t stream, struct caid_error *error)
 {
-    struct caid_event *event;
+    struct cuda_event *event;
 
-    int r = caid_event_new(client, &event, 0, 0, error);
+    int r = cuda_event_new(client, &event, 0, 0, error);
     if (r < 0)
         return r;
-    r = caid_event_record(event, stream, error);
-    caid_event_free(event);
+    r = cuda_event_record(event, stream, error);
+    cuda_event_free(event);
     return r;
 }
 

@@ -217,7 +217,7 @@ CLIENT_TEST(part, the_device_of_an_ordinal)
                   CAID_ERR_INVALID);
     assert_failed(caid_client_find_device(NULL, 0, &index, &f.error), f.error,
                   CAID_ERR_INVALID);
-    assert_ok(caid_driver_open(&alone, gpu_is_soft() ? "soft" : NULL, &f.error), f.error);
+    assert_ok(cuda_driver_open(&alone, gpu_is_soft() ? "soft" : NULL, &f.error), f.error);
     assert_ok(caid_client_find_device(alone, 0, &index, &f.error), f.error);
     cr_assert_eq(index, 0);
     caid_client_close(alone);

@@ -22,7 +22,7 @@ static void
 begin(struct fixture *f)
 {
     gpu_begin(&f->gpu);
-    assert_ok(caid_driver_open(&f->client, gpu_is_soft() ? "soft" : NULL, &f->error), f->error);
+    assert_ok(cuda_driver_open(&f->client, gpu_is_soft() ? "soft" : NULL, &f->error), f->error);
     assert_ok(caid_stream_create(f->client, 0, CAID_STREAM_NON_BLOCKING, &f->stream, &f->error),
               f->error);
 }
@@ -45,7 +45,7 @@ CLIENT_TEST(stream, made_and_destroyed)
     assert_ok(caid_stream_create(f.client, 0, 0, &other, &f.error), f.error);
     cr_assert_neq(other, f.stream);
     assert_ok(caid_stream_destroy(f.client, other, &f.error), f.error);
-    cr_assert_eq(caid_stream_query(f.client, f.stream, 0, &f.error), 1);
+    cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &f.error), 1);
     assert_ok(caid_stream_synchronize(f.client, f.stream, 0, &f.error), f.error);
     assert_ok(caid_stream_check(f.client, f.stream, 0, &f.error), f.error);
     end(&f);
@@ -66,12 +66,12 @@ CLIENT_TEST(stream, refusals)
     cr_assert_eq(stream, 0);
     assert_failed(caid_stream_synchronize(f.client, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
     cr_assert(strstr(f.error.message, "ambiguous"), "%s", f.error.message);
-    assert_failed(caid_stream_query(f.client, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
+    assert_failed(cuda_stream_query(f.client, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
     assert_failed(caid_stream_check(f.client, 0, 0, &f.error), f.error, CAID_ERR_INVALID);
     for (stream = 0; stream <= 2; stream++)
         assert_failed(caid_stream_destroy(f.client, stream, &f.error), f.error,
                       CAID_ERR_INVALID);
-    assert_failed(caid_stream_add_callback(f.client, f.stream, 0, NULL, NULL, &f.error),
+    assert_failed(cuda_stream_add_callback(f.client, f.stream, 0, NULL, NULL, &f.error),
                   f.error, CAID_ERR_INVALID);
     end(&f);
 }
@@ -87,7 +87,7 @@ CLIENT_TEST(stream, default_streams)
         for (uint64_t stream = 1; stream <= 2; stream++) {
             assert_ok(caid_stream_synchronize(f.client, stream, 0, &f.error), f.error);
             assert_ok(caid_stream_check(f.client, stream, 0, &f.error), f.error);
-            cr_assert_eq(caid_stream_query(f.client, stream, 0, &f.error), 1);
+            cr_assert_eq(cuda_stream_query(f.client, stream, 0, &f.error), 1);
         }
         if (current)
             assert_cuda(f.gpu.drv->cu.cuCtxPopCurrent(&popped));
@@ -116,8 +116,8 @@ CLIENT_TEST(stream, callbacks_in_order)
     struct fixture f;
 
     begin(&f);
-    assert_ok(caid_stream_add_callback(f.client, f.stream, 0, tell, &first, &f.error), f.error);
-    assert_ok(caid_stream_add_callback(f.client, f.stream, 0, tell, &second, &f.error),
+    assert_ok(cuda_stream_add_callback(f.client, f.stream, 0, tell, &first, &f.error), f.error);
+    assert_ok(cuda_stream_add_callback(f.client, f.stream, 0, tell, &second, &f.error),
               f.error);
     assert_ok(caid_stream_synchronize(f.client, f.stream, 0, &f.error), f.error);
     cr_assert(first.n == 1 && second.n == 1 && first.result == 0);
@@ -133,12 +133,12 @@ CLIENT_TEST(stream, query_tells_of_work)
         return;
     begin(&f);
     soft_control(&f.gpu, "delay 200000");
-    assert_ok(caid_stream_add_callback(f.client, f.stream, 0, tell, &told, &f.error), f.error);
-    cr_assert_eq(caid_stream_query(f.client, f.stream, 0, &f.error), 0);
+    assert_ok(cuda_stream_add_callback(f.client, f.stream, 0, tell, &told, &f.error), f.error);
+    cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &f.error), 0);
     cr_assert_eq(told.n, 0);
     soft_control(&f.gpu, "delay 0");
     assert_ok(caid_stream_synchronize(f.client, f.stream, 0, &f.error), f.error);
     cr_assert_eq(told.n, 1);
-    cr_assert_eq(caid_stream_query(f.client, f.stream, 0, &f.error), 1);
+    cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &f.error), 1);
     end(&f);
 }

@@ -470,9 +470,9 @@ TIMELINE_TEST(ahead)
 
     begin(&f, "auto");
     assert_ok(caid_timeline_wait(f.waits, f.to, 2, 0, CAID_TIMELINE_AHEAD, &f.error), f.error);
-    cr_assert_eq(caid_stream_query(f.consumer, f.to, 0, &f.error), 0);
+    cr_assert_eq(cuda_stream_query(f.consumer, f.to, 0, &f.error), 0);
     signal_from(&f, 0, 1);
-    cr_assert_eq(caid_stream_query(f.consumer, f.to, 0, &f.error), 0);
+    cr_assert_eq(cuda_stream_query(f.consumer, f.to, 0, &f.error), 0);
     signal_from(&f, f.from, 2);
     sync_stream(&f, f.consumer, f.to);
     cr_assert_eq(value_of(&f, f.waits), 2);

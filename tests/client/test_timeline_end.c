@@ -314,7 +314,7 @@ END_TEST(events_of_another_process)
         assert_ok(caid_timeline_wait(f.timeline, f.stream, value, LONG_NS, 0, &f.error),
                   f.error);
         cr_assert_lt(clock_now_ns() - before, 150 * NSEC_PER_MSEC); /* the host is not held */
-        cr_assert_eq(caid_stream_query(f.client, f.stream, 0, &f.error), 0);
+        cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &f.error), 0);
         sync_ok(&f);
         signaller_do(&s, "ws");
     }

@@ -339,7 +339,7 @@ HOSTILE_TEST(never_comes)
     assert_failed(caid_timeline_wait(f.timeline, 0, 5, PAUSE, 0, &f.error), f.error,
                   CAID_ERR_TIMEOUT);
     assert_ok(caid_timeline_wait(f.timeline, f.stream, 5, PAUSE, 0, &f.error), f.error);
-    cr_assert_eq(caid_stream_query(f.client, f.stream, 0, &f.error), 0);
+    cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &f.error), 0);
     store(&f, 0, 0, 0); /* and takes it back: no news for a stream that waits */
     assert_ok(caid_stream_check(f.client, f.stream, 0, &f.error), f.error);
     store(&f, TIMELINE_DEAD, TIMELINE_DEAD, 0);

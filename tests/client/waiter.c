@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "caid/caid.h"
+#include "cuda/local.h"
 
 static int
 failed(const char *what, const struct caid_error *error)
@@ -16,9 +16,9 @@ failed(const char *what, const struct caid_error *error)
 int
 main(int argc, char **argv)
 {
-    uint8_t handle[CAID_EVENT_HANDLE_SIZE];
+    uint8_t handle[CUDA_EVENT_HANDLE_SIZE];
     struct caid_client *client;
-    struct caid_event *event;
+    struct cuda_event *event;
     struct caid_error error;
 
     if (argc != 2 || strlen(argv[1]) != 2 * sizeof(handle))
@@ -26,17 +26,17 @@ main(int argc, char **argv)
     for (size_t i = 0; i < sizeof(handle); i++)
         if (sscanf(argv[1] + 2 * i, "%2hhx", &handle[i]) != 1)
             return 1;
-    if (caid_driver_open(&client, NULL, &error) < 0)
+    if (cuda_driver_open(&client, NULL, &error) < 0)
         return failed("driver", &error);
-    if (caid_event_open(client, &event, 0, handle, &error) < 0)
+    if (cuda_event_open(client, &event, 0, handle, &error) < 0)
         return failed("open", &error);
-    if (caid_event_ipc_handle(event, handle, &error) >= 0)
+    if (cuda_event_ipc_handle(event, handle, &error) >= 0)
         return failed("an opened event has a handle", &error);
-    if (caid_event_wait(event, 2, &error) < 0)
+    if (cuda_event_wait(event, 2, &error) < 0)
         return failed("wait", &error);
     if (caid_stream_synchronize(client, 2, 0, &error) < 0)
         return failed("synchronize", &error);
-    caid_event_free(event);
+    cuda_event_free(event);
     caid_client_close(client);
     return 0;
 }

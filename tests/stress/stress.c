@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/macros.h"
-#include "caid/caid.h"
+#include "cuda/local.h"
 
 #define CLIENTS 3
 #define THREADS 4 /* for each client */
@@ -181,7 +181,7 @@ driver_hold(void)
     struct caid_client *client;
     struct caid_error error;
 
-    if (caid_driver_open(&client, "soft", &error) < 0)
+    if (cuda_driver_open(&client, "soft", &error) < 0)
         errx(1, "driver: %s", error.message);
     return client;
 }

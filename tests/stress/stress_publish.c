@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "caid/caid.h"
+#include "cuda/local.h"
 
 #include "base/macros.h"
 #include "memory/part.h"
@@ -371,7 +371,7 @@ main(int argc, char **argv)
 
     if (argc < 2)
         errx(1, "usage: stress_publish SOCKET [STEPS]");
-    must(caid_driver_open(&driver, "soft", &error), &error,
+    must(cuda_driver_open(&driver, "soft", &error), &error,
          "driver"); /* stays loaded: stress.c */
     witness = client_new_at(argv[1]);
     start_all(argv[1], steps);

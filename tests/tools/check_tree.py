@@ -23,6 +23,7 @@ LAYERS = {
     "driver/soft": ("driver", "proto/base"),
     "client": ("client/arena", "client/handoff", "client/include", "client/memory", "client/session"),
     "client/arena": (*OF_CLIENT, "client/memory", "client/session", "mem"),
+    "client/cuda": (*OF_CLIENT, "client/session"),
     "client/handoff": (*OF_CLIENT, "client/memory", "client/session"),
     "client/include": (),
     "client/memory": (*OF_CLIENT, "client/session"),
@@ -30,7 +31,7 @@ LAYERS = {
     "client/tools": (*OF_CLIENT, "client/session"),
     "daemon/core": ("mem", "proto", "proto/base"),
     "daemon": ("daemon/core", "driver", "mem", "proto", "proto/base"),
-    "python": ("client/include",),
+    "python": ("client/cuda", "client/include"),
 }
 # Headers that a folder must do without: what is pure has no loop, no driver and no clock.
 IMPURE = {"uv.h", "cuda.h", "time.h", "sys/time.h", "base/clock.h"}

@@ -111,15 +111,6 @@ CAID_API int caid_connect(struct caid_client **ret, const struct caid_connect_op
                           struct caid_error *error);
 
 /**
- * A client of no daemon: the driver alone, for caid_copy(), caid_pointer_resolve() and
- * caid_stream_synchronize() on memory that did not come from caid. driver: as `driver` above,
- * NULL: $CAID_CUDA_DRIVER, or "auto". Device indices are the driver's ordinals, which
- * caid_client_devices() lists. Every call that needs the daemon fails with CAID_ERR_NO_DAEMON.
- */
-CAID_API int caid_driver_open(struct caid_client **ret, const char *driver,
-                              struct caid_error *error);
-
-/**
  * Ends the connection and with it every lease, after the closes that wait for the GPU; what
  * cannot be waited for (a capture is under way) stays mapped for good. Arrays of this client
  * that are still open stay mapped and may be read and written by their pointer until
@@ -131,7 +122,7 @@ CAID_API void caid_client_close(struct caid_client *client);
 
 /* A file descriptor that is readable when caid_client_dispatch() has something to do, and when
  * a watch without fn has news since the last dispatch. Borrowed, the same at every call. -EPERM
- * after fork(), -ENOTCONN for a client of no daemon, -errno. */
+ * after fork(), -errno. */
 CAID_API int caid_client_get_fd(struct caid_client *client);
 
 /* Handles what has come from the daemon, without blocking, and calls the callbacks of watches
@@ -554,42 +545,6 @@ struct caid_copy {
 /* Copies ndim dimensions from src to dst; they may not overlap. */
 CAID_API int caid_copy(struct caid_client *client, const struct caid_copy *copy,
                        struct caid_error *error);
-
-struct caid_pointer {
-    size_t struct_size;
-    uint64_t device_ptr; /* CU_POINTER_ATTRIBUTE_DEVICE_POINTER */
-    int32_t device;      /* index, or -1 for a device that the daemon has not */
-};
-
-/* What a pointer of any origin is here: cuPointerGetAttribute. CAID_ERR_INVALID: not the
- * device's to reach. */
-CAID_API int caid_pointer_resolve(struct caid_client *client, uint64_t ptr,
-                                  struct caid_pointer *ret, struct caid_error *error);
-
-/* ---- host memory of this process; no daemon is asked ---- */
-
-enum caid_host_flags {
-    CAID_HOST_PORTABLE = 1, /* CU_MEMHOSTALLOC_PORTABLE: page-locked for every context */
-    CAID_HOST_MAPPED = 2,   /* CU_MEMHOSTALLOC_DEVICEMAP: the device reaches it */
-    CAID_HOST_WRITE_COMBINED =
-        4, /* CU_MEMHOSTALLOC_WRITECOMBINED; not for caid_host_register() */
-};
-
-/* Page-locked memory (cuMemHostAlloc), on the primary context of device. ret_device_ptr may be
- * NULL; it is written where CAID_HOST_MAPPED is asked for. */
-CAID_API int caid_host_alloc(struct caid_client *client, int32_t device, size_t nbytes,
-                             uint32_t flags, void **ret, uint64_t *ret_device_ptr,
-                             struct caid_error *error);
-CAID_API int caid_host_free(struct caid_client *client, int32_t device, void *ptr,
-                            struct caid_error *error);
-
-/* Page-locks memory of the caller's (cuMemHostRegister), which stays the caller's, and undoes
- * it. */
-CAID_API int caid_host_register(struct caid_client *client, int32_t device, void *ptr,
-                                size_t nbytes, uint32_t flags, uint64_t *ret_device_ptr,
-                                struct caid_error *error);
-CAID_API int caid_host_unregister(struct caid_client *client, int32_t device, void *ptr,
-                                  struct caid_error *error);
 
 /* The software driver of this build. -ENOENT. */
 CAID_API int caid_softcuda_path(char *ret_path, size_t size);

@@ -207,59 +207,10 @@ CAID_API int caid_stream_destroy(struct caid_client *client, uint64_t stream,
  * 1 and 2 mean where none is current. */
 CAID_API int caid_stream_synchronize(struct caid_client *client, uint64_t stream,
                                      int32_t device, struct caid_error *error);
-/* 1: nothing is left on it. 0: something is. */
-CAID_API int caid_stream_query(struct caid_client *client, uint64_t stream, int32_t device,
-                               struct caid_error *error);
 /* CAID_ERR_ABANDONED: since it was last told so, the stream was let go from a wait, of a bracket or a
  * timeline, for a process that has died. */
 CAID_API int caid_stream_check(struct caid_client *client, uint64_t stream, int32_t device,
                                struct caid_error *error);
-
-/* fn is called when the stream has come to here, by a thread of the driver's, and may not call CUDA or this
- * library (cuStreamAddCallback()). result: CUresult of the work before, 0. */
-CAID_API int caid_stream_add_callback(struct caid_client *client, uint64_t stream,
-                                      int32_t device,
-                                      void (*fn)(int32_t result, void *userdata),
-                                      void *userdata, struct caid_error *error);
-
-/* ---- events ---- */
-
-struct caid_event;
-
-enum caid_event_flags {
-    CAID_EVENT_IPC = 1,           /* has a handle for other processes of the same uid */
-    CAID_EVENT_BLOCKING_SYNC = 2, /* CU_EVENT_BLOCKING_SYNC */
-    /* Made by the first caid_event_record(), in the context of that stream, whichever it is; until then it is
-     * passed, and has no caid_event_handle(). Not with CAID_EVENT_IPC. */
-    CAID_EVENT_OF_STREAM = 4,
-};
-
-#define CAID_EVENT_HANDLE_SIZE 64
-
-/* An event without timing, of the primary context of a device, if it is not CAID_EVENT_OF_STREAM; to be
- * ended by caid_event_free(). */
-CAID_API int caid_event_new(struct caid_client *client, struct caid_event **ret, int32_t device,
-                            uint32_t flags, struct caid_error *error);
-/* One of another process (cuIpcOpenEventHandle()). A stream that waits for it hangs for ever if that process
- * is killed before its work is done; a timeline does not. */
-CAID_API int caid_event_open(struct caid_client *client, struct caid_event **ret,
-                             int32_t device, const uint8_t handle[CAID_EVENT_HANDLE_SIZE],
-                             struct caid_error *error);
-/* CAID_ERR_UNSUPPORTED: it was made without CAID_EVENT_IPC, or opened. */
-CAID_API int caid_event_ipc_handle(struct caid_event *event,
-                                   uint8_t ret[CAID_EVENT_HANDLE_SIZE],
-                                   struct caid_error *error);
-/* A stream of the same context: CAID_ERR_DEVICE. */
-CAID_API int caid_event_record(struct caid_event *event, uint64_t stream,
-                               struct caid_error *error);
-CAID_API int caid_event_wait(struct caid_event *event, uint64_t stream,
-                             struct caid_error *error);
-CAID_API int caid_event_synchronize(struct caid_event *event, struct caid_error *error);
-/* 1: what was recorded has passed. */
-CAID_API int caid_event_query(struct caid_event *event, struct caid_error *error);
-/* The CUevent, or 0. */
-CAID_API uint64_t caid_event_handle(const struct caid_event *event);
-CAID_API void caid_event_free(struct caid_event *event);
 
 #ifdef __cplusplus
 }

@@ -2,22 +2,23 @@
 /*
  * Events: a place in a stream, of this process or of another one. An event is the driver's, in the
  * primary context of a device, and holds the client, so that the context is there as long as it is;
- * or (CAID_EVENT_OF_STREAM) in the context of the stream that it is first recorded on. No daemon is
+ * or (CUDA_EVENT_OF_STREAM) in the context of the stream that it is first recorded on. No daemon is
  * asked.
  */
 #include <errno.h>
 #include <stdatomic.h>
 #include <string.h>
 
+#include "cuda/local.h"
 #include "session/client.h"
 #include "session/stream.h"
 
-#define FLAGS_ALL (CAID_EVENT_IPC | CAID_EVENT_BLOCKING_SYNC | CAID_EVENT_OF_STREAM)
+#define FLAGS_ALL (CUDA_EVENT_IPC | CUDA_EVENT_BLOCKING_SYNC | CUDA_EVENT_OF_STREAM)
 
-_Static_assert(CAID_EVENT_HANDLE_SIZE == sizeof(CUipcEventHandle),
-               "handoff.h and the driver differ");
+_Static_assert(CUDA_EVENT_HANDLE_SIZE == sizeof(CUipcEventHandle),
+               "local.h and the driver differ");
 
-struct caid_event {
+struct cuda_event {
     struct caid_client *client;
     int32_t device; /* index */
     uint32_t flags;
@@ -28,10 +29,10 @@ struct caid_event {
 
 /* ---- life ---- */
 
-static struct caid_event *
+static struct cuda_event *
 event_new(struct caid_client *client, int32_t device)
 {
-    struct caid_event *event = calloc(1, sizeof(*event));
+    struct cuda_event *event = calloc(1, sizeof(*event));
 
     if (!event)
         return NULL;
@@ -41,7 +42,7 @@ event_new(struct caid_client *client, int32_t device)
 }
 
 static void
-event_free(struct caid_event *event)
+event_free(struct cuda_event *event)
 {
     client_unref(event->client);
     free(event);
@@ -49,26 +50,26 @@ event_free(struct caid_event *event)
 
 /* Makes the event in the context that is current. */
 static CUresult
-event_make(struct caid_event *event, const struct drv *drv, CUcontext context)
+event_make(struct cuda_event *event, const struct drv *drv, CUcontext context)
 {
     unsigned int cuda_flags = CU_EVENT_DISABLE_TIMING;
     CUevent made;
 
-    if (event->flags & CAID_EVENT_IPC)
+    if (event->flags & CUDA_EVENT_IPC)
         cuda_flags |= CU_EVENT_INTERPROCESS;
-    if (event->flags & CAID_EVENT_BLOCKING_SYNC)
+    if (event->flags & CUDA_EVENT_BLOCKING_SYNC)
         cuda_flags |= CU_EVENT_BLOCKING_SYNC;
     CUresult result = drv->cu.cuEventCreate(&made, cuda_flags);
     if (result != CUDA_SUCCESS)
         return result;
-    event->has_handle = event->flags & CAID_EVENT_IPC;
+    event->has_handle = event->flags & CUDA_EVENT_IPC;
     event->context = context;
     atomic_store_explicit(&event->event, made, memory_order_release);
     return CUDA_SUCCESS;
 }
 
 static CUresult
-event_adopt(struct caid_event *event, const struct drv *drv, CUcontext context,
+event_adopt(struct cuda_event *event, const struct drv *drv, CUcontext context,
             const uint8_t *handle)
 {
     CUipcEventHandle given;
@@ -84,7 +85,7 @@ event_adopt(struct caid_event *event, const struct drv *drv, CUcontext context,
 }
 
 static int
-event_begin(struct caid_event *event, const uint8_t *handle, struct caid_error *error)
+event_begin(struct cuda_event *event, const uint8_t *handle, struct caid_error *error)
 {
     struct caid_client *client = event->client;
     const struct drv *drv = NULL;
@@ -110,7 +111,7 @@ event_begin(struct caid_event *event, const uint8_t *handle, struct caid_error *
 
 /* One that is made later: is its device there? */
 static int
-event_postpone(struct caid_event *event, struct caid_error *error)
+event_postpone(struct cuda_event *event, struct caid_error *error)
 {
     uint32_t place;
 
@@ -119,15 +120,15 @@ event_postpone(struct caid_event *event, struct caid_error *error)
 
 /* handle NULL: a new one. */
 static int
-event_get(struct caid_client *client, struct caid_event **ret, int32_t device, uint32_t flags,
+event_get(struct caid_client *client, struct cuda_event **ret, int32_t device, uint32_t flags,
           const uint8_t *handle, struct caid_error *error)
 {
-    struct caid_event *event = event_new(client, device);
+    struct cuda_event *event = event_new(client, device);
 
     if (!event)
         return fail_errno(error, ENOMEM, "no memory for an event");
     event->flags = flags;
-    int r = flags & CAID_EVENT_OF_STREAM ? event_postpone(event, error)
+    int r = flags & CUDA_EVENT_OF_STREAM ? event_postpone(event, error)
                                          : event_begin(event, handle, error);
     if (r < 0)
         event_free(event);
@@ -137,22 +138,22 @@ event_get(struct caid_client *client, struct caid_event **ret, int32_t device, u
 }
 
 int
-caid_event_new(struct caid_client *client, struct caid_event **ret, int32_t device,
+cuda_event_new(struct caid_client *client, struct cuda_event **ret, int32_t device,
                uint32_t flags, struct caid_error *error)
 {
     int r = client_check_given(client, ret, "ret", error);
     if (r == 0 && (flags & ~(uint32_t)FLAGS_ALL))
         r = fail(error, CAID_ERR_INVALID, "flags %#x: unknown here",
                  flags & ~(uint32_t)FLAGS_ALL);
-    if (r == 0 && (flags & CAID_EVENT_IPC) && (flags & CAID_EVENT_OF_STREAM))
+    if (r == 0 && (flags & CUDA_EVENT_IPC) && (flags & CUDA_EVENT_OF_STREAM))
         r = fail(error, CAID_ERR_INVALID,
                  "an event with a handle is of a device's primary context");
     return r < 0 ? r : event_get(client, ret, device, flags, NULL, error);
 }
 
 int
-caid_event_open(struct caid_client *client, struct caid_event **ret, int32_t device,
-                const uint8_t handle[CAID_EVENT_HANDLE_SIZE], struct caid_error *error)
+cuda_event_open(struct caid_client *client, struct cuda_event **ret, int32_t device,
+                const uint8_t handle[CUDA_EVENT_HANDLE_SIZE], struct caid_error *error)
 {
     int r = client_check(client, error);
     if (r == 0 && (!ret || !handle))
@@ -162,14 +163,14 @@ caid_event_open(struct caid_client *client, struct caid_event **ret, int32_t dev
 
 /* What the driver has of it; NULL: it has not been recorded. */
 static CUevent
-event_get_made(const struct caid_event *event)
+event_get_made(const struct cuda_event *event)
 {
     return atomic_load_explicit(&event->event, memory_order_acquire);
 }
 
 /* Makes the context of an event that is there current, until gpu_pop(). */
 static int
-event_push_context(const struct caid_event *event, const struct drv **ret,
+event_push_context(const struct cuda_event *event, const struct drv **ret,
                    struct caid_error *error)
 {
     const struct drv *drv = NULL;
@@ -186,7 +187,7 @@ event_push_context(const struct caid_event *event, const struct drv **ret,
 }
 
 void
-caid_event_free(struct caid_event *event)
+cuda_event_free(struct cuda_event *event)
 {
     const struct drv *drv = NULL;
 
@@ -205,7 +206,7 @@ caid_event_free(struct caid_event *event)
 
 /* An event outlives its client's handle, but is of no use then. */
 static int
-event_check(const struct caid_event *event, struct caid_error *error)
+event_check(const struct cuda_event *event, struct caid_error *error)
 {
     if (!event)
         return fail(error, CAID_ERR_INVALID, "event is NULL");
@@ -223,7 +224,7 @@ event_check(const struct caid_event *event, struct caid_error *error)
 
 /* Checks, and makes the event's context current until gpu_pop(). *ret_made NULL: there is none. */
 static int
-event_push(const struct caid_event *event, CUevent *ret_made, const struct drv **ret,
+event_push(const struct cuda_event *event, CUevent *ret_made, const struct drv **ret,
            struct caid_error *error)
 {
     int r = event_check(event, error);
@@ -236,7 +237,7 @@ event_push(const struct caid_event *event, CUevent *ret_made, const struct drv *
 /* Checks, and makes the stream's context current until stream_leave(). What a captured stream
  * does with an event becomes a part of the graph: nobody else could wait for it. */
 static int
-event_enter(const struct caid_event *event, uint64_t stream, struct stream *ret,
+event_enter(const struct cuda_event *event, uint64_t stream, struct stream *ret,
             struct caid_error *error)
 {
     int r = event_check(event, error);
@@ -244,7 +245,7 @@ event_enter(const struct caid_event *event, uint64_t stream, struct stream *ret,
 }
 
 static int
-event_leave(const struct caid_event *event, const struct stream *stream, const char *call,
+event_leave(const struct cuda_event *event, const struct stream *stream, const char *call,
             CUresult result, const char *doing, struct caid_error *error)
 {
     int r = result == CUDA_SUCCESS
@@ -256,7 +257,7 @@ event_leave(const struct caid_event *event, const struct stream *stream, const c
 
 /* The event, made in the context of the stream where it was not before: once, by one thread. */
 static CUresult
-event_made_on(struct caid_event *event, const struct stream *stream, CUevent *ret)
+event_made_on(struct cuda_event *event, const struct stream *stream, CUevent *ret)
 {
     CUresult result = CUDA_SUCCESS;
 
@@ -272,7 +273,7 @@ event_made_on(struct caid_event *event, const struct stream *stream, CUevent *re
 }
 
 int
-caid_event_record(struct caid_event *event, uint64_t stream, struct caid_error *error)
+cuda_event_record(struct cuda_event *event, uint64_t stream, struct caid_error *error)
 {
     struct stream entered;
     CUevent made;
@@ -296,7 +297,7 @@ caid_event_record(struct caid_event *event, uint64_t stream, struct caid_error *
 }
 
 int
-caid_event_wait(struct caid_event *event, uint64_t stream, struct caid_error *error)
+cuda_event_wait(struct cuda_event *event, uint64_t stream, struct caid_error *error)
 {
     struct stream entered;
 
@@ -311,7 +312,7 @@ caid_event_wait(struct caid_event *event, uint64_t stream, struct caid_error *er
 }
 
 int
-caid_event_synchronize(struct caid_event *event, struct caid_error *error)
+cuda_event_synchronize(struct cuda_event *event, struct caid_error *error)
 {
     const struct drv *drv = NULL;
     CUevent made;
@@ -327,7 +328,7 @@ caid_event_synchronize(struct caid_event *event, struct caid_error *error)
 }
 
 int
-caid_event_query(struct caid_event *event, struct caid_error *error)
+cuda_event_query(struct cuda_event *event, struct caid_error *error)
 {
     const struct drv *drv = NULL;
     CUevent made;
@@ -343,7 +344,7 @@ caid_event_query(struct caid_event *event, struct caid_error *error)
 }
 
 int
-caid_event_ipc_handle(struct caid_event *event, uint8_t ret[CAID_EVENT_HANDLE_SIZE],
+cuda_event_ipc_handle(struct cuda_event *event, uint8_t ret[CUDA_EVENT_HANDLE_SIZE],
                       struct caid_error *error)
 {
     CUipcEventHandle handle;
@@ -354,7 +355,7 @@ caid_event_ipc_handle(struct caid_event *event, uint8_t ret[CAID_EVENT_HANDLE_SI
     int r = event_check(event, error);
     if (r == 0 && !event->has_handle)
         r = fail(error, CAID_ERR_UNSUPPORTED,
-                 "only events that were made with CAID_EVENT_IPC have a handle");
+                 "only events that were made with CUDA_EVENT_IPC have a handle");
     if (r == 0)
         r = gpu_push(event->client, event->device, &drv, error);
     if (r < 0)
@@ -369,7 +370,7 @@ caid_event_ipc_handle(struct caid_event *event, uint8_t ret[CAID_EVENT_HANDLE_SI
 }
 
 uint64_t
-caid_event_handle(const struct caid_event *event)
+cuda_event_handle(const struct cuda_event *event)
 {
     return event ? (uintptr_t)event_get_made(event) : 0;
 }

@@ -2,6 +2,7 @@
 /* Pointers of others' making: what the CUDA array interface hands over. */
 #include <inttypes.h>
 
+#include "cuda/local.h"
 #include "session/client.h"
 
 static CUresult
@@ -35,9 +36,10 @@ resolve(struct caid_client *client, const struct drv *drv, uint64_t ptr, int32_t
 }
 
 int
-caid_pointer_resolve(struct caid_client *client, uint64_t ptr, struct caid_pointer *ret,
-                     struct caid_error *error)
+cuda_pointer_resolve(struct caid_client *client, uint64_t ptr, uint64_t *ret_device_ptr,
+                     int32_t *ret_device, struct caid_error *error)
 {
+    CUdeviceptr device_ptr = ptr;
     const struct drv *drv;
     int ordinal;
 
@@ -53,15 +55,12 @@ caid_pointer_resolve(struct caid_client *client, uint64_t ptr, struct caid_point
     if (result != CUDA_SUCCESS)
         return gpu_fail(drv, "cuPointerGetAttribute", result, "cannot resolve a pointer",
                         error);
-
-    struct caid_pointer pointer = {.device_ptr = ptr,
-                                   .device = gpu_find_ordinal(client, ordinal)};
-    CUdeviceptr device_ptr;
-    if (pointer.device >= 0) {
-        r = resolve(client, drv, ptr, pointer.device, &device_ptr, error);
-        if (r < 0)
-            return r;
-        pointer.device_ptr = device_ptr;
-    }
-    return result_write(ret, &pointer, sizeof(pointer), error);
+    int32_t device = gpu_find_ordinal(client, ordinal);
+    if (device >= 0)
+        r = resolve(client, drv, ptr, device, &device_ptr, error);
+    if (r < 0)
+        return r;
+    *ret_device_ptr = device_ptr;
+    *ret_device = device;
+    return 0;
 }

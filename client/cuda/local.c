@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "local.h"
+/* A client of no daemon: its devices are all that the driver has. */
+#include "cuda/local.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client.h"
+#include "session/client.h"
 
+DEFINE_CLEANUP(struct caid_client *, caid_client_close)
 DEFINE_CLEANUP(struct drv *, drv_free)
 
 static void
@@ -47,8 +49,8 @@ devices_fill(struct caid_client *client, const struct drv *drv, struct drv_error
     return 0;
 }
 
-int
-local_open(struct caid_client *client, const char *driver, struct caid_error *error)
+static int
+open_driver(struct caid_client *client, const char *driver, struct caid_error *error)
 {
     const char *choice = driver && driver[0] ? driver : secure_getenv("CAID_CUDA_DRIVER");
     _cleanup_(drv_freep) struct drv *drv = NULL;
@@ -68,4 +70,18 @@ local_open(struct caid_client *client, const char *driver, struct caid_error *er
         return fail_driver(error, r, &cause, "cannot find this process's CUDA devices");
     r = gpu_init(&client->gpu, choice);
     return r < 0 ? fail_errno(error, ENOMEM, "no memory for %u devices", client->n_devices) : 0;
+}
+
+int
+cuda_driver_open(struct caid_client **ret, const char *driver, struct caid_error *error)
+{
+    if (!ret)
+        return fail(error, CAID_ERR_INVALID, "the place for the client is NULL");
+    _cleanup_(caid_client_closep) struct caid_client *client = client_new();
+    if (!client)
+        return fail_errno(error, ENOMEM, "no memory for a client");
+    int r = open_driver(client, driver, error);
+    if (r == 0)
+        *ret = TAKE_PTR(client);
+    return r;
 }

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Page-locked host memory of this process: the driver's, at once, with nothing kept here. */
+#include "cuda/local.h"
 #include "session/client.h"
 
-#define FLAGS_ALL (CAID_HOST_PORTABLE | CAID_HOST_MAPPED | CAID_HOST_WRITE_COMBINED)
+#define FLAGS_ALL (CUDA_HOST_PORTABLE | CUDA_HOST_MAPPED | CUDA_HOST_WRITE_COMBINED)
 
-_Static_assert((int)CAID_HOST_PORTABLE == CU_MEMHOSTALLOC_PORTABLE &&
-                   (int)CAID_HOST_MAPPED == CU_MEMHOSTALLOC_DEVICEMAP &&
-                   (int)CAID_HOST_WRITE_COMBINED == CU_MEMHOSTALLOC_WRITECOMBINED &&
-                   (int)CAID_HOST_PORTABLE == CU_MEMHOSTREGISTER_PORTABLE &&
-                   (int)CAID_HOST_MAPPED == CU_MEMHOSTREGISTER_DEVICEMAP,
-               "caid.h and the driver differ");
+_Static_assert((int)CUDA_HOST_PORTABLE == CU_MEMHOSTALLOC_PORTABLE &&
+                   (int)CUDA_HOST_MAPPED == CU_MEMHOSTALLOC_DEVICEMAP &&
+                   (int)CUDA_HOST_WRITE_COMBINED == CU_MEMHOSTALLOC_WRITECOMBINED &&
+                   (int)CUDA_HOST_PORTABLE == CU_MEMHOSTREGISTER_PORTABLE &&
+                   (int)CUDA_HOST_MAPPED == CU_MEMHOSTREGISTER_DEVICEMAP,
+               "local.h and the driver differ");
 
 static int
 begin(struct caid_client *client, int32_t device, uint32_t flags, uint32_t known,
@@ -27,7 +28,7 @@ device_pointer(const struct drv *drv, void *ptr, uint32_t flags, uint64_t *ret)
 {
     CUdeviceptr device_ptr;
 
-    if (!ret || !(flags & CAID_HOST_MAPPED))
+    if (!ret || !(flags & CUDA_HOST_MAPPED))
         return CUDA_SUCCESS;
     CUresult result = drv->cu.cuMemHostGetDevicePointer(&device_ptr, ptr, 0);
     if (result == CUDA_SUCCESS)
@@ -44,7 +45,7 @@ end(const struct drv *drv, const char *call, CUresult result, const char *doing,
 }
 
 int
-caid_host_alloc(struct caid_client *client, int32_t device, size_t nbytes, uint32_t flags,
+cuda_host_alloc(struct caid_client *client, int32_t device, size_t nbytes, uint32_t flags,
                 void **ret, uint64_t *ret_device_ptr, struct caid_error *error)
 {
     const char *call = "cuMemHostAlloc";
@@ -70,7 +71,7 @@ caid_host_alloc(struct caid_client *client, int32_t device, size_t nbytes, uint3
 }
 
 int
-caid_host_free(struct caid_client *client, int32_t device, void *ptr, struct caid_error *error)
+cuda_host_free(struct caid_client *client, int32_t device, void *ptr, struct caid_error *error)
 {
     const struct drv *drv;
 
@@ -82,13 +83,13 @@ caid_host_free(struct caid_client *client, int32_t device, void *ptr, struct cai
 }
 
 int
-caid_host_register(struct caid_client *client, int32_t device, void *ptr, size_t nbytes,
+cuda_host_register(struct caid_client *client, int32_t device, void *ptr, size_t nbytes,
                    uint32_t flags, uint64_t *ret_device_ptr, struct caid_error *error)
 {
     const char *call = "cuMemHostRegister";
     const struct drv *drv;
 
-    int r = begin(client, device, flags, FLAGS_ALL & ~(uint32_t)CAID_HOST_WRITE_COMBINED, &drv,
+    int r = begin(client, device, flags, FLAGS_ALL & ~(uint32_t)CUDA_HOST_WRITE_COMBINED, &drv,
                   error);
     if (r < 0)
         return r;
@@ -103,7 +104,7 @@ caid_host_register(struct caid_client *client, int32_t device, void *ptr, size_t
 }
 
 int
-caid_host_unregister(struct caid_client *client, int32_t device, void *ptr,
+cuda_host_unregister(struct caid_client *client, int32_t device, void *ptr,
                      struct caid_error *error)
 {
     const struct drv *drv;
