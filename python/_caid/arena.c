@@ -367,33 +367,26 @@ arena_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 /* ---- the type ---- */
 
 static PyMethodDef arena_methods[] = {
-    {"alloc", arena_alloc, METH_O,
-     PyDoc_STR("alloc(nbytes, /)\n--\n\nAllocates so many bytes: an Allocation.")},
+    {"alloc", arena_alloc, METH_O, PyDoc_STR("Allocates so many bytes: an Allocation.")},
     {"find", arena_find, METH_O,
-     PyDoc_STR("find(ptr, /)\n--\n\n"
-               "The allocation that an address lies in: (ptr, nbytes, block, offset).")},
+     PyDoc_STR("The allocation that an address lies in: (ptr, nbytes, block, offset).")},
     {"ipc_handle", arena_ipc_handle, METH_O,
-     PyDoc_STR("ipc_handle(ptr, /)\n--\n\n(handle, offset, size) of legacy memory.")},
+     PyDoc_STR("(handle, offset, size) of legacy memory.")},
     {"publish", PY_FASTCALL(arena_publish), METH_FASTCALL,
-     PyDoc_STR(
-         "publish(ptr, name, typestr, descr, shape, strides, metadata, stream, keep, /)\n--\n\n"
-         "Puts what is there under a name: its generation. keep lives as long as that.")},
+     PyDoc_STR("Puts what is there under a name: its generation. keep lives as long as that.")},
     {"flush", arena_flush, METH_NOARGS,
-     PyDoc_STR("flush()\n--\n\nMakes what was freed reusable; does not wait.")},
+     PyDoc_STR("Makes what was freed reusable; does not wait.")},
     {"trim", arena_trim, METH_NOARGS,
-     PyDoc_STR("trim()\n--\n\nThe same, waits, and gives empty blocks back.")},
-    {"defer_begin", arena_defer_begin, METH_NOARGS,
-     PyDoc_STR("defer_begin()\n--\n\nHolds back what was freed.")},
-    {"defer_end", arena_defer_end, METH_NOARGS,
-     PyDoc_STR("defer_end()\n--\n\nUndoes one defer_begin().")},
+     PyDoc_STR("The same, waits, and gives empty blocks back.")},
+    {"defer_begin", arena_defer_begin, METH_NOARGS, PyDoc_STR("Holds back what was freed.")},
+    {"defer_end", arena_defer_end, METH_NOARGS, PyDoc_STR("Undoes one defer_begin().")},
     {"set_limits", PY_FASTCALL(arena_set_limits), METH_FASTCALL,
-     PyDoc_STR("set_limits(count, ratio, capacity, /)\n--\n\n"
-               "How many entries, and which part of so many bytes, may wait.")},
-    {"info", arena_info, METH_NOARGS, PyDoc_STR("info()\n--\n\nIts figures: a tuple.")},
+     PyDoc_STR("How many entries, and which part of so many bytes, may wait.")},
+    {"info", arena_info, METH_NOARGS, PyDoc_STR("Its figures: a tuple.")},
     {"pending", arena_pending, METH_NOARGS,
-     PyDoc_STR("pending()\n--\n\n(entries, bytes) that were freed and wait.")},
+     PyDoc_STR("(entries, bytes) that were freed and wait.")},
     {"end", arena_end, METH_NOARGS,
-     PyDoc_STR("end()\n--\n\nEnds it with all that was allocated. Idempotent.")},
+     PyDoc_STR("Ends it with all that was allocated. Idempotent.")},
     PY_HANDLE_CLOSE,
     {0},
 };

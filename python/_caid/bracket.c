@@ -238,11 +238,11 @@ bracket_check(PyObject *op, PyObject *Py_UNUSED(unused))
 /* ---- the type ---- */
 
 static PyMethodDef bracket_methods[] = {
-    {"end", bracket_do_end, METH_NOARGS, PyDoc_STR("end()\n--\n\nEnds the bracket.")},
+    {"end", bracket_do_end, METH_NOARGS, PyDoc_STR("Ends the bracket.")},
     {"abandon", bracket_do_abandon, METH_NOARGS,
-     PyDoc_STR("abandon()\n--\n\nEnds it; what it wrote is not whole.")},
+     PyDoc_STR("Ends it; what it wrote is not whole.")},
     {"check", bracket_check, METH_NOARGS,
-     PyDoc_STR("check()\n--\n\nAbandonedError where it waited for a process that died.")},
+     PyDoc_STR("AbandonedError where it waited for a process that died.")},
     PY_HANDLE_CLOSE,
     {0},
 };

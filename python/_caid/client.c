@@ -271,6 +271,17 @@ client_get_closed(PyObject *op, void *Py_UNUSED(closure))
 
 /* ---- the type ---- */
 
+/* Those that other files define. */
+#define METHOD(name, kind, signature, doc)                                               \
+    {                                                                                    \
+        "_" #name, py_client_##name, kind, PyDoc_STR("_" #name signature "\n--\n\n" doc) \
+    }
+#define FAST(name, signature, doc)                               \
+    {                                                            \
+        "_" #name, PY_FASTCALL(py_client_##name), METH_FASTCALL, \
+            PyDoc_STR("_" #name signature "\n--\n\n" doc)        \
+    }
+
 static PyMethodDef client_methods[] = {
     {"_local", client_local, METH_O | METH_CLASS,
      PyDoc_STR("_local(driver, /)\n--\n\nThe driver alone, with no daemon behind it.")},
@@ -285,83 +296,52 @@ static PyMethodDef client_methods[] = {
     {"_dispatch_parts", client_dispatch_parts, METH_NOARGS,
      PyDoc_STR("_dispatch_parts()\n--\n\ndispatch() for parts that are gone alone.")},
     {"ping", client_ping, METH_NOARGS, PyDoc_STR("ping()\n--\n\nA round trip.")},
-    {"_create", PY_FASTCALL(py_client_create), METH_FASTCALL,
-     PyDoc_STR("_create(name, shape, typestr, descr, strides, pool, device, flags, memory, "
-               "alignment, metadata, /)\n--\n\nCreates an array: a Lease.")},
-    {"_open", PY_FASTCALL(py_client_open), METH_FASTCALL,
-     PyDoc_STR("_open(name, mode, pool, generation, device_uuid, /)\n--\n\n"
-               "Opens an array: a Lease.")},
-    {"_open_many", PY_FASTCALL(py_client_open_many), METH_FASTCALL,
-     PyDoc_STR("_open_many(names, mode, pool, device_uuid, /)\n--\n\n"
-               "Opens arrays: a list of Leases.")},
-    {"_unlink", PY_FASTCALL(py_client_unlink), METH_FASTCALL,
-     PyDoc_STR("_unlink(name, pool, /)\n--\n\nRemoves a name.")},
-    {"_watch", PY_FASTCALL(py_client_watch), METH_FASTCALL,
-     PyDoc_STR("_watch(name, pool, /)\n--\n\nWatches a name: a Watch.")},
-    {"_stream_new", PY_FASTCALL(py_client_stream_new), METH_FASTCALL,
-     PyDoc_STR("_stream_new(device, flags, /)\n--\n\nCreates a CUDA stream: a Stream.")},
-    {"_stream_wrap", PY_FASTCALL(py_client_stream_wrap), METH_FASTCALL,
-     PyDoc_STR("_stream_wrap(handle, device, /)\n--\n\nOf another library: a Stream.")},
-    {"_event_new", PY_FASTCALL(py_client_event_new), METH_FASTCALL,
-     PyDoc_STR("_event_new(device, flags, /)\n--\n\nCreates a CUDA event: an Event.")},
-    {"_event_open", PY_FASTCALL(py_client_event_open), METH_FASTCALL,
-     PyDoc_STR("_event_open(device, ipc_handle, /)\n--\n\nOf another process: an Event.")},
-    {"_timeline_new", PY_FASTCALL(py_client_timeline_new), METH_FASTCALL,
-     PyDoc_STR("_timeline_new(name, pool, /)\n--\n\nTo signal: a Timeline.")},
-    {"_timeline_open", PY_FASTCALL(py_client_timeline_open), METH_FASTCALL,
-     PyDoc_STR("_timeline_open(name, pool, /)\n--\n\nTo wait for: a Timeline.")},
-    {"_timelines", PY_FASTCALL(py_client_timelines), METH_FASTCALL,
-     PyDoc_STR("_timelines(pool, all, /)\n--\n\nNamed timelines: a list of tuples.")},
-    {"_begin", PY_FASTCALL(py_client_begin), METH_FASTCALL,
-     PyDoc_STR("_begin(reads, writes, stream, keep, timeout, /)\n--\n\n"
-               "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.")},
-    {"_arena_new", PY_FASTCALL(py_client_arena_new), METH_FASTCALL,
-     PyDoc_STR("_arena_new(device, pool, memory, block_size, max_pending_count, "
-               "max_pending_ratio, max_pending_age, /)\n--\n\nMakes an allocator: an Arena.")},
-    {"_find_device", py_client_find_device, METH_O,
-     PyDoc_STR("_find_device(ordinal, /)\n--\n\nIndex of the device that CUDA calls so here.")},
-    {"_list", PY_FASTCALL(py_client_list), METH_FASTCALL,
-     PyDoc_STR("_list(pool, prefix, all, /)\n--\n\nNames: a list of tuples.")},
-    {"_show", PY_FASTCALL(py_client_show), METH_FASTCALL,
-     PyDoc_STR("_show(name, pool, /)\n--\n\nWhat is known of a name: a list of one tuple.")},
-    {"_unnamed", PY_FASTCALL(py_client_unnamed), METH_FASTCALL,
-     PyDoc_STR("_unnamed(pool, all, /)\n--\n\nArrays without a name: a list of tuples.")},
-    {"_users", py_client_users, METH_NOARGS,
-     PyDoc_STR("_users()\n--\n\nWhat uids are charged: a list of tuples.")},
-    {"_pools", py_client_pools, METH_NOARGS,
-     PyDoc_STR("_pools()\n--\n\nPools that may be read: a list of tuples.")},
-    {"_memory_info", py_client_memory_info, METH_O,
-     PyDoc_STR("_memory_info(device, /)\n--\n\nMemory of a device: a tuple.")},
-    {"_flush", py_client_flush, METH_O,
-     PyDoc_STR("_flush(device, /)\n--\n\nFrees what waits: (entries, blocks, bytes).")},
-    {"_defer_begin", py_client_defer_begin, METH_NOARGS,
-     PyDoc_STR("_defer_begin()\n--\n\nHolds back what waits to be freed.")},
-    {"_defer_end", py_client_defer_end, METH_NOARGS,
-     PyDoc_STR("_defer_end()\n--\n\nUndoes one _defer_begin().")},
-    {"_status", py_client_status, METH_NOARGS,
-     PyDoc_STR("_status()\n--\n\nThe daemon: a tuple.")},
-    {"_devices", py_client_devices, METH_NOARGS,
-     PyDoc_STR("_devices()\n--\n\nThe daemon's devices: a list of tuples.")},
-    {"_host_alloc", PY_FASTCALL(py_client_host_alloc), METH_FASTCALL,
-     PyDoc_STR("_host_alloc(device, nbytes, flags, /)\n--\n\n"
-               "Page-locked memory: a HostMemory.")},
-    {"_host_register", PY_FASTCALL(py_client_host_register), METH_FASTCALL,
-     PyDoc_STR("_host_register(device, ptr, nbytes, flags, /)\n--\n\n"
-               "Page-locks memory; its device address, or 0.")},
-    {"_host_unregister", PY_FASTCALL(py_client_host_unregister), METH_FASTCALL,
-     PyDoc_STR("_host_unregister(device, ptr, /)\n--\n\nUndoes _host_register().")},
+    FAST(create,
+         "(name, shape, typestr, descr, strides, pool, device, flags, memory, alignment, "
+         "metadata, /)",
+         "Creates an array: a Lease."),
+    FAST(open, "(name, mode, pool, generation, device_uuid, /)", "Opens an array: a Lease."),
+    FAST(open_many, "(names, mode, pool, device_uuid, /)", "Opens arrays: a list of Leases."),
+    FAST(unlink, "(name, pool, /)", "Removes a name."),
+    FAST(watch, "(name, pool, /)", "Watches a name: a Watch."),
+    FAST(stream_new, "(device, flags, /)", "Creates a CUDA stream: a Stream."),
+    FAST(stream_wrap, "(handle, device, /)", "Of another library: a Stream."),
+    FAST(event_new, "(device, flags, /)", "Creates a CUDA event: an Event."),
+    FAST(event_open, "(device, ipc_handle, /)", "Of another process: an Event."),
+    FAST(timeline_new, "(name, pool, /)", "To signal: a Timeline."),
+    FAST(timeline_open, "(name, pool, /)", "To wait for: a Timeline."),
+    FAST(timelines, "(pool, all, /)", "Named timelines: a list of tuples."),
+    FAST(begin, "(reads, writes, stream, keep, timeout, /)",
+         "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket."),
+    FAST(arena_new,
+         "(device, pool, memory, block_size, max_pending_count, max_pending_ratio, "
+         "max_pending_age, /)",
+         "Makes an allocator: an Arena."),
+    METHOD(find_device, METH_O, "(ordinal, /)", "Index of the device that CUDA calls so here."),
+    FAST(list, "(pool, prefix, all, /)", "Names: a list of tuples."),
+    FAST(show, "(name, pool, /)", "What is known of a name: a list of one tuple."),
+    FAST(unnamed, "(pool, all, /)", "Arrays without a name: a list of tuples."),
+    METHOD(users, METH_NOARGS, "()", "What uids are charged: a list of tuples."),
+    METHOD(pools, METH_NOARGS, "()", "Pools that may be read: a list of tuples."),
+    METHOD(memory_info, METH_O, "(device, /)", "Memory of a device: a tuple."),
+    METHOD(flush, METH_O, "(device, /)", "Frees what waits: (entries, blocks, bytes)."),
+    METHOD(defer_begin, METH_NOARGS, "()", "Holds back what waits to be freed."),
+    METHOD(defer_end, METH_NOARGS, "()", "Undoes one _defer_begin()."),
+    METHOD(status, METH_NOARGS, "()", "The daemon: a tuple."),
+    METHOD(devices, METH_NOARGS, "()", "The daemon's devices: a list of tuples."),
+    FAST(host_alloc, "(device, nbytes, flags, /)", "Page-locked memory: a HostMemory."),
+    FAST(host_register, "(device, ptr, nbytes, flags, /)",
+         "Page-locks memory; its device address, or 0."),
+    FAST(host_unregister, "(device, ptr, /)", "Undoes _host_register()."),
     {"_copy", PY_FASTCALL(py_client_copy), METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("_copy(dst, src, shape, itemsize, *, dst_strides=None, src_strides=None, "
                "dst_on_host=False, src_on_host=False, device=0, leases=(), "
                "mark=None, lists=())\n--\n\n"
                "Copies elements; dst and src are addresses, or buffers on the host.")},
-    {"_mark", PY_FASTCALL(py_client_mark), METH_FASTCALL,
-     PyDoc_STR("_mark(device, stream, owner, keep, /)\n--\n\n"
-               "A Mark for work on a stream; keeps whose that is, and what the work uses.")},
-    {"_pointer_resolve", py_client_pointer_resolve, METH_O,
-     PyDoc_STR("_pointer_resolve(ptr, /)\n--\n\n(device pointer, device index or -1).")},
-    {"_stream_synchronize", PY_FASTCALL(py_client_stream_synchronize), METH_FASTCALL,
-     PyDoc_STR("_stream_synchronize(stream, device, /)\n--\n\nWaits for a CUDA stream.")},
+    FAST(mark, "(device, stream, owner, keep, /)",
+         "A Mark for work on a stream; keeps whose that is, and what the work uses."),
+    METHOD(pointer_resolve, METH_O, "(ptr, /)", "(device pointer, device index or -1)."),
+    FAST(stream_synchronize, "(stream, device, /)", "Waits for a CUDA stream."),
     {0},
 };
 

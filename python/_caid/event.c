@@ -149,14 +149,12 @@ event_get_handle(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef event_methods[] = {
-    {"record", event_record, METH_O, PyDoc_STR("record(stream, /)\n--\n\nIt is passed there.")},
-    {"wait", event_wait, METH_O, PyDoc_STR("wait(stream, /)\n--\n\nThe stream waits for it.")},
-    {"synchronize", event_synchronize, METH_NOARGS,
-     PyDoc_STR("synchronize()\n--\n\nThe host waits for it.")},
-    {"query", event_query, METH_NOARGS,
-     PyDoc_STR("query()\n--\n\nWhether what was recorded has passed.")},
+    {"record", event_record, METH_O, PyDoc_STR("It is passed there.")},
+    {"wait", event_wait, METH_O, PyDoc_STR("The stream waits for it.")},
+    {"synchronize", event_synchronize, METH_NOARGS, PyDoc_STR("The host waits for it.")},
+    {"query", event_query, METH_NOARGS, PyDoc_STR("Whether what was recorded has passed.")},
     {"ipc_handle", event_ipc_handle, METH_NOARGS,
-     PyDoc_STR("ipc_handle()\n--\n\nThe 64 bytes that open it elsewhere.")},
+     PyDoc_STR("The 64 bytes that open it elsewhere.")},
     PY_HANDLE_CLOSE,
     {0},
 };

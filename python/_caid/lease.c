@@ -534,23 +534,18 @@ lease_get_ptr(PyObject *op, void *Py_UNUSED(closure))
 
 static PyMethodDef lease_methods[] = {
     {"share", lease_share, METH_NOARGS,
-     PyDoc_STR("share()\n--\n\nOne share more, to be given up by close(). Returns self.")},
+     PyDoc_STR("One share more, to be given up by close(). Returns self.")},
     {"close", PY_FASTCALL(lease_close), METH_FASTCALL,
-     PyDoc_STR("close(stream=None, /)\n--\n\n"
-               "Gives a share up, last used on a stream; the last one ends the lease.")},
+     PyDoc_STR("Gives a share up, last used on a stream; the last one ends the lease.")},
     {"host_view", lease_host_view, METH_VARARGS,
-     PyDoc_STR("host_view(offset, nbytes, readonly, /)\n--\n\n"
-               "Memory that the host can reach as a buffer.")},
+     PyDoc_STR("Memory that the host can reach as a buffer.")},
     {"ipc_handle", lease_ipc_handle, METH_NOARGS,
-     PyDoc_STR("ipc_handle()\n--\n\n(handle, offset, size) of legacy memory.")},
+     PyDoc_STR("(handle, offset, size) of legacy memory.")},
     {"pending_or", lease_pending_or, METH_O,
-     PyDoc_STR(
-         "pending_or(pending, /)\n--\n\nSets `pending` where it is not set: what it is.")},
+     PyDoc_STR("Sets `pending` where it is not set: what it is.")},
     {"publish", PY_FASTCALL(lease_publish), METH_FASTCALL,
-     PyDoc_STR("publish(name, metadata, stream, /)\n--\n\n"
-               "Puts the array under a name: its generation.")},
-    {"discard", lease_discard, METH_NOARGS,
-     PyDoc_STR("discard()\n--\n\nTakes the contents as they are.")},
+     PyDoc_STR("Puts the array under a name: its generation.")},
+    {"discard", lease_discard, METH_NOARGS, PyDoc_STR("Takes the contents as they are.")},
     {0},
 };
 

@@ -217,12 +217,9 @@ mark_clear(PyObject *op)
 
 static PyMethodDef mark_methods[] = {
     {"record", mark_record, METH_O,
-     PyDoc_STR("record(lists, /)\n--\n\n"
-               "Puts it into the lists; it passes when the stream has come to here.")},
-    {"wait", mark_wait, METH_O,
-     PyDoc_STR("wait(stream, /)\n--\n\nWhat comes on that stream comes after it.")},
-    {"synchronize", mark_synchronize, METH_NOARGS,
-     PyDoc_STR("synchronize()\n--\n\nWaits for it on the host.")},
+     PyDoc_STR("Puts it into the lists; it passes when the stream has come to here.")},
+    {"wait", mark_wait, METH_O, PyDoc_STR("What comes on that stream comes after it.")},
+    {"synchronize", mark_synchronize, METH_NOARGS, PyDoc_STR("Waits for it on the host.")},
     {0},
 };
 

@@ -84,26 +84,19 @@ module_code_name(PyObject *Py_UNUSED(module), PyObject *code)
 
 static PyMethodDef module_methods[] = {
     {"softcuda_path", module_softcuda_path, METH_NOARGS,
-     PyDoc_STR("softcuda_path()\n--\n\nWhere the software CUDA driver of this build is.")},
-    {"version", module_version, METH_NOARGS,
-     PyDoc_STR("version()\n--\n\nThe version of libcaid.")},
+     PyDoc_STR("Where the software CUDA driver of this build is.")},
+    {"version", module_version, METH_NOARGS, PyDoc_STR("The version of libcaid.")},
     {"dlpack_export", py_dlpack_export, METH_VARARGS,
-     PyDoc_STR(
-         "dlpack_export(owner, address, device, dtype, shape, strides, readonly, versioned, /)"
-         "\n--\n\nA tensor in a capsule, which keeps the owner, a Lease by a share.")},
+     PyDoc_STR("A tensor in a capsule, which keeps the owner, a Lease by a share.")},
     {"dlpack_import", py_dlpack_import, METH_O,
-     PyDoc_STR("dlpack_import(capsule, /)\n--\n\nTakes what is in a capsule: a Tensor.")},
+     PyDoc_STR("Takes what is in a capsule: a Tensor.")},
     {"torch_set", py_torch_set, METH_VARARGS,
-     PyDoc_STR("torch_set(ordinal, arena, /)\n--\n\n"
-               "Has caid_torch_malloc() use an Arena for a CUDA device, for good.")},
-    {"torch_keep", py_torch_keep, METH_O,
-     PyDoc_STR("torch_keep(object, /)\n--\n\nKeeps an object for good.")},
+     PyDoc_STR("Has caid_torch_malloc() use an Arena for a CUDA device, for good.")},
+    {"torch_keep", py_torch_keep, METH_O, PyDoc_STR("Keeps an object for good.")},
     {"torch_error", py_torch_error, METH_NOARGS,
      PyDoc_STR(
-         "torch_error()\n--\n\n"
          "Why caid_torch_malloc() or caid_torch_free() failed last, since this was asked.")},
-    {"code_name", module_code_name, METH_O,
-     PyDoc_STR("code_name(code, /)\n--\n\nName of an error code, or None.")},
+    {"code_name", module_code_name, METH_O, PyDoc_STR("Name of an error code, or None.")},
     {0},
 };
 

@@ -122,13 +122,12 @@ stream_add_callback(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 static PyMethodDef stream_methods[] = {
     {"synchronize", stream_synchronize, METH_NOARGS,
-     PyDoc_STR("synchronize()\n--\n\nWaits for all that is on it, and checks it.")},
-    {"query", stream_query, METH_NOARGS, PyDoc_STR("query()\n--\n\nWhether nothing is left.")},
+     PyDoc_STR("Waits for all that is on it, and checks it.")},
+    {"query", stream_query, METH_NOARGS, PyDoc_STR("Whether nothing is left.")},
     {"check", stream_check, METH_NOARGS,
-     PyDoc_STR("check()\n--\n\nAbandonedError where it waited for a process that died.")},
+     PyDoc_STR("AbandonedError where it waited for a process that died.")},
     {"add_callback", PY_FASTCALL(stream_add_callback), METH_FASTCALL,
-     PyDoc_STR("add_callback(fn, stream, arg, /)\n--\n\n"
-               "Has fn(stream, status, arg) called when it has come to here.")},
+     PyDoc_STR("Has fn(stream, status, arg) called when it has come to here.")},
     PY_HANDLE_CLOSE,
     {0},
 };

@@ -140,12 +140,10 @@ timeline_value(PyObject *op, PyObject *Py_UNUSED(unused))
 
 static PyMethodDef timeline_methods[] = {
     {"signal", PY_FASTCALL(timeline_signal), METH_FASTCALL,
-     PyDoc_STR("signal(stream, value, /)\n--\n\n"
-               "value is reached when the stream, 0 for the host, has come to here.")},
+     PyDoc_STR("value is reached when the stream, 0 for the host, has come to here.")},
     {"wait", PY_FASTCALL(timeline_wait), METH_FASTCALL,
-     PyDoc_STR("wait(stream, value, timeout, ahead, /)\n--\n\n"
-               "The stream, 0 for the host, goes on when value has been reached.")},
-    {"value", timeline_value, METH_NOARGS, PyDoc_STR("value()\n--\n\nWhat has been reached.")},
+     PyDoc_STR("The stream, 0 for the host, goes on when value has been reached.")},
+    {"value", timeline_value, METH_NOARGS, PyDoc_STR("What has been reached.")},
     PY_HANDLE_CLOSE,
     {0},
 };

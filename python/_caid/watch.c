@@ -80,8 +80,7 @@ watch_next(PyObject *op, PyObject *timeout)
 /* ---- the type ---- */
 
 static PyMethodDef watch_methods[] = {
-    {"next", watch_next, METH_O,
-     PyDoc_STR("next(timeout, /)\n--\n\nWaits for news: the generation, 0 for none.")},
+    {"next", watch_next, METH_O, PyDoc_STR("Waits for news: the generation, 0 for none.")},
     PY_HANDLE_CLOSE,
     {0},
 };
