@@ -114,6 +114,13 @@ class Arena(OfProcess, Closing):
         """The allocation that an address lies in, freed or not. Raises NotFoundError."""
         return AllocationInfo._make(self._arena.find(ptr))
 
+    def _has(self, ptr):
+        """Whether an address lies in one of its allocations."""
+        try:
+            return bool(self._arena.find(ptr))
+        except NotFoundError:
+            return False
+
     def ipc_handle(self, ptr: int) -> IpcHandle:
         """What opens the memory at an address in other processes, by any library, as
         :attr:`caid.Array.ipc_handle`: of an arena of "legacy" memory, as long as the allocation lives.

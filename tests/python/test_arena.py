@@ -36,11 +36,6 @@ def test_memory_is_allocated_and_used(client, arena):
     assert isinstance(info, caid.ArenaInfo)
 
 
-def test_no_bytes_have_an_address(arena):
-    x, y = arena.allocate(0), arena.allocate(0)
-    assert x.ptr and y.ptr and x.ptr != y.ptr and x.nbytes == 0
-
-
 def test_freed_memory_waits_and_is_used_again(arena):
     first = arena.allocate(MIB).ptr  # freed at once
     assert arena.pending == (1, MIB)
@@ -49,16 +44,6 @@ def test_freed_memory_waits_and_is_used_again(arena):
     arena.trim()
     assert arena.info.blocks == 0
     assert arena.allocate(MIB).ptr and first
-
-
-def test_what_is_larger_has_a_block_of_its_own(client):
-    with client.arena(block_size=4 * MIB) as a:
-        small, large = a.allocate(MIB), a.allocate(8 * MIB)
-        assert (a.info.blocks, a.info.bytes) == (2, 12 * MIB)
-        assert a.find(small.ptr).block != a.find(large.ptr).block
-        del large
-        a.trim()
-        assert (a.info.blocks, a.info.bytes) == (1, 4 * MIB)
 
 
 def test_an_allocation_is_found_by_any_address_in_it(arena):
@@ -145,24 +130,7 @@ def test_nothing_waits(client, none):
             assert a.pending == (0, 0) and a.info.n_flushes == i
 
 
-def test_a_count_and_a_ratio(client):
-    total = client.devices[0].total
-    with client.arena(max_pending_count=2, max_pending_ratio=1.0) as a:
-        for _ in range(3):
-            a.allocate(512)
-        assert a.info.n_flushes == 1
-    with client.arena(max_pending_ratio=4 * MIB / total) as a:
-        for n in (1, 2, 3, 4):
-            a.allocate(MIB)
-            assert a.pending == (n, n * MIB)
-        a.allocate(MIB)
-        assert a.pending == (0, 0)
-
-
 def test_other_limits(arena):
-    arena.set_limits(0, 1.0)
-    arena.allocate(512)
-    assert arena.pending == (0, 0)
     arena.set_limits(100, 0.5, 4096)
     for n in (1, 2, 3, 4):
         arena.allocate(512)
@@ -185,21 +153,6 @@ def test_other_limits(arena):
     arena.close()
     with pytest.raises(caid.ClosedError):
         arena.set_limits(1, 0.2)
-
-
-def test_what_is_deferred_waits(arena):
-    with arena.defer_cleanup():
-        with arena.defer_cleanup():
-            for _ in range(20):
-                arena.allocate(512)
-            arena.flush()
-        arena.flush()
-        assert arena.pending == (20, 20 * 512)
-    assert arena.pending[0] == 20  # until the next flush
-    arena.flush()
-    assert arena.pending == (0, 0)
-    with pytest.raises(caid.InvalidError):
-        arena._arena.defer_end()
 
 
 def test_an_arena_that_ends_while_it_is_deferred(client):
@@ -457,12 +410,6 @@ def test_the_handle_of_legacy_memory(client):
         a.publish("x", x, shape=250, dtype="<f4")
         with client.open("x") as b:
             assert b.memory == "legacy"
-
-
-def test_other_memory_has_no_handle(arena):
-    x = arena.allocate(1)
-    with pytest.raises(caid.UnsupportedError):
-        arena.ipc_handle(x.ptr)
 
 
 # --- allocating under threads of the driver -------------------------------------------------

@@ -194,15 +194,6 @@ def test_many_threads_copy_at_once(client):
         assert failures == []
 
 
-def test_between_daemons(client):
-    """Two daemons' memory is in one process: a copy needs neither's consent."""
-    with caid.LocalDaemon() as other, other.connect() as c:
-        with c.empty(5, "<i4") as a, client.empty(5, "<i4") as b:
-            a.copy_from_host(counting(5))
-            b.copy_from(a)
-            np.testing.assert_array_equal(b.copy_to_host(), counting(5))
-
-
 def test_empty_like(client):
     f = np.zeros((2, 3), "<i2", order="F")
     with client.empty((4, 5), "<f4") as a:

@@ -139,33 +139,6 @@ def test_a_client_connects_once(daemon, client):
 # --- threads --------------------------------------------------------------------------------
 
 
-def test_two_clients_with_threads(daemon, client):
-    """Each thread makes, opens, copies and closes, of its own and of others."""
-    failures = []
-
-    def work(c, i):
-        try:
-            for k in range(30):
-                with c.create(f"t{i}", 256, "|u1") as a:
-                    a.copy_from_host(bytes([i]) * 256)
-                    with c.open(f"t{i}") as b:
-                        assert bytes(b.copy_to_host()) == bytes([i]) * 256
-                    c.list()
-                    c.show(f"t{i}")
-                c.unlink(f"t{i}")
-        except BaseException as e:
-            failures.append(e)
-
-    with daemon.connect() as other:
-        clients = [client, other]
-        threads = [threading.Thread(target=work, args=(clients[i % 2], i)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
-
-
 def test_one_array_is_closed_by_many_threads(client):
     for _ in range(30):
         a = client.empty(4)
@@ -340,16 +313,3 @@ def test_nothing_leaks(client):
     tracemalloc.stop()
     assert len(gc.get_objects()) - objects < 50
     assert many - few < 200 * 16  # less than the smallest object for each round
-
-
-def test_fds_are_returned(daemon, client):
-    def n_fds():
-        return len(os.listdir("/proc/self/fd"))
-
-    client.empty(4).close()
-    before = n_fds()
-    for _ in range(20):
-        with daemon.connect() as c, c.create("fd", 4), c.open("fd"):
-            pass
-        client.unlink("fd")
-    wait_until(lambda: n_fds() == before)

@@ -89,14 +89,6 @@ def test_kinds_that_are_none(client, memory):
         make(client, 5)
 
 
-@pytest.mark.parametrize("alignment", [512, 4096, 1 << 21])
-def test_alignment(client, alignment):
-    arrays = [client.empty(5, "|u1", alignment=alignment) for _ in range(3)]
-    for a in arrays:
-        assert a.ptr % alignment == 0
-        a.close()
-
-
 @pytest.mark.parametrize("alignment", [3, 1 << 22, 1 << 63])
 def test_alignments_that_are_none(client, alignment):
     with pytest.raises(caid.InvalidError, match="alignment"):
@@ -355,22 +347,6 @@ def test_what_is_freed_waits_in_the_queue(client):
     assert (after.pending, after.pending_bytes, after.reserve, after.blocks) == (0, 0, 0, 0)
     assert after.releases == before.releases + 1 and after.flushes > before.flushes
     assert (after.quarantined, after.quarantined_bytes, client.status().release_errors) == (0, 0, 0)
-
-
-def test_deferring_nests(client):
-    def pending():
-        client.empty(1000, "|u1").close()
-        client.flush()
-        return client.memory_info().pending
-
-    with client.defer_cleanup():
-        with client.defer_cleanup():
-            assert pending() == 1
-        assert pending() == 2
-        with pytest.raises(KeyError), client.defer_cleanup():
-            raise KeyError
-        assert pending() == 3
-    assert pending() == 0
 
 
 def test_a_use_without_begin_is_refused(client):

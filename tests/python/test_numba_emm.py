@@ -194,24 +194,6 @@ def test_the_limit_of_bytes(manager, limits):
         assert len(manager.deallocations) == 0
 
 
-def test_memory_is_not_used_again_while_it_waits(manager):
-    a = cuda.to_device(array_of(100))
-    address = a.gpu_data.device_pointer_value
-    del a
-    others = [cuda.to_device(array_of(100)) for _ in range(20)]
-    assert address not in [b.gpu_data.device_pointer_value for b in others]
-
-
-def test_a_loop_needs_no_more_than_a_block(manager):
-    seen = set()
-    for _ in range(2000):
-        a = cuda.device_array(64 * 1024, np.int8)  # 125 MiB in all
-        seen.add(a.gpu_data.device_pointer_value)
-    info = manager.arena.info
-    assert (info.n_allocs, info.n_leased, info.blocks) == (2000, 1, 1)
-    assert len(seen) < 1000
-
-
 def test_views_keep_the_memory(manager):
     a = cuda.to_device(array_of(100))
     b = a[10:20]
@@ -354,22 +336,6 @@ def test_out_of_memory_and_recovery(manager):
     del arrays[:]
     again = cuda.device_array(2 * quarter, np.int8)
     assert again.size == 2 * quarter
-
-
-def test_want_of_memory_frees_what_waits(manager, limits):
-    total = cuda.current_context().get_memory_info().total
-    limits(ratio=1.0)
-    for _ in range(8):
-        cuda.device_array(total // 3, np.int8)
-    with cuda.defer_cleanup():  # R12: nothing to be had, so it fails
-        while True:
-            try:
-                cuda.device_array(total // 3, np.int8)
-            except driver.CudaAPIError as e:
-                assert e.code == 2
-                break
-        assert len(manager.deallocations) > 0
-    cuda.device_array(total // 3, np.int8)
 
 
 @pytest.mark.parametrize("error", ["OutOfMemoryError", "QuotaError", "LimitError"])

@@ -175,18 +175,17 @@ def waits(stream, zeros, sevens, call):
     return results[0]
 
 
-def test_copies_without_a_stream_wait(zeros, sevens, streams):
-    assert (waits(streams[0], zeros, sevens, zeros.copy_to_host) == 7).all()
+READS = {
+    "a copy without a stream": lambda array, _seen: array.copy_to_host(),
+    "NumPy": lambda array, _seen: np.asarray(array).copy(),
+    "synchronize": lambda array, seen: array.synchronize() or seen.copy(),
+}
 
 
-def test_numpy_waits(zeros, sevens, streams):
-    assert (waits(streams[0], zeros, sevens, lambda: np.asarray(zeros).copy()) == 7).all()
-
-
-def test_synchronize_waits(zeros, sevens, streams):
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_who_reads_waits(zeros, sevens, streams, read):
     seen = np.asarray(zeros)
-    call = lambda: zeros.synchronize() or seen.copy()  # noqa: E731
-    assert (waits(streams[0], zeros, sevens, call) == 7).all()
+    assert (waits(streams[0], zeros, sevens, lambda: read(zeros, seen)) == 7).all()
 
 
 def test_publishing_waits(client, zeros, sevens, streams):

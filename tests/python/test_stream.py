@@ -314,20 +314,6 @@ def test_close_while_others_wait(client):
     assert [ended for _, ended in waiters] == [[None]] * 4
 
 
-def test_many_threads_create_and_close(client, soft):
-    before = n_live("streams")
-
-    def work():
-        for _ in range(50):
-            with client.stream() as s:
-                s.synchronize()
-
-    for thread, ended in [in_thread(work) for _ in range(4)]:
-        thread.join(PATIENCE_S)
-        assert ended == [None]
-    assert n_live("streams") == before
-
-
 # --- callbacks ------------------------------------------------------------------------------
 
 

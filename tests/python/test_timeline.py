@@ -289,37 +289,6 @@ def test_a_forked_child_leaves_timelines_alone(client, frames):
 
 # --- other processes ------------------------------------------------------------------------
 
-def test_waits_end_when_the_creator_is_killed(child, client, memops):
-    """Those of the host at once, those of streams by the daemon; and who waits is told."""
-    c = child(
-        """
-        with caid.connect() as c, c.timeline("t") as tl:
-            tl.signal(None, 1)
-            step("up")
-        """
-    )
-    c.expect("up")
-    with client.open_timeline("t") as tl, client.stream() as s, client.stream() as t:
-        [entry] = client.timelines()
-        assert (entry.pid, entry.value) == (c.pid, 1)
-        tl.wait(s, 2, ahead=True)
-        tl.wait(t, 1)
-        waits = [in_thread(lambda on=on: tl.wait(on, 2)) for on in (None, t)]
-        time.sleep(0.05)
-        assert not s.query()
-        c.kill()
-        for thread, ended in waits:
-            thread.join(PATIENCE_S)
-            assert isinstance(ended[0], caid.AbandonedError)
-        with pytest.raises(caid.AbandonedError):
-            s.synchronize()
-        s.check()
-        t.synchronize()
-        assert is_abandoned(tl)
-        tl.wait(None, 1)
-        wait_until(lambda: client.timelines() == [])
-
-
 def test_async_done_tells_of_a_dead_creator(child, client, memops):
     import asyncio
 
