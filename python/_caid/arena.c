@@ -391,11 +391,6 @@ static PyMethodDef arena_methods[] = {
     {0},
 };
 
-static PyGetSetDef arena_getset[] = {
-    PY_HANDLE_CLOSED,
-    {0},
-};
-
 PY_SPEC(arena, "caid._caid.Arena", Py_TPFLAGS_HAVE_GC,
         "An allocator over blocks that are leased from the daemon.", PY_HANDLE_LIFE,
-        {Py_tp_methods, arena_methods}, {Py_tp_getset, arena_getset});
+        {Py_tp_methods, arena_methods}, {Py_tp_getset, py_handle_getset});

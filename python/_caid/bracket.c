@@ -247,13 +247,8 @@ static PyMethodDef bracket_methods[] = {
     {0},
 };
 
-static PyGetSetDef bracket_getset[] = {
-    PY_HANDLE_CLOSED,
-    {0},
-};
-
 PY_SPEC(bracket, "caid._caid.Bracket", Py_TPFLAGS_HAVE_GC,
         "A bracket around the use of arrays.", {Py_tp_new, py_tp_new},
         {Py_tp_traverse, bracket_traverse}, {Py_tp_clear, bracket_clear},
         {Py_tp_dealloc, py_tp_dealloc}, {Py_tp_methods, bracket_methods},
-        {Py_tp_getset, bracket_getset});
+        {Py_tp_getset, py_handle_getset});

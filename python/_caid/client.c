@@ -271,18 +271,15 @@ client_get_closed(PyObject *op, void *Py_UNUSED(closure))
 
 /* ---- the type ---- */
 
-/* Those that other files define. */
-#define METHOD(name, kind, signature, doc)                                               \
-    {                                                                                    \
-        "_" #name, py_client_##name, kind, PyDoc_STR("_" #name signature "\n--\n\n" doc) \
-    }
-#define FAST(name, signature, doc)                               \
-    {                                                            \
-        "_" #name, PY_FASTCALL(py_client_##name), METH_FASTCALL, \
-            PyDoc_STR("_" #name signature "\n--\n\n" doc)        \
-    }
+/* clang-format off */
+#define METHOD(name, kind, signature, doc) \
+    {"_" #name, PY_FASTCALL(py_client_##name), kind, \
+     PyDoc_STR("_" #name signature "\n--\n\n" doc)},
+#define FAST(name, signature, doc) METHOD(name, METH_FASTCALL, signature, doc)
 
 static PyMethodDef client_methods[] = {
+    PY_CLIENT_METHODS(FAST, METHOD)
+    /* clang-format on */
     {"_local", client_local, METH_O | METH_CLASS,
      PyDoc_STR("_local(driver, /)\n--\n\nThe driver alone, with no daemon behind it.")},
     {"close", client_close, METH_NOARGS,
@@ -296,52 +293,11 @@ static PyMethodDef client_methods[] = {
     {"_dispatch_parts", client_dispatch_parts, METH_NOARGS,
      PyDoc_STR("_dispatch_parts()\n--\n\ndispatch() for parts that are gone alone.")},
     {"ping", client_ping, METH_NOARGS, PyDoc_STR("ping()\n--\n\nA round trip.")},
-    FAST(create,
-         "(name, shape, typestr, descr, strides, pool, device, flags, memory, alignment, "
-         "metadata, /)",
-         "Creates an array: a Lease."),
-    FAST(open, "(name, mode, pool, generation, device_uuid, /)", "Opens an array: a Lease."),
-    FAST(open_many, "(names, mode, pool, device_uuid, /)", "Opens arrays: a list of Leases."),
-    FAST(unlink, "(name, pool, /)", "Removes a name."),
-    FAST(watch, "(name, pool, /)", "Watches a name: a Watch."),
-    FAST(stream_new, "(device, flags, /)", "Creates a CUDA stream: a Stream."),
-    FAST(stream_wrap, "(handle, device, /)", "Of another library: a Stream."),
-    FAST(event_new, "(device, flags, /)", "Creates a CUDA event: an Event."),
-    FAST(event_open, "(device, ipc_handle, /)", "Of another process: an Event."),
-    FAST(timeline_new, "(name, pool, /)", "To signal: a Timeline."),
-    FAST(timeline_open, "(name, pool, /)", "To wait for: a Timeline."),
-    FAST(timelines, "(pool, all, /)", "Named timelines: a list of tuples."),
-    FAST(begin, "(reads, writes, stream, keep, timeout, /)",
-         "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket."),
-    FAST(arena_new,
-         "(device, pool, memory, block_size, max_pending_count, max_pending_ratio, "
-         "max_pending_age, /)",
-         "Makes an allocator: an Arena."),
-    METHOD(find_device, METH_O, "(ordinal, /)", "Index of the device that CUDA calls so here."),
-    FAST(list, "(pool, prefix, all, /)", "Names: a list of tuples."),
-    FAST(show, "(name, pool, /)", "What is known of a name: a list of one tuple."),
-    FAST(unnamed, "(pool, all, /)", "Arrays without a name: a list of tuples."),
-    METHOD(users, METH_NOARGS, "()", "What uids are charged: a list of tuples."),
-    METHOD(pools, METH_NOARGS, "()", "Pools that may be read: a list of tuples."),
-    METHOD(memory_info, METH_O, "(device, /)", "Memory of a device: a tuple."),
-    METHOD(flush, METH_O, "(device, /)", "Frees what waits: (entries, blocks, bytes)."),
-    METHOD(defer_begin, METH_NOARGS, "()", "Holds back what waits to be freed."),
-    METHOD(defer_end, METH_NOARGS, "()", "Undoes one _defer_begin()."),
-    METHOD(status, METH_NOARGS, "()", "The daemon: a tuple."),
-    METHOD(devices, METH_NOARGS, "()", "The daemon's devices: a list of tuples."),
-    FAST(host_alloc, "(device, nbytes, flags, /)", "Page-locked memory: a HostMemory."),
-    FAST(host_register, "(device, ptr, nbytes, flags, /)",
-         "Page-locks memory; its device address, or 0."),
-    FAST(host_unregister, "(device, ptr, /)", "Undoes _host_register()."),
     {"_copy", PY_FASTCALL(py_client_copy), METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("_copy(dst, src, shape, itemsize, *, dst_strides=None, src_strides=None, "
                "dst_on_host=False, src_on_host=False, device=0, leases=(), "
                "mark=None, lists=())\n--\n\n"
                "Copies elements; dst and src are addresses, or buffers on the host.")},
-    FAST(mark, "(device, stream, owner, keep, /)",
-         "A Mark for work on a stream; keeps whose that is, and what the work uses."),
-    METHOD(pointer_resolve, METH_O, "(ptr, /)", "(device pointer, device index or -1)."),
-    FAST(stream_synchronize, "(stream, device, /)", "Waits for a CUDA stream."),
     {0},
 };
 

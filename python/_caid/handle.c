@@ -193,3 +193,8 @@ py_handle_get_closed(PyObject *op, void *Py_UNUSED(closure))
 
     return PyBool_FromLong(self->closing || !self->client || py_client_is_closed(self->client));
 }
+
+PyGetSetDef py_handle_getset[] = {
+    PY_HANDLE_CLOSED,
+    {0},
+};

@@ -117,6 +117,9 @@ PyObject *py_handle_get_closed(PyObject *op, void *closure);
             PyDoc_STR("Whether it, or its client, is closed."), NULL \
     }
 
+/* Of a type with no more to get. */
+extern PyGetSetDef py_handle_getset[];
+
 #define PY_HANDLE_LIFE                                            \
     {Py_tp_new, py_tp_new}, {Py_tp_traverse, py_handle_traverse}, \
         {Py_tp_clear, py_handle_clear},                           \
@@ -145,9 +148,6 @@ struct stream_object {
     uint64_t stream;
     int32_t device;
 };
-
-extern PyType_Spec py_stream_spec, py_event_spec, py_timeline_spec, py_bracket_spec;
-extern PyType_Spec py_arena_spec, py_allocation_spec;
 
 /* ---- callbacks of streams (callback.c) ---- */
 

@@ -107,19 +107,10 @@ static const struct {
     PyType_Spec *spec;
     size_t at;
 } types[] = {
-    {&py_client_spec, offsetof(struct module_state, client_type)},
-    {&py_lease_spec, offsetof(struct module_state, lease_type)},
-    {&py_host_view_spec, offsetof(struct module_state, host_view_type)},
-    {&py_watch_spec, offsetof(struct module_state, watch_type)},
-    {&py_host_memory_spec, offsetof(struct module_state, host_memory_type)},
-    {&py_mark_spec, offsetof(struct module_state, mark_type)},
-    {&py_tensor_spec, offsetof(struct module_state, tensor_type)},
-    {&py_stream_spec, offsetof(struct module_state, stream_type)},
-    {&py_event_spec, offsetof(struct module_state, event_type)},
-    {&py_timeline_spec, offsetof(struct module_state, timeline_type)},
-    {&py_bracket_spec, offsetof(struct module_state, bracket_type)},
-    {&py_arena_spec, offsetof(struct module_state, arena_type)},
-    {&py_allocation_spec, offsetof(struct module_state, allocation_type)},
+
+#define PY_TYPE(name) {&py_##name##_spec, offsetof(struct module_state, name##_type)},
+    PY_TYPES(PY_TYPE)
+#undef PY_TYPE
 };
 
 static PyTypeObject **

@@ -148,11 +148,6 @@ static PyMethodDef timeline_methods[] = {
     {0},
 };
 
-static PyGetSetDef timeline_getset[] = {
-    PY_HANDLE_CLOSED,
-    {0},
-};
-
 PY_SPEC(timeline, "caid._caid.Timeline", Py_TPFLAGS_HAVE_GC,
         "A number that only grows, in memory that processes share.", PY_HANDLE_LIFE,
-        {Py_tp_methods, timeline_methods}, {Py_tp_getset, timeline_getset});
+        {Py_tp_methods, timeline_methods}, {Py_tp_getset, py_handle_getset});

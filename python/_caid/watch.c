@@ -85,10 +85,5 @@ static PyMethodDef watch_methods[] = {
     {0},
 };
 
-static PyGetSetDef watch_getset[] = {
-    PY_HANDLE_CLOSED,
-    {0},
-};
-
 PY_SPEC(watch, "caid._caid.Watch", Py_TPFLAGS_HAVE_GC, "News of one name.", PY_HANDLE_LIFE,
-        {Py_tp_methods, watch_methods}, {Py_tp_getset, watch_getset});
+        {Py_tp_methods, watch_methods}, {Py_tp_getset, py_handle_getset});
