@@ -12,7 +12,6 @@
 #include "dlpack.h"
 #include "module.h"
 
-#include <stdarg.h>
 #include <stddef.h>
 #include <structmember.h>
 
@@ -75,17 +74,13 @@ versioned_delete(struct dl_managed_versioned *managed)
     export_free(managed->manager_ctx);
 }
 
+/* Of a capsule that nobody has taken. */
 static void
-plain_capsule_end(PyObject *capsule)
+capsule_end(PyObject *capsule)
 {
-    if (PyCapsule_IsValid(capsule, DL_NAME)) /* nobody has taken it */
+    if (PyCapsule_IsValid(capsule, DL_NAME))
         plain_delete(PyCapsule_GetPointer(capsule, DL_NAME));
-}
-
-static void
-versioned_capsule_end(PyObject *capsule)
-{
-    if (PyCapsule_IsValid(capsule, DL_NAME_VERSIONED))
+    else if (PyCapsule_IsValid(capsule, DL_NAME_VERSIONED))
         versioned_delete(PyCapsule_GetPointer(capsule, DL_NAME_VERSIONED));
 }
 
@@ -132,7 +127,7 @@ export_plain(struct exported *self, const struct dl_tensor *tensor)
         .manager_ctx = self,
         .deleter = plain_delete,
     };
-    return PyCapsule_New(&self->plain, DL_NAME, plain_capsule_end);
+    return PyCapsule_New(&self->plain, DL_NAME, capsule_end);
 }
 
 static PyObject *
@@ -145,7 +140,7 @@ export_versioned(struct exported *self, const struct dl_tensor *tensor, bool rea
         .flags = readonly ? DL_FLAG_READ_ONLY : 0,
         .tensor = *tensor,
     };
-    return PyCapsule_New(&self->versioned, DL_NAME_VERSIONED, versioned_capsule_end);
+    return PyCapsule_New(&self->versioned, DL_NAME_VERSIONED, capsule_end);
 }
 
 PyObject *
@@ -201,25 +196,14 @@ struct tensor_object {
 
 PY_CAST(tensor);
 
-/* What a producer has got wrong. */
-static PyObject *
-refuse(const char *format, ...)
-{
-    va_list va;
-
-    va_start(va, format);
-    PyErr_FormatV(PyExc_BufferError, format, va);
-    va_end(va);
-    return NULL;
-}
-
 static bool
 tensor_is_right(const struct dl_tensor *t)
 {
     if (t->ndim < 0 || t->ndim > NDIM_MAX)
-        refuse("DLPack: %d dimensions; 0 to %d are taken", (int)t->ndim, NDIM_MAX);
+        PyErr_Format(PyExc_BufferError, "DLPack: %d dimensions; 0 to %d are taken",
+                     (int)t->ndim, NDIM_MAX);
     else if (t->ndim > 0 && !t->shape)
-        refuse("DLPack: no shape");
+        PyErr_Format(PyExc_BufferError, "DLPack: no shape");
     else
         return true;
     return false;
@@ -254,8 +238,8 @@ tensor_take_versioned(struct tensor_object *self, PyObject *capsule)
     struct dl_managed_versioned *managed = PyCapsule_GetPointer(capsule, DL_NAME_VERSIONED);
 
     if (managed->version.major != DL_VERSION_MAJOR) /* it stays the capsule's, which frees it */
-        return refuse("DLPack: version %u.%u; 1 is taken", managed->version.major,
-                      managed->version.minor);
+        return PyErr_Format(PyExc_BufferError, "DLPack: version %u.%u; 1 is taken",
+                            managed->version.major, managed->version.minor);
     if (!tensor_take(self, capsule, &managed->tensor, DL_NAME_VERSIONED_USED))
         return NULL;
     self->versioned = managed;
@@ -278,7 +262,8 @@ py_dlpack_import(PyObject *module, PyObject *capsule)
     if (!PyCapsule_CheckExact(capsule))
         return PyErr_Format(PyExc_TypeError, "__dlpack__() gave no capsule, but %.100s",
                             Py_TYPE(capsule)->tp_name);
-    return refuse("DLPack: a capsule that holds no tensor, or was taken before");
+    return PyErr_Format(PyExc_BufferError,
+                        "DLPack: a capsule that holds no tensor, or was taken before");
 }
 
 /* Deleters are the producer's: they may run Python code, or wait. */

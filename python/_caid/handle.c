@@ -6,15 +6,6 @@
 
 /* ---- its end ---- */
 
-static void
-handle_unlink(struct handle_object *self)
-{
-    *self->prev = self->next;
-    if (self->next)
-        self->next->prev = self->prev;
-    self->prev = NULL;
-}
-
 /* The client is there: it ends what is linked before itself. */
 static void
 handle_end(struct handle_object *self)
@@ -22,9 +13,10 @@ handle_end(struct handle_object *self)
     struct client_object *client = self->client;
 
     self->closing = true;
-    if (!self->prev)
+    if (!self->link.le_prev)
         return;
-    handle_unlink(self);
+    LIST_REMOVE(self, link);
+    self->link.le_prev = NULL;
     client->n_calls++;
     self->class->end(self, client->client);
     py_client_leave(client);
@@ -35,16 +27,16 @@ handle_end(struct handle_object *self)
 void
 py_handles_end(struct client_object *client, struct caid_client *ended)
 {
-    struct handle_object *next, *first = client->handles;
+    struct handle_object *next, *first = LIST_FIRST(&client->handles);
 
-    client->handles = NULL;
-    for (struct handle_object *h = first; h; h = h->next) {
+    LIST_INIT(&client->handles);
+    for (struct handle_object *h = first; h; h = LIST_NEXT(h, link)) {
         Py_INCREF(h);
-        h->prev = NULL;
+        h->link.le_prev = NULL;
         h->closing = true;
     }
     for (struct handle_object *h = first; h; h = next) {
-        next = h->next;
+        next = LIST_NEXT(h, link);
         h->class->end(h, ended);
         Py_DECREF(h);
     }
@@ -69,11 +61,7 @@ py_handle_new(PyTypeObject *type, struct client_object *client,
 void
 py_handle_begin(struct handle_object *self)
 {
-    self->next = self->client->handles;
-    self->prev = &self->client->handles;
-    if (self->next)
-        self->next->prev = &self->next;
-    self->client->handles = self;
+    LIST_INSERT_HEAD(&self->client->handles, self, link);
 }
 
 /* ---- calls ---- */

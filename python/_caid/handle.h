@@ -27,8 +27,8 @@ struct handle_object {
     PyObject_HEAD
     const struct handle_class *class;
     struct client_object *client; /* NULL only after tp_clear */
-    struct handle_object *next,
-        **prev;         /* in client->handles; prev NULL: there is nothing to end */
+    LIST_ENTRY(handle_object)
+    link;               /* in client->handles; le_prev NULL: there is nothing to end */
     Py_ssize_t n_calls; /* under way, and brackets that are on a stream */
     bool closing;       /* closed; the last of them ends the thing */
 };

@@ -97,22 +97,10 @@ lease_check(struct lease_object *self)
 static void
 lease_unlink(struct lease_object *self)
 {
-    if (!self->prev)
+    if (!self->link.le_prev)
         return;
-    *self->prev = self->next;
-    if (self->next)
-        self->next->prev = self->prev;
-    self->prev = NULL;
-}
-
-static void
-lease_link(struct lease_object *self)
-{
-    self->next = self->client->leases;
-    self->prev = &self->client->leases;
-    if (self->next)
-        self->next->prev = &self->next;
-    self->client->leases = self;
+    LIST_REMOVE(self, link);
+    self->link.le_prev = NULL;
 }
 
 /* Takes the array out: only one thread gets it. */
@@ -150,7 +138,7 @@ lease_end_on(struct lease_object *self, uint64_t stream)
     if (r == 0)
         return 0;
     self->array = ended;
-    lease_link(self);
+    LIST_INSERT_HEAD(&self->client->leases, self, link);
     py_error_raise(self->client->state, r, &error);
     return -1;
 }
@@ -161,8 +149,8 @@ py_leases_end(struct client_object *client, bool leave)
     struct lease_object *next;
 
     /* From the start each time: others come and go while an array is closed. */
-    for (struct lease_object *l = client->leases; l; l = next) {
-        next = l->next;
+    for (struct lease_object *l = LIST_FIRST(&client->leases); l; l = next) {
+        next = LIST_NEXT(l, link);
         if (l->n_views > 0)
             continue;
         Py_INCREF(l);
@@ -172,7 +160,7 @@ py_leases_end(struct client_object *client, bool leave)
         else
             lease_end(l);
         Py_DECREF(l);
-        next = client->leases;
+        next = LIST_FIRST(&client->leases);
     }
 }
 
@@ -325,7 +313,7 @@ py_lease_new(struct client_object *client, struct caid_array *array)
     lease(op)->array = array;
     lease(op)->n_shares = 1;
     lease_fill(lease(op), caid_array_get_info(array));
-    lease_link(lease(op));
+    LIST_INSERT_HEAD(&client->leases, lease(op), link);
     return op;
 }
 

@@ -27,6 +27,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include <caid/caid.h>
 #include <cuda/local.h>
@@ -62,10 +63,12 @@
         .slots = name_##_slots,                         \
     }
 
-#define PY_TYPES(TYPE)                                                                \
-    TYPE(client)                                                                      \
-    TYPE(lease) TYPE(host_view) TYPE(watch) TYPE(host_memory) TYPE(mark) TYPE(tensor) \
-        TYPE(stream) TYPE(event) TYPE(timeline) TYPE(bracket) TYPE(arena) TYPE(allocation)
+/* clang-format off */
+#define PY_TYPES(TYPE)                                                            \
+    TYPE(client) TYPE(lease) TYPE(host_view) TYPE(watch) TYPE(host_memory)        \
+    TYPE(mark) TYPE(tensor) TYPE(stream) TYPE(event) TYPE(timeline) TYPE(bracket) \
+    TYPE(arena) TYPE(allocation)
+/* clang-format on */
 
 #define PY_TYPE(name) extern PyType_Spec py_##name##_spec;
 PY_TYPES(PY_TYPE)
@@ -193,9 +196,9 @@ struct client_object {
     bool closing;               /* closed; the last call under way frees `client` */
     bool leaving;               /* and leaves the memory of its leases as it is */
     bool host_accessible; /* its driver's device memory is the host's: caid.Client says so */
-    struct lease_object *leases;   /* that have not ended; each takes itself out */
-    struct handle_object *handles; /* the same */
-    struct keep *keeps;            /* what parts keep alive: keep.h */
+    LIST_HEAD(, lease_object) leases;   /* that have not ended; each takes itself out */
+    LIST_HEAD(, handle_object) handles; /* the same */
+    LIST_HEAD(, keep) keeps;            /* what parts keep alive: keep.h */
     Py_ssize_t n_keeps;
     _Atomic(struct keep *) gone; /* those of parts that are gone; without the GIL */
 };
@@ -300,9 +303,9 @@ enum lease_told {
 
 struct lease_object {
     PyObject_HEAD
-    struct client_object *client;      /* NULL only after tp_clear */
-    struct lease_object *next, **prev; /* in client->leases; prev NULL: not there */
-    struct caid_array *array;          /* NULL: ended */
+    struct client_object *client;  /* NULL only after tp_clear */
+    LIST_ENTRY(lease_object) link; /* in client->leases; le_prev NULL: not there */
+    struct caid_array *array;      /* NULL: ended */
     Py_ssize_t n_shares;
     Py_ssize_t n_views; /* shares of HostViews and tensors: a closed client leaves it alone */
 

@@ -135,7 +135,7 @@ static PyMethodDef stream_methods[] = {
 static PyObject *
 stream_get_ended(PyObject *op, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(!py_handle(op)->prev);
+    return PyBool_FromLong(!py_handle(op)->link.le_prev);
 }
 
 static PyGetSetDef stream_getset[] = {
