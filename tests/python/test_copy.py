@@ -5,11 +5,11 @@ import array
 import ctypes
 import gc
 import sys
-import threading
 import weakref
 
 import numpy as np
 import pytest
+from conftest import in_a_thread, in_threads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -178,20 +178,13 @@ def test_a_read_only_array_is_not_written(client):
 
 def test_many_threads_copy_at_once(client):
     with client.empty((8, 4096), "<i4") as a:
-        failures = []
 
         def work(i):
             for k in range(20):
                 a[i].copy_from_host(np.full(4096, i * 1000 + k, "<i4"))
-                if not (a[i].copy_to_host() == i * 1000 + k).all():
-                    failures.append((i, k))
+                assert (a[i].copy_to_host() == i * 1000 + k).all()
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        in_threads(8, work)
 
 
 def test_empty_like(client):
@@ -310,9 +303,7 @@ def test_overlapping_copies_come_after_their_stream(client, a, streams, by):
     data[:] = counting(N)
     a.copy_from_host(data, stream=s.number)
     given = [] if by == "the default stream" else [t.number]
-    thread = threading.Thread(target=lambda: a.copy_from(a[::-1], *given))
-    thread.start()
-    thread.join(0.05)  # whether it waits is shown by the result, not by the time
+    thread, _ = in_a_thread(lambda: a.copy_from(a[::-1], *given))
     s.gate.set()
     thread.join()
     np.testing.assert_array_equal(a.copy_to_host(), counting(N)[::-1])

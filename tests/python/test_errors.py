@@ -192,6 +192,17 @@ def test_more_than_the_device_has(client):
         client.empty(2**60, "|u1")
 
 
+def test_quotas_and_limits():
+    config = '[limits]\nnames = 1\n[pool "small"]\nmode = 0666\nquota = 4M\n'
+    with caid.LocalDaemon(config=config) as d, d.connect() as c:
+        with c.empty(3 << 20, "|u1", pool="small"):
+            with refused(caid.QuotaError, 9, errno.EDQUOT, '"small"', "4 MiB"):
+                c.empty(3 << 20, "|u1", pool="small")
+        c.create("a", 0).close()
+        with refused(caid.LimitError, 10, errno.EMFILE, "1"):
+            c.create("b", 0)
+
+
 @pytest.mark.parametrize("device", [-1, 1000, 2**31, 2**70])
 def test_devices_that_are_not_there(client, device):
     for call in (lambda: client.empty(4, device=device), lambda: client.memory_info(device)):

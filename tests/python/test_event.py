@@ -4,27 +4,12 @@
 import gc
 import os
 import pickle
-import threading
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, forked, in_thread, n_live, wait_until
+from conftest import PATIENCE_S, Held, forked, in_thread, n_live, wait_until
 
 import caid
-
-
-class Held:
-    """Holds a stream up until it is let go."""
-
-    def __init__(self, stream):
-        self.gate = threading.Event()
-        stream.add_callback(lambda *_: self.gate.wait(PATIENCE_S))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.gate.set()
 
 
 @pytest.fixture

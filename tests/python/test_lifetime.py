@@ -12,7 +12,7 @@ import tracemalloc
 import weakref
 
 import pytest
-from conftest import forked, n_leases, wait_until
+from conftest import PATIENCE_S, forked, in_thread, in_threads, n_leases, wait_until
 
 import caid
 
@@ -145,15 +145,7 @@ def test_one_array_is_closed_by_many_threads(client):
         keep = a[1:]
         start = threading.Barrier(4)
 
-        def close():
-            start.wait()
-            a.close()
-
-        threads = [threading.Thread(target=close) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(4, lambda _: (start.wait(), a.close())[1])
         assert a.closed and not keep.closed and n_leases(client) == 1
         keep.close()
         assert n_leases(client) == 0
@@ -164,24 +156,18 @@ def test_a_client_is_closed_under_calls(daemon, client):
     for _ in range(10):
         c = daemon.connect()
         a = c.empty((64, 1024), "|u1")
-        ended = []
 
         def work():
-            try:
-                while True:
-                    c.ping()
-                    a.copy_to_host(bytearray(65536))
-            except caid.Error as e:
-                ended.append(type(e))
+            while True:
+                c.ping()
+                a.copy_to_host(bytearray(65536))
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+        threads = [in_thread(work) for _ in range(4)]
         c.close()
-        for thread in threads:
-            thread.join()
+        for thread, ended in threads:
+            thread.join(PATIENCE_S)
+            assert isinstance(ended[0], (caid.ClosedError, caid.DisconnectedError))
         a.close()
-        assert set(ended) <= {caid.ClosedError, caid.DisconnectedError} and len(ended) == 4
     wait_until(lambda: client.status().connections == 1)
 
 
@@ -244,14 +230,9 @@ t.start()
 
 
 @pytest.mark.parametrize("what", EXITS.values(), ids=EXITS.keys())
-def test_the_interpreter_exits_cleanly(daemon, client, what, soft):
-    code = f"import sys, caid\nc = caid.connect(sys.argv[1])\n{what}"
-    out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, daemon.address],
-        capture_output=True,
-        text=True,
-    )
-    assert (out.returncode, out.stderr) == (0, "")
+def test_the_interpreter_exits_cleanly(child, client, what, soft):
+    code = f"c = caid.connect()\n{what}"
+    assert child(code, PYTHONWARNINGS="ignore").finish() == (0, "")
     wait_until(lambda: client.status().connections == 1)
     assert n_leases(client) == 0
 

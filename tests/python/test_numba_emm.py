@@ -3,10 +3,9 @@
 in test_numba_share.py, Numba's own tests are in test_numba_own.py."""
 
 import gc
-import threading
 
 import pytest
-from conftest import wait_until
+from conftest import in_threads, wait_until
 from numba_here import *  # noqa: F401, F403 (the fixtures)
 from numba_here import MIB, array_of, config, cuda, driver, equal, kill, np
 
@@ -110,9 +109,7 @@ def test_the_last_reference_may_go_anywhere(manager):
         pass
     del a
     assert len(manager.deallocations) == 1
-    thread = threading.Thread(target=b.clear)
-    thread.start()
-    thread.join()
+    in_threads(1, lambda _: b.clear())
     assert len(manager.deallocations) == 2
     assert manager.arena.info.allocations == 0
 
@@ -527,11 +524,7 @@ def test_threads(manager):
                 with cuda.defer_cleanup():
                     kept.pop(0)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(n_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(n_threads, work)
     assert not wrong
     manager.deallocations.clear()
     info = manager.arena.info

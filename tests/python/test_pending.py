@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, forked, in_thread, n_leases, softcuda, wait_until
+from conftest import PATIENCE_S, forked, in_a_thread, in_thread, in_threads, n_leases, softcuda, wait_until
 
 import caid
 from caid import _pending
@@ -40,15 +40,6 @@ def sevens(client):
     data = caid.pinned_array(N, "<i4", client=client)
     data[:] = 7
     return data
-
-
-def in_a_thread(call):
-    """[result] of a call that has to wait: [] until then."""
-    results = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-    thread.join(0.05)  # whether it waits is shown by what it gives, not by the time
-    return thread, results
 
 
 # --- which stream ---------------------------------------------------------------------------
@@ -570,22 +561,12 @@ def test_marks_do_not_pile_up(client, zeros, sevens, stream):
 
 
 def test_many_threads_copy_on_one_array(client, zeros, sevens, streams):
-    failures = []
+    def work(i):
+        for _ in range(100):
+            zeros.copy_from_host(sevens, stream=streams[i % 2].number)
+            exported(zeros)
 
-    def work(s):
-        try:
-            for _ in range(100):
-                zeros.copy_from_host(sevens, stream=s.number)
-                exported(zeros)
-        except caid.Error as e:
-            failures.append(e)
-
-    threads = [threading.Thread(target=work, args=(s,)) for s in streams * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(4, work)
     zeros.synchronize()
     assert exported(zeros) is None and (zeros.copy_to_host() == 7).all()
 

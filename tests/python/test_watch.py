@@ -11,7 +11,7 @@ import time
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, in_thread, wait_until
+from conftest import PATIENCE_S, in_thread, run_async, wait_until
 
 import caid
 
@@ -178,10 +178,6 @@ def test_a_daemon_that_dies(child):
 # --- asyncio --------------------------------------------------------------------------------
 
 
-def run(main):
-    return asyncio.run(asyncio.wait_for(main, PATIENCE_S))
-
-
 def test_async_iteration(client):
     async def main():
         seen = []
@@ -203,7 +199,7 @@ def test_async_iteration(client):
             await task
             assert seen == sorted(seen[:-1]) + [0] and seen[-2] == last
 
-    run(main())
+    run_async(main())
 
 
 def test_watches_of_a_client_share_one_reader(client):
@@ -224,7 +220,7 @@ def test_watches_of_a_client_share_one_reader(client):
         for w in watches:
             w.close()
 
-    run(main())
+    run_async(main())
 
 
 def test_async_timeouts(client):
@@ -238,7 +234,7 @@ def test_async_timeouts(client):
             publish(client)
             assert (await watch.wait(PATIENCE_S)).name == "w"
 
-    run(main())
+    run_async(main())
 
 
 def test_a_cancelled_task_leaves_the_watch(client):
@@ -252,7 +248,7 @@ def test_a_cancelled_task_leaves_the_watch(client):
             generation = publish(client)
             assert (await watch.wait()).generation == generation
 
-    run(main())
+    run_async(main())
 
 
 @pytest.mark.parametrize("how", ["the watch", "the client", "in a thread"])
@@ -275,7 +271,7 @@ def test_close_ends_async_iteration(daemon, client, how):
             with pytest.raises(caid.ClosedError):
                 await watch.wait()
 
-    run(main())
+    run_async(main())
 
 
 def test_calls_in_the_loop_do_not_swallow_news(client):
@@ -291,7 +287,7 @@ def test_calls_in_the_loop_do_not_swallow_news(client):
                     client.ping()
                 assert (await task).generation == generation
 
-    run(main())
+    run_async(main())
 
 
 def publish_unseen(client, name="w"):
@@ -317,7 +313,7 @@ def test_dispatch_outside_the_loop_does_not_swallow_news(daemon, client, monkeyp
                 assert caid.default_client() is c
             assert (await task).generation == generation
 
-    run(main())
+    run_async(main())
 
 
 def test_dispatch_of_one_loop_wakes_the_others(daemon, client):
@@ -342,7 +338,7 @@ def test_dispatch_of_one_loop_wakes_the_others(daemon, client):
             await other.wait()
             seen.set()
 
-        run(second())
+        run_async(second())
         thread.join(PATIENCE_S)
         assert isinstance(ended[0], caid.Change), ended
 
@@ -362,7 +358,7 @@ def test_a_new_client_with_the_old_ones_fd(daemon, client):
             await asyncio.sleep(0.01)
             assert publish(client) == (await new).generation
 
-    run(main())
+    run_async(main())
 
 
 def test_news_is_not_lost_with_a_task_cancelled_by_the_reader(client):
@@ -389,7 +385,7 @@ def test_news_is_not_lost_with_a_task_cancelled_by_the_reader(client):
                 await task
             assert (await watch.wait(5)).generation == generation
 
-    run(main())
+    run_async(main())
 
 
 def test_a_loop_that_is_closed_under_a_wait_keeps_nothing(daemon):
@@ -424,7 +420,7 @@ def test_a_task_that_nobody_keeps_goes_on_waiting(client):
         publish(client)
         await asyncio.wait_for(ended.wait(), 5)
 
-    run(main())
+    run_async(main())
 
 
 def test_the_latest_generation_is_never_missed_in_asyncio(daemon, client):
