@@ -229,38 +229,30 @@ py_client_leave_with(struct client_object *self, int r, const struct caid_error 
     return -1;
 }
 
-PyObject *
-py_client_call(struct client_object *self,
-               int (*call)(struct caid_client *, struct caid_error *))
-{
-    return py_none(PY_CLIENT_CALL(self, call(c, &error)));
-}
-
+/* Drops what was noted by a call that calls back. */
 static PyObject *
-dispatch(PyObject *op, int (*call)(struct caid_client *, struct caid_error *))
+dispatched(PyObject *op, int r)
 {
-    PyObject *result = py_client_call(py_client(op), call);
-
     py_keeps_drop(py_client(op));
-    return result;
+    return py_none(r);
 }
 
 static PyObject *
 client_dispatch(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return dispatch(op, caid_client_dispatch);
+    return dispatched(op, PY_CLIENT_CALL(py_client(op), caid_client_dispatch(c, &error)));
 }
 
 static PyObject *
 client_dispatch_parts(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return dispatch(op, caid_client_dispatch_parts);
+    return dispatched(op, PY_CLIENT_CALL(py_client(op), caid_client_dispatch_parts(c, &error)));
 }
 
 static PyObject *
 client_ping(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return py_client_call(py_client(op), caid_client_ping);
+    return py_none(PY_CLIENT_CALL(py_client(op), caid_client_ping(c, &error)));
 }
 
 static PyObject *

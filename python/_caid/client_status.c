@@ -52,13 +52,13 @@ py_client_flush(PyObject *op, PyObject *device)
 PyObject *
 py_client_defer_begin(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return py_client_call(py_client(op), caid_defer_begin);
+    return py_none(PY_CLIENT_CALL(py_client(op), caid_defer_begin(c, &error)));
 }
 
 PyObject *
 py_client_defer_end(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return py_client_call(py_client(op), caid_defer_end);
+    return py_none(PY_CLIENT_CALL(py_client(op), caid_defer_end(c, &error)));
 }
 
 /* ---- the daemon ---- */

@@ -283,10 +283,6 @@ bool py_client_is_closed(const struct client_object *self);
 PY_CLIENT_METHODS(PY_DECLARE_FAST, PY_DECLARE)
 PyObject *py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs);
 
-/* A call that takes the client alone, and no result. */
-PyObject *py_client_call(struct client_object *self,
-                         int (*call)(struct caid_client *, struct caid_error *));
-
 /* ---- Lease (lease.c) ---- */
 
 enum lease_told {
