@@ -12,11 +12,7 @@ struct allocation_object {
     PyObject *weakrefs;
 };
 
-static struct allocation_object *
-allocation(PyObject *op)
-{
-    return (struct allocation_object *)op;
-}
+PY_CAST(allocation);
 
 /* ---- life ---- */
 
@@ -129,27 +125,11 @@ static PyMemberDef allocation_members[] = {
     {0},
 };
 
-PyDoc_STRVAR(
-    allocation_doc,
-    "Memory of a device: what :meth:`caid.Arena.allocate` gives.\n\n"
-    "It is freed with the object, which may be in any thread, at any time: the memory is "
-    "used again\nwhen the work that the device's primary context had by then is done.");
-
-static PyType_Slot allocation_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)allocation_doc},
-    {Py_tp_new, allocation_tp_new},
-    {Py_tp_traverse, allocation_traverse},
-    {Py_tp_dealloc, allocation_dealloc},
-    {Py_tp_repr, allocation_repr},
-    {Py_tp_methods, allocation_methods},
-    {Py_tp_getset, allocation_getset},
-    {Py_tp_members, allocation_members},
-    {0, NULL},
-};
-
-PyType_Spec py_allocation_spec = {
-    .name = "caid.Allocation",
-    .basicsize = sizeof(struct allocation_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = allocation_slots,
-};
+PY_SPEC(allocation, "caid.Allocation", Py_TPFLAGS_HAVE_GC,
+        "Memory of a device: what :meth:`caid.Arena.allocate` gives.\n\n"
+        "It is freed with the object, which may be in any thread, at any time: the memory is "
+        "used again\nwhen the work that the device's primary context had by then is done.",
+        {Py_tp_new, allocation_tp_new}, {Py_tp_traverse, allocation_traverse},
+        {Py_tp_dealloc, allocation_dealloc}, {Py_tp_repr, allocation_repr},
+        {Py_tp_methods, allocation_methods}, {Py_tp_getset, allocation_getset},
+        {Py_tp_members, allocation_members});

@@ -5,14 +5,7 @@
 
 #include "keep.h"
 
-static struct arena_object *
-arena(PyObject *op)
-{
-    return (struct arena_object *)op;
-}
-
-/* Of a number of 64 bits, for Py_BuildValue()'s K. */
-typedef unsigned long long ull;
+PY_CAST(arena);
 
 /* ---- life ---- */
 
@@ -60,25 +53,14 @@ arena_options(const struct module_state *state, PyObject *const *args,
 PyObject *
 py_client_arena_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = (struct client_object *)op;
+    struct client_object *self = py_client(op);
     struct caid_arena_options options = CAID_INIT(struct caid_arena_options);
-    _cleanup_py_ PyObject *made = NULL;
-    struct caid_error error = {0};
-    struct caid_client *c;
-    int r;
 
     if (py_args_check("arena_new", n_args, 7) < 0 ||
         arena_options(self->state, args, &options) < 0)
         return NULL;
-    made = py_handle_new(self->state->arena_type, self, &arena_class);
-    c = made ? py_client_enter(self) : NULL;
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_arena_new(c, &arena(made)->arena, &options, &error));
-    if (r == 0)
-        py_handle_begin(py_handle(made));
-    py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
+    return PY_HANDLE_MAKE(self, arena,
+                          caid_arena_new(c, &arena(made)->arena, &options, &error));
 }
 
 /* Ends the struct with all that was allocated. */
@@ -160,97 +142,69 @@ py_arena_release(struct arena_object *self, uint64_t ptr)
 
 /* ---- what is where ---- */
 
-/* Enters for a call about an address: -1 with an exception set. */
-static int
-enter_at(struct handle_object *self, PyObject *ptr_op, uint64_t *ret)
-{
-    if (!py_handle_enter(self))
-        return -1;
-    if (py_u64_get(self->client->state, ptr_op, "ptr", ret) == 0)
-        return 0;
-    py_handle_leave(self);
-    return -1;
-}
+#define F(field) PY_FIELD(struct caid_allocation, field)
+
+static const struct py_field found_fields[] = {F(ptr), F(nbytes), F(block), F(offset), {0}};
+
+#undef F
 
 static PyObject *
 arena_find(PyObject *op, PyObject *ptr_op)
 {
-    struct handle_object *self = py_handle(op);
     struct caid_allocation found = CAID_INIT(struct caid_allocation);
-    struct caid_error error = {0};
     uint64_t ptr;
-    int r;
 
-    if (enter_at(self, ptr_op, &ptr) < 0)
+    if (py_u64_get(py_handle_state(op), ptr_op, "ptr", &ptr) < 0 ||
+        PY_HANDLE_CALL(py_handle(op), caid_arena_find(arena(op)->arena, ptr, &found, &error)) <
+            0)
         return NULL;
-    WITHOUT_GIL(r = caid_arena_find(arena(op)->arena, ptr, &found, &error));
-    py_handle_leave(self);
-    if (r < 0)
-        return py_error_raise(self->client->state, r, &error);
-    return Py_BuildValue("(KKKK)", (ull)found.ptr, (ull)found.nbytes, (ull)found.block,
-                         (ull)found.offset);
+    return py_record(&found, found_fields);
 }
 
 static PyObject *
 arena_ipc_handle(PyObject *op, PyObject *ptr_op)
 {
-    struct handle_object *self = py_handle(op);
     struct caid_ipc_handle handle;
-    struct caid_error error = {0};
     uint64_t ptr;
-    int r;
 
-    if (enter_at(self, ptr_op, &ptr) < 0)
+    if (py_u64_get(py_handle_state(op), ptr_op, "ptr", &ptr) < 0 ||
+        PY_HANDLE_CALL(py_handle(op),
+                       caid_arena_ipc_handle(arena(op)->arena, ptr, &handle, &error)) < 0)
         return NULL;
-    WITHOUT_GIL(r = caid_arena_ipc_handle(arena(op)->arena, ptr, &handle, &error));
-    py_handle_leave(self);
-    if (r < 0)
-        return py_error_raise(self->client->state, r, &error);
-    return Py_BuildValue("(y#KK)", (const char *)handle.handle,
-                         (Py_ssize_t)sizeof(handle.handle), (ull)handle.offset,
-                         (ull)handle.size);
+    return py_ipc_handle_tuple(&handle);
 }
 
 static int
 info_get(PyObject *op, struct caid_arena_info *ret)
 {
-    struct handle_object *self = py_handle(op);
-    struct caid_error error = {0};
-    int r;
-
     *ret = (struct caid_arena_info)CAID_INIT(struct caid_arena_info);
-    if (!py_handle_enter(self))
-        return -1;
-    WITHOUT_GIL(r = caid_arena_info(arena(op)->arena, ret, &error));
-    py_handle_leave(self);
-    if (r < 0)
-        py_error_raise(self->client->state, r, &error);
-    return r;
+    return PY_HANDLE_CALL(py_handle(op), caid_arena_info(arena(op)->arena, ret, &error));
 }
 
-/* In the order of struct caid_arena_info. */
+#define F(field) PY_FIELD(struct caid_arena_info, field)
+
+static const struct py_field arena_info_fields[] = {
+    F(blocks),        F(bytes),    F(allocations),    F(allocated), F(pending),
+    F(pending_bytes), F(draining), F(draining_bytes), F(published), F(empty_blocks),
+    F(empty_bytes),   F(n_allocs), F(n_leased),       F(n_flushes), {0},
+};
+
 static PyObject *
 arena_info(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct caid_arena_info i;
+    struct caid_arena_info info;
 
-    if (info_get(op, &i) < 0)
-        return NULL;
-    return Py_BuildValue("(KKKKKKKKKKKKKK)", (ull)i.blocks, (ull)i.bytes, (ull)i.allocations,
-                         (ull)i.allocated, (ull)i.pending, (ull)i.pending_bytes,
-                         (ull)i.draining, (ull)i.draining_bytes, (ull)i.published,
-                         (ull)i.empty_blocks, (ull)i.empty_bytes, (ull)i.n_allocs,
-                         (ull)i.n_leased, (ull)i.n_flushes);
+    return info_get(op, &info) < 0 ? NULL : py_record(&info, arena_info_fields);
 }
+
+static const struct py_field pending_fields[] = {F(pending), F(pending_bytes), {0}};
 
 static PyObject *
 arena_pending(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     struct caid_arena_info info;
 
-    if (info_get(op, &info) < 0)
-        return NULL;
-    return Py_BuildValue("(KK)", (ull)info.pending, (ull)info.pending_bytes);
+    return info_get(op, &info) < 0 ? NULL : py_record(&info, pending_fields);
 }
 
 /* ---- what waits ---- */
@@ -259,13 +213,7 @@ arena_pending(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *
 call(PyObject *op, int (*f)(struct caid_arena *, struct caid_error *))
 {
-    struct caid_error error = {0};
-    int r;
-
-    if (!py_handle_enter(py_handle(op)))
-        return NULL;
-    WITHOUT_GIL(r = f(arena(op)->arena, &error));
-    return py_handle_leave_with(py_handle(op), r, &error);
+    return py_none(PY_HANDLE_CALL(py_handle(op), f(arena(op)->arena, &error)));
 }
 
 static PyObject *
@@ -296,22 +244,19 @@ arena_defer_end(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *
 arena_set_limits(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct handle_object *self = py_handle(op);
-    struct caid_error error = {0};
+    const struct module_state *state = py_handle_state(op);
     uint64_t count, capacity;
     double ratio;
-    int r;
 
-    if (py_args_check("set_limits", n_args, 3) < 0 || !py_handle_enter(self))
+    if (py_args_check("set_limits", n_args, 3) < 0)
         return NULL;
     ratio = PyFloat_AsDouble(args[1]);
-    if (PyErr_Occurred() || py_u64_get(self->client->state, args[0], "count", &count) < 0 ||
-        py_u64_get(self->client->state, args[2], "capacity", &capacity) < 0) {
-        py_handle_leave(self);
+    if (PyErr_Occurred() || py_u64_get(state, args[0], "count", &count) < 0 ||
+        py_u64_get(state, args[2], "capacity", &capacity) < 0)
         return NULL;
-    }
-    WITHOUT_GIL(r = caid_arena_set_limits(arena(op)->arena, count, ratio, capacity, &error));
-    return py_handle_leave_with(self, r, &error);
+    return py_none(
+        PY_HANDLE_CALL(py_handle(op), caid_arena_set_limits(arena(op)->arena, count, ratio,
+                                                            capacity, &error)));
 }
 
 /* ---- publishing ---- */
@@ -422,58 +367,30 @@ arena_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 /* ---- the type ---- */
 
 static PyMethodDef arena_methods[] = {
-    {"alloc", arena_alloc, METH_O,
-     PyDoc_STR("alloc(nbytes, /)\n--\n\nAllocates so many bytes: an Allocation.")},
+    {"alloc", arena_alloc, METH_O, PyDoc_STR("Allocates so many bytes: an Allocation.")},
     {"find", arena_find, METH_O,
-     PyDoc_STR("find(ptr, /)\n--\n\n"
-               "The allocation that an address lies in: (ptr, nbytes, block, offset).")},
+     PyDoc_STR("The allocation that an address lies in: (ptr, nbytes, block, offset).")},
     {"ipc_handle", arena_ipc_handle, METH_O,
-     PyDoc_STR("ipc_handle(ptr, /)\n--\n\n(handle, offset, size) of legacy memory.")},
+     PyDoc_STR("(handle, offset, size) of legacy memory.")},
     {"publish", PY_FASTCALL(arena_publish), METH_FASTCALL,
-     PyDoc_STR(
-         "publish(ptr, name, typestr, descr, shape, strides, metadata, stream, keep, /)\n--\n\n"
-         "Puts what is there under a name: its generation. keep lives as long as that.")},
+     PyDoc_STR("Puts what is there under a name: its generation. keep lives as long as that.")},
     {"flush", arena_flush, METH_NOARGS,
-     PyDoc_STR("flush()\n--\n\nMakes what was freed reusable; does not wait.")},
+     PyDoc_STR("Makes what was freed reusable; does not wait.")},
     {"trim", arena_trim, METH_NOARGS,
-     PyDoc_STR("trim()\n--\n\nThe same, waits, and gives empty blocks back.")},
-    {"defer_begin", arena_defer_begin, METH_NOARGS,
-     PyDoc_STR("defer_begin()\n--\n\nHolds back what was freed.")},
-    {"defer_end", arena_defer_end, METH_NOARGS,
-     PyDoc_STR("defer_end()\n--\n\nUndoes one defer_begin().")},
+     PyDoc_STR("The same, waits, and gives empty blocks back.")},
+    {"defer_begin", arena_defer_begin, METH_NOARGS, PyDoc_STR("Holds back what was freed.")},
+    {"defer_end", arena_defer_end, METH_NOARGS, PyDoc_STR("Undoes one defer_begin().")},
     {"set_limits", PY_FASTCALL(arena_set_limits), METH_FASTCALL,
-     PyDoc_STR("set_limits(count, ratio, capacity, /)\n--\n\n"
-               "How many entries, and which part of so many bytes, may wait.")},
-    {"info", arena_info, METH_NOARGS, PyDoc_STR("info()\n--\n\nIts figures: a tuple.")},
+     PyDoc_STR("How many entries, and which part of so many bytes, may wait.")},
+    {"info", arena_info, METH_NOARGS, PyDoc_STR("Its figures: a tuple.")},
     {"pending", arena_pending, METH_NOARGS,
-     PyDoc_STR("pending()\n--\n\n(entries, bytes) that were freed and wait.")},
+     PyDoc_STR("(entries, bytes) that were freed and wait.")},
     {"end", arena_end, METH_NOARGS,
-     PyDoc_STR("end()\n--\n\nEnds it with all that was allocated. Idempotent.")},
+     PyDoc_STR("Ends it with all that was allocated. Idempotent.")},
     PY_HANDLE_CLOSE,
     {0},
 };
 
-static PyGetSetDef arena_getset[] = {
-    PY_HANDLE_CLOSED,
-    {0},
-};
-
-PyDoc_STRVAR(arena_doc, "An allocator over blocks that are leased from the daemon.");
-
-static PyType_Slot arena_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)arena_doc},
-    {Py_tp_new, py_handle_tp_new},
-    {Py_tp_traverse, py_handle_traverse},
-    {Py_tp_clear, py_handle_clear},
-    {Py_tp_dealloc, py_handle_dealloc},
-    {Py_tp_methods, arena_methods},
-    {Py_tp_getset, arena_getset},
-    {0, NULL},
-};
-
-PyType_Spec py_arena_spec = {
-    .name = "caid._caid.Arena",
-    .basicsize = sizeof(struct arena_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = arena_slots,
-};
+PY_SPEC(arena, "caid._caid.Arena", Py_TPFLAGS_HAVE_GC,
+        "An allocator over blocks that are leased from the daemon.", PY_HANDLE_LIFE,
+        {Py_tp_methods, arena_methods}, {Py_tp_getset, py_handle_getset});

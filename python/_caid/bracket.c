@@ -16,11 +16,7 @@ struct bracket_object {
     struct handle_object *stream; /* held; NULL: the host, or one that is no Stream */
 };
 
-static struct bracket_object *
-bracket(PyObject *op)
-{
-    return (struct bracket_object *)op;
-}
+PY_CAST(bracket);
 
 /* ---- life ---- */
 
@@ -67,17 +63,6 @@ bracket_clear(PyObject *op)
     py_handle_clear(op);
     bracket_settle(bracket(op)); /* of one that was not begun */
     return 0;
-}
-
-static void
-bracket_dealloc(PyObject *op)
-{
-    PyTypeObject *type = Py_TYPE(op);
-
-    PyObject_GC_UnTrack(op);
-    bracket_clear(op);
-    type->tp_free(op);
-    Py_DECREF(type);
 }
 
 /* ---- begin ---- */
@@ -184,7 +169,7 @@ bracket_init(struct bracket_object *self, PyObject *reads, PyObject *writes, PyO
 PyObject *
 py_client_begin(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = (struct client_object *)op;
+    struct client_object *self = py_client(op);
     struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
     __attribute__((cleanup(arrays_deinit))) struct arrays arrays = {0};
     _cleanup_py_ PyObject *made = NULL;
@@ -228,7 +213,7 @@ finish(PyObject *op, int (*f)(struct caid_bracket *, struct caid_error *))
         return NULL;
     WITHOUT_GIL(r = f(self->bracket, &error));
     bracket_settle(self);
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(py_handle_leave_with(&self->handle, r, &error));
 }
 
 static PyObject *
@@ -246,49 +231,24 @@ bracket_do_abandon(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *
 bracket_check(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct bracket_object *self = bracket(op);
-    struct caid_error error = {0};
-    int r;
-
-    if (!py_handle_enter(&self->handle))
-        return NULL;
-    WITHOUT_GIL(r = caid_bracket_check(self->bracket, &error));
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(
+        PY_HANDLE_CALL(py_handle(op), caid_bracket_check(bracket(op)->bracket, &error)));
 }
 
 /* ---- the type ---- */
 
 static PyMethodDef bracket_methods[] = {
-    {"end", bracket_do_end, METH_NOARGS, PyDoc_STR("end()\n--\n\nEnds the bracket.")},
+    {"end", bracket_do_end, METH_NOARGS, PyDoc_STR("Ends the bracket.")},
     {"abandon", bracket_do_abandon, METH_NOARGS,
-     PyDoc_STR("abandon()\n--\n\nEnds it; what it wrote is not whole.")},
+     PyDoc_STR("Ends it; what it wrote is not whole.")},
     {"check", bracket_check, METH_NOARGS,
-     PyDoc_STR("check()\n--\n\nAbandonedError where it waited for a process that died.")},
+     PyDoc_STR("AbandonedError where it waited for a process that died.")},
     PY_HANDLE_CLOSE,
     {0},
 };
 
-static PyGetSetDef bracket_getset[] = {
-    PY_HANDLE_CLOSED,
-    {0},
-};
-
-PyDoc_STRVAR(bracket_doc, "A bracket around the use of arrays.");
-
-static PyType_Slot bracket_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)bracket_doc},
-    {Py_tp_new, py_handle_tp_new},
-    {Py_tp_traverse, bracket_traverse},
-    {Py_tp_clear, bracket_clear},
-    {Py_tp_dealloc, bracket_dealloc},
-    {Py_tp_methods, bracket_methods},
-    {Py_tp_getset, bracket_getset},
-    {0, NULL},
-};
-
-PyType_Spec py_bracket_spec = {
-    .name = "caid._caid.Bracket",
-    .basicsize = sizeof(struct bracket_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = bracket_slots,
-};
+PY_SPEC(bracket, "caid._caid.Bracket", Py_TPFLAGS_HAVE_GC,
+        "A bracket around the use of arrays.", {Py_tp_new, py_tp_new},
+        {Py_tp_traverse, bracket_traverse}, {Py_tp_clear, bracket_clear},
+        {Py_tp_dealloc, py_tp_dealloc}, {Py_tp_methods, bracket_methods},
+        {Py_tp_getset, py_handle_getset});

@@ -208,5 +208,5 @@ py_callback_add(struct stream_object *self, PyObject *fn, PyObject *stream, PyOb
         callback_free(callback);
     }
     py_callbacks_drop(state);
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(py_handle_leave_with(&self->handle, r, &error));
 }

@@ -16,12 +16,6 @@
 
 #include "keep.h"
 
-static struct client_object *
-client(PyObject *op)
-{
-    return (struct client_object *)op;
-}
-
 bool
 py_client_is_closed(const struct client_object *self)
 {
@@ -65,7 +59,7 @@ py_client_leave(struct client_object *self)
 static PyObject *
 client_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
 
     self->closing = true;
     if (self->n_calls == 0)
@@ -76,7 +70,7 @@ client_close(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *
 client_leave(PyObject *op, PyObject *unused)
 {
-    client(op)->leaving = true;
+    py_client(op)->leaving = true;
     return client_close(op, unused);
 }
 
@@ -90,7 +84,7 @@ client_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kw
 
     if (!state)
         return NULL;
-    self = client(type->tp_alloc(type, 0));
+    self = py_client(type->tp_alloc(type, 0));
     if (self)
         self->state = state;
     return (PyObject *)self;
@@ -144,7 +138,7 @@ static int
 client_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"address", "name", "driver", NULL};
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     struct caid_connect_options options = CAID_INIT(struct caid_connect_options);
     PyObject *address = Py_None, *name = Py_None, *driver = Py_None;
     _cleanup_py_ PyObject *address_bytes = NULL, *driver_bytes = NULL;
@@ -172,8 +166,8 @@ client_local(PyObject *type, PyObject *driver)
         return NULL;
     WITHOUT_GIL(r = cuda_driver_open(&made, path, &error));
     if (r < 0)
-        return py_error_raise(client(op)->state, r, &error);
-    client(op)->client = made;
+        return py_error_raise(py_client(op)->state, r, &error);
+    py_client(op)->client = made;
     return py_take(&op);
 }
 
@@ -182,7 +176,7 @@ static int
 client_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
-    return py_keeps_traverse(client(op), visit, arg);
+    return py_keeps_traverse(py_client(op), visit, arg);
 }
 
 static void
@@ -191,7 +185,7 @@ client_dealloc(PyObject *op)
     PyTypeObject *type = Py_TYPE(op);
 
     PyObject_GC_UnTrack(op);
-    client_free(client(op));
+    client_free(py_client(op));
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -214,7 +208,7 @@ fileno_failed(const struct client_object *self, int r)
 static PyObject *
 client_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     struct caid_client *c = py_client_enter(self);
     int fd;
 
@@ -225,61 +219,59 @@ client_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
     return fd < 0 ? fileno_failed(self, fd) : PyLong_FromLong(fd);
 }
 
-PyObject *
-py_client_call(struct client_object *self,
-               int (*call)(struct caid_client *, struct caid_error *))
+int
+py_client_leave_with(struct client_object *self, int r, const struct caid_error *error)
 {
-    struct caid_client *c = py_client_enter(self);
-    struct caid_error error = {0};
-    int r;
-
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = call(c, &error));
     py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
-    Py_RETURN_NONE;
+    if (r >= 0)
+        return r;
+    py_error_raise(self->state, r, error);
+    return -1;
 }
 
+/* Drops what was noted by a call that calls back. */
 static PyObject *
-dispatch(PyObject *op, int (*call)(struct caid_client *, struct caid_error *))
+dispatched(PyObject *op, int r)
 {
-    PyObject *result = py_client_call(client(op), call);
-
-    py_keeps_drop(client(op));
-    return result;
+    py_keeps_drop(py_client(op));
+    return py_none(r);
 }
 
 static PyObject *
 client_dispatch(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return dispatch(op, caid_client_dispatch);
+    return dispatched(op, PY_CLIENT_CALL(py_client(op), caid_client_dispatch(c, &error)));
 }
 
 static PyObject *
 client_dispatch_parts(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return dispatch(op, caid_client_dispatch_parts);
+    return dispatched(op, PY_CLIENT_CALL(py_client(op), caid_client_dispatch_parts(c, &error)));
 }
 
 static PyObject *
 client_ping(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return py_client_call(client(op), caid_client_ping);
+    return py_none(PY_CLIENT_CALL(py_client(op), caid_client_ping(c, &error)));
 }
 
 static PyObject *
 client_get_closed(PyObject *op, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(py_client_is_closed(client(op)));
+    return PyBool_FromLong(py_client_is_closed(py_client(op)));
 }
 
 /* ---- the type ---- */
 
-#define FASTCALL(f) ((PyCFunction)(void (*)(void))(f))
+/* clang-format off */
+#define METHOD(name, kind, signature, doc) \
+    {"_" #name, PY_FASTCALL(py_client_##name), kind, \
+     PyDoc_STR("_" #name signature "\n--\n\n" doc)},
+#define FAST(name, signature, doc) METHOD(name, METH_FASTCALL, signature, doc)
 
 static PyMethodDef client_methods[] = {
+    PY_CLIENT_METHODS(FAST, METHOD)
+    /* clang-format on */
     {"_local", client_local, METH_O | METH_CLASS,
      PyDoc_STR("_local(driver, /)\n--\n\nThe driver alone, with no daemon behind it.")},
     {"close", client_close, METH_NOARGS,
@@ -293,83 +285,11 @@ static PyMethodDef client_methods[] = {
     {"_dispatch_parts", client_dispatch_parts, METH_NOARGS,
      PyDoc_STR("_dispatch_parts()\n--\n\ndispatch() for parts that are gone alone.")},
     {"ping", client_ping, METH_NOARGS, PyDoc_STR("ping()\n--\n\nA round trip.")},
-    {"_create", FASTCALL(py_client_create), METH_FASTCALL,
-     PyDoc_STR("_create(name, shape, typestr, descr, strides, pool, device, flags, memory, "
-               "alignment, metadata, /)\n--\n\nCreates an array: a Lease.")},
-    {"_open", FASTCALL(py_client_open), METH_FASTCALL,
-     PyDoc_STR("_open(name, mode, pool, generation, device_uuid, /)\n--\n\n"
-               "Opens an array: a Lease.")},
-    {"_open_many", FASTCALL(py_client_open_many), METH_FASTCALL,
-     PyDoc_STR("_open_many(names, mode, pool, device_uuid, /)\n--\n\n"
-               "Opens arrays: a list of Leases.")},
-    {"_unlink", FASTCALL(py_client_unlink), METH_FASTCALL,
-     PyDoc_STR("_unlink(name, pool, /)\n--\n\nRemoves a name.")},
-    {"_watch", FASTCALL(py_client_watch), METH_FASTCALL,
-     PyDoc_STR("_watch(name, pool, /)\n--\n\nWatches a name: a Watch.")},
-    {"_stream_new", FASTCALL(py_client_stream_new), METH_FASTCALL,
-     PyDoc_STR("_stream_new(device, flags, /)\n--\n\nCreates a CUDA stream: a Stream.")},
-    {"_stream_wrap", FASTCALL(py_client_stream_wrap), METH_FASTCALL,
-     PyDoc_STR("_stream_wrap(handle, device, /)\n--\n\nOf another library: a Stream.")},
-    {"_event_new", FASTCALL(py_client_event_new), METH_FASTCALL,
-     PyDoc_STR("_event_new(device, flags, /)\n--\n\nCreates a CUDA event: an Event.")},
-    {"_event_open", FASTCALL(py_client_event_open), METH_FASTCALL,
-     PyDoc_STR("_event_open(device, ipc_handle, /)\n--\n\nOf another process: an Event.")},
-    {"_timeline_new", FASTCALL(py_client_timeline_new), METH_FASTCALL,
-     PyDoc_STR("_timeline_new(name, pool, /)\n--\n\nTo signal: a Timeline.")},
-    {"_timeline_open", FASTCALL(py_client_timeline_open), METH_FASTCALL,
-     PyDoc_STR("_timeline_open(name, pool, /)\n--\n\nTo wait for: a Timeline.")},
-    {"_timelines", FASTCALL(py_client_timelines), METH_FASTCALL,
-     PyDoc_STR("_timelines(pool, all, /)\n--\n\nNamed timelines: a list of tuples.")},
-    {"_begin", FASTCALL(py_client_begin), METH_FASTCALL,
-     PyDoc_STR("_begin(reads, writes, stream, keep, timeout, /)\n--\n\n"
-               "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.")},
-    {"_arena_new", FASTCALL(py_client_arena_new), METH_FASTCALL,
-     PyDoc_STR("_arena_new(device, pool, memory, block_size, max_pending_count, "
-               "max_pending_ratio, max_pending_age, /)\n--\n\nMakes an allocator: an Arena.")},
-    {"_find_device", py_client_find_device, METH_O,
-     PyDoc_STR("_find_device(ordinal, /)\n--\n\nIndex of the device that CUDA calls so here.")},
-    {"_list", FASTCALL(py_client_list), METH_FASTCALL,
-     PyDoc_STR("_list(pool, prefix, all, /)\n--\n\nNames: a list of tuples.")},
-    {"_show", FASTCALL(py_client_show), METH_FASTCALL,
-     PyDoc_STR("_show(name, pool, /)\n--\n\nWhat is known of a name: a list of one tuple.")},
-    {"_unnamed", FASTCALL(py_client_unnamed), METH_FASTCALL,
-     PyDoc_STR("_unnamed(pool, all, /)\n--\n\nArrays without a name: a list of tuples.")},
-    {"_users", py_client_users, METH_NOARGS,
-     PyDoc_STR("_users()\n--\n\nWhat uids are charged: a list of tuples.")},
-    {"_pools", py_client_pools, METH_NOARGS,
-     PyDoc_STR("_pools()\n--\n\nPools that may be read: a list of tuples.")},
-    {"_memory_info", py_client_memory_info, METH_O,
-     PyDoc_STR("_memory_info(device, /)\n--\n\nMemory of a device: a tuple.")},
-    {"_flush", py_client_flush, METH_O,
-     PyDoc_STR("_flush(device, /)\n--\n\nFrees what waits: (entries, blocks, bytes).")},
-    {"_defer_begin", py_client_defer_begin, METH_NOARGS,
-     PyDoc_STR("_defer_begin()\n--\n\nHolds back what waits to be freed.")},
-    {"_defer_end", py_client_defer_end, METH_NOARGS,
-     PyDoc_STR("_defer_end()\n--\n\nUndoes one _defer_begin().")},
-    {"_status", py_client_status, METH_NOARGS,
-     PyDoc_STR("_status()\n--\n\nThe daemon: a tuple.")},
-    {"_devices", py_client_devices, METH_NOARGS,
-     PyDoc_STR("_devices()\n--\n\nThe daemon's devices: a list of tuples.")},
-    {"_host_alloc", FASTCALL(py_client_host_alloc), METH_FASTCALL,
-     PyDoc_STR("_host_alloc(device, nbytes, flags, /)\n--\n\n"
-               "Page-locked memory: a HostMemory.")},
-    {"_host_register", FASTCALL(py_client_host_register), METH_FASTCALL,
-     PyDoc_STR("_host_register(device, ptr, nbytes, flags, /)\n--\n\n"
-               "Page-locks memory; its device address, or 0.")},
-    {"_host_unregister", FASTCALL(py_client_host_unregister), METH_FASTCALL,
-     PyDoc_STR("_host_unregister(device, ptr, /)\n--\n\nUndoes _host_register().")},
-    {"_copy", FASTCALL(py_client_copy), METH_VARARGS | METH_KEYWORDS,
+    {"_copy", PY_FASTCALL(py_client_copy), METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("_copy(dst, src, shape, itemsize, *, dst_strides=None, src_strides=None, "
                "dst_on_host=False, src_on_host=False, device=0, leases=(), "
                "mark=None, lists=())\n--\n\n"
                "Copies elements; dst and src are addresses, or buffers on the host.")},
-    {"_mark", FASTCALL(py_client_mark), METH_FASTCALL,
-     PyDoc_STR("_mark(device, stream, owner, keep, /)\n--\n\n"
-               "A Mark for work on a stream; keeps whose that is, and what the work uses.")},
-    {"_pointer_resolve", py_client_pointer_resolve, METH_O,
-     PyDoc_STR("_pointer_resolve(ptr, /)\n--\n\n(device pointer, device index or -1).")},
-    {"_stream_synchronize", FASTCALL(py_client_stream_synchronize), METH_FASTCALL,
-     PyDoc_STR("_stream_synchronize(stream, device, /)\n--\n\nWaits for a CUDA stream.")},
     {0},
 };
 
@@ -386,25 +306,8 @@ static PyMemberDef client_members[] = {
     {0},
 };
 
-PyDoc_STRVAR(
-    client_doc,
-    "Client(address=None, *, name=None, driver=None)\n--\n\nA connection to the daemon.");
-
-static PyType_Slot client_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)client_doc},
-    {Py_tp_new, client_new},
-    {Py_tp_init, client_init},
-    {Py_tp_traverse, client_traverse},
-    {Py_tp_dealloc, client_dealloc},
-    {Py_tp_methods, client_methods},
-    {Py_tp_getset, client_getset},
-    {Py_tp_members, client_members},
-    {0, NULL},
-};
-
-PyType_Spec py_client_spec = {
-    .name = "caid._caid.Client",
-    .basicsize = sizeof(struct client_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = client_slots,
-};
+PY_SPEC(client, "caid._caid.Client", Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+        "Client(address=None, *, name=None, driver=None)\n--\n\nA connection to the daemon.",
+        {Py_tp_new, client_new}, {Py_tp_init, client_init}, {Py_tp_traverse, client_traverse},
+        {Py_tp_dealloc, client_dealloc}, {Py_tp_methods, client_methods},
+        {Py_tp_getset, client_getset}, {Py_tp_members, client_members});

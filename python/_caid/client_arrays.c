@@ -4,39 +4,25 @@
 
 #include <errno.h>
 
-static struct client_object *
-client(PyObject *op)
-{
-    return (struct client_object *)op;
-}
-
-/* Ends a call that gave an array, or an error. The Lease is there before a close() of the client
- * that came meanwhile ends all of them. */
-static PyObject *
-leased(struct client_object *self, int r, struct caid_array *array,
-       const struct caid_error *error)
-{
-    PyObject *op = r < 0 ? py_error_raise(self->state, r, error) : py_lease_new(self, array);
-
-    py_client_leave(self);
-    return op;
-}
+/* The Lease of the array that a call of libcaid makes: as PY_CLIENT_CALL(). It is there before a
+ * close() of the client that came meanwhile ends all of them. */
+#define LEASE_OF(self, call)                                           \
+    ({                                                                 \
+        struct caid_client *c = py_client_enter(self);                 \
+        struct caid_array *array = NULL;                               \
+        struct caid_error error = {0};                                 \
+        PyObject *lease = NULL;                                        \
+        int r_;                                                        \
+        if (c) {                                                       \
+            WITHOUT_GIL(r_ = (call));                                  \
+            lease = r_ < 0 ? py_error_raise((self)->state, r_, &error) \
+                           : py_lease_new(self, array);                \
+            py_client_leave(self);                                     \
+        }                                                              \
+        lease;                                                         \
+    })
 
 /* ---- create ---- */
-
-static PyObject *
-create(struct client_object *self, const struct caid_create_options *options)
-{
-    struct caid_client *c = py_client_enter(self);
-    struct caid_array *array = NULL;
-    struct caid_error error = {0};
-    int r;
-
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_array_create(c, &array, options, &error));
-    return leased(self, r, array, &error);
-}
 
 /* The texts among the arguments of create(). */
 static int
@@ -71,7 +57,7 @@ create_numbers(const struct module_state *state, PyObject *const *args,
 PyObject *
 py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     struct caid_create_options options = CAID_INIT(struct caid_create_options);
     _cleanup_dims_ struct dims shape = {0}, strides = {0};
 
@@ -87,7 +73,7 @@ py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     options.shape = shape.v;
     options.strides = strides.v;
     options.ndim = shape.n;
-    return create(self, &options);
+    return LEASE_OF(self, caid_array_create(c, &array, &options, &error));
 }
 
 /* ---- open ---- */
@@ -107,23 +93,15 @@ open_options(const struct module_state *state, PyObject *mode, PyObject *pool,
 PyObject *
 py_client_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     struct caid_open_options options;
-    struct caid_array *array = NULL;
-    struct caid_error error = {0};
-    struct caid_client *c;
     const char *name;
-    int r;
 
     if (py_args_check("open", n_args, 5) < 0 || py_name_get(self->state, args[0], &name) < 0 ||
         open_options(self->state, args[1], args[2], args[4], &options) < 0 ||
         py_u64_get(self->state, args[3], "generation", &options.generation) < 0)
         return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_array_open(c, &array, name, &options, &error));
-    return leased(self, r, array, &error);
+    return LEASE_OF(self, caid_array_open(c, &array, name, &options, &error));
 }
 
 /* ---- open_many ---- */
@@ -201,7 +179,7 @@ open_many(struct client_object *self, struct many *many,
 PyObject *
 py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     __attribute__((cleanup(many_deinit))) struct many many = {0};
     struct caid_open_options options;
 
@@ -222,22 +200,12 @@ py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 PyObject *
 py_client_unlink(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
-    struct caid_error error = {0};
+    struct client_object *self = py_client(op);
     const char *name, *pool;
-    struct caid_client *c;
-    int r;
 
     if (py_args_check("unlink", n_args, 2) < 0 ||
         py_name_get(self->state, args[0], &name) < 0 ||
         py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
         return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_unlink(c, name, pool, &error));
-    py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
-    Py_RETURN_NONE;
+    return py_none(PY_CLIENT_CALL(self, caid_unlink(c, name, pool, &error)));
 }

@@ -4,12 +4,6 @@
 
 #include <limits.h>
 
-static struct client_object *
-client(PyObject *op)
-{
-    return (struct client_object *)op;
-}
-
 /* ---- copy ---- */
 
 /* One side of a copy: an address, or a contiguous buffer on the host, held meanwhile. */
@@ -60,22 +54,6 @@ copy_nbytes(const struct dims *shape, unsigned int itemsize)
     return n;
 }
 
-static PyObject *
-copy(struct client_object *self, const struct caid_copy *options)
-{
-    struct caid_client *c = py_client_enter(self);
-    struct caid_error error = {0};
-    int r;
-
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_copy(c, options, &error));
-    py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
-    Py_RETURN_NONE;
-}
-
 /* On the stream of a mark, which is recorded even if the copy fails: some of it may be under way. */
 static PyObject *
 copy_marked(struct client_object *self, const struct caid_copy *options, PyObject *mark,
@@ -124,7 +102,7 @@ copy_pinned(struct client_object *self, const struct caid_copy *options, PyObjec
            py_lease_pin_checked((struct lease_object *)PyTuple_GET_ITEM(leases, n_pinned)) == 0)
         n_pinned++;
     if (n_pinned == n)
-        result = mark == Py_None ? copy(self, options)
+        result = mark == Py_None ? py_none(PY_CLIENT_CALL(self, caid_copy(c, options, &error)))
                                  : copy_marked(self, options, mark, lists);
     while (n_pinned > 0)
         py_lease_unpin((struct lease_object *)PyTuple_GET_ITEM(leases, --n_pinned));
@@ -160,7 +138,7 @@ py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
                                "dst_strides", "src_strides", "dst_on_host", "src_on_host",
                                "device",      "leases",      "mark",        "lists",
                                NULL};
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     PyObject *dst_op, *src_op, *shape_op, *dst_strides_op = Py_None, *src_strides_op = Py_None;
     _cleanup_py_ PyObject *none = PyTuple_New(0);
     PyObject *leases = none, *mark = Py_None, *lists = none;
@@ -206,46 +184,27 @@ py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
 PyObject *
 py_client_pointer_resolve(PyObject *op, PyObject *ptr_op)
 {
-    struct client_object *self = client(op);
-    struct caid_error error = {0};
+    struct client_object *self = py_client(op);
     uint64_t device_ptr, ptr = PyLong_AsUnsignedLongLong(ptr_op);
-    struct caid_client *c;
     int32_t device;
-    int r;
 
-    if (PyErr_Occurred())
+    if (PyErr_Occurred() ||
+        PY_CLIENT_CALL(self, cuda_pointer_resolve(c, ptr, &device_ptr, &device, &error)) < 0)
         return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = cuda_pointer_resolve(c, ptr, &device_ptr, &device, &error));
-    py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
     return Py_BuildValue("(Ki)", (unsigned long long)device_ptr, (int)device);
 }
 
 PyObject *
 py_client_stream_synchronize(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
-    struct caid_error error = {0};
-    struct caid_client *c;
+    struct client_object *self = py_client(op);
     uint64_t stream;
     int32_t device;
-    int r;
 
     if (py_args_check("stream_synchronize", n_args, 2) < 0)
         return NULL;
     stream = PyLong_AsUnsignedLongLong(args[0]);
     if (PyErr_Occurred() || py_device_get(self->state, args[1], &device) < 0)
         return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_stream_synchronize(c, stream, device, &error));
-    py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
-    Py_RETURN_NONE;
+    return py_none(PY_CLIENT_CALL(self, caid_stream_synchronize(c, stream, device, &error)));
 }

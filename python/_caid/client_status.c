@@ -1,120 +1,87 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Client: the daemon, its devices and their memory. Results are plain tuples in the order of the
- * fields of the classes in caid/_records.py, which name them.
+ * Client: the daemon, its devices and their memory. Results are plain tuples: py_record().
  */
 #include "module.h"
 
-static struct client_object *
-client(PyObject *op)
-{
-    return (struct client_object *)op;
-}
-
-/* Of a number of 64 bits, for Py_BuildValue()'s K. */
-typedef unsigned long long ull;
-
 /* ---- memory ---- */
 
-/* (free, total, used, blocks, arrays, allocated, reserve, available, pending, pending_bytes, pinned,
- * flushes, releases, quarantined, quarantined_bytes, context) */
-static PyObject *
-memory_tuple(const struct caid_memory_info *i)
-{
-    return Py_BuildValue("(KKKKKKKKKKKKKKKN)", (ull)i->free, (ull)i->total, (ull)i->used,
-                         (ull)i->blocks, (ull)i->arrays, (ull)i->allocated, (ull)i->reserve,
-                         (ull)i->available, (ull)i->pending, (ull)i->pending_bytes,
-                         (ull)i->pinned, (ull)i->flushes, (ull)i->releases, (ull)i->quarantined,
-                         (ull)i->quarantined_bytes, PyBool_FromLong(i->context));
-}
+#define F(field) PY_FIELD(struct caid_memory_info, field)
+
+static const struct py_field memory_fields[] = {
+    F(free),      F(total),   F(used),      F(blocks),      F(arrays),
+    F(allocated), F(reserve), F(available), F(pending),     F(pending_bytes),
+    F(pinned),    F(flushes), F(releases),  F(quarantined), F(quarantined_bytes),
+    F(context),   {0},
+};
+
+#undef F
 
 PyObject *
 py_client_memory_info(PyObject *op, PyObject *device)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     struct caid_memory_info info = CAID_INIT(struct caid_memory_info);
-    struct caid_error error = {0};
-    struct caid_client *c;
     int32_t index;
-    int r;
 
-    if (py_device_get(self->state, device, &index) < 0)
+    if (py_device_get(self->state, device, &index) < 0 ||
+        PY_CLIENT_CALL(self, caid_memory_info(c, index, &info, &error)) < 0)
         return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_memory_info(c, index, &info, &error));
-    py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : memory_tuple(&info);
+    return py_record(&info, memory_fields);
 }
+
+#define F(field) PY_FIELD(struct caid_flushed, field)
+
+static const struct py_field flushed_fields[] = {F(entries), F(blocks), F(bytes), {0}};
+
+#undef F
 
 PyObject *
 py_client_flush(PyObject *op, PyObject *device)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     struct caid_flushed flushed = CAID_INIT(struct caid_flushed);
-    struct caid_error error = {0};
-    struct caid_client *c;
     int32_t index;
-    int r;
 
-    if (py_device_get(self->state, device, &index) < 0)
+    if (py_device_get(self->state, device, &index) < 0 ||
+        PY_CLIENT_CALL(self, caid_flush(c, index, &flushed, &error)) < 0)
         return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_flush(c, index, &flushed, &error));
-    py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
-    return Py_BuildValue("(KKK)", (ull)flushed.entries, (ull)flushed.blocks,
-                         (ull)flushed.bytes);
+    return py_record(&flushed, flushed_fields);
 }
 
 PyObject *
 py_client_defer_begin(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return py_client_call(client(op), caid_defer_begin);
+    return py_none(PY_CLIENT_CALL(py_client(op), caid_defer_begin(c, &error)));
 }
 
 PyObject *
 py_client_defer_end(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return py_client_call(client(op), caid_defer_end);
+    return py_none(PY_CLIENT_CALL(py_client(op), caid_defer_end(c, &error)));
 }
 
 /* ---- the daemon ---- */
 
-/* (server, driver, driver_path, socket, pool, driver_version, pid, uptime_ns, connections, pools,
- * blocks, arrays, names, leases, jobs, release_errors, watches, pending, contexts, brackets, pages,
- * timelines) */
-static PyObject *
-status_tuple(const struct caid_status *s)
-{
-    return Py_BuildValue("(NNNNNKKKKKKKKKKKKKKKKK)", py_text_or_none(s->server),
-                         py_text_or_none(s->driver), py_text_or_none(s->driver_path),
-                         py_text_or_none(s->socket), py_text_or_none(s->pool),
-                         (ull)s->driver_version, (ull)s->pid, (ull)s->uptime_ns,
-                         (ull)s->connections, (ull)s->pools, (ull)s->blocks, (ull)s->arrays,
-                         (ull)s->names, (ull)s->leases, (ull)s->jobs, (ull)s->release_errors,
-                         (ull)s->watches, (ull)s->pending, (ull)s->contexts, (ull)s->brackets,
-                         (ull)s->pages, (ull)s->timelines);
-}
+#define F(field) PY_FIELD(struct caid_status, field)
+
+static const struct py_field status_fields[] = {
+    F(server),   F(driver),    F(driver_path), F(socket),         F(pool),    F(driver_version),
+    F(pid),      F(uptime_ns), F(connections), F(pools),          F(blocks),  F(arrays),
+    F(names),    F(leases),    F(jobs),        F(release_errors), F(watches), F(pending),
+    F(contexts), F(brackets),  F(pages),       F(timelines),      {0},
+};
+
+#undef F
 
 PyObject *
 py_client_status(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct client_object *self = client(op);
     struct caid_status status = CAID_INIT(struct caid_status);
-    struct caid_error error = {0};
-    struct caid_client *c = py_client_enter(self);
-    int r;
 
-    if (!c)
+    if (PY_CLIENT_CALL(py_client(op), caid_client_status(c, &status, &error)) < 0)
         return NULL;
-    WITHOUT_GIL(r = caid_client_status(c, &status, &error));
-    py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : status_tuple(&status);
+    return py_record(&status, status_fields);
 }
 
 /* "" is what is not known. */
@@ -124,24 +91,39 @@ known_or_none(const char *s)
     return py_text_or_none(*s ? s : NULL);
 }
 
-/* (uuid, name, total, granularity, handoff, kinds, memops, readonly_host, mps, persistence,
- * compute_mode) */
 static PyObject *
-device_tuple(const struct caid_device *device)
+persistence(const void *device)
 {
-    return Py_BuildValue("(NNKKNNNNNNN)", py_text_or_none(device->uuid),
-                         py_text_or_none(device->name), (ull)device->total,
-                         (ull)device->granularity, py_text_or_none(device->handoff),
-                         py_text_or_none(device->kinds), PyBool_FromLong(device->memops),
-                         PyBool_FromLong(device->readonly_host), PyBool_FromLong(device->mps),
-                         known_or_none(device->persistence),
-                         known_or_none(device->compute_mode));
+    return known_or_none(((const struct caid_device *)device)->persistence);
 }
+
+static PyObject *
+compute_mode(const void *device)
+{
+    return known_or_none(((const struct caid_device *)device)->compute_mode);
+}
+
+#define F(field) PY_FIELD(struct caid_device, field)
+
+static const struct py_field device_fields[] = {
+    F(uuid),
+    F(name),
+    F(total),
+    F(granularity),
+    F(handoff),
+    F(kinds),
+    F(memops),
+    F(readonly_host),
+    F(mps),
+    {.make = persistence},
+    {.make = compute_mode},
+    {0},
+};
 
 PyObject *
 py_client_devices(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     const struct caid_device *devices;
     struct caid_client *c = py_client_enter(self);
     _cleanup_py_ PyObject *list = c ? PyList_New(0) : NULL;
@@ -151,7 +133,7 @@ py_client_devices(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     n = list ? caid_client_devices(c, &devices) : 0;
     for (int i = 0; i < n; i++) {
-        _cleanup_py_ PyObject *device = device_tuple(&devices[i]);
+        _cleanup_py_ PyObject *device = py_record(&devices[i], device_fields);
         if (!device || PyList_Append(list, device) < 0) {
             Py_CLEAR(list);
             break;
@@ -164,18 +146,11 @@ py_client_devices(PyObject *op, PyObject *Py_UNUSED(unused))
 PyObject *
 py_client_find_device(PyObject *op, PyObject *ordinal_op)
 {
-    struct client_object *self = client(op);
-    struct caid_error error = {0};
+    struct client_object *self = py_client(op);
     int32_t ordinal, index = -1;
-    struct caid_client *c;
-    int r;
 
-    if (py_device_get(self->state, ordinal_op, &ordinal) < 0)
+    if (py_device_get(self->state, ordinal_op, &ordinal) < 0 ||
+        PY_CLIENT_CALL(self, caid_client_find_device(c, ordinal, &index, &error)) < 0)
         return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_client_find_device(c, ordinal, &index, &error));
-    py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : PyLong_FromLong(index);
+    return PyLong_FromLong(index);
 }

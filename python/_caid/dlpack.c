@@ -12,7 +12,6 @@
 #include "dlpack.h"
 #include "module.h"
 
-#include <stdarg.h>
 #include <stddef.h>
 #include <structmember.h>
 
@@ -75,17 +74,13 @@ versioned_delete(struct dl_managed_versioned *managed)
     export_free(managed->manager_ctx);
 }
 
+/* Of a capsule that nobody has taken. */
 static void
-plain_capsule_end(PyObject *capsule)
+capsule_end(PyObject *capsule)
 {
-    if (PyCapsule_IsValid(capsule, DL_NAME)) /* nobody has taken it */
+    if (PyCapsule_IsValid(capsule, DL_NAME))
         plain_delete(PyCapsule_GetPointer(capsule, DL_NAME));
-}
-
-static void
-versioned_capsule_end(PyObject *capsule)
-{
-    if (PyCapsule_IsValid(capsule, DL_NAME_VERSIONED))
+    else if (PyCapsule_IsValid(capsule, DL_NAME_VERSIONED))
         versioned_delete(PyCapsule_GetPointer(capsule, DL_NAME_VERSIONED));
 }
 
@@ -132,7 +127,7 @@ export_plain(struct exported *self, const struct dl_tensor *tensor)
         .manager_ctx = self,
         .deleter = plain_delete,
     };
-    return PyCapsule_New(&self->plain, DL_NAME, plain_capsule_end);
+    return PyCapsule_New(&self->plain, DL_NAME, capsule_end);
 }
 
 static PyObject *
@@ -145,7 +140,7 @@ export_versioned(struct exported *self, const struct dl_tensor *tensor, bool rea
         .flags = readonly ? DL_FLAG_READ_ONLY : 0,
         .tensor = *tensor,
     };
-    return PyCapsule_New(&self->versioned, DL_NAME_VERSIONED, versioned_capsule_end);
+    return PyCapsule_New(&self->versioned, DL_NAME_VERSIONED, capsule_end);
 }
 
 PyObject *
@@ -199,31 +194,16 @@ struct tensor_object {
     bool readonly;
 };
 
-static struct tensor_object *
-tensor(PyObject *op)
-{
-    return (struct tensor_object *)op;
-}
-
-/* What a producer has got wrong. */
-static PyObject *
-refuse(const char *format, ...)
-{
-    va_list va;
-
-    va_start(va, format);
-    PyErr_FormatV(PyExc_BufferError, format, va);
-    va_end(va);
-    return NULL;
-}
+PY_CAST(tensor);
 
 static bool
 tensor_is_right(const struct dl_tensor *t)
 {
     if (t->ndim < 0 || t->ndim > NDIM_MAX)
-        refuse("DLPack: %d dimensions; 0 to %d are taken", (int)t->ndim, NDIM_MAX);
+        PyErr_Format(PyExc_BufferError, "DLPack: %d dimensions; 0 to %d are taken",
+                     (int)t->ndim, NDIM_MAX);
     else if (t->ndim > 0 && !t->shape)
-        refuse("DLPack: no shape");
+        PyErr_Format(PyExc_BufferError, "DLPack: no shape");
     else
         return true;
     return false;
@@ -258,8 +238,8 @@ tensor_take_versioned(struct tensor_object *self, PyObject *capsule)
     struct dl_managed_versioned *managed = PyCapsule_GetPointer(capsule, DL_NAME_VERSIONED);
 
     if (managed->version.major != DL_VERSION_MAJOR) /* it stays the capsule's, which frees it */
-        return refuse("DLPack: version %u.%u; 1 is taken", managed->version.major,
-                      managed->version.minor);
+        return PyErr_Format(PyExc_BufferError, "DLPack: version %u.%u; 1 is taken",
+                            managed->version.major, managed->version.minor);
     if (!tensor_take(self, capsule, &managed->tensor, DL_NAME_VERSIONED_USED))
         return NULL;
     self->versioned = managed;
@@ -282,7 +262,8 @@ py_dlpack_import(PyObject *module, PyObject *capsule)
     if (!PyCapsule_CheckExact(capsule))
         return PyErr_Format(PyExc_TypeError, "__dlpack__() gave no capsule, but %.100s",
                             Py_TYPE(capsule)->tp_name);
-    return refuse("DLPack: a capsule that holds no tensor, or was taken before");
+    return PyErr_Format(PyExc_BufferError,
+                        "DLPack: a capsule that holds no tensor, or was taken before");
 }
 
 /* Deleters are the producer's: they may run Python code, or wait. */
@@ -343,13 +324,6 @@ tensor_get_strides(PyObject *op, void *Py_UNUSED(closure))
     return py_dims_tuple(tensor(op)->tensor->strides, (uint32_t)tensor(op)->tensor->ndim);
 }
 
-static PyObject *
-tensor_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
-    PyErr_Format(PyExc_TypeError, "%s comes from dlpack_import()", type->tp_name);
-    return NULL;
-}
-
 #define TELLS(name, doc)                                     \
     {                                                        \
 #        name, tensor_get_##name, NULL, PyDoc_STR(doc), NULL \
@@ -369,20 +343,6 @@ static PyMemberDef tensor_members[] = {
     {0},
 };
 
-PyDoc_STRVAR(tensor_doc, "A tensor of another library, by DLPack.");
-
-static PyType_Slot tensor_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)tensor_doc},
-    {Py_tp_new, tensor_tp_new},
-    {Py_tp_dealloc, tensor_dealloc},
-    {Py_tp_getset, tensor_getset},
-    {Py_tp_members, tensor_members},
-    {0, NULL},
-};
-
-PyType_Spec py_tensor_spec = {
-    .name = "caid._caid.Tensor",
-    .basicsize = sizeof(struct tensor_object),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = tensor_slots,
-};
+PY_SPEC(tensor, "caid._caid.Tensor", 0, "A tensor of another library, by DLPack.",
+        {Py_tp_new, py_tp_new}, {Py_tp_dealloc, tensor_dealloc}, {Py_tp_getset, tensor_getset},
+        {Py_tp_members, tensor_members});

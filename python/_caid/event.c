@@ -14,17 +14,7 @@ struct event_object {
     int32_t device;
 };
 
-static struct event_object *
-event(PyObject *op)
-{
-    return (struct event_object *)op;
-}
-
-static struct client_object *
-client(PyObject *op)
-{
-    return (struct client_object *)op;
-}
+PY_CAST(event);
 
 /* ---- life ---- */
 
@@ -38,31 +28,18 @@ event_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
 
 static const struct handle_class event_class = {.name = "event", .end = event_end};
 
-/* handle NULL: a new one. */
 static PyObject *
-event_make(struct client_object *self, int32_t device, uint32_t flags, const uint8_t *handle)
+event_of(PyObject *made, int32_t device)
 {
-    _cleanup_py_ PyObject *made = py_handle_new(self->state->event_type, self, &event_class);
-    struct caid_client *c = made ? py_client_enter(self) : NULL;
-    struct cuda_event **ret = c ? &event(made)->event : NULL;
-    struct caid_error error = {0};
-    int r;
-
-    if (!c)
-        return NULL;
-    event(made)->device = device;
-    WITHOUT_GIL(if (handle) r = cuda_event_open(c, ret, device, handle, &error);
-                else r = cuda_event_new(c, ret, device, flags, &error));
-    if (r == 0)
-        py_handle_begin(py_handle(made));
-    py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
+    if (made)
+        event(made)->device = device;
+    return made;
 }
 
 PyObject *
 py_client_event_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     int32_t device;
     uint64_t flags;
 
@@ -70,24 +47,28 @@ py_client_event_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         py_device_get(self->state, args[0], &device) < 0 ||
         py_u64_get(self->state, args[1], "flags", &flags) < 0)
         return NULL;
-    return event_make(self, device, (uint32_t)flags, NULL);
+    return event_of(PY_HANDLE_MAKE(self, event,
+                                   cuda_event_new(c, &event(made)->event, device,
+                                                  (uint32_t)flags, &error)),
+                    device);
 }
 
 static PyObject *
 event_open(struct client_object *self, int32_t device, const Py_buffer *handle)
 {
-    if (handle->len != CUDA_EVENT_HANDLE_SIZE) {
-        PyErr_Format(PyExc_ValueError, "ipc_handle: %zd bytes, not %d", handle->len,
-                     CUDA_EVENT_HANDLE_SIZE);
-        return NULL;
-    }
-    return event_make(self, device, 0, handle->buf);
+    if (handle->len != CUDA_EVENT_HANDLE_SIZE)
+        return PyErr_Format(PyExc_ValueError, "ipc_handle: %zd bytes, not %d", handle->len,
+                            CUDA_EVENT_HANDLE_SIZE);
+    return event_of(PY_HANDLE_MAKE(self, event,
+                                   cuda_event_open(c, &event(made)->event, device, handle->buf,
+                                                   &error)),
+                    device);
 }
 
 PyObject *
 py_client_event_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     PyObject *made = NULL;
     Py_buffer handle;
     int32_t device;
@@ -108,19 +89,11 @@ static PyObject *
 call_on(PyObject *op, PyObject *stream_op,
         int (*f)(struct cuda_event *, uint64_t, struct caid_error *))
 {
-    struct event_object *self = event(op);
-    struct caid_error error = {0};
     uint64_t stream;
-    int r;
 
-    if (!py_handle_enter(&self->handle))
+    if (py_u64_get(py_handle_state(op), stream_op, "stream", &stream) < 0)
         return NULL;
-    if (py_u64_get(self->handle.client->state, stream_op, "stream", &stream) < 0) {
-        py_handle_leave(&self->handle);
-        return NULL;
-    }
-    WITHOUT_GIL(r = f(self->event, stream, &error));
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(PY_HANDLE_CALL(py_handle(op), f(event(op)->event, stream, &error)));
 }
 
 static PyObject *
@@ -138,47 +111,26 @@ event_wait(PyObject *op, PyObject *stream)
 static PyObject *
 event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct event_object *self = event(op);
-    struct caid_error error = {0};
-    int r;
-
-    if (!py_handle_enter(&self->handle))
-        return NULL;
-    WITHOUT_GIL(r = cuda_event_synchronize(self->event, &error));
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(
+        PY_HANDLE_CALL(py_handle(op), cuda_event_synchronize(event(op)->event, &error)));
 }
 
 static PyObject *
 event_query(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct event_object *self = event(op);
-    struct caid_error error = {0};
-    int r;
+    int r = PY_HANDLE_CALL(py_handle(op), cuda_event_query(event(op)->event, &error));
 
-    if (!py_handle_enter(&self->handle))
-        return NULL;
-    WITHOUT_GIL(r = cuda_event_query(self->event, &error));
-    if (r < 0)
-        return py_handle_leave_with(&self->handle, r, &error);
-    py_handle_leave(&self->handle);
-    return PyBool_FromLong(r);
+    return r < 0 ? NULL : PyBool_FromLong(r);
 }
 
 static PyObject *
 event_ipc_handle(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct event_object *self = event(op);
     uint8_t handle[CUDA_EVENT_HANDLE_SIZE];
-    struct caid_error error = {0};
-    int r;
+    int r =
+        PY_HANDLE_CALL(py_handle(op), cuda_event_ipc_handle(event(op)->event, handle, &error));
 
-    if (!py_handle_enter(&self->handle))
-        return NULL;
-    WITHOUT_GIL(r = cuda_event_ipc_handle(self->event, handle, &error));
-    if (r < 0)
-        return py_handle_leave_with(&self->handle, r, &error);
-    py_handle_leave(&self->handle);
-    return PyBytes_FromStringAndSize((const char *)handle, sizeof(handle));
+    return r < 0 ? NULL : PyBytes_FromStringAndSize((const char *)handle, sizeof(handle));
 }
 
 /* ---- the type ---- */
@@ -197,14 +149,12 @@ event_get_handle(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef event_methods[] = {
-    {"record", event_record, METH_O, PyDoc_STR("record(stream, /)\n--\n\nIt is passed there.")},
-    {"wait", event_wait, METH_O, PyDoc_STR("wait(stream, /)\n--\n\nThe stream waits for it.")},
-    {"synchronize", event_synchronize, METH_NOARGS,
-     PyDoc_STR("synchronize()\n--\n\nThe host waits for it.")},
-    {"query", event_query, METH_NOARGS,
-     PyDoc_STR("query()\n--\n\nWhether what was recorded has passed.")},
+    {"record", event_record, METH_O, PyDoc_STR("It is passed there.")},
+    {"wait", event_wait, METH_O, PyDoc_STR("The stream waits for it.")},
+    {"synchronize", event_synchronize, METH_NOARGS, PyDoc_STR("The host waits for it.")},
+    {"query", event_query, METH_NOARGS, PyDoc_STR("Whether what was recorded has passed.")},
     {"ipc_handle", event_ipc_handle, METH_NOARGS,
-     PyDoc_STR("ipc_handle()\n--\n\nThe 64 bytes that open it elsewhere.")},
+     PyDoc_STR("The 64 bytes that open it elsewhere.")},
     PY_HANDLE_CLOSE,
     {0},
 };
@@ -221,23 +171,6 @@ static PyMemberDef event_members[] = {
     {0},
 };
 
-PyDoc_STRVAR(event_doc, "A CUDA event without timing.");
-
-static PyType_Slot event_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)event_doc},
-    {Py_tp_new, py_handle_tp_new},
-    {Py_tp_traverse, py_handle_traverse},
-    {Py_tp_clear, py_handle_clear},
-    {Py_tp_dealloc, py_handle_dealloc},
-    {Py_tp_methods, event_methods},
-    {Py_tp_getset, event_getset},
-    {Py_tp_members, event_members},
-    {0, NULL},
-};
-
-PyType_Spec py_event_spec = {
-    .name = "caid._caid.Event",
-    .basicsize = sizeof(struct event_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = event_slots,
-};
+PY_SPEC(event, "caid._caid.Event", Py_TPFLAGS_HAVE_GC, "A CUDA event without timing.",
+        PY_HANDLE_LIFE, {Py_tp_methods, event_methods}, {Py_tp_getset, event_getset},
+        {Py_tp_members, event_members});

@@ -6,15 +6,6 @@
 
 /* ---- its end ---- */
 
-static void
-handle_unlink(struct handle_object *self)
-{
-    *self->prev = self->next;
-    if (self->next)
-        self->next->prev = self->prev;
-    self->prev = NULL;
-}
-
 /* The client is there: it ends what is linked before itself. */
 static void
 handle_end(struct handle_object *self)
@@ -22,9 +13,10 @@ handle_end(struct handle_object *self)
     struct client_object *client = self->client;
 
     self->closing = true;
-    if (!self->prev)
+    if (!self->link.le_prev)
         return;
-    handle_unlink(self);
+    LIST_REMOVE(self, link);
+    self->link.le_prev = NULL;
     client->n_calls++;
     self->class->end(self, client->client);
     py_client_leave(client);
@@ -35,16 +27,16 @@ handle_end(struct handle_object *self)
 void
 py_handles_end(struct client_object *client, struct caid_client *ended)
 {
-    struct handle_object *next, *first = client->handles;
+    struct handle_object *next, *first = LIST_FIRST(&client->handles);
 
-    client->handles = NULL;
-    for (struct handle_object *h = first; h; h = h->next) {
+    LIST_INIT(&client->handles);
+    for (struct handle_object *h = first; h; h = LIST_NEXT(h, link)) {
         Py_INCREF(h);
-        h->prev = NULL;
+        h->link.le_prev = NULL;
         h->closing = true;
     }
     for (struct handle_object *h = first; h; h = next) {
-        next = h->next;
+        next = LIST_NEXT(h, link);
         h->class->end(h, ended);
         Py_DECREF(h);
     }
@@ -69,18 +61,7 @@ py_handle_new(PyTypeObject *type, struct client_object *client,
 void
 py_handle_begin(struct handle_object *self)
 {
-    self->next = self->client->handles;
-    self->prev = &self->client->handles;
-    if (self->next)
-        self->next->prev = &self->next;
-    self->client->handles = self;
-}
-
-PyObject *
-py_handle_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
-    PyErr_Format(PyExc_TypeError, "%s comes from a Client", type->tp_name);
-    return NULL;
+    LIST_INSERT_HEAD(&self->client->handles, self, link);
 }
 
 /* ---- calls ---- */
@@ -126,13 +107,14 @@ py_handle_leave(struct handle_object *self)
     py_client_leave(self->client);
 }
 
-PyObject *
+int
 py_handle_leave_with(struct handle_object *self, int r, const struct caid_error *error)
 {
     py_handle_leave(self);
-    if (r < 0)
-        return py_error_raise(self->client->state, r, error);
-    Py_RETURN_NONE;
+    if (r >= 0)
+        return r;
+    py_error_raise(self->client->state, r, error);
+    return -1;
 }
 
 int
@@ -181,17 +163,6 @@ py_handle_clear(PyObject *op)
     return 0;
 }
 
-void
-py_handle_dealloc(PyObject *op)
-{
-    PyTypeObject *type = Py_TYPE(op);
-
-    PyObject_GC_UnTrack(op);
-    py_handle_clear(op);
-    type->tp_free(op);
-    Py_DECREF(type);
-}
-
 PyObject *
 py_handle_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -210,3 +181,8 @@ py_handle_get_closed(PyObject *op, void *Py_UNUSED(closure))
 
     return PyBool_FromLong(self->closing || !self->client || py_client_is_closed(self->client));
 }
+
+PyGetSetDef py_handle_getset[] = {
+    PY_HANDLE_CLOSED,
+    {0},
+};

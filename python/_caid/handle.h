@@ -27,8 +27,8 @@ struct handle_object {
     PyObject_HEAD
     const struct handle_class *class;
     struct client_object *client; /* NULL only after tp_clear */
-    struct handle_object *next,
-        **prev;         /* in client->handles; prev NULL: there is nothing to end */
+    LIST_ENTRY(handle_object)
+    link;               /* in client->handles; le_prev NULL: there is nothing to end */
     Py_ssize_t n_calls; /* under way, and brackets that are on a stream */
     bool closing;       /* closed; the last of them ends the thing */
 };
@@ -37,6 +37,12 @@ static inline struct handle_object *
 py_handle(PyObject *op)
 {
     return (struct handle_object *)op;
+}
+
+static inline const struct module_state *
+py_handle_state(PyObject *op)
+{
+    return py_module_state_of(Py_TYPE(op));
 }
 
 /* One of a type whose objects begin with a handle_object. It has nothing to end yet. */
@@ -49,9 +55,40 @@ void py_handle_begin(struct handle_object *self);
  * closed. */
 struct caid_client *py_handle_enter(struct handle_object *self);
 void py_handle_leave(struct handle_object *self);
-/* Leaves with what the call gave: None, or the exception. */
-PyObject *py_handle_leave_with(struct handle_object *self, int r,
-                               const struct caid_error *error);
+/* Leaves with what the call gave: r, or -1 with the exception set. */
+int py_handle_leave_with(struct handle_object *self, int r, const struct caid_error *error);
+
+/* As PY_CLIENT_CALL(), with a thing. */
+#define PY_HANDLE_CALL(self, call)                       \
+    ({                                                   \
+        struct caid_client *c = py_handle_enter(self);   \
+        struct caid_error error = {0};                   \
+        int r_ = -1;                                     \
+        if (c) {                                         \
+            WITHOUT_GIL(r_ = (call));                    \
+            r_ = py_handle_leave_with(self, r_, &error); \
+        }                                                \
+        r_;                                              \
+    })
+
+/* A new object, `made`, of a type with a NAME_class, once a call of libcaid's has made its thing:
+ * as PY_CLIENT_CALL(). NULL with an exception set. */
+#define PY_HANDLE_MAKE(client, name, call)                                      \
+    ({                                                                          \
+        _cleanup_py_ PyObject *made =                                           \
+            py_handle_new((client)->state->name##_type, client, &name##_class); \
+        struct caid_client *c = made ? py_client_enter(client) : NULL;          \
+        struct caid_error error = {0};                                          \
+        int r_ = -1;                                                            \
+        if (c) {                                                                \
+            WITHOUT_GIL(r_ = (call));                                           \
+            if (r_ >= 0)                                                        \
+                py_handle_begin(py_handle(made));                               \
+            r_ = py_client_leave_with(client, r_, &error);                      \
+        }                                                                       \
+        r_ < 0 ? NULL : py_take(&made);                                         \
+    })
+
 /* For what lasts longer than a call: the thing does not end meanwhile, but with its client. A hold is a
  * reference, too. -1 with ClosedError set. */
 int py_handle_hold(struct handle_object *self);
@@ -64,10 +101,8 @@ bool py_handle_is_cancelled(const struct handle_object *self, struct caid_error 
 void py_handles_end(struct client_object *client, struct caid_client *ended);
 
 /* For the slots of the types. */
-PyObject *py_handle_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 int py_handle_traverse(PyObject *op, visitproc visit, void *arg);
 int py_handle_clear(PyObject *op);
-void py_handle_dealloc(PyObject *op);
 PyObject *py_handle_close(PyObject *op, PyObject *unused);
 PyObject *py_handle_get_closed(PyObject *op, void *closure);
 
@@ -81,7 +116,16 @@ PyObject *py_handle_get_closed(PyObject *op, void *closure);
         "closed", py_handle_get_closed, NULL,                        \
             PyDoc_STR("Whether it, or its client, is closed."), NULL \
     }
-#define PY_FASTCALL(f) ((PyCFunction)(void (*)(void))(f))
+
+/* Of a type with no more to get. */
+extern PyGetSetDef py_handle_getset[];
+
+#define PY_HANDLE_LIFE                                            \
+    {Py_tp_new, py_tp_new}, {Py_tp_traverse, py_handle_traverse}, \
+        {Py_tp_clear, py_handle_clear},                           \
+    {                                                             \
+        Py_tp_dealloc, py_tp_dealloc                              \
+    }
 
 /* ---- waiting (wait.c) ---- */
 
@@ -104,9 +148,6 @@ struct stream_object {
     uint64_t stream;
     int32_t device;
 };
-
-extern PyType_Spec py_stream_spec, py_event_spec, py_timeline_spec, py_bracket_spec;
-extern PyType_Spec py_arena_spec, py_allocation_spec;
 
 /* ---- callbacks of streams (callback.c) ---- */
 

@@ -20,56 +20,33 @@ struct host_memory_object {
     uint64_t device_ptr; /* 0: the device was not to reach it */
 };
 
-static struct host_memory_object *
-host_memory(PyObject *op)
-{
-    return (struct host_memory_object *)op;
-}
-
-static struct client_object *
-client(PyObject *op)
-{
-    return (struct client_object *)op;
-}
+PY_CAST(host_memory);
 
 /* ---- making one ---- */
-
-static int
-host_memory_make(struct host_memory_object *self, uint32_t flags)
-{
-    struct caid_client *c = py_client_enter(self->client);
-    struct caid_error error = {0};
-    int r;
-
-    if (!c)
-        return -1;
-    WITHOUT_GIL(r = cuda_host_alloc(c, self->device, (size_t)self->nbytes, flags, &self->data,
-                                    &self->device_ptr, &error));
-    py_client_leave(self->client);
-    if (r < 0)
-        py_error_raise(self->client->state, r, &error);
-    return r;
-}
 
 static PyObject *
 host_memory_new(struct client_object *client, int32_t device, Py_ssize_t nbytes, uint32_t flags)
 {
     PyTypeObject *type = client->state->host_memory_type;
     _cleanup_py_ PyObject *op = type->tp_alloc(type, 0);
+    struct host_memory_object *self = host_memory(op);
 
     if (!op)
         return NULL;
     Py_INCREF(client);
-    host_memory(op)->client = client;
-    host_memory(op)->device = device;
-    host_memory(op)->nbytes = nbytes;
-    return host_memory_make(host_memory(op), flags) < 0 ? NULL : py_take(&op);
+    self->client = client;
+    self->device = device;
+    self->nbytes = nbytes;
+    if (PY_CLIENT_CALL(client, cuda_host_alloc(c, device, (size_t)nbytes, flags, &self->data,
+                                               &self->device_ptr, &error)) < 0)
+        return NULL;
+    return py_take(&op);
 }
 
 PyObject *
 py_client_host_alloc(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     uint64_t nbytes, flags;
     int32_t device;
 
@@ -81,13 +58,6 @@ py_client_host_alloc(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     if (nbytes > PY_SSIZE_T_MAX)
         return PyErr_NoMemory();
     return host_memory_new(self, device, (Py_ssize_t)nbytes, (uint32_t)flags);
-}
-
-static PyObject *
-host_memory_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
-    PyErr_Format(PyExc_TypeError, "%s comes from Client._host_alloc()", type->tp_name);
-    return NULL;
 }
 
 /* ---- its end ---- */
@@ -142,73 +112,42 @@ static PyMemberDef host_memory_members[] = {
     {0},
 };
 
-PyDoc_STRVAR(host_memory_doc, "Page-locked memory of this process, as a buffer.");
-
-static PyType_Slot host_memory_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)host_memory_doc},
-    {Py_tp_new, host_memory_tp_new},
-    {Py_tp_dealloc, host_memory_dealloc},
-    {Py_tp_members, host_memory_members},
-    {Py_bf_getbuffer, host_memory_getbuffer},
-    {0, NULL},
-};
-
-PyType_Spec py_host_memory_spec = {
-    .name = "caid._caid.HostMemory",
-    .basicsize = sizeof(struct host_memory_object),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = host_memory_slots,
-};
+PY_SPEC(host_memory, "caid._caid.HostMemory", 0,
+        "Page-locked memory of this process, as a buffer.", {Py_tp_new, py_tp_new},
+        {Py_tp_dealloc, host_memory_dealloc}, {Py_tp_members, host_memory_members},
+        {Py_bf_getbuffer, host_memory_getbuffer});
 
 /* ---- memory of others ---- */
 
 PyObject *
 py_client_host_register(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     uint64_t ptr, nbytes, flags, device_ptr = 0;
-    struct caid_error error = {0};
-    struct caid_client *c;
     int32_t device;
-    int r;
 
     if (py_args_check("host_register", n_args, 4) < 0 ||
         py_device_get(self->state, args[0], &device) < 0 ||
         py_u64_get(self->state, args[1], "ptr", &ptr) < 0 ||
         py_u64_get(self->state, args[2], "nbytes", &nbytes) < 0 ||
-        py_u64_get(self->state, args[3], "flags", &flags) < 0)
+        py_u64_get(self->state, args[3], "flags", &flags) < 0 ||
+        PY_CLIENT_CALL(self, cuda_host_register(c, device, (void *)(uintptr_t)ptr, nbytes,
+                                                (uint32_t)flags, &device_ptr, &error)) < 0)
         return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = cuda_host_register(c, device, (void *)(uintptr_t)ptr, nbytes,
-                                       (uint32_t)flags, &device_ptr, &error));
-    py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
     return PyLong_FromUnsignedLongLong(device_ptr);
 }
 
 PyObject *
 py_client_host_unregister(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
-    struct caid_error error = {0};
-    struct caid_client *c;
+    struct client_object *self = py_client(op);
     int32_t device;
     uint64_t ptr;
-    int r;
 
     if (py_args_check("host_unregister", n_args, 2) < 0 ||
         py_device_get(self->state, args[0], &device) < 0 ||
         py_u64_get(self->state, args[1], "ptr", &ptr) < 0)
         return NULL;
-    c = py_client_enter(self);
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = cuda_host_unregister(c, device, (void *)(uintptr_t)ptr, &error));
-    py_client_leave(self);
-    if (r < 0)
-        return py_error_raise(self->state, r, &error);
-    Py_RETURN_NONE;
+    return py_none(
+        PY_CLIENT_CALL(self, cuda_host_unregister(c, device, (void *)(uintptr_t)ptr, &error)));
 }

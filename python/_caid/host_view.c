@@ -14,11 +14,7 @@ struct host_view_object {
     bool readonly;
 };
 
-static struct host_view_object *
-host_view(PyObject *op)
-{
-    return (struct host_view_object *)op;
-}
+PY_CAST(host_view);
 
 PyObject *
 py_host_view_new(struct lease_object *lease, uint64_t offset, uint64_t nbytes, bool readonly)
@@ -46,13 +42,6 @@ host_view_getbuffer(PyObject *op, Py_buffer *view, int flags)
     return PyBuffer_FillInfo(view, op, self->data, self->nbytes, self->readonly, flags);
 }
 
-static PyObject *
-host_view_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
-    PyErr_Format(PyExc_TypeError, "%s comes from Lease.host_view()", type->tp_name);
-    return NULL;
-}
-
 static int
 host_view_traverse(PyObject *op, visitproc visit, void *arg)
 {
@@ -72,32 +61,7 @@ host_view_clear(PyObject *op)
     return 0;
 }
 
-static void
-host_view_dealloc(PyObject *op)
-{
-    PyTypeObject *type = Py_TYPE(op);
-
-    PyObject_GC_UnTrack(op);
-    host_view_clear(op);
-    type->tp_free(op);
-    Py_DECREF(type);
-}
-
-PyDoc_STRVAR(host_view_doc, "Array memory that the host can reach, as a buffer.");
-
-static PyType_Slot host_view_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)host_view_doc},
-    {Py_tp_new, host_view_tp_new},
-    {Py_tp_traverse, host_view_traverse},
-    {Py_tp_clear, host_view_clear},
-    {Py_tp_dealloc, host_view_dealloc},
-    {Py_bf_getbuffer, host_view_getbuffer},
-    {0, NULL},
-};
-
-PyType_Spec py_host_view_spec = {
-    .name = "caid._caid.HostView",
-    .basicsize = sizeof(struct host_view_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = host_view_slots,
-};
+PY_SPEC(host_view, "caid._caid.HostView", Py_TPFLAGS_HAVE_GC,
+        "Array memory that the host can reach, as a buffer.", {Py_tp_new, py_tp_new},
+        {Py_tp_traverse, host_view_traverse}, {Py_tp_clear, host_view_clear},
+        {Py_tp_dealloc, py_tp_dealloc}, {Py_bf_getbuffer, host_view_getbuffer});

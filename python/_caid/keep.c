@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 struct keep {
-    struct keep *next, **prev;    /* in client->keeps */
+    LIST_ENTRY(keep) link;        /* in client->keeps */
     struct keep *next_gone;       /* in client->gone, or among those that are being dropped */
     struct client_object *client; /* outlives its libcaid client, which calls back */
     PyObject *op;                 /* NULL: let go of */
@@ -22,11 +22,7 @@ py_keep_new(struct client_object *client, PyObject *op)
     self->client = client;
     Py_INCREF(op);
     self->op = op;
-    self->next = client->keeps;
-    self->prev = &client->keeps;
-    if (self->next)
-        self->next->prev = &self->next;
-    client->keeps = self;
+    LIST_INSERT_HEAD(&client->keeps, self, link);
     client->n_keeps++;
     return self;
 }
@@ -46,9 +42,7 @@ py_keep_gone(void *keep)
 static void
 keep_unlink(struct keep *self)
 {
-    *self->prev = self->next;
-    if (self->next)
-        self->next->prev = self->prev;
+    LIST_REMOVE(self, link);
     self->client->n_keeps--;
 }
 
@@ -91,9 +85,11 @@ py_keeps_drop(struct client_object *client)
 static struct keep *
 chain_all(struct client_object *client)
 {
-    for (struct keep *k = client->keeps; k; k = k->next)
-        k->next_gone = k->next;
-    return client->keeps;
+    struct keep *k;
+
+    LIST_FOREACH(k, &client->keeps, link)
+        k->next_gone = LIST_NEXT(k, link);
+    return LIST_FIRST(&client->keeps);
 }
 
 /* They stay in the list, as libcaid is about to call back. */
@@ -115,7 +111,9 @@ py_keeps_end(struct client_object *client)
 int
 py_keeps_traverse(struct client_object *client, visitproc visit, void *arg)
 {
-    for (struct keep *k = client->keeps; k; k = k->next)
+    struct keep *k;
+
+    LIST_FOREACH(k, &client->keeps, link)
         Py_VISIT(k->op);
     return 0;
 }

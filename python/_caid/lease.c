@@ -15,11 +15,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-static struct lease_object *
-lease(PyObject *op)
-{
-    return (struct lease_object *)op;
-}
+PY_CAST(lease);
 
 static bool
 lease_is_closed(const struct lease_object *self)
@@ -101,22 +97,10 @@ lease_check(struct lease_object *self)
 static void
 lease_unlink(struct lease_object *self)
 {
-    if (!self->prev)
+    if (!self->link.le_prev)
         return;
-    *self->prev = self->next;
-    if (self->next)
-        self->next->prev = self->prev;
-    self->prev = NULL;
-}
-
-static void
-lease_link(struct lease_object *self)
-{
-    self->next = self->client->leases;
-    self->prev = &self->client->leases;
-    if (self->next)
-        self->next->prev = &self->next;
-    self->client->leases = self;
+    LIST_REMOVE(self, link);
+    self->link.le_prev = NULL;
 }
 
 /* Takes the array out: only one thread gets it. */
@@ -154,7 +138,7 @@ lease_end_on(struct lease_object *self, uint64_t stream)
     if (r == 0)
         return 0;
     self->array = ended;
-    lease_link(self);
+    LIST_INSERT_HEAD(&self->client->leases, self, link);
     py_error_raise(self->client->state, r, &error);
     return -1;
 }
@@ -165,8 +149,8 @@ py_leases_end(struct client_object *client, bool leave)
     struct lease_object *next;
 
     /* From the start each time: others come and go while an array is closed. */
-    for (struct lease_object *l = client->leases; l; l = next) {
-        next = l->next;
+    for (struct lease_object *l = LIST_FIRST(&client->leases); l; l = next) {
+        next = LIST_NEXT(l, link);
         if (l->n_views > 0)
             continue;
         Py_INCREF(l);
@@ -176,7 +160,7 @@ py_leases_end(struct client_object *client, bool leave)
         else
             lease_end(l);
         Py_DECREF(l);
-        next = client->leases;
+        next = LIST_FIRST(&client->leases);
     }
 }
 
@@ -329,16 +313,8 @@ py_lease_new(struct client_object *client, struct caid_array *array)
     lease(op)->array = array;
     lease(op)->n_shares = 1;
     lease_fill(lease(op), caid_array_get_info(array));
-    lease_link(lease(op));
+    LIST_INSERT_HEAD(&client->leases, lease(op), link);
     return op;
-}
-
-static PyObject *
-lease_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
-    PyErr_Format(PyExc_TypeError, "%s comes from Client.create() or Client.open()",
-                 type->tp_name);
-    return NULL;
 }
 
 static int
@@ -374,6 +350,20 @@ lease_dealloc(PyObject *op)
 }
 
 /* ---- methods ---- */
+
+/* A call of libcaid's with the array, which no other thread closes meanwhile: as PY_CLIENT_CALL(). */
+#define LEASE_CALL(self, call)                                     \
+    ({                                                             \
+        struct caid_error error = {0};                             \
+        int r_ = py_lease_pin_checked(self);                       \
+        if (r_ == 0) {                                             \
+            WITHOUT_GIL(r_ = (call));                              \
+            py_lease_unpin(self);                                  \
+            if (r_ < 0)                                            \
+                py_error_raise((self)->client->state, r_, &error); \
+        }                                                          \
+        r_;                                                        \
+    })
 
 static PyObject *
 lease_share(PyObject *op, PyObject *Py_UNUSED(unused))
@@ -432,19 +422,10 @@ lease_ipc_handle(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     struct lease_object *self = lease(op);
     struct caid_ipc_handle handle;
-    struct caid_error error = {0};
-    int r;
 
-    if (lease_check(self) < 0)
+    if (LEASE_CALL(self, caid_array_ipc_handle(self->array, &handle, &error)) < 0)
         return NULL;
-    py_lease_pin(self); /* another thread may close it meanwhile */
-    WITHOUT_GIL(r = caid_array_ipc_handle(self->array, &handle, &error));
-    py_lease_unpin(self);
-    if (r < 0)
-        return py_error_raise(self->client->state, r, &error);
-    return Py_BuildValue("(y#KK)", (const char *)handle.handle,
-                         (Py_ssize_t)sizeof(handle.handle), (unsigned long long)handle.offset,
-                         (unsigned long long)handle.size);
+    return py_ipc_handle_tuple(&handle);
 }
 
 /* ---- work that may not be done ---- */
@@ -520,17 +501,7 @@ lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 static PyObject *
 lease_discard(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct lease_object *self = lease(op);
-    struct caid_error error = {0};
-    int r;
-
-    if (py_lease_pin_checked(self) < 0)
-        return NULL;
-    WITHOUT_GIL(r = caid_array_discard(self->array, &error));
-    py_lease_unpin(self);
-    if (r < 0)
-        return py_error_raise(self->client->state, r, &error);
-    Py_RETURN_NONE;
+    return py_none(LEASE_CALL(lease(op), caid_array_discard(lease(op)->array, &error)));
 }
 
 /* ---- the type ---- */
@@ -549,27 +520,20 @@ lease_get_ptr(PyObject *op, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLongLong(lease(op)->ptr);
 }
 
-#define FASTCALL(f) ((PyCFunction)(void (*)(void))(f))
-
 static PyMethodDef lease_methods[] = {
     {"share", lease_share, METH_NOARGS,
-     PyDoc_STR("share()\n--\n\nOne share more, to be given up by close(). Returns self.")},
-    {"close", FASTCALL(lease_close), METH_FASTCALL,
-     PyDoc_STR("close(stream=None, /)\n--\n\n"
-               "Gives a share up, last used on a stream; the last one ends the lease.")},
+     PyDoc_STR("One share more, to be given up by close(). Returns self.")},
+    {"close", PY_FASTCALL(lease_close), METH_FASTCALL,
+     PyDoc_STR("Gives a share up, last used on a stream; the last one ends the lease.")},
     {"host_view", lease_host_view, METH_VARARGS,
-     PyDoc_STR("host_view(offset, nbytes, readonly, /)\n--\n\n"
-               "Memory that the host can reach as a buffer.")},
+     PyDoc_STR("Memory that the host can reach as a buffer.")},
     {"ipc_handle", lease_ipc_handle, METH_NOARGS,
-     PyDoc_STR("ipc_handle()\n--\n\n(handle, offset, size) of legacy memory.")},
+     PyDoc_STR("(handle, offset, size) of legacy memory.")},
     {"pending_or", lease_pending_or, METH_O,
-     PyDoc_STR(
-         "pending_or(pending, /)\n--\n\nSets `pending` where it is not set: what it is.")},
-    {"publish", FASTCALL(lease_publish), METH_FASTCALL,
-     PyDoc_STR("publish(name, metadata, stream, /)\n--\n\n"
-               "Puts the array under a name: its generation.")},
-    {"discard", lease_discard, METH_NOARGS,
-     PyDoc_STR("discard()\n--\n\nTakes the contents as they are.")},
+     PyDoc_STR("Sets `pending` where it is not set: what it is.")},
+    {"publish", PY_FASTCALL(lease_publish), METH_FASTCALL,
+     PyDoc_STR("Puts the array under a name: its generation.")},
+    {"discard", lease_discard, METH_NOARGS, PyDoc_STR("Takes the contents as they are.")},
     {0},
 };
 
@@ -612,23 +576,7 @@ static PyMemberDef lease_members[] = {
     {0},
 };
 
-PyDoc_STRVAR(lease_doc, "An array that a client holds.");
-
-static PyType_Slot lease_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)lease_doc},
-    {Py_tp_new, lease_tp_new},
-    {Py_tp_traverse, lease_traverse},
-    {Py_tp_clear, lease_clear},
-    {Py_tp_dealloc, lease_dealloc},
-    {Py_tp_methods, lease_methods},
-    {Py_tp_getset, lease_getset},
-    {Py_tp_members, lease_members},
-    {0, NULL},
-};
-
-PyType_Spec py_lease_spec = {
-    .name = "caid._caid.Lease",
-    .basicsize = sizeof(struct lease_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = lease_slots,
-};
+PY_SPEC(lease, "caid._caid.Lease", Py_TPFLAGS_HAVE_GC, "An array that a client holds.",
+        {Py_tp_new, py_tp_new}, {Py_tp_traverse, lease_traverse}, {Py_tp_clear, lease_clear},
+        {Py_tp_dealloc, lease_dealloc}, {Py_tp_methods, lease_methods},
+        {Py_tp_getset, lease_getset}, {Py_tp_members, lease_members});

@@ -24,11 +24,7 @@ struct mark_object {
     bool pending;    /* recorded, and not seen to have passed */
 };
 
-static struct mark_object *
-mark(PyObject *op)
-{
-    return (struct mark_object *)op;
-}
+PY_CAST(mark);
 
 /* ---- life ---- */
 
@@ -52,33 +48,26 @@ static const struct handle_class mark_class = {.name = "mark", .end = mark_end};
 PyObject *
 py_client_mark(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = (struct client_object *)op;
-    _cleanup_py_ PyObject *made = NULL;
-    struct caid_error error = {0};
-    struct caid_client *c;
-    int32_t device;
+    struct client_object *self = py_client(op);
+    PyObject *op_made;
     uint64_t stream;
-    int r;
+    int32_t device;
 
     if (py_args_check("mark", n_args, 4) < 0 ||
         py_device_get(self->state, args[0], &device) < 0 ||
         py_u64_get(self->state, args[1], "stream", &stream) < 0)
         return NULL;
-    made = py_handle_new(self->state->mark_type, self, &mark_class);
-    c = made ? py_client_enter(self) : NULL;
-    if (!c)
+    op_made = PY_HANDLE_MAKE(self, mark,
+                             cuda_event_new(c, &mark(made)->event, device, CUDA_EVENT_OF_STREAM,
+                                            &error));
+    if (!op_made)
         return NULL;
-    mark(made)->stream = stream;
+    mark(op_made)->stream = stream;
     Py_INCREF(args[2]);
-    mark(made)->owner = args[2];
+    mark(op_made)->owner = args[2];
     Py_INCREF(args[3]);
-    mark(made)->keep = args[3];
-    WITHOUT_GIL(
-        r = cuda_event_new(c, &mark(made)->event, device, CUDA_EVENT_OF_STREAM, &error));
-    if (r == 0)
-        py_handle_begin(py_handle(made));
-    py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
+    mark(op_made)->keep = args[3];
+    return op_made;
 }
 
 /* ---- recording ---- */
@@ -151,7 +140,7 @@ mark_record(PyObject *op, PyObject *lists)
     }
     WITHOUT_GIL(r = py_mark_record(op, &error));
     py_mark_end(op, r);
-    return py_handle_leave_with(py_handle(op), r, &error);
+    return py_none(py_handle_leave_with(py_handle(op), r, &error));
 }
 
 /* ---- asking and waiting ---- */
@@ -184,19 +173,12 @@ mark_get_done(PyObject *op, void *Py_UNUSED(closure))
 static PyObject *
 mark_wait(PyObject *op, PyObject *stream_op)
 {
-    struct mark_object *self = mark(op);
-    struct caid_error error = {0};
     uint64_t stream;
-    int r;
 
-    if (!py_handle_enter(&self->handle))
+    if (py_u64_get(py_handle_state(op), stream_op, "stream", &stream) < 0)
         return NULL;
-    if (py_u64_get(self->handle.client->state, stream_op, "stream", &stream) < 0) {
-        py_handle_leave(&self->handle);
-        return NULL;
-    }
-    WITHOUT_GIL(r = cuda_event_wait(self->event, stream, &error));
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(
+        PY_HANDLE_CALL(py_handle(op), cuda_event_wait(mark(op)->event, stream, &error)));
 }
 
 static PyObject *
@@ -211,7 +193,7 @@ mark_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     WITHOUT_GIL(r = cuda_event_synchronize(self->event, &error));
     if (r == 0 && !self->under_way)
         mark_passed(self);
-    return py_handle_leave_with(&self->handle, r, &error);
+    return py_none(py_handle_leave_with(&self->handle, r, &error));
 }
 
 /* ---- the type ---- */
@@ -233,25 +215,11 @@ mark_clear(PyObject *op)
     return 0;
 }
 
-static void
-mark_dealloc(PyObject *op)
-{
-    PyTypeObject *type = Py_TYPE(op);
-
-    PyObject_GC_UnTrack(op);
-    mark_clear(op);
-    type->tp_free(op);
-    Py_DECREF(type);
-}
-
 static PyMethodDef mark_methods[] = {
     {"record", mark_record, METH_O,
-     PyDoc_STR("record(lists, /)\n--\n\n"
-               "Puts it into the lists; it passes when the stream has come to here.")},
-    {"wait", mark_wait, METH_O,
-     PyDoc_STR("wait(stream, /)\n--\n\nWhat comes on that stream comes after it.")},
-    {"synchronize", mark_synchronize, METH_NOARGS,
-     PyDoc_STR("synchronize()\n--\n\nWaits for it on the host.")},
+     PyDoc_STR("Puts it into the lists; it passes when the stream has come to here.")},
+    {"wait", mark_wait, METH_O, PyDoc_STR("What comes on that stream comes after it.")},
+    {"synchronize", mark_synchronize, METH_NOARGS, PyDoc_STR("Waits for it on the host.")},
     {0},
 };
 
@@ -270,23 +238,7 @@ static PyMemberDef mark_members[] = {
     {0},
 };
 
-PyDoc_STRVAR(mark_doc, "How far a stream had come.");
-
-static PyType_Slot mark_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)mark_doc},
-    {Py_tp_new, py_handle_tp_new},
-    {Py_tp_traverse, mark_traverse},
-    {Py_tp_clear, mark_clear},
-    {Py_tp_dealloc, mark_dealloc},
-    {Py_tp_methods, mark_methods},
-    {Py_tp_getset, mark_getset},
-    {Py_tp_members, mark_members},
-    {0, NULL},
-};
-
-PyType_Spec py_mark_spec = {
-    .name = "caid._caid.Mark",
-    .basicsize = sizeof(struct mark_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = mark_slots,
-};
+PY_SPEC(mark, "caid._caid.Mark", Py_TPFLAGS_HAVE_GC, "How far a stream had come.",
+        {Py_tp_new, py_tp_new}, {Py_tp_traverse, mark_traverse}, {Py_tp_clear, mark_clear},
+        {Py_tp_dealloc, py_tp_dealloc}, {Py_tp_methods, mark_methods},
+        {Py_tp_getset, mark_getset}, {Py_tp_members, mark_members});

@@ -32,6 +32,24 @@ py_module_state_of(PyTypeObject *type)
     return NULL;
 }
 
+PyObject *
+py_tp_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    PyErr_Format(PyExc_TypeError, "%s comes from a Client", type->tp_name);
+    return NULL;
+}
+
+void
+py_tp_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    type->tp_clear(op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
 /* ---- functions ---- */
 
 static PyObject *
@@ -66,26 +84,19 @@ module_code_name(PyObject *Py_UNUSED(module), PyObject *code)
 
 static PyMethodDef module_methods[] = {
     {"softcuda_path", module_softcuda_path, METH_NOARGS,
-     PyDoc_STR("softcuda_path()\n--\n\nWhere the software CUDA driver of this build is.")},
-    {"version", module_version, METH_NOARGS,
-     PyDoc_STR("version()\n--\n\nThe version of libcaid.")},
+     PyDoc_STR("Where the software CUDA driver of this build is.")},
+    {"version", module_version, METH_NOARGS, PyDoc_STR("The version of libcaid.")},
     {"dlpack_export", py_dlpack_export, METH_VARARGS,
-     PyDoc_STR(
-         "dlpack_export(owner, address, device, dtype, shape, strides, readonly, versioned, /)"
-         "\n--\n\nA tensor in a capsule, which keeps the owner, a Lease by a share.")},
+     PyDoc_STR("A tensor in a capsule, which keeps the owner, a Lease by a share.")},
     {"dlpack_import", py_dlpack_import, METH_O,
-     PyDoc_STR("dlpack_import(capsule, /)\n--\n\nTakes what is in a capsule: a Tensor.")},
+     PyDoc_STR("Takes what is in a capsule: a Tensor.")},
     {"torch_set", py_torch_set, METH_VARARGS,
-     PyDoc_STR("torch_set(ordinal, arena, /)\n--\n\n"
-               "Has caid_torch_malloc() use an Arena for a CUDA device, for good.")},
-    {"torch_keep", py_torch_keep, METH_O,
-     PyDoc_STR("torch_keep(object, /)\n--\n\nKeeps an object for good.")},
+     PyDoc_STR("Has caid_torch_malloc() use an Arena for a CUDA device, for good.")},
+    {"torch_keep", py_torch_keep, METH_O, PyDoc_STR("Keeps an object for good.")},
     {"torch_error", py_torch_error, METH_NOARGS,
      PyDoc_STR(
-         "torch_error()\n--\n\n"
          "Why caid_torch_malloc() or caid_torch_free() failed last, since this was asked.")},
-    {"code_name", module_code_name, METH_O,
-     PyDoc_STR("code_name(code, /)\n--\n\nName of an error code, or None.")},
+    {"code_name", module_code_name, METH_O, PyDoc_STR("Name of an error code, or None.")},
     {0},
 };
 
@@ -96,19 +107,10 @@ static const struct {
     PyType_Spec *spec;
     size_t at;
 } types[] = {
-    {&py_client_spec, offsetof(struct module_state, client_type)},
-    {&py_lease_spec, offsetof(struct module_state, lease_type)},
-    {&py_host_view_spec, offsetof(struct module_state, host_view_type)},
-    {&py_watch_spec, offsetof(struct module_state, watch_type)},
-    {&py_host_memory_spec, offsetof(struct module_state, host_memory_type)},
-    {&py_mark_spec, offsetof(struct module_state, mark_type)},
-    {&py_tensor_spec, offsetof(struct module_state, tensor_type)},
-    {&py_stream_spec, offsetof(struct module_state, stream_type)},
-    {&py_event_spec, offsetof(struct module_state, event_type)},
-    {&py_timeline_spec, offsetof(struct module_state, timeline_type)},
-    {&py_bracket_spec, offsetof(struct module_state, bracket_type)},
-    {&py_arena_spec, offsetof(struct module_state, arena_type)},
-    {&py_allocation_spec, offsetof(struct module_state, allocation_type)},
+
+#define PY_TYPE(name) {&py_##name##_spec, offsetof(struct module_state, name##_type)},
+    PY_TYPES(PY_TYPE)
+#undef PY_TYPE
 };
 
 static PyTypeObject **

@@ -25,7 +25,9 @@
 #include <Python.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include <caid/caid.h>
 #include <cuda/local.h>
@@ -37,22 +39,47 @@
         Py_END_ALLOW_THREADS                \
     } while (0)
 
+#define PY_FASTCALL(f) ((PyCFunction)(void (*)(void))(f))
+
+/* NAME(op): an object as the struct of its type. */
+#define PY_CAST(name)                                      \
+    static inline struct name##_object *name(PyObject *op) \
+    {                                                      \
+        return (struct name##_object *)op;                 \
+    }                                                      \
+    struct name##_object
+
+/* py_NAME_spec, of a type of the module's; further slots. */
+#define PY_SPEC(name_, Name, flags_, doc, ...)          \
+    static PyType_Slot name_##_slots[] = {              \
+        {Py_tp_doc, (void *)(uintptr_t)PyDoc_STR(doc)}, \
+        __VA_ARGS__,                                    \
+        {0, NULL},                                      \
+    };                                                  \
+    PyType_Spec py_##name_##_spec = {                   \
+        .name = Name,                                   \
+        .basicsize = sizeof(struct name_##_object),     \
+        .flags = Py_TPFLAGS_DEFAULT | (flags_),         \
+        .slots = name_##_slots,                         \
+    }
+
+/* clang-format off */
+#define PY_TYPES(TYPE)                                                            \
+    TYPE(client) TYPE(lease) TYPE(host_view) TYPE(watch) TYPE(host_memory)        \
+    TYPE(mark) TYPE(tensor) TYPE(stream) TYPE(event) TYPE(timeline) TYPE(bracket) \
+    TYPE(arena) TYPE(allocation)
+/* clang-format on */
+
+#define PY_TYPE(name) extern PyType_Spec py_##name##_spec;
+PY_TYPES(PY_TYPE)
+#undef PY_TYPE
+
 /* One per module object, and so per interpreter. The types own the module, objects own their
  * type: an object may keep a plain pointer to it. */
 struct module_state {
-    PyTypeObject *client_type;
-    PyTypeObject *lease_type;
-    PyTypeObject *host_view_type;
-    PyTypeObject *watch_type;
-    PyTypeObject *host_memory_type;
-    PyTypeObject *mark_type;
-    PyTypeObject *tensor_type;
-    PyTypeObject *stream_type;
-    PyTypeObject *event_type;
-    PyTypeObject *timeline_type;
-    PyTypeObject *bracket_type;
-    PyTypeObject *arena_type;
-    PyTypeObject *allocation_type;
+#define PY_TYPE(name) PyTypeObject *name##_type;
+    PY_TYPES(PY_TYPE)
+#undef PY_TYPE
     PyObject *spent;      /* a list: to be dropped by a thread that may call CUDA */
     struct gate *gate;    /* of callbacks: handle.h */
     PyObject *make_error; /* caid._errors.make_error */
@@ -76,6 +103,19 @@ py_take(PyObject **op)
     *op = NULL;
     return taken;
 }
+
+/* None; NULL where r < 0, and an exception is set. */
+static inline PyObject *
+py_none(int r)
+{
+    if (r < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* Slots of types that only C makes objects of, and whose tp_clear lets go of all that they hold. */
+PyObject *py_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+void py_tp_dealloc(PyObject *op);
 
 /* ---- errors (error.c): each sets an exception and returns NULL ---- */
 
@@ -122,6 +162,26 @@ PyObject *py_text_or_none(const char *s);
 /* Raises TypeError unless a call with positional arguments has n of them. */
 int py_args_check(const char *function, Py_ssize_t n_args, Py_ssize_t n);
 
+/* A field of a record of libcaid's, by its C type; or what make() makes of the record. */
+struct py_field {
+    char type; /* 0, without make(): the end of a table */
+    size_t at;
+    PyObject *(*make)(const void *record);
+};
+
+/* clang-format off */
+#define PY_FIELD(record, field)                                                       \
+    {.type = _Generic(((record *)NULL)->field,                                        \
+                      const char *: 's', char *: 'S', uint64_t: 'K', uint32_t: 'I',   \
+                      int32_t: 'i', bool: '?'),                                       \
+     .at = offsetof(record, field)}
+/* clang-format on */
+
+PyObject *py_ipc_handle_tuple(const struct caid_ipc_handle *handle);
+
+/* A tuple of the fields, in the order of the class in caid/_records.py, which names them. */
+PyObject *py_record(const void *record, const struct py_field *fields);
+
 /* ---- Client (client.c) ---- */
 
 struct lease_object;
@@ -136,61 +196,92 @@ struct client_object {
     bool closing;               /* closed; the last call under way frees `client` */
     bool leaving;               /* and leaves the memory of its leases as it is */
     bool host_accessible; /* its driver's device memory is the host's: caid.Client says so */
-    struct lease_object *leases;   /* that have not ended; each takes itself out */
-    struct handle_object *handles; /* the same */
-    struct keep *keeps;            /* what parts keep alive: keep.h */
+    LIST_HEAD(, lease_object) leases;   /* that have not ended; each takes itself out */
+    LIST_HEAD(, handle_object) handles; /* the same */
+    LIST_HEAD(, keep) keeps;            /* what parts keep alive: keep.h */
     Py_ssize_t n_keeps;
     _Atomic(struct keep *) gone; /* those of parts that are gone; without the GIL */
 };
 
-extern PyType_Spec py_client_spec;
+static inline struct client_object *
+py_client(PyObject *op)
+{
+    return (struct client_object *)op;
+}
 
 /* Brackets a call without the GIL. NULL with ClosedError set where the client is closed. */
 struct caid_client *py_client_enter(struct client_object *self);
 void py_client_leave(struct client_object *self);
+/* Leaves with what the call gave: r, or -1 with the exception set. */
+int py_client_leave_with(struct client_object *self, int r, const struct caid_error *error);
+
+/* A call of libcaid's with the client, c, and with error to fill: what it returned, or -1 with an
+ * exception set. */
+#define PY_CLIENT_CALL(self, call)                       \
+    ({                                                   \
+        struct caid_client *c = py_client_enter(self);   \
+        struct caid_error error = {0};                   \
+        int r_ = -1;                                     \
+        if (c) {                                         \
+            WITHOUT_GIL(r_ = (call));                    \
+            r_ = py_client_leave_with(self, r_, &error); \
+        }                                                \
+        r_;                                              \
+    })
+
 bool py_client_is_closed(const struct client_object *self);
 
-/* Methods of Client that other files define: METH_FASTCALL, and those of one argument or none. */
-#define PY_CLIENT_METHOD(name) \
-    PyObject *py_client_##name(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+/* Methods of Client that other files define: of several arguments, and of one or none. */
+/* clang-format off */
+#define PY_CLIENT_METHODS(FAST, METHOD)                                                       \
+    FAST(create, "(name, shape, typestr, descr, strides, pool, device, flags, "               \
+         "memory, alignment, metadata, /)",                                                   \
+         "Creates an array: a Lease.")                                                        \
+    FAST(open, "(name, mode, pool, generation, device_uuid, /)", "Opens an array: a Lease.")  \
+    FAST(open_many, "(names, mode, pool, device_uuid, /)", "Opens arrays: a list of Leases.") \
+    FAST(unlink, "(name, pool, /)", "Removes a name.")                                        \
+    FAST(watch, "(name, pool, /)", "Watches a name: a Watch.")                                \
+    FAST(stream_new, "(device, flags, /)", "Creates a CUDA stream: a Stream.")                \
+    FAST(stream_wrap, "(handle, device, /)", "Of another library: a Stream.")                 \
+    FAST(event_new, "(device, flags, /)", "Creates a CUDA event: an Event.")                  \
+    FAST(event_open, "(device, ipc_handle, /)", "Of another process: an Event.")              \
+    FAST(timeline_new, "(name, pool, /)", "To signal: a Timeline.")                           \
+    FAST(timeline_open, "(name, pool, /)", "To wait for: a Timeline.")                        \
+    FAST(timelines, "(pool, all, /)", "Named timelines: a list of tuples.")                   \
+    FAST(begin, "(reads, writes, stream, keep, timeout, /)",                                  \
+         "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.")        \
+    FAST(arena_new, "(device, pool, memory, block_size, max_pending_count, "                  \
+         "max_pending_ratio, max_pending_age, /)",                                            \
+         "Makes an allocator: an Arena.")                                                     \
+    METHOD(find_device, METH_O, "(ordinal, /)",                                               \
+           "Index of the device that CUDA calls so here.")                                    \
+    FAST(list, "(pool, prefix, all, /)", "Names: a list of tuples.")                          \
+    FAST(show, "(name, pool, /)", "What is known of a name: a list of one tuple.")            \
+    FAST(unnamed, "(pool, all, /)", "Arrays without a name: a list of tuples.")               \
+    METHOD(users, METH_NOARGS, "()", "What uids are charged: a list of tuples.")              \
+    METHOD(pools, METH_NOARGS, "()", "Pools that may be read: a list of tuples.")             \
+    METHOD(memory_info, METH_O, "(device, /)", "Memory of a device: a tuple.")                \
+    METHOD(flush, METH_O, "(device, /)", "Frees what waits: (entries, blocks, bytes).")       \
+    METHOD(defer_begin, METH_NOARGS, "()", "Holds back what waits to be freed.")              \
+    METHOD(defer_end, METH_NOARGS, "()", "Undoes one _defer_begin().")                        \
+    METHOD(status, METH_NOARGS, "()", "The daemon: a tuple.")                                 \
+    METHOD(devices, METH_NOARGS, "()", "The daemon's devices: a list of tuples.")             \
+    FAST(host_alloc, "(device, nbytes, flags, /)", "Page-locked memory: a HostMemory.")       \
+    FAST(host_register, "(device, ptr, nbytes, flags, /)",                                    \
+         "Page-locks memory; its device address, or 0.")                                      \
+    FAST(host_unregister, "(device, ptr, /)", "Undoes _host_register().")                     \
+    FAST(mark, "(device, stream, owner, keep, /)",                                            \
+         "A Mark for work on a stream; keeps whose that is, and what the work uses.")         \
+    METHOD(pointer_resolve, METH_O, "(ptr, /)", "(device pointer, device index or -1).")      \
+    FAST(stream_synchronize, "(stream, device, /)", "Waits for a CUDA stream.")
+/* clang-format on */
 
-PY_CLIENT_METHOD(create);
-PY_CLIENT_METHOD(open);
-PY_CLIENT_METHOD(open_many);
-PY_CLIENT_METHOD(unlink);
-PY_CLIENT_METHOD(list);
-PY_CLIENT_METHOD(show);
-PY_CLIENT_METHOD(unnamed);
-PY_CLIENT_METHOD(stream_synchronize);
-PY_CLIENT_METHOD(watch);
-PY_CLIENT_METHOD(mark);
-PY_CLIENT_METHOD(host_alloc);
-PY_CLIENT_METHOD(host_register);
-PY_CLIENT_METHOD(host_unregister);
-PY_CLIENT_METHOD(timelines);
-PY_CLIENT_METHOD(stream_new);
-PY_CLIENT_METHOD(stream_wrap);
-PY_CLIENT_METHOD(event_new);
-PY_CLIENT_METHOD(event_open);
-PY_CLIENT_METHOD(timeline_new);
-PY_CLIENT_METHOD(timeline_open);
-PY_CLIENT_METHOD(begin);
-PY_CLIENT_METHOD(arena_new);
-PyObject *py_client_find_device(PyObject *op, PyObject *ordinal);
-PyObject *py_client_pools(PyObject *op, PyObject *unused);
-PyObject *py_client_users(PyObject *op, PyObject *unused);
-PyObject *py_client_memory_info(PyObject *op, PyObject *device);
-PyObject *py_client_flush(PyObject *op, PyObject *device);
-PyObject *py_client_defer_begin(PyObject *op, PyObject *unused);
-PyObject *py_client_defer_end(PyObject *op, PyObject *unused);
-PyObject *py_client_status(PyObject *op, PyObject *unused);
-PyObject *py_client_devices(PyObject *op, PyObject *unused);
+#define PY_DECLARE_FAST(name, ...) \
+    PyObject *py_client_##name(PyObject *op, PyObject *const *args, Py_ssize_t n_args);
+#define PY_DECLARE(name, ...) PyObject *py_client_##name(PyObject *op, PyObject *arg);
+
+PY_CLIENT_METHODS(PY_DECLARE_FAST, PY_DECLARE)
 PyObject *py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs);
-PyObject *py_client_pointer_resolve(PyObject *op, PyObject *ptr);
-
-/* A call that takes the client alone, and no result. */
-PyObject *py_client_call(struct client_object *self,
-                         int (*call)(struct caid_client *, struct caid_error *));
 
 /* ---- Lease (lease.c) ---- */
 
@@ -208,9 +299,9 @@ enum lease_told {
 
 struct lease_object {
     PyObject_HEAD
-    struct client_object *client;      /* NULL only after tp_clear */
-    struct lease_object *next, **prev; /* in client->leases; prev NULL: not there */
-    struct caid_array *array;          /* NULL: ended */
+    struct client_object *client;  /* NULL only after tp_clear */
+    LIST_ENTRY(lease_object) link; /* in client->leases; le_prev NULL: not there */
+    struct caid_array *array;      /* NULL: ended */
     Py_ssize_t n_shares;
     Py_ssize_t n_views; /* shares of HostViews and tensors: a closed client leaves it alone */
 
@@ -232,8 +323,6 @@ struct lease_object {
     PyObject *told[LEASE_TOLD_MAX];
 };
 
-extern PyType_Spec py_lease_spec;
-
 /* A Lease with one share. Takes `array` in any case. */
 PyObject *py_lease_new(struct client_object *client, struct caid_array *array);
 /* One share more for a call that is under way: the client is not closed meanwhile. Undo it. */
@@ -254,15 +343,11 @@ void py_leases_end(struct client_object *client, bool leave);
 
 /* ---- HostView (host_view.c) ---- */
 
-extern PyType_Spec py_host_view_spec;
-
 /* Takes a share of the lease. [offset, offset + nbytes) lies in the array. */
 PyObject *py_host_view_new(struct lease_object *lease, uint64_t offset, uint64_t nbytes,
                            bool readonly);
 
 /* ---- Mark (mark.c) ---- */
-
-extern PyType_Spec py_mark_spec;
 
 /* Brackets a call that starts work on the mark's stream, in which py_mark_record() comes after the
  * work, without the GIL, with the client entered. lists is a tuple of lists, into which the mark goes.
@@ -275,8 +360,6 @@ uint64_t py_mark_stream(PyObject *mark);
 bool py_mark_is_of(PyObject *op, const struct client_object *client);
 
 /* ---- DLPack (dlpack.c) ---- */
-
-extern PyType_Spec py_tensor_spec;
 
 PyObject *py_dlpack_export(PyObject *module, PyObject *args);
 PyObject *py_dlpack_import(PyObject *module, PyObject *capsule);
@@ -297,6 +380,3 @@ PyObject *py_torch_keep(PyObject *module, PyObject *op);
 PyObject *py_torch_error(PyObject *module, PyObject *unused);
 
 /* ---- Watch (watch.c), HostMemory (host.c) ---- */
-
-extern PyType_Spec py_watch_spec;
-extern PyType_Spec py_host_memory_spec;

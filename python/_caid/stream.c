@@ -9,17 +9,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-static struct stream_object *
-stream(PyObject *op)
-{
-    return (struct stream_object *)op;
-}
-
-static struct client_object *
-client(PyObject *op)
-{
-    return (struct client_object *)op;
-}
+PY_CAST(stream);
 
 /* ---- life ---- */
 
@@ -38,41 +28,33 @@ stream_leave(struct handle_object *Py_UNUSED(self), struct caid_client *Py_UNUSE
 {
 }
 
-static const struct handle_class created = {.name = "stream", .end = stream_destroy};
+static const struct handle_class stream_class = {.name = "stream", .end = stream_destroy};
 static const struct handle_class wrapped = {.name = "stream", .end = stream_leave};
 
 PyObject *
 py_client_stream_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
-    _cleanup_py_ PyObject *made = NULL;
-    struct caid_error error = {0};
-    struct caid_client *c;
+    struct client_object *self = py_client(op);
+    PyObject *op_made;
     uint64_t flags;
     int32_t device;
-    int r;
 
     if (py_args_check("stream_new", n_args, 2) < 0 ||
         py_device_get(self->state, args[0], &device) < 0 ||
         py_u64_get(self->state, args[1], "flags", &flags) < 0)
         return NULL;
-    made = py_handle_new(self->state->stream_type, self, &created);
-    c = made ? py_client_enter(self) : NULL;
-    if (!c)
-        return NULL;
-    stream(made)->device = device;
-    WITHOUT_GIL(
-        r = caid_stream_create(c, device, (uint32_t)flags, &stream(made)->stream, &error));
-    if (r == 0)
-        py_handle_begin(py_handle(made));
-    py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
+    op_made = PY_HANDLE_MAKE(self, stream,
+                             caid_stream_create(c, device, (uint32_t)flags,
+                                                &stream(made)->stream, &error));
+    if (op_made)
+        stream(op_made)->device = device;
+    return op_made;
 }
 
 PyObject *
 py_client_stream_wrap(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = client(op);
+    struct client_object *self = py_client(op);
     _cleanup_py_ PyObject *made = NULL;
     uint64_t number;
     int32_t device;
@@ -100,35 +82,24 @@ typedef int stream_call(struct caid_client *client, uint64_t stream, int32_t dev
 static int
 call(PyObject *op, stream_call *f)
 {
-    struct caid_client *c = py_handle_enter(py_handle(op));
-    struct caid_error error = {0};
-    int r;
+    struct stream_object *self = stream(op);
+    int r = PY_HANDLE_CALL(&self->handle, f(c, self->stream, self->device, &error));
 
-    if (!c)
-        return -1;
-    WITHOUT_GIL(r = f(c, stream(op)->stream, stream(op)->device, &error));
-    py_handle_leave(py_handle(op));
-    py_callbacks_drop(py_handle(op)->client->state);
-    if (r >= 0)
-        return r;
-    py_error_raise(py_handle(op)->client->state, r, &error);
-    return -1;
+    if (self->handle.client)
+        py_callbacks_drop(self->handle.client->state);
+    return r;
 }
 
 static PyObject *
 stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    if (call(op, caid_stream_synchronize) < 0)
-        return NULL;
-    Py_RETURN_NONE;
+    return py_none(call(op, caid_stream_synchronize));
 }
 
 static PyObject *
 stream_check(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    if (call(op, caid_stream_check) < 0)
-        return NULL;
-    Py_RETURN_NONE;
+    return py_none(call(op, caid_stream_check));
 }
 
 static PyObject *
@@ -151,13 +122,12 @@ stream_add_callback(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 static PyMethodDef stream_methods[] = {
     {"synchronize", stream_synchronize, METH_NOARGS,
-     PyDoc_STR("synchronize()\n--\n\nWaits for all that is on it, and checks it.")},
-    {"query", stream_query, METH_NOARGS, PyDoc_STR("query()\n--\n\nWhether nothing is left.")},
+     PyDoc_STR("Waits for all that is on it, and checks it.")},
+    {"query", stream_query, METH_NOARGS, PyDoc_STR("Whether nothing is left.")},
     {"check", stream_check, METH_NOARGS,
-     PyDoc_STR("check()\n--\n\nAbandonedError where it waited for a process that died.")},
+     PyDoc_STR("AbandonedError where it waited for a process that died.")},
     {"add_callback", PY_FASTCALL(stream_add_callback), METH_FASTCALL,
-     PyDoc_STR("add_callback(fn, stream, arg, /)\n--\n\n"
-               "Has fn(stream, status, arg) called when it has come to here.")},
+     PyDoc_STR("Has fn(stream, status, arg) called when it has come to here.")},
     PY_HANDLE_CLOSE,
     {0},
 };
@@ -165,7 +135,7 @@ static PyMethodDef stream_methods[] = {
 static PyObject *
 stream_get_ended(PyObject *op, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(!py_handle(op)->prev);
+    return PyBool_FromLong(!py_handle(op)->link.le_prev);
 }
 
 static PyGetSetDef stream_getset[] = {
@@ -183,23 +153,6 @@ static PyMemberDef stream_members[] = {
     {0},
 };
 
-PyDoc_STRVAR(stream_doc, "A CUDA stream.");
-
-static PyType_Slot stream_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)stream_doc},
-    {Py_tp_new, py_handle_tp_new},
-    {Py_tp_traverse, py_handle_traverse},
-    {Py_tp_clear, py_handle_clear},
-    {Py_tp_dealloc, py_handle_dealloc},
-    {Py_tp_methods, stream_methods},
-    {Py_tp_getset, stream_getset},
-    {Py_tp_members, stream_members},
-    {0, NULL},
-};
-
-PyType_Spec py_stream_spec = {
-    .name = "caid._caid.Stream",
-    .basicsize = sizeof(struct stream_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = stream_slots,
-};
+PY_SPEC(stream, "caid._caid.Stream", Py_TPFLAGS_HAVE_GC, "A CUDA stream.", PY_HANDLE_LIFE,
+        {Py_tp_methods, stream_methods}, {Py_tp_getset, stream_getset},
+        {Py_tp_members, stream_members});

@@ -12,11 +12,7 @@ struct watch_object {
     struct caid_watch *watch;
 };
 
-static struct watch_object *
-watch(PyObject *op)
-{
-    return (struct watch_object *)op;
-}
+PY_CAST(watch);
 
 /* ---- life ---- */
 
@@ -33,25 +29,15 @@ static const struct handle_class watch_class = {.name = "watch", .end = watch_en
 PyObject *
 py_client_watch(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct client_object *self = (struct client_object *)op;
-    _cleanup_py_ PyObject *made = NULL;
-    struct caid_error error = {0};
+    struct client_object *self = py_client(op);
     const char *name, *pool;
-    struct caid_client *c;
-    int r;
 
     if (py_args_check("watch", n_args, 2) < 0 || py_name_get(self->state, args[0], &name) < 0 ||
         py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
         return NULL;
-    made = py_handle_new(self->state->watch_type, self, &watch_class);
-    c = made ? py_client_enter(self) : NULL;
-    if (!c)
-        return NULL;
-    WITHOUT_GIL(r = caid_watch_new(c, &watch(made)->watch, name, pool, NULL, NULL, &error));
-    if (r == 0)
-        py_handle_begin(py_handle(made));
-    py_client_leave(self);
-    return r < 0 ? py_error_raise(self->state, r, &error) : py_take(&made);
+    return PY_HANDLE_MAKE(self, watch,
+                          caid_watch_new(c, &watch(made)->watch, name, pool, NULL, NULL,
+                                         &error));
 }
 
 /* ---- waiting ---- */
@@ -94,33 +80,10 @@ watch_next(PyObject *op, PyObject *timeout)
 /* ---- the type ---- */
 
 static PyMethodDef watch_methods[] = {
-    {"next", watch_next, METH_O,
-     PyDoc_STR("next(timeout, /)\n--\n\nWaits for news: the generation, 0 for none.")},
+    {"next", watch_next, METH_O, PyDoc_STR("Waits for news: the generation, 0 for none.")},
     PY_HANDLE_CLOSE,
     {0},
 };
 
-static PyGetSetDef watch_getset[] = {
-    PY_HANDLE_CLOSED,
-    {0},
-};
-
-PyDoc_STRVAR(watch_doc, "News of one name.");
-
-static PyType_Slot watch_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)watch_doc},
-    {Py_tp_new, py_handle_tp_new},
-    {Py_tp_traverse, py_handle_traverse},
-    {Py_tp_clear, py_handle_clear},
-    {Py_tp_dealloc, py_handle_dealloc},
-    {Py_tp_methods, watch_methods},
-    {Py_tp_getset, watch_getset},
-    {0, NULL},
-};
-
-PyType_Spec py_watch_spec = {
-    .name = "caid._caid.Watch",
-    .basicsize = sizeof(struct watch_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = watch_slots,
-};
+PY_SPEC(watch, "caid._caid.Watch", Py_TPFLAGS_HAVE_GC, "News of one name.", PY_HANDLE_LIFE,
+        {Py_tp_methods, watch_methods}, {Py_tp_getset, py_handle_getset});

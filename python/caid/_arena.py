@@ -8,6 +8,7 @@ from typing import Any, Iterator, NamedTuple, Tuple, Union
 
 from . import _array, _cai, _caid, _geometry, _releaser, _metadata, _stream, _typestr
 from ._errors import ClosedError, NotFoundError, invalid, unsupported
+from ._handles import Closing, OfProcess
 from ._records import AllocationInfo, ArenaInfo, IpcHandle
 
 Allocation = _caid.Allocation
@@ -17,7 +18,7 @@ _CONTEXT = 0  # for libcaid: all work of the device's context
 _NO_STREAM = -1  # for DLPack: nothing is waited for
 
 
-class Arena:
+class Arena(OfProcess, Closing):
     """An allocator over blocks of memory that are leased from the daemon: what
     :meth:`caid.Client.arena` makes. ::
 
@@ -44,11 +45,10 @@ class Arena:
     """
 
     __slots__ = ("_arena", "_client", "_device", "_memory", "_pool", "__weakref__")
+    _comes_from = "Client.arena()"
+    _no_copy = "make one of your own client"
 
     _arena: _caid.Arena
-
-    def __new__(cls, *_args, **_kwargs):
-        raise TypeError("caid.Arena comes from Client.arena()")
 
     # --- life -------------------------------------------------------------------------------
 
@@ -58,19 +58,10 @@ class Arena:
         those who can reach it."""
         self._arena.close()
 
-    def __enter__(self) -> Arena:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
     @property
     def closed(self) -> bool:
         """bool: whether the arena, or its client, is closed."""
         return self._arena.closed
-
-    def __reduce__(self):
-        raise TypeError("a caid.Arena cannot be copied or pickled: make one of your own client")
 
     def __repr__(self):
         pool = "" if self._pool is None else f" pool={self._pool!r}"
@@ -122,6 +113,13 @@ class Arena:
     def find(self, ptr: int) -> AllocationInfo:
         """The allocation that an address lies in, freed or not. Raises NotFoundError."""
         return AllocationInfo._make(self._arena.find(ptr))
+
+    def _has(self, ptr):
+        """Whether an address lies in one of its allocations."""
+        try:
+            return bool(self._arena.find(ptr))
+        except NotFoundError:
+            return False
 
     def ipc_handle(self, ptr: int) -> IpcHandle:
         """What opens the memory at an address in other processes, by any library, as

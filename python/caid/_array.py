@@ -32,6 +32,7 @@ from . import (
 )
 from ._errors import InvalidError, corrupt, unsupported
 from ._errors import closed as closed_error
+from ._handles import Closing, OfProcess
 from ._records import IpcHandle
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _layout_of(lease):
     return Layout(ptr, lease.shape, lease.strides, element, lease.readonly)
 
 
-class Array:
+class Array(OfProcess, Closing):
     """An n-dimensional array in memory that a device reaches.
 
     Arrays come from a :class:`caid.Client` or from :func:`caid.as_array`. They have a geometry
@@ -126,15 +127,14 @@ class Array:
         "_stream",
         "__weakref__",
     )
+    _comes_from = "Client.create(), Client.open() or caid.as_array()"
+    _no_copy = "pass its name"
 
     _memory: Any  # what it looks at
     _known: Layout | None  # None: that of the lease, not asked for yet
     _root: bool
     _open: bool  # deleted by close()
     _stream: Any  # of its bracket, or of its producer, or None
-
-    def __new__(cls, *_args, **_kwargs):
-        raise TypeError("caid.Array comes from Client.create(), Client.open() or caid.as_array()")
 
     @property
     def _layout(self) -> Layout:
@@ -182,21 +182,12 @@ class Array:
             self._open = True
             raise
 
-    def __enter__(self) -> Array:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
     def __del__(self, _warn=warnings.warn):
         if not getattr(self, "_open", False):
             return
         if self._root and not self._memory.closed:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
         self.close()
-
-    def __reduce__(self):
-        raise TypeError("a caid.Array cannot be copied or pickled: pass its name")
 
     @property
     def closed(self) -> bool:

@@ -8,9 +8,10 @@ import warnings
 
 from . import _array, _caid, _pending, _streams
 from ._errors import Error, closed, invalid, unsupported
+from ._handles import OfProcess
 
 
-class Bracket:
+class Bracket(OfProcess):
     """A bracket around the use of arrays on a stream: what :meth:`caid.Array.read`,
     :meth:`caid.Array.write` and :meth:`caid.Client.access` give. Many brackets may read an array,
     or one writes it, of all processes; who comes first is served first.
@@ -61,9 +62,7 @@ class Bracket:
         "_open",
         "__weakref__",
     )
-
-    def __new__(cls, *_args, **_kwargs):
-        raise TypeError("caid.Bracket comes from Array.read(), Array.write() or Client.bracket()")
+    _comes_from = "Array.read(), Array.write() or Client.bracket()"
 
     # --- life -------------------------------------------------------------------------------
 
@@ -177,9 +176,6 @@ class Bracket:
             if not self._client.closed:
                 _warn(f"unended {self!r}", ResourceWarning, source=self)
             self._give_up()
-
-    def __reduce__(self):
-        raise TypeError("a caid.Bracket cannot be copied or pickled")
 
     def __repr__(self):
         state = "open" if self._open else "not begun" if self._bracket is None else "ended"

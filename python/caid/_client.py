@@ -26,6 +26,7 @@ from . import (
     _watch,
 )
 from ._errors import invalid
+from ._handles import Closing
 from ._records import TimelineEntry
 
 _CLIENT_NAME_MAX = 64  # bytes
@@ -44,7 +45,7 @@ def _program_name():
     return name.encode(errors="replace")[:_CLIENT_NAME_MAX].decode(errors="ignore")
 
 
-class Client(_queries.Queries):
+class Client(_queries.Queries, Closing):
     """A connection to the daemon.
 
     Parameters
@@ -123,12 +124,6 @@ class Client(_queries.Queries):
         finally:
             _watch.wake(self)
             _releaser.look(self)
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
 
     def __del__(self, _warn=warnings.warn):
         if not self.closed:

@@ -7,6 +7,7 @@ same thing, that too: ``except FileNotFoundError`` catches a name that is not th
 
 import enum
 import errno
+import functools
 
 
 class ErrorCode(enum.IntEnum):
@@ -257,31 +258,10 @@ def make_error(code, errnum, message, cuda_result):
     return error
 
 
-def invalid(message):
-    """An :class:`InvalidError` for what is found out on this side."""
-    return InvalidError(errno.EINVAL, message)
-
-
-def closed(message):
-    """A :class:`ClosedError` for what is found out on this side."""
-    return ClosedError(errno.EBADF, message)
-
-
-def unsupported(message):
-    """An :class:`UnsupportedError` for what is found out on this side."""
-    return UnsupportedError(errno.ENOTSUP, message)
-
-
-def device(message):
-    """A :class:`DeviceError` for what is found out on this side."""
-    return DeviceError(errno.ENODEV, message)
-
-
-def corrupt(message):
-    """A :class:`CorruptError` for what another user wrote."""
-    return CorruptError(errno.EBADMSG, message)
-
-
-def read_only(message):
-    """A :class:`ReadOnlyError` for what is found out on this side."""
-    return ReadOnlyError(errno.EROFS, message)
+# What is found out on this side; CorruptError tells of what another user wrote. Each takes a message.
+invalid = functools.partial(InvalidError, errno.EINVAL)
+closed = functools.partial(ClosedError, errno.EBADF)
+unsupported = functools.partial(UnsupportedError, errno.ENOTSUP)
+device = functools.partial(DeviceError, errno.ENODEV)
+corrupt = functools.partial(CorruptError, errno.EBADMSG)
+read_only = functools.partial(ReadOnlyError, errno.EROFS)

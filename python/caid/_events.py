@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from . import _caid, _cai, _pending, _stream
+from ._handles import OfProcess
 
 _IPC, _BLOCKING_SYNC = 1, 2  # enum cuda_event_flags
 
 
-class Event:
+class Event(OfProcess):
     """A CUDA event without timing: what :meth:`caid.Client.event` creates, or one of another
     process.
 
@@ -27,11 +28,10 @@ class Event:
     """
 
     __slots__ = ("_event", "__weakref__")
+    _comes_from = "Client.event() or Event.from_ipc_handle()"
+    _no_copy = "pass its ipc_handle"
 
     _event: _caid.Event
-
-    def __new__(cls, *_args, **_kwargs):
-        raise TypeError("caid.Event comes from Client.event() or Event.from_ipc_handle()")
 
     @classmethod
     def from_ipc_handle(
@@ -67,9 +67,6 @@ class Event:
     def closed(self) -> bool:
         """bool: whether the event, or its client, is closed."""
         return self._event.closed
-
-    def __reduce__(self):
-        raise TypeError("a caid.Event cannot be copied or pickled: pass its ipc_handle")
 
     def __repr__(self):
         if self.closed:

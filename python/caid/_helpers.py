@@ -251,16 +251,12 @@ def mapped_array(
 
     Parameters
     ----------
-    shape, dtype, strides, order
+    shape, dtype, strides, order, stream, client, device
         As in device_array().
-    stream : int or stream object
-        Only checked: nothing is enqueued.
     portable : bool
         Page-locked for every device, not for `device` alone.
     wc : bool
         Write-combined: faster for the device to read, and slow for the host to read.
-    client, device
-        See :mod:`caid._helpers`.
 
     Raises
     ------
@@ -314,15 +310,11 @@ def managed_array(
 
     Parameters
     ----------
-    shape, dtype, strides, order
+    shape, dtype, strides, order, stream, client, device
         As in device_array().
-    stream : int or stream object
-        Only checked: nothing is enqueued.
     attach_global : bool
         Whether any stream on any device may use the memory; else the host has it, and only devices
         that reach it at the same time as the host may.
-    client, device
-        See :mod:`caid._helpers`.
 
     Raises
     ------

@@ -58,18 +58,17 @@ def _exported_stream(array):
     return _stream.handle(stream)
 
 
-def bytes_at(ptr, nbytes):
-    """``__cuda_array_interface__`` of an Allocation; nothing is known of work on it."""
-    described = {
-        "shape": (nbytes,),
-        "typestr": "|u1",
-        "strides": None,
-        "data": (ptr, False),
-        "version": export_version(),
-    }
+def without_stream(**described):
+    """``__cuda_array_interface__`` of memory on which no work is known."""
+    described["version"] = export_version()
     if described["version"] >= 3:
         described["stream"] = None
     return described
+
+
+def bytes_at(ptr, nbytes):
+    """``__cuda_array_interface__`` of an Allocation."""
+    return without_stream(shape=(nbytes,), typestr="|u1", strides=None, data=(ptr, False))
 
 
 def numpy(array):

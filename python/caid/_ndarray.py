@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from ._interface import export_version
+from ._interface import without_stream
 
 
 class DeviceReachable(numpy.ndarray):
@@ -40,18 +40,14 @@ class DeviceReachable(numpy.ndarray):
         None: what NumPy wrote is written."""
         interface = self.__array_interface__
         pointer = self.device_ptr if self.size else 0
-        described = {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "strides": None if self.flags.c_contiguous else self.strides,
-            "data": (pointer, interface["data"][1]),
-            "version": export_version(),
-        }
-        if self.dtype.names is not None:
-            described["descr"] = self.dtype.descr
-        if described["version"] >= 3:
-            described["stream"] = None
-        return described
+        descr = {} if self.dtype.names is None else {"descr": self.dtype.descr}
+        return without_stream(
+            shape=self.shape,
+            typestr=self.dtype.str,
+            strides=None if self.flags.c_contiguous else self.strides,
+            data=(pointer, interface["data"][1]),
+            **descr,
+        )
 
 
 def over(buffer, shape, dtype, strides, order):

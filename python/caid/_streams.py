@@ -11,13 +11,14 @@ from typing import Any, Callable, Iterator
 
 from . import _caid, _cai, _pending, _stream
 from ._errors import ClosedError, Error, ErrorCode, make_error
+from ._handles import Closing, OfProcess
 
 _NON_BLOCKING = 1  # enum caid_stream_flags
 
 _NAMES = {1: "legacy", 2: "per-thread"}  # the default streams
 
 
-class Stream:
+class Stream(OfProcess, Closing):
     """A CUDA stream: what :meth:`caid.Client.stream` creates, or one of any library.
 
     A created stream is destroyed by ``close()``, by leaving its ``with`` block, when it is
@@ -40,12 +41,10 @@ class Stream:
     """
 
     __slots__ = ("_stream", "_wrapped", "__weakref__")
+    _comes_from = "Client.stream() or Stream.from_handle()"
 
     _stream: _caid.Stream
     _wrapped: Any  # what it was made from; None: it was created
-
-    def __new__(cls, *_args, **_kwargs):
-        raise TypeError("caid.Stream comes from Client.stream() or Stream.from_handle()")
 
     @classmethod
     def from_handle(
@@ -84,12 +83,6 @@ class Stream:
         it is done, and a bracket that is open on it is ended there, before it goes."""
         self._stream.close()
 
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
     def __del__(self, _warn=warnings.warn):
         stream = getattr(self, "_stream", None)
         if stream is None:
@@ -97,9 +90,6 @@ class Stream:
         if self._wrapped is None and not stream.closed:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
         stream.close()
-
-    def __reduce__(self):
-        raise TypeError("a caid.Stream is of one process: it cannot be copied or pickled")
 
     @property
     def closed(self) -> bool:

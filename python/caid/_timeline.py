@@ -8,9 +8,10 @@ from typing import Any
 
 from . import _caid, _stream
 from ._errors import invalid
+from ._handles import Closing, OfProcess
 
 
-class Timeline:
+class Timeline(OfProcess, Closing):
     """A number that only grows, 1 to 2**62 - 1, in memory that processes share: what
     :meth:`caid.Client.timeline` creates, to signal, and :meth:`caid.Client.open_timeline` opens, to
     wait. Once it is open no daemon is asked.
@@ -33,11 +34,10 @@ class Timeline:
     """
 
     __slots__ = ("_timeline", "_name", "_pool", "_creator", "__weakref__")
+    _comes_from = "Client.timeline() or Client.open_timeline()"
+    _no_copy = "pass its name"
 
     _timeline: _caid.Timeline
-
-    def __new__(cls, *_args, **_kwargs):
-        raise TypeError("caid.Timeline comes from Client.timeline() or Client.open_timeline()")
 
     # --- life -------------------------------------------------------------------------------
 
@@ -47,12 +47,6 @@ class Timeline:
         thread, gets a CancelledError."""
         self._timeline.close()
 
-    def __enter__(self) -> Timeline:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
     def __del__(self, _warn=warnings.warn):
         timeline = getattr(self, "_timeline", None)
         if timeline is None:
@@ -60,9 +54,6 @@ class Timeline:
         if not timeline.closed:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
         timeline.close()
-
-    def __reduce__(self):
-        raise TypeError("a caid.Timeline cannot be copied or pickled: pass its name")
 
     def __repr__(self):
         pool = "" if self._pool is None else f" pool={self._pool!r}"

@@ -11,10 +11,11 @@ import warnings
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ._errors import CancelledError, Error, TimedOutError, closed
+from ._handles import Closing
 from ._records import Change
 
 
-class Watch:
+class Watch(Closing):
     """News of a name: what :meth:`caid.Client.watch` gives.
 
     Iterating waits for the next change, in a thread by ``for``, in asyncio by ``async for``::
@@ -67,12 +68,6 @@ class Watch:
         """Ends the watch and wakes whoever waits. Idempotent."""
         self._watch.close()
         wake(self._client)
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
 
     def __del__(self, _warn=warnings.warn):
         watch = getattr(self, "_watch", None)

@@ -20,7 +20,7 @@ from cupy.cuda.runtime import CUDARuntimeError
 
 from . import _arena, _default, _stream
 from ._client import Client
-from ._errors import NO_ROOM, Error, NotFoundError
+from ._errors import NO_ROOM, Error
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -159,10 +159,7 @@ class Allocator:
         if array.size == 0:  # it lies nowhere
             return True
         arena = self._arenas.get(array.device.id)
-        try:
-            return arena is not None and bool(arena.find(array.data.ptr))
-        except NotFoundError:
-            return False
+        return arena is not None and arena._has(array.data.ptr)
 
 
 def publish(

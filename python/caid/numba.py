@@ -29,7 +29,6 @@ from ._errors import (
     Error,
     InvalidError,
     NoDaemonError,
-    NotFoundError,
     invalid,
     unsupported,
 )
@@ -350,19 +349,14 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         return driver.IpcHandle(memory, handle, memory.size, identity, offset=found.offset)
 
     def _find_handle(self, memory):
-        source, address = self.deallocations.source, memory.device_pointer_value
-        if source is None or address is None:
-            return None
-        try:
-            source.arena._arena.find(address)
-        except NotFoundError:
+        if not self._has(memory):
             return None
         if self.memory == "device":
             raise NotImplementedError(
                 "memory of the kind 'device' has no IPC handles: leave memory / CAID_NUMBA_MEMORY "
                 "unset, or share the array by a name with caid.numba.publish()"
             )
-        return source.arena.ipc_handle(address)
+        return self.arena.ipc_handle(memory.device_pointer_value)
 
     def reset(self) -> None:
         """Ends all memory. Nothing where there is none; the next allocation makes all anew."""
@@ -396,13 +390,8 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         return self.arena.publish(name, _Described(array), metadata=metadata, stream=stream)
 
     def _has(self, memory):
-        source = self.deallocations.source
-        if source is None:
-            return False
-        try:
-            return bool(source.arena._arena.find(memory.device_pointer_value))
-        except NotFoundError:
-            return False
+        source, address = self.deallocations.source, memory.device_pointer_value
+        return source is not None and address is not None and source.arena._has(address)
 
     def _stream_number(self, stream):
         """0 is Numba's default stream, which its environment may make the per-thread one."""

@@ -21,7 +21,7 @@ import torch
 
 from . import _arena, _caid, _default, _stream
 from ._client import Client
-from ._errors import DeviceError, Error, NotFoundError
+from ._errors import DeviceError, Error
 from ._errors import device as device_error
 
 if not hasattr(torch.cuda, "MemPool"):
@@ -278,13 +278,8 @@ def _label(tensor):
 
 def _arena_with(tensor):
     arena = _arena_of(tensor.device.index) if tensor.device.type == "cuda" else None
-    try:
-        if arena is not None:
-            if tensor.numel():
-                arena.find(tensor.data_ptr())
-            return arena
-    except NotFoundError:
-        pass
+    if arena is not None and (not tensor.numel() or arena._has(tensor.data_ptr())):
+        return arena
     raise ValueError(
         f"{_label(tensor)} is not in caid's memory: make it in torch.cuda.use_mem_pool("
         "caid.torch.MemPool()), or copy it into one that was"

@@ -37,6 +37,25 @@ bench_bytes(const char *name, const int64_t *n)
     return options;
 }
 
+void
+bench_make(struct caid_client *client, const char *name, int64_t n)
+{
+    struct caid_create_options options = bench_bytes(name, &n);
+    struct caid_array *array;
+    struct caid_error error;
+
+    MUST(caid_array_create(client, &array, &options, &error), error);
+    caid_array_close(array);
+}
+
+void
+bench_drop(struct caid_client *client, const char *name)
+{
+    struct caid_error error;
+
+    MUST(caid_unlink(client, name, NULL, &error), error);
+}
+
 static void
 allow(pid_t pid, const cpu_set_t *set)
 {

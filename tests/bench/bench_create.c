@@ -53,13 +53,7 @@ check(int r, const struct drv_error *error)
 static void
 caid_cycle(struct bench *b)
 {
-    const int64_t n = N_BYTES;
-    struct caid_create_options options = bench_bytes(NULL, &n);
-    struct caid_array *array;
-    struct caid_error error;
-
-    MUST(caid_array_create(b->client, &array, &options, &error), error);
-    caid_array_close(array);
+    bench_make(b->client, NULL, N_BYTES);
 }
 
 static void

@@ -229,21 +229,7 @@ each_array(struct caid_client *client, void (*fn)(struct caid_client *client, co
 static void
 make(struct caid_client *client, const char *name)
 {
-    const int64_t n = N_BYTES;
-    struct caid_create_options options = bench_bytes(name, &n);
-    struct caid_array *array;
-    struct caid_error error;
-
-    MUST(caid_array_create(client, &array, &options, &error), error);
-    caid_array_close(array);
-}
-
-static void
-drop(struct caid_client *client, const char *name)
-{
-    struct caid_error error;
-
-    MUST(caid_unlink(client, name, NULL, &error), error);
+    bench_make(client, name, N_BYTES);
 }
 
 int
@@ -259,7 +245,7 @@ main(int argc, char **argv)
     each_array(client, make);
     print_times(argv[1]);
     print_counts(argv[1]);
-    each_array(client, drop);
+    each_array(client, bench_drop);
     caid_client_close(client);
     return 0;
 }

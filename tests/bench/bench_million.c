@@ -96,21 +96,7 @@ each_name(size_t first, size_t end, void (*fn)(struct caid_client *client, const
 static void
 make(struct caid_client *client, const char *name)
 {
-    const int64_t n = N_BYTES;
-    struct caid_create_options options = bench_bytes(name, &n);
-    struct caid_array *array;
-    struct caid_error error;
-
-    MUST(caid_array_create(client, &array, &options, &error), error);
-    caid_array_close(array);
-}
-
-static void
-drop(struct caid_client *client, const char *name)
-{
-    struct caid_error error;
-
-    MUST(caid_unlink(client, name, NULL, &error), error);
+    bench_make(client, name, N_BYTES);
 }
 
 /* ---- opening by name ---- */
@@ -201,7 +187,7 @@ run(pid_t daemon, size_t n)
     fflush(stdout);
     struct bench many = time_opens(n);
     print_opens(&few, &many);
-    double unlink_s = each_name(0, n, drop);
+    double unlink_s = each_name(0, n, bench_drop);
     printf(
         "%zu names unlinked in %.1f s, %.1f us each; %.1f MiB of the daemon's memory before, "
         "%.1f with all, %.1f after\n",
@@ -219,7 +205,7 @@ main(int argc, char **argv)
     for (size_t i = 0; i < N_CONNECTIONS; i++)
         clients[i] = bench_connect(argv[1]);
     make(clients[0], "warm"); /* what the first array alone costs is not of each */
-    drop(clients[0], "warm");
+    bench_drop(clients[0], "warm");
     run(bench_daemon_pid(clients[0]), n);
     for (size_t i = 0; i < N_CONNECTIONS; i++)
         caid_client_close(clients[i]);

@@ -2,6 +2,7 @@
 """What all tests share: a daemon, a client whose arrays have to be gone at the end, and child
 processes that are told what to do line by line."""
 
+import asyncio
 import ctypes
 import faulthandler
 import gc
@@ -14,6 +15,7 @@ import time
 import uuid
 
 import hypothesis
+import numpy
 import pytest
 
 os.environ.setdefault("CAID_CUDA_DRIVER", "soft")
@@ -217,6 +219,69 @@ def in_thread(work):
     thread = threading.Thread(target=run)
     thread.start()
     return thread, ended
+
+
+def in_threads(n, work):
+    """work(i) in n threads at once: they come to their ends, and none fails."""
+    threads = [in_thread(lambda i=i: work(i)) for i in range(n)]
+    for thread, _ in threads:
+        thread.join(PATIENCE_S)
+    assert [ended for _, ended in threads] == [[None]] * n
+
+
+def in_a_thread(call):
+    """(thread, [result]) of a call that has to wait: [] until then."""
+    thread, results = in_thread(call)
+    thread.join(0.05)  # whether it waits is shown by what it gives, not by the time
+    return thread, results
+
+
+def run_async(main):
+    return asyncio.run(asyncio.wait_for(main, PATIENCE_S))
+
+
+class Held:
+    """Holds a stream of caid's up until it is let go."""
+
+    def __init__(self, stream):
+        self.gate, self.waiting = threading.Event(), threading.Event()
+        stream.add_callback(self.hold)
+        assert self.waiting.wait(PATIENCE_S)
+
+    def hold(self, *_):
+        self.waiting.set()
+        self.gate.wait(PATIENCE_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.gate.set()
+
+
+@pytest.fixture
+def counted(client):
+    """An array that counts up, and its twin."""
+    twin = numpy.arange(24, dtype="<i4").reshape(4, 6)
+    with client.empty((4, 6), "<i4") as a:
+        a.copy_from_host(twin)
+        yield a, twin
+
+
+def forked(*refused, work=lambda: None):
+    """A forked child, in which the calls raise ForkedError and work() does not fail."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for use in refused:
+                with pytest.raises(caid.ForkedError):
+                    use()
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 NON_BLOCKING = 1  # of CU_STREAM_*: apart from the legacy default stream

@@ -61,55 +61,6 @@ def test_shapes_of_an_allocation(client, arena):
         arena.publish("x", x, stream=0)
 
 
-def test_memory_of_a_part_is_not_used_again(client, other):
-    with client.arena(block_size=2 * MIB, max_pending_count=0) as a:
-        x = a.allocate(MIB)
-        fill(client, x, np.full(MIB, 1, "u1"))
-        a.publish("x", x)
-        held = other.open("x")
-        start = x.ptr
-        del x
-        for _ in range(20):
-            y = a.allocate(MIB)
-            assert y.ptr != start
-            fill(client, y, np.full(MIB, 2, "u1"))
-            del y
-            a.trim()
-        assert a.info.published == 1 and a.info.blocks >= 1
-        client.unlink("x")
-        assert (held.copy_to_host() == 1).all()
-        held.close()
-        wait_until(lambda: _no_parts(client, a))
-        a.trim()
-        assert a.info.blocks == 0
-
-
-def _no_parts(client, arena):
-    client.dispatch()
-    return arena.info.published == 0
-
-
-def test_what_was_published_outlives_its_process(child, client):
-    c = child(
-        """
-        import numpy as np
-        c = caid.connect()
-        a = c.arena()
-        x = a.allocate(1000)
-        c.as_array(x).copy_from_host(np.full(1000, 6, "u1"))
-        a.publish("x", x)
-        step("published")
-        import os
-        os.kill(os.getpid(), 9)
-        """
-    )
-    c.expect("published")
-    c.go()
-    c.finish()
-    wait_until(lambda: client.status().connections == 1)
-    assert (seen(client, "x") == 6).all()
-
-
 # --- publishing what others have made -------------------------------------------------------
 
 

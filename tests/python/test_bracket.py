@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brackets: what may be in one, and who comes after whom."""
 
-import ctypes
 import gc
-import os
 import pickle
 import threading
 import time
 import weakref
 
 import pytest
-from brackets import begins, contents, ends, figures, filled
-from conftest import PATIENCE_S, Child, in_thread, wait_until
+from brackets import contents, figures, filled
+from conftest import PATIENCE_S
 
 import caid
 
@@ -191,65 +189,7 @@ def test_only_what_was_opened_for_writing_is_written(client, shared):
             pass
 
 
-def test_a_stream_that_captures_a_graph_is_refused(client, shared, stream):
-    """What waits or is signalled would be a part of the graph."""
-    a, _ = shared
-    graph = ctypes.c_void_p()
-    stream.call("cuStreamBeginCapture_v2", stream.handle, RELAXED)
-    try:
-        with client.timeline("t") as tl:
-            for refused in (a.read(stream).begin, lambda: tl.signal(stream, 1)):
-                with pytest.raises(caid.InvalidError, match="captures a graph"):
-                    refused()
-            with pytest.raises(caid.InvalidError, match="captures a graph"):
-                client.event().record(stream)
-    finally:
-        stream.call("cuStreamEndCapture", stream.handle, ctypes.byref(graph))
-        stream.call("cuGraphDestroy", graph)
-    with a.read(stream):
-        pass
-
-
-RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-
-
-def test_a_stream_of_another_device_is_refused():
-    code = """
-with caid.connect() as c, c.create("a", 4, device=0) as a, c.create("b", 4, device=1) as b:
-    with c.stream(device=1) as s, b.read(s), c.stream(c.devices[0].uuid) as t, a.read(t):
-        pass
-    for refused in (a.read(s := c.stream(device=1)), c.bracket(s, read=[b], write=[a])):
-        try:
-            refused.begin()
-        except caid.DeviceError:
-            continue
-        sys.exit("not refused")
-    s.close()
-    assert c.status().brackets == 0
-"""
-    with caid.LocalDaemon(devices=2) as d:
-        assert Child(code, d.env).finish() == (0, "")
-
-
 # --- who comes after whom -------------------------------------------------------------------
-
-
-def test_many_read_one_writes(client, shared):
-    a, b = shared
-    with a.read(), b.read(), b.read():
-        assert figures(client) == (3, 0, 0, False)
-        writer = begins(a.view().write(timeout=PATIENCE_S))
-        wait_until(lambda: figures(client)[2] == 1)
-        assert not writer.begun.is_set()
-        late = begins(b.read())
-        wait_until(lambda: figures(client)[2] == 2)
-        with b.read(timeout=0):  # this thread reads already: no writer is before it
-            pass
-    assert writer.begun.wait(PATIENCE_S) and figures(client) == (0, 1, 1, False)
-    assert not late.begun.is_set()
-    ends(writer)
-    assert late.begun.wait(PATIENCE_S)
-    ends(late)
 
 
 def test_timeouts_and_tries(client, shared):
@@ -285,59 +225,7 @@ def test_deadlocks(client, shared):
     assert figures(client) == (0, 0, 0, False)
 
 
-def test_opposite_nesting_is_found_out(client, other, shared):
-    a, b = shared
-    with client.create("second", 4) as a2, other.open("second", "rw") as b2:
-        inner = []
-
-        def nest():
-            with b2.write():
-                begun.set()
-                try:
-                    with b.write(timeout=PATIENCE_S):
-                        inner.append("entered")
-                except caid.DeadlockError:
-                    inner.append("deadlock")
-
-        begun = threading.Event()
-        with a.write():
-            thread, ended = in_thread(nest)
-            assert begun.wait(PATIENCE_S)
-            try:
-                with a2.write(timeout=PATIENCE_S):
-                    inner.append("entered")
-            except caid.DeadlockError:
-                inner.append("deadlock")
-        thread.join(PATIENCE_S)
-        assert ended == [None] and sorted(inner) == ["deadlock", "entered"]
-    client.unlink("second")
-
-
-def test_threads_exclude_each_other(client, other, shared):
-    a, b = shared
-
-    def count(array):
-        for _ in range(50):
-            with array.write() as v:
-                n = int.from_bytes(contents(v[:1]), "little")
-                v[:1].copy_from_host((n + 1).to_bytes(4, "little"))
-
-    threads = [in_thread(lambda x=x: count(x)) for x in (a, b, a, b)]
-    for thread, ended in threads:
-        thread.join(PATIENCE_S)
-        assert ended == [None]
-    assert int.from_bytes(contents(a[:1]), "little") == 200
-
-
 # --- figures and leaks ----------------------------------------------------------------------
-
-
-def test_what_a_user_is_charged(client, shared):
-    a, b = shared
-    with a.read(), b.read():
-        [user] = [u for u in client.users() if u.uid == os.getuid()]
-        assert user.brackets == client.status().brackets == 2
-    assert client.status().brackets == 0
 
 
 def test_nothing_is_left_of_many_brackets(client, shared):
@@ -359,3 +247,67 @@ def test_nothing_is_left_of_many_brackets(client, shared):
         gc.collect()
         assert len(gc.get_objects()) - objects < 50
     assert client.status().brackets == 0
+
+
+# --- the work of streams ---------------------------------------------------------------------
+
+
+def one_after_the_other(client, shared, out):
+    """A write on one client's stream, a read on the other's. Whether the first was done when the
+    second had been enqueued behind it."""
+    a, b = shared
+    with client.stream(non_blocking=True) as s, client.stream(non_blocking=True) as t:
+        with a.write(s) as v:
+            v.copy_from_host(filled(7), stream=s)
+        with b.read(t) as v:
+            was_done = s.query()
+            v.copy_to_host(out, stream=t)  # holds the host: the memory is not page-locked
+        t.synchronize()
+        s.synchronize()
+        return was_done
+
+
+def test_a_read_comes_after_the_write(client, shared, slow, memops):
+    out = bytearray(4000)
+    assert not one_after_the_other(client, shared, out), "no host waited"
+    assert out == filled(7)
+
+
+def test_copies_on_other_streams_come_before_the_end(client, other, shared, memops):
+    a, b = shared
+    gate = threading.Event()
+    s, t = (client.stream(non_blocking=True) for _ in range(2))
+    u = other.stream(non_blocking=True)
+    with s, t, u, client.empty_like(a) as source, other.empty_like(a) as target:
+        source.copy_from_host(filled(9))
+        t.add_callback(lambda *_: gate.wait(PATIENCE_S))
+        with a.write(s) as v:
+            v.copy_from(source, stream=t)
+        with b.read(u) as v:
+            target.copy_from(v, stream=u)
+        s_is_held, u_is_held = not s.query(), not u.query()
+        gate.set()
+        u.synchronize()
+        assert contents(target) == filled(9) and s_is_held and u_is_held
+
+
+def test_what_a_bracket_has_left_is_pending(client, shared):
+    """Outside brackets the dict names a stream on which to wait for it."""
+    a, _ = shared
+    gate = threading.Event()
+    with client.stream() as s:
+        with a.read(s) as v:
+            s.add_callback(lambda *_: gate.wait(PATIENCE_S))
+        assert v.__cuda_array_interface__["stream"] == s.ptr
+        assert a.__cuda_array_interface__["stream"] not in (None, s.ptr)
+        gate.set()
+        a.synchronize()
+        assert a.__cuda_array_interface__["stream"] is None
+        gate.clear()
+        with pytest.raises(KeyError), a.write(s):
+            s.add_callback(lambda *_: gate.wait(PATIENCE_S))
+            raise KeyError
+        assert a.__cuda_array_interface__["stream"] is not None
+        gate.set()
+        a.synchronize()
+    a.discard()

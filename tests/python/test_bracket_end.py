@@ -9,7 +9,7 @@ import time
 
 import pytest
 from brackets import begins, contents, ends, entry, figures, filled
-from conftest import PATIENCE_S, in_thread, n_leases, wait_until
+from conftest import PATIENCE_S, forked, in_thread, n_leases, wait_until
 
 import caid
 from caid import _pending
@@ -50,17 +50,6 @@ def test_a_read_that_is_left_by_an_exception_abandons_nothing(client, shared):
             pass
         assert not entry(client, "second").abandoned
     client.unlink("second")
-
-
-def test_discard(client, shared):
-    a, b = shared
-    a.discard()  # there is nothing to discard
-    bracket = a.write()
-    bracket.begin()
-    bracket.abandon()
-    b.discard()
-    with a.read(timeout=0):
-        pass
 
 
 def test_one_that_is_never_ended_is_told_of(client, shared):
@@ -227,23 +216,6 @@ def test_one_that_does_not_end_is_seen(child, client, shared):
     c.kill()
 
 
-def test_a_writer_that_dies_in_its_bracket(child, client, shared):
-    a, b = shared
-    c = child(WRITER)
-    c.expect("begun")
-    reader = begins(a.read())
-    wait_until(lambda: figures(client)[2] == 1)
-    writer = begins(b.write())
-    wait_until(lambda: figures(client)[2] == 2)
-    c.kill()
-    reader.join(PATIENCE_S)
-    assert isinstance(reader.ended[0], caid.AbandonedError)
-    assert writer.begun.wait(PATIENCE_S)
-    ends(writer)
-    with a.read(timeout=0):
-        pass
-
-
 def test_a_writer_that_dies_before_its_work_is_done(child, client, shared, memops):
     """Whose stream waited is let go, and told: at the end of the bracket, by check(), by
     synchronize()."""
@@ -365,20 +337,6 @@ def test_a_forked_child_leaves_brackets_alone(client, shared):
     a, b = shared
     with a.write() as v:
         bracket = b.read()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for use in (bracket.begin, lambda: a.write().begin(), a.discard):
-                    try:
-                        use()
-                    except caid.ForkedError:
-                        continue
-                    os._exit(1)
-                v.close()
-                gc.collect()
-                os._exit(0)
-            finally:
-                os._exit(2)
-        assert os.waitpid(pid, 0)[1] == 0
+        forked(bracket.begin, lambda: a.write().begin(), a.discard, work=lambda: (v.close(), gc.collect()))
         assert figures(client) == (0, 1, 0, False)
     assert figures(client) == (0, 0, 0, False)

@@ -2,11 +2,11 @@
 """Consumer of the CUDA Array Interface: as_array() and from_cuda_array_interface()."""
 
 import gc
-import threading
 import weakref
 
 import numpy as np
 import pytest
+from conftest import in_a_thread
 
 import caid
 
@@ -23,15 +23,6 @@ class Producer:
     @property
     def __cuda_array_interface__(self):
         return self.desc
-
-
-@pytest.fixture
-def counted(client):
-    """An array that counts up, and its twin."""
-    twin = np.arange(24, dtype="<i4").reshape(4, 6)
-    with client.empty((4, 6), "<i4") as a:
-        a.copy_from_host(twin)
-        yield a, twin
 
 
 # --- what is taken --------------------------------------------------------------------------
@@ -216,16 +207,12 @@ def test_the_stream_is_waited_for(counted, stream):
     a, _ = counted
     stream.hold_up()
     stream.fill(a, 0x11)
-    seen = []
 
     def consume():
-        with caid.as_array(Producer(a, stream=stream.handle.value)) as b:
-            seen.append(np.asarray(a).copy())
-            assert not b.closed
+        with caid.as_array(Producer(a, stream=stream.handle.value)):
+            return np.asarray(a).copy()
 
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    consumer.join(0.05)  # whether it waits is shown by what it sees, not by the time
+    consumer, seen = in_a_thread(consume)
     assert seen == []
     stream.gate.set()
     consumer.join()

@@ -76,6 +76,25 @@ def test_show(client):
         assert a.ptr
 
 
+def test_show_tells_who_holds_what(child, client):
+    c = child(
+        """
+        with caid.connect(name="writer") as c, c.create("shared", 1000, "<i4") as a:
+            step("created")
+        """
+    )
+    c.expect("created")
+    with client.open("shared") as a:
+        details = client.show("shared")
+        assert details.entry.leases == 2
+        holders = {(h.client, h.pid, h.uid, h.readonly) for h in details.holders}
+        assert ("writer", c.pid, os.getuid(), False) in holders
+        assert os.getpid() in {pid for _, pid, _, readonly in holders if readonly}
+        assert details.block == a._memory.block and details.offset == a._memory.offset
+        assert details.block_size % client.devices[0].granularity == 0
+    c.kill()
+
+
 def test_show_of_a_struct_has_its_fields(client):
     client.create("a", 1, [("x", "<f4")]).close()
     assert client.show("a").descr == '[["x","<f4"]]'

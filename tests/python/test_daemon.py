@@ -12,7 +12,7 @@ import sys
 
 import numpy
 import pytest
-from conftest import wait_until
+from conftest import forked, wait_until
 
 import caid
 from caid import _daemon
@@ -74,13 +74,7 @@ def test_the_interpreters_exit_stops_it():
 
 def test_a_forked_child_leaves_it_alone():
     with caid.LocalDaemon() as d:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                d.stop()
-            finally:
-                os._exit(0)
-        os.waitpid(pid, 0)
+        forked(work=d.stop)
         with d.connect() as c:
             c.ping()
 

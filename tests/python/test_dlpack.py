@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import in_thread, n_leases, wait_until
+from conftest import in_a_thread, in_thread, in_threads, n_leases, wait_until
 
 import caid
 
@@ -153,15 +153,6 @@ class Foreign:
     def __dlpack__(self, **asked):
         self.asked.append(asked)
         return self.array.__dlpack__(**asked)
-
-
-@pytest.fixture
-def counted(client):
-    """An array that counts up, and its twin."""
-    twin = np.arange(24, dtype="<i4").reshape(4, 6)
-    with client.empty((4, 6), "<i4") as a:
-        a.copy_from_host(twin)
-        yield a, twin
 
 
 def leases(client):
@@ -347,9 +338,7 @@ def test_any_thread_may_end_it(client):
     a = client.empty(3, "<i4")
     c = Consumer(a.__dlpack__())
     a.close()
-    thread = threading.Thread(target=c.end)
-    thread.start()
-    thread.join()
+    in_threads(1, lambda _: c.end())
     assert leases(client) == 0
 
 
@@ -606,15 +595,12 @@ def test_without_a_stream_it_is_the_legacy_one(client, streams):
     a, _ = pending(client, s)
     with a:
         c = Consumer(a.__dlpack__())
-        done = []
 
         def synchronize():
             client._stream_synchronize(1, 0)
-            done.append(s.gate.is_set())
+            return s.gate.is_set()
 
-        thread = threading.Thread(target=synchronize)
-        thread.start()
-        thread.join(0.05)  # whether it waits is shown by what it has seen, not by the time
+        thread, done = in_a_thread(synchronize)
         s.gate.set()
         thread.join()
         assert done == [True]
@@ -640,10 +626,7 @@ def test_the_host_waits_where_it_is_to_read(client, streams):
         source.copy_from_host(np.full(1000, 7, "<i4"))
         s.hold_up()
         a.copy_from(source, stream=s.number)
-        seen = []
-        thread = threading.Thread(target=lambda: seen.append(np.from_dlpack(a).copy()))
-        thread.start()
-        thread.join(0.05)
+        thread, seen = in_a_thread(lambda: np.from_dlpack(a).copy())
         assert seen == []
         s.gate.set()
         thread.join()

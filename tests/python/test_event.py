@@ -4,27 +4,12 @@
 import gc
 import os
 import pickle
-import threading
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, in_thread, n_live, wait_until
+from conftest import PATIENCE_S, Held, forked, in_thread, n_live, wait_until
 
 import caid
-
-
-class Held:
-    """Holds a stream up until it is let go."""
-
-    def __init__(self, stream):
-        self.gate = threading.Event()
-        stream.add_callback(lambda *_: self.gate.wait(PATIENCE_S))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.gate.set()
 
 
 @pytest.fixture
@@ -53,18 +38,6 @@ def test_an_event_is_passed_with_what_was_before_it(client, two):
         assert called == [True]
         thread.join(PATIENCE_S)
         assert ended == [None] and e.query()
-
-
-def test_the_record_of_the_time_of_the_wait_counts(client, two):
-    s, t = two
-    e = client.event(blocking_sync=True)
-    e.record(s)
-    with Held(s):
-        e.wait(t)
-        e.record(s)
-        t.synchronize()
-        assert not e.query()
-    e.synchronize()
 
 
 @pytest.mark.parametrize("method", ["record", "wait"])
@@ -204,18 +177,5 @@ def test_what_is_no_handle(client):
 def test_a_forked_child_leaves_events_alone(client):
     e = client.event(ipc=True)
     e.record(1)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            for use in (e.query, e.synchronize, lambda: e.record(1), client.event):
-                try:
-                    use()
-                except caid.ForkedError:
-                    continue
-                os._exit(1)
-            e.close()
-            os._exit(0)
-        finally:
-            os._exit(2)
-    assert os.waitpid(pid, 0)[1] == 0
+    forked(e.query, e.synchronize, lambda: e.record(1), client.event, work=e.close)
     e.synchronize()

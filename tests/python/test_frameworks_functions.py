@@ -10,7 +10,7 @@ import signal
 
 import frameworks
 import pytest
-from conftest import in_thread, wait_until
+from conftest import in_threads, wait_until
 
 import caid
 from caid import _caid
@@ -181,10 +181,7 @@ def test_from_many_threads(entry, soft):
         for ptr, nbytes in held:
             entry.free(ptr, nbytes)
 
-    threads = [in_thread(lambda seed=seed: work(seed)) for seed in range(1, 7)]
-    for thread, _ in threads:
-        thread.join()
-    assert [ended for _, ended in threads] == [[None]] * 6
+    in_threads(6, lambda i: work(i + 1))
 
 
 def test_a_later_arena_allocates_and_the_earlier_frees(entry, client):
@@ -227,10 +224,7 @@ def test_threads_that_are_short_at_once():
                     return torch_error()
                 e.free(ptr)
 
-        threads = [in_thread(lambda seed=seed: work(seed)) for seed in range(3)]
-        for thread, _ in threads:
-            thread.join()
-        assert [ended for _, ended in threads] == [[None]] * 3
+        in_threads(3, work)
 
 
 CODE = """

@@ -12,7 +12,7 @@ import weakref
 
 import numpy
 import pytest
-from conftest import wait_until
+from conftest import forked, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -381,17 +381,14 @@ entered = caid.pinned(numpy.zeros(4)); entered.__enter__()
 def test_a_forked_child_leaves_the_parents_memory_alone(client):
     arrays = [caid.pinned_array(4), caid.mapped_array(4), caid.managed_array(4)]
     with client.watch("w") as watch:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                arrays.clear()
-                watch.close()
-                gc.collect()
-                caid.default_client().ping()  # its own
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitpid(pid, 0)[1] == 0
+
+        def work():
+            arrays.clear()
+            watch.close()
+            gc.collect()
+            caid.default_client().ping()  # its own
+
+        forked(work=work)
         for a in arrays:
             a[:] = 1
         client.create("w", 4).close()

@@ -89,14 +89,6 @@ def test_kinds_that_are_none(client, memory):
         make(client, 5)
 
 
-@pytest.mark.parametrize("alignment", [512, 4096, 1 << 21])
-def test_alignment(client, alignment):
-    arrays = [client.empty(5, "|u1", alignment=alignment) for _ in range(3)]
-    for a in arrays:
-        assert a.ptr % alignment == 0
-        a.close()
-
-
 @pytest.mark.parametrize("alignment", [3, 1 << 22, 1 << 63])
 def test_alignments_that_are_none(client, alignment):
     with pytest.raises(caid.InvalidError, match="alignment"):
@@ -194,39 +186,6 @@ def test_a_closed_client_leaves_numpy_its_memory(client, child):
     c.go()
     assert c.finish() == (0, "")
     wait_until(lambda: client.memory_info().arrays == 0)
-
-
-def test_two_processes_and_the_device_see_each_others_bytes(client, child):
-    """The writer's stores are in its own page-locked memory; the driver copies them."""
-    with client.create("shared", 1024, "<i4", memory="pinned") as a:
-        x = numpy.asarray(a)
-        x[:] = numpy.arange(1024)
-        c = child(
-            """
-            import numpy
-            with caid.connect() as c, c.open("shared", "rw") as a, c.empty(1024, "<i4") as d:
-                y = numpy.asarray(a)
-                assert (y == numpy.arange(1024)).all()
-                d.copy_from(a)
-                assert (d.copy_to_host() == numpy.arange(1024)).all()
-                y[:] = y * 2
-                step("stored")
-                d.copy_from_host(y * 2)
-                d.copy_to(a)
-                step("copied")
-                del y
-            """
-        )
-        with client.empty(1024, "<i4") as d:
-            for line, factor in (("stored", 2), ("copied", 8)):
-                c.expect(line)
-                assert (x == numpy.arange(1024) * factor).all()
-                d.copy_from(a)
-                assert (d.copy_to_host() == x).all()
-                x[:] = numpy.arange(1024) * factor * 2
-                c.go()
-        assert c.finish() == (0, "")
-        del x
 
 
 def test_managed_memory_is_of_one_process(client):
@@ -390,63 +349,9 @@ def test_what_is_freed_waits_in_the_queue(client):
     assert (after.quarantined, after.quarantined_bytes, client.status().release_errors) == (0, 0, 0)
 
 
-def test_deferring_nests(client):
-    def pending():
-        client.empty(1000, "|u1").close()
-        client.flush()
-        return client.memory_info().pending
-
-    with client.defer_cleanup():
-        with client.defer_cleanup():
-            assert pending() == 1
-        assert pending() == 2
-        with pytest.raises(KeyError), client.defer_cleanup():
-            raise KeyError
-        assert pending() == 3
-    assert pending() == 0
-
-
-def test_deferring_ends_with_the_connection(daemon, client):
-    with daemon.connect() as c:
-        with c.defer_cleanup():
-            client.empty(1000, "|u1").close()
-            client.flush()
-            assert client.memory_info().pending == 1
-            c.close()
-    wait_until(lambda: client.users()[0].deferred == 0)
-    assert client.flush().entries == 1
-
-
 def test_a_use_without_begin_is_refused(client):
     with pytest.raises(caid.Error):
         client._defer_end()
-
-
-def test_the_reserve_serves_the_next(client):
-    client.flush()
-    client.empty(1000, "|u1").close()
-    wait_until(lambda: client.memory_info().arrays == 0)
-    assert client.memory_info().blocks == 1
-    assert client.memory_info().available >= 1 << 20
-    assert client.flush(0).blocks == 1
-    assert client.flush(device=client.devices[0].uuid) == (0, 0, 0)
-
-
-def test_small_arrays_share_a_block(client):
-    arrays = [client.empty(1000, "|u1") for _ in range(100)]
-    assert len({a._memory.block for a in arrays}) == 1
-    info = client.memory_info()
-    assert (info.blocks, info.arrays, info.allocated) == (1, 100, 100 * 1024)
-    (pool,) = [p for p in client.pools() if p.name == client.status().pool]
-    assert (pool.blocks, pool.allocated, pool.used) == (1, info.allocated, info.used)
-    assert pool.holes + pool.allocated == pool.used and pool.largest <= pool.holes
-    for a in arrays[::2]:
-        a.close()
-    client.flush()
-    (pool,) = [p for p in client.pools() if p.name == client.status().pool]
-    assert pool.allocated == 50 * 1024 and pool.holes + pool.allocated == pool.used
-    for a in arrays[1::2]:
-        a.close()
 
 
 def test_devices_are_given_by_index_or_uuid(client):
@@ -461,18 +366,6 @@ def test_devices_are_given_by_index_or_uuid(client):
 
 
 # --- who pins memory ------------------------------------------------------------------------
-
-
-def test_pinned_memory_is_charged_as_such(client):
-    client.flush()
-    before = client.memory_info()
-    with make(client, "pinned", 4096, "|u1"), make(client, "mapped", 4096, "|u1"):
-        user = client.users()[0]
-        assert (user.pinned, user.bytes) == (8192, 0)
-        info = client.memory_info()
-        assert info.pinned > before.pinned and info.used == before.used
-        (pool,) = [p for p in client.pools() if p.name == client.status().pool]
-        assert pool.pinned == info.pinned and pool.used == 0
 
 
 def test_who_pins_memory_after_its_name_is_gone(client, child):
@@ -500,17 +393,6 @@ def test_who_pins_memory_after_its_name_is_gone(client, child):
     c.go()
     assert c.finish() == (0, "")
     wait_until(lambda: client.unnamed() == [])
-
-
-def test_what_a_user_is_charged(client):
-    client.flush()
-    base = client.users()[0]
-    with client.create("a", 1024, "|u1"), client.empty(512, "|u1"), client.watch("b"):
-        user = client.users()[0]
-        assert isinstance(user, caid.User) and user.connections == 1
-        assert (user.arrays, user.names, user.leases, user.watches) == (2, 1, 2, 1)
-        assert user.bytes - base.bytes == 1536 and user.host > 0
-        assert client.status().watches == 1
 
 
 # --- metadata -------------------------------------------------------------------------------

@@ -3,10 +3,9 @@
 in test_numba_share.py, Numba's own tests are in test_numba_own.py."""
 
 import gc
-import threading
 
 import pytest
-from conftest import wait_until
+from conftest import in_threads, wait_until
 from numba_here import *  # noqa: F401, F403 (the fixtures)
 from numba_here import MIB, array_of, config, cuda, driver, equal, kill, np
 
@@ -110,9 +109,7 @@ def test_the_last_reference_may_go_anywhere(manager):
         pass
     del a
     assert len(manager.deallocations) == 1
-    thread = threading.Thread(target=b.clear)
-    thread.start()
-    thread.join()
+    in_threads(1, lambda _: b.clear())
     assert len(manager.deallocations) == 2
     assert manager.arena.info.allocations == 0
 
@@ -192,24 +189,6 @@ def test_the_limit_of_bytes(manager, limits):
         limits(ratio=ratio)
         cuda.device_array(1, np.int8)
         assert len(manager.deallocations) == 0
-
-
-def test_memory_is_not_used_again_while_it_waits(manager):
-    a = cuda.to_device(array_of(100))
-    address = a.gpu_data.device_pointer_value
-    del a
-    others = [cuda.to_device(array_of(100)) for _ in range(20)]
-    assert address not in [b.gpu_data.device_pointer_value for b in others]
-
-
-def test_a_loop_needs_no_more_than_a_block(manager):
-    seen = set()
-    for _ in range(2000):
-        a = cuda.device_array(64 * 1024, np.int8)  # 125 MiB in all
-        seen.add(a.gpu_data.device_pointer_value)
-    info = manager.arena.info
-    assert (info.n_allocs, info.n_leased, info.blocks) == (2000, 1, 1)
-    assert len(seen) < 1000
 
 
 def test_views_keep_the_memory(manager):
@@ -354,22 +333,6 @@ def test_out_of_memory_and_recovery(manager):
     del arrays[:]
     again = cuda.device_array(2 * quarter, np.int8)
     assert again.size == 2 * quarter
-
-
-def test_want_of_memory_frees_what_waits(manager, limits):
-    total = cuda.current_context().get_memory_info().total
-    limits(ratio=1.0)
-    for _ in range(8):
-        cuda.device_array(total // 3, np.int8)
-    with cuda.defer_cleanup():  # R12: nothing to be had, so it fails
-        while True:
-            try:
-                cuda.device_array(total // 3, np.int8)
-            except driver.CudaAPIError as e:
-                assert e.code == 2
-                break
-        assert len(manager.deallocations) > 0
-    cuda.device_array(total // 3, np.int8)
 
 
 @pytest.mark.parametrize("error", ["OutOfMemoryError", "QuotaError", "LimitError"])
@@ -561,11 +524,7 @@ def test_threads(manager):
                 with cuda.defer_cleanup():
                     kept.pop(0)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(n_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(n_threads, work)
     assert not wrong
     manager.deallocations.clear()
     info = manager.arena.info

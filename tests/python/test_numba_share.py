@@ -141,27 +141,7 @@ def test_publish(manager, client, child):
     assert c.finish() == (0, "")
 
 
-def test_publish_again(manager, client):
-    generation = 0
-    for i in range(3):
-        a = cuda.to_device(array_of(10, i))
-        last, generation = generation, caid.numba.publish("again", a)
-        assert generation > last
-        del a
-        with client.open("again") as b:
-            equal(b, array_of(10, i))
-            assert b.generation == generation
-    wait_until(lambda: manager.arena.info.published == 1)
-    client.unlink("again")
-    wait_until(lambda: manager.arena.info.published == 0)
-
-
-def test_publish_on_a_stream(manager, client):
-    stream = cuda.stream()
-    a = cuda.to_device(array_of(10), stream=stream)
-    caid.numba.publish("weights", a, stream=stream)
-    with client.open("weights") as b:
-        equal(b, array_of(10))
+def test_publish_a_record(manager, client):
     record = cuda.to_device(np.zeros(3, np.dtype([("x", "<f4"), ("y", "<i8")], align=True)))
     manager.publish("record", record)
     with client.open("record") as b:

@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from conftest import in_thread
 
 import caid
 
@@ -116,9 +117,8 @@ def test_what_is_written_is_not_read_before(client, memory, streams, write):
 def test_the_per_thread_stream_of_another_thread(client, memory, streams):
     """No thread can make another's stream wait: the copy has happened when the call returns."""
     a, _, _ = memory
-    s, made = streams[0], []
-    thread = threading.Thread(target=lambda: made.append(client.as_array(Producer(a, 2))))
-    thread.start()
+    s = streams[0]
+    thread, made = in_thread(lambda: client.as_array(Producer(a, 2)))
     thread.join()
     with client.empty(N, "<i4") as there, made.pop() as b:
         s.hold_up()

@@ -4,6 +4,7 @@
 import ast
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -40,12 +41,34 @@ def test_the_stub_is_the_extensions():
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     public = {name for name in vars(_caid) if not name.startswith("_")}
-    assert public == set(classes) | functions
-    for name, node in classes.items():
-        told = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-        told |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
+    assert public == {name for name in classes if not name.startswith("_")} | functions
+    for name in public & set(classes):
+        told = members(classes[name], classes)
         there = {member for member in vars(getattr(_caid, name)) if not member.startswith("__")}
         assert there == {member for member in told if not member.startswith("__")}
+
+
+def members(node, classes):
+    told = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+    told |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
+    return told.union(*(members(classes[base.id], classes) for base in node.bases))
+
+
+RECORDS = {
+    "arena_info": caid.ArenaInfo, "details": caid.Details, "device": caid.Device, "entry": caid.Entry,
+    "flushed": caid.Flushed, "holder": caid.Holder, "memory": caid.MemoryInfo, "pool": caid.Pool,
+    "status": caid.Status, "timeline": caid.TimelineEntry, "user": caid.User,
+}  # fmt: skip
+
+
+def test_records_are_in_the_order_of_their_names():
+    """The extension makes tuples by tables of C fields, the package names what is in them."""
+    sources = pathlib.Path(__file__).parents[2] / "python" / "_caid"
+    text = "".join(source.read_text() for source in sources.glob("*.c"))
+    for table, record in RECORDS.items():
+        (fields,) = re.findall(rf"py_field {table}_fields\[\] = \{{(.*?)\{{0\}}", text, re.DOTALL)
+        names = re.findall(rf"F\((\w+)\)|\.make = (?:{table}_)?(\w+)", fields)
+        assert tuple(a or b for a, b in names) == record._fields, table
 
 
 def test_it_is_marked_as_typed():

@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, in_thread, n_leases, softcuda, wait_until
+from conftest import PATIENCE_S, forked, in_a_thread, in_thread, in_threads, n_leases, softcuda, wait_until
 
 import caid
 from caid import _pending
@@ -40,15 +40,6 @@ def sevens(client):
     data = caid.pinned_array(N, "<i4", client=client)
     data[:] = 7
     return data
-
-
-def in_a_thread(call):
-    """[result] of a call that has to wait: [] until then."""
-    results = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-    thread.join(0.05)  # whether it waits is shown by what it gives, not by the time
-    return thread, results
 
 
 # --- which stream ---------------------------------------------------------------------------
@@ -175,18 +166,17 @@ def waits(stream, zeros, sevens, call):
     return results[0]
 
 
-def test_copies_without_a_stream_wait(zeros, sevens, streams):
-    assert (waits(streams[0], zeros, sevens, zeros.copy_to_host) == 7).all()
+READS = {
+    "a copy without a stream": lambda array, _seen: array.copy_to_host(),
+    "NumPy": lambda array, _seen: np.asarray(array).copy(),
+    "synchronize": lambda array, seen: array.synchronize() or seen.copy(),
+}
 
 
-def test_numpy_waits(zeros, sevens, streams):
-    assert (waits(streams[0], zeros, sevens, lambda: np.asarray(zeros).copy()) == 7).all()
-
-
-def test_synchronize_waits(zeros, sevens, streams):
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_who_reads_waits(zeros, sevens, streams, read):
     seen = np.asarray(zeros)
-    call = lambda: zeros.synchronize() or seen.copy()  # noqa: E731
-    assert (waits(streams[0], zeros, sevens, call) == 7).all()
+    assert (waits(streams[0], zeros, sevens, lambda: read(zeros, seen)) == 7).all()
 
 
 def test_publishing_waits(client, zeros, sevens, streams):
@@ -571,22 +561,12 @@ def test_marks_do_not_pile_up(client, zeros, sevens, stream):
 
 
 def test_many_threads_copy_on_one_array(client, zeros, sevens, streams):
-    failures = []
+    def work(i):
+        for _ in range(100):
+            zeros.copy_from_host(sevens, stream=streams[i % 2].number)
+            exported(zeros)
 
-    def work(s):
-        try:
-            for _ in range(100):
-                zeros.copy_from_host(sevens, stream=s.number)
-                exported(zeros)
-        except caid.Error as e:
-            failures.append(e)
-
-    threads = [threading.Thread(target=work, args=(s,)) for s in streams * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(4, work)
     zeros.synchronize()
     assert exported(zeros) is None and (zeros.copy_to_host() == 7).all()
 
@@ -594,12 +574,10 @@ def test_many_threads_copy_on_one_array(client, zeros, sevens, streams):
 def test_a_fork_has_nothing_under_way(client, zeros, sevens, stream):
     stream.hold_up()
     zeros.copy_from_host(sevens, stream=stream.number)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            ok = _pending._kept.list == [] and exported(zeros) is None
-        finally:
-            os._exit(0 if ok else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def work():
+        assert _pending._kept.list == [] and exported(zeros) is None
+
+    forked(work=work)
     stream.gate.set()
     zeros.synchronize()

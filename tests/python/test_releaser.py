@@ -12,7 +12,7 @@ import time
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, in_thread, wait_until
+from conftest import PATIENCE_S, forked, in_thread, wait_until
 
 import caid
 from caid import _releaser
@@ -465,19 +465,14 @@ def test_a_dead_daemon_ends_the_releaser():
 
 def test_a_forked_child_has_none(client, arena):
     x = publish(arena)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            assert n_releasers() == 0 and not _releaser._releasers
-            try:
-                publish(arena, "y")
-            except caid.ForkedError:
-                status = 0
-            client.close()
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def work():
+        assert n_releasers() == 0 and not _releaser._releasers
+        with pytest.raises(caid.ForkedError):
+            publish(arena, "y")
+        client.close()
+
+    forked(work=work)
     assert n_releasers() == 1
     client.unlink("x")
     wait_until(lambda: x() is None)

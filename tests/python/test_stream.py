@@ -7,7 +7,6 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,30 +14,11 @@ import warnings
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, in_thread, n_live, wait_until
+from conftest import PATIENCE_S, Held, forked, in_thread, in_threads, n_live, run_async, wait_until
 
 import caid
 
 LEGACY, PER_THREAD = 1, 2
-
-
-class Held:
-    """Holds a stream up until it is let go."""
-
-    def __init__(self, stream):
-        self.gate, self.waiting = threading.Event(), threading.Event()
-        stream.add_callback(self.hold)
-        assert self.waiting.wait(PATIENCE_S)
-
-    def hold(self, *_):
-        self.waiting.set()
-        self.gate.wait(PATIENCE_S)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.gate.set()
 
 
 # --- created --------------------------------------------------------------------------------
@@ -314,20 +294,6 @@ def test_close_while_others_wait(client):
     assert [ended for _, ended in waiters] == [[None]] * 4
 
 
-def test_many_threads_create_and_close(client, soft):
-    before = n_live("streams")
-
-    def work():
-        for _ in range(50):
-            with client.stream() as s:
-                s.synchronize()
-
-    for thread, ended in [in_thread(work) for _ in range(4)]:
-        thread.join(PATIENCE_S)
-        assert ended == [None]
-    assert n_live("streams") == before
-
-
 # --- callbacks ------------------------------------------------------------------------------
 
 
@@ -469,19 +435,12 @@ def test_callbacks_of_many_streams_and_threads(client):
                 s.add_callback(lambda _stream, _status, arg: called.append(arg), (i, j))
             s.synchronize()
 
-    threads = [in_thread(lambda i=i: work(i)) for i in range(4)]
-    for thread, ended in threads:
-        thread.join(PATIENCE_S)
-        assert ended == [None]
+    in_threads(4, work)
     for i in range(4):
         assert [arg for arg in called if arg[0] == i] == [(i, j) for j in range(100)]
 
 
 # --- asyncio --------------------------------------------------------------------------------
-
-
-def run(main):
-    return asyncio.run(asyncio.wait_for(main, PATIENCE_S))
 
 
 def test_async_done(client, slow):
@@ -495,7 +454,7 @@ def test_async_done(client, slow):
             s.synchronize()  # the callback's thread may be on its way back still
             assert s.query()
 
-    run(main())
+    run_async(main())
 
 
 def test_the_loop_goes_on_meanwhile(client):
@@ -508,7 +467,7 @@ def test_the_loop_goes_on_meanwhile(client):
             await slow_one
             await asyncio.gather(*(each.async_done() for each in (s, t) for _ in range(20)))
 
-    run(main())
+    run_async(main())
 
 
 def test_a_future_that_is_cancelled(client):
@@ -524,7 +483,7 @@ def test_a_future_that_is_cancelled(client):
             await s.async_done()
             assert future.cancelled() and not reported
 
-    run(main())
+    run_async(main())
 
 
 def test_a_loop_that_is_closed_meanwhile(client, monkeypatch):
@@ -536,7 +495,7 @@ def test_a_loop_that_is_closed_meanwhile(client, monkeypatch):
             async def main():
                 return s.async_done()
 
-            future = run(main())
+            future = run_async(main())
         s.synchronize()
         done = threading.Event()
         s.add_callback(lambda *_: done.set())
@@ -552,7 +511,7 @@ def test_a_stream_that_is_closed_meanwhile(client):
             s.close()
         assert await future is None
 
-    run(main())
+    run_async(main())
 
 
 def test_async_done_needs_a_loop(client):
@@ -595,38 +554,12 @@ def test_async_done_tells_what_failed(child):
 def test_a_forked_child_leaves_streams_alone(client, soft):
     with client.stream() as s:
         s.synchronize()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for use in (s.synchronize, s.query, lambda: s.add_callback(print), client.stream):
-                    try:
-                        use()
-                    except caid.ForkedError:
-                        continue
-                    os._exit(1)
-                s.close()
-                client.close()
-                gc.collect()
-                os._exit(0)
-            finally:
-                os._exit(2)
-        assert os.waitpid(pid, 0)[1] == 0
+        uses = (s.synchronize, s.query, lambda: s.add_callback(print), client.stream)
+        forked(*uses, work=lambda: (s.close(), client.close(), gc.collect()))
         s.synchronize()
 
 
-IMPORTS = "import sys, threading, time, caid\n"
-
-
-def exit_of(code, address, **env):
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IMPORTS + code, address],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, **env},
-    )
-
-
+CONNECTS = "import threading, time\nc = caid.connect()\n"
 EXITS = {
     "streams are left open": "keep = c.stream()",
     "a callback is pending": "s = c.stream(); s.add_callback(print)",
@@ -647,25 +580,24 @@ keep = asyncio.run(main())
 
 
 @pytest.mark.parametrize("what", EXITS.values(), ids=EXITS.keys())
-def test_the_interpreter_exits_cleanly(daemon, client, soft, what):
+def test_the_interpreter_exits_cleanly(child, client, soft, what):
     """With callbacks that come before, while and after it does."""
     for delay_us in (0, 1000, 30000, 300000):
-        code = f"c = caid.connect(sys.argv[1])\n{what}"
-        out = exit_of(code, daemon.address, CAID_SOFTCUDA_DELAY_US=str(delay_us))
-        assert (out.returncode, out.stderr) == (0, ""), delay_us
+        c = child(CONNECTS + what, CAID_SOFTCUDA_DELAY_US=str(delay_us), PYTHONWARNINGS="ignore")
+        assert c.finish() == (0, ""), delay_us
     wait_until(lambda: client.status().connections == 1)
 
 
-def test_a_callback_that_runs_at_exit_is_waited_for(daemon, client, soft):
+def test_a_callback_that_runs_at_exit_is_waited_for(child, client, soft):
     code = """
-c = caid.connect(sys.argv[1])
 s, held = c.stream(), threading.Event()
 s.add_callback(lambda *_: (held.set(), time.sleep(0.3), print("whole", flush=True)))
 s.add_callback(lambda *_: print("never", flush=True))
 held.wait()
 """
-    out = exit_of(code, daemon.address)
-    assert (out.returncode, out.stdout, out.stderr) == (0, "whole\n", "")
+    c = child(CONNECTS + code, PYTHONWARNINGS="ignore")
+    c.expect("whole")
+    assert c.process.stdout.read() == "" and c.finish() == (0, "")
 
 
 def test_ctrl_c_ends_the_wait_for_a_callback_at_exit(child):

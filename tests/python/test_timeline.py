@@ -10,7 +10,7 @@ import time
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, in_thread, wait_until
+from conftest import PATIENCE_S, forked, in_thread, wait_until
 
 import caid
 
@@ -118,21 +118,6 @@ def test_streams_signal_and_wait(client, frames, memops):
         tl.signal(None, 2)
 
 
-def test_the_host_is_held_until_the_signal_is_submitted(client, frames, memops):
-    tl, opened = frames
-    gate = threading.Event()
-    with client.stream(non_blocking=True) as s, client.stream(non_blocking=True) as t:
-        thread, ended = in_thread(lambda: opened.wait(t, 1))
-        thread.join(0.05)
-        assert not ended and t.query()
-        s.add_callback(lambda *_: gate.wait(PATIENCE_S))
-        tl.signal(s, 1)
-        thread.join(PATIENCE_S)
-        assert ended == [None] and not t.query()
-        gate.set()
-        t.synchronize()
-
-
 def test_ahead(client, frames, memops):
     tl, opened = frames
     with client.stream(non_blocking=True) as s:
@@ -146,18 +131,6 @@ def test_ahead(client, frames, memops):
     for wrong in ((None, 3), (1, 3, 0), (1, 3, 1.0)):
         with pytest.raises(caid.InvalidError, match="ahead=True"):
             opened.wait(*wrong, ahead=True)
-
-
-def test_a_stream_of_many_signals(client, frames, slow, memops):
-    tl, opened = frames
-    seen = []
-    with client.stream() as s, client.stream(non_blocking=True) as t:
-        for i in range(1, 21):
-            tl.signal(s, i)
-            opened.wait(t, i)
-            t.add_callback(lambda _stream, _status, i: seen.append((i, opened.value >= i)), i)
-        t.synchronize()
-    assert seen == [(i, True) for i in range(1, 21)]
 
 
 # --- names ----------------------------------------------------------------------------------
@@ -236,24 +209,6 @@ def is_abandoned(timeline):
     return False
 
 
-def test_signals_that_are_on_their_way_come_before_the_end(client, other, memops):
-    gate = threading.Event()
-    with client.stream() as s, other.stream(non_blocking=True) as t:
-        tl = client.timeline("t")
-        with other.open_timeline("t") as opened:
-            s.add_callback(lambda *_: gate.wait(PATIENCE_S))
-            tl.signal(s, 1)
-            opened.wait(t, 1)
-            opened.wait(t, 2, ahead=True)
-            tl.close()
-            time.sleep(0.05)
-            assert not t.query() and opened.value == 0
-            gate.set()
-            with pytest.raises(caid.AbandonedError):
-                t.synchronize()
-            t.check()  # it is told once
-
-
 def test_close_ends_the_waits_of_this_object(frames):
     _, opened = frames
     waits = [in_thread(lambda s=s: opened.wait(s, 1)) for s in (None, 1)]
@@ -326,92 +281,13 @@ def test_ctrl_c_ends_a_wait(child, client):
 def test_a_forked_child_leaves_timelines_alone(client, frames):
     tl, opened = frames
     tl.signal(None, 1)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            for use in (lambda: tl.signal(None, 2), lambda: opened.wait(None, 1), client.timelines):
-                try:
-                    use()
-                except caid.ForkedError:
-                    continue
-                os._exit(1)
-            tl.close()
-            opened.close()
-            os._exit(0)
-        finally:
-            os._exit(2)
-    assert os.waitpid(pid, 0)[1] == 0
+    uses = (lambda: tl.signal(None, 2), lambda: opened.wait(None, 1), client.timelines)
+    forked(*uses, work=lambda: (tl.close(), opened.close()))
     tl.signal(None, 2)
     opened.wait(None, 2)
 
 
 # --- other processes ------------------------------------------------------------------------
-
-PRODUCER = """
-import numpy
-with caid.connect(name="producer") as c, c.stream() as s, c.open("ring", "rw") as ring:
-    with c.timeline("frames") as frames, c.open_timeline("taken") as taken:
-        step("up")
-        for i in range(1, 21):
-            if i > 4:
-                taken.wait(s, i - 4)
-            ring[i % 4].copy_from_host(numpy.full(1000, i, "<i4"), stream=s)
-            frames.signal(s, i)
-        s.synchronize()
-        step("done")
-"""
-
-
-def test_a_ring_of_frames(child, client, slow, memops):
-    """Two processes with slow streams: each waits for the other's, and no host for a stream."""
-    numpy = pytest.importorskip("numpy")
-    with client.create("ring", (4, 1000), "<i4") as ring, client.timeline("taken") as taken:
-        c = child(PRODUCER, CAID_SOFTCUDA_DELAY_US="5000")
-        c.expect("up")
-        with client.open_timeline("frames") as frames, client.stream() as s:
-            seen = [numpy.empty(1000, "<i4") for _ in range(20)]
-            c.go()
-            for i in range(1, 21):
-                frames.wait(s, i, PATIENCE_S)
-                ring[i % 4].copy_to_host(seen[i - 1], stream=s)
-                taken.signal(s, i)
-            s.synchronize()
-            assert [set(frame) for frame in seen] == [{i} for i in range(1, 21)]
-            c.expect("done")
-            c.go()
-            assert c.finish() == (0, "")
-
-
-def test_waits_end_when_the_creator_is_killed(child, client, memops):
-    """Those of the host at once, those of streams by the daemon; and who waits is told."""
-    c = child(
-        """
-        with caid.connect() as c, c.timeline("t") as tl:
-            tl.signal(None, 1)
-            step("up")
-        """
-    )
-    c.expect("up")
-    with client.open_timeline("t") as tl, client.stream() as s, client.stream() as t:
-        [entry] = client.timelines()
-        assert (entry.pid, entry.value) == (c.pid, 1)
-        tl.wait(s, 2, ahead=True)
-        tl.wait(t, 1)
-        waits = [in_thread(lambda on=on: tl.wait(on, 2)) for on in (None, t)]
-        time.sleep(0.05)
-        assert not s.query()
-        c.kill()
-        for thread, ended in waits:
-            thread.join(PATIENCE_S)
-            assert isinstance(ended[0], caid.AbandonedError)
-        with pytest.raises(caid.AbandonedError):
-            s.synchronize()
-        s.check()
-        t.synchronize()
-        assert is_abandoned(tl)
-        tl.wait(None, 1)
-        wait_until(lambda: client.timelines() == [])
-
 
 def test_async_done_tells_of_a_dead_creator(child, client, memops):
     import asyncio

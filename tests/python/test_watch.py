@@ -11,7 +11,7 @@ import time
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, in_thread, wait_until
+from conftest import PATIENCE_S, in_thread, run_async, wait_until
 
 import caid
 
@@ -130,20 +130,6 @@ def test_an_open_watch_warns(client):
     wait_until(lambda: client.status().watches == 0)
 
 
-def test_many_watches_of_a_client(client):
-    names = [f"n{i}" for i in range(20)]
-    watches = [client.watch(name) for name in names]
-    threads = [in_thread(lambda w=w: w.get(PATIENCE_S)) for w in watches]
-    for name in names:
-        publish(client, name)
-    for (thread, ended), name in zip(threads, names):
-        thread.join(PATIENCE_S)
-        assert ended[0].name == name and ended[0].generation > 0
-    for w in watches:
-        w.close()
-    wait_until(lambda: client.status().watches == 0)
-
-
 def test_other_calls_go_on_beside_a_wait(client):
     with client.watch("w") as watch:
         thread, ended = in_thread(lambda: watch.get(PATIENCE_S))
@@ -174,39 +160,6 @@ def test_ctrl_c_ends_a_wait(child, client):
     assert c.finish()[0] == 7
 
 
-FOLLOWER = """
-last = n = 0
-with caid.connect(name="follower") as c, c.watch("w") as watch:
-    print("up", flush=True)
-    for change in watch:
-        if change.generation == 0:
-            break
-        assert change.generation > last, (change, last)
-        last, n = change.generation, n + 1
-        with c.open("w") as a:
-            assert a.generation >= last
-print(last, n, flush=True)
-"""
-
-
-def test_the_latest_generation_is_never_missed(client, child):
-    """Those who watch see generations rise, and the last one."""
-    followers = [child(FOLLOWER) for _ in range(4)]
-    for follower in followers:
-        follower.expect("up")
-    for _ in range(N_GENERATIONS):
-        last = publish(client)
-    wait_until(lambda: client.status().leases == 0)
-    # Not before all have seen it: a name that is gone has no generation.
-    time.sleep(0.5)
-    client.unlink("w")
-    for follower in followers:
-        out, errors = follower.process.communicate(timeout=PATIENCE_S)
-        assert follower.process.returncode == 0, errors
-        seen, n = map(int, out.split())
-        assert seen == last and 0 < n <= N_GENERATIONS
-
-
 def test_a_daemon_that_dies(child):
     with caid.LocalDaemon() as d, d.connect() as c, c.watch("w") as watch:
         thread, ended = in_thread(lambda: watch.get(PATIENCE_S))
@@ -223,10 +176,6 @@ def test_a_daemon_that_dies(child):
 
 
 # --- asyncio --------------------------------------------------------------------------------
-
-
-def run(main):
-    return asyncio.run(asyncio.wait_for(main, PATIENCE_S))
 
 
 def test_async_iteration(client):
@@ -250,7 +199,7 @@ def test_async_iteration(client):
             await task
             assert seen == sorted(seen[:-1]) + [0] and seen[-2] == last
 
-    run(main())
+    run_async(main())
 
 
 def test_watches_of_a_client_share_one_reader(client):
@@ -271,7 +220,7 @@ def test_watches_of_a_client_share_one_reader(client):
         for w in watches:
             w.close()
 
-    run(main())
+    run_async(main())
 
 
 def test_async_timeouts(client):
@@ -285,7 +234,7 @@ def test_async_timeouts(client):
             publish(client)
             assert (await watch.wait(PATIENCE_S)).name == "w"
 
-    run(main())
+    run_async(main())
 
 
 def test_a_cancelled_task_leaves_the_watch(client):
@@ -299,7 +248,7 @@ def test_a_cancelled_task_leaves_the_watch(client):
             generation = publish(client)
             assert (await watch.wait()).generation == generation
 
-    run(main())
+    run_async(main())
 
 
 @pytest.mark.parametrize("how", ["the watch", "the client", "in a thread"])
@@ -322,7 +271,7 @@ def test_close_ends_async_iteration(daemon, client, how):
             with pytest.raises(caid.ClosedError):
                 await watch.wait()
 
-    run(main())
+    run_async(main())
 
 
 def test_calls_in_the_loop_do_not_swallow_news(client):
@@ -338,7 +287,7 @@ def test_calls_in_the_loop_do_not_swallow_news(client):
                     client.ping()
                 assert (await task).generation == generation
 
-    run(main())
+    run_async(main())
 
 
 def publish_unseen(client, name="w"):
@@ -364,7 +313,7 @@ def test_dispatch_outside_the_loop_does_not_swallow_news(daemon, client, monkeyp
                 assert caid.default_client() is c
             assert (await task).generation == generation
 
-    run(main())
+    run_async(main())
 
 
 def test_dispatch_of_one_loop_wakes_the_others(daemon, client):
@@ -389,7 +338,7 @@ def test_dispatch_of_one_loop_wakes_the_others(daemon, client):
             await other.wait()
             seen.set()
 
-        run(second())
+        run_async(second())
         thread.join(PATIENCE_S)
         assert isinstance(ended[0], caid.Change), ended
 
@@ -409,7 +358,7 @@ def test_a_new_client_with_the_old_ones_fd(daemon, client):
             await asyncio.sleep(0.01)
             assert publish(client) == (await new).generation
 
-    run(main())
+    run_async(main())
 
 
 def test_news_is_not_lost_with_a_task_cancelled_by_the_reader(client):
@@ -436,7 +385,7 @@ def test_news_is_not_lost_with_a_task_cancelled_by_the_reader(client):
                 await task
             assert (await watch.wait(5)).generation == generation
 
-    run(main())
+    run_async(main())
 
 
 def test_a_loop_that_is_closed_under_a_wait_keeps_nothing(daemon):
@@ -471,7 +420,7 @@ def test_a_task_that_nobody_keeps_goes_on_waiting(client):
         publish(client)
         await asyncio.wait_for(ended.wait(), 5)
 
-    run(main())
+    run_async(main())
 
 
 def test_the_latest_generation_is_never_missed_in_asyncio(daemon, client):
@@ -515,15 +464,3 @@ def test_names_that_are_none(client):
     with pytest.raises(caid.NotFoundError):
         client.watch("w", pool="absent")
     assert client.status().watches == 0
-
-
-def test_more_watches_than_there_may_be(client):
-    with caid.LocalDaemon(config="[limits]\nwatches = 3\n") as d, d.connect() as c:
-        watches = [c.watch("w") for _ in range(3)]
-        with pytest.raises(caid.LimitError, match="3"):
-            c.watch("w")
-        watches.pop().close()
-        wait_until(lambda: c.status().watches == 2)
-        watches.append(c.watch("w"))
-        for w in watches:
-            w.close()
