@@ -7,52 +7,12 @@
 
 #include "soft_test.h"
 
-#define PAGE ((size_t)4096)
-
 static CUdeviceptr
 managed(size_t size)
 {
     CUdeviceptr at;
     MUST(cuMemAllocManaged(&at, size, CU_MEM_ATTACH_GLOBAL));
     return at;
-}
-
-static int
-device_attribute(CUdevice_attribute attribute)
-{
-    int value;
-    MUST(cuDeviceGetAttribute(&value, attribute, 0));
-    return value;
-}
-
-CAID_TEST(soft_managed, the_device_says_what_it_can)
-{
-    soft_start();
-    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY), 1);
-    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS), 1);
-    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS), 0);
-    cr_assert_eq(device_attribute(
-                     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES),
-                 0);
-    cr_assert_eq(device_attribute(CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST), 0);
-}
-
-CAID_TEST(soft_managed, host_and_device_share_it)
-{
-    soft_start_context();
-    CUdeviceptr at = managed(PAGE), other = managed(PAGE);
-    volatile unsigned char *seen = (unsigned char *)(uintptr_t)at;
-    cr_assert_eq(seen[0], 0);
-    MUST(cuMemsetD8Async(at, 1, PAGE, NULL));
-    MUST(cuStreamSynchronize(NULL));
-    cr_assert_eq(seen[PAGE - 1], 1);
-    seen[0] = 2;
-    MUST(cuMemcpyDtoDAsync_v2(other, at, PAGE, NULL));
-    MUST(cuStreamSynchronize(NULL));
-    cr_assert_eq(*(volatile unsigned char *)(uintptr_t)other, 2);
-    MUST(cuMemFree_v2(at));
-    MUST(cuMemFree_v2(other));
-    cr_assert_eq(cu.cuMemFree_v2(at), CUDA_ERROR_INVALID_VALUE);
 }
 
 CAID_TEST(soft_managed, bad_arguments_are_refused)
@@ -144,7 +104,7 @@ CAID_TEST(soft_managed, it_has_the_size_that_was_asked_for)
     cr_assert_eq(cu.cuMemHostGetDevicePointer_v2(&device, (void *)(uintptr_t)at, 0),
                  CUDA_ERROR_INVALID_VALUE);
     cr_assert_eq(cu.cuMemFree_v2(at + 1), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemFreeAsync(at, NULL), CUDA_ERROR_NOT_SUPPORTED);
+    cr_assert_eq(cu.cuMemFreeAsync(at, NULL), CUDA_ERROR_INVALID_VALUE);
     MUST(cuMemFree_v2(at));
 }
 
@@ -178,37 +138,6 @@ CAID_TEST(soft_managed, a_source_in_the_host_is_waited_for)
     MUST(cuStreamDestroy_v2(stream));
     MUST(cuMemFree_v2(device));
     MUST(cuMemFree_v2(at));
-}
-
-CAID_TEST(soft_managed, it_is_shared_with_nobody)
-{
-    CUipcMemHandle handle;
-    soft_start_context();
-    CUdeviceptr at = managed(PAGE);
-    cr_assert_eq(cu.cuIpcGetMemHandle(&handle, at), CUDA_ERROR_INVALID_VALUE);
-    MUST(cuMemFree_v2(at));
-}
-
-static CUresult
-free_memory(void *at)
-{
-    return cu.cuMemFree_v2((CUdeviceptr)(uintptr_t)at);
-}
-
-CAID_TEST(soft_managed, freeing_waits_for_the_contexts_work)
-{
-    struct gate gate;
-    struct blocked call;
-    CUstream stream;
-    soft_start_context();
-    CUdeviceptr at = managed(PAGE);
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-    gate_close(&gate, stream);
-    blocked_start(&call, free_memory, (void *)(uintptr_t)at);
-    cr_assert(blocked_waits(&call));
-    gate_open(&gate);
-    cr_assert_eq(blocked_join(&call), CUDA_SUCCESS);
-    MUST(cuStreamDestroy_v2(stream));
 }
 
 CAID_TEST(soft_managed, a_reset_frees_it)
@@ -390,69 +319,6 @@ CAID_TEST(soft_managed, bad_advice_is_refused)
                  CUDA_ERROR_INVALID_VALUE);
     MUST(cuMemFree_v2(plain));
     MUST(cuMemFree_v2(at));
-}
-
-CAID_TEST(soft_managed, several_attributes_are_all_or_nothing)
-{
-    int mostly = 5, preferred = 6;
-    void *data[] = {&mostly, &preferred};
-    size_t sizes[] = {4, 4};
-    CUmem_range_attribute which[] = {CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY,
-                                     CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION};
-    soft_start_context();
-    CUdeviceptr at = managed(PAGE);
-    MUST(cuMemAdvise(at, PAGE, CU_MEM_ADVISE_SET_READ_MOSTLY, 0));
-    sizes[1] = 8;
-    cr_assert_eq(cu.cuMemRangeGetAttributes(data, sizes, which, 2, at, PAGE),
-                 CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(mostly, 5);
-    sizes[1] = 4;
-    MUST(cuMemRangeGetAttributes(data, sizes, which, 2, at, PAGE));
-    cr_assert_eq(mostly, 1);
-    cr_assert_eq(preferred, CU_DEVICE_INVALID);
-    cr_assert_eq(cu.cuMemRangeGetAttributes(data, sizes, which, 0, at, PAGE),
-                 CUDA_ERROR_INVALID_VALUE);
-    MUST(cuMemFree_v2(at));
-}
-
-CAID_TEST(soft_managed, memory_is_attached_to_streams)
-{
-    CUstream stream;
-    CUdeviceptr plain;
-    soft_start_context();
-    CUdeviceptr at = managed(2 * PAGE);
-    MUST(cuMemAlloc_v2(&plain, PAGE));
-    MUST(cuStreamCreate(&stream, 0));
-    MUST(cuStreamAttachMemAsync(stream, at, 0, CU_MEM_ATTACH_SINGLE));
-    MUST(cuStreamAttachMemAsync(stream, at, 2 * PAGE, CU_MEM_ATTACH_HOST));
-    MUST(cuStreamAttachMemAsync(NULL, at, 0, CU_MEM_ATTACH_GLOBAL));
-    MUST(cuStreamAttachMemAsync_ptsz(NULL, at, 0, CU_MEM_ATTACH_SINGLE));
-    cr_assert_eq(cu.cuStreamAttachMemAsync(NULL, at, 0, CU_MEM_ATTACH_SINGLE),
-                 CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuStreamAttachMemAsync(stream, at, PAGE, CU_MEM_ATTACH_SINGLE),
-                 CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuStreamAttachMemAsync(stream, at, 0, 3), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuStreamAttachMemAsync(stream, plain, 0, CU_MEM_ATTACH_SINGLE),
-                 CUDA_ERROR_INVALID_VALUE);
-    MUST(cuCtxSynchronize());
-    MUST(cuStreamDestroy_v2(stream));
-    MUST(cuMemFree_v2(plain));
-    MUST(cuMemFree_v2(at));
-}
-
-/* The newest version that is not newer than what is asked for. */
-CAID_TEST(soft_managed, versions_of_calls_are_told_apart)
-{
-    void *first, *second;
-    soft_start();
-    MUST(cuGetProcAddress_v2("cuMemPrefetchAsync", &first, 12010, 0, NULL));
-    MUST(cuGetProcAddress_v2("cuMemPrefetchAsync", &second, 12020, 0, NULL));
-    cr_assert_eq(first, (void *)cu.cuMemPrefetchAsync);
-    cr_assert_eq(second, (void *)cu.cuMemPrefetchAsync_v2);
-    MUST(cuGetProcAddress_v2("cuMemAdvise", &first, 8000, 0, NULL));
-    MUST(cuGetProcAddress_v2("cuMemAdvise", &second, 13000, 0, NULL));
-    cr_assert_eq(first, (void *)cu.cuMemAdvise);
-    cr_assert_eq(second, (void *)cu.cuMemAdvise_v2);
 }
 
 /* A forked child has no device memory: a stray access ends it. */

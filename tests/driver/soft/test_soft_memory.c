@@ -57,39 +57,6 @@ CAID_TEST(soft_memory, handles_end_once)
     MUST(cuMemRelease(next));
 }
 
-CAID_TEST(soft_memory, exported_memory_is_the_same_memory)
-{
-    CUmemGenericAllocationHandle imported, again;
-    CUmemAllocationProp prop;
-    int fd;
-    soft_start();
-    struct soft_mapping mapping = soft_map(GRAN, 3);
-    memset((void *)(uintptr_t)mapping.at, 0x11, GRAN);
-    MUST(cuMemExportToShareableHandle(&fd, mapping.handle, 1, 0));
-    cr_assert_neq(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
-    soft_unmap(&mapping); /* the fd alone keeps it */
-    cr_assert_eq(soft_used(), GRAN);
-
-    MUST(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, 1));
-    close(fd);
-    MUST(cuMemGetAllocationPropertiesFromHandle(&prop, imported));
-    cr_assert_eq(prop.location.id, 0);
-    cr_assert_eq(prop.requestedHandleTypes, CU_MEM_HANDLE_TYPE_NONE);
-    cr_assert_eq(cu.cuMemExportToShareableHandle(&fd, imported, 1, 0), CUDA_ERROR_INVALID_VALUE,
-                 "imported memory cannot be exported again");
-    mapping.handle = imported;
-    MUST(cuMemAddressReserve(&mapping.at, GRAN, 0, 0, 0));
-    MUST(cuMemMap(mapping.at, GRAN, 0, imported, 0));
-    soft_set_access(&mapping, CU_MEM_ACCESS_FLAGS_PROT_READ);
-    cr_assert_eq(*(unsigned char *)(uintptr_t)(mapping.at + GRAN - 1), 0x11);
-    MUST(cuMemRelease(imported)); /* mapped memory stays */
-    cr_assert_eq(*(unsigned char *)(uintptr_t)mapping.at, 0x11);
-    MUST(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(mapping.at + 5)));
-    mapping.handle = again;
-    soft_unmap(&mapping);
-    cr_assert_eq(soft_used(), 0);
-}
-
 CAID_TEST(soft_memory, retained_handles_are_counted)
 {
     CUmemGenericAllocationHandle again;
@@ -101,18 +68,6 @@ CAID_TEST(soft_memory, retained_handles_are_counted)
     soft_unmap(&mapping);
     cr_assert_eq(cu.cuMemRelease(again), CUDA_ERROR_INVALID_VALUE);
     cr_assert_eq(cu.cuMemRetainAllocationHandle(&again, &again), CUDA_ERROR_INVALID_VALUE);
-}
-
-CAID_TEST(soft_memory, only_what_asked_for_it_is_exported)
-{
-    CUmemGenericAllocationHandle handle;
-    CUmemAllocationProp prop = soft_prop(0);
-    int fd;
-    soft_start();
-    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
-    MUST(cuMemCreate(&handle, GRAN, &prop, 0));
-    cr_assert_eq(cu.cuMemExportToShareableHandle(&fd, handle, 1, 0), CUDA_ERROR_INVALID_VALUE);
-    MUST(cuMemRelease(handle));
 }
 
 static void
@@ -172,23 +127,6 @@ CAID_TEST(soft_memory, maps_are_whole_and_do_not_overlap)
     cr_assert_eq(cu.cuMemAddressFree(at, 4 * GRAN), CUDA_ERROR_INVALID_VALUE);
     cr_assert_eq(cu.cuMemUnmap(at, GRAN), CUDA_ERROR_INVALID_VALUE);
     MUST(cuMemRelease(handle));
-}
-
-CAID_TEST(soft_memory, one_allocation_maps_twice)
-{
-    CUdeviceptr second;
-    soft_start();
-    struct soft_mapping mapping = soft_map(GRAN, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    MUST(cuMemAddressReserve(&second, GRAN, 0, 0, 0));
-    MUST(cuMemMap(second, GRAN, 0, mapping.handle, 0));
-    soft_set_access(&(struct soft_mapping){.at = second, .size = GRAN},
-                    CU_MEM_ACCESS_FLAGS_PROT_READ);
-    *(int *)(uintptr_t)mapping.at = 4711;
-    cr_assert_eq(*(int *)(uintptr_t)second, 4711);
-    cr_assert_eq(soft_used(), GRAN, "counted once");
-    MUST(cuMemUnmap(second, GRAN));
-    MUST(cuMemAddressFree(second, GRAN));
-    soft_unmap(&mapping);
 }
 
 CAID_TEST(soft_memory, a_free_hint_is_honoured)
@@ -269,42 +207,6 @@ CAID_TEST(soft_memory, the_limit_is_the_devices_memory)
     for (int i = 0; i < 4; i++)
         MUST(cuMemRelease(handles[i]));
     cr_assert_eq(cu.cuMemAlloc_v2(&at, ~(size_t)0), CUDA_ERROR_OUT_OF_MEMORY);
-}
-
-CAID_TEST(soft_memory, devices_have_memory_of_their_own)
-{
-    CUmemGenericAllocationHandle first, second;
-    CUmemAllocationProp prop0 = soft_prop(0), prop1 = soft_prop(1);
-    nvmlDevice_t device;
-    nvmlMemory_t memory;
-    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
-    setenv("CAID_SOFTCUDA_MEMORY", "4M", 1);
-    soft_start();
-    MUST(cuMemCreate(&first, 4 * MIB, &prop0, 0));
-    MUST(cuMemCreate(&second, 2 * MIB, &prop1, 0));
-    cr_assert_eq(soft_used(), 4 * MIB);
-    cr_assert_eq(cu.nvmlInit_v2(), NVML_SUCCESS);
-    cr_assert_eq(cu.nvmlDeviceGetHandleByIndex_v2(1, &device), NVML_SUCCESS);
-    cr_assert_eq(cu.nvmlDeviceGetMemoryInfo(device, &memory), NVML_SUCCESS);
-    cr_assert_eq(memory.used, 2 * MIB);
-    MUST(cuMemGetAllocationPropertiesFromHandle(&prop0, second));
-    cr_assert_eq(prop0.location.id, 1);
-    MUST(cuMemRelease(first));
-    MUST(cuMemRelease(second));
-}
-
-CAID_TEST(soft_memory, fresh_memory_is_zero)
-{
-    soft_start();
-    struct soft_mapping mapping = soft_map(GRAN, 3);
-    unsigned char *bytes = (unsigned char *)(uintptr_t)mapping.at;
-    memset(bytes, 0xff, GRAN);
-    soft_unmap(&mapping);
-    mapping = soft_map(GRAN, 3);
-    bytes = (unsigned char *)(uintptr_t)mapping.at;
-    for (size_t i = 0; i < GRAN; i++)
-        cr_assert_eq(bytes[i], 0);
-    soft_unmap(&mapping);
 }
 
 CAID_TEST(soft_memory, allocations_are_freed_by_their_own_call_only)

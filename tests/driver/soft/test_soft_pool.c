@@ -7,39 +7,6 @@
 
 #include "soft_pools.h"
 
-CAID_TEST(soft_pool, figures_follow_allocations)
-{
-    soft_start_context();
-    CUstream stream = stream_new();
-    CUmemoryPool pool = pool_new(0);
-    uint64_t zero = 0;
-    assert_figures(pool, 0, 0);
-    cr_assert_eq(soft_used(), 0);
-
-    CUdeviceptr small = take(pool, 1000, stream);
-    assert_figures(pool, 1000, CHUNK);
-    CUdeviceptr large = take(pool, CHUNK, stream);
-    assert_figures(pool, 1000 + CHUNK, 2 * CHUNK);
-    cr_assert_eq(soft_used(), 2 * CHUNK, "what is reserved counts for the device");
-
-    MUST(cuMemFreeAsync(small, stream));
-    assert_figures(pool, CHUNK, 2 * CHUNK);
-    MUST(cuMemFreeAsync(large, stream));
-    assert_figures(pool, 0, 2 * CHUNK);
-    MUST(cuStreamSynchronize(stream));
-    assert_figures(pool, 0, 0);
-    cr_assert_eq(soft_used(), 0);
-
-    cr_assert_eq(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH), 1000 + CHUNK);
-    cr_assert_eq(figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 2 * CHUNK);
-    MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero));
-    MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &zero));
-    cr_assert_eq(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH), 0);
-    cr_assert_eq(figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 0);
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuStreamDestroy_v2(stream));
-}
-
 /* Allocations are packed, across pieces; a piece goes back when nothing in it is used. */
 CAID_TEST(soft_pool, memory_comes_and_goes_by_the_piece)
 {
@@ -287,51 +254,6 @@ CAID_TEST(soft_pool, a_full_pool_waits_for_other_streams)
     MUST(cuStreamDestroy_v2(other));
 }
 
-/* Work that was enqueued before the free finds the memory, though the call has long returned;
- * what comes after is refused. */
-CAID_TEST(soft_pool, the_free_comes_after_the_work_before_it)
-{
-    struct gate gate;
-    unsigned char seen[16];
-    soft_start_context();
-    CUstream stream = stream_new();
-    CUdeviceptr copy, at;
-    MUST(cuMemAlloc_v2(&copy, 16));
-    MUST(cuMemAllocAsync(&at, MIB, stream));
-    MUST(cuMemsetD8Async(at, 7, MIB, stream));
-    gate_close(&gate, stream);
-    MUST(cuMemcpyDtoDAsync_v2(copy, at, 16, stream));
-    MUST(cuMemFreeAsync(at, stream));
-    cr_assert_eq(cu.cuMemsetD8Async(at, 8, 16, stream), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemcpyAsync(copy, at, 16, stream), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemFreeAsync(at, stream), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemFree_v2(at), CUDA_ERROR_INVALID_VALUE);
-    gate_open(&gate);
-    MUST(cuStreamSynchronize(stream));
-    MUST(cuMemcpyDtoH_v2(seen, copy, 16));
-    cr_assert_eq(seen[15], 7);
-    MUST(cuMemFree_v2(copy));
-    MUST(cuStreamDestroy_v2(stream));
-}
-
-CAID_TEST(soft_pool, a_plain_free_waits_for_nothing)
-{
-    struct gate gate;
-    soft_start_context();
-    CUstream stream = stream_new();
-    CUmemoryPool pool = pool_new(0);
-    CUdeviceptr at = take(pool, 4096, stream);
-    MUST(cuStreamSynchronize(stream));
-    gate_close(&gate, stream);
-    MUST(cuMemFree_v2(at));
-    assert_figures(pool, 0, CHUNK);
-    gate_open(&gate);
-    MUST(cuStreamSynchronize(stream));
-    assert_figures(pool, 0, 0);
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuStreamDestroy_v2(stream));
-}
-
 /* Memory of which nobody ever waited for the allocation may still be its earlier owner's. */
 CAID_TEST(soft_pool, a_plain_free_keeps_to_the_order_of_the_allocation)
 {
@@ -352,47 +274,6 @@ CAID_TEST(soft_pool, a_plain_free_keeps_to_the_order_of_the_allocation)
     MUST(cuMemPoolDestroy(pool));
     MUST(cuStreamDestroy_v2(stream));
     MUST(cuStreamDestroy_v2(other));
-}
-
-CAID_TEST(soft_pool, other_device_memory_is_freed_in_stream_order_too)
-{
-    struct gate gate;
-    CUdeviceptr at, next;
-    void *host;
-    soft_start_context();
-    CUstream stream = stream_new();
-    MUST(cuMemAlloc_v2(&at, MIB));
-    gate_close(&gate, stream);
-    MUST(cuMemsetD8Async(at, 1, MIB, stream));
-    MUST(cuMemFreeAsync(at, stream));
-    cr_assert_eq(soft_used(), MIB);
-    cr_assert_eq(cu.cuMemFreeAsync(at, stream), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemFree_v2(at), CUDA_ERROR_INVALID_VALUE);
-    MUST(cuMemAlloc_v2(&next, MIB));
-    cr_assert_neq(next, at);
-    gate_open(&gate);
-    MUST(cuStreamSynchronize(stream));
-    cr_assert_eq(soft_used(), MIB);
-    MUST(cuMemFree_v2(next));
-    cr_assert_eq(soft_used(), 0);
-
-    MUST(cuMemHostAlloc(&host, 4096, 0));
-    cr_assert_eq(cu.cuMemFreeAsync((uintptr_t)host, stream), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemFreeAsync((uintptr_t)&host, stream), CUDA_ERROR_INVALID_VALUE);
-    MUST(cuMemFreeHost(host));
-    MUST(cuStreamDestroy_v2(stream));
-}
-
-/* A reset frees what belongs to the context, once. */
-CAID_TEST(soft_pool, a_reset_ends_a_free_that_is_on_its_way)
-{
-    CUdeviceptr at;
-    soft_start_context();
-    CUstream stream = stream_new();
-    MUST(cuMemAlloc_v2(&at, MIB));
-    MUST(cuMemFreeAsync(at, stream));
-    MUST(cuDevicePrimaryCtxReset_v2(0));
-    cr_assert_eq(soft_used(), 0);
 }
 
 CAID_TEST(soft_pool, a_pool_ends_with_its_last_allocation)

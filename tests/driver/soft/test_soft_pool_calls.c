@@ -5,46 +5,18 @@
 
 #include "soft_pools.h"
 
-CAID_TEST(soft_pool_calls, the_current_pool_is_what_a_device_allocates_from)
-{
-    CUmemoryPool standard, current, of;
-    CUdeviceptr at;
-    soft_start_context();
-    CUmemoryPool pool = pool_new(0);
-    MUST(cuDeviceGetDefaultMemPool(&standard, 0));
-    MUST(cuDeviceGetMemPool(&current, 0));
-    cr_assert_eq(current, standard);
-    cr_assert_eq(cu.cuMemPoolDestroy(standard), CUDA_ERROR_INVALID_VALUE);
-    MUST(cuDeviceSetMemPool(0, pool));
-    MUST(cuDeviceGetMemPool(&current, 0));
-    cr_assert_eq(current, pool);
-    MUST(cuMemAllocAsync(&at, 512, NULL));
-    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at));
-    cr_assert_eq(of, pool);
-    MUST(cuMemFreeAsync(at, NULL));
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuDeviceGetMemPool(&current, 0));
-    cr_assert_eq(current, standard);
-    cr_assert_eq(cu.cuDeviceSetMemPool(0, pool), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuDeviceGetMemPool(&current, 1), CUDA_ERROR_INVALID_DEVICE);
-    cr_assert_eq(cu.cuDeviceGetMemPool(NULL, 0), CUDA_ERROR_INVALID_VALUE);
-    MUST(cuCtxSynchronize());
-}
-
-/* The same by location; a host pool's memory is pinned memory of the host. */
+/* A host pool's memory is pinned memory of the host. */
 CAID_TEST(soft_pool_calls, the_host_has_pools_too)
 {
     CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 0};
-    CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
     CUmemAllocationType pinned = CU_MEM_ALLOCATION_TYPE_PINNED;
     CUmemoryPool standard, current;
     CUmemAccess_flags access;
     int type;
     void *back;
     soft_start_context();
-    MUST(cuMemGetDefaultMemPool(&standard, &host, pinned));
-    MUST(cuMemGetMemPool(&current, &host, pinned));
-    cr_assert_eq(current, standard);
+    MUST(cuMemGetMemPool(&standard, &host, pinned));
+    REFUSED(INVALID_VALUE, cuMemPoolDestroy(standard));
     MUST(cuMemPoolGetAccess(&access, standard, &host));
     cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     CUdeviceptr at = take(standard, 4096, NULL);
@@ -60,11 +32,17 @@ CAID_TEST(soft_pool_calls, the_host_has_pools_too)
     assert_figures(standard, 0, 0);
 
     CUmemoryPool pool = pool_new(0);
-    cr_assert_eq(cu.cuMemSetMemPool(&host, pinned, pool), CUDA_ERROR_INVALID_VALUE);
-    MUST(cuMemSetMemPool(&device, pinned, pool));
+    MUST(cuDeviceSetMemPool(0, pool));
+    cr_assert_eq(cu.cuDeviceSetMemPool(1, pool), CUDA_ERROR_INVALID_DEVICE);
+    cr_assert_eq(cu.cuDeviceSetMemPool(0, standard), CUDA_ERROR_INVALID_VALUE, "the host's");
     MUST(cuDeviceGetMemPool(&current, 0));
     cr_assert_eq(current, pool);
     MUST(cuMemPoolDestroy(pool));
+    MUST(cuDeviceGetMemPool(&current, 0));
+    cr_assert_neq(current, pool, "the default one again");
+    REFUSED(INVALID_VALUE, cuDeviceSetMemPool(0, pool));
+    REFUSED(INVALID_DEVICE, cuDeviceGetMemPool(&current, 1));
+    REFUSED(INVALID_VALUE, cuDeviceGetMemPool(NULL, 0));
 }
 
 CAID_TEST(soft_pool_calls, managed_memory_has_pools_too)
