@@ -40,7 +40,7 @@ CAID_TEST(soft_capture, begins_and_ends)
 {
     CUstream stream = start_capture(GLOBAL);
     cr_assert_eq(status_of(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
-    cr_assert_eq(cu.cuStreamBeginCapture_v2(stream, GLOBAL), CUDA_ERROR_ILLEGAL_STATE);
+    REFUSED(ILLEGAL_STATE, cuStreamBeginCapture_v2(stream, GLOBAL));
     end_capture(stream);
     MUST(cuStreamBeginCapture_v2(stream, GLOBAL));
     end_capture(stream);
@@ -50,16 +50,13 @@ CAID_TEST(soft_capture, bad_arguments_are_refused)
 {
     CUgraph graph;
     CUstream stream = start_capture(GLOBAL);
-    cr_assert_eq(cu.cuStreamEndCapture(stream, NULL), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuStreamEndCapture(stream, NULL));
     end_capture(stream);
-    cr_assert_eq(cu.cuStreamEndCapture(stream, &graph), CUDA_ERROR_ILLEGAL_STATE);
-    cr_assert_eq(cu.cuStreamBeginCapture_v2(stream, (CUstreamCaptureMode)3),
-                 CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuStreamBeginCapture_v2(CU_STREAM_LEGACY, GLOBAL),
-                 CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    cr_assert_eq(cu.cuStreamBeginCapture_v2((CUstream)0x1234, GLOBAL),
-                 CUDA_ERROR_INVALID_HANDLE);
-    cr_assert_eq(cu.cuGraphDestroy(NULL), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(ILLEGAL_STATE, cuStreamEndCapture(stream, &graph));
+    REFUSED(INVALID_VALUE, cuStreamBeginCapture_v2(stream, (CUstreamCaptureMode)3));
+    REFUSED(STREAM_CAPTURE_UNSUPPORTED, cuStreamBeginCapture_v2(CU_STREAM_LEGACY, GLOBAL));
+    REFUSED(INVALID_HANDLE, cuStreamBeginCapture_v2((CUstream)0x1234, GLOBAL));
+    REFUSED(INVALID_VALUE, cuGraphDestroy(NULL));
 }
 
 /* There are no nodes to record it in; and the capture goes on. */
@@ -70,9 +67,9 @@ CAID_TEST(soft_capture, work_is_refused)
     CUstream stream = start_capture(GLOBAL);
     MUST(cuMemAlloc_v2(&at, GRAN));
     MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-    cr_assert_eq(cu.cuMemsetD8Async(at, 1, 16, stream), CUDA_ERROR_NOT_SUPPORTED);
-    cr_assert_eq(cu.cuStreamWriteValue64_v2(stream, at, 1, 0), CUDA_ERROR_NOT_SUPPORTED);
-    cr_assert_eq(cu.cuEventRecord(event, stream), CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(NOT_SUPPORTED, cuMemsetD8Async(at, 1, 16, stream));
+    REFUSED(NOT_SUPPORTED, cuStreamWriteValue64_v2(stream, at, 1, 0));
+    REFUSED(NOT_SUPPORTED, cuEventRecord(event, stream));
     cr_assert_eq(status_of(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
     end_capture(stream);
     MUST(cuMemsetD8Async(at, 1, 16, stream));

@@ -34,7 +34,7 @@ CAID_TEST(soft_stream, the_delay_setting_stretches_work)
     CUstream stream = soft_stream(0);
     volatile unsigned char *data = soft_pinned();
     fill(data, 1, stream);
-    cr_assert_eq(cu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+    REFUSED(NOT_READY, cuStreamQuery(stream));
     cr_assert_eq(data[0], 0);
 }
 
@@ -54,7 +54,7 @@ arrive(void *data)
 }
 
 /* The order in which one operation in each of some streams runs, in a process of its own. These
- * seeds keep them 30 ms apart. */
+ * seeds keep them 80 ms apart. */
 static void
 race_by(const char *seed, char *ret_order)
 {
@@ -63,7 +63,7 @@ race_by(const char *seed, char *ret_order)
     cr_assert_eq(pipe(results), 0);
     pid_t child = soft_fork();
     if (child == 0) {
-        setenv("CAID_SOFTCUDA_DELAY_US", "200000", 1);
+        setenv("CAID_SOFTCUDA_DELAY_US", "500000", 1);
         setenv("CAID_SOFTCUDA_JITTER_SEED", seed, 1);
         soft_start_context();
         CUstream streams[N_RACERS];
@@ -83,9 +83,9 @@ race_by(const char *seed, char *ret_order)
 CAID_TEST(soft_stream, a_seed_gives_the_same_order_each_time)
 {
     char first[N_RACERS + 1], again[N_RACERS + 1], other[N_RACERS + 1];
-    race_by("2815", first);
-    race_by("2815", again);
-    race_by("339", other);
+    race_by("13577", first);
+    race_by("13577", again);
+    race_by("12327", other);
     cr_assert_str_eq(first, again);
     cr_assert_str_neq(first, other);
     cr_assert_str_neq(first, "012345", "no jitter at all");
@@ -134,13 +134,13 @@ CAID_TEST(soft_stream, bad_flags_are_refused)
     CUstream stream;
     CUevent event;
     soft_start_context();
-    cr_assert_eq(cu.cuStreamCreate(&stream, 2), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuEventCreate(&event, 8), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuEventCreate(&event, CU_EVENT_INTERPROCESS), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuStreamCreate(&stream, 2));
+    REFUSED(INVALID_VALUE, cuEventCreate(&event, 8));
+    REFUSED(INVALID_VALUE, cuEventCreate(&event, CU_EVENT_INTERPROCESS));
     MUST(cuEventCreate(&event, 0));
-    cr_assert_eq(cu.cuStreamWaitEvent(NULL, event, 2), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuStreamWaitEvent(NULL, NULL, 0), CUDA_ERROR_INVALID_HANDLE);
-    cr_assert_eq(cu.cuEventRecord(NULL, NULL), CUDA_ERROR_INVALID_HANDLE);
+    REFUSED(INVALID_VALUE, cuStreamWaitEvent(NULL, event, 2));
+    REFUSED(INVALID_HANDLE, cuStreamWaitEvent(NULL, NULL, 0));
+    REFUSED(INVALID_HANDLE, cuEventRecord(NULL, NULL));
     MUST(cuEventDestroy_v2(event));
     REFUSED(INVALID_HANDLE, cuEventDestroy_v2(event));
     CUstream gone = soft_stream(0);
@@ -223,9 +223,8 @@ CAID_TEST(soft_stream, host_functions_run_in_order_and_may_not_call_cuda)
     MUST(cuStreamSynchronize(stream));
     cr_assert_eq(called.n, 2);
     cr_assert_eq(called.inside, CUDA_ERROR_NOT_PERMITTED);
-    cr_assert_eq(cu.cuLaunchHostFunc(stream, NULL, NULL), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuStreamAddCallback(stream, on_callback, NULL, 1),
-                 CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuLaunchHostFunc(stream, NULL, NULL));
+    REFUSED(INVALID_VALUE, cuStreamAddCallback(stream, on_callback, NULL, 1));
     MUST(cuStreamDestroy_v2(stream));
 }
 
@@ -243,7 +242,7 @@ CAID_TEST(soft_stream, callbacks_hear_of_a_fault)
     MUST(cuLaunchHostFunc(stream, on_host, &host));
     soft_unmap(&mapping);
     gate_open(&gate);
-    cr_assert_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_LAUNCH_FAILED);
+    REFUSED(LAUNCH_FAILED, cuStreamSynchronize(stream));
     cr_assert_eq(callback.status, CUDA_ERROR_LAUNCH_FAILED);
     cr_assert_eq(host.n, 0);
 }
@@ -259,7 +258,7 @@ CAID_TEST(soft_stream, a_stream_tells_its_context_in_both_forms)
     MUST(cuStreamGetCtx_v2(stream, &seen, &green));
     cr_assert_eq(seen, context);
     cr_assert_null(green);
-    cr_assert_eq(cu.cuStreamGetCtx_v2(stream, &seen, NULL), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuStreamGetCtx_v2(stream, &seen, NULL));
     MUST(cuStreamDestroy_v2(stream));
 }
 
