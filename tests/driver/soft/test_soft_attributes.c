@@ -6,19 +6,8 @@
 #include "caid_test.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "soft_test.h"
-
-#define PAGE ((size_t)4096)
-
-static void *
-page_new(void)
-{
-    void *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    cr_assert_neq(at, MAP_FAILED);
-    return at;
-}
 
 static void
 start_with(const char *attributes)
@@ -50,9 +39,8 @@ CAID_TEST(soft_attributes, without_wide_stream_memory_operations)
 {
     CUstream stream;
     start_with("122=0");
-    uint64_t *word = page_new();
+    uint64_t *word = soft_pinned();
     CUdeviceptr at = (uintptr_t)word;
-    MUST(cuMemHostRegister_v2(word, PAGE, 0));
     MUST(cuStreamCreate(&stream, 0));
     REFUSED(NOT_SUPPORTED, cuStreamWaitValue64_v2(stream, at, 1, 0));
     REFUSED(NOT_SUPPORTED, cuStreamWriteValue64_v2(stream, at, 1, 0));
@@ -67,58 +55,39 @@ CAID_TEST(soft_attributes, without_wide_stream_memory_operations)
     MUST(cuStreamWaitValue32_v2(stream, at, 5, 0));
     MUST(cuStreamSynchronize(stream));
     cr_assert_eq(*word, 5);
-    MUST(cuMemHostUnregister(word));
-    munmap(word, PAGE);
+    MUST(cuMemFreeHost(word));
 }
 
-CAID_TEST(soft_attributes, without_read_only_registration)
-{
-    start_with("113=0");
-    void *at = page_new();
-    REFUSED(NOT_SUPPORTED, cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_READ_ONLY));
-    MUST(cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_DEVICEMAP));
-    MUST(cuMemHostUnregister(at));
-    munmap(at, PAGE);
-}
-
-CAID_TEST(soft_attributes, without_registration)
-{
-    start_with("99=0");
-    void *at = page_new();
-    REFUSED(NOT_SUPPORTED, cuMemHostRegister_v2(at, PAGE, 0));
-    munmap(at, PAGE);
-}
-
-CAID_TEST(soft_attributes, without_fds_of_memory)
+/* No memory management, no registration. */
+CAID_TEST(soft_attributes, without_much)
 {
     CUmemGenericAllocationHandle handle;
-    start_with("103=0");
+    CUdeviceptr at;
+    int word;
+    start_with("99=0,102=0");
+    CUmemAllocationProp prop = soft_prop(0);
+    REFUSED(NOT_SUPPORTED, cuMemHostRegister_v2(&word, sizeof(word), 0));
+    REFUSED(NOT_SUPPORTED, cuMemCreate(&handle, GRAN, &prop, 0));
+    MUST(cuMemAlloc_v2(&at, GRAN));
+    MUST(cuMemFree_v2(at));
+}
+
+/* No fds of memory, no legacy handles, no read-only registration. */
+CAID_TEST(soft_attributes, without_sharing)
+{
+    CUmemGenericAllocationHandle handle;
+    CUipcMemHandle memory = {0};
+    CUipcEventHandle shared = {0};
+    CUdeviceptr at, opened;
+    CUevent event, other;
+    int word;
+    start_with("103=0,113=0,125=0");
     CUmemAllocationProp prop = soft_prop(0);
     REFUSED(NOT_SUPPORTED, cuMemCreate(&handle, GRAN, &prop, 0));
     REFUSED(NOT_SUPPORTED, cuMemImportFromShareableHandle(&handle, (void *)0, 1));
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
     MUST(cuMemCreate(&handle, GRAN, &prop, 0));
     MUST(cuMemRelease(handle));
-}
-
-CAID_TEST(soft_attributes, without_virtual_memory_management)
-{
-    CUmemGenericAllocationHandle handle;
-    CUdeviceptr at;
-    start_with("102=0");
-    CUmemAllocationProp prop = soft_prop(0);
-    REFUSED(NOT_SUPPORTED, cuMemCreate(&handle, GRAN, &prop, 0));
-    MUST(cuMemAlloc_v2(&at, GRAN));
-    MUST(cuMemFree_v2(at));
-}
-
-CAID_TEST(soft_attributes, without_legacy_handles)
-{
-    CUipcMemHandle memory = {0};
-    CUipcEventHandle shared = {0};
-    CUdeviceptr at, opened;
-    CUevent event, other;
-    start_with("125=0");
     MUST(cuMemAlloc_v2(&at, GRAN));
     MUST(cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING));
     REFUSED(NOT_SUPPORTED, cuIpcGetMemHandle(&memory, at));
@@ -127,6 +96,9 @@ CAID_TEST(soft_attributes, without_legacy_handles)
     REFUSED(NOT_SUPPORTED, cuIpcOpenEventHandle(&other, shared));
     MUST(cuEventDestroy_v2(event));
     MUST(cuMemFree_v2(at));
+    REFUSED(NOT_SUPPORTED, cuMemHostRegister_v2(&word, 4, CU_MEMHOSTREGISTER_READ_ONLY));
+    MUST(cuMemHostRegister_v2(&word, 4, CU_MEMHOSTREGISTER_DEVICEMAP));
+    MUST(cuMemHostUnregister(&word));
 }
 
 CAID_TEST(soft_attributes, persistence_mode_is_off)

@@ -55,7 +55,7 @@ CAID_TEST(soft_pool, high_marks_are_reset_to_what_there_is)
 CAID_TEST(soft_pool, freed_memory_stays_up_to_the_threshold)
 {
     soft_start_context();
-    CUstream stream = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     keep(pool, UINT64_MAX);
     CUdeviceptr first = take(pool, MIB, stream);
@@ -93,7 +93,7 @@ CAID_TEST(soft_pool, memory_goes_back_when_the_host_waits)
 {
     CUevent event;
     soft_start_context();
-    CUstream stream = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     MUST(cuEventCreate(&event, 0));
     for (int way = 0; way < 3; way++) {
@@ -119,7 +119,7 @@ CAID_TEST(soft_pool, a_stream_gets_back_what_it_freed)
 {
     struct gate gate;
     soft_start_context();
-    CUstream stream = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     CUdeviceptr first = take(pool, 4096, stream);
     gate_close(&gate, stream);
@@ -142,7 +142,8 @@ CAID_TEST(soft_pool, another_stream_does_not_get_what_is_not_free_yet)
 {
     struct gate gate;
     soft_start_context();
-    CUstream stream = stream_new(), other = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING),
+             other = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     keep(pool, UINT64_MAX);
     CUdeviceptr first = take(pool, CHUNK, stream);
@@ -166,7 +167,8 @@ CAID_TEST(soft_pool, another_stream_does_not_get_what_is_not_free_yet)
 CAID_TEST(soft_pool, opportunistic_reuse_can_be_switched_off)
 {
     soft_start_context();
-    CUstream stream = stream_new(), other = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING),
+             other = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     keep(pool, UINT64_MAX);
     set_switch(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0);
@@ -192,7 +194,8 @@ CAID_TEST(soft_pool, a_stream_that_waits_for_the_free_gets_the_memory)
     struct gate gate;
     CUevent event;
     soft_start_context();
-    CUstream stream = stream_new(), other = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING),
+             other = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
     CUdeviceptr first = take(pool, CHUNK, stream);
@@ -230,7 +233,8 @@ CAID_TEST(soft_pool, a_full_pool_waits_for_other_streams)
     struct gate gate;
     CUdeviceptr second;
     soft_start_context();
-    CUstream stream = stream_new(), other = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING),
+             other = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(GRAN);
     CUdeviceptr first = take(pool, CHUNK, stream); /* the least that a pool can have */
     gate_close(&gate, stream);
@@ -257,7 +261,8 @@ CAID_TEST(soft_pool, a_plain_free_keeps_to_the_order_of_the_allocation)
 {
     struct gate gate;
     soft_start_context();
-    CUstream stream = stream_new(), other = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING),
+             other = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     CUdeviceptr first = take(pool, CHUNK, stream);
     gate_close(&gate, stream);
@@ -278,7 +283,7 @@ CAID_TEST(soft_pool, a_pool_ends_with_its_last_allocation)
 {
     struct gate gate;
     soft_start_context();
-    CUstream stream = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     CUdeviceptr at = take(pool, MIB, stream), last = take(pool, MIB, stream);
     MUST(cuMemPoolDestroy(pool));
@@ -395,7 +400,7 @@ CAID_TEST(soft_pool, figures_and_contents_agree_with_a_model)
     soft_start_context();
     model.pool = pool_new(0);
     for (int i = 0; i < 3; i++)
-        model.streams[i] = stream_new();
+        model.streams[i] = soft_stream(CU_STREAM_NON_BLOCKING);
     for (int i = 0; i < 3000; i++) {
         model_step(&model);
         model_compare(&model);

@@ -72,58 +72,53 @@ CAID_TEST(soft_pool_calls, managed_memory_has_pools_too)
                             CU_MEM_ALLOCATION_TYPE_MANAGED));
 }
 
-static CUresult
-create(CUmemPoolProps props)
-{
-    CUmemoryPool pool = NULL;
-    CUresult result = cu.cuMemPoolCreate(&pool, &props);
-    if (result == CUDA_SUCCESS)
-        MUST(cuMemPoolDestroy(pool));
-    return result;
-}
+#define DEVICE  CU_MEM_LOCATION_TYPE_DEVICE
+#define PINNED  CU_MEM_ALLOCATION_TYPE_PINNED
+#define NODE    CU_MEM_LOCATION_TYPE_HOST_NUMA
+#define FD      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+#define REFUSAL CUDA_ERROR_INVALID_VALUE
+#define PROPS(want, type, handles, where, id, ...)                                      \
+    {                                                                                   \
+        want,                                                                           \
+        {                                                                               \
+            .allocType = (type), .handleTypes = (handles), .location = {(where), (id)}, \
+            ##__VA_ARGS__                                                               \
+        }                                                                               \
+    }
 
 CAID_TEST(soft_pool_calls, properties_are_checked)
 {
-    CUmemPoolProps good, props;
+    static const struct {
+        CUresult want;
+        CUmemPoolProps props;
+    } cases[] = {
+        PROPS(CUDA_SUCCESS, PINNED, 0, DEVICE, 0),
+        PROPS(REFUSAL, CU_MEM_ALLOCATION_TYPE_INVALID, 0, DEVICE, 0),
+        PROPS(CUDA_SUCCESS, PINNED, FD, DEVICE, 0),
+        PROPS(REFUSAL, PINNED, FD, CU_MEM_LOCATION_TYPE_HOST, 0), /* not shared */
+        PROPS(CUDA_SUCCESS, PINNED, FD, NODE, 0),
+        PROPS(REFUSAL, PINNED, FD, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0),
+        PROPS(REFUSAL, PINNED, 0, NODE, 4711),
+        PROPS(REFUSAL, PINNED, 0, DEVICE, 1),
+        PROPS(REFUSAL, PINNED, 0, CU_MEM_LOCATION_TYPE_INVALID, 0),
+        PROPS(CUDA_SUCCESS, CU_MEM_ALLOCATION_TYPE_MANAGED, 0, CU_MEM_LOCATION_TYPE_INVALID, 0),
+        PROPS(REFUSAL, PINNED, 0, DEVICE, 0, .reserved[53] = 1),
+        PROPS(CUDA_ERROR_OUT_OF_MEMORY, PINNED, 0, DEVICE, 0, .maxSize = (size_t)1 << 60),
+        PROPS(CUDA_SUCCESS, PINNED, 0, DEVICE, 0, .usage = 0xffff),
+        PROPS(CUDA_ERROR_NOT_SUPPORTED, PINNED, CU_MEM_HANDLE_TYPE_FABRIC, DEVICE, 0),
+        PROPS(REFUSAL, PINNED, CU_MEM_HANDLE_TYPE_WIN32, DEVICE, 0),
+    };
+
     CUmemoryPool pool;
     soft_start();
-    good = props = props_of(CU_MEM_LOCATION_TYPE_DEVICE, 0);
-    cr_assert_eq(create(good), CUDA_SUCCESS);
-    REFUSED(INVALID_VALUE, cuMemPoolCreate(NULL, &good));
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        CUresult result = cu.cuMemPoolCreate(&pool, &cases[i].props);
+        cr_assert_eq(result, cases[i].want, "case %zu: %d", i, result);
+        if (result == CUDA_SUCCESS)
+            MUST(cuMemPoolDestroy(pool));
+    }
+    REFUSED(INVALID_VALUE, cuMemPoolCreate(NULL, &cases[0].props));
     REFUSED(INVALID_VALUE, cuMemPoolCreate(&pool, NULL));
-    props.allocType = CU_MEM_ALLOCATION_TYPE_INVALID;
-    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
-    props = good;
-    props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    cr_assert_eq(create(props), CUDA_SUCCESS);
-    props.location.type = CU_MEM_LOCATION_TYPE_HOST;
-    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE, "the host's are not shared");
-    props.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
-    cr_assert_eq(create(props), CUDA_SUCCESS);
-    props.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
-    props = props_of(CU_MEM_LOCATION_TYPE_HOST_NUMA, 4711);
-    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
-    props = props_of(CU_MEM_LOCATION_TYPE_DEVICE, 1);
-    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
-    props = props_of(CU_MEM_LOCATION_TYPE_INVALID, 0);
-    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
-    props.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED;
-    cr_assert_eq(create(props), CUDA_SUCCESS, "managed memory need not be anywhere");
-    props = good;
-    props.reserved[53] = 1;
-    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
-    props = good;
-    props.maxSize = (size_t)1 << 60;
-    cr_assert_eq(create(props), CUDA_ERROR_OUT_OF_MEMORY);
-    props = good;
-    props.usage = 0xffff;
-    cr_assert_eq(create(props), CUDA_SUCCESS);
-    props.handleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
-    cr_assert_eq(create(props), CUDA_ERROR_NOT_SUPPORTED);
-    props = good;
-    props.handleTypes = CU_MEM_HANDLE_TYPE_WIN32;
-    cr_assert_eq(create(props), CUDA_ERROR_INVALID_VALUE);
 }
 
 CAID_TEST(soft_pool_calls, attributes_are_checked)
@@ -226,7 +221,7 @@ CAID_TEST(soft_pool_calls, a_reset_leaves_pool_memory_alone)
     CUdeviceptr at;
     unsigned char seen;
     soft_start_context();
-    CUstream stream = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     MUST(cuMemAllocAsync(&at, MIB, stream));
     MUST(cuMemsetD8Async(at, 5, MIB, stream));
     MUST(cuDevicePrimaryCtxReset_v2(0));
@@ -269,7 +264,7 @@ CAID_TEST(soft_pool_calls, a_full_device_is_out_of_memory)
     CUdeviceptr at, rest, none;
     setenv("CAID_SOFTCUDA_MEMORY", "40M", 1);
     soft_start_context();
-    CUstream stream = stream_new();
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     at = take(pool, CHUNK, stream);
     rest = take(pool, 8 * MIB, stream);
