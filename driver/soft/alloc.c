@@ -9,7 +9,6 @@
 #include "memory.h"
 #include "pool.h"
 
-#define PITCH_ALIGNMENT ((size_t)512)
 #define ALL_HOST_FLAGS \
     (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)
 
@@ -83,25 +82,6 @@ soft_cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 }
 
 CUresult
-soft_cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
-                        unsigned int element_size)
-{
-    size_t row, size;
-    ENTER();
-    if (!pitch || width == 0 || height == 0 ||
-        (element_size != 4 && element_size != 8 && element_size != 16))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (__builtin_add_overflow(width, PITCH_ALIGNMENT - 1, &row))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    row -= row % PITCH_ALIGNMENT;
-    if (__builtin_mul_overflow(row, height, &size))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    RETURN_IF(soft_cuMemAlloc_v2(address, size));
-    *pitch = row;
-    return CUDA_SUCCESS;
-}
-
-CUresult
 soft_cuMemHostAlloc(void **address, size_t size, unsigned int flags)
 {
     struct context *context;
@@ -127,7 +107,7 @@ static struct range *
 alloc_find(unsigned int kinds, uintptr_t at)
 {
     struct range *range = range_find(&soft->ranges.usable, at);
-    bool found = range && range->start == at && !range->freed;
+    bool found = range && range->start == at;
     return found && (kinds & 1U << range->kind) ? range : NULL;
 }
 
@@ -164,76 +144,16 @@ alloc_free(unsigned int kinds, uintptr_t at)
     CUresult fault;
     RETURN_IF(alloc_settle(kinds, at, &fault));
     LOCKED(&soft->ranges.lock);
-    /* Work of other contexts may still touch it; the range may be freed while we wait for it. */
-    while ((range = alloc_find(kinds, at)) && range->n_users > 0)
+    /* Work of other contexts may still touch it; it may be freed or opened again while we wait. */
+    while ((range = alloc_find(kinds, at)) && range->n_opens <= 1 && range->n_users > 0)
         pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
     if (!range)
         return CUDA_ERROR_INVALID_VALUE;
-    alloc_remove(range);
-    return fault;
-}
-
-/* A free in stream order: until the stream comes to it, the range is there for the work before. */
-struct free_op {
-    struct op op;
-    uintptr_t at;
-    uint64_t id; /* of the range; there may be another one by then */
-};
-
-static CUresult
-free_run(struct op *op, CUresult status UNUSED)
-{
-    const struct free_op *free_op = container_of(op, struct free_op, op);
-    struct range *range;
-    LOCKED(&soft->ranges.lock);
-    while ((range = range_find(&soft->ranges.usable, free_op->at)) &&
-           range->id == free_op->id && range->n_users > 0)
-        pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
-    if (range && range->id == free_op->id)
+    if (range->n_opens > 1)
+        range->n_opens--;
+    else
         alloc_remove(range);
-    return CUDA_SUCCESS;
-}
-
-static void
-free_free(struct op *op)
-{
-    free(container_of(op, struct free_op, op));
-}
-
-/* Claims the allocation for its free, or gives up the claim. */
-static CUresult
-free_claim(struct free_op *free_op, bool claim)
-{
-    LOCKED(&soft->ranges.lock);
-    struct range *range = range_find(&soft->ranges.usable, free_op->at);
-    if (range && range->kind == RANGE_MANAGED)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    if (!range || range->start != free_op->at || range->freed == claim ||
-        range->kind != RANGE_DEVICE)
-        return CUDA_ERROR_INVALID_VALUE;
-    range->freed = claim;
-    free_op->id = range->id;
-    return CUDA_SUCCESS;
-}
-
-CUresult
-alloc_free_async(uintptr_t at, struct stream *stream)
-{
-    struct free_op *free_op = malloc(sizeof(*free_op));
-    if (!free_op)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    op_init(&free_op->op, free_run, free_free);
-    free_op->op.stretched = false;
-    free_op->at = at;
-    CUresult result = free_claim(free_op, true);
-    if (result != CUDA_SUCCESS) {
-        free(free_op);
-        return result;
-    }
-    result = stream_submit(stream, &free_op->op, NULL);
-    if (result != CUDA_SUCCESS)
-        free_claim(&(struct free_op){.at = at}, false);
-    return result;
+    return fault;
 }
 
 CUresult

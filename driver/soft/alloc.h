@@ -9,17 +9,14 @@
 #include "range.h"
 
 struct context;
-struct stream;
 
 /* A range of the context's, with full access, for range_insert(); NULL: no memory for it. */
 struct range *alloc_range_new(const struct context *context, enum range_kind kind, void *at,
                               size_t size);
-/* Frees what starts at the address, if it is of one of the kinds (bits 1 << enum range_kind), else
- * INVALID_VALUE. Needs no current context: finalizers call it. Done even where a fault is the
+/* Frees what starts at the address, or ends one of its openings, if it is of one of the kinds (bits
+ * 1 << enum range_kind), else INVALID_VALUE. Needs no current context: finalizers call it. Done even where a fault is the
  * answer. */
 CUresult alloc_free(unsigned int kinds, uintptr_t at);
-/* Frees device or managed memory when the stream comes to it; INVALID_VALUE for all else. */
-CUresult alloc_free_async(uintptr_t at, struct stream *stream);
 /* Frees all that belongs to the context, whose work is done. */
 void alloc_free_all(uint64_t context_handle);
 /* Up to whole pages: 0, or -EINVAL for nothing and for too much. */

@@ -7,6 +7,7 @@
  * with as many closes or with what is in its context, and keeps the pages, whatever becomes of the
  * process that allocated them.
  */
+#include "alloc.h"
 #include "context.h"
 #include "memory.h"
 
@@ -93,28 +94,22 @@ memory_take(const struct share_ticket *ticket, struct memory **ret)
     return CUDA_SUCCESS;
 }
 
-/* Maps the memory and makes it known; a reference passes. In one go: a child that is forked
+/* Maps the memory and makes it known, as the context's device's; a reference passes. In one go: a child that is forked
  * meanwhile finds by the map what it has to unmap. Needs the map's lock. */
 static CUresult
 opened_map(const struct share_ticket *ticket, const struct context *context,
            struct memory **memory, CUdeviceptr *ret)
 {
     int prot = PROT_READ | PROT_WRITE;
-    struct range *range = calloc(1, sizeof(*range));
+    struct range *range = alloc_range_new(context, RANGE_OPENED, NULL, ticket->size);
     void *at = range ? mmap(NULL, ticket->size, prot, MAP_SHARED, (*memory)->fd, 0)
                      : MAP_FAILED;
     if (at == MAP_FAILED) {
         free(range);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    range->kind = RANGE_OPENED;
     range->start = (uintptr_t)at;
-    range->size = ticket->size;
     range->memory = TAKE_PTR(*memory);
-    range->context = context->object.handle;
-    range->ordinal = context->device->ordinal; /* not the memory's, which may be another one */
-    range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    range->device_access[range->ordinal] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     range->opened.socket = ticket->socket;
     memcpy(range->opened.id, ticket->id, sizeof(range->opened.id));
     range->n_opens = 1;
@@ -158,54 +153,9 @@ soft_cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned
 }
 
 CUresult
-soft_cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
-{
-    return soft_cuIpcOpenMemHandle_v2(address, handle, flags);
-}
-
-/* Needs the map's lock. */
-static struct range *
-opened_at(uintptr_t at)
-{
-    struct range *range = range_find(&soft->ranges.usable, at);
-    return range && range->kind == RANGE_OPENED && range->start == at ? range : NULL;
-}
-
-/* Before a close, the last one or not: waits for the work of the context and returns its device's fault. */
-static CUresult
-opened_settle(uintptr_t at, CUresult *ret_fault)
-{
-    uint64_t handle = 0;
-    {
-        LOCKED(&soft->ranges.lock);
-        struct range *range = opened_at(at);
-        if (!range)
-            return CUDA_ERROR_INVALID_VALUE;
-        handle = range->context;
-    }
-    _cleanup_(context_unrefp) struct context *context =
-        context_get((CUcontext)(uintptr_t)handle);
-    *ret_fault = context ? context_synchronize_users(context) : CUDA_SUCCESS;
-    return CUDA_SUCCESS;
-}
-
-CUresult
 soft_cuIpcCloseMemHandle(CUdeviceptr address)
 {
     struct context *context;
-    struct range *range;
-    CUresult fault;
     RETURN_IF(context_current(&context));
-    RETURN_IF(opened_settle((uintptr_t)address, &fault));
-    LOCKED(&soft->ranges.lock);
-    /* Work of other contexts may still touch it; it may be opened or closed while we wait. */
-    while ((range = opened_at((uintptr_t)address)) && range->n_opens == 1 && range->n_users > 0)
-        pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
-    if (!range)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (--range->n_opens == 0) {
-        munmap((void *)range->start, range->size);
-        range_remove(&soft->ranges.usable, range);
-    }
-    return fault;
+    return alloc_free(1U << RANGE_OPENED, (uintptr_t)address);
 }

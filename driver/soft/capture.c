@@ -26,11 +26,7 @@ graph_make(CUgraph *ret)
     if (!graph)
         return CUDA_ERROR_OUT_OF_MEMORY;
     object_init(&graph->object, OBJECT_GRAPH, graph_free);
-    int r = object_publish(&graph->object);
-    if (r == 0)
-        *ret = (CUgraph)(uintptr_t)graph->object.handle;
-    object_unref(&graph->object); /* the handle's reference is left */
-    return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return object_hand_out(&graph->object, ret);
 }
 
 CUresult
@@ -147,12 +143,6 @@ soft_cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
     return CUDA_SUCCESS;
 }
 
-CUresult
-soft_cuStreamBeginCapture(CUstream stream)
-{
-    return soft_cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
-}
-
 /* Whoever has begun it has to end it, unless it is relaxed. ret_before is what it was. */
 static CUresult
 capture_end(struct stream *stream, CUstreamCaptureStatus *ret_before)
@@ -201,12 +191,6 @@ CUresult
 soft_cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
     return capture_tell(stream, status, NULL);
-}
-
-CUresult
-soft_cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
-{
-    return capture_tell(stream, status, id);
 }
 
 /* There is no graph before the end. */

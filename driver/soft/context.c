@@ -14,37 +14,12 @@ context_handle(const struct context *context)
     return (CUcontext)(uintptr_t)context->object.handle;
 }
 
-/* Needs the order lock, or the last reference. */
-static void
-drop_barriers(struct context *context, bool passed_only)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < context->n_barriers; i++) {
-        struct point *point = &context->barriers[i];
-        if (passed_only && !stream_passed(point->stream, point->number))
-            context->barriers[n++] = *point;
-        else
-            stream_unref(point->stream);
-    }
-    context->n_barriers = n;
-}
-
 static void
 context_free(struct object *object)
 {
     struct context *context = container_of(object, struct context, object);
-    drop_barriers(context, false);
-    free(context->barriers);
     pthread_mutex_destroy(&context->order);
     free(context);
-}
-
-struct context *
-context_unref(struct context *context)
-{
-    if (context)
-        object_unref(&context->object);
-    return NULL;
 }
 
 /* A live context with a handle. The caller has a reference. */
@@ -59,7 +34,6 @@ context_new(struct device *device, unsigned int flags, bool primary)
     context->flags = flags;
     context->primary = primary;
     context->live = true;
-    context_limits_init(context);
     pthread_mutex_init(&context->order, NULL);
     LIST_INIT(&context->streams);
     if (object_publish(&context->object) < 0)
@@ -149,32 +123,6 @@ context_get(CUcontext handle)
     return top;
 }
 
-/* The last point of each stream that has work; ret_points has room for all streams. */
-static size_t
-collect_points(struct context *context, struct point *points)
-{
-    size_t n = 0;
-    struct stream *stream;
-    LIST_FOREACH(stream, &context->streams, context_link) {
-        if (stream_passed(stream, stream->submitted))
-            continue;
-        object_ref(&stream->object);
-        points[n++] = (struct point){stream, stream->submitted};
-    }
-    return n;
-}
-
-/* Needs the order lock. */
-static size_t
-count_streams(struct context *context)
-{
-    size_t n = 0;
-    struct stream *stream;
-    LIST_FOREACH(stream, &context->streams, context_link)
-        n++;
-    return n;
-}
-
 int
 context_precede(struct context *context, struct op *op)
 {
@@ -188,47 +136,17 @@ context_precede(struct context *context, struct op *op)
     return 0;
 }
 
-int
-context_follow(struct context *context, struct stream *stream, uint64_t number)
-{
-    LOCKED(&context->order);
-    drop_barriers(context, true);
-    for (size_t i = 0; i < context->n_barriers; i++) {
-        struct point *barrier = &context->barriers[i];
-        if (barrier->stream != stream)
-            continue;
-        if (barrier->number < number)
-            barrier->number = number;
-        return 0;
-    }
-    size_t n = context->n_barriers + 1;
-    struct point *barriers = realloc(context->barriers, n * sizeof(*barriers));
-    if (!barriers)
-        return -ENOMEM;
-    object_ref(&stream->object);
-    barriers[n - 1] = (struct point){stream, number};
-    context->barriers = barriers;
-    context->n_barriers = n;
-    return 0;
-}
-
 CUresult
 context_synchronize(struct context *context)
 {
-    _cleanup_free_ struct point *points = NULL;
-    size_t n = 0;
-    {
-        LOCKED(&context->order);
-        points = calloc(count_streams(context) + 1, sizeof(*points));
-        if (!points)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        n = collect_points(context, points);
-    }
-    for (size_t i = 0; i < n; i++) {
-        stream_wait(points[i].stream, points[i].number);
-        stream_unref(points[i].stream);
-    }
-    return (CUresult)context->device->fault;
+    struct op *op = op_marker(); /* never submitted: it holds the points to wait for */
+    if (!op)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    int r = context_precede(context, op);
+    for (size_t i = 0; i < op->n_after; i++)
+        stream_wait(op->after[i].stream, op->after[i].number);
+    op_free(op);
+    return r < 0 ? CUDA_ERROR_OUT_OF_MEMORY : (CUresult)context->device->fault;
 }
 
 CUresult
@@ -276,9 +194,7 @@ context_empty(struct context *context)
     struct stream *legacy = context->legacy, *recorder = context->recorder;
     context->legacy = NULL;
     context->recorder = NULL;
-    drop_barriers(context, false);
     pthread_mutex_unlock(&context->order);
-    context_limits_init(context);
     stream_unref(legacy);
     stream_unref(recorder);
     alloc_free_all(context->object.handle);
@@ -357,24 +273,6 @@ soft_cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
 }
 
 CUresult
-soft_cuDevicePrimaryCtxRelease(CUdevice ordinal)
-{
-    return soft_cuDevicePrimaryCtxRelease_v2(ordinal);
-}
-
-CUresult
-soft_cuDevicePrimaryCtxReset(CUdevice ordinal)
-{
-    return soft_cuDevicePrimaryCtxReset_v2(ordinal);
-}
-
-CUresult
-soft_cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned int flags)
-{
-    return soft_cuDevicePrimaryCtxSetFlags_v2(ordinal, flags);
-}
-
-CUresult
 soft_cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
 {
     struct device *device;
@@ -426,24 +324,14 @@ soft_cuCtxCreate_v2(CUcontext *ret, unsigned int flags, CUdevice ordinal)
 }
 
 CUresult
-soft_cuCtxCreate_v3(CUcontext *ret, CUexecAffinityParam *affinity, int n_affinity,
-                    unsigned int flags, CUdevice device)
-{
-    ENTER();
-    if (affinity || n_affinity)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    return soft_cuCtxCreate_v2(ret, flags, device);
-}
-
-CUresult
 soft_cuCtxCreate_v4(CUcontext *ret, CUctxCreateParams *params, unsigned int flags,
                     CUdevice device)
 {
     ENTER();
-    if (params && params->cigParams)
+    if (params &&
+        (params->cigParams || params->execAffinityParams || params->numExecAffinityParams))
         return CUDA_ERROR_NOT_SUPPORTED;
-    return soft_cuCtxCreate_v3(ret, params ? params->execAffinityParams : NULL,
-                               params ? params->numExecAffinityParams : 0, flags, device);
+    return soft_cuCtxCreate_v2(ret, flags, device);
 }
 
 CUresult
@@ -554,41 +442,4 @@ CUresult
 soft_cuCtxSynchronize(void)
 {
     return soft_cuCtxSynchronize_v2(NULL);
-}
-
-CUresult
-soft_cuCtxGetFlags(unsigned int *flags)
-{
-    struct context *context;
-    RETURN_IF(context_current(&context));
-    if (!flags)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = context->flags | CU_CTX_MAP_HOST; /* implied wherever addressing is unified */
-    return CUDA_SUCCESS;
-}
-
-CUresult
-soft_cuCtxGetId(CUcontext handle, unsigned long long *id)
-{
-    ENTER();
-    _cleanup_(context_unrefp) struct context *context = context_get(handle);
-    if (!context)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (!id)
-        return CUDA_ERROR_INVALID_VALUE;
-    *id = context->object.handle; /* never given to another one */
-    return CUDA_SUCCESS;
-}
-
-CUresult
-soft_cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
-{
-    ENTER();
-    _cleanup_(context_unrefp) struct context *context = context_get(handle);
-    if (!context || !context->live)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (!version)
-        return CUDA_ERROR_INVALID_VALUE;
-    *version = 3020;
-    return CUDA_SUCCESS;
 }

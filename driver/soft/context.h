@@ -23,8 +23,6 @@ struct op;
 struct point;
 struct stream;
 
-#define N_LIMITS (CU_LIMIT_CIG_SHMEM_FALLBACK_ENABLED + 1)
-
 struct context {
     struct object object;
     struct device *device;
@@ -39,11 +37,9 @@ struct context {
     LIST_HEAD(, stream) streams;   /* that live or still have work; under order */
     struct stream *_Atomic legacy; /* made when first used; written under order */
     struct stream *recorder;       /* the same; of cuCtxRecordEvent(); under order */
-    struct point *barriers;        /* every operation waits for these; under order */
-    size_t n_barriers;
-    _Atomic size_t limits[N_LIMITS];
-    _Atomic CUfunc_cache cache;
 };
+
+OBJECT_REFS(context)
 
 struct thread {
     struct context **stack; /* each with a reference */
@@ -68,21 +64,10 @@ bool context_current_is_dead(void);
 struct device *context_device(void);
 /* A new reference, or NULL. A null handle is the current context. */
 struct context *context_get(CUcontext handle);
-struct context *context_unref(struct context *context);
-/* Gives it the settings that a new one has. */
-void context_limits_init(struct context *context);
 /* Makes op wait for all that the context was given until now. 0, or -ENOMEM. */
 int context_precede(struct context *context, struct op *op);
-/* Makes all that the context is given from now on wait for the point. 0, or -ENOMEM. */
-int context_follow(struct context *context, struct stream *stream, uint64_t number);
 /* Waits for all work that was submitted before; returns the device's fault, if any. */
 CUresult context_synchronize(struct context *context);
 /* The same, and waits for the work of contexts that use other contexts' memory: it may be this
  * one's. */
 CUresult context_synchronize_users(struct context *context);
-
-static inline void
-context_unrefp(struct context **context)
-{
-    context_unref(*context);
-}

@@ -12,8 +12,6 @@
 #include "soft.h"
 #include "trace.h"
 
-#define MAX_DELAY_US UINT64_C(60000000)
-
 /* A reply that is being written; what does not fit is cut off. */
 struct text {
     char *at;

@@ -84,12 +84,6 @@ copy_run(struct op *op, CUresult status)
     return result == CUDA_SUCCESS ? CUDA_SUCCESS : copy->fault;
 }
 
-static void
-copy_free(struct op *op)
-{
-    free(container_of(op, struct copy_op, op));
-}
-
 static CUresult
 side_check(struct side *side, size_t width, size_t height, bool write, bool must_know,
            enum range_kind *ret_kind)
@@ -123,7 +117,7 @@ copy_new(const struct side *to, const struct side *from, size_t width, size_t he
     struct copy_op *copy = malloc(sizeof(*copy) + (stage ? width * height : 0));
     if (!copy)
         return NULL;
-    op_init(&copy->op, copy_run, copy_free);
+    op_init(&copy->op, copy_run, NULL);
     copy->to = *to;
     copy->from = *from;
     copy->width = width;
@@ -230,70 +224,27 @@ copy_rect(const CUDA_MEMCPY2D *copy, unsigned int flags, CUstream stream)
 
 /* Entry points. The ones that end in Async take a stream, the others are on the default one. */
 
-CUresult
-soft_cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
-{
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, 0, NULL);
-}
+#define COPY(symbol, to_type, from_type, flags)                                 \
+    CUresult soft_##symbol##_v2(to_type to, from_type from, size_t size)        \
+    {                                                                           \
+        return copy_bytes((uintptr_t)to, (uintptr_t)from, size, (flags), NULL); \
+    }                                                                           \
+    COPY_ON(symbol##Async_v2, to_type, from_type, flags)
+#define COPY_ON(symbol, to_type, from_type, flags)                                             \
+    CUresult soft_##symbol(to_type to, from_type from, size_t size, CUstream stream)           \
+    {                                                                                          \
+        return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_ASYNC | (flags), stream); \
+    }
 
-CUresult
-soft_cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
-{
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_TO_KNOWN | COPY_FROM_HOST,
-                      NULL);
-}
+COPY(cuMemcpyHtoD, CUdeviceptr, const void *, COPY_TO_KNOWN | COPY_FROM_HOST)
+COPY(cuMemcpyDtoH, void *, CUdeviceptr, COPY_FROM_KNOWN)
+COPY(cuMemcpyDtoD, CUdeviceptr, CUdeviceptr, COPY_TO_KNOWN | COPY_FROM_KNOWN)
+COPY_ON(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, 0)
 
-CUresult
-soft_cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size)
-{
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_FROM_KNOWN, NULL);
-}
-
-CUresult
-soft_cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size)
-{
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_TO_KNOWN | COPY_FROM_KNOWN,
-                      NULL);
-}
-
-CUresult
-soft_cuMemcpy2D_v2(const CUDA_MEMCPY2D *copy)
-{
-    return copy_rect(copy, 0, NULL);
-}
-
-/* Any pitch will do here, so there is nothing that the aligned form would refuse. */
 CUresult
 soft_cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *copy)
 {
-    return soft_cuMemcpy2D_v2(copy);
-}
-
-CUresult
-soft_cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
-{
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_ASYNC, stream);
-}
-
-CUresult
-soft_cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
-{
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size,
-                      COPY_ASYNC | COPY_TO_KNOWN | COPY_FROM_HOST, stream);
-}
-
-CUresult
-soft_cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream)
-{
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size, COPY_ASYNC | COPY_FROM_KNOWN,
-                      stream);
-}
-
-CUresult
-soft_cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
-{
-    return copy_bytes((uintptr_t)to, (uintptr_t)from, size,
-                      COPY_ASYNC | COPY_TO_KNOWN | COPY_FROM_KNOWN, stream);
+    return copy_rect(copy, 0, NULL);
 }
 
 CUresult

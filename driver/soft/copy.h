@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies and fills, all of them as rectangles: a plain one is a single row.
+ * Copies, all of them as rectangles: a plain one is a single row.
  *
  * Whether a call waits was measured on hardware. Copies within the device never do; between the
  * device and pinned memory the asynchronous forms do not; from ordinary memory to the device
@@ -28,13 +28,3 @@ enum copy_flags {
 CUresult copy_bytes(uintptr_t to, uintptr_t from, size_t size, unsigned int flags,
                     CUstream stream);
 CUresult copy_rect(const CUDA_MEMCPY2D *copy, unsigned int flags, CUstream stream);
-
-struct fill {
-    uintptr_t at;
-    size_t pitch;         /* bytes; without meaning for one row */
-    size_t width, height; /* elements, rows */
-    unsigned int element; /* bytes: 1, 2, 4 */
-    uint32_t value;
-};
-
-CUresult fill_rect(const struct fill *fill, bool async, CUstream stream);

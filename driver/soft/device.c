@@ -106,9 +106,11 @@ device_find(CUdevice ordinal)
 struct device *
 device_find_uuid(const char *uuid_text)
 {
-    for (int i = 0; i < soft->settings.n_devices; i++)
-        if (strcmp(soft->devices[i].uuid_text, uuid_text) == 0)
+    for (int i = 0; i < soft->settings.n_devices; i++) {
+        const char *uuid = soft->devices[i].uuid_text;
+        if (strcmp(uuid, uuid_text) == 0 || strcmp(uuid + strlen("GPU-"), uuid_text) == 0)
             return &soft->devices[i];
+    }
     return NULL;
 }
 
@@ -187,12 +189,6 @@ soft_cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 }
 
 CUresult
-soft_cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
-{
-    return soft_cuDeviceGetUuid_v2(uuid, device);
-}
-
-CUresult
 soft_cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     RETURN_IF(device_arg(device, bytes));
@@ -252,23 +248,6 @@ soft_cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult
-soft_cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
-{
-    RETURN_IF(device_arg(device, id));
-    if (size <= 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    snprintf(id, (size_t)size, "%04X:%02X:00.0", PCI_DOMAIN, device_bus(device_find(device)));
-    return CUDA_SUCCESS;
-}
-
-static bool
-parse_bus(const char *id, unsigned int *ret_domain, unsigned int *ret_bus)
-{
-    int end = 0;
-    return sscanf(id, "%x:%x:00%n", ret_domain, ret_bus, &end) == 2 && end > 0;
-}
-
 unsigned int
 device_bus(const struct device *device)
 {
@@ -279,24 +258,11 @@ struct device *
 device_find_bus(const char *id)
 {
     unsigned int domain, bus;
-    if (!parse_bus(id, &domain, &bus) || domain != PCI_DOMAIN)
+    int end = 0;
+    if (sscanf(id, "%x:%x:00%n", &domain, &bus, &end) != 2 || end == 0 || domain != PCI_DOMAIN)
         return NULL;
     for (int i = 0; i < soft->settings.n_devices; i++)
         if (device_bus(&soft->devices[i]) == bus)
             return &soft->devices[i];
     return NULL;
-}
-
-CUresult
-soft_cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
-{
-    ENTER();
-    unsigned int domain, bus;
-    if (!device || !id || !parse_bus(id, &domain, &bus))
-        return CUDA_ERROR_INVALID_VALUE;
-    const struct device *found = device_find_bus(id);
-    if (!found || found->ordinal == CU_DEVICE_INVALID)
-        return CUDA_ERROR_INVALID_DEVICE;
-    *device = found->ordinal;
-    return CUDA_SUCCESS;
 }

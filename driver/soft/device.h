@@ -46,14 +46,14 @@ void device_vanish(struct device *device);
 /* DEVICE_UNAVAILABLE for one that vanished; a device that this process does not have is fine. */
 CUresult device_check(const struct device *device);
 unsigned int device_bus(const struct device *device);
-/* By what cuDeviceGetPCIBusId or NVML call its place: NULL for none of ours. A hidden one, too. */
+/* By what NVML calls its place: NULL for none of ours. A hidden one, too. */
 struct device *device_find_bus(const char *id);
 void device_capability(int *ret_major, int *ret_minor);
 /* NOT_SUPPORTED where the attribute is 0: for calls that it stands for. */
 CUresult device_has(CUdevice_attribute attribute);
 /* Checks an entry point's device and output. */
 CUresult device_arg(CUdevice ordinal, const void *out);
-/* A hidden one, too. */
+/* With "GPU-" before it or without. A hidden one, too. */
 struct device *device_find_uuid(const char *uuid_text);
 /* Whether the machine has a NUMA node of that number. */
 bool host_node_exists(int node);

@@ -18,13 +18,20 @@ static const struct result results[] = {
 #undef RESULT
 };
 
-const char *
-result_name(int result)
+static const struct result *
+result_find(int number)
 {
     for (size_t i = 0; i < ARRAY_SIZE(results); i++)
-        if (results[i].number == result)
-            return results[i].name;
+        if (results[i].number == number)
+            return &results[i];
     return NULL;
+}
+
+const char *
+result_name(int number)
+{
+    const struct result *found = result_find(number);
+    return found ? found->name : NULL;
 }
 
 int
@@ -48,31 +55,24 @@ result_parse(const char *text, int *ret)
     return -EINVAL;
 }
 
-static const struct result *
-result_find(CUresult result)
+static CUresult
+result_tell(const char *what, const char **ret)
 {
-    for (size_t i = 0; i < ARRAY_SIZE(results); i++)
-        if (results[i].number == (int)result)
-            return &results[i];
-    return NULL;
+    if (!ret)
+        return CUDA_ERROR_INVALID_VALUE;
+    *ret = what;
+    return what ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult
 soft_cuGetErrorName(CUresult result, const char **text)
 {
-    const struct result *found = result_find(result);
-    if (!text)
-        return CUDA_ERROR_INVALID_VALUE;
-    *text = found ? found->name : NULL;
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return result_tell(result_name((int)result), text);
 }
 
 CUresult
 soft_cuGetErrorString(CUresult result, const char **text)
 {
-    const struct result *found = result_find(result);
-    if (!text)
-        return CUDA_ERROR_INVALID_VALUE;
-    *text = found ? found->text : NULL;
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    const struct result *found = result_find((int)result);
+    return result_tell(found ? found->text : NULL, text);
 }

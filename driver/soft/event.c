@@ -62,24 +62,6 @@ event_deinit(struct event *event)
     context_unref(event->context);
 }
 
-struct event *
-event_unref(struct event *event)
-{
-    if (event)
-        object_unref(&event->object);
-    return NULL;
-}
-
-CUresult
-event_hand_out(struct event *event, CUevent *ret)
-{
-    int r = object_publish(&event->object);
-    if (r == 0)
-        *ret = (CUevent)(uintptr_t)event->object.handle;
-    event_unref(event);
-    return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 static CUresult
 event_check(const struct event *event)
 {
@@ -246,7 +228,7 @@ soft_cuEventCreate(CUevent *ret, unsigned int flags)
     if (shared && !(flags & CU_EVENT_DISABLE_TIMING))
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF((shared ? event_ipc_new : place_new)(context, flags, &event));
-    return event_hand_out(event, ret);
+    return object_hand_out(&event->object, ret);
 }
 
 /* Needs no current context: finalizers call it. Done even where an error is the answer. */
@@ -273,14 +255,25 @@ soft_cuEventRecord(CUevent handle, CUstream stream_handle)
     return event->kind->record(event, stream);
 }
 
-/* The flag is about graphs, of which there are none. */
+/* After all that the context was given: by a stream that is there only for records. */
 CUresult
-soft_cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
+soft_cuCtxRecordEvent(CUcontext handle, CUevent event_handle)
 {
     ENTER();
-    if (flags & ~(unsigned int)CU_EVENT_RECORD_EXTERNAL)
-        return CUDA_ERROR_INVALID_VALUE;
-    return soft_cuEventRecord(event, stream);
+    _cleanup_(context_unrefp) struct context *context = handle ? context_get(handle) : NULL;
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    RETURN_IF(context_check(context));
+    _cleanup_(event_unrefp) struct event *event = NULL;
+    RETURN_IF(event_get(event_handle, &event));
+    if (event->context != context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    RETURN_IF(context_forbid_capture(context));
+    _cleanup_(stream_unrefp) struct stream *recorder = stream_recorder(context);
+    if (!recorder)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    RETURN_IF(stream_follow(recorder, context));
+    return event->kind->record(event, recorder);
 }
 
 CUresult

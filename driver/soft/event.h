@@ -31,21 +31,14 @@ struct event {
     unsigned int flags;
 };
 
+OBJECT_REFS(event)
+
 /* Of the current context. The caller has the first reference. */
 void event_init(struct event *event, const struct event_kind *kind, struct context *context,
                 unsigned int flags, void (*free)(struct object *object));
 void event_deinit(struct event *event);
-/* Takes the reference over, also when it fails. */
-CUresult event_hand_out(struct event *event, CUevent *ret);
 /* A reference. */
 CUresult event_get(CUevent handle, struct event **ret);
-struct event *event_unref(struct event *event);
 
 /* An inter-process event. */
 CUresult event_ipc_new(struct context *context, unsigned int flags, struct event **ret);
-
-static inline void
-event_unrefp(struct event **event)
-{
-    event_unref(*event);
-}

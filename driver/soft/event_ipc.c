@@ -282,25 +282,12 @@ event_ipc_interrupt(void)
 }
 
 void
-event_ipc_before_fork(void)
-{
-    pthread_mutex_lock(&soft->ipc_events.lock);
-}
-
-void
-event_ipc_in_parent(void)
-{
-    pthread_mutex_unlock(&soft->ipc_events.lock);
-}
-
-void
 event_ipc_in_child(void)
 {
     struct ipc_event *ipc;
     LIST_FOREACH(ipc, &soft->ipc_events.all, link)
         ipc->fd = fd_close(ipc->fd);
     LIST_INIT(&soft->ipc_events.all); /* their pages are not here, nobody may touch them */
-    pthread_mutex_unlock(&soft->ipc_events.lock);
 }
 
 /* Entry points. */
@@ -383,5 +370,5 @@ soft_cuIpcOpenEventHandle(CUevent *ret, CUipcEventHandle handle)
         return CUDA_ERROR_OUT_OF_MEMORY;
     memcpy(ipc->opened, ticket.id, sizeof(ipc->opened));
     ipc_insert(ipc);
-    return event_hand_out(&ipc->event, ret);
+    return object_hand_out(&ipc->event.object, ret);
 }

@@ -14,7 +14,5 @@ struct ipc_events {
 /* Makes who waits for one look whether the device is faulted. */
 void event_ipc_interrupt(void);
 
-/* Around fork(2): the child has none. */
-void event_ipc_before_fork(void);
-void event_ipc_in_parent(void);
+/* After fork(2), with the lock: the child has none. */
 void event_ipc_in_child(void);

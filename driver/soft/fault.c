@@ -10,27 +10,13 @@
 #include "context.h"
 #include "errors.h"
 
-#define MAX_TEXT     4096
-#define MAX_DELAY_US UINT64_C(60000000)
-
-/* A number at the start of *text, which is moved behind it. */
-static int
-take_number(char **text, uint64_t *ret)
-{
-    char *end;
-    if (**text < '0' || **text > '9')
-        return -EINVAL;
-    errno = 0;
-    *ret = strtoull(*text, &end, 10);
-    *text = end;
-    return errno ? -EINVAL : 0;
-}
+#define MAX_TEXT 4096
 
 /* "N", "N-M" or "N+". */
 static int
-parse_calls(char *text, struct fault_rule *rule)
+parse_calls(const char *text, struct fault_rule *rule)
 {
-    if (take_number(&text, &rule->first) < 0 || rule->first == 0)
+    if (settings_number(text, UINT64_MAX, &text, &rule->first) < 0 || rule->first == 0)
         return -EINVAL;
     rule->last = rule->first;
     if (strcmp(text, "+") == 0) {
@@ -38,15 +24,15 @@ parse_calls(char *text, struct fault_rule *rule)
         return 0;
     }
     if (*text == '-') {
-        text++;
-        if (take_number(&text, &rule->last) < 0 || rule->last < rule->first)
+        if (settings_number(text + 1, UINT64_MAX, &text, &rule->last) < 0 ||
+            rule->last < rule->first)
             return -EINVAL;
     }
     return *text ? -EINVAL : 0;
 }
 
 static int
-parse_action(char *text, struct fault_rule *rule)
+parse_action(const char *text, struct fault_rule *rule)
 {
     static const char sticky[] = "sticky:", late[] = "late:", delay[] = "delay:";
     uint64_t delay_us;
@@ -59,9 +45,8 @@ parse_action(char *text, struct fault_rule *rule)
         return 0;
     }
     if (strncmp(text, delay, strlen(delay)) == 0) {
-        text += strlen(delay);
         rule->action = FAULT_DELAY;
-        if (take_number(&text, &delay_us) < 0 || *text || delay_us > MAX_DELAY_US)
+        if (settings_number(text + strlen(delay), MAX_DELAY_US, NULL, &delay_us) < 0)
             return -EINVAL;
         rule->delay_ns = delay_us * NSEC_PER_USEC;
         return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fills: cuMemset in all its forms. */
+/* Fills: cuMemset, of one row. */
 #include "copy.h"
 
 #include <string.h>
@@ -7,24 +7,31 @@
 #include "peer.h"
 #include "stream.h"
 
+struct fill {
+    uintptr_t at;
+    size_t n;             /* elements */
+    unsigned int element; /* bytes: 1, 2, 4 */
+    uint32_t value;
+};
+
 struct fill_op {
     struct op op;
     struct fill fill;
-    size_t extent; /* bytes from the first to the last */
+    size_t size; /* in bytes */
 };
 
 static void
-fill_row(unsigned char *row, const struct fill *fill)
+fill_memory(unsigned char *at, const struct fill *fill)
 {
     uint16_t value16 = (uint16_t)fill->value;
     if (fill->element == 1)
-        memset(row, (int)fill->value, fill->width);
+        memset(at, (int)fill->value, fill->n);
     else if (fill->element == 2)
-        for (size_t i = 0; i < fill->width; i++)
-            memcpy(row + 2 * i, &value16, 2);
+        for (size_t i = 0; i < fill->n; i++)
+            memcpy(at + 2 * i, &value16, 2);
     else
-        for (size_t i = 0; i < fill->width; i++)
-            memcpy(row + 4 * i, &fill->value, 4);
+        for (size_t i = 0; i < fill->n; i++)
+            memcpy(at + 4 * i, &fill->value, 4);
 }
 
 static CUresult
@@ -34,92 +41,64 @@ fill_run(struct op *op, CUresult status)
     const struct fill *fill = &fill_op->fill;
     if (status != CUDA_SUCCESS)
         return CUDA_SUCCESS;
-    if (range_enter(fill->at, fill_op->extent, true) != CUDA_SUCCESS)
+    if (range_enter(fill->at, fill_op->size, true) != CUDA_SUCCESS)
         return CUDA_ERROR_LAUNCH_FAILED;
-    for (size_t row = 0; row < fill->height; row++)
-        fill_row((unsigned char *)fill->at + row * fill->pitch, fill);
-    range_leave(fill->at, fill_op->extent);
+    fill_memory((unsigned char *)fill->at, fill);
+    range_leave(fill->at, fill_op->size);
     return CUDA_SUCCESS;
 }
 
-static void
-fill_free(struct op *op)
-{
-    free(container_of(op, struct fill_op, op));
-}
-
-/* Checks everything but the stream; a fill of nothing has an extent of 0. */
+/* Checks everything but the stream; a fill of nothing has a size of 0. */
 static CUresult
-fill_check(const struct fill *fill, size_t *ret_extent, enum range_kind *ret_kind)
+fill_check(const struct fill *fill, size_t *ret_size, enum range_kind *ret_kind)
 {
-    size_t row, rows, extent;
-    if (fill->at % fill->element != 0)
+    if (fill->at % fill->element != 0 ||
+        __builtin_mul_overflow(fill->n, fill->element, ret_size))
         return CUDA_ERROR_INVALID_VALUE;
-    *ret_extent = 0;
-    if (fill->width == 0 || fill->height == 0)
+    if (*ret_size == 0)
         return CUDA_SUCCESS;
-    if (__builtin_mul_overflow(fill->width, fill->element, &row) ||
-        __builtin_mul_overflow(fill->height - 1, fill->pitch, &rows) ||
-        __builtin_add_overflow(rows, row, &extent))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (fill->height > 1 && (fill->pitch < row || fill->pitch % fill->element != 0))
-        return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(range_check(fill->at, extent, true, ret_kind));
-    if (*ret_kind == RANGE_PAGEABLE)
-        return CUDA_ERROR_INVALID_VALUE;
-    *ret_extent = extent;
-    return CUDA_SUCCESS;
+    RETURN_IF(range_check(fill->at, *ret_size, true, ret_kind));
+    return *ret_kind == RANGE_PAGEABLE ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult
-fill_rect(const struct fill *fill, bool async, CUstream handle)
+static CUresult
+fill_submit(const struct fill *fill, bool async, CUstream handle)
 {
     _cleanup_(stream_unrefp) struct stream *stream = NULL;
     enum range_kind kind;
-    size_t extent;
+    size_t size;
     uint64_t number;
     RETURN_IF(stream_get(handle, &stream));
-    RETURN_IF(fill_check(fill, &extent, &kind));
-    if (extent == 0)
+    RETURN_IF(fill_check(fill, &size, &kind));
+    if (size == 0)
         return CUDA_SUCCESS;
-    RETURN_IF(peer_check(stream->context, fill->at, extent));
+    RETURN_IF(peer_check(stream->context, fill->at, size));
     struct fill_op *fill_op = malloc(sizeof(*fill_op));
     if (!fill_op)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    op_init(&fill_op->op, fill_run, fill_free);
+    op_init(&fill_op->op, fill_run, NULL);
     peer_use(stream->context, fill->at);
     fill_op->fill = *fill;
-    fill_op->extent = extent;
+    fill_op->size = size;
     RETURN_IF(stream_submit(stream, &fill_op->op, &number));
     if (async || !range_kind_has(kind, TRAIT_HOST))
         return CUDA_SUCCESS;
     return stream_finish(stream, number);
 }
 
-/* Entry points: for each element size a plain and a 2D form, each on the default stream and on
- * one that the caller names. */
+/* Entry points: for each element size one on the default stream and one on a stream that the caller
+ * names. */
 
-#define FORM(symbol, params, bits, pitch, width, height, async, stream)                        \
-    CUresult soft_##symbol params                                                              \
-    {                                                                                          \
-        return fill_rect(&(struct fill){(uintptr_t)at, (pitch), (width), (height), (bits) / 8, \
-                                        value},                                                \
-                         (async), (stream));                                                   \
+#define FILL(bits, type)                                                                      \
+    CUresult soft_cuMemsetD##bits##_v2(CUdeviceptr at, type value, size_t n)                  \
+    {                                                                                         \
+        return fill_submit(&(struct fill){(uintptr_t)at, n, (bits) / 8, value}, false, NULL); \
+    }                                                                                         \
+    CUresult soft_cuMemsetD##bits##Async(CUdeviceptr at, type value, size_t n, CUstream on)   \
+    {                                                                                         \
+        return fill_submit(&(struct fill){(uintptr_t)at, n, (bits) / 8, value}, true, on);    \
     }
 
-/* clang-format off */
-#define ROW(type)        (CUdeviceptr at, type value, size_t n)
-#define ROW_ASYNC(type)  (CUdeviceptr at, type value, size_t n, CUstream on)
-#define RECT(type)       (CUdeviceptr at, size_t pitch, type value, size_t w, size_t h)
-#define RECT_ASYNC(type) (CUdeviceptr at, size_t pitch, type value, size_t w, size_t h, CUstream on)
-
-#define FORMS(bits, type)                                                           \
-    FORM(cuMemsetD##bits##_v2, ROW(type), bits, 0, n, 1, false, NULL)               \
-    FORM(cuMemsetD##bits##Async, ROW_ASYNC(type), bits, 0, n, 1, true, on)          \
-    FORM(cuMemsetD2D##bits##_v2, RECT(type), bits, pitch, w, h, false, NULL)        \
-    FORM(cuMemsetD2D##bits##Async, RECT_ASYNC(type), bits, pitch, w, h, true, on)
-
-FORMS(8, unsigned char)
-FORMS(16, unsigned short)
-FORMS(32, unsigned int)
-/* clang-format on */
+FILL(8, unsigned char)
+FILL(16, unsigned short)
+FILL(32, unsigned int)

@@ -19,27 +19,21 @@ before_fork(void)
 {
     pthread_mutex_lock(&soft->ranges.lock);
     pthread_mutex_lock(&soft->objects.lock);
-    event_ipc_before_fork();
-    share_before_fork();
-    memory_before_fork();
+    pthread_mutex_lock(&soft->ipc_events.lock);
+    pthread_mutex_lock(&soft->share.lock);
+    pthread_mutex_lock(&soft->memories.lock);
     pthread_mutex_lock(&soft->watch.faults.lock); /* a child's calls meet the rules, too */
 }
 
 static void
-unlock_tables(void)
+after_fork(void)
 {
     pthread_mutex_unlock(&soft->watch.faults.lock);
+    pthread_mutex_unlock(&soft->memories.lock);
+    pthread_mutex_unlock(&soft->share.lock);
+    pthread_mutex_unlock(&soft->ipc_events.lock);
     pthread_mutex_unlock(&soft->objects.lock);
     pthread_mutex_unlock(&soft->ranges.lock);
-}
-
-static void
-in_parent(void)
-{
-    memory_in_parent();
-    share_in_parent();
-    event_ipc_in_parent();
-    unlock_tables();
 }
 
 /* In the child only system calls that are safe between fork and exec are made. */
@@ -64,11 +58,11 @@ in_child(void)
     serve_forget(&soft->watch.control);
     share_in_child();
     event_ipc_in_child();
-    unlock_tables();
+    after_fork();
 }
 
 int
 fork_watch(void)
 {
-    return -pthread_atfork(before_fork, in_parent, in_child);
+    return -pthread_atfork(before_fork, after_fork, in_child);
 }

@@ -27,12 +27,6 @@ host_run(struct op *op, CUresult status)
     return CUDA_SUCCESS;
 }
 
-static void
-host_free(struct op *op)
-{
-    free(container_of(op, struct host_op, op));
-}
-
 static CUresult
 host_submit(CUstream handle, CUhostFn fn, CUstreamCallback callback, void *data)
 {
@@ -43,7 +37,7 @@ host_submit(CUstream handle, CUhostFn fn, CUstreamCallback callback, void *data)
     struct host_op *host = calloc(1, sizeof(*host));
     if (!host)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    op_init(&host->op, host_run, host_free);
+    op_init(&host->op, host_run, NULL);
     host->fn = fn;
     host->callback = callback;
     host->stream = handle;

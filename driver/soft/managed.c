@@ -241,14 +241,6 @@ soft_cuMemAdvise(CUdeviceptr address, size_t size, CUmem_advise advice, CUdevice
     return soft_cuMemAdvise_v2(address, size, advice, location_of(device));
 }
 
-/* An operation that moves nothing but has its place in the stream. */
-static CUresult
-submit_marker(struct stream *stream)
-{
-    struct op *op = op_marker();
-    return op ? stream_submit(stream, op, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 /* The last prefetch is the last one asked for, done or not. */
 static CUresult
 note_prefetch(CUdeviceptr address, size_t size, const CUmemLocation *location)
@@ -273,36 +265,14 @@ soft_cuMemPrefetchAsync_v2(CUdeviceptr address, size_t size, CUmemLocation locat
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(location_resolve(&location, &where));
     RETURN_IF(note_prefetch(address, size, &where));
-    return submit_marker(stream);
+    struct op *op = op_marker(); /* moves nothing, but has its place in the stream */
+    return op ? stream_submit(stream, op, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult
 soft_cuMemPrefetchAsync(CUdeviceptr address, size_t size, CUdevice device, CUstream stream)
 {
     return soft_cuMemPrefetchAsync_v2(address, size, location_of(device), 0, stream);
-}
-
-/* What a stream is attached to changes nothing where the host may touch managed memory at any
- * time. */
-CUresult
-soft_cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t size,
-                            unsigned int flags)
-{
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
-    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST &&
-        flags != CU_MEM_ATTACH_SINGLE)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (flags == CU_MEM_ATTACH_SINGLE && stream == stream->context->legacy)
-        return CUDA_ERROR_INVALID_VALUE;
-    {
-        LOCKED(&soft->ranges.lock);
-        struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
-        if (!range || range->kind != RANGE_MANAGED || range->start != address ||
-            (size != 0 && size != range->size))
-            return CUDA_ERROR_INVALID_VALUE;
-    }
-    return submit_marker(stream);
 }
 
 /* Attributes of pages. */
@@ -386,29 +356,17 @@ store_attribute(int *data, size_t size, CUmem_range_attribute attribute,
     }
 }
 
-/* All of them or none. */
-CUresult
-soft_cuMemRangeGetAttributes(void **data, size_t *sizes, CUmem_range_attribute *attributes,
-                             size_t count, CUdeviceptr address, size_t size)
-{
-    struct context *context;
-    struct pages pages;
-    RETURN_IF(context_current(&context));
-    if (!data || !sizes || !attributes || count == 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < count; i++)
-        RETURN_IF(check_attribute(data[i], sizes[i], attributes[i]));
-    LOCKED(&soft->ranges.lock);
-    RETURN_IF(pages_find(address, size, &pages));
-    struct common common = pages_common(&pages);
-    for (size_t i = 0; i < count; i++)
-        store_attribute(data[i], sizes[i], attributes[i], &common);
-    return CUDA_SUCCESS;
-}
-
 CUresult
 soft_cuMemRangeGetAttribute(void *data, size_t data_size, CUmem_range_attribute attribute,
                             CUdeviceptr address, size_t size)
 {
-    return soft_cuMemRangeGetAttributes(&data, &data_size, &attribute, 1, address, size);
+    struct context *context;
+    struct pages pages;
+    RETURN_IF(context_current(&context));
+    RETURN_IF(check_attribute(data, data_size, attribute));
+    LOCKED(&soft->ranges.lock);
+    RETURN_IF(pages_find(address, size, &pages));
+    struct common common = pages_common(&pages);
+    store_attribute(data, data_size, attribute, &common);
+    return CUDA_SUCCESS;
 }

@@ -158,12 +158,6 @@ memop_run(struct op *op, CUresult status)
     return CUDA_SUCCESS;
 }
 
-static void
-memop_free(struct op *op)
-{
-    free(container_of(op, struct memop, op));
-}
-
 /* What a caller asks for, checked. */
 
 /* A write to read-only memory is taken, and faults when it runs. */
@@ -228,7 +222,7 @@ memop_submit(CUstream handle, unsigned int count, const CUstreamBatchMemOpParams
         malloc(sizeof(*memop) + count * sizeof(memop->words[0]));
     if (!memop)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    op_init(&memop->op, memop_run, memop_free);
+    op_init(&memop->op, memop_run, NULL);
     memop->device = stream->context->device;
     memop->n_words = count;
     for (unsigned int i = 0; i < count; i++) {
@@ -248,84 +242,16 @@ soft_cuStreamBatchMemOp_v2(CUstream stream, unsigned int count,
     return memop_submit(stream, count, params, flags);
 }
 
-CUresult
-soft_cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value,
-                            unsigned int flags)
-{
-    CUstreamBatchMemOpParams params = {
-        .waitValue = {CU_STREAM_MEM_OP_WAIT_VALUE_32, address, {.value = value}, flags, 0}};
-    return memop_submit(stream, 1, &params, 0);
-}
+#define WORD(symbol, type, member, operation)                                \
+    CUresult soft_##symbol(CUstream stream, CUdeviceptr address, type value, \
+                           unsigned int flags)                               \
+    {                                                                        \
+        CUstreamBatchMemOpParams params = {                                  \
+            .waitValue = {operation, address, {.member = value}, flags, 0}}; \
+        return memop_submit(stream, 1, &params, 0);                          \
+    }
 
-CUresult
-soft_cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, cuuint64_t value,
-                            unsigned int flags)
-{
-    CUstreamBatchMemOpParams params = {
-        .waitValue = {CU_STREAM_MEM_OP_WAIT_VALUE_64, address, {.value64 = value}, flags, 0}};
-    return memop_submit(stream, 1, &params, 0);
-}
-
-CUresult
-soft_cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value,
-                             unsigned int flags)
-{
-    CUstreamBatchMemOpParams params = {
-        .writeValue = {CU_STREAM_MEM_OP_WRITE_VALUE_32, address, {.value = value}, flags, 0}};
-    return memop_submit(stream, 1, &params, 0);
-}
-
-CUresult
-soft_cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, cuuint64_t value,
-                             unsigned int flags)
-{
-    CUstreamBatchMemOpParams params = {
-        .writeValue = {CU_STREAM_MEM_OP_WRITE_VALUE_64, address, {.value64 = value}, flags, 0}};
-    return memop_submit(stream, 1, &params, 0);
-}
-
-/* The first ABI of all this is switched off in drivers of today: the device attributes of its
- * operations are 0. */
-
-static CUresult
-refuse_first_abi(CUstream handle)
-{
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult
-soft_cuStreamBatchMemOp(CUstream stream, unsigned int count UNUSED,
-                        CUstreamBatchMemOpParams *params UNUSED, unsigned int flags UNUSED)
-{
-    return refuse_first_abi(stream);
-}
-
-CUresult
-soft_cuStreamWaitValue32(CUstream stream, CUdeviceptr address UNUSED, cuuint32_t value UNUSED,
-                         unsigned int flags UNUSED)
-{
-    return refuse_first_abi(stream);
-}
-
-CUresult
-soft_cuStreamWaitValue64(CUstream stream, CUdeviceptr address UNUSED, cuuint64_t value UNUSED,
-                         unsigned int flags UNUSED)
-{
-    return refuse_first_abi(stream);
-}
-
-CUresult
-soft_cuStreamWriteValue32(CUstream stream, CUdeviceptr address UNUSED, cuuint32_t value UNUSED,
-                          unsigned int flags UNUSED)
-{
-    return refuse_first_abi(stream);
-}
-
-CUresult
-soft_cuStreamWriteValue64(CUstream stream, CUdeviceptr address UNUSED, cuuint64_t value UNUSED,
-                          unsigned int flags UNUSED)
-{
-    return refuse_first_abi(stream);
-}
+WORD(cuStreamWaitValue32_v2, cuuint32_t, value, CU_STREAM_MEM_OP_WAIT_VALUE_32)
+WORD(cuStreamWaitValue64_v2, cuuint64_t, value64, CU_STREAM_MEM_OP_WAIT_VALUE_64)
+WORD(cuStreamWriteValue32_v2, cuuint32_t, value, CU_STREAM_MEM_OP_WRITE_VALUE_32)
+WORD(cuStreamWriteValue64_v2, cuuint64_t, value64, CU_STREAM_MEM_OP_WRITE_VALUE_64)

@@ -137,14 +137,6 @@ memory_free(struct object *object)
     free(memory);
 }
 
-struct memory *
-memory_unref(struct memory *memory)
-{
-    if (memory)
-        object_unref(&memory->object);
-    return NULL;
-}
-
 /* Without a file yet. */
 static struct memory *
 memory_alloc(struct device *device, bool imported)
@@ -399,20 +391,6 @@ memory_ordinal(const struct memory *memory)
     return memory->device ? memory->device->ordinal : CU_DEVICE_INVALID;
 }
 
-/* Around a fork. */
-
-void
-memory_before_fork(void)
-{
-    pthread_mutex_lock(&soft->memories.lock);
-}
-
-void
-memory_in_parent(void)
-{
-    pthread_mutex_unlock(&soft->memories.lock);
-}
-
 void
 memory_in_child(void)
 {
@@ -420,5 +398,4 @@ memory_in_child(void)
     LIST_FOREACH(memory, &soft->memories.all, link)
         memory->fd = fd_close(memory->fd);
     LIST_INIT(&soft->memories.all);
-    pthread_mutex_unlock(&soft->memories.lock);
 }

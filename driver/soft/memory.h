@@ -37,7 +37,8 @@ struct memory {
     unsigned int n_handles; /* cuMemRelease calls that are owed; under soft->memory_lock */
 };
 
-struct memory *memory_unref(struct memory *memory);
+OBJECT_REFS(memory)
+
 /* size is a multiple of the page size. OUT_OF_MEMORY when the device has no room for it. */
 CUresult memory_new(struct device *device, size_t size, CUmemAllocationHandleType handle_types,
                     struct memory **ret);
@@ -59,13 +60,5 @@ CUresult memory_import_pool(int fd, struct memory **ret);
 uint64_t memory_used(const struct device *device);
 void memory_figures(const struct device *device, uint64_t *ret_free, uint64_t *ret_total);
 
-/* Around fork(2): the child has no descriptor of any. */
-void memory_before_fork(void);
-void memory_in_parent(void);
+/* After fork(2), with the list's lock: the child has no descriptor of any. */
 void memory_in_child(void);
-
-static inline void
-memory_unrefp(struct memory **memory)
-{
-    memory_unref(*memory);
-}

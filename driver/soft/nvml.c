@@ -41,6 +41,13 @@ nvmlErrorString(nvmlReturn_t result)
     }
 }
 
+#define NVML_RETURN_IF(call)           \
+    do {                               \
+        nvmlReturn_t _result = (call); \
+        if (_result != NVML_SUCCESS)   \
+            return _result;            \
+    } while (0)
+
 static nvmlReturn_t
 nvml_enter(const void *argument)
 {
@@ -53,9 +60,7 @@ nvml_enter(const void *argument)
 static nvmlReturn_t
 nvml_enter_device(nvmlDevice_t device, const void *argument)
 {
-    nvmlReturn_t result = nvml_enter(argument);
-    if (result != NVML_SUCCESS)
-        return result;
+    NVML_RETURN_IF(nvml_enter(argument));
     for (int i = 0; i < soft->settings.n_devices; i++)
         if (device == &soft->devices[i])
             return device->gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
@@ -65,47 +70,34 @@ nvml_enter_device(nvmlDevice_t device, const void *argument)
 nvmlReturn_t
 soft_nvmlDeviceGetCount_v2(unsigned int *count)
 {
-    nvmlReturn_t result = nvml_enter(count);
-    if (result == NVML_SUCCESS)
-        *count = (unsigned int)soft->settings.n_devices;
-    return result;
+    NVML_RETURN_IF(nvml_enter(count));
+    *count = (unsigned int)soft->settings.n_devices;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t
+give_device(struct device *found, nvmlDevice_t *ret)
+{
+    if (!found)
+        return NVML_ERROR_NOT_FOUND;
+    *ret = found;
+    return found->gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 nvmlReturn_t
 soft_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
-    nvmlReturn_t result = nvml_enter(device);
-    if (result != NVML_SUCCESS)
-        return result;
+    NVML_RETURN_IF(nvml_enter(device));
     if (index >= (unsigned int)soft->settings.n_devices)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *device = &soft->devices[index];
-    return soft->devices[index].gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
-}
-
-/* With "GPU-" before it or without. */
-static struct device *
-find_uuid(const char *text)
-{
-    for (int i = 0; i < soft->settings.n_devices; i++) {
-        const char *uuid = soft->devices[i].uuid_text;
-        if (strcmp(uuid, text) == 0 || strcmp(uuid + strlen("GPU-"), text) == 0)
-            return &soft->devices[i];
-    }
-    return NULL;
+    return give_device(&soft->devices[index], device);
 }
 
 nvmlReturn_t
 soft_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
-    nvmlReturn_t result = nvml_enter(uuid && device ? uuid : NULL);
-    if (result != NVML_SUCCESS)
-        return result;
-    struct device *found = find_uuid(uuid);
-    if (!found)
-        return NVML_ERROR_NOT_FOUND;
-    *device = found;
-    return found->gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+    NVML_RETURN_IF(nvml_enter(uuid && device ? uuid : NULL));
+    return give_device(device_find_uuid(uuid), device);
 }
 
 static nvmlReturn_t
@@ -120,37 +112,29 @@ write_text(char *out, unsigned int size, const char *text)
 nvmlReturn_t
 soft_nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *device)
 {
-    nvmlReturn_t result = nvml_enter(id && device ? id : NULL);
-    if (result != NVML_SUCCESS)
-        return result;
-    struct device *found = device_find_bus(id);
-    if (!found)
-        return NVML_ERROR_NOT_FOUND;
-    *device = found;
-    return found->gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+    NVML_RETURN_IF(nvml_enter(id && device ? id : NULL));
+    return give_device(device_find_bus(id), device);
 }
 
 nvmlReturn_t
 soft_nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int size)
 {
-    nvmlReturn_t result = nvml_enter_device(device, uuid);
-    return result == NVML_SUCCESS ? write_text(uuid, size, device->uuid_text) : result;
+    NVML_RETURN_IF(nvml_enter_device(device, uuid));
+    return write_text(uuid, size, device->uuid_text);
 }
 
 nvmlReturn_t
 soft_nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int size)
 {
-    nvmlReturn_t result = nvml_enter_device(device, name);
-    return result == NVML_SUCCESS ? write_text(name, size, soft->settings.name) : result;
+    NVML_RETURN_IF(nvml_enter_device(device, name));
+    return write_text(name, size, soft->settings.name);
 }
 
 nvmlReturn_t
 soft_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     uint64_t free_now, total;
-    nvmlReturn_t result = nvml_enter_device(device, memory);
-    if (result != NVML_SUCCESS)
-        return result;
+    NVML_RETURN_IF(nvml_enter_device(device, memory));
     memory_figures(device, &free_now, &total);
     *memory = (nvmlMemory_t){.total = total, .free = free_now, .used = total - free_now};
     return NVML_SUCCESS;
@@ -160,13 +144,10 @@ nvmlReturn_t
 soft_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     nvmlMemory_t plain;
-    nvmlReturn_t result = nvml_enter_device(device, memory);
-    if (result != NVML_SUCCESS)
-        return result;
+    NVML_RETURN_IF(nvml_enter_device(device, memory));
     if (memory->version != NVML_STRUCT_VERSION(nvmlMemory_v2_t, 2U))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    if ((result = soft_nvmlDeviceGetMemoryInfo(device, &plain)) != NVML_SUCCESS)
-        return result;
+    NVML_RETURN_IF(soft_nvmlDeviceGetMemoryInfo(device, &plain));
     memory->total = plain.total;
     memory->reserved = 0;
     memory->free = plain.free;
@@ -177,36 +158,31 @@ soft_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 nvmlReturn_t
 soft_nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)
 {
-    nvmlReturn_t result = nvml_enter_device(device, mode);
-    if (result == NVML_SUCCESS)
-        *mode = soft->settings.persistence ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
-    return result;
+    NVML_RETURN_IF(nvml_enter_device(device, mode));
+    *mode = soft->settings.persistence ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
+    return NVML_SUCCESS;
 }
 
 nvmlReturn_t
 soft_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
-    nvmlReturn_t result = nvml_enter_device(device, index);
-    if (result == NVML_SUCCESS)
-        *index = (unsigned int)device->index;
-    return result;
+    NVML_RETURN_IF(nvml_enter_device(device, index));
+    *index = (unsigned int)device->index;
+    return NVML_SUCCESS;
 }
 
 nvmlReturn_t
 soft_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
-    nvmlReturn_t result = nvml_enter_device(device, major && minor ? major : NULL);
-    if (result == NVML_SUCCESS)
-        device_capability(major, minor);
-    return result;
+    NVML_RETURN_IF(nvml_enter_device(device, major && minor ? major : NULL));
+    device_capability(major, minor);
+    return NVML_SUCCESS;
 }
 
 nvmlReturn_t
 soft_nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info)
 {
-    nvmlReturn_t result = nvml_enter_device(device, info);
-    if (result != NVML_SUCCESS)
-        return result;
+    NVML_RETURN_IF(nvml_enter_device(device, info));
     *info = (nvmlPciInfo_t){.domain = PCI_DOMAIN, .bus = device_bus(device)};
     snprintf(info->busIdLegacy, sizeof(info->busIdLegacy), "%04X:%02X:00.0", PCI_DOMAIN,
              info->bus);
@@ -217,9 +193,7 @@ soft_nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info)
 nvmlReturn_t
 soft_nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_v1_t *info)
 {
-    nvmlReturn_t result = nvml_enter_device(device, info);
-    if (result != NVML_SUCCESS)
-        return result;
+    NVML_RETURN_IF(nvml_enter_device(device, info));
     if (info->version != NVML_STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1U))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     *info = (nvmlPciInfoExt_v1_t){
@@ -236,24 +210,23 @@ soft_nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_v1_t *info)
 nvmlReturn_t
 soft_nvmlSystemGetDriverVersion(char *version, unsigned int size)
 {
-    nvmlReturn_t result = nvml_enter(version);
-    return result == NVML_SUCCESS ? write_text(version, size, CAID_VERSION) : result;
+    NVML_RETURN_IF(nvml_enter(version));
+    return write_text(version, size, CAID_VERSION);
 }
 
 nvmlReturn_t
 soft_nvmlSystemGetNVMLVersion(char *version, unsigned int size)
 {
-    nvmlReturn_t result = nvml_enter(version);
-    return result == NVML_SUCCESS ? write_text(version, size, "13." CAID_VERSION) : result;
+    NVML_RETURN_IF(nvml_enter(version));
+    return write_text(version, size, "13." CAID_VERSION);
 }
 
 nvmlReturn_t
 soft_nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
-    nvmlReturn_t result = nvml_enter(version);
-    if (result == NVML_SUCCESS)
-        *version = SOFT_VERSION;
-    return result;
+    NVML_RETURN_IF(nvml_enter(version));
+    *version = SOFT_VERSION;
+    return NVML_SUCCESS;
 }
 
 nvmlReturn_t

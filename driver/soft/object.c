@@ -2,6 +2,8 @@
 /* The table of handles. A slot's generation grows when its handle ends. */
 #include "soft.h"
 
+#include <string.h>
+
 /* A handle is generation << SLOT_BITS | slot. Generations start at 1, so that no handle is null
  * or one of the small numbers that name the default streams. */
 #define SLOT_BITS 24
@@ -63,6 +65,16 @@ object_publish(struct object *object)
     object->handle = (uint64_t)slot->generation << SLOT_BITS | i;
     object_ref(object);
     return 0;
+}
+
+CUresult
+object_hand_out(struct object *object, void *ret_handle)
+{
+    int r = object_publish(object);
+    if (r == 0)
+        memcpy(ret_handle, &object->handle, sizeof(object->handle));
+    object_unref(object);
+    return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* Needs the table's lock. */

@@ -12,6 +12,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/macros.h"
+#include "cuda_abi.h"
+
 enum object_kind {
     OBJECT_CONTEXT = 1,
     OBJECT_STREAM,
@@ -46,8 +49,22 @@ void object_init(struct object *object, enum object_kind kind, void (*free)(stru
 void object_ref(struct object *object);
 void object_unref(struct object *object);
 
+/* TYPE_unref() lets go of a reference, returns NULL and takes NULL; TYPE_unrefp() is for _cleanup_().
+ * For a type whose first member is its struct object. */
+#define OBJECT_REFS(type)                                                \
+    UNUSED static inline struct type *type##_unref(struct type *counted) \
+    {                                                                    \
+        if (counted)                                                     \
+            object_unref(&counted->object);                              \
+        return NULL;                                                     \
+    }                                                                    \
+    DEFINE_CLEANUP(struct type *, type##_unref)
+
 /* Gives the object a handle; the table takes a reference of its own. 0, or -ENOMEM. */
 int object_publish(struct object *object);
+/* The same for an object that nobody else has: the handle is written to *ret_handle, a CUevent or
+ * another of CUDA's, and the caller's reference ends, also when it fails. OUT_OF_MEMORY. */
+CUresult object_hand_out(struct object *object, void *ret_handle);
 /* A new reference, or NULL for a handle that is unknown or of another kind. */
 struct object *object_get(uint64_t handle, enum object_kind kind);
 /* Ends the handle and passes on the table's reference, or NULL. */

@@ -185,25 +185,6 @@ soft_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes,
     return CUDA_SUCCESS;
 }
 
-/* SYNC_MEMOPS is kept and told; every fill and copy within the device is ordered by its stream
- * either way. */
-CUresult
-soft_cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
-                           CUdeviceptr address)
-{
-    ENTER();
-    if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
-        return CUDA_ERROR_INVALID_VALUE;
-    LOCKED(&soft->ranges.lock);
-    struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
-    if (!range)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (range->kind == RANGE_MAPPING)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    range->sync_memops = *(const int *)value != 0;
-    return CUDA_SUCCESS;
-}
-
 CUresult
 soft_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
 {
@@ -220,15 +201,4 @@ soft_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr addres
     if (size)
         *size = range->size;
     return CUDA_SUCCESS;
-}
-
-/* For dma-buf, which needs a device on a bus; the device attribute says so. */
-CUresult
-soft_cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address UNUSED, size_t size,
-                                   CUmemRangeHandleType type, unsigned long long flags UNUSED)
-{
-    ENTER();
-    if (!handle || size == 0 || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
-        return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_ERROR_NOT_SUPPORTED;
 }

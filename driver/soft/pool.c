@@ -2,18 +2,12 @@
 /* Pools: made, found, asked about and ended. */
 #include "pool.h"
 
+#include <string.h>
+
 #include "memory.h"
 
 #define ALL_HANDLE_TYPES \
     ((unsigned int)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)
-
-struct pool *
-pool_unref(struct pool *pool)
-{
-    if (pool)
-        object_unref(&pool->object);
-    return NULL;
-}
 
 void
 pool_discard(struct pool *pool)
@@ -168,17 +162,6 @@ check_props(const CUmemPoolProps *props, struct device **ret_device)
     return types & CU_MEM_HANDLE_TYPE_FABRIC ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
-/* Gives the pool its handle and takes over the caller's reference, also when it fails. */
-static CUresult
-pool_hand_out(struct pool *pool, CUmemoryPool *ret)
-{
-    int r = object_publish(&pool->object);
-    if (r == 0)
-        *ret = (CUmemoryPool)(uintptr_t)pool->object.handle;
-    pool_unref(pool);
-    return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 CUresult
 soft_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
 {
@@ -190,7 +173,7 @@ soft_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
     RETURN_IF(device_check(device));
     struct pool *pool;
     RETURN_IF(pool_new(props, device, &pool));
-    return pool_hand_out(pool, handle);
+    return object_hand_out(&pool->object, handle);
 }
 
 /* From here on it is not found any more; it has its handle, which the one caller that succeeds is
@@ -298,39 +281,9 @@ location_handle(CUmemoryPool *handle, const CUmemLocation *location, CUmemAlloca
 }
 
 CUresult
-soft_cuMemGetDefaultMemPool(CUmemoryPool *handle, CUmemLocation *location,
-                            CUmemAllocationType type)
-{
-    return location_handle(handle, location, type, false);
-}
-
-CUresult
 soft_cuMemGetMemPool(CUmemoryPool *handle, CUmemLocation *location, CUmemAllocationType type)
 {
     return location_handle(handle, location, type, true);
-}
-
-CUresult
-soft_cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool handle)
-{
-    struct device *device;
-    ENTER();
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
-    if (!location)
-        return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(check_type(type));
-    RETURN_IF(location_device(location, type, CUDA_ERROR_INVALID_DEVICE, &device));
-    RETURN_IF(pool_get(handle, &pool));
-    if (pool->imported || pool->type != type || !location_is(&pool->location, location))
-        return CUDA_ERROR_INVALID_VALUE;
-    LOCKED(&soft->pools.lock);
-    struct pool *before = marked_find(location, type, true);
-    if (pool->ended)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (before)
-        before->current = false;
-    pool->current = true;
-    return CUDA_SUCCESS;
 }
 
 CUresult
@@ -351,7 +304,22 @@ CUresult
 soft_cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
 {
     CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-    return soft_cuMemSetMemPool(&location, CU_MEM_ALLOCATION_TYPE_PINNED, handle);
+    ENTER();
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    if (!device_find(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    RETURN_IF(pool_get(handle, &pool));
+    if (pool->imported || pool->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        !location_is(&pool->location, &location))
+        return CUDA_ERROR_INVALID_VALUE;
+    LOCKED(&soft->pools.lock);
+    struct pool *before = marked_find(&location, CU_MEM_ALLOCATION_TYPE_PINNED, true);
+    if (pool->ended)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (before)
+        before->current = false;
+    pool->current = true;
+    return CUDA_SUCCESS;
 }
 
 /* Figures and settings. Those of an imported pool are its exporter's. */
@@ -379,28 +347,31 @@ soft_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
     return CUDA_SUCCESS;
 }
 
-/* Where a switch is kept; NULL for what is none. */
-static int *
-attribute_switch(struct pool *pool, CUmemPool_attribute attribute)
+/* Where an attribute is kept: the first three are switches, ints, the others have 64 bits. NULL for
+ * what is none. */
+static void *
+attribute_at(struct pool *pool, CUmemPool_attribute attribute)
 {
     switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: return &pool->heap.reuse_events;
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: return &pool->heap.reuse_passed;
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: return &pool->heap.reuse_waiting;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: return &pool->threshold;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: return &pool->heap.reserved;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: return &pool->heap.reserved_high;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: return &pool->heap.used;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return &pool->heap.used_high;
     default: return NULL;
     }
 }
 
-/* A high-water mark can only be lowered to what there is now, by saying 0. */
-static CUresult
-high_reset(uint64_t *high, uint64_t now, const void *value)
+static bool
+is_switch(CUmemPool_attribute attribute)
 {
-    if (*(const uint64_t *)value != 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    *high = now;
-    return CUDA_SUCCESS;
+    return attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
 }
 
+/* A high-water mark can only be lowered to what there is now, by saying 0. */
 CUresult
 soft_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
@@ -410,21 +381,18 @@ soft_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, v
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(own_get(handle, &pool));
     LOCKED(&soft->pools.lock);
-    struct heap *heap = &pool->heap;
-    int *on = attribute_switch(pool, attribute);
-    if (on) {
-        *on = *(const int *)value != 0;
-        return CUDA_SUCCESS;
-    }
-    switch (attribute) {
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+    void *at = attribute_at(pool, attribute);
+    if (at && is_switch(attribute))
+        *(int *)at = *(const int *)value != 0;
+    else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         pool->threshold = *(const uint64_t *)value;
-        return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-        return high_reset(&heap->reserved_high, heap->reserved, value);
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return high_reset(&heap->used_high, heap->used, value);
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
+    else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH && *(const uint64_t *)value == 0)
+        pool->heap.reserved_high = pool->heap.reserved;
+    else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH && *(const uint64_t *)value == 0)
+        pool->heap.used_high = pool->heap.used;
+    else
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
 }
 
 CUresult
@@ -436,20 +404,10 @@ soft_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, v
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(own_get(handle, &pool));
     LOCKED(&soft->pools.lock);
-    const struct heap *heap = &pool->heap;
-    const int *on = attribute_switch(pool, attribute);
-    if (on) {
-        *(int *)value = *on;
-        return CUDA_SUCCESS;
-    }
-    switch (attribute) {
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *(uint64_t *)value = pool->threshold; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *(uint64_t *)value = heap->reserved; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *(uint64_t *)value = heap->reserved_high; break;
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *(uint64_t *)value = heap->used; break;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *(uint64_t *)value = heap->used_high; break;
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
+    const void *at = attribute_at(pool, attribute);
+    if (!at)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(value, at, is_switch(attribute) ? sizeof(int) : sizeof(uint64_t));
     return CUDA_SUCCESS;
 }
 

@@ -31,9 +31,10 @@ struct pool {
     struct heap heap;
 };
 
+OBJECT_REFS(pool)
+
 /* A new reference; INVALID_VALUE for no handle of a pool. */
 CUresult pool_get(CUmemoryPool handle, struct pool **ret);
-struct pool *pool_unref(struct pool *pool);
 /* For who initialises the heap itself. Needs the lock of all pools; the caller has the first
  * reference. NULL: no memory. */
 struct pool *pool_alloc(const CUmemLocation *location, CUmemAllocationType type,
@@ -51,9 +52,3 @@ bool pool_owns(uintptr_t at);
 CUresult pool_free_at(uintptr_t at, struct stream *stream);
 /* The host has waited for something: gives memory back. */
 void pools_settle(void);
-
-static inline void
-pool_unrefp(struct pool **pool)
-{
-    pool_unref(*pool);
-}

@@ -6,7 +6,6 @@
  */
 #include "pool.h"
 
-#include "alloc.h"
 #include "managed.h"
 #include "memory.h"
 
@@ -228,5 +227,5 @@ soft_cuMemFreeAsync(CUdeviceptr address, CUstream stream_handle)
     uintptr_t at = (uintptr_t)address;
     if (!at)
         return CUDA_SUCCESS;
-    return pool_owns(at) ? pool_free_at(at, stream) : alloc_free_async(at, stream);
+    return pool_free_at(at, stream);
 }

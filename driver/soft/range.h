@@ -65,7 +65,6 @@ struct range {
     unsigned int host_flags;
     struct advice *advice; /* of managed memory, see managed.h; owned */
     bool sync_memops;
-    bool freed; /* in stream order, and the stream has not come to it yet */
     unsigned int n_users;
     struct share_offer *offer; /* of an allocation that others may open; ends with it */
 

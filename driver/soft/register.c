@@ -95,12 +95,6 @@ soft_cuMemHostRegister_v2(void *address, size_t size, unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-CUresult
-soft_cuMemHostRegister(void *address, size_t size, unsigned int flags)
-{
-    return soft_cuMemHostRegister_v2(address, size, flags);
-}
-
 static bool
 address_is_known(uintptr_t address)
 {

@@ -7,8 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_MEMORY   (UINT64_C(1) << 46)
-#define MAX_DELAY_US UINT64_C(60000000)
+#define MAX_MEMORY (UINT64_C(1) << 46)
 
 /* The same in every process and for every user, so that all of them mean the same device. */
 static const CUuuid default_uuid = {
@@ -23,9 +22,8 @@ settings_complain(const char *name, const char *value, const char *want)
     return -EINVAL;
 }
 
-/* A decimal number followed by suffix, which may be NULL for none; -EINVAL for all else. */
-static int
-parse_number(const char *text, uint64_t max, const char **suffix, uint64_t *ret)
+int
+settings_number(const char *text, uint64_t max, const char **suffix, uint64_t *ret)
 {
     char *end;
     if (!isdigit((unsigned char)*text))
@@ -46,7 +44,7 @@ read_number(const char *name, uint64_t max, uint64_t *value)
     const char *text = getenv(name);
     if (!text || !*text)
         return 0;
-    if (parse_number(text, max, NULL, value) == 0)
+    if (settings_number(text, max, NULL, value) == 0)
         return 1;
     char want[64];
     snprintf(want, sizeof(want), "a number from 0 to %llu", (unsigned long long)max);
@@ -59,7 +57,7 @@ parse_size(const char *text, uint64_t *ret)
     static const char units[] = "KMGT";
     const char *suffix;
     uint64_t value;
-    if (parse_number(text, MAX_MEMORY, &suffix, &value) < 0)
+    if (settings_number(text, MAX_MEMORY, &suffix, &value) < 0)
         return -EINVAL;
     if (*suffix) {
         const char *unit = strchr(units, toupper((unsigned char)*suffix));
@@ -152,7 +150,7 @@ take_attribute(const char **text, struct setting_attribute *attributes)
     const char *suffix;
     char *end;
     uint64_t attribute;
-    if (parse_number(*text, SETTINGS_ATTRIBUTES - 1, &suffix, &attribute) < 0 ||
+    if (settings_number(*text, SETTINGS_ATTRIBUTES - 1, &suffix, &attribute) < 0 ||
         !attribute_is_settable(attribute) || *suffix != '=')
         return -EINVAL;
     const char *value = suffix + 1;

@@ -23,6 +23,7 @@
 
 #include "cuda_abi.h"
 
+#define MAX_DELAY_US        UINT64_C(60000000)
 #define SETTINGS_ATTRIBUTES (CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED + 1)
 
 struct setting_attribute {
@@ -47,3 +48,5 @@ struct settings {
 int settings_read(struct settings *ret);
 /* Writes that line; returns -EINVAL. */
 int settings_complain(const char *name, const char *value, const char *want);
+/* A decimal number up to max, followed by suffix, which may be NULL for none; -EINVAL for all else. */
+int settings_number(const char *text, uint64_t max, const char **suffix, uint64_t *ret);

@@ -179,20 +179,6 @@ share_take(const struct share_ticket *ticket, enum share_kind kind, int *ret_fd)
     return r;
 }
 
-/* Around a fork. */
-
-void
-share_before_fork(void)
-{
-    pthread_mutex_lock(&soft->share.lock);
-}
-
-void
-share_in_parent(void)
-{
-    pthread_mutex_unlock(&soft->share.lock);
-}
-
 /* The descriptors are for their owners to close. */
 void
 share_in_child(void)
@@ -200,5 +186,4 @@ share_in_child(void)
     serve_forget(&soft->share.server);
     soft->share.socket = 0;
     RB_INIT(&soft->share.offers);
-    pthread_mutex_unlock(&soft->share.lock);
 }

@@ -82,7 +82,5 @@ bool share_ticket_is(const struct share_ticket *ticket, enum share_kind kind);
  * held. What comes must still be checked: any process can offer any fd. */
 int share_take(const struct share_ticket *ticket, enum share_kind kind, int *ret_fd);
 
-/* Around fork(2): the child has no offers. */
-void share_before_fork(void);
-void share_in_parent(void);
+/* After fork(2), with the lock: the child has no offers. */
 void share_in_child(void);

@@ -23,14 +23,6 @@ stream_free(struct object *object)
     free(stream);
 }
 
-struct stream *
-stream_unref(struct stream *stream)
-{
-    if (stream)
-        object_unref(&stream->object);
-    return NULL;
-}
-
 /* Needs the context's order lock. The caller has the first reference, and closes the stream. */
 static struct stream *
 stream_new(struct context *context, unsigned int flags, int priority)
@@ -43,8 +35,6 @@ stream_new(struct context *context, unsigned int flags, int priority)
     stream->context = context;
     stream->flags = flags;
     stream->priority = priority;
-    stream->attributes.sync_policy = (CUsynchronizationPolicy)-1;
-    stream->attributes.domains.remote = CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE;
     stream->id = ++soft->last_stream_id; /* for cuStreamGetId: never used twice */
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->work, NULL);
@@ -52,19 +42,6 @@ stream_new(struct context *context, unsigned int flags, int priority)
     STAILQ_INIT(&stream->queue);
     LIST_INSERT_HEAD(&context->streams, stream, context_link);
     return stream;
-}
-
-struct stream *
-stream_make(struct context *context, unsigned int flags, int priority)
-{
-    LOCKED(&context->order);
-    return stream_new(context, flags, priority);
-}
-
-bool
-stream_priority_is(int priority)
-{
-    return priority <= LEAST_PRIORITY && priority >= GREATEST_PRIORITY;
 }
 
 void
@@ -111,7 +88,10 @@ op_free(struct op *op)
     for (size_t i = 0; i < op->n_after; i++)
         stream_unref(op->after[i].stream);
     free(op->after);
-    op->free(op);
+    if (op->free)
+        op->free(op);
+    else
+        free(op);
 }
 
 bool
@@ -293,16 +273,6 @@ stream_follows(struct stream *stream, const struct point *point)
     return known && known->number >= point->number;
 }
 
-/* What the whole context was made to wait for. Needs the order lock. */
-static int
-order_by_barriers(struct context *context, struct op *op)
-{
-    for (size_t i = 0; i < context->n_barriers; i++)
-        if (op_wait_for(op, context->barriers[i].stream, context->barriers[i].number) < 0)
-            return -ENOMEM;
-    return 0;
-}
-
 static CUresult
 submit_locked(struct stream *stream, struct op *op)
 {
@@ -310,7 +280,7 @@ submit_locked(struct stream *stream, struct op *op)
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture.status != CU_STREAM_CAPTURE_STATUS_NONE)
         return CUDA_ERROR_NOT_SUPPORTED;
-    if (order_by_legacy(stream, op) < 0 || order_by_barriers(stream->context, op) < 0)
+    if (order_by_legacy(stream, op) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     LOCKED(&stream->lock);
     if (!stream->started && stream_start(stream) < 0)
@@ -457,16 +427,17 @@ soft_cuStreamCreateWithPriority(CUstream *ret, unsigned int flags, int priority)
         priority = LEAST_PRIORITY;
     if (priority < GREATEST_PRIORITY)
         priority = GREATEST_PRIORITY;
-    struct stream *stream = stream_make(context, flags, priority);
+    pthread_mutex_lock(&context->order);
+    struct stream *stream = stream_new(context, flags, priority);
+    pthread_mutex_unlock(&context->order);
     if (!stream)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    int r = object_publish(&stream->object);
-    if (r < 0)
+    object_ref(&stream->object);
+    CUresult result = object_hand_out(&stream->object, ret);
+    if (result != CUDA_SUCCESS)
         stream_close(stream);
-    else
-        *ret = (CUstream)(uintptr_t)stream->object.handle;
     stream_unref(stream);
-    return r < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    return result;
 }
 
 CUresult
@@ -517,12 +488,6 @@ nothing_run(struct op *op UNUSED, CUresult status UNUSED)
     return CUDA_SUCCESS;
 }
 
-static void
-nothing_free(struct op *op)
-{
-    free(op);
-}
-
 /* An operation that only holds a place: of the legacy stream one that waits for all others. */
 struct op *
 op_marker(void)
@@ -530,7 +495,7 @@ op_marker(void)
     struct op *op = malloc(sizeof(*op));
     if (!op)
         return NULL;
-    op_init(op, nothing_run, nothing_free);
+    op_init(op, nothing_run, NULL);
     op->stretched = false;
     return op;
 }
@@ -553,49 +518,22 @@ soft_cuStreamSynchronize(CUstream handle)
     return result;
 }
 
-CUresult
-soft_cuStreamGetFlags(CUstream handle, unsigned int *flags)
-{
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
-    if (!flags)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = stream->flags;
-    return CUDA_SUCCESS;
-}
+/* What is known of a stream. */
+#define STREAM_GET(symbol, type, what)                         \
+    CUresult soft_##symbol(CUstream handle, type *ret)         \
+    {                                                          \
+        _cleanup_(stream_unrefp) struct stream *stream = NULL; \
+        RETURN_IF(stream_get(handle, &stream));                \
+        if (!ret)                                              \
+            return CUDA_ERROR_INVALID_VALUE;                   \
+        *ret = (type)(what);                                   \
+        return CUDA_SUCCESS;                                   \
+    }
 
-CUresult
-soft_cuStreamGetPriority(CUstream handle, int *priority)
-{
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
-    if (!priority)
-        return CUDA_ERROR_INVALID_VALUE;
-    *priority = stream->priority;
-    return CUDA_SUCCESS;
-}
-
-CUresult
-soft_cuStreamGetId(CUstream handle, unsigned long long *id)
-{
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
-    if (!id)
-        return CUDA_ERROR_INVALID_VALUE;
-    *id = stream->id;
-    return CUDA_SUCCESS;
-}
-
-CUresult
-soft_cuStreamGetCtx(CUstream handle, CUcontext *context)
-{
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
-    if (!context)
-        return CUDA_ERROR_INVALID_VALUE;
-    *context = (CUcontext)(uintptr_t)stream->context->object.handle;
-    return CUDA_SUCCESS;
-}
+STREAM_GET(cuStreamGetFlags, unsigned int, stream->flags)
+STREAM_GET(cuStreamGetPriority, int, stream->priority)
+STREAM_GET(cuStreamGetId, unsigned long long, stream->id)
+STREAM_GET(cuStreamGetCtx, CUcontext, (uintptr_t)stream->context->object.handle)
 
 /* No stream is a green context's here. */
 CUresult
@@ -606,16 +544,5 @@ soft_cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(soft_cuStreamGetCtx(handle, context));
     *green = NULL;
-    return CUDA_SUCCESS;
-}
-
-CUresult
-soft_cuStreamGetDevice(CUstream handle, CUdevice *device)
-{
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
-    if (!device)
-        return CUDA_ERROR_INVALID_VALUE;
-    *device = stream->context->device->ordinal;
     return CUDA_SUCCESS;
 }

@@ -38,15 +38,7 @@ struct op {
     /* May be NULL. Called when the operation has got its place, before it can run, with the
      * context's order lock held. */
     void (*placed)(struct op *op);
-    void (*free)(struct op *op);
-};
-
-/* Kept and told, and of no effect; stream_attr.c. */
-struct stream_attributes {
-    CUaccessPolicyWindow window;
-    CUsynchronizationPolicy sync_policy; /* -1: was never set */
-    CUlaunchMemSyncDomainMap domains;
-    CUlaunchMemSyncDomain domain;
+    void (*free)(struct op *op); /* NULL: free(3), of what begins with the op */
 };
 
 /* What a stream is given is not carried out but would become a graph: capture.c. */
@@ -68,8 +60,7 @@ struct stream {
     struct object object;
     struct context *context; /* one reference */
     unsigned int flags;
-    _Atomic int priority;
-    struct stream_attributes attributes; /* under lock */
+    int priority;
     uint64_t id;
     bool closed;                     /* under context.order */
     struct capture capture;          /* under context.order */
@@ -86,6 +77,8 @@ struct stream {
     unsigned int n_learned;
 };
 
+OBJECT_REFS(stream)
+
 /* The stream that a caller means: 1 the legacy default stream of the current context, 2 the
  * calling thread's own, null one of these two, by which form of the function was called. A new
  * reference, or what context_check() says. */
@@ -94,11 +87,6 @@ CUresult stream_get(CUstream handle, struct stream **ret);
 struct stream *stream_legacy(struct context *context);
 /* The context's stream for records of all that it was given: as stream_legacy(). */
 struct stream *stream_recorder(struct context *context);
-/* A new one, or NULL. The caller has the first reference, and closes it. */
-struct stream *stream_make(struct context *context, unsigned int flags, int priority);
-/* Whether there is such a priority. */
-bool stream_priority_is(int priority);
-struct stream *stream_unref(struct stream *stream);
 /* Ends a stream whose owner (handle, context or thread) lets go of it. */
 void stream_close(struct stream *stream);
 
@@ -129,9 +117,3 @@ CUresult thread_forbid_capture(void);
 void stream_drop_capture(struct stream *stream);
 /* Waits for the point and returns the device's fault, if any. */
 CUresult stream_finish(struct stream *stream, uint64_t number);
-
-static inline void
-stream_unrefp(struct stream **stream)
-{
-    stream_unref(*stream);
-}

@@ -16,13 +16,8 @@ memory_get(CUmemGenericAllocationHandle handle)
 static CUresult
 memory_hand_out(struct memory *memory, CUmemGenericAllocationHandle *ret)
 {
-    int r = object_publish(&memory->object);
-    if (r == 0) {
-        memory->n_handles = 1;
-        *ret = memory->object.handle;
-    }
-    memory_unref(memory);
-    return r == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    memory->n_handles = 1;
+    return object_hand_out(&memory->object, ret);
 }
 
 /* Memory of the host is a location, too, but not one that this driver offers. */

@@ -7,10 +7,8 @@
 #pragma once
 
 #include <stdint.h>
-#include <string.h>
-#include <sys/socket.h>
 
-#include "base/macros.h"
+#include "packet.h"
 
 #define FACTS_SOCKET 3
 #define FACTS_N_ARGS 8
@@ -45,48 +43,3 @@ struct facts_reply {
     uint64_t value;
     unsigned char bytes[FACTS_BYTES];
 };
-
-/* Sends one packet; fd may be -1. */
-static inline int
-facts_send(int socket, const void *data, size_t size, int fd)
-{
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = size};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (fd >= 0) {
-        msg.msg_control = control.bytes;
-        msg.msg_controllen = sizeof(control.bytes);
-        struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(fd));
-        memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-    }
-    return sendmsg(socket, &msg, MSG_NOSIGNAL) == (ssize_t)size ? 0 : -EIO;
-}
-
-/* Receives one packet; *ret_fd is -1 where none came. -EIO: hang-up or another size. */
-static inline int
-facts_receive(int socket, void *data, size_t size, int *ret_fd)
-{
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control;
-    struct iovec iov = {.iov_base = data, .iov_len = size};
-    struct msghdr msg = {.msg_iov = &iov,
-                         .msg_iovlen = 1,
-                         .msg_control = control.bytes,
-                         .msg_controllen = sizeof(control.bytes)};
-    ssize_t n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
-    *ret_fd = -1;
-    if (n < 0)
-        return -errno;
-    struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
-    if (header && header->cmsg_type == SCM_RIGHTS)
-        memcpy(ret_fd, CMSG_DATA(header), sizeof(*ret_fd));
-    return n == (ssize_t)size ? 0 : -EIO;
-}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A driver of a few functions, to test what surrounds a driver: the choice of library, missing
- * symbols, failures at every step. It counts what is alive, fails the n-th call when told to and
- * notes which versions it was asked for. Traits come from macros; see CMakeLists.txt.
+ * symbols, NVML that does not start. It notes which versions it was asked for. Traits come from
+ * macros; see CMakeLists.txt.
  */
 #include "fake_driver.h"
 
@@ -24,13 +24,6 @@ EXPORT struct fake_state *
 fake_state(void)
 {
     return &state;
-}
-
-/* True when this call is the one that is to fail. */
-static bool
-fails(void)
-{
-    return state.fail_at >= 0 && state.fail_at-- == 0;
 }
 
 static CUresult
@@ -107,77 +100,6 @@ granularity(size_t *size, const CUmemAllocationProp *prop,
     return CUDA_SUCCESS;
 }
 
-static CUresult
-mem_create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
-           unsigned long long flags)
-{
-    (void)size, (void)prop, (void)flags;
-    if (fails())
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    state.n_handles++;
-    *handle = 7;
-    return CUDA_SUCCESS;
-}
-
-static CUresult
-mem_release(CUmemGenericAllocationHandle handle)
-{
-    (void)handle;
-    state.n_handles--;
-    return fails() ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
-}
-
-static CUresult
-address_reserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
-                unsigned long long flags)
-{
-    (void)size, (void)alignment, (void)hint, (void)flags;
-    if (fails())
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    state.n_ranges++;
-    *address = 0x10000000;
-    return CUDA_SUCCESS;
-}
-
-static CUresult
-address_free(CUdeviceptr address, size_t size)
-{
-    (void)address, (void)size;
-    state.n_ranges--;
-    return CUDA_SUCCESS;
-}
-
-static CUresult
-mem_map(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-        unsigned long long flags)
-{
-    (void)address, (void)size, (void)offset, (void)handle, (void)flags;
-    if (fails())
-        return CUDA_ERROR_INVALID_VALUE;
-    state.n_mappings++;
-    return CUDA_SUCCESS;
-}
-
-static CUresult
-mem_unmap(CUdeviceptr address, size_t size)
-{
-    (void)address, (void)size;
-    if (fails())
-        return CUDA_ERROR_INVALID_VALUE;
-    if (state.n_mappings == 0) /* of what is not mapped */
-        return CUDA_ERROR_INVALID_VALUE;
-    state.n_mappings--;
-    return CUDA_SUCCESS;
-}
-
-static CUresult
-mem_set_access(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count)
-{
-    (void)address, (void)size, (void)count;
-    state.access = (int)desc->flags;
-    return fails() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
-}
-
 struct entry {
     const char *name;
     void (*function)(void);
@@ -198,13 +120,6 @@ static const struct entry entries[] = {
     ENTRY("cuDeviceTotalMem", device_total),
     ENTRY("cuDeviceGetAttribute", device_attribute),
     ENTRY("cuMemGetAllocationGranularity", granularity),
-    ENTRY("cuMemCreate", mem_create),
-    ENTRY("cuMemRelease", mem_release),
-    ENTRY("cuMemAddressReserve", address_reserve),
-    ENTRY("cuMemAddressFree", address_free),
-    ENTRY("cuMemMap", mem_map),
-    ENTRY("cuMemUnmap", mem_unmap),
-    ENTRY("cuMemSetAccess", mem_set_access),
 };
 
 #ifdef FAKE_OLD /* as drivers before CUDA 12.0: the function has its former name */
@@ -258,7 +173,7 @@ EXPORT const char *nvmlErrorString(int result);
 EXPORT int
 nvmlInit_v2(void)
 {
-    if (fails())
+    if (state.fail_at >= 0 && state.fail_at-- == 0)
         return 9; /* NVML_ERROR_DRIVER_NOT_LOADED */
     state.n_nvml_inits++;
     return 0;

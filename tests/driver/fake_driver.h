@@ -18,10 +18,8 @@ struct fake_lookup {
 };
 
 struct fake_state {
-    int fail_at; /* the n-th next call that can fail does; -1: none */
-    int n_handles, n_ranges, n_mappings;
+    int fail_at; /* the n-th next start of NVML does; -1: none */
     int n_nvml_inits;
-    int access;      /* of the last cuMemSetAccess */
     int persistence; /* -1: NVML does not tell */
     bool no_posix_fd;
     int n_lookups;

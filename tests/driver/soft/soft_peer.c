@@ -4,10 +4,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "../packet.h"
 
 #define MAX_PEERS 64
 
@@ -53,27 +53,11 @@ peer_hear(int socket, void *data, size_t size)
         give_up("peer_hear");
 }
 
-union fd_room {
-    struct cmsghdr align;
-    char bytes[CMSG_SPACE(sizeof(int))];
-};
-
 void
 peer_say_fd(int socket, int fd)
 {
     char byte = 0;
-    union fd_room room = {0};
-    struct iovec part = {&byte, 1};
-    struct msghdr message = {.msg_iov = &part,
-                             .msg_iovlen = 1,
-                             .msg_control = room.bytes,
-                             .msg_controllen = sizeof(room.bytes)};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(fd));
-    memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-    if (sendmsg(socket, &message, MSG_NOSIGNAL) != 1)
+    if (packet_send(socket, &byte, 1, fd) < 0)
         give_up("peer_say_fd");
 }
 
@@ -82,17 +66,8 @@ peer_hear_fd(int socket)
 {
     char byte;
     int fd;
-    union fd_room room;
-    struct iovec part = {&byte, 1};
-    struct msghdr message = {.msg_iov = &part,
-                             .msg_iovlen = 1,
-                             .msg_control = room.bytes,
-                             .msg_controllen = sizeof(room.bytes)};
-    struct cmsghdr *header =
-        recvmsg(socket, &message, MSG_CMSG_CLOEXEC) == 1 ? CMSG_FIRSTHDR(&message) : NULL;
-    if (!header)
+    if (packet_receive(socket, &byte, 1, &fd) < 0 || fd < 0)
         give_up("peer_hear_fd");
-    memcpy(&fd, CMSG_DATA(header), sizeof(fd));
     return fd;
 }
 

@@ -9,14 +9,6 @@
 
 #define CHUNK (32 * MIB)
 
-UNUSED static CUstream
-stream_new(void)
-{
-    CUstream stream;
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-    return stream;
-}
-
 UNUSED static CUmemPoolProps
 props_of(int type, int id)
 {

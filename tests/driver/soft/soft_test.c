@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -120,6 +121,54 @@ soft_unmap(struct soft_mapping *mapping)
     MUST(cuMemUnmap(mapping->at, mapping->size));
     MUST(cuMemAddressFree(mapping->at, mapping->size));
     MUST(cuMemRelease(mapping->handle));
+}
+
+CUstream
+soft_stream(unsigned int flags)
+{
+    CUstream stream;
+    MUST(cuStreamCreate(&stream, flags));
+    return stream;
+}
+
+void *
+soft_pinned(void)
+{
+    void *at;
+    MUST(cuMemHostAlloc(&at, PAGE, 0));
+    memset(at, 0, PAGE);
+    return at;
+}
+
+void
+soft_fill(CUdeviceptr at, unsigned char value, size_t size)
+{
+    MUST(cuMemsetD8_v2(at, value, size));
+    MUST(cuCtxSynchronize());
+}
+
+bool
+soft_holds(CUdeviceptr at, unsigned char value, size_t size)
+{
+    _cleanup_free_ unsigned char *bytes = malloc(size);
+    MUST(cuMemcpyDtoH_v2(bytes, at, size));
+    for (size_t i = 0; i < size; i++)
+        if (bytes[i] != value)
+            return false;
+    return true;
+}
+
+size_t
+soft_live(const char *kind)
+{
+    char reply[1024], name[64], *rest = reply, *line;
+    size_t n;
+    if (cu.caid_softcuda_control("live", reply, sizeof(reply)) < 0)
+        abort();
+    while ((line = strsep(&rest, "\n")))
+        if (sscanf(line, "%63s %zu", name, &n) == 2 && strcmp(name, kind) == 0)
+            return n;
+    abort();
 }
 
 static void

@@ -19,6 +19,7 @@
 
 #define MIB  ((size_t)1 << 20)
 #define GRAN (2 * MIB)
+#define PAGE ((size_t)4096)
 
 struct soft_api {
 #define EXPORT(symbol, base, version, ...) CUresult (*symbol)(PARAMS(__VA_ARGS__));
@@ -62,6 +63,16 @@ struct soft_mapping soft_map(size_t size, int access);
 void soft_set_access(const struct soft_mapping *mapping, int access);
 void soft_unmap(struct soft_mapping *mapping);
 
+/* A stream that waits for no other, unless flags say otherwise. */
+CUstream soft_stream(unsigned int flags);
+/* A page of pinned memory, of zeros. */
+void *soft_pinned(void);
+void soft_fill(CUdeviceptr at, unsigned char value, size_t size); /* and waits */
+/* Whether all of it is value. */
+bool soft_holds(CUdeviceptr at, unsigned char value, size_t size);
+/* How many there are of a kind, as the command "live" has it: "opened", "registrations", ... */
+size_t soft_live(const char *kind);
+
 struct gate {
     sem_t open;
 };
@@ -91,3 +102,9 @@ CUresult blocked_join(struct blocked *blocked);
 /* Ends the process with a line on stderr where a call does not succeed. */
 void soft_must(CUresult result, const char *call, int line);
 #define MUST(call) soft_must(cu.call, #call, __LINE__)
+/* In a body: the call is refused with CUDA_ERROR_##error. */
+#define REFUSED(error, call)                                                                 \
+    do {                                                                                     \
+        CUresult _result = cu.call;                                                          \
+        cr_assert_eq(_result, CUDA_ERROR_##error, "%s: %d, not %s", #call, _result, #error); \
+    } while (0)

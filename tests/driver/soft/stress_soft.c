@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stress_soft THREADS STEPS SEED: threads that share streams, events and memory, and enqueue,
- * wait, map, unmap and destroy at random. What it shows is that nothing crashes, hangs or is left
- * over, and under a sanitizer that nothing races. Contents are checked where one thread alone
- * orders the work on them.
+ * stress_soft THREADS STEPS SEED: threads that share streams, events, pools and memory, and
+ * enqueue, wait, map, unmap, allocate, trim and destroy at random. What it shows is that nothing
+ * crashes, hangs or is left over, and under a sanitizer that nothing races. Contents are checked
+ * where one thread alone orders the work on them.
  */
 #include "soft_test.h"
 
@@ -12,19 +12,33 @@
 #include <string.h>
 
 #define N_SHARED 4
+#define N_POOLS  2
+#define N_SLOTS  12
+#define LOOK     64 /* bytes */
+#define LARGEST  (3 * MIB)
 
 static CUcontext context;
 static CUstream shared_streams[N_SHARED];
 static CUevent shared_events[N_SHARED];
 static CUdeviceptr shared_memory;
+static CUmemoryPool pools[N_POOLS]; /* small: they run out */
 
 #define AREA ((size_t)65536) /* of each stream in the shared memory: its own orders the work */
+
+/* Memory of a pool. */
+struct slot {
+    CUdeviceptr at;
+    size_t size;
+    unsigned char value;
+};
 
 struct worker {
     pthread_t thread;
     unsigned int number;
     int n_steps;
     uint64_t random;
+    CUstream stream; /* that its slots are in the order of */
+    struct slot slots[N_SLOTS];
 };
 
 static unsigned int
@@ -83,6 +97,68 @@ own_work(struct worker *worker)
 }
 
 static void
+take(struct worker *worker, struct slot *slot)
+{
+    size_t size = 1 + pick(worker, pick(worker, 4) ? 5000 : LARGEST);
+    CUmemoryPool pool = pools[pick(worker, N_POOLS)];
+    CUresult result = cu.cuMemAllocFromPoolAsync(&slot->at, size, pool, worker->stream);
+    check(result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY, "allocation");
+    if (result != CUDA_SUCCESS)
+        return;
+    slot->size = size;
+    slot->value = (unsigned char)pick(worker, 256);
+    MUST(cuMemsetD8Async(slot->at, slot->value, size < LOOK ? size : LOOK, worker->stream));
+}
+
+static void
+give(struct worker *worker, struct slot *slot)
+{
+    unsigned char seen[LOOK];
+    size_t n = slot->size < LOOK ? slot->size : LOOK;
+    MUST(cuMemcpyDtoHAsync_v2(seen, slot->at, n, worker->stream)); /* waits */
+    for (size_t i = 0; i < n; i++)
+        check(seen[i] == slot->value, "the memory is its owner's");
+    if (pick(worker, 4))
+        MUST(cuMemFreeAsync(slot->at, worker->stream));
+    else
+        MUST(cuMemFree_v2(slot->at));
+    slot->size = 0;
+}
+
+static CUmemoryPool
+pool_new(size_t max)
+{
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
+                            .maxSize = max};
+    CUmemoryPool pool;
+    MUST(cuMemPoolCreate(&pool, &props));
+    return pool;
+}
+
+static void
+pool_step(struct worker *worker)
+{
+    struct slot *slot = &worker->slots[pick(worker, N_SLOTS)];
+    CUmemoryPool pool = pools[pick(worker, N_POOLS)], own;
+    uint64_t zero = 0;
+    CUdeviceptr at;
+    switch (pick(worker, 16)) {
+    case 0: MUST(cuStreamSynchronize(worker->stream)); break;
+    case 1: MUST(cuMemPoolTrimTo(pool, pick(worker, LARGEST))); break;
+    case 2: MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero)); break;
+    case 3: /* a pool that ends while its memory is in use */
+        own = pool_new(0);
+        MUST(cuMemAllocFromPoolAsync(&at, 4096, own, worker->stream));
+        MUST(cuMemsetD8Async(at, 1, 4096, worker->stream));
+        MUST(cuMemFreeAsync(at, worker->stream));
+        MUST(cuMemPoolDestroy(own));
+        break;
+    default: (slot->size ? give : take)(worker, slot);
+    }
+}
+
+static void
 host_step(void *data)
 {
     __atomic_add_fetch((int *)data, 1, __ATOMIC_RELAXED);
@@ -96,7 +172,7 @@ shared_step(struct worker *worker)
     CUdeviceptr area;
     CUstream stream = pick_stream(worker, &area);
     CUresult result;
-    switch (pick(worker, 9)) {
+    switch (pick(worker, 18)) {
     case 0: MUST(cuMemsetD8Async(area + pick(worker, 8) * 4096, 1, 4096, stream)); break;
     case 1: MUST(cuMemcpyDtoDAsync_v2(area, area + AREA / 2, 64, stream)); break;
     case 2: MUST(cuEventRecord(event, stream)); break;
@@ -108,7 +184,8 @@ shared_step(struct worker *worker)
         result = cu.cuStreamQuery(stream);
         check(result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY, "query");
         break;
-    default: own_work(worker); break;
+    case 8: own_work(worker); break;
+    default: pool_step(worker); break;
     }
 }
 
@@ -117,8 +194,13 @@ work(void *arg)
 {
     struct worker *worker = arg;
     MUST(cuCtxSetCurrent(context));
+    MUST(cuStreamCreate(&worker->stream, CU_STREAM_NON_BLOCKING));
     for (int i = 0; i < worker->n_steps; i++)
         shared_step(worker);
+    for (int i = 0; i < N_SLOTS; i++)
+        if (worker->slots[i].size)
+            give(worker, &worker->slots[i]);
+    MUST(cuStreamDestroy_v2(worker->stream));
     return NULL;
 }
 
@@ -153,12 +235,17 @@ main(int argc, char **argv)
         MUST(cuStreamCreate(&shared_streams[i], i % 2));
         MUST(cuEventCreate(&shared_events[i], CU_EVENT_DISABLE_TIMING));
     }
+    for (size_t i = 0; i < N_POOLS; i++)
+        pools[i] = pool_new((8 + 8 * i) * MIB);
     run_workers(atoi(argv[1]), atoi(argv[2]), strtoull(argv[3], NULL, 10));
     for (int i = 0; i < N_SHARED; i++) {
         MUST(cuEventDestroy_v2(shared_events[i]));
         MUST(cuStreamDestroy_v2(shared_streams[i]));
     }
     MUST(cuMemFree_v2(shared_memory));
+    MUST(cuCtxSynchronize());
+    for (int i = 0; i < N_POOLS; i++)
+        MUST(cuMemPoolDestroy(pools[i]));
     MUST(cuDevicePrimaryCtxRelease_v2(0));
     check(soft_used() == 0, "memory is left over");
     return 0;

@@ -3,15 +3,8 @@
 
 #include <poll.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/socket.h>
 
-#include "base/macros.h"
-
-union control {
-    struct cmsghdr align;
-    char bytes[CMSG_SPACE(sizeof(int))];
-};
+#include "../packet.h"
 
 void
 wire_die(const char *what)
@@ -20,55 +13,27 @@ wire_die(const char *what)
     abort();
 }
 
+/* What either way gave: whether the other end is there. */
 static bool
-has_hung_up(void)
+wire_is_up(int r, const char *what)
 {
-    return errno == EPIPE || errno == ECONNRESET;
+    if (r < 0 && r != -EPIPE && r != -ECONNRESET) {
+        errno = -r;
+        wire_die(what);
+    }
+    return r == 0;
 }
 
 bool
 wire_send(int socket, const void *data, size_t size, int fd)
 {
-    union control control = {0};
-    struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = size};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (fd >= 0) {
-        msg.msg_control = control.bytes;
-        msg.msg_controllen = sizeof(control.bytes);
-        struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(fd));
-        memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-    }
-    if (sendmsg(socket, &msg, MSG_NOSIGNAL) == (ssize_t)size)
-        return true;
-    if (!has_hung_up())
-        wire_die("sendmsg");
-    return false;
+    return wire_is_up(packet_send(socket, data, size, fd), "sendmsg");
 }
 
 bool
 wire_receive(int socket, void *data, size_t size, int *ret_fd)
 {
-    union control control;
-    struct iovec iov = {.iov_base = data, .iov_len = size};
-    struct msghdr msg = {
-        .msg_iov = &iov,
-        .msg_iovlen = 1,
-        .msg_control = control.bytes,
-        .msg_controllen = sizeof(control.bytes),
-    };
-    *ret_fd = -1;
-    ssize_t n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
-    if (n == 0 || (n < 0 && has_hung_up()))
-        return false;
-    if (n != (ssize_t)size || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
-        wire_die("recvmsg");
-    struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
-    if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)
-        memcpy(ret_fd, CMSG_DATA(header), sizeof(*ret_fd));
-    return true;
+    return wire_is_up(packet_receive(socket, data, size, ret_fd), "recvmsg");
 }
 
 bool

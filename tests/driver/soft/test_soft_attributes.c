@@ -6,19 +6,8 @@
 #include "caid_test.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "soft_test.h"
-
-#define PAGE ((size_t)4096)
-
-static void *
-page_new(void)
-{
-    void *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    cr_assert_neq(at, MAP_FAILED);
-    return at;
-}
 
 static void
 start_with(const char *attributes)
@@ -50,85 +39,66 @@ CAID_TEST(soft_attributes, without_wide_stream_memory_operations)
 {
     CUstream stream;
     start_with("122=0");
-    uint64_t *word = page_new();
+    uint64_t *word = soft_pinned();
     CUdeviceptr at = (uintptr_t)word;
-    MUST(cuMemHostRegister_v2(word, PAGE, 0));
     MUST(cuStreamCreate(&stream, 0));
-    cr_assert_eq(cu.cuStreamWaitValue64_v2(stream, at, 1, 0), CUDA_ERROR_NOT_SUPPORTED);
-    cr_assert_eq(cu.cuStreamWriteValue64_v2(stream, at, 1, 0), CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(NOT_SUPPORTED, cuStreamWaitValue64_v2(stream, at, 1, 0));
+    REFUSED(NOT_SUPPORTED, cuStreamWriteValue64_v2(stream, at, 1, 0));
     CUstreamBatchMemOpParams batch[] = {
         {.writeValue = {CU_STREAM_MEM_OP_WRITE_VALUE_32, at, {.value = 1}, 0, 0}},
         {.writeValue = {CU_STREAM_MEM_OP_WRITE_VALUE_64, at, {.value64 = 1}, 0, 0}},
     };
-    cr_assert_eq(cu.cuStreamBatchMemOp_v2(stream, 2, batch, 0), CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(NOT_SUPPORTED, cuStreamBatchMemOp_v2(stream, 2, batch, 0));
     MUST(cuStreamSynchronize(stream));
     cr_assert_eq(*word, 0);
     MUST(cuStreamWriteValue32_v2(stream, at, 5, 0));
     MUST(cuStreamWaitValue32_v2(stream, at, 5, 0));
     MUST(cuStreamSynchronize(stream));
     cr_assert_eq(*word, 5);
-    MUST(cuMemHostUnregister(word));
-    munmap(word, PAGE);
+    MUST(cuMemFreeHost(word));
 }
 
-CAID_TEST(soft_attributes, without_read_only_registration)
-{
-    start_with("113=0");
-    void *at = page_new();
-    cr_assert_eq(cu.cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_READ_ONLY),
-                 CUDA_ERROR_NOT_SUPPORTED);
-    MUST(cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_DEVICEMAP));
-    MUST(cuMemHostUnregister(at));
-    munmap(at, PAGE);
-}
-
-CAID_TEST(soft_attributes, without_registration)
-{
-    start_with("99=0");
-    void *at = page_new();
-    cr_assert_eq(cu.cuMemHostRegister_v2(at, PAGE, 0), CUDA_ERROR_NOT_SUPPORTED);
-    munmap(at, PAGE);
-}
-
-CAID_TEST(soft_attributes, without_fds_of_memory)
-{
-    CUmemGenericAllocationHandle handle;
-    start_with("103=0");
-    CUmemAllocationProp prop = soft_prop(0);
-    cr_assert_eq(cu.cuMemCreate(&handle, GRAN, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
-    cr_assert_eq(cu.cuMemImportFromShareableHandle(&handle, (void *)0, 1),
-                 CUDA_ERROR_NOT_SUPPORTED);
-    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
-    MUST(cuMemCreate(&handle, GRAN, &prop, 0));
-    MUST(cuMemRelease(handle));
-}
-
-CAID_TEST(soft_attributes, without_virtual_memory_management)
+/* No memory management, no registration. */
+CAID_TEST(soft_attributes, without_much)
 {
     CUmemGenericAllocationHandle handle;
     CUdeviceptr at;
-    start_with("102=0");
+    int word;
+    start_with("99=0,102=0");
     CUmemAllocationProp prop = soft_prop(0);
-    cr_assert_eq(cu.cuMemCreate(&handle, GRAN, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(NOT_SUPPORTED, cuMemHostRegister_v2(&word, sizeof(word), 0));
+    REFUSED(NOT_SUPPORTED, cuMemCreate(&handle, GRAN, &prop, 0));
     MUST(cuMemAlloc_v2(&at, GRAN));
     MUST(cuMemFree_v2(at));
 }
 
-CAID_TEST(soft_attributes, without_legacy_handles)
+/* No fds of memory, no legacy handles, no read-only registration. */
+CAID_TEST(soft_attributes, without_sharing)
 {
+    CUmemGenericAllocationHandle handle;
     CUipcMemHandle memory = {0};
     CUipcEventHandle shared = {0};
     CUdeviceptr at, opened;
     CUevent event, other;
-    start_with("125=0");
+    int word;
+    start_with("103=0,113=0,125=0");
+    CUmemAllocationProp prop = soft_prop(0);
+    REFUSED(NOT_SUPPORTED, cuMemCreate(&handle, GRAN, &prop, 0));
+    REFUSED(NOT_SUPPORTED, cuMemImportFromShareableHandle(&handle, (void *)0, 1));
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    MUST(cuMemCreate(&handle, GRAN, &prop, 0));
+    MUST(cuMemRelease(handle));
     MUST(cuMemAlloc_v2(&at, GRAN));
     MUST(cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING));
-    cr_assert_eq(cu.cuIpcGetMemHandle(&memory, at), CUDA_ERROR_NOT_SUPPORTED);
-    cr_assert_eq(cu.cuIpcOpenMemHandle_v2(&opened, memory, 1), CUDA_ERROR_NOT_SUPPORTED);
-    cr_assert_eq(cu.cuIpcGetEventHandle(&shared, event), CUDA_ERROR_NOT_SUPPORTED);
-    cr_assert_eq(cu.cuIpcOpenEventHandle(&other, shared), CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(NOT_SUPPORTED, cuIpcGetMemHandle(&memory, at));
+    REFUSED(NOT_SUPPORTED, cuIpcOpenMemHandle_v2(&opened, memory, 1));
+    REFUSED(NOT_SUPPORTED, cuIpcGetEventHandle(&shared, event));
+    REFUSED(NOT_SUPPORTED, cuIpcOpenEventHandle(&other, shared));
     MUST(cuEventDestroy_v2(event));
     MUST(cuMemFree_v2(at));
+    REFUSED(NOT_SUPPORTED, cuMemHostRegister_v2(&word, 4, CU_MEMHOSTREGISTER_READ_ONLY));
+    MUST(cuMemHostRegister_v2(&word, 4, CU_MEMHOSTREGISTER_DEVICEMAP));
+    MUST(cuMemHostUnregister(&word));
 }
 
 CAID_TEST(soft_attributes, persistence_mode_is_off)

@@ -27,8 +27,8 @@ CAID_TEST(soft_copy, bytes_go_where_they_should)
     cr_assert_eq(to[15], 0);
     cr_assert_arr_eq(to + 16, from, 240);
     memset(to, 0, 256);
-    MUST(cuMemcpy((uintptr_t)to, a, 100));
-    MUST(cuMemcpy(b, (uintptr_t)(from + 100), 100));
+    MUST(cuMemcpyAsync((uintptr_t)to, a, 100, NULL));
+    MUST(cuMemcpyAsync(b, (uintptr_t)(from + 100), 100, NULL));
     MUST(cuMemcpyDtoH_v2(to + 100, b, 100));
     cr_assert_arr_eq(to, from, 200);
     MUST(cuMemFree_v2(a));
@@ -47,10 +47,10 @@ CAID_TEST(soft_copy, fills_have_three_widths)
     cr_assert_arr_eq(bytes_of(at),
                      "\x11\x11\x33\x22\x33\x22\x11\x11\x77\x66\x55\x44\x77\x66\x55\x44\x11",
                      17);
-    cr_assert_eq(cu.cuMemsetD16_v2(at + 1, 0, 1), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemsetD32_v2(at + 2, 0, 1), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemsetD8_v2(at, 0, (size_t)-1), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemsetD32_v2(at, 0, (size_t)1 << 62), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemsetD16_v2(at + 1, 0, 1));
+    REFUSED(INVALID_VALUE, cuMemsetD32_v2(at + 2, 0, 1));
+    REFUSED(INVALID_VALUE, cuMemsetD8_v2(at, 0, (size_t)-1));
+    REFUSED(INVALID_VALUE, cuMemsetD32_v2(at, 0, (size_t)1 << 62));
     MUST(cuMemFree_v2(at));
 }
 
@@ -61,7 +61,6 @@ CAID_TEST(soft_copy, rectangles_leave_the_rest_alone)
     soft_start_context();
     MUST(cuMemAlloc_v2(&at, sizeof(seen)));
     MUST(cuMemsetD8_v2(at, 0xee, sizeof(seen)));
-    MUST(cuMemsetD2D8_v2(at + 16 + 1, 16, 7, 3, 2));
     for (int i = 0; i < 24; i++)
         host[i] = (unsigned char)i;
     CUDA_MEMCPY2D copy = {
@@ -78,13 +77,11 @@ CAID_TEST(soft_copy, rectangles_leave_the_rest_alone)
         .WidthInBytes = 5,
         .Height = 3,
     };
-    MUST(cuMemcpy2D_v2(&copy));
+    MUST(cuMemcpy2DUnaligned_v2(&copy));
     MUST(cuMemcpyDtoH_v2(seen, at, sizeof(seen)));
     for (int y = 0; y < 8; y++) {
         for (int x = 0; x < 16; x++) {
             int want = 0xee;
-            if (y >= 1 && y < 3 && x >= 1 && x < 4)
-                want = 7;
             if (y >= 4 && y < 7 && x >= 8 && x < 13)
                 want = 6 * (1 + y - 4) + 1 + x - 8;
             cr_assert_eq(seen[y * 16 + x], want, "%d %d", y, x);
@@ -112,20 +109,19 @@ CAID_TEST(soft_copy, bad_rectangles_are_refused)
     CUDA_MEMCPY2D copy = good;
     MUST(cuMemcpy2DUnaligned_v2(&copy));
     copy.dstPitch = 0;
-    cr_assert_eq(cu.cuMemcpy2D_v2(&copy), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemcpy2DUnaligned_v2(&copy));
     copy.dstPitch = 7;
-    cr_assert_eq(cu.cuMemcpy2D_v2(&copy), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemcpy2DUnaligned_v2(&copy));
     copy = good;
     copy.dstMemoryType = CU_MEMORYTYPE_ARRAY;
-    cr_assert_eq(cu.cuMemcpy2D_v2(&copy), CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(NOT_SUPPORTED, cuMemcpy2DUnaligned_v2(&copy));
     copy = good;
     copy.dstY = 4096;
-    cr_assert_eq(cu.cuMemcpy2D_v2(&copy), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemcpy2DUnaligned_v2(&copy));
     copy = good;
     copy.Height = copy.dstPitch = copy.srcPitch = (size_t)1 << 40;
-    cr_assert_eq(cu.cuMemcpy2D_v2(&copy), CUDA_ERROR_INVALID_VALUE, "overflows");
-    cr_assert_eq(cu.cuMemcpy2D_v2(NULL), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemsetD2D8_v2(at, 4, 0, 8, 2), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(cu.cuMemcpy2DUnaligned_v2(&copy), CUDA_ERROR_INVALID_VALUE, "overflows");
+    REFUSED(INVALID_VALUE, cuMemcpy2DUnaligned_v2(NULL));
     MUST(cuMemFree_v2(at));
 }
 
@@ -135,11 +131,10 @@ CAID_TEST(soft_copy, nothing_is_written_through_a_read_only_mapping)
     soft_start_context();
     struct soft_mapping ro = soft_map(GRAN, CU_MEM_ACCESS_FLAGS_PROT_READ);
     struct soft_mapping rw = soft_map(GRAN, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    cr_assert_eq(cu.cuMemsetD8_v2(ro.at, 1, 16), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemsetD8Async(ro.at, 1, 16, NULL), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemcpyHtoD_v2(ro.at, &here, 4), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemcpyDtoD_v2(ro.at, rw.at, 16), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemcpy(ro.at, (uintptr_t)&here, 4), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemsetD8_v2(ro.at, 1, 16));
+    REFUSED(INVALID_VALUE, cuMemsetD8Async(ro.at, 1, 16, NULL));
+    REFUSED(INVALID_VALUE, cuMemcpyHtoD_v2(ro.at, &here, 4));
+    REFUSED(INVALID_VALUE, cuMemcpyDtoD_v2(ro.at, rw.at, 16));
     MUST(cuMemcpyDtoD_v2(rw.at, ro.at, 16));
     MUST(cuMemcpyDtoH_v2(&here, ro.at, 4));
     MUST(cuCtxSynchronize());
@@ -154,16 +149,14 @@ CAID_TEST(soft_copy, memory_without_access_is_not_touched)
     soft_start_context();
     struct soft_mapping mapping = soft_map(GRAN, 0);
     MUST(cuMemAddressReserve(&reserved, GRAN, 0, 0, 0));
-    cr_assert_eq(cu.cuMemsetD8_v2(mapping.at, 1, 16), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemcpyDtoH_v2(&here, mapping.at, 4), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemcpy((uintptr_t)&here, mapping.at, 4), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemcpyDtoH_v2(&here, reserved, 4), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemcpy((uintptr_t)&here, reserved, 4), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemsetD8_v2(mapping.at, 1, 16));
+    REFUSED(INVALID_VALUE, cuMemcpyDtoH_v2(&here, mapping.at, 4));
+    REFUSED(INVALID_VALUE, cuMemcpyDtoH_v2(&here, reserved, 4));
     soft_set_access(&mapping, 3);
-    cr_assert_eq(cu.cuMemsetD8_v2(mapping.at + GRAN - 8, 1, 16), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemsetD8_v2((uintptr_t)&here, 1, 4), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemcpyHtoD_v2((uintptr_t)&here, &here, 4), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemcpyDtoD_v2(mapping.at, (uintptr_t)&here, 4), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemsetD8_v2(mapping.at + GRAN - 8, 1, 16));
+    REFUSED(INVALID_VALUE, cuMemsetD8_v2((uintptr_t)&here, 1, 4));
+    REFUSED(INVALID_VALUE, cuMemcpyHtoD_v2((uintptr_t)&here, &here, 4));
+    REFUSED(INVALID_VALUE, cuMemcpyDtoD_v2(mapping.at, (uintptr_t)&here, 4));
     MUST(cuMemcpyHtoD_v2(0, NULL, 0)); /* nothing is nowhere */
     MUST(cuMemAddressFree(reserved, GRAN));
     soft_unmap(&mapping);
@@ -188,7 +181,7 @@ CAID_TEST(soft_copy, copies_cross_from_mapping_to_mapping)
     for (size_t i = 0; i < 16; i++)
         cr_assert_eq(seen[i], 0x77);
     soft_set_access(&(struct soft_mapping){.at = at + GRAN, .size = GRAN}, 1);
-    cr_assert_eq(cu.cuMemsetD8_v2(at + GRAN - 8, 1, 16), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemsetD8_v2(at + GRAN - 8, 1, 16));
     MUST(cuMemUnmap(at, 2 * GRAN));
     MUST(cuMemAddressFree(at, 2 * GRAN));
     for (size_t i = 0; i < 2; i++)

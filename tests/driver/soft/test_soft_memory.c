@@ -18,19 +18,19 @@ CAID_TEST(soft_memory, sizes_and_properties_are_checked)
     soft_start();
     MUST(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     cr_assert_eq(granularity, GRAN);
-    cr_assert_eq(cu.cuMemCreate(&handle, 0, &prop, 0), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemCreate(&handle, GRAN + 4096, &prop, 0), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemCreate(&handle, GRAN, &prop, 1), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemCreate(&handle, GRAN, NULL, 0), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemCreate(NULL, GRAN, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemCreate(&handle, 0, &prop, 0));
+    REFUSED(INVALID_VALUE, cuMemCreate(&handle, GRAN + 4096, &prop, 0));
+    REFUSED(INVALID_VALUE, cuMemCreate(&handle, GRAN, &prop, 1));
+    REFUSED(INVALID_VALUE, cuMemCreate(&handle, GRAN, NULL, 0));
+    REFUSED(INVALID_VALUE, cuMemCreate(NULL, GRAN, &prop, 0));
     bad.location.id = 9;
-    cr_assert_eq(cu.cuMemCreate(&handle, GRAN, &bad, 0), CUDA_ERROR_INVALID_DEVICE);
+    REFUSED(INVALID_DEVICE, cuMemCreate(&handle, GRAN, &bad, 0));
     bad = prop;
     bad.requestedHandleTypes = CU_MEM_HANDLE_TYPE_WIN32;
-    cr_assert_eq(cu.cuMemCreate(&handle, GRAN, &bad, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemCreate(&handle, GRAN, &bad, 0));
     bad = prop;
     bad.type = CU_MEM_ALLOCATION_TYPE_INVALID;
-    cr_assert_eq(cu.cuMemCreate(&handle, GRAN, &bad, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemCreate(&handle, GRAN, &bad, 0));
     cr_assert_eq(soft_used(), 0);
 }
 
@@ -42,52 +42,18 @@ CAID_TEST(soft_memory, handles_end_once)
     soft_start();
     MUST(cuMemCreate(&handle, GRAN, &prop, 0));
     MUST(cuMemRelease(handle));
-    cr_assert_eq(cu.cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemRelease(0), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemRelease(0x1234), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemRelease(~0ULL), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemRelease(handle));
+    REFUSED(INVALID_VALUE, cuMemRelease(0));
+    REFUSED(INVALID_VALUE, cuMemRelease(0x1234));
+    REFUSED(INVALID_VALUE, cuMemRelease(~0ULL));
     MUST(cuMemCreate(&next, GRAN, &prop, 0));
     cr_assert_neq(next, handle, "an ended handle is never given again");
-    cr_assert_eq(cu.cuMemExportToShareableHandle(&fd, handle, 1, 0), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemGetAllocationPropertiesFromHandle(&prop, handle),
-                 CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemExportToShareableHandle(&fd, handle, 1, 0));
+    REFUSED(INVALID_VALUE, cuMemGetAllocationPropertiesFromHandle(&prop, handle));
     /* A handle of another kind is no memory, and no stream. */
-    cr_assert_eq(cu.cuStreamDestroy_v2((CUstream)(uintptr_t)next), CUDA_ERROR_INVALID_HANDLE);
-    cr_assert_eq(cu.cuEventDestroy_v2((CUevent)(uintptr_t)next), CUDA_ERROR_INVALID_HANDLE);
+    REFUSED(INVALID_HANDLE, cuStreamDestroy_v2((CUstream)(uintptr_t)next));
+    REFUSED(INVALID_HANDLE, cuEventDestroy_v2((CUevent)(uintptr_t)next));
     MUST(cuMemRelease(next));
-}
-
-CAID_TEST(soft_memory, exported_memory_is_the_same_memory)
-{
-    CUmemGenericAllocationHandle imported, again;
-    CUmemAllocationProp prop;
-    int fd;
-    soft_start();
-    struct soft_mapping mapping = soft_map(GRAN, 3);
-    memset((void *)(uintptr_t)mapping.at, 0x11, GRAN);
-    MUST(cuMemExportToShareableHandle(&fd, mapping.handle, 1, 0));
-    cr_assert_neq(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
-    soft_unmap(&mapping); /* the fd alone keeps it */
-    cr_assert_eq(soft_used(), GRAN);
-
-    MUST(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, 1));
-    close(fd);
-    MUST(cuMemGetAllocationPropertiesFromHandle(&prop, imported));
-    cr_assert_eq(prop.location.id, 0);
-    cr_assert_eq(prop.requestedHandleTypes, CU_MEM_HANDLE_TYPE_NONE);
-    cr_assert_eq(cu.cuMemExportToShareableHandle(&fd, imported, 1, 0), CUDA_ERROR_INVALID_VALUE,
-                 "imported memory cannot be exported again");
-    mapping.handle = imported;
-    MUST(cuMemAddressReserve(&mapping.at, GRAN, 0, 0, 0));
-    MUST(cuMemMap(mapping.at, GRAN, 0, imported, 0));
-    soft_set_access(&mapping, CU_MEM_ACCESS_FLAGS_PROT_READ);
-    cr_assert_eq(*(unsigned char *)(uintptr_t)(mapping.at + GRAN - 1), 0x11);
-    MUST(cuMemRelease(imported)); /* mapped memory stays */
-    cr_assert_eq(*(unsigned char *)(uintptr_t)mapping.at, 0x11);
-    MUST(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(mapping.at + 5)));
-    mapping.handle = again;
-    soft_unmap(&mapping);
-    cr_assert_eq(soft_used(), 0);
 }
 
 CAID_TEST(soft_memory, retained_handles_are_counted)
@@ -99,28 +65,15 @@ CAID_TEST(soft_memory, retained_handles_are_counted)
     cr_assert_eq(again, mapping.handle);
     MUST(cuMemRelease(again));
     soft_unmap(&mapping);
-    cr_assert_eq(cu.cuMemRelease(again), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemRetainAllocationHandle(&again, &again), CUDA_ERROR_INVALID_VALUE);
-}
-
-CAID_TEST(soft_memory, only_what_asked_for_it_is_exported)
-{
-    CUmemGenericAllocationHandle handle;
-    CUmemAllocationProp prop = soft_prop(0);
-    int fd;
-    soft_start();
-    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
-    MUST(cuMemCreate(&handle, GRAN, &prop, 0));
-    cr_assert_eq(cu.cuMemExportToShareableHandle(&fd, handle, 1, 0), CUDA_ERROR_INVALID_VALUE);
-    MUST(cuMemRelease(handle));
+    REFUSED(INVALID_VALUE, cuMemRelease(again));
+    REFUSED(INVALID_VALUE, cuMemRetainAllocationHandle(&again, &again));
 }
 
 static void
 assert_not_imported(int fd)
 {
     CUmemGenericAllocationHandle handle;
-    cr_assert_eq(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, 1),
-                 CUDA_ERROR_UNKNOWN);
+    REFUSED(UNKNOWN, cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, 1));
 }
 
 CAID_TEST(soft_memory, foreign_fds_are_not_imported)
@@ -141,8 +94,7 @@ CAID_TEST(soft_memory, foreign_fds_are_not_imported)
     _cleanup_fd_ int forged = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     cr_assert_eq(ftruncate(forged, GRAN), 0);
     assert_not_imported(forged);
-    cr_assert_eq(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)plain, 2),
-                 CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(NOT_SUPPORTED, cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)plain, 2));
 }
 
 CAID_TEST(soft_memory, maps_are_whole_and_do_not_overlap)
@@ -154,41 +106,24 @@ CAID_TEST(soft_memory, maps_are_whole_and_do_not_overlap)
     MUST(cuMemCreate(&handle, 2 * GRAN, &prop, 0));
     MUST(cuMemAddressReserve(&at, 4 * GRAN, 0, 0, 0));
     cr_assert_eq(at % GRAN, 0);
-    cr_assert_eq(cu.cuMemMap(at, GRAN, 0, handle, 0), CUDA_ERROR_NOT_SUPPORTED);
-    cr_assert_eq(cu.cuMemMap(at, 3 * GRAN, 0, handle, 0), CUDA_ERROR_NOT_SUPPORTED);
-    cr_assert_eq(cu.cuMemMap(at, 2 * GRAN, GRAN, handle, 0), CUDA_ERROR_NOT_SUPPORTED);
-    cr_assert_eq(cu.cuMemMap(at + 4096, 2 * GRAN, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemMap(at + 3 * GRAN, 2 * GRAN, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemMap(GRAN, 2 * GRAN, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(NOT_SUPPORTED, cuMemMap(at, GRAN, 0, handle, 0));
+    REFUSED(NOT_SUPPORTED, cuMemMap(at, 3 * GRAN, 0, handle, 0));
+    REFUSED(NOT_SUPPORTED, cuMemMap(at, 2 * GRAN, GRAN, handle, 0));
+    REFUSED(INVALID_VALUE, cuMemMap(at + 4096, 2 * GRAN, 0, handle, 0));
+    REFUSED(INVALID_VALUE, cuMemMap(at + 3 * GRAN, 2 * GRAN, 0, handle, 0));
+    REFUSED(INVALID_VALUE, cuMemMap(GRAN, 2 * GRAN, 0, handle, 0));
     MUST(cuMemMap(at + GRAN, 2 * GRAN, 0, handle, 0));
-    cr_assert_eq(cu.cuMemMap(at, 2 * GRAN, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemMap(at + 2 * GRAN, 2 * GRAN, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemMap(at, 2 * GRAN, 0, handle, 0));
+    REFUSED(INVALID_VALUE, cuMemMap(at + 2 * GRAN, 2 * GRAN, 0, handle, 0));
     cr_assert_eq(cu.cuMemAddressFree(at, 4 * GRAN), CUDA_ERROR_INVALID_VALUE, "still mapped");
-    cr_assert_eq(cu.cuMemUnmap(at + GRAN, GRAN), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemUnmap(at + 2 * GRAN, GRAN), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemUnmap(at + GRAN, GRAN));
+    REFUSED(INVALID_VALUE, cuMemUnmap(at + 2 * GRAN, GRAN));
     MUST(cuMemUnmap(at, 4 * GRAN)); /* whole mappings and what is free around them */
-    cr_assert_eq(cu.cuMemAddressFree(at, 2 * GRAN), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemAddressFree(at, 2 * GRAN));
     MUST(cuMemAddressFree(at, 4 * GRAN));
-    cr_assert_eq(cu.cuMemAddressFree(at, 4 * GRAN), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemUnmap(at, GRAN), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemAddressFree(at, 4 * GRAN));
+    REFUSED(INVALID_VALUE, cuMemUnmap(at, GRAN));
     MUST(cuMemRelease(handle));
-}
-
-CAID_TEST(soft_memory, one_allocation_maps_twice)
-{
-    CUdeviceptr second;
-    soft_start();
-    struct soft_mapping mapping = soft_map(GRAN, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    MUST(cuMemAddressReserve(&second, GRAN, 0, 0, 0));
-    MUST(cuMemMap(second, GRAN, 0, mapping.handle, 0));
-    soft_set_access(&(struct soft_mapping){.at = second, .size = GRAN},
-                    CU_MEM_ACCESS_FLAGS_PROT_READ);
-    *(int *)(uintptr_t)mapping.at = 4711;
-    cr_assert_eq(*(int *)(uintptr_t)second, 4711);
-    cr_assert_eq(soft_used(), GRAN, "counted once");
-    MUST(cuMemUnmap(second, GRAN));
-    MUST(cuMemAddressFree(second, GRAN));
-    soft_unmap(&mapping);
 }
 
 CAID_TEST(soft_memory, a_free_hint_is_honoured)
@@ -206,10 +141,9 @@ CAID_TEST(soft_memory, a_free_hint_is_honoured)
     MUST(cuMemAddressReserve(&at, GRAN, 64 * GRAN, 0, 0));
     cr_assert_eq(at % (64 * GRAN), 0);
     MUST(cuMemAddressFree(at, GRAN));
-    cr_assert_eq(cu.cuMemAddressReserve(&at, GRAN / 2, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemAddressReserve(&at, GRAN, 3 * GRAN, 0, 0), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemAddressReserve(&at, (size_t)1 << 60, 0, 0, 0),
-                 CUDA_ERROR_OUT_OF_MEMORY);
+    REFUSED(INVALID_VALUE, cuMemAddressReserve(&at, GRAN / 2, 0, 0, 0));
+    REFUSED(INVALID_VALUE, cuMemAddressReserve(&at, GRAN, 3 * GRAN, 0, 0));
+    REFUSED(OUT_OF_MEMORY, cuMemAddressReserve(&at, (size_t)1 << 60, 0, 0, 0));
 }
 
 CAID_TEST(soft_memory, access_is_kept_and_checked)
@@ -221,21 +155,21 @@ CAID_TEST(soft_memory, access_is_kept_and_checked)
     struct soft_mapping mapping = soft_map(2 * GRAN, 0);
     MUST(cuMemGetAccess(&access, &location, mapping.at));
     cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_NONE);
-    cr_assert_eq(cu.cuMemSetAccess(mapping.at, GRAN, &desc, 1), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemSetAccess(mapping.at, 2 * GRAN, &desc, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemSetAccess(mapping.at, GRAN, &desc, 1));
+    REFUSED(INVALID_VALUE, cuMemSetAccess(mapping.at, 2 * GRAN, &desc, 0));
     desc.flags = (CUmemAccess_flags)2;
-    cr_assert_eq(cu.cuMemSetAccess(mapping.at, 2 * GRAN, &desc, 1), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemSetAccess(mapping.at, 2 * GRAN, &desc, 1));
     desc = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, 7}, 3};
-    cr_assert_eq(cu.cuMemSetAccess(mapping.at, 2 * GRAN, &desc, 1), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemSetAccess(mapping.at, 2 * GRAN, &desc, 1));
     desc = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_HOST, 0}, 3};
-    cr_assert_eq(cu.cuMemSetAccess(mapping.at, 2 * GRAN, &desc, 1), CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(NOT_SUPPORTED, cuMemSetAccess(mapping.at, 2 * GRAN, &desc, 1));
     soft_set_access(&mapping, CU_MEM_ACCESS_FLAGS_PROT_READ);
     MUST(cuMemGetAccess(&access, &location, mapping.at + GRAN));
     cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READ);
     soft_set_access(&mapping, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     *(int *)(uintptr_t)mapping.at = 1;
     soft_unmap(&mapping);
-    cr_assert_eq(cu.cuMemGetAccess(&access, &location, mapping.at), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemGetAccess(&access, &location, mapping.at));
 }
 
 CAID_TEST_WITH(soft_memory, a_store_through_a_read_only_mapping_ends_the_process, .timeout = 60,
@@ -255,56 +189,20 @@ CAID_TEST(soft_memory, the_limit_is_the_devices_memory)
     CUdeviceptr at;
     setenv("CAID_SOFTCUDA_MEMORY", "8M", 1);
     soft_start_context();
-    cr_assert_eq(cu.cuMemCreate(&more, 10 * MIB, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
+    REFUSED(OUT_OF_MEMORY, cuMemCreate(&more, 10 * MIB, &prop, 0));
     for (int i = 0; i < 4; i++)
         MUST(cuMemCreate(&handles[i], GRAN, &prop, 0));
-    cr_assert_eq(cu.cuMemCreate(&more, GRAN, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
-    cr_assert_eq(cu.cuMemAlloc_v2(&at, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    REFUSED(OUT_OF_MEMORY, cuMemCreate(&more, GRAN, &prop, 0));
+    REFUSED(OUT_OF_MEMORY, cuMemAlloc_v2(&at, 1));
     cr_assert_eq(soft_used(), 8 * MIB, "a refused allocation leaves nothing");
     MUST(cuMemRelease(handles[3]));
     MUST(cuMemAlloc_v2(&at, GRAN));
-    cr_assert_eq(cu.cuMemCreate(&more, GRAN, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
+    REFUSED(OUT_OF_MEMORY, cuMemCreate(&more, GRAN, &prop, 0));
     MUST(cuMemFree_v2(at));
     MUST(cuMemCreate(&handles[3], GRAN, &prop, 0));
     for (int i = 0; i < 4; i++)
         MUST(cuMemRelease(handles[i]));
-    cr_assert_eq(cu.cuMemAlloc_v2(&at, ~(size_t)0), CUDA_ERROR_OUT_OF_MEMORY);
-}
-
-CAID_TEST(soft_memory, devices_have_memory_of_their_own)
-{
-    CUmemGenericAllocationHandle first, second;
-    CUmemAllocationProp prop0 = soft_prop(0), prop1 = soft_prop(1);
-    nvmlDevice_t device;
-    nvmlMemory_t memory;
-    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
-    setenv("CAID_SOFTCUDA_MEMORY", "4M", 1);
-    soft_start();
-    MUST(cuMemCreate(&first, 4 * MIB, &prop0, 0));
-    MUST(cuMemCreate(&second, 2 * MIB, &prop1, 0));
-    cr_assert_eq(soft_used(), 4 * MIB);
-    cr_assert_eq(cu.nvmlInit_v2(), NVML_SUCCESS);
-    cr_assert_eq(cu.nvmlDeviceGetHandleByIndex_v2(1, &device), NVML_SUCCESS);
-    cr_assert_eq(cu.nvmlDeviceGetMemoryInfo(device, &memory), NVML_SUCCESS);
-    cr_assert_eq(memory.used, 2 * MIB);
-    MUST(cuMemGetAllocationPropertiesFromHandle(&prop0, second));
-    cr_assert_eq(prop0.location.id, 1);
-    MUST(cuMemRelease(first));
-    MUST(cuMemRelease(second));
-}
-
-CAID_TEST(soft_memory, fresh_memory_is_zero)
-{
-    soft_start();
-    struct soft_mapping mapping = soft_map(GRAN, 3);
-    unsigned char *bytes = (unsigned char *)(uintptr_t)mapping.at;
-    memset(bytes, 0xff, GRAN);
-    soft_unmap(&mapping);
-    mapping = soft_map(GRAN, 3);
-    bytes = (unsigned char *)(uintptr_t)mapping.at;
-    for (size_t i = 0; i < GRAN; i++)
-        cr_assert_eq(bytes[i], 0);
-    soft_unmap(&mapping);
+    REFUSED(OUT_OF_MEMORY, cuMemAlloc_v2(&at, ~(size_t)0));
 }
 
 CAID_TEST(soft_memory, allocations_are_freed_by_their_own_call_only)
@@ -316,16 +214,16 @@ CAID_TEST(soft_memory, allocations_are_freed_by_their_own_call_only)
     struct soft_mapping mapping = soft_map(GRAN, 3);
     MUST(cuMemAlloc_v2(&at, 1000));
     MUST(cuMemAllocHost_v2(&host, 1000));
-    cr_assert_eq(cu.cuMemFree_v2(at + 256), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemFree_v2(mapping.at), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemFree_v2((uintptr_t)host), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemFree_v2((uintptr_t)&here), CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuMemFreeHost((void *)(uintptr_t)at), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemFree_v2(at + 256));
+    REFUSED(INVALID_VALUE, cuMemFree_v2(mapping.at));
+    REFUSED(INVALID_VALUE, cuMemFree_v2((uintptr_t)host));
+    REFUSED(INVALID_VALUE, cuMemFree_v2((uintptr_t)&here));
+    REFUSED(INVALID_VALUE, cuMemFreeHost((void *)(uintptr_t)at));
     MUST(cuMemFree_v2(0));
     MUST(cuCtxSetCurrent(NULL)); /* finalizers have no context */
     MUST(cuMemFree_v2(at));
     MUST(cuMemFreeHost(host));
-    cr_assert_eq(cu.cuMemFree_v2(at), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuMemFree_v2(at));
     soft_unmap(&mapping);
     cr_assert_eq(soft_used(), 0);
 }
@@ -361,16 +259,13 @@ CAID_TEST(soft_memory, pointers_know_what_they_point_to)
     cr_assert_eq(ATTRIBUTE(int, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, map.at), 1);
     cr_assert_neq(ATTRIBUTE(uint64_t, CU_POINTER_ATTRIBUTE_BUFFER_ID, map.at),
                   ATTRIBUTE(uint64_t, CU_POINTER_ATTRIBUTE_BUFFER_ID, at));
-    cr_assert_eq(cu.cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_HOST_POINTER, at),
-                 CUDA_ERROR_INVALID_VALUE);
-    cr_assert_eq(cu.cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                          (uintptr_t)&here),
-                 CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_HOST_POINTER, at));
+    REFUSED(INVALID_VALUE,
+            cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (uintptr_t)&here));
     MUST(cuMemGetAddressRange_v2(&base, &size, at + 77));
     cr_assert_eq(base, at);
     cr_assert_geq(size, 10000);
-    cr_assert_eq(cu.cuMemGetAddressRange_v2(&base, &size, (uintptr_t)&here),
-                 CUDA_ERROR_NOT_FOUND);
+    REFUSED(NOT_FOUND, cuMemGetAddressRange_v2(&base, &size, (uintptr_t)&here));
     MUST(cuMemFree_v2(at));
     MUST(cuMemFreeHost(host));
     soft_unmap(&map);
@@ -390,5 +285,5 @@ CAID_TEST(soft_memory, many_attributes_at_once_take_any_pointer)
     cr_assert_eq(ordinal, CU_DEVICE_INVALID);
     cr_assert_eq(owner, NULL);
     attributes[1] = (CUpointer_attribute)99;
-    cr_assert_eq(cu.cuPointerGetAttributes(3, attributes, values, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuPointerGetAttributes(3, attributes, values, 0));
 }

@@ -34,15 +34,6 @@ calls(const char *function)
     return atoi(reply);
 }
 
-static int
-live(const char *kind)
-{
-    cr_assert_eq(command("live"), 0);
-    const char *line = strstr(reply, kind);
-    cr_assert_not_null(line, "no %s in: %s", kind, reply);
-    return atoi(line + strlen(kind));
-}
-
 static CUresult
 create(CUmemGenericAllocationHandle *handle)
 {
@@ -63,24 +54,15 @@ try_create(void)
 
 /* Counting. */
 
-CAID_TEST(soft_watch, calls_are_counted_and_nested_work_is_not)
-{
-    CUstream stream;
-    soft_start_context();
-    MUST(cuStreamCreate(&stream, 0)); /* done by what cuStreamCreateWithPriority does */
-    MUST(cuStreamDestroy_v2(stream));
-    cr_assert_eq(calls("cuStreamCreate"), 1);
-    cr_assert_eq(calls("cuStreamCreateWithPriority"), 0);
-    cr_assert_eq(calls("cuStreamDestroy_v2"), 1);
-    cr_assert_eq(calls("cuInit"), 1);
-}
-
-CAID_TEST(soft_watch, a_name_without_suffix_counts_all_its_forms)
+CAID_TEST(soft_watch, calls_from_outside_are_counted_by_both_names)
 {
     soft_start_context();
+    MUST(cuStreamDestroy_v2(soft_stream(0))); /* made by what cuStreamCreateWithPriority does */
     cu.cuStreamQuery(NULL);
     cu.cuStreamQuery_ptsz(NULL);
-    cr_assert_eq(calls("cuStreamQuery"), 2);
+    cr_assert_eq(calls("cuStreamCreate"), 1);
+    cr_assert_eq(calls("cuStreamCreateWithPriority"), 0);
+    cr_assert_eq(calls("cuStreamQuery"), 2, "of all its forms");
     cr_assert_eq(calls("cuStreamQuery_ptsz"), 1);
     cr_assert_eq(command("calls cuNoSuchThing"), -ENOENT);
 }
@@ -103,67 +85,57 @@ CAID_TEST(soft_watch, what_is_alive_is_told)
 {
     soft_start_context();
     struct soft_mapping mapping = soft_map(GRAN, 3);
-    cr_assert_eq(live("handles"), 1);
-    cr_assert_eq(live("mappings"), 1);
-    cr_assert_eq(live("reservations"), 1);
-    cr_assert_eq(live("contexts"), 1);
+    cr_assert_eq(soft_live("handles"), 1);
+    cr_assert_eq(soft_live("mappings"), 1);
+    cr_assert_eq(soft_live("reservations"), 1);
+    cr_assert_eq(soft_live("contexts"), 1);
     soft_unmap(&mapping);
-    cr_assert_eq(live("handles"), 0);
-    cr_assert_eq(live("mappings"), 0);
-    cr_assert_eq(live("reservations"), 0);
+    cr_assert_eq(soft_live("handles"), 0);
+    cr_assert_eq(soft_live("mappings"), 0);
+    cr_assert_eq(soft_live("reservations"), 0);
 }
 
 /* Faults. */
 
-CAID_TEST(soft_watch, only_the_nth_call_fails)
+/* What the calls of cuMemCreate give by these rules, one after the other. */
+CAID_TEST(soft_watch, rules_say_which_calls_fail_and_how)
 {
-    setenv("CAID_SOFTCUDA_FAIL", "cuMemCreate@2=OUT_OF_MEMORY", 1);
+    static const struct {
+        const char *rules;
+        int want[6];
+    } cases[] = {
+        {"cuMemCreate@2=OUT_OF_MEMORY", {0, 2, 0}},
+        {"cuMemCreate@2-3=CUDA_ERROR_UNKNOWN,cuMemCreate@5+=46", {0, 999, 999, 0, 46, 46}},
+        {"cuMemCreate=delay:1,cuMemCreate=46,cuMemCreate=999", {46, 46, 46, 46, 46, 46}},
+        {"cuMemCreate@2=vanish", {0, 46, 46, 46, 46, 46}},
+    };
+
     soft_start();
-    cr_assert_eq(try_create(), CUDA_SUCCESS);
-    cr_assert_eq(try_create(), CUDA_ERROR_OUT_OF_MEMORY);
-    cr_assert_eq(try_create(), CUDA_SUCCESS);
-    cr_assert_eq(soft_used(), 0);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char text[128];
+        snprintf(text, sizeof(text), "fail %s", cases[i].rules);
+        cr_assert_eq(soft_used(), 0);
+        cr_assert_eq(command("reset"), 0);
+        cr_assert_eq(command(text), 0);
+        for (size_t n = 0; n < ARRAY_SIZE(cases[i].want); n++)
+            cr_expect_eq((int)try_create(), cases[i].want[n], "%s: %zu", text, n + 1);
+        cr_assert_eq(command("clear"), 0);
+    }
 }
 
-CAID_TEST(soft_watch, a_range_of_calls_fails)
-{
-    setenv("CAID_SOFTCUDA_FAIL", "cuMemCreate@2-3=CUDA_ERROR_UNKNOWN,cuMemCreate@5+=46", 1);
-    soft_start();
-    int want[] = {0, 999, 999, 0, 46, 46};
-    for (size_t i = 0; i < ARRAY_SIZE(want); i++)
-        cr_assert_eq((int)try_create(), want[i], "call %zu", i + 1);
-}
-
-CAID_TEST(soft_watch, a_call_that_fails_does_nothing)
+CAID_TEST(soft_watch, a_call_that_fails_does_nothing_and_a_late_fault_comes_after_the_work)
 {
     CUmemGenericAllocationHandle handle;
     soft_start();
     cr_assert_eq(create(&handle), CUDA_SUCCESS);
     cr_assert_eq(command("fail cuMemRelease=OPERATING_SYSTEM"), 0);
-    cr_assert_eq(cu.cuMemRelease(handle), CUDA_ERROR_OPERATING_SYSTEM);
+    REFUSED(OPERATING_SYSTEM, cuMemRelease(handle));
     cr_assert_eq(soft_used(), GRAN);
     cr_assert_eq(command("clear"), 0);
-    cr_assert_eq(command("fail cuInit@9=1"), 0);
-    MUST(cuMemRelease(handle));
-    cr_assert_eq(soft_used(), 0);
-}
-
-CAID_TEST(soft_watch, the_first_rule_that_ends_a_call_decides)
-{
-    setenv("CAID_SOFTCUDA_FAIL", "cuMemCreate=delay:1,cuMemCreate=46,cuMemCreate=999", 1);
-    soft_start();
-    cr_assert_eq(try_create(), CUDA_ERROR_DEVICE_UNAVAILABLE);
-}
-
-CAID_TEST(soft_watch, a_late_fault_comes_after_the_work)
-{
-    CUmemGenericAllocationHandle handle;
-    soft_start();
-    cr_assert_eq(create(&handle), CUDA_SUCCESS);
     cr_assert_eq(command("fail cuMemRelease=late:LAUNCH_FAILED"), 0);
-    cr_assert_eq(cu.cuMemRelease(handle), CUDA_ERROR_LAUNCH_FAILED);
+    REFUSED(LAUNCH_FAILED, cuMemRelease(handle));
     cr_assert_eq(soft_used(), 0);
-    cr_assert_eq(cu.cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE); /* its own error */
+    REFUSED(INVALID_VALUE, cuMemRelease(handle)); /* its own error */
 }
 
 CAID_TEST(soft_watch, a_skipped_call_does_nothing_and_says_success)
@@ -183,35 +155,16 @@ CAID_TEST(soft_watch, a_skipped_call_does_nothing_and_says_success)
     MUST(cuMemRelease(handle));
 }
 
-/* What such a rule is for: a wait is left out. */
-CAID_TEST(soft_watch, a_skipped_wait_is_not_waited_for)
-{
-    struct gate gate;
-    CUstream stream;
-    _Alignas(8) static uint64_t word;
-    soft_start_context();
-    MUST(cuStreamCreate(&stream, 0));
-    MUST(cuMemHostRegister_v2(&word, sizeof(word), 0));
-    cr_assert_eq(command("fail cuStreamWaitValue64@1=skip"), 0);
-    cr_assert_eq(cu.cuStreamWaitValue64_v2(stream, (uintptr_t)&word, 1, 0), CUDA_SUCCESS);
-    MUST(cuStreamSynchronize(stream));
-    gate_close(&gate, stream); /* the stream is a working one */
-    cr_assert_eq(cu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
-    gate_open(&gate);
-    MUST(cuStreamSynchronize(stream));
-    MUST(cuMemHostUnregister(&word));
-}
-
 CAID_TEST(soft_watch, a_name_without_suffix_fails_all_its_forms)
 {
     CUdeviceptr at;
     soft_start_context();
     cr_assert_eq(command("fail cuMemAlloc=OUT_OF_MEMORY"), 0);
-    cr_assert_eq(cu.cuMemAlloc_v2(&at, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    REFUSED(OUT_OF_MEMORY, cuMemAlloc_v2(&at, 1));
     cr_assert_eq(command("clear"), 0);
     cr_assert_eq(command("fail cuStreamQuery_ptsz@1=NOT_READY"), 0);
     cr_assert_eq(cu.cuStreamQuery(NULL), CUDA_SUCCESS);
-    cr_assert_eq(cu.cuStreamQuery_ptsz(NULL), CUDA_ERROR_NOT_READY);
+    REFUSED(NOT_READY, cuStreamQuery_ptsz(NULL));
     cr_assert_eq(cu.cuStreamQuery_ptsz(NULL), CUDA_SUCCESS);
 }
 
@@ -221,7 +174,7 @@ CAID_TEST(soft_watch, init_and_nvml_can_fail_too)
     nvmlDevice_t device;
     nvmlMemory_t memory;
     soft_load_path(SOFTCUDA_PATH);
-    cr_assert_eq(cu.cuInit(0), CUDA_ERROR_NO_DEVICE);
+    REFUSED(NO_DEVICE, cuInit(0));
     MUST(cuInit(0));
     cr_assert_eq(cu.nvmlInit_v2(), NVML_SUCCESS);
     cr_assert_eq(cu.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
@@ -237,11 +190,11 @@ CAID_TEST(soft_watch, a_sticky_fault_stays_for_the_context_and_spares_memory_man
     MUST(cuStreamCreate(&stream, 0));
     cr_assert_eq(command("fail cuStreamSynchronize@2=sticky:LAUNCH_FAILED"), 0);
     MUST(cuStreamSynchronize(stream));
-    cr_assert_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_LAUNCH_FAILED);
-    cr_assert_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_LAUNCH_FAILED);
-    cr_assert_eq(cu.cuCtxSynchronize(), CUDA_ERROR_LAUNCH_FAILED);
+    REFUSED(LAUNCH_FAILED, cuStreamSynchronize(stream));
+    REFUSED(LAUNCH_FAILED, cuStreamSynchronize(stream));
+    REFUSED(LAUNCH_FAILED, cuCtxSynchronize());
     cr_assert_eq(try_create(), CUDA_SUCCESS);
-    cr_assert_eq(cu.cuStreamDestroy_v2(stream), CUDA_ERROR_LAUNCH_FAILED);
+    REFUSED(LAUNCH_FAILED, cuStreamDestroy_v2(stream));
 }
 
 CAID_TEST(soft_watch, a_fault_is_for_one_device)
@@ -255,7 +208,7 @@ CAID_TEST(soft_watch, a_fault_is_for_one_device)
     MUST(cuCtxSetCurrent(first));
     MUST(cuCtxSynchronize());
     MUST(cuCtxSetCurrent(second));
-    cr_assert_eq(cu.cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
+    REFUSED(ILLEGAL_ADDRESS, cuCtxSynchronize());
     cr_assert_eq(command("fault 2 ILLEGAL_ADDRESS"), -ENODEV);
 }
 
@@ -270,21 +223,11 @@ CAID_TEST(soft_watch, a_device_vanishes_and_what_it_had_can_be_given_back)
     cr_assert_eq(cu.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
     cr_assert_eq(command("vanish 0"), 0);
     cr_assert_eq(try_create(), CUDA_ERROR_DEVICE_UNAVAILABLE);
-    cr_assert_eq(cu.cuMemExportToShareableHandle(&fd, mapping.handle, 1, 0),
-                 CUDA_ERROR_DEVICE_UNAVAILABLE);
-    cr_assert_eq(cu.cuCtxSynchronize(), CUDA_ERROR_DEVICE_UNAVAILABLE);
+    REFUSED(DEVICE_UNAVAILABLE, cuMemExportToShareableHandle(&fd, mapping.handle, 1, 0));
+    REFUSED(DEVICE_UNAVAILABLE, cuCtxSynchronize());
     cr_assert_eq(cu.nvmlDeviceGetMemoryInfo(device, &memory), NVML_ERROR_GPU_IS_LOST);
     cr_assert_eq(cu.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_ERROR_GPU_IS_LOST);
     soft_unmap(&mapping);
-}
-
-CAID_TEST(soft_watch, a_rule_can_make_a_device_vanish)
-{
-    setenv("CAID_SOFTCUDA_FAIL", "cuMemCreate@2=vanish", 1);
-    soft_start();
-    cr_assert_eq(try_create(), CUDA_SUCCESS);
-    cr_assert_eq(try_create(), CUDA_ERROR_DEVICE_UNAVAILABLE);
-    cr_assert_eq(try_create(), CUDA_ERROR_DEVICE_UNAVAILABLE);
 }
 
 /* Nothing else can be seen of a delay without a clock than that it is over: it is at least as long
@@ -331,56 +274,43 @@ CAID_TEST(soft_watch, rules_have_a_limit)
     cr_assert_eq(command("fail cuMemCreate@9=1"), -ENOSPC);
 }
 
-CAID_TEST(soft_watch, settings_that_make_no_sense_leave_no_driver)
+static void
+assert_no_driver(const char *setting, const char *value)
 {
-    setenv("CAID_SOFTCUDA_FAIL", "nonsense", 1);
+    setenv(setting, value, 1);
     soft_load_path(SOFTCUDA_PATH);
-    cr_assert_eq(cu.cuInit(0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(INVALID_VALUE, cuInit(0));
     cr_assert_eq(cu.nvmlInit_v2(), NVML_ERROR_UNKNOWN);
     cr_assert_eq(command("live"), -EINVAL);
 }
 
+CAID_TEST(soft_watch, rules_that_make_no_sense_leave_no_driver)
+{
+    assert_no_driver("CAID_SOFTCUDA_FAIL", "nonsense");
+}
+
+CAID_TEST(soft_watch, a_trace_that_cannot_be_written_leaves_no_driver)
+{
+    assert_no_driver("CAID_SOFTCUDA_TRACE", "/nonexistent/trace");
+}
+
 CAID_TEST(soft_watch, commands_that_are_none_are_told_so)
 {
-    static const char *const bad[] = {"", " ", "nonsense", "call", "callsx", "CALLS"};
+    static const char *const unknown[] = {"", " ", "nonsense", "call", "callsx", "CALLS"};
+    static const char *const bad[] = {"reset now",    "fault x",       "vanish",
+                                      "vanish 0 now", "fault 0 1 x",   "delay",
+                                      "delay 5x",     "delay 5 abc",   "delay 5 -3",
+                                      "delay 5 7 9",  "delay 60000001"};
     soft_start();
+    for (size_t i = 0; i < ARRAY_SIZE(unknown); i++)
+        cr_expect_eq(command(unknown[i]), -EOPNOTSUPP, "%s", unknown[i]);
     for (size_t i = 0; i < ARRAY_SIZE(bad); i++)
-        cr_expect_eq(command(bad[i]), -EOPNOTSUPP, "%s", bad[i]);
-    cr_expect_eq(command("reset now"), -EINVAL);
-    cr_expect_eq(command("fault x"), -EINVAL);
-    cr_expect_eq(command("vanish"), -EINVAL);
+        cr_expect_eq(command(bad[i]), -EINVAL, "%s", bad[i]);
     cr_expect_eq(command("vanish 1"), -ENODEV);
-    cr_expect_eq(command("vanish 0 now"), -EINVAL);
-    cr_expect_eq(command("fault 0 700 x"), -EINVAL);
-    cr_expect_eq(command("delay"), -EINVAL);
-    cr_expect_eq(command("delay 5x"), -EINVAL);
-    cr_expect_eq(command("delay 5 abc"), -EINVAL);
-    cr_expect_eq(command("delay 5 -3"), -EINVAL);
-    cr_expect_eq(command("delay 5 7 9"), -EINVAL);
-    cr_expect_eq(command("delay 60000001"), -EINVAL);
     cr_expect_eq(command("delay 0 7 "), 0);
     char small[4];
     cr_assert_eq(cu.caid_softcuda_control("nonsense", small, sizeof(small)), -EOPNOTSUPP);
     cr_assert_str_eq(small, "err");
-}
-
-/* With a delay of half a minute an operation surely has not run when the call returns; the body
- * ends without waiting for it. */
-CAID_TEST(soft_watch, operations_can_be_delayed_from_now_on)
-{
-    CUstream stream;
-    void *at;
-    soft_start_context();
-    MUST(cuStreamCreate(&stream, 0));
-    MUST(cuMemAllocHost_v2(&at, 4));
-    cr_assert_eq(command("delay 30000000 7"), 0);
-    cr_assert_eq(command("delay 0"), 0);
-    MUST(cuMemsetD8Async((uintptr_t)at, 1, 4, stream));
-    MUST(cuStreamSynchronize(stream));
-    cr_assert_eq(command("delay 30000000"), 0);
-    MUST(cuMemsetD8Async((uintptr_t)at, 2, 4, stream));
-    cr_assert_eq(cu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
-    cr_assert_eq(*(volatile unsigned char *)at, 1);
 }
 
 /* It is not lost when the settings are read, as the first call does. */
@@ -398,7 +328,7 @@ CAID_TEST(soft_watch, a_delay_may_come_before_the_first_call)
     MUST(cuCtxSetCurrent(context));
     MUST(cuMemAllocHost_v2(&at, 4));
     MUST(cuMemsetD8Async((uintptr_t)at, 1, 4, CU_STREAM_LEGACY));
-    cr_assert_eq(cu.cuStreamQuery(CU_STREAM_LEGACY), CUDA_ERROR_NOT_READY);
+    REFUSED(NOT_READY, cuStreamQuery(CU_STREAM_LEGACY));
 }
 
 /* The trace. */
@@ -426,7 +356,10 @@ Test(soft_watch, the_trace_has_a_line_for_each_call, .timeout = 60)
     make_path(path, sizeof(path), "trace");
     char pattern[64] = "/tmp/caid-soft-watch-%p-trace";
     setenv("CAID_SOFTCUDA_TRACE", pattern, 1);
+    setenv("CAID_SOFTCUDA_FAIL", "cuMemCreate=OUT_OF_MEMORY,nvmlInit_v2@1=999", 1);
     soft_start();
+    try_create();
+    cu.nvmlInit_v2();
     cu.cuMemRelease(0x1234);
     cu.cuMemAddressFree(0x10, 0x20);
     read_file(path, text, sizeof(text));
@@ -437,29 +370,9 @@ Test(soft_watch, the_trace_has_a_line_for_each_call, .timeout = 60)
     cr_assert_not_null(strstr(text, " cuMemRelease(0x1234) = CUDA_ERROR_INVALID_VALUE "));
     cr_assert_not_null(
         strstr(text, " cuMemAddressFree(0x10, 0x20) = CUDA_ERROR_INVALID_VALUE "));
-    cr_assert_eq(text[strlen(text) - 1], '\n');
-}
-
-Test(soft_watch, the_trace_shows_what_was_injected, .timeout = 60)
-{
-    char path[64], text[4096];
-    make_path(path, sizeof(path), "injected");
-    setenv("CAID_SOFTCUDA_TRACE", path, 1);
-    setenv("CAID_SOFTCUDA_FAIL", "cuMemCreate=OUT_OF_MEMORY,nvmlInit_v2@1=999", 1);
-    soft_start();
-    try_create();
-    cu.nvmlInit_v2();
-    read_file(path, text, sizeof(text));
-    unlink(path);
     cr_assert_not_null(strstr(text, " = CUDA_ERROR_OUT_OF_MEMORY "), "%s", text);
     cr_assert_not_null(strstr(text, " nvmlInit_v2() = 999 "), "%s", text);
-}
-
-CAID_TEST(soft_watch, a_trace_that_cannot_be_written_leaves_no_driver)
-{
-    setenv("CAID_SOFTCUDA_TRACE", "/nonexistent/trace", 1);
-    soft_load_path(SOFTCUDA_PATH);
-    cr_assert_eq(cu.cuInit(0), CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(text[strlen(text) - 1], '\n');
 }
 
 /* The socket. */
@@ -512,39 +425,34 @@ Test(soft_watch, commands_come_by_socket, .timeout = 60)
     unlink(path);
 }
 
-/* What a SIGKILL has left behind is no obstacle to the next process. */
-Test(soft_watch, a_path_that_nobody_serves_is_taken_over, .timeout = 60)
+/* Whether the path is still there after a process that ended so. */
+static bool
+path_stays(const char *path, bool killed)
 {
-    char path[64];
     int status;
-    make_path(path, sizeof(path), "stale");
-    setenv("CAID_SOFTCUDA_CONTROL", path, 1);
     pid_t pid = soft_fork();
     if (pid == 0) {
         soft_start();
-        kill(getpid(), SIGKILL);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert_eq(access(path, F_OK), 0);
-    soft_start();
-    cr_assert_str_eq(ask(path, "calls cuInit"), "1\n");
-    unlink(path);
-}
-
-Test(soft_watch, a_process_that_ends_in_order_removes_its_path, .timeout = 60)
-{
-    char path[64];
-    int status;
-    make_path(path, sizeof(path), "ended");
-    setenv("CAID_SOFTCUDA_CONTROL", path, 1);
-    pid_t pid = soft_fork();
-    if (pid == 0) {
-        soft_start();
+        if (killed)
+            kill(getpid(), SIGKILL);
         exit(access(path, F_OK) == 0 ? 0 : 1);
     }
     cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert_eq(status, 0);
-    cr_assert_neq(access(path, F_OK), 0);
+    cr_assert_eq(status, killed ? SIGKILL : 0);
+    return access(path, F_OK) == 0;
+}
+
+/* What a SIGKILL has left behind is no obstacle to the next process. */
+Test(soft_watch, a_path_goes_with_its_process_or_is_taken_over, .timeout = 60)
+{
+    char path[64];
+    make_path(path, sizeof(path), "stale");
+    setenv("CAID_SOFTCUDA_CONTROL", path, 1);
+    cr_assert(!path_stays(path, false));
+    cr_assert(path_stays(path, true));
+    soft_start();
+    cr_assert_str_eq(ask(path, "calls cuInit"), "1\n");
+    unlink(path);
 }
 
 /* A peer's fds are not kept, however many it sends: else this ends by its timeout. */
@@ -577,15 +485,6 @@ Test(soft_watch, fds_that_come_with_a_request_are_closed, .timeout = 60)
     }
     while (test_count_fds() != before) /* the server is a little behind */
         usleep(1000);
-}
-
-Test(soft_watch, an_abstract_address_will_do, .timeout = 60)
-{
-    char name[64];
-    snprintf(name, sizeof(name), "@caid-soft-watch-%d", (int)getpid());
-    setenv("CAID_SOFTCUDA_CONTROL", "@caid-soft-watch-%p", 1);
-    soft_start();
-    cr_assert_str_eq(ask(name, "calls cuInit"), "1\n");
 }
 
 /* The socket is a process's own: a forked child, in which there is no driver, lets go of it, and

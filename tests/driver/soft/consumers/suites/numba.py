@@ -3,14 +3,8 @@
 
 from . import Suite
 
-SUITE = Suite(
-    requires=("numba==0.56.4", "pytest"),
-    package="numba.cuda.tests",
-    folder="numba/cuda/tests",
-    finds_driver_by="NUMBA_CUDA_DRIVER",
-    # No toolkit, whatever this machine has. A test of managed memory fills half of the device.
-    environment={"CUDA_HOME": "/nonexistent", "CAID_SOFTCUDA_MEMORY": "512M", "CAID_SOFTCUDA_DEVICES": "2"},
-    modules="""
+# numba-cuda has these, too.
+MODULES = """
 cudapy.test_cuda_array_interface
 cudapy.test_ipc
 cudapy.test_multigpu
@@ -20,7 +14,6 @@ cudadrv.test_context_stack
 cudadrv.test_cuda_array_slicing
 cudadrv.test_cuda_auto_context
 cudadrv.test_cuda_devicerecord
-cudadrv.test_cuda_driver
 cudadrv.test_cuda_memory
 cudadrv.test_cuda_ndarray
 cudadrv.test_deallocations
@@ -36,14 +29,9 @@ cudadrv.test_reset_device
 cudadrv.test_runtime
 cudadrv.test_select_device
 cudadrv.test_streams
-""",
-    at_least=188,
-    missing={
-        "libNVVM": r"NvvmSupportError: libNVVM cannot be found",
-        "module loading": r"Driver missing function: cuModuleLoadDataEx",
-    },
-    fails={
-        "libNVVM": """
+"""
+
+WITHOUT_NVVM = """
 cudadrv.test_context_stack
     Test3rdPartyContext::test_cudajit_in_attached_primary_context
 cudadrv.test_cuda_array_slicing
@@ -85,7 +73,23 @@ cudapy.test_cuda_array_interface
 cudapy.test_multigpu
     TestMultiGPUContext::test_multigpu_context
     TestMultiGPUContext::test_with_context
-""",
+"""
+
+SUITE = Suite(
+    requires=("numba==0.56.4", "pytest"),
+    package="numba.cuda.tests",
+    folder="numba/cuda/tests",
+    finds_driver_by="NUMBA_CUDA_DRIVER",
+    # No toolkit, whatever this machine has. A test of managed memory fills half of the device.
+    environment={"CUDA_HOME": "/nonexistent", "CAID_SOFTCUDA_MEMORY": "512M", "CAID_SOFTCUDA_DEVICES": "2"},
+    modules=MODULES + "cudadrv.test_cuda_driver",
+    at_least=188,
+    missing={
+        "libNVVM": r"NvvmSupportError: libNVVM cannot be found",
+        "module loading": r"Driver missing function: cuModuleLoadDataEx",
+    },
+    fails={
+        "libNVVM": WITHOUT_NVVM,
         "module loading": """
 cudadrv.test_cuda_driver
     TestCudaDriver::test_cuda_driver_basic

@@ -2,6 +2,7 @@
 """numba-cuda, NVIDIA's continuation of Numba's CUDA target: its wheel holds its tests."""
 
 from . import Suite
+from .numba import MODULES, WITHOUT_NVVM
 
 SUITE = Suite(
     requires=("numba-cuda==0.30.4", "filecheck==1.0.6",),
@@ -9,32 +10,7 @@ SUITE = Suite(
     folder="numba_cuda/numba/cuda/tests",
     finds_driver_by="LD_LIBRARY_PATH",
     environment={"CUDA_HOME": "/nonexistent", "CAID_SOFTCUDA_MEMORY": "512M", "CAID_SOFTCUDA_DEVICES": "2"},
-    modules="""
-cudapy.test_cuda_array_interface
-cudapy.test_ipc
-cudapy.test_multigpu
-cudapy.test_multiprocessing
-cudadrv.test_array_attr
-cudadrv.test_context_stack
-cudadrv.test_cuda_array_slicing
-cudadrv.test_cuda_auto_context
-cudadrv.test_cuda_devicerecord
-cudadrv.test_cuda_memory
-cudadrv.test_cuda_ndarray
-cudadrv.test_deallocations
-cudadrv.test_detect
-cudadrv.test_emm_plugins
-cudadrv.test_events
-cudadrv.test_host_alloc
-cudadrv.test_init
-cudadrv.test_managed_alloc
-cudadrv.test_pinned
-cudadrv.test_profiler
-cudadrv.test_reset_device
-cudadrv.test_runtime
-cudadrv.test_select_device
-cudadrv.test_streams
-""",
+    modules=MODULES,
     at_least=186,
     missing={
         "libNVVM": r"DynamicLibNotFoundError: .*libnvvm|No such file.*nvvm/libdevice",
@@ -42,49 +18,9 @@ cudadrv.test_streams
     },
     optional=frozenset({"NVRTC"}),
     fails={
-        "libNVVM": """
-cudadrv.test_context_stack
-    Test3rdPartyContext::test_cudajit_in_attached_primary_context
-cudadrv.test_cuda_array_slicing
-    CudaArraySetting::test_array_assign_all
-    CudaArraySetting::test_array_assign_column
-    CudaArraySetting::test_array_assign_deep_subarray
-    CudaArraySetting::test_array_assign_row
-    CudaArraySetting::test_array_assign_subarray
-    CudaArraySetting::test_broadcast
-    CudaArraySetting::test_no_sync_default_stream
-    CudaArraySetting::test_no_sync_supplied_stream
-    CudaArraySetting::test_rank
-    CudaArraySetting::test_scalar
-    CudaArraySetting::test_strides
-    CudaArraySetting::test_sync
-cudadrv.test_cuda_devicerecord
-    TestRecordDtypeWithStructArrays::test_structured_array2
-    TestRecordDtypeWithStructArrays::test_structured_array3
-    TestRecordDtypeWithStructArrays::test_structured_array4
-cudadrv.test_cuda_ndarray
-    TestCoreContiguous::test_device_array_like_2d_f_transpose
-    TestCoreContiguous::test_device_array_like_2d_transpose
-    TestCudaNDArray::test_devicearray_transpose_T
-    TestCudaNDArray::test_devicearray_transpose_ok
-    TestRecarray::test_recarray
-cudadrv.test_managed_alloc
-    TestManagedAlloc::test_managed_array_attach_global
-    TestManagedAlloc::test_managed_array_attach_host
+        "libNVVM": WITHOUT_NVVM + """
 cudapy.test_cuda_array_interface
-    TestCudaArrayInterface::test_array_views
     TestCudaArrayInterface::test_from_dtype_caching_distiguish_custom_dtypes
-    TestCudaArrayInterface::test_gufunc_arg
-    TestCudaArrayInterface::test_kernel_arg
-    TestCudaArrayInterface::test_launch_no_sync
-    TestCudaArrayInterface::test_launch_sync
-    TestCudaArrayInterface::test_launch_sync_disabled
-    TestCudaArrayInterface::test_launch_sync_two_streams
-    TestCudaArrayInterface::test_ufunc_arg
-    TestCudaArrayInterface::test_zero_size_array
-cudapy.test_multigpu
-    TestMultiGPUContext::test_multigpu_context
-    TestMultiGPUContext::test_with_context
 """,
         "NVRTC": """
 cudadrv.test_detect
