@@ -196,6 +196,18 @@ void h_sharing(struct core_config *config);
  * that have one. */
 void h_deinit(struct harness *h);
 
+/* A test of a core made so; body: of a `struct harness *h`. */
+#define CORE_TEST(suite, name, tweak)                   \
+    static void suite##_##name##_of(struct harness *h); \
+    CAID_TEST(suite, name)                              \
+    {                                                   \
+        static struct harness h;                        \
+        h_init(&h, tweak);                              \
+        suite##_##name##_of(&h);                        \
+        h_deinit(&h);                                   \
+    }                                                   \
+    static void suite##_##name##_of(struct harness *h)
+
 uint64_t h_connect_raw(struct harness *h, uid_t uid, gid_t gid); /* 0: refused */
 uint64_t h_connect(struct harness *h, uid_t uid, gid_t gid);     /* and says hello */
 bool h_hangup(struct harness *h, uint64_t conn);
