@@ -14,9 +14,7 @@
 
 /* ---- memory_info ---- */
 
-int
-on_memory_info(struct core *core, struct conn *conn, uint32_t id, const void *params,
-               struct refusal *r)
+HANDLER(on_memory_info)
 {
     const struct msg_memory_params *p = params;
     uint32_t device = (uint32_t)core->config.n_devices;
@@ -104,9 +102,7 @@ reply_memory(struct core *core, struct conn *conn, const struct job *job,
 
 /* ---- flush, defer ---- */
 
-int
-on_flush(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_flush)
 {
     const struct msg_flush_params *p = params;
     uint32_t device = (uint32_t)core->config.n_devices;
@@ -124,9 +120,7 @@ on_flush(struct core *core, struct conn *conn, uint32_t id, const void *params,
     return flush_start(core, conn, id, device);
 }
 
-int
-on_defer(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_defer)
 {
     const struct msg_defer_params *p = params;
 
@@ -182,16 +176,13 @@ pool_record(const struct core *core, struct pool *pool)
     return record;
 }
 
-int
-on_pools(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_pools)
 {
     const struct msg_pools_params *p = params;
     _cleanup_free_ struct msg_pool *records = calloc(PAGE_MAX, sizeof(*records));
     struct pager pager = PAGER(records, PAGE_MAX);
     struct pool *pool = pool_find_from(core, p->after);
 
-    (void)r;
     if (!records)
         return -ENOMEM;
     for (; pool && !pager.more; pool = RB_NEXT(pools, &core->pools, pool)) {
@@ -232,9 +223,7 @@ user_record(const struct user *user)
 }
 
 /* All of them for root and for whom the daemon runs as; for others, themselves. */
-int
-on_users(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_users)
 {
     const struct msg_users_params *p = params;
     bool all = conn->user->uid == 0 || conn->user->uid == core->config.uid;
@@ -242,7 +231,6 @@ on_users(struct core *core, struct conn *conn, uint32_t id, const void *params,
     struct pager pager = PAGER(records, USERS_MAX);
     struct user key = {.uid = (uid_t)p->from}, *user = conn->user;
 
-    (void)r;
     if (!records)
         return -ENOMEM;
     if (all)

@@ -31,9 +31,7 @@ name_find(struct core *core, struct conn *conn, const struct msg_name_params *p,
     return 0;
 }
 
-int
-on_unlink(struct core *core, struct conn *conn, uint32_t id, const void *params,
-          struct refusal *r)
+HANDLER(on_unlink)
 {
     struct array *array;
     struct entry *gone;
@@ -109,9 +107,7 @@ list_pool(const struct core *core, struct pager *pager, struct pool *pool, const
     }
 }
 
-int
-on_list(struct core *core, struct conn *conn, uint32_t id, const void *params,
-        struct refusal *r)
+HANDLER(on_list)
 {
     const struct msg_list_params *p = params;
     _cleanup_free_ struct msg_entry *entries = calloc(PAGE_MAX, sizeof(*entries));
@@ -201,9 +197,7 @@ show_bytes(const struct msg_show_result *result)
            result->metadata.n + 8 * (16 + 9);
 }
 
-int
-on_show(struct core *core, struct conn *conn, uint32_t id, const void *params,
-        struct refusal *r)
+HANDLER(on_show)
 {
     _cleanup_free_ struct msg_holder *holders = calloc(HOLDERS_MAX, sizeof(*holders));
     struct room room = ROOM_INIT;
@@ -269,9 +263,7 @@ unnamed_pool(const struct core *core, struct pager *pager, struct pool *pool,
     }
 }
 
-int
-on_unnamed(struct core *core, struct conn *conn, uint32_t id, const void *params,
-           struct refusal *r)
+HANDLER(on_unnamed)
 {
     const struct msg_unnamed_params *p = params;
     _cleanup_free_ struct msg_unnamed *arrays = calloc(UNNAMED_MAX, sizeof(*arrays));

@@ -6,13 +6,7 @@
 
 #include "state.h"
 
-static int
-user_compare(const struct user *a, const struct user *b)
-{
-    return CMP(a->uid, b->uid);
-}
-
-RB_GENERATE(users, user, node, user_compare)
+RB_GENERATE_BY(users, user, node, uid)
 
 static const char *const resource_names[N_RESOURCES] = {
     [RES_CONNECTIONS] = "connections",
