@@ -7,25 +7,6 @@
 
 /* ---- turns ---- */
 
-PARTY_TEST(bracket, many_readers_or_one_writer, NULL)
-{
-    uint64_t r0 = party_begun(p, 0, p->a[0], false), r1 = party_begun(p, 1, p->a[1], false);
-    uint64_t w2 = party_begin(p, 2, p->a[2], true);
-    cr_assert(party_waits(p, 2));
-    party_end(p, 0, r0);
-    cr_assert(party_waits(p, 2));
-    party_end(p, 1, r1);
-    cr_assert(party_is_open(p, 2));
-    r0 = party_begin(p, 0, p->a[0], false);
-    party_begin(p, 1, p->a[1], true);
-    party_begun(p, 3, p->b[3], true);
-    cr_assert(party_waits(p, 0) && party_waits(p, 1), "another array is none of theirs");
-    party_end(p, 2, w2);
-    cr_assert(party_is_open(p, 0) && party_waits(p, 1));
-    party_end(p, 0, r0);
-    cr_assert(party_is_open(p, 1));
-}
-
 /* Readers that come while a writer waits do not keep it waiting for ever. */
 PARTY_TEST(bracket, writers_do_not_starve, NULL)
 {
@@ -43,37 +24,6 @@ PARTY_TEST(bracket, writers_do_not_starve, NULL)
     cr_assert(party_is_open(p, 2) && party_waits(p, 3), "nor does a writer pass a reader");
     party_end(p, 2, r2);
     cr_assert(party_is_open(p, 3));
-}
-
-/* A thread that reads would wait for itself behind a writer that waits for it. */
-PARTY_TEST(bracket, who_reads_reads_again_at_once, NULL)
-{
-    uint64_t outer = party_begun(p, 0, p->a[0], false);
-    party_begin(p, 1, p->a[1], true);
-    uint64_t inner = party_begun(p, 0, p->a[0], false);
-    party_begin_many(p, 0, LEASES(p->a[0]), NO_LEASES, 7);
-    cr_assert(party_waits(p, 0), "another thread of it has its turn");
-    party_end(p, 0, inner);
-    cr_assert(party_waits(p, 1));
-    party_end(p, 0, outer);
-    cr_assert(party_is_open(p, 1));
-}
-
-PARTY_TEST(bracket, all_arrays_of_a_bracket_at_once, NULL)
-{
-    uint64_t wb = party_begun(p, 1, p->b[1], true);
-    uint64_t both = party_begin_many(p, 0, LEASES(p->a[0]), LEASES(p->b[0]), 0);
-    cr_assert(party_waits(p, 0));
-    uint64_t ra = party_begun(p, 3, p->a[3], false);
-    uint64_t wa = party_begin(p, 2, p->a[2], true);
-    cr_assert(party_waits(p, 2), "what has come first is not passed at its other array");
-    party_end(p, 1, wb);
-    cr_assert(party_is_open(p, 0) && party_waits(p, 2));
-    party_end(p, 0, both);
-    cr_assert(party_waits(p, 2));
-    party_end(p, 3, ra);
-    cr_assert(party_is_open(p, 2));
-    party_end(p, 2, wa);
 }
 
 PARTY_TEST(bracket, timeouts_and_tries, NULL)
@@ -109,73 +59,7 @@ PARTY_TEST(bracket, timeouts_and_tries, NULL)
     cr_assert(party_waits(p, 3), "no timeout is too long");
 }
 
-PARTY_TEST(bracket, a_wait_is_cancelled, NULL)
-{
-    uint64_t r0 = party_begun(p, 0, p->a[0], false);
-    party_begin(p, 1, p->a[1], true);
-    uint32_t request = p->h.next_id;
-    party_begin(p, 2, p->a[2], false);
-    h_cancel(&p->h, p->conn[2], request);
-    cr_assert(party_waits(p, 1), "a wait of another client's");
-    h_cancel(&p->h, p->conn[1], request);
-    cr_assert_eq(party_error(p, 1), PROTO_ERR_CANCELLED);
-    cr_assert(party_is_open(p, 2), "who was behind it goes on");
-    h_cancel(&p->h, p->conn[1], request);
-    h_cancel(&p->h, p->conn[2], p->h.next_id);
-    cr_assert_not(p->h.replies[p->conn[2]].seen, "what is open is not cancelled");
-    party_end(p, 0, r0);
-}
-
 /* ---- deadlocks ---- */
-
-PARTY_TEST(bracket, an_upgrade_is_refused, NULL)
-{
-    uint64_t r0 = party_begun(p, 0, p->a[0], false);
-    party_begin(p, 0, p->a[0], true);
-    cr_assert_eq(party_error(p, 0), PROTO_ERR_DEADLOCK);
-    party_end(p, 0, r0);
-    uint64_t w0 = party_begun(p, 0, p->a[0], true);
-    party_begin(p, 0, p->a[0], false);
-    cr_assert_eq(party_error(p, 0), PROTO_ERR_DEADLOCK, "nor does it read what it writes");
-    uint64_t other = party_begin_many(p, 0, LEASES(p->a[0]), NO_LEASES, 7);
-    cr_assert(party_waits(p, 0), "another thread can wait for this one");
-    party_end(p, 0, w0);
-    cr_assert(party_is_open(p, 0));
-    party_end(p, 0, other);
-}
-
-PARTY_TEST(bracket, opposite_nesting_is_refused, NULL)
-{
-    uint64_t a0 = party_begun(p, 0, p->a[0], true), b1 = party_begun(p, 1, p->b[1], true);
-    uint64_t b0 = party_begin(p, 0, p->b[0], false);
-    cr_assert(party_waits(p, 0));
-    party_begin(p, 1, p->a[1], false);
-    cr_assert_eq(party_error(p, 1), PROTO_ERR_DEADLOCK);
-    cr_assert(party_waits(p, 0));
-    party_end(p, 1, b1);
-    cr_assert(party_is_open(p, 0));
-    party_end(p, 0, b0);
-    party_end(p, 0, a0);
-}
-
-PARTY_TEST(bracket, a_circle_of_three, NULL)
-{
-    uint64_t c[3], held[3];
-
-    c[0] = h_create_now(&p->h, p->conn[0], "c", NULL, 100)->lease;
-    for (int i = 1; i < 3; i++)
-        c[i] = h_open(&p->h, p->conn[i], "c", NULL, "rw")->lease;
-    held[0] = party_begun(p, 0, p->a[0], true);
-    held[1] = party_begun(p, 1, p->b[1], false);
-    held[2] = party_begun(p, 2, c[2], true);
-    party_begin(p, 0, p->b[0], true);
-    party_begin(p, 1, c[1], false);
-    cr_assert(party_waits(p, 0) && party_waits(p, 1));
-    party_begin(p, 2, p->a[2], false);
-    cr_assert_eq(party_error(p, 2), PROTO_ERR_DEADLOCK);
-    party_end(p, 2, held[2]);
-    cr_assert(party_is_open(p, 1) && party_waits(p, 0));
-}
 
 /* The circle goes through one that waits itself, behind which others wait. */
 PARTY_TEST(bracket, a_circle_through_the_queue, NULL)
@@ -326,29 +210,6 @@ CAID_TEST(bracket, more_fences_than_a_packet_holds)
     h_deinit(&p.h);
 }
 
-/* I2: what a stream uses is not reused, although nobody has it any more. */
-PARTY_TEST(bracket, memory_lingers_until_its_fences_have_passed, NULL)
-{
-    struct h_reply made = h_made(&p->h, p->conn[0], 100, (struct msg_create_params){0});
-    uint64_t value = party_end_at(p, 0, party_begun(p, 0, made.lease, true), 0);
-    h_close(&p->h, p->conn[0], made.lease);
-    h_finish_all(&p->h);
-    cr_assert_eq(p->h.live_bytes, 3 * H_BLOCK);
-    h_tick(&p->h, 10000000);
-    h_finish_all(&p->h);
-    cr_assert_eq(p->h.live_bytes, 3 * H_BLOCK);
-    h_land(&p->h, p->page[0], 0, value);
-    h_tick(&p->h, 10000000);
-    h_finish_all(&p->h);
-    cr_assert_eq(p->h.live_bytes, 2 * H_BLOCK);
-    made = h_made(&p->h, p->conn[0], 100, (struct msg_create_params){0});
-    party_end_at(p, 0, party_begun(p, 0, made.lease, false), 0);
-    h_close(&p->h, p->conn[0], made.lease);
-    h_disconnect(&p->h, p->conn[0]);
-    h_finish_all(&p->h);
-    cr_assert_eq(p->h.live_bytes, 2 * H_BLOCK, "a process that has exited uses nothing");
-}
-
 /* ---- bad input ---- */
 
 PARTY_TEST(bracket, begins_that_are_refused, NULL)
@@ -383,34 +244,6 @@ PARTY_TEST(bracket, begins_that_are_refused, NULL)
                  "begun twice");
     party_end(p, 0, 77);
     cr_assert_eq(h_begin_as(&p->h, p->conn[0], params)->error, 0, "a number is used again");
-}
-
-static void
-few(struct core_config *config)
-{
-    config->limits.brackets = 3;
-    config->limits.pages = N_CLIENTS;
-}
-
-PARTY_TEST(bracket, limits, few)
-{
-    cr_assert_eq(h_page_new(&p->h, p->conn[0]), 0);
-    cr_assert_eq(party_error(p, 0), PROTO_ERR_LIMIT);
-    uint64_t w = party_begun(p, 0, p->a[0], true);
-    party_begin(p, 1, p->a[1], true);
-    party_begin(p, 2, p->a[2], true);
-    party_begin(p, 3, p->a[3], true);
-    cr_assert_eq(party_error(p, 3), PROTO_ERR_LIMIT);
-    cr_assert(strstr(p->h.replies[p->conn[3]].text, "brackets"));
-    h_request(&p->h, p->conn[3], MSG_USERS, &(struct msg_users_params){0});
-    cr_assert_eq(p->h.replies[p->conn[3]].users[0].brackets, 3);
-    cr_assert_eq(p->h.replies[p->conn[3]].users[0].pages, N_CLIENTS);
-    h_request(&p->h, p->conn[3], MSG_STATUS, &(struct msg_none){});
-    cr_assert_eq(p->h.replies[p->conn[3]].status.brackets, 3);
-    cr_assert_eq(p->h.replies[p->conn[3]].status.pages, N_CLIENTS);
-    party_end(p, 0, w);
-    party_begin(p, 3, p->a[3], true);
-    cr_assert(party_waits(p, 3));
 }
 
 PARTY_TEST(bracket, who_uses_what_is_shown, NULL)

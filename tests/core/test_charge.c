@@ -63,27 +63,6 @@ CORE_TEST(charge, exclusive_array_is_charged_its_block, ten_mib)
     cr_assert_eq(charged(h, a, 1000).pinned, 4 * MIB);
 }
 
-/* Because it is large, not because that was asked for. */
-CORE_TEST(charge, large_array_is_charged_its_block, ten_mib)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    h_made(h, a, 4 * MIB + 1, (struct msg_create_params){0});
-    cr_assert_eq(charged(h, a, 1000).bytes, 6 * MIB);
-    h_made(h, a, 1, (struct msg_create_params){0});
-    cr_assert_eq(charged(h, a, 1000).bytes, 6 * MIB + 512, "a range in a shared block");
-}
-
-/* The pool's quota and the device's figures are of the same bytes as before. */
-CORE_TEST(charge, queue_counts_the_block_of_an_exclusive_array, h_sharing)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    struct h_reply array = h_made(h, a, 1, exclusive);
-    cr_assert_eq(h_memory_info(h, a)->allocated, 2 * MIB);
-    h_close(h, a, array.lease);
-    cr_assert_eq(h_memory_info(h, a)->allocated, 0);
-    cr_assert_eq(h_memory_info(h, a)->pending_bytes, 2 * MIB);
-}
-
 CORE_TEST(charge, span_of_a_tebibyte_is_refused, h_sharing)
 {
     static const struct msg_create_params pinned = {.memory = {"pinned", 6}},
@@ -140,45 +119,6 @@ CORE_TEST(charge, hold_is_charged_until_it_is_forgotten, h_sharing)
     cr_assert_eq(host(h, a), 0, "nothing is left that could be mapped");
 }
 
-static void
-little_host(struct core_config *config)
-{
-    h_sharing(config);
-    config->limits.host_bytes = 2048;
-}
-
-CORE_TEST(charge, holds_are_limited_by_host_bytes, little_host)
-{
-    static const char *const names[] = {"a", "b", "c", "d"};
-    struct h_reply open = {0};
-    uint64_t hold = 0, n = 0, conn = 0;
-
-    uint64_t owner = h_connect(h, 1, 1);
-    for (size_t i = 0; i < 4; i++)
-        h_made(h, owner, 100,
-               (struct msg_create_params){.name = msg_str_opt(names[i]),
-                                          .pool = MSG_STR("open"),
-                                          .exclusive = true});
-    while (n < 64) {
-        if (n % 4 == 0)
-            conn = h_connect(h, 1000, 1000);
-        if (h_open(h, conn, names[n % 4], "open", "r")->error)
-            break;
-        open = h->replies[conn];
-        n++;
-        if (n == 1)
-            hold = host(h, conn);
-    }
-    cr_assert_eq(h->replies[conn].error, PROTO_ERR_QUOTA, "%s", h->replies[conn].text);
-    cr_assert_eq(n, 2048 / hold);
-    cr_assert_eq(host(h, conn), n * hold);
-    cr_assert_eq(charged(h, conn, 1000).leases, n, "the refused one has no lease");
-    uint64_t reader = n % 4 ? conn : conn - 1; /* who opened last */
-    h_close(h, reader, open.arrays[0].lease);
-    h_forget(h, reader, open.arrays[0].block);
-    cr_assert_eq(h_open(h, conn, names[n % 4], "open", "r")->error, 0);
-}
-
 CORE_TEST(charge, publishing_under_the_same_name_charges_nothing_more, h_sharing)
 {
     uint64_t a = h_connect(h, 1000, 1000);
@@ -227,18 +167,4 @@ CORE_TEST(charge, deferred_entries_are_bounded_by_uid_and_device, two_devices)
     h_close(h, a, h_made(h, a, 512, on_second).lease);
     h_close(h, b, h_made(h, b, 512, shared).lease);
     cr_assert_eq(h_counts(h).pending, HELD_MAX + 2, "another device and another uid");
-}
-
-/* ---- contexts ---- */
-
-CORE_TEST(charge, context_counts_although_its_first_allocation_failed, h_sharing)
-{
-    static const struct msg_create_params legacy = {.memory = {"legacy", 6}};
-
-    uint64_t a = h_connect(h, 1000, 1000);
-    cr_assert_not(h_memory_info(h, a)->context);
-    h_create_as(h, a, 100, legacy);
-    h_finish(h, h_job(h, CORE_ALLOC), -EIO);
-    cr_assert_eq(h->replies[a].error, PROTO_ERR_DRIVER);
-    cr_assert(h_memory_info(h, a)->context);
 }

@@ -8,103 +8,6 @@
 
 /* ---- lifetime ---- */
 
-CORE_TEST(core, named_array_outlives_its_creator, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    cr_assert_not(h_create(h, a, "w", NULL, 100)->seen, "answered before its memory came");
-    h_finish_all(h);
-    cr_assert_eq(h->replies[a].error, 0);
-    cr_assert_eq(h->replies[a].n_fds, 1);
-    h_disconnect(h, a);
-    cr_assert_eq(h->live_bytes, H_BLOCK);
-
-    uint64_t b = h_connect(h, 1000, 1000);
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->error, 0);
-    cr_assert_eq(h->replies[b].n_fds, 1);
-    cr_assert_eq(h_unlink(h, b, "w", NULL)->error, 0);
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h->live_bytes, H_BLOCK, "a holder keeps what was unlinked");
-    h_close(h, b, 1);
-    h_finish_all(h);
-    cr_assert_eq(h->live_bytes, 0);
-}
-
-CORE_TEST(core, unnamed_array_ends_with_its_holder, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    h_create(h, a, NULL, NULL, 100);
-    h_finish_all(h);
-    cr_assert_eq(h->live_bytes, H_BLOCK);
-    h_disconnect(h, a);
-    h_finish_all(h);
-    cr_assert_eq(h->live_bytes, 0);
-    cr_assert_eq(h_counts(h).users, 0, "a uid that holds nothing is not kept");
-}
-
-CORE_TEST(core, creator_gone_before_its_memory_came, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    h_create(h, a, "w", NULL, 100);
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND,
-                 "an array without memory cannot be opened");
-    h_create(h, b, "w", NULL, 100);
-    cr_assert_eq(h->replies[b].error, PROTO_ERR_EXISTS, "but its name is taken");
-    h_disconnect(h, a);
-    h_finish_all(h);
-    cr_assert_eq(h->live_bytes, 0);
-    cr_assert_eq(h_counts(h).names, 0);
-    h_create(h, b, "w", NULL, 100);
-    h_finish_all(h);
-    cr_assert_eq(h->replies[b].error, 0);
-}
-
-CORE_TEST(core, failed_allocation_leaves_nothing, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    h_create(h, a, "w", NULL, 100);
-    h_finish(h, 0, -ENOMEM);
-    cr_assert_not(h->replies[a].seen, "it is tried once more");
-    h_finish(h, 0, -ENOMEM);
-    cr_assert_eq(h->replies[a].error, PROTO_ERR_NO_MEMORY);
-    h_create(h, a, "w", NULL, 100);
-    h_finish(h, 0, -EIO);
-    cr_assert_eq(h->replies[a].error, PROTO_ERR_DRIVER);
-    cr_assert_eq(h_counts(h).arrays, 0);
-    cr_assert_eq(h_counts(h).bytes, 0);
-    cr_assert_eq(h->n_jobs, 0);
-}
-
-CORE_TEST(core, array_of_no_bytes, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    cr_assert(h_create(h, a, "none", NULL, 0)->seen);
-    cr_assert_eq(h->replies[a].error, 0);
-    cr_assert_eq(h->replies[a].block, 0);
-    cr_assert_eq(h->replies[a].n_fds, 0);
-    cr_assert_eq(h_open(h, a, "none", NULL, "rw")->n_fds, 0);
-}
-
-/* I3: an fd goes to a connection with its first lease in the block, and only then. */
-CORE_TEST(core, fd_once_per_hold, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    h_create(h, a, "w", NULL, 100);
-    h_finish_all(h);
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->n_fds, 1);
-    int fd = h->replies[b].fds[0];
-    uint64_t first = h->replies[b].lease;
-    cr_assert_eq(h_open(h, b, "w", NULL, "rw")->n_fds, 0);
-    uint64_t second = h->replies[b].lease;
-    cr_assert_neq(first, second);
-    h_close(h, b, first);
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->n_fds, 0);
-    h_close(h, b, second);
-    h_close(h, b, h->replies[b].lease + 0);
-    h_disconnect(h, b);
-    b = h_connect(h, 1000, 1000);
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->fds[0], fd);
-}
-
 /* I9: what a reply promises is recorded before it. */
 CORE_TEST(core, record_comes_before_the_promise, NULL)
 {
@@ -125,46 +28,6 @@ CORE_TEST(core, record_comes_before_the_promise, NULL)
     h_close(h, a, 1);
     cr_assert_str_eq(h->records[0], "block gone 1");
     cr_assert_eq(h->jobs[0].type, CORE_RELEASE);
-}
-
-/* ---- permission ---- */
-
-CORE_TEST(core, own_pools_are_apart, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1000);
-    h_create(h, a, "w", NULL, 100);
-    h_finish_all(h);
-    char absent[512];
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_open(h, b, "x", "uid:1000", "r")->error, PROTO_ERR_NOT_FOUND);
-    snprintf(absent, sizeof(absent), "%s", h->replies[b].text);
-    cr_assert_eq(h_open(h, b, "w", "uid:1000", "r")->error, PROTO_ERR_NOT_FOUND);
-    absent[strcspn(absent, "x")] = 'w';
-    cr_assert_str_eq(h->replies[b].text, absent, "absent and forbidden answer the same");
-    cr_assert_eq(h_unlink(h, b, "w", "uid:1000")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_create(h, b, "y", "uid:1000", 1)->error, PROTO_ERR_NOT_FOUND);
-    h_create(h, b, "y", "uid:4242", 1);
-    cr_assert_eq(h->replies[b].error, PROTO_ERR_NOT_FOUND);
-
-    uint64_t root = h_connect(h, 0, 0);
-    cr_assert_eq(h_open(h, root, "w", "uid:1000", "rw")->error, 0);
-}
-
-CORE_TEST(core, configured_pool_modes, NULL)
-{
-    uint64_t owner = h_connect(h, 1, 1), group = h_connect(h, 2, 10),
-             other = h_connect(h, 3, 3);
-    h_create(h, owner, "w", "shared", 100);
-    h_finish_all(h);
-    cr_assert_eq(h_open(h, group, "w", "shared", "r")->error, 0);
-    cr_assert_eq(h_open(h, group, "w", "shared", "rw")->error, PROTO_ERR_PERMISSION);
-    cr_assert_eq(h_create(h, group, "v", "shared", 1)->error, PROTO_ERR_PERMISSION);
-    cr_assert_eq(h_unlink(h, group, "w", "shared")->error, PROTO_ERR_PERMISSION);
-    cr_assert_eq(h_open(h, other, "w", "shared", "r")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_open(h, other, "w", "shared", "rw")->error, PROTO_ERR_NOT_FOUND);
-    h_create(h, other, "w", "open", 1);
-    h_finish_all(h);
-    cr_assert_eq(h->replies[other].error, 0);
 }
 
 /* ---- limits ---- */
@@ -219,24 +82,6 @@ CORE_TEST(core, limits_of_a_uid, tight)
     cr_assert_eq(h_create(h, b, NULL, NULL, 65 << 20)->error, PROTO_ERR_NO_MEMORY, "device");
 }
 
-/* The driver's work for clients that have gone counts, or a loop of connecting, asking and
- * leaving would queue up without bound. */
-CORE_TEST(core, jobs_of_clients_that_have_gone, tight)
-{
-    struct msg_memory_params params = {0};
-
-    for (int i = 0; i < 2; i++) {
-        uint64_t a = h_connect(h, 1000, 1000);
-        cr_assert_not(h_request(h, a, MSG_MEMORY_INFO, &params)->seen);
-        h_disconnect(h, a);
-    }
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
-    cr_assert_eq(h_request(h, a, MSG_MEMORY_INFO, &params)->error, PROTO_ERR_LIMIT);
-    cr_assert_not(h_request(h, b, MSG_MEMORY_INFO, &params)->seen, "another uid");
-    h_finish_all(h);
-    cr_assert_not(h_request(h, a, MSG_MEMORY_INFO, &params)->seen);
-}
-
 static void
 one_thread(struct core_config *config)
 {
@@ -260,42 +105,6 @@ CORE_TEST(core, uids_take_turns, one_thread)
     h_finish(h, 0, 0);
     cr_assert(h->replies[b].seen || (h_finish(h, 0, 0), h->replies[b].seen),
               "after two at most");
-}
-
-static void
-little_memory(struct core_config *config)
-{
-    config->limits.host_bytes = 4096;
-}
-
-/* An array of no bytes takes no device memory, but its name and field list live here. */
-CORE_TEST(core, host_memory_of_a_uid, little_memory)
-{
-    static char descr[PROTO_DESCR_MAX];
-    char name[16];
-    int n = 0;
-
-    uint64_t a = h_connect(h, 1000, 1000);
-    do
-        snprintf(name, sizeof(name), "%d", n++);
-    while (h_create(h, a, name, NULL, 0)->error == 0);
-    cr_assert_eq(h->replies[a].error, PROTO_ERR_QUOTA);
-    cr_assert(strstr(h->replies[a].text, "4 KiB of the daemon's memory"), "%s",
-              h->replies[a].text);
-    cr_assert(n > 10 && n < 40, "%d", n);
-    for (int i = 0; i < n - 1; i++) {
-        snprintf(name, sizeof(name), "%d", i);
-        cr_assert_eq(h_unlink(h, a, name, NULL)->error, 0);
-        h_close(h, a, (uint64_t)i + 1);
-    }
-
-    memset(descr, ' ', sizeof(descr));
-    struct msg_create_params params = {.typestr = MSG_STR("|V8"),
-                                       .descr = {descr, sizeof(descr)},
-                                       .shape = {&(int64_t){0}, 1}};
-    cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, PROTO_ERR_QUOTA);
-    params.descr.n = 100;
-    cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, 0);
 }
 
 CORE_TEST(core, names, NULL)

@@ -79,23 +79,6 @@ CAID_TEST(fair, create_is_served_although_others_doom_during_each_release)
     h_deinit(&h);
 }
 
-CORE_TEST(fair, flush_is_answered_although_others_doom_during_each_release, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
-    struct h_reply mine = small(h, a, 100), theirs = small(h, b, 100);
-    h_close(h, b, theirs.lease);
-    h_close(h, a, mine.lease);
-    h_flush(h, a);
-    make_and_doom(h, b, 4 * MIB);
-    finish(h, CORE_RELEASE, 0);
-    cr_assert_not(h->replies[a].seen);
-    make_and_doom(h, b, 6 * MIB);
-    finish(h, CORE_RELEASE, 0);
-    cr_assert_lt(h_job(h, CORE_RELEASE), H_JOBS);
-    cr_assert(h->replies[a].seen);
-    cr_assert_eq(h->replies[a].flush.blocks, 1);
-}
-
 static void
 one_thread(struct core_config *config)
 {
@@ -151,33 +134,6 @@ CORE_TEST(fair, retry_is_not_spent_on_anothers_grown_block, h_sharing)
     h_finish_all(h);
     cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
     cr_assert_eq(h->replies[b].error, 0, "%s", h->replies[b].text);
-}
-
-CORE_TEST(fair, grown_block_that_cannot_be_had_costs_nobody_anything, h_sharing)
-{
-    uint64_t a = h_connect(h, 1000, 1000), z = h_connect(h, 2000, 2000);
-    for (int i = 0; i < 4; i++)
-        small(h, a, 4 * MIB);
-    h_made(h, z, 30 * MIB, exclusive);
-    h_close(h, z, h_made(h, z, 4 * MIB, exclusive).lease);
-    h_tick(h, H_AGE_NS); /* that one is in reserve, */
-    h_defer(h, z, true);
-    h_close(h, z, h_made(h, z, 6 * MIB, exclusive).lease); /* and this one held back */
-    cr_assert_eq(h_counts(h).pending, 1);
-    uint64_t reserve = h_counts(h).reserve_bytes;
-    cr_assert_eq(reserve, 4 * MIB);
-
-    h_create(h, a, NULL, NULL, 512);
-    cr_assert_gt(h->jobs[0].size, 2 * MIB);
-    h_finish(h, 0, 0);
-    cr_assert_eq(h->n_jobs, 1);
-    cr_assert_eq(h->jobs[0].type, CORE_ALLOC, "at once");
-    cr_assert_eq(h->jobs[0].size, 2 * MIB);
-    h_finish(h, 0, 0);
-    cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
-    cr_assert_eq(h_counts(h).pending, 1);
-    cr_assert_eq(h_counts(h).reserve_bytes, reserve);
-    cr_assert_eq(h->n_releases, 0);
 }
 
 /* ---- quota ---- */
@@ -240,60 +196,7 @@ CORE_TEST(fair, quota_goes_on_to_another_device, two_devices)
     cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
 }
 
-CORE_TEST(fair, who_waited_for_quota_still_has_memory_flushed_for_it, h_sharing)
-{
-    uint64_t a = h_connect(h, 1, 10), z = h_connect(h, 2000, 2000);
-    h_made(h, a, 8 * MIB, in_shared);
-    h_close(h, a, h_made(h, a, 2 * MIB, in_shared).lease);
-    h_made(h, z, 46 * MIB, exclusive);
-    h_close(h, z, h_made(h, z, 8 * MIB, exclusive).lease);
-    cr_assert_not(h_create_as(h, a, 8 * MIB, in_shared)->seen);
-    finish(h, CORE_RELEASE, 0); /* the quota has room, the device has not */
-    finish(h, CORE_ALLOC, 0);
-    cr_assert_not(h->replies[a].seen, "%s", h->replies[a].text);
-    h_finish_all(h);
-    cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
-}
-
-CAID_TEST(fair, quota_is_not_denied_by_anothers_deferral)
-{
-    static const struct msg_create_params sharing = {.pool = {"shared", 6}};
-    struct harness h;
-
-    for (int i = 0; i < 2; i++) {
-        h_init(&h, h_sharing);
-        uint64_t root = h_connect(&h, 0, 0), b = h_connect(&h, 1, 10);
-        h_defer(&h, root, true);
-        struct h_reply one = h_made(&h, root, 4 * MIB, i ? sharing : in_shared),
-                       two = h_made(&h, root, 4 * MIB, i ? sharing : in_shared);
-        h_close(&h, root, one.lease);
-        h_close(&h, root, two.lease);
-        h_age(&h);
-        cr_assert_eq(h_counts(&h).pending, 2, "held back");
-        cr_assert_not(h_create_as(&h, b, 12 * MIB, in_shared)->seen);
-        h_finish_all(&h);
-        cr_assert_eq(h.replies[b].error, 0, "%s", h.replies[b].text);
-        h_deinit(&h);
-    }
-}
-
 /* ---- flush ---- */
-
-CORE_TEST(fair, flush_with_nothing_to_go_is_answered_at_once, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
-    struct h_reply one = small(h, a, 100), two = small(h, a, 100);
-    h_close(h, a, one.lease);
-    h_close(h, a, two.lease);
-    cr_assert_not(h_flush(h, a)->seen);
-    cr_assert(h_flush(h, b)->seen);
-    cr_assert_eq(h->replies[b].flush.blocks, 0);
-    cr_assert_eq(h->replies[b].flush.bytes, 0);
-    finish(h, CORE_RELEASE, 0);
-    cr_assert_not(h->replies[a].seen, "b's has ended nothing");
-    h_finish_all(h);
-    cr_assert_eq(h->replies[a].flush.blocks, 2, "one was on its way already");
-}
 
 CORE_TEST(fair, flush_counts_what_the_caller_may_write, NULL)
 {
@@ -332,20 +235,6 @@ CORE_TEST(fair, flush_names_no_block_of_others_that_failed, NULL)
     h_flush(h, b);
     h_finish_all(h);
     cr_assert_eq(h->replies[b].flush.blocks, 1);
-}
-
-CAID_TEST(fair, flush_of_a_daemon_that_stops_is_refused)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h_close(&h, a, small(&h, a, 100).lease);
-    core_stop(h.core);
-    cr_assert_eq(h_flush(&h, a)->error, PROTO_ERR_SHUTDOWN);
-    h_finish_all(&h);
-    h_disconnect(&h, a);
-    core_free(h.core);
 }
 
 /* ---- time ---- */
@@ -510,31 +399,4 @@ CAID_TEST(fair, thousands_of_blocks_doomed_and_spared_keep_their_order)
     core_exited(crowd.core, 1);
     core_free(crowd.core);
     free(leases);
-}
-
-CORE_TEST(fair, retry_is_not_spent_on_anothers_larger_block, h_sharing)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
-             z = h_connect(h, 2000, 2000);
-    h_made(h, z, 62 * MIB, exclusive);
-    h_create(h, b, NULL, NULL, 3 * MIB);
-    h_create(h, a, NULL, NULL, 512);
-    cr_assert_eq(h->n_jobs, 1, "both wait for one block");
-    h_finish_all(h);
-    cr_assert_eq(h->replies[b].error, PROTO_ERR_NO_MEMORY);
-    cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
-}
-
-CORE_TEST(fair, flush_does_not_fail_for_what_others_doomed_after, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
-    struct h_reply own = small(h, b, 100), theirs = small(h, a, 3 * MIB);
-    h_close(h, b, own.lease);
-    h_close(h, a, theirs.lease);
-    h_flush(h, b);
-    finish(h, CORE_RELEASE, 0);
-    bool at_once = h->replies[b].seen;
-    finish(h, CORE_RELEASE, -EIO);
-    cr_assert_eq(h->replies[b].error, 0, "%s", h->replies[b].text);
-    cr_assert(at_once);
 }

@@ -135,22 +135,6 @@ CORE_TEST(linger, create_waits_for_memory, NULL)
     cr_assert_eq(core_deadline_ns(h->core), UINT64_MAX);
 }
 
-/* Each time that some has come. */
-CORE_TEST(linger, create_waits_for_enough, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000), page = h_page_new(h, a), other = h_page_new(h, a);
-    leave(h, a, page, 1, 30 * MIB, plain);
-    leave(h, a, other, 1, 30 * MIB, plain);
-    struct h_reply *r = ask(h, a, NULL, NULL, 60 * MIB);
-    land_all(h, page);
-    turn(h);
-    cr_assert_not(r->seen);
-    cr_assert_eq(h->live_bytes, 30 * MIB);
-    land_all(h, other);
-    turn(h);
-    cr_assert(r->seen && !r->error);
-}
-
 CORE_TEST(linger, create_waits_no_longer_than_a_second, NULL)
 {
     uint64_t waited = 0;
@@ -165,57 +149,6 @@ CORE_TEST(linger, create_waits_no_longer_than_a_second, NULL)
     cr_assert_eq(waited, LONG_NS);
     cr_assert_leq(h->n_allocs, 5, "the driver is not asked while nothing has come");
     cr_assert_eq(ask(h, a, "x", NULL, 1 * MIB)->error, 0, "the name is free");
-}
-
-CORE_TEST(linger, create_waits_for_nothing_else, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    uint64_t page = leave_memory(h, a);
-    struct h_reply *r = ask(h, b, NULL, NULL, 60 * MIB);
-    h_made(h, a, 10 * MIB, plain);
-    cr_assert_not(r->seen);
-    land_all(h, page);
-    turn(h);
-    cr_assert_eq(r->error, PROTO_ERR_NO_MEMORY,
-                 "nothing lingers any more, and it is not enough");
-    leave(h, a, page, 4, 0, plain);
-    cr_assert_eq(ask(h, a, NULL, NULL, 60 * MIB)->error, PROTO_ERR_NO_MEMORY,
-                 "what has no memory gives none");
-}
-
-CAID_TEST(linger, create_waits_for_quota)
-{
-    struct harness h;
-
-    h_init(&h, NULL); /* "shared" has 16 MiB */
-    uint64_t a = h_connect(&h, 1, 1), pages[4];
-    struct msg_create_params shared = {.pool = MSG_STR("shared")};
-    for (size_t i = 0; i < ARRAY_SIZE(pages); i++) {
-        pages[i] = h_page_new(&h, a);
-        leave(&h, a, pages[i], 1, 4 * MIB, shared);
-    }
-    struct h_reply *r = ask(&h, a, NULL, "shared", 16 * MIB);
-    for (size_t i = 0; i < ARRAY_SIZE(pages); i++) {
-        cr_assert_not(r->seen);
-        land_all(&h, pages[i]);
-        turn(&h);
-    }
-    cr_assert(r->seen && !r->error);
-    leave(&h, a, pages[0], 1, 1 * MIB, plain);
-    cr_assert_eq(ask(&h, a, NULL, "shared", 12 * MIB)->error, PROTO_ERR_QUOTA,
-                 "what lingers in another pool is no help");
-    h_deinit(&h);
-}
-
-CORE_TEST(linger, create_of_who_goes, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
-    leave_memory(h, a);
-    ask(h, b, "x", "open", 32 * MIB);
-    h_disconnect(h, b);
-    turn(h);
-    cr_assert_eq(h_counts(h).users, 1);
-    cr_assert_eq(ask(h, a, "x", "open", 1 * MIB)->error, 0);
 }
 
 /* And when the daemon stops, whoever is there is told so, and what is left is forgotten. */

@@ -15,8 +15,6 @@ kind_of(const char *memory)
     return (struct msg_create_params){.memory = MSG_STR(memory)};
 }
 
-static const struct msg_create_params exclusive = {.exclusive = true};
-
 static struct h_reply
 small(struct harness *h, uint64_t conn, int64_t bytes)
 {
@@ -24,40 +22,6 @@ small(struct harness *h, uint64_t conn, int64_t bytes)
 }
 
 /* ---- sharing ---- */
-
-CORE_TEST(memory, small_arrays_share_a_block, h_sharing)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
-    struct h_reply first = small(h, a, 100), second = small(h, a, 100);
-    cr_assert_eq(first.n_fds, 1);
-    cr_assert_eq(second.block, first.block);
-    cr_assert_eq(second.n_fds, 0, "the fd was sent before");
-    cr_assert_eq(second.offset, first.offset + 512);
-    cr_assert_eq(h->n_allocs, 1);
-    cr_assert_neq(small(h, b, 100).block, first.block, "another pool's (I1)");
-    cr_assert_neq(h_made(h, a, 100, kind_of("pinned")).block, first.block, "another kind's");
-    cr_assert_eq(h->n_allocs, 3);
-}
-
-CORE_TEST(memory, large_arrays_do_not_share, h_sharing)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    struct h_reply at = small(h, a, 4 * MIB), above = small(h, a, 4 * MIB + 1);
-    cr_assert_neq(at.block, above.block);
-    cr_assert_eq(h->live_bytes, 10 * MIB, "4 MiB, and 4 MiB and a byte rounded up");
-    h_close(h, a, at.lease);
-    h_close(h, a, above.lease);
-    cr_assert_eq(small(h, a, 100).block, at.block, "the shared one");
-}
-
-CORE_TEST(memory, exclusive_ones_do_not_share, h_sharing)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    struct h_reply alone = h_made(h, a, 100, exclusive);
-    cr_assert_neq(small(h, a, 100).block, alone.block);
-    cr_assert_neq(h_made(h, a, 100, exclusive).block, alone.block);
-    cr_assert_eq(h->n_allocs, 3);
-}
 
 CORE_TEST(memory, shared_blocks_grow_by_doubling, h_sharing)
 {
@@ -126,55 +90,6 @@ CORE_TEST(memory, open_of_many_in_few_packets, many)
 }
 
 /* ---- many for one block ---- */
-
-CORE_TEST(memory, all_who_wait_for_a_block_are_answered, h_sharing)
-{
-    uint64_t conns[4];
-
-    for (size_t i = 0; i < ARRAY_SIZE(conns); i++) {
-        conns[i] = h_connect(h, 1000, 1000);
-        h_create(h, conns[i], NULL, NULL, 1000);
-    }
-    cr_assert_eq(h->n_jobs, 1);
-    h_finish(h, 0, 0);
-    for (size_t i = 0; i < ARRAY_SIZE(conns); i++) {
-        cr_assert(h->replies[conns[i]].seen);
-        cr_assert_eq(h->replies[conns[i]].error, 0);
-        cr_assert_eq(h->replies[conns[i]].n_fds, 1, "to each client once");
-    }
-}
-
-CAID_TEST(memory, some_who_wait_for_a_block_vanish)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000),
-             c = h_connect(&h, 1001, 1001);
-    h_create(&h, a, "a", "open", 1000);
-    h_create(&h, b, "b", "open", 1000);
-    h_create(&h, c, "c", "open", 1000);
-    cr_assert_eq(h.n_jobs, 1, "one pool's block");
-    h_disconnect(&h, a);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[b].error, 0);
-    cr_assert_eq(h.replies[c].error, 0);
-    cr_assert_eq(h_open(&h, b, "a", "open", "r")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_counts(&h).arrays, 2);
-    h_unlink(&h, b, "b", "open");
-    h_unlink(&h, b, "c", "open");
-    h_deinit(&h);
-
-    h_init(&h, h_sharing);
-    a = h_connect(&h, 1000, 1000);
-    h_create(&h, a, "a", NULL, 1000);
-    h_create(&h, a, NULL, NULL, 1000);
-    h_disconnect(&h, a);
-    h_finish_all(&h);
-    h_age(&h);
-    cr_assert_eq(h.live_bytes, 0, "nobody is left");
-    h_deinit(&h);
-}
 
 /* More blocks than a packet may have fds. */
 static void
@@ -305,37 +220,6 @@ CORE_TEST(memory, hold_outlives_leases, h_sharing)
 }
 
 /* ---- figures ---- */
-
-static void
-little(struct core_config *config)
-{
-    h_sharing(config);
-    config->limits.bytes = 3 * MIB;
-    config->limits.pinned_bytes = MIB;
-}
-
-/* A uid is charged for ranges, until they wait to be freed. */
-CORE_TEST(memory, charges_of_a_uid, little)
-{
-    struct msg_users_params params = {0};
-
-    uint64_t a = h_connect(h, 1000, 1000);
-    struct h_reply array = small(h, a, 2 * MIB);
-    cr_assert_eq(h_create(h, a, NULL, NULL, 2 * MIB)->error, PROTO_ERR_QUOTA);
-    cr_assert_eq(h_create_as(h, a, 2 * MIB, kind_of("pinned"))->error, PROTO_ERR_QUOTA);
-    h_made(h, a, MIB, kind_of("pinned"));
-    const struct msg_user *user = h_request(h, a, MSG_USERS, &params)->users;
-    cr_assert_eq(user->bytes, 2 * MIB);
-    cr_assert_eq(user->pinned, MIB);
-    cr_assert_eq(user->arrays, 2);
-    cr_assert_eq(user->leases, 2);
-    cr_assert_gt(user->host, 0);
-    h_close(h, a, array.lease);
-    user = h_request(h, a, MSG_USERS, &params)->users;
-    cr_assert_eq(user->bytes, 0);
-    cr_assert_eq(user->pending, 1);
-    cr_assert_eq(small(h, a, 3 * MIB).error, 0);
-}
 
 CORE_TEST(memory, users_are_shown_to_whom_they_concern, h_sharing)
 {

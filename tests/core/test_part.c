@@ -6,7 +6,7 @@
 
 #include "caid_test.h"
 
-#define MIB INT64_C(1048576)
+#define LOOK_NS UINT64_C(20000000) /* after which what lingers is looked at */
 
 /* A lease on a new array of 1,000 bytes; where it lies in *ret. */
 static uint64_t
@@ -25,16 +25,6 @@ part(struct harness *h, uint64_t conn, uint64_t lease, uint64_t offset, const ch
 
     cr_assert_eq(reply->error, 0, "%s", reply->text);
     return reply->array;
-}
-
-static bool
-is_there(struct harness *h, const char *name)
-{
-    uint64_t asker = h_connect(h, 1000, 1000);
-    bool there = h_show(h, asker, name, NULL)->error == 0;
-
-    h_disconnect(h, asker);
-    return there;
 }
 
 /* Whether the connection has been told that just this part is gone. */
@@ -72,66 +62,6 @@ CORE_TEST(part, lies_in_its_wholes_memory, h_sharing)
     cr_assert_eq(h->replies[b].block, of.block);
     cr_assert_eq(h->replies[b].offset, of.offset + 17);
     cr_assert_eq(h_open(h, b, "before", NULL, "r")->n_fds, 0, "the block is held already");
-}
-
-CORE_TEST(part, has_a_shape_and_a_type_of_its_own, h_sharing)
-{
-    static const int64_t shape[] = {3, 4}, strides[] = {64, 8};
-    static const struct msg_i64s none = {0};
-    struct h_reply of;
-    struct msg_publish_part_params params = {.offset = 1000 - (2 * 64 + 3 * 8 + 8),
-                                             .name = MSG_STR("p"),
-                                             .typestr = MSG_STR("|V8"),
-                                             .descr = MSG_STR("[[\"x\", \"<f8\"]]"),
-                                             .metadata = MSG_STR("of a model"),
-                                             .shape = {shape, 2},
-                                             .strides = {strides, 2}};
-
-    uint64_t a = h_connect(h, 1000, 1000);
-    params.lease = whole(h, a, NULL, NULL, &of);
-    cr_assert_eq(h_request(h, a, MSG_PUBLISH_PART, &params)->error, 0, "%s",
-                 h->replies[a].text);
-    cr_assert_eq(h_open(h, a, "p", NULL, "r")->arrays[0].nbytes, 96);
-    cr_assert_str_eq(h->replies[a].arrays[0].metadata, "of a model");
-    cr_assert_eq(h->replies[a].offset, of.offset + params.offset);
-    params.offset++;
-    cr_assert_eq(h_request(h, a, MSG_PUBLISH_PART, &params)->error, PROTO_ERR_INVALID,
-                 "its last element ends behind the whole");
-    params.offset--;
-    params.strides = none;
-    params.name = MSG_STR("scalar");
-    params.shape.n = 0;
-    cr_assert_eq(h_request(h, a, MSG_PUBLISH_PART, &params)->error, 0);
-    cr_assert_eq(h_open(h, a, "scalar", NULL, "r")->arrays[0].nbytes, 8);
-}
-
-CORE_TEST(part, all_of_the_whole_and_its_last_byte, h_sharing)
-{
-    struct h_reply of;
-
-    uint64_t a = h_connect(h, 1000, 1000);
-    uint64_t lease = whole(h, a, NULL, NULL, &of);
-    cr_assert_eq(h_part(h, a, lease, 0, 1000, "all")->error, 0);
-    cr_assert_eq(h_part(h, a, lease, 999, 1, "last")->error, 0);
-    cr_assert_eq(h_open(h, a, "all", NULL, "rw")->offset, of.offset);
-    cr_assert_eq(h_open(h, a, "last", NULL, "rw")->offset, of.offset + 999);
-}
-
-/* What each kind of memory is, a part of it is. */
-CORE_TEST(part, of_each_kind_of_memory, h_sharing)
-{
-    static const char *const kinds[] = {"device", "legacy", "pinned", "mapped"};
-
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
-        struct h_reply of =
-            h_made(h, a, 1000,
-                   (struct msg_create_params){.memory = MSG_STR(kinds[i]), .exclusive = i % 2});
-        part(h, a, of.lease, 100, "p");
-        cr_assert_eq(h_open(h, b, "p", NULL, "r")->offset, of.offset + 100, "%s", kinds[i]);
-        cr_assert_str_eq(h->replies[b].arrays[0].memory, i == 3 ? "mapped" : "");
-        cr_assert_eq(h->replies[b].stamp, of.stamp);
-    }
 }
 
 CORE_TEST(part, refusals, h_sharing)
@@ -232,24 +162,6 @@ CORE_TEST(part, replaces_what_has_the_name, h_sharing)
     cr_assert_eq(h_publish(h, b, old.lease, "p")->generation, 4, "and back again");
 }
 
-/* Its whole gives up the name, and goes on without one. */
-CORE_TEST(part, takes_the_name_of_its_whole, h_sharing)
-{
-    struct h_reply of;
-
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    uint64_t lease = whole(h, a, "w", NULL, &of);
-    uint64_t id = part(h, a, lease, 100, "w");
-    cr_assert_eq(h->replies[a].generation, 2);
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->offset, of.offset + 100);
-    cr_assert_eq(h_show(h, b, "w", NULL)->array, id);
-    cr_assert_eq(h_counts(h).names, 1);
-    cr_assert_eq(h_publish(h, a, lease, "w")->generation, 3, "the whole takes it back");
-    h_close(h, b, 1);
-    cr_assert(h_parts(h, a)->seen);
-    cr_assert(told(h, a, id));
-}
-
 /* `publish` renames a part as it does any array. */
 CORE_TEST(part, is_renamed, h_sharing)
 {
@@ -272,145 +184,33 @@ CORE_TEST(part, is_renamed, h_sharing)
 
 /* ---- how long memory is kept ---- */
 
-static void
-one_block(struct core_config *config)
+/* As for any array that nobody holds: its memory is the whole's. */
+CORE_TEST(part, create_waits_while_it_lingers, h_sharing)
 {
-    h_sharing(config);
-    config->limits.bytes = 4 << 20; /* a whole of 4 MiB is all there is */
-}
+    struct h_reply of;
 
-/* Nobody gets the whole's memory, and who paid for it goes on paying. */
-static void
-assert_kept(struct harness *h, bool kept)
-{
-    uint64_t other = h_connect(h, 1000, 1000);
-    uint32_t error = h_create_now(h, other, NULL, NULL, 4 * MIB)->error;
-
-    if (kept)
-        cr_assert_eq(error, PROTO_ERR_QUOTA, "the memory is charged to nobody");
-    else
-        cr_assert_eq(error, 0, "%s", h->replies[other].text);
-    h_disconnect(h, other);
-}
-
-static uint64_t
-big_whole(struct harness *h, uint64_t conn)
-{
-    const struct h_reply *reply = h_create_now(h, conn, "w", NULL, 4 * MIB);
-
-    cr_assert_eq(reply->error, 0);
-    return reply->lease;
-}
-
-CORE_TEST(part, keeps_what_its_whole_gives_up, one_block)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    uint64_t lease = big_whole(h, a), stamp = h->replies[a].stamp;
-    uint64_t id = part(h, a, lease, 100, "p");
-    h_unlink(h, a, "w", NULL);
-    assert_kept(h, true);
-    h_close(h, a, lease);
-    assert_kept(h, true);
-    cr_assert_eq(h_counts(h).pending, 0, "it is not in the queue");
-    cr_assert_eq(h_open(h, b, "p", NULL, "r")->stamp, stamp);
-    cr_assert_eq(h_parts(h, a)->seen, false);
-    h_unlink(h, a, "p", NULL);
-    assert_kept(h, true);
-    h_close(h, b, h->replies[b].lease);
-    cr_assert(told(h, a, id));
-    cr_assert_eq(h_counts(h).pending, 1, "the whole is");
-    cr_assert_eq(h_counts(h).arrays, 0);
-    assert_kept(h, false);
-}
-
-CORE_TEST(part, gone_before_its_whole, one_block)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    uint64_t lease = big_whole(h, a), stamp = h->replies[a].stamp;
+    h->capacity[0] = H_BLOCK;
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
+             c = h_connect(h, 1001, 1001);
+    uint64_t lease = whole(h, a, "w", NULL, &of), page = h_page_new(h, b);
     part(h, a, lease, 100, "p");
-    part(h, a, lease, 150, "q"); /* they overlap */
-    cr_assert_eq(h_show(h, a, "w", NULL)->entries[0].parts, 2);
-    h_unlink(h, a, "p", NULL);
-    cr_assert_eq(h_show(h, a, "w", NULL)->entries[0].parts, 1);
-    h_unlink(h, a, "q", NULL);
-    cr_assert_eq(h_show(h, a, "w", NULL)->entries[0].parts, 0);
-    assert_kept(h, true);
-    cr_assert_eq(h_open(h, a, "w", NULL, "r")->stamp, stamp, "nothing happened to it");
-    h_close(h, a, h->replies[a].lease);
-    h_close(h, a, lease);
-    h_unlink(h, a, "w", NULL);
-    assert_kept(h, false);
-}
-
-/* Who published them is gone; another process of the uid ends them. */
-CORE_TEST(part, outlives_its_publisher, one_block)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    uint64_t lease = big_whole(h, a), stamp = h->replies[a].stamp;
-    part(h, a, lease, 100, "p");
-    h_unlink(h, a, "w", NULL);
-    h_disconnect(h, a);
-    assert_kept(h, true);
-    cr_assert_eq(h_open(h, b, "p", NULL, "r")->stamp, stamp);
-    uint64_t held = h->replies[b].lease;
-    h_disconnect(h, h_connect(h, 1000, 1000));
-    cr_assert(is_there(h, "p"));
-    h_unlink(h, b, "p", NULL);
-    assert_kept(h, true);
-    h_close(h, b, held);
-    assert_kept(h, false);
-}
-
-/* The reader's GPU may go on reading until its process has exited (I2). */
-CORE_TEST(part, reader_departs, one_block)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    uint64_t lease = big_whole(h, a);
-    uint64_t id = part(h, a, lease, 100, "p");
-    h_open(h, b, "p", NULL, "r");
+    uint64_t reads = h_open(h, b, "p", NULL, "r")->lease;
+    h_end_at(h, b, h_begun(h, b, reads, false), page, 0);
+    h_close(h, b, reads);
     h_unlink(h, a, "p", NULL);
     h_unlink(h, a, "w", NULL);
     h_close(h, a, lease);
-    h_parts(h, a);
-    cr_assert(h_hangup(h, b), "its exit is waited for");
-    assert_kept(h, true);
-    cr_assert_not(h->replies[a].seen);
-    h_exit(h, b);
-    cr_assert(told(h, a, id));
-    assert_kept(h, false);
-}
-
-/* The same of who has the whole: its parts are gone before it. */
-CORE_TEST(part, holder_of_the_whole_departs, one_block)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    uint64_t lease = big_whole(h, a);
-    part(h, a, lease, 100, "p");
-    h_unlink(h, a, "w", NULL);
-    h_hangup(h, a);
-    uint64_t b = h_connect(h, 1000, 1000);
-    h_unlink(h, b, "p", NULL);
-    assert_kept(h, true);
-    h_exit(h, a);
-    assert_kept(h, false);
-}
-
-/* Out of memory, what waits in the queue is freed: a whole that has parts does not wait there. */
-CORE_TEST(part, memory_is_not_taken_from_it, h_sharing)
-{
-    h->capacity[0] = 4 << 20;
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
-    uint64_t lease = big_whole(h, a);
-    part(h, a, lease, 100, "p");
-    h_unlink(h, a, "w", NULL);
-    h_close(h, a, lease);
-    h_flush(h, a);
+    cr_assert_not(h_parts(h, a)->seen, "a stream reads it");
+    h_create(h, c, NULL, NULL, 1000);
     h_finish_all(h);
-    h_age(h);
-    cr_assert_eq(h_create_now(h, b, NULL, NULL, 2 * MIB)->error, PROTO_ERR_NO_MEMORY);
-    cr_assert_eq(h_create_now(h, a, NULL, NULL, 2 * MIB)->error, PROTO_ERR_NO_MEMORY);
-    h_unlink(h, a, "p", NULL);
-    cr_assert_eq(h_create_now(h, b, NULL, NULL, 2 * MIB)->error, 0);
+    h_tick(h, LOOK_NS);
+    h_finish_all(h);
+    cr_assert_not(h->replies[c].seen, "%s", h->replies[c].text);
+    h_land(h, page, 0, 1);
+    h_tick(h, LOOK_NS);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[c].error, 0, "%s", h->replies[c].text);
+    cr_assert(h->replies[a].seen && h->replies[c].seen);
 }
 
 /* They go with the core, whole and part, when the daemon ends. */
@@ -438,36 +238,4 @@ CAID_TEST(part, daemon_ends)
     lease = whole(&h, a, NULL, NULL, &of);
     part(&h, a, lease, 100, "p");
     h_deinit(&h); /* with a name that is left, and the whole that it keeps */
-}
-
-/* ---- being seen ---- */
-
-CORE_TEST(part, keeps_an_unnamed_whole_that_is_listed, h_sharing)
-{
-    struct h_reply of;
-    struct msg_unnamed_params all = {.all = true};
-
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    uint64_t lease = whole(h, a, "w", NULL, &of);
-    part(h, a, lease, 100, "p");
-    cr_assert_eq(h_request(h, b, MSG_UNNAMED, &all)->n_entries, 0);
-    h_unlink(h, a, "w", NULL);
-    cr_assert_eq(h_request(h, b, MSG_UNNAMED, &all)->n_entries, 1);
-    cr_assert_eq(h->replies[b].holder_pids[0], 100 + a);
-    cr_assert_eq(h->replies[b].entries[0].parts, 1);
-    h_close(h, a, lease);
-    const struct h_reply *reply = h_request(h, b, MSG_UNNAMED, &all);
-    cr_assert_eq(reply->n_entries, 1);
-    cr_assert_str_eq(reply->names[0], "w");
-    cr_assert_eq(reply->entries[0].leases, 0, "nobody but its part");
-    cr_assert_eq(reply->entries[0].parts, 1);
-    cr_assert_eq(h_open_generation(h, b, "w", NULL, 1)->error, PROTO_ERR_STALE,
-                 "nobody holds it who could show it");
-    cr_assert_eq(h_open(h, b, "p", NULL, "r")->error, 0);
-    h_unlink(h, a, "p", NULL);
-    reply = h_request(h, b, MSG_UNNAMED, &all);
-    cr_assert_eq(reply->n_entries, 2, "the part has no name either");
-    cr_assert_eq(h_counts(h).arrays, 2);
-    h_close(h, b, 1);
-    cr_assert_eq(h_request(h, b, MSG_UNNAMED, &all)->n_entries, 0);
 }

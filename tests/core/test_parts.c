@@ -47,92 +47,6 @@ told(const struct harness *h, uint64_t conn, const uint64_t *ids, uint32_t n)
 
 /* ---- when ---- */
 
-CORE_TEST(parts, answered_when_one_goes, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
-    cr_assert_not(h_parts(h, a)->seen, "there is none");
-    uint32_t request = h->next_id;
-    uint64_t p = part(h, a, lease, "p"), q = part(h, a, lease, "q");
-    h_unlink(h, b, "q", NULL);
-    cr_assert(TOLD(h, a, q));
-    cr_assert_eq(h->replies[a].id, request);
-    h->replies[a].seen = false;
-    h_unlink(h, b, "p", NULL);
-    cr_assert_not(h->replies[a].seen, "nobody asks");
-    cr_assert(h_parts(h, a)->seen, "at once");
-    cr_assert(TOLD(h, a, p));
-    cr_assert_not(h_parts(h, a)->seen, "each is told once");
-}
-
-CORE_TEST(parts, several_in_one_answer, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
-    uint64_t p = part(h, a, lease, "p"), q = part(h, a, lease, "q"), r = part(h, a, lease, "r");
-    h_unlink(h, b, "q", NULL);
-    h_unlink(h, b, "p", NULL);
-    h_parts(h, a);
-    cr_assert(TOLD(h, a, q, p), "as they went");
-    h_parts(h, a);
-    h_unlink(h, b, "r", NULL);
-    cr_assert(TOLD(h, a, r));
-}
-
-/* One that is gone because another one took its name is told with that, before the answer to it. */
-CORE_TEST(parts, replaced_by_the_next, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000), of_b;
-    uint64_t first = part(h, a, lease, "p");
-    of_b = h_create_now(h, b, NULL, NULL, 1000)->lease;
-    h_parts(h, a);
-    part(h, b, of_b, "p");
-    cr_assert(TOLD(h, a, first), "its publisher, and not who published the other");
-    h_parts(h, a);
-    h_parts(h, b);
-    h_unlink(h, a, "p", NULL);
-    cr_assert_neq(h->replies[b].array, first, "numbers do not come again");
-    cr_assert_eq(h->replies[b].n_parts, 1);
-}
-
-/* Only what this connection has published, though others are of the same array. */
-CORE_TEST(parts, each_connection_its_own, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
-    cr_assert_eq(h_publish(h, a, lease, "w")->error, 0);
-    uint64_t other = h_open(h, b, "w", NULL, "rw")->lease;
-    uint64_t p = part(h, a, lease, "p"), q = part(h, b, other, "q");
-    cr_assert_eq(h_show(h, a, "w", NULL)->entries[0].parts, 2);
-    h_unlink(h, a, "p", NULL);
-    h_unlink(h, a, "q", NULL);
-    h_parts(h, a);
-    h_parts(h, b);
-    cr_assert(TOLD(h, a, p) && TOLD(h, b, q));
-}
-
-CORE_TEST(parts, one_request_at_a_time, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
-    h_parts(h, a);
-    uint32_t request = h->next_id;
-    cr_assert_eq(h_parts(h, a)->error, PROTO_ERR_INVALID);
-    cr_assert_not(h_parts(h, b)->seen, "of a connection");
-    uint64_t p = part(h, a, lease, "p");
-    h_unlink(h, b, "p", NULL);
-    cr_assert(TOLD(h, a, p));
-    cr_assert_eq(h->replies[a].id, request, "the first stood");
-    cr_assert_not(h_parts(h, a)->seen, "and now there is none");
-    cr_assert_not(h->closed[a]);
-}
-
 CORE_TEST(parts, cancelled, h_sharing)
 {
     uint64_t lease;
@@ -156,88 +70,6 @@ CORE_TEST(parts, cancelled, h_sharing)
     h_parts(h, a);
     cr_assert(TOLD(h, a, p), "what went meanwhile is not lost");
     cr_assert_not(h->closed[a] || h->closed[b]);
-}
-
-/* A name and no holder; then a holder and no name; then neither. */
-CORE_TEST(parts, not_while_somebody_can_reach_it, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000),
-             c = h_connect(h, 1001, 1001);
-    uint64_t p = part(h, a, lease, "p"), reads = h_open(h, b, "p", NULL, "r")->lease;
-    cr_assert_not(h_parts(h, a)->seen);
-    h_close(h, b, reads);
-    reads = h_open(h, b, "p", NULL, "r")->lease;
-    uint64_t again = h_open(h, b, "p", NULL, "rw")->lease;
-    h_unlink(h, b, "p", NULL);
-    h_close(h, b, reads);
-    cr_assert_not(h->replies[a].seen);
-    cr_assert_eq(h_open(h, c, "p", "uid:1000", "r")->error, PROTO_ERR_NOT_FOUND);
-    h_close(h, b, again);
-    cr_assert(TOLD(h, a, p));
-}
-
-/* Closing the whole changes nothing of that. */
-CORE_TEST(parts, told_after_the_whole_is_closed, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
-    uint64_t p = part(h, a, lease, "p");
-    h_close(h, a, lease);
-    cr_assert_not(h_parts(h, a)->seen);
-    h_unlink(h, b, "p", NULL);
-    cr_assert(TOLD(h, a, p));
-    cr_assert_eq(h_counts(h).arrays, 0);
-}
-
-/* ---- hanging up ---- */
-
-CORE_TEST(parts, publisher_hangs_up_before, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
-    part(h, a, lease, "p");
-    h_parts(h, a);
-    h_hangup(h, a);
-    h_unlink(h, b, "p", NULL); /* the harness fails where a is sent something */
-    cr_assert_eq(h_counts(h).arrays, 1, "a has not exited");
-    h_exit(h, a);
-    cr_assert_eq(h_counts(h).arrays, 0);
-}
-
-CORE_TEST(parts, publisher_hangs_up_after, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
-    part(h, a, lease, "p");
-    part(h, a, lease, "q");
-    h_unlink(h, b, "p", NULL); /* gone, and a has not asked */
-    h_hangup(h, a);
-    h_exit(h, a);
-    cr_assert_eq(h_counts(h).arrays, 2, "q, and what it lies in");
-    h_unlink(h, b, "q", NULL);
-    cr_assert_eq(h_counts(h).arrays, 0);
-}
-
-/* Its last reader is itself: it is not told, and nobody is left who would be. */
-CORE_TEST(parts, publisher_reads_its_own, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
-    part(h, a, lease, "p");
-    h_open(h, a, "p", NULL, "r");
-    h_parts(h, a);
-    h_unlink(h, b, "p", NULL);
-    cr_assert_not(h->replies[a].seen, "it holds it");
-    h_hangup(h, a);
-    cr_assert_eq(h_counts(h).arrays, 2);
-    h_exit(h, a);
-    cr_assert_eq(h_counts(h).arrays, 0);
 }
 
 /* ---- many ---- */
@@ -333,25 +165,6 @@ CORE_TEST(parts, charges_are_undone, h_sharing)
     cr_assert_eq(charged(h).bytes, 0);
 }
 
-/* The whole's bytes are charged as long as its memory is kept (I4). */
-CORE_TEST(parts, whole_is_charged_to_the_end, h_sharing)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
-    cr_assert_eq(charged(h).bytes, 1024);
-    part(h, a, lease, "p");
-    h_disconnect(h, a);
-    cr_assert_eq(charged(h).bytes, 1024);
-    cr_assert_eq(charged(h).arrays, 2);
-    h_disconnect(h, b);
-    cr_assert_eq(charged(h).bytes, 1024, "though none of the uid is there");
-    b = h_connect(h, 1000, 1000);
-    h_unlink(h, b, "p", NULL);
-    cr_assert_eq(charged(h).bytes, 0);
-    cr_assert_eq(charged(h).arrays, 0);
-}
-
 /* A refused one leaves nothing, whichever limit it was. */
 static void
 assert_refused(struct harness *h, uint64_t conn, uint64_t lease, enum proto_error error)
@@ -382,26 +195,6 @@ CORE_TEST(parts, limit_of_names, one_name)
     part(h, a, lease, "p"); /* in place of what is its own */
     h_parts(h, a);
     cr_assert_eq(charged(h).names, 1);
-}
-
-static void
-three_arrays(struct core_config *config)
-{
-    h_sharing(config);
-    config->limits.arrays = 3;
-}
-
-CORE_TEST(parts, limit_of_arrays, three_arrays)
-{
-    uint64_t lease;
-
-    uint64_t a = publisher(h, &lease);
-    part(h, a, lease, "p");
-    part(h, a, lease, "q");
-    assert_refused(h, a, lease, PROTO_ERR_LIMIT);
-    h_unlink(h, a, "p", NULL);
-    h_parts(h, a);
-    part(h, a, lease, "p");
 }
 
 static uint64_t host_limit;

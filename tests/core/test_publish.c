@@ -15,96 +15,6 @@ unnamed(struct harness *h, uint64_t conn, const char *pool, struct h_reply *ret)
     return ret->lease;
 }
 
-CORE_TEST(publish, names_an_unnamed_array, h_sharing)
-{
-    struct h_reply array;
-
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    uint64_t lease = unnamed(h, a, NULL, &array);
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
-    h->n_records = 0;
-    cr_assert_eq(h_publish(h, a, lease, "w")->error, 0);
-    cr_assert_eq(h->replies[a].generation, 1);
-    cr_assert_str_eq(h->records[0], "name uid:1000:w");
-    cr_assert_str_eq(h->records[1], "send");
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->stamp, array.stamp);
-    cr_assert_eq(h->replies[b].generation, 1);
-    h_disconnect(h, a);
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->stamp, array.stamp, "the name keeps it");
-}
-
-/* Who has the old one keeps it; whoever opens the name gets the new one. */
-CORE_TEST(publish, replaces, h_sharing)
-{
-    struct h_reply old, new;
-
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
-             c = h_connect(h, 1000, 1000);
-    old = *h_create_now(h, a, "w", NULL, 100);
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->generation, 1);
-    uint64_t kept = h->replies[b].lease;
-    uint64_t lease = unnamed(h, a, NULL, &new);
-    cr_assert_eq(h_publish(h, a, lease, "w")->generation, 2);
-    cr_assert_eq(h_open(h, c, "w", NULL, "r")->stamp, new.stamp);
-    cr_assert_eq(h_open_generation(h, c, "w", NULL, 2)->stamp, new.stamp);
-    cr_assert_eq(h_open_generation(h, c, "w", NULL, 1)->stamp, old.stamp, "held");
-    h_close(h, c, h->replies[c].lease);
-    h_close(h, a, old.lease);
-    h_close(h, b, kept);
-    cr_assert_eq(h_open_generation(h, c, "w", NULL, 1)->error, PROTO_ERR_STALE);
-    cr_assert(strstr(h->replies[c].text, "generation 1; the current one is 2"), "%s",
-              h->replies[c].text);
-    cr_assert_eq(h_open_generation(h, c, "w", NULL, 3)->error, PROTO_ERR_STALE);
-    h_unlink(h, c, "w", NULL);
-    cr_assert_eq(h_open_generation(h, c, "w", NULL, 2)->stamp, new.stamp, "still held");
-    h_disconnect(h, a);
-    h_disconnect(h, c);
-    cr_assert_eq(h_open_generation(h, b, "w", NULL, 2)->error, PROTO_ERR_STALE);
-    cr_assert(strstr(h->replies[b].text, "there is none of that name"), "%s",
-              h->replies[b].text);
-}
-
-CORE_TEST(publish, again_over_itself_and_under_another_name, h_sharing)
-{
-    struct h_reply array;
-
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    uint64_t lease = unnamed(h, a, NULL, &array);
-    cr_assert_eq(h_publish(h, a, lease, "w")->generation, 1);
-    cr_assert_eq(h_publish(h, a, lease, "w")->generation, 2, "a new content of the same array");
-    cr_assert_eq(h_open_generation(h, b, "w", NULL, 1)->error, PROTO_ERR_STALE);
-    h->n_records = 0;
-    cr_assert_eq(h_publish(h, a, lease, "v")->error, 0);
-    cr_assert_str_eq(h->records[0], "name uid:1000:v");
-    cr_assert_str_eq(h->records[1], "name gone uid:1000:w");
-    cr_assert_eq(h_open(h, b, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND, "it has moved");
-    cr_assert_eq(h_open(h, b, "v", NULL, "r")->stamp, array.stamp);
-    cr_assert_eq(h_counts(h).names, 1);
-}
-
-/* (pool, name, generation) never means two arrays. */
-CORE_TEST(publish, generations_do_not_repeat, h_sharing)
-{
-    struct h_reply array;
-    uint64_t last = 0;
-
-    uint64_t a = h_connect(h, 1000, 1000);
-    for (int i = 0; i < 5; i++) {
-        uint64_t lease = unnamed(h, a, NULL, &array);
-        for (int j = 0; j < i; j++) {
-            uint64_t generation = h_publish(h, a, lease, "w")->generation;
-            cr_assert_gt(generation, last);
-            last = generation;
-        }
-        h_unlink(h, a, "w", NULL);
-        h_create_now(h, a, "w", NULL, 100);
-        cr_assert_gt(h->replies[a].generation, last);
-        last = h->replies[a].generation;
-        if (i % 2)
-            h_unlink(h, a, "w", NULL);
-    }
-}
-
 /* Not even when nobody of the uid was there for a while. */
 CORE_TEST(publish, generations_outlive_the_pool, h_sharing)
 {
@@ -154,46 +64,6 @@ CORE_TEST(publish, refusals, h_sharing)
     cr_assert_eq(h_request(h, owner, MSG_PUBLISH, &params)->error, 0);
 }
 
-static void
-one_name(struct core_config *config)
-{
-    h_sharing(config);
-    config->limits.names = 1;
-}
-
-CORE_TEST(publish, limit_of_names, one_name)
-{
-    struct h_reply array, other;
-
-    uint64_t a = h_connect(h, 1000, 1000);
-    uint64_t lease = unnamed(h, a, NULL, &array), second = unnamed(h, a, NULL, &other);
-    cr_assert_eq(h_publish(h, a, lease, "v")->error, 0);
-    cr_assert_eq(h_publish(h, a, lease, "w")->error, 0, "it gives up the one that it had");
-    cr_assert_eq(h_publish(h, a, second, "v")->error, PROTO_ERR_LIMIT);
-    cr_assert_eq(h_unlink(h, a, "w", NULL)->error, 0);
-    cr_assert_eq(h_publish(h, a, second, "v")->error, 0);
-}
-
-CORE_TEST(publish, metadata_travels_with_the_array, h_sharing)
-{
-    struct h_reply array;
-    struct msg_create_params create = {.name = MSG_STR("w"), .metadata = MSG_STR("first")};
-    struct msg_publish_params publish = {.name = MSG_STR("w"), .metadata = MSG_STR("second")};
-
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    h_create_as(h, a, 0, create);
-    cr_assert_str_eq(h_open(h, b, "w", NULL, "r")->arrays[0].metadata, "first");
-    cr_assert_str_eq(h_show(h, b, "w", NULL)->metadata, "first");
-    publish.lease = unnamed(h, a, NULL, &array);
-    cr_assert_eq(h_request(h, a, MSG_PUBLISH, &publish)->error, 0);
-    cr_assert_str_eq(h_open(h, b, "w", NULL, "r")->arrays[0].metadata, "second");
-    cr_assert_eq(h_publish(h, a, publish.lease, "w")->error, 0);
-    cr_assert_str_eq(h_open(h, b, "w", NULL, "r")->arrays[0].metadata, "second", "kept");
-    publish.metadata = MSG_STR("");
-    cr_assert_eq(h_request(h, a, MSG_PUBLISH, &publish)->error, 0);
-    cr_assert_str_eq(h_open(h, b, "w", NULL, "r")->arrays[0].metadata, "");
-}
-
 /* ---- watch ---- */
 
 CORE_TEST(watch, tells_of_each_change, h_sharing)
@@ -221,57 +91,6 @@ CORE_TEST(watch, tells_of_each_change, h_sharing)
     cr_assert(h->replies[b].seen);
     cr_assert_eq(h->replies[b].generation, 0);
     cr_assert_eq(h_counts(h).watches, 0, "each was answered once");
-}
-
-CORE_TEST(watch, only_the_name_and_the_pool, h_sharing)
-{
-    static const char *const others[] = {"v", "w1", "W", "ww"};
-
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
-             c = h_connect(h, 1001, 1000);
-    h_watch(h, b, "w", NULL, 0);
-    for (size_t i = 0; i < ARRAY_SIZE(others); i++)
-        h_create(h, a, others[i], NULL, 0);
-    h_create(h, a, "w", "open", 0);
-    h_create(h, c, "w", NULL, 0);
-    cr_assert_not(h->replies[b].seen);
-    h_create(h, a, "w", NULL, 0);
-    cr_assert(h->replies[b].seen);
-}
-
-/* A create that failed was never there: nobody is told. */
-CORE_TEST(watch, nothing_of_a_create_that_fails, h_sharing)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    h_watch(h, b, "w", NULL, 0);
-    h_create(h, a, "w", NULL, 100);
-    cr_assert_not(h_watch(h, b, "w", NULL, 0)->seen);
-    h_finish(h, 0, -EIO);
-    cr_assert_not(h->replies[b].seen);
-    cr_assert_eq(h_counts(h).watches, 2);
-}
-
-CORE_TEST(watch, cancel, h_sharing)
-{
-    struct msg_cancel_params params;
-
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    params.request = (h_watch(h, a, "w", NULL, 0), h->next_id);
-    h_watch(h, a, "w", NULL, 0);
-    h_watch(h, b, "w", NULL, 0);
-    h_notify(h, b, MSG_CANCEL, &params);
-    cr_assert_not(h->replies[b].seen, "another connection's");
-    h_notify(h, a, MSG_CANCEL, &params);
-    cr_assert_eq(h->replies[a].error, PROTO_ERR_CANCELLED);
-    cr_assert_eq(h->replies[a].id, params.request);
-    h_notify(h, a, MSG_CANCEL, &params);
-    cr_assert_not(h->replies[a].seen, "unknown by now");
-    cr_assert_not(h->closed[a] || h->closed[b]);
-    params.request = UINT64_MAX;
-    h_notify(h, a, MSG_CANCEL, &params);
-    cr_assert_eq(h_counts(h).watches, 2);
-    h_disconnect(h, a);
-    cr_assert_eq(h_counts(h).watches, 1);
 }
 
 static void

@@ -97,24 +97,6 @@ many(struct core_config *config)
     config->limits.pages = 1000;
 }
 
-CORE_TEST(timeline, listed_in_several_replies, many)
-{
-    uint32_t n = 0;
-    char name[PROTO_NAME_MAX + 1], last[32] = "";
-
-    uint64_t a = h_connect(h, 1000, 1000);
-    for (int i = 0; i < 200; i++) {
-        snprintf(name, sizeof(name), "%03d-%.*s", i, PROTO_NAME_MAX - 4, "");
-        cr_assert_eq(h_timeline(h, a, name, NULL, h_page_new(h, a))->error, 0);
-    }
-    do {
-        struct h_reply *r = timelines(h, a, "uid:1000", *last ? last : NULL);
-        n += r->n_entries;
-        snprintf(last, sizeof(last), "%03u-", n - 1);
-    } while (h->replies[a].more);
-    cr_assert_eq(n, 200);
-}
-
 CORE_TEST(timeline, names_and_permissions, NULL)
 {
     uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 2, 10), c = h_connect(h, 3, 3);
@@ -135,32 +117,6 @@ CORE_TEST(timeline, names_and_permissions, NULL)
     cr_assert_eq(h_open_timeline(h, b, "t", "shared")->error, 0, "reading is enough");
     cr_assert_eq(h_open_timeline(h, c, "t", "shared")->error, PROTO_ERR_NOT_FOUND);
     cr_assert_eq(h_open_timeline(h, c, "\n", "shared")->error, PROTO_ERR_INVALID_NAME);
-}
-
-static void
-little(struct core_config *config)
-{
-    config->limits.pages = 2;
-}
-
-/* Its name goes with its creator, the page when no value can come any more. */
-CORE_TEST(timeline, its_creator_goes, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    uint64_t page = h_page_new(h, a);
-    h_timeline(h, a, "t", NULL, page);
-    h_open_timeline(h, b, "t", NULL);
-    cr_assert(h_hangup(h, a), "its process may signal still");
-    cr_assert_eq(h_open_timeline(h, b, "t", NULL)->error, PROTO_ERR_NOT_FOUND);
-    h_tick(h, SWEEP_NS);
-    cr_assert(h_page(h, page));
-    uint64_t next = h_page_new(h, b);
-    cr_assert_eq(h_timeline(h, b, "t", NULL, next)->error, 0, "the name is to be had again");
-    h_exit(h, a);
-    cr_assert_not(h_page(h, page), "and those who wait are let go");
-    h_drop_page(h, b, page);
-    cr_assert_not(h->closed[b], "its client had not heard of it");
-    cr_assert_eq(h_open_timeline(h, b, "t", NULL)->page, next);
 }
 
 CORE_TEST(timeline, given_up, NULL)
@@ -212,33 +168,6 @@ CORE_TEST(timeline, given_up_and_gone, NULL)
     cr_assert_eq(h_counts(h).pages, 0);
     h_drop_page(h, b, page);
     cr_assert_not(h->closed[b]);
-}
-
-/* Its owner can write there as long as he lives: who has it open is let go when he does no more. */
-CORE_TEST(timeline, given_up_and_taken_back, little)
-{
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
-    uint64_t page = h_page_new(h, a);
-    h_timeline(h, a, "t", "open", page);
-    h_open_timeline(h, b, "t", "open");
-    struct timeline_slot *slot = h_slot(h, page, 0);
-    h_submit(h, page, 0);
-    h_land(h, page, 0, 1);
-    h_drop_page(h, a, page);
-    cr_assert(timeline_is_dead(slot));
-    atomic_store(&slot->submitted, 9);
-    atomic_store(&slot->done, 1);
-    h_tick(h, SWEEP_NS);
-    h_drop_page(h, a, page);
-    cr_assert(h_page(h, page), "somebody has it open");
-    cr_assert_not(timeline_is_dead(slot));
-    cr_assert_eq(core_deadline_ns(h->core), UINT64_MAX, "nobody looks there any more");
-    cr_assert_neq(h_page_new(h, a), 0);
-    cr_assert_eq(h_page_new(h, a), 0, "it counts as its owner's as long as it is there");
-    cr_assert(h_hangup(h, a));
-    cr_assert_not(timeline_is_dead(slot));
-    h_exit(h, a); /* the harness kills what goes */
-    cr_assert_not(h_page(h, page));
 }
 
 /* Its owner's exit matters as long as somebody has it open. */
@@ -318,47 +247,6 @@ CORE_TEST(timeline, given_up_many, many)
         h_tick(h, SWEEP_NS);
     cr_assert_eq(h_counts(h).pages, 0);
     cr_assert_eq(core_deadline_ns(h->core), UINT64_MAX);
-}
-
-/* What says of itself that it is dead waits for nothing. */
-CORE_TEST(timeline, killed_by_its_owner, NULL)
-{
-    uint64_t a = h_connect(h, 1000, 1000);
-    uint64_t page = h_page_new(h, a);
-    h_submit(h, page, 0);
-    timeline_kill(h_slot(h, page, 0));
-    h_drop_page(h, a, page);
-    cr_assert_not(h_page(h, page));
-}
-
-static void
-few_bytes(struct core_config *config)
-{
-    config->limits.host_bytes = 6000;
-}
-
-CAID_TEST(timeline, limits)
-{
-    struct harness h;
-
-    h_init(&h, little);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t page = h_page_new(&h, a);
-    h_page_new(&h, b);
-    cr_assert_eq(h_page_new(&h, a), 0);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_LIMIT);
-    cr_assert_neq(h_page_new(&h, h_connect(&h, 1001, 1001)), 0, "another uid has its own");
-    h_drop_page(&h, a, page);
-    cr_assert_neq(h_page_new(&h, a), 0);
-    h_deinit(&h);
-
-    h_init(&h, few_bytes);
-    a = h_connect(&h, 1000, 1000);
-    page = h_page_new(&h, a);
-    cr_assert_neq(page, 0);
-    cr_assert_eq(h_page_new(&h, a), 0);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_QUOTA);
-    h_deinit(&h);
 }
 
 CORE_TEST(timeline, a_page_that_cannot_be_made, NULL)
