@@ -267,8 +267,3 @@ struct core_turns { /* of brackets */
 };
 
 void core_get_turns(const struct core *core, struct core_turns *ret);
-
-/* ---- for tests ---- */
-
-/* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). */
-void core_check(const struct core *core);

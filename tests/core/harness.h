@@ -182,6 +182,10 @@ struct harness {
     size_t n_uses;
 };
 
+/* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). Called after each
+ * event. */
+void core_check(const struct core *core);
+
 /* Called with true before each call of the core and with false after it, where it is set. */
 extern void (*h_arm)(bool on);
 

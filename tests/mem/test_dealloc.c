@@ -3,7 +3,7 @@
 #include <errno.h>
 
 #include "caid_test.h"
-#include "dealloc.h"
+#include "mem_check.h"
 
 #define CAPACITY 1000
 #define N        32
