@@ -204,21 +204,12 @@ HANDLER(on_pools)
 static struct msg_user
 user_record(const struct user *user)
 {
-    return (struct msg_user){
-        .uid = user->uid,
-        .connections = user->used[RES_CONNECTIONS],
-        .arrays = user->used[RES_ARRAYS],
-        .names = user->used[RES_NAMES],
-        .leases = user->used[RES_LEASES],
-        .watches = user->used[RES_WATCHES],
-        .jobs = user->used[RES_JOBS],
-        .bytes = user->used[RES_BYTES],
-        .pinned = user->used[RES_PINNED],
-        .host = user->used[RES_HOST],
-        .pending = user->n_pending,
-        .deferred = user->n_deferring,
-        .brackets = user->used[RES_BRACKETS],
-        .pages = user->used[RES_PAGES],
+    return (struct msg_user){.uid = user->uid,
+                             .pending = user->n_pending,
+                             .deferred = user->n_deferring,
+#define RESOURCE(NAME, figure, limit, bytes, text) .figure = user->used[RES_##NAME],
+                             RESOURCES(RESOURCE)
+#undef RESOURCE
     };
 }
 
