@@ -191,11 +191,7 @@ HANDLER(on_pools)
         struct msg_pool record = pool_record(core, pool);
         pager_add(&pager, &record, msg_pool_size(&record));
     }
-    send_result(core, conn, id, MSG_POOLS,
-                &(struct msg_pools_result){.pools = records,
-                                           .n_pools = pager.n,
-                                           .more = pager.more},
-                NULL, 0);
+    SEND_PAGE(core, conn, id, POOLS, pools_result, pools, pager);
     return 0;
 }
 
@@ -232,10 +228,6 @@ HANDLER(on_users)
         struct msg_user record = user_record(user);
         pager_add(&pager, &record, msg_user_size(&record));
     }
-    send_result(core, conn, id, MSG_USERS,
-                &(struct msg_users_result){.users = records,
-                                           .n_users = pager.n,
-                                           .more = pager.more},
-                NULL, 0);
+    SEND_PAGE(core, conn, id, USERS, users_result, users, pager);
     return 0;
 }

@@ -117,11 +117,7 @@ HANDLER(on_list)
         return -ENOMEM;
     if (pools_list(core, conn, &pager, p->all, p->pool, list_pool, p, r))
         return REFUSED;
-    send_result(core, conn, id, MSG_LIST,
-                &(struct msg_list_result){.entries = entries,
-                                          .n_entries = pager.n,
-                                          .more = pager.more},
-                NULL, 0);
+    SEND_PAGE(core, conn, id, LIST, list_result, entries, pager);
     return 0;
 }
 
@@ -274,10 +270,6 @@ HANDLER(on_unnamed)
         return -ENOMEM;
     if (pools_list(core, conn, &page.pager, p->all, p->pool, unnamed_pool, p, r))
         return REFUSED;
-    send_result(core, conn, id, MSG_UNNAMED,
-                &(struct msg_unnamed_result){.arrays = arrays,
-                                             .n_arrays = page.pager.n,
-                                             .more = page.pager.more},
-                NULL, 0);
+    SEND_PAGE(core, conn, id, UNNAMED, unnamed_result, arrays, page.pager);
     return 0;
 }

@@ -117,10 +117,6 @@ HANDLER(on_timelines)
         return -ENOMEM;
     if (pools_list(core, conn, &pager, p->all, p->pool, timelines_pool, p, r))
         return REFUSED;
-    send_result(core, conn, id, MSG_TIMELINES,
-                &(struct msg_timelines_result){.timelines = records,
-                                               .n_timelines = pager.n,
-                                               .more = pager.more},
-                NULL, 0);
+    SEND_PAGE(core, conn, id, TIMELINES, timelines_result, timelines, pager);
     return 0;
 }

@@ -546,3 +546,28 @@ core_check(const struct core *core)
         check_device(c, &c->devices[i]);
     check_totals(c);
 }
+
+void
+core_get_counts(const struct core *core, struct core_counts *ret)
+{
+    *ret = (struct core_counts){
+        .connections = core->n_conns,
+        .departed = core->n_departed,
+        .users = core->n_users,
+        .pools = core->n_pools,
+        .blocks = core->n_blocks,
+        .arrays = core->n_arrays,
+        .names = core->n_names,
+        .leases = core->n_leases,
+        .watches = core->n_watches,
+        .jobs = core->n_jobs,
+        .brackets = core->n_brackets,
+        .pages = core->n_pages,
+        .timelines = core->n_timelines,
+    };
+    for (size_t i = 0; i < core->config.n_devices; i++) {
+        ret->bytes += core->devices[i].used + core->devices[i].pinned;
+        ret->pending += core->devices[i].queue.n;
+        ret->reserve_bytes += core->devices[i].reserve;
+    }
+}

@@ -182,6 +182,14 @@ struct harness {
     size_t n_uses;
 };
 
+struct core_counts {
+    uint64_t connections, departed, users, pools, blocks, arrays, names, leases, watches, jobs;
+    uint64_t brackets, pages, timelines;
+    uint64_t bytes; /* of blocks */
+    uint64_t pending, reserve_bytes;
+};
+
+void core_get_counts(const struct core *core, struct core_counts *ret);
 /* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). Called after each
  * event. */
 void core_check(const struct core *core);
