@@ -24,6 +24,25 @@ PARTY_TEST(abandon, a_writer_that_dies_in_its_bracket, NULL)
     cr_assert(party_is_open(p, 3), "what was written anew is whole");
 }
 
+/* A context that has died: its process says so itself, in its page. */
+PARTY_TEST(abandon, a_writer_that_says_that_it_is_dead, NULL)
+{
+    uint64_t bracket = party_begun(p, 0, p->a[0], true);
+    h_submit(&p->h, p->page[0], 0);
+    timeline_kill(h_slot(&p->h, p->page[0], 0));
+    h_end_as(&p->h, p->conn[0],
+             (struct msg_end_params){.bracket = bracket, .page = p->page[0], .value = 1});
+    cr_assert_not(p->h.closed[p->conn[0]]);
+    cr_assert(party_is_abandoned(p));
+    party_begin(p, 1, p->a[1], false);
+    cr_assert_eq(party_error(p, 1), PROTO_ERR_ABANDONED);
+    cr_assert_eq(h_publish(&p->h, p->conn[0], p->a[0], "z")->error, PROTO_ERR_ABANDONED,
+                 "a published name shows a whole array (I8)");
+    cr_assert_eq(h_discard(&p->h, p->conn[1], p->a[1])->error, 0);
+    cr_assert_not(party_is_abandoned(p));
+    party_begun(p, 1, p->a[1], false);
+}
+
 /* I8, and nothing is kept of a write that is done. */
 PARTY_TEST(abandon, what_is_published_is_whole, NULL)
 {
@@ -87,6 +106,29 @@ PARTY_TEST(abandon, an_end_that_abandons, NULL)
     uint64_t ro = h_open(&p->h, p->conn[2], "a", NULL, "r")->lease;
     cr_assert_eq(h_discard(&p->h, p->conn[2], ro)->error, PROTO_ERR_PERMISSION);
     cr_assert_eq(h_discard(&p->h, p->conn[2], 999)->error, PROTO_ERR_INVALID);
+}
+
+/* And is told of a writer before that one, whose work was not done either. */
+PARTY_TEST(abandon, a_writer_dies_under_another_that_has_hung_up, NULL)
+{
+    party_end_at(p, 0, party_begun(p, 0, p->a[0], true), 0);
+    party_begun(p, 1, p->a[1], true);
+    h_hangup(&p->h, p->conn[1]);
+    cr_assert_eq(h_discard(&p->h, p->conn[2], p->a[2])->error, 0);
+    party_begin(p, 2, p->a[2], false);
+    cr_assert(party_waits(p, 2));
+    h_disconnect(&p->h, p->conn[0]);
+    cr_assert_eq(party_error(p, 2), PROTO_ERR_ABANDONED);
+}
+
+/* A reader whose writer has died since asks for the rest of its fences: that one's is not there. */
+PARTY_TEST(abandon, a_writer_that_dies_between_two_replies, NULL)
+{
+    party_end_at(p, 0, party_begun(p, 0, p->a[0], true), 0);
+    uint64_t r1 = party_begun(p, 1, p->a[1], false);
+    cr_assert_eq(h_fences(&p->h, p->conn[1], r1, 0, 0)->n_fences, 1);
+    h_disconnect(&p->h, p->conn[0]);
+    cr_assert_eq(h_fences(&p->h, p->conn[1], r1, 0, 0)->error, PROTO_ERR_ABANDONED);
 }
 
 /* ---- leases that end ---- */

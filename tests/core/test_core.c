@@ -30,6 +30,23 @@ CORE_TEST(core, record_comes_before_the_promise, NULL)
     cr_assert_eq(h->jobs[0].type, CORE_RELEASE);
 }
 
+CORE_TEST(core, configured_pool_modes, NULL)
+{
+    uint64_t owner = h_connect(h, 1, 1), group = h_connect(h, 2, 10),
+             other = h_connect(h, 3, 3);
+    h_create(h, owner, "w", "shared", 100);
+    h_finish_all(h);
+    cr_assert_eq(h_open(h, group, "w", "shared", "r")->error, 0);
+    cr_assert_eq(h_open(h, group, "w", "shared", "rw")->error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(h_create(h, group, "v", "shared", 1)->error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(h_unlink(h, group, "w", "shared")->error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(h_open(h, other, "w", "shared", "r")->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_open(h, other, "w", "shared", "rw")->error, PROTO_ERR_NOT_FOUND);
+    h_create(h, other, "w", "open", 1);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[other].error, 0);
+}
+
 /* ---- limits ---- */
 
 CORE_TEST(core, quota_of_a_pool, NULL)
@@ -82,6 +99,24 @@ CORE_TEST(core, limits_of_a_uid, tight)
     cr_assert_eq(h_create(h, b, NULL, NULL, 65 << 20)->error, PROTO_ERR_NO_MEMORY, "device");
 }
 
+/* The driver's work for clients that have gone counts, or a loop of connecting, asking and
+ * leaving would queue up without bound. */
+CORE_TEST(core, jobs_of_clients_that_have_gone, tight)
+{
+    struct msg_memory_params params = {0};
+
+    for (int i = 0; i < 2; i++) {
+        uint64_t a = h_connect(h, 1000, 1000);
+        cr_assert_not(h_request(h, a, MSG_MEMORY_INFO, &params)->seen);
+        h_disconnect(h, a);
+    }
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
+    cr_assert_eq(h_request(h, a, MSG_MEMORY_INFO, &params)->error, PROTO_ERR_LIMIT);
+    cr_assert_not(h_request(h, b, MSG_MEMORY_INFO, &params)->seen, "another uid");
+    h_finish_all(h);
+    cr_assert_not(h_request(h, a, MSG_MEMORY_INFO, &params)->seen);
+}
+
 static void
 one_thread(struct core_config *config)
 {
@@ -105,6 +140,42 @@ CORE_TEST(core, uids_take_turns, one_thread)
     h_finish(h, 0, 0);
     cr_assert(h->replies[b].seen || (h_finish(h, 0, 0), h->replies[b].seen),
               "after two at most");
+}
+
+static void
+little_memory(struct core_config *config)
+{
+    config->limits.host_bytes = 4096;
+}
+
+/* An array of no bytes takes no device memory, but its name and field list live here. */
+CORE_TEST(core, host_memory_of_a_uid, little_memory)
+{
+    static char descr[PROTO_DESCR_MAX];
+    char name[16];
+    int n = 0;
+
+    uint64_t a = h_connect(h, 1000, 1000);
+    do
+        snprintf(name, sizeof(name), "%d", n++);
+    while (h_create(h, a, name, NULL, 0)->error == 0);
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_QUOTA);
+    cr_assert(strstr(h->replies[a].text, "4 KiB of the daemon's memory"), "%s",
+              h->replies[a].text);
+    cr_assert(n > 10 && n < 40, "%d", n);
+    for (int i = 0; i < n - 1; i++) {
+        snprintf(name, sizeof(name), "%d", i);
+        cr_assert_eq(h_unlink(h, a, name, NULL)->error, 0);
+        h_close(h, a, (uint64_t)i + 1);
+    }
+
+    memset(descr, ' ', sizeof(descr));
+    struct msg_create_params params = {.typestr = MSG_STR("|V8"),
+                                       .descr = {descr, sizeof(descr)},
+                                       .shape = {&(int64_t){0}, 1}};
+    cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, PROTO_ERR_QUOTA);
+    params.descr.n = 100;
+    cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, 0);
 }
 
 CORE_TEST(core, names, NULL)

@@ -136,6 +136,33 @@ CORE_TEST(fair, retry_is_not_spent_on_anothers_grown_block, h_sharing)
     cr_assert_eq(h->replies[b].error, 0, "%s", h->replies[b].text);
 }
 
+CORE_TEST(fair, grown_block_that_cannot_be_had_costs_nobody_anything, h_sharing)
+{
+    uint64_t a = h_connect(h, 1000, 1000), z = h_connect(h, 2000, 2000);
+    for (int i = 0; i < 4; i++)
+        small(h, a, 4 * MIB);
+    h_made(h, z, 30 * MIB, exclusive);
+    h_close(h, z, h_made(h, z, 4 * MIB, exclusive).lease);
+    h_tick(h, H_AGE_NS); /* that one is in reserve, */
+    h_defer(h, z, true);
+    h_close(h, z, h_made(h, z, 6 * MIB, exclusive).lease); /* and this one held back */
+    cr_assert_eq(h_counts(h).pending, 1);
+    uint64_t reserve = h_counts(h).reserve_bytes;
+    cr_assert_eq(reserve, 4 * MIB);
+
+    h_create(h, a, NULL, NULL, 512);
+    cr_assert_gt(h->jobs[0].size, 2 * MIB);
+    h_finish(h, 0, 0);
+    cr_assert_eq(h->n_jobs, 1);
+    cr_assert_eq(h->jobs[0].type, CORE_ALLOC, "at once");
+    cr_assert_eq(h->jobs[0].size, 2 * MIB);
+    h_finish(h, 0, 0);
+    cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
+    cr_assert_eq(h_counts(h).pending, 1);
+    cr_assert_eq(h_counts(h).reserve_bytes, reserve);
+    cr_assert_eq(h->n_releases, 0);
+}
+
 /* ---- quota ---- */
 
 static void
@@ -196,6 +223,28 @@ CORE_TEST(fair, quota_goes_on_to_another_device, two_devices)
     cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
 }
 
+CAID_TEST(fair, quota_is_not_denied_by_anothers_deferral)
+{
+    static const struct msg_create_params sharing = {.pool = {"shared", 6}};
+    struct harness h;
+
+    for (int i = 0; i < 2; i++) {
+        h_init(&h, h_sharing);
+        uint64_t root = h_connect(&h, 0, 0), b = h_connect(&h, 1, 10);
+        h_defer(&h, root, true);
+        struct h_reply one = h_made(&h, root, 4 * MIB, i ? sharing : in_shared),
+                       two = h_made(&h, root, 4 * MIB, i ? sharing : in_shared);
+        h_close(&h, root, one.lease);
+        h_close(&h, root, two.lease);
+        h_age(&h);
+        cr_assert_eq(h_counts(&h).pending, 2, "held back");
+        cr_assert_not(h_create_as(&h, b, 12 * MIB, in_shared)->seen);
+        h_finish_all(&h);
+        cr_assert_eq(h.replies[b].error, 0, "%s", h.replies[b].text);
+        h_deinit(&h);
+    }
+}
+
 /* ---- flush ---- */
 
 CORE_TEST(fair, flush_counts_what_the_caller_may_write, NULL)
@@ -235,6 +284,20 @@ CORE_TEST(fair, flush_names_no_block_of_others_that_failed, NULL)
     h_flush(h, b);
     h_finish_all(h);
     cr_assert_eq(h->replies[b].flush.blocks, 1);
+}
+
+CAID_TEST(fair, flush_of_a_daemon_that_stops_is_refused)
+{
+    struct harness h;
+
+    h_init(&h, NULL);
+    uint64_t a = h_connect(&h, 1000, 1000);
+    h_close(&h, a, small(&h, a, 100).lease);
+    core_stop(h.core);
+    cr_assert_eq(h_flush(&h, a)->error, PROTO_ERR_SHUTDOWN);
+    h_finish_all(&h);
+    h_disconnect(&h, a);
+    core_free(h.core);
 }
 
 /* ---- time ---- */

@@ -151,6 +151,30 @@ CORE_TEST(linger, create_waits_no_longer_than_a_second, NULL)
     cr_assert_eq(ask(h, a, "x", NULL, 1 * MIB)->error, 0, "the name is free");
 }
 
+CAID_TEST(linger, create_waits_for_quota)
+{
+    struct harness h;
+
+    h_init(&h, NULL); /* "shared" has 16 MiB */
+    uint64_t a = h_connect(&h, 1, 1), pages[4];
+    struct msg_create_params shared = {.pool = MSG_STR("shared")};
+    for (size_t i = 0; i < ARRAY_SIZE(pages); i++) {
+        pages[i] = h_page_new(&h, a);
+        leave(&h, a, pages[i], 1, 4 * MIB, shared);
+    }
+    struct h_reply *r = ask(&h, a, NULL, "shared", 16 * MIB);
+    for (size_t i = 0; i < ARRAY_SIZE(pages); i++) {
+        cr_assert_not(r->seen);
+        land_all(&h, pages[i]);
+        turn(&h);
+    }
+    cr_assert(r->seen && !r->error);
+    leave(&h, a, pages[0], 1, 1 * MIB, plain);
+    cr_assert_eq(ask(&h, a, NULL, "shared", 12 * MIB)->error, PROTO_ERR_QUOTA,
+                 "what lingers in another pool is no help");
+    h_deinit(&h);
+}
+
 /* And when the daemon stops, whoever is there is told so, and what is left is forgotten. */
 CAID_TEST(linger, create_when_the_daemon_stops)
 {

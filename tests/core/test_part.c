@@ -64,6 +64,23 @@ CORE_TEST(part, lies_in_its_wholes_memory, h_sharing)
     cr_assert_eq(h_open(h, b, "before", NULL, "r")->n_fds, 0, "the block is held already");
 }
 
+/* What each kind of memory is, a part of it is. */
+CORE_TEST(part, of_each_kind_of_memory, h_sharing)
+{
+    static const char *const kinds[] = {"device", "legacy", "pinned", "mapped"};
+
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        struct h_reply of =
+            h_made(h, a, 1000,
+                   (struct msg_create_params){.memory = MSG_STR(kinds[i]), .exclusive = i % 2});
+        part(h, a, of.lease, 100, "p");
+        cr_assert_eq(h_open(h, b, "p", NULL, "r")->offset, of.offset + 100, "%s", kinds[i]);
+        cr_assert_str_eq(h->replies[b].arrays[0].memory, i == 3 ? "mapped" : "");
+        cr_assert_eq(h->replies[b].stamp, of.stamp);
+    }
+}
+
 CORE_TEST(part, refusals, h_sharing)
 {
     struct h_reply of, other;
@@ -184,33 +201,62 @@ CORE_TEST(part, is_renamed, h_sharing)
 
 /* ---- how long memory is kept ---- */
 
-/* As for any array that nobody holds: its memory is the whole's. */
-CORE_TEST(part, create_waits_while_it_lingers, h_sharing)
+/* b reads a part, to the next value of slot 0 of its page, and closes it; names and leases go. */
+static uint64_t
+read_and_leave(struct harness *h, uint64_t a, uint64_t b, uint64_t page)
 {
     struct h_reply of;
-
-    h->capacity[0] = H_BLOCK;
-    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
-             c = h_connect(h, 1001, 1001);
-    uint64_t lease = whole(h, a, "w", NULL, &of), page = h_page_new(h, b);
-    part(h, a, lease, 100, "p");
+    uint64_t lease = whole(h, a, "w", NULL, &of), id = part(h, a, lease, 100, "p");
     uint64_t reads = h_open(h, b, "p", NULL, "r")->lease;
+
     h_end_at(h, b, h_begun(h, b, reads, false), page, 0);
     h_close(h, b, reads);
     h_unlink(h, a, "p", NULL);
     h_unlink(h, a, "w", NULL);
     h_close(h, a, lease);
     cr_assert_not(h_parts(h, a)->seen, "a stream reads it");
+    return id;
+}
+
+/* The next look at what lingers. */
+static void
+look(struct harness *h)
+{
+    h_tick(h, LOOK_NS);
+    h_finish_all(h);
+}
+
+/* Streams may still use it when its last holder has closed it (I2). */
+CORE_TEST(part, lingers_while_a_fence_has_not_passed, h_sharing)
+{
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    uint64_t page = h_page_new(h, b), id = read_and_leave(h, a, b, page);
+    look(h);
+    cr_assert_not(h->replies[a].seen);
+    cr_assert_eq(h_counts(h).arrays, 2);
+    cr_assert_eq(h_counts(h).pending, 0);
+    h_land(h, page, 0, 1);
+    look(h);
+    cr_assert(told(h, a, id));
+    cr_assert_eq(h_counts(h).arrays, 0);
+}
+
+/* As for any array that nobody holds: its memory is the whole's. */
+CORE_TEST(part, create_waits_while_it_lingers, h_sharing)
+{
+    h->capacity[0] = H_BLOCK;
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
+             c = h_connect(h, 1001, 1001);
+    uint64_t page = h_page_new(h, b), id = read_and_leave(h, a, b, page);
     h_create(h, c, NULL, NULL, 1000);
     h_finish_all(h);
-    h_tick(h, LOOK_NS);
-    h_finish_all(h);
+    look(h);
     cr_assert_not(h->replies[c].seen, "%s", h->replies[c].text);
     h_land(h, page, 0, 1);
-    h_tick(h, LOOK_NS);
-    h_finish_all(h);
+    look(h);
+    cr_assert(told(h, a, id));
+    cr_assert(h->replies[c].seen);
     cr_assert_eq(h->replies[c].error, 0, "%s", h->replies[c].text);
-    cr_assert(h->replies[a].seen && h->replies[c].seen);
 }
 
 /* They go with the core, whole and part, when the daemon ends. */

@@ -15,6 +15,37 @@ unnamed(struct harness *h, uint64_t conn, const char *pool, struct h_reply *ret)
     return ret->lease;
 }
 
+/* Who has the old one keeps it; whoever opens the name gets the new one. */
+CORE_TEST(publish, replaces, h_sharing)
+{
+    struct h_reply old, new;
+
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
+             c = h_connect(h, 1000, 1000);
+    old = *h_create_now(h, a, "w", NULL, 100);
+    cr_assert_eq(h_open(h, b, "w", NULL, "r")->generation, 1);
+    uint64_t kept = h->replies[b].lease;
+    uint64_t lease = unnamed(h, a, NULL, &new);
+    cr_assert_eq(h_publish(h, a, lease, "w")->generation, 2);
+    cr_assert_eq(h_open(h, c, "w", NULL, "r")->stamp, new.stamp);
+    cr_assert_eq(h_open_generation(h, c, "w", NULL, 2)->stamp, new.stamp);
+    cr_assert_eq(h_open_generation(h, c, "w", NULL, 1)->stamp, old.stamp, "held");
+    h_close(h, c, h->replies[c].lease);
+    h_close(h, a, old.lease);
+    h_close(h, b, kept);
+    cr_assert_eq(h_open_generation(h, c, "w", NULL, 1)->error, PROTO_ERR_STALE);
+    cr_assert(strstr(h->replies[c].text, "generation 1; the current one is 2"), "%s",
+              h->replies[c].text);
+    cr_assert_eq(h_open_generation(h, c, "w", NULL, 3)->error, PROTO_ERR_STALE);
+    h_unlink(h, c, "w", NULL);
+    cr_assert_eq(h_open_generation(h, c, "w", NULL, 2)->stamp, new.stamp, "still held");
+    h_disconnect(h, a);
+    h_disconnect(h, c);
+    cr_assert_eq(h_open_generation(h, b, "w", NULL, 2)->error, PROTO_ERR_STALE);
+    cr_assert(strstr(h->replies[b].text, "there is none of that name"), "%s",
+              h->replies[b].text);
+}
+
 /* Not even when nobody of the uid was there for a while. */
 CORE_TEST(publish, generations_outlive_the_pool, h_sharing)
 {
