@@ -84,7 +84,7 @@ many_arrays(struct core_config *config)
 /* More than one answer tells. */
 CORE_TEST(parts, of_many_as_many_as_a_packet_takes, many_arrays)
 {
-    const uint32_t n = 5000, most = 4096;
+    const uint32_t n = 4200, most = 4096;
     uint64_t lease;
     char name[16];
 
