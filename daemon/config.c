@@ -18,103 +18,87 @@ struct key {
     const char *section;
     const char *name;
     const struct value_type *type;
-    size_t offset; /* in struct config, or in struct config_pool */
+    size_t offset;         /* in struct config, or in struct core_pool_config */
+    const char *otherwise; /* NULL: 0, or none */
 };
 
+#define KEY(section, name, type, field, otherwise)                              \
+    {                                                                           \
+        section, name, &value_##type, offsetof(struct config, field), otherwise \
+    }
+#define POOL_KEY(name, type, field, otherwise)                                           \
+    {                                                                                    \
+        "pool", name, &value_##type, offsetof(struct core_pool_config, field), otherwise \
+    }
+
 static const struct key config_keys[] = {
-    {"daemon", "socket", &value_string, offsetof(struct config, socket)},
-    {"daemon", "socket_mode", &value_file_mode, offsetof(struct config, socket_mode)},
-    {"daemon", "driver", &value_string, offsetof(struct config, driver)},
-    {"daemon", "log_level", &value_level, offsetof(struct config, log_level)},
-    {"daemon", "hello_timeout", &value_duration, offsetof(struct config, hello_timeout_ns)},
-    {"limits", "connections", &value_count, offsetof(struct config, limits.connections)},
-    {"limits", "arrays", &value_count, offsetof(struct config, limits.arrays)},
-    {"limits", "names", &value_count, offsetof(struct config, limits.names)},
-    {"limits", "leases", &value_count, offsetof(struct config, limits.leases)},
-    {"limits", "watches", &value_count, offsetof(struct config, limits.watches)},
-    {"limits", "jobs", &value_count, offsetof(struct config, limits.jobs)},
-    {"limits", "brackets", &value_count, offsetof(struct config, limits.brackets)},
-    {"limits", "pages", &value_count, offsetof(struct config, limits.pages)},
-    {"limits", "bytes", &value_size, offsetof(struct config, limits.bytes)},
-    {"limits", "pinned_bytes", &value_size, offsetof(struct config, limits.pinned_bytes)},
-    {"limits", "host_bytes", &value_size, offsetof(struct config, limits.host_bytes)},
-    {"memory", "block_size", &value_size, offsetof(struct config, memory.block_size)},
-    {"memory", "shared_max", &value_size, offsetof(struct config, memory.shared_max)},
-    {"memory", "blocks", &value_count, offsetof(struct config, blocks)},
-    {"memory", "reserve", &value_size, offsetof(struct config, memory.reserve)},
-    {"memory", "max_pending_count", &value_number,
-     offsetof(struct config, memory.pending_count)},
-    {"memory", "max_pending_ratio", &value_ratio,
-     offsetof(struct config, memory.pending_ratio)},
-    {"memory", "max_pending_age", &value_duration,
-     offsetof(struct config, memory.pending_age_ns)},
-    {"handoff", "mode", &value_handoff, offsetof(struct config, handoff)},
-    {"handoff", "spin_us", &value_count, offsetof(struct config, spin_us)},
-    {"user-pools", "mode", &value_pool_mode, offsetof(struct config, user_mode)},
-    {"user-pools", "quota", &value_size, offsetof(struct config, user_quota)},
+    KEY("daemon", "socket", string, socket, NULL),
+    KEY("daemon", "socket_mode", file_mode, socket_mode, "0666"),
+    KEY("daemon", "driver", string, driver, "auto"),
+    KEY("daemon", "log_level", level, log_level, "info"),
+    KEY("daemon", "hello_timeout", duration, hello_timeout_ns, "2s"),
+    KEY("limits", "connections", count, limits.connections, "4096"),
+    KEY("limits", "arrays", count, limits.arrays, "2000000"),
+    KEY("limits", "names", count, limits.names, "1000000"),
+    KEY("limits", "leases", count, limits.leases, "1000000"),
+    KEY("limits", "watches", count, limits.watches, "4096"),
+    KEY("limits", "jobs", count, limits.jobs, "4096"),
+    KEY("limits", "brackets", count, limits.brackets, "65536"),
+    KEY("limits", "pages", count, limits.pages, "4096"),
+    KEY("limits", "bytes", size, limits.bytes, NULL),
+    KEY("limits", "pinned_bytes", size, limits.pinned_bytes, NULL),
+    KEY("limits", "host_bytes", size, limits.host_bytes, "1G"),
+    KEY("memory", "block_size", size, memory.block_size, "32M"),
+    KEY("memory", "shared_max", size, memory.shared_max, "4M"),
+    KEY("memory", "blocks", count, blocks, "65536"),
+    KEY("memory", "reserve", size, memory.reserve, "256M"),
+    KEY("memory", "max_pending_count", number, memory.pending_count, "10"),
+    KEY("memory", "max_pending_ratio", ratio, memory.pending_ratio, "0.2"),
+    KEY("memory", "max_pending_age", duration, memory.pending_age_ns, "2s"),
+    KEY("handoff", "mode", handoff, handoff, "auto"),
+    KEY("handoff", "spin_us", count, spin_us, "1000"),
+    KEY("user-pools", "mode", pool_mode, user_mode, "0600"),
+    KEY("user-pools", "quota", size, user_quota, NULL),
 };
 
 static const struct key pool_keys[] = {
-    {"pool", "owner", &value_user, offsetof(struct config_pool, uid)},
-    {"pool", "group", &value_group, offsetof(struct config_pool, gid)},
-    {"pool", "mode", &value_pool_mode, offsetof(struct config_pool, mode)},
-    {"pool", "quota", &value_size, offsetof(struct config_pool, quota)},
+    POOL_KEY("owner", user, uid, NULL),
+    POOL_KEY("group", group, gid, NULL),
+    POOL_KEY("mode", pool_mode, mode, "0660"),
+    POOL_KEY("quota", size, quota, NULL),
 };
 
 /* Settings that the environment may set, as Numba's of such names do. */
 static const struct {
-    const char *variable;
-    const struct value_type *type;
-    size_t offset;
+    const char *variable, *key;
 } variables[] = {
-    {"CAID_MAX_PENDING_DEALLOCS_COUNT", &value_number,
-     offsetof(struct config, memory.pending_count)},
-    {"CAID_MAX_PENDING_DEALLOCS_RATIO", &value_ratio,
-     offsetof(struct config, memory.pending_ratio)},
+    {"CAID_MAX_PENDING_DEALLOCS_COUNT", "max_pending_count"},
+    {"CAID_MAX_PENDING_DEALLOCS_RATIO", "max_pending_ratio"},
 };
+
+static int
+set_defaults(const struct key *keys, size_t n_keys, void *fields)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < n_keys; i++)
+        if (keys[i].otherwise)
+            r = keys[i].type->parse(keys[i].otherwise, (char *)fields + keys[i].offset);
+    return r;
+}
 
 int
 config_init(struct config *c)
 {
-    *c = (struct config){
-        .socket_mode = 0666,
-        .driver = strdup("auto"),
-        .log_level = LOG_LEVEL_INFO,
-        .hello_timeout_ns = 2 * NSEC_PER_SEC,
-        .limits =
-            {
-                .connections = 4096,
-                .arrays = 2000000,
-                .names = 1000000,
-                .leases = 1000000,
-                .watches = 4096,
-                .jobs = 4096,
-                .brackets = 65536,
-                .pages = 4096,
-                .host_bytes = UINT64_C(1) << 30,
-            },
-        .memory =
-            {
-                .block_size = UINT64_C(32) << 20,
-                .shared_max = UINT64_C(4) << 20,
-                .reserve = UINT64_C(256) << 20,
-                .pending_count = 10,
-                .pending_ratio = 0.2,
-                .pending_age_ns = 2 * NSEC_PER_SEC,
-            },
-        .blocks = 65536,
-        .handoff = HANDOFF_AUTO,
-        .spin_us = 1000,
-        .user_mode = 0600,
-    };
-    return c->driver ? 0 : -ENOMEM;
+    *c = (struct config){0};
+    return set_defaults(config_keys, ARRAY_SIZE(config_keys), c);
 }
 
 void
 config_deinit(struct config *c)
 {
     for (size_t i = 0; i < c->n_pools; i++)
-        free(c->pools[i].name);
+        free((char *)(uintptr_t)c->pools[i].name);
     free(c->pools);
     free(c->socket);
     free(c->driver);
@@ -123,9 +107,9 @@ config_deinit(struct config *c)
 
 /* The pool of that name, made with the defaults of a pool where it is new. */
 static int
-config_pool(struct config *c, const char *name, struct config_pool **ret)
+config_pool(struct config *c, const char *name, struct core_pool_config **ret)
 {
-    struct config_pool *pools, *p;
+    struct core_pool_config *pools, *p;
 
     for (size_t i = 0; i < c->n_pools; i++)
         if (strcmp(c->pools[i].name, name) == 0) {
@@ -138,38 +122,42 @@ config_pool(struct config *c, const char *name, struct config_pool **ret)
         return -ENOMEM;
     c->pools = pools;
     p = &pools[c->n_pools];
-    *p = (struct config_pool){.name = strdup(name), .mode = 0660};
+    *p = (struct core_pool_config){.name = strdup(name)};
     if (!p->name)
         return -ENOMEM;
     c->n_pools++;
     *ret = p;
-    return 0;
+    return set_defaults(pool_keys, ARRAY_SIZE(pool_keys), p);
+}
+
+static const struct key *
+find_key(const struct key *keys, size_t n_keys, const char *section, const char *name)
+{
+    for (size_t i = 0; i < n_keys; i++)
+        if (strcmp(keys[i].section, section) == 0 && strcmp(keys[i].name, name) == 0)
+            return &keys[i];
+    return NULL;
 }
 
 static int
 set_key(const struct key *keys, size_t n_keys, void *fields, const struct ini_line *line)
 {
-    for (size_t i = 0; i < n_keys; i++) {
-        const struct key *k = &keys[i];
-        int r;
+    const struct key *k = find_key(keys, n_keys, line->section, line->key);
+    int r = k ? k->type->parse(line->value, (char *)fields + k->offset) : 0;
 
-        if (strcmp(k->section, line->section) != 0 || strcmp(k->name, line->key) != 0)
-            continue;
-        r = k->type->parse(line->value, (char *)fields + k->offset);
-        if (r == -EINVAL)
-            log_error("%s:%u: %s = %s: not %s", line->file, line->number, line->key,
-                      line->value, k->type->expects);
-        return r;
-    }
-    log_warning("%s:%u: unknown key \"%s\" in [%s], ignored", line->file, line->number,
-                line->key, line->section);
-    return 0;
+    if (!k)
+        log_warning("%s:%u: unknown key \"%s\" in [%s], ignored", line->file, line->number,
+                    line->key, line->section);
+    if (r == -EINVAL)
+        log_error("%s:%u: %s = %s: not %s", line->file, line->number, line->key, line->value,
+                  k->type->expects);
+    return r;
 }
 
 static int
 on_pool_line(struct config *c, const struct ini_line *line)
 {
-    struct config_pool *p;
+    struct core_pool_config *p;
     int r;
 
     if (!core_pool_name_valid(line->name)) {
@@ -280,11 +268,12 @@ load_environment(struct config *c)
     int error = 0;
 
     for (size_t i = 0; i < ARRAY_SIZE(variables); i++) {
+        const struct key *k =
+            find_key(config_keys, ARRAY_SIZE(config_keys), "memory", variables[i].key);
         const char *text = getenv(variables[i].variable);
-        int r = text && *text ? variables[i].type->parse(text, (char *)c + variables[i].offset)
-                              : 0;
+        int r = text && *text ? k->type->parse(text, (char *)c + k->offset) : 0;
         if (r == -EINVAL)
-            log_error("%s=%s: not %s", variables[i].variable, text, variables[i].type->expects);
+            log_error("%s=%s: not %s", variables[i].variable, text, k->type->expects);
         if (r < 0)
             error = r;
     }

@@ -14,14 +14,6 @@
 
 #define CONFIG_DEFAULT_PATH "/etc/caid/caid.conf"
 
-struct config_pool { /* [pool "NAME"] */
-    char *name;
-    uid_t uid;
-    gid_t gid;
-    mode_t mode;
-    uint64_t quota;
-};
-
 struct config {
     char *socket; /* NULL or empty: the usual places */
     mode_t socket_mode;
@@ -35,7 +27,7 @@ struct config {
     uint32_t spin_us; /* spin.h */
     mode_t user_mode; /* of each uid's own pool */
     uint64_t user_quota;
-    struct config_pool *pools;
+    struct core_pool_config *pools; /* [pool "NAME"] */
     size_t n_pools;
 };
 

@@ -10,13 +10,7 @@
 /* How long a client may leave fds unread while others are held up by them. */
 #define CULPRIT_MS 5000
 
-static int
-owner_compare(const struct conn_owner *a, const struct conn_owner *b)
-{
-    return CMP(a->uid, b->uid);
-}
-
-RB_GENERATE_STATIC(conn_owners, conn_owner, node, owner_compare)
+RB_GENERATE_STATIC_BY(conn_owners, conn_owner, node, uid)
 
 static struct conn_owner *
 owner_get(struct conns *set, uid_t uid)

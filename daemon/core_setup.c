@@ -50,20 +50,11 @@ core_setup(struct core **ret, const struct config *config, const struct gpu *gpu
            uint32_t all_pages)
 {
     _cleanup_free_ struct core_device *devices = calloc(gpu->n_devices, sizeof(*devices));
-    _cleanup_free_ struct core_pool_config *pools = calloc(config->n_pools + 1, sizeof(*pools));
 
-    if (!devices || !pools)
+    if (!devices)
         return -ENOMEM;
     for (size_t i = 0; i < gpu->n_devices; i++)
         fill_device(&devices[i], &gpu->devices[i]);
-    for (size_t i = 0; i < config->n_pools; i++) {
-        const struct config_pool *p = &config->pools[i];
-        pools[i] = (struct core_pool_config){.name = p->name,
-                                             .uid = p->uid,
-                                             .gid = p->gid,
-                                             .mode = p->mode,
-                                             .quota = p->quota};
-    }
     return core_new(ret,
                     &(struct core_config){
                         .server = "caid " CAID_VERSION,
@@ -81,7 +72,7 @@ core_setup(struct core **ret, const struct config *config, const struct gpu *gpu
                         .user_mode = config->user_mode,
                         .devices = devices,
                         .n_devices = gpu->n_devices,
-                        .pools = pools,
+                        .pools = config->pools,
                         .n_pools = config->n_pools,
                     },
                     clock_now_ns());

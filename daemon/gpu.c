@@ -9,12 +9,6 @@
 #include "legacy.h"
 #include "value.h"
 
-static void
-gpu_deinitp(struct gpu *g)
-{
-    gpu_deinit(g);
-}
-
 /* "host" needs nothing of a device but host functions. */
 static bool
 can_hand_off(const struct drv_device *d, enum core_handoff handoff)
@@ -122,7 +116,7 @@ log_devices(const struct gpu *g)
 int
 gpu_open(struct gpu *ret, const char *choice, int handoff, struct drv_error *err)
 {
-    _cleanup_(gpu_deinitp) struct gpu g = {0};
+    _cleanup_(gpu_deinit) struct gpu g = {0};
     int r = drv_open(&g.drv, choice, err);
 
     if (r < 0)

@@ -18,12 +18,6 @@
 #define SYSTEM_SOCKET   SYSTEM_FOLDER "/caid.sock"
 #define LISTENER_CLOSED ((struct listener){.fd = -1, .lock_fd = -1})
 
-static void
-listener_deinitp(struct listener *l)
-{
-    listener_deinit(l);
-}
-
 int
 listener_default_path(char **ret)
 {
@@ -162,7 +156,7 @@ listener_bind(struct listener *l, const char *path, mode_t mode)
 int
 listener_open(struct listener *ret, const char *path, mode_t mode)
 {
-    _cleanup_(listener_deinitp) struct listener l = LISTENER_CLOSED;
+    _cleanup_(listener_deinit) struct listener l = LISTENER_CLOSED;
     int r;
 
     if (strlen(path) >= sizeof(((struct sockaddr_un *)0)->sun_path)) {
@@ -227,7 +221,7 @@ socket_path(int fd)
 int
 listener_inherit(struct listener *ret)
 {
-    _cleanup_(listener_deinitp) struct listener l = LISTENER_CLOSED;
+    _cleanup_(listener_deinit) struct listener l = LISTENER_CLOSED;
     long n = strtol(getenv("LISTEN_FDS"), NULL, 10);
     int flags;
 

@@ -115,37 +115,15 @@ open_gpu(struct gpu *ret, const char *choice, int handoff, struct notify *notify
     }
 }
 
-static void
-gpu_deinitp(struct gpu *g)
-{
-    gpu_deinit(g);
-}
-
-static void
-listener_deinitp(struct listener *l)
-{
-    listener_deinit(l);
-}
-
-static void
-notify_deinitp(struct notify *n)
-{
-    notify_deinit(n);
-}
-
-static void
-server_freep(struct server **s)
-{
-    server_free(*s);
-}
+DEFINE_CLEANUP(struct server *, server_free)
 
 /* ready_fd: of detach_start(), or -1. Every failure has been logged. */
 static int
 serve(const struct options *o, const struct config *c, int ready_fd)
 {
-    _cleanup_(notify_deinitp) struct notify notify = {.fd = -1};
-    _cleanup_(listener_deinitp) struct listener listener = {.fd = -1, .lock_fd = -1};
-    _cleanup_(gpu_deinitp) struct gpu gpu = {0};
+    _cleanup_(notify_deinit) struct notify notify = {.fd = -1};
+    _cleanup_(listener_deinit) struct listener listener = {.fd = -1, .lock_fd = -1};
+    _cleanup_(gpu_deinit) struct gpu gpu = {0};
     _cleanup_(server_freep) struct server *server = NULL;
     sigset_t stop;
     int r;
@@ -191,16 +169,10 @@ run(const struct options *o, const struct config *c)
     return serve(o, c, ready_fd);
 }
 
-static void
-config_deinitp(struct config *c)
-{
-    config_deinit(c);
-}
-
 int
 main(int argc, char *argv[])
 {
-    _cleanup_(config_deinitp) struct config config = {0};
+    _cleanup_(config_deinit) struct config config = {0};
     struct options options;
     int r = options_parse(&options, argc, argv);
 

@@ -5,7 +5,7 @@
 #include <getopt.h>
 #include <stdio.h>
 
-#include "base/log.h"
+#include "value.h"
 
 static const char usage[] =
     "Usage: caid [OPTION]...\n"
@@ -48,15 +48,10 @@ bad_usage(void)
 static int
 parse_level(const char *text, int *ret)
 {
-    int level = log_level_parse(text);
-
-    if (level < 0) {
-        fprintf(stderr, "caid: --log-level=%s: not error, warning, notice, info or debug\n",
-                text);
-        return bad_usage();
-    }
-    *ret = level;
-    return 0;
+    if (value_level.parse(text, ret) == 0)
+        return 0;
+    fprintf(stderr, "caid: --log-level=%s: not %s\n", text, value_level.expects);
+    return bad_usage();
 }
 
 /* An empty value is a script's unset variable: better refused than taken for a default. */

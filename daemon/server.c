@@ -208,15 +208,6 @@ arm_deadline(struct server *s)
                    deadline > now ? (deadline - now) / NSEC_PER_MSEC + 1 : 0, 0);
 }
 
-static void
-look_at_counts(struct server *s)
-{
-    struct core_counts counts;
-
-    core_get_counts(s->core, &counts);
-    trim_look(&s->trim, counts.arrays + counts.leases);
-}
-
 /* After every event. An action that ends a connection is an event itself: then the call that is
  * already running takes care of what comes of it. */
 static void
@@ -231,7 +222,7 @@ run_core(struct server *s)
         carry_out(s, &a);
     s->carrying_out = false;
     arm_deadline(s);
-    look_at_counts(s);
+    trim_look(&s->trim, core_objects(s->core));
     spin_look(&s->spin, s->core);
     if (s->stopping && core_jobs(s->core) == 0)
         uv_stop(&s->loop);

@@ -29,13 +29,7 @@ struct shared_page {
     struct timeline_slot *slots;
 };
 
-static int
-shared_page_compare(const struct shared_page *a, const struct shared_page *b)
-{
-    return CMP(a->id, b->id);
-}
-
-RB_GENERATE_STATIC(shared_page_tree, shared_page, node, shared_page_compare)
+RB_GENERATE_STATIC_BY(shared_page_tree, shared_page, node, id)
 
 static struct shared_page *
 find(struct shared_pages *pages, uint64_t id)

@@ -111,6 +111,3 @@ void dealloc_unhold(struct dealloc *q, struct dealloc_owner *owner);
 /* When the oldest entry that is not held back will have waited for max_age_ns; UINT64_MAX: never.
  * now_ns must not have run backwards from one dealloc_add() to the next. */
 uint64_t dealloc_deadline_ns(const struct dealloc *q);
-
-/* For tests: aborts where a sum or an order is wrong. O(n) in entries. */
-void dealloc_check(const struct dealloc *q);

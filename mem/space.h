@@ -107,6 +107,3 @@ uint64_t range_bytes(const struct range *range);
  * the sum of all such free ranges (the holes). O(n) in the extents; O(1). */
 uint64_t space_largest_hole(const struct space *space);
 uint64_t space_holes(const struct space *space);
-
-/* For tests: aborts where an invariant does not hold. O(n). */
-void space_check(const struct space *space);

@@ -45,12 +45,14 @@ decode_str(const msgpack_object *o, struct msg_str *ret)
 }
 
 static int
-decode_element(msgpack_zone *zone, const struct field *f, const msgpack_object *o, void *ret)
+decode_value(msgpack_zone *zone, const struct field *f, enum field_type type,
+             const msgpack_object *o, void *ret)
 {
-    switch (f->type) {
-    case FIELD_I64S: return decode_i64(o, ret);
-    case FIELD_U64S: return decode_u64(o, ret);
-    case FIELD_RECORDS: return decode_record(zone, f->of, o, ret);
+    switch (type) {
+    case FIELD_BOOL: return decode_bool(o, ret);
+    case FIELD_U64: return decode_u64(o, ret);
+    case FIELD_I64: return decode_i64(o, ret);
+    case FIELD_RECORD: return decode_record(zone, f->of, o, ret);
     default: return decode_str(o, ret);
     }
 }
@@ -73,7 +75,7 @@ decode_list(msgpack_zone *zone, const struct field *f, const msgpack_object *o,
     if (!list)
         return -ENOMEM;
     for (uint32_t i = 0; i < n; i++) {
-        int r = decode_element(zone, f, &o->via.array.ptr[i], list + i * size);
+        int r = decode_value(zone, f, field_element(f), &o->via.array.ptr[i], list + i * size);
         if (r < 0)
             return r;
     }
@@ -85,15 +87,8 @@ static int
 decode_field(msgpack_zone *zone, const struct field *f, const msgpack_object *o,
              void *ret_record)
 {
-    void *value = (char *)ret_record + f->offset;
-
-    switch (f->type) {
-    case FIELD_BOOL: return decode_bool(o, value);
-    case FIELD_U64: return decode_u64(o, value);
-    case FIELD_I64: return decode_i64(o, value);
-    case FIELD_STR: return decode_str(o, value);
-    default: return decode_list(zone, f, o, ret_record);
-    }
+    return field_is_list(f) ? decode_list(zone, f, o, ret_record)
+                            : decode_value(zone, f, f->type, o, (char *)ret_record + f->offset);
 }
 
 /* Index of the field that key names, or n_fields. Keys mostly come in the table's order, so the

@@ -72,73 +72,29 @@ writer_finish(struct writer *w)
     return w->error;
 }
 
-static void
-put_array(struct writer *w, size_t n)
-{
-    w->n_items++;
-    msgpack_pack_array(&w->packer, n);
-}
-
-static void
-put_map(struct writer *w, size_t n)
-{
-    w->n_items++;
-    msgpack_pack_map(&w->packer, n);
-}
-
-static void
-put_u64(struct writer *w, uint64_t value)
-{
-    w->n_items++;
-    msgpack_pack_uint64(&w->packer, value);
-}
-
-static void
-put_i64(struct writer *w, int64_t value)
-{
-    w->n_items++;
-    msgpack_pack_int64(&w->packer, value);
-}
-
-static void
-put_bool(struct writer *w, bool value)
-{
-    w->n_items++;
-    if (value)
-        msgpack_pack_true(&w->packer);
-    else
-        msgpack_pack_false(&w->packer);
-}
-
-static void
-put_nil(struct writer *w)
-{
-    w->n_items++;
-    msgpack_pack_nil(&w->packer);
-}
+/* One object, as msgpack-c names it. */
+#define PUT(w, what, ...) \
+    ((void)((w)->n_items++, msgpack_pack_##what(&(w)->packer, ##__VA_ARGS__)))
 
 static void
 put_str(struct writer *w, const char *text, size_t n)
 {
-    w->n_items++;
-    msgpack_pack_str_with_body(&w->packer, text, n);
+    PUT(w, str_with_body, text, n);
 }
 
 static void put_record(struct writer *w, const struct record *record, const void *value);
 
 static void
-put_element(struct writer *w, const struct field *f, const void *element)
+put_value(struct writer *w, const struct field *f, enum field_type type, const void *value)
 {
-    const struct msg_str *str;
+    const struct msg_str *str = value;
 
-    switch (f->type) {
-    case FIELD_I64S: put_i64(w, *(const int64_t *)element); break;
-    case FIELD_U64S: put_u64(w, *(const uint64_t *)element); break;
-    case FIELD_RECORDS: put_record(w, f->of, element); break;
-    default:
-        str = element;
-        put_str(w, str->p, str->n);
-        break;
+    switch (type) {
+    case FIELD_BOOL: *(const bool *)value ? PUT(w, true) : PUT(w, false); break;
+    case FIELD_U64: PUT(w, uint64, *(const uint64_t *)value); break;
+    case FIELD_I64: PUT(w, int64, *(const int64_t *)value); break;
+    case FIELD_RECORD: put_record(w, f->of, value); break;
+    default: put_str(w, str->p, str->n); break;
     }
 }
 
@@ -149,28 +105,19 @@ put_list(struct writer *w, const struct field *f, const void *record)
     uint32_t n;
     const char *element = field_list(f, record, &n);
 
-    put_array(w, n);
+    PUT(w, array, n);
     for (uint32_t i = 0; i < n && w->error == 0; i++, element += size)
-        put_element(w, f, element);
+        put_value(w, f, field_element(f), element);
 }
 
 static void
 put_field(struct writer *w, const struct field *f, const void *record)
 {
-    const void *value = (const char *)record + f->offset;
-    const struct msg_str *str;
-
     put_str(w, f->key, f->n_key);
-    switch (f->type) {
-    case FIELD_BOOL: put_bool(w, *(const bool *)value); break;
-    case FIELD_U64: put_u64(w, *(const uint64_t *)value); break;
-    case FIELD_I64: put_i64(w, *(const int64_t *)value); break;
-    case FIELD_STR:
-        str = value;
-        put_str(w, str->p, str->n);
-        break;
-    default: put_list(w, f, record); break;
-    }
+    if (field_is_list(f))
+        put_list(w, f, record);
+    else
+        put_value(w, f, f->type, (const char *)record + f->offset);
 }
 
 static void
@@ -181,7 +128,7 @@ put_record(struct writer *w, const struct record *record, const void *value)
 
     for (const struct field *f = record->fields; f < end; f++)
         n += field_is_written(f, value);
-    put_map(w, n);
+    PUT(w, map, n);
     for (const struct field *f = record->fields; f < end; f++) {
         if (field_is_written(f, value))
             put_field(w, f, value);
@@ -203,9 +150,9 @@ msg_encode_request(struct msg_buf *b, uint32_t id, enum msg_method method, const
     if (!msg_method_is_request(method))
         return -EINVAL;
     writer_init(&w, b);
-    put_array(&w, 4);
-    put_u64(&w, MSG_REQUEST);
-    put_u64(&w, id);
+    PUT(&w, array, 4);
+    PUT(&w, uint64, MSG_REQUEST);
+    PUT(&w, uint64, id);
     put_method(&w, &proto_methods[method], params);
     return writer_finish(&w);
 }
@@ -218,8 +165,8 @@ msg_encode_notify(struct msg_buf *b, enum msg_method method, const void *params)
     if (method >= MSG_N_METHODS || msg_method_is_request(method))
         return -EINVAL;
     writer_init(&w, b);
-    put_array(&w, 3);
-    put_u64(&w, MSG_NOTIFY);
+    PUT(&w, array, 3);
+    PUT(&w, uint64, MSG_NOTIFY);
     put_method(&w, &proto_methods[method], params);
     return writer_finish(&w);
 }
@@ -228,9 +175,9 @@ static void
 begin_response(struct writer *w, struct msg_buf *b, uint32_t id)
 {
     writer_init(w, b);
-    put_array(w, 4);
-    put_u64(w, MSG_RESPONSE);
-    put_u64(w, id);
+    PUT(w, array, 4);
+    PUT(w, uint64, MSG_RESPONSE);
+    PUT(w, uint64, id);
 }
 
 int
@@ -241,7 +188,7 @@ msg_encode_result(struct msg_buf *b, uint32_t id, enum msg_method method, const 
     if (!msg_method_is_request(method))
         return -EINVAL;
     begin_response(&w, b, id);
-    put_nil(&w);
+    PUT(&w, nil);
     put_record(&w, proto_methods[method].result, result);
     return writer_finish(&w);
 }
@@ -257,7 +204,7 @@ msg_encode_error(struct msg_buf *b, uint32_t id, uint32_t code, const char *text
 
     begin_response(&w, b, id);
     put_record(&w, &proto_records[RECORD_ID_error], &error);
-    put_nil(&w);
+    PUT(&w, nil);
     return writer_finish(&w);
 }
 

@@ -151,14 +151,5 @@ int msg_encode_error(struct msg_buf *b, uint32_t id, uint32_t code, const char *
  * of what is in a packet sum up to less than PROTO_PACKET_MAX, neither limit is passed.
  * msg_array_size() reckons the lease at its widest, since that is made once there is room.
  */
-size_t msg_array_size(const struct msg_array *a);
-size_t msg_block_size(const struct msg_block *b);
-size_t msg_entry_size(const struct msg_entry *e);
-size_t msg_holder_size(const struct msg_holder *h);
-size_t msg_unnamed_size(const struct msg_unnamed *u);
-size_t msg_user_size(const struct msg_user *u);
-size_t msg_pool_size(const struct msg_pool *p);
-size_t msg_memory_size(const struct msg_memory *m);
-size_t msg_fence_size(const struct msg_fence *f);
-size_t msg_page_size(const struct msg_page *p);
-size_t msg_timeline_size(const struct msg_timeline *t);
+#define RECORD(r) size_t msg_##r##_size(const struct msg_##r *record);
+#include "messages.def"

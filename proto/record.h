@@ -15,8 +15,9 @@ enum field_type {
     FIELD_U64,
     FIELD_I64,
     FIELD_STR,
-    FIELD_I64S, /* from here on: lists */
-    FIELD_U64S,
+    FIELD_RECORD, /* of an element alone */
+    FIELD_U64S,   /* from here on: lists, in the order of what their elements are */
+    FIELD_I64S,
     FIELD_STRS,
     FIELD_RECORDS,
 };
@@ -70,6 +71,19 @@ field_set_list(const struct field *f, void *record, const void *list, uint32_t n
 {
     memcpy((char *)record + f->offset, &list, sizeof(list));
     memcpy((char *)record + f->n_offset, &n, sizeof(n));
+}
+
+static inline bool
+field_is_list(const struct field *f)
+{
+    return f->type >= FIELD_U64S;
+}
+
+/* What a list has. */
+static inline enum field_type
+field_element(const struct field *f)
+{
+    return f->type - FIELD_U64S + FIELD_U64;
 }
 
 /* Size of one element of a list, as the struct holds it. */

@@ -68,13 +68,14 @@ head_bytes(size_t n)
 static void add_record(struct size *size, const struct record *record, const void *value);
 
 static void
-add_element(struct size *size, const struct field *f, const void *element)
+add_value(struct size *size, const struct field *f, enum field_type type, const void *value)
 {
-    switch (f->type) {
-    case FIELD_I64S: add(size, i64_bytes(*(const int64_t *)element)); break;
-    case FIELD_U64S: add(size, u64_bytes(*(const uint64_t *)element)); break;
-    case FIELD_RECORDS: add_record(size, f->of, element); break;
-    default: add(size, str_bytes(((const struct msg_str *)element)->n)); break;
+    switch (type) {
+    case FIELD_BOOL: add(size, 1); break;
+    case FIELD_U64: add(size, u64_bytes(*(const uint64_t *)value)); break;
+    case FIELD_I64: add(size, i64_bytes(*(const int64_t *)value)); break;
+    case FIELD_RECORD: add_record(size, f->of, value); break;
+    default: add(size, str_bytes(((const struct msg_str *)value)->n)); break;
     }
 }
 
@@ -87,22 +88,17 @@ add_list(struct size *size, const struct field *f, const void *record)
 
     add(size, head_bytes(n));
     for (uint32_t i = 0; i < n; i++, element += step)
-        add_element(size, f, element);
+        add_value(size, f, field_element(f), element);
 }
 
 static void
 add_field(struct size *size, const struct field *f, const void *record)
 {
-    const void *value = (const char *)record + f->offset;
-
     add(size, str_bytes(f->n_key));
-    switch (f->type) {
-    case FIELD_BOOL: add(size, 1); break;
-    case FIELD_U64: add(size, u64_bytes(*(const uint64_t *)value)); break;
-    case FIELD_I64: add(size, i64_bytes(*(const int64_t *)value)); break;
-    case FIELD_STR: add(size, str_bytes(((const struct msg_str *)value)->n)); break;
-    default: add_list(size, f, record); break;
-    }
+    if (field_is_list(f))
+        add_list(size, f, record);
+    else
+        add_value(size, f, f->type, (const char *)record + f->offset);
 }
 
 static void
@@ -129,28 +125,22 @@ room(enum record_id id, const void *value)
     return size.bytes > size.items * ITEM_SHARE ? size.bytes : size.items * ITEM_SHARE;
 }
 
-size_t
-msg_array_size(const struct msg_array *a)
+/* An array's lease is reckoned at its widest. */
+static size_t
+widest(enum record_id id, const void *value)
 {
-    struct msg_array widest = *a;
+    struct msg_array array;
 
-    widest.lease = UINT64_MAX;
-    return room(RECORD_ID_array, &widest);
+    if (id != RECORD_ID_array)
+        return room(id, value);
+    array = *(const struct msg_array *)value;
+    array.lease = UINT64_MAX;
+    return room(id, &array);
 }
 
-#define SIZE_OF(name)                                         \
-    size_t msg_##name##_size(const struct msg_##name *record) \
-    {                                                         \
-        return room(RECORD_ID_##name, record);                \
+#define RECORD(r)                                       \
+    size_t msg_##r##_size(const struct msg_##r *record) \
+    {                                                   \
+        return widest(RECORD_ID_##r, record);           \
     }
-
-SIZE_OF(block)
-SIZE_OF(entry)
-SIZE_OF(holder)
-SIZE_OF(unnamed)
-SIZE_OF(user)
-SIZE_OF(pool)
-SIZE_OF(memory)
-SIZE_OF(fence)
-SIZE_OF(page)
-SIZE_OF(timeline)
+#include "messages.def"

@@ -19,12 +19,6 @@
 #define SWEEP_NS UINT64_C(100000000) /* between two looks for passed fences of a connection */
 
 static int
-bracket_compare(const struct bracket *a, const struct bracket *b)
-{
-    return CMP(a->id, b->id);
-}
-
-static int
 deadline_compare(const struct bracket *a, const struct bracket *b)
 {
     if (a->deadline_ns != b->deadline_ns)
@@ -38,16 +32,10 @@ asking_compare(const struct bracket *a, const struct bracket *b)
     return a->request != b->request ? CMP(a->request, b->request) : CMP(a->id, b->id);
 }
 
-static int
-thread_compare(const struct thread *a, const struct thread *b)
-{
-    return CMP(a->id, b->id);
-}
-
-RB_GENERATE(brackets, bracket, node, bracket_compare)
+RB_GENERATE_BY(brackets, bracket, node, id)
 RB_GENERATE(deadlines, bracket, deadline, deadline_compare)
 RB_GENERATE(asking, bracket, of_conn, asking_compare)
-RB_GENERATE(threads, thread, node, thread_compare)
+RB_GENERATE_BY(threads, thread, node, id)
 
 struct bracket *
 bracket_find(struct conn *conn, uint64_t id)

@@ -7,13 +7,7 @@
 #include "state.h"
 #include "waiter.h"
 
-static int
-conn_compare(const struct conn *a, const struct conn *b)
-{
-    return CMP(a->id, b->id);
-}
-
-RB_GENERATE(conns, conn, node, conn_compare)
+RB_GENERATE_BY(conns, conn, node, id)
 
 struct conn *
 conn_find(struct conns *conns, uint64_t id)

@@ -429,3 +429,9 @@ core_jobs(const struct core *core)
 {
     return core->n_jobs;
 }
+
+uint64_t
+core_objects(const struct core *core)
+{
+    return core->n_arrays + core->n_leases;
+}

@@ -249,15 +249,8 @@ bool core_next(struct core *core, struct core_action *ret);
 
 /* ---- figures ---- */
 
-struct core_counts {
-    uint64_t connections, departed, users, pools, blocks, arrays, names, leases, watches, jobs;
-    uint64_t brackets, pages, timelines;
-    uint64_t bytes; /* of blocks */
-    uint64_t pending, reserve_bytes;
-};
-
-/* O(devices). */
-void core_get_counts(const struct core *core, struct core_counts *ret);
+/* Arrays and leases. */
+uint64_t core_objects(const struct core *core);
 
 struct core_turns { /* of brackets */
     uint64_t n_waiting;
@@ -267,8 +260,3 @@ struct core_turns { /* of brackets */
 };
 
 void core_get_turns(const struct core *core, struct core_turns *ret);
-
-/* ---- for tests ---- */
-
-/* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). */
-void core_check(const struct core *core);

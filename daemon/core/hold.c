@@ -6,13 +6,7 @@
 #include "conn.h"
 #include "user.h"
 
-static int
-hold_compare(const struct hold *a, const struct hold *b)
-{
-    return CMP(a->id, b->id);
-}
-
-RB_GENERATE(holds, hold, node, hold_compare)
+RB_GENERATE_BY(holds, hold, node, id)
 
 struct hold *
 hold_find(struct holds *tree, uint64_t id)

@@ -11,13 +11,7 @@
 
 #include "state.h"
 
-static int
-job_compare(const struct job *a, const struct job *b)
-{
-    return CMP(a->id, b->id);
-}
-
-RB_GENERATE(jobs, job, node, job_compare)
+RB_GENERATE_BY(jobs, job, node, id)
 
 static void
 jobs_run(struct core *core)

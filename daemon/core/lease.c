@@ -7,13 +7,7 @@
 #include "settle.h"
 #include "state.h"
 
-static int
-lease_compare(const struct lease *a, const struct lease *b)
-{
-    return CMP(a->id, b->id);
-}
-
-RB_GENERATE(leases, lease, node, lease_compare)
+RB_GENERATE_BY(leases, lease, node, id)
 
 int
 lease_new(struct core *core, struct conn *conn, struct array *array, bool readonly,

@@ -11,12 +11,6 @@
     64 /* that one turn looks at: a tenth of a millisecond, since each has its slots */
 
 static int
-page_compare(const struct page *a, const struct page *b)
-{
-    return CMP(a->id, b->id);
-}
-
-static int
 timeline_compare(const struct timeline *a, const struct timeline *b)
 {
     uint8_t n = a->n_name < b->n_name ? a->n_name : b->n_name;
@@ -26,7 +20,7 @@ timeline_compare(const struct timeline *a, const struct timeline *b)
     return c ? c : CMP(a->n_name, b->n_name);
 }
 
-RB_GENERATE(pages, page, node, page_compare)
+RB_GENERATE_BY(pages, page, node, id)
 RB_GENERATE(timelines, timeline, node, timeline_compare)
 
 /* ---- life ---- */

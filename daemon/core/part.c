@@ -7,13 +7,7 @@
 /* Ids in one reply; what is left is told of at the next request. */
 #define TELL_MAX 4096
 
-static int
-whole_compare(const struct whole *a, const struct whole *b)
-{
-    return CMP(a->array->id, b->array->id);
-}
-
-RB_GENERATE(wholes, whole, node, whole_compare)
+RB_GENERATE_BY(wholes, whole, node, array->id)
 
 /* ---- wholes ---- */
 

@@ -49,3 +49,10 @@ struct pager {
 
 /* Adds a record that takes so many bytes of a reply; false: the page is full. */
 bool pager_add(struct pager *pager, const void *record, size_t bytes);
+/* Sends it as the list that the method's result is. */
+#define SEND_PAGE(core, conn, id, NAME, result, list, pager)    \
+    send_result(core, conn, id, MSG_##NAME,                     \
+                &(struct msg_##result){.list = (pager).records, \
+                                       .n_##list = (pager).n,   \
+                                       .more = (pager).more},   \
+                NULL, 0)

@@ -52,9 +52,7 @@ device_records(const struct core *core)
     return records;
 }
 
-int
-on_hello(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_hello)
 {
     const struct msg_hello_params *p = params;
     _cleanup_free_ struct device_records *records = NULL;
@@ -96,12 +94,8 @@ on_hello(struct core *core, struct conn *conn, uint32_t id, const void *params,
     return 0;
 }
 
-int
-on_ping(struct core *core, struct conn *conn, uint32_t id, const void *params,
-        struct refusal *r)
+HANDLER(on_ping)
 {
-    (void)params;
-    (void)r;
     send_result(core, conn, id, MSG_PING, &(struct msg_none){}, NULL, 0);
     return 0;
 }
@@ -116,14 +110,10 @@ status_add_devices(const struct core *core, struct msg_status_result *result)
     }
 }
 
-int
-on_status(struct core *core, struct conn *conn, uint32_t id, const void *params,
-          struct refusal *r)
+HANDLER(on_status)
 {
     _cleanup_free_ struct device_records *records = device_records(core);
 
-    (void)params;
-    (void)r;
     if (!records)
         return -ENOMEM;
     struct msg_status_result result = {

@@ -9,9 +9,9 @@
 #include "reply.h"
 #include "state.h"
 
-#define HANDLER(name)                                                               \
-    int name(struct core *core, struct conn *conn, uint32_t id, const void *params, \
-             struct refusal *r)
+#define HANDLER(name)                                                  \
+    int name(struct core *core, struct conn *conn, uint32_t id UNUSED, \
+             const void *params UNUSED, struct refusal *r UNUSED)
 
 #define REQUEST(NAME, name, params, result) HANDLER(on_##name);
 #define NOTIFY(NAME, name, params)          HANDLER(on_##name);

@@ -91,9 +91,7 @@ create_place(struct core *core, struct conn *conn, uint32_t id, struct array *ar
     return rc;
 }
 
-int
-on_create(struct core *core, struct conn *conn, uint32_t id, const void *params,
-          struct refusal *r)
+HANDLER(on_create)
 {
     struct array_request req;
     struct array *array;
@@ -205,9 +203,7 @@ open_all(struct core *core, struct conn *conn, struct opening *o, struct grant *
     return rc;
 }
 
-int
-on_open(struct core *core, struct conn *conn, uint32_t id, const void *params,
-        struct refusal *r)
+HANDLER(on_open)
 {
     struct opening opening = {.params = params};
     struct grant grant;
@@ -237,14 +233,11 @@ forget(struct core *core, struct conn *conn, uint64_t block, struct refusal *r)
     return 0;
 }
 
-int
-on_close(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_close)
 {
     const struct msg_close_params *p = params;
     int rc = 0;
 
-    (void)id;
     if (p->leases.n > PROTO_CLOSE_MAX)
         return refuse(r, PROTO_ERR_INVALID, "close takes at most %d leases", PROTO_CLOSE_MAX);
     for (uint32_t i = 0; i < p->leases.n; i++) {

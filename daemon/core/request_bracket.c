@@ -8,23 +8,16 @@
 
 /* ---- pages ---- */
 
-int
-on_page(struct core *core, struct conn *conn, uint32_t id, const void *params,
-        struct refusal *r)
+HANDLER(on_page)
 {
-    (void)params;
     return page_new(core, conn, id, r);
 }
 
 /* A page that is neither its own nor held is none of the client's any more: it has gone meanwhile. */
-int
-on_drop_pages(struct core *core, struct conn *conn, uint32_t id, const void *params,
-              struct refusal *r)
+HANDLER(on_drop_pages)
 {
     const struct msg_pages_params *p = params;
 
-    (void)id;
-    (void)r;
     for (uint32_t i = 0; i < p->pages.n; i++) {
         struct page *own = page_find_own(core, conn, p->pages.v[i]);
         struct hold *hold = hold_find(&conn->page_holds, p->pages.v[i]);
@@ -38,9 +31,7 @@ on_drop_pages(struct core *core, struct conn *conn, uint32_t id, const void *par
 
 /* ---- begin, fences, end ---- */
 
-int
-on_begin(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_begin)
 {
     const struct msg_begin_params *p = params;
     struct bracket_request req = {
@@ -67,9 +58,7 @@ bracket_find_open(struct conn *conn, uint64_t id, struct bracket **ret, struct r
     return 0;
 }
 
-int
-on_fences(struct core *core, struct conn *conn, uint32_t id, const void *params,
-          struct refusal *r)
+HANDLER(on_fences)
 {
     const struct msg_fences_params *p = params;
     const struct array *array;
@@ -106,14 +95,12 @@ end_page(struct core *core, struct conn *conn, const struct msg_end_params *p,
     return 0;
 }
 
-int
-on_end(struct core *core, struct conn *conn, uint32_t id, const void *params, struct refusal *r)
+HANDLER(on_end)
 {
     const struct msg_end_params *p = params;
     struct bracket *bracket;
     struct page *page = NULL;
 
-    (void)id;
     if (bracket_find_open(conn, p->bracket, &bracket, r))
         return REFUSED;
     if (p->value && end_page(core, conn, p, &page, r))
@@ -128,9 +115,7 @@ on_end(struct core *core, struct conn *conn, uint32_t id, const void *params, st
 
 /* ---- discard ---- */
 
-int
-on_discard(struct core *core, struct conn *conn, uint32_t id, const void *params,
-           struct refusal *r)
+HANDLER(on_discard)
 {
     const struct msg_discard_params *p = params;
     struct lease *lease;

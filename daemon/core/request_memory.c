@@ -14,9 +14,7 @@
 
 /* ---- memory_info ---- */
 
-int
-on_memory_info(struct core *core, struct conn *conn, uint32_t id, const void *params,
-               struct refusal *r)
+HANDLER(on_memory_info)
 {
     const struct msg_memory_params *p = params;
     uint32_t device = (uint32_t)core->config.n_devices;
@@ -104,9 +102,7 @@ reply_memory(struct core *core, struct conn *conn, const struct job *job,
 
 /* ---- flush, defer ---- */
 
-int
-on_flush(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_flush)
 {
     const struct msg_flush_params *p = params;
     uint32_t device = (uint32_t)core->config.n_devices;
@@ -124,9 +120,7 @@ on_flush(struct core *core, struct conn *conn, uint32_t id, const void *params,
     return flush_start(core, conn, id, device);
 }
 
-int
-on_defer(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_defer)
 {
     const struct msg_defer_params *p = params;
 
@@ -182,16 +176,13 @@ pool_record(const struct core *core, struct pool *pool)
     return record;
 }
 
-int
-on_pools(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_pools)
 {
     const struct msg_pools_params *p = params;
     _cleanup_free_ struct msg_pool *records = calloc(PAGE_MAX, sizeof(*records));
     struct pager pager = PAGER(records, PAGE_MAX);
     struct pool *pool = pool_find_from(core, p->after);
 
-    (void)r;
     if (!records)
         return -ENOMEM;
     for (; pool && !pager.more; pool = RB_NEXT(pools, &core->pools, pool)) {
@@ -200,11 +191,7 @@ on_pools(struct core *core, struct conn *conn, uint32_t id, const void *params,
         struct msg_pool record = pool_record(core, pool);
         pager_add(&pager, &record, msg_pool_size(&record));
     }
-    send_result(core, conn, id, MSG_POOLS,
-                &(struct msg_pools_result){.pools = records,
-                                           .n_pools = pager.n,
-                                           .more = pager.more},
-                NULL, 0);
+    SEND_PAGE(core, conn, id, POOLS, pools_result, pools, pager);
     return 0;
 }
 
@@ -213,28 +200,17 @@ on_pools(struct core *core, struct conn *conn, uint32_t id, const void *params,
 static struct msg_user
 user_record(const struct user *user)
 {
-    return (struct msg_user){
-        .uid = user->uid,
-        .connections = user->used[RES_CONNECTIONS],
-        .arrays = user->used[RES_ARRAYS],
-        .names = user->used[RES_NAMES],
-        .leases = user->used[RES_LEASES],
-        .watches = user->used[RES_WATCHES],
-        .jobs = user->used[RES_JOBS],
-        .bytes = user->used[RES_BYTES],
-        .pinned = user->used[RES_PINNED],
-        .host = user->used[RES_HOST],
-        .pending = user->n_pending,
-        .deferred = user->n_deferring,
-        .brackets = user->used[RES_BRACKETS],
-        .pages = user->used[RES_PAGES],
+    return (struct msg_user){.uid = user->uid,
+                             .pending = user->n_pending,
+                             .deferred = user->n_deferring,
+#define RESOURCE(NAME, figure, limit, bytes, text) .figure = user->used[RES_##NAME],
+                             RESOURCES(RESOURCE)
+#undef RESOURCE
     };
 }
 
 /* All of them for root and for whom the daemon runs as; for others, themselves. */
-int
-on_users(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_users)
 {
     const struct msg_users_params *p = params;
     bool all = conn->user->uid == 0 || conn->user->uid == core->config.uid;
@@ -242,7 +218,6 @@ on_users(struct core *core, struct conn *conn, uint32_t id, const void *params,
     struct pager pager = PAGER(records, USERS_MAX);
     struct user key = {.uid = (uid_t)p->from}, *user = conn->user;
 
-    (void)r;
     if (!records)
         return -ENOMEM;
     if (all)
@@ -253,10 +228,6 @@ on_users(struct core *core, struct conn *conn, uint32_t id, const void *params,
         struct msg_user record = user_record(user);
         pager_add(&pager, &record, msg_user_size(&record));
     }
-    send_result(core, conn, id, MSG_USERS,
-                &(struct msg_users_result){.users = records,
-                                           .n_users = pager.n,
-                                           .more = pager.more},
-                NULL, 0);
+    SEND_PAGE(core, conn, id, USERS, users_result, users, pager);
     return 0;
 }

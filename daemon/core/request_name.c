@@ -31,9 +31,7 @@ name_find(struct core *core, struct conn *conn, const struct msg_name_params *p,
     return 0;
 }
 
-int
-on_unlink(struct core *core, struct conn *conn, uint32_t id, const void *params,
-          struct refusal *r)
+HANDLER(on_unlink)
 {
     struct array *array;
     struct entry *gone;
@@ -109,9 +107,7 @@ list_pool(const struct core *core, struct pager *pager, struct pool *pool, const
     }
 }
 
-int
-on_list(struct core *core, struct conn *conn, uint32_t id, const void *params,
-        struct refusal *r)
+HANDLER(on_list)
 {
     const struct msg_list_params *p = params;
     _cleanup_free_ struct msg_entry *entries = calloc(PAGE_MAX, sizeof(*entries));
@@ -121,11 +117,7 @@ on_list(struct core *core, struct conn *conn, uint32_t id, const void *params,
         return -ENOMEM;
     if (pools_list(core, conn, &pager, p->all, p->pool, list_pool, p, r))
         return REFUSED;
-    send_result(core, conn, id, MSG_LIST,
-                &(struct msg_list_result){.entries = entries,
-                                          .n_entries = pager.n,
-                                          .more = pager.more},
-                NULL, 0);
+    SEND_PAGE(core, conn, id, LIST, list_result, entries, pager);
     return 0;
 }
 
@@ -201,9 +193,7 @@ show_bytes(const struct msg_show_result *result)
            result->metadata.n + 8 * (16 + 9);
 }
 
-int
-on_show(struct core *core, struct conn *conn, uint32_t id, const void *params,
-        struct refusal *r)
+HANDLER(on_show)
 {
     _cleanup_free_ struct msg_holder *holders = calloc(HOLDERS_MAX, sizeof(*holders));
     struct room room = ROOM_INIT;
@@ -269,9 +259,7 @@ unnamed_pool(const struct core *core, struct pager *pager, struct pool *pool,
     }
 }
 
-int
-on_unnamed(struct core *core, struct conn *conn, uint32_t id, const void *params,
-           struct refusal *r)
+HANDLER(on_unnamed)
 {
     const struct msg_unnamed_params *p = params;
     _cleanup_free_ struct msg_unnamed *arrays = calloc(UNNAMED_MAX, sizeof(*arrays));
@@ -282,10 +270,6 @@ on_unnamed(struct core *core, struct conn *conn, uint32_t id, const void *params
         return -ENOMEM;
     if (pools_list(core, conn, &page.pager, p->all, p->pool, unnamed_pool, p, r))
         return REFUSED;
-    send_result(core, conn, id, MSG_UNNAMED,
-                &(struct msg_unnamed_result){.arrays = arrays,
-                                             .n_arrays = page.pager.n,
-                                             .more = page.pager.more},
-                NULL, 0);
+    SEND_PAGE(core, conn, id, UNNAMED, unnamed_result, arrays, page.pager);
     return 0;
 }

@@ -59,9 +59,7 @@ part_check(struct core *core, struct conn *conn, const struct msg_publish_part_p
     return 0;
 }
 
-int
-on_publish_part(struct core *core, struct conn *conn, uint32_t id, const void *params,
-                struct refusal *r)
+HANDLER(on_publish_part)
 {
     const struct msg_publish_part_params *p = params;
     struct array_request req = {.typestr = p->typestr,
@@ -87,10 +85,7 @@ on_publish_part(struct core *core, struct conn *conn, uint32_t id, const void *p
     return 0;
 }
 
-int
-on_parts(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_parts)
 {
-    (void)params;
     return published_ask(core, conn, id, r);
 }

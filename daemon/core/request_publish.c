@@ -23,9 +23,7 @@ publish_check(struct core *core, const struct msg_publish_params *p, struct conn
     return 0;
 }
 
-int
-on_publish(struct core *core, struct conn *conn, uint32_t id, const void *params,
-           struct refusal *r)
+HANDLER(on_publish)
 {
     const struct msg_publish_params *p = params;
     struct array *array;
@@ -39,9 +37,7 @@ on_publish(struct core *core, struct conn *conn, uint32_t id, const void *params
     return rc;
 }
 
-int
-on_watch(struct core *core, struct conn *conn, uint32_t id, const void *params,
-         struct refusal *r)
+HANDLER(on_watch)
 {
     const struct msg_watch_params *p = params;
     struct pool *pool;
@@ -62,16 +58,13 @@ cancel_watch(struct core *core, struct watch *watch)
 }
 
 /* What has been answered is unknown here: its answer is on the way. */
-int
-on_cancel(struct core *core, struct conn *conn, uint32_t id, const void *params,
-          struct refusal *r)
+HANDLER(on_cancel)
 {
     const struct msg_cancel_params *p = params;
     uint32_t request = (uint32_t)p->request;
     struct watch *watch;
     struct bracket *bracket;
 
-    (void)id;
     if (p->request > UINT32_MAX)
         return 0;
     watch = watch_find(conn, request);

@@ -17,9 +17,7 @@ timeline_page(struct core *core, struct conn *conn, uint64_t id, struct page **r
     return 0;
 }
 
-int
-on_timeline(struct core *core, struct conn *conn, uint32_t id, const void *params,
-            struct refusal *r)
+HANDLER(on_timeline)
 {
     const struct msg_timeline_params *p = params;
     struct pool *pool;
@@ -39,9 +37,7 @@ on_timeline(struct core *core, struct conn *conn, uint32_t id, const void *param
 
 /* ---- open ---- */
 
-int
-on_open_timeline(struct core *core, struct conn *conn, uint32_t id, const void *params,
-                 struct refusal *r)
+HANDLER(on_open_timeline)
 {
     const struct msg_name_params *p = params;
     struct pool *pool = pool_find(core, conn, p->pool);
@@ -111,9 +107,7 @@ timelines_pool(const struct core *core, struct pager *pager, struct pool *pool,
     }
 }
 
-int
-on_timelines(struct core *core, struct conn *conn, uint32_t id, const void *params,
-             struct refusal *r)
+HANDLER(on_timelines)
 {
     const struct msg_timelines_params *p = params;
     _cleanup_free_ struct msg_timeline *records = calloc(PAGE_MAX, sizeof(*records));
@@ -123,10 +117,6 @@ on_timelines(struct core *core, struct conn *conn, uint32_t id, const void *para
         return -ENOMEM;
     if (pools_list(core, conn, &pager, p->all, p->pool, timelines_pool, p, r))
         return REFUSED;
-    send_result(core, conn, id, MSG_TIMELINES,
-                &(struct msg_timelines_result){.timelines = records,
-                                               .n_timelines = pager.n,
-                                               .more = pager.more},
-                NULL, 0);
+    SEND_PAGE(core, conn, id, TIMELINES, timelines_result, timelines, pager);
     return 0;
 }

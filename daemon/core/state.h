@@ -24,7 +24,7 @@
  *
  *   refusal actions │ user reply job │ pool watch hold │ block device │ array use │
  *   linger part reclaim │ settle │ lease publish page │ grant fences │ bracket waiter flush │
- *   release request_* conn │ request │ core check
+ *   release request_* conn │ request │ core
  */
 #pragma once
 

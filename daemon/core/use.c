@@ -239,9 +239,8 @@ writer_is_gone(const struct use *use)
            LIST_FIRST(&use->held)->bracket->conn->departed;
 }
 
-/* Whether brackets that are open keep it waiting. */
-static bool
-is_kept(const struct use *use, bool write)
+bool
+use_is_kept(const struct use *use, bool write)
 {
     if (use->n_writers)
         return write || !writer_is_gone(use);
@@ -269,7 +268,7 @@ use_queue(struct core *core, struct claim *claim)
     use->n_waiting++;
     if (claim->write && !use->first_writer)
         use->first_writer = claim;
-    if (!behind && !is_kept(use, claim->write))
+    if (!behind && !use_is_kept(use, claim->write))
         set_ready(core, claim);
 }
 
@@ -279,7 +278,7 @@ let_writer_go(struct core *core, struct use *use)
 {
     struct claim *first = TAILQ_FIRST(&use->waiting);
 
-    if (first && first->write && !first->ready && !is_kept(use, true))
+    if (first && first->write && !first->ready && !use_is_kept(use, true))
         set_ready(core, first);
 }
 
@@ -288,7 +287,7 @@ static struct claim *
 let_readers_go(struct core *core, struct use *use, struct claim *claim)
 {
     for (; claim && !claim->write; claim = TAILQ_NEXT(claim, of_waiting))
-        if (!claim->ready && !is_kept(use, false))
+        if (!claim->ready && !use_is_kept(use, false))
             set_ready(core, claim);
     return claim;
 }
@@ -296,7 +295,7 @@ let_readers_go(struct core *core, struct use *use, struct claim *claim)
 void
 use_scan(struct core *core, struct use *use)
 {
-    if (!is_kept(use, false))
+    if (!use_is_kept(use, false))
         let_readers_go(core, use, TAILQ_FIRST(&use->waiting));
     let_writer_go(core, use);
 }
@@ -304,7 +303,7 @@ use_scan(struct core *core, struct use *use)
 bool
 use_unready(struct claim *claim)
 {
-    if (!is_kept(claim->use, claim->write))
+    if (!use_is_kept(claim->use, claim->write))
         return false;
     claim->ready = false;
     claim->bracket->n_unready++;
@@ -331,7 +330,7 @@ use_hold(struct core *core, struct claim *claim)
 {
     struct use *use = claim->use;
 
-    assert(claim->ready && !is_kept(use, claim->write));
+    assert(claim->ready && !use_is_kept(use, claim->write));
     LIST_INSERT_HEAD(&use->held, claim, of_held); /* before anybody else is let go */
     use->n_readers += !claim->write;
     use->n_writers += claim->write;
@@ -362,56 +361,6 @@ use_leave(struct core *core, struct claim *claim)
     LIST_REMOVE(claim, of_lease);
     claim->use = NULL;
     use_settle(use);
-}
-
-/* Those at the front that could share the array, up to the first writer, are ready unless what is open
- * keeps them; behind it, only who reads it already. */
-static bool
-turns_are_right(const struct use *use)
-{
-    const struct claim *claim;
-    bool front = true, first = true;
-
-    TAILQ_FOREACH(claim, &use->waiting, of_waiting) {
-        if (claim->write && !first)
-            front = false;
-        if (front && !claim->ready && !is_kept(use, claim->write))
-            return false;
-        if (!front && claim->ready && claim->write)
-            return false;
-        front = front && !claim->write;
-        first = false;
-    }
-    return true;
-}
-
-bool
-use_is_right(const struct use *use)
-{
-    const struct claim *claim;
-    const struct fence *fence;
-    const struct claim *first_writer = NULL;
-    uint32_t readers = 0, writers = 0, waiting = 0, reads = 0;
-
-    LIST_FOREACH(claim, &use->held, of_held) {
-        if (claim->use != use || claim->lease->array != use->array)
-            return false;
-        *(claim->write ? &writers : &readers) += 1;
-    }
-    TAILQ_FOREACH(claim, &use->waiting, of_waiting) {
-        if (claim->use != use || claim->lease->conn->departed)
-            return false;
-        waiting++;
-        if (claim->write && !first_writer)
-            first_writer = claim;
-    }
-    LIST_FOREACH(fence, &use->reads, of_use)
-        reads += fence->use == use;
-    return readers == use->n_readers && writers == use->n_writers && writers <= 1 &&
-           (!writers || !readers) && waiting == use->n_waiting &&
-           first_writer == use->first_writer && reads == use->n_reads &&
-           (readers || writers || waiting || use_has_fences(use) || use->array->lingering) &&
-           turns_are_right(use);
 }
 
 /* ---- deadlocks ---- */
@@ -503,7 +452,7 @@ use_is_deadlock(struct core *core, struct bracket *bracket)
         s.first = next->next_found;
         for (uint32_t i = 0; i < next->n_claims && !search_is_over(&s); i++) {
             const struct claim *claim = &next->claims[i];
-            if (claim->ready && !is_kept(claim->use, claim->write))
+            if (claim->ready && !use_is_kept(claim->use, claim->write))
                 continue;
             search_held(&s, claim);
             search_ahead(&s, claim);

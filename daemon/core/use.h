@@ -82,5 +82,5 @@ void use_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t val
 void fence_free(struct fence *fence);
 /* Drops fences of conn's own pages that have passed. */
 void fences_sweep(struct core *core, struct conn *conn);
-/* For core_check(). */
-bool use_is_right(const struct use *use);
+/* Whether brackets that are open keep one that reads, or writes, waiting. */
+bool use_is_kept(const struct use *use, bool write);

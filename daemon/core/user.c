@@ -6,26 +6,16 @@
 
 #include "state.h"
 
-static int
-user_compare(const struct user *a, const struct user *b)
-{
-    return CMP(a->uid, b->uid);
-}
+RB_GENERATE_BY(users, user, node, uid)
 
-RB_GENERATE(users, user, node, user_compare)
+static const struct {
+    const char *text;
+    bool is_bytes;
+} resources[N_RESOURCES] = {
 
-static const char *const resource_names[N_RESOURCES] = {
-    [RES_CONNECTIONS] = "connections",
-    [RES_ARRAYS] = "arrays",
-    [RES_NAMES] = "names",
-    [RES_LEASES] = "leases",
-    [RES_WATCHES] = "watches",
-    [RES_BYTES] = "of device memory",
-    [RES_PINNED] = "of pinned memory",
-    [RES_HOST] = "of the daemon's memory",
-    [RES_JOBS] = "driver calls under way",
-    [RES_BRACKETS] = "brackets",
-    [RES_PAGES] = "pages of timelines",
+#define RESOURCE(NAME, figure, limit, bytes, text) [RES_##NAME] = {text, bytes},
+    RESOURCES(RESOURCE)
+#undef RESOURCE
 };
 
 struct user *
@@ -91,17 +81,10 @@ user_limit(const struct core *core, enum resource res)
     const struct core_limits *l = &core->config.limits;
 
     switch (res) {
-    case RES_CONNECTIONS: return l->connections;
-    case RES_ARRAYS: return l->arrays;
-    case RES_NAMES: return l->names;
-    case RES_LEASES: return l->leases;
-    case RES_WATCHES: return l->watches;
-    case RES_BYTES: return l->bytes ? l->bytes : UINT64_MAX;
-    case RES_PINNED: return l->pinned_bytes ? l->pinned_bytes : UINT64_MAX;
-    case RES_HOST: return l->host_bytes ? l->host_bytes : UINT64_MAX;
-    case RES_JOBS: return l->jobs;
-    case RES_BRACKETS: return l->brackets;
-    case RES_PAGES: return l->pages;
+#define RESOURCE(NAME, figure, limit, bytes, text) \
+    case RES_##NAME: return l->limit || !bytes ? l->limit : UINT64_MAX;
+        RESOURCES(RESOURCE)
+#undef RESOURCE
     case N_RESOURCES: break;
     }
     abort();
@@ -115,14 +98,14 @@ user_check(const struct user *user, enum resource res, uint64_t amount, struct r
     assert(used <= limit);
     if (amount <= limit - used)
         return 0;
-    if (res == RES_BYTES || res == RES_PINNED || res == RES_HOST)
+    if (resources[res].is_bytes)
         return refuse(r, PROTO_ERR_QUOTA,
                       "uid %" PRIuMAX ": limit of %s %s exceeded by %s (caidctl show)",
-                      (uintmax_t)user->uid, SIZE_TEXT(limit), resource_names[res],
+                      (uintmax_t)user->uid, SIZE_TEXT(limit), resources[res].text,
                       SIZE_TEXT(amount - (limit - used)));
     return refuse(r, PROTO_ERR_LIMIT,
                   "uid %" PRIuMAX ": limit of %" PRIu64 " %s reached (caidctl show)",
-                  (uintmax_t)user->uid, limit, resource_names[res]);
+                  (uintmax_t)user->uid, limit, resources[res].text);
 }
 
 int

@@ -15,18 +15,26 @@
 
 TAILQ_HEAD(job_list, job);
 
+/* RESOURCE(NAME, its figure in msg_user, its limit in core_limits, whether it is in bytes, what messages
+ * call it). Of bytes, a limit of 0 is none. Departed connections count; bytes of memory are those of
+ * ranges. */
+#define RESOURCES(RESOURCE)                                               \
+    RESOURCE(CONNECTIONS, connections, connections, false, "connections") \
+    RESOURCE(ARRAYS, arrays, arrays, false, "arrays")                     \
+    RESOURCE(NAMES, names, names, false, "names")                         \
+    RESOURCE(LEASES, leases, leases, false, "leases")                     \
+    RESOURCE(WATCHES, watches, watches, false, "watches")                 \
+    RESOURCE(BYTES, bytes, bytes, true, "of device memory")               \
+    RESOURCE(PINNED, pinned, pinned_bytes, true, "of pinned memory")      \
+    RESOURCE(HOST, host, host_bytes, true, "of the daemon's memory")      \
+    RESOURCE(JOBS, jobs, jobs, false, "driver calls under way")           \
+    RESOURCE(BRACKETS, brackets, brackets, false, "brackets")             \
+    RESOURCE(PAGES, pages, pages, false, "pages of timelines")
+
 enum resource {
-    RES_CONNECTIONS, /* departed ones, too */
-    RES_ARRAYS,
-    RES_NAMES,
-    RES_LEASES,
-    RES_WATCHES,
-    RES_BYTES,  /* of device memory, by ranges */
-    RES_PINNED, /* the same of host memory */
-    RES_HOST,   /* bytes of the daemon's own memory */
-    RES_JOBS,
-    RES_BRACKETS,
-    RES_PAGES,
+#define RESOURCE(NAME, figure, limit, bytes, text) RES_##NAME,
+    RESOURCES(RESOURCE)
+#undef RESOURCE
     N_RESOURCES,
 };
 

@@ -16,3 +16,16 @@
 
 /* Three-way comparison of two numbers, for RB comparison functions. */
 #define CMP(a, b) (((a) > (b)) - ((a) < (b)))
+
+/* The same for objects in the order of one field, a number. */
+#define RB_COMPARE_BY(name, type, key)                                    \
+    static int name##_compare(const struct type *a, const struct type *b) \
+    {                                                                     \
+        return CMP(a->key, b->key);                                       \
+    }
+#define RB_GENERATE_BY(name, type, node, key) \
+    RB_COMPARE_BY(name, type, key)            \
+    RB_GENERATE(name, type, node, name##_compare)
+#define RB_GENERATE_STATIC_BY(name, type, node, key) \
+    RB_COMPARE_BY(name, type, key)                   \
+    RB_GENERATE_STATIC(name, type, node, name##_compare)

@@ -182,6 +182,18 @@ struct harness {
     size_t n_uses;
 };
 
+struct core_counts {
+    uint64_t connections, departed, users, pools, blocks, arrays, names, leases, watches, jobs;
+    uint64_t brackets, pages, timelines;
+    uint64_t bytes; /* of blocks */
+    uint64_t pending, reserve_bytes;
+};
+
+void core_get_counts(const struct core *core, struct core_counts *ret);
+/* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). Called after each
+ * event. */
+void core_check(const struct core *core);
+
 /* Called with true before each call of the core and with false after it, where it is set. */
 extern void (*h_arm)(bool on);
 
@@ -195,6 +207,18 @@ void h_sharing(struct core_config *config);
 /* Disconnects everyone, finishes all jobs and expects nothing to be left but names, and what has parts
  * that have one. */
 void h_deinit(struct harness *h);
+
+/* A test of a core made so; body: of a `struct harness *h`. */
+#define CORE_TEST(suite, name, tweak)                   \
+    static void suite##_##name##_of(struct harness *h); \
+    CAID_TEST(suite, name)                              \
+    {                                                   \
+        static struct harness h;                        \
+        h_init(&h, tweak);                              \
+        suite##_##name##_of(&h);                        \
+        h_deinit(&h);                                   \
+    }                                                   \
+    static void suite##_##name##_of(struct harness *h)
 
 uint64_t h_connect_raw(struct harness *h, uid_t uid, gid_t gid); /* 0: refused */
 uint64_t h_connect(struct harness *h, uid_t uid, gid_t gid);     /* and says hello */

@@ -115,6 +115,7 @@ struct model {
     int n_arrays;
     struct m_request requests[M_REQUESTS];
     int n_requests;
+    int n_orphans; /* unnamed creates of clients that have gone, which may be under way yet */
     struct m_bracket brackets[M_BRACKETS];
     int n_brackets;
     uint64_t n_begun;

@@ -18,6 +18,18 @@ struct party {
 
 void party_init(struct party *p, void (*tweak)(struct core_config *));
 
+/* A test of a party; body: of a `struct party *p`. */
+#define PARTY_TEST(suite, name, tweak)                \
+    static void suite##_##name##_of(struct party *p); \
+    CAID_TEST(suite, name)                            \
+    {                                                 \
+        static struct party p;                        \
+        party_init(&p, tweak);                        \
+        suite##_##name##_of(&p);                      \
+        h_deinit(&p.h);                               \
+    }                                                 \
+    static void suite##_##name##_of(struct party *p)
+
 /* By the last that was sent for client i: its begin is open; it is not answered; its error. */
 bool party_is_open(const struct party *p, int i);
 bool party_waits(const struct party *p, int i);

@@ -7,332 +7,166 @@
 
 /* ---- turns ---- */
 
-CAID_TEST(bracket, many_readers_or_one_writer)
-{
-    struct party p;
-
-    party_init(&p, NULL);
-    uint64_t r0 = party_begun(&p, 0, p.a[0], false), r1 = party_begun(&p, 1, p.a[1], false);
-    uint64_t w2 = party_begin(&p, 2, p.a[2], true);
-    cr_assert(party_waits(&p, 2));
-    party_end(&p, 0, r0);
-    cr_assert(party_waits(&p, 2));
-    party_end(&p, 1, r1);
-    cr_assert(party_is_open(&p, 2));
-    r0 = party_begin(&p, 0, p.a[0], false);
-    party_begin(&p, 1, p.a[1], true);
-    party_begun(&p, 3, p.b[3], true);
-    cr_assert(party_waits(&p, 0) && party_waits(&p, 1), "another array is none of theirs");
-    party_end(&p, 2, w2);
-    cr_assert(party_is_open(&p, 0) && party_waits(&p, 1));
-    party_end(&p, 0, r0);
-    cr_assert(party_is_open(&p, 1));
-    h_deinit(&p.h);
-}
-
 /* Readers that come while a writer waits do not keep it waiting for ever. */
-CAID_TEST(bracket, writers_do_not_starve)
+PARTY_TEST(bracket, writers_do_not_starve, NULL)
 {
-    struct party p;
-
-    party_init(&p, NULL);
-    uint64_t r0 = party_begun(&p, 0, p.a[0], false), r3 = party_begun(&p, 3, p.a[3], false);
-    uint64_t w1 = party_begin(&p, 1, p.a[1], true);
-    uint64_t r2 = party_begin(&p, 2, p.a[2], false);
-    cr_assert(party_waits(&p, 1) && party_waits(&p, 2),
+    uint64_t r0 = party_begun(p, 0, p->a[0], false), r3 = party_begun(p, 3, p->a[3], false);
+    uint64_t w1 = party_begin(p, 1, p->a[1], true);
+    uint64_t r2 = party_begin(p, 2, p->a[2], false);
+    cr_assert(party_waits(p, 1) && party_waits(p, 2),
               "a reader does not pass a writer that waits");
-    party_end(&p, 3, r3);
-    cr_assert(party_waits(&p, 2), "not when one of two readers ends, either");
-    party_begin(&p, 3, p.a[3], true);
-    party_end(&p, 0, r0);
-    cr_assert(party_is_open(&p, 1) && party_waits(&p, 2) && party_waits(&p, 3));
-    party_end(&p, 1, w1);
-    cr_assert(party_is_open(&p, 2) && party_waits(&p, 3), "nor does a writer pass a reader");
-    party_end(&p, 2, r2);
-    cr_assert(party_is_open(&p, 3));
-    h_deinit(&p.h);
+    party_end(p, 3, r3);
+    cr_assert(party_waits(p, 2), "not when one of two readers ends, either");
+    party_begin(p, 3, p->a[3], true);
+    party_end(p, 0, r0);
+    cr_assert(party_is_open(p, 1) && party_waits(p, 2) && party_waits(p, 3));
+    party_end(p, 1, w1);
+    cr_assert(party_is_open(p, 2) && party_waits(p, 3), "nor does a writer pass a reader");
+    party_end(p, 2, r2);
+    cr_assert(party_is_open(p, 3));
 }
 
-/* A thread that reads would wait for itself behind a writer that waits for it. */
-CAID_TEST(bracket, who_reads_reads_again_at_once)
+PARTY_TEST(bracket, timeouts_and_tries, NULL)
 {
-    struct party p;
-
-    party_init(&p, NULL);
-    uint64_t outer = party_begun(&p, 0, p.a[0], false);
-    party_begin(&p, 1, p.a[1], true);
-    uint64_t inner = party_begun(&p, 0, p.a[0], false);
-    party_begin_many(&p, 0, LEASES(p.a[0]), NO_LEASES, 7);
-    cr_assert(party_waits(&p, 0), "another thread of it has its turn");
-    party_end(&p, 0, inner);
-    cr_assert(party_waits(&p, 1));
-    party_end(&p, 0, outer);
-    cr_assert(party_is_open(&p, 1));
-    h_deinit(&p.h);
-}
-
-CAID_TEST(bracket, all_arrays_of_a_bracket_at_once)
-{
-    struct party p;
-
-    party_init(&p, NULL);
-    uint64_t wb = party_begun(&p, 1, p.b[1], true);
-    uint64_t both = party_begin_many(&p, 0, LEASES(p.a[0]), LEASES(p.b[0]), 0);
-    cr_assert(party_waits(&p, 0));
-    uint64_t ra = party_begun(&p, 3, p.a[3], false);
-    uint64_t wa = party_begin(&p, 2, p.a[2], true);
-    cr_assert(party_waits(&p, 2), "what has come first is not passed at its other array");
-    party_end(&p, 1, wb);
-    cr_assert(party_is_open(&p, 0) && party_waits(&p, 2));
-    party_end(&p, 0, both);
-    cr_assert(party_waits(&p, 2));
-    party_end(&p, 3, ra);
-    cr_assert(party_is_open(&p, 2));
-    party_end(&p, 2, wa);
-    h_deinit(&p.h);
-}
-
-CAID_TEST(bracket, timeouts_and_tries)
-{
-    struct party p;
     struct msg_begin_params params = {.bracket = 500, .write = LEASES(0), .timeout_ns = 1000};
 
-    party_init(&p, NULL);
-    params.write = LEASES(p.a[1]);
-    uint64_t w0 = party_begun(&p, 0, p.a[0], true);
-    h_begin_as(&p.h, p.conn[1], params);
-    party_begin(&p, 2, p.a[2], false);
-    cr_assert_eq(core_deadline_ns(p.h.core), p.h.now_ns + 1000);
-    h_tick(&p.h, 999);
-    cr_assert(party_waits(&p, 1));
-    h_tick(&p.h, 1);
-    cr_assert_eq(party_error(&p, 1), PROTO_ERR_TIMEOUT);
-    cr_assert(strstr(p.h.replies[p.conn[1]].text, "\"a\""), "it names the array");
+    params.write = LEASES(p->a[1]);
+    uint64_t w0 = party_begun(p, 0, p->a[0], true);
+    h_begin_as(&p->h, p->conn[1], params);
+    party_begin(p, 2, p->a[2], false);
+    cr_assert_eq(core_deadline_ns(p->h.core), p->h.now_ns + 1000);
+    h_tick(&p->h, 999);
+    cr_assert(party_waits(p, 1));
+    h_tick(&p->h, 1);
+    cr_assert_eq(party_error(p, 1), PROTO_ERR_TIMEOUT);
+    cr_assert(strstr(p->h.replies[p->conn[1]].text, "\"a\""), "it names the array");
     params.nowait = true;
-    h_begin_as(&p.h, p.conn[1], params);
-    cr_assert_eq(party_error(&p, 1), PROTO_ERR_TIMEOUT);
-    party_end(&p, 0, w0);
-    cr_assert(party_is_open(&p, 2), "who has given up is out of the way");
+    h_begin_as(&p->h, p->conn[1], params);
+    cr_assert_eq(party_error(p, 1), PROTO_ERR_TIMEOUT);
+    party_end(p, 0, w0);
+    cr_assert(party_is_open(p, 2), "who has given up is out of the way");
     params.write = NO_LEASES;
-    params.read = LEASES(p.a[1]);
-    h_begin_as(&p.h, p.conn[1], params);
-    cr_assert(party_is_open(&p, 1));
+    params.read = LEASES(p->a[1]);
+    h_begin_as(&p->h, p->conn[1], params);
+    cr_assert(party_is_open(p, 1));
     params.bracket = 501;
     params.timeout_ns = UINT64_MAX;
     params.nowait = false;
     params.read = NO_LEASES;
-    params.write = LEASES(p.a[3]);
-    h_begin_as(&p.h, p.conn[3], params);
-    h_tick(&p.h, UINT64_C(1) << 62);
-    cr_assert(party_waits(&p, 3), "no timeout is too long");
-    h_deinit(&p.h);
-}
-
-CAID_TEST(bracket, a_wait_is_cancelled)
-{
-    struct party p;
-
-    party_init(&p, NULL);
-    uint64_t r0 = party_begun(&p, 0, p.a[0], false);
-    party_begin(&p, 1, p.a[1], true);
-    uint32_t request = p.h.next_id;
-    party_begin(&p, 2, p.a[2], false);
-    h_cancel(&p.h, p.conn[2], request);
-    cr_assert(party_waits(&p, 1), "a wait of another client's");
-    h_cancel(&p.h, p.conn[1], request);
-    cr_assert_eq(party_error(&p, 1), PROTO_ERR_CANCELLED);
-    cr_assert(party_is_open(&p, 2), "who was behind it goes on");
-    h_cancel(&p.h, p.conn[1], request);
-    h_cancel(&p.h, p.conn[2], p.h.next_id);
-    cr_assert_not(p.h.replies[p.conn[2]].seen, "what is open is not cancelled");
-    party_end(&p, 0, r0);
-    h_deinit(&p.h);
+    params.write = LEASES(p->a[3]);
+    h_begin_as(&p->h, p->conn[3], params);
+    h_tick(&p->h, UINT64_C(1) << 62);
+    cr_assert(party_waits(p, 3), "no timeout is too long");
 }
 
 /* ---- deadlocks ---- */
 
-CAID_TEST(bracket, an_upgrade_is_refused)
-{
-    struct party p;
-
-    party_init(&p, NULL);
-    uint64_t r0 = party_begun(&p, 0, p.a[0], false);
-    party_begin(&p, 0, p.a[0], true);
-    cr_assert_eq(party_error(&p, 0), PROTO_ERR_DEADLOCK);
-    party_end(&p, 0, r0);
-    uint64_t w0 = party_begun(&p, 0, p.a[0], true);
-    party_begin(&p, 0, p.a[0], false);
-    cr_assert_eq(party_error(&p, 0), PROTO_ERR_DEADLOCK, "nor does it read what it writes");
-    uint64_t other = party_begin_many(&p, 0, LEASES(p.a[0]), NO_LEASES, 7);
-    cr_assert(party_waits(&p, 0), "another thread can wait for this one");
-    party_end(&p, 0, w0);
-    cr_assert(party_is_open(&p, 0));
-    party_end(&p, 0, other);
-    h_deinit(&p.h);
-}
-
-CAID_TEST(bracket, opposite_nesting_is_refused)
-{
-    struct party p;
-
-    party_init(&p, NULL);
-    uint64_t a0 = party_begun(&p, 0, p.a[0], true), b1 = party_begun(&p, 1, p.b[1], true);
-    uint64_t b0 = party_begin(&p, 0, p.b[0], false);
-    cr_assert(party_waits(&p, 0));
-    party_begin(&p, 1, p.a[1], false);
-    cr_assert_eq(party_error(&p, 1), PROTO_ERR_DEADLOCK);
-    cr_assert(party_waits(&p, 0));
-    party_end(&p, 1, b1);
-    cr_assert(party_is_open(&p, 0));
-    party_end(&p, 0, b0);
-    party_end(&p, 0, a0);
-    h_deinit(&p.h);
-}
-
-CAID_TEST(bracket, a_circle_of_three)
-{
-    struct party p;
-    uint64_t c[3], held[3];
-
-    party_init(&p, NULL);
-    c[0] = h_create_now(&p.h, p.conn[0], "c", NULL, 100)->lease;
-    for (int i = 1; i < 3; i++)
-        c[i] = h_open(&p.h, p.conn[i], "c", NULL, "rw")->lease;
-    held[0] = party_begun(&p, 0, p.a[0], true);
-    held[1] = party_begun(&p, 1, p.b[1], false);
-    held[2] = party_begun(&p, 2, c[2], true);
-    party_begin(&p, 0, p.b[0], true);
-    party_begin(&p, 1, c[1], false);
-    cr_assert(party_waits(&p, 0) && party_waits(&p, 1));
-    party_begin(&p, 2, p.a[2], false);
-    cr_assert_eq(party_error(&p, 2), PROTO_ERR_DEADLOCK);
-    party_end(&p, 2, held[2]);
-    cr_assert(party_is_open(&p, 1) && party_waits(&p, 0));
-    h_deinit(&p.h);
-}
-
 /* The circle goes through one that waits itself, behind which others wait. */
-CAID_TEST(bracket, a_circle_through_the_queue)
+PARTY_TEST(bracket, a_circle_through_the_queue, NULL)
 {
-    struct party p;
-
-    party_init(&p, NULL);
-    uint64_t held = party_begun(&p, 0, p.a[0], true);
-    uint64_t b1 = party_begun(&p, 1, p.b[1], true);
-    uint64_t both = party_begin_many(&p, 2, LEASES(p.a[2], p.b[2]), NO_LEASES, 0);
-    party_begin(&p, 3, p.a[3], false);
-    cr_assert(party_waits(&p, 2) && party_waits(&p, 3));
-    party_begin(&p, 1, p.a[1], true);
-    cr_assert_eq(party_error(&p, 1), PROTO_ERR_DEADLOCK,
+    uint64_t held = party_begun(p, 0, p->a[0], true);
+    uint64_t b1 = party_begun(p, 1, p->b[1], true);
+    uint64_t both = party_begin_many(p, 2, LEASES(p->a[2], p->b[2]), NO_LEASES, 0);
+    party_begin(p, 3, p->a[3], false);
+    cr_assert(party_waits(p, 2) && party_waits(p, 3));
+    party_begin(p, 1, p->a[1], true);
+    cr_assert_eq(party_error(p, 1), PROTO_ERR_DEADLOCK,
                  "it waits for a reader who waits for what it writes");
-    party_end(&p, 0, held);
-    cr_assert(party_waits(&p, 2) && party_is_open(&p, 3));
-    party_end(&p, 1, b1);
-    cr_assert(party_is_open(&p, 2));
-    party_end(&p, 2, both);
-    h_deinit(&p.h);
+    party_end(p, 0, held);
+    cr_assert(party_waits(p, 2) && party_is_open(p, 3));
+    party_end(p, 1, b1);
+    cr_assert(party_is_open(p, 2));
+    party_end(p, 2, both);
 }
 
 /* It reads again while it waits for another array; its first reading ends, so that a writer has his
  * turn between: it waits for him, though it was ready before. */
-CAID_TEST(bracket, a_circle_through_a_turn_that_has_passed)
+PARTY_TEST(bracket, a_circle_through_a_turn_that_has_passed, NULL)
 {
-    struct party p;
-
-    party_init(&p, NULL);
-    uint64_t c0 = h_create_now(&p.h, p.conn[0], "c", NULL, 100)->lease;
-    uint64_t c1 = h_open(&p.h, p.conn[1], "c", NULL, "r")->lease;
-    uint64_t outer = party_begun(&p, 0, p.a[0], false);
-    uint64_t held = party_begun(&p, 0, c0, true);
-    uint64_t b2 = party_begun(&p, 2, p.b[2], true);
-    uint64_t w1 = party_begin(&p, 1, p.a[1], true);
-    uint64_t both = party_begin_many(&p, 0, LEASES(p.a[0], p.b[0]), NO_LEASES, 0);
-    cr_assert(party_waits(&p, 0) && party_waits(&p, 1));
-    party_end(&p, 0, outer);
-    cr_assert(party_is_open(&p, 1));
-    party_begin(&p, 1, c1, false);
-    cr_assert_eq(party_error(&p, 1), PROTO_ERR_DEADLOCK);
-    party_end(&p, 2, b2);
-    cr_assert(party_waits(&p, 0));
-    party_end(&p, 1, w1);
-    cr_assert(party_is_open(&p, 0));
-    party_end(&p, 0, both);
-    party_end(&p, 0, held);
-    h_deinit(&p.h);
+    uint64_t c0 = h_create_now(&p->h, p->conn[0], "c", NULL, 100)->lease;
+    uint64_t c1 = h_open(&p->h, p->conn[1], "c", NULL, "r")->lease;
+    uint64_t outer = party_begun(p, 0, p->a[0], false);
+    uint64_t held = party_begun(p, 0, c0, true);
+    uint64_t b2 = party_begun(p, 2, p->b[2], true);
+    uint64_t w1 = party_begin(p, 1, p->a[1], true);
+    uint64_t both = party_begin_many(p, 0, LEASES(p->a[0], p->b[0]), NO_LEASES, 0);
+    cr_assert(party_waits(p, 0) && party_waits(p, 1));
+    party_end(p, 0, outer);
+    cr_assert(party_is_open(p, 1));
+    party_begin(p, 1, c1, false);
+    cr_assert_eq(party_error(p, 1), PROTO_ERR_DEADLOCK);
+    party_end(p, 2, b2);
+    cr_assert(party_waits(p, 0));
+    party_end(p, 1, w1);
+    cr_assert(party_is_open(p, 0));
+    party_end(p, 0, both);
+    party_end(p, 0, held);
 }
 
 /* ---- fences ---- */
 
-CAID_TEST(bracket, what_is_left_to_wait_for)
+PARTY_TEST(bracket, what_is_left_to_wait_for, NULL)
 {
-    struct party p;
-    const struct h_reply *r1 = &p.h.replies[2], *r2 = &p.h.replies[3];
+    const struct h_reply *r1 = &p->h.replies[2], *r2 = &p->h.replies[3];
 
-    party_init(&p, NULL);
-    cr_assert(p.conn[1] == 2 && p.conn[2] == 3);
-    uint64_t w = party_end_at(&p, 0, party_begun(&p, 0, p.a[0], true), 3);
-    uint64_t b1 = party_begun(&p, 1, p.a[1], false);
+    cr_assert(p->conn[1] == 2 && p->conn[2] == 3);
+    uint64_t w = party_end_at(p, 0, party_begun(p, 0, p->a[0], true), 3);
+    uint64_t b1 = party_begun(p, 1, p->a[1], false);
     cr_assert_eq(r1->n_fences, 1);
     cr_assert_eq(r1->n_pages, 1);
-    cr_assert_eq(r1->fences[0].page, p.page[0]);
+    cr_assert_eq(r1->fences[0].page, p->page[0]);
     cr_assert_eq(r1->fences[0].slot, 3);
     cr_assert_eq(r1->fences[0].value, w);
-    uint64_t r = party_end_at(&p, 1, b1, 0);
-    uint64_t b2 = party_begun(&p, 2, p.a[2], true);
+    uint64_t r = party_end_at(p, 1, b1, 0);
+    uint64_t b2 = party_begun(p, 2, p->a[2], true);
     cr_assert_eq(r2->n_fences, 2, "a writer waits for the writer and for who has read since");
-    cr_assert_eq(r2->fences[1].page, p.page[1]);
+    cr_assert_eq(r2->fences[1].page, p->page[1]);
     cr_assert_eq(r2->fences[1].value, r);
-    h_end_as(&p.h, p.conn[2], (struct msg_end_params){.bracket = b2, .undone = true});
-    party_begun(&p, 1, p.a[1], false);
+    h_end_as(&p->h, p->conn[2], (struct msg_end_params){.bracket = b2, .undone = true});
+    party_begun(p, 1, p->a[1], false);
     cr_assert_eq(r1->n_fences, 1, "what was not done changes nothing");
     cr_assert_eq(r1->n_pages, 0, "an fd is sent once (I3)");
-    h_land(&p.h, p.page[0], 3, w);
-    party_begun(&p, 3, p.a[3], false);
-    cr_assert_eq(p.h.replies[p.conn[3]].n_fences, 0, "what has passed is not waited for");
-    cr_assert_eq(p.h.replies[p.conn[3]].n_pages, 0);
-    h_deinit(&p.h);
+    h_land(&p->h, p->page[0], 3, w);
+    party_begun(p, 3, p->a[3], false);
+    cr_assert_eq(p->h.replies[p->conn[3]].n_fences, 0, "what has passed is not waited for");
+    cr_assert_eq(p->h.replies[p->conn[3]].n_pages, 0);
 }
 
-CAID_TEST(bracket, fences_replace_each_other)
+PARTY_TEST(bracket, fences_replace_each_other, NULL)
 {
-    struct party p;
     const struct h_reply *r3;
 
-    party_init(&p, NULL);
-    r3 = &p.h.replies[p.conn[3]];
-    party_end_at(&p, 1, party_begun(&p, 1, p.a[1], false), 5);
-    uint64_t second = party_end_at(&p, 1, party_begun(&p, 1, p.a[1], false), 5);
-    uint64_t w3 = party_begun(&p, 3, p.a[3], true);
+    r3 = &p->h.replies[p->conn[3]];
+    party_end_at(p, 1, party_begun(p, 1, p->a[1], false), 5);
+    uint64_t second = party_end_at(p, 1, party_begun(p, 1, p->a[1], false), 5);
+    uint64_t w3 = party_begun(p, 3, p->a[3], true);
     cr_assert_eq(r3->n_fences, 1, "one for each slot: the highest value");
     cr_assert_eq(r3->fences[0].value, second);
-    uint64_t w = party_end_at(&p, 3, w3, 0);
-    uint64_t w0 = party_begun(&p, 0, p.a[0], true);
-    cr_assert_eq(p.h.replies[p.conn[0]].n_fences, 1, "a write stands for what came before it");
-    cr_assert_eq(p.h.replies[p.conn[0]].fences[0].value, w);
-    party_end(&p, 0, w0);
-    party_begun(&p, 2, p.a[2], true);
-    cr_assert_eq(p.h.replies[p.conn[2]].n_fences, 0, "and what is all done for everything");
-    h_deinit(&p.h);
+    uint64_t w = party_end_at(p, 3, w3, 0);
+    uint64_t w0 = party_begun(p, 0, p->a[0], true);
+    cr_assert_eq(p->h.replies[p->conn[0]].n_fences, 1,
+                 "a write stands for what came before it");
+    cr_assert_eq(p->h.replies[p->conn[0]].fences[0].value, w);
+    party_end(p, 0, w0);
+    party_begun(p, 2, p->a[2], true);
+    cr_assert_eq(p->h.replies[p->conn[2]].n_fences, 0, "and what is all done for everything");
 }
 
 /* A slot that both arrays wait for is told once, the later value. */
-CAID_TEST(bracket, fences_of_several_arrays)
+PARTY_TEST(bracket, fences_of_several_arrays, NULL)
 {
-    struct party p;
     const struct h_reply *r2;
 
-    party_init(&p, NULL);
-    r2 = &p.h.replies[p.conn[2]];
-    party_end_at(&p, 1, party_begun(&p, 1, p.b[1], true), 2);
-    uint64_t first = party_end_at(&p, 0, party_begun(&p, 0, p.a[0], true), 1);
-    uint64_t second = party_end_at(&p, 0, party_begun(&p, 0, p.b[0], false), 1);
+    r2 = &p->h.replies[p->conn[2]];
+    party_end_at(p, 1, party_begun(p, 1, p->b[1], true), 2);
+    uint64_t first = party_end_at(p, 0, party_begun(p, 0, p->a[0], true), 1);
+    uint64_t second = party_end_at(p, 0, party_begun(p, 0, p->b[0], false), 1);
     cr_assert_gt(second, first);
-    party_begin_many(&p, 2, LEASES(p.a[2]), LEASES(p.b[2]), 0);
-    cr_assert(party_is_open(&p, 2));
+    party_begin_many(p, 2, LEASES(p->a[2]), LEASES(p->b[2]), 0);
+    cr_assert(party_is_open(p, 2));
     cr_assert_eq(r2->n_fences, 2);
     cr_assert_eq(r2->fences[0].value, second);
-    cr_assert_eq(r2->fences[1].page, p.page[1]);
-    h_deinit(&p.h);
+    cr_assert_eq(r2->fences[1].page, p->page[1]);
 }
 
 static void
@@ -376,128 +210,63 @@ CAID_TEST(bracket, more_fences_than_a_packet_holds)
     h_deinit(&p.h);
 }
 
-/* I2: what a stream uses is not reused, although nobody has it any more. */
-CAID_TEST(bracket, memory_lingers_until_its_fences_have_passed)
-{
-    struct party p;
-
-    party_init(&p, NULL);
-    struct h_reply made = h_made(&p.h, p.conn[0], 100, (struct msg_create_params){0});
-    uint64_t value = party_end_at(&p, 0, party_begun(&p, 0, made.lease, true), 0);
-    h_close(&p.h, p.conn[0], made.lease);
-    h_finish_all(&p.h);
-    cr_assert_eq(p.h.live_bytes, 3 * H_BLOCK);
-    h_tick(&p.h, 10000000);
-    h_finish_all(&p.h);
-    cr_assert_eq(p.h.live_bytes, 3 * H_BLOCK);
-    h_land(&p.h, p.page[0], 0, value);
-    h_tick(&p.h, 10000000);
-    h_finish_all(&p.h);
-    cr_assert_eq(p.h.live_bytes, 2 * H_BLOCK);
-    made = h_made(&p.h, p.conn[0], 100, (struct msg_create_params){0});
-    party_end_at(&p, 0, party_begun(&p, 0, made.lease, false), 0);
-    h_close(&p.h, p.conn[0], made.lease);
-    h_disconnect(&p.h, p.conn[0]);
-    h_finish_all(&p.h);
-    cr_assert_eq(p.h.live_bytes, 2 * H_BLOCK, "a process that has exited uses nothing");
-    h_deinit(&p.h);
-}
-
 /* ---- bad input ---- */
 
-CAID_TEST(bracket, begins_that_are_refused)
+PARTY_TEST(bracket, begins_that_are_refused, NULL)
 {
-    struct party p;
     static uint64_t many[PROTO_BEGIN_MAX + 1];
     struct msg_begin_params params = {.bracket = 77};
 
-    party_init(&p, NULL);
-    uint64_t ro = h_open(&p.h, p.conn[0], "a", NULL, "r")->lease;
+    uint64_t ro = h_open(&p->h, p->conn[0], "a", NULL, "r")->lease;
     for (size_t i = 0; i < ARRAY_SIZE(many); i++)
-        many[i] = p.a[0];
+        many[i] = p->a[0];
 
-    cr_assert_eq(h_begin_as(&p.h, p.conn[0], params)->error, PROTO_ERR_INVALID, "no array");
+    cr_assert_eq(h_begin_as(&p->h, p->conn[0], params)->error, PROTO_ERR_INVALID, "no array");
     params.write = LEASES(ro);
-    cr_assert_eq(h_begin_as(&p.h, p.conn[0], params)->error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(h_begin_as(&p->h, p->conn[0], params)->error, PROTO_ERR_PERMISSION);
     params.write = LEASES(12345);
-    cr_assert_eq(h_begin_as(&p.h, p.conn[0], params)->error, PROTO_ERR_INVALID, "no lease");
-    params.write = LEASES(p.a[0]);
+    cr_assert_eq(h_begin_as(&p->h, p->conn[0], params)->error, PROTO_ERR_INVALID, "no lease");
+    params.write = LEASES(p->a[0]);
     params.read = LEASES(ro);
-    cr_assert_eq(h_begin_as(&p.h, p.conn[0], params)->error, PROTO_ERR_INVALID, "twice");
+    cr_assert_eq(h_begin_as(&p->h, p->conn[0], params)->error, PROTO_ERR_INVALID, "twice");
     params.write = NO_LEASES;
     struct msg_begin_params zero = params;
     zero.bracket = 0;
-    cr_assert_eq(h_request(&p.h, p.conn[0], MSG_BEGIN, &zero)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_request(&p->h, p->conn[0], MSG_BEGIN, &zero)->error, PROTO_ERR_INVALID);
     params.read = (struct msg_u64s){many, ARRAY_SIZE(many)};
-    cr_assert_eq(h_request(&p.h, p.conn[0], MSG_BEGIN, &params)->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_counts(&p.h).brackets, 0);
+    cr_assert_eq(h_request(&p->h, p->conn[0], MSG_BEGIN, &params)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_counts(&p->h).brackets, 0);
 
     params.read = LEASES(ro);
-    cr_assert_eq(h_begin_as(&p.h, p.conn[0], params)->error, 0);
-    params.read = LEASES(p.b[0]);
-    cr_assert_eq(h_begin_as(&p.h, p.conn[0], params)->error, PROTO_ERR_INVALID, "begun twice");
-    party_end(&p, 0, 77);
-    cr_assert_eq(h_begin_as(&p.h, p.conn[0], params)->error, 0, "a number is used again");
-    h_deinit(&p.h);
+    cr_assert_eq(h_begin_as(&p->h, p->conn[0], params)->error, 0);
+    params.read = LEASES(p->b[0]);
+    cr_assert_eq(h_begin_as(&p->h, p->conn[0], params)->error, PROTO_ERR_INVALID,
+                 "begun twice");
+    party_end(p, 0, 77);
+    cr_assert_eq(h_begin_as(&p->h, p->conn[0], params)->error, 0, "a number is used again");
 }
 
-static void
-few(struct core_config *config)
+PARTY_TEST(bracket, who_uses_what_is_shown, NULL)
 {
-    config->limits.brackets = 3;
-    config->limits.pages = N_CLIENTS;
-}
-
-CAID_TEST(bracket, limits)
-{
-    struct party p;
-
-    party_init(&p, few);
-    cr_assert_eq(h_page_new(&p.h, p.conn[0]), 0);
-    cr_assert_eq(party_error(&p, 0), PROTO_ERR_LIMIT);
-    uint64_t w = party_begun(&p, 0, p.a[0], true);
-    party_begin(&p, 1, p.a[1], true);
-    party_begin(&p, 2, p.a[2], true);
-    party_begin(&p, 3, p.a[3], true);
-    cr_assert_eq(party_error(&p, 3), PROTO_ERR_LIMIT);
-    cr_assert(strstr(p.h.replies[p.conn[3]].text, "brackets"));
-    h_request(&p.h, p.conn[3], MSG_USERS, &(struct msg_users_params){0});
-    cr_assert_eq(p.h.replies[p.conn[3]].users[0].brackets, 3);
-    cr_assert_eq(p.h.replies[p.conn[3]].users[0].pages, N_CLIENTS);
-    h_request(&p.h, p.conn[3], MSG_STATUS, &(struct msg_none){});
-    cr_assert_eq(p.h.replies[p.conn[3]].status.brackets, 3);
-    cr_assert_eq(p.h.replies[p.conn[3]].status.pages, N_CLIENTS);
-    party_end(&p, 0, w);
-    party_begin(&p, 3, p.a[3], true);
-    cr_assert(party_waits(&p, 3));
-    h_deinit(&p.h);
-}
-
-CAID_TEST(bracket, who_uses_what_is_shown)
-{
-    struct party p;
-
-    party_init(&p, NULL);
-    party_begun(&p, 0, p.a[0], false);
-    party_begun(&p, 0, p.a[0], false);
-    party_begun(&p, 1, p.b[1], true);
-    party_begin(&p, 2, p.a[2], true);
-    party_begin(&p, 3, p.a[3], false);
-    cr_assert_eq(party_entry(&p, "a")->readers, 2);
-    cr_assert_eq(party_entry(&p, "a")->writers, 0);
-    cr_assert_eq(party_entry(&p, "a")->waiting, 2);
-    cr_assert_eq(party_entry(&p, "b")->writers, 1);
-    uint64_t asker = h_connect(&p.h, 1000, 1000);
-    const struct h_reply *r = h_show(&p.h, asker, "a", NULL);
+    party_begun(p, 0, p->a[0], false);
+    party_begun(p, 0, p->a[0], false);
+    party_begun(p, 1, p->b[1], true);
+    party_begin(p, 2, p->a[2], true);
+    party_begin(p, 3, p->a[3], false);
+    cr_assert_eq(party_entry(p, "a")->readers, 2);
+    cr_assert_eq(party_entry(p, "a")->writers, 0);
+    cr_assert_eq(party_entry(p, "a")->waiting, 2);
+    cr_assert_eq(party_entry(p, "b")->writers, 1);
+    uint64_t asker = h_connect(&p->h, 1000, 1000);
+    const struct h_reply *r = h_show(&p->h, asker, "a", NULL);
     uint64_t reading = 0, waiting = 0;
     for (uint32_t i = 0; i < r->n_entries; i++) {
-        reading += r->holders[i].pid == 100 + p.conn[0] ? r->holders[i].reading : 0;
+        reading += r->holders[i].pid == 100 + p->conn[0] ? r->holders[i].reading : 0;
         waiting += r->holders[i].waiting;
         cr_assert_eq(r->holders[i].writing, 0);
     }
     cr_assert_eq(reading, 2);
     cr_assert_eq(waiting, 2);
-    h_deinit(&p.h);
 }
 
 /* Ends its connection, and nobody else's (I6). */
@@ -605,47 +374,40 @@ CAID_TEST(bracket, violations)
 
 /* Readings of one thread that overlap: a later one passes the writer only while an earlier one is open
  * that he has found there. */
-CAID_TEST(bracket, overlapping_reads_do_not_keep_a_writer_out)
+PARTY_TEST(bracket, overlapping_reads_do_not_keep_a_writer_out, NULL)
 {
-    struct party p;
-
-    party_init(&p, NULL);
-    uint64_t first = party_begun(&p, 0, p.a[0], false);
-    party_begin(&p, 1, p.a[1], true);
-    uint64_t second = party_begun(&p, 0, p.a[0], false);
-    party_end(&p, 0, party_begun(&p, 0, p.a[0], false));
-    party_end(&p, 0, first);
-    party_begin(&p, 0, p.a[0], false);
-    cr_assert_eq(party_error(&p, 0), PROTO_ERR_DEADLOCK, "it would wait for the second one");
-    party_end(&p, 0, second);
-    cr_assert(party_is_open(&p, 1));
-    h_deinit(&p.h);
+    uint64_t first = party_begun(p, 0, p->a[0], false);
+    party_begin(p, 1, p->a[1], true);
+    uint64_t second = party_begun(p, 0, p->a[0], false);
+    party_end(p, 0, party_begun(p, 0, p->a[0], false));
+    party_end(p, 0, first);
+    party_begin(p, 0, p->a[0], false);
+    cr_assert_eq(party_error(p, 0), PROTO_ERR_DEADLOCK, "it would wait for the second one");
+    party_end(p, 0, second);
+    cr_assert(party_is_open(p, 1));
 }
 
 /* One that reads again while it waits for another array, and whose first reading ends meanwhile. */
-CAID_TEST(bracket, a_circle_that_closes_at_a_turn)
+PARTY_TEST(bracket, a_circle_that_closes_at_a_turn, NULL)
 {
-    struct party p;
     struct msg_str name = MSG_STR("c");
 
-    party_init(&p, NULL);
-    uint64_t c = h_create_now(&p.h, p.conn[0], "c", NULL, 100)->lease;
-    uint64_t c_of_1 = h_request(&p.h, p.conn[1], MSG_OPEN,
+    uint64_t c = h_create_now(&p->h, p->conn[0], "c", NULL, 100)->lease;
+    uint64_t c_of_1 = h_request(&p->h, p->conn[1], MSG_OPEN,
                                 &(struct msg_open_params){.names = {.v = &name, .n = 1},
                                                           .mode = MSG_STR("rw")})
                           ->lease;
-    uint64_t reads_a = party_begun(&p, 0, p.a[0], false);
-    party_begun(&p, 0, c, false);
-    uint64_t writes_b = party_begun(&p, 2, p.b[2], true);
-    party_begin(&p, 1, p.a[1], true); /* started, and not waited for: then another one */
-    party_begin(&p, 1, c_of_1, true);
-    party_begin_many(&p, 0, LEASES(p.a[0], p.b[0]), NO_LEASES, 0);
-    cr_assert(party_waits(&p, 0));
-    party_end(&p, 0, reads_a); /* so that the writer of "a" is let in */
-    cr_assert(party_waits(&p, 0));
-    party_end(&p, 2, writes_b);
-    cr_assert_eq(party_error(&p, 0), PROTO_ERR_DEADLOCK);
-    h_deinit(&p.h);
+    uint64_t reads_a = party_begun(p, 0, p->a[0], false);
+    party_begun(p, 0, c, false);
+    uint64_t writes_b = party_begun(p, 2, p->b[2], true);
+    party_begin(p, 1, p->a[1], true); /* started, and not waited for: then another one */
+    party_begin(p, 1, c_of_1, true);
+    party_begin_many(p, 0, LEASES(p->a[0], p->b[0]), NO_LEASES, 0);
+    cr_assert(party_waits(p, 0));
+    party_end(p, 0, reads_a); /* so that the writer of "a" is let in */
+    cr_assert(party_waits(p, 0));
+    party_end(p, 2, writes_b);
+    cr_assert_eq(party_error(p, 0), PROTO_ERR_DEADLOCK);
 }
 
 static void
@@ -655,18 +417,14 @@ few_brackets(struct core_config *config)
 }
 
 /* Fences that nobody has looked at since they have passed are charged until they are in the way. */
-CAID_TEST(bracket, passed_fences_do_not_use_up_the_limit)
+PARTY_TEST(bracket, passed_fences_do_not_use_up_the_limit, few_brackets)
 {
-    struct party p;
-
-    party_init(&p, few_brackets);
-    uint64_t value = party_end_at(&p, 0, party_begun(&p, 0, p.a[0], true), 0);
-    uint64_t other = party_end_at(&p, 0, party_begun(&p, 0, p.b[0], true), 1);
-    party_begin_many(&p, 1, LEASES(p.a[1], p.b[1]), NO_LEASES, 0);
-    cr_assert_eq(party_error(&p, 1), PROTO_ERR_LIMIT, "2 pending fences, and 2 arrays");
-    h_land(&p.h, p.page[0], 0, value);
-    h_land(&p.h, p.page[0], 1, other);
-    party_begin_many(&p, 0, LEASES(p.a[0], p.b[0]), NO_LEASES, 0);
-    cr_assert(party_is_open(&p, 0), "its own have passed");
-    h_deinit(&p.h);
+    uint64_t value = party_end_at(p, 0, party_begun(p, 0, p->a[0], true), 0);
+    uint64_t other = party_end_at(p, 0, party_begun(p, 0, p->b[0], true), 1);
+    party_begin_many(p, 1, LEASES(p->a[1], p->b[1]), NO_LEASES, 0);
+    cr_assert_eq(party_error(p, 1), PROTO_ERR_LIMIT, "2 pending fences, and 2 arrays");
+    h_land(&p->h, p->page[0], 0, value);
+    h_land(&p->h, p->page[0], 1, other);
+    party_begin_many(p, 0, LEASES(p->a[0], p->b[0]), NO_LEASES, 0);
+    cr_assert(party_is_open(p, 0), "its own have passed");
 }

@@ -39,187 +39,102 @@ ten_mib(struct core_config *config)
     config->limits.pinned_bytes = 4 << 20;
 }
 
-CAID_TEST(charge, exclusive_array_is_charged_its_block)
+CORE_TEST(charge, exclusive_array_is_charged_its_block, ten_mib)
 {
     struct msg_create_params pinned = exclusive;
-    struct harness h;
 
     pinned.memory = MSG_STR("pinned");
-    h_init(&h, ten_mib);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply first = h_made(&h, a, 1, exclusive);
-    cr_assert_eq(charged(&h, a, 1000).bytes, 2 * MIB);
-    h_made(&h, a, 2 * MIB + 1, exclusive);
-    cr_assert_eq(charged(&h, a, 1000).bytes, 6 * MIB);
-    h_made(&h, a, 2 * MIB, exclusive);
-    h_made(&h, a, 1, exclusive);
-    cr_assert_eq(h_create_as(&h, a, 1, exclusive)->error, PROTO_ERR_QUOTA);
-    cr_assert_eq(charged(&h, a, 1000).bytes, 10 * MIB);
-    cr_assert_eq(h_counts(&h).bytes, 10 * MIB);
-    h_close(&h, a, first.lease);
-    cr_assert_eq(charged(&h, a, 1000).bytes, 8 * MIB);
+    uint64_t a = h_connect(h, 1000, 1000);
+    struct h_reply first = h_made(h, a, 1, exclusive);
+    cr_assert_eq(charged(h, a, 1000).bytes, 2 * MIB);
+    h_made(h, a, 2 * MIB + 1, exclusive);
+    cr_assert_eq(charged(h, a, 1000).bytes, 6 * MIB);
+    h_made(h, a, 2 * MIB, exclusive);
+    h_made(h, a, 1, exclusive);
+    cr_assert_eq(h_create_as(h, a, 1, exclusive)->error, PROTO_ERR_QUOTA);
+    cr_assert_eq(charged(h, a, 1000).bytes, 10 * MIB);
+    cr_assert_eq(h_counts(h).bytes, 10 * MIB);
+    h_close(h, a, first.lease);
+    cr_assert_eq(charged(h, a, 1000).bytes, 8 * MIB);
 
-    h_made(&h, a, 1, pinned);
-    h_made(&h, a, 1, pinned);
-    cr_assert_eq(h_create_as(&h, a, 1, pinned)->error, PROTO_ERR_QUOTA);
-    cr_assert_eq(charged(&h, a, 1000).pinned, 4 * MIB);
-    h_deinit(&h);
+    h_made(h, a, 1, pinned);
+    h_made(h, a, 1, pinned);
+    cr_assert_eq(h_create_as(h, a, 1, pinned)->error, PROTO_ERR_QUOTA);
+    cr_assert_eq(charged(h, a, 1000).pinned, 4 * MIB);
 }
 
-/* Because it is large, not because that was asked for. */
-CAID_TEST(charge, large_array_is_charged_its_block)
-{
-    struct harness h;
-
-    h_init(&h, ten_mib);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h_made(&h, a, 4 * MIB + 1, (struct msg_create_params){0});
-    cr_assert_eq(charged(&h, a, 1000).bytes, 6 * MIB);
-    h_made(&h, a, 1, (struct msg_create_params){0});
-    cr_assert_eq(charged(&h, a, 1000).bytes, 6 * MIB + 512, "a range in a shared block");
-    h_deinit(&h);
-}
-
-/* The pool's quota and the device's figures are of the same bytes as before. */
-CAID_TEST(charge, queue_counts_the_block_of_an_exclusive_array)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply array = h_made(&h, a, 1, exclusive);
-    cr_assert_eq(h_memory_info(&h, a)->allocated, 2 * MIB);
-    h_close(&h, a, array.lease);
-    cr_assert_eq(h_memory_info(&h, a)->allocated, 0);
-    cr_assert_eq(h_memory_info(&h, a)->pending_bytes, 2 * MIB);
-    h_deinit(&h);
-}
-
-CAID_TEST(charge, span_of_a_tebibyte_is_refused)
+CORE_TEST(charge, span_of_a_tebibyte_is_refused, h_sharing)
 {
     static const struct msg_create_params pinned = {.memory = {"pinned", 6}},
                                           own = {.memory = {"pinned", 6}, .exclusive = true};
     const int64_t tebibyte = INT64_C(1) << 40;
-    struct harness h;
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000);
     const int64_t cases[] = {tebibyte, tebibyte - 1, tebibyte - 2 * MIB + 1, tebibyte + 1,
                              16 * tebibyte};
     for (size_t i = 0; i < 2 * ARRAY_SIZE(cases); i++) {
-        h_create_as(&h, a, cases[i / 2], i % 2 ? own : pinned);
-        cr_assert_not(h.closed[a], "case %zu: %s", i, h.reasons[a]);
-        cr_assert(h.replies[a].seen);
-        cr_assert_eq(h.replies[a].error, PROTO_ERR_NO_MEMORY, "case %zu", i);
+        h_create_as(h, a, cases[i / 2], i % 2 ? own : pinned);
+        cr_assert_not(h->closed[a], "case %zu: %s", i, h->reasons[a]);
+        cr_assert(h->replies[a].seen);
+        cr_assert_eq(h->replies[a].error, PROTO_ERR_NO_MEMORY, "case %zu", i);
     }
-    cr_assert_eq(h_counts(&h).arrays, 0);
-    h_made(&h, a, tebibyte - 4 * MIB, pinned);
-    h_deinit(&h);
+    cr_assert_eq(h_counts(h).arrays, 0);
+    h_made(h, a, tebibyte - 4 * MIB, pinned);
 }
 
 /* ---- host memory ---- */
 
-CAID_TEST(charge, hold_is_charged_until_it_is_forgotten)
+CORE_TEST(charge, hold_is_charged_until_it_is_forgotten, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    cr_assert_eq(host(&h, a), 0);
-    struct h_reply one = h_made(&h, a, 100, (struct msg_create_params){.name = MSG_STR("n")});
-    uint64_t with_one = host(&h, a);
-    struct h_reply two = h_made(&h, a, 100, (struct msg_create_params){.name = MSG_STR("m")});
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    cr_assert_eq(host(h, a), 0);
+    struct h_reply one = h_made(h, a, 100, (struct msg_create_params){.name = MSG_STR("n")});
+    uint64_t with_one = host(h, a);
+    struct h_reply two = h_made(h, a, 100, (struct msg_create_params){.name = MSG_STR("m")});
     cr_assert_eq(two.block, one.block);
-    uint64_t array = host(&h, a) - with_one; /* the block is held already */
+    uint64_t array = host(h, a) - with_one; /* the block is held already */
     cr_assert_gt(with_one, array);
     uint64_t hold = with_one - array;
 
-    cr_assert_eq(h_open(&h, b, "n", NULL, "r")->error, 0);
-    uint64_t lease = h.replies[b].arrays[0].lease;
-    cr_assert_eq(host(&h, a), 2 * (hold + array));
-    h_close(&h, b, lease);
-    cr_assert_eq(host(&h, a), 2 * (hold + array), "it may be mapped still");
-    h_forget(&h, b, one.block);
-    cr_assert_eq(host(&h, a), hold + 2 * array);
-    cr_assert_eq(h_open(&h, b, "m", NULL, "r")->error, 0);
-    cr_assert_eq(host(&h, a), 2 * (hold + array));
-    h_disconnect(&h, b);
-    cr_assert_eq(host(&h, a), hold + 2 * array);
+    cr_assert_eq(h_open(h, b, "n", NULL, "r")->error, 0);
+    uint64_t lease = h->replies[b].arrays[0].lease;
+    cr_assert_eq(host(h, a), 2 * (hold + array));
+    h_close(h, b, lease);
+    cr_assert_eq(host(h, a), 2 * (hold + array), "it may be mapped still");
+    h_forget(h, b, one.block);
+    cr_assert_eq(host(h, a), hold + 2 * array);
+    cr_assert_eq(h_open(h, b, "m", NULL, "r")->error, 0);
+    cr_assert_eq(host(h, a), 2 * (hold + array));
+    h_disconnect(h, b);
+    cr_assert_eq(host(h, a), hold + 2 * array);
 
-    h_unlink(&h, a, "n", NULL);
-    h_unlink(&h, a, "m", NULL);
-    h_close(&h, a, one.lease);
-    h_close(&h, a, two.lease);
-    cr_assert_eq(host(&h, a), hold);
-    h_flush(&h, a);
-    h_finish_all(&h);
-    cr_assert_eq(h_counts(&h).blocks, 0);
-    cr_assert_eq(host(&h, a), 0, "nothing is left that could be mapped");
-    h_deinit(&h);
+    h_unlink(h, a, "n", NULL);
+    h_unlink(h, a, "m", NULL);
+    h_close(h, a, one.lease);
+    h_close(h, a, two.lease);
+    cr_assert_eq(host(h, a), hold);
+    h_flush(h, a);
+    h_finish_all(h);
+    cr_assert_eq(h_counts(h).blocks, 0);
+    cr_assert_eq(host(h, a), 0, "nothing is left that could be mapped");
 }
 
-static void
-little_host(struct core_config *config)
+CORE_TEST(charge, publishing_under_the_same_name_charges_nothing_more, h_sharing)
 {
-    h_sharing(config);
-    config->limits.host_bytes = 2048;
-}
-
-CAID_TEST(charge, holds_are_limited_by_host_bytes)
-{
-    static const char *const names[] = {"a", "b", "c", "d"};
-    struct h_reply open = {0};
-    uint64_t hold = 0, n = 0, conn = 0;
-    struct harness h;
-
-    h_init(&h, little_host);
-    uint64_t owner = h_connect(&h, 1, 1);
-    for (size_t i = 0; i < 4; i++)
-        h_made(&h, owner, 100,
-               (struct msg_create_params){.name = msg_str_opt(names[i]),
-                                          .pool = MSG_STR("open"),
-                                          .exclusive = true});
-    while (n < 64) {
-        if (n % 4 == 0)
-            conn = h_connect(&h, 1000, 1000);
-        if (h_open(&h, conn, names[n % 4], "open", "r")->error)
-            break;
-        open = h.replies[conn];
-        n++;
-        if (n == 1)
-            hold = host(&h, conn);
-    }
-    cr_assert_eq(h.replies[conn].error, PROTO_ERR_QUOTA, "%s", h.replies[conn].text);
-    cr_assert_eq(n, 2048 / hold);
-    cr_assert_eq(host(&h, conn), n * hold);
-    cr_assert_eq(charged(&h, conn, 1000).leases, n, "the refused one has no lease");
-    uint64_t reader = n % 4 ? conn : conn - 1; /* who opened last */
-    h_close(&h, reader, open.arrays[0].lease);
-    h_forget(&h, reader, open.arrays[0].block);
-    cr_assert_eq(h_open(&h, conn, names[n % 4], "open", "r")->error, 0);
-    h_deinit(&h);
-}
-
-CAID_TEST(charge, publishing_under_the_same_name_charges_nothing_more)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000);
     struct h_reply array =
-        h_made(&h, a, 100, (struct msg_create_params){.name = MSG_STR("abcdefghij")});
-    uint64_t before = host(&h, a);
+        h_made(h, a, 100, (struct msg_create_params){.name = MSG_STR("abcdefghij")});
+    uint64_t before = host(h, a);
     for (int i = 0; i < 3; i++)
-        cr_assert_eq(h_publish(&h, a, array.lease, "abcdefghij")->error, 0);
-    cr_assert_eq(host(&h, a), before);
-    cr_assert_eq(h_publish(&h, a, array.lease, "other")->error, 0);
-    cr_assert_eq(host(&h, a), before + 6, "the new one is kept beside the first");
+        cr_assert_eq(h_publish(h, a, array.lease, "abcdefghij")->error, 0);
+    cr_assert_eq(host(h, a), before);
+    cr_assert_eq(h_publish(h, a, array.lease, "other")->error, 0);
+    cr_assert_eq(host(h, a), before + 6, "the new one is kept beside the first");
     for (int i = 0; i < 3; i++)
-        cr_assert_eq(h_publish(&h, a, array.lease, "other")->error, 0);
-    cr_assert_eq(host(&h, a), before + 6);
-    cr_assert_eq(h_publish(&h, a, array.lease, "more")->error, 0);
-    cr_assert_eq(host(&h, a), before + 5);
-    h_deinit(&h);
+        cr_assert_eq(h_publish(h, a, array.lease, "other")->error, 0);
+    cr_assert_eq(host(h, a), before + 6);
+    cr_assert_eq(h_publish(h, a, array.lease, "more")->error, 0);
+    cr_assert_eq(host(h, a), before + 5);
 }
 
 /* ---- what is charged to nobody ---- */
@@ -234,42 +149,22 @@ two_devices(struct core_config *config)
 }
 
 /* Arrays in the queue are charged to nobody: held back, they could pile up. */
-CAID_TEST(charge, deferred_entries_are_bounded_by_uid_and_device)
+CORE_TEST(charge, deferred_entries_are_bounded_by_uid_and_device, two_devices)
 {
     const struct msg_create_params shared = {0},
                                    on_second = {
                                        .device =
                                            MSG_STR("GPU-00000000-0000-0000-0000-000000000002")};
-    struct harness h;
 
-    h_init(&h, two_devices);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    h_made(&h, a, 4 * MIB, shared); /* the next block has room for 8,192 */
-    h_defer(&h, a, true);
-    h_defer(&h, b, true);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
+    h_made(h, a, 4 * MIB, shared); /* the next block has room for 8,192 */
+    h_defer(h, a, true);
+    h_defer(h, b, true);
     for (uint64_t n = 1; n <= HELD_MAX + 4; n++) {
-        h_close(&h, a, h_made(&h, a, 512, shared).lease);
-        cr_assert_eq(h_counts(&h).pending, n < HELD_MAX ? n : HELD_MAX);
+        h_close(h, a, h_made(h, a, 512, shared).lease);
+        cr_assert_eq(h_counts(h).pending, n < HELD_MAX ? n : HELD_MAX);
     }
-    h_close(&h, a, h_made(&h, a, 512, on_second).lease);
-    h_close(&h, b, h_made(&h, b, 512, shared).lease);
-    cr_assert_eq(h_counts(&h).pending, HELD_MAX + 2, "another device and another uid");
-    h_deinit(&h);
-}
-
-/* ---- contexts ---- */
-
-CAID_TEST(charge, context_counts_although_its_first_allocation_failed)
-{
-    static const struct msg_create_params legacy = {.memory = {"legacy", 6}};
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    cr_assert_not(h_memory_info(&h, a)->context);
-    h_create_as(&h, a, 100, legacy);
-    h_finish(&h, h_job(&h, CORE_ALLOC), -EIO);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_DRIVER);
-    cr_assert(h_memory_info(&h, a)->context);
-    h_deinit(&h);
+    h_close(h, a, h_made(h, a, 512, on_second).lease);
+    h_close(h, b, h_made(h, b, 512, shared).lease);
+    cr_assert_eq(h_counts(h).pending, HELD_MAX + 2, "another device and another uid");
 }

@@ -8,218 +8,58 @@
 
 /* ---- lifetime ---- */
 
-CAID_TEST(core, named_array_outlives_its_creator)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    cr_assert_not(h_create(&h, a, "w", NULL, 100)->seen, "answered before its memory came");
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, 0);
-    cr_assert_eq(h.replies[a].n_fds, 1);
-    h_disconnect(&h, a);
-    cr_assert_eq(h.live_bytes, H_BLOCK);
-
-    uint64_t b = h_connect(&h, 1000, 1000);
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->error, 0);
-    cr_assert_eq(h.replies[b].n_fds, 1);
-    cr_assert_eq(h_unlink(&h, b, "w", NULL)->error, 0);
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h.live_bytes, H_BLOCK, "a holder keeps what was unlinked");
-    h_close(&h, b, 1);
-    h_finish_all(&h);
-    cr_assert_eq(h.live_bytes, 0);
-    h_deinit(&h);
-}
-
-CAID_TEST(core, unnamed_array_ends_with_its_holder)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h_create(&h, a, NULL, NULL, 100);
-    h_finish_all(&h);
-    cr_assert_eq(h.live_bytes, H_BLOCK);
-    h_disconnect(&h, a);
-    h_finish_all(&h);
-    cr_assert_eq(h.live_bytes, 0);
-    cr_assert_eq(h_counts(&h).users, 0, "a uid that holds nothing is not kept");
-    h_deinit(&h);
-}
-
-CAID_TEST(core, creator_gone_before_its_memory_came)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    h_create(&h, a, "w", NULL, 100);
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND,
-                 "an array without memory cannot be opened");
-    h_create(&h, b, "w", NULL, 100);
-    cr_assert_eq(h.replies[b].error, PROTO_ERR_EXISTS, "but its name is taken");
-    h_disconnect(&h, a);
-    h_finish_all(&h);
-    cr_assert_eq(h.live_bytes, 0);
-    cr_assert_eq(h_counts(&h).names, 0);
-    h_create(&h, b, "w", NULL, 100);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[b].error, 0);
-    h_deinit(&h);
-}
-
-CAID_TEST(core, failed_allocation_leaves_nothing)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h_create(&h, a, "w", NULL, 100);
-    h_finish(&h, 0, -ENOMEM);
-    cr_assert_not(h.replies[a].seen, "it is tried once more");
-    h_finish(&h, 0, -ENOMEM);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_NO_MEMORY);
-    h_create(&h, a, "w", NULL, 100);
-    h_finish(&h, 0, -EIO);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_DRIVER);
-    cr_assert_eq(h_counts(&h).arrays, 0);
-    cr_assert_eq(h_counts(&h).bytes, 0);
-    cr_assert_eq(h.n_jobs, 0);
-    h_deinit(&h);
-}
-
-CAID_TEST(core, array_of_no_bytes)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    cr_assert(h_create(&h, a, "none", NULL, 0)->seen);
-    cr_assert_eq(h.replies[a].error, 0);
-    cr_assert_eq(h.replies[a].block, 0);
-    cr_assert_eq(h.replies[a].n_fds, 0);
-    cr_assert_eq(h_open(&h, a, "none", NULL, "rw")->n_fds, 0);
-    h_deinit(&h);
-}
-
-/* I3: an fd goes to a connection with its first lease in the block, and only then. */
-CAID_TEST(core, fd_once_per_hold)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    h_create(&h, a, "w", NULL, 100);
-    h_finish_all(&h);
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->n_fds, 1);
-    int fd = h.replies[b].fds[0];
-    uint64_t first = h.replies[b].lease;
-    cr_assert_eq(h_open(&h, b, "w", NULL, "rw")->n_fds, 0);
-    uint64_t second = h.replies[b].lease;
-    cr_assert_neq(first, second);
-    h_close(&h, b, first);
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->n_fds, 0);
-    h_close(&h, b, second);
-    h_close(&h, b, h.replies[b].lease + 0);
-    h_disconnect(&h, b);
-    b = h_connect(&h, 1000, 1000);
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->fds[0], fd);
-    h_deinit(&h);
-}
-
 /* I9: what a reply promises is recorded before it. */
-CAID_TEST(core, record_comes_before_the_promise)
+CORE_TEST(core, record_comes_before_the_promise, NULL)
 {
-    struct harness h;
+    uint64_t a = h_connect(h, 1000, 1000);
+    h->n_records = 0;
+    h_create(h, a, "w", NULL, 100);
+    h_finish_all(h);
+    cr_assert_eq(h->n_records, 3);
+    cr_assert_str_eq(h->records[0], "block 1");
+    cr_assert_str_eq(h->records[1], "name uid:1000:w");
+    cr_assert_str_eq(h->records[2], "send");
 
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h.n_records = 0;
-    h_create(&h, a, "w", NULL, 100);
-    h_finish_all(&h);
-    cr_assert_eq(h.n_records, 3);
-    cr_assert_str_eq(h.records[0], "block 1");
-    cr_assert_str_eq(h.records[1], "name uid:1000:w");
-    cr_assert_str_eq(h.records[2], "send");
-
-    h.n_records = 0;
-    h_unlink(&h, a, "w", NULL);
-    cr_assert_str_eq(h.records[0], "name gone uid:1000:w");
-    cr_assert_str_eq(h.records[1], "send");
-    h.n_records = 0;
-    h_close(&h, a, 1);
-    cr_assert_str_eq(h.records[0], "block gone 1");
-    cr_assert_eq(h.jobs[0].type, CORE_RELEASE);
-    h_deinit(&h);
+    h->n_records = 0;
+    h_unlink(h, a, "w", NULL);
+    cr_assert_str_eq(h->records[0], "name gone uid:1000:w");
+    cr_assert_str_eq(h->records[1], "send");
+    h->n_records = 0;
+    h_close(h, a, 1);
+    cr_assert_str_eq(h->records[0], "block gone 1");
+    cr_assert_eq(h->jobs[0].type, CORE_RELEASE);
 }
 
-/* ---- permission ---- */
-
-CAID_TEST(core, own_pools_are_apart)
+CORE_TEST(core, configured_pool_modes, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1000);
-    h_create(&h, a, "w", NULL, 100);
-    h_finish_all(&h);
-    char absent[512];
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_open(&h, b, "x", "uid:1000", "r")->error, PROTO_ERR_NOT_FOUND);
-    snprintf(absent, sizeof(absent), "%s", h.replies[b].text);
-    cr_assert_eq(h_open(&h, b, "w", "uid:1000", "r")->error, PROTO_ERR_NOT_FOUND);
-    absent[strcspn(absent, "x")] = 'w';
-    cr_assert_str_eq(h.replies[b].text, absent, "absent and forbidden answer the same");
-    cr_assert_eq(h_unlink(&h, b, "w", "uid:1000")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_create(&h, b, "y", "uid:1000", 1)->error, PROTO_ERR_NOT_FOUND);
-    h_create(&h, b, "y", "uid:4242", 1);
-    cr_assert_eq(h.replies[b].error, PROTO_ERR_NOT_FOUND);
-
-    uint64_t root = h_connect(&h, 0, 0);
-    cr_assert_eq(h_open(&h, root, "w", "uid:1000", "rw")->error, 0);
-    h_deinit(&h);
-}
-
-CAID_TEST(core, configured_pool_modes)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t owner = h_connect(&h, 1, 1), group = h_connect(&h, 2, 10),
-             other = h_connect(&h, 3, 3);
-    h_create(&h, owner, "w", "shared", 100);
-    h_finish_all(&h);
-    cr_assert_eq(h_open(&h, group, "w", "shared", "r")->error, 0);
-    cr_assert_eq(h_open(&h, group, "w", "shared", "rw")->error, PROTO_ERR_PERMISSION);
-    cr_assert_eq(h_create(&h, group, "v", "shared", 1)->error, PROTO_ERR_PERMISSION);
-    cr_assert_eq(h_unlink(&h, group, "w", "shared")->error, PROTO_ERR_PERMISSION);
-    cr_assert_eq(h_open(&h, other, "w", "shared", "r")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_open(&h, other, "w", "shared", "rw")->error, PROTO_ERR_NOT_FOUND);
-    h_create(&h, other, "w", "open", 1);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[other].error, 0);
-    h_deinit(&h);
+    uint64_t owner = h_connect(h, 1, 1), group = h_connect(h, 2, 10),
+             other = h_connect(h, 3, 3);
+    h_create(h, owner, "w", "shared", 100);
+    h_finish_all(h);
+    cr_assert_eq(h_open(h, group, "w", "shared", "r")->error, 0);
+    cr_assert_eq(h_open(h, group, "w", "shared", "rw")->error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(h_create(h, group, "v", "shared", 1)->error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(h_unlink(h, group, "w", "shared")->error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(h_open(h, other, "w", "shared", "r")->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_open(h, other, "w", "shared", "rw")->error, PROTO_ERR_NOT_FOUND);
+    h_create(h, other, "w", "open", 1);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[other].error, 0);
 }
 
 /* ---- limits ---- */
 
-CAID_TEST(core, quota_of_a_pool)
+CORE_TEST(core, quota_of_a_pool, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1, 1);
-    h_create(&h, a, "big", "shared", 12 << 20);
-    h_finish_all(&h);
-    cr_assert_eq(h_create(&h, a, "more", "shared", 6 << 20)->error, PROTO_ERR_QUOTA);
-    cr_assert(strstr(h.replies[a].text, "16 MiB exceeded by 2 MiB"), "%s", h.replies[a].text);
-    cr_assert_eq(h_counts(&h).names, 1, "a refused create leaves no name");
-    h_create(&h, a, "fits", "shared", 4 << 20);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, 0);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1, 1);
+    h_create(h, a, "big", "shared", 12 << 20);
+    h_finish_all(h);
+    cr_assert_eq(h_create(h, a, "more", "shared", 6 << 20)->error, PROTO_ERR_QUOTA);
+    cr_assert(strstr(h->replies[a].text, "16 MiB exceeded by 2 MiB"), "%s", h->replies[a].text);
+    cr_assert_eq(h_counts(h).names, 1, "a refused create leaves no name");
+    h_create(h, a, "fits", "shared", 4 << 20);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[a].error, 0);
 }
 
 static void
@@ -234,54 +74,47 @@ tight(struct core_config *config)
                                           .bytes = 10 << 20};
 }
 
-CAID_TEST(core, limits_of_a_uid)
+CORE_TEST(core, limits_of_a_uid, tight)
 {
-    struct harness h;
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    cr_assert_eq(h_connect_raw(h, 1000, 1000), 0, "a third connection");
+    cr_assert_neq(h_connect_raw(h, 1001, 1001), 0, "another uid is not concerned");
 
-    h_init(&h, tight);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    cr_assert_eq(h_connect_raw(&h, 1000, 1000), 0, "a third connection");
-    cr_assert_neq(h_connect_raw(&h, 1001, 1001), 0, "another uid is not concerned");
-
-    h_create(&h, a, "1", NULL, 1);
-    h_create(&h, a, "2", NULL, 1);
-    cr_assert_eq(h_create(&h, a, NULL, NULL, 1)->error, PROTO_ERR_LIMIT, "a third job");
-    cr_assert_eq(h_create(&h, b, "3", NULL, 1)->error, PROTO_ERR_LIMIT, "a third name");
-    h_finish_all(&h);
-    h_create(&h, b, NULL, NULL, 1);
-    h_finish_all(&h);
-    cr_assert_eq(h_open(&h, b, "1", NULL, "r")->error, PROTO_ERR_LIMIT, "a fourth lease");
-    cr_assert_eq(h_create(&h, b, NULL, NULL, 1)->error, PROTO_ERR_LIMIT, "a fourth array");
-    cr_assert(strstr(h.replies[b].text, "3 arrays"), "%s", h.replies[b].text);
-    h_close(&h, a, 1);
-    cr_assert_eq(h_open(&h, b, "1", NULL, "r")->error, 0);
-    h_unlink(&h, b, "2", NULL);
-    h_close(&h, a, 2);
-    h_finish_all(&h);
-    cr_assert_eq(h_create(&h, b, NULL, NULL, 20 << 20)->error, PROTO_ERR_QUOTA, "bytes");
-    cr_assert_eq(h_create(&h, b, NULL, NULL, 65 << 20)->error, PROTO_ERR_NO_MEMORY, "device");
-    h_deinit(&h);
+    h_create(h, a, "1", NULL, 1);
+    h_create(h, a, "2", NULL, 1);
+    cr_assert_eq(h_create(h, a, NULL, NULL, 1)->error, PROTO_ERR_LIMIT, "a third job");
+    cr_assert_eq(h_create(h, b, "3", NULL, 1)->error, PROTO_ERR_LIMIT, "a third name");
+    h_finish_all(h);
+    h_create(h, b, NULL, NULL, 1);
+    h_finish_all(h);
+    cr_assert_eq(h_open(h, b, "1", NULL, "r")->error, PROTO_ERR_LIMIT, "a fourth lease");
+    cr_assert_eq(h_create(h, b, NULL, NULL, 1)->error, PROTO_ERR_LIMIT, "a fourth array");
+    cr_assert(strstr(h->replies[b].text, "3 arrays"), "%s", h->replies[b].text);
+    h_close(h, a, 1);
+    cr_assert_eq(h_open(h, b, "1", NULL, "r")->error, 0);
+    h_unlink(h, b, "2", NULL);
+    h_close(h, a, 2);
+    h_finish_all(h);
+    cr_assert_eq(h_create(h, b, NULL, NULL, 20 << 20)->error, PROTO_ERR_QUOTA, "bytes");
+    cr_assert_eq(h_create(h, b, NULL, NULL, 65 << 20)->error, PROTO_ERR_NO_MEMORY, "device");
 }
 
 /* The driver's work for clients that have gone counts, or a loop of connecting, asking and
  * leaving would queue up without bound. */
-CAID_TEST(core, jobs_of_clients_that_have_gone)
+CORE_TEST(core, jobs_of_clients_that_have_gone, tight)
 {
-    struct harness h;
     struct msg_memory_params params = {0};
 
-    h_init(&h, tight);
     for (int i = 0; i < 2; i++) {
-        uint64_t a = h_connect(&h, 1000, 1000);
-        cr_assert_not(h_request(&h, a, MSG_MEMORY_INFO, &params)->seen);
-        h_disconnect(&h, a);
+        uint64_t a = h_connect(h, 1000, 1000);
+        cr_assert_not(h_request(h, a, MSG_MEMORY_INFO, &params)->seen);
+        h_disconnect(h, a);
     }
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    cr_assert_eq(h_request(&h, a, MSG_MEMORY_INFO, &params)->error, PROTO_ERR_LIMIT);
-    cr_assert_not(h_request(&h, b, MSG_MEMORY_INFO, &params)->seen, "another uid");
-    h_finish_all(&h);
-    cr_assert_not(h_request(&h, a, MSG_MEMORY_INFO, &params)->seen);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
+    cr_assert_eq(h_request(h, a, MSG_MEMORY_INFO, &params)->error, PROTO_ERR_LIMIT);
+    cr_assert_not(h_request(h, b, MSG_MEMORY_INFO, &params)->seen, "another uid");
+    h_finish_all(h);
+    cr_assert_not(h_request(h, a, MSG_MEMORY_INFO, &params)->seen);
 }
 
 static void
@@ -291,26 +124,22 @@ one_thread(struct core_config *config)
 }
 
 /* Neither a uid's creates nor the memory that its end gives back go before all of another's. */
-CAID_TEST(core, uids_take_turns)
+CORE_TEST(core, uids_take_turns, one_thread)
 {
-    struct harness h;
-
-    h_init(&h, one_thread);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
     for (int i = 0; i < 4; i++)
-        h_create(&h, a, NULL, NULL, 1);
-    h_finish_all(&h);
-    h_disconnect(&h, a); /* four releases */
-    a = h_connect(&h, 1000, 1000);
-    h_create(&h, a, NULL, NULL, 4 << 20);
-    cr_assert_not(h_create(&h, b, NULL, NULL, 1)->seen);
-    cr_assert_eq(h.n_jobs, 1, "one at a time");
-    cr_assert_eq(h.jobs[0].type, CORE_RELEASE);
-    h_finish(&h, 0, 0);
-    h_finish(&h, 0, 0);
-    cr_assert(h.replies[b].seen || (h_finish(&h, 0, 0), h.replies[b].seen),
+        h_create(h, a, NULL, NULL, 1);
+    h_finish_all(h);
+    h_disconnect(h, a); /* four releases */
+    a = h_connect(h, 1000, 1000);
+    h_create(h, a, NULL, NULL, 4 << 20);
+    cr_assert_not(h_create(h, b, NULL, NULL, 1)->seen);
+    cr_assert_eq(h->n_jobs, 1, "one at a time");
+    cr_assert_eq(h->jobs[0].type, CORE_RELEASE);
+    h_finish(h, 0, 0);
+    h_finish(h, 0, 0);
+    cr_assert(h->replies[b].seen || (h_finish(h, 0, 0), h->replies[b].seen),
               "after two at most");
-    h_deinit(&h);
 }
 
 static void
@@ -320,60 +149,54 @@ little_memory(struct core_config *config)
 }
 
 /* An array of no bytes takes no device memory, but its name and field list live here. */
-CAID_TEST(core, host_memory_of_a_uid)
+CORE_TEST(core, host_memory_of_a_uid, little_memory)
 {
-    struct harness h;
     static char descr[PROTO_DESCR_MAX];
     char name[16];
     int n = 0;
 
-    h_init(&h, little_memory);
-    uint64_t a = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000);
     do
         snprintf(name, sizeof(name), "%d", n++);
-    while (h_create(&h, a, name, NULL, 0)->error == 0);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_QUOTA);
-    cr_assert(strstr(h.replies[a].text, "4 KiB of the daemon's memory"), "%s",
-              h.replies[a].text);
+    while (h_create(h, a, name, NULL, 0)->error == 0);
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_QUOTA);
+    cr_assert(strstr(h->replies[a].text, "4 KiB of the daemon's memory"), "%s",
+              h->replies[a].text);
     cr_assert(n > 10 && n < 40, "%d", n);
     for (int i = 0; i < n - 1; i++) {
         snprintf(name, sizeof(name), "%d", i);
-        cr_assert_eq(h_unlink(&h, a, name, NULL)->error, 0);
-        h_close(&h, a, (uint64_t)i + 1);
+        cr_assert_eq(h_unlink(h, a, name, NULL)->error, 0);
+        h_close(h, a, (uint64_t)i + 1);
     }
 
     memset(descr, ' ', sizeof(descr));
     struct msg_create_params params = {.typestr = MSG_STR("|V8"),
                                        .descr = {descr, sizeof(descr)},
                                        .shape = {&(int64_t){0}, 1}};
-    cr_assert_eq(h_request(&h, a, MSG_CREATE, &params)->error, PROTO_ERR_QUOTA);
+    cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, PROTO_ERR_QUOTA);
     params.descr.n = 100;
-    cr_assert_eq(h_request(&h, a, MSG_CREATE, &params)->error, 0);
-    h_deinit(&h);
+    cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, 0);
 }
 
-CAID_TEST(core, names)
+CORE_TEST(core, names, NULL)
 {
-    struct harness h;
     char longest[257];
 
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000);
     memset(longest, 'n', 256);
     longest[256] = '\0';
-    cr_assert_eq(h_create(&h, a, longest, NULL, 0)->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_create(h, a, longest, NULL, 0)->error, PROTO_ERR_INVALID_NAME);
     longest[255] = '\0';
-    cr_assert_eq(h_create(&h, a, longest, NULL, 0)->error, 0);
-    cr_assert_eq(h_create(&h, a, "", NULL, 0)->error, PROTO_ERR_INVALID_NAME);
-    cr_assert_eq(h_create(&h, a, "a\nb", NULL, 0)->error, PROTO_ERR_INVALID_NAME);
-    cr_assert_eq(h_create(&h, a, "a\x7f", NULL, 0)->error, PROTO_ERR_INVALID_NAME);
-    cr_assert_eq(h_create(&h, a, "a\xc2\x85", NULL, 0)->error, PROTO_ERR_INVALID_NAME);
-    cr_assert_eq(h_create(&h, a, "grüße/1", NULL, 0)->error, 0);
-    cr_assert_eq(h_create(&h, a, "grüße/1", NULL, 0)->error, PROTO_ERR_EXISTS);
-    cr_assert_eq(h_unlink(&h, a, "absent", NULL)->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_unlink(&h, a, "a\nb", NULL)->error, PROTO_ERR_INVALID_NAME);
-    cr_assert_eq(h_open(&h, a, "a\nb", NULL, "r")->error, PROTO_ERR_INVALID_NAME);
-    h_deinit(&h);
+    cr_assert_eq(h_create(h, a, longest, NULL, 0)->error, 0);
+    cr_assert_eq(h_create(h, a, "", NULL, 0)->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_create(h, a, "a\nb", NULL, 0)->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_create(h, a, "a\x7f", NULL, 0)->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_create(h, a, "a\xc2\x85", NULL, 0)->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_create(h, a, "grüße/1", NULL, 0)->error, 0);
+    cr_assert_eq(h_create(h, a, "grüße/1", NULL, 0)->error, PROTO_ERR_EXISTS);
+    cr_assert_eq(h_unlink(h, a, "absent", NULL)->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_unlink(h, a, "a\nb", NULL)->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_open(h, a, "a\nb", NULL, "r")->error, PROTO_ERR_INVALID_NAME);
 }
 
 /* ---- many ---- */
@@ -384,25 +207,23 @@ many(struct core_config *config)
     config->limits.arrays = config->limits.names = config->limits.leases = 5000;
 }
 
-CAID_TEST(core, open_gives_the_first_that_fit)
+CORE_TEST(core, open_gives_the_first_that_fit, many)
 {
-    struct harness h;
     struct msg_str names[PROTO_OPEN_MAX];
     static char text[PROTO_OPEN_MAX][8];
     struct msg_open_params params = {.mode = MSG_STR("r")};
 
-    h_init(&h, many);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
     for (uint32_t i = 0; i < PROTO_OPEN_MAX; i++) {
         snprintf(text[i], sizeof(text[i]), "%u", i);
         names[i] = MSG_STR(text[i]);
-        h_create(&h, a, text[i], NULL, 0);
+        h_create(h, a, text[i], NULL, 0);
     }
     params.names = (struct msg_strs){names, PROTO_OPEN_MAX};
     uint32_t done = 0, messages = 0;
     while (done < PROTO_OPEN_MAX) {
         params.names = (struct msg_strs){names + done, PROTO_OPEN_MAX - done};
-        struct h_reply *reply = h_request(&h, b, MSG_OPEN, &params);
+        struct h_reply *reply = h_request(h, b, MSG_OPEN, &params);
         cr_assert_eq(reply->error, 0);
         cr_assert_gt(reply->n_arrays, 0);
         done += reply->n_arrays;
@@ -410,13 +231,11 @@ CAID_TEST(core, open_gives_the_first_that_fit)
     }
     cr_assert_eq(done, PROTO_OPEN_MAX);
     cr_assert_lt(messages, 10);
-    h_deinit(&h);
 }
 
 /* Of many dimensions, too: the reply stays within bytes and objects of a packet. */
-CAID_TEST(core, open_of_many_dimensions)
+CORE_TEST(core, open_of_many_dimensions, many)
 {
-    struct harness h;
     static const int64_t shape[PROTO_NDIM_MAX]; /* no bytes */
     struct msg_create_params create = {.name = MSG_STR("n"),
                                        .typestr = MSG_STR("|u1"),
@@ -424,86 +243,77 @@ CAID_TEST(core, open_of_many_dimensions)
     struct msg_str names[PROTO_OPEN_MAX];
     struct msg_open_params params = {.names = {names, PROTO_OPEN_MAX}, .mode = MSG_STR("r")};
 
-    h_init(&h, many);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    cr_assert_eq(h_request(&h, a, MSG_CREATE, &create)->error, 0);
+    uint64_t a = h_connect(h, 1000, 1000);
+    cr_assert_eq(h_request(h, a, MSG_CREATE, &create)->error, 0);
     for (uint32_t i = 0; i < PROTO_OPEN_MAX; i++)
         names[i] = create.name;
-    cr_assert_eq(h_request(&h, a, MSG_OPEN, &params)->error, 0);
-    cr_assert_gt(h.replies[a].n_arrays, 50);
-    cr_assert_lt(h.replies[a].n_arrays, PROTO_OPEN_MAX);
-    cr_assert_not(h.closed[a]);
-    h_deinit(&h);
+    cr_assert_eq(h_request(h, a, MSG_OPEN, &params)->error, 0);
+    cr_assert_gt(h->replies[a].n_arrays, 50);
+    cr_assert_lt(h->replies[a].n_arrays, PROTO_OPEN_MAX);
+    cr_assert_not(h->closed[a]);
 }
 
-CAID_TEST(core, open_of_several_is_all_or_none)
+CORE_TEST(core, open_of_several_is_all_or_none, NULL)
 {
-    struct harness h;
     struct msg_str names[] = {MSG_STR("1"), MSG_STR("missing")};
     struct msg_open_params params = {.names = {names, 2}, .mode = MSG_STR("r")};
 
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    h_create(&h, a, "1", NULL, 10);
-    h_finish_all(&h);
-    cr_assert_eq(h_request(&h, b, MSG_OPEN, &params)->error, PROTO_ERR_NOT_FOUND);
-    cr_assert(strstr(h.replies[b].text, "missing"));
-    cr_assert_eq(h_counts(&h).leases, 1, "only the creator's");
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    h_create(h, a, "1", NULL, 10);
+    h_finish_all(h);
+    cr_assert_eq(h_request(h, b, MSG_OPEN, &params)->error, PROTO_ERR_NOT_FOUND);
+    cr_assert(strstr(h->replies[b].text, "missing"));
+    cr_assert_eq(h_counts(h).leases, 1, "only the creator's");
     params.names.n = 0;
-    cr_assert_eq(h_request(&h, b, MSG_OPEN, &params)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_request(h, b, MSG_OPEN, &params)->error, PROTO_ERR_INVALID);
     params.names.n = 1;
     params.mode = MSG_STR("w");
-    cr_assert_eq(h_request(&h, b, MSG_OPEN, &params)->error, PROTO_ERR_INVALID);
-    h_deinit(&h);
+    cr_assert_eq(h_request(h, b, MSG_OPEN, &params)->error, PROTO_ERR_INVALID);
 }
 
-CAID_TEST(core, list_by_pages)
+CORE_TEST(core, list_by_pages, many)
 {
-    struct harness h;
     struct msg_list_params params = {0};
     char name[16], last[32] = "";
     uint32_t n = 0, pages = 0;
 
-    h_init(&h, many);
-    uint64_t a = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000);
     for (int i = 0; i < 1500; i++) {
         snprintf(name, sizeof(name), "n%04d", i);
-        h_create(&h, a, name, NULL, 0);
+        h_create(h, a, name, NULL, 0);
     }
     do {
         struct h_reply *reply;
         params.after = MSG_STR(last);
-        reply = h_request(&h, a, MSG_LIST, &params);
+        reply = h_request(h, a, MSG_LIST, &params);
         cr_assert_eq(reply->error, 0);
         cr_assert_str_eq(reply->names[0], (snprintf(name, sizeof(name), "n%04u", n), name));
         n += reply->n_entries;
         pages++;
         snprintf(last, sizeof(last), "n%04u", n - 1);
-    } while (h.replies[a].more);
+    } while (h->replies[a].more);
     cr_assert_eq(n, 1500);
     cr_assert_gt(pages, 2);
 
     params = (struct msg_list_params){.prefix = MSG_STR("n149")};
-    cr_assert_eq(h_request(&h, a, MSG_LIST, &params)->n_entries, 10);
+    cr_assert_eq(h_request(h, a, MSG_LIST, &params)->n_entries, 10);
     params = (struct msg_list_params){.all = true, .prefix = MSG_STR("n000")};
-    cr_assert_eq(h_request(&h, a, MSG_LIST, &params)->n_entries, 10);
+    cr_assert_eq(h_request(h, a, MSG_LIST, &params)->n_entries, 10);
     params = (struct msg_list_params){.prefix = MSG_STR("n149"), .after = MSG_STR("n1497")};
-    cr_assert_eq(h_request(&h, a, MSG_LIST, &params)->n_entries, 2);
+    cr_assert_eq(h_request(h, a, MSG_LIST, &params)->n_entries, 2);
     params = (struct msg_list_params){.prefix = MSG_STR("n0007"), .after = MSG_STR("n0006")};
-    cr_assert_eq(h_request(&h, a, MSG_LIST, &params)->n_entries, 1);
+    cr_assert_eq(h_request(h, a, MSG_LIST, &params)->n_entries, 1);
     params = (struct msg_list_params){.prefix = MSG_STR("n0007"), .after = MSG_STR("n0007")};
-    cr_assert_eq(h_request(&h, a, MSG_LIST, &params)->n_entries, 0);
+    cr_assert_eq(h_request(h, a, MSG_LIST, &params)->n_entries, 0);
     params = (struct msg_list_params){.prefix = MSG_STR("m"), .after = MSG_STR("n")};
-    cr_assert_eq(h_request(&h, a, MSG_LIST, &params)->n_entries, 0);
+    cr_assert_eq(h_request(h, a, MSG_LIST, &params)->n_entries, 0);
     params = (struct msg_list_params){.pool = MSG_STR("shared")};
-    cr_assert_eq(h_request(&h, a, MSG_LIST, &params)->error, PROTO_ERR_NOT_FOUND);
-    h_deinit(&h);
+    cr_assert_eq(h_request(h, a, MSG_LIST, &params)->error, PROTO_ERR_NOT_FOUND);
 }
 
 /* As many holders as fit beside the longest texts. */
-CAID_TEST(core, show_of_many_holders)
+CORE_TEST(core, show_of_many_holders, many)
 {
-    struct harness h;
     static char text[PROTO_METADATA_MAX];
     static const int64_t shape[PROTO_NDIM_MAX];
     static int64_t strides[PROTO_NDIM_MAX];
@@ -517,69 +327,63 @@ CAID_TEST(core, show_of_many_holders)
         .strides = {strides, PROTO_NDIM_MAX},
     };
 
-    h_init(&h, many);
     memset(text, 'm', sizeof(text));
     memset(longest, 'n', PROTO_NAME_MAX);
     memset(client, 'c', PROTO_CLIENT_MAX);
     for (size_t i = 0; i < PROTO_NDIM_MAX; i++)
         strides[i] = INT64_MAX / 2;
-    uint64_t a = h_connect_raw(&h, 1000, 1000);
+    uint64_t a = h_connect_raw(h, 1000, 1000);
     hello.client = MSG_STR(client);
-    h_request(&h, a, MSG_HELLO, &hello);
+    h_request(h, a, MSG_HELLO, &hello);
     create.name = MSG_STR(longest);
-    cr_assert_eq(h_request(&h, a, MSG_CREATE, &create)->error, 0, "%s", h.replies[a].text);
+    cr_assert_eq(h_request(h, a, MSG_CREATE, &create)->error, 0, "%s", h->replies[a].text);
     for (int i = 0; i < 1000; i++)
-        cr_assert_eq(h_open(&h, a, longest, NULL, "r")->error, 0);
-    cr_assert_eq(h_show(&h, a, longest, NULL)->error, 0);
-    cr_assert_eq(h.replies[a].n_leases[0], 1001);
-    cr_assert_gt(h.replies[a].n_entries, 300);
-    h_unlink(&h, a, longest, NULL);
-    cr_assert_eq(h_request(&h, a, MSG_UNNAMED, &(struct msg_unnamed_params){0})->n_entries, 1);
-    cr_assert_not(h.closed[a]);
-    h_deinit(&h);
+        cr_assert_eq(h_open(h, a, longest, NULL, "r")->error, 0);
+    cr_assert_eq(h_show(h, a, longest, NULL)->error, 0);
+    cr_assert_eq(h->replies[a].n_leases[0], 1001);
+    cr_assert_gt(h->replies[a].n_entries, 300);
+    h_unlink(h, a, longest, NULL);
+    cr_assert_eq(h_request(h, a, MSG_UNNAMED, &(struct msg_unnamed_params){0})->n_entries, 1);
+    cr_assert_not(h->closed[a]);
 }
 
 /* ---- protocol ---- */
 
-CAID_TEST(core, hello_first_and_once)
+CORE_TEST(core, hello_first_and_once, NULL)
 {
-    struct harness h;
     struct msg_hello_params hello = {.version_min = 1, .version_max = 9};
     struct msg_none none = {};
 
-    h_init(&h, NULL);
-    uint64_t a = h_connect_raw(&h, 1000, 1000);
-    h_request(&h, a, MSG_PING, &none);
-    cr_assert(h.closed[a]);
+    uint64_t a = h_connect_raw(h, 1000, 1000);
+    h_request(h, a, MSG_PING, &none);
+    cr_assert(h->closed[a]);
 
-    uint64_t b = h_connect_raw(&h, 1000, 1000);
-    cr_assert_eq(h_request(&h, b, MSG_HELLO, &hello)->error, 0);
-    cr_assert_eq(h_request(&h, b, MSG_PING, &none)->error, 0);
-    h_request(&h, b, MSG_HELLO, &hello);
-    cr_assert(h.closed[b]);
-    cr_assert_not(h.replies[b].seen);
+    uint64_t b = h_connect_raw(h, 1000, 1000);
+    cr_assert_eq(h_request(h, b, MSG_HELLO, &hello)->error, 0);
+    cr_assert_eq(h_request(h, b, MSG_PING, &none)->error, 0);
+    h_request(h, b, MSG_HELLO, &hello);
+    cr_assert(h->closed[b]);
+    cr_assert_not(h->replies[b].seen);
 
-    uint64_t c = h_connect_raw(&h, 1000, 1000);
+    uint64_t c = h_connect_raw(h, 1000, 1000);
     hello.version_min = 2;
-    cr_assert_eq(h_request(&h, c, MSG_HELLO, &hello)->error, PROTO_ERR_VERSION);
-    cr_assert(h.closed[c]);
+    cr_assert_eq(h_request(h, c, MSG_HELLO, &hello)->error, PROTO_ERR_VERSION);
+    cr_assert(h->closed[c]);
 
-    uint64_t d = h_connect_raw(&h, 1000, 1000), e = h_connect(&h, 1000, 1000);
-    cr_assert_eq(core_deadline_ns(h.core), 2000);
-    core_tick(h.core, 1999);
-    h_disconnect(&h, a); /* only to have the actions carried out */
-    cr_assert_not(h.closed[d]);
-    core_tick(h.core, 2000);
-    cr_assert_eq(core_deadline_ns(h.core), UINT64_MAX);
-    h_disconnect(&h, b);
-    cr_assert(h.closed[d]);
-    cr_assert_not(h.closed[e]);
-    h_deinit(&h);
+    uint64_t d = h_connect_raw(h, 1000, 1000), e = h_connect(h, 1000, 1000);
+    cr_assert_eq(core_deadline_ns(h->core), 2000);
+    core_tick(h->core, 1999);
+    h_disconnect(h, a); /* only to have the actions carried out */
+    cr_assert_not(h->closed[d]);
+    core_tick(h->core, 2000);
+    cr_assert_eq(core_deadline_ns(h->core), UINT64_MAX);
+    h_disconnect(h, b);
+    cr_assert(h->closed[d]);
+    cr_assert_not(h->closed[e]);
 }
 
-CAID_TEST(core, violations_end_only_their_connection)
+CORE_TEST(core, violations_end_only_their_connection, NULL)
 {
-    struct harness h;
     struct msg_buf buf = {0};
     struct msg_none none = {};
     static const uint8_t bomb[] = {0x94, 0, 1, 0xdd, 0xff, 0xff, 0xff, 0xff};
@@ -590,51 +394,46 @@ CAID_TEST(core, violations_end_only_their_connection)
     static const uint8_t unknown[] = "\x94\x00\x07\xaa"
                                      "frobnicate\x80";
 
-    h_init(&h, NULL);
-    uint64_t good = h_connect(&h, 1000, 1000), a = h_connect(&h, 1000, 1000);
-    h_packet(&h, a, bomb, sizeof(bomb));
-    cr_assert(h.closed[a]);
+    uint64_t good = h_connect(h, 1000, 1000), a = h_connect(h, 1000, 1000);
+    h_packet(h, a, bomb, sizeof(bomb));
+    cr_assert(h->closed[a]);
 
-    a = h_connect(&h, 1000, 1000);
-    h_packet(&h, a, unknown, sizeof(unknown) - 1);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_UNKNOWN_METHOD);
-    cr_assert_eq(h.replies[a].id, 7);
-    cr_assert_not(h.closed[a]);
+    a = h_connect(h, 1000, 1000);
+    h_packet(h, a, unknown, sizeof(unknown) - 1);
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_UNKNOWN_METHOD);
+    cr_assert_eq(h->replies[a].id, 7);
+    cr_assert_not(h->closed[a]);
 
-    h_packet(&h, a, notified_ping, sizeof(notified_ping) - 1);
-    cr_assert(h.closed[a]);
+    h_packet(h, a, notified_ping, sizeof(notified_ping) - 1);
+    cr_assert(h->closed[a]);
 
-    a = h_connect(&h, 1000, 1000);
+    a = h_connect(h, 1000, 1000);
     cr_assert_eq(msg_encode_result(&buf, 1, MSG_PING, &none), 0); /* a response */
-    h_packet(&h, a, buf.data, buf.n);
-    cr_assert(h.closed[a]);
+    h_packet(h, a, buf.data, buf.n);
+    cr_assert(h->closed[a]);
 
-    a = h_connect(&h, 1000, 1000);
-    h_close(&h, a, 4711); /* a lease that it has not */
-    cr_assert(h.closed[a]);
+    a = h_connect(h, 1000, 1000);
+    h_close(h, a, 4711); /* a lease that it has not */
+    cr_assert(h->closed[a]);
 
-    cr_assert_eq(h_request(&h, good, MSG_PING, &none)->error, 0);
+    cr_assert_eq(h_request(h, good, MSG_PING, &none)->error, 0);
     msg_buf_deinit(&buf);
-    h_deinit(&h);
 }
 
-CAID_TEST(core, nothing_is_sent_to_a_connection_that_has_gone)
+CORE_TEST(core, nothing_is_sent_to_a_connection_that_has_gone, NULL)
 {
-    struct harness h;
     struct msg_buf buf = {0};
     struct core_action action;
 
-    h_init(&h, NULL);
-    uint64_t gone = h_connect(&h, 1000, 1000), stays = h_connect(&h, 1000, 1000);
+    uint64_t gone = h_connect(h, 1000, 1000), stays = h_connect(h, 1000, 1000);
     cr_assert_eq(msg_encode_request(&buf, 1, MSG_PING, &(struct msg_none){}), 0);
-    core_receive(h.core, gone, buf.data, buf.n, 0);
-    core_receive(h.core, stays, buf.data, buf.n, 0);
-    core_hangup(h.core, gone);
-    cr_assert(core_next(h.core, &action));
+    core_receive(h->core, gone, buf.data, buf.n, 0);
+    core_receive(h->core, stays, buf.data, buf.n, 0);
+    core_hangup(h->core, gone);
+    cr_assert(core_next(h->core, &action));
     cr_assert_eq(action.conn, stays);
-    cr_assert_not(core_next(h.core, &action));
+    cr_assert_not(core_next(h->core, &action));
     msg_buf_deinit(&buf);
-    h_deinit(&h);
 }
 
 /* The process ends while clients' processes live on: nothing is waited for. */
@@ -657,18 +456,15 @@ CAID_TEST(core, end_with_all_kinds_of_things_left)
     core_free(h.core);
 }
 
-CAID_TEST(core, stopping)
+CORE_TEST(core, stopping, NULL)
 {
-    struct harness h;
     struct msg_memory_params memory = {0};
 
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h_request(&h, a, MSG_MEMORY_INFO, &memory);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].n_entries, 1);
-    core_stop(h.core);
-    cr_assert_eq(h_create(&h, a, NULL, NULL, 1)->error, PROTO_ERR_SHUTDOWN);
-    cr_assert_eq(h_request(&h, a, MSG_MEMORY_INFO, &memory)->error, PROTO_ERR_SHUTDOWN);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000);
+    h_request(h, a, MSG_MEMORY_INFO, &memory);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[a].n_entries, 1);
+    core_stop(h->core);
+    cr_assert_eq(h_create(h, a, NULL, NULL, 1)->error, PROTO_ERR_SHUTDOWN);
+    cr_assert_eq(h_request(h, a, MSG_MEMORY_INFO, &memory)->error, PROTO_ERR_SHUTDOWN);
 }

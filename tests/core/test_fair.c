@@ -79,27 +79,6 @@ CAID_TEST(fair, create_is_served_although_others_doom_during_each_release)
     h_deinit(&h);
 }
 
-CAID_TEST(fair, flush_is_answered_although_others_doom_during_each_release)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    struct h_reply mine = small(&h, a, 100), theirs = small(&h, b, 100);
-    h_close(&h, b, theirs.lease);
-    h_close(&h, a, mine.lease);
-    h_flush(&h, a);
-    make_and_doom(&h, b, 4 * MIB);
-    finish(&h, CORE_RELEASE, 0);
-    cr_assert_not(h.replies[a].seen);
-    make_and_doom(&h, b, 6 * MIB);
-    finish(&h, CORE_RELEASE, 0);
-    cr_assert_lt(h_job(&h, CORE_RELEASE), H_JOBS);
-    cr_assert(h.replies[a].seen);
-    cr_assert_eq(h.replies[a].flush.blocks, 1);
-    h_deinit(&h);
-}
-
 static void
 one_thread(struct core_config *config)
 {
@@ -109,90 +88,79 @@ one_thread(struct core_config *config)
     config->blocks = 200;
 }
 
-CAID_TEST(fair, release_does_not_queue_behind_its_uids_creates)
+CORE_TEST(fair, release_does_not_queue_behind_its_uids_creates, one_thread)
 {
-    struct harness h;
     int n = 0;
 
-    h_init(&h, one_thread);
-    h.capacity[0] = UINT64_C(1) << 40;
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    struct h_reply mine = small(&h, a, 100), other = small(&h, b, 100);
+    h->capacity[0] = UINT64_C(1) << 40;
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
+    struct h_reply mine = small(h, a, 100), other = small(h, b, 100);
     for (int i = 0; i < 150; i++)
-        h_create(&h, a, NULL, NULL, 100);
-    h_close(&h, a, mine.lease);
-    h_close(&h, b, other.lease);
-    h_flush(&h, b);
-    while (!h.replies[b].seen) {
-        h_finish(&h, 0, 0);
+        h_create(h, a, NULL, NULL, 100);
+    h_close(h, a, mine.lease);
+    h_close(h, b, other.lease);
+    h_flush(h, b);
+    while (!h->replies[b].seen) {
+        h_finish(h, 0, 0);
         n++;
     }
     cr_assert_lt(n, 10, "%d driver calls until a block of another uid has gone", n);
-    h_finish_all(&h);
-    h_deinit(&h);
+    h_finish_all(h);
 }
 
 /* ---- out of memory ---- */
 
 /* a waits for memory; meanwhile b asks for a block that is larger than need be, and a's second try
  * lands there. */
-CAID_TEST(fair, retry_is_not_spent_on_anothers_grown_block)
+CORE_TEST(fair, retry_is_not_spent_on_anothers_grown_block, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000),
-             z = h_connect(&h, 2000, 2000);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
+             z = h_connect(h, 2000, 2000);
     for (int i = 0; i < 4; i++)
-        small(&h, a, 4 * MIB);
-    h_made(&h, z, 46 * MIB, exclusive);
-    struct h_reply going = h_made(&h, z, 2 * MIB, exclusive);
-    h_close(&h, z, going.lease);
-    h_flush(&h, z);
-    h_create(&h, a, NULL, NULL, MIB);
-    finish(&h, CORE_ALLOC, 0); /* 16 MiB */
-    finish(&h, CORE_ALLOC, 0); /* 2 MiB: neither */
-    cr_assert_not(h.replies[a].seen);
-    cr_assert_eq(h_job(&h, CORE_ALLOC), H_JOBS, "it waits for the release");
-    h_create(&h, b, NULL, NULL, MIB);
-    cr_assert_gt(h.jobs[h_job(&h, CORE_ALLOC)].size, 2 * MIB);
-    finish(&h, CORE_RELEASE, 0);
-    cr_assert_eq(h.n_jobs, 1, "there is room in b's");
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, 0, "%s", h.replies[a].text);
-    cr_assert_eq(h.replies[b].error, 0, "%s", h.replies[b].text);
-    h_deinit(&h);
+        small(h, a, 4 * MIB);
+    h_made(h, z, 46 * MIB, exclusive);
+    struct h_reply going = h_made(h, z, 2 * MIB, exclusive);
+    h_close(h, z, going.lease);
+    h_flush(h, z);
+    h_create(h, a, NULL, NULL, MIB);
+    finish(h, CORE_ALLOC, 0); /* 16 MiB */
+    finish(h, CORE_ALLOC, 0); /* 2 MiB: neither */
+    cr_assert_not(h->replies[a].seen);
+    cr_assert_eq(h_job(h, CORE_ALLOC), H_JOBS, "it waits for the release");
+    h_create(h, b, NULL, NULL, MIB);
+    cr_assert_gt(h->jobs[h_job(h, CORE_ALLOC)].size, 2 * MIB);
+    finish(h, CORE_RELEASE, 0);
+    cr_assert_eq(h->n_jobs, 1, "there is room in b's");
+    h_finish_all(h);
+    cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
+    cr_assert_eq(h->replies[b].error, 0, "%s", h->replies[b].text);
 }
 
-CAID_TEST(fair, grown_block_that_cannot_be_had_costs_nobody_anything)
+CORE_TEST(fair, grown_block_that_cannot_be_had_costs_nobody_anything, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), z = h_connect(&h, 2000, 2000);
+    uint64_t a = h_connect(h, 1000, 1000), z = h_connect(h, 2000, 2000);
     for (int i = 0; i < 4; i++)
-        small(&h, a, 4 * MIB);
-    h_made(&h, z, 30 * MIB, exclusive);
-    h_close(&h, z, h_made(&h, z, 4 * MIB, exclusive).lease);
-    h_tick(&h, H_AGE_NS); /* that one is in reserve, */
-    h_defer(&h, z, true);
-    h_close(&h, z, h_made(&h, z, 6 * MIB, exclusive).lease); /* and this one held back */
-    cr_assert_eq(h_counts(&h).pending, 1);
-    uint64_t reserve = h_counts(&h).reserve_bytes;
+        small(h, a, 4 * MIB);
+    h_made(h, z, 30 * MIB, exclusive);
+    h_close(h, z, h_made(h, z, 4 * MIB, exclusive).lease);
+    h_tick(h, H_AGE_NS); /* that one is in reserve, */
+    h_defer(h, z, true);
+    h_close(h, z, h_made(h, z, 6 * MIB, exclusive).lease); /* and this one held back */
+    cr_assert_eq(h_counts(h).pending, 1);
+    uint64_t reserve = h_counts(h).reserve_bytes;
     cr_assert_eq(reserve, 4 * MIB);
 
-    h_create(&h, a, NULL, NULL, 512);
-    cr_assert_gt(h.jobs[0].size, 2 * MIB);
-    h_finish(&h, 0, 0);
-    cr_assert_eq(h.n_jobs, 1);
-    cr_assert_eq(h.jobs[0].type, CORE_ALLOC, "at once");
-    cr_assert_eq(h.jobs[0].size, 2 * MIB);
-    h_finish(&h, 0, 0);
-    cr_assert_eq(h.replies[a].error, 0, "%s", h.replies[a].text);
-    cr_assert_eq(h_counts(&h).pending, 1);
-    cr_assert_eq(h_counts(&h).reserve_bytes, reserve);
-    cr_assert_eq(h.n_releases, 0);
-    h_deinit(&h);
+    h_create(h, a, NULL, NULL, 512);
+    cr_assert_gt(h->jobs[0].size, 2 * MIB);
+    h_finish(h, 0, 0);
+    cr_assert_eq(h->n_jobs, 1);
+    cr_assert_eq(h->jobs[0].type, CORE_ALLOC, "at once");
+    cr_assert_eq(h->jobs[0].size, 2 * MIB);
+    h_finish(h, 0, 0);
+    cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
+    cr_assert_eq(h_counts(h).pending, 1);
+    cr_assert_eq(h_counts(h).reserve_bytes, reserve);
+    cr_assert_eq(h->n_releases, 0);
 }
 
 /* ---- quota ---- */
@@ -239,42 +207,20 @@ CAID_TEST(fair, quota_waits_for_both_devices)
 
 /* Who waited for the second device finds what has run empty on the first meanwhile: its release
  * starts in the same event. */
-CAID_TEST(fair, quota_goes_on_to_another_device)
+CORE_TEST(fair, quota_goes_on_to_another_device, two_devices)
 {
     struct msg_create_params on_second = in_shared;
-    struct harness h;
 
     on_second.device = MSG_STR("GPU-00000000-0000-0000-0000-000000000002");
-    h_init(&h, two_devices);
-    uint64_t a = h_connect(&h, 1, 10);
-    struct h_reply first = h_made(&h, a, 8 * MIB, in_shared);
-    h_close(&h, a, h_made(&h, a, 4 * MIB, on_second).lease);
-    cr_assert_not(h_create_as(&h, a, 12 * MIB, in_shared)->seen);
-    h_close(&h, a, first.lease);
-    finish_release_on(&h, 1);
-    finish_release_on(&h, 0);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, 0, "%s", h.replies[a].text);
-    h_deinit(&h);
-}
-
-CAID_TEST(fair, who_waited_for_quota_still_has_memory_flushed_for_it)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1, 10), z = h_connect(&h, 2000, 2000);
-    h_made(&h, a, 8 * MIB, in_shared);
-    h_close(&h, a, h_made(&h, a, 2 * MIB, in_shared).lease);
-    h_made(&h, z, 46 * MIB, exclusive);
-    h_close(&h, z, h_made(&h, z, 8 * MIB, exclusive).lease);
-    cr_assert_not(h_create_as(&h, a, 8 * MIB, in_shared)->seen);
-    finish(&h, CORE_RELEASE, 0); /* the quota has room, the device has not */
-    finish(&h, CORE_ALLOC, 0);
-    cr_assert_not(h.replies[a].seen, "%s", h.replies[a].text);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, 0, "%s", h.replies[a].text);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1, 10);
+    struct h_reply first = h_made(h, a, 8 * MIB, in_shared);
+    h_close(h, a, h_made(h, a, 4 * MIB, on_second).lease);
+    cr_assert_not(h_create_as(h, a, 12 * MIB, in_shared)->seen);
+    h_close(h, a, first.lease);
+    finish_release_on(h, 1);
+    finish_release_on(h, 0);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
 }
 
 CAID_TEST(fair, quota_is_not_denied_by_anothers_deferral)
@@ -301,71 +247,43 @@ CAID_TEST(fair, quota_is_not_denied_by_anothers_deferral)
 
 /* ---- flush ---- */
 
-CAID_TEST(fair, flush_with_nothing_to_go_is_answered_at_once)
+CORE_TEST(fair, flush_counts_what_the_caller_may_write, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    struct h_reply one = small(&h, a, 100), two = small(&h, a, 100);
-    h_close(&h, a, one.lease);
-    h_close(&h, a, two.lease);
-    cr_assert_not(h_flush(&h, a)->seen);
-    cr_assert(h_flush(&h, b)->seen);
-    cr_assert_eq(h.replies[b].flush.blocks, 0);
-    cr_assert_eq(h.replies[b].flush.bytes, 0);
-    finish(&h, CORE_RELEASE, 0);
-    cr_assert_not(h.replies[a].seen, "b's has ended nothing");
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].flush.blocks, 2, "one was on its way already");
-    h_deinit(&h);
-}
-
-CAID_TEST(fair, flush_counts_what_the_caller_may_write)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001),
-             root = h_connect(&h, 0, 0);
-    struct h_reply theirs = small(&h, a, 3 * MIB), own = small(&h, b, 100);
-    h_close(&h, a, theirs.lease);
-    h_close(&h, b, own.lease);
-    h_flush(&h, b);
-    h_flush(&h, root);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[b].flush.blocks, 1);
-    cr_assert_eq(h.replies[b].flush.bytes, 2 * MIB);
-    cr_assert_eq(h.replies[root].flush.blocks, 2);
-    cr_assert_eq(h.replies[root].flush.bytes, 6 * MIB);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001),
+             root = h_connect(h, 0, 0);
+    struct h_reply theirs = small(h, a, 3 * MIB), own = small(h, b, 100);
+    h_close(h, a, theirs.lease);
+    h_close(h, b, own.lease);
+    h_flush(h, b);
+    h_flush(h, root);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[b].flush.blocks, 1);
+    cr_assert_eq(h->replies[b].flush.bytes, 2 * MIB);
+    cr_assert_eq(h->replies[root].flush.blocks, 2);
+    cr_assert_eq(h->replies[root].flush.bytes, 6 * MIB);
 }
 
 /* That what it waits for was called off it has to learn, whose block that was not. */
-CAID_TEST(fair, flush_names_no_block_of_others_that_failed)
+CORE_TEST(fair, flush_names_no_block_of_others_that_failed, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001),
-             c = h_connect(&h, 1002, 1002);
-    struct h_reply theirs = small(&h, a, 3 * MIB), own = small(&h, b, 100);
-    h_close(&h, a, theirs.lease);
-    h_close(&h, b, own.lease);
-    h_flush(&h, a);
-    h_flush(&h, b);
-    cr_assert(h_flush(&h, c)->seen, "it waits for nothing, so nothing of it fails");
-    finish(&h, CORE_RELEASE, -EIO);
-    cr_assert_eq(h.replies[c].error, 0);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_DRIVER);
-    cr_assert(strstr(h.replies[a].text, "block"), "%s", h.replies[a].text);
-    cr_assert_eq(h.replies[b].error, PROTO_ERR_DRIVER);
-    cr_assert_not(strstr(h.replies[b].text, "block"), "%s", h.replies[b].text);
-    cr_assert_not(strstr(h.replies[b].text, "MiB"), "%s", h.replies[b].text);
-    h_flush(&h, b);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[b].flush.blocks, 1);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001),
+             c = h_connect(h, 1002, 1002);
+    struct h_reply theirs = small(h, a, 3 * MIB), own = small(h, b, 100);
+    h_close(h, a, theirs.lease);
+    h_close(h, b, own.lease);
+    h_flush(h, a);
+    h_flush(h, b);
+    cr_assert(h_flush(h, c)->seen, "it waits for nothing, so nothing of it fails");
+    finish(h, CORE_RELEASE, -EIO);
+    cr_assert_eq(h->replies[c].error, 0);
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_DRIVER);
+    cr_assert(strstr(h->replies[a].text, "block"), "%s", h->replies[a].text);
+    cr_assert_eq(h->replies[b].error, PROTO_ERR_DRIVER);
+    cr_assert_not(strstr(h->replies[b].text, "block"), "%s", h->replies[b].text);
+    cr_assert_not(strstr(h->replies[b].text, "MiB"), "%s", h->replies[b].text);
+    h_flush(h, b);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[b].flush.blocks, 1);
 }
 
 CAID_TEST(fair, flush_of_a_daemon_that_stops_is_refused)
@@ -385,22 +303,18 @@ CAID_TEST(fair, flush_of_a_daemon_that_stops_is_refused)
 /* ---- time ---- */
 
 /* A hang-up and an exit carry no time. */
-CAID_TEST(fair, entry_of_a_hangup_after_idle_time_is_not_due_at_once)
+CORE_TEST(fair, entry_of_a_hangup_after_idle_time_is_not_due_at_once, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h_connect(&h, 1000, 1000);
-    small(&h, a, 100);
-    h.now_ns += 10 * H_AGE_NS;
-    core_set_time(h.core, h.now_ns);
-    h_disconnect(&h, a);
-    cr_assert_eq(h_counts(&h).pending, 1);
-    cr_assert_eq(core_deadline_ns(h.core), h.now_ns + H_AGE_NS);
-    h_tick(&h, 0);
-    cr_assert_eq(h_counts(&h).pending, 1);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000);
+    h_connect(h, 1000, 1000);
+    small(h, a, 100);
+    h->now_ns += 10 * H_AGE_NS;
+    core_set_time(h->core, h->now_ns);
+    h_disconnect(h, a);
+    cr_assert_eq(h_counts(h).pending, 1);
+    cr_assert_eq(core_deadline_ns(h->core), h->now_ns + H_AGE_NS);
+    h_tick(h, 0);
+    cr_assert_eq(h_counts(h).pending, 1);
 }
 
 /* ---- many ---- */
@@ -548,39 +462,4 @@ CAID_TEST(fair, thousands_of_blocks_doomed_and_spared_keep_their_order)
     core_exited(crowd.core, 1);
     core_free(crowd.core);
     free(leases);
-}
-
-CAID_TEST(fair, retry_is_not_spent_on_anothers_larger_block)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000),
-             z = h_connect(&h, 2000, 2000);
-    h_made(&h, z, 62 * MIB, exclusive);
-    h_create(&h, b, NULL, NULL, 3 * MIB);
-    h_create(&h, a, NULL, NULL, 512);
-    cr_assert_eq(h.n_jobs, 1, "both wait for one block");
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[b].error, PROTO_ERR_NO_MEMORY);
-    cr_assert_eq(h.replies[a].error, 0, "%s", h.replies[a].text);
-    h_deinit(&h);
-}
-
-CAID_TEST(fair, flush_does_not_fail_for_what_others_doomed_after)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    struct h_reply own = small(&h, b, 100), theirs = small(&h, a, 3 * MIB);
-    h_close(&h, b, own.lease);
-    h_close(&h, a, theirs.lease);
-    h_flush(&h, b);
-    finish(&h, CORE_RELEASE, 0);
-    bool at_once = h.replies[b].seen;
-    finish(&h, CORE_RELEASE, -EIO);
-    cr_assert_eq(h.replies[b].error, 0, "%s", h.replies[b].text);
-    cr_assert(at_once);
-    h_deinit(&h);
 }

@@ -43,63 +43,51 @@ many(struct core_config *config)
 }
 
 /* An event costs no more for what lingers. */
-CAID_TEST(linger, some_at_a_time)
+CORE_TEST(linger, some_at_a_time, many)
 {
-    static struct harness h;
-
-    h_init(&h, many);
-    uint64_t a = h_connect(&h, 1000, 1000), page = h_page_new(&h, a);
-    leave(&h, a, page, 3 * N_ARRAYS, 0, plain);
-    h_tick(&h, TURN_NS);
-    cr_assert_eq(h_counts(&h).arrays, 3 * N_ARRAYS);
-    land_all(&h, page);
-    h_drop_page(&h, a, h_page_new(&h, a));
-    cr_assert_eq(h_counts(&h).arrays, 3 * N_ARRAYS, "another page is no reason to look");
+    uint64_t a = h_connect(h, 1000, 1000), page = h_page_new(h, a);
+    leave(h, a, page, 3 * N_ARRAYS, 0, plain);
+    h_tick(h, TURN_NS);
+    cr_assert_eq(h_counts(h).arrays, 3 * N_ARRAYS);
+    land_all(h, page);
+    h_drop_page(h, a, h_page_new(h, a));
+    cr_assert_eq(h_counts(h).arrays, 3 * N_ARRAYS, "another page is no reason to look");
     for (int i = 2; i >= 0; i--) {
-        cr_assert_leq(core_deadline_ns(h.core), h.now_ns + REST_NS);
-        h_tick(&h, REST_NS);
-        cr_assert_eq(h_counts(&h).arrays, i * N_ARRAYS);
+        cr_assert_leq(core_deadline_ns(h->core), h->now_ns + REST_NS);
+        h_tick(h, REST_NS);
+        cr_assert_eq(h_counts(h).arrays, i * N_ARRAYS);
     }
-    cr_assert_eq(core_deadline_ns(h.core), UINT64_MAX);
-    h_deinit(&h);
+    cr_assert_eq(core_deadline_ns(h->core), UINT64_MAX);
 }
 
 /* Those that have not passed do not keep others from being looked at. */
-CAID_TEST(linger, in_turn)
+CORE_TEST(linger, in_turn, many)
 {
-    static struct harness h;
-
-    h_init(&h, many);
-    uint64_t a = h_connect(&h, 1000, 1000), page = h_page_new(&h, a), other = h_page_new(&h, a);
-    leave(&h, a, page, 2 * N_ARRAYS, 0, plain);
-    leave(&h, a, other, 1, 0, plain);
-    land_all(&h, other);
+    uint64_t a = h_connect(h, 1000, 1000), page = h_page_new(h, a), other = h_page_new(h, a);
+    leave(h, a, page, 2 * N_ARRAYS, 0, plain);
+    leave(h, a, other, 1, 0, plain);
+    land_all(h, other);
     for (int i = 0; i < 3; i++)
-        h_tick(&h, TURN_NS);
-    cr_assert_eq(h_counts(&h).arrays, 2 * N_ARRAYS);
-    h_deinit(&h);
+        h_tick(h, TURN_NS);
+    cr_assert_eq(h_counts(h).arrays, 2 * N_ARRAYS);
 }
 
-CAID_TEST(linger, until_the_page_goes)
+CORE_TEST(linger, until_the_page_goes, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = h_create_now(&h, a, "x", NULL, 100)->lease;
-    uint64_t page = h_page_new(&h, a), second = h_page_new(&h, b);
-    uint64_t other = h_open(&h, b, "x", NULL, "rw")->lease;
-    h_end_at(&h, a, h_begun(&h, a, lease, false), page, 0);
-    h_end_at(&h, b, h_begun(&h, b, other, false), second, 0);
-    h_unlink(&h, a, "x", NULL);
-    h_close(&h, a, lease);
-    h_close(&h, b, other);
-    h_land(&h, page, 0, 1);
-    h_drop_page(&h, a, page);
-    cr_assert_eq(h_counts(&h).arrays, 1, "the other reader's work is under way");
-    h_disconnect(&h, b);
-    cr_assert_eq(h_counts(&h).arrays, 0, "at once: there is no time to wait for");
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    uint64_t lease = h_create_now(h, a, "x", NULL, 100)->lease;
+    uint64_t page = h_page_new(h, a), second = h_page_new(h, b);
+    uint64_t other = h_open(h, b, "x", NULL, "rw")->lease;
+    h_end_at(h, a, h_begun(h, a, lease, false), page, 0);
+    h_end_at(h, b, h_begun(h, b, other, false), second, 0);
+    h_unlink(h, a, "x", NULL);
+    h_close(h, a, lease);
+    h_close(h, b, other);
+    h_land(h, page, 0, 1);
+    h_drop_page(h, a, page);
+    cr_assert_eq(h_counts(h).arrays, 1, "the other reader's work is under way");
+    h_disconnect(h, b);
+    cr_assert_eq(h_counts(h).arrays, 0, "at once: there is no time to wait for");
 }
 
 /* ---- creates ---- */
@@ -130,84 +118,37 @@ turn(struct harness *h)
     h_finish_all(h);
 }
 
-CAID_TEST(linger, create_waits_for_memory)
+CORE_TEST(linger, create_waits_for_memory, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    uint64_t page = leave_memory(&h, a);
-    struct h_reply *r = ask(&h, b, NULL, NULL, 32 * MIB);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
+    uint64_t page = leave_memory(h, a);
+    struct h_reply *r = ask(h, b, NULL, NULL, 32 * MIB);
     cr_assert_not(r->seen, "also another uid's");
-    turn(&h);
+    turn(h);
     cr_assert_not(r->seen);
-    cr_assert_eq(h.n_jobs, 0);
-    land_all(&h, page);
-    cr_assert_leq(core_deadline_ns(h.core), h.now_ns + TURN_NS);
-    turn(&h);
+    cr_assert_eq(h->n_jobs, 0);
+    land_all(h, page);
+    cr_assert_leq(core_deadline_ns(h->core), h->now_ns + TURN_NS);
+    turn(h);
     cr_assert(r->seen);
     cr_assert_eq(r->error, 0);
-    cr_assert_eq(core_deadline_ns(h.core), UINT64_MAX);
-    h_deinit(&h);
+    cr_assert_eq(core_deadline_ns(h->core), UINT64_MAX);
 }
 
-/* Each time that some has come. */
-CAID_TEST(linger, create_waits_for_enough)
+CORE_TEST(linger, create_waits_no_longer_than_a_second, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), page = h_page_new(&h, a), other = h_page_new(&h, a);
-    leave(&h, a, page, 1, 30 * MIB, plain);
-    leave(&h, a, other, 1, 30 * MIB, plain);
-    struct h_reply *r = ask(&h, a, NULL, NULL, 60 * MIB);
-    land_all(&h, page);
-    turn(&h);
-    cr_assert_not(r->seen);
-    cr_assert_eq(h.live_bytes, 30 * MIB);
-    land_all(&h, other);
-    turn(&h);
-    cr_assert(r->seen && !r->error);
-    h_deinit(&h);
-}
-
-CAID_TEST(linger, create_waits_no_longer_than_a_second)
-{
-    struct harness h;
     uint64_t waited = 0;
 
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    leave_memory(&h, a);
-    struct h_reply *r = ask(&h, a, "x", NULL, 32 * MIB);
+    uint64_t a = h_connect(h, 1000, 1000);
+    leave_memory(h, a);
+    struct h_reply *r = ask(h, a, "x", NULL, 32 * MIB);
     for (; !r->seen && waited < 2 * LONG_NS; waited += TURN_NS) {
-        turn(&h);
+        turn(h);
     }
     cr_assert_eq(r->error, PROTO_ERR_NO_MEMORY);
     cr_assert_eq(waited, LONG_NS);
-    cr_assert_leq(h.n_allocs, 5, "the driver is not asked while nothing has come");
-    cr_assert_eq(ask(&h, a, "x", NULL, 1 * MIB)->error, 0, "the name is free");
-    h_deinit(&h);
-}
-
-CAID_TEST(linger, create_waits_for_nothing_else)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t page = leave_memory(&h, a);
-    struct h_reply *r = ask(&h, b, NULL, NULL, 60 * MIB);
-    h_made(&h, a, 10 * MIB, plain);
-    cr_assert_not(r->seen);
-    land_all(&h, page);
-    turn(&h);
-    cr_assert_eq(r->error, PROTO_ERR_NO_MEMORY,
-                 "nothing lingers any more, and it is not enough");
-    leave(&h, a, page, 4, 0, plain);
-    cr_assert_eq(ask(&h, a, NULL, NULL, 60 * MIB)->error, PROTO_ERR_NO_MEMORY,
-                 "what has no memory gives none");
-    h_deinit(&h);
+    cr_assert_leq(h->n_allocs, 5, "the driver is not asked while nothing has come");
+    cr_assert_eq(ask(h, a, "x", NULL, 1 * MIB)->error, 0, "the name is free");
 }
 
 CAID_TEST(linger, create_waits_for_quota)
@@ -231,21 +172,6 @@ CAID_TEST(linger, create_waits_for_quota)
     leave(&h, a, pages[0], 1, 1 * MIB, plain);
     cr_assert_eq(ask(&h, a, NULL, "shared", 12 * MIB)->error, PROTO_ERR_QUOTA,
                  "what lingers in another pool is no help");
-    h_deinit(&h);
-}
-
-CAID_TEST(linger, create_of_who_goes)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    leave_memory(&h, a);
-    ask(&h, b, "x", "open", 32 * MIB);
-    h_disconnect(&h, b);
-    turn(&h);
-    cr_assert_eq(h_counts(&h).users, 1);
-    cr_assert_eq(ask(&h, a, "x", "open", 1 * MIB)->error, 0);
     h_deinit(&h);
 }
 

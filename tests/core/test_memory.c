@@ -15,8 +15,6 @@ kind_of(const char *memory)
     return (struct msg_create_params){.memory = MSG_STR(memory)};
 }
 
-static const struct msg_create_params exclusive = {.exclusive = true};
-
 static struct h_reply
 small(struct harness *h, uint64_t conn, int64_t bytes)
 {
@@ -25,89 +23,37 @@ small(struct harness *h, uint64_t conn, int64_t bytes)
 
 /* ---- sharing ---- */
 
-CAID_TEST(memory, small_arrays_share_a_block)
+CORE_TEST(memory, shared_blocks_grow_by_doubling, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    struct h_reply first = small(&h, a, 100), second = small(&h, a, 100);
-    cr_assert_eq(first.n_fds, 1);
-    cr_assert_eq(second.block, first.block);
-    cr_assert_eq(second.n_fds, 0, "the fd was sent before");
-    cr_assert_eq(second.offset, first.offset + 512);
-    cr_assert_eq(h.n_allocs, 1);
-    cr_assert_neq(small(&h, b, 100).block, first.block, "another pool's (I1)");
-    cr_assert_neq(h_made(&h, a, 100, kind_of("pinned")).block, first.block, "another kind's");
-    cr_assert_eq(h.n_allocs, 3);
-    h_deinit(&h);
-}
-
-CAID_TEST(memory, large_arrays_do_not_share)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply at = small(&h, a, 4 * MIB), above = small(&h, a, 4 * MIB + 1);
-    cr_assert_neq(at.block, above.block);
-    cr_assert_eq(h.live_bytes, 10 * MIB, "4 MiB, and 4 MiB and a byte rounded up");
-    h_close(&h, a, at.lease);
-    h_close(&h, a, above.lease);
-    cr_assert_eq(small(&h, a, 100).block, at.block, "the shared one");
-    h_deinit(&h);
-}
-
-CAID_TEST(memory, exclusive_ones_do_not_share)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply alone = h_made(&h, a, 100, exclusive);
-    cr_assert_neq(small(&h, a, 100).block, alone.block);
-    cr_assert_neq(h_made(&h, a, 100, exclusive).block, alone.block);
-    cr_assert_eq(h.n_allocs, 3);
-    h_deinit(&h);
-}
-
-CAID_TEST(memory, shared_blocks_grow_by_doubling)
-{
-    struct harness h;
     static const uint64_t sizes[] = {2, 2, 4, 8, 16, 16};
     size_t n = 0;
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000);
     for (int i = 0; i < 20; i++) {
-        h_create(&h, a, NULL, NULL, 2 * MIB);
-        if (h.n_jobs)
-            cr_assert_eq(h.jobs[0].size, sizes[n++] << 20, "block %zu", n);
-        h_finish_all(&h);
-        cr_assert_eq(h.replies[a].error, 0);
+        h_create(h, a, NULL, NULL, 2 * MIB);
+        if (h->n_jobs)
+            cr_assert_eq(h->jobs[0].size, sizes[n++] << 20, "block %zu", n);
+        h_finish_all(h);
+        cr_assert_eq(h->replies[a].error, 0);
     }
     cr_assert_eq(n, 6);
-    h_deinit(&h);
 }
 
-CAID_TEST(memory, alignment)
+CORE_TEST(memory, alignment, h_sharing)
 {
-    struct harness h;
     static const uint64_t bad[] = {3, 513, 2 * PROTO_ALIGNMENT_MAX, UINT64_MAX};
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    small(&h, a, 2 * MIB);
-    small(&h, a, 100); /* the second block, of 2 MiB */
+    uint64_t a = h_connect(h, 1000, 1000);
+    small(h, a, 2 * MIB);
+    small(h, a, 100); /* the second block, of 2 MiB */
     for (uint64_t alignment = 1; alignment <= PROTO_ALIGNMENT_MAX; alignment *= 2) {
         struct msg_create_params params = {.alignment = alignment};
-        cr_assert_eq(h_made(&h, a, 100, params).offset % alignment, 0);
+        cr_assert_eq(h_made(h, a, 100, params).offset % alignment, 0);
     }
     for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
         struct msg_create_params params = {.alignment = bad[i]};
-        cr_assert_eq(h_create_as(&h, a, 100, params)->error, PROTO_ERR_INVALID);
+        cr_assert_eq(h_create_as(h, a, 100, params)->error, PROTO_ERR_INVALID);
     }
-    h_deinit(&h);
 }
 
 static void
@@ -118,87 +64,32 @@ many(struct core_config *config)
 }
 
 /* A reply is as full as a packet allows, and has each block once. */
-CAID_TEST(memory, open_of_many_in_few_packets)
+CORE_TEST(memory, open_of_many_in_few_packets, many)
 {
-    struct harness h;
     struct msg_str names[PROTO_OPEN_MAX];
     static char text[PROTO_OPEN_MAX][8];
     struct msg_open_params params = {.mode = MSG_STR("r")};
     uint32_t packets = 0, blocks = 0, done = 0;
 
-    h_init(&h, many);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
     for (uint32_t i = 0; i < PROTO_OPEN_MAX; i++) {
         snprintf(text[i], sizeof(text[i]), "%u", i);
         names[i] = MSG_STR(text[i]);
-        cr_assert_eq(h_create_now(&h, a, text[i], NULL, 4096)->error, 0);
+        cr_assert_eq(h_create_now(h, a, text[i], NULL, 4096)->error, 0);
     }
     while (done < PROTO_OPEN_MAX) {
         params.names = (struct msg_strs){names + done, PROTO_OPEN_MAX - done};
-        struct h_reply *reply = h_request(&h, b, MSG_OPEN, &params);
+        struct h_reply *reply = h_request(h, b, MSG_OPEN, &params);
         cr_assert_eq(reply->error, 0);
         done += reply->n_arrays;
         blocks += reply->n_blocks;
         packets++;
     }
-    cr_assert_eq(blocks, h_counts(&h).blocks);
+    cr_assert_eq(blocks, h_counts(h).blocks);
     cr_assert_leq(packets, 2, "%u", packets);
-    h_deinit(&h);
 }
 
 /* ---- many for one block ---- */
-
-CAID_TEST(memory, all_who_wait_for_a_block_are_answered)
-{
-    struct harness h;
-    uint64_t conns[4];
-
-    h_init(&h, h_sharing);
-    for (size_t i = 0; i < ARRAY_SIZE(conns); i++) {
-        conns[i] = h_connect(&h, 1000, 1000);
-        h_create(&h, conns[i], NULL, NULL, 1000);
-    }
-    cr_assert_eq(h.n_jobs, 1);
-    h_finish(&h, 0, 0);
-    for (size_t i = 0; i < ARRAY_SIZE(conns); i++) {
-        cr_assert(h.replies[conns[i]].seen);
-        cr_assert_eq(h.replies[conns[i]].error, 0);
-        cr_assert_eq(h.replies[conns[i]].n_fds, 1, "to each client once");
-    }
-    h_deinit(&h);
-}
-
-CAID_TEST(memory, some_who_wait_for_a_block_vanish)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000),
-             c = h_connect(&h, 1001, 1001);
-    h_create(&h, a, "a", "open", 1000);
-    h_create(&h, b, "b", "open", 1000);
-    h_create(&h, c, "c", "open", 1000);
-    cr_assert_eq(h.n_jobs, 1, "one pool's block");
-    h_disconnect(&h, a);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[b].error, 0);
-    cr_assert_eq(h.replies[c].error, 0);
-    cr_assert_eq(h_open(&h, b, "a", "open", "r")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_counts(&h).arrays, 2);
-    h_unlink(&h, b, "b", "open");
-    h_unlink(&h, b, "c", "open");
-    h_deinit(&h);
-
-    h_init(&h, h_sharing);
-    a = h_connect(&h, 1000, 1000);
-    h_create(&h, a, "a", NULL, 1000);
-    h_create(&h, a, NULL, NULL, 1000);
-    h_disconnect(&h, a);
-    h_finish_all(&h);
-    h_age(&h);
-    cr_assert_eq(h.live_bytes, 0, "nobody is left");
-    h_deinit(&h);
-}
 
 /* More blocks than a packet may have fds. */
 static void
@@ -209,31 +100,26 @@ roomy(struct core_config *config)
     config->limits.arrays = config->limits.names = config->limits.leases = 1000;
 }
 
-CAID_TEST(memory, open_of_many_blocks)
+CORE_TEST(memory, open_of_many_blocks, roomy)
 {
-    struct harness h;
     struct msg_str names[300];
     static char text[300][8];
     struct msg_open_params params = {.mode = MSG_STR("r"), .names = {names, ARRAY_SIZE(names)}};
 
-    h_init(&h, roomy);
-    h.capacity[0] = UINT64_C(1) << 40;
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
+    h->capacity[0] = UINT64_C(1) << 40;
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
     for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
         snprintf(text[i], sizeof(text[i]), "%zu", i);
         names[i] = MSG_STR(text[i]);
-        h_made(&h, a, 1, (struct msg_create_params){.name = names[i], .exclusive = true});
+        h_made(h, a, 1, (struct msg_create_params){.name = names[i], .exclusive = true});
     }
-    cr_assert_eq(h_request(&h, b, MSG_OPEN, &params)->n_fds, PROTO_FDS_MAX);
-    cr_assert_eq(h.replies[b].n_arrays, PROTO_FDS_MAX);
+    cr_assert_eq(h_request(h, b, MSG_OPEN, &params)->n_fds, PROTO_FDS_MAX);
+    cr_assert_eq(h->replies[b].n_arrays, PROTO_FDS_MAX);
     params.names = (struct msg_strs){names + PROTO_FDS_MAX, ARRAY_SIZE(names) - PROTO_FDS_MAX};
-    cr_assert_eq(h_request(&h, b, MSG_OPEN, &params)->n_fds, params.names.n);
+    cr_assert_eq(h_request(h, b, MSG_OPEN, &params)->n_fds, params.names.n);
     params.names = (struct msg_strs){names, ARRAY_SIZE(names)};
-    cr_assert_eq(h_request(&h, b, MSG_OPEN, &params)->n_arrays, ARRAY_SIZE(names));
-    cr_assert_eq(h.replies[b].n_fds, 0, "it has them all");
-    for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-        h_unlink(&h, a, text[i], NULL);
-    h_deinit(&h);
+    cr_assert_eq(h_request(h, b, MSG_OPEN, &params)->n_arrays, ARRAY_SIZE(names));
+    cr_assert_eq(h->replies[b].n_fds, 0, "it has them all");
 }
 
 /* ---- kinds ---- */
@@ -250,47 +136,40 @@ second_lacks(struct core_config *config)
     config->n_devices = 2;
 }
 
-CAID_TEST(memory, kinds)
+CORE_TEST(memory, kinds, second_lacks)
 {
-    struct harness h;
     struct msg_create_params second = kind_of("legacy");
 
-    h_init(&h, second_lacks);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    cr_assert_eq(h_create_as(&h, a, 1, kind_of("managed"))->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_create_as(&h, a, 1, kind_of(""))->error, PROTO_ERR_INVALID);
+    uint64_t a = h_connect(h, 1000, 1000);
+    cr_assert_eq(h_create_as(h, a, 1, kind_of("managed"))->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_create_as(h, a, 1, kind_of(""))->error, PROTO_ERR_INVALID);
     second.device = MSG_STR("GPU-00000000-0000-0000-0000-000000000002");
-    cr_assert_eq(h_create_as(&h, a, 1, second)->error, PROTO_ERR_UNSUPPORTED);
-    cr_assert(strstr(h.replies[a].text, "second") && strstr(h.replies[a].text, "\"legacy\""),
-              "%s", h.replies[a].text);
+    cr_assert_eq(h_create_as(h, a, 1, second)->error, PROTO_ERR_UNSUPPORTED);
+    cr_assert(strstr(h->replies[a].text, "second") && strstr(h->replies[a].text, "\"legacy\""),
+              "%s", h->replies[a].text);
 
-    cr_assert_eq(h_made(&h, a, 1, kind_of("device")).n_fds, 1);
-    cr_assert_not(h_memory_info(&h, a)->context);
-    cr_assert_eq(h_made(&h, a, 1, kind_of("legacy")).n_fds, 0, "a handle is enough");
-    cr_assert(h_memory_info(&h, a)->context);
-    struct h_reply pinned = h_made(&h, a, 1, kind_of("pinned"));
-    struct h_reply mapped = h_made(&h, a, 1, kind_of("mapped"));
+    cr_assert_eq(h_made(h, a, 1, kind_of("device")).n_fds, 1);
+    cr_assert_not(h_memory_info(h, a)->context);
+    cr_assert_eq(h_made(h, a, 1, kind_of("legacy")).n_fds, 0, "a handle is enough");
+    cr_assert(h_memory_info(h, a)->context);
+    struct h_reply pinned = h_made(h, a, 1, kind_of("pinned"));
+    struct h_reply mapped = h_made(h, a, 1, kind_of("mapped"));
     cr_assert_eq(pinned.n_fds, 1);
     cr_assert_eq(mapped.block, pinned.block, "the same memory");
     cr_assert_str_eq(mapped.arrays[0].memory, "mapped");
     cr_assert_str_eq(pinned.arrays[0].memory, "");
-    const struct msg_memory *m = h_memory_info(&h, a);
+    const struct msg_memory *m = h_memory_info(h, a);
     cr_assert_eq(m->pinned, H_BLOCK);
     cr_assert_eq(m->used, 2 * H_BLOCK);
-    h_deinit(&h);
 }
 
-CAID_TEST(memory, kind_that_the_driver_refuses)
+CORE_TEST(memory, kind_that_the_driver_refuses, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h_create_as(&h, a, 1, kind_of("legacy"));
-    h_finish(&h, 0, -ENOTSUP);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_UNSUPPORTED);
-    cr_assert_eq(h.n_jobs, 0);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000);
+    h_create_as(h, a, 1, kind_of("legacy"));
+    h_finish(h, 0, -ENOTSUP);
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_UNSUPPORTED);
+    cr_assert_eq(h->n_jobs, 0);
 }
 
 CAID_TEST(memory, open_blocks_of_some_kinds_do_not_go)
@@ -320,105 +199,62 @@ CAID_TEST(memory, open_blocks_of_some_kinds_do_not_go)
 }
 
 /* A client that keeps a block open gets a further array in it without its fd. */
-CAID_TEST(memory, hold_outlives_leases)
+CORE_TEST(memory, hold_outlives_leases, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply first = small(&h, a, 100), second;
-    h_close(&h, a, first.lease);
-    second = small(&h, a, 100);
+    uint64_t a = h_connect(h, 1000, 1000);
+    struct h_reply first = small(h, a, 100), second;
+    h_close(h, a, first.lease);
+    second = small(h, a, 100);
     cr_assert_eq(second.block, first.block);
     cr_assert_eq(second.n_fds, 0);
-    h_forget(&h, a, first.block);
-    cr_assert(h.closed[a], "a block with leases cannot be forgotten");
-    h_disconnect(&h, a);
+    h_forget(h, a, first.block);
+    cr_assert(h->closed[a], "a block with leases cannot be forgotten");
+    h_disconnect(h, a);
 
-    a = h_connect(&h, 1000, 1000);
-    first = small(&h, a, 100);
-    h_close(&h, a, first.lease);
-    h_forget(&h, a, first.block);
-    h_forget(&h, a, 4711);
-    cr_assert_eq(small(&h, a, 100).n_fds, 1, "it has to be sent again");
-    h_deinit(&h);
+    a = h_connect(h, 1000, 1000);
+    first = small(h, a, 100);
+    h_close(h, a, first.lease);
+    h_forget(h, a, first.block);
+    h_forget(h, a, 4711);
+    cr_assert_eq(small(h, a, 100).n_fds, 1, "it has to be sent again");
 }
 
 /* ---- figures ---- */
 
-static void
-little(struct core_config *config)
+CORE_TEST(memory, users_are_shown_to_whom_they_concern, h_sharing)
 {
-    h_sharing(config);
-    config->limits.bytes = 3 * MIB;
-    config->limits.pinned_bytes = MIB;
-}
-
-/* A uid is charged for ranges, until they wait to be freed. */
-CAID_TEST(memory, charges_of_a_uid)
-{
-    struct harness h;
     struct msg_users_params params = {0};
 
-    h_init(&h, little);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply array = small(&h, a, 2 * MIB);
-    cr_assert_eq(h_create(&h, a, NULL, NULL, 2 * MIB)->error, PROTO_ERR_QUOTA);
-    cr_assert_eq(h_create_as(&h, a, 2 * MIB, kind_of("pinned"))->error, PROTO_ERR_QUOTA);
-    h_made(&h, a, MIB, kind_of("pinned"));
-    const struct msg_user *user = h_request(&h, a, MSG_USERS, &params)->users;
-    cr_assert_eq(user->bytes, 2 * MIB);
-    cr_assert_eq(user->pinned, MIB);
-    cr_assert_eq(user->arrays, 2);
-    cr_assert_eq(user->leases, 2);
-    cr_assert_gt(user->host, 0);
-    h_close(&h, a, array.lease);
-    user = h_request(&h, a, MSG_USERS, &params)->users;
-    cr_assert_eq(user->bytes, 0);
-    cr_assert_eq(user->pending, 1);
-    cr_assert_eq(small(&h, a, 3 * MIB).error, 0);
-    h_deinit(&h);
-}
-
-CAID_TEST(memory, users_are_shown_to_whom_they_concern)
-{
-    struct harness h;
-    struct msg_users_params params = {0};
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001),
-             root = h_connect(&h, 0, 0), daemon = h_connect(&h, 900, 900);
-    cr_assert_eq(h_request(&h, a, MSG_USERS, &params)->n_entries, 1);
-    cr_assert_eq(h.replies[a].users[0].uid, 1000);
-    cr_assert_eq(h_request(&h, root, MSG_USERS, &params)->n_entries, 4);
-    cr_assert_eq(h_request(&h, daemon, MSG_USERS, &params)->n_entries, 4);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001),
+             root = h_connect(h, 0, 0), daemon = h_connect(h, 900, 900);
+    cr_assert_eq(h_request(h, a, MSG_USERS, &params)->n_entries, 1);
+    cr_assert_eq(h->replies[a].users[0].uid, 1000);
+    cr_assert_eq(h_request(h, root, MSG_USERS, &params)->n_entries, 4);
+    cr_assert_eq(h_request(h, daemon, MSG_USERS, &params)->n_entries, 4);
     params.from = 1001;
-    cr_assert_eq(h_request(&h, root, MSG_USERS, &params)->n_entries, 1);
-    cr_assert_eq(h.replies[root].users[0].uid, 1001);
-    cr_assert_eq(h_request(&h, a, MSG_USERS, &params)->n_entries, 0);
-    cr_assert_eq(h_request(&h, b, MSG_USERS, &params)->n_entries, 1);
+    cr_assert_eq(h_request(h, root, MSG_USERS, &params)->n_entries, 1);
+    cr_assert_eq(h->replies[root].users[0].uid, 1001);
+    cr_assert_eq(h_request(h, a, MSG_USERS, &params)->n_entries, 0);
+    cr_assert_eq(h_request(h, b, MSG_USERS, &params)->n_entries, 1);
     params.from = UINT64_MAX;
-    cr_assert_eq(h_request(&h, root, MSG_USERS, &params)->n_entries, 0);
-    h_deinit(&h);
+    cr_assert_eq(h_request(h, root, MSG_USERS, &params)->n_entries, 0);
 }
 
 /* Fragmentation: what is free between arrays, and how much of it in one piece. */
-CAID_TEST(memory, figures_of_a_pool)
+CORE_TEST(memory, figures_of_a_pool, h_sharing)
 {
-    struct harness h;
     struct msg_pools_params params = {0};
     struct h_reply arrays[4];
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000);
     for (int i = 0; i < 4; i++)
-        arrays[i] = small(&h, a, MIB / 2);
-    h_close(&h, a, arrays[0].lease);
-    h_flush(&h, a);
-    h_close(&h, a, arrays[2].lease);
-    const struct msg_pool *pool = h_request(&h, a, MSG_POOLS, &params)->pools;
+        arrays[i] = small(h, a, MIB / 2);
+    h_close(h, a, arrays[0].lease);
+    h_flush(h, a);
+    h_close(h, a, arrays[2].lease);
+    const struct msg_pool *pool = h_request(h, a, MSG_POOLS, &params)->pools;
     /* "open" comes first */
-    cr_assert_eq(h.replies[a].n_entries, 2);
+    cr_assert_eq(h->replies[a].n_entries, 2);
     pool = &pool[1];
     cr_assert_eq(pool->used, H_BLOCK);
     cr_assert_eq(pool->blocks, 1);
@@ -427,39 +263,35 @@ CAID_TEST(memory, figures_of_a_pool)
     cr_assert_eq(pool->pending, MIB / 2);
     cr_assert_eq(pool->holes, MIB / 2);
     cr_assert_eq(pool->largest, MIB / 2);
-    const struct msg_memory *m = h_memory_info(&h, a);
+    const struct msg_memory *m = h_memory_info(h, a);
     cr_assert_eq(m->allocated, MIB);
     cr_assert_eq(m->available, MIB);
     cr_assert_eq(m->pending, 1);
     cr_assert_eq(m->pending_bytes, MIB / 2);
-    h_deinit(&h);
 }
 
-CAID_TEST(memory, devices_are_apart)
+CORE_TEST(memory, devices_are_apart, second_lacks)
 {
-    struct harness h;
     struct msg_create_params second = {.device =
                                            MSG_STR("GPU-00000000-0000-0000-0000-000000000002")};
     struct msg_memory_params info = {.device = second.device};
 
-    h_init(&h, second_lacks);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply one = small(&h, a, 100), two = h_made(&h, a, 100, second);
+    uint64_t a = h_connect(h, 1000, 1000);
+    struct h_reply one = small(h, a, 100), two = h_made(h, a, 100, second);
     cr_assert_neq(one.block, two.block);
-    cr_assert_eq(h.device_bytes[0], H_BLOCK);
-    cr_assert_eq(h.device_bytes[1], H_BLOCK);
-    h_close(&h, a, one.lease);
-    h_close(&h, a, two.lease);
-    h_request(&h, a, MSG_FLUSH, &(struct msg_flush_params){.device = second.device});
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].flush.blocks, 1);
-    cr_assert_eq(h.device_bytes[0], H_BLOCK);
-    cr_assert_eq(h.device_bytes[1], 0);
-    h_request(&h, a, MSG_MEMORY_INFO, &info);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].n_entries, 1);
-    cr_assert_eq(h.replies[a].memory[0].releases, 1);
+    cr_assert_eq(h->device_bytes[0], H_BLOCK);
+    cr_assert_eq(h->device_bytes[1], H_BLOCK);
+    h_close(h, a, one.lease);
+    h_close(h, a, two.lease);
+    h_request(h, a, MSG_FLUSH, &(struct msg_flush_params){.device = second.device});
+    h_finish_all(h);
+    cr_assert_eq(h->replies[a].flush.blocks, 1);
+    cr_assert_eq(h->device_bytes[0], H_BLOCK);
+    cr_assert_eq(h->device_bytes[1], 0);
+    h_request(h, a, MSG_MEMORY_INFO, &info);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[a].n_entries, 1);
+    cr_assert_eq(h->replies[a].memory[0].releases, 1);
     info.device = MSG_STR("GPU-3");
-    cr_assert_eq(h_request(&h, a, MSG_MEMORY_INFO, &info)->error, PROTO_ERR_DEVICE);
-    h_deinit(&h);
+    cr_assert_eq(h_request(h, a, MSG_MEMORY_INFO, &info)->error, PROTO_ERR_DEVICE);
 }

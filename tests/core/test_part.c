@@ -6,7 +6,7 @@
 
 #include "caid_test.h"
 
-#define MIB INT64_C(1048576)
+#define LOOK_NS UINT64_C(20000000) /* after which what lingers is looked at */
 
 /* A lease on a new array of 1,000 bytes; where it lies in *ret. */
 static uint64_t
@@ -27,16 +27,6 @@ part(struct harness *h, uint64_t conn, uint64_t lease, uint64_t offset, const ch
     return reply->array;
 }
 
-static bool
-is_there(struct harness *h, const char *name)
-{
-    uint64_t asker = h_connect(h, 1000, 1000);
-    bool there = h_show(h, asker, name, NULL)->error == 0;
-
-    h_disconnect(h, asker);
-    return there;
-}
-
 /* Whether the connection has been told that just this part is gone. */
 static bool
 told(const struct harness *h, uint64_t conn, uint64_t id)
@@ -48,436 +38,225 @@ told(const struct harness *h, uint64_t conn, uint64_t id)
 
 /* ---- publishing ---- */
 
-CAID_TEST(part, lies_in_its_wholes_memory)
+CORE_TEST(part, lies_in_its_wholes_memory, h_sharing)
 {
-    struct harness h;
     struct h_reply of;
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    h_create_now(&h, a, "before", NULL, 3000); /* so that the whole does not lie at 0 */
-    uint64_t lease = whole(&h, a, NULL, NULL, &of);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    h_create_now(h, a, "before", NULL, 3000); /* so that the whole does not lie at 0 */
+    uint64_t lease = whole(h, a, NULL, NULL, &of);
     cr_assert_gt(of.offset, 0);
-    h.n_records = 0;
-    cr_assert_eq(h_part(&h, a, lease, 17, 100, "p")->error, 0);
-    cr_assert_eq(h.replies[a].generation, 1);
-    uint64_t id = h.replies[a].array;
-    cr_assert_str_eq(h.records[0], "name uid:1000:p");
-    cr_assert_str_eq(h.records[1], "send");
-    const struct h_reply *open = h_open(&h, b, "p", NULL, "r");
+    h->n_records = 0;
+    cr_assert_eq(h_part(h, a, lease, 17, 100, "p")->error, 0);
+    cr_assert_eq(h->replies[a].generation, 1);
+    uint64_t id = h->replies[a].array;
+    cr_assert_str_eq(h->records[0], "name uid:1000:p");
+    cr_assert_str_eq(h->records[1], "send");
+    const struct h_reply *open = h_open(h, b, "p", NULL, "r");
     cr_assert_eq(open->block, of.block);
     cr_assert_eq(open->offset, of.offset + 17);
     cr_assert_eq(open->arrays[0].nbytes, 100);
     cr_assert_eq(open->stamp, of.stamp);
     cr_assert_eq(open->n_fds, 1, "its block came with it");
-    cr_assert_eq(h_show(&h, b, "p", NULL)->array, id);
-    cr_assert_eq(h.replies[b].block, of.block);
-    cr_assert_eq(h.replies[b].offset, of.offset + 17);
-    cr_assert_eq(h_open(&h, b, "before", NULL, "r")->n_fds, 0, "the block is held already");
-    h_unlink(&h, a, "p", NULL);
-    h_unlink(&h, a, "before", NULL);
-    h_deinit(&h);
-}
-
-CAID_TEST(part, has_a_shape_and_a_type_of_its_own)
-{
-    static const int64_t shape[] = {3, 4}, strides[] = {64, 8};
-    static const struct msg_i64s none = {0};
-    struct harness h;
-    struct h_reply of;
-    struct msg_publish_part_params params = {.offset = 1000 - (2 * 64 + 3 * 8 + 8),
-                                             .name = MSG_STR("p"),
-                                             .typestr = MSG_STR("|V8"),
-                                             .descr = MSG_STR("[[\"x\", \"<f8\"]]"),
-                                             .metadata = MSG_STR("of a model"),
-                                             .shape = {shape, 2},
-                                             .strides = {strides, 2}};
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    params.lease = whole(&h, a, NULL, NULL, &of);
-    cr_assert_eq(h_request(&h, a, MSG_PUBLISH_PART, &params)->error, 0, "%s",
-                 h.replies[a].text);
-    cr_assert_eq(h_open(&h, a, "p", NULL, "r")->arrays[0].nbytes, 96);
-    cr_assert_str_eq(h.replies[a].arrays[0].metadata, "of a model");
-    cr_assert_eq(h.replies[a].offset, of.offset + params.offset);
-    params.offset++;
-    cr_assert_eq(h_request(&h, a, MSG_PUBLISH_PART, &params)->error, PROTO_ERR_INVALID,
-                 "its last element ends behind the whole");
-    params.offset--;
-    params.strides = none;
-    params.name = MSG_STR("scalar");
-    params.shape.n = 0;
-    cr_assert_eq(h_request(&h, a, MSG_PUBLISH_PART, &params)->error, 0);
-    cr_assert_eq(h_open(&h, a, "scalar", NULL, "r")->arrays[0].nbytes, 8);
-    h_unlink(&h, a, "p", NULL);
-    h_unlink(&h, a, "scalar", NULL);
-    h_deinit(&h);
-}
-
-CAID_TEST(part, all_of_the_whole_and_its_last_byte)
-{
-    struct harness h;
-    struct h_reply of;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    uint64_t lease = whole(&h, a, NULL, NULL, &of);
-    cr_assert_eq(h_part(&h, a, lease, 0, 1000, "all")->error, 0);
-    cr_assert_eq(h_part(&h, a, lease, 999, 1, "last")->error, 0);
-    cr_assert_eq(h_open(&h, a, "all", NULL, "rw")->offset, of.offset);
-    cr_assert_eq(h_open(&h, a, "last", NULL, "rw")->offset, of.offset + 999);
-    h_unlink(&h, a, "all", NULL);
-    h_unlink(&h, a, "last", NULL);
-    h_deinit(&h);
+    cr_assert_eq(h_show(h, b, "p", NULL)->array, id);
+    cr_assert_eq(h->replies[b].block, of.block);
+    cr_assert_eq(h->replies[b].offset, of.offset + 17);
+    cr_assert_eq(h_open(h, b, "before", NULL, "r")->n_fds, 0, "the block is held already");
 }
 
 /* What each kind of memory is, a part of it is. */
-CAID_TEST(part, of_each_kind_of_memory)
+CORE_TEST(part, of_each_kind_of_memory, h_sharing)
 {
     static const char *const kinds[] = {"device", "legacy", "pinned", "mapped"};
-    struct harness h;
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
         struct h_reply of =
-            h_made(&h, a, 1000,
+            h_made(h, a, 1000,
                    (struct msg_create_params){.memory = MSG_STR(kinds[i]), .exclusive = i % 2});
-        part(&h, a, of.lease, 100, "p");
-        cr_assert_eq(h_open(&h, b, "p", NULL, "r")->offset, of.offset + 100, "%s", kinds[i]);
-        cr_assert_str_eq(h.replies[b].arrays[0].memory, i == 3 ? "mapped" : "");
-        cr_assert_eq(h.replies[b].stamp, of.stamp);
+        part(h, a, of.lease, 100, "p");
+        cr_assert_eq(h_open(h, b, "p", NULL, "r")->offset, of.offset + 100, "%s", kinds[i]);
+        cr_assert_str_eq(h->replies[b].arrays[0].memory, i == 3 ? "mapped" : "");
+        cr_assert_eq(h->replies[b].stamp, of.stamp);
     }
-    h_unlink(&h, a, "p", NULL);
-    h_deinit(&h);
 }
 
-CAID_TEST(part, refusals)
+CORE_TEST(part, refusals, h_sharing)
 {
-    struct harness h;
     struct h_reply of, other;
     static char metadata[PROTO_METADATA_MAX + 1];
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = whole(&h, a, "w", NULL, &of),
-             empty = h_create(&h, a, NULL, NULL, 0)->lease;
-    cr_assert_eq(h_part(&h, a, 4711, 0, 1, "p")->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_part(&h, b, lease, 0, 1, "p")->error, PROTO_ERR_INVALID,
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    uint64_t lease = whole(h, a, "w", NULL, &of), empty = h_create(h, a, NULL, NULL, 0)->lease;
+    cr_assert_eq(h_part(h, a, 4711, 0, 1, "p")->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_part(h, b, lease, 0, 1, "p")->error, PROTO_ERR_INVALID,
                  "another connection's lease");
-    cr_assert_eq(h_part(&h, a, lease, 0, 0, "p")->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_part(&h, a, lease, 0, 1001, "p")->error, PROTO_ERR_INVALID);
-    cr_assert(strstr(h.replies[a].text, "1001 bytes at 0"), "%s", h.replies[a].text);
-    cr_assert(strstr(h.replies[a].text, "1000"), "%s", h.replies[a].text);
-    cr_assert_eq(h_part(&h, a, lease, 1000, 1, "p")->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_part(&h, a, lease, UINT64_MAX, 2, "p")->error, PROTO_ERR_INVALID,
+    cr_assert_eq(h_part(h, a, lease, 0, 0, "p")->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_part(h, a, lease, 0, 1001, "p")->error, PROTO_ERR_INVALID);
+    cr_assert(strstr(h->replies[a].text, "1001 bytes at 0"), "%s", h->replies[a].text);
+    cr_assert(strstr(h->replies[a].text, "1000"), "%s", h->replies[a].text);
+    cr_assert_eq(h_part(h, a, lease, 1000, 1, "p")->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_part(h, a, lease, UINT64_MAX, 2, "p")->error, PROTO_ERR_INVALID,
                  "no sum wraps");
-    cr_assert_eq(h_part(&h, a, lease, 901, 100, "p")->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_part(&h, a, lease, 0, -1, "p")->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_part(&h, a, empty, 0, 1, "p")->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_part(&h, a, lease, 0, 1, "")->error, PROTO_ERR_INVALID_NAME);
-    cr_assert_eq(h_part(&h, a, lease, 0, 1, "a\nb")->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_part(h, a, lease, 901, 100, "p")->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_part(h, a, lease, 0, -1, "p")->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_part(h, a, empty, 0, 1, "p")->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_part(h, a, lease, 0, 1, "")->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_part(h, a, lease, 0, 1, "a\nb")->error, PROTO_ERR_INVALID_NAME);
     memset(metadata, 'm', sizeof(metadata));
     struct msg_publish_part_params params = {.lease = lease,
                                              .name = MSG_STR("p"),
                                              .metadata = {metadata, sizeof(metadata)}};
-    cr_assert_eq(h_part_as(&h, a, 1, params)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_part_as(h, a, 1, params)->error, PROTO_ERR_INVALID);
     params.metadata = (struct msg_str){0};
     params.descr = MSG_STR("[]");
-    cr_assert_eq(h_part_as(&h, a, 1, params)->error, PROTO_ERR_INVALID, "not of a |u1");
-    uint64_t readonly = h_open(&h, a, "w", NULL, "r")->lease;
-    cr_assert_eq(h_part(&h, a, readonly, 0, 1, "p")->error, PROTO_ERR_INVALID);
-    part(&h, a, lease, 0, "q");
-    uint64_t of_part = h_open(&h, a, "q", NULL, "rw")->lease;
-    cr_assert_eq(h_part(&h, a, of_part, 0, 1, "p")->error, PROTO_ERR_INVALID,
+    cr_assert_eq(h_part_as(h, a, 1, params)->error, PROTO_ERR_INVALID, "not of a |u1");
+    uint64_t readonly = h_open(h, a, "w", NULL, "r")->lease;
+    cr_assert_eq(h_part(h, a, readonly, 0, 1, "p")->error, PROTO_ERR_INVALID);
+    part(h, a, lease, 0, "q");
+    uint64_t of_part = h_open(h, a, "q", NULL, "rw")->lease;
+    cr_assert_eq(h_part(h, a, of_part, 0, 1, "p")->error, PROTO_ERR_INVALID,
                  "a part of a part");
-    h_create_as(&h, b, 100,
-                (struct msg_create_params){.name = MSG_STR("p"), .exclusive = true});
-    cr_assert_eq(h_part(&h, a, lease, 0, 1, "p")->error, PROTO_ERR_EXISTS, "is being made");
-    h_finish_all(&h);
-    other = h.replies[b];
-    cr_assert_eq(h_open(&h, a, "p", NULL, "r")->stamp, other.stamp, "nothing took its place");
-    cr_assert_eq(h_show(&h, a, "w", NULL)->entries[0].parts, 1, "none of those was there");
-    cr_assert_not(h.closed[a] || h.closed[b]);
-    for (const char *name = "wqp"; *name; name++)
-        h_unlink(&h, a, (char[]){*name, 0}, NULL);
-    h_deinit(&h);
+    h_create_as(h, b, 100, (struct msg_create_params){.name = MSG_STR("p"), .exclusive = true});
+    cr_assert_eq(h_part(h, a, lease, 0, 1, "p")->error, PROTO_ERR_EXISTS, "is being made");
+    h_finish_all(h);
+    other = h->replies[b];
+    cr_assert_eq(h_open(h, a, "p", NULL, "r")->stamp, other.stamp, "nothing took its place");
+    cr_assert_eq(h_show(h, a, "w", NULL)->entries[0].parts, 1, "none of those was there");
+    cr_assert_not(h->closed[a] || h->closed[b]);
 }
 
 /* Only the creator, who pays for the memory, may make more of it last. */
-CAID_TEST(part, who_may)
+CORE_TEST(part, who_may, h_sharing)
 {
-    struct harness h;
     struct h_reply of;
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001),
-             root = h_connect(&h, 0, 0), owner = h_connect(&h, 1, 1),
-             group = h_connect(&h, 2, 10), again = h_connect(&h, 1000, 1000);
-    whole(&h, a, "w", "open", &of);
-    cr_assert_eq(h_open(&h, b, "w", "open", "rw")->error, 0);
-    cr_assert_eq(h_part(&h, b, h.replies[b].lease, 0, 1, "p")->error, PROTO_ERR_PERMISSION);
-    cr_assert(strstr(h.replies[b].text, "1000"), "%s", h.replies[b].text);
-    cr_assert_eq(h_open(&h, root, "w", "open", "rw")->error, 0);
-    cr_assert_eq(h_part(&h, root, h.replies[root].lease, 0, 1, "p")->error,
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001),
+             root = h_connect(h, 0, 0), owner = h_connect(h, 1, 1), group = h_connect(h, 2, 10),
+             again = h_connect(h, 1000, 1000);
+    whole(h, a, "w", "open", &of);
+    cr_assert_eq(h_open(h, b, "w", "open", "rw")->error, 0);
+    cr_assert_eq(h_part(h, b, h->replies[b].lease, 0, 1, "p")->error, PROTO_ERR_PERMISSION);
+    cr_assert(strstr(h->replies[b].text, "1000"), "%s", h->replies[b].text);
+    cr_assert_eq(h_open(h, root, "w", "open", "rw")->error, 0);
+    cr_assert_eq(h_part(h, root, h->replies[root].lease, 0, 1, "p")->error,
                  PROTO_ERR_PERMISSION);
-    cr_assert_eq(h_open(&h, again, "w", "open", "rw")->error, 0);
-    cr_assert_eq(h_part(&h, again, h.replies[again].lease, 0, 1, "p")->error, 0,
+    cr_assert_eq(h_open(h, again, "w", "open", "rw")->error, 0);
+    cr_assert_eq(h_part(h, again, h->replies[again].lease, 0, 1, "p")->error, 0,
                  "another connection of the same uid");
-    whole(&h, owner, "w", "shared", &of);
-    cr_assert_eq(h_open(&h, group, "w", "shared", "r")->error, 0);
-    cr_assert_eq(h_part(&h, group, h.replies[group].lease, 0, 1, "p")->error,
+    whole(h, owner, "w", "shared", &of);
+    cr_assert_eq(h_open(h, group, "w", "shared", "r")->error, 0);
+    cr_assert_eq(h_part(h, group, h->replies[group].lease, 0, 1, "p")->error,
                  PROTO_ERR_PERMISSION);
-    cr_assert_eq(h_open(&h, group, "p", "open", "r")->error, 0, "whoever may read the pool");
-    h_unlink(&h, a, "w", "open");
-    h_unlink(&h, a, "p", "open");
-    h_unlink(&h, owner, "w", "shared");
-    h_deinit(&h);
+    cr_assert_eq(h_open(h, group, "p", "open", "r")->error, 0, "whoever may read the pool");
 }
 
 /* ---- names ---- */
 
-CAID_TEST(part, replaces_what_has_the_name)
+CORE_TEST(part, replaces_what_has_the_name, h_sharing)
 {
-    struct harness h;
     struct h_reply of, old;
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000),
-             c = h_connect(&h, 1000, 1000);
-    old = *h_create_now(&h, b, "p", NULL, 50);
-    uint64_t lease = whole(&h, a, NULL, NULL, &of);
-    h_watch(&h, c, "p", NULL, 1);
-    uint64_t first = part(&h, a, lease, 0, "p");
-    cr_assert_eq(h.replies[a].generation, 2);
-    cr_assert_eq(h.replies[c].generation, 2, "who watches the name is told");
-    uint64_t kept = h_open(&h, c, "p", NULL, "r")->lease;
-    cr_assert_eq(h.replies[c].offset, of.offset);
-    part(&h, a, lease, 500, "p");
-    cr_assert_eq(h.replies[a].generation, 3);
-    cr_assert_eq(h_open(&h, c, "p", NULL, "r")->offset, of.offset + 500);
-    cr_assert_eq(h_open_generation(&h, c, "p", NULL, 2)->offset, of.offset, "it is held");
-    cr_assert_eq(h_open_generation(&h, c, "p", NULL, 1)->stamp, old.stamp);
-    h_close(&h, c, kept);
-    cr_assert_not(h_parts(&h, a)->seen, "a lease of generation 2 is left");
-    h_disconnect(&h, c);
-    cr_assert(told(&h, a, first));
-    cr_assert_eq(h_publish(&h, b, old.lease, "p")->generation, 4, "and back again");
-    h_unlink(&h, a, "p", NULL);
-    h_deinit(&h);
-}
-
-/* Its whole gives up the name, and goes on without one. */
-CAID_TEST(part, takes_the_name_of_its_whole)
-{
-    struct harness h;
-    struct h_reply of;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = whole(&h, a, "w", NULL, &of);
-    uint64_t id = part(&h, a, lease, 100, "w");
-    cr_assert_eq(h.replies[a].generation, 2);
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->offset, of.offset + 100);
-    cr_assert_eq(h_show(&h, b, "w", NULL)->array, id);
-    cr_assert_eq(h_counts(&h).names, 1);
-    cr_assert_eq(h_publish(&h, a, lease, "w")->generation, 3, "the whole takes it back");
-    h_close(&h, b, 1);
-    cr_assert(h_parts(&h, a)->seen);
-    cr_assert(told(&h, a, id));
-    h_unlink(&h, a, "w", NULL);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
+             c = h_connect(h, 1000, 1000);
+    old = *h_create_now(h, b, "p", NULL, 50);
+    uint64_t lease = whole(h, a, NULL, NULL, &of);
+    h_watch(h, c, "p", NULL, 1);
+    uint64_t first = part(h, a, lease, 0, "p");
+    cr_assert_eq(h->replies[a].generation, 2);
+    cr_assert_eq(h->replies[c].generation, 2, "who watches the name is told");
+    uint64_t kept = h_open(h, c, "p", NULL, "r")->lease;
+    cr_assert_eq(h->replies[c].offset, of.offset);
+    part(h, a, lease, 500, "p");
+    cr_assert_eq(h->replies[a].generation, 3);
+    cr_assert_eq(h_open(h, c, "p", NULL, "r")->offset, of.offset + 500);
+    cr_assert_eq(h_open_generation(h, c, "p", NULL, 2)->offset, of.offset, "it is held");
+    cr_assert_eq(h_open_generation(h, c, "p", NULL, 1)->stamp, old.stamp);
+    h_close(h, c, kept);
+    cr_assert_not(h_parts(h, a)->seen, "a lease of generation 2 is left");
+    h_disconnect(h, c);
+    cr_assert(told(h, a, first));
+    cr_assert_eq(h_publish(h, b, old.lease, "p")->generation, 4, "and back again");
 }
 
 /* `publish` renames a part as it does any array. */
-CAID_TEST(part, is_renamed)
+CORE_TEST(part, is_renamed, h_sharing)
 {
-    struct harness h;
     struct h_reply of;
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = whole(&h, a, NULL, NULL, &of);
-    uint64_t id = part(&h, a, lease, 100, "p");
-    uint64_t opened = h_open(&h, b, "p", NULL, "rw")->lease;
-    cr_assert_eq(h_publish(&h, b, opened, "other")->error, 0);
-    cr_assert_eq(h_open(&h, a, "p", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_open(&h, a, "other", NULL, "r")->offset, of.offset + 100);
-    h_close(&h, a, h.replies[a].lease);
-    cr_assert_not(h_parts(&h, a)->seen, "it has a name");
-    h_unlink(&h, b, "other", NULL);
-    cr_assert_not(h.replies[a].seen, "and a holder");
-    h_disconnect(&h, b);
-    cr_assert(told(&h, a, id));
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    uint64_t lease = whole(h, a, NULL, NULL, &of);
+    uint64_t id = part(h, a, lease, 100, "p");
+    uint64_t opened = h_open(h, b, "p", NULL, "rw")->lease;
+    cr_assert_eq(h_publish(h, b, opened, "other")->error, 0);
+    cr_assert_eq(h_open(h, a, "p", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_open(h, a, "other", NULL, "r")->offset, of.offset + 100);
+    h_close(h, a, h->replies[a].lease);
+    cr_assert_not(h_parts(h, a)->seen, "it has a name");
+    h_unlink(h, b, "other", NULL);
+    cr_assert_not(h->replies[a].seen, "and a holder");
+    h_disconnect(h, b);
+    cr_assert(told(h, a, id));
 }
 
 /* ---- how long memory is kept ---- */
 
-static void
-one_block(struct core_config *config)
-{
-    h_sharing(config);
-    config->limits.bytes = 4 << 20; /* a whole of 4 MiB is all there is */
-}
-
-/* Nobody gets the whole's memory, and who paid for it goes on paying. */
-static void
-assert_kept(struct harness *h, bool kept)
-{
-    uint64_t other = h_connect(h, 1000, 1000);
-    uint32_t error = h_create_now(h, other, NULL, NULL, 4 * MIB)->error;
-
-    if (kept)
-        cr_assert_eq(error, PROTO_ERR_QUOTA, "the memory is charged to nobody");
-    else
-        cr_assert_eq(error, 0, "%s", h->replies[other].text);
-    h_disconnect(h, other);
-}
-
+/* b reads a part, to the next value of slot 0 of its page, and closes it; names and leases go. */
 static uint64_t
-big_whole(struct harness *h, uint64_t conn)
+read_and_leave(struct harness *h, uint64_t a, uint64_t b, uint64_t page)
 {
-    const struct h_reply *reply = h_create_now(h, conn, "w", NULL, 4 * MIB);
+    struct h_reply of;
+    uint64_t lease = whole(h, a, "w", NULL, &of), id = part(h, a, lease, 100, "p");
+    uint64_t reads = h_open(h, b, "p", NULL, "r")->lease;
 
-    cr_assert_eq(reply->error, 0);
-    return reply->lease;
+    h_end_at(h, b, h_begun(h, b, reads, false), page, 0);
+    h_close(h, b, reads);
+    h_unlink(h, a, "p", NULL);
+    h_unlink(h, a, "w", NULL);
+    h_close(h, a, lease);
+    cr_assert_not(h_parts(h, a)->seen, "a stream reads it");
+    return id;
 }
 
-CAID_TEST(part, keeps_what_its_whole_gives_up)
+/* The next look at what lingers. */
+static void
+look(struct harness *h)
 {
-    struct harness h;
-
-    h_init(&h, one_block);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = big_whole(&h, a), stamp = h.replies[a].stamp;
-    uint64_t id = part(&h, a, lease, 100, "p");
-    h_unlink(&h, a, "w", NULL);
-    assert_kept(&h, true);
-    h_close(&h, a, lease);
-    assert_kept(&h, true);
-    cr_assert_eq(h_counts(&h).pending, 0, "it is not in the queue");
-    cr_assert_eq(h_open(&h, b, "p", NULL, "r")->stamp, stamp);
-    cr_assert_eq(h_parts(&h, a)->seen, false);
-    h_unlink(&h, a, "p", NULL);
-    assert_kept(&h, true);
-    h_close(&h, b, h.replies[b].lease);
-    cr_assert(told(&h, a, id));
-    cr_assert_eq(h_counts(&h).pending, 1, "the whole is");
-    cr_assert_eq(h_counts(&h).arrays, 0);
-    assert_kept(&h, false);
-    h_deinit(&h);
+    h_tick(h, LOOK_NS);
+    h_finish_all(h);
 }
 
-CAID_TEST(part, gone_before_its_whole)
+/* Streams may still use it when its last holder has closed it (I2). */
+CORE_TEST(part, lingers_while_a_fence_has_not_passed, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, one_block);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    uint64_t lease = big_whole(&h, a), stamp = h.replies[a].stamp;
-    part(&h, a, lease, 100, "p");
-    part(&h, a, lease, 150, "q"); /* they overlap */
-    cr_assert_eq(h_show(&h, a, "w", NULL)->entries[0].parts, 2);
-    h_unlink(&h, a, "p", NULL);
-    cr_assert_eq(h_show(&h, a, "w", NULL)->entries[0].parts, 1);
-    h_unlink(&h, a, "q", NULL);
-    cr_assert_eq(h_show(&h, a, "w", NULL)->entries[0].parts, 0);
-    assert_kept(&h, true);
-    cr_assert_eq(h_open(&h, a, "w", NULL, "r")->stamp, stamp, "nothing happened to it");
-    h_close(&h, a, h.replies[a].lease);
-    h_close(&h, a, lease);
-    h_unlink(&h, a, "w", NULL);
-    assert_kept(&h, false);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    uint64_t page = h_page_new(h, b), id = read_and_leave(h, a, b, page);
+    look(h);
+    cr_assert_not(h->replies[a].seen);
+    cr_assert_eq(h_counts(h).arrays, 2);
+    cr_assert_eq(h_counts(h).pending, 0);
+    h_land(h, page, 0, 1);
+    look(h);
+    cr_assert(told(h, a, id));
+    cr_assert_eq(h_counts(h).arrays, 0);
 }
 
-/* Who published them is gone; another process of the uid ends them. */
-CAID_TEST(part, outlives_its_publisher)
+/* As for any array that nobody holds: its memory is the whole's. */
+CORE_TEST(part, create_waits_while_it_lingers, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, one_block);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = big_whole(&h, a), stamp = h.replies[a].stamp;
-    part(&h, a, lease, 100, "p");
-    h_unlink(&h, a, "w", NULL);
-    h_disconnect(&h, a);
-    assert_kept(&h, true);
-    cr_assert_eq(h_open(&h, b, "p", NULL, "r")->stamp, stamp);
-    uint64_t held = h.replies[b].lease;
-    h_disconnect(&h, h_connect(&h, 1000, 1000));
-    cr_assert(is_there(&h, "p"));
-    h_unlink(&h, b, "p", NULL);
-    assert_kept(&h, true);
-    h_close(&h, b, held);
-    assert_kept(&h, false);
-    h_deinit(&h);
-}
-
-/* The reader's GPU may go on reading until its process has exited (I2). */
-CAID_TEST(part, reader_departs)
-{
-    struct harness h;
-
-    h_init(&h, one_block);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = big_whole(&h, a);
-    uint64_t id = part(&h, a, lease, 100, "p");
-    h_open(&h, b, "p", NULL, "r");
-    h_unlink(&h, a, "p", NULL);
-    h_unlink(&h, a, "w", NULL);
-    h_close(&h, a, lease);
-    h_parts(&h, a);
-    cr_assert(h_hangup(&h, b), "its exit is waited for");
-    assert_kept(&h, true);
-    cr_assert_not(h.replies[a].seen);
-    h_exit(&h, b);
-    cr_assert(told(&h, a, id));
-    assert_kept(&h, false);
-    h_deinit(&h);
-}
-
-/* The same of who has the whole: its parts are gone before it. */
-CAID_TEST(part, holder_of_the_whole_departs)
-{
-    struct harness h;
-
-    h_init(&h, one_block);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    uint64_t lease = big_whole(&h, a);
-    part(&h, a, lease, 100, "p");
-    h_unlink(&h, a, "w", NULL);
-    h_hangup(&h, a);
-    uint64_t b = h_connect(&h, 1000, 1000);
-    h_unlink(&h, b, "p", NULL);
-    assert_kept(&h, true);
-    h_exit(&h, a);
-    assert_kept(&h, false);
-    h_deinit(&h);
-}
-
-/* Out of memory, what waits in the queue is freed: a whole that has parts does not wait there. */
-CAID_TEST(part, memory_is_not_taken_from_it)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    h.capacity[0] = 4 << 20;
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    uint64_t lease = big_whole(&h, a);
-    part(&h, a, lease, 100, "p");
-    h_unlink(&h, a, "w", NULL);
-    h_close(&h, a, lease);
-    h_flush(&h, a);
-    h_finish_all(&h);
-    h_age(&h);
-    cr_assert_eq(h_create_now(&h, b, NULL, NULL, 2 * MIB)->error, PROTO_ERR_NO_MEMORY);
-    cr_assert_eq(h_create_now(&h, a, NULL, NULL, 2 * MIB)->error, PROTO_ERR_NO_MEMORY);
-    h_unlink(&h, a, "p", NULL);
-    cr_assert_eq(h_create_now(&h, b, NULL, NULL, 2 * MIB)->error, 0);
-    h_deinit(&h);
+    h->capacity[0] = H_BLOCK;
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
+             c = h_connect(h, 1001, 1001);
+    uint64_t page = h_page_new(h, b), id = read_and_leave(h, a, b, page);
+    h_create(h, c, NULL, NULL, 1000);
+    h_finish_all(h);
+    look(h);
+    cr_assert_not(h->replies[c].seen, "%s", h->replies[c].text);
+    h_land(h, page, 0, 1);
+    look(h);
+    cr_assert(told(h, a, id));
+    cr_assert(h->replies[c].seen);
+    cr_assert_eq(h->replies[c].error, 0, "%s", h->replies[c].text);
 }
 
 /* They go with the core, whole and part, when the daemon ends. */
@@ -505,39 +284,4 @@ CAID_TEST(part, daemon_ends)
     lease = whole(&h, a, NULL, NULL, &of);
     part(&h, a, lease, 100, "p");
     h_deinit(&h); /* with a name that is left, and the whole that it keeps */
-}
-
-/* ---- being seen ---- */
-
-CAID_TEST(part, keeps_an_unnamed_whole_that_is_listed)
-{
-    struct harness h;
-    struct h_reply of;
-    struct msg_unnamed_params all = {.all = true};
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = whole(&h, a, "w", NULL, &of);
-    part(&h, a, lease, 100, "p");
-    cr_assert_eq(h_request(&h, b, MSG_UNNAMED, &all)->n_entries, 0);
-    h_unlink(&h, a, "w", NULL);
-    cr_assert_eq(h_request(&h, b, MSG_UNNAMED, &all)->n_entries, 1);
-    cr_assert_eq(h.replies[b].holder_pids[0], 100 + a);
-    cr_assert_eq(h.replies[b].entries[0].parts, 1);
-    h_close(&h, a, lease);
-    const struct h_reply *reply = h_request(&h, b, MSG_UNNAMED, &all);
-    cr_assert_eq(reply->n_entries, 1);
-    cr_assert_str_eq(reply->names[0], "w");
-    cr_assert_eq(reply->entries[0].leases, 0, "nobody but its part");
-    cr_assert_eq(reply->entries[0].parts, 1);
-    cr_assert_eq(h_open_generation(&h, b, "w", NULL, 1)->error, PROTO_ERR_STALE,
-                 "nobody holds it who could show it");
-    cr_assert_eq(h_open(&h, b, "p", NULL, "r")->error, 0);
-    h_unlink(&h, a, "p", NULL);
-    reply = h_request(&h, b, MSG_UNNAMED, &all);
-    cr_assert_eq(reply->n_entries, 2, "the part has no name either");
-    cr_assert_eq(h_counts(&h).arrays, 2);
-    h_close(&h, b, 1);
-    cr_assert_eq(h_request(&h, b, MSG_UNNAMED, &all)->n_entries, 0);
-    h_deinit(&h);
 }

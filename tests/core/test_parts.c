@@ -47,232 +47,29 @@ told(const struct harness *h, uint64_t conn, const uint64_t *ids, uint32_t n)
 
 /* ---- when ---- */
 
-CAID_TEST(parts, answered_when_one_goes)
+CORE_TEST(parts, cancelled, h_sharing)
 {
-    struct harness h;
     uint64_t lease;
 
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    cr_assert_not(h_parts(&h, a)->seen, "there is none");
-    uint32_t request = h.next_id;
-    uint64_t p = part(&h, a, lease, "p"), q = part(&h, a, lease, "q");
-    h_unlink(&h, b, "q", NULL);
-    cr_assert(TOLD(&h, a, q));
-    cr_assert_eq(h.replies[a].id, request);
-    h.replies[a].seen = false;
-    h_unlink(&h, b, "p", NULL);
-    cr_assert_not(h.replies[a].seen, "nobody asks");
-    cr_assert(h_parts(&h, a)->seen, "at once");
-    cr_assert(TOLD(&h, a, p));
-    cr_assert_not(h_parts(&h, a)->seen, "each is told once");
-    h_deinit(&h);
-}
-
-CAID_TEST(parts, several_in_one_answer)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    uint64_t p = part(&h, a, lease, "p"), q = part(&h, a, lease, "q"),
-             r = part(&h, a, lease, "r");
-    h_unlink(&h, b, "q", NULL);
-    h_unlink(&h, b, "p", NULL);
-    h_parts(&h, a);
-    cr_assert(TOLD(&h, a, q, p), "as they went");
-    h_parts(&h, a);
-    h_unlink(&h, b, "r", NULL);
-    cr_assert(TOLD(&h, a, r));
-    h_deinit(&h);
-}
-
-/* One that is gone because another one took its name is told with that, before the answer to it. */
-CAID_TEST(parts, replaced_by_the_next)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000), of_b;
-    uint64_t first = part(&h, a, lease, "p");
-    of_b = h_create_now(&h, b, NULL, NULL, 1000)->lease;
-    h_parts(&h, a);
-    part(&h, b, of_b, "p");
-    cr_assert(TOLD(&h, a, first), "its publisher, and not who published the other");
-    h_parts(&h, a);
-    h_parts(&h, b);
-    h_unlink(&h, a, "p", NULL);
-    cr_assert_neq(h.replies[b].array, first, "numbers do not come again");
-    cr_assert_eq(h.replies[b].n_parts, 1);
-    h_deinit(&h);
-}
-
-/* Only what this connection has published, though others are of the same array. */
-CAID_TEST(parts, each_connection_its_own)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    cr_assert_eq(h_publish(&h, a, lease, "w")->error, 0);
-    uint64_t other = h_open(&h, b, "w", NULL, "rw")->lease;
-    uint64_t p = part(&h, a, lease, "p"), q = part(&h, b, other, "q");
-    cr_assert_eq(h_show(&h, a, "w", NULL)->entries[0].parts, 2);
-    h_unlink(&h, a, "p", NULL);
-    h_unlink(&h, a, "q", NULL);
-    h_parts(&h, a);
-    h_parts(&h, b);
-    cr_assert(TOLD(&h, a, p) && TOLD(&h, b, q));
-    h_unlink(&h, a, "w", NULL);
-    h_deinit(&h);
-}
-
-CAID_TEST(parts, one_request_at_a_time)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    h_parts(&h, a);
-    uint32_t request = h.next_id;
-    cr_assert_eq(h_parts(&h, a)->error, PROTO_ERR_INVALID);
-    cr_assert_not(h_parts(&h, b)->seen, "of a connection");
-    uint64_t p = part(&h, a, lease, "p");
-    h_unlink(&h, b, "p", NULL);
-    cr_assert(TOLD(&h, a, p));
-    cr_assert_eq(h.replies[a].id, request, "the first stood");
-    cr_assert_not(h_parts(&h, a)->seen, "and now there is none");
-    cr_assert_not(h.closed[a]);
-    h_deinit(&h);
-}
-
-CAID_TEST(parts, cancelled)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    h_cancel(&h, a, 1); /* long answered */
-    uint64_t p = part(&h, a, lease, "p");
-    h_parts(&h, a);
-    uint32_t request = h.next_id;
-    h_cancel(&h, b, request);
-    cr_assert_not(h.replies[a].seen, "another connection's");
-    h_cancel(&h, a, request + 1);
-    cr_assert_not(h.replies[a].seen, "another request");
-    h_cancel(&h, a, request);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_CANCELLED);
-    cr_assert_eq(h.replies[a].id, request);
-    h_cancel(&h, a, request);
-    cr_assert_not(h.replies[a].seen, "unknown by now");
-    h_unlink(&h, b, "p", NULL);
-    cr_assert_not(h.replies[a].seen, "nobody asks");
-    h_parts(&h, a);
-    cr_assert(TOLD(&h, a, p), "what went meanwhile is not lost");
-    cr_assert_not(h.closed[a] || h.closed[b]);
-    h_deinit(&h);
-}
-
-/* A name and no holder; then a holder and no name; then neither. */
-CAID_TEST(parts, not_while_somebody_can_reach_it)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000),
-             c = h_connect(&h, 1001, 1001);
-    uint64_t p = part(&h, a, lease, "p"), reads = h_open(&h, b, "p", NULL, "r")->lease;
-    cr_assert_not(h_parts(&h, a)->seen);
-    h_close(&h, b, reads);
-    reads = h_open(&h, b, "p", NULL, "r")->lease;
-    uint64_t again = h_open(&h, b, "p", NULL, "rw")->lease;
-    h_unlink(&h, b, "p", NULL);
-    h_close(&h, b, reads);
-    cr_assert_not(h.replies[a].seen);
-    cr_assert_eq(h_open(&h, c, "p", "uid:1000", "r")->error, PROTO_ERR_NOT_FOUND);
-    h_close(&h, b, again);
-    cr_assert(TOLD(&h, a, p));
-    h_deinit(&h);
-}
-
-/* Closing the whole changes nothing of that. */
-CAID_TEST(parts, told_after_the_whole_is_closed)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    uint64_t p = part(&h, a, lease, "p");
-    h_close(&h, a, lease);
-    cr_assert_not(h_parts(&h, a)->seen);
-    h_unlink(&h, b, "p", NULL);
-    cr_assert(TOLD(&h, a, p));
-    cr_assert_eq(h_counts(&h).arrays, 0);
-    h_deinit(&h);
-}
-
-/* ---- hanging up ---- */
-
-CAID_TEST(parts, publisher_hangs_up_before)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    part(&h, a, lease, "p");
-    h_parts(&h, a);
-    h_hangup(&h, a);
-    h_unlink(&h, b, "p", NULL); /* the harness fails where a is sent something */
-    cr_assert_eq(h_counts(&h).arrays, 1, "a has not exited");
-    h_exit(&h, a);
-    cr_assert_eq(h_counts(&h).arrays, 0);
-    h_deinit(&h);
-}
-
-CAID_TEST(parts, publisher_hangs_up_after)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    part(&h, a, lease, "p");
-    part(&h, a, lease, "q");
-    h_unlink(&h, b, "p", NULL); /* gone, and a has not asked */
-    h_hangup(&h, a);
-    h_exit(&h, a);
-    cr_assert_eq(h_counts(&h).arrays, 2, "q, and what it lies in");
-    h_unlink(&h, b, "q", NULL);
-    cr_assert_eq(h_counts(&h).arrays, 0);
-    h_deinit(&h);
-}
-
-/* Its last reader is itself: it is not told, and nobody is left who would be. */
-CAID_TEST(parts, publisher_reads_its_own)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    part(&h, a, lease, "p");
-    h_open(&h, a, "p", NULL, "r");
-    h_parts(&h, a);
-    h_unlink(&h, b, "p", NULL);
-    cr_assert_not(h.replies[a].seen, "it holds it");
-    h_hangup(&h, a);
-    cr_assert_eq(h_counts(&h).arrays, 2);
-    h_exit(&h, a);
-    cr_assert_eq(h_counts(&h).arrays, 0);
-    h_deinit(&h);
+    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
+    h_cancel(h, a, 1); /* long answered */
+    uint64_t p = part(h, a, lease, "p");
+    h_parts(h, a);
+    uint32_t request = h->next_id;
+    h_cancel(h, b, request);
+    cr_assert_not(h->replies[a].seen, "another connection's");
+    h_cancel(h, a, request + 1);
+    cr_assert_not(h->replies[a].seen, "another request");
+    h_cancel(h, a, request);
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_CANCELLED);
+    cr_assert_eq(h->replies[a].id, request);
+    h_cancel(h, a, request);
+    cr_assert_not(h->replies[a].seen, "unknown by now");
+    h_unlink(h, b, "p", NULL);
+    cr_assert_not(h->replies[a].seen, "nobody asks");
+    h_parts(h, a);
+    cr_assert(TOLD(h, a, p), "what went meanwhile is not lost");
+    cr_assert_not(h->closed[a] || h->closed[b]);
 }
 
 /* ---- many ---- */
@@ -285,30 +82,27 @@ many_arrays(struct core_config *config)
 }
 
 /* More than one answer tells. */
-CAID_TEST(parts, of_many_as_many_as_a_packet_takes)
+CORE_TEST(parts, of_many_as_many_as_a_packet_takes, many_arrays)
 {
-    const uint32_t n = 5000, most = 4096;
-    struct harness h;
+    const uint32_t n = 4200, most = 4096;
     uint64_t lease;
     char name[16];
 
-    h_init(&h, many_arrays);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000), last = 0;
+    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000), last = 0;
     for (uint32_t i = 0; i < n; i++) {
         snprintf(name, sizeof(name), "p%u", i);
-        last = part(&h, a, lease, name);
+        last = part(h, a, lease, name);
     }
     for (uint32_t i = 0; i < n; i++) {
         snprintf(name, sizeof(name), "p%u", i);
-        cr_assert_eq(h_unlink(&h, b, name, NULL)->error, 0);
+        cr_assert_eq(h_unlink(h, b, name, NULL)->error, 0);
     }
-    cr_assert(h_parts(&h, a)->seen);
-    cr_assert_eq(h.replies[a].n_parts, most);
-    cr_assert(h_parts(&h, a)->seen);
-    cr_assert_eq(h.replies[a].n_parts, n - most);
-    cr_assert_eq(h.replies[a].parts[0], last - (n - most) + 1);
-    cr_assert_not(h_parts(&h, a)->seen);
-    h_deinit(&h);
+    cr_assert(h_parts(h, a)->seen);
+    cr_assert_eq(h->replies[a].n_parts, most);
+    cr_assert(h_parts(h, a)->seen);
+    cr_assert_eq(h->replies[a].n_parts, n - most);
+    cr_assert_eq(h->replies[a].parts[0], last - (n - most) + 1);
+    cr_assert_not(h_parts(h, a)->seen);
 }
 
 /* ---- charges ---- */
@@ -342,58 +136,33 @@ assert_charged(struct harness *h, struct msg_user was, uint64_t arrays, uint64_t
 }
 
 /* All of it comes off again, in whatever order things go. */
-CAID_TEST(parts, charges_are_undone)
+CORE_TEST(parts, charges_are_undone, h_sharing)
 {
-    struct harness h;
     uint64_t lease;
 
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    struct msg_user before = charged(&h);
-    part(&h, a, lease, "p");
-    assert_charged(&h, before, 1, 1);
-    uint64_t host = charged(&h).host;
-    part(&h, a, lease, "q");
-    cr_assert_eq(charged(&h).host - host, host - before.host, "each the same");
-    h_unlink(&h, b, "q", NULL);
-    cr_assert_gt(charged(&h).host, host, "a has not been told");
-    cr_assert_eq(charged(&h).arrays, before.arrays + 1);
-    h_parts(&h, a);
-    cr_assert_eq(charged(&h).host, host);
-    h_unlink(&h, b, "p", NULL);
-    h_parts(&h, a);
-    assert_charged(&h, before, 0, 0);
-    part(&h, a, lease, "p");
-    h_unlink(&h, b, "p", NULL);
-    h_hangup(&h, a); /* takes what it was not told of with it */
-    cr_assert_eq(charged(&h).host, before.host);
-    cr_assert_eq(charged(&h).arrays, before.arrays);
-    h_exit(&h, a);
-    cr_assert_eq(charged(&h).host, 0);
-    cr_assert_eq(charged(&h).bytes, 0);
-    h_deinit(&h);
-}
-
-/* The whole's bytes are charged as long as its memory is kept (I4). */
-CAID_TEST(parts, whole_is_charged_to_the_end)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), b = h_connect(&h, 1000, 1000);
-    cr_assert_eq(charged(&h).bytes, 1024);
-    part(&h, a, lease, "p");
-    h_disconnect(&h, a);
-    cr_assert_eq(charged(&h).bytes, 1024);
-    cr_assert_eq(charged(&h).arrays, 2);
-    h_disconnect(&h, b);
-    cr_assert_eq(charged(&h).bytes, 1024, "though none of the uid is there");
-    b = h_connect(&h, 1000, 1000);
-    h_unlink(&h, b, "p", NULL);
-    cr_assert_eq(charged(&h).bytes, 0);
-    cr_assert_eq(charged(&h).arrays, 0);
-    h_deinit(&h);
+    uint64_t a = publisher(h, &lease), b = h_connect(h, 1000, 1000);
+    struct msg_user before = charged(h);
+    part(h, a, lease, "p");
+    assert_charged(h, before, 1, 1);
+    uint64_t host = charged(h).host;
+    part(h, a, lease, "q");
+    cr_assert_eq(charged(h).host - host, host - before.host, "each the same");
+    h_unlink(h, b, "q", NULL);
+    cr_assert_gt(charged(h).host, host, "a has not been told");
+    cr_assert_eq(charged(h).arrays, before.arrays + 1);
+    h_parts(h, a);
+    cr_assert_eq(charged(h).host, host);
+    h_unlink(h, b, "p", NULL);
+    h_parts(h, a);
+    assert_charged(h, before, 0, 0);
+    part(h, a, lease, "p");
+    h_unlink(h, b, "p", NULL);
+    h_hangup(h, a); /* takes what it was not told of with it */
+    cr_assert_eq(charged(h).host, before.host);
+    cr_assert_eq(charged(h).arrays, before.arrays);
+    h_exit(h, a);
+    cr_assert_eq(charged(h).host, 0);
+    cr_assert_eq(charged(h).bytes, 0);
 }
 
 /* A refused one leaves nothing, whichever limit it was. */
@@ -416,45 +185,16 @@ one_name(struct core_config *config)
     config->limits.names = 1;
 }
 
-CAID_TEST(parts, limit_of_names)
+CORE_TEST(parts, limit_of_names, one_name)
 {
-    struct harness h;
     uint64_t lease;
 
-    h_init(&h, one_name);
-    uint64_t a = publisher(&h, &lease);
-    part(&h, a, lease, "p");
-    assert_refused(&h, a, lease, PROTO_ERR_LIMIT);
-    part(&h, a, lease, "p"); /* in place of what is its own */
-    h_parts(&h, a);
-    cr_assert_eq(charged(&h).names, 1);
-    h_unlink(&h, a, "p", NULL);
-    h_deinit(&h);
-}
-
-static void
-three_arrays(struct core_config *config)
-{
-    h_sharing(config);
-    config->limits.arrays = 3;
-}
-
-CAID_TEST(parts, limit_of_arrays)
-{
-    struct harness h;
-    uint64_t lease;
-
-    h_init(&h, three_arrays);
-    uint64_t a = publisher(&h, &lease);
-    part(&h, a, lease, "p");
-    part(&h, a, lease, "q");
-    assert_refused(&h, a, lease, PROTO_ERR_LIMIT);
-    h_unlink(&h, a, "p", NULL);
-    h_parts(&h, a);
-    part(&h, a, lease, "p");
-    h_unlink(&h, a, "p", NULL);
-    h_unlink(&h, a, "q", NULL);
-    h_deinit(&h);
+    uint64_t a = publisher(h, &lease);
+    part(h, a, lease, "p");
+    assert_refused(h, a, lease, PROTO_ERR_LIMIT);
+    part(h, a, lease, "p"); /* in place of what is its own */
+    h_parts(h, a);
+    cr_assert_eq(charged(h).names, 1);
 }
 
 static uint64_t host_limit;

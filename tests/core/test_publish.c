@@ -15,312 +15,113 @@ unnamed(struct harness *h, uint64_t conn, const char *pool, struct h_reply *ret)
     return ret->lease;
 }
 
-CAID_TEST(publish, names_an_unnamed_array)
-{
-    struct harness h;
-    struct h_reply array;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = unnamed(&h, a, NULL, &array);
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
-    h.n_records = 0;
-    cr_assert_eq(h_publish(&h, a, lease, "w")->error, 0);
-    cr_assert_eq(h.replies[a].generation, 1);
-    cr_assert_str_eq(h.records[0], "name uid:1000:w");
-    cr_assert_str_eq(h.records[1], "send");
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->stamp, array.stamp);
-    cr_assert_eq(h.replies[b].generation, 1);
-    h_disconnect(&h, a);
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->stamp, array.stamp, "the name keeps it");
-    h_unlink(&h, b, "w", NULL);
-    h_deinit(&h);
-}
-
 /* Who has the old one keeps it; whoever opens the name gets the new one. */
-CAID_TEST(publish, replaces)
+CORE_TEST(publish, replaces, h_sharing)
 {
-    struct harness h;
     struct h_reply old, new;
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000),
-             c = h_connect(&h, 1000, 1000);
-    old = *h_create_now(&h, a, "w", NULL, 100);
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->generation, 1);
-    uint64_t kept = h.replies[b].lease;
-    uint64_t lease = unnamed(&h, a, NULL, &new);
-    cr_assert_eq(h_publish(&h, a, lease, "w")->generation, 2);
-    cr_assert_eq(h_open(&h, c, "w", NULL, "r")->stamp, new.stamp);
-    cr_assert_eq(h_open_generation(&h, c, "w", NULL, 2)->stamp, new.stamp);
-    cr_assert_eq(h_open_generation(&h, c, "w", NULL, 1)->stamp, old.stamp, "held");
-    h_close(&h, c, h.replies[c].lease);
-    h_close(&h, a, old.lease);
-    h_close(&h, b, kept);
-    cr_assert_eq(h_open_generation(&h, c, "w", NULL, 1)->error, PROTO_ERR_STALE);
-    cr_assert(strstr(h.replies[c].text, "generation 1; the current one is 2"), "%s",
-              h.replies[c].text);
-    cr_assert_eq(h_open_generation(&h, c, "w", NULL, 3)->error, PROTO_ERR_STALE);
-    h_unlink(&h, c, "w", NULL);
-    cr_assert_eq(h_open_generation(&h, c, "w", NULL, 2)->stamp, new.stamp, "still held");
-    h_disconnect(&h, a);
-    h_disconnect(&h, c);
-    cr_assert_eq(h_open_generation(&h, b, "w", NULL, 2)->error, PROTO_ERR_STALE);
-    cr_assert(strstr(h.replies[b].text, "there is none of that name"), "%s", h.replies[b].text);
-    h_deinit(&h);
-}
-
-CAID_TEST(publish, again_over_itself_and_under_another_name)
-{
-    struct harness h;
-    struct h_reply array;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = unnamed(&h, a, NULL, &array);
-    cr_assert_eq(h_publish(&h, a, lease, "w")->generation, 1);
-    cr_assert_eq(h_publish(&h, a, lease, "w")->generation, 2,
-                 "a new content of the same array");
-    cr_assert_eq(h_open_generation(&h, b, "w", NULL, 1)->error, PROTO_ERR_STALE);
-    h.n_records = 0;
-    cr_assert_eq(h_publish(&h, a, lease, "v")->error, 0);
-    cr_assert_str_eq(h.records[0], "name uid:1000:v");
-    cr_assert_str_eq(h.records[1], "name gone uid:1000:w");
-    cr_assert_eq(h_open(&h, b, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND, "it has moved");
-    cr_assert_eq(h_open(&h, b, "v", NULL, "r")->stamp, array.stamp);
-    cr_assert_eq(h_counts(&h).names, 1);
-    h_unlink(&h, a, "v", NULL);
-    h_deinit(&h);
-}
-
-/* (pool, name, generation) never means two arrays. */
-CAID_TEST(publish, generations_do_not_repeat)
-{
-    struct harness h;
-    struct h_reply array;
-    uint64_t last = 0;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    for (int i = 0; i < 5; i++) {
-        uint64_t lease = unnamed(&h, a, NULL, &array);
-        for (int j = 0; j < i; j++) {
-            uint64_t generation = h_publish(&h, a, lease, "w")->generation;
-            cr_assert_gt(generation, last);
-            last = generation;
-        }
-        h_unlink(&h, a, "w", NULL);
-        h_create_now(&h, a, "w", NULL, 100);
-        cr_assert_gt(h.replies[a].generation, last);
-        last = h.replies[a].generation;
-        if (i % 2)
-            h_unlink(&h, a, "w", NULL);
-    }
-    h_unlink(&h, a, "w", NULL);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
+             c = h_connect(h, 1000, 1000);
+    old = *h_create_now(h, a, "w", NULL, 100);
+    cr_assert_eq(h_open(h, b, "w", NULL, "r")->generation, 1);
+    uint64_t kept = h->replies[b].lease;
+    uint64_t lease = unnamed(h, a, NULL, &new);
+    cr_assert_eq(h_publish(h, a, lease, "w")->generation, 2);
+    cr_assert_eq(h_open(h, c, "w", NULL, "r")->stamp, new.stamp);
+    cr_assert_eq(h_open_generation(h, c, "w", NULL, 2)->stamp, new.stamp);
+    cr_assert_eq(h_open_generation(h, c, "w", NULL, 1)->stamp, old.stamp, "held");
+    h_close(h, c, h->replies[c].lease);
+    h_close(h, a, old.lease);
+    h_close(h, b, kept);
+    cr_assert_eq(h_open_generation(h, c, "w", NULL, 1)->error, PROTO_ERR_STALE);
+    cr_assert(strstr(h->replies[c].text, "generation 1; the current one is 2"), "%s",
+              h->replies[c].text);
+    cr_assert_eq(h_open_generation(h, c, "w", NULL, 3)->error, PROTO_ERR_STALE);
+    h_unlink(h, c, "w", NULL);
+    cr_assert_eq(h_open_generation(h, c, "w", NULL, 2)->stamp, new.stamp, "still held");
+    h_disconnect(h, a);
+    h_disconnect(h, c);
+    cr_assert_eq(h_open_generation(h, b, "w", NULL, 2)->error, PROTO_ERR_STALE);
+    cr_assert(strstr(h->replies[b].text, "there is none of that name"), "%s",
+              h->replies[b].text);
 }
 
 /* Not even when nobody of the uid was there for a while. */
-CAID_TEST(publish, generations_outlive_the_pool)
+CORE_TEST(publish, generations_outlive_the_pool, h_sharing)
 {
-    struct harness h;
     uint64_t last = 0;
 
-    h_init(&h, h_sharing);
     for (int i = 0; i < 3; i++) {
-        uint64_t a = h_connect(&h, 1000, 1000);
-        cr_assert_gt(h_create(&h, a, "w", NULL, 0)->generation, last);
-        last = h.replies[a].generation;
-        h_unlink(&h, a, "w", NULL);
-        h_disconnect(&h, a);
-        cr_assert_eq(h_counts(&h).users, 0);
+        uint64_t a = h_connect(h, 1000, 1000);
+        cr_assert_gt(h_create(h, a, "w", NULL, 0)->generation, last);
+        last = h->replies[a].generation;
+        h_unlink(h, a, "w", NULL);
+        h_disconnect(h, a);
+        cr_assert_eq(h_counts(h).users, 0);
     }
-    h_deinit(&h);
 }
 
-CAID_TEST(publish, refusals)
+CORE_TEST(publish, refusals, h_sharing)
 {
-    struct harness h;
     struct h_reply array;
     static char metadata[PROTO_METADATA_MAX + 1];
     struct msg_publish_params params = {.name = MSG_STR("w")};
 
-    h_init(&h, h_sharing);
-    uint64_t owner = h_connect(&h, 1, 1), group = h_connect(&h, 2, 10),
-             creator = h_connect(&h, 1, 1);
-    h_create_now(&h, owner, "v", "shared", 100);
-    cr_assert_eq(h_open(&h, group, "v", "shared", "r")->error, 0);
-    cr_assert_eq(h_publish(&h, group, h.replies[group].lease, "w")->error,
+    uint64_t owner = h_connect(h, 1, 1), group = h_connect(h, 2, 10),
+             creator = h_connect(h, 1, 1);
+    h_create_now(h, owner, "v", "shared", 100);
+    cr_assert_eq(h_open(h, group, "v", "shared", "r")->error, 0);
+    cr_assert_eq(h_publish(h, group, h->replies[group].lease, "w")->error,
                  PROTO_ERR_PERMISSION);
-    params.lease = unnamed(&h, owner, NULL, &array);
-    cr_assert_eq(h_publish(&h, owner, 4711, "w")->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_publish(&h, owner, params.lease, "")->error, PROTO_ERR_INVALID_NAME);
-    cr_assert_eq(h_publish(&h, owner, params.lease, "a\nb")->error, PROTO_ERR_INVALID_NAME);
+    params.lease = unnamed(h, owner, NULL, &array);
+    cr_assert_eq(h_publish(h, owner, 4711, "w")->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_publish(h, owner, params.lease, "")->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_publish(h, owner, params.lease, "a\nb")->error, PROTO_ERR_INVALID_NAME);
     memset(metadata, 'm', sizeof(metadata));
     params.metadata = (struct msg_str){metadata, sizeof(metadata)};
-    cr_assert_eq(h_request(&h, owner, MSG_PUBLISH, &params)->error, PROTO_ERR_INVALID);
-    cr_assert(strstr(h.replies[owner].text, "4096 bytes"), "%s", h.replies[owner].text);
+    cr_assert_eq(h_request(h, owner, MSG_PUBLISH, &params)->error, PROTO_ERR_INVALID);
+    cr_assert(strstr(h->replies[owner].text, "4096 bytes"), "%s", h->replies[owner].text);
     params.metadata = (struct msg_str){"a\0b", 3};
-    cr_assert_eq(h_request(&h, owner, MSG_PUBLISH, &params)->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_open(&h, owner, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_request(h, owner, MSG_PUBLISH, &params)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_open(h, owner, "w", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
 
-    h_create_as(&h, creator, 100,
+    h_create_as(h, creator, 100,
                 (struct msg_create_params){.name = MSG_STR("w"), .exclusive = true});
-    cr_assert_eq(h_publish(&h, owner, params.lease, "w")->error, PROTO_ERR_EXISTS,
+    cr_assert_eq(h_publish(h, owner, params.lease, "w")->error, PROTO_ERR_EXISTS,
                  "a name that is being created is taken");
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[creator].error, 0);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[creator].error, 0);
     params.metadata = (struct msg_str){metadata, PROTO_METADATA_MAX};
-    cr_assert_eq(h_request(&h, owner, MSG_PUBLISH, &params)->error, 0);
-    h_unlink(&h, owner, "w", NULL);
-    h_unlink(&h, owner, "v", "shared");
-    h_deinit(&h);
-}
-
-static void
-one_name(struct core_config *config)
-{
-    h_sharing(config);
-    config->limits.names = 1;
-}
-
-CAID_TEST(publish, limit_of_names)
-{
-    struct harness h;
-    struct h_reply array, other;
-
-    h_init(&h, one_name);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    uint64_t lease = unnamed(&h, a, NULL, &array), second = unnamed(&h, a, NULL, &other);
-    cr_assert_eq(h_publish(&h, a, lease, "v")->error, 0);
-    cr_assert_eq(h_publish(&h, a, lease, "w")->error, 0, "it gives up the one that it had");
-    cr_assert_eq(h_publish(&h, a, second, "v")->error, PROTO_ERR_LIMIT);
-    cr_assert_eq(h_unlink(&h, a, "w", NULL)->error, 0);
-    cr_assert_eq(h_publish(&h, a, second, "v")->error, 0);
-    h_unlink(&h, a, "v", NULL);
-    h_deinit(&h);
-}
-
-CAID_TEST(publish, metadata_travels_with_the_array)
-{
-    struct harness h;
-    struct h_reply array;
-    struct msg_create_params create = {.name = MSG_STR("w"), .metadata = MSG_STR("first")};
-    struct msg_publish_params publish = {.name = MSG_STR("w"), .metadata = MSG_STR("second")};
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    h_create_as(&h, a, 0, create);
-    cr_assert_str_eq(h_open(&h, b, "w", NULL, "r")->arrays[0].metadata, "first");
-    cr_assert_str_eq(h_show(&h, b, "w", NULL)->metadata, "first");
-    publish.lease = unnamed(&h, a, NULL, &array);
-    cr_assert_eq(h_request(&h, a, MSG_PUBLISH, &publish)->error, 0);
-    cr_assert_str_eq(h_open(&h, b, "w", NULL, "r")->arrays[0].metadata, "second");
-    cr_assert_eq(h_publish(&h, a, publish.lease, "w")->error, 0);
-    cr_assert_str_eq(h_open(&h, b, "w", NULL, "r")->arrays[0].metadata, "second", "kept");
-    publish.metadata = MSG_STR("");
-    cr_assert_eq(h_request(&h, a, MSG_PUBLISH, &publish)->error, 0);
-    cr_assert_str_eq(h_open(&h, b, "w", NULL, "r")->arrays[0].metadata, "");
-    h_unlink(&h, b, "w", NULL);
-    h_deinit(&h);
+    cr_assert_eq(h_request(h, owner, MSG_PUBLISH, &params)->error, 0);
 }
 
 /* ---- watch ---- */
 
-CAID_TEST(watch, tells_of_each_change)
+CORE_TEST(watch, tells_of_each_change, h_sharing)
 {
-    struct harness h;
     struct h_reply array;
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    cr_assert_not(h_watch(&h, b, "w", NULL, 0)->seen, "it need not exist");
-    h_create(&h, a, "w", NULL, 100);
-    cr_assert_not(h.replies[b].seen, "nor does it before its memory is there");
-    h_finish_all(&h);
-    cr_assert(h.replies[b].seen);
-    cr_assert_eq(h.replies[b].generation, 1);
-    cr_assert(h_watch(&h, b, "w", NULL, 0)->seen, "at once, for one that has not seen it");
-    cr_assert_not(h_watch(&h, b, "w", NULL, 1)->seen);
-    uint64_t lease = unnamed(&h, a, NULL, &array);
-    h_publish(&h, a, lease, "w");
-    cr_assert_eq(h.replies[b].generation, 2);
-    h_watch(&h, b, "w", NULL, 2);
-    h_publish(&h, a, lease, "v");
-    cr_assert(h.replies[b].seen);
-    cr_assert_eq(h.replies[b].generation, 0, "renamed: there is none of that name");
-    cr_assert_not(h_watch(&h, b, "v", NULL, h.replies[a].generation)->seen);
-    h_unlink(&h, a, "v", NULL);
-    cr_assert(h.replies[b].seen);
-    cr_assert_eq(h.replies[b].generation, 0);
-    cr_assert_eq(h_counts(&h).watches, 0, "each was answered once");
-    h_deinit(&h);
-}
-
-CAID_TEST(watch, only_the_name_and_the_pool)
-{
-    struct harness h;
-    static const char *const others[] = {"v", "w1", "W", "ww"};
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000),
-             c = h_connect(&h, 1001, 1000);
-    h_watch(&h, b, "w", NULL, 0);
-    for (size_t i = 0; i < ARRAY_SIZE(others); i++)
-        h_create(&h, a, others[i], NULL, 0);
-    h_create(&h, a, "w", "open", 0);
-    h_create(&h, c, "w", NULL, 0);
-    cr_assert_not(h.replies[b].seen);
-    h_create(&h, a, "w", NULL, 0);
-    cr_assert(h.replies[b].seen);
-    h_unlink(&h, a, "w", "open");
-    h_unlink(&h, a, "w", NULL);
-    h_unlink(&h, c, "w", NULL);
-    for (size_t i = 0; i < ARRAY_SIZE(others); i++)
-        h_unlink(&h, a, others[i], NULL);
-    h_deinit(&h);
-}
-
-/* A create that failed was never there: nobody is told. */
-CAID_TEST(watch, nothing_of_a_create_that_fails)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    h_watch(&h, b, "w", NULL, 0);
-    h_create(&h, a, "w", NULL, 100);
-    cr_assert_not(h_watch(&h, b, "w", NULL, 0)->seen);
-    h_finish(&h, 0, -EIO);
-    cr_assert_not(h.replies[b].seen);
-    cr_assert_eq(h_counts(&h).watches, 2);
-    h_deinit(&h);
-}
-
-CAID_TEST(watch, cancel)
-{
-    struct harness h;
-    struct msg_cancel_params params;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    params.request = (h_watch(&h, a, "w", NULL, 0), h.next_id);
-    h_watch(&h, a, "w", NULL, 0);
-    h_watch(&h, b, "w", NULL, 0);
-    h_notify(&h, b, MSG_CANCEL, &params);
-    cr_assert_not(h.replies[b].seen, "another connection's");
-    h_notify(&h, a, MSG_CANCEL, &params);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_CANCELLED);
-    cr_assert_eq(h.replies[a].id, params.request);
-    h_notify(&h, a, MSG_CANCEL, &params);
-    cr_assert_not(h.replies[a].seen, "unknown by now");
-    cr_assert_not(h.closed[a] || h.closed[b]);
-    params.request = UINT64_MAX;
-    h_notify(&h, a, MSG_CANCEL, &params);
-    cr_assert_eq(h_counts(&h).watches, 2);
-    h_disconnect(&h, a);
-    cr_assert_eq(h_counts(&h).watches, 1);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    cr_assert_not(h_watch(h, b, "w", NULL, 0)->seen, "it need not exist");
+    h_create(h, a, "w", NULL, 100);
+    cr_assert_not(h->replies[b].seen, "nor does it before its memory is there");
+    h_finish_all(h);
+    cr_assert(h->replies[b].seen);
+    cr_assert_eq(h->replies[b].generation, 1);
+    cr_assert(h_watch(h, b, "w", NULL, 0)->seen, "at once, for one that has not seen it");
+    cr_assert_not(h_watch(h, b, "w", NULL, 1)->seen);
+    uint64_t lease = unnamed(h, a, NULL, &array);
+    h_publish(h, a, lease, "w");
+    cr_assert_eq(h->replies[b].generation, 2);
+    h_watch(h, b, "w", NULL, 2);
+    h_publish(h, a, lease, "v");
+    cr_assert(h->replies[b].seen);
+    cr_assert_eq(h->replies[b].generation, 0, "renamed: there is none of that name");
+    cr_assert_not(h_watch(h, b, "v", NULL, h->replies[a].generation)->seen);
+    h_unlink(h, a, "v", NULL);
+    cr_assert(h->replies[b].seen);
+    cr_assert_eq(h->replies[b].generation, 0);
+    cr_assert_eq(h_counts(h).watches, 0, "each was answered once");
 }
 
 static void
@@ -330,66 +131,55 @@ two_watches(struct core_config *config)
     config->limits.watches = 2;
 }
 
-CAID_TEST(watch, refusals)
+CORE_TEST(watch, refusals, two_watches)
 {
-    struct harness h;
-
-    h_init(&h, two_watches);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000),
-             c = h_connect(&h, 1001, 1001);
-    cr_assert_eq(h_watch(&h, a, "", NULL, 0)->error, PROTO_ERR_INVALID_NAME);
-    cr_assert_eq(h_watch(&h, a, "w", "shared", 0)->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_watch(&h, a, "w", "nowhere", 0)->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_watch(&h, c, "w", "uid:1000", 0)->error, PROTO_ERR_NOT_FOUND);
-    h_watch(&h, a, "w", NULL, 0);
-    h_watch(&h, b, "w", NULL, 0);
-    cr_assert_eq(h_watch(&h, b, "v", NULL, 0)->error, PROTO_ERR_LIMIT);
-    cr_assert(h_watch(&h, b, "v", NULL, 7)->seen, "one that is answered at once takes nothing");
-    cr_assert_eq(h.replies[b].error, 0);
-    cr_assert_not(h_watch(&h, c, "w", NULL, 0)->seen, "another uid");
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
+             c = h_connect(h, 1001, 1001);
+    cr_assert_eq(h_watch(h, a, "", NULL, 0)->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_watch(h, a, "w", "shared", 0)->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_watch(h, a, "w", "nowhere", 0)->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_watch(h, c, "w", "uid:1000", 0)->error, PROTO_ERR_NOT_FOUND);
+    h_watch(h, a, "w", NULL, 0);
+    h_watch(h, b, "w", NULL, 0);
+    cr_assert_eq(h_watch(h, b, "v", NULL, 0)->error, PROTO_ERR_LIMIT);
+    cr_assert(h_watch(h, b, "v", NULL, 7)->seen, "one that is answered at once takes nothing");
+    cr_assert_eq(h->replies[b].error, 0);
+    cr_assert_not(h_watch(h, c, "w", NULL, 0)->seen, "another uid");
 }
 
 /* The same request again, while it is a watch. */
-CAID_TEST(watch, request_ids_are_the_clients)
+CORE_TEST(watch, request_ids_are_the_clients, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h_watch(&h, a, "w", NULL, 0);
-    h.next_id--;
-    cr_assert_eq(h_watch(&h, a, "w", NULL, 0)->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_counts(&h).watches, 1);
-    cr_assert_not(h.closed[a]);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000);
+    h_watch(h, a, "w", NULL, 0);
+    h->next_id--;
+    cr_assert_eq(h_watch(h, a, "w", NULL, 0)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_counts(h).watches, 1);
+    cr_assert_not(h->closed[a]);
 }
 
 /* A watch keeps the pool of a uid that is not there, and no longer. */
-CAID_TEST(watch, keeps_its_pool)
+CORE_TEST(watch, keeps_its_pool, h_sharing)
 {
-    struct harness h;
     struct msg_cancel_params params;
 
-    h_init(&h, h_sharing);
-    uint64_t root = h_connect(&h, 0, 0), a = h_connect(&h, 1000, 1000);
-    params.request = (h_watch(&h, root, "w", "uid:1000", 0), h.next_id);
-    h_disconnect(&h, a);
-    cr_assert_eq(h_counts(&h).users, 2);
-    h_create_now(&h, root, "w", "uid:1000", 0);
-    cr_assert_eq(h.replies[root].error, 0);
-    cr_assert_eq(h_counts(&h).watches, 0);
-    h_watch(&h, root, "w", "uid:1000", 1);
-    h_disconnect(&h, root);
-    root = h_connect(&h, 0, 0);
-    cr_assert_eq(h_unlink(&h, root, "w", "uid:1000")->error, 0);
-    cr_assert_eq(h_counts(&h).users, 1);
+    uint64_t root = h_connect(h, 0, 0), a = h_connect(h, 1000, 1000);
+    params.request = (h_watch(h, root, "w", "uid:1000", 0), h->next_id);
+    h_disconnect(h, a);
+    cr_assert_eq(h_counts(h).users, 2);
+    h_create_now(h, root, "w", "uid:1000", 0);
+    cr_assert_eq(h->replies[root].error, 0);
+    cr_assert_eq(h_counts(h).watches, 0);
+    h_watch(h, root, "w", "uid:1000", 1);
+    h_disconnect(h, root);
+    root = h_connect(h, 0, 0);
+    cr_assert_eq(h_unlink(h, root, "w", "uid:1000")->error, 0);
+    cr_assert_eq(h_counts(h).users, 1);
 
-    a = h_connect(&h, 1000, 1000);
-    params.request = (h_watch(&h, root, "w", "uid:1000", 0), h.next_id);
-    h_disconnect(&h, a);
-    cr_assert_eq(h_counts(&h).users, 2);
-    h_notify(&h, root, MSG_CANCEL, &params);
-    cr_assert_eq(h_counts(&h).users, 1);
-    h_deinit(&h);
+    a = h_connect(h, 1000, 1000);
+    params.request = (h_watch(h, root, "w", "uid:1000", 0), h->next_id);
+    h_disconnect(h, a);
+    cr_assert_eq(h_counts(h).users, 2);
+    h_notify(h, root, MSG_CANCEL, &params);
+    cr_assert_eq(h_counts(h).users, 1);
 }

@@ -25,67 +25,22 @@ pending(struct harness *h)
     return h_counts(h).pending;
 }
 
-CAID_TEST(reclaim, queue_by_count)
+CORE_TEST(reclaim, queue_by_count, h_sharing)
 {
-    struct harness h;
     struct h_reply arrays[12];
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000);
     for (size_t i = 0; i < ARRAY_SIZE(arrays); i++)
-        arrays[i] = small(&h, a, 100);
+        arrays[i] = small(h, a, 100);
     for (size_t i = 0; i < 10; i++)
-        h_close(&h, a, arrays[i].lease);
-    cr_assert_eq(pending(&h), 10, "no more than 10: they wait");
-    cr_assert_eq(h_counts(&h).arrays, 2);
-    h_close(&h, a, arrays[10].lease);
-    cr_assert_eq(pending(&h), 0);
-    h_close(&h, a, arrays[11].lease);
-    cr_assert_eq(pending(&h), 1);
-    cr_assert_eq(h_memory_info(&h, a)->flushes, 1);
-    h_deinit(&h);
-}
-
-/* 0.2 of 64 MiB: three of 4 MiB may wait, not four. */
-CAID_TEST(reclaim, queue_by_bytes)
-{
-    struct harness h;
-    struct h_reply arrays[4];
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    for (size_t i = 0; i < 4; i++)
-        arrays[i] = small(&h, a, 4 * MIB);
-    for (size_t i = 0; i < 3; i++)
-        h_close(&h, a, arrays[i].lease);
-    cr_assert_eq(pending(&h), 3);
-    cr_assert_eq(h_memory_info(&h, a)->pending_bytes, 12 * MIB);
-    h_close(&h, a, arrays[3].lease);
-    cr_assert_eq(pending(&h), 0);
-    h_deinit(&h);
-}
-
-CAID_TEST(reclaim, queue_and_reserve_by_age)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply array = small(&h, a, 100);
-    h_close(&h, a, array.lease);
-    cr_assert_eq(core_deadline_ns(h.core), h.now_ns + H_AGE_NS);
-    h_tick(&h, H_AGE_NS - 1);
-    cr_assert_eq(pending(&h), 1);
-    h_tick(&h, 1);
-    cr_assert_eq(pending(&h), 0);
-    cr_assert_eq(h_counts(&h).reserve_bytes, H_BLOCK);
-    cr_assert_eq(h.n_jobs, 0);
-    h_tick(&h, H_AGE_NS);
-    cr_assert_eq(h.jobs[0].type, CORE_RELEASE, "the reserve ages as well");
-    h_finish_all(&h);
-    cr_assert_eq(h.live_bytes, 0);
-    cr_assert_eq(core_deadline_ns(h.core), UINT64_MAX);
-    h_deinit(&h);
+        h_close(h, a, arrays[i].lease);
+    cr_assert_eq(pending(h), 10, "no more than 10: they wait");
+    cr_assert_eq(h_counts(h).arrays, 2);
+    h_close(h, a, arrays[10].lease);
+    cr_assert_eq(pending(h), 0);
+    h_close(h, a, arrays[11].lease);
+    cr_assert_eq(pending(h), 1);
+    cr_assert_eq(h_memory_info(h, a)->flushes, 1);
 }
 
 static void
@@ -96,106 +51,20 @@ empty_queue(struct core_config *config)
 }
 
 /* Each block by its own age. */
-CAID_TEST(reclaim, reserve_goes_one_by_one)
+CORE_TEST(reclaim, reserve_goes_one_by_one, empty_queue)
 {
-    struct harness h;
-
-    h_init(&h, empty_queue);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply one = h_made(&h, a, 100, exclusive), two = h_made(&h, a, 100, exclusive);
-    h_close(&h, a, one.lease);
-    h_tick(&h, H_AGE_NS / 2);
-    h_close(&h, a, two.lease);
-    cr_assert_eq(h_counts(&h).reserve_bytes, 2 * H_BLOCK);
-    h_tick(&h, H_AGE_NS / 2);
-    h_finish_all(&h);
-    cr_assert_eq(h_counts(&h).reserve_bytes, H_BLOCK, "the first one has gone");
-    h_tick(&h, H_AGE_NS / 2);
-    h_finish_all(&h);
-    cr_assert_eq(h_counts(&h).reserve_bytes, 0);
-    h_deinit(&h);
-}
-
-/* What is held back does not count against the limits. */
-CAID_TEST(reclaim, deferred_ones_do_not_count)
-{
-    struct harness h;
-    struct h_reply held[20], arrays[11];
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    h_defer(&h, a, true);
-    for (size_t i = 0; i < ARRAY_SIZE(held); i++)
-        held[i] = small(&h, a, 100);
-    for (size_t i = 0; i < ARRAY_SIZE(held); i++)
-        h_close(&h, a, held[i].lease);
-    for (size_t i = 0; i < ARRAY_SIZE(arrays); i++)
-        arrays[i] = small(&h, b, 100);
-    for (size_t i = 0; i < 10; i++)
-        h_close(&h, b, arrays[i].lease);
-    cr_assert_eq(pending(&h), 30);
-    h_close(&h, b, arrays[10].lease);
-    cr_assert_eq(pending(&h), 20, "only the others go");
-    h_defer(&h, a, false);
-    cr_assert_eq(pending(&h), 20, "the end of it flushes nothing (R9)");
-    h_deinit(&h);
-}
-
-CAID_TEST(reclaim, reserve_is_bounded)
-{
-    struct harness h;
-    struct h_reply arrays[6];
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    for (size_t i = 0; i < ARRAY_SIZE(arrays); i++)
-        arrays[i] = h_made(&h, a, 100, exclusive);
-    for (size_t i = 0; i < ARRAY_SIZE(arrays); i++)
-        h_close(&h, a, arrays[i].lease);
-    h_tick(&h, H_AGE_NS); /* frees the ranges: 12 MiB of empty blocks */
-    h_finish_all(&h);
-    cr_assert_eq(h_counts(&h).reserve_bytes, 8 * MIB);
-    cr_assert_eq(h.live_bytes, 8 * MIB);
-    h_deinit(&h);
-}
-
-/* create and close in a loop make no driver call after the first. */
-CAID_TEST(reclaim, pending_range_serves_its_pool)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    struct h_reply first = small(&h, a, 2 * MIB);
-    h_close(&h, a, first.lease);
-    cr_assert_eq(pending(&h), 1);
-    h_create(&h, b, NULL, NULL, 2 * MIB);
-    cr_assert_eq(h_job(&h, CORE_ALLOC), 0, "not another pool");
-    h_finish_all(&h);
-    cr_assert_eq(pending(&h), 1);
-
-    cr_assert(h_create(&h, a, NULL, NULL, 2 * MIB)->seen, "at once");
-    cr_assert_eq(h.replies[a].block, first.block);
-    cr_assert_eq(pending(&h), 0);
-    cr_assert_eq(h.n_allocs, 2);
-    h_deinit(&h);
-}
-
-/* Their GPU work has to be over, which their lease's end said: also while they are held back. */
-CAID_TEST(reclaim, deferred_range_serves_its_pool)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h_defer(&h, a, true);
-    struct h_reply first = small(&h, a, 2 * MIB);
-    h_close(&h, a, first.lease);
-    h_age(&h);
-    cr_assert_eq(pending(&h), 1);
-    cr_assert(h_create(&h, a, NULL, NULL, 2 * MIB)->seen);
-    cr_assert_eq(h.n_allocs, 1);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000);
+    struct h_reply one = h_made(h, a, 100, exclusive), two = h_made(h, a, 100, exclusive);
+    h_close(h, a, one.lease);
+    h_tick(h, H_AGE_NS / 2);
+    h_close(h, a, two.lease);
+    cr_assert_eq(h_counts(h).reserve_bytes, 2 * H_BLOCK);
+    h_tick(h, H_AGE_NS / 2);
+    h_finish_all(h);
+    cr_assert_eq(h_counts(h).reserve_bytes, H_BLOCK, "the first one has gone");
+    h_tick(h, H_AGE_NS / 2);
+    h_finish_all(h);
+    cr_assert_eq(h_counts(h).reserve_bytes, 0);
 }
 
 /* By one of the same size, or up to an eighth smaller. */
@@ -223,59 +92,7 @@ CAID_TEST(reclaim, own_blocks_are_reused_by_size)
 
 /* ---- too little ---- */
 
-CAID_TEST(reclaim, quota_gets_the_reserve_back)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1, 1);
-    struct msg_create_params params = {.pool = MSG_STR("shared"), .exclusive = true};
-    struct h_reply big = h_made(&h, a, 12 * MIB, params);
-    cr_assert_eq(h_create_as(&h, a, 8 * MIB, params)->error, PROTO_ERR_QUOTA);
-    h_close(&h, a, big.lease);
-    cr_assert_eq(h.n_jobs, 0, "it is kept");
-    cr_assert_not(h_create_as(&h, a, 8 * MIB, params)->seen, "until its bytes are wanted");
-    cr_assert_eq(h.jobs[0].type, CORE_RELEASE);
-    h_finish(&h, 0, 0);
-    cr_assert_eq(h.jobs[0].type, CORE_ALLOC);
-    h_finish(&h, 0, 0);
-    cr_assert_eq(h.replies[a].error, 0, "%s", h.replies[a].text);
-    cr_assert_eq(h.live_bytes, 8 * MIB);
-    h_deinit(&h);
-}
-
 static const struct msg_create_params in_shared = {.pool = {"shared", 6}, .exclusive = true};
-
-/* It is on its way already. */
-CAID_TEST(reclaim, quota_waits_for_a_release_under_way)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1, 1), b = h_connect(&h, 1, 1);
-    h_close(&h, a, h_made(&h, a, 12 * MIB, in_shared).lease);
-    h_flush(&h, b);
-    cr_assert_eq(h.jobs[0].type, CORE_RELEASE);
-    cr_assert_not(h_create_as(&h, a, 8 * MIB, in_shared)->seen);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, 0, "%s", h.replies[a].text);
-    h_deinit(&h);
-}
-
-CAID_TEST(reclaim, quota_that_the_reserve_does_not_help)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1, 1);
-    h_made(&h, a, 10 * MIB, in_shared);
-    h_close(&h, a, h_made(&h, a, 4 * MIB, in_shared).lease);
-    cr_assert_not(h_create_as(&h, a, 8 * MIB, in_shared)->seen);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_QUOTA);
-    cr_assert_eq(h_counts(&h).arrays, 1);
-    h_deinit(&h);
-}
 
 /* What others close meanwhile is flushed and waited for as well, but not for ever. */
 CAID_TEST(reclaim, quota_waits_for_one_round_more_than_there_are_devices)
@@ -330,354 +147,169 @@ CAID_TEST(reclaim, quota_respects_deferral)
 }
 
 /* Room to grow is asked for only where the quota has it; host memory is not in it. */
-CAID_TEST(reclaim, quota_and_growth)
+CORE_TEST(reclaim, quota_and_growth, h_sharing)
 {
-    struct harness h;
     struct msg_create_params params = {.pool = MSG_STR("shared")};
 
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1, 1);
-    h_made(&h, a, 6 * MIB, params);
+    uint64_t a = h_connect(h, 1, 1);
+    h_made(h, a, 6 * MIB, params);
     for (int i = 0; i < 5; i++)
-        h_made(&h, a, 2 * MIB, params);
-    cr_assert_eq(h.live_bytes, 16 * MIB);
-    cr_assert_eq(h_create_as(&h, a, 1, params)->error, PROTO_ERR_QUOTA);
+        h_made(h, a, 2 * MIB, params);
+    cr_assert_eq(h->live_bytes, 16 * MIB);
+    cr_assert_eq(h_create_as(h, a, 1, params)->error, PROTO_ERR_QUOTA);
     params.memory = MSG_STR("pinned");
-    h_made(&h, a, 20 * MIB, params);
-    h_deinit(&h);
-}
-
-/* The release that quota waits for fails: its block is written off, and charged to nobody. */
-CAID_TEST(reclaim, quota_and_a_failing_release)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1, 1);
-    struct msg_create_params params = {.pool = MSG_STR("shared"), .exclusive = true};
-    struct h_reply big = h_made(&h, a, 12 * MIB, params);
-    h_close(&h, a, big.lease);
-    h_create_as(&h, a, 8 * MIB, params);
-    h_finish(&h, h_job(&h, CORE_RELEASE), -EIO);
-    h_finish_all(&h);
-    cr_assert(h.replies[a].seen);
-    cr_assert_eq(h.replies[a].error, 0, "%s", h.replies[a].text);
-    cr_assert_eq(h.quarantined_bytes, 12 * MIB);
-    h_deinit(&h);
+    h_made(h, a, 20 * MIB, params);
 }
 
 /* What another uid has in queue and reserve is flushed, and everyone who waited tries once more. */
-CAID_TEST(reclaim, out_of_memory_flushes_and_retries)
+CORE_TEST(reclaim, out_of_memory_flushes_and_retries, h_sharing)
 {
-    struct harness h;
+    h->capacity[0] = 8 * MIB;
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001),
+             c = h_connect(h, 1001, 1001);
+    struct h_reply one = h_made(h, a, 4 * MIB, exclusive),
+                   two = h_made(h, a, 4 * MIB, exclusive);
+    h_close(h, a, one.lease);
+    h_tick(h, H_AGE_NS); /* in reserve */
+    h_close(h, a, two.lease);
+    cr_assert_eq(pending(h), 1);
 
-    h_init(&h, h_sharing);
-    h.capacity[0] = 8 * MIB;
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001),
-             c = h_connect(&h, 1001, 1001);
-    struct h_reply one = h_made(&h, a, 4 * MIB, exclusive),
-                   two = h_made(&h, a, 4 * MIB, exclusive);
-    h_close(&h, a, one.lease);
-    h_tick(&h, H_AGE_NS); /* in reserve */
-    h_close(&h, a, two.lease);
-    cr_assert_eq(pending(&h), 1);
-
-    h_create(&h, b, NULL, NULL, MIB);
-    h_create(&h, c, NULL, NULL, MIB);
-    cr_assert_eq(h.n_jobs, 1, "both wait for one block");
-    h_finish(&h, 0, 0); /* out of memory */
-    cr_assert_not(h.replies[b].seen || h.replies[c].seen);
-    cr_assert_eq(pending(&h), 0);
-    cr_assert_eq(h.n_jobs, 1, "one release at a time");
-    cr_assert_eq(h.jobs[0].type, CORE_RELEASE);
-    h_finish(&h, 0, 0);
-    cr_assert_eq(h.jobs[0].type, CORE_RELEASE);
-    cr_assert_eq(h.n_jobs, 1);
-    h_finish(&h, 0, 0);
-    cr_assert_eq(h.jobs[0].type, CORE_ALLOC);
-    h_finish_all(&h);
-    cr_assert(h.replies[b].seen && !h.replies[b].error, "%s", h.replies[b].text);
-    cr_assert(h.replies[c].seen && !h.replies[c].error, "%s", h.replies[c].text);
-    cr_assert_eq(h.replies[b].block, h.replies[c].block);
-    h_deinit(&h);
+    h_create(h, b, NULL, NULL, MIB);
+    h_create(h, c, NULL, NULL, MIB);
+    cr_assert_eq(h->n_jobs, 1, "both wait for one block");
+    h_finish(h, 0, 0); /* out of memory */
+    cr_assert_not(h->replies[b].seen || h->replies[c].seen);
+    cr_assert_eq(pending(h), 0);
+    cr_assert_eq(h->n_jobs, 1, "one release at a time");
+    cr_assert_eq(h->jobs[0].type, CORE_RELEASE);
+    h_finish(h, 0, 0);
+    cr_assert_eq(h->jobs[0].type, CORE_RELEASE);
+    cr_assert_eq(h->n_jobs, 1);
+    h_finish(h, 0, 0);
+    cr_assert_eq(h->jobs[0].type, CORE_ALLOC);
+    h_finish_all(h);
+    cr_assert(h->replies[b].seen && !h->replies[b].error, "%s", h->replies[b].text);
+    cr_assert(h->replies[c].seen && !h->replies[c].error, "%s", h->replies[c].text);
+    cr_assert_eq(h->replies[b].block, h->replies[c].block);
 }
 
-CAID_TEST(reclaim, out_of_memory_twice_is_final)
+CORE_TEST(reclaim, deferral_nests_and_ends_with_its_connection, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    h_create(&h, a, "w", NULL, MIB);
-    h_create(&h, b, NULL, NULL, MIB);
-    h_finish(&h, 0, -ENOMEM);
-    cr_assert_eq(h.n_jobs, 1, "nothing to flush: tried again at once");
-    cr_assert_not(h.replies[a].seen);
-    h_finish(&h, 0, -ENOMEM);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_NO_MEMORY);
-    cr_assert_eq(h.replies[b].error, PROTO_ERR_NO_MEMORY);
-    cr_assert_eq(h.n_jobs, 0);
-    cr_assert_eq(h_counts(&h).arrays, 0);
-    cr_assert_eq(h_counts(&h).blocks, 0);
-    cr_assert_eq(h_create_now(&h, b, "w", NULL, MIB)->error, 0, "its name is free");
-    h_deinit(&h);
-}
-
-/* A retry asks for what it needs, not for room to grow. */
-CAID_TEST(reclaim, retry_asks_for_less)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    for (int i = 0; i < 4; i++)
-        small(&h, a, 4 * MIB);
-    h.capacity[0] = h.device_bytes[0] + 2 * MIB;
-    h_create(&h, a, NULL, NULL, 2 * MIB);
-    if (!h.replies[a].seen) {
-        cr_assert_gt(h.jobs[0].size, 2 * MIB);
-        h_finish(&h, 0, 0);
-        cr_assert_eq(h.jobs[0].size, 2 * MIB);
-        h_finish(&h, 0, 0);
-    }
-    cr_assert_eq(h.replies[a].error, 0, "%s", h.replies[a].text);
-    h_deinit(&h);
-}
-
-CAID_TEST(reclaim, deferral_is_overridden_by_others_not_by_oneself)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    h.capacity[0] = 8 * MIB;
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    cr_assert_eq(h_defer(&h, a, true)->error, 0);
-    struct h_reply array = h_made(&h, a, 6 * MIB, exclusive);
-    h_close(&h, a, array.lease);
-    h_age(&h);
-    cr_assert_eq(pending(&h), 1, "held back");
-
-    h_create_as(&h, a, 4 * MIB, exclusive);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_NO_MEMORY, "not against one's own will");
-    cr_assert_eq(pending(&h), 1);
-    cr_assert_eq(h_flush(&h, a)->error, 0);
-    cr_assert_eq(h.replies[a].flush.entries, 0);
-    cr_assert_eq(pending(&h), 1);
-
-    h_create_as(&h, b, 4 * MIB, exclusive);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[b].error, 0, "%s", h.replies[b].text);
-    cr_assert_eq(pending(&h), 0);
-    h_deinit(&h);
-}
-
-CAID_TEST(reclaim, deferral_nests_and_ends_with_its_connection)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    cr_assert_eq(h_defer(&h, a, false)->error, PROTO_ERR_INVALID);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    cr_assert_eq(h_defer(h, a, false)->error, PROTO_ERR_INVALID);
     for (int i = 0; i < 1000; i++)
-        cr_assert_eq(h_defer(&h, a, true)->error, 0);
-    cr_assert_eq(h_defer(&h, a, true)->error, PROTO_ERR_LIMIT);
+        cr_assert_eq(h_defer(h, a, true)->error, 0);
+    cr_assert_eq(h_defer(h, a, true)->error, PROTO_ERR_LIMIT);
     for (int i = 0; i < 999; i++)
-        h_defer(&h, a, false);
-    cr_assert_eq(h_defer(&h, b, false)->error, PROTO_ERR_INVALID, "not one's own");
-    struct h_reply array = small(&h, b, 100);
-    h_close(&h, b, array.lease);
-    h_age(&h);
-    cr_assert_eq(pending(&h), 1, "of the uid, by any connection");
-    h_disconnect(&h, a);
-    h_age(&h);
-    cr_assert_eq(pending(&h), 0);
-    h_deinit(&h);
-}
-
-/* The release that its retry waits for goes on without it. */
-CAID_TEST(reclaim, who_waits_for_a_flush_vanishes)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    h.capacity[0] = 8 * MIB;
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    struct h_reply array = h_made(&h, a, 6 * MIB, exclusive);
-    h_close(&h, a, array.lease);
-    h_create(&h, b, "b", NULL, 6 * MIB);
-    h_finish(&h, 0, 0);
-    cr_assert_eq(h.jobs[0].type, CORE_RELEASE);
-    h_disconnect(&h, b);
-    h_finish_all(&h);
-    cr_assert_eq(h_counts(&h).names, 0);
-    h_deinit(&h);
+        h_defer(h, a, false);
+    cr_assert_eq(h_defer(h, b, false)->error, PROTO_ERR_INVALID, "not one's own");
+    struct h_reply array = small(h, b, 100);
+    h_close(h, b, array.lease);
+    h_age(h);
+    cr_assert_eq(pending(h), 1, "of the uid, by any connection");
+    h_disconnect(h, a);
+    h_age(h);
+    cr_assert_eq(pending(h), 0);
 }
 
 /* ---- releases ---- */
 
-CAID_TEST(reclaim, flush_answers_with_what_went)
+CORE_TEST(reclaim, flush_answers_with_what_went, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    cr_assert(h_flush(&h, a)->seen, "nothing to do");
-    cr_assert_eq(h.replies[a].flush.entries, 0);
-    struct h_reply one = h_made(&h, a, 3 * MIB, exclusive), two = small(&h, a, 100),
-                   stays = small(&h, a, 100);
-    h_close(&h, a, one.lease);
-    h_close(&h, a, two.lease);
-    cr_assert_not(h_flush(&h, a)->seen, "a release is under way");
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, 0);
-    cr_assert_eq(h.replies[a].flush.entries, 2);
-    cr_assert_eq(h.replies[a].flush.blocks, 1);
-    cr_assert_eq(h.replies[a].flush.bytes, 4 * MIB);
-    h_close(&h, a, stays.lease);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000);
+    cr_assert(h_flush(h, a)->seen, "nothing to do");
+    cr_assert_eq(h->replies[a].flush.entries, 0);
+    struct h_reply one = h_made(h, a, 3 * MIB, exclusive), two = small(h, a, 100),
+                   stays = small(h, a, 100);
+    h_close(h, a, one.lease);
+    h_close(h, a, two.lease);
+    cr_assert_not(h_flush(h, a)->seen, "a release is under way");
+    h_finish_all(h);
+    cr_assert_eq(h->replies[a].error, 0);
+    cr_assert_eq(h->replies[a].flush.entries, 2);
+    cr_assert_eq(h->replies[a].flush.blocks, 1);
+    cr_assert_eq(h->replies[a].flush.bytes, 4 * MIB);
+    h_close(h, a, stays.lease);
 }
 
-CAID_TEST(reclaim, failing_release_writes_its_block_off)
+CORE_TEST(reclaim, failing_release_writes_its_block_off, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply one = h_made(&h, a, 4 * MIB, exclusive),
-                   two = h_made(&h, a, 2 * MIB, exclusive);
-    h_close(&h, a, one.lease);
-    h_close(&h, a, two.lease);
-    h_flush(&h, a);
-    uint64_t size = h.jobs[0].size;
-    h_finish(&h, 0, -EIO);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_DRIVER);
-    cr_assert_eq(h.n_jobs, 0, "what was to follow waits on");
-    const struct msg_memory *m = h_memory_info(&h, a);
+    uint64_t a = h_connect(h, 1000, 1000);
+    struct h_reply one = h_made(h, a, 4 * MIB, exclusive),
+                   two = h_made(h, a, 2 * MIB, exclusive);
+    h_close(h, a, one.lease);
+    h_close(h, a, two.lease);
+    h_flush(h, a);
+    uint64_t size = h->jobs[0].size;
+    h_finish(h, 0, -EIO);
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_DRIVER);
+    cr_assert_eq(h->n_jobs, 0, "what was to follow waits on");
+    const struct msg_memory *m = h_memory_info(h, a);
     cr_assert_eq(m->quarantined, 1);
     cr_assert_eq(m->quarantined_bytes, size);
     cr_assert_eq(m->used, 6 * MIB - size);
     cr_assert_eq(m->blocks, 1);
-    cr_assert_eq(h_request(&h, a, MSG_STATUS, &(struct msg_none){})->status.release_errors, 1);
+    cr_assert_eq(h_request(h, a, MSG_STATUS, &(struct msg_none){})->status.release_errors, 1);
 
-    h_flush(&h, a);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[a].error, 0);
-    cr_assert_eq(h.replies[a].flush.blocks, 1);
-    cr_assert_eq(h.live_bytes, 0);
-    h_deinit(&h);
+    h_flush(h, a);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[a].error, 0);
+    cr_assert_eq(h->replies[a].flush.blocks, 1);
+    cr_assert_eq(h->live_bytes, 0);
 }
 
 /* But for root and whoever runs the daemon, of one's own entries. */
-CAID_TEST(reclaim, flush_is_of_ones_own)
+CORE_TEST(reclaim, flush_is_of_ones_own, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001),
-             root = h_connect(&h, 0, 0);
-    struct h_reply array = small(&h, a, 100);
-    h_close(&h, a, array.lease);
-    cr_assert_eq(h_flush(&h, b)->flush.entries, 0);
-    cr_assert_eq(pending(&h), 1);
-    h_tick(&h, H_AGE_NS);
-    cr_assert(h_flush(&h, b)->seen, "nor the reserve of a pool that it may not write");
-    cr_assert_eq(h_counts(&h).reserve_bytes, H_BLOCK);
-    array = small(&h, a, 100);
-    h_close(&h, a, array.lease);
-    h_flush(&h, root);
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[root].flush.entries, 1);
-    cr_assert_eq(h.live_bytes, 0);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001),
+             root = h_connect(h, 0, 0);
+    struct h_reply array = small(h, a, 100);
+    h_close(h, a, array.lease);
+    cr_assert_eq(h_flush(h, b)->flush.entries, 0);
+    cr_assert_eq(pending(h), 1);
+    h_tick(h, H_AGE_NS);
+    cr_assert(h_flush(h, b)->seen, "nor the reserve of a pool that it may not write");
+    cr_assert_eq(h_counts(h).reserve_bytes, H_BLOCK);
+    array = small(h, a, 100);
+    h_close(h, a, array.lease);
+    h_flush(h, root);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[root].flush.entries, 1);
+    cr_assert_eq(h->live_bytes, 0);
 }
 
-CAID_TEST(reclaim, flushes_under_way_are_limited)
+CORE_TEST(reclaim, flushes_under_way_are_limited, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    struct h_reply array = small(&h, a, 100);
-    h_close(&h, a, array.lease);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    struct h_reply array = small(h, a, 100);
+    h_close(h, a, array.lease);
     for (int i = 0; i < 16; i++)
-        cr_assert_not(h_flush(&h, a)->seen);
-    cr_assert_eq(h_flush(&h, a)->error, PROTO_ERR_LIMIT);
-    cr_assert_not(h_flush(&h, b)->seen, "another connection");
-    h_finish_all(&h);
-    cr_assert_eq(h.replies[b].error, 0);
-    cr_assert_eq(h_flush(&h, a)->error, 0);
-    h_deinit(&h);
+        cr_assert_not(h_flush(h, a)->seen);
+    cr_assert_eq(h_flush(h, a)->error, PROTO_ERR_LIMIT);
+    cr_assert_not(h_flush(h, b)->seen, "another connection");
+    h_finish_all(h);
+    cr_assert_eq(h->replies[b].error, 0);
+    cr_assert_eq(h_flush(h, a)->error, 0);
 }
 
 /* A driver that fails is not asked again at once, for reasons of age. */
-CAID_TEST(reclaim, failing_release_calms_down)
+CORE_TEST(reclaim, failing_release_calms_down, h_sharing)
 {
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply one = h_made(&h, a, 100, exclusive), two = h_made(&h, a, 100, exclusive);
-    h_close(&h, a, one.lease);
-    h_close(&h, a, two.lease);
-    h_tick(&h, H_AGE_NS);
-    h_tick(&h, H_AGE_NS);
-    h_finish(&h, h_job(&h, CORE_RELEASE), -EIO);
-    cr_assert_eq(core_deadline_ns(h.core), h.now_ns + H_AGE_NS);
-    h_tick(&h, H_AGE_NS - 1);
-    cr_assert_eq(h.n_jobs, 0);
-    h_tick(&h, 1);
-    cr_assert_eq(h.n_jobs, 1);
-    h_deinit(&h);
-}
-
-/* Empty, doomed and not yet on its way: it may still serve. */
-CAID_TEST(reclaim, doomed_block_is_saved_by_a_create)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    struct h_reply one = h_made(&h, a, 4 * MIB, exclusive),
-                   two = h_made(&h, a, 6 * MIB, exclusive);
-    h_close(&h, a, one.lease);
-    h_close(&h, a, two.lease);
-    h_flush(&h, a);
-    uint64_t other = h.jobs[0].size == 4 * (uint64_t)MIB ? 6 * MIB : 4 * MIB;
-    cr_assert(h_create_as(&h, a, (int64_t)other, exclusive)->seen);
-    h_finish_all(&h);
-    cr_assert_eq(h.live_bytes, other);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000);
+    struct h_reply one = h_made(h, a, 100, exclusive), two = h_made(h, a, 100, exclusive);
+    h_close(h, a, one.lease);
+    h_close(h, a, two.lease);
+    h_tick(h, H_AGE_NS);
+    h_tick(h, H_AGE_NS);
+    h_finish(h, h_job(h, CORE_RELEASE), -EIO);
+    cr_assert_eq(core_deadline_ns(h->core), h->now_ns + H_AGE_NS);
+    h_tick(h, H_AGE_NS - 1);
+    cr_assert_eq(h->n_jobs, 0);
+    h_tick(h, 1);
+    cr_assert_eq(h->n_jobs, 1);
 }
 
 /* ---- stopping ---- */
-
-/* Memory ends with the daemon's process: nothing more is asked of the driver, and all are answered. */
-CAID_TEST(reclaim, stopping_ends_what_waits)
-{
-    struct harness h;
-
-    h_init(&h, h_sharing);
-    h.capacity[0] = 6 * MIB;
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    struct h_reply one = h_made(&h, a, 2 * MIB, exclusive),
-                   two = h_made(&h, a, 4 * MIB, exclusive);
-    h_close(&h, a, one.lease);
-    h_close(&h, a, two.lease);
-    h_create(&h, b, "w", NULL, 4 * MIB);
-    h_finish(&h, 0, 0); /* out of memory: the first release is under way */
-    cr_assert_eq(h.jobs[0].type, CORE_RELEASE);
-    h_flush(&h, a);
-    core_stop(h.core);
-    h_finish(&h, 0, 0);
-    cr_assert_eq(h.n_jobs, 0);
-    cr_assert_eq(h.replies[b].error, PROTO_ERR_SHUTDOWN);
-    cr_assert(h.replies[a].seen);
-    cr_assert_eq(h_counts(&h).names, 0);
-    h_disconnect(&h, a);
-    h_disconnect(&h, b);
-    core_free(h.core);
-}
 
 CAID_TEST(reclaim, stopping_while_memory_is_made)
 {

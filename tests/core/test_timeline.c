@@ -22,84 +22,73 @@ timelines(struct harness *h, uint64_t conn, const char *pool, const char *after)
 }
 
 /* The others' books are the harness's: which fd, once, after it was sealed. */
-CAID_TEST(timeline, created_and_opened)
+CORE_TEST(timeline, created_and_opened, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t page = h_page_new(&h, a);
-    cr_assert_not(h_page(&h, page)->sealed);
-    cr_assert_eq(h_open_timeline(&h, b, "t", NULL)->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_timeline(&h, a, "t", NULL, page)->error, 0);
-    cr_assert(h_page(&h, page)->sealed, "who names a page has mapped it");
-    cr_assert_eq(h_open_timeline(&h, b, "t", NULL)->n_pages, 1);
-    cr_assert_eq(h.replies[b].page, page);
-    cr_assert_eq(h_open_timeline(&h, b, "t", NULL)->n_pages, 0, "once (I3)");
-    cr_assert_eq(h_open_timeline(&h, a, "t", NULL)->n_pages, 0, "its creator has it");
-    h_drop_page(&h, b, page);
-    cr_assert_eq(h_open_timeline(&h, b, "t", NULL)->n_pages, 1, "unmapped, and wanted again");
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    uint64_t page = h_page_new(h, a);
+    cr_assert_not(h_page(h, page)->sealed);
+    cr_assert_eq(h_open_timeline(h, b, "t", NULL)->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_timeline(h, a, "t", NULL, page)->error, 0);
+    cr_assert(h_page(h, page)->sealed, "who names a page has mapped it");
+    cr_assert_eq(h_open_timeline(h, b, "t", NULL)->n_pages, 1);
+    cr_assert_eq(h->replies[b].page, page);
+    cr_assert_eq(h_open_timeline(h, b, "t", NULL)->n_pages, 0, "once (I3)");
+    cr_assert_eq(h_open_timeline(h, a, "t", NULL)->n_pages, 0, "its creator has it");
+    h_drop_page(h, b, page);
+    cr_assert_eq(h_open_timeline(h, b, "t", NULL)->n_pages, 1, "unmapped, and wanted again");
 }
 
-CAID_TEST(timeline, listed)
+CORE_TEST(timeline, listed, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    uint64_t page = h_page_new(&h, a);
-    h_timeline(&h, a, "x", "open", page);
-    h_timeline(&h, a, "ab", NULL, h_page_new(&h, a));
-    h_timeline(&h, a, "a", NULL, h_page_new(&h, a));
-    h_submit(&h, page, 0);
-    h_submit(&h, page, 0);
-    h_land(&h, page, 0, 1);
-    h_open_timeline(&h, b, "x", "open");
-    cr_assert_eq(timelines(&h, a, "uid:1000", NULL)->n_entries, 2);
-    cr_assert_str_eq(h.replies[a].names[0], "a");
-    cr_assert_str_eq(h.replies[a].names[1], "ab");
-    cr_assert_eq(timelines(&h, a, "uid:1000", "a")->n_entries, 1);
-    cr_assert_eq(timelines(&h, a, "uid:1000", "ab")->n_entries, 0);
-    cr_assert_eq(timelines(&h, a, NULL, NULL)->n_entries, 3, "all pools");
-    cr_assert_eq(timelines(&h, b, NULL, NULL)->n_entries, 1, "that may be read");
-    const struct msg_timeline *t = &h.replies[b].timelines[0];
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
+    uint64_t page = h_page_new(h, a);
+    h_timeline(h, a, "x", "open", page);
+    h_timeline(h, a, "ab", NULL, h_page_new(h, a));
+    h_timeline(h, a, "a", NULL, h_page_new(h, a));
+    h_submit(h, page, 0);
+    h_submit(h, page, 0);
+    h_land(h, page, 0, 1);
+    h_open_timeline(h, b, "x", "open");
+    cr_assert_eq(timelines(h, a, "uid:1000", NULL)->n_entries, 2);
+    cr_assert_str_eq(h->replies[a].names[0], "a");
+    cr_assert_str_eq(h->replies[a].names[1], "ab");
+    cr_assert_eq(timelines(h, a, "uid:1000", "a")->n_entries, 1);
+    cr_assert_eq(timelines(h, a, "uid:1000", "ab")->n_entries, 0);
+    cr_assert_eq(timelines(h, a, NULL, NULL)->n_entries, 3, "all pools");
+    cr_assert_eq(timelines(h, b, NULL, NULL)->n_entries, 1, "that may be read");
+    const struct msg_timeline *t = &h->replies[b].timelines[0];
     cr_assert_eq(t->value, 1);
     cr_assert_eq(t->submitted, 2);
     cr_assert_eq(t->holders, 1);
     cr_assert_eq(t->pid, 100 + a);
     cr_assert_eq(t->uid, 1000);
-    cr_assert_eq(timelines(&h, b, "uid:1000", NULL)->error, PROTO_ERR_NOT_FOUND);
-    timeline_kill(h_slot(&h, page, 0));
-    cr_assert_eq(timelines(&h, b, "open", NULL)->timelines[0].value, 1);
-    cr_assert_eq(h.replies[b].timelines[0].submitted, 1, "no more will come");
-    h_request(&h, b, MSG_STATUS, &(struct msg_none){});
-    cr_assert_eq(h.replies[b].status.timelines, 3);
-    h_deinit(&h);
+    cr_assert_eq(timelines(h, b, "uid:1000", NULL)->error, PROTO_ERR_NOT_FOUND);
+    timeline_kill(h_slot(h, page, 0));
+    cr_assert_eq(timelines(h, b, "open", NULL)->timelines[0].value, 1);
+    cr_assert_eq(h->replies[b].timelines[0].submitted, 1, "no more will come");
+    h_request(h, b, MSG_STATUS, &(struct msg_none){});
+    cr_assert_eq(h->replies[b].status.timelines, 3);
 }
 
 /* Of any length: what comes after a name that none can have. */
-CAID_TEST(timeline, listed_after_what_is_too_long)
+CORE_TEST(timeline, listed_after_what_is_too_long, NULL)
 {
-    struct harness h;
     char longest[PROTO_NAME_MAX + 1], name[400];
 
     memset(longest, 'x', PROTO_NAME_MAX);
     longest[PROTO_NAME_MAX] = '\0';
     memset(name, 'x', sizeof(name) - 1);
     name[sizeof(name) - 1] = '\0';
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h_timeline(&h, a, "a", NULL, h_page_new(&h, a));
-    h_timeline(&h, a, longest, NULL, h_page_new(&h, a));
-    h_timeline(&h, a, "y", NULL, h_page_new(&h, a));
-    cr_assert_eq(timelines(&h, a, "uid:1000", name)->n_entries, 1);
-    cr_assert_str_eq(h.replies[a].names[0], "y");
+    uint64_t a = h_connect(h, 1000, 1000);
+    h_timeline(h, a, "a", NULL, h_page_new(h, a));
+    h_timeline(h, a, longest, NULL, h_page_new(h, a));
+    h_timeline(h, a, "y", NULL, h_page_new(h, a));
+    cr_assert_eq(timelines(h, a, "uid:1000", name)->n_entries, 1);
+    cr_assert_str_eq(h->replies[a].names[0], "y");
     name[PROTO_NAME_MAX] = 'a';
-    cr_assert_eq(timelines(&h, a, "uid:1000", name)->n_entries, 1);
+    cr_assert_eq(timelines(h, a, "uid:1000", name)->n_entries, 1);
     name[PROTO_NAME_MAX - 1] = 'a';
-    cr_assert_eq(timelines(&h, a, "uid:1000", name)->n_entries, 2);
-    h_deinit(&h);
+    cr_assert_eq(timelines(h, a, "uid:1000", name)->n_entries, 2);
 }
 
 static void
@@ -108,337 +97,178 @@ many(struct core_config *config)
     config->limits.pages = 1000;
 }
 
-CAID_TEST(timeline, listed_in_several_replies)
+CORE_TEST(timeline, names_and_permissions, NULL)
 {
-    static struct harness h;
-    uint32_t n = 0;
-    char name[PROTO_NAME_MAX + 1], last[32] = "";
-
-    h_init(&h, many);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    for (int i = 0; i < 200; i++) {
-        snprintf(name, sizeof(name), "%03d-%.*s", i, PROTO_NAME_MAX - 4, "");
-        cr_assert_eq(h_timeline(&h, a, name, NULL, h_page_new(&h, a))->error, 0);
-    }
-    do {
-        struct h_reply *r = timelines(&h, a, "uid:1000", *last ? last : NULL);
-        n += r->n_entries;
-        snprintf(last, sizeof(last), "%03u-", n - 1);
-    } while (h.replies[a].more);
-    cr_assert_eq(n, 200);
-    h_deinit(&h);
-}
-
-CAID_TEST(timeline, names_and_permissions)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1, 1), b = h_connect(&h, 2, 10), c = h_connect(&h, 3, 3);
-    uint64_t page = h_page_new(&h, a), other = h_page_new(&h, b);
-    cr_assert_eq(h_timeline(&h, a, "", NULL, page)->error, PROTO_ERR_INVALID_NAME);
-    cr_assert_eq(h_timeline(&h, a, "t", "none", page)->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_timeline(&h, b, "t", "shared", other)->error, PROTO_ERR_PERMISSION);
-    cr_assert_eq(h_timeline(&h, c, "t", "shared", page)->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_timeline(&h, b, "t", NULL, page)->error, PROTO_ERR_INVALID,
-                 "another's page");
-    cr_assert_eq(h_timeline(&h, a, "t", NULL, 999)->error, PROTO_ERR_INVALID);
-    cr_assert_eq(h_timeline(&h, a, "t", "shared", page)->error, 0);
-    cr_assert_eq(h_timeline(&h, a, "u", "shared", page)->error, PROTO_ERR_INVALID,
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 2, 10), c = h_connect(h, 3, 3);
+    uint64_t page = h_page_new(h, a), other = h_page_new(h, b);
+    cr_assert_eq(h_timeline(h, a, "", NULL, page)->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_timeline(h, a, "t", "none", page)->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_timeline(h, b, "t", "shared", other)->error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(h_timeline(h, c, "t", "shared", page)->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_timeline(h, b, "t", NULL, page)->error, PROTO_ERR_INVALID, "another's page");
+    cr_assert_eq(h_timeline(h, a, "t", NULL, 999)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_timeline(h, a, "t", "shared", page)->error, 0);
+    cr_assert_eq(h_timeline(h, a, "u", "shared", page)->error, PROTO_ERR_INVALID,
                  "it has a name");
-    page = h_page_new(&h, a);
-    cr_assert_eq(h_timeline(&h, a, "t", "shared", page)->error, PROTO_ERR_EXISTS);
-    cr_assert_eq(h_timeline(&h, a, "t", NULL, page)->error, 0, "another pool");
-    cr_assert_eq(h_create_now(&h, a, "t", NULL, 1)->error, 0, "arrays have their own names");
-    cr_assert_eq(h_open_timeline(&h, b, "t", "shared")->error, 0, "reading is enough");
-    cr_assert_eq(h_open_timeline(&h, c, "t", "shared")->error, PROTO_ERR_NOT_FOUND);
-    cr_assert_eq(h_open_timeline(&h, c, "\n", "shared")->error, PROTO_ERR_INVALID_NAME);
-    h_deinit(&h);
+    page = h_page_new(h, a);
+    cr_assert_eq(h_timeline(h, a, "t", "shared", page)->error, PROTO_ERR_EXISTS);
+    cr_assert_eq(h_timeline(h, a, "t", NULL, page)->error, 0, "another pool");
+    cr_assert_eq(h_create_now(h, a, "t", NULL, 1)->error, 0, "arrays have their own names");
+    cr_assert_eq(h_open_timeline(h, b, "t", "shared")->error, 0, "reading is enough");
+    cr_assert_eq(h_open_timeline(h, c, "t", "shared")->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_open_timeline(h, c, "\n", "shared")->error, PROTO_ERR_INVALID_NAME);
 }
 
-static void
-little(struct core_config *config)
+CORE_TEST(timeline, given_up, NULL)
 {
-    config->limits.pages = 2;
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    uint64_t page = h_page_new(h, a);
+    h_timeline(h, a, "t", NULL, page);
+    h_open_timeline(h, b, "t", NULL);
+    h_submit(h, page, 0);
+    h_submit(h, page, 7);
+    h_drop_page(h, a, page);
+    cr_assert_eq(h_open_timeline(h, b, "t", NULL)->error, PROTO_ERR_NOT_FOUND);
+    h_tick(h, SWEEP_NS);
+    cr_assert(h_page(h, page), "values are on their way");
+    cr_assert_eq(h_timeline(h, a, "u", NULL, page)->error, PROTO_ERR_INVALID);
+    h_land(h, page, 0, 1);
+    h_tick(h, SWEEP_NS);
+    cr_assert(h_page(h, page));
+    h_land(h, page, 7, 1);
+    cr_assert_leq(core_deadline_ns(h->core), h->now_ns + SWEEP_NS, "it is looked at again");
+    h_tick(h, SWEEP_NS);
+    cr_assert(h_page(h, page)->killed);
+    cr_assert(timeline_is_dead(h_slot(h, page, 3)), "who waits is let go");
+    h_drop_page(h, b, page);
+    cr_assert_not(h_page(h, page), "with who held it last");
+    cr_assert_eq(core_deadline_ns(h->core), UINT64_MAX);
+    h_drop_page(h, a, page);
+    uint64_t idle = h_page_new(h, a);
+    h_drop_page(h, a, idle);
+    cr_assert_not(h_page(h, idle), "at once, where nothing is on its way");
+    cr_assert_not(h->closed[a]);
 }
 
-/* Its name goes with its creator, the page when no value can come any more. */
-CAID_TEST(timeline, its_creator_goes)
+CORE_TEST(timeline, given_up_and_gone, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t page = h_page_new(&h, a);
-    h_timeline(&h, a, "t", NULL, page);
-    h_open_timeline(&h, b, "t", NULL);
-    cr_assert(h_hangup(&h, a), "its process may signal still");
-    cr_assert_eq(h_open_timeline(&h, b, "t", NULL)->error, PROTO_ERR_NOT_FOUND);
-    h_tick(&h, SWEEP_NS);
-    cr_assert(h_page(&h, page));
-    uint64_t next = h_page_new(&h, b);
-    cr_assert_eq(h_timeline(&h, b, "t", NULL, next)->error, 0, "the name is to be had again");
-    h_exit(&h, a);
-    cr_assert_not(h_page(&h, page), "and those who wait are let go");
-    h_drop_page(&h, b, page);
-    cr_assert_not(h.closed[b], "its client had not heard of it");
-    cr_assert_eq(h_open_timeline(&h, b, "t", NULL)->page, next);
-    h_deinit(&h);
-}
-
-CAID_TEST(timeline, given_up)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t page = h_page_new(&h, a);
-    h_timeline(&h, a, "t", NULL, page);
-    h_open_timeline(&h, b, "t", NULL);
-    h_submit(&h, page, 0);
-    h_submit(&h, page, 7);
-    h_drop_page(&h, a, page);
-    cr_assert_eq(h_open_timeline(&h, b, "t", NULL)->error, PROTO_ERR_NOT_FOUND);
-    h_tick(&h, SWEEP_NS);
-    cr_assert(h_page(&h, page), "values are on their way");
-    cr_assert_eq(h_timeline(&h, a, "u", NULL, page)->error, PROTO_ERR_INVALID);
-    h_land(&h, page, 0, 1);
-    h_tick(&h, SWEEP_NS);
-    cr_assert(h_page(&h, page));
-    h_land(&h, page, 7, 1);
-    cr_assert_leq(core_deadline_ns(h.core), h.now_ns + SWEEP_NS, "it is looked at again");
-    h_tick(&h, SWEEP_NS);
-    cr_assert(h_page(&h, page)->killed);
-    cr_assert(timeline_is_dead(h_slot(&h, page, 3)), "who waits is let go");
-    h_drop_page(&h, b, page);
-    cr_assert_not(h_page(&h, page), "with who held it last");
-    cr_assert_eq(core_deadline_ns(h.core), UINT64_MAX);
-    h_drop_page(&h, a, page);
-    uint64_t idle = h_page_new(&h, a);
-    h_drop_page(&h, a, idle);
-    cr_assert_not(h_page(&h, idle), "at once, where nothing is on its way");
-    cr_assert_not(h.closed[a]);
-    h_deinit(&h);
-}
-
-CAID_TEST(timeline, given_up_and_gone)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t page = h_page_new(&h, a), second = h_page_new(&h, a);
-    h_submit(&h, page, 0);
-    h_submit(&h, second, 0);
-    h_drop_page(&h, a, page);
-    h_drop_page(&h, a, second);
-    h_hangup(&h, a);
-    h_tick(&h, SWEEP_NS);
-    h_land(&h, second, 0, 1);
-    h_tick(&h, SWEEP_NS);
-    cr_assert_not(h_page(&h, second));
-    h_exit(&h, a);
-    cr_assert_not(h_page(&h, page));
-    cr_assert_eq(h_counts(&h).pages, 0);
-    h_drop_page(&h, b, page);
-    cr_assert_not(h.closed[b]);
-    h_deinit(&h);
-}
-
-/* Its owner can write there as long as he lives: who has it open is let go when he does no more. */
-CAID_TEST(timeline, given_up_and_taken_back)
-{
-    struct harness h;
-
-    h_init(&h, little);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    uint64_t page = h_page_new(&h, a);
-    h_timeline(&h, a, "t", "open", page);
-    h_open_timeline(&h, b, "t", "open");
-    struct timeline_slot *slot = h_slot(&h, page, 0);
-    h_submit(&h, page, 0);
-    h_land(&h, page, 0, 1);
-    h_drop_page(&h, a, page);
-    cr_assert(timeline_is_dead(slot));
-    atomic_store(&slot->submitted, 9);
-    atomic_store(&slot->done, 1);
-    h_tick(&h, SWEEP_NS);
-    h_drop_page(&h, a, page);
-    cr_assert(h_page(&h, page), "somebody has it open");
-    cr_assert_not(timeline_is_dead(slot));
-    cr_assert_eq(core_deadline_ns(h.core), UINT64_MAX, "nobody looks there any more");
-    cr_assert_neq(h_page_new(&h, a), 0);
-    cr_assert_eq(h_page_new(&h, a), 0, "it counts as its owner's as long as it is there");
-    cr_assert(h_hangup(&h, a));
-    cr_assert_not(timeline_is_dead(slot));
-    h_exit(&h, a); /* the harness kills what goes */
-    cr_assert_not(h_page(&h, page));
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    uint64_t page = h_page_new(h, a), second = h_page_new(h, a);
+    h_submit(h, page, 0);
+    h_submit(h, second, 0);
+    h_drop_page(h, a, page);
+    h_drop_page(h, a, second);
+    h_hangup(h, a);
+    h_tick(h, SWEEP_NS);
+    h_land(h, second, 0, 1);
+    h_tick(h, SWEEP_NS);
+    cr_assert_not(h_page(h, second));
+    h_exit(h, a);
+    cr_assert_not(h_page(h, page));
+    cr_assert_eq(h_counts(h).pages, 0);
+    h_drop_page(h, b, page);
+    cr_assert_not(h->closed[b]);
 }
 
 /* Its owner's exit matters as long as somebody has it open. */
-CAID_TEST(timeline, given_up_by_who_lives_on)
+CORE_TEST(timeline, given_up_by_who_lives_on, NULL)
 {
-    struct harness h;
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
+    uint64_t pages[] = {h_page_new(h, a), h_page_new(h, a)};
+    h_timeline(h, a, "t", "open", pages[0]);
+    h_open_timeline(h, b, "t", "open");
+    h_submit(h, pages[1], 0);
+    h_drop_page(h, a, pages[0]);
+    h_drop_page(h, a, pages[1]);
+    h_hangup(h, a);
+    h_drop_page(h, b, pages[0]);
+    cr_assert_not(h->forgotten[a], "a value is on its way");
+    cr_assert_eq(h_counts(h).departed, 1);
+    h_land(h, pages[1], 0, 1);
+    h_tick(h, SWEEP_NS);
+    cr_assert(h->forgotten[a]);
+    cr_assert_eq(h_counts(h).departed, 0);
+    cr_assert_eq(h_counts(h).users, 1);
+    h_exit(h, a); /* it is no news */
 
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1001, 1001);
-    uint64_t pages[] = {h_page_new(&h, a), h_page_new(&h, a)};
-    h_timeline(&h, a, "t", "open", pages[0]);
-    h_open_timeline(&h, b, "t", "open");
-    h_submit(&h, pages[1], 0);
-    h_drop_page(&h, a, pages[0]);
-    h_drop_page(&h, a, pages[1]);
-    h_hangup(&h, a);
-    h_drop_page(&h, b, pages[0]);
-    cr_assert_not(h.forgotten[a], "a value is on its way");
-    cr_assert_eq(h_counts(&h).departed, 1);
-    h_land(&h, pages[1], 0, 1);
-    h_tick(&h, SWEEP_NS);
-    cr_assert(h.forgotten[a]);
-    cr_assert_eq(h_counts(&h).departed, 0);
-    cr_assert_eq(h_counts(&h).users, 1);
-    h_exit(&h, a); /* it is no news */
-
-    a = h_connect(&h, 1000, 1000);
-    pages[0] = h_page_new(&h, a);
-    h_timeline(&h, a, "t", "open", pages[0]);
-    h_open_timeline(&h, b, "t", "open");
-    h_drop_page(&h, a, pages[0]);
-    cr_assert(h_hangup(&h, a));
-    h_hangup(&h, b);
-    cr_assert(h.forgotten[a]);
-    h_deinit(&h);
+    a = h_connect(h, 1000, 1000);
+    pages[0] = h_page_new(h, a);
+    h_timeline(h, a, "t", "open", pages[0]);
+    h_open_timeline(h, b, "t", "open");
+    h_drop_page(h, a, pages[0]);
+    cr_assert(h_hangup(h, a));
+    h_hangup(h, b);
+    cr_assert(h->forgotten[a]);
 }
 
 /* What others wait for keeps a page, whatever its owner says that he has submitted. */
-CAID_TEST(timeline, given_up_by_a_liar)
+CORE_TEST(timeline, given_up_by_a_liar, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t lease = h_create_now(&h, a, "x", NULL, 100)->lease, page = h_page_new(&h, a);
-    h_end_at(&h, a, h_begun(&h, a, lease, true), page, 3);
-    h_begun(&h, b, h_open(&h, b, "x", NULL, "rw")->lease, false);
-    cr_assert_eq(h.replies[b].n_fences, 1);
-    atomic_store(&h_slot(&h, page, 3)->submitted, 0);
-    h_drop_page(&h, a, page);
-    cr_assert_not(timeline_is_dead(h_slot(&h, page, 3)));
-    h_land(&h, page, 3, 1);
-    h_tick(&h, SWEEP_NS);
-    cr_assert(h_page(&h, page)->killed);
-    h_hangup(&h, b);
-    cr_assert_not(h_page(&h, page));
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    uint64_t lease = h_create_now(h, a, "x", NULL, 100)->lease, page = h_page_new(h, a);
+    h_end_at(h, a, h_begun(h, a, lease, true), page, 3);
+    h_begun(h, b, h_open(h, b, "x", NULL, "rw")->lease, false);
+    cr_assert_eq(h->replies[b].n_fences, 1);
+    atomic_store(&h_slot(h, page, 3)->submitted, 0);
+    h_drop_page(h, a, page);
+    cr_assert_not(timeline_is_dead(h_slot(h, page, 3)));
+    h_land(h, page, 3, 1);
+    h_tick(h, SWEEP_NS);
+    cr_assert(h_page(h, page)->killed);
+    h_hangup(h, b);
+    cr_assert_not(h_page(h, page));
 }
 
 /* One that many others have, and its owner many of. */
-CAID_TEST(timeline, given_up_many)
+CORE_TEST(timeline, given_up_many, many)
 {
-    static struct harness h;
     uint64_t pages[200], left = 0;
 
-    h_init(&h, many);
-    uint64_t a = h_connect(&h, 1000, 1000);
+    uint64_t a = h_connect(h, 1000, 1000);
     for (size_t i = 0; i < ARRAY_SIZE(pages); i++) {
-        pages[i] = h_page_new(&h, a);
-        h_submit(&h, pages[i], i % TIMELINE_SLOTS);
-        h_drop_page(&h, a, pages[i]);
+        pages[i] = h_page_new(h, a);
+        h_submit(h, pages[i], i % TIMELINE_SLOTS);
+        h_drop_page(h, a, pages[i]);
     }
     for (size_t i = 0; i < ARRAY_SIZE(pages); i += 2)
-        h_land(&h, pages[i], i % TIMELINE_SLOTS, 1);
-    h_tick(&h, SWEEP_NS);
-    left = h_counts(&h).pages;
+        h_land(h, pages[i], i % TIMELINE_SLOTS, 1);
+    h_tick(h, SWEEP_NS);
+    left = h_counts(h).pages;
     cr_assert_gt(left, 100, "all of them in one event");
     cr_assert_lt(left, 200);
     for (int i = 0; i < 5; i++) {
-        cr_assert_leq(core_deadline_ns(h.core), h.now_ns + 1000000, "the others soon");
-        h_tick(&h, 1000000);
+        cr_assert_leq(core_deadline_ns(h->core), h->now_ns + 1000000, "the others soon");
+        h_tick(h, 1000000);
     }
-    cr_assert_eq(h_counts(&h).pages, 100);
+    cr_assert_eq(h_counts(h).pages, 100);
     for (size_t i = 1; i < ARRAY_SIZE(pages); i += 2)
-        h_land(&h, pages[i], i % TIMELINE_SLOTS, 1);
+        h_land(h, pages[i], i % TIMELINE_SLOTS, 1);
     for (int i = 0; i < 3; i++)
-        h_tick(&h, SWEEP_NS);
-    cr_assert_eq(h_counts(&h).pages, 0);
-    cr_assert_eq(core_deadline_ns(h.core), UINT64_MAX);
-    h_deinit(&h);
+        h_tick(h, SWEEP_NS);
+    cr_assert_eq(h_counts(h).pages, 0);
+    cr_assert_eq(core_deadline_ns(h->core), UINT64_MAX);
 }
 
-/* What says of itself that it is dead waits for nothing. */
-CAID_TEST(timeline, killed_by_its_owner)
+CORE_TEST(timeline, a_page_that_cannot_be_made, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    uint64_t page = h_page_new(&h, a);
-    h_submit(&h, page, 0);
-    timeline_kill(h_slot(&h, page, 0));
-    h_drop_page(&h, a, page);
-    cr_assert_not(h_page(&h, page));
-    h_deinit(&h);
-}
-
-static void
-few_bytes(struct core_config *config)
-{
-    config->limits.host_bytes = 6000;
-}
-
-CAID_TEST(timeline, limits)
-{
-    struct harness h;
-
-    h_init(&h, little);
-    uint64_t a = h_connect(&h, 1000, 1000), b = h_connect(&h, 1000, 1000);
-    uint64_t page = h_page_new(&h, a);
-    h_page_new(&h, b);
-    cr_assert_eq(h_page_new(&h, a), 0);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_LIMIT);
-    cr_assert_neq(h_page_new(&h, h_connect(&h, 1001, 1001)), 0, "another uid has its own");
-    h_drop_page(&h, a, page);
-    cr_assert_neq(h_page_new(&h, a), 0);
-    h_deinit(&h);
-
-    h_init(&h, few_bytes);
-    a = h_connect(&h, 1000, 1000);
-    page = h_page_new(&h, a);
-    cr_assert_neq(page, 0);
-    cr_assert_eq(h_page_new(&h, a), 0);
-    cr_assert_eq(h.replies[a].error, PROTO_ERR_QUOTA);
-    h_deinit(&h);
-}
-
-CAID_TEST(timeline, a_page_that_cannot_be_made)
-{
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000);
-    h.page_error = -EMFILE;
-    cr_assert_eq(h_page_new(&h, a), 0);
-    cr_assert_neq(h.replies[a].error, 0);
-    cr_assert_eq(h_counts(&h).pages, 0);
-    cr_assert_neq(h_page_new(&h, a), 0);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000);
+    h->page_error = -EMFILE;
+    cr_assert_eq(h_page_new(h, a), 0);
+    cr_assert_neq(h->replies[a].error, 0);
+    cr_assert_eq(h_counts(h).pages, 0);
+    cr_assert_neq(h_page_new(h, a), 0);
 }
 
 /* A uid's own pool is there while others have timelines in it. */
-CAID_TEST(timeline, of_others_in_a_uids_pool)
+CORE_TEST(timeline, of_others_in_a_uids_pool, NULL)
 {
-    struct harness h;
-
-    h_init(&h, NULL);
-    uint64_t a = h_connect(&h, 1000, 1000), root = h_connect(&h, 0, 0);
-    h_timeline(&h, root, "t", "uid:1000", h_page_new(&h, root));
-    h_disconnect(&h, a);
-    cr_assert_eq(h_counts(&h).users, 2);
-    a = h_connect(&h, 1000, 1000);
-    cr_assert_eq(h_open_timeline(&h, a, "t", NULL)->error, 0);
-    h_disconnect(&h, a);
-    h_disconnect(&h, root);
-    cr_assert_eq(h_counts(&h).users, 0);
-    h_deinit(&h);
+    uint64_t a = h_connect(h, 1000, 1000), root = h_connect(h, 0, 0);
+    h_timeline(h, root, "t", "uid:1000", h_page_new(h, root));
+    h_disconnect(h, a);
+    cr_assert_eq(h_counts(h).users, 2);
+    a = h_connect(h, 1000, 1000);
+    cr_assert_eq(h_open_timeline(h, a, "t", NULL)->error, 0);
+    h_disconnect(h, a);
+    h_disconnect(h, root);
+    cr_assert_eq(h_counts(h).users, 0);
 }

@@ -95,6 +95,14 @@ def kill(process):
     process.join()
 
 
+def refused(code, call, *args, **params):
+    """The error of that code which call() ends with."""
+    with pytest.raises(raw.Refused) as e:
+        call(*args, **params)
+    assert e.value.code == code, e.value
+    return e.value
+
+
 def fd_count(daemon):
     return len(os.listdir(f"/proc/{daemon.pid}/fd"))
 

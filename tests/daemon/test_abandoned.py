@@ -5,67 +5,11 @@ import contextlib
 import time
 
 import pytest
-import raw
-from conftest import AT_ONCE, fd_count, fork, in_child, kill, memory, nothing_charged, wait_for
+from conftest import AT_ONCE, fd_count, fork, in_child, kill, memory, nothing_charged, refused, wait_for
 from slots import ask, begin, create, end, entry, fences, give_up, is_waiting, open_, own_page, pages, signal
 
-INVALID, PERMISSION, TIMEOUT, ABANDONED = 4, 8, 19, 21
+TIMEOUT, ABANDONED = 19, 21
 SECOND = 1_000_000_000
-
-
-def refused(code, call, *args, **params):
-    with pytest.raises(raw.Refused) as e:
-        call(*args, **params)
-    assert e.value.code == code, e.value
-    return str(e.value)
-
-
-@pytest.fixture
-def two(daemon):
-    """Two clients with array "x" open for writing: (first, its lease, second, its lease)."""
-    with daemon.client() as a, daemon.client() as b:
-        lease = create(a, "x")
-        yield a, lease, b, open_(b, "x", "rw")
-
-
-# ---- giving up ----
-
-
-def abandon(client, lease):
-    begin(client, 100, write=[lease])
-    end(client, 100, abandon=True)
-    client.call("ping")
-
-
-def test_abandoned_array_is_not_read(two):
-    a, mine, b, its = two
-    abandon(a, mine)
-    assert entry(b)["abandoned"] is True
-    assert '"x"' in refused(ABANDONED, begin, b, 1, read=[its])
-    refused(ABANDONED, a.call, "publish", lease=mine, name="y")
-    begin(b, 1, write=[its])
-    end(b, 1, undone=True)
-    refused(ABANDONED, begin, b, 1, read=[its])
-
-
-def test_write_heals(two):
-    a, mine, b, its = two
-    abandon(a, mine)
-    begin(b, 1, write=[its])
-    end(b, 1)
-    begin(b, 1, read=[its])
-    assert not entry(b).get("abandoned")
-
-
-def test_discard_heals(two):
-    a, mine, b, its = two
-    abandon(a, mine)
-    refused(PERMISSION, b.call, "discard", lease=open_(b, "x"))
-    refused(INVALID, b.call, "discard", lease=12345)
-    for _ in range(2):
-        b.call("discard", lease=its)
-    begin(b, 1, read=[its])
-    a.call("publish", lease=mine, name="y")
 
 
 # ---- SIGKILL at each step ----
@@ -87,12 +31,6 @@ def has_written(client):
     client.call("ping")
 
 
-def has_landed(client):
-    writes(client)
-    signal(client, 1, own_page(client), 1, landed=True)
-    client.call("ping")
-
-
 def has_written_and_given_up(client):
     """The last that a client does that closes."""
     writes(client)
@@ -104,12 +42,6 @@ def has_written_and_given_up(client):
 
 def reads(client):
     begin(client, 1, read=[open_(client, "x")])
-
-
-def has_read(client):
-    reads(client)
-    signal(client, 1, own_page(client), 1)
-    client.call("ping")
 
 
 def waits(client):
@@ -172,67 +104,6 @@ def test_sigkill_after_the_end_of_a_write(daemon, bystanders, step):
     heals(daemon, bystanders, fds)
 
 
-@pytest.mark.parametrize("step", [has_landed, reads, has_read])
-def test_sigkill_that_leaves_the_array_whole(daemon, bystanders, step):
-    (reader, lease), _ = bystanders
-    fds = fd_count(daemon)
-    kill(in_child(daemon, step))
-    wait_for(lambda: fd_count(daemon) == fds, "the end of its page")
-    assert not entry(reader).get("abandoned")
-    assert fences(begin(reader, 1, read=[lease])) == []
-    end(reader, 1)
-    heals(daemon, bystanders, fds)
-
-
-def test_sigkill_of_a_reader_whose_work_is_under_way(daemon, bystanders):
-    """A writer that waits for it goes on; nothing is lost with it."""
-    (reader, _), (writer, lease) = bystanders
-    fds = fd_count(daemon)
-    process = in_child(daemon, has_read)
-    reply = begin(writer, 1, write=[lease])
-    (page,) = pages(writer, reply)
-    assert [value for _, _, value in fences(reply)] == [1]
-    kill(process)
-    wait_for(page.is_dead, "the end of its page")
-    end(writer, 1)
-    heals(daemon, bystanders, fds)
-
-
-def test_sigkill_of_those_who_wait(daemon):
-    with daemon.client() as c:
-        lease = create(c, "x")
-        begin(c, 1, write=[lease])
-        process = in_child(daemon, waits)
-        wait_for(lambda: entry(c).get("waiting") == 2, "its begins")
-        kill(process)
-        wait_for(lambda: entry(c).get("waiting", 0) == 0, "their end")
-        end(c, 1)
-        begin(c, 1, write=[lease])
-        assert not entry(c).get("abandoned")
-
-
-def test_sigkill_of_a_reader_lets_the_writer_go(daemon):
-    with daemon.client() as c:
-        lease = create(c, "x")
-        process = in_child(daemon, reads)
-        request = ask(c, 1, write=[lease])
-        assert is_waiting(c)
-        kill(process)
-        assert fences(c.response(request)) == []
-
-
-def test_fences_after_the_writer_has_died(daemon):
-    """What a reader did not get to hear of any more is told it by the next question."""
-    with daemon.client() as c, daemon.client() as reader:
-        create(c, "x")
-        its = open_(reader, "x")
-        process = in_child(daemon, has_written)
-        assert len(fences(begin(reader, 1, read=[its]))) == 1
-        kill(process)
-        wait_for(lambda: entry(c).get("abandoned"), "the mark")
-        refused(ABANDONED, reader.call, "fences", bracket=1, page=0, slot=0)
-
-
 # ---- hang-ups without an exit ----
 
 
@@ -274,32 +145,6 @@ def test_writer_that_hangs_up_keeps_writers_out(daemon):
         begin(c, 1, read=[lease])
 
 
-def test_reader_that_hangs_up_keeps_writers_out(daemon):
-    with daemon.client() as c:
-        lease = create(c, "x")
-        with hung_up(daemon, reads):
-            wait_for(lambda: c.call("status")["connections"] == 1, "the end of its connection")
-            begin(c, 1, read=[lease])
-            end(c, 1)
-            refused(TIMEOUT, begin, c, 1, write=[lease], timeout_ns=SECOND // 10)
-        begin(c, 1, write=[lease])
-        assert not entry(c).get("abandoned")
-
-
-def test_fence_of_who_hangs_up_stays(daemon):
-    with daemon.client() as c:
-        lease = create(c, "x")
-        with hung_up(daemon, has_written):
-            wait_for(lambda: c.call("status")["connections"] == 1, "the end of its connection")
-            reply = begin(c, 1, read=[lease])
-            assert [value for _, _, value in fences(reply)] == [1]
-            (page,) = pages(c, reply)
-            assert page.get() == (0, 1)
-        wait_for(page.is_dead, "its end")
-        end(c, 1)
-        refused(ABANDONED, begin, c, 1, read=[lease])
-
-
 # ---- memory (I2) ----
 
 
@@ -317,22 +162,4 @@ def test_memory_waits_for_its_fences(start):
         page.land(1)
         wait_for(lambda: memory(d)["used"] == 0, "the release")
         give_up(c, page)
-    wait_for(lambda: nothing_charged(d), "the end of all charges")
-
-
-def test_memory_waits_for_no_fence_of_the_dead(start):
-    d = start(config=AT_ONCE)
-
-    def body(client):
-        lease = create(client, exclusive=True)
-        begin(client, 1, write=[lease])
-        signal(client, 1, own_page(client), 1)
-        client.notify("close", leases=[lease])
-        client.call("ping")
-
-    process = in_child(d, body)
-    time.sleep(0.3)
-    assert memory(d)["used"] > 0
-    kill(process)
-    wait_for(lambda: memory(d)["used"] == 0, "the release")
     wait_for(lambda: nothing_charged(d), "the end of all charges")

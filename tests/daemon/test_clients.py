@@ -306,5 +306,3 @@ def test_more_clients_than_fds(start, many_fds):
         for c in waiting:
             assert c.recv(65536)
             c.close()
-
-

@@ -120,28 +120,6 @@ def test_memory_waits_for_the_exit(start):
     wait_for(lambda: nothing_charged(d), "the end of all charges")
 
 
-def test_range_is_not_given_out_before_the_exit(start):
-    """In a shared block others go on getting memory, but not that of who has hung up."""
-    d = start(config=AT_ONCE)
-    with d.client() as c:
-        mine = create(c, 1000)
-
-        def body(client, pipe):
-            pipe.send(create(client, 1000)["offset"])
-            client.close()
-
-        reader, writer = fork.Pipe(duplex=False)
-        process = in_child(d, body, writer)
-        offset = reader.recv()
-        wait_for(lambda: d.status()["connections"] == 2, "the end of its connection")
-        others = [create(c, 1000) for _ in range(100)]
-        assert {a["block"] for a in others} == {mine["block"]}
-        assert offset not in {a["offset"] for a in others}
-        kill(process)
-        wait_for(lambda: charges(d)["leases"] == 101, "the end of its lease")
-        assert create(c, 1000)["offset"] == offset
-
-
 def test_fds_of_who_hung_up_are_bounded(start):
     """Each counts as a connection of its uid until its process has exited."""
     d = start(config=AT_ONCE + "[limits]\nconnections = 8\n")
@@ -196,25 +174,6 @@ def test_who_breaks_a_rule_is_one_who_hangs_up(daemon):
     process = in_child(daemon, body)
     assert memory(daemon)["allocated"] == before["allocated"] + 3 * MIB
     kill(process)
-    wait_until_as_before(daemon, before)
-
-
-def test_names_stay(daemon):
-    """Of a dead writer: the named array, not the one that was never published."""
-    before = settled(daemon, 1)
-
-    def body(client):
-        create(client, name="kept")
-        create(client)
-        create(client, name="unlinked")
-        client.call("unlink", name="unlinked")
-
-    kill(in_child(daemon, body))
-    wait_for(lambda: memory(daemon)["arrays"] == before["arrays"] + 1, "the end of two")
-    with daemon.client() as c:
-        assert [e["name"] for e in c.call("list")["entries"]] == ["kept", "pinned", "shared"]
-        assert c.call("show", name="kept")["holders"] == []
-        c.call("unlink", name="kept")
     wait_until_as_before(daemon, before)
 
 

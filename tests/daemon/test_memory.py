@@ -10,9 +10,8 @@ import sys
 
 import pytest
 import raw
-from conftest import AT_ONCE, MIB, NEVER, charges, fd_count, nothing_charged, wait_for
-
-INVALID, NO_MEMORY, DRIVER, UNSUPPORTED = 4, 11, 13, 16
+from conftest import AT_ONCE, MIB, NEVER, charges, fd_count, nothing_charged, refused, wait_for
+NO_MEMORY, DRIVER, UNSUPPORTED = 11, 13, 16
 CUDA_INVALID_VALUE, CUDA_OUT_OF_MEMORY, CUDA_UNKNOWN = 1, 2, 999
 KINDS = ["device", "legacy", "pinned"]
 
@@ -25,10 +24,6 @@ def create(client, n, **params):
 def lease_of(reply):
     (array,) = reply["arrays"]
     return array["lease"]
-
-
-def offset_of(array):
-    return array.get("offset", 0)
 
 
 def own(client, n, **params):
@@ -44,56 +39,7 @@ def figures(client):
     return client.call("memory_info")["devices"][0]
 
 
-def refused(code, call, *args, **params):
-    with pytest.raises(raw.Refused) as e:
-        call(*args, **params)
-    assert e.value.code == code, e.value
-    return e.value
-
-
 # ---- blocks that arrays share ----
-
-
-def test_small_arrays_share_a_block(start):
-    d = start(config=NEVER)
-    with d.client() as c, d.client() as other:
-        first = create(c, 1000, name="a")
-        assert len(first["blocks"]) == len(c.fds) == 1
-        second = create(c, 1000, name="b")
-        assert not second["blocks"] and not c.fds  # it has that block
-        a, b = first["arrays"][0], second["arrays"][0]
-        assert a["block"] == b["block"]
-        assert abs(offset_of(a) - offset_of(b)) >= 1024
-        assert offset_of(a) % 512 == offset_of(b) % 512 == 0
-        assert figures(c)["blocks"] == 1
-        reply = other.call("open", names=["a", "b"], mode="r")
-        assert len(reply["blocks"]) == len(other.fds) == 1
-        assert reply["blocks"][0]["size"] == figures(c)["used"]
-
-
-def test_shared_blocks_grow(start):
-    """Each is as large as what there is already, up to the bound: few blocks for many arrays."""
-    d = start(config=NEVER + "block_size = 8M\nshared_max = 1M\n")
-    with d.client() as c:
-        sizes = []
-        for _ in range(32):
-            sizes += [block["size"] // MIB for block in create(c, MIB)["blocks"]]
-        assert sizes == [2, 2, 4, 8, 8, 8]
-
-
-@pytest.mark.parametrize(
-    "n, params",
-    [(1 * MIB, {"exclusive": True}), (1 * MIB + 1, {}), (100, {"exclusive": True})],
-)
-def test_blocks_of_one_array(start, n, params):
-    d = start(config=NEVER + "shared_max = 1M\n")
-    with d.client() as c:
-        create(c, 100)
-        array = create(c, n, **params)["arrays"][0]
-        assert offset_of(array) == 0
-        others = [create(c, 100)["arrays"][0], create(c, n, **params)["arrays"][0]]
-        assert array["block"] not in [other["block"] for other in others]
-        assert figures(c)["blocks"] == 3
 
 
 def test_arrays_of_no_bytes_have_no_block(daemon):
@@ -105,72 +51,6 @@ def test_arrays_of_no_bytes_have_no_block(daemon):
         c.call("unlink", name="empty")
         close(c, lease_of(reply))
         wait_for(lambda: c.call("status")["arrays"] == 0, "its end")
-
-
-@pytest.mark.parametrize("alignment", [512, 4096, 65536, 2 * MIB])
-def test_alignment(daemon, alignment):
-    with daemon.client() as c:
-        for n in (100, 700, 5000):
-            create(c, n)
-            array = create(c, 100, alignment=alignment)["arrays"][0]
-            assert offset_of(array) % alignment == 0
-
-
-@pytest.mark.parametrize("alignment", [3, 768, 4 * MIB, 1 << 63])
-def test_alignment_that_is_none(daemon, alignment):
-    with daemon.client() as c:
-        refused(INVALID, create, c, 100, alignment=alignment)
-        assert figures(c)["blocks"] == 0
-    wait_for(lambda: nothing_charged(daemon), "no charge")
-
-
-def test_forgotten_block_is_sent_again(start):
-    """Once per connection, until the client says that it has forgotten it."""
-    d = start(config=NEVER)
-    with d.client() as owner, d.client() as c:
-        create(owner, 100, name="x")
-
-        def open_x():
-            reply = c.call("open", names=["x"], mode="r")
-            return lease_of(reply), len(reply["blocks"]), len(c.fds)
-
-        lease, n_blocks, n_fds = open_x()
-        assert (n_blocks, n_fds) == (1, 1)
-        block = owner.call("show", name="x")["block"]
-        close(c, lease)
-        lease, n_blocks, n_fds = open_x()
-        assert (n_blocks, n_fds) == (0, 0)
-        close(c, lease, forget=[block])
-        lease, n_blocks, n_fds = open_x()
-        assert (n_blocks, n_fds) == (1, 1)
-
-
-def test_forgetting_a_block_that_was_never_sent(daemon):
-    """Nothing; others have it all the same (I6)."""
-    with daemon.client() as owner, daemon.client() as c:
-        block = create(owner, 100, name="x")["arrays"][0]["block"]
-        close(c, forget=[block, block, block + 1, 0, 1 << 63])
-        assert c.call("ping") == owner.call("ping") == {}
-        assert owner.call("show", name="x")["block"] == block
-
-
-def test_forgetting_a_block_in_use_ends_the_connection(daemon):
-    with daemon.client() as owner, daemon.client() as c:
-        block = create(owner, 100, name="x")["arrays"][0]["block"]
-        c.call("open", names=["x"], mode="r")
-        close(c, forget=[block])
-        assert c.is_closed()
-        assert len(owner.call("show", name="x")["holders"]) == 2  # until its process exits
-
-
-@pytest.mark.parametrize("leases", [[1, 1], [2], [0], [1, 1 << 63]])
-def test_closing_what_is_not_open_ends_the_connection(daemon, leases):
-    with daemon.client() as owner, daemon.client() as c:
-        create(owner, 100, name="x")
-        c.call("open", names=["x"], mode="r")
-        close(c, *leases)
-        assert c.is_closed()
-        assert owner.call("show", name="x")["holders"]
 
 
 # ---- kinds ----
@@ -202,14 +82,6 @@ def test_pinned_is_a_sealed_file(start, tmp_path):
         assert info["used"] == 0 and info["pinned"] == block["size"]
         assert charges(d)["pinned"] == MIB
         assert charges(d)["bytes"] == 0
-
-
-def test_mapped_lies_in_a_pinned_block(daemon):
-    with daemon.client() as c:
-        reply = create(c, MIB, name="x", memory="mapped")
-        assert reply["blocks"][0]["kind"] == "pinned"
-        assert reply["arrays"][0]["memory"] == "mapped"
-        assert c.call("list")["entries"][0]["memory"] == "mapped"
 
 
 def test_legacy_has_a_handle_and_needs_a_context(start, tmp_path):
@@ -264,29 +136,6 @@ def test_legacy_handle_opens_in_any_process(daemon):
         assert int(r.stdout) == block["size"]
 
 
-def test_legacy_waits_for_its_last_hold(start, tmp_path):
-    """Whoever has it open would have memory that may be anybody's: it goes back when nobody has."""
-    d = start(config=AT_ONCE, CAID_SOFTCUDA_CONTROL=tmp_path / "control")
-    with d.client() as c:
-        reply = create(c, MIB, memory="legacy", exclusive=True)
-        block = reply["blocks"][0]["block"]
-        close(c, lease_of(reply))
-        wait_for(lambda: figures(c)["pending"] == 0, "the queue")
-        assert figures(c)["used"] > 0
-        assert d.driver_count("cuMemFree") == 0
-        close(c, forget=[block])
-        wait_for(lambda: figures(c)["used"] == 0, "the release")
-        assert d.driver_count("cuMemFree") == 1
-
-
-def test_kind_that_is_none(daemon):
-    with daemon.client() as c:
-        for kind in ("managed", "Device", "", "host"):
-            e = refused(INVALID, create, c, 100, memory=kind)
-            assert f'"{kind}"' in str(e)
-        assert figures(c)["blocks"] == 0
-
-
 def attribute_calls(start, tmp_path):
     d = start(CAID_SOFTCUDA_CONTROL=tmp_path / "control")
     n = d.driver_calls()["cuDeviceGetAttribute"]
@@ -319,36 +168,6 @@ def test_driver_that_turns_out_to_lack_legacy_handles(start, tmp_path):
 
 
 # ---- the queue ----
-
-
-def test_eleventh_close_flushes(start):
-    d = start(config="[memory]\nmax_pending_ratio = 1\nmax_pending_age = 60m\n")
-    with d.client() as c:
-        leases = [own(c, MIB) for _ in range(12)]
-        for n, lease in enumerate(leases[:10], 1):
-            close(c, lease)
-            info = figures(c)
-            assert (info["pending"], info["flushes"]) == (n, 0)
-            assert info["pending_bytes"] >= n * MIB
-            assert charges(d)["arrays"] == 12 - n
-            assert charges(d)["pending"] == n
-        close(c, leases[10])
-        info = figures(c)
-        assert (info["pending"], info["pending_bytes"], info["flushes"]) == (0, 0, 1)
-        assert info["reserve"] == 11 * 2 * MIB  # not the driver's yet
-        assert info["used"] == 12 * 2 * MIB
-
-
-def test_ratio(start):
-    """More than that part of the device's memory, not as much."""
-    config = "[memory]\nmax_pending_count = 1000\nmax_pending_ratio = 0.25\nmax_pending_age = 60m\n"
-    d = start(config=config, CAID_SOFTCUDA_MEMORY="64M")
-    with d.client() as c:
-        leases = [own(c, 8 * MIB), own(c, 8 * MIB), own(c, 2 * MIB)]
-        close(c, *leases[:2])
-        assert figures(c)["pending"] == 2
-        close(c, leases[2])
-        assert (figures(c)["pending"], figures(c)["flushes"]) == (0, 1)
 
 
 @pytest.mark.parametrize("count", [0, 3])
@@ -388,104 +207,7 @@ def test_flush(start):
         assert c.call("flush") == {"entries": 0, "blocks": 0, "bytes": 0}
 
 
-def test_flush_of_one_device(start):
-    d = start(config=NEVER, CAID_SOFTCUDA_DEVICES=2)
-    with d.client() as c:
-        one, two = (m["uuid"] for m in c.call("memory_info")["devices"])
-        close(c, own(c, MIB, device=one), own(c, MIB, device=two))
-        assert c.call("flush", device=two)["entries"] == 1
-        assert [m["pending"] for m in c.call("memory_info")["devices"]] == [1, 0]
-        with pytest.raises(raw.Refused, match="GPU-none"):
-            c.call("flush", device="GPU-none")
-        assert c.call("flush")["entries"] == 1
-
-
-def test_defer(start):
-    """Nested; ending it flushes nothing, the next close does."""
-    d = start(config="[memory]\nmax_pending_ratio = 1\nmax_pending_age = 60m\n")
-    with d.client() as c, d.client() as other:
-        leases = [own(c, 100) for _ in range(14)]
-        c.call("defer", begin=True)
-        c.call("defer", begin=True)
-        close(c, *leases[:12])
-        assert charges(d)["deferred"] == 1
-        c.call("defer", begin=False)
-        assert figures(c)["pending"] == 12
-        assert c.call("flush")["entries"] == 0
-        assert other.call("flush")["entries"] == 0  # of the same uid
-        c.call("defer", begin=False)
-        assert charges(d)["deferred"] == 0
-        assert (figures(c)["pending"], figures(c)["flushes"]) == (12, 0)
-        close(c, leases[12])
-        assert figures(c)["pending"] == 0
-        refused(INVALID, c.call, "defer", begin=False)
-
-
-def test_defer_outlasts_age(start):
-    d = start(config="[memory]\nmax_pending_age = 50ms\n")
-    with d.client() as c, d.client() as other:
-        c.call("defer", begin=True)
-        close(c, own(c, 100))
-        with d.client() as another:  # of the same uid
-            close(another, own(another, 3 * MIB))
-            assert another.call("ping") == {}
-        assert figures(c)["pending"] == 2
-        other.call("defer", begin=True)
-        c.call("defer", begin=False)
-        assert figures(c)["pending"] == 2
-        other.call("defer", begin=False)
-        wait_for(lambda: figures(c)["pending"] == 0, "the queue")
-
-
-def test_defer_ends_with_its_connection(start):
-    d = start(config="[memory]\nmax_pending_ratio = 1\nmax_pending_age = 60m\n")
-    with d.client() as c:
-        leases = [own(c, 100) for _ in range(13)]
-        with d.client() as holder:
-            holder.call("defer", begin=True)
-            holder.call("defer", begin=True)
-            close(c, *leases[:12])
-            assert figures(c)["pending"] == 12
-        wait_for(lambda: charges(d)["deferred"] == 0, "the end of the connection")
-        assert figures(c)["pending"] == 12
-        close(c, leases[12])
-        assert figures(c)["pending"] == 0
-
-
-def test_pending_memory_serves_the_next_array(start, tmp_path):
-    """Of the same pool, without the driver; also where it is held back from others."""
-    d = start(config=NEVER, CAID_SOFTCUDA_CONTROL=tmp_path / "control")
-    with d.client() as c:
-        close(c, own(c, 8 * MIB))
-        before = d.driver_calls()
-        for _ in range(100):
-            close(c, own(c, 8 * MIB))
-        assert d.driver_calls() == before
-        assert figures(c)["used"] == 8 * MIB
-
-
-def test_reserve_is_bounded(start):
-    d = start(config="[memory]\nmax_pending_count = 0\nreserve = 8M\nmax_pending_age = 60m\n")
-    with d.client() as c:
-        leases = [own(c, 4 * MIB) for _ in range(5)]
-        close(c, *leases)
-        wait_for(lambda: figures(c)["used"] == 8 * MIB, "the others' release")
-        assert figures(c)["reserve"] == 8 * MIB
-        assert figures(c)["available"] >= 8 * MIB
-
-
 # ---- out of memory ----
-
-
-def test_out_of_memory_flushes_and_tries_once_more(start, tmp_path):
-    d = start(config=NEVER, CAID_SOFTCUDA_MEMORY="16M", CAID_SOFTCUDA_CONTROL=tmp_path / "control")
-    with d.client() as c:
-        close(c, *[own(c, 4 * MIB) for _ in range(4)])
-        assert figures(c)["pending"] == 4
-        own(c, 16 * MIB)
-        assert d.driver_calls()["cuMemCreate"] == 4 + 2
-        info = figures(c)
-        assert (info["used"], info["pending"], info["blocks"]) == (16 * MIB, 0, 1)
 
 
 def test_out_of_memory_after_all(start, tmp_path):
@@ -503,39 +225,6 @@ def test_out_of_memory_after_all(start, tmp_path):
         assert charges(d)["jobs"] == 0
         close(c, kept)
         own(c, 16 * MIB)
-
-
-def test_own_deferral_holds_even_when_memory_runs_out(start):
-    """R12: while the caller defers, the flush is none, and the retry fails."""
-    d = start(config=NEVER, CAID_SOFTCUDA_MEMORY="16M")
-    with d.client() as c:
-        c.call("defer", begin=True)
-        close(c, own(c, 8 * MIB))
-        refused(NO_MEMORY, own, c, 16 * MIB)
-        c.call("defer", begin=False)
-        own(c, 16 * MIB)
-
-
-def test_many_at_once_out_of_memory(start):
-    """Each that can be served is, each that cannot is told so, and the figures are exact."""
-    d = start(config=NEVER, CAID_SOFTCUDA_MEMORY="32M")
-    with d.client() as c:
-        close(c, *[own(c, 2 * MIB) for _ in range(16)])
-        numbers = [
-            c.request("create", typestr="|u1", shape=[4 * MIB], exclusive=True) for _ in range(12)
-        ]
-        done = 0
-        for _ in numbers:
-            try:
-                c.response()
-                done += 1
-            except raw.Refused as e:
-                assert e.code == NO_MEMORY
-        info = figures(c)
-        assert 1 <= done <= 8
-        assert info["arrays"] == done
-        assert charges(d)["bytes"] == done * 4 * MIB
-        assert charges(d)["jobs"] == 0
 
 
 # ---- a driver that fails ----

@@ -110,5 +110,3 @@ def test_inherits_nothing_to_others(start, manager):
             if int(entry.name) > 2:
                 flags = next(v for k, v in (s.split(":") for s in entry.read_text().splitlines()) if k == "flags")
                 assert int(flags, 8) & os.O_CLOEXEC, os.readlink(f"/proc/{d.pid}/fd/{entry.name}")
-
-

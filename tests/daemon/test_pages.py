@@ -10,7 +10,6 @@ import threading
 import time
 
 import pytest
-import raw
 from conftest import (
     DEADLINE,
     MIB,
@@ -24,11 +23,12 @@ from conftest import (
     needs_root,
     nothing_charged,
     public_daemon,
+    refused,
     wait_for,
 )
-from slots import DEAD, N_SLOTS, VALUE_MAX, Page, begin, give_up, libc, named, own_page, pages, signal
+from slots import DEAD, N_SLOTS, Page, begin, give_up, libc, named, own_page, pages, signal
 
-INVALID, NOT_FOUND, EXISTS, PERMISSION, QUOTA, LIMIT = 4, 6, 7, 8, 9, 10
+NOT_FOUND, LIMIT = 6, 10
 AT_FIRST = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which Python does not name
 IN_USE = AT_FIRST | FUTURE_WRITE | fcntl.F_SEAL_SEAL
@@ -44,13 +44,6 @@ def create(client, **params):
 def open_timeline(client, name, **params):
     """The page, or None where the client has it."""
     return next(iter(pages(client, client.call("open_timeline", name=name, **params))), None)
-
-
-def refused(code, call, *args, **params):
-    with pytest.raises(raw.Refused) as e:
-        call(*args, **params)
-    assert e.value.code == code, e.value
-    return str(e.value)
 
 
 def seals(fd):
@@ -207,70 +200,6 @@ def test_reader_of_another_uid_cannot_open_the_page_anew():
         assert as_user(d, BOB, [], body) == ["refused", "refused"]
 
 
-@needs_root
-def test_pools_guard_timelines():
-    def body(client):
-        answers = []
-        for pool in ("mine", "readable"):
-            for method, params in (("open_timeline", {}), ("timeline", {"page": own_page(client).number})):
-                try:
-                    client.call(method, name="t", pool=pool, **params)
-                    answers.append(0)
-                except raw.Refused as e:
-                    answers.append(e.code)
-        return answers
-
-    config = '[pool "mine"]\nmode = 0600\n[pool "readable"]\nmode = 0604\n'
-    with public_daemon(config) as d, d.client() as c:
-        named(c, "t", pool="mine")
-        named(c, "t", pool="readable")
-        assert as_user(d, BOB, [], body) == [NOT_FOUND, NOT_FOUND, 0, PERMISSION]
-
-
-def test_page_comes_once_until_it_is_dropped(daemon):
-    with daemon.client() as c, daemon.client() as other:
-        page = named(c, "t")
-        assert c.call("open_timeline", name="t") == {"page": page.number, "pages": []}
-        for _ in range(2):
-            assert open_timeline(other, "t")
-            assert open_timeline(other, "t") is None and not other.fds
-            assert c.call("timelines")["timelines"][0]["holders"] == 1
-            give_up(other, page)
-            other.call("ping")
-            assert c.call("timelines")["timelines"][0]["holders"] == 0
-
-
-def test_pages_that_are_none_are_passed_over(daemon):
-    with daemon.client() as c, daemon.client() as other:
-        page = named(c, "t")
-        other.notify("drop_pages", pages=[page.number, 0, 12345, 2**64 - 1])
-        other.call("ping")
-        assert open_timeline(other, "t").get() == (0, 0)
-        assert not page.is_dead()
-
-
-# ---- names ----
-
-
-def test_names_of_timelines_are_apart_from_those_of_arrays(daemon):
-    with daemon.client() as c, daemon.client() as other:
-        create(c, name="t")
-        page = named(c, "t")
-        assert [t["name"] for t in c.call("timelines")["timelines"]] == ["t"]
-        assert c.call("status")["timelines"] == c.call("status")["names"] == 1
-        page.submit(4)
-        page.land(3)
-        (record,) = other.call("timelines")["timelines"]
-        assert (record["pid"], record["uid"]) == (os.getpid(), os.getuid())
-        assert (record["value"], record["submitted"], record["holders"]) == (3, 4, 0)
-        refused(EXISTS, named, other, "t")
-        refused(INVALID, c.call, "timeline", name="u", page=page.number)  # it is one already
-        refused(INVALID, other.call, "timeline", name="u", page=page.number)
-        refused(NOT_FOUND, other.call, "open_timeline", name="u")
-        c.call("unlink", name="t")
-        assert open_timeline(other, "t")
-
-
 # ---- the end ----
 
 
@@ -295,35 +224,6 @@ def test_page_that_was_given_up_dies_when_its_values_have_landed(daemon):
         assert charges(daemon)["pages"] == 0
         give_up(other, named(other, "t"))
     wait_for(lambda: fd_count(daemon) == before, "the fds")
-
-
-def takes_back(client):
-    """What has landed in a page that it has given up."""
-    page = named(client, "t")
-    page.submit(5)
-    page.land(5)
-
-    def then():
-        while client.call("timelines")["timelines"][0]["holders"] == 0:
-            pass
-        give_up(client, page)
-        wait_for(page.is_dead, "its end")
-        page.submit(9)
-        page.land(1)
-
-    threading.Thread(target=then).start()
-
-
-def test_owner_that_takes_back_what_has_landed(daemon):
-    """It has the mapping, and holds up those who wait, until it exits."""
-    process = in_child(daemon, takes_back)
-    with daemon.client() as c:
-        seen = open_timeline(c, "t")
-        wait_for(lambda: seen.get() == (1, 9), "its doing")
-        kill(process)
-        wait_for(seen.is_dead, "its end")
-        give_up(c, seen)
-    wait_for(lambda: nothing_charged(daemon), "the end of all charges")
 
 
 def test_owner_that_lives_on_is_forgotten_with_its_last_page(daemon):
@@ -482,35 +382,13 @@ def test_sigkill_of_the_daemon_leaves_pages(start):
 # ---- limits ----
 
 
-def test_limit_of_pages(start):
-    d = start(config="[limits]\npages = 2\n")
-    with d.client() as c, d.client() as other:
-        first, second = own_page(c), own_page(other)
-        assert "2" in refused(LIMIT, c.call, "page")
-        give_up(c, first)
-        third = own_page(other)
-        refused(LIMIT, c.call, "page")
-        give_up(other, second, third)
-    wait_for(lambda: nothing_charged(d), "the end of all charges")
-
-
-def test_host_memory_of_pages_is_charged(start):
-    d = start(config="[limits]\nhost_bytes = 16K\n")
-    with d.client() as c:
-        mine = [own_page(c) for _ in range(3)]
-        assert 3 * 4096 <= charges(d)["host"] <= 16384
-        refused(QUOTA, c.call, "page")
-        give_up(c, *mine)
-    wait_for(lambda: nothing_charged(d), "the end of all charges")
-
-
 def test_pages_leave_fds_to_others(start):
     """However many a uid may have: the daemon can still take up connections, and make blocks."""
     d = start(config="[limits]\npages = 100000\n", max_fds=512)
     assert "[limits] pages is 32 rather than 100000: all uids together have room for 64" in d.text()
     with d.client() as c:
         mine = [own_page(c) for _ in range(512 // 4 // 2 // 2)]
-        assert "32" in refused(LIMIT, c.call, "page")
+        assert "32" in str(refused(LIMIT, c.call, "page"))
         with d.client() as other:
             for kind in ("device", "pinned"):
                 other.call("create", typestr="|u1", shape=[MIB], exclusive=True, memory=kind)
@@ -536,88 +414,3 @@ def test_one_uid_leaves_pages_to_others():
 
 def test_limit_of_pages_that_fits_is_left_alone(start):
     assert "[limits] pages" not in start(config="[limits]\npages = 100\n").text()
-
-
-# ---- what ends the connection ----
-
-
-def open_bracket(client, page):
-    begin(client, 1, read=[create(client)])
-    page.submit(5)
-    page.submit(5, slot=1)
-    return {"bracket": 1, "page": page.number, "slot": 0, "value": 5}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"bracket": 2},
-        {"bracket": 0},
-        {"page": 0},
-        {"page": 99},
-        {"slot": N_SLOTS},
-        {"slot": 2**64 - 1},
-        {"value": 6},
-        {"slot": 2, "value": 1},  # nothing was submitted there
-        {"value": DEAD},
-        {"value": 2**64 - 1},
-    ],
-    ids=str,
-)
-def test_bad_end(daemon, change):
-    with daemon.client() as c, daemon.client() as other:
-        page = own_page(c)
-        others = own_page(other)
-        end = {**open_bracket(c, page), **change}
-        if change == {"page": 99}:
-            end["page"] = others.number
-            others.submit(5)
-        if end["value"] > VALUE_MAX:
-            page.submit(end["value"])
-        c.notify("end", **end)
-        assert c.is_closed()
-        other.call("ping")
-
-
-def test_end_that_runs_backwards(daemon):
-    with daemon.client() as c:
-        page = own_page(c)
-        end = open_bracket(c, page)
-        c.notify("end", **end)
-        begin(c, 1, read=[create(c)])
-        c.notify("end", **end)  # the same value: nothing was enqueued in between
-        begin(c, 1, read=[create(c)])
-        c.notify("end", **{**end, "slot": 1, "value": 1})
-        begin(c, 1, read=[create(c)])
-        c.notify("end", **{**end, "value": 4})
-        assert c.is_closed()
-
-
-def test_end_twice(daemon):
-    with daemon.client() as c:
-        end = open_bracket(c, own_page(c))
-        c.notify("end", **end)
-        c.call("ping")
-        c.notify("end", **end)
-        assert c.is_closed()
-
-
-def test_end_in_a_page_that_was_given_up(daemon):
-    with daemon.client() as c:
-        page = own_page(c)
-        end = open_bracket(c, page)
-        c.notify("drop_pages", pages=[page.number])
-        c.notify("end", **end)
-        assert c.is_closed()
-
-
-def test_end_of_a_bracket_that_waits(daemon):
-    with daemon.client() as c, daemon.client() as other:
-        lease = create(c, name="x")
-        (array,) = other.call("open", names=["x"], mode="rw")["arrays"]
-        begin(c, 1, write=[lease])
-        other.request("begin", bracket=1, write=[array["lease"]])
-        other.notify("end", bracket=1)
-        assert other.is_closed()
-        c.notify("end", bracket=1)
-        begin(c, 1, write=[lease], nowait=True)

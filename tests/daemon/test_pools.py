@@ -7,9 +7,9 @@ import os
 import conftest
 import pytest
 import raw
-from conftest import AT_ONCE, charges, needs_root, public_daemon, wait_for
+from conftest import AT_ONCE, needs_root, public_daemon, wait_for
 
-NOT_FOUND, PERMISSION, QUOTA = 6, 8, 9
+PERMISSION, QUOTA = 8, 9
 ALICE, BOB, TEAM = 60001, 60002, 60009  # numbers will do: nobody needs to know them
 
 pytestmark = needs_root
@@ -113,85 +113,9 @@ def test_quota(daemon):
     assert said[0]["arrays"] and said[2]["arrays"]
 
 
-def lease_of(reply):
-    (array,) = reply["arrays"]
-    return array["lease"]
-
-
-def part(lease, name, offset=0, n=4096):
-    return "publish_part", {"lease": lease, "offset": offset, "name": name, "typestr": "|u1", "shape": [n]}
-
-
 def call(client, said):
     method, params = said
     return client.call(method, **params)
-
-
-def code_of(client, said):
-    try:
-        call(client, said)
-    except raw.Refused as e:
-        return e.code
-    return None
-
-
-def test_part_is_in_the_pool_of_its_whole(daemon):
-    """Who may read the pool reads the part, and no more than that; it takes no more of the quota than its whole."""
-    with connect(daemon, ALICE) as alice:
-        whole = lease_of(call(alice, create(None, "team", 8)))
-        call(alice, part(whole, "p"))
-        assert code_of(alice, create("more", "team")) == QUOTA
-
-        def reads(client):
-            array = call(client, open_("p", "team"))
-            refused = [open_("p", "team", "rw"), ("unlink", {"name": "p", "pool": "team"}), part(lease_of(array), "q")]
-            return array["pool"], [code_of(client, said) for said in refused]
-
-        pool, codes = conftest.as_user(daemon, BOB, [TEAM], reads)
-        assert (pool, codes) == ("team", [PERMISSION] * 3)
-        outside = as_user(daemon, BOB, [], open_("p", "team"), open_("none", "team"))
-        assert outside[0] == outside[1] and isinstance(outside[0], int)
-        assert [e["name"] for e in alice.call("list", pool="team")["entries"]] == ["p"]
-
-
-def test_only_its_creator_publishes_parts_of_an_array():
-    """The memory is charged to that uid for as long as a part lives: nobody else prolongs that."""
-    with public_daemon(OPEN) as d, connect(d, ALICE) as alice, connect(d, BOB) as bob:
-        call(alice, create("w", "open"))
-        lent = lease_of(call(bob, open_("w", "open", "rw")))
-        assert code_of(bob, part(lent, "p")) == PERMISSION
-        with connect(d, ALICE) as again:
-            call(again, part(lease_of(call(again, open_("w", "open", "rw"))), "p"))
-        assert code_of(bob, part(lease_of(call(bob, open_("p", "open", "rw"))), "q")) == PERMISSION
-        assert [e["name"] for e in bob.call("list", pool="open")["entries"]] == ["p", "w"]
-        call(alice, ("unlink", {"name": "w", "pool": "open"}))
-        call(bob, ("unlink", {"name": "p", "pool": "open"}))  # the name is the pool's
-        assert code_of(bob, part(lent, "p")) == PERMISSION
-
-
-def test_part_whose_name_another_uid_took_is_gone():
-    with public_daemon(OPEN) as d, connect(d, ALICE) as alice, connect(d, BOB) as bob:
-        whole = lease_of(call(alice, create(None, "open", 4)))
-        number = call(alice, part(whole, "p"))["part"]
-        held = lease_of(call(bob, open_("p", "open")))
-        asked = alice.request("parts")
-        alice.notify("close", leases=[whole])
-        own = lease_of(call(bob, create(None, "open", 2)))
-        assert call(bob, ("publish", {"lease": own, "name": "p"}))["generation"] == 2
-        assert [charges(d, uid)["bytes"] for uid in (ALICE, BOB)] == [4 << 20, 2 << 20]
-        bob.notify("close", leases=[held])
-        assert alice.response(asked) == {"parts": [number]}
-        wait_for(lambda: not charges(d, ALICE)["bytes"], "the end of the charge")
-
-
-def test_what_a_uid_left_is_its_own(daemon):
-    """A named array outlives its creator's process and is charged to its uid."""
-    as_user(daemon, ALICE, [], create("kept", f"uid:{ALICE}", 4))
-    with daemon.client() as c:
-        assert c.call("status")["names"] == 1
-    as_user(daemon, ALICE, [], ("unlink", {"name": "kept", "pool": f"uid:{ALICE}"}))
-    with daemon.client() as c:
-        assert c.call("status")["names"] == 0
 
 
 def test_whoever_leaves_most_unread_pays():

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/macros.h"
-#include "dealloc.h"
+#include "mem_check.h"
 
 #define DOOR     __attribute__((visibility("default")))
 #define N_OWNERS 3

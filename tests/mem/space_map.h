@@ -6,7 +6,7 @@
 #pragma once
 
 #include "base/macros.h"
-#include "space.h"
+#include "mem_check.h"
 
 #define MAP_EXTENTS 24
 #define MAP_UNITS   256 /* of an extent, at most */

@@ -3,7 +3,7 @@
 #include <errno.h>
 
 #include "caid_test.h"
-#include "dealloc.h"
+#include "mem_check.h"
 
 #define CAPACITY 1000
 #define N        32
@@ -83,13 +83,6 @@ CAID_TEST(dealloc, r1_r2_r6_the_eleventh_flushes_all_in_order)
     cr_assert_eq(next(), -1);
     cr_assert(q.n_flushes == 1 && q.n_freed == 11);
     expect_empty();
-}
-
-CAID_TEST(dealloc, r3_bytes_beyond_the_ratio_and_not_at_it)
-{
-    start(10, 0.2);
-    cr_assert_not(add(&alice, 200));
-    cr_assert(add(&alice, 1));
 }
 
 CAID_TEST(dealloc, r3_bytes_of_a_ratio)
@@ -172,23 +165,6 @@ CAID_TEST(dealloc, r8_r9_holding_back_nests_and_its_end_flushes_nothing)
     expect_empty();
 }
 
-CAID_TEST(dealloc, what_one_owner_holds_back_does_not_make_others_flush)
-{
-    start(2, 1);
-    dealloc_hold(&q, &alice);
-    for (int i = 0; i < 9; i++)
-        cr_assert_not(add(&alice, 100));
-    cr_assert_not(add(&bob, 1));
-    cr_assert_not(add(&bob, 1));
-    cr_assert(add(&bob, 1));
-    dealloc_begin(&q);
-    for (int i = 9; i < 12; i++)
-        cr_assert_eq(next(), i);
-    cr_assert_eq(next(), -1);
-    cr_assert(q.n == 9 && q.n_held == 9);
-    dealloc_unhold(&q, &alice);
-}
-
 CAID_TEST(dealloc, r12_memory_wanted_overrides_what_others_hold_back)
 {
     start(10, 1);
@@ -236,60 +212,6 @@ CAID_TEST(dealloc, r16_what_is_added_during_a_flush_belongs_to_it)
         cr_assert_eq(next(), i);
     cr_assert_eq(next(), -1);
     cr_assert(q.n_flushes == 1 && q.n_freed == 4);
-    expect_empty();
-}
-
-CAID_TEST(dealloc, no_entry_comes_without_a_flush)
-{
-    start(10, 1);
-    add(&alice, 1);
-    cr_assert_null(dealloc_next(&q));
-    cr_assert_null(dealloc_next_overriding(&q, NULL));
-    cr_assert_null(dealloc_next_of(&q, &alice));
-    cr_assert_eq(q.n, 1);
-}
-
-CAID_TEST(dealloc, one_owner_alone_can_be_flushed)
-{
-    struct dealloc_entry *e;
-
-    start(10, 1);
-    for (int i = 0; i < 4; i++)
-        add(i % 2 ? &alice : &bob, 1);
-    dealloc_begin(&q);
-    for (int i = 1; i < 4; i += 2) {
-        e = dealloc_next_of(&q, &alice);
-        cr_assert_eq(e, &entries[i]);
-        dealloc_done(&q, e->bytes, 0);
-    }
-    cr_assert_null(dealloc_next_of(&q, &alice));
-    cr_assert(!q.flushing && q.n == 2 && bob.n == 2);
-    dealloc_hold(&q, &bob);
-    dealloc_begin(&q);
-    cr_assert_null(dealloc_next_of(&q, &bob), "it holds them back");
-    dealloc_unhold(&q, &bob);
-}
-
-CAID_TEST(dealloc, an_entry_that_serves_again_is_out_of_every_sum)
-{
-    start(10, 1);
-    dealloc_hold(&q, &bob);
-    for (int i = 0; i < 6; i++)
-        add(i % 2 ? &alice : &bob, 1 + (uint64_t)i);
-    dealloc_remove(&q, &entries[1]); /* the first of its owner */
-    dealloc_check(&q);
-    dealloc_remove(&q, &entries[2]); /* one that is held back, in the middle */
-    dealloc_check(&q);
-    dealloc_remove(&q, &entries[4]);
-    dealloc_remove(&q, &entries[0]);
-    dealloc_check(&q);
-    cr_assert(q.n == 2 && q.bytes == 4 + 6 && q.n_held == 0 && q.bytes_held == 0);
-    dealloc_unhold(&q, &bob);
-    dealloc_begin(&q);
-    cr_assert_eq(next(), 3);
-    cr_assert_eq(next(), 5);
-    cr_assert_eq(next(), -1);
-    cr_assert_eq(q.n_freed, 2, "what serves again was not freed");
     expect_empty();
 }
 

@@ -4,7 +4,7 @@
  * comes next is found by looking at each of them.
  */
 #include "caid_test.h"
-#include "dealloc.h"
+#include "mem_check.h"
 
 #define N_OWNERS  5
 #define N_ENTRIES 64

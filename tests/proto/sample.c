@@ -84,12 +84,13 @@ sample_str(struct sampler *s)
 static void sample_into(struct sampler *s, const struct record *record, void *ret);
 
 static void
-sample_element(struct sampler *s, const struct field *f, void *ret)
+sample_value(struct sampler *s, const struct field *f, enum field_type type, void *ret)
 {
-    switch (f->type) {
-    case FIELD_I64S: *(int64_t *)ret = sample_i64(s); break;
-    case FIELD_U64S: *(uint64_t *)ret = sample_u64(s); break;
-    case FIELD_RECORDS: sample_into(s, f->of, ret); break;
+    switch (type) {
+    case FIELD_BOOL: *(bool *)ret = true; break;
+    case FIELD_U64: *(uint64_t *)ret = sample_u64(s); break;
+    case FIELD_I64: *(int64_t *)ret = sample_i64(s); break;
+    case FIELD_RECORD: sample_into(s, f->of, ret); break;
     default: *(struct msg_str *)ret = sample_str(s); break;
     }
 }
@@ -112,22 +113,17 @@ sample_list(struct sampler *s, const struct field *f, void *record)
     char *list = sampler_alloc(s, n * size + 1);
 
     for (uint32_t i = 0; i < n; i++)
-        sample_element(s, f, list + i * size);
+        sample_value(s, f, field_element(f), list + i * size);
     field_set_list(f, record, list, n);
 }
 
 static void
 sample_field(struct sampler *s, const struct field *f, void *record)
 {
-    void *value = (char *)record + f->offset;
-
-    switch (f->type) {
-    case FIELD_BOOL: *(bool *)value = true; break;
-    case FIELD_U64: *(uint64_t *)value = sample_u64(s); break;
-    case FIELD_I64: *(int64_t *)value = sample_i64(s); break;
-    case FIELD_STR: *(struct msg_str *)value = sample_str(s); break;
-    default: sample_list(s, f, record); break;
-    }
+    if (field_is_list(f))
+        sample_list(s, f, record);
+    else
+        sample_value(s, f, f->type, (char *)record + f->offset);
 }
 
 static bool
@@ -163,12 +159,13 @@ str_equal(const struct msg_str *a, const struct msg_str *b)
 }
 
 static bool
-element_equal(const struct field *f, const void *a, const void *b)
+value_equal(const struct field *f, enum field_type type, const void *a, const void *b)
 {
-    switch (f->type) {
-    case FIELD_RECORDS: return sample_equal(f->of, a, b);
-    case FIELD_STRS: return str_equal(a, b);
-    default: return memcmp(a, b, field_element_size(f)) == 0;
+    switch (type) {
+    case FIELD_BOOL: return *(const bool *)a == *(const bool *)b;
+    case FIELD_RECORD: return sample_equal(f->of, a, b);
+    case FIELD_STR: return str_equal(a, b);
+    default: return *(const uint64_t *)a == *(const uint64_t *)b;
     }
 }
 
@@ -183,25 +180,18 @@ list_equal(const struct field *f, const void *record_a, const void *record_b)
     if (!a != !b || n_a != n_b)
         return false;
     for (uint32_t i = 0; i < n_a; i++) {
-        if (!element_equal(f, a + i * size, b + i * size))
+        if (!value_equal(f, field_element(f), a + i * size, b + i * size))
             return false;
     }
     return true;
 }
 
 static bool
-field_equal(const struct field *f, const void *record_a, const void *record_b)
+field_equal(const struct field *f, const void *a, const void *b)
 {
-    const void *a = (const char *)record_a + f->offset;
-    const void *b = (const char *)record_b + f->offset;
-
-    switch (f->type) {
-    case FIELD_BOOL: return *(const bool *)a == *(const bool *)b;
-    case FIELD_U64:
-    case FIELD_I64: return *(const uint64_t *)a == *(const uint64_t *)b;
-    case FIELD_STR: return str_equal(a, b);
-    default: return list_equal(f, record_a, record_b);
-    }
+    if (field_is_list(f))
+        return list_equal(f, a, b);
+    return value_equal(f, f->type, (const char *)a + f->offset, (const char *)b + f->offset);
 }
 
 bool

@@ -3,21 +3,13 @@
  * What must hold between any two events, recomputed from the objects themselves. Models call it
  * after each step; it aborts at the first sum or reference that is wrong.
  */
-#include <stdio.h>
-
 #include "array.h"
 #include "device.h"
 #include "flush.h"
+#include "harness.h"
+#include "mem_check.h"
 #include "state.h"
 #include "waiter.h"
-
-#define CHECK(cond)                                                                \
-    do {                                                                           \
-        if (!(cond)) {                                                             \
-            fprintf(stderr, "core_check: %s:%d: %s\n", __FILE__, __LINE__, #cond); \
-            abort();                                                               \
-        }                                                                          \
-    } while (0)
 
 /* What the objects add up to; used for one user, pool or device at a time, NULL meaning all. */
 struct tally {
@@ -37,6 +29,58 @@ counts_array(const struct core *core, const struct tally *t, const struct array 
     return (!t->user || t->user == array->charge.user) &&
            (!t->pool || t->pool == array->pool) &&
            (!t->device || t->device == &core->devices[array->device]);
+}
+
+/* ---- uses ---- */
+
+/* Those at the front that could share the array, up to the first writer, are ready unless what is open
+ * keeps them; behind it, only who reads it already. */
+static bool
+turns_are_right(const struct use *use)
+{
+    const struct claim *claim;
+    bool front = true, first = true;
+
+    TAILQ_FOREACH(claim, &use->waiting, of_waiting) {
+        if (claim->write && !first)
+            front = false;
+        if (front && !claim->ready && !use_is_kept(use, claim->write))
+            return false;
+        if (!front && claim->ready && claim->write)
+            return false;
+        front = front && !claim->write;
+        first = false;
+    }
+    return true;
+}
+
+static bool
+use_is_right(const struct use *use)
+{
+    const struct claim *claim;
+    const struct fence *fence;
+    const struct claim *first_writer = NULL;
+    uint32_t readers = 0, writers = 0, waiting = 0, reads = 0;
+
+    LIST_FOREACH(claim, &use->held, of_held) {
+        if (claim->use != use || claim->lease->array != use->array)
+            return false;
+        *(claim->write ? &writers : &readers) += 1;
+    }
+    TAILQ_FOREACH(claim, &use->waiting, of_waiting) {
+        if (claim->use != use || claim->lease->conn->departed)
+            return false;
+        waiting++;
+        if (claim->write && !first_writer)
+            first_writer = claim;
+    }
+    LIST_FOREACH(fence, &use->reads, of_use)
+        reads += fence->use == use;
+    return readers == use->n_readers && writers == use->n_writers && writers <= 1 &&
+           (!writers || !readers) && waiting == use->n_waiting &&
+           first_writer == use->first_writer && reads == use->n_reads &&
+           (readers || writers || waiting || use_has_fences(use) || use->array->lingering) &&
+           turns_are_right(use);
 }
 
 /* ---- arrays ---- */
