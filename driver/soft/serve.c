@@ -3,15 +3,13 @@
 #include "serve.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 
 #include "base/clock.h"
-#include "base/macros.h"
+#include "soft.h"
 
 #define MAX_PEERS   16   /* that have connected and not asked yet; one more ends the oldest */
 #define PEER_MS     1000 /* for a peer to ask */
@@ -149,25 +147,18 @@ int
 serve_start(struct server *server, const struct sockaddr_un *address, socklen_t size,
             serve_answer answer)
 {
-    sigset_t all, before;
-    pthread_t thread;
     _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0 || fchmod(fd, 0600) < 0 ||
         bind(fd, (const struct sockaddr *)address, size) < 0 || listen(fd, 128) < 0)
         return -errno;
     server->answer = answer;
     server->fd = fd;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = -pthread_create(&thread, NULL, serve_thread, server);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (r < 0) {
+    int r = thread_start(serve_thread, server);
+    if (r < 0)
         server->fd = 0;
-        return r;
-    }
-    pthread_detach(thread);
-    TAKE_FD(fd);
-    return 0;
+    else
+        TAKE_FD(fd);
+    return r;
 }
 
 void

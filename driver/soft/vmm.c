@@ -128,6 +128,15 @@ soft_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle 
 }
 
 CUresult
+check_handle_type(CUmemAllocationHandleType type)
+{
+    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_SUCCESS;
+    return type == CU_MEM_HANDLE_TYPE_NONE ? CUDA_ERROR_INVALID_VALUE
+                                           : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult
 soft_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
                                     CUmemAllocationHandleType type)
 {
@@ -135,9 +144,7 @@ soft_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *
     ENTER();
     if (!handle)
         return CUDA_ERROR_INVALID_VALUE;
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-        return type == CU_MEM_HANDLE_TYPE_NONE ? CUDA_ERROR_INVALID_VALUE
-                                               : CUDA_ERROR_NOT_SUPPORTED;
+    RETURN_IF(check_handle_type(type));
     RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED));
     RETURN_IF(memory_import((int)(intptr_t)shareable, &memory));
     if (memory->size % SOFT_GRANULARITY != 0) {
