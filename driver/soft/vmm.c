@@ -193,9 +193,8 @@ reserve_at(uintptr_t hint, size_t size)
     return at;
 }
 
-/* Anywhere: reserves more than asked for and gives back what lies around the aligned part. */
-static void *
-reserve_aligned(size_t size, size_t alignment)
+void *
+range_reserve(size_t size, size_t alignment)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     size_t room;
@@ -227,7 +226,7 @@ soft_cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CU
         return CUDA_ERROR_OUT_OF_MEMORY;
     void *at = hint && hint % alignment == 0 ? reserve_at((uintptr_t)hint, size) : NULL;
     if (!at)
-        at = reserve_aligned(size, alignment);
+        at = range_reserve(size, alignment);
     if (!at) {
         free(range);
         return CUDA_ERROR_OUT_OF_MEMORY;
