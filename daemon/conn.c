@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 
 #include "base/macros.h"
+#include "base/packet.h"
 #include "conns.h"
-#include "packet.h"
 
 /* Packets that leave in one turn of the loop: enough to empty a socket's buffer of small ones,
  * few enough that others get their turn. */

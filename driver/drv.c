@@ -351,11 +351,10 @@ int
 drv_device_count(const struct drv *drv, int *ret_n, struct drv_error *err)
 {
     int n;
-    CUresult result = drv->cu.cuDeviceGetCount(&n);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuDeviceGetCount", result);
-    *ret_n = n;
-    return 0;
+    int r = DRV_CALL(drv, err, cuDeviceGetCount, &n);
+    if (r == 0)
+        *ret_n = n;
+    return r;
 }
 
 static void
@@ -374,11 +373,10 @@ device_attribute(const struct drv *drv, CUdevice device, CUdevice_attribute attr
                  struct drv_error *err)
 {
     int value;
-    CUresult result = drv->cu.cuDeviceGetAttribute(&value, attribute, device);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuDeviceGetAttribute", result);
-    *ret = value;
-    return 0;
+    int r = DRV_CALL(drv, err, cuDeviceGetAttribute, &value, attribute, device);
+    if (r == 0)
+        *ret = value;
+    return r;
 }
 
 /* Granularity is asked for the kind of memory that vmm.c creates. */
@@ -404,9 +402,8 @@ device_get_vmm(const struct drv *drv, struct drv_device *device, struct drv_erro
         .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->ordinal},
     };
-    CUresult result = drv->cu.cuMemGetAllocationGranularity(&device->granularity, &prop,
-                                                            CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-    return drv_fail(drv, err, "cuMemGetAllocationGranularity", result);
+    return DRV_CALL(drv, err, cuMemGetAllocationGranularity, &device->granularity, &prop,
+                    CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 }
 
 /* What a driver does not know of is not there. */
@@ -451,22 +448,15 @@ drv_device_get(const struct drv *drv, int ordinal, struct drv_device *ret,
 {
     struct drv_device device = {0};
     CUuuid uuid;
-    CUresult result = drv->cu.cuDeviceGet(&device.ordinal, ordinal);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuDeviceGet", result);
-    result = drv->cu.cuDeviceGetName(device.name, sizeof(device.name), device.ordinal);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuDeviceGetName", result);
-    result = drv->cu.cuDeviceGetUuid(&uuid, device.ordinal);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuDeviceGetUuid", result);
-    result = drv->cu.cuDeviceTotalMem(&device.total, device.ordinal);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuDeviceTotalMem", result);
-    uuid_format(&uuid, device.uuid);
-    int r = device_get_vmm(drv, &device, err);
-    if (r < 0)
+    int r;
+    if ((r = DRV_CALL(drv, err, cuDeviceGet, &device.ordinal, ordinal)) < 0 ||
+        (r = DRV_CALL(drv, err, cuDeviceGetName, device.name, sizeof(device.name),
+                      device.ordinal)) < 0 ||
+        (r = DRV_CALL(drv, err, cuDeviceGetUuid, &uuid, device.ordinal)) < 0 ||
+        (r = DRV_CALL(drv, err, cuDeviceTotalMem, &device.total, device.ordinal)) < 0 ||
+        (r = device_get_vmm(drv, &device, err)) < 0)
         return r;
+    uuid_format(&uuid, device.uuid);
     device_get_traits(drv, &device);
     *ret = device;
     return 0;

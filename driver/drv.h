@@ -63,6 +63,8 @@ int drv_soft_path(char *ret_path, size_t size);
 
 /* Fills err for a failed call (err may be NULL) and returns the errno above; 0 for SUCCESS. */
 int drv_fail(const struct drv *drv, struct drv_error *err, const char *call, CUresult result);
+/* A call of the table's, and drv_fail() with what it says. */
+#define DRV_CALL(drv, err, call, ...) drv_fail(drv, err, #call, (drv)->cu.call(__VA_ARGS__))
 
 /* UUID as the text that NVML and the wire use: "GPU-%08x-%04x-%04x-%04x-%012x". */
 #define DRV_UUID_SIZE 41

@@ -29,12 +29,11 @@ legacy_context_retain(const struct drv *drv, CUdevice device, CUcontext *ret,
                       struct drv_error *err)
 {
     CUcontext context;
-    CUresult result = drv->cu.cuDevicePrimaryCtxRetain(&context, device);
+    int r = DRV_CALL(drv, err, cuDevicePrimaryCtxRetain, &context, device);
 
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuDevicePrimaryCtxRetain", result);
-    *ret = context;
-    return 0;
+    if (r == 0)
+        *ret = context;
+    return r;
 }
 
 void
@@ -46,7 +45,7 @@ legacy_context_release(const struct drv *drv, CUdevice device)
 static int
 enter(const struct drv *drv, CUcontext context, struct drv_error *err)
 {
-    return drv_fail(drv, err, "cuCtxPushCurrent", drv->cu.cuCtxPushCurrent(context));
+    return DRV_CALL(drv, err, cuCtxPushCurrent, context);
 }
 
 static void
@@ -62,19 +61,17 @@ legacy_alloc_create(const struct drv *drv, CUcontext context, size_t size,
                     struct legacy_alloc *ret, struct drv_error *err)
 {
     CUdeviceptr ptr = 0;
-    CUresult result;
     int r = enter(drv, context, err);
 
     if (r < 0)
         return r;
-    result = drv->cu.cuMemAlloc(&ptr, size);
-    if (result != CUDA_SUCCESS && ptr) /* done, and an earlier failure reported */
+    r = DRV_CALL(drv, err, cuMemAlloc, &ptr, size);
+    if (r == 0)
+        *ret = (struct legacy_alloc){.ptr = ptr, .size = size};
+    else if (ptr) /* done, and an earlier failure reported */
         drv->cu.cuMemFree(ptr);
     leave(drv);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuMemAlloc", result);
-    *ret = (struct legacy_alloc){.ptr = ptr, .size = size};
-    return 0;
+    return r;
 }
 
 int
@@ -82,17 +79,15 @@ legacy_alloc_export(const struct drv *drv, CUcontext context, const struct legac
                     CUipcMemHandle *ret, struct drv_error *err)
 {
     CUipcMemHandle handle;
-    CUresult result;
     int r = enter(drv, context, err);
 
     if (r < 0)
         return r;
-    result = drv->cu.cuIpcGetMemHandle(&handle, alloc->ptr);
+    r = DRV_CALL(drv, err, cuIpcGetMemHandle, &handle, alloc->ptr);
+    if (r == 0)
+        *ret = handle;
     leave(drv);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuIpcGetMemHandle", result);
-    *ret = handle;
-    return 0;
+    return r;
 }
 
 int
@@ -100,13 +95,12 @@ legacy_alloc_release(const struct drv *drv, CUcontext context, struct legacy_all
                      struct drv_error *err)
 {
     CUdeviceptr ptr = alloc->ptr;
-    CUresult result;
     int r = enter(drv, context, err);
 
     *alloc = (struct legacy_alloc){0};
     if (r < 0)
         return r;
-    result = drv->cu.cuMemFree(ptr);
+    r = DRV_CALL(drv, err, cuMemFree, ptr);
     leave(drv);
-    return drv_fail(drv, err, "cuMemFree", result);
+    return r;
 }

@@ -10,11 +10,9 @@ check_size(const struct drv *drv, CUdeviceptr ptr, size_t size, struct drv_error
 {
     size_t allocated = 0;
 
-    CUresult result = drv->cu.cuMemGetAddressRange(NULL, &allocated, ptr);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuMemGetAddressRange", result);
-    if (allocated >= size)
-        return 0;
+    int r = DRV_CALL(drv, err, cuMemGetAddressRange, NULL, &allocated, ptr);
+    if (r < 0 || allocated >= size)
+        return r;
     if (err) {
         *err = (struct drv_error){.call = "cuMemGetAddressRange"};
         snprintf(err->message, sizeof(err->message), "the handle is of %zu bytes", allocated);
@@ -30,10 +28,11 @@ legacy_map_new(const struct drv *drv, const uint8_t handle[CU_IPC_HANDLE_SIZE], 
     CUdeviceptr ptr;
 
     memcpy(ipc.reserved, handle, sizeof(ipc.reserved));
-    CUresult result = drv->cu.cuIpcOpenMemHandle(&ptr, ipc, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuIpcOpenMemHandle", result);
-    int r = check_size(drv, ptr, size, err);
+    int r =
+        DRV_CALL(drv, err, cuIpcOpenMemHandle, &ptr, ipc, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (r < 0)
+        return r;
+    r = check_size(drv, ptr, size, err);
     if (r < 0)
         legacy_map_free(drv, ptr);
     else

@@ -73,13 +73,13 @@ register_host(const struct drv *drv, struct pinned_map *map, enum vmm_mode mode,
                          (mode == VMM_READ ? CU_MEMHOSTREGISTER_READ_ONLY : 0);
 
     *ret_left = false;
-    CUresult result = drv->cu.cuMemHostRegister(map->host, map->size, flags);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuMemHostRegister", result);
-    result = drv->cu.cuMemHostGetDevicePointer(&map->ptr, map->host, 0);
-    if (result != CUDA_SUCCESS)
+    int r = DRV_CALL(drv, err, cuMemHostRegister, map->host, map->size, flags);
+    if (r < 0)
+        return r;
+    r = DRV_CALL(drv, err, cuMemHostGetDevicePointer, &map->ptr, map->host, 0);
+    if (r < 0)
         *ret_left = drv->cu.cuMemHostUnregister(map->host) != CUDA_SUCCESS;
-    return drv_fail(drv, err, "cuMemHostGetDevicePointer", result);
+    return r;
 }
 
 void

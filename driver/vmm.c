@@ -53,24 +53,20 @@ int
 vmm_alloc_export(const struct drv *drv, const struct vmm_alloc *alloc, int *ret_fd,
                  struct drv_error *err)
 {
-    int fd = -1;
-    CUresult result =
-        drv->cu.cuMemExportToShareableHandle(&fd, alloc->handle,
-                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    if (result != CUDA_SUCCESS) {
-        fd_close(fd);
-        return drv_fail(drv, err, "cuMemExportToShareableHandle", result);
-    }
-    *ret_fd = fd;
-    return 0;
+    _cleanup_fd_ int fd = -1;
+    int r = DRV_CALL(drv, err, cuMemExportToShareableHandle, &fd, alloc->handle,
+                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (r == 0)
+        *ret_fd = TAKE_FD(fd);
+    return r;
 }
 
 int
 vmm_alloc_release(const struct drv *drv, struct vmm_alloc *alloc, struct drv_error *err)
 {
-    CUresult result = drv->cu.cuMemRelease(alloc->handle);
+    int r = DRV_CALL(drv, err, cuMemRelease, alloc->handle);
     *alloc = (struct vmm_alloc){0};
-    return drv_fail(drv, err, "cuMemRelease", result);
+    return r;
 }
 
 /* vmm_map */
@@ -107,10 +103,10 @@ vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
             enum vmm_mode mode, struct vmm_map *ret, struct drv_error *err)
 {
     CUdeviceptr ptr;
-    CUresult result = drv->cu.cuMemAddressReserve(&ptr, alloc->size, 0, 0, 0);
-    if (result != CUDA_SUCCESS)
-        return drv_fail(drv, err, "cuMemAddressReserve", result);
-    int r = map_range(drv, alloc, ordinal, mode, ptr, err);
+    int r = DRV_CALL(drv, err, cuMemAddressReserve, &ptr, alloc->size, 0, 0, 0);
+    if (r < 0)
+        return r;
+    r = map_range(drv, alloc, ordinal, mode, ptr, err);
     if (r < 0) {
         drv->cu.cuMemAddressFree(ptr, alloc->size);
         return r;

@@ -2,8 +2,11 @@
 /* The envelope: [0, id, method, params], [1, id, error, result], [2, method, params]. */
 #include "msg.h"
 
+#include "base/packet.h"
 #include "decode.h"
 #include "validate.h"
+
+_Static_assert(PROTO_PACKET_MAX == PACKET_MAX && PROTO_FDS_MAX == PACKET_FDS_MAX, "one limit");
 
 /* Room for any record: a failed decode leaves the caller's struct alone. */
 union any_record {

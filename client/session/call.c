@@ -8,9 +8,9 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
+#include "base/packet.h"
 #include "client.h"
 #include "feature.h"
-#include "packet.h"
 #include "spin.h"
 
 /* How long a client that ends waits for the daemon to read. */

@@ -7,8 +7,8 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include "base/packet.h"
 #include "client.h"
-#include "packet.h"
 #include "text.h"
 
 #define SYSTEM_SOCKET  "/run/caid/caid.sock"

@@ -28,18 +28,13 @@ alloc_range_new(const struct context *context, enum range_kind kind, void *at, s
     return range;
 }
 
-/* Maps usable pages and makes them known, as many bytes of them as were asked for. memory is NULL
- * for host memory; a reference passes. */
-static CUresult
-alloc_map(struct context *context, size_t size, struct memory *memory, unsigned int host_flags,
-          void **ret)
+CUresult
+alloc_map(const struct context *context, enum range_kind kind, size_t size,
+          struct memory *memory, struct range **ret)
 {
-    enum range_kind kind = memory ? RANGE_DEVICE : RANGE_HOST;
     struct range *range = alloc_range_new(context, kind, NULL, size);
     int flags = memory ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS,
         fd = memory ? memory->fd : -1;
-    /* In one go: a child that is forked meanwhile finds by the map what it has to unmap. */
-    LOCKED(&soft->ranges.lock);
     void *at = range ? mmap(NULL, size, PROT_READ | PROT_WRITE, flags, fd, 0) : MAP_FAILED;
     if (at == MAP_FAILED) {
         memory_unref(memory);
@@ -48,9 +43,8 @@ alloc_map(struct context *context, size_t size, struct memory *memory, unsigned 
     }
     range->start = (uintptr_t)at;
     range->memory = memory;
-    range->host_flags = host_flags;
     range_insert(&soft->ranges.usable, range);
-    *ret = at;
+    *ret = range;
     return CUDA_SUCCESS;
 }
 
@@ -68,16 +62,17 @@ soft_cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 {
     struct context *context;
     struct memory *memory;
+    struct range *range;
     size_t whole;
-    void *at;
     RETURN_IF(context_current(&context));
     if (!address || size == 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (alloc_round(size, &whole) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     RETURN_IF(memory_new(context->device, whole, CU_MEM_HANDLE_TYPE_NONE, &memory));
-    RETURN_IF(alloc_map(context, size, memory, 0, &at));
-    *address = (uintptr_t)at;
+    LOCKED(&soft->ranges.lock);
+    RETURN_IF(alloc_map(context, RANGE_DEVICE, size, memory, &range));
+    *address = range->start;
     return CUDA_SUCCESS;
 }
 
@@ -85,6 +80,7 @@ CUresult
 soft_cuMemHostAlloc(void **address, size_t size, unsigned int flags)
 {
     struct context *context;
+    struct range *range;
     RETURN_IF(context_current(&context));
     if (!address || (flags & ~(unsigned int)ALL_HOST_FLAGS))
         return CUDA_ERROR_INVALID_VALUE;
@@ -92,8 +88,12 @@ soft_cuMemHostAlloc(void **address, size_t size, unsigned int flags)
         *address = NULL;
         return CUDA_SUCCESS;
     }
+    LOCKED(&soft->ranges.lock);
+    RETURN_IF(alloc_map(context, RANGE_HOST, size, NULL, &range));
     /* With unified addressing all pinned memory is mapped, asked for or not. */
-    return alloc_map(context, size, NULL, flags | CU_MEMHOSTALLOC_DEVICEMAP, address);
+    range->host_flags = flags | CU_MEMHOSTALLOC_DEVICEMAP;
+    *address = (void *)range->start;
+    return CUDA_SUCCESS;
 }
 
 CUresult

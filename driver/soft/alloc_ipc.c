@@ -12,7 +12,6 @@
 #include "memory.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
 _Static_assert(sizeof(CUipcMemHandle) == sizeof(struct share_ticket), "a handle is a ticket");
 
@@ -94,38 +93,22 @@ memory_take(const struct share_ticket *ticket, struct memory **ret)
     return CUDA_SUCCESS;
 }
 
-/* Maps the memory and makes it known, as the context's device's; a reference passes. In one go: a child that is forked
- * meanwhile finds by the map what it has to unmap. Needs the map's lock. */
-static CUresult
-opened_map(const struct share_ticket *ticket, const struct context *context,
-           struct memory **memory, CUdeviceptr *ret)
-{
-    int prot = PROT_READ | PROT_WRITE;
-    struct range *range = alloc_range_new(context, RANGE_OPENED, NULL, ticket->size);
-    void *at = range ? mmap(NULL, ticket->size, prot, MAP_SHARED, (*memory)->fd, 0)
-                     : MAP_FAILED;
-    if (at == MAP_FAILED) {
-        free(range);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    range->start = (uintptr_t)at;
-    range->memory = TAKE_PTR(*memory);
-    range->opened.socket = ticket->socket;
-    memcpy(range->opened.id, ticket->id, sizeof(range->opened.id));
-    range->n_opens = 1;
-    range_insert(&soft->ranges.usable, range);
-    *ret = range->start;
-    return CUDA_SUCCESS;
-}
-
 static CUresult
 opened_make(const struct share_ticket *ticket, const struct context *context, CUdeviceptr *ret)
 {
     _cleanup_(memory_unrefp) struct memory *memory = NULL;
+    struct range *range;
     RETURN_IF(memory_take(ticket, &memory));
     LOCKED(&soft->ranges.lock);
     RETURN_IF(opened_again(ticket, context, ret)); /* another thread may have been faster */
-    return *ret ? CUDA_SUCCESS : opened_map(ticket, context, &memory, ret);
+    if (*ret)
+        return CUDA_SUCCESS;
+    RETURN_IF(alloc_map(context, RANGE_OPENED, ticket->size, TAKE_PTR(memory), &range));
+    range->opened.socket = ticket->socket;
+    memcpy(range->opened.id, ticket->id, sizeof(range->opened.id));
+    range->n_opens = 1;
+    *ret = range->start;
+    return CUDA_SUCCESS;
 }
 
 CUresult

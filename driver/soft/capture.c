@@ -9,24 +9,20 @@
 
 #include <unistd.h>
 
-struct graph {
-    struct object object;
-};
-
 static void
-graph_free(struct object *object)
+graph_free(struct object *graph)
 {
-    free(container_of(object, struct graph, object));
+    free(graph);
 }
 
 static CUresult
 graph_make(CUgraph *ret)
 {
-    struct graph *graph = calloc(1, sizeof(*graph));
+    struct object *graph = calloc(1, sizeof(*graph));
     if (!graph)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    object_init(&graph->object, OBJECT_GRAPH, graph_free);
-    return object_hand_out(&graph->object, ret);
+    object_init(graph, OBJECT_GRAPH, graph_free);
+    return object_hand_out(graph, ret);
 }
 
 CUresult

@@ -125,30 +125,36 @@ do_clear(const char *args, struct text *reply UNUSED)
     return 0;
 }
 
+/* "ORDINAL RESULT", and without a result it vanishes. */
+static int
+fault_device(const char *args, int n_wanted)
+{
+    char name[64];
+    int ordinal, result = 0, end = 0;
+    int n = sscanf(args, "%d %n%63s %n", &ordinal, &end, name, &end);
+    if (n != n_wanted || args[end] || (n == 2 && result_parse(name, &result) < 0) ||
+        soft_setup() != CUDA_SUCCESS)
+        return -EINVAL;
+    struct device *device = device_find(ordinal);
+    if (!device)
+        return -ENODEV;
+    if (n == 2)
+        device_fault(device, (CUresult)result);
+    else
+        device_vanish(device);
+    return 0;
+}
+
 static int
 do_fault(const char *args, struct text *reply UNUSED)
 {
-    char name[64];
-    int ordinal, result, end = 0;
-    if (sscanf(args, "%d %63s %n", &ordinal, name, &end) != 2 || args[end] ||
-        result_parse(name, &result) < 0 || soft_setup() != CUDA_SUCCESS)
-        return -EINVAL;
-    if (!device_find(ordinal))
-        return -ENODEV;
-    device_fault(device_find(ordinal), (CUresult)result);
-    return 0;
+    return fault_device(args, 2);
 }
 
 static int
 do_vanish(const char *args, struct text *reply UNUSED)
 {
-    int ordinal, end = 0;
-    if (sscanf(args, "%d %n", &ordinal, &end) != 1 || args[end] || soft_setup() != CUDA_SUCCESS)
-        return -EINVAL;
-    if (!device_find(ordinal))
-        return -ENODEV;
-    device_vanish(device_find(ordinal));
-    return 0;
+    return fault_device(args, 1);
 }
 
 static int

@@ -74,14 +74,12 @@ write_uuid(char *out, const CUuuid *uuid)
     }
 }
 
-/* FNV-1a, cut to 61 bits: an end of range "key + bytes" still fits a signed 64-bit offset. */
-static uint64_t
-hash_uuid(const CUuuid *uuid)
+uint64_t
+hash_bytes(uint64_t hash, const char *bytes, size_t n)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < sizeof(uuid->bytes); i++)
-        hash = (hash ^ (unsigned char)uuid->bytes[i]) * UINT64_C(0x100000001b3);
-    return hash >> 3;
+    for (size_t i = 0; i < n; i++)
+        hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(0x100000001b3);
+    return hash;
 }
 
 void
@@ -94,7 +92,8 @@ device_init(struct device *device, const struct settings *settings, int index)
     device->uuid.bytes[0] = (char)(device->uuid.bytes[0] ^ index);
     write_uuid(device->uuid_text, &device->uuid);
     device->total = settings->memory;
-    device->lock_key = hash_uuid(&device->uuid);
+    /* Of 61 bits: an end of range "key + bytes" still fits a signed 64-bit offset. */
+    device->lock_key = hash_bytes(HASH_START, device->uuid.bytes, sizeof(device->uuid)) >> 3;
 }
 
 struct device *

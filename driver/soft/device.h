@@ -57,3 +57,7 @@ CUresult device_arg(CUdevice ordinal, const void *out);
 struct device *device_find_uuid(const char *uuid_text);
 /* Whether the machine has a NUMA node of that number. */
 bool host_node_exists(int node);
+
+/* FNV-1a, from HASH_START on. */
+#define HASH_START UINT64_C(0xcbf29ce484222325)
+uint64_t hash_bytes(uint64_t hash, const char *bytes, size_t n);

@@ -158,14 +158,7 @@ place_wait(struct event *event, struct stream *stream)
     _cleanup_(record_unrefp) struct record *record = place_last(event);
     if (!record || record->at.stream == stream)
         return CUDA_SUCCESS;
-    struct op *op = op_marker();
-    if (!op)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (op_wait_for(op, record->at.stream, record->at.number) < 0) {
-        free(op);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return stream_submit(stream, op, NULL);
+    return stream_submit_after(stream, &record->at, NULL);
 }
 
 static bool

@@ -23,8 +23,9 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include "memory.h"
+
 #define MAGIC "caidevnt"
-#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
 struct shared {
     char magic[8];
@@ -244,9 +245,8 @@ event_ipc_new(struct context *context, unsigned int flags, struct event **ret)
 {
     _cleanup_fd_ int fd = memfd_create("caid-softcuda-event", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0 || ftruncate(fd, SHARED_SIZE) < 0 ||
-        fcntl(fd, F_ADD_SEALS, SEALS | F_SEAL_SEAL) < 0)
-        return errno == EMFILE || errno == ENFILE ? CUDA_ERROR_OPERATING_SYSTEM
-                                                  : CUDA_ERROR_OUT_OF_MEMORY;
+        fcntl(fd, F_ADD_SEALS, MEMFD_SEALS | F_SEAL_SEAL) < 0)
+        return memfd_error(-errno);
     if (pwrite(fd, MAGIC, 8, 0) != 8)
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct ipc_event *ipc = ipc_new(context, flags, shared_map(fd));
@@ -258,16 +258,14 @@ event_ipc_new(struct context *context, unsigned int flags, struct event **ret)
     return CUDA_SUCCESS;
 }
 
-/* Whether an fd from another process is such a page: it must not shrink under our feet. */
+/* Whether an fd from another process is such a page. */
 static bool
 is_shared(int fd)
 {
     char magic[8];
     struct stat st;
-    int seals = fcntl(fd, F_GET_SEALS);
-    return seals >= 0 && (seals & SEALS) == SEALS && fstat(fd, &st) == 0 &&
-           st.st_size == (off_t)SHARED_SIZE && pread(fd, magic, 8, 0) == 8 &&
-           memcmp(magic, MAGIC, 8) == 0;
+    return memfd_is_sealed(fd) && fstat(fd, &st) == 0 && st.st_size == (off_t)SHARED_SIZE &&
+           pread(fd, magic, 8, 0) == 8 && memcmp(magic, MAGIC, 8) == 0;
 }
 
 /* Around a fault, and around fork(2). */

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "context.h"
@@ -154,10 +153,7 @@ fault_meet(struct fault_list *list, int entry, int *ret_result)
     struct fault_rule rule;
     uint64_t delay_ns;
     match(list, (enum entry)entry, &delay_ns, &rule);
-    struct timespec delay = {(time_t)(delay_ns / NSEC_PER_SEC),
-                             (long)(delay_ns % NSEC_PER_SEC)};
-    if (delay_ns)
-        clock_nanosleep(CLOCK_MONOTONIC, 0, &delay, NULL);
+    clock_pause_ns(delay_ns);
     *ret_result = rule.result;
     switch (rule.action) {
     case FAULT_DELAY:

@@ -1,23 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Faults on demand: rules that say which calls go wrong, and how.
- *
- *     FUNCTION[@N|@N-M|@N+]=ACTION, separated by commas
- *
- * FUNCTION is a name as callers find it (cuMemAlloc_v2), without its suffix (cuMemAlloc; not for
- * NVML's), or "*".
- * Its calls are counted from 1, for each rule from the moment the rule was made; without "@" it
- * is every call. ACTION is one of
- *     RESULT          the call does nothing and returns it: OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN, 700
- *     sticky:RESULT   the same, and the device of the caller's context (of none: device 0) is
- *                     faulted: for the rest of the process all that needs it returns RESULT
- *     late:RESULT     the call is made, and says RESULT if it succeeded: CUDA's calls may return
- *                     the error of work that was enqueued before
- *     skip            the call does nothing and returns success: what a program would do that has
- *                     left it out
- *     vanish          the same device falls off the bus; see device.h
- *     delay:US        the call is made that many microseconds later
- */
+/* Faults on demand: rules that say which calls go wrong, and how. README.md, "Faults", has their
+ * language. */
 #pragma once
 
 #include <pthread.h>

@@ -141,15 +141,12 @@ static CUresult
 window_reserve(struct heap *heap, size_t size)
 {
     struct heap_block *block = calloc(1, sizeof(*block));
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void *at = block ? mmap(NULL, size + SOFT_GRANULARITY, PROT_NONE, flags, -1, 0)
-                     : MAP_FAILED;
-    if (at == MAP_FAILED) {
+    void *at = block ? range_reserve(size, SOFT_GRANULARITY) : NULL;
+    if (!at) {
         free(block);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    heap->mapped = at;
-    heap->at = ALIGN_UP((uintptr_t)at, SOFT_GRANULARITY);
+    heap->at = (uintptr_t)at;
     heap->size = size;
     block->at = heap->at;
     block->size = size;
@@ -535,6 +532,6 @@ heap_deinit(struct heap *heap)
     while ((block = TAILQ_FIRST(&heap->blocks)))
         block_free(heap, block);
     heap->memory = memory_unref(heap->memory);
-    if (heap->mapped)
-        munmap(heap->mapped, heap->size + SOFT_GRANULARITY);
+    if (heap->at)
+        munmap((void *)heap->at, heap->size);
 }

@@ -49,8 +49,7 @@ struct heap {
     struct memory *memory; /* the file; NULL while nothing is reserved */
     size_t piece, unit;
     size_t size;  /* of the window; the pool cannot be larger */
-    uintptr_t at; /* of the window */
-    void *mapped; /* the window, with what was needed to align it */
+    uintptr_t at; /* of the window; 0: there is none */
     uint64_t reserved, used;
     uint64_t reserved_high, used_high;
     int reuse_passed, reuse_waiting, reuse_events; /* CU_MEMPOOL_ATTR_REUSE_ALLOW_... */

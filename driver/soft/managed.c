@@ -265,8 +265,8 @@ soft_cuMemPrefetchAsync_v2(CUdeviceptr address, size_t size, CUmemLocation locat
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(location_resolve(&location, &where));
     RETURN_IF(note_prefetch(address, size, &where));
-    struct op *op = op_marker(); /* moves nothing, but has its place in the stream */
-    return op ? stream_submit(stream, op, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
+    /* Moves nothing, but has its place in the stream. */
+    return stream_submit_after(stream, &(struct point){0}, NULL);
 }
 
 CUresult

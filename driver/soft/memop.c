@@ -11,17 +11,17 @@
  */
 #include <sched.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "peer.h"
 #include "stream.h"
 
 #define MAX_BATCH    255
 #define N_SPINS      64
 #define N_YIELDS     16
-#define MIN_PAUSE_NS 1000L
-#define MAX_PAUSE_NS 100000L
+#define MIN_PAUSE_NS UINT64_C(1000)
+#define MAX_PAUSE_NS UINT64_C(100000)
 
 /* It is a word's address that has to be known. An allocation may end inside the word, but its pages
  * do not. */
@@ -127,8 +127,7 @@ pause_before(unsigned int look)
         return;
     }
     n -= N_YIELDS;
-    long ns = n < 7 ? MIN_PAUSE_NS << n : MAX_PAUSE_NS;
-    clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, ns}, NULL);
+    clock_pause_ns(n < 7 ? MIN_PAUSE_NS << n : MAX_PAUSE_NS);
 }
 
 /* A fault of the device ends the wait, for whoever asks is told of the fault. */

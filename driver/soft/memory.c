@@ -13,7 +13,6 @@
 #define NAME_PREFIX "caid-softcuda:"
 #define POOL_PREFIX "caid-softcuda-pool:"
 #define POOL_HOST   "host"
-#define SIZE_SEALS  (F_SEAL_SHRINK | F_SEAL_GROW)
 
 #define SURE_BYTES   3072 /* of text: so much surely comes by one read, if it is all there is */
 #define MAX_LOOKS    15   /* at /proc/locks, where it keeps changing */
@@ -50,21 +49,12 @@ census_count(struct census *census, const char *line, uint64_t key)
     census->bytes += end - start + 1;
 }
 
-/* FNV-1a, continued. */
-static uint64_t
-hash_text(uint64_t hash, const char *text)
-{
-    while (*text)
-        hash = (hash ^ (unsigned char)*text++) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
 /* One look. Each read(2) gives whole lines, about 40, and is a consistent picture of them. */
 static int
 census_take(uint64_t key, struct census *ret)
 {
     _cleanup_fd_ int fd = open("/proc/locks", O_RDONLY | O_CLOEXEC);
-    struct census census = {.hash = UINT64_C(0xcbf29ce484222325)};
+    struct census census = {.hash = HASH_START};
     char text[8192], *line, *rest;
     size_t n_reads = 0, n_bytes = 0;
     ssize_t n;
@@ -74,7 +64,7 @@ census_take(uint64_t key, struct census *ret)
         text[n] = '\0';
         n_reads++;
         n_bytes += (size_t)n;
-        census.hash = hash_text(census.hash, text);
+        census.hash = hash_bytes(census.hash, text, (size_t)n);
         rest = text;
         while ((line = strsep(&rest, "\n")) && *line)
             census_count(&census, line, key);
@@ -186,7 +176,7 @@ static int
 memory_set_length(struct memory *memory, size_t length)
 {
     if (ftruncate(memory->fd, (off_t)length) < 0 ||
-        fcntl(memory->fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) < 0)
+        fcntl(memory->fd, F_ADD_SEALS, MEMFD_SEALS | F_SEAL_SEAL) < 0)
         return -errno;
     return 0;
 }
@@ -219,7 +209,14 @@ memory_create_counted(struct memory *memory, size_t size)
     return 0;
 }
 
-static CUresult
+bool
+memfd_is_sealed(int fd)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+    return seals >= 0 && (seals & MEMFD_SEALS) == MEMFD_SEALS;
+}
+
+CUresult
 memfd_error(int r)
 {
     return r == -EMFILE || r == -ENFILE ? CUDA_ERROR_OPERATING_SYSTEM
@@ -356,12 +353,8 @@ memory_import(int fd, struct memory **ret)
 {
     char uuid[SOFT_UUID_SIZE];
     struct stat st;
-    if (fd < 0 || !memfd_owner(fd, NAME_PREFIX, uuid) || fstat(fd, &st) < 0)
-        return CUDA_ERROR_UNKNOWN;
-    /* A name can be forged: without the seals the file could shrink under our feet. */
-    int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS || st.st_size <= 0 ||
-        (size_t)st.st_size % SOFT_PAGE_SIZE != 0)
+    if (fd < 0 || !memfd_owner(fd, NAME_PREFIX, uuid) || !memfd_is_sealed(fd) ||
+        fstat(fd, &st) < 0 || st.st_size <= 0 || (size_t)st.st_size % SOFT_PAGE_SIZE != 0)
         return CUDA_ERROR_UNKNOWN;
     struct device *device = device_find_uuid(uuid);
     RETURN_IF(device_check(device));
@@ -372,10 +365,7 @@ CUresult
 memory_import_pool(int fd, struct memory **ret)
 {
     char owner[SOFT_UUID_SIZE];
-    if (fd < 0 || !memfd_owner(fd, POOL_PREFIX, owner))
-        return CUDA_ERROR_UNKNOWN;
-    int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS)
+    if (fd < 0 || !memfd_owner(fd, POOL_PREFIX, owner) || !memfd_is_sealed(fd))
         return CUDA_ERROR_UNKNOWN;
     bool host = strcmp(owner, POOL_HOST) == 0;
     struct device *device = host ? NULL : device_find_uuid(owner);

@@ -60,5 +60,15 @@ CUresult memory_import_pool(int fd, struct memory **ret);
 uint64_t memory_used(const struct device *device);
 void memory_figures(const struct device *device, uint64_t *ret_free, uint64_t *ret_total);
 
+/* Whether handles of this type are exported and imported: fds are. */
+CUresult check_handle_type(CUmemAllocationHandleType type);
+
+/* A memfd of other origin: its name or its contents can be forged, but without these seals it could
+ * shrink under our feet. */
+#define MEMFD_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+bool memfd_is_sealed(int fd);
+/* What it means that none can be made, or sized. */
+CUresult memfd_error(int r);
+
 /* After fork(2), with the list's lock: the child has no descriptor of any. */
 void memory_in_child(void);

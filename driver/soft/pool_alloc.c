@@ -9,22 +9,6 @@
 #include "managed.h"
 #include "memory.h"
 
-/* The operation of an allocation: waits until the memory is nobody's any more. */
-static CUresult
-alloc_submit(const struct heap_block *block, struct stream *stream, uint64_t *ret_number)
-{
-    const struct point *since = &block->since;
-    struct op *op = op_marker();
-    if (!op)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (since->stream && since->stream != stream &&
-        op_wait_for(op, since->stream, since->number) < 0) {
-        free(op);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return stream_submit(stream, op, ret_number);
-}
-
 static enum range_kind
 pool_kind(const struct pool *pool)
 {
@@ -65,14 +49,6 @@ pool_publish(struct pool *pool, struct heap_block *block)
     return CUDA_SUCCESS;
 }
 
-/* Takes a block back that nobody has heard of. */
-static CUresult
-pool_undo(struct pool *pool, struct heap_block *block, CUresult result)
-{
-    heap_give(&pool->heap, block);
-    return result;
-}
-
 static CUresult
 pool_take(struct pool *pool, size_t size, struct stream *stream, CUdeviceptr *ret)
 {
@@ -80,15 +56,17 @@ pool_take(struct pool *pool, size_t size, struct stream *stream, CUdeviceptr *re
     uint64_t number;
     LOCKED(&soft->pools.lock);
     RETURN_IF(heap_take(&pool->heap, size, stream, &block));
-    CUresult result = alloc_submit(block, stream, &number);
-    if (result != CUDA_SUCCESS)
-        return pool_undo(pool, block, result);
-    heap_mark(&pool->heap, block, stream, number);
-    result = pool_publish(pool, block);
-    if (result != CUDA_SUCCESS)
-        return pool_undo(pool, block, result);
-    *ret = block->at;
-    return CUDA_SUCCESS;
+    /* It waits until the memory is nobody's any more. */
+    CUresult result = stream_submit_after(stream, &block->since, &number);
+    if (result == CUDA_SUCCESS) {
+        heap_mark(&pool->heap, block, stream, number);
+        result = pool_publish(pool, block);
+    }
+    if (result == CUDA_SUCCESS)
+        *ret = block->at;
+    else /* nobody has heard of it */
+        heap_give(&pool->heap, block);
+    return result;
 }
 
 /* Of nothing there is an allocation, too: a null pointer. */
@@ -136,12 +114,6 @@ struct free_op {
     struct pool *pool;
 };
 
-static CUresult
-free_run(struct op *op UNUSED, CUresult status UNUSED)
-{
-    return CUDA_SUCCESS;
-}
-
 static void
 free_free(struct op *op)
 {
@@ -157,7 +129,7 @@ free_submit(struct pool *pool, struct stream *stream, uint64_t *ret_number)
     struct free_op *free_op = malloc(sizeof(*free_op));
     if (!free_op)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    op_init(&free_op->op, free_run, free_free);
+    op_init(&free_op->op, NULL, free_free);
     free_op->op.stretched = false;
     object_ref(&pool->object);
     free_op->pool = pool;

@@ -26,15 +26,6 @@ struct place {
 
 _Static_assert(sizeof(struct place) == sizeof(CUmemPoolPtrExportData), "no larger than CUDA's");
 
-static CUresult
-check_type(CUmemAllocationHandleType type)
-{
-    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-        return CUDA_SUCCESS;
-    return type == CU_MEM_HANDLE_TYPE_NONE ? CUDA_ERROR_INVALID_VALUE
-                                           : CUDA_ERROR_NOT_SUPPORTED;
-}
-
 /* Unlike other exported fds this one stays open across exec, as on hardware. */
 CUresult
 soft_cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle,
@@ -113,7 +104,7 @@ soft_cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *shareable,
     int fd = (int)(intptr_t)shareable;
     if (!handle || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(check_type(type));
+    RETURN_IF(check_handle_type(type));
     LOCKED(&soft->pools.lock);
     CUmemoryPool before = imported_find(fd);
     if (before) {

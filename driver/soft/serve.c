@@ -3,72 +3,18 @@
 #include "serve.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 
 #include "base/clock.h"
-#include "base/macros.h"
+#include "base/packet.h"
+#include "soft.h"
 
 #define MAX_PEERS   16   /* that have connected and not asked yet; one more ends the oldest */
 #define PEER_MS     1000 /* for a peer to ask */
 #define ASK_SECONDS 10
-
-union control {
-    struct cmsghdr align;
-    char bytes[CMSG_SPACE(sizeof(int))];
-};
-
-static int
-send_packet(int socket, const void *data, size_t size, int fd)
-{
-    union control control = {0};
-    struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = size};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (fd >= 0) {
-        msg.msg_control = control.bytes;
-        msg.msg_controllen = sizeof(control.bytes);
-        struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(fd));
-        memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-    }
-    ssize_t n;
-    while ((n = sendmsg(socket, &msg, MSG_NOSIGNAL)) < 0 && errno == EINTR)
-        ;
-    return n < 0 ? -errno : 0;
-}
-
-/* Owned by the caller: what came with the packet, or -1. */
-static ssize_t
-receive_packet(int socket, void *data, size_t room, int *ret_fd)
-{
-    union control control;
-    struct iovec iov = {.iov_base = data, .iov_len = room};
-    struct msghdr msg = {
-        .msg_iov = &iov,
-        .msg_iovlen = 1,
-        .msg_control = control.bytes,
-        .msg_controllen = CMSG_LEN(sizeof(int)), /* CMSG_SPACE has room for a second one */
-    };
-    *ret_fd = -1;
-    ssize_t n;
-    while ((n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
-        ;
-    if (n < 0)
-        return -errno;
-    struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
-    if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)
-        memcpy(ret_fd, CMSG_DATA(header), sizeof(*ret_fd));
-    if (n > 0 && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
-        return n;
-    *ret_fd = fd_close(*ret_fd);
-    return n == 0 ? -ECONNRESET : -EMSGSIZE;
-}
 
 /* What a peer has sent is there, and a reply fits its buffer: nothing here waits. */
 static void
@@ -77,18 +23,18 @@ serve_peer(const struct server *server, int socket)
     char request[SERVE_MAX_REQUEST + 1], reply[SERVE_MAX_REPLY];
     struct ucred peer;
     socklen_t size = sizeof(peer);
-    int unwanted;
+    int unwanted = -1;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
         return;
-    ssize_t n = receive_packet(socket, request, SERVE_MAX_REQUEST, &unwanted);
+    ssize_t n = packet_recv_into(socket, request, SERVE_MAX_REQUEST, &unwanted, 1, NULL, 0);
     fd_close(unwanted);
-    if (n < 0)
+    if (n <= 0)
         return;
     request[n] = '\0';
     _cleanup_fd_ int fd = -1;
     n = server->answer(&peer, request, (size_t)n, reply, &fd);
     if (n >= 0)
-        send_packet(socket, reply, (size_t)n, fd);
+        packet_send(socket, reply, (size_t)n, &fd, fd >= 0, 0);
 }
 
 /* Peers that have not asked yet, the oldest first. One that says nothing keeps no other waiting. */
@@ -149,25 +95,18 @@ int
 serve_start(struct server *server, const struct sockaddr_un *address, socklen_t size,
             serve_answer answer)
 {
-    sigset_t all, before;
-    pthread_t thread;
     _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0 || fchmod(fd, 0600) < 0 ||
         bind(fd, (const struct sockaddr *)address, size) < 0 || listen(fd, 128) < 0)
         return -errno;
     server->answer = answer;
     server->fd = fd;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = -pthread_create(&thread, NULL, serve_thread, server);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (r < 0) {
+    int r = thread_start(serve_thread, server);
+    if (r < 0)
         server->fd = 0;
-        return r;
-    }
-    pthread_detach(thread);
-    TAKE_FD(fd);
-    return 0;
+    else
+        TAKE_FD(fd);
+    return r;
 }
 
 void
@@ -182,7 +121,7 @@ ssize_t
 serve_ask(const struct sockaddr_un *address, socklen_t size, const void *request, size_t n,
           void *reply, size_t room, int *ret_fd)
 {
-    int fd;
+    _cleanup_fd_ int fd = -1;
     struct timeval limit = {.tv_sec = ASK_SECONDS};
     _cleanup_fd_ int asking = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (asking < 0)
@@ -192,13 +131,11 @@ serve_ask(const struct sockaddr_un *address, socklen_t size, const void *request
     while (connect(asking, (const struct sockaddr *)address, size) < 0)
         if (errno != EINTR)
             return -errno;
-    int r = send_packet(asking, request, n, -1);
+    int r = packet_send(asking, request, n, NULL, 0, 0);
     if (r < 0)
         return r;
-    ssize_t got = receive_packet(asking, reply, room, &fd);
-    if (ret_fd)
-        *ret_fd = fd;
-    else
-        fd_close(fd);
-    return got;
+    ssize_t got = packet_recv_into(asking, reply, room, &fd, 1, NULL, 0);
+    if (got > 0 && ret_fd)
+        *ret_fd = TAKE_FD(fd);
+    return got == 0 ? -ECONNRESET : got;
 }

@@ -1,19 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the environment says, read once when the driver is set up:
- *   CAID_SOFTCUDA_DEVICES      number of devices (1); 0 is a machine without a GPU
- *   CAID_SOFTCUDA_MEMORY       bytes of each device (4G); K, M, G and T are powers of 1024
- *   CAID_SOFTCUDA_NAME         name of the devices ("caid software device")
- *   CAID_SOFTCUDA_UUID         UUID of device 0, with or without "GPU-"; others follow from it
- *   CAID_SOFTCUDA_DELAY_US     stretches every asynchronous operation (0)
- *   CAID_SOFTCUDA_JITTER_SEED  makes the stretch a random share of the delay, by this seed
- *   CAID_SOFTCUDA_ATTRIBUTES   attributes of the devices that are other than usual, "122=0,20=3"
- *   CAID_SOFTCUDA_PERSISTENCE  whether NVML says that persistence mode is on (1)
- *   CUDA_VISIBLE_DEVICES       as for a real driver (visible.h)
- * and, read at the first call of all (call.h):
- *   CAID_SOFTCUDA_FAIL         which calls go wrong, and how (fault.h)
- *   CAID_SOFTCUDA_TRACE        a file that gets a line for each call (trace.h)
- *   CAID_SOFTCUDA_CONTROL      where commands are taken (control.h)
+ * What the environment says of the devices and their streams, read once when the driver is set up:
+ * README.md has the list. visible.c reads CUDA_VISIBLE_DEVICES, and call.c, at the first call of all,
+ * what there is for tests: CAID_SOFTCUDA_FAIL, _TRACE and _CONTROL.
  */
 #pragma once
 

@@ -2,9 +2,7 @@
 /* Streams: their workers, and what enqueues into and asks about them. */
 #include "stream.h"
 
-#include <signal.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "pool.h"
@@ -142,9 +140,7 @@ stream_stretch(const struct stream *stream, uint64_t number)
     uint64_t ns = soft->settings.delay_ns;
     if (ns && soft->settings.jitter)
         ns = jitter(stream, number) % ns;
-    struct timespec left = {(time_t)(ns / NSEC_PER_SEC), (long)(ns % NSEC_PER_SEC)};
-    if (ns)
-        clock_nanosleep(CLOCK_MONOTONIC, 0, &left, NULL);
+    clock_pause_ns(ns);
 }
 
 static void
@@ -155,7 +151,7 @@ stream_run(struct stream *stream, struct op *op)
         stream_wait(op->after[i].stream, op->after[i].number);
     if (op->stretched)
         stream_stretch(stream, op->number);
-    CUresult result = op->run(op, (CUresult)device->fault);
+    CUresult result = op->run ? op->run(op, (CUresult)device->fault) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS)
         device_fault(device, result);
 }
@@ -194,24 +190,15 @@ stream_worker(void *arg)
     return NULL;
 }
 
-/* Signals of the program are none of the worker's business. */
 static int
 stream_start(struct stream *stream)
 {
-    sigset_t all, before;
-    pthread_t thread;
     object_ref(&stream->object);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = -pthread_create(&thread, NULL, stream_worker, stream);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (r < 0) {
+    int r = thread_start(stream_worker, stream);
+    stream->started = r == 0;
+    if (r < 0)
         stream_unref(stream);
-        return r;
-    }
-    pthread_detach(thread);
-    stream->started = true;
-    return 0;
+    return r;
 }
 
 static bool
@@ -298,11 +285,22 @@ CUresult
 stream_follow(struct stream *stream, struct context *context)
 {
     struct op *op = op_marker();
-    if (!op)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (context_precede(context, op) == 0)
+    if (op && context_precede(context, op) == 0)
         return stream_submit(stream, op, NULL);
-    op_free(op);
+    if (op)
+        op_free(op);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult
+stream_submit_after(struct stream *stream, const struct point *point, uint64_t *ret_number)
+{
+    struct op *op = op_marker();
+    if (op && (!point->stream || point->stream == stream ||
+               op_wait_for(op, point->stream, point->number) == 0))
+        return stream_submit(stream, op, ret_number);
+    if (op)
+        op_free(op);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -482,12 +480,6 @@ soft_cuStreamQuery(CUstream handle)
     return (CUresult)stream->context->device->fault;
 }
 
-static CUresult
-nothing_run(struct op *op UNUSED, CUresult status UNUSED)
-{
-    return CUDA_SUCCESS;
-}
-
 /* An operation that only holds a place: of the legacy stream one that waits for all others. */
 struct op *
 op_marker(void)
@@ -495,7 +487,7 @@ op_marker(void)
     struct op *op = malloc(sizeof(*op));
     if (!op)
         return NULL;
-    op_init(op, nothing_run, NULL);
+    op_init(op, NULL, NULL);
     op->stretched = false;
     return op;
 }
@@ -507,12 +499,8 @@ soft_cuStreamSynchronize(CUstream handle)
     RETURN_IF(stream_get(handle, &stream));
     RETURN_IF(stream_forbid_capture(stream));
     uint64_t number = stream->submitted;
-    if (stream == stream->context->legacy) {
-        struct op *op = op_marker();
-        if (!op)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        RETURN_IF(stream_submit(stream, op, &number));
-    }
+    if (stream == stream->context->legacy)
+        RETURN_IF(stream_submit_after(stream, &(struct point){0}, &number));
     CUresult result = stream_finish(stream, number);
     pools_settle();
     return result;

@@ -90,6 +90,7 @@ struct stream *stream_recorder(struct context *context);
 /* Ends a stream whose owner (handle, context or thread) lets go of it. */
 void stream_close(struct stream *stream);
 
+/* run: NULL does nothing. */
 void op_init(struct op *op, CUresult (*run)(struct op *, CUresult), void (*free)(struct op *));
 /* Makes op wait for the point. 0, or -ENOMEM. */
 int op_wait_for(struct op *op, struct stream *stream, uint64_t number);
@@ -100,6 +101,9 @@ struct op *op_marker(void);
 
 /* Takes op over, also when it fails. ret_number may be NULL. */
 CUresult stream_submit(struct stream *stream, struct op *op, uint64_t *ret_number);
+/* Takes a place in the stream that the point comes before; one without a stream is nowhere. */
+CUresult stream_submit_after(struct stream *stream, const struct point *point,
+                             uint64_t *ret_number);
 /* What is enqueued from now on comes after all that the context was given. */
 CUresult stream_follow(struct stream *stream, struct context *context);
 /* Whether what is enqueued from now on comes after the point, as far as waits of this stream for the

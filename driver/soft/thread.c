@@ -2,6 +2,7 @@
 /* What each thread keeps: made when the thread first needs it, ended with the thread. */
 #include "context.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include "stream.h"
@@ -18,6 +19,20 @@ thread_get(void)
         return NULL;
     }
     return thread;
+}
+
+int
+thread_start(void *(*run)(void *), void *arg)
+{
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int r = -pthread_create(&thread, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r == 0)
+        pthread_detach(thread);
+    return r;
 }
 
 void

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The trace of calls: a line of text each, written when the call ends, in one write(2), so that
- * processes can share a file.
- *     PID TID SECONDS NAME(ARGUMENTS) = RESULT MICROSECONDS
- * SECONDS are of CLOCK_MONOTONIC, when the call began. Arguments are numbers; what was written to
- * where a pointer points is not shown, nor a structure that is passed by value.
- */
+/* The trace of calls: a line of text each (README.md, "Observation"), written in one write(2), so
+ * that processes can share a file. */
 #pragma once
 
 #include <stddef.h>

@@ -128,6 +128,15 @@ soft_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle 
 }
 
 CUresult
+check_handle_type(CUmemAllocationHandleType type)
+{
+    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_SUCCESS;
+    return type == CU_MEM_HANDLE_TYPE_NONE ? CUDA_ERROR_INVALID_VALUE
+                                           : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult
 soft_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
                                     CUmemAllocationHandleType type)
 {
@@ -135,9 +144,7 @@ soft_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *
     ENTER();
     if (!handle)
         return CUDA_ERROR_INVALID_VALUE;
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-        return type == CU_MEM_HANDLE_TYPE_NONE ? CUDA_ERROR_INVALID_VALUE
-                                               : CUDA_ERROR_NOT_SUPPORTED;
+    RETURN_IF(check_handle_type(type));
     RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED));
     RETURN_IF(memory_import((int)(intptr_t)shareable, &memory));
     if (memory->size % SOFT_GRANULARITY != 0) {
@@ -186,9 +193,8 @@ reserve_at(uintptr_t hint, size_t size)
     return at;
 }
 
-/* Anywhere: reserves more than asked for and gives back what lies around the aligned part. */
-static void *
-reserve_aligned(size_t size, size_t alignment)
+void *
+range_reserve(size_t size, size_t alignment)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     size_t room;
@@ -220,7 +226,7 @@ soft_cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CU
         return CUDA_ERROR_OUT_OF_MEMORY;
     void *at = hint && hint % alignment == 0 ? reserve_at((uintptr_t)hint, size) : NULL;
     if (!at)
-        at = reserve_aligned(size, alignment);
+        at = range_reserve(size, alignment);
     if (!at) {
         free(range);
         return CUDA_ERROR_OUT_OF_MEMORY;

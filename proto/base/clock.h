@@ -16,3 +16,12 @@ clock_now_ns(void)
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t)ts.tv_sec * NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
 }
+
+/* Sleeps that long, or until a signal is handled. */
+static inline void
+clock_pause_ns(uint64_t ns)
+{
+    struct timespec ts = {(time_t)(ns / NSEC_PER_SEC), (long)(ns % NSEC_PER_SEC)};
+    if (ns > 0)
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &ts, NULL);
+}

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "arena.h"
 
-#include <errno.h>
-
 #include "keep.h"
 
 PY_CAST(arena);
@@ -210,35 +208,17 @@ arena_pending(PyObject *op, PyObject *Py_UNUSED(unused))
 /* ---- what waits ---- */
 
 /* A call that takes the arena alone. */
-static PyObject *
-call(PyObject *op, int (*f)(struct caid_arena *, struct caid_error *))
-{
-    return py_none(PY_HANDLE_CALL(py_handle(op), f(arena(op)->arena, &error)));
-}
+#define ARENA_CALL(name)                                                                 \
+    static PyObject *arena_##name(PyObject *op, PyObject *Py_UNUSED(unused))             \
+    {                                                                                    \
+        return py_none(                                                                  \
+            PY_HANDLE_CALL(py_handle(op), caid_arena_##name(arena(op)->arena, &error))); \
+    }
 
-static PyObject *
-arena_flush(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    return call(op, caid_arena_flush);
-}
-
-static PyObject *
-arena_trim(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    return call(op, caid_arena_trim);
-}
-
-static PyObject *
-arena_defer_begin(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    return call(op, caid_arena_defer_begin);
-}
-
-static PyObject *
-arena_defer_end(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    return call(op, caid_arena_defer_end);
-}
+ARENA_CALL(flush)
+ARENA_CALL(trim)
+ARENA_CALL(defer_begin)
+ARENA_CALL(defer_end)
 
 /* args: count, ratio, capacity */
 static PyObject *
@@ -287,15 +267,10 @@ publishing_get(const struct module_state *state, PyObject *const *args, struct p
         py_text_get(state, args[2], "typestr", CAID_ERR_INVALID, &options->typestr) < 0 ||
         py_text_get(state, args[3], "descr", CAID_ERR_INVALID, &options->descr) < 0 ||
         py_dims_get(state, args[4], "shape", &ret->shape) < 0 ||
-        py_dims_get(state, args[5], "strides", &ret->strides) < 0 ||
+        py_strides_get(state, args[5], "strides", &ret->shape, &ret->strides) < 0 ||
         py_text_get(state, args[6], "metadata", CAID_ERR_INVALID, &options->metadata) < 0 ||
         py_u64_get(state, args[7], "stream", &options->stream) < 0)
         return -1;
-    if (ret->strides.v && ret->strides.n != ret->shape.n) {
-        py_error_raise_code(state, CAID_ERR_INVALID, EINVAL, "strides: %u for %u dimensions",
-                            ret->strides.n, ret->shape.n);
-        return -1;
-    }
     options->shape = ret->shape.v;
     options->strides = ret->strides.v;
     options->ndim = ret->shape.n;

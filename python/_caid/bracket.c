@@ -6,8 +6,6 @@
  */
 #include "handle.h"
 
-#include <errno.h>
-
 struct bracket_object {
     struct handle_object handle;
     struct caid_bracket *bracket;
@@ -112,8 +110,6 @@ begin_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
     struct bracket_object *self = arg;
     int r;
 
-    if (py_handle_is_cancelled(&self->handle, error))
-        return -ECANCELED;
     WITHOUT_GIL(r = caid_bracket_wait(self->bracket, timeout_ns, error));
     return r;
 }
@@ -130,7 +126,7 @@ begin(struct bracket_object *self, struct caid_client *c,
     WITHOUT_GIL(r = caid_bracket_start(c, &self->bracket, options, &error));
     if (r >= 0) {
         py_handle_begin(&self->handle);
-        r = py_wait(begin_slice, self, CAID_FOREVER, &error);
+        r = py_wait(&self->handle, begin_slice, self, CAID_FOREVER, &error);
     }
     if (r < 0 && !PyErr_Occurred())
         py_error_raise(self->handle.client->state, r, &error);

@@ -2,8 +2,6 @@
 /* Client: making, opening and unlinking arrays. */
 #include "module.h"
 
-#include <errno.h>
-
 /* The Lease of the array that a call of libcaid makes: as PY_CLIENT_CALL(). It is there before a
  * close() of the client that came meanwhile ends all of them. */
 #define LEASE_OF(self, call)                                           \
@@ -65,11 +63,8 @@ py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         create_texts(self->state, args, &options) < 0 ||
         create_numbers(self->state, args, &options) < 0 ||
         py_dims_get(self->state, args[1], "shape", &shape) < 0 ||
-        py_dims_get(self->state, args[4], "strides", &strides) < 0)
+        py_strides_get(self->state, args[4], "strides", &shape, &strides) < 0)
         return NULL;
-    if (strides.v && strides.n != shape.n)
-        return py_error_raise_code(self->state, CAID_ERR_INVALID, EINVAL,
-                                   "strides: %u for %u dimensions", strides.n, shape.n);
     options.shape = shape.v;
     options.strides = strides.v;
     options.ndim = shape.n;

@@ -109,19 +109,6 @@ copy_pinned(struct client_object *self, const struct caid_copy *options, PyObjec
     return result;
 }
 
-/* Strides of one side: none, or as many as dimensions. */
-static int
-strides_get(const struct module_state *state, PyObject *op, const char *what, uint32_t ndim,
-            struct dims *ret)
-{
-    if (py_dims_get(state, op, what, ret) < 0)
-        return -1;
-    if (!ret->v || ret->n == ndim)
-        return 0;
-    PyErr_Format(PyExc_ValueError, "%s: %u for %u dimensions", what, ret->n, ndim);
-    return -1;
-}
-
 static int
 mark_check(const struct client_object *self, PyObject *mark)
 {
@@ -156,8 +143,8 @@ py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
                                      &src.on_host, &device, &PyTuple_Type, &leases, &mark,
                                      &PyTuple_Type, &lists) ||
         mark_check(self, mark) < 0 || py_dims_get(self->state, shape_op, "shape", &shape) < 0 ||
-        strides_get(self->state, dst_strides_op, "dst_strides", shape.n, &dst_strides) < 0 ||
-        strides_get(self->state, src_strides_op, "src_strides", shape.n, &src_strides) < 0)
+        py_strides_get(self->state, dst_strides_op, "dst_strides", &shape, &dst_strides) < 0 ||
+        py_strides_get(self->state, src_strides_op, "src_strides", &shape, &src_strides) < 0)
         return NULL;
     nbytes = copy_nbytes(&shape, itemsize);
     if (side_init(&dst, dst_op, PyBUF_WRITABLE, nbytes) < 0 ||

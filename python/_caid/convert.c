@@ -196,6 +196,19 @@ py_dims_get(const struct module_state *state, PyObject *op, const char *what, st
     return 0;
 }
 
+int
+py_strides_get(const struct module_state *state, PyObject *op, const char *what,
+               const struct dims *shape, struct dims *ret)
+{
+    if (py_dims_get(state, op, what, ret) < 0)
+        return -1;
+    if (!ret->v || ret->n == shape->n)
+        return 0;
+    py_error_raise_code(state, CAID_ERR_INVALID, EINVAL, "%s: %u for %u dimensions", what,
+                        ret->n, shape->n);
+    return -1;
+}
+
 void
 py_dims_deinit(struct dims *dims)
 {

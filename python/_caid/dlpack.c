@@ -159,12 +159,8 @@ py_dlpack_export(PyObject *module, PyObject *args)
                           &tensor.dtype.bits, &PyTuple_Type, &shape_op, &PyTuple_Type,
                           &strides_op, &readonly, &versioned) ||
         py_dims_get(state, shape_op, "shape", &shape) < 0 ||
-        py_dims_get(state, strides_op, "strides", &strides) < 0)
+        py_strides_get(state, strides_op, "strides", &shape, &strides) < 0)
         return NULL;
-    if (shape.n != strides.n) {
-        PyErr_SetString(PyExc_ValueError, "strides: as many as dimensions");
-        return NULL;
-    }
     self = export_new(&shape, &strides);
     if (!self)
         return NULL;

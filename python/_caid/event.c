@@ -85,28 +85,18 @@ py_client_event_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 /* ---- methods ---- */
 
 /* An event and a stream. */
-static PyObject *
-call_on(PyObject *op, PyObject *stream_op,
-        int (*f)(struct cuda_event *, uint64_t, struct caid_error *))
-{
-    uint64_t stream;
+#define EVENT_CALL(name)                                                                     \
+    static PyObject *event_##name(PyObject *op, PyObject *stream_op)                         \
+    {                                                                                        \
+        uint64_t stream;                                                                     \
+        if (py_u64_get(py_handle_state(op), stream_op, "stream", &stream) < 0)               \
+            return NULL;                                                                     \
+        return py_none(PY_HANDLE_CALL(py_handle(op),                                         \
+                                      cuda_event_##name(event(op)->event, stream, &error))); \
+    }
 
-    if (py_u64_get(py_handle_state(op), stream_op, "stream", &stream) < 0)
-        return NULL;
-    return py_none(PY_HANDLE_CALL(py_handle(op), f(event(op)->event, stream, &error)));
-}
-
-static PyObject *
-event_record(PyObject *op, PyObject *stream)
-{
-    return call_on(op, stream, cuda_event_record);
-}
-
-static PyObject *
-event_wait(PyObject *op, PyObject *stream)
-{
-    return call_on(op, stream, cuda_event_wait);
-}
+EVENT_CALL(record)
+EVENT_CALL(wait)
 
 static PyObject *
 event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))

@@ -134,16 +134,6 @@ py_handle_release(struct handle_object *self)
     Py_DECREF(self);
 }
 
-bool
-py_handle_is_cancelled(const struct handle_object *self, struct caid_error *error)
-{
-    if (!self->closing && !py_client_is_closed(self->client))
-        return false;
-    error->code = CAID_ERR_CANCELLED;
-    snprintf(error->message, sizeof(error->message), "the %s was closed", self->class->name);
-    return true;
-}
-
 /* ---- slots ---- */
 
 int

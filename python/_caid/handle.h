@@ -94,9 +94,6 @@ int py_handle_leave_with(struct handle_object *self, int r, const struct caid_er
 int py_handle_hold(struct handle_object *self);
 void py_handle_release(struct handle_object *self);
 
-/* Whether a wait that is cut into slices has to be given up; fills the error. */
-bool py_handle_is_cancelled(const struct handle_object *self, struct caid_error *error);
-
 /* Ends all handles of a client that is closed. */
 void py_handles_end(struct client_object *client, struct caid_client *ended);
 
@@ -136,9 +133,10 @@ int py_timeout_get(PyObject *op, uint64_t *ret_ns);
  * filled that it is if there is no time left. */
 typedef int wait_slice(void *arg, uint64_t timeout_ns, struct caid_error *error);
 
-/* Slices until there is a result, the time is over (-ETIMEDOUT) or a signal handler raises an exception
- * (-EINTR, and it is set). */
-int py_wait(wait_slice *slice, void *arg, uint64_t timeout_ns, struct caid_error *error);
+/* Slices until there is a result, the time is over (-ETIMEDOUT), the thing that is waited for is closed
+ * (-ECANCELED, and the error is filled) or a signal handler raises an exception (-EINTR, and it is set). */
+int py_wait(const struct handle_object *self, wait_slice *slice, void *arg, uint64_t timeout_ns,
+            struct caid_error *error);
 
 /* ---- what has handles ---- */
 

@@ -143,6 +143,9 @@ struct dims {
 
 int py_dims_get(const struct module_state *state, PyObject *op, const char *what,
                 struct dims *ret);
+/* The same for steps: as many as there are dimensions, or InvalidError. */
+int py_strides_get(const struct module_state *state, PyObject *op, const char *what,
+                   const struct dims *shape, struct dims *ret);
 void py_dims_deinit(struct dims *dims);
 #define _cleanup_dims_ __attribute__((cleanup(py_dims_deinit)))
 PyObject *py_dims_tuple(const int64_t *v, uint32_t n);

@@ -73,7 +73,7 @@ timeline_signal(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 }
 
 struct wait {
-    struct timeline_object *self;
+    struct caid_timeline *timeline;
     uint64_t stream, value;
     uint32_t flags;
 };
@@ -84,10 +84,8 @@ wait_on(void *arg, uint64_t timeout_ns, struct caid_error *error)
     struct wait *wait = arg;
     int r;
 
-    if (py_handle_is_cancelled(&wait->self->handle, error))
-        return -ECANCELED;
-    WITHOUT_GIL(r = caid_timeline_wait(wait->self->timeline, wait->stream, wait->value,
-                                       timeout_ns, wait->flags, error));
+    WITHOUT_GIL(r = caid_timeline_wait(wait->timeline, wait->stream, wait->value, timeout_ns,
+                                       wait->flags, error));
     return r == -ETIMEDOUT ? 1 : r;
 }
 
@@ -110,7 +108,7 @@ wait_get(const struct module_state *state, PyObject *const *args, struct wait *w
 static PyObject *
 timeline_wait(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct wait wait = {.self = timeline(op)};
+    struct wait wait = {.timeline = timeline(op)->timeline};
     struct handle_object *self = py_handle(op);
     struct caid_error error = {0};
     uint64_t timeout_ns;
@@ -119,7 +117,7 @@ timeline_wait(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     if (py_args_check("wait", n_args, 4) < 0 ||
         wait_get(py_handle_state(op), args, &wait, &timeout_ns) < 0 || !py_handle_enter(self))
         return NULL;
-    r = py_wait(wait_on, &wait, timeout_ns, &error);
+    r = py_wait(self, wait_on, &wait, timeout_ns, &error);
     if (!PyErr_Occurred())
         return py_none(py_handle_leave_with(self, r, &error));
     py_handle_leave(self);

@@ -37,8 +37,17 @@ py_timeout_get(PyObject *op, uint64_t *ret_ns)
     return 0;
 }
 
+static int
+cancelled(const struct handle_object *self, struct caid_error *error)
+{
+    error->code = CAID_ERR_CANCELLED;
+    snprintf(error->message, sizeof(error->message), "the %s was closed", self->class->name);
+    return -ECANCELED;
+}
+
 int
-py_wait(wait_slice *slice, void *arg, uint64_t timeout_ns, struct caid_error *error)
+py_wait(const struct handle_object *self, wait_slice *slice, void *arg, uint64_t timeout_ns,
+        struct caid_error *error)
 {
     uint64_t deadline = timeout_ns == CAID_FOREVER ? CAID_FOREVER : now_ns() + timeout_ns;
 
@@ -47,7 +56,9 @@ py_wait(wait_slice *slice, void *arg, uint64_t timeout_ns, struct caid_error *er
         uint64_t left = deadline == CAID_FOREVER ? CAID_FOREVER
                         : deadline > now         ? deadline - now
                                                  : 0;
-        int r = slice(arg, left < SLICE_NS ? left : SLICE_NS, error);
+        int r = self->closing || py_client_is_closed(self->client)
+                    ? cancelled(self, error)
+                    : slice(arg, left < SLICE_NS ? left : SLICE_NS, error);
 
         if (r != 1)
             return r;

@@ -43,7 +43,7 @@ py_client_watch(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 /* ---- waiting ---- */
 
 struct look {
-    struct watch_object *self;
+    struct caid_watch *watch;
     struct caid_change change;
 };
 
@@ -53,9 +53,7 @@ look_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
     struct look *look = arg;
     int r;
 
-    if (py_handle_is_cancelled(&look->self->handle, error))
-        return -ECANCELED;
-    WITHOUT_GIL(r = caid_watch_next(look->self->watch, timeout_ns, &look->change, error));
+    WITHOUT_GIL(r = caid_watch_next(look->watch, timeout_ns, &look->change, error));
     return r == -ETIMEDOUT ? 1 : r;
 }
 
@@ -63,14 +61,14 @@ static PyObject *
 watch_next(PyObject *op, PyObject *timeout)
 {
     struct handle_object *self = py_handle(op);
-    struct look look = {.self = watch(op)};
+    struct look look = {.watch = watch(op)->watch};
     struct caid_error error = {0};
     uint64_t timeout_ns;
     int r;
 
     if (py_timeout_get(timeout, &timeout_ns) < 0 || !py_handle_enter(self))
         return NULL;
-    r = py_wait(look_slice, &look, timeout_ns, &error);
+    r = py_wait(self, look_slice, &look, timeout_ns, &error);
     py_handle_leave(self);
     if (r >= 0)
         return PyLong_FromUnsignedLongLong(look.change.generation);

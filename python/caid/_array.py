@@ -70,7 +70,7 @@ def of_leases(leases) -> list[Array]:
         for lease in leases:
             lease.close()
         raise
-    return list(map(of_lease, leases))
+    return [make(lease, None, root=True) for lease in leases]
 
 
 def _check(lease):
@@ -83,20 +83,9 @@ def _check(lease):
         raise corrupt(f"array {lease.name!r}, created by uid {lease.uid}: {e}") from None
 
 
-def of_lease(lease, _new=object.__new__) -> Array:
+def of_lease(lease) -> Array:
     """The Array for a new lease. Raises CorruptError, and gives it up."""
-    try:
-        _check(lease)
-    except BaseException:
-        lease.close()
-        raise
-    self = _new(Array)
-    self._memory = lease
-    self._known = None
-    self._root = True
-    self._open = True
-    self._stream = None
-    return self
+    return of_leases((lease,))[0]
 
 
 def _layout_of(lease):
@@ -430,7 +419,6 @@ class Array(OfProcess, Closing):
         return self.transpose()
 
     # --- copies -----------------------------------------------------------------------------
-
     #
     # `stream` is the same for all: 0 or None, Numba's default, makes the copy here and now, after all
     # work on the arrays that caid knows of.

@@ -8,9 +8,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/packet.h"
 #include "caid_test.h"
 #include "daemon.h"
-#include "packet.h"
 
 #define must(expression)                         \
     do {                                         \

@@ -2,9 +2,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/packet.h"
 #include "caid_test.h"
 #include "flight.h"
-#include "packet.h"
 #include "proto_limits.h"
 
 #define MAX 600 /* in flight to all */

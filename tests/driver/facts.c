@@ -155,7 +155,7 @@ send_command(struct facts_process *process, const struct facts_command *command,
 {
     cr_assert_eq(process->begun, FACTS_N_OPS, "%s: %s has not returned",
                  facts_op_name(command->op), facts_op_name(process->begun));
-    cr_assert_eq(packet_send(process->socket, command, sizeof(*command), fd), 0,
+    cr_assert_eq(send_with_fd(process->socket, command, sizeof(*command), fd), 0,
                  "%s: the process is gone", facts_op_name(command->op));
     process->begun = command->op;
 }
@@ -165,7 +165,7 @@ receive_reply(struct facts_process *process, int *ret_fd)
 {
     struct facts_reply reply;
     const char *name = facts_op_name(process->begun);
-    int r = packet_receive(process->socket, &reply, sizeof(reply), ret_fd);
+    int r = receive_with_fd(process->socket, &reply, sizeof(reply), ret_fd);
     cr_assert_eq(r, 0, "%s: %s", name,
                  r == -EAGAIN ? "does not return" : "the process is gone");
     cr_assert_neq(reply.result, -ENOSYS, "%s: not in this driver", name);

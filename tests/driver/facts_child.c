@@ -197,7 +197,7 @@ serve_one(struct child *child)
     struct facts_command command;
     struct facts_reply reply = {0};
     _cleanup_fd_ int fd = -1;
-    int r = packet_receive(FACTS_SOCKET, &command, sizeof(command), &fd);
+    int r = receive_with_fd(FACTS_SOCKET, &command, sizeof(command), &fd);
     if (r < 0)
         return r;
     struct request request = {
@@ -211,7 +211,7 @@ serve_one(struct child *child)
         reply.result = steps[command.op](child, &request);
     else
         reply.result = calls_run(command.op, &request);
-    r = packet_send(FACTS_SOCKET, &reply, sizeof(reply), request.reply_fd);
+    r = send_with_fd(FACTS_SOCKET, &reply, sizeof(reply), request.reply_fd);
     fd_close(request.reply_fd);
     return r;
 }

@@ -11,7 +11,8 @@
 #include <sys/un.h>
 
 #include "base/macros.h"
-#include "packet.h"
+#include "base/packet.h"
+#include "proto_limits.h"
 
 struct pair {
     int a, b;

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 
 #include "base/macros.h"
-#include "packet.h"
+#include "base/packet.h"
 #include "peer.h"
 
 #define N_GROUPS 100

@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "base/macros.h"
+#include "base/packet.h"
 #include "caid/caid.h"
 #include "drv.h"
-#include "packet.h"
 
 #define N_HELD 24
 #define N_MANY 64

@@ -57,7 +57,7 @@ void
 peer_say_fd(int socket, int fd)
 {
     char byte = 0;
-    if (packet_send(socket, &byte, 1, fd) < 0)
+    if (send_with_fd(socket, &byte, 1, fd) < 0)
         give_up("peer_say_fd");
 }
 
@@ -66,7 +66,7 @@ peer_hear_fd(int socket)
 {
     char byte;
     int fd;
-    if (packet_receive(socket, &byte, 1, &fd) < 0 || fd < 0)
+    if (receive_with_fd(socket, &byte, 1, &fd) < 0 || fd < 0)
         give_up("peer_hear_fd");
     return fd;
 }

@@ -27,13 +27,13 @@ wire_is_up(int r, const char *what)
 bool
 wire_send(int socket, const void *data, size_t size, int fd)
 {
-    return wire_is_up(packet_send(socket, data, size, fd), "sendmsg");
+    return wire_is_up(send_with_fd(socket, data, size, fd), "sendmsg");
 }
 
 bool
 wire_receive(int socket, void *data, size_t size, int *ret_fd)
 {
-    return wire_is_up(packet_receive(socket, data, size, ret_fd), "recvmsg");
+    return wire_is_up(receive_with_fd(socket, data, size, ret_fd), "recvmsg");
 }
 
 bool

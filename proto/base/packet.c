@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "packet.h"
+#include "base/packet.h"
 
 #include <errno.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 /* Room for the control message of as many fds as a packet may have. */
 union control {
-    char data[CMSG_SPACE(sizeof(int) * PROTO_FDS_MAX)];
+    char data[CMSG_SPACE(sizeof(int) * PACKET_FDS_MAX)];
     struct cmsghdr header; /* for its alignment */
 };
 
@@ -38,9 +38,9 @@ packet_send(int sock, const void *data, size_t n, const int *fds, size_t n_fds, 
     union control control;
     ssize_t r;
 
-    if (n > PROTO_PACKET_MAX)
+    if (n > PACKET_MAX)
         return -EMSGSIZE;
-    if (n_fds > PROTO_FDS_MAX)
+    if (n_fds > PACKET_FDS_MAX)
         return -EINVAL;
     if (n_fds > 0)
         attach_fds(&header, &control, fds, n_fds);
@@ -74,16 +74,17 @@ close_all(const int *fds, size_t n_fds)
 }
 
 ssize_t
-packet_recv(int sock, void *data, int *ret_fds, size_t max_fds, size_t *ret_n_fds, int flags)
+packet_recv_into(int sock, void *data, size_t room, int *ret_fds, size_t max_fds,
+                 size_t *ret_n_fds, int flags)
 {
-    struct iovec iov = {.iov_base = data, .iov_len = PROTO_PACKET_MAX};
+    struct iovec iov = {.iov_base = data, .iov_len = room};
     struct msghdr header = {.msg_iov = &iov, .msg_iovlen = 1};
     union control control;
-    int fds[PROTO_FDS_MAX];
+    int fds[PACKET_FDS_MAX];
     ssize_t r;
 
-    if (max_fds > PROTO_FDS_MAX)
-        max_fds = PROTO_FDS_MAX;
+    if (max_fds > PACKET_FDS_MAX)
+        max_fds = PACKET_FDS_MAX;
     if (max_fds > 0) {
         header.msg_control = control.data; /* CMSG_SPACE() could round up to a further fd */
         header.msg_controllen = CMSG_LEN(max_fds * sizeof(int));

@@ -8,22 +8,30 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#include "proto_limits.h"
+#define PACKET_MAX     65536 /* bytes in one packet */
+#define PACKET_FDS_MAX 253   /* fds in one packet: SCM_MAX_FD, unix(7) */
 
 /* Sends one packet with n_fds fds, borrowed. flags: MSG_DONTWAIT or 0; SIGPIPE is never raised.
  * 0, or -EAGAIN, -ETOOMANYREFS (too many fds in flight, unix(7)), -EPIPE, ... */
 int packet_send(int sock, const void *data, size_t n, const int *fds, size_t n_fds, int flags);
 
 /*
- * Receives one packet into data, of PROTO_PACKET_MAX bytes. Fds arrive CLOEXEC and belong to
+ * Receives one packet into data, of so many bytes. Fds arrive CLOEXEC and belong to
  * the caller. With max_fds 0 no control buffer is given: the kernel drops what was sent
  * (unix(7)), and says so.
  * Returns the packet's length, 0 at end of file, or -EAGAIN, -ECONNRESET, ...; -EMSGSIZE when
  * packet or fds were cut (MSG_TRUNC, MSG_CTRUNC: nothing is kept); the connection must end
  * then. An empty packet reads as end of file.
  */
-ssize_t packet_recv(int sock, void *data, int *ret_fds, size_t max_fds, size_t *ret_n_fds,
-                    int flags);
+ssize_t packet_recv_into(int sock, void *data, size_t room, int *ret_fds, size_t max_fds,
+                         size_t *ret_n_fds, int flags);
+
+/* The same, with room for every packet. */
+static inline ssize_t
+packet_recv(int sock, void *data, int *ret_fds, size_t max_fds, size_t *ret_n_fds, int flags)
+{
+    return packet_recv_into(sock, data, PACKET_MAX, ret_fds, max_fds, ret_n_fds, flags);
+}
 
 /* Connects to a socket path. -ENOTSOCK where the path is no socket. */
 int packet_connect(const char *path, int *ret_fd);
