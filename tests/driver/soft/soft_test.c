@@ -10,6 +10,10 @@
 #include <unistd.h>
 
 struct soft_api cu;
+void (*soft_end_peers)(void);
+
+static CUmemoryPool pools[8]; /* that soft_end() destroys, if nobody has before */
+static size_t n_pools;
 
 static void *
 load_symbol(void *library, const char *name)
@@ -72,6 +76,22 @@ soft_start_context(void)
     return context;
 }
 
+void
+soft_end(void)
+{
+    int n = 0;
+    if (soft_end_peers)
+        soft_end_peers();
+    if (cu.cuInit && cu.cuDeviceGetCount(&n) != CUDA_SUCCESS)
+        n = 0;
+    if (n > 0)
+        cu.cuCtxSynchronize(); /* a default pool gives back what was freed */
+    for (int i = 0; i < n; i++)
+        cu.cuDevicePrimaryCtxReset_v2(i);
+    while (n_pools > 0)
+        cu.cuMemPoolDestroy(pools[--n_pools]);
+}
+
 uint64_t
 soft_used(void)
 {
@@ -129,6 +149,36 @@ soft_stream(unsigned int flags)
     CUstream stream;
     MUST(cuStreamCreate(&stream, flags));
     return stream;
+}
+
+CUevent
+soft_event(unsigned int flags)
+{
+    CUevent event;
+    MUST(cuEventCreate(&event, flags));
+    return event;
+}
+
+CUdeviceptr
+soft_memory(size_t size)
+{
+    CUdeviceptr at;
+    MUST(cuMemAlloc_v2(&at, size));
+    return at;
+}
+
+CUmemoryPool
+soft_pool(CUmemAllocationHandleType handles, CUmemLocationType where, size_t max)
+{
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .handleTypes = handles,
+                            .location = {where, 0},
+                            .maxSize = max};
+    CUmemoryPool pool;
+    MUST(cuMemPoolCreate(&pool, &props));
+    if (n_pools < ARRAY_SIZE(pools))
+        pools[n_pools++] = pool;
+    return pool;
 }
 
 void *

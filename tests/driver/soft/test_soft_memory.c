@@ -205,14 +205,12 @@ CAID_TEST(soft_memory, the_limit_is_the_devices_memory)
     REFUSED(OUT_OF_MEMORY, cuMemAlloc_v2(&at, ~(size_t)0));
 }
 
-CAID_TEST(soft_memory, allocations_are_freed_by_their_own_call_only)
+SOFT_TEST(soft_memory, allocations_are_freed_by_their_own_call_only)
 {
-    CUdeviceptr at;
     void *host;
     int here;
-    soft_start_context();
     struct soft_mapping mapping = soft_map(GRAN, 3);
-    MUST(cuMemAlloc_v2(&at, 1000));
+    CUdeviceptr at = soft_memory(1000);
     MUST(cuMemAllocHost_v2(&host, 1000));
     REFUSED(INVALID_VALUE, cuMemFree_v2(at + 256));
     REFUSED(INVALID_VALUE, cuMemFree_v2(mapping.at));
