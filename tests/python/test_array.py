@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays: what they say of themselves, views, and what they give to others."""
 
-import copy
-import pickle
 import subprocess
 import sys
 
@@ -185,19 +183,6 @@ def test_nothing_is_computed(weights):
         iter(a[0, 0])
     with pytest.raises(TypeError):
         a[0, 0] = 1
-
-
-def test_arrays_are_made_by_clients_only():
-    with pytest.raises(TypeError, match="comes from"):
-        caid.Array()
-
-
-@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_arrays_and_clients_are_not_duplicated(weights, client, how):
-    with pytest.raises(TypeError, match="pass its name"):
-        how(weights[0])
-    with pytest.raises(TypeError, match="connect anew"):
-        how(client)
 
 
 # --- numpy.asarray --------------------------------------------------------------------------

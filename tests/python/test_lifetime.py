@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long things live in one process: close(), with, garbage, threads, fork, exit."""
 
+import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, forked, in_thread, in_threads, n_leases, wait_until
+from conftest import PATIENCE_S, forked, in_thread, in_threads, n_leases, n_live, wait_until
 
 import caid
+from caid import _caid
 
 
 # --- close() --------------------------------------------------------------------------------
@@ -136,6 +140,64 @@ def test_a_client_connects_once(daemon, client):
     client.ping()
 
 
+OF_A_CLIENT = {
+    "a stream": (lambda c: c.stream(), "streams", lambda s: s.synchronize()),
+    "an event": (lambda c: c.event(ipc=True), "events", lambda e: e.record(1)),
+    "a timeline": (lambda c: c.timeline("t"), None, lambda tl: tl.signal(None, 1)),
+}
+
+
+@pytest.mark.parametrize("make, kind, use", OF_A_CLIENT.values(), ids=OF_A_CLIENT.keys())
+def test_it_keeps_its_client_and_ends_with_it(daemon, client, soft, make, kind, use):
+    c = daemon.connect()
+    kept = weakref.ref(c)
+    thing = make(c)
+    with client.stream():  # the context stays
+        before = kind and n_live(kind)
+        del c
+        gc.collect()
+        use(thing)
+        kept().close()
+        assert thing.closed and (kind is None or n_live(kind) == before - 1)
+    with pytest.raises(caid.ClosedError):
+        use(thing)
+    thing.close()
+    del thing
+    gc.collect()
+    assert kept() is None and client.timelines() == []
+    with daemon.connect() as c:
+        pass
+    with pytest.raises(caid.ClosedError, match="the client is closed"):
+        make(c)
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_nothing_is_duplicated(client, arena, how):
+    with client.create("a", 4) as a, client.stream() as s, client.timeline("t") as tl:
+        for thing, what in (
+            (a, "pass its name"),
+            (client, "connect anew"),
+            (s, "pickled"),
+            (client.event(), "ipc_handle"),
+            (tl, "pass its name"),
+            (a.read(), "pickled"),
+            (arena, "cannot be copied or pickled"),
+            (arena.allocate(1), "cannot be copied or pickled"),
+        ):
+            with pytest.raises(TypeError, match=what):
+                how(thing)
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [caid.Array, caid.Stream, caid.Event, caid.Timeline, caid.Bracket, caid.Arena, caid.Allocation]
+    + [_caid.Arena, _caid.Lease, _caid.HostView],
+)
+def test_what_others_make_is_not_made_by_hand(cls):
+    with pytest.raises(TypeError, match="comes from"):
+        cls()
+
+
 # --- threads --------------------------------------------------------------------------------
 
 
@@ -237,22 +299,32 @@ def test_the_interpreter_exits_cleanly(child, client, what, soft):
     assert n_leases(client) == 0
 
 
-def test_ctrl_c_between_calls(child, client):
-    c = child(
-        """
-        with caid.connect() as c:
-            try:
-                print("up", flush=True)
-                while True:
+WAITS = {
+    "calls": "while True: c.ping()",
+    "a watch": "with c.watch('w') as watch: list(watch)",
+    "a timeline": "with c.open_timeline('t') as tl: tl.wait(None, 1)",
+    "a timeline on a stream": "with c.open_timeline('t') as tl: tl.wait(1, 1)",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+def test_ctrl_c_ends_a_wait(child, client, wait):
+    with client.timeline("t"):
+        c = child(
+            f"""
+            with caid.connect() as c:
+                try:
+                    print("up", flush=True)
+                    {wait}
+                except KeyboardInterrupt:
                     c.ping()
-            except KeyboardInterrupt:
-                c.ping()
-                sys.exit(7)
-        """
-    )
-    c.expect("up")
-    os.kill(c.pid, signal.SIGINT)
-    assert c.finish()[0] == 7
+                    sys.exit(7)
+            """
+        )
+        c.expect("up")
+        time.sleep(0.1)
+        os.kill(c.pid, signal.SIGINT)
+        assert c.finish()[0] == 7
 
 
 # --- leaks ----------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import asyncio
 import ctypes
 import gc
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -93,38 +92,6 @@ def test_one_that_is_left_open_is_told_of_and_destroyed(client, soft):
         warnings.simplefilter("error")
         del s
         gc.collect()
-
-
-def test_a_stream_keeps_its_client_and_ends_with_it(daemon, client, soft):
-    c = daemon.connect()
-    kept = weakref.ref(c)
-    s = c.stream()
-    with client.stream():  # the context stays
-        before = n_live("streams")
-        del c
-        gc.collect()
-        s.synchronize()
-        kept().close()
-        assert s.closed and n_live("streams") == before - 1
-    with pytest.raises(caid.ClosedError):
-        s.synchronize()
-    s.close()
-    del s
-    gc.collect()
-    assert kept() is None
-    c = daemon.connect()
-    c.close()
-    with pytest.raises(caid.ClosedError, match="the client is closed"):
-        c.stream()
-
-
-def test_it_is_of_one_process():
-    s = caid.Stream.from_handle(LEGACY)
-    for use in (pickle.dumps, lambda s: s.__reduce__()):
-        with pytest.raises(TypeError, match="pickled"):
-            use(s)
-    with pytest.raises(TypeError, match="comes from"):
-        caid.Stream()
 
 
 # --- wrapped --------------------------------------------------------------------------------
