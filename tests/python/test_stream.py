@@ -12,7 +12,9 @@ import time
 import warnings
 import weakref
 
+import numpy
 import pytest
+from arenas import ByDlpack
 from conftest import PATIENCE_S, Held, forked, in_thread, in_threads, n_live, run_async, wait_until
 
 import caid
@@ -191,6 +193,52 @@ def test_what_is_no_stream():
             caid.Stream.from_handle(wrong)
     with pytest.raises(caid.DeviceError):
         caid.Stream.from_handle(1, None, 2**40)
+
+
+def publish_in_an_arena(client, stream):
+    with client.arena() as arena:
+        arena.publish("a", arena.allocate(4), stream=stream)
+
+
+TAKE_STREAMS = {
+    "close": lambda c, a, s: a.close(s),
+    "publish": lambda c, a, s: a.publish("a", stream=s),
+    "publish in an arena": lambda c, a, s: publish_in_an_arena(c, s),
+    "read": lambda c, a, s: a.read(s).begin(),
+    "copy_to_host": lambda c, a, s: a.copy_to_host(bytearray(4), s),
+    "copy_from_host": lambda c, a, s: a.copy_from_host(b"efgh", s),
+    "copy_to_device": lambda c, a, s: a.copy_to_device(b"efgh", s),
+    "copy_from": lambda c, a, s: a[1:].copy_from(a[:-1], s),
+    "copy_to": lambda c, a, s: a[1:].copy_to(a[:-1], s),
+    "__dlpack__": lambda c, a, s: a.__dlpack__(stream=s),
+    "from_dlpack": lambda c, a, s: caid.from_dlpack(ByDlpack(a), stream=s),
+    "Event.record": lambda c, a, s: c.event().record(s),
+    "Event.wait": lambda c, a, s: c.event().wait(s),
+    "Timeline.signal": lambda c, a, s: c.timeline("t").signal(s, 1),
+    "Timeline.wait": lambda c, a, s: c.timeline("t").wait(s, 1, 0),
+    "device_array": lambda c, a, s: caid.device_array(4, stream=s, client=c),
+    "mapped_array": lambda c, a, s: caid.mapped_array(4, stream=s, client=c),
+    "managed_array": lambda c, a, s: caid.managed_array(4, stream=s, client=c),
+    "to_device": lambda c, a, s: caid.to_device([1], s, client=c),
+    "mapped": lambda c, a, s: caid.mapped(numpy.zeros(4), stream=s, client=c).__enter__(),
+}
+AS_NUMBA = ("copy", "device_array", "mapped", "managed_array", "to_device")  # 0 is the default one
+
+
+@pytest.mark.filterwarnings("ignore:un:ResourceWarning")
+@pytest.mark.parametrize("name", TAKE_STREAMS)
+def test_what_takes_streams_refuses_what_is_none(client, name):
+    with client.empty(4, "|u1") as a:
+        a.copy_from_host(b"abcd")
+        for wrong in (-2, 2**64) if name.startswith(AS_NUMBA) else (0, -2, 2**64):
+            with pytest.raises(ValueError, match="stream"):
+                TAKE_STREAMS[name](client, a, wrong)
+        for wrong in ("1", object()):
+            with pytest.raises(TypeError, match="stream"):
+                TAKE_STREAMS[name](client, a, wrong)
+        assert not a.closed and bytes(a.copy_to_host()) == b"abcd"
+    assert client.list() == []
+    gc.collect()
 
 
 def test_one_that_the_driver_does_not_know(client, soft):
