@@ -12,8 +12,10 @@
 struct soft_api cu;
 void (*soft_end_peers)(void);
 
-static CUmemoryPool pools[8]; /* that soft_end() destroys, if nobody has before */
-static size_t n_pools;
+/* What soft_end() is to end, if nobody has before; of this thread, as programs have several. */
+static _Thread_local struct soft_mapping mappings[8];
+static _Thread_local CUmemoryPool pools[8];
+static _Thread_local size_t n_mappings, n_pools;
 
 static void *
 load_symbol(void *library, const char *name)
@@ -88,6 +90,10 @@ soft_end(void)
         cu.cuCtxSynchronize(); /* a default pool gives back what was freed */
     for (int i = 0; i < n; i++)
         cu.cuDevicePrimaryCtxReset_v2(i);
+    while (n_mappings > 0) {
+        struct soft_mapping last = mappings[n_mappings - 1];
+        soft_unmap(&last);
+    }
     while (n_pools > 0)
         cu.cuMemPoolDestroy(pools[--n_pools]);
 }
@@ -132,12 +138,17 @@ soft_map(size_t size, int access)
     MUST(cuMemMap(mapping.at, size, 0, mapping.handle, 0));
     if (access)
         soft_set_access(&mapping, access);
+    if (n_mappings < ARRAY_SIZE(mappings))
+        mappings[n_mappings++] = mapping;
     return mapping;
 }
 
 void
 soft_unmap(struct soft_mapping *mapping)
 {
+    for (size_t i = 0; i < n_mappings; i++)
+        if (mappings[i].at == mapping->at)
+            mappings[i] = mappings[--n_mappings];
     MUST(cuMemUnmap(mapping->at, mapping->size));
     MUST(cuMemAddressFree(mapping->at, mapping->size));
     MUST(cuMemRelease(mapping->handle));

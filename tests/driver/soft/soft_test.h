@@ -53,8 +53,8 @@ void soft_load_path(const char *path);
 void soft_start(void);
 /* The same, with the primary context of device 0 current. */
 CUcontext soft_start_context(void);
-/* Ends what a test has left: peers, what is in the primary contexts, and pools of soft_pool(). What
- * is mapped, or in other contexts, is the test's to end. */
+/* Ends what a test has left: peers, what is in the primary contexts, mappings of soft_map() and
+ * pools of soft_pool(). What is in other contexts is the test's to end. */
 void soft_end(void);
 /* The peers' part in that. */
 extern void (*soft_end_peers)(void);
@@ -122,4 +122,12 @@ void soft_must(CUresult result, const char *call, int line);
     do {                                                                                     \
         CUresult _result = cu.call;                                                          \
         cr_assert_eq(_result, CUDA_ERROR_##error, "%s: %d, not %s", #call, _result, #error); \
+    } while (0)
+/* In a body: what a pointer's attribute is. Of those that are shorter the rest is zeros. */
+#define ATTRIBUTE_IS(name, at, want)                                                   \
+    do {                                                                               \
+        uint64_t _value = 0;                                                           \
+        MUST(cuPointerGetAttribute(&_value, CU_POINTER_ATTRIBUTE_##name, (at)));       \
+        cr_assert_eq(_value, (uint64_t)(want), #name " of " #at ": %#llx, not " #want, \
+                     (unsigned long long)_value);                                      \
     } while (0)

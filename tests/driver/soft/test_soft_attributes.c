@@ -65,7 +65,7 @@ SOFT_TEST_LATE(soft_attributes, without_much)
     CUmemAllocationProp prop = soft_prop(0);
     REFUSED(NOT_SUPPORTED, cuMemHostRegister_v2(&word, sizeof(word), 0));
     REFUSED(NOT_SUPPORTED, cuMemCreate(&handle, GRAN, &prop, 0));
-    CUdeviceptr at = soft_memory(GRAN);
+    soft_memory(GRAN);
 }
 
 /* No fds of memory, no legacy handles, no read-only registration. */

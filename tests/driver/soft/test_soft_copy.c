@@ -124,8 +124,6 @@ SOFT_TEST(soft_copy, nothing_is_written_through_a_read_only_mapping)
     MUST(cuMemcpyDtoD_v2(rw.at, ro.at, 16));
     MUST(cuMemcpyDtoH_v2(&here, ro.at, 4));
     MUST(cuCtxSynchronize());
-    soft_unmap(&ro);
-    soft_unmap(&rw);
 }
 
 SOFT_TEST(soft_copy, memory_without_access_is_not_touched)
@@ -144,7 +142,6 @@ SOFT_TEST(soft_copy, memory_without_access_is_not_touched)
     REFUSED(INVALID_VALUE, cuMemcpyDtoD_v2(mapping.at, (uintptr_t)&here, 4));
     MUST(cuMemcpyHtoD_v2(0, NULL, 0)); /* nothing is nowhere */
     MUST(cuMemAddressFree(reserved, GRAN));
-    soft_unmap(&mapping);
 }
 
 /* Allocations mapped side by side are one stretch of memory. */

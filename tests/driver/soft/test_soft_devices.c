@@ -230,7 +230,6 @@ CAID_TEST(soft_devices, memory_is_on_the_device_that_the_ordinal_means)
     CUmemAllocationProp prop = soft_prop(0);
     CUmemoryPool pool;
     CUcontext context;
-    int ordinal;
     name_devices();
     see_some("2,1");
     soft_start();
@@ -241,14 +240,12 @@ CAID_TEST(soft_devices, memory_is_on_the_device_that_the_ordinal_means)
     MUST(cuDevicePrimaryCtxRetain(&context, 1));
     MUST(cuCtxSetCurrent(context));
     CUdeviceptr at = soft_memory(GRAN);
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    cr_assert_eq(ordinal, 1);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 1);
     cr_assert_eq(used_of(1), GRAN);
     MUST(cuMemFree_v2(at));
     MUST(cuDeviceGetDefaultMemPool(&pool, 1));
     MUST(cuMemAllocAsync(&at, GRAN, NULL));
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    cr_assert_eq(ordinal, 1);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 1);
     cr_assert_eq(used_of(1), 32 * MIB);
     MUST(cuMemFreeAsync(at, NULL));
     MUST(cuCtxSynchronize());
@@ -309,6 +306,7 @@ SOFT_TEST_LATE(soft_devices, memory_is_freed_after_the_work_of_peers)
     gate_close(&gate, other);
     MUST(cuMemFree_v2(memory[1]));
     gate_open(&gate);
+    MUST(cuCtxSynchronize());
 }
 
 /* With device 1 current. */
@@ -350,12 +348,10 @@ CAID_TEST(soft_devices, access_is_given_to_mappings_and_pools)
     CUmemAccessDesc desc = {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, 3};
     CUmemoryPool pool;
     CUdeviceptr at;
-    int flags;
     start_two();
     struct soft_mapping mapping = soft_map(GRAN, 3);
     assert_reach(mapping.at, false);
-    MUST(cuPointerGetAttribute(&flags, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, mapping.at));
-    cr_assert_eq(flags, 0);
+    ATTRIBUTE_IS(ACCESS_FLAGS, mapping.at, 0);
     MUST(cuMemSetAccess(mapping.at, GRAN, &desc, 1));
     assert_reach(mapping.at, true);
     soft_unmap(&mapping);

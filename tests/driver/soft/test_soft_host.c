@@ -17,12 +17,6 @@ pages_new(size_t n, int prot)
     return at;
 }
 
-static void
-pages_free(unsigned char *at, size_t n)
-{
-    munmap(at, n * PAGE);
-}
-
 static CUdeviceptr
 address(const void *at)
 {
@@ -38,37 +32,24 @@ enroll(void *at, size_t size)
 /* All that cuPointerGetAttribute says of registered memory, and what it said before. */
 SOFT_TEST_LATE(soft_host, registered_memory_is_known_as_host_memory)
 {
-    CUcontext context = soft_start_context(), owner;
+    CUcontext context = soft_start_context();
     unsigned char *pages = pages_new(3, PROT_READ | PROT_WRITE), *at = pages + 100;
     CUdeviceptr device;
-    unsigned int type, managed, mapped, flags;
-    void *host;
-    size_t size;
-    int access;
+    unsigned int type, flags;
     REFUSED(INVALID_VALUE,
             cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(at)));
     REFUSED(INVALID_VALUE, cuMemHostGetDevicePointer_v2(&device, at, 0));
     MUST(cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_PORTABLE));
-    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(at)));
-    MUST(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address(at)));
-    MUST(cuPointerGetAttribute(&mapped, CU_POINTER_ATTRIBUTE_MAPPED, address(at)));
-    MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, address(at)));
-    MUST(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, address(at + 1)));
-    cr_assert_eq(type, CU_MEMORYTYPE_HOST);
-    cr_assert_eq(managed, 0);
-    cr_assert_eq(mapped, 1);
-    cr_assert_eq(owner, context);
-    cr_assert_eq(host, at + 1);
-    MUST(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address(at)));
-    MUST(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address(at)));
-    cr_assert_eq(device, address(at));
-    cr_assert_eq(size, PAGE);
-    MUST(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, address(at)));
-    MUST(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, address(at)));
-    cr_assert_eq(device, address(pages), "whole pages are mapped");
-    cr_assert_eq(size, 2 * PAGE);
-    MUST(cuPointerGetAttribute(&access, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, address(at)));
-    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    ATTRIBUTE_IS(MEMORY_TYPE, address(at), CU_MEMORYTYPE_HOST);
+    ATTRIBUTE_IS(IS_MANAGED, address(at), 0);
+    ATTRIBUTE_IS(MAPPED, address(at), 1);
+    ATTRIBUTE_IS(CONTEXT, address(at), context);
+    ATTRIBUTE_IS(HOST_POINTER, address(at + 1), at + 1);
+    ATTRIBUTE_IS(RANGE_START_ADDR, address(at), address(at));
+    ATTRIBUTE_IS(RANGE_SIZE, address(at), PAGE);
+    ATTRIBUTE_IS(MAPPING_BASE_ADDR, address(at), address(pages));
+    ATTRIBUTE_IS(MAPPING_SIZE, address(at), 2 * PAGE);
+    ATTRIBUTE_IS(ACCESS_FLAGS, address(at), CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     cr_assert_eq(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
                                           address(pages)),
                  CUDA_ERROR_INVALID_VALUE, "in the page, but not registered");
@@ -231,7 +212,6 @@ SOFT_TEST(soft_host, work_on_unmapped_pages_faults)
 SOFT_TEST(soft_host, what_is_put_in_place_of_unmapped_pages_is_not_registered)
 {
     CUdeviceptr reserved;
-    unsigned int type;
     unsigned char *at = mmap(NULL, 2 * GRAN, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     uintptr_t start = ((uintptr_t)at + GRAN - 1) / GRAN * GRAN;
@@ -244,8 +224,7 @@ SOFT_TEST(soft_host, what_is_put_in_place_of_unmapped_pages_is_not_registered)
     CUmemAllocationProp prop = soft_prop(0);
     MUST(cuMemCreate(&handle, GRAN, &prop, 0));
     MUST(cuMemMap(reserved, GRAN, 0, handle, 0));
-    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, start + 10));
-    cr_assert_eq(type, CU_MEMORYTYPE_DEVICE);
+    ATTRIBUTE_IS(MEMORY_TYPE, start + 10, CU_MEMORYTYPE_DEVICE);
     MUST(cuMemUnmap(reserved, GRAN));
     MUST(cuMemRelease(handle));
     MUST(cuMemAddressFree(reserved, GRAN));
@@ -266,12 +245,11 @@ read_only_pages(int prot)
 SOFT_TEST(soft_host, read_only_memory_is_read)
 {
     unsigned char back[16] = {0};
-    unsigned int flags, access;
+    unsigned int flags;
     unsigned char *at = read_only_pages(PROT_READ);
     MUST(cuMemHostGetFlags(&flags, at));
     cr_assert_eq(flags, CU_MEMHOSTREGISTER_DEVICEMAP, "that it is read-only is not told here");
-    MUST(cuPointerGetAttribute(&access, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, address(at)));
-    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READ, "but here");
+    ATTRIBUTE_IS(ACCESS_FLAGS, address(at), CU_MEM_ACCESS_FLAGS_PROT_READ);
     CUdeviceptr device = soft_memory(PAGE);
     MUST(cuMemcpyHtoD_v2(device, at, PAGE));
     MUST(cuMemcpyDtoH_v2(back, device + PAGE - sizeof(back), sizeof(back)));

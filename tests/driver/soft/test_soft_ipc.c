@@ -84,26 +84,20 @@ tell(char order)
 OWNER_TEST(pointers_tell_what_they_are)
 {
     CUdeviceptr at, own, base;
-    CUcontext context, of;
-    int ordinal, capable;
+    CUcontext context;
     size_t size;
     MUST(cuCtxGetCurrent(&context));
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     MUST(cuMemGetAddressRange_v2(&base, &size, at + 4096));
     cr_assert_eq(base, at);
     cr_assert_eq(size, SIZE);
-    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_CONTEXT, at));
-    cr_assert_eq(of, context);
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    cr_assert_eq(ordinal, 0);
+    ATTRIBUTE_IS(CONTEXT, at, context);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 0);
     MUST(cuMemAlloc_v2(&own, 4096));
-    MUST(cuPointerGetAttribute(&capable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, own));
-    cr_assert(capable);
+    ATTRIBUTE_IS(IS_LEGACY_CUDA_IPC_CAPABLE, own, 1);
     MUST(cuMemFree_v2(own));
     struct soft_mapping mapping = soft_map(GRAN, 3);
-    MUST(cuPointerGetAttribute(&capable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-                               mapping.at));
-    cr_assert(!capable);
+    ATTRIBUTE_IS(IS_LEGACY_CUDA_IPC_CAPABLE, mapping.at, 0);
     soft_unmap(&mapping);
 }
 
@@ -248,7 +242,6 @@ SOFT_TEST_LATE(soft_ipc, each_device_has_its_own)
 {
     CUdeviceptr at, other_at;
     CUcontext first, second;
-    int ordinal;
     setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
     start_owner();
     first = soft_start_context();
@@ -257,8 +250,7 @@ SOFT_TEST_LATE(soft_ipc, each_device_has_its_own)
     MUST(cuCtxSetCurrent(second));
     MUST(cuIpcOpenMemHandle_v2(&other_at, handle, FLAGS));
     cr_assert_neq(at, other_at);
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, other_at));
-    cr_assert_eq(ordinal, 1, "the opening context's");
+    ATTRIBUTE_IS(DEVICE_ORDINAL, other_at, 1);
     soft_fill(other_at, 0x11, SIZE);
     MUST(cuCtxSetCurrent(first));
     cr_assert(soft_holds(at, 0x11, SIZE));
@@ -287,13 +279,11 @@ OWNER_TEST(what_is_open_ends_with_its_context)
 SOFT_TEST_LATE(soft_ipc, memory_of_an_unknown_device_is_opened)
 {
     CUdeviceptr at;
-    int ordinal;
     start_owner();
     setenv("CAID_SOFTCUDA_UUID", "GPU-ffffffff-0000-4000-8000-000000000002", 1);
     soft_start_context();
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    cr_assert_eq(ordinal, 0, "the opening context's");
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 0);
     cr_assert(soft_holds(at, 0xab, SIZE));
     cr_assert_eq(soft_used(), 0, "not of this device");
 }

@@ -50,32 +50,18 @@ SOFT_TEST_LATE(soft_managed, it_may_be_larger_than_the_device)
 
 SOFT_TEST_LATE(soft_managed, pointers_tell_that_they_are_managed)
 {
-    CUcontext context = soft_start_context(), owner;
-    CUdeviceptr at = managed(2 * PAGE), device, start;
-    unsigned int type, is_managed, legacy_ipc, mapped;
-    unsigned long long handles;
-    int ordinal;
-    void *host;
+    CUcontext context = soft_start_context();
+    CUdeviceptr at = managed(2 * PAGE), start;
     size_t size;
-    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at));
-    MUST(cuPointerGetAttribute(&is_managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at + PAGE));
-    MUST(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, at + 1));
-    MUST(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, at + 1));
-    MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, at));
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    MUST(cuPointerGetAttribute(&mapped, CU_POINTER_ATTRIBUTE_MAPPED, at));
-    MUST(cuPointerGetAttribute(&handles, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, at));
-    MUST(cuPointerGetAttribute(&legacy_ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-                               at));
-    cr_assert_eq(type, CU_MEMORYTYPE_DEVICE);
-    cr_assert_eq(is_managed, 1);
-    cr_assert_eq((CUdeviceptr)(uintptr_t)host, at + 1);
-    cr_assert_eq(device, at + 1);
-    cr_assert_eq(owner, context);
-    cr_assert_eq(ordinal, 0);
-    cr_assert_eq(mapped, 1);
-    cr_assert_eq(handles, 0);
-    cr_assert_eq(legacy_ipc, 0);
+    ATTRIBUTE_IS(MEMORY_TYPE, at, CU_MEMORYTYPE_DEVICE);
+    ATTRIBUTE_IS(IS_MANAGED, at + PAGE, 1);
+    ATTRIBUTE_IS(HOST_POINTER, at + 1, at + 1);
+    ATTRIBUTE_IS(DEVICE_POINTER, at + 1, at + 1);
+    ATTRIBUTE_IS(CONTEXT, at, context);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 0);
+    ATTRIBUTE_IS(MAPPED, at, 1);
+    ATTRIBUTE_IS(ALLOWED_HANDLE_TYPES, at, 0);
+    ATTRIBUTE_IS(IS_LEGACY_CUDA_IPC_CAPABLE, at, 0);
     MUST(cuMemGetAddressRange_v2(&start, &size, at + PAGE + 1));
     cr_assert_eq(start, at);
     cr_assert_eq(size, 2 * PAGE);
@@ -84,17 +70,15 @@ SOFT_TEST_LATE(soft_managed, pointers_tell_that_they_are_managed)
 SOFT_TEST(soft_managed, it_has_the_size_that_was_asked_for)
 {
     CUdeviceptr base;
-    unsigned int flags, sync;
+    unsigned int flags;
     size_t size;
     CUdeviceptr at = managed(100), device;
     MUST(cuMemGetAddressRange_v2(&base, &size, at + 99));
     cr_assert_eq(size, 100);
     REFUSED(NOT_FOUND, cuMemGetAddressRange_v2(&base, &size, at + 100));
     REFUSED(INVALID_VALUE, cuMemsetD8_v2(at + 90, 1, 11));
-    MUST(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at));
-    cr_assert_eq(size, 100);
-    MUST(cuPointerGetAttribute(&sync, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, at));
-    cr_assert_eq(sync, 1);
+    ATTRIBUTE_IS(RANGE_SIZE, at, 100);
+    ATTRIBUTE_IS(SYNC_MEMOPS, at, 1);
     MUST(cuMemHostGetFlags(&flags, (void *)(uintptr_t)at));
     REFUSED(INVALID_VALUE, cuMemHostGetDevicePointer_v2(&device, (void *)(uintptr_t)at, 0));
     REFUSED(INVALID_VALUE, cuMemFree_v2(at + 1));

@@ -12,15 +12,13 @@ SOFT_TEST(soft_pool_calls, the_host_has_pools_too)
     CUmemAllocationType pinned = CU_MEM_ALLOCATION_TYPE_PINNED;
     CUmemoryPool standard, current;
     CUmemAccess_flags access;
-    int type;
     void *back;
     MUST(cuMemGetMemPool(&standard, &host, pinned));
     REFUSED(INVALID_VALUE, cuMemPoolDestroy(standard));
     MUST(cuMemPoolGetAccess(&access, standard, &host));
     cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     CUdeviceptr at = take(standard, 4096, NULL);
-    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at));
-    cr_assert_eq(type, CU_MEMORYTYPE_HOST);
+    ATTRIBUTE_IS(MEMORY_TYPE, at, CU_MEMORYTYPE_HOST);
     MUST(cuPointerGetAttribute(&back, CU_POINTER_ATTRIBUTE_HOST_POINTER, at));
     cr_assert_eq((uintptr_t)back, at);
     cr_assert_eq(soft_used(), 0);
@@ -51,8 +49,7 @@ SOFT_TEST(soft_pool_calls, managed_memory_has_pools_too)
     int managed;
     MUST(cuMemGetMemPool(&pool, &device, CU_MEM_ALLOCATION_TYPE_MANAGED));
     CUdeviceptr at = take(pool, 5000, NULL), beside = take(pool, 5000, NULL);
-    MUST(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at));
-    cr_assert_eq(managed, 1);
+    ATTRIBUTE_IS(IS_MANAGED, at, 1);
     cr_assert_eq(soft_used(), 0);
     ((unsigned char *)(uintptr_t)at)[4999] = 7;
     MUST(cuMemAdvise_v2(at, 5000, CU_MEM_ADVISE_SET_READ_MOSTLY, device));
@@ -177,25 +174,18 @@ SOFT_TEST_LATE(soft_pool_calls, access_is_kept_and_a_device_keeps_its_own)
 
 SOFT_TEST(soft_pool_calls, pointers_know_where_they_are_from)
 {
-    unsigned long long types, id, other;
+    unsigned long long id, other;
     CUmemoryPool of;
-    CUcontext context;
     CUdeviceptr base;
     size_t size;
-    int number;
     CUmemoryPool pool =
         soft_pool(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, 0);
     CUdeviceptr at = take(pool, 1000, NULL), beside = take(pool, 1000, NULL);
-    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at + 999));
-    cr_assert_eq(of, pool);
-    MUST(cuPointerGetAttribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, at));
-    cr_assert_eq(types, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    MUST(cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, at));
-    cr_assert_null(context, "pool memory belongs to no context");
-    MUST(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    cr_assert_eq(number, 0);
-    MUST(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at));
-    cr_assert_eq(number, 0);
+    ATTRIBUTE_IS(MEMPOOL_HANDLE, at + 999, pool);
+    ATTRIBUTE_IS(ALLOWED_HANDLE_TYPES, at, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    ATTRIBUTE_IS(CONTEXT, at, 0);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 0);
+    ATTRIBUTE_IS(IS_LEGACY_CUDA_IPC_CAPABLE, at, 0);
     MUST(cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, at));
     MUST(cuPointerGetAttribute(&other, CU_POINTER_ATTRIBUTE_BUFFER_ID, beside));
     cr_assert_neq(id, other);

@@ -162,12 +162,10 @@ SOFT_TEST_LATE(soft_pool_ipc, pinned_memory_of_the_host_is_shared_too)
 {
     location = CU_MEM_LOCATION_TYPE_HOST_NUMA;
     peer = peer_start(exporter);
-    int type;
     soft_start_context();
     import_pool();
     CUdeviceptr at = import_one(1);
-    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at));
-    cr_assert_eq(type, CU_MEMORYTYPE_HOST);
+    ATTRIBUTE_IS(MEMORY_TYPE, at, CU_MEMORYTYPE_HOST);
     cr_assert_eq(((unsigned char *)(uintptr_t)at)[MIB - 1], 0xa1);
     MUST(cuMemFree_v2(at));
     end_offer();
@@ -183,7 +181,6 @@ OFFER_TEST(an_imported_pool_only_imports)
     CUmemAccess_flags access;
     uint64_t value = 0;
     CUdeviceptr at;
-    CUmemoryPool of;
     int fd;
     CUdeviceptr imported = import_one(0);
     REFUSED(INVALID_VALUE, cuMemAllocFromPoolAsync(&at, 512, offer.pool, NULL));
@@ -198,8 +195,7 @@ OFFER_TEST(an_imported_pool_only_imports)
     REFUSED(INVALID_VALUE, cuMemPoolExportPointer(&data, imported));
     MUST(cuMemPoolGetAccess(&access, offer.pool, &own));
     cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, imported));
-    cr_assert_eq(of, offer.pool);
+    ATTRIBUTE_IS(MEMPOOL_HANDLE, imported, offer.pool);
     cr_assert_eq(cu.cuMemPoolDestroy(offer.pool), CUDA_ERROR_INVALID_VALUE, "in use");
     MUST(cuMemFree_v2(imported));
 }
