@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 from arenas import MIB, fill, seen
-from conftest import PATIENCE_S, forked, in_thread, in_threads, n_leases, wait_until
+from conftest import PATIENCE_S, in_thread, in_threads, n_leases, wait_until
 
 import caid
 
@@ -241,19 +241,6 @@ def test_cycles_with_the_client_are_collected(daemon, client):
     assert alive() is None and memory() is None
     gc.collect()
     wait_until(lambda: client.status().connections == 1)
-
-
-def test_a_forked_child_uses_nothing(client, arena):
-    held = [arena.allocate(100)]
-    uses = (
-        lambda: arena.allocate(1),
-        lambda: arena.publish("x", held[0]),
-        lambda: arena.find(held[0].ptr),
-        arena.trim,
-    )
-    forked(*uses, work=lambda: (held.clear(), arena.close()))
-    assert arena.info.allocations == 1
-    fill(client, held[0], np.zeros(100, "u1"))
 
 
 # --- threads --------------------------------------------------------------------------------

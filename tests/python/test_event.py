@@ -5,7 +5,7 @@ import gc
 import os
 
 import pytest
-from conftest import PATIENCE_S, Held, forked, in_thread, n_live, wait_until
+from conftest import PATIENCE_S, Held, in_thread, n_live, wait_until
 
 import caid
 
@@ -142,10 +142,3 @@ def test_what_is_no_handle(client):
             caid.Event.from_ipc_handle(wrong, client)
     with pytest.raises(caid.DriverError):
         caid.Event.from_ipc_handle(os.urandom(64), client)
-
-
-def test_a_forked_child_leaves_events_alone(client):
-    e = client.event(ipc=True)
-    e.record(1)
-    forked(e.query, e.synchronize, lambda: e.record(1), client.event, work=e.close)
-    e.synchronize()

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named timelines: of one process, of two and three, and of dead ones."""
 
-import gc
 import os
 import threading
 import time
 
 import pytest
-from conftest import PATIENCE_S, forked, in_thread, wait_until
+from conftest import PATIENCE_S, in_thread, wait_until
 
 import caid
 
@@ -210,22 +209,6 @@ def test_closing_the_client_ends_its_waits(daemon, client):
         thread.join(PATIENCE_S)
         assert isinstance(ended[0], caid.CancelledError) and opened.closed
         opened.close()
-
-
-def test_one_that_is_left_open_is_told_of(client):
-    with pytest.warns(ResourceWarning, match="unclosed <caid.Timeline 't' signals>"):
-        client.timeline("t")
-        gc.collect()
-    assert client.timelines() == []
-
-
-def test_a_forked_child_leaves_timelines_alone(client, frames):
-    tl, opened = frames
-    tl.signal(None, 1)
-    uses = (lambda: tl.signal(None, 2), lambda: opened.wait(None, 1), client.timelines)
-    forked(*uses, work=lambda: (tl.close(), opened.close()))
-    tl.signal(None, 2)
-    opened.wait(None, 2)
 
 
 # --- other processes ------------------------------------------------------------------------

@@ -84,27 +84,21 @@ def _got(watch):
         return None
 
 
-def test_close_ends_the_iteration_of_another_thread(client):
+def test_close_ends_what_other_threads_wait_for(client):
     watch = client.watch("w")
     thread, ended = in_thread(lambda: list(watch))
+    waiting, cancelled = in_thread(watch.get)
     time.sleep(0.01)
     watch.close()
     thread.join(PATIENCE_S)
+    waiting.join(PATIENCE_S)
     assert ended == [[]] and watch.closed
+    assert isinstance(cancelled[0], (caid.CancelledError, caid.ClosedError))
     watch.close()
     assert list(watch) == []
     with pytest.raises(caid.ClosedError, match="watch of 'w' is closed"):
         watch.get()
     assert repr(watch) == "<caid.Watch 'w' closed>"
-
-
-def test_close_cancels_a_wait_of_another_thread(client):
-    watch = client.watch("w")
-    thread, ended = in_thread(watch.get)
-    time.sleep(0.01)
-    watch.close()
-    thread.join(PATIENCE_S)
-    assert isinstance(ended[0], (caid.CancelledError, caid.ClosedError))
 
 
 def test_closing_the_client_ends_its_watches(daemon, client):
@@ -119,14 +113,6 @@ def test_closing_the_client_ends_its_watches(daemon, client):
         watch.get()
     with pytest.raises(caid.ClosedError):
         c.watch("w")
-
-
-def test_an_open_watch_warns(client):
-    watch = client.watch("w")
-    with pytest.warns(ResourceWarning, match="unclosed <caid.Watch 'w'"):
-        del watch
-        gc.collect()
-    wait_until(lambda: client.status().watches == 0)
 
 
 def test_other_calls_go_on_beside_a_wait(client):
