@@ -52,6 +52,27 @@ void facts_need_call(struct facts_process *process, const char *name, int versio
 #define _cleanup_process_        _cleanup_(facts_stop)
 #define _cleanup_process_killed_ _cleanup_(facts_kill)
 
+/* A body with one or two processes; the file says of which SUITE it is, and how they START. */
+#define FACT_OF_ONE(name, one) FACT_OF_ONE_IN(SUITE, name, one)
+#define FACT_OF_ONE_IN(suite, name, one)                       \
+    static void name##_of(struct facts_process *one);          \
+    FACT(suite, name)                                          \
+    {                                                          \
+        _cleanup_process_ struct facts_process _one = START(); \
+        name##_of(&_one);                                      \
+    }                                                          \
+    static void name##_of(struct facts_process *one)
+#define FACT_OF_TWO(name, one, two) FACT_OF_TWO_IN(SUITE, name, one, two)
+#define FACT_OF_TWO_IN(suite, name, one, two)                                    \
+    static void name##_of(struct facts_process *one, struct facts_process *two); \
+    FACT(suite, name)                                                            \
+    {                                                                            \
+        _cleanup_process_ struct facts_process _one = START();                   \
+        _cleanup_process_ struct facts_process _two = START();                   \
+        name##_of(&_one, &_two);                                                 \
+    }                                                                            \
+    static void name##_of(struct facts_process *one, struct facts_process *two)
+
 /* Each takes the process, the name of a call or step, and its arguments.
  * TRY: what it answers. GET: its value, where it must succeed. MUST: it must succeed. EXPECT: it
  * must answer so. */

@@ -5,6 +5,9 @@
  */
 #include "facts.h"
 
+#define SUITE facts_capture
+#define START facts_start_context
+
 #define LEGACY 1 /* CU_STREAM_LEGACY */
 
 #define GLOBAL       CU_STREAM_CAPTURE_MODE_GLOBAL
@@ -23,42 +26,39 @@ capture_status(struct facts_process *process, uint64_t stream)
     return status;
 }
 
-FACT(facts_capture, a_capturing_stream_says_so)
+FACT_OF_ONE(a_capturing_stream_says_so, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
-    uint64_t stream = GET(&process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
-    uint64_t other = GET(&process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
-    uint64_t at = GET(&process, allocate_host, 8);
-    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_NONE);
-    MUST(&process, cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
-    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
-    cr_assert_eq(capture_status(&process, other), CU_STREAM_CAPTURE_STATUS_NONE);
-    MUST(&process, cuStreamEndCapture, stream, at);
-    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_NONE);
-    uint64_t graph = GET(&process, load, at);
+    uint64_t stream = GET(process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
+    uint64_t other = GET(process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
+    uint64_t at = GET(process, allocate_host, 8);
+    cr_assert_eq(capture_status(process, stream), CU_STREAM_CAPTURE_STATUS_NONE);
+    MUST(process, cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    cr_assert_eq(capture_status(process, stream), CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    cr_assert_eq(capture_status(process, other), CU_STREAM_CAPTURE_STATUS_NONE);
+    MUST(process, cuStreamEndCapture, stream, at);
+    cr_assert_eq(capture_status(process, stream), CU_STREAM_CAPTURE_STATUS_NONE);
+    uint64_t graph = GET(process, load, at);
     cr_assert_neq(graph, 0);
-    MUST(&process, cuGraphDestroy, graph);
-    MUST(&process, cuStreamSynchronize, stream);
+    MUST(process, cuGraphDestroy, graph);
+    MUST(process, cuStreamSynchronize, stream);
 }
 
-FACT(facts_capture, the_legacy_stream_cannot_be_captured)
+FACT_OF_ONE(the_legacy_stream_cannot_be_captured, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
-    EXPECT(&process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamBeginCapture, LEGACY,
+    EXPECT(process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamBeginCapture, LEGACY,
            CU_STREAM_CAPTURE_MODE_RELAXED);
 }
 
-FACT(facts_capture, a_question_about_a_capturing_stream_spoils_the_capture)
+FACT_OF_ONE(a_question_about_a_capturing_stream_spoils_the_capture, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
-    uint64_t stream = GET(&process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
-    uint64_t at = GET(&process, allocate_host, 8);
-    MUST(&process, cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
-    EXPECT(&process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamQuery, stream);
-    cr_assert_eq(capture_status(&process, stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
-    EXPECT(&process, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture, stream, at);
-    cr_assert_eq(GET(&process, load, at), 0);
-    MUST(&process, cuStreamSynchronize, stream);
+    uint64_t stream = GET(process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
+    uint64_t at = GET(process, allocate_host, 8);
+    MUST(process, cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    EXPECT(process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamQuery, stream);
+    cr_assert_eq(capture_status(process, stream), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+    EXPECT(process, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture, stream, at);
+    cr_assert_eq(GET(process, load, at), 0);
+    MUST(process, cuStreamSynchronize, stream);
 }
 
 /* A process with two streams that wait for no other, and an event. */
@@ -77,6 +77,17 @@ scene_start(void)
     s.event = GET(&s.process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
     return s;
 }
+
+/* A body with a scene of its own. */
+#define SCENE_FACT(name)                    \
+    static void name##_on(struct scene *s); \
+    FACT(facts_capture, name)               \
+    {                                       \
+        struct scene s = scene_start();     \
+        name##_on(&s);                      \
+        facts_stop(&s.process);             \
+    }                                       \
+    static void name##_on(struct scene *s)
 
 /* Of the thread that makes the process's calls. */
 static void
@@ -104,65 +115,57 @@ assert_spoilt(struct scene *s, uint64_t stream)
     cr_assert_eq(capture_status(&s->process, stream), CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
-FACT(facts_capture, a_record_of_the_context_spoils_each_in_whatever_mode)
+SCENE_FACT(a_record_of_the_context_spoils_each_in_whatever_mode)
 {
-    struct scene s = scene_start();
-    facts_need_call(&s.process, "cuCtxRecordEvent", 12050);
+    facts_need_call(&s->process, "cuCtxRecordEvent", 12050);
     for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
         for (size_t k = 0; k < ARRAY_SIZE(modes); k++) {
-            MUST(&s.process, cuStreamBeginCapture, s.stream, modes[i]);
-            set_thread_mode(&s.process, modes[k]);
-            EXPECT(&s.process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuCtxRecordEvent,
-                   s.context, s.event);
-            set_thread_mode(&s.process, GLOBAL);
-            assert_spoilt(&s, s.stream);
+            MUST(&s->process, cuStreamBeginCapture, s->stream, modes[i]);
+            set_thread_mode(&s->process, modes[k]);
+            EXPECT(&s->process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuCtxRecordEvent,
+                   s->context, s->event);
+            set_thread_mode(&s->process, GLOBAL);
+            assert_spoilt(s, s->stream);
         }
-    MUST(&s.process, cuCtxRecordEvent, s.context, s.event);
-    MUST(&s.process, cuEventSynchronize, s.event);
-    facts_stop(&s.process);
+    MUST(&s->process, cuCtxRecordEvent, s->context, s->event);
+    MUST(&s->process, cuEventSynchronize, s->event);
 }
 
-FACT(facts_capture, a_record_of_the_context_spoils_all_in_it)
+SCENE_FACT(a_record_of_the_context_spoils_all_in_it)
 {
-    struct scene s = scene_start();
-    facts_need_call(&s.process, "cuCtxRecordEvent", 12050);
-    MUST(&s.process, cuStreamBeginCapture, s.stream, RELAXED);
-    MUST(&s.process, cuStreamBeginCapture, s.other, RELAXED);
-    EXPECT(&s.process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuCtxRecordEvent, s.context,
-           s.event);
-    assert_spoilt(&s, s.stream);
-    assert_spoilt(&s, s.other);
-    facts_stop(&s.process);
+    facts_need_call(&s->process, "cuCtxRecordEvent", 12050);
+    MUST(&s->process, cuStreamBeginCapture, s->stream, RELAXED);
+    MUST(&s->process, cuStreamBeginCapture, s->other, RELAXED);
+    EXPECT(&s->process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuCtxRecordEvent, s->context,
+           s->event);
+    assert_spoilt(s, s->stream);
+    assert_spoilt(s, s->other);
 }
 
 /* Of an event that has nothing to do with it. */
-FACT(facts_capture, a_question_about_an_event_spoils_it_unless_it_or_the_thread_is_relaxed)
+SCENE_FACT(a_question_about_an_event_spoils_it_unless_it_or_the_thread_is_relaxed)
 {
-    struct scene s = scene_start();
-    MUST(&s.process, cuEventRecord, s.event, s.other);
-    MUST(&s.process, cuEventSynchronize, s.event);
+    MUST(&s->process, cuEventRecord, s->event, s->other);
+    MUST(&s->process, cuEventSynchronize, s->event);
     for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
         for (size_t k = 0; k < ARRAY_SIZE(modes); k++) {
             bool relaxed = modes[i] == RELAXED || modes[k] == RELAXED;
-            MUST(&s.process, cuStreamBeginCapture, s.stream, modes[i]);
-            set_thread_mode(&s.process, modes[k]);
-            EXPECT(&s.process, relaxed ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-                   cuEventQuery, s.event);
-            set_thread_mode(&s.process, GLOBAL);
-            (relaxed ? assert_whole : assert_spoilt)(&s, s.stream);
+            MUST(&s->process, cuStreamBeginCapture, s->stream, modes[i]);
+            set_thread_mode(&s->process, modes[k]);
+            EXPECT(&s->process, relaxed ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                   cuEventQuery, s->event);
+            set_thread_mode(&s->process, GLOBAL);
+            (relaxed ? assert_whole : assert_spoilt)(s, s->stream);
         }
-    facts_stop(&s.process);
 }
 
-FACT(facts_capture, events_of_other_streams_can_be_recorded_meanwhile)
+SCENE_FACT(events_of_other_streams_can_be_recorded_meanwhile)
 {
-    struct scene s = scene_start();
     for (size_t i = 0; i < ARRAY_SIZE(modes); i++) {
-        MUST(&s.process, cuStreamBeginCapture, s.stream, modes[i]);
-        MUST(&s.process, cuEventRecord, s.event, s.other);
-        MUST(&s.process, cuEventRecord, s.event, LEGACY);
-        assert_whole(&s, s.stream);
-        MUST(&s.process, cuEventSynchronize, s.event);
+        MUST(&s->process, cuStreamBeginCapture, s->stream, modes[i]);
+        MUST(&s->process, cuEventRecord, s->event, s->other);
+        MUST(&s->process, cuEventRecord, s->event, LEGACY);
+        assert_whole(s, s->stream);
+        MUST(&s->process, cuEventSynchronize, s->event);
     }
-    facts_stop(&s.process);
 }

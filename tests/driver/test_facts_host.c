@@ -7,6 +7,9 @@
 
 #include "facts.h"
 
+#define SUITE facts_host
+#define START facts_start_context
+
 #define RW (PROT_READ | PROT_WRITE)
 #define RO PROT_READ
 
@@ -20,19 +23,17 @@ new_stream(struct facts_process *process)
 
 /* Registration. */
 
-FACT(facts_host, streams_of_two_processes_meet_on_a_shared_page)
+FACT_OF_TWO(streams_of_two_processes_meet_on_a_shared_page, writer, waiter)
 {
-    _cleanup_process_ struct facts_process writer = facts_start_context();
-    _cleanup_process_ struct facts_process waiter = facts_start_context();
     _cleanup_page_ struct facts_page page = facts_page_new();
-    uint64_t written = facts_page_register(&writer, &page, RW);
-    uint64_t seen = facts_page_register(&waiter, &page, RO);
-    uint64_t stream = new_stream(&waiter);
-    MUST(&waiter, cuStreamWaitValue64, stream, seen, 7, GEQ);
-    EXPECT(&waiter, CUDA_ERROR_NOT_READY, cuStreamQuery, stream);
-    MUST(&writer, cuStreamWriteValue64, new_stream(&writer), written, 7, 0);
-    MUST(&waiter, cuStreamSynchronize, stream);
-    MUST(&writer, cuCtxSynchronize);
+    uint64_t written = facts_page_register(writer, &page, RW);
+    uint64_t seen = facts_page_register(waiter, &page, RO);
+    uint64_t stream = new_stream(waiter);
+    MUST(waiter, cuStreamWaitValue64, stream, seen, 7, GEQ);
+    EXPECT(waiter, CUDA_ERROR_NOT_READY, cuStreamQuery, stream);
+    MUST(writer, cuStreamWriteValue64, new_stream(writer), written, 7, 0);
+    MUST(waiter, cuStreamSynchronize, stream);
+    MUST(writer, cuCtxSynchronize);
     cr_assert_eq(page.words[0], 7);
 }
 
@@ -52,19 +53,18 @@ FACT(facts_host, a_store_by_a_process_without_cuda_releases_a_stream)
     MUST(&waiter, cuStreamSynchronize, stream);
 }
 
-FACT(facts_host, a_read_only_mapping_is_registered_as_read_only)
+FACT_OF_ONE(a_read_only_mapping_is_registered_as_read_only, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
     _cleanup_page_ struct facts_page page = facts_page_new();
-    uint64_t at = facts_page_map(&process, &page, RO);
-    EXPECT(&process, CUDA_ERROR_INVALID_VALUE, cuMemHostRegister, at, FACTS_PAGE_SIZE,
+    uint64_t at = facts_page_map(process, &page, RO);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuMemHostRegister, at, FACTS_PAGE_SIZE,
            CU_MEMHOSTREGISTER_DEVICEMAP);
-    MUST(&process, cuMemHostRegister, at, FACTS_PAGE_SIZE,
+    MUST(process, cuMemHostRegister, at, FACTS_PAGE_SIZE,
          CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY);
-    uint64_t device = GET(&process, cuMemHostGetDevicePointer, at, 0);
-    facts_assert_filled(&process, device, FACTS_PAGE_SIZE, 0);
-    EXPECT(&process, CUDA_ERROR_INVALID_VALUE, cuMemsetD32, device, 1, 1);
-    MUST(&process, cuMemHostUnregister, at);
+    uint64_t device = GET(process, cuMemHostGetDevicePointer, at, 0);
+    facts_assert_filled(process, device, FACTS_PAGE_SIZE, 0);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuMemsetD32, device, 1, 1);
+    MUST(process, cuMemHostUnregister, at);
 }
 
 /* The offender has lost its context, and keeps it lost; nobody else notices. */
@@ -138,22 +138,20 @@ FACT(facts_host, a_page_sealed_against_its_size_can_be_punched)
     cr_assert_eq(page.words[0], 0);
 }
 
-FACT(facts_host, a_page_sealed_against_writing_keeps_its_earlier_writers)
+FACT_OF_TWO(a_page_sealed_against_writing_keeps_its_earlier_writers, owner, reader)
 {
-    _cleanup_process_ struct facts_process owner = facts_start_context();
-    _cleanup_process_ struct facts_process reader = facts_start_context();
     _cleanup_page_ struct facts_page page = facts_page_new();
-    uint64_t written = facts_page_register(&owner, &page, RW);
+    uint64_t written = facts_page_register(owner, &page, RW);
     cr_assert_eq(fcntl(page.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE),
                  0);
     cr_assert_eq(punch_hole(&page), -1);
     cr_assert_eq(mmap(NULL, FACTS_PAGE_SIZE, RW, MAP_SHARED, page.fd, 0), MAP_FAILED);
 
-    uint64_t seen = facts_page_register(&reader, &page, RO);
-    uint64_t stream = new_stream(&reader);
-    MUST(&reader, cuStreamWaitValue64, stream, seen, 7, GEQ);
-    MUST(&owner, cuStreamWriteValue64, new_stream(&owner), written, 7, 0);
-    MUST(&reader, cuStreamSynchronize, stream);
+    uint64_t seen = facts_page_register(reader, &page, RO);
+    uint64_t stream = new_stream(reader);
+    MUST(reader, cuStreamWaitValue64, stream, seen, 7, GEQ);
+    MUST(owner, cuStreamWriteValue64, new_stream(owner), written, 7, 0);
+    MUST(reader, cuStreamSynchronize, stream);
     page.words[1] = 1; /* as the owner's own mapping may */
-    cr_assert_eq(GET(&reader, load, facts_page_map(&reader, &page, RO) + 8), 1);
+    cr_assert_eq(GET(reader, load, facts_page_map(reader, &page, RO) + 8), 1);
 }

@@ -5,6 +5,9 @@
  */
 #include "facts.h"
 
+#define SUITE facts_ipc
+#define START facts_start_context
+
 #define SIZE (4 * MIB)
 #define WORD 0xca1dca1d
 
@@ -58,69 +61,58 @@ put_event_handle(struct facts_process *process, const CUipcEventHandle *handle)
 
 /* Memory. */
 
-FACT(facts_ipc, opened_memory_is_the_exporters)
+FACT_OF_TWO(opened_memory_is_the_exporters, exporter, importer)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start_context();
-    _cleanup_process_ struct facts_process importer = facts_start_context();
-    struct exported exported = export_memory(&exporter);
-    uint64_t seen = open_memory(&importer, &exported);
-    facts_assert_filled(&importer, seen, SIZE, WORD);
-    facts_fill(&importer, seen, SIZE, 5);
-    facts_assert_filled(&exporter, exported.at, SIZE, 5);
+    struct exported exported = export_memory(exporter);
+    uint64_t seen = open_memory(importer, &exported);
+    facts_assert_filled(importer, seen, SIZE, WORD);
+    facts_fill(importer, seen, SIZE, 5);
+    facts_assert_filled(exporter, exported.at, SIZE, 5);
 }
 
-FACT(facts_ipc, own_memory_cannot_be_opened)
+FACT_OF_ONE(own_memory_cannot_be_opened, exporter)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start_context();
-    struct exported exported = export_memory(&exporter);
-    EXPECT(&exporter, CUDA_ERROR_INVALID_CONTEXT, open_ipc_memory,
-           put_handle(&exporter, &exported.handle), CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    struct exported exported = export_memory(exporter);
+    EXPECT(exporter, CUDA_ERROR_INVALID_CONTEXT, open_ipc_memory,
+           put_handle(exporter, &exported.handle), CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 }
 
-FACT(facts_ipc, a_second_open_gives_the_same_address_and_counts)
+FACT_OF_TWO(a_second_open_gives_the_same_address_and_counts, exporter, importer)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start_context();
-    _cleanup_process_ struct facts_process importer = facts_start_context();
-    struct exported exported = export_memory(&exporter);
-    uint64_t seen = open_memory(&importer, &exported);
-    cr_assert_eq(open_memory(&importer, &exported), seen);
-    MUST(&importer, cuIpcCloseMemHandle, seen);
-    facts_assert_filled(&importer, seen, SIZE, WORD);
-    MUST(&importer, cuIpcCloseMemHandle, seen);
-    EXPECT(&importer, CUDA_ERROR_INVALID_VALUE, count_words, seen, SIZE, WORD);
-    EXPECT(&importer, CUDA_ERROR_INVALID_VALUE, cuIpcCloseMemHandle, seen);
+    struct exported exported = export_memory(exporter);
+    uint64_t seen = open_memory(importer, &exported);
+    cr_assert_eq(open_memory(importer, &exported), seen);
+    MUST(importer, cuIpcCloseMemHandle, seen);
+    facts_assert_filled(importer, seen, SIZE, WORD);
+    MUST(importer, cuIpcCloseMemHandle, seen);
+    EXPECT(importer, CUDA_ERROR_INVALID_VALUE, count_words, seen, SIZE, WORD);
+    EXPECT(importer, CUDA_ERROR_INVALID_VALUE, cuIpcCloseMemHandle, seen);
 }
 
-FACT(facts_ipc, opened_memory_cannot_be_exported)
+FACT_OF_TWO(opened_memory_cannot_be_exported, exporter, importer)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start_context();
-    _cleanup_process_ struct facts_process importer = facts_start_context();
-    struct exported exported = export_memory(&exporter);
-    uint64_t seen = open_memory(&importer, &exported);
-    uint64_t at = GET(&importer, allocate_host, sizeof(CUipcMemHandle));
-    EXPECT(&importer, CUDA_ERROR_INVALID_VALUE, cuIpcGetMemHandle, at, seen);
+    struct exported exported = export_memory(exporter);
+    uint64_t seen = open_memory(importer, &exported);
+    uint64_t at = GET(importer, allocate_host, sizeof(CUipcMemHandle));
+    EXPECT(importer, CUDA_ERROR_INVALID_VALUE, cuIpcGetMemHandle, at, seen);
 }
 
 /* Documented as undefined; this is what drivers do. */
-FACT(facts_ipc, opened_memory_outlives_its_killed_exporter)
+FACT_OF_TWO(opened_memory_outlives_its_killed_exporter, exporter, importer)
 {
-    struct facts_process exporter = facts_start_context();
-    _cleanup_process_ struct facts_process importer = facts_start_context();
-    struct exported exported = export_memory(&exporter);
-    uint64_t seen = open_memory(&importer, &exported);
-    facts_kill(&exporter);
-    facts_assert_filled(&importer, seen, SIZE, WORD);
+    struct exported exported = export_memory(exporter);
+    uint64_t seen = open_memory(importer, &exported);
+    facts_kill(exporter);
+    facts_assert_filled(importer, seen, SIZE, WORD);
 }
 
-FACT(facts_ipc, opened_memory_outlives_its_free)
+FACT_OF_TWO(opened_memory_outlives_its_free, exporter, importer)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start_context();
-    _cleanup_process_ struct facts_process importer = facts_start_context();
-    struct exported exported = export_memory(&exporter);
-    uint64_t seen = open_memory(&importer, &exported);
-    MUST(&exporter, cuMemFree, exported.at);
-    facts_assert_filled(&importer, seen, SIZE, WORD);
-    MUST(&importer, cuIpcCloseMemHandle, seen);
+    struct exported exported = export_memory(exporter);
+    uint64_t seen = open_memory(importer, &exported);
+    MUST(exporter, cuMemFree, exported.at);
+    facts_assert_filled(importer, seen, SIZE, WORD);
+    MUST(importer, cuIpcCloseMemHandle, seen);
 }
 
 FACT(facts_ipc, another_uid_may_open_memory_but_no_event)
@@ -142,22 +134,20 @@ FACT(facts_ipc, another_uid_may_open_memory_but_no_event)
 
 /* Events. */
 
-FACT(facts_ipc, an_own_event_cannot_be_opened)
+FACT_OF_ONE(an_own_event_cannot_be_opened, exporter)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start_context();
     CUipcEventHandle handle;
-    export_event(&exporter, &handle);
-    EXPECT(&exporter, CUDA_ERROR_INVALID_CONTEXT, open_ipc_event,
-           put_event_handle(&exporter, &handle));
+    export_event(exporter, &handle);
+    EXPECT(exporter, CUDA_ERROR_INVALID_CONTEXT, open_ipc_event,
+           put_event_handle(exporter, &handle));
 }
 
-FACT(facts_ipc, only_an_event_made_for_it_is_exported)
+FACT_OF_ONE(only_an_event_made_for_it_is_exported, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
-    uint64_t plain = GET(&process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
-    uint64_t at = GET(&process, allocate_host, sizeof(CUipcEventHandle));
-    EXPECT(&process, CUDA_ERROR_INVALID_HANDLE, cuIpcGetEventHandle, at, plain);
-    EXPECT(&process, CUDA_ERROR_INVALID_VALUE, cuEventCreate, CU_EVENT_INTERPROCESS);
+    uint64_t plain = GET(process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
+    uint64_t at = GET(process, allocate_host, sizeof(CUipcEventHandle));
+    EXPECT(process, CUDA_ERROR_INVALID_HANDLE, cuIpcGetEventHandle, at, plain);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuEventCreate, CU_EVENT_INTERPROCESS);
 }
 
 /* A producer whose stream is held by the page's first word, then fills memory, then records an
@@ -192,31 +182,27 @@ hand_off(struct facts_process *producer, struct facts_process *consumer,
     return it;
 }
 
-FACT(facts_ipc, an_event_orders_streams_of_two_processes)
+FACT_OF_TWO(an_event_orders_streams_of_two_processes, producer, consumer)
 {
-    _cleanup_process_ struct facts_process producer = facts_start_context();
-    _cleanup_process_ struct facts_process consumer = facts_start_context();
     _cleanup_page_ struct facts_page page = facts_page_new();
-    struct hand_off it = hand_off(&producer, &consumer, &page);
+    struct hand_off it = hand_off(producer, consumer, &page);
     page.words[0] = 1;
-    MUST(&consumer, cuStreamSynchronize, it.copied_stream);
-    facts_assert_filled(&consumer, it.copy, SIZE, 7);
+    MUST(consumer, cuStreamSynchronize, it.copied_stream);
+    facts_assert_filled(consumer, it.copy, SIZE, 7);
 }
 
-FACT(facts_ipc, an_event_that_is_over_outlives_its_killed_producer)
+FACT_OF_TWO(an_event_that_is_over_outlives_its_killed_producer, producer, consumer)
 {
-    struct facts_process producer = facts_start_context();
-    _cleanup_process_ struct facts_process consumer = facts_start_context();
     CUipcEventHandle handle;
-    uint64_t event = export_event(&producer, &handle);
-    uint64_t opened = GET(&consumer, open_ipc_event, put_event_handle(&consumer, &handle));
-    MUST(&producer, cuEventRecord, event, 0);
-    MUST(&producer, cuEventSynchronize, event);
-    facts_kill(&producer);
-    uint64_t stream = GET(&consumer, cuStreamCreate, CU_STREAM_NON_BLOCKING);
-    MUST(&consumer, cuEventQuery, opened);
-    MUST(&consumer, cuStreamWaitEvent, stream, opened, 0);
-    MUST(&consumer, cuStreamSynchronize, stream);
+    uint64_t event = export_event(producer, &handle);
+    uint64_t opened = GET(consumer, open_ipc_event, put_event_handle(consumer, &handle));
+    MUST(producer, cuEventRecord, event, 0);
+    MUST(producer, cuEventSynchronize, event);
+    facts_kill(producer);
+    uint64_t stream = GET(consumer, cuStreamCreate, CU_STREAM_NON_BLOCKING);
+    MUST(consumer, cuEventQuery, opened);
+    MUST(consumer, cuStreamWaitEvent, stream, opened, 0);
+    MUST(consumer, cuStreamSynchronize, stream);
 }
 
 /* Why caid's own fences are not made of events: nothing ends this wait. */

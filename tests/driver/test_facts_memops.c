@@ -5,6 +5,9 @@
  */
 #include "facts.h"
 
+#define SUITE facts_memops
+#define START facts_start_context
+
 #define RW (PROT_READ | PROT_WRITE)
 
 #define GEQ CU_STREAM_WAIT_VALUE_GEQ
@@ -143,27 +146,25 @@ FACT(facts_memops, a_device_says_that_it_has_them)
 
 /* Writes, and batches. */
 
-FACT(facts_memops, a_write_has_its_width)
+FACT_OF_ONE(a_write_has_its_width, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
     _cleanup_page_ struct facts_page page = facts_page_new();
-    uint64_t at = facts_page_register(&process, &page, RW);
-    uint64_t stream = new_stream(&process);
+    uint64_t at = facts_page_register(process, &page, RW);
+    uint64_t stream = new_stream(process);
     page.words[0] = page.words[1] = page.words[2] = ALL64;
-    MUST(&process, cuStreamWriteValue32, stream, at, 1, 0);
-    MUST(&process, cuStreamWriteValue64, stream, at + 8, 2, 0);
-    MUST(&process, cuStreamSynchronize, stream);
+    MUST(process, cuStreamWriteValue32, stream, at, 1, 0);
+    MUST(process, cuStreamWriteValue64, stream, at + 8, 2, 0);
+    MUST(process, cuStreamSynchronize, stream);
     cr_assert_eq(page.words[0], ALL64 - ALL32 + 1);
     cr_assert_eq(page.words[1], 2);
     cr_assert_eq(page.words[2], ALL64);
 }
 
-FACT(facts_memops, a_batch_runs_in_its_order)
+FACT_OF_ONE(a_batch_runs_in_its_order, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
     _cleanup_page_ struct facts_page page = facts_page_new();
-    uint64_t at = facts_page_register(&process, &page, RW);
-    uint64_t stream = new_stream(&process);
+    uint64_t at = facts_page_register(process, &page, RW);
+    uint64_t stream = new_stream(process);
     CUstreamBatchMemOpParams ops[3] = {0};
     ops[0].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
     ops[0].writeValue.address = at;
@@ -175,25 +176,24 @@ FACT(facts_memops, a_batch_runs_in_its_order)
     ops[2].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
     ops[2].writeValue.address = at + 16;
     ops[2].writeValue.value = 3;
-    MUST(&process, cuStreamBatchMemOp, stream, 3, facts_put(&process, ops, sizeof(ops)), 0);
+    MUST(process, cuStreamBatchMemOp, stream, 3, facts_put(process, ops, sizeof(ops)), 0);
     facts_pause_ms(50);
-    EXPECT(&process, CUDA_ERROR_NOT_READY, cuStreamQuery, stream);
+    EXPECT(process, CUDA_ERROR_NOT_READY, cuStreamQuery, stream);
     cr_assert_eq(page.words[2], 0);
     page.words[1] = 1;
-    MUST(&process, cuStreamSynchronize, stream);
+    MUST(process, cuStreamSynchronize, stream);
     cr_assert_eq(page.words[0], 1);
     cr_assert_eq(page.words[2], 3);
 }
 
-FACT(facts_memops, memory_of_a_pool_and_managed_memory_have_none)
+FACT_OF_ONE(memory_of_a_pool_and_managed_memory_have_none, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
-    uint64_t stream = new_stream(&process);
-    uint64_t managed = GET(&process, cuMemAllocManaged, SIZE, CU_MEM_ATTACH_GLOBAL);
-    uint64_t pooled = GET(&process, cuMemAllocAsync, SIZE, stream);
-    EXPECT(&process, CUDA_ERROR_INVALID_VALUE, cuStreamWaitValue32, stream, managed, 0, GEQ);
-    EXPECT(&process, CUDA_ERROR_INVALID_VALUE, cuStreamWaitValue32, stream, pooled, 0, GEQ);
-    MUST(&process, cuStreamSynchronize, stream);
+    uint64_t stream = new_stream(process);
+    uint64_t managed = GET(process, cuMemAllocManaged, SIZE, CU_MEM_ATTACH_GLOBAL);
+    uint64_t pooled = GET(process, cuMemAllocAsync, SIZE, stream);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuStreamWaitValue32, stream, managed, 0, GEQ);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuStreamWaitValue32, stream, pooled, 0, GEQ);
+    MUST(process, cuStreamSynchronize, stream);
 }
 
 /* Hand-offs. */
@@ -280,18 +280,17 @@ FACT(facts_memops, hand_off_by_shared_device_memory)
 
 /* On hardware each waiting stream holds one of the process's connections to the device. There are
  * CUDA_DEVICE_MAX_CONNECTIONS, 8 by default, of them: with one more stream waiting this hangs. */
-FACT(facts_memops, seven_waiting_streams_leave_room_for_the_one_that_signals)
+FACT_OF_ONE(seven_waiting_streams_leave_room_for_the_one_that_signals, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
     _cleanup_page_ struct facts_page page = facts_page_new();
-    uint64_t at = facts_page_register(&process, &page, RW);
+    uint64_t at = facts_page_register(process, &page, RW);
     uint64_t streams[8];
     for (int i = 0; i < 8; i++)
-        streams[i] = new_stream(&process);
+        streams[i] = new_stream(process);
     for (int i = 0; i < 7; i++)
-        MUST(&process, cuStreamWaitValue64, streams[i], at, 1, GEQ);
-    MUST(&process, cuStreamWriteValue64, streams[7], at, 1, 0);
-    MUST(&process, cuCtxSynchronize);
+        MUST(process, cuStreamWaitValue64, streams[i], at, 1, GEQ);
+    MUST(process, cuStreamWriteValue64, streams[7], at, 1, 0);
+    MUST(process, cuCtxSynchronize);
 }
 
 /* What a waiting stream holds up. */
@@ -366,13 +365,12 @@ FACT(facts_memops, freeing_host_memory_waits_for_a_waiting_stream)
     assert_ends_with_the_wait(&held);
 }
 
-FACT(facts_memops, closing_opened_memory_waits_for_a_waiting_stream)
+FACT_OF_ONE(closing_opened_memory_waits_for_a_waiting_stream, exporter)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start_context();
     CUipcMemHandle handle;
-    uint64_t at = GET(&exporter, allocate_host, sizeof(handle));
-    MUST(&exporter, cuIpcGetMemHandle, at, GET(&exporter, cuMemAlloc, SIZE));
-    facts_read(&exporter, at, &handle, sizeof(handle));
+    uint64_t at = GET(exporter, allocate_host, sizeof(handle));
+    MUST(exporter, cuIpcGetMemHandle, at, GET(exporter, cuMemAlloc, SIZE));
+    facts_read(exporter, at, &handle, sizeof(handle));
 
     struct held held = held_start();
     uint64_t seen = GET(&held.process, open_ipc_memory,

@@ -18,6 +18,17 @@ user_start(void)
     return user;
 }
 
+/* A body with a process and a stream of it. */
+#define POOL_FACT(name)                                                    \
+    static void name##_by(struct facts_process *process, uint64_t stream); \
+    FACT(facts_pools, name)                                                \
+    {                                                                      \
+        struct user user = user_start();                                   \
+        name##_by(&user.process, user.stream);                             \
+        facts_stop(&user.process);                                         \
+    }                                                                      \
+    static void name##_by(struct facts_process *process, uint64_t stream UNUSED)
+
 static uint64_t
 new_pool(struct facts_process *process, CUmemAllocationHandleType type)
 {
@@ -47,127 +58,103 @@ set_attribute(struct facts_process *process, uint64_t pool, CUmemPool_attribute 
 
 /* In the order of a stream. */
 
-FACT(facts_pools, memory_is_used_and_freed_in_the_order_of_a_stream)
+POOL_FACT(memory_is_used_and_freed_in_the_order_of_a_stream)
 {
-    struct user user = user_start();
-    struct facts_process *process = &user.process;
     uint64_t copy = GET(process, cuMemAlloc, SIZE);
-    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
-    MUST(process, cuMemsetD32Async, at, 5, SIZE / 4, user.stream);
-    MUST(process, cuMemcpyDtoDAsync, copy, at, SIZE, user.stream);
-    MUST(process, cuMemFreeAsync, at, user.stream);
-    MUST(process, cuStreamSynchronize, user.stream);
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, stream);
+    MUST(process, cuMemsetD32Async, at, 5, SIZE / 4, stream);
+    MUST(process, cuMemcpyDtoDAsync, copy, at, SIZE, stream);
+    MUST(process, cuMemFreeAsync, at, stream);
+    MUST(process, cuStreamSynchronize, stream);
     facts_assert_filled(process, copy, SIZE, 5);
-    facts_stop(process);
 }
 
-FACT(facts_pools, none_of_these_waits_for_the_stream)
+POOL_FACT(none_of_these_waits_for_the_stream)
 {
-    struct user user = user_start();
-    struct facts_process *process = &user.process;
     _cleanup_page_ struct facts_page page = facts_page_new();
     uint64_t gate = facts_page_map(process, &page, PROT_READ | PROT_WRITE);
-    MUST(process, cuLaunchHostFunc, user.stream, GET(process, host_function, FACTS_HOLD), gate);
-    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
-    MUST(process, cuMemsetD32Async, at, 5, SIZE / 4, user.stream);
-    MUST(process, cuMemFreeAsync, at, user.stream);
-    EXPECT(process, CUDA_ERROR_NOT_READY, cuStreamQuery, user.stream);
+    MUST(process, cuLaunchHostFunc, stream, GET(process, host_function, FACTS_HOLD), gate);
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, stream);
+    MUST(process, cuMemsetD32Async, at, 5, SIZE / 4, stream);
+    MUST(process, cuMemFreeAsync, at, stream);
+    EXPECT(process, CUDA_ERROR_NOT_READY, cuStreamQuery, stream);
     page.words[0] = 1;
-    MUST(process, cuStreamSynchronize, user.stream);
-    facts_stop(process);
+    MUST(process, cuStreamSynchronize, stream);
 }
 
-FACT(facts_pools, another_stream_may_use_and_free_it_after_an_event)
+POOL_FACT(another_stream_may_use_and_free_it_after_an_event)
 {
-    struct user user = user_start();
-    struct facts_process *process = &user.process;
     uint64_t other = GET(process, cuStreamCreate, CU_STREAM_NON_BLOCKING);
     uint64_t event = GET(process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
     uint64_t copy = GET(process, cuMemAlloc, SIZE);
-    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
-    MUST(process, cuMemsetD32Async, at, 5, SIZE / 4, user.stream);
-    MUST(process, cuEventRecord, event, user.stream);
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, stream);
+    MUST(process, cuMemsetD32Async, at, 5, SIZE / 4, stream);
+    MUST(process, cuEventRecord, event, stream);
     MUST(process, cuStreamWaitEvent, other, event, 0);
     MUST(process, cuMemcpyDtoDAsync, copy, at, SIZE, other);
     MUST(process, cuMemFreeAsync, at, other);
     MUST(process, cuStreamSynchronize, other);
     facts_assert_filled(process, copy, SIZE, 5);
-    facts_stop(process);
 }
 
-FACT(facts_pools, an_ordinary_free_takes_it_too)
+POOL_FACT(an_ordinary_free_takes_it_too)
 {
-    struct user user = user_start();
-    struct facts_process *process = &user.process;
-    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
-    MUST(process, cuStreamSynchronize, user.stream);
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, stream);
+    MUST(process, cuStreamSynchronize, stream);
     MUST(process, cuMemFree, at);
     EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuMemFree, at);
-    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync, at, user.stream);
-    facts_stop(process);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync, at, stream);
 }
 
 /* Pools. */
 
-FACT(facts_pools, a_device_has_a_default_pool_and_a_current_one)
+POOL_FACT(a_device_has_a_default_pool_and_a_current_one)
 {
-    struct user user = user_start();
-    struct facts_process *process = &user.process;
     uint64_t usual = GET(process, cuDeviceGetDefaultMemPool, 0);
     cr_assert_eq(GET(process, cuDeviceGetMemPool, 0), usual);
     uint64_t pool = new_pool(process, CU_MEM_HANDLE_TYPE_NONE);
     MUST(process, cuDeviceSetMemPool, 0, pool);
     cr_assert_eq(GET(process, cuDeviceGetMemPool, 0), pool);
-    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
-    uint64_t from = GET(process, cuMemAllocFromPoolAsync, SIZE, usual, user.stream);
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, stream);
+    uint64_t from = GET(process, cuMemAllocFromPoolAsync, SIZE, usual, stream);
     cr_assert_eq(facts_attribute(process, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at), pool);
     cr_assert_eq(facts_attribute(process, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, from), usual);
-    facts_stop(process);
 }
 
-FACT(facts_pools, a_pool_says_what_is_used_and_what_it_keeps)
+POOL_FACT(a_pool_says_what_is_used_and_what_it_keeps)
 {
-    struct user user = user_start();
-    struct facts_process *process = &user.process;
     uint64_t pool = new_pool(process, CU_MEM_HANDLE_TYPE_NONE);
     cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD), 0);
     cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0);
     set_attribute(process, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX);
 
-    uint64_t at = GET(process, cuMemAllocFromPoolAsync, SIZE, pool, user.stream);
-    MUST(process, cuStreamSynchronize, user.stream);
+    uint64_t at = GET(process, cuMemAllocFromPoolAsync, SIZE, pool, stream);
+    MUST(process, cuStreamSynchronize, stream);
     cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), SIZE);
     cr_assert_geq(get_attribute(process, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), SIZE);
-    MUST(process, cuMemFreeAsync, at, user.stream);
-    MUST(process, cuStreamSynchronize, user.stream);
+    MUST(process, cuMemFreeAsync, at, stream);
+    MUST(process, cuStreamSynchronize, stream);
     cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0);
     cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH), SIZE);
     cr_assert_geq(get_attribute(process, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), SIZE);
     MUST(process, cuMemPoolTrimTo, pool, 0);
     cr_assert_eq(get_attribute(process, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 0);
     MUST(process, cuMemPoolDestroy, pool);
-    facts_stop(process);
 }
 
-FACT(facts_pools, a_pool_has_no_more_than_the_device)
+POOL_FACT(a_pool_has_no_more_than_the_device)
 {
-    struct user user = user_start();
-    struct facts_process *process = &user.process;
     uint64_t size = 2 * GET(process, total_bytes);
-    EXPECT(process, CUDA_ERROR_OUT_OF_MEMORY, cuMemAllocAsync, size, user.stream);
-    MUST(process, cuMemAllocAsync, SIZE, user.stream);
-    facts_stop(process);
+    EXPECT(process, CUDA_ERROR_OUT_OF_MEMORY, cuMemAllocAsync, size, stream);
+    MUST(process, cuMemAllocAsync, SIZE, stream);
 }
 
-FACT(facts_pools, its_memory_has_no_legacy_handle)
+POOL_FACT(its_memory_has_no_legacy_handle)
 {
-    struct user user = user_start();
-    struct facts_process *process = &user.process;
-    uint64_t at = GET(process, cuMemAllocAsync, SIZE, user.stream);
-    MUST(process, cuStreamSynchronize, user.stream);
+    uint64_t at = GET(process, cuMemAllocAsync, SIZE, stream);
+    MUST(process, cuStreamSynchronize, stream);
     uint64_t handle = GET(process, allocate_host, sizeof(CUipcMemHandle));
     EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuIpcGetMemHandle, handle, at);
-    facts_stop(process);
 }
 
 /* Between processes. */
@@ -243,12 +230,9 @@ FACT(facts_pools, imported_memory_outlives_its_killed_exporter)
     facts_stop(&importer.process);
 }
 
-FACT(facts_pools, only_a_pool_made_for_it_is_exported)
+POOL_FACT(only_a_pool_made_for_it_is_exported)
 {
-    struct user user = user_start();
-    struct facts_process *process = &user.process;
     uint64_t pool = new_pool(process, CU_MEM_HANDLE_TYPE_NONE);
     EXPECT(process, CUDA_ERROR_INVALID_VALUE, cuMemPoolExportToShareableHandle,
            GET(process, allocate_host, 8), pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    facts_stop(process);
 }

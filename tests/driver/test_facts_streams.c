@@ -5,6 +5,9 @@
  */
 #include "facts.h"
 
+#define SUITE facts_streams
+#define START facts_start_context
+
 #define LEGACY     1 /* CU_STREAM_LEGACY */
 #define PER_THREAD 2 /* CU_STREAM_PER_THREAD */
 
@@ -41,6 +44,17 @@ ground_stop(struct ground *g)
     facts_page_deinit(&g->page);
 }
 
+/* A body with a ground of its own. */
+#define GROUND_FACT(name)                    \
+    static void name##_on(struct ground *g); \
+    FACT(facts_streams, name)                \
+    {                                        \
+        struct ground g = ground_start();    \
+        name##_on(&g);                       \
+        ground_stop(&g);                     \
+    }                                        \
+    static void name##_on(struct ground *g)
+
 static void
 call_host(struct ground *g, uint64_t stream, enum facts_host_function function, int word)
 {
@@ -76,85 +90,73 @@ assert_waits(struct ground *g, uint64_t stream)
 
 /* Default streams. */
 
-FACT(facts_streams, the_legacy_stream_waits_for_blocking_streams_and_later_work_in_them_for_it)
+GROUND_FACT(the_legacy_stream_waits_for_blocking_streams_and_later_work_in_them_for_it)
 {
-    struct ground g = ground_start();
-    hold(&g, g.blocking);
-    mark(&g, LEGACY, 1);
-    mark(&g, g.other_blocking, 2);
-    mark(&g, g.non_blocking, 3);
-    assert_passes(&g, g.non_blocking);
-    assert_waits(&g, LEGACY);
-    assert_waits(&g, g.other_blocking);
-    cr_assert_eq(g.page.words[1] | g.page.words[2], 0);
-    g.page.words[0] = 1;
-    assert_passes(&g, g.other_blocking);
-    cr_assert_eq(g.page.words[1], 1, "what went before in the legacy stream");
-    ground_stop(&g);
+    hold(g, g->blocking);
+    mark(g, LEGACY, 1);
+    mark(g, g->other_blocking, 2);
+    mark(g, g->non_blocking, 3);
+    assert_passes(g, g->non_blocking);
+    assert_waits(g, LEGACY);
+    assert_waits(g, g->other_blocking);
+    cr_assert_eq(g->page.words[1] | g->page.words[2], 0);
+    g->page.words[0] = 1;
+    assert_passes(g, g->other_blocking);
+    cr_assert_eq(g->page.words[1], 1, "what went before in the legacy stream");
 }
 
-FACT(facts_streams, blocking_streams_wait_for_the_legacy_stream)
+GROUND_FACT(blocking_streams_wait_for_the_legacy_stream)
 {
-    struct ground g = ground_start();
-    hold(&g, LEGACY);
-    mark(&g, g.blocking, 1);
-    mark(&g, PER_THREAD, 2);
-    mark(&g, g.non_blocking, 3);
-    assert_passes(&g, g.non_blocking);
-    assert_waits(&g, g.blocking);
-    assert_waits(&g, PER_THREAD);
-    cr_assert_eq(g.page.words[1] | g.page.words[2], 0);
-    ground_stop(&g);
+    hold(g, LEGACY);
+    mark(g, g->blocking, 1);
+    mark(g, PER_THREAD, 2);
+    mark(g, g->non_blocking, 3);
+    assert_passes(g, g->non_blocking);
+    assert_waits(g, g->blocking);
+    assert_waits(g, PER_THREAD);
+    cr_assert_eq(g->page.words[1] | g->page.words[2], 0);
 }
 
-FACT(facts_streams, the_null_stream_is_the_legacy_stream)
+GROUND_FACT(the_null_stream_is_the_legacy_stream)
 {
-    struct ground g = ground_start();
-    hold(&g, 0);
-    mark(&g, g.blocking, 1);
-    assert_waits(&g, LEGACY);
-    assert_waits(&g, g.blocking);
-    ground_stop(&g);
+    hold(g, 0);
+    mark(g, g->blocking, 1);
+    assert_waits(g, LEGACY);
+    assert_waits(g, g->blocking);
 }
 
-FACT(facts_streams, blocking_streams_do_not_wait_for_each_other)
+GROUND_FACT(blocking_streams_do_not_wait_for_each_other)
 {
-    struct ground g = ground_start();
-    hold(&g, g.blocking);
-    mark(&g, g.other_blocking, 1);
-    mark(&g, PER_THREAD, 2);
-    assert_passes(&g, g.other_blocking);
-    assert_passes(&g, PER_THREAD);
-    assert_waits(&g, g.blocking);
-    ground_stop(&g);
+    hold(g, g->blocking);
+    mark(g, g->other_blocking, 1);
+    mark(g, PER_THREAD, 2);
+    assert_passes(g, g->other_blocking);
+    assert_passes(g, PER_THREAD);
+    assert_waits(g, g->blocking);
 }
 
-FACT(facts_streams, a_stream_runs_in_its_order)
+GROUND_FACT(a_stream_runs_in_its_order)
 {
-    struct ground g = ground_start();
-    uint64_t at = GET(&g.process, cuMemAlloc, 2 * SIZE);
-    facts_fill(&g.process, at, 2 * SIZE, 0);
-    hold(&g, g.non_blocking);
-    MUST(&g.process, cuMemsetD32Async, at, 5, SIZE / 4, g.non_blocking);
-    MUST(&g.process, cuMemcpyDtoDAsync, at + SIZE, at, SIZE, g.non_blocking);
-    MUST(&g.process, cuMemsetD32Async, at, 6, SIZE / 4, g.non_blocking);
-    facts_assert_filled(&g.process, at, 2 * SIZE, 0);
-    g.page.words[0] = 1;
-    assert_passes(&g, g.non_blocking);
-    facts_assert_filled(&g.process, at, SIZE, 6);
-    facts_assert_filled(&g.process, at + SIZE, SIZE, 5);
-    ground_stop(&g);
+    uint64_t at = GET(&g->process, cuMemAlloc, 2 * SIZE);
+    facts_fill(&g->process, at, 2 * SIZE, 0);
+    hold(g, g->non_blocking);
+    MUST(&g->process, cuMemsetD32Async, at, 5, SIZE / 4, g->non_blocking);
+    MUST(&g->process, cuMemcpyDtoDAsync, at + SIZE, at, SIZE, g->non_blocking);
+    MUST(&g->process, cuMemsetD32Async, at, 6, SIZE / 4, g->non_blocking);
+    facts_assert_filled(&g->process, at, 2 * SIZE, 0);
+    g->page.words[0] = 1;
+    assert_passes(g, g->non_blocking);
+    facts_assert_filled(&g->process, at, SIZE, 6);
+    facts_assert_filled(&g->process, at + SIZE, SIZE, 5);
 }
 
-FACT(facts_streams, a_synchronisation_of_the_context_waits_for_all_streams)
+GROUND_FACT(a_synchronisation_of_the_context_waits_for_all_streams)
 {
-    struct ground g = ground_start();
-    hold(&g, g.non_blocking);
-    BEGIN(&g.process, cuCtxSynchronize);
-    cr_assert(facts_is_blocked(&g.process));
-    g.page.words[0] = 1;
-    EXPECT_END(&g.process, CUDA_SUCCESS);
-    ground_stop(&g);
+    hold(g, g->non_blocking);
+    BEGIN(&g->process, cuCtxSynchronize);
+    cr_assert(facts_is_blocked(&g->process));
+    g->page.words[0] = 1;
+    EXPECT_END(&g->process, CUDA_SUCCESS);
 }
 
 /* Properties. */
@@ -177,20 +179,18 @@ get_id(struct facts_process *process, uint64_t stream)
     return GET(process, load, at);
 }
 
-FACT(facts_streams, flags_and_identities)
+GROUND_FACT(flags_and_identities)
 {
-    struct ground g = ground_start();
-    cr_assert_eq(get_flags(&g.process, g.blocking), CU_STREAM_DEFAULT);
-    cr_assert_eq(get_flags(&g.process, g.non_blocking), CU_STREAM_NON_BLOCKING);
-    uint64_t streams[] = {LEGACY, PER_THREAD, g.blocking, g.non_blocking};
+    cr_assert_eq(get_flags(&g->process, g->blocking), CU_STREAM_DEFAULT);
+    cr_assert_eq(get_flags(&g->process, g->non_blocking), CU_STREAM_NON_BLOCKING);
+    uint64_t streams[] = {LEGACY, PER_THREAD, g->blocking, g->non_blocking};
     uint64_t ids[ARRAY_SIZE(streams)];
     for (size_t i = 0; i < ARRAY_SIZE(streams); i++) {
-        ids[i] = get_id(&g.process, streams[i]);
-        cr_assert_eq(get_id(&g.process, streams[i]), ids[i]);
+        ids[i] = get_id(&g->process, streams[i]);
+        cr_assert_eq(get_id(&g->process, streams[i]), ids[i]);
         for (size_t k = 0; k < i; k++)
             cr_assert_neq(ids[k], ids[i]);
     }
-    ground_stop(&g);
 }
 
 /* Handles of streams are used again by some drivers. */
@@ -220,61 +220,54 @@ get_priority(struct facts_process *process, uint64_t stream)
     return priority;
 }
 
-FACT(facts_streams, a_priority_out_of_range_is_brought_into_it)
+FACT_OF_ONE(a_priority_out_of_range_is_brought_into_it, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
     int range[2]; /* least, greatest: a greater priority is a smaller number */
-    uint64_t at = GET(&process, allocate_host, sizeof(range));
-    MUST(&process, cuCtxGetStreamPriorityRange, at, at + sizeof(int));
-    facts_read(&process, at, range, sizeof(range));
+    uint64_t at = GET(process, allocate_host, sizeof(range));
+    MUST(process, cuCtxGetStreamPriorityRange, at, at + sizeof(int));
+    facts_read(process, at, range, sizeof(range));
     cr_assert_leq(range[1], range[0]);
-    uint64_t high = GET(&process, cuStreamCreateWithPriority, 0, range[1] - 10);
-    uint64_t low = GET(&process, cuStreamCreateWithPriority, 0, range[0] + 10);
-    uint64_t plain = GET(&process, cuStreamCreate, 0);
-    cr_assert_eq(get_priority(&process, high), range[1]);
-    cr_assert_eq(get_priority(&process, low), range[0]);
-    cr_assert_eq(get_priority(&process, plain), 0);
+    uint64_t high = GET(process, cuStreamCreateWithPriority, 0, range[1] - 10);
+    uint64_t low = GET(process, cuStreamCreateWithPriority, 0, range[0] + 10);
+    uint64_t plain = GET(process, cuStreamCreate, 0);
+    cr_assert_eq(get_priority(process, high), range[1]);
+    cr_assert_eq(get_priority(process, low), range[0]);
+    cr_assert_eq(get_priority(process, plain), 0);
 }
 
-FACT(facts_streams, a_destroyed_stream_finishes_its_work)
+GROUND_FACT(a_destroyed_stream_finishes_its_work)
 {
-    struct ground g = ground_start();
-    hold(&g, g.non_blocking);
-    mark(&g, g.non_blocking, 1);
-    MUST(&g.process, cuStreamDestroy, g.non_blocking);
-    cr_assert_eq(g.page.words[1], 0);
-    g.page.words[0] = 1;
-    MUST(&g.process, cuCtxSynchronize);
-    for (int i = 0; i < 200 && g.page.words[1] == 0; i++)
+    hold(g, g->non_blocking);
+    mark(g, g->non_blocking, 1);
+    MUST(&g->process, cuStreamDestroy, g->non_blocking);
+    cr_assert_eq(g->page.words[1], 0);
+    g->page.words[0] = 1;
+    MUST(&g->process, cuCtxSynchronize);
+    for (int i = 0; i < 200 && g->page.words[1] == 0; i++)
         facts_pause_ms(50);
-    cr_assert_eq(g.page.words[1], 1);
-    ground_stop(&g);
+    cr_assert_eq(g->page.words[1], 1);
 }
 
 /* Host functions. */
 
-FACT(facts_streams, host_functions_run_in_the_order_of_the_stream)
+GROUND_FACT(host_functions_run_in_the_order_of_the_stream)
 {
-    struct ground g = ground_start();
-    hold(&g, g.non_blocking);
-    mark(&g, g.non_blocking, 1);
-    call_host(&g, g.non_blocking, FACTS_COUNT, 1);
-    call_host(&g, g.non_blocking, FACTS_COUNT, 1);
+    hold(g, g->non_blocking);
+    mark(g, g->non_blocking, 1);
+    call_host(g, g->non_blocking, FACTS_COUNT, 1);
+    call_host(g, g->non_blocking, FACTS_COUNT, 1);
     facts_pause_ms(50);
-    cr_assert_eq(g.page.words[1], 0);
-    g.page.words[0] = 1;
-    assert_passes(&g, g.non_blocking);
-    cr_assert_eq(g.page.words[1], 3, "set to 1, then counted twice");
-    ground_stop(&g);
+    cr_assert_eq(g->page.words[1], 0);
+    g->page.words[0] = 1;
+    assert_passes(g, g->non_blocking);
+    cr_assert_eq(g->page.words[1], 3, "set to 1, then counted twice");
 }
 
-FACT(facts_streams, a_host_function_may_not_call_cuda)
+GROUND_FACT(a_host_function_may_not_call_cuda)
 {
-    struct ground g = ground_start();
-    call_host(&g, g.non_blocking, FACTS_CALL, 1);
-    assert_passes(&g, g.non_blocking);
-    cr_assert_eq(g.page.words[1], CUDA_ERROR_NOT_PERMITTED + 1);
-    ground_stop(&g);
+    call_host(g, g->non_blocking, FACTS_CALL, 1);
+    assert_passes(g, g->non_blocking);
+    cr_assert_eq(g->page.words[1], CUDA_ERROR_NOT_PERMITTED + 1);
 }
 
 static uint64_t
@@ -285,17 +278,15 @@ told(struct ground *g, int word)
     return g->page.words[word];
 }
 
-FACT(facts_streams, a_callback_is_told_that_all_is_well)
+GROUND_FACT(a_callback_is_told_that_all_is_well)
 {
-    struct ground g = ground_start();
-    hold(&g, g.non_blocking);
-    MUST(&g.process, cuStreamAddCallback, g.non_blocking, GET(&g.process, callback), g.host + 8,
-         0);
+    hold(g, g->non_blocking);
+    MUST(&g->process, cuStreamAddCallback, g->non_blocking, GET(&g->process, callback),
+         g->host + 8, 0);
     facts_pause_ms(50);
-    cr_assert_eq(g.page.words[1], 0);
-    g.page.words[0] = 1;
-    cr_assert_eq(told(&g, 1), CUDA_SUCCESS + 1);
-    ground_stop(&g);
+    cr_assert_eq(g->page.words[1], 0);
+    g->page.words[0] = 1;
+    cr_assert_eq(told(g, 1), CUDA_SUCCESS + 1);
 }
 
 /* Unlike a host function, which is not called after an error. */
@@ -316,42 +307,38 @@ FACT(facts_streams, a_callback_is_told_of_an_error)
 
 /* Events. */
 
-FACT(facts_streams, an_event_is_what_was_enqueued_before_it)
+GROUND_FACT(an_event_is_what_was_enqueued_before_it)
 {
-    struct ground g = ground_start();
-    uint64_t event = GET(&g.process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
-    MUST(&g.process, cuEventQuery, event); /* never recorded */
-    MUST(&g.process, cuStreamWaitEvent, g.non_blocking, event, 0);
-    assert_passes(&g, g.non_blocking);
+    uint64_t event = GET(&g->process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
+    MUST(&g->process, cuEventQuery, event); /* never recorded */
+    MUST(&g->process, cuStreamWaitEvent, g->non_blocking, event, 0);
+    assert_passes(g, g->non_blocking);
 
-    hold(&g, g.blocking);
-    MUST(&g.process, cuEventRecord, event, g.blocking);
-    EXPECT(&g.process, CUDA_ERROR_NOT_READY, cuEventQuery, event);
-    MUST(&g.process, cuStreamWaitEvent, g.non_blocking, event, 0);
-    mark(&g, g.non_blocking, 1);
-    assert_waits(&g, g.non_blocking);
-    cr_assert_eq(g.page.words[1], 0);
-    BEGIN(&g.process, cuEventSynchronize, event);
-    cr_assert(facts_is_blocked(&g.process));
-    g.page.words[0] = 1;
-    EXPECT_END(&g.process, CUDA_SUCCESS);
-    assert_passes(&g, g.non_blocking);
-    ground_stop(&g);
+    hold(g, g->blocking);
+    MUST(&g->process, cuEventRecord, event, g->blocking);
+    EXPECT(&g->process, CUDA_ERROR_NOT_READY, cuEventQuery, event);
+    MUST(&g->process, cuStreamWaitEvent, g->non_blocking, event, 0);
+    mark(g, g->non_blocking, 1);
+    assert_waits(g, g->non_blocking);
+    cr_assert_eq(g->page.words[1], 0);
+    BEGIN(&g->process, cuEventSynchronize, event);
+    cr_assert(facts_is_blocked(&g->process));
+    g->page.words[0] = 1;
+    EXPECT_END(&g->process, CUDA_SUCCESS);
+    assert_passes(g, g->non_blocking);
 }
 
-FACT(facts_streams, a_wait_is_for_the_record_before_it)
+GROUND_FACT(a_wait_is_for_the_record_before_it)
 {
-    struct ground g = ground_start();
-    uint64_t event = GET(&g.process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
-    hold(&g, g.blocking);
-    MUST(&g.process, cuEventRecord, event, g.blocking);
-    MUST(&g.process, cuStreamWaitEvent, g.non_blocking, event, 0);
-    MUST(&g.process, cuEventRecord, event, g.other_blocking);
-    MUST(&g.process, cuEventSynchronize, event);
-    assert_waits(&g, g.non_blocking);
-    MUST(&g.process, cuEventDestroy, event);
-    assert_waits(&g, g.non_blocking);
-    ground_stop(&g);
+    uint64_t event = GET(&g->process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
+    hold(g, g->blocking);
+    MUST(&g->process, cuEventRecord, event, g->blocking);
+    MUST(&g->process, cuStreamWaitEvent, g->non_blocking, event, 0);
+    MUST(&g->process, cuEventRecord, event, g->other_blocking);
+    MUST(&g->process, cuEventSynchronize, event);
+    assert_waits(g, g->non_blocking);
+    MUST(&g->process, cuEventDestroy, event);
+    assert_waits(g, g->non_blocking);
 }
 
 /* Records of a whole context. */
@@ -365,57 +352,51 @@ start_context_event(struct ground *g, uint64_t *ret_event)
     return GET(&g->process, cuCtxGetCurrent);
 }
 
-FACT(facts_streams, a_record_of_a_context_is_of_all_its_streams)
+GROUND_FACT(a_record_of_a_context_is_of_all_its_streams)
 {
-    struct ground g = ground_start();
-    uint64_t event, context = start_context_event(&g, &event);
-    uint64_t streams[] = {LEGACY, PER_THREAD, g.blocking, g.non_blocking};
+    uint64_t event, context = start_context_event(g, &event);
+    uint64_t streams[] = {LEGACY, PER_THREAD, g->blocking, g->non_blocking};
     for (size_t i = 0; i < ARRAY_SIZE(streams); i++) {
-        g.page.words[0] = 0;
-        hold(&g, streams[i]);
-        MUST(&g.process, cuCtxRecordEvent, context, event);
+        g->page.words[0] = 0;
+        hold(g, streams[i]);
+        MUST(&g->process, cuCtxRecordEvent, context, event);
         facts_pause_ms(50);
-        EXPECT(&g.process, CUDA_ERROR_NOT_READY, cuEventQuery, event);
-        BEGIN(&g.process, cuEventSynchronize, event);
-        cr_assert(facts_is_blocked(&g.process), "stream %zu", i);
-        g.page.words[0] = 1;
-        EXPECT_END(&g.process, CUDA_SUCCESS);
-        MUST(&g.process, cuEventQuery, event);
+        EXPECT(&g->process, CUDA_ERROR_NOT_READY, cuEventQuery, event);
+        BEGIN(&g->process, cuEventSynchronize, event);
+        cr_assert(facts_is_blocked(&g->process), "stream %zu", i);
+        g->page.words[0] = 1;
+        EXPECT_END(&g->process, CUDA_SUCCESS);
+        MUST(&g->process, cuEventQuery, event);
     }
-    ground_stop(&g);
 }
 
-FACT(facts_streams, a_record_of_a_context_holds_nothing_up)
+GROUND_FACT(a_record_of_a_context_holds_nothing_up)
 {
-    struct ground g = ground_start();
-    uint64_t event, context = start_context_event(&g, &event);
-    hold(&g, g.non_blocking);
-    MUST(&g.process, cuCtxRecordEvent, context, event);
-    mark(&g, g.blocking, 1);
-    mark(&g, LEGACY, 2);
-    mark(&g, PER_THREAD, 3);
-    assert_passes(&g, PER_THREAD);
-    assert_passes(&g, LEGACY);
-    cr_assert_eq(g.page.words[1] & g.page.words[2] & g.page.words[3], 1);
-    EXPECT(&g.process, CUDA_ERROR_NOT_READY, cuEventQuery, event);
-    ground_stop(&g);
+    uint64_t event, context = start_context_event(g, &event);
+    hold(g, g->non_blocking);
+    MUST(&g->process, cuCtxRecordEvent, context, event);
+    mark(g, g->blocking, 1);
+    mark(g, LEGACY, 2);
+    mark(g, PER_THREAD, 3);
+    assert_passes(g, PER_THREAD);
+    assert_passes(g, LEGACY);
+    cr_assert_eq(g->page.words[1] & g->page.words[2] & g->page.words[3], 1);
+    EXPECT(&g->process, CUDA_ERROR_NOT_READY, cuEventQuery, event);
 }
 
-FACT(facts_streams, a_record_of_a_context_is_of_what_went_before)
+GROUND_FACT(a_record_of_a_context_is_of_what_went_before)
 {
-    struct ground g = ground_start();
-    uint64_t event, context = start_context_event(&g, &event);
-    uint64_t later = GET(&g.process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
-    mark(&g, g.non_blocking, 1);
-    MUST(&g.process, cuCtxRecordEvent, context, event);
-    hold(&g, g.non_blocking);
-    MUST(&g.process, cuCtxRecordEvent, context, later);
-    MUST(&g.process, cuEventSynchronize, event);
-    cr_assert_eq(g.page.words[1], 1);
-    EXPECT(&g.process, CUDA_ERROR_NOT_READY, cuEventQuery, later);
-    g.page.words[0] = 1;
-    MUST(&g.process, cuEventSynchronize, later);
-    ground_stop(&g);
+    uint64_t event, context = start_context_event(g, &event);
+    uint64_t later = GET(&g->process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
+    mark(g, g->non_blocking, 1);
+    MUST(&g->process, cuCtxRecordEvent, context, event);
+    hold(g, g->non_blocking);
+    MUST(&g->process, cuCtxRecordEvent, context, later);
+    MUST(&g->process, cuEventSynchronize, event);
+    cr_assert_eq(g->page.words[1], 1);
+    EXPECT(&g->process, CUDA_ERROR_NOT_READY, cuEventQuery, later);
+    g->page.words[0] = 1;
+    MUST(&g->process, cuEventSynchronize, later);
 }
 
 static int
@@ -428,27 +409,25 @@ elapsed(struct facts_process *process, uint64_t from, uint64_t to, float *ret_ms
 }
 
 /* Between the events the stream was held for more than 100 ms. */
-FACT(facts_streams, events_tell_the_time_between_them)
+GROUND_FACT(events_tell_the_time_between_them)
 {
-    struct ground g = ground_start();
     float ms;
-    uint64_t from = GET(&g.process, cuEventCreate, CU_EVENT_DEFAULT);
-    uint64_t to = GET(&g.process, cuEventCreate, CU_EVENT_DEFAULT);
-    uint64_t untimed = GET(&g.process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
-    cr_assert_eq(elapsed(&g.process, from, to, &ms), CUDA_ERROR_INVALID_HANDLE);
-    MUST(&g.process, cuEventRecord, from, g.non_blocking);
-    MUST(&g.process, cuEventRecord, untimed, g.non_blocking);
-    assert_passes(&g, g.non_blocking);
-    hold(&g, g.non_blocking);
-    MUST(&g.process, cuEventRecord, to, g.non_blocking);
-    cr_assert_eq(elapsed(&g.process, from, to, &ms), CUDA_ERROR_NOT_READY);
+    uint64_t from = GET(&g->process, cuEventCreate, CU_EVENT_DEFAULT);
+    uint64_t to = GET(&g->process, cuEventCreate, CU_EVENT_DEFAULT);
+    uint64_t untimed = GET(&g->process, cuEventCreate, CU_EVENT_DISABLE_TIMING);
+    cr_assert_eq(elapsed(&g->process, from, to, &ms), CUDA_ERROR_INVALID_HANDLE);
+    MUST(&g->process, cuEventRecord, from, g->non_blocking);
+    MUST(&g->process, cuEventRecord, untimed, g->non_blocking);
+    assert_passes(g, g->non_blocking);
+    hold(g, g->non_blocking);
+    MUST(&g->process, cuEventRecord, to, g->non_blocking);
+    cr_assert_eq(elapsed(&g->process, from, to, &ms), CUDA_ERROR_NOT_READY);
     facts_pause_ms(120);
-    g.page.words[0] = 1;
-    assert_passes(&g, g.non_blocking);
-    cr_assert_eq(elapsed(&g.process, from, to, &ms), CUDA_SUCCESS);
+    g->page.words[0] = 1;
+    assert_passes(g, g->non_blocking);
+    cr_assert_eq(elapsed(&g->process, from, to, &ms), CUDA_SUCCESS);
     cr_assert_geq(ms, 100.0F);
-    cr_assert_eq(elapsed(&g.process, from, untimed, &ms), CUDA_ERROR_INVALID_HANDLE);
-    ground_stop(&g);
+    cr_assert_eq(elapsed(&g->process, from, untimed, &ms), CUDA_ERROR_INVALID_HANDLE);
 }
 
 /* Contexts, and processes. */
@@ -466,44 +445,40 @@ FACT(facts_streams, making_something_needs_a_current_context)
 }
 
 /* As finalizers do, in whatever thread they run. */
-FACT(facts_streams, giving_something_back_needs_none)
+FACT_OF_ONE(giving_something_back_needs_none, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
-    uint64_t at = GET(&process, cuMemAlloc, SIZE);
-    uint64_t host = GET(&process, cuMemHostAlloc, SIZE, 0);
-    uint64_t stream = GET(&process, cuStreamCreate, 0);
-    uint64_t event = GET(&process, cuEventCreate, 0);
-    MUST(&process, cuCtxSetCurrent, 0);
-    MUST(&process, cuMemFree, at);
-    MUST(&process, cuMemFreeHost, host);
-    MUST(&process, cuStreamDestroy, stream);
-    MUST(&process, cuEventDestroy, event);
-    cr_assert_eq(GET(&process, cuCtxGetCurrent), 0);
+    uint64_t at = GET(process, cuMemAlloc, SIZE);
+    uint64_t host = GET(process, cuMemHostAlloc, SIZE, 0);
+    uint64_t stream = GET(process, cuStreamCreate, 0);
+    uint64_t event = GET(process, cuEventCreate, 0);
+    MUST(process, cuCtxSetCurrent, 0);
+    MUST(process, cuMemFree, at);
+    MUST(process, cuMemFreeHost, host);
+    MUST(process, cuStreamDestroy, stream);
+    MUST(process, cuEventDestroy, event);
+    cr_assert_eq(GET(process, cuCtxGetCurrent), 0);
 }
 
-FACT(facts_streams, events_of_a_context_need_none)
+GROUND_FACT(events_of_a_context_need_none)
 {
-    struct ground g = ground_start();
-    uint64_t event, context = start_context_event(&g, &event);
-    MUST(&g.process, cuCtxSetCurrent, 0);
-    MUST(&g.process, cuCtxRecordEvent, context, event);
-    MUST(&g.process, cuEventSynchronize, event);
-    MUST(&g.process, cuEventQuery, event);
-    cr_assert_eq(GET(&g.process, cuCtxGetCurrent), 0);
-    MUST(&g.process, cuCtxSetCurrent, context);
-    ground_stop(&g);
+    uint64_t event, context = start_context_event(g, &event);
+    MUST(&g->process, cuCtxSetCurrent, 0);
+    MUST(&g->process, cuCtxRecordEvent, context, event);
+    MUST(&g->process, cuEventSynchronize, event);
+    MUST(&g->process, cuEventQuery, event);
+    cr_assert_eq(GET(&g->process, cuCtxGetCurrent), 0);
+    MUST(&g->process, cuCtxSetCurrent, context);
 }
 
-FACT(facts_streams, a_forked_child_has_no_driver)
+FACT_OF_ONE(a_forked_child_has_no_driver, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start_context();
-    uint64_t at = GET(&process, cuMemAlloc, SIZE);
-    MUST(&process, fork);
-    EXPECT(&process, CUDA_ERROR_NOT_INITIALIZED, cuMemAlloc, SIZE);
-    EXPECT(&process, CUDA_ERROR_NOT_INITIALIZED, cuMemsetD32, at, 0, 1);
-    EXPECT(&process, CUDA_ERROR_NOT_INITIALIZED, cuCtxGetCurrent);
-    EXPECT(&process, CUDA_ERROR_NOT_INITIALIZED, create, 2 * MIB, 0);
-    MUST(&process, quit);
-    facts_fill(&process, at, SIZE, 7);
-    facts_assert_filled(&process, at, SIZE, 7);
+    uint64_t at = GET(process, cuMemAlloc, SIZE);
+    MUST(process, fork);
+    EXPECT(process, CUDA_ERROR_NOT_INITIALIZED, cuMemAlloc, SIZE);
+    EXPECT(process, CUDA_ERROR_NOT_INITIALIZED, cuMemsetD32, at, 0, 1);
+    EXPECT(process, CUDA_ERROR_NOT_INITIALIZED, cuCtxGetCurrent);
+    EXPECT(process, CUDA_ERROR_NOT_INITIALIZED, create, 2 * MIB, 0);
+    MUST(process, quit);
+    facts_fill(process, at, SIZE, 7);
+    facts_assert_filled(process, at, SIZE, 7);
 }

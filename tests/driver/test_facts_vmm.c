@@ -8,6 +8,9 @@
 
 #include "facts.h"
 
+#define SUITE facts_vmm
+#define START facts_start
+
 #define WORD 0xca1dca1d
 
 /* For comparing figures of the whole device, on which others come and go a little. */
@@ -59,41 +62,37 @@ assert_in_use(struct facts_process *observer, uint64_t before)
 
 /* No context. */
 
-FACT(facts_vmm, create_export_import_and_map_need_no_context)
+FACT_OF_TWO(create_export_import_and_map_need_no_context, exporter, importer)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start();
-    _cleanup_process_ struct facts_process importer = facts_start();
-    struct facts_memory memory = facts_create(&exporter, 2 * MIB);
-    _cleanup_fd_ int fd = facts_export(&exporter, memory.handle);
-    memory = facts_import(&importer, fd, 2 * MIB, READWRITE);
-    MUST(&importer, cuMemUnmap, memory.at, memory.size);
-    MUST(&importer, cuMemAddressFree, memory.at, memory.size);
-    MUST(&importer, cuMemRelease, memory.handle);
-    cr_assert_eq(GET(&importer, has_context), 0);
-    cr_assert_eq(GET(&exporter, has_context), 0);
+    struct facts_memory memory = facts_create(exporter, 2 * MIB);
+    _cleanup_fd_ int fd = facts_export(exporter, memory.handle);
+    memory = facts_import(importer, fd, 2 * MIB, READWRITE);
+    MUST(importer, cuMemUnmap, memory.at, memory.size);
+    MUST(importer, cuMemAddressFree, memory.at, memory.size);
+    MUST(importer, cuMemRelease, memory.handle);
+    cr_assert_eq(GET(importer, has_context), 0);
+    cr_assert_eq(GET(exporter, has_context), 0);
 }
 
-FACT(facts_vmm, memory_figures_need_no_context)
+FACT_OF_ONE(memory_figures_need_no_context, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start();
-    uint64_t total = GET(&process, total_bytes);
-    uint64_t free_bytes = GET(&process, free_bytes);
+    uint64_t total = GET(process, total_bytes);
+    uint64_t free_bytes = GET(process, free_bytes);
     cr_assert_geq(total, 2 * MIB);
     cr_assert_leq(free_bytes, total);
-    uint64_t at = GET(&process, allocate_host, 2 * sizeof(size_t));
-    EXPECT(&process, CUDA_ERROR_INVALID_CONTEXT, cuMemGetInfo, at, at + sizeof(size_t));
-    cr_assert_eq(GET(&process, has_context), 0);
+    uint64_t at = GET(process, allocate_host, 2 * sizeof(size_t));
+    EXPECT(process, CUDA_ERROR_INVALID_CONTEXT, cuMemGetInfo, at, at + sizeof(size_t));
+    cr_assert_eq(GET(process, has_context), 0);
 }
 
 /* A context costs half a gigabyte, which is why the daemon has none. */
-FACT(facts_vmm, a_process_without_a_context_costs_little)
+FACT_OF_ONE(a_process_without_a_context_costs_little, observer)
 {
-    _cleanup_process_ struct facts_process observer = facts_start();
-    uint64_t before = GET(&observer, free_bytes);
+    uint64_t before = GET(observer, free_bytes);
     _cleanup_process_ struct facts_process first = facts_start();
     _cleanup_process_ struct facts_process second = facts_start();
     cr_assert_eq(GET(&first, has_context) + GET(&second, has_context), 0);
-    uint64_t now = GET(&observer, free_bytes);
+    uint64_t now = GET(observer, free_bytes);
     cr_assert_leq(before, now + SLACK, "%llu bytes free, %llu before", (unsigned long long)now,
                   (unsigned long long)before);
 }
@@ -114,25 +113,22 @@ FACT(facts_vmm, a_hardened_process_shares_memory)
 
 /* Lifetime. */
 
-FACT(facts_vmm, memory_outlives_its_killed_exporter)
+FACT_OF_TWO(memory_outlives_its_killed_exporter, exporter, importer)
 {
-    struct facts_process exporter = facts_start();
-    _cleanup_process_ struct facts_process importer = facts_start();
     struct facts_memory memory;
-    _cleanup_fd_ int fd = export_filled(&exporter, 4 * MIB, &memory);
-    facts_kill(&exporter);
-    assert_imports_intact(&importer, fd, 4 * MIB);
+    _cleanup_fd_ int fd = export_filled(exporter, 4 * MIB, &memory);
+    facts_kill(exporter);
+    assert_imports_intact(importer, fd, 4 * MIB);
 }
 
-FACT(facts_vmm, an_fd_keeps_memory_while_no_process_uses_cuda)
+FACT_OF_ONE(an_fd_keeps_memory_while_no_process_uses_cuda, exporter)
 {
-    struct facts_process exporter = facts_start();
     _cleanup_process_ struct facts_process keeper = facts_start_bare();
     struct facts_memory memory;
-    int fd = export_filled(&exporter, 4 * MIB, &memory);
+    int fd = export_filled(exporter, 4 * MIB, &memory);
     uint64_t number = facts_give_fd(&keeper, fd);
     fd_close(fd);
-    facts_kill(&exporter);
+    facts_kill(exporter);
     facts_pause_ms(500);
 
     _cleanup_process_ struct facts_process importer = facts_start();
@@ -140,13 +136,12 @@ FACT(facts_vmm, an_fd_keeps_memory_while_no_process_uses_cuda)
     assert_imports_intact(&importer, kept, 4 * MIB);
 }
 
-FACT(facts_vmm, a_mapping_outlives_handle_and_fd)
+FACT_OF_ONE(a_mapping_outlives_handle_and_fd, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start();
     struct facts_memory memory;
-    fd_close(export_filled(&process, 2 * MIB, &memory));
-    MUST(&process, cuMemRelease, memory.handle);
-    facts_assert_filled(&process, memory.at, 2 * MIB, WORD);
+    fd_close(export_filled(process, 2 * MIB, &memory));
+    MUST(process, cuMemRelease, memory.handle);
+    facts_assert_filled(process, memory.at, 2 * MIB, WORD);
 }
 
 FACT(facts_vmm, memory_returns_with_the_last_reference)
@@ -182,14 +177,12 @@ FACT(facts_vmm, memory_returns_when_its_holders_are_killed)
 }
 
 /* Most of the device: it only fits again when the first owner's memory is back. */
-FACT(facts_vmm, memory_of_a_killed_owner_can_be_had_again_at_once)
+FACT_OF_TWO(memory_of_a_killed_owner_can_be_had_again_at_once, owner, heir)
 {
-    struct facts_process owner = facts_start();
-    _cleanup_process_ struct facts_process heir = facts_start();
-    uint64_t n = GET(&heir, free_bytes) / 4 * 3 / LARGE;
-    cr_assert_eq(GET(&owner, create_many, LARGE, n), n);
-    facts_kill(&owner);
-    cr_assert_eq(GET(&heir, create_many, LARGE, n), n);
+    uint64_t n = GET(heir, free_bytes) / 4 * 3 / LARGE;
+    cr_assert_eq(GET(owner, create_many, LARGE, n), n);
+    facts_kill(owner);
+    cr_assert_eq(GET(heir, create_many, LARGE, n), n);
 }
 
 FACT(facts_vmm, thousands_of_exports_live_at_once)
@@ -204,16 +197,14 @@ FACT(facts_vmm, thousands_of_exports_live_at_once)
 
 /* Permission. */
 
-FACT(facts_vmm, a_read_only_mapping_refuses_a_memset)
+FACT_OF_TWO(a_read_only_mapping_refuses_a_memset, exporter, importer)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start();
-    _cleanup_process_ struct facts_process importer = facts_start();
     struct facts_memory memory;
-    _cleanup_fd_ int fd = export_filled(&exporter, 2 * MIB, &memory);
-    struct facts_memory seen = assert_imports_intact(&importer, fd, 2 * MIB);
-    EXPECT(&importer, CUDA_ERROR_INVALID_VALUE, cuMemsetD32, seen.at, 0, 1);
-    facts_assert_filled(&importer, seen.at, 2 * MIB, WORD);
-    facts_assert_filled(&exporter, memory.at, 2 * MIB, WORD);
+    _cleanup_fd_ int fd = export_filled(exporter, 2 * MIB, &memory);
+    struct facts_memory seen = assert_imports_intact(importer, fd, 2 * MIB);
+    EXPECT(importer, CUDA_ERROR_INVALID_VALUE, cuMemsetD32, seen.at, 0, 1);
+    facts_assert_filled(importer, seen.at, 2 * MIB, WORD);
+    facts_assert_filled(exporter, memory.at, 2 * MIB, WORD);
 }
 
 /* A copy or fill is checked before it is enqueued; a stream's write is not. */
@@ -232,16 +223,14 @@ FACT(facts_vmm, a_write_through_a_read_only_mapping_faults_the_offender_alone)
 }
 
 /* Read-only guards against mistakes, not against malice: that is why pools are the boundary. */
-FACT(facts_vmm, a_read_only_mapping_can_be_widened_by_its_holder)
+FACT_OF_TWO(a_read_only_mapping_can_be_widened_by_its_holder, exporter, importer)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start();
-    _cleanup_process_ struct facts_process importer = facts_start();
     struct facts_memory memory;
-    _cleanup_fd_ int fd = export_filled(&exporter, 2 * MIB, &memory);
-    struct facts_memory seen = assert_imports_intact(&importer, fd, 2 * MIB);
-    MUST(&importer, set_access, seen.at, seen.size, READWRITE, 0);
-    facts_fill(&importer, seen.at, seen.size, 5);
-    facts_assert_filled(&exporter, memory.at, 2 * MIB, 5);
+    _cleanup_fd_ int fd = export_filled(exporter, 2 * MIB, &memory);
+    struct facts_memory seen = assert_imports_intact(importer, fd, 2 * MIB);
+    MUST(importer, set_access, seen.at, seen.size, READWRITE, 0);
+    facts_fill(importer, seen.at, seen.size, 5);
+    facts_assert_filled(exporter, memory.at, 2 * MIB, 5);
 }
 
 FACT(facts_vmm, another_uid_may_import)
@@ -258,21 +247,18 @@ FACT(facts_vmm, another_uid_may_import)
 
 /* Handles and addresses. */
 
-FACT(facts_vmm, an_imported_handle_cannot_be_exported)
+FACT_OF_TWO(an_imported_handle_cannot_be_exported, exporter, importer)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start();
-    _cleanup_process_ struct facts_process importer = facts_start();
-    _cleanup_fd_ int fd = facts_export(&exporter, GET(&exporter, create, 2 * MIB, 0));
+    _cleanup_fd_ int fd = facts_export(exporter, GET(exporter, create, 2 * MIB, 0));
     uint64_t handle;
-    cr_assert_eq(facts_import_fd(&importer, fd, 2 * MIB, &handle), CUDA_SUCCESS);
-    EXPECT(&importer, CUDA_ERROR_INVALID_VALUE, export_fd, handle);
+    cr_assert_eq(facts_import_fd(importer, fd, 2 * MIB, &handle), CUDA_SUCCESS);
+    EXPECT(importer, CUDA_ERROR_INVALID_VALUE, export_fd, handle);
 }
 
-FACT(facts_vmm, an_exported_fd_closes_on_exec)
+FACT_OF_ONE(an_exported_fd_closes_on_exec, exporter)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start();
-    uint64_t handle = GET(&exporter, create, 2 * MIB, 0);
-    cr_assert_eq(GET(&exporter, export_fd, handle), FD_CLOEXEC);
+    uint64_t handle = GET(exporter, create, 2 * MIB, 0);
+    cr_assert_eq(GET(exporter, export_fd, handle), FD_CLOEXEC);
 }
 
 /* The range ends well below 0x7f0000000000: above that the kernel may have put a library. */
@@ -306,30 +292,26 @@ assert_maps_whole(struct facts_process *process, uint64_t handle, uint64_t size)
     MUST(process, cuMemMap, at, size, 0, handle, 0);
 }
 
-FACT(facts_vmm, a_mapping_has_the_size_of_its_allocation)
+FACT_OF_ONE(a_mapping_has_the_size_of_its_allocation, exporter)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start();
-    assert_maps_whole(&exporter, GET(&exporter, create, 4 * MIB, 0), 4 * MIB);
+    assert_maps_whole(exporter, GET(exporter, create, 4 * MIB, 0), 4 * MIB);
 }
 
-FACT(facts_vmm, an_imported_mapping_has_the_size_of_its_allocation)
+FACT_OF_TWO(an_imported_mapping_has_the_size_of_its_allocation, exporter, importer)
 {
-    _cleanup_process_ struct facts_process exporter = facts_start();
-    _cleanup_process_ struct facts_process importer = facts_start();
-    _cleanup_fd_ int fd = facts_export(&exporter, GET(&exporter, create, 4 * MIB, 0));
+    _cleanup_fd_ int fd = facts_export(exporter, GET(exporter, create, 4 * MIB, 0));
     uint64_t handle;
-    cr_assert_eq(facts_import_fd(&importer, fd, 4 * MIB, &handle), CUDA_SUCCESS);
-    assert_maps_whole(&importer, handle, 4 * MIB);
+    cr_assert_eq(facts_import_fd(importer, fd, 4 * MIB, &handle), CUDA_SUCCESS);
+    assert_maps_whole(importer, handle, 4 * MIB);
 }
 
-FACT(facts_vmm, an_allocation_is_a_multiple_of_the_granularity)
+FACT_OF_ONE(an_allocation_is_a_multiple_of_the_granularity, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start();
-    uint64_t granularity = GET(&process, granularity);
+    uint64_t granularity = GET(process, granularity);
     cr_assert_eq(granularity, 2 * MIB);
-    EXPECT(&process, CUDA_ERROR_INVALID_VALUE, create, granularity / 2, 0);
-    EXPECT(&process, CUDA_ERROR_INVALID_VALUE, create, granularity + 1, 0);
-    MUST(&process, create, 3 * granularity, 0);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, create, granularity / 2, 0);
+    EXPECT(process, CUDA_ERROR_INVALID_VALUE, create, granularity + 1, 0);
+    MUST(process, create, 3 * granularity, 0);
 }
 
 /* Contents. */
@@ -342,25 +324,22 @@ assert_has_none(struct facts_process *process, uint64_t size, uint32_t word)
     cr_assert_eq(GET(process, count_words, memory.at, size, word), 0);
 }
 
-FACT(facts_vmm, fresh_memory_carries_nothing_within_a_process)
+FACT_OF_ONE(fresh_memory_carries_nothing_within_a_process, process)
 {
-    _cleanup_process_ struct facts_process process = facts_start();
     struct facts_memory memory;
-    fd_close(export_filled(&process, 64 * MIB, &memory));
-    MUST(&process, cuMemUnmap, memory.at, memory.size);
-    MUST(&process, cuMemAddressFree, memory.at, memory.size);
-    MUST(&process, cuMemRelease, memory.handle);
-    assert_has_none(&process, 64 * MIB, WORD);
+    fd_close(export_filled(process, 64 * MIB, &memory));
+    MUST(process, cuMemUnmap, memory.at, memory.size);
+    MUST(process, cuMemAddressFree, memory.at, memory.size);
+    MUST(process, cuMemRelease, memory.handle);
+    assert_has_none(process, 64 * MIB, WORD);
 }
 
-FACT(facts_vmm, fresh_memory_carries_nothing_from_another_process)
+FACT_OF_TWO(fresh_memory_carries_nothing_from_another_process, owner, heir)
 {
-    struct facts_process owner = facts_start();
-    _cleanup_process_ struct facts_process heir = facts_start();
     struct facts_memory memory;
-    fd_close(export_filled(&owner, 64 * MIB, &memory));
-    facts_kill(&owner);
-    assert_has_none(&heir, 64 * MIB, WORD);
+    fd_close(export_filled(owner, 64 * MIB, &memory));
+    facts_kill(owner);
+    assert_has_none(heir, 64 * MIB, WORD);
 }
 
 FACT(facts_vmm, fresh_legacy_memory_carries_nothing)

@@ -30,9 +30,9 @@ class ByDlpack:
     def __dlpack_device__(self):
         return self.array.__dlpack_device__()
 
-    def __dlpack__(self, stream=None, max_version=None):
-        self.asked.append(stream)
-        return self.array.__dlpack__(stream=stream, max_version=max_version)
+    def __dlpack__(self, **asked):
+        self.asked.append(asked)
+        return self.array.__dlpack__(**asked)
 
 
 def fill(client, x, values):

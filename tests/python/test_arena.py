@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arenas: allocating, and freeing in every place and at every end."""
 
-import copy
 import gc
-import pickle
 import threading
 import weakref
 
 import numpy as np
 import pytest
 from arenas import MIB, fill, seen
-from conftest import PATIENCE_S, forked, in_thread, in_threads, n_leases, wait_until
+from conftest import PATIENCE_S, in_thread, in_threads, n_leases, wait_until
 
 import caid
-from caid import _caid
 
 N_ROUNDS = 300  # of each thread
 
@@ -65,21 +62,6 @@ def test_the_interface_of_an_allocation(arena, monkeypatch):
     assert x.__cuda_array_interface__ == {**told, "version": 3, "stream": None}
     monkeypatch.setenv("CAID_CAI_EXPORT_VERSION", "2")
     assert x.__cuda_array_interface__ == {**told, "version": 2}
-
-
-def test_neither_is_made_or_copied_by_hand(arena):
-    with pytest.raises(TypeError, match="comes from Client.arena"):
-        caid.Arena()
-    with pytest.raises(TypeError, match="comes from Arena.allocate"):
-        caid.Allocation()
-    with pytest.raises(TypeError, match="comes from a Client"):
-        _caid.Arena()
-    x = arena.allocate(1)
-    assert (type(x).__module__, type(x).__qualname__) == ("caid", "Allocation")
-    for thing in (arena, x):
-        for attempt in (copy.copy, pickle.dumps):
-            with pytest.raises(TypeError, match="cannot be copied or pickled"):
-                attempt(thing)
 
 
 def test_sizes_that_are_none(arena):
@@ -259,19 +241,6 @@ def test_cycles_with_the_client_are_collected(daemon, client):
     assert alive() is None and memory() is None
     gc.collect()
     wait_until(lambda: client.status().connections == 1)
-
-
-def test_a_forked_child_uses_nothing(client, arena):
-    held = [arena.allocate(100)]
-    uses = (
-        lambda: arena.allocate(1),
-        lambda: arena.publish("x", held[0]),
-        lambda: arena.find(held[0].ptr),
-        arena.trim,
-    )
-    forked(*uses, work=lambda: (held.clear(), arena.close()))
-    assert arena.info.allocations == 1
-    fill(client, held[0], np.zeros(100, "u1"))
 
 
 # --- threads --------------------------------------------------------------------------------

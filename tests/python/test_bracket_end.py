@@ -216,20 +216,26 @@ def test_one_that_does_not_end_is_seen(child, client, shared):
     c.kill()
 
 
-def test_a_writer_that_dies_before_its_work_is_done(child, client, shared, memops):
-    """Whose stream waited is let go, and told: at the end of the bracket, by check(), by
-    synchronize()."""
-    a, b = shared
+@pytest.fixture
+def writer(child, shared):
+    """Its bracket has ended, the work in it is to take half a minute."""
     c = child(WRITER, CAID_SOFTCUDA_DELAY_US="30000000")
     c.expect("begun")
     c.go()
     c.expect("ended")
+    return c
+
+
+def test_a_writer_that_dies_before_its_work_is_done(writer, client, shared, memops):
+    """Whose stream waited is let go, and told: at the end of the bracket, by check(), by
+    synchronize()."""
+    a, b = shared
     with client.stream() as s:
         bracket = a.read(s)
         with pytest.raises(caid.AbandonedError), bracket:
             bracket.check()
             assert not s.query()
-            c.kill()
+            writer.kill()
             wait_until(s.query)
             with pytest.raises(caid.AbandonedError):
                 bracket.check()
@@ -247,16 +253,12 @@ def test_a_writer_that_dies_before_its_work_is_done(child, client, shared, memop
         s.synchronize()
 
 
-def test_the_stream_is_told_once_in_another_context_too(child, client, shared, memops, elsewhere):
+def test_the_stream_is_told_once_in_another_context_too(writer, client, shared, memops, elsewhere):
     """What this process does at the bracket's end does not take the news from it."""
     a, _ = shared
-    c = child(WRITER, CAID_SOFTCUDA_DELAY_US="30000000")
-    c.expect("begun")
-    c.go()
-    c.expect("ended")
     s = caid.Stream.from_handle(elsewhere.number, client)
     with pytest.raises(caid.AbandonedError), a.read(s):
-        c.kill()
+        writer.kill()
         wait_until(s.query)
     with pytest.raises(caid.AbandonedError):
         s.synchronize()
@@ -264,15 +266,11 @@ def test_the_stream_is_told_once_in_another_context_too(child, client, shared, m
     a.discard()
 
 
-def test_the_end_hides_no_exception_of_the_block(child, client, shared, memops):
+def test_the_end_hides_no_exception_of_the_block(writer, client, shared, memops):
     a, _ = shared
-    c = child(WRITER, CAID_SOFTCUDA_DELAY_US="30000000")
-    c.expect("begun")
-    c.go()
-    c.expect("ended")
     with client.stream() as s:
         with pytest.raises(KeyError, match="the block's"), a.read(s):
-            c.kill()
+            writer.kill()
             wait_until(s.query)
             raise KeyError("the block's")
         with pytest.raises(caid.AbandonedError):

@@ -56,6 +56,30 @@ class _Raises:
 
 # --- names ----------------------------------------------------------------------------------
 
+
+
+def publish(client, name):
+    with client.empty(4) as a:
+        a.publish(name)
+
+
+def publish_in_an_arena(client, name):
+    with client.arena() as arena:
+        arena.publish(name, arena.allocate(4))
+
+
+NAMED = {
+    "create": lambda client, name: client.create(name, 4),
+    "open": caid.Client.open,
+    "open_many": lambda client, name: client.open_many([name]),
+    "unlink": caid.Client.unlink,
+    "show": caid.Client.show,
+    "watch": caid.Client.watch,
+    "timeline": caid.Client.timeline,
+    "open_timeline": caid.Client.open_timeline,
+    "publish": publish,
+    "publish in an arena": publish_in_an_arena,
+}
 BAD_NAMES = {
     "empty": ("", "1 to 255 bytes"),
     "over-long": ("x" * (MAX_NAME + 1), "256"),
@@ -66,11 +90,10 @@ BAD_NAMES = {
 
 
 @pytest.mark.parametrize("name, what", BAD_NAMES.values(), ids=BAD_NAMES.keys())
-@pytest.mark.parametrize("method", ["create", "open", "open_many", "unlink", "show"])
-def test_names_that_are_none(client, name, what, method):
-    args = {"create": (name, 4), "open_many": ([name],)}.get(method, (name,))
+@pytest.mark.parametrize("call", NAMED.values(), ids=NAMED.keys())
+def test_names_that_are_none(client, name, what, call):
     with refused(caid.InvalidNameError, 5, errno.EINVAL, what):
-        getattr(client, method)(*args)
+        call(client, name)
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x7f", "\x1b[2J", "\x85"])
@@ -91,9 +114,9 @@ def test_names_that_are_some(client, name):
 
 @pytest.mark.parametrize("name", [None, 5, b"x"])
 def test_names_are_text(client, name):
-    for call in (lambda: client.create(name, 4), lambda: client.open(name)):
-        with pytest.raises(TypeError, match="name: a str"):
-            call()
+    for call in NAMED.values():
+        with pytest.raises(TypeError, match="name"):
+            call(client, name)
     with pytest.raises(TypeError, match="not one str"):
         client.open_many("ab")
 

@@ -147,20 +147,6 @@ def test_to_device():
         caid.to_device(numpy.array([None]))
 
 
-def test_streams_that_are_none():
-    for call in (
-        lambda s: caid.device_array(4, stream=s),
-        lambda s: caid.mapped_array(4, stream=s),
-        lambda s: caid.managed_array(4, stream=s),
-        lambda s: caid.to_device([1], s),
-        lambda s: caid.mapped(numpy.zeros(4), stream=s).__enter__(),
-    ):
-        with pytest.raises(TypeError, match="stream"):
-            call("x")
-        with pytest.raises(ValueError, match="stream"):
-            call(-1)
-
-
 # --- memory of this process -----------------------------------------------------------------
 
 

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long things live in one process: close(), with, garbage, threads, fork, exit."""
 
+import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
+import warnings
 import weakref
 
 import pytest
-from conftest import PATIENCE_S, forked, in_thread, in_threads, n_leases, wait_until
+from conftest import PATIENCE_S, forked, in_thread, in_threads, n_leases, n_live, wait_until
 
 import caid
+from caid import _caid
 
 
 # --- close() --------------------------------------------------------------------------------
@@ -122,18 +127,99 @@ def test_an_array_keeps_its_client(daemon, client):
     wait_until(lambda: client.status().connections == 1)
 
 
-def test_an_open_client_warns(daemon, client):
-    c = daemon.connect()
-    with pytest.warns(ResourceWarning, match="unclosed <caid.Client"):
-        del c
-    with pytest.raises(caid.NoDaemonError):
-        caid.connect("/nonexistent")  # nothing to warn of
-
-
 def test_a_client_connects_once(daemon, client):
     with pytest.raises(RuntimeError, match="connects once"):
         client.__init__(daemon.address)
     client.ping()
+
+
+OF_A_CLIENT = {
+    "a stream": (lambda c: c.stream(), "streams", lambda s: s.synchronize()),
+    "an event": (lambda c: c.event(ipc=True), "events", lambda e: e.record(1)),
+    "a timeline": (lambda c: c.timeline("t"), None, lambda tl: tl.signal(None, 1)),
+}
+
+
+@pytest.mark.parametrize("make, kind, use", OF_A_CLIENT.values(), ids=OF_A_CLIENT.keys())
+def test_it_keeps_its_client_and_ends_with_it(daemon, client, soft, make, kind, use):
+    c = daemon.connect()
+    kept = weakref.ref(c)
+    thing = make(c)
+    with client.stream():  # the context stays
+        before = kind and n_live(kind)
+        del c
+        gc.collect()
+        use(thing)
+        kept().close()
+        assert thing.closed and (kind is None or n_live(kind) == before - 1)
+    with pytest.raises(caid.ClosedError):
+        use(thing)
+    thing.close()
+    del thing
+    gc.collect()
+    assert kept() is None and client.timelines() == []
+    with daemon.connect() as c:
+        pass
+    with pytest.raises(caid.ClosedError, match="the client is closed"):
+        make(c)
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_nothing_is_duplicated(client, arena, how):
+    with client.create("a", 4) as a, client.stream() as s, client.timeline("t") as tl:
+        for thing, what in (
+            (a, "pass its name"),
+            (client, "connect anew"),
+            (s, "pickled"),
+            (client.event(), "ipc_handle"),
+            (tl, "pass its name"),
+            (a.read(), "pickled"),
+            (arena, "cannot be copied or pickled"),
+            (arena.allocate(1), "cannot be copied or pickled"),
+        ):
+            with pytest.raises(TypeError, match=what):
+                how(thing)
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [caid.Array, caid.Stream, caid.Event, caid.Timeline, caid.Bracket, caid.Arena, caid.Allocation]
+    + [_caid.Arena, _caid.Lease, _caid.HostView],
+)
+def test_what_others_make_is_not_made_by_hand(cls):
+    with pytest.raises(TypeError, match="comes from"):
+        cls()
+
+
+LEFT_OPEN = {
+    "Client": lambda c: caid.connect(c.status().socket),
+    "Array": lambda c: c.empty(4),
+    "Stream": lambda c: c.stream(),
+    "Timeline 't' signals": lambda c: c.timeline("t"),
+    "Watch 'w'": lambda c: c.watch("w"),
+}
+
+
+@pytest.mark.parametrize("what", LEFT_OPEN)
+def test_what_is_left_open_is_told_of_and_ends(client, soft, what):
+    LEFT_OPEN[what](client).close()
+    before = n_live("streams")
+    with pytest.warns(ResourceWarning, match=f"unclosed <caid.{what}"):
+        LEFT_OPEN[what](client)
+        gc.collect()
+    assert n_live("streams") == before and client.timelines() == []
+    wait_until(lambda: client.status().watches == 0 and client.status().connections == 1)
+    closed = LEFT_OPEN[what](client)
+    closed.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del closed
+        gc.collect()
+
+
+def test_what_never_connected_is_not_told_of():
+    with pytest.raises(caid.NoDaemonError):
+        caid.connect("/nonexistent")
 
 
 # --- threads --------------------------------------------------------------------------------
@@ -174,13 +260,51 @@ def test_a_client_is_closed_under_calls(daemon, client):
 # --- fork and exit --------------------------------------------------------------------------
 
 
-def test_a_forked_child_is_refused_and_does_no_harm(client):
-    with client.create("a", 4, "|u1") as a:
-        a.copy_from_host(b"data")
-        uses = (client.ping, client.fileno, lambda: client.open("a"), a.copy_to_host)
-        forked(*uses, work=lambda: (a.close(), client.close()))
-        assert bytes(a.copy_to_host()) == b"data"
-        client.ping()
+OF_THE_PARENT = {
+    "an array": (
+        lambda c: c.create("a", 4),
+        lambda a: [a.copy_to_host, lambda: a.read().begin(), a.discard],
+        lambda a: a.copy_to_host(),
+    ),
+    "a stream": (
+        lambda c: c.stream(),
+        lambda s: [s.synchronize, s.query, lambda: s.add_callback(print)],
+        lambda s: s.synchronize(),
+    ),
+    "an event": (
+        lambda c: c.event(ipc=True),
+        lambda e: [e.query, e.synchronize, lambda: e.record(1)],
+        lambda e: (e.record(1), e.synchronize()),
+    ),
+    "a timeline": (
+        lambda c: c.timeline("t"),
+        lambda tl: [lambda: tl.signal(None, 1), lambda: tl.wait(None, 1)],
+        lambda tl: (tl.signal(None, 1), tl.wait(None, 1)),
+    ),
+    "an arena": (
+        lambda c: c.arena(),
+        lambda a: [lambda: a.allocate(1), lambda: a.find(1), a.trim],
+        lambda a: a.allocate(1),
+    ),
+}
+
+
+@pytest.mark.parametrize("make, uses, still", OF_THE_PARENT.values(), ids=OF_THE_PARENT.keys())
+def test_a_forked_child_is_refused_and_does_no_harm(client, make, uses, still):
+    calls = [client.ping, client.fileno, client.timelines, client.stream, client.event]
+    thing = make(client)
+    if hasattr(thing, "synchronize"):
+        still(thing)
+    forked(*calls, *uses(thing), work=lambda: (thing.close(), client.close(), gc.collect()))
+    still(thing)
+    thing.close()
+    client.ping()
+
+
+def test_a_forked_child_frees_nothing_of_an_arena(client, arena):
+    held = [arena.allocate(100)]
+    forked(lambda: arena.publish("x", held[0]), work=held.clear)
+    assert arena.info.allocations == 1
 
 
 def read_in_a_child(address, queue):
@@ -237,22 +361,32 @@ def test_the_interpreter_exits_cleanly(child, client, what, soft):
     assert n_leases(client) == 0
 
 
-def test_ctrl_c_between_calls(child, client):
-    c = child(
-        """
-        with caid.connect() as c:
-            try:
-                print("up", flush=True)
-                while True:
+WAITS = {
+    "calls": "while True: c.ping()",
+    "a watch": "with c.watch('w') as watch: list(watch)",
+    "a timeline": "with c.open_timeline('t') as tl: tl.wait(None, 1)",
+    "a timeline on a stream": "with c.open_timeline('t') as tl: tl.wait(1, 1)",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+def test_ctrl_c_ends_a_wait(child, client, wait):
+    with client.timeline("t"):
+        c = child(
+            f"""
+            with caid.connect() as c:
+                try:
+                    print("up", flush=True)
+                    {wait}
+                except KeyboardInterrupt:
                     c.ping()
-            except KeyboardInterrupt:
-                c.ping()
-                sys.exit(7)
-        """
-    )
-    c.expect("up")
-    os.kill(c.pid, signal.SIGINT)
-    assert c.finish()[0] == 7
+                    sys.exit(7)
+            """
+        )
+        c.expect("up")
+        time.sleep(0.1)
+        os.kill(c.pid, signal.SIGINT)
+        assert c.finish()[0] == 7
 
 
 # --- leaks ----------------------------------------------------------------------------------

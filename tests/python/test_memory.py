@@ -2,7 +2,6 @@
 """Kinds of memory: who reaches it by which interface, what keeps it, what it costs; and its end:
 closes on streams, the queue, flush() and defer_cleanup()."""
 
-import ctypes
 import errno
 import gc
 
@@ -239,53 +238,6 @@ def test_other_memory_has_no_handle(client, memory):
 
 
 # --- close(stream=) -------------------------------------------------------------------------
-
-
-class Stream:
-    def __init__(self, **attributes):
-        vars(self).update(attributes)
-
-
-STREAMS = {
-    "legacy default": 1,
-    "per-thread default": 2,
-    "NumPy's int": numpy.int64(1),
-    "cuda.core": Stream(__cuda_stream__=lambda: (0, 1)),
-    "CuPy": Stream(ptr=2),
-    "PyTorch": Stream(cuda_stream=1),
-    "Numba": Stream(handle=ctypes.c_void_p(2)),
-}
-
-
-@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
-def test_close_on_a_stream(client, stream):
-    a = client.empty(1024, "|u1")
-    a.copy_from_host(KIB)
-    a.close(stream=stream)
-    a.close(stream)
-    assert a.closed
-    wait_until(lambda: client.status().leases == 0)
-
-
-@pytest.mark.parametrize("stream", [0, Stream(ptr=0), Stream(handle=ctypes.c_void_p(0))])
-def test_stream_0_is_refused(client, stream):
-    with client.empty(4) as a:
-        for call in (lambda: a.close(stream), lambda: a.publish("a", stream=stream)):
-            with pytest.raises(ValueError, match="ambiguous"):
-                call()
-        assert not a.closed
-
-
-def test_streams_that_are_none(client):
-    with client.empty(4) as a:
-        for stream in ("1", object(), Stream(ptr=None)):
-            with pytest.raises(TypeError, match="stream"):
-                a.close(stream)
-        for stream in (-1, 2**64):
-            with pytest.raises(ValueError, match="stream"):
-                a.close(stream)
-        a.copy_from_host(bytes(32))
-        assert not a.closed
 
 
 NO_STREAM = 0xDEAD0000  # the driver is asked for it, and knows none such

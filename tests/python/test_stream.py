@@ -5,16 +5,16 @@ import asyncio
 import ctypes
 import gc
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
-import warnings
 import weakref
 
+import numpy
 import pytest
-from conftest import PATIENCE_S, Held, forked, in_thread, in_threads, n_live, run_async, wait_until
+from arenas import ByDlpack
+from conftest import PATIENCE_S, Held, in_thread, in_threads, n_live, run_async, wait_until
 
 import caid
 
@@ -78,53 +78,6 @@ def test_devices(client):
     for wrong in (len(client.devices), -1, 2**40, "GPU-none"):
         with pytest.raises(caid.DeviceError):
             client.stream(wrong)
-
-
-def test_one_that_is_left_open_is_told_of_and_destroyed(client, soft):
-    client.stream().close()
-    before = n_live("streams")
-    with pytest.warns(ResourceWarning, match="unclosed <caid.Stream"):
-        client.stream()
-        gc.collect()
-    assert n_live("streams") == before
-    s = client.stream()
-    s.close()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        del s
-        gc.collect()
-
-
-def test_a_stream_keeps_its_client_and_ends_with_it(daemon, client, soft):
-    c = daemon.connect()
-    kept = weakref.ref(c)
-    s = c.stream()
-    with client.stream():  # the context stays
-        before = n_live("streams")
-        del c
-        gc.collect()
-        s.synchronize()
-        kept().close()
-        assert s.closed and n_live("streams") == before - 1
-    with pytest.raises(caid.ClosedError):
-        s.synchronize()
-    s.close()
-    del s
-    gc.collect()
-    assert kept() is None
-    c = daemon.connect()
-    c.close()
-    with pytest.raises(caid.ClosedError, match="the client is closed"):
-        c.stream()
-
-
-def test_it_is_of_one_process():
-    s = caid.Stream.from_handle(LEGACY)
-    for use in (pickle.dumps, lambda s: s.__reduce__()):
-        with pytest.raises(TypeError, match="pickled"):
-            use(s)
-    with pytest.raises(TypeError, match="comes from"):
-        caid.Stream()
 
 
 # --- wrapped --------------------------------------------------------------------------------
@@ -224,6 +177,52 @@ def test_what_is_no_stream():
             caid.Stream.from_handle(wrong)
     with pytest.raises(caid.DeviceError):
         caid.Stream.from_handle(1, None, 2**40)
+
+
+def publish_in_an_arena(client, stream):
+    with client.arena() as arena:
+        arena.publish("a", arena.allocate(4), stream=stream)
+
+
+TAKE_STREAMS = {
+    "close": lambda c, a, s: a.close(s),
+    "publish": lambda c, a, s: a.publish("a", stream=s),
+    "publish in an arena": lambda c, a, s: publish_in_an_arena(c, s),
+    "read": lambda c, a, s: a.read(s).begin(),
+    "copy_to_host": lambda c, a, s: a.copy_to_host(bytearray(4), s),
+    "copy_from_host": lambda c, a, s: a.copy_from_host(b"efgh", s),
+    "copy_to_device": lambda c, a, s: a.copy_to_device(b"efgh", s),
+    "copy_from": lambda c, a, s: a[1:].copy_from(a[:-1], s),
+    "copy_to": lambda c, a, s: a[1:].copy_to(a[:-1], s),
+    "__dlpack__": lambda c, a, s: a.__dlpack__(stream=s),
+    "from_dlpack": lambda c, a, s: caid.from_dlpack(ByDlpack(a), stream=s),
+    "Event.record": lambda c, a, s: c.event().record(s),
+    "Event.wait": lambda c, a, s: c.event().wait(s),
+    "Timeline.signal": lambda c, a, s: c.timeline("t").signal(s, 1),
+    "Timeline.wait": lambda c, a, s: c.timeline("t").wait(s, 1, 0),
+    "device_array": lambda c, a, s: caid.device_array(4, stream=s, client=c),
+    "mapped_array": lambda c, a, s: caid.mapped_array(4, stream=s, client=c),
+    "managed_array": lambda c, a, s: caid.managed_array(4, stream=s, client=c),
+    "to_device": lambda c, a, s: caid.to_device([1], s, client=c),
+    "mapped": lambda c, a, s: caid.mapped(numpy.zeros(4), stream=s, client=c).__enter__(),
+}
+AS_NUMBA = ("copy", "device_array", "mapped", "managed_array", "to_device")  # 0 is the default one
+
+
+@pytest.mark.filterwarnings("ignore:un:ResourceWarning")
+@pytest.mark.parametrize("name", TAKE_STREAMS)
+def test_what_takes_streams_refuses_what_is_none(client, name):
+    with client.empty(4, "|u1") as a:
+        a.copy_from_host(b"abcd")
+        for wrong in (-2, 2**64) if name.startswith(AS_NUMBA) else (0, -2, 2**64):
+            with pytest.raises(ValueError, match="stream"):
+                TAKE_STREAMS[name](client, a, wrong)
+        for wrong in ("1", object()):
+            with pytest.raises(TypeError, match="stream"):
+                TAKE_STREAMS[name](client, a, wrong)
+        assert not a.closed and bytes(a.copy_to_host()) == b"abcd"
+    assert client.list() == []
+    gc.collect()
 
 
 def test_one_that_the_driver_does_not_know(client, soft):
@@ -396,36 +395,6 @@ def test_what_is_no_callback(client):
                 s.add_callback(wrong)
 
 
-def test_a_callback_is_told_of_a_stream_that_failed(child):
-    """A device that faults fails its streams; their callbacks are called all the same."""
-    c = child(
-        """
-        import threading
-        from conftest import softcuda
-
-        called, done = [], threading.Event()
-        with caid.connect() as c:
-            s = c.stream()
-            s.synchronize()
-            gate, held = threading.Event(), threading.Event()
-            s.add_callback(lambda *_: (held.set(), gate.wait(60)))
-            held.wait()
-            s.add_callback(lambda stream, status, arg: (called.append(status), done.set()))
-            softcuda("fault 0 700")
-            gate.set()
-            assert done.wait(60) and called == [700], called
-            try:
-                s.synchronize()
-            except caid.DriverError as e:
-                assert e.cuda_result == 700
-            else:
-                sys.exit("no error")
-            s.close()
-        """
-    )
-    assert c.finish() == (0, "")
-
-
 def test_callbacks_of_many_streams_and_threads(client):
     called = []
 
@@ -519,44 +488,39 @@ def test_async_done_needs_a_loop(client):
         s.async_done()
 
 
-def test_async_done_tells_what_failed(child):
+def test_a_stream_that_failed_is_told_of(child):
+    """A device that faults fails its streams; their callbacks are called all the same."""
     c = child(
         """
         import asyncio, threading
         from conftest import softcuda
 
-        async def main(c):
-            s = c.stream()
-            gate, held = threading.Event(), threading.Event()
+        async def main(s):
+            called, gate, held = [], threading.Event(), threading.Event()
             s.add_callback(lambda *_: (held.set(), gate.wait(60)))
             held.wait()
+            s.add_callback(lambda stream, status, arg: called.append(status))
             future = s.async_done()
             softcuda("fault 0 700")
             gate.set()
-            try:
-                await future
-            except caid.DriverError as e:
-                assert e.cuda_result == 700 and "700" in str(e)
-            else:
-                sys.exit("no error")
-            s.close()
+            for call in (lambda: future, s.synchronize):
+                try:
+                    await call()
+                except caid.DriverError as e:
+                    assert e.cuda_result == 700 and "700" in str(e)
+                else:
+                    sys.exit("no error")
+            assert called == [700], called
 
-        with caid.connect() as c:
-            asyncio.run(main(c))
+        with caid.connect() as c, c.stream() as s:
+            s.synchronize()
+            asyncio.run(main(s))
         """
     )
     assert c.finish() == (0, "")
 
 
-# --- fork and exit --------------------------------------------------------------------------
-
-
-def test_a_forked_child_leaves_streams_alone(client, soft):
-    with client.stream() as s:
-        s.synchronize()
-        uses = (s.synchronize, s.query, lambda: s.add_callback(print), client.stream)
-        forked(*uses, work=lambda: (s.close(), client.close(), gc.collect()))
-        s.synchronize()
+# --- exit --------------------------------------------------------------------------
 
 
 CONNECTS = "import threading, time\nc = caid.connect()\n"

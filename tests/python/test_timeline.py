@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named timelines: of one process, of two and three, and of dead ones."""
 
-import gc
 import os
-import pickle
-import signal
 import threading
 import time
-import weakref
 
 import pytest
-from conftest import PATIENCE_S, forked, in_thread, wait_until
+from conftest import PATIENCE_S, in_thread, wait_until
 
 import caid
 
@@ -80,15 +76,6 @@ def test_values(frames):
     opened.wait(None, MAX)
 
 
-def test_streams_are_named(frames):
-    tl, opened = frames
-    for call in (lambda s: tl.signal(s, 1), lambda s: opened.wait(s, 1, 0)):
-        with pytest.raises(ValueError, match="stream 0 is ambiguous"):
-            call(0)
-        with pytest.raises(TypeError, match="a stream object is needed"):
-            call("s")
-
-
 def test_only_the_creator_signals(frames):
     _, opened = frames
     with pytest.raises(caid.AccessError) as caught:
@@ -152,13 +139,6 @@ def test_names(client, other, frames):
     own = client.status().pool
     with client.timeline("in a pool", pool=own) as t, other.open_timeline("in a pool") as u:
         assert t.pool == own and u.pool is None and "pool=" in repr(t)
-    for wrong in ("", "a\0b", "x" * 256, "\ud800"):
-        for call in (client.timeline, client.open_timeline):
-            with pytest.raises(caid.InvalidNameError):
-                call(wrong)
-    for wrong in (None, 5):
-        with pytest.raises(TypeError, match="name: a str"):
-            client.timeline(wrong)
 
 
 def test_listing(client, other, frames):
@@ -229,62 +209,6 @@ def test_closing_the_client_ends_its_waits(daemon, client):
         thread.join(PATIENCE_S)
         assert isinstance(ended[0], caid.CancelledError) and opened.closed
         opened.close()
-
-
-def test_one_that_is_left_open_is_told_of(client):
-    with pytest.warns(ResourceWarning, match="unclosed <caid.Timeline 't' signals>"):
-        client.timeline("t")
-        gc.collect()
-    assert client.timelines() == []
-
-
-def test_a_timeline_keeps_its_client(daemon, client):
-    c = daemon.connect()
-    kept = weakref.ref(c)
-    tl = c.timeline("t")
-    del c
-    gc.collect()
-    tl.signal(None, 1)
-    kept().close()
-    del tl
-    gc.collect()
-    assert kept() is None and client.timelines() == []
-
-
-def test_it_is_of_one_process(frames):
-    with pytest.raises(TypeError, match="pass its name"):
-        pickle.dumps(frames[0])
-    with pytest.raises(TypeError, match="comes from"):
-        caid.Timeline()
-
-
-def test_ctrl_c_ends_a_wait(child, client):
-    with client.timeline("t"):
-        for stream in ("None", "1"):
-            c = child(
-                f"""
-                with caid.connect() as c, c.open_timeline("t") as tl:
-                    print("up", flush=True)
-                    try:
-                        tl.wait({stream}, 1)
-                    except KeyboardInterrupt:
-                        assert tl.value == 0
-                        sys.exit(7)
-                """
-            )
-            c.expect("up")
-            time.sleep(0.1)
-            os.kill(c.pid, signal.SIGINT)
-            assert c.finish()[0] == 7
-
-
-def test_a_forked_child_leaves_timelines_alone(client, frames):
-    tl, opened = frames
-    tl.signal(None, 1)
-    uses = (lambda: tl.signal(None, 2), lambda: opened.wait(None, 1), client.timelines)
-    forked(*uses, work=lambda: (tl.close(), opened.close()))
-    tl.signal(None, 2)
-    opened.wait(None, 2)
 
 
 # --- other processes ------------------------------------------------------------------------

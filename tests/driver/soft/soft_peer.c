@@ -8,12 +8,13 @@
 #include <unistd.h>
 
 #include "../packet.h"
+#include "soft_test.h"
 
 #define MAX_PEERS 64
 
 static bool is_peer;
-static int ends[MAX_PEERS]; /* the test's, which peers must not keep */
-static int n_ends;
+static struct peer peers[MAX_PEERS]; /* whose sockets other peers must not keep; pid 0: ended */
+static int n_peers;
 
 static void
 give_up(const char *what)
@@ -71,6 +72,14 @@ peer_hear_fd(int socket)
     return fd;
 }
 
+static void
+end_all(void)
+{
+    for (int i = 0; i < n_peers; i++)
+        if (peers[i].pid)
+            peer_end(&peers[i]);
+}
+
 struct peer
 peer_start(void (*body)(int socket))
 {
@@ -78,21 +87,23 @@ peer_start(void (*body)(int socket))
     char uuid[64];
     snprintf(uuid, sizeof(uuid), "GPU-%08x-0000-4000-8000-000000000000", (unsigned)getpid());
     setenv("CAID_SOFTCUDA_UUID", uuid, 0);
-    if (n_ends == MAX_PEERS || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+    soft_end_peers = end_all;
+    if (n_peers == MAX_PEERS || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
         give_up("peer_start");
-    ends[n_ends++] = pair[0];
     pid_t pid = fork();
     if (pid < 0)
         give_up("fork");
     if (pid == 0) {
         is_peer = true;
-        for (int i = 0; i < n_ends; i++)
-            close(ends[i]);
+        close(pair[0]);
+        for (int i = 0; i < n_peers; i++)
+            if (peers[i].pid)
+                close(peers[i].socket);
         body(pair[1]);
         _exit(0);
     }
     close(pair[1]);
-    return (struct peer){pid, pair[0]};
+    return peers[n_peers++] = (struct peer){pid, pair[0]};
 }
 
 static void
@@ -101,6 +112,9 @@ peer_reap(struct peer *peer, int signal)
     int status;
     if (waitpid(peer->pid, &status, 0) != peer->pid)
         give_up("waitpid");
+    for (int i = 0; i < n_peers; i++)
+        if (peers[i].pid == peer->pid)
+            peers[i].pid = 0;
     bool right = signal ? WIFSIGNALED(status) && WTERMSIG(status) == signal
                         : WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (right)

@@ -9,23 +9,10 @@
 
 #define CHUNK (32 * MIB)
 
-UNUSED static CUmemPoolProps
-props_of(int type, int id)
-{
-    return (CUmemPoolProps){
-        .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-        .location = {(CUmemLocationType)type, id},
-    };
-}
-
 UNUSED static CUmemoryPool
 pool_new(size_t max)
 {
-    CUmemPoolProps props = props_of(CU_MEM_LOCATION_TYPE_DEVICE, 0);
-    CUmemoryPool pool;
-    props.maxSize = max;
-    MUST(cuMemPoolCreate(&pool, &props));
-    return pool;
+    return soft_pool(CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE, max);
 }
 
 UNUSED static CUdeviceptr

@@ -10,6 +10,12 @@
 #include <unistd.h>
 
 struct soft_api cu;
+void (*soft_end_peers)(void);
+
+/* What soft_end() is to end, if nobody has before; of this thread, as programs have several. */
+static _Thread_local struct soft_mapping mappings[8];
+static _Thread_local CUmemoryPool pools[8];
+static _Thread_local size_t n_mappings, n_pools;
 
 static void *
 load_symbol(void *library, const char *name)
@@ -72,6 +78,26 @@ soft_start_context(void)
     return context;
 }
 
+void
+soft_end(void)
+{
+    int n = 0;
+    if (soft_end_peers)
+        soft_end_peers();
+    if (cu.cuInit && cu.cuDeviceGetCount(&n) != CUDA_SUCCESS)
+        n = 0;
+    if (n > 0)
+        cu.cuCtxSynchronize(); /* a default pool gives back what was freed */
+    for (int i = 0; i < n; i++)
+        cu.cuDevicePrimaryCtxReset_v2(i);
+    while (n_mappings > 0) {
+        struct soft_mapping last = mappings[n_mappings - 1];
+        soft_unmap(&last);
+    }
+    while (n_pools > 0)
+        cu.cuMemPoolDestroy(pools[--n_pools]);
+}
+
 uint64_t
 soft_used(void)
 {
@@ -112,12 +138,17 @@ soft_map(size_t size, int access)
     MUST(cuMemMap(mapping.at, size, 0, mapping.handle, 0));
     if (access)
         soft_set_access(&mapping, access);
+    if (n_mappings < ARRAY_SIZE(mappings))
+        mappings[n_mappings++] = mapping;
     return mapping;
 }
 
 void
 soft_unmap(struct soft_mapping *mapping)
 {
+    for (size_t i = 0; i < n_mappings; i++)
+        if (mappings[i].at == mapping->at)
+            mappings[i] = mappings[--n_mappings];
     MUST(cuMemUnmap(mapping->at, mapping->size));
     MUST(cuMemAddressFree(mapping->at, mapping->size));
     MUST(cuMemRelease(mapping->handle));
@@ -129,6 +160,36 @@ soft_stream(unsigned int flags)
     CUstream stream;
     MUST(cuStreamCreate(&stream, flags));
     return stream;
+}
+
+CUevent
+soft_event(unsigned int flags)
+{
+    CUevent event;
+    MUST(cuEventCreate(&event, flags));
+    return event;
+}
+
+CUdeviceptr
+soft_memory(size_t size)
+{
+    CUdeviceptr at;
+    MUST(cuMemAlloc_v2(&at, size));
+    return at;
+}
+
+CUmemoryPool
+soft_pool(CUmemAllocationHandleType handles, CUmemLocationType where, size_t max)
+{
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .handleTypes = handles,
+                            .location = {where, 0},
+                            .maxSize = max};
+    CUmemoryPool pool;
+    MUST(cuMemPoolCreate(&pool, &props));
+    if (n_pools < ARRAY_SIZE(pools))
+        pools[n_pools++] = pool;
+    return pool;
 }
 
 void *

@@ -42,11 +42,22 @@ extern struct soft_api cu;
 
 /* Loads the library at path into the table; ends the process where that fails. */
 void soft_load_path(const char *path);
+/* A body with soft_end() behind it, and the first with soft_start_context() before it. */
+#define SOFT_TEST(suite, name) \
+    CAID_TEST_BETWEEN(suite, name, soft_start_context(), soft_end(), .timeout = 60)
+#define SOFT_TEST_LATE(suite, name) \
+    CAID_TEST_BETWEEN(suite, name, (void)0, soft_end(), .timeout = 60)
+
 /* A device of this process's own: gives it a UUID that no other test has, loads the library
  * under test and initialises it. Settings are made before, by setenv(). */
 void soft_start(void);
 /* The same, with the primary context of device 0 current. */
 CUcontext soft_start_context(void);
+/* Ends what a test has left: peers, what is in the primary contexts, mappings of soft_map() and
+ * pools of soft_pool(). What is in other contexts is the test's to end. */
+void soft_end(void);
+/* The peers' part in that. */
+extern void (*soft_end_peers)(void);
 
 /* Bytes in use on device 0, by all processes. */
 uint64_t soft_used(void);
@@ -65,6 +76,10 @@ void soft_unmap(struct soft_mapping *mapping);
 
 /* A stream that waits for no other, unless flags say otherwise. */
 CUstream soft_stream(unsigned int flags);
+CUevent soft_event(unsigned int flags);
+CUdeviceptr soft_memory(size_t size);
+/* A pool of the first device, or of the host or its first node; max 0 is no limit. */
+CUmemoryPool soft_pool(CUmemAllocationHandleType handles, CUmemLocationType where, size_t max);
 /* A page of pinned memory, of zeros. */
 void *soft_pinned(void);
 void soft_fill(CUdeviceptr at, unsigned char value, size_t size); /* and waits */
@@ -107,4 +122,12 @@ void soft_must(CUresult result, const char *call, int line);
     do {                                                                                     \
         CUresult _result = cu.call;                                                          \
         cr_assert_eq(_result, CUDA_ERROR_##error, "%s: %d, not %s", #call, _result, #error); \
+    } while (0)
+/* In a body: what a pointer's attribute is. Of those that are shorter the rest is zeros. */
+#define ATTRIBUTE_IS(name, at, want)                                                   \
+    do {                                                                               \
+        uint64_t _value = 0;                                                           \
+        MUST(cuPointerGetAttribute(&_value, CU_POINTER_ATTRIBUTE_##name, (at)));       \
+        cr_assert_eq(_value, (uint64_t)(want), #name " of " #at ": %#llx, not " #want, \
+                     (unsigned long long)_value);                                      \
     } while (0)

@@ -125,17 +125,6 @@ give(struct worker *worker, struct slot *slot)
     slot->size = 0;
 }
 
-static CUmemoryPool
-pool_new(size_t max)
-{
-    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
-                            .maxSize = max};
-    CUmemoryPool pool;
-    MUST(cuMemPoolCreate(&pool, &props));
-    return pool;
-}
-
 static void
 pool_step(struct worker *worker)
 {
@@ -148,7 +137,7 @@ pool_step(struct worker *worker)
     case 1: MUST(cuMemPoolTrimTo(pool, pick(worker, LARGEST))); break;
     case 2: MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero)); break;
     case 3: /* a pool that ends while its memory is in use */
-        own = pool_new(0);
+        own = soft_pool(CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE, 0);
         MUST(cuMemAllocFromPoolAsync(&at, 4096, own, worker->stream));
         MUST(cuMemsetD8Async(at, 1, 4096, worker->stream));
         MUST(cuMemFreeAsync(at, worker->stream));
@@ -236,7 +225,8 @@ main(int argc, char **argv)
         MUST(cuEventCreate(&shared_events[i], CU_EVENT_DISABLE_TIMING));
     }
     for (size_t i = 0; i < N_POOLS; i++)
-        pools[i] = pool_new((8 + 8 * i) * MIB);
+        pools[i] =
+            soft_pool(CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE, (8 + 8 * i) * MIB);
     run_workers(atoi(argv[1]), atoi(argv[2]), strtoull(argv[3], NULL, 10));
     for (int i = 0; i < N_SHARED; i++) {
         MUST(cuEventDestroy_v2(shared_events[i]));

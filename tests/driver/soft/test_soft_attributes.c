@@ -35,13 +35,12 @@ CAID_TEST(soft_attributes, are_told_as_set)
     cr_assert_eq(attribute(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING), 1, "as usual");
 }
 
-CAID_TEST(soft_attributes, without_wide_stream_memory_operations)
+SOFT_TEST_LATE(soft_attributes, without_wide_stream_memory_operations)
 {
-    CUstream stream;
     start_with("122=0");
     uint64_t *word = soft_pinned();
     CUdeviceptr at = (uintptr_t)word;
-    MUST(cuStreamCreate(&stream, 0));
+    CUstream stream = soft_stream(0);
     REFUSED(NOT_SUPPORTED, cuStreamWaitValue64_v2(stream, at, 1, 0));
     REFUSED(NOT_SUPPORTED, cuStreamWriteValue64_v2(stream, at, 1, 0));
     CUstreamBatchMemOpParams batch[] = {
@@ -55,25 +54,22 @@ CAID_TEST(soft_attributes, without_wide_stream_memory_operations)
     MUST(cuStreamWaitValue32_v2(stream, at, 5, 0));
     MUST(cuStreamSynchronize(stream));
     cr_assert_eq(*word, 5);
-    MUST(cuMemFreeHost(word));
 }
 
 /* No memory management, no registration. */
-CAID_TEST(soft_attributes, without_much)
+SOFT_TEST_LATE(soft_attributes, without_much)
 {
     CUmemGenericAllocationHandle handle;
-    CUdeviceptr at;
     int word;
     start_with("99=0,102=0");
     CUmemAllocationProp prop = soft_prop(0);
     REFUSED(NOT_SUPPORTED, cuMemHostRegister_v2(&word, sizeof(word), 0));
     REFUSED(NOT_SUPPORTED, cuMemCreate(&handle, GRAN, &prop, 0));
-    MUST(cuMemAlloc_v2(&at, GRAN));
-    MUST(cuMemFree_v2(at));
+    soft_memory(GRAN);
 }
 
 /* No fds of memory, no legacy handles, no read-only registration. */
-CAID_TEST(soft_attributes, without_sharing)
+SOFT_TEST_LATE(soft_attributes, without_sharing)
 {
     CUmemGenericAllocationHandle handle;
     CUipcMemHandle memory = {0};
@@ -98,7 +94,6 @@ CAID_TEST(soft_attributes, without_sharing)
     MUST(cuMemFree_v2(at));
     REFUSED(NOT_SUPPORTED, cuMemHostRegister_v2(&word, 4, CU_MEMHOSTREGISTER_READ_ONLY));
     MUST(cuMemHostRegister_v2(&word, 4, CU_MEMHOSTREGISTER_DEVICEMAP));
-    MUST(cuMemHostUnregister(&word));
 }
 
 CAID_TEST(soft_attributes, persistence_mode_is_off)

@@ -18,9 +18,8 @@ status_of(CUstream stream)
 static CUstream
 start_capture(CUstreamCaptureMode mode)
 {
-    CUstream stream;
     soft_start_context();
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     MUST(cuStreamBeginCapture_v2(stream, mode));
     return stream;
 }
@@ -60,13 +59,11 @@ CAID_TEST(soft_capture, bad_arguments_are_refused)
 }
 
 /* There are no nodes to record it in; and the capture goes on. */
-CAID_TEST(soft_capture, work_is_refused)
+SOFT_TEST_LATE(soft_capture, work_is_refused)
 {
-    CUdeviceptr at;
-    CUevent event;
     CUstream stream = start_capture(GLOBAL);
-    MUST(cuMemAlloc_v2(&at, GRAN));
-    MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    CUdeviceptr at = soft_memory(GRAN);
+    CUevent event = soft_event(CU_EVENT_DISABLE_TIMING);
     REFUSED(NOT_SUPPORTED, cuMemsetD8Async(at, 1, 16, stream));
     REFUSED(NOT_SUPPORTED, cuStreamWriteValue64_v2(stream, at, 1, 0));
     REFUSED(NOT_SUPPORTED, cuEventRecord(event, stream));
@@ -75,7 +72,6 @@ CAID_TEST(soft_capture, work_is_refused)
     MUST(cuMemsetD8Async(at, 1, 16, stream));
     MUST(cuStreamSynchronize(stream));
     cr_assert_eq(*(unsigned char *)(uintptr_t)at, 1);
-    MUST(cuMemFree_v2(at));
 }
 
 static CUresult
@@ -122,12 +118,11 @@ CAID_TEST(soft_capture, each_has_an_id)
     end_capture(stream);
 }
 
-CAID_TEST(soft_capture, there_is_none_in_the_beginning)
+SOFT_TEST(soft_capture, there_is_none_in_the_beginning)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
     cuuint64_t id = 7;
     const CUgraphEdgeData *edges;
-    soft_start_context();
     MUST(cuStreamGetCaptureInfo_v3(NULL, &status, &id, NULL, NULL, NULL, NULL));
     cr_assert_eq(status, CU_STREAM_CAPTURE_STATUS_NONE);
     cr_assert_eq(id, 7, "not written");
@@ -145,13 +140,12 @@ CAID_TEST(soft_capture, ends_with_its_stream)
 }
 
 /* What a capture forbade is allowed again once there is none, however it ended. */
-CAID_TEST(soft_capture, forbids_nothing_once_its_stream_or_context_is_gone)
+SOFT_TEST_LATE(soft_capture, forbids_nothing_once_its_stream_or_context_is_gone)
 {
     CUcontext context;
-    CUevent event;
     CUstream stream = start_capture(GLOBAL);
     MUST(cuCtxGetCurrent(&context));
-    MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    CUevent event = soft_event(CU_EVENT_DISABLE_TIMING);
     MUST(cuStreamDestroy_v2(stream));
     MUST(cuEventQuery(event));
     MUST(cuCtxRecordEvent(context, event));
@@ -163,17 +157,15 @@ CAID_TEST(soft_capture, forbids_nothing_once_its_stream_or_context_is_gone)
                  "the thread's, in whichever context");
     MUST(cuCtxDestroy_v2(context));
     MUST(cuEventQuery(event));
-    MUST(cuEventDestroy_v2(event));
 }
 
 CAID_TEST(soft_capture, of_another_context_is_no_business_of_a_record)
 {
     CUcontext context, other;
-    CUevent event;
     CUstream stream = start_capture(RELAXED);
     MUST(cuCtxGetCurrent(&context));
     MUST(cuCtxCreate_v2(&other, 0, 0));
-    MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    CUevent event = soft_event(CU_EVENT_DISABLE_TIMING);
     MUST(cuCtxRecordEvent(other, event));
     MUST(cuEventSynchronize(event));
     MUST(cuCtxDestroy_v2(other));

@@ -29,9 +29,8 @@ CAID_TEST(soft_context, the_stack_is_a_stack)
 CAID_TEST(soft_context, one_destroyed_below_the_top_is_told_of)
 {
     CUcontext primary = soft_start_context(), created, top;
-    CUdeviceptr at;
     MUST(cuCtxCreate_v2(&created, 0, 0));
-    MUST(cuMemAlloc_v2(&at, GRAN));
+    CUdeviceptr at = soft_memory(GRAN);
     MUST(cuCtxPushCurrent_v2(primary));
     MUST(cuCtxDestroy_v2(created));
     cr_assert_eq(soft_used(), 0, "its memory went with it");
@@ -42,10 +41,9 @@ CAID_TEST(soft_context, one_destroyed_below_the_top_is_told_of)
     cr_assert_eq(top, created);
 }
 
-CAID_TEST(soft_context, the_primary_one_is_counted)
+SOFT_TEST_LATE(soft_context, the_primary_one_is_counted)
 {
     CUcontext context, again;
-    CUdeviceptr at;
     unsigned int flags;
     int active;
     soft_start();
@@ -58,7 +56,7 @@ CAID_TEST(soft_context, the_primary_one_is_counted)
     MUST(cuDevicePrimaryCtxRetain(&again, 0));
     cr_assert_eq(context, again);
     MUST(cuCtxSetCurrent(context));
-    MUST(cuMemAlloc_v2(&at, GRAN));
+    CUdeviceptr at = soft_memory(GRAN);
     MUST(cuDevicePrimaryCtxRelease_v2(0));
     MUST(cuDevicePrimaryCtxGetState(0, &flags, &active));
     cr_assert_eq(active, 1);
@@ -69,18 +67,14 @@ CAID_TEST(soft_context, the_primary_one_is_counted)
     MUST(cuDevicePrimaryCtxRetain(&again, 0));
     cr_assert_eq(context, again, "one handle for ever");
     MUST(cuMemAlloc_v2(&at, 16)); /* still current */
-    MUST(cuMemFree_v2(at));
 }
 
-CAID_TEST(soft_context, a_reset_ends_what_is_in_it)
+SOFT_TEST_LATE(soft_context, a_reset_ends_what_is_in_it)
 {
     CUcontext context = soft_start_context();
-    CUdeviceptr at;
-    CUstream stream;
-    CUevent event;
-    MUST(cuMemAlloc_v2(&at, GRAN));
-    MUST(cuStreamCreate(&stream, 0));
-    MUST(cuEventCreate(&event, 0));
+    CUdeviceptr at = soft_memory(GRAN);
+    CUstream stream = soft_stream(0);
+    CUevent event = soft_event(0);
     MUST(cuMemsetD8Async(at, 1, GRAN, stream));
     MUST(cuEventRecord(event, stream));
     struct soft_mapping mapping = soft_map(GRAN, 3);
@@ -96,7 +90,6 @@ CAID_TEST(soft_context, a_reset_ends_what_is_in_it)
     REFUSED(INVALID_HANDLE, cuEventDestroy_v2(event));
     MUST(cuMemsetD8_v2(mapping.at, 1, GRAN));
     MUST(cuCtxSynchronize());
-    soft_unmap(&mapping);
 }
 
 static void *
@@ -122,19 +115,15 @@ CAID_TEST(soft_context, each_thread_has_its_own_current_one)
 
 /* Memory that is unmapped before the work on it has run: the work faults, as on hardware, and
  * takes the device with it for the rest of the process. */
-CAID_TEST(soft_context, work_on_unmapped_memory_faults_the_device)
+SOFT_TEST(soft_context, work_on_unmapped_memory_faults_the_device)
 {
     CUcontext context;
-    CUstream stream;
-    CUevent event;
-    CUdeviceptr at;
     struct gate gate;
     int n;
-    soft_start_context();
     struct soft_mapping mapping = soft_map(GRAN, 3);
-    MUST(cuMemAlloc_v2(&at, GRAN));
-    MUST(cuStreamCreate(&stream, 0));
-    MUST(cuEventCreate(&event, 0));
+    CUdeviceptr at = soft_memory(GRAN);
+    CUstream stream = soft_stream(0);
+    CUevent event = soft_event(0);
     gate_close(&gate, stream);
     MUST(cuMemsetD8Async(mapping.at, 1, GRAN, stream));
     MUST(cuMemsetD8Async(at, 1, GRAN, stream));
@@ -158,18 +147,14 @@ CAID_TEST(soft_context, work_on_unmapped_memory_faults_the_device)
     REFUSED(LAUNCH_FAILED, cuDevicePrimaryCtxRetain(&context, 0));
 }
 
-CAID_TEST(soft_context, work_that_lost_its_access_faults_too)
+SOFT_TEST(soft_context, work_that_lost_its_access_faults_too)
 {
-    CUstream stream;
     struct gate gate;
-    soft_start_context();
     struct soft_mapping from = soft_map(GRAN, 3), to = soft_map(GRAN, 3);
-    MUST(cuStreamCreate(&stream, 0));
+    CUstream stream = soft_stream(0);
     gate_close(&gate, stream);
     MUST(cuMemcpyDtoDAsync_v2(to.at, from.at, GRAN, stream));
     soft_set_access(&to, CU_MEM_ACCESS_FLAGS_PROT_READ);
     gate_open(&gate);
     REFUSED(ILLEGAL_ADDRESS, cuStreamSynchronize(stream));
-    soft_unmap(&from);
-    soft_unmap(&to);
 }

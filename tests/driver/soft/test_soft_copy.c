@@ -12,13 +12,11 @@ bytes_of(CUdeviceptr at)
     return (unsigned char *)(uintptr_t)at;
 }
 
-CAID_TEST(soft_copy, bytes_go_where_they_should)
+SOFT_TEST(soft_copy, bytes_go_where_they_should)
 {
     unsigned char from[256], to[256] = {0};
-    CUdeviceptr a, b;
-    soft_start_context();
-    MUST(cuMemAlloc_v2(&a, 256));
-    MUST(cuMemAlloc_v2(&b, 256));
+    CUdeviceptr a = soft_memory(256);
+    CUdeviceptr b = soft_memory(256);
     for (int i = 0; i < 256; i++)
         from[i] = (unsigned char)i;
     MUST(cuMemcpyHtoD_v2(a, from, 256));
@@ -31,15 +29,11 @@ CAID_TEST(soft_copy, bytes_go_where_they_should)
     MUST(cuMemcpyAsync(b, (uintptr_t)(from + 100), 100, NULL));
     MUST(cuMemcpyDtoH_v2(to + 100, b, 100));
     cr_assert_arr_eq(to, from, 200);
-    MUST(cuMemFree_v2(a));
-    MUST(cuMemFree_v2(b));
 }
 
-CAID_TEST(soft_copy, fills_have_three_widths)
+SOFT_TEST(soft_copy, fills_have_three_widths)
 {
-    CUdeviceptr at;
-    soft_start_context();
-    MUST(cuMemAlloc_v2(&at, 64));
+    CUdeviceptr at = soft_memory(64);
     MUST(cuMemsetD8_v2(at, 0x11, 64));
     MUST(cuMemsetD16_v2(at + 2, 0x2233, 2));
     MUST(cuMemsetD32_v2(at + 8, 0x44556677, 2));
@@ -51,15 +45,12 @@ CAID_TEST(soft_copy, fills_have_three_widths)
     REFUSED(INVALID_VALUE, cuMemsetD32_v2(at + 2, 0, 1));
     REFUSED(INVALID_VALUE, cuMemsetD8_v2(at, 0, (size_t)-1));
     REFUSED(INVALID_VALUE, cuMemsetD32_v2(at, 0, (size_t)1 << 62));
-    MUST(cuMemFree_v2(at));
 }
 
-CAID_TEST(soft_copy, rectangles_leave_the_rest_alone)
+SOFT_TEST(soft_copy, rectangles_leave_the_rest_alone)
 {
     unsigned char host[6 * 4], seen[8 * 16];
-    CUdeviceptr at;
-    soft_start_context();
-    MUST(cuMemAlloc_v2(&at, sizeof(seen)));
+    CUdeviceptr at = soft_memory(sizeof(seen));
     MUST(cuMemsetD8_v2(at, 0xee, sizeof(seen)));
     for (int i = 0; i < 24; i++)
         host[i] = (unsigned char)i;
@@ -87,15 +78,12 @@ CAID_TEST(soft_copy, rectangles_leave_the_rest_alone)
             cr_assert_eq(seen[y * 16 + x], want, "%d %d", y, x);
         }
     }
-    MUST(cuMemFree_v2(at));
 }
 
-CAID_TEST(soft_copy, bad_rectangles_are_refused)
+SOFT_TEST(soft_copy, bad_rectangles_are_refused)
 {
     unsigned char host[64];
-    CUdeviceptr at;
-    soft_start_context();
-    MUST(cuMemAlloc_v2(&at, 4096));
+    CUdeviceptr at = soft_memory(4096);
     CUDA_MEMCPY2D good = {
         .srcMemoryType = CU_MEMORYTYPE_HOST,
         .srcHost = host,
@@ -122,13 +110,11 @@ CAID_TEST(soft_copy, bad_rectangles_are_refused)
     copy.Height = copy.dstPitch = copy.srcPitch = (size_t)1 << 40;
     cr_assert_eq(cu.cuMemcpy2DUnaligned_v2(&copy), CUDA_ERROR_INVALID_VALUE, "overflows");
     REFUSED(INVALID_VALUE, cuMemcpy2DUnaligned_v2(NULL));
-    MUST(cuMemFree_v2(at));
 }
 
-CAID_TEST(soft_copy, nothing_is_written_through_a_read_only_mapping)
+SOFT_TEST(soft_copy, nothing_is_written_through_a_read_only_mapping)
 {
     int here = 0;
-    soft_start_context();
     struct soft_mapping ro = soft_map(GRAN, CU_MEM_ACCESS_FLAGS_PROT_READ);
     struct soft_mapping rw = soft_map(GRAN, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     REFUSED(INVALID_VALUE, cuMemsetD8_v2(ro.at, 1, 16));
@@ -138,15 +124,12 @@ CAID_TEST(soft_copy, nothing_is_written_through_a_read_only_mapping)
     MUST(cuMemcpyDtoD_v2(rw.at, ro.at, 16));
     MUST(cuMemcpyDtoH_v2(&here, ro.at, 4));
     MUST(cuCtxSynchronize());
-    soft_unmap(&ro);
-    soft_unmap(&rw);
 }
 
-CAID_TEST(soft_copy, memory_without_access_is_not_touched)
+SOFT_TEST(soft_copy, memory_without_access_is_not_touched)
 {
     int here = 0;
     CUdeviceptr reserved;
-    soft_start_context();
     struct soft_mapping mapping = soft_map(GRAN, 0);
     MUST(cuMemAddressReserve(&reserved, GRAN, 0, 0, 0));
     REFUSED(INVALID_VALUE, cuMemsetD8_v2(mapping.at, 1, 16));
@@ -159,17 +142,15 @@ CAID_TEST(soft_copy, memory_without_access_is_not_touched)
     REFUSED(INVALID_VALUE, cuMemcpyDtoD_v2(mapping.at, (uintptr_t)&here, 4));
     MUST(cuMemcpyHtoD_v2(0, NULL, 0)); /* nothing is nowhere */
     MUST(cuMemAddressFree(reserved, GRAN));
-    soft_unmap(&mapping);
 }
 
 /* Allocations mapped side by side are one stretch of memory. */
-CAID_TEST(soft_copy, copies_cross_from_mapping_to_mapping)
+SOFT_TEST(soft_copy, copies_cross_from_mapping_to_mapping)
 {
     CUmemGenericAllocationHandle handles[2];
     CUmemAllocationProp prop = soft_prop(0);
     CUdeviceptr at;
     unsigned char seen[16];
-    soft_start_context();
     MUST(cuMemAddressReserve(&at, 2 * GRAN, 0, 0, 0));
     for (size_t i = 0; i < 2; i++) {
         MUST(cuMemCreate(&handles[i], GRAN, &prop, 0));
@@ -189,15 +170,12 @@ CAID_TEST(soft_copy, copies_cross_from_mapping_to_mapping)
 }
 
 /* Ordinary memory may be reused as soon as an asynchronous copy has returned. */
-CAID_TEST(soft_copy, ordinary_memory_is_free_after_the_call)
+SOFT_TEST(soft_copy, ordinary_memory_is_free_after_the_call)
 {
     unsigned char from[64], to[64];
-    CUstream stream;
-    CUdeviceptr at;
     struct gate gate;
-    soft_start_context();
-    MUST(cuMemAlloc_v2(&at, sizeof(from)));
-    MUST(cuStreamCreate(&stream, 0));
+    CUdeviceptr at = soft_memory(sizeof(from));
+    CUstream stream = soft_stream(0);
     memset(from, 5, sizeof(from));
     gate_close(&gate, stream);
     MUST(cuMemcpyHtoDAsync_v2(at, from, sizeof(from), stream)); /* staged */
@@ -207,6 +185,4 @@ CAID_TEST(soft_copy, ordinary_memory_is_free_after_the_call)
     MUST(cuMemcpyDtoHAsync_v2(to, at, sizeof(to), stream)); /* waits */
     cr_assert_eq(to[0], 5);
     cr_assert_eq(to[63], 5);
-    MUST(cuStreamDestroy_v2(stream));
-    MUST(cuMemFree_v2(at));
 }

@@ -230,8 +230,6 @@ CAID_TEST(soft_devices, memory_is_on_the_device_that_the_ordinal_means)
     CUmemAllocationProp prop = soft_prop(0);
     CUmemoryPool pool;
     CUcontext context;
-    CUdeviceptr at;
-    int ordinal;
     name_devices();
     see_some("2,1");
     soft_start();
@@ -241,15 +239,13 @@ CAID_TEST(soft_devices, memory_is_on_the_device_that_the_ordinal_means)
     MUST(cuMemRelease(handle));
     MUST(cuDevicePrimaryCtxRetain(&context, 1));
     MUST(cuCtxSetCurrent(context));
-    MUST(cuMemAlloc_v2(&at, GRAN));
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    cr_assert_eq(ordinal, 1);
+    CUdeviceptr at = soft_memory(GRAN);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 1);
     cr_assert_eq(used_of(1), GRAN);
     MUST(cuMemFree_v2(at));
     MUST(cuDeviceGetDefaultMemPool(&pool, 1));
     MUST(cuMemAllocAsync(&at, GRAN, NULL));
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    cr_assert_eq(ordinal, 1);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 1);
     cr_assert_eq(used_of(1), 32 * MIB);
     MUST(cuMemFreeAsync(at, NULL));
     MUST(cuCtxSynchronize());
@@ -290,13 +286,12 @@ free_first(void *arg UNUSED)
 }
 
 /* Freeing waits for the work on the memory, whichever context's it is. */
-CAID_TEST(soft_devices, memory_is_freed_after_the_work_of_peers)
+SOFT_TEST_LATE(soft_devices, memory_is_freed_after_the_work_of_peers)
 {
-    CUstream stream, other;
     struct gate gate;
     struct blocked blocked;
     start_two();
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     gate_close(&gate, stream);
     MUST(cuMemcpyDtoDAsync_v2(memory[1], memory[0], GRAN, stream));
     blocked_start(&blocked, free_first, NULL);
@@ -307,12 +302,10 @@ CAID_TEST(soft_devices, memory_is_freed_after_the_work_of_peers)
     cr_assert_eq(*(unsigned char *)(uintptr_t)memory[1], 0x50);
     /* A context that keeps to itself is not waited for. */
     MUST(cuCtxSetCurrent(contexts[0]));
-    MUST(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    CUstream other = soft_stream(CU_STREAM_NON_BLOCKING);
     gate_close(&gate, other);
     MUST(cuMemFree_v2(memory[1]));
     gate_open(&gate);
-    MUST(cuStreamDestroy_v2(other));
-    MUST(cuStreamDestroy_v2(stream));
     MUST(cuCtxSynchronize());
 }
 
@@ -355,12 +348,10 @@ CAID_TEST(soft_devices, access_is_given_to_mappings_and_pools)
     CUmemAccessDesc desc = {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, 3};
     CUmemoryPool pool;
     CUdeviceptr at;
-    int flags;
     start_two();
     struct soft_mapping mapping = soft_map(GRAN, 3);
     assert_reach(mapping.at, false);
-    MUST(cuPointerGetAttribute(&flags, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, mapping.at));
-    cr_assert_eq(flags, 0);
+    ATTRIBUTE_IS(ACCESS_FLAGS, mapping.at, 0);
     MUST(cuMemSetAccess(mapping.at, GRAN, &desc, 1));
     assert_reach(mapping.at, true);
     soft_unmap(&mapping);

@@ -17,12 +17,6 @@ pages_new(size_t n, int prot)
     return at;
 }
 
-static void
-pages_free(unsigned char *at, size_t n)
-{
-    munmap(at, n * PAGE);
-}
-
 static CUdeviceptr
 address(const void *at)
 {
@@ -36,39 +30,26 @@ enroll(void *at, size_t size)
 }
 
 /* All that cuPointerGetAttribute says of registered memory, and what it said before. */
-CAID_TEST(soft_host, registered_memory_is_known_as_host_memory)
+SOFT_TEST_LATE(soft_host, registered_memory_is_known_as_host_memory)
 {
-    CUcontext context = soft_start_context(), owner;
+    CUcontext context = soft_start_context();
     unsigned char *pages = pages_new(3, PROT_READ | PROT_WRITE), *at = pages + 100;
     CUdeviceptr device;
-    unsigned int type, managed, mapped, flags;
-    void *host;
-    size_t size;
-    int access;
+    unsigned int type, flags;
     REFUSED(INVALID_VALUE,
             cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(at)));
     REFUSED(INVALID_VALUE, cuMemHostGetDevicePointer_v2(&device, at, 0));
     MUST(cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_PORTABLE));
-    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(at)));
-    MUST(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address(at)));
-    MUST(cuPointerGetAttribute(&mapped, CU_POINTER_ATTRIBUTE_MAPPED, address(at)));
-    MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, address(at)));
-    MUST(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, address(at + 1)));
-    cr_assert_eq(type, CU_MEMORYTYPE_HOST);
-    cr_assert_eq(managed, 0);
-    cr_assert_eq(mapped, 1);
-    cr_assert_eq(owner, context);
-    cr_assert_eq(host, at + 1);
-    MUST(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address(at)));
-    MUST(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address(at)));
-    cr_assert_eq(device, address(at));
-    cr_assert_eq(size, PAGE);
-    MUST(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, address(at)));
-    MUST(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, address(at)));
-    cr_assert_eq(device, address(pages), "whole pages are mapped");
-    cr_assert_eq(size, 2 * PAGE);
-    MUST(cuPointerGetAttribute(&access, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, address(at)));
-    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    ATTRIBUTE_IS(MEMORY_TYPE, address(at), CU_MEMORYTYPE_HOST);
+    ATTRIBUTE_IS(IS_MANAGED, address(at), 0);
+    ATTRIBUTE_IS(MAPPED, address(at), 1);
+    ATTRIBUTE_IS(CONTEXT, address(at), context);
+    ATTRIBUTE_IS(HOST_POINTER, address(at + 1), at + 1);
+    ATTRIBUTE_IS(RANGE_START_ADDR, address(at), address(at));
+    ATTRIBUTE_IS(RANGE_SIZE, address(at), PAGE);
+    ATTRIBUTE_IS(MAPPING_BASE_ADDR, address(at), address(pages));
+    ATTRIBUTE_IS(MAPPING_SIZE, address(at), 2 * PAGE);
+    ATTRIBUTE_IS(ACCESS_FLAGS, address(at), CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     cr_assert_eq(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
                                           address(pages)),
                  CUDA_ERROR_INVALID_VALUE, "in the page, but not registered");
@@ -79,12 +60,10 @@ CAID_TEST(soft_host, registered_memory_is_known_as_host_memory)
     MUST(cuMemHostUnregister(at));
     REFUSED(INVALID_VALUE, cuMemHostGetFlags(&flags, at));
     at[0] = 1; /* the pages are still the program's */
-    pages_free(pages, 3);
 }
 
-CAID_TEST(soft_host, bad_arguments_are_refused)
+SOFT_TEST(soft_host, bad_arguments_are_refused)
 {
-    soft_start_context();
     unsigned char *pages = pages_new(2, PROT_READ | PROT_WRITE);
     cr_assert_eq(enroll(NULL, PAGE), CUDA_ERROR_INVALID_VALUE);
     cr_assert_eq(enroll(pages, 0), CUDA_ERROR_INVALID_VALUE);
@@ -99,13 +78,11 @@ CAID_TEST(soft_host, bad_arguments_are_refused)
     REFUSED(INVALID_VALUE, cuMemHostUnregister(NULL));
     MUST(cuCtxSetCurrent(NULL));
     cr_assert_eq(enroll(pages, PAGE), CUDA_ERROR_INVALID_CONTEXT);
-    pages_free(pages, 2);
 }
 
 /* Bytes are registered once; two registrations may share a page, but no byte. */
-CAID_TEST(soft_host, registrations_do_not_overlap)
+SOFT_TEST(soft_host, registrations_do_not_overlap)
 {
-    soft_start_context();
     unsigned char *at = pages_new(4, PROT_READ | PROT_WRITE);
     MUST(cuMemHostRegister_v2(at + PAGE, PAGE, 0));
     cr_assert_eq(enroll(at + PAGE, PAGE), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
@@ -125,15 +102,12 @@ CAID_TEST(soft_host, registrations_do_not_overlap)
     MUST(cuMemHostUnregister(at + 2 * PAGE));
     REFUSED(HOST_MEMORY_NOT_REGISTERED, cuMemHostUnregister(at));
     MUST(cuMemHostRegister_v2(at, 4 * PAGE, 0));
-    MUST(cuMemHostUnregister(at));
-    pages_free(at, 4);
 }
 
-CAID_TEST(soft_host, memory_of_the_driver_is_not_registered)
+SOFT_TEST(soft_host, memory_of_the_driver_is_not_registered)
 {
     void *host;
     CUdeviceptr device, managed, reserved;
-    soft_start_context();
     MUST(cuMemHostAlloc(&host, PAGE, 0));
     MUST(cuMemAlloc_v2(&device, PAGE));
     MUST(cuMemAllocManaged(&managed, PAGE, CU_MEM_ATTACH_GLOBAL));
@@ -144,15 +118,11 @@ CAID_TEST(soft_host, memory_of_the_driver_is_not_registered)
     cr_assert_eq(enroll((void *)(uintptr_t)reserved, PAGE), CUDA_ERROR_INVALID_VALUE);
     REFUSED(INVALID_VALUE, cuMemHostUnregister(host));
     MUST(cuMemAddressFree(reserved, GRAN));
-    MUST(cuMemFree_v2(managed));
-    MUST(cuMemFree_v2(device));
-    MUST(cuMemFreeHost(host));
 }
 
 /* Pinning needs pages, all of them, and to write them unless it is told that it may not. */
-CAID_TEST(soft_host, only_pages_that_can_be_pinned_are_registered)
+SOFT_TEST(soft_host, only_pages_that_can_be_pinned_are_registered)
 {
-    soft_start_context();
     unsigned char *at = pages_new(3, PROT_READ | PROT_WRITE);
     munmap(at + PAGE, PAGE);
     cr_assert_eq(enroll(at + PAGE, PAGE), CUDA_ERROR_INVALID_VALUE);
@@ -164,13 +134,10 @@ CAID_TEST(soft_host, only_pages_that_can_be_pinned_are_registered)
     mprotect(at, PAGE, PROT_NONE);
     REFUSED(INVALID_VALUE, cuMemHostRegister_v2(at, PAGE, CU_MEMHOSTREGISTER_READ_ONLY));
     cr_assert_eq(soft_live("registrations"), 0);
-    munmap(at, PAGE);
-    munmap(at + 2 * PAGE, PAGE);
 }
 
-CAID_TEST(soft_host, a_file_ends_where_it_ends)
+SOFT_TEST(soft_host, a_file_ends_where_it_ends)
 {
-    soft_start_context();
     int fd = memfd_create("test", MFD_CLOEXEC);
     cr_assert_eq(ftruncate(fd, (off_t)PAGE), 0);
     unsigned char *at = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -183,20 +150,17 @@ CAID_TEST(soft_host, a_file_ends_where_it_ends)
 }
 
 /* From ordinary memory a copy of this size would wait for the gate, for ever. */
-CAID_TEST(soft_host, copies_of_registered_memory_do_not_wait)
+SOFT_TEST(soft_host, copies_of_registered_memory_do_not_wait)
 {
     size_t size = 4 * MIB;
     struct gate gate;
-    CUdeviceptr device;
-    CUstream stream;
-    soft_start_context();
     unsigned char *from = malloc(size), *to = malloc(size);
     memset(from, 5, size);
     memset(to, 0, size);
     MUST(cuMemHostRegister_v2(from, size, 0));
     MUST(cuMemHostRegister_v2(to, size, 0));
-    MUST(cuMemAlloc_v2(&device, size));
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUdeviceptr device = soft_memory(size);
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     gate_close(&gate, stream);
     MUST(cuMemcpyHtoDAsync_v2(device, from, size, stream));
     MUST(cuMemcpyDtoHAsync_v2(to, device, size, stream));
@@ -214,7 +178,7 @@ CAID_TEST(soft_host, copies_of_registered_memory_do_not_wait)
     free(to);
 }
 
-CAID_TEST(soft_host, a_reset_ends_registrations_and_leaves_the_pages)
+SOFT_TEST_LATE(soft_host, a_reset_ends_registrations_and_leaves_the_pages)
 {
     CUcontext context = soft_start_context();
     unsigned char *at = pages_new(1, PROT_READ | PROT_WRITE);
@@ -227,34 +191,27 @@ CAID_TEST(soft_host, a_reset_ends_registrations_and_leaves_the_pages)
     REFUSED(HOST_MEMORY_NOT_REGISTERED, cuMemHostUnregister(at));
     cr_assert_eq(at[0], 9);
     MUST(cuMemHostRegister_v2(at, PAGE, 0));
-    MUST(cuMemHostUnregister(at));
-    pages_free(at, 1);
 }
 
 /* The program takes the pages away too early. */
 
-CAID_TEST(soft_host, work_on_unmapped_pages_faults)
+SOFT_TEST(soft_host, work_on_unmapped_pages_faults)
 {
     struct gate gate;
-    CUstream stream;
-    soft_start_context();
     unsigned char *at = pages_new(2, PROT_READ | PROT_WRITE);
     MUST(cuMemHostRegister_v2(at, 2 * PAGE, 0));
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     gate_close(&gate, stream);
     MUST(cuMemsetD8Async(address(at), 3, 2 * PAGE, stream));
     munmap(at + PAGE, PAGE);
     gate_open(&gate);
     REFUSED(LAUNCH_FAILED, cuStreamSynchronize(stream));
-    pages_free(at, 1);
 }
 
 /* The kernel gives the address to the next one who asks for pages. */
-CAID_TEST(soft_host, what_is_put_in_place_of_unmapped_pages_is_not_registered)
+SOFT_TEST(soft_host, what_is_put_in_place_of_unmapped_pages_is_not_registered)
 {
     CUdeviceptr reserved;
-    unsigned int type;
-    soft_start_context();
     unsigned char *at = mmap(NULL, 2 * GRAN, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     uintptr_t start = ((uintptr_t)at + GRAN - 1) / GRAN * GRAN;
@@ -267,8 +224,7 @@ CAID_TEST(soft_host, what_is_put_in_place_of_unmapped_pages_is_not_registered)
     CUmemAllocationProp prop = soft_prop(0);
     MUST(cuMemCreate(&handle, GRAN, &prop, 0));
     MUST(cuMemMap(reserved, GRAN, 0, handle, 0));
-    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, start + 10));
-    cr_assert_eq(type, CU_MEMORYTYPE_DEVICE);
+    ATTRIBUTE_IS(MEMORY_TYPE, start + 10, CU_MEMORYTYPE_DEVICE);
     MUST(cuMemUnmap(reserved, GRAN));
     MUST(cuMemRelease(handle));
     MUST(cuMemAddressFree(reserved, GRAN));
@@ -286,24 +242,18 @@ read_only_pages(int prot)
     return at;
 }
 
-CAID_TEST(soft_host, read_only_memory_is_read)
+SOFT_TEST(soft_host, read_only_memory_is_read)
 {
-    CUdeviceptr device;
     unsigned char back[16] = {0};
-    unsigned int flags, access;
-    soft_start_context();
+    unsigned int flags;
     unsigned char *at = read_only_pages(PROT_READ);
     MUST(cuMemHostGetFlags(&flags, at));
     cr_assert_eq(flags, CU_MEMHOSTREGISTER_DEVICEMAP, "that it is read-only is not told here");
-    MUST(cuPointerGetAttribute(&access, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, address(at)));
-    cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READ, "but here");
-    MUST(cuMemAlloc_v2(&device, PAGE));
+    ATTRIBUTE_IS(ACCESS_FLAGS, address(at), CU_MEM_ACCESS_FLAGS_PROT_READ);
+    CUdeviceptr device = soft_memory(PAGE);
     MUST(cuMemcpyHtoD_v2(device, at, PAGE));
     MUST(cuMemcpyDtoH_v2(back, device + PAGE - sizeof(back), sizeof(back)));
     cr_assert_eq(back[15], 7);
-    MUST(cuMemFree_v2(device));
-    MUST(cuMemHostUnregister(at));
-    pages_free(at, 1);
 }
 
 static void
@@ -319,22 +269,19 @@ check_fault(unsigned char *at, CUstream stream)
 }
 
 /* Also where the program itself could write the pages. */
-CAID_TEST(soft_host, a_value_written_to_pages_registered_as_read_only_faults)
+SOFT_TEST(soft_host, a_value_written_to_pages_registered_as_read_only_faults)
 {
-    soft_start_context();
     unsigned char *at = read_only_pages(PROT_READ | PROT_WRITE);
     MUST(cuStreamWriteValue64_v2(CU_STREAM_PER_THREAD, address(at), 1, 0));
     check_fault(at, CU_STREAM_PER_THREAD);
 }
 
 /* These the driver knows to be wrong, and the context lives on. */
-CAID_TEST(soft_host, fills_of_and_copies_to_read_only_memory_are_refused)
+SOFT_TEST(soft_host, fills_of_and_copies_to_read_only_memory_are_refused)
 {
-    CUdeviceptr device;
     unsigned char from[16] = {0};
-    soft_start_context();
     unsigned char *at = read_only_pages(PROT_READ | PROT_WRITE);
-    MUST(cuMemAlloc_v2(&device, PAGE));
+    CUdeviceptr device = soft_memory(PAGE);
     REFUSED(INVALID_VALUE, cuMemsetD8_v2(address(at), 1, 16));
     REFUSED(INVALID_VALUE, cuMemsetD32Async(address(at), 1, 4, NULL));
     REFUSED(INVALID_VALUE, cuMemcpyHtoD_v2(address(at), from, 16));
@@ -344,14 +291,10 @@ CAID_TEST(soft_host, fills_of_and_copies_to_read_only_memory_are_refused)
     REFUSED(INVALID_VALUE, cuMemcpyAsync(address(at), device, 16, NULL));
     MUST(cuCtxSynchronize());
     cr_assert_eq(((volatile unsigned char *)at)[0], 7);
-    MUST(cuMemFree_v2(device));
-    MUST(cuMemHostUnregister(at));
-    pages_free(at, 1);
 }
 
-CAID_TEST(soft_host, work_stays_within_one_registration)
+SOFT_TEST(soft_host, work_stays_within_one_registration)
 {
-    soft_start_context();
     unsigned char *at = pages_new(3, PROT_READ | PROT_WRITE), back[16];
     MUST(cuMemHostRegister_v2(at + 100, PAGE - 100, 0));
     MUST(cuMemHostRegister_v2(at + PAGE, PAGE, 0));
@@ -361,9 +304,6 @@ CAID_TEST(soft_host, work_stays_within_one_registration)
     cr_assert_eq(cu.cuMemcpyDtoH_v2(back, address(at), 16), CUDA_ERROR_INVALID_VALUE,
                  "in the page, but not registered");
     MUST(cuMemsetD8_v2(address(at + 100), 1, PAGE - 100));
-    MUST(cuMemHostUnregister(at + 100));
-    MUST(cuMemHostUnregister(at + PAGE));
-    pages_free(at, 3);
 }
 
 /* One page in two processes: one of them may only read it, does write, and is alone with the

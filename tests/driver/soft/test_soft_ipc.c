@@ -42,71 +42,70 @@ owner_obey(char order, CUdeviceptr memory, int socket)
 static void
 own_memory(int socket)
 {
-    CUdeviceptr memory;
-    CUipcMemHandle handle;
+    CUipcMemHandle told;
     soft_start_context();
-    MUST(cuMemAlloc_v2(&memory, SIZE));
+    CUdeviceptr memory = soft_memory(SIZE);
     soft_fill(memory, 0xab, SIZE);
-    MUST(cuIpcGetMemHandle(&handle, memory));
-    peer_say(socket, &handle, sizeof(handle));
+    MUST(cuIpcGetMemHandle(&told, memory));
+    peer_say(socket, &told, sizeof(told));
     for (char order;; owner_obey(order, memory, socket))
         peer_hear(socket, &order, 1);
 }
 
-static struct peer
-start_owner(CUipcMemHandle *ret)
+static struct peer owner;
+static CUipcMemHandle handle;
+
+static void
+start_owner(void)
 {
-    struct peer owner = peer_start(own_memory);
-    peer_hear(owner.socket, ret, sizeof(*ret));
-    return owner;
+    owner = peer_start(own_memory);
+    peer_hear(owner.socket, &handle, sizeof(handle));
 }
 
+static void
+start_both(void)
+{
+    start_owner();
+    soft_start_context();
+}
+
+#define OWNER_TEST(name) \
+    CAID_TEST_BETWEEN(soft_ipc, name, start_both(), soft_end(), .timeout = 60)
+
 static unsigned char
-tell(const struct peer *owner, char order)
+tell(char order)
 {
     unsigned char answer;
-    peer_say(owner->socket, &order, 1);
-    peer_hear(owner->socket, &answer, 1);
+    peer_say(owner.socket, &order, 1);
+    peer_hear(owner.socket, &answer, 1);
     return answer;
 }
 
-CAID_TEST(soft_ipc, pointers_tell_what_they_are)
+OWNER_TEST(pointers_tell_what_they_are)
 {
-    CUipcMemHandle handle;
     CUdeviceptr at, own, base;
-    CUcontext context, of;
-    int ordinal, capable;
+    CUcontext context;
     size_t size;
-    struct peer owner = start_owner(&handle);
-    context = soft_start_context();
+    MUST(cuCtxGetCurrent(&context));
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     MUST(cuMemGetAddressRange_v2(&base, &size, at + 4096));
     cr_assert_eq(base, at);
     cr_assert_eq(size, SIZE);
-    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_CONTEXT, at));
-    cr_assert_eq(of, context);
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    cr_assert_eq(ordinal, 0);
+    ATTRIBUTE_IS(CONTEXT, at, context);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 0);
     MUST(cuMemAlloc_v2(&own, 4096));
-    MUST(cuPointerGetAttribute(&capable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, own));
-    cr_assert(capable);
+    ATTRIBUTE_IS(IS_LEGACY_CUDA_IPC_CAPABLE, own, 1);
     MUST(cuMemFree_v2(own));
     struct soft_mapping mapping = soft_map(GRAN, 3);
-    MUST(cuPointerGetAttribute(&capable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-                               mapping.at));
-    cr_assert(!capable);
+    ATTRIBUTE_IS(IS_LEGACY_CUDA_IPC_CAPABLE, mapping.at, 0);
     soft_unmap(&mapping);
-    MUST(cuIpcCloseMemHandle(at));
-    peer_end(&owner);
 }
 
-CAID_TEST(soft_ipc, only_device_allocations_have_handles)
+SOFT_TEST(soft_ipc, only_device_allocations_have_handles)
 {
-    CUipcMemHandle handle;
     CUdeviceptr at;
     void *host;
     int local;
-    soft_start_context();
     struct soft_mapping mapping = soft_map(GRAN, 3);
     REFUSED(INVALID_VALUE, cuIpcGetMemHandle(&handle, mapping.at));
     soft_unmap(&mapping);
@@ -119,17 +118,14 @@ CAID_TEST(soft_ipc, only_device_allocations_have_handles)
     REFUSED(INVALID_VALUE, cuIpcGetMemHandle(NULL, at));
     REFUSED(INVALID_VALUE, cuIpcCloseMemHandle(at));
     REFUSED(INVALID_VALUE, cuIpcCloseMemHandle(0));
-    MUST(cuMemFree_v2(at));
 }
 
 /* A handle with any bit wrong, of zeros or of noise, is refused by somebody. One with another
  * process in it is one of a process that has ended. */
-CAID_TEST(soft_ipc, forged_handles_are_refused)
+OWNER_TEST(forged_handles_are_refused)
 {
-    CUipcMemHandle handle, forged;
+    CUipcMemHandle forged;
     CUdeviceptr at;
-    struct peer owner = start_owner(&handle);
-    soft_start_context();
     REFUSED(INVALID_VALUE, cuIpcOpenMemHandle_v2(NULL, handle, FLAGS));
     REFUSED(INVALID_VALUE, cuIpcOpenMemHandle_v2(&at, handle, 2));
     for (size_t i = 0; i < 8 * sizeof(handle); i++) {
@@ -145,17 +141,15 @@ CAID_TEST(soft_ipc, forged_handles_are_refused)
     memset(&forged, 0xa5, sizeof(forged));
     REFUSED(INVALID_VALUE, cuIpcOpenMemHandle_v2(&at, forged, FLAGS));
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
-    MUST(cuIpcCloseMemHandle(at));
-    peer_end(&owner);
 }
 
 /* A connection to the process that gave the handle out. */
 static int
-connect_to_owner(const CUipcMemHandle *handle)
+connect_to_owner(void)
 {
     struct share_ticket ticket;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    memcpy(&ticket, handle, sizeof(ticket));
+    memcpy(&ticket, &handle, sizeof(ticket));
     int n = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1,
                      "caid-softcuda-%016llx", (unsigned long long)ticket.socket);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -165,18 +159,15 @@ connect_to_owner(const CUipcMemHandle *handle)
 }
 
 /* However many connect and say nothing, hang up, or talk nonsense, others are answered. */
-CAID_TEST(soft_ipc, rude_peers_do_no_harm)
+OWNER_TEST(rude_peers_do_no_harm)
 {
-    CUipcMemHandle handle;
     CUdeviceptr at;
     char nonsense[4096] = "what?", byte;
     int silent[40];
-    struct peer owner = start_owner(&handle);
-    soft_start_context();
     for (size_t i = 0; i < ARRAY_SIZE(silent); i++)
-        silent[i] = connect_to_owner(&handle);
-    close(connect_to_owner(&handle));
-    int rude = connect_to_owner(&handle);
+        silent[i] = connect_to_owner();
+    close(connect_to_owner());
+    int rude = connect_to_owner();
     cr_assert_eq(send(rude, nonsense, sizeof(nonsense), MSG_NOSIGNAL), sizeof(nonsense));
     cr_assert_leq(recv(rude, &byte, 1, 0), 0);
     close(rude);
@@ -184,16 +175,12 @@ CAID_TEST(soft_ipc, rude_peers_do_no_harm)
     MUST(cuIpcCloseMemHandle(at));
     for (size_t i = 0; i < ARRAY_SIZE(silent); i++)
         close(silent[i]);
-    tell(&owner, 'l');
-    peer_end(&owner);
+    tell('l');
 }
 
-CAID_TEST(soft_ipc, a_mapping_outlives_its_owner)
+OWNER_TEST(a_mapping_outlives_its_owner)
 {
-    CUipcMemHandle handle;
     CUdeviceptr at, again;
-    struct peer owner = start_owner(&handle);
-    soft_start_context();
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     peer_kill(&owner);
     cr_assert(soft_holds(at, 0xab, SIZE));
@@ -211,25 +198,19 @@ CAID_TEST(soft_ipc, a_mapping_outlives_its_owner)
     REFUSED(INVALID_HANDLE, cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
 }
 
-CAID_TEST(soft_ipc, a_reset_ends_what_the_owner_offers)
+OWNER_TEST(a_reset_ends_what_the_owner_offers)
 {
-    CUipcMemHandle handle;
     CUdeviceptr at;
-    struct peer owner = start_owner(&handle);
-    soft_start_context();
-    tell(&owner, 'r');
+    tell('r');
     REFUSED(INVALID_VALUE, cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     cr_assert_eq(soft_used(), 0);
-    peer_end(&owner);
 }
 
 CAID_TEST(soft_ipc, a_forked_child_offers_nothing)
 {
-    CUipcMemHandle handle;
     CUdeviceptr at;
-    struct peer owner = start_owner(&handle);
-    soft_start_context();
-    tell(&owner, 'c');
+    start_both();
+    tell('c');
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     MUST(cuIpcCloseMemHandle(at));
     kill(owner.pid, SIGKILL);
@@ -239,13 +220,11 @@ CAID_TEST(soft_ipc, a_forked_child_offers_nothing)
     close(owner.socket);
 }
 
-CAID_TEST(soft_ipc, one_context_of_a_device_has_it)
+OWNER_TEST(one_context_of_a_device_has_it)
 {
-    CUipcMemHandle handle;
     CUdeviceptr at, other_at;
     CUcontext primary, other;
-    struct peer owner = start_owner(&handle);
-    primary = soft_start_context();
+    MUST(cuCtxGetCurrent(&primary));
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     MUST(cuCtxCreate_v2(&other, 0, 0));
     REFUSED(INVALID_HANDLE, cuIpcOpenMemHandle_v2(&other_at, handle, FLAGS));
@@ -257,72 +236,56 @@ CAID_TEST(soft_ipc, one_context_of_a_device_has_it)
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     MUST(cuIpcCloseMemHandle(at));
     cr_assert_eq(soft_live("opened"), 0);
-    peer_end(&owner);
 }
 
-CAID_TEST(soft_ipc, each_device_has_its_own)
+SOFT_TEST_LATE(soft_ipc, each_device_has_its_own)
 {
-    CUipcMemHandle handle;
     CUdeviceptr at, other_at;
     CUcontext first, second;
-    int ordinal;
     setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
-    struct peer owner = start_owner(&handle);
+    start_owner();
     first = soft_start_context();
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     MUST(cuDevicePrimaryCtxRetain(&second, 1));
     MUST(cuCtxSetCurrent(second));
     MUST(cuIpcOpenMemHandle_v2(&other_at, handle, FLAGS));
     cr_assert_neq(at, other_at);
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, other_at));
-    cr_assert_eq(ordinal, 1, "the opening context's");
+    ATTRIBUTE_IS(DEVICE_ORDINAL, other_at, 1);
     soft_fill(other_at, 0x11, SIZE);
     MUST(cuCtxSetCurrent(first));
     cr_assert(soft_holds(at, 0x11, SIZE));
     cr_assert_eq(soft_used(), SIZE);
-    MUST(cuIpcCloseMemHandle(at));
-    MUST(cuIpcCloseMemHandle(other_at));
-    peer_end(&owner);
 }
 
-CAID_TEST(soft_ipc, what_is_open_ends_with_its_context)
+OWNER_TEST(what_is_open_ends_with_its_context)
 {
-    CUipcMemHandle handle;
     CUdeviceptr at;
     CUcontext context;
-    struct peer owner = start_owner(&handle);
-    soft_start_context();
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     MUST(cuDevicePrimaryCtxReset_v2(0));
     cr_assert_eq(soft_live("opened"), 0);
     REFUSED(CONTEXT_IS_DESTROYED, cuIpcCloseMemHandle(at));
-    tell(&owner, 'f');
+    tell('f');
     /* the thread that answered the owner's peers may have a file of it open for a moment */
     for (int i = 0; i < 100 && soft_used() != 0; i++)
         usleep(10000);
     cr_assert_eq(soft_used(), 0);
     MUST(cuDevicePrimaryCtxRetain(&context, 0));
     REFUSED(INVALID_VALUE, cuIpcCloseMemHandle(at));
-    peer_end(&owner);
 }
 
 /* A process whose own devices are others can still use it. */
-CAID_TEST(soft_ipc, memory_of_an_unknown_device_is_opened)
+SOFT_TEST_LATE(soft_ipc, memory_of_an_unknown_device_is_opened)
 {
-    CUipcMemHandle handle;
     CUdeviceptr at;
-    int ordinal;
-    struct peer owner = start_owner(&handle);
+    start_owner();
     setenv("CAID_SOFTCUDA_UUID", "GPU-ffffffff-0000-4000-8000-000000000002", 1);
     soft_start_context();
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    cr_assert_eq(ordinal, 0, "the opening context's");
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 0);
     cr_assert(soft_holds(at, 0xab, SIZE));
     cr_assert_eq(soft_used(), 0, "not of this device");
-    MUST(cuIpcCloseMemHandle(at));
-    peer_end(&owner);
 }
 
 /* Threads that open and close the same memory at once. */
@@ -333,7 +296,6 @@ CAID_TEST(soft_ipc, memory_of_an_unknown_device_is_opened)
 struct opener {
     pthread_t thread;
     CUcontext context;
-    CUipcMemHandle handle;
 };
 
 static void *
@@ -343,10 +305,10 @@ open_and_close(void *arg)
     CUdeviceptr at, again;
     MUST(cuCtxSetCurrent(opener->context));
     for (int i = 0; i < N_ROUNDS; i++) {
-        MUST(cuIpcOpenMemHandle_v2(&at, opener->handle, FLAGS));
+        MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
         if (!soft_holds(at, 0xab, 64))
             abort();
-        MUST(cuIpcOpenMemHandle_v2(&again, opener->handle, FLAGS));
+        MUST(cuIpcOpenMemHandle_v2(&again, handle, FLAGS));
         if (again != at) /* it was open all the time */
             abort();
         MUST(cuIpcCloseMemHandle(at));
@@ -355,14 +317,13 @@ open_and_close(void *arg)
     return NULL;
 }
 
-CAID_TEST(soft_ipc, threads_open_and_close_at_once)
+OWNER_TEST(threads_open_and_close_at_once)
 {
     struct opener openers[N_THREADS];
-    CUipcMemHandle handle;
-    struct peer owner = start_owner(&handle);
-    CUcontext context = soft_start_context();
+    CUcontext context;
+    MUST(cuCtxGetCurrent(&context));
     for (int i = 0; i < N_THREADS; i++) {
-        openers[i] = (struct opener){.context = context, .handle = handle};
+        openers[i] = (struct opener){.context = context};
         pthread_create(&openers[i].thread, NULL, open_and_close, &openers[i]);
     }
     for (int i = 0; i < N_THREADS; i++)
@@ -371,7 +332,3 @@ CAID_TEST(soft_ipc, threads_open_and_close_at_once)
     peer_end(&owner);
     cr_assert_eq(soft_used(), 0);
 }
-
-/* Owners that are killed at any time. */
-
-#define N_OWNERS 16

@@ -26,18 +26,18 @@ struct handles {
 };
 
 static CUresult
-owner_obey(struct owner *owner, char order)
+owner_obey(struct owner *own, char order)
 {
     switch (order) {
-    case 'g': gate_close(&owner->gate, owner->stream); return CUDA_SUCCESS;
-    case 'o': gate_open(&owner->gate); return CUDA_SUCCESS;
-    case 'm': return cu.cuMemsetD8Async(owner->memory, 0x5a, MIB, owner->stream);
-    case 'r': return cu.cuEventRecord(owner->event, owner->stream);
-    case 'w': return cu.cuStreamWaitEvent(owner->stream, owner->event, 0);
-    case 'q': return cu.cuStreamQuery(owner->stream);
-    case 'e': return cu.cuEventQuery(owner->event);
-    case 's': return cu.cuStreamSynchronize(owner->stream);
-    case 'd': return cu.cuEventDestroy_v2(owner->event);
+    case 'g': gate_close(&own->gate, own->stream); return CUDA_SUCCESS;
+    case 'o': gate_open(&own->gate); return CUDA_SUCCESS;
+    case 'm': return cu.cuMemsetD8Async(own->memory, 0x5a, MIB, own->stream);
+    case 'r': return cu.cuEventRecord(own->event, own->stream);
+    case 'w': return cu.cuStreamWaitEvent(own->stream, own->event, 0);
+    case 'q': return cu.cuStreamQuery(own->stream);
+    case 'e': return cu.cuEventQuery(own->event);
+    case 's': return cu.cuStreamSynchronize(own->stream);
+    case 'd': return cu.cuEventDestroy_v2(own->event);
     case 'f':
         return (CUresult)cu.caid_softcuda_control("fault 0 LAUNCH_FAILED", (char[64]){0}, 64);
     default: abort();
@@ -47,122 +47,114 @@ owner_obey(struct owner *owner, char order)
 static void
 own_event(int socket)
 {
-    struct owner owner;
-    struct handles handles;
+    struct owner own;
+    struct handles told;
     soft_start_context();
-    MUST(cuStreamCreate(&owner.stream, CU_STREAM_NON_BLOCKING));
-    MUST(cuEventCreate(&owner.event, FLAGS));
-    MUST(cuMemAlloc_v2(&owner.memory, MIB));
-    MUST(cuIpcGetEventHandle(&handles.event, owner.event));
-    MUST(cuIpcGetMemHandle(&handles.memory, owner.memory));
-    peer_say(socket, &handles, sizeof(handles));
+    MUST(cuStreamCreate(&own.stream, CU_STREAM_NON_BLOCKING));
+    MUST(cuEventCreate(&own.event, FLAGS));
+    MUST(cuMemAlloc_v2(&own.memory, MIB));
+    MUST(cuIpcGetEventHandle(&told.event, own.event));
+    MUST(cuIpcGetMemHandle(&told.memory, own.memory));
+    peer_say(socket, &told, sizeof(told));
     for (;;) {
         char order;
         peer_hear(socket, &order, 1);
-        CUresult result = owner_obey(&owner, order);
+        CUresult result = owner_obey(&own, order);
         peer_say(socket, &result, sizeof(result));
     }
 }
 
+static struct peer owner;
+static struct handles handles;
+static CUevent event;
+
+static void
+start_owner(void)
+{
+    owner = peer_start(own_event);
+    peer_hear(owner.socket, &handles, sizeof(handles));
+}
+
+/* The owner, and the event opened in the context that is made current. */
+static void
+start_both(void)
+{
+    start_owner();
+    soft_start_context();
+    MUST(cuIpcOpenEventHandle(&event, handles.event));
+}
+
+static void
+end_both(void)
+{
+    cu.cuEventDestroy_v2(event); /* where it has not ended before */
+    soft_end();
+}
+
+#define OWNER_TEST(name) \
+    CAID_TEST_BETWEEN(soft_ipc_event, name, start_both(), end_both(), .timeout = 60)
+
 static CUresult
-tell(const struct peer *owner, char order)
+tell(char order)
 {
     CUresult result;
-    peer_say(owner->socket, &order, 1);
-    peer_hear(owner->socket, &result, sizeof(result));
+    peer_say(owner.socket, &order, 1);
+    peer_hear(owner.socket, &result, sizeof(result));
     return result;
 }
 
 static void
-tell_all(const struct peer *owner, const char *orders)
+tell_all(const char *orders)
 {
     for (; *orders; orders++)
-        cr_assert_eq(tell(owner, *orders), CUDA_SUCCESS, "%s", orders);
+        cr_assert_eq(tell(*orders), CUDA_SUCCESS, "%s", orders);
 }
 
-/* The owner, and the event opened in the context that is made current. */
-static struct peer
-start_both(CUevent *ret_event)
+OWNER_TEST(the_owner_waits_for_who_opened_it)
 {
-    struct handles handles;
-    struct peer owner = peer_start(own_event);
-    peer_hear(owner.socket, &handles, sizeof(handles));
-    soft_start_context();
-    MUST(cuIpcOpenEventHandle(ret_event, handles.event));
-    return owner;
-}
-
-static void
-end_both(struct peer *owner, CUevent event)
-{
-    MUST(cuEventDestroy_v2(event));
-    peer_end(owner);
-}
-
-CAID_TEST(soft_ipc_event, the_owner_waits_for_who_opened_it)
-{
-    CUevent event;
-    CUstream stream;
     struct gate gate;
-    struct peer owner = start_both(&event);
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     gate_close(&gate, stream);
     MUST(cuEventRecord(event, stream));
-    cr_assert_eq(tell(&owner, 'e'), CUDA_ERROR_NOT_READY);
-    tell_all(&owner, "w");
-    cr_assert_eq(tell(&owner, 'q'), CUDA_ERROR_NOT_READY);
+    cr_assert_eq(tell('e'), CUDA_ERROR_NOT_READY);
+    tell_all("w");
+    cr_assert_eq(tell('q'), CUDA_ERROR_NOT_READY);
     gate_open(&gate);
-    tell_all(&owner, "sqe");
+    tell_all("sqe");
     MUST(cuStreamSynchronize(stream));
-    MUST(cuStreamDestroy_v2(stream));
-    end_both(&owner, event);
 }
 
 /* One that was made later, by whatever process, does not pass earlier. */
-CAID_TEST(soft_ipc_event, records_pass_in_their_order)
+OWNER_TEST(records_pass_in_their_order)
 {
-    CUevent event;
-    CUstream waiting, recording;
-    struct peer owner = start_both(&event);
-    MUST(cuStreamCreate(&waiting, CU_STREAM_NON_BLOCKING));
-    MUST(cuStreamCreate(&recording, CU_STREAM_NON_BLOCKING));
-    tell_all(&owner, "gr");
+    CUstream waiting = soft_stream(CU_STREAM_NON_BLOCKING);
+    CUstream recording = soft_stream(CU_STREAM_NON_BLOCKING);
+    tell_all("gr");
     MUST(cuStreamWaitEvent(waiting, event, 0));
     MUST(cuEventRecord(event, recording));
     REFUSED(NOT_READY, cuStreamQuery(recording));
     REFUSED(NOT_READY, cuStreamQuery(waiting));
     REFUSED(NOT_READY, cuEventQuery(event));
-    tell_all(&owner, "o");
+    tell_all("o");
     MUST(cuStreamSynchronize(waiting));
     MUST(cuStreamSynchronize(recording));
     MUST(cuEventQuery(event));
-    MUST(cuStreamDestroy_v2(waiting));
-    MUST(cuStreamDestroy_v2(recording));
-    end_both(&owner, event);
 }
 
-CAID_TEST(soft_ipc_event, it_outlives_its_owners_handle)
+OWNER_TEST(it_outlives_its_owners_handle)
 {
-    CUevent event;
-    struct peer owner = start_both(&event);
-    tell_all(&owner, "grd");
+    tell_all("grd");
     REFUSED(NOT_READY, cuEventQuery(event));
-    tell_all(&owner, "os");
+    tell_all("os");
     MUST(cuEventSynchronize(event));
     MUST(cuEventRecord(event, NULL));
     MUST(cuEventSynchronize(event));
-    end_both(&owner, event);
 }
 
 /* Who has it open can open it again, whatever became of its owner; others cannot. */
-CAID_TEST(soft_ipc_event, what_is_open_can_be_opened_again)
+OWNER_TEST(what_is_open_can_be_opened_again)
 {
-    struct handles handles;
-    CUevent event, again;
-    struct peer owner = peer_start(own_event);
-    peer_hear(owner.socket, &handles, sizeof(handles));
-    soft_start_context();
-    MUST(cuIpcOpenEventHandle(&event, handles.event));
+    CUevent again;
     MUST(cuIpcOpenEventHandle(&again, handles.event));
     cr_assert_neq(again, event);
     REFUSED(INVALID_HANDLE,
@@ -186,19 +178,18 @@ wait_for_the_dead(int socket)
 {
     CUipcEventHandle handle;
     CUevent event, ordinary;
-    CUstream waiting, recording, other;
     char byte;
     peer_hear(socket, &handle, sizeof(handle));
     soft_start_context();
-    MUST(cuStreamCreate(&waiting, CU_STREAM_NON_BLOCKING));
-    MUST(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    CUstream waiting = soft_stream(CU_STREAM_NON_BLOCKING);
+    CUstream other = soft_stream(CU_STREAM_NON_BLOCKING);
     MUST(cuEventCreate(&ordinary, 0));
     MUST(cuIpcOpenEventHandle(&event, handle));
     MUST(cuStreamWaitEvent(waiting, event, 0));
     MUST(cuEventRecord(ordinary, waiting));
     peer_say(socket, "", 1);
     peer_hear(socket, &byte, 1); /* the owner was killed */
-    MUST(cuStreamCreate(&recording, CU_STREAM_NON_BLOCKING));
+    CUstream recording = soft_stream(CU_STREAM_NON_BLOCKING);
     MUST(cuEventRecord(event, recording));
     for (int i = 0; i < 100; i++) {
         MUST(cuLaunchHostFunc(other, (CUhostFn)free, NULL));
@@ -215,11 +206,10 @@ wait_for_the_dead(int socket)
 
 CAID_TEST(soft_ipc_event, a_record_of_the_dead_never_passes)
 {
-    struct handles handles;
     char byte;
-    struct peer owner = peer_start(own_event), waiter = peer_start(wait_for_the_dead);
-    peer_hear(owner.socket, &handles, sizeof(handles));
-    tell_all(&owner, "gr");
+    struct peer waiter = peer_start(wait_for_the_dead);
+    start_owner();
+    tell_all("gr");
     peer_say(waiter.socket, &handles.event, sizeof(handles.event));
     peer_hear(waiter.socket, &byte, 1);
     peer_kill(&owner);
@@ -244,35 +234,27 @@ fault_while_waiting(int socket)
     peer_check(cu.cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS); /* waits for the stream */
 }
 
-CAID_TEST(soft_ipc_event, a_fault_ends_the_waits)
+SOFT_TEST_LATE(soft_ipc_event, a_fault_ends_the_waits)
 {
-    struct handles handles;
-    struct peer owner = peer_start(own_event), waiter = peer_start(fault_while_waiting);
-    peer_hear(owner.socket, &handles, sizeof(handles));
-    tell_all(&owner, "gr");
+    struct peer waiter = peer_start(fault_while_waiting);
+    start_owner();
+    tell_all("gr");
     peer_say(waiter.socket, &handles.event, sizeof(handles.event));
     peer_wait(&waiter);
-    peer_end(&owner);
 }
 
-CAID_TEST(soft_ipc_event, a_faulted_process_signals_no_more)
+OWNER_TEST(a_faulted_process_signals_no_more)
 {
-    CUevent event;
-    struct peer owner = start_both(&event);
-    tell_all(&owner, "grfo");
-    cr_assert_eq(tell(&owner, 's'), CUDA_ERROR_LAUNCH_FAILED);
+    tell_all("grfo");
+    cr_assert_eq(tell('s'), CUDA_ERROR_LAUNCH_FAILED);
     REFUSED(NOT_READY, cuEventQuery(event));
-    end_both(&owner, event);
 }
 
 /* A handle of memory is none of an event, nor is a wrong bit forgiven. */
-CAID_TEST(soft_ipc_event, forged_handles_are_refused)
+SOFT_TEST_LATE(soft_ipc_event, forged_handles_are_refused)
 {
-    struct handles handles;
     CUipcEventHandle forged;
-    CUevent event;
-    struct peer owner = peer_start(own_event);
-    peer_hear(owner.socket, &handles, sizeof(handles));
+    start_owner();
     soft_start_context();
     REFUSED(INVALID_VALUE, cuIpcOpenEventHandle(NULL, handles.event));
     for (size_t i = 0; i < 8 * sizeof(forged); i++) {
@@ -284,43 +266,36 @@ CAID_TEST(soft_ipc_event, forged_handles_are_refused)
     REFUSED(MAP_FAILED, cuIpcOpenEventHandle(&event, forged));
     memset(&forged, 0, sizeof(forged));
     REFUSED(MAP_FAILED, cuIpcOpenEventHandle(&event, forged));
-    peer_end(&owner);
 }
 
-CAID_TEST(soft_ipc_event, it_ends_with_its_context)
+OWNER_TEST(it_ends_with_its_context)
 {
-    CUevent event;
-    struct peer owner = start_both(&event);
     MUST(cuDevicePrimaryCtxReset_v2(0));
     MUST(cuDevicePrimaryCtxRetain(&(CUcontext){0}, 0));
     REFUSED(CONTEXT_IS_DESTROYED, cuEventQuery(event));
     REFUSED(CONTEXT_IS_DESTROYED, cuEventDestroy_v2(event));
-    peer_end(&owner);
 }
 
-CAID_TEST(soft_ipc_event, a_forked_child_has_none)
+SOFT_TEST_LATE(soft_ipc_event, a_forked_child_has_none)
 {
-    CUevent event;
     int status, before = test_count_fds();
     soft_start_context();
-    MUST(cuEventCreate(&event, FLAGS));
+    CUevent event = soft_event(FLAGS);
     cr_assert_eq(test_count_fds(), before + 1);
     pid_t pid = fork();
     if (pid == 0)
         _exit(test_count_fds() != before);
     waitpid(pid, &status, 0);
     cr_assert_eq(status, 0);
-    MUST(cuEventDestroy_v2(event));
+    MUST(cuEventDestroy_v2(event)); /* it has an fd, which a reset leaves it */
 }
 
 /* A fault wakes who waits for another process's records; in a forked child there is nobody to wake,
  * and none of the pages. */
-CAID_TEST(soft_ipc_event, a_fault_in_a_forked_child_touches_no_event)
+SOFT_TEST(soft_ipc_event, a_fault_in_a_forked_child_touches_no_event)
 {
-    CUevent event;
     int status;
-    soft_start_context();
-    MUST(cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING));
+    CUevent event = soft_event(CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
     pid_t child = fork();
     if (child == 0) {
         char reply[64];

@@ -15,10 +15,9 @@ managed(size_t size)
     return at;
 }
 
-CAID_TEST(soft_managed, bad_arguments_are_refused)
+SOFT_TEST(soft_managed, bad_arguments_are_refused)
 {
     CUdeviceptr at;
-    soft_start_context();
     REFUSED(INVALID_VALUE, cuMemAllocManaged(NULL, PAGE, 1));
     REFUSED(INVALID_VALUE, cuMemAllocManaged(&at, 0, 1));
     REFUSED(INVALID_VALUE, cuMemAllocManaged(&at, PAGE, 0));
@@ -34,7 +33,7 @@ CAID_TEST(soft_managed, bad_arguments_are_refused)
 }
 
 /* Pages come into being when they are touched: a device is no limit. */
-CAID_TEST(soft_managed, it_may_be_larger_than_the_device)
+SOFT_TEST_LATE(soft_managed, it_may_be_larger_than_the_device)
 {
     size_t free_before, free_after, total;
     setenv("CAID_SOFTCUDA_MEMORY", "64M", 1);
@@ -47,63 +46,43 @@ CAID_TEST(soft_managed, it_may_be_larger_than_the_device)
     MUST(cuMemGetInfo_v2(&free_after, &total));
     cr_assert_eq(free_after, free_before);
     cr_assert_eq(soft_used(), 0);
-    MUST(cuMemFree_v2(at));
 }
 
-CAID_TEST(soft_managed, pointers_tell_that_they_are_managed)
+SOFT_TEST_LATE(soft_managed, pointers_tell_that_they_are_managed)
 {
-    CUcontext context = soft_start_context(), owner;
-    CUdeviceptr at = managed(2 * PAGE), device, start;
-    unsigned int type, is_managed, legacy_ipc, mapped;
-    unsigned long long handles;
-    int ordinal;
-    void *host;
+    CUcontext context = soft_start_context();
+    CUdeviceptr at = managed(2 * PAGE), start;
     size_t size;
-    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at));
-    MUST(cuPointerGetAttribute(&is_managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at + PAGE));
-    MUST(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, at + 1));
-    MUST(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, at + 1));
-    MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, at));
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    MUST(cuPointerGetAttribute(&mapped, CU_POINTER_ATTRIBUTE_MAPPED, at));
-    MUST(cuPointerGetAttribute(&handles, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, at));
-    MUST(cuPointerGetAttribute(&legacy_ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-                               at));
-    cr_assert_eq(type, CU_MEMORYTYPE_DEVICE);
-    cr_assert_eq(is_managed, 1);
-    cr_assert_eq((CUdeviceptr)(uintptr_t)host, at + 1);
-    cr_assert_eq(device, at + 1);
-    cr_assert_eq(owner, context);
-    cr_assert_eq(ordinal, 0);
-    cr_assert_eq(mapped, 1);
-    cr_assert_eq(handles, 0);
-    cr_assert_eq(legacy_ipc, 0);
+    ATTRIBUTE_IS(MEMORY_TYPE, at, CU_MEMORYTYPE_DEVICE);
+    ATTRIBUTE_IS(IS_MANAGED, at + PAGE, 1);
+    ATTRIBUTE_IS(HOST_POINTER, at + 1, at + 1);
+    ATTRIBUTE_IS(DEVICE_POINTER, at + 1, at + 1);
+    ATTRIBUTE_IS(CONTEXT, at, context);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 0);
+    ATTRIBUTE_IS(MAPPED, at, 1);
+    ATTRIBUTE_IS(ALLOWED_HANDLE_TYPES, at, 0);
+    ATTRIBUTE_IS(IS_LEGACY_CUDA_IPC_CAPABLE, at, 0);
     MUST(cuMemGetAddressRange_v2(&start, &size, at + PAGE + 1));
     cr_assert_eq(start, at);
     cr_assert_eq(size, 2 * PAGE);
-    MUST(cuMemFree_v2(at));
 }
 
-CAID_TEST(soft_managed, it_has_the_size_that_was_asked_for)
+SOFT_TEST(soft_managed, it_has_the_size_that_was_asked_for)
 {
     CUdeviceptr base;
-    unsigned int flags, sync;
+    unsigned int flags;
     size_t size;
-    soft_start_context();
     CUdeviceptr at = managed(100), device;
     MUST(cuMemGetAddressRange_v2(&base, &size, at + 99));
     cr_assert_eq(size, 100);
     REFUSED(NOT_FOUND, cuMemGetAddressRange_v2(&base, &size, at + 100));
     REFUSED(INVALID_VALUE, cuMemsetD8_v2(at + 90, 1, 11));
-    MUST(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at));
-    cr_assert_eq(size, 100);
-    MUST(cuPointerGetAttribute(&sync, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, at));
-    cr_assert_eq(sync, 1);
+    ATTRIBUTE_IS(RANGE_SIZE, at, 100);
+    ATTRIBUTE_IS(SYNC_MEMOPS, at, 1);
     MUST(cuMemHostGetFlags(&flags, (void *)(uintptr_t)at));
     REFUSED(INVALID_VALUE, cuMemHostGetDevicePointer_v2(&device, (void *)(uintptr_t)at, 0));
     REFUSED(INVALID_VALUE, cuMemFree_v2(at + 1));
     REFUSED(INVALID_VALUE, cuMemFreeAsync(at, NULL));
-    MUST(cuMemFree_v2(at));
 }
 
 static CUresult
@@ -115,16 +94,13 @@ copy_from_host(void *arg)
 }
 
 /* As what is called memory of the host it is waited for; as the device's it is not. */
-CAID_TEST(soft_managed, a_source_in_the_host_is_waited_for)
+SOFT_TEST(soft_managed, a_source_in_the_host_is_waited_for)
 {
     struct gate gate;
     struct blocked call;
-    CUdeviceptr device;
-    CUstream stream;
-    soft_start_context();
     CUdeviceptr at = managed(PAGE);
-    MUST(cuMemAlloc_v2(&device, PAGE));
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUdeviceptr device = soft_memory(PAGE);
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUdeviceptr pair[] = {device, at, (CUdeviceptr)(uintptr_t)stream};
     gate_close(&gate, stream);
     MUST(cuMemsetD8Async(at, 1, PAGE, stream));
@@ -133,9 +109,6 @@ CAID_TEST(soft_managed, a_source_in_the_host_is_waited_for)
     cr_assert(blocked_waits(&call));
     gate_open(&gate);
     cr_assert_eq(blocked_join(&call), CUDA_SUCCESS);
-    MUST(cuStreamDestroy_v2(stream));
-    MUST(cuMemFree_v2(device));
-    MUST(cuMemFree_v2(at));
 }
 
 CAID_TEST(soft_managed, a_reset_frees_it)
@@ -164,9 +137,8 @@ range_attribute(CUmem_range_attribute attribute, CUdeviceptr at, size_t size)
     range_attribute(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, (at), (size))
 
 /* An attribute of a range is what all its pages agree on. */
-CAID_TEST(soft_managed, advice_is_kept_page_by_page)
+SOFT_TEST(soft_managed, advice_is_kept_page_by_page)
 {
-    soft_start_context();
     CUdeviceptr at = managed(4 * PAGE);
     cr_assert_eq(READ_MOSTLY(at, 4 * PAGE), 0);
     MUST(cuMemAdvise(at + PAGE + 10, PAGE, CU_MEM_ADVISE_SET_READ_MOSTLY, 99)); /* 2 pages */
@@ -180,10 +152,9 @@ CAID_TEST(soft_managed, advice_is_kept_page_by_page)
     cr_assert_eq(READ_MOSTLY(at + 2 * PAGE, PAGE), 1);
     MUST(cuMemAdvise(at, 4 * PAGE, CU_MEM_ADVISE_SET_READ_MOSTLY, 0));
     cr_assert_eq(READ_MOSTLY(at, 4 * PAGE), 1);
-    MUST(cuMemFree_v2(at));
 }
 
-CAID_TEST(soft_managed, locations_are_kept)
+SOFT_TEST_LATE(soft_managed, locations_are_kept)
 {
     CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
     CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 17},
@@ -216,10 +187,9 @@ CAID_TEST(soft_managed, locations_are_kept)
     MUST(cuMemAdvise(at, PAGE, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, 0));
     cr_assert_eq(PREFERRED(at, PAGE), CU_DEVICE_INVALID);
     cr_assert_eq(PREFERRED(at + PAGE, PAGE), 1);
-    MUST(cuMemFree_v2(at));
 }
 
-CAID_TEST(soft_managed, who_accesses_is_a_list)
+SOFT_TEST_LATE(soft_managed, who_accesses_is_a_list)
 {
     int devices[4];
     setenv("CAID_SOFTCUDA_DEVICES", "3", 1);
@@ -240,19 +210,16 @@ CAID_TEST(soft_managed, who_accesses_is_a_list)
     MUST(cuMemRangeGetAttribute(devices, 8, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, at, 2 * PAGE));
     cr_assert_eq(devices[0], CU_DEVICE_CPU);
     cr_assert_eq(devices[1], CU_DEVICE_INVALID);
-    MUST(cuMemFree_v2(at));
 }
 
 /* What was asked for last, whether it is done or not. */
-CAID_TEST(soft_managed, prefetches_have_their_place_in_the_stream)
+SOFT_TEST(soft_managed, prefetches_have_their_place_in_the_stream)
 {
     struct gate gate;
-    CUstream stream;
     CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 0};
     CUmemLocation here = {CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0};
-    soft_start_context();
     CUdeviceptr at = managed(2 * PAGE);
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     cr_assert_eq(PREFETCHED(at, 2 * PAGE), CU_DEVICE_INVALID);
     gate_close(&gate, stream);
     MUST(cuMemPrefetchAsync(at, 2 * PAGE, 0, stream));
@@ -269,21 +236,17 @@ CAID_TEST(soft_managed, prefetches_have_their_place_in_the_stream)
     cr_assert_eq(PREFETCHED(at, PAGE), CU_DEVICE_CPU);
     gate_open(&gate);
     MUST(cuStreamSynchronize(stream));
-    MUST(cuStreamDestroy_v2(stream));
-    MUST(cuMemFree_v2(at));
 }
 
-CAID_TEST(soft_managed, bad_advice_is_refused)
+SOFT_TEST(soft_managed, bad_advice_is_refused)
 {
     CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
     CUmemLocation node = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
     CUmemLocation no_node = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 100000};
     CUmemLocation nothing = {CU_MEM_LOCATION_TYPE_INVALID, 0};
-    CUdeviceptr plain;
     int value;
-    soft_start_context();
     CUdeviceptr at = managed(2 * PAGE);
-    MUST(cuMemAlloc_v2(&plain, PAGE));
+    CUdeviceptr plain = soft_memory(PAGE);
     REFUSED(INVALID_VALUE, cuMemAdvise(at, 0, CU_MEM_ADVISE_SET_READ_MOSTLY, 0));
     REFUSED(INVALID_VALUE, cuMemAdvise(at, 2 * PAGE + 1, CU_MEM_ADVISE_SET_READ_MOSTLY, 0));
     REFUSED(INVALID_VALUE, cuMemAdvise(plain, PAGE, CU_MEM_ADVISE_SET_READ_MOSTLY, 0));
@@ -306,15 +269,12 @@ CAID_TEST(soft_managed, bad_advice_is_refused)
     REFUSED(INVALID_VALUE, cuMemRangeGetAttribute(&value, 4, (CUmem_range_attribute)0, at, 1));
     REFUSED(INVALID_VALUE,
             cuMemRangeGetAttribute(&value, 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, plain, 1));
-    MUST(cuMemFree_v2(plain));
-    MUST(cuMemFree_v2(at));
 }
 
 /* A forked child has no device memory: a stray access ends it. */
-CAID_TEST(soft_managed, a_forked_child_has_none_of_it)
+SOFT_TEST(soft_managed, a_forked_child_has_none_of_it)
 {
     int status;
-    soft_start_context();
     CUdeviceptr at = managed(PAGE);
     pid_t child = fork();
     if (child == 0) {
@@ -323,5 +283,4 @@ CAID_TEST(soft_managed, a_forked_child_has_none_of_it)
     }
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert(WIFSIGNALED(status) || WEXITSTATUS(status) != 0);
-    MUST(cuMemFree_v2(at));
 }

@@ -69,13 +69,11 @@ check_works_on(CUdeviceptr at)
 }
 
 /* A word's address is what counts: it may be longer than its allocation. */
-CAID_TEST(soft_memop, they_work_on_memory_of_the_device_and_of_the_host)
+SOFT_TEST(soft_memop, they_work_on_memory_of_the_device_and_of_the_host)
 {
-    CUdeviceptr legacy;
-    soft_start_context();
     struct soft_mapping mapping = soft_map(GRAN, 3);
     uint64_t *host = soft_pinned(), *own = aligned_alloc(8, 64);
-    MUST(cuMemAlloc_v2(&legacy, 4));
+    CUdeviceptr legacy = soft_memory(4);
     MUST(cuMemHostRegister_v2(own, 64, 0));
     check_works_on(legacy);
     check_works_on(mapping.at + GRAN - 8);
@@ -93,10 +91,9 @@ CAID_TEST(soft_memop, they_work_on_memory_of_the_device_and_of_the_host)
     free(own);
 }
 
-CAID_TEST(soft_memop, bad_arguments_are_refused)
+SOFT_TEST(soft_memop, bad_arguments_are_refused)
 {
     uint64_t pageable = 0;
-    soft_start_context();
     CUdeviceptr at = address(soft_pinned());
     REFUSED(INVALID_VALUE, cuStreamWaitValue32_v2(NULL, address(&pageable), 0, 0));
     REFUSED(INVALID_VALUE, cuStreamWriteValue32_v2(NULL, 0, 0, 0));
@@ -116,10 +113,9 @@ CAID_TEST(soft_memop, bad_arguments_are_refused)
 }
 
 /* One operation that is refused, and none of them is done. */
-CAID_TEST(soft_memop, a_batch_is_checked_as_a_whole)
+SOFT_TEST(soft_memop, a_batch_is_checked_as_a_whole)
 {
     static CUstreamBatchMemOpParams ops[256];
-    soft_start_context();
     uint64_t *word = soft_pinned(), pageable;
     CUstreamBatchMemOpParams bad[] = {
         op_write(&pageable, 1),
@@ -146,7 +142,6 @@ CAID_TEST(soft_memop, a_batch_is_checked_as_a_whole)
     MUST(cuStreamBatchMemOp_v2_ptsz(NULL, 255, ops, 0));
     MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
     cr_assert_eq(load(word), 255);
-    MUST(cuMemFreeHost(word));
 }
 
 /* What ends a wait. */
@@ -162,9 +157,8 @@ begin_wait(CUstream stream, uint64_t *begun, CUdeviceptr at)
         sched_yield();
 }
 
-CAID_TEST(soft_memop, memory_unmapped_under_a_wait_faults_and_ends_other_waits)
+SOFT_TEST(soft_memop, memory_unmapped_under_a_wait_faults_and_ends_other_waits)
 {
-    soft_start_context();
     uint64_t *word = soft_pinned();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUstream other = soft_stream(CU_STREAM_NON_BLOCKING);
@@ -178,9 +172,8 @@ CAID_TEST(soft_memop, memory_unmapped_under_a_wait_faults_and_ends_other_waits)
 }
 
 /* Pages of the program's own, which it may unmap at any time: here, too, a fault and no crash. */
-CAID_TEST(soft_memop, registered_pages_unmapped_under_a_wait_fault)
+SOFT_TEST(soft_memop, registered_pages_unmapped_under_a_wait_fault)
 {
-    soft_start_context();
     uint64_t *begun = soft_pinned();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     void *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -205,7 +198,7 @@ wait_for_ever(uint64_t *flag, bool leave)
     pause();
 }
 
-CAID_TEST(soft_memop, processes_end_while_their_streams_wait)
+SOFT_TEST_LATE(soft_memop, processes_end_while_their_streams_wait)
 {
     int status;
     uint64_t *flag =
@@ -224,5 +217,4 @@ CAID_TEST(soft_memop, processes_end_while_their_streams_wait)
     kill(child, SIGTERM);
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
-    munmap(flag, PAGE);
 }

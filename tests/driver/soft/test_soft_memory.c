@@ -205,14 +205,12 @@ CAID_TEST(soft_memory, the_limit_is_the_devices_memory)
     REFUSED(OUT_OF_MEMORY, cuMemAlloc_v2(&at, ~(size_t)0));
 }
 
-CAID_TEST(soft_memory, allocations_are_freed_by_their_own_call_only)
+SOFT_TEST(soft_memory, allocations_are_freed_by_their_own_call_only)
 {
-    CUdeviceptr at;
     void *host;
     int here;
-    soft_start_context();
     struct soft_mapping mapping = soft_map(GRAN, 3);
-    MUST(cuMemAlloc_v2(&at, 1000));
+    CUdeviceptr at = soft_memory(1000);
     MUST(cuMemAllocHost_v2(&host, 1000));
     REFUSED(INVALID_VALUE, cuMemFree_v2(at + 256));
     REFUSED(INVALID_VALUE, cuMemFree_v2(mapping.at));
@@ -228,16 +226,10 @@ CAID_TEST(soft_memory, allocations_are_freed_by_their_own_call_only)
     cr_assert_eq(soft_used(), 0);
 }
 
-#define ATTRIBUTE(type, attribute, address)                       \
-    ({                                                            \
-        type _value;                                              \
-        MUST(cuPointerGetAttribute(&_value, attribute, address)); \
-        _value;                                                   \
-    })
-
-CAID_TEST(soft_memory, pointers_know_what_they_point_to)
+SOFT_TEST_LATE(soft_memory, pointers_know_what_they_point_to)
 {
     CUdeviceptr at, base;
+    uint64_t ids[2];
     size_t size;
     int here;
     void *host;
@@ -246,19 +238,17 @@ CAID_TEST(soft_memory, pointers_know_what_they_point_to)
     MUST(cuMemAlloc_v2(&at, 10000));
     MUST(cuMemAllocHost_v2(&host, 10000));
 
-    cr_assert_eq(ATTRIBUTE(CUcontext, CU_POINTER_ATTRIBUTE_CONTEXT, at + 5), context);
-    cr_assert_eq(ATTRIBUTE(CUcontext, CU_POINTER_ATTRIBUTE_CONTEXT, map.at), NULL);
-    cr_assert_eq(ATTRIBUTE(int, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, map.at),
-                 CU_MEMORYTYPE_DEVICE);
-    cr_assert_eq(ATTRIBUTE(int, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (uintptr_t)host),
-                 CU_MEMORYTYPE_HOST);
-    cr_assert_eq(ATTRIBUTE(int, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, map.at), 0);
-    cr_assert_eq(ATTRIBUTE(CUdeviceptr, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, at + 5), at + 5);
-    cr_assert_eq(ATTRIBUTE(CUdeviceptr, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, map.at + 9),
-                 map.at);
-    cr_assert_eq(ATTRIBUTE(int, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, map.at), 1);
-    cr_assert_neq(ATTRIBUTE(uint64_t, CU_POINTER_ATTRIBUTE_BUFFER_ID, map.at),
-                  ATTRIBUTE(uint64_t, CU_POINTER_ATTRIBUTE_BUFFER_ID, at));
+    ATTRIBUTE_IS(CONTEXT, at + 5, context);
+    ATTRIBUTE_IS(CONTEXT, map.at, NULL);
+    ATTRIBUTE_IS(MEMORY_TYPE, map.at, CU_MEMORYTYPE_DEVICE);
+    ATTRIBUTE_IS(MEMORY_TYPE, (uintptr_t)host, CU_MEMORYTYPE_HOST);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, map.at, 0);
+    ATTRIBUTE_IS(DEVICE_POINTER, at + 5, at + 5);
+    ATTRIBUTE_IS(MAPPING_BASE_ADDR, map.at + 9, map.at);
+    ATTRIBUTE_IS(ACCESS_FLAGS, map.at, 1);
+    MUST(cuPointerGetAttribute(&ids[0], CU_POINTER_ATTRIBUTE_BUFFER_ID, map.at));
+    MUST(cuPointerGetAttribute(&ids[1], CU_POINTER_ATTRIBUTE_BUFFER_ID, at));
+    cr_assert_neq(ids[0], ids[1]);
     REFUSED(INVALID_VALUE, cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_HOST_POINTER, at));
     REFUSED(INVALID_VALUE,
             cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (uintptr_t)&here));
@@ -266,9 +256,6 @@ CAID_TEST(soft_memory, pointers_know_what_they_point_to)
     cr_assert_eq(base, at);
     cr_assert_geq(size, 10000);
     REFUSED(NOT_FOUND, cuMemGetAddressRange_v2(&base, &size, (uintptr_t)&here));
-    MUST(cuMemFree_v2(at));
-    MUST(cuMemFreeHost(host));
-    soft_unmap(&map);
 }
 
 CAID_TEST(soft_memory, many_attributes_at_once_take_any_pointer)

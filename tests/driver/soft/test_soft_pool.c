@@ -8,9 +8,8 @@
 #include "soft_pools.h"
 
 /* Allocations are packed, across pieces; a piece goes back when nothing in it is used. */
-CAID_TEST(soft_pool, memory_comes_and_goes_by_the_piece)
+SOFT_TEST(soft_pool, memory_comes_and_goes_by_the_piece)
 {
-    soft_start_context();
     CUmemoryPool pool = pool_new(0);
     CUdeviceptr at[] = {take(pool, 100, NULL), take(pool, 100, NULL),
                         take(pool, 33 * MIB, NULL)};
@@ -32,14 +31,12 @@ CAID_TEST(soft_pool, memory_comes_and_goes_by_the_piece)
     MUST(cuMemFreeAsync(at[1], NULL));
     MUST(cuCtxSynchronize());
     assert_figures(pool, 0, 0);
-    MUST(cuMemPoolDestroy(pool));
 }
 
 /* A mark that is reset starts again at what there is. */
-CAID_TEST(soft_pool, high_marks_are_reset_to_what_there_is)
+SOFT_TEST(soft_pool, high_marks_are_reset_to_what_there_is)
 {
     uint64_t one = 1, zero = 0;
-    soft_start_context();
     CUmemoryPool pool = pool_new(0);
     CUdeviceptr kept = take(pool, 512, NULL), gone = take(pool, 4096, NULL);
     MUST(cuMemFreeAsync(gone, NULL));
@@ -48,13 +45,10 @@ CAID_TEST(soft_pool, high_marks_are_reset_to_what_there_is)
     MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero));
     cr_assert_eq(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH), 512);
     MUST(cuMemFreeAsync(kept, NULL));
-    MUST(cuCtxSynchronize());
-    MUST(cuMemPoolDestroy(pool));
 }
 
-CAID_TEST(soft_pool, freed_memory_stays_up_to_the_threshold)
+SOFT_TEST(soft_pool, freed_memory_stays_up_to_the_threshold)
 {
-    soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     keep(pool, UINT64_MAX);
@@ -85,17 +79,14 @@ CAID_TEST(soft_pool, freed_memory_stays_up_to_the_threshold)
     assert_figures(pool, 0, CHUNK);
     MUST(cuMemPoolDestroy(pool));
     cr_assert_eq(soft_used(), 0);
-    MUST(cuStreamDestroy_v2(stream));
 }
 
 /* Each way of waiting is an occasion to give memory back. */
-CAID_TEST(soft_pool, memory_goes_back_when_the_host_waits)
+SOFT_TEST(soft_pool, memory_goes_back_when_the_host_waits)
 {
-    CUevent event;
-    soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
-    MUST(cuEventCreate(&event, 0));
+    CUevent event = soft_event(0);
     for (int way = 0; way < 3; way++) {
         MUST(cuMemFreeAsync(take(pool, MIB, stream), stream));
         MUST(cuEventRecord(event, stream));
@@ -109,16 +100,12 @@ CAID_TEST(soft_pool, memory_goes_back_when_the_host_waits)
             MUST(cuCtxSynchronize());
         assert_figures(pool, 0, 0);
     }
-    MUST(cuEventDestroy_v2(event));
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuStreamDestroy_v2(stream));
 }
 
 /* The order of the stream is all the protection that the memory's next user needs. */
-CAID_TEST(soft_pool, a_stream_gets_back_what_it_freed)
+SOFT_TEST(soft_pool, a_stream_gets_back_what_it_freed)
 {
     struct gate gate;
-    soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     CUdeviceptr first = take(pool, 4096, stream);
@@ -134,14 +121,11 @@ CAID_TEST(soft_pool, a_stream_gets_back_what_it_freed)
     MUST(cuMemFreeAsync(second, stream));
     MUST(cuStreamSynchronize(stream));
     assert_figures(pool, 0, 0);
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuStreamDestroy_v2(stream));
 }
 
-CAID_TEST(soft_pool, another_stream_does_not_get_what_is_not_free_yet)
+SOFT_TEST(soft_pool, another_stream_does_not_get_what_is_not_free_yet)
 {
     struct gate gate;
-    soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING),
              other = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
@@ -157,16 +141,11 @@ CAID_TEST(soft_pool, another_stream_does_not_get_what_is_not_free_yet)
     cr_assert_eq(third, first, "the free has happened");
     MUST(cuMemFreeAsync(second, other));
     MUST(cuMemFreeAsync(third, other));
-    MUST(cuCtxSynchronize());
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuStreamDestroy_v2(stream));
-    MUST(cuStreamDestroy_v2(other));
 }
 
 /* Without the policy, only waiting on the host tells that the free has happened. */
-CAID_TEST(soft_pool, opportunistic_reuse_can_be_switched_off)
+SOFT_TEST(soft_pool, opportunistic_reuse_can_be_switched_off)
 {
-    soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING),
              other = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
@@ -182,22 +161,16 @@ CAID_TEST(soft_pool, opportunistic_reuse_can_be_switched_off)
     cr_assert_eq(third, first);
     MUST(cuMemFreeAsync(second, other));
     MUST(cuMemFreeAsync(third, other));
-    MUST(cuCtxSynchronize());
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuStreamDestroy_v2(stream));
-    MUST(cuStreamDestroy_v2(other));
 }
 
 /* Who waits for an event behind the free may have the memory: its work comes later. */
-CAID_TEST(soft_pool, a_stream_that_waits_for_the_free_gets_the_memory)
+SOFT_TEST(soft_pool, a_stream_that_waits_for_the_free_gets_the_memory)
 {
     struct gate gate;
-    CUevent event;
-    soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING),
              other = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
-    MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    CUevent event = soft_event(CU_EVENT_DISABLE_TIMING);
     CUdeviceptr first = take(pool, CHUNK, stream);
     gate_close(&gate, stream);
     MUST(cuMemsetD8Async(first, 1, CHUNK, stream));
@@ -221,18 +194,13 @@ CAID_TEST(soft_pool, a_stream_that_waits_for_the_free_gets_the_memory)
     MUST(cuMemFree_v2(second));
     MUST(cuMemFree_v2(third));
     MUST(cuMemFree_v2(fourth));
-    MUST(cuEventDestroy_v2(event));
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuStreamDestroy_v2(stream));
-    MUST(cuStreamDestroy_v2(other));
 }
 
 /* With no memory left the driver makes the stream wait for what another one will have freed. */
-CAID_TEST(soft_pool, a_full_pool_waits_for_other_streams)
+SOFT_TEST(soft_pool, a_full_pool_waits_for_other_streams)
 {
     struct gate gate;
     CUdeviceptr second;
-    soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING),
              other = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(GRAN);
@@ -251,16 +219,12 @@ CAID_TEST(soft_pool, a_full_pool_waits_for_other_streams)
     MUST(cuMemFreeAsync(second, other));
     MUST(cuStreamSynchronize(other));
     assert_figures(pool, 0, 0);
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuStreamDestroy_v2(stream));
-    MUST(cuStreamDestroy_v2(other));
 }
 
 /* Memory of which nobody ever waited for the allocation may still be its earlier owner's. */
-CAID_TEST(soft_pool, a_plain_free_keeps_to_the_order_of_the_allocation)
+SOFT_TEST(soft_pool, a_plain_free_keeps_to_the_order_of_the_allocation)
 {
     struct gate gate;
-    soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING),
              other = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
@@ -273,16 +237,11 @@ CAID_TEST(soft_pool, a_plain_free_keeps_to_the_order_of_the_allocation)
     cr_assert_neq(second, first);
     gate_open(&gate);
     MUST(cuMemFreeAsync(second, other));
-    MUST(cuCtxSynchronize());
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuStreamDestroy_v2(stream));
-    MUST(cuStreamDestroy_v2(other));
 }
 
-CAID_TEST(soft_pool, a_pool_ends_with_its_last_allocation)
+SOFT_TEST(soft_pool, a_pool_ends_with_its_last_allocation)
 {
     struct gate gate;
-    soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     CUmemoryPool pool = pool_new(0);
     CUdeviceptr at = take(pool, MIB, stream), last = take(pool, MIB, stream);
@@ -300,7 +259,6 @@ CAID_TEST(soft_pool, a_pool_ends_with_its_last_allocation)
     gate_open(&gate);
     MUST(cuStreamSynchronize(stream));
     cr_assert_eq(soft_used(), 0);
-    MUST(cuStreamDestroy_v2(stream));
 }
 
 /* Against a model: what is used, the marks, and that no two allocations share a byte. */

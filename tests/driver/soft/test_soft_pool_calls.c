@@ -6,22 +6,19 @@
 #include "soft_pools.h"
 
 /* A host pool's memory is pinned memory of the host. */
-CAID_TEST(soft_pool_calls, the_host_has_pools_too)
+SOFT_TEST(soft_pool_calls, the_host_has_pools_too)
 {
     CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 0};
     CUmemAllocationType pinned = CU_MEM_ALLOCATION_TYPE_PINNED;
     CUmemoryPool standard, current;
     CUmemAccess_flags access;
-    int type;
     void *back;
-    soft_start_context();
     MUST(cuMemGetMemPool(&standard, &host, pinned));
     REFUSED(INVALID_VALUE, cuMemPoolDestroy(standard));
     MUST(cuMemPoolGetAccess(&access, standard, &host));
     cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     CUdeviceptr at = take(standard, 4096, NULL);
-    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at));
-    cr_assert_eq(type, CU_MEMORYTYPE_HOST);
+    ATTRIBUTE_IS(MEMORY_TYPE, at, CU_MEMORYTYPE_HOST);
     MUST(cuPointerGetAttribute(&back, CU_POINTER_ATTRIBUTE_HOST_POINTER, at));
     cr_assert_eq((uintptr_t)back, at);
     cr_assert_eq(soft_used(), 0);
@@ -45,16 +42,14 @@ CAID_TEST(soft_pool_calls, the_host_has_pools_too)
     REFUSED(INVALID_VALUE, cuDeviceGetMemPool(NULL, 0));
 }
 
-CAID_TEST(soft_pool_calls, managed_memory_has_pools_too)
+SOFT_TEST(soft_pool_calls, managed_memory_has_pools_too)
 {
     CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
     CUmemoryPool pool;
     int managed;
-    soft_start_context();
     MUST(cuMemGetMemPool(&pool, &device, CU_MEM_ALLOCATION_TYPE_MANAGED));
     CUdeviceptr at = take(pool, 5000, NULL), beside = take(pool, 5000, NULL);
-    MUST(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at));
-    cr_assert_eq(managed, 1);
+    ATTRIBUTE_IS(IS_MANAGED, at, 1);
     cr_assert_eq(soft_used(), 0);
     ((unsigned char *)(uintptr_t)at)[4999] = 7;
     MUST(cuMemAdvise_v2(at, 5000, CU_MEM_ADVISE_SET_READ_MOSTLY, device));
@@ -121,7 +116,7 @@ CAID_TEST(soft_pool_calls, properties_are_checked)
     REFUSED(INVALID_VALUE, cuMemPoolCreate(&pool, NULL));
 }
 
-CAID_TEST(soft_pool_calls, attributes_are_checked)
+SOFT_TEST_LATE(soft_pool_calls, attributes_are_checked)
 {
     uint64_t value = 7;
     int on = -1;
@@ -143,10 +138,9 @@ CAID_TEST(soft_pool_calls, attributes_are_checked)
     REFUSED(INVALID_VALUE, cuMemPoolGetAttribute(pool, (CUmemPool_attribute)9, &value));
     REFUSED(INVALID_VALUE, cuMemPoolGetAttribute(pool, (CUmemPool_attribute)4, NULL));
     REFUSED(INVALID_VALUE, cuMemPoolGetAttribute(NULL, (CUmemPool_attribute)4, &value));
-    MUST(cuMemPoolDestroy(pool));
 }
 
-CAID_TEST(soft_pool_calls, access_is_kept_and_a_device_keeps_its_own)
+SOFT_TEST_LATE(soft_pool_calls, access_is_kept_and_a_device_keeps_its_own)
 {
     CUmemLocation own = {CU_MEM_LOCATION_TYPE_DEVICE, 0}, peer = {own.type, 1};
     CUmemAccess_flags access;
@@ -176,32 +170,22 @@ CAID_TEST(soft_pool_calls, access_is_kept_and_a_device_keeps_its_own)
     MUST(cuMemPoolGetAccess(&access, pool, &desc.location));
     cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_NONE);
     REFUSED(INVALID_VALUE, cuMemPoolGetAccess(&access, pool, &(CUmemLocation){own.type, 2}));
-    MUST(cuMemPoolDestroy(pool));
 }
 
-CAID_TEST(soft_pool_calls, pointers_know_where_they_are_from)
+SOFT_TEST(soft_pool_calls, pointers_know_where_they_are_from)
 {
-    CUmemPoolProps props = props_of(CU_MEM_LOCATION_TYPE_DEVICE, 0);
-    unsigned long long types, id, other;
-    CUmemoryPool pool, of;
-    CUcontext context;
+    unsigned long long id, other;
+    CUmemoryPool of;
     CUdeviceptr base;
     size_t size;
-    int number;
-    soft_start_context();
-    props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    MUST(cuMemPoolCreate(&pool, &props));
+    CUmemoryPool pool =
+        soft_pool(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, 0);
     CUdeviceptr at = take(pool, 1000, NULL), beside = take(pool, 1000, NULL);
-    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at + 999));
-    cr_assert_eq(of, pool);
-    MUST(cuPointerGetAttribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, at));
-    cr_assert_eq(types, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    MUST(cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, at));
-    cr_assert_null(context, "pool memory belongs to no context");
-    MUST(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
-    cr_assert_eq(number, 0);
-    MUST(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at));
-    cr_assert_eq(number, 0);
+    ATTRIBUTE_IS(MEMPOOL_HANDLE, at + 999, pool);
+    ATTRIBUTE_IS(ALLOWED_HANDLE_TYPES, at, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    ATTRIBUTE_IS(CONTEXT, at, 0);
+    ATTRIBUTE_IS(DEVICE_ORDINAL, at, 0);
+    ATTRIBUTE_IS(IS_LEGACY_CUDA_IPC_CAPABLE, at, 0);
     MUST(cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, at));
     MUST(cuPointerGetAttribute(&other, CU_POINTER_ATTRIBUTE_BUFFER_ID, beside));
     cr_assert_neq(id, other);
@@ -211,16 +195,13 @@ CAID_TEST(soft_pool_calls, pointers_know_where_they_are_from)
     MUST(cuMemFreeAsync(at, NULL));
     REFUSED(INVALID_VALUE, cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at));
     MUST(cuMemFreeAsync(beside, NULL));
-    MUST(cuCtxSynchronize());
-    MUST(cuMemPoolDestroy(pool));
 }
 
-CAID_TEST(soft_pool_calls, a_reset_leaves_pool_memory_alone)
+SOFT_TEST(soft_pool_calls, a_reset_leaves_pool_memory_alone)
 {
     CUcontext context;
     CUdeviceptr at;
     unsigned char seen;
-    soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
     MUST(cuMemAllocAsync(&at, MIB, stream));
     MUST(cuMemsetD8Async(at, 5, MIB, stream));
@@ -235,7 +216,7 @@ CAID_TEST(soft_pool_calls, a_reset_leaves_pool_memory_alone)
     cr_assert_eq(soft_used(), 0);
 }
 
-CAID_TEST(soft_pool_calls, calls_are_checked)
+SOFT_TEST_LATE(soft_pool_calls, calls_are_checked)
 {
     CUdeviceptr at;
     soft_start();
@@ -254,12 +235,10 @@ CAID_TEST(soft_pool_calls, calls_are_checked)
     REFUSED(INVALID_VALUE, cuMemFreeAsync(at + 1, NULL));
     REFUSED(INVALID_VALUE, cuMemFreeHost((void *)(uintptr_t)at));
     MUST(cuMemFreeAsync(at, NULL));
-    MUST(cuCtxSynchronize());
-    MUST(cuMemPoolDestroy(pool));
 }
 
 /* The device's limit is the pool's, too; and a pool that is nearly there makes smaller steps. */
-CAID_TEST(soft_pool_calls, a_full_device_is_out_of_memory)
+SOFT_TEST_LATE(soft_pool_calls, a_full_device_is_out_of_memory)
 {
     CUdeviceptr at, rest, none;
     setenv("CAID_SOFTCUDA_MEMORY", "40M", 1);
@@ -289,15 +268,12 @@ CAID_TEST(soft_pool_calls, a_full_device_is_out_of_memory)
     MUST(cuMemFreeAsync(at, stream));
     MUST(cuStreamSynchronize(stream));
     cr_assert_eq(soft_used(), 0);
-    MUST(cuMemPoolDestroy(pool));
-    MUST(cuStreamDestroy_v2(stream));
 }
 
-CAID_TEST(soft_pool_calls, a_forked_child_holds_none_of_it)
+SOFT_TEST(soft_pool_calls, a_forked_child_holds_none_of_it)
 {
     int to_child[2];
     char byte = 0;
-    soft_start_context();
     CUmemoryPool pool = pool_new(0);
     CUdeviceptr at = take(pool, MIB, NULL);
     MUST(cuCtxSynchronize());

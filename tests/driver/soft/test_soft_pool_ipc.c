@@ -15,15 +15,9 @@
 #define CHUNK (32 * MIB)
 
 static CUmemoryPool
-shared_pool(int location, size_t max)
+shared_pool(CUmemLocationType where, size_t max)
 {
-    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-                            .handleTypes = FD,
-                            .location = {(CUmemLocationType)location, 0},
-                            .maxSize = max};
-    CUmemoryPool pool;
-    MUST(cuMemPoolCreate(&pool, &props));
-    return pool;
+    return soft_pool(FD, where, max);
 }
 
 static CUdeviceptr
@@ -37,7 +31,8 @@ filled(CUmemoryPool pool, size_t size, unsigned char value)
 
 /* An exporter: two allocations of 1 MiB, and then what it is told. */
 
-static int location = CU_MEM_LOCATION_TYPE_DEVICE; /* of the next exporter's pool */
+static CUmemLocationType location =
+    CU_MEM_LOCATION_TYPE_DEVICE; /* of the next exporter's pool */
 
 static void
 exporter(int socket)
@@ -69,117 +64,125 @@ exporter(int socket)
     }
 }
 
+static struct peer peer;
+
+static struct {
+    int fd;
+    CUmemoryPool pool; /* NULL: ended */
+    CUmemPoolPtrExportData data[2];
+} offer;
+
 static char
-tell(struct peer *peer, char order)
+tell(char order)
 {
-    peer_say(peer->socket, &order, 1);
-    peer_hear(peer->socket, &order, 1);
+    peer_say(peer.socket, &order, 1);
+    peer_hear(peer.socket, &order, 1);
     return order;
 }
 
-struct offer {
-    int fd;
-    CUmemoryPool pool;
-    CUmemPoolPtrExportData data[2];
-};
-
-static struct offer
-import_pool(struct peer *peer)
+static void
+import_pool(void)
 {
-    struct offer offer = {.fd = peer_hear_fd(peer->socket)};
-    peer_hear(peer->socket, offer.data, sizeof(offer.data));
+    offer.fd = peer_hear_fd(peer.socket);
+    peer_hear(peer.socket, offer.data, sizeof(offer.data));
     MUST(cuMemPoolImportFromShareableHandle(&offer.pool, (void *)(intptr_t)offer.fd, FD, 0));
-    return offer;
 }
 
 static CUdeviceptr
-import_one(struct offer *offer, int i)
+import_one(int i)
 {
     CUdeviceptr at;
-    MUST(cuMemPoolImportPointer(&at, offer->pool, &offer->data[i]));
+    MUST(cuMemPoolImportPointer(&at, offer.pool, &offer.data[i]));
     return at;
 }
 
 static void
-end(struct offer *offer)
+start_both(void)
 {
-    MUST(cuMemPoolDestroy(offer->pool));
-    close(offer->fd);
+    peer = peer_start(exporter);
+    soft_start_context();
+    import_pool();
 }
+
+static void
+end_offer(void)
+{
+    if (!offer.pool)
+        return;
+    MUST(cuMemPoolDestroy(offer.pool));
+    close(offer.fd);
+    offer.pool = NULL;
+}
+
+static void
+end_both(void)
+{
+    end_offer();
+    soft_end();
+}
+
+#define OFFER_TEST(name) \
+    CAID_TEST_BETWEEN(soft_pool_ipc, name, start_both(), end_both(), .timeout = 60)
 
 /* The same handle, the same address; and one free ends what was imported twice. */
-CAID_TEST(soft_pool_ipc, importing_again_gives_the_same)
+OFFER_TEST(importing_again_gives_the_same)
 {
-    struct peer peer = peer_start(exporter);
     CUmemoryPool again;
-    soft_start_context();
-    struct offer offer = import_pool(&peer);
     MUST(cuMemPoolImportFromShareableHandle(&again, (void *)(intptr_t)offer.fd, FD, 0));
     cr_assert_eq(again, offer.pool);
-    CUdeviceptr at = import_one(&offer, 0);
-    cr_assert_eq(import_one(&offer, 0), at);
+    CUdeviceptr at = import_one(0);
+    cr_assert_eq(import_one(0), at);
     MUST(cuMemFreeAsync(at, NULL));
     REFUSED(INVALID_VALUE, cuMemFreeAsync(at, NULL));
-    at = import_one(&offer, 0);
+    at = import_one(0);
     cr_assert(soft_holds(at, 0xa0, MIB));
     MUST(cuMemFree_v2(at));
-    end(&offer);
-    peer_end(&peer);
 }
 
-CAID_TEST(soft_pool_ipc, memory_outlives_the_pool_that_it_is_from)
+OFFER_TEST(memory_outlives_the_pool_that_it_is_from)
 {
-    struct peer peer = peer_start(exporter);
-    soft_start_context();
-    struct offer offer = import_pool(&peer);
-    CUdeviceptr first = import_one(&offer, 0);
+    CUdeviceptr first = import_one(0);
     cr_assert_eq(soft_used(), CHUNK, "an import is no second allocation");
-    tell(&peer, 'f');
+    tell('f');
     cr_assert(soft_holds(first, 0xa0, MIB), "a pool that is shared gives nothing back");
-    tell(&peer, 'd');
-    CUdeviceptr second = import_one(&offer, 1);
+    tell('d');
+    CUdeviceptr second = import_one(1);
     cr_assert(soft_holds(second, 0xa1, MIB));
     cr_assert_eq(second - first, MIB, "they lie as they do there");
     MUST(cuMemFree_v2(first));
     MUST(cuMemFreeAsync(second, NULL));
     MUST(cuCtxSynchronize());
     cr_assert_eq(soft_used(), CHUNK, "the pool is still imported");
-    end(&offer);
+    end_offer();
     peer_end(&peer);
     cr_assert_eq(soft_used(), 0);
 }
 
-CAID_TEST(soft_pool_ipc, pinned_memory_of_the_host_is_shared_too)
+SOFT_TEST_LATE(soft_pool_ipc, pinned_memory_of_the_host_is_shared_too)
 {
     location = CU_MEM_LOCATION_TYPE_HOST_NUMA;
-    struct peer peer = peer_start(exporter);
-    int type;
+    peer = peer_start(exporter);
     soft_start_context();
-    struct offer offer = import_pool(&peer);
-    CUdeviceptr at = import_one(&offer, 1);
-    MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at));
-    cr_assert_eq(type, CU_MEMORYTYPE_HOST);
+    import_pool();
+    CUdeviceptr at = import_one(1);
+    ATTRIBUTE_IS(MEMORY_TYPE, at, CU_MEMORYTYPE_HOST);
     cr_assert_eq(((unsigned char *)(uintptr_t)at)[MIB - 1], 0xa1);
     MUST(cuMemFree_v2(at));
-    end(&offer);
+    end_offer();
     peer_end(&peer);
     cr_assert_eq(soft_used(), 0);
 }
 
 /* What an imported pool is not for. */
-CAID_TEST(soft_pool_ipc, an_imported_pool_only_imports)
+OFFER_TEST(an_imported_pool_only_imports)
 {
-    struct peer peer = peer_start(exporter);
     CUmemPoolPtrExportData data;
     CUmemLocation own = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
     CUmemAccess_flags access;
     uint64_t value = 0;
     CUdeviceptr at;
-    CUmemoryPool of;
     int fd;
-    soft_start_context();
-    struct offer offer = import_pool(&peer);
-    CUdeviceptr imported = import_one(&offer, 0);
+    CUdeviceptr imported = import_one(0);
     REFUSED(INVALID_VALUE, cuMemAllocFromPoolAsync(&at, 512, offer.pool, NULL));
     REFUSED(INVALID_VALUE, cuDeviceSetMemPool(0, offer.pool));
     REFUSED(INVALID_VALUE, cuMemPoolTrimTo(offer.pool, 0));
@@ -192,12 +195,9 @@ CAID_TEST(soft_pool_ipc, an_imported_pool_only_imports)
     REFUSED(INVALID_VALUE, cuMemPoolExportPointer(&data, imported));
     MUST(cuMemPoolGetAccess(&access, offer.pool, &own));
     cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    MUST(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, imported));
-    cr_assert_eq(of, offer.pool);
+    ATTRIBUTE_IS(MEMPOOL_HANDLE, imported, offer.pool);
     cr_assert_eq(cu.cuMemPoolDestroy(offer.pool), CUDA_ERROR_INVALID_VALUE, "in use");
     MUST(cuMemFree_v2(imported));
-    end(&offer);
-    peer_end(&peer);
 }
 
 static CUresult
@@ -207,12 +207,11 @@ import_fd(int fd)
     return cu.cuMemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)fd, FD, 0);
 }
 
-CAID_TEST(soft_pool_ipc, only_pools_are_imported)
+SOFT_TEST(soft_pool_ipc, only_pools_are_imported)
 {
     CUmemPoolPtrExportData data;
     CUdeviceptr at;
     int fd;
-    soft_start_context();
     _cleanup_fd_ int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     cr_assert_eq(import_fd(null), CUDA_ERROR_UNKNOWN);
     cr_assert_eq(import_fd(-1), CUDA_ERROR_UNKNOWN);
@@ -244,18 +243,15 @@ CAID_TEST(soft_pool_ipc, only_pools_are_imported)
     MUST(cuMemAllocAsync(&at, 512, NULL));
     REFUSED(INVALID_VALUE, cuMemPoolExportPointer(&data, at));
     MUST(cuMemFreeAsync(at, NULL));
-    MUST(cuCtxSynchronize());
-    MUST(cuMemPoolDestroy(pool));
 }
 
 /* A process can import its own pool; then there are two of it. */
-CAID_TEST(soft_pool_ipc, places_are_checked)
+SOFT_TEST(soft_pool_ipc, places_are_checked)
 {
     CUmemPoolPtrExportData good, data;
     CUmemoryPool imported, other;
     CUdeviceptr at;
     int fd, other_fd;
-    soft_start_context();
     CUmemoryPool pool = shared_pool(CU_MEM_LOCATION_TYPE_DEVICE, CHUNK);
     CUdeviceptr own = filled(pool, MIB, 0x77);
     MUST(cuMemPoolExportToShareableHandle(&fd, pool, FD, 0));
@@ -294,44 +290,42 @@ CAID_TEST(soft_pool_ipc, places_are_checked)
 }
 
 /* Of a pool on a device that the process does not see. */
-CAID_TEST(soft_pool_ipc, memory_of_a_hidden_device_needs_access)
+SOFT_TEST_LATE(soft_pool_ipc, memory_of_a_hidden_device_needs_access)
 {
     setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
-    struct peer peer = peer_start(exporter);
+    peer = peer_start(exporter);
     CUmemAccessDesc desc = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, 3};
     setenv("CUDA_VISIBLE_DEVICES", "1", 1);
     soft_start_context();
-    struct offer offer = import_pool(&peer);
-    CUdeviceptr at = import_one(&offer, 0);
+    import_pool();
+    CUdeviceptr at = import_one(0);
     cr_assert(soft_holds(at, 0xa0, MIB), "copies reach everything");
     REFUSED(INVALID_VALUE, cuMemsetD8_v2(at, 1, 16));
     MUST(cuMemPoolSetAccess(offer.pool, &desc, 1));
     MUST(cuMemsetD8_v2(at, 1, 16));
     MUST(cuCtxSynchronize());
     MUST(cuMemFree_v2(at));
-    end(&offer);
-    peer_end(&peer);
+    end_offer();
 }
 
 /* Its file is cut in smaller pieces than that of a larger device, and no piece is left over. */
-CAID_TEST(soft_pool_ipc, memory_of_an_unknown_small_device_is_imported)
+SOFT_TEST_LATE(soft_pool_ipc, memory_of_an_unknown_small_device_is_imported)
 {
     setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
     setenv("CAID_SOFTCUDA_MEMORY", "100M", 1);
     setenv("CUDA_VISIBLE_DEVICES", "1", 1);
-    struct peer peer = peer_start(exporter);
+    peer = peer_start(exporter);
     unsetenv("CAID_SOFTCUDA_DEVICES");
     unsetenv("CAID_SOFTCUDA_MEMORY");
     unsetenv("CUDA_VISIBLE_DEVICES");
     soft_start_context();
-    struct offer offer = import_pool(&peer);
-    CUdeviceptr first = import_one(&offer, 0), second = import_one(&offer, 1);
+    import_pool();
+    CUdeviceptr first = import_one(0), second = import_one(1);
     cr_assert(soft_holds(first, 0xa0, MIB));
     cr_assert(soft_holds(second, 0xa1, MIB));
     MUST(cuMemFree_v2(first));
     MUST(cuMemFree_v2(second));
-    end(&offer);
-    peer_end(&peer);
+    end_offer();
 }
 
 /* A pool of this process, and the same one as it is imported. */
@@ -376,10 +370,9 @@ twin_map(struct twin *twin, CUdeviceptr own)
 
 /* Of three pieces in a row the importer has had the outer ones, and still has them mapped: it has
  * not waited for anything since. */
-CAID_TEST(soft_pool_ipc, an_allocation_lies_across_what_was_imported_before)
+SOFT_TEST(soft_pool_ipc, an_allocation_lies_across_what_was_imported_before)
 {
     CUdeviceptr own[3], at[3];
-    soft_start_context();
     struct twin twin = twin_new();
     for (int i = 0; i < 3; i++)
         MUST(cuMemAllocFromPoolAsync(&own[i], CHUNK, twin.own, NULL));

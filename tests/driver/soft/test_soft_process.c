@@ -53,10 +53,10 @@ CAID_TEST(soft_process, all_see_the_same_figure)
 }
 
 /* A process whose own devices are others can still use it. */
-CAID_TEST(soft_process, memory_of_an_unknown_device_is_imported)
+SOFT_TEST_LATE(soft_process, memory_of_an_unknown_device_is_imported)
 {
     struct peer holder = start_holder(2 * MIB);
-    int fd = peer_hear_fd(holder.socket), ordinal;
+    int fd = peer_hear_fd(holder.socket);
     CUmemAllocationProp prop;
     setenv("CAID_SOFTCUDA_UUID", "GPU-ffffffff-0000-4000-8000-000000000001", 1);
     soft_start_context();
@@ -68,12 +68,10 @@ CAID_TEST(soft_process, memory_of_an_unknown_device_is_imported)
     MUST(cuMemAddressReserve(&mapping.at, mapping.size, 0, 0, 0));
     MUST(cuMemMap(mapping.at, mapping.size, 0, mapping.handle, 0));
     soft_set_access(&mapping, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, mapping.at));
-    cr_assert_eq(ordinal, 0, "a pointer is told to be of a device that there is");
+    ATTRIBUTE_IS(DEVICE_ORDINAL, mapping.at, 0);
     soft_fill(mapping.at, 1, mapping.size);
     cr_assert_eq(soft_used(), 0, "not of this device");
     soft_unmap(&mapping);
-    peer_end(&holder);
 }
 
 /* In a process of another uid. */
@@ -87,7 +85,7 @@ report_as_nobody(int socket)
     peer_say(socket, &used, sizeof(used));
 }
 
-CAID_TEST(soft_process, other_users_see_the_same_figure)
+SOFT_TEST_LATE(soft_process, other_users_see_the_same_figure)
 {
     uint64_t used;
     if (geteuid() != 0)
@@ -98,7 +96,6 @@ CAID_TEST(soft_process, other_users_see_the_same_figure)
     peer_hear(nobody.socket, &used, sizeof(used));
     cr_assert_eq(used, 6 * MIB);
     peer_wait(&nobody);
-    peer_end(&holder);
 }
 
 /* Whoever keeps the fd keeps the memory, and so does a socket that it is in. */
@@ -119,11 +116,10 @@ CAID_TEST(soft_process, an_fd_in_flight_counts)
 
 /* A worker is busy meanwhile. That a child has no driver is in test_facts_streams.c; it may still
  * ask for the figure. */
-CAID_TEST(soft_process, a_forked_child_sees_the_figure)
+SOFT_TEST(soft_process, a_forked_child_sees_the_figure)
 {
     int status;
     struct gate gate;
-    soft_start_context();
     CUstream stream = soft_stream(0);
     struct soft_mapping mapping = soft_map(GRAN, 3);
     gate_close(&gate, stream);

@@ -96,11 +96,10 @@ static unsigned char
 consume(bool with_event)
 {
     struct gate gate;
-    CUevent event;
     CUstream producer = soft_stream(CU_STREAM_NON_BLOCKING);
     CUstream consumer = soft_stream(CU_STREAM_NON_BLOCKING);
     volatile unsigned char *data = soft_pinned(), *copy = soft_pinned();
-    MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    CUevent event = soft_event(CU_EVENT_DISABLE_TIMING);
     gate_close(&gate, producer);
     fill(data, 9, producer);
     MUST(cuEventRecord(event, producer));
@@ -122,18 +121,16 @@ consume(bool with_event)
     return seen;
 }
 
-CAID_TEST(soft_stream, a_missing_wait_is_seen_as_wrong_data)
+SOFT_TEST(soft_stream, a_missing_wait_is_seen_as_wrong_data)
 {
-    soft_start_context();
     cr_assert_eq(consume(false), 0);
     cr_assert_eq(consume(true), 9);
 }
 
-CAID_TEST(soft_stream, bad_flags_are_refused)
+SOFT_TEST(soft_stream, bad_flags_are_refused)
 {
     CUstream stream;
     CUevent event;
-    soft_start_context();
     REFUSED(INVALID_VALUE, cuStreamCreate(&stream, 2));
     REFUSED(INVALID_VALUE, cuEventCreate(&event, 8));
     REFUSED(INVALID_VALUE, cuEventCreate(&event, CU_EVENT_INTERPROCESS));
@@ -204,11 +201,10 @@ on_host(void *data)
     called->inside = cu.cuDeviceGetCount(&n);
 }
 
-CAID_TEST(soft_stream, host_functions_run_in_order_and_may_not_call_cuda)
+SOFT_TEST(soft_stream, host_functions_run_in_order_and_may_not_call_cuda)
 {
     struct called called = {0};
     struct gate gate;
-    soft_start_context();
     CUstream stream = soft_stream(0);
     gate_close(&gate, stream);
     MUST(cuStreamAddCallback(stream, on_callback, &called, 0));
@@ -225,15 +221,13 @@ CAID_TEST(soft_stream, host_functions_run_in_order_and_may_not_call_cuda)
     cr_assert_eq(called.inside, CUDA_ERROR_NOT_PERMITTED);
     REFUSED(INVALID_VALUE, cuLaunchHostFunc(stream, NULL, NULL));
     REFUSED(INVALID_VALUE, cuStreamAddCallback(stream, on_callback, NULL, 1));
-    MUST(cuStreamDestroy_v2(stream));
 }
 
 /* After a fault a callback is told of it, and a host function is not called. */
-CAID_TEST(soft_stream, callbacks_hear_of_a_fault)
+SOFT_TEST(soft_stream, callbacks_hear_of_a_fault)
 {
     struct called callback = {0}, host = {0};
     struct gate gate;
-    soft_start_context();
     CUstream stream = soft_stream(0);
     struct soft_mapping mapping = soft_map(GRAN, 3);
     gate_close(&gate, stream);
@@ -247,7 +241,7 @@ CAID_TEST(soft_stream, callbacks_hear_of_a_fault)
     cr_assert_eq(host.n, 0);
 }
 
-CAID_TEST(soft_stream, a_stream_tells_its_context_in_both_forms)
+SOFT_TEST_LATE(soft_stream, a_stream_tells_its_context_in_both_forms)
 {
     CUcontext context = soft_start_context(), seen = NULL;
     CUgreenCtx green = (CUgreenCtx)&seen; /* any that is not null */
@@ -259,7 +253,6 @@ CAID_TEST(soft_stream, a_stream_tells_its_context_in_both_forms)
     cr_assert_eq(seen, context);
     cr_assert_null(green);
     REFUSED(INVALID_VALUE, cuStreamGetCtx_v2(stream, &seen, NULL));
-    MUST(cuStreamDestroy_v2(stream));
 }
 
 static size_t

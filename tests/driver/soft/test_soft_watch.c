@@ -54,9 +54,8 @@ try_create(void)
 
 /* Counting. */
 
-CAID_TEST(soft_watch, calls_from_outside_are_counted_by_both_names)
+SOFT_TEST(soft_watch, calls_from_outside_are_counted_by_both_names)
 {
-    soft_start_context();
     MUST(cuStreamDestroy_v2(soft_stream(0))); /* made by what cuStreamCreateWithPriority does */
     cu.cuStreamQuery(NULL);
     cu.cuStreamQuery_ptsz(NULL);
@@ -81,9 +80,8 @@ CAID_TEST(soft_watch, failed_calls_count_and_reset_starts_again)
     cr_assert_str_eq(reply, "cuMemRelease 1\n");
 }
 
-CAID_TEST(soft_watch, what_is_alive_is_told)
+SOFT_TEST(soft_watch, what_is_alive_is_told)
 {
-    soft_start_context();
     struct soft_mapping mapping = soft_map(GRAN, 3);
     cr_assert_eq(soft_live("handles"), 1);
     cr_assert_eq(soft_live("mappings"), 1);
@@ -155,10 +153,9 @@ CAID_TEST(soft_watch, a_skipped_call_does_nothing_and_says_success)
     MUST(cuMemRelease(handle));
 }
 
-CAID_TEST(soft_watch, a_name_without_suffix_fails_all_its_forms)
+SOFT_TEST(soft_watch, a_name_without_suffix_fails_all_its_forms)
 {
     CUdeviceptr at;
-    soft_start_context();
     cr_assert_eq(command("fail cuMemAlloc=OUT_OF_MEMORY"), 0);
     REFUSED(OUT_OF_MEMORY, cuMemAlloc_v2(&at, 1));
     cr_assert_eq(command("clear"), 0);
@@ -183,11 +180,9 @@ CAID_TEST(soft_watch, init_and_nvml_can_fail_too)
     cr_assert_eq(cu.nvmlShutdown(), NVML_SUCCESS);
 }
 
-CAID_TEST(soft_watch, a_sticky_fault_stays_for_the_context_and_spares_memory_management)
+SOFT_TEST(soft_watch, a_sticky_fault_stays_for_the_context_and_spares_memory_management)
 {
-    CUstream stream;
-    soft_start_context();
-    MUST(cuStreamCreate(&stream, 0));
+    CUstream stream = soft_stream(0);
     cr_assert_eq(command("fail cuStreamSynchronize@2=sticky:LAUNCH_FAILED"), 0);
     MUST(cuStreamSynchronize(stream));
     REFUSED(LAUNCH_FAILED, cuStreamSynchronize(stream));
@@ -212,12 +207,11 @@ CAID_TEST(soft_watch, a_fault_is_for_one_device)
     cr_assert_eq(command("fault 2 ILLEGAL_ADDRESS"), -ENODEV);
 }
 
-CAID_TEST(soft_watch, a_device_vanishes_and_what_it_had_can_be_given_back)
+SOFT_TEST(soft_watch, a_device_vanishes_and_what_it_had_can_be_given_back)
 {
     nvmlDevice_t device;
     nvmlMemory_t memory;
     int fd;
-    soft_start_context();
     struct soft_mapping mapping = soft_map(GRAN, 3);
     cr_assert_eq(cu.nvmlInit_v2(), NVML_SUCCESS);
     cr_assert_eq(cu.nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
