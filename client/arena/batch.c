@@ -172,8 +172,8 @@ fail_flush(const struct caid_arena *arena, const char *call, CUresult result,
 {
     if (!error) /* the text takes longer than the flush */
         return -EIO;
-    return gpu_fail(arena_drv(arena), call, result,
-                    "cannot tell when the GPU is done with what was freed", error);
+    return gpu_result(arena_drv(arena), call, result,
+                      "cannot tell when the GPU is done with what was freed", error);
 }
 
 /* Puts all that is pending into the batch, in no list yet. */
@@ -258,8 +258,8 @@ fail_wait(const struct caid_arena *arena, const char *call, CUresult result,
 {
     if (!error)
         return -EIO;
-    return gpu_fail(arena_drv(arena), call, result,
-                    "cannot wait until the GPU is done with what was freed", error);
+    return gpu_result(arena_drv(arena), call, result,
+                      "cannot wait until the GPU is done with what was freed", error);
 }
 
 int

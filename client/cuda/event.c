@@ -102,11 +102,9 @@ event_begin(struct cuda_event *event, const uint8_t *handle, struct caid_error *
                         : event_make(event, drv, context);
     }
     gpu_pop(drv);
-    return result == CUDA_SUCCESS ? 0
-                                  : gpu_fail(drv, call, result,
-                                             handle ? "cannot open another process's event"
-                                                    : "cannot make an event",
-                                             error);
+    return gpu_result(drv, call, result,
+                      handle ? "cannot open another process's event" : "cannot make an event",
+                      error);
 }
 
 /* One that is made later: is its device there? */
@@ -179,11 +177,9 @@ event_push_context(const struct cuda_event *event, const struct drv **ret,
     if (r < 0)
         return r;
     CUresult result = drv->cu.cuCtxPushCurrent(event->context);
-    if (result != CUDA_SUCCESS)
-        return gpu_fail(drv, "cuCtxPushCurrent", result, "cannot use an event's context",
-                        error);
-    *ret = drv;
-    return 0;
+    if (result == CUDA_SUCCESS)
+        *ret = drv;
+    return gpu_result(drv, "cuCtxPushCurrent", result, "cannot use an event's context", error);
 }
 
 void
@@ -248,9 +244,7 @@ static int
 event_leave(const struct cuda_event *event, const struct stream *stream, const char *call,
             CUresult result, const char *doing, struct caid_error *error)
 {
-    int r = result == CUDA_SUCCESS
-                ? 0
-                : stream_fail(event->client, stream, call, result, doing, error);
+    int r = stream_result(event->client, stream, call, result, doing, error);
     stream_leave(stream);
     return r;
 }
@@ -322,9 +316,7 @@ cuda_event_synchronize(struct cuda_event *event, struct caid_error *error)
         return r;
     CUresult result = drv->cu.cuEventSynchronize(made);
     gpu_pop(drv);
-    return result == CUDA_SUCCESS
-               ? 0
-               : gpu_fail(drv, "cuEventSynchronize", result, "cannot wait for an event", error);
+    return gpu_result(drv, "cuEventSynchronize", result, "cannot wait for an event", error);
 }
 
 int
@@ -340,7 +332,7 @@ cuda_event_query(struct cuda_event *event, struct caid_error *error)
     gpu_pop(drv);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
         return result == CUDA_SUCCESS;
-    return gpu_fail(drv, "cuEventQuery", result, "cannot ask for an event", error);
+    return gpu_result(drv, "cuEventQuery", result, "cannot ask for an event", error);
 }
 
 int
@@ -362,11 +354,10 @@ cuda_event_ipc_handle(struct cuda_event *event, uint8_t ret[CUDA_EVENT_HANDLE_SI
         return r;
     CUresult result = drv->cu.cuIpcGetEventHandle(&handle, event_get_made(event));
     gpu_pop(drv);
-    if (result != CUDA_SUCCESS)
-        return gpu_fail(drv, "cuIpcGetEventHandle", result, "cannot make an event's handle",
-                        error);
-    memcpy(ret, &handle, sizeof(handle));
-    return 0;
+    if (result == CUDA_SUCCESS)
+        memcpy(ret, &handle, sizeof(handle));
+    return gpu_result(drv, "cuIpcGetEventHandle", result, "cannot make an event's handle",
+                      error);
 }
 
 uint64_t

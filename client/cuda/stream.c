@@ -28,8 +28,8 @@ cuda_stream_query(struct caid_client *client, uint64_t handle, int32_t device,
     stream_leave(&stream);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
         return result == CUDA_SUCCESS;
-    return stream_fail(client, &stream, "cuStreamQuery", result,
-                       "cannot ask for a stream's work", error);
+    return stream_result(client, &stream, "cuStreamQuery", result,
+                         "cannot ask for a stream's work", error);
 }
 
 struct stream_callback {
@@ -66,11 +66,10 @@ cuda_stream_add_callback(struct caid_client *client, uint64_t handle, int32_t de
         result = stream.drv->cu.cuStreamAddCallback(stream.handle, call_back, callback, 0);
     }
     stream_leave(&stream);
-    if (result == CUDA_SUCCESS)
-        return 0;
-    free(callback);
     if (!callback)
         return fail_errno(error, ENOMEM, "no memory for a callback");
-    return stream_fail(client, &stream, "cuStreamAddCallback", result, "cannot add a callback",
-                       error);
+    if (result != CUDA_SUCCESS)
+        free(callback);
+    return stream_result(client, &stream, "cuStreamAddCallback", result,
+                         "cannot add a callback", error);
 }

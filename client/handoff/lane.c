@@ -337,7 +337,7 @@ identify(const struct drv *drv, uint64_t stream, CUcontext context, struct ident
     else if (result == CUDA_ERROR_NOT_FOUND) /* no such function */
         *ret = (struct identity){.id = stream, .key = context};
     else
-        return gpu_fail(drv, "cuStreamGetId", result, "cannot use a stream", error);
+        return gpu_result(drv, "cuStreamGetId", result, "cannot use a stream", error);
     return 0;
 }
 

@@ -287,9 +287,7 @@ page_register(struct caid_client *client, struct page *page, uint32_t place,
     page->place = place;
     CUresult result = register_slots(drv, page, &call);
     gpu_pop(drv);
-    return result == CUDA_SUCCESS
-               ? 0
-               : gpu_fail(drv, call, result, "cannot register a page of timelines", error);
+    return gpu_result(drv, call, result, "cannot register a page of timelines", error);
 }
 
 int

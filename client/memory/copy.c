@@ -287,7 +287,7 @@ copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *pla
         c->call = "cuStreamSynchronize";
         result = waited;
     }
-    return result == CUDA_SUCCESS ? 0 : gpu_fail(c->drv, c->call, result, "cannot copy", error);
+    return gpu_result(c->drv, c->call, result, "cannot copy", error);
 }
 
 /* From host to host there is nothing to enqueue: the stream is waited for instead. */
@@ -318,8 +318,7 @@ copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *
     }
     if (result == CUDA_SUCCESS)
         result = copy_loop(c, plan, copy->dst, copy->src);
-    if (result != CUDA_SUCCESS)
-        r = stream_fail(client, &stream, c->call, result, "cannot copy", error);
+    r = stream_result(client, &stream, c->call, result, "cannot copy", error);
     stream_leave(&stream);
     return r;
 }

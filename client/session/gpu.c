@@ -97,11 +97,13 @@ gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event)
 }
 
 int
-gpu_fail(const struct drv *drv, const char *call, CUresult result, const char *doing,
-         struct caid_error *error)
+gpu_result(const struct drv *drv, const char *call, CUresult result, const char *doing,
+           struct caid_error *error)
 {
     struct drv_error cause = {0};
 
+    if (result == CUDA_SUCCESS)
+        return 0;
     int r = drv_fail(drv, &cause, call, result);
     return fail_driver(error, r, &cause, "%s", doing);
 }
@@ -264,11 +266,10 @@ gpu_context(struct caid_client *client, uint32_t place, CUcontext *ret,
         device->context = context;
     pthread_mutex_unlock(&client->gpu.lock);
 
-    if (result != CUDA_SUCCESS)
-        return gpu_fail(drv, "cuDevicePrimaryCtxRetain", result,
-                        "cannot use the device's primary context", error);
-    *ret = context;
-    return 0;
+    if (result == CUDA_SUCCESS)
+        *ret = context;
+    return gpu_result(drv, "cuDevicePrimaryCtxRetain", result,
+                      "cannot use the device's primary context", error);
 }
 
 int
@@ -282,11 +283,10 @@ gpu_push_place(struct caid_client *client, uint32_t place, const struct drv **re
     if (r < 0)
         return r;
     CUresult result = drv->cu.cuCtxPushCurrent(context);
-    if (result != CUDA_SUCCESS)
-        return gpu_fail(drv, "cuCtxPushCurrent", result,
-                        "cannot use the device's primary context", error);
-    *ret_drv = drv;
-    return 0;
+    if (result == CUDA_SUCCESS)
+        *ret_drv = drv;
+    return gpu_result(drv, "cuCtxPushCurrent", result,
+                      "cannot use the device's primary context", error);
 }
 
 int

@@ -89,6 +89,6 @@ CUcontext gpu_current(const struct drv *drv);
  * mode relaxed meanwhile. Not under a lock. */
 CUresult gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event);
 
-/* Fails with the CUresult of call. */
-int gpu_fail(const struct drv *drv, const char *call, CUresult result, const char *doing,
-             struct caid_error *error);
+/* What the CUresult of call comes to: 0, or an error. */
+int gpu_result(const struct drv *drv, const char *call, CUresult result, const char *doing,
+               struct caid_error *error);

@@ -53,7 +53,7 @@ int stream_place(struct caid_client *client, const struct stream *stream, uint32
 int stream_check_not_capturing(struct caid_client *client, const struct stream *stream,
                                struct caid_error *error);
 
-/* Fails with the CUresult of a call on the stream; if it tells that the context is dead, what the context
- * was to signal is given up: whoever waits for it is let go. */
-int stream_fail(struct caid_client *client, const struct stream *stream, const char *call,
-                CUresult result, const char *doing, struct caid_error *error);
+/* What the CUresult of a call on the stream comes to: 0, or an error. If it tells that the context is dead, what
+ * the context was to signal is given up: whoever waits for it is let go. */
+int stream_result(struct caid_client *client, const struct stream *stream, const char *call,
+                  CUresult result, const char *doing, struct caid_error *error);
