@@ -14,7 +14,6 @@
 #include "lane.h"
 #include "session/client.h"
 #include "session/pager.h"
-#include "session/text.h"
 
 struct caid_timeline {
     struct caid_client *client;
@@ -359,25 +358,18 @@ caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret, struct caid_e
 
 /* ---- the list ---- */
 
-struct list {
-    struct pager pager;
-    struct msg_timelines_params params;
-    struct msg_timelines_result result;
-    int (*fn)(const struct caid_timeline_entry *entry, void *userdata);
-    void *userdata;
-    char pool[CURSOR_MAX], after[CURSOR_MAX];
-};
+PAGED_LIST(timelines, caid_timeline_entry);
 
 static bool
-entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline *m, char *scratch)
+entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline *m, char **text)
 {
     if (!text_is_plain(m->pool) || !text_is_plain(m->name) || !text_is_plain(m->client) ||
         m->uid > UINT32_MAX)
         return false;
     *ret = (struct caid_timeline_entry){
-        .pool = text_put(&scratch, m->pool),
-        .name = text_put(&scratch, m->name),
-        .client = text_put(&scratch, m->client),
+        .pool = text_put(text, m->pool),
+        .name = text_put(text, m->name),
+        .client = text_put(text, m->client),
         .pid = m->pid,
         .uid = (uint32_t)m->uid,
         .value = m->value,
@@ -388,24 +380,17 @@ entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline *m, char *
 }
 
 static int
-list_give(struct pager *pager, uint32_t i)
+timelines_give(struct pager *pager, uint32_t i)
 {
-    struct list *list = container_of(pager, struct list, pager);
+    struct timelines *list = container_of(pager, struct timelines, pager);
+    const struct msg_timeline *m = &list->result.timelines[i];
     struct caid_timeline_entry entry;
 
-    if (!entry_fill(&entry, &list->result.timelines[i], pager->scratch))
+    if (!entry_fill(&entry, m, &pager->text) ||
+        !pager_go_on(pager, m->pool, m->name, list->params.all ? &list->params.pool : NULL,
+                     &list->params.after))
         return pager_fail(pager, -EPROTO);
     return list->fn(&entry, list->userdata);
-}
-
-static int
-list_advance(struct pager *pager)
-{
-    struct list *list = container_of(pager, struct list, pager);
-    const struct msg_timeline *last = &list->result.timelines[list->result.n_timelines - 1];
-
-    int r = list->params.all ? pager_cursor(list->pool, last->pool, &list->params.pool) : 0;
-    return r < 0 ? r : pager_cursor(list->after, last->name, &list->params.after);
 }
 
 int
@@ -415,18 +400,12 @@ caid_timelines(struct caid_client *client, const struct caid_list_options *optio
 {
     struct caid_list_options opts;
 
-    int r = client_check_given(client, fn, "fn", error);
-    if (r == 0)
-        r = options_read(&opts, sizeof(opts), options, error);
-    if (r == 0)
-        r = check_pool(opts.pool, error);
+    int r = pager_check(client, fn, options, &opts, error);
     if (r < 0)
         return r;
-    struct list list = {
-        .pager = PAGER(client, MSG_TIMELINES, list, timelines, list_give, list_advance),
+    struct timelines timelines = {
+        PAGED(timelines, client, MSG_TIMELINES, timelines, fn, userdata),
         .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool), .all = opts.all},
-        .fn = fn,
-        .userdata = userdata,
     };
-    return pager_run(&list.pager, error);
+    return pager_run(&timelines.pager, error);
 }
