@@ -673,12 +673,11 @@ tidy_arena(struct caid_arena *arena)
 
 /* The arena that it is in stays in the list. */
 static void
-tidy(struct caid_client *client, bool all)
+tidy(struct caid_client *client, bool all UNUSED)
 {
     struct arena_list *list = client->arenas;
     struct caid_arena *arena;
 
-    (void)all;
     if (list->due > clock_now_ns())
         return;
     list->due = UINT64_MAX;

@@ -38,11 +38,10 @@ struct stream_callback {
 };
 
 static void
-call_back(CUstream stream, CUresult result, void *data)
+call_back(CUstream stream UNUSED, CUresult result, void *data)
 {
     struct stream_callback callback = *(struct stream_callback *)data;
 
-    (void)stream;
     free(data);
     callback.fn((int32_t)result, callback.userdata);
 }

@@ -471,7 +471,7 @@ bracket_new(struct caid_client *client, const struct caid_bracket_options *optio
 static int
 check_device(const struct lane *lane, const struct caid_array *array, struct caid_error *error)
 {
-    if (!array->block || array->block->kind == BLOCK_PINNED || array->place == lane_place(lane))
+    if (!array->block || array->block->kind == BLOCK_PINNED || array->place == lane->place)
         return 0;
     return fail(error, CAID_ERR_DEVICE,
                 "the stream is of another device than the one that array \"%s\" is mapped for",
@@ -728,7 +728,7 @@ signal_end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
 {
     struct fence fence;
 
-    lane_lock(bracket->lane);
+    pthread_mutex_lock(&bracket->lane->lock);
     int r = lane_signal(bracket->client, bracket->lane, &fence, error);
     if (r == 0) {
         const struct msg_end_params end = {
@@ -740,7 +740,7 @@ signal_end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
         send_end(bracket, &end);
         fence_drop(&fence);
     }
-    lane_unlock(bracket->lane);
+    pthread_mutex_unlock(&bracket->lane->lock);
     return r;
 }
 

@@ -53,12 +53,11 @@ struct arrival {
 /* Called by a thread of the driver's. An error is that of the context: what was enqueued later fails,
  * too. */
 static void
-arrive(CUstream stream, CUresult result, void *data)
+arrive(CUstream stream UNUSED, CUresult result, void *data)
 {
     struct arrival arrival = *(struct arrival *)data;
     struct timeline_slot *slot = &arrival.page->slots[arrival.slot];
 
-    (void)stream;
     free(data);
     if (result != CUDA_SUCCESS)
         slot_kill(slot);

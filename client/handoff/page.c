@@ -592,11 +592,10 @@ page_due(const struct caid_client *client)
 }
 
 static void
-tidy(struct caid_client *client, bool all)
+tidy(struct caid_client *client, bool all UNUSED)
 {
     struct page_table *table = client->pages;
 
-    (void)all;
     if (page_due(client) > clock_now_ns())
         return;
     table->tidying = true;

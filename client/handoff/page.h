@@ -135,13 +135,6 @@ int page_new(struct caid_client *client, struct page **ret, struct caid_error *e
 int page_address(struct caid_client *client, struct page *page, uint32_t slot, uint32_t place,
                  CUdeviceptr *ret, struct caid_error *error);
 
-/* Where a slot's `done` lies in the mapping of the GPU. */
-static inline CUdeviceptr
-page_slot_address(CUdeviceptr base, uint32_t slot)
-{
-    return base + slot * sizeof(struct timeline_slot) + offsetof(struct timeline_slot, done);
-}
-
 /* A timeline that is the page's is opened, with a reference to it, or closed: then the page may go, and the
  * reference is taken, and the daemon told if it is one's own. Under the client's lock. */
 void page_open(struct caid_client *client, struct page *page);

@@ -36,9 +36,9 @@ forget_lane(struct caid_client *client, uint64_t handle)
 
     if (lane_find(client, handle, -1, &lane, NULL) < 0 || !lane)
         return;
-    lane_lock(lane);
+    pthread_mutex_lock(&lane->lock);
     lane->destroyed = true;
-    lane_unlock(lane);
+    pthread_mutex_unlock(&lane->lock);
     lane_put(lane);
 }
 

@@ -131,14 +131,12 @@ has_news(const struct caid_client *client)
 }
 
 static int
-take_parts(struct caid_client *client, struct call *call, struct msg *reply,
-           struct call_fds *fds)
+take_parts(struct caid_client *client, struct call *call UNUSED, struct msg *reply,
+           struct call_fds *fds UNUSED)
 {
     struct part_table *table = client->parts;
     struct msg_parts_result result;
 
-    (void)call;
-    (void)fds;
     int r = msg_decode_result(reply, MSG_PARTS, &result);
     if (r == -ENOMEM) { /* what it tells is told once */
         client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a reply", client->socket);
@@ -417,12 +415,11 @@ struct publishing {
  * nobody knows its id. */
 static int
 take_publish_part(struct caid_client *client, struct call *call, struct msg *reply,
-                  struct call_fds *fds)
+                  struct call_fds *fds UNUSED)
 {
     struct publishing *publishing = container_of(call, struct publishing, call);
     struct msg_publish_part_result result;
 
-    (void)fds;
     int r = msg_decode_result(reply, MSG_PUBLISH_PART, &result);
     if (r == -ENOMEM)
         client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a reply", client->socket);

@@ -31,14 +31,12 @@ apply(struct caid_array *array, struct array_text *text, bool has_metadata, uint
 
 /* Applied here, in the order in which the daemon did it. */
 static int
-take_publish(struct caid_client *client, struct call *call, struct msg *reply,
-             struct call_fds *fds)
+take_publish(struct caid_client *client UNUSED, struct call *call, struct msg *reply,
+             struct call_fds *fds UNUSED)
 {
     struct publishing *publishing = container_of(call, struct publishing, call);
     struct msg_publish_result result;
 
-    (void)client;
-    (void)fds;
     int r = msg_decode_result(reply, MSG_PUBLISH, &result);
     if (r < 0)
         return -EPROTO; /* what became of the name is not known */

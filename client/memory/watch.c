@@ -64,14 +64,12 @@ set_news(struct caid_watch *watch, bool news)
 /* ---- the request ---- */
 
 static int
-take_news(struct caid_client *client, struct call *call, struct msg *reply,
-          struct call_fds *fds)
+take_news(struct caid_client *client UNUSED, struct call *call, struct msg *reply,
+          struct call_fds *fds UNUSED)
 {
     struct caid_watch *watch = container_of(call, struct caid_watch, request.call);
     struct msg_watch_result result;
 
-    (void)client;
-    (void)fds;
     if (msg_decode_result(reply, MSG_WATCH, &result) < 0 ||
         result.generation == watch->params.seen)
         return -EPROTO; /* no news: asking again would go on for ever */
@@ -89,11 +87,10 @@ tell(struct caid_watch *watch)
 }
 
 static void
-request_over(struct caid_client *client, struct standing *request)
+request_over(struct caid_client *client UNUSED, struct standing *request)
 {
     struct caid_watch *watch = container_of(request, struct caid_watch, request);
 
-    (void)client;
     if (!watch->closed) {
         if (request->call.r < 0)
             watch->failed = request->call.error;

@@ -524,13 +524,11 @@ struct copy_call {
 };
 
 static int
-take_copy(struct caid_client *client, struct call *call, struct msg *reply,
-          struct call_fds *fds)
+take_copy(struct caid_client *client, struct call *call, struct msg *reply UNUSED,
+          struct call_fds *fds UNUSED)
 {
     struct reply *ret = container_of(call, struct copy_call, call)->reply;
 
-    (void)reply;
-    (void)fds;
     ret->packet = malloc(client->n_packet);
     if (!ret->packet)
         return fail_errno(&call->error, ENOMEM, "no memory for the %s reply",
