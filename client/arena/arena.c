@@ -311,13 +311,8 @@ take_leased(struct caid_arena *arena, uint64_t nbytes, uint64_t block_bytes,
 static void
 wait_for_closes(struct caid_arena *arena)
 {
-    struct caid_client *client = arena->client;
-
     arena_unlock(arena);
-    if (client_enter(client, NULL) == 0) {
-        block_drain(client);
-        client_leave(client);
-    }
+    block_drain(arena->client, NULL);
     arena_lock(arena);
 }
 

@@ -655,17 +655,14 @@ wait_for_turn(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_er
 int
 caid_bracket_wait(struct caid_bracket *bracket, uint64_t timeout_ns, struct caid_error *error)
 {
-    if (!bracket)
-        return fail(error, CAID_ERR_INVALID, "bracket is NULL");
-    struct caid_client *client = bracket->client;
-    int r = client_check(client, error);
+    int r = CHECK_CLIENT_OF(bracket, error);
     if (r < 0)
         return r;
     uint64_t deadline_ns = deadline_of(timeout_ns);
 
-    client_enter_anyway(client);
+    client_enter_anyway(bracket->client);
     r = wait_for_turn(bracket, deadline_ns, error);
-    client_leave(client);
+    client_leave(bracket->client);
     return r;
 }
 
@@ -815,9 +812,7 @@ end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
 static int
 bracket_end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
 {
-    if (!bracket)
-        return fail(error, CAID_ERR_INVALID, "bracket is NULL");
-    int r = client_check(bracket->client, error);
+    int r = CHECK_CLIENT_OF(bracket, error);
     if (r < 0)
         return r;
     client_enter_anyway(bracket->client);
@@ -914,27 +909,16 @@ look_for_loss(const struct caid_bracket *bracket, struct caid_error *error)
     return 0;
 }
 
-/* Whether the bracket has begun, by now or before it ended: its fences change no more. */
-static bool
-has_begun(struct caid_bracket *bracket)
-{
-    struct caid_client *client = bracket->client;
-
-    pthread_mutex_lock(&client->lock);
-    bool begun = bracket->begun;
-    pthread_mutex_unlock(&client->lock);
-    return begun;
-}
-
 int
 caid_bracket_check(struct caid_bracket *bracket, struct caid_error *error)
 {
-    if (!bracket)
-        return fail(error, CAID_ERR_INVALID, "bracket is NULL");
-    int r = client_check(bracket->client, error);
+    int r = CHECK_CLIENT_OF(bracket, error);
     if (r < 0)
         return r;
-    if (!has_begun(bracket))
+    pthread_mutex_lock(&bracket->client->lock);
+    bool begun = bracket->begun; /* its fences change no more, also when it has ended */
+    pthread_mutex_unlock(&bracket->client->lock);
+    if (!begun)
         return fail(error, CAID_ERR_INVALID, "%s: the bracket has not begun", bracket->names);
     r = look_for_loss(bracket, error);
     return r > 0 ? fail_abandoned(bracket, error) : r;
@@ -945,9 +929,7 @@ caid_bracket_check(struct caid_bracket *bracket, struct caid_error *error)
 int
 caid_array_discard(struct caid_array *array, struct caid_error *error)
 {
-    if (!array)
-        return fail(error, CAID_ERR_INVALID, "array is NULL");
-    int r = client_check(array->client, error);
+    int r = CHECK_CLIENT_OF(array, error);
     if (r == 0)
         r = check_kind(array, true, error);
     if (r < 0)

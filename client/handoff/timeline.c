@@ -179,13 +179,6 @@ caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const
 /* ---- signals ---- */
 
 static int
-check_use(const struct caid_timeline *timeline, struct caid_error *error)
-{
-    return timeline ? client_check(timeline->client, error)
-                    : fail(error, CAID_ERR_INVALID, "timeline is NULL");
-}
-
-static int
 check_value(const struct caid_timeline *timeline, uint64_t value, struct caid_error *error)
 {
     if (value > 0 && value <= CAID_TIMELINE_MAX)
@@ -262,7 +255,7 @@ caid_timeline_signal(struct caid_timeline *timeline, uint64_t stream, uint64_t v
 {
     struct lane *lane = NULL;
 
-    int r = check_use(timeline, error);
+    int r = CHECK_CLIENT_OF(timeline, error);
     if (r == 0 && !timeline->creator)
         r = fail(error, CAID_ERR_PERMISSION,
                  "timeline \"%s\" was opened to wait for: its creator signals", timeline->name);
@@ -317,7 +310,7 @@ caid_timeline_wait(struct caid_timeline *timeline, uint64_t stream, uint64_t val
 {
     struct lane *lane;
 
-    int r = check_use(timeline, error);
+    int r = CHECK_CLIENT_OF(timeline, error);
     if (r == 0)
         r = check_value(timeline, value, error);
     if (r == 0 && (flags & ~(uint32_t)CAID_TIMELINE_AHEAD))
@@ -342,7 +335,7 @@ caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret, struct caid_e
 {
     enum fence_state state;
 
-    int r = check_use(timeline, error);
+    int r = CHECK_CLIENT_OF(timeline, error);
     if (r == 0 && !ret)
         r = fail(error, CAID_ERR_INVALID, "ret is NULL");
     if (r < 0)

@@ -366,9 +366,7 @@ static int
 check_transfer(const struct caid_array *array, const void *host_memory, size_t nbytes,
                struct caid_error *error)
 {
-    if (!array)
-        return fail(error, CAID_ERR_INVALID, "array is NULL");
-    int r = client_check(array->client, error);
+    int r = CHECK_CLIENT_OF(array, error);
     if (r < 0)
         return r;
     if (nbytes != array->info.nbytes)
@@ -379,15 +377,6 @@ check_transfer(const struct caid_array *array, const void *host_memory, size_t n
     return 0;
 }
 
-static struct caid_copy
-copy_of_array(const struct caid_array *array)
-{
-    return (struct caid_copy){
-        .shape = array->info.shape,
-        .ndim = array->info.ndim,
-    };
-}
-
 int
 caid_array_copy_to_host(struct caid_array *array, void *dst, size_t nbytes,
                         struct caid_error *error)
@@ -395,11 +384,14 @@ caid_array_copy_to_host(struct caid_array *array, void *dst, size_t nbytes,
     int r = check_transfer(array, dst, nbytes, error);
     if (r < 0)
         return r;
-    struct caid_copy copy = copy_of_array(array);
-    copy.dst = (uintptr_t)dst;
-    copy.dst_on_host = true;
-    copy.src = array->info.ptr;
-    copy.src_strides = array->info.strides;
+    const struct caid_copy copy = {
+        .shape = array->info.shape,
+        .ndim = array->info.ndim,
+        .dst = (uintptr_t)dst,
+        .dst_on_host = true,
+        .src = array->info.ptr,
+        .src_strides = array->info.strides,
+    };
     return copy_run(array->client, &copy, array->info.itemsize, array, error);
 }
 
@@ -414,10 +406,13 @@ caid_array_copy_from_host(struct caid_array *array, const void *src, size_t nbyt
     if (array->info.readonly)
         return fail(error, CAID_ERR_READ_ONLY, "array \"%s\" is open with mode \"r\"",
                     name ? name : "");
-    struct caid_copy copy = copy_of_array(array);
-    copy.dst = array->info.ptr;
-    copy.dst_strides = array->info.strides;
-    copy.src = (uintptr_t)src;
-    copy.src_on_host = true;
+    const struct caid_copy copy = {
+        .shape = array->info.shape,
+        .ndim = array->info.ndim,
+        .dst = array->info.ptr,
+        .dst_strides = array->info.strides,
+        .src = (uintptr_t)src,
+        .src_on_host = true,
+    };
     return copy_run(array->client, &copy, array->info.itemsize, array, error);
 }

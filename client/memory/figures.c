@@ -163,18 +163,6 @@ caid_memory_info(struct caid_client *client, int32_t device, struct caid_memory_
 
 /* ---- the deallocation queues ---- */
 
-/* What this client has closed is to be among what is flushed. */
-static int
-finish_closes(struct caid_client *client, struct caid_error *error)
-{
-    int r = client_enter(client, error);
-    if (r < 0)
-        return r;
-    block_drain(client);
-    client_leave(client);
-    return 0;
-}
-
 int
 caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
            struct caid_error *error)
@@ -191,7 +179,7 @@ caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
             params.device = MSG_STR(uuid);
     }
     if (r == 0)
-        r = finish_closes(client, error);
+        r = block_drain(client, error); /* what was closed is to be among it */
     if (r == 0)
         r = reply_get(&reply, client, MSG_FLUSH, &params, &result, error);
     if (r < 0 || !ret)

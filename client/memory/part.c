@@ -448,20 +448,9 @@ static int
 check_part(const char *name, const struct caid_part_options *o, struct caid_error *error)
 {
     int r = check_name(name, error);
-
     if (r == 0)
-        r = check_text("typestr", o->typestr, true, error);
-    if (r == 0)
-        r = check_text("descr", o->descr, false, error);
-    if (r == 0)
-        r = check_metadata(o->metadata, error);
-    if (r < 0)
-        return r;
-    if (o->ndim > PROTO_NDIM_MAX)
-        return fail(error, CAID_ERR_INVALID, "ndim %u: at most %d", o->ndim, PROTO_NDIM_MAX);
-    if (o->ndim > 0 && !o->shape)
-        return fail(error, CAID_ERR_INVALID, "shape is NULL, ndim is %u", o->ndim);
-    return 0;
+        r = check_type(o->typestr, o->descr, o->metadata, error);
+    return r < 0 ? r : check_shape(o->ndim, o->shape, error);
 }
 
 static void
@@ -551,11 +540,9 @@ caid_array_publish_part(struct caid_array *array, uint64_t offset, const char *n
 {
     struct caid_part_options opts;
 
-    if (!array)
-        return fail(error, CAID_ERR_INVALID, "array is NULL");
-    if (!options)
-        return fail(error, CAID_ERR_INVALID, "options is NULL: a part has a typestr");
-    int r = client_check(array->client, error);
+    int r = CHECK_CLIENT_OF(array, error);
+    if (r == 0 && !options)
+        r = fail(error, CAID_ERR_INVALID, "options is NULL: a part has a typestr");
     if (r == 0)
         r = options_read(&opts, sizeof(opts), options, error);
     return r < 0 ? r

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "session/client.h"
 #include "session/feature.h"
+#include "session/text.h"
 
 struct caid_watch {
     struct caid_client *client;
@@ -189,17 +190,14 @@ const struct feature watch_feature = {
 static struct caid_watch *
 watch_new(struct caid_client *client, const char *name, const char *pool)
 {
-    size_t n_name = strlen(name) + 1, n_pool = pool ? strlen(pool) + 1 : 0;
-    struct caid_watch *watch = calloc(1, sizeof(*watch) + n_name + n_pool);
+    size_t n = strlen(name) + 1 + (pool ? strlen(pool) + 1 : 0);
+    struct caid_watch *watch = calloc(1, sizeof(*watch) + n);
 
     if (!watch)
         return NULL;
-    memcpy(watch->name, name, n_name);
-    watch->params.name = MSG_STR(watch->name);
-    if (pool) {
-        memcpy(watch->name + n_name, pool, n_pool);
-        watch->params.pool = MSG_STR(watch->name + n_name);
-    }
+    char *end = watch->name;
+    watch->params.name = msg_str_opt(text_put(&end, MSG_STR(name)));
+    watch->params.pool = msg_str_opt(text_put(&end, msg_str_opt(pool)));
     watch->client = client_ref(client);
     watch->refs = 1;
     watch->request.call = (struct call){
