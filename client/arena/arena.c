@@ -385,7 +385,7 @@ caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, uint
     struct caid_error why = {0};
     struct allocation *allocation;
 
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r == 0 && !ret)
         r = fail(error, CAID_ERR_INVALID, "ret is NULL");
     if (r == 0)
@@ -441,7 +441,7 @@ int
 caid_arena_free(struct caid_arena *arena, uint64_t ptr, uint32_t flags,
                 struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r == 0)
         r = arena_lock_by(arena, flags, error);
     if (r < 0)
@@ -464,7 +464,7 @@ caid_arena_free(struct caid_arena *arena, uint64_t ptr, uint32_t flags,
 int
 caid_arena_flush(struct caid_arena *arena, struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -478,7 +478,7 @@ caid_arena_flush(struct caid_arena *arena, struct caid_error *error)
 int
 caid_arena_trim(struct caid_arena *arena, struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -500,7 +500,7 @@ caid_arena_find(struct caid_arena *arena, uint64_t ptr, struct caid_allocation *
 {
     struct caid_allocation found = {0};
 
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -526,7 +526,7 @@ caid_arena_ipc_handle(struct caid_arena *arena, uint64_t ptr, struct caid_ipc_ha
     struct caid_ipc_handle handle;
     struct allocation *allocation;
 
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r == 0 && !ret)
         r = fail(error, CAID_ERR_INVALID, "ret is NULL");
     if (r < 0)
@@ -548,7 +548,7 @@ caid_arena_info(struct caid_arena *arena, struct caid_arena_info *ret, struct ca
 {
     struct caid_arena_info info;
 
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -576,7 +576,7 @@ int
 caid_arena_set_limits(struct caid_arena *arena, uint64_t count, double ratio, uint64_t capacity,
                       struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -588,7 +588,7 @@ caid_arena_set_limits(struct caid_arena *arena, uint64_t count, double ratio, ui
 int
 caid_arena_defer_begin(struct caid_arena *arena, struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -606,7 +606,7 @@ caid_arena_defer_begin(struct caid_arena *arena, struct caid_error *error)
 int
 caid_arena_defer_end(struct caid_arena *arena, struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);

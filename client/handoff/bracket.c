@@ -404,6 +404,13 @@ check_options(const struct caid_client *client, const struct caid_bracket_option
     return r < 0 ? r : check_arrays(client, options->writes, options->n_writes, true, error);
 }
 
+/* Those that are read, then those that are written. */
+static const struct caid_array *
+array_at(const struct caid_bracket_options *options, size_t i)
+{
+    return i < options->n_reads ? options->reads[i] : options->writes[i - options->n_reads];
+}
+
 /* Adds as many names as fit, and says how many there are more. */
 static void
 add_names(char *names, size_t size, const struct caid_bracket_options *options)
@@ -411,14 +418,13 @@ add_names(char *names, size_t size, const struct caid_bracket_options *options)
     size_t n = options->n_reads + options->n_writes, at = 0;
 
     for (size_t i = 0; i < n; i++) {
-        const struct caid_array *array =
-            i < options->n_reads ? options->reads[i] : options->writes[i - options->n_reads];
-        size_t room = size - at, wanted = strlen(label(array)) + sizeof(", \"\" and 1000 more");
+        const char *name = label(array_at(options, i));
+        size_t room = size - at, wanted = strlen(name) + sizeof(", \"\" and 1000 more");
         if (i > 0 && wanted > room) {
             snprintf(names + at, room, " and %zu more", n - i);
             return;
         }
-        int written = snprintf(names + at, room, "%s\"%s\"", i > 0 ? ", " : "", label(array));
+        int written = snprintf(names + at, room, "%s\"%s\"", i > 0 ? ", " : "", name);
         at += written < (int)room ? (size_t)written : room - 1;
     }
 }
@@ -429,10 +435,8 @@ add_leases(struct caid_bracket *bracket, const struct caid_bracket_options *opti
     uint64_t *leases = bracket->leases;
     size_t n_reads = options->n_reads, n_writes = options->n_writes;
 
-    for (size_t i = 0; i < n_reads; i++)
-        leases[i] = options->reads[i]->lease;
-    for (size_t i = 0; i < n_writes; i++)
-        leases[n_reads + i] = options->writes[i]->lease;
+    for (size_t i = 0; i < n_reads + n_writes; i++)
+        leases[i] = array_at(options, i)->lease;
     bracket->params.read = (struct msg_u64s){n_reads ? leases : NULL, (uint32_t)n_reads};
     bracket->params.write =
         (struct msg_u64s){n_writes ? leases + n_reads : NULL, (uint32_t)n_writes};
@@ -482,17 +486,15 @@ static int
 find_lane(struct caid_bracket *bracket, const struct caid_bracket_options *options,
           struct caid_error *error)
 {
-    const struct caid_array *first = options->n_reads ? options->reads[0] : options->writes[0];
+    const struct caid_array *first = array_at(options, 0);
     int32_t device = first->info.mapped_device >= 0 ? first->info.mapped_device
                                                     : first->info.device;
 
     if (options->stream == 0)
         return 0;
     int r = lane_get(bracket->client, options->stream, device, &bracket->lane, error);
-    for (size_t i = 0; r == 0 && i < options->n_reads; i++)
-        r = check_device(bracket->lane, options->reads[i], error);
-    for (size_t i = 0; r == 0 && i < options->n_writes; i++)
-        r = check_device(bracket->lane, options->writes[i], error);
+    for (size_t i = 0; r == 0 && i < options->n_reads + options->n_writes; i++)
+        r = check_device(bracket->lane, array_at(options, i), error);
     return r;
 }
 
