@@ -240,14 +240,6 @@ poll_parts(struct caid_arena *arena)
     arena_lock(arena);
 }
 
-/* Without an event nobody knows what is done but by waiting for all of it. */
-static void
-wait_blindly(struct caid_arena *arena)
-{
-    if (arena->blind && !is_deferred(arena))
-        arena_wait(arena, NULL);
-}
-
 /* As arena_take(), while what drains might do. */
 static int
 take_drained(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret)
@@ -276,7 +268,8 @@ take_freed(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret)
     poll_parts(arena);
     if (arena_flush(arena, NULL) == 0)
         arena_poll(arena);
-    wait_blindly(arena);
+    if (arena->blind && !is_deferred(arena))
+        arena_wait(arena, NULL); /* else nobody knows what is done */
     r = arena_take(arena, nbytes, ret);
     return r == SPACE_FULL ? take_drained(arena, nbytes, ret) : r;
 }

@@ -107,27 +107,20 @@ event_begin(struct cuda_event *event, const uint8_t *handle, struct caid_error *
                       error);
 }
 
-/* One that is made later: is its device there? */
-static int
-event_postpone(struct cuda_event *event, struct caid_error *error)
-{
-    uint32_t place;
-
-    return gpu_find_place(event->client, event->device, NULL, &place, error);
-}
-
 /* handle NULL: a new one. */
 static int
 event_get(struct caid_client *client, struct cuda_event **ret, int32_t device, uint32_t flags,
           const uint8_t *handle, struct caid_error *error)
 {
     struct cuda_event *event = event_new(client, device);
+    uint32_t place;
 
     if (!event)
         return fail_errno(error, ENOMEM, "no memory for an event");
     event->flags = flags;
-    int r = flags & CUDA_EVENT_OF_STREAM ? event_postpone(event, error)
-                                         : event_begin(event, handle, error);
+    int r = flags & CUDA_EVENT_OF_STREAM /* made later: is its device there? */
+                ? gpu_find_place(client, device, NULL, &place, error)
+                : event_begin(event, handle, error);
     if (r < 0)
         event_free(event);
     else

@@ -7,21 +7,13 @@
 #include "session/client.h"
 #include "session/stream.h"
 
-static int
-enter(struct caid_client *client, uint64_t handle, int32_t device, struct stream *ret,
-      struct caid_error *error)
-{
-    int r = client_check(client, error);
-    return r < 0 ? r : stream_enter(client, handle, device, ret, error);
-}
-
 int
 cuda_stream_query(struct caid_client *client, uint64_t handle, int32_t device,
                   struct caid_error *error)
 {
     struct stream stream;
 
-    int r = enter(client, handle, device, &stream, error);
+    int r = stream_enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
     CUresult result = stream.drv->cu.cuStreamQuery(stream.handle);
@@ -55,7 +47,7 @@ cuda_stream_add_callback(struct caid_client *client, uint64_t handle, int32_t de
 
     int r = client_check_given(client, fn, "fn", error);
     if (r == 0)
-        r = enter(client, handle, device, &stream, error);
+        r = stream_enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
     struct stream_callback *callback = malloc(sizeof(*callback));

@@ -517,18 +517,6 @@ ask(struct caid_bracket *bracket, struct caid_error *error)
     return r;
 }
 
-/* Ends one that has not been asked for. */
-static void
-discard(struct caid_bracket *bracket)
-{
-    struct caid_client *client = bracket->client;
-
-    let_go(bracket);
-    client_enter_anyway(client);
-    bracket_unref(bracket);
-    client_leave(client);
-}
-
 int
 caid_bracket_start(struct caid_client *client, struct caid_bracket **ret,
                    const struct caid_bracket_options *options, struct caid_error *error)
@@ -552,7 +540,7 @@ caid_bracket_start(struct caid_client *client, struct caid_bracket **ret,
     if (r == 0)
         r = ask(bracket, error);
     if (r < 0)
-        discard(bracket);
+        caid_bracket_free(bracket);
     else
         *ret = bracket;
     return r;

@@ -64,13 +64,6 @@ page_unref(struct page *page)
     page_forget(page);
 }
 
-/* By nobody but the table. */
-static bool
-is_unused(const struct page *page)
-{
-    return atomic_load_explicit(&page->refs, memory_order_acquire) == 1;
-}
-
 /* ---- slots ---- */
 
 void
@@ -333,7 +326,7 @@ let_go(struct caid_client *client, struct page *page)
 static bool
 can_go(const struct page *page)
 {
-    return is_unused(page) &&
+    return atomic_load_explicit(&page->refs, memory_order_acquire) == 1 && /* the table's */
            (page->own ? page->unwanted && has_landed(page) : page->unwanted || is_dead(page));
 }
 
@@ -381,14 +374,6 @@ page_close(struct caid_client *client, struct page *page)
 
 /* ---- telling the daemon ---- */
 
-static void
-note_dropped(struct caid_client *client, struct page *page)
-{
-    page->drop = PAGE_DROPPED;
-    page->drop_seq = client->seq;
-    client->pages->n_to_drop--;
-}
-
 static bool
 has_unsent(const struct caid_client *client)
 {
@@ -412,8 +397,11 @@ flush(struct caid_client *client)
         int r = call_notify(client, MSG_DROP_PAGES, &params);
         if (r < 0)
             return r;
-        for (uint32_t i = 0; i < n; i++)
-            note_dropped(client, pages[i]);
+        for (uint32_t i = 0; i < n; i++) {
+            pages[i]->drop = PAGE_DROPPED;
+            pages[i]->drop_seq = client->seq;
+        }
+        client->pages->n_to_drop -= n;
     }
     return 0;
 }
@@ -484,31 +472,28 @@ free_pages(struct caid_client *client)
 
 /* ---- contexts ---- */
 
-/* Kills the slots in which it was to store a value. */
+/* A slot in which a stream of the context is yet to store a value, or NULL. Under the client's lock. */
+static struct timeline_slot *
+find_expected(struct caid_client *client, CUcontext context)
+{
+    struct page *page;
+
+    LIST_FOREACH(page, &client->pages->all, of_table)
+        for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
+            if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
+                return &page->slots[i];
+    return NULL;
+}
+
 static void
 context_died(struct caid_client *client, CUcontext context)
 {
-    struct page *page;
+    struct timeline_slot *slot;
 
     pthread_mutex_lock(&client->lock);
-    LIST_FOREACH(page, &client->pages->all, of_table)
-        for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
-            if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
-                slot_kill(&page->slots[i]);
+    while ((slot = find_expected(client, context)))
+        slot_kill(slot); /* which counts as landed */
     pthread_mutex_unlock(&client->lock);
-}
-
-/* Whether a value is yet to come that a stream of the context stores. */
-static bool
-is_to_signal(struct caid_client *client, CUcontext context)
-{
-    struct page *page;
-
-    LIST_FOREACH(page, &client->pages->all, of_table)
-        for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
-            if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
-                return true;
-    return false;
 }
 
 /* Any call tells; this one has to do with no stream, one of which may capture a graph. */
@@ -552,7 +537,7 @@ look_at_contexts(struct caid_client *client)
     for (uint32_t i = 0; i < gpu->n_devices; i++) {
         CUcontext context = gpu->devices[i].context;
         pthread_mutex_lock(&client->lock);
-        bool asks = context && is_to_signal(client, context);
+        bool asks = context && find_expected(client, context);
         pthread_mutex_unlock(&client->lock);
         if (asks && context_is_gone(drv, context))
             context_died(client, context);

@@ -63,9 +63,9 @@ caid_stream_destroy(struct caid_client *client, uint64_t handle, struct caid_err
                          error);
 }
 
-static int
-check_lane(struct caid_client *client, uint64_t handle, int32_t device,
-           struct caid_error *error)
+int
+caid_stream_check(struct caid_client *client, uint64_t handle, int32_t device,
+                  struct caid_error *error)
 {
     struct lane *lane;
 
@@ -83,24 +83,14 @@ caid_stream_synchronize(struct caid_client *client, uint64_t handle, int32_t dev
 {
     struct stream stream;
 
-    int r = client_check(client, error);
-    if (r == 0)
-        r = stream_enter(client, handle, device, &stream, error);
+    int r = stream_enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
     CUresult result = stream.drv->cu.cuStreamSynchronize(stream.handle);
     r = stream_result(client, &stream, "cuStreamSynchronize", result,
                       "cannot wait for a stream", error);
     if (r == 0)
-        r = check_lane(client, handle, device, error);
+        r = caid_stream_check(client, handle, device, error);
     stream_leave(&stream);
     return r;
-}
-
-int
-caid_stream_check(struct caid_client *client, uint64_t handle, int32_t device,
-                  struct caid_error *error)
-{
-    int r = client_check(client, error);
-    return r < 0 ? r : check_lane(client, handle, device, error);
 }

@@ -287,18 +287,12 @@ wait_result(const struct caid_timeline *timeline, int r, uint64_t value,
     return r;
 }
 
+/* lane NULL: on the host. */
 static int
-wait_on_host(const struct fence *fence, uint64_t deadline_ns, struct caid_error *error)
+wait_on(struct caid_client *client, struct lane *lane, struct fence *fence, bool ahead,
+        uint64_t deadline_ns, struct caid_error *error)
 {
-    int r = fence_wait_submitted(fence, deadline_ns, error);
-    return r < 0 ? r : fence_wait(fence, false, deadline_ns, error);
-}
-
-static int
-wait_on_lane(struct caid_client *client, struct lane *lane, struct fence *fence, bool ahead,
-             uint64_t deadline_ns, struct caid_error *error)
-{
-    if (ahead && lane->handoff == HANDOFF_MEMOPS)
+    if (ahead && lane && lane->handoff == HANDOFF_MEMOPS)
         return lane_wait_ahead(client, lane, fence, error);
     int r = fence_wait_submitted(fence, deadline_ns, error);
     return r < 0 ? r : lane_wait(client, lane, fence, 1, deadline_ns, error);
@@ -308,25 +302,23 @@ int
 caid_timeline_wait(struct caid_timeline *timeline, uint64_t stream, uint64_t value,
                    uint64_t timeout_ns, uint32_t flags, struct caid_error *error)
 {
-    struct lane *lane;
+    struct lane *lane = NULL;
 
     int r = CHECK_CLIENT_OF(timeline, error);
     if (r == 0)
         r = check_value(timeline, value, error);
     if (r == 0 && (flags & ~(uint32_t)CAID_TIMELINE_AHEAD))
         r = fail(error, CAID_ERR_INVALID, "flags 0x%x are not known", flags);
+    uint64_t deadline_ns = deadline_of(timeout_ns);
+    if (r == 0 && stream != 0)
+        r = lane_get(timeline->client, stream, 0, &lane, error);
     if (r < 0)
         return r;
     struct fence fence = fence_of(timeline, value);
-    uint64_t deadline_ns = deadline_of(timeout_ns);
-    if (stream == 0)
-        return wait_result(timeline, wait_on_host(&fence, deadline_ns, error), value, error);
-    r = lane_get(timeline->client, stream, 0, &lane, error);
-    if (r < 0)
-        return r;
-    r = wait_on_lane(timeline->client, lane, &fence, flags & CAID_TIMELINE_AHEAD, deadline_ns,
-                     error);
-    lane_put(lane);
+    r = wait_on(timeline->client, lane, &fence, flags & CAID_TIMELINE_AHEAD, deadline_ns,
+                error);
+    if (lane)
+        lane_put(lane);
     return wait_result(timeline, r, value, error);
 }
 

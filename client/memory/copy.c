@@ -290,14 +290,6 @@ copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *pla
     return gpu_result(c->drv, c->call, result, "cannot copy", error);
 }
 
-/* From host to host there is nothing to enqueue: the stream is waited for instead. */
-static CUresult
-wait_for_stream(struct copier *c, const struct stream *stream)
-{
-    c->call = "cuStreamSynchronize";
-    return stream->drv->cu.cuStreamSynchronize(stream->handle);
-}
-
 /* What was enqueued before a failure comes before what is enqueued next. */
 static int
 copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *plan,
@@ -309,8 +301,9 @@ copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *
     int r = stream_enter(client, copy->stream, copy->device, &stream, error);
     if (r < 0)
         return r;
-    if (c->dst_on_host && c->src_on_host) {
-        result = wait_for_stream(c, &stream);
+    if (c->dst_on_host && c->src_on_host) { /* nothing to enqueue: it is waited for instead */
+        c->call = "cuStreamSynchronize";
+        result = stream.drv->cu.cuStreamSynchronize(stream.handle);
     } else {
         c->drv = stream.drv;
         c->stream = stream.handle;

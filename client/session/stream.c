@@ -107,7 +107,9 @@ stream_enter(struct caid_client *client, uint64_t stream, int32_t device, struct
     const struct drv *drv;
     CUcontext context;
 
-    int r = stream_check(stream, error);
+    int r = client_check(client, error);
+    if (r == 0)
+        r = stream_check(stream, error);
     if (r == 0)
         r = gpu_driver(client, &drv, error);
     if (r == 0 && stream_is_special(stream))

@@ -34,7 +34,7 @@ stream_is_special(uint64_t stream)
 /* CAID_ERR_INVALID: 0, which is ambiguous. */
 int stream_check(uint64_t stream, struct caid_error *error);
 
-/* Refuses 0, too, and a stream that captures a graph: CAID_ERR_INVALID. device: the index whose primary
+/* As client_check(). Refuses 0, too, and a stream that captures a graph: CAID_ERR_INVALID. device: the index whose primary
  * context 1 and 2 mean where none is current. */
 int stream_enter(struct caid_client *client, uint64_t stream, int32_t device,
                  struct stream *ret, struct caid_error *error);
