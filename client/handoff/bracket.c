@@ -270,26 +270,17 @@ add_fences(struct caid_bracket *bracket, const struct msg_fences_result *result,
 /* Takes the pages in any case: the daemon counts on them being here. When that fails, the
  * connection ends, and the bracket may have gone with it. */
 static int
-take_pages(struct caid_client *client, const struct call *call, struct msg *reply,
-           struct call_fds *fds, struct msg_fences_result *ret)
-{
-    if (msg_decode_result(reply, call->method, ret) < 0)
-        return -EPROTO;
-    return pages_take(client, ret->pages, ret->n_pages, fds, false);
-}
-
-static int
-take_grant(struct caid_client *client, struct call *call, struct msg *reply,
+take_grant(struct caid_client *client, struct call *call, const void *reply,
            struct call_fds *fds)
 {
     struct caid_bracket *bracket = container_of(call, struct caid_bracket, begin.call);
-    struct msg_fences_result result;
+    const struct msg_fences_result *result = reply;
 
-    int r = take_pages(client, call, reply, fds, &result);
+    int r = pages_take(client, result->pages, result->n_pages, fds, false);
     if (r < 0)
         return r;
     bracket->granted = true;
-    return bracket->given_up ? 0 : add_fences(bracket, &result, &call->error);
+    return bracket->given_up ? 0 : add_fences(bracket, result, &call->error);
 }
 
 /* The begin is answered, or the connection has ended. A grant that nobody wants is given back. */
@@ -316,14 +307,14 @@ struct more_call {
 };
 
 static int
-take_more(struct caid_client *client, struct call *call, struct msg *reply,
+take_more(struct caid_client *client, struct call *call, const void *reply,
           struct call_fds *fds)
 {
     struct caid_bracket *bracket = container_of(call, struct more_call, call)->bracket;
-    struct msg_fences_result result;
+    const struct msg_fences_result *result = reply;
 
-    int r = take_pages(client, call, reply, fds, &result);
-    return r < 0 ? r : add_fences(bracket, &result, &call->error);
+    int r = pages_take(client, result->pages, result->n_pages, fds, false);
+    return r < 0 ? r : add_fences(bracket, result, &call->error);
 }
 
 /* Asks for the fences after those that came. Not under the lock. */

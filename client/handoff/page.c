@@ -202,21 +202,16 @@ struct page_call {
 };
 
 static int
-take_page(struct caid_client *client, struct call *call, struct msg *reply,
+take_page(struct caid_client *client, struct call *call, const void *reply,
           struct call_fds *fds)
 {
-    struct msg_page_result result;
+    const struct msg_page_result *result = reply;
 
-    int r = msg_decode_result(reply, MSG_PAGE, &result);
-    if (r < 0)
-        return r;
-    if (result.n_pages != 1)
-        return -EPROTO;
-    r = pages_take(client, result.pages, 1, fds, true);
+    int r = result->n_pages == 1 ? pages_take(client, result->pages, 1, fds, true) : -EPROTO;
     if (r < 0)
         return r;
     container_of(call, struct page_call, call)->page =
-        page_ref(page_find(client, result.pages[0].page));
+        page_ref(page_find(client, result->pages[0].page));
     return 0;
 }
 

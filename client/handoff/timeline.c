@@ -134,17 +134,15 @@ struct open_call {
 };
 
 static int
-take_open(struct caid_client *client, struct call *call, struct msg *reply,
+take_open(struct caid_client *client, struct call *call, const void *reply,
           struct call_fds *fds)
 {
-    struct msg_open_timeline_result result;
+    const struct msg_open_timeline_result *result = reply;
 
-    int r = msg_decode_result(reply, MSG_OPEN_TIMELINE, &result);
-    if (r == 0)
-        r = pages_take(client, result.pages, result.n_pages, fds, false);
+    int r = pages_take(client, result->pages, result->n_pages, fds, false);
     if (r < 0)
         return r;
-    struct page *page = page_find(client, result.page);
+    struct page *page = page_find(client, result->page);
     if (!page)
         return -EPROTO;
     page_open(client, page);

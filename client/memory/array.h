@@ -86,7 +86,7 @@ struct array_call {
 };
 
 /* struct call's take. */
-int array_take(struct caid_client *client, struct call *call, struct msg *reply,
+int array_take(struct caid_client *client, struct call *base, const void *reply,
                struct call_fds *fds);
 
 /* Runs the call and maps what it got; on failure nothing is left of it. */

@@ -131,21 +131,16 @@ has_news(const struct caid_client *client)
 }
 
 static int
-take_parts(struct caid_client *client, struct call *call UNUSED, struct msg *reply,
+take_parts(struct caid_client *client, struct call *call UNUSED, const void *reply,
            struct call_fds *fds UNUSED)
 {
     struct part_table *table = client->parts;
-    struct msg_parts_result result;
+    const struct msg_parts_result *result = reply;
 
-    int r = msg_decode_result(reply, MSG_PARTS, &result);
-    if (r == -ENOMEM) { /* what it tells is told once */
-        client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a reply", client->socket);
-        return r;
-    }
-    if (r < 0 || !name_all(table, result.parts))
+    if (!name_all(table, result->parts))
         return -EPROTO;
-    for (uint32_t i = 0; i < result.parts.n; i++)
-        tell(client, find_part(table, result.parts.v[i]));
+    for (uint32_t i = 0; i < result->parts.n; i++)
+        tell(client, find_part(table, result->parts.v[i]));
     if (has_news(client))
         client_raise_fd(client);
     return 0;
@@ -411,22 +406,17 @@ struct publishing {
     uint64_t generation;
 };
 
-/* Also one that cannot be read for want of memory ends the connection: the part is there, and
- * nobody knows its id. */
 static int
-take_publish_part(struct caid_client *client, struct call *call, struct msg *reply,
+take_publish_part(struct caid_client *client, struct call *call, const void *reply,
                   struct call_fds *fds UNUSED)
 {
     struct publishing *publishing = container_of(call, struct publishing, call);
-    struct msg_publish_part_result result;
+    const struct msg_publish_part_result *result = reply;
 
-    int r = msg_decode_result(reply, MSG_PUBLISH_PART, &result);
-    if (r == -ENOMEM)
-        client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a reply", client->socket);
-    if (r < 0 || result.generation == 0 || add(client, publishing->part, result.part) < 0)
+    if (result->generation == 0 || add(client, publishing->part, result->part) < 0)
         return -EPROTO;
     publishing->part = NULL;
-    publishing->generation = result.generation;
+    publishing->generation = result->generation;
     return 0;
 }
 

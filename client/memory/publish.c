@@ -34,16 +34,16 @@ apply(struct caid_array *array, struct array_text *text, uint64_t generation)
 
 /* Applied here, in the order in which the daemon did it. */
 static int
-take_publish(struct caid_client *client UNUSED, struct call *call, struct msg *reply,
+take_publish(struct caid_client *client UNUSED, struct call *call, const void *reply,
              struct call_fds *fds UNUSED)
 {
     struct publishing *publishing = container_of(call, struct publishing, call);
-    struct msg_publish_result result;
+    const struct msg_publish_result *result = reply;
 
-    if (msg_decode_result(reply, MSG_PUBLISH, &result) < 0 || result.generation == 0)
+    if (result->generation == 0)
         return -EPROTO; /* what became of the name is not known */
-    publishing->generation = result.generation;
-    apply(publishing->array, TAKE_PTR(publishing->text), result.generation);
+    publishing->generation = result->generation;
+    apply(publishing->array, TAKE_PTR(publishing->text), result->generation);
     return 0;
 }
 

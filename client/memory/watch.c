@@ -65,16 +65,15 @@ set_news(struct caid_watch *watch, bool news)
 /* ---- the request ---- */
 
 static int
-take_news(struct caid_client *client UNUSED, struct call *call, struct msg *reply,
+take_news(struct caid_client *client UNUSED, struct call *call, const void *reply,
           struct call_fds *fds UNUSED)
 {
     struct caid_watch *watch = container_of(call, struct caid_watch, request.call);
-    struct msg_watch_result result;
+    const struct msg_watch_result *result = reply;
 
-    if (msg_decode_result(reply, MSG_WATCH, &result) < 0 ||
-        result.generation == watch->params.seen)
+    if (result->generation == watch->params.seen)
         return -EPROTO; /* no news: asking again would go on for ever */
-    watch->generation = result.generation;
+    watch->generation = result->generation;
     return 0;
 }
 
