@@ -164,15 +164,8 @@ static int
 event_push_context(const struct cuda_event *event, const struct drv **ret,
                    struct caid_error *error)
 {
-    const struct drv *drv = NULL;
-
-    int r = gpu_driver(event->client, &drv, error);
-    if (r < 0)
-        return r;
-    CUresult result = drv->cu.cuCtxPushCurrent(event->context);
-    if (result == CUDA_SUCCESS)
-        *ret = drv;
-    return gpu_result(drv, "cuCtxPushCurrent", result, "cannot use an event's context", error);
+    return gpu_push_context(event->client, event->context, "cannot use an event's context", ret,
+                            error);
 }
 
 void

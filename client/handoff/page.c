@@ -196,11 +196,6 @@ pages_take(struct caid_client *client, const struct msg_page *pages, uint32_t n,
 
 /* ---- one's own ---- */
 
-struct page_call {
-    struct call call;
-    struct page *page;
-};
-
 static int
 take_page(struct caid_client *client, struct call *call, const void *reply,
           struct call_fds *fds)

@@ -38,11 +38,11 @@
 #include "base/tree.h"
 #include "drv.h"
 #include "msg.h"
+#include "session/call.h"
 #include "session/spin.h"
 #include "timeline.h"
 
 struct caid_client;
-struct call_fds;
 struct lane;
 
 enum page_drop {
@@ -121,6 +121,12 @@ void page_table_init(struct page_table *table);
 int pages_take(struct caid_client *client, const struct msg_page *pages, uint32_t n,
                struct call_fds *fds, bool own);
 struct page *page_find(struct caid_client *client, uint64_t id);
+
+/* A call that gets a page, with a reference. */
+struct page_call {
+    struct call call;
+    struct page *page;
+};
 
 /* ---- any time ---- */
 

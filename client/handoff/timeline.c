@@ -128,11 +128,6 @@ caid_timeline_create(struct caid_client *client, struct caid_timeline **ret, con
     return r;
 }
 
-struct open_call {
-    struct call call;
-    struct page *page;
-};
-
 static int
 take_open(struct caid_client *client, struct call *call, const void *reply,
           struct call_fds *fds)
@@ -146,7 +141,7 @@ take_open(struct caid_client *client, struct call *call, const void *reply,
     if (!page)
         return -EPROTO;
     page_open(client, page);
-    container_of(call, struct open_call, call)->page = page_ref(page);
+    container_of(call, struct page_call, call)->page = page_ref(page);
     return 0;
 }
 
@@ -160,7 +155,7 @@ caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const
     if (r < 0)
         return r;
     struct msg_name_params params = {.name = MSG_STR(name), .pool = msg_str_opt(pool)};
-    struct open_call call = {
+    struct page_call call = {
         .call = {.method = MSG_OPEN_TIMELINE,
                  .params = &params,
                  .take = take_open,

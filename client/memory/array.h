@@ -66,8 +66,7 @@ extern const struct feature array_feature;
 
 /* NULL: no memory. It has no lease yet. */
 struct caid_array *array_new(struct caid_client *client, const struct array_spec *spec);
-/* Frees what was never leased, or is no more. Not under the client's lock, unless a call runs.
- * */
+/* Frees what is not leased, or no more. Not under the client's lock, unless a call runs. */
 void array_free(struct caid_array *array);
 
 /* Closes an array that no GPU work can use: nothing is waited for. */

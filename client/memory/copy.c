@@ -44,8 +44,7 @@ is_inside(const struct dim *a, const struct dim *b)
     return magnitude(a->src) < magnitude(b->src);
 }
 
-/* Keeps the dimensions in order of their steps; those of one element are never stepped along.
- * */
+/* Keeps the dimensions in order of their steps; one of one element is never stepped along. */
 static void
 plan_add(struct plan *plan, struct dim dim)
 {

@@ -23,8 +23,7 @@ takes_fd(struct call_fds *fds, uint64_t index)
     return index < fds->n && fds->fd[index] >= 0;
 }
 
-/* The handle travels as numbers, since MessagePack's records here have no type for raw bytes.
- * */
+/* The handle travels as numbers, since records have no type for raw bytes. */
 static void
 handle_put(uint8_t ret[CU_IPC_HANDLE_SIZE], const uint64_t words[HANDLE_WORDS])
 {
@@ -248,8 +247,7 @@ array_take(struct caid_client *client, struct call *base, const void *reply,
         return -EPROTO;
     int r = take_blocks(client, result, fds);
     if (r == -ENOMEM) {
-        /* The daemon counts on us having the block: only the connection's end tells otherwise.
-         * */
+        /* The daemon counts on us having it: only the connection's end tells otherwise. */
         client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a block: hung up",
                     client->socket);
         return fail_again(&base->error, &client->lost);

@@ -44,8 +44,7 @@ struct call {
     struct reply *copy; /* in place of take(): gets the packet */
     bool has_blocks;    /* the reply refers to blocks, and may bring fds */
     bool has_pages;     /* the same of pages of timelines: handoff/page.h */
-    /* A call that nobody waits for in call_run(): told that it is over, with the client locked.
-     * */
+    /* Nobody waits for it in call_run(): told that it is over, with the client locked. */
     void (*end)(struct caid_client *client, struct call *call);
 
     uint64_t seq;

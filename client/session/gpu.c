@@ -273,20 +273,27 @@ gpu_context(struct caid_client *client, uint32_t place, CUcontext *ret,
 }
 
 int
+gpu_push_context(struct caid_client *client, CUcontext context, const char *doing,
+                 const struct drv **ret_drv, struct caid_error *error)
+{
+    const struct drv *drv = client->gpu.drv;
+    CUresult result = drv->cu.cuCtxPushCurrent(context);
+
+    if (result == CUDA_SUCCESS)
+        *ret_drv = drv;
+    return gpu_result(drv, "cuCtxPushCurrent", result, doing, error);
+}
+
+int
 gpu_push_place(struct caid_client *client, uint32_t place, const struct drv **ret_drv,
                struct caid_error *error)
 {
-    const struct drv *drv = client->gpu.drv;
     CUcontext context = NULL;
 
     int r = gpu_context(client, place, &context, error);
-    if (r < 0)
-        return r;
-    CUresult result = drv->cu.cuCtxPushCurrent(context);
-    if (result == CUDA_SUCCESS)
-        *ret_drv = drv;
-    return gpu_result(drv, "cuCtxPushCurrent", result,
-                      "cannot use the device's primary context", error);
+    return r < 0 ? r
+                 : gpu_push_context(client, context, "cannot use the device's primary context",
+                                    ret_drv, error);
 }
 
 int

@@ -66,6 +66,9 @@ int gpu_push_place(struct caid_client *client, uint32_t place, const struct drv 
                    struct caid_error *error);
 int gpu_push(struct caid_client *client, int32_t index, const struct drv **ret_drv,
              struct caid_error *error);
+/* The same of a context that is there; doing: for the error. */
+int gpu_push_context(struct caid_client *client, CUcontext context, const char *doing,
+                     const struct drv **ret_drv, struct caid_error *error);
 void gpu_pop(const struct drv *drv);
 
 /* The index of the daemon's device that has this ordinal here, or -1. The driver is open. */
