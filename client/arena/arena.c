@@ -240,14 +240,6 @@ poll_parts(struct caid_arena *arena)
     arena_lock(arena);
 }
 
-/* Without an event nobody knows what is done but by waiting for all of it. */
-static void
-wait_blindly(struct caid_arena *arena)
-{
-    if (arena->blind && !is_deferred(arena))
-        arena_wait(arena, NULL);
-}
-
 /* As arena_take(), while what drains might do. */
 static int
 take_drained(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret)
@@ -276,7 +268,8 @@ take_freed(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret)
     poll_parts(arena);
     if (arena_flush(arena, NULL) == 0)
         arena_poll(arena);
-    wait_blindly(arena);
+    if (arena->blind && !is_deferred(arena))
+        arena_wait(arena, NULL); /* else nobody knows what is done */
     r = arena_take(arena, nbytes, ret);
     return r == SPACE_FULL ? take_drained(arena, nbytes, ret) : r;
 }
@@ -311,13 +304,8 @@ take_leased(struct caid_arena *arena, uint64_t nbytes, uint64_t block_bytes,
 static void
 wait_for_closes(struct caid_arena *arena)
 {
-    struct caid_client *client = arena->client;
-
     arena_unlock(arena);
-    if (client_enter(client, NULL) == 0) {
-        block_drain(client);
-        client_leave(client);
-    }
+    block_drain(arena->client, NULL);
     arena_lock(arena);
 }
 
@@ -390,7 +378,7 @@ caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, uint
     struct caid_error why = {0};
     struct allocation *allocation;
 
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r == 0 && !ret)
         r = fail(error, CAID_ERR_INVALID, "ret is NULL");
     if (r == 0)
@@ -446,7 +434,7 @@ int
 caid_arena_free(struct caid_arena *arena, uint64_t ptr, uint32_t flags,
                 struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r == 0)
         r = arena_lock_by(arena, flags, error);
     if (r < 0)
@@ -469,7 +457,7 @@ caid_arena_free(struct caid_arena *arena, uint64_t ptr, uint32_t flags,
 int
 caid_arena_flush(struct caid_arena *arena, struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -483,7 +471,7 @@ caid_arena_flush(struct caid_arena *arena, struct caid_error *error)
 int
 caid_arena_trim(struct caid_arena *arena, struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -505,7 +493,7 @@ caid_arena_find(struct caid_arena *arena, uint64_t ptr, struct caid_allocation *
 {
     struct caid_allocation found = {0};
 
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -531,7 +519,7 @@ caid_arena_ipc_handle(struct caid_arena *arena, uint64_t ptr, struct caid_ipc_ha
     struct caid_ipc_handle handle;
     struct allocation *allocation;
 
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r == 0 && !ret)
         r = fail(error, CAID_ERR_INVALID, "ret is NULL");
     if (r < 0)
@@ -553,7 +541,7 @@ caid_arena_info(struct caid_arena *arena, struct caid_arena_info *ret, struct ca
 {
     struct caid_arena_info info;
 
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -581,7 +569,7 @@ int
 caid_arena_set_limits(struct caid_arena *arena, uint64_t count, double ratio, uint64_t capacity,
                       struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -593,7 +581,7 @@ caid_arena_set_limits(struct caid_arena *arena, uint64_t count, double ratio, ui
 int
 caid_arena_defer_begin(struct caid_arena *arena, struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -611,7 +599,7 @@ caid_arena_defer_begin(struct caid_arena *arena, struct caid_error *error)
 int
 caid_arena_defer_end(struct caid_arena *arena, struct caid_error *error)
 {
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r < 0)
         return r;
     arena_lock(arena);
@@ -673,12 +661,11 @@ tidy_arena(struct caid_arena *arena)
 
 /* The arena that it is in stays in the list. */
 static void
-tidy(struct caid_client *client, bool all)
+tidy(struct caid_client *client, bool all UNUSED)
 {
     struct arena_list *list = client->arenas;
     struct caid_arena *arena;
 
-    (void)all;
     if (list->due > clock_now_ns())
         return;
     list->due = UINT64_MAX;

@@ -175,9 +175,6 @@ void arena_list_init(struct arena_list *list);
 
 /* ---- lock.c ---- */
 
-/* Fails with FORKED, or with CAID_ERR_INVALID for NULL. */
-int arena_check(const struct caid_arena *arena, struct caid_error *error);
-
 void arena_lock(struct caid_arena *arena);
 /* With CAID_ARENA_NOWAIT: CAID_ERR_TIMEOUT where another thread has it. */
 int arena_lock_by(struct caid_arena *arena, uint32_t flags, struct caid_error *error);

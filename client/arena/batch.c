@@ -167,13 +167,12 @@ reclaim_all(struct caid_arena *arena)
 }
 
 static int
-fail_flush(const struct caid_arena *arena, const char *call, CUresult result,
+fail_batch(const struct caid_arena *arena, const char *call, CUresult result, const char *doing,
            struct caid_error *error)
 {
     if (!error) /* the text takes longer than the flush */
         return -EIO;
-    return gpu_fail(arena_drv(arena), call, result,
-                    "cannot tell when the GPU is done with what was freed", error);
+    return gpu_result(arena_drv(arena), call, result, doing, error);
 }
 
 /* Puts all that is pending into the batch, in no list yet. */
@@ -215,7 +214,8 @@ arena_flush(struct caid_arena *arena, struct caid_error *error)
     if (gpu_is_gone(result))
         reclaim_all(arena);
     else if (result != CUDA_SUCCESS)
-        return fail_flush(arena, batch ? "cuCtxRecordEvent" : "cuEventCreate", result, error);
+        return fail_batch(arena, batch ? "cuCtxRecordEvent" : "cuEventCreate", result,
+                          "cannot tell when the GPU is done with what was freed", error);
     return 0;
 }
 
@@ -252,16 +252,6 @@ finish_until(struct caid_arena *arena, const struct batch *last)
     } while (batch != last);
 }
 
-static int
-fail_wait(const struct caid_arena *arena, const char *call, CUresult result,
-          struct caid_error *error)
-{
-    if (!error)
-        return -EIO;
-    return gpu_fail(arena_drv(arena), call, result,
-                    "cannot wait until the GPU is done with what was freed", error);
-}
-
 int
 arena_wait(struct caid_arena *arena, struct caid_error *error)
 {
@@ -281,10 +271,10 @@ arena_wait(struct caid_arena *arena, struct caid_error *error)
     bool done = batch->done;
     if (--batch->n_waiting == 0 && done)
         put_away(arena, batch);
-    return done || gpu_is_over(result)
-               ? 0
-               : fail_wait(arena, event ? "cuEventSynchronize" : "cuCtxSynchronize", result,
-                           error);
+    if (done || gpu_is_over(result))
+        return 0;
+    return fail_batch(arena, event ? "cuEventSynchronize" : "cuCtxSynchronize", result,
+                      "cannot wait until the GPU is done with what was freed", error);
 }
 
 void

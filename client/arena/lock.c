@@ -6,13 +6,6 @@
 #include "memory/array.h"
 #include "session/client.h"
 
-int
-arena_check(const struct caid_arena *arena, struct caid_error *error)
-{
-    return arena ? client_check(arena->client, error)
-                 : fail(error, CAID_ERR_INVALID, "arena is NULL");
-}
-
 void
 arena_lock(struct caid_arena *arena)
 {

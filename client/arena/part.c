@@ -100,7 +100,7 @@ caid_arena_publish(struct caid_arena *arena, uint64_t ptr, const char *name,
     struct caid_part_options opts;
     struct allocation *allocation = NULL;
 
-    int r = arena_check(arena, error);
+    int r = CHECK_CLIENT_OF(arena, error);
     if (r == 0 && !options)
         r = fail(error, CAID_ERR_INVALID, "options is NULL");
     if (r == 0)

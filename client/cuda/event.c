@@ -102,20 +102,9 @@ event_begin(struct cuda_event *event, const uint8_t *handle, struct caid_error *
                         : event_make(event, drv, context);
     }
     gpu_pop(drv);
-    return result == CUDA_SUCCESS ? 0
-                                  : gpu_fail(drv, call, result,
-                                             handle ? "cannot open another process's event"
-                                                    : "cannot make an event",
-                                             error);
-}
-
-/* One that is made later: is its device there? */
-static int
-event_postpone(struct cuda_event *event, struct caid_error *error)
-{
-    uint32_t place;
-
-    return gpu_find_place(event->client, event->device, NULL, &place, error);
+    return gpu_result(drv, call, result,
+                      handle ? "cannot open another process's event" : "cannot make an event",
+                      error);
 }
 
 /* handle NULL: a new one. */
@@ -124,12 +113,14 @@ event_get(struct caid_client *client, struct cuda_event **ret, int32_t device, u
           const uint8_t *handle, struct caid_error *error)
 {
     struct cuda_event *event = event_new(client, device);
+    uint32_t place;
 
     if (!event)
         return fail_errno(error, ENOMEM, "no memory for an event");
     event->flags = flags;
-    int r = flags & CUDA_EVENT_OF_STREAM ? event_postpone(event, error)
-                                         : event_begin(event, handle, error);
+    int r = flags & CUDA_EVENT_OF_STREAM /* made later: is its device there? */
+                ? gpu_find_place(client, device, NULL, &place, error)
+                : event_begin(event, handle, error);
     if (r < 0)
         event_free(event);
     else
@@ -173,17 +164,8 @@ static int
 event_push_context(const struct cuda_event *event, const struct drv **ret,
                    struct caid_error *error)
 {
-    const struct drv *drv = NULL;
-
-    int r = gpu_driver(event->client, &drv, error);
-    if (r < 0)
-        return r;
-    CUresult result = drv->cu.cuCtxPushCurrent(event->context);
-    if (result != CUDA_SUCCESS)
-        return gpu_fail(drv, "cuCtxPushCurrent", result, "cannot use an event's context",
-                        error);
-    *ret = drv;
-    return 0;
+    return gpu_push_context(event->client, event->context, "cannot use an event's context", ret,
+                            error);
 }
 
 void
@@ -248,9 +230,7 @@ static int
 event_leave(const struct cuda_event *event, const struct stream *stream, const char *call,
             CUresult result, const char *doing, struct caid_error *error)
 {
-    int r = result == CUDA_SUCCESS
-                ? 0
-                : stream_fail(event->client, stream, call, result, doing, error);
+    int r = stream_result(event->client, stream, call, result, doing, error);
     stream_leave(stream);
     return r;
 }
@@ -322,9 +302,7 @@ cuda_event_synchronize(struct cuda_event *event, struct caid_error *error)
         return r;
     CUresult result = drv->cu.cuEventSynchronize(made);
     gpu_pop(drv);
-    return result == CUDA_SUCCESS
-               ? 0
-               : gpu_fail(drv, "cuEventSynchronize", result, "cannot wait for an event", error);
+    return gpu_result(drv, "cuEventSynchronize", result, "cannot wait for an event", error);
 }
 
 int
@@ -340,7 +318,7 @@ cuda_event_query(struct cuda_event *event, struct caid_error *error)
     gpu_pop(drv);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
         return result == CUDA_SUCCESS;
-    return gpu_fail(drv, "cuEventQuery", result, "cannot ask for an event", error);
+    return gpu_result(drv, "cuEventQuery", result, "cannot ask for an event", error);
 }
 
 int
@@ -362,11 +340,10 @@ cuda_event_ipc_handle(struct cuda_event *event, uint8_t ret[CUDA_EVENT_HANDLE_SI
         return r;
     CUresult result = drv->cu.cuIpcGetEventHandle(&handle, event_get_made(event));
     gpu_pop(drv);
-    if (result != CUDA_SUCCESS)
-        return gpu_fail(drv, "cuIpcGetEventHandle", result, "cannot make an event's handle",
-                        error);
-    memcpy(ret, &handle, sizeof(handle));
-    return 0;
+    if (result == CUDA_SUCCESS)
+        memcpy(ret, &handle, sizeof(handle));
+    return gpu_result(drv, "cuIpcGetEventHandle", result, "cannot make an event's handle",
+                      error);
 }
 
 uint64_t

@@ -41,7 +41,7 @@ end(const struct drv *drv, const char *call, CUresult result, const char *doing,
     struct caid_error *error)
 {
     gpu_pop(drv);
-    return result == CUDA_SUCCESS ? 0 : gpu_fail(drv, call, result, doing, error);
+    return gpu_result(drv, call, result, doing, error);
 }
 
 int

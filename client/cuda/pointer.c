@@ -30,9 +30,7 @@ resolve(struct caid_client *client, const struct drv *drv, uint64_t ptr, int32_t
     gpu_pop(drv);
     if (result == CUDA_ERROR_INVALID_VALUE)
         return fail(error, CAID_ERR_INVALID, "0x%" PRIx64 " is no pointer for the device", ptr);
-    return result == CUDA_SUCCESS ? 0
-                                  : gpu_fail(drv, "cuPointerGetAttribute", result,
-                                             "cannot resolve a pointer", error);
+    return gpu_result(drv, "cuPointerGetAttribute", result, "cannot resolve a pointer", error);
 }
 
 int
@@ -53,8 +51,8 @@ cuda_pointer_resolve(struct caid_client *client, uint64_t ptr, uint64_t *ret_dev
     if (result == CUDA_ERROR_INVALID_VALUE)
         return fail(error, CAID_ERR_INVALID, "0x%" PRIx64 " is no pointer of CUDA's", ptr);
     if (result != CUDA_SUCCESS)
-        return gpu_fail(drv, "cuPointerGetAttribute", result, "cannot resolve a pointer",
-                        error);
+        return gpu_result(drv, "cuPointerGetAttribute", result, "cannot resolve a pointer",
+                          error);
     int32_t device = gpu_find_ordinal(client, ordinal);
     if (device >= 0)
         r = resolve(client, drv, ptr, device, &device_ptr, error);

@@ -7,29 +7,21 @@
 #include "session/client.h"
 #include "session/stream.h"
 
-static int
-enter(struct caid_client *client, uint64_t handle, int32_t device, struct stream *ret,
-      struct caid_error *error)
-{
-    int r = client_check(client, error);
-    return r < 0 ? r : stream_enter(client, handle, device, ret, error);
-}
-
 int
 cuda_stream_query(struct caid_client *client, uint64_t handle, int32_t device,
                   struct caid_error *error)
 {
     struct stream stream;
 
-    int r = enter(client, handle, device, &stream, error);
+    int r = stream_enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
     CUresult result = stream.drv->cu.cuStreamQuery(stream.handle);
     stream_leave(&stream);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
         return result == CUDA_SUCCESS;
-    return stream_fail(client, &stream, "cuStreamQuery", result,
-                       "cannot ask for a stream's work", error);
+    return stream_result(client, &stream, "cuStreamQuery", result,
+                         "cannot ask for a stream's work", error);
 }
 
 struct stream_callback {
@@ -38,11 +30,10 @@ struct stream_callback {
 };
 
 static void
-call_back(CUstream stream, CUresult result, void *data)
+call_back(CUstream stream UNUSED, CUresult result, void *data)
 {
     struct stream_callback callback = *(struct stream_callback *)data;
 
-    (void)stream;
     free(data);
     callback.fn((int32_t)result, callback.userdata);
 }
@@ -56,7 +47,7 @@ cuda_stream_add_callback(struct caid_client *client, uint64_t handle, int32_t de
 
     int r = client_check_given(client, fn, "fn", error);
     if (r == 0)
-        r = enter(client, handle, device, &stream, error);
+        r = stream_enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
     struct stream_callback *callback = malloc(sizeof(*callback));
@@ -66,11 +57,10 @@ cuda_stream_add_callback(struct caid_client *client, uint64_t handle, int32_t de
         result = stream.drv->cu.cuStreamAddCallback(stream.handle, call_back, callback, 0);
     }
     stream_leave(&stream);
-    if (result == CUDA_SUCCESS)
-        return 0;
-    free(callback);
     if (!callback)
         return fail_errno(error, ENOMEM, "no memory for a callback");
-    return stream_fail(client, &stream, "cuStreamAddCallback", result, "cannot add a callback",
-                       error);
+    if (result != CUDA_SUCCESS)
+        free(callback);
+    return stream_result(client, &stream, "cuStreamAddCallback", result,
+                         "cannot add a callback", error);
 }

@@ -270,26 +270,17 @@ add_fences(struct caid_bracket *bracket, const struct msg_fences_result *result,
 /* Takes the pages in any case: the daemon counts on them being here. When that fails, the
  * connection ends, and the bracket may have gone with it. */
 static int
-take_pages(struct caid_client *client, const struct call *call, struct msg *reply,
-           struct call_fds *fds, struct msg_fences_result *ret)
-{
-    if (msg_decode_result(reply, call->method, ret) < 0)
-        return -EPROTO;
-    return pages_take(client, ret->pages, ret->n_pages, fds, false);
-}
-
-static int
-take_grant(struct caid_client *client, struct call *call, struct msg *reply,
+take_grant(struct caid_client *client, struct call *call, const void *reply,
            struct call_fds *fds)
 {
     struct caid_bracket *bracket = container_of(call, struct caid_bracket, begin.call);
-    struct msg_fences_result result;
+    const struct msg_fences_result *result = reply;
 
-    int r = take_pages(client, call, reply, fds, &result);
+    int r = pages_take(client, result->pages, result->n_pages, fds, false);
     if (r < 0)
         return r;
     bracket->granted = true;
-    return bracket->given_up ? 0 : add_fences(bracket, &result, &call->error);
+    return bracket->given_up ? 0 : add_fences(bracket, result, &call->error);
 }
 
 /* The begin is answered, or the connection has ended. A grant that nobody wants is given back. */
@@ -316,14 +307,14 @@ struct more_call {
 };
 
 static int
-take_more(struct caid_client *client, struct call *call, struct msg *reply,
+take_more(struct caid_client *client, struct call *call, const void *reply,
           struct call_fds *fds)
 {
     struct caid_bracket *bracket = container_of(call, struct more_call, call)->bracket;
-    struct msg_fences_result result;
+    const struct msg_fences_result *result = reply;
 
-    int r = take_pages(client, call, reply, fds, &result);
-    return r < 0 ? r : add_fences(bracket, &result, &call->error);
+    int r = pages_take(client, result->pages, result->n_pages, fds, false);
+    return r < 0 ? r : add_fences(bracket, result, &call->error);
 }
 
 /* Asks for the fences after those that came. Not under the lock. */
@@ -404,6 +395,13 @@ check_options(const struct caid_client *client, const struct caid_bracket_option
     return r < 0 ? r : check_arrays(client, options->writes, options->n_writes, true, error);
 }
 
+/* Those that are read, then those that are written. */
+static const struct caid_array *
+array_at(const struct caid_bracket_options *options, size_t i)
+{
+    return i < options->n_reads ? options->reads[i] : options->writes[i - options->n_reads];
+}
+
 /* Adds as many names as fit, and says how many there are more. */
 static void
 add_names(char *names, size_t size, const struct caid_bracket_options *options)
@@ -411,14 +409,13 @@ add_names(char *names, size_t size, const struct caid_bracket_options *options)
     size_t n = options->n_reads + options->n_writes, at = 0;
 
     for (size_t i = 0; i < n; i++) {
-        const struct caid_array *array =
-            i < options->n_reads ? options->reads[i] : options->writes[i - options->n_reads];
-        size_t room = size - at, wanted = strlen(label(array)) + sizeof(", \"\" and 1000 more");
+        const char *name = label(array_at(options, i));
+        size_t room = size - at, wanted = strlen(name) + sizeof(", \"\" and 1000 more");
         if (i > 0 && wanted > room) {
             snprintf(names + at, room, " and %zu more", n - i);
             return;
         }
-        int written = snprintf(names + at, room, "%s\"%s\"", i > 0 ? ", " : "", label(array));
+        int written = snprintf(names + at, room, "%s\"%s\"", i > 0 ? ", " : "", name);
         at += written < (int)room ? (size_t)written : room - 1;
     }
 }
@@ -429,10 +426,8 @@ add_leases(struct caid_bracket *bracket, const struct caid_bracket_options *opti
     uint64_t *leases = bracket->leases;
     size_t n_reads = options->n_reads, n_writes = options->n_writes;
 
-    for (size_t i = 0; i < n_reads; i++)
-        leases[i] = options->reads[i]->lease;
-    for (size_t i = 0; i < n_writes; i++)
-        leases[n_reads + i] = options->writes[i]->lease;
+    for (size_t i = 0; i < n_reads + n_writes; i++)
+        leases[i] = array_at(options, i)->lease;
     bracket->params.read = (struct msg_u64s){n_reads ? leases : NULL, (uint32_t)n_reads};
     bracket->params.write =
         (struct msg_u64s){n_writes ? leases + n_reads : NULL, (uint32_t)n_writes};
@@ -471,7 +466,7 @@ bracket_new(struct caid_client *client, const struct caid_bracket_options *optio
 static int
 check_device(const struct lane *lane, const struct caid_array *array, struct caid_error *error)
 {
-    if (!array->block || array->block->kind == BLOCK_PINNED || array->place == lane_place(lane))
+    if (!array->block || array->block->kind == BLOCK_PINNED || array->place == lane->place)
         return 0;
     return fail(error, CAID_ERR_DEVICE,
                 "the stream is of another device than the one that array \"%s\" is mapped for",
@@ -482,17 +477,15 @@ static int
 find_lane(struct caid_bracket *bracket, const struct caid_bracket_options *options,
           struct caid_error *error)
 {
-    const struct caid_array *first = options->n_reads ? options->reads[0] : options->writes[0];
+    const struct caid_array *first = array_at(options, 0);
     int32_t device = first->info.mapped_device >= 0 ? first->info.mapped_device
                                                     : first->info.device;
 
     if (options->stream == 0)
         return 0;
     int r = lane_get(bracket->client, options->stream, device, &bracket->lane, error);
-    for (size_t i = 0; r == 0 && i < options->n_reads; i++)
-        r = check_device(bracket->lane, options->reads[i], error);
-    for (size_t i = 0; r == 0 && i < options->n_writes; i++)
-        r = check_device(bracket->lane, options->writes[i], error);
+    for (size_t i = 0; r == 0 && i < options->n_reads + options->n_writes; i++)
+        r = check_device(bracket->lane, array_at(options, i), error);
     return r;
 }
 
@@ -513,18 +506,6 @@ ask(struct caid_bracket *bracket, struct caid_error *error)
     }
     client_leave(client);
     return r;
-}
-
-/* Ends one that has not been asked for. */
-static void
-discard(struct caid_bracket *bracket)
-{
-    struct caid_client *client = bracket->client;
-
-    let_go(bracket);
-    client_enter_anyway(client);
-    bracket_unref(bracket);
-    client_leave(client);
 }
 
 int
@@ -550,7 +531,7 @@ caid_bracket_start(struct caid_client *client, struct caid_bracket **ret,
     if (r == 0)
         r = ask(bracket, error);
     if (r < 0)
-        discard(bracket);
+        caid_bracket_free(bracket);
     else
         *ret = bracket;
     return r;
@@ -655,17 +636,14 @@ wait_for_turn(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_er
 int
 caid_bracket_wait(struct caid_bracket *bracket, uint64_t timeout_ns, struct caid_error *error)
 {
-    if (!bracket)
-        return fail(error, CAID_ERR_INVALID, "bracket is NULL");
-    struct caid_client *client = bracket->client;
-    int r = client_check(client, error);
+    int r = CHECK_CLIENT_OF(bracket, error);
     if (r < 0)
         return r;
     uint64_t deadline_ns = deadline_of(timeout_ns);
 
-    client_enter_anyway(client);
+    client_enter_anyway(bracket->client);
     r = wait_for_turn(bracket, deadline_ns, error);
-    client_leave(client);
+    client_leave(bracket->client);
     return r;
 }
 
@@ -728,7 +706,7 @@ signal_end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
 {
     struct fence fence;
 
-    lane_lock(bracket->lane);
+    pthread_mutex_lock(&bracket->lane->lock);
     int r = lane_signal(bracket->client, bracket->lane, &fence, error);
     if (r == 0) {
         const struct msg_end_params end = {
@@ -740,7 +718,7 @@ signal_end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
         send_end(bracket, &end);
         fence_drop(&fence);
     }
-    lane_unlock(bracket->lane);
+    pthread_mutex_unlock(&bracket->lane->lock);
     return r;
 }
 
@@ -815,9 +793,7 @@ end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
 static int
 bracket_end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
 {
-    if (!bracket)
-        return fail(error, CAID_ERR_INVALID, "bracket is NULL");
-    int r = client_check(bracket->client, error);
+    int r = CHECK_CLIENT_OF(bracket, error);
     if (r < 0)
         return r;
     client_enter_anyway(bracket->client);
@@ -914,27 +890,16 @@ look_for_loss(const struct caid_bracket *bracket, struct caid_error *error)
     return 0;
 }
 
-/* Whether the bracket has begun, by now or before it ended: its fences change no more. */
-static bool
-has_begun(struct caid_bracket *bracket)
-{
-    struct caid_client *client = bracket->client;
-
-    pthread_mutex_lock(&client->lock);
-    bool begun = bracket->begun;
-    pthread_mutex_unlock(&client->lock);
-    return begun;
-}
-
 int
 caid_bracket_check(struct caid_bracket *bracket, struct caid_error *error)
 {
-    if (!bracket)
-        return fail(error, CAID_ERR_INVALID, "bracket is NULL");
-    int r = client_check(bracket->client, error);
+    int r = CHECK_CLIENT_OF(bracket, error);
     if (r < 0)
         return r;
-    if (!has_begun(bracket))
+    pthread_mutex_lock(&bracket->client->lock);
+    bool begun = bracket->begun; /* its fences change no more, also when it has ended */
+    pthread_mutex_unlock(&bracket->client->lock);
+    if (!begun)
         return fail(error, CAID_ERR_INVALID, "%s: the bracket has not begun", bracket->names);
     r = look_for_loss(bracket, error);
     return r > 0 ? fail_abandoned(bracket, error) : r;
@@ -945,9 +910,7 @@ caid_bracket_check(struct caid_bracket *bracket, struct caid_error *error)
 int
 caid_array_discard(struct caid_array *array, struct caid_error *error)
 {
-    if (!array)
-        return fail(error, CAID_ERR_INVALID, "array is NULL");
-    int r = client_check(array->client, error);
+    int r = CHECK_CLIENT_OF(array, error);
     if (r == 0)
         r = check_kind(array, true, error);
     if (r < 0)

@@ -22,9 +22,7 @@ write_value(struct caid_client *client, const struct lane *lane, const struct st
         return r;
     CUresult result = stream->drv->cu.cuStreamWriteValue64(stream->handle, at, value,
                                                            CU_STREAM_WRITE_VALUE_DEFAULT);
-    return result == CUDA_SUCCESS
-               ? 0
-               : stream_fail(client, stream, "cuStreamWriteValue64", result, signalling, error);
+    return stream_result(client, stream, "cuStreamWriteValue64", result, signalling, error);
 }
 
 static int
@@ -38,9 +36,7 @@ wait_value(struct caid_client *client, const struct lane *lane, const struct str
         return r;
     CUresult result = stream->drv->cu.cuStreamWaitValue64(stream->handle, at, fence->value,
                                                           CU_STREAM_WAIT_VALUE_GEQ);
-    return result == CUDA_SUCCESS
-               ? 0
-               : stream_fail(client, stream, "cuStreamWaitValue64", result, waiting, error);
+    return stream_result(client, stream, "cuStreamWaitValue64", result, waiting, error);
 }
 
 /* ---- by the host ---- */
@@ -57,12 +53,11 @@ struct arrival {
 /* Called by a thread of the driver's. An error is that of the context: what was enqueued later fails,
  * too. */
 static void
-arrive(CUstream stream, CUresult result, void *data)
+arrive(CUstream stream UNUSED, CUresult result, void *data)
 {
     struct arrival arrival = *(struct arrival *)data;
     struct timeline_slot *slot = &arrival.page->slots[arrival.slot];
 
-    (void)stream;
     free(data);
     if (result != CUDA_SUCCESS)
         slot_kill(slot);
@@ -81,11 +76,11 @@ add_arrival(struct caid_client *client, const struct stream *stream, struct page
         return fail_errno(error, ENOMEM, "no memory for a signal");
     *arrival = (struct arrival){page_ref(page), slot, value};
     CUresult result = stream->drv->cu.cuStreamAddCallback(stream->handle, arrive, arrival, 0);
-    if (result == CUDA_SUCCESS)
-        return 0;
-    free(arrival);
-    page_unref(page);
-    return stream_fail(client, stream, "cuStreamAddCallback", result, signalling, error);
+    if (result != CUDA_SUCCESS) {
+        free(arrival);
+        page_unref(page);
+    }
+    return stream_result(client, stream, "cuStreamAddCallback", result, signalling, error);
 }
 
 /* ---- by events of several processes ---- */
@@ -185,9 +180,8 @@ wait_event(struct caid_client *client, const struct stream *stream, const struct
     if (event)
         result = stream->drv->cu.cuStreamWaitEvent(stream->handle, event, 0);
     pthread_mutex_unlock(&page->lock);
-    if (result != CUDA_SUCCESS)
-        return stream_fail(client, stream, "cuStreamWaitEvent", result, waiting, error);
-    return event ? 0 : 1;
+    return event ? stream_result(client, stream, "cuStreamWaitEvent", result, waiting, error)
+                 : 1;
 }
 
 /* ---- all of them ---- */

@@ -47,18 +47,6 @@ lane_table_init(struct lane_table *table)
 }
 
 void
-lane_lock(struct lane *lane)
-{
-    pthread_mutex_lock(&lane->lock);
-}
-
-void
-lane_unlock(struct lane *lane)
-{
-    pthread_mutex_unlock(&lane->lock);
-}
-
-void
 lane_put(struct lane *lane)
 {
     atomic_fetch_sub_explicit(&lane->refs, 1, memory_order_release);
@@ -240,9 +228,8 @@ abandon(struct caid_client *client)
 
 /* Before the pages are looked at, so that those can go that nobody waits for any more. */
 static void
-tidy(struct caid_client *client, bool all)
+tidy(struct caid_client *client, bool all UNUSED)
 {
-    (void)all;
     if (page_due(client) > clock_now_ns())
         return;
     pthread_mutex_unlock(&client->lock);
@@ -310,15 +297,6 @@ find_lane(struct lane_table *table, uint64_t id, CUcontext key)
     return lane;
 }
 
-static struct lane *
-find_lane_locked(struct lane_table *table, uint64_t id, CUcontext key)
-{
-    pthread_mutex_lock(&table->lock);
-    struct lane *lane = find_lane(table, id, key);
-    pthread_mutex_unlock(&table->lock);
-    return lane;
-}
-
 struct identity {
     uint64_t id;
     CUcontext key;
@@ -326,18 +304,18 @@ struct identity {
 
 /* The stream's context is current, if it is a default one. */
 static int
-identify(const struct drv *drv, uint64_t stream, CUcontext context, struct identity *ret,
+identify(const struct drv *drv, CUstream stream, CUcontext context, struct identity *ret,
          struct caid_error *error)
 {
     unsigned long long id;
 
-    CUresult result = drv->cu.cuStreamGetId((CUstream)(uintptr_t)stream, &id);
+    CUresult result = drv->cu.cuStreamGetId(stream, &id);
     if (result == CUDA_SUCCESS)
         *ret = (struct identity){.id = id};
     else if (result == CUDA_ERROR_NOT_FOUND) /* no such function */
-        *ret = (struct identity){.id = stream, .key = context};
+        *ret = (struct identity){.id = (uintptr_t)stream, .key = context};
     else
-        return gpu_fail(drv, "cuStreamGetId", result, "cannot use a stream", error);
+        return gpu_result(drv, "cuStreamGetId", result, "cannot use a stream", error);
     return 0;
 }
 
@@ -385,48 +363,49 @@ lane_new(struct caid_client *client, const struct stream *stream, struct identit
     return 0;
 }
 
+/* *ret NULL: there is none, and none is wanted. */
 static int
-get_in_context(struct caid_client *client, const struct stream *stream, struct lane **ret,
-               struct caid_error *error)
+get_in_context(struct caid_client *client, const struct stream *stream, bool make,
+               struct lane **ret, struct caid_error *error)
 {
+    struct lane_table *table = client->lanes;
     struct identity identity = {0};
 
-    int r = identify(stream->drv, (uintptr_t)stream->handle, stream->context, &identity, error);
+    int r = identify(stream->drv, stream->handle, stream->context, &identity, error);
     if (r < 0)
         return r;
-    *ret = find_lane_locked(client->lanes, identity.id, identity.key);
-    return *ret ? 0 : lane_new(client, stream, identity, ret, error);
+    pthread_mutex_lock(&table->lock);
+    *ret = find_lane(table, identity.id, identity.key);
+    pthread_mutex_unlock(&table->lock);
+    return *ret || !make ? 0 : lane_new(client, stream, identity, ret, error);
+}
+
+static int
+get_lane(struct caid_client *client, uint64_t handle, int32_t device, bool make,
+         struct lane **ret, struct caid_error *error)
+{
+    struct stream stream;
+
+    int r = stream_enter(client, handle, device, &stream, error);
+    if (r < 0)
+        return r;
+    r = get_in_context(client, &stream, make, ret, error);
+    stream_leave(&stream);
+    return r;
 }
 
 int
 lane_get(struct caid_client *client, uint64_t handle, int32_t device, struct lane **ret,
          struct caid_error *error)
 {
-    struct stream stream;
-
-    int r = stream_enter(client, handle, device, &stream, error);
-    if (r < 0)
-        return r;
-    r = get_in_context(client, &stream, ret, error);
-    stream_leave(&stream);
-    return r;
+    return get_lane(client, handle, device, true, ret, error);
 }
 
 int
 lane_find(struct caid_client *client, uint64_t handle, int32_t device, struct lane **ret,
           struct caid_error *error)
 {
-    struct identity identity = {0};
-    struct stream stream;
-
-    int r = stream_enter(client, handle, device, &stream, error);
-    if (r < 0)
-        return r;
-    r = identify(stream.drv, handle, stream.context, &identity, error);
-    stream_leave(&stream);
-    if (r == 0)
-        *ret = find_lane_locked(client->lanes, identity.id, identity.key);
-    return r;
+    return get_lane(client, handle, device, false, ret, error);
 }
 
 /* Enters its stream, which 1 and 2 are only in some contexts and threads. CAID_ERR_INVALID: also where it
@@ -435,15 +414,14 @@ static int
 lane_enter(struct caid_client *client, const struct lane *lane, struct stream *ret,
            struct caid_error *error)
 {
-    bool special = stream_is_special((uintptr_t)lane->handle);
     struct identity now = {.id = lane->id};
 
     int r = stream_enter_context(client, lane->handle, lane->context, ret, error);
     if (r < 0)
         return r;
     r = stream_check_not_capturing(client, ret, error);
-    if (r == 0 && special)
-        r = identify(ret->drv, (uintptr_t)lane->handle, lane->context, &now, error);
+    if (r == 0 && stream_is_special((uintptr_t)lane->handle))
+        r = identify(ret->drv, lane->handle, lane->context, &now, error);
     if (r == 0 && now.id != lane->id)
         r = fail(
             error, CAID_ERR_INVALID,
@@ -603,7 +581,7 @@ lane_signal_slot(struct caid_client *client, struct lane *lane, struct page *pag
 {
     struct stream stream;
 
-    lane_lock(lane);
+    pthread_mutex_lock(&lane->lock);
     int r = check_open(client, error);
     if (r == 0)
         r = lane_enter(client, lane, &stream, error);
@@ -611,7 +589,7 @@ lane_signal_slot(struct caid_client *client, struct lane *lane, struct page *pag
         r = enqueue_signal(client, lane, &stream, page, slot, value, error);
         stream_leave(&stream);
     }
-    lane_unlock(lane);
+    pthread_mutex_unlock(&lane->lock);
     return r;
 }
 
@@ -660,7 +638,7 @@ enqueue_fences(struct caid_client *client, struct lane *lane, struct fence *fenc
 {
     struct stream stream;
 
-    lane_lock(lane);
+    pthread_mutex_lock(&lane->lock);
     int r = lane_enter(client, lane, &stream, error);
     if (r == 0) {
         settle(lane);
@@ -668,7 +646,7 @@ enqueue_fences(struct caid_client *client, struct lane *lane, struct fence *fenc
             r = enqueue_fence(client, lane, &stream, &fences[i], error);
         stream_leave(&stream);
     }
-    lane_unlock(lane);
+    pthread_mutex_unlock(&lane->lock);
     return r;
 }
 
@@ -698,24 +676,24 @@ lane_wait_ahead(struct caid_client *client, struct lane *lane, struct fence *fen
     int r = fence_look(fence, false, &state, error);
     if (r < 0 || state != FENCE_PENDING)
         return r < 0 ? r : state == FENCE_LOST;
-    lane_lock(lane);
+    pthread_mutex_lock(&lane->lock);
     r = lane_enter(client, lane, &stream, error);
     if (r == 0) {
         r = enqueue_pending(client, lane, &stream, fence, error);
         stream_leave(&stream);
     }
-    lane_unlock(lane);
+    pthread_mutex_unlock(&lane->lock);
     return r;
 }
 
 int
 lane_check(struct lane *lane, struct caid_error *error)
 {
-    lane_lock(lane);
+    pthread_mutex_lock(&lane->lock);
     settle(lane);
     bool lost = lane->lost;
     lane->lost = false;
-    lane_unlock(lane);
+    pthread_mutex_unlock(&lane->lock);
     return lost
                ? fail(
                      error, CAID_ERR_ABANDONED,

@@ -98,19 +98,9 @@ int lane_find(struct caid_client *client, uint64_t stream, int32_t device, struc
               struct caid_error *error);
 void lane_put(struct lane *lane);
 
-/* The place (gpu.h) of its device. */
-static inline uint32_t
-lane_place(const struct lane *lane)
-{
-    return lane->place;
-}
-
-/* From lane_signal() until the daemon has been told, or it has been queued: under the lane's lock. */
-void lane_lock(struct lane *lane);
-void lane_unlock(struct lane *lane);
-
 /* Enqueues a signal in the lane's slot: *ret passes when the stream has come to here. One driver call. Asks
- * the daemon for a page at times, where the lane has no slot. The lane is locked. CAID_ERR_INVALID: the
+ * the daemon for a page at times, where the lane has no slot. Under lane->lock, until the daemon has been told
+ * of the fence, or that has been queued. CAID_ERR_INVALID: the
  * stream captures a graph by now, or is another thread's default stream. Where the context is dead,
  * what it was to signal before is lost: the cause is in error->cuda_result. */
 int lane_signal(struct caid_client *client, struct lane *lane, struct fence *ret,

@@ -64,13 +64,6 @@ page_unref(struct page *page)
     page_forget(page);
 }
 
-/* By nobody but the table. */
-static bool
-is_unused(const struct page *page)
-{
-    return atomic_load_explicit(&page->refs, memory_order_acquire) == 1;
-}
-
 /* ---- slots ---- */
 
 void
@@ -203,27 +196,17 @@ pages_take(struct caid_client *client, const struct msg_page *pages, uint32_t n,
 
 /* ---- one's own ---- */
 
-struct page_call {
-    struct call call;
-    struct page *page;
-};
-
 static int
-take_page(struct caid_client *client, struct call *call, struct msg *reply,
+take_page(struct caid_client *client, struct call *call, const void *reply,
           struct call_fds *fds)
 {
-    struct msg_page_result result;
+    const struct msg_page_result *result = reply;
 
-    int r = msg_decode_result(reply, MSG_PAGE, &result);
-    if (r < 0)
-        return r;
-    if (result.n_pages != 1)
-        return -EPROTO;
-    r = pages_take(client, result.pages, 1, fds, true);
+    int r = result->n_pages == 1 ? pages_take(client, result->pages, 1, fds, true) : -EPROTO;
     if (r < 0)
         return r;
     container_of(call, struct page_call, call)->page =
-        page_ref(page_find(client, result.pages[0].page));
+        page_ref(page_find(client, result->pages[0].page));
     return 0;
 }
 
@@ -287,9 +270,7 @@ page_register(struct caid_client *client, struct page *page, uint32_t place,
     page->place = place;
     CUresult result = register_slots(drv, page, &call);
     gpu_pop(drv);
-    return result == CUDA_SUCCESS
-               ? 0
-               : gpu_fail(drv, call, result, "cannot register a page of timelines", error);
+    return gpu_result(drv, call, result, "cannot register a page of timelines", error);
 }
 
 int
@@ -335,7 +316,7 @@ let_go(struct caid_client *client, struct page *page)
 static bool
 can_go(const struct page *page)
 {
-    return is_unused(page) &&
+    return atomic_load_explicit(&page->refs, memory_order_acquire) == 1 && /* the table's */
            (page->own ? page->unwanted && has_landed(page) : page->unwanted || is_dead(page));
 }
 
@@ -383,14 +364,6 @@ page_close(struct caid_client *client, struct page *page)
 
 /* ---- telling the daemon ---- */
 
-static void
-note_dropped(struct caid_client *client, struct page *page)
-{
-    page->drop = PAGE_DROPPED;
-    page->drop_seq = client->seq;
-    client->pages->n_to_drop--;
-}
-
 static bool
 has_unsent(const struct caid_client *client)
 {
@@ -414,8 +387,11 @@ flush(struct caid_client *client)
         int r = call_notify(client, MSG_DROP_PAGES, &params);
         if (r < 0)
             return r;
-        for (uint32_t i = 0; i < n; i++)
-            note_dropped(client, pages[i]);
+        for (uint32_t i = 0; i < n; i++) {
+            pages[i]->drop = PAGE_DROPPED;
+            pages[i]->drop_seq = client->seq;
+        }
+        client->pages->n_to_drop -= n;
     }
     return 0;
 }
@@ -486,31 +462,28 @@ free_pages(struct caid_client *client)
 
 /* ---- contexts ---- */
 
-/* Kills the slots in which it was to store a value. */
+/* A slot in which a stream of the context is yet to store a value, or NULL. Under the client's lock. */
+static struct timeline_slot *
+find_expected(struct caid_client *client, CUcontext context)
+{
+    struct page *page;
+
+    LIST_FOREACH(page, &client->pages->all, of_table)
+        for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
+            if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
+                return &page->slots[i];
+    return NULL;
+}
+
 static void
 context_died(struct caid_client *client, CUcontext context)
 {
-    struct page *page;
+    struct timeline_slot *slot;
 
     pthread_mutex_lock(&client->lock);
-    LIST_FOREACH(page, &client->pages->all, of_table)
-        for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
-            if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
-                slot_kill(&page->slots[i]);
+    while ((slot = find_expected(client, context)))
+        slot_kill(slot); /* which counts as landed */
     pthread_mutex_unlock(&client->lock);
-}
-
-/* Whether a value is yet to come that a stream of the context stores. */
-static bool
-is_to_signal(struct caid_client *client, CUcontext context)
-{
-    struct page *page;
-
-    LIST_FOREACH(page, &client->pages->all, of_table)
-        for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
-            if (page->of_slot[i].context == context && !page_slot_has_landed(page, i))
-                return true;
-    return false;
 }
 
 /* Any call tells; this one has to do with no stream, one of which may capture a graph. */
@@ -554,7 +527,7 @@ look_at_contexts(struct caid_client *client)
     for (uint32_t i = 0; i < gpu->n_devices; i++) {
         CUcontext context = gpu->devices[i].context;
         pthread_mutex_lock(&client->lock);
-        bool asks = context && is_to_signal(client, context);
+        bool asks = context && find_expected(client, context);
         pthread_mutex_unlock(&client->lock);
         if (asks && context_is_gone(drv, context))
             context_died(client, context);
@@ -594,11 +567,10 @@ page_due(const struct caid_client *client)
 }
 
 static void
-tidy(struct caid_client *client, bool all)
+tidy(struct caid_client *client, bool all UNUSED)
 {
     struct page_table *table = client->pages;
 
-    (void)all;
     if (page_due(client) > clock_now_ns())
         return;
     table->tidying = true;

@@ -38,11 +38,11 @@
 #include "base/tree.h"
 #include "drv.h"
 #include "msg.h"
+#include "session/call.h"
 #include "session/spin.h"
 #include "timeline.h"
 
 struct caid_client;
-struct call_fds;
 struct lane;
 
 enum page_drop {
@@ -122,6 +122,12 @@ int pages_take(struct caid_client *client, const struct msg_page *pages, uint32_
                struct call_fds *fds, bool own);
 struct page *page_find(struct caid_client *client, uint64_t id);
 
+/* A call that gets a page, with a reference. */
+struct page_call {
+    struct call call;
+    struct page *page;
+};
+
 /* ---- any time ---- */
 
 struct page *page_ref(struct page *page);
@@ -134,13 +140,6 @@ int page_new(struct caid_client *client, struct page **ret, struct caid_error *e
 /* The address of a slot for the streams of a place: registered now, where it was not yet. */
 int page_address(struct caid_client *client, struct page *page, uint32_t slot, uint32_t place,
                  CUdeviceptr *ret, struct caid_error *error);
-
-/* Where a slot's `done` lies in the mapping of the GPU. */
-static inline CUdeviceptr
-page_slot_address(CUdeviceptr base, uint32_t slot)
-{
-    return base + slot * sizeof(struct timeline_slot) + offsetof(struct timeline_slot, done);
-}
 
 /* A timeline that is the page's is opened, with a reference to it, or closed: then the page may go, and the
  * reference is taken, and the daemon told if it is one's own. Under the client's lock. */

@@ -23,10 +23,9 @@ caid_stream_create(struct caid_client *client, int32_t device, uint32_t flags, u
                                                           ? CU_STREAM_NON_BLOCKING
                                                           : CU_STREAM_DEFAULT);
     gpu_pop(drv);
-    if (result != CUDA_SUCCESS)
-        return gpu_fail(drv, "cuStreamCreate", result, "cannot make a stream", error);
-    *ret = (uintptr_t)handle;
-    return 0;
+    if (result == CUDA_SUCCESS)
+        *ret = (uintptr_t)handle;
+    return gpu_result(drv, "cuStreamCreate", result, "cannot make a stream", error);
 }
 
 /* Its lane cannot be asked any more, and goes when it waits for nothing. */
@@ -37,9 +36,9 @@ forget_lane(struct caid_client *client, uint64_t handle)
 
     if (lane_find(client, handle, -1, &lane, NULL) < 0 || !lane)
         return;
-    lane_lock(lane);
+    pthread_mutex_lock(&lane->lock);
     lane->destroyed = true;
-    lane_unlock(lane);
+    pthread_mutex_unlock(&lane->lock);
     lane_put(lane);
 }
 
@@ -60,14 +59,13 @@ caid_stream_destroy(struct caid_client *client, uint64_t handle, struct caid_err
     forget_lane(client, handle);
     CUresult result = stream.drv->cu.cuStreamDestroy(stream.handle);
     stream_leave(&stream);
-    return result == CUDA_SUCCESS ? 0
-                                  : stream_fail(client, &stream, "cuStreamDestroy", result,
-                                                "cannot destroy a stream", error);
+    return stream_result(client, &stream, "cuStreamDestroy", result, "cannot destroy a stream",
+                         error);
 }
 
-static int
-check_lane(struct caid_client *client, uint64_t handle, int32_t device,
-           struct caid_error *error)
+int
+caid_stream_check(struct caid_client *client, uint64_t handle, int32_t device,
+                  struct caid_error *error)
 {
     struct lane *lane;
 
@@ -85,23 +83,14 @@ caid_stream_synchronize(struct caid_client *client, uint64_t handle, int32_t dev
 {
     struct stream stream;
 
-    int r = client_check(client, error);
-    if (r == 0)
-        r = stream_enter(client, handle, device, &stream, error);
+    int r = stream_enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
     CUresult result = stream.drv->cu.cuStreamSynchronize(stream.handle);
-    r = result == CUDA_SUCCESS ? check_lane(client, handle, device, error)
-                               : stream_fail(client, &stream, "cuStreamSynchronize", result,
-                                             "cannot wait for a stream", error);
+    r = stream_result(client, &stream, "cuStreamSynchronize", result,
+                      "cannot wait for a stream", error);
+    if (r == 0)
+        r = caid_stream_check(client, handle, device, error);
     stream_leave(&stream);
     return r;
-}
-
-int
-caid_stream_check(struct caid_client *client, uint64_t handle, int32_t device,
-                  struct caid_error *error)
-{
-    int r = client_check(client, error);
-    return r < 0 ? r : check_lane(client, handle, device, error);
 }

@@ -14,7 +14,6 @@
 #include "lane.h"
 #include "session/client.h"
 #include "session/pager.h"
-#include "session/text.h"
 
 struct caid_timeline {
     struct caid_client *client;
@@ -129,27 +128,20 @@ caid_timeline_create(struct caid_client *client, struct caid_timeline **ret, con
     return r;
 }
 
-struct open_call {
-    struct call call;
-    struct page *page;
-};
-
 static int
-take_open(struct caid_client *client, struct call *call, struct msg *reply,
+take_open(struct caid_client *client, struct call *call, const void *reply,
           struct call_fds *fds)
 {
-    struct msg_open_timeline_result result;
+    const struct msg_open_timeline_result *result = reply;
 
-    int r = msg_decode_result(reply, MSG_OPEN_TIMELINE, &result);
-    if (r == 0)
-        r = pages_take(client, result.pages, result.n_pages, fds, false);
+    int r = pages_take(client, result->pages, result->n_pages, fds, false);
     if (r < 0)
         return r;
-    struct page *page = page_find(client, result.page);
+    struct page *page = page_find(client, result->page);
     if (!page)
         return -EPROTO;
     page_open(client, page);
-    container_of(call, struct open_call, call)->page = page_ref(page);
+    container_of(call, struct page_call, call)->page = page_ref(page);
     return 0;
 }
 
@@ -163,7 +155,7 @@ caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const
     if (r < 0)
         return r;
     struct msg_name_params params = {.name = MSG_STR(name), .pool = msg_str_opt(pool)};
-    struct open_call call = {
+    struct page_call call = {
         .call = {.method = MSG_OPEN_TIMELINE,
                  .params = &params,
                  .take = take_open,
@@ -178,13 +170,6 @@ caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const
 }
 
 /* ---- signals ---- */
-
-static int
-check_use(const struct caid_timeline *timeline, struct caid_error *error)
-{
-    return timeline ? client_check(timeline->client, error)
-                    : fail(error, CAID_ERR_INVALID, "timeline is NULL");
-}
 
 static int
 check_value(const struct caid_timeline *timeline, uint64_t value, struct caid_error *error)
@@ -263,7 +248,7 @@ caid_timeline_signal(struct caid_timeline *timeline, uint64_t stream, uint64_t v
 {
     struct lane *lane = NULL;
 
-    int r = check_use(timeline, error);
+    int r = CHECK_CLIENT_OF(timeline, error);
     if (r == 0 && !timeline->creator)
         r = fail(error, CAID_ERR_PERMISSION,
                  "timeline \"%s\" was opened to wait for: its creator signals", timeline->name);
@@ -295,18 +280,12 @@ wait_result(const struct caid_timeline *timeline, int r, uint64_t value,
     return r;
 }
 
+/* lane NULL: on the host. */
 static int
-wait_on_host(const struct fence *fence, uint64_t deadline_ns, struct caid_error *error)
+wait_on(struct caid_client *client, struct lane *lane, struct fence *fence, bool ahead,
+        uint64_t deadline_ns, struct caid_error *error)
 {
-    int r = fence_wait_submitted(fence, deadline_ns, error);
-    return r < 0 ? r : fence_wait(fence, false, deadline_ns, error);
-}
-
-static int
-wait_on_lane(struct caid_client *client, struct lane *lane, struct fence *fence, bool ahead,
-             uint64_t deadline_ns, struct caid_error *error)
-{
-    if (ahead && lane->handoff == HANDOFF_MEMOPS)
+    if (ahead && lane && lane->handoff == HANDOFF_MEMOPS)
         return lane_wait_ahead(client, lane, fence, error);
     int r = fence_wait_submitted(fence, deadline_ns, error);
     return r < 0 ? r : lane_wait(client, lane, fence, 1, deadline_ns, error);
@@ -316,25 +295,23 @@ int
 caid_timeline_wait(struct caid_timeline *timeline, uint64_t stream, uint64_t value,
                    uint64_t timeout_ns, uint32_t flags, struct caid_error *error)
 {
-    struct lane *lane;
+    struct lane *lane = NULL;
 
-    int r = check_use(timeline, error);
+    int r = CHECK_CLIENT_OF(timeline, error);
     if (r == 0)
         r = check_value(timeline, value, error);
     if (r == 0 && (flags & ~(uint32_t)CAID_TIMELINE_AHEAD))
         r = fail(error, CAID_ERR_INVALID, "flags 0x%x are not known", flags);
+    uint64_t deadline_ns = deadline_of(timeout_ns);
+    if (r == 0 && stream != 0)
+        r = lane_get(timeline->client, stream, 0, &lane, error);
     if (r < 0)
         return r;
     struct fence fence = fence_of(timeline, value);
-    uint64_t deadline_ns = deadline_of(timeout_ns);
-    if (stream == 0)
-        return wait_result(timeline, wait_on_host(&fence, deadline_ns, error), value, error);
-    r = lane_get(timeline->client, stream, 0, &lane, error);
-    if (r < 0)
-        return r;
-    r = wait_on_lane(timeline->client, lane, &fence, flags & CAID_TIMELINE_AHEAD, deadline_ns,
-                     error);
-    lane_put(lane);
+    r = wait_on(timeline->client, lane, &fence, flags & CAID_TIMELINE_AHEAD, deadline_ns,
+                error);
+    if (lane)
+        lane_put(lane);
     return wait_result(timeline, r, value, error);
 }
 
@@ -343,7 +320,7 @@ caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret, struct caid_e
 {
     enum fence_state state;
 
-    int r = check_use(timeline, error);
+    int r = CHECK_CLIENT_OF(timeline, error);
     if (r == 0 && !ret)
         r = fail(error, CAID_ERR_INVALID, "ret is NULL");
     if (r < 0)
@@ -359,25 +336,18 @@ caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret, struct caid_e
 
 /* ---- the list ---- */
 
-struct list {
-    struct pager pager;
-    struct msg_timelines_params params;
-    struct msg_timelines_result result;
-    int (*fn)(const struct caid_timeline_entry *entry, void *userdata);
-    void *userdata;
-    char pool[CURSOR_MAX], after[CURSOR_MAX];
-};
+PAGED_LIST(timelines, caid_timeline_entry);
 
 static bool
-entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline *m, char *scratch)
+entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline *m, char **text)
 {
     if (!text_is_plain(m->pool) || !text_is_plain(m->name) || !text_is_plain(m->client) ||
         m->uid > UINT32_MAX)
         return false;
     *ret = (struct caid_timeline_entry){
-        .pool = text_put(&scratch, m->pool),
-        .name = text_put(&scratch, m->name),
-        .client = text_put(&scratch, m->client),
+        .pool = text_put(text, m->pool),
+        .name = text_put(text, m->name),
+        .client = text_put(text, m->client),
         .pid = m->pid,
         .uid = (uint32_t)m->uid,
         .value = m->value,
@@ -388,24 +358,17 @@ entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline *m, char *
 }
 
 static int
-list_give(struct pager *pager, uint32_t i)
+timelines_give(struct pager *pager, uint32_t i)
 {
-    struct list *list = container_of(pager, struct list, pager);
+    struct timelines *list = container_of(pager, struct timelines, pager);
+    const struct msg_timeline *m = &list->result.timelines[i];
     struct caid_timeline_entry entry;
 
-    if (!entry_fill(&entry, &list->result.timelines[i], pager->scratch))
+    if (!entry_fill(&entry, m, &pager->text) ||
+        !pager_go_on(pager, m->pool, m->name, list->params.all ? &list->params.pool : NULL,
+                     &list->params.after))
         return pager_fail(pager, -EPROTO);
     return list->fn(&entry, list->userdata);
-}
-
-static int
-list_advance(struct pager *pager)
-{
-    struct list *list = container_of(pager, struct list, pager);
-    const struct msg_timeline *last = &list->result.timelines[list->result.n_timelines - 1];
-
-    int r = list->params.all ? pager_cursor(list->pool, last->pool, &list->params.pool) : 0;
-    return r < 0 ? r : pager_cursor(list->after, last->name, &list->params.after);
 }
 
 int
@@ -415,18 +378,12 @@ caid_timelines(struct caid_client *client, const struct caid_list_options *optio
 {
     struct caid_list_options opts;
 
-    int r = client_check_given(client, fn, "fn", error);
-    if (r == 0)
-        r = options_read(&opts, sizeof(opts), options, error);
-    if (r == 0)
-        r = check_pool(opts.pool, error);
+    int r = pager_check(client, fn, options, &opts, error);
     if (r < 0)
         return r;
-    struct list list = {
-        .pager = PAGER(client, MSG_TIMELINES, list, timelines, list_give, list_advance),
+    struct timelines timelines = {
+        PAGED(timelines, client, MSG_TIMELINES, timelines, fn, userdata),
         .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool), .all = opts.all},
-        .fn = fn,
-        .userdata = userdata,
     };
-    return pager_run(&list.pager, error);
+    return pager_run(&timelines.pager, error);
 }

@@ -202,9 +202,7 @@ caid_array_close(struct caid_array *array)
 int
 caid_array_close_on(struct caid_array *array, uint64_t stream, struct caid_error *error)
 {
-    if (!array)
-        return fail(error, CAID_ERR_INVALID, "array is NULL");
-    int r = client_check(array->client, error);
+    int r = CHECK_CLIENT_OF(array, error);
     if (r == 0)
         r = drain_note_stream(array, stream, error);
     if (r < 0)

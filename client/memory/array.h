@@ -66,8 +66,7 @@ extern const struct feature array_feature;
 
 /* NULL: no memory. It has no lease yet. */
 struct caid_array *array_new(struct caid_client *client, const struct array_spec *spec);
-/* Frees what was never leased, or is no more. Not under the client's lock, unless a call runs.
- * */
+/* Frees what is not leased, or no more. Not under the client's lock, unless a call runs. */
 void array_free(struct caid_array *array);
 
 /* Closes an array that no GPU work can use: nothing is waited for. */
@@ -86,7 +85,7 @@ struct array_call {
 };
 
 /* struct call's take. */
-int array_take(struct caid_client *client, struct call *call, struct msg *reply,
+int array_take(struct caid_client *client, struct call *base, const void *reply,
                struct call_fds *fds);
 
 /* Runs the call and maps what it got; on failure nothing is left of it. */

@@ -438,13 +438,18 @@ tidy_here(struct caid_client *client)
     block_tidy(client, true);
 }
 
-void
-block_drain(struct caid_client *client)
+int
+block_drain(struct caid_client *client, struct caid_error *error)
 {
     const struct block_table *table = client->blocks;
 
+    int r = client_enter(client, error);
+    if (r < 0)
+        return r;
     reaper_drain(client, !TAILQ_EMPTY(&table->idle) || !TAILQ_EMPTY(&table->unmapped) ||
                              table->n_freeing > 0);
+    client_leave(client);
+    return 0;
 }
 
 /* ---- the end ---- */

@@ -126,9 +126,9 @@ void block_unlease(struct caid_client *client, struct block *block);
  * Under the client's lock, which it drops meanwhile; the client is held by the caller. */
 void block_tidy(struct caid_client *client, bool all);
 
-/* Waits until the daemon has been told of what was closed by now, and idle blocks are forgotten. Under the
- * client's lock, which it drops meanwhile. */
-void block_drain(struct caid_client *client);
+/* Waits until the daemon has been told of what was closed by now, and idle blocks are forgotten. Fails when the
+ * connection has ended. Not under the client's lock. */
+int block_drain(struct caid_client *client, struct caid_error *error);
 
 struct block_address {
     CUdeviceptr ptr;

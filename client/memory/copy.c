@@ -44,8 +44,7 @@ is_inside(const struct dim *a, const struct dim *b)
     return magnitude(a->src) < magnitude(b->src);
 }
 
-/* Keeps the dimensions in order of their steps; those of one element are never stepped along.
- * */
+/* Keeps the dimensions in order of their steps; one of one element is never stepped along. */
 static void
 plan_add(struct plan *plan, struct dim dim)
 {
@@ -287,15 +286,7 @@ copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *pla
         c->call = "cuStreamSynchronize";
         result = waited;
     }
-    return result == CUDA_SUCCESS ? 0 : gpu_fail(c->drv, c->call, result, "cannot copy", error);
-}
-
-/* From host to host there is nothing to enqueue: the stream is waited for instead. */
-static CUresult
-wait_for_stream(struct copier *c, const struct stream *stream)
-{
-    c->call = "cuStreamSynchronize";
-    return stream->drv->cu.cuStreamSynchronize(stream->handle);
+    return gpu_result(c->drv, c->call, result, "cannot copy", error);
 }
 
 /* What was enqueued before a failure comes before what is enqueued next. */
@@ -309,8 +300,9 @@ copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *
     int r = stream_enter(client, copy->stream, copy->device, &stream, error);
     if (r < 0)
         return r;
-    if (c->dst_on_host && c->src_on_host) {
-        result = wait_for_stream(c, &stream);
+    if (c->dst_on_host && c->src_on_host) { /* nothing to enqueue: it is waited for instead */
+        c->call = "cuStreamSynchronize";
+        result = stream.drv->cu.cuStreamSynchronize(stream.handle);
     } else {
         c->drv = stream.drv;
         c->stream = stream.handle;
@@ -318,8 +310,7 @@ copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *
     }
     if (result == CUDA_SUCCESS)
         result = copy_loop(c, plan, copy->dst, copy->src);
-    if (result != CUDA_SUCCESS)
-        r = stream_fail(client, &stream, c->call, result, "cannot copy", error);
+    r = stream_result(client, &stream, c->call, result, "cannot copy", error);
     stream_leave(&stream);
     return r;
 }
@@ -367,9 +358,7 @@ static int
 check_transfer(const struct caid_array *array, const void *host_memory, size_t nbytes,
                struct caid_error *error)
 {
-    if (!array)
-        return fail(error, CAID_ERR_INVALID, "array is NULL");
-    int r = client_check(array->client, error);
+    int r = CHECK_CLIENT_OF(array, error);
     if (r < 0)
         return r;
     if (nbytes != array->info.nbytes)
@@ -380,15 +369,6 @@ check_transfer(const struct caid_array *array, const void *host_memory, size_t n
     return 0;
 }
 
-static struct caid_copy
-copy_of_array(const struct caid_array *array)
-{
-    return (struct caid_copy){
-        .shape = array->info.shape,
-        .ndim = array->info.ndim,
-    };
-}
-
 int
 caid_array_copy_to_host(struct caid_array *array, void *dst, size_t nbytes,
                         struct caid_error *error)
@@ -396,11 +376,14 @@ caid_array_copy_to_host(struct caid_array *array, void *dst, size_t nbytes,
     int r = check_transfer(array, dst, nbytes, error);
     if (r < 0)
         return r;
-    struct caid_copy copy = copy_of_array(array);
-    copy.dst = (uintptr_t)dst;
-    copy.dst_on_host = true;
-    copy.src = array->info.ptr;
-    copy.src_strides = array->info.strides;
+    const struct caid_copy copy = {
+        .shape = array->info.shape,
+        .ndim = array->info.ndim,
+        .dst = (uintptr_t)dst,
+        .dst_on_host = true,
+        .src = array->info.ptr,
+        .src_strides = array->info.strides,
+    };
     return copy_run(array->client, &copy, array->info.itemsize, array, error);
 }
 
@@ -415,10 +398,13 @@ caid_array_copy_from_host(struct caid_array *array, const void *src, size_t nbyt
     if (array->info.readonly)
         return fail(error, CAID_ERR_READ_ONLY, "array \"%s\" is open with mode \"r\"",
                     name ? name : "");
-    struct caid_copy copy = copy_of_array(array);
-    copy.dst = array->info.ptr;
-    copy.dst_strides = array->info.strides;
-    copy.src = (uintptr_t)src;
-    copy.src_on_host = true;
+    const struct caid_copy copy = {
+        .shape = array->info.shape,
+        .ndim = array->info.ndim,
+        .dst = array->info.ptr,
+        .dst_strides = array->info.strides,
+        .src = (uintptr_t)src,
+        .src_on_host = true,
+    };
     return copy_run(array->client, &copy, array->info.itemsize, array, error);
 }

@@ -11,10 +11,9 @@ check_create(const struct caid_create_options *o, struct caid_error *error)
 {
     const uint32_t known = CAID_ARRAY_EXCLUSIVE | CAID_ARRAY_ATTACH_HOST;
 
-    if (o->ndim > PROTO_NDIM_MAX)
-        return fail(error, CAID_ERR_INVALID, "ndim %u: at most %d", o->ndim, PROTO_NDIM_MAX);
-    if (o->ndim > 0 && !o->shape)
-        return fail(error, CAID_ERR_INVALID, "shape is NULL, ndim is %u", o->ndim);
+    int r = check_shape(o->ndim, o->shape, error);
+    if (r < 0)
+        return r;
     if (o->flags & ~known)
         return fail(error, CAID_ERR_INVALID, "unknown flags %#x", o->flags & ~known);
     if (o->alignment > PROTO_ALIGNMENT_MAX || (o->alignment & (o->alignment - 1)) != 0)
@@ -30,14 +29,8 @@ check_texts(const struct caid_create_options *o, struct caid_error *error)
     if (r == 0)
         r = check_pool(o->pool, error);
     if (r == 0)
-        r = check_text("typestr", o->typestr, true, error);
-    if (r == 0)
-        r = check_text("descr", o->descr, false, error);
-    if (r == 0)
-        r = check_text("memory", o->memory, false, error);
-    if (r == 0)
-        r = check_metadata(o->metadata, error);
-    return r;
+        r = check_type(o->typestr, o->descr, o->metadata, error);
+    return r < 0 ? r : check_text("memory", o->memory, false, error);
 }
 
 static void
@@ -61,16 +54,13 @@ fill_params(struct msg_create_params *ret, const struct caid_create_options *o,
     };
 }
 
-/* Waits for this client's own closes and gives its idle blocks back. Returns how much has gone
- * ever. */
+/* How much this client has given back, ever. */
 static uint64_t
-make_room(struct caid_client *client)
+n_freed(struct caid_client *client)
 {
-    if (client_enter(client, NULL) < 0)
-        return 0;
-    block_drain(client);
+    pthread_mutex_lock(&client->lock);
     uint64_t n = client->reaper.n_freed;
-    client_leave(client);
+    pthread_mutex_unlock(&client->lock);
     return n;
 }
 
@@ -148,14 +138,12 @@ static int
 create_or_retry(struct caid_client *client, const struct caid_create_options *options,
                 struct caid_array **ret, struct caid_error *error)
 {
+    uint64_t before = n_freed(client);
     int32_t refusal;
 
-    pthread_mutex_lock(&client->lock);
-    uint64_t n_freed = client->reaper.n_freed;
-    pthread_mutex_unlock(&client->lock);
-
     int r = create(client, options, ret, &refusal, error);
-    if (r < 0 && code_is_short(refusal) && make_room(client) > n_freed)
+    if (r < 0 && code_is_short(refusal) && block_drain(client, NULL) == 0 &&
+        n_freed(client) > before)
         r = create(client, options, ret, &refusal, error);
     return r;
 }

@@ -69,9 +69,9 @@ drain_note_contexts(struct caid_array *array)
 /* ---- streams ---- */
 
 static int
-fail_stream(const struct drv *drv, const char *call, CUresult result, struct caid_error *error)
+stream_done(const struct drv *drv, const char *call, CUresult result, struct caid_error *error)
 {
-    return gpu_fail(drv, call, result, "cannot wait for a stream", error);
+    return gpu_result(drv, call, result, "cannot wait for a stream", error);
 }
 
 /* Makes the stream's context current, until gpu_pop(). The default streams are those of the
@@ -98,9 +98,7 @@ push_stream(struct caid_array *array, uint64_t stream, CUresult *ret_result,
         result = drv->cu.cuCtxPushCurrent(context);
     }
     *ret_result = result;
-    return result == CUDA_SUCCESS || gpu_is_dead(result)
-               ? 0
-               : fail_stream(drv, call, result, error);
+    return gpu_is_dead(result) ? 0 : stream_done(drv, call, result, error);
 }
 
 /* An event that is recorded while its stream captures is a part of the graph: nobody can wait
@@ -157,9 +155,7 @@ drain_note_stream(struct caid_array *array, uint64_t stream, struct caid_error *
     result = record(drv, stream, &array->drain.event, &call);
     array->drain.context = result == CUDA_SUCCESS ? gpu_current(drv) : NULL;
     gpu_pop(drv);
-    if (result != CUDA_SUCCESS && !gpu_is_dead(result))
-        return fail_stream(drv, call, result, error);
-    return 0;
+    return gpu_is_dead(result) ? 0 : stream_done(drv, call, result, error);
 }
 
 /* ---- waiting ---- */
@@ -277,19 +273,18 @@ sync_stream(struct caid_array *array, uint64_t stream, struct caid_error *error)
     if (r < 0)
         return r;
     if (result != CUDA_SUCCESS)
-        return fail_stream(drv, "cuStreamGetCtx", result, error);
+        return stream_done(drv, "cuStreamGetCtx", result, error);
     result = drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)stream);
     gpu_pop(drv);
-    return result == CUDA_SUCCESS ? 0 : fail_stream(drv, "cuStreamSynchronize", result, error);
+    return stream_done(drv, "cuStreamSynchronize", result, error);
 }
 
 static int
 sync_context(const struct drv *drv, CUcontext context, struct caid_error *error)
 {
     CUresult result = gpu_synchronize(drv, context, NULL);
-    return result == CUDA_SUCCESS ? 0
-                                  : gpu_fail(drv, "cuCtxSynchronize", result,
-                                             "the work that writes the array failed", error);
+    return gpu_result(drv, "cuCtxSynchronize", result, "the work that writes the array failed",
+                      error);
 }
 
 int

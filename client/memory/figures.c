@@ -8,28 +8,19 @@
 #include "block.h"
 #include "session/client.h"
 #include "session/pager.h"
-#include "session/text.h"
 
 /* ---- pools ---- */
 
-struct pools {
-    struct pager pager;
-    struct msg_pools_params params;
-    struct msg_pools_result result;
-    int (*fn)(const struct caid_pool *pool, void *userdata);
-    void *userdata;
-    char after[CURSOR_MAX]; /* the pool that was given last */
-};
+PAGED_LIST(pools, caid_pool);
 
 static bool
-pool_fill(struct caid_pool *ret, const struct msg_pool *m, char *name, size_t size)
+pool_fill(struct caid_pool *ret, const struct msg_pool *m, char **text)
 {
-    if (m->name.n >= size || !text_is_plain(m->name) || m->uid > UINT32_MAX ||
-        m->gid > UINT32_MAX || m->mode > UINT32_MAX)
+    if (!text_is_plain(m->name) || m->uid > UINT32_MAX || m->gid > UINT32_MAX ||
+        m->mode > UINT32_MAX)
         return false;
-    text_copy(name, size, m->name);
     *ret = (struct caid_pool){
-        .name = name,
+        .name = text_put(text, m->name),
         .uid = (uint32_t)m->uid,
         .gid = (uint32_t)m->gid,
         .mode = (uint32_t)m->mode,
@@ -52,11 +43,12 @@ static int
 pools_give(struct pager *pager, uint32_t i)
 {
     struct pools *pools = container_of(pager, struct pools, pager);
+    const struct msg_pool *m = &pools->result.pools[i];
     struct caid_pool pool;
 
-    if (!pool_fill(&pool, &pools->result.pools[i], pools->after, sizeof(pools->after)))
+    if (!pool_fill(&pool, m, &pager->text) ||
+        !pager_go_on(pager, m->name, m->name, NULL, &pools->params.after))
         return pager_fail(pager, -EPROTO);
-    pools->params.after = MSG_STR(pools->after);
     return pools->fn(&pool, pools->userdata);
 }
 
@@ -67,11 +59,7 @@ caid_pools(struct caid_client *client, int (*fn)(const struct caid_pool *pool, v
     int r = client_check_given(client, fn, "fn", error);
     if (r < 0)
         return r;
-    struct pools pools = {
-        .pager = PAGER(client, MSG_POOLS, pools, pools, pools_give, NULL),
-        .fn = fn,
-        .userdata = userdata,
-    };
+    struct pools pools = {PAGED(pools, client, MSG_POOLS, pools, fn, userdata)};
     return pager_run(&pools.pager, error);
 }
 
@@ -101,13 +89,7 @@ user_fill(struct caid_user *ret, const struct msg_user *m)
     return true;
 }
 
-struct users {
-    struct pager pager;
-    struct msg_users_params params; /* `from` moves on with each that is given */
-    struct msg_users_result result;
-    int (*fn)(const struct caid_user *user, void *userdata);
-    void *userdata;
-};
+PAGED_LIST(users, caid_user);
 
 static int
 users_give(struct pager *pager, uint32_t i)
@@ -128,11 +110,7 @@ caid_users(struct caid_client *client, int (*fn)(const struct caid_user *user, v
     int r = client_check_given(client, fn, "fn", error);
     if (r < 0)
         return r;
-    struct users users = {
-        .pager = PAGER(client, MSG_USERS, users, users, users_give, NULL),
-        .fn = fn,
-        .userdata = userdata,
-    };
+    struct users users = {PAGED(users, client, MSG_USERS, users, fn, userdata)};
     return pager_run(&users.pager, error);
 }
 
@@ -185,18 +163,6 @@ caid_memory_info(struct caid_client *client, int32_t device, struct caid_memory_
 
 /* ---- the deallocation queues ---- */
 
-/* What this client has closed is to be among what is flushed. */
-static int
-finish_closes(struct caid_client *client, struct caid_error *error)
-{
-    int r = client_enter(client, error);
-    if (r < 0)
-        return r;
-    block_drain(client);
-    client_leave(client);
-    return 0;
-}
-
 int
 caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
            struct caid_error *error)
@@ -213,7 +179,7 @@ caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
             params.device = MSG_STR(uuid);
     }
     if (r == 0)
-        r = finish_closes(client, error);
+        r = block_drain(client, error); /* what was closed is to be among it */
     if (r == 0)
         r = reply_get(&reply, client, MSG_FLUSH, &params, &result, error);
     if (r < 0 || !ret)

@@ -23,8 +23,7 @@ takes_fd(struct call_fds *fds, uint64_t index)
     return index < fds->n && fds->fd[index] >= 0;
 }
 
-/* The handle travels as numbers, since MessagePack's records here have no type for raw bytes.
- * */
+/* The handle travels as numbers, since records have no type for raw bytes. */
 static void
 handle_put(uint8_t ret[CU_IPC_HANDLE_SIZE], const uint64_t words[HANDLE_WORDS])
 {
@@ -236,27 +235,28 @@ return_leases(struct caid_client *client, const struct msg_arrays_result *result
     call_flush(client);
 }
 
-static int
-take_result(struct caid_client *client, const struct msg_arrays_result *result,
-            struct array_call *call, struct call_fds *fds)
+int
+array_take(struct caid_client *client, struct call *base, const void *reply,
+           struct call_fds *fds)
 {
+    struct array_call *call = container_of(base, struct array_call, call);
+    const struct msg_arrays_result *result = reply;
+
     if (result->n_arrays == 0 || result->n_arrays > call->n_wanted ||
         !text_is_plain(result->pool))
         return -EPROTO;
     int r = take_blocks(client, result, fds);
     if (r == -ENOMEM) {
-        /* The daemon counts on us having the block: only the connection's end tells otherwise.
-         * */
+        /* The daemon counts on us having it: only the connection's end tells otherwise. */
         client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a block: hung up",
                     client->socket);
-        return fail_again(&call->call.error, &client->lost);
+        return fail_again(&base->error, &client->lost);
     }
     if (r == 0)
         r = take_arrays(client, result, call);
     if (r == -ENOMEM) {
         return_leases(client, result);
-        return fail_errno(&call->call.error, ENOMEM, "no memory for %u arrays",
-                          result->n_arrays);
+        return fail_errno(&base->error, ENOMEM, "no memory for %u arrays", result->n_arrays);
     }
     if (r < 0)
         return r;
@@ -267,18 +267,4 @@ take_result(struct caid_client *client, const struct msg_arrays_result *result,
     call->n_got = result->n_arrays;
     call->generation = call->arrays[0]->info.generation;
     return 0;
-}
-
-int
-array_take(struct caid_client *client, struct call *call, struct msg *reply,
-           struct call_fds *fds)
-{
-    struct msg_arrays_result result;
-
-    int r = msg_decode_result(reply, call->method, &result);
-    if (r == -ENOMEM)
-        return -EPROTO; /* leases that are not known: only the connection's end frees them */
-    if (r < 0)
-        return r;
-    return take_result(client, &result, container_of(call, struct array_call, call), fds);
 }

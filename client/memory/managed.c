@@ -77,7 +77,8 @@ allocate(struct caid_client *client, const struct caid_create_options *o, uint64
     gpu_pop(drv);
     if (result != CUDA_SUCCESS) {
         array->managed = 0;
-        return gpu_fail(drv, "cuMemAllocManaged", result, "cannot make managed memory", error);
+        return gpu_result(drv, "cuMemAllocManaged", result, "cannot make managed memory",
+                          error);
     }
     uint64_t ptr = extra ? ALIGN_UP(array->managed, extra) : array->managed;
     array->info.ptr = ptr;

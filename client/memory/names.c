@@ -8,7 +8,6 @@
 
 #include "session/client.h"
 #include "session/pager.h"
-#include "session/text.h"
 
 int
 caid_unlink(struct caid_client *client, const char *name, const char *pool,
@@ -51,54 +50,22 @@ entry_fill(struct caid_entry *ret, const struct caid_client *client, const struc
     return true;
 }
 
-/* What caid_list() and caid_unnamed() are given. */
-static int
-check_list(struct caid_client *client, bool has_fn, const struct caid_list_options *options,
-           struct caid_list_options *ret, struct caid_error *error)
-{
-    int r = client_check(client, error);
-    if (r == 0 && !has_fn)
-        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
-    if (r == 0)
-        r = options_read(ret, sizeof(*ret), options, error);
-    if (r == 0)
-        r = check_pool(ret->pool, error);
-    if (r == 0)
-        r = check_text("prefix", ret->prefix, false, error);
-    return r;
-}
-
 /* ---- list ---- */
 
-struct list {
-    struct pager pager;
-    struct msg_list_params params;
-    struct msg_list_result result;
-    int (*fn)(const struct caid_entry *entry, void *userdata);
-    void *userdata;
-    char pool[CURSOR_MAX], after[CURSOR_MAX];
-};
+PAGED_LIST(list, caid_entry);
 
 static int
 list_give(struct pager *pager, uint32_t i)
 {
     struct list *list = container_of(pager, struct list, pager);
-    char *scratch = pager->scratch;
+    const struct msg_entry *m = &list->result.entries[i];
     struct caid_entry entry;
 
-    if (!entry_fill(&entry, pager->client, &list->result.entries[i], &scratch))
+    if (!entry_fill(&entry, pager->client, m, &pager->text) ||
+        !pager_go_on(pager, m->pool, m->name, list->params.all ? &list->params.pool : NULL,
+                     &list->params.after))
         return pager_fail(pager, -EPROTO);
     return list->fn(&entry, list->userdata);
-}
-
-static int
-list_advance(struct pager *pager)
-{
-    struct list *list = container_of(pager, struct list, pager);
-    const struct msg_entry *last = &list->result.entries[list->result.n_entries - 1];
-
-    int r = list->params.all ? pager_cursor(list->pool, last->pool, &list->params.pool) : 0;
-    return r < 0 ? r : pager_cursor(list->after, last->name, &list->params.after);
 }
 
 int
@@ -108,16 +75,14 @@ caid_list(struct caid_client *client, const struct caid_list_options *options,
 {
     struct caid_list_options opts;
 
-    int r = check_list(client, fn, options, &opts, error);
+    int r = pager_check(client, fn, options, &opts, error);
     if (r < 0)
         return r;
     struct list list = {
-        .pager = PAGER(client, MSG_LIST, list, entries, list_give, list_advance),
+        PAGED(list, client, MSG_LIST, entries, fn, userdata),
         .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool),
                    .all = opts.all,
                    .prefix = msg_str_opt(opts.prefix)},
-        .fn = fn,
-        .userdata = userdata,
     };
     return pager_run(&list.pager, error);
 }
@@ -203,23 +168,16 @@ caid_show(struct caid_client *client, const char *name, const char *pool,
 
 /* ---- unnamed ---- */
 
-struct unnamed {
-    struct pager pager;
-    struct msg_unnamed_params params;
-    struct msg_unnamed_result result;
-    int (*fn)(const struct caid_details *details, void *userdata);
-    void *userdata;
-    char pool[CURSOR_MAX], name[CURSOR_MAX];
-};
+PAGED_LIST(unnamed, caid_details);
 
 static int
 unnamed_give(struct pager *pager, uint32_t i)
 {
     struct unnamed *unnamed = container_of(pager, struct unnamed, pager);
     const struct msg_unnamed *m = &unnamed->result.arrays[i];
+    struct msg_unnamed_params *params = &unnamed->params;
     _cleanup_free_ struct caid_holder *holders =
         calloc(m->n_holders ? m->n_holders : 1, sizeof(*holders));
-    char *scratch = pager->scratch;
 
     if (!holders)
         return pager_fail(pager, -ENOMEM);
@@ -230,27 +188,14 @@ unnamed_give(struct pager *pager, uint32_t i)
         .n_holders = m->n_holders,
     };
     if (m->n_entries != 1 ||
-        !entry_fill(&details.entry, pager->client, &m->entries[0], &scratch) ||
-        !holders_fill(holders, m->holders, m->n_holders, &scratch))
+        !entry_fill(&details.entry, pager->client, &m->entries[0], &pager->text) ||
+        !holders_fill(holders, m->holders, m->n_holders, &pager->text) ||
+        !pager_go_on(pager, m->entries[0].pool, m->entries[0].name,
+                     params->all ? &params->pool : NULL, &params->name))
         return pager_fail(pager, -EPROTO);
+    params->generation = details.entry.generation;
+    params->array = m->array;
     return unnamed->fn(&details, unnamed->userdata);
-}
-
-static int
-unnamed_advance(struct pager *pager)
-{
-    struct unnamed *unnamed = container_of(pager, struct unnamed, pager);
-    const struct msg_unnamed *last = &unnamed->result.arrays[unnamed->result.n_arrays - 1];
-    const struct msg_entry *entry = &last->entries[0]; /* unnamed_give() has seen it */
-
-    int r = unnamed->params.all
-                ? pager_cursor(unnamed->pool, entry->pool, &unnamed->params.pool)
-                : 0;
-    if (r == 0)
-        r = pager_cursor(unnamed->name, entry->name, &unnamed->params.name);
-    unnamed->params.generation = entry->generation;
-    unnamed->params.array = last->array;
-    return r;
 }
 
 int
@@ -260,14 +205,12 @@ caid_unnamed(struct caid_client *client, const struct caid_list_options *options
 {
     struct caid_list_options opts;
 
-    int r = check_list(client, fn, options, &opts, error);
+    int r = pager_check(client, fn, options, &opts, error);
     if (r < 0)
         return r;
     struct unnamed unnamed = {
-        .pager = PAGER(client, MSG_UNNAMED, unnamed, arrays, unnamed_give, unnamed_advance),
+        PAGED(unnamed, client, MSG_UNNAMED, arrays, fn, userdata),
         .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool), .all = opts.all},
-        .fn = fn,
-        .userdata = userdata,
     };
     return pager_run(&unnamed.pager, error);
 }

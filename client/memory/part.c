@@ -131,23 +131,16 @@ has_news(const struct caid_client *client)
 }
 
 static int
-take_parts(struct caid_client *client, struct call *call, struct msg *reply,
-           struct call_fds *fds)
+take_parts(struct caid_client *client, struct call *call UNUSED, const void *reply,
+           struct call_fds *fds UNUSED)
 {
     struct part_table *table = client->parts;
-    struct msg_parts_result result;
+    const struct msg_parts_result *result = reply;
 
-    (void)call;
-    (void)fds;
-    int r = msg_decode_result(reply, MSG_PARTS, &result);
-    if (r == -ENOMEM) { /* what it tells is told once */
-        client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a reply", client->socket);
-        return r;
-    }
-    if (r < 0 || !name_all(table, result.parts))
+    if (!name_all(table, result->parts))
         return -EPROTO;
-    for (uint32_t i = 0; i < result.parts.n; i++)
-        tell(client, find_part(table, result.parts.v[i]));
+    for (uint32_t i = 0; i < result->parts.n; i++)
+        tell(client, find_part(table, result->parts.v[i]));
     if (has_news(client))
         client_raise_fd(client);
     return 0;
@@ -413,23 +406,17 @@ struct publishing {
     uint64_t generation;
 };
 
-/* Also one that cannot be read for want of memory ends the connection: the part is there, and
- * nobody knows its id. */
 static int
-take_publish_part(struct caid_client *client, struct call *call, struct msg *reply,
-                  struct call_fds *fds)
+take_publish_part(struct caid_client *client, struct call *call, const void *reply,
+                  struct call_fds *fds UNUSED)
 {
     struct publishing *publishing = container_of(call, struct publishing, call);
-    struct msg_publish_part_result result;
+    const struct msg_publish_part_result *result = reply;
 
-    (void)fds;
-    int r = msg_decode_result(reply, MSG_PUBLISH_PART, &result);
-    if (r == -ENOMEM)
-        client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a reply", client->socket);
-    if (r < 0 || result.generation == 0 || add(client, publishing->part, result.part) < 0)
+    if (result->generation == 0 || add(client, publishing->part, result->part) < 0)
         return -EPROTO;
     publishing->part = NULL;
-    publishing->generation = result.generation;
+    publishing->generation = result->generation;
     return 0;
 }
 
@@ -451,20 +438,9 @@ static int
 check_part(const char *name, const struct caid_part_options *o, struct caid_error *error)
 {
     int r = check_name(name, error);
-
     if (r == 0)
-        r = check_text("typestr", o->typestr, true, error);
-    if (r == 0)
-        r = check_text("descr", o->descr, false, error);
-    if (r == 0)
-        r = check_metadata(o->metadata, error);
-    if (r < 0)
-        return r;
-    if (o->ndim > PROTO_NDIM_MAX)
-        return fail(error, CAID_ERR_INVALID, "ndim %u: at most %d", o->ndim, PROTO_NDIM_MAX);
-    if (o->ndim > 0 && !o->shape)
-        return fail(error, CAID_ERR_INVALID, "shape is NULL, ndim is %u", o->ndim);
-    return 0;
+        r = check_type(o->typestr, o->descr, o->metadata, error);
+    return r < 0 ? r : check_shape(o->ndim, o->shape, error);
 }
 
 static void
@@ -554,11 +530,9 @@ caid_array_publish_part(struct caid_array *array, uint64_t offset, const char *n
 {
     struct caid_part_options opts;
 
-    if (!array)
-        return fail(error, CAID_ERR_INVALID, "array is NULL");
-    if (!options)
-        return fail(error, CAID_ERR_INVALID, "options is NULL: a part has a typestr");
-    int r = client_check(array->client, error);
+    int r = CHECK_CLIENT_OF(array, error);
+    if (r == 0 && !options)
+        r = fail(error, CAID_ERR_INVALID, "options is NULL: a part has a typestr");
     if (r == 0)
         r = options_read(&opts, sizeof(opts), options, error);
     return r < 0 ? r

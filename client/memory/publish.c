@@ -6,6 +6,7 @@
 #include "array.h"
 #include "drain.h"
 #include "session/client.h"
+#include "session/text.h"
 
 struct publishing {
     struct call call;
@@ -17,13 +18,15 @@ struct publishing {
 
 /* Who asks from another thread sees all of it or nothing. */
 static void
-apply(struct caid_array *array, struct array_text *text, bool has_metadata, uint64_t generation)
+apply(struct caid_array *array, struct array_text *text, uint64_t generation)
 {
+    const char *name = text->info.name, *metadata = text->info.metadata;
+
     text->info = *array->told;
-    text->info.name = text->text;
+    text->info.name = name;
     text->info.generation = generation;
-    if (has_metadata)
-        text->info.metadata = text->text + strlen(text->text) + 1;
+    if (metadata)
+        text->info.metadata = metadata;
     text->next = array->texts;
     array->texts = text;
     atomic_store_explicit(&array->told, &text->info, memory_order_release);
@@ -31,22 +34,16 @@ apply(struct caid_array *array, struct array_text *text, bool has_metadata, uint
 
 /* Applied here, in the order in which the daemon did it. */
 static int
-take_publish(struct caid_client *client, struct call *call, struct msg *reply,
-             struct call_fds *fds)
+take_publish(struct caid_client *client UNUSED, struct call *call, const void *reply,
+             struct call_fds *fds UNUSED)
 {
     struct publishing *publishing = container_of(call, struct publishing, call);
-    struct msg_publish_result result;
+    const struct msg_publish_result *result = reply;
 
-    (void)client;
-    (void)fds;
-    int r = msg_decode_result(reply, MSG_PUBLISH, &result);
-    if (r < 0)
+    if (result->generation == 0)
         return -EPROTO; /* what became of the name is not known */
-    if (result.generation == 0)
-        return -EPROTO;
-    publishing->generation = result.generation;
-    apply(publishing->array, TAKE_PTR(publishing->text), publishing->params.metadata.p,
-          result.generation);
+    publishing->generation = result->generation;
+    apply(publishing->array, TAKE_PTR(publishing->text), result->generation);
     return 0;
 }
 
@@ -67,15 +64,14 @@ check_publish(const struct caid_array *array, const char *name, const char *meta
 static struct array_text *
 text_new(const char *name, const char *metadata)
 {
-    size_t n_name = strlen(name) + 1, n_metadata = metadata ? strlen(metadata) + 1 : 0;
-    struct array_text *text = malloc(sizeof(*text) + n_name + n_metadata);
+    size_t n = strlen(name) + 1 + (metadata ? strlen(metadata) + 1 : 0);
+    struct array_text *text = malloc(sizeof(*text) + n);
 
     if (!text)
         return NULL;
-    text->next = NULL;
-    memcpy(text->text, name, n_name);
-    if (metadata)
-        memcpy(text->text + n_name, metadata, n_metadata);
+    char *end = text->text;
+    text->info.name = text_put(&end, MSG_STR(name));
+    text->info.metadata = text_put(&end, msg_str_opt(metadata));
     return text;
 }
 
@@ -86,10 +82,7 @@ caid_array_publish(struct caid_array *array, const char *name,
 {
     struct caid_publish_options opts;
 
-    if (!array)
-        return fail(error, CAID_ERR_INVALID, "array is NULL");
-    struct caid_client *client = array->client;
-    int r = client_check(client, error);
+    int r = CHECK_CLIENT_OF(array, error);
     if (r == 0)
         r = options_read(&opts, sizeof(opts), options, error);
     if (r == 0)
@@ -109,7 +102,7 @@ caid_array_publish(struct caid_array *array, const char *name,
     if (!publishing.text)
         return fail_errno(error, ENOMEM, "no memory for a name");
     publishing.call.params = &publishing.params;
-    r = call_make(client, &publishing.call, error);
+    r = call_make(array->client, &publishing.call, error);
     free(publishing.text);
     if (r == 0 && ret_generation)
         *ret_generation = publishing.generation;

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "session/client.h"
 #include "session/feature.h"
+#include "session/text.h"
 
 struct caid_watch {
     struct caid_client *client;
@@ -64,18 +65,15 @@ set_news(struct caid_watch *watch, bool news)
 /* ---- the request ---- */
 
 static int
-take_news(struct caid_client *client, struct call *call, struct msg *reply,
-          struct call_fds *fds)
+take_news(struct caid_client *client UNUSED, struct call *call, const void *reply,
+          struct call_fds *fds UNUSED)
 {
     struct caid_watch *watch = container_of(call, struct caid_watch, request.call);
-    struct msg_watch_result result;
+    const struct msg_watch_result *result = reply;
 
-    (void)client;
-    (void)fds;
-    if (msg_decode_result(reply, MSG_WATCH, &result) < 0 ||
-        result.generation == watch->params.seen)
+    if (result->generation == watch->params.seen)
         return -EPROTO; /* no news: asking again would go on for ever */
-    watch->generation = result.generation;
+    watch->generation = result->generation;
     return 0;
 }
 
@@ -89,11 +87,10 @@ tell(struct caid_watch *watch)
 }
 
 static void
-request_over(struct caid_client *client, struct standing *request)
+request_over(struct caid_client *client UNUSED, struct standing *request)
 {
     struct caid_watch *watch = container_of(request, struct caid_watch, request);
 
-    (void)client;
     if (!watch->closed) {
         if (request->call.r < 0)
             watch->failed = request->call.error;
@@ -192,17 +189,14 @@ const struct feature watch_feature = {
 static struct caid_watch *
 watch_new(struct caid_client *client, const char *name, const char *pool)
 {
-    size_t n_name = strlen(name) + 1, n_pool = pool ? strlen(pool) + 1 : 0;
-    struct caid_watch *watch = calloc(1, sizeof(*watch) + n_name + n_pool);
+    size_t n = strlen(name) + 1 + (pool ? strlen(pool) + 1 : 0);
+    struct caid_watch *watch = calloc(1, sizeof(*watch) + n);
 
     if (!watch)
         return NULL;
-    memcpy(watch->name, name, n_name);
-    watch->params.name = MSG_STR(watch->name);
-    if (pool) {
-        memcpy(watch->name + n_name, pool, n_pool);
-        watch->params.pool = MSG_STR(watch->name + n_name);
-    }
+    char *end = watch->name;
+    watch->params.name = msg_str_opt(text_put(&end, MSG_STR(name)));
+    watch->params.pool = msg_str_opt(text_put(&end, msg_str_opt(pool)));
     watch->client = client_ref(client);
     watch->refs = 1;
     watch->request.call = (struct call){

@@ -274,6 +274,39 @@ reply_violation(const struct msg *reply, const struct call *call, const struct c
     return NULL;
 }
 
+static int
+copy_packet(struct caid_client *client, struct call *call)
+{
+    struct reply *copy = call->copy;
+
+    copy->packet = malloc(client->n_packet);
+    if (!copy->packet)
+        return fail_errno(&call->error, ENOMEM, "no memory for the %s reply",
+                          msg_method_name(call->method));
+    memcpy(copy->packet, client->packet, client->n_packet);
+    copy->n = client->n_packet;
+    return 0;
+}
+
+static int
+take_result(struct caid_client *client, struct call *call, struct msg *reply,
+            struct call_fds *fds)
+{
+    union {
+#define REQUEST(NAME, name, params, result) struct msg_##result name;
+#include "messages.def"
+    } result;
+
+    if (call->copy)
+        return copy_packet(client, call);
+    if (!call->take)
+        return 0;
+    int r = msg_decode_result(reply, call->method, &result);
+    if (r == -ENOMEM)
+        client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a reply", client->socket);
+    return r < 0 ? r : call->take(client, call, &result, fds);
+}
+
 static void
 take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
 {
@@ -289,8 +322,8 @@ take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
         client->answered = call->seq;
     if (reply->error != 0)
         r = fail_wire(&call->error, reply);
-    else if (call->take)
-        r = call->take(client, call, reply, fds);
+    else
+        r = take_result(client, call, reply, fds);
     if (client->lost.code != 0)
         return; /* it has been ended with the others */
 
@@ -518,28 +551,6 @@ call_dispatch(struct caid_client *client)
 
 /* ---- replies to be read later ---- */
 
-struct copy_call {
-    struct call call;
-    struct reply *reply;
-};
-
-static int
-take_copy(struct caid_client *client, struct call *call, struct msg *reply,
-          struct call_fds *fds)
-{
-    struct reply *ret = container_of(call, struct copy_call, call)->reply;
-
-    (void)reply;
-    (void)fds;
-    ret->packet = malloc(client->n_packet);
-    if (!ret->packet)
-        return fail_errno(&call->error, ENOMEM, "no memory for the %s reply",
-                          msg_method_name(call->method));
-    memcpy(ret->packet, client->packet, client->n_packet);
-    ret->n = client->n_packet;
-    return 0;
-}
-
 void
 reply_deinit(struct reply *reply)
 {
@@ -558,12 +569,9 @@ int
 reply_get(struct reply *ret, struct caid_client *client, enum msg_method method,
           const void *params, void *ret_result, struct caid_error *error)
 {
-    struct copy_call copy = {
-        .call = {.method = method, .params = params, .take = take_copy},
-        .reply = ret,
-    };
+    struct call call = {.method = method, .params = params, .copy = ret};
 
-    int r = call_make(client, &copy.call, error);
+    int r = call_make(client, &call, error);
     if (r < 0)
         return r;
     r = reply_parse(ret, method, ret_result);

@@ -36,14 +36,15 @@ struct call {
     enum msg_method method;
     const void *params;
 
-    /* Takes a reply without error, with the client locked. NULL: there is nothing in it.
-     * -EPROTO ends the connection; other errors fail the call. */
-    int (*take)(struct caid_client *client, struct call *call, struct msg *reply,
+    /* Takes the result of a reply without error, with the client locked: the method's msg_..._result. NULL:
+     * there is nothing in it. -EPROTO ends the connection; other errors fail the call. A result that there is
+     * no memory to read ends the connection, too: nobody knows what the daemon counts on. */
+    int (*take)(struct caid_client *client, struct call *call, const void *result,
                 struct call_fds *fds);
-    bool has_blocks; /* the reply refers to blocks, and may bring fds */
-    bool has_pages;  /* the same of pages of timelines: handoff/page.h */
-    /* A call that nobody waits for in call_run(): told that it is over, with the client locked.
-     * */
+    struct reply *copy; /* in place of take(): gets the packet */
+    bool has_blocks;    /* the reply refers to blocks, and may bring fds */
+    bool has_pages;     /* the same of pages of timelines: handoff/page.h */
+    /* Nobody waits for it in call_run(): told that it is over, with the client locked. */
     void (*end)(struct caid_client *client, struct call *call);
 
     uint64_t seq;

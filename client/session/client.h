@@ -109,6 +109,11 @@ void client_unref(struct caid_client *client);
 /* Fails with FORKED, or with CAID_ERR_INVALID for NULL; takes no lock. */
 int client_check(const struct caid_client *client, struct caid_error *error);
 
+/* The same of the client that an object holds, which is named in the error: "array is NULL". */
+#define CHECK_CLIENT_OF(object, error)                \
+    ((object) ? client_check((object)->client, error) \
+              : fail(error, CAID_ERR_INVALID, "%s is NULL", #object))
+
 /* The same, and with CAID_ERR_INVALID where the caller has not given something: "ret", "fn". */
 int client_check_given(const struct caid_client *client, bool given, const char *what,
                        struct caid_error *error);

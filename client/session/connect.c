@@ -60,20 +60,18 @@ connect_path(char *ret, size_t size, const char *given, const char **ret_origin,
 static int
 fail_connect(struct caid_error *error, int err, const char *path, const char *origin)
 {
+    char text[128];
+    const char *why;
+
     switch (err) {
-    case ENOENT:
-        return fail(error, CAID_ERR_NO_DAEMON, "%s%s: no such socket; is caid running?", path,
-                    origin);
-    case ENOTSOCK: return fail(error, CAID_ERR_NO_DAEMON, "%s%s: not a socket", path, origin);
-    case EPROTOTYPE:
-        return fail(error, CAID_ERR_NO_DAEMON, "%s%s: a socket, but not caid's", path, origin);
-    case ECONNREFUSED:
-        return fail(error, CAID_ERR_NO_DAEMON, "%s%s: nobody listens; is caid running?", path,
-                    origin);
-    case EACCES:
-        return fail(error, CAID_ERR_NO_DAEMON, "%s%s: no permission to connect", path, origin);
-    default: errno = err; return fail(error, CAID_ERR_NO_DAEMON, "%s%s: %m", path, origin);
+    case ENOENT: why = "no such socket; is caid running?"; break;
+    case ENOTSOCK: why = "not a socket"; break;
+    case EPROTOTYPE: why = "a socket, but not caid's"; break;
+    case ECONNREFUSED: why = "nobody listens; is caid running?"; break;
+    case EACCES: why = "no permission to connect"; break;
+    default: why = strerror_r(err, text, sizeof(text));
     }
+    return fail(error, CAID_ERR_NO_DAEMON, "%s%s: %s", path, origin, why);
 }
 
 static int

@@ -97,11 +97,13 @@ gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event)
 }
 
 int
-gpu_fail(const struct drv *drv, const char *call, CUresult result, const char *doing,
-         struct caid_error *error)
+gpu_result(const struct drv *drv, const char *call, CUresult result, const char *doing,
+           struct caid_error *error)
 {
     struct drv_error cause = {0};
 
+    if (result == CUDA_SUCCESS)
+        return 0;
     int r = drv_fail(drv, &cause, call, result);
     return fail_driver(error, r, &cause, "%s", doing);
 }
@@ -264,29 +266,34 @@ gpu_context(struct caid_client *client, uint32_t place, CUcontext *ret,
         device->context = context;
     pthread_mutex_unlock(&client->gpu.lock);
 
-    if (result != CUDA_SUCCESS)
-        return gpu_fail(drv, "cuDevicePrimaryCtxRetain", result,
-                        "cannot use the device's primary context", error);
-    *ret = context;
-    return 0;
+    if (result == CUDA_SUCCESS)
+        *ret = context;
+    return gpu_result(drv, "cuDevicePrimaryCtxRetain", result,
+                      "cannot use the device's primary context", error);
+}
+
+int
+gpu_push_context(struct caid_client *client, CUcontext context, const char *doing,
+                 const struct drv **ret_drv, struct caid_error *error)
+{
+    const struct drv *drv = client->gpu.drv;
+    CUresult result = drv->cu.cuCtxPushCurrent(context);
+
+    if (result == CUDA_SUCCESS)
+        *ret_drv = drv;
+    return gpu_result(drv, "cuCtxPushCurrent", result, doing, error);
 }
 
 int
 gpu_push_place(struct caid_client *client, uint32_t place, const struct drv **ret_drv,
                struct caid_error *error)
 {
-    const struct drv *drv = client->gpu.drv;
     CUcontext context = NULL;
 
     int r = gpu_context(client, place, &context, error);
-    if (r < 0)
-        return r;
-    CUresult result = drv->cu.cuCtxPushCurrent(context);
-    if (result != CUDA_SUCCESS)
-        return gpu_fail(drv, "cuCtxPushCurrent", result,
-                        "cannot use the device's primary context", error);
-    *ret_drv = drv;
-    return 0;
+    return r < 0 ? r
+                 : gpu_push_context(client, context, "cannot use the device's primary context",
+                                    ret_drv, error);
 }
 
 int

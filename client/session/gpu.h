@@ -66,6 +66,9 @@ int gpu_push_place(struct caid_client *client, uint32_t place, const struct drv 
                    struct caid_error *error);
 int gpu_push(struct caid_client *client, int32_t index, const struct drv **ret_drv,
              struct caid_error *error);
+/* The same of a context that is there; doing: for the error. */
+int gpu_push_context(struct caid_client *client, CUcontext context, const char *doing,
+                     const struct drv **ret_drv, struct caid_error *error);
 void gpu_pop(const struct drv *drv);
 
 /* The index of the daemon's device that has this ordinal here, or -1. The driver is open. */
@@ -89,6 +92,6 @@ CUcontext gpu_current(const struct drv *drv);
  * mode relaxed meanwhile. Not under a lock. */
 CUresult gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event);
 
-/* Fails with the CUresult of call. */
-int gpu_fail(const struct drv *drv, const char *call, CUresult result, const char *doing,
-             struct caid_error *error);
+/* What the CUresult of call comes to: 0, or an error. */
+int gpu_result(const struct drv *drv, const char *call, CUresult result, const char *doing,
+               struct caid_error *error);

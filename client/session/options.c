@@ -86,6 +86,26 @@ check_metadata(const char *metadata, struct caid_error *error)
     return check_text("metadata", metadata, false, error);
 }
 
+int
+check_type(const char *typestr, const char *descr, const char *metadata,
+           struct caid_error *error)
+{
+    int r = check_text("typestr", typestr, true, error);
+    if (r == 0)
+        r = check_text("descr", descr, false, error);
+    return r < 0 ? r : check_metadata(metadata, error);
+}
+
+int
+check_shape(uint32_t ndim, const int64_t *shape, struct caid_error *error)
+{
+    if (ndim > PROTO_NDIM_MAX)
+        return fail(error, CAID_ERR_INVALID, "ndim %u: at most %d", ndim, PROTO_NDIM_MAX);
+    if (ndim > 0 && !shape)
+        return fail(error, CAID_ERR_INVALID, "shape is NULL, ndim is %u", ndim);
+    return 0;
+}
+
 uint64_t
 deadline_of(uint64_t timeout_ns)
 {

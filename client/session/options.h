@@ -20,6 +20,10 @@ int check_text(const char *what, const char *s, bool needed, struct caid_error *
 int check_name(const char *name, struct caid_error *error);
 int check_pool(const char *pool, struct caid_error *error);
 int check_metadata(const char *metadata, struct caid_error *error);
+/* What an array is said to be. */
+int check_type(const char *typestr, const char *descr, const char *metadata,
+               struct caid_error *error);
+int check_shape(uint32_t ndim, const int64_t *shape, struct caid_error *error);
 
 /* A deadline from a timeout of the API: CAID_FOREVER gives UINT64_MAX. */
 uint64_t deadline_of(uint64_t timeout_ns);

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "client.h"
-#include "text.h"
 
 char *
 pager_scratch(const struct reply *reply)
@@ -13,14 +12,30 @@ pager_scratch(const struct reply *reply)
     return malloc(reply->n);
 }
 
-int
-pager_cursor(char cursor[CURSOR_MAX], struct msg_str name, struct msg_str *ret)
+bool
+pager_go_on(struct pager *pager, struct msg_str pool, struct msg_str name,
+            struct msg_str *ret_pool, struct msg_str *ret_after)
 {
-    if (name.n >= CURSOR_MAX)
-        return -EPROTO;
-    text_copy(cursor, CURSOR_MAX, name);
-    *ret = MSG_STR(cursor);
-    return 0;
+    if (pool.n >= CURSOR_MAX || name.n >= CURSOR_MAX)
+        return false;
+    text_copy(pager->pool, CURSOR_MAX, pool);
+    text_copy(pager->after, CURSOR_MAX, name);
+    if (ret_pool)
+        *ret_pool = MSG_STR(pager->pool);
+    *ret_after = MSG_STR(pager->after);
+    return true;
+}
+
+int
+pager_check(struct caid_client *client, bool has_fn, const struct caid_list_options *options,
+            struct caid_list_options *ret, struct caid_error *error)
+{
+    int r = client_check_given(client, has_fn, "fn", error);
+    if (r == 0)
+        r = options_read(ret, sizeof(*ret), options, error);
+    if (r == 0)
+        r = check_pool(ret->pool, error);
+    return r < 0 ? r : check_text("prefix", ret->prefix, false, error);
 }
 
 int
@@ -34,20 +49,16 @@ pager_fail(struct pager *pager, int r)
 static int
 give_packet(struct pager *pager, const struct reply *reply)
 {
-    _cleanup_free_ char *scratch = pager->scratch = pager_scratch(reply);
+    _cleanup_free_ char *scratch = pager_scratch(reply);
     int r = 0;
 
     if (!scratch)
         return pager_fail(pager, -ENOMEM);
-    for (uint32_t i = 0; r == 0 && i < *pager->n; i++)
+    for (uint32_t i = 0; r == 0 && i < *pager->n; i++) {
+        pager->text = scratch;
         r = pager->give(pager, i);
-    if (r != 0 || !*pager->more)
-        return r;
-    if (*pager->n == 0)
-        r = -EPROTO;
-    else if (pager->advance)
-        r = pager->advance(pager);
-    return r < 0 ? pager_fail(pager, r) : 0;
+    }
+    return r == 0 && *pager->more && *pager->n == 0 ? pager_fail(pager, -EPROTO) : r;
 }
 
 static int

@@ -11,6 +11,7 @@
 #include "caid/caid.h"
 
 #include "call.h"
+#include "text.h"
 
 /* Bytes of a name or a pool that a list goes on after, and the terminator. */
 #define CURSOR_MAX 512
@@ -23,22 +24,39 @@ struct pager {
     const uint32_t *n;  /* entries */
     const bool *more;   /* to be asked for */
 
-    /* Gives one entry to the program: what its callback says, or -EPROTO or -ENOMEM with `failed`. */
+    /* Gives one entry to the program, and has the next packet start after it: what the program's callback
+     * says, or -EPROTO or -ENOMEM with `failed`. */
     int (*give)(struct pager *pager, uint32_t i);
-    /* Has the next packet start after the last entry of this one: -EPROTO. NULL: give() has. */
-    int (*advance)(struct pager *pager);
 
-    char *scratch; /* for the C strings of an entry: they fit, whatever the packet says */
+    char *text; /* where the C strings of the entry go: they fit, whatever the packet says */
+    char pool[CURSOR_MAX], after[CURSOR_MAX]; /* what was given last */
     bool failed;
 };
 
-/* Of a struct that has `params` and `result`, the latter with such entries. */
-#define PAGER(of_client, of_method, list, entries, give_one, advance_all)         \
-    {                                                                             \
-        .client = (of_client), .method = (of_method), .params = &(list).params,   \
-        .result = &(list).result, .n = &(list).result.n_##entries,                \
-        .more = &(list).result.more, .give = (give_one), .advance = (advance_all) \
+/* struct LIST, which gives structs GIVEN, of the messages LIST_params and LIST_result. */
+#define PAGED_LIST(list, given)                                \
+    struct list {                                              \
+        struct pager pager;                                    \
+        struct msg_##list##_params params;                     \
+        struct msg_##list##_result result;                     \
+        int (*fn)(const struct given *given_, void *userdata); \
+        void *userdata;                                        \
     }
+/* The initial members of one but for its params: by list_give() for each of result.entries. */
+#define PAGED(list, of_client, of_method, entries, to_fn, its_userdata) \
+    .pager = {.client = (of_client),                                    \
+              .method = (of_method),                                    \
+              .params = &(list).params,                                 \
+              .result = &(list).result,                                 \
+              .n = &(list).result.n_##entries,                          \
+              .more = &(list).result.more,                              \
+              .give = list##_give},                                     \
+    .fn = (to_fn), .userdata = (its_userdata)
+
+/* What the caller of a list has given, which is checked. */
+int pager_check(struct caid_client *client, bool has_fn,
+                const struct caid_list_options *options, struct caid_list_options *ret,
+                struct caid_error *error);
 
 int pager_fail(struct pager *pager, int r);
 /* Gives all of them: 0, what the callback said that was not 0, or an error. */
@@ -48,5 +66,6 @@ int pager_run(struct pager *pager, struct caid_error *error);
  * no memory. */
 char *pager_scratch(const struct reply *reply);
 
-/* A copy of a name that a list goes on after. -EPROTO: it is no name. */
-int pager_cursor(char cursor[CURSOR_MAX], struct msg_str name, struct msg_str *ret);
+/* Has the list go on after that name, and, where ret_pool is not NULL, in that pool. False: it is no name. */
+bool pager_go_on(struct pager *pager, struct msg_str pool, struct msg_str name,
+                 struct msg_str *ret_pool, struct msg_str *ret_after);

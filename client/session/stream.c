@@ -43,7 +43,7 @@ stream_enter_context(struct caid_client *client, CUstream handle, CUcontext cont
         if (gpu_is_gone(result))
             client_context_died(client, context);
         if (result != CUDA_SUCCESS)
-            return stream_fail(client, &stream, "cuCtxPushCurrent", result, doing, error);
+            return stream_result(client, &stream, "cuCtxPushCurrent", result, doing, error);
         stream.pushed = true;
     }
     *ret = stream;
@@ -64,9 +64,7 @@ stream_check_not_capturing(struct caid_client *client, const struct stream *stre
             error, CAID_ERR_INVALID,
             "the stream captures a graph: what waits or is signalled now would be a part "
             "of it, with the values of now");
-    return result == CUDA_SUCCESS
-               ? 0
-               : stream_fail(client, stream, "cuStreamIsCapturing", result, doing, error);
+    return stream_result(client, stream, "cuStreamIsCapturing", result, doing, error);
 }
 
 /* Of a handle nothing else is asked while it captures. */
@@ -80,7 +78,7 @@ find_context(struct caid_client *client, const struct drv *drv, CUstream handle,
     if (r < 0)
         return r;
     CUresult result = drv->cu.cuStreamGetCtx(handle, ret);
-    return result == CUDA_SUCCESS ? 0 : gpu_fail(drv, "cuStreamGetCtx", result, doing, error);
+    return gpu_result(drv, "cuStreamGetCtx", result, doing, error);
 }
 
 /* A default stream is one of its context's, which has to be current for it to be asked of. */
@@ -109,7 +107,9 @@ stream_enter(struct caid_client *client, uint64_t stream, int32_t device, struct
     const struct drv *drv;
     CUcontext context;
 
-    int r = stream_check(stream, error);
+    int r = client_check(client, error);
+    if (r == 0)
+        r = stream_check(stream, error);
     if (r == 0)
         r = gpu_driver(client, &drv, error);
     if (r == 0 && stream_is_special(stream))
@@ -134,7 +134,7 @@ stream_place(struct caid_client *client, const struct stream *stream, uint32_t *
 
     CUresult result = stream->drv->cu.cuCtxGetDevice(&ordinal);
     if (result != CUDA_SUCCESS)
-        return stream_fail(client, stream, "cuCtxGetDevice", result, doing, error);
+        return stream_result(client, stream, "cuCtxGetDevice", result, doing, error);
     for (uint32_t i = 0; i < client->gpu.n_devices; i++)
         if (client->gpu.devices[i].ordinal == ordinal) {
             *ret = i;
@@ -145,10 +145,10 @@ stream_place(struct caid_client *client, const struct stream *stream, uint32_t *
 }
 
 int
-stream_fail(struct caid_client *client, const struct stream *stream, const char *call,
-            CUresult result, const char *what, struct caid_error *error)
+stream_result(struct caid_client *client, const struct stream *stream, const char *call,
+              CUresult result, const char *what, struct caid_error *error)
 {
     if (gpu_is_dead(result))
         client_context_died(client, stream->context);
-    return gpu_fail(stream->drv, call, result, what, error);
+    return gpu_result(stream->drv, call, result, what, error);
 }

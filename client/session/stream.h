@@ -34,7 +34,7 @@ stream_is_special(uint64_t stream)
 /* CAID_ERR_INVALID: 0, which is ambiguous. */
 int stream_check(uint64_t stream, struct caid_error *error);
 
-/* Refuses 0, too, and a stream that captures a graph: CAID_ERR_INVALID. device: the index whose primary
+/* As client_check(). Refuses 0, too, and a stream that captures a graph: CAID_ERR_INVALID. device: the index whose primary
  * context 1 and 2 mean where none is current. */
 int stream_enter(struct caid_client *client, uint64_t stream, int32_t device,
                  struct stream *ret, struct caid_error *error);
@@ -53,7 +53,7 @@ int stream_place(struct caid_client *client, const struct stream *stream, uint32
 int stream_check_not_capturing(struct caid_client *client, const struct stream *stream,
                                struct caid_error *error);
 
-/* Fails with the CUresult of a call on the stream; if it tells that the context is dead, what the context
- * was to signal is given up: whoever waits for it is let go. */
-int stream_fail(struct caid_client *client, const struct stream *stream, const char *call,
-                CUresult result, const char *doing, struct caid_error *error);
+/* What the CUresult of a call on the stream comes to: 0, or an error. If it tells that the context is dead, what
+ * the context was to signal is given up: whoever waits for it is let go. */
+int stream_result(struct caid_client *client, const struct stream *stream, const char *call,
+                  CUresult result, const char *doing, struct caid_error *error);

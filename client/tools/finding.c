@@ -22,8 +22,7 @@ finding_set(struct finding *ret, enum doctor_level level, const char *id, const 
     va_start(args, fmt);
     ret->level = level;
     ret->id = id;
-    if (vasprintf(&ret->found, fmt, args) < 0)
-        out_of_memory();
+    ret->found = format_args(fmt, args);
     va_end(args);
 }
 
@@ -32,8 +31,7 @@ finding_remedy(struct finding *ret, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
-    if (vasprintf(&ret->remedy, fmt, args) < 0)
-        out_of_memory();
+    ret->remedy = format_args(fmt, args);
     va_end(args);
 }
 

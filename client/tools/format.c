@@ -20,19 +20,24 @@ out_of_memory(void)
     exit(1);
 }
 
-static char *print(const char *fmt, ...) PRINTF(1, 2);
-
-static char *
-print(const char *fmt, ...)
+char *
+format_args(const char *fmt, va_list args)
 {
     char *text;
+
+    if (vasprintf(&text, fmt, args) < 0)
+        out_of_memory();
+    return text;
+}
+
+char *
+format_text(const char *fmt, ...)
+{
     va_list args;
 
     va_start(args, fmt);
-    int n = vasprintf(&text, fmt, args);
+    char *text = format_args(fmt, args);
     va_end(args);
-    if (n < 0)
-        out_of_memory();
     return text;
 }
 
@@ -67,7 +72,7 @@ char *
 format_plain(const char *s)
 {
     if (is_plain(s))
-        return print("%s", s);
+        return format_text("%s", s);
 
     size_t n = strlen(s), len;
     char *text = malloc(4 * n + 1), *end = text;
@@ -94,13 +99,13 @@ format_bytes(uint64_t bytes, bool exact)
     size_t unit = 0;
 
     if (exact)
-        return print("%" PRIu64, bytes);
+        return format_text("%" PRIu64, bytes);
     if (bytes < 1024)
-        return print("%" PRIu64 " B", bytes);
+        return format_text("%" PRIu64 " B", bytes);
     /* As long as it would be shown as 1024.0 of a unit. */
     for (value /= 1024; value >= 1023.95 && unit + 1 < ARRAY_SIZE(units); unit++)
         value /= 1024;
-    return print("%.1f %s", value, units[unit]);
+    return format_text("%.1f %s", value, units[unit]);
 }
 
 char *
@@ -109,12 +114,12 @@ format_duration(uint64_t ns)
     uint64_t s = ns / NSEC_PER_SEC, m = s / 60, h = m / 60, d = h / 24;
 
     if (d > 0)
-        return print("%" PRIu64 "d %02" PRIu64 "h", d, h % 24);
+        return format_text("%" PRIu64 "d %02" PRIu64 "h", d, h % 24);
     if (h > 0)
-        return print("%" PRIu64 "h %02" PRIu64 "m", h, m % 60);
+        return format_text("%" PRIu64 "h %02" PRIu64 "m", h, m % 60);
     if (m > 0)
-        return print("%" PRIu64 "m %02" PRIu64 "s", m, s % 60);
-    return print("%" PRIu64 "s", s);
+        return format_text("%" PRIu64 "m %02" PRIu64 "s", m, s % 60);
+    return format_text("%" PRIu64 "s", s);
 }
 
 static char *
@@ -139,7 +144,7 @@ join(const int64_t *values, uint32_t n, const char *between, const char *before,
 char *
 format_shape(const int64_t *shape, uint32_t ndim)
 {
-    return ndim > 0 ? join(shape, ndim, "x", "", "") : print("scalar");
+    return ndim > 0 ? join(shape, ndim, "x", "", "") : format_text("scalar");
 }
 
 char *
@@ -152,14 +157,14 @@ char *
 format_user(uint32_t uid)
 {
     const struct passwd *user = getpwuid(uid);
-    return user ? print("%s", user->pw_name) : print("%" PRIu32, uid);
+    return user ? format_text("%s", user->pw_name) : format_text("%" PRIu32, uid);
 }
 
 char *
 format_group(uint32_t gid)
 {
     const struct group *group = getgrgid(gid);
-    return group ? print("%s", group->gr_name) : print("%" PRIu32, gid);
+    return group ? format_text("%s", group->gr_name) : format_text("%" PRIu32, gid);
 }
 
 void

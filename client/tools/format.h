@@ -3,11 +3,18 @@
  * of memory ends the program. */
 #pragma once
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/macros.h"
+
 /* Says so and exits 1. */
 _Noreturn void out_of_memory(void);
+
+/* As printf(3). */
+char *format_text(const char *fmt, ...) PRINTF(1, 2);
+char *format_args(const char *fmt, va_list args) PRINTF(1, 0);
 
 /* s with control characters (C0, DEL, C1) and what is not UTF-8 as \xNN, and \ as \\ where any
  * of them is. */

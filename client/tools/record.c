@@ -111,14 +111,33 @@ record_members(struct json *out, const struct field *fields, const void *from)
 }
 
 void
-record_add(struct ctl *ctl, const struct field *fields, unsigned form, const void *from,
-           struct table *table)
+listing_begin(const struct listing *listing, const char *key)
 {
-    if (!ctl->json) {
-        record_row(ctl, fields, form, from, table);
-        return;
+    if (listing->fields)
+        record_columns(listing->fields, listing->form, listing->table);
+    json_list(&listing->ctl->out, key);
+}
+
+int
+listing_add(const struct listing *listing, const void *from)
+{
+    struct json *out = &listing->ctl->out;
+
+    if (!listing->ctl->json) {
+        record_row(listing->ctl, listing->fields, listing->form, from, listing->table);
+        return 0;
     }
-    json_object(&ctl->out, NULL);
-    record_members(&ctl->out, fields, from);
-    json_object_end(&ctl->out);
+    json_object(out, NULL);
+    record_members(out, listing->fields, from);
+    json_object_end(out);
+    return 0;
+}
+
+int
+listing_end(const struct listing *listing, int r, const char *what)
+{
+    if (r < 0)
+        return ctl_failed(listing->ctl, what);
+    json_list_end(&listing->ctl->out);
+    return CTL_OK;
 }

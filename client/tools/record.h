@@ -48,6 +48,17 @@ void record_row(const struct ctl *ctl, const struct field *fields, unsigned form
 /* Members of the object that is open. */
 void record_members(struct json *out, const struct field *fields, const void *from);
 
-/* An element of the list that is open, or a row. */
-void record_add(struct ctl *ctl, const struct field *fields, unsigned form, const void *from,
-                struct table *table);
+/* A list of the library's on its way to JSON or to a table. Its callbacks get it as userdata. */
+struct listing {
+    struct ctl *ctl;
+    const struct field *fields; /* NULL: the table has been set up */
+    unsigned form;
+    struct table *table;
+};
+
+/* Sets up the table and opens the list. */
+void listing_begin(const struct listing *listing, const char *key);
+/* An element of the list, or a row. Returns 0, as callbacks do. */
+int listing_add(const struct listing *listing, const void *from);
+/* Closes the list, unless the call for it has failed (r < 0). Returns the exit status. */
+int listing_end(const struct listing *listing, int r, const char *what);

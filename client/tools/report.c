@@ -56,25 +56,17 @@ report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *r
     const struct caid_device *devices;
     int32_t n = caid_client_devices(ctl->client, &devices);
     int32_t first = device < 0 ? 0 : device, end = device < 0 ? n : device + 1;
+    const struct listing listing = {ctl, device_fields, 0, ret};
 
-    record_columns(device_fields, 0, ret);
-    json_list(&ctl->out, key);
+    listing_begin(&listing, key);
     for (int32_t i = first; i < end; i++) {
         struct device_row row = {i, devices[i].uuid, devices[i].name, CAID_INIT(row.m)};
         if (caid_memory_info(ctl->client, i, &row.m, &ctl->error) < 0)
             return ctl_failed(ctl, row.uuid);
-        record_add(ctl, device_fields, 0, &row, ret);
+        listing_add(&listing, &row);
     }
-    json_list_end(&ctl->out);
-    return CTL_OK;
+    return listing_end(&listing, 0, key);
 }
-
-/* What the callbacks of the library's lists get. */
-struct rows {
-    struct ctl *ctl;
-    struct table *table;
-    unsigned form;
-};
 
 /* ---- pools ---- */
 
@@ -109,35 +101,27 @@ report_fragmentation(const struct caid_pool *pool)
     return pool->holes > 0 ? 1.0 - (double)pool->largest / (double)pool->holes : 0.0;
 }
 
-void
-report_pool(struct ctl *ctl, const struct caid_pool *p)
-{
-    const struct pool_row row = {*p, report_fragmentation(p)};
-
-    record_add(ctl, pool_fields, 0, &row, NULL);
-}
-
 static int
 pool_row(const struct caid_pool *p, void *userdata)
 {
-    const struct rows *rows = userdata;
     const struct pool_row row = {*p, report_fragmentation(p)};
+    return listing_add(userdata, &row);
+}
 
-    record_add(rows->ctl, pool_fields, rows->form, &row, rows->table);
-    return 0;
+void
+report_pool(struct ctl *ctl, const struct caid_pool *p)
+{
+    pool_row(p, &(struct listing){ctl, pool_fields, 0, NULL});
 }
 
 int
 report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct table *ret)
 {
-    struct rows rows = {ctl, ret, form};
+    struct listing listing = {ctl, pool_fields, form, ret};
 
-    record_columns(pool_fields, form, ret);
-    json_list(&ctl->out, key);
-    if (caid_pools(ctl->client, pool_row, &rows, &ctl->error) < 0)
-        return ctl_failed(ctl, "pools");
-    json_list_end(&ctl->out);
-    return CTL_OK;
+    listing_begin(&listing, key);
+    return listing_end(&listing, caid_pools(ctl->client, pool_row, &listing, &ctl->error),
+                       "pools");
 }
 
 /* ---- users ---- */
@@ -163,23 +147,17 @@ static const struct field user_fields[] = {
 static int
 user_row(const struct caid_user *u, void *userdata)
 {
-    const struct rows *rows = userdata;
-
-    record_add(rows->ctl, user_fields, 0, u, rows->table);
-    return 0;
+    return listing_add(userdata, u);
 }
 
 int
 report_users(struct ctl *ctl, const char *key, struct table *ret)
 {
-    struct rows rows = {ctl, ret, 0};
+    struct listing listing = {ctl, user_fields, 0, ret};
 
-    record_columns(user_fields, 0, ret);
-    json_list(&ctl->out, key);
-    if (caid_users(ctl->client, user_row, &rows, &ctl->error) < 0)
-        return ctl_failed(ctl, "users");
-    json_list_end(&ctl->out);
-    return CTL_OK;
+    listing_begin(&listing, key);
+    return listing_end(&listing, caid_users(ctl->client, user_row, &listing, &ctl->error),
+                       "users");
 }
 
 /* ---- arrays ---- */
@@ -200,6 +178,13 @@ report_i64s(struct json *out, const char *key, const int64_t *values, uint32_t n
         json_i64(out, NULL, values[i]);
     json_list_end(out);
 }
+
+/* Forms of the table. */
+enum entries_form {
+    ENTRIES_OF_ONE = 1, /* pool */
+    ENTRIES_OF_ALL = 2,
+    ENTRIES_LONG = 4,
+};
 
 struct entry_row {
     struct caid_entry e;
@@ -238,23 +223,44 @@ report_entry(struct ctl *ctl, const struct caid_entry *e)
     report_i64s(&ctl->out, "shape", e->shape, e->ndim);
 }
 
-void
-report_entry_columns(enum report_entries form, struct table *ret)
+static int
+entry_row(const struct caid_entry *e, void *userdata)
 {
-    record_columns(entry_fields, form, ret);
-}
+    const struct listing *listing = userdata;
+    struct ctl *ctl = listing->ctl;
 
-void
-report_entry_row(const struct ctl *ctl, const struct caid_entry *e, enum report_entries form,
-                 struct table *table)
-{
+    if (ctl->json) {
+        json_object(&ctl->out, NULL);
+        report_entry(ctl, e);
+        json_object_end(&ctl->out);
+        return 0;
+    }
     _cleanup_free_ char *shape = format_shape(e->shape, e->ndim), *use = report_use(e);
     const struct entry_row row = {.e = *e,
                                   .state = e->abandoned ? "abandoned" : "-",
                                   .shape = shape,
                                   .use = use};
 
-    record_row(ctl, entry_fields, form, &row, table);
+    record_row(ctl, entry_fields, listing->form, &row, listing->table);
+    return 0;
+}
+
+int
+report_entries(struct ctl *ctl, const char *key, const char *prefix, struct table *ret)
+{
+    enum entries_form form = ctl->long_ ? ENTRIES_LONG
+                             : ctl->all ? ENTRIES_OF_ALL
+                                        : ENTRIES_OF_ONE;
+    struct listing listing = {ctl, entry_fields, form, ret};
+    struct caid_list_options options = CAID_INIT(options);
+
+    options.pool = ctl->pool;
+    options.all = ctl->all;
+    options.prefix = prefix;
+    listing_begin(&listing, key);
+    return listing_end(&listing,
+                       caid_list(ctl->client, &options, entry_row, &listing, &ctl->error),
+                       "list");
 }
 
 char *
@@ -341,68 +347,70 @@ static const struct field unnamed_fields[] = {
 };
 
 /* Who keeps it, then what it is. */
-static void PRINTF(4, 5) unnamed_other(const struct rows *rows, const struct caid_entry *e,
-                                       const char *user, const char *fmt, ...)
+static void PRINTF(4, 5)
+    unnamed_other(const struct listing *listing, const struct caid_entry *e, const char *user,
+                  const char *fmt, ...)
 {
-    _cleanup_free_ char *what = NULL;
     va_list args;
 
     va_start(args, fmt);
-    if (vasprintf(&what, fmt, args) < 0)
-        out_of_memory();
+    _cleanup_free_ char *what = format_args(fmt, args);
     va_end(args);
-    table_add(rows->table, "-");
-    table_add(rows->table, "%s", user);
-    table_add(rows->table, "%s", what);
-    table_add(rows->table, "-");
-    record_row(rows->ctl, unnamed_fields, 0, e, rows->table);
+    table_add(listing->table, "-");
+    table_add(listing->table, "%s", user);
+    table_add(listing->table, "%s", what);
+    table_add(listing->table, "-");
+    record_row(listing->ctl, unnamed_fields, 0, e, listing->table);
 }
 
 /* What keeps it beside those holders: others that a packet had no room for, and its parts, which only
  * its creator can publish. */
 static void
-unnamed_rest(const struct rows *rows, const struct caid_details *d)
+unnamed_rest(const struct listing *listing, const struct caid_details *d)
 {
     const struct caid_entry *e = &d->entry;
     _cleanup_free_ char *user = format_user(e->uid);
 
     if (d->n_holders < e->leases)
-        unnamed_other(rows, e, "-", "%" PRIu64 " more", e->leases - d->n_holders);
+        unnamed_other(listing, e, "-", "%" PRIu64 " more", e->leases - d->n_holders);
     if (e->parts)
-        unnamed_other(rows, e, user, "%" PRIu64 " part%s", e->parts, e->parts > 1 ? "s" : "");
+        unnamed_other(listing, e, user, "%" PRIu64 " part%s", e->parts,
+                      e->parts > 1 ? "s" : "");
 }
 
 static int
 unnamed_row(const struct caid_details *d, void *userdata)
 {
-    const struct rows *rows = userdata;
+    const struct listing *listing = userdata;
 
-    if (rows->ctl->json) {
-        unnamed_json(rows->ctl, d);
+    if (listing->ctl->json) {
+        unnamed_json(listing->ctl, d);
         return 0;
     }
     for (size_t i = 0; i < d->n_holders; i++) {
         const struct caid_holder *holder = &d->holders[i];
-        record_row(rows->ctl, holder_fields, 0, holder, rows->table);
-        table_add(rows->table, "%s", holder->hung_up ? "gone" : holder->readonly ? "r" : "rw");
-        record_row(rows->ctl, unnamed_fields, 0, &d->entry, rows->table);
+        record_row(listing->ctl, holder_fields, 0, holder, listing->table);
+        table_add(listing->table, "%s",
+                  holder->hung_up    ? "gone"
+                  : holder->readonly ? "r"
+                                     : "rw");
+        record_row(listing->ctl, unnamed_fields, 0, &d->entry, listing->table);
     }
-    unnamed_rest(rows, d);
+    unnamed_rest(listing, d);
     return 0;
 }
 
 int
 report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret)
 {
-    struct rows rows = {ctl, ret, 0};
+    struct listing listing = {ctl, NULL, 0, ret};
     struct caid_list_options options = CAID_INIT(options);
 
     options.pool = pool;
     options.all = !pool;
     table_init(ret, unnamed_columns, ARRAY_SIZE(unnamed_columns));
-    json_list(&ctl->out, key);
-    if (caid_unnamed(ctl->client, &options, unnamed_row, &rows, &ctl->error) < 0)
-        return ctl_failed(ctl, pool ? pool : "unnamed");
-    json_list_end(&ctl->out);
-    return CTL_OK;
+    listing_begin(&listing, key);
+    return listing_end(&listing,
+                       caid_unnamed(ctl->client, &options, unnamed_row, &listing, &ctl->error),
+                       pool ? pool : "unnamed");
 }

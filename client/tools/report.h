@@ -23,6 +23,9 @@ int report_pools(struct ctl *ctl, const char *key, enum report_pools form, struc
 /* What users are charged. */
 int report_users(struct ctl *ctl, const char *key, struct table *ret);
 
+/* Named arrays of the pool, or pools, that the command line says; prefix NULL: all. */
+int report_entries(struct ctl *ctl, const char *key, const char *prefix, struct table *ret);
+
 /* Arrays without a name and the processes that keep them; pool NULL: of all that may be read. */
 int report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret);
 
@@ -44,17 +47,6 @@ char *report_use(const struct caid_entry *e);
 
 /* The members of an entry, into an object that is open. */
 void report_entry(struct ctl *ctl, const struct caid_entry *e);
-
-/* The same as rows. */
-enum report_entries {
-    ENTRIES_OF_ONE = 1, /* pool */
-    ENTRIES_OF_ALL = 2,
-    ENTRIES_LONG = 4,
-};
-
-void report_entry_columns(enum report_entries form, struct table *ret);
-void report_entry_row(const struct ctl *ctl, const struct caid_entry *e,
-                      enum report_entries form, struct table *table);
 
 void report_holders(struct ctl *ctl, const struct caid_details *d);
 

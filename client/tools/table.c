@@ -38,10 +38,7 @@ add_text(struct table *table, const char *text)
 
 static void PRINTF(2, 0) add(struct table *table, const char *fmt, va_list args)
 {
-    _cleanup_free_ char *text = NULL;
-
-    if (vasprintf(&text, fmt, args) < 0)
-        out_of_memory();
+    _cleanup_free_ char *text = format_args(fmt, args);
     add_text(table, text);
 }
 

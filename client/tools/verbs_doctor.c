@@ -10,7 +10,7 @@ static const struct column columns[] = {{"", false}, {"", false}, {"", false}};
 
 struct lines {
     struct ctl *ctl;
-    struct table table;
+    struct table *table;
     unsigned n[DOCTOR_N_LEVELS];
 };
 
@@ -55,7 +55,7 @@ line_add(const char *what, int32_t device, const struct finding *finding, void *
     if (lines->ctl->json)
         line_json(&lines->ctl->out, what, device, finding);
     else
-        line_row(&lines->table, what, device, finding);
+        line_row(lines->table, what, device, finding);
 }
 
 static void
@@ -67,19 +67,14 @@ print_end(const struct lines *lines)
            warnings == 1 ? "" : "s");
 }
 
-static void
-lines_deinit(struct lines *lines)
-{
-    table_deinit(&lines->table);
-}
-
 int
 verb_doctor(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 {
-    _cleanup_(lines_deinit) struct lines lines = {.ctl = ctl};
+    _cleanup_table_ struct table table;
     _cleanup_(doctor_deinit) struct doctor doctor;
+    struct lines lines = {.ctl = ctl, .table = &table};
 
-    table_init(&lines.table, columns, ARRAY_SIZE(columns));
+    table_init(&table, columns, ARRAY_SIZE(columns));
     doctor_init(&doctor, ctl);
     json_object(&ctl->out, NULL);
     json_list(&ctl->out, "checks");
@@ -89,7 +84,7 @@ verb_doctor(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     json_u64(&ctl->out, "warnings", lines.n[DOCTOR_WARNING]);
     json_object_end(&ctl->out);
     if (!ctl->json) {
-        table_print(&lines.table, false);
+        table_print(&table, false);
         print_end(&lines);
     }
     return lines.n[DOCTOR_PROBLEM] > 0 ? CTL_LOCAL : CTL_OK;

@@ -9,55 +9,14 @@
 
 /* ---- list ---- */
 
-struct listing {
-    struct ctl *ctl;
-    struct table table;
-    enum report_entries form;
-};
-
-static void
-listing_deinit(struct listing *listing)
-{
-    table_deinit(&listing->table);
-}
-
-static int
-list_entry(const struct caid_entry *e, void *userdata)
-{
-    struct listing *listing = userdata;
-    struct ctl *ctl = listing->ctl;
-
-    if (ctl->json) {
-        json_object(&ctl->out, NULL);
-        report_entry(ctl, e);
-        json_object_end(&ctl->out);
-    } else {
-        report_entry_row(ctl, e, listing->form, &listing->table);
-    }
-    return 0;
-}
-
 int
 verb_list(struct ctl *ctl, int argc, char **argv)
 {
-    _cleanup_(listing_deinit) struct listing listing = {
-        .ctl = ctl,
-        .form = ctl->long_ ? ENTRIES_LONG
-                : ctl->all ? ENTRIES_OF_ALL
-                           : ENTRIES_OF_ONE,
-    };
-    struct caid_list_options options = CAID_INIT(options);
+    _cleanup_table_ struct table table = {0};
+    const char *prefix = argc > 0 ? argv[0] : NULL;
 
-    options.pool = ctl->pool;
-    options.all = ctl->all;
-    options.prefix = argc > 0 ? argv[0] : NULL;
-    report_entry_columns(listing.form, &listing.table);
     json_object(&ctl->out, NULL);
-    json_list(&ctl->out, "arrays");
-    if (caid_list(ctl->client, &options, list_entry, &listing, &ctl->error) < 0)
-        return ctl_failed(ctl, "list");
-    json_list_end(&ctl->out);
-    return report_end(ctl, CTL_OK, &listing.table);
+    return report_end(ctl, report_entries(ctl, "arrays", prefix, &table), &table);
 }
 
 /* ---- pools ---- */
@@ -88,27 +47,22 @@ static const struct field timeline_fields[] = {
 static int
 timeline_row(const struct caid_timeline_entry *e, void *userdata)
 {
-    struct listing *listing = userdata;
-
-    record_add(listing->ctl, timeline_fields, 0, e, &listing->table);
-    return 0;
+    return listing_add(userdata, e);
 }
 
 int
 verb_timelines(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 {
-    _cleanup_(listing_deinit) struct listing listing = {.ctl = ctl};
+    _cleanup_table_ struct table table = {0};
+    struct listing listing = {ctl, timeline_fields, 0, &table};
     struct caid_list_options options = CAID_INIT(options);
 
     options.pool = ctl->pool;
     options.all = ctl->all;
-    record_columns(timeline_fields, 0, &listing.table);
     json_object(&ctl->out, NULL);
-    json_list(&ctl->out, "timelines");
-    if (caid_timelines(ctl->client, &options, timeline_row, &listing, &ctl->error) < 0)
-        return ctl_failed(ctl, "timelines");
-    json_list_end(&ctl->out);
-    return report_end(ctl, CTL_OK, &listing.table);
+    listing_begin(&listing, "timelines");
+    int r = caid_timelines(ctl->client, &options, timeline_row, &listing, &ctl->error);
+    return report_end(ctl, listing_end(&listing, r, "timelines"), &table);
 }
 
 /* ---- unlink ---- */

@@ -82,12 +82,8 @@ holder_use(const struct caid_holder *holder)
                             .writers = holder->writing,
                             .waiting = holder->waiting};
     _cleanup_free_ char *use = report_use(&as);
-    char *text;
 
-    if (asprintf(&text, "%s%s", use[0] == '-' ? "" : ", brackets: ", use[0] == '-' ? "" : use) <
-        0)
-        out_of_memory();
-    return text;
+    return use[0] == '-' ? format_text("%s", "") : format_text(", brackets: %s", use);
 }
 
 static void

@@ -95,9 +95,9 @@ signal_on(uint64_t stream)
     struct lane *lane;
 
     assert_ok(lane_get(f.client, stream, 0, &lane, &error));
-    lane_lock(lane);
+    pthread_mutex_lock(&lane->lock);
     assert_ok(lane_signal(f.client, lane, &fence, &error));
-    lane_unlock(lane);
+    pthread_mutex_unlock(&lane->lock);
     lane_put(lane);
     return fence;
 }
@@ -287,9 +287,9 @@ signal_elsewhere(void *arg)
     struct lane *lane = (struct lane *)(uintptr_t)thread->stream;
     struct fence fence;
 
-    lane_lock(lane);
+    pthread_mutex_lock(&lane->lock);
     assert_failed(lane_signal(f.client, lane, &fence, &error), CAID_ERR_INVALID);
-    lane_unlock(lane);
+    pthread_mutex_unlock(&lane->lock);
     return NULL;
 }
 
@@ -509,9 +509,9 @@ try_signal(uint64_t stream, struct fence *ret)
     int r = lane_get(f.client, stream, 0, &lane, &error);
     if (r < 0)
         return r;
-    lane_lock(lane);
+    pthread_mutex_lock(&lane->lock);
     r = lane_signal(f.client, lane, ret, &error);
-    lane_unlock(lane);
+    pthread_mutex_unlock(&lane->lock);
     lane_put(lane);
     return r;
 }
