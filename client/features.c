@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client, put together and taken apart: the one file that knows all features of the library. The session
- * and what each feature has of it are one allocation, which lives as long as the session (session/client.h).
+ * A client, put together and taken apart: the one file that knows all features of the library. The
+ * session and what each feature has of it are one allocation, which lives as long as the session
+ * (session/client.h).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,9 +23,9 @@
 
 DEFINE_CLEANUP(struct caid_client *, caid_client_close)
 
-/* The order in which they are asked. An end of a bracket is sent before the arrays and pages that it is of
- * are given up. What waits for pages goes before them, and both before the blocks, which stay where
- * these say so. */
+/* The order in which they are asked. An end of a bracket is sent before the arrays and pages
+ * that it is of are given up. What waits for pages goes before them, and both before the blocks,
+ * which stay where these say so. */
 static const struct feature *const features[] = {
     &bracket_feature, &lease_feature,    &lane_feature,  &page_feature,
     &arena_feature,   &standing_feature, &array_feature, &block_feature,

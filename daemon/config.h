@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The daemon's settings, caid.conf(5): defaults, then one file, then the drop-ins beside it in
- * byte order of their names, then the environment for the few that have a variable; what comes later
+ * The daemon's settings, caid.conf(5): defaults, then one file, then the drop-ins beside it in byte
+ * order of their names, then the environment for the few that have a variable; what comes later
  * wins. Read once, at the start; read-only after.
  */
 #pragma once
@@ -37,8 +37,8 @@ void config_deinit(struct config *c);
 
 /*
  * Reads path and path.d/ *.conf; NULL means the default file and folder, which may be absent. Then
- * the environment. Every mistake is logged with its file and line. -EINVAL for a bad value, or what kept a file
- * from being read; c is then of no use but to config_deinit().
+ * the environment. Every mistake is logged with its file and line. -EINVAL for a bad value, or what
+ * kept a file from being read; c is then of no use but to config_deinit().
  */
 int config_load(struct config *c, const char *path);
 

@@ -148,8 +148,8 @@ count_unheard(const struct conn *c)
     return ioctl(c->sock, FIONREAD, &n) == 0 && n > 0 ? (size_t)n : 0;
 }
 
-/* The peer has gone, or reads no more; there is a bound to what it may have sent, also where it lives
- * and goes on. */
+/* The peer has gone, or reads no more; there is a bound to what it may have sent, also where it
+ * lives and goes on. */
 static void
 end(struct conn *c, const char *why)
 {

@@ -9,9 +9,9 @@
  * the object from libuv's close callback, so that a conn stays readable up the stack that closed
  * it. After conn_depart() the process goes on being watched (process.h).
  *
- * Where the client has broken no rule, the connection ends first: what its client had sent lies in the
- * socket and is heard, as much as there is and a few packets a turn as ever, while nothing is sent to it
- * any more. What a process had told of its work counts, also when it has exited since.
+ * Where the client has broken no rule, the connection ends first: what its client had sent lies in
+ * the socket and is heard, as much as there is and a few packets a turn as ever, while nothing is
+ * sent to it any more. What a process had told of its work counts, also when it has exited since.
  *
  * Back-pressure: while output is queued nothing is read, so that a client that does not read
  * holds up only itself. Nothing here ever blocks (I5).
@@ -66,8 +66,8 @@ void conn_close(struct conn *c);
 /* The same, but the set's departed() tells when the process exits. */
 void conn_depart(struct conn *c);
 
-/* Sends now, or queues; to one that is ending, nothing. fds are borrowed. < 0: the connection is of no
- * use any more, and the caller is to call conn_fail(), or conn_lose(). */
+/* Sends now, or queues; to one that is ending, nothing. fds are borrowed. < 0: the connection is
+ * of no use any more, and the caller is to call conn_fail(), or conn_lose(). */
 int conn_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_fds);
 /* Sends what is queued, as far as that goes. */
 void conn_flush(struct conn *c);

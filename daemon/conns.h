@@ -62,7 +62,8 @@ uint64_t conns_next_id(struct conns *set, int sock);
 /* The connection with that number, or NULL when it has been closed. */
 struct conn *conns_find(const struct conns *set, uint64_t id);
 void conns_lose_all(struct conns *set, const char *reason);
-/* Those whose process has exited, which the loop may not have been told yet; of departed ones, too. */
+/* Those whose process has exited, which the loop may not have been told yet; of departed ones,
+ * too. */
 void conns_lose_exited(struct conns *set);
 /* Waits for no exit any more: the set's departed() is called for each now. */
 void conns_drop_departed(struct conns *set);

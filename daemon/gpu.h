@@ -21,8 +21,8 @@ struct gpu {
     size_t n_devices;
 };
 
-/* choice: "auto", "cuda", "soft" or a path. handoff: for all devices that can do it, an enum core_handoff,
- * or HANDOFF_AUTO of value.h. -ENODEV where no driver answers or no device will do; err says why. Devices
- * that are left out are logged. */
+/* choice: "auto", "cuda", "soft" or a path. handoff: for all devices that can do it, an enum
+ * core_handoff, or HANDOFF_AUTO of value.h. -ENODEV where no driver answers or no device will
+ * do; err says why. Devices that are left out are logged. */
 int gpu_open(struct gpu *ret, const char *choice, int handoff, struct drv_error *err);
 void gpu_deinit(struct gpu *g);

@@ -5,8 +5,8 @@
  * most for as long as others may take to say hello; and only a few at a time, since they are
  * over the limit. Those beyond are closed without a word.
  *
- * The core knows nothing of them, so its table of errors does not serve here: without this a client that is
- * one too many would see its connection end, and not why (test_wire.py).
+ * The core knows nothing of them, so its table of errors does not serve here: without this a client
+ * that is one too many would see its connection end, and not why (test_wire.py).
  */
 #pragma once
 

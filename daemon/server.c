@@ -155,8 +155,8 @@ page_seal_action(struct server *s, const struct core_action *a)
                    a->page);
 }
 
-/* When the daemon stops, owners live on: what they signal ends the waits of others, now as if it had
- * not stopped. */
+/* When the daemon stops, owners live on: what they signal ends the waits of others, now as if it
+ * had not stopped. */
 static void
 page_kill_action(struct server *s, const struct core_action *a)
 {

@@ -15,7 +15,8 @@
 #include "base/macros.h"
 #include "timeline.h"
 
-/* Of the daemon's fds, at most this part for pages, two each: connections and blocks need the rest. */
+/* Of the daemon's fds, at most this part for pages, two each: connections and blocks need the
+ * rest. */
 #define FDS_PART 4
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
@@ -61,9 +62,9 @@ page_size(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Of a page of the system's, the least that can be mapped, which the kernel gives us now rather than
- * when somebody touches it. No other uid can open it anew through /proc: who gets it is the core's
- * affair. Not F_SEAL_SEAL: there are more seals to come. */
+/* Of a page of the system's, the least that can be mapped, which the kernel gives us now rather
+ * than when somebody touches it. No other uid can open it anew through /proc: who gets it is the
+ * core's affair. Not F_SEAL_SEAL: there are more seals to come. */
 static int
 make_memfd(size_t size, int *ret)
 {

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Looking for packets without sleeping while a bracket waits for its turn, if the last ones have waited for
- * a short time only. Asleep, the daemon is woken some 10 to 20 us after the packet that ends a bracket,
- * and whoever waits for that is told so much later; under MPS that is as long as all the rest of a hand-off
- * (docs/PERFORMANCE.md). The loop gives way to others by sched_yield(2), and sleeps again when the limit is
- * over that is counted from the last bracket that has begun to wait.
+ * Looking for packets without sleeping while a bracket waits for its turn, if the last ones have
+ * waited for a short time only. Asleep, the daemon is woken some 10 to 20 us after the packet that
+ * ends a bracket, and whoever waits for that is told so much later; under MPS that is as long as
+ * all the rest of a hand-off (docs/PERFORMANCE.md). The loop gives way to others by sched_yield(2),
+ * and sleeps again when the limit is over that is counted from the last bracket that has begun to
+ * wait.
  *
- * Looking pays when a bracket is let in meanwhile. What does not pay is bounded by a budget, a tenth of the
- * time: clients that begin to wait and cancel that, over and over, do not keep the daemon awake.
+ * Looking pays when a bracket is let in meanwhile. What does not pay is bounded by a budget, a
+ * tenth of the time: clients that begin to wait and cancel that, over and over, do not keep the
+ * daemon awake.
  *
  * Where the machine has one CPU, or the limit is 0, it does nothing.
  */

@@ -91,6 +91,6 @@ int drv_device_get(const struct drv *drv, int ordinal, struct drv_device *ret,
 /* Free and total bytes of a device with no context: NVML, by UUID. -ENOSYS without NVML. */
 int drv_memory_info(const struct drv *drv, const char *uuid, uint64_t *ret_free,
                     uint64_t *ret_total, struct drv_error *err);
-/* Whether the kernel's driver stays initialised for a device that nobody uses. -ENOSYS where that is
- * not known: no NVML, or none that tells. */
+/* Whether the kernel's driver stays initialised for a device that nobody uses. -ENOSYS where
+ * that is not known: no NVML, or none that tells. */
 int drv_persistence(const struct drv *drv, const char *uuid, bool *ret_on);

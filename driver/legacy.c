@@ -13,9 +13,10 @@ attribute(const struct drv *drv, CUdevice device, CUdevice_attribute which, int 
     return result == CUDA_SUCCESS ? value : 0;
 }
 
-/* Unified addressing is what cuIpcGetMemHandle() asks for, and CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED
- * is what its documentation tells users to test; drivers before 12.0 do not know that. Integrated
- * devices share events, but not memory (CUDA for Tegra). */
+/* Unified addressing is what cuIpcGetMemHandle() asks for, and
+ * CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED is what its documentation tells users to test; drivers
+ * before 12.0 do not know that. Integrated devices share events, but not memory (CUDA for
+ * Tegra). */
 bool
 legacy_is_supported(const struct drv *drv, CUdevice device)
 {

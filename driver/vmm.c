@@ -5,8 +5,8 @@
 
 /* vmm_alloc */
 
-/* A call may have done its work and report an earlier failure: then there is a handle, which must not
- * be lost with the error. */
+/* A call may have done its work and report an earlier failure: then there is a handle, which
+ * must not be lost with the error. */
 static int
 undo_alloc(const struct drv *drv, CUmemGenericAllocationHandle handle, const char *call,
            CUresult result, struct drv_error *err)

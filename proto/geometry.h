@@ -26,8 +26,9 @@ uint64_t typestr_itemsize(struct msg_str typestr);
 
 #define GEOMETRY_WHY_MAX 128
 
-/* Steps of C order, and elements times itemsize. Empty arrays get the steps that their other extents
- * would give, as in NumPy. Errors as of geometry_init(): an extent is negative, 2^63 bytes or more. */
+/* Steps of C order, and elements times itemsize. Empty arrays get the steps that their other
+ * extents would give, as in NumPy. Errors as of geometry_init(): an extent is negative, 2^63
+ * bytes or more. */
 int geometry_c_order(uint32_t ndim, const int64_t *shape, uint64_t itemsize,
                      int64_t *ret_strides, uint64_t *ret_nbytes,
                      char ret_why[static GEOMETRY_WHY_MAX]);

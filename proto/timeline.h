@@ -10,14 +10,14 @@
  * far. Values are 1 to TIMELINE_VALUE_MAX and only grow.
  *
  * When the owner's process has exited, the daemon stores what `done` was as `landed`, then
- * TIMELINE_DEAD_SUBMITTED in `submitted` and TIMELINE_DEAD in `done`, which lets every waiter go: a wait
- * of a stream is a cyclic compare (CU_STREAM_WAIT_VALUE_GEQ, CUDA Driver API), in which all ones would be
- * -1. The owner does the same when its context is dead, since no value of its slots will ever be stored
- * then.
+ * TIMELINE_DEAD_SUBMITTED in `submitted` and TIMELINE_DEAD in `done`, which lets every waiter go: a
+ * wait of a stream is a cyclic compare (CU_STREAM_WAIT_VALUE_GEQ, CUDA Driver API), in which all
+ * ones would be -1. The owner does the same when its context is dead, since no value of its slots
+ * will ever be stored then.
  *
- * `submitted` is waited for by futex(2), on its low half. That of a dead slot is one that hardly any
- * value has, so that who saw a value and sleeps after the kill finds another; for the rest, and where an
- * owner does not wake anybody, waiters bound their sleep.
+ * `submitted` is waited for by futex(2), on its low half. That of a dead slot is one that hardly
+ * any value has, so that who saw a value and sleeps after the kill finds another; for the rest, and
+ * where an owner does not wake anybody, waiters bound their sleep.
  */
 #pragma once
 
@@ -82,8 +82,8 @@ timeline_is_dead(const struct timeline_slot *slot)
 }
 
 /* Nothing stores to the slot any more, or what does is over. The caller wakes those who wait for
- * `submitted`. Done twice, the second has no effect. What is above DEAD is no value: left there it would
- * be a smaller one to a cyclic compare, and hold streams for ever. */
+ * `submitted`. Done twice, the second has no effect. What is above DEAD is no value: left there
+ * it would be a smaller one to a cyclic compare, and hold streams for ever. */
 static inline void
 timeline_kill(struct timeline_slot *slot)
 {

@@ -217,10 +217,10 @@ caid_arena_close(struct caid_arena *arena)
 /*
  * ---- allocating ----
  *
- * What is done where there is no room, in this order: what the GPU is done
- * with; what nobody has open any more of what was published; what is pending, if the GPU happens to
- * be done with it; another block. Where the daemon has none, what drains is waited for, empty blocks
- * are given back, and it is tried once more (R12 of docs/DEALLOCATION.md).
+ * What is done where there is no room, in this order: what the GPU is done with; what nobody has
+ * open any more of what was published; what is pending, if the GPU happens to be done with it;
+ * another block. Where the daemon has none, what drains is waited for, empty blocks are given back,
+ * and it is tried once more (R12 of docs/DEALLOCATION.md).
  */
 
 static bool

@@ -24,27 +24,28 @@
  *   4. A block is in the queue `empty` exactly when nothing lies in it. A block in which there is
  *      something is not given back before caid_arena_close().
  *   5. Neither an event is recorded nor a block given back for what is held back
- *      (caid_arena_defer_begin()): recording ends every capture in the context, and fails. Nothing leaves
- *      the queue then. Events are asked and waited for with the thread's capture mode relaxed,
- *      else that ends its captures, too.
+ *      (caid_arena_defer_begin()): recording ends every capture in the context, and fails. Nothing
+ *      leaves the queue then. Events are asked and waited for with the thread's capture mode
+ *      relaxed, else that ends its captures, too.
  *   6. `lock` is not held over a call to the daemon, nor while the client's lock is taken, nor over
- *      a wait for the GPU's work. What has to be done with the client is noted meanwhile and done by
- *      arena_unlock(). It is held over the calls that make, record and ask events, of which recording
- *      (cuCtxRecordEvent) may wait as a launch does where the device's queues are full: so a free
- *      that flushes, and all who want the lock, may. The client's thread does not wait for the lock.
+ *      a wait for the GPU's work. What has to be done with the client is noted meanwhile and done
+ *      by arena_unlock(). It is held over the calls that make, record and ask events, of which
+ *      recording (cuCtxRecordEvent) may wait as a launch does where the device's queues are full:
+ *      so a free that flushes, and all who want the lock, may. The client's thread does not wait
+ *      for the lock.
  *
  * Where the driver has no cuCtxRecordEvent (before CUDA 12.5) batches are blind: they are done
  * once the context has been synchronized, which an allocation does before it leases another block.
  * A context in which nothing runs any more (gpu_is_gone()) is done with everything.
  *
  * Lifetimes: the arena holds the client, by a reference of its own and by the blocks' arrays. The
- * client lists its arenas, from their making to caid_arena_close(), which waits for the client's thread to be
- * out of the arena. That thread (session/reaper.h) looks at what drains, and gives back what has been empty
- * for long, while the program allocates nothing. It records no event, which would end the captures of threads
- * that know nothing of it: what is pending in an idle process stays so. Allocations,
- * batches and blocks are the arena's. A part's hook has the allocation that it pins as its
- * userdata, and is forgotten before that goes. In a child after fork() everything fails but
- * caid_arena_close(), which frees host memory.
+ * client lists its arenas, from their making to caid_arena_close(), which waits for the client's
+ * thread to be out of the arena. That thread (session/reaper.h) looks at what drains, and gives
+ * back what has been empty for long, while the program allocates nothing. It records no event,
+ * which would end the captures of threads that know nothing of it: what is pending in an idle
+ * process stays so. Allocations, batches and blocks are the arena's. A part's hook has the
+ * allocation that it pins as its userdata, and is forgotten before that goes. In a child after
+ * fork() everything fails but caid_arena_close(), which frees host memory.
  */
 #pragma once
 
@@ -204,7 +205,8 @@ void arena_reclaim(struct allocation *allocation);
 
 /* NO_MEMORY, with the figures, for more than the device has. Not under the lock. */
 int arena_check_size(const struct caid_arena *arena, uint64_t bytes, struct caid_error *error);
-/* Leases a block of so many bytes, rounded up to the granularity; it is empty then. Drops the lock. */
+/* Leases a block of so many bytes, rounded up to the granularity; it is empty then. Drops the
+ * lock. */
 int arena_lease(struct caid_arena *arena, uint64_t bytes, bool own, struct caid_error *error);
 /* An empty block of its own for so many bytes, or NULL. */
 struct arena_block *arena_find_spare(struct caid_arena *arena, uint64_t bytes);
@@ -225,8 +227,8 @@ bool arena_has_pending(const struct caid_arena *arena);
 int arena_flush(struct caid_arena *arena, struct caid_error *error);
 /* Makes room of the batches that are done. */
 void arena_poll(struct caid_arena *arena);
-/* Waits for those that there are, then the same. Drops the lock meanwhile. Fails where they cannot be
- * waited for. */
+/* Waits for those that there are, then the same. Drops the lock meanwhile. Fails where they
+ * cannot be waited for. */
 int arena_wait(struct caid_arena *arena, struct caid_error *error);
 /* The arena ends. */
 void arena_free_batches(struct caid_arena *arena);

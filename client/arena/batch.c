@@ -104,8 +104,8 @@ arena_has_pending(const struct caid_arena *arena)
     return arena->freed.n > arena->freed.n_held;
 }
 
-/* The last batch, if it is blind and nobody has begun to wait for it, who would not wait for what is
- * added. */
+/* The last batch, if it is blind and nobody has begun to wait for it, who would not wait for
+ * what is added. */
 static struct batch *
 open_batch(const struct caid_arena *arena)
 {

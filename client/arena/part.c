@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts of allocations under a name. A part pins its allocation from before the daemon is asked until
- * nobody can reach it. The hook that tells of it does not flush: it comes on whichever thread reads
- * from the daemon, while another one may capture.
+ * Parts of allocations under a name. A part pins its allocation from before the daemon is asked
+ * until nobody can reach it. The hook that tells of it does not flush: it comes on whichever thread
+ * reads from the daemon, while another one may capture.
  */
 #include <inttypes.h>
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the Python package has of the CUDA driver beside what is shared: a client without a daemon, events,
- * host memory, pointers, streams. All of it is of this process, and no daemon is asked. No part of
- * libcaid.so, and not installed: who needs it links the static library. Results and errors as in caid.h.
+ * What the Python package has of the CUDA driver beside what is shared: a client without a daemon,
+ * events, host memory, pointers, streams. All of it is of this process, and no daemon is asked. No
+ * part of libcaid.so, and not installed: who needs it links the static library. Results and errors
+ * as in caid.h.
  */
 #pragma once
 
@@ -13,16 +14,18 @@
 
 /* ---- a client of no daemon ---- */
 
-/* The driver alone, for what is declared here, caid_copy() and caid_stream_*() on memory that did not come
- * from caid. driver: as in struct caid_connect_options, NULL or "": $CAID_CUDA_DRIVER, or "auto". Device indices
- * are the driver's ordinals. It is a client whose connection was lost before it began: every call that
- * needs the daemon fails with CAID_ERR_NO_DAEMON. */
+/* The driver alone, for what is declared here, caid_copy() and caid_stream_*() on memory that
+ * did not come from caid. driver: as in struct caid_connect_options, NULL or "":
+ * $CAID_CUDA_DRIVER, or "auto". Device indices are the driver's ordinals. It is a client whose
+ * connection was lost before it began: every call that needs the daemon fails with
+ * CAID_ERR_NO_DAEMON. */
 int cuda_driver_open(struct caid_client **ret, const char *driver, struct caid_error *error);
 
 /* ---- pointers ---- */
 
-/* What a pointer of any origin is here (cuPointerGetAttribute): its address on the device, and the device's
- * index, or -1 for one that the client has not. CAID_ERR_INVALID: not the device's to reach. */
+/* What a pointer of any origin is here (cuPointerGetAttribute): its address on the device, and
+ * the device's index, or -1 for one that the client has not. CAID_ERR_INVALID: not the device's
+ * to reach. */
 int cuda_pointer_resolve(struct caid_client *client, uint64_t ptr, uint64_t *ret_device_ptr,
                          int32_t *ret_device, struct caid_error *error);
 
@@ -34,8 +37,8 @@ enum cuda_host_flags {
     CUDA_HOST_WRITE_COMBINED = 4, /* CU_MEMHOSTALLOC_WRITECOMBINED; not to register */
 };
 
-/* Memory of the driver's (cuMemHostAlloc), on the primary context of device. ret_device_ptr may be NULL; it
- * is written where CUDA_HOST_MAPPED is asked for. */
+/* Memory of the driver's (cuMemHostAlloc), on the primary context of device. ret_device_ptr may
+ * be NULL; it is written where CUDA_HOST_MAPPED is asked for. */
 int cuda_host_alloc(struct caid_client *client, int32_t device, size_t nbytes, uint32_t flags,
                     void **ret, uint64_t *ret_device_ptr, struct caid_error *error);
 int cuda_host_free(struct caid_client *client, int32_t device, void *ptr,
@@ -53,23 +56,23 @@ int cuda_host_unregister(struct caid_client *client, int32_t device, void *ptr,
 int cuda_stream_query(struct caid_client *client, uint64_t stream, int32_t device,
                       struct caid_error *error);
 
-/* fn is called when the stream has come to here, by a thread of the driver's, and may not call CUDA or
- * libcaid (cuStreamAddCallback()). result: CUresult of the work before, 0. */
+/* fn is called when the stream has come to here, by a thread of the driver's, and may not call
+ * CUDA or libcaid (cuStreamAddCallback()). result: CUresult of the work before, 0. */
 int cuda_stream_add_callback(struct caid_client *client, uint64_t stream, int32_t device,
                              void (*fn)(int32_t result, void *userdata), void *userdata,
                              struct caid_error *error);
 
 /* ---- events ---- */
 
-/* A place in a stream, without timing. It holds the client, so that the primary context is there as long as the
- * event, and is of no use when the client is closed. */
+/* A place in a stream, without timing. It holds the client, so that the primary context is there
+ * as long as the event, and is of no use when the client is closed. */
 struct cuda_event;
 
 enum cuda_event_flags {
     CUDA_EVENT_IPC = 1,           /* has a handle for other processes of the same uid */
     CUDA_EVENT_BLOCKING_SYNC = 2, /* CU_EVENT_BLOCKING_SYNC */
-    /* Made by the first cuda_event_record(), in the context of that stream, whichever it is; until then it is
-     * passed, and has no cuda_event_handle(). Not with CUDA_EVENT_IPC. */
+    /* Made by the first cuda_event_record(), in the context of that stream, whichever it is;
+     * until then it is passed, and has no cuda_event_handle(). Not with CUDA_EVENT_IPC. */
     CUDA_EVENT_OF_STREAM = 4,
 };
 
@@ -78,8 +81,8 @@ enum cuda_event_flags {
 /* Of the primary context of a device, if it is not CUDA_EVENT_OF_STREAM. */
 int cuda_event_new(struct caid_client *client, struct cuda_event **ret, int32_t device,
                    uint32_t flags, struct caid_error *error);
-/* One of another process (cuIpcOpenEventHandle()). A stream that waits for it hangs for ever if that process
- * is killed before its work is done; a timeline does not. */
+/* One of another process (cuIpcOpenEventHandle()). A stream that waits for it hangs for ever if
+ * that process is killed before its work is done; a timeline does not. */
 int cuda_event_open(struct caid_client *client, struct cuda_event **ret, int32_t device,
                     const uint8_t handle[CUDA_EVENT_HANDLE_SIZE], struct caid_error *error);
 /* CAID_ERR_UNSUPPORTED: it was made without CUDA_EVENT_IPC, or opened. */

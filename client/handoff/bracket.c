@@ -815,8 +815,8 @@ caid_bracket_abandon(struct caid_bracket *bracket, struct caid_error *error)
     return bracket_end(bracket, true, error);
 }
 
-/* Ends what is open as abandoned, and gives up what is asked for. Under the client's lock, which it drops
- * meanwhile. */
+/* Ends what is open as abandoned, and gives up what is asked for. Under the client's lock, which
+ * it drops meanwhile. */
 static void
 abandon_bracket(struct caid_bracket *bracket)
 {

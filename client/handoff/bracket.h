@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A bracket around the use of some arrays by a stream, or by the host. Its begin is a request
- * that stands (session/standing.h) until the daemon says that it is this one's turn; the fences of the reply
- * are then waited for (lane.h), and the bracket is open until its end, which signals and tells
- * the daemon so.
+ * A bracket around the use of some arrays by a stream, or by the host. Its begin is a request that
+ * stands (session/standing.h) until the daemon says that it is this one's turn; the fences of the
+ * reply are then waited for (lane.h), and the bracket is open until its end, which signals and
+ * tells the daemon so.
  *
  *   ASKED --reply--> GRANTED --waits are enqueued--> OPEN --end--> OVER
  *
@@ -17,10 +17,10 @@
  *
  * Ends must not be lost, nor come in another order than their signals, nor after what is asked
  * later. One that the socket does not take waits in the table, in which the bracket is itself the
- * entry, so that an end needs no memory; the next call_flush() sends it. So do cancellations of begins
- * that are given up. A connection that ends leaves its brackets to the daemon, which keeps others out
- * until the process has exited, since its streams may use the arrays yet: so a client that closes ends them
- * first.
+ * entry, so that an end needs no memory; the next call_flush() sends it. So do cancellations of
+ * begins that are given up. A connection that ends leaves its brackets to the daemon, which keeps
+ * others out until the process has exited, since its streams may use the arrays yet: so a client
+ * that closes ends them first.
  */
 #pragma once
 
@@ -45,6 +45,6 @@ extern const struct feature bracket_feature;
 
 void bracket_table_init(struct bracket_table *table);
 
-/* The client closes: what is asked for is given up, and what is open abandoned. Under its lock, which it
- * drops meanwhile. */
+/* The client closes: what is asked for is given up, and what is open abandoned. Under its lock,
+ * which it drops meanwhile. */
 void bracket_close(struct caid_client *client);

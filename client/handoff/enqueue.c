@@ -41,17 +41,17 @@ wait_value(struct caid_client *client, const struct lane *lane, const struct str
 
 /* ---- by the host ---- */
 
-/* A value that a stream is to reach, with a reference to the page. Allocated for each, since values need not
- * follow one another, and owned by the driver until it calls back: which may be after the page was let go,
- * and the client, where the context has died. */
+/* A value that a stream is to reach, with a reference to the page. Allocated for each, since
+ * values need not follow one another, and owned by the driver until it calls back: which may be
+ * after the page was let go, and the client, where the context has died. */
 struct arrival {
     struct page *page;
     uint32_t slot;
     uint64_t value;
 };
 
-/* Called by a thread of the driver's. An error is that of the context: what was enqueued later fails,
- * too. */
+/* Called by a thread of the driver's. An error is that of the context: what was enqueued later
+ * fails, too. */
 static void
 arrive(CUstream stream UNUSED, CUresult result, void *data)
 {
@@ -115,8 +115,8 @@ make_event(const struct drv *drv, struct page *page, uint32_t slot)
     return CUDA_SUCCESS;
 }
 
-/* Once there is none for a slot, it stays so: an event is of one context, and a device may have none
- * for other processes. Then whoever waits does so on the host. Under page->lock. */
+/* Once there is none for a slot, it stays so: an event is of one context, and a device may have
+ * none for other processes. Then whoever waits does so on the host. Under page->lock. */
 static bool
 record_event(const struct lane *lane, const struct stream *stream, struct page *page,
              uint32_t slot)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a stream signals and waits, by each of the ways of handing off (enum handoff): by stream memory
- * operations, by the host, by events of several processes. Keeps nothing but a slot's event, which is the
- * page's (page.h). All under the lane's lock, with the stream's context current.
+ * How a stream signals and waits, by each of the ways of handing off (enum handoff): by stream
+ * memory operations, by the host, by events of several processes. Keeps nothing but a slot's event,
+ * which is the page's (page.h). All under the lane's lock, with the stream's context current.
  */
 #pragma once
 

@@ -274,8 +274,8 @@ lanes_close(struct caid_client *client)
 
 /* ---- finding ---- */
 
-/* A device that the daemon has not got, or of which it says what is not known here: by the host, which
- * is always right. */
+/* A device that the daemon has not got, or of which it says what is not known here: by the host,
+ * which is always right. */
 static enum handoff
 handoff_of(const struct caid_client *client, uint32_t place, bool has_id)
 {
@@ -408,8 +408,8 @@ lane_find(struct caid_client *client, uint64_t handle, int32_t device, struct la
     return get_lane(client, handle, device, false, ret, error);
 }
 
-/* Enters its stream, which 1 and 2 are only in some contexts and threads. CAID_ERR_INVALID: also where it
- * captures a graph by now. Under its lock. */
+/* Enters its stream, which 1 and 2 are only in some contexts and threads. CAID_ERR_INVALID: also
+ * where it captures a graph by now. Under its lock. */
 static int
 lane_enter(struct caid_client *client, const struct lane *lane, struct stream *ret,
            struct caid_error *error)
@@ -595,8 +595,8 @@ lane_signal_slot(struct caid_client *client, struct lane *lane, struct page *pag
 
 /* ---- waiting ---- */
 
-/* The stream's own comes before what it is to do next. Of a stream that is known by its handle alone nobody
- * can say that it is the same. */
+/* The stream's own comes before what it is to do next. Of a stream that is known by its handle
+ * alone nobody can say that it is the same. */
 static bool
 is_own(const struct lane *lane, const struct fence *fence)
 {

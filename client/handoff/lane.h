@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A lane is a stream of this process as caid knows it: the slot that it signals, and the fences that it
- * waits for. Found by cuStreamGetId(), since handles are used anew, and 2 is another stream in every
- * thread. A driver without that (before CUDA 12.0) is handed off by the host only, with handle and
- * context for an id: then a slot whose last signal has not come is never signalled again, as the
- * stream may be another one by now.
+ * A lane is a stream of this process as caid knows it: the slot that it signals, and the fences
+ * that it waits for. Found by cuStreamGetId(), since handles are used anew, and 2 is another stream
+ * in every thread. A driver without that (before CUDA 12.0) is handed off by the host only, with
+ * handle and context for an id: then a slot whose last signal has not come is never signalled
+ * again, as the stream may be another one by now.
  *
- * Life: made when a stream is used for the first time. Nobody tells when a stream goes; a lane that nobody
- * has a reference to, that waits for nothing and has nothing to tell, knows nothing but its slot, and is
- * freed when there are many. A slot whose last value has come passes to another lane that needs one,
- * and goes on counting there.
+ * Life: made when a stream is used for the first time. Nobody tells when a stream goes; a lane that
+ * nobody has a reference to, that waits for nothing and has nothing to tell, knows nothing but its
+ * slot, and is freed when there are many. A slot whose last value has come passes to another lane
+ * that needs one, and goes on counting there.
  *
- * Locks. client->lanes->lock guards the table, and which lane has which slot. lane->lock guards the lane. It is
- * held over driver calls, so that values are stored in the order in which they were enqueued, and while
- * the daemon is told of them: an end must not overtake another one of the same slot. Order: lane->lock,
- * then lanes.lock, then page->lock; the client's lock may be taken under lane->lock, never the other way.
+ * Locks. client->lanes->lock guards the table, and which lane has which slot. lane->lock guards the
+ * lane. It is held over driver calls, so that values are stored in the order in which they were
+ * enqueued, and while the daemon is told of them: an end must not overtake another one of the same
+ * slot. Order: lane->lock, then lanes.lock, then page->lock; the client's lock may be taken under
+ * lane->lock, never the other way.
  */
 #pragma once
 
@@ -85,12 +86,12 @@ struct lane_table {
 extern const struct feature lane_feature;
 
 void lane_table_init(struct lane_table *table);
-/* The client closes: nothing is signalled any more when it returns; a lane that is held up for long is not
- * waited for. Under no lock. */
+/* The client closes: nothing is signalled any more when it returns; a lane that is held up for
+ * long is not waited for. Under no lock. */
 void lanes_close(struct caid_client *client);
 
-/* The lane of a stream, to be given back by lane_put(). device: the index whose primary context 1 and 2 mean
- * where none is current. CAID_ERR_INVALID: 0, or a stream that captures a graph. */
+/* The lane of a stream, to be given back by lane_put(). device: the index whose primary context
+ * 1 and 2 mean where none is current. CAID_ERR_INVALID: 0, or a stream that captures a graph. */
 int lane_get(struct caid_client *client, uint64_t stream, int32_t device, struct lane **ret,
              struct caid_error *error);
 /* The same without making one; *ret NULL: caid does not know the stream. */
@@ -98,10 +99,10 @@ int lane_find(struct caid_client *client, uint64_t stream, int32_t device, struc
               struct caid_error *error);
 void lane_put(struct lane *lane);
 
-/* Enqueues a signal in the lane's slot: *ret passes when the stream has come to here. One driver call. Asks
- * the daemon for a page at times, where the lane has no slot. Under lane->lock, until the daemon has been told
- * of the fence, or that has been queued. CAID_ERR_INVALID: the
- * stream captures a graph by now, or is another thread's default stream. Where the context is dead,
+/* Enqueues a signal in the lane's slot: *ret passes when the stream has come to here. One driver
+ * call. Asks the daemon for a page at times, where the lane has no slot. Under lane->lock, until
+ * the daemon has been told of the fence, or that has been queued. CAID_ERR_INVALID: the stream
+ * captures a graph by now, or is another thread's default stream. Where the context is dead,
  * what it was to signal before is lost: the cause is in error->cuda_result. */
 int lane_signal(struct caid_client *client, struct lane *lane, struct fence *ret,
                 struct caid_error *error);
@@ -111,12 +112,13 @@ int lane_signal_slot(struct caid_client *client, struct lane *lane, struct page 
                      uint32_t slot, uint64_t value, struct caid_error *error);
 
 /*
- * What is enqueued on the lane from here on comes after all the fences, whose signals have been submitted, as the
- * daemon says. lane NULL: holds the host until they have passed; so it does for those that streams cannot
- * wait for (caid_client_devices()), for which deadline_ns is: CAID_ERR_TIMEOUT. 1: one that is `data` was
- * lost by now; the others have been seen to all the same. Of those that are lost later lane_check() tells. The
- * lane is not locked. No fence is consumed; what is enqueued is marked so, for the case that it is called
- * again with the same ones after CAID_ERR_TIMEOUT.
+ * What is enqueued on the lane from here on comes after all the fences, whose signals have been
+ * submitted, as the daemon says. lane NULL: holds the host until they have passed; so it does for
+ * those that streams cannot wait for (caid_client_devices()), for which deadline_ns is:
+ * CAID_ERR_TIMEOUT. 1: one that is `data` was lost by now; the others have been seen to all the
+ * same. Of those that are lost later lane_check() tells. The lane is not locked. No fence is
+ * consumed; what is enqueued is marked so, for the case that it is called again with the same ones
+ * after CAID_ERR_TIMEOUT.
  */
 int lane_wait(struct caid_client *client, struct lane *lane, struct fence *fences, size_t n,
               uint64_t deadline_ns, struct caid_error *error);
@@ -125,9 +127,10 @@ int lane_wait(struct caid_client *client, struct lane *lane, struct fence *fence
 int lane_wait_ahead(struct caid_client *client, struct lane *lane, struct fence *fence,
                     struct caid_error *error);
 
-/* CAID_ERR_ABANDONED, once: since it was last told so, the lane was let go from a fence that is lost. */
+/* CAID_ERR_ABANDONED, once: since it was last told so, the lane was let go from a fence that is
+ * lost. */
 int lane_check(struct lane *lane, struct caid_error *error);
 
-/* Whether a lane waits for something, as far as the pages tell; lets go of what no lane waits for any more.
- * Not under the client's lock, nor that of a lane. */
+/* Whether a lane waits for something, as far as the pages tell; lets go of what no lane waits
+ * for any more. Not under the client's lock, nor that of a lane. */
 bool lanes_are_waiting(struct caid_client *client);

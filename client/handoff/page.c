@@ -462,7 +462,8 @@ free_pages(struct caid_client *client)
 
 /* ---- contexts ---- */
 
-/* A slot in which a stream of the context is yet to store a value, or NULL. Under the client's lock. */
+/* A slot in which a stream of the context is yet to store a value, or NULL. Under the client's
+ * lock. */
 static struct timeline_slot *
 find_expected(struct caid_client *client, CUcontext context)
 {
@@ -512,8 +513,8 @@ context_is_gone(const struct drv *drv, CUcontext context)
     return gpu_is_dead(result);
 }
 
-/* Other processes wait for what a context will never store when it is dead, and this one may not notice
- * for long. Primary contexts that the client has retained: others may be gone. */
+/* Other processes wait for what a context will never store when it is dead, and this one may not
+ * notice for long. Primary contexts that the client has retained: others may be gone. */
 static void
 look_at_contexts(struct caid_client *client)
 {

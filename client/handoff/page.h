@@ -1,29 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pages of timelines (timeline.h) as this process has them: its own, mapped for writing, and those of
- * other clients, for reading. A page is mapped when it arrives, and its fd closed then; it is registered
- * with the driver when a stream is to use it for the first time, once, for every context
+ * Pages of timelines (timeline.h) as this process has them: its own, mapped for writing, and those
+ * of other clients, for reading. A page is mapped when it arrives, and its fd closed then; it is
+ * registered with the driver when a stream is to use it for the first time, once, for every context
  * (PORTABLE), other clients' as READ_ONLY. Mappings are not there in a child after fork().
  *
  * The hold. The daemon sends a page with the first reply that refers to it, and then counts on this
- * client having it, until the client says `drop_pages`. What is sent afterwards brings it again; what was
- * on its way may still refer to it. So a page that is dropped stays in the table until a request that was
- * made after the drop has been answered, or none is in flight whose reply could refer to pages.
+ * client having it, until the client says `drop_pages`. What is sent afterwards brings it again;
+ * what was on its way may still refer to it. So a page that is dropped stays in the table until a
+ * request that was made after the drop has been answered, or none is in flight whose reply could
+ * refer to pages.
  *
- * Life. An own page is either one of the streams' slots (lane.h), which it is until the client closes, or a
- * named timeline's, until that is closed and all its signals have come. Other clients' pages go when nobody
- * here needs them and they are dead, or were a timeline's that is closed. They go on the client's
- * thread (reaper.h).
+ * Life. An own page is either one of the streams' slots (lane.h), which it is until the client
+ * closes, or a named timeline's, until that is closed and all its signals have come. Other clients'
+ * pages go when nobody here needs them and they are dead, or were a timeline's that is closed. They
+ * go on the client's thread (reaper.h).
  *
- * What is registered stays so, and mapped, until the process exits: cuMemHostUnregister() waits for every
- * stream of the process that waits for something, of other libraries, too, which may be for ever. That is
- * 4 KiB of page-locked memory for each page that a stream here has signalled in or waited on. What was
- * never registered is unmapped.
+ * What is registered stays so, and mapped, until the process exits: cuMemHostUnregister() waits for
+ * every stream of the process that waits for something, of other libraries, too, which may be for
+ * ever. That is 4 KiB of page-locked memory for each page that a stream here has signalled in or
+ * waited on. What was never registered is unmapped.
  *
- * The table is under the client's lock, which nobody needs who has a reference to the page: `refs`, the
- * table's and those of every fence (fence.h), of timelines and of what a stream is to call back for. Only
- * taking a reply makes the first one that is not the table's; the last one unmaps. The registration is
- * under page->lock, the last in the order of locks, held over driver calls.
+ * The table is under the client's lock, which nobody needs who has a reference to the page: `refs`,
+ * the table's and those of every fence (fence.h), of timelines and of what a stream is to call back
+ * for. Only taking a reply makes the first one that is not the table's; the last one unmaps. The
+ * registration is under page->lock, the last in the order of locks, held over driver calls.
  */
 #pragma once
 
@@ -54,7 +55,8 @@ enum page_drop {
 /* What a client knows of a slot, of its own pages or of others'. */
 struct page_slot {
     struct spin spin; /* for what is to be submitted */
-    /* The highest `done` that was seen, and whether it was seen dead: what has passed has passed. */
+    /* The highest `done` that was seen, and whether it was seen dead: what has passed has
+     * passed. */
     _Atomic uint64_t seen;
     atomic_bool dead;
 
@@ -115,9 +117,9 @@ void page_table_init(struct page_table *table);
 
 /* ---- taking replies: under the client's lock, in call->take ---- */
 
-/* The pages that came with a reply: each one is checked (a memfd of its size, sealed against shrinking; an
- * fd of its own) and mapped. -EPROTO, also for fds that are no page's. -ENOMEM: the connection has been
- * ended, since the daemon counts on them. */
+/* The pages that came with a reply: each one is checked (a memfd of its size, sealed against
+ * shrinking; an fd of its own) and mapped. -EPROTO, also for fds that are no page's. -ENOMEM:
+ * the connection has been ended, since the daemon counts on them. */
 int pages_take(struct caid_client *client, const struct msg_page *pages, uint32_t n,
                struct call_fds *fds, bool own);
 struct page *page_find(struct caid_client *client, uint64_t id);
@@ -141,8 +143,9 @@ int page_new(struct caid_client *client, struct page **ret, struct caid_error *e
 int page_address(struct caid_client *client, struct page *page, uint32_t slot, uint32_t place,
                  CUdeviceptr *ret, struct caid_error *error);
 
-/* A timeline that is the page's is opened, with a reference to it, or closed: then the page may go, and the
- * reference is taken, and the daemon told if it is one's own. Under the client's lock. */
+/* A timeline that is the page's is opened, with a reference to it, or closed: then the page may
+ * go, and the reference is taken, and the daemon told if it is one's own. Under the client's
+ * lock. */
 void page_open(struct caid_client *client, struct page *page);
 void page_close(struct caid_client *client, struct page *page);
 
@@ -155,7 +158,8 @@ page_slot_has_landed(const struct page *page, uint32_t slot)
            atomic_load_explicit(&s->done, memory_order_acquire) >= timeline_submitted(s);
 }
 
-/* Stores a value of an own slot, `done` or `submitted`, unless the slot has been killed meanwhile. */
+/* Stores a value of an own slot, `done` or `submitted`, unless the slot has been killed
+ * meanwhile. */
 static inline void
 slot_raise(_Atomic uint64_t *word, uint64_t value)
 {
@@ -171,14 +175,14 @@ slot_raise(_Atomic uint64_t *word, uint64_t value)
 void slot_kill(struct timeline_slot *slot);
 /* Wakes who waits for `submitted`. */
 void slot_wake(struct timeline_slot *slot);
-/* A value has been submitted: the client's thread looks whether what is to signal it lives. Not under the
- * client's lock. */
+/* A value has been submitted: the client's thread looks whether what is to signal it lives. Not
+ * under the client's lock. */
 void page_watch(struct caid_client *client);
-/* When the client's thread has something to do for pages: a time, 0 for now, UINT64_MAX for never. Under
- * lock. */
+/* When the client's thread has something to do for pages: a time, 0 for now, UINT64_MAX for
+ * never. Under lock. */
 uint64_t page_due(const struct caid_client *client);
-/* How often others' pages are looked at for whether they are dead, and one's own for whether what is to
- * signal them is: nobody tells. */
+/* How often others' pages are looked at for whether they are dead, and one's own for whether
+ * what is to signal them is: nobody tells. */
 #define PAGE_TICK_NS (500 * NSEC_PER_MSEC)
 
 /* The client's thread has something to do at a time, at the latest. Under lock. */
@@ -189,6 +193,6 @@ page_look_by(struct page_table *table, uint64_t time)
         table->due = time;
 }
 
-/* The client closes: its own pages are given up, so that whoever waits for them is let go when what is on
- * its way has come. Under lock; sends. */
+/* The client closes: its own pages are given up, so that whoever waits for them is let go when
+ * what is on its way has come. Under lock; sends. */
 void pages_close(struct caid_client *client);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program's streams: made, waited for and asked, with what caid knows of them (lane.h). Nothing is kept
- * here of a stream: its handle is the driver's. */
+/* The program's streams: made, waited for and asked, with what caid knows of them (lane.h).
+ * Nothing is kept here of a stream: its handle is the driver's. */
 #include "lane.h"
 #include "session/client.h"
 #include "session/stream.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Named timelines: a page each, whose first slot counts. Its creator asks the daemon for the page, and
- * then for the name; who opens it is sent the page. Nothing after that needs the daemon, and goes on
- * without it.
+ * Named timelines: a page each, whose first slot counts. Its creator asks the daemon for the page,
+ * and then for the name; who opens it is sent the page. Nothing after that needs the daemon, and
+ * goes on without it.
  *
  * A timeline is the caller's until caid_timeline_close(), and holds its client and its page.
  */

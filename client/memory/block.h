@@ -114,8 +114,8 @@ struct block_spec {
     uint8_t handle[CU_IPC_HANDLE_SIZE];
 };
 
-/* Adds an idle block that is not here yet, and has to get a lease before the client's lock is let go.
- * -ENOMEM. */
+/* Adds an idle block that is not here yet, and has to get a lease before the client's lock is
+ * let go. -ENOMEM. */
 int block_add(struct caid_client *client, struct block_spec *spec);
 
 /* One lease more, or less. */
@@ -126,8 +126,8 @@ void block_unlease(struct caid_client *client, struct block *block);
  * Under the client's lock, which it drops meanwhile; the client is held by the caller. */
 void block_tidy(struct caid_client *client, bool all);
 
-/* Waits until the daemon has been told of what was closed by now, and idle blocks are forgotten. Fails when the
- * connection has ended. Not under the client's lock. */
+/* Waits until the daemon has been told of what was closed by now, and idle blocks are forgotten.
+ * Fails when the connection has ended. Not under the client's lock. */
 int block_drain(struct caid_client *client, struct caid_error *error);
 
 struct block_address {

@@ -160,8 +160,8 @@ drain_note_stream(struct caid_array *array, uint64_t stream, struct caid_error *
 
 /* ---- waiting ---- */
 
-/* A context in which a stream captures a graph cannot be waited for, and says nothing of the work that it
- * has. False: it is not known to have drained. */
+/* A context in which a stream captures a graph cannot be waited for, and says nothing of the
+ * work that it has. False: it is not known to have drained. */
 static bool
 wait_context(struct caid_client *client, CUcontext context, struct drained *drained)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the daemon is yet to be told of leases (array.h) and blocks (block.h): leases that have ended, and
- * blocks that are here no more. There is room for all leases that are held or asked for, and for the
- * blocks that they may bring: closing an array needs no memory. Lives as long as the client; a connection
- * that ends ends all leases, and there is nothing to tell.
+ * What the daemon is yet to be told of leases (array.h) and blocks (block.h): leases that have
+ * ended, and blocks that are here no more. There is room for all leases that are held or asked for,
+ * and for the blocks that they may bring: closing an array needs no memory. Lives as long as the
+ * client; a connection that ends ends all leases, and there is nothing to tell.
  */
 #pragma once
 

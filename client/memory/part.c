@@ -59,8 +59,8 @@ find_part(struct part_table *table, uint64_t id)
     return RB_FIND(part_ids, &table->live, &key);
 }
 
-/* Puts it in under the id that the daemon gave it, and has the request sent by the next call_flush().
- * -EPROTO: there is or was one of that id, or a higher one. */
+/* Puts it in under the id that the daemon gave it, and has the request sent by the next
+ * call_flush(). -EPROTO: there is or was one of that id, or a higher one. */
 static int
 add(struct caid_client *client, struct part *part, uint64_t id)
 {
@@ -477,8 +477,8 @@ ask(struct caid_client *client, struct publishing *publishing, struct caid_error
     return r;
 }
 
-/* Whether the daemon has been asked, and has not said no. What kept the request from being sent is not
- * in call->error; a lost connection's codes are no answers. */
+/* Whether the daemon has been asked, and has not said no. What kept the request from being sent
+ * is not in call->error; a lost connection's codes are no answers. */
 static bool
 is_unknown(const struct call *call)
 {

@@ -2,9 +2,9 @@
 /*
  * Parts: arrays that lie in the memory of another one, which this client has published
  * (caid_array_publish_part()), until nobody can reach them any more. The daemon tells of that in
- * the answer to one request that stands (session/standing.h) as long as there is a part in the table, and is
- * sent again with each answer. Every part is in the table, also where nobody wants to hear of it:
- * an answer that names another one, or one twice, breaks the protocol.
+ * the answer to one request that stands (session/standing.h) as long as there is a part in the
+ * table, and is sent again with each answer. Every part is in the table, also where nobody wants to
+ * hear of it: an answer that names another one, or one twice, breaks the protocol.
  *
  *   LIVE --told--> its hook runs --> its `gone` runs --> freed
  *
@@ -80,6 +80,6 @@ void part_poll(struct caid_client *client);
  * caid_client_close() and in a child after fork(). */
 void part_forget(struct caid_client *client, const void *hook_userdata);
 
-/* The connection has ended for good: calls back for all that are left. Under the client's lock, which it
- * drops meanwhile. */
+/* The connection has ended for good: calls back for all that are left. Under the client's lock,
+ * which it drops meanwhile. */
 void part_close_all(struct caid_client *client);

@@ -351,10 +351,10 @@ lose_reader(struct caid_client *client, ssize_t n)
 }
 
 /*
- * A reply that needs no driver call is here within some 10 us, less than it takes to fall asleep and
- * be woken on another CPU: looked for without sleeping at first, giving way to whoever wants this
- * CPU. On 32 CPUs that takes a quarter off a round trip; where the daemon shares this CPU it costs
- * at most what sched_yield() costs (docs/PERFORMANCE.md).
+ * A reply that needs no driver call is here within some 10 us, less than it takes to fall asleep
+ * and be woken on another CPU: looked for without sleeping at first, giving way to whoever wants
+ * this CPU. On 32 CPUs that takes a quarter off a round trip; where the daemon shares this CPU it
+ * costs at most what sched_yield() costs (docs/PERFORMANCE.md).
  */
 static ssize_t
 recv_soon(struct caid_client *client, struct call_fds *fds, uint64_t spin_ns)

@@ -36,9 +36,10 @@ struct call {
     enum msg_method method;
     const void *params;
 
-    /* Takes the result of a reply without error, with the client locked: the method's msg_..._result. NULL:
-     * there is nothing in it. -EPROTO ends the connection; other errors fail the call. A result that there is
-     * no memory to read ends the connection, too: nobody knows what the daemon counts on. */
+    /* Takes the result of a reply without error, with the client locked: the method's
+     * msg_..._result. NULL: there is nothing in it. -EPROTO ends the connection; other errors
+     * fail the call. A result that there is no memory to read ends the connection, too: nobody
+     * knows what the daemon counts on. */
     int (*take)(struct caid_client *client, struct call *call, const void *result,
                 struct call_fds *fds);
     struct reply *copy; /* in place of take(): gets the packet */
@@ -95,9 +96,9 @@ int call_notify(struct caid_client *client, enum msg_method method, const void *
 /* Reads what is there without blocking, and sends what waits to be sent. Entered, too. */
 void call_dispatch(struct caid_client *client);
 
-/* Reads for all until a packet has come, the time is over, or somebody writes to client->wake_fd, an
- * eventfd; or, where another thread reads, waits until that one has something for the call (its `wake`), or
- * has read enough. Entered. */
+/* Reads for all until a packet has come, the time is over, or somebody writes to
+ * client->wake_fd, an eventfd; or, where another thread reads, waits until that one has
+ * something for the call (its `wake`), or has read enough. Entered. */
 void call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns);
 
 /* Whoever reads no longer makes sure that someone who waits does. Under lock. */
@@ -111,8 +112,8 @@ bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadl
 /* Ends every call in flight with client->lost. Under lock. */
 void call_fail_all(struct caid_client *client);
 
-/* Tells the daemon what the features have for it (feature.h), as far as the socket takes it. -EAGAIN,
- * -ENOMEM: some is left; other errors have ended the connection. Under lock. */
+/* Tells the daemon what the features have for it (feature.h), as far as the socket takes it.
+ * -EAGAIN, -ENOMEM: some is left; other errors have ended the connection. Under lock. */
 int call_flush(struct caid_client *client);
 /* The same, waiting for room for a while: the client ends. Under lock, which it drops meanwhile. */
 void call_flush_all(struct caid_client *client);

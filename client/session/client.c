@@ -37,8 +37,8 @@ client_ref(struct caid_client *client)
     return client;
 }
 
-/* In a child the parent's threads may have left the lock taken and the tables half changed: then they
- * are left where they are. */
+/* In a child the parent's threads may have left the lock taken and the tables half changed: then
+ * they are left where they are. */
 static void
 client_abandon(struct caid_client *client)
 {

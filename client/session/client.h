@@ -14,8 +14,8 @@
  * with it. Memory that arrays have mapped stays until they are closed.
  *
  * `lock` guards what is marked so. It is never held over a wait for the daemon or over a driver
- * call: those have locks of their own (block.h, lane.h, page.h, gpu.h), of which none is taken under
- * `lock`.
+ * call: those have locks of their own (block.h, lane.h, page.h, gpu.h), of which none is taken
+ * under `lock`.
  *
  * In a child after fork() nothing but host memory may be touched: the CUDA driver does not
  * survive fork(), the socket is the parent's, and a lock may be held by a thread that the child
@@ -97,11 +97,11 @@ struct caid_client {
     size_t n_packet;
 };
 
-/* One with all its features (features.c), not connected yet; to be ended by caid_client_close(). NULL: no
- * memory. */
+/* One with all its features (features.c), not connected yet; to be ended by caid_client_close().
+ * NULL: no memory. */
 struct caid_client *client_new(void);
-/* Not connected yet, with one reference, the caller's handle. The struct is zeroed, but for what the features
- * have; it goes by free(). */
+/* Not connected yet, with one reference, the caller's handle. The struct is zeroed, but for what
+ * the features have; it goes by free(). */
 void client_init(struct caid_client *client, const struct feature *const *features);
 struct caid_client *client_ref(struct caid_client *client);
 void client_unref(struct caid_client *client);
@@ -143,8 +143,8 @@ int32_t client_find_device(const struct caid_client *client, struct msg_str uuid
 
 /* Whether a feature has news for caid_client_dispatch(). Under lock. */
 bool client_has_news(const struct caid_client *client);
-/* Makes caid_client_get_fd() readable; has it be so no more, for all that has been read by now. Under
- * lock. */
+/* Makes caid_client_get_fd() readable; has it be so no more, for all that has been read by now.
+ * Under lock. */
 void client_raise_fd(struct caid_client *client);
 void client_lower_fd(struct caid_client *client);
 

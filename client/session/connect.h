@@ -8,8 +8,8 @@
 
 struct caid_client;
 
-/* Where the daemon's socket is. given, or NULL for what caid_connect_options says. ret_origin: " (from
- * $CAID_SOCKET)" or "", static. CAID_ERR_NO_DAEMON: a path that is too long. */
+/* Where the daemon's socket is. given, or NULL for what caid_connect_options says. ret_origin: "
+ * (from $CAID_SOCKET)" or "", static. CAID_ERR_NO_DAEMON: a path that is too long. */
 int connect_path(char *ret, size_t size, const char *given, const char **ret_origin,
                  struct caid_error *error);
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a feature of the library (arrays, brackets, watches, ...) has to do when something happens to the
- * session: for all of them, in the order in which the one file that knows all of them (features.c) names
- * them. A session knows no feature, and asks these tables. A hook that is NULL has nothing to do.
+ * What a feature of the library (arrays, brackets, watches, ...) has to do when something happens
+ * to the session: for all of them, in the order in which the one file that knows all of them
+ * (features.c) names them. A session knows no feature, and asks these tables. A hook that is NULL
+ * has nothing to do.
  *
- * Hooks are called under the client's lock, where it does not say otherwise. One that drops the lock
- * meanwhile says so, too; the others do not, and make no driver call.
+ * Hooks are called under the client's lock, where it does not say otherwise. One that drops the
+ * lock meanwhile says so, too; the others do not, and make no driver call.
  */
 #pragma once
 
@@ -34,8 +35,8 @@ struct feature {
     /* Does what is due by now. `all`: also what may be given back before its time. May drop the
      * lock, and call the driver. */
     void (*tidy)(struct caid_client *client, bool all);
-    /* There is no such thread: on one that leaves the client. Gives back all that it can without waiting.
-     * May drop the lock, and call the driver. */
+    /* There is no such thread: on one that leaves the client. Gives back all that it can without
+     * waiting. May drop the lock, and call the driver. */
     void (*tidy_here)(struct caid_client *client);
     /* Waits until nothing uses what was closed, and ends it. Not under the lock. */
     void (*reap)(struct caid_client *client, struct reaped_queue *closed);
@@ -44,8 +45,8 @@ struct feature {
 
     /* Whether caid_client_dispatch() has something to tell: then the client's fd is raised. */
     bool (*has_news)(const struct caid_client *client);
-    /* Calls back for what has come by now; drops the lock meanwhile. Returns r, or, where that is 0, what
-     * the feature has failed with. */
+    /* Calls back for what has come by now; drops the lock meanwhile. Returns r, or, where that
+     * is 0, what the feature has failed with. */
     int (*deliver)(struct caid_client *client, int r, struct caid_error *error);
 
     /* ---- ends ---- */
@@ -54,8 +55,9 @@ struct feature {
     void (*lost)(struct caid_client *client);
     /* Nothing runs in this CUDA context any more. Not under the lock. */
     void (*context_died)(struct caid_client *client, CUcontext context);
-    /* Nobody uses the client any more, and nobody has the lock: gives back what the feature still has.
-     * Sets client->keeps where the GPU may go on using some of it; features after it see that. */
+    /* Nobody uses the client any more, and nobody has the lock: gives back what the feature
+     * still has. Sets client->keeps where the GPU may go on using some of it; features after it
+     * see that. */
     void (*deinit)(struct caid_client *client);
     /* The same in a child after fork(), which frees host memory only. */
     void (*abandon)(struct caid_client *client);

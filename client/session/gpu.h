@@ -88,8 +88,8 @@ bool gpu_is_capturing(CUresult result);
 /* The thread's current context, or NULL. */
 CUcontext gpu_current(const struct drv *drv);
 
-/* Waits for the event, or, where that is NULL, for all work of the context; with the thread's capture
- * mode relaxed meanwhile. Not under a lock. */
+/* Waits for the event, or, where that is NULL, for all work of the context; with the thread's
+ * capture mode relaxed meanwhile. Not under a lock. */
 CUresult gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event);
 
 /* What the CUresult of call comes to: 0, or an error. */

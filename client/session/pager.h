@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A list of the daemon's, which comes in packets: each one is asked for from where the last one ended. The
- * program's callback runs with nothing locked and may use the client. On the stack of the call that lists.
+ * A list of the daemon's, which comes in packets: each one is asked for from where the last one
+ * ended. The program's callback runs with nothing locked and may use the client. On the stack of
+ * the call that lists.
  */
 #pragma once
 
@@ -24,8 +25,8 @@ struct pager {
     const uint32_t *n;  /* entries */
     const bool *more;   /* to be asked for */
 
-    /* Gives one entry to the program, and has the next packet start after it: what the program's callback
-     * says, or -EPROTO or -ENOMEM with `failed`. */
+    /* Gives one entry to the program, and has the next packet start after it: what the program's
+     * callback says, or -EPROTO or -ENOMEM with `failed`. */
     int (*give)(struct pager *pager, uint32_t i);
 
     char *text; /* where the C strings of the entry go: they fit, whatever the packet says */
@@ -62,10 +63,11 @@ int pager_fail(struct pager *pager, int r);
 /* Gives all of them: 0, what the callback said that was not 0, or an error. */
 int pager_run(struct pager *pager, struct caid_error *error);
 
-/* What a callback's strings need at most: in place of its head in the packet each has a terminator. NULL:
- * no memory. */
+/* What a callback's strings need at most: in place of its head in the packet each has a
+ * terminator. NULL: no memory. */
 char *pager_scratch(const struct reply *reply);
 
-/* Has the list go on after that name, and, where ret_pool is not NULL, in that pool. False: it is no name. */
+/* Has the list go on after that name, and, where ret_pool is not NULL, in that pool. False: it
+ * is no name. */
 bool pager_go_on(struct pager *pager, struct msg_str pool, struct msg_str name,
                  struct msg_str *ret_pool, struct msg_str *ret_after);

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What has to wait after something was closed: a client's one thread. It has features wait (feature.h)
- * until the GPU work that may still use what is closed has drained, and end it, many at a time; then it
- * tells the daemon. It has them tidy up when that is due, and sends what the socket did not take.
+ * What has to wait after something was closed: a client's one thread. It has features wait
+ * (feature.h) until the GPU work that may still use what is closed has drained, and end it, many at
+ * a time; then it tells the daemon. It has them tidy up when that is due, and sends what the socket
+ * did not take.
  *
  * Started by the first close that leaves it something to do, joined by caid_client_close()
  * after it has drained. It takes no signals. Where it cannot be started, or has been joined,
  * who closes does all of it himself.
  *
- * What is closed has its entry in itself, so that closing needs no memory. Between batches the thread naps
- * for a moment, in which nobody has to wake it, unless much memory comes together: closing in a loop
- * costs no system call.
+ * What is closed has its entry in itself, so that closing needs no memory. Between batches the
+ * thread naps for a moment, in which nobody has to wake it, unless much memory comes together:
+ * closing in a loop costs no system call.
  *
  * Everything here is under the client's lock. A child after fork() has not got the thread and
  * does not touch any of this.
@@ -63,8 +64,8 @@ uint64_t reaper_due(const struct caid_client *client);
 bool reaper_kick(struct caid_client *client);
 void reaper_wake(struct caid_client *client);
 
-/* Waits until what is in the queue has been told to the daemon, and all is given back that may be before
- * its time; idle: there is something of the latter. Drops the lock meanwhile. */
+/* Waits until what is in the queue has been told to the daemon, and all is given back that may
+ * be before its time; idle: there is something of the latter. Drops the lock meanwhile. */
 void reaper_drain(struct caid_client *client, bool idle);
 
 /* The thread's own: from now on its calls end no capture of a graph by another thread. */

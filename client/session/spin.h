@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long a thread looks for what another process is to do before it sleeps. To be woken costs some
- * 10 us, and as much again where a hypervisor has stopped the CPU meanwhile: more than a hand-off under
- * MPS takes in all (docs/PERFORMANCE.md). So whoever has waited for less than SPIN_MAX_NS the last
- * time looks for that long, giving way to others by sched_yield(2); a wait that took longer is slept
- * through the next time. CUDA's own host waits look without end (CU_CTX_SCHED_SPIN, _YIELD).
+ * How long a thread looks for what another process is to do before it sleeps. To be woken costs
+ * some 10 us, and as much again where a hypervisor has stopped the CPU meanwhile: more than a
+ * hand-off under MPS takes in all (docs/PERFORMANCE.md). So whoever has waited for less than
+ * SPIN_MAX_NS the last time looks for that long, giving way to others by sched_yield(2); a wait
+ * that took longer is slept through the next time. CUDA's own host waits look without end
+ * (CU_CTX_SCHED_SPIN, _YIELD).
  */
 #pragma once
 

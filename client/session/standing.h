@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A request that the daemon answers when something happens, if ever, and for which nobody has to wait. It
- * lives in its owner: a watch, a bracket, the table of parts.
+ * A request that the daemon answers when something happens, if ever, and for which nobody has to
+ * wait. It lives in its owner: a watch, a bracket, the table of parts.
  *
  *   IDLE --ask--> UNSENT --room--> SENT --answered, or the connection is lost--> IDLE
  *                    |              |  ^
@@ -9,8 +9,8 @@
  *                    v              v
  *                   IDLE        CANCELLING
  *
- * From the asking until over() has been called, once, the owner has to stay. What the socket does not take
- * goes with a later call_flush(). All of it under the client's lock.
+ * From the asking until over() has been called, once, the owner has to stay. What the socket does
+ * not take goes with a later call_flush(). All of it under the client's lock.
  */
 #pragma once
 

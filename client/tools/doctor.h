@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What `caidctl doctor` looks at. A check is a small function that looks at one thing and tells
- * what it found: fine, a warning (it works, and costs something or is at risk), or a problem (something
- * does not work), the last two with what to do about it. What can be told has an id, by which
- * programs know it; it stays as it is.
+ * what it found: fine, a warning (it works, and costs something or is at risk), or a problem
+ * (something does not work), the last two with what to do about it. What can be told has an id, by
+ * which programs know it; it stays as it is.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Structs of the library's as they are printed: the fields, once, for an object of JSON and for a row of a
- * table. A list of fields ends with one of kind FIELD_END.
+ * Structs of the library's as they are printed: the fields, once, for an object of JSON and for a
+ * row of a table. A list of fields ends with one of kind FIELD_END.
  */
 #pragma once
 

@@ -363,8 +363,8 @@ static void PRINTF(4, 5)
     record_row(listing->ctl, unnamed_fields, 0, e, listing->table);
 }
 
-/* What keeps it beside those holders: others that a packet had no room for, and its parts, which only
- * its creator can publish. */
+/* What keeps it beside those holders: others that a packet had no room for, and its parts, which
+ * only its creator can publish. */
 static void
 unnamed_rest(const struct listing *listing, const struct caid_details *d)
 {

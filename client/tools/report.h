@@ -29,7 +29,8 @@ int report_entries(struct ctl *ctl, const char *key, const char *prefix, struct 
 /* Arrays without a name and the processes that keep them; pool NULL: of all that may be read. */
 int report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret);
 
-/* The end of a verb whose result is one list: closes the object, or prints the table. Returns status. */
+/* The end of a verb whose result is one list: closes the object, or prints the table. Returns
+ * status. */
 int report_end(struct ctl *ctl, int status, const struct table *table);
 
 /* ---- pieces ---- */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An array, from the request that creates it: a range of a block with a shape, and most often a name.
- * `creating` until its memory is there: its name is taken but nobody can open it. Alive while it has a
- * name or a lease. Then dead, while a process that had it leased hung up and lives on, or while a fence
- * on it has not passed (I2). Then pending, an entry of the device's deallocation queue, charged to
- * nobody, until the queue frees it or its range serves a new array of the same pool.
+ * An array, from the request that creates it: a range of a block with a shape, and most often a
+ * name. `creating` until its memory is there: its name is taken but nobody can open it. Alive while
+ * it has a name or a lease. Then dead, while a process that had it leased hung up and lives on, or
+ * while a fence on it has not passed (I2). Then pending, an entry of the device's deallocation
+ * queue, charged to nobody, until the queue frees it or its range serves a new array of the same
+ * pool.
  */
 #pragma once
 

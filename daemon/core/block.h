@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A block: one allocation of the driver, exported once (I3). It lives from the first array that needs
- * it. It comes into its space at once, so that further arrays wait for the same driver call. Empty, it
- * is in its pool's reserve, is doomed, and goes when its release is done; one that the driver refuses
- * to take is written off.
+ * A block: one allocation of the driver, exported once (I3). It lives from the first array that
+ * needs it. It comes into its space at once, so that further arrays wait for the same driver call.
+ * Empty, it is in its pool's reserve, is doomed, and goes when its release is done; one that the
+ * driver refuses to take is written off.
  */
 #pragma once
 

@@ -4,8 +4,8 @@
  * open, and its reply says what its stream has to wait for.
  *
  * A bracket is charged for itself and for its claims, each with the fence that its end may need, so
- * that an end needs no memory and cannot be refused. It is answered at the end of the event in which
- * its turn comes, never in the midst of one that changes whose turn it is.
+ * that an end needs no memory and cannot be refused. It is answered at the end of the event in
+ * which its turn comes, never in the midst of one that changes whose turn it is.
  */
 #include "bracket.h"
 
@@ -97,8 +97,8 @@ stop_waiting(struct core *core, struct bracket *bracket)
     core->turns_given.n_waiting--;
 }
 
-/* Its claims have left. A fence that was used has its part of the charge, to the page's owner, who is the
- * same. */
+/* Its claims have left. A fence that was used has its part of the charge, to the page's owner,
+ * who is the same. */
 static void
 bracket_destroy(struct core *core, struct bracket *bracket)
 {
@@ -203,8 +203,8 @@ bracket_discard(struct bracket *bracket)
     free(bracket);
 }
 
-/* Fences of arrays that nobody has used since stay when they have passed, and are charged. They are looked
- * for when the limit is reached, but not again and again. */
+/* Fences of arrays that nobody has used since stay when they have passed, and are charged. They
+ * are looked for when the limit is reached, but not again and again. */
 static int
 bracket_charge(struct core *core, struct bracket *bracket, uint32_t n, struct refusal *r)
 {
@@ -348,8 +348,9 @@ bracket_find_abandoned(struct core *core, const struct bracket *bracket)
     return NULL;
 }
 
-/* Whether it has to wait on after all: a reader that a writer's death had let in, after a discard; one
- * that read again while it waited for another array, and whose first reading has ended. */
+/* Whether it has to wait on after all: a reader that a writer's death had let in, after a
+ * discard; one that read again while it waited for another array, and whose first reading has
+ * ended. */
 static bool
 wait_on(struct core *core, struct bracket *bracket)
 {

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A bracket: the use of some arrays by one connection, from the request to begin it, waiting and then
- * open, until it is ended, refused or cancelled; one that is open when its connection hangs up, until
- * the process exits.
+ * A bracket: the use of some arrays by one connection, from the request to begin it, waiting and
+ * then open, until it is ended, refused or cancelled; one that is open when its connection hangs
+ * up, until the process exits.
  */
 #pragma once
 
 #include "refusal.h"
 #include "use.h"
 
-/* One of a client's threads, as far as its brackets go: it ends those that are open only when those that it
- * waits for itself have come. While it has any. */
+/* One of a client's threads, as far as its brackets go: it ends those that are open only when
+ * those that it waits for itself have come. While it has any. */
 struct thread {
     RB_ENTRY(thread) node; /* conn->threads, by id */
     uint64_t id;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection, until it hangs up; with leases, pages or what else the GPU may use for it, departed,
- * until its process has exited.
+ * A connection, until it hangs up; with leases, pages or what else the GPU may use for it,
+ * departed, until its process has exited.
  */
 #pragma once
 
@@ -61,7 +61,8 @@ int conn_open(struct core *core, uint64_t id, const struct core_peer *peer, stru
 bool conn_hangup(struct core *core, struct conn *conn);
 /* The process of one that has departed has exited. */
 void conn_exit(struct core *core, struct conn *conn);
-/* Those that have departed, and have nothing left for which the exit of their process matters, go. */
+/* Those that have departed, and have nothing left for which the exit of their process matters,
+ * go. */
 void conns_run(struct core *core);
 /* Departed ones, when the core ends. */
 void conns_forget_departed(struct core *core);

@@ -53,7 +53,7 @@ struct timeline_slot;
 enum core_handoff {
     HANDOFF_MEMOPS, /* stream memory operations on timelines */
     HANDOFF_HOST,   /* host functions signal, the host waits */
-    HANDOFF_EVENTS, /* inter-process events: a waiter hangs when the process that signals is killed */
+    HANDOFF_EVENTS, /* inter-process events: a waiter hangs when who signals is killed */
     N_HANDOFFS,
 };
 
@@ -133,8 +133,8 @@ struct core_peer { /* from the kernel, never from the client */
 int core_connect(struct core *core, uint64_t conn, const struct core_peer *peer,
                  uint64_t now_ns);
 /* The socket has hung up: ends the connection and every bracket. true: memory that it had leased
- * waits for core_exited(), because the GPU may write for it as long as the process lives (I2), or for a
- * CORE_FORGET. */
+ * waits for core_exited(), because the GPU may write for it as long as the process lives (I2),
+ * or for a CORE_FORGET. */
 bool core_hangup(struct core *core, uint64_t conn);
 /* The process has exited; core_hangup() may have been called before or not. */
 void core_exited(struct core *core, uint64_t conn);
@@ -173,8 +173,8 @@ void core_memory_done(struct core *core, uint64_t job, const struct core_memory_
 
 /* What became of a CORE_PAGE_NEW: the page, zeroed and mapped here, which stays so until
  * CORE_PAGE_FREE; and fds for its owner (write) and for others (read), which are the caller's to
- * close: `write` when CORE_PAGE_SEAL comes, both when CORE_PAGE_FREE does. To be called while the action
- * is carried out, before any other event. */
+ * close: `write` when CORE_PAGE_SEAL comes, both when CORE_PAGE_FREE does. To be called while
+ * the action is carried out, before any other event. */
 struct core_page_result {
     int error; /* 0 or -errno */
     int write, read;
@@ -204,10 +204,10 @@ enum core_action_type {
     CORE_RELEASE, /* release handle, close fd: core_release_done() */
     CORE_MEMORY,  /* read free and total of device (all: n_devices): core_memory_done() */
     CORE_PERSIST, /* record what is about to be promised */
-    CORE_FORGET, /* a connection that has hung up: the exit of its process is of no concern any more */
-    CORE_PAGE_NEW, /* make a page of timelines: core_page_done() */
-    CORE_PAGE_SEAL, /* its owner has mapped it: nobody else shall for writing (F_SEAL_FUTURE_WRITE) */
-    CORE_PAGE_KILL, /* timeline_kill() all slots and wake who waits for them: it may not be the last time */
+    CORE_FORGET, /* a connection that has hung up: its process's exit is of no concern any more */
+    CORE_PAGE_NEW,  /* make a page of timelines: core_page_done() */
+    CORE_PAGE_SEAL, /* its owner has mapped it: nobody else shall write (F_SEAL_FUTURE_WRITE) */
+    CORE_PAGE_KILL, /* timeline_kill() all slots and wake who waits: maybe not for the last time */
     CORE_PAGE_FREE, /* the same, and unmap and close it */
 };
 

@@ -150,7 +150,8 @@ reply_add_page(struct reply *reply, const struct msg_page *record, struct hold *
     reply->holds[reply->n_pages++] = hold;
 }
 
-/* Adds one fence, and its page where the client has not got that, or finds that the reply is full. */
+/* Adds one fence, and its page where the client has not got that, or finds that the reply is
+ * full. */
 static int
 reply_add_due(struct conn *conn, struct reply *reply, const struct due *due, struct refusal *r)
 {

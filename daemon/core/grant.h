@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A reply that gives arrays to a client: their records and leases, and the blocks that it has not been
- * sent yet.
+ * A reply that gives arrays to a client: their records and leases, and the blocks that it has not
+ * been sent yet.
  */
 #pragma once
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a connection has of memory that it was sent once and may keep mapped (I3): of a block, or of
- * another one's page. It lasts until the client forgets the block or the page, its process exits, or
- * the block is released.
+ * another one's page. It lasts until the client forgets the block or the page, its process exits,
+ * or the block is released.
  */
 #pragma once
 

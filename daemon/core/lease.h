@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A lease: what a connection has on an array, until it closes it or ends; if it hung up, on until the
- * process exits. It keeps a hold on the array's block.
+ * A lease: what a connection has on an array, until it closes it or ends; if it hung up, on until
+ * the process exits. It keeps a hold on the array's block.
  */
 #pragma once
 

@@ -2,8 +2,8 @@
 /*
  * Dead arrays that linger: nobody holds them any more, but a fence on them has not passed (I2).
  *
- * Nobody tells the daemon of a value, so it looks: at some in each turn, those first that it has not
- * looked at for longest. Arrays whose last fence goes with its page are known without that.
+ * Nobody tells the daemon of a value, so it looks: at some in each turn, those first that it has
+ * not looked at for longest. Arrays whose last fence goes with its page are known without that.
  */
 #pragma once
 

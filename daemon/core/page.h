@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pages of timelines (proto/timeline.h), what connections other than their owners have of them: an fd
- * that they were sent once and may keep mapped, as blocks (I3); and timelines, which are pages under a
- * name of a pool.
+ * Pages of timelines (proto/timeline.h), what connections other than their owners have of them: an
+ * fd that they were sent once and may keep mapped, as blocks (I3); and timelines, which are pages
+ * under a name of a pool.
  *
  * A page lives from the request until its owner gives it up, every value has landed and nobody else
  * holds it, or the owner's process has exited. Whoever waits for a page is let go when no value can
- * reach it any more. That is so when its owner has given it up and every value that was submitted has
- * landed, or when the owner's process has exited. A hang-up alone does not do: the GPU may be about to
- * store a value that nobody has been told of (I7). Landed or not is the owner's word, who may write
- * there as long as he lives: so a page that he gave up stays while others hold it, and they are let go
- * once more when he has exited.
+ * reach it any more. That is so when its owner has given it up and every value that was submitted
+ * has landed, or when the owner's process has exited. A hang-up alone does not do: the GPU may be
+ * about to store a value that nobody has been told of (I7). Landed or not is the owner's word, who
+ * may write there as long as he lives: so a page that he gave up stays while others hold it, and
+ * they are let go once more when he has exited.
  *
- * The names of timelines are apart from those of arrays. One ends with its page, or at its creator's
- * hang-up: who has it open keeps the page, in which all who wait are let go when the creator's process
- * has exited.
+ * The names of timelines are apart from those of arrays. One ends with its page, or at its
+ * creator's hang-up: who has it open keeps the page, in which all who wait are let go when the
+ * creator's process has exited.
  */
 #pragma once
 
@@ -76,14 +76,14 @@ struct msg_page page_record(const struct page *page, uint64_t fd);
 int page_hold(struct conn *conn, struct page *page, struct hold **ret, bool *ret_new,
               struct refusal *r);
 void page_unhold(struct core *core, struct hold *hold);
-/* Its owner gives it up: its name goes at once, it goes itself when every value has landed, and nobody
- * else holds it. */
+/* Its owner gives it up: its name goes at once, it goes itself when every value has landed, and
+ * nobody else holds it. */
 void page_drop(struct core *core, struct page *page);
-/* Looks at some that are given up: where every value has landed, whoever waits is let go. Whether it
- * has left some out. */
+/* Looks at some that are given up: where every value has landed, whoever waits is let go.
+ * Whether it has left some out. */
 bool pages_look(struct core *core);
-/* Its owner's process has exited: arrays that it was writing are abandoned, and everyone who waits for
- * it is let go. */
+/* Its owner's process has exited: arrays that it was writing are abandoned, and everyone who
+ * waits for it is let go. */
 void page_free(struct core *core, struct page *page);
 
 /* A page gets a name. -ENOMEM or REFUSED. */

@@ -7,9 +7,9 @@
  * of no bytes.
  *
  * Whoever published a part goes on using the rest of the whole, and may use the part's place again
- * once nobody can reach it any more (I2): no name, no lease, no departed holder, no fence. That is when
- * the array is buried, and what `parts` tells, once for each part. Until it has been told, or the
- * connection hangs up, a part that is gone is kept and charged for.
+ * once nobody can reach it any more (I2): no name, no lease, no departed holder, no fence. That is
+ * when the array is buried, and what `parts` tells, once for each part. Until it has been told, or
+ * the connection hangs up, a part that is gone is kept and charged for.
  */
 #pragma once
 

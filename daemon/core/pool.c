@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Permission is checked here, on the whole pool, like a directory's: whoever may open one array of a
- * pool could reach all that lies in the same block.
+ * Permission is checked here, on the whole pool, like a directory's: whoever may open one array of
+ * a pool could reach all that lies in the same block.
  */
 #include "pool.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A pool: a sharing domain, the trust boundary (I1), and a name space. A configured one lives as long
- * as the core; a uid's own as long as its user.
+ * A pool: a sharing domain, the trust boundary (I1), and a name space. A configured one lives as
+ * long as the core; a uid's own as long as its user.
  */
 #pragma once
 
@@ -74,7 +74,8 @@ bool pool_may(const struct pool *pool, const struct conn *conn, int what);
 /* The pool that a request names, or the caller's own; NULL when there is none. */
 struct pool *pool_find(struct core *core, const struct conn *conn, struct msg_str name);
 struct pool *pool_find_from(struct core *core, struct msg_str name); /* first one >= name */
-/* The same for a request; refuses where conn may not read it, as if there were none, or not write. */
+/* The same for a request; refuses where conn may not read it, as if there were none, or not
+ * write. */
 int pool_find_readable(struct core *core, const struct conn *conn, struct msg_str name,
                        struct pool **ret, struct refusal *r);
 int pool_find_writable(struct core *core, const struct conn *conn, struct msg_str name,

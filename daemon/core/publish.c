@@ -66,7 +66,8 @@ publication_host(const struct array *array, struct msg_str name, struct msg_str 
     return delta;
 }
 
-/* One name more for the array's user; a user at its limit may publish in place of what is its own. */
+/* One name more for the array's user; a user at its limit may publish in place of what is its
+ * own. */
 static int
 publication_charge(struct array *array, const struct array *old, int64_t host,
                    struct refusal *r)

@@ -9,7 +9,8 @@
 struct array;
 struct core;
 
-/* Takes the array's name away: records nothing, tells watchers. The array may be gone afterwards. */
+/* Takes the array's name away: records nothing, tells watchers. The array may be gone
+ * afterwards. */
 void array_unname(struct core *core, struct array *array);
 /* Puts the array, which somebody holds, under a name of its pool, in place of what has it now; its
  * old name goes. metadata.p NULL: keeps its own. -ENOMEM or REFUSED: nothing has changed. */

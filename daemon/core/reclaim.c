@@ -7,7 +7,8 @@
 #include "device.h"
 #include "state.h"
 
-/* Entries that a uid can hold back on a device: they are charged to nobody. Beyond it the oldest go. */
+/* Entries that a uid can hold back on a device: they are charged to nobody. Beyond it the oldest
+ * go. */
 #define HELD_MAX 4096
 
 static struct device *

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The release of doomed blocks to the driver, one at a time on each device, and who waits for that:
- * flushes are answered, and creates that were refused for want of memory or quota are tried once more,
- * when all that was doomed at their time has been released. When a release fails, its block is written
- * off and the others are spared.
+ * flushes are answered, and creates that were refused for want of memory or quota are tried once
+ * more, when all that was doomed at their time has been released. When a release fails, its block
+ * is written off and the others are spared.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The handlers of requests, by method. A handler answers by send_result(), or returns REFUSED with the
- * refusal filled in, or -errno, which ends the connection: -EPROTO for a violation, -ENOMEM.
+ * The handlers of requests, by method. A handler answers by send_result(), or returns REFUSED with
+ * the refusal filled in, or -errno, which ends the connection: -EPROTO for a violation, -ENOMEM.
  */
 #pragma once
 

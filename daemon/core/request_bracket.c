@@ -13,7 +13,8 @@ HANDLER(on_page)
     return page_new(core, conn, id, r);
 }
 
-/* A page that is neither its own nor held is none of the client's any more: it has gone meanwhile. */
+/* A page that is neither its own nor held is none of the client's any more: it has gone
+ * meanwhile. */
 HANDLER(on_drop_pages)
 {
     const struct msg_pages_params *p = params;
@@ -66,8 +67,8 @@ HANDLER(on_fences)
 
     if (bracket_find_open(conn, p->bracket, &bracket, r))
         return REFUSED;
-    /* One that was whole when the bracket began, and whose writer has died since: his fence went with his
-     * page, so that the client would not come upon it. */
+    /* One that was whole when the bracket began, and whose writer has died since: his fence went
+     * with his page, so that the client would not come upon it. */
     array = bracket_find_abandoned(core, bracket);
     if (array)
         return refuse(r, PROTO_ERR_ABANDONED, "array \"%s\": its writer died",

@@ -34,8 +34,8 @@ HANDLER(on_memory_info)
     return 0;
 }
 
-/* What a create of the kind "device" may get without the driver: free ranges and those in the queue,
- * and own blocks that nobody uses. */
+/* What a create of the kind "device" may get without the driver: free ranges and those in the
+ * queue, and own blocks that nobody uses. */
 static uint64_t
 available(const struct core *core, struct pool *pool, uint32_t device)
 {

@@ -90,8 +90,8 @@ has_prefix(const struct array *array, struct msg_str prefix)
            (prefix.n == 0 || memcmp(array->name, prefix.p, prefix.n) == 0);
 }
 
-/* Those with a prefix lie together, so that a request never looks at more names than it lists, but for a
- * few that are being created (I6). */
+/* Those with a prefix lie together, so that a request never looks at more names than it lists,
+ * but for a few that are being created (I6). */
 static void
 list_pool(const struct core *core, struct pager *pager, struct pool *pool, const void *params,
           bool resumed)

@@ -8,7 +8,8 @@
 #include "reclaim.h"
 #include "state.h"
 
-/* Nobody holds it any more: it is charged to nobody, and what it has of a block goes to the queue. */
+/* Nobody holds it any more: it is charged to nobody, and what it has of a block goes to the
+ * queue. */
 static void
 array_bury(struct core *core, struct array *array)
 {

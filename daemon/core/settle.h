@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What becomes of an array when something that kept it goes: it lives on, dies and waits (I2), or is
- * buried, and its range queues up to be freed.
+ * What becomes of an array when something that kept it goes: it lives on, dies and waits (I2), or
+ * is buried, and its range queues up to be freed.
  */
 #pragma once
 

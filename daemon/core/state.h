@@ -20,7 +20,8 @@
  *             the user
  *
  * Who may call whom: an object calls those to its left only. What has to be done further up is
- * returned to the caller, or put on a list of the core that core_run() looks at when the event ends.
+ * returned to the caller, or put on a list of the core that core_run() looks at when the event
+ * ends.
  *
  *   refusal actions │ user reply job │ pool watch hold │ block device │ array use │
  *   linger part reclaim │ settle │ lease publish page │ grant fences │ bracket waiter flush │

@@ -5,8 +5,9 @@
  * in one event, so all queues have the brackets that they share in one order, and no two brackets
  * wait for each other by their places alone.
  *
- * Fences: of the last write, and of the reads since, at most one for each slot. A read comes after the
- * write, a write after all of them; so once a write has ended its own fence stands for the others.
+ * Fences: of the last write, and of the reads since, at most one for each slot. A read comes after
+ * the write, a write after all of them; so once a write has ended its own fence stands for the
+ * others.
  */
 #include "use.h"
 
@@ -230,8 +231,8 @@ may_overtake(const struct use *use, const struct bracket *bracket)
     return false;
 }
 
-/* The writer has hung up, and may write on until its process exits. Who would read is told so rather
- * than wait for that; who would write has to wait. */
+/* The writer has hung up, and may write on until its process exits. Who would read is told so
+ * rather than wait for that; who would write has to wait. */
 static bool
 writer_is_gone(const struct use *use)
 {
@@ -310,8 +311,8 @@ use_unready(struct claim *claim)
     return true;
 }
 
-/* Who was behind it comes forward: each reader once, so that a queue which empties costs no more than it
- * is long. */
+/* Who was behind it comes forward: each reader once, so that a queue which empties costs no more
+ * than it is long. */
 static void
 stop_waiting(struct core *core, struct claim *claim)
 {

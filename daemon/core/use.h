@@ -56,7 +56,8 @@ TAILQ_HEAD(use_list, use);
 int use_get(struct array *array, struct use **ret);
 /* Frees it when nothing is known of the array any more. */
 void use_settle(struct use *use);
-/* Drops the write fence if it has passed, and those of the reads that have, or whose owner is dead. */
+/* Drops the write fence if it has passed, and those of the reads that have, or whose owner is
+ * dead. */
 void use_sweep(struct use *use, bool reads);
 /* Of a dead array, where it is of no concern how a write has ended: nobody will read it. */
 void use_sweep_dead(struct use *use);
@@ -67,7 +68,8 @@ bool use_is_abandoned(struct core *core, struct array *array);
 void use_abandon(struct core *core, struct use *use);
 /* The claim waits for its turn, or it is that: then its bracket may be ready. */
 void use_queue(struct core *core, struct claim *claim);
-/* It is the claim's turn no more: its array was discarded while a writer that has hung up has it. */
+/* It is the claim's turn no more: its array was discarded while a writer that has hung up has
+ * it. */
 bool use_unready(struct claim *claim);
 /* From waiting to held. */
 void use_hold(struct core *core, struct claim *claim);
@@ -77,7 +79,8 @@ void use_leave(struct core *core, struct claim *claim);
 void use_scan(struct core *core, struct use *use);
 /* Whether it waits for itself: for what its thread's brackets keep. */
 bool use_is_deadlock(struct core *core, struct bracket *bracket);
-/* An end: of a write, whose fence stands for all that were there (page NULL: none is left), or of a read. */
+/* An end: of a write, whose fence stands for all that were there (page NULL: none is left), or
+ * of a read. */
 void use_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value);
 void fence_free(struct fence *fence);
 /* Drops fences of conn's own pages that have passed. */

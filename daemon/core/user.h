@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A uid and what it is charged, from its first connection until it has none, is charged nothing, has
- * nothing in a queue, and its own pool has neither blocks nor watchers. Charges are undone with the
- * object that they were made for (I4), so a user that holds nothing is at zero everywhere.
+ * A uid and what it is charged, from its first connection until it has none, is charged nothing,
+ * has nothing in a queue, and its own pool has neither blocks nor watchers. Charges are undone with
+ * the object that they were made for (I4), so a user that holds nothing is at zero everywhere.
  *
  * Nobody who gives something up asks whether its user is to go: it says so by user_touch(), and the
  * core looks at the end of the event.
@@ -15,9 +15,9 @@
 
 TAILQ_HEAD(job_list, job);
 
-/* RESOURCE(NAME, its figure in msg_user, its limit in core_limits, whether it is in bytes, what messages
- * call it). Of bytes, a limit of 0 is none. Departed connections count; bytes of memory are those of
- * ranges. */
+/* RESOURCE(NAME, its figure in msg_user, its limit in core_limits, whether it is in bytes, what
+ * messages call it). Of bytes, a limit of 0 is none. Departed connections count; bytes of memory
+ * are those of ranges. */
 #define RESOURCES(RESOURCE)                                               \
     RESOURCE(CONNECTIONS, connections, connections, false, "connections") \
     RESOURCE(ARRAYS, arrays, arrays, false, "arrays")                     \
@@ -68,13 +68,15 @@ void user_touch(struct user *user);
 bool user_is_idle(const struct user *user);
 /* Whether amount may be charged; refuses with the resource's name and limit. */
 int user_check(const struct user *user, enum resource res, uint64_t amount, struct refusal *r);
-/* Charges amount, or refuses in the same way: for what an object cannot have a struct charge for. */
+/* Charges amount, or refuses in the same way: for what an object cannot have a struct charge
+ * for. */
 int user_charge(struct user *user, enum resource res, uint64_t amount, struct refusal *r);
 void user_uncharge(struct user *user, enum resource res, uint64_t amount);
 uint64_t user_limit(const struct core *core, enum resource res);
 
-/* What an object costs its user: so many of one resource, and bytes of the daemon's own memory. It lies
- * in that object and is undone with it (I4). All zero, it is none; undone, it still says whose it was. */
+/* What an object costs its user: so many of one resource, and bytes of the daemon's own memory.
+ * It lies in that object and is undone with it (I4). All zero, it is none; undone, it still says
+ * whose it was. */
 struct charge {
     struct user *user;
     uint32_t host;

@@ -78,8 +78,8 @@ wait_for_releases(struct core *core, uint32_t device, struct waiter *waiter)
     TAILQ_INSERT_TAIL(&core->devices[device].retries, waiter, link);
 }
 
-/* True when arrays that have such memory linger, and it has not waited for too long. It tries again when
- * some do no more. */
+/* True when arrays that have such memory linger, and it has not waited for too long. It tries
+ * again when some do no more. */
 static bool
 wait_for_landing(struct core *core, struct waiter *waiter, const struct lingering *lingering)
 {
@@ -96,15 +96,16 @@ wait_for_landing(struct core *core, struct waiter *waiter, const struct lingerin
     return true;
 }
 
-/* The quota may be taken up by blocks that nobody uses: then they go first; or that nobody will use when
- * fences have passed. */
+/* The quota may be taken up by blocks that nobody uses: then they go first; or that nobody will
+ * use when fences have passed. */
 static int
 wait_for_quota(struct core *core, struct waiter *waiter)
 {
     struct pool *pool = waiter->array->pool;
     uint32_t device = reclaim_pool(core, pool, waiter->charge.user);
 
-    /* Once for each device, and once more: it must not go on for ever while others fill the pool. */
+    /* Once for each device, and once more: it must not go on for ever while others fill the
+     * pool. */
     if (device == core->config.n_devices || waiter->quota_waits > core->config.n_devices)
         return wait_for_landing(core, waiter, &pool->lingering) ? WAITS : REFUSED;
     waiter->quota_waits++;
@@ -131,8 +132,8 @@ zone_of(const struct core *core, const struct waiter *waiter)
     return pool_zone(core, array->pool, array->device, array->kind);
 }
 
-/* Bytes for a new shared block: as much again as the zone has, so that the number of blocks stays in
- * proportion, within the bound; what the array needs, where memory is short. */
+/* Bytes for a new shared block: as much again as the zone has, so that the number of blocks
+ * stays in proportion, within the bound; what the array needs, where memory is short. */
 static uint64_t
 growth(const struct core *core, const struct waiter *waiter)
 {

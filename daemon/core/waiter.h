@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A create that wants memory: where its array gets its range. Small arrays share the blocks of their
- * zone (pool, device, kind); large and exclusive ones have one of their own. A waiter lives until the
- * create is answered.
+ * A create that wants memory: where its array gets its range. Small arrays share the blocks of
+ * their zone (pool, device, kind); large and exclusive ones have one of their own. A waiter lives
+ * until the create is answered.
  *
  * It may wait for a block's allocation; for what is doomed on its device, when memory or quota was
  * short; and for arrays that linger there, whose memory it may hope for.
@@ -45,7 +45,7 @@ int waiter_place(struct core *core, struct waiter *waiter, struct refusal *r);
 void waiter_retry(struct core *core, struct waiter *waiter);
 /* Those who hoped for memory of arrays that linger, and may have it now, try again. */
 void waiters_run(struct core *core);
-/* The driver's answer to the allocation of a block: everyone who waited for it is answered, or waits
- * for something else. */
+/* The driver's answer to the allocation of a block: everyone who waited for it is answered, or
+ * waits for something else. */
 void waiters_alloc_done(struct core *core, struct block *block,
                         const struct core_alloc_result *result);

@@ -19,9 +19,9 @@ struct range *alloc_range_new(const struct context *context, enum range_kind kin
  * child that is forked meanwhile finds by the map what it has to unmap. */
 CUresult alloc_map(const struct context *context, enum range_kind kind, size_t size,
                    struct memory *memory, struct range **ret);
-/* Frees what starts at the address, or ends one of its openings, if it is of one of the kinds (bits
- * 1 << enum range_kind), else INVALID_VALUE. Needs no current context: finalizers call it. Done even where a fault is the
- * answer. */
+/* Frees what starts at the address, or ends one of its openings, if it is of one of the kinds
+ * (bits 1 << enum range_kind), else INVALID_VALUE. Needs no current context: finalizers call it.
+ * Done even where a fault is the answer. */
 CUresult alloc_free(unsigned int kinds, uintptr_t at);
 /* Frees all that belongs to the context, whose work is done. */
 void alloc_free_all(uint64_t context_handle);

@@ -2,8 +2,8 @@
 /*
  * The capture of streams into graphs, as far as a program can tell that a stream is being captured.
  * There are no nodes: a capturing stream refuses all work (NOT_SUPPORTED, stream.c), and the graph
- * at its end is empty. A capture ends with its stream. A call that it forbids fails, and the capture
- * has come to nothing: it is invalidated until it is ended.
+ * at its end is empty. A capture ends with its stream. A call that it forbids fails, and the
+ * capture has come to nothing: it is invalidated until it is ended.
  */
 #include "stream.h"
 

@@ -4,10 +4,11 @@
  * one operation of its stream.
  *
  * Writes are release stores and waits acquire loads, of whole words, so who sees a word, a CPU of
- * another process too, sees what the stream did before; a barrier has nothing left to do. A wait has to look again and again: the word
- * may be stored by a CPU that tells nobody. Between two looks the worker uses no range and holds no
- * lock, so that memory can be unmapped under a wait, which then faults as on hardware; what waits
- * for the context's work, such as cuMemFree, waits for the wait.
+ * another process too, sees what the stream did before; a barrier has nothing left to do. A wait
+ * has to look again and again: the word may be stored by a CPU that tells nobody. Between two looks
+ * the worker uses no range and holds no lock, so that memory can be unmapped under a wait, which
+ * then faults as on hardware; what waits for the context's work, such as cuMemFree, waits for the
+ * wait.
  */
 #include <sched.h>
 #include <sys/uio.h>

@@ -49,8 +49,8 @@ void object_init(struct object *object, enum object_kind kind, void (*free)(stru
 void object_ref(struct object *object);
 void object_unref(struct object *object);
 
-/* TYPE_unref() lets go of a reference, returns NULL and takes NULL; TYPE_unrefp() is for _cleanup_().
- * For a type whose first member is its struct object. */
+/* TYPE_unref() lets go of a reference, returns NULL and takes NULL; TYPE_unrefp() is for
+ * _cleanup_(). For a type whose first member is its struct object. */
 #define OBJECT_REFS(type)                                                \
     UNUSED static inline struct type *type##_unref(struct type *counted) \
     {                                                                    \
@@ -70,8 +70,8 @@ struct object *object_get(uint64_t handle, enum object_kind kind);
 /* Ends the handle and passes on the table's reference, or NULL. */
 struct object *object_take(uint64_t handle, enum object_kind kind);
 
-/* A new reference on the first object of the kind in slot *index or later, and *index moves on; NULL
- * when there is none. */
+/* A new reference on the first object of the kind in slot *index or later, and *index moves on;
+ * NULL when there is none. */
 struct object *object_next(enum object_kind kind, uint32_t *index);
 
 /* How many handles of a kind are out. */

@@ -112,8 +112,8 @@ CUresult range_check(uintptr_t start, size_t size, bool write, enum range_kind *
 CUresult range_enter(uintptr_t start, size_t size, bool write);
 void range_leave(uintptr_t start, size_t size);
 
-/* Addresses anywhere, with no pages: reserves more than asked for and gives back what lies around the
- * aligned part. NULL: there are none. */
+/* Addresses anywhere, with no pages: reserves more than asked for and gives back what lies
+ * around the aligned part. NULL: there are none. */
 void *range_reserve(size_t size, size_t alignment);
 
 /* How many ranges of a kind there are. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the environment says of the devices and their streams, read once when the driver is set up:
- * README.md has the list. visible.c reads CUDA_VISIBLE_DEVICES, and call.c, at the first call of all,
- * what there is for tests: CAID_SOFTCUDA_FAIL, _TRACE and _CONTROL.
+ * README.md has the list. visible.c reads CUDA_VISIBLE_DEVICES, and call.c, at the first call of
+ * all, what there is for tests: CAID_SOFTCUDA_FAIL, _TRACE and _CONTROL.
  */
 #pragma once
 
@@ -37,5 +37,6 @@ struct settings {
 int settings_read(struct settings *ret);
 /* Writes that line; returns -EINVAL. */
 int settings_complain(const char *name, const char *value, const char *want);
-/* A decimal number up to max, followed by suffix, which may be NULL for none; -EINVAL for all else. */
+/* A decimal number up to max, followed by suffix, which may be NULL for none; -EINVAL for all
+ * else. */
 int settings_number(const char *text, uint64_t max, const char **suffix, uint64_t *ret);

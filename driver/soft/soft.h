@@ -7,12 +7,12 @@
  *
  * Locks, outermost first: soft->lock, soft->pools.lock, soft->memory_lock, context.order,
  * stream.lock, event.lock, soft->ranges.lock, soft->objects.lock, soft->ipc_events.lock,
- * soft->share.lock, soft->memories.lock. Beside them soft->watch.lock, of the first call, and inside
- * it soft->watch.faults.lock, under which no other is taken. None is held while a worker runs an
- * operation or a caller waits for one, with two exceptions: who ends what is in a primary context
- * holds soft->lock, and who unmaps memory (also a pool's, under soft->pools.lock) or narrows its
- * access waits under soft->ranges.lock (as a condition's mutex) for the copies that touch it at that
- * moment.
+ * soft->share.lock, soft->memories.lock. Beside them soft->watch.lock, of the first call, and
+ * inside it soft->watch.faults.lock, under which no other is taken. None is held while a worker
+ * runs an operation or a caller waits for one, with two exceptions: who ends what is in a primary
+ * context holds soft->lock, and who unmaps memory (also a pool's, under soft->pools.lock) or
+ * narrows its access waits under soft->ranges.lock (as a condition's mutex) for the copies that
+ * touch it at that moment.
  */
 #pragma once
 

@@ -106,14 +106,14 @@ CUresult stream_submit_after(struct stream *stream, const struct point *point,
                              uint64_t *ret_number);
 /* What is enqueued from now on comes after all that the context was given. */
 CUresult stream_follow(struct stream *stream, struct context *context);
-/* Whether what is enqueued from now on comes after the point, as far as waits of this stream for the
- * other one tell. */
+/* Whether what is enqueued from now on comes after the point, as far as waits of this stream for
+ * the other one tell. */
 bool stream_follows(struct stream *stream, const struct point *point);
 bool stream_passed(struct stream *stream, uint64_t number);
 void stream_wait(struct stream *stream, uint64_t number);
-/* For calls that a capturing stream, any stream of a context, or one whose capture the calling thread has
- * begun may not have: STREAM_CAPTURE_UNSUPPORTED, and those captures have come to nothing. The last is about
- * threads and captures that are not relaxed. */
+/* For calls that a capturing stream, any stream of a context, or one whose capture the calling
+ * thread has begun may not have: STREAM_CAPTURE_UNSUPPORTED, and those captures have come to
+ * nothing. The last is about threads and captures that are not relaxed. */
 CUresult stream_forbid_capture(struct stream *stream);
 CUresult context_forbid_capture(struct context *context);
 CUresult thread_forbid_capture(void);

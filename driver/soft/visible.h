@@ -8,6 +8,6 @@
 
 #include "cuda_abi.h"
 
-/* Gives the devices, which are made, their ordinals. What cuInit has to answer: NO_DEVICE when there
- * are none, INVALID_DEVICE when one is named twice. */
+/* Gives the devices, which are made, their ordinals. What cuInit has to answer: NO_DEVICE when
+ * there are none, INVALID_DEVICE when one is named twice. */
 CUresult visible_read(void);

@@ -52,8 +52,8 @@ allocation_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-/* Of a cycle it is in, the collector clears something else: as long as there is an Allocation there is
- * its memory. */
+/* Of a cycle it is in, the collector clears something else: as long as there is an Allocation
+ * there is its memory. */
 static void
 allocation_dealloc(PyObject *op)
 {

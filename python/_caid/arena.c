@@ -284,8 +284,9 @@ is_lost(int code)
            code == CAID_ERR_CLOSED;
 }
 
-/* Without the GIL. *ret_unknown: there may be a part although the call has failed, as the connection
- * was lost meanwhile. One that is lost already is looked for before: there is none then. */
+/* Without the GIL. *ret_unknown: there may be a part although the call has failed, as the
+ * connection was lost meanwhile. One that is lost already is looked for before: there is none
+ * then. */
 static int
 ask(struct arena_object *self, struct publishing *what, bool *ret_unknown,
     struct caid_error *error)

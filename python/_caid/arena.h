@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arena: one struct caid_arena, made by Client._arena_new(). Allocation: a piece of its memory, which
- * is freed with the object, in whatever thread, also as the interpreter ends.
+ * Arena: one struct caid_arena, made by Client._arena_new(). Allocation: a piece of its memory,
+ * which is freed with the object, in whatever thread, also as the interpreter ends.
  *
- * An Arena ends new calls by close(), or with its client; its Allocations hold it, and the last of them
- * ends the struct: who has memory keeps it, as tensors and HostViews of a Lease do. end() does not
- * wait for them: what they had is gone. One that is pinned (py_arena_pin()) never ends the struct.
+ * An Arena ends new calls by close(), or with its client; its Allocations hold it, and the last of
+ * them ends the struct: who has memory keeps it, as tensors and HostViews of a Lease do. end() does
+ * not wait for them: what they had is gone. One that is pinned (py_arena_pin()) never ends the
+ * struct.
  *
  * Allocating and freeing hold the GIL where libcaid neither waits nor calls the driver
- * (CAID_ARENA_NOWAIT), and give it up for the rest: a driver call may wait for work behind a callback
- * that waits for the GIL, and so may whoever has libcaid's lock meanwhile.
+ * (CAID_ARENA_NOWAIT), and give it up for the rest: a driver call may wait for work behind a
+ * callback that waits for the GIL, and so may whoever has libcaid's lock meanwhile.
  */
 #pragma once
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Bracket: one, struct caid_bracket. Made, and begun, by Client._begin(); ended by end() or
- * abandon(), else abandoned with the object or its client. While it is open it has a share of each of
- * its leases, and the Stream that it is on does not end; afterwards it can only be checked.
+ * abandon(), else abandoned with the object or its client. While it is open it has a share of each
+ * of its leases, and the Stream that it is on does not end; afterwards it can only be checked.
  */
 #include "handle.h"
 
@@ -114,8 +114,8 @@ begin_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
     return r;
 }
 
-/* The client is entered. It is asked in two steps, so that signals end the wait: with the object the
- * bracket is given up. */
+/* The client is entered. It is asked in two steps, so that signals end the wait: with the object
+ * the bracket is given up. */
 static int
 begin(struct bracket_object *self, struct caid_client *c,
       const struct caid_bracket_options *options)

@@ -2,14 +2,14 @@
 /*
  * Callbacks of streams: Python functions that a thread of the driver calls.
  *
- * A callback is made by Stream.add_callback(). It holds the function and what that is given until it
- * has been called, which the driver does once, also when the stream has failed. Where the interpreter
- * has ended before, it is freed without them. Its thread, which may not call CUDA, drops none of them:
- * the next call on any stream does.
+ * A callback is made by Stream.add_callback(). It holds the function and what that is given until
+ * it has been called, which the driver does once, also when the stream has failed. Where the
+ * interpreter has ended before, it is freed without them. Its thread, which may not call CUDA,
+ * drops none of them: the next call on any stream does.
  *
- * A thread that takes the GIL of an interpreter that ends is ended with it, and the driver's threads
- * are not ours to end: the gate keeps them out from when atexit's functions run. Those that have
- * passed it are waited for.
+ * A thread that takes the GIL of an interpreter that ends is ended with it, and the driver's
+ * threads are not ours to end: the gate keeps them out from when atexit's functions run. Those that
+ * have passed it are waited for.
  */
 #include "handle.h"
 

@@ -2,10 +2,10 @@
 /*
  * Client: one connection to the daemon, or (Client._local) the driver alone.
  *
- * Made by its constructor, ended by close() or with the object. Leases hold it alive. close()
- * may come while other threads are in a call: from then on new calls raise ClosedError, and the
- * last call under way ends the handles, the leases and the connection. Leases are ended before that,
- * one by one: what a connection takes with it when it ends, the daemon gives to nobody before this
+ * Made by its constructor, ended by close() or with the object. Leases hold it alive. close() may
+ * come while other threads are in a call: from then on new calls raise ClosedError, and the last
+ * call under way ends the handles, the leases and the connection. Leases are ended before that, one
+ * by one: what a connection takes with it when it ends, the daemon gives to nobody before this
  * process exits.
  */
 #include "handle.h"

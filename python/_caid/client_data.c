@@ -54,7 +54,8 @@ copy_nbytes(const struct dims *shape, unsigned int itemsize)
     return n;
 }
 
-/* On the stream of a mark, which is recorded even if the copy fails: some of it may be under way. */
+/* On the stream of a mark, which is recorded even if the copy fails: some of it may be under
+ * way. */
 static PyObject *
 copy_marked(struct client_object *self, const struct caid_copy *options, PyObject *mark,
             PyObject *lists)
@@ -69,8 +70,8 @@ copy_marked(struct client_object *self, const struct caid_copy *options, PyObjec
         py_client_leave(self);
         return NULL;
     }
-    /* Before the work, too: what cannot be marked (a stream that captures a graph: nobody knows when
-     * that runs, and until when its memory has to be kept) is not begun. */
+    /* Before the work, too: what cannot be marked (a stream that captures a graph: nobody knows
+     * when that runs, and until when its memory has to be kept) is not begun. */
     WITHOUT_GIL(copied = py_mark_record(mark, &error); if (copied == 0) {
         copied = caid_copy(c, options, &error);
         marked = py_mark_record(mark, &unmarked);
@@ -84,8 +85,8 @@ copy_marked(struct client_object *self, const struct caid_copy *options, PyObjec
     Py_RETURN_NONE;
 }
 
-/* Either of them, while no thread can close any of the leases: not the interpreter either, which may
- * raise KeyboardInterrupt between any two lines of Python. */
+/* Either of them, while no thread can close any of the leases: not the interpreter either, which
+ * may raise KeyboardInterrupt between any two lines of Python. */
 static PyObject *
 copy_pinned(struct client_object *self, const struct caid_copy *options, PyObject *leases,
             PyObject *mark, PyObject *lists)

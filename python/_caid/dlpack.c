@@ -2,10 +2,11 @@
 /*
  * DLPack: tensors that others take from us, and those that we take from them.
  *
- * An exported tensor is one piece of memory (struct exported), made with its capsule and freed by its
- * deleter, which whoever took it calls, from any thread; a capsule that nobody took calls it itself.
- * It holds what keeps the array's memory: a Lease as a HostView does, so that the range stays mapped
- * for as long as it is seen, even if the array or its client is closed; of other memory the owner.
+ * An exported tensor is one piece of memory (struct exported), made with its capsule and freed by
+ * its deleter, which whoever took it calls, from any thread; a capsule that nobody took calls it
+ * itself. It holds what keeps the array's memory: a Lease as a HostView does, so that the range
+ * stays mapped for as long as it is seen, even if the array or its client is closed; of other
+ * memory the owner.
  *
  * An imported one is a Tensor, which ends, by its producer's deleter, with the object.
  */

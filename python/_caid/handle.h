@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Handle: what Stream, Event, Timeline, Bracket, Watch and Arena have in common. Each is a thing of libcaid's
- * or of the driver's that belongs to a client. It holds its Client alive, and ends by close(), with
- * the object, or with the Client, whichever comes first. A Client that is closed ends its handles
- * before its leases and its connection, the newest first: a bracket is newer than the stream that it
- * is on.
+ * Handle: what Stream, Event, Timeline, Bracket, Watch and Arena have in common. Each is a thing of
+ * libcaid's or of the driver's that belongs to a client. It holds its Client alive, and ends by
+ * close(), with the object, or with the Client, whichever comes first. A Client that is closed ends
+ * its handles before its leases and its connection, the newest first: a bracket is newer than the
+ * stream that it is on.
  *
  * close() may come while other threads are in a call: from then on new calls raise ClosedError, and
  * the last call under way ends the thing.
@@ -89,8 +89,8 @@ int py_handle_leave_with(struct handle_object *self, int r, const struct caid_er
         r_ < 0 ? NULL : py_take(&made);                                         \
     })
 
-/* For what lasts longer than a call: the thing does not end meanwhile, but with its client. A hold is a
- * reference, too. -1 with ClosedError set. */
+/* For what lasts longer than a call: the thing does not end meanwhile, but with its client. A
+ * hold is a reference, too. -1 with ClosedError set. */
 int py_handle_hold(struct handle_object *self);
 void py_handle_release(struct handle_object *self);
 
@@ -129,12 +129,13 @@ extern PyGetSetDef py_handle_getset[];
 /* Seconds, or None for CAID_FOREVER. -1 with an exception set. */
 int py_timeout_get(PyObject *op, uint64_t *ret_ns);
 
-/* One slice of a wait, without the GIL inside: what libcaid returned; 1 for "not yet", with the error
- * filled that it is if there is no time left. */
+/* One slice of a wait, without the GIL inside: what libcaid returned; 1 for "not yet", with the
+ * error filled that it is if there is no time left. */
 typedef int wait_slice(void *arg, uint64_t timeout_ns, struct caid_error *error);
 
-/* Slices until there is a result, the time is over (-ETIMEDOUT), the thing that is waited for is closed
- * (-ECANCELED, and the error is filled) or a signal handler raises an exception (-EINTR, and it is set). */
+/* Slices until there is a result, the time is over (-ETIMEDOUT), the thing that is waited for is
+ * closed (-ECANCELED, and the error is filled) or a signal handler raises an exception (-EINTR,
+ * and it is set). */
 int py_wait(const struct handle_object *self, wait_slice *slice, void *arg, uint64_t timeout_ns,
             struct caid_error *error);
 
@@ -155,12 +156,12 @@ struct gate;
 
 struct gate *py_gate_new(void);
 void py_gate_unref(struct gate *gate);
-/* Waits for those who have entered; nobody does afterwards. NULL with an exception set where a signal
- * handler raised one. */
+/* Waits for those who have entered; nobody does afterwards. NULL with an exception set where a
+ * signal handler raised one. */
 PyObject *py_gate_close(struct gate *gate);
 
-/* Drops what callbacks that were called have left, where the driver may be called: what they hold may
- * call it as it ends. */
+/* Drops what callbacks that were called have left, where the driver may be called: what they
+ * hold may call it as it ends. */
 void py_callbacks_drop(struct module_state *state);
 /* Has fn(stream, status, arg) called when a Stream has come to here; `stream` is the object that fn
  * is given. */

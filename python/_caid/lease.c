@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lease: one array that a client holds. It has shares: the Array that it was made for, every
- * view, every copy under way, every HostView and every tensor that another library has taken has one,
- * and it ends (the daemon is told, the memory unmapped) when the last is given up, or with the object.
+ * Lease: one array that a client holds. It has shares: the Array that it was made for, every view,
+ * every copy under way, every HostView and every tensor that another library has taken has one, and
+ * it ends (the daemon is told, the memory unmapped) when the last is given up, or with the object.
  * It holds its Client alive.
  *
- * A Client that is closed ends its leases, so that the daemon may give their memory on at once,
- * but for those with HostViews or tensors: these stay mapped, for whoever looks at them, until their last
- * share is given up. Nothing else is read or written through them any more.
+ * A Client that is closed ends its leases, so that the daemon may give their memory on at once, but
+ * for those with HostViews or tensors: these stay mapped, for whoever looks at them, until their
+ * last share is given up. Nothing else is read or written through them any more.
  */
 #include "module.h"
 
@@ -351,7 +351,8 @@ lease_dealloc(PyObject *op)
 
 /* ---- methods ---- */
 
-/* A call of libcaid's with the array, which no other thread closes meanwhile: as PY_CLIENT_CALL(). */
+/* A call of libcaid's with the array, which no other thread closes meanwhile: as
+ * PY_CLIENT_CALL(). */
 #define LEASE_CALL(self, call)                                     \
     ({                                                             \
         struct caid_error error = {0};                             \

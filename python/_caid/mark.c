@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Mark: how far a stream had come when caid had put work on it, as an event; besides the work's host
- * memory, which is kept until the stream has passed. Made before the work, it is put into lists, for
- * others to see, and recorded by the call that starts the work: no signal handler and no other thread
- * comes between.
+ * Mark: how far a stream had come when caid had put work on it, as an event; besides the work's
+ * host memory, which is kept until the stream has passed. Made before the work, it is put into
+ * lists, for others to see, and recorded by the call that starts the work: no signal handler and no
+ * other thread comes between.
  *
- * What it keeps, and whose the stream is, it lets go of when the event is seen to have passed. Where
- * nobody can tell when that is (the mark ends before, with its client; the stream captures a graph;
- * the context is dead), it never lets go of what it keeps.
+ * What it keeps, and whose the stream is, it lets go of when the event is seen to have passed.
+ * Where nobody can tell when that is (the mark ends before, with its client; the stream captures a
+ * graph; the context is dead), it never lets go of what it keeps.
  */
 #include "handle.h"
 

@@ -11,7 +11,8 @@
  *   Tensor      what another library gave by DLPack; given back with the object
  *   HostMemory  page-locked memory of this process as a buffer; holds its Client alive
  *   Arena, Allocation (arena.h)
- *               one struct caid_arena, a thing as those above; and a piece of its memory, which holds it
+ *               one struct caid_arena, a thing as those above; and a piece of its memory, which
+ *               holds it
  *
  * What these files share is named py_: libcaid is linked in whole, with names of its own.
  *
@@ -340,8 +341,8 @@ void py_lease_unuse(struct lease_object *self);
  * closed. */
 void py_lease_view_begin(struct lease_object *self);
 void py_lease_view_end(struct lease_object *self);
-/* Ends all leases of a client that is closed, but for those with HostViews. leave: their memory stays
- * mapped for good, as the work on it may never end. */
+/* Ends all leases of a client that is closed, but for those with HostViews. leave: their memory
+ * stays mapped for good, as the work on it may never end. */
 void py_leases_end(struct client_object *client, bool leave);
 
 /* ---- HostView (host_view.c) ---- */
@@ -352,9 +353,9 @@ PyObject *py_host_view_new(struct lease_object *lease, uint64_t offset, uint64_t
 
 /* ---- Mark (mark.c) ---- */
 
-/* Brackets a call that starts work on the mark's stream, in which py_mark_record() comes after the
- * work, without the GIL, with the client entered. lists is a tuple of lists, into which the mark goes.
- * -1 with an exception set. */
+/* Brackets a call that starts work on the mark's stream, in which py_mark_record() comes after
+ * the work, without the GIL, with the client entered. lists is a tuple of lists, into which the
+ * mark goes. -1 with an exception set. */
 int py_mark_begin(PyObject *mark, PyObject *lists);
 int py_mark_record(PyObject *mark, struct caid_error *error);
 /* r: what py_mark_record() returned, or 1 where no work was started. */
@@ -369,8 +370,8 @@ PyObject *py_dlpack_import(PyObject *module, PyObject *capsule);
 
 /* ---- Arena (arena.c) ---- */
 
-/* The struct of an Arena that is open, which nobody ends from then on; the object itself may be closed.
- * NULL with TypeError or ClosedError set. */
+/* The struct of an Arena that is open, which nobody ends from then on; the object itself may be
+ * closed. NULL with TypeError or ClosedError set. */
 struct caid_arena *py_arena_pin(const struct module_state *state, PyObject *op);
 
 /* ---- for PyTorch (torch.c) ---- */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Timeline: one struct caid_timeline, of this process, which signals (Client._timeline_new()), or of
- * another, which is waited for (Client._timeline_open()). Ended by close() or with the object.
+ * Timeline: one struct caid_timeline, of this process, which signals (Client._timeline_new()), or
+ * of another, which is waited for (Client._timeline_open()). Ended by close() or with the object.
  */
 #include "handle.h"
 

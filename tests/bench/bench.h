@@ -25,7 +25,8 @@ pid_t bench_daemon_pid(struct caid_client *client);
 /* Options for n bytes, as an array of bytes; name may be NULL. n is borrowed. */
 struct caid_create_options bench_bytes(const char *name, const int64_t *n);
 
-/* Makes an array of n bytes and closes it; by its name, which may be NULL, it stays until it is dropped. */
+/* Makes an array of n bytes and closes it; by its name, which may be NULL, it stays until it is
+ * dropped. */
 void bench_make(struct caid_client *client, const char *name, int64_t n);
 void bench_drop(struct caid_client *client, const char *name);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * alloc + free by an arena, warm, against malloc + free of the same size in the same turns: one at a
- * time, and 100 allocations that are all freed, as a program's temporaries. With the limits that an
- * arena has by itself, so that every 11th free makes the rest reusable.
+ * alloc + free by an arena, warm, against malloc + free of the same size in the same turns: one at
+ * a time, and 100 allocations that are all freed, as a program's temporaries. With the limits that
+ * an arena has by itself, so that every 11th free makes the rest reusable.
  *      usage: bench_arena SOCKET
  */
 #include <stdio.h>

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * create + close of an array of 1 MiB through the daemon, warm, against what the CUDA driver itself
- * takes for memory of that size: cuMemAlloc + cuMemFree, and memory that others can map (cuMemCreate,
- * an exported fd, a mapping; 2 MiB, the granularity). The process has a primary context, as whoever
- * uses a GPU has, so that every close waits for the GPU's work.
+ * takes for memory of that size: cuMemAlloc + cuMemFree, and memory that others can map
+ * (cuMemCreate, an exported fd, a mapping; 2 MiB, the granularity). The process has a primary
+ * context, as whoever uses a GPU has, so that every close waits for the GPU's work.
  *
- * caid and cuMemAlloc take turns in short rounds, with the daemon where the scheduler likes, then on
- * this program's CPU, then on another. The median is what one pair takes; the mean has the client's
- * thread in it, which tells the daemon of the closes. Shared memory has a process of its own, without
- * caid: the driver exports and maps in a tenth of the time where another export is alive in the
- * process, so both are measured.
+ * caid and cuMemAlloc take turns in short rounds, with the daemon where the scheduler likes, then
+ * on this program's CPU, then on another. The median is what one pair takes; the mean has the
+ * client's thread in it, which tells the daemon of the closes. Shared memory has a process of its
+ * own, without caid: the driver exports and maps in a tenth of the time where another export is
+ * alive in the process, so both are measured.
  *      usage: bench_create SOCKET, as the daemon's user or root
  */
 #include <stdio.h>

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Opening 10,000 small named arrays in a fresh process: from before fork(2), through exec, connecting
- * and the loading of the driver, to the last array in hand. Each run is this program anew. Packets
- * are counted where libcaid sends and receives them (--wrap), driver calls by the software driver;
- * those of a process that opens one array are what it takes to have a driver at all.
+ * Opening 10,000 small named arrays in a fresh process: from before fork(2), through exec,
+ * connecting and the loading of the driver, to the last array in hand. Each run is this program
+ * anew. Packets are counted where libcaid sends and receives them (--wrap), driver calls by the
+ * software driver; those of a process that opens one array are what it takes to have a driver at
+ * all.
  *      usage: bench_many SOCKET
  *             bench_many SOCKET N START_NS: the fresh process; a struct result to standard output
  */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon, a client, the test's own use of the GPU, and an arena of device 0. Failures end the test. */
+/* A daemon, a client, the test's own use of the GPU, and an arena of device 0. Failures end the
+ * test. */
 #pragma once
 
 #include "caid_test.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon and a client; where a test has it so, its own use of the GPU, too. Failures end the test. */
+/* A daemon and a client; where a test has it so, its own use of the GPU, too. Failures end the
+ * test. */
 #pragma once
 
 #include "caid_test.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The blocks of an arena: when they are leased, when they go back, and what happens where there are none. */
+/* The blocks of an arena: when they are leased, when they go back, and what happens where there
+ * are none. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -234,8 +235,8 @@ CAID_TEST_WITH(arena_memory, what_goes_back_is_unmapped_with_captures_left_alone
     arena_end();
 }
 
-/* The daemon's memory; this process's driver has read its own setting. A small one is not a fifth full
- * before blocks stay. */
+/* The daemon's memory; this process's driver has read its own setting. A small one is not a
+ * fifth full before blocks stay. */
 static void
 begin_with(const char *memory)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Out of memory at every place of an arena's use, as test_nomem.c does for the rest: the n-th allocation
- * of the library's fails, for every n until nothing fails any more. Frees and closes never fail.
+ * Out of memory at every place of an arena's use, as test_nomem.c does for the rest: the n-th
+ * allocation of the library's fails, for every n until nothing fails any more. Frees and closes
+ * never fail.
  */
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lanes (client/handoff/lane.h): which slot a stream signals, in which order, and when a slot passes on to
- * another stream; what is told of fences that are lost.
+ * Lanes (client/handoff/lane.h): which slot a stream signals, in which order, and when a slot
+ * passes on to another stream; what is told of fences that are lost.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -376,8 +376,8 @@ MODES_TEST(host_waits_for_others_only)
     end();
 }
 
-/* What a stream is to call back for holds its page, though the slot has been killed and the page let
- * go. */
+/* What a stream is to call back for holds its page, though the slot has been killed and the page
+ * let go. */
 MODES_TEST(called_back_late)
 {
     begin("host");
@@ -422,7 +422,8 @@ LANE_TEST(many_waits)
     destroy_stream(to);
 }
 
-/* A fence that is lost: at once it is the caller's to tell; later the lane tells, once; of data only. */
+/* A fence that is lost: at once it is the caller's to tell; later the lane tells, once; of data
+ * only. */
 LANE_TEST(lost)
 {
     struct lane *lane;

@@ -130,7 +130,8 @@ use_bracket(struct caid_array *array, uint32_t flags, uint64_t stream)
     return r;
 }
 
-/* An array of the scenario's own: what a connection that is lost was writing stays its process's. */
+/* An array of the scenario's own: what a connection that is lost was writing stays its
+ * process's. */
 static char own_name[16];
 
 static int

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's own side of parts (client/memory/part.h): hooks that say that memory may be used again,
- * how they are forgotten, and what is left of all of it after fork(). */
+/* The library's own side of parts (client/memory/part.h): hooks that say that memory may be used
+ * again, how they are forgotten, and what is left of all of it after fork(). */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Named timelines between two clients, in each way of handing off: what a wait orders, what it
- * holds up, and what is refused. Work is held up by a gate, a word that its stream waits for; where an
- * order is asserted, it is also seen that the data is not there yet without the wait.
+ * holds up, and what is refused. Work is held up by a gate, a word that its stream waits for; where
+ * an order is asserted, it is also seen that the data is not there yet without the wait.
  */
 #include <pthread.h>
 #include <stdio.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How timelines end: closed, with signals on their way; with a client; with a process that is killed;
- * without the daemon; in a forked child. Nobody waits for ever (I7), nor is held up by who does.
+ * How timelines end: closed, with signals on their way; with a client; with a process that is
+ * killed; without the daemon; in a forked child. Nobody waits for ever (I7), nor is held up by who
+ * does.
  */
 #include <errno.h>
 #include <pthread.h>

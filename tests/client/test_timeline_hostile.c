@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pages that cannot be believed: as they arrive from a daemon, and as their owner writes to them. What
- * the daemon gets wrong ends the connection; what an owner writes is an error that names the page, to
- * whoever looks, and nothing else.
+ * Pages that cannot be believed: as they arrive from a daemon, and as their owner writes to them.
+ * What the daemon gets wrong ends the connection; what an owner writes is an error that names the
+ * page, to whoever looks, and nothing else.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -307,8 +307,8 @@ HOSTILE_TEST(back_to_life)
     assert_disbelieved("alive");
 }
 
-/* It says that a value is on its way, and it never is: the stream waits, until the page is dead, and
- * nothing else does. An event that is none is not waited for. */
+/* It says that a value is on its way, and it never is: the stream waits, until the page is dead,
+ * and nothing else does. An event that is none is not waited for. */
 HOSTILE_TEST(never_comes)
 {
     store(0, 5, 0);

@@ -186,7 +186,8 @@ overlap(uint64_t a, uint64_t n_a, uint64_t b, uint64_t n_b)
     return a < b + n_b && b < a + n_a;
 }
 
-/* Bytes from the first to the last of an array that has some: more than nbytes where it has strides. */
+/* Bytes from the first to the last of an array that has some: more than nbytes where it has
+ * strides. */
 static uint64_t
 span_of(const struct msg_array *r)
 {

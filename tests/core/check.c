@@ -33,8 +33,8 @@ counts_array(const struct core *core, const struct tally *t, const struct array 
 
 /* ---- uses ---- */
 
-/* Those at the front that could share the array, up to the first writer, are ready unless what is open
- * keeps them; behind it, only who reads it already. */
+/* Those at the front that could share the array, up to the first writer, are ready unless what
+ * is open keeps them; behind it, only who reads it already. */
 static bool
 turns_are_right(const struct use *use)
 {

@@ -5,17 +5,15 @@
  * the core's invariants after each step.
  *
  * It also keeps books of its own, on what every client has been told, and fails the test when
- *   a block's fd or handle is sent to a client that holds it, or not sent to one that does not (I3),
- *   a block has arrays of two pools (I1),
- *   a block that a client has open goes, where its kind does not allow that,
- *   a new array gets a range that somebody may still write: who has it leased, or hung up with a
- *   lease and has not exited (I2),
- *   a handle is released twice, or with another block's fd (I3),
- *   a client is told of a block that is not recorded, or what is recorded is not there (I9),
- *   a page's fd is sent to a client that has it, or not sent to one that has not; one for writing to
- *   anybody but its owner; one for reading before the page was sealed (I3),
- *   a client is told to wait for what was never submitted, or for a page that is gone (I7),
- *   a range is given away that a fence which has not passed says is in use (I2).
+ *   a block's fd or handle is sent to a client that holds it, or not sent to one that does not
+ *   (I3), a block has arrays of two pools (I1), a block that a client has open goes, where its kind
+ *   does not allow that, a new array gets a range that somebody may still write: who has it leased,
+ *   or hung up with a lease and has not exited (I2), a handle is released twice, or with another
+ *   block's fd (I3), a client is told of a block that is not recorded, or what is recorded is not
+ *   there (I9), a page's fd is sent to a client that has it, or not sent to one that has not; one
+ *   for writing to anybody but its owner; one for reading before the page was sealed (I3), a client
+ *   is told to wait for what was never submitted, or for a page that is gone (I7), a range is given
+ *   away that a fence which has not passed says is in use (I2).
  */
 #pragma once
 
@@ -197,15 +195,15 @@ void core_check(const struct core *core);
 /* Called with true before each call of the core and with false after it, where it is set. */
 extern void (*h_arm)(bool on);
 
-/* Without a tweak: one device of H_MEMORY (a second one where n_devices says so), 2 MiB granularity,
- * pools "shared" (uid 1, gid 10, 0640, quota 16 MiB) and "open" (uid 1, gid 10, 0666); each array has
- * a block of its own, which goes as soon as it is empty. */
+/* Without a tweak: one device of H_MEMORY (a second one where n_devices says so), 2 MiB
+ * granularity, pools "shared" (uid 1, gid 10, 0640, quota 16 MiB) and "open" (uid 1, gid 10,
+ * 0666); each array has a block of its own, which goes as soon as it is empty. */
 void h_init(struct harness *h, void (*tweak)(struct core_config *));
 /* A tweak: blocks are shared by arrays of up to 4 MiB and grow to 16 MiB, 8 MiB of empty ones are
  * kept, and 10 entries or 20 % may wait in the queue, for H_AGE_NS. */
 void h_sharing(struct core_config *config);
-/* Disconnects everyone, finishes all jobs and expects nothing to be left but names, and what has parts
- * that have one. */
+/* Disconnects everyone, finishes all jobs and expects nothing to be left but names, and what has
+ * parts that have one. */
 void h_deinit(struct harness *h);
 
 /* A test of a core made so; body: of a `struct harness *h`. */

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random histories of several clients, and a model of what they may see: which names there are, what
- * lies under them, of which generation, who holds what, which arrays lie in the memory of others, whose
- * turn it is to use them, and what there is to wait for. It knows only what the interface promises; ranges, blocks, pages and fds are the
- * harness's books, sums are core_check()'s.
+ * Random histories of several clients, and a model of what they may see: which names there are,
+ * what lies under them, of which generation, who holds what, which arrays lie in the memory of
+ * others, whose turn it is to use them, and what there is to wait for. It knows only what the
+ * interface promises; ranges, blocks, pages and fds are the harness's books, sums are
+ * core_check()'s.
  *
- * A history is a short one, by its seed: the seed chooses the configuration, too. When it fails, the
- * steps so far are printed (model_report()).
+ * A history is a short one, by its seed: the seed chooses the configuration, too. When it fails,
+ * the steps so far are printed (model_report()).
  */
 #pragma once
 
@@ -168,8 +169,8 @@ struct m_fence *model_write_fence(struct model *m, int array);
 void model_drop_fences(struct model *m, int array);
 void model_fence_add(struct model *m, int array, bool write, const struct msg_end_params *p);
 bool model_is_abandoned(struct model *m, int array);
-/* Whether it is the bracket's turn at all arrays. lenient: one that is being closed is out of the way at
- * its turn, of which nobody is told. */
+/* Whether it is the bracket's turn at all arrays. lenient: one that is being closed is out of
+ * the way at its turn, of which nobody is told. */
 bool model_all_ready(struct model *m, const struct m_bracket *b, bool lenient);
 /* Whether its thread reads the array already. */
 bool model_is_nested(const struct model *m, const struct m_bracket *b, int array);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Brackets in the model: who has an array, who waits for it in which order, what is left to wait for,
- * what is abandoned, worked out by looking at everything each time.
+ * Brackets in the model: who has an array, who waits for it in which order, what is left to wait
+ * for, what is abandoned, worked out by looking at everything each time.
  */
 #include <stdio.h>
 
@@ -163,7 +163,8 @@ first_writer(const struct model *m, int array)
     return first;
 }
 
-/* Whether its thread reads the array already, and has begun to before any writer that waits came. */
+/* Whether its thread reads the array already, and has begun to before any writer that waits
+ * came. */
 bool
 model_is_nested(const struct model *m, const struct m_bracket *b, int array)
 {
@@ -307,8 +308,8 @@ check_fences(struct model *m, const struct m_bracket *b, const struct h_reply *r
     }
 }
 
-/* Those of connections that are being closed, before which its turn cannot have come: theirs has, and
- * they went silently. */
+/* Those of connections that are being closed, before which its turn cannot have come: theirs
+ * has, and they went silently. */
 static void
 pass_offenders(struct model *m, int slot, uint32_t request)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts in the model: arrays that lie in the memory of others, which they keep, and who is told that
- * they are gone.
+ * Parts in the model: arrays that lie in the memory of others, which they keep, and who is told
+ * that they are gone.
  */
 #include <stdio.h>
 

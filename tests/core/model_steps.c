@@ -339,8 +339,8 @@ idle_block(const struct model *m, uint64_t conn)
     return 0;
 }
 
-/* Some leases, and a block with them. It must not be forgotten while an answer with an array in it may
- * be on its way. */
+/* Some leases, and a block with them. It must not be forgotten while an answer with an array in
+ * it may be on its way. */
 static void
 step_close(struct model *m, int s)
 {

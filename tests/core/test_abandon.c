@@ -156,8 +156,8 @@ PARTY_TEST(abandon, a_context_that_dies_between_two_replies, NULL)
     cr_assert_eq(h_fences(&p->h, p->conn[1], reads, 0, 0)->error, PROTO_ERR_ABANDONED);
 }
 
-/* Who reads one array and writes another has to hear of the death of whoever wrote the first, and not of
- * those that read, or wrote, the second. */
+/* Who reads one array and writes another has to hear of the death of whoever wrote the first,
+ * and not of those that read, or wrote, the second. */
 PARTY_TEST(abandon, fences_say_whose_loss_matters, NULL)
 {
     party_end_at(p, 0, party_begun(p, 0, p->a[0], true), 0);  /* writes a */

@@ -176,7 +176,8 @@ many_pages(struct core_config *config)
     config->limits.brackets = 5000;
 }
 
-/* Own pages are known; those of others come with the first reply that needs them, as many as fit. */
+/* Own pages are known; those of others come with the first reply that needs them, as many as
+ * fit. */
 CAID_TEST(bracket, more_fences_than_a_packet_holds)
 {
     static struct party p;
@@ -372,8 +373,8 @@ CAID_TEST(bracket, violations)
     expect_violation(end_in_a_page_that_was_given_up);
 }
 
-/* Readings of one thread that overlap: a later one passes the writer only while an earlier one is open
- * that he has found there. */
+/* Readings of one thread that overlap: a later one passes the writer only while an earlier one
+ * is open that he has found there. */
 PARTY_TEST(bracket, overlapping_reads_do_not_keep_a_writer_out, NULL)
 {
     uint64_t first = party_begun(p, 0, p->a[0], false);

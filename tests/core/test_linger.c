@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is kept until fences have passed: when it is looked at, and creates that wait for its memory.
+ * What is kept until fences have passed: when it is looked at, and creates that wait for its
+ * memory.
  */
 #include "harness.h"
 

@@ -114,8 +114,8 @@ PART(4)
 
 /* ---- parts ---- */
 
-/* Publishes parts of an array over one another's names, has them read, and is told of their end. Returns
- * whether all of it was done. */
+/* Publishes parts of an array over one another's names, has them read, and is told of their end.
+ * Returns whether all of it was done. */
 static bool
 run_parts(struct harness *h)
 {

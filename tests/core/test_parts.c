@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The request `parts`, by which a connection is told which of the parts that it has published are gone;
- * and what parts are charged.
+ * The request `parts`, by which a connection is told which of the parts that it has published are
+ * gone; and what parts are charged.
  */
 #include "harness.h"
 

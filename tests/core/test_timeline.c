@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pages of timelines and the names that they may have: who gets which fd, how long they stay, who is
- * let go.
+ * Pages of timelines and the names that they may have: who gets which fd, how long they stay, who
+ * is let go.
  */
 #include "harness.h"
 

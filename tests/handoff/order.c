@@ -3,8 +3,8 @@
  * Runs one scenario of order_scenarios.c on a daemon, and says how often the outcome was wrong.
  *      usage: handoff_order --list MODE
  *             handoff_order SOCKET MODE SCENARIO [STEP]
- * --list prints each scenario's name and the steps that can be left without their wait. With a STEP,
- * that one is, and the run ends at the first wrong outcome.
+ * --list prints each scenario's name and the steps that can be left without their wait. With a
+ * STEP, that one is, and the run ends at the first wrong outcome.
  *
  * This process never loads a CUDA library, so that the ones that it forks can.
  */

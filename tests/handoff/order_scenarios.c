@@ -27,7 +27,8 @@
     {                                                                                \
         .role = (by), .stream = (on), .reads = (from), .writes = (to), .waits = true \
     }
-/* The same by streams alone: where the host waits, the process has waited before, or nobody looks. */
+/* The same by streams alone: where the host waits, the process has waited before, or nobody
+ * looks. */
 #define BY_STREAM(...)                                \
     {                                                 \
         __VA_ARGS__, .waits = true, .by_stream = true \

@@ -99,7 +99,8 @@ share_arrays(struct order *o)
     MUST_CUDA(o->drv->cu.cuCtxSynchronize());
 }
 
-/* Each step has one, which its process signals. make: the steps of this process; else the others. */
+/* Each step has one, which its process signals. make: the steps of this process; else the
+ * others. */
 static void
 share_timelines(struct order *o, bool make)
 {
@@ -203,8 +204,8 @@ enqueue_piece(struct order *o, int k, int a, int piece, uint32_t value)
     }
 }
 
-/* The first step goes over an array from behind, the others from the front, so that without a wait they
- * meet. */
+/* The first step goes over an array from behind, the others from the front, so that without a
+ * wait they meet. */
 static void
 enqueue_work(struct order *o, int k, uint32_t value)
 {
@@ -263,7 +264,8 @@ command(struct order *o, const char *text)
         errx(1, "%s: %s", text, reply);
 }
 
-/* A stream waits by a call of the driver that can be left out, where the wait is not one of the host. */
+/* A stream waits by a call of the driver that can be left out, where the wait is not one of the
+ * host. */
 static const char *
 waiting_call(const struct order *o, const struct order_step *step)
 {
@@ -282,7 +284,8 @@ give_turn(struct order *o, int k)
         sem_post(&o->shared->turns[k]);
 }
 
-/* NULL: without its wait, or not a bracket. asked: the next step begins before this one may go on. */
+/* NULL: without its wait, or not a bracket. asked: the next step begins before this one may go
+ * on. */
 static struct caid_bracket *
 begin_step(struct order *o, int k, uint32_t round, bool asked)
 {
@@ -302,7 +305,8 @@ begin_step(struct order *o, int k, uint32_t round, bool asked)
     return bracket;
 }
 
-/* The same, with the driver's part of it left out where that is how this step goes without its wait. */
+/* The same, with the driver's part of it left out where that is how this step goes without its
+ * wait. */
 static struct caid_bracket *
 begin_faulty(struct order *o, int k, uint32_t round, bool asked)
 {
@@ -346,8 +350,8 @@ take_turn(struct order *o, int k)
             err(1, "sem_wait");
 }
 
-/* The next step begins when this one has ended, when its work is enqueued, or when it has asked to begin: that
- * takes turns by round. */
+/* The next step begins when this one has ended, when its work is enqueued, or when it has asked
+ * to begin: that takes turns by round. */
 static void
 run_in_order(struct order *o, uint32_t round)
 {

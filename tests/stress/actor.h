@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the processes of a stress program that are there to be killed have in common: a driver with a
- * context and a connection, a GPU that is never done, and a stop in the midst of a message. A
+ * What the processes of a stress program that are there to be killed have in common: a driver with
+ * a context and a connection, a GPU that is never done, and a stop in the midst of a message. A
  * failure ends the process.
  */
 #pragma once

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What stress_handoff and its processes share: a victim, which is brought to a moment of a hand-off and
- * killed there, one for each case, and a witness, which lives as long as half the cases and waits
- * for each victim on the same array.
+ * What stress_handoff and its processes share: a victim, which is brought to a moment of a hand-off
+ * and killed there, one for each case, and a witness, which lives as long as half the cases and
+ * waits for each victim on the same array.
  */
 #pragma once
 
@@ -68,8 +68,8 @@ struct handoff_process {
     struct caid_array *array;
 };
 
-/* Opens the driver, with a context that is current, and connects. A failure ends the process, here and
- * below. */
+/* Opens the driver, with a context that is current, and connects. A failure ends the process,
+ * here and below. */
 void handoff_open(struct handoff_process *p);
 
 /* Whether what the victim does by then leaves the array abandoned. */
@@ -78,5 +78,6 @@ bool kill_case_loses(const struct kill_case *c);
 /* Posts `reached` at the moment of the case, and never returns. */
 _Noreturn void handoff_victim(struct handoff_process *p);
 
-/* Answers until the end is asked for. A wrong outcome ends the process with status 1, and says which. */
+/* Answers until the end is asked for. A wrong outcome ends the process with status 1, and says
+ * which. */
 void handoff_witness(struct handoff_process *p);

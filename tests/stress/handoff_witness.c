@@ -99,7 +99,8 @@ work(struct witness *w, bool writes, size_t i)
         MUST_CUDA(w->p->drv->cu.cuMemcpyDtoDAsync(w->copies[i], at, BYTES, w->streams[i]));
 }
 
-/* The begin's answer, and the work. What is abandoned is told here at the latest chance before it is read. */
+/* The begin's answer, and the work. What is abandoned is told here at the latest chance before
+ * it is read. */
 static void
 begin(struct witness *w, size_t i)
 {
@@ -137,7 +138,8 @@ is_whole(struct witness *w, CUdeviceptr at)
     return true;
 }
 
-/* Once the stream has come to the bracket's end, its check and, once, the stream's say the truth. */
+/* Once the stream has come to the bracket's end, its check and, once, the stream's say the
+ * truth. */
 static void
 finish(struct witness *w, size_t i)
 {
@@ -342,8 +344,8 @@ check_daemon(struct witness *w)
     fail(w, "the daemon still has something of the victim");
 }
 
-/* Of its own, and of what the dead shared that it has not given up yet. Pages that streams have waited on
- * by memory operations stay. */
+/* Of its own, and of what the dead shared that it has not given up yet. Pages that streams have
+ * waited on by memory operations stay. */
 static size_t
 count_mappings(const struct witness *w)
 {

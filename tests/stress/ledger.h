@@ -2,7 +2,8 @@
 /*
  * All that a daemon has given out or holds, as figures: what it says itself (memory_info, status,
  * users), and what the kernel says of its process. Taken over a connection of its own. A daemon
- * with nobody else on it comes back to the same ledger after every flush; what differs has leaked. A failure to ask ends the program. No CUDA library is loaded by it.
+ * with nobody else on it comes back to the same ledger after every flush; what differs has leaked.
+ * A failure to ask ends the program. No CUDA library is loaded by it.
  */
 #pragma once
 
@@ -75,9 +76,9 @@ uint64_t ledger_count_fds(const struct ledger_source *source);
 /* As it is now, without a flush. */
 struct ledger ledger_take(const struct ledger_source *source);
 
-/* After a flush, once all FIGURES are those of start; start NULL: once nothing is held. What is still
- * under way (exits that the kernel has not reported, closes) is waited for; after a while the
- * ledger is given as it is. */
+/* After a flush, once all FIGURES are those of start; start NULL: once nothing is held. What is
+ * still under way (exits that the kernel has not reported, closes) is waited for; after a while
+ * the ledger is given as it is. */
 struct ledger ledger_settle(const struct ledger_source *source, const struct ledger *start);
 
 /* Whether all FIGURES are the same. */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What stress_parts and its processes share: a publisher, which puts parts of an array or of an
- * arena's memory under a few names, and a reader, which opens them. One of them is killed at a moment
- * of its own, or both are; what is left of them goes on, and then ends.
+ * arena's memory under a few names, and a reader, which opens them. One of them is killed at a
+ * moment of its own, or both are; what is left of them goes on, and then ends.
  *
- * A part is PARTS_WORDS words of one value, which its metadata tells, too. A value is published once.
+ * A part is PARTS_WORDS words of one value, which its metadata tells, too. A value is published
+ * once.
  */
 #pragma once
 
@@ -74,8 +75,8 @@ struct parts_shared {
     struct parts_case now;
     uint32_t number; /* of the case */
     struct parts_role publisher, reader;
-    /* What each name shows (0: nothing): before and after the change that is under way. The first is what
-     * the daemon has acknowledged. */
+    /* What each name shows (0: nothing): before and after the change that is under way. The
+     * first is what the daemon has acknowledged. */
     _Atomic uint32_t acked[PARTS_NAMES], asked[PARTS_NAMES];
     _Atomic uint64_t generations[PARTS_NAMES]; /* the last ones, of all cases */
     _Atomic uint64_t n_published, n_opened;    /* ever */
@@ -92,8 +93,8 @@ struct parts_process {
 
 /* These never return. A survivor ends with status 0. */
 
-/* Publishes each name: reached. Goes on to its moment: reached. One that survives: stops, reached; once
- * told that all of its parts are gone, it ends. */
+/* Publishes each name: reached. Goes on to its moment: reached. One that survives: stops,
+ * reached; once told that all of its parts are gone, it ends. */
 _Noreturn void parts_publisher(struct parts_process *p);
 
 /* Goes to its moment: reached. One that survives: looks at what it holds again, and ends. */

@@ -9,8 +9,8 @@
 
 #include "base/macros.h"
 
-/* More than all that anyone can hold at a time: three names, three of a reader that loops, one of each
- * that is on its way to be gone. */
+/* More than all that anyone can hold at a time: three names, three of a reader that loops, one
+ * of each that is on its way to be gone. */
 #define N_SLOTS 12
 
 struct publisher {

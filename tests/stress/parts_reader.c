@@ -101,7 +101,8 @@ open_part(struct parts_process *p, uint32_t i)
 
 /* ---- the reader ---- */
 
-/* Its work on the part goes on when the part is closed, and reads what it would have read before. */
+/* Its work on the part goes on when the part is closed, and reads what it would have read
+ * before. */
 static void
 close_at_work(struct reader *d, struct held *held)
 {
@@ -201,7 +202,8 @@ parts_reader(struct parts_process *p)
 
 /* ---- the witness ---- */
 
-/* Whether the change that was under way may have been made: the daemon may have been asked, and nobody knows. */
+/* Whether the change that was under way may have been made: the daemon may have been asked, and
+ * nobody knows. */
 static bool
 may_be_changed(const struct parts_case *c)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many threads on few arenas of one client, for ThreadSanitizer. Threads allocate, write (by the host
- * and by streams that are late), free what others have allocated, flush, trim, defer, publish, ask,
- * and make arenas of their own that end while others are busy. What one wrote is there until it is
- * freed; at the end nothing may be left.
+ * Many threads on few arenas of one client, for ThreadSanitizer. Threads allocate, write (by the
+ * host and by streams that are late), free what others have allocated, flush, trim, defer, publish,
+ * ask, and make arenas of their own that end while others are busy. What one wrote is there until
+ * it is freed; at the end nothing may be left.
  *      usage: stress_arena SOCKET [STEPS]
  */
 #include <err.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SIGKILL of readers, writers and signallers at each step of a hand-off, one after the other, with a
- * witness that waits for each of them. Nobody may wait for the dead for more than a second, who read what
- * is not whole has to be told, and the daemon has nothing of the dead afterwards.
- *      usage: stress_handoff SOCKET PID MODE; PID of the daemon, which is this user's, MODE how its streams wait
- *      environment: CAID_STRESS_KILLS, 100
+ * SIGKILL of readers, writers and signallers at each step of a hand-off, one after the other, with
+ * a witness that waits for each of them. Nobody may wait for the dead for more than a second, who
+ * read what is not whole has to be told, and the daemon has nothing of the dead afterwards.
+ *      usage: stress_handoff SOCKET PID MODE; PID of the daemon, which is this user's, MODE how its
+ *      streams wait environment: CAID_STRESS_KILLS, 100
  *
  * By inter-process events, streams that wait for the dead wait for ever: those cases are left out
  * there, and said.

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SIGKILL of who publishes parts of its memory, of who reads them, or of both, at each step, one case
- * after the other. What was acknowledged as published can be opened by others and is whole, before and
- * after its name is gone; who publishes is told of all parts that are gone, also where a dead process
- * held them; and once all names are gone and everybody has left, the daemon's ledger is what it was
- * before, after each case. Its memory may not grow in the second half.
+ * SIGKILL of who publishes parts of its memory, of who reads them, or of both, at each step, one
+ * case after the other. What was acknowledged as published can be opened by others and is whole,
+ * before and after its name is gone; who publishes is told of all parts that are gone, also where a
+ * dead process held them; and once all names are gone and everybody has left, the daemon's ledger
+ * is what it was before, after each case. Its memory may not grow in the second half.
  *      usage: stress_parts SOCKET PID, PID of the daemon, which is this user's
  *      environment: CAID_STRESS_KILLS, 100
  *

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * stress_publish SOCKET [STEPS]: threads that publish parts of arrays, and use each part's place
- * again when they are told that it is gone, while others dispatch, poll and forget hooks on the same
- * clients, and readers open what has the names. A reader that finds two values in one part has been
- * given a place that was used again too early. Each part is told of once; in the end nothing is left.
+ * again when they are told that it is gone, while others dispatch, poll and forget hooks on the
+ * same clients, and readers open what has the names. A reader that finds two values in one part has
+ * been given a place that was used again too early. Each part is told of once; in the end nothing
+ * is left.
  */
 #include <err.h>
 #include <errno.h>

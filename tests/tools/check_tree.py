@@ -18,6 +18,7 @@ SOURCE_NAMES = {"CMakeLists.txt", "dev", "run"}
 # Headers that a folder must do without: what is pure has no loop, no driver and no clock.
 IMPURE = {"uv.h", "cuda.h", "time.h", "sys/time.h", "base/clock.h"}
 FORBIDDEN = {"daemon/core": IMPURE, "mem": IMPURE}
+WIDTH = 100  # columns of a line of C that can be broken: clang-format leaves comments as they are
 # The folders that #include searches, in the build's order.
 INCLUDE_DIRS = ("proto", "driver", "mem", "daemon/core", "daemon", "client/include", "client", "tests")
 
@@ -133,6 +134,8 @@ def check_text(path, text):
     for number, line in enumerate(text.split("\n"), 1):
         if found := LEFT_BEHIND.search(line):
             yield f"line {number}: {found.group()!r} is left behind"
+        if len(line) > WIDTH and path.suffix in (".c", ".h", ".def") and not re.match(r'\s*("|#define)', line):
+            yield f"line {number}: more than {WIDTH} columns"
 
 
 def is_source(path):

@@ -13,7 +13,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* The whole file in a buffer of exactly its size, so that AddressSanitizer sees one byte too far. */
+/* The whole file in a buffer of exactly its size, so that AddressSanitizer sees one byte too
+ * far. */
 static uint8_t *
 read_file(const char *path, size_t *ret_size)
 {

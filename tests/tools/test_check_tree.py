@@ -114,6 +114,7 @@ def test_nothing_knows_what_comes_after_it(tree):
     [
         ("/* TO" "DO later */\n", "line 2: 'TO" "DO' is left behind"),
         ("/* place" "holder */\n", "line 2: 'place" "holder' is left behind"),
+        (f"/* {'long ' * 20}*/\n", "line 2: more than 100 columns"),
         ('"/ho' 'me/someone"\n', "line 2: '/ho" "me/s' is left behind"),
     ],
 )

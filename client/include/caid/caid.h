@@ -157,7 +157,7 @@ enum caid_array_flags {
 /* `memory` says where an array lies:
  *   "device"   memory of the device, mapped by an fd (cuMemCreate). The default.
  *   "legacy"   the same, opened by a 64-byte handle (cuIpcOpenMemHandle), which retains the
- *              device's primary context. A read-only lease is a promise: the driver enforces nothing.
+ *              device's primary context. A read-only lease is no more than a promise.
  *   "pinned"   page-locked host memory, at host_ptr of the info, shared by a memfd that each client
  *              registers (cuMemHostRegister). ptr is its address on the device.
  *   "mapped"   the same, said to be for kernels: it exports the CUDA array interface.

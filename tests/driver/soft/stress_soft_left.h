@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the software driver must not leave behind, asked of the kernel. Each prints what it finds. */
+/* What the software driver must not leave behind, asked of the kernel. Each prints what it
+ * finds. */
 #pragma once
 
 #include <stdbool.h>
