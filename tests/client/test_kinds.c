@@ -96,6 +96,24 @@ FIXTURE_TEST(kinds, are_shared_between_processes)
     wait_for_leases(f.client, 0);
 }
 
+/* It lives for longer than the process whose lease it is of (I2). */
+FIXTURE_TEST(kinds, host_memory_is_not_a_childs)
+{
+    struct caid_array *array = make("pinned", NULL, N_BYTES);
+    const volatile unsigned char *bytes = caid_array_get_info(array)->host_ptr;
+    int status;
+
+    fill(array, 7);
+    pid_t pid = fork();
+    if (pid == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        _exit(bytes[0]);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "it has read %d", status);
+    caid_array_close(array);
+}
+
 static int
 see_memory(const struct caid_entry *entry, void *userdata)
 {
