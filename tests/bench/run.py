@@ -2,7 +2,7 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, create, many,
-million, handoff, arena, allocators, daemon; without one, all of them.
+million, handoff, arena, allocators, daemon, attack; without one, all of them.
 
 open, create, handoff, arena, allocators and daemon are for the GPU, where there is one. The others
 measure the daemon and libcaid alone, so they are on the software driver everywhere.
@@ -10,6 +10,7 @@ measure the daemon and libcaid alone, so they are on the software driver everywh
 
 import contextlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -104,13 +105,26 @@ def bench_allocators(_folder):
         script("bench_allocators.py", daemon.address)
 
 
+def bench_attack(folder):
+    """What a uid feels of what another one does: both of them are taken, which only root can."""
+    if os.geteuid() != 0:
+        print("attack: left out, only root can take other uids")
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 20000),) * 2)
+    with caid.LocalDaemon(driver="soft") as daemon:
+        os.chmod(os.path.dirname(daemon.address), 0o711)
+        os.chmod(daemon.address, 0o666)
+        program(folder, "attack", daemon.address, "2000", "1000")
+
+
 def bench_daemon(_folder):
     script("bench_daemon.py")
 
 
 BENCHES = {"soft": bench_soft, "open": bench_open, "create": bench_create, "many": bench_many,
            "million": bench_million, "handoff": bench_handoff, "arena": bench_arena,
-           "allocators": bench_allocators, "daemon": bench_daemon}
+           "allocators": bench_allocators, "daemon": bench_daemon, "attack": bench_attack}
 
 
 def main(folder, *names):

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "wire.h"
+
+#include <err.h>
+#include <errno.h>
+#include <sys/socket.h>
+
+#include "packet.h"
+
+static uint8_t buffer[PROTO_PACKET_MAX];
+static struct msg answer;
+
+void
+wire_init(struct wire *ret, const char *path)
+{
+    const struct msg_hello_params hello = {.version_min = 1, .version_max = 1};
+    int r;
+
+    *ret = (struct wire){.sock = -1};
+    r = packet_connect(path, &ret->sock);
+    if (r < 0)
+        errx(1, "%s: %s", path, strerror(-r));
+    wire_call(ret, MSG_HELLO, &hello, NULL);
+}
+
+void
+wire_deinit(struct wire *w)
+{
+    w->sock = fd_close(w->sock);
+    msg_buf_deinit(&w->out);
+}
+
+bool
+wire_repeat(const struct wire *w)
+{
+    return packet_send(w->sock, w->out.data, w->out.n, NULL, 0, 0) == 0;
+}
+
+void
+wire_send(struct wire *w, enum msg_method method, const void *params)
+{
+    int r = msg_method_is_request(method) ? msg_encode_request(&w->out, 1, method, params)
+                                          : msg_encode_notify(&w->out, method, params);
+
+    if (r < 0)
+        errx(1, "%s: %s", msg_method_name(method), strerror(-r));
+    if (!wire_repeat(w))
+        errx(1, "%s: the daemon has ended the connection", msg_method_name(method));
+}
+
+size_t
+wire_receive(const struct wire *w)
+{
+    ssize_t n = recv(w->sock, buffer, sizeof(buffer), 0);
+
+    if (n == 0)
+        errno = ECONNRESET;
+    return n > 0 ? (size_t)n : 0;
+}
+
+uint32_t
+wire_try(struct wire *w, enum msg_method method, const void *params, void *ret)
+{
+    wire_send(w, method, params);
+    size_t n = wire_receive(w);
+    if (n == 0)
+        err(1, "the answer to %s", msg_method_name(method));
+    msg_deinit(&answer);
+    int r = msg_parse(&answer, buffer, n);
+    if (r == 0 && answer.error == 0 && ret)
+        r = msg_decode_result(&answer, method, ret);
+    if (r < 0)
+        errx(1, "the answer to %s: %s", msg_method_name(method), strerror(-r));
+    return answer.error;
+}
+
+void
+wire_call(struct wire *w, enum msg_method method, const void *params, void *ret)
+{
+    if (wire_try(w, method, params, ret) != 0)
+        errx(1, "%s: %.*s", msg_method_name(method), (int)answer.error_text.n,
+             answer.error_text.p);
+}
