@@ -5,6 +5,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include "base/clock.h"
 #include "base/macros.h"
 #include "base/packet.h"
 #include "conns.h"
@@ -39,7 +40,9 @@ update_events(struct conn *c)
 
     if (c->lost)
         return;
-    if (outq_first(&c->outq))
+    if (c->turn.queued)
+        events = UV_DISCONNECT;
+    else if (outq_first(&c->outq))
         events = c->waiting ? UV_DISCONNECT : UV_WRITABLE | UV_DISCONNECT;
     if (events != c->events)
         uv_poll_start(&c->sock_poll, events, on_sock);
@@ -52,7 +55,7 @@ try_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_fd
     struct flight *flight = &c->set->flight;
     int r;
 
-    if (n_fds > 0 && !flight_admits(flight, &c->flight, n_fds))
+    if (n_fds > 0 && !flight_admits(flight, &c->flight, n_fds, uv_now(c->set->loop)))
         return SEND_WAIT;
     r = packet_send(c->sock, data, n, fds, n_fds, MSG_DONTWAIT);
     if (r == -EAGAIN)
@@ -209,14 +212,38 @@ receive_one(struct conn *c)
     return n > 0;
 }
 
-/* Few packets a turn: fair to the others. After an answer the client is likely to think, so a
+/* Few packets a turn: fair to the uid's others. After an answer the client is likely to think, so a
  * further recvmsg(2) would find nothing; after a notification its next request is likely there. */
 static void
 receive(struct conn *c)
 {
+    uint64_t since_ns = clock_now_ns();
+
+    conns_hear(c->set, c);
     c->answered = false;
     for (int i = 0; i < RECEIVE_MAX && !c->answered && !c->lost && receive_one(c); i++)
         ;
+    if (c->owner)
+        turns_spent(&c->set->turns, &c->owner->turns, clock_now_ns() - since_ns);
+}
+
+void
+conn_hear(struct conn *c)
+{
+    receive(c);
+    update_events(c);
+}
+
+/* Now, if the uid has time left, and in its turn else. */
+static void
+on_readable(struct conn *c)
+{
+    if (turns_admits(&c->set->turns, &c->owner->turns)) {
+        receive(c);
+        return;
+    }
+    conns_queue(c->set, c);
+    update_events(c);
 }
 
 /* The peer has closed, and had not read all. libuv has stopped to wait for more. */
@@ -243,7 +270,7 @@ on_sock(uv_poll_t *handle, int status, int events)
     else if (events & UV_WRITABLE)
         conn_flush(c);
     else if (events & UV_READABLE)
-        receive(c);
+        on_readable(c);
 }
 
 void
@@ -284,7 +311,6 @@ conn_new(struct conns *set, uint64_t id, int sock_consume, struct peer *peer, st
     c->pid = peer->pid;
     c->sock = TAKE_FD(sock);
     outq_init(&c->outq);
-    flight_share_init(&c->flight, c->sock);
     r = conns_add(set, c);
     if (r == 0)
         r = watch(c, peer);
@@ -303,7 +329,6 @@ close_sock(struct conn *c)
 {
     c->lost = true;
     drop_output(c);
-    flight_share_deinit(&c->set->flight, &c->flight);
     conns_remove(c->set, c);
     if (c->polling)
         uv_close((uv_handle_t *)&c->sock_poll, on_sock_closed);

@@ -28,6 +28,7 @@
 #include "outq.h"
 #include "peer.h"
 #include "process.h"
+#include "turns.h"
 
 struct conns;
 struct conn_owner;
@@ -44,14 +45,15 @@ struct conn {
     int events;   /* what sock_poll waits for */
     bool polling; /* sock_poll is libuv's */
     bool lost;
-    bool ending;     /* is lost when what lies in the socket has been heard */
-    size_t unheard;  /* bytes of that */
-    const char *why; /* it ends; static */
-    bool exited;     /* lost because the process has exited */
-    bool answered;   /* something was sent, or queued, in this turn */
-    bool queued;     /* in set->queued: there is output that could not be sent yet */
-    bool waiting;    /* in set->waiting: the first packet waits for fds in flight to land */
-    bool refused;    /* core does not know it: refusals.h */
+    bool ending;      /* is lost when what lies in the socket has been heard */
+    size_t unheard;   /* bytes of that */
+    const char *why;  /* it ends; static */
+    bool exited;      /* lost because the process has exited */
+    bool answered;    /* something was sent, or queued, in this turn */
+    bool queued;      /* in set->queued: there is output that could not be sent yet */
+    bool waiting;     /* in set->waiting: the first packet waits for fds in flight to land */
+    bool refused;     /* core does not know it: refusals.h */
+    struct turn turn; /* what has come waits for it */
     TAILQ_ENTRY(conn) queue_link, wait_link;
     TAILQ_ENTRY(conn) refusal;
     uint64_t refused_ms;
@@ -81,5 +83,7 @@ void conn_fail(struct conn *c, int r);
 /* Calls the set's lost(), unless that has happened. reason is for the log. */
 void conn_lose(struct conn *c, const char *reason);
 
+/* For conns.c: its turn to be heard has come. */
+void conn_hear(struct conn *c);
 /* For process.c. */
 void conn_exited(struct conn *c);

@@ -3,11 +3,14 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/macros.h"
 
 #define MAX_QUEUED_BYTES (64 * 1024 * 1024)
 #define RETRY_MS         10
-/* How long a client may leave fds unread while others are held up by them. */
+#define SHARED_MS        1000 /* for so long the next request of another uid is expected */
+#define RETRY_MAX        64   /* connections that try again at a time */
+/* How long a client may leave fds unread while others of its uid are held up by them. */
 #define CULPRIT_MS 5000
 
 RB_GENERATE_STATIC_BY(conn_owners, conn_owner, node, uid)
@@ -22,6 +25,8 @@ owner_get(struct conns *set, uid_t uid)
         if (!o)
             return NULL;
         o->uid = uid;
+        turns_user_init(&set->turns, &o->turns);
+        flight_user_init(&o->flight);
         RB_INSERT(conn_owners, &set->owners, o);
     }
     o->n_conns++;
@@ -37,6 +42,8 @@ owner_put(struct conns *set, struct conn_owner *o)
     free(o);
 }
 
+static void on_prepare(uv_prepare_t *prepare);
+
 void
 conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct conns_ops *ops,
            void *userdata)
@@ -47,6 +54,9 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     set->by_sock = NULL;
     set->n_by_sock = 0;
     set->n = set->last_serial = 0;
+    turns_init(&set->turns);
+    set->heard = NULL;
+    set->changed_ms = 0;
     flight_init(&set->flight, max_fds);
     set->n_queued_bytes = 0;
     set->n_queued_fds = 0;
@@ -56,7 +66,13 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     TAILQ_INIT(&set->waiting);
     LIST_INIT(&set->departed);
     uv_timer_init(loop, &set->retry);
-    set->retry.data = set;
+    uv_prepare_init(loop, &set->prepare);
+    set->prepare.data = set;
+    uv_prepare_start(&set->prepare, on_prepare);
+    uv_unref((uv_handle_t *)&set->prepare);
+    uv_check_init(loop, &set->hearing);
+    uv_idle_init(loop, &set->awake);
+    set->retry.data = set->hearing.data = set;
 }
 
 void
@@ -104,6 +120,8 @@ conns_add(struct conns *set, struct conn *c)
     c->owner = owner_get(set, c->uid);
     if (!c->owner)
         return -ENOMEM;
+    c->turn.user = &c->owner->turns;
+    flight_share_init(&c->flight, &c->owner->flight, c->sock);
     set->by_sock[c->sock] = c;
     set->n++;
     return 0;
@@ -116,6 +134,8 @@ conns_remove(struct conns *set, struct conn *c)
         return;
     set->by_sock[c->sock] = NULL;
     set->n--;
+    turns_remove(&set->turns, &c->turn);
+    flight_share_deinit(&set->flight, &c->flight);
     owner_put(set, TAKE_PTR(c->owner));
 }
 
@@ -175,13 +195,80 @@ conns_drop_departed(struct conns *set)
         drop_departed(set, p);
 }
 
-/* Where the daemon could hardly send fds to anyone any more, the client that has not read for
- * longest is given up: it held up the others (I6). */
-static void
-lose_culprit(struct conns *set)
-{
-    struct flight_share *s = flight_culprit(&set->flight, CULPRIT_MS, uv_now(set->loop));
+/* ---- turns ---- */
 
+static void
+on_prepare(uv_prepare_t *prepare)
+{
+    struct conns *set = prepare->data;
+
+    if (!turns_is_busy(&set->turns))
+        turns_forget(&set->turns);
+}
+
+static void
+on_idle(uv_idle_t *idle UNUSED)
+{
+}
+
+/* For no longer than one uid's share, or one packet: then others are heard of again. */
+static void
+on_hearing(uv_check_t *check)
+{
+    struct conns *set = check->data;
+    uint64_t until_ns = clock_now_ns() + TURNS_SLICE_NS;
+    struct turn *entry;
+
+    do {
+        entry = turns_next(&set->turns);
+        if (entry)
+            conn_hear(container_of(entry, struct conn, turn));
+    } while (entry && clock_now_ns() < until_ns);
+    if (turns_is_busy(&set->turns))
+        return;
+    uv_check_stop(&set->hearing);
+    uv_idle_stop(&set->awake);
+}
+
+void
+conns_queue(struct conns *set, struct conn *c)
+{
+    turns_add(&set->turns, &c->turn);
+    uv_check_start(&set->hearing, on_hearing);
+    uv_idle_start(&set->awake, on_idle);
+}
+
+bool
+conns_are_busy(const struct conns *set)
+{
+    return turns_is_busy(&set->turns) && uv_now(set->loop) - set->changed_ms < SHARED_MS;
+}
+
+void
+conns_hear(struct conns *set, struct conn *c)
+{
+    if (set->heard != c->owner)
+        set->changed_ms = uv_now(set->loop);
+    set->heard = c->owner;
+}
+
+/* ---- fds in flight ---- */
+
+/* c is held up: the connection is given up that has not read for longest, of the uid that has most in flight.
+ * Is that c's own, it has some time to read. */
+static void
+lose_culprit(struct conns *set, const struct conn *c)
+{
+    struct conn_owner *o, *most = c->owner;
+    struct flight_share *s;
+
+    if (c->owner->flight.n + PROTO_FDS_MAX <= flight_room(&set->flight, &c->owner->flight))
+        return;
+    RB_FOREACH(o, conn_owners, &set->owners)
+        if (o->flight.n > most->flight.n + PROTO_FDS_MAX)
+            most = o;
+    s = flight_culprit(&set->flight, &most->flight, most == c->owner ? CULPRIT_MS : 0,
+                       uv_now(set->loop));
     if (s)
         conn_lose(container_of(s, struct conn, flight), "left too many fds unread");
 }
@@ -190,17 +277,16 @@ static void
 on_retry(uv_timer_t *timer)
 {
     struct conns *set = timer->data;
-    struct conn *c;
-    size_t n = 0;
+    struct conn *c, *last = TAILQ_LAST(&set->waiting, conn_list);
 
-    lose_culprit(set);
-    TAILQ_FOREACH(c, &set->waiting, wait_link)
-        n++;
-    /* A flush may end connections: no pointer into the list is kept across it. */
-    while (n-- > 0 && (c = TAILQ_FIRST(&set->waiting))) {
+    /* A flush may end connections: no pointer into the list is kept across it, but that of the last. */
+    for (int i = 0; i < RETRY_MAX && (c = TAILQ_FIRST(&set->waiting)); i++) {
         TAILQ_REMOVE(&set->waiting, c, wait_link);
         TAILQ_INSERT_TAIL(&set->waiting, c, wait_link);
+        lose_culprit(set, c);
         conn_flush(c);
+        if (c == last)
+            break;
     }
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * All connections of the daemon, and what they share: one receive buffer, so that an idle client
- * costs none; a bound on all that is queued; and the budget of fds in flight, with a timer that
- * looks after those whose output waits for it, and runs only while somebody waits. Where all
- * together have too much queued, the uid that has most of it pays: its connection that has not
- * read for longest is lost, not the one that comes last, nor another uid's (I6).
+ * costs none; whose turn it is to be heard; a bound on all that is queued; and the budget of fds in
+ * flight, with a timer that looks after those whose output waits for it, and runs only while somebody
+ * waits. Where all together have too much queued, or in flight, the uid that has most of it pays: its
+ * connection that has not read for longest is lost, not the one that comes last, nor another uid's (I6).
  */
 #pragma once
 
@@ -21,11 +21,13 @@ struct conns_ops {
 
 TAILQ_HEAD(conn_list, conn);
 
-/* What the connections of one uid have queued; from the first of them to the last. */
+/* What the connections of one uid have of what all share; from the first of them to the last. */
 struct conn_owner {
     RB_ENTRY(conn_owner) node;
     uid_t uid;
     uint32_t n_conns;
+    struct turns_user turns;
+    struct flight_user flight;
     uint64_t n_queued_bytes;
     uint32_t n_queued_fds;
 };
@@ -40,6 +42,12 @@ struct conns {
     size_t n_by_sock;
     uint32_t n; /* connections that are not closed */
     uint32_t last_serial;
+    struct turns turns;
+    const struct conn_owner *heard; /* the last one that was: for comparing alone */
+    uint64_t changed_ms;            /* when that was another one */
+    uv_prepare_t prepare;           /* before the loop sleeps */
+    uv_check_t hearing;             /* runs those who wait for their turn */
+    uv_idle_t awake; /* active while there are some: the loop does not block then */
     struct flight flight;
     struct conn_owners owners;
     struct conn_list queued; /* with output in their queue, longest first */
@@ -61,6 +69,8 @@ void conns_deinit(struct conns *set);
 uint64_t conns_next_id(struct conns *set, int sock);
 /* The connection with that number, or NULL when it has been closed. */
 struct conn *conns_find(const struct conns *set, uint64_t id);
+/* Connections wait for their turn, and not all of them are one uid's: so each is to take little time. */
+bool conns_are_busy(const struct conns *set);
 void conns_lose_all(struct conns *set, const char *reason);
 /* Those whose process has exited, which the loop may not have been told yet; of departed ones,
  * too. */
@@ -74,6 +84,10 @@ void conns_forget(struct conns *set, uint64_t conn_id);
 /* For conn.c. */
 int conns_add(struct conns *set, struct conn *c);
 void conns_remove(struct conns *set, struct conn *c);
+/* c is heard now. */
+void conns_hear(struct conns *set, struct conn *c);
+/* c waits for its turn to be heard. */
+void conns_queue(struct conns *set, struct conn *c);
 /* What c's queue has got, and lost. */
 void conns_queued(struct conns *set, struct conn *c, size_t n, size_t n_fds);
 void conns_dequeued(struct conns *set, struct conn *c, size_t n, size_t n_fds);

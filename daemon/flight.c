@@ -4,19 +4,27 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
-#include "proto_limits.h"
+#define SETTLE_MAX   16 /* shares of a uid that are looked at */
+#define SETTLE_USERS 4  /* and uids */
 
 void
 flight_init(struct flight *f, uint32_t max)
 {
     *f = (struct flight){.max = max};
-    TAILQ_INIT(&f->shares);
+    TAILQ_INIT(&f->users);
 }
 
 void
-flight_share_init(struct flight_share *s, int sock)
+flight_user_init(struct flight_user *user)
 {
-    *s = (struct flight_share){.sock = sock};
+    *user = (struct flight_user){0};
+    TAILQ_INIT(&user->shares);
+}
+
+void
+flight_share_init(struct flight_share *s, struct flight_user *user, int sock)
+{
+    *s = (struct flight_share){.user = user, .sock = sock};
 }
 
 void
@@ -24,9 +32,14 @@ flight_share_deinit(struct flight *f, struct flight_share *s)
 {
     if (s->n == 0)
         return;
-    TAILQ_REMOVE(&f->shares, s, link);
+    if (s->user->next == s)
+        s->user->next = TAILQ_NEXT(s, link);
+    TAILQ_REMOVE(&s->user->shares, s, link);
     f->n -= s->n;
+    s->user->n -= s->n;
     s->n = 0;
+    if (s->user->n == 0)
+        TAILQ_REMOVE(&f->users, s->user, link);
 }
 
 /* Gives the share back when the peer has received everything. */
@@ -35,31 +48,74 @@ settle(struct flight *f, struct flight_share *s)
 {
     int unread;
 
-    if (ioctl(s->sock, SIOCOUTQ, &unread) == 0 && unread == 0)
+    if (s->n > 0 && ioctl(s->sock, SIOCOUTQ, &unread) == 0 && unread == 0)
         flight_share_deinit(f, s);
 }
 
+/* Some of the user's, the next ones another time. */
 static void
-settle_all(struct flight *f)
+settle_some(struct flight *f, struct flight_user *user, uint64_t now_ms)
 {
-    struct flight_share *s, *next;
+    struct flight_share *s;
 
-    for (s = TAILQ_FIRST(&f->shares); s; s = next) {
-        next = TAILQ_NEXT(s, link);
+    if (user->settled_ms == now_ms)
+        return;
+    user->settled_ms = now_ms;
+    s = user->next ? user->next : TAILQ_FIRST(&user->shares);
+    for (int i = 0; i < SETTLE_MAX && s; i++) {
+        user->next = TAILQ_NEXT(s, link);
         settle(f, s);
+        s = user->next;
     }
 }
 
+/* Of some users, the next ones another time. */
+static void
+settle_others(struct flight *f, uint64_t now_ms)
+{
+    struct flight_user *user;
+
+    for (int i = 0; i < SETTLE_USERS && (user = TAILQ_FIRST(&f->users)); i++) {
+        TAILQ_REMOVE(&f->users, user, link);
+        TAILQ_INSERT_TAIL(&f->users, user, link);
+        settle_some(f, user, now_ms);
+    }
+}
+
+uint32_t
+flight_room(const struct flight *f, const struct flight_user *user)
+{
+    uint32_t others = f->n - user->n;
+
+    return others < f->max ? (f->max - others) / 2 : 0;
+}
+
+struct flight_share *
+flight_culprit(struct flight *f, const struct flight_user *user, uint64_t age_ms,
+               uint64_t now_ms)
+{
+    struct flight_share *s;
+
+    while ((s = TAILQ_FIRST(&user->shares)) && now_ms - s->since_ms >= age_ms) {
+        settle(f, s);
+        if (s->n > 0)
+            return s;
+    }
+    return NULL;
+}
+
 bool
-flight_admits(struct flight *f, struct flight_share *s, size_t n)
+flight_admits(struct flight *f, struct flight_share *s, size_t n, uint64_t now_ms)
 {
     if (s->n + n > FLIGHT_SHARE_MAX)
         settle(f, s);
     if (s->n + n > FLIGHT_SHARE_MAX)
         return false;
-    if (f->n + n > f->max)
-        settle_all(f);
-    return f->n + n <= f->max;
+    if (s->user->n + n > flight_room(f, s->user))
+        settle_some(f, s->user, now_ms);
+    if (s->user->n + n > flight_room(f, s->user))
+        settle_others(f, now_ms);
+    return s->user->n + n <= flight_room(f, s->user);
 }
 
 void
@@ -69,20 +125,11 @@ flight_sent(struct flight *f, struct flight_share *s, size_t n, uint64_t now_ms)
         return;
     if (s->n == 0) {
         s->since_ms = now_ms;
-        TAILQ_INSERT_TAIL(&f->shares, s, link);
+        TAILQ_INSERT_TAIL(&s->user->shares, s, link);
     }
+    if (s->user->n == 0)
+        TAILQ_INSERT_TAIL(&f->users, s->user, link);
     s->n += (uint32_t)n;
+    s->user->n += (uint32_t)n;
     f->n += (uint32_t)n;
-}
-
-struct flight_share *
-flight_culprit(struct flight *f, uint64_t age_ms, uint64_t now_ms)
-{
-    struct flight_share *s;
-
-    if (f->n + PROTO_FDS_MAX <= f->max)
-        return NULL;
-    settle_all(f);
-    s = TAILQ_FIRST(&f->shares);
-    return s && f->n + PROTO_FDS_MAX > f->max && now_ms - s->since_ms >= age_ms ? s : NULL;
 }

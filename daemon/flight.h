@@ -2,10 +2,11 @@
 /*
  * The budget of fds in flight: sent, and not yet received. The kernel counts them all against
  * the sender's RLIMIT_NOFILE (unix(7), ETOOMANYREFS), so that a client that lets them lie would
- * keep the daemon from sending fds to anyone (I6). Each connection has a share; both the share
- * and the sum are bounded. The kernel does not tell when an fd was received; but when nothing is
- * unread in a socket, nothing is in flight there either, and that it tells (SIOCOUTQ). It is
- * asked only when a bound would stop a packet.
+ * keep the daemon from sending fds to anyone (I6). Each connection has a share; a uid may have
+ * as much as it leaves to those who come after it, half of what the others have not. The kernel
+ * does not tell when an fd was received; but when nothing is unread in a socket, nothing is in
+ * flight there either, and that it tells (SIOCOUTQ). It is asked only when a bound would stop a
+ * packet: of that connection, and of a few others of each uid once in a millisecond.
  */
 #pragma once
 
@@ -16,29 +17,40 @@
 
 #define FLIGHT_SHARE_MAX 512
 
+struct flight_user { /* a uid */
+    TAILQ_ENTRY(flight_user) link;
+    TAILQ_HEAD(flight_shares, flight_share) shares; /* with n > 0, longest first */
+    struct flight_share *next;                      /* to be looked at; NULL: the first */
+    uint32_t n;
+    uint64_t settled_ms; /* when some were last looked at */
+};
+
 struct flight_share { /* embedded in a connection */
     TAILQ_ENTRY(flight_share) link;
+    struct flight_user *user;
     int sock;
     uint32_t n; /* fds sent since the socket was last seen empty */
     uint64_t since_ms;
 };
 
 struct flight {
-    TAILQ_HEAD(flight_shares, flight_share) shares; /* with n > 0, longest first */
+    TAILQ_HEAD(, flight_user) users; /* with n > 0, in turn */
     uint32_t n, max;
 };
 
 /* max: for all connections together. */
 void flight_init(struct flight *f, uint32_t max);
+void flight_user_init(struct flight_user *user);
 
-void flight_share_init(struct flight_share *s, int sock);
+void flight_share_init(struct flight_share *s, struct flight_user *user, int sock);
 /* Before the socket is closed: what was in flight there goes with it. */
 void flight_share_deinit(struct flight *f, struct flight_share *s);
 
+/* How many the user may have, all in all. */
+uint32_t flight_room(const struct flight *f, const struct flight_user *user);
+/* The share of the user's that has stood longest, where it has for age_ms; else NULL. */
+struct flight_share *flight_culprit(struct flight *f, const struct flight_user *user,
+                                    uint64_t age_ms, uint64_t now_ms);
 /* Whether n more fds may be sent. */
-bool flight_admits(struct flight *f, struct flight_share *s, size_t n);
+bool flight_admits(struct flight *f, struct flight_share *s, size_t n, uint64_t now_ms);
 void flight_sent(struct flight *f, struct flight_share *s, size_t n, uint64_t now_ms);
-
-/* The share that has stood longest, where the sum is so high that a full packet could be held up
- * and it has stood for age_ms; else NULL. */
-struct flight_share *flight_culprit(struct flight *f, uint64_t age_ms, uint64_t now_ms);

@@ -26,7 +26,8 @@
 #define ACCEPT_MAX      16  /* connections taken up in one turn of the loop */
 #define ACCEPT_RETRY_MS 100 /* after the process had no fd to spare */
 #define NOTIFY_RETRY_MS 100
-#define FDS_RESERVED    64 /* for blocks, the driver and the log */
+#define FDS_RESERVED    64   /* for blocks, the driver and the log */
+#define REPLY_BUSY      2048 /* bytes of records in a reply while others wait for their turn */
 #define LOG_WINDOW_MS   10000
 #define LOG_MAX_LINES   20 /* about clients' mistakes, in one window */
 
@@ -249,6 +250,7 @@ on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
         refusals_answer(c, s->setup.config->limits.connections, packet, n);
         return;
     }
+    core_set_reply_max(s->core, conns_are_busy(&s->conns) ? REPLY_BUSY : PROTO_PACKET_MAX);
     core_receive(s->core, c->id, packet, n, clock_now_ns());
     run_core(s);
 }

@@ -73,6 +73,7 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     TAILQ_INIT(&core->landed);
     TAILQ_INIT(&core->closing_pages);
     TAILQ_INIT(&core->hopeful);
+    core->reply_max = PROTO_PACKET_MAX;
     core->linger_at_ns = UINT64_MAX;
     core->turns_given.last_ns = UINT64_MAX;
     TAILQ_INIT(&core->waiting);
@@ -375,6 +376,12 @@ core_memory_done(struct core *core, uint64_t id, const struct core_memory_result
 }
 
 /* ---- time ---- */
+
+void
+core_set_reply_max(struct core *core, size_t bytes)
+{
+    core->reply_max = bytes;
+}
 
 void
 core_set_time(struct core *core, uint64_t now_ns)

@@ -199,7 +199,7 @@ fences_reply(struct core *core, struct bracket *bracket, uint32_t request,
 {
     struct page place = {.id = after_page};
     struct due after = {.page = &place, .slot = after_slot};
-    struct reply reply = {.room = ROOM_INIT};
+    struct reply reply = {.room = room_init(core)};
     _cleanup_free_ struct due *v = NULL;
     _cleanup_free_ struct msg_fence *fences = NULL;
     struct dues dues;

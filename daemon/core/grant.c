@@ -43,11 +43,11 @@ grant_deinit(struct grant *grant)
 }
 
 int
-grant_init(struct grant *ret, size_t n)
+grant_init(struct grant *ret, const struct core *core, size_t n)
 {
     size_t each = sizeof(struct msg_array) + sizeof(struct lease *) + sizeof(struct msg_block) +
                   sizeof(struct hold *);
-    struct grant grant = {.room = ROOM_INIT};
+    struct grant grant = {.room = room_init(core)};
     char *p = malloc(n * each + 1);
 
     if (!p)
@@ -166,7 +166,7 @@ grant_created(struct core *core, struct conn *conn, uint32_t request, struct arr
 {
     _cleanup_(grant_deinit) struct grant grant = {0};
     struct refusal r;
-    int rc = grant_init(&grant, 1);
+    int rc = grant_init(&grant, core, 1);
 
     grant.pool = array->pool;
     if (rc == 0)

@@ -24,7 +24,7 @@ struct grant {
 };
 
 /* For n arrays. -ENOMEM. */
-int grant_init(struct grant *ret, size_t n);
+int grant_init(struct grant *ret, const struct core *core, size_t n);
 void grant_deinit(struct grant *grant);
 /* Leases the array to conn and adds it, or finds that the reply is full. -ENOMEM or REFUSED. */
 int grant_add(struct core *core, struct conn *conn, struct grant *grant, struct array *array,

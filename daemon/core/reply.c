@@ -3,11 +3,20 @@
 
 #include "state.h"
 
+struct room
+room_init(const struct core *core)
+{
+    return (struct room){.bytes = PROTO_PACKET_MAX - 256,
+                         .fds = PROTO_FDS_MAX,
+                         .share = core->reply_max};
+}
+
 bool
 room_take(struct room *room, size_t bytes, size_t fds)
 {
-    if (room->bytes < bytes || room->fds < fds)
+    if (room->bytes < bytes || room->fds < fds || room->taken >= room->share)
         return false;
+    room->taken += bytes;
     room->bytes -= bytes;
     room->fds -= fds;
     return true;

@@ -22,13 +22,12 @@ void conn_end(struct core *core, struct conn *conn, const char *reason);
  */
 struct room {
     size_t bytes, fds;
+    size_t taken,
+        share; /* bytes; nothing more is taken once it is its share (core_set_reply_max()) */
 };
 
-#define ROOM_INIT                                             \
-    {                                                         \
-        .bytes = PROTO_PACKET_MAX - 256, .fds = PROTO_FDS_MAX \
-    }
-
+/* Of an empty reply. */
+struct room room_init(const struct core *core);
 bool room_take(struct room *room, size_t bytes, size_t fds);
 
 /* A page of a list: as many records as there is room for; who wants the others asks again. */
@@ -42,9 +41,9 @@ struct pager {
     bool more; /* than there is room for */
 };
 
-#define PAGER(v, n_max)                                                         \
-    {                                                                           \
-        .room = ROOM_INIT, .records = (v), .size = sizeof(*(v)), .max = (n_max) \
+#define PAGER(core, v, n_max)                                                         \
+    {                                                                                 \
+        .room = room_init(core), .records = (v), .size = sizeof(*(v)), .max = (n_max) \
     }
 
 /* Adds a record that takes so many bytes of a reply; false: the page is full. */

@@ -209,7 +209,7 @@ HANDLER(on_open)
     struct grant grant;
     int rc;
 
-    if (grant_init(&grant, opening.params->names.n) < 0)
+    if (grant_init(&grant, core, opening.params->names.n) < 0)
         return -ENOMEM;
     rc = open_all(core, conn, &opening, &grant, r);
     if (rc == 0)

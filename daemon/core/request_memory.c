@@ -180,7 +180,7 @@ HANDLER(on_pools)
 {
     const struct msg_pools_params *p = params;
     _cleanup_free_ struct msg_pool *records = calloc(PAGE_MAX, sizeof(*records));
-    struct pager pager = PAGER(records, PAGE_MAX);
+    struct pager pager = PAGER(core, records, PAGE_MAX);
     struct pool *pool = pool_find_from(core, p->after);
 
     if (!records)
@@ -215,7 +215,7 @@ HANDLER(on_users)
     const struct msg_users_params *p = params;
     bool all = conn->user->uid == 0 || conn->user->uid == core->config.uid;
     _cleanup_free_ struct msg_user *records = calloc(USERS_MAX, sizeof(*records));
-    struct pager pager = PAGER(records, USERS_MAX);
+    struct pager pager = PAGER(core, records, USERS_MAX);
     struct user key = {.uid = (uid_t)p->from}, *user = conn->user;
 
     if (!records)

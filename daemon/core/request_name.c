@@ -111,7 +111,7 @@ HANDLER(on_list)
 {
     const struct msg_list_params *p = params;
     _cleanup_free_ struct msg_entry *entries = calloc(PAGE_MAX, sizeof(*entries));
-    struct pager pager = PAGER(entries, PAGE_MAX);
+    struct pager pager = PAGER(core, entries, PAGE_MAX);
 
     if (!entries)
         return -ENOMEM;
@@ -196,7 +196,7 @@ show_bytes(const struct msg_show_result *result)
 HANDLER(on_show)
 {
     _cleanup_free_ struct msg_holder *holders = calloc(HOLDERS_MAX, sizeof(*holders));
-    struct room room = ROOM_INIT;
+    struct room room = room_init(core);
     struct msg_show_result result;
     struct msg_entry entry;
     struct array *array;
@@ -205,6 +205,7 @@ HANDLER(on_show)
         return -ENOMEM;
     if (name_find(core, conn, params, MAY_READ, &array, r))
         return REFUSED;
+    room.share = room.bytes; /* there is no asking again for more */
     entry = entry_record(core, array);
     result = show_record(array, &entry);
     if (room_take(&room, show_bytes(&result), 0))
@@ -229,7 +230,7 @@ static struct msg_unnamed
 unnamed_record(const struct core *core, const struct array *array, struct unnamed_storage *s)
 {
     const struct block *block = array_block(array);
-    struct room room = ROOM_INIT;
+    struct room room = room_init(core);
 
     s->entry = entry_record(core, array);
     return (struct msg_unnamed){
@@ -264,7 +265,7 @@ HANDLER(on_unnamed)
     const struct msg_unnamed_params *p = params;
     _cleanup_free_ struct msg_unnamed *arrays = calloc(UNNAMED_MAX, sizeof(*arrays));
     _cleanup_free_ struct unnamed_storage *storage = calloc(UNNAMED_MAX + 1, sizeof(*storage));
-    struct unnamed_page page = {.pager = PAGER(arrays, UNNAMED_MAX), .storage = storage};
+    struct unnamed_page page = {.pager = PAGER(core, arrays, UNNAMED_MAX), .storage = storage};
 
     if (!arrays || !storage)
         return -ENOMEM;

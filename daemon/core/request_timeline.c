@@ -111,7 +111,7 @@ HANDLER(on_timelines)
 {
     const struct msg_timelines_params *p = params;
     _cleanup_free_ struct msg_timeline *records = calloc(PAGE_MAX, sizeof(*records));
-    struct pager pager = PAGER(records, PAGE_MAX);
+    struct pager pager = PAGER(core, records, PAGE_MAX);
 
     if (!records)
         return -ENOMEM;

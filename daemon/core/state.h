@@ -70,6 +70,7 @@ struct core {
     struct user_list touched_users; /* that may have nothing any more */
     uint64_t linger_at_ns;          /* when what waits for values is looked at */
 
+    size_t reply_max; /* bytes of records */
     uint64_t n_searches, n_arrivals;
     struct core_turns turns_given;
     struct entries queue;

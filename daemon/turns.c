@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "turns.h"
+
+#include <stddef.h>
+
+void
+turns_init(struct turns *s)
+{
+    s->round = 1;
+    TAILQ_INIT(&s->users);
+}
+
+void
+turns_user_init(struct turns *s, struct turns_user *user)
+{
+    TAILQ_INIT(&user->queue);
+    user->round = s->round;
+    user->left_ns = TURNS_SLICE_NS;
+}
+
+/* What it has of this round. What it did not use of another one it has lost, what it used beyond it owes. */
+static int64_t
+left(const struct turns *s, struct turns_user *user)
+{
+    uint64_t rounds = s->round - user->round;
+
+    user->round = s->round;
+    if (rounds > (uint64_t)(TURNS_SLICE_NS - user->left_ns) / TURNS_SLICE_NS)
+        user->left_ns = TURNS_SLICE_NS;
+    else
+        user->left_ns += (int64_t)rounds * TURNS_SLICE_NS;
+    return user->left_ns;
+}
+
+bool
+turns_admits(const struct turns *s, struct turns_user *user)
+{
+    return TAILQ_EMPTY(&user->queue) && left(s, user) > 0;
+}
+
+void
+turns_add(struct turns *s, struct turn *entry)
+{
+    if (entry->queued)
+        return;
+    if (TAILQ_EMPTY(&entry->user->queue))
+        TAILQ_INSERT_TAIL(&s->users, entry->user, link);
+    TAILQ_INSERT_TAIL(&entry->user->queue, entry, link);
+    entry->queued = true;
+}
+
+void
+turns_remove(struct turns *s, struct turn *entry)
+{
+    if (!entry->queued)
+        return;
+    TAILQ_REMOVE(&entry->user->queue, entry, link);
+    entry->queued = false;
+    if (TAILQ_EMPTY(&entry->user->queue))
+        TAILQ_REMOVE(&s->users, entry->user, link);
+}
+
+void
+turns_forget(struct turns *s)
+{
+    s->round += UINT32_MAX;
+}
+
+/* The first user with something left; in the next round where there is none. */
+static struct turns_user *
+pick(struct turns *s)
+{
+    struct turns_user *user, *least = TAILQ_FIRST(&s->users);
+
+    TAILQ_FOREACH(user, &s->users, link) {
+        if (left(s, user) > 0)
+            return user;
+        if (user->left_ns > least->left_ns)
+            least = user;
+    }
+    if (least)
+        s->round += (uint64_t)(-least->left_ns) / TURNS_SLICE_NS + 1;
+    return least;
+}
+
+struct turn *
+turns_next(struct turns *s)
+{
+    struct turns_user *user = pick(s);
+    struct turn *entry;
+
+    if (!user)
+        return NULL;
+    TAILQ_REMOVE(&s->users, user, link); /* to the end */
+    TAILQ_INSERT_TAIL(&s->users, user, link);
+    entry = TAILQ_FIRST(&user->queue);
+    turns_remove(s, entry);
+    return entry;
+}
+
+bool
+turns_is_busy(const struct turns *s)
+{
+    return !TAILQ_EMPTY(&s->users);
+}
+
+void
+turns_spent(const struct turns *s, struct turns_user *user, uint64_t ns)
+{
+    left(s, user);
+    user->left_ns -= (int64_t)ns;
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whose turn it is. Each uid may use the loop for so long in a round; what it uses beyond that it has less of
+ * in the next ones. Who still has some is served as soon as it is heard of. Else its connection waits in the
+ * uid's queue, and uids with a queue come round robin, so that what one of them has piled up is of no concern
+ * to the others (I6). When nobody who waits has any left, a new round begins: no time is left unused.
+ *
+ * No clock, no loop: it is told what was spent.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#define TURNS_SLICE_NS 50000
+
+TAILQ_HEAD(turn_list, turn);
+
+/* A uid; as long as it has connections. */
+struct turns_user {
+    TAILQ_ENTRY(turns_user) link; /* turns->users, while its queue has entries */
+    struct turn_list queue;
+    int64_t left_ns;
+    uint64_t round; /* that left_ns is of */
+};
+
+/* A connection. */
+struct turn {
+    TAILQ_ENTRY(turn) link;
+    struct turns_user *user;
+    bool queued;
+};
+
+struct turns {
+    TAILQ_HEAD(, turns_user) users; /* the next one first */
+    uint64_t round;
+};
+
+void turns_init(struct turns *s);
+void turns_user_init(struct turns *s, struct turns_user *user);
+
+/* Whether what has come from the user may be served now, and does not queue up. */
+bool turns_admits(const struct turns *s, struct turns_user *user);
+/* At the end of its user's queue, unless it is there. */
+void turns_add(struct turns *s, struct turn *entry);
+void turns_remove(struct turns *s, struct turn *entry);
+/* Takes out the one whose turn it is; NULL: nobody waits. */
+struct turn *turns_next(struct turns *s);
+/* Somebody waits. */
+bool turns_is_busy(const struct turns *s);
+void turns_spent(const struct turns *s, struct turns_user *user, uint64_t ns);
+/* The loop has come round, and nobody waits: all that was spent is forgotten. */
+void turns_forget(struct turns *s);
