@@ -254,8 +254,8 @@ conns_hear(struct conns *set, struct conn *c)
 
 /* ---- fds in flight ---- */
 
-/* c is held up: the connection is given up that has not read for longest, of the uid that has most in flight.
- * Is that c's own, it has some time to read. */
+/* c is held up: the connection is given up that has not read for longest, of the uid that has
+ * most in flight. Is that c's own, it has some time to read. */
 static void
 lose_culprit(struct conns *set, const struct conn *c)
 {
@@ -279,7 +279,8 @@ on_retry(uv_timer_t *timer)
     struct conns *set = timer->data;
     struct conn *c, *last = TAILQ_LAST(&set->waiting, conn_list);
 
-    /* A flush may end connections: no pointer into the list is kept across it, but that of the last. */
+    /* A flush may end connections: no pointer into the list is kept across it, but that of the
+     * last. */
     for (int i = 0; i < RETRY_MAX && (c = TAILQ_FIRST(&set->waiting)); i++) {
         TAILQ_REMOVE(&set->waiting, c, wait_link);
         TAILQ_INSERT_TAIL(&set->waiting, c, wait_link);

@@ -2,9 +2,10 @@
 /*
  * All connections of the daemon, and what they share: one receive buffer, so that an idle client
  * costs none; whose turn it is to be heard; a bound on all that is queued; and the budget of fds in
- * flight, with a timer that looks after those whose output waits for it, and runs only while somebody
- * waits. Where all together have too much queued, or in flight, the uid that has most of it pays: its
- * connection that has not read for longest is lost, not the one that comes last, nor another uid's (I6).
+ * flight, with a timer that looks after those whose output waits for it, and runs only while
+ * somebody waits. Where all together have too much queued, or in flight, the uid that has most of
+ * it pays: its connection that has not read for longest is lost, not the one that comes last, nor
+ * another uid's (I6).
  */
 #pragma once
 
@@ -69,7 +70,8 @@ void conns_deinit(struct conns *set);
 uint64_t conns_next_id(struct conns *set, int sock);
 /* The connection with that number, or NULL when it has been closed. */
 struct conn *conns_find(const struct conns *set, uint64_t id);
-/* Connections wait for their turn, and not all of them are one uid's: so each is to take little time. */
+/* Connections wait for their turn, and not all of them are one uid's: so each is to take little
+ * time. */
 bool conns_are_busy(const struct conns *set);
 void conns_lose_all(struct conns *set, const char *reason);
 /* Those whose process has exited, which the loop may not have been told yet; of departed ones,

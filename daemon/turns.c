@@ -18,7 +18,8 @@ turns_user_init(struct turns *s, struct turns_user *user)
     user->left_ns = TURNS_SLICE_NS;
 }
 
-/* What it has of this round. What it did not use of another one it has lost, what it used beyond it owes. */
+/* What it has of this round. What it did not use of another one it has lost, what it used beyond
+ * it owes. */
 static int64_t
 left(const struct turns *s, struct turns_user *user)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose turn it is. Each uid may use the loop for so long in a round; what it uses beyond that it has less of
- * in the next ones. Who still has some is served as soon as it is heard of. Else its connection waits in the
- * uid's queue, and uids with a queue come round robin, so that what one of them has piled up is of no concern
- * to the others (I6). When nobody who waits has any left, a new round begins: no time is left unused.
+ * Whose turn it is. Each uid may use the loop for so long in a round; what it uses beyond that it
+ * has less of in the next ones. Who still has some is served as soon as it is heard of. Else its
+ * connection waits in the uid's queue, and uids with a queue come round robin, so that what one of
+ * them has piled up is of no concern to the others (I6). When nobody who waits has any left, a new
+ * round begins: no time is left unused.
  *
  * No clock, no loop: it is told what was spent.
  */

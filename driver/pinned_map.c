@@ -103,7 +103,8 @@ pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_mode mode,
     map.host = map_aligned(fd, size, protection);
     if (map.host == MAP_FAILED)
         return fail_file(err, -errno, "mmap", "");
-    /* A child of fork(2) would reach the memory for longer than this process, and so than the lease (I2). */
+    /* A child of fork(2) would reach the memory for longer than this process, and so than the
+     * lease (I2). */
     if (madvise(map.host, map.size, MADV_DONTFORK) < 0) {
         r = fail_file(err, -errno, "madvise", "");
         pinned_map_drop(&map);

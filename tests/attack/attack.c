@@ -2,9 +2,9 @@
 /*
  * usage: attack SOCKET MILLISECONDS CONNECTIONS [NAME...]
  *
- * What one uid feels while another one attacks the daemon at SOCKET, with up to so many connections: a table
- * of its round trips, for each attack so long, and before all of them without one. Run by root, who can take
- * the two uids.
+ * What one uid feels while another one attacks the daemon at SOCKET, with up to so many
+ * connections: a table of its round trips, for each attack so long, and before all of them without
+ * one. Run by root, who can take the two uids.
  */
 #include <err.h>
 #include <grp.h>

@@ -197,7 +197,8 @@ open_one(struct wire *w, const char *name, const char *mode)
     return result.arrays[0].lease;
 }
 
-/* Readers wait for a writer, who lets all go at once. Each has an answer that nobody takes until then. */
+/* Readers wait for a writer, who lets all go at once. Each has an answer that nobody takes until
+ * then. */
 static void
 readers(const struct attack_setup *setup)
 {

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <sys/socket.h>
 
-#include "packet.h"
+#include "base/packet.h"
 
 static uint8_t buffer[PROTO_PACKET_MAX];
 static struct msg answer;

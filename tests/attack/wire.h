@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection that speaks the protocol without libcaid: what is sent is the caller's choice, and what
- * comes may be left unread. Every function ends the process where it fails.
+ * A connection that speaks the protocol without libcaid: what is sent is the caller's choice, and
+ * what comes may be left unread. Every function ends the process where it fails.
  */
 #pragma once
 
@@ -20,8 +20,8 @@ void wire_deinit(struct wire *w);
 void wire_send(struct wire *w, enum msg_method method, const void *params);
 /* What was sent last, once more. false: the daemon has ended the connection. */
 bool wire_repeat(const struct wire *w);
-/* The next packet, in a buffer that all share; fds that come with it are dropped. Its length, 0: the daemon
- * has ended the connection, or refuses in the same way. */
+/* The next packet, in a buffer that all share; fds that come with it are dropped. Its length, 0:
+ * the daemon has ended the connection, or refuses in the same way. */
 size_t wire_receive(const struct wire *w);
 /* wire_send(), and its answer, into *ret unless that is NULL: valid until the next one. */
 void wire_call(struct wire *w, enum msg_method method, const void *params, void *ret);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose turn it is, against what fairness means: whatever the others have piled up and their packets cost,
- * a user who waits is served after at most what a slice, and one packet of each other user, take.
+ * Whose turn it is, against what fairness means: whatever the others have piled up and their
+ * packets cost, a user who waits is served after at most what a slice, and one packet of each other
+ * user, take.
  */
 #include "caid_test.h"
 #include "turns.h"
