@@ -5,7 +5,6 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include "base/clock.h"
 #include "base/macros.h"
 #include "base/packet.h"
 #include "conns.h"
@@ -188,6 +187,7 @@ hear(struct conn *c, size_t n)
 
     if (c->ending)
         c->unheard -= n < c->unheard ? n : c->unheard;
+    conns_hear(set, c);
     set->ops->packet(set->userdata, c, set->buffer, n);
     if (c->ending && c->unheard == 0)
         conn_lose(c, c->why);
@@ -217,14 +217,9 @@ receive_one(struct conn *c)
 static void
 receive(struct conn *c)
 {
-    uint64_t since_ns = clock_now_ns();
-
-    conns_hear(c->set, c);
     c->answered = false;
     for (int i = 0; i < RECEIVE_MAX && !c->answered && !c->lost && receive_one(c); i++)
         ;
-    if (c->owner)
-        turns_spent(&c->set->turns, &c->owner->turns, clock_now_ns() - since_ns);
 }
 
 void
@@ -238,7 +233,7 @@ conn_hear(struct conn *c)
 static void
 on_readable(struct conn *c)
 {
-    if (turns_admits(&c->set->turns, &c->owner->turns)) {
+    if (conns_admits(c->set, c)) {
         receive(c);
         return;
     }

@@ -38,6 +38,8 @@ owner_put(struct conns *set, struct conn_owner *o)
 {
     if (--o->n_conns > 0)
         return;
+    if (set->running == o)
+        set->running = NULL;
     RB_REMOVE(conn_owners, &set->owners, o);
     free(o);
 }
@@ -55,8 +57,8 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     set->n_by_sock = 0;
     set->n = set->last_serial = 0;
     turns_init(&set->turns);
-    set->heard = NULL;
-    set->changed_ms = 0;
+    set->heard = set->running = NULL;
+    set->changed_ms = set->now_ns = 0;
     flight_init(&set->flight, max_fds);
     set->n_queued_bytes = 0;
     set->n_queued_fds = 0;
@@ -197,13 +199,27 @@ conns_drop_departed(struct conns *set)
 
 /* ---- turns ---- */
 
+/* What was done until now goes to the account of whom it was done for. */
+static void
+settle(struct conns *set, uint64_t now_ns)
+{
+    if (set->running)
+        turns_spent(&set->turns, &set->running->turns, now_ns - set->now_ns);
+    set->running = NULL;
+}
+
+/* Where nobody waits, nobody asks what the last packet has cost: the clock is not read for it. */
 static void
 on_prepare(uv_prepare_t *prepare)
 {
     struct conns *set = prepare->data;
 
-    if (!turns_is_busy(&set->turns))
-        turns_forget(&set->turns);
+    if (turns_is_busy(&set->turns)) {
+        settle(set, clock_now_ns());
+        return;
+    }
+    turns_forget(&set->turns);
+    set->running = NULL;
 }
 
 static void
@@ -216,14 +232,17 @@ static void
 on_hearing(uv_check_t *check)
 {
     struct conns *set = check->data;
-    uint64_t until_ns = clock_now_ns() + TURNS_SLICE_NS;
+    uint64_t now_ns = clock_now_ns(), until_ns = now_ns + TURNS_SLICE_NS;
     struct turn *entry;
 
+    settle(set, now_ns);
     do {
         entry = turns_next(&set->turns);
         if (entry)
             conn_hear(container_of(entry, struct conn, turn));
-    } while (entry && clock_now_ns() < until_ns);
+        now_ns = clock_now_ns();
+        settle(set, now_ns);
+    } while (entry && now_ns < until_ns);
     if (turns_is_busy(&set->turns))
         return;
     uv_check_stop(&set->hearing);
@@ -244,9 +263,22 @@ conns_are_busy(const struct conns *set)
     return turns_is_busy(&set->turns) && uv_now(set->loop) - set->changed_ms < SHARED_MS;
 }
 
-void
-conns_hear(struct conns *set, struct conn *c)
+bool
+conns_admits(struct conns *set, const struct conn *c)
 {
+    if (set->running)
+        settle(set, clock_now_ns());
+    return turns_admits(&set->turns, &c->owner->turns);
+}
+
+void
+conns_hear(struct conns *set, const struct conn *c)
+{
+    uint64_t now_ns = clock_now_ns();
+
+    settle(set, now_ns);
+    set->running = c->owner;
+    set->now_ns = now_ns;
     if (set->heard != c->owner)
         set->changed_ms = uv_now(set->loop);
     set->heard = c->owner;

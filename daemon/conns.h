@@ -45,6 +45,8 @@ struct conns {
     uint32_t last_serial;
     struct turns turns;
     const struct conn_owner *heard; /* the last one that was: for comparing alone */
+    struct conn_owner *running;     /* for whom something is done, since now_ns; or NULL */
+    uint64_t now_ns;                /* when the last packet was heard */
     uint64_t changed_ms;            /* when that was another one */
     uv_prepare_t prepare;           /* before the loop sleeps */
     uv_check_t hearing;             /* runs those who wait for their turn */
@@ -86,8 +88,11 @@ void conns_forget(struct conns *set, uint64_t conn_id);
 /* For conn.c. */
 int conns_add(struct conns *set, struct conn *c);
 void conns_remove(struct conns *set, struct conn *c);
-/* c is heard now. */
-void conns_hear(struct conns *set, struct conn *c);
+/* c may be heard now. */
+bool conns_admits(struct conns *set, const struct conn *c);
+/* A packet of c is heard: what is done until the next one, or until the loop has come round, is
+ * done for its uid. */
+void conns_hear(struct conns *set, const struct conn *c);
 /* c waits for its turn to be heard. */
 void conns_queue(struct conns *set, struct conn *c);
 /* What c's queue has got, and lost. */

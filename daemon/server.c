@@ -251,7 +251,7 @@ on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
         return;
     }
     core_set_reply_max(s->core, conns_are_busy(&s->conns) ? REPLY_BUSY : PROTO_PACKET_MAX);
-    core_receive(s->core, c->id, packet, n, clock_now_ns());
+    core_receive(s->core, c->id, packet, n, s->conns.now_ns);
     run_core(s);
 }
 
