@@ -40,7 +40,7 @@ update_events(struct conn *c)
     if (c->lost)
         return;
     if (c->turn.queued)
-        events = UV_DISCONNECT;
+        events = c->ending ? 0 : UV_DISCONNECT; /* a hang-up is told for ever */
     else if (outq_first(&c->outq))
         events = c->waiting ? UV_DISCONNECT : UV_WRITABLE | UV_DISCONNECT;
     if (events != c->events)
