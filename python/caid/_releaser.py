@@ -9,25 +9,33 @@ has lost its daemon. One that dies of an exception is found by nobody: the next 
 
 It holds no client while it waits. Where it leaves the client's fd raised, for those who wait for a watch
 or because another thread was about to read, it looks again, less and less often, or when more comes. A
-forked child has none, and needs none: what it has inherited cannot be used there. A daemon thread, it
-holds up no interpreter that ends.
+forked child has none, and needs none: what it has inherited cannot be used there.
+
+All end when the interpreter is about to, and are waited for: a thread that is ended with it, while what
+it drops has let go of the GIL, is unwound, which std::terminate()s where C++ allows no exception (PyTorch's
+destructors). One that a daemon holds up is waited for no longer than _EXIT_S.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
 import threading
+import time
 from weakref import WeakKeyDictionary, ref
 
 from ._errors import ClosedError, DisconnectedError, Error
 
 _PAUSES_S = (0.001, 0.5)  # between looks at an fd that stays raised: at first, at most
+_EXIT_S = 5  # that an exit waits for all threads
 
 # Under _lock, which is held over nothing that waits; what the collector runs meanwhile may take it.
 _lock = threading.RLock()
 _releasers: WeakKeyDictionary = WeakKeyDictionary()  # client: releaser
+_running: set[_Releaser] = set()  # also those of clients that are closed
+_exiting = False
 
 
 class _Releaser:
@@ -52,12 +60,14 @@ class _Releaser:
     def start(self):
         """By everyone who publishes, so that nobody does without a thread."""
         with self.starting:  # for it waits for the thread
-            if self.thread is not None:
+            if self.thread is not None or _exiting:
                 return
             self.thread = threading.Thread(target=self.run, name="caid-releaser", daemon=True)
+            _running.add(self)
             try:
                 self.thread.start()
             except BaseException:
+                _running.discard(self)
                 self.thread = None
                 raise
 
@@ -76,15 +86,16 @@ class _Releaser:
         first, longest = _PAUSES_S
         pause = first
         try:
-            while self.wakes:
+            goes_on = True
+            while goes_on:
                 raised = self.level.poll(0)
                 more = self.epoll.poll(pause if raised else None)
                 pause = first if more else min(2 * pause, longest)
-                if not _let_go(self):
-                    break
+                goes_on = self.wakes and _let_go(self)
         finally:
             _remove(self)
             self.close()
+            _running.discard(self)
 
 
 def _let_go(releaser):
@@ -191,6 +202,20 @@ def _forget():
     for releaser in list(_releasers.values()):
         releaser.close()
     _releasers.clear()
+    _running.clear()
+
+
+def _exit():
+    """Before the interpreter ends; what is published after this is held until the process's end."""
+    global _exiting
+    _exiting = True
+    deadline = time.monotonic() + _EXIT_S
+    running = list(_running)
+    for releaser in running:
+        releaser.stop()
+    for releaser in running:
+        releaser.thread.join(max(0, deadline - time.monotonic()))
 
 
 os.register_at_fork(after_in_child=_forget)
+atexit.register(_exit)

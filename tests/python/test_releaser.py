@@ -519,3 +519,40 @@ def test_the_end_of_the_interpreter(child, client, what):
     c = child(PUBLISHES + AT_EXIT[what])
     assert c.finish() == (0, "")
     wait_until(lambda: client.status().connections == 1)
+
+
+SLOW_TO_GO = """
+import time
+
+class Slow(Foreign):
+    def __del__(self):
+        went.set()
+        time.sleep(0.3)  # without the GIL
+        step("gone")
+
+went = threading.Event()
+y = Slow(a.allocate(64))
+a.publish("y", y)
+del y
+c.unlink("y")
+went.wait()
+"""
+
+
+def test_what_is_being_dropped_is_waited_for_at_the_end(child, client):
+    """A thread that were ended there would be unwound through a destructor of C++."""
+    c = child(PUBLISHES + SLOW_TO_GO)
+    c.expect("gone")
+    c.go()
+    assert c.finish() == (0, "")
+
+
+def test_a_daemon_that_does_not_answer_holds_up_no_exit(child, client, daemon):
+    c = child(PUBLISHES + "step('published')")
+    c.expect("published")
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        c.go()
+        assert c.finish() == (0, "")
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
