@@ -43,7 +43,7 @@ static const struct key config_keys[] = {
     KEY("limits", "leases", count, limits.leases, "1000000"),
     KEY("limits", "watches", count, limits.watches, "4096"),
     KEY("limits", "jobs", count, limits.jobs, "4096"),
-    KEY("limits", "brackets", count, limits.brackets, "65536"),
+    KEY("limits", "brackets", count, limits.brackets, "8192"),
     KEY("limits", "pages", count, limits.pages, "4096"),
     KEY("limits", "bytes", size, limits.bytes, NULL),
     KEY("limits", "pinned_bytes", size, limits.pinned_bytes, NULL),

@@ -208,6 +208,13 @@ settle(struct conns *set, uint64_t now_ns)
     set->running = NULL;
 }
 
+void
+conns_settle(struct conns *set)
+{
+    if (set->running)
+        settle(set, clock_now_ns());
+}
+
 /* Where nobody waits, nobody asks what the last packet has cost: the clock is not read for it. */
 static void
 on_prepare(uv_prepare_t *prepare)
@@ -266,8 +273,7 @@ conns_are_busy(const struct conns *set)
 bool
 conns_admits(struct conns *set, const struct conn *c)
 {
-    if (set->running)
-        settle(set, clock_now_ns());
+    conns_settle(set);
     return turns_admits(&set->turns, &c->owner->turns);
 }
 

@@ -93,6 +93,8 @@ bool conns_admits(struct conns *set, const struct conn *c);
 /* A packet of c is heard: what is done until the next one, or until the loop has come round, is
  * done for its uid. */
 void conns_hear(struct conns *set, const struct conn *c);
+/* What is done from now on is done for nobody. */
+void conns_settle(struct conns *set);
 /* c waits for its turn to be heard. */
 void conns_queue(struct conns *set, struct conn *c);
 /* What c's queue has got, and lost. */

@@ -42,9 +42,10 @@ struct server {
     struct trim trim;
     struct spin spin;
     uv_poll_t listen_poll;
+    uv_idle_t overdue;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint;
-    uint64_t deadline_ns; /* that deadline_timer is set to */
+    uint64_t deadline_ns; /* that deadline_timer, or what is overdue, is set to */
     rlim_t max_fds;
     uint64_t log_since_ms; /* when the window of log_client() began */
     uint32_t n_log_lines;
@@ -191,7 +192,9 @@ carry_out(struct server *s, const struct core_action *a)
 }
 
 static void on_deadline(uv_timer_t *timer);
+static void on_overdue(uv_idle_t *idle);
 
+/* A timer that starts itself anew for the past keeps libuv from looking at the sockets. */
 static void
 arm_deadline(struct server *s)
 {
@@ -200,13 +203,16 @@ arm_deadline(struct server *s)
     if (deadline == s->deadline_ns)
         return;
     s->deadline_ns = deadline;
-    if (deadline == UINT64_MAX) {
-        uv_timer_stop(&s->deadline_timer);
+    uv_timer_stop(&s->deadline_timer);
+    uv_idle_stop(&s->overdue);
+    if (deadline == UINT64_MAX)
         return;
-    }
-    now = clock_now_ns();
-    uv_timer_start(&s->deadline_timer, on_deadline,
-                   deadline > now ? (deadline - now) / NSEC_PER_MSEC + 1 : 0, 0);
+    now = deadline ? clock_now_ns() : 0;
+    if (deadline <= now)
+        uv_idle_start(&s->overdue, on_overdue);
+    else
+        uv_timer_start(&s->deadline_timer, on_deadline, (deadline - now) / NSEC_PER_MSEC + 1,
+                       0);
 }
 
 /* After every event. An action that ends a connection is an event itself: then the call that is
@@ -232,13 +238,26 @@ run_core(struct server *s)
 /* ---- events ---- */
 
 static void
-on_deadline(uv_timer_t *timer)
+tick(struct server *s)
 {
-    struct server *s = timer->data;
-
-    s->deadline_ns = UINT64_MAX; /* the timer has run: set it again, even to the same time */
+    s->deadline_ns = UINT64_MAX; /* it has passed: set it again, even to the same time */
+    conns_settle(&s->conns);
     core_tick(s->core, clock_now_ns());
     run_core(s);
+}
+
+static void
+on_deadline(uv_timer_t *timer)
+{
+    tick(timer->data);
+}
+
+/* In each turn of the loop. */
+static void
+on_overdue(uv_idle_t *idle)
+{
+    uv_idle_stop(idle);
+    tick(idle->data);
 }
 
 static void
@@ -529,7 +548,8 @@ init_handles(struct server *s)
             return r;
         signals[i]->data = s;
     }
-    s->listen_poll.data = s;
+    uv_idle_init(&s->loop, &s->overdue);
+    s->listen_poll.data = s->overdue.data = s;
     return uv_poll_init(&s->loop, &s->listen_poll, s->setup.listener->fd);
 }
 

@@ -15,7 +15,7 @@
 #include "fences.h"
 #include "state.h"
 
-#define TICK_MAX 1024 /* that are refused in one event: the next one comes at once */
+#define TICK_MAX 64 /* that are refused in one event: the next one comes at once */
 #define SWEEP_NS UINT64_C(100000000) /* between two looks for passed fences of a connection */
 
 static int
@@ -86,12 +86,19 @@ thread_put(struct conn *conn, struct thread *thread)
 /* ---- the end ---- */
 
 static void
+drop_deadline(struct core *core, struct bracket *bracket)
+{
+    if (bracket->deadline_ns != UINT64_MAX)
+        RB_REMOVE(deadlines, &core->deadlines, bracket);
+    bracket->deadline_ns = UINT64_MAX;
+}
+
+static void
 stop_waiting(struct core *core, struct bracket *bracket)
 {
     if (bracket->n_unready == 0)
-        TAILQ_REMOVE(&core->ready, bracket, ready);
-    if (bracket->deadline_ns != UINT64_MAX)
-        RB_REMOVE(deadlines, &core->deadlines, bracket);
+        TAILQ_REMOVE(&bracket->conn->user->ready, bracket, ready);
+    drop_deadline(core, bracket);
     RB_REMOVE(asking, &bracket->conn->asking, bracket);
     LIST_REMOVE(bracket, of_thread);
     core->turns_given.n_waiting--;
@@ -114,14 +121,14 @@ bracket_destroy(struct core *core, struct bracket *bracket)
 }
 
 /* As if it had not been. */
-static void
+void
 bracket_free(struct core *core, struct bracket *bracket)
 {
     if (bracket->waiting)
         stop_waiting(core, bracket);
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         if (bracket->claims[i].use)
-            use_leave(core, &bracket->claims[i]);
+            use_leave(&bracket->claims[i]);
     bracket_destroy(core, bracket);
 }
 
@@ -215,7 +222,7 @@ bracket_charge(struct core *core, struct bracket *bracket, uint32_t n, struct re
     if (rc == 0 || (conn->swept_ns && core->now_ns - conn->swept_ns < SWEEP_NS))
         return rc;
     conn->swept_ns = core->now_ns;
-    fences_sweep(core, conn);
+    fences_sweep(conn);
     return charge_init(&bracket->charge, conn->user, RES_BRACKETS, n, host, r);
 }
 
@@ -260,7 +267,7 @@ bracket_queue(struct core *core, struct bracket *bracket)
     core->n_brackets++;
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         LIST_INSERT_HEAD(&bracket->claims[i].lease->claims, &bracket->claims[i], of_lease);
-        use_queue(core, &bracket->claims[i]);
+        use_queue(&bracket->claims[i]);
     }
 }
 
@@ -338,11 +345,11 @@ bracket_new(struct core *core, struct conn *conn, uint32_t request,
 /* ---- turns ---- */
 
 const struct array *
-bracket_find_abandoned(struct core *core, const struct bracket *bracket)
+bracket_find_abandoned(const struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         const struct claim *claim = &bracket->claims[i];
-        if (claim->use && !claim->write && use_is_abandoned(core, claim->use->array))
+        if (claim->use && !claim->write && use_is_abandoned(claim->use->array))
             return claim->use->array;
     }
     return NULL;
@@ -352,12 +359,12 @@ bracket_find_abandoned(struct core *core, const struct bracket *bracket)
  * discard; one that read again while it waited for another array, and whose first reading has
  * ended. */
 static bool
-wait_on(struct core *core, struct bracket *bracket)
+wait_on(struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         use_unready(&bracket->claims[i]);
     if (bracket->n_unready > 0)
-        TAILQ_REMOVE(&core->ready, bracket, ready);
+        TAILQ_REMOVE(&bracket->conn->user->ready, bracket, ready);
     return bracket->n_unready > 0;
 }
 
@@ -372,7 +379,7 @@ bracket_open(struct core *core, struct bracket *bracket)
     if (bracket->had_to_wait)
         core->turns_given.last_ns = core->now_ns - bracket->since_ns;
     for (uint32_t i = 0; i < bracket->n_claims; i++)
-        use_hold(core, &bracket->claims[i]);
+        use_hold(&bracket->claims[i]);
     bracket->waiting = false;
     rc = fences_reply(core, bracket, bracket->request, MSG_BEGIN, 0, 0, &r);
     if (rc == 0)
@@ -384,13 +391,16 @@ bracket_open(struct core *core, struct bracket *bracket)
     bracket_free(core, bracket);
 }
 
-static void
+void
 bracket_turn(struct core *core, struct bracket *bracket)
 {
-    const struct array *abandoned = bracket_find_abandoned(core, bracket);
+    const struct array *abandoned = bracket_find_abandoned(bracket);
     struct refusal r;
 
-    if (abandoned) {
+    if (bracket->closed) {
+        refusal_fill(&r, PROTO_ERR_INVALID, "an array of the bracket was closed meanwhile");
+        bracket_refuse(core, bracket, &r);
+    } else if (abandoned) {
         refusal_fill(
             &r, PROTO_ERR_ABANDONED,
             "array \"%s\": a writer died before its work was done; write or discard it",
@@ -398,21 +408,12 @@ bracket_turn(struct core *core, struct bracket *bracket)
         bracket_refuse(core, bracket, &r);
     } else if (bracket->conn->closing) {
         bracket_free(core, bracket); /* its client is not told any more */
-    } else if (!wait_on(core, bracket)) {
+    } else if (!wait_on(bracket)) {
         bracket_open(core, bracket);
     } else if (use_is_deadlock(core, bracket)) {
         refuse_deadlock(bracket, &r);
         bracket_refuse(core, bracket, &r);
     }
-}
-
-void
-bracket_run(struct core *core)
-{
-    struct bracket *bracket;
-
-    while ((bracket = TAILQ_FIRST(&core->ready)))
-        bracket_turn(core, bracket);
 }
 
 void
@@ -454,63 +455,54 @@ abandon(const struct claim *claim)
         claim->use->array->abandoned = true;
 }
 
+/* One that waits waits for nothing else any more: its turn is to be refused. */
+static void
+bracket_close(struct core *core, struct bracket *bracket)
+{
+    bracket->closed = true;
+    if (bracket->n_unready > 0)
+        TAILQ_INSERT_TAIL(&bracket->conn->user->ready, bracket, ready);
+    bracket->n_unready = 0;
+    drop_deadline(core, bracket);
+    user_wake(bracket->conn->user);
+}
+
 void
 bracket_drop_lease(struct core *core, struct lease *lease)
 {
     struct claim *claim;
-    struct refusal r;
 
     while ((claim = LIST_FIRST(&lease->claims))) {
-        if (claim->bracket->waiting) {
-            refusal_fill(&r, PROTO_ERR_INVALID, "array \"%s\" was closed meanwhile",
-                         array_label(lease->array));
-            bracket_refuse(core, claim->bracket, &r);
-            continue;
-        }
-        abandon(claim);
-        use_leave(core, claim);
-    }
-}
-
-void
-brackets_orphan(struct core *core, struct conn *conn)
-{
-    struct bracket *bracket;
-
-    while ((bracket = RB_MIN(asking, &conn->asking)))
-        bracket_free(core, bracket);
-}
-
-void
-brackets_depart(struct core *core, struct conn *conn)
-{
-    struct bracket *bracket, *next;
-
-    for (bracket = RB_MIN(brackets, &conn->brackets); bracket; bracket = next) {
-        bool keeps = false;
-        next = RB_NEXT(brackets, &conn->brackets, bracket);
-        for (uint32_t i = 0; i < bracket->n_claims; i++) {
-            struct claim *claim = &bracket->claims[i];
-            if (!claim->use)
-                continue;
-            keeps = true;
+        if (claim->bracket->waiting)
+            bracket_close(core, claim->bracket);
+        else
             abandon(claim);
-            use_scan(core, claim->use);
-        }
-        if (!keeps)
-            bracket_free(core, bracket);
+        use_leave(claim);
     }
 }
 
 void
-brackets_free(struct core *core, struct conn *conn)
+bracket_depart(struct core *core, struct bracket *bracket)
 {
-    struct bracket *bracket;
+    bool keeps = false;
 
-    while ((bracket = RB_MIN(brackets, &conn->brackets))) {
-        for (uint32_t i = 0; i < bracket->n_claims; i++)
-            if (bracket->claims[i].use)
-                abandon(&bracket->claims[i]); /* it may have been discarded meanwhile */
-        bracket_free(core, bracket);
+    for (uint32_t i = 0; i < bracket->n_claims; i++) {
+        struct claim *claim = &bracket->claims[i];
+        if (!claim->use)
+            continue;
+        keeps = true;
+        abandon(claim);
+        use_scan(claim->use);
     }
+    if (!keeps)
+        bracket_free(core, bracket);
+}
+
+void
+bracket_exit(struct core *core, struct bracket *bracket)
+{
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        if (bracket->claims[i].use)
+            abandon(&bracket->claims[i]); /* it may have been discarded meanwhile */
+    bracket_free(core, bracket);
 }

@@ -29,13 +29,14 @@ struct bracket {
     uint32_t request; /* to be answered */
     bool waiting;     /* else open */
     bool had_to_wait;
+    bool closed; /* waiting, and one of its leases has ended: it is to be refused */
     uint32_t n_unready;
     uint64_t since_ns;             /* that it has waited */
     uint64_t deadline_ns;          /* UINT64_MAX: none */
     RB_ENTRY(bracket) deadline;    /* core->deadlines, while it waits and has one */
     RB_ENTRY(bracket) of_conn;     /* conn->asking, by request, while it waits */
     LIST_ENTRY(bracket) of_thread; /* thread->waiting, while it waits */
-    TAILQ_ENTRY(bracket) ready;    /* core->ready, when it waits for nothing any more */
+    TAILQ_ENTRY(bracket) ready;    /* its user's, when it waits for nothing any more */
     struct bracket *next_found;    /* of a search for what a bracket would wait for */
     uint64_t visited;
     uint32_t n_claims;
@@ -46,7 +47,6 @@ RB_HEAD(brackets, bracket);
 RB_HEAD(deadlines, bracket);
 RB_HEAD(asking, bracket);
 RB_HEAD(threads, thread);
-TAILQ_HEAD(bracket_list, bracket);
 
 RB_PROTOTYPE(brackets, bracket, node, )
 RB_PROTOTYPE(deadlines, bracket, deadline, )
@@ -74,19 +74,19 @@ struct bracket *bracket_find_request(struct conn *conn, uint32_t request);
 void bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint32_t slot,
                  uint64_t value, bool undone, bool abandon);
 /* An array that it reads, or is to read, and that a dead writer has left; NULL: none. */
-const struct array *bracket_find_abandoned(struct core *core, const struct bracket *bracket);
+const struct array *bracket_find_abandoned(const struct bracket *bracket);
 /* A waiting one is refused, and gone. */
 void bracket_refuse(struct core *core, struct bracket *bracket, const struct refusal *r);
 /* The lease ends: so does what it has of brackets. An array that was being written is abandoned. */
 void bracket_drop_lease(struct core *core, struct lease *lease);
-/* Nobody waits for those that wait any more. */
-void brackets_orphan(struct core *core, struct conn *conn);
-/* The connection has hung up: what is being written is abandoned. */
-void brackets_depart(struct core *core, struct conn *conn);
+/* The connection has hung up: what an open one is writing is abandoned. */
+void bracket_depart(struct core *core, struct bracket *bracket);
 /* The process has exited. */
-void brackets_free(struct core *core, struct conn *conn);
-/* At the end of each event: answers brackets that wait for nothing any more. */
-void bracket_run(struct core *core);
+void bracket_exit(struct core *core, struct bracket *bracket);
+/* Nobody waits for one that waits any more. */
+void bracket_free(struct core *core, struct bracket *bracket);
+/* Answers one that waits for nothing any more, unless it has to wait on after all. */
+void bracket_turn(struct core *core, struct bracket *bracket);
 /* Refuses those that have waited for too long. */
 void bracket_tick(struct core *core);
 uint64_t bracket_deadline_ns(const struct core *core);

@@ -74,96 +74,146 @@ conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct u
     return 0;
 }
 
-/* ---- hanging up ---- */
+/* ---- the end, a thing at a time ---- */
+
+/* What is left of its end. Each may do a thing; false: there is nothing (more) of its kind. */
+typedef bool stage_fn(struct core *core, struct conn *conn);
 
 /* Nothing is answered or carried out for it any more. */
-static void
-conn_drop_requests(struct core *core, struct conn *conn)
+static bool
+drop_request(struct core *core, struct conn *conn)
 {
-    struct waiter *waiter;
-    struct flush *flush;
-    struct watch *watch;
-    struct job *job;
-
-    while ((job = LIST_FIRST(&conn->jobs)))
-        job_orphan(job); /* its result is given up when it comes */
-    while ((waiter = LIST_FIRST(&conn->waiters)))
-        waiter_orphan(waiter);
-    while ((flush = LIST_FIRST(&conn->flushes)))
-        flush_orphan(flush);
-    while ((watch = LIST_FIRST(&conn->watches)))
-        watch_free(core, watch);
-    published_orphan(conn);
-    brackets_orphan(core, conn);
-    while (conn->deferring)
-        reclaim_undefer(core, conn);
-    if (!conn->greeted)
-        TAILQ_REMOVE(&core->waiting, conn, waiting);
-    entry_remove(core, &conn->close);
-    entry_drop_sends(core, conn->id);
+    if (!LIST_EMPTY(&conn->jobs))
+        job_orphan(LIST_FIRST(&conn->jobs)); /* its result is given up when it comes */
+    else if (!LIST_EMPTY(&conn->waiters))
+        waiter_orphan(LIST_FIRST(&conn->waiters));
+    else if (!LIST_EMPTY(&conn->flushes))
+        flush_orphan(LIST_FIRST(&conn->flushes));
+    else if (!LIST_EMPTY(&conn->watches))
+        watch_free(core, LIST_FIRST(&conn->watches));
+    else if (!RB_EMPTY(&conn->asking))
+        bracket_free(core, RB_MIN(asking, &conn->asking));
+    else
+        return published_orphan(&conn->published);
+    return true;
 }
 
-/* Ends every use; keeps what the GPU may still write to for the process, and what it may have
- * open that must not be freed under it. */
-static void
-conn_depart(struct core *core, struct conn *conn)
+static bool
+drop_page_hold(struct core *core, struct conn *conn)
 {
-    struct lease *lease, *next;
-    struct hold *hold, *after;
-    struct page *page;
+    struct hold *hold = RB_MIN(holds, &conn->page_holds);
 
-    while ((hold = RB_MIN(holds, &conn->page_holds)))
+    if (hold)
         page_unhold(core, hold);
-    LIST_FOREACH(page, &conn->pages, of_conn)
-        if (page->timeline)
-            timeline_free(core, page->timeline);
-    for (lease = RB_MIN(leases, &conn->leases); lease; lease = next) {
-        next = RB_NEXT(leases, &conn->leases, lease);
-        if (lease->hold)
-            continue;
+    return hold != NULL;
+}
+
+static bool
+drop_timeline(struct core *core, struct conn *conn)
+{
+    struct timeline *timeline = LIST_FIRST(&conn->timelines);
+
+    if (timeline)
+        timeline_free(core, timeline);
+    return timeline != NULL;
+}
+
+/* What the GPU may still write to stays. */
+static bool
+depart_lease(struct core *core, struct conn *conn)
+{
+    struct lease key = {.id = conn->looked_at + 1};
+    struct lease *lease = RB_NFIND(leases, &conn->leases, &key);
+
+    if (!lease)
+        return false;
+    conn->looked_at = lease->id;
+    if (lease->hold) {
+        lease_depart(core, lease);
+    } else {
         bracket_drop_lease(core, lease);
         lease_free(core, lease);
     }
-    for (hold = RB_MIN(holds, &conn->holds); hold; hold = after) {
-        after = RB_NEXT(holds, &conn->holds, hold);
-        if (!hold->n_leases && hold->block->kind == KIND_DEVICE)
-            block_unhold(core, hold);
-    }
-    conn->departed = true;
-    brackets_depart(core, conn);
-    RB_FOREACH(lease, leases, &conn->leases)
-        lease_depart(core, lease);
+    return true;
 }
 
-/* ---- the end ---- */
-
-/* What its brackets keep, and what others wait for in its pages: they are let go. */
-static void
-conn_drop_uses(struct core *core, struct conn *conn)
+/* Those that are open stay until the exit. */
+static bool
+depart_bracket(struct core *core, struct conn *conn)
 {
-    struct page *page;
+    struct bracket key = {.id = conn->looked_at + 1};
+    struct bracket *bracket = RB_NFIND(brackets, &conn->brackets, &key);
 
-    brackets_free(core, conn);
-    while ((page = LIST_FIRST(&conn->pages)))
-        page_free(core, page);
+    if (!bracket)
+        return false;
+    conn->looked_at = bracket->id;
+    bracket_depart(core, bracket);
+    return true;
 }
 
-static void
-conn_destroy(struct core *core, struct conn *conn)
+/* What the process may have open that must not be freed under it stays. */
+static bool
+depart_hold(struct core *core, struct conn *conn)
 {
-    struct lease *lease;
-    struct hold *hold;
+    struct hold key = {.id = conn->looked_at + 1};
+    struct hold *hold = RB_NFIND(holds, &conn->holds, &key);
 
-    conn_drop_uses(core, conn);
-    while ((lease = RB_MIN(leases, &conn->leases)))
-        lease_free(core, lease);
-    while ((hold = RB_MIN(holds, &conn->holds)))
+    if (!hold)
+        return false;
+    conn->looked_at = hold->id;
+    if (!hold->n_leases && hold->block->kind == KIND_DEVICE)
         block_unhold(core, hold);
-    charge_deinit(&conn->charge);
-    conn_free(conn);
+    return true;
 }
 
-/* Whether the exit of its process matters. */
+/* The process has exited: what its brackets keep, and what others wait for in its pages, is let
+ * go. */
+static bool
+exit_bracket(struct core *core, struct conn *conn)
+{
+    struct bracket *bracket = RB_MIN(brackets, &conn->brackets);
+
+    if (bracket)
+        bracket_exit(core, bracket);
+    return bracket != NULL;
+}
+
+static bool
+exit_page(struct core *core, struct conn *conn)
+{
+    struct page *page = LIST_FIRST(&conn->pages);
+
+    if (page && !page_drop_fence(core, page))
+        page_free(core, page);
+    return page != NULL;
+}
+
+static bool
+exit_lease(struct core *core, struct conn *conn)
+{
+    struct lease *lease = RB_MIN(leases, &conn->leases);
+
+    if (lease)
+        lease_free(core, lease);
+    return lease != NULL;
+}
+
+static bool
+exit_hold(struct core *core, struct conn *conn)
+{
+    struct hold *hold = RB_MIN(holds, &conn->holds);
+
+    if (hold)
+        block_unhold(core, hold);
+    return hold != NULL;
+}
+
+/* NULL: what its process may use stays until that has exited. */
+static stage_fn *const stages[] = {
+    drop_request, drop_page_hold, drop_timeline, depart_lease, depart_bracket, depart_hold,
+    NULL,         exit_bracket,   exit_page,     exit_lease,   exit_hold,
+};
+
 static bool
 conn_has_uses(const struct conn *conn)
 {
@@ -171,67 +221,105 @@ conn_has_uses(const struct conn *conn)
            !RB_EMPTY(&conn->brackets);
 }
 
-bool
-conn_hangup(struct core *core, struct conn *conn)
+/* Where there is no memory to say that its process is of no concern any more, it stays until the
+ * exit. */
+static void
+conn_go(struct core *core, struct conn *conn)
 {
-    conn_drop_requests(core, conn);
-    RB_REMOVE(conns, &core->conns, conn);
-    core->n_conns--;
-    conn_depart(core, conn);
-    if (!conn_has_uses(conn)) {
-        conn_destroy(core, conn);
+    bool tells = conn->reported && !conn->exited;
+    struct entry *forget = tells ? entry_new(CORE_FORGET, 0) : NULL;
+
+    if (tells && !forget)
+        return;
+    if (forget) {
+        forget->action.conn = conn->id;
+        entry_push(core, forget);
+    }
+    RB_REMOVE(conns, &core->departed, conn);
+    core->n_departed--;
+    charge_deinit(&conn->charge);
+    conn_free(conn);
+}
+
+/* false: it is gone, or waits for the exit of its process. */
+static bool
+conn_end_one(struct core *core, struct conn *conn)
+{
+    stage_fn *stage;
+
+    if (conn->stage == ARRAY_SIZE(stages)) {
+        conn_go(core, conn);
         return false;
     }
-    RB_INSERT(conns, &core->departed, conn);
-    core->n_departed++;
+    stage = stages[conn->stage];
+    if (!stage && !conn->exited && conn_has_uses(conn))
+        return false;
+    if (!stage || !stage(core, conn)) {
+        conn->stage++;
+        conn->looked_at = 0;
+    }
     return true;
 }
 
 void
-conn_exit(struct core *core, struct conn *conn)
+conn_end_some(struct core *core, struct conn *conn)
 {
-    RB_REMOVE(conns, &core->departed, conn);
-    core->n_departed--;
-    conn_destroy(core, conn);
+    TAILQ_REMOVE(&conn->user->leaving, conn, waiting);
+    conn->leaving = false;
+    for (uint32_t i = 0; i < core->pieces; i++)
+        if (!conn_end_one(core, conn))
+            return;
+    conn_wake(conn);
 }
 
 void
-conns_run(struct core *core)
+conn_hangup(struct core *core, struct conn *conn)
 {
-    struct conn *conn;
-    struct entry *forget;
+    if (!conn->greeted)
+        TAILQ_REMOVE(&core->waiting, conn, waiting);
+    entry_remove(core, &conn->close);
+    entry_drop_sends(core, conn->id);
+    if (conn->deferring) {
+        conn->deferring = 1;
+        reclaim_undefer(core, conn);
+    }
+    RB_REMOVE(conns, &core->conns, conn);
+    RB_INSERT(conns, &core->departed, conn);
+    core->n_conns--;
+    core->n_departed++;
+    conn->closing = conn->departed = true;
+    conn_wake(conn);
+}
 
-    while ((conn = TAILQ_FIRST(&core->touched_conns))) {
-        TAILQ_REMOVE(&core->touched_conns, conn, waiting);
-        conn->touched = false;
-        /* Where there is no memory to say so, it stays until the exit. */
-        forget = conn_has_uses(conn) ? NULL : entry_new(CORE_FORGET, 0);
-        if (!forget)
-            continue;
-        forget->action.conn = conn->id;
-        entry_push(core, forget);
-        conn_exit(core, conn);
+/* Leases and holds: their arrays and blocks are about to be forgotten, too. */
+static void
+forget_uses(struct conn *conn)
+{
+    struct lease *lease;
+    struct hold *hold;
+
+    while ((lease = RB_MIN(leases, &conn->leases))) {
+        RB_REMOVE(leases, &conn->leases, lease);
+        free(lease);
+    }
+    while ((hold = RB_MIN(holds, &conn->holds))) {
+        RB_REMOVE(holds, &conn->holds, hold);
+        free(hold);
     }
 }
 
 void
 conns_forget_departed(struct core *core)
 {
+    stage_fn *const needed[] = {drop_request, drop_page_hold, exit_bracket, exit_page};
     struct conn *conn;
-    struct lease *lease;
-    struct hold *hold;
 
     while ((conn = RB_MIN(conns, &core->departed))) {
+        for (size_t i = 0; i < ARRAY_SIZE(needed); i++)
+            while (needed[i](core, conn))
+                ;
+        forget_uses(conn);
         RB_REMOVE(conns, &core->departed, conn);
-        conn_drop_uses(core, conn);
-        while ((lease = RB_MIN(leases, &conn->leases))) {
-            RB_REMOVE(leases, &conn->leases, lease);
-            free(lease);
-        }
-        while ((hold = RB_MIN(holds, &conn->holds))) {
-            RB_REMOVE(holds, &conn->holds, hold);
-            free(hold);
-        }
         conn_free(conn);
     }
 }

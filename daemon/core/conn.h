@@ -27,11 +27,15 @@ struct conn {
     char client[PROTO_CLIENT_MAX + 1];
     bool greeted;       /* HELLO has passed */
     bool closing;       /* a CORE_CLOSE is on its way: nothing more is taken or sent */
-    bool departed;      /* has hung up; in core->departed until its process has exited */
-    bool touched;       /* departed, and a page of it is gone */
+    bool departed;      /* has hung up; in core->departed until nothing is left of it */
+    bool reported;      /* to whoever drives the core: the exit of its process matters */
+    bool exited;        /* its process has */
+    bool leaving;       /* departed, and in its user's list: something may be left to be done */
+    uint32_t stage;     /* of its end */
+    uint64_t looked_at; /* at that stage: the last one that may have stayed */
     uint32_t deferring; /* depth */
     uint64_t deadline_ns;
-    TAILQ_ENTRY(conn) waiting; /* core->waiting, until greeted; ->touched_conns, if touched */
+    TAILQ_ENTRY(conn) waiting; /* core->waiting, until greeted; user->leaving */
     struct leases leases;
     struct holds holds;
     struct holds page_holds;
@@ -40,6 +44,7 @@ struct conn {
     struct threads threads;
     uint64_t swept_ns; /* when passed fences in its pages were last looked for */
     LIST_HEAD(, page) pages;
+    LIST_HEAD(, timeline) timelines; /* those of its pages that have names */
     uint64_t next_lease;
     LIST_HEAD(, job) jobs; /* MEMORY */
     LIST_HEAD(, waiter) waiters;
@@ -50,19 +55,27 @@ struct conn {
 };
 
 RB_HEAD(conns, conn);
-TAILQ_HEAD(conn_list, conn);
 RB_PROTOTYPE(conns, conn, node, )
 
 struct conn *conn_find(struct conns *conns, uint64_t id);
 /* -ENOMEM, or -EDQUOT: the user has as many as it may. */
 int conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct user *user,
               struct conn **ret);
-/* Hangs up. Whether the exit of its process matters: it has departed, else it is gone. */
-bool conn_hangup(struct core *core, struct conn *conn);
-/* The process of one that has departed has exited. */
-void conn_exit(struct core *core, struct conn *conn);
-/* Those that have departed, and have nothing left for which the exit of their process matters,
- * go. */
-void conns_run(struct core *core);
+/* Hangs up: it is in core->departed, and goes in pieces. */
+void conn_hangup(struct core *core, struct conn *conn);
+
+/* One that has departed may have something to give back, or to wait for no more. */
+static inline void
+conn_wake(struct conn *conn)
+{
+    if (conn->leaving)
+        return;
+    conn->leaving = true;
+    TAILQ_INSERT_HEAD(&conn->user->leaving, conn, waiting); /* one is done before the next */
+    user_wake(conn->user);
+}
+
+/* Gives some of that back. It may be gone then. */
+void conn_end_some(struct core *core, struct conn *conn);
 /* Departed ones, when the core ends. */
 void conns_forget_departed(struct core *core);

@@ -16,6 +16,7 @@
 #include "request.h"
 #include "settle.h"
 #include "waiter.h"
+#include "work.h"
 
 /* ---- life ---- */
 
@@ -68,18 +69,18 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
 
     if (!core)
         return -ENOMEM;
-    TAILQ_INIT(&core->ready); /* trees and LISTs are empty as they are, all zero */
+    TAILQ_INIT(&core->busy); /* trees and LISTs are empty as they are, all zero */
     TAILQ_INIT(&core->lingering);
     TAILQ_INIT(&core->landed);
     TAILQ_INIT(&core->closing_pages);
     TAILQ_INIT(&core->hopeful);
+    core->pieces = 16;
     core->reply_max = PROTO_PACKET_MAX;
     core->linger_at_ns = UINT64_MAX;
     core->turns_given.last_ns = UINT64_MAX;
     TAILQ_INIT(&core->waiting);
     TAILQ_INIT(&core->queue);
     TAILQ_INIT(&core->turns);
-    TAILQ_INIT(&core->touched_conns);
     TAILQ_INIT(&core->touched_users);
     core->started_ns = core->now_ns = now_ns;
 
@@ -235,16 +236,18 @@ users_run(struct core *core)
     }
 }
 
-/* What an event leaves to be done at its end. Each may bring work for those before it, but a turn
- * changes nobody else's. */
+/* What an event leaves to be done at its end, or some of it. Each may bring work for those before
+ * it, but a turn changes nobody else's. */
 static void
-core_run(struct core *core)
+core_run(struct core *core, bool briefly)
 {
+    bool more;
+
     look(core);
-    bracket_run(core);
-    conns_run(core);
-    release_run(core);
+    work_run(core, briefly);
+    more = release_run(core);
     users_run(core);
+    core->behind = more || !TAILQ_EMPTY(&core->busy) || !TAILQ_EMPTY(&core->landed);
 }
 
 /* ---- connections ---- */
@@ -301,13 +304,15 @@ bool
 core_hangup(struct core *core, uint64_t id)
 {
     struct conn *conn = conn_find(&core->conns, id);
-    bool departed;
 
     if (!conn)
         return false;
-    departed = conn_hangup(core, conn);
-    core_run(core);
-    return departed;
+    conn_hangup(core, conn);
+    core_run(core, core->behind);
+    conn = conn_find(&core->departed, id);
+    if (conn)
+        conn->reported = true;
+    return conn;
 }
 
 void
@@ -319,8 +324,9 @@ core_exited(struct core *core, uint64_t id)
     conn = conn_find(&core->departed, id);
     if (!conn)
         return;
-    conn_exit(core, conn);
-    core_run(core);
+    conn->exited = true;
+    conn_wake(conn);
+    core_run(core, core->behind);
 }
 
 void
@@ -331,7 +337,7 @@ core_receive(struct core *core, uint64_t id, const void *packet, size_t n, uint6
     core->now_ns = now_ns;
     if (conn && !conn->closing)
         request_handle(core, conn, packet, n);
-    core_run(core);
+    core_run(core, core->behind);
 }
 
 /* ---- driver calls ---- */
@@ -345,8 +351,7 @@ core_alloc_done(struct core *core, uint64_t id, const struct core_alloc_result *
     job_end(core, job);
     core->devices[block->device].context |= result->context;
     waiters_alloc_done(core, block, result);
-    release_run(core);
-    users_run(core);
+    core_run(core, core->behind);
 }
 
 void
@@ -357,8 +362,7 @@ core_release_done(struct core *core, uint64_t id, int error, int cuda, const cha
 
     job_end(core, job);
     release_done(core, block, error, cuda, text);
-    release_run(core);
-    users_run(core);
+    core_run(core, core->behind);
 }
 
 void
@@ -402,7 +406,7 @@ core_tick(struct core *core, uint64_t now_ns)
     }
     bracket_tick(core);
     reclaim_tick(core);
-    core_run(core);
+    core_run(core, false);
 }
 
 static uint64_t
@@ -418,6 +422,8 @@ core_deadline_ns(const struct core *core)
     uint64_t deadline = min_u64(reclaim_deadline_ns(core), bracket_deadline_ns(core));
     const struct conn *conn;
 
+    if (core->behind)
+        return 0;
     deadline = min_u64(deadline, core->linger_at_ns);
     TAILQ_FOREACH(conn, &core->waiting, waiting)
         if (!conn->closing)

@@ -191,7 +191,8 @@ void core_page_done(struct core *core, uint64_t page, const struct core_page_res
 void core_set_time(struct core *core, uint64_t now_ns);
 /* Time has passed. */
 void core_tick(struct core *core, uint64_t now_ns);
-/* When core_tick() is wanted next; UINT64_MAX: not. */
+/* When core_tick() is wanted next; UINT64_MAX: not. In the past, as soon as others have been heard
+ * of: an event does no more than so much, and leaves the rest. */
 uint64_t core_deadline_ns(const struct core *core);
 /* No new work from now on: requests that need the driver are refused with SHUTDOWN. */
 void core_stop(struct core *core);

@@ -56,7 +56,7 @@ lease_free(struct core *core, struct lease *lease)
     if (lease->hold)
         lease->hold->n_leases--;
     charge_deinit(&lease->charge);
-    if (conn->departed) {
+    if (lease->departed) {
         array->n_departed--;
     } else {
         array->n_leases--;
@@ -69,6 +69,7 @@ lease_free(struct core *core, struct lease *lease)
 void
 lease_depart(struct core *core, struct lease *lease)
 {
+    lease->departed = true;
     lease->array->n_leases--;
     lease->array->n_departed++;
     core->n_leases--;

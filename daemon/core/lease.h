@@ -20,6 +20,7 @@ struct lease {
     struct hold *hold; /* NULL for an array without a block */
     LIST_HEAD(, claim) claims;
     bool readonly;
+    bool departed; /* counted as such by its array */
 };
 
 RB_PROTOTYPE(leases, lease, node, )

@@ -216,6 +216,7 @@ timeline_new(struct core *core, struct conn *conn, struct pool *pool, struct msg
     pool->n_timelines++;
     core->n_timelines++;
     RB_INSERT(timelines, &core->timelines, timeline);
+    LIST_INSERT_HEAD(&conn->timelines, timeline, of_conn);
     return 0;
 }
 
@@ -223,6 +224,7 @@ void
 timeline_free(struct core *core, struct timeline *timeline)
 {
     RB_REMOVE(timelines, &core->timelines, timeline);
+    LIST_REMOVE(timeline, of_conn);
     timeline->page->timeline = NULL;
     charge_deinit(&timeline->charge);
     timeline->pool->n_timelines--;
@@ -246,18 +248,15 @@ page_hold(struct conn *conn, struct page *page, struct hold **ret, bool *ret_new
     return rc;
 }
 
-/* While its owner lives. If he has departed, and this was the last that he had, he is of no concern
- * any more: conns_run() sees. */
+/* While its owner lives. If he has departed, this may have been the last that he had. */
 static void
 page_go(struct core *core, struct page *page)
 {
     struct conn *conn = page->conn;
 
     page_free(core, page);
-    if (conn->departed && !conn->touched) {
-        conn->touched = true;
-        TAILQ_INSERT_TAIL(&core->touched_conns, conn, waiting);
-    }
+    if (conn->departed)
+        conn_wake(conn);
 }
 
 void
@@ -286,22 +285,30 @@ page_has_landed(const struct page *page)
     return true;
 }
 
-/* The fences of a page that goes. A write that had not come to its end is lost with its writer. */
+/* A write that had not come to its end is lost with its writer. */
+bool
+page_drop_fence(struct core *core, struct page *page)
+{
+    struct fence *fence = LIST_FIRST(&page->fences);
+    struct use *use = fence ? fence->use : NULL;
+
+    if (!fence)
+        return false;
+    if (fence == use->write &&
+        timeline_state(&page->slots[fence->slot], fence->value) != FENCE_PASSED)
+        use_abandon(use);
+    fence_free(fence);
+    if (use->array->lingering && !use_has_fences(use))
+        linger_end(core, use);
+    use_settle(use);
+    return true;
+}
+
 static void
 page_drop_fences(struct core *core, struct page *page)
 {
-    struct fence *fence;
-
-    while ((fence = LIST_FIRST(&page->fences))) {
-        struct use *use = fence->use;
-        if (fence == use->write &&
-            timeline_state(&page->slots[fence->slot], fence->value) != FENCE_PASSED)
-            use_abandon(core, use);
-        fence_free(fence);
-        if (use->array->lingering && !use_has_fences(use))
-            linger_end(core, use);
-        use_settle(use);
-    }
+    while (page_drop_fence(core, page))
+        ;
 }
 
 void

@@ -52,6 +52,7 @@ struct timeline {            /* a page that has a name */
     RB_ENTRY(timeline) node; /* core->timelines, by pool and name */
     struct pool *pool;
     struct page *page;
+    LIST_ENTRY(timeline) of_conn;
     struct charge charge; /* to its owner */
     uint8_t n_name;
     char name[]; /* not terminated */
@@ -82,6 +83,8 @@ void page_drop(struct core *core, struct page *page);
 /* Looks at some that are given up: where every value has landed, whoever waits is let go.
  * Whether it has left some out. */
 bool pages_look(struct core *core);
+/* One of its fences goes, as in page_free(). false: none is left. */
+bool page_drop_fence(struct core *core, struct page *page);
 /* Its owner's process has exited: arrays that it was writing are abandoned, and everyone who
  * waits for it is let go. */
 void page_free(struct core *core, struct page *page);

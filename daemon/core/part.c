@@ -203,21 +203,20 @@ published_cancel(struct conn *conn, uint32_t request)
     return true;
 }
 
-void
-published_orphan(struct conn *conn)
+bool
+published_orphan(struct published *published)
 {
-    struct published *published = &conn->published;
     struct part *part;
 
     published->asked = false;
-    while ((part = TAILQ_FIRST(&published->gone))) {
+    if ((part = TAILQ_FIRST(&published->gone))) {
         TAILQ_REMOVE(&published->gone, part, of_conn);
         part_free(part);
-    }
-    while ((part = TAILQ_FIRST(&published->there))) {
+    } else if ((part = TAILQ_FIRST(&published->there))) {
         TAILQ_REMOVE(&published->there, part, of_conn);
         part->conn = NULL;
     }
+    return part != NULL;
 }
 
 void

@@ -64,8 +64,9 @@ void published_init(struct published *published);
 int published_ask(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);
 /* Whether that request was this one; it is not answered any more. */
 bool published_cancel(struct conn *conn, uint32_t request);
-/* The connection hangs up. */
-void published_orphan(struct conn *conn);
+/* The connection has hung up: one of the parts is of no concern to it any more. false: none is
+ * left. */
+bool published_orphan(struct published *published);
 
 /* All of them, when the core ends: the arrays' structs are freed by their pools. */
 void parts_forget(struct core *core);

@@ -50,18 +50,19 @@ release_next(struct core *core, struct device *device)
     block_zone(core, block)->n_doomed++; /* until it is gone */
 }
 
-void
+bool
 release_run(struct core *core)
 {
-    bool again;
+    bool again = true;
 
-    do { /* who is served on one device may doom blocks of another one */
-        again = false;
+    for (uint32_t n = 0; n < core->pieces && again; n++) {
+        again = false; /* who is served on one device may doom blocks of another one */
         for (size_t i = 0; i < core->config.n_devices; i++) {
             release_next(core, &core->devices[i]);
             again |= serve_one(core, &core->devices[i]);
         }
-    } while (again);
+    }
+    return again;
 }
 
 /* The block is written off: its memory may be there or not, but its handle is not tried again. The

@@ -7,11 +7,14 @@
  */
 #pragma once
 
+#include <stdbool.h>
+
 struct block;
 struct core;
 
-/* At the end of each event: starts the releases that are due, or ends rounds. */
-void release_run(struct core *core);
+/* At the end of each event: starts the releases that are due, or ends rounds, for some of those who
+ * wait. Whether it has left some out. */
+bool release_run(struct core *core);
 /* The block's is over: 0, or -errno with a CUresult and its text. */
 void release_done(struct core *core, struct block *block, int error, int cuda,
                   const char *text);

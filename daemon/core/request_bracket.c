@@ -69,7 +69,7 @@ HANDLER(on_fences)
         return REFUSED;
     /* One that was whole when the bracket began, and whose writer has died since: his fence went
      * with his page, so that the client would not come upon it. */
-    array = bracket_find_abandoned(core, bracket);
+    array = bracket_find_abandoned(bracket);
     if (array)
         return refuse(r, PROTO_ERR_ABANDONED, "array \"%s\": its writer died",
                       array_label(array));
@@ -128,7 +128,7 @@ HANDLER(on_discard)
     if (lease->readonly)
         return refuse(r, PROTO_ERR_PERMISSION, "array \"%.*s\" was opened for reading",
                       array->n_name, array->name);
-    if (use_is_abandoned(core, array))
+    if (use_is_abandoned(array))
         array->abandoned = false;
     send_result(core, conn, id, MSG_DISCARD, &(struct msg_none){}, NULL, 0);
     return 0;

@@ -11,7 +11,7 @@
 
 /* The memory stays charged to who created the whole, so nobody else may make more of it last. */
 static int
-whole_check(struct core *core, struct conn *conn, const struct lease *lease, struct refusal *r)
+whole_check(struct conn *conn, const struct lease *lease, struct refusal *r)
 {
     const struct array *array = lease->array;
 
@@ -25,7 +25,7 @@ whole_check(struct core *core, struct conn *conn, const struct lease *lease, str
         return refuse(r, PROTO_ERR_INVALID, "the array was opened \"r\"");
     if (array->is_part)
         return refuse(r, PROTO_ERR_INVALID, "the array is a part of another one itself");
-    if (use_is_abandoned(core, lease->array))
+    if (use_is_abandoned(lease->array))
         return refuse(r, PROTO_ERR_ABANDONED, "the array's writer died: write or discard it");
     return 0;
 }
@@ -44,13 +44,13 @@ place_check(const struct array *whole, uint64_t offset, const struct geometry *g
 }
 
 static int
-part_check(struct core *core, struct conn *conn, const struct msg_publish_part_params *p,
+part_check(struct conn *conn, const struct msg_publish_part_params *p,
            struct array_request *req, struct array **ret_whole, struct refusal *r)
 {
     struct lease *lease;
 
     if (lease_get(conn, p->lease, &lease, r) || name_check(p->name, r) ||
-        metadata_check(p->metadata, r) || whole_check(core, conn, lease, r) ||
+        metadata_check(p->metadata, r) || whole_check(conn, lease, r) ||
         geometry_check(p->name, p->typestr, p->shape, p->strides, p->descr, &req->geometry,
                        r) ||
         place_check(lease->array, p->offset, &req->geometry, r))
@@ -66,7 +66,7 @@ HANDLER(on_publish_part)
                                 .descr = p->descr,
                                 .metadata = p->metadata};
     struct array *whole, *array;
-    int rc = part_check(core, conn, p, &req, &whole, r);
+    int rc = part_check(conn, p, &req, &whole, r);
 
     if (rc == 0)
         rc = part_new(core, conn, whole, p->offset, &req, &array, r);

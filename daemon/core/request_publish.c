@@ -7,8 +7,8 @@
 #include "request.h"
 
 static int
-publish_check(struct core *core, const struct msg_publish_params *p, struct conn *conn,
-              struct array **ret, struct refusal *r)
+publish_check(const struct msg_publish_params *p, struct conn *conn, struct array **ret,
+              struct refusal *r)
 {
     struct lease *lease;
 
@@ -17,7 +17,7 @@ publish_check(struct core *core, const struct msg_publish_params *p, struct conn
         return REFUSED;
     if (name_check(p->name, r) || metadata_check(p->metadata, r))
         return REFUSED;
-    if (use_is_abandoned(core, lease->array))
+    if (use_is_abandoned(lease->array))
         return refuse(r, PROTO_ERR_ABANDONED, "the array's writer died: write or discard it");
     *ret = lease->array;
     return 0;
@@ -27,7 +27,7 @@ HANDLER(on_publish)
 {
     const struct msg_publish_params *p = params;
     struct array *array;
-    int rc = publish_check(core, p, conn, &array, r);
+    int rc = publish_check(p, conn, &array, r);
 
     if (rc == 0)
         rc = array_publish(core, array, p->name, p->metadata, r);

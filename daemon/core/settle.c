@@ -58,7 +58,7 @@ arrays_settle_landed(struct core *core)
 {
     struct use *use;
 
-    while ((use = TAILQ_FIRST(&core->landed))) {
+    for (uint32_t i = 0; i < core->pieces && (use = TAILQ_FIRST(&core->landed)); i++) {
         struct array *array = use->array;
         linger_stop(core, &core->landed);
         array_settle(core, array);

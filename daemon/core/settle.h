@@ -12,5 +12,5 @@ struct core;
 void array_settle(struct core *core, struct array *array);
 /* Gives up an array that was never promised to anybody. */
 void array_abandon(struct core *core, struct array *array);
-/* Those whose last fence has passed, or gone with its page. */
+/* Some of those whose last fence has passed, or gone with its page. */
 void arrays_settle_landed(struct core *core);

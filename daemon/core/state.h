@@ -25,7 +25,7 @@
  *
  *   refusal actions │ user reply job │ pool watch hold │ block device │ array use │
  *   linger part reclaim │ settle │ lease publish page │ grant fences │ bracket waiter flush │
- *   release request_* conn │ request │ core
+ *   release request_* conn │ request work │ core
  */
 #pragma once
 
@@ -61,12 +61,11 @@ struct core {
     struct user_list turns;    /* users with jobs that wait, the next one first */
 
     /* What the end of an event looks at. */
-    struct bracket_list ready;      /* that wait for nothing any more */
+    struct user_list busy;          /* for whom something is to be done: work_run() */
     struct use_list lingering;      /* of dead arrays, whose fences have not passed */
     struct use_list landed;         /* of those whose have */
     struct page_list closing_pages; /* given up, with values that have not landed */
     struct waiter_list hopeful;     /* creates that wait for lingering arrays */
-    struct conn_list touched_conns; /* that may be of no concern any more */
     struct user_list touched_users; /* that may have nothing any more */
     uint64_t linger_at_ns;          /* when what waits for values is looked at */
 
@@ -81,5 +80,7 @@ struct core {
         n_watches, n_jobs, n_running, n_release_errors, n_pages, n_timelines, n_brackets;
     uint64_t floor; /* of pools that are gone: generations never repeat (pool->floor) */
     uint64_t started_ns, now_ns;
+    uint32_t pieces; /* of each kind of work that may wait, in one event: some 2 us each */
     bool stopping;
+    bool behind; /* the last event has left something to be done: core_tick() at once */
 };

@@ -110,21 +110,21 @@ use_sweep_dead(struct use *use)
 }
 
 void
-use_abandon(struct core *core, struct use *use)
+use_abandon(struct use *use)
 {
     use->array->abandoned = true;
-    use_scan(core, use);
+    use_scan(use);
 }
 
 /* A writer whose context has died says so itself, in its page. */
 bool
-use_is_abandoned(struct core *core, struct array *array)
+use_is_abandoned(struct array *array)
 {
     struct use *use = array->use;
 
     if (use && use->write && fence_state(use->write) == FENCE_LOST) {
         fence_free(use->write);
-        use_abandon(core, use);
+        use_abandon(use);
         use_settle(use);
     }
     return array->abandoned;
@@ -132,7 +132,7 @@ use_is_abandoned(struct core *core, struct array *array)
 
 /* Those of its own pages; not of dead arrays, which are looked at by themselves. */
 void
-fences_sweep(struct core *core, struct conn *conn)
+fences_sweep(struct conn *conn)
 {
     struct page *page;
     struct fence *fence, *next;
@@ -144,7 +144,7 @@ fences_sweep(struct core *core, struct conn *conn)
             if (use->array->lingering || fence_state(fence) == FENCE_PENDING)
                 continue;
             if (fence == use->write && fence_state(fence) == FENCE_LOST)
-                use_abandon(core, use);
+                use_abandon(use);
             fence_free(fence);
             use_settle(use);
         }
@@ -249,17 +249,19 @@ use_is_kept(const struct use *use, bool write)
 }
 
 static void
-set_ready(struct core *core, struct claim *claim)
+set_ready(struct claim *claim)
 {
     struct bracket *bracket = claim->bracket;
 
     claim->ready = true;
-    if (--bracket->n_unready == 0)
-        TAILQ_INSERT_TAIL(&core->ready, bracket, ready);
+    if (bracket->closed || --bracket->n_unready > 0)
+        return;
+    TAILQ_INSERT_TAIL(&bracket->conn->user->ready, bracket, ready);
+    user_wake(bracket->conn->user);
 }
 
 void
-use_queue(struct core *core, struct claim *claim)
+use_queue(struct claim *claim)
 {
     struct use *use = claim->use;
     bool behind = claim->write ? use->n_waiting > 0
@@ -270,35 +272,35 @@ use_queue(struct core *core, struct claim *claim)
     if (claim->write && !use->first_writer)
         use->first_writer = claim;
     if (!behind && !use_is_kept(use, claim->write))
-        set_ready(core, claim);
+        set_ready(claim);
 }
 
 /* A writer whom nobody is before. */
 static void
-let_writer_go(struct core *core, struct use *use)
+let_writer_go(struct use *use)
 {
     struct claim *first = TAILQ_FIRST(&use->waiting);
 
     if (first && first->write && !first->ready && !use_is_kept(use, true))
-        set_ready(core, first);
+        set_ready(first);
 }
 
 /* Readers from there to the next writer, which is what those behind it wait for. Returns that. */
 static struct claim *
-let_readers_go(struct core *core, struct use *use, struct claim *claim)
+let_readers_go(struct use *use, struct claim *claim)
 {
     for (; claim && !claim->write; claim = TAILQ_NEXT(claim, of_waiting))
         if (!claim->ready && !use_is_kept(use, false))
-            set_ready(core, claim);
+            set_ready(claim);
     return claim;
 }
 
 void
-use_scan(struct core *core, struct use *use)
+use_scan(struct use *use)
 {
     if (!use_is_kept(use, false))
-        let_readers_go(core, use, TAILQ_FIRST(&use->waiting));
-    let_writer_go(core, use);
+        let_readers_go(use, TAILQ_FIRST(&use->waiting));
+    let_writer_go(use);
 }
 
 bool
@@ -314,7 +316,7 @@ use_unready(struct claim *claim)
 /* Who was behind it comes forward: each reader once, so that a queue which empties costs no more
  * than it is long. */
 static void
-stop_waiting(struct core *core, struct claim *claim)
+stop_waiting(struct claim *claim)
 {
     struct use *use = claim->use;
     struct claim *next = TAILQ_NEXT(claim, of_waiting);
@@ -322,12 +324,12 @@ stop_waiting(struct core *core, struct claim *claim)
     TAILQ_REMOVE(&use->waiting, claim, of_waiting);
     use->n_waiting--;
     if (claim == use->first_writer)
-        use->first_writer = let_readers_go(core, use, next);
-    let_writer_go(core, use);
+        use->first_writer = let_readers_go(use, next);
+    let_writer_go(use);
 }
 
 void
-use_hold(struct core *core, struct claim *claim)
+use_hold(struct claim *claim)
 {
     struct use *use = claim->use;
 
@@ -335,11 +337,11 @@ use_hold(struct core *core, struct claim *claim)
     LIST_INSERT_HEAD(&use->held, claim, of_held); /* before anybody else is let go */
     use->n_readers += !claim->write;
     use->n_writers += claim->write;
-    stop_waiting(core, claim);
+    stop_waiting(claim);
 }
 
 static void
-stop_holding(struct core *core, struct claim *claim)
+stop_holding(struct claim *claim)
 {
     struct use *use = claim->use;
 
@@ -347,18 +349,18 @@ stop_holding(struct core *core, struct claim *claim)
     use->n_readers -= !claim->write;
     use->n_writers -= claim->write;
     if (!use->n_readers)
-        use_scan(core, use);
+        use_scan(use);
 }
 
 void
-use_leave(struct core *core, struct claim *claim)
+use_leave(struct claim *claim)
 {
     struct use *use = claim->use;
 
     if (claim->bracket->waiting)
-        stop_waiting(core, claim);
+        stop_waiting(claim);
     else
-        stop_holding(core, claim);
+        stop_holding(claim);
     LIST_REMOVE(claim, of_lease);
     claim->use = NULL;
     use_settle(use);
@@ -379,7 +381,7 @@ struct search {
 static void
 search_add(struct search *s, struct bracket *bracket)
 {
-    if (bracket->visited == s->number)
+    if (bracket->visited == s->number || bracket->closed)
         return;
     bracket->visited = s->number;
     bracket->next_found = s->first;

@@ -63,20 +63,20 @@ void use_sweep(struct use *use, bool reads);
 void use_sweep_dead(struct use *use);
 bool use_has_fences(const struct use *use);
 /* Whether its contents are not whole; notices a writer that is dead. */
-bool use_is_abandoned(struct core *core, struct array *array);
+bool use_is_abandoned(struct array *array);
 /* They are not, from now on: readers that wait for a writer that has hung up are told. */
-void use_abandon(struct core *core, struct use *use);
+void use_abandon(struct use *use);
 /* The claim waits for its turn, or it is that: then its bracket may be ready. */
-void use_queue(struct core *core, struct claim *claim);
+void use_queue(struct claim *claim);
 /* It is the claim's turn no more: its array was discarded while a writer that has hung up has
  * it. */
 bool use_unready(struct claim *claim);
 /* From waiting to held. */
-void use_hold(struct core *core, struct claim *claim);
+void use_hold(struct claim *claim);
 /* Takes the claim out; claim->use is NULL afterwards. */
-void use_leave(struct core *core, struct claim *claim);
+void use_leave(struct claim *claim);
 /* Who waits may be ready now. */
-void use_scan(struct core *core, struct use *use);
+void use_scan(struct use *use);
 /* Whether it waits for itself: for what its thread's brackets keep. */
 bool use_is_deadlock(struct core *core, struct bracket *bracket);
 /* An end: of a write, whose fence stands for all that were there (page NULL: none is left), or
@@ -84,6 +84,6 @@ bool use_is_deadlock(struct core *core, struct bracket *bracket);
 void use_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value);
 void fence_free(struct fence *fence);
 /* Drops fences of conn's own pages that have passed. */
-void fences_sweep(struct core *core, struct conn *conn);
+void fences_sweep(struct conn *conn);
 /* Whether brackets that are open keep one that reads, or writes, waiting. */
 bool use_is_kept(const struct use *use, bool write);

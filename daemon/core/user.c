@@ -37,6 +37,9 @@ user_new(struct core *core, uid_t uid)
     user->uid = uid;
     user->core = core;
     TAILQ_INIT(&user->waiting);
+    TAILQ_INIT(&user->ready);
+    TAILQ_INIT(&user->told);
+    TAILQ_INIT(&user->leaving);
     for (size_t i = 0; i < n; i++)
         dealloc_owner_init(&user->owners[i]);
     RB_INSERT(users, &core->users, user);
@@ -49,6 +52,8 @@ user_free(struct core *core, struct user *user)
 {
     if (user->touched)
         TAILQ_REMOVE(&core->touched_users, user, of_touched);
+    if (user->busy)
+        TAILQ_REMOVE(&core->busy, user, of_busy);
     RB_REMOVE(users, &core->users, user);
     core->n_users--;
     free(user);
@@ -61,6 +66,15 @@ user_touch(struct user *user)
         return;
     user->touched = true;
     TAILQ_INSERT_TAIL(&user->core->touched_users, user, of_touched);
+}
+
+void
+user_wake(struct user *user)
+{
+    if (user->busy)
+        return;
+    user->busy = true;
+    TAILQ_INSERT_TAIL(&user->core->busy, user, of_busy);
 }
 
 bool

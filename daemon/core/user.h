@@ -14,6 +14,9 @@
 #include "refusal.h"
 
 TAILQ_HEAD(job_list, job);
+TAILQ_HEAD(bracket_list, bracket);
+TAILQ_HEAD(watch_list, watch);
+TAILQ_HEAD(conn_list, conn);
 
 /* RESOURCE(NAME, its figure in msg_user, its limit in core_limits, whether it is in bytes, what
  * messages call it). Of bytes, a limit of 0 is none. Departed connections count; bytes of memory
@@ -46,6 +49,12 @@ struct user {
     struct pool *pool; /* the uid's own */
     struct job_list waiting;
     TAILQ_ENTRY(user) turn; /* core->turns, while jobs wait */
+    /* What is left to be done for it, a piece of each at a time: work_run(). */
+    struct bracket_list ready; /* that wait for nothing any more */
+    struct watch_list told;    /* whose name has another generation */
+    struct conn_list leaving;  /* that have hung up, and may have something to give back */
+    bool busy;
+    TAILQ_ENTRY(user) of_busy; /* core->busy, with any of these */
     bool touched;
     TAILQ_ENTRY(user) of_touched;  /* core->touched_users, until the end of the event */
     uint64_t n_pending;            /* entries of all queues */
@@ -64,6 +73,8 @@ struct user *user_new(struct core *core, uid_t uid);
 void user_free(struct core *core, struct user *user);
 /* Something of it has gone. */
 void user_touch(struct user *user);
+/* There is something to be done for it. */
+void user_wake(struct user *user);
 /* Nothing holds it any more. */
 bool user_is_idle(const struct user *user);
 /* Whether amount may be charged; refuses with the resource's name and limit. */

@@ -12,6 +12,7 @@
 #include "settle.h"
 #include "state.h"
 
+#define RETRY_MAX   64                   /* creates that try again in one event */
 #define PATIENCE_NS UINT64_C(1000000000) /* that a create waits for lingering arrays in all */
 
 int
@@ -271,14 +272,17 @@ try_again(struct core *core, struct waiter *waiter)
 void
 waiters_run(struct core *core)
 {
-    struct waiter_list waiters = TAILQ_HEAD_INITIALIZER(waiters);
-    struct waiter *waiter;
+    const struct waiter *last = TAILQ_LAST(&core->hopeful, waiter_list);
+    bool is_last = !last;
 
-    TAILQ_CONCAT(&waiters, &core->hopeful, link);
-    while ((waiter = TAILQ_FIRST(&waiters))) {
+    for (int n = 0; n < RETRY_MAX && !is_last;) {
+        struct waiter *waiter = TAILQ_FIRST(&core->hopeful);
         bool over = !waiter->conn || core->stopping || waiter->patience_ns <= core->now_ns;
-        TAILQ_REMOVE(&waiters, waiter, link);
-        if (over || waiter->n_over != waiter->lingering->n_over)
+        is_last = waiter == last;
+        TAILQ_REMOVE(&core->hopeful, waiter, link);
+        over |= waiter->n_over != waiter->lingering->n_over;
+        n += over;
+        if (over)
             try_again(core, waiter);
         else
             TAILQ_INSERT_TAIL(&core->hopeful, waiter, link);

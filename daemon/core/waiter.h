@@ -43,7 +43,8 @@ void waiter_orphan(struct waiter *waiter);
 int waiter_place(struct core *core, struct waiter *waiter, struct refusal *r);
 /* Places a create that has waited, and answers it if it need not wait on. */
 void waiter_retry(struct core *core, struct waiter *waiter);
-/* Those who hoped for memory of arrays that linger, and may have it now, try again. */
+/* Those who hoped for memory of arrays that linger, and may have it now, try again: some of them,
+ * the others when arrays that linger are looked at next. */
 void waiters_run(struct core *core);
 /* The driver's answer to the allocation of a block: everyone who waited for it is answered, or
  * waits for something else. */

@@ -96,7 +96,10 @@ watch_find(struct conn *conn, uint32_t request)
 void
 watch_free(struct core *core, struct watch *watch)
 {
-    RB_REMOVE(watches, &core->watches, watch);
+    if (watch->is_told)
+        TAILQ_REMOVE(&watch->conn->user->told, watch, told);
+    else
+        RB_REMOVE(watches, &core->watches, watch);
     LIST_REMOVE(watch, of_conn);
     charge_deinit(&watch->charge);
     watch->pool->n_watches--;
@@ -105,7 +108,21 @@ watch_free(struct core *core, struct watch *watch)
     free(watch);
 }
 
-/* The first watch of the name. */
+void
+watch_tell(struct core *core, struct watch *watch)
+{
+    watch_answer(core, watch->conn, watch->request, watch->generation);
+    watch_free(core, watch);
+}
+
+static bool
+is_of(const struct watch *watch, const struct pool *pool, const char *name, uint32_t n_name)
+{
+    return watch->pool == pool && watch->n_name == n_name &&
+           memcmp(watch->name, name, n_name) == 0;
+}
+
+/* The first watch of the name, or of one after it. */
 static struct watch *
 watch_first(struct core *core, struct pool *pool, const char *name, uint32_t n_name)
 {
@@ -115,26 +132,25 @@ watch_first(struct core *core, struct pool *pool, const char *name, uint32_t n_n
         struct watch watch;
         char room[sizeof(struct watch) + PROTO_NAME_MAX];
     } key = {.watch = {.conn = &nobody, .pool = pool, .n_name = (uint8_t)n_name}};
-    struct watch *watch;
 
     memcpy(key.room + offsetof(struct watch, name), name, n_name);
-    watch = RB_NFIND(watches, &core->watches, &key.watch);
-    if (!watch || watch->pool != pool || watch->n_name != n_name ||
-        memcmp(watch->name, name, n_name) != 0)
-        return NULL;
-    return watch;
+    return RB_NFIND(watches, &core->watches, &key.watch);
 }
 
 void
 watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_name,
              uint64_t generation)
 {
-    struct watch *watch;
+    struct watch *watch = pool->n_watches ? watch_first(core, pool, name, n_name) : NULL;
+    struct watch *next;
 
-    if (!pool->n_watches)
-        return;
-    while ((watch = watch_first(core, pool, name, n_name))) {
-        watch_answer(core, watch->conn, watch->request, generation);
-        watch_free(core, watch);
+    for (; watch && is_of(watch, pool, name, n_name); watch = next) {
+        struct user *user = watch->conn->user;
+        next = RB_NEXT(watches, &core->watches, watch);
+        RB_REMOVE(watches, &core->watches, watch);
+        watch->is_told = true;
+        watch->generation = generation;
+        TAILQ_INSERT_TAIL(&user->told, watch, told);
+        user_wake(user);
     }
 }

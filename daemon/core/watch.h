@@ -12,7 +12,10 @@
 #include "user.h"
 
 struct watch {
-    RB_ENTRY(watch) node; /* core->watches, by pool, name, connection and request */
+    RB_ENTRY(watch) node;    /* core->watches, by pool, name, connection and request */
+    TAILQ_ENTRY(watch) told; /* or its user's, when there is something to tell */
+    bool is_told;
+    uint64_t generation; /* to be told */
     LIST_ENTRY(watch) of_conn;
     struct conn *conn;
     struct charge charge;
@@ -31,6 +34,9 @@ int watch_new(struct core *core, struct conn *conn, uint32_t request, struct poo
               struct msg_str name, uint64_t seen, struct refusal *r);
 struct watch *watch_find(struct conn *conn, uint32_t request);
 void watch_free(struct core *core, struct watch *watch);
-/* The name's generation is another one from now on; 0: there is no array of that name. */
+/* Answers one that there is something to tell. */
+void watch_tell(struct core *core, struct watch *watch);
+/* The name's generation is another one from now on; 0: there is no array of that name. Who watches
+ * it is told when it is his user's turn. */
 void watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_name,
                   uint64_t generation);

@@ -68,7 +68,8 @@ use_is_right(const struct use *use)
         *(claim->write ? &writers : &readers) += 1;
     }
     TAILQ_FOREACH(claim, &use->waiting, of_waiting) {
-        if (claim->use != use || claim->lease->conn->departed)
+        const struct conn *conn = claim->lease->conn;
+        if (claim->use != use || (conn->departed && !conn->leaving))
             return false;
         waiting++;
         if (claim->write && !first_writer)
@@ -79,8 +80,7 @@ use_is_right(const struct use *use)
     return readers == use->n_readers && writers == use->n_writers && writers <= 1 &&
            (!writers || !readers) && waiting == use->n_waiting &&
            first_writer == use->first_writer && reads == use->n_reads &&
-           (readers || writers || waiting || use_has_fences(use) || use->array->lingering) &&
-           turns_are_right(use);
+           (readers || writers || waiting || use_has_fences(use) || use->array->lingering);
 }
 
 /* ---- arrays ---- */
@@ -95,7 +95,8 @@ check_leases(const struct array *array)
         CHECK(lease->array == array);
         CHECK(!lease->hold == !array_block(array));
         CHECK(!lease->hold || lease->hold->block == array_block(array));
-        *(lease->conn->departed ? &n_departed : &n_leases) += 1;
+        CHECK(lease->departed == lease->conn->departed || lease->conn->leaving);
+        *(lease->departed ? &n_departed : &n_leases) += 1;
     }
     CHECK(n_leases == array->n_leases && n_departed == array->n_departed);
 }
@@ -110,7 +111,8 @@ check_array(const struct array *array)
     CHECK(!array->pending);
     CHECK(array->creating || array->named || array->n_leases || array->n_departed ||
           array->is_whole || array->lingering);
-    CHECK(!array->use || (array->use->array == array && use_is_right(array->use)));
+    CHECK(!array->use || (array->use->array == array && use_is_right(array->use) &&
+                          (array->charge.user->core->behind || turns_are_right(array->use))));
     CHECK(!array->lingering || (array->use && !array->named && !array->n_leases));
     CHECK(!array->creating || (!array->n_leases && !array->n_departed));
     CHECK(array->listed == (!array->named && !array->creating));
@@ -148,7 +150,6 @@ check_parts(struct core *core, const struct tally *t)
 {
     struct whole *whole;
     struct part *part;
-    struct conn *conn;
     uint64_t host = 0;
 
     RB_FOREACH(whole, wholes, &core->wholes) {
@@ -162,13 +163,6 @@ check_parts(struct core *core, const struct tally *t)
         }
         CHECK(n == whole->n && n > 0);
     }
-    RB_FOREACH(conn, conns, &core->conns)
-        TAILQ_FOREACH(part, &conn->published.gone, of_conn) {
-            CHECK(!part->array && !part->whole && part->conn == conn);
-            CHECK(!conn->published.asked);
-            if (!t->user || part->charge.user == t->user)
-                host += sizeof(struct part) + sizeof(struct whole);
-        }
     return host;
 }
 
@@ -333,10 +327,11 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
         CHECK(watch->conn == conn);
         ++*ret_watches;
     }
-    CHECK(!conn->departed || (LIST_EMPTY(&conn->watches) && LIST_EMPTY(&conn->waiters) &&
-                              LIST_EMPTY(&conn->flushes) && LIST_EMPTY(&conn->jobs) &&
-                              TAILQ_EMPTY(&conn->published.there) &&
-                              TAILQ_EMPTY(&conn->published.gone) && !conn->published.asked));
+    CHECK(!conn->departed || conn->leaving ||
+          (LIST_EMPTY(&conn->watches) && LIST_EMPTY(&conn->waiters) &&
+           LIST_EMPTY(&conn->flushes) && LIST_EMPTY(&conn->jobs) &&
+           TAILQ_EMPTY(&conn->published.there) && TAILQ_EMPTY(&conn->published.gone) &&
+           !conn->published.asked));
     CHECK(conn->departed || RB_FIND(conns, &((struct core *)(uintptr_t)core)->conns, conn));
 }
 
@@ -346,21 +341,23 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
 {
     struct bracket *bracket;
     const struct page *page;
+    const struct part *part;
     struct hold *hold;
     uint64_t host = 0;
 
     RB_FOREACH(bracket, brackets, &conn->brackets) {
         uint32_t unready = 0;
-        CHECK(bracket->conn == conn && (!bracket->waiting || !conn->departed));
+        CHECK(bracket->conn == conn);
+        CHECK(!bracket->waiting || !conn->departed || conn->leaving);
         for (uint32_t i = 0; i < bracket->n_claims; i++) {
             const struct claim *claim = &bracket->claims[i];
             CHECK(claim->fence && claim->bracket == bracket);
-            CHECK(claim->use || !bracket->waiting);
+            CHECK(claim->use || !bracket->waiting || bracket->closed);
             CHECK(!claim->use || claim->lease->conn == conn);
             unready += bracket->waiting && !claim->ready;
         }
-        CHECK(!bracket->waiting || bracket->n_unready == unready);
-        CHECK(!bracket->waiting || unready > 0); /* the others have been answered */
+        CHECK(!bracket->waiting || bracket->closed || bracket->n_unready == unready);
+        CHECK(!bracket->waiting || unready > 0 || core->behind); /* else it is answered */
         host += BRACKET_HOST + bracket->n_claims * CLAIM_HOST;
         uses->used[RES_BRACKETS] += bracket->n_claims;
         uses->brackets++;
@@ -381,12 +378,18 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         host += sizeof(*page) + TIMELINE_PAGE_BYTES;
         if (page->timeline)
             host += sizeof(*page->timeline) + page->timeline->n_name;
-        CHECK(!page->timeline || (page->timeline->page == page && !conn->departed));
+        CHECK(!page->timeline ||
+              (page->timeline->page == page && (!conn->departed || conn->leaving)));
         uses->used[RES_PAGES]++;
     }
     RB_FOREACH(hold, holds, &conn->page_holds) {
-        CHECK(hold->conn == conn && hold->page->conn != conn && !conn->departed);
+        CHECK(hold->conn == conn && hold->page->conn != conn &&
+              (!conn->departed || conn->leaving));
         host += sizeof(*hold);
+    }
+    TAILQ_FOREACH(part, &conn->published.gone, of_conn) {
+        CHECK(!part->array && !part->whole && part->conn == conn && !conn->published.asked);
+        host += sizeof(struct part) + sizeof(struct whole);
     }
     return host;
 }
@@ -495,8 +498,8 @@ check_device(struct core *core, const struct device *device)
     CHECK(device->used == t.bytes && device->pinned == t.pinned);
     CHECK(device->reserve == t.reserve && device->lingering.n == t.lingering);
     CHECK(!device->releasing || device->releasing->state == BLOCK_RELEASING);
-    CHECK(device->releasing || TAILQ_EMPTY(&device->doomed) || core->stopping);
-    CHECK(device->releasing || TAILQ_EMPTY(&device->retries) || core->stopping);
+    CHECK(device->releasing || TAILQ_EMPTY(&device->doomed) || core->stopping || core->behind);
+    CHECK(device->releasing || TAILQ_EMPTY(&device->retries) || core->stopping || core->behind);
 }
 
 static void
@@ -514,12 +517,23 @@ check_totals(struct core *core)
     CHECK(core->n_watches == t.used[RES_WATCHES]);
     CHECK(core->n_running <= core->config.threads);
     CHECK(core->n_brackets == t.brackets && core->n_pages == t.used[RES_PAGES]);
-    CHECK(TAILQ_EMPTY(&core->ready));
     CHECK(core->linger_at_ns != UINT64_MAX ||
           (TAILQ_EMPTY(&core->lingering) && TAILQ_EMPTY(&core->closing_pages) &&
            TAILQ_EMPTY(&core->hopeful)));
-    CHECK(TAILQ_EMPTY(&core->landed) && TAILQ_EMPTY(&core->touched_conns));
+    CHECK((TAILQ_EMPTY(&core->landed) && TAILQ_EMPTY(&core->busy)) || core->behind);
     check_parts(core, &t);
+}
+
+void
+core_set_pieces(struct core *core, uint32_t pieces)
+{
+    core->pieces = pieces;
+}
+
+bool
+core_is_behind(const struct core *core)
+{
+    return core->behind;
 }
 
 void

@@ -173,7 +173,7 @@ note_record(struct harness *h, const struct core_action *a)
 }
 
 static void
-drain(struct harness *h)
+carry_out(struct harness *h)
 {
     struct core_action a;
 
@@ -182,6 +182,7 @@ drain(struct harness *h)
         case CORE_SEND:
             cr_assert_not(h->gone[a.conn], "sent to a connection that has hung up");
             note(h, "send");
+            h->n_sent++;
             books_reply(h, &a);
             break;
         case CORE_CLOSE:
@@ -204,6 +205,19 @@ drain(struct harness *h)
         }
     }
     core_check(h->core);
+}
+
+/* All that comes of an event. */
+static void
+drain(struct harness *h)
+{
+    carry_out(h);
+    while (core_is_behind(h->core) && !h->by_hand) {
+        books_arm(true);
+        core_tick(h->core, h->now_ns);
+        books_arm(false);
+        carry_out(h);
+    }
 }
 
 /* ---- connections ---- */
@@ -248,13 +262,14 @@ h_hangup(struct harness *h, uint64_t conn)
     bool waits = core_hangup(h->core, conn);
     books_arm(false);
     drain(h);
-    return waits;
+    return waits && !h->forgotten[conn];
 }
 
 void
 h_exit(struct harness *h, uint64_t conn)
 {
     h->gone[conn] = true;
+    h->exited[conn] = true;
     books_exited(h, conn);
     books_arm(true);
     core_exited(h->core, conn);

@@ -140,8 +140,11 @@ struct harness {
     struct h_reply replies[H_CONNS]; /* by connection number */
     bool closed[H_CONNS];            /* a CORE_CLOSE came */
     bool gone[H_CONNS];              /* hung up */
+    bool exited[H_CONNS];            /* its process */
     bool forgotten[H_CONNS];         /* since then, a CORE_FORGET came */
-    bool lenient;                    /* core_connect() may be out of memory */
+    bool by_hand;                    /* what an event leaves to be done waits for h_tick() */
+    uint64_t n_sent, n_sent_seen;
+    bool lenient; /* core_connect() may be out of memory */
     char reasons[H_CONNS][64];
     struct h_job jobs[H_JOBS];
     size_t n_jobs;
@@ -191,6 +194,10 @@ void core_get_counts(const struct core *core, struct core_counts *ret);
 /* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). Called after each
  * event. */
 void core_check(const struct core *core);
+/* So little is done in one event. */
+void core_set_pieces(struct core *core, uint32_t pieces);
+/* The last event has left something to be done at once. */
+bool core_is_behind(const struct core *core);
 
 /* Called with true before each call of the core and with false after it, where it is set. */
 extern void (*h_arm)(bool on);

@@ -467,8 +467,8 @@ model_brackets_lease_gone(struct model *m, int slot, uint64_t lease)
                 r->must_fail = true;
             } else {
                 abandon(m, &b->claims[c]);
-                b->claims[c].gone = true;
             }
+            b->claims[c].gone = true;
         }
     }
 }

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "work.h"
+
+#include "state.h"
+
+static bool
+has_work(const struct user *user)
+{
+    return !TAILQ_EMPTY(&user->ready) || !TAILQ_EMPTY(&user->told) ||
+           !TAILQ_EMPTY(&user->leaving);
+}
+
+/* A piece of each kind. Returns how many. */
+static uint32_t
+work_for(struct core *core, struct user *user)
+{
+    struct bracket *bracket = TAILQ_FIRST(&user->ready);
+    struct watch *watch;
+    struct conn *conn;
+
+    if (bracket)
+        bracket_turn(core, bracket);
+    watch = TAILQ_FIRST(&user->told);
+    if (watch)
+        watch_tell(core, watch);
+    conn = TAILQ_FIRST(&user->leaving);
+    if (conn)
+        conn_end_some(core, conn);
+    return (bracket != NULL) + (watch != NULL) + (conn != NULL);
+}
+
+void
+work_run(struct core *core, bool briefly)
+{
+    const struct user *last = TAILQ_LAST(&core->busy, user_list);
+    bool is_last = false;
+    struct user *user;
+    uint32_t n = 0;
+
+    while (n < core->pieces && !is_last && (user = TAILQ_FIRST(&core->busy))) {
+        TAILQ_REMOVE(&core->busy, user, of_busy);
+        user->busy = false;
+        is_last = briefly && user == last;
+        n += work_for(core, user);
+        if (has_work(user))
+            user_wake(user);
+    }
+}
