@@ -20,6 +20,8 @@ struct daemon {
 void daemon_start(struct daemon *daemon);
 /* The same with settings: the text of a caid.conf. */
 void daemon_start_with(struct daemon *daemon, const char *config);
+/* The same where streams wait for those of other processes so: "memops", "host", "events". */
+void daemon_start_by(struct daemon *daemon, const char *handoff);
 /* Ends it with signal and waits; SIGTERM must be answered with exit status 0. */
 void daemon_end(struct daemon *daemon, int signal);
 /* Ends it with SIGTERM if need be and removes its folder. */
@@ -37,9 +39,16 @@ void driver_warm_up(void);
 /* The same, and has the driver offer something to other processes, which it goes on doing. */
 void driver_warm_up_events(void);
 
+/* The same with the software driver, whichever the tests are run with. */
+void soft_warm_up(void);
+void soft_warm_up_events(void);
+
 /* A test that uses the daemon and the driver. */
 #define CLIENT_TEST(suite, name) \
     CAID_TEST_WITH(suite, name, .init = driver_warm_up, .timeout = 120)
+
+/* The daemon's figures. */
+struct caid_status status_of(struct caid_client *client);
 
 /* Waits until the daemon counts this many leases: it is told of a close in a process with a
  * CUDA context when the GPU has drained. Fails the test when it takes too long. */

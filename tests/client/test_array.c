@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "client_fixture.h"
+#include "process.h"
 
 FIXTURE_TEST(array, says_what_it_is)
 {
@@ -324,21 +325,6 @@ FIXTURE_TEST(array, open_many_is_all_or_nothing)
 
 /* ---- other processes ---- */
 
-static int
-run_peer(const char *name, const char *from, const char *to)
-{
-    int status;
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        execl(build_path("tests/client_peer"), "peer", f.daemon.socket, name, from, to,
-              (char *)NULL);
-        _exit(127);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-}
-
 FIXTURE_TEST(array, other_processes_see_the_same_bytes)
 {
     static char bytes[100000];
@@ -346,9 +332,10 @@ FIXTURE_TEST(array, other_processes_see_the_same_bytes)
     struct caid_array *array = make_bytes(f.client, "shared", sizeof(bytes));
     memset(bytes, 7, sizeof(bytes));
     assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error));
-    cr_assert_eq(run_peer("shared", "7", "8"), 0);
-    cr_assert_eq(run_peer("shared", "8", "9"), 0);
-    cr_assert_eq(run_peer("shared", "8", "9"), 1, "the peer does look");
+    cr_assert_eq(process_run("peer", f.daemon.socket, "shared", "7", "8", NULL), 0);
+    cr_assert_eq(process_run("peer", f.daemon.socket, "shared", "8", "9", NULL), 0);
+    cr_assert_eq(process_run("peer", f.daemon.socket, "shared", "8", "9", NULL), 1,
+                 "the peer does look");
     assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error));
     for (size_t i = 0; i < sizeof(bytes); i++)
         cr_assert_eq(bytes[i], 9);
@@ -439,14 +426,11 @@ child(struct caid_array *array)
 
 FIXTURE_TEST(array, refuses_use_after_fork)
 {
-    int status;
-
     struct caid_array *array = make_bytes(f.client, "x", 8);
     pid_t pid = fork();
     if (pid == 0)
         child(array);
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child: %#x", status);
+    cr_assert_eq(process_wait(pid), 0);
 
     /* What the child did has not touched what is ours. */
     assert_still_there(array);

@@ -11,6 +11,7 @@
 #include "caid_test.h"
 #include "daemon.h"
 #include "gpu.h"
+#include "process.h"
 
 #define N_BYTES 10000
 
@@ -177,17 +178,10 @@ PEER_TEST(what_is_refused)
 static int
 run_peer(const char *visible, const char *name, const char *from, const char *to)
 {
-    int status;
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        setenv("CUDA_VISIBLE_DEVICES", visible, 1);
-        execl(build_path("tests/client_peer"), "peer", f.daemon.socket, name, from, to,
-              (char *)NULL);
-        _exit(127);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+    setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+    int r = process_run("peer", f.daemon.socket, name, from, to, NULL);
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    return r;
 }
 
 /* Whatever CUDA_VISIBLE_DEVICES says, an array is the same one. */
