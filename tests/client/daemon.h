@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include "base/macros.h"
 #include "caid/caid.h"
 #include "cuda/local.h"
 
@@ -56,6 +57,15 @@ void wait_for_leases(struct caid_client *client, uint64_t n);
 
 /* An array of n bytes; checked. name may be NULL. */
 struct caid_array *make_bytes(struct caid_client *client, const char *name, int64_t n);
+
+/* An array that is closed where the block ends. */
+#define OWNED _cleanup_(array_close_at)
+
+static inline void
+array_close_at(struct caid_array **array)
+{
+    caid_array_close(*array);
+}
 
 /* Options with some fields set. */
 #define OPTIONS(type, name, ...) \

@@ -80,7 +80,7 @@ FIXTURE_TEST(kinds, are_shared_between_processes)
 /* It lives for longer than the process whose lease it is of (I2). */
 FIXTURE_TEST(kinds, host_memory_is_not_a_childs)
 {
-    struct caid_array *array = make("pinned", NULL, N_BYTES);
+    OWNED struct caid_array *array = make("pinned", NULL, N_BYTES);
     const volatile unsigned char *bytes = caid_array_get_info(array)->host_ptr;
     fill(array, 7);
     pid_t pid = fork();
@@ -89,7 +89,6 @@ FIXTURE_TEST(kinds, host_memory_is_not_a_childs)
         _exit(bytes[0]);
     }
     cr_assert_eq(process_wait(pid), -SIGSEGV);
-    caid_array_close(array);
 }
 
 static int
@@ -174,7 +173,7 @@ write_to(struct caid_array *array)
 FIXTURE_TEST(kinds, pinned_read_only)
 {
     const int64_t n = 16;
-    struct caid_array *w = make("pinned", "p", n), *r = must_open("p", "r");
+    OWNED struct caid_array *w = make("pinned", "p", n), *r = must_open("p", "r");
     assert_failed(caid_array_copy_from_host(r, "0123456789abcdef", 16, &error),
                   CAID_ERR_READ_ONLY);
     OPTIONS(caid_copy, copy, .dst = caid_array_get_info(r)->ptr,
@@ -190,8 +189,6 @@ FIXTURE_TEST(kinds, pinned_read_only)
     }
     cr_assert_eq(process_wait(pid), -SIGSEGV);
     write_to(w);
-    caid_array_close(r);
-    caid_array_close(w);
 }
 
 /* ---- legacy ---- */
@@ -286,9 +283,8 @@ use_managed(void)
     assert_all((unsigned char *)back, 96, 1);
     assert_failed(caid_array_publish(array, "x", NULL, NULL, &error), CAID_ERR_UNSUPPORTED);
     caid_array_close(array);
-    struct caid_array *empty = make("managed", NULL, 0);
+    OWNED struct caid_array *empty = make("managed", NULL, 0);
     cr_assert_eq(caid_array_get_info(empty)->ptr, 0);
-    caid_array_close(empty);
 }
 
 FIXTURE_TEST(kinds, managed_is_of_this_process)

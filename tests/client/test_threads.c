@@ -82,10 +82,9 @@ make_filled(const char *name)
 {
     char bytes[64];
 
-    struct caid_array *array = make_bytes(f.client, name, sizeof(bytes));
+    OWNED struct caid_array *array = make_bytes(f.client, name, sizeof(bytes));
     memset(bytes, name[0], sizeof(bytes));
     assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error));
-    caid_array_close(array);
 }
 
 FIXTURE_TEST(threads, open_and_close_the_same_blocks)
@@ -286,7 +285,7 @@ FIXTURE_TEST(threads, request_ids_go_round_a_watch)
     struct caid_change change;
     uint64_t generation;
 
-    struct caid_array *array = make_bytes(f.client, NULL, 8);
+    OWNED struct caid_array *array = make_bytes(f.client, NULL, 8);
     pthread_mutex_lock(&f.client->lock);
     uint64_t seq = f.client->seq + 1; /* of the watch */
     pthread_mutex_unlock(&f.client->lock);
@@ -300,5 +299,4 @@ FIXTURE_TEST(threads, request_ids_go_round_a_watch)
     assert_ok(caid_watch_next(watch, UINT64_MAX, &change, &error));
     cr_assert_eq(change.generation, generation);
     caid_watch_close(watch);
-    caid_array_close(array);
 }
