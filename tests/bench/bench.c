@@ -3,57 +3,25 @@
 
 #include <sched.h>
 
-struct caid_client *
-bench_connect(const char *socket)
-{
-    struct caid_connect_options options = CAID_INIT(struct caid_connect_options);
-    struct caid_client *client;
-    struct caid_error error;
-
-    options.socket = socket;
-    MUST(caid_connect(&client, &options, &error), error);
-    return client;
-}
-
 pid_t
 bench_daemon_pid(struct caid_client *client)
 {
-    struct caid_status status = CAID_INIT(struct caid_status);
-    struct caid_error error;
+    OPTIONS(caid_status, status);
 
-    MUST(caid_client_status(client, &status, &error), error);
+    MUST(caid_client_status(client, &status, &error));
     return (pid_t)status.pid;
-}
-
-struct caid_create_options
-bench_bytes(const char *name, const int64_t *n)
-{
-    struct caid_create_options options = CAID_INIT(struct caid_create_options);
-
-    options.name = name;
-    options.typestr = "|u1";
-    options.shape = n;
-    options.ndim = 1;
-    return options;
 }
 
 void
 bench_make(struct caid_client *client, const char *name, int64_t n)
 {
-    struct caid_create_options options = bench_bytes(name, &n);
-    struct caid_array *array;
-    struct caid_error error;
-
-    MUST(caid_array_create(client, &array, &options, &error), error);
-    caid_array_close(array);
+    caid_array_close(program_make(client, name, NULL, n));
 }
 
 void
 bench_drop(struct caid_client *client, const char *name)
 {
-    struct caid_error error;
-
-    MUST(caid_unlink(client, name, NULL, &error), error);
+    MUST(caid_unlink(client, name, NULL, &error));
 }
 
 static void

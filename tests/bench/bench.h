@@ -5,25 +5,13 @@
  */
 #pragma once
 
-#include <err.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "caid/caid.h"
+#include "program.h"
 
-/* Ends the program unless the call of libcaid worked. */
-#define MUST(r, error)                              \
-    do {                                            \
-        if ((r) < 0)                                \
-            errx(1, "%s: %s", #r, (error).message); \
-    } while (0)
-
-struct caid_client *bench_connect(const char *socket);
 pid_t bench_daemon_pid(struct caid_client *client);
-
-/* Options for n bytes, as an array of bytes; name may be NULL. n is borrowed. */
-struct caid_create_options bench_bytes(const char *name, const int64_t *n);
 
 /* Makes an array of n bytes and closes it; by its name, which may be NULL, it stays until it is
  * dropped. */

@@ -25,19 +25,16 @@ struct bench {
 static uint64_t
 arena_alloc(struct bench *b)
 {
-    struct caid_error error;
     uint64_t ptr;
 
-    MUST(caid_arena_alloc(b->arena, b->nbytes, 0, &ptr, &error), error);
+    MUST(caid_arena_alloc(b->arena, b->nbytes, 0, &ptr, &error));
     return ptr;
 }
 
 static void
 arena_free(struct bench *b, uint64_t ptr)
 {
-    struct caid_error error;
-
-    MUST(caid_arena_free(b->arena, ptr, 0, &error), error);
+    MUST(caid_arena_free(b->arena, ptr, 0, &error));
 }
 
 static uint64_t
@@ -108,17 +105,17 @@ run(struct caid_client *client)
         uint64_t nbytes;
         size_t n_max;
     } sizes[] = {{"4 KiB", 4096, BATCH}, {"1 MiB", 1 << 20, BATCH}, {"64 MiB", 64 << 20, 5}};
-    struct caid_arena_info info = CAID_INIT(struct caid_arena_info);
-    struct caid_error error;
+
+    OPTIONS(caid_arena_info, info);
     struct bench b;
 
-    MUST(caid_arena_new(client, &b.arena, NULL, &error), error);
+    MUST(caid_arena_new(client, &b.arena, NULL, &error));
     for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {
         b.nbytes = sizes[i].nbytes;
         compare(&b, sizes[i].name, 1);
         compare(&b, sizes[i].name, sizes[i].n_max);
     }
-    MUST(caid_arena_info(b.arena, &info, &error), error);
+    MUST(caid_arena_info(b.arena, &info, &error));
     printf("%llu allocations of %llu blocks, %llu flushes\n", (unsigned long long)info.n_allocs,
            (unsigned long long)info.n_leased, (unsigned long long)info.n_flushes);
     caid_arena_close(b.arena);
@@ -129,7 +126,7 @@ main(int argc, char **argv)
 {
     if (argc != 2)
         errx(1, "usage: bench_arena SOCKET");
-    struct caid_client *client = bench_connect(argv[1]);
+    struct caid_client *client = program_connect(argv[1]);
     run(client);
     caid_client_close(client);
     return 0;

@@ -44,10 +44,10 @@ struct times {
 };
 
 static void
-check(int r, const struct drv_error *error)
+check(int r, const struct drv_error *cause)
 {
     if (r < 0)
-        errx(1, "%s", error->message);
+        errx(1, "%s", cause->message);
 }
 
 static void
@@ -61,8 +61,8 @@ alloc_cycle(struct bench *b)
 {
     CUdeviceptr at;
 
-    if (b->drv->cu.cuMemAlloc(&at, N_BYTES) || b->drv->cu.cuMemFree(at))
-        errx(1, "cuMemAlloc, cuMemFree");
+    MUST_CUDA(b->drv->cu.cuMemAlloc(&at, N_BYTES));
+    MUST_CUDA(b->drv->cu.cuMemFree(at));
 }
 
 /* ---- the peer that shares memory: in a process of its own ---- */
@@ -77,22 +77,22 @@ static void
 share(struct bench *b, struct shared *ret)
 {
     size_t size = ALIGN_UP((size_t)N_BYTES, b->device.granularity);
-    struct drv_error error;
+    struct drv_error cause;
 
-    check(vmm_alloc_create(b->drv, b->device.ordinal, size, &ret->alloc, &error), &error);
-    check(vmm_alloc_export(b->drv, &ret->alloc, &ret->fd, &error), &error);
+    check(vmm_alloc_create(b->drv, b->device.ordinal, size, &ret->alloc, &cause), &cause);
+    check(vmm_alloc_export(b->drv, &ret->alloc, &ret->fd, &cause), &cause);
     check(vmm_map_new(b->drv, &ret->alloc, b->device.ordinal, VMM_READ_WRITE, &ret->map,
-                      &error),
-          &error);
+                      &cause),
+          &cause);
 }
 
 static void
 unshare(struct bench *b, struct shared *shared)
 {
-    struct drv_error error;
+    struct drv_error cause;
 
     vmm_map_free(b->drv, &shared->map);
-    check(vmm_alloc_release(b->drv, &shared->alloc, &error), &error);
+    check(vmm_alloc_release(b->drv, &shared->alloc, &cause), &cause);
     fd_close(shared->fd);
 }
 
@@ -175,12 +175,12 @@ run(const char *where, int cpu UNUSED, void *userdata)
 static void
 find_device(struct bench *b)
 {
-    struct drv_error error;
+    struct drv_error cause;
     int n = 0;
 
-    check(drv_device_count(b->drv, &n, &error), &error);
+    check(drv_device_count(b->drv, &n, &cause), &cause);
     for (int i = 0; i < n; i++) {
-        check(drv_device_get(b->drv, i, &b->device, &error), &error);
+        check(drv_device_get(b->drv, i, &b->device, &cause), &cause);
         if (strcmp(b->device.uuid, b->uuid) == 0)
             return;
     }
@@ -190,14 +190,13 @@ find_device(struct bench *b)
 static void
 take_context(struct bench *b, const char *driver)
 {
-    struct drv_error error;
+    struct drv_error cause;
     CUcontext context;
 
-    check(drv_open(&b->drv, driver, &error), &error);
+    check(drv_open(&b->drv, driver, &cause), &cause);
     find_device(b);
-    if (b->drv->cu.cuDevicePrimaryCtxRetain(&context, b->device.ordinal) ||
-        b->drv->cu.cuCtxSetCurrent(context))
-        errx(1, "no primary context");
+    MUST_CUDA(b->drv->cu.cuDevicePrimaryCtxRetain(&context, b->device.ordinal));
+    MUST_CUDA(b->drv->cu.cuCtxSetCurrent(context));
 }
 
 /* The child is made before this process has opened a driver. */
@@ -228,15 +227,14 @@ measure_share(struct bench *b, const char *driver)
 int
 main(int argc, char **argv)
 {
-    struct caid_status status = CAID_INIT(struct caid_status);
+    OPTIONS(caid_status, status);
     const struct caid_device *devices;
-    struct caid_error error;
     struct bench b = {0};
 
     if (argc != 2)
         errx(1, "usage: bench_create SOCKET");
-    b.client = bench_connect(argv[1]);
-    MUST(caid_client_status(b.client, &status, &error), error);
+    b.client = program_connect(argv[1]);
+    MUST(caid_client_status(b.client, &status, &error));
     if (caid_client_devices(b.client, &devices) < 1)
         errx(1, "the daemon has no device");
     b.uuid = devices[0].uuid;

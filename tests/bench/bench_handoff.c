@@ -24,8 +24,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -119,24 +117,18 @@ receive_byte(struct side *s)
 static struct caid_bracket *
 begin(struct side *s, bool writes)
 {
-    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
+    OPTIONS(caid_bracket_options, options, .reads = &s->array, .n_reads = !writes,
+            .writes = &s->array, .n_writes = writes, .stream = STREAM(s->stream));
     struct caid_bracket *bracket;
-    struct caid_error error;
 
-    options.reads = options.writes = &s->array;
-    options.n_reads = !writes;
-    options.n_writes = writes;
-    options.stream = (uint64_t)(uintptr_t)s->stream;
-    MUST(caid_bracket_begin(s->client, &bracket, &options, &error), error);
+    MUST(caid_bracket_begin(s->client, &bracket, &options, &error));
     return bracket;
 }
 
 static void
 end(struct side *s)
 {
-    struct caid_error error;
-
-    MUST(caid_bracket_end(s->bracket, &error), error);
+    MUST(caid_bracket_end(s->bracket, &error));
     caid_bracket_free(TAKE_PTR(s->bracket));
 }
 
@@ -165,18 +157,13 @@ signal_bare(struct side *s, uint64_t number)
 static void
 signal_timeline(struct side *s, uint64_t number)
 {
-    struct caid_error error;
-
-    MUST(caid_timeline_signal(s->timeline, (uint64_t)(uintptr_t)s->stream, number, &error),
-         error);
+    MUST(caid_timeline_signal(s->timeline, STREAM(s->stream), number, &error));
 }
 
 static void
 signal_ahead(struct side *s, uint64_t number)
 {
-    struct caid_error error;
-
-    MUST(caid_timeline_signal(s->ahead, (uint64_t)(uintptr_t)s->stream, number, &error), error);
+    MUST(caid_timeline_signal(s->ahead, STREAM(s->stream), number, &error));
 }
 
 static void
@@ -231,21 +218,14 @@ wait_bare(struct side *s, uint64_t number)
 static void
 wait_timeline(struct side *s, uint64_t number)
 {
-    struct caid_error error;
-
-    MUST(caid_timeline_wait(s->timeline, (uint64_t)(uintptr_t)s->stream, number, CAID_FOREVER,
-                            0, &error),
-         error);
+    MUST(caid_timeline_wait(s->timeline, STREAM(s->stream), number, CAID_FOREVER, 0, &error));
 }
 
 static void
 wait_ahead(struct side *s, uint64_t number)
 {
-    struct caid_error error;
-
-    MUST(caid_timeline_wait(s->ahead, (uint64_t)(uintptr_t)s->stream, number, CAID_FOREVER,
-                            CAID_TIMELINE_AHEAD, &error),
-         error);
+    MUST(caid_timeline_wait(s->ahead, STREAM(s->stream), number, CAID_FOREVER,
+                            CAID_TIMELINE_AHEAD, &error));
 }
 
 static void
@@ -294,17 +274,11 @@ consume(struct side *s, enum variant variant, uint64_t number)
 static void
 open_driver(struct side *s)
 {
-    struct caid_status status = CAID_INIT(struct caid_status);
-    struct drv_error drv_error;
-    struct caid_error error;
-    CUcontext context;
+    OPTIONS(caid_status, status);
 
-    s->client = bench_connect(s->socket);
-    MUST(caid_client_status(s->client, &status, &error), error);
-    if (drv_open(&s->drv, status.driver, &drv_error) < 0)
-        errx(1, "%s", drv_error.message);
-    MUST_CUDA(s->drv->cu.cuDevicePrimaryCtxRetain(&context, 0));
-    MUST_CUDA(s->drv->cu.cuCtxSetCurrent(context));
+    s->client = program_connect(s->socket);
+    MUST(caid_client_status(s->client, &status, &error));
+    s->drv = program_driver(status.driver);
     MUST_CUDA(s->drv->cu.cuStreamCreate(&s->stream, CU_STREAM_NON_BLOCKING));
     kernel_open(&s->kernel, s->drv, N_WORDS);
     MUST_CUDA(s->drv->cu.cuMemHostRegister(&s->shared->word, PAGE,
@@ -316,18 +290,14 @@ open_driver(struct side *s)
 static void
 open_producer(struct side *s)
 {
-    struct caid_create_options options = CAID_INIT(struct caid_create_options);
     const int64_t shape = N_WORDS;
-    struct caid_error error;
+    OPTIONS(caid_create_options, options, .name = "bench", .typestr = "<u4", .shape = &shape,
+            .ndim = 1);
 
     open_driver(s);
-    options.name = "bench";
-    options.typestr = "<u4";
-    options.shape = &shape;
-    options.ndim = 1;
-    MUST(caid_array_create(s->client, &s->array, &options, &error), error);
-    MUST(caid_timeline_create(s->client, &s->timeline, "bench", NULL, &error), error);
-    MUST(caid_timeline_create(s->client, &s->ahead, "bench, ahead", NULL, &error), error);
+    MUST(caid_array_create(s->client, &s->array, &options, &error));
+    MUST(caid_timeline_create(s->client, &s->timeline, "bench", NULL, &error));
+    MUST(caid_timeline_create(s->client, &s->ahead, "bench, ahead", NULL, &error));
     MUST_CUDA(
         s->drv->cu.cuEventCreate(&s->event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS));
     MUST_CUDA(s->drv->cu.cuIpcGetEventHandle(&s->shared->event, s->event));
@@ -338,13 +308,11 @@ open_producer(struct side *s)
 static void
 open_consumer(struct side *s)
 {
-    struct caid_error error;
-
     open_driver(s);
     receive_byte(s);
-    MUST(caid_array_open(s->client, &s->array, "bench", NULL, &error), error);
-    MUST(caid_timeline_open(s->client, &s->timeline, "bench", NULL, &error), error);
-    MUST(caid_timeline_open(s->client, &s->ahead, "bench, ahead", NULL, &error), error);
+    MUST(caid_array_open(s->client, &s->array, "bench", NULL, &error));
+    MUST(caid_timeline_open(s->client, &s->timeline, "bench", NULL, &error));
+    MUST(caid_timeline_open(s->client, &s->ahead, "bench, ahead", NULL, &error));
     MUST_CUDA(s->drv->cu.cuIpcOpenEventHandle(&s->event, s->shared->event));
     s->at = caid_array_get_info(s->array)->ptr;
 }
@@ -371,13 +339,11 @@ run(struct side *s, bool producer)
 static void
 close_side(struct side *s, bool producer)
 {
-    struct caid_error error;
-
     MUST_CUDA(s->drv->cu.cuEventDestroy(s->event));
     caid_timeline_close(s->timeline);
     caid_timeline_close(s->ahead);
     if (producer)
-        MUST(caid_unlink(s->client, "bench", NULL, &error), error);
+        MUST(caid_unlink(s->client, "bench", NULL, &error));
     caid_array_close(s->array);
     caid_client_close(s->client);
 }
@@ -385,15 +351,10 @@ close_side(struct side *s, bool producer)
 static pid_t
 start(struct side *s, int sock, bool producer)
 {
-    pid_t parent = getpid(), pid = fork();
+    pid_t pid = program_fork();
 
-    if (pid < 0)
-        err(1, "fork");
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(1);
     s->sock = sock;
     if (producer)
         open_producer(s);
@@ -443,10 +404,7 @@ main(int argc, char **argv)
     if (argc < 2 || rounds == 0)
         errx(1, "usage: bench_handoff SOCKET [ROUNDS]");
     s.socket = argv[1];
-    s.shared = mmap(NULL, sizeof(*s.shared) + N_VARIANTS * rounds * sizeof(uint64_t),
-                    PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (s.shared == MAP_FAILED)
-        err(1, "mmap");
+    s.shared = program_share(sizeof(*s.shared) + N_VARIANTS * rounds * sizeof(uint64_t));
     s.shared->rounds = rounds;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, socks) < 0)
         err(1, "socketpair");

@@ -116,15 +116,14 @@ open_all(const char *socket, size_t n, uint64_t begun)
     static const char *names[N_ARRAYS];
     static char rooms[N_ARRAYS][NAME_SIZE];
     struct result result = {.start_ns = clock_now_ns() - begun};
-    struct caid_error error;
 
     for (size_t i = 0; i < n; i++)
         names[i] = name_of(rooms[i], i);
     uint64_t start = clock_now_ns();
-    struct caid_client *client = bench_connect(socket);
+    struct caid_client *client = program_connect(socket);
     result.connect_ns = clock_now_ns() - start;
     start = clock_now_ns();
-    MUST(caid_array_open_many(client, arrays, names, n, NULL, &error), error);
+    MUST(caid_array_open_many(client, arrays, names, n, NULL, &error));
     result.open_ns = clock_now_ns() - start;
     result.total_ns = clock_now_ns() - begun;
     result.sent = n_sent;
@@ -242,7 +241,7 @@ main(int argc, char **argv)
         open_all(argv[1], strtoul(argv[2], NULL, 10), strtoull(argv[3], NULL, 10));
         return 0;
     }
-    struct caid_client *client = bench_connect(argv[1]);
+    struct caid_client *client = program_connect(argv[1]);
     each_array(client, make);
     print_times(argv[1]);
     print_counts(argv[1]);

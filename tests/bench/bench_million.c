@@ -113,11 +113,9 @@ hold_blocks(struct caid_client *client, size_t n, struct caid_array **ret_held)
 {
     char room[NAME_SIZE];
     size_t n_held = 0;
-    struct caid_error error;
 
     for (size_t i = 0; i < n; i += N_FEW)
-        MUST(caid_array_open(client, &ret_held[n_held++], name_of(room, i), NULL, &error),
-             error);
+        MUST(caid_array_open(client, &ret_held[n_held++], name_of(room, i), NULL, &error));
     return n_held;
 }
 
@@ -127,7 +125,6 @@ open_some(const char *where UNUSED, int cpu UNUSED, void *userdata)
     static uint64_t ns[N_OPENS], random = 88172645463325252;
     struct bench *b = userdata;
     struct caid_array *array;
-    struct caid_error error;
     char room[NAME_SIZE];
 
     for (size_t i = 0; i < N_OPENS; i++) {
@@ -136,7 +133,7 @@ open_some(const char *where UNUSED, int cpu UNUSED, void *userdata)
         random ^= random << 17;
         name_of(room, random % b->n);
         uint64_t start = clock_now_ns();
-        MUST(caid_array_open(clients[0], &array, room, NULL, &error), error);
+        MUST(caid_array_open(clients[0], &array, room, NULL, &error));
         caid_array_close(array);
         ns[i] = clock_now_ns() - start;
     }
@@ -203,7 +200,7 @@ main(int argc, char **argv)
     if (argc < 2 || n < N_FEW || n > N_MANY)
         errx(1, "usage: bench_million SOCKET [N], N from %d to %d", N_FEW, N_MANY);
     for (size_t i = 0; i < N_CONNECTIONS; i++)
-        clients[i] = bench_connect(argv[1]);
+        clients[i] = program_connect(argv[1]);
     make(clients[0], "warm"); /* what the first array alone costs is not of each */
     bench_drop(clients[0], "warm");
     run(bench_daemon_pid(clients[0]), n);

@@ -20,10 +20,9 @@ static uint64_t
 open_close(struct caid_client *client)
 {
     struct caid_array *array;
-    struct caid_error error;
     uint64_t start = clock_now_ns();
 
-    MUST(caid_array_open(client, &array, "bench", NULL, &error), error);
+    MUST(caid_array_open(client, &array, "bench", NULL, &error));
     caid_array_close(array);
     return clock_now_ns() - start;
 }
@@ -58,25 +57,21 @@ run(const char *where, int cpu, void *userdata)
 int
 main(int argc, char **argv)
 {
-    struct caid_create_options create = CAID_INIT(struct caid_create_options);
     const int64_t shape[] = {1024, 768};
+    OPTIONS(caid_create_options, create, .name = "bench", .typestr = "<f4", .shape = shape,
+            .ndim = 2);
     struct caid_array *held, *held_read;
-    struct caid_error error;
     struct bench b;
 
     if (argc != 2)
         errx(1, "usage: bench_open SOCKET");
     if (floor_init(&b.floor) < 0)
         errx(1, "cannot set up the floor");
-    b.client = bench_connect(argv[1]);
-    create.name = "bench";
-    create.typestr = "<f4";
-    create.shape = shape;
-    create.ndim = 2;
-    MUST(caid_array_create(b.client, &held, &create, &error), error);
-    MUST(caid_array_open(b.client, &held_read, "bench", NULL, &error), error);
+    b.client = program_connect(argv[1]);
+    MUST(caid_array_create(b.client, &held, &create, &error));
+    MUST(caid_array_open(b.client, &held_read, "bench", NULL, &error));
     bench_each_placement(b.client, run, &b);
-    MUST(caid_unlink(b.client, "bench", NULL, &error), error);
+    MUST(caid_unlink(b.client, "bench", NULL, &error));
     caid_array_close(held_read);
     caid_array_close(held);
     caid_client_close(b.client);

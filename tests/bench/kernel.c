@@ -2,8 +2,9 @@
 #include "kernel.h"
 
 #include <dlfcn.h>
-#include <err.h>
 #include <string.h>
+
+#include "program.h"
 
 #define BLOCK 256
 

@@ -32,10 +32,3 @@ void kernel_check(const struct kernel *kernel, CUdeviceptr at, uint32_t value, C
 /* How many words the checks so far have found wrong. Without modules: how many the last one has,
  * of those that are looked at. */
 uint32_t kernel_n_wrong(const struct kernel *kernel, uint32_t value);
-
-#define MUST_CUDA(call)                             \
-    do {                                            \
-        CUresult result_ = (call);                  \
-        if (result_)                                \
-            errx(1, "%s: %d", #call, (int)result_); \
-    } while (0)

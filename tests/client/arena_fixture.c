@@ -66,25 +66,16 @@ arena_look(void)
 void
 gate_shut(struct gate *gate)
 {
-    const struct drv_table *cu = &f.gpu.drv->cu;
-    CUdeviceptr at;
-    void *word;
-
     gate->stream = gpu_stream_new(&f.gpu);
-    assert_cuda(cu->cuMemHostAlloc(&word, sizeof(*gate->word), CU_MEMHOSTALLOC_DEVICEMAP));
-    gate->word = word;
-    *gate->word = 0;
-    assert_cuda(cu->cuMemHostGetDevicePointer(&at, word, 0));
-    assert_cuda(cu->cuStreamWaitValue64(gate->stream, at, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    gate->word = gpu_gate_new(&f.gpu);
+    gpu_wait_at(&f.gpu, gate->word, gate->stream);
 }
 
 void
 gate_open(struct gate *gate)
 {
-    const struct drv_table *cu = &f.gpu.drv->cu;
-
-    __atomic_store_n(gate->word, 1, __ATOMIC_RELEASE);
-    assert_cuda(cu->cuStreamSynchronize(gate->stream));
-    assert_cuda(cu->cuStreamDestroy(gate->stream));
-    assert_cuda(cu->cuMemFreeHost(gate->word));
+    *gate->word = 1;
+    assert_cuda(f.gpu.drv->cu.cuStreamSynchronize(gate->stream));
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy(gate->stream));
+    gpu_gate_free(&f.gpu, gate->word);
 }

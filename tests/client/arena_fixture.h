@@ -32,7 +32,7 @@ struct caid_arena_info arena_look(void);
 /* Work on a stream of its own, that ends when gate_open() lets it. */
 struct gate {
     CUstream stream;
-    uint64_t *word;
+    _Atomic uint64_t *word;
 };
 
 void gate_shut(struct gate *gate);

@@ -12,13 +12,6 @@ struct fixture f;
 
 static const struct timespec step = {.tv_nsec = 1000 * 1000};
 
-void
-soft_driver(void)
-{
-    setenv("CAID_CUDA_DRIVER", "soft", 1);
-    driver_warm_up();
-}
-
 static uint64_t
 new_stream(void)
 {
@@ -205,21 +198,12 @@ begin_elsewhere(struct elsewhere *e)
 
 /* ---- the daemon ---- */
 
-static uint64_t
-count_brackets(struct caid_client *client)
-{
-    struct caid_status status = CAID_INIT(status);
-
-    assert_ok(caid_client_status(client, &status, &error));
-    return status.brackets;
-}
-
 void
 wait_for_brackets(struct caid_client *client, uint64_t n)
 {
-    for (int i = 0; i < TRIES && count_brackets(client) != n; i++)
+    for (int i = 0; i < TRIES && status_of(client).brackets != n; i++)
         nanosleep(&step, NULL);
-    cr_assert_eq(count_brackets(client), n);
+    cr_assert_eq(status_of(client).brackets, n);
 }
 
 static int

@@ -24,10 +24,8 @@ extern struct fixture {
         *seen[2]; /* page-locked, so that copies to it are done when streams come to them */
 } f;
 
-void soft_driver(void);
-
-#define BRACKET_TEST(suite, name)                                                       \
-    CAID_TEST_BETWEEN(suite, name, fixture_begin(), fixture_end(), .init = soft_driver, \
+#define BRACKET_TEST(suite, name)                                                        \
+    CAID_TEST_BETWEEN(suite, name, fixture_begin(), fixture_end(), .init = soft_warm_up, \
                       .timeout = 120)
 
 void fixture_begin(void);

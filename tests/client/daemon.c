@@ -129,6 +129,15 @@ daemon_start_with(struct daemon *daemon, const char *config)
 }
 
 void
+daemon_start_by(struct daemon *daemon, const char *handoff)
+{
+    char config[64];
+
+    snprintf(config, sizeof(config), "[handoff]\nmode = %s\n", handoff);
+    daemon_start_with(daemon, config);
+}
+
+void
 daemon_end(struct daemon *daemon, int signal)
 {
     int status;
@@ -201,13 +210,27 @@ driver_warm_up_events(void)
     drv_free(drv);
 }
 
-static uint64_t
-count_leases(struct caid_client *client)
+void
+soft_warm_up(void)
+{
+    setenv("CAID_CUDA_DRIVER", "soft", 1);
+    driver_warm_up();
+}
+
+void
+soft_warm_up_events(void)
+{
+    setenv("CAID_CUDA_DRIVER", "soft", 1);
+    driver_warm_up_events();
+}
+
+struct caid_status
+status_of(struct caid_client *client)
 {
     struct caid_status status = CAID_INIT(status);
 
     assert_ok(caid_client_status(client, &status, &error));
-    return status.leases;
+    return status;
 }
 
 void
@@ -215,9 +238,9 @@ wait_for_leases(struct caid_client *client, uint64_t n)
 {
     const struct timespec step = START_STEP;
 
-    for (int i = 0; i < START_TRIES && count_leases(client) != n; i++)
+    for (int i = 0; i < START_TRIES && status_of(client).leases != n; i++)
         nanosleep(&step, NULL);
-    cr_assert_eq(count_leases(client), n);
+    cr_assert_eq(status_of(client).leases, n);
 }
 
 struct caid_array *

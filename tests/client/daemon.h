@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include "base/macros.h"
 #include "caid/caid.h"
 #include "cuda/local.h"
 
@@ -20,6 +21,8 @@ struct daemon {
 void daemon_start(struct daemon *daemon);
 /* The same with settings: the text of a caid.conf. */
 void daemon_start_with(struct daemon *daemon, const char *config);
+/* The same where streams wait for those of other processes so: "memops", "host", "events". */
+void daemon_start_by(struct daemon *daemon, const char *handoff);
 /* Ends it with signal and waits; SIGTERM must be answered with exit status 0. */
 void daemon_end(struct daemon *daemon, int signal);
 /* Ends it with SIGTERM if need be and removes its folder. */
@@ -37,9 +40,16 @@ void driver_warm_up(void);
 /* The same, and has the driver offer something to other processes, which it goes on doing. */
 void driver_warm_up_events(void);
 
+/* The same with the software driver, whichever the tests are run with. */
+void soft_warm_up(void);
+void soft_warm_up_events(void);
+
 /* A test that uses the daemon and the driver. */
 #define CLIENT_TEST(suite, name) \
     CAID_TEST_WITH(suite, name, .init = driver_warm_up, .timeout = 120)
+
+/* The daemon's figures. */
+struct caid_status status_of(struct caid_client *client);
 
 /* Waits until the daemon counts this many leases: it is told of a close in a process with a
  * CUDA context when the GPU has drained. Fails the test when it takes too long. */
@@ -47,6 +57,15 @@ void wait_for_leases(struct caid_client *client, uint64_t n);
 
 /* An array of n bytes; checked. name may be NULL. */
 struct caid_array *make_bytes(struct caid_client *client, const char *name, int64_t n);
+
+/* An array that is closed where the block ends. */
+#define OWNED _cleanup_(array_close_at)
+
+static inline void
+array_close_at(struct caid_array **array)
+{
+    caid_array_close(*array);
+}
 
 /* Options with some fields set. */
 #define OPTIONS(type, name, ...) \

@@ -116,6 +116,16 @@ fake_drain(struct fake *fake)
         ;
 }
 
+void
+fake_answer(struct fake *fake)
+{
+    const struct fake_answer *answer = fake->data;
+
+    fake_request(fake);
+    fake_result(fake, answer->method, answer->result, NULL, 0);
+    fake_drain(fake);
+}
+
 static void
 fake_hello(struct fake *fake)
 {
@@ -161,7 +171,6 @@ struct caid_client *
 fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *data)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct caid_client *client;
 
     *fake = (struct fake){.dir = "/tmp/caid-test-XXXXXX", .script = script, .data = data};
     must(mkdtemp(fake->dir));
@@ -173,13 +182,14 @@ fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *dat
     must(pthread_create(&fake->thread, NULL, fake_main, fake) == 0);
 
     OPTIONS(caid_connect_options, options, .socket = fake->path);
-    assert_ok(caid_connect(&client, &options, &error));
-    return client;
+    assert_ok(caid_connect(&fake->client, &options, &error));
+    return fake->client;
 }
 
 void
 fake_stop(struct fake *fake)
 {
+    caid_client_close(fake->client);
     pthread_join(fake->thread, NULL);
     close(fake->listener);
     unlink(fake->path);

@@ -19,6 +19,7 @@ const char *fake_uuid(void);
 struct fake {
     char dir[32], path[64];
     int listener, conn;
+    struct caid_client *client; /* NULL: closed by the test */
     pthread_t thread;
     void (*script)(struct fake *fake);
     const void *data; /* the script's */
@@ -34,7 +35,7 @@ struct fake {
 /* Starts it and connects to it. */
 struct caid_client *fake_start(struct fake *fake, void (*script)(struct fake *fake),
                                const void *data);
-/* Waits for the script's end. */
+/* Closes the client, and waits for the script's end. */
 void fake_stop(struct fake *fake);
 
 /* ---- for scripts ---- */
@@ -48,3 +49,11 @@ void fake_result(struct fake *fake, enum msg_method method, const void *result, 
 void fake_error(struct fake *fake, uint32_t code, const char *text, int cuda);
 /* Reads until the client hangs up. */
 void fake_drain(struct fake *fake);
+
+/* A script: answers the first request with this, which is its data, and then reads on. */
+struct fake_answer {
+    enum msg_method method;
+    const void *result;
+};
+
+void fake_answer(struct fake *fake);

@@ -58,6 +58,32 @@ gpu_stream_new(const struct test_gpu *gpu)
     return stream;
 }
 
+_Atomic uint64_t *
+gpu_gate_new(const struct test_gpu *gpu)
+{
+    void *gate;
+
+    assert_cuda(
+        gpu->drv->cu.cuMemHostAlloc(&gate, sizeof(uint64_t), CU_MEMHOSTALLOC_DEVICEMAP));
+    *(_Atomic uint64_t *)gate = 0;
+    return gate;
+}
+
+void
+gpu_gate_free(const struct test_gpu *gpu, _Atomic uint64_t *gate)
+{
+    assert_cuda(gpu->drv->cu.cuMemFreeHost((void *)(uintptr_t)gate));
+}
+
+void
+gpu_wait_at(const struct test_gpu *gpu, _Atomic uint64_t *gate, CUstream stream)
+{
+    CUdeviceptr at;
+
+    assert_cuda(gpu->drv->cu.cuMemHostGetDevicePointer(&at, (void *)(uintptr_t)gate, 0));
+    assert_cuda(gpu->drv->cu.cuStreamWaitValue64(stream, at, 1, CU_STREAM_WAIT_VALUE_GEQ));
+}
+
 const char *
 soft_control(const struct test_gpu *gpu, const char *command)
 {

@@ -27,6 +27,11 @@ void *gpu_symbol(const struct test_gpu *gpu, const char *name);
 
 CUstream gpu_stream_new(const struct test_gpu *gpu);
 
+/* A word in page-locked memory, 0; the stream goes on when it is 1. */
+_Atomic uint64_t *gpu_gate_new(const struct test_gpu *gpu);
+void gpu_gate_free(const struct test_gpu *gpu, _Atomic uint64_t *gate);
+void gpu_wait_at(const struct test_gpu *gpu, _Atomic uint64_t *gate, CUstream stream);
+
 /* Software driver: carries out a command; what it answers is static. */
 const char *soft_control(const struct test_gpu *gpu, const char *command);
 /* How often a function was called; how many objects of a kind there are. */

@@ -28,11 +28,8 @@ parts_begin(void)
 void
 wait_for_arrays(uint64_t n)
 {
-    struct caid_status status = CAID_INIT(status);
-
-    do
-        assert_ok(caid_client_status(f.other, &status, &error));
-    while (status.arrays != n);
+    while (status_of(f.other).arrays != n)
+        ;
 }
 
 /* The test has taken all names away. */

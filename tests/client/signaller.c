@@ -11,34 +11,26 @@
  *
  * Ends at end of file, or is killed. Exits 0, or 1 and says why.
  */
-#include <dlfcn.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "cuda/local.h"
+#include "program.h"
 
 struct signaller {
     struct caid_client *client;
     struct caid_timeline *timeline;
     uint64_t stream, value;
-    struct caid_error error;
 };
 
 static int
 break_device(void)
 {
-    int (*control)(const char *, char *, size_t);
-    char path[512], reply[256];
+    char path[512];
 
     if (caid_softcuda_path(path, sizeof(path)) < 0)
         return -1;
-    void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-    void *symbol = library ? dlsym(library, "caid_softcuda_control") : NULL;
-    if (!symbol)
-        return -1;
-    memcpy(&control, &symbol, sizeof(control));
-    return control("fault 0 LAUNCH_FAILED", reply, sizeof(reply));
+    program_control(path, "fault 0 LAUNCH_FAILED");
+    return 0;
 }
 
 /* Work that comes late: a signal behind it does, too, however it is made. */
@@ -52,17 +44,17 @@ work(int32_t result, void *userdata)
 static int
 signal_behind_work(struct signaller *s)
 {
-    int r = cuda_stream_add_callback(s->client, s->stream, 0, work, NULL, &s->error);
-    return r < 0 ? r : caid_timeline_signal(s->timeline, s->stream, ++s->value, &s->error);
+    int r = cuda_stream_add_callback(s->client, s->stream, 0, work, NULL, &error);
+    return r < 0 ? r : caid_timeline_signal(s->timeline, s->stream, ++s->value, &error);
 }
 
 static int
 act(struct signaller *s, char what)
 {
     switch (what) {
-    case 'h': return caid_timeline_signal(s->timeline, 0, ++s->value, &s->error);
+    case 'h': return caid_timeline_signal(s->timeline, 0, ++s->value, &error);
     case 's': return signal_behind_work(s);
-    case 'w': return caid_stream_synchronize(s->client, s->stream, 0, &s->error);
+    case 'w': return caid_stream_synchronize(s->client, s->stream, 0, &error);
     case 'c':
         caid_timeline_close(s->timeline);
         s->timeline = NULL;
@@ -86,22 +78,15 @@ run(struct signaller *s)
 int
 main(int argc, char **argv)
 {
-    struct caid_connect_options connect = CAID_INIT(connect);
     struct signaller s = {0};
 
     if (argc != 3)
         return 1;
-    connect.socket = argv[1];
-    int r = caid_connect(&s.client, &connect, &s.error);
-    if (r == 0)
-        r = caid_timeline_create(s.client, &s.timeline, argv[2], NULL, &s.error);
-    if (r == 0)
-        r = caid_stream_create(s.client, 0, CAID_STREAM_NON_BLOCKING, &s.stream, &s.error);
-    if (r == 0)
-        r = run(&s);
-    if (r < 0)
-        fprintf(stderr, "signaller: %s\n", s.error.message);
+    s.client = program_connect(argv[1]);
+    MUST(caid_timeline_create(s.client, &s.timeline, argv[2], NULL, &error));
+    MUST(caid_stream_create(s.client, 0, CAID_STREAM_NON_BLOCKING, &s.stream, &error));
+    MUST(run(&s));
     caid_timeline_close(s.timeline);
     caid_client_close(s.client);
-    return r < 0;
+    return 0;
 }

@@ -9,6 +9,7 @@
 
 #include "arena_fixture.h"
 #include "base/macros.h"
+#include "process.h"
 
 #define N_MANY 1000
 
@@ -321,8 +322,6 @@ child(uint64_t a)
 ARENA_TEST(arena, refuses_use_after_fork)
 {
     unsigned char byte = 0;
-    int status;
-
     uint64_t a = arena_get(100), b = arena_get(20 * MIB);
     arena_put(b);
     assert_ok(caid_arena_flush(f.arena, &error));
@@ -330,8 +329,7 @@ ARENA_TEST(arena, refuses_use_after_fork)
     pid_t pid = fork();
     if (pid == 0)
         child(a);
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child: %#x", status);
+    cr_assert_eq(process_wait(pid), 0);
     assert_cuda(f.gpu.drv->cu.cuMemcpyDtoH(&byte, a, 1));
     cr_assert_eq(byte, 5);
     arena_put(a);

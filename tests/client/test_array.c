@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "client_fixture.h"
+#include "process.h"
 
 FIXTURE_TEST(array, says_what_it_is)
 {
@@ -44,14 +45,13 @@ FIXTURE_TEST(array, says_what_it_is)
 FIXTURE_TEST(array, shares_the_mapping_of_its_block)
 {
     struct caid_array *a = make_bytes(f.client, "a", 100);
-    struct caid_array *w = must_open("a", "rw");
+    OWNED struct caid_array *w = must_open("a", "rw");
     struct caid_array *r = must_open("a", "r"), *r2 = must_open("a", "r");
     cr_assert_eq(caid_array_get_info(w)->ptr, caid_array_get_info(a)->ptr);
     cr_assert_eq(caid_array_get_info(r2)->ptr, caid_array_get_info(r)->ptr);
     caid_array_close(a);
     caid_array_close(r);
     assert_ok(caid_array_copy_from_host(w, (char[100]){1}, 100, &error));
-    caid_array_close(w);
     caid_array_close(r2);
 }
 
@@ -60,26 +60,24 @@ FIXTURE_TEST(array, exclusive_has_a_block_of_its_own)
     const int64_t n = 100;
     struct caid_array *array;
 
-    struct caid_array *other = make_bytes(f.client, NULL, n);
+    OWNED struct caid_array *other = make_bytes(f.client, NULL, n);
     OPTIONS(caid_create_options, options, .typestr = "|u1", .shape = &n, .ndim = 1,
             .flags = CAID_ARRAY_EXCLUSIVE);
     assert_ok(caid_array_create(f.client, &array, &options, &error));
     cr_assert_neq(caid_array_get_info(array)->block, caid_array_get_info(other)->block);
     cr_assert_null(caid_array_get_info(array)->name);
     caid_array_close(array);
-    caid_array_close(other);
 }
 
 FIXTURE_TEST(array, of_no_bytes_has_no_memory)
 {
     const struct caid_array_info *info;
 
-    struct caid_array *array = make_bytes(f.client, "none", 0);
+    OWNED struct caid_array *array = make_bytes(f.client, "none", 0);
     info = caid_array_get_info(array);
     cr_assert(info->ptr == 0 && info->block == 0 && info->nbytes == 0 && info->ndim == 1);
     assert_ok(caid_array_copy_to_host(array, NULL, 0, &error));
     assert_ok(caid_array_copy_from_host(array, NULL, 0, &error));
-    caid_array_close(array);
 }
 
 FIXTURE_TEST(array, of_no_dimensions_has_one_element)
@@ -117,8 +115,8 @@ FIXTURE_TEST(array, read_only)
 {
     char bytes[16] = {0};
 
-    struct caid_array *w = make_bytes(f.client, "x", sizeof(bytes));
-    struct caid_array *r = must_open("x", "r");
+    OWNED struct caid_array *w = make_bytes(f.client, "x", sizeof(bytes));
+    OWNED struct caid_array *r = must_open("x", "r");
     assert_ok(caid_array_copy_from_host(w, "0123456789abcdef", 16, &error));
     assert_failed(caid_array_copy_from_host(r, bytes, 16, &error), CAID_ERR_READ_ONLY);
     cr_assert_eq(caid_array_copy_from_host(r, bytes, 16, NULL), -EROFS);
@@ -131,8 +129,6 @@ FIXTURE_TEST(array, read_only)
             .src_on_host = true, .shape = &n, .ndim = 1, .itemsize = 1);
     assert_failed(caid_copy(f.client, &copy, &error), CAID_ERR_DRIVER);
     cr_assert_neq(error.cuda_result, 0);
-    caid_array_close(w);
-    caid_array_close(r);
 }
 
 FIXTURE_TEST(array, what_is_refused)
@@ -197,7 +193,7 @@ FIXTURE_TEST(array, names_are_exclusive)
 {
     struct caid_array *other = NULL;
 
-    struct caid_array *array = make_bytes(f.client, "x", 1);
+    OWNED struct caid_array *array = make_bytes(f.client, "x", 1);
     OPTIONS(caid_create_options, options, .name = "x", .typestr = "|u1");
     assert_failed(caid_array_create(f.client, &other, &options, &error), CAID_ERR_EXISTS);
     assert_failed(caid_array_open(f.client, &other, "y", NULL, &error), CAID_ERR_NOT_FOUND);
@@ -207,7 +203,6 @@ FIXTURE_TEST(array, names_are_exclusive)
     OPTIONS(caid_open_options, mode, .mode = "w");
     assert_failed(caid_array_open(f.client, &other, "x", &mode, &error), CAID_ERR_INVALID);
     cr_assert_null(other);
-    caid_array_close(array);
 }
 
 FIXTURE_TEST(array, more_than_the_device_has)
@@ -285,7 +280,8 @@ FIXTURE_TEST(array, open_many)
     static const char *names[N_MANY];
     static struct caid_array *arrays[N_MANY];
 
-    struct caid_array *a = make_bytes(f.client, "a", 10), *b = make_bytes(f.client, "b", 10);
+    OWNED struct caid_array *a = make_bytes(f.client, "a", 10),
+                            *b = make_bytes(f.client, "b", 10);
     for (size_t i = 0; i < N_MANY; i++)
         names[i] = i % 2 ? "b" : "a";
     assert_ok(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &error));
@@ -296,8 +292,6 @@ FIXTURE_TEST(array, open_many)
     }
     wait_for_leases(f.client, 2);
     assert_ok(caid_array_open_many(f.client, NULL, NULL, 0, NULL, &error));
-    caid_array_close(a);
-    caid_array_close(b);
 }
 
 FIXTURE_TEST(array, open_many_is_all_or_nothing)
@@ -305,7 +299,7 @@ FIXTURE_TEST(array, open_many_is_all_or_nothing)
     static const char *names[N_MANY];
     static struct caid_array *arrays[N_MANY];
 
-    struct caid_array *a = make_bytes(f.client, "a", 10);
+    OWNED struct caid_array *a = make_bytes(f.client, "a", 10);
     for (size_t i = 0; i < N_MANY; i++)
         names[i] = i == N_MANY - 1 ? "missing" : "a";
     assert_failed(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &error),
@@ -319,40 +313,24 @@ FIXTURE_TEST(array, open_many_is_all_or_nothing)
                   CAID_ERR_INVALID_NAME);
     assert_failed(caid_array_open_many(f.client, NULL, names, 1, NULL, &error),
                   CAID_ERR_INVALID);
-    caid_array_close(a);
 }
 
 /* ---- other processes ---- */
-
-static int
-run_peer(const char *name, const char *from, const char *to)
-{
-    int status;
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        execl(build_path("tests/client_peer"), "peer", f.daemon.socket, name, from, to,
-              (char *)NULL);
-        _exit(127);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-}
 
 FIXTURE_TEST(array, other_processes_see_the_same_bytes)
 {
     static char bytes[100000];
 
-    struct caid_array *array = make_bytes(f.client, "shared", sizeof(bytes));
+    OWNED struct caid_array *array = make_bytes(f.client, "shared", sizeof(bytes));
     memset(bytes, 7, sizeof(bytes));
     assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error));
-    cr_assert_eq(run_peer("shared", "7", "8"), 0);
-    cr_assert_eq(run_peer("shared", "8", "9"), 0);
-    cr_assert_eq(run_peer("shared", "8", "9"), 1, "the peer does look");
+    cr_assert_eq(process_run("peer", f.daemon.socket, "shared", "7", "8", NULL), 0);
+    cr_assert_eq(process_run("peer", f.daemon.socket, "shared", "8", "9", NULL), 0);
+    cr_assert_eq(process_run("peer", f.daemon.socket, "shared", "8", "9", NULL), 1,
+                 "the peer does look");
     assert_ok(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error));
     for (size_t i = 0; i < sizeof(bytes); i++)
         cr_assert_eq(bytes[i], 9);
-    caid_array_close(array);
 }
 
 /* ---- the end of the connection ---- */
@@ -369,23 +347,21 @@ assert_still_there(struct caid_array *array)
 
 FIXTURE_TEST(array, outlives_the_client)
 {
-    struct caid_array *array = make_bytes(f.client, "x", 8);
+    OWNED struct caid_array *array = make_bytes(f.client, "x", 8);
     caid_client_close(f.client);
     assert_still_there(array);
     f.client = daemon_connect(&f.daemon);
     wait_for_leases(f.client, 0);
-    caid_array_close(array);
 }
 
 FIXTURE_TEST(array, outlives_the_daemon)
 {
     struct caid_array *other = NULL;
 
-    struct caid_array *array = make_bytes(f.client, "x", 8);
+    OWNED struct caid_array *array = make_bytes(f.client, "x", 8);
     daemon_end(&f.daemon, SIGKILL);
     assert_failed(caid_array_open(f.client, &other, "x", NULL, &error), CAID_ERR_DISCONNECTED);
     assert_still_there(array);
-    caid_array_close(array);
 }
 
 /* Closing does not wait for a daemon that does not read; what was closed is told later. */
@@ -394,7 +370,7 @@ FIXTURE_TEST(array, close_never_blocks)
     static const char *names[N_MANY];
     static struct caid_array *arrays[N_MANY];
 
-    struct caid_array *a = make_bytes(f.client, "a", 10);
+    OWNED struct caid_array *a = make_bytes(f.client, "a", 10);
     for (size_t i = 0; i < N_MANY; i++)
         names[i] = "a";
     assert_ok(caid_array_open_many(f.client, arrays, names, N_MANY, NULL, &error));
@@ -403,7 +379,6 @@ FIXTURE_TEST(array, close_never_blocks)
         caid_array_close(arrays[i]);
     kill(f.daemon.pid, SIGCONT);
     wait_for_leases(f.client, 1);
-    caid_array_close(a);
 }
 
 /* ---- fork ---- */
@@ -439,14 +414,11 @@ child(struct caid_array *array)
 
 FIXTURE_TEST(array, refuses_use_after_fork)
 {
-    int status;
-
     struct caid_array *array = make_bytes(f.client, "x", 8);
     pid_t pid = fork();
     if (pid == 0)
         child(array);
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child: %#x", status);
+    cr_assert_eq(process_wait(pid), 0);
 
     /* What the child did has not touched what is ours. */
     assert_still_there(array);

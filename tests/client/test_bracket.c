@@ -373,7 +373,7 @@ static void
 two_devices(void)
 {
     setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
-    soft_driver();
+    soft_warm_up();
 }
 
 CAID_TEST_WITH(bracket, a_stream_of_another_device_is_refused, .init = two_devices,

@@ -144,7 +144,6 @@ static void
 end(void)
 {
     caid_array_close(f.array);
-    caid_client_close(f.client);
     fake_stop(&f.fake);
 }
 

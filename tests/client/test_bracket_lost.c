@@ -18,6 +18,7 @@
 #include "base/macros.h"
 #include "bracket_fixture.h"
 #include "handoff/bracket.h"
+#include "process.h"
 #include "session/client.h"
 #include "session/feature.h"
 
@@ -25,38 +26,16 @@
 
 #define NEVER_US "60000000" /* the writer's streams are that late */
 
-static pid_t
+static struct process
 writer_start(const char *how)
 {
-    char line[16] = {0};
-    int ends[2];
+    struct process writer;
 
-    cr_assert_eq(pipe(ends), 0);
-    pid_t pid = fork();
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        dup2(ends[1], STDOUT_FILENO);
-        close(ends[0]);
-        close(ends[1]);
-        setenv("CAID_SOFTCUDA_DELAY_US", NEVER_US, 1);
-        execl(build_path("tests/client_writer"), "writer", f.daemon.socket, "x", how,
-              (char *)NULL);
-        _exit(127);
-    }
-    close(ends[1]);
-    cr_assert_eq(read(ends[0], line, sizeof(line) - 1), 6, "the writer has not begun");
-    cr_assert_str_eq(line, "ready\n");
-    close(ends[0]);
-    return pid;
-}
-
-static void
-writer_kill(pid_t pid)
-{
-    int status;
-
-    kill(pid, SIGKILL);
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    setenv("CAID_SOFTCUDA_DELAY_US", NEVER_US, 1);
+    process_start(&writer, "writer", f.daemon.socket, "x", how, NULL);
+    unsetenv("CAID_SOFTCUDA_DELAY_US");
+    process_expect(&writer, "ready\n");
+    return writer;
 }
 
 /* In the midst of its bracket. */
@@ -64,11 +43,11 @@ BRACKET_TEST(bracket_lost, a_reader_in_the_queue_is_told)
 {
     struct caid_bracket *read;
 
-    pid_t pid = writer_start("open");
+    struct process pid = writer_start("open");
     OPTIONS(caid_bracket_options, options, .reads = &f.bx, .n_reads = 1, .stream = f.s2);
     assert_ok(caid_bracket_start(f.b, &read, &options, &error));
     cr_assert_eq(caid_bracket_wait(read, 0, &error), 1);
-    writer_kill(pid);
+    process_end(&pid, SIGKILL);
     cr_assert_eq(caid_bracket_wait(read, NSEC_PER_SEC, &error), -EOWNERDEAD, "%s",
                  error.message);
     caid_bracket_free(read);
@@ -80,7 +59,7 @@ BRACKET_TEST(bracket_lost, a_reader_in_the_queue_is_told)
 /* After the end of its bracket, with the work still to be done: the readers' streams are let go. */
 BRACKET_TEST(bracket_lost, a_reader_that_was_let_go_is_told)
 {
-    pid_t pid = writer_start("end");
+    struct process pid = writer_start("end");
     struct caid_bracket *read = begin_on(f.bx, 0, f.s2);
     get(f.bx, f.seen[0], f.s2);
     cr_assert_eq(cuda_stream_query(f.b, f.s2, 0, &error), 0, "it does not wait");
@@ -89,7 +68,7 @@ BRACKET_TEST(bracket_lost, a_reader_that_was_let_go_is_told)
     assert_ok(caid_bracket_check(early, &error));
 
     uint64_t since = clock_now_ns();
-    writer_kill(pid);
+    process_end(&pid, SIGKILL);
     assert_failed(caid_stream_synchronize(f.b, f.s2, 0, &error), CAID_ERR_ABANDONED);
     cr_assert_lt(clock_now_ns() - since, NSEC_PER_SEC);
     for (int i = 0; i < 2; i++)
@@ -110,11 +89,11 @@ BRACKET_TEST(bracket_lost, a_reader_that_was_let_go_is_told)
 /* What was there before is nothing to who writes it anew. */
 BRACKET_TEST(bracket_lost, a_writer_that_was_let_go_goes_on)
 {
-    pid_t pid = writer_start("end");
+    struct process pid = writer_start("end");
     struct caid_bracket *write = begin_on(f.bw, CAID_BRACKET_WRITE, f.s2);
     fill(f.bw, 5, f.s2);
     cr_assert_eq(cuda_stream_query(f.b, f.s2, 0, &error), 0, "it does not wait");
-    writer_kill(pid);
+    process_end(&pid, SIGKILL);
     assert_ok(caid_stream_synchronize(f.b, f.s2, 0, &error));
     end_and_free(write);
     end_and_free(begin_on(f.ax, 0, f.s1));
@@ -148,7 +127,7 @@ close_with_bracket(const char *mode, uint32_t flags)
     fixture_end();
 }
 
-CAID_TEST_WITH(bracket_lost, a_client_that_closes_ends_its_brackets, .init = soft_driver,
+CAID_TEST_WITH(bracket_lost, a_client_that_closes_ends_its_brackets, .init = soft_warm_up,
                .timeout = 120)
 {
     close_with_bracket("r", 0);
@@ -160,11 +139,11 @@ BRACKET_TEST(bracket_lost, a_host_that_was_let_go_is_told)
 {
     struct caid_bracket *read;
 
-    pid_t pid = writer_start("end");
+    struct process pid = writer_start("end");
     OPTIONS(caid_bracket_options, options, .reads = &f.bx, .n_reads = 1);
     assert_ok(caid_bracket_start(f.b, &read, &options, &error));
     cr_assert_eq(caid_bracket_wait(read, 20 * NSEC_PER_MSEC, &error), 1);
-    writer_kill(pid);
+    process_end(&pid, SIGKILL);
     cr_assert_eq(caid_bracket_wait(read, NSEC_PER_SEC, &error), -EOWNERDEAD, "%s",
                  error.message);
     caid_bracket_free(read);
@@ -214,8 +193,6 @@ BRACKET_TEST(bracket_lost, ends_with_the_client)
 
 BRACKET_TEST(bracket_lost, is_not_a_childs)
 {
-    int status;
-
     struct caid_bracket *write = begin_on(f.bw, CAID_BRACKET_WRITE, f.s2);
     pid_t pid = fork();
     if (pid == 0) {
@@ -227,8 +204,7 @@ BRACKET_TEST(bracket_lost, is_not_a_childs)
         caid_bracket_free(write);
         _exit(!forked);
     }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert_eq(status, 0);
+    cr_assert_eq(process_wait(pid), 0);
     end_and_free(write);
     end_and_free(begin_on(f.ax, 0, f.s1));
 }
@@ -519,7 +495,7 @@ nest(void *arg)
     return NULL;
 }
 
-CAID_TEST_WITH(bracket_lost, nesting_in_opposite_order_is_told, .init = soft_driver,
+CAID_TEST_WITH(bracket_lost, nesting_in_opposite_order_is_told, .init = soft_warm_up,
                .timeout = 120)
 {
     struct caid_open_options rw = CAID_INIT(rw);

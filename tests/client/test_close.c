@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "client_fixture.h"
+#include "process.h"
 
 #define CLOSE_TEST(name)                                                            \
     CAID_TEST_BETWEEN(close, name, begin_with_gpu(), end(), .init = driver_warm_up, \
@@ -30,15 +31,6 @@
 #define POLL_MS    5
 
 static uint64_t
-leases(void)
-{
-    struct caid_status status = CAID_INIT(status);
-
-    assert_ok(caid_client_status(f.client, &status, &error));
-    return status.leases;
-}
-
-static uint64_t
 ptr_of(struct caid_array *array)
 {
     return caid_array_get_info(array)->ptr;
@@ -51,21 +43,6 @@ stream_number(CUstream stream)
 }
 
 /* ---- work that is late ---- */
-
-static int
-run_taker(void)
-{
-    int status;
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        execl(build_path("tests/client_taker"), "taker", f.daemon.socket, "1048576", LOOK_MS,
-              (char *)NULL);
-        _exit(127);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-}
 
 /* Closes an array that a fill is still on its way to, and lets a taker have its place: the
  * small array keeps the block that both lie in from going back as a whole. */
@@ -83,7 +60,7 @@ close_with_late_work(bool on_stream)
         assert_ok(caid_array_close_on(array, stream_number(stream), &error));
     else
         caid_array_close(array);
-    cr_assert_eq(run_taker(), 0);
+    cr_assert_eq(process_run("taker", f.daemon.socket, "1048576", LOOK_MS, NULL), 0);
     soft_control(&f.gpu, "delay 0");
     wait_for_leases(f.client, 1);
     caid_array_close(keeps);
@@ -222,7 +199,7 @@ CLOSE_TEST(waits_for_the_context_without_blocking)
     caid_array_close(array);
     for (int i = 0; i < 50; i++) {
         usleep(1000);
-        cr_assert_eq(leases(), 1, "the context has not drained");
+        cr_assert_eq(status_of(f.client).leases, 1, "the context has not drained");
     }
     gate_open(&gate);
     wait_for_leases(f.client, 0);
@@ -247,7 +224,7 @@ CLOSE_TEST(by_a_thread_without_a_context)
     cr_assert_eq(pthread_create(&thread, NULL, close_here, array), 0);
     pthread_join(thread, NULL);
     usleep(20 * 1000);
-    cr_assert_eq(leases(), 1, "the context has not drained");
+    cr_assert_eq(status_of(f.client).leases, 1, "the context has not drained");
     gate_open(&gate);
     wait_for_leases(f.client, 0);
     gate_end(&gate);
@@ -265,7 +242,7 @@ CLOSE_TEST(on_a_stream_waits_for_that_alone)
     wait_for_leases(f.client, 1);
     assert_ok(caid_array_close_on(there, stream_number(gate.stream), &error));
     usleep(20 * 1000);
-    cr_assert_eq(leases(), 1, "the stream has not drained");
+    cr_assert_eq(status_of(f.client).leases, 1, "the stream has not drained");
     gate_open(&gate);
     wait_for_leases(f.client, 0);
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
@@ -296,7 +273,7 @@ CLOSE_TEST(what_fails_leaves_the_array_open)
         cr_assert_eq(soft_live(&f.gpu, "events"), 0);
     }
     assert_ok(caid_array_copy_from_host(array, "still it", 8, &error));
-    cr_assert_eq(leases(), 1);
+    cr_assert_eq(status_of(f.client).leases, 1);
     caid_array_close(array);
     wait_for_leases(f.client, 0);
 }
@@ -323,10 +300,10 @@ SOFT_TEST(waits_until_no_stream_captures)
     soft_control(&f.gpu, "fail cuCtxSynchronize=STREAM_CAPTURE_UNSUPPORTED");
     caid_array_close(array);
     usleep(20 * 1000);
-    cr_assert_eq(leases(), 1);
+    cr_assert_eq(status_of(f.client).leases, 1);
     /* The one who captures does not hang, whatever it asks for. */
     assert_ok(caid_flush(f.client, -1, NULL, &error));
-    cr_assert_eq(leases(), 1);
+    cr_assert_eq(status_of(f.client).leases, 1);
     soft_control(&f.gpu, "clear");
     wait_for_leases(f.client, 0);
 }
@@ -346,9 +323,7 @@ Test(close, while_a_stream_captures_the_client_ends, .init = driver_warm_up, .ti
     soft_control(&f.gpu, "clear");
     cr_assert_gt(soft_live(&f.gpu, "mappings"), 0, "work may still use it");
     f.client = daemon_connect(&f.daemon);
-    struct caid_status status = CAID_INIT(status);
-    assert_ok(caid_client_status(f.client, &status, &error));
-    cr_assert_eq(status.arrays, 2, "given to nobody");
+    cr_assert_eq(status_of(f.client).arrays, 2, "given to nobody");
     end();
 }
 
@@ -371,7 +346,7 @@ CAID_TEST_WITH(close, is_at_once_without_a_context, .init = driver_without_conte
     f.client = daemon_connect(&f.daemon);
     struct caid_array *array = make_bytes(f.client, NULL, MIB);
     caid_array_close(array);
-    cr_assert_eq(leases(), 0);
+    cr_assert_eq(status_of(f.client).leases, 0);
     caid_client_close(f.client);
     daemon_stop(&f.daemon);
 }
@@ -426,8 +401,6 @@ SOFT_TEST(large_blocks_go_at_once)
 /* The child has not got the client's thread. */
 CLOSE_TEST(in_a_child_leaves_the_parent_alone)
 {
-    int status;
-
     struct caid_array *array = make_bytes(f.client, "x", MIB);
     caid_array_close(make_bytes(f.client, NULL, MIB)); /* starts the thread */
     wait_for_leases(f.client, 1);
@@ -437,9 +410,8 @@ CLOSE_TEST(in_a_child_leaves_the_parent_alone)
         caid_client_close(f.client);
         _exit(0);
     }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child: %#x", status);
-    cr_assert_eq(leases(), 1);
+    cr_assert_eq(process_wait(pid), 0);
+    cr_assert_eq(status_of(f.client).leases, 1);
     caid_array_close(array);
     wait_for_leases(f.client, 0);
 }

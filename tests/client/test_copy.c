@@ -183,7 +183,7 @@ FIXTURE_TEST(copy, what_is_refused)
     const int64_t shape[33] = {4}, negative = -4, huge[] = {INT64_C(1) << 40, INT64_C(1) << 40};
     char a[16] = {0}, b[16] = {1};
 
-    struct caid_array *array = make_bytes(f.client, NULL, 16);
+    OWNED struct caid_array *array = make_bytes(f.client, NULL, 16);
     copy.dst = (uintptr_t)a;
     copy.src = (uintptr_t)b;
     copy.dst_on_host = copy.src_on_host = true;
@@ -213,7 +213,6 @@ FIXTURE_TEST(copy, what_is_refused)
     assert_failed(caid_array_copy_to_host(array, NULL, 16, &error), CAID_ERR_INVALID);
     assert_failed(caid_array_copy_to_host(NULL, a, 16, &error), CAID_ERR_INVALID);
     assert_failed(caid_array_copy_from_host(array, a, 17, &error), CAID_ERR_INVALID);
-    caid_array_close(array);
 }
 
 FIXTURE_TEST(copy, pointers_and_streams)
@@ -222,7 +221,7 @@ FIXTURE_TEST(copy, pointers_and_streams)
     uint64_t found;
     int32_t device;
 
-    struct caid_array *array = make_bytes(f.client, NULL, 4096);
+    OWNED struct caid_array *array = make_bytes(f.client, NULL, 4096);
     uint64_t ptr = caid_array_get_info(array)->ptr;
     assert_ok(cuda_pointer_resolve(f.client, ptr + 100, &found, &device, &error));
     cr_assert_eq(found, ptr + 100);
@@ -234,7 +233,6 @@ FIXTURE_TEST(copy, pointers_and_streams)
     assert_ok(caid_stream_synchronize(f.client, 2, 0, &error));
     assert_failed(caid_stream_synchronize(f.client, 0, 0, &error), CAID_ERR_INVALID);
     assert_failed(caid_stream_synchronize(f.client, 1, 9, &error), CAID_ERR_DEVICE);
-    caid_array_close(array);
 }
 
 /* What was current before a copy is current after it. */

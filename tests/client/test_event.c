@@ -9,6 +9,7 @@
 
 #include "base/macros.h"
 #include "bracket_fixture.h"
+#include "process.h"
 
 /* The driver keeps what it gives events of several processes out by. */
 static void
@@ -18,7 +19,7 @@ ipc_events(void)
     struct test_gpu gpu;
     CUevent event;
 
-    soft_driver();
+    soft_warm_up();
     gpu_begin(&gpu);
     assert_cuda(
         gpu.drv->cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS));
@@ -80,17 +81,10 @@ static int
 run_waiter(const uint8_t handle[CUDA_EVENT_HANDLE_SIZE])
 {
     char hex[2 * CUDA_EVENT_HANDLE_SIZE + 1];
-    int status;
 
     for (size_t i = 0; i < CUDA_EVENT_HANDLE_SIZE; i++)
         snprintf(hex + 2 * i, 3, "%02x", handle[i]);
-    pid_t pid = fork();
-    if (pid == 0) {
-        execl(build_path("tests/client_waiter"), "waiter", hex, (char *)NULL);
-        _exit(127);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+    return process_run("waiter", hex, NULL);
 }
 
 IPC_TEST(is_waited_for_by_another_process)
@@ -144,7 +138,7 @@ static void
 two_devices(void)
 {
     setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
-    soft_driver();
+    soft_warm_up();
 }
 
 CAID_TEST_WITH(event, of_another_device_is_refused, .init = two_devices, .timeout = 120)
@@ -197,8 +191,6 @@ BRACKET_TEST(event, outlives_its_client)
 {
     struct caid_client *driver;
     struct cuda_event *event;
-    int status;
-
     assert_ok(cuda_driver_open(&driver, "soft", &error));
     assert_ok(cuda_event_new(driver, &event, 0, 0, &error));
     assert_ok(cuda_event_record(event, f.s1, &error)); /* no daemon is asked */
@@ -209,8 +201,7 @@ BRACKET_TEST(event, outlives_its_client)
         cuda_event_free(event);
         _exit(!forked);
     }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert_eq(status, 0);
+    cr_assert_eq(process_wait(pid), 0);
     caid_client_close(driver);
     assert_failed(cuda_event_query(event, &error), CAID_ERR_CLOSED);
     assert_failed(cuda_event_record(event, f.s1, &error), CAID_ERR_CLOSED);

@@ -13,15 +13,8 @@
 
 #define MIB (INT64_C(1) << 20)
 
-static void
-soft_driver(void)
-{
-    setenv("CAID_CUDA_DRIVER", "soft", 1);
-    driver_warm_up();
-}
-
-#define FAULT_TEST(name)                                                          \
-    CAID_TEST_BETWEEN(faults, name, begin_with_gpu(), end(), .init = soft_driver, \
+#define FAULT_TEST(name)                                                           \
+    CAID_TEST_BETWEEN(faults, name, begin_with_gpu(), end(), .init = soft_warm_up, \
                       .timeout = 120)
 
 static int
@@ -146,18 +139,9 @@ FAULT_TEST(while_closing)
     f.client = daemon_connect(&f.daemon);
 }
 
-static uint64_t
-count_arrays(void)
-{
-    struct caid_status status = CAID_INIT(status);
-
-    assert_ok(caid_client_status(f.client, &status, &error));
-    return status.arrays;
-}
-
 /* Who cannot be told that the work has drained keeps the memory, and the daemon does, too. No
  * CAID_TEST: what is kept is what that looks for. */
-Test(faults, what_may_be_in_use_is_kept, .init = soft_driver, .timeout = 120)
+Test(faults, what_may_be_in_use_is_kept, .init = soft_warm_up, .timeout = 120)
 {
     const char *const commands[] = {"fail cuCtxSynchronize=OUT_OF_MEMORY",
                                     "fail cuCtxPushCurrent=UNKNOWN"};
@@ -179,7 +163,7 @@ Test(faults, what_may_be_in_use_is_kept, .init = soft_driver, .timeout = 120)
         cr_assert_eq(soft_live(&f.gpu, "managed_allocations"), i + 1);
 
         f.client = daemon_connect(&f.daemon);
-        cr_assert_eq(count_arrays(), 3 * (i + 1), "given to nobody");
+        cr_assert_eq(status_of(f.client).arrays, 3 * (i + 1), "given to nobody");
         assert_ok(try_create("device", &other));
         caid_array_close(other);
         wait_for_leases(f.client, 0);
@@ -188,7 +172,7 @@ Test(faults, what_may_be_in_use_is_kept, .init = soft_driver, .timeout = 120)
 }
 
 /* A range that the driver still knows as registered is not given to the next mapping. */
-Test(faults, what_is_registered_stays_mapped, .init = soft_driver, .timeout = 120)
+Test(faults, what_is_registered_stays_mapped, .init = soft_warm_up, .timeout = 120)
 {
     struct caid_array *array;
     unsigned char resident;

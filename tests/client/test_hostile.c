@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/macros.h"
 #include "caid_test.h"
 #include "daemon.h"
 #include "fake.h"
@@ -91,7 +92,24 @@ make_empty(struct answer *a)
     a->n_fds = 0;
 }
 
-/* What is wrong, and how it is made so. */
+static void
+make_dimensions(struct answer *a, uint32_t n, int64_t each, uint64_t nbytes)
+{
+    for (uint32_t i = 0; i < n; i++)
+        a->shape[i] = each;
+    a->arrays[0].shape.n = n;
+    a->arrays[0].nbytes = nbytes;
+    a->arrays[0].block = nbytes ? 13 : 0;
+}
+
+static void
+make_strides(struct answer *a, int64_t stride, uint32_t n)
+{
+    a->strides[0] = stride;
+    a->arrays[0].strides = (struct msg_i64s){a->strides, n};
+}
+
+/* What is wrong, and how it is made so. 2^64 elements are none, when that is not checked. */
 #define SPOILERS(X)                                                         \
     X(no_array, a->result.n_arrays = 0)                                     \
     X(more_arrays, a->result.n_arrays = 2)                                  \
@@ -130,6 +148,12 @@ make_empty(struct answer *a)
     X(many_blocks, make_many_blocks(a))                                     \
     X(block_of_nobody, make_legacy(a), a->blocks[0].block = 14)             \
     X(many_blocks_for_nothing, make_empty(a), make_many_blocks(a))          \
+    X(too_many_dimensions, make_dimensions(a, 33, 1, 4))                    \
+    X(overflowing_shape, make_dimensions(a, 2, INT64_C(1) << 32, 0))        \
+    X(strides_beyond, make_strides(a, (int64_t)(BLOCK_SIZE / 3), 1))        \
+    X(strides_before, make_strides(a, -4, 1))                               \
+    X(strides_overflow, make_strides(a, INT64_MAX, 1))                      \
+    X(strides_of_another_length, make_strides(a, 4, 2))                     \
     X(nul_in_pool, a->result.pool = (struct msg_str){"x\0y", 3})
 
 #define SPOILER(name, ...)             \
@@ -140,51 +164,6 @@ make_empty(struct answer *a)
 SPOILERS(SPOILER)
 #undef SPOILER
 
-static void
-too_many_dimensions(struct answer *a)
-{
-    for (int i = 0; i < 33; i++)
-        a->shape[i] = 1;
-    a->arrays[0].shape.n = 33;
-    a->arrays[0].nbytes = 4;
-}
-
-static void
-overflowing_shape(struct answer *a)
-{
-    a->shape[0] = a->shape[1] = INT64_C(1) << 32; /* 2^64 elements are none, when not checked */
-    a->arrays[0].shape.n = 2;
-    a->arrays[0].nbytes = 0;
-    a->arrays[0].block = 0;
-}
-
-static void
-strides_beyond(struct answer *a)
-{
-    a->strides[0] = (int64_t)(BLOCK_SIZE / 3);
-    a->arrays[0].strides = (struct msg_i64s){a->strides, 1};
-}
-
-static void
-strides_before(struct answer *a)
-{
-    a->strides[0] = -4;
-    a->arrays[0].strides = (struct msg_i64s){a->strides, 1};
-}
-
-static void
-strides_overflow(struct answer *a)
-{
-    a->strides[0] = INT64_MAX;
-    a->arrays[0].strides = (struct msg_i64s){a->strides, 1};
-}
-
-static void
-strides_of_another_length(struct answer *a)
-{
-    a->arrays[0].strides = (struct msg_i64s){a->strides, 2};
-}
-
 static const struct spoiler {
     const char *name;
     void (*spoil)(struct answer *a);
@@ -193,12 +172,6 @@ static const struct spoiler {
 #define SPOILER(name, ...) {#name, name},
     SPOILERS(SPOILER)
 #undef SPOILER
-        {"too_many_dimensions", too_many_dimensions},
-    {"overflowing_shape", overflowing_shape},
-    {"strides_beyond", strides_beyond},
-    {"strides_before", strides_before},
-    {"strides_overflow", strides_overflow},
-    {"strides_of_another_length", strides_of_another_length},
 };
 
 static void
@@ -238,7 +211,6 @@ CLIENT_TEST(hostile, replies_to_open)
         cr_assert_eq(error.code, CAID_ERR_PROTOCOL, "%s: %s", spoilers[i].name, error.message);
         assert_failed(caid_client_ping(client, &error), CAID_ERR_PROTOCOL);
         cr_assert_null(array);
-        caid_client_close(client);
         fake_stop(&fake);
     }
 }
@@ -267,7 +239,6 @@ CLIENT_TEST(hostile, what_cannot_be_mapped_is_given_back)
     assert_failed(caid_array_open(client, &array, "x", NULL, &error), CAID_ERR_DRIVER);
     cr_assert_neq(error.cuda_result, 0);
     assert_ok(caid_client_ping(client, &error));
-    caid_client_close(client);
     fake_stop(&fake);
     cr_assert_eq(fake.n_closed, 1);
     cr_assert_eq(fake.closed[0], 11);
@@ -298,7 +269,6 @@ CAID_TEST(hostile, no_driver_for_no_bytes)
     assert_ok(caid_array_open(client, &array, "x", NULL, &error));
     cr_assert_eq(caid_array_get_info(array)->ptr, 0);
     caid_array_close(array);
-    caid_client_close(client);
     fake_stop(&fake);
 }
 
@@ -312,7 +282,6 @@ CAID_TEST(hostile, a_driver_that_is_not_there)
     assert_failed(caid_array_open(client, &array, "x", NULL, &error), CAID_ERR_DEVICE);
     cr_assert(strstr(error.message, "/nonexistent/libcuda.so"), "%s", error.message);
     assert_ok(caid_client_ping(client, &error));
-    caid_client_close(client);
     fake_stop(&fake);
     cr_assert_eq(fake.n_closed, 1);
 }
@@ -366,7 +335,6 @@ CAID_TEST(hostile, what_is_no_answer)
         struct caid_client *client = fake_start(&fake, scripts[i], NULL);
         assert_failed(caid_client_ping(client, &error), CAID_ERR_PROTOCOL);
         assert_failed(caid_client_ping(client, &error), CAID_ERR_PROTOCOL);
-        caid_client_close(client);
         fake_stop(&fake);
     }
 }
@@ -387,7 +355,6 @@ CAID_TEST(hostile, an_answer_that_nobody_asked_for)
     while (caid_client_dispatch(client, &error) == 0)
         usleep(1000);
     cr_assert_eq(error.code, CAID_ERR_PROTOCOL);
-    caid_client_close(client);
     fake_stop(&fake);
 }
 
@@ -403,7 +370,6 @@ CAID_TEST(hostile, hangs_up_instead_of_answering)
 
     struct caid_client *client = fake_start(&fake, script_hang_up, NULL);
     assert_failed(caid_client_ping(client, &error), CAID_ERR_DISCONNECTED);
-    caid_client_close(client);
     fake_stop(&fake);
 }
 
@@ -441,7 +407,6 @@ CAID_TEST(hostile, refusals_come_through)
         assert_failed(caid_client_ping(client, &error), refusals[i].seen);
         cr_assert_eq(error.cuda_result, refusals[i].cuda);
         cr_assert(strstr(error.message, "because"));
-        caid_client_close(client);
         fake_stop(&fake);
     }
 }
@@ -475,134 +440,79 @@ CAID_TEST(hostile, a_list_that_never_ends)
     struct caid_client *client = fake_start(&fake, script_endless_list, NULL);
     assert_failed(caid_list(client, NULL, count_entry, &n, &error), CAID_ERR_PROTOCOL);
     cr_assert_eq(n, 0);
-    caid_client_close(client);
     fake_stop(&fake);
 }
 
-static void
-script_other_device(struct fake *fake)
-{
-    struct msg_memory memory = {.uuid = MSG_STR("GPU-other"), .name = MSG_STR("other")};
-    struct msg_memory_result result = {.devices = &memory, .n_devices = 1};
+/* ---- replies with one thing wrong ---- */
 
-    fake_request(fake);
-    fake_result(fake, MSG_MEMORY_INFO, &result, NULL, 0);
-    fake_drain(fake);
-}
-
-CAID_TEST(hostile, figures_of_another_device)
+static int
+ask_memory(struct caid_client *client)
 {
     struct caid_memory_info info = CAID_INIT(info);
-    struct fake fake;
 
-    struct caid_client *client = fake_start(&fake, script_other_device, NULL);
-    assert_failed(caid_memory_info(client, 0, &info, &error), CAID_ERR_PROTOCOL);
-    caid_client_close(client);
-    fake_stop(&fake);
-}
-
-/* ---- replies to what is new, each with one thing wrong ---- */
-
-static void
-script_users_again(struct fake *fake)
-{
-    const struct msg_user users[] = {{.uid = 5}, {.uid = 5}};
-    const struct msg_users_result result = {.users = users, .n_users = 2};
-
-    fake_request(fake);
-    fake_result(fake, MSG_USERS, &result, NULL, 0);
-    fake_drain(fake);
-}
-
-static void
-script_no_more_users(struct fake *fake)
-{
-    const struct msg_user user = {.uid = 0};
-    const struct msg_users_result result = {.users = &user, .n_users = 0, .more = true};
-
-    fake_request(fake);
-    fake_result(fake, MSG_USERS, &result, NULL, 0);
-    fake_drain(fake);
-}
-
-static void
-script_large_uid(struct fake *fake)
-{
-    const struct msg_user user = {.uid = UINT64_C(1) << 32};
-    const struct msg_users_result result = {.users = &user, .n_users = 1};
-
-    fake_request(fake);
-    fake_result(fake, MSG_USERS, &result, NULL, 0);
-    fake_drain(fake);
+    return caid_memory_info(client, 0, &info, &error);
 }
 
 static int
-ignore_user(const struct caid_user *user, void *userdata)
+ignore_user(const struct caid_user *user UNUSED, void *userdata UNUSED)
 {
-    (void)user;
-    (void)userdata;
     return 0;
 }
 
-CAID_TEST(hostile, users)
+static int
+ask_users(struct caid_client *client)
 {
-    void (*const scripts[])(struct fake *) = {script_users_again, script_no_more_users,
-                                              script_large_uid};
-    struct fake fake;
+    return caid_users(client, ignore_user, NULL, &error);
+}
 
-    for (size_t i = 0; i < ARRAY_SIZE(scripts); i++) {
-        struct caid_client *client = fake_start(&fake, scripts[i], NULL);
-        assert_failed(caid_users(client, ignore_user, NULL, &error), CAID_ERR_PROTOCOL);
-        caid_client_close(client);
-        fake_stop(&fake);
+static int
+ignore_details(const struct caid_details *details UNUSED, void *userdata UNUSED)
+{
+    return 0;
+}
+
+static int
+ask_unnamed(struct caid_client *client)
+{
+    return caid_unnamed(client, NULL, ignore_details, NULL, &error);
+}
+
+static const struct msg_memory other_device = {.uuid = {"GPU-other", 9}, .name = {"other", 5}};
+static const struct msg_user again[] = {{.uid = 5}, {.uid = 5}}, root = {.uid = 0},
+                             large = {.uid = UINT64_C(1) << 32};
+static const struct msg_entry no_entry[1];
+static const struct msg_holder holder = {.pid = 1};
+static const struct msg_unnamed without_entry = {.array = 1,
+                                                 .entries = no_entry,
+                                                 .holders = &holder,
+                                                 .n_holders = 1},
+                                endless[1];
+
+#define ANSWER(what, ...)               \
+    &(const struct msg_##what##_result) \
+    {                                   \
+        __VA_ARGS__                     \
     }
-}
 
-static void
-script_unnamed_without_entry(struct fake *fake)
+static const struct lie {
+    int (*ask)(struct caid_client *client);
+    struct fake_answer answer;
+} lies[] = {
+    {ask_memory, {MSG_MEMORY_INFO, ANSWER(memory, .devices = &other_device, .n_devices = 1)}},
+    {ask_users, {MSG_USERS, ANSWER(users, .users = again, .n_users = 2)}},
+    {ask_users, {MSG_USERS, ANSWER(users, .users = &root, .n_users = 0, .more = true)}},
+    {ask_users, {MSG_USERS, ANSWER(users, .users = &large, .n_users = 1)}},
+    {ask_unnamed, {MSG_UNNAMED, ANSWER(unnamed, .arrays = &without_entry, .n_arrays = 1)}},
+    {ask_unnamed, {MSG_UNNAMED, ANSWER(unnamed, .arrays = endless, .more = true)}},
+};
+
+CAID_TEST(hostile, lies)
 {
-    static const struct msg_entry none[1];
-    const struct msg_holder holder = {.pid = 1};
-    const struct msg_unnamed unnamed = {.array = 1,
-                                        .entries = none,
-                                        .holders = &holder,
-                                        .n_holders = 1};
-    const struct msg_unnamed_result result = {.arrays = &unnamed, .n_arrays = 1};
-
-    fake_request(fake);
-    fake_result(fake, MSG_UNNAMED, &result, NULL, 0);
-    fake_drain(fake);
-}
-
-static void
-script_endless_unnamed(struct fake *fake)
-{
-    static const struct msg_unnamed none[1];
-    const struct msg_unnamed_result result = {.arrays = none, .more = true};
-
-    while (fake_request(fake) == MSG_UNNAMED)
-        fake_result(fake, MSG_UNNAMED, &result, NULL, 0);
-}
-
-static int
-ignore_details(const struct caid_details *details, void *userdata)
-{
-    (void)details;
-    (void)userdata;
-    return 0;
-}
-
-CAID_TEST(hostile, unnamed)
-{
-    void (*const scripts[])(struct fake *) = {script_unnamed_without_entry,
-                                              script_endless_unnamed};
     struct fake fake;
 
-    for (size_t i = 0; i < ARRAY_SIZE(scripts); i++) {
-        struct caid_client *client = fake_start(&fake, scripts[i], NULL);
-        assert_failed(caid_unnamed(client, NULL, ignore_details, NULL, &error),
+    for (size_t i = 0; i < ARRAY_SIZE(lies); i++) {
+        assert_failed(lies[i].ask(fake_start(&fake, fake_answer, &lies[i].answer)),
                       CAID_ERR_PROTOCOL);
-        caid_client_close(client);
         fake_stop(&fake);
     }
 }
@@ -632,7 +542,6 @@ CAID_TEST(hostile, a_generation_that_is_none)
     assert_failed(caid_array_publish(array, "y", NULL, NULL, &error), CAID_ERR_PROTOCOL);
     cr_assert_str_eq(caid_array_get_info(array)->name, "x");
     caid_array_close(array);
-    caid_client_close(client);
     fake_stop(&fake);
 }
 
@@ -675,7 +584,6 @@ CLIENT_TEST(hostile, pinned_memory_that_is_not_safe)
         struct caid_client *client = fake_start(&fake, scripts[i], NULL);
         assert_failed(caid_array_open(client, &array, "x", NULL, &error), CAID_ERR_DRIVER);
         cr_assert_null(array);
-        caid_client_close(client);
         fake_stop(&fake);
         cr_assert_eq(fake.n_closed, 1);
     }

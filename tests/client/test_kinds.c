@@ -9,6 +9,7 @@
 
 #include "base/macros.h"
 #include "client_fixture.h"
+#include "process.h"
 
 #define N_BYTES 100000
 
@@ -21,28 +22,6 @@ make(const char *memory, const char *name, int64_t n)
             .shape = &n, .ndim = 1);
     assert_ok(caid_array_create(f.client, &array, &options, &error));
     return array;
-}
-
-static int
-run(char *const *argv)
-{
-    int status;
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        execv(build_path(argv[0]), argv);
-        _exit(127);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-}
-
-static int
-run_peer(const char *name, const char *from, const char *to)
-{
-    char *argv[] = {"tests/client_peer", f.daemon.socket, (char *)name,
-                    (char *)from,        (char *)to,      NULL};
-    return run(argv);
 }
 
 static void
@@ -82,8 +61,10 @@ FIXTURE_TEST(kinds, are_shared_between_processes)
         cr_assert_eq(caid_array_get_info(array)->mapped_ordinal, 0);
         cr_assert_eq(caid_array_get_info(array)->mapped_device, 0);
         fill(array, 7);
-        cr_assert_eq(run_peer(kinds[i], "7", "8"), 0, "%s", kinds[i]);
-        cr_assert_eq(run_peer(kinds[i], "7", "8"), 1, "the peer does look");
+        cr_assert_eq(process_run("peer", f.daemon.socket, kinds[i], "7", "8", NULL), 0, "%s",
+                     kinds[i]);
+        cr_assert_eq(process_run("peer", f.daemon.socket, kinds[i], "7", "8", NULL), 1,
+                     "the peer does look");
         assert_filled(array, 8);
 
         struct caid_array *again = must_open(kinds[i], "r");
@@ -99,19 +80,15 @@ FIXTURE_TEST(kinds, are_shared_between_processes)
 /* It lives for longer than the process whose lease it is of (I2). */
 FIXTURE_TEST(kinds, host_memory_is_not_a_childs)
 {
-    struct caid_array *array = make("pinned", NULL, N_BYTES);
+    OWNED struct caid_array *array = make("pinned", NULL, N_BYTES);
     const volatile unsigned char *bytes = caid_array_get_info(array)->host_ptr;
-    int status;
-
     fill(array, 7);
     pid_t pid = fork();
     if (pid == 0) {
         signal(SIGSEGV, SIG_DFL);
         _exit(bytes[0]);
     }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "it has read %d", status);
-    caid_array_close(array);
+    cr_assert_eq(process_wait(pid), -SIGSEGV);
 }
 
 static int
@@ -172,7 +149,7 @@ FIXTURE_TEST(kinds, pinned_is_the_hosts_and_the_gpus)
     assert_cuda(gpu.drv->cu.cuMemsetD8(info->ptr, 4, N_BYTES));
     assert_cuda(gpu.drv->cu.cuCtxSynchronize());
     assert_all(info->host_ptr, N_BYTES, 4);
-    cr_assert_eq(run_peer("p", "4", "5"), 0);
+    cr_assert_eq(process_run("peer", f.daemon.socket, "p", "4", "5", NULL), 0);
     assert_all(info->host_ptr, N_BYTES, 5);
 
     struct caid_array *r = must_open("p", "r"), *r2 = must_open("p", "r");
@@ -196,9 +173,7 @@ write_to(struct caid_array *array)
 FIXTURE_TEST(kinds, pinned_read_only)
 {
     const int64_t n = 16;
-    int status;
-
-    struct caid_array *w = make("pinned", "p", n), *r = must_open("p", "r");
+    OWNED struct caid_array *w = make("pinned", "p", n), *r = must_open("p", "r");
     assert_failed(caid_array_copy_from_host(r, "0123456789abcdef", 16, &error),
                   CAID_ERR_READ_ONLY);
     OPTIONS(caid_copy, copy, .dst = caid_array_get_info(r)->ptr,
@@ -212,11 +187,8 @@ FIXTURE_TEST(kinds, pinned_read_only)
         write_to(r);
         _exit(0);
     }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "%#x", status);
+    cr_assert_eq(process_wait(pid), -SIGSEGV);
     write_to(w);
-    caid_array_close(r);
-    caid_array_close(w);
 }
 
 /* ---- legacy ---- */
@@ -242,8 +214,7 @@ FIXTURE_TEST(kinds, legacy_is_opened_by_any_process)
     put_hex(hex, handle.handle, sizeof(handle.handle));
     snprintf(offset, sizeof(offset), "%llu", (unsigned long long)handle.offset);
     snprintf(n, sizeof(n), "%d", N_BYTES);
-    char *argv[] = {"tests/client_plain", hex, offset, n, "2", "9", NULL};
-    cr_assert_eq(run(argv), 0);
+    cr_assert_eq(process_run("plain", hex, offset, n, "2", "9", NULL), 0);
     assert_filled(array, 9);
     assert_filled(first, 1);
     caid_array_close(array);
@@ -312,9 +283,8 @@ use_managed(void)
     assert_all((unsigned char *)back, 96, 1);
     assert_failed(caid_array_publish(array, "x", NULL, NULL, &error), CAID_ERR_UNSUPPORTED);
     caid_array_close(array);
-    struct caid_array *empty = make("managed", NULL, 0);
+    OWNED struct caid_array *empty = make("managed", NULL, 0);
     cr_assert_eq(caid_array_get_info(empty)->ptr, 0);
-    caid_array_close(empty);
 }
 
 FIXTURE_TEST(kinds, managed_is_of_this_process)

@@ -28,29 +28,17 @@ static struct fixture {
     _Atomic uint64_t *gate;
 } f;
 
-static void
-soft_driver(void)
-{
-    setenv("CAID_CUDA_DRIVER", "soft", 1);
-    driver_warm_up_events();
-}
-
-#define MODES_TEST(name) CAID_TEST_WITH(lane, name, .init = soft_driver, .timeout = 120)
-#define LANE_TEST(name) \
-    CAID_TEST_BETWEEN(lane, name, begin("memops"), end(), .init = soft_driver, .timeout = 120)
+#define MODES_TEST(name) CAID_TEST_WITH(lane, name, .init = soft_warm_up_events, .timeout = 120)
+#define LANE_TEST(name)                                                                \
+    CAID_TEST_BETWEEN(lane, name, begin("memops"), end(), .init = soft_warm_up_events, \
+                      .timeout = 120)
 
 static void
 begin(const char *mode)
 {
-    char config[64];
-    void *gate;
-
     gpu_begin(&f.gpu);
-    assert_cuda(f.gpu.drv->cu.cuMemHostAlloc(&gate, sizeof(*f.gate), 0));
-    f.gate = gate;
-    *f.gate = 0;
-    snprintf(config, sizeof(config), "[handoff]\nmode = %s\n", mode);
-    daemon_start_with(&f.daemon, config);
+    f.gate = gpu_gate_new(&f.gpu);
+    daemon_start_by(&f.daemon, mode);
     f.client = daemon_connect(&f.daemon);
 }
 
@@ -59,18 +47,14 @@ end(void)
 {
     caid_client_close(f.client);
     daemon_stop(&f.daemon);
-    assert_cuda(f.gpu.drv->cu.cuMemFreeHost((void *)f.gate));
+    gpu_gate_free(&f.gpu, f.gate);
     gpu_end(&f.gpu);
 }
 
 static void
 gate_close(uint64_t stream)
 {
-    CUdeviceptr at;
-
-    assert_cuda(f.gpu.drv->cu.cuMemHostGetDevicePointer(&at, f.gate, 0));
-    assert_cuda(f.gpu.drv->cu.cuStreamWaitValue64((CUstream)(uintptr_t)stream, at, 1,
-                                                  CU_STREAM_WAIT_VALUE_GEQ));
+    gpu_wait_at(&f.gpu, f.gate, (CUstream)(uintptr_t)stream);
 }
 
 static uint64_t
@@ -117,15 +101,6 @@ wait_passed(const struct fence *fence)
     cr_assert_eq(fence_wait(fence, true, deadline_of(30 * NSEC_PER_SEC), &error), 0);
 }
 
-static uint64_t
-n_pages(void)
-{
-    struct caid_status status = CAID_INIT(status);
-
-    assert_ok(caid_client_status(f.client, &status, &error));
-    return status.pages;
-}
-
 static bool
 same_slot(const struct fence *a, const struct fence *b)
 {
@@ -152,7 +127,7 @@ MODES_TEST(counts)
         }
         wait_passed(&first);
         fence_drop(&first);
-        cr_assert_eq(n_pages(), 1);
+        cr_assert_eq(status_of(f.client).pages, 1);
         destroy_stream(stream);
         end();
     }
@@ -179,7 +154,7 @@ LANE_TEST(slots_pass_on)
         cr_assert_eq(state_of(&fences[i]), FENCE_PENDING);
     }
     assert_distinct(fences, N_STREAMS);
-    cr_assert_eq(n_pages(), (N_STREAMS + TIMELINE_SLOTS - 1) / TIMELINE_SLOTS);
+    cr_assert_eq(status_of(f.client).pages, (N_STREAMS + TIMELINE_SLOTS - 1) / TIMELINE_SLOTS);
     *f.gate = 1;
     for (size_t i = 0; i < N_STREAMS; i++)
         wait_passed(&fences[i]);
@@ -194,7 +169,7 @@ LANE_TEST(slots_pass_on)
     }
     assert_distinct(others, N_STREAMS);
     cr_assert(again);
-    cr_assert_eq(n_pages(), (N_STREAMS + TIMELINE_SLOTS - 1) / TIMELINE_SLOTS);
+    cr_assert_eq(status_of(f.client).pages, (N_STREAMS + TIMELINE_SLOTS - 1) / TIMELINE_SLOTS);
     /* What has passed has passed, whoever counts there now. */
     for (size_t i = 0; i < N_STREAMS; i++) {
         cr_assert_eq(state_of(&fences[i]), FENCE_PASSED);
@@ -221,7 +196,7 @@ LANE_TEST(streams_come_and_go)
         assert_cuda(f.gpu.drv->cu.cuStreamDestroy((CUstream)(uintptr_t)stream));
     }
     cr_assert_lt(f.client->lanes->n, N_COMING / 2);
-    cr_assert_leq(n_pages(), 8);
+    cr_assert_leq(status_of(f.client).pages, 8);
 }
 
 /* ---- threads ---- */

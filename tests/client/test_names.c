@@ -119,7 +119,7 @@ FIXTURE_TEST(names, show)
 {
     struct caid_array *reader;
 
-    struct caid_array *array = make_bytes(f.client, "x", 1000);
+    OWNED struct caid_array *array = make_bytes(f.client, "x", 1000);
     assert_ok(caid_array_open(f.client, &reader, "x", NULL, &error));
     cr_assert_eq(caid_show(f.client, "x", NULL, check_details, array, &error), 5);
     assert_failed(caid_show(f.client, "y", NULL, check_details, array, &error),
@@ -128,7 +128,6 @@ FIXTURE_TEST(names, show)
                   CAID_ERR_INVALID_NAME);
     assert_failed(caid_show(f.client, "x", NULL, NULL, NULL, &error), CAID_ERR_INVALID);
     caid_array_close(reader);
-    caid_array_close(array);
 }
 
 FIXTURE_TEST(names, unlink)
@@ -136,7 +135,7 @@ FIXTURE_TEST(names, unlink)
     struct caid_array *other;
     char bytes[8];
 
-    struct caid_array *array = make_bytes(f.client, "x", 8);
+    OWNED struct caid_array *array = make_bytes(f.client, "x", 8);
     assert_ok(caid_array_copy_from_host(array, "unlinked", 8, &error));
     assert_ok(caid_unlink(f.client, "x", NULL, &error));
     assert_failed(caid_unlink(f.client, "x", NULL, &error), CAID_ERR_NOT_FOUND);
@@ -148,7 +147,6 @@ FIXTURE_TEST(names, unlink)
     cr_assert_neq(caid_array_get_info(other)->ptr, caid_array_get_info(array)->ptr);
     assert_failed(caid_unlink(f.client, NULL, NULL, &error), CAID_ERR_INVALID_NAME);
     caid_array_close(other);
-    caid_array_close(array);
 }
 
 static int
@@ -166,13 +164,12 @@ FIXTURE_TEST(names, pools)
 {
     struct caid_status status = CAID_INIT(status);
 
-    struct caid_array *a = make_bytes(f.client, "x", 100), *b = make_bytes(f.client, NULL, 100);
+    OWNED struct caid_array *a = make_bytes(f.client, "x", 100),
+                            *b = make_bytes(f.client, NULL, 100);
     assert_ok(caid_client_status(f.client, &status, &error));
     cr_assert(status.arrays == 2 && status.names == 1 && status.leases == 2);
     cr_assert_eq(caid_pools(f.client, check_pool, &status, &error), 6);
     assert_failed(caid_pools(f.client, NULL, NULL, &error), CAID_ERR_INVALID);
-    caid_array_close(a);
-    caid_array_close(b);
 }
 
 FIXTURE_TEST(names, memory_info)
@@ -183,7 +180,7 @@ FIXTURE_TEST(names, memory_info)
     assert_ok(caid_memory_info(f.client, 0, &before, &error));
     cr_assert(before.used == 0 && before.blocks == 0 && before.arrays == 0);
     cr_assert(before.free > 0 && before.free <= before.total);
-    struct caid_array *array = make_bytes(f.client, NULL, n);
+    OWNED struct caid_array *array = make_bytes(f.client, NULL, n);
     assert_ok(caid_memory_info(f.client, 0, &with, &error));
     cr_assert(with.used >= (uint64_t)n && with.blocks == 1 && with.arrays == 1);
     cr_assert_leq(with.free, with.total - with.used);
@@ -191,7 +188,6 @@ FIXTURE_TEST(names, memory_info)
     assert_failed(caid_memory_info(f.client, 99, &with, &error), CAID_ERR_DEVICE);
     assert_failed(caid_memory_info(f.client, -1, &with, &error), CAID_ERR_DEVICE);
     assert_failed(caid_memory_info(f.client, 0, NULL, &error), CAID_ERR_INVALID);
-    caid_array_close(array);
 }
 
 /* ---- what has no name ---- */
@@ -230,7 +226,7 @@ FIXTURE_TEST(names, unnamed)
 
     assert_ok(caid_unnamed(f.client, NULL, see_unnamed, &unnamed, &error));
     cr_assert_eq(unnamed.n, 0);
-    struct caid_array *named = make_bytes(f.client, "is", 0);
+    OWNED struct caid_array *named = make_bytes(f.client, "is", 0);
     arrays[0] = make_bytes(f.client, "was", 0);
     assert_ok(caid_unlink(f.client, "was", NULL, &error));
     for (int i = 1; i < N_NAMES; i++)
@@ -249,7 +245,6 @@ FIXTURE_TEST(names, unnamed)
                   CAID_ERR_NOT_FOUND);
     for (int i = 0; i < N_NAMES; i++)
         caid_array_close(arrays[i]);
-    caid_array_close(named);
 }
 
 /* ---- users and queues ---- */

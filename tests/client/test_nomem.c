@@ -269,11 +269,8 @@ scenario(const struct daemon *daemon)
 static void
 wait_until_alone(struct caid_client *witness)
 {
-    struct caid_status status = CAID_INIT(status);
-
-    do
-        assert_ok(caid_client_status(witness, &status, &error));
-    while (status.connections > 1);
+    while (status_of(witness).connections > 1)
+        ;
 }
 
 CLIENT_TEST(nomem, at_every_place)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "part_fixture.h"
+#include "process.h"
 
 #define N_MANY 300
 
@@ -191,100 +192,54 @@ PART_TEST(part, needs_no_callback)
 
 /* ---- readers in other processes ---- */
 
-struct reader {
-    pid_t pid;
-    int in, out; /* the ends here */
-};
-
-static void
-reader_start(struct reader *reader, const char *name, const char *byte)
+static struct process
+reader_start(void)
 {
-    pid_t parent = getpid();
-    int in[2], out[2];
-    char line[16] = "";
+    struct process reader;
 
-    cr_assert_eq(pipe2(in, O_CLOEXEC), 0);
-    cr_assert_eq(pipe2(out, O_CLOEXEC), 0);
-    reader->pid = fork();
-    if (reader->pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent)
-            _exit(1);
-        dup2(in[0], STDIN_FILENO);
-        dup2(out[1], STDOUT_FILENO);
-        execl(build_path("tests/client_reader"), "reader", f.daemon.socket, name, byte,
-              (char *)NULL);
-        _exit(127);
-    }
-    close(in[0]);
-    close(out[1]);
-    reader->in = in[1];
-    reader->out = out[0];
-    cr_assert_eq(read(reader->out, line, sizeof(line) - 1), 6, "the reader has not begun");
-    cr_assert_str_eq(line, "ready\n");
-}
-
-static void
-reader_close_array(struct reader *reader)
-{
-    cr_assert_eq(write(reader->in, "c", 1), 1);
-}
-
-static void
-reader_end(struct reader *reader, int signal)
-{
-    int status;
-
-    if (signal)
-        kill(reader->pid, signal);
-    close(reader->in);
-    close(reader->out);
-    cr_assert_eq(waitpid(reader->pid, &status, 0), reader->pid);
-    cr_assert(signal ? WIFSIGNALED(status) : status == 0, "status %#x", status);
+    process_start(&reader, "reader", f.daemon.socket, "x", "1", NULL);
+    process_expect(&reader, "ready\n");
+    return reader;
 }
 
 PART_TEST(part, is_gone_when_another_process_closes_it)
 {
-    struct reader reader;
     int n_gone = 0;
 
     publish("x", &n_gone);
-    reader_start(&reader, "x", "1");
+    struct process reader = reader_start();
     unlink_name("x");
     look();
     cr_assert_eq(n_gone, 0);
-    reader_close_array(&reader);
+    cr_assert_eq(write(reader.in, "c", 1), 1);
     dispatch_until(&n_gone, 1);
-    reader_end(&reader, 0);
+    cr_assert_eq(process_end(&reader, 0), 0);
 }
 
 PART_TEST(part, is_gone_when_another_process_exits)
 {
-    struct reader readers[2];
     int n_gone = 0;
 
     publish("x", &n_gone);
-    reader_start(&readers[0], "x", "1");
-    reader_start(&readers[1], "x", "1");
+    struct process first = reader_start(), second = reader_start();
     unlink_name("x");
-    reader_end(&readers[0], 0);
+    cr_assert_eq(process_end(&first, 0), 0);
     look();
     cr_assert_eq(n_gone, 0, "there is another one");
-    reader_end(&readers[1], 0);
+    cr_assert_eq(process_end(&second, 0), 0);
     dispatch_until(&n_gone, 1);
 }
 
 PART_TEST(part, is_gone_when_another_process_is_killed)
 {
-    struct reader reader;
     int n_gone = 0;
 
     publish("x", &n_gone);
-    reader_start(&reader, "x", "1");
+    struct process reader = reader_start();
     publish("x", NULL);
     look();
     cr_assert_eq(n_gone, 0);
-    reader_end(&reader, SIGKILL);
+    process_end(&reader, SIGKILL);
     dispatch_until(&n_gone, 1);
     unlink_name("x");
 }

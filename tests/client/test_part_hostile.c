@@ -133,7 +133,6 @@ static void
 end(void)
 {
     caid_array_close(f.whole);
-    caid_client_close(f.client);
     fake_stop(&f.fake);
 }
 
@@ -469,6 +468,5 @@ CLIENT_TEST(part_hostile, a_device_that_the_daemon_has_not_got)
     assert_failed(caid_client_find_device(client, 0, &index, &error), CAID_ERR_DEVICE);
     cr_assert(strstr(error.message, "the daemon has not got"), "%s", error.message);
     cr_assert_eq(index, 7);
-    caid_client_close(client);
     fake_stop(&fake);
 }

@@ -11,6 +11,7 @@
 #include "caid_test.h"
 #include "daemon.h"
 #include "gpu.h"
+#include "process.h"
 
 #define N_BYTES 10000
 
@@ -151,49 +152,40 @@ PEER_TEST(other_kinds)
     caid_array_close(pinned_near);
     caid_array_close(pinned);
 
-    struct caid_array *legacy = make_on(1, "legacy", "legacy");
+    OWNED struct caid_array *legacy = make_on(1, "legacy", "legacy");
     fill(legacy, 4);
     OPTIONS(caid_open_options, options, .device_uuid = f.devices[0].uuid);
     assert_failed(caid_array_open(f.client, &other, "legacy", &options, &error),
                   CAID_ERR_UNSUPPORTED);
     cr_assert_null(other);
     assert_filled(legacy, 4);
-    caid_array_close(legacy);
 }
 
 PEER_TEST(what_is_refused)
 {
     struct caid_array *other = NULL;
 
-    struct caid_array *array = make_on(1, NULL, "x");
+    OWNED struct caid_array *array = make_on(1, NULL, "x");
     OPTIONS(caid_open_options, options, .device_uuid = "GPU-nowhere");
     assert_failed(caid_array_open(f.client, &other, "x", &options, &error), CAID_ERR_DEVICE);
     options.device_uuid = "\xff";
     assert_failed(caid_array_open(f.client, &other, "x", &options, &error), CAID_ERR_INVALID);
     cr_assert_null(other);
-    caid_array_close(array);
 }
 
 static int
 run_peer(const char *visible, const char *name, const char *from, const char *to)
 {
-    int status;
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        setenv("CUDA_VISIBLE_DEVICES", visible, 1);
-        execl(build_path("tests/client_peer"), "peer", f.daemon.socket, name, from, to,
-              (char *)NULL);
-        _exit(127);
-    }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+    setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+    int r = process_run("peer", f.daemon.socket, name, from, to, NULL);
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    return r;
 }
 
 /* Whatever CUDA_VISIBLE_DEVICES says, an array is the same one. */
 PEER_TEST(processes_that_see_other_devices)
 {
-    struct caid_array *zero = make_on(0, NULL, "zero"), *one = make_on(1, NULL, "one");
+    OWNED struct caid_array *zero = make_on(0, NULL, "zero"), *one = make_on(1, NULL, "one");
     fill(zero, 1);
     fill(one, 101);
     cr_assert_eq(run_peer("1", "zero", "1", "2"), 0);
@@ -203,8 +195,6 @@ PEER_TEST(processes_that_see_other_devices)
     cr_assert_eq(run_peer("", "one", "103", "104"), 1, "no device at all");
     assert_filled(zero, 3);
     assert_filled(one, 103);
-    caid_array_close(zero);
-    caid_array_close(one);
 }
 
 /* Memory that every context may use is waited for in every one. */

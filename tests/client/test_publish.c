@@ -104,7 +104,7 @@ FIXTURE_TEST(publish, metadata_is_kept_or_replaced)
 {
     struct caid_array *opened;
 
-    struct caid_array *array = make_bytes(f.client, NULL, 8);
+    OWNED struct caid_array *array = make_bytes(f.client, NULL, 8);
     publish(array, "x", "one");
     cr_assert_str_eq(caid_array_get_info(array)->metadata, "one");
     publish(array, "x", NULL);
@@ -113,7 +113,6 @@ FIXTURE_TEST(publish, metadata_is_kept_or_replaced)
     assert_ok(open_generation("y", 0, &opened));
     cr_assert_str_eq(caid_array_get_info(opened)->metadata, "two");
     caid_array_close(opened);
-    caid_array_close(array);
 }
 
 FIXTURE_TEST(publish, what_is_refused)

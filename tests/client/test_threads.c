@@ -15,7 +15,6 @@
 #define N_ROUNDS  300
 
 struct crowd {
-    struct caid_client *client;
     pthread_t threads[N_THREADS];
     atomic_int next;   /* gives each thread its number */
     atomic_int failed; /* threads do not assert: they are not the test's */
@@ -67,7 +66,7 @@ open_and_close(void *arg)
 
     for (int i = 0; i < N_ROUNDS && !crowd->failed; i++) {
         name[0] = (char)('a' + (i + me / 4) % 2);
-        if (caid_array_open(crowd->client, &array, name, NULL, &error) < 0) {
+        if (caid_array_open(f.client, &array, name, NULL, &error) < 0) {
             note_failure(crowd, "open", &error);
             break;
         }
@@ -79,30 +78,24 @@ open_and_close(void *arg)
 }
 
 static void
-make_filled(struct caid_client *client, const char *name)
+make_filled(const char *name)
 {
     char bytes[64];
 
-    struct caid_array *array = make_bytes(client, name, sizeof(bytes));
+    OWNED struct caid_array *array = make_bytes(f.client, name, sizeof(bytes));
     memset(bytes, name[0], sizeof(bytes));
     assert_ok(caid_array_copy_from_host(array, bytes, sizeof(bytes), &error));
-    caid_array_close(array);
 }
 
-CLIENT_TEST(threads, open_and_close_the_same_blocks)
+FIXTURE_TEST(threads, open_and_close_the_same_blocks)
 {
-    struct daemon daemon;
     struct crowd crowd = {0};
 
-    daemon_start(&daemon);
-    crowd.client = daemon_connect(&daemon);
-    make_filled(crowd.client, "a");
-    make_filled(crowd.client, "b");
+    make_filled("a");
+    make_filled("b");
     crowd_run(&crowd, open_and_close);
     crowd_join(&crowd);
-    wait_for_leases(crowd.client, 0);
-    caid_client_close(crowd.client);
-    daemon_stop(&daemon);
+    wait_for_leases(f.client, 0);
 }
 
 /* Calls of all kinds at once: every reply finds its caller. */
@@ -116,33 +109,28 @@ everything(void *arg)
 
     OPTIONS(caid_create_options, create, .typestr = "<i8");
     for (int i = 0; i < N_ROUNDS / 4; i++) {
-        if (caid_client_ping(crowd->client, &error) < 0 ||
-            caid_client_status(crowd->client, &status, &error) < 0 ||
-            caid_memory_info(crowd->client, 0, &info, &error) < 0 ||
-            caid_client_dispatch(crowd->client, &error) < 0 ||
-            caid_array_create(crowd->client, &array, &create, &error) < 0) {
+        if (caid_client_ping(f.client, &error) < 0 ||
+            caid_client_status(f.client, &status, &error) < 0 ||
+            caid_memory_info(f.client, 0, &info, &error) < 0 ||
+            caid_client_dispatch(f.client, &error) < 0 ||
+            caid_array_create(f.client, &array, &create, &error) < 0) {
             note_failure(crowd, "a call", &error);
             break;
         }
         caid_array_close(array);
-        if (caid_unlink(crowd->client, "missing", NULL, &error) != -ENOENT)
+        if (caid_unlink(f.client, "missing", NULL, &error) != -ENOENT)
             note_failure(crowd, "unlink", &error);
     }
     return NULL;
 }
 
-CLIENT_TEST(threads, calls_of_all_kinds)
+FIXTURE_TEST(threads, calls_of_all_kinds)
 {
-    struct daemon daemon;
     struct crowd crowd = {0};
 
-    daemon_start(&daemon);
-    crowd.client = daemon_connect(&daemon);
     crowd_run(&crowd, everything);
     crowd_join(&crowd);
-    wait_for_leases(crowd.client, 0);
-    caid_client_close(crowd.client);
-    daemon_stop(&daemon);
+    wait_for_leases(f.client, 0);
 }
 
 /* Goes on until the connection ends, which has to end every call. */
@@ -152,27 +140,22 @@ until_lost(void *arg)
     struct crowd *crowd = arg;
     struct caid_array *array;
 
-    while (caid_array_open(crowd->client, &array, "a", NULL, &error) == 0)
+    while (caid_array_open(f.client, &array, "a", NULL, &error) == 0)
         caid_array_close(array);
     if (error.code != CAID_ERR_DISCONNECTED)
         note_failure(crowd, "open", &error);
     return NULL;
 }
 
-CLIENT_TEST(threads, the_daemon_is_killed_under_them)
+FIXTURE_TEST(threads, the_daemon_is_killed_under_them)
 {
-    struct daemon daemon;
     struct crowd crowd = {0};
 
-    daemon_start(&daemon);
-    crowd.client = daemon_connect(&daemon);
-    make_filled(crowd.client, "a");
+    make_filled("a");
     crowd_run(&crowd, until_lost);
     usleep(50 * 1000);
-    daemon_end(&daemon, SIGKILL);
+    daemon_end(&f.daemon, SIGKILL);
     crowd_join(&crowd);
-    caid_client_close(crowd.client);
-    daemon_stop(&daemon);
 }
 
 /* Each array is a block of its own that goes at once when it is closed, while the other
@@ -187,7 +170,7 @@ create_large(void *arg)
 
     OPTIONS(caid_create_options, create, .typestr = "|u1", .shape = &n, .ndim = 1);
     for (int i = 0; i < N_ROUNDS / 3; i++) {
-        if (caid_array_create(crowd->client, &array, &create, &error) < 0) {
+        if (caid_array_create(f.client, &array, &create, &error) < 0) {
             note_failure(crowd, "create", &error);
             break;
         }
@@ -196,18 +179,13 @@ create_large(void *arg)
     return NULL;
 }
 
-CLIENT_TEST(threads, large_arrays_come_and_go)
+FIXTURE_TEST(threads, large_arrays_come_and_go)
 {
-    struct daemon daemon;
     struct crowd crowd = {0};
 
-    daemon_start(&daemon);
-    crowd.client = daemon_connect(&daemon);
     crowd_run(&crowd, create_large);
     crowd_join(&crowd);
-    wait_for_leases(crowd.client, 0);
-    caid_client_close(crowd.client);
-    daemon_stop(&daemon);
+    wait_for_leases(f.client, 0);
 }
 
 /* Arrays hold the client: closing one after the other from several threads frees it once. */
@@ -221,22 +199,19 @@ close_share(void *arg)
     return NULL;
 }
 
-CLIENT_TEST(threads, the_last_array_frees_the_client)
+FIXTURE_TEST(threads, the_last_array_frees_the_client)
 {
     static struct caid_array *arrays[N_THREADS * N_ROUNDS];
-    struct daemon daemon;
     struct crowd crowd = {0};
 
-    daemon_start(&daemon);
-    crowd.client = daemon_connect(&daemon);
-    make_filled(crowd.client, "a");
+    make_filled("a");
     for (int i = 0; i < N_THREADS * N_ROUNDS; i++)
-        assert_ok(caid_array_open(crowd.client, &arrays[i], "a", NULL, &error));
-    caid_client_close(crowd.client);
+        assert_ok(caid_array_open(f.client, &arrays[i], "a", NULL, &error));
+    caid_client_close(f.client);
     for (int i = 0; i < N_THREADS; i++)
         pthread_create(&crowd.threads[i], NULL, close_share, arrays + i * N_ROUNDS);
     crowd_join(&crowd);
-    daemon_stop(&daemon);
+    f.client = daemon_connect(&f.daemon);
 }
 
 /* ---- watches ---- */
@@ -300,7 +275,6 @@ CAID_TEST(threads, no_news_before_there_is_a_watch)
     cr_assert_eq(early.n, 1);
     cr_assert_eq(early.n_early, 0);
     caid_watch_close(watch);
-    caid_client_close(early.client);
     fake_stop(&fake);
 }
 
@@ -311,7 +285,7 @@ FIXTURE_TEST(threads, request_ids_go_round_a_watch)
     struct caid_change change;
     uint64_t generation;
 
-    struct caid_array *array = make_bytes(f.client, NULL, 8);
+    OWNED struct caid_array *array = make_bytes(f.client, NULL, 8);
     pthread_mutex_lock(&f.client->lock);
     uint64_t seq = f.client->seq + 1; /* of the watch */
     pthread_mutex_unlock(&f.client->lock);
@@ -325,5 +299,4 @@ FIXTURE_TEST(threads, request_ids_go_round_a_watch)
     assert_ok(caid_watch_next(watch, UINT64_MAX, &change, &error));
     cr_assert_eq(change.generation, generation);
     caid_watch_close(watch);
-    caid_array_close(array);
 }

@@ -53,12 +53,8 @@ new_stream(struct caid_client *client)
 static void
 gate_close(uint64_t stream)
 {
-    CUdeviceptr at;
-
     *f.gate = 0;
-    assert_cuda(f.gpu.drv->cu.cuMemHostGetDevicePointer(&at, f.gate, 0));
-    assert_cuda(f.gpu.drv->cu.cuStreamWaitValue64((CUstream)(uintptr_t)stream, at, 1,
-                                                  CU_STREAM_WAIT_VALUE_GEQ));
+    gpu_wait_at(&f.gpu, f.gate, (CUstream)(uintptr_t)stream);
 }
 
 static void
@@ -90,14 +86,10 @@ static void
 begin(const char *mode)
 {
     const struct caid_device *devices;
-    char config[64];
-    void *gate;
 
     gpu_begin(&f.gpu);
-    assert_cuda(f.gpu.drv->cu.cuMemHostAlloc(&gate, sizeof(*f.gate), 0));
-    f.gate = gate;
-    snprintf(config, sizeof(config), "[handoff]\nmode = %s\n", mode);
-    daemon_start_with(&f.daemon, config);
+    f.gate = gpu_gate_new(&f.gpu);
+    daemon_start_by(&f.daemon, mode);
     f.producer = daemon_connect(&f.daemon);
     cr_assert_gt(caid_client_devices(f.producer, &devices), 0);
     cr_assert(strcmp(mode, "auto") == 0 || strcmp(devices[0].handoff, mode) == 0);
@@ -119,7 +111,7 @@ end(void)
     caid_client_close(f.consumer);
     caid_client_close(f.producer);
     daemon_stop(&f.daemon);
-    assert_cuda(f.gpu.drv->cu.cuMemFreeHost((void *)f.gate));
+    gpu_gate_free(&f.gpu, f.gate);
     gpu_end(&f.gpu);
 }
 

@@ -18,6 +18,7 @@
 #include "caid_test.h"
 #include "daemon.h"
 #include "gpu.h"
+#include "process.h"
 
 #define LATE_US    "200000"
 #define LONG_NS    (30 * NSEC_PER_SEC)
@@ -38,16 +39,10 @@ static struct fixture {
     uint64_t stream;
 } f;
 
-static void
-soft_driver(void)
-{
-    setenv("CAID_CUDA_DRIVER", "soft", 1);
-    driver_warm_up_events();
-}
-
-#define MODES_TEST(name) CAID_TEST_WITH(timeline_end, name, .init = soft_driver, .timeout = 120)
-#define END_TEST(name)                                                                 \
-    CAID_TEST_BETWEEN(timeline_end, name, begin("memops"), end(), .init = soft_driver, \
+#define MODES_TEST(name) \
+    CAID_TEST_WITH(timeline_end, name, .init = soft_warm_up_events, .timeout = 120)
+#define END_TEST(name)                                                                         \
+    CAID_TEST_BETWEEN(timeline_end, name, begin("memops"), end(), .init = soft_warm_up_events, \
                       .timeout = 120)
 
 /* Pages of timelines. */
@@ -68,12 +63,9 @@ n_mapped(void)
 static void
 begin(const char *mode)
 {
-    char config[64];
-
     f = (struct fixture){0};
     gpu_begin(&f.gpu);
-    snprintf(config, sizeof(config), "[handoff]\nmode = %s\n", mode);
-    daemon_start_with(&f.daemon, config);
+    daemon_start_by(&f.daemon, mode);
     f.client = daemon_connect(&f.daemon);
     assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &f.stream, &error));
 }
@@ -106,19 +98,10 @@ poll_until(bool (*fn)(void), const char *what)
     cr_assert(fn(), "%s", what);
 }
 
-static uint64_t
-n_pages(void)
-{
-    struct caid_status status = CAID_INIT(status);
-
-    assert_ok(caid_client_status(f.client, &status, &error));
-    return status.pages;
-}
-
 static bool
 no_page_is_left(void)
 {
-    return n_pages() == 0;
+    return status_of(f.client).pages == 0;
 }
 
 static bool
@@ -148,57 +131,24 @@ sync_abandoned(void)
 
 /* ---- another process ---- */
 
-struct signaller {
-    pid_t pid;
-    int in, out;
-};
-
-static void
-signaller_start(struct signaller *s, const char *delay_us)
+static struct process
+signaller_start(const char *delay_us)
 {
-    int in[2], out[2];
+    struct process s;
 
-    cr_assert(pipe(in) == 0 && pipe(out) == 0);
-    s->pid = fork();
-    cr_assert_geq(s->pid, 0);
-    if (s->pid == 0) {
-        dup2(in[0], STDIN_FILENO);
-        dup2(out[1], STDOUT_FILENO);
-        for (int fd = 3; fd < 64; fd++)
-            close(fd);
-        setenv("CAID_SOFTCUDA_DELAY_US", delay_us, 1);
-        execl(build_path("tests/client_signaller"), "signaller", f.daemon.socket, "t",
-              (char *)NULL);
-        _exit(127);
-    }
-    close(in[0]);
-    close(out[1]);
-    s->in = in[1];
-    s->out = out[0];
+    setenv("CAID_SOFTCUDA_DELAY_US", delay_us, 1);
+    process_start(&s, "signaller", f.daemon.socket, "t", NULL);
+    unsetenv("CAID_SOFTCUDA_DELAY_US");
+    return s;
 }
 
 static void
-signaller_do(const struct signaller *s, const char *what)
+signaller_do(const struct process *s, const char *what)
 {
-    char answer;
-
     for (; *what; what++) {
         cr_assert_eq(write(s->in, what, 1), 1);
-        cr_assert(read(s->out, &answer, 1) == 1 && answer == *what);
+        process_expect(s, (char[]){*what, 0});
     }
-}
-
-static void
-signaller_end(const struct signaller *s, int signal)
-{
-    int status;
-
-    if (signal)
-        kill(s->pid, signal);
-    close(s->in);
-    cr_assert_eq(waitpid(s->pid, &status, 0), s->pid);
-    close(s->out);
-    cr_assert(signal || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "status %#x", status);
 }
 
 /* ---- killed ---- */
@@ -208,11 +158,10 @@ static void
 killed(const char *mode)
 {
     const char *never = "30000000";
-    struct signaller s;
     uint64_t value;
 
     begin(mode);
-    signaller_start(&s, never);
+    struct process s = signaller_start(never);
     signaller_do(&s, "hhs");
     open_timeline();
     /* Inter-process events are the ones that hang: they are not made to. */
@@ -222,7 +171,7 @@ killed(const char *mode)
     else if (strcmp(mode, "host") == 0)
         assert_failed(caid_timeline_wait(f.timeline, f.stream, 3, NSEC_PER_MSEC, 0, &error),
                       CAID_ERR_TIMEOUT);
-    signaller_end(&s, SIGKILL);
+    process_end(&s, SIGKILL);
 
     uint64_t before = clock_now_ns();
     assert_failed(caid_timeline_wait(f.timeline, 0, 3, LONG_NS, 0, &error), CAID_ERR_ABANDONED);
@@ -248,14 +197,12 @@ MODES_TEST(killed_with_a_signal_on_its_way)
 /* A wait of a stream ahead of a signal that is never made. */
 END_TEST(killed_before_the_signal)
 {
-    struct signaller s;
-
-    signaller_start(&s, "0");
+    struct process s = signaller_start("0");
     signaller_do(&s, "h");
     open_timeline();
     assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, CAID_TIMELINE_AHEAD, &error));
     assert_ok(caid_stream_check(f.client, f.stream, 0, &error));
-    signaller_end(&s, SIGKILL);
+    process_end(&s, SIGKILL);
     sync_abandoned();
 }
 
@@ -272,15 +219,14 @@ END_TEST(killed_while_hosts_wait)
 {
     const struct timespec pause = {.tv_nsec = 100 * 1000000};
     pthread_t threads[3];
-    struct signaller s;
 
-    signaller_start(&s, "0");
+    struct process s = signaller_start("0");
     signaller_do(&s, "s");
     open_timeline();
     for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
         cr_assert_eq(pthread_create(&threads[i], NULL, wait_forever, NULL), 0);
     nanosleep(&pause, NULL);
-    signaller_end(&s, SIGKILL);
+    process_end(&s, SIGKILL);
     uint64_t before = clock_now_ns();
     for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
         pthread_join(threads[i], NULL);
@@ -290,10 +236,8 @@ END_TEST(killed_while_hosts_wait)
 /* Events of another process: opened once, and waited for by the stream. */
 MODES_TEST(events_of_another_process)
 {
-    struct signaller s;
-
     begin("events");
-    signaller_start(&s, LATE_US);
+    struct process s = signaller_start(LATE_US);
     signaller_do(&s, "s");
     open_timeline();
     for (uint64_t value = 1; value <= 3; value++) {
@@ -307,7 +251,7 @@ MODES_TEST(events_of_another_process)
     cr_assert_eq(soft_calls(&f.gpu, "cuIpcOpenEventHandle"), 1);
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitEvent"), 3);
     signaller_do(&s, "w");
-    signaller_end(&s, 0);
+    cr_assert_eq(process_end(&s, 0), 0);
     end();
 }
 
@@ -334,7 +278,7 @@ closed(const char *mode)
     sync_ok();
     assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &error), CAID_ERR_ABANDONED);
     assert_ok(caid_timeline_wait(f.timeline, 0, 3, 0, 0, &error));
-    cr_assert_eq(n_pages(), 1, "whoever has it open keeps it");
+    cr_assert_eq(status_of(f.client).pages, 1, "whoever has it open keeps it");
     caid_timeline_close(f.timeline);
     f.timeline = NULL;
     /* What streams have used stays, and nothing else. */
@@ -371,7 +315,7 @@ END_TEST(opened_again)
         if (value % 10 == 0)
             assert_ok(caid_flush(f.client, -1, NULL, &error));
     }
-    cr_assert_eq(n_pages(), 1);
+    cr_assert_eq(status_of(f.client).pages, 1);
     caid_timeline_close(signals);
     poll_until(nothing_is_mapped, "a page is still mapped");
     caid_client_close(producer);
@@ -526,10 +470,8 @@ MODES_TEST(daemon_killed)
 static void
 context_dies(const char *mode)
 {
-    struct signaller s;
-
     begin(mode);
-    signaller_start(&s, "30000000");
+    struct process s = signaller_start("30000000");
     signaller_do(&s, "hs");
     open_timeline();
     if (strcmp(mode, "memops") == 0)
@@ -541,7 +483,7 @@ context_dies(const char *mode)
     assert_ok(caid_timeline_wait(f.timeline, 0, 1, 0, 0, &error));
     if (strcmp(mode, "memops") == 0)
         sync_abandoned();
-    signaller_end(&s, SIGKILL);
+    process_end(&s, SIGKILL);
     end();
 }
 
@@ -557,8 +499,6 @@ END_TEST(forked)
 {
     struct caid_timeline *signals;
     uint64_t value;
-    int status;
-
     struct caid_client *producer = daemon_connect(&f.daemon);
     assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &error));
     open_timeline();
@@ -574,8 +514,7 @@ END_TEST(forked)
         caid_client_close(f.client);
         _exit(right ? 0 : 1);
     }
-    cr_assert_eq(waitpid(pid, &status, 0), pid);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %#x", status);
+    cr_assert_eq(process_wait(pid), 0);
     assert_ok(caid_timeline_signal(signals, 0, 1, &error));
     assert_ok(caid_timeline_wait(f.timeline, 0, 1, 0, 0, &error));
     caid_timeline_close(signals);

@@ -24,15 +24,8 @@
 #define PAUSE  (20 * NSEC_PER_MSEC)
 #define SEALED (F_SEAL_SHRINK | F_SEAL_GROW)
 
-static void
-soft_driver(void)
-{
-    setenv("CAID_CUDA_DRIVER", "soft", 1);
-    driver_warm_up();
-}
-
-#define HOSTILE_TEST(name)                                                         \
-    CAID_TEST_BETWEEN(timeline_hostile, name, begin(), end(), .init = soft_driver, \
+#define HOSTILE_TEST(name)                                                          \
+    CAID_TEST_BETWEEN(timeline_hostile, name, begin(), end(), .init = soft_warm_up, \
                       .timeout = 120)
 
 static int
@@ -127,7 +120,7 @@ send_arrival(struct fake *fake)
     fake_drain(fake);
 }
 
-CAID_TEST_WITH(timeline_hostile, arrivals, .init = soft_driver, .timeout = 120)
+CAID_TEST_WITH(timeline_hostile, arrivals, .init = soft_warm_up, .timeout = 120)
 {
     for (size_t i = 0; i < ARRAY_SIZE(arrivals); i++) {
         struct caid_timeline *timeline = NULL;
@@ -140,7 +133,6 @@ CAID_TEST_WITH(timeline_hostile, arrivals, .init = soft_driver, .timeout = 120)
                   "%s: %s", arrivals[i].what, error.message);
         cr_assert_null(timeline);
         assert_failed(caid_client_ping(client, &error), CAID_ERR_PROTOCOL);
-        caid_client_close(client);
         fake_stop(&fake);
     }
 }
@@ -159,7 +151,7 @@ send_own_page(struct fake *fake)
     fake_drain(fake);
 }
 
-CAID_TEST_WITH(timeline_hostile, own_page_that_cannot_be_written, .init = soft_driver,
+CAID_TEST_WITH(timeline_hostile, own_page_that_cannot_be_written, .init = soft_warm_up,
                .timeout = 120)
 {
     struct caid_timeline *timeline;
@@ -168,7 +160,6 @@ CAID_TEST_WITH(timeline_hostile, own_page_that_cannot_be_written, .init = soft_d
     struct caid_client *client = fake_start(&fake, send_own_page, NULL);
     assert_failed(caid_timeline_create(client, &timeline, "t", NULL, &error),
                   CAID_ERR_PROTOCOL);
-    caid_client_close(client);
     fake_stop(&fake);
 }
 
@@ -216,7 +207,6 @@ end(void)
     assert_ok(caid_client_ping(f.client, &error)); /* nothing is the daemon's fault */
     caid_timeline_close(f.timeline);
     assert_ok(caid_stream_destroy(f.client, f.stream, &error));
-    caid_client_close(f.client);
     fake_stop(&f.fake);
     munmap(f.slot, 4096);
     close(f.fd);

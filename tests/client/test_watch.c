@@ -83,15 +83,6 @@ assert_no_news(struct caid_watch *of, uint64_t timeout_ns)
     cr_assert_eq(error.code, CAID_ERR_TIMEOUT);
 }
 
-static uint64_t
-count_watches(void)
-{
-    struct caid_status status = CAID_INIT(status);
-
-    assert_ok(caid_client_status(f.client, &status, &error));
-    return status.watches;
-}
-
 /* ---- one thread ---- */
 
 WATCH_TEST(watch, tells_the_latest)
@@ -140,7 +131,7 @@ WATCH_TEST(watch, many_are_told_apart)
         snprintf(name, sizeof(name), "n%d", i);
         watches[i] = watch(name);
     }
-    cr_assert_eq(count_watches(), 20);
+    cr_assert_eq(status_of(f.client).watches, 20);
     for (int i = 19; i >= 0; i--) {
         snprintf(name, sizeof(name), "n%d", i);
         uint64_t generation = publish(name);
@@ -150,7 +141,7 @@ WATCH_TEST(watch, many_are_told_apart)
     }
     for (int i = 0; i < 20; i++)
         caid_watch_close(watches[i]);
-    cr_assert_eq(count_watches(), 0, "cancelled");
+    cr_assert_eq(status_of(f.client).watches, 0, "cancelled");
 }
 
 WATCH_TEST(watch, what_is_refused)
@@ -170,7 +161,7 @@ WATCH_TEST(watch, what_is_refused)
     assert_failed(caid_watch_next(NULL, 0, &change, &error), CAID_ERR_INVALID);
     cr_assert_null(x);
     caid_watch_close(NULL);
-    cr_assert_eq(count_watches(), 0);
+    cr_assert_eq(status_of(f.client).watches, 0);
 }
 
 /* ---- callbacks ---- */
@@ -297,7 +288,7 @@ WATCH_TEST(watch, is_closed_from_its_callback)
     assert_ok(caid_client_ping(f.client, &error));
     assert_ok(caid_client_dispatch(f.client, &error));
     cr_assert_eq(seen.n, 1);
-    cr_assert_eq(count_watches(), 0);
+    cr_assert_eq(status_of(f.client).watches, 0);
 }
 
 /* ---- threads ---- */
@@ -434,7 +425,7 @@ WATCH_TEST(watch, close_wakes_who_waits)
         cr_assert_eq(waiter_join(&waiters[2]), -ECANCELED);
         kill(f.daemon.pid, SIGCONT);
     }
-    cr_assert_eq(count_watches(), 0);
+    cr_assert_eq(status_of(f.client).watches, 0);
 }
 
 WATCH_TEST(watch, the_daemon_dies)
@@ -492,7 +483,7 @@ WATCH_TEST(watch, close_never_blocks)
     for (int i = 0; i < N_ROUNDS; i++)
         caid_watch_close(watches[i]);
     kill(f.daemon.pid, SIGCONT);
-    cr_assert_eq(count_watches(), 0);
+    cr_assert_eq(status_of(f.client).watches, 0);
 }
 
 /* ---- a daemon that breaks the protocol ---- */
@@ -557,7 +548,6 @@ CAID_TEST(watch, news_that_are_none)
     cr_assert_eq(change.generation, 5);
     assert_failed(caid_watch_next(x, FOREVER, &change, &error), CAID_ERR_PROTOCOL);
     caid_watch_close(x);
-    caid_client_close(client);
     fake_stop(&fake);
 
     client = fake_start(&fake, script_nothing_there, NULL);
@@ -566,7 +556,6 @@ CAID_TEST(watch, news_that_are_none)
         caid_watch_close(x);
     }
     cr_assert_eq(error.code, CAID_ERR_PROTOCOL);
-    caid_client_close(client);
     fake_stop(&fake);
 }
 
@@ -589,6 +578,5 @@ CAID_TEST(watch, is_refused_later)
     assert_ok(caid_client_dispatch(client, &error));
     assert_failed(caid_watch_next(x, 0, &change, &error), CAID_ERR_LIMIT);
     caid_watch_close(x);
-    caid_client_close(client);
     fake_stop(&fake);
 }

@@ -5,13 +5,7 @@
 #include <string.h>
 
 #include "cuda/local.h"
-
-static int
-failed(const char *what, const struct caid_error *error)
-{
-    fprintf(stderr, "waiter: %s: %s\n", what, error->message);
-    return 1;
-}
+#include "program.h"
 
 int
 main(int argc, char **argv)
@@ -19,23 +13,18 @@ main(int argc, char **argv)
     uint8_t handle[CUDA_EVENT_HANDLE_SIZE];
     struct caid_client *client;
     struct cuda_event *event;
-    struct caid_error error;
 
     if (argc != 2 || strlen(argv[1]) != 2 * sizeof(handle))
         return 1;
     for (size_t i = 0; i < sizeof(handle); i++)
         if (sscanf(argv[1] + 2 * i, "%2hhx", &handle[i]) != 1)
             return 1;
-    if (cuda_driver_open(&client, NULL, &error) < 0)
-        return failed("driver", &error);
-    if (cuda_event_open(client, &event, 0, handle, &error) < 0)
-        return failed("open", &error);
+    MUST(cuda_driver_open(&client, NULL, &error));
+    MUST(cuda_event_open(client, &event, 0, handle, &error));
     if (cuda_event_ipc_handle(event, handle, &error) >= 0)
-        return failed("an opened event has a handle", &error);
-    if (cuda_event_wait(event, 2, &error) < 0)
-        return failed("wait", &error);
-    if (caid_stream_synchronize(client, 2, 0, &error) < 0)
-        return failed("synchronize", &error);
+        errx(1, "an opened event has a handle");
+    MUST(cuda_event_wait(event, 2, &error));
+    MUST(caid_stream_synchronize(client, 2, 0, &error));
     cuda_event_free(event);
     caid_client_close(client);
     return 0;

@@ -76,6 +76,13 @@ h_sharing(struct core_config *config)
     config->memory.pending_count = 10;
 }
 
+void
+h_two_devices(struct core_config *config)
+{
+    h_sharing(config);
+    config->n_devices = 2;
+}
+
 /* Arrays without a name and without holders: only their parts keep them. */
 static uint64_t
 count_kept(struct harness *h)
@@ -367,6 +374,15 @@ h_open_generation(struct harness *h, uint64_t conn, const char *name, const char
                                      .generation = generation};
 
     return h_request(h, conn, MSG_OPEN, &params);
+}
+
+const struct msg_create_params exclusive = {.exclusive = true};
+const struct msg_create_params in_shared = {.pool = {"shared", 6}, .exclusive = true};
+
+struct h_reply
+h_small(struct harness *h, uint64_t conn, int64_t bytes)
+{
+    return h_made(h, conn, bytes, (struct msg_create_params){0});
 }
 
 struct h_reply *

@@ -33,6 +33,9 @@
 #define H_MEMORY  (UINT64_C(64) << 20)
 #define H_BLOCK   (UINT64_C(2) << 20)
 #define H_AGE_NS  UINT64_C(1000000)
+#define MIB       INT64_C(1048576)
+
+#define H_SECOND_DEVICE "GPU-00000000-0000-0000-0000-000000000002"
 
 struct h_fence {
     uint64_t page, slot, value;
@@ -209,6 +212,8 @@ void h_init(struct harness *h, void (*tweak)(struct core_config *));
 /* A tweak: blocks are shared by arrays of up to 4 MiB and grow to 16 MiB, 8 MiB of empty ones are
  * kept, and 10 entries or 20 % may wait in the queue, for H_AGE_NS. */
 void h_sharing(struct core_config *config);
+/* The same with a second device. */
+void h_two_devices(struct core_config *config);
 /* Disconnects everyone, finishes all jobs and expects nothing to be left but names, and what has
  * parts that have one. */
 void h_deinit(struct harness *h);
@@ -247,6 +252,9 @@ struct h_reply *h_create_as(struct harness *h, uint64_t conn, int64_t bytes,
 /* An unnamed one that has its memory, and cannot be refused. */
 struct h_reply h_made(struct harness *h, uint64_t conn, int64_t bytes,
                       struct msg_create_params params);
+struct h_reply h_small(struct harness *h, uint64_t conn, int64_t bytes);
+/* For h_create_as() and h_made(). */
+extern const struct msg_create_params exclusive, in_shared; /* in_shared: exclusive, too */
 struct h_reply *h_open(struct harness *h, uint64_t conn, const char *name, const char *pool,
                        const char *mode);
 struct h_reply *h_open_generation(struct harness *h, uint64_t conn, const char *name,

@@ -6,10 +6,6 @@
 
 #include "caid_test.h"
 
-#define MIB INT64_C(1048576)
-
-static const struct msg_create_params exclusive = {.exclusive = true};
-
 /* What the connection's uid is charged; there are no more than four uids, by number. */
 static struct msg_user
 charged(struct harness *h, uint64_t conn, uint64_t uid)
@@ -141,20 +137,11 @@ CORE_TEST(charge, publishing_under_the_same_name_charges_nothing_more, h_sharing
 
 #define HELD_MAX 4096
 
-static void
-two_devices(struct core_config *config)
-{
-    h_sharing(config);
-    config->n_devices = 2;
-}
-
 /* Arrays in the queue are charged to nobody: held back, they could pile up. */
-CORE_TEST(charge, deferred_entries_are_bounded_by_uid_and_device, two_devices)
+CORE_TEST(charge, deferred_entries_are_bounded_by_uid_and_device, h_two_devices)
 {
     const struct msg_create_params shared = {0},
-                                   on_second = {
-                                       .device =
-                                           MSG_STR("GPU-00000000-0000-0000-0000-000000000002")};
+                                   on_second = {.device = MSG_STR(H_SECOND_DEVICE)};
 
     uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
     h_made(h, a, 4 * MIB, shared); /* the next block has room for 8,192 */

@@ -13,8 +13,7 @@ CORE_TEST(core, record_comes_before_the_promise, NULL)
 {
     uint64_t a = h_connect(h, 1000, 1000);
     h->n_records = 0;
-    h_create(h, a, "w", NULL, 100);
-    h_finish_all(h);
+    h_create_now(h, a, "w", NULL, 100);
     cr_assert_eq(h->n_records, 3);
     cr_assert_str_eq(h->records[0], "block 1");
     cr_assert_str_eq(h->records[1], "name uid:1000:w");
@@ -34,16 +33,14 @@ CORE_TEST(core, configured_pool_modes, NULL)
 {
     uint64_t owner = h_connect(h, 1, 1), group = h_connect(h, 2, 10),
              other = h_connect(h, 3, 3);
-    h_create(h, owner, "w", "shared", 100);
-    h_finish_all(h);
+    h_create_now(h, owner, "w", "shared", 100);
     cr_assert_eq(h_open(h, group, "w", "shared", "r")->error, 0);
     cr_assert_eq(h_open(h, group, "w", "shared", "rw")->error, PROTO_ERR_PERMISSION);
     cr_assert_eq(h_create(h, group, "v", "shared", 1)->error, PROTO_ERR_PERMISSION);
     cr_assert_eq(h_unlink(h, group, "w", "shared")->error, PROTO_ERR_PERMISSION);
     cr_assert_eq(h_open(h, other, "w", "shared", "r")->error, PROTO_ERR_NOT_FOUND);
     cr_assert_eq(h_open(h, other, "w", "shared", "rw")->error, PROTO_ERR_NOT_FOUND);
-    h_create(h, other, "w", "open", 1);
-    h_finish_all(h);
+    h_create_now(h, other, "w", "open", 1);
     cr_assert_eq(h->replies[other].error, 0);
 }
 
@@ -52,13 +49,11 @@ CORE_TEST(core, configured_pool_modes, NULL)
 CORE_TEST(core, quota_of_a_pool, NULL)
 {
     uint64_t a = h_connect(h, 1, 1);
-    h_create(h, a, "big", "shared", 12 << 20);
-    h_finish_all(h);
+    h_create_now(h, a, "big", "shared", 12 << 20);
     cr_assert_eq(h_create(h, a, "more", "shared", 6 << 20)->error, PROTO_ERR_QUOTA);
     cr_assert(strstr(h->replies[a].text, "16 MiB exceeded by 2 MiB"), "%s", h->replies[a].text);
     cr_assert_eq(h_counts(h).names, 1, "a refused create leaves no name");
-    h_create(h, a, "fits", "shared", 4 << 20);
-    h_finish_all(h);
+    h_create_now(h, a, "fits", "shared", 4 << 20);
     cr_assert_eq(h->replies[a].error, 0);
 }
 
@@ -85,8 +80,7 @@ CORE_TEST(core, limits_of_a_uid, tight)
     cr_assert_eq(h_create(h, a, NULL, NULL, 1)->error, PROTO_ERR_LIMIT, "a third job");
     cr_assert_eq(h_create(h, b, "3", NULL, 1)->error, PROTO_ERR_LIMIT, "a third name");
     h_finish_all(h);
-    h_create(h, b, NULL, NULL, 1);
-    h_finish_all(h);
+    h_create_now(h, b, NULL, NULL, 1);
     cr_assert_eq(h_open(h, b, "1", NULL, "r")->error, PROTO_ERR_LIMIT, "a fourth lease");
     cr_assert_eq(h_create(h, b, NULL, NULL, 1)->error, PROTO_ERR_LIMIT, "a fourth array");
     cr_assert(strstr(h->replies[b].text, "3 arrays"), "%s", h->replies[b].text);
@@ -128,8 +122,7 @@ CORE_TEST(core, uids_take_turns, one_thread)
 {
     uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
     for (int i = 0; i < 4; i++)
-        h_create(h, a, NULL, NULL, 1);
-    h_finish_all(h);
+        h_create_now(h, a, NULL, NULL, 1);
     h_disconnect(h, a); /* four releases */
     a = h_connect(h, 1000, 1000);
     h_create(h, a, NULL, NULL, 4 << 20);
@@ -259,8 +252,7 @@ CORE_TEST(core, open_of_several_is_all_or_none, NULL)
     struct msg_open_params params = {.names = {names, 2}, .mode = MSG_STR("r")};
 
     uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    h_create(h, a, "1", NULL, 10);
-    h_finish_all(h);
+    h_create_now(h, a, "1", NULL, 10);
     cr_assert_eq(h_request(h, b, MSG_OPEN, &params)->error, PROTO_ERR_NOT_FOUND);
     cr_assert(strstr(h->replies[b].text, "missing"));
     cr_assert_eq(h_counts(h).leases, 1, "only the creator's");

@@ -7,8 +7,6 @@
 
 #include "caid_test.h"
 
-#define MIB INT64_C(1048576)
-
 CORE_TEST(depart, unnamed_array_waits_for_the_exit, h_sharing)
 {
     struct msg_unnamed_params unnamed = {.pool = MSG_STR("uid:1000")};

@@ -7,17 +7,6 @@
 
 #include "caid_test.h"
 
-#define MIB INT64_C(1048576)
-
-static const struct msg_create_params exclusive = {.exclusive = true};
-static const struct msg_create_params in_shared = {.pool = {"shared", 6}, .exclusive = true};
-
-static struct h_reply
-small(struct harness *h, uint64_t conn, int64_t bytes)
-{
-    return h_made(h, conn, bytes, (struct msg_create_params){0});
-}
-
 /* Finishes the first job of that type, which there has to be. */
 static void
 finish(struct harness *h, enum core_action_type type, int error)
@@ -94,7 +83,7 @@ CORE_TEST(fair, release_does_not_queue_behind_its_uids_creates, one_thread)
 
     h->capacity[0] = UINT64_C(1) << 40;
     uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
-    struct h_reply mine = small(h, a, 100), other = small(h, b, 100);
+    struct h_reply mine = h_small(h, a, 100), other = h_small(h, b, 100);
     for (int i = 0; i < 150; i++)
         h_create(h, a, NULL, NULL, 100);
     h_close(h, a, mine.lease);
@@ -117,7 +106,7 @@ CORE_TEST(fair, retry_is_not_spent_on_anothers_grown_block, h_sharing)
     uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000),
              z = h_connect(h, 2000, 2000);
     for (int i = 0; i < 4; i++)
-        small(h, a, 4 * MIB);
+        h_small(h, a, 4 * MIB);
     h_made(h, z, 46 * MIB, exclusive);
     struct h_reply going = h_made(h, z, 2 * MIB, exclusive);
     h_close(h, z, going.lease);
@@ -140,7 +129,7 @@ CORE_TEST(fair, grown_block_that_cannot_be_had_costs_nobody_anything, h_sharing)
 {
     uint64_t a = h_connect(h, 1000, 1000), z = h_connect(h, 2000, 2000);
     for (int i = 0; i < 4; i++)
-        small(h, a, 4 * MIB);
+        h_small(h, a, 4 * MIB);
     h_made(h, z, 30 * MIB, exclusive);
     h_close(h, z, h_made(h, z, 4 * MIB, exclusive).lease);
     h_tick(h, H_AGE_NS); /* that one is in reserve, */
@@ -165,13 +154,6 @@ CORE_TEST(fair, grown_block_that_cannot_be_had_costs_nobody_anything, h_sharing)
 
 /* ---- quota ---- */
 
-static void
-two_devices(struct core_config *config)
-{
-    h_sharing(config);
-    config->n_devices = 2;
-}
-
 /* Of 16 MiB, 8 are in reserve: 6 on the first device, 2 on the second. Both have to go, in
  * whatever order that happens. */
 CAID_TEST(fair, quota_waits_for_both_devices)
@@ -180,9 +162,9 @@ CAID_TEST(fair, quota_waits_for_both_devices)
     struct h_reply first[3];
     struct harness h;
 
-    on_second.device = MSG_STR("GPU-00000000-0000-0000-0000-000000000002");
+    on_second.device = MSG_STR(H_SECOND_DEVICE);
     for (int order = 0; order < 2; order++) {
-        h_init(&h, two_devices);
+        h_init(&h, h_two_devices);
         uint64_t a = h_connect(&h, 1, 10);
         for (int i = 0; i < 3; i++)
             first[i] = h_made(&h, a, 2 * MIB, in_shared);
@@ -207,11 +189,11 @@ CAID_TEST(fair, quota_waits_for_both_devices)
 
 /* Who waited for the second device finds what has run empty on the first meanwhile: its release
  * starts in the same event. */
-CORE_TEST(fair, quota_goes_on_to_another_device, two_devices)
+CORE_TEST(fair, quota_goes_on_to_another_device, h_two_devices)
 {
     struct msg_create_params on_second = in_shared;
 
-    on_second.device = MSG_STR("GPU-00000000-0000-0000-0000-000000000002");
+    on_second.device = MSG_STR(H_SECOND_DEVICE);
     uint64_t a = h_connect(h, 1, 10);
     struct h_reply first = h_made(h, a, 8 * MIB, in_shared);
     h_close(h, a, h_made(h, a, 4 * MIB, on_second).lease);
@@ -251,7 +233,7 @@ CORE_TEST(fair, flush_counts_what_the_caller_may_write, NULL)
 {
     uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001),
              root = h_connect(h, 0, 0);
-    struct h_reply theirs = small(h, a, 3 * MIB), own = small(h, b, 100);
+    struct h_reply theirs = h_small(h, a, 3 * MIB), own = h_small(h, b, 100);
     h_close(h, a, theirs.lease);
     h_close(h, b, own.lease);
     h_flush(h, b);
@@ -268,7 +250,7 @@ CORE_TEST(fair, flush_names_no_block_of_others_that_failed, NULL)
 {
     uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001),
              c = h_connect(h, 1002, 1002);
-    struct h_reply theirs = small(h, a, 3 * MIB), own = small(h, b, 100);
+    struct h_reply theirs = h_small(h, a, 3 * MIB), own = h_small(h, b, 100);
     h_close(h, a, theirs.lease);
     h_close(h, b, own.lease);
     h_flush(h, a);
@@ -292,7 +274,7 @@ CAID_TEST(fair, flush_of_a_daemon_that_stops_is_refused)
 
     h_init(&h, NULL);
     uint64_t a = h_connect(&h, 1000, 1000);
-    h_close(&h, a, small(&h, a, 100).lease);
+    h_close(&h, a, h_small(&h, a, 100).lease);
     core_stop(h.core);
     cr_assert_eq(h_flush(&h, a)->error, PROTO_ERR_SHUTDOWN);
     h_finish_all(&h);
@@ -307,7 +289,7 @@ CORE_TEST(fair, entry_of_a_hangup_after_idle_time_is_not_due_at_once, h_sharing)
 {
     uint64_t a = h_connect(h, 1000, 1000);
     h_connect(h, 1000, 1000);
-    small(h, a, 100);
+    h_small(h, a, 100);
     h->now_ns += 10 * H_AGE_NS;
     core_set_time(h->core, h->now_ns);
     h_disconnect(h, a);

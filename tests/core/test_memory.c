@@ -7,18 +7,10 @@
 
 #include "caid_test.h"
 
-#define MIB INT64_C(1048576)
-
 static struct msg_create_params
 kind_of(const char *memory)
 {
     return (struct msg_create_params){.memory = MSG_STR(memory)};
-}
-
-static struct h_reply
-small(struct harness *h, uint64_t conn, int64_t bytes)
-{
-    return h_made(h, conn, bytes, (struct msg_create_params){0});
 }
 
 /* ---- sharing ---- */
@@ -44,8 +36,8 @@ CORE_TEST(memory, alignment, h_sharing)
     static const uint64_t bad[] = {3, 513, 2 * PROTO_ALIGNMENT_MAX, UINT64_MAX};
 
     uint64_t a = h_connect(h, 1000, 1000);
-    small(h, a, 2 * MIB);
-    small(h, a, 100); /* the second block, of 2 MiB */
+    h_small(h, a, 2 * MIB);
+    h_small(h, a, 100); /* the second block, of 2 MiB */
     for (uint64_t alignment = 1; alignment <= PROTO_ALIGNMENT_MAX; alignment *= 2) {
         struct msg_create_params params = {.alignment = alignment};
         cr_assert_eq(h_made(h, a, 100, params).offset % alignment, 0);
@@ -143,7 +135,7 @@ CORE_TEST(memory, kinds, second_lacks)
     uint64_t a = h_connect(h, 1000, 1000);
     cr_assert_eq(h_create_as(h, a, 1, kind_of("managed"))->error, PROTO_ERR_INVALID);
     cr_assert_eq(h_create_as(h, a, 1, kind_of(""))->error, PROTO_ERR_INVALID);
-    second.device = MSG_STR("GPU-00000000-0000-0000-0000-000000000002");
+    second.device = MSG_STR(H_SECOND_DEVICE);
     cr_assert_eq(h_create_as(h, a, 1, second)->error, PROTO_ERR_UNSUPPORTED);
     cr_assert(strstr(h->replies[a].text, "second") && strstr(h->replies[a].text, "\"legacy\""),
               "%s", h->replies[a].text);
@@ -202,9 +194,9 @@ CAID_TEST(memory, open_blocks_of_some_kinds_do_not_go)
 CORE_TEST(memory, hold_outlives_leases, h_sharing)
 {
     uint64_t a = h_connect(h, 1000, 1000);
-    struct h_reply first = small(h, a, 100), second;
+    struct h_reply first = h_small(h, a, 100), second;
     h_close(h, a, first.lease);
-    second = small(h, a, 100);
+    second = h_small(h, a, 100);
     cr_assert_eq(second.block, first.block);
     cr_assert_eq(second.n_fds, 0);
     h_forget(h, a, first.block);
@@ -212,11 +204,11 @@ CORE_TEST(memory, hold_outlives_leases, h_sharing)
     h_disconnect(h, a);
 
     a = h_connect(h, 1000, 1000);
-    first = small(h, a, 100);
+    first = h_small(h, a, 100);
     h_close(h, a, first.lease);
     h_forget(h, a, first.block);
     h_forget(h, a, 4711);
-    cr_assert_eq(small(h, a, 100).n_fds, 1, "it has to be sent again");
+    cr_assert_eq(h_small(h, a, 100).n_fds, 1, "it has to be sent again");
 }
 
 /* ---- figures ---- */
@@ -248,7 +240,7 @@ CORE_TEST(memory, figures_of_a_pool, h_sharing)
 
     uint64_t a = h_connect(h, 1000, 1000);
     for (int i = 0; i < 4; i++)
-        arrays[i] = small(h, a, MIB / 2);
+        arrays[i] = h_small(h, a, MIB / 2);
     h_close(h, a, arrays[0].lease);
     h_flush(h, a);
     h_close(h, a, arrays[2].lease);
@@ -272,12 +264,11 @@ CORE_TEST(memory, figures_of_a_pool, h_sharing)
 
 CORE_TEST(memory, devices_are_apart, second_lacks)
 {
-    struct msg_create_params second = {.device =
-                                           MSG_STR("GPU-00000000-0000-0000-0000-000000000002")};
+    struct msg_create_params second = {.device = MSG_STR(H_SECOND_DEVICE)};
     struct msg_memory_params info = {.device = second.device};
 
     uint64_t a = h_connect(h, 1000, 1000);
-    struct h_reply one = small(h, a, 100), two = h_made(h, a, 100, second);
+    struct h_reply one = h_small(h, a, 100), two = h_made(h, a, 100, second);
     cr_assert_neq(one.block, two.block);
     cr_assert_eq(h->device_bytes[0], H_BLOCK);
     cr_assert_eq(h->device_bytes[1], H_BLOCK);

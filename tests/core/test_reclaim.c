@@ -7,16 +7,6 @@
 
 #include "caid_test.h"
 
-#define MIB INT64_C(1048576)
-
-static const struct msg_create_params exclusive = {.exclusive = true};
-
-static struct h_reply
-small(struct harness *h, uint64_t conn, int64_t bytes)
-{
-    return h_made(h, conn, bytes, (struct msg_create_params){0});
-}
-
 /* ---- the queue and the reserve ---- */
 
 static uint64_t
@@ -31,7 +21,7 @@ CORE_TEST(reclaim, queue_by_count, h_sharing)
 
     uint64_t a = h_connect(h, 1000, 1000);
     for (size_t i = 0; i < ARRAY_SIZE(arrays); i++)
-        arrays[i] = small(h, a, 100);
+        arrays[i] = h_small(h, a, 100);
     for (size_t i = 0; i < 10; i++)
         h_close(h, a, arrays[i].lease);
     cr_assert_eq(pending(h), 10, "no more than 10: they wait");
@@ -80,19 +70,17 @@ CAID_TEST(reclaim, own_blocks_are_reused_by_size)
     for (size_t i = 0; i < 2 * ARRAY_SIZE(cases); i++) {
         h_init(&h, h_sharing);
         uint64_t a = h_connect(&h, 1000, 1000);
-        struct h_reply first = small(&h, a, 8 * MIB);
+        struct h_reply first = h_small(&h, a, 8 * MIB);
         h_close(&h, a, first.lease);
         if (i % 2)
             h_tick(&h, H_AGE_NS); /* from the reserve; else from the queue */
-        struct h_reply second = small(&h, a, cases[i / 2].mib * MIB);
+        struct h_reply second = h_small(&h, a, cases[i / 2].mib * MIB);
         cr_assert_eq(second.block == first.block, cases[i / 2].reused, "case %zu", i);
         h_deinit(&h);
     }
 }
 
 /* ---- too little ---- */
-
-static const struct msg_create_params in_shared = {.pool = {"shared", 6}, .exclusive = true};
 
 /* What others close meanwhile is flushed and waited for as well, but not for ever. */
 CAID_TEST(reclaim, quota_waits_for_one_round_more_than_there_are_devices)
@@ -203,7 +191,7 @@ CORE_TEST(reclaim, deferral_nests_and_ends_with_its_connection, h_sharing)
     for (int i = 0; i < 999; i++)
         h_defer(h, a, false);
     cr_assert_eq(h_defer(h, b, false)->error, PROTO_ERR_INVALID, "not one's own");
-    struct h_reply array = small(h, b, 100);
+    struct h_reply array = h_small(h, b, 100);
     h_close(h, b, array.lease);
     h_age(h);
     cr_assert_eq(pending(h), 1, "of the uid, by any connection");
@@ -219,8 +207,8 @@ CORE_TEST(reclaim, flush_answers_with_what_went, h_sharing)
     uint64_t a = h_connect(h, 1000, 1000);
     cr_assert(h_flush(h, a)->seen, "nothing to do");
     cr_assert_eq(h->replies[a].flush.entries, 0);
-    struct h_reply one = h_made(h, a, 3 * MIB, exclusive), two = small(h, a, 100),
-                   stays = small(h, a, 100);
+    struct h_reply one = h_made(h, a, 3 * MIB, exclusive), two = h_small(h, a, 100),
+                   stays = h_small(h, a, 100);
     h_close(h, a, one.lease);
     h_close(h, a, two.lease);
     cr_assert_not(h_flush(h, a)->seen, "a release is under way");
@@ -263,14 +251,14 @@ CORE_TEST(reclaim, flush_is_of_ones_own, h_sharing)
 {
     uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001),
              root = h_connect(h, 0, 0);
-    struct h_reply array = small(h, a, 100);
+    struct h_reply array = h_small(h, a, 100);
     h_close(h, a, array.lease);
     cr_assert_eq(h_flush(h, b)->flush.entries, 0);
     cr_assert_eq(pending(h), 1);
     h_tick(h, H_AGE_NS);
     cr_assert(h_flush(h, b)->seen, "nor the reserve of a pool that it may not write");
     cr_assert_eq(h_counts(h).reserve_bytes, H_BLOCK);
-    array = small(h, a, 100);
+    array = h_small(h, a, 100);
     h_close(h, a, array.lease);
     h_flush(h, root);
     h_finish_all(h);
@@ -281,7 +269,7 @@ CORE_TEST(reclaim, flush_is_of_ones_own, h_sharing)
 CORE_TEST(reclaim, flushes_under_way_are_limited, h_sharing)
 {
     uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
-    struct h_reply array = small(h, a, 100);
+    struct h_reply array = h_small(h, a, 100);
     h_close(h, a, array.lease);
     for (int i = 0; i < 16; i++)
         cr_assert_not(h_flush(h, a)->seen);

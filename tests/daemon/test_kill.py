@@ -7,8 +7,6 @@ for it is undone (I4, I9)."""
 
 import contextlib
 import os
-import select
-import signal
 import socket
 import time
 
@@ -383,34 +381,33 @@ def warm(daemon):
     wait_for(lambda: memory(daemon)["pending"] == memory(daemon)["reserve"] == 0, "the queue")
 
 
-def enter(daemon, state, writer):
+def enter(daemon, state, entered):
     kept = state(daemon)
-    os.write(writer, b"x")
+    entered.release()
     time.sleep(DEADLINE)
     del kept
 
 
-def assert_entered(reader):
-    ready, _, _ = select.select([reader], [], [], DEADLINE)
-    assert ready and os.read(reader, 1)
+def start_in(daemon, state, n=1):
+    """So many processes that are in the state."""
+    entered = fork.Semaphore(0)
+    processes = [fork.Process(target=enter, args=(daemon, state, entered)) for _ in range(n)]
+    for p in processes:
+        p.start()
+    for _ in processes:
+        assert entered.acquire(timeout=DEADLINE)
+    return processes
 
 
 @pytest.mark.parametrize("state", STATES, ids=[s.__name__ for s in STATES])
 def test_sigkill(daemon, state):
     warm(daemon)
     before = settled(daemon, 1)
-    reader, writer = os.pipe()
-    processes = [fork.Process(target=enter, args=(daemon, state, writer)) for _ in range(3)]
+    processes = start_in(daemon, state, 3)
     for p in processes:
-        p.start()
-    for _ in processes:
-        assert_entered(reader)
-    for p in processes:
-        os.kill(p.pid, signal.SIGKILL)
+        p.kill()
     for p in processes:
         p.join()
-    os.close(reader)
-    os.close(writer)
     wait_until_as_before(daemon, before)
 
 
@@ -453,11 +450,5 @@ def test_kill_in_a_row(daemon):
     warm(daemon)
     before = settled(daemon, 1)
     for i in range(60):
-        reader, writer = os.pipe()
-        p = fork.Process(target=enter, args=(daemon, STATES[i % len(STATES)], writer))
-        p.start()
-        assert_entered(reader)
-        kill(p)
-        os.close(reader)
-        os.close(writer)
+        kill(*start_in(daemon, STATES[i % len(STATES)]))
     wait_until_as_before(daemon, before)

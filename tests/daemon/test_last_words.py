@@ -20,9 +20,17 @@ def abandoned(daemon, n):
         return [i for i in range(n) if entry(c, f"x{i}").get("abandoned")]
 
 
-def is_gone(daemon):
-    """Whether the client that asks is the only one."""
-    return daemon.status()["connections"] == 1
+def wait_until_gone(daemon):
+    """The client that asks is the only one."""
+    wait_for(lambda: daemon.status()["connections"] == 1, "the end of the connection")
+
+
+def assert_heard(daemon, n, process=None):
+    """That the writes to the first n arrays have ended; the process is not needed any more."""
+    wait_until_gone(daemon)
+    assert abandoned(daemon, n) == []
+    if process:
+        kill(process)
 
 
 class Writer:
@@ -67,8 +75,7 @@ def end_all(client, n):
 @pytest.mark.parametrize("n", [1, 8, 9, 40])
 def test_exit(daemon, n):
     Writer(daemon, n, lambda c: end_all(c, n))
-    wait_for(lambda: is_gone(daemon), "the end of the connection")
-    assert abandoned(daemon, n) == []
+    assert_heard(daemon, n)
 
 
 @pytest.mark.parametrize("exits", [True, False])
@@ -83,9 +90,7 @@ def test_answers_that_nobody_reads(daemon, exits):
         client.close()
 
     writer = Writer(daemon, 40, last, exits)
-    wait_for(lambda: is_gone(daemon), "the end of the connection")
-    assert abandoned(daemon, 40) == []
-    kill(writer.process)
+    assert_heard(daemon, 40, writer.process)
 
 
 @pytest.mark.parametrize("exits", [True, False])
@@ -102,16 +107,12 @@ def test_answers_that_had_come(daemon, exits):
         client.close()
 
     writer = Writer(daemon, 12, last, exits, first=first)
-    wait_for(lambda: is_gone(daemon), "the end of the connection")
-    assert abandoned(daemon, 12) == []
-    kill(writer.process)
+    assert_heard(daemon, 12, writer.process)
 
 
 def test_hang_up(daemon):
     writer = Writer(daemon, 20, lambda c: (end_all(c, 20), c.close()), exits=False)
-    wait_for(lambda: is_gone(daemon), "the end of the connection")
-    assert abandoned(daemon, 20) == []
-    kill(writer.process)
+    assert_heard(daemon, 20, writer.process)
 
 
 @pytest.mark.parametrize("exits", [True, False])
@@ -132,9 +133,7 @@ def test_output_in_the_queue(daemon, exits):
         client.close()
 
     writer = Writer(daemon, 3, last, exits, first=first)
-    wait_for(lambda: is_gone(daemon), "the end of the connection")
-    assert abandoned(daemon, 3) == []
-    kill(writer.process)
+    assert_heard(daemon, 3, writer.process)
 
 
 def test_client_that_reads_no_more_and_lives(daemon):
@@ -146,8 +145,7 @@ def test_client_that_reads_no_more_and_lives(daemon):
             c.sock.shutdown(socket.SHUT_RD)
             c.request("ping")
             end_all(c, 20)
-        wait_for(lambda: is_gone(daemon), "the end of the connection")
-        assert abandoned(daemon, 20) == []
+        assert_heard(daemon, 20)
 
 
 def flood(client):
@@ -165,7 +163,7 @@ def test_client_that_goes_on_sending(daemon):
         c.request("ping")
         thread.join(DEADLINE)
         assert not thread.is_alive()
-        wait_for(lambda: is_gone(daemon), "the end of the connection")
+        wait_until_gone(daemon)
 
 
 def test_child_that_goes_on_sending(daemon):
@@ -184,7 +182,7 @@ def test_child_that_goes_on_sending(daemon):
     process.start()
     process.join()
     assert os.read(reader, 1) == b"x"
-    wait_for(lambda: is_gone(daemon), "the end of the connection")
+    wait_until_gone(daemon)
     os.close(reader)
     os.close(writer)
 
@@ -215,7 +213,7 @@ def test_fault_ends_it_at_once(daemon):
         end_all(client, 2)
 
     Writer(daemon, 2, last)
-    wait_for(lambda: is_gone(daemon), "the end of the connection")
+    wait_until_gone(daemon)
     assert abandoned(daemon, 2) == [0, 1]
     assert "is disconnected" in daemon.text()
 
@@ -227,7 +225,7 @@ def test_fault_among_last_words(daemon):
         end(client, 2)
 
     Writer(daemon, 2, last)
-    wait_for(lambda: is_gone(daemon), "the end of the connection")
+    wait_until_gone(daemon)
     assert abandoned(daemon, 2) == [1]
 
 

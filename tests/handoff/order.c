@@ -15,8 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,27 +48,20 @@ static struct order_shared *
 shared_new(const struct order_scenario *scenario)
 {
     pthread_barrierattr_t attr;
-    struct order_shared *shared =
-        mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct order_shared *shared = program_share(sizeof(*shared));
 
-    if (shared == MAP_FAILED)
-        err(1, "mmap");
     pthread_barrierattr_init(&attr);
     pthread_barrierattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
     if (pthread_barrier_init(&shared->barrier, &attr, (unsigned)scenario->n_roles))
         errx(1, "pthread_barrier_init");
     for (size_t i = 0; i < ORDER_STEPS; i++)
-        if (sem_init(&shared->turns[i], 1, 0) < 0)
-            err(1, "sem_init");
+        program_share_sem(&shared->turns[i]);
     return shared;
 }
 
 _Noreturn static void
-run_role(struct order *o, const char *socket, pid_t parent)
+run_role(struct order *o, const char *socket)
 {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(1);
     alarm(TIMEOUT_S); /* a hang is a failure */
     order_open(o, socket);
     for (uint32_t round = 0; round < ROUNDS; round++) {
@@ -106,7 +97,7 @@ int
 main(int argc, char **argv)
 {
     struct order o = {0};
-    pid_t pids[ORDER_ROLES], parent = getpid();
+    pid_t pids[ORDER_ROLES];
 
     if (argc == 3 && strcmp(argv[1], "--list") == 0) {
         list(argv[2]);
@@ -119,11 +110,9 @@ main(int argc, char **argv)
     o.without = argc == 5 ? atoi(argv[4]) : -1;
     o.shared = shared_new(o.scenario);
     for (o.role = 0; o.role < o.scenario->n_roles; o.role++) {
-        pids[o.role] = fork();
-        if (pids[o.role] < 0)
-            err(1, "fork");
+        pids[o.role] = program_fork();
         if (pids[o.role] == 0)
-            run_role(&o, argv[1], parent);
+            run_role(&o, argv[1]);
     }
     if (!await(pids, o.scenario->n_roles))
         errx(1, "%s by %s failed", o.scenario->name, o.mode);

@@ -18,8 +18,7 @@
 
 #include <pthread.h>
 
-#include "caid/caid.h"
-#include "drv.h"
+#include "program.h"
 
 #define ORDER_ROLES   3
 #define ORDER_ARRAYS  18
@@ -71,7 +70,6 @@ struct order {
     int without; /* the step without its wait, or -1 */
 
     struct drv *drv;
-    int (*control)(const char *command, char *reply, size_t size); /* of the software driver */
     struct caid_client *client;
     struct caid_array *arrays[ORDER_ARRAYS];
     CUstream streams[ORDER_STREAMS];

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "order.h"
 
-#include <dlfcn.h>
-#include <err.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,37 +14,12 @@
 
 #define WAIT_NS UINT64_C(20000000000) /* what never ends, ends with an error */
 
-#define MUST(call)                                                     \
-    do {                                                               \
-        if ((call) < 0)                                                \
-            errx(1, "role %d: %s: %s", o->role, #call, error.message); \
-    } while (0)
-
-#define MUST_CUDA(call)                                               \
-    do {                                                              \
-        CUresult result_ = (call);                                    \
-        if (result_)                                                  \
-            errx(1, "role %d: %s: %d", o->role, #call, (int)result_); \
-    } while (0)
-
 /* ---- what a process has ---- */
 
 static void
 open_driver(struct order *o)
 {
-    struct drv_error error;
-    CUcontext context;
-
-    if (drv_open(&o->drv, "soft", &error) < 0)
-        errx(1, "%s", error.message);
-    void *library = dlopen(o->drv->path, RTLD_NOW | RTLD_NOLOAD);
-    void *control = library ? dlsym(library, "caid_softcuda_control") : NULL;
-    if (!control)
-        errx(1, "%s", dlerror());
-    memcpy(&o->control, &control, sizeof(control));
-    dlclose(library);
-    MUST_CUDA(o->drv->cu.cuDevicePrimaryCtxRetain(&context, 0));
-    MUST_CUDA(o->drv->cu.cuCtxSetCurrent(context));
+    o->drv = program_driver("soft");
     for (size_t i = 0; i < ORDER_STREAMS; i++)
         MUST_CUDA(o->drv->cu.cuStreamCreate(&o->streams[i], CU_STREAM_NON_BLOCKING));
 }
@@ -55,12 +27,9 @@ open_driver(struct order *o)
 static void
 connect_client(struct order *o, const char *socket)
 {
-    struct caid_connect_options options = CAID_INIT(struct caid_connect_options);
     const struct caid_device *devices;
-    struct caid_error error;
 
-    options.socket = socket;
-    MUST(caid_connect(&o->client, &options, &error));
+    o->client = program_connect(socket);
     if (caid_client_devices(o->client, &devices) < 1 ||
         strcmp(devices[0].handoff, o->mode) != 0)
         errx(1, "the daemon's streams do not wait by %s", o->mode);
@@ -76,19 +45,14 @@ array_ptr(const struct order *o, int a)
 static void
 share_arrays(struct order *o)
 {
-    struct caid_create_options create = CAID_INIT(struct caid_create_options);
-    struct caid_open_options open = CAID_INIT(struct caid_open_options);
     const int64_t shape = WORDS;
-    struct caid_error error;
     char name[32];
+    OPTIONS(caid_create_options, create, .name = name, .typestr = "<u4", .shape = &shape,
+            .ndim = 1);
+    OPTIONS(caid_open_options, open, .mode = "rw");
 
     for (int i = 0; i < ORDER_ARRAYS; i++) {
         snprintf(name, sizeof(name), "array-%d", i);
-        create.name = name;
-        create.typestr = "<u4";
-        create.shape = &shape;
-        create.ndim = 1;
-        open.mode = "rw";
         if (o->role == 0)
             MUST(caid_array_create(o->client, &o->arrays[i], &create, &error));
         else
@@ -104,7 +68,6 @@ share_arrays(struct order *o)
 static void
 share_timelines(struct order *o, bool make)
 {
-    struct caid_error error;
     char name[32];
 
     for (int k = 0; o->scenario->kind != ORDER_BRACKETS && k < o->scenario->n_steps; k++) {
@@ -145,7 +108,6 @@ order_open(struct order *o, const char *socket)
 void
 order_close(struct order *o)
 {
-    struct caid_error error;
     char name[32];
 
     for (int k = 0; k < o->scenario->n_steps; k++)
@@ -220,10 +182,10 @@ enqueue_work(struct order *o, int k, uint32_t value)
 static struct caid_bracket *
 start_bracket(struct order *o, const struct order_step *step)
 {
-    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
     struct caid_array *reads[ORDER_ARRAYS], *writes[ORDER_ARRAYS];
+    OPTIONS(caid_bracket_options, options, .reads = reads, .writes = writes,
+            .stream = step->host ? 0 : STREAM(o->streams[step->stream]), .timeout_ns = WAIT_NS);
     struct caid_bracket *bracket;
-    struct caid_error error;
 
     for (int a = 0; a < ORDER_ARRAYS; a++) {
         if (step->writes & 1u << a)
@@ -231,10 +193,6 @@ start_bracket(struct order *o, const struct order_step *step)
         else if (step->reads & 1u << a)
             reads[options.n_reads++] = o->arrays[a];
     }
-    options.reads = reads;
-    options.writes = writes;
-    options.stream = step->host ? 0 : (uint64_t)(uintptr_t)o->streams[step->stream];
-    options.timeout_ns = WAIT_NS;
     MUST(caid_bracket_start(o->client, &bracket, &options, &error));
     MUST(caid_client_ping(o->client, &error));
     return bracket;
@@ -244,24 +202,14 @@ static void
 wait_for_timelines(struct order *o, int k, uint32_t round)
 {
     const struct order_step *steps = o->scenario->steps;
-    uint64_t stream = steps[k].host ? 0 : (uint64_t)(uintptr_t)o->streams[steps[k].stream];
+    uint64_t stream = steps[k].host ? 0 : STREAM(o->streams[steps[k].stream]);
     bool ahead = o->scenario->kind == ORDER_AHEAD;
-    struct caid_error error;
 
     for (int i = 0; i < k; i++)
         if (steps[i].role != steps[k].role)
             MUST(caid_timeline_wait(o->timelines[i], stream, round + 1,
                                     ahead ? CAID_FOREVER : WAIT_NS,
                                     ahead ? CAID_TIMELINE_AHEAD : 0, &error));
-}
-
-static void
-command(struct order *o, const char *text)
-{
-    char reply[256];
-
-    if (o->control(text, reply, sizeof(reply)) != 0)
-        errx(1, "%s: %s", text, reply);
 }
 
 /* A stream waits by a call of the driver that can be left out, where the wait is not one of the
@@ -292,7 +240,6 @@ begin_step(struct order *o, int k, uint32_t round, bool asked)
     const struct order_step *step = &o->scenario->steps[k];
     bool calls = k != o->without || waiting_call(o, step);
     struct caid_bracket *bracket = NULL;
-    struct caid_error error;
 
     if (calls && o->scenario->kind == ORDER_BRACKETS)
         bracket = start_bracket(o, step);
@@ -316,9 +263,9 @@ begin_faulty(struct order *o, int k, uint32_t round, bool asked)
     if (k != o->without || !call)
         return begin_step(o, k, round, asked);
     snprintf(rule, sizeof(rule), "fail %s=skip", call);
-    command(o, rule);
+    program_control(o->drv->path, rule);
     struct caid_bracket *bracket = begin_step(o, k, round, asked);
-    command(o, "clear");
+    program_control(o->drv->path, "clear");
     return bracket;
 }
 
@@ -326,7 +273,6 @@ static void
 end_step(struct order *o, int k, uint32_t round, struct caid_bracket *bracket)
 {
     const struct order_step *step = &o->scenario->steps[k];
-    struct caid_error error;
 
     if (step->host)
         MUST_CUDA(o->drv->cu.cuStreamSynchronize(o->streams[step->stream]));
@@ -334,21 +280,12 @@ end_step(struct order *o, int k, uint32_t round, struct caid_bracket *bracket)
         MUST(caid_bracket_end(bracket, &error));
     caid_bracket_free(bracket);
     if (o->timelines[k])
-        MUST(
-            caid_timeline_signal(o->timelines[k],
-                                 step->host ? 0 : (uint64_t)(uintptr_t)o->streams[step->stream],
-                                 round + 1, &error));
+        MUST(caid_timeline_signal(o->timelines[k],
+                                  step->host ? 0 : STREAM(o->streams[step->stream]), round + 1,
+                                  &error));
 }
 
 /* ---- a round ---- */
-
-static void
-take_turn(struct order *o, int k)
-{
-    while (sem_wait(&o->shared->turns[k]) < 0)
-        if (errno != EINTR)
-            err(1, "sem_wait");
-}
 
 /* The next step begins when this one has ended, when its work is enqueued, or when it has asked
  * to begin: that takes turns by round. */
@@ -359,7 +296,7 @@ run_in_order(struct order *o, uint32_t round)
         if (o->scenario->steps[k].role != o->role)
             continue;
         if (k > 0)
-            take_turn(o, k);
+            program_wait(&o->shared->turns[k]);
         struct caid_bracket *bracket = begin_faulty(o, k, round, round % 3 == 2);
         enqueue_work(o, k, new_value(round, k));
         if (round % 3 == 1)
@@ -380,7 +317,7 @@ run_ahead(struct order *o, uint32_t round)
         if (o->scenario->steps[k].role != o->role)
             continue;
         if (reverse && k < o->scenario->n_steps - 1)
-            take_turn(o, k);
+            program_wait(&o->shared->turns[k]);
         begin_faulty(o, k, round, false);
         enqueue_work(o, k, new_value(round, k));
         end_step(o, k, round, NULL);
@@ -434,7 +371,7 @@ order_round(struct order *o, uint32_t round)
 
     snprintf(delay, sizeof(delay), "delay %d %u", DELAY_US,
              round * ORDER_ROLES + (unsigned)o->role);
-    command(o, delay);
+    program_control(o->drv->path, delay);
     foresee(o, round);
     if (o->scenario->kind == ORDER_AHEAD)
         run_ahead(o, round);

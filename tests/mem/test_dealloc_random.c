@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random histories of the queue with several owners against a plain list of all entries: what
- * comes next is found by looking at each of them.
+ * Random histories of the queue (docs/DEALLOCATION.md) with several owners against a plain list of
+ * all entries: what comes next is found by looking at each of them.
  */
 #include "caid_test.h"
 #include "mem_check.h"
@@ -12,11 +12,12 @@
 struct model {
     struct dealloc q;
     struct dealloc_owner owners[N_OWNERS];
+    uint64_t held[N_OWNERS];
     struct dealloc_entry entries[N_ENTRIES];
     uint64_t order[N_ENTRIES]; /* 0: not in the queue */
     uint64_t next_order;
-    bool flushing;
-    uint64_t freed, quarantined;
+    bool flushing, gave; /* this flush has given an entry */
+    uint64_t freed, quarantined, bytes_quarantined, flushes;
     uint64_t state;
 };
 
@@ -79,7 +80,11 @@ check(const struct model *m)
     cr_assert(m->q.n == n + n_held && m->q.bytes == bytes + bytes_held);
     cr_assert(m->q.n_held == n_held && m->q.bytes_held == bytes_held);
     cr_assert(m->q.n_freed == m->freed && m->q.n_quarantined == m->quarantined);
+    cr_assert_eq(m->q.bytes_quarantined, m->bytes_quarantined);
+    cr_assert_eq(m->q.n_flushes, m->flushes, "a flush that found nothing is none");
     cr_assert_eq(m->q.flushing, m->flushing);
+    for (int i = 0; i < N_OWNERS; i++)
+        cr_assert_eq(m->owners[i].held, m->held[i]);
     cr_assert_eq(dealloc_deadline_ns(&m->q),
                  oldest < 0 ? UINT64_MAX : m->entries[oldest].at_ns + m->q.limits.max_age_ns);
     dealloc_check(&m->q);
@@ -94,8 +99,11 @@ step_add(struct model *m)
     if (m->order[i])
         return;
     m->order[i] = ++m->next_order;
-    bool wanted = dealloc_add(&m->q, &m->owners[random_below(m, N_OWNERS)], &m->entries[i],
-                              random_below(m, 100), m->next_order);
+    struct dealloc_owner *owner = &m->owners[random_below(m, N_OWNERS)];
+    uint64_t added = random_below(m, 4) ? random_below(m, 100) : 0;
+    bool would = dealloc_would_flush(&m->q, owner, added);
+    bool wanted = dealloc_add(&m->q, owner, &m->entries[i], added, m->next_order);
+    cr_assert_eq(wanted, would, "foretold");
     count(m, false, &n, &bytes);
     bool over = n > m->q.limits.max_count || bytes > m->q.limits.max_bytes;
     cr_assert_eq(wanted, over && !m->flushing);
@@ -118,26 +126,33 @@ step_next(struct model *m)
     }
     cr_assert_eq(e, &m->entries[expected]);
     m->order[expected] = 0;
+    m->flushes += !m->gave;
+    m->gave = true;
     check(m);
     int error = random_below(m, 8) ? 0 : -5;
     dealloc_done(&m->q, e->bytes, error);
     m->freed += !error;
     m->quarantined += error != 0;
+    m->bytes_quarantined += error ? e->bytes : 0;
     m->flushing = m->flushing && !error;
 }
 
 static void
 step_other(struct model *m)
 {
-    struct dealloc_owner *owner = &m->owners[random_below(m, N_OWNERS)];
-    uint32_t i = random_below(m, N_ENTRIES);
+    uint32_t o = random_below(m, N_OWNERS), i = random_below(m, N_ENTRIES);
 
     switch (random_below(m, 5)) {
-    case 0: dealloc_hold(&m->q, owner); break;
+    case 0:
+        dealloc_hold(&m->q, &m->owners[o]);
+        m->held[o]++;
+        break;
     case 1:
     case 2:
-        if (owner->held)
-            dealloc_unhold(&m->q, owner);
+        if (m->held[o]) {
+            dealloc_unhold(&m->q, &m->owners[o]);
+            m->held[o]--;
+        }
         break;
     case 3:
         if (m->order[i])
@@ -164,7 +179,8 @@ CAID_TEST(dealloc_random, agrees_with_a_list_of_all_entries)
             } else if (what < 60) {
                 step_next(&m);
             } else if (what < 75) {
-                dealloc_begin(&m.q);
+                dealloc_begin(&m.q); /* one that is under way goes on */
+                m.gave = m.gave && m.flushing;
                 m.flushing = true;
             } else {
                 step_other(&m);
@@ -172,4 +188,16 @@ CAID_TEST(dealloc_random, agrees_with_a_list_of_all_entries)
             check(&m);
         }
     }
+}
+
+CAID_TEST(dealloc_random, r3_bytes_of_a_ratio)
+{
+    cr_assert_eq(dealloc_ratio_bytes(1000, 0.2), 200);
+    cr_assert_eq(dealloc_ratio_bytes(999, 0.5), 499);
+    cr_assert_eq(dealloc_ratio_bytes(1000, 0), 0);
+    cr_assert_eq(dealloc_ratio_bytes(1000, 1), 1000);
+    cr_assert_eq(dealloc_ratio_bytes(1000, -1), 0);
+    cr_assert_eq(dealloc_ratio_bytes(1000, __builtin_nan("")), 0);
+    cr_assert_eq(dealloc_ratio_bytes(UINT64_MAX, 1), UINT64_MAX);
+    cr_assert_eq(dealloc_ratio_bytes(UINT64_C(150754820096), 0.2), UINT64_C(30150964019));
 }

@@ -18,12 +18,12 @@ struct pair {
     int a, b;
 };
 
-static void
-pair_init(struct pair *p)
+static struct pair
+pair_new(void)
 {
     int fds[2];
     cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
-    *p = (struct pair){fds[0], fds[1]};
+    return (struct pair){fds[0], fds[1]};
 }
 
 static void
@@ -65,10 +65,9 @@ send_fds(int sock, size_t n)
 
 CAID_TEST(packet, packets_stay_apart)
 {
-    _cleanup_pair_ struct pair p;
+    _cleanup_pair_ struct pair p = pair_new();
     size_t n_fds = 99;
 
-    pair_init(&p);
     cr_assert_eq(packet_send(p.a, "one", 3, NULL, 0, 0), 0);
     cr_assert_eq(packet_send(p.a, "three", 5, NULL, 0, 0), 0);
     cr_assert_eq(packet_recv(p.b, data, NULL, 0, NULL, 0), 3);
@@ -81,10 +80,9 @@ CAID_TEST(packet, packets_stay_apart)
 
 CAID_TEST(packet, the_largest_packet)
 {
-    _cleanup_pair_ struct pair p;
+    _cleanup_pair_ struct pair p = pair_new();
     static uint8_t sent[PROTO_PACKET_MAX + 1];
 
-    pair_init(&p);
     memset(sent, 'x', sizeof(sent));
     cr_assert_eq(packet_send(p.a, sent, PROTO_PACKET_MAX, NULL, 0, 0), 0);
     cr_assert_eq(packet_recv(p.b, data, NULL, 0, NULL, 0), PROTO_PACKET_MAX);
@@ -94,10 +92,9 @@ CAID_TEST(packet, the_largest_packet)
 
 CAID_TEST(packet, the_end)
 {
-    _cleanup_pair_ struct pair p;
+    _cleanup_pair_ struct pair p = pair_new();
 
     signal(SIGPIPE, SIG_DFL);
-    pair_init(&p);
     p.a = fd_close(p.a);
     cr_assert_eq(packet_recv(p.b, data, NULL, 0, NULL, 0), 0);
     cr_assert_eq(packet_send(p.b, "x", 1, NULL, 0, 0), -EPIPE, "and no SIGPIPE");
@@ -106,12 +103,11 @@ CAID_TEST(packet, the_end)
 static void
 check_fds(size_t n)
 {
-    _cleanup_pair_ struct pair p;
+    _cleanup_pair_ struct pair p = pair_new();
     int fds[PROTO_FDS_MAX];
     struct stat st, null_st;
     size_t n_fds = 0;
 
-    pair_init(&p);
     send_fds(p.a, n);
     cr_assert_eq(packet_recv(p.b, data, fds, PROTO_FDS_MAX, &n_fds, 0), 1);
     cr_assert_eq(n_fds, n);
@@ -134,12 +130,11 @@ CAID_TEST(packet, fds_travel_with_their_packet)
 
 CAID_TEST(packet, fds_keep_their_order)
 {
-    _cleanup_pair_ struct pair p;
+    _cleanup_pair_ struct pair p = pair_new();
     int ends[2], fds[2];
     size_t n_fds = 0;
     char byte;
 
-    pair_init(&p);
     cr_assert_eq(pipe2(ends, O_CLOEXEC), 0);
     cr_assert_eq(packet_send(p.a, "x", 1, ends, 2, 0), 0);
     cr_assert_eq(packet_send(p.a, "y", 1, NULL, 0, 0), 0);
@@ -156,10 +151,9 @@ CAID_TEST(packet, fds_keep_their_order)
 
 CAID_TEST(packet, too_many_fds_are_not_sent)
 {
-    _cleanup_pair_ struct pair p;
+    _cleanup_pair_ struct pair p = pair_new();
     int fds[PROTO_FDS_MAX + 1] = {0};
 
-    pair_init(&p);
     cr_assert_eq(packet_send(p.a, "x", 1, fds, PROTO_FDS_MAX + 1, 0), -EINVAL);
     cr_assert_eq(packet_recv(p.b, data, NULL, 0, NULL, MSG_DONTWAIT), -EAGAIN);
 }
@@ -168,11 +162,10 @@ CAID_TEST(packet, too_many_fds_are_not_sent)
 CAID_TEST(packet, more_fds_than_wanted_are_closed)
 {
     for (size_t max = 1; max <= 4; max++) {
-        _cleanup_pair_ struct pair p;
+        _cleanup_pair_ struct pair p = pair_new();
         int fds[8] = {-1, -1, -1, -1, -1, -1, -1, -1};
         size_t n_fds = 99;
 
-        pair_init(&p);
         send_fds(p.a, max + 1);
         cr_assert_eq(packet_recv(p.b, data, fds, max, &n_fds, 0), -EMSGSIZE);
         cr_assert_eq(n_fds, 99, "outputs are left alone");
@@ -187,10 +180,9 @@ CAID_TEST(packet, more_fds_than_wanted_are_closed)
 /* The kernel drops them; that somebody sent them is told. */
 CAID_TEST(packet, unwanted_fds_end_the_packet)
 {
-    _cleanup_pair_ struct pair p;
+    _cleanup_pair_ struct pair p = pair_new();
     size_t n_fds = 99;
 
-    pair_init(&p);
     send_fds(p.a, 5);
     cr_assert_eq(packet_recv(p.b, data, NULL, 0, &n_fds, 0), -EMSGSIZE);
     cr_assert_eq(n_fds, 99);
@@ -199,11 +191,10 @@ CAID_TEST(packet, unwanted_fds_end_the_packet)
 /* The kernel gives as many as there is room for and says MSG_CTRUNC. */
 CAID_TEST(packet, fds_over_the_process_limit_end_the_packet)
 {
-    _cleanup_pair_ struct pair p;
+    _cleanup_pair_ struct pair p = pair_new();
     struct rlimit old, low;
     int fds[3], probe;
 
-    pair_init(&p);
     send_fds(p.a, 3);
     probe = dup(p.a);
     cr_assert_geq(probe, 0);
@@ -217,7 +208,7 @@ CAID_TEST(packet, fds_over_the_process_limit_end_the_packet)
 
 CAID_TEST(packet, a_cut_packet_is_refused_with_its_fds)
 {
-    _cleanup_pair_ struct pair p;
+    _cleanup_pair_ struct pair p = pair_new();
     static uint8_t sent[PROTO_PACKET_MAX + 1];
 
     union {
@@ -231,7 +222,6 @@ CAID_TEST(packet, a_cut_packet_is_refused_with_its_fds)
                             .msg_controllen = sizeof(control.space)};
     int fd;
 
-    pair_init(&p);
     memcpy(CMSG_DATA(&control.header), &p.a, sizeof(int));
     cr_assert_eq(sendmsg(p.a, &header, 0), PROTO_PACKET_MAX + 1);
     cr_assert_eq(packet_recv(p.b, data, &fd, 1, &(size_t){0}, 0), -EMSGSIZE);
@@ -251,11 +241,10 @@ on_alarm(int signal)
 
 CAID_TEST(packet, a_signal_does_not_end_the_wait)
 {
-    _cleanup_pair_ struct pair p;
+    _cleanup_pair_ struct pair p = pair_new();
     struct sigaction action = {.sa_handler = on_alarm}; /* no SA_RESTART */
     struct itimerval soon = {.it_value.tv_usec = 20000};
 
-    pair_init(&p);
     signal_sock = p.a;
     cr_assert_eq(sigaction(SIGALRM, &action, NULL), 0);
     cr_assert_eq(setitimer(ITIMER_REAL, &soon, NULL), 0);
@@ -269,12 +258,13 @@ struct place {
     char path[96];
 };
 
-static void
-place_init(struct place *p)
+static struct place
+place_new(void)
 {
-    strcpy(p->folder, "/tmp/caid-test-packet-XXXXXX");
-    cr_assert_not_null(mkdtemp(p->folder));
-    snprintf(p->path, sizeof(p->path), "%s/sock", p->folder);
+    struct place p = {.folder = "/tmp/caid-test-packet-XXXXXX"};
+    cr_assert_not_null(mkdtemp(p.folder));
+    snprintf(p.path, sizeof(p.path), "%s/sock", p.folder);
+    return p;
 }
 
 static void
@@ -297,10 +287,9 @@ bind_at(const char *path, int type)
 
 CAID_TEST(packet, connects_to_a_listener)
 {
-    _cleanup_(place_deinit) struct place place;
+    _cleanup_(place_deinit) struct place place = place_new();
     _cleanup_fd_ int listener = -1, client = -1, server = -1;
 
-    place_init(&place);
     listener = bind_at(place.path, SOCK_SEQPACKET);
     cr_assert_eq(packet_connect(place.path, &client), -ECONNREFUSED, "not listening yet");
     cr_assert_eq(client, -1);
@@ -314,32 +303,28 @@ CAID_TEST(packet, connects_to_a_listener)
 
 CAID_TEST(packet, a_dead_socket_refuses)
 {
-    _cleanup_(place_deinit) struct place place;
+    _cleanup_(place_deinit) struct place place = place_new();
     int fd = -1;
 
-    place_init(&place);
     fd_close(bind_at(place.path, SOCK_SEQPACKET));
     cr_assert_eq(packet_connect(place.path, &fd), -ECONNREFUSED);
 }
 
 CAID_TEST(packet, a_stream_socket_is_of_the_wrong_type)
 {
-    _cleanup_(place_deinit) struct place place;
-    _cleanup_fd_ int listener = -1;
+    _cleanup_(place_deinit) struct place place = place_new();
+    _cleanup_fd_ int listener = bind_at(place.path, SOCK_STREAM);
     int fd = -1;
 
-    place_init(&place);
-    listener = bind_at(place.path, SOCK_STREAM);
     cr_assert_eq(listen(listener, 1), 0);
     cr_assert_eq(packet_connect(place.path, &fd), -EPROTOTYPE);
 }
 
 CAID_TEST(packet, what_is_no_socket)
 {
-    _cleanup_(place_deinit) struct place place;
+    _cleanup_(place_deinit) struct place place = place_new();
     int fd = -1;
 
-    place_init(&place);
     cr_assert_eq(packet_connect(place.path, &fd), -ENOENT);
     cr_assert_eq(packet_connect("", &fd), -ENOENT);
     cr_assert_eq(packet_connect(place.folder, &fd), -ENOTSOCK);

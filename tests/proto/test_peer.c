@@ -71,11 +71,15 @@ spawn_client(const struct server *s)
     return pid;
 }
 
-static void
-end_client(pid_t pid)
+/* A new server's first client. */
+static pid_t
+connected(struct server *s, int *ret_conn)
 {
-    kill(pid, SIGKILL);
-    cr_assert_eq(waitpid(pid, NULL, 0), pid);
+    server_init(s);
+    pid_t pid = spawn_client(s);
+    *ret_conn = accept4(s->listener, NULL, NULL, SOCK_CLOEXEC);
+    cr_assert_geq(*ret_conn, 0);
+    return pid;
 }
 
 static bool
@@ -126,10 +130,7 @@ CAID_TEST(peer, another_process_until_it_is_killed)
     _cleanup_(peer_deinit) struct peer p = {.pidfd = -1};
     _cleanup_fd_ int conn = -1;
 
-    server_init(&s);
-    pid_t pid = spawn_client(&s);
-    conn = accept4(s.listener, NULL, NULL, SOCK_CLOEXEC);
-    cr_assert_geq(conn, 0);
+    pid_t pid = connected(&s, &conn);
     cr_assert_eq(peer_init(&p, conn), 0);
     cr_assert_eq(p.pid, pid);
     cr_assert_geq(p.pidfd, 0);
@@ -152,11 +153,9 @@ CAID_TEST(peer, a_process_that_has_gone)
     _cleanup_(peer_deinit) struct peer p = {.pidfd = -1};
     _cleanup_fd_ int conn = -1;
 
-    server_init(&s);
-    pid_t pid = spawn_client(&s);
-    conn = accept4(s.listener, NULL, NULL, SOCK_CLOEXEC);
-    cr_assert_geq(conn, 0);
-    end_client(pid);
+    pid_t pid = connected(&s, &conn);
+    kill(pid, SIGKILL);
+    cr_assert_eq(waitpid(pid, NULL, 0), pid);
     cr_assert_eq(peer_init(&p, conn), 0);
     cr_assert_eq(p.pid, pid);
     cr_assert(p.pidfd < 0 || has_exited(&p, 0));

@@ -236,6 +236,15 @@ def in_a_thread(call):
     return thread, results
 
 
+def after_gate(gate, call):
+    """What a call gives that has to wait, until the gate is opened."""
+    thread, results = in_a_thread(call)
+    assert results == []
+    gate.set()
+    thread.join()
+    return results[0]
+
+
 def run_async(main):
     return asyncio.run(asyncio.wait_for(main, PATIENCE_S))
 

@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import in_a_thread
+from conftest import after_gate
 
 import caid
 
@@ -212,11 +212,7 @@ def test_the_stream_is_waited_for(counted, stream):
         with caid.as_array(Producer(a, stream=stream.handle.value)):
             return np.asarray(a).copy()
 
-    consumer, seen = in_a_thread(consume)
-    assert seen == []
-    stream.gate.set()
-    consumer.join()
-    assert (seen[0] == 0x11111111).all()
+    assert (after_gate(stream.gate, consume) == 0x11111111).all()
 
 
 def test_the_stream_is_not_waited_for_when_told_so(counted, stream, monkeypatch):

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 from arenas import ByDlpack
-from conftest import in_a_thread, in_thread, in_threads, n_leases, wait_until
+from conftest import after_gate, in_a_thread, in_thread, in_threads, n_leases, wait_until
 
 import caid
 
@@ -606,11 +606,7 @@ def test_the_host_waits_where_it_is_to_read(client, streams):
         source.copy_from_host(np.full(1000, 7, "<i4"))
         s.hold_up()
         a.copy_from(source, stream=s.number)
-        thread, seen = in_a_thread(lambda: np.from_dlpack(a).copy())
-        assert seen == []
-        s.gate.set()
-        thread.join()
-        assert (seen[0] == 7).all()
+        assert (after_gate(s.gate, lambda: np.from_dlpack(a).copy()) == 7).all()
 
 
 @pytest.mark.parametrize("asked, told", [(None, 1), (2, 2), (-1, -1)])

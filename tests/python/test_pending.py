@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, forked, in_a_thread, in_thread, in_threads, n_leases, softcuda, wait_until
+from conftest import PATIENCE_S, after_gate, forked, in_a_thread, in_thread, in_threads, n_leases, softcuda, wait_until
 
 import caid
 from caid import _pending
@@ -66,11 +66,8 @@ def test_one_of_our_own_waits(client, zeros, sevens, stream, kind):
         assert own not in (None, 0, 1, 2, number)
         assert exported(zeros) == exported(zeros[5:]) == own
         s.close()  # what is on it goes on
-        thread, done = in_a_thread(lambda: client._stream_synchronize(own, 0) or "done")
-        assert done == []
-        stream.gate.set()
-        thread.join()
-        assert done == ["done"] and exported(zeros) is None
+        assert after_gate(stream.gate, lambda: client._stream_synchronize(own, 0) or "done") == "done"
+        assert exported(zeros) is None
         assert (zeros.copy_to_host() == 7).all()
         event.close()
 
@@ -141,11 +138,8 @@ def test_the_environment_and_version_2(client, zeros, sevens, stream, monkeypatc
     assert (np.asarray(zeros) == 0).all()
     monkeypatch.delenv("CAID_CAI_SYNC")
     monkeypatch.setenv("CAID_CAI_EXPORT_VERSION", "2")
-    thread, given = in_a_thread(lambda: zeros.__cuda_array_interface__)
-    assert given == []
-    stream.gate.set()
-    thread.join()
-    assert "stream" not in given[0] and exported_nothing(zeros)
+    assert "stream" not in after_gate(stream.gate, lambda: zeros.__cuda_array_interface__)
+    assert exported_nothing(zeros)
 
 
 def exported_nothing(array):
@@ -159,11 +153,7 @@ def waits(stream, zeros, sevens, call):
     """What a call gives that has to come after a copy."""
     stream.hold_up()
     zeros.copy_from_host(sevens, stream=stream.number)
-    thread, results = in_a_thread(call)
-    assert results == []
-    stream.gate.set()
-    thread.join()
-    return results[0]
+    return after_gate(stream.gate, call)
 
 
 READS = {
@@ -240,11 +230,7 @@ def test_the_host_waits_for_a_brackets_stream_where_it_reads(client, zeros, stre
         with zeros.write(s.number) as v:
             s.hold_up()
             s.fill(v, 0x11)
-            thread, seen = in_a_thread(lambda: read(v))
-            assert seen == []
-            s.gate.set()
-            thread.join()
-            assert (seen[0] == 0x11111111).all()
+            assert (after_gate(s.gate, lambda: read(v)) == 0x11111111).all()
         v.close()
 
 
@@ -260,10 +246,7 @@ def test_other_streams_come_after_a_brackets(client, zeros, streams, by):
             t.read(v, out)
         else:
             v.copy_to_host(out, stream=t.number)
-        thread, done = in_a_thread(lambda: client._stream_synchronize(t.number, 0) or "done")
-        assert done == []
-        s.gate.set()
-        thread.join()
+        after_gate(s.gate, lambda: client._stream_synchronize(t.number, 0))
     assert (out == 0x11111111).all()
     v.close()
 
@@ -286,11 +269,7 @@ def test_a_bracket_comes_after_copies_and_ends_after_them(client, zeros, sevens,
     with zeros.write(s.number) as v:
         v.copy_from_host(out, stream=t.number)
     v.close()
-    thread, seen = in_a_thread(lambda: read_by_another(client, zeros))
-    assert seen == []
-    t.gate.set()
-    thread.join()
-    assert (seen[0] == 8).all()
+    assert (after_gate(t.gate, lambda: read_by_another(client, zeros)) == 8).all()
 
 
 def read_by_another(client, array):

@@ -12,14 +12,11 @@ struct victim {
 static struct caid_bracket *
 start(const struct victim *v, bool writes)
 {
-    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
+    struct caid_array **arrays = &v->p->array;
+    OPTIONS(caid_bracket_options, options, .reads = arrays, .n_reads = !writes,
+            .writes = arrays, .n_writes = writes, .stream = STREAM(v->stream));
     struct caid_bracket *bracket;
-    struct caid_error error;
 
-    options.reads = options.writes = &v->p->array;
-    options.n_reads = !writes;
-    options.n_writes = writes;
-    options.stream = STREAM(v->stream);
     MUST(caid_bracket_start(v->p->client, &bracket, &options, &error));
     return bracket;
 }
@@ -45,9 +42,7 @@ work(const struct victim *v, bool writes, CUdeviceptr copy)
 static _Noreturn void
 loop(const struct victim *v, CUdeviceptr copy)
 {
-    struct caid_error error;
-
-    actor_set_speed(v->p->drv, ACTOR_FAST);
+    program_control(v->p->drv->path, ACTOR_FAST);
     sem_post(&v->p->shared->reached);
     for (unsigned i = 0;; i++) {
         bool writes = v->c->writes || i % 4 == 0;
@@ -63,10 +58,9 @@ static _Noreturn void
 run_timeline(const struct victim *v)
 {
     struct caid_timeline *timeline;
-    struct caid_error error;
 
     MUST(caid_timeline_create(v->p->client, &timeline, HANDOFF_TIMELINE, NULL, &error));
-    actor_set_speed(v->p->drv, ACTOR_SLOW);
+    program_control(v->p->drv->path, ACTOR_SLOW);
     if (v->c->moment == MOMENT_submitted)
         MUST(caid_timeline_signal(timeline, STREAM(v->stream), 1, &error));
     actor_stay(&v->p->shared->reached);
@@ -77,7 +71,6 @@ run_bracket(const struct victim *v)
 {
     sem_t *reached = &v->p->shared->reached;
     enum moment moment = v->c->moment;
-    struct caid_error error;
     CUdeviceptr copy;
 
     MUST_CUDA(v->p->drv->cu.cuMemAlloc(&copy, HANDOFF_WORDS * sizeof(uint32_t)));
@@ -93,7 +86,7 @@ run_bracket(const struct victim *v)
     if (moment == MOMENT_begun)
         actor_stay(reached);
     if (moment != MOMENT_done)
-        actor_set_speed(v->p->drv, ACTOR_SLOW);
+        program_control(v->p->drv->path, ACTOR_SLOW);
     work(v, v->c->writes, copy);
     if (moment == MOMENT_working)
         actor_stay(reached);
@@ -111,12 +104,10 @@ run_bracket(const struct victim *v)
 _Noreturn void
 handoff_victim(struct handoff_process *p)
 {
-    struct caid_open_options options = CAID_INIT(struct caid_open_options);
+    OPTIONS(caid_open_options, options, .mode = "rw");
     struct victim v = {.p = p, .c = &p->shared->now};
-    struct caid_error error;
 
     handoff_open(p);
-    options.mode = "rw";
     MUST(caid_array_open(p->client, &p->array, HANDOFF_ARRAY, &options, &error));
     MUST_CUDA(p->drv->cu.cuStreamCreate(&v.stream, CU_STREAM_NON_BLOCKING));
     if (v.c->moment == MOMENT_submitted || v.c->moment == MOMENT_silent)

@@ -2,7 +2,6 @@
 #include "handoff.h"
 
 #include <err.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,12 +59,12 @@ fail(const struct witness *w, const char *what)
 }
 
 static bool
-is_told(const struct witness *w, int r, const struct caid_error *error)
+is_told(const struct witness *w, int r)
 {
     if (r >= 0)
         return false;
-    if (error->code != CAID_ERR_ABANDONED)
-        fail(w, error->message);
+    if (error.code != CAID_ERR_ABANDONED)
+        fail(w, error.message);
     return true;
 }
 
@@ -74,15 +73,12 @@ is_told(const struct witness *w, int r, const struct caid_error *error)
 static struct caid_bracket *
 start(struct witness *w, bool writes, CUstream stream)
 {
-    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
+    struct caid_array **arrays = &w->p->array;
+    OPTIONS(caid_bracket_options, options, .reads = arrays, .n_reads = !writes,
+            .writes = arrays, .n_writes = writes, .stream = STREAM(stream),
+            .timeout_ns = WAIT_NS);
     struct caid_bracket *bracket;
-    struct caid_error error;
 
-    options.reads = options.writes = &w->p->array;
-    options.n_reads = !writes;
-    options.n_writes = writes;
-    options.stream = STREAM(stream);
-    options.timeout_ns = WAIT_NS;
     MUST(caid_bracket_start(w->p->client, &bracket, &options, &error));
     return bracket;
 }
@@ -104,13 +100,11 @@ work(struct witness *w, bool writes, size_t i)
 static void
 begin(struct witness *w, size_t i)
 {
-    struct caid_error error;
-
     int r = caid_bracket_wait(w->brackets[i], WAIT_NS, &error);
     if (r > 0)
         fail(w, "a begin has no answer");
     w->begun[i] = r == 0;
-    if (is_told(w, r, &error))
+    if (is_told(w, r))
         w->told[i] = true;
     else
         work(w, now(w)->witness_writes, i);
@@ -119,10 +113,8 @@ begin(struct witness *w, size_t i)
 static void
 end(struct witness *w, size_t i)
 {
-    struct caid_error error;
-
     w->ended[i] = true;
-    if (is_told(w, caid_bracket_end(w->brackets[i], &error), &error))
+    if (is_told(w, caid_bracket_end(w->brackets[i], &error)))
         w->told[i] = true;
 }
 
@@ -143,14 +135,12 @@ is_whole(struct witness *w, CUdeviceptr at)
 static void
 finish(struct witness *w, size_t i)
 {
-    struct caid_error error;
-
     if (w->begun[i]) {
         if (!w->ended[i])
             end(w, i);
         int r = caid_stream_synchronize(w->p->client, STREAM(w->streams[i]), 0, &error);
-        bool by_stream = is_told(w, r, &error);
-        bool by_check = is_told(w, caid_bracket_check(w->brackets[i], &error), &error);
+        bool by_stream = is_told(w, r);
+        bool by_check = is_told(w, caid_bracket_check(w->brackets[i], &error));
         if ((w->told[i] || by_stream) && !by_check && !now(w)->witness_writes)
             fail(w, "the bracket's check denies what was told");
         w->told[i] = w->told[i] || by_stream || by_check;
@@ -166,8 +156,6 @@ finish(struct witness *w, size_t i)
 static void
 hold(struct witness *w)
 {
-    struct caid_error error;
-
     w->n = now(w)->witness_writes ? 1 : N_STREAMS;
     memset(w->begun, 0, sizeof(w->begun));
     memset(w->ended, 0, sizeof(w->ended));
@@ -195,8 +183,6 @@ can_begin(const struct witness *w)
 static void
 approach(struct witness *w)
 {
-    struct caid_error error;
-
     if (is_timeline(w))
         MUST(caid_timeline_open(w->p->client, &w->timeline, HANDOFF_TIMELINE, NULL, &error));
     if (is_timeline(w) || w->held)
@@ -215,12 +201,11 @@ wait_for_timeline(struct witness *w)
 {
     uint64_t stream = now(w)->variant == 0 ? 0 : STREAM(w->streams[0]);
     uint32_t flags = now(w)->variant == 2 ? CAID_TIMELINE_AHEAD : 0;
-    struct caid_error error;
 
     int r = caid_timeline_wait(w->timeline, stream, 1, flags ? CAID_FOREVER : WAIT_NS, flags,
                                &error);
-    w->told[0] = is_told(w, r, &error);
-    if (stream && is_told(w, caid_stream_synchronize(w->p->client, stream, 0, &error), &error))
+    w->told[0] = is_told(w, r);
+    if (stream && is_told(w, caid_stream_synchronize(w->p->client, stream, 0, &error)))
         w->told[0] = true;
     if (!w->told[0])
         fail(w, "a wait for a timeline of the dead ended well");
@@ -231,8 +216,6 @@ wait_for_timeline(struct witness *w)
 static void
 wait_for_array(struct witness *w)
 {
-    struct caid_error error;
-
     if (w->held) {
         MUST(caid_bracket_end(w->held, &error));
         caid_bracket_free(TAKE_PTR(w->held));
@@ -258,8 +241,7 @@ take_abandoned(const struct caid_entry *entry, void *userdata)
 static bool
 is_abandoned(struct witness *w)
 {
-    struct caid_list_options options = CAID_INIT(struct caid_list_options);
-    struct caid_error error;
+    OPTIONS(caid_list_options, options);
     bool abandoned = false;
 
     MUST(caid_list(w->p->client, &options, take_abandoned, &abandoned, &error));
@@ -270,11 +252,9 @@ is_abandoned(struct witness *w)
 static bool
 use(struct witness *w, bool writes)
 {
-    struct caid_error error;
-
     w->brackets[0] = start(w, writes, w->streams[0]);
     int r = caid_bracket_wait(w->brackets[0], WAIT_NS, &error);
-    bool told = is_told(w, r, &error);
+    bool told = is_told(w, r);
     if (!told) {
         work(w, writes, 0);
         MUST(caid_bracket_end(w->brackets[0], &error));
@@ -287,8 +267,6 @@ use(struct witness *w, bool writes)
 static void
 heal(struct witness *w)
 {
-    struct caid_error error;
-
     if (!use(w, false))
         fail(w, "an abandoned array was read");
     if (now(w)->variant == 0)
@@ -325,8 +303,7 @@ check_array(struct witness *w)
 static bool
 daemon_is_as_before(struct witness *w)
 {
-    struct caid_status status = CAID_INIT(struct caid_status);
-    struct caid_error error;
+    OPTIONS(caid_status, status);
 
     MUST(caid_client_status(w->p->client, &status, &error));
     return status.connections == 1 && status.leases == 1 && !status.brackets &&
@@ -387,24 +364,16 @@ answer(struct witness *w)
 }
 
 static void
-await_ask(struct witness *w)
-{
-    while (sem_wait(&w->p->shared->ask) < 0)
-        if (errno != EINTR)
-            err(1, "sem_wait");
-}
-
-static void
 run_case(struct witness *w)
 {
     hold(w);
     answer(w);
-    await_ask(w);
+    program_wait(&w->p->shared->ask);
     approach(w);
     answer(w);
     if (is_timeline(w))
         wait_for_timeline(w);
-    await_ask(w); /* the victim has been killed */
+    program_wait(&w->p->shared->ask); /* the victim has been killed */
     if (!is_timeline(w))
         wait_for_array(w);
     uint64_t late = clock_now_ns() - w->p->shared->killed_ns;
@@ -423,15 +392,11 @@ run_case(struct witness *w)
 static void
 prepare(struct witness *w)
 {
-    struct caid_create_options options = CAID_INIT(struct caid_create_options);
     const int64_t shape = HANDOFF_WORDS;
-    struct caid_error error;
+    OPTIONS(caid_create_options, options, .name = HANDOFF_ARRAY, .typestr = "<u4",
+            .shape = &shape, .ndim = 1);
 
     handoff_open(w->p);
-    options.name = HANDOFF_ARRAY;
-    options.typestr = "<u4";
-    options.shape = &shape;
-    options.ndim = 1;
     MUST(caid_array_create(w->p->client, &w->p->array, &options, &error));
     for (size_t i = 0; i < N_STREAMS; i++) {
         MUST_CUDA(w->p->drv->cu.cuStreamCreate(&w->streams[i], CU_STREAM_NON_BLOCKING));
@@ -445,11 +410,10 @@ void
 handoff_witness(struct handoff_process *p)
 {
     struct witness w = {.p = p};
-    struct caid_error error;
 
     prepare(&w);
     answer(&w);
-    for (await_ask(&w); !p->shared->end; await_ask(&w))
+    for (program_wait(&p->shared->ask); !p->shared->end; program_wait(&p->shared->ask))
         run_case(&w);
     check_itself(&w);
     caid_array_close(p->array);

@@ -9,42 +9,22 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/macros.h"
+#include "program.h"
 
 #define SETTLE_TRIES   200
 #define SETTLE_STEP_US 50000
-
-static void
-check(int r, const struct caid_error *error, const char *what)
-{
-    if (r < 0)
-        errx(1, "%s: %d %s", what, r, error->message);
-}
-
-struct caid_client *
-ledger_connect(const struct ledger_source *source)
-{
-    struct caid_connect_options options = CAID_INIT(struct caid_connect_options);
-    struct caid_client *client;
-    struct caid_error error;
-
-    options.socket = source->socket;
-    check(caid_connect(&client, &options, &error), &error, "connect");
-    return client;
-}
 
 /* ---- what the daemon says ---- */
 
 static void
 take_memory(struct caid_client *client, struct ledger *l)
 {
-    struct caid_memory_info info = CAID_INIT(struct caid_memory_info);
+    OPTIONS(caid_memory_info, info);
     const struct caid_device *devices;
-    struct caid_error error;
     int n = caid_client_devices(client, &devices);
 
     for (int i = 0; i < n; i++) {
-        check(caid_memory_info(client, i, &info, &error), &error, "memory_info");
+        MUST(caid_memory_info(client, i, &info, &error));
         l->device_free += info.free;
         l->device_used += info.used;
         l->allocated += info.allocated;
@@ -57,10 +37,9 @@ take_memory(struct caid_client *client, struct ledger *l)
 static void
 take_status(struct caid_client *client, struct ledger *l)
 {
-    struct caid_status status = CAID_INIT(struct caid_status);
-    struct caid_error error;
+    OPTIONS(caid_status, status);
 
-    check(caid_client_status(client, &status, &error), &error, "status");
+    MUST(caid_client_status(client, &status, &error));
     l->release_errors = status.release_errors;
     l->contexts = status.contexts;
     l->pools = status.pools;
@@ -133,13 +112,12 @@ resident(pid_t pid)
 struct ledger
 ledger_take(const struct ledger_source *source)
 {
-    struct caid_client *client = ledger_connect(source);
+    struct caid_client *client = program_connect(source->socket);
     struct ledger l = {0};
-    struct caid_error error;
 
     take_memory(client, &l);
     take_status(client, &l);
-    check(caid_users(client, add_user, &l, &error), &error, "users");
+    MUST(caid_users(client, add_user, &l, &error));
     l.fds = ledger_count_fds(source);
     caid_client_close(client);
     l.rss = resident(source->daemon);
@@ -168,10 +146,9 @@ is_idle(const struct ledger *l)
 static void
 flush(const struct ledger_source *source)
 {
-    struct caid_client *client = ledger_connect(source);
-    struct caid_error error;
+    struct caid_client *client = program_connect(source->socket);
 
-    check(caid_flush(client, -1, NULL, &error), &error, "flush");
+    MUST(caid_flush(client, -1, NULL, &error));
     caid_client_close(client);
 }
 
@@ -207,19 +184,17 @@ find_name(const struct caid_entry *entry, void *userdata)
 void
 ledger_unlink_all(const struct ledger_source *source)
 {
-    struct caid_list_options options = CAID_INIT(struct caid_list_options);
-    struct caid_client *client = ledger_connect(source);
+    OPTIONS(caid_list_options, options, .all = true);
+    struct caid_client *client = program_connect(source->socket);
     struct found found;
-    struct caid_error error;
     int r;
 
-    options.all = true;
     while ((r = caid_list(client, &options, find_name, &found, &error)) > 0) {
-        check(caid_unlink(client, found.name, found.pool, &error), &error, "unlink");
+        MUST(caid_unlink(client, found.name, found.pool, &error));
         free(found.name);
         free(found.pool);
     }
-    check(r, &error, "list");
+    MUST(r);
     caid_client_close(client);
 }
 

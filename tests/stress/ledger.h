@@ -11,8 +11,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "caid/caid.h"
-
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #    define SANITIZED true
 #else
@@ -67,8 +65,6 @@ struct ledger_source {
     const char *socket;
     pid_t daemon;
 };
-
-struct caid_client *ledger_connect(const struct ledger_source *source);
 
 /* The daemon's open fds. */
 uint64_t ledger_count_fds(const struct ledger_source *source);

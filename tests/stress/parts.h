@@ -104,7 +104,5 @@ _Noreturn void parts_reader(struct parts_process *p);
 _Noreturn void parts_witness(struct parts_process *p);
 
 void parts_open(struct parts_process *p);
-void parts_await_go(struct parts_role *role);
-uint32_t parts_rnd(struct parts_process *p, uint32_t below);
 /* "parts/N" */
 const char *parts_name(char room[16], uint32_t i);

@@ -54,8 +54,6 @@ wait_for_news(struct publisher *u)
 static void
 dispatch(struct publisher *u)
 {
-    struct caid_error error;
-
     MUST(caid_client_dispatch(u->p->client, &error));
 }
 
@@ -78,20 +76,14 @@ take_slot(struct publisher *u)
 static void
 make_source(struct publisher *u)
 {
-    struct caid_error error;
-
     if (u->shared->now.arena) {
-        struct caid_arena_options options = CAID_INIT(struct caid_arena_options);
-        options.block_size = 1;         /* the least that there is */
-        options.max_pending_ratio = -1; /* memory is used again as soon as it may be */
+        /* The least that there is; memory is used again as soon as it may be. */
+        OPTIONS(caid_arena_options, options, .block_size = 1, .max_pending_ratio = -1);
         MUST(caid_arena_new(u->p->client, &u->arena, &options, &error));
         return;
     }
-    struct caid_create_options options = CAID_INIT(struct caid_create_options);
     const int64_t shape[] = {N_SLOTS, PARTS_WORDS};
-    options.typestr = "<u4";
-    options.shape = shape;
-    options.ndim = 2;
+    OPTIONS(caid_create_options, options, .typestr = "<u4", .shape = shape, .ndim = 2);
     MUST(caid_array_create(u->p->client, &u->array, &options, &error));
 }
 
@@ -113,7 +105,6 @@ publish_slot(struct publisher *u, const char *name, uint32_t value,
              struct caid_part_options *options, struct ticket *ticket)
 {
     size_t slot = take_slot(u);
-    struct caid_error error;
     uint64_t generation;
 
     ticket->in_use = &u->in_use[slot];
@@ -128,7 +119,6 @@ static uint64_t
 publish_allocation(struct publisher *u, const char *name, uint32_t value,
                    struct caid_part_options *options)
 {
-    struct caid_error error;
     uint64_t at, generation;
 
     MUST(caid_arena_alloc(u->arena, PARTS_BYTES, 0, &at, &error));
@@ -153,23 +143,18 @@ check_generation(struct publisher *u, uint32_t i, uint64_t generation)
 static void
 publish(struct publisher *u, uint32_t i)
 {
-    struct caid_part_options options = CAID_INIT(struct caid_part_options);
     struct ticket *ticket = calloc(1, sizeof(*ticket));
     const int64_t shape = PARTS_WORDS;
     uint32_t value = ++u->value;
     char metadata[16], room[16];
+    OPTIONS(caid_part_options, options, .typestr = "<u4", .shape = &shape, .ndim = 1,
+            .metadata = metadata, .gone = gone, .userdata = ticket);
 
     if (!ticket)
         err(1, "calloc");
     ticket->publisher = u;
     snprintf(metadata, sizeof(metadata), "%u", value);
-    options.typestr = "<u4";
-    options.shape = &shape;
-    options.ndim = 1;
-    options.metadata = metadata;
-    options.stream = parts_rnd(u->p, 2) ? STREAM(u->p->stream) : 0;
-    options.gone = gone;
-    options.userdata = ticket;
+    options.stream = rnd(u->p, 2) ? STREAM(u->p->stream) : 0;
     u->shared->asked[i] = value;
     uint64_t generation = u->arena
                               ? publish_allocation(u, parts_name(room, i), value, &options)
@@ -183,7 +168,6 @@ publish(struct publisher *u, uint32_t i)
 static void
 unlink_name(struct publisher *u, uint32_t i)
 {
-    struct caid_error error;
     char room[16];
 
     u->shared->asked[i] = 0;
@@ -200,12 +184,12 @@ loop(struct publisher *u)
 
     sem_post(&role->reached);
     while (!role->stop) {
-        uint32_t i = parts_rnd(u->p, PARTS_NAMES);
-        if (u->shared->acked[i] && parts_rnd(u->p, 6) == 0)
+        uint32_t i = rnd(u->p, PARTS_NAMES);
+        if (u->shared->acked[i] && rnd(u->p, 6) == 0)
             unlink_name(u, i);
         else
             publish(u, i);
-        if (parts_rnd(u->p, 3) == 0)
+        if (rnd(u->p, 3) == 0)
             dispatch(u);
     }
 }
@@ -215,7 +199,6 @@ go_to_moment(struct publisher *u)
 {
     sem_t *reached = &u->shared->publisher.reached;
     enum publisher_moment moment = u->shared->now.publisher;
-    struct caid_error error;
 
     if (moment == PUBLISHER_looping) {
         loop(u);
@@ -224,7 +207,7 @@ go_to_moment(struct publisher *u)
     if (moment == PUBLISHER_leased)
         actor_stay(reached);
     if (moment == PUBLISHER_writing) {
-        actor_set_speed(u->p->drv, ACTOR_SLOW);
+        program_control(u->p->drv->path, ACTOR_SLOW);
         sem_post(reached);
     } else if (moment == PUBLISHER_unsent) {
         actor_stop_before_send(reached);
@@ -248,8 +231,7 @@ go_to_moment(struct publisher *u)
 static void
 check_arena(struct publisher *u)
 {
-    struct caid_arena_info info = CAID_INIT(struct caid_arena_info);
-    struct caid_error error;
+    OPTIONS(caid_arena_info, info);
 
     MUST(caid_arena_trim(u->arena, &error));
     MUST(caid_arena_info(u->arena, &info, &error));
@@ -287,10 +269,10 @@ parts_publisher(struct parts_process *p)
     for (uint32_t i = 0; i < PARTS_NAMES && p->shared->now.publisher != PUBLISHER_leased; i++)
         publish(&u, i);
     sem_post(&role->reached);
-    parts_await_go(role);
+    program_wait(&role->go);
     go_to_moment(&u);
-    parts_await_go(role);
+    program_wait(&role->go);
     sem_post(&role->reached);
-    parts_await_go(role);
+    program_wait(&role->go);
     finish(&u);
 }

@@ -28,23 +28,9 @@ struct reader {
 void
 parts_open(struct parts_process *p)
 {
-    actor_open(p->socket, &p->drv, &p->client);
+    p->drv = program_driver("soft");
+    p->client = program_connect(p->socket);
     MUST_CUDA(p->drv->cu.cuStreamCreate(&p->stream, CU_STREAM_NON_BLOCKING));
-}
-
-void
-parts_await_go(struct parts_role *role)
-{
-    while (sem_wait(&role->go) < 0)
-        if (errno != EINTR)
-            err(1, "sem_wait");
-}
-
-uint32_t
-parts_rnd(struct parts_process *p, uint32_t below)
-{
-    p->random = p->random * 1664525 + 1013904223;
-    return (p->random >> 16) % below;
 }
 
 const char *
@@ -69,7 +55,6 @@ check_contents(const struct held *held, const char *when)
 {
     const struct caid_array_info *info = caid_array_get_info(held->array);
     uint32_t words[PARTS_WORDS];
-    struct caid_error error;
     char what[64];
 
     snprintf(what, sizeof(what), "%s, %s", info->name, when);
@@ -81,14 +66,12 @@ check_contents(const struct held *held, const char *when)
 static struct held
 open_part(struct parts_process *p, uint32_t i)
 {
-    struct caid_error error;
     struct held held = {0};
     char room[16];
 
-    int r = caid_array_open(p->client, &held.array, parts_name(room, i), NULL, &error);
-    if (r == -ENOENT)
+    if (MUST_OR(-ENOENT,
+                caid_array_open(p->client, &held.array, parts_name(room, i), NULL, &error)) < 0)
         return (struct held){0};
-    MUST(r);
     const struct caid_array_info *info = caid_array_get_info(held.array);
     if (info->ndim != 1 || info->shape[0] != PARTS_WORDS || info->nbytes != PARTS_BYTES ||
         strcmp(info->typestr, "<u4") != 0 || !info->readonly || !info->metadata)
@@ -122,7 +105,7 @@ let_go(struct reader *d, struct held *held)
     if (!held->array)
         return;
     check_contents(held, "held for a while");
-    if (parts_rnd(d->p, 2))
+    if (rnd(d->p, 2))
         close_at_work(d, held);
     else
         caid_array_close(TAKE_PTR(held->array));
@@ -133,12 +116,12 @@ loop(struct reader *d)
 {
     struct parts_role *role = &d->p->shared->reader;
 
-    actor_set_speed(d->p->drv, ACTOR_FAST);
+    program_control(d->p->drv->path, ACTOR_FAST);
     sem_post(&role->reached);
     while (!role->stop) {
-        struct held *held = &d->held[parts_rnd(d->p, N_HELD)];
+        struct held *held = &d->held[rnd(d->p, N_HELD)];
         let_go(d, held);
-        *held = open_part(d->p, parts_rnd(d->p, PARTS_NAMES - 1));
+        *held = open_part(d->p, rnd(d->p, PARTS_NAMES - 1));
     }
 }
 
@@ -153,7 +136,7 @@ hold(struct reader *d)
 static void
 close_all(struct reader *d)
 {
-    actor_set_speed(d->p->drv, ACTOR_SLOW);
+    program_control(d->p->drv->path, ACTOR_SLOW);
     for (size_t i = 0; i < N_HELD; i++) {
         if (!d->held[i].array)
             continue;
@@ -168,7 +151,6 @@ go_to_moment(struct reader *d)
 {
     sem_t *reached = &d->p->shared->reader.reached;
     enum reader_moment moment = d->p->shared->now.reader;
-    struct caid_error error;
 
     if (moment == READER_looping) {
         loop(d);
@@ -193,7 +175,7 @@ parts_reader(struct parts_process *p)
     parts_open(p);
     MUST_CUDA(p->drv->cu.cuMemAlloc(&d.copy, PARTS_BYTES));
     go_to_moment(&d);
-    parts_await_go(&p->shared->reader);
+    program_wait(&p->shared->reader.go);
     for (size_t i = 0; i < N_HELD; i++)
         let_go(&d, &d.held[i]);
     caid_client_close(p->client);
@@ -216,7 +198,6 @@ check_name(struct parts_process *p, uint32_t i)
 {
     uint32_t acked = p->shared->acked[i], asked = p->shared->asked[i];
     struct held held = open_part(p, i); /* none has the value 0 */
-    struct caid_error error;
     char room[16];
 
     if (held.value != acked && !(may_be_changed(&p->shared->now) && held.value == asked))

@@ -14,6 +14,7 @@
 
 #include "base/macros.h"
 #include "cuda/local.h"
+#include "program.h"
 
 #define CLIENTS 3
 #define THREADS 4 /* for each client */
@@ -28,67 +29,44 @@ struct worker {
     int steps;
 };
 
-static uint32_t
-rnd(struct worker *w, uint32_t below)
-{
-    w->random = w->random * 1664525 + 1013904223;
-    return (w->random >> 16) % below;
-}
-
-static void
-expect(int r, const struct caid_error *error, const char *what, int a, int b)
-{
-    if (r < 0 && r != a && r != b)
-        errx(1, "%s: %d %s", what, r, error->message);
-}
-
 static void
 use(struct worker *w, struct caid_array *array)
 {
     static const uint8_t pattern[EXTENT] = {[EXTENT - 1] = 1};
     const struct caid_array_info *info = caid_array_get_info(array);
-    struct caid_error error;
     uint8_t bytes[EXTENT];
 
     if (info->nbytes != EXTENT || !info->ptr)
         errx(1, "an array of the wrong size");
     if (!info->readonly && rnd(w, 2))
-        expect(caid_array_copy_from_host(array, pattern, EXTENT, &error), &error, "write", 0,
-               0);
-    expect(caid_array_copy_to_host(array, bytes, EXTENT, &error), &error, "read", 0, 0);
+        MUST(caid_array_copy_from_host(array, pattern, EXTENT, &error));
+    MUST(caid_array_copy_to_host(array, bytes, EXTENT, &error));
 }
 
 /* One that begins is ended, abandoned, or only freed, which abandons it, too. */
 static void
 use_and_end(struct worker *w, struct caid_array *array, struct caid_bracket *bracket)
 {
-    struct caid_error error;
-
     use(w, array);
     switch (rnd(w, 8)) {
-    case 0: expect(caid_bracket_abandon(bracket, &error), &error, "abandon", 0, 0); break;
+    case 0: MUST(caid_bracket_abandon(bracket, &error)); break;
     case 1: break;
-    default: expect(caid_bracket_end(bracket, &error), &error, "end", 0, 0); break;
+    default: MUST(caid_bracket_end(bracket, &error)); break;
     }
 }
 
 static void
 use_in_bracket(struct worker *w, struct caid_array *array)
 {
-    struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
     bool write = !caid_array_get_info(array)->readonly && rnd(w, 2);
+    OPTIONS(caid_bracket_options, options, .reads = &array, .n_reads = !write, .writes = &array,
+            .n_writes = write, .stream = rnd(w, 3) ? w->stream : 0);
     struct caid_bracket *bracket;
-    struct caid_error error;
     int r;
 
-    options.reads = options.writes = &array;
-    options.n_reads = !write;
-    options.n_writes = write;
-    options.stream = rnd(w, 3) ? w->stream : 0;
     options.nowait = rnd(w, 4) == 0;
     options.timeout_ns = rnd(w, 4) ? 0 : rnd(w, 1000) * 1000;
-    r = caid_bracket_start(w->client, &bracket, &options, &error);
-    expect(r, &error, "start", 0, 0);
+    MUST(caid_bracket_start(w->client, &bracket, &options, &error));
     if (rnd(w, 8)) /* else it is given up */
         while ((r = caid_bracket_wait(bracket, rnd(w, 2) ? 200000 : CAID_FOREVER, &error)) > 0)
             ;
@@ -96,45 +74,28 @@ use_in_bracket(struct worker *w, struct caid_array *array)
         r = -ECANCELED;
     if (r == 0)
         use_and_end(w, array, bracket);
-    else if (r != -ECANCELED)
-        expect(r, &error, "begin", -EOWNERDEAD, -ETIMEDOUT);
+    else if (r != -ECANCELED && r != -EOWNERDEAD)
+        MUST_OR(-ETIMEDOUT, r);
     caid_bracket_free(bracket);
 }
 
 static void
 step(struct worker *w)
 {
-    struct caid_create_options create = CAID_INIT(struct caid_create_options);
-    struct caid_open_options open = CAID_INIT(struct caid_open_options);
-    struct caid_memory_info memory = CAID_INIT(struct caid_memory_info);
-    const int64_t shape[] = {EXTENT};
+    OPTIONS(caid_open_options, open);
+    OPTIONS(caid_memory_info, memory);
     struct caid_array *array = NULL;
-    struct caid_error error;
     char name[8];
-    int r;
 
     snprintf(name, sizeof(name), "%u", rnd(w, NAMES));
     switch (rnd(w, 8)) {
     case 0:
-    case 1:
-        create.name = rnd(w, 3) ? name : NULL;
-        create.typestr = "|u1";
-        create.shape = shape;
-        create.ndim = 1;
-        r = caid_array_create(w->client, &array, &create, &error);
-        expect(r, &error, "create", -EEXIST, 0);
-        break;
-    case 2:
-        expect(caid_unlink(w->client, name, NULL, &error), &error, "unlink", -ENOENT, 0);
-        break;
-    case 3:
-        r = caid_memory_info(w->client, 0, &memory, &error);
-        expect(r, &error, "memory_info", 0, 0);
-        break;
+    case 1: array = program_make(w->client, rnd(w, 3) ? name : NULL, NULL, EXTENT); break;
+    case 2: MUST_OR(-ENOENT, caid_unlink(w->client, name, NULL, &error)); break;
+    case 3: MUST(caid_memory_info(w->client, 0, &memory, &error)); break;
     default:
         open.mode = rnd(w, 2) ? "r" : "rw";
-        r = caid_array_open(w->client, &array, name, &open, &error);
-        expect(r, &error, "open", -ENOENT, 0);
+        MUST_OR(-ENOENT, caid_array_open(w->client, &array, name, &open, &error));
         break;
     }
     if (array && rnd(w, 2))
@@ -148,29 +109,13 @@ static void *
 work(void *arg)
 {
     struct worker *w = arg;
-    struct caid_error error;
 
-    expect(caid_stream_create(w->client, 0, CAID_STREAM_NON_BLOCKING, &w->stream, &error),
-           &error, "stream", 0, 0);
+    MUST(caid_stream_create(w->client, 0, CAID_STREAM_NON_BLOCKING, &w->stream, &error));
     for (int i = 0; i < w->steps; i++)
         step(w);
-    expect(caid_stream_synchronize(w->client, w->stream, 0, &error), &error, "synchronize", 0,
-           0);
-    expect(caid_stream_destroy(w->client, w->stream, &error), &error, "stream", 0, 0);
+    MUST(caid_stream_synchronize(w->client, w->stream, 0, &error));
+    MUST(caid_stream_destroy(w->client, w->stream, &error));
     return NULL;
-}
-
-static struct caid_client *
-client_new(const char *socket)
-{
-    struct caid_connect_options options = CAID_INIT(struct caid_connect_options);
-    struct caid_client *client;
-    struct caid_error error;
-
-    options.socket = socket;
-    if (caid_connect(&client, &options, &error) < 0)
-        errx(1, "connect: %s", error.message);
-    return client;
 }
 
 /* Keeps the driver's library loaded: ThreadSanitizer does not see the lock of the dynamic loader
@@ -179,10 +124,8 @@ static struct caid_client *
 driver_hold(void)
 {
     struct caid_client *client;
-    struct caid_error error;
 
-    if (cuda_driver_open(&client, "soft", &error) < 0)
-        errx(1, "driver: %s", error.message);
+    MUST(cuda_driver_open(&client, "soft", &error));
     return client;
 }
 
@@ -190,17 +133,16 @@ driver_hold(void)
 static void
 clean_up(const char *socket)
 {
-    struct caid_client *client = client_new(socket);
-    struct caid_status status = CAID_INIT(struct caid_status);
-    struct caid_error error;
+    struct caid_client *client = program_connect(socket);
+    OPTIONS(caid_status, status);
     char name[8];
 
     for (unsigned i = 0; i < NAMES; i++) {
         snprintf(name, sizeof(name), "%u", i);
-        expect(caid_unlink(client, name, NULL, &error), &error, "unlink", -ENOENT, 0);
+        MUST_OR(-ENOENT, caid_unlink(client, name, NULL, &error));
     }
     for (int i = 0; i < 1000; i++) {
-        expect(caid_client_status(client, &status, &error), &error, "status", 0, 0);
+        MUST(caid_client_status(client, &status, &error));
         if (!status.blocks && !status.arrays && !status.leases && !status.brackets &&
             status.connections == 1)
             break;
@@ -225,7 +167,7 @@ main(int argc, char **argv)
         errx(1, "usage: stress SOCKET [STEPS]");
     struct caid_client *driver = driver_hold();
     for (size_t i = 0; i < CLIENTS; i++)
-        clients[i] = client_new(argv[1]);
+        clients[i] = program_connect(argv[1]);
     for (size_t i = 0; i < ARRAY_SIZE(workers); i++) {
         workers[i] = (struct worker){.client = clients[i % CLIENTS],
                                      .random = (uint32_t)i + 1,

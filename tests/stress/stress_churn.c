@@ -10,7 +10,6 @@
  *
  * This process itself never loads a CUDA library, so that the children that it forks can.
  */
-#include <dirent.h>
 #include <err.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -22,6 +21,7 @@
 #include "base/clock.h"
 #include "base/macros.h"
 #include "ledger.h"
+#include "program.h"
 
 #define PROCESSES      4
 #define CREATES        (SANITIZED ? 10000 : 100000)
@@ -36,22 +36,6 @@ struct worker {
     uint32_t random;
     struct caid_array *open[N_OPEN];
 };
-
-static uint32_t
-rnd(struct worker *w, uint32_t below)
-{
-    w->random ^= w->random << 13;
-    w->random ^= w->random >> 17;
-    w->random ^= w->random << 5;
-    return w->random % below;
-}
-
-static void
-check(int r, const struct caid_error *error, const char *what)
-{
-    if (r < 0)
-        errx(1, "%s: %d %s", what, r, error->message);
-}
 
 /* Most are small and share blocks; a few are larger than what shares them, a few of no bytes. */
 static int64_t
@@ -88,20 +72,15 @@ pool_of_next(struct worker *w)
 static struct caid_array *
 create(struct worker *w)
 {
-    struct caid_create_options options = CAID_INIT(struct caid_create_options);
     int64_t n = size_of_next(w);
+    OPTIONS(caid_create_options, options, .pool = pool_of_next(w), .memory = memory_of_next(w),
+            .flags = rnd(w, 1000) ? 0 : CAID_ARRAY_EXCLUSIVE,
+            .alignment = rnd(w, 50) ? 0 : UINT64_C(512) << rnd(w, 8),
+            .metadata = rnd(w, 20) ? NULL : "a few words", .typestr = "|u1", .shape = &n,
+            .ndim = 1);
     struct caid_array *array;
-    struct caid_error error;
 
-    options.pool = pool_of_next(w);
-    options.memory = memory_of_next(w);
-    options.flags = rnd(w, 1000) ? 0 : CAID_ARRAY_EXCLUSIVE;
-    options.alignment = rnd(w, 50) ? 0 : UINT64_C(512) << rnd(w, 8);
-    options.metadata = rnd(w, 20) ? NULL : "a few words";
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
-    check(caid_array_create(w->client, &array, &options, &error), &error, "create");
+    MUST(caid_array_create(w->client, &array, &options, &error));
     return array;
 }
 
@@ -115,22 +94,19 @@ name_of_next(struct worker *w, char room[16])
 static void
 use_names(struct worker *w, struct caid_array *array)
 {
-    struct caid_open_options options = CAID_INIT(struct caid_open_options);
+    OPTIONS(caid_open_options, options, .pool = pool_of_next(w));
     struct caid_array *opened = NULL;
-    struct caid_error error;
     char name[16];
     int r = 0;
 
     name_of_next(w, name);
-    options.pool = pool_of_next(w);
     switch (rnd(w, 36)) {
     case 0: r = caid_array_publish(array, name, NULL, NULL, &error); break;
     case 1: r = caid_array_open(w->client, &opened, name, &options, &error); break;
     case 2: r = caid_unlink(w->client, name, options.pool, &error); break;
     default: break;
     }
-    if (r != -ENOENT)
-        check(r, &error, "publish, open or unlink");
+    MUST_OR(-ENOENT, r);
     caid_array_close(opened);
 }
 
@@ -150,20 +126,6 @@ struct own {
 };
 
 static size_t
-count_own_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    size_t n = 0;
-
-    if (!dir)
-        err(1, "/proc/self/fd");
-    while (readdir(dir))
-        n++;
-    closedir(dir);
-    return n;
-}
-
-static size_t
 count_own_mappings(void)
 {
     FILE *f = fopen("/proc/self/maps", "re");
@@ -181,7 +143,8 @@ count_own_mappings(void)
 static struct own
 count_own(void)
 {
-    return (struct own){.fds = count_own_fds(), .mappings = count_own_mappings()};
+    return (struct own){.fds = ledger_count_fds(&(struct ledger_source){.daemon = getpid()}),
+                        .mappings = count_own_mappings()};
 }
 
 /* The allocator, stacks of threads and sanitizers map what they like. */
@@ -195,28 +158,10 @@ check_own(const struct own *before, const struct own *after)
              after->mappings);
 }
 
-/* With a context, closes wait for the GPU; without one, they are told at once. */
-static void
-get_context(struct worker *w)
-{
-    const int64_t one = 1;
-    struct caid_create_options options = CAID_INIT(struct caid_create_options);
-    struct caid_array *array;
-    struct caid_error error;
-    char byte = 0;
-
-    options.typestr = "|u1";
-    options.shape = &one;
-    options.ndim = 1;
-    check(caid_array_create(w->client, &array, &options, &error), &error, "create");
-    check(caid_array_copy_from_host(array, &byte, 1, &error), &error, "copy");
-    caid_array_close(array);
-}
-
 static void
 work_once(const struct ledger_source *source, struct worker *w, unsigned n)
 {
-    w->client = ledger_connect(source);
+    w->client = program_connect(source->socket);
     for (unsigned i = 0; i < n; i++)
         step(w);
     for (size_t i = 0; i < N_OPEN; i++) {
@@ -232,9 +177,9 @@ work(const struct ledger_source *source, uint32_t seed, unsigned n, bool context
 {
     struct worker w = {.random = seed};
 
-    w.client = ledger_connect(source);
+    w.client = program_connect(source->socket);
     if (context)
-        get_context(&w);
+        program_take_context(w.client);
     caid_client_close(w.client);
     work_once(source, &w, n / 10);
     struct own before = count_own();
@@ -251,9 +196,7 @@ run_processes(const struct ledger_source *source, uint32_t seed, unsigned n)
     int status;
 
     for (uint32_t i = 0; i < PROCESSES; i++) {
-        pids[i] = fork();
-        if (pids[i] < 0)
-            err(1, "fork");
+        pids[i] = program_fork();
         if (pids[i] == 0) {
             work(source, seed + i, n / PROCESSES, i % 2 == 0);
             exit(0);

@@ -14,15 +14,10 @@
 #include "handoff.h"
 
 #include <err.h>
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -47,13 +42,6 @@ struct stress {
     uint32_t random;
     pid_t witness, victim;
 };
-
-static uint32_t
-rnd(struct stress *s, uint32_t below)
-{
-    s->random = s->random * 1664525 + 1013904223;
-    return (s->random >> 16) % below;
-}
 
 /* ---- the cases ---- */
 
@@ -105,7 +93,8 @@ handoff_open(struct handoff_process *p)
 {
     const struct caid_device *devices;
 
-    actor_open(p->socket, &p->drv, &p->client);
+    p->drv = program_driver("soft");
+    p->client = program_connect(p->socket);
     if (caid_client_devices(p->client, &devices) < 1 ||
         strcmp(devices[0].handoff, p->mode) != 0)
         errx(1, "the daemon's streams do not wait by %s", p->mode);
@@ -114,15 +103,10 @@ handoff_open(struct handoff_process *p)
 static pid_t
 start_process(struct stress *s, bool is_victim)
 {
-    pid_t parent = getpid(), pid = fork();
+    pid_t pid = program_fork();
 
-    if (pid < 0)
-        err(1, "fork");
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(1);
     if (is_victim)
         handoff_victim(&s->process);
     handoff_witness(&s->process);
@@ -133,14 +117,9 @@ start_process(struct stress *s, bool is_victim)
 static void
 await(struct stress *s, sem_t *sem, const char *what)
 {
-    struct timespec end;
-    int status, r;
+    int status;
 
-    clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += HANG_S;
-    while ((r = sem_timedwait(sem, &end)) < 0 && errno == EINTR)
-        ;
-    if (r == 0)
+    if (program_wait_for(sem, HANG_S))
         return;
     if (waitpid(s->witness, &status, WNOHANG) > 0)
         errx(1, "the witness ended: status %#x", status);
@@ -162,14 +141,10 @@ ask_witness(struct stress *s, const char *what)
 static void
 kill_victim(struct stress *s)
 {
-    int status;
-
     usleep(rnd(s, MAX_DELAY_US));
     s->process.shared->killed_ns = clock_now_ns();
-    kill(s->victim, SIGKILL);
-    if (waitpid(s->victim, &status, 0) != s->victim || !WIFSIGNALED(status) ||
-        WTERMSIG(status) != SIGKILL)
-        errx(1, "a victim ended by itself: status %#x", status);
+    if (!program_kill(s->victim))
+        errx(1, "a victim ended by itself");
 }
 
 /* The daemon has no more fds than before there was a victim, soon. */
@@ -231,14 +206,11 @@ run_kills(struct stress *s, unsigned first, unsigned n)
 static struct handoff_shared *
 shared_new(void)
 {
-    struct handoff_shared *shared =
-        mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct handoff_shared *shared = program_share(sizeof(*shared));
 
-    if (shared == MAP_FAILED)
-        err(1, "mmap");
-    if (sem_init(&shared->ask, 1, 0) < 0 || sem_init(&shared->answer, 1, 0) < 0 ||
-        sem_init(&shared->reached, 1, 0) < 0)
-        err(1, "sem_init");
+    program_share_sem(&shared->ask);
+    program_share_sem(&shared->answer);
+    program_share_sem(&shared->reached);
     return shared;
 }
 

@@ -10,16 +10,15 @@
  */
 #include <err.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/macros.h"
 #include "ledger.h"
+#include "program.h"
 #include "victim.h"
 
 #define AT_ONCE       8
@@ -36,60 +35,29 @@ struct stress {
     unsigned n_in_driver; /* batches that were killed with a driver call under way */
 };
 
-static uint32_t
-rnd(struct stress *s, uint32_t below)
-{
-    s->random = s->random * 1664525 + 1013904223;
-    return (s->random >> 16) % below;
-}
-
 /* ---- before and after ---- */
-
-static void
-must_close(struct caid_client *client, const struct caid_create_options *options)
-{
-    struct caid_array *array;
-    struct caid_error error;
-
-    if (caid_array_create(client, &array, options, &error) < 0)
-        errx(1, "create: %s", error.message);
-    caid_array_close(array);
-}
 
 /* What a first array of each kind costs the daemon for good: threads, a context, its fds. */
 static void
 touch_kinds(const struct stress *s)
 {
     static const char *const kinds[] = {"device", "legacy", "pinned"};
-    struct caid_client *client = ledger_connect(&s->source);
-    const int64_t n = 1;
+    struct caid_client *client = program_connect(s->source.socket);
 
-    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
-        struct caid_create_options options = CAID_INIT(struct caid_create_options);
-        options.memory = kinds[i];
-        options.typestr = "|u1";
-        options.shape = &n;
-        options.ndim = 1;
-        must_close(client, &options);
-    }
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+        caid_array_close(program_make(client, NULL, kinds[i], 1));
     caid_client_close(client);
 }
 
 static void
 make_base(const struct stress *s)
 {
-    struct caid_client *client = ledger_connect(&s->source);
-    const int64_t n = VICTIM_BASE_BYTES;
+    struct caid_client *client = program_connect(s->source.socket);
 
     for (unsigned i = 0; i < N_VICTIM_BASE; i++) {
-        struct caid_create_options options = CAID_INIT(struct caid_create_options);
         char name[16];
         snprintf(name, sizeof(name), VICTIM_BASE_FORMAT, i % 1000);
-        options.name = name;
-        options.typestr = "|u1";
-        options.shape = &n;
-        options.ndim = 1;
-        must_close(client, &options);
+        caid_array_close(program_make(client, name, NULL, VICTIM_BASE_BYTES));
     }
     caid_client_close(client);
 }
@@ -99,10 +67,8 @@ static void
 in_child(const struct stress *s, void (*fn)(const struct stress *s))
 {
     int status;
-    pid_t pid = fork();
+    pid_t pid = program_fork();
 
-    if (pid < 0)
-        err(1, "fork");
     if (pid == 0) {
         fn(s);
         exit(0);
@@ -117,15 +83,10 @@ static pid_t
 start_victim(struct stress *s, enum victim_state state, int ready_fd)
 {
     uint32_t seed = rnd(s, 65536);
-    pid_t parent = getpid(), pid = fork();
+    pid_t pid = program_fork();
 
-    if (pid < 0)
-        err(1, "fork");
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(1);
     alarm(READY_TIMEOUT);
     victim_run(state, s->source.socket, seed, ready_fd);
 }
@@ -155,17 +116,6 @@ look(struct stress *s)
 }
 
 static void
-kill_one(struct stress *s, pid_t pid)
-{
-    int status;
-
-    usleep(rnd(s, MAX_DELAY_US));
-    kill(pid, SIGKILL);
-    if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
-        errx(1, "a victim ended by itself: status %#x", status);
-}
-
-static void
 run_batch(struct stress *s, unsigned first, size_t n)
 {
     pid_t pids[AT_ONCE];
@@ -184,7 +134,9 @@ run_batch(struct stress *s, unsigned first, size_t n)
     look(s);
     for (size_t left = n; left > 0; left--) {
         size_t i = rnd(s, (uint32_t)left);
-        kill_one(s, pids[i]);
+        usleep(rnd(s, MAX_DELAY_US));
+        if (!program_kill(pids[i]))
+            errx(1, "a victim ended by itself");
         pids[i] = pids[left - 1];
     }
 }

@@ -13,16 +13,11 @@
 #include "parts.h"
 
 #include <err.h>
-#include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -54,13 +49,6 @@ static const char *const reader_whens[] = {
     READER_MOMENTS(MOMENT)
 #undef MOMENT
 };
-
-static uint32_t
-rnd(struct stress *s, uint32_t below)
-{
-    s->random = s->random * 1664525 + 1013904223;
-    return (s->random >> 16) % below;
-}
 
 static _Noreturn void
 fail(const struct stress *s, const char *what)
@@ -130,15 +118,10 @@ start_process(struct stress *s, void (*run)(struct parts_process *))
     struct parts_process process = {.socket = s->socket,
                                     .shared = s->shared,
                                     .random = rnd(s, 65536)};
-    pid_t parent = getpid(), pid = fork();
+    pid_t pid = program_fork();
 
-    if (pid < 0)
-        err(1, "fork");
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(1);
     alarm(3 * HANG_S);
     run(&process);
     _exit(1);
@@ -147,14 +130,7 @@ start_process(struct stress *s, void (*run)(struct parts_process *))
 static void
 await(struct stress *s, struct parts_role *role, const char *what)
 {
-    struct timespec end;
-    int r;
-
-    clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += HANG_S;
-    while ((r = sem_timedwait(&role->reached, &end)) < 0 && errno == EINTR)
-        ;
-    if (r < 0)
+    if (!program_wait_for(&role->reached, HANG_S))
         fail(s, what);
 }
 
@@ -170,11 +146,8 @@ await_exit(struct stress *s, pid_t pid, const char *what)
 static void
 kill_process(struct stress *s, pid_t pid)
 {
-    int status;
-
     usleep(rnd(s, MAX_DELAY_US));
-    kill(pid, SIGKILL);
-    if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
+    if (!program_kill(pid))
         fail(s, "a victim ended by itself");
 }
 
@@ -304,23 +277,16 @@ warm_up(struct stress *s)
     s->ledgers.start = ledger_settle(&s->source, NULL);
 }
 
-static void
-role_init(struct parts_role *role)
-{
-    if (sem_init(&role->go, 1, 0) < 0 || sem_init(&role->reached, 1, 0) < 0)
-        err(1, "sem_init");
-}
-
 static struct parts_shared *
 shared_new(void)
 {
-    struct parts_shared *shared =
-        mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct parts_shared *shared = program_share(sizeof(*shared));
+    struct parts_role *roles[] = {&shared->publisher, &shared->reader};
 
-    if (shared == MAP_FAILED)
-        err(1, "mmap");
-    role_init(&shared->publisher);
-    role_init(&shared->reader);
+    for (size_t i = 0; i < ARRAY_SIZE(roles); i++) {
+        program_share_sem(&roles[i]->go);
+        program_share_sem(&roles[i]->reached);
+    }
     return shared;
 }
 

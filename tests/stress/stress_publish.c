@@ -20,6 +20,7 @@
 
 #include "base/macros.h"
 #include "memory/part.h"
+#include "program.h"
 
 #define CLIENTS    2
 #define PUBLISHERS 2 /* per client */
@@ -51,20 +52,6 @@ struct other { /* a poller, or a reader */
     unsigned n;
 };
 
-static uint32_t
-rnd(uint32_t *random, uint32_t below)
-{
-    *random = *random * 1103515245 + 12345;
-    return (*random >> 16) % below;
-}
-
-static void
-must(int r, const struct caid_error *error, const char *what)
-{
-    if (r < 0)
-        errx(1, "%s: %d %s", what, r, error->message);
-}
-
 /* ---- publishing ---- */
 
 static void
@@ -91,43 +78,31 @@ static void
 write_slot(struct publisher *p, size_t i, uint8_t value)
 {
     static const int64_t shape = EXTENT;
-    struct caid_copy copy = CAID_INIT(struct caid_copy);
     uint8_t bytes[EXTENT];
-    struct caid_error error;
+    OPTIONS(caid_copy, copy, .dst = caid_array_get_info(p->whole)->ptr + i * EXTENT,
+            .src = (uintptr_t)bytes, .src_on_host = true, .shape = &shape, .ndim = 1,
+            .itemsize = 1);
 
     memset(bytes, value, sizeof(bytes));
-    copy.dst = caid_array_get_info(p->whole)->ptr + i * EXTENT;
-    copy.src = (uintptr_t)bytes;
-    copy.src_on_host = true;
-    copy.shape = &shape;
-    copy.ndim = 1;
-    copy.itemsize = 1;
-    must(caid_copy(p->client, &copy, &error), &error, "copy");
+    MUST(caid_copy(p->client, &copy, &error));
 }
 
 static void
 publish(struct publisher *p, size_t i)
 {
     static const int64_t shape = EXTENT;
-    struct caid_part_options options = CAID_INIT(struct caid_part_options);
     struct slot *slot = &p->slots[i];
+    OPTIONS(caid_part_options, options, .typestr = "|u1", .shape = &shape, .ndim = 1,
+            .stream = 1, .gone = on_gone, .userdata = slot);
     struct part_hook hook = {on_released, slot};
-    struct caid_error error;
     char name[8];
 
-    snprintf(name, sizeof(name), "%u", rnd(&p->random, NAMES));
-    options.typestr = "|u1";
-    options.shape = &shape;
-    options.ndim = 1;
-    options.stream = 1;
-    options.gone = on_gone;
-    options.userdata = slot;
+    snprintf(name, sizeof(name), "%u", rnd(p, NAMES));
     slot->used = true;
-    must(part_publish(p->whole, i * EXTENT, name, &options, rnd(&p->random, 4) ? &hook : NULL,
-                      NULL, NULL, &error),
-         &error, "publish");
+    MUST(part_publish(p->whole, i * EXTENT, name, &options, rnd(p, 4) ? &hook : NULL, NULL,
+                      NULL, &error));
     p->n_published++;
-    if (rnd(&p->random, 8) == 0)
+    if (rnd(p, 8) == 0)
         part_forget(p->client, slot);
 }
 
@@ -135,7 +110,7 @@ static size_t
 take_slot(struct publisher *p)
 {
     for (;;) {
-        size_t i = rnd(&p->random, SLOTS);
+        size_t i = rnd(p, SLOTS);
         if (!p->slots[i].used)
             return i;
         part_poll(p->client);
@@ -146,18 +121,12 @@ take_slot(struct publisher *p)
 static void *
 publish_on(void *arg)
 {
-    static const int64_t shape = SLOTS * EXTENT;
-    struct caid_create_options create = CAID_INIT(struct caid_create_options);
     struct publisher *p = arg;
-    struct caid_error error;
 
-    create.typestr = "|u1";
-    create.shape = &shape;
-    create.ndim = 1;
-    must(caid_array_create(p->client, &p->whole, &create, &error), &error, "create");
+    p->whole = program_make(p->client, NULL, NULL, SLOTS * EXTENT);
     for (int n = 0; n < p->steps; n++) {
         size_t i = take_slot(p);
-        write_slot(p, i, (uint8_t)rnd(&p->random, 256));
+        write_slot(p, i, (uint8_t)rnd(p, 256));
         publish(p, i);
     }
     caid_array_close(p->whole); /* its parts stay */
@@ -170,14 +139,13 @@ static void *
 poll_on(void *arg)
 {
     struct other *o = arg;
-    struct caid_error error;
 
     while (!*o->stop) {
-        switch (rnd(&o->random, 4)) {
-        case 0: must(caid_client_dispatch(o->client, &error), &error, "dispatch"); break;
-        case 1: must(caid_client_dispatch_parts(o->client, &error), &error, "parts"); break;
+        switch (rnd(o, 4)) {
+        case 0: MUST(caid_client_dispatch(o->client, &error)); break;
+        case 1: MUST(caid_client_dispatch_parts(o->client, &error)); break;
         case 2: part_poll(o->client); break;
-        default: must(caid_client_ping(o->client, &error), &error, "ping"); break;
+        default: MUST(caid_client_ping(o->client, &error)); break;
         }
         sched_yield();
     }
@@ -189,9 +157,8 @@ static uint8_t
 look(struct caid_array *array)
 {
     uint8_t bytes[EXTENT];
-    struct caid_error error;
 
-    must(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error), &error, "read");
+    MUST(caid_array_copy_to_host(array, bytes, sizeof(bytes), &error));
     for (size_t i = 1; i < sizeof(bytes); i++)
         if (bytes[i] != bytes[0])
             errx(1, "byte %zu of a part is %d, the first one %d", i, bytes[i], bytes[0]);
@@ -203,17 +170,14 @@ read_on(void *arg)
 {
     struct other *o = arg;
     struct caid_array *array;
-    struct caid_error error;
     char name[8];
 
     while (!*o->stop) {
-        snprintf(name, sizeof(name), "%u", rnd(&o->random, NAMES));
-        int r = caid_array_open(o->client, &array, name, NULL, &error);
-        if (r == -ENOENT)
+        snprintf(name, sizeof(name), "%u", rnd(o, NAMES));
+        if (MUST_OR(-ENOENT, caid_array_open(o->client, &array, name, NULL, &error)) < 0)
             continue;
-        must(r, &error, "open");
         uint8_t first = look(array);
-        for (uint32_t i = rnd(&o->random, 8); i > 0; i--)
+        for (uint32_t i = rnd(o, 8); i > 0; i--)
             sched_yield();
         uint8_t last = look(array);
         if (last != first)
@@ -226,29 +190,14 @@ read_on(void *arg)
 
 /* ---- the whole ---- */
 
-static struct caid_client *
-client_new_at(const char *socket)
-{
-    struct caid_connect_options options = CAID_INIT(struct caid_connect_options);
-    struct caid_client *client;
-    struct caid_error error;
-
-    options.socket = socket;
-    must(caid_connect(&client, &options, &error), &error, "connect");
-    return client;
-}
-
 static void
 unlink_all(struct caid_client *client)
 {
-    struct caid_error error;
     char name[8];
 
     for (unsigned i = 0; i < NAMES; i++) {
         snprintf(name, sizeof(name), "%u", i);
-        int r = caid_unlink(client, name, NULL, &error);
-        if (r != -ENOENT)
-            must(r, &error, "unlink");
+        MUST_OR(-ENOENT, caid_unlink(client, name, NULL, &error));
     }
 }
 
@@ -278,12 +227,11 @@ check_counts(const struct publisher *p)
 static void
 wait_until_empty(struct caid_client *client)
 {
-    struct caid_status status = CAID_INIT(struct caid_status);
-    struct caid_error error;
+    OPTIONS(caid_status, status);
 
     for (int i = 0; i < 1000; i++) {
-        must(caid_flush(client, -1, NULL, &error), &error, "flush");
-        must(caid_client_status(client, &status, &error), &error, "status");
+        MUST(caid_flush(client, -1, NULL, &error));
+        MUST(caid_client_status(client, &status, &error));
         if (!status.arrays && !status.blocks && !status.leases)
             return;
         usleep(10000);
@@ -309,14 +257,14 @@ static void
 start_all(const char *socket, int steps)
 {
     for (size_t i = 0; i < CLIENTS; i++) {
-        clients[i] = client_new_at(socket);
+        clients[i] = program_connect(socket);
         pollers[i] = (struct other){.client = clients[i],
                                     .random = (uint32_t)i + 100,
                                     .stop = &stop_polling};
         start(&pollers[i].thread, poll_on, &pollers[i]);
     }
     for (size_t i = 0; i < READERS; i++) {
-        readers[i] = (struct other){.client = client_new_at(socket),
+        readers[i] = (struct other){.client = program_connect(socket),
                                     .random = (uint32_t)i + 200,
                                     .stop = &stop_reading};
         start(&readers[i].thread, read_on, &readers[i]);
@@ -368,13 +316,11 @@ main(int argc, char **argv)
 {
     int steps = argc > 2 ? atoi(argv[2]) : 300;
     struct caid_client *witness, *driver;
-    struct caid_error error;
 
     if (argc < 2)
         errx(1, "usage: stress_publish SOCKET [STEPS]");
-    must(cuda_driver_open(&driver, "soft", &error), &error,
-         "driver"); /* stays loaded: stress.c */
-    witness = client_new_at(argv[1]);
+    MUST(cuda_driver_open(&driver, "soft", &error)); /* stays loaded: stress.c */
+    witness = program_connect(argv[1]);
     start_all(argv[1], steps);
     unsigned n_read = end_reading();
     end_telling(witness);

@@ -9,8 +9,7 @@
 
 #include "base/macros.h"
 #include "base/packet.h"
-#include "caid/caid.h"
-#include "drv.h"
+#include "program.h"
 
 #define N_HELD 24
 #define N_MANY 64
@@ -22,20 +21,6 @@ struct victim {
     uint32_t random;
     int ready_fd;
 };
-
-static uint32_t
-rnd(struct victim *v, uint32_t below)
-{
-    v->random = v->random * 1664525 + 1013904223;
-    return (v->random >> 16) % below;
-}
-
-static void
-check(int r, const struct caid_error *error, const char *what)
-{
-    if (r < 0)
-        errx(1, "victim: %s: %d %s", what, r, error->message);
-}
 
 static void
 say_ready(const struct victim *v)
@@ -50,50 +35,6 @@ wait_for_the_end(const struct victim *v)
     say_ready(v);
     for (;;)
         pause();
-}
-
-static void
-connect_client(struct victim *v)
-{
-    struct caid_connect_options options = CAID_INIT(struct caid_connect_options);
-    struct caid_error error;
-
-    options.socket = v->socket;
-    check(caid_connect(&v->client, &options, &error), &error, "connect");
-}
-
-/* An array of n bytes. name may be NULL; one that is taken gives NULL. */
-static struct caid_array *
-make(struct victim *v, const char *name, const char *memory, int64_t n, uint32_t flags)
-{
-    struct caid_create_options options = CAID_INIT(struct caid_create_options);
-    struct caid_array *array;
-    struct caid_error error;
-
-    options.name = name;
-    options.memory = memory;
-    options.flags = flags;
-    options.typestr = "|u1";
-    options.shape = &n;
-    options.ndim = 1;
-    int r = caid_array_create(v->client, &array, &options, &error);
-    if (r == -EEXIST)
-        return NULL;
-    check(r, &error, "create");
-    return array;
-}
-
-/* Copying a byte gives this process the device's primary context: its closes wait for the GPU from
- * here on. */
-static void
-get_context(struct victim *v)
-{
-    struct caid_array *array = make(v, NULL, NULL, 1, 0);
-    struct caid_error error;
-    char byte = 0;
-
-    check(caid_array_copy_from_host(array, &byte, 1, &error), &error, "copy");
-    caid_array_close(array);
 }
 
 static const char *
@@ -118,7 +59,7 @@ run_before_hello(struct victim *v)
 _Noreturn static void
 run_after_hello(struct victim *v)
 {
-    connect_client(v);
+    v->client = program_connect(v->socket);
     wait_for_the_end(v);
 }
 
@@ -126,25 +67,30 @@ run_after_hello(struct victim *v)
 _Noreturn static void
 run_creating(struct victim *v)
 {
-    connect_client(v);
+    int64_t n;
+    OPTIONS(caid_create_options, options, .typestr = "|u1", .shape = &n, .ndim = 1,
+            .flags = CAID_ARRAY_EXCLUSIVE);
+    struct caid_array *array;
+
+    v->client = program_connect(v->socket);
     say_ready(v);
-    for (;;)
-        caid_array_close(
-            make(v, NULL, NULL, (int64_t)(1 + rnd(v, 40)) << 20, CAID_ARRAY_EXCLUSIVE));
+    for (;;) {
+        n = (int64_t)(1 + rnd(v, 40)) << 20;
+        MUST(caid_array_create(v->client, &array, &options, &error));
+        caid_array_close(array);
+    }
 }
 
 _Noreturn static void
 run_reading(struct victim *v)
 {
     struct caid_array *array;
-    struct caid_error error;
     char room[16];
 
-    connect_client(v);
+    v->client = program_connect(v->socket);
     for (int i = 0; i < N_HELD; i++)
-        check(caid_array_open(v->client, &array, base_name(room, rnd(v, N_VICTIM_BASE)), NULL,
-                              &error),
-              &error, "open");
+        MUST(caid_array_open(v->client, &array, base_name(room, rnd(v, N_VICTIM_BASE)), NULL,
+                             &error));
     wait_for_the_end(v);
 }
 
@@ -152,42 +98,38 @@ _Noreturn static void
 run_writing(struct victim *v)
 {
     static const char *const kinds[] = {"device", "legacy", "pinned", "mapped"};
-    struct caid_open_options options = CAID_INIT(struct caid_open_options);
+    OPTIONS(caid_open_options, options, .mode = "rw");
     struct caid_array *array;
-    struct caid_error error;
     char room[32];
 
-    options.mode = "rw";
-    connect_client(v);
-    get_context(v);
+    v->client = program_connect(v->socket);
+    program_take_context(v->client);
     for (uint32_t i = 0; i < N_HELD; i++)
-        make(v, NULL, kinds[i % ARRAY_SIZE(kinds)], 1 + rnd(v, 100000), 0);
+        program_make(v->client, NULL, kinds[i % ARRAY_SIZE(kinds)], 1 + rnd(v, 100000));
     snprintf(room, sizeof(room), "own/%d", (int)getpid());
-    make(v, room, NULL, 1 + rnd(v, 100000), 0);
-    check(caid_array_open(v->client, &array, base_name(room, rnd(v, N_VICTIM_BASE)), &options,
-                          &error),
-          &error, "open");
+    program_make(v->client, room, NULL, 1 + rnd(v, 100000));
+    MUST(caid_array_open(v->client, &array, base_name(room, rnd(v, N_VICTIM_BASE)), &options,
+                         &error));
     wait_for_the_end(v);
 }
 
 static void
 publish_one(struct victim *v)
 {
-    struct caid_array *array = make(v, NULL, NULL, 1 + rnd(v, 10000), 0);
-    struct caid_error error;
+    struct caid_array *array = program_make(v->client, NULL, NULL, 1 + rnd(v, 10000));
     char name[16];
 
     snprintf(name, sizeof(name), "live/%u", rnd(v, N_LIVE));
-    check(caid_array_publish(array, name, NULL, NULL, &error), &error, "publish");
+    MUST(caid_array_publish(array, name, NULL, NULL, &error));
     caid_array_close(array);
 }
 
 _Noreturn static void
 run_publishing(struct victim *v)
 {
-    connect_client(v);
+    v->client = program_connect(v->socket);
     if (rnd(v, 2))
-        get_context(v);
+        program_take_context(v->client);
     publish_one(v);
     say_ready(v);
     for (;;)
@@ -200,20 +142,16 @@ run_watching(struct victim *v)
 {
     struct caid_watch *watches[N_LIVE];
     struct caid_change change;
-    struct caid_error error;
     char name[16];
 
-    connect_client(v);
+    v->client = program_connect(v->socket);
     for (uint32_t i = 0; i < N_LIVE; i++) {
         snprintf(name, sizeof(name), "live/%u", i);
-        check(caid_watch_new(v->client, &watches[i], name, NULL, NULL, NULL, &error), &error,
-              "watch");
+        MUST(caid_watch_new(v->client, &watches[i], name, NULL, NULL, NULL, &error));
     }
     say_ready(v);
     for (;;) {
-        int r = caid_watch_next(watches[rnd(v, N_LIVE)], 1000000, &change, &error);
-        if (r != -ETIMEDOUT)
-            check(r, &error, "watch_next");
+        MUST_OR(-ETIMEDOUT, caid_watch_next(watches[rnd(v, N_LIVE)], 1000000, &change, &error));
         if (rnd(v, 4) == 0)
             publish_one(v);
     }
@@ -222,19 +160,17 @@ run_watching(struct victim *v)
 _Noreturn static void
 run_deferring(struct victim *v)
 {
-    struct caid_error error;
-
-    connect_client(v);
+    v->client = program_connect(v->socket);
     for (uint32_t i = 0; i <= rnd(v, 4); i++)
-        check(caid_defer_begin(v->client, &error), &error, "defer_begin");
+        MUST(caid_defer_begin(v->client, &error));
     for (int i = 0; i < N_HELD; i++)
-        caid_array_close(make(v, NULL, NULL, 1 + rnd(v, 100000), 0));
+        caid_array_close(program_make(v->client, NULL, NULL, 1 + rnd(v, 100000)));
     say_ready(v);
     for (;;) {
-        caid_array_close(make(v, NULL, NULL, 1 + rnd(v, 1000000), 0));
-        check(caid_defer_begin(v->client, &error), &error, "defer_begin");
-        caid_array_close(make(v, NULL, NULL, 1 + rnd(v, 1000000), 0));
-        check(caid_defer_end(v->client, &error), &error, "defer_end");
+        caid_array_close(program_make(v->client, NULL, NULL, 1 + rnd(v, 1000000)));
+        MUST(caid_defer_begin(v->client, &error));
+        caid_array_close(program_make(v->client, NULL, NULL, 1 + rnd(v, 1000000)));
+        MUST(caid_defer_end(v->client, &error));
     }
 }
 
@@ -244,15 +180,13 @@ run_opening(struct victim *v)
     static char rooms[N_VICTIM_BASE][16];
     struct caid_array *arrays[N_VICTIM_BASE];
     const char *names[N_VICTIM_BASE];
-    struct caid_error error;
 
     for (uint32_t i = 0; i < N_VICTIM_BASE; i++)
         names[i] = base_name(rooms[i], i);
-    connect_client(v);
+    v->client = program_connect(v->socket);
     say_ready(v);
     for (;;) {
-        check(caid_array_open_many(v->client, arrays, names, N_VICTIM_BASE, NULL, &error),
-              &error, "open_many");
+        MUST(caid_array_open_many(v->client, arrays, names, N_VICTIM_BASE, NULL, &error));
         for (uint32_t i = 0; i < N_VICTIM_BASE; i++)
             caid_array_close(arrays[i]);
     }
@@ -269,10 +203,10 @@ close_for_ever(struct victim *v, const struct drv *on)
     say_ready(v);
     for (;;) {
         for (uint32_t i = 0; i < N_MANY; i++)
-            arrays[i] = make(v, NULL, kinds[rnd(v, ARRAY_SIZE(kinds))], 1 + rnd(v, 20000), 0);
+            arrays[i] = program_make(v->client, NULL, kinds[rnd(v, ARRAY_SIZE(kinds))],
+                                     1 + rnd(v, 20000));
         for (uint32_t i = 0; on && i < N_MANY; i += 8)
-            if (on->cu.cuMemsetD8Async(caid_array_get_info(arrays[i])->ptr, 1, 1, NULL))
-                errx(1, "victim: cuMemsetD8Async");
+            MUST_CUDA(on->cu.cuMemsetD8Async(caid_array_get_info(arrays[i])->ptr, 1, 1, NULL));
         for (uint32_t i = 0; i < N_MANY; i++)
             caid_array_close(arrays[i]);
     }
@@ -281,35 +215,27 @@ close_for_ever(struct victim *v, const struct drv *on)
 _Noreturn static void
 run_closing(struct victim *v)
 {
-    struct drv_error error;
-    CUcontext context;
-    struct drv *drv;
+    struct drv *drv = program_driver("soft");
 
-    if (drv_open(&drv, "soft", &error) < 0)
-        errx(1, "victim: %s", error.message);
-    if (drv->cu.cuDevicePrimaryCtxRetain(&context, 0) || drv->cu.cuCtxSetCurrent(context))
-        errx(1, "victim: no context");
-    connect_client(v);
+    v->client = program_connect(v->socket);
     close_for_ever(v, drv);
 }
 
 _Noreturn static void
 run_closing_bare(struct victim *v)
 {
-    connect_client(v);
+    v->client = program_connect(v->socket);
     close_for_ever(v, NULL);
 }
 
 _Noreturn static void
 run_flushing(struct victim *v)
 {
-    struct caid_error error;
-
-    connect_client(v);
+    v->client = program_connect(v->socket);
     say_ready(v);
     for (;;) {
-        caid_array_close(make(v, NULL, NULL, (int64_t)(1 + rnd(v, 8)) << 20, 0));
-        check(caid_flush(v->client, -1, NULL, &error), &error, "flush");
+        caid_array_close(program_make(v->client, NULL, NULL, (int64_t)(1 + rnd(v, 8)) << 20));
+        MUST(caid_flush(v->client, -1, NULL, &error));
     }
 }
 
@@ -323,22 +249,19 @@ count_entry(const struct caid_entry *entry UNUSED, void *userdata)
 _Noreturn static void
 run_naming(struct victim *v)
 {
-    struct caid_list_options all = CAID_INIT(struct caid_list_options);
-    struct caid_error error;
+    OPTIONS(caid_list_options, all);
     size_t n_names = 0;
     char name[16];
 
-    connect_client(v);
+    v->client = program_connect(v->socket);
     say_ready(v);
     for (;;) {
         snprintf(name, sizeof(name), "some/%u", rnd(v, 16));
-        caid_array_close(make(v, name, NULL, 1 + rnd(v, 100000), 0));
+        caid_array_close(program_make(v->client, name, NULL, 1 + rnd(v, 100000)));
         if (rnd(v, 4) == 0)
-            check(caid_list(v->client, &all, count_entry, &n_names, &error), &error, "list");
+            MUST(caid_list(v->client, &all, count_entry, &n_names, &error));
         snprintf(name, sizeof(name), "some/%u", rnd(v, 16));
-        int r = caid_unlink(v->client, name, NULL, &error);
-        if (r != -ENOENT)
-            check(r, &error, "unlink");
+        MUST_OR(-ENOENT, caid_unlink(v->client, name, NULL, &error));
     }
 }
 
