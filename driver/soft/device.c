@@ -145,7 +145,6 @@ device_check(const struct device *device)
 CUresult
 device_arg(CUdevice ordinal, const void *out)
 {
-    ENTER();
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
     return device_find(ordinal) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -154,7 +153,6 @@ device_arg(CUdevice ordinal, const void *out)
 CUresult
 soft_cuDeviceGetCount(int *count)
 {
-    ENTER();
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
     *count = soft->n_visible;

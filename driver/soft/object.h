@@ -60,6 +60,12 @@ void object_unref(struct object *object);
     }                                                                    \
     DEFINE_CLEANUP(struct type *, type##_unref)
 
+/* struct TYPE *NAME: what TYPE_get() gives for a handle, until the end of the block. Where it gives
+ * none, returns what it says. */
+#define HOLD(type, name, handle)                       \
+    _cleanup_(type##_unrefp) struct type *name = NULL; \
+    RETURN_IF(type##_get(handle, &name))
+
 /* Gives the object a handle; the table takes a reference of its own. 0, or -ENOMEM. */
 int object_publish(struct object *object);
 /* The same for an object that nobody else has: the handle is written to *ret_handle, a CUevent or

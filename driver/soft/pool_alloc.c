@@ -83,12 +83,10 @@ CUresult
 soft_cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool handle,
                              CUstream stream_handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(stream_handle, &stream));
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    HOLD(stream, stream, stream_handle);
     if (!address)
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(pool_get(handle, &pool));
+    HOLD(pool, pool, handle);
     if (pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
     return pool_alloc_async(pool, size, stream, address);
@@ -97,8 +95,7 @@ soft_cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool han
 CUresult
 soft_cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream_handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(stream_handle, &stream));
+    HOLD(stream, stream, stream_handle);
     _cleanup_(pool_unrefp) struct pool *pool = NULL;
     if (!address)
         return CUDA_ERROR_INVALID_VALUE;
@@ -194,8 +191,7 @@ pool_free_at(uintptr_t at, struct stream *stream)
 CUresult
 soft_cuMemFreeAsync(CUdeviceptr address, CUstream stream_handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(stream_handle, &stream));
+    HOLD(stream, stream, stream_handle);
     uintptr_t at = (uintptr_t)address;
     if (!at)
         return CUDA_SUCCESS;

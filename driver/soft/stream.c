@@ -374,8 +374,7 @@ own_get(struct context *context)
 static CUresult
 default_get(CUstream handle, struct stream **ret)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     *ret = handle == CU_STREAM_PER_THREAD ? own_get(context) : stream_legacy(context);
     return *ret ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -384,7 +383,6 @@ default_get(CUstream handle, struct stream **ret)
 CUresult
 stream_get(CUstream handle, struct stream **ret)
 {
-    ENTER();
     if (!handle && call_own_stream())
         handle = CU_STREAM_PER_THREAD;
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
@@ -404,8 +402,7 @@ stream_get(CUstream handle, struct stream **ret)
 CUresult
 soft_cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (least)
         *least = LEAST_PRIORITY;
     if (greatest)
@@ -417,8 +414,7 @@ soft_cuCtxGetStreamPriorityRange(int *least, int *greatest)
 CUresult
 soft_cuStreamCreateWithPriority(CUstream *ret, unsigned int flags, int priority)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!ret || (flags & ~(unsigned int)CU_STREAM_NON_BLOCKING))
         return CUDA_ERROR_INVALID_VALUE;
     if (priority > LEAST_PRIORITY)
@@ -448,7 +444,6 @@ soft_cuStreamCreate(CUstream *ret, unsigned int flags)
 CUresult
 soft_cuStreamDestroy_v2(CUstream handle)
 {
-    ENTER();
     struct object *object = object_take((uintptr_t)handle, OBJECT_STREAM);
     if (!object)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -495,8 +490,7 @@ op_marker(void)
 CUresult
 soft_cuStreamSynchronize(CUstream handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     RETURN_IF(stream_forbid_capture(stream));
     uint64_t number = stream->submitted;
     if (stream == stream->context->legacy)
@@ -527,7 +521,6 @@ STREAM_GET(cuStreamGetCtx, CUcontext, (uintptr_t)stream->context->object.handle)
 CUresult
 soft_cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green)
 {
-    ENTER();
     if (!green)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(soft_cuStreamGetCtx(handle, context));
