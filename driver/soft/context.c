@@ -117,9 +117,7 @@ context_get(CUcontext handle)
         struct object *object = object_get((uintptr_t)handle, OBJECT_CONTEXT);
         return object ? container_of(object, struct context, object) : NULL;
     }
-    if (top)
-        object_ref(&top->object);
-    return top;
+    return context_ref(top);
 }
 
 int
@@ -171,8 +169,7 @@ first_open_stream(struct context *context)
     LIST_FOREACH(stream, &context->streams, context_link) {
         if (stream->closed)
             continue;
-        object_ref(&stream->object);
-        return stream;
+        return stream_ref(stream);
     }
     return NULL;
 }

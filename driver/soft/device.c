@@ -160,14 +160,6 @@ soft_cuDeviceGetCount(int *count)
 }
 
 CUresult
-soft_cuDeviceGet(CUdevice *device, int ordinal)
-{
-    RETURN_IF(device_arg(ordinal, device));
-    *device = ordinal;
-    return CUDA_SUCCESS;
-}
-
-CUresult
 soft_cuDeviceGetName(char *name, int size, CUdevice device)
 {
     RETURN_IF(device_arg(device, name));
@@ -177,21 +169,17 @@ soft_cuDeviceGetName(char *name, int size, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult
-soft_cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
-{
-    RETURN_IF(device_arg(device, uuid));
-    *uuid = device_find(device)->uuid;
-    return CUDA_SUCCESS;
-}
+#define DEVICE_GET(symbol, type, what)                  \
+    CUresult soft_##symbol(type *ret, CUdevice ordinal) \
+    {                                                   \
+        RETURN_IF(device_arg(ordinal, ret));            \
+        *ret = (what);                                  \
+        return CUDA_SUCCESS;                            \
+    }
 
-CUresult
-soft_cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
-{
-    RETURN_IF(device_arg(device, bytes));
-    *bytes = device_find(device)->total;
-    return CUDA_SUCCESS;
-}
+DEVICE_GET(cuDeviceGet, CUdevice, ordinal)
+DEVICE_GET(cuDeviceGetUuid_v2, CUuuid, device_find(ordinal)->uuid)
+DEVICE_GET(cuDeviceTotalMem_v2, size_t, device_find(ordinal)->total)
 
 /* What the setting says goes before the table. */
 static int

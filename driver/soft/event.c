@@ -49,9 +49,8 @@ event_init(struct event *event, const struct event_kind *kind, struct context *c
            unsigned int flags, void (*free)(struct object *object))
 {
     object_init(&event->object, OBJECT_EVENT, free);
-    object_ref(&context->object);
     event->kind = kind;
-    event->context = context;
+    event->context = context_ref(context);
     event->epoch = context->epoch;
     event->flags = flags;
 }
@@ -127,9 +126,8 @@ record_new(struct stream *stream)
         free(record);
         return NULL;
     }
-    object_ref(&stream->object);
     record->n_refs = 2;
-    record->at.stream = stream;
+    record->at.stream = stream_ref(stream);
     op_init(&record_op->op, record_run, record_free);
     record_op->op.stretched = false; /* it is the work before it that takes time */
     record_op->record = record;

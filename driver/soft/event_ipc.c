@@ -138,8 +138,7 @@ ipc_op_new(struct event *event, struct stream *stream,
         return NULL;
     op_init(&ipc_op->op, run, ipc_op_free);
     ipc_op->op.stretched = false;
-    object_ref(&event->object);
-    ipc_op->event = ipc_of(event);
+    ipc_op->event = ipc_of(event_ref(event));
     ipc_op->device = stream->context->device;
     return ipc_op;
 }

@@ -49,9 +49,16 @@ void object_init(struct object *object, enum object_kind kind, void (*free)(stru
 void object_ref(struct object *object);
 void object_unref(struct object *object);
 
-/* TYPE_unref() lets go of a reference, returns NULL and takes NULL; TYPE_unrefp() is for
- * _cleanup_(). For a type whose first member is its struct object. */
+/* TYPE_ref() takes a reference and returns what it was given, TYPE_unref() lets go of one and
+ * returns NULL; both take NULL. TYPE_unrefp() is for _cleanup_(). For a type whose first member is
+ * its struct object. */
 #define OBJECT_REFS(type)                                                \
+    UNUSED static inline struct type *type##_ref(struct type *counted)   \
+    {                                                                    \
+        if (counted)                                                     \
+            object_ref(&counted->object);                                \
+        return counted;                                                  \
+    }                                                                    \
     UNUSED static inline struct type *type##_unref(struct type *counted) \
     {                                                                    \
         if (counted)                                                     \

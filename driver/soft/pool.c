@@ -222,9 +222,7 @@ pool_find(const CUmemLocation *location, CUmemAllocationType type, bool current)
     struct pool *pool = marked_find(location, type, current);
     if (!pool)
         pool = marked_find(location, type, false);
-    if (pool)
-        object_ref(&pool->object);
-    return pool;
+    return pool_ref(pool);
 }
 
 /* Makes a default pool; another thread may do so at the same time, and the first one stays. */

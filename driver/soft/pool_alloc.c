@@ -41,8 +41,7 @@ pool_publish(struct pool *pool, struct heap_block *block)
     struct range *range = allocation_new(pool, block);
     if (!range)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    object_ref(&pool->object);
-    range->pool = pool;
+    range->pool = pool_ref(pool);
     range->block = block;
     LOCKED(&soft->ranges.lock);
     range_insert(&soft->ranges.usable, range);
@@ -128,8 +127,7 @@ free_submit(struct pool *pool, struct stream *stream, uint64_t *ret_number)
         return CUDA_ERROR_OUT_OF_MEMORY;
     op_init(&free_op->op, NULL, free_free);
     free_op->op.stretched = false;
-    object_ref(&pool->object);
-    free_op->pool = pool;
+    free_op->pool = pool_ref(pool);
     return stream_submit(stream, &free_op->op, ret_number);
 }
 

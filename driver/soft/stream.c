@@ -29,8 +29,7 @@ stream_new(struct context *context, unsigned int flags, int priority)
     if (!stream)
         return NULL;
     object_init(&stream->object, OBJECT_STREAM, stream_free);
-    object_ref(&context->object);
-    stream->context = context;
+    stream->context = context_ref(context);
     stream->flags = flags;
     stream->priority = priority;
     stream->id = ++soft->last_stream_id; /* for cuStreamGetId: never used twice */
@@ -74,8 +73,7 @@ op_wait_for(struct op *op, struct stream *stream, uint64_t number)
     struct point *after = realloc(op->after, (op->n_after + 1) * sizeof(*after));
     if (!after)
         return -ENOMEM;
-    object_ref(&stream->object);
-    after[op->n_after++] = (struct point){stream, number};
+    after[op->n_after++] = (struct point){stream_ref(stream), number};
     op->after = after;
     return 0;
 }
@@ -193,8 +191,7 @@ stream_worker(void *arg)
 static int
 stream_start(struct stream *stream)
 {
-    object_ref(&stream->object);
-    int r = thread_start(stream_worker, stream);
+    int r = thread_start(stream_worker, stream_ref(stream));
     stream->started = r == 0;
     if (r < 0)
         stream_unref(stream);
@@ -318,14 +315,6 @@ stream_submit(struct stream *stream, struct op *op, uint64_t *ret_number)
 }
 
 /* Which stream a caller means. */
-
-static struct stream *
-stream_ref(struct stream *stream)
-{
-    if (stream)
-        object_ref(&stream->object);
-    return stream;
-}
 
 struct stream *
 stream_legacy(struct context *context)

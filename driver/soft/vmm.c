@@ -160,8 +160,7 @@ soft_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *add
         struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
         if (!range || range->kind != RANGE_MAPPING)
             return CUDA_ERROR_INVALID_VALUE;
-        memory = range->memory;
-        object_ref(&memory->object);
+        memory = memory_ref(range->memory);
     }
 
     if (memory->n_handles == 0 && object_publish(&memory->object) < 0)
