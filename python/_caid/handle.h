@@ -60,17 +60,8 @@ void py_handle_leave(struct handle_object *self);
 int py_handle_leave_with(struct handle_object *self, int r, const struct caid_error *error);
 
 /* As PY_CLIENT_CALL(), with a thing. */
-#define PY_HANDLE_CALL(self, call)                       \
-    ({                                                   \
-        struct caid_client *c = py_handle_enter(self);   \
-        struct caid_error error = {0};                   \
-        int r_ = -1;                                     \
-        if (c) {                                         \
-            WITHOUT_GIL(r_ = (call));                    \
-            r_ = py_handle_leave_with(self, r_, &error); \
-        }                                                \
-        r_;                                              \
-    })
+#define PY_HANDLE_CALL(self, call) \
+    PY_CALL(py_handle_enter(self), py_handle_leave_with(self, r_, &error), call)
 
 /* A new object, `made`, of a type with a NAME_class, once a call of libcaid's has made its thing:
  * as PY_CLIENT_CALL(). NULL with an exception set. */
