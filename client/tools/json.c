@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "json.h"
 
-#include <inttypes.h>
+#include <stdarg.h>
 #include <string.h>
 
 #include "utf8.h"
@@ -58,8 +58,8 @@ begin(struct json *json, const char *key)
     }
 }
 
-static void
-open_with(struct json *json, const char *key, char bracket)
+void
+json_open(struct json *json, const char *key, char bracket)
 {
     begin(json, key);
     putc(bracket, json->out);
@@ -67,8 +67,8 @@ open_with(struct json *json, const char *key, char bracket)
     json->filled = false;
 }
 
-static void
-close_with(struct json *json, char bracket)
+void
+json_close(struct json *json, char bracket)
 {
     json->depth--;
     if (json->filled)
@@ -80,27 +80,14 @@ close_with(struct json *json, char bracket)
 }
 
 void
-json_object(struct json *json, const char *key)
+json_value(struct json *json, const char *key, const char *fmt, ...)
 {
-    open_with(json, key, '{');
-}
+    va_list args;
 
-void
-json_object_end(struct json *json)
-{
-    close_with(json, '}');
-}
-
-void
-json_list(struct json *json, const char *key)
-{
-    open_with(json, key, '[');
-}
-
-void
-json_list_end(struct json *json)
-{
-    close_with(json, ']');
+    begin(json, key);
+    va_start(args, fmt);
+    vfprintf(json->out, fmt, args);
+    va_end(args);
 }
 
 void
@@ -112,39 +99,4 @@ json_str(struct json *json, const char *key, const char *value)
     }
     begin(json, key);
     write_string(json->out, value);
-}
-
-void
-json_u64(struct json *json, const char *key, uint64_t value)
-{
-    begin(json, key);
-    fprintf(json->out, "%" PRIu64, value);
-}
-
-void
-json_i64(struct json *json, const char *key, int64_t value)
-{
-    begin(json, key);
-    fprintf(json->out, "%" PRId64, value);
-}
-
-void
-json_ratio(struct json *json, const char *key, double value)
-{
-    begin(json, key);
-    fprintf(json->out, "%.4f", value);
-}
-
-void
-json_bool(struct json *json, const char *key, bool value)
-{
-    begin(json, key);
-    fputs(value ? "true" : "false", json->out);
-}
-
-void
-json_null(struct json *json, const char *key)
-{
-    begin(json, key);
-    fputs("null", json->out);
 }

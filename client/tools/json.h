@@ -6,9 +6,11 @@
  */
 #pragma once
 
+#include <inttypes.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
+
+#include "base/macros.h"
 
 struct json {
     FILE *out;
@@ -18,15 +20,21 @@ struct json {
 
 void json_init(struct json *json, FILE *out);
 
-void json_object(struct json *json, const char *key);
-void json_object_end(struct json *json);
-void json_list(struct json *json, const char *key);
-void json_list_end(struct json *json);
+/* An object or a list, by its brackets. */
+void json_open(struct json *json, const char *key, char bracket);
+void json_close(struct json *json, char bracket);
+#define json_object(json, key) json_open(json, key, '{')
+#define json_object_end(json)  json_close(json, '}')
+#define json_list(json, key)   json_open(json, key, '[')
+#define json_list_end(json)    json_close(json, ']')
+
+/* What JSON writes as it is printed. */
+void json_value(struct json *json, const char *key, const char *fmt, ...) PRINTF(3, 4);
+#define json_u64(json, key, value)  json_value(json, key, "%" PRIu64, (uint64_t)(value))
+#define json_i64(json, key, value)  json_value(json, key, "%" PRId64, (int64_t)(value))
+#define json_bool(json, key, value) json_value(json, key, (value) ? "true" : "false")
+#define json_null(json, key)        json_value(json, key, "null")
+/* 0 to 1, to four decimals. */
+#define json_ratio(json, key, value) json_value(json, key, "%.4f", value)
 
 void json_str(struct json *json, const char *key, const char *value); /* NULL: null */
-void json_u64(struct json *json, const char *key, uint64_t value);
-void json_i64(struct json *json, const char *key, int64_t value);
-/* 0 to 1, to four decimals. */
-void json_ratio(struct json *json, const char *key, double value);
-void json_bool(struct json *json, const char *key, bool value);
-void json_null(struct json *json, const char *key);

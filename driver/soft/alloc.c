@@ -60,11 +60,10 @@ alloc_round(size_t size, size_t *ret)
 CUresult
 soft_cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 {
-    struct context *context;
     struct memory *memory;
     struct range *range;
     size_t whole;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!address || size == 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (alloc_round(size, &whole) < 0)
@@ -79,9 +78,8 @@ soft_cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 CUresult
 soft_cuMemHostAlloc(void **address, size_t size, unsigned int flags)
 {
-    struct context *context;
     struct range *range;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!address || (flags & ~(unsigned int)ALL_HOST_FLAGS))
         return CUDA_ERROR_INVALID_VALUE;
     if (size == 0) {
@@ -159,7 +157,6 @@ alloc_free(unsigned int kinds, uintptr_t at)
 CUresult
 soft_cuMemFree_v2(CUdeviceptr address)
 {
-    ENTER();
     if (context_current_is_dead())
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (!address)
@@ -172,7 +169,6 @@ soft_cuMemFree_v2(CUdeviceptr address)
 CUresult
 soft_cuMemFreeHost(void *address)
 {
-    ENTER();
     if (context_current_is_dead())
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return address ? alloc_free(1U << RANGE_HOST, (uintptr_t)address) : CUDA_SUCCESS;
@@ -204,9 +200,8 @@ alloc_free_all(uint64_t context_handle)
 CUresult
 soft_cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
-    struct context *context;
     uint64_t free_now, total_now;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!free_bytes || !total)
         return CUDA_ERROR_INVALID_VALUE;
     memory_figures(context->device, &free_now, &total_now);
@@ -218,8 +213,7 @@ soft_cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 CUresult
 soft_cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *host, unsigned int flags)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!address || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->ranges.lock);
@@ -233,8 +227,7 @@ soft_cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *host, unsigned int
 CUresult
 soft_cuMemHostGetFlags(unsigned int *flags, void *host)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!flags)
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->ranges.lock);

@@ -18,11 +18,9 @@ _Static_assert(sizeof(CUipcMemHandle) == sizeof(struct share_ticket), "a handle 
 CUresult
 soft_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {
-    struct context *context;
-    ENTER();
     if (!handle)
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED));
     LOCKED(&soft->ranges.lock);
     struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
@@ -114,13 +112,11 @@ opened_make(const struct share_ticket *ticket, const struct context *context, CU
 CUresult
 soft_cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
 {
-    struct context *context;
     struct share_ticket ticket;
     CUdeviceptr at;
-    ENTER();
     if (!address || !(flags & CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS))
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED));
     memcpy(&ticket, &handle, sizeof(ticket));
     if (!share_ticket_is(&ticket, SHARE_MEMORY))
@@ -138,7 +134,6 @@ soft_cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned
 CUresult
 soft_cuIpcCloseMemHandle(CUdeviceptr address)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     return alloc_free(1U << RANGE_OPENED, (uintptr_t)address);
 }

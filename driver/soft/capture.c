@@ -28,7 +28,6 @@ graph_make(CUgraph *ret)
 CUresult
 soft_cuGraphDestroy(CUgraph handle)
 {
-    ENTER();
     struct object *object = object_take((uintptr_t)handle, OBJECT_GRAPH);
     if (!object)
         return CUDA_ERROR_INVALID_VALUE;
@@ -120,8 +119,7 @@ stream_drop_capture(struct stream *stream)
 CUresult
 soft_cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     if (mode > CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_INVALID_VALUE;
     if (stream == stream->context->legacy)
@@ -157,9 +155,8 @@ capture_end(struct stream *stream, CUstreamCaptureStatus *ret_before)
 CUresult
 soft_cuStreamEndCapture(CUstream handle, CUgraph *ret)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
     CUstreamCaptureStatus before;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     if (!ret)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(capture_end(stream, &before));
@@ -172,8 +169,7 @@ soft_cuStreamEndCapture(CUstream handle, CUgraph *ret)
 static CUresult
 capture_tell(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     if (!status)
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&stream->context->order);
@@ -212,7 +208,6 @@ soft_cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, c
                                CUgraph *graph, const CUgraphNode **dependencies,
                                const CUgraphEdgeData **edges, size_t *n_dependencies)
 {
-    ENTER();
     if (edges && !dependencies)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(soft_cuStreamGetCaptureInfo_v2(stream, status, id, graph, dependencies,
@@ -226,7 +221,6 @@ soft_cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, c
 CUresult
 soft_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
-    ENTER();
     if (!mode)
         return CUDA_ERROR_INVALID_VALUE;
     struct thread *thread = thread_get();

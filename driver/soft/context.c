@@ -94,7 +94,6 @@ context_check(const struct context *context)
 CUresult
 context_current(struct context **ret)
 {
-    ENTER();
     struct context *context = thread_top();
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -118,9 +117,7 @@ context_get(CUcontext handle)
         struct object *object = object_get((uintptr_t)handle, OBJECT_CONTEXT);
         return object ? container_of(object, struct context, object) : NULL;
     }
-    if (top)
-        object_ref(&top->object);
-    return top;
+    return context_ref(top);
 }
 
 int
@@ -172,8 +169,7 @@ first_open_stream(struct context *context)
     LIST_FOREACH(stream, &context->streams, context_link) {
         if (stream->closed)
             continue;
-        object_ref(&stream->object);
-        return stream;
+        return stream_ref(stream);
     }
     return NULL;
 }
@@ -204,14 +200,6 @@ context_empty(struct context *context)
 
 /* Primary contexts. soft->lock orders retains and releases. */
 
-static CUresult
-primary_get(CUdevice ordinal, struct device **ret)
-{
-    ENTER();
-    *ret = device_find(ordinal);
-    return *ret ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-
 /* Needs soft->lock. */
 static struct context *
 primary_make(struct device *device)
@@ -227,8 +215,7 @@ primary_make(struct device *device)
 CUresult
 soft_cuDevicePrimaryCtxRetain(CUcontext *ret, CUdevice ordinal)
 {
-    struct device *device;
-    RETURN_IF(primary_get(ordinal, &device));
+    DEVICE(device, ordinal);
     if (!ret)
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->lock);
@@ -246,8 +233,7 @@ soft_cuDevicePrimaryCtxRetain(CUcontext *ret, CUdevice ordinal)
 CUresult
 soft_cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
 {
-    struct device *device;
-    RETURN_IF(primary_get(ordinal, &device));
+    DEVICE(device, ordinal);
     LOCKED(&soft->lock);
     struct context *context = device->primary;
     if (!context || context->n_retains == 0)
@@ -261,8 +247,7 @@ soft_cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
 CUresult
 soft_cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
 {
-    struct device *device;
-    RETURN_IF(primary_get(ordinal, &device));
+    DEVICE(device, ordinal);
     LOCKED(&soft->lock);
     struct context *context = device->primary;
     if (context && context->live)
@@ -275,8 +260,7 @@ soft_cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
 CUresult
 soft_cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
 {
-    struct device *device;
-    RETURN_IF(primary_get(ordinal, &device));
+    DEVICE(device, ordinal);
     if (flags & ~(unsigned int)ALL_FLAGS)
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->lock);
@@ -290,8 +274,7 @@ soft_cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
 CUresult
 soft_cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *active)
 {
-    struct device *device;
-    RETURN_IF(primary_get(ordinal, &device));
+    DEVICE(device, ordinal);
     if (!flags || !active)
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->lock);
@@ -305,8 +288,7 @@ soft_cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *acti
 CUresult
 soft_cuCtxCreate_v2(CUcontext *ret, unsigned int flags, CUdevice ordinal)
 {
-    struct device *device;
-    RETURN_IF(primary_get(ordinal, &device));
+    DEVICE(device, ordinal);
     if (!ret || (flags & ~(unsigned int)ALL_FLAGS))
         return CUDA_ERROR_INVALID_VALUE;
     if (device->fault)
@@ -327,7 +309,6 @@ CUresult
 soft_cuCtxCreate_v4(CUcontext *ret, CUctxCreateParams *params, unsigned int flags,
                     CUdevice device)
 {
-    ENTER();
     if (params &&
         (params->cigParams || params->execAffinityParams || params->numExecAffinityParams))
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -337,7 +318,6 @@ soft_cuCtxCreate_v4(CUcontext *ret, CUctxCreateParams *params, unsigned int flag
 CUresult
 soft_cuCtxDestroy_v2(CUcontext handle)
 {
-    ENTER();
     _cleanup_(context_unrefp) struct context *context = context_get(handle);
     if (!handle)
         return CUDA_ERROR_INVALID_VALUE;
@@ -358,7 +338,6 @@ soft_cuCtxDestroy_v2(CUcontext handle)
 CUresult
 soft_cuCtxPushCurrent_v2(CUcontext handle)
 {
-    ENTER();
     struct context *context = handle ? context_get(handle) : NULL;
     if (!handle)
         return CUDA_ERROR_INVALID_VALUE;
@@ -368,7 +347,6 @@ soft_cuCtxPushCurrent_v2(CUcontext handle)
 CUresult
 soft_cuCtxPopCurrent_v2(CUcontext *ret)
 {
-    ENTER();
     struct context *top = thread_top();
     if (!top)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -383,7 +361,6 @@ soft_cuCtxPopCurrent_v2(CUcontext *ret)
 CUresult
 soft_cuCtxSetCurrent(CUcontext handle)
 {
-    ENTER();
     struct context *context = NULL;
     if (handle && !(context = context_get(handle)))
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -395,7 +372,6 @@ soft_cuCtxSetCurrent(CUcontext handle)
 CUresult
 soft_cuCtxGetCurrent(CUcontext *ret)
 {
-    ENTER();
     if (!ret)
         return CUDA_ERROR_INVALID_VALUE;
     struct context *top = thread_top();
@@ -408,7 +384,6 @@ soft_cuCtxGetCurrent(CUcontext *ret)
 CUresult
 soft_cuCtxGetDevice_v2(CUdevice *device, CUcontext handle)
 {
-    ENTER();
     _cleanup_(context_unrefp) struct context *context = context_get(handle);
     if (!device)
         return CUDA_ERROR_INVALID_VALUE;
@@ -427,7 +402,6 @@ soft_cuCtxGetDevice(CUdevice *device)
 CUresult
 soft_cuCtxSynchronize_v2(CUcontext handle)
 {
-    ENTER();
     _cleanup_(context_unrefp) struct context *context = context_get(handle);
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;

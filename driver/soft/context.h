@@ -58,6 +58,10 @@ CUresult context_check(const struct context *context);
 /* The current context, borrowed: it stays as long as the calling thread does not pop it.
  * INVALID_CONTEXT when there is none, or what context_check() says. */
 CUresult context_current(struct context **ret);
+/* struct context *NAME: that one. Returns what it says where there is none. */
+#define CURRENT(name)     \
+    struct context *name; \
+    RETURN_IF(context_current(&name))
 /* For calls that do without a current context, but not with one that was ended. */
 bool context_current_is_dead(void);
 /* The device of the current context, of no context the first one. */

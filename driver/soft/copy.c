@@ -134,10 +134,9 @@ static CUresult
 copy_submit(struct side *to, struct side *from, size_t width, size_t height, unsigned int flags,
             CUstream handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
     enum range_kind to_kind, from_kind;
     uint64_t number;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     if (width == 0 || height == 0)
         return CUDA_SUCCESS;
     RETURN_IF(side_check(to, width, height, true, flags & COPY_TO_KNOWN, &to_kind));
@@ -206,7 +205,6 @@ CUresult
 copy_rect(const CUDA_MEMCPY2D *copy, unsigned int flags, CUstream stream)
 {
     struct side to, from;
-    ENTER();
     if (!copy)
         return CUDA_ERROR_INVALID_VALUE;
     struct place to_place = {copy->dstMemoryType, copy->dstHost, copy->dstDevice,

@@ -53,7 +53,6 @@ check_copies(const struct batch *batch, size_t *ret_wrong)
 static CUresult
 batch_copy(const struct batch *batch, size_t *ret_wrong, CUstream stream)
 {
-    ENTER();
     *ret_wrong = SIZE_MAX;
     if (!batch->to || !batch->from || !batch->sizes || batch->count == 0)
         return CUDA_ERROR_INVALID_VALUE;

@@ -145,7 +145,6 @@ device_check(const struct device *device)
 CUresult
 device_arg(CUdevice ordinal, const void *out)
 {
-    ENTER();
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
     return device_find(ordinal) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -154,18 +153,9 @@ device_arg(CUdevice ordinal, const void *out)
 CUresult
 soft_cuDeviceGetCount(int *count)
 {
-    ENTER();
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
     *count = soft->n_visible;
-    return CUDA_SUCCESS;
-}
-
-CUresult
-soft_cuDeviceGet(CUdevice *device, int ordinal)
-{
-    RETURN_IF(device_arg(ordinal, device));
-    *device = ordinal;
     return CUDA_SUCCESS;
 }
 
@@ -179,21 +169,17 @@ soft_cuDeviceGetName(char *name, int size, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult
-soft_cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
-{
-    RETURN_IF(device_arg(device, uuid));
-    *uuid = device_find(device)->uuid;
-    return CUDA_SUCCESS;
-}
+#define DEVICE_GET(symbol, type, what)                  \
+    CUresult soft_##symbol(type *ret, CUdevice ordinal) \
+    {                                                   \
+        RETURN_IF(device_arg(ordinal, ret));            \
+        *ret = (what);                                  \
+        return CUDA_SUCCESS;                            \
+    }
 
-CUresult
-soft_cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
-{
-    RETURN_IF(device_arg(device, bytes));
-    *bytes = device_find(device)->total;
-    return CUDA_SUCCESS;
-}
+DEVICE_GET(cuDeviceGet, CUdevice, ordinal)
+DEVICE_GET(cuDeviceGetUuid_v2, CUuuid, device_find(ordinal)->uuid)
+DEVICE_GET(cuDeviceTotalMem_v2, size_t, device_find(ordinal)->total)
 
 /* What the setting says goes before the table. */
 static int

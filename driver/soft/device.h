@@ -38,6 +38,10 @@ struct settings;
 void device_init(struct device *device, const struct settings *settings, int index);
 /* NULL for an ordinal that is out of range. */
 struct device *device_find(CUdevice ordinal);
+/* struct device *NAME: that one. Returns INVALID_DEVICE where there is none. */
+#define DEVICE(name, ordinal)                   \
+    struct device *name = device_find(ordinal); \
+    RETURN_IF(name ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE)
 void device_fault(struct device *device, CUresult result); /* the first one stays */
 /* The device falls off the bus, as far as this process sees: a fault, and besides none of its
  * memory can be made, exported, imported or mapped any more, nor does NVML know of it. Giving back

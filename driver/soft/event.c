@@ -49,9 +49,8 @@ event_init(struct event *event, const struct event_kind *kind, struct context *c
            unsigned int flags, void (*free)(struct object *object))
 {
     object_init(&event->object, OBJECT_EVENT, free);
-    object_ref(&context->object);
     event->kind = kind;
-    event->context = context;
+    event->context = context_ref(context);
     event->epoch = context->epoch;
     event->flags = flags;
 }
@@ -127,9 +126,8 @@ record_new(struct stream *stream)
         free(record);
         return NULL;
     }
-    object_ref(&stream->object);
     record->n_refs = 2;
-    record->at.stream = stream;
+    record->at.stream = stream_ref(stream);
     op_init(&record_op->op, record_run, record_free);
     record_op->op.stretched = false; /* it is the work before it that takes time */
     record_op->record = record;
@@ -211,9 +209,8 @@ place_new(struct context *context, unsigned int flags, struct event **ret)
 CUresult
 soft_cuEventCreate(CUevent *ret, unsigned int flags)
 {
-    struct context *context;
     struct event *event;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!ret || (flags & ~(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING |
                            (unsigned int)CU_EVENT_INTERPROCESS)))
         return CUDA_ERROR_INVALID_VALUE;
@@ -228,7 +225,6 @@ soft_cuEventCreate(CUevent *ret, unsigned int flags)
 CUresult
 soft_cuEventDestroy_v2(CUevent handle)
 {
-    ENTER();
     struct object *object = object_take((uintptr_t)handle, OBJECT_EVENT);
     if (!object)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -239,10 +235,8 @@ soft_cuEventDestroy_v2(CUevent handle)
 CUresult
 soft_cuEventRecord(CUevent handle, CUstream stream_handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(stream_handle, &stream));
-    _cleanup_(event_unrefp) struct event *event = NULL;
-    RETURN_IF(event_get(handle, &event));
+    HOLD(stream, stream, stream_handle);
+    HOLD(event, event, handle);
     if (event->context != stream->context)
         return CUDA_ERROR_INVALID_HANDLE;
     return event->kind->record(event, stream);
@@ -252,13 +246,11 @@ soft_cuEventRecord(CUevent handle, CUstream stream_handle)
 CUresult
 soft_cuCtxRecordEvent(CUcontext handle, CUevent event_handle)
 {
-    ENTER();
     _cleanup_(context_unrefp) struct context *context = handle ? context_get(handle) : NULL;
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
     RETURN_IF(context_check(context));
-    _cleanup_(event_unrefp) struct event *event = NULL;
-    RETURN_IF(event_get(event_handle, &event));
+    HOLD(event, event, event_handle);
     if (event->context != context)
         return CUDA_ERROR_INVALID_HANDLE;
     RETURN_IF(context_forbid_capture(context));
@@ -272,10 +264,8 @@ soft_cuCtxRecordEvent(CUcontext handle, CUevent event_handle)
 CUresult
 soft_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned int flags)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(stream_handle, &stream));
-    _cleanup_(event_unrefp) struct event *event = NULL;
-    RETURN_IF(event_get(handle, &event));
+    HOLD(stream, stream, stream_handle);
+    HOLD(event, event, handle);
     if (flags & ~(unsigned int)CU_EVENT_WAIT_EXTERNAL)
         return CUDA_ERROR_INVALID_VALUE;
     return event->kind->wait(event, stream);
@@ -284,9 +274,7 @@ soft_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned int flag
 CUresult
 soft_cuEventQuery(CUevent handle)
 {
-    ENTER();
-    _cleanup_(event_unrefp) struct event *event = NULL;
-    RETURN_IF(event_get(handle, &event));
+    HOLD(event, event, handle);
     RETURN_IF(thread_forbid_capture());
     if (!event->kind->passed(event))
         return CUDA_ERROR_NOT_READY;
@@ -296,9 +284,7 @@ soft_cuEventQuery(CUevent handle)
 CUresult
 soft_cuEventSynchronize(CUevent handle)
 {
-    ENTER();
-    _cleanup_(event_unrefp) struct event *event = NULL;
-    RETURN_IF(event_get(handle, &event));
+    HOLD(event, event, handle);
     event->kind->finish(event);
     pools_settle();
     return (CUresult)event->context->device->fault;
@@ -308,8 +294,7 @@ soft_cuEventSynchronize(CUevent handle)
 static CUresult
 event_time(CUevent handle, uint64_t *ret_ns)
 {
-    _cleanup_(event_unrefp) struct event *event = NULL;
-    RETURN_IF(event_get(handle, &event));
+    HOLD(event, event, handle);
     if (event->flags & CU_EVENT_DISABLE_TIMING)
         return CUDA_ERROR_INVALID_HANDLE;
     _cleanup_(record_unrefp) struct record *record = place_last(event);
@@ -325,7 +310,6 @@ CUresult
 soft_cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
 {
     uint64_t start_ns, end_ns;
-    ENTER();
     if (!milliseconds)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(event_time(start, &start_ns));

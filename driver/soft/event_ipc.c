@@ -138,8 +138,7 @@ ipc_op_new(struct event *event, struct stream *stream,
         return NULL;
     op_init(&ipc_op->op, run, ipc_op_free);
     ipc_op->op.stretched = false;
-    object_ref(&event->object);
-    ipc_op->event = ipc_of(event);
+    ipc_op->event = ipc_of(event_ref(event));
     ipc_op->device = stream->context->device;
     return ipc_op;
 }
@@ -295,14 +294,11 @@ _Static_assert(sizeof(CUipcEventHandle) == sizeof(struct share_ticket), "a handl
 CUresult
 soft_cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event_handle)
 {
-    struct context *context;
-    ENTER();
     if (!handle || !event_handle)
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED));
-    _cleanup_(event_unrefp) struct event *event = NULL;
-    RETURN_IF(event_get(event_handle, &event));
+    HOLD(event, event, event_handle);
     if (event->kind != &ipc_kind ||
         ipc_of(event)->fd < 0) /* only the creator gives out handles */
         return CUDA_ERROR_INVALID_HANDLE;
@@ -352,13 +348,11 @@ shared_take(const struct share_ticket *ticket, struct shared **ret)
 CUresult
 soft_cuIpcOpenEventHandle(CUevent *ret, CUipcEventHandle handle)
 {
-    struct context *context;
     struct shared *shared;
     struct share_ticket ticket;
-    ENTER();
     if (!ret)
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED));
     memcpy(&ticket, &handle, sizeof(ticket));
     RETURN_IF(shared_take(&ticket, &shared));

@@ -64,11 +64,10 @@ fill_check(const struct fill *fill, size_t *ret_size, enum range_kind *ret_kind)
 static CUresult
 fill_submit(const struct fill *fill, bool async, CUstream handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
     enum range_kind kind;
     size_t size;
     uint64_t number;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     RETURN_IF(fill_check(fill, &size, &kind));
     if (size == 0)
         return CUDA_SUCCESS;

@@ -25,10 +25,9 @@ RB_GENERATE_STATIC(heap_tree, heap_block, node, heap_compare)
 void
 heap_mark(struct heap *heap, struct heap_block *block, struct stream *stream, uint64_t number)
 {
-    if (stream)
-        object_ref(&stream->object);
-    stream_unref(block->since.stream);
-    block->since = (struct point){stream, number};
+    struct stream *before = block->since.stream;
+    block->since = (struct point){stream_ref(stream), number};
+    stream_unref(before);
     bool waiting = block->state == HEAP_FREE && stream;
     if (waiting && !block->waiting)
         LIST_INSERT_HEAD(&heap->waiting, block, wait);
@@ -240,8 +239,7 @@ piece_map(struct heap *heap, uintptr_t at)
     range->start = at;
     range->size = heap->piece;
     range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    object_ref(&heap->memory->object);
-    range->memory = heap->memory;
+    range->memory = memory_ref(heap->memory);
     range_insert(&soft->ranges.pieces, range);
     return 0;
 }

@@ -30,8 +30,7 @@ host_run(struct op *op, CUresult status)
 static CUresult
 host_submit(CUstream handle, CUhostFn fn, CUstreamCallback callback, void *data)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     if (!fn && !callback)
         return CUDA_ERROR_INVALID_VALUE;
     struct host_op *host = calloc(1, sizeof(*host));
@@ -54,7 +53,6 @@ soft_cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *data)
 CUresult
 soft_cuStreamAddCallback(CUstream stream, CUstreamCallback fn, void *data, unsigned int flags)
 {
-    ENTER();
     if (flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
     return host_submit(stream, NULL, fn, data);

@@ -155,8 +155,7 @@ location_device(const CUmemLocation *location)
 CUresult
 soft_cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!address || size == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
         return CUDA_ERROR_INVALID_VALUE;
     size_t whole;
@@ -222,10 +221,9 @@ CUresult
 soft_cuMemAdvise_v2(CUdeviceptr address, size_t size, CUmem_advise advice,
                     CUmemLocation location)
 {
-    struct context *context;
     struct pages pages;
     CUmemLocation where;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     RETURN_IF(check_advice(advice, &location, &where));
     LOCKED(&soft->ranges.lock);
     RETURN_IF(pages_find(address, size, &pages));
@@ -258,9 +256,8 @@ CUresult
 soft_cuMemPrefetchAsync_v2(CUdeviceptr address, size_t size, CUmemLocation location,
                            unsigned int flags, CUstream handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
     CUmemLocation where;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     if (flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(location_resolve(&location, &where));
@@ -360,9 +357,8 @@ CUresult
 soft_cuMemRangeGetAttribute(void *data, size_t data_size, CUmem_range_attribute attribute,
                             CUdeviceptr address, size_t size)
 {
-    struct context *context;
     struct pages pages;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     RETURN_IF(check_attribute(data, data_size, attribute));
     LOCKED(&soft->ranges.lock);
     RETURN_IF(pages_find(address, size, &pages));

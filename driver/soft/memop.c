@@ -212,8 +212,7 @@ static CUresult
 memop_submit(CUstream handle, unsigned int count, const CUstreamBatchMemOpParams *params,
              unsigned int flags)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     if (count == 0)
         return CUDA_SUCCESS;
     if (count > MAX_BATCH || !params || flags != 0)

@@ -49,9 +49,16 @@ void object_init(struct object *object, enum object_kind kind, void (*free)(stru
 void object_ref(struct object *object);
 void object_unref(struct object *object);
 
-/* TYPE_unref() lets go of a reference, returns NULL and takes NULL; TYPE_unrefp() is for
- * _cleanup_(). For a type whose first member is its struct object. */
+/* TYPE_ref() takes a reference and returns what it was given, TYPE_unref() lets go of one and
+ * returns NULL; both take NULL. TYPE_unrefp() is for _cleanup_(). For a type whose first member is
+ * its struct object. */
 #define OBJECT_REFS(type)                                                \
+    UNUSED static inline struct type *type##_ref(struct type *counted)   \
+    {                                                                    \
+        if (counted)                                                     \
+            object_ref(&counted->object);                                \
+        return counted;                                                  \
+    }                                                                    \
     UNUSED static inline struct type *type##_unref(struct type *counted) \
     {                                                                    \
         if (counted)                                                     \
@@ -59,6 +66,12 @@ void object_unref(struct object *object);
         return NULL;                                                     \
     }                                                                    \
     DEFINE_CLEANUP(struct type *, type##_unref)
+
+/* struct TYPE *NAME: what TYPE_get() gives for a handle, until the end of the block. Where it gives
+ * none, returns what it says. */
+#define HOLD(type, name, handle)                       \
+    _cleanup_(type##_unrefp) struct type *name = NULL; \
+    RETURN_IF(type##_get(handle, &name))
 
 /* Gives the object a handle; the table takes a reference of its own. 0, or -ENOMEM. */
 int object_publish(struct object *object);

@@ -7,35 +7,6 @@
 
 #include <string.h>
 
-/* The bytes of an attribute's value; 0 for none that is answered here. Flags have four. */
-static size_t
-attribute_size(CUpointer_attribute attribute)
-{
-    switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
-    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: return 8;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-    case CU_POINTER_ATTRIBUTE_MAPPED:
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE: return 4;
-    default: return 0;
-    }
-}
-
 /* The range as the attributes RANGE_START_ADDR and RANGE_SIZE mean it: around a mapping, all
  * that was reserved with it. */
 static const struct range *
@@ -76,6 +47,12 @@ told_ordinal(const struct range *range)
     return range->ordinal == CU_DEVICE_INVALID ? context_device()->ordinal : range->ordinal;
 }
 
+static bool
+is_hosts(const struct range *range)
+{
+    return range_kind_has(range->kind, TRAIT_HOST);
+}
+
 /* To the caller's device; without a context, the most that any has. */
 static int
 told_access(const struct range *range)
@@ -92,37 +69,60 @@ is_reached(const struct range *range)
     return !context || peer_reaches(context, range);
 }
 
-/* The value of an attribute that is about a usable range. */
+/* The types of handles that the memory may be exported as. */
+static uint64_t
+told_handle_types(const struct range *range)
+{
+    if (range->pool)
+        return range->pool->heap.handle_types;
+    return range->memory ? range->memory->handle_types : CU_MEM_HANDLE_TYPE_NONE;
+}
+
+/* The attributes that are answered here: how many bytes a value has, flags four, and what it is for
+ * an address in a usable range. */
+#define ATTRIBUTES(A)                                                              \
+    A(CONTEXT, 8, range->context)                                                  \
+    A(MEMORY_TYPE, 4, is_hosts(range) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE) \
+    A(DEVICE_POINTER, 8, at)                                                       \
+    A(HOST_POINTER, 8, at)                                                         \
+    A(SYNC_MEMOPS, 4, range->sync_memops)                                          \
+    A(BUFFER_ID, 8, range->id)                                                     \
+    A(IS_MANAGED, 4, range->kind == RANGE_MANAGED)                                 \
+    A(DEVICE_ORDINAL, 4, (uint32_t)told_ordinal(range))                            \
+    A(IS_LEGACY_CUDA_IPC_CAPABLE, 4, range->kind == RANGE_DEVICE)                  \
+    A(RANGE_START_ADDR, 8, range_around(range)->start)                             \
+    A(RANGE_SIZE, 8, range_around(range)->size)                                    \
+    A(MAPPED, 4, true)                                                             \
+    A(ALLOWED_HANDLE_TYPES, 8, told_handle_types(range))                           \
+    A(IS_GPU_DIRECT_RDMA_CAPABLE, 4, false)                                        \
+    A(ACCESS_FLAGS, 4, (uint64_t)told_access(range))                               \
+    A(MEMPOOL_HANDLE, 8, range->pool ? range->pool->object.handle : 0)             \
+    A(MAPPING_SIZE, 8, mapping.size)                                               \
+    A(MAPPING_BASE_ADDR, 8, mapping.start)                                         \
+    A(MEMORY_BLOCK_ID, 8, mapping.id)                                              \
+    A(IS_HW_DECOMPRESS_CAPABLE, 4, false)
+
+/* 0 for none that is answered here. */
+static size_t
+attribute_size(CUpointer_attribute attribute)
+{
+    switch (attribute) {
+#define SIZE(name, size, value) \
+    case CU_POINTER_ATTRIBUTE_##name: return size;
+        ATTRIBUTES(SIZE)
+    default: return 0;
+    }
+}
+
 static uint64_t
 attribute_value(const struct range *range, uintptr_t at, CUpointer_attribute attribute)
 {
     struct mapping mapping = mapping_around(range, at);
     switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: return range->context;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        return range_kind_has(range->kind, TRAIT_HOST) ? CU_MEMORYTYPE_HOST
-                                                       : CU_MEMORYTYPE_DEVICE;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER: return at;
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return range->sync_memops;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return range->kind == RANGE_MANAGED;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: return range->id;
-    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: return mapping.id;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return (uint32_t)told_ordinal(range);
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return range_around(range)->start;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return range_around(range)->size;
-    case CU_POINTER_ATTRIBUTE_MAPPED: return true;
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-        return range->pool ? range->pool->object.handle : 0;
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-        if (range->pool)
-            return range->pool->heap.handle_types;
-        return range->memory ? range->memory->handle_types : CU_MEM_HANDLE_TYPE_NONE;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return range->kind == RANGE_DEVICE;
-    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return (uint64_t)told_access(range);
-    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: return mapping.size;
-    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: return mapping.start;
-    default: return 0; /* no: RDMA, decompression */
+#define VALUE(name, size, value) \
+    case CU_POINTER_ATTRIBUTE_##name: return value;
+        ATTRIBUTES(VALUE)
+    default: return 0;
     }
 }
 
@@ -149,13 +149,12 @@ attribute_applies(const struct range *range, CUpointer_attribute attribute)
         return is_reached(range);
     if (!range || attribute != CU_POINTER_ATTRIBUTE_HOST_POINTER)
         return range;
-    return range_kind_has(range->kind, TRAIT_HOST) || range->kind == RANGE_MANAGED;
+    return is_hosts(range) || range->kind == RANGE_MANAGED;
 }
 
 CUresult
 soft_cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr address)
 {
-    ENTER();
     if (!value || attribute_size(attribute) == 0)
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->ranges.lock);
@@ -171,7 +170,6 @@ CUresult
 soft_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **values,
                             CUdeviceptr address)
 {
-    ENTER();
     if (count == 0 || !attributes || !values)
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned int i = 0; i < count; i++)
@@ -188,8 +186,7 @@ soft_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes,
 CUresult
 soft_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!base && !size)
         return CUDA_SUCCESS;
     LOCKED(&soft->ranges.lock);

@@ -166,7 +166,6 @@ CUresult
 soft_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
 {
     struct device *device;
-    ENTER();
     if (!handle || !props)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(check_props(props, &device));
@@ -193,9 +192,7 @@ pool_end(struct pool *pool)
 CUresult
 soft_cuMemPoolDestroy(CUmemoryPool handle)
 {
-    ENTER();
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
-    RETURN_IF(pool_get(handle, &pool));
+    HOLD(pool, pool, handle);
     RETURN_IF(pool_end(pool));
     object_unref(object_take((uintptr_t)handle, OBJECT_POOL));
     return CUDA_SUCCESS;
@@ -225,9 +222,7 @@ pool_find(const CUmemLocation *location, CUmemAllocationType type, bool current)
     struct pool *pool = marked_find(location, type, current);
     if (!pool)
         pool = marked_find(location, type, false);
-    if (pool)
-        object_ref(&pool->object);
-    return pool;
+    return pool_ref(pool);
 }
 
 /* Makes a default pool; another thread may do so at the same time, and the first one stays. */
@@ -271,7 +266,6 @@ static CUresult
 location_handle(CUmemoryPool *handle, const CUmemLocation *location, CUmemAllocationType type,
                 bool current)
 {
-    ENTER();
     _cleanup_(pool_unrefp) struct pool *pool = NULL;
     if (!handle || !location)
         return CUDA_ERROR_INVALID_VALUE;
@@ -304,11 +298,9 @@ CUresult
 soft_cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
 {
     CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-    ENTER();
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
     if (!device_find(device))
         return CUDA_ERROR_INVALID_DEVICE;
-    RETURN_IF(pool_get(handle, &pool));
+    HOLD(pool, pool, handle);
     if (pool->imported || pool->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
         !location_is(&pool->location, &location))
         return CUDA_ERROR_INVALID_VALUE;
@@ -327,8 +319,7 @@ soft_cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
 static CUresult
 own_get(CUmemoryPool handle, struct pool **ret)
 {
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
-    RETURN_IF(pool_get(handle, &pool));
+    HOLD(pool, pool, handle);
     if (pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
     *ret = TAKE_PTR(pool);
@@ -339,7 +330,6 @@ own_get(CUmemoryPool handle, struct pool **ret)
 CUresult
 soft_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 {
-    ENTER();
     _cleanup_(pool_unrefp) struct pool *pool = NULL;
     RETURN_IF(own_get(handle, &pool));
     LOCKED(&soft->pools.lock);
@@ -375,7 +365,6 @@ is_switch(CUmemPool_attribute attribute)
 CUresult
 soft_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
-    ENTER();
     _cleanup_(pool_unrefp) struct pool *pool = NULL;
     if (!value)
         return CUDA_ERROR_INVALID_VALUE;
@@ -398,7 +387,6 @@ soft_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, v
 CUresult
 soft_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
-    ENTER();
     _cleanup_(pool_unrefp) struct pool *pool = NULL;
     if (!value)
         return CUDA_ERROR_INVALID_VALUE;
@@ -434,11 +422,9 @@ check_access(const struct pool *pool, const CUmemAccessDesc *desc)
 CUresult
 soft_cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *desc, size_t count)
 {
-    ENTER();
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
     if (!desc)
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(pool_get(handle, &pool));
+    HOLD(pool, pool, handle);
     for (size_t i = 0; i < count; i++)
         RETURN_IF(check_access(pool, &desc[i]));
     LOCKED(&soft->pools.lock);
@@ -451,11 +437,9 @@ CUresult
 soft_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle, CUmemLocation *location)
 {
     struct device *device;
-    ENTER();
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
     if (!flags || !location)
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(pool_get(handle, &pool));
+    HOLD(pool, pool, handle);
     RETURN_IF(location_device(location, CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE,
                               &device));
     LOCKED(&soft->pools.lock);

@@ -41,8 +41,7 @@ pool_publish(struct pool *pool, struct heap_block *block)
     struct range *range = allocation_new(pool, block);
     if (!range)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    object_ref(&pool->object);
-    range->pool = pool;
+    range->pool = pool_ref(pool);
     range->block = block;
     LOCKED(&soft->ranges.lock);
     range_insert(&soft->ranges.usable, range);
@@ -83,12 +82,10 @@ CUresult
 soft_cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool handle,
                              CUstream stream_handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(stream_handle, &stream));
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    HOLD(stream, stream, stream_handle);
     if (!address)
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(pool_get(handle, &pool));
+    HOLD(pool, pool, handle);
     if (pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
     return pool_alloc_async(pool, size, stream, address);
@@ -97,8 +94,7 @@ soft_cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool han
 CUresult
 soft_cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream_handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(stream_handle, &stream));
+    HOLD(stream, stream, stream_handle);
     _cleanup_(pool_unrefp) struct pool *pool = NULL;
     if (!address)
         return CUDA_ERROR_INVALID_VALUE;
@@ -131,8 +127,7 @@ free_submit(struct pool *pool, struct stream *stream, uint64_t *ret_number)
         return CUDA_ERROR_OUT_OF_MEMORY;
     op_init(&free_op->op, NULL, free_free);
     free_op->op.stretched = false;
-    object_ref(&pool->object);
-    free_op->pool = pool;
+    free_op->pool = pool_ref(pool);
     return stream_submit(stream, &free_op->op, ret_number);
 }
 
@@ -194,8 +189,7 @@ pool_free_at(uintptr_t at, struct stream *stream)
 CUresult
 soft_cuMemFreeAsync(CUdeviceptr address, CUstream stream_handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(stream_handle, &stream));
+    HOLD(stream, stream, stream_handle);
     uintptr_t at = (uintptr_t)address;
     if (!at)
         return CUDA_SUCCESS;

@@ -31,12 +31,10 @@ CUresult
 soft_cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle,
                                       CUmemAllocationHandleType type, unsigned long long flags)
 {
-    ENTER();
     struct memory *file;
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
     if (!shareable || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(pool_get(handle, &pool));
+    HOLD(pool, pool, handle);
     if (type == CU_MEM_HANDLE_TYPE_NONE || !(pool->heap.handle_types & type))
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->pools.lock);
@@ -99,7 +97,6 @@ soft_cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *shareable,
                                         CUmemAllocationHandleType type,
                                         unsigned long long flags)
 {
-    ENTER();
     struct memory *memory;
     int fd = (int)(intptr_t)shareable;
     if (!handle || flags != 0)
@@ -120,7 +117,6 @@ soft_cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *shareable,
 CUresult
 soft_cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr address)
 {
-    ENTER();
     struct stat st;
     if (!data)
         return CUDA_ERROR_INVALID_VALUE;
@@ -188,12 +184,10 @@ CUresult
 soft_cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool handle,
                             CUmemPoolPtrExportData *data)
 {
-    ENTER();
     struct place place;
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
     if (!address || !data)
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(pool_get(handle, &pool));
+    HOLD(pool, pool, handle);
     if (!pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(device_check(pool->device));

@@ -63,9 +63,8 @@ check_free_unlocked(uintptr_t start, size_t size)
 CUresult
 soft_cuMemHostRegister_v2(void *address, size_t size, unsigned int flags)
 {
-    struct context *context;
     uintptr_t start = (uintptr_t)address, end;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!address || size == 0 || __builtin_add_overflow(start, size, &end) ||
         (flags & ~(unsigned int)ALL_FLAGS))
         return CUDA_ERROR_INVALID_VALUE;
@@ -105,7 +104,6 @@ address_is_known(uintptr_t address)
 CUresult
 soft_cuMemHostUnregister(void *address)
 {
-    ENTER();
     if (context_current_is_dead())
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (!address)

@@ -52,7 +52,7 @@ read_number(const char *name, uint64_t max, uint64_t *value)
 }
 
 static int
-parse_size(const char *text, uint64_t *ret)
+parse_size(const char *text, void *ret)
 {
     static const char units[] = "KMGT";
     const char *suffix;
@@ -70,17 +70,8 @@ parse_size(const char *text, uint64_t *ret)
     }
     if (value == 0 || value % SOFT_GRANULARITY != 0)
         return -EINVAL;
-    *ret = value;
+    *(uint64_t *)ret = value;
     return 0;
-}
-
-static int
-read_memory(uint64_t *memory)
-{
-    const char *name = "CAID_SOFTCUDA_MEMORY", *text = getenv(name);
-    if (!text || !*text || parse_size(text, memory) == 0)
-        return 0;
-    return settings_complain(name, text, "bytes, a multiple of 2M, up to 64T");
 }
 
 static int
@@ -92,7 +83,7 @@ hex_digit(char c)
 }
 
 static int
-parse_uuid(const char *text, CUuuid *ret)
+parse_uuid(const char *text, void *ret)
 {
     CUuuid uuid;
     if (strncmp(text, "GPU-", 4) == 0)
@@ -108,18 +99,8 @@ parse_uuid(const char *text, CUuuid *ret)
     }
     if (*text)
         return -EINVAL;
-    *ret = uuid;
+    *(CUuuid *)ret = uuid;
     return 0;
-}
-
-static int
-read_uuid(CUuuid *uuid)
-{
-    const char *name = "CAID_SOFTCUDA_UUID", *text = getenv(name);
-    if (!text || !*text || parse_uuid(text, uuid) == 0)
-        return 0;
-    return settings_complain(name, text,
-                             "a UUID such as GPU-01234567-89ab-cdef-0123-456789abcdef");
 }
 
 static int
@@ -167,14 +148,21 @@ take_attribute(const char **text, struct setting_attribute *attributes)
 }
 
 static int
-read_attributes(struct setting_attribute *attributes)
+parse_attributes(const char *text, void *ret)
 {
-    const char *name = "CAID_SOFTCUDA_ATTRIBUTES", *text = getenv(name), *at = text;
-    while (at && *at)
-        if (take_attribute(&at, attributes) < 0)
-            return settings_complain(name, text,
-                                     "CUdevice_attribute=VALUE, separated by commas");
+    while (*text)
+        if (take_attribute(&text, ret) < 0)
+            return -EINVAL;
     return 0;
+}
+
+/* What is not set stays as it is. */
+static int
+read_parsed(const char *name, int (*parse)(const char *text, void *ret), void *ret,
+            const char *want)
+{
+    const char *text = getenv(name);
+    return !text || !*text || parse(text, ret) == 0 ? 0 : settings_complain(name, text, want);
 }
 
 int
@@ -187,8 +175,12 @@ settings_read(struct settings *ret)
         read_number("CAID_SOFTCUDA_DELAY_US", MAX_DELAY_US, &delay_us) < 0 ||
         (jitter = read_number("CAID_SOFTCUDA_JITTER_SEED", UINT64_MAX, &seed)) < 0 ||
         read_number("CAID_SOFTCUDA_PERSISTENCE", 1, &persistence) < 0 ||
-        read_memory(&settings.memory) < 0 || read_uuid(&settings.uuid) < 0 ||
-        read_attributes(settings.attributes) < 0 ||
+        read_parsed("CAID_SOFTCUDA_MEMORY", parse_size, &settings.memory,
+                    "bytes, a multiple of 2M, up to 64T") < 0 ||
+        read_parsed("CAID_SOFTCUDA_UUID", parse_uuid, &settings.uuid,
+                    "a UUID such as GPU-01234567-89ab-cdef-0123-456789abcdef") < 0 ||
+        read_parsed("CAID_SOFTCUDA_ATTRIBUTES", parse_attributes, settings.attributes,
+                    "CUdevice_attribute=VALUE, separated by commas") < 0 ||
         read_name(settings.name, sizeof(settings.name)) < 0)
         return -EINVAL;
     settings.n_devices = (int)n_devices;

@@ -85,7 +85,8 @@ extern struct soft *soft;
 
 /* Reads the settings and makes the devices, once. */
 CUresult soft_setup(void);
-/* NOT_INITIALIZED before cuInit and in a forked child, NOT_PERMITTED inside a host callback. */
+/* What almost every entry point does first: NOT_INITIALIZED before cuInit and in a forked child,
+ * NOT_PERMITTED inside a host callback. */
 CUresult soft_enter(void);
 
 #define RETURN_IF(call)              \
@@ -94,9 +95,6 @@ CUresult soft_enter(void);
         if (_result != CUDA_SUCCESS) \
             return _result;          \
     } while (0)
-
-/* For entry points: what is checked before the arguments are looked at. */
-#define ENTER() RETURN_IF(soft_enter())
 
 UNUSED static inline void
 mutex_unlockp(pthread_mutex_t **lock)

@@ -29,8 +29,7 @@ stream_new(struct context *context, unsigned int flags, int priority)
     if (!stream)
         return NULL;
     object_init(&stream->object, OBJECT_STREAM, stream_free);
-    object_ref(&context->object);
-    stream->context = context;
+    stream->context = context_ref(context);
     stream->flags = flags;
     stream->priority = priority;
     stream->id = ++soft->last_stream_id; /* for cuStreamGetId: never used twice */
@@ -74,8 +73,7 @@ op_wait_for(struct op *op, struct stream *stream, uint64_t number)
     struct point *after = realloc(op->after, (op->n_after + 1) * sizeof(*after));
     if (!after)
         return -ENOMEM;
-    object_ref(&stream->object);
-    after[op->n_after++] = (struct point){stream, number};
+    after[op->n_after++] = (struct point){stream_ref(stream), number};
     op->after = after;
     return 0;
 }
@@ -193,8 +191,7 @@ stream_worker(void *arg)
 static int
 stream_start(struct stream *stream)
 {
-    object_ref(&stream->object);
-    int r = thread_start(stream_worker, stream);
+    int r = thread_start(stream_worker, stream_ref(stream));
     stream->started = r == 0;
     if (r < 0)
         stream_unref(stream);
@@ -319,14 +316,6 @@ stream_submit(struct stream *stream, struct op *op, uint64_t *ret_number)
 
 /* Which stream a caller means. */
 
-static struct stream *
-stream_ref(struct stream *stream)
-{
-    if (stream)
-        object_ref(&stream->object);
-    return stream;
-}
-
 struct stream *
 stream_legacy(struct context *context)
 {
@@ -374,8 +363,7 @@ own_get(struct context *context)
 static CUresult
 default_get(CUstream handle, struct stream **ret)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     *ret = handle == CU_STREAM_PER_THREAD ? own_get(context) : stream_legacy(context);
     return *ret ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -384,7 +372,6 @@ default_get(CUstream handle, struct stream **ret)
 CUresult
 stream_get(CUstream handle, struct stream **ret)
 {
-    ENTER();
     if (!handle && call_own_stream())
         handle = CU_STREAM_PER_THREAD;
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
@@ -404,8 +391,7 @@ stream_get(CUstream handle, struct stream **ret)
 CUresult
 soft_cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (least)
         *least = LEAST_PRIORITY;
     if (greatest)
@@ -417,8 +403,7 @@ soft_cuCtxGetStreamPriorityRange(int *least, int *greatest)
 CUresult
 soft_cuStreamCreateWithPriority(CUstream *ret, unsigned int flags, int priority)
 {
-    struct context *context;
-    RETURN_IF(context_current(&context));
+    CURRENT(context);
     if (!ret || (flags & ~(unsigned int)CU_STREAM_NON_BLOCKING))
         return CUDA_ERROR_INVALID_VALUE;
     if (priority > LEAST_PRIORITY)
@@ -448,7 +433,6 @@ soft_cuStreamCreate(CUstream *ret, unsigned int flags)
 CUresult
 soft_cuStreamDestroy_v2(CUstream handle)
 {
-    ENTER();
     struct object *object = object_take((uintptr_t)handle, OBJECT_STREAM);
     if (!object)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -495,8 +479,7 @@ op_marker(void)
 CUresult
 soft_cuStreamSynchronize(CUstream handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     RETURN_IF(stream_forbid_capture(stream));
     uint64_t number = stream->submitted;
     if (stream == stream->context->legacy)
@@ -527,7 +510,6 @@ STREAM_GET(cuStreamGetCtx, CUcontext, (uintptr_t)stream->context->object.handle)
 CUresult
 soft_cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green)
 {
-    ENTER();
     if (!green)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(soft_cuStreamGetCtx(handle, context));

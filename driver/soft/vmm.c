@@ -50,7 +50,6 @@ CUresult
 soft_cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
                                    CUmemAllocationGranularity_flags option)
 {
-    ENTER();
     if (!granularity || !prop ||
         (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM &&
          option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
@@ -64,7 +63,6 @@ soft_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
                  const CUmemAllocationProp *prop, unsigned long long flags)
 {
     struct memory *memory;
-    ENTER();
     if (!handle || flags != 0 || size == 0 || size % SOFT_GRANULARITY != 0)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(check_prop(prop));
@@ -76,8 +74,6 @@ soft_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 CUresult
 soft_cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-    ENTER();
-
     struct object *ended = NULL;
     {
         LOCKED(&soft->memory_lock);
@@ -97,7 +93,6 @@ CUresult
 soft_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
                                             CUmemGenericAllocationHandle handle)
 {
-    ENTER();
     _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
     if (!prop || !memory)
         return CUDA_ERROR_INVALID_VALUE;
@@ -113,7 +108,6 @@ CUresult
 soft_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                   CUmemAllocationHandleType type, unsigned long long flags)
 {
-    ENTER();
     _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
     if (!shareable || flags != 0 || !memory)
         return CUDA_ERROR_INVALID_VALUE;
@@ -141,7 +135,6 @@ soft_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *
                                     CUmemAllocationHandleType type)
 {
     struct memory *memory;
-    ENTER();
     if (!handle)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(check_handle_type(type));
@@ -157,7 +150,6 @@ soft_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *
 CUresult
 soft_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
-    ENTER();
     if (!handle)
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->memory_lock);
@@ -168,8 +160,7 @@ soft_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *add
         struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
         if (!range || range->kind != RANGE_MAPPING)
             return CUDA_ERROR_INVALID_VALUE;
-        memory = range->memory;
-        object_ref(&memory->object);
+        memory = memory_ref(range->memory);
     }
 
     if (memory->n_handles == 0 && object_publish(&memory->object) < 0)
@@ -215,7 +206,6 @@ CUresult
 soft_cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
                          unsigned long long flags)
 {
-    ENTER();
     if (!address || flags != 0 || size == 0 || size % SOFT_GRANULARITY != 0 ||
         (alignment & (alignment - 1)) != 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -243,7 +233,6 @@ soft_cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CU
 CUresult
 soft_cuMemAddressFree(CUdeviceptr address, size_t size)
 {
-    ENTER();
     LOCKED(&soft->ranges.lock);
     struct range *range = range_find(&soft->ranges.reservations, (uintptr_t)address);
     if (!range || range->start != address || range->size != size ||
@@ -267,7 +256,6 @@ CUresult
 soft_cuMemMap(CUdeviceptr address, size_t size, size_t offset,
               CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-    ENTER();
     _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
     _cleanup_free_ struct range *range = calloc(1, sizeof(*range));
     void *at = (void *)(uintptr_t)address;
@@ -318,7 +306,6 @@ range_is_whole(uintptr_t start, uintptr_t end)
 CUresult
 soft_cuMemUnmap(CUdeviceptr address, size_t size)
 {
-    ENTER();
     LOCKED(&soft->ranges.lock);
     uintptr_t at = (uintptr_t)address, end;
     struct range *around = range_find(&soft->ranges.reservations, at), *range;
@@ -379,7 +366,6 @@ range_set_access(struct range *range, const CUmemAccessDesc *desc, size_t count)
 CUresult
 soft_cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
-    ENTER();
     if (!desc || count == 0)
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++)
@@ -401,7 +387,6 @@ CUresult
 soft_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
                     CUdeviceptr address)
 {
-    ENTER();
     if (!flags || !location)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(check_access(&(CUmemAccessDesc){.location = *location}));

@@ -198,7 +198,7 @@ arena_info(PyObject *op, PyObject *Py_UNUSED(unused))
 static const struct py_field pending_fields[] = {F(pending), F(pending_bytes), {0}};
 
 static PyObject *
-arena_pending(PyObject *op, PyObject *Py_UNUSED(unused))
+arena_get_pending(PyObject *op, void *Py_UNUSED(closure))
 {
     struct caid_arena_info info;
 
@@ -343,30 +343,42 @@ arena_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 /* ---- the type ---- */
 
 static PyMethodDef arena_methods[] = {
-    {"alloc", arena_alloc, METH_O, PyDoc_STR("Allocates so many bytes: an Allocation.")},
-    {"find", arena_find, METH_O,
+    {"_alloc", arena_alloc, METH_O, PyDoc_STR("Allocates so many bytes: an Allocation.")},
+    {"_find", arena_find, METH_O,
      PyDoc_STR("The allocation that an address lies in: (ptr, nbytes, block, offset).")},
-    {"ipc_handle", arena_ipc_handle, METH_O,
+    {"_ipc_handle", arena_ipc_handle, METH_O,
      PyDoc_STR("(handle, offset, size) of legacy memory.")},
-    {"publish", PY_FASTCALL(arena_publish), METH_FASTCALL,
+    {"_publish_part", PY_FASTCALL(arena_publish), METH_FASTCALL,
      PyDoc_STR("Puts what is there under a name: its generation. keep lives as long as that.")},
     {"flush", arena_flush, METH_NOARGS,
-     PyDoc_STR("Makes what was freed reusable; does not wait.")},
+     PyDoc_STR("flush()\n--\n\nMakes what was freed reusable, when the work that may use it is "
+               "done; waits for nothing.\nNot what defer_cleanup() holds back.")},
     {"trim", arena_trim, METH_NOARGS,
-     PyDoc_STR("The same, waits, and gives empty blocks back.")},
-    {"defer_begin", arena_defer_begin, METH_NOARGS, PyDoc_STR("Holds back what was freed.")},
-    {"defer_end", arena_defer_end, METH_NOARGS, PyDoc_STR("Undoes one defer_begin().")},
-    {"set_limits", PY_FASTCALL(arena_set_limits), METH_FASTCALL,
+     PyDoc_STR(
+         "trim()\n--\n\nThe same as flush(), waits for the work, and gives all blocks back "
+         "in which nothing is left.")},
+    {"_defer_begin", arena_defer_begin, METH_NOARGS, PyDoc_STR("Holds back what was freed.")},
+    {"_defer_end", arena_defer_end, METH_NOARGS, PyDoc_STR("Undoes one _defer_begin().")},
+    {"_set_limits", PY_FASTCALL(arena_set_limits), METH_FASTCALL,
      PyDoc_STR("How many entries, and which part of so many bytes, may wait.")},
-    {"info", arena_info, METH_NOARGS, PyDoc_STR("Its figures: a tuple.")},
-    {"pending", arena_pending, METH_NOARGS,
-     PyDoc_STR("(entries, bytes) that were freed and wait.")},
-    {"end", arena_end, METH_NOARGS,
+    {"_info", arena_info, METH_NOARGS, PyDoc_STR("Its figures: a tuple.")},
+    {"_end", arena_end, METH_NOARGS,
      PyDoc_STR("Ends it with all that was allocated. Idempotent.")},
-    PY_HANDLE_CLOSE,
+    PY_HANDLE_CLOSE(
+        "Ends the arena: no memory comes from it any more. Idempotent. Its blocks go back when "
+        "the\nlast allocation is gone, and the work that may use them is done; what is published "
+        "stays for\nthose who can reach it."),
     {0},
 };
 
-PY_SPEC(arena, "caid._caid.Arena", Py_TPFLAGS_HAVE_GC,
+static PyGetSetDef arena_getset[] = {
+    PY_HANDLE_CLOSED,
+    {"pending", arena_get_pending, NULL,
+     PyDoc_STR("tuple of int: how many allocations are freed and wait, and their bytes."),
+     NULL},
+    {0},
+};
+
+PY_SPEC(arena, "caid._caid.Arena", PY_HANDLE_FLAGS,
         "An allocator over blocks that are leased from the daemon.", PY_HANDLE_LIFE,
-        {Py_tp_methods, arena_methods}, {Py_tp_getset, py_handle_getset});
+        {Py_tp_methods, arena_methods}, {Py_tp_getset, arena_getset});

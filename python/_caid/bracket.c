@@ -239,7 +239,7 @@ static PyMethodDef bracket_methods[] = {
      PyDoc_STR("Ends it; what it wrote is not whole.")},
     {"check", bracket_check, METH_NOARGS,
      PyDoc_STR("AbandonedError where it waited for a process that died.")},
-    PY_HANDLE_CLOSE,
+    PY_HANDLE_CLOSE("Ends it. Idempotent."),
     {0},
 };
 

@@ -187,11 +187,11 @@ callback_new(struct module_state *state, PyObject *fn, PyObject *stream, PyObjec
 }
 
 PyObject *
-py_callback_add(struct stream_object *self, PyObject *fn, PyObject *stream, PyObject *arg)
+py_callback_add(struct stream_object *self, PyObject *fn, PyObject *arg)
 {
     struct caid_client *c = py_handle_enter(&self->handle);
     struct module_state *state = c ? self->handle.client->state : NULL;
-    struct callback *callback = c ? callback_new(state, fn, stream, arg) : NULL;
+    struct callback *callback = c ? callback_new(state, fn, (PyObject *)self, arg) : NULL;
     struct caid_error error = {0};
     int r;
 

@@ -264,10 +264,9 @@ client_get_closed(PyObject *op, void *Py_UNUSED(closure))
 /* ---- the type ---- */
 
 /* clang-format off */
-#define METHOD(name, kind, signature, doc) \
-    {"_" #name, PY_FASTCALL(py_client_##name), kind, \
-     PyDoc_STR("_" #name signature "\n--\n\n" doc)},
-#define FAST(name, signature, doc) METHOD(name, METH_FASTCALL, signature, doc)
+#define METHOD(name, kind, doc) \
+    {"_" #name, PY_FASTCALL(py_client_##name), kind, PyDoc_STR(doc)},
+#define FAST(name, doc) METHOD(name, METH_FASTCALL, doc)
 
 static PyMethodDef client_methods[] = {
     PY_CLIENT_METHODS(FAST, METHOD)

@@ -114,7 +114,7 @@ event_query(PyObject *op, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
-event_ipc_handle(PyObject *op, PyObject *Py_UNUSED(unused))
+event_get_ipc_handle(PyObject *op, void *Py_UNUSED(closure))
 {
     uint8_t handle[CUDA_EVENT_HANDLE_SIZE];
     int r =
@@ -139,28 +139,34 @@ event_get_handle(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef event_methods[] = {
-    {"record", event_record, METH_O, PyDoc_STR("It is passed there.")},
-    {"wait", event_wait, METH_O, PyDoc_STR("The stream waits for it.")},
-    {"synchronize", event_synchronize, METH_NOARGS, PyDoc_STR("The host waits for it.")},
-    {"query", event_query, METH_NOARGS, PyDoc_STR("Whether what was recorded has passed.")},
-    {"ipc_handle", event_ipc_handle, METH_NOARGS,
-     PyDoc_STR("The 64 bytes that open it elsewhere.")},
-    PY_HANDLE_CLOSE,
+    {"_record", event_record, METH_O, PyDoc_STR("It is passed there.")},
+    {"_wait", event_wait, METH_O, PyDoc_STR("The stream waits for it.")},
+    {"_synchronize", event_synchronize, METH_NOARGS, PyDoc_STR("The host waits for it.")},
+    {"query", event_query, METH_NOARGS,
+     PyDoc_STR("query()\n--\n\nWhether the event is passed; one that was never recorded is. "
+               "Raises DriverError.")},
+    PY_HANDLE_CLOSE("Ends the event. Idempotent."),
     {0},
 };
 
 static PyGetSetDef event_getset[] = {
-    {"handle", event_get_handle, NULL, PyDoc_STR("The CUevent."), NULL},
+    {"handle", event_get_handle, NULL, PyDoc_STR("int: the CUevent. Raises ClosedError."),
+     NULL},
+    {"ipc_handle", event_get_ipc_handle, NULL,
+     PyDoc_STR("bytes: 64, which open it in another process of the same uid. Raises "
+               "UnsupportedError for\nan event that was created without ``ipc=True``, or is "
+               "itself of another process."),
+     NULL},
     PY_HANDLE_CLOSED,
     {0},
 };
 
 static PyMemberDef event_members[] = {
     {"device", T_INT, offsetof(struct event_object, device), READONLY,
-     PyDoc_STR("Index of the device.")},
+     PyDoc_STR("int: index of its device.")},
     {0},
 };
 
-PY_SPEC(event, "caid._caid.Event", Py_TPFLAGS_HAVE_GC, "A CUDA event without timing.",
+PY_SPEC(event, "caid._caid.Event", PY_HANDLE_FLAGS, "A CUDA event without timing.",
         PY_HANDLE_LIFE, {Py_tp_methods, event_methods}, {Py_tp_getset, event_getset},
         {Py_tp_members, event_members});

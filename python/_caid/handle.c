@@ -169,7 +169,9 @@ py_handle_get_closed(PyObject *op, void *Py_UNUSED(closure))
 {
     const struct handle_object *self = py_handle(op);
 
-    return PyBool_FromLong(self->closing || !self->client || py_client_is_closed(self->client));
+    /* one that was never begun is, too */
+    return PyBool_FromLong(!self->link.le_prev || self->closing || !self->client ||
+                           py_client_is_closed(self->client));
 }
 
 PyGetSetDef py_handle_getset[] = {

@@ -4,7 +4,8 @@
  * libcaid's or of the driver's that belongs to a client. It holds its Client alive, and ends by
  * close(), with the object, or with the Client, whichever comes first. A Client that is closed ends
  * its handles before its leases and its connection, the newest first: a bracket is newer than the
- * stream that it is on.
+ * stream that it is on. But for Bracket, objects are made as ones of the classes in Python that
+ * derive from these types (_caid.derived()); what has an underscore is for those.
  *
  * close() may come while other threads are in a call: from then on new calls raise ClosedError, and
  * the last call under way ends the thing.
@@ -59,17 +60,8 @@ void py_handle_leave(struct handle_object *self);
 int py_handle_leave_with(struct handle_object *self, int r, const struct caid_error *error);
 
 /* As PY_CLIENT_CALL(), with a thing. */
-#define PY_HANDLE_CALL(self, call)                       \
-    ({                                                   \
-        struct caid_client *c = py_handle_enter(self);   \
-        struct caid_error error = {0};                   \
-        int r_ = -1;                                     \
-        if (c) {                                         \
-            WITHOUT_GIL(r_ = (call));                    \
-            r_ = py_handle_leave_with(self, r_, &error); \
-        }                                                \
-        r_;                                              \
-    })
+#define PY_HANDLE_CALL(self, call) \
+    PY_CALL(py_handle_enter(self), py_handle_leave_with(self, r_, &error), call)
 
 /* A new object, `made`, of a type with a NAME_class, once a call of libcaid's has made its thing:
  * as PY_CLIENT_CALL(). NULL with an exception set. */
@@ -103,20 +95,20 @@ int py_handle_clear(PyObject *op);
 PyObject *py_handle_close(PyObject *op, PyObject *unused);
 PyObject *py_handle_get_closed(PyObject *op, void *closure);
 
-#define PY_HANDLE_CLOSE                                      \
-    {                                                        \
-        "close", py_handle_close, METH_NOARGS,               \
-            PyDoc_STR("close()\n--\n\nEnds it. Idempotent.") \
+#define PY_HANDLE_CLOSE(doc)                                                    \
+    {                                                                           \
+        "close", py_handle_close, METH_NOARGS, PyDoc_STR("close()\n--\n\n" doc) \
     }
-#define PY_HANDLE_CLOSED                                             \
-    {                                                                \
-        "closed", py_handle_get_closed, NULL,                        \
-            PyDoc_STR("Whether it, or its client, is closed."), NULL \
+#define PY_HANDLE_CLOSED                                                   \
+    {                                                                      \
+        "closed", py_handle_get_closed, NULL,                              \
+            PyDoc_STR("bool: whether it, or its client, is closed."), NULL \
     }
 
 /* Of a type with no more to get. */
 extern PyGetSetDef py_handle_getset[];
 
+#define PY_HANDLE_FLAGS (Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE)
 #define PY_HANDLE_LIFE                                            \
     {Py_tp_new, py_tp_new}, {Py_tp_traverse, py_handle_traverse}, \
         {Py_tp_clear, py_handle_clear},                           \
@@ -163,7 +155,5 @@ PyObject *py_gate_close(struct gate *gate);
 /* Drops what callbacks that were called have left, where the driver may be called: what they
  * hold may call it as it ends. */
 void py_callbacks_drop(struct module_state *state);
-/* Has fn(stream, status, arg) called when a Stream has come to here; `stream` is the object that fn
- * is given. */
-PyObject *py_callback_add(struct stream_object *self, PyObject *fn, PyObject *stream,
-                          PyObject *arg);
+/* Has fn(self, status, arg) called when a Stream has come to here. */
+PyObject *py_callback_add(struct stream_object *self, PyObject *fn, PyObject *arg);

@@ -50,6 +50,40 @@ py_tp_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
+/* ---- types ---- */
+
+/* Each type, and where the state has it. */
+static const struct {
+    PyType_Spec *spec;
+    size_t at;
+} types[] = {
+
+#define PY_TYPE(name) {&py_##name##_spec, offsetof(struct module_state, name##_type)},
+    PY_TYPES(PY_TYPE)
+#undef PY_TYPE
+};
+
+static PyTypeObject **
+type_at(struct module_state *state, size_t i)
+{
+    return (PyTypeObject **)(void *)((char *)state + types[i].at);
+}
+
+/* A decorator of classes. */
+static PyObject *
+module_derived(PyObject *module, PyObject *class)
+{
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++) {
+        PyTypeObject **type = type_at(state_of(module), i);
+        if (!PyType_Check(class) || !PyType_IsSubtype((PyTypeObject *)class, *type))
+            continue;
+        Py_INCREF(class);
+        Py_SETREF(*type, (PyTypeObject *)class);
+    }
+    Py_INCREF(class);
+    return class;
+}
+
 /* ---- functions ---- */
 
 static PyObject *
@@ -83,6 +117,8 @@ module_code_name(PyObject *Py_UNUSED(module), PyObject *code)
 }
 
 static PyMethodDef module_methods[] = {
+    {"derived", module_derived, METH_O,
+     PyDoc_STR("Has objects of a type be made as ones of this class, which derives from it.")},
     {"softcuda_path", module_softcuda_path, METH_NOARGS,
      PyDoc_STR("Where the software CUDA driver of this build is.")},
     {"version", module_version, METH_NOARGS, PyDoc_STR("The version of libcaid.")},
@@ -101,23 +137,6 @@ static PyMethodDef module_methods[] = {
 };
 
 /* ---- the module ---- */
-
-/* Each type, and where the state has it. */
-static const struct {
-    PyType_Spec *spec;
-    size_t at;
-} types[] = {
-
-#define PY_TYPE(name) {&py_##name##_spec, offsetof(struct module_state, name##_type)},
-    PY_TYPES(PY_TYPE)
-#undef PY_TYPE
-};
-
-static PyTypeObject **
-type_at(struct module_state *state, size_t i)
-{
-    return (PyTypeObject **)(void *)((char *)state + types[i].at);
-}
 
 static int
 add_type(PyObject *module, size_t i)

@@ -221,63 +221,58 @@ int py_client_leave_with(struct client_object *self, int r, const struct caid_er
 
 /* A call of libcaid's with the client, c, and with error to fill: what it returned, or -1 with an
  * exception set. */
-#define PY_CLIENT_CALL(self, call)                       \
-    ({                                                   \
-        struct caid_client *c = py_client_enter(self);   \
-        struct caid_error error = {0};                   \
-        int r_ = -1;                                     \
-        if (c) {                                         \
-            WITHOUT_GIL(r_ = (call));                    \
-            r_ = py_client_leave_with(self, r_, &error); \
-        }                                                \
-        r_;                                              \
+#define PY_CALL(enter, leave, call)      \
+    ({                                   \
+        struct caid_client *c = (enter); \
+        struct caid_error error = {0};   \
+        int r_ = -1;                     \
+        if (c) {                         \
+            WITHOUT_GIL(r_ = (call));    \
+            r_ = (leave);                \
+        }                                \
+        r_;                              \
     })
+#define PY_CLIENT_CALL(self, call) \
+    PY_CALL(py_client_enter(self), py_client_leave_with(self, r_, &error), call)
 
 bool py_client_is_closed(const struct client_object *self);
 
-/* Methods of Client that other files define: of several arguments, and of one or none. */
+/* Methods of Client that other files define, of several arguments, and of one or none. What they
+ * take is in caid/_caid.pyi. */
 /* clang-format off */
 #define PY_CLIENT_METHODS(FAST, METHOD)                                                       \
-    FAST(create, "(name, shape, typestr, descr, strides, pool, device, flags, "               \
-         "memory, alignment, metadata, /)",                                                   \
-         "Creates an array: a Lease.")                                                        \
-    FAST(open, "(name, mode, pool, generation, device_uuid, /)", "Opens an array: a Lease.")  \
-    FAST(open_many, "(names, mode, pool, device_uuid, /)", "Opens arrays: a list of Leases.") \
-    FAST(unlink, "(name, pool, /)", "Removes a name.")                                        \
-    FAST(watch, "(name, pool, /)", "Watches a name: a Watch.")                                \
-    FAST(stream_new, "(device, flags, /)", "Creates a CUDA stream: a Stream.")                \
-    FAST(stream_wrap, "(handle, device, /)", "Of another library: a Stream.")                 \
-    FAST(event_new, "(device, flags, /)", "Creates a CUDA event: an Event.")                  \
-    FAST(event_open, "(device, ipc_handle, /)", "Of another process: an Event.")              \
-    FAST(timeline_new, "(name, pool, /)", "To signal: a Timeline.")                           \
-    FAST(timeline_open, "(name, pool, /)", "To wait for: a Timeline.")                        \
-    FAST(timelines, "(pool, all, /)", "Named timelines: a list of tuples.")                   \
-    FAST(begin, "(reads, writes, stream, keep, timeout, /)",                                  \
-         "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.")        \
-    FAST(arena_new, "(device, pool, memory, block_size, max_pending_count, "                  \
-         "max_pending_ratio, max_pending_age, /)",                                            \
-         "Makes an allocator: an Arena.")                                                     \
-    METHOD(find_device, METH_O, "(ordinal, /)",                                               \
-           "Index of the device that CUDA calls so here.")                                    \
-    FAST(list, "(pool, prefix, all, /)", "Names: a list of tuples.")                          \
-    FAST(show, "(name, pool, /)", "What is known of a name: a list of one tuple.")            \
-    FAST(unnamed, "(pool, all, /)", "Arrays without a name: a list of tuples.")               \
-    METHOD(users, METH_NOARGS, "()", "What uids are charged: a list of tuples.")              \
-    METHOD(pools, METH_NOARGS, "()", "Pools that may be read: a list of tuples.")             \
-    METHOD(memory_info, METH_O, "(device, /)", "Memory of a device: a tuple.")                \
-    METHOD(flush, METH_O, "(device, /)", "Frees what waits: (entries, blocks, bytes).")       \
-    METHOD(defer_begin, METH_NOARGS, "()", "Holds back what waits to be freed.")              \
-    METHOD(defer_end, METH_NOARGS, "()", "Undoes one _defer_begin().")                        \
-    METHOD(status, METH_NOARGS, "()", "The daemon: a tuple.")                                 \
-    METHOD(devices, METH_NOARGS, "()", "The daemon's devices: a list of tuples.")             \
-    FAST(host_alloc, "(device, nbytes, flags, /)", "Page-locked memory: a HostMemory.")       \
-    FAST(host_register, "(device, ptr, nbytes, flags, /)",                                    \
-         "Page-locks memory; its device address, or 0.")                                      \
-    FAST(host_unregister, "(device, ptr, /)", "Undoes _host_register().")                     \
-    FAST(mark, "(device, stream, owner, keep, /)",                                            \
-         "A Mark for work on a stream; keeps whose that is, and what the work uses.")         \
-    METHOD(pointer_resolve, METH_O, "(ptr, /)", "(device pointer, device index or -1).")      \
-    FAST(stream_synchronize, "(stream, device, /)", "Waits for a CUDA stream.")
+    FAST(create, "Creates an array: a Lease.")                                                \
+    FAST(open, "Opens an array: a Lease.")                                                    \
+    FAST(open_many, "Opens arrays: a list of Leases.")                                        \
+    FAST(unlink, "Removes a name.")                                                           \
+    FAST(watch, "Watches a name: a Watch.")                                                   \
+    FAST(stream_new, "Creates a CUDA stream: a Stream.")                                      \
+    FAST(stream_wrap, "Of another library: a Stream.")                                        \
+    FAST(event_new, "Creates a CUDA event: an Event.")                                        \
+    FAST(event_open, "Of another process: an Event.")                                         \
+    FAST(timeline_new, "To signal: a Timeline.")                                              \
+    FAST(timeline_open, "To wait for: a Timeline.")                                           \
+    FAST(timelines, "Named timelines: a list of tuples.")                                     \
+    FAST(begin, "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.") \
+    FAST(arena_new, "Makes an allocator: an Arena.")                                          \
+    METHOD(find_device, METH_O, "Index of the device that CUDA calls so here.")               \
+    FAST(list, "Names: a list of tuples.")                                                    \
+    FAST(show, "What is known of a name: a list of one tuple.")                               \
+    FAST(unnamed, "Arrays without a name: a list of tuples.")                                 \
+    METHOD(users, METH_NOARGS, "What uids are charged: a list of tuples.")                    \
+    METHOD(pools, METH_NOARGS, "Pools that may be read: a list of tuples.")                   \
+    METHOD(memory_info, METH_O, "Memory of a device: a tuple.")                               \
+    METHOD(flush, METH_O, "Frees what waits: (entries, blocks, bytes).")                      \
+    METHOD(defer_begin, METH_NOARGS, "Holds back what waits to be freed.")                    \
+    METHOD(defer_end, METH_NOARGS, "Undoes one _defer_begin().")                              \
+    METHOD(status, METH_NOARGS, "The daemon: a tuple.")                                       \
+    METHOD(devices, METH_NOARGS, "The daemon's devices: a list of tuples.")                   \
+    FAST(host_alloc, "Page-locked memory: a HostMemory.")                                     \
+    FAST(host_register, "Page-locks memory; its device address, or 0.")                       \
+    FAST(host_unregister, "Undoes _host_register().")                                         \
+    FAST(mark, "A Mark for work on a stream; keeps whose that is, and what the work uses.")   \
+    METHOD(pointer_resolve, METH_O, "(device pointer, device index or -1).")                  \
+    FAST(stream_synchronize, "Waits for a CUDA stream.")
 /* clang-format on */
 
 #define PY_DECLARE_FAST(name, ...) \

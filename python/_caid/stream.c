@@ -113,24 +113,37 @@ stream_query(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *
 stream_add_callback(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    if (py_args_check("add_callback", n_args, 3) < 0)
+    if (py_args_check("add_callback", n_args, 2) < 0)
         return NULL;
-    return py_callback_add(stream(op), args[0], args[1], args[2]);
+    return py_callback_add(stream(op), args[0], args[1]);
 }
 
 /* ---- the type ---- */
 
 static PyMethodDef stream_methods[] = {
-    {"synchronize", stream_synchronize, METH_NOARGS,
+    {"_synchronize", stream_synchronize, METH_NOARGS,
      PyDoc_STR("Waits for all that is on it, and checks it.")},
-    {"query", stream_query, METH_NOARGS, PyDoc_STR("Whether nothing is left.")},
+    {"_query", stream_query, METH_NOARGS, PyDoc_STR("Whether nothing is left.")},
     {"check", stream_check, METH_NOARGS,
-     PyDoc_STR("AbandonedError where it waited for a process that died.")},
-    {"add_callback", PY_FASTCALL(stream_add_callback), METH_FASTCALL,
-     PyDoc_STR("Has fn(stream, status, arg) called when it has come to here.")},
-    PY_HANDLE_CLOSE,
+     PyDoc_STR(
+         "check()\n--\n\nRaises AbandonedError where synchronize() would, without waiting: "
+         "it tells of what has\ncome about by now.")},
+    {"_add_callback", PY_FASTCALL(stream_add_callback), METH_FASTCALL,
+     PyDoc_STR("Has fn(self, status, arg) called when it has come to here.")},
+    PY_HANDLE_CLOSE(
+        "Destroys the stream, where caid has created it. Idempotent. Waits for nothing: what is "
+        "on it\nis done, and a bracket that is open on it is ended there, before it goes."),
     {0},
 };
+
+static PyObject *
+stream_get_handle(PyObject *op, void *Py_UNUSED(closure))
+{
+    if (!py_handle_enter(py_handle(op)))
+        return NULL;
+    py_handle_leave(py_handle(op));
+    return PyLong_FromUnsignedLongLong(stream(op)->stream);
+}
 
 static PyObject *
 stream_get_ended(PyObject *op, void *Py_UNUSED(closure))
@@ -140,19 +153,24 @@ stream_get_ended(PyObject *op, void *Py_UNUSED(closure))
 
 static PyGetSetDef stream_getset[] = {
     PY_HANDLE_CLOSED,
-    {"ended", stream_get_ended, NULL,
+    {"handle", stream_get_handle, NULL,
+     PyDoc_STR("int: the CUstream; 1 and 2 are the default streams. Raises ClosedError."),
+     NULL},
+    {"ptr", stream_get_handle, NULL, PyDoc_STR("int: the same as `handle`; CuPy's word."),
+     NULL},
+    {"_ended", stream_get_ended, NULL,
      PyDoc_STR("Whether it is gone: while a bracket is open on it, close() leaves it."), NULL},
     {0},
 };
 
 static PyMemberDef stream_members[] = {
-    {"handle", T_ULONGLONG, offsetof(struct stream_object, stream), READONLY,
-     PyDoc_STR("The CUstream.")},
+    {"_number", T_ULONGLONG, offsetof(struct stream_object, stream), READONLY,
+     PyDoc_STR("The CUstream, also of one that is closed.")},
     {"device", T_INT, offsetof(struct stream_object, device), READONLY,
-     PyDoc_STR("Index of the device.")},
+     PyDoc_STR("int: index of its device, as it was said when it was made.")},
     {0},
 };
 
-PY_SPEC(stream, "caid._caid.Stream", Py_TPFLAGS_HAVE_GC, "A CUDA stream.", PY_HANDLE_LIFE,
+PY_SPEC(stream, "caid._caid.Stream", PY_HANDLE_FLAGS, "A CUDA stream.", PY_HANDLE_LIFE,
         {Py_tp_methods, stream_methods}, {Py_tp_getset, stream_getset},
         {Py_tp_members, stream_members});

@@ -125,7 +125,7 @@ timeline_wait(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 }
 
 static PyObject *
-timeline_value(PyObject *op, PyObject *Py_UNUSED(unused))
+timeline_get_value(PyObject *op, void *Py_UNUSED(closure))
 {
     uint64_t value = 0;
     int r = PY_HANDLE_CALL(py_handle(op),
@@ -137,15 +137,28 @@ timeline_value(PyObject *op, PyObject *Py_UNUSED(unused))
 /* ---- the type ---- */
 
 static PyMethodDef timeline_methods[] = {
-    {"signal", PY_FASTCALL(timeline_signal), METH_FASTCALL,
+    {"_signal", PY_FASTCALL(timeline_signal), METH_FASTCALL,
      PyDoc_STR("value is reached when the stream, 0 for the host, has come to here.")},
-    {"wait", PY_FASTCALL(timeline_wait), METH_FASTCALL,
+    {"_wait", PY_FASTCALL(timeline_wait), METH_FASTCALL,
      PyDoc_STR("The stream, 0 for the host, goes on when value has been reached.")},
-    {"value", timeline_value, METH_NOARGS, PyDoc_STR("What has been reached.")},
-    PY_HANDLE_CLOSE,
+    PY_HANDLE_CLOSE(
+        "Gives the timeline up. Idempotent. The creator's name goes at once; waits end when the\n"
+        "signals that are on their way have come. Whoever waits in wait() of this object, in "
+        "another\nthread, gets a CancelledError."),
     {0},
 };
 
-PY_SPEC(timeline, "caid._caid.Timeline", Py_TPFLAGS_HAVE_GC,
+static PyGetSetDef timeline_getset[] = {
+    PY_HANDLE_CLOSED,
+    {"value", timeline_get_value, NULL,
+     PyDoc_STR(
+         "int: what has been reached; 0 before the first. Raises AbandonedError when the "
+         "creator\nhas exited, or closed it, and ProtocolError where the memory holds what "
+         "it cannot."),
+     NULL},
+    {0},
+};
+
+PY_SPEC(timeline, "caid._caid.Timeline", PY_HANDLE_FLAGS,
         "A number that only grows, in memory that processes share.", PY_HANDLE_LIFE,
-        {Py_tp_methods, timeline_methods}, {Py_tp_getset, py_handle_getset});
+        {Py_tp_methods, timeline_methods}, {Py_tp_getset, timeline_getset});

@@ -79,10 +79,10 @@ watch_next(PyObject *op, PyObject *timeout)
 /* ---- the type ---- */
 
 static PyMethodDef watch_methods[] = {
-    {"next", watch_next, METH_O, PyDoc_STR("Waits for news: the generation, 0 for none.")},
-    PY_HANDLE_CLOSE,
+    {"_next", watch_next, METH_O, PyDoc_STR("Waits for news: the generation, 0 for none.")},
+    PY_HANDLE_CLOSE("Ends it. Idempotent."),
     {0},
 };
 
-PY_SPEC(watch, "caid._caid.Watch", Py_TPFLAGS_HAVE_GC, "News of one name.", PY_HANDLE_LIFE,
+PY_SPEC(watch, "caid._caid.Watch", PY_HANDLE_FLAGS, "News of one name.", PY_HANDLE_LIFE,
         {Py_tp_methods, watch_methods}, {Py_tp_getset, py_handle_getset});

@@ -18,7 +18,8 @@ _CONTEXT = 0  # for libcaid: all work of the device's context
 _NO_STREAM = -1  # for DLPack: nothing is waited for
 
 
-class Arena(OfProcess, Closing):
+@_caid.derived
+class Arena(OfProcess, Closing, _caid.Arena):
     """An allocator over blocks of memory that are leased from the daemon: what
     :meth:`caid.Client.arena` makes. ::
 
@@ -44,24 +45,9 @@ class Arena(OfProcess, Closing):
     graph: looking whether it may would end the capture. `defer_cleanup` is for that.
     """
 
-    __slots__ = ("_arena", "_client", "_device", "_memory", "_pool", "__weakref__")
+    __slots__ = ("_client", "_device", "_memory", "_pool", "__weakref__")
     _comes_from = "Client.arena()"
     _no_copy = "make one of your own client"
-
-    _arena: _caid.Arena
-
-    # --- life -------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Ends the arena: no memory comes from it any more. Idempotent. Its blocks go back when the
-        last allocation is gone, and the work that may use them is done; what is published stays for
-        those who can reach it."""
-        self._arena.close()
-
-    @property
-    def closed(self) -> bool:
-        """bool: whether the arena, or its client, is closed."""
-        return self._arena.closed
 
     def __repr__(self):
         pool = "" if self._pool is None else f" pool={self._pool!r}"
@@ -108,16 +94,16 @@ class Arena(OfProcess, Closing):
         InvalidError, ClosedError
             No size; the arena is closed.
         """
-        return self._arena.alloc(nbytes)
+        return self._alloc(nbytes)
 
     def find(self, ptr: int) -> AllocationInfo:
         """The allocation that an address lies in, freed or not. Raises NotFoundError."""
-        return AllocationInfo._make(self._arena.find(ptr))
+        return AllocationInfo._make(self._find(ptr))
 
     def _has(self, ptr):
         """Whether an address lies in one of its allocations."""
         try:
-            return bool(self._arena.find(ptr))
+            return bool(self._find(ptr))
         except NotFoundError:
             return False
 
@@ -130,7 +116,7 @@ class Arena(OfProcess, Closing):
         UnsupportedError, NotFoundError
             Other memory; no allocation is there.
         """
-        return IpcHandle._make(self._arena.ipc_handle(ptr))
+        return IpcHandle._make(self._ipc_handle(ptr))
 
     # --- what was freed ---------------------------------------------------------------------
 
@@ -138,21 +124,7 @@ class Arena(OfProcess, Closing):
     def info(self) -> ArenaInfo:
         """ArenaInfo: its figures, now. What is published is so as far as the daemon has told."""
         _releaser.read(self._client)
-        return ArenaInfo._make(self._arena.info())
-
-    @property
-    def pending(self) -> Tuple[int, int]:
-        """tuple of int: how many allocations are freed and wait, and their bytes."""
-        return self._arena.pending()
-
-    def flush(self) -> None:
-        """Makes what was freed reusable, when the work that may use it is done; waits for nothing.
-        Not what defer_cleanup() holds back."""
-        self._arena.flush()
-
-    def trim(self) -> None:
-        """The same, waits for the work, and gives all blocks back in which nothing is left."""
-        self._arena.trim()
+        return ArenaInfo._make(self._info())
 
     def set_limits(self, count: int, ratio: float, capacity: int | None = None) -> None:
         """Other limits, from the next freed allocation on.
@@ -174,7 +146,7 @@ class Arena(OfProcess, Closing):
         _check_limits(count=count, ratio=ratio)
         if capacity is None:
             capacity = self._client.devices[self._device].total
-        self._arena.set_limits(count, ratio, capacity)
+        self._set_limits(count, ratio, capacity)
 
     @contextlib.contextmanager
     def defer_cleanup(self) -> Iterator[None]:
@@ -182,12 +154,12 @@ class Arena(OfProcess, Closing):
         for work that must not be disturbed, and for the capture of a graph. Blocks may be nested; what
         they held back goes on waiting after the outermost. An allocation for which there is no room
         leases a block, or fails."""
-        self._arena.defer_begin()
+        self._defer_begin()
         try:
             yield
         finally:
             with contextlib.suppress(ClosedError):  # then it has ended
-                self._arena.defer_end()
+                self._defer_end()
 
     # --- publishing -------------------------------------------------------------------------
 
@@ -269,7 +241,7 @@ class Arena(OfProcess, Closing):
 
     def _publish(self, name, part, metadata):
         element = part.element
-        return self._arena.publish(
+        return self._publish_part(
             part.ptr,
             name,
             element.typestr,
@@ -283,7 +255,7 @@ class Arena(OfProcess, Closing):
 
     def _publish_empty(self, name, part, metadata):
         if self.closed:
-            self._arena.info()  # raises what is so of all calls
+            self._info()  # raises what is so of all calls
         client, element = self._client, part.element
         like = client._create_lease(
             None, part.shape, element, None, self._pool, self._device, False, "device", 0, None
@@ -296,7 +268,7 @@ class Arena(OfProcess, Closing):
     def _check(self, x, part):
         """Says what libcaid would, by what the caller knows."""
         try:
-            start, nbytes, *_ = self._arena.find(part.ptr)
+            start, nbytes, *_ = self._find(part.ptr)
         except NotFoundError:
             raise invalid(
                 f"{type(x).__name__} at {part.ptr:#x} is not in memory of this arena: allocate it by "
@@ -320,15 +292,14 @@ def create(client, device, memory, pool, block_size, count, ratio, age):
     if count == 0 or ratio == 0:
         ratio = -1.0  # libcaid's word for "nothing waits"
     age_ns = 0 if age is None else max(int(min(age, 1e9) * 1e9), 1)
-    self = object.__new__(Arena)
-    self._client = client
-    self._device = device
-    self._memory = memory
-    self._pool = pool
-    self._arena = client._arena_new(
+    arena = client._arena_new(
         device, pool, memory, block_size, count or 0, float(ratio or 0), age_ns
     )
-    return self
+    arena._client = client
+    arena._device = device
+    arena._memory = memory
+    arena._pool = pool
+    return arena
 
 
 def _check_limits(**limits):

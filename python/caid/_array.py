@@ -636,7 +636,7 @@ class Array(OfProcess, Closing):
             return stream if stream.is_here else None
         if not isinstance(stream, _streams.Stream) or not stream.closed:
             return stream
-        return None if stream._stream.ended else stream._stream.handle
+        return None if stream._ended else stream._number
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

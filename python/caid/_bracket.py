@@ -117,7 +117,7 @@ class Bracket(OfProcess):
             _leases(self._reads),
             _leases(self._writes),
             0 if self._stream is None else self._stream.handle,
-            None if self._stream is None else self._stream._stream,
+            self._stream,
             self._timeout,
         )
         self._open = True
@@ -198,7 +198,7 @@ class Bracket(OfProcess):
     @property
     def _on(self):
         """The stream, or its number where it was closed: it ends after the bracket."""
-        return self._stream._stream.handle if self._stream.closed else self._stream
+        return self._stream._number if self._stream.closed else self._stream
 
     def _order(self):
         """What this process has under way on the arrays by itself, such as copies on other streams,

@@ -428,7 +428,7 @@ class Client(_queries.Queries, Closing):
         InvalidNameError, NotFoundError, LimitError
             No name; no pool that the caller may see; more watches than the user may have.
         """
-        return _watch.Watch(self, name, pool, timeout)
+        return _watch.create(self, name, pool, timeout)
 
     # --- hand-off ---------------------------------------------------------------------------
 

@@ -61,178 +61,127 @@ class Error(OSError):
     code: int = ErrorCode.SYSTEM
     cuda_result: int = 0
 
+    def __init_subclass__(cls, code=None, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if code is not None:
+            cls.code = code
+
     def __str__(self):
         return self.strerror or super().__str__()
 
 
-class ProtocolError(Error):
+class ProtocolError(Error, code=ErrorCode.PROTOCOL):
     """The other side broke the protocol."""
 
-    code = ErrorCode.PROTOCOL
 
-
-class VersionError(Error):
+class VersionError(Error, code=ErrorCode.VERSION):
     """Daemon and client have no protocol version in common."""
 
-    code = ErrorCode.VERSION
 
-
-class UnknownMethodError(Error, NotImplementedError):
+class UnknownMethodError(Error, NotImplementedError, code=ErrorCode.UNKNOWN_METHOD):
     """The daemon is too old for this call."""
 
-    code = ErrorCode.UNKNOWN_METHOD
 
-
-class InvalidError(Error, ValueError):
+class InvalidError(Error, ValueError, code=ErrorCode.INVALID):
     """A shape, stride, typestr, mode or the like is not valid."""
 
-    code = ErrorCode.INVALID
 
-
-class InvalidNameError(InvalidError):
+class InvalidNameError(InvalidError, code=ErrorCode.INVALID_NAME):
     """A name is 1 to 255 bytes of UTF-8 without control characters."""
 
-    code = ErrorCode.INVALID_NAME
 
-
-class NotFoundError(Error, FileNotFoundError):
+class NotFoundError(Error, FileNotFoundError, code=ErrorCode.NOT_FOUND):
     """No such name, or none that the caller may see."""
 
-    code = ErrorCode.NOT_FOUND
 
-
-class ExistsError(Error, FileExistsError):
+class ExistsError(Error, FileExistsError, code=ErrorCode.EXISTS):
     """The name is taken."""
 
-    code = ErrorCode.EXISTS
 
-
-class AccessError(Error, PermissionError):
+class AccessError(Error, PermissionError, code=ErrorCode.PERMISSION):
     """The pool may be read but not written."""
 
-    code = ErrorCode.PERMISSION
 
-
-class QuotaError(Error):
+class QuotaError(Error, code=ErrorCode.QUOTA):
     """A pool's or a user's bytes are used up."""
 
-    code = ErrorCode.QUOTA
 
-
-class LimitError(Error):
+class LimitError(Error, code=ErrorCode.LIMIT):
     """As many names, leases, connections, ... as there may be."""
 
-    code = ErrorCode.LIMIT
 
-
-class OutOfMemoryError(Error, MemoryError):
+class OutOfMemoryError(Error, MemoryError, code=ErrorCode.NO_MEMORY):
     """The device has not got that much memory."""
 
-    code = ErrorCode.NO_MEMORY
 
-
-class DeviceError(Error):
+class DeviceError(Error, code=ErrorCode.DEVICE):
     """No such device, at the daemon or in this process."""
 
-    code = ErrorCode.DEVICE
 
-
-class DriverError(Error):
+class DriverError(Error, code=ErrorCode.DRIVER):
     """A CUDA driver call failed: see ``cuda_result``."""
 
-    code = ErrorCode.DRIVER
 
-
-class ShutdownError(Error):
+class ShutdownError(Error, code=ErrorCode.SHUTDOWN):
     """The daemon is stopping."""
 
-    code = ErrorCode.SHUTDOWN
 
-
-class TooLargeError(Error, ValueError):
+class TooLargeError(Error, ValueError, code=ErrorCode.TOO_LARGE):
     """More than fits a packet."""
 
-    code = ErrorCode.TOO_LARGE
 
-
-class UnsupportedError(Error, NotImplementedError):
+class UnsupportedError(Error, NotImplementedError, code=ErrorCode.UNSUPPORTED):
     """Not on this device or driver."""
 
-    code = ErrorCode.UNSUPPORTED
 
-
-class CancelledError(Error):
+class CancelledError(Error, code=ErrorCode.CANCELLED):
     """A watch, a timeline or a client was closed while somebody waited for it."""
 
-    code = ErrorCode.CANCELLED
 
-
-class StaleError(Error):
+class StaleError(Error, code=ErrorCode.STALE):
     """That generation of the name is gone, or has not come yet."""
 
-    code = ErrorCode.STALE
 
-
-class TimedOutError(Error, TimeoutError):
+class TimedOutError(Error, TimeoutError, code=ErrorCode.TIMEOUT):
     """What was waited for did not come in time."""
 
-    code = ErrorCode.TIMEOUT
 
-
-class DeadlockError(Error):
+class DeadlockError(Error, code=ErrorCode.DEADLOCK):
     """A bracket would wait for one that its own thread has to end, or for a thread that waits for
     it."""
 
-    code = ErrorCode.DEADLOCK
 
-
-class AbandonedError(Error):
+class AbandonedError(Error, code=ErrorCode.ABANDONED):
     """A process died, or gave up, before the work was done that others wait for: what it was to
     write is not whole."""
 
-    code = ErrorCode.ABANDONED
 
-
-class NoDaemonError(Error, ConnectionRefusedError):
+class NoDaemonError(Error, ConnectionRefusedError, code=ErrorCode.NO_DAEMON):
     """Nobody listens at the socket."""
 
-    code = ErrorCode.NO_DAEMON
 
-
-class DisconnectedError(Error, ConnectionResetError):
+class DisconnectedError(Error, ConnectionResetError, code=ErrorCode.DISCONNECTED):
     """The daemon closed the connection, or died."""
 
-    code = ErrorCode.DISCONNECTED
 
-
-class ForkedError(Error, RuntimeError):
+class ForkedError(Error, RuntimeError, code=ErrorCode.FORKED):
     """A client was used in a child made by ``fork()`` without ``exec()``."""
 
-    code = ErrorCode.FORKED
 
-
-class ClosedError(Error, ValueError):
+class ClosedError(Error, ValueError, code=ErrorCode.CLOSED):
     """The array or client was closed."""
 
-    code = ErrorCode.CLOSED
 
-
-class ReadOnlyError(Error):
+class ReadOnlyError(Error, code=ErrorCode.READ_ONLY):
     """A write to an array that was opened with mode "r"."""
 
-    code = ErrorCode.READ_ONLY
 
-
-class SystemCallError(Error):
+class SystemCallError(Error, code=ErrorCode.SYSTEM):
     """A system call failed: see ``errno``."""
 
-    code = ErrorCode.SYSTEM
 
-
-class CorruptError(Error):
+class CorruptError(Error, code=ErrorCode.CORRUPT):
     """What the creator of an array says of its elements cannot be: the message names him."""
-
-    code = ErrorCode.CORRUPT
 
 
 # The device, a pool or a user has not got that much memory.

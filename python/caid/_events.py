@@ -11,7 +11,8 @@ from ._handles import OfProcess
 _IPC, _BLOCKING_SYNC = 1, 2  # enum cuda_event_flags
 
 
-class Event(OfProcess):
+@_caid.derived
+class Event(OfProcess, _caid.Event):
     """A CUDA event without timing: what :meth:`caid.Client.event` creates, or one of another
     process.
 
@@ -27,11 +28,9 @@ class Event(OfProcess):
     Sources: CUDA Driver API, "Event Management"; cuIpcGetEventHandle().
     """
 
-    __slots__ = ("_event", "__weakref__")
+    __slots__ = ("__weakref__",)
     _comes_from = "Client.event() or Event.from_ipc_handle()"
     _no_copy = "pass its ipc_handle"
-
-    _event: _caid.Event
 
     @classmethod
     def from_ipc_handle(
@@ -57,37 +56,12 @@ class Event(OfProcess):
             No such event: it may have ended, or be of this process or of another uid.
         """
         index = device if client is None else client._index_of(device)
-        return _make((client or _cai.driver_client())._event_open(index, handle))
-
-    def close(self) -> None:
-        """Ends the event. Idempotent."""
-        self._event.close()
-
-    @property
-    def closed(self) -> bool:
-        """bool: whether the event, or its client, is closed."""
-        return self._event.closed
+        return (client or _cai.driver_client())._event_open(index, handle)
 
     def __repr__(self):
         if self.closed:
             return "<caid.Event closed>"
         return f"<caid.Event {self.handle:#x} device={self.device}>"
-
-    @property
-    def handle(self) -> int:
-        """int: the CUevent. Raises ClosedError."""
-        return self._event.handle
-
-    @property
-    def device(self) -> int:
-        """int: index of its device."""
-        return self._event.device
-
-    @property
-    def ipc_handle(self) -> bytes:
-        """bytes: 64, which open it in another process of the same uid. Raises UnsupportedError for
-        an event that was created without ``ipc=True``, or is itself of another process."""
-        return self._event.ipc_handle()
 
     def record(self, stream: Any) -> None:
         """The event is passed when the stream has come to here. What was recorded before counts no
@@ -103,30 +77,20 @@ class Event(OfProcess):
         DriverError, InvalidError
             The driver knows no such stream; it captures a graph.
         """
-        self._event.record(_stream.handle(stream))
+        self._record(_stream.handle(stream))
 
     def wait(self, stream: Any) -> None:
         """What is enqueued on the stream from here on comes after the event, as it was recorded
         last by now. The host does not wait. Parameters and errors as for record()."""
-        self._event.wait(_stream.handle(stream))
+        self._wait(_stream.handle(stream))
 
     def synchronize(self) -> None:
         """Waits on the host until the event is passed. Raises DriverError."""
-        self._event.synchronize()
+        self._synchronize()
         _pending.release()
-
-    def query(self) -> bool:
-        """Whether the event is passed; one that was never recorded is. Raises DriverError."""
-        return self._event.query()
-
-
-def _make(event, _new=object.__new__):
-    self = _new(Event)
-    self._event = event
-    return self
 
 
 def create(client, device, ipc, blocking_sync):
     """The Event of Client.event()."""
     flags = (_IPC if ipc else 0) | (_BLOCKING_SYNC if blocking_sync else 0)
-    return _make(client._event_new(client._index_of(device), flags))
+    return client._event_new(client._index_of(device), flags)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import TypeVar
 
 _Self = TypeVar("_Self")
@@ -34,3 +36,33 @@ class Closing:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()  # type: ignore[attr-defined]
+
+
+class Named(OfProcess, Closing):
+    """Made for a name; to be closed: one that is collected before warns."""
+
+    __slots__ = ()
+
+    _name: str
+    _pool: str | None
+    closed: bool
+
+    def __del__(self, _warn=warnings.warn):
+        if not self.closed:
+            with contextlib.suppress(AttributeError):  # it was not made yet
+                _warn(f"unclosed {self!r}", ResourceWarning, source=self)
+
+    def _described(self, more=""):
+        pool = "" if self._pool is None else f" pool={self._pool!r}"
+        closed = " closed" if self.closed else ""
+        return f"<caid.{type(self).__name__} {self._name!r}{pool}{more}{closed}>"
+
+    @property
+    def name(self) -> str:
+        """str: what it was made by."""
+        return self._name
+
+    @property
+    def pool(self) -> str | None:
+        """str or None: the pool that the name is in; None for the caller's own."""
+        return self._pool

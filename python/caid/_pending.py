@@ -40,7 +40,7 @@ class Marks:
     def __init__(self):
         self.list = []
         self._many = _FEW
-        self.told = None  # _Own: what consumers were told, to live as long as the memory
+        self.told = None  # the Stream that consumers were told, to live as long as the memory
 
     def tidy(self):
         """Drops marks that have passed: without going through all each time, yet never leaving
@@ -100,8 +100,8 @@ def _unfinished(memory):
     marks, told = memory.pending.unfinished(), memory.pending.told
     if told is not None:
         with contextlib.suppress(ClosedError):  # its client is closed
-            if not told.stream.query():
-                here = mark(memory.client, told.stream.device, told)
+            if not told._query():
+                here = mark(memory.client, told.device, told)
                 here.record(())
                 marks.append(here)
     return marks
@@ -171,31 +171,14 @@ def stream_for(memory):
     return own.handle
 
 
-class _Own:
-    """A stream of caid's own: ends with the last memory that it was exported for."""
-
-    __slots__ = ("stream", "__weakref__")
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    @property
-    def handle(self):
-        return self.stream.handle
-
-    @property
-    def closed(self):
-        return self.stream.closed
-
-
-_own_streams: WeakValueDictionary = WeakValueDictionary()  # (id of client, device): _Own
+_own_streams: WeakValueDictionary = WeakValueDictionary()  # (id of client, device): a Stream
 
 
 def _own_stream(client, device):
     own = _own_streams.get((id(client), device))
-    if own is None or own.stream.closed:
+    if own is None or own.closed:
         # It keeps its client, whose id is nobody else's meanwhile. Of two threads each may make one.
-        own = _Own(client._stream_new(device, _NON_BLOCKING))
+        own = client._stream_new(device, _NON_BLOCKING)
         _own_streams[id(client), device] = own
     return own
 

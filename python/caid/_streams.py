@@ -18,7 +18,8 @@ _NON_BLOCKING = 1  # enum caid_stream_flags
 _NAMES = {1: "legacy", 2: "per-thread"}  # the default streams
 
 
-class Stream(OfProcess, Closing):
+@_caid.derived
+class Stream(OfProcess, Closing, _caid.Stream):
     """A CUDA stream: what :meth:`caid.Client.stream` creates, or one of any library.
 
     A created stream is destroyed by ``close()``, by leaving its ``with`` block, when it is
@@ -40,11 +41,10 @@ class Stream(OfProcess, Closing):
     CuPy's and cuda.core's.
     """
 
-    __slots__ = ("_stream", "_wrapped", "__weakref__")
+    __slots__ = ("_wrapped", "__weakref__")
     _comes_from = "Client.stream() or Stream.from_handle()"
 
-    _stream: _caid.Stream
-    _wrapped: Any  # what it was made from; None: it was created
+    _wrapped: Any  # what it was made from; None: it was created; not set: for the package itself
 
     @classmethod
     def from_handle(
@@ -74,46 +74,15 @@ class Stream(OfProcess, Closing):
         """
         number = _stream.handle(handle)
         index = device if client is None else client._index_of(device)
-        return _make((client or _cai.driver_client())._stream_wrap(number, index), handle)
+        return _made((client or _cai.driver_client())._stream_wrap(number, index), handle)
 
     # --- life -------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Destroys the stream, where caid has created it. Idempotent. Waits for nothing: what is on
-        it is done, and a bracket that is open on it is ended there, before it goes."""
-        self._stream.close()
-
     def __del__(self, _warn=warnings.warn):
-        stream = getattr(self, "_stream", None)
-        if stream is None:
-            return
-        if self._wrapped is None and not stream.closed:
+        if getattr(self, "_wrapped", self) is None and not self.closed:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
-        stream.close()
-
-    @property
-    def closed(self) -> bool:
-        """bool: whether the stream, or its client, is closed."""
-        return self._stream.closed
 
     # --- what it is -------------------------------------------------------------------------
-
-    @property
-    def handle(self) -> int:
-        """int: the CUstream; 1 and 2 are the default streams. Raises ClosedError."""
-        if self._stream.closed:
-            raise ClosedError(errno.EBADF, "the stream is closed")
-        return self._stream.handle
-
-    @property
-    def ptr(self) -> int:
-        """int: the same as `handle`; CuPy's word."""
-        return self.handle
-
-    @property
-    def device(self) -> int:
-        """int: index of its device, as it was said when it was made."""
-        return self._stream.device
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """(version, handle): the CUDA Stream Protocol, see the documentation of cuda.core."""
@@ -122,15 +91,14 @@ class Stream(OfProcess, Closing):
     def __eq__(self, other):
         if not isinstance(other, Stream):
             return NotImplemented
-        same = self._stream.handle == other._stream.handle
+        same = self._number == other._number
         return self is other or (same and not self.closed and not other.closed)
 
     def __hash__(self):
-        return hash(self._stream.handle)
+        return hash(self._number)
 
     def __repr__(self):
-        number = self._stream.handle
-        name = _NAMES.get(number, f"{number:#x}")
+        name = _NAMES.get(self._number, f"{self._number:#x}")
         wrapped = "" if self._wrapped is None else " wrapped"
         return f"<caid.Stream {name} device={self.device}{wrapped}{' closed' * self.closed}>"
 
@@ -148,7 +116,7 @@ class Stream(OfProcess, Closing):
         DriverError
             The work has failed, or the driver knows no such stream.
         """
-        self._stream.synchronize()
+        self._synchronize()
         _pending.release()
 
     @contextlib.contextmanager
@@ -165,7 +133,7 @@ class Stream(OfProcess, Closing):
 
     def query(self) -> bool:
         """Whether nothing is left on the stream. Raises DriverError where the work has failed."""
-        done = self._stream.query()
+        done = self._query()
         if done:
             _pending.release()
         return done
@@ -174,11 +142,6 @@ class Stream(OfProcess, Closing):
     def is_done(self) -> bool:
         """bool: the same as query(); cuda.core's word."""
         return self.query()
-
-    def check(self) -> None:
-        """Raises AbandonedError where synchronize() would, without waiting: it tells of what has
-        come about by now."""
-        self._stream.check()
 
     # --- callbacks --------------------------------------------------------------------------
 
@@ -208,7 +171,7 @@ class Stream(OfProcess, Closing):
         """
         if not callable(callback):
             raise TypeError(f"callback: a callable is needed, not {type(callback).__name__}")
-        self._stream.add_callback(callback, self, arg)
+        self._add_callback(callback, arg)
 
     def async_done(self) -> asyncio.Future[None]:
         """A future of the running event loop that is done when the stream has come to here.
@@ -226,24 +189,22 @@ class Stream(OfProcess, Closing):
         return future
 
 
-def _make(stream, wrapped, _new=object.__new__):
-    self = _new(Stream)
-    self._wrapped = wrapped
-    self._stream = stream
-    return self
+def _made(stream, wrapped):
+    stream._wrapped = wrapped
+    return stream
 
 
 def create(client, device, non_blocking):
     """The Stream of Client.stream()."""
     flags = _NON_BLOCKING if non_blocking else 0
-    return _make(client._stream_new(client._index_of(device), flags), None)
+    return _made(client._stream_new(client._index_of(device), flags), None)
 
 
 def of(stream, client, device):
     """A Stream for anything that is one; None for None, which is the host."""
     if stream is None or isinstance(stream, Stream):
         return stream
-    return _make(client._stream_wrap(_stream.handle(stream), device), stream)
+    return _made(client._stream_wrap(_stream.handle(stream), device), stream)
 
 
 # --- asyncio --------------------------------------------------------------------------------

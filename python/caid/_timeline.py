@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from . import _caid, _stream
 from ._errors import invalid
-from ._handles import Closing, OfProcess
+from ._handles import Named
 
 
-class Timeline(OfProcess, Closing):
+@_caid.derived
+class Timeline(Named, _caid.Timeline):
     """A number that only grows, 1 to 2**62 - 1, in memory that processes share: what
     :meth:`caid.Client.timeline` creates, to signal, and :meth:`caid.Client.open_timeline` opens, to
     wait. Once it is open no daemon is asked.
@@ -33,55 +33,14 @@ class Timeline(OfProcess, Closing):
     it, all waits for values that were not reached end: see wait().
     """
 
-    __slots__ = ("_timeline", "_name", "_pool", "_creator", "__weakref__")
+    __slots__ = ("_name", "_pool", "_creator", "__weakref__")
     _comes_from = "Client.timeline() or Client.open_timeline()"
     _no_copy = "pass its name"
 
-    _timeline: _caid.Timeline
-
-    # --- life -------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Gives the timeline up. Idempotent. The creator's name goes at once; waits end when the
-        signals that are on their way have come. Whoever waits in wait() of this object, in another
-        thread, gets a CancelledError."""
-        self._timeline.close()
-
-    def __del__(self, _warn=warnings.warn):
-        timeline = getattr(self, "_timeline", None)
-        if timeline is None:
-            return
-        if not timeline.closed:
-            _warn(f"unclosed {self!r}", ResourceWarning, source=self)
-        timeline.close()
-
     def __repr__(self):
-        pool = "" if self._pool is None else f" pool={self._pool!r}"
-        mode = "signals" if self._creator else "waits"
-        return f"<caid.Timeline {self._name!r}{pool} {mode}{' closed' * self.closed}>"
-
-    @property
-    def closed(self) -> bool:
-        """bool: whether the timeline, or its client, is closed here."""
-        return self._timeline.closed
-
-    @property
-    def name(self) -> str:
-        """str: what it was created, or opened, by."""
-        return self._name
-
-    @property
-    def pool(self) -> str | None:
-        """str or None: the pool that the name is in; None for the caller's own."""
-        return self._pool
+        return self._described(" signals" if self._creator else " waits")
 
     # --- signal and wait --------------------------------------------------------------------
-
-    @property
-    def value(self) -> int:
-        """int: what has been reached; 0 before the first. Raises AbandonedError when the creator
-        has exited, or closed it, and ProtocolError where the memory holds what it cannot."""
-        return self._timeline.value()
 
     def signal(self, stream: Any, value: int) -> None:
         """`value` is reached when the stream has come to here. Does not wait.
@@ -104,7 +63,7 @@ class Timeline(OfProcess, Closing):
         ValueError, DriverError
             Stream 0, which is ambiguous; the driver knows no such stream.
         """
-        self._timeline.signal(_number(stream), value)
+        self._signal(_number(stream), value)
 
     def wait(
         self, stream: Any, value: int, timeout: float | None = None, ahead: bool = False
@@ -147,7 +106,7 @@ class Timeline(OfProcess, Closing):
         """
         if ahead and (stream is None or timeout is not None):
             raise invalid("ahead=True is for a stream, and has no timeout")
-        self._timeline.wait(_number(stream), value, timeout, ahead)
+        self._wait(_number(stream), value, timeout, ahead)
 
 
 def _number(stream):
@@ -155,20 +114,18 @@ def _number(stream):
     return 0 if stream is None else _stream.handle(stream)
 
 
-def _make(timeline, name, pool, creator, _new=object.__new__):
-    self = _new(Timeline)
-    self._name = name
-    self._pool = pool
-    self._creator = creator
-    self._timeline = timeline
-    return self
+def _made(timeline, name, pool, creator):
+    timeline._name = name
+    timeline._pool = pool
+    timeline._creator = creator
+    return timeline
 
 
 def create(client, name, pool):
     """The Timeline of Client.timeline()."""
-    return _make(client._timeline_new(name, pool), name, pool, True)
+    return _made(client._timeline_new(name, pool), name, pool, True)
 
 
 def open(client, name, pool):
     """The Timeline of Client.open_timeline()."""
-    return _make(client._timeline_open(name, pool), name, pool, False)
+    return _made(client._timeline_open(name, pool), name, pool, False)

@@ -7,15 +7,16 @@ import asyncio
 import contextlib
 import errno
 import os
-import warnings
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from . import _caid
 from ._errors import CancelledError, Error, TimedOutError, closed
-from ._handles import Closing
+from ._handles import Named
 from ._records import Change
 
 
-class Watch(Closing):
+@_caid.derived
+class Watch(Named, _caid.Watch):
     """News of a name: what :meth:`caid.Client.watch` gives.
 
     Iterating waits for the next change, in a thread by ``for``, in asyncio by ``async for``::
@@ -38,47 +39,17 @@ class Watch(Closing):
     share one reader of the event loop, on ``client.fileno()``.
     """
 
-    __slots__ = ("_client", "_name", "_pool", "_timeout", "_watch", "__weakref__")
-
-    def __init__(self, client, name, pool, timeout):
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout {timeout!r}: seconds, 0 or more, or None")
-        self._client = client
-        self._name = name
-        self._pool = pool
-        self._timeout = timeout
-        self._watch = client._watch(name, pool)
-
-    @property
-    def name(self) -> str:
-        """str: what is watched."""
-        return self._name
-
-    @property
-    def pool(self) -> str | None:
-        """str or None: the pool that the name is in; None for the caller's own."""
-        return self._pool
-
-    @property
-    def closed(self) -> bool:
-        """bool: whether the watch, or its client, is closed."""
-        return self._watch.closed or self._client.closed
+    __slots__ = ("_client", "_name", "_pool", "_timeout", "__weakref__")
+    _comes_from = "Client.watch()"
+    _no_copy = "watch its name anew"
 
     def close(self) -> None:
         """Ends the watch and wakes whoever waits. Idempotent."""
-        self._watch.close()
+        super().close()
         wake(self._client)
 
-    def __del__(self, _warn=warnings.warn):
-        watch = getattr(self, "_watch", None)
-        if watch is not None and not watch.closed:
-            if not self._client.closed:
-                _warn(f"unclosed {self!r}", ResourceWarning, source=self)
-            watch.close()
-
     def __repr__(self):
-        pool = "" if self._pool is None else f" pool={self._pool!r}"
-        return f"<caid.Watch {self._name!r}{pool}{' closed' if self.closed else ''}>"
+        return self._described()
 
     def _check(self):
         if self.closed:
@@ -104,7 +75,7 @@ class Watch(Closing):
             The daemon is gone.
         """
         self._check()
-        return Change(self._name, self._pool, self._watch.next(timeout))
+        return Change(self._name, self._pool, self._next(timeout))
 
     def __iter__(self) -> Watch:
         return self
@@ -173,6 +144,18 @@ class Watch(Closing):
             if self.closed:
                 raise StopAsyncIteration from None
             raise
+
+
+def create(client, name, pool, timeout):
+    """The Watch of Client.watch()."""
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout {timeout!r}: seconds, 0 or more, or None")
+    watch = client._watch(name, pool)
+    watch._client = client
+    watch._name = name
+    watch._pool = pool
+    watch._timeout = timeout
+    return watch
 
 
 # --- one reader for all watches of a client in a loop ---------------------------------------

@@ -103,7 +103,7 @@ class Allocator:
         device = self._client._find_device(ordinal)
         made = self._client.arena(device, **self._options)
         arena = self._arenas.setdefault(ordinal, made)
-        return self._alloc.setdefault(ordinal, arena._arena.alloc)
+        return self._alloc.setdefault(ordinal, arena._alloc)
 
     def arena(self, device: int | None = None) -> _arena.Arena:
         """The arena of a device by its CUDA ordinal: for its figures, and ``trim()``. Without one,

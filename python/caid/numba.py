@@ -120,7 +120,7 @@ class _Source:
         """Ends all allocations, and waits for the GPU: the end of the context may follow."""
         try:
             self.let_go()
-            self.arena._arena.end()
+            self.arena._end()
         finally:
             self.client.close()
 
@@ -203,7 +203,7 @@ class Deallocations:
     def _pending(self):
         """(entries, bytes) that wait in the arena."""
         source = self.source
-        return (0, 0) if source is None else source.arena._arena.pending()
+        return (0, 0) if source is None else source.arena.pending
 
 
 class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
@@ -253,7 +253,7 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
                 ordinal = int(self.context.device.id)
                 source = _connect(ordinal, self.memory, self.pool, self.block_size)
                 self.deallocations.use(source)
-                self._alloc = source.arena._arena.alloc
+                self._alloc = source.arena._alloc
             return self.deallocations.source
 
     @property
@@ -262,13 +262,13 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         return self.source.arena
 
     def _first_alloc(self, nbytes):
-        return self.source.arena._arena.alloc(nbytes)
+        return self.source.arena._alloc(nbytes)
 
     def _set_limits(self, limits):
         """Numba reads its limits at every free; here they are read at every allocation."""
         count, ratio = limits
         capacity = int(self.deallocations.memory_capacity)
-        self.source.arena._arena.set_limits(max(count, 0), ratio, capacity)
+        self.source.arena._set_limits(max(count, 0), ratio, capacity)
         self._limits = limits
 
     # --- what Numba calls ---------------------------------------------------------------------

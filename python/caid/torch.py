@@ -125,7 +125,7 @@ def _set_up(client, options):
     client.empty(0, "|u1", memory=options["memory"], pool=options["pool"]).close()
     arenas = _make_arenas(client, options)
     for ordinal, arena in arenas.items():
-        _caid.torch_set(ordinal, arena._arena)
+        _caid.torch_set(ordinal, arena)
     return _Setup(os.getpid(), client, options, arenas)
 
 

@@ -25,7 +25,7 @@ GOALS = (
 
 def arena_rows(client):
     arena = client.arena()
-    raw = arena._arena.alloc
+    raw = arena._alloc
     yield "arena, _caid", lambda: raw(MIB)
     yield "arena, caid.Arena", lambda: arena.allocate(MIB)
 

@@ -125,14 +125,14 @@ def test_a_stream_that_was_closed_in_the_block_is_waited_for(client, shared):
         s.add_callback(lambda *_: gate.wait(PATIENCE_S))
         v.copy_from_host(filled(4), stream=s)
         s.close()
-        assert v.__cuda_array_interface__["stream"] == s._stream.handle
+        assert v.__cuda_array_interface__["stream"] == s._number
         thread, ended = in_thread(v.synchronize)
         thread.join(0.05)
         was_waiting = not ended
         gate.set()
         thread.join(PATIENCE_S)
         assert was_waiting and ended == [None] and contents(v) == filled(4)
-    assert v.__cuda_array_interface__["stream"] != s._stream.handle
+    assert v.__cuda_array_interface__["stream"] != s._number
     v.synchronize()
 
 

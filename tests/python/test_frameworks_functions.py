@@ -47,7 +47,7 @@ class Entry:
 
     def set(self, arena):
         self.arenas.append(arena)
-        _caid.torch_set(self.ordinal, arena._arena)
+        _caid.torch_set(self.ordinal, arena)
 
     def malloc(self, nbytes):
         return functions.malloc(nbytes, self.ordinal, None)
@@ -151,7 +151,7 @@ def test_only_arenas_are_set(client):
     arena = client.arena()
     arena.close()
     with pytest.raises(caid.ClosedError):
-        _caid.torch_set(next(ordinals), arena._arena)
+        _caid.torch_set(next(ordinals), arena)
 
 
 def test_nothing_that_is_freed_waits_in_a_queue(entry):
@@ -234,7 +234,7 @@ from caid import _caid
 f = frameworks.PluggableAllocator(_caid.__file__, "caid_torch_malloc", "caid_torch_free")
 c = caid.connect()
 arena = c.arena()
-_caid.torch_set(0, arena._arena)
+_caid.torch_set(0, arena)
 ptr = f.malloc(1000, 0, None)
 ctypes.memset(ptr, 7, 1000)
 """

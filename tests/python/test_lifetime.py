@@ -183,8 +183,8 @@ def test_nothing_is_duplicated(client, arena, how):
 
 @pytest.mark.parametrize(
     "cls",
-    [caid.Array, caid.Stream, caid.Event, caid.Timeline, caid.Bracket, caid.Arena, caid.Allocation]
-    + [_caid.Arena, _caid.Lease, _caid.HostView],
+    [caid.Array, caid.Stream, caid.Event, caid.Timeline, caid.Watch, caid.Bracket, caid.Arena]
+    + [caid.Allocation, _caid.Arena, _caid.Lease, _caid.HostView],
 )
 def test_what_others_make_is_not_made_by_hand(cls):
     with pytest.raises(TypeError, match="comes from"):

@@ -81,7 +81,7 @@ def test_a_stream_that_was_told_lives_as_long_as_the_array(client, sevens, strea
         stream.gate.set()
         a.synchronize()
         gc.collect()
-        assert kept() is not None and not kept().stream.closed
+        assert kept() is not None and not kept().closed
     del a
     gc.collect()
     assert kept() is None

@@ -8,9 +8,9 @@ trap 'rm -rf "$work"' EXIT
 
 "$nm" -D --defined-only "$library" | awk '{ print $NF }' | sort >"$work/library"
 {
-    tr '\n' ' ' <"$folder/exports.def" | grep -oE '\bEXPORT\(\w+,' | sed 's/EXPORT(//; s/,//'
-    tr '\n' ' ' <"$folder/exports.def" | grep -oE '\bEXPORT_PT\(\w+, *"\w+", *[0-9]+, *\w+' |
-        sed -E 's/EXPORT_PT\((\w+),.* (\w+)$/\1\n\1\2/'
+    tr '\n' ' ' <"$folder/exports.def" | grep -oE '\b(EXPORT|EARLY|SAME)\(\w+,' | sed 's/.*(//; s/,//'
+    tr '\n' ' ' <"$folder/exports.def" | grep -oE '\b(EXPORT|SAME)_PT\(\w+,( *"\w+",)? *[0-9]+, *\w+' |
+        sed -E 's/.*\((\w+),.* (\w+)$/\1\n\1\2/'
     grep -oE '^NVML\(\w+' "$folder/exports.def" | sed 's/NVML(//'
     echo nvmlErrorString
     echo caid_softcuda_control
