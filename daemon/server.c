@@ -444,7 +444,9 @@ accept_one(struct server *s)
         return errno == ECONNABORTED || errno == EINTR;
     }
     r = take_up(s, sock);
-    if (r < 0)
+    if (r == -E2BIG)
+        log_client(s, "a process with more than %d groups is refused", PEER_GROUPS_MAX);
+    else if (r < 0)
         log_debug("a connection was not taken up: %s", strerror(-r));
     return true;
 }

@@ -7,6 +7,8 @@
 
 #include <sys/types.h>
 
+#define PEER_GROUPS_MAX 4096
+
 struct peer {
     uid_t uid;
     gid_t gid;
@@ -16,5 +18,6 @@ struct peer {
     int pidfd; /* readable when the process has exited; -1 where it was gone already */
 };
 
+/* -E2BIG: it has more than PEER_GROUPS_MAX groups. */
 int peer_init(struct peer *ret, int sock);
 void peer_deinit(struct peer *p);

@@ -120,6 +120,41 @@ geometry_check(struct msg_str name, struct msg_str typestr, struct msg_i64s shap
     return 0;
 }
 
+/* ---- texts ---- */
+
+int
+text_new(struct text **ret, struct user *user, struct msg_str s, struct refusal *r)
+{
+    struct text *text = calloc(1, sizeof(*text) + s.n + 1);
+
+    if (!text)
+        return -ENOMEM;
+    if (charge_init(&text->charge, user, RES_HOST, 0, sizeof(*text) + s.n + 1, r)) {
+        free(text);
+        return REFUSED;
+    }
+    text->n = s.n;
+    if (s.n)
+        memcpy(text->s, s.p, s.n);
+    *ret = text;
+    return 0;
+}
+
+void
+text_free(struct text *text)
+{
+    if (text)
+        charge_deinit(&text->charge);
+    free(text);
+}
+
+struct msg_str
+array_metadata(const struct array *array)
+{
+    return array->metadata ? (struct msg_str){array->metadata->s, array->metadata->n}
+                           : (struct msg_str){0};
+}
+
 /* ---- birth ---- */
 
 /* What belongs to the array for life is allocated with it: shape, strides, typestr, descr, and the
@@ -164,15 +199,6 @@ array_make(const struct array_request *req, uint64_t shared_max)
 
     if (!array)
         return NULL;
-    if (req->metadata.p) {
-        array->metadata = strndup(req->metadata.p, req->metadata.n);
-        if (!array->metadata) {
-            free(array);
-            return NULL;
-        }
-        array->n_metadata = (uint16_t)req->metadata.n;
-        array->charge.host += req->metadata.n + 1;
-    }
     array->pool = req->pool;
     array->device = (uint16_t)req->device;
     array->kind = (uint8_t)req->kind;
@@ -208,13 +234,20 @@ array_count(struct core *core, struct array *array, bool there)
 
 /* Its range may be of more bytes than a struct charge holds, and is charged beside it. */
 static int
-array_charge(struct core *core, struct user *user, struct array *array, struct refusal *r)
+array_charge(struct core *core, struct user *user, struct array *array,
+             const struct array_request *req, struct refusal *r)
 {
+    int rc = 0;
+
     if (charge_init(&array->charge, user, RES_ARRAYS, 1, array->charge.host, r))
         return REFUSED;
-    if (user_charge(user, array_resource(array), array_bytes(core, array), r)) {
+    if (req->metadata.p)
+        rc = text_new(&array->metadata, user, req->metadata, r);
+    if (rc == 0)
+        rc = user_charge(user, array_resource(array), array_bytes(core, array), r);
+    if (rc) {
         charge_deinit(&array->charge);
-        return REFUSED;
+        return rc;
     }
     array->id = ++core->next_array;
     array_count(core, array, true);
@@ -224,6 +257,8 @@ array_charge(struct core *core, struct user *user, struct array *array, struct r
 void
 array_uncharge(struct core *core, struct array *array)
 {
+    text_free(TAKE_PTR(array->metadata));
+    array_set_name(array, NULL);
     charge_deinit(&array->charge);
     user_uncharge(array->charge.user, array_resource(array), array_bytes(core, array));
     array_count(core, array, false);
@@ -231,6 +266,16 @@ array_uncharge(struct core *core, struct array *array)
 }
 
 /* ---- names ---- */
+
+void
+array_set_name(struct array *array, struct text *name_consume)
+{
+    if (array->name_is_own)
+        text_free(container_of(array->name, struct text, s[0]));
+    array->name_is_own = name_consume;
+    array->name = name_consume ? name_consume->s : array_text(array) + array->n_typestr;
+    array->n_name = name_consume ? (uint8_t)name_consume->n : 0;
+}
 
 void
 array_insert_name(struct core *core, struct array *array)
@@ -313,9 +358,10 @@ array_new(struct core *core, struct conn *conn, const struct array_request *req,
     array = array_make(req, core->config.memory.shared_max);
     if (!array)
         return -ENOMEM;
-    if (array_charge(core, conn->user, array, r)) {
+    rc = array_charge(core, conn->user, array, req, r);
+    if (rc) {
         array_free(array);
-        return REFUSED;
+        return rc;
     }
     rc = req->name.p ? array_take_name(core, array, r) : 0;
     if (rc) {
@@ -332,14 +378,16 @@ array_new_part(struct core *core, struct part *part, const struct array_request 
                struct array **ret, struct refusal *r)
 {
     struct array *array = array_make(req, UINT64_MAX);
+    int rc;
 
     if (!array)
         return -ENOMEM;
     array->part = part;
     array->is_part = true;
-    if (array_charge(core, part->charge.user, array, r)) {
+    rc = array_charge(core, part->charge.user, array, req, r);
+    if (rc) {
         array_free(array);
-        return REFUSED;
+        return rc;
     }
     part->array = array;
     part->id = array->id;
@@ -363,8 +411,7 @@ array_promise(struct core *core, struct array *array)
 void
 array_free(struct array *array)
 {
-    if (array->name_is_own)
-        free(array->name);
-    free(array->metadata);
+    array_set_name(array, NULL);
+    text_free(array->metadata);
     free(array);
 }

@@ -41,25 +41,38 @@ struct array { /* a million of them must be cheap */
         struct part *part;   /* is_part; NULL: given up */
     };
 
-    struct use *use; /* NULL: nobody uses it, and no fence is left */
-    char *name;      /* "": never had one. Lies behind this struct, or is allocated */
-    char *metadata;  /* or NULL; allocated */
+    struct use *use;       /* NULL: nobody uses it, and no fence is left */
+    char *name;            /* "": never had one. Lies behind this struct, or in a struct text */
+    struct text *metadata; /* or NULL */
     uint64_t nbytes;
     uint64_t span;       /* bytes that it needs */
     uint32_t n_leases;   /* of connections that are there */
     uint32_t n_departed; /* of those that are not */
-    uint16_t device, n_descr, n_metadata;
+    uint16_t device, n_descr;
     uint8_t kind, ndim, n_name, n_typestr;
     bool named : 1, creating : 1, pending : 1, mapped : 1, has_strides : 1;
     bool own : 1;         /* has a block of its own: it is large, or was asked for so */
     bool listed : 1;      /* in pool->nameless */
-    bool name_is_own : 1; /* name is allocated */
+    bool name_is_own : 1; /* in a struct text */
     bool abandoned : 1;   /* a writer died, and nobody has written or discarded it since */
     bool lingering : 1;   /* dead, in core->lingering */
     bool is_part : 1;     /* lies in another one's memory */
     bool is_whole : 1;    /* others lie in its memory */
     int64_t extents[];    /* shape, strides; then typestr, descr, name: terminated */
 };
+
+/* A name or metadata that was given to an array, charged to who gave it: another one than its
+ * creator may publish it. */
+struct text {
+    struct charge charge;
+    uint32_t n;
+    char s[]; /* terminated */
+};
+
+/* -ENOMEM or REFUSED. */
+int text_new(struct text **ret, struct user *user, struct msg_str s, struct refusal *r);
+/* NULL: none. */
+void text_free(struct text *text);
 
 struct array_request {
     struct pool *pool;
@@ -87,6 +100,9 @@ const char *array_descr(const struct array *array); /* or NULL */
 const char *array_memory(const struct array *array);
 struct block *array_block(const struct array *array); /* NULL: no bytes, or none yet */
 uint64_t array_offset(const struct array *array);
+struct msg_str array_metadata(const struct array *array); /* or not set */
+/* Gives it another name, or takes that (NULL). */
+void array_set_name(struct array *array, struct text *name_consume);
 /* What messages call it. */
 const char *array_label(const struct array *array);
 /* Bytes of the range that it takes, as they are charged. */

@@ -57,7 +57,7 @@ conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct u
     struct charge charge;
     struct conn *conn;
 
-    if (charge_init(&charge, user, RES_CONNECTIONS, 1, 0, &r))
+    if (charge_init(&charge, user, RES_CONNECTIONS, 1, peer->n_groups * sizeof(gid_t), &r))
         return -EDQUOT;
     conn = conn_alloc(id, peer);
     if (!conn) {

@@ -18,7 +18,7 @@ array_record(const struct core *core, const struct array *array)
         .typestr = MSG_STR(array_typestr(array)),
         .shape = {.v = array_shape(array), .n = array->ndim},
         .descr = msg_str_opt(array_descr(array)),
-        .metadata = {array->metadata, array->n_metadata},
+        .metadata = array_metadata(array),
         .generation = array->generation,
         .uid = array->charge.user->uid,
         .memory = msg_str_opt(array->mapped ? "mapped" : NULL), /* else the block says it */

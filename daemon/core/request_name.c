@@ -172,7 +172,7 @@ show_record(const struct array *array, const struct msg_entry *entry)
         .n_entries = 1,
         .descr = msg_str_opt(array_descr(array)),
         .array = array->id,
-        .metadata = {array->metadata, array->n_metadata},
+        .metadata = array_metadata(array),
     };
 
     if (block) {

@@ -30,7 +30,7 @@ HANDLER(on_publish)
     int rc = publish_check(p, conn, &array, r);
 
     if (rc == 0)
-        rc = array_publish(core, array, p->name, p->metadata, r);
+        rc = array_publish(core, array, conn->user, p->name, p->metadata, r);
     if (rc == 0) /* the caller's lease keeps the array */
         send_result(core, conn, id, MSG_PUBLISH,
                     &(struct msg_publish_result){.generation = array->generation}, NULL, 0);

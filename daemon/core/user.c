@@ -181,14 +181,3 @@ charge_split(struct charge *charge, struct charge *ret, uint32_t n, size_t host)
     charge->n = (uint16_t)(charge->n - n);
     charge->host -= (uint32_t)host;
 }
-
-int
-charge_resize(struct charge *charge, int64_t host, struct refusal *r)
-{
-    if (host > 0 && user_charge(charge->user, RES_HOST, (uint64_t)host, r))
-        return REFUSED;
-    if (host < 0)
-        user_uncharge(charge->user, RES_HOST, (uint64_t)-host);
-    charge->host += (uint32_t)host;
-    return 0;
-}

@@ -102,5 +102,3 @@ int charge_init(struct charge *ret, struct user *user, enum resource res, uint32
 void charge_deinit(struct charge *charge);
 /* A part of it is another object's from now on. */
 void charge_split(struct charge *charge, struct charge *ret, uint32_t n, size_t host);
-/* So many bytes more, or less. Less is never refused. */
-int charge_resize(struct charge *charge, int64_t host, struct refusal *r);

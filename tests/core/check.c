@@ -167,8 +167,17 @@ check_parts(struct core *core, const struct tally *t)
 }
 
 static void
+tally_text(struct tally *t, const struct text *text)
+{
+    if (text && (!t->user || t->user == text->charge.user))
+        t->used[RES_HOST] += text->charge.host;
+}
+
+static void
 tally_array(const struct core *core, struct tally *t, const struct array *array)
 {
+    tally_text(t, array->metadata);
+    tally_text(t, array->name_is_own ? container_of(array->name, struct text, s[0]) : NULL);
     if (!counts_array(core, t, array))
         return;
     t->arrays++;
@@ -410,6 +419,7 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
         t->used[RES_CONNECTIONS]++;
         t->used[RES_LEASES] += leases;
         t->used[RES_WATCHES] += watches;
+        host += conn->n_groups * sizeof(gid_t);
         t->used[RES_HOST] += host + holds * sizeof(struct hold);
         t->used[RES_BRACKETS] += uses.used[RES_BRACKETS];
         t->used[RES_PAGES] += uses.used[RES_PAGES];
