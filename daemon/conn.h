@@ -52,7 +52,7 @@ struct conn {
     bool answered;    /* something was sent, or queued, in this turn */
     bool queued;      /* in set->queued: there is output that could not be sent yet */
     bool waiting;     /* in set->waiting: the first packet waits for fds in flight to land */
-    bool refused;     /* core does not know it: refusals.h */
+    int refused;      /* -errno of core_connect(), which does not know it: refusals.h */
     struct turn turn; /* what has come waits for it */
     TAILQ_ENTRY(conn) queue_link, wait_link;
     TAILQ_ENTRY(conn) refusal;

@@ -29,7 +29,7 @@ fill_device(struct core_device *ret, const struct gpu_device *d)
 
 /* Settings that stand for what the machine has, or are more than that. */
 static struct core_limits
-resolve_limits(const struct config *config, uint32_t all_pages)
+resolve_limits(const struct config *config, uint32_t all_pages, uint32_t all_fds)
 {
     struct core_limits limits = config->limits;
     uint32_t max_pages = all_pages / 2; /* one uid leaves as many to the others */
@@ -42,12 +42,13 @@ resolve_limits(const struct config *config, uint32_t all_pages)
     if (limits.pinned_bytes == 0)
         limits.pinned_bytes =
             (uint64_t)sysconf(_SC_PHYS_PAGES) / 2 * (uint64_t)sysconf(_SC_PAGESIZE);
+    limits.fds = all_fds;
     return limits;
 }
 
 int
 core_setup(struct core **ret, const struct config *config, const struct gpu *gpu,
-           uint32_t all_pages)
+           uint32_t all_pages, uint32_t all_fds)
 {
     _cleanup_free_ struct core_device *devices = calloc(gpu->n_devices, sizeof(*devices));
 
@@ -64,7 +65,8 @@ core_setup(struct core **ret, const struct config *config, const struct gpu *gpu
                         .pid = getpid(),
                         .uid = geteuid(),
                         .hello_timeout_ns = config->hello_timeout_ns,
-                        .limits = resolve_limits(config, all_pages),
+                        .limits = resolve_limits(config, all_pages, all_fds),
+                        .totals = {.host_bytes = config->total_host_bytes, .fds = all_fds},
                         .memory = config->memory,
                         .blocks = config->blocks,
                         .threads = WORKER_THREADS,

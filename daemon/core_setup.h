@@ -8,6 +8,6 @@
 #include "core.h"
 #include "gpu.h"
 
-/* all_pages: of timelines, that the daemon has room for. -errno. */
+/* What the daemon has room for: pages of timelines, and fds of connections and blocks. -errno. */
 int core_setup(struct core **ret, const struct config *config, const struct gpu *gpu,
-               uint32_t all_pages);
+               uint32_t all_pages, uint32_t all_fds);

@@ -34,7 +34,6 @@ refusals_add(struct refusals *r, struct conn *c)
 {
     if (r->n >= REFUSALS_MAX)
         return -ENOSPC;
-    c->refused = true;
     c->refused_ms = uv_now(r->timer.loop);
     TAILQ_INSERT_TAIL(&r->conns, c, refusal);
     if (r->n++ == 0)
@@ -56,8 +55,13 @@ send_limit(struct conn *c, uint32_t request, uint32_t limit)
     _cleanup_(msg_buf_deinit) struct msg_buf buf = {0};
     char text[128];
 
-    snprintf(text, sizeof(text), "uid %u: limit of %u connections reached", (unsigned)c->uid,
-             limit);
+    if (c->refused == -EMFILE)
+        snprintf(text, sizeof(text),
+                 "uid %u: its share of the daemon's file descriptors is taken",
+                 (unsigned)c->uid);
+    else
+        snprintf(text, sizeof(text), "uid %u: limit of %u connections reached",
+                 (unsigned)c->uid, limit);
     if (msg_encode_error(&buf, request, PROTO_ERR_LIMIT, text, 0) == 0)
         conn_send(c, buf.data, buf.n, NULL, 0);
 }

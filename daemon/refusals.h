@@ -22,7 +22,7 @@ struct refusals {
 };
 
 void refusals_init(struct refusals *r, uv_loop_t *loop, uint64_t timeout_ms);
-/* Marks c as refused. -ENOSPC: there are too many; c is to be closed. */
+/* c->refused is set. -ENOSPC: there are too many; c is to be closed. */
 int refusals_add(struct refusals *r, struct conn *c);
 /* When a refused connection is lost. */
 void refusals_remove(struct refusals *r, struct conn *c);

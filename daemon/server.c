@@ -350,6 +350,12 @@ static const struct worker_ops worker_ops = {
 
 /* ---- new connections ---- */
 
+static bool
+is_refusal(int r)
+{
+    return r == -EDQUOT || r == -EMFILE;
+}
+
 static int
 connect_core(struct server *s, uint64_t id, const struct peer *p)
 {
@@ -363,12 +369,15 @@ connect_core(struct server *s, uint64_t id, const struct peer *p)
     if (r == -EDQUOT)
         log_client(s, "uid %u has %u connections, as many as it may: pid %d is refused",
                    (unsigned)p->uid, s->setup.config->limits.connections, (int)p->pid);
+    if (r == -EMFILE)
+        log_client(s, "uid %u has its share of file descriptors: pid %d is refused",
+                   (unsigned)p->uid, (int)p->pid);
     return r;
 }
 
 /* Watches a connection that core knows, or has refused. */
 static int
-add_conn(struct server *s, uint64_t id, int sock_consume, struct peer *peer, bool refused)
+add_conn(struct server *s, uint64_t id, int sock_consume, struct peer *peer, int refused)
 {
     struct conn *c;
     int r = conn_new(&s->conns, id, sock_consume, peer, &c);
@@ -377,6 +386,7 @@ add_conn(struct server *s, uint64_t id, int sock_consume, struct peer *peer, boo
         core_exited(s->core, id);
     if (r < 0 || !refused)
         return r;
+    c->refused = refused;
     r = refusals_add(&s->refusals, c);
     if (r < 0)
         conn_close(c);
@@ -396,9 +406,9 @@ take_up(struct server *s, int sock_consume)
     if (peer.pidfd < 0)
         return -ESRCH; /* has exited already */
     r = connect_core(s, id, &peer);
-    if (r < 0 && r != -EDQUOT)
+    if (r < 0 && !is_refusal(r))
         return r;
-    return add_conn(s, id, TAKE_FD(sock), &peer, r == -EDQUOT);
+    return add_conn(s, id, TAKE_FD(sock), &peer, r);
 }
 
 /* Whether the next connections could take fds that are kept for other uses: the kernel gives
@@ -565,6 +575,16 @@ max_fds(void)
     return limit.rlim_cur;
 }
 
+/* Those of connections and blocks. Of the others a quarter is for pages and a quarter for what is
+ * queued. */
+static uint32_t
+shared_fds(rlim_t max)
+{
+    rlim_t reserved = FDS_RESERVED + 2 * ACCEPT_MAX;
+
+    return max / 2 > reserved ? (uint32_t)(max / 2 - reserved) : 1;
+}
+
 int
 server_new(struct server **ret, const struct server_setup *setup)
 {
@@ -591,7 +611,8 @@ server_new(struct server **ret, const struct server_setup *setup)
     if (r == 0)
         r = worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
     if (r == 0)
-        r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max);
+        r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max,
+                       shared_fds(s->max_fds));
     if (r == 0)
         r = init_handles(s);
     if (r < 0) {

@@ -85,6 +85,7 @@ user_fill(struct caid_user *ret, const struct msg_user *m)
         .deferred = m->deferred,
         .brackets = m->brackets,
         .pages = m->pages,
+        .fds = m->fds,
     };
     return true;
 }

@@ -136,6 +136,7 @@ static const struct field user_fields[] = {
     FIELD(U64, caid_user, leases, "leases", "LEASES"),
     FIELD(U64, caid_user, brackets, "brackets", "BRACKETS"),
     FIELD(U64, caid_user, pages, "pages", "PAGES"),
+    FIELD(U64, caid_user, fds, "fds", "FDS"),
     FIELD(U64, caid_user, watches, "watches", "WATCHES"),
     FIELD(U64, caid_user, connections, "connections", "CLIENTS"),
     FIELD(U64, caid_user, jobs, "jobs", "CALLS"),

@@ -45,7 +45,7 @@ block_count(struct core *core, const struct block *block, bool there)
     core->n_blocks += one;
     device->n_blocks += one;
     pool->n_blocks += one;
-    block->user->n_refs += one;
+    block->charge.user->n_refs += one;
     *(block->kind == KIND_PINNED ? &device->pinned : &device->used) += size;
     *(block->kind == KIND_PINNED ? &pool->pinned : &pool->used) += size;
 }
@@ -59,22 +59,27 @@ block_allocate(struct core *core, struct block *block)
                                                    .kind = block->kind,
                                                    .size = block->size,
                                                    .fd = -1};
-    job_start(core, &block->job, JOB_ALLOC, block->user);
+    job_start(core, &block->job, JOB_ALLOC, block->charge.user);
 }
 
 int
 block_new(struct core *core, const struct array *array, struct user *user, uint64_t size,
-          struct block **ret)
+          struct block **ret, struct refusal *r)
 {
     struct block *block = calloc(1, sizeof(*block));
     struct space *space;
 
     if (!block)
         return -ENOMEM;
+    if (charge_init(&block->charge, user, RES_FDS, array->kind == KIND_LEGACY ? 0 : 1, 0, r)) {
+        free(block);
+        return REFUSED;
+    }
     space_init(&block->solo);
     space = array->own ? &block->solo
                        : &pool_zone(core, array->pool, array->device, array->kind)->space;
     if (space_add(space, &block->extent, size) < 0) {
+        charge_deinit(&block->charge);
         free(block);
         return -ENOMEM;
     }
@@ -84,7 +89,6 @@ block_new(struct core *core, const struct array *array, struct user *user, uint6
     block->device = array->device;
     block->size = size;
     block->pool = array->pool;
-    block->user = user;
     block->fd = -1;
     TAILQ_INIT(&block->waiters);
     LIST_INSERT_HEAD(&core->blocks, block, of_core);
@@ -284,7 +288,7 @@ block_release(struct core *core, struct block *block)
                                                    .size = block->size,
                                                    .handle = block->handle,
                                                    .fd = block->fd};
-    job_start(core, &block->job, JOB_RELEASE, block->user);
+    job_start(core, &block->job, JOB_RELEASE, block->charge.user);
 }
 
 void
@@ -292,7 +296,7 @@ block_destroy(struct core *core, struct block *block)
 {
     LIST_REMOVE(block, of_core);
     block_count(core, block, false);
-    user_touch(block->user);
+    charge_deinit(&block->charge);
     pool_touch(block->pool);
     space_deinit(&block->solo);
     entry_remove(core, &block->saved);

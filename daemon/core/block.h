@@ -32,7 +32,7 @@ struct block {
     uint32_t device;
     uint64_t size;
     struct pool *pool;    /* charged for size, and for one block */
-    struct user *user;    /* whose turn its jobs take; not charged for it */
+    struct charge charge; /* an fd, where the kind has one, to whose turn its jobs take */
     struct extent extent; /* own: of no space's free ranges but its own */
     struct space solo;    /* own: the space that its extent is in */
     uint64_t handle;
@@ -54,9 +54,10 @@ RB_PROTOTYPE(spares, block, spare, )
 
 struct block *block_of(const struct range *range);
 struct zone *block_zone(const struct core *core, const struct block *block);
-/* One of `size` bytes for an array and those to come, whose allocation begins. -ENOMEM. */
+/* One of `size` bytes for an array and those to come, whose allocation begins. -ENOMEM, or
+ * REFUSED. */
 int block_new(struct core *core, const struct array *array, struct user *user, uint64_t size,
-              struct block **ret);
+              struct block **ret, struct refusal *r);
 /* Its memory has come. */
 void block_live(struct block *block, const struct core_alloc_result *result);
 /* Neither spare nor in reserve any more: a range was taken in it, or it goes. */

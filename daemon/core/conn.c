@@ -65,6 +65,11 @@ conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct u
         return -ENOMEM;
     }
     conn->charge = charge;
+    if (charge_init(&conn->fds, user, RES_FDS, CONN_FDS, 0, &r)) {
+        charge_deinit(&conn->charge);
+        conn_free(conn);
+        return -EMFILE;
+    }
     conn->user = user;
     conn->deadline_ns = core->now_ns + core->config.hello_timeout_ns;
     TAILQ_INSERT_TAIL(&core->waiting, conn, waiting);
@@ -238,6 +243,7 @@ conn_go(struct core *core, struct conn *conn)
     RB_REMOVE(conns, &core->departed, conn);
     core->n_departed--;
     charge_deinit(&conn->charge);
+    charge_deinit(&conn->fds);
     conn_free(conn);
 }
 

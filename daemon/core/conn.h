@@ -15,11 +15,13 @@
 #include "user.h"
 #include "watch.h"
 
+#define CONN_FDS 2
+
 struct conn {
     RB_ENTRY(conn) node;
     uint64_t id;
     struct user *user;
-    struct charge charge;
+    struct charge charge, fds; /* a connection and its groups; its socket and its pidfd */
     gid_t gid;
     pid_t pid;
     gid_t *groups;
@@ -58,7 +60,7 @@ RB_HEAD(conns, conn);
 RB_PROTOTYPE(conns, conn, node, )
 
 struct conn *conn_find(struct conns *conns, uint64_t id);
-/* -ENOMEM, or -EDQUOT: the user has as many as it may. */
+/* -ENOMEM, -EDQUOT: the user has as many as it may, -EMFILE: its share of the fds. */
 int conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct user *user,
               struct conn **ret);
 /* Hangs up: it is in core->departed, and goes in pieces. */

@@ -33,6 +33,13 @@ struct core_limits { /* per uid */
     uint64_t bytes;    /* of device memory, of the arrays it created; 0: as much as there is */
     uint64_t pinned_bytes; /* the same of page-locked host memory; 0: no limit */
     uint64_t host_bytes;   /* that its arrays' books take here; 0: no limit */
+    uint32_t fds;          /* of the daemon's, for its connections and blocks */
+};
+
+/* What all uids have together; 0: no limit. A uid may have half of what the others leave, and no
+ * uid but 0 may use up the last sixteenth. */
+struct core_totals {
+    uint64_t host_bytes, fds;
 };
 
 enum core_kind { /* of a block: what a client maps it by */
@@ -102,6 +109,7 @@ struct core_config {
     uid_t uid; /* that the daemon runs as: it may see what every uid is charged */
     uint64_t hello_timeout_ns; /* a connection without HELLO is closed after it */
     struct core_limits limits;
+    struct core_totals totals;
     struct core_memory memory;
     uint32_t blocks;     /* that one pool may have */
     uint32_t threads;    /* driver calls that can be carried out at a time; not 0 */
@@ -129,7 +137,7 @@ struct core_peer { /* from the kernel, never from the client */
 };
 
 /* conn is the caller's number for the connection, not 0 and not in use. -EDQUOT: the uid has as
- * many connections as it may; it was not taken up. -ENOMEM. */
+ * many connections as it may, -EMFILE: its share of the fds; it was not taken up. -ENOMEM. */
 int core_connect(struct core *core, uint64_t conn, const struct core_peer *peer,
                  uint64_t now_ns);
 /* How many bytes of records a reply may have from now on, at least one record; who wants more

@@ -61,7 +61,7 @@ publication_charge(const struct array *array, const struct array *old, struct re
     if (array->named)
         return 0;
     if (old && old->charge.user == user) {
-        user->used[RES_NAMES]++; /* the commit takes one off */
+        user_charge_anyway(user, RES_NAMES, 1); /* the commit takes one off */
         return 0;
     }
     return user_charge(user, RES_NAMES, 1, r);
@@ -73,7 +73,7 @@ publication_rename(struct core *core, struct publication *p, struct array *array
 {
     if (array->named) {
         array_drop_name(core, array);
-        array->charge.user->used[RES_NAMES]++;
+        user_charge_anyway(array->charge.user, RES_NAMES, 1);
         watch_notify(core, array->pool, array->name, array->n_name, 0);
     }
     array_unlist(array);

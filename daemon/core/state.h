@@ -61,6 +61,7 @@ struct core {
     struct user_list turns;    /* users with jobs that wait, the next one first */
 
     /* What the end of an event looks at. */
+    uint64_t used[N_RESOURCES];     /* by all users */
     struct user_list busy;          /* for whom something is to be done: work_run() */
     struct use_list lingering;      /* of dead arrays, whose fences have not passed */
     struct use_list landed;         /* of those whose have */

@@ -104,19 +104,45 @@ user_limit(const struct core *core, enum resource res)
     abort();
 }
 
+static uint64_t
+total(const struct core *core, enum resource res)
+{
+    switch (res) {
+    case RES_HOST: return core->config.totals.host_bytes;
+    case RES_FDS: return core->config.totals.fds;
+    default: return 0;
+    }
+}
+
+/* Its limit, or less, where all have a limit together. */
+static uint64_t
+room(const struct user *user, enum resource res)
+{
+    uint64_t limit = user_limit(user->core, res), all = total(user->core, res);
+    uint64_t others = user->core->used[res] - user->used[res];
+
+    if (all == 0)
+        return limit;
+    if (user->uid != 0)
+        all -= all / 16;
+    all = all > others ? all - others : 0;
+    if (user->uid != 0)
+        all /= 2;
+    return all < limit ? all : limit;
+}
+
 int
 user_check(const struct user *user, enum resource res, uint64_t amount, struct refusal *r)
 {
-    uint64_t limit = user_limit(user->core, res), used = user->used[res];
+    uint64_t limit = room(user, res), used = user->used[res];
 
-    assert(used <= limit);
-    if (amount <= limit - used)
+    if (used <= limit && amount <= limit - used)
         return 0;
     if (resources[res].is_bytes)
         return refuse(r, PROTO_ERR_QUOTA,
                       "uid %" PRIuMAX ": limit of %s %s exceeded by %s (caidctl show)",
                       (uintmax_t)user->uid, SIZE_TEXT(limit), resources[res].text,
-                      SIZE_TEXT(amount - (limit - used)));
+                      SIZE_TEXT(used + amount - limit));
     return refuse(r, PROTO_ERR_LIMIT,
                   "uid %" PRIuMAX ": limit of %" PRIu64 " %s reached (caidctl show)",
                   (uintmax_t)user->uid, limit, resources[res].text);
@@ -127,8 +153,15 @@ user_charge(struct user *user, enum resource res, uint64_t amount, struct refusa
 {
     if (user_check(user, res, amount, r))
         return REFUSED;
-    user->used[res] += amount;
+    user_charge_anyway(user, res, amount);
     return 0;
+}
+
+void
+user_charge_anyway(struct user *user, enum resource res, uint64_t amount)
+{
+    user->used[res] += amount;
+    user->core->used[res] += amount;
 }
 
 void
@@ -136,6 +169,7 @@ user_uncharge(struct user *user, enum resource res, uint64_t amount)
 {
     assert(user->used[res] >= amount);
     user->used[res] -= amount;
+    user->core->used[res] -= amount;
     user_touch(user);
 }
 

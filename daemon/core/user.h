@@ -32,7 +32,8 @@ TAILQ_HEAD(conn_list, conn);
     RESOURCE(HOST, host, host_bytes, true, "of the daemon's memory")      \
     RESOURCE(JOBS, jobs, jobs, false, "driver calls under way")           \
     RESOURCE(BRACKETS, brackets, brackets, false, "brackets")             \
-    RESOURCE(PAGES, pages, pages, false, "pages of timelines")
+    RESOURCE(PAGES, pages, pages, false, "pages of timelines")            \
+    RESOURCE(FDS, fds, fds, false, "file descriptors")
 
 enum resource {
 #define RESOURCE(NAME, figure, limit, bytes, text) RES_##NAME,
@@ -82,6 +83,8 @@ int user_check(const struct user *user, enum resource res, uint64_t amount, stru
 /* Charges amount, or refuses in the same way: for what an object cannot have a struct charge
  * for. */
 int user_charge(struct user *user, enum resource res, uint64_t amount, struct refusal *r);
+/* In place of what is about to be uncharged. */
+void user_charge_anyway(struct user *user, enum resource res, uint64_t amount);
 void user_uncharge(struct user *user, enum resource res, uint64_t amount);
 uint64_t user_limit(const struct core *core, enum resource res);
 

@@ -156,12 +156,12 @@ grow(struct core *core, struct waiter *waiter, struct block **ret, struct refusa
     const struct array *array = waiter->array;
     uint64_t size = growth(core, waiter);
 
-    if (pool_check(core, array->pool, array->kind, size, r)) {
+    if (pool_check(core, array->pool, array->kind, size, r))
         size = needed(core, waiter);
-        if (pool_check(core, array->pool, array->kind, size, r))
-            return wait_for_quota(core, waiter);
-    }
-    return block_new(core, array, waiter->charge.user, size, ret);
+    if (pool_check(core, array->pool, array->kind, size, r) ||
+        user_check(waiter->charge.user, RES_FDS, 1, r))
+        return wait_for_quota(core, waiter);
+    return block_new(core, array, waiter->charge.user, size, ret, r);
 }
 
 static int

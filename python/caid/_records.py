@@ -164,6 +164,7 @@ class User(NamedTuple):
     deferred: int  #: connections that hold these back: defer_cleanup()
     brackets: int  #: arrays in them, and fences of those that have ended
     pages: int  #: of timelines
+    fds: int  #: the daemon's: of connections, and blocks that were made for it
 
 
 class Entry(NamedTuple):

@@ -292,6 +292,8 @@ tally_block(struct core *core, struct tally *t, const struct block *block)
         t->pending_entries++;
         t->pending += array->kind == KIND_PINNED ? 0 : array_bytes(core, array);
     }
+    if (t->user == block->charge.user)
+        t->used[RES_FDS] += block->kind != KIND_LEGACY;
     if ((t->pool && t->pool != block->pool) ||
         (t->device && t->device != &core->devices[block->device]) || t->user)
         return;
@@ -417,6 +419,7 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
         if (t->user && t->user != conn->user)
             continue;
         t->used[RES_CONNECTIONS]++;
+        t->used[RES_FDS] += CONN_FDS;
         t->used[RES_LEASES] += leases;
         t->used[RES_WATCHES] += watches;
         host += conn->n_groups * sizeof(gid_t);

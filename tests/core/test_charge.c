@@ -160,6 +160,71 @@ CORE_TEST(charge, who_publishes_pays_for_the_texts, h_sharing)
 }
 
 /* Arrays in the queue are charged to nobody: held back, they could pile up. */
+/* ---- what all uids share ---- */
+
+static void
+shared(struct core_config *config)
+{
+    config->limits.connections = 100;
+    config->totals.fds = 64;
+    config->totals.host_bytes = 64 << 10;
+}
+
+/* A uid has half of what the others leave, and uid 0 can always connect. */
+CORE_TEST(charge, connections_share_the_fds, shared)
+{
+    uint64_t n[4] = {0}, root;
+
+    for (uid_t uid = 1; uid < ARRAY_SIZE(n); uid++)
+        while (h_connect_raw(h, uid, uid))
+            n[uid]++;
+    cr_assert_eq(n[1], 60 / 2 / 2);
+    cr_assert_eq(n[2], (60 - 30) / 2 / 2);
+    cr_assert_eq(n[3], (60 - 30 - 14) / 2 / 2);
+    root = h_connect(h, 0, 0);
+    cr_assert_eq(charged(h, root, 1).fds, 30);
+    h_hangup(h, 1);
+    cr_assert_eq(charged(h, root, 1).fds, 28);
+    cr_assert_eq(h_connect_raw(h, 1, 1), 0, "the others have less to leave than it has");
+}
+
+CORE_TEST(charge, blocks_share_the_fds, shared)
+{
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001), n = 0;
+    struct msg_create_params pinned = exclusive;
+
+    pinned.memory = MSG_STR("pinned");
+    while (!h_create_as(h, a, 1, pinned)->error) {
+        h_finish_all(h);
+        n++;
+    }
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_LIMIT, "%s", h->replies[a].text);
+    cr_assert_eq(n, (60 - 2) / 2 - 2);
+    h_made(h, b, 1, pinned);
+    h_close(h, a, 1);
+    h_made(h, a, 1, pinned); /* in the same block, or in place of it */
+}
+
+/* Names and field lists of all uids together stay below what the daemon may take. */
+CORE_TEST(charge, host_memory_is_shared, shared)
+{
+    static char text[1000] = {[0 ... 999] = 'x'};
+    struct msg_create_params create = {.metadata = {text, sizeof(text)}};
+    uint64_t all = 0;
+
+    for (uid_t uid = 1; uid <= 3; uid++) {
+        uint64_t conn = h_connect(h, uid, uid);
+        while (!h_create_as(h, conn, 0, create)->error)
+            ;
+        cr_assert_eq(h->replies[conn].error, PROTO_ERR_QUOTA, "%s", h->replies[conn].text);
+    }
+    uint64_t root = h_connect(h, 0, 0);
+    for (uid_t uid = 1; uid <= 3; uid++)
+        all += charged(h, root, uid).host;
+    cr_assert_lt(all, 60 << 10);
+    cr_assert_gt(all, (60 << 10) * 3 / 4);
+}
+
 /* ---- what is charged to nobody ---- */
 
 #define HELD_MAX 4096

@@ -66,7 +66,8 @@ tight(struct core_config *config)
                                           .leases = 3,
                                           .watches = 1,
                                           .jobs = 2,
-                                          .bytes = 10 << 20};
+                                          .bytes = 10 << 20,
+                                          .fds = 100};
 }
 
 CORE_TEST(core, limits_of_a_uid, tight)

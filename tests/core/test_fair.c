@@ -387,7 +387,8 @@ crowd_start(struct crowd *crowd)
         .driver = "soft",
         .driver_path = "/model",
         .uid = 900,
-        .limits = {.connections = 1, .arrays = MANY, .leases = MANY, .jobs = 1},
+        .limits =
+            {.connections = 1, .arrays = MANY, .leases = MANY, .jobs = 1, .fds = 2 * MANY},
         .memory = {.block_size = H_BLOCK, .reserve = UINT64_MAX, .pending_age_ns = H_AGE_NS},
         .blocks = MANY,
         .threads = 2,

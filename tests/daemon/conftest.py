@@ -64,10 +64,13 @@ def charges(daemon, uid=None):
     charged = {k: v for k, v in users.get(uid, {}).items() if k != "uid"}
     if uid == os.getuid():
         charged["connections"] -= 1
+        charged["fds"] -= 2
     return charged
 
 
 def nothing_charged(daemon, uid=None, but=()):
+    """But for connections, where these may be there, with their fds."""
+    but = {*but, "fds"} if "connections" in but else but
     return not any(n for what, n in charges(daemon, uid).items() if what not in but)
 
 

@@ -6,10 +6,22 @@ import contextlib
 import os
 import resource
 import signal
-import socket
 
 import pytest
-from conftest import AT_ONCE, DEADLINE, MIB, fd_count, in_child, is_sanitized, kill, used, wait_for
+import raw
+from conftest import (
+    AT_ONCE,
+    DEADLINE,
+    MIB,
+    fd_count,
+    in_child,
+    is_sanitized,
+    kill,
+    needs_root,
+    public_daemon,
+    used,
+    wait_for,
+)
 from raw import pack
 
 
@@ -290,19 +302,25 @@ def test_memory_of_many_arrays_goes_back(daemon):
             wait_for(lambda: anonymous_memory(daemon) < limit, "the memory")
 
 
-def test_more_clients_than_fds(start, many_fds):
-    """Those over the process's limit wait in the backlog; nobody is turned away."""
-    d = start(max_fds=256, config="[daemon]\nhello_timeout = 1m\n")
-    waiting = []
-    with d.client() as first:
-        for _ in range(150):
-            c = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            c.settimeout(DEADLINE)
-            c.connect(str(d.socket))
-            c.send(pack([0, 1, "hello", {"version_min": 1, "version_max": 1}]))
-            waiting.append(c)
-        assert first.call("ping") == {}
-        create(first)  # the reserve is there
-        for c in waiting:
-            assert c.recv(65536)
-            c.close()
+@needs_root
+def test_fds_are_shared(many_fds):
+    """One uid's connections lock nobody out: it has half of what the others leave."""
+    with public_daemon("[daemon]\nhello_timeout = 1m\n", max_fds=512) as d, contextlib.ExitStack() as stack:
+
+        def connect_all():
+            n = 0
+            with pytest.raises(raw.Refused):
+                while n < 256:
+                    stack.enter_context(d.client())
+                    n += 1
+            return n
+
+        os.seteuid(1234)
+        try:
+            n = connect_all()
+            os.seteuid(0)
+            os.seteuid(1235)
+            assert 0 < connect_all() < n
+        finally:
+            os.seteuid(0)
+        create(stack.enter_context(d.client()))

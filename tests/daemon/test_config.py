@@ -28,6 +28,7 @@ pages = 4096
 bytes = 0
 pinned_bytes = 0
 host_bytes = 1G
+total_host_bytes = 3G
 [memory]
 block_size = 32M
 shared_max = 4M

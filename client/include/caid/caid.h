@@ -362,6 +362,7 @@ struct caid_user { /* what a uid is charged */
     uint64_t deferred; /* connections that hold them back: caid_defer_begin() */
     uint64_t brackets; /* arrays in them, and fences of those that have ended */
     uint64_t pages;    /* of timelines */
+    uint64_t fds;      /* the daemon's: of connections, and blocks that were made for it */
 };
 
 /* Like caid_list(): the caller's uid, or all of them for root and the daemon's own uid. */
