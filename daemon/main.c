@@ -159,6 +159,7 @@ run(const struct options *o, const struct config *c)
     int ready_fd = -1, r;
 
     signal(SIGPIPE, SIG_IGN); /* a log reader that has gone must not end the daemon */
+    signal(SIGHUP, SIG_IGN); /* nor a terminal, which would leave a socket that nobody serves */
     if (!o->foreground && !managed) {
         r = detach_start(&ready_fd);
         if (r < 0) {

@@ -21,6 +21,7 @@
 #include "spin.h"
 #include "trim.h"
 #include "worker.h"
+#include "writeoffs.h"
 
 #define STOP_MS         10000
 #define ACCEPT_MAX      16  /* connections taken up in one turn of the loop */
@@ -41,6 +42,7 @@ struct server {
     struct shared_pages pages;
     struct trim trim;
     struct spin spin;
+    struct writeoffs writeoffs;
     uv_poll_t listen_poll;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint;
@@ -81,7 +83,7 @@ send_action(struct server *s, const struct core_action *a)
     struct conn *c = conns_find(&s->conns, a->conn);
     int r;
 
-    if (!c)
+    if (!c || s->leaving) /* what follows from the end of the others' connections is not true */
         return;
     r = conn_send(c, a->packet, a->n_packet, a->fds, a->n_fds);
     if (r < 0)
@@ -307,7 +309,7 @@ on_release_done(void *userdata, uint64_t job, int error, int cuda, const char *t
     struct server *s = userdata;
 
     if (error < 0)
-        log_error("a block is written off, since the driver failed to take it back: %s", text);
+        writeoffs_add(&s->writeoffs, text);
     core_set_time(s->core, clock_now_ns());
     core_release_done(s->core, job, error, cuda, text);
     run_core(s);
@@ -482,6 +484,7 @@ on_stop_timer(uv_timer_t *timer)
 
     log_error("driver calls are still under way after %d s: left to the kernel",
               STOP_MS / 1000);
+    writeoffs_tell(&s->writeoffs);
     listener_deinit(s->setup.listener);
     _exit(EXIT_FAILURE);
 }
@@ -564,6 +567,7 @@ server_new(struct server **ret, const struct server_setup *setup)
     conns_init(&s->conns, &s->loop, (uint32_t)(s->max_fds / 4), &conns_ops, s);
     refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
     trim_init(&s->trim, &s->loop);
+    writeoffs_init(&s->writeoffs, &s->loop);
     spin_init(&s->spin, &s->loop, setup->config->spin_us * NSEC_PER_USEC);
     r = shared_pages_init(&s->pages, s->max_fds);
     if (r == 0)
@@ -625,6 +629,7 @@ server_free(struct server *s)
     uv_walk(&s->loop, close_handle, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
+    writeoffs_tell(&s->writeoffs);
     worker_deinit(&s->worker);
     core_free(s->core);
     shared_pages_deinit(&s->pages);

@@ -32,14 +32,17 @@ void
 worker_deinit(struct worker *w)
 {
     struct memory *m;
+    struct drv_error err = {0}; /* of the last one that failed */
+    uint64_t bytes = 0;
 
     while ((m = LIST_FIRST(&w->memories))) {
-        if (backing_release(&w->backings, &m->backing, &m->err) < 0)
-            log_error("giving %" PRIu64 " bytes back at the end: %s", m->backing.size,
-                      m->err.message);
+        if (backing_release(&w->backings, &m->backing, &err) < 0)
+            bytes += m->backing.size;
         LIST_REMOVE(m, link);
         free(m);
     }
+    if (bytes > 0)
+        log_error("giving %" PRIu64 " bytes back at the end: %s", bytes, err.message);
     backings_deinit(&w->backings);
 }
 

@@ -325,6 +325,23 @@ def test_failing_release_of_age(start):
     assert "written off" in d.text()
 
 
+def test_log_of_many_failing_releases(start):
+    """A device that takes nothing back any more does not fill the log."""
+    d = start(config=NEVER, CAID_SOFTCUDA_FAIL="cuMemRelease@1+=UNKNOWN")
+    with d.client() as c:
+        for _ in range(5):
+            close(c, own(c, 4 * MIB))
+            refused(DRIVER, c.call, "flush")
+        for i in range(5):
+            create(c, 4 * MIB, name=f"x{i}", exclusive=True)  # given back at the end
+    assert d.stop() == 0
+    told = [line for line in d.text().splitlines() if "cuMemRelease: " in line]
+    assert len(told) == 3
+    assert "1 block is written off" in told[0]
+    assert "4 blocks are written off" in told[1]
+    assert f"giving {20 * MIB} bytes back" in told[2]
+
+
 def test_out_of_memory_with_a_failing_release(start):
     """The flush that was to make room is cancelled: the create is told, and nothing is lost."""
     d = start(

@@ -74,6 +74,25 @@ def test_lock_file_that_is_a_link(tmp_path):
     assert files(tmp_path) == {"x.lock"}
 
 
+def test_lock_file_that_is_a_pipe(tmp_path):
+    """To open it would wait for somebody who writes."""
+    os.mkfifo(tmp_path / "x.lock")
+    r = run_caid("--foreground", f"--socket={tmp_path}/x")
+    assert r.returncode == 1
+    assert "x.lock: exists and is no file" in r.stderr
+    assert files(tmp_path) == {"x.lock"}
+
+
+def test_hangup_of_the_terminal(start, tmp_path):
+    """Is no end, also in the foreground: it would leave a socket that nobody serves."""
+    d = start()
+    d.process.send_signal(signal.SIGHUP)
+    with d.client() as c:
+        assert c.call("ping") == {}
+    assert d.stop() == 0
+    assert files(tmp_path) == set()
+
+
 def test_path_that_is_too_long(tmp_path):
     r = run_caid("--foreground", f"--socket={tmp_path}/{'x' * 108}")
     assert r.returncode == 1
