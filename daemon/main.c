@@ -8,13 +8,13 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 
 #include "base/log.h"
 #include "base/macros.h"
 #include "config.h"
 #include "detach.h"
+#include "fds.h"
 #include "gpu.h"
 #include "listen.h"
 #include "notify.h"
@@ -43,19 +43,6 @@ set_log_level(const struct options *o, const struct config *c)
         log_set_level((enum log_level)o->log_level);
     else if (!env || log_level_parse(env) < 0)
         log_set_level((enum log_level)c->log_level);
-}
-
-/* Every connection takes two fds, every block one: as many as the administrator allows. */
-static void
-raise_fd_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
-        return;
-    limit.rlim_cur = limit.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
-        log_warning("cannot raise the limit of open files: %s", strerror(errno));
 }
 
 /* Held back until the server takes them, so that no stop leaves a socket behind. */
@@ -129,9 +116,11 @@ serve(const struct options *o, const struct config *c, int ready_fd)
     int r;
 
     notify_init(&notify);
-    raise_fd_limit();
+    fds_raise_limit();
     block_stop_signals(&stop);
     r = open_listener(&listener, o, c);
+    if (r == 0)
+        r = fds_check(listener.fd); /* before the driver fails for want of them */
     if (r < 0)
         return r;
     r = open_gpu(&gpu, choose(o->driver, "CAID_CUDA_DRIVER", c->driver), c->handoff, &notify,

@@ -6,7 +6,6 @@
 #include <limits.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <uv.h>
@@ -16,6 +15,7 @@
 #include "base/macros.h"
 #include "conns.h"
 #include "core_setup.h"
+#include "fds.h"
 #include "refusals.h"
 #include "shared_page.h"
 #include "spin.h"
@@ -24,10 +24,8 @@
 #include "writeoffs.h"
 
 #define STOP_MS         10000
-#define ACCEPT_MAX      16  /* connections taken up in one turn of the loop */
 #define ACCEPT_RETRY_MS 100 /* after the process had no fd to spare */
 #define NOTIFY_RETRY_MS 100
-#define FDS_RESERVED    64   /* for blocks, the driver and the log */
 #define REPLY_BUSY      2048 /* bytes of records in a reply while others wait for their turn */
 #define LOG_WINDOW_MS   10000
 #define LOG_MAX_LINES   20 /* about clients' mistakes, in one window */
@@ -43,11 +41,10 @@ struct server {
     struct trim trim;
     struct spin spin;
     struct writeoffs writeoffs;
-    uv_poll_t listen_poll;
+    uv_poll_t listen_poll, scratch;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint;
-    uint64_t deadline_ns; /* that deadline_timer is set to */
-    rlim_t max_fds;
+    uint64_t deadline_ns;  /* that deadline_timer is set to */
     uint64_t log_since_ms; /* when the window of log_client() began */
     uint32_t n_log_lines;
     bool carrying_out;
@@ -384,19 +381,6 @@ take_up(struct server *s, int sock_consume)
     return add_conn(s, id, TAKE_FD(sock), &peer, r == -EDQUOT);
 }
 
-/* Whether the next connections could take fds that are kept for other uses: the kernel gives
- * out the lowest that is free. */
-static bool
-fds_are_short(const struct server *s)
-{
-    int lowest = fcntl(s->setup.listener->fd, F_DUPFD_CLOEXEC, 0);
-
-    if (lowest < 0)
-        return true;
-    close(lowest);
-    return (rlim_t)lowest + 2 * ACCEPT_MAX + FDS_RESERVED > s->max_fds;
-}
-
 static void on_listen(uv_poll_t *handle, int status, int events);
 
 static void
@@ -437,11 +421,11 @@ on_listen(uv_poll_t *handle, int status UNUSED, int events UNUSED)
 {
     struct server *s = handle->data;
 
-    if (fds_are_short(s)) {
+    if (fds_are_short(s->setup.listener->fd)) {
         pause_accept(s);
         return;
     }
-    for (int i = 0; i < ACCEPT_MAX && accept_one(s); i++)
+    for (int i = 0; i < FDS_ACCEPT_MAX && accept_one(s); i++)
         ;
     run_core(s);
 }
@@ -536,16 +520,6 @@ init_handles(struct server *s)
     return uv_poll_init(&s->loop, &s->listen_poll, s->setup.listener->fd);
 }
 
-static rlim_t
-max_fds(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > INT_MAX)
-        return INT_MAX;
-    return limit.rlim_cur;
-}
-
 int
 server_new(struct server **ret, const struct server_setup *setup)
 {
@@ -556,28 +530,33 @@ server_new(struct server **ret, const struct server_setup *setup)
         return -ENOMEM;
     s->setup = *setup;
     s->deadline_ns = UINT64_MAX;
-    s->max_fds = max_fds();
     r = uv_loop_init(&s->loop);
     if (r < 0) {
+        log_error("cannot start: %s", strerror(-r));
         free(s);
         return r;
     }
     /* Fds in flight: a quarter of what the kernel would allow, which others draw on, too; and
      * as many in queues. */
-    conns_init(&s->conns, &s->loop, (uint32_t)(s->max_fds / 4), &conns_ops, s);
+    conns_init(&s->conns, &s->loop, fds_max() / 4, &conns_ops, s);
     refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
     trim_init(&s->trim, &s->loop);
     writeoffs_init(&s->writeoffs, &s->loop);
     spin_init(&s->spin, &s->loop, setup->config->spin_us * NSEC_PER_USEC);
-    r = shared_pages_init(&s->pages, s->max_fds);
+    r = shared_pages_init(&s->pages, fds_max());
     if (r == 0)
         r = worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
     if (r == 0)
         r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max);
     if (r == 0)
         r = init_handles(s);
-    if (r < 0) {
+    if (r == 0)
+        r = fds_reserve(&s->loop, &s->scratch, setup->listener->fd);
+    if (r < 0)
         log_error("cannot start: %s", strerror(-r));
+    else
+        r = fds_check(setup->listener->fd); /* all that the start takes is taken */
+    if (r < 0) {
         server_free(s);
         return r;
     }

@@ -19,12 +19,19 @@ struct memory {
     struct drv_error err;
 };
 
+static void
+on_start(uv_work_t *work UNUSED)
+{
+}
+
 int
 worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu,
             const struct worker_ops *ops, void *userdata)
 {
     *w = (struct worker){.loop = loop, .gpu = gpu, .ops = ops, .userdata = userdata};
     LIST_INIT(&w->memories);
+    /* libuv starts its threads with the first work, and ends the process where it cannot. */
+    uv_queue_work(loop, &w->start, on_start, NULL);
     return backings_init(&w->backings, gpu);
 }
 

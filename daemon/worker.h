@@ -32,6 +32,7 @@ struct worker {
     const struct gpu *gpu;
     const struct worker_ops *ops;
     void *userdata;
+    uv_work_t start;
     struct backings backings;
     LIST_HEAD(, memory) memories; /* all that is not released */
 };
