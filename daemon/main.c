@@ -4,6 +4,7 @@
  * driver. Nothing is announced, to the service manager or to the shell that started the daemon,
  * before clients can be served.
  */
+#include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -78,12 +79,25 @@ open_listener(struct listener *ret, const struct options *o, const struct config
     return listener_open(ret, path, c->socket_mode);
 }
 
+/* Whether a stop is asked for, for so many seconds. */
+static bool
+await_stop(const sigset_t *stop, int stop_fd, time_t seconds)
+{
+    struct pollfd p = {.fd = stop_fd, .events = POLLIN};
+
+    for (; seconds > 0; seconds--)
+        if (sigtimedwait(stop, NULL, &(struct timespec){.tv_sec = 1}) >= 0 ||
+            poll(&p, 1, 0) > 0)
+            return true;
+    return false;
+}
+
 /* Under a service manager the GPU's modules may still be on their way: asked again, ever more
  * rarely, without being ready. Elsewhere somebody is there to read the reason. -EINTR: stopped
  * meanwhile. */
 static int
 open_gpu(struct gpu *ret, const char *choice, int handoff, struct notify *notify,
-         const sigset_t *stop)
+         const sigset_t *stop, int stop_fd)
 {
     bool retry = notify->fd >= 0 && strcmp(choice, "cuda") == 0;
 
@@ -97,7 +111,7 @@ open_gpu(struct gpu *ret, const char *choice, int handoff, struct notify *notify
         if (!retry)
             return r;
         notify_sendf(notify, "STATUS=No CUDA driver answers, retrying: %.100s", err.message);
-        if (sigtimedwait(stop, NULL, &(struct timespec){.tv_sec = seconds}) >= 0)
+        if (await_stop(stop, stop_fd, seconds))
             return -EINTR;
     }
 }
@@ -124,13 +138,14 @@ serve(const struct options *o, const struct config *c, int ready_fd)
     if (r < 0)
         return r;
     r = open_gpu(&gpu, choose(o->driver, "CAID_CUDA_DRIVER", c->driver), c->handoff, &notify,
-                 &stop);
+                 &stop, o->stop_fd);
     if (r < 0)
         return r == -EINTR ? 0 : r;
     r = server_new(&server, &(struct server_setup){.config = c,
                                                    .gpu = &gpu,
                                                    .listener = &listener,
-                                                   .notify = &notify});
+                                                   .notify = &notify,
+                                                   .stop_fd = o->stop_fd});
     if (r == 0)
         r = listener_start(&listener);
     if (r < 0)

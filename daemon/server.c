@@ -41,7 +41,7 @@ struct server {
     struct trim trim;
     struct spin spin;
     struct writeoffs writeoffs;
-    uv_poll_t listen_poll, scratch;
+    uv_poll_t listen_poll, stop_poll, scratch;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint;
     uint64_t deadline_ns;  /* that deadline_timer is set to */
@@ -474,15 +474,9 @@ on_stop_timer(uv_timer_t *timer)
 }
 
 static void
-on_signal(uv_signal_t *handle, int signum)
+stop(struct server *s, const char *why)
 {
-    struct server *s = handle->data;
-
-    if (s->stopping) {
-        listener_deinit(s->setup.listener);
-        _exit(EXIT_FAILURE);
-    }
-    log_info("%s: stopping", strsignal(signum));
+    log_info("%s: stopping", why);
     notify_and_retry(s, "STOPPING=1\nSTATUS=Stopping");
     uv_close((uv_handle_t *)&s->listen_poll, NULL);
     uv_close((uv_handle_t *)&s->accept_timer, NULL);
@@ -496,7 +490,40 @@ on_signal(uv_signal_t *handle, int signum)
     run_core(s);
 }
 
+static void
+on_signal(uv_signal_t *handle, int signum)
+{
+    struct server *s = handle->data;
+
+    if (s->stopping) {
+        listener_deinit(s->setup.listener);
+        _exit(EXIT_FAILURE);
+    }
+    stop(s, strsignal(signum));
+}
+
+static void
+on_stop_fd(uv_poll_t *handle, int status UNUSED, int events UNUSED)
+{
+    struct server *s = handle->data;
+
+    uv_poll_stop(handle);
+    if (!s->stopping)
+        stop(s, "--stop-fd");
+}
+
 /* ---- life ---- */
+
+static int
+init_stop_fd(struct server *s)
+{
+    int r = uv_poll_init(&s->loop, &s->stop_poll, s->setup.stop_fd);
+
+    s->stop_poll.data = s;
+    if (r == 0)
+        r = uv_poll_start(&s->stop_poll, UV_READABLE | UV_DISCONNECT, on_stop_fd);
+    return r;
+}
 
 static int
 init_handles(struct server *s)
@@ -550,6 +577,8 @@ server_new(struct server **ret, const struct server_setup *setup)
         r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max);
     if (r == 0)
         r = init_handles(s);
+    if (r == 0 && setup->stop_fd >= 0)
+        r = init_stop_fd(s);
     if (r == 0)
         r = fds_reserve(&s->loop, &s->scratch, setup->listener->fd);
     if (r < 0)

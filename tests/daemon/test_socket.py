@@ -27,6 +27,30 @@ def test_clean_stop(start, tmp_path, signum):
     assert files(tmp_path) == set()
 
 
+@pytest.mark.parametrize("how", ["readable", "hung up"])
+def test_stop_by_fd(start, tmp_path, how):
+    reader, writer = os.pipe()
+    d = start(f"--stop-fd={reader}", pass_fds=[reader])
+    os.close(reader)
+    with d.client() as c:
+        assert c.call("ping") == {}
+        os.write(writer, b"x" * (how == "readable"))
+        if how == "hung up":
+            os.close(writer)
+        assert d.process.wait(DEADLINE) == 0
+        assert c.is_closed()
+    if how == "readable":
+        os.close(writer)
+    assert files(tmp_path) == set()
+
+
+@pytest.mark.parametrize("fd", ["2", "999", "x", ""])
+def test_stop_fd_that_is_none(tmp_path, fd):
+    r = run_caid("--foreground", f"--socket={tmp_path}/x", f"--stop-fd={fd}")
+    assert r.returncode == 1
+    assert f"--stop-fd={fd}: not an open file descriptor" in r.stderr
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
 def test_mode(start, mode):
     d = start(config=f"[daemon]\nsocket_mode = {mode:04o}\n")
