@@ -25,11 +25,14 @@ fds_raise_limit(void)
 uint32_t
 fds_max(void)
 {
+    static uint32_t max; /* asked once */
     struct rlimit limit;
 
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > FDS_MAX)
-        return FDS_MAX;
-    return (uint32_t)limit.rlim_cur;
+    if (max == 0)
+        max = getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > FDS_MAX
+                  ? FDS_MAX
+                  : (uint32_t)limit.rlim_cur;
+    return max;
 }
 
 /* How many there have to be for the next connections: the kernel gives out the lowest that is

@@ -12,8 +12,8 @@
 #include "base/log.h"
 #include "base/macros.h"
 
-#define LISTEN_BACKLOG  4096
-#define LISTEN_FD       3 /* SD_LISTEN_FDS_START */
+#define LISTEN_BACKLOG  128 /* few, since who comes waits for all of them */
+#define LISTEN_FD       3   /* SD_LISTEN_FDS_START */
 #define SYSTEM_FOLDER   "/run/caid"
 #define SYSTEM_SOCKET   SYSTEM_FOLDER "/caid.sock"
 #define LISTENER_CLOSED ((struct listener){.fd = -1, .lock_fd = -1})

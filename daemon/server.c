@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "arrivals.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
@@ -24,6 +25,7 @@
 #include "writeoffs.h"
 
 #define STOP_MS         10000
+#define ARRIVALS_PART   4   /* of all fds, for connections that are not taken up yet */
 #define ACCEPT_RETRY_MS 100 /* after the process had no fd to spare */
 #define NOTIFY_RETRY_MS 100
 #define REPLY_BUSY      2048 /* bytes of records in a reply while others wait for their turn */
@@ -35,6 +37,7 @@ struct server {
     uv_loop_t loop;
     struct core *core;
     struct conns conns;
+    struct arrivals arrivals;
     struct refusals refusals;
     struct worker worker;
     struct shared_pages pages;
@@ -381,6 +384,17 @@ take_up(struct server *s, int sock_consume)
     return add_conn(s, id, TAKE_FD(sock), &peer, r == -EDQUOT);
 }
 
+static void
+on_arrival(void *userdata, int sock_consume)
+{
+    struct server *s = userdata;
+    int r = take_up(s, sock_consume);
+
+    if (r < 0)
+        log_debug("a connection was not taken up: %s", strerror(-r));
+    run_core(s);
+}
+
 static void on_listen(uv_poll_t *handle, int status, int events);
 
 static void
@@ -403,31 +417,34 @@ pause_accept(struct server *s)
 static bool
 accept_one(struct server *s)
 {
-    int sock = accept4(s->setup.listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC), r;
+    int sock = accept4(s->setup.listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
     if (sock < 0) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
             pause_accept(s);
         return errno == ECONNABORTED || errno == EINTR;
     }
-    r = take_up(s, sock);
-    if (r < 0)
-        log_debug("a connection was not taken up: %s", strerror(-r));
+    arrivals_add(&s->arrivals, sock);
     return true;
 }
 
+/* For no longer than one uid may use the loop: what is thrown away is nobody's time. */
 static void
 on_listen(uv_poll_t *handle, int status UNUSED, int events UNUSED)
 {
     struct server *s = handle->data;
+    uint64_t until_ns;
+    int n = 0;
 
+    if (s->arrivals.n >= fds_max() / ARRIVALS_PART)
+        return; /* the loop is awake as long as somebody waits */
     if (fds_are_short(s->setup.listener->fd)) {
         pause_accept(s);
         return;
     }
-    for (int i = 0; i < FDS_ACCEPT_MAX && accept_one(s); i++)
+    until_ns = clock_now_ns() + TURNS_SLICE_NS;
+    while (accept_one(s) && ++n < FDS_ACCEPT_MAX && clock_now_ns() < until_ns)
         ;
-    run_core(s);
 }
 
 /* ---- the service manager ---- */
@@ -480,6 +497,7 @@ stop(struct server *s, const char *why)
     notify_and_retry(s, "STOPPING=1\nSTATUS=Stopping");
     uv_close((uv_handle_t *)&s->listen_poll, NULL);
     uv_close((uv_handle_t *)&s->accept_timer, NULL);
+    arrivals_deinit(&s->arrivals);
     uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
     core_stop(s->core);
     conns_lose_exited(&s->conns); /* nobody will signal in their pages: those are killed */
@@ -566,6 +584,8 @@ server_new(struct server **ret, const struct server_setup *setup)
     /* Fds in flight: a quarter of what the kernel would allow, which others draw on, too; and
      * as many in queues. */
     conns_init(&s->conns, &s->loop, fds_max() / 4, &conns_ops, s);
+    arrivals_init(&s->arrivals, &s->conns, setup->config->limits.connections + REFUSALS_MAX,
+                  on_arrival, s);
     refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
     trim_init(&s->trim, &s->loop);
     writeoffs_init(&s->writeoffs, &s->loop);
@@ -640,6 +660,7 @@ server_free(struct server *s)
     writeoffs_tell(&s->writeoffs);
     worker_deinit(&s->worker);
     core_free(s->core);
+    arrivals_deinit(&s->arrivals);
     shared_pages_deinit(&s->pages);
     conns_deinit(&s->conns);
     free(s);

@@ -7,10 +7,25 @@ import os
 import resource
 import signal
 import socket
+import time
 
 import pytest
-from conftest import AT_ONCE, DEADLINE, MIB, fd_count, in_child, is_sanitized, kill, used, wait_for
-from raw import pack
+from conftest import (
+    AT_ONCE,
+    DEADLINE,
+    MIB,
+    become,
+    fd_count,
+    fork,
+    in_child,
+    is_sanitized,
+    kill,
+    needs_root,
+    public_daemon,
+    used,
+    wait_for,
+)
+from raw import pack, unpack
 
 
 @pytest.fixture
@@ -240,6 +255,69 @@ def test_queued_fds_of_all_are_bounded(start):
     assert "left too much unread" in d.text()
 
 
+# ---- those who come ----
+
+BOB = 60002
+HELLO = pack([0, 1, "hello", {"version_min": 1, "version_max": 1}])
+
+
+def knock(daemon, say=HELLO):
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(DEADLINE)
+    sock.connect(str(daemon.socket))
+    if say:
+        sock.send(say)
+    return sock
+
+
+def test_who_has_gone_without_a_word_costs_nothing(start):
+    d = start()  # which has been tried already
+    with d.client() as c:
+        with d.paused():
+            for _ in range(100):
+                knock(d, say=None).close()
+            knock(d).close()  # has said something
+        wait_for(lambda: d.text().count("hung up") >= 2, "the last of them")
+        assert c.call("status")["connections"] == 1
+    assert d.text().count("hung up") == 2
+
+
+def test_stop_while_some_wait_to_be_taken_up(start):
+    d = start()
+    with d.paused():
+        socks = [knock(d) for _ in range(100)]
+        d.process.send_signal(signal.SIGTERM)
+    assert d.process.wait(DEADLINE) == 0
+    for sock in socks:
+        sock.close()
+
+
+@needs_root
+@pytest.mark.skipif(is_sanitized(), reason="all takes as long as a uid's share there")
+def test_a_crowd_of_one_uid_does_not_go_first():
+    """They came first, and all that they cost comes later."""
+    with public_daemon("") as d, d.paused():
+        ready = fork.Event()
+
+        def crowd():
+            become(BOB, [])
+            socks = [knock(d) for _ in range(100)]
+            ready.set()
+            time.sleep(DEADLINE)
+            del socks
+
+        process = fork.Process(target=crowd)
+        process.start()
+        assert ready.wait(DEADLINE)
+        with knock(d) as sock:
+            sock.send(pack([0, 2, "status", {}]))
+            d.process.send_signal(signal.SIGCONT)
+            sock.recv(65536)
+            status = unpack(sock.recv(65536))[3]
+        kill(process)
+    assert status["connections"] < 90
+
+
 # ---- many clients ----
 
 
@@ -297,9 +375,9 @@ def test_more_clients_than_fds(start, many_fds):
     with d.client() as first:
         for _ in range(150):
             c = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            c.settimeout(DEADLINE)
             c.connect(str(d.socket))
-            c.send(pack([0, 1, "hello", {"version_min": 1, "version_max": 1}]))
+            c.settimeout(DEADLINE)
+            c.send(HELLO)
             waiting.append(c)
         assert first.call("ping") == {}
         create(first)  # the reserve is there
