@@ -67,7 +67,7 @@ core_setup(struct core **ret, const struct config *config, const struct gpu *gpu
                         .limits = resolve_limits(config, all_pages),
                         .memory = config->memory,
                         .blocks = config->blocks,
-                        .threads = WORKER_THREADS,
+                        .threads = worker_threads(gpu),
                         .user_quota = config->user_quota,
                         .user_mode = config->user_mode,
                         .devices = devices,
