@@ -304,13 +304,14 @@ conns_hear(struct conns *set, const struct conn *c)
 static void
 lose_culprit(struct conns *set, const struct conn *c)
 {
+    uint32_t slack = set->flight.max / 4 < PROTO_FDS_MAX ? set->flight.max / 4 : PROTO_FDS_MAX;
     struct conn_owner *o, *most = c->owner;
     struct flight_share *s;
 
     if (c->owner->flight.n + PROTO_FDS_MAX <= flight_room(&set->flight, &c->owner->flight))
         return;
     RB_FOREACH(o, conn_owners, &set->owners)
-        if (o->flight.n > most->flight.n + PROTO_FDS_MAX)
+        if (o->flight.n > most->flight.n + slack)
             most = o;
     s = flight_culprit(&set->flight, &most->flight, most == c->owner ? CULPRIT_MS : 0,
                        uv_now(set->loop));

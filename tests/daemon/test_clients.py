@@ -229,6 +229,15 @@ def test_unread_fds_do_not_hold_up_others_for_ever(start):
     assert "left too many fds unread" in d.text()
 
 
+def test_reply_with_more_fds_than_a_uid_may_leave_unread(start):
+    """Comes all the same, since nothing else of that uid is under way."""
+    d = start(max_fds=1024)
+    with d.client() as owner, d.client() as reader:
+        names = make_names(owner, 200)
+        reader.request("open", names=names, mode="r")
+        assert read_opens(reader, 200) == 200
+
+
 def test_queued_fds_of_all_are_bounded(start):
     """When all together have too many in their queues, it is the one who has not read for longest
     that goes; the others get everything."""
@@ -279,7 +288,7 @@ def test_who_has_gone_without_a_word_costs_nothing(start):
             knock(d).close()  # has said something
         wait_for(lambda: d.text().count("hung up") >= 2, "the last of them")
         assert c.call("status")["connections"] == 1
-    assert d.text().count("hung up") == 2
+        assert d.text().count("hung up") == 2
 
 
 def test_stop_while_some_wait_to_be_taken_up(start):
