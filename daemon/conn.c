@@ -233,11 +233,11 @@ conn_hear(struct conn *c)
 static void
 on_readable(struct conn *c)
 {
-    if (conns_admits(c->set, c)) {
+    if (conns_admits(c->set, c->owner)) {
         receive(c);
         return;
     }
-    conns_queue(c->set, c);
+    conns_queue(c->set, &c->turn);
     update_events(c);
 }
 
@@ -258,6 +258,8 @@ on_sock(uv_poll_t *handle, int status, int events)
 {
     struct conn *c = handle->data;
 
+    if (status < 0 || events & UV_DISCONNECT)
+        conns_charge(c->set, c->owner);
     if (status < 0)
         on_error(c);
     else if (events & UV_DISCONNECT)

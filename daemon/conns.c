@@ -15,8 +15,8 @@
 
 RB_GENERATE_STATIC_BY(conn_owners, conn_owner, node, uid)
 
-static struct conn_owner *
-owner_get(struct conns *set, uid_t uid)
+struct conn_owner *
+conns_join(struct conns *set, uid_t uid)
 {
     struct conn_owner key = {.uid = uid}, *o = RB_FIND(conn_owners, &set->owners, &key);
 
@@ -33,8 +33,8 @@ owner_get(struct conns *set, uid_t uid)
     return o;
 }
 
-static void
-owner_put(struct conns *set, struct conn_owner *o)
+void
+conns_leave(struct conns *set, struct conn_owner *o)
 {
     if (--o->n_conns > 0)
         return;
@@ -103,6 +103,12 @@ conns_find(const struct conns *set, uint64_t id)
     return c && c->id == id ? c : NULL;
 }
 
+static void
+on_turn(struct turn *turn)
+{
+    conn_hear(container_of(turn, struct conn, turn));
+}
+
 int
 conns_add(struct conns *set, struct conn *c)
 {
@@ -119,10 +125,11 @@ conns_add(struct conns *set, struct conn *c)
         set->by_sock = by_sock;
         set->n_by_sock = n;
     }
-    c->owner = owner_get(set, c->uid);
+    c->owner = conns_join(set, c->uid);
     if (!c->owner)
         return -ENOMEM;
     c->turn.user = &c->owner->turns;
+    c->turn.serve = on_turn;
     flight_share_init(&c->flight, &c->owner->flight, c->sock);
     set->by_sock[c->sock] = c;
     set->n++;
@@ -138,7 +145,7 @@ conns_remove(struct conns *set, struct conn *c)
     set->n--;
     turns_remove(&set->turns, &c->turn);
     flight_share_deinit(&set->flight, &c->flight);
-    owner_put(set, TAKE_PTR(c->owner));
+    conns_leave(set, TAKE_PTR(c->owner));
 }
 
 void
@@ -246,7 +253,7 @@ on_hearing(uv_check_t *check)
     do {
         entry = turns_next(&set->turns);
         if (entry)
-            conn_hear(container_of(entry, struct conn, turn));
+            entry->serve(entry);
         now_ns = clock_now_ns();
         settle(set, now_ns);
     } while (entry && now_ns < until_ns);
@@ -257,9 +264,9 @@ on_hearing(uv_check_t *check)
 }
 
 void
-conns_queue(struct conns *set, struct conn *c)
+conns_queue(struct conns *set, struct turn *turn)
 {
-    turns_add(&set->turns, &c->turn);
+    turns_add(&set->turns, turn);
     uv_check_start(&set->hearing, on_hearing);
     uv_idle_start(&set->awake, on_idle);
 }
@@ -271,20 +278,26 @@ conns_are_busy(const struct conns *set)
 }
 
 bool
-conns_admits(struct conns *set, const struct conn *c)
+conns_admits(struct conns *set, struct conn_owner *o)
 {
     conns_settle(set);
-    return turns_admits(&set->turns, &c->owner->turns);
+    return turns_admits(&set->turns, &o->turns);
+}
+
+void
+conns_charge(struct conns *set, struct conn_owner *o)
+{
+    uint64_t now_ns = clock_now_ns();
+
+    settle(set, now_ns);
+    set->running = o;
+    set->now_ns = now_ns;
 }
 
 void
 conns_hear(struct conns *set, const struct conn *c)
 {
-    uint64_t now_ns = clock_now_ns();
-
-    settle(set, now_ns);
-    set->running = c->owner;
-    set->now_ns = now_ns;
+    conns_charge(set, c->owner);
     if (set->heard != c->owner)
         set->changed_ms = uv_now(set->loop);
     set->heard = c->owner;
@@ -297,13 +310,14 @@ conns_hear(struct conns *set, const struct conn *c)
 static void
 lose_culprit(struct conns *set, const struct conn *c)
 {
+    uint32_t slack = set->flight.max / 4 < PROTO_FDS_MAX ? set->flight.max / 4 : PROTO_FDS_MAX;
     struct conn_owner *o, *most = c->owner;
     struct flight_share *s;
 
     if (c->owner->flight.n + PROTO_FDS_MAX <= flight_room(&set->flight, &c->owner->flight))
         return;
     RB_FOREACH(o, conn_owners, &set->owners)
-        if (o->flight.n > most->flight.n + PROTO_FDS_MAX)
+        if (o->flight.n > most->flight.n + slack)
             most = o;
     s = flight_culprit(&set->flight, &most->flight, most == c->owner ? CULPRIT_MS : 0,
                        uv_now(set->loop));

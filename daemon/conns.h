@@ -26,7 +26,7 @@ TAILQ_HEAD(conn_list, conn);
 struct conn_owner {
     RB_ENTRY(conn_owner) node;
     uid_t uid;
-    uint32_t n_conns;
+    uint32_t n_conns; /* with those that are not taken up: arrivals.h */
     struct turns_user turns;
     struct flight_user flight;
     uint64_t n_queued_bytes;
@@ -85,18 +85,23 @@ void conns_drop_departed(struct conns *set);
 /* The exit of the process of that connection, which has departed, does not matter any more. */
 void conns_forget(struct conns *set, uint64_t conn_id);
 
+/* The owner of a connection of that uid, for as long as it is not left; NULL: no memory. */
+struct conn_owner *conns_join(struct conns *set, uid_t uid);
+void conns_leave(struct conns *set, struct conn_owner *o);
+/* Something may be done for it now. */
+bool conns_admits(struct conns *set, struct conn_owner *o);
+/* What is done until the next call, or until the loop has come round, is done for it. */
+void conns_charge(struct conns *set, struct conn_owner *o);
+/* Has it served in its turn. */
+void conns_queue(struct conns *set, struct turn *turn);
+
 /* For conn.c. */
 int conns_add(struct conns *set, struct conn *c);
 void conns_remove(struct conns *set, struct conn *c);
-/* c may be heard now. */
-bool conns_admits(struct conns *set, const struct conn *c);
-/* A packet of c is heard: what is done until the next one, or until the loop has come round, is
- * done for its uid. */
+/* A packet of c is heard. */
 void conns_hear(struct conns *set, const struct conn *c);
 /* What is done from now on is done for nobody. */
 void conns_settle(struct conns *set);
-/* c waits for its turn to be heard. */
-void conns_queue(struct conns *set, struct conn *c);
 /* What c's queue has got, and lost. */
 void conns_queued(struct conns *set, struct conn *c, size_t n, size_t n_fds);
 void conns_dequeued(struct conns *set, struct conn *c, size_t n, size_t n_fds);

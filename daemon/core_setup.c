@@ -69,7 +69,7 @@ core_setup(struct core **ret, const struct config *config, const struct gpu *gpu
                         .totals = {.host_bytes = config->total_host_bytes, .fds = all_fds},
                         .memory = config->memory,
                         .blocks = config->blocks,
-                        .threads = WORKER_THREADS,
+                        .threads = worker_threads(gpu),
                         .user_quota = config->user_quota,
                         .user_mode = config->user_mode,
                         .devices = devices,

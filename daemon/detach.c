@@ -2,7 +2,6 @@
 #include "detach.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/types.h>
 
@@ -49,7 +48,6 @@ detach_start(int *ret_fd)
         log_error("cannot fork: %s", strerror(errno));
     if (pid != 0)
         _exit(pid < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
-    signal(SIGHUP, SIG_IGN);
     *ret_fd = fds[1];
     return 0;
 }

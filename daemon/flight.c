@@ -104,6 +104,14 @@ flight_culprit(struct flight *f, const struct flight_user *user, uint64_t age_ms
     return NULL;
 }
 
+/* Where the process may have few fds, a packet can have more than the room: of a uid that has none
+ * in flight it is let through, while others have little. */
+static bool
+has_room(const struct flight *f, const struct flight_user *user, size_t n)
+{
+    return user->n + n <= flight_room(f, user) || (user->n == 0 && f->n <= f->max / 4);
+}
+
 bool
 flight_admits(struct flight *f, struct flight_share *s, size_t n, uint64_t now_ms)
 {
@@ -111,11 +119,11 @@ flight_admits(struct flight *f, struct flight_share *s, size_t n, uint64_t now_m
         settle(f, s);
     if (s->n + n > FLIGHT_SHARE_MAX)
         return false;
-    if (s->user->n + n > flight_room(f, s->user))
+    if (!has_room(f, s->user, n))
         settle_some(f, s->user, now_ms);
-    if (s->user->n + n > flight_room(f, s->user))
+    if (!has_room(f, s->user, n))
         settle_others(f, now_ms);
-    return s->user->n + n <= flight_room(f, s->user);
+    return has_room(f, s->user, n);
 }
 
 void

@@ -3,10 +3,11 @@
  * The budget of fds in flight: sent, and not yet received. The kernel counts them all against
  * the sender's RLIMIT_NOFILE (unix(7), ETOOMANYREFS), so that a client that lets them lie would
  * keep the daemon from sending fds to anyone (I6). Each connection has a share; a uid may have
- * as much as it leaves to those who come after it, half of what the others have not. The kernel
- * does not tell when an fd was received; but when nothing is unread in a socket, nothing is in
- * flight there either, and that it tells (SIOCOUTQ). It is asked only when a bound would stop a
- * packet: of that connection, and of a few others of each uid once in a millisecond.
+ * as much as it leaves to those who come after it, half of what the others have not; or one
+ * packet, where that is more and the others have little. The kernel does not tell when an fd was
+ * received; but when nothing is unread in a socket, nothing is in flight there either, and that it
+ * tells (SIOCOUTQ). It is asked only when a bound would stop a packet: of that connection, and of
+ * a few others of each uid once in a millisecond.
  */
 #pragma once
 

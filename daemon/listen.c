@@ -12,8 +12,8 @@
 #include "base/log.h"
 #include "base/macros.h"
 
-#define LISTEN_BACKLOG  4096
-#define LISTEN_FD       3 /* SD_LISTEN_FDS_START */
+#define LISTEN_BACKLOG  128 /* few, since who comes waits for all of them */
+#define LISTEN_FD       3   /* SD_LISTEN_FDS_START */
 #define SYSTEM_FOLDER   "/run/caid"
 #define SYSTEM_SOCKET   SYSTEM_FOLDER "/caid.sock"
 #define LISTENER_CLOSED ((struct listener){.fd = -1, .lock_fd = -1})
@@ -70,16 +70,33 @@ is_same_file(int fd, const char *path)
            a.st_ino == b.st_ino;
 }
 
+/* Of what is no file the open itself could block. */
+static int
+open_lock(const char *path, int *ret_fd)
+{
+    const int flags = O_RDONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    _cleanup_fd_ int fd = open(path, flags, 0600);
+    struct stat st;
+
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return -errno;
+    if (!S_ISREG(st.st_mode))
+        return -EEXIST;
+    *ret_fd = TAKE_FD(fd);
+    return 0;
+}
+
 /* The file that we locked may have been unlinked by its last holder before we had the lock: then
  * the lock keeps nobody out, and the file that is there now is tried. */
 static int
 lock(const char *path, int *ret_fd)
 {
     for (;;) {
-        _cleanup_fd_ int fd = open(path, O_RDONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        _cleanup_fd_ int fd = -1;
+        int r = open_lock(path, &fd);
 
-        if (fd < 0)
-            return -errno;
+        if (r < 0)
+            return r;
         if (flock(fd, LOCK_EX | LOCK_NB) < 0)
             return errno == EWOULDBLOCK ? -EADDRINUSE : -errno;
         if (is_same_file(fd, path)) {
@@ -101,6 +118,8 @@ listener_lock(struct listener *l)
     r = lock(l->lock_path, &l->lock_fd);
     if (r == -EADDRINUSE)
         log_error("%s: another daemon listens here (%s is locked)", l->path, l->lock_path);
+    else if (r == -EEXIST)
+        log_error("%s: exists and is no file: not touched", l->lock_path);
     else if (r < 0)
         log_error("%s: %s", l->lock_path, strerror(-r));
     return r;

@@ -26,7 +26,7 @@ struct listener {
 int listener_default_path(char **ret);
 
 /* Binds path with that file mode. What is wrong is logged: -EADDRINUSE where another daemon
- * holds the path, -EEXIST where it is no socket, -ENAMETOOLONG, ... */
+ * holds the path, -EEXIST where it is no socket or its lock no file, -ENAMETOOLONG, ... */
 int listener_open(struct listener *ret, const char *path, mode_t mode);
 
 /* Whether the environment offers this process sockets. */

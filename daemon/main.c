@@ -4,17 +4,18 @@
  * driver. Nothing is announced, to the service manager or to the shell that started the daemon,
  * before clients can be served.
  */
+#include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 
 #include "base/log.h"
 #include "base/macros.h"
 #include "config.h"
 #include "detach.h"
+#include "fds.h"
 #include "gpu.h"
 #include "listen.h"
 #include "notify.h"
@@ -43,19 +44,6 @@ set_log_level(const struct options *o, const struct config *c)
         log_set_level((enum log_level)o->log_level);
     else if (!env || log_level_parse(env) < 0)
         log_set_level((enum log_level)c->log_level);
-}
-
-/* Every connection takes two fds, every block one: as many as the administrator allows. */
-static void
-raise_fd_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
-        return;
-    limit.rlim_cur = limit.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
-        log_warning("cannot raise the limit of open files: %s", strerror(errno));
 }
 
 /* Held back until the server takes them, so that no stop leaves a socket behind. */
@@ -91,12 +79,25 @@ open_listener(struct listener *ret, const struct options *o, const struct config
     return listener_open(ret, path, c->socket_mode);
 }
 
+/* Whether a stop is asked for, for so many seconds. */
+static bool
+await_stop(const sigset_t *stop, int stop_fd, time_t seconds)
+{
+    struct pollfd p = {.fd = stop_fd, .events = POLLIN};
+
+    for (; seconds > 0; seconds--)
+        if (sigtimedwait(stop, NULL, &(struct timespec){.tv_sec = 1}) >= 0 ||
+            poll(&p, 1, 0) > 0)
+            return true;
+    return false;
+}
+
 /* Under a service manager the GPU's modules may still be on their way: asked again, ever more
  * rarely, without being ready. Elsewhere somebody is there to read the reason. -EINTR: stopped
  * meanwhile. */
 static int
 open_gpu(struct gpu *ret, const char *choice, int handoff, struct notify *notify,
-         const sigset_t *stop)
+         const sigset_t *stop, int stop_fd)
 {
     bool retry = notify->fd >= 0 && strcmp(choice, "cuda") == 0;
 
@@ -110,7 +111,7 @@ open_gpu(struct gpu *ret, const char *choice, int handoff, struct notify *notify
         if (!retry)
             return r;
         notify_sendf(notify, "STATUS=No CUDA driver answers, retrying: %.100s", err.message);
-        if (sigtimedwait(stop, NULL, &(struct timespec){.tv_sec = seconds}) >= 0)
+        if (await_stop(stop, stop_fd, seconds))
             return -EINTR;
     }
 }
@@ -129,19 +130,22 @@ serve(const struct options *o, const struct config *c, int ready_fd)
     int r;
 
     notify_init(&notify);
-    raise_fd_limit();
+    fds_raise_limit();
     block_stop_signals(&stop);
     r = open_listener(&listener, o, c);
+    if (r == 0)
+        r = fds_check(listener.fd); /* before the driver fails for want of them */
     if (r < 0)
         return r;
     r = open_gpu(&gpu, choose(o->driver, "CAID_CUDA_DRIVER", c->driver), c->handoff, &notify,
-                 &stop);
+                 &stop, o->stop_fd);
     if (r < 0)
         return r == -EINTR ? 0 : r;
     r = server_new(&server, &(struct server_setup){.config = c,
                                                    .gpu = &gpu,
                                                    .listener = &listener,
-                                                   .notify = &notify});
+                                                   .notify = &notify,
+                                                   .stop_fd = o->stop_fd});
     if (r == 0)
         r = listener_start(&listener);
     if (r < 0)
@@ -159,6 +163,7 @@ run(const struct options *o, const struct config *c)
     int ready_fd = -1, r;
 
     signal(SIGPIPE, SIG_IGN); /* a log reader that has gone must not end the daemon */
+    signal(SIGHUP, SIG_IGN); /* nor a terminal, which would leave a socket that nobody serves */
     if (!o->foreground && !managed) {
         r = detach_start(&ready_fd);
         if (r < 0) {

@@ -2,8 +2,12 @@
 #include "options.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include "value.h"
 
@@ -16,6 +20,7 @@ static const char usage[] =
     "  -d, --driver=DRIVER     auto, cuda, soft, or the path of a CUDA driver library\n"
     "  -c, --config=FILE       read FILE and FILE.d/*.conf, not /etc/caid/caid.conf\n"
     "  -l, --log-level=LEVEL   error, warning, notice, info or debug\n"
+    "      --stop-fd=FD        stop when FD, which is inherited, is readable or hung up\n"
     "      --check-config      print the settings in force and exit: 1 where some are bad\n"
     "  -V, --version           print the version and exit\n"
     "  -h, --help              print this and exit\n"
@@ -23,7 +28,8 @@ static const char usage[] =
     "See caid(8), caid.conf(5).\n";
 
 enum {
-    OPTION_CHECK_CONFIG = 256
+    OPTION_CHECK_CONFIG = 256,
+    OPTION_STOP_FD
 };
 
 static const struct option long_options[] = {
@@ -32,6 +38,7 @@ static const struct option long_options[] = {
     {"driver", required_argument, NULL, 'd'},
     {"config", required_argument, NULL, 'c'},
     {"log-level", required_argument, NULL, 'l'},
+    {"stop-fd", required_argument, NULL, OPTION_STOP_FD},
     {"check-config", no_argument, NULL, OPTION_CHECK_CONFIG},
     {"version", no_argument, NULL, 'V'},
     {"help", no_argument, NULL, 'h'},
@@ -52,6 +59,22 @@ parse_level(const char *text, int *ret)
         return 0;
     fprintf(stderr, "caid: --log-level=%s: not %s\n", text, value_level.expects);
     return bad_usage();
+}
+
+/* Nobody else is to inherit it. */
+static int
+parse_stop_fd(int *ret)
+{
+    char *end;
+    long fd = strtol(optarg, &end, 10);
+
+    if (end == optarg || *end || fd <= STDERR_FILENO || fd > INT_MAX ||
+        fcntl((int)fd, F_SETFD, FD_CLOEXEC) < 0) {
+        fprintf(stderr, "caid: --stop-fd=%s: not an open file descriptor from 3 up\n", optarg);
+        return bad_usage();
+    }
+    *ret = (int)fd;
+    return 0;
 }
 
 /* An empty value is a script's unset variable: better refused than taken for a default. */
@@ -75,6 +98,7 @@ parse_one(struct options *o, int option)
     case 'd': return set_text(&o->driver, "driver");
     case 'c': return set_text(&o->config, "config");
     case 'l': return parse_level(optarg, &o->log_level);
+    case OPTION_STOP_FD: return parse_stop_fd(&o->stop_fd);
     case OPTION_CHECK_CONFIG: o->check_config = true; return 0;
     case 'V': puts("caid " CAID_VERSION); return 1;
     case 'h': fputs(usage, stdout); return 1;
@@ -85,7 +109,7 @@ parse_one(struct options *o, int option)
 int
 options_parse(struct options *ret, int argc, char *argv[])
 {
-    struct options o = {.log_level = -1};
+    struct options o = {.log_level = -1, .stop_fd = -1};
     int option, r;
 
     while ((option = getopt_long(argc, argv, "fs:d:c:l:Vh", long_options, NULL)) >= 0) {

@@ -9,6 +9,7 @@ struct options { /* what was not given is NULL, false or -1; strings are argv's 
     const char *driver;
     const char *config;
     int log_level;
+    int stop_fd;
     bool foreground;
     bool check_config;
 };

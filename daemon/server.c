@@ -6,27 +6,28 @@
 #include <limits.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <uv.h>
 
+#include "arrivals.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
 #include "conns.h"
 #include "core_setup.h"
+#include "fds.h"
 #include "refusals.h"
 #include "shared_page.h"
 #include "spin.h"
 #include "trim.h"
 #include "worker.h"
+#include "writeoffs.h"
 
 #define STOP_MS         10000
-#define ACCEPT_MAX      16  /* connections taken up in one turn of the loop */
+#define ARRIVALS_PART   4   /* of all fds, for connections that are not taken up yet */
 #define ACCEPT_RETRY_MS 100 /* after the process had no fd to spare */
 #define NOTIFY_RETRY_MS 100
-#define FDS_RESERVED    64   /* for blocks, the driver and the log */
 #define REPLY_BUSY      2048 /* bytes of records in a reply while others wait for their turn */
 #define LOG_WINDOW_MS   10000
 #define LOG_MAX_LINES   20 /* about clients' mistakes, in one window */
@@ -36,17 +37,18 @@ struct server {
     uv_loop_t loop;
     struct core *core;
     struct conns conns;
+    struct arrivals arrivals;
     struct refusals refusals;
     struct worker worker;
     struct shared_pages pages;
     struct trim trim;
     struct spin spin;
-    uv_poll_t listen_poll;
+    struct writeoffs writeoffs;
+    uv_poll_t listen_poll, stop_poll, scratch;
     uv_idle_t overdue;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint;
-    uint64_t deadline_ns; /* that deadline_timer, or what is overdue, is set to */
-    rlim_t max_fds;
+    uint64_t deadline_ns;  /* that deadline_timer, or what is overdue, is set to */
     uint64_t log_since_ms; /* when the window of log_client() began */
     uint32_t n_log_lines;
     bool carrying_out;
@@ -82,7 +84,7 @@ send_action(struct server *s, const struct core_action *a)
     struct conn *c = conns_find(&s->conns, a->conn);
     int r;
 
-    if (!c)
+    if (!c || s->leaving) /* what follows from the end of the others' connections is not true */
         return;
     r = conn_send(c, a->packet, a->n_packet, a->fds, a->n_fds);
     if (r < 0)
@@ -326,7 +328,7 @@ on_release_done(void *userdata, uint64_t job, int error, int cuda, const char *t
     struct server *s = userdata;
 
     if (error < 0)
-        log_error("a block is written off, since the driver failed to take it back: %s", text);
+        writeoffs_add(&s->writeoffs, text);
     core_set_time(s->core, clock_now_ns());
     core_release_done(s->core, job, error, cuda, text);
     run_core(s);
@@ -411,17 +413,17 @@ take_up(struct server *s, int sock_consume)
     return add_conn(s, id, TAKE_FD(sock), &peer, r);
 }
 
-/* Whether the next connections could take fds that are kept for other uses: the kernel gives
- * out the lowest that is free. */
-static bool
-fds_are_short(const struct server *s)
+static void
+on_arrival(void *userdata, int sock_consume)
 {
-    int lowest = fcntl(s->setup.listener->fd, F_DUPFD_CLOEXEC, 0);
+    struct server *s = userdata;
+    int r = take_up(s, sock_consume);
 
-    if (lowest < 0)
-        return true;
-    close(lowest);
-    return (rlim_t)lowest + 2 * ACCEPT_MAX + FDS_RESERVED > s->max_fds;
+    if (r == -E2BIG)
+        log_client(s, "a process with more than %d groups is refused", PEER_GROUPS_MAX);
+    else if (r < 0)
+        log_debug("a connection was not taken up: %s", strerror(-r));
+    run_core(s);
 }
 
 static void on_listen(uv_poll_t *handle, int status, int events);
@@ -446,33 +448,34 @@ pause_accept(struct server *s)
 static bool
 accept_one(struct server *s)
 {
-    int sock = accept4(s->setup.listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC), r;
+    int sock = accept4(s->setup.listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
     if (sock < 0) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
             pause_accept(s);
         return errno == ECONNABORTED || errno == EINTR;
     }
-    r = take_up(s, sock);
-    if (r == -E2BIG)
-        log_client(s, "a process with more than %d groups is refused", PEER_GROUPS_MAX);
-    else if (r < 0)
-        log_debug("a connection was not taken up: %s", strerror(-r));
+    arrivals_add(&s->arrivals, sock);
     return true;
 }
 
+/* For no longer than one uid may use the loop: what is thrown away is nobody's time. */
 static void
 on_listen(uv_poll_t *handle, int status UNUSED, int events UNUSED)
 {
     struct server *s = handle->data;
+    uint64_t until_ns;
+    int n = 0;
 
-    if (fds_are_short(s)) {
+    if (s->arrivals.n >= fds_max() / ARRIVALS_PART)
+        return; /* the loop is awake as long as somebody waits */
+    if (fds_are_short(s->setup.listener->fd)) {
         pause_accept(s);
         return;
     }
-    for (int i = 0; i < ACCEPT_MAX && accept_one(s); i++)
+    until_ns = clock_now_ns() + TURNS_SLICE_NS;
+    while (accept_one(s) && ++n < FDS_ACCEPT_MAX && clock_now_ns() < until_ns)
         ;
-    run_core(s);
 }
 
 /* ---- the service manager ---- */
@@ -513,8 +516,27 @@ on_stop_timer(uv_timer_t *timer)
 
     log_error("driver calls are still under way after %d s: left to the kernel",
               STOP_MS / 1000);
+    writeoffs_tell(&s->writeoffs);
     listener_deinit(s->setup.listener);
     _exit(EXIT_FAILURE);
+}
+
+static void
+stop(struct server *s, const char *why)
+{
+    log_info("%s: stopping", why);
+    notify_and_retry(s, "STOPPING=1\nSTATUS=Stopping");
+    uv_close((uv_handle_t *)&s->listen_poll, NULL);
+    uv_close((uv_handle_t *)&s->accept_timer, NULL);
+    arrivals_deinit(&s->arrivals);
+    uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
+    core_stop(s->core);
+    conns_lose_exited(&s->conns); /* nobody will signal in their pages: those are killed */
+    s->leaving = true;
+    conns_lose_all(&s->conns, "the daemon stops");
+    conns_drop_departed(&s->conns);
+    s->stopping = true; /* from here on the loop ends when no driver call is under way */
+    run_core(s);
 }
 
 static void
@@ -526,21 +548,31 @@ on_signal(uv_signal_t *handle, int signum)
         listener_deinit(s->setup.listener);
         _exit(EXIT_FAILURE);
     }
-    log_info("%s: stopping", strsignal(signum));
-    notify_and_retry(s, "STOPPING=1\nSTATUS=Stopping");
-    uv_close((uv_handle_t *)&s->listen_poll, NULL);
-    uv_close((uv_handle_t *)&s->accept_timer, NULL);
-    uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
-    core_stop(s->core);
-    conns_lose_exited(&s->conns); /* nobody will signal in their pages: those are killed */
-    s->leaving = true;
-    conns_lose_all(&s->conns, "the daemon stops");
-    conns_drop_departed(&s->conns);
-    s->stopping = true; /* from here on the loop ends when no driver call is under way */
-    run_core(s);
+    stop(s, strsignal(signum));
+}
+
+static void
+on_stop_fd(uv_poll_t *handle, int status UNUSED, int events UNUSED)
+{
+    struct server *s = handle->data;
+
+    uv_poll_stop(handle);
+    if (!s->stopping)
+        stop(s, "--stop-fd");
 }
 
 /* ---- life ---- */
+
+static int
+init_stop_fd(struct server *s)
+{
+    int r = uv_poll_init(&s->loop, &s->stop_poll, s->setup.stop_fd);
+
+    s->stop_poll.data = s;
+    if (r == 0)
+        r = uv_poll_start(&s->stop_poll, UV_READABLE | UV_DISCONNECT, on_stop_fd);
+    return r;
+}
 
 static int
 init_handles(struct server *s)
@@ -565,26 +597,6 @@ init_handles(struct server *s)
     return uv_poll_init(&s->loop, &s->listen_poll, s->setup.listener->fd);
 }
 
-static rlim_t
-max_fds(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > INT_MAX)
-        return INT_MAX;
-    return limit.rlim_cur;
-}
-
-/* Those of connections and blocks. Of the others a quarter is for pages and a quarter for what is
- * queued. */
-static uint32_t
-shared_fds(rlim_t max)
-{
-    rlim_t reserved = FDS_RESERVED + 2 * ACCEPT_MAX;
-
-    return max / 2 > reserved ? (uint32_t)(max / 2 - reserved) : 1;
-}
-
 int
 server_new(struct server **ret, const struct server_setup *setup)
 {
@@ -595,28 +607,37 @@ server_new(struct server **ret, const struct server_setup *setup)
         return -ENOMEM;
     s->setup = *setup;
     s->deadline_ns = UINT64_MAX;
-    s->max_fds = max_fds();
     r = uv_loop_init(&s->loop);
     if (r < 0) {
+        log_error("cannot start: %s", strerror(-r));
         free(s);
         return r;
     }
     /* Fds in flight: a quarter of what the kernel would allow, which others draw on, too; and
      * as many in queues. */
-    conns_init(&s->conns, &s->loop, (uint32_t)(s->max_fds / 4), &conns_ops, s);
+    conns_init(&s->conns, &s->loop, fds_max() / 4, &conns_ops, s);
+    arrivals_init(&s->arrivals, &s->conns, setup->config->limits.connections + REFUSALS_MAX,
+                  on_arrival, s);
     refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
     trim_init(&s->trim, &s->loop);
+    writeoffs_init(&s->writeoffs, &s->loop);
     spin_init(&s->spin, &s->loop, setup->config->spin_us * NSEC_PER_USEC);
-    r = shared_pages_init(&s->pages, s->max_fds);
+    r = shared_pages_init(&s->pages, fds_max());
     if (r == 0)
         r = worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
     if (r == 0)
-        r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max,
-                       shared_fds(s->max_fds));
+        r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max, fds_shared());
     if (r == 0)
         r = init_handles(s);
-    if (r < 0) {
+    if (r == 0 && setup->stop_fd >= 0)
+        r = init_stop_fd(s);
+    if (r == 0)
+        r = fds_reserve(&s->loop, &s->scratch, setup->listener->fd);
+    if (r < 0)
         log_error("cannot start: %s", strerror(-r));
+    else
+        r = fds_check(setup->listener->fd); /* all that the start takes is taken */
+    if (r < 0) {
         server_free(s);
         return r;
     }
@@ -668,8 +689,10 @@ server_free(struct server *s)
     uv_walk(&s->loop, close_handle, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
+    writeoffs_tell(&s->writeoffs);
     worker_deinit(&s->worker);
     core_free(s->core);
+    arrivals_deinit(&s->arrivals);
     shared_pages_deinit(&s->pages);
     conns_deinit(&s->conns);
     free(s);

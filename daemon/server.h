@@ -5,8 +5,8 @@
  * has for us are carried out in their order.
  *
  * One server per process, from the end of the start-up until the process ends. A stop (SIGTERM,
- * SIGINT) ends all connections and waits for the driver calls that are under way, at most 10 s;
- * a second signal ends the process at once.
+ * SIGINT, --stop-fd) ends all connections and waits for the driver calls that are under way, at
+ * most 10 s; a second signal ends the process at once.
  */
 #pragma once
 
@@ -22,6 +22,7 @@ struct server_setup { /* all borrowed, and to stay until server_free() */
     const struct gpu *gpu;
     struct listener *listener;
     struct notify *notify;
+    int stop_fd; /* or -1 */
 };
 
 /* Logs what is wrong. Clients are not served before server_run(). */

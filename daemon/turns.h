@@ -30,6 +30,7 @@ struct turns_user {
 struct turn {
     TAILQ_ENTRY(turn) link;
     struct turns_user *user;
+    void (*serve)(struct turn *entry); /* for who calls turns_next() */
     bool queued;
 };
 

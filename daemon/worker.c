@@ -2,6 +2,7 @@
 #include "worker.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -19,12 +20,44 @@ struct memory {
     struct drv_error err;
 };
 
+/* The allocations of a device. */
+struct worker_device {
+    TAILQ_HEAD(, alloc_work) waiting;
+    uint32_t n_running;
+    uint64_t back_ms; /* when one came back, or the first was started */
+};
+
+static void
+on_start(uv_work_t *work UNUSED)
+{
+}
+
+/* Those, a release for each device, and two for what needs none: figures of all, pinned memory. */
+uint32_t
+worker_threads(const struct gpu *gpu)
+{
+    return (uint32_t)gpu->n_devices * (WORKER_DEVICE_MAX + 1) + 2;
+}
+
 int
 worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu,
             const struct worker_ops *ops, void *userdata)
 {
     *w = (struct worker){.loop = loop, .gpu = gpu, .ops = ops, .userdata = userdata};
+    char threads[16];
+
     LIST_INIT(&w->memories);
+    uv_timer_init(loop, &w->stuck);
+    w->stuck.data = w;
+    w->devices = calloc(gpu->n_devices, sizeof(*w->devices));
+    if (!w->devices)
+        return -ENOMEM;
+    for (size_t i = 0; i < gpu->n_devices; i++)
+        TAILQ_INIT(&w->devices[i].waiting);
+    snprintf(threads, sizeof(threads), "%" PRIu32, worker_threads(gpu));
+    setenv("UV_THREADPOOL_SIZE", threads, 1);
+    /* libuv starts its threads with the first work, and ends the process where it cannot. */
+    uv_queue_work(loop, &w->start, on_start, NULL);
     return backings_init(&w->backings, gpu);
 }
 
@@ -32,21 +65,26 @@ void
 worker_deinit(struct worker *w)
 {
     struct memory *m;
+    struct drv_error err = {0}; /* of the last one that failed */
+    uint64_t bytes = 0;
 
     while ((m = LIST_FIRST(&w->memories))) {
-        if (backing_release(&w->backings, &m->backing, &m->err) < 0)
-            log_error("giving %" PRIu64 " bytes back at the end: %s", m->backing.size,
-                      m->err.message);
+        if (backing_release(&w->backings, &m->backing, &err) < 0)
+            bytes += m->backing.size;
         LIST_REMOVE(m, link);
         free(m);
     }
+    if (bytes > 0)
+        log_error("giving %" PRIu64 " bytes back at the end: %s", bytes, err.message);
     backings_deinit(&w->backings);
+    free(w->devices);
 }
 
 /* ---- allocation ---- */
 
 struct alloc_work {
     uv_work_t work;
+    TAILQ_ENTRY(alloc_work) link; /* device->waiting */
     struct worker *worker;
     uint64_t job;
     enum core_kind kind;
@@ -103,10 +141,9 @@ take_result(struct alloc_work *a, struct core_alloc_result *result)
 }
 
 static void
-alloc_after(uv_work_t *work, int status UNUSED)
+report(struct alloc_work *a_consume)
 {
-    _cleanup_(alloc_work_freep) struct alloc_work *a =
-        container_of(work, struct alloc_work, work);
+    _cleanup_(alloc_work_freep) struct alloc_work *a = a_consume;
     struct core_alloc_result result = {.error = a->error,
                                        .cuda = a->err.result,
                                        .text = a->err.message,
@@ -121,6 +158,80 @@ alloc_after(uv_work_t *work, int status UNUSED)
         result.context = a->kind == KIND_LEGACY;
     }
     a->worker->ops->alloc_done(a->worker->userdata, a->job, &result);
+}
+
+static void on_stuck(uv_timer_t *timer);
+
+static void
+watch(struct worker *w, uint64_t ms)
+{
+    if (!uv_is_active((uv_handle_t *)&w->stuck))
+        uv_timer_start(&w->stuck, on_stuck, ms, 0);
+}
+
+static void alloc_after(uv_work_t *work, int status);
+
+static void
+run_waiting(struct worker *w, struct worker_device *d)
+{
+    struct alloc_work *a;
+
+    while (d->n_running < WORKER_DEVICE_MAX && (a = TAILQ_FIRST(&d->waiting))) {
+        TAILQ_REMOVE(&d->waiting, a, link);
+        if (d->n_running++ == 0)
+            d->back_ms = uv_now(w->loop);
+        uv_queue_work(w->loop, &a->work, alloc_run, alloc_after);
+    }
+    if (!TAILQ_EMPTY(&d->waiting))
+        watch(w, uv_now(w->loop) - d->back_ms < WORKER_STUCK_MS ? WORKER_STUCK_MS : 0);
+}
+
+static void
+alloc_after(uv_work_t *work, int status UNUSED)
+{
+    struct alloc_work *a = container_of(work, struct alloc_work, work);
+    struct worker *w = a->worker;
+    struct worker_device *d = &w->devices[a->device];
+
+    if (a->kind == KIND_PINNED) {
+        report(a);
+        return;
+    }
+    d->n_running--;
+    d->back_ms = uv_now(w->loop);
+    report(a);
+    run_waiting(w, d);
+}
+
+/* One at a time: the core sends the next one then, and may have thousands. */
+static void
+fail_first(struct worker *w, struct worker_device *d)
+{
+    struct alloc_work *a = TAILQ_FIRST(&d->waiting);
+
+    TAILQ_REMOVE(&d->waiting, a, link);
+    a->error = -EIO;
+    snprintf(a->err.message, sizeof(a->err.message),
+             "device %u: it has not answered the driver for %d s", (unsigned)a->device,
+             WORKER_STUCK_MS / 1000);
+    report(a);
+    run_waiting(w, d);
+}
+
+static void
+on_stuck(uv_timer_t *timer)
+{
+    struct worker *w = timer->data;
+
+    for (size_t i = 0; i < w->gpu->n_devices; i++) {
+        struct worker_device *d = &w->devices[i];
+        if (TAILQ_EMPTY(&d->waiting))
+            continue;
+        if (uv_now(w->loop) - d->back_ms >= WORKER_STUCK_MS)
+            fail_first(w, d);
+        else
+            run_waiting(w, d);
+    }
 }
 
 int
@@ -141,7 +252,12 @@ worker_alloc(struct worker *w, uint64_t job, enum core_kind kind, uint32_t devic
     a->device = device;
     a->size = size;
     started = TAKE_PTR(a);
-    uv_queue_work(w->loop, &started->work, alloc_run, alloc_after);
+    if (kind == KIND_PINNED) {
+        uv_queue_work(w->loop, &started->work, alloc_run, alloc_after);
+        return 0;
+    }
+    TAILQ_INSERT_TAIL(&w->devices[device].waiting, started, link);
+    run_waiting(w, &w->devices[device]);
     return 0;
 }
 

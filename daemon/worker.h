@@ -17,8 +17,10 @@
 #include "core.h"
 #include "gpu.h"
 
-/* What libuv starts. More calls would queue up in its pool, where the first comes first. */
-#define WORKER_THREADS 4
+/* Allocations of one device at a time: where they do not come back, the threads of the others are
+ * left. Further ones wait, and fail when none has come back for so long. */
+#define WORKER_DEVICE_MAX 3
+#define WORKER_STUCK_MS   10000
 
 struct worker_ops { /* called on the loop */
     void (*alloc_done)(void *userdata, uint64_t job, const struct core_alloc_result *result);
@@ -32,9 +34,15 @@ struct worker {
     const struct gpu *gpu;
     const struct worker_ops *ops;
     void *userdata;
+    uv_work_t start;
+    struct worker_device *devices; /* of gpu */
+    uv_timer_t stuck;
     struct backings backings;
     LIST_HEAD(, memory) memories; /* all that is not released */
 };
+
+/* Calls at a time. More would queue up in libuv's pool, where the first comes first. */
+uint32_t worker_threads(const struct gpu *gpu);
 
 /* -ENOMEM. */
 int worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu,

@@ -365,8 +365,8 @@ timelines_give(struct pager *pager, uint32_t i)
     struct caid_timeline_entry entry;
 
     if (!entry_fill(&entry, m, &pager->text) ||
-        !pager_go_on(pager, m->pool, m->name, list->params.all ? &list->params.pool : NULL,
-                     &list->params.after))
+        !pager_go_on(pager, m->pool, m->name, 0, 0,
+                     list->params.all ? &list->params.pool : NULL, &list->params.after))
         return pager_fail(pager, -EPROTO);
     return list->fn(&entry, list->userdata);
 }

@@ -47,7 +47,7 @@ pools_give(struct pager *pager, uint32_t i)
     struct caid_pool pool;
 
     if (!pool_fill(&pool, m, &pager->text) ||
-        !pager_go_on(pager, m->name, m->name, NULL, &pools->params.after))
+        !pager_go_on(pager, m->name, m->name, 0, 0, NULL, &pools->params.after))
         return pager_fail(pager, -EPROTO);
     return pools->fn(&pool, pools->userdata);
 }

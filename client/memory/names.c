@@ -62,8 +62,8 @@ list_give(struct pager *pager, uint32_t i)
     struct caid_entry entry;
 
     if (!entry_fill(&entry, pager->client, m, &pager->text) ||
-        !pager_go_on(pager, m->pool, m->name, list->params.all ? &list->params.pool : NULL,
-                     &list->params.after))
+        !pager_go_on(pager, m->pool, m->name, 0, 0,
+                     list->params.all ? &list->params.pool : NULL, &list->params.after))
         return pager_fail(pager, -EPROTO);
     return list->fn(&entry, list->userdata);
 }
@@ -190,8 +190,8 @@ unnamed_give(struct pager *pager, uint32_t i)
     if (m->n_entries != 1 ||
         !entry_fill(&details.entry, pager->client, &m->entries[0], &pager->text) ||
         !holders_fill(holders, m->holders, m->n_holders, &pager->text) ||
-        !pager_go_on(pager, m->entries[0].pool, m->entries[0].name,
-                     params->all ? &params->pool : NULL, &params->name))
+        !pager_go_on(pager, m->entries[0].pool, m->entries[0].name, details.entry.generation,
+                     m->array, params->all ? &params->pool : NULL, &params->name))
         return pager_fail(pager, -EPROTO);
     params->generation = details.entry.generation;
     params->array = m->array;

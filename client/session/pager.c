@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "client.h"
 
@@ -12,17 +13,35 @@ pager_scratch(const struct reply *reply)
     return malloc(reply->n);
 }
 
-bool
-pager_go_on(struct pager *pager, struct msg_str pool, struct msg_str name,
-            struct msg_str *ret_pool, struct msg_str *ret_after)
+static int
+compare(const struct pager_cursor *a, const struct pager_cursor *b)
 {
+    int c = strcmp(a->pool, b->pool);
+
+    if (c == 0)
+        c = strcmp(a->name, b->name);
+    if (c == 0)
+        c = (a->generation > b->generation) - (a->generation < b->generation);
+    return c ? c : (a->array > b->array) - (a->array < b->array);
+}
+
+/* All lists are in this order. One that does not get on could have no end. */
+bool
+pager_go_on(struct pager *pager, struct msg_str pool, struct msg_str name, uint64_t generation,
+            uint64_t array, struct msg_str *ret_pool, struct msg_str *ret_after)
+{
+    struct pager_cursor at = {.generation = generation, .array = array};
+
     if (pool.n >= CURSOR_MAX || name.n >= CURSOR_MAX)
         return false;
-    text_copy(pager->pool, CURSOR_MAX, pool);
-    text_copy(pager->after, CURSOR_MAX, name);
+    text_copy(at.pool, CURSOR_MAX, pool);
+    text_copy(at.name, CURSOR_MAX, name);
+    if (compare(&at, &pager->at) <= 0)
+        return false;
+    pager->at = at;
     if (ret_pool)
-        *ret_pool = MSG_STR(pager->pool);
-    *ret_after = MSG_STR(pager->after);
+        *ret_pool = MSG_STR(pager->at.pool);
+    *ret_after = MSG_STR(pager->at.name);
     return true;
 }
 

@@ -17,6 +17,12 @@
 /* Bytes of a name or a pool that a list goes on after, and the terminator. */
 #define CURSOR_MAX 512
 
+/* An entry's place in the order of a list; no such numbers: 0. */
+struct pager_cursor {
+    char pool[CURSOR_MAX], name[CURSOR_MAX];
+    uint64_t generation, array;
+};
+
 struct pager {
     struct caid_client *client;
     enum msg_method method;
@@ -30,7 +36,7 @@ struct pager {
     int (*give)(struct pager *pager, uint32_t i);
 
     char *text; /* where the C strings of the entry go: they fit, whatever the packet says */
-    char pool[CURSOR_MAX], after[CURSOR_MAX]; /* what was given last */
+    struct pager_cursor at; /* what was given last */
     bool failed;
 };
 
@@ -68,6 +74,7 @@ int pager_run(struct pager *pager, struct caid_error *error);
 char *pager_scratch(const struct reply *reply);
 
 /* Has the list go on after that name, and, where ret_pool is not NULL, in that pool. False: it
- * is no name. */
+ * is no name, or does not come after what was given last. */
 bool pager_go_on(struct pager *pager, struct msg_str pool, struct msg_str name,
-                 struct msg_str *ret_pool, struct msg_str *ret_after);
+                 uint64_t generation, uint64_t array, struct msg_str *ret_pool,
+                 struct msg_str *ret_after);

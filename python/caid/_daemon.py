@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
 import pathlib
@@ -22,6 +24,8 @@ from ._errors import NoDaemonError
 _POLL_S = 0.05  # how often a daemon that is starting is looked after
 _STOP_S = 10.0  # what it has for a clean stop
 _LOG_TAIL = 4000  # characters of its log in an error
+
+_SYS_PIDFD_OPEN = 434  # of all machines
 
 # Of the service manager that runs us, not of our daemon.
 _NOT_INHERITED = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")
@@ -77,8 +81,9 @@ class LocalDaemon:
     Notes
     -----
     The daemon is stopped by stop(), by leaving the ``with`` block, when the object is collected
-    and when the interpreter exits. It has a session of its own, so that Ctrl-C is not its end. If
-    this process is killed, the daemon goes on: nothing tells it.
+    and when this process ends, however it does; its children, too, have no daemon then. (Of a
+    process that is killed, the directory stays.) It has a session of its own, so that Ctrl-C is
+    not its end.
     """
 
     def __init__(
@@ -119,13 +124,14 @@ class LocalDaemon:
         environment["NOTIFY_SOCKET"] = str(notify)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
             ready.bind(str(notify))
-            with open(self._log, "wb") as log:
+            with open(self._log, "wb") as log, _own_pidfd() as pidfd:
                 process = subprocess.Popen(
-                    command,
+                    [*command, f"--stop-fd={pidfd}"],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env=environment,
+                    pass_fds=[pidfd],
                     start_new_session=True,
                 )
             try:
@@ -184,6 +190,22 @@ class LocalDaemon:
 
     def __repr__(self):
         return f"<caid.LocalDaemon {self.address!r} pid={self.pid}>"
+
+
+@contextlib.contextmanager
+def _own_pidfd():
+    """This process, as a file descriptor. A pipe would not do: forked children would keep it open."""
+    if hasattr(os, "pidfd_open"):
+        pidfd = os.pidfd_open(os.getpid())
+    else:  # a Python that was built with old headers
+        libc = ctypes.CDLL(None, use_errno=True)
+        pidfd = libc.syscall(ctypes.c_long(_SYS_PIDFD_OPEN), os.getpid(), 0)
+        if pidfd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
 
 
 def _config_path(directory, config):

@@ -29,7 +29,7 @@ struct samples {
 };
 
 struct results {
-    struct samples pings, creates;
+    struct samples pings, connects, creates;
 };
 
 static void
@@ -64,19 +64,21 @@ ping_for(const char *socket, uint64_t until_ns, struct samples *ret)
     wire_deinit(&w);
 }
 
-/* On a new connection each, so that the block's fd comes along. */
+/* Each on a new connection, which is heard of its hello, too; so the block's fd comes along. */
 static void
-create_for(const char *socket, uint64_t until_ns, struct samples *ret)
+create_for(const char *socket, uint64_t until_ns, struct results *ret)
 {
     const int64_t n = 4096;
     const struct msg_create_params params = {.typestr = MSG_STR("|u1"), .shape = {&n, 1}};
 
     while (clock_now_ns() < until_ns) {
         struct wire w;
-        wire_init(&w, socket);
         uint64_t since = clock_now_ns();
+        wire_init(&w, socket);
+        add(&ret->connects, since);
+        since = clock_now_ns();
         wire_call(&w, MSG_CREATE, &params, NULL);
-        add(ret, since);
+        add(&ret->creates, since);
         wire_deinit(&w);
         usleep(1000);
     }
@@ -85,12 +87,12 @@ create_for(const char *socket, uint64_t until_ns, struct samples *ret)
 static void
 measure(const char *socket, uint64_t for_ns, struct results *ret)
 {
-    ret->pings.n = ret->creates.n = 0;
+    ret->pings.n = ret->connects.n = ret->creates.n = 0;
     pid_t victim = fork();
     if (victim == 0) {
         become(VICTIM);
         ping_for(socket, clock_now_ns() + for_ns, &ret->pings);
-        create_for(socket, clock_now_ns() + for_ns / 2, &ret->creates);
+        create_for(socket, clock_now_ns() + for_ns / 2, ret);
         _exit(0);
     }
     waitpid(victim, NULL, 0);
@@ -116,9 +118,11 @@ static void
 print_row(const char *name, struct results *r)
 {
     qsort(r->pings.ns, r->pings.n, sizeof(uint64_t), compare);
+    qsort(r->connects.ns, r->connects.n, sizeof(uint64_t), compare);
     qsort(r->creates.ns, r->creates.n, sizeof(uint64_t), compare);
-    printf("%-10s %10.0f %10.0f %10.0f %12.0f %12.0f\n", name, quantile_us(&r->pings, 0.5),
-           quantile_us(&r->pings, 0.99), quantile_us(&r->pings, 1),
+    printf("%-10s %10.0f %10.0f %10.0f %12.0f %10.0f %12.0f %10.0f\n", name,
+           quantile_us(&r->pings, 0.5), quantile_us(&r->pings, 0.99), quantile_us(&r->pings, 1),
+           quantile_us(&r->connects, 0.5), quantile_us(&r->connects, 0.99),
            quantile_us(&r->creates, 0.5), quantile_us(&r->creates, 1));
     fflush(stdout);
 }
@@ -182,8 +186,8 @@ main(int argc, char **argv)
 
     if (results == MAP_FAILED || setrlimit(RLIMIT_NOFILE, &fds) < 0)
         err(1, "%u connections", n_conns);
-    printf("%-10s %10s %10s %10s %12s %12s  (us)\n", "", "ping p50", "p99", "max", "create p50",
-           "max");
+    printf("%-10s %10s %10s %10s %12s %10s %12s %10s  (us)\n", "", "ping p50", "p99", "max",
+           "connect p50", "p99", "create p50", "max");
     measure(argv[1], for_ns, results);
     print_row("(quiet)", results);
     for (size_t i = 0; i < n_attacks; i++)

@@ -9,6 +9,8 @@
 #include <sys/epoll.h>
 #include <sys/wait.h>
 
+#include "base/packet.h"
+
 #define N_NAMES 1024
 
 static bool
@@ -305,6 +307,36 @@ connects(const struct attack_setup *setup)
     }
 }
 
+/* Without a word. */
+static void
+knocks(const struct attack_setup *setup)
+{
+    begin(setup);
+    while (goes_on(setup)) {
+        int sock;
+        if (packet_connect(setup->socket, &sock) == 0)
+            fd_close(sock);
+    }
+}
+
+/* The same, but each stays for a while. */
+static void
+queue_up(const struct attack_setup *setup)
+{
+    unsigned int n = setup->n_conns / 4 + 1;
+    int *socks = calloc(n, sizeof(*socks));
+
+    if (!socks)
+        err(1, "calloc");
+    memset(socks, -1, n * sizeof(*socks));
+    begin(setup);
+    for (unsigned int i = 0; goes_on(setup); i = (i + 1) % n) {
+        fd_close(socks[i]);
+        if (packet_connect(setup->socket, &socks[i]) < 0)
+            socks[i] = -1;
+    }
+}
+
 /* Creates that need the driver, by processes that do not wait for them. */
 static void
 orphans(const struct attack_setup *setup)
@@ -335,6 +367,8 @@ const struct attack attacks[] = {
     {"unread", "fds that nobody takes", unread_fds, 1},
     {"fds", "idle connections, and one-byte blocks", all_fds, 1},
     {"connect", "connections that come and go", connects, 4},
+    {"knock", "connections that close without a word", knocks, 4},
+    {"queue", "the same, each for a while", queue_up, 4},
     {"orphans", "creates of clients that go", orphans, 1},
 };
 const size_t n_attacks = ARRAY_SIZE(attacks);

@@ -443,6 +443,35 @@ CAID_TEST(hostile, a_list_that_never_ends)
     fake_stop(&fake);
 }
 
+static void
+script_same_entry(struct fake *fake)
+{
+    const struct msg_entry entry = {.pool = MSG_STR("p"), .name = MSG_STR("x")};
+    const struct msg_list_result result = {.entries = &entry, .n_entries = 1, .more = true};
+
+    while (fake_request(fake) == MSG_LIST)
+        fake_result(fake, MSG_LIST, &result, NULL, 0);
+}
+
+/* Stops it at last. */
+static int
+count_to_ten(const struct caid_entry *entry, void *userdata)
+{
+    return count_entry(entry, userdata) == 0 && *(int *)userdata >= 10;
+}
+
+CAID_TEST(hostile, a_list_that_repeats_itself)
+{
+    struct fake fake;
+    int n = 0;
+
+    struct caid_client *client = fake_start(&fake, script_same_entry, NULL);
+    assert_failed(caid_list(client, NULL, count_to_ten, &n, &error), CAID_ERR_PROTOCOL);
+    cr_assert_eq(n, 1);
+    caid_client_close(client);
+    fake_stop(&fake);
+}
+
 /* ---- replies with one thing wrong ---- */
 
 static int

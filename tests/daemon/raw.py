@@ -97,11 +97,11 @@ class Client:
 
     def __init__(self, path, hello=True, timeout=20):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock.settimeout(timeout)
         self.next_id = 0
         self.fds = []  # of the last packet
         try:
-            self.sock.connect(str(path))
+            self.sock.connect(str(path))  # waits for room in the backlog, as it would not with a timeout
+            self.sock.settimeout(timeout)
             self.hello = self.call("hello", version_min=1, version_max=1) if hello else None
         except BaseException:
             self.sock.close()

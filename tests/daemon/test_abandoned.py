@@ -5,6 +5,7 @@ import contextlib
 import time
 
 import pytest
+import raw
 from conftest import AT_ONCE, fd_count, fork, in_child, kill, memory, nothing_charged, refused, wait_for
 from slots import ask, begin, create, end, entry, fences, give_up, is_waiting, open_, own_page, pages, signal
 
@@ -143,6 +144,17 @@ def test_writer_that_hangs_up_keeps_writers_out(daemon):
         c.response(request)
         end(c, 1)
         begin(c, 1, read=[lease])
+
+
+def test_stop_of_the_daemon(daemon):
+    """The writer lives: whoever waits for it sees the connection end, and no death."""
+    with daemon.client() as writer, daemon.client() as reader:
+        begin(writer, 1, write=[create(writer, "x")])
+        request = ask(reader, 1, read=[open_(reader, "x")])
+        assert is_waiting(reader)
+        assert daemon.stop() == 0
+        with pytest.raises(raw.Closed):
+            reader.response(request)
 
 
 # ---- memory (I2) ----

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import time
 
 import pytest
 import raw
@@ -13,7 +14,9 @@ from conftest import (
     AT_ONCE,
     DEADLINE,
     MIB,
+    become,
     fd_count,
+    fork,
     in_child,
     is_sanitized,
     kill,
@@ -22,7 +25,7 @@ from conftest import (
     used,
     wait_for,
 )
-from raw import pack
+from raw import pack, unpack
 
 
 @pytest.fixture
@@ -226,6 +229,15 @@ def test_unread_fds_do_not_hold_up_others_for_ever(start):
     assert "left too many fds unread" in d.text()
 
 
+def test_reply_with_more_fds_than_a_uid_may_leave_unread(start):
+    """Comes all the same, since nothing else of that uid is under way."""
+    d = start(max_fds=1024)
+    with d.client() as owner, d.client() as reader:
+        names = make_names(owner, 200)
+        reader.request("open", names=names, mode="r")
+        assert read_opens(reader, 200) == 200
+
+
 def test_queued_fds_of_all_are_bounded(start):
     """When all together have too many in their queues, it is the one who has not read for longest
     that goes; the others get everything."""
@@ -250,6 +262,69 @@ def test_queued_fds_of_all_are_bounded(start):
             assert read_opens(c, 8) == 8
         assert deaf.is_closed()
     assert "left too much unread" in d.text()
+
+
+# ---- those who come ----
+
+BOB = 60002
+HELLO = pack([0, 1, "hello", {"version_min": 1, "version_max": 1}])
+
+
+def knock(daemon, say=HELLO):
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(DEADLINE)
+    sock.connect(str(daemon.socket))
+    if say:
+        sock.send(say)
+    return sock
+
+
+def test_who_has_gone_without_a_word_costs_nothing(start):
+    d = start()  # which has been tried already
+    with d.client() as c:
+        with d.paused():
+            for _ in range(100):
+                knock(d, say=None).close()
+            knock(d).close()  # has said something
+        wait_for(lambda: d.text().count("hung up") >= 2, "the last of them")
+        assert c.call("status")["connections"] == 1
+        assert d.text().count("hung up") == 2
+
+
+def test_stop_while_some_wait_to_be_taken_up(start):
+    d = start()
+    with d.paused():
+        socks = [knock(d) for _ in range(100)]
+        d.process.send_signal(signal.SIGTERM)
+    assert d.process.wait(DEADLINE) == 0
+    for sock in socks:
+        sock.close()
+
+
+@needs_root
+@pytest.mark.skipif(is_sanitized(), reason="all takes as long as a uid's share there")
+def test_a_crowd_of_one_uid_does_not_go_first():
+    """They came first, and all that they cost comes later."""
+    with public_daemon("") as d, d.paused():
+        ready = fork.Event()
+
+        def crowd():
+            become(BOB, [])
+            socks = [knock(d) for _ in range(100)]
+            ready.set()
+            time.sleep(DEADLINE)
+            del socks
+
+        process = fork.Process(target=crowd)
+        process.start()
+        assert ready.wait(DEADLINE)
+        with knock(d) as sock:
+            sock.send(pack([0, 2, "status", {}]))
+            d.process.send_signal(signal.SIGCONT)
+            sock.recv(65536)
+            status = unpack(sock.recv(65536))[3]
+        kill(process)
+    assert status["connections"] < 90
 
 
 # ---- many clients ----

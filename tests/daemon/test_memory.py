@@ -7,10 +7,11 @@ import os
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 import raw
-from conftest import AT_ONCE, MIB, NEVER, charges, fd_count, nothing_charged, refused, wait_for
+from conftest import AT_ONCE, DEADLINE, MIB, NEVER, charges, fd_count, nothing_charged, refused, wait_for
 NO_MEMORY, DRIVER, UNSUPPORTED = 11, 13, 16
 CUDA_INVALID_VALUE, CUDA_OUT_OF_MEMORY, CUDA_UNKNOWN = 1, 2, 999
 KINDS = ["device", "legacy", "pinned"]
@@ -323,6 +324,41 @@ def test_failing_release_of_age(start):
         assert (info["quarantined"], info["releases"]) == (1, 2)
     assert nothing_charged(d)
     assert "written off" in d.text()
+
+
+def test_device_that_does_not_answer(start, tmp_path):
+    """Keeps its own calls waiting, then has them fail, and leaves threads to other devices."""
+    d = start(config=NEVER, CAID_SOFTCUDA_DEVICES=2, CAID_SOFTCUDA_CONTROL=tmp_path / "control")
+    with d.client() as c, d.client() as other:
+        one, two = (device["uuid"] for device in c.call("memory_info")["devices"])
+        stuck = {"typestr": "|u1", "shape": [4 * MIB], "exclusive": True, "device": one}
+        assert d.driver(f"fail cuMemCreate=delay:{DEADLINE * 1000000}") == ""
+        requests = [c.request("create", **stuck) for _ in range(20)]
+        wait_for(lambda: d.driver_count("cuMemCreate") >= 3, "the calls")
+        time.sleep(0.2)  # for one too many
+        d.driver("clear")
+        own(other, 4 * MIB, device=two)
+        e = refused(DRIVER, c.response, requests[3])
+        assert "has not answered" in str(e)
+        own(other, 4 * MIB, memory="pinned")
+    d.kill()
+
+
+def test_log_of_many_failing_releases(start):
+    """A device that takes nothing back any more does not fill the log."""
+    d = start(config=NEVER, CAID_SOFTCUDA_FAIL="cuMemRelease@1+=UNKNOWN")
+    with d.client() as c:
+        for _ in range(5):
+            close(c, own(c, 4 * MIB))
+            refused(DRIVER, c.call, "flush")
+        for i in range(5):
+            create(c, 4 * MIB, name=f"x{i}", exclusive=True)  # given back at the end
+    assert d.stop() == 0
+    told = [line for line in d.text().splitlines() if "cuMemRelease: " in line]
+    assert len(told) == 3
+    assert "1 block is written off" in told[0]
+    assert "4 blocks are written off" in told[1]
+    assert f"giving {20 * MIB} bytes back" in told[2]
 
 
 def test_out_of_memory_with_a_failing_release(start):

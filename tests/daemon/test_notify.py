@@ -64,6 +64,17 @@ def test_without_a_manager_a_missing_driver_is_the_end(start):
     assert not d.socket.exists()
 
 
+def test_a_stop_by_fd_while_the_driver_does_not_answer(start, manager):
+    reader, writer = os.pipe()
+    d = start("--driver=cuda", f"--stop-fd={reader}", wait=False, pass_fds=[reader],
+              NOTIFY_SOCKET=manager.name, CUDA_VISIBLE_DEVICES="")
+    os.close(reader)
+    manager.receive()
+    os.close(writer)
+    assert d.process.wait(DEADLINE) == 0
+    assert not d.socket.exists()
+
+
 def test_watchdog(start, manager):
     d = start(wait=False, NOTIFY_SOCKET=manager.name, WATCHDOG_USEC=20000)
     manager.receive_until("READY=1")

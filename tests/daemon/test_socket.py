@@ -27,6 +27,30 @@ def test_clean_stop(start, tmp_path, signum):
     assert files(tmp_path) == set()
 
 
+@pytest.mark.parametrize("how", ["readable", "hung up"])
+def test_stop_by_fd(start, tmp_path, how):
+    reader, writer = os.pipe()
+    d = start(f"--stop-fd={reader}", pass_fds=[reader])
+    os.close(reader)
+    with d.client() as c:
+        assert c.call("ping") == {}
+        os.write(writer, b"x" * (how == "readable"))
+        if how == "hung up":
+            os.close(writer)
+        assert d.process.wait(DEADLINE) == 0
+        assert c.is_closed()
+    if how == "readable":
+        os.close(writer)
+    assert files(tmp_path) == set()
+
+
+@pytest.mark.parametrize("fd", ["2", "999", "x", ""])
+def test_stop_fd_that_is_none(tmp_path, fd):
+    r = run_caid("--foreground", f"--socket={tmp_path}/x", f"--stop-fd={fd}")
+    assert r.returncode == 1
+    assert f"--stop-fd={fd}: not an open file descriptor" in r.stderr
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
 def test_mode(start, mode):
     d = start(config=f"[daemon]\nsocket_mode = {mode:04o}\n")
@@ -72,6 +96,25 @@ def test_lock_file_that_is_a_link(tmp_path):
     r = run_caid("--foreground", f"--socket={tmp_path}/x")
     assert r.returncode == 1
     assert files(tmp_path) == {"x.lock"}
+
+
+def test_lock_file_that_is_a_pipe(tmp_path):
+    """To open it would wait for somebody who writes."""
+    os.mkfifo(tmp_path / "x.lock")
+    r = run_caid("--foreground", f"--socket={tmp_path}/x")
+    assert r.returncode == 1
+    assert "x.lock: exists and is no file" in r.stderr
+    assert files(tmp_path) == {"x.lock"}
+
+
+def test_hangup_of_the_terminal(start, tmp_path):
+    """Is no end, also in the foreground: it would leave a socket that nobody serves."""
+    d = start()
+    d.process.send_signal(signal.SIGHUP)
+    with d.client() as c:
+        assert c.call("ping") == {}
+    assert d.stop() == 0
+    assert files(tmp_path) == set()
 
 
 def test_path_that_is_too_long(tmp_path):

@@ -72,6 +72,23 @@ def test_the_interpreters_exit_stops_it():
     assert not is_alive(int(pid)) and not pathlib.Path(address).parent.exists()
 
 
+def test_a_killed_interpreter_takes_it_along():
+    """Also while a child lives that has inherited all that can be inherited."""
+    code = "import os, time, caid; d = caid.LocalDaemon(); print(d.pid, os.fork(), flush=True); time.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as p:
+        words = (p.stdout.readline() + p.stdout.readline()).split()
+        daemon = int(words[0])
+        (child,) = {int(word) for word in words} - {daemon, 0}
+        p.kill()
+        try:
+            wait_until(lambda: not is_alive(daemon))
+            assert is_alive(child)
+        finally:
+            for pid in {daemon, child}:
+                if is_alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+
 def test_a_forked_child_leaves_it_alone():
     with caid.LocalDaemon() as d:
         forked(work=d.stop)

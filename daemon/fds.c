@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fds.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "base/log.h"
+#include "base/macros.h"
+
+#define RESERVED 64 /* for blocks, the driver and the log */
+
+void
+fds_raise_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return;
+    limit.rlim_cur = limit.rlim_max < FDS_MAX ? limit.rlim_max : FDS_MAX;
+    if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
+        log_warning("cannot raise the limit of open files: %s", strerror(errno));
+}
+
+uint32_t
+fds_max(void)
+{
+    static uint32_t max; /* asked once */
+    struct rlimit limit;
+
+    if (max == 0)
+        max = getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > FDS_MAX
+                  ? FDS_MAX
+                  : (uint32_t)limit.rlim_cur;
+    return max;
+}
+
+uint32_t
+fds_shared(void)
+{
+    uint32_t kept = fds_max() / 2 + RESERVED + 2 * FDS_ACCEPT_MAX, least = 2 * FDS_ACCEPT_MAX;
+
+    return fds_max() > kept + least ? fds_max() - kept : least;
+}
+
+/* How many there have to be for the next connections: the kernel gives out the lowest that is
+ * free. */
+static uint32_t
+count_needed(int any_fd)
+{
+    int lowest = fcntl(any_fd, F_DUPFD_CLOEXEC, 0);
+
+    if (lowest < 0)
+        return UINT32_MAX;
+    close(lowest);
+    return (uint32_t)lowest + 2 * FDS_ACCEPT_MAX + RESERVED;
+}
+
+bool
+fds_are_short(int any_fd)
+{
+    return count_needed(any_fd) > fds_max();
+}
+
+int
+fds_check(int any_fd)
+{
+    uint32_t needed = count_needed(any_fd);
+
+    if (needed <= fds_max())
+        return 0;
+    if (needed == UINT32_MAX) /* there is none left to tell by */
+        needed = fds_max() + 2 * FDS_ACCEPT_MAX + RESERVED;
+    log_error("a limit of %u open files leaves none to clients: at least %u are needed "
+              "(RLIMIT_NOFILE; ulimit -n, or LimitNOFILE= of a service)",
+              fds_max(), needed);
+    return -EMFILE;
+}
+
+static void
+on_scratch(uv_poll_t *scratch UNUSED, int status UNUSED, int events UNUSED)
+{
+}
+
+int
+fds_reserve(uv_loop_t *loop, uv_poll_t *scratch, int any_fd)
+{
+    _cleanup_fd_ int highest = fcntl(any_fd, F_DUPFD_CLOEXEC, (int)fds_max() - 1);
+    int r = highest < 0 ? -errno : uv_poll_init(loop, scratch, highest);
+
+    if (r < 0)
+        return r;
+    uv_poll_start(scratch, UV_DISCONNECT, on_scratch);
+    uv_close((uv_handle_t *)scratch, NULL);
+    return 0;
+}
