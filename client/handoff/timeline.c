@@ -159,6 +159,7 @@ caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const
         .call = {.method = MSG_OPEN_TIMELINE,
                  .params = &params,
                  .take = take_open,
+                 .adopt = page_adopt,
                  .has_pages = true},
     };
     r = call_make(client, &call.call, error);

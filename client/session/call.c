@@ -5,12 +5,14 @@
 #include <poll.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include "base/clock.h"
 #include "base/packet.h"
 #include "client.h"
 #include "feature.h"
+#include "late.h"
 #include "spin.h"
 
 /* How long a client that ends waits for the daemon to read. */
@@ -71,6 +73,8 @@ call_end(struct caid_client *client, struct call *call, int r)
     TAILQ_REMOVE(list_of(client, call), call, entry);
     client->n_block_calls -= call->has_blocks;
     client->n_page_calls -= call->has_pages;
+    client->n_late -= call->late;
+    call->late = false;
     if (client->barrier && client->n_block_calls == 0)
         reaper_wake(client);
     call->r = r;
@@ -142,25 +146,38 @@ call_flush(struct caid_client *client)
     return r;
 }
 
-/* A daemon that does not read is not to stop the threads that have a reply to read. */
-static void
-wait_for_room(struct caid_client *client, int timeout_ms)
+/* 0, or -ETIMEDOUT, -EINTR. */
+static int
+poll_until(struct pollfd *fds, nfds_t n, uint64_t deadline_ns)
+{
+    uint64_t now = clock_now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
+    const struct timespec time_left = {.tv_sec = (time_t)(left / NSEC_PER_SEC),
+                                       .tv_nsec = (long)(left % NSEC_PER_SEC)};
+    int r = ppoll(fds, n, deadline_ns == UINT64_MAX ? NULL : &time_left, NULL);
+
+    return r > 0 ? 0 : r == 0 ? -ETIMEDOUT : -errno;
+}
+
+/* A daemon that does not read is not to stop the threads that have a reply to read. False: the
+ * time is over. */
+static bool
+wait_for_room(struct caid_client *client, uint64_t deadline_ns)
 {
     struct pollfd poll_fd = {.fd = client->sock, .events = POLLOUT};
 
     pthread_mutex_unlock(&client->lock);
-    poll(&poll_fd, 1, timeout_ms);
+    int r = poll_until(&poll_fd, 1, deadline_ns);
     pthread_mutex_lock(&client->lock);
+    return r != -ETIMEDOUT;
 }
 
 void
 call_flush_all(struct caid_client *client)
 {
-    uint64_t end_ns = clock_now_ns() + FLUSH_NS, now_ns;
+    uint64_t end_ns = clock_now_ns() + FLUSH_NS;
 
-    while (call_flush(client) < 0 && client->lost.code == 0 &&
-           (now_ns = clock_now_ns()) < end_ns)
-        wait_for_room(client, (int)((end_ns - now_ns) / NSEC_PER_MSEC) + 1);
+    while (call_flush(client) < 0 && client->lost.code == 0 && wait_for_room(client, end_ns))
+        ;
 }
 
 static int
@@ -237,26 +254,38 @@ send_once(struct caid_client *client, struct call *call, struct caid_error *erro
 }
 
 /* While blocks are to be forgotten, no call begins that could refer to them. */
-static void
+static bool
 wait_for_barrier(struct caid_client *client, const struct call *call)
 {
     while (call->has_blocks && client->barrier && client->lost.code == 0)
-        pthread_cond_wait(&client->barrier_gone, &client->lock);
+        if (!cond_wait_until(&client->barrier_gone, &client->lock, call->deadline_ns))
+            return false;
+    return true;
+}
+
+/* Nothing has been sent: the call leaves nothing behind. */
+static int
+fail_unsent(const struct caid_client *client, const struct call *call, struct caid_error *error)
+{
+    return fail(error, CAID_ERR_TIMEOUT,
+                "%s: the daemon took no %s request in %g s: is it stopped?", client->socket,
+                msg_method_name(call->method), (double)client->call_timeout_ns / NSEC_PER_SEC);
 }
 
 int
 call_start(struct caid_client *client, struct call *call, struct caid_error *error)
 {
-    int r;
+    bool in_time = true;
 
-    wait_for_barrier(client, call);
-    while ((r = send_once(client, call, error)) > 0) {
-        wait_for_room(client, -1);
-        wait_for_barrier(client, call);
-        if (client->lost.code != 0)
-            return fail_again(error, &client->lost);
+    call->deadline_ns = deadline_of(client->call_timeout_ns);
+    while (in_time && wait_for_barrier(client, call)) {
+        int r = send_once(client, call, error);
+        if (r <= 0)
+            return r;
+        in_time = wait_for_room(client, call->deadline_ns);
     }
-    return r;
+    return client->lost.code != 0 ? fail_again(error, &client->lost)
+                                  : fail_unsent(client, call, error);
 }
 
 /* ---- receiving ---- */
@@ -369,37 +398,27 @@ recv_soon(struct caid_client *client, struct call_fds *fds, uint64_t spin_ns)
     return n;
 }
 
-enum recv {
-    RECV_NOW, /* what is there */
-    RECV_SOON,
-    RECV_WAIT,
-};
-
-/* Receives and takes one packet. Returns false when there was none. The lock is dropped while
- * receiving, but for RECV_NOW, which does not look for spin_ns either. */
+/* Receives and takes one packet. Returns false when there was none in spin_ns; unless that is 0,
+ * the lock is dropped meanwhile. */
 static bool
-receive(struct caid_client *client, enum recv how, uint64_t spin_ns)
+receive(struct caid_client *client, uint64_t spin_ns)
 {
     _cleanup_(call_fds_closep) struct call_fds fds;
     struct msg reply;
     int r = 0;
-    bool wait = how != RECV_NOW;
 
     fds.n = 0;
     client->reading = true;
-    if (wait)
+    if (spin_ns > 0)
         pthread_mutex_unlock(&client->lock);
-    ssize_t n = wait ? recv_soon(client, &fds, spin_ns) : -EAGAIN;
-    if (n == -EAGAIN && how != RECV_SOON)
-        n = packet_recv(client->sock, client->packet, fds.fd, PROTO_FDS_MAX, &fds.n,
-                        wait ? 0 : MSG_DONTWAIT);
+    ssize_t n = recv_soon(client, &fds, spin_ns);
     if (n > 0)
         r = msg_parse(&reply, client->packet, (size_t)n);
-    if (wait)
+    if (spin_ns > 0)
         pthread_mutex_lock(&client->lock);
     client->reading = false;
 
-    if (n == -EAGAIN || n == -EINTR)
+    if (n == -EAGAIN)
         return false;
     if (n <= 0) {
         lose_reader(client, n);
@@ -431,15 +450,6 @@ call_pass_reading_on(struct caid_client *client)
     pthread_cond_broadcast(&(waiter ? waiter : TAILQ_FIRST(&client->waiters))->call->wake);
 }
 
-static struct timespec
-time_left(uint64_t deadline_ns)
-{
-    uint64_t now = clock_now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
-
-    return (struct timespec){.tv_sec = (time_t)(left / NSEC_PER_SEC),
-                             .tv_nsec = (long)(left % NSEC_PER_SEC)};
-}
-
 static void
 read_until(struct caid_client *client, uint64_t deadline_ns)
 {
@@ -447,18 +457,17 @@ read_until(struct caid_client *client, uint64_t deadline_ns)
         {.fd = client->sock, .events = POLLIN},
         {.fd = client->wake_fd, .events = POLLIN},
     };
-    struct timespec left = time_left(deadline_ns);
-    uint64_t count;
+    eventfd_t count;
 
     client->reading = true;
     pthread_mutex_unlock(&client->lock);
-    int n = ppoll(fds, ARRAY_SIZE(fds), deadline_ns == UINT64_MAX ? NULL : &left, NULL);
-    if (n > 0 && fds[1].revents && read(fds[1].fd, &count, sizeof(count)) < 0)
-        n = 0; /* somebody was faster */
+    int r = poll_until(fds, ARRAY_SIZE(fds), deadline_ns);
+    if (r == 0 && fds[1].revents)
+        (void)eventfd_read(client->wake_fd, &count);
     pthread_mutex_lock(&client->lock);
     client->reading = false;
-    if (n > 0 && fds[0].revents && client->lost.code == 0)
-        receive(client, RECV_NOW, 0);
+    if (r == 0 && fds[0].revents && client->lost.code == 0)
+        receive(client, 0);
 }
 
 void
@@ -475,18 +484,6 @@ call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadl
     TAILQ_REMOVE(&client->waiters, &waiter, entry);
 }
 
-static void
-call_wait(struct caid_client *client, struct call *call)
-{
-    while (!call->done) {
-        if (client->reading)
-            call_wait_for_news(client, call, UINT64_MAX);
-        else
-            receive(client, RECV_WAIT, SPIN_MIN_NS);
-    }
-    call_pass_reading_on(client);
-}
-
 bool
 call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
                 uint64_t deadline_ns)
@@ -496,7 +493,7 @@ call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_unt
     if (spin_until_ns > deadline_ns)
         spin_until_ns = deadline_ns;
     while (!call->done && !client->reading && (now = clock_now_ns()) < spin_until_ns)
-        receive(client, RECV_SOON, spin_until_ns - now);
+        receive(client, spin_until_ns - now);
     while (!call->done) {
         call_wait_for_news(client, call, deadline_ns);
         if (!call->done && deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns)
@@ -506,18 +503,29 @@ call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_unt
     return call->done;
 }
 
+/* Waits for the reply. Where that does not come in time, the call is given up. */
+static int
+call_wait(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    if (!call_wait_until(client, call, clock_now_ns() + SPIN_MIN_NS, call->deadline_ns)) {
+        struct caid_error why;
+        fail(&why, CAID_ERR_TIMEOUT,
+             "%s: the daemon did not answer the %s request in %g s: is it stopped?",
+             client->socket, msg_method_name(call->method),
+             (double)client->call_timeout_ns / NSEC_PER_SEC);
+        late_give_up(client, call, &why);
+    }
+    return call->r < 0 ? fail_again(error, &call->error) : call->r;
+}
+
 int
 call_run(struct caid_client *client, struct call *call, struct caid_error *error)
 {
-    pthread_cond_init(&call->wake, NULL);
+    cond_init(&call->wake);
     call->error.code = 0;
     int r = call_start(client, call, error);
-    if (r == 0) {
-        call_wait(client, call);
-        r = call->r;
-        if (r < 0)
-            fail_again(error, &call->error);
-    }
+    if (r == 0)
+        r = call_wait(client, call, error);
     pthread_cond_destroy(&call->wake);
     return r;
 }
@@ -545,7 +553,7 @@ void
 call_dispatch(struct caid_client *client)
 {
     call_flush(client);
-    while (client->lost.code == 0 && !client->reading && receive(client, RECV_NOW, 0))
+    while (client->lost.code == 0 && !client->reading && receive(client, 0))
         ;
 }
 

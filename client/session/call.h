@@ -11,6 +11,9 @@
  *
  * Replies are taken in the order of their arrival, whichever thread they are for, because what
  * a reply says about blocks holds for the replies after it (memory/block.h).
+ *
+ * A call whose reply does not come in time is given up (late.h): its caller goes, and the call is
+ * in flight all the same, until the reply has come or the connection has ended.
  */
 #pragma once
 
@@ -45,11 +48,18 @@ struct call {
     struct reply *copy; /* in place of take(): gets the packet */
     bool has_blocks;    /* the reply refers to blocks, and may bring fds */
     bool has_pages;     /* the same of pages of timelines: handoff/page.h */
+    /* Its caller gives it up: makes the one that takes its place, of late_new() or with an `end`
+     * that frees it, which gives back what the reply grants, if any. NULL: no memory. Needed only
+     * where something is granted. */
+    struct call *(*adopt)(struct caid_client *client, struct call *call);
     /* Nobody waits for it in call_run(): told that it is over, with the client locked. */
     void (*end)(struct caid_client *client, struct call *call);
 
     uint64_t seq;
-    bool done;
+    uint64_t deadline_ns; /* from call_start() on: by when there is to be a reply */
+    bool done;            /* nobody is to wait for it any more */
+    bool given_up;        /* another one has taken its place, or this is that one */
+    bool late;            /* the client's thread looks for its reply */
     pthread_cond_t wake;
     int r;
     struct caid_error error; /* where r is not 0 */
@@ -65,7 +75,8 @@ struct waiter {
 
 TAILQ_HEAD(waiter_list, waiter);
 
-/* Sends the request and waits until the reply has been taken. The client is entered
+/* Sends the request and waits until the reply has been taken, for as long as the client's calls
+ * may take: then it is CAID_ERR_TIMEOUT, and the call has been given up. The client is entered
  * (client_enter()); its lock is dropped while waiting. */
 int call_run(struct caid_client *client, struct call *call, struct caid_error *error);
 
@@ -75,7 +86,8 @@ int call_make(struct caid_client *client, struct call *call, struct caid_error *
 int call_ask(struct caid_client *client, enum msg_method method, const void *params,
              struct caid_error *error);
 
-/* Sends the request of a call that has an end, and returns. Entered; may drop the lock. */
+/* Sends the request of a call that has an end, and returns. Entered; may drop the lock.
+ * CAID_ERR_TIMEOUT as above, with nothing sent. */
 int call_start(struct caid_client *client, struct call *call, struct caid_error *error);
 
 /* Waits for the reply to such a call, at most until the deadline (UINT64_MAX: without end), and

@@ -167,6 +167,18 @@ def test_flush(socket, client):
 
 
 @pytest.mark.skipif(os.environ.get("CAID_CUDA_DRIVER", "soft") != "soft", reason="injects a fault")
+def test_a_daemon_that_does_not_answer(tmp_path):
+    with run_daemon(tmp_path / "s") as daemon:
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            done = caidctl("status", socket=tmp_path / "s",
+                           env={**os.environ, "CAID_TIMEOUT": "0.2"})
+            assert done.returncode == 1
+            assert f": {tmp_path / 's'}: the daemon did not answer in 0.2 s" in done.stderr
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+
+
 def test_a_block_that_the_driver_does_not_take_back(tmp_path):
     socket = tmp_path / "s"
     with run_daemon(socket, CAID_SOFTCUDA_FAIL="cuMemRelease@1=UNKNOWN"):

@@ -25,6 +25,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define CAID_FOREVER UINT64_MAX
+
 #ifdef __cplusplus
 #    define CAID_INIT(type) \
         {                   \
@@ -57,7 +59,7 @@ enum caid_code {
     CAID_ERR_UNSUPPORTED = 16,   /* not on this device or driver */
     CAID_ERR_CANCELLED = 17,     /* a watch was closed */
     CAID_ERR_STALE = 18,         /* that generation is gone, or has not come */
-    CAID_ERR_TIMEOUT = 19,       /* that did not come in time */
+    CAID_ERR_TIMEOUT = 19,       /* that did not come in time, or the daemon did not answer */
     CAID_ERR_DEADLOCK = 20,      /* it would wait for what this thread has to end */
     CAID_ERR_ABANDONED = 21,     /* a process died before its work was done */
     CAID_ERR_NO_DAEMON = 64,     /* nobody listens at the socket */
@@ -90,9 +92,18 @@ struct caid_connect_options {
     const char *socket;
     const char *name;   /* what `caidctl show` calls this client; NULL: the program's name */
     const char *driver; /* NULL: $CAID_CUDA_DRIVER, or what the daemon uses; see caid(8) */
+    /* How long the daemon has to take the client up. 0: $CAID_TIMEOUT seconds, or 30; or
+     * CAID_FOREVER. */
+    uint64_t timeout_ns;
+    /* How long it has to answer each call, and to let a bracket begin that has no time of its own.
+     * 0: $CAID_TIMEOUT, or CAID_FOREVER. A call that takes longer is CAID_ERR_TIMEOUT, and the
+     * client is as usable as before: what a later answer grants is given back, what the call does
+     * elsewhere (a name is unlinked, published) may have been done. */
+    uint64_t call_timeout_ns;
 };
 
-/* Connects and says HELLO. No CUDA library is loaded before the first array is mapped. */
+/* Connects and says HELLO: CAID_ERR_TIMEOUT where the daemon does not answer. No CUDA library is
+ * loaded before the first array is mapped. */
 int caid_connect(struct caid_client **ret, const struct caid_connect_options *options,
                  struct caid_error *error);
 
