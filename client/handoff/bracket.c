@@ -15,6 +15,7 @@
 #include "page.h"
 #include "session/client.h"
 #include "session/feature.h"
+#include "session/interrupt.h"
 #include "session/late.h"
 #include "session/stream.h"
 
@@ -82,7 +83,6 @@ bracket_unref(struct caid_bracket *bracket)
 {
     if (--bracket->refs > 0)
         return;
-    pthread_cond_destroy(&bracket->begin.call.wake);
     client_unref(bracket->client);
     free(bracket);
 }
@@ -94,7 +94,7 @@ set_state(struct caid_bracket *bracket, enum bracket_state state)
     if (state == BRACKET_OVER && bracket->state != BRACKET_OVER)
         LIST_REMOVE(bracket, of_table);
     bracket->state = state;
-    pthread_cond_broadcast(&bracket->begin.call.wake);
+    wake_all(&bracket->begin.call.wake);
 }
 
 static void
@@ -194,8 +194,8 @@ cancel(struct caid_bracket *bracket)
 
     standing_cancel(client, &bracket->begin);
     call_flush(client);
-    if (!call_wait_until(client, &bracket->begin.call, clock_now_ns() + SPIN_MIN_NS,
-                         clock_now_ns() + CANCEL_NS) &&
+    if (call_wait_until(client, &bracket->begin.call, clock_now_ns() + SPIN_MIN_NS,
+                        clock_now_ns() + CANCEL_NS, NULL) != 0 &&
         !bracket->begin.call.late)
         late_look_for(client, &bracket->begin.call);
 }
@@ -652,14 +652,14 @@ wait_for_answer(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_
     uint64_t spin_until_ns = bracket->asked_ns + spin_for_ns(&client->brackets->spin);
     uint64_t limit_ns = answer_by(bracket);
 
-    if (bracket->begin.state == STANDING_IDLE ||
-        call_wait_until(client, &bracket->begin.call, spin_until_ns,
-                        deadline_ns < limit_ns ? deadline_ns : limit_ns))
+    if (bracket->begin.state == STANDING_IDLE)
         return 0;
-    return clock_now_ns() < limit_ns
-               ? 1
-               : fail(error, CAID_ERR_TIMEOUT,
-                      "%s: the daemon did not answer the begin in time", bracket->names);
+    int r = call_wait_until(client, &bracket->begin.call, spin_until_ns,
+                            deadline_ns < limit_ns ? deadline_ns : limit_ns, error);
+    if (r <= 0 || clock_now_ns() < limit_ns)
+        return r;
+    return fail(error, CAID_ERR_TIMEOUT, "%s: the daemon did not answer the begin in time",
+                bracket->names);
 }
 
 /* Under the lock. */
@@ -672,8 +672,14 @@ wait_for_turn(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_er
     if (r != 0)
         return r;
     while (bracket->state == BRACKET_BUSY) /* another thread's wait */
-        if (!cond_wait_until(&bracket->begin.call.wake, &client->lock, deadline_ns))
-            return 1;
+        if (wake_wait(&bracket->begin.call.wake, &client->lock,
+                      interrupt_look_by(client, deadline_ns)) < 0) {
+            if (clock_now_ns() >= deadline_ns)
+                return 1;
+            r = interrupt_ask_unlocked(client, error);
+            if (r < 0)
+                return r;
+        }
     if (bracket->state == BRACKET_GRANTED)
         return enter(bracket, deadline_ns, error);
     if (bracket->state == BRACKET_OPEN)

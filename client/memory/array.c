@@ -184,13 +184,6 @@ struct late_arrays {
     uint64_t data[];
 };
 
-static void
-late_free(struct late_arrays *late)
-{
-    pthread_cond_destroy(&late->back.call.wake);
-    free(late);
-}
-
 static int
 take_show(struct caid_client *client UNUSED, struct call *call, const void *reply,
           struct call_fds *fds UNUSED)
@@ -212,7 +205,7 @@ back_over(struct caid_client *client, struct standing *back)
     back->call.method = MSG_UNLINK;
     back->call.take = NULL;
     if (!late->is_ours || !late_ask(client, back))
-        late_free(late);
+        free(late);
     late->is_ours = false;
 }
 
@@ -228,7 +221,7 @@ late_end(struct caid_client *client, struct call *base)
         array_free(late->arrays[i]);
     }
     if (n == 0 || !late->name.name.p || !late_ask(client, &late->back))
-        late_free(late);
+        free(late);
 }
 
 static void

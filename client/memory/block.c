@@ -407,11 +407,11 @@ make_barrier(struct caid_client *client)
 {
     client->barrier = true;
     while (client->n_block_calls > 0 && client->n_late == 0 && !client->reaper.stopping)
-        pthread_cond_wait(&client->reaper.wake, &client->lock);
+        wake_wait(&client->reaper.wake, &client->lock, UINT64_MAX);
     reaper_leave_captures_alone(client);
     block_tidy(client, false);
     client->barrier = false;
-    pthread_cond_broadcast(&client->barrier_gone);
+    wake_all(&client->barrier_gone);
 }
 
 static void
@@ -446,10 +446,12 @@ block_drain(struct caid_client *client, struct caid_error *error)
     int r = client_enter(client, error);
     if (r < 0)
         return r;
-    reaper_drain(client, !TAILQ_EMPTY(&table->idle) || !TAILQ_EMPTY(&table->unmapped) ||
-                             table->n_freeing > 0);
+    r = reaper_drain(client,
+                     !TAILQ_EMPTY(&table->idle) || !TAILQ_EMPTY(&table->unmapped) ||
+                         table->n_freeing > 0,
+                     error);
     client_leave(client);
-    return 0;
+    return r;
 }
 
 /* ---- the end ---- */

@@ -201,16 +201,9 @@ struct late_defer {
 };
 
 static void
-late_defer_free(struct late_defer *late)
-{
-    pthread_cond_destroy(&late->undo.call.wake);
-    free(late);
-}
-
-static void
 undo_over(struct caid_client *client UNUSED, struct standing *undo)
 {
-    late_defer_free(container_of(undo, struct late_defer, undo));
+    free(container_of(undo, struct late_defer, undo));
 }
 
 static void
@@ -219,7 +212,7 @@ late_defer_end(struct caid_client *client, struct call *call)
     struct late_defer *late = container_of(call, struct late_defer, call);
 
     if (call->r < 0 || !late_ask(client, &late->undo))
-        late_defer_free(late);
+        free(late);
 }
 
 static struct call *

@@ -12,6 +12,7 @@
 #include "base/packet.h"
 #include "client.h"
 #include "feature.h"
+#include "interrupt.h"
 #include "late.h"
 #include "spin.h"
 
@@ -23,30 +24,6 @@ call_fds_closep(struct call_fds *fds)
 {
     for (size_t i = 0; i < fds->n; i++)
         fd_close(fds->fd[i]);
-}
-
-void
-cond_init(pthread_cond_t *cond)
-{
-    pthread_condattr_t attr;
-
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(cond, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
-bool
-cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns)
-{
-    struct timespec at = {
-        .tv_sec = (time_t)(deadline_ns / NSEC_PER_SEC),
-        .tv_nsec = (long)(deadline_ns % NSEC_PER_SEC),
-    };
-
-    if (deadline_ns == UINT64_MAX)
-        return pthread_cond_wait(cond, lock) == 0;
-    return pthread_cond_timedwait(cond, lock, &at) != ETIMEDOUT;
 }
 
 static struct call_list *
@@ -79,7 +56,7 @@ call_end(struct caid_client *client, struct call *call, int r)
         reaper_wake(client);
     call->r = r;
     call->done = true;
-    pthread_cond_broadcast(&call->wake);
+    wake_all(&call->wake);
     if (call->end)
         call->end(client, call);
 }
@@ -158,9 +135,9 @@ poll_until(struct pollfd *fds, nfds_t n, uint64_t deadline_ns)
     return r > 0 ? 0 : r == 0 ? -ETIMEDOUT : -errno;
 }
 
-/* A daemon that does not read is not to stop the threads that have a reply to read. False: the
- * time is over. */
-static bool
+/* A daemon that does not read is not to stop the threads that have a reply to read. 0, or
+ * -ETIMEDOUT, -EINTR. */
+static int
 wait_for_room(struct caid_client *client, uint64_t deadline_ns)
 {
     struct pollfd poll_fd = {.fd = client->sock, .events = POLLOUT};
@@ -168,7 +145,7 @@ wait_for_room(struct caid_client *client, uint64_t deadline_ns)
     pthread_mutex_unlock(&client->lock);
     int r = poll_until(&poll_fd, 1, deadline_ns);
     pthread_mutex_lock(&client->lock);
-    return r != -ETIMEDOUT;
+    return r;
 }
 
 void
@@ -176,7 +153,8 @@ call_flush_all(struct caid_client *client)
 {
     uint64_t end_ns = clock_now_ns() + FLUSH_NS;
 
-    while (call_flush(client) < 0 && client->lost.code == 0 && wait_for_room(client, end_ns))
+    while (call_flush(client) < 0 && client->lost.code == 0 &&
+           wait_for_room(client, end_ns) != -ETIMEDOUT)
         ;
 }
 
@@ -253,16 +231,6 @@ send_once(struct caid_client *client, struct call *call, struct caid_error *erro
     return r < 0 ? 1 : call_post(client, call, error);
 }
 
-/* While blocks are to be forgotten, no call begins that could refer to them. */
-static bool
-wait_for_barrier(struct caid_client *client, const struct call *call)
-{
-    while (call->has_blocks && client->barrier && client->lost.code == 0)
-        if (!cond_wait_until(&client->barrier_gone, &client->lock, call->deadline_ns))
-            return false;
-    return true;
-}
-
 /* Nothing has been sent: the call leaves nothing behind. */
 static int
 fail_unsent(const struct caid_client *client, const struct call *call, struct caid_error *error)
@@ -272,20 +240,42 @@ fail_unsent(const struct caid_client *client, const struct call *call, struct ca
                 msg_method_name(call->method), (double)client->call_timeout_ns / NSEC_PER_SEC);
 }
 
+/* While blocks are to be forgotten, no call begins that could refer to them. Else 1 where the
+ * socket took nothing. */
+static int
+try_to_send(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    if (call->has_blocks && client->barrier && client->lost.code == 0)
+        return 1;
+    return send_once(client, call, error);
+}
+
+static int
+wait_to_send(struct caid_client *client, const struct call *call)
+{
+    uint64_t until_ns = interrupt_look_by(client, call->deadline_ns);
+
+    return call->has_blocks && client->barrier
+               ? wake_wait(&client->barrier_gone, &client->lock, until_ns)
+               : wait_for_room(client, until_ns);
+}
+
 int
 call_start(struct caid_client *client, struct call *call, struct caid_error *error)
 {
-    bool in_time = true;
+    int r;
 
     call->deadline_ns = deadline_of(client->call_timeout_ns);
-    while (in_time && wait_for_barrier(client, call)) {
-        int r = send_once(client, call, error);
-        if (r <= 0)
+    while ((r = try_to_send(client, call, error)) > 0) {
+        if (wait_to_send(client, call) == 0)
+            continue;
+        if (clock_now_ns() >= call->deadline_ns)
+            return fail_unsent(client, call, error);
+        r = interrupt_ask_unlocked(client, error);
+        if (r < 0)
             return r;
-        in_time = wait_for_room(client, call->deadline_ns);
     }
-    return client->lost.code != 0 ? fail_again(error, &client->lost)
-                                  : fail_unsent(client, call, error);
+    return r;
 }
 
 /* ---- receiving ---- */
@@ -447,10 +437,10 @@ call_pass_reading_on(struct caid_client *client)
     TAILQ_FOREACH(waiter, &client->waiters, entry)
         if (!waiter->call->done)
             break;
-    pthread_cond_broadcast(&(waiter ? waiter : TAILQ_FIRST(&client->waiters))->call->wake);
+    wake_all(&(waiter ? waiter : TAILQ_FIRST(&client->waiters))->call->wake);
 }
 
-static void
+static int
 read_until(struct caid_client *client, uint64_t deadline_ns)
 {
     struct pollfd fds[] = {
@@ -468,65 +458,76 @@ read_until(struct caid_client *client, uint64_t deadline_ns)
     client->reading = false;
     if (r == 0 && fds[0].revents && client->lost.code == 0)
         receive(client, 0);
+    return r;
 }
 
-void
-call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns)
+static int
+wait_for_reader(struct caid_client *client, struct call *call, uint64_t deadline_ns)
 {
     struct waiter waiter = {.call = call};
 
-    if (!client->reading) {
-        read_until(client, deadline_ns);
-        return;
-    }
     TAILQ_INSERT_TAIL(&client->waiters, &waiter, entry);
-    cond_wait_until(&call->wake, &client->lock, deadline_ns);
+    int r = wake_wait(&call->wake, &client->lock, deadline_ns);
     TAILQ_REMOVE(&client->waiters, &waiter, entry);
+    return r;
 }
 
-bool
+int
+call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns,
+                   struct caid_error *error)
+{
+    uint64_t until_ns = error ? interrupt_look_by(client, deadline_ns) : deadline_ns;
+
+    int r = client->reading ? wait_for_reader(client, call, until_ns)
+                            : read_until(client, until_ns);
+    return r < 0 && error ? interrupt_ask_unlocked(client, error) : 0;
+}
+
+int
 call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
-                uint64_t deadline_ns)
+                uint64_t deadline_ns, struct caid_error *error)
 {
     uint64_t now;
+    int r = 0;
 
     if (spin_until_ns > deadline_ns)
         spin_until_ns = deadline_ns;
     while (!call->done && !client->reading && (now = clock_now_ns()) < spin_until_ns)
         receive(client, spin_until_ns - now);
-    while (!call->done) {
-        call_wait_for_news(client, call, deadline_ns);
-        if (!call->done && deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns)
+    while (!call->done && r == 0) {
+        r = call_wait_for_news(client, call, deadline_ns, error);
+        if (deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns)
             break;
     }
     call_pass_reading_on(client);
-    return call->done;
+    return call->done ? 0 : r < 0 ? r : 1;
 }
 
 /* Waits for the reply. Where that does not come in time, the call is given up. */
 static int
 call_wait(struct caid_client *client, struct call *call, struct caid_error *error)
 {
-    if (!call_wait_until(client, call, clock_now_ns() + SPIN_MIN_NS, call->deadline_ns)) {
-        struct caid_error why;
+    struct caid_error why;
+
+    int r =
+        call_wait_until(client, call, clock_now_ns() + SPIN_MIN_NS, call->deadline_ns, &why);
+    if (r > 0)
         fail(&why, CAID_ERR_TIMEOUT,
              "%s: the daemon did not answer the %s request in %g s: is it stopped?",
              client->socket, msg_method_name(call->method),
              (double)client->call_timeout_ns / NSEC_PER_SEC);
+    if (r != 0)
         late_give_up(client, call, &why);
-    }
     return call->r < 0 ? fail_again(error, &call->error) : call->r;
 }
 
 int
 call_run(struct caid_client *client, struct call *call, struct caid_error *error)
 {
-    cond_init(&call->wake);
     call->error.code = 0;
     int r = call_start(client, call, error);
     if (r == 0)
         r = call_wait(client, call, error);
-    pthread_cond_destroy(&call->wake);
     return r;
 }
 

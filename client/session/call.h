@@ -17,7 +17,6 @@
  */
 #pragma once
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
@@ -25,6 +24,7 @@
 #include "caid/caid.h"
 
 #include "msg.h"
+#include "wake.h"
 
 struct caid_client;
 
@@ -60,7 +60,7 @@ struct call {
     bool done;            /* nobody is to wait for it any more */
     bool given_up;        /* another one has taken its place, or this is that one */
     bool late;            /* the client's thread looks for its reply */
-    pthread_cond_t wake;
+    struct wake wake;
     int r;
     struct caid_error error; /* where r is not 0 */
 };
@@ -76,7 +76,8 @@ struct waiter {
 TAILQ_HEAD(waiter_list, waiter);
 
 /* Sends the request and waits until the reply has been taken, for as long as the client's calls
- * may take: then it is CAID_ERR_TIMEOUT, and the call has been given up. The client is entered
+ * may take: then it is CAID_ERR_TIMEOUT, after a signal CAID_ERR_INTERRUPTED, and the call has been
+ * given up. The client is entered
  * (client_enter()); its lock is dropped while waiting. */
 int call_run(struct caid_client *client, struct call *call, struct caid_error *error);
 
@@ -87,15 +88,15 @@ int call_ask(struct caid_client *client, enum msg_method method, const void *par
              struct caid_error *error);
 
 /* Sends the request of a call that has an end, and returns. Entered; may drop the lock.
- * CAID_ERR_TIMEOUT as above, with nothing sent. */
+ * CAID_ERR_TIMEOUT and _INTERRUPTED as above, with nothing sent. */
 int call_start(struct caid_client *client, struct call *call, struct caid_error *error);
 
 /* Waits for the reply to such a call, at most until the deadline (UINT64_MAX: without end), and
- * reads what has come in any case; whether it is there. Looks for it without sleeping until
- * spin_until_ns (spin.h). Entered. The call's `wake` is of cond_init(), and whoever frees the
- * call waits no more. */
-bool call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
-                     uint64_t deadline_ns);
+ * reads what has come in any case: 0 it is there, 1 not yet; with an error to fill,
+ * CAID_ERR_INTERRUPTED (interrupt.h). Looks for it without sleeping until spin_until_ns (spin.h).
+ * Entered. Whoever frees the call waits no more. */
+int call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
+                    uint64_t deadline_ns, struct caid_error *error);
 
 /* Sends the request, if the socket takes it now (else 1), and lists the call as in flight.
  * Under lock. */
@@ -110,16 +111,13 @@ void call_dispatch(struct caid_client *client);
 
 /* Reads for all until a packet has come, the time is over, or somebody writes to
  * client->wake_fd, an eventfd; or, where another thread reads, waits until that one has
- * something for the call (its `wake`), or has read enough. Entered. */
-void call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns);
+ * something for the call (its `wake`), or has read enough. With an error to fill, also until the
+ * program is to be asked, and CAID_ERR_INTERRUPTED (interrupt.h). Entered. */
+int call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns,
+                       struct caid_error *error);
 
 /* Whoever reads no longer makes sure that someone who waits does. Under lock. */
 void call_pass_reading_on(struct caid_client *client);
-
-/* A condition whose timed waits are by clock_now_ns(). */
-void cond_init(pthread_cond_t *cond);
-/* deadline_ns UINT64_MAX: without end. Returns false when the time is over. */
-bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
 
 /* Ends every call in flight with client->lost. Under lock. */
 void call_fail_all(struct caid_client *client);

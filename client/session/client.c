@@ -23,7 +23,6 @@ client_init(struct caid_client *client, const struct feature *const *features)
     client->call_timeout_ns = CAID_FOREVER;
     pthread_mutex_init(&client->lock, NULL);
     pthread_mutex_init(&client->gpu.lock, NULL);
-    cond_init(&client->barrier_gone);
     TAILQ_INIT(&client->calls);
     TAILQ_INIT(&client->standing);
     TAILQ_INIT(&client->unsent);
@@ -177,7 +176,7 @@ client_lose(struct caid_client *client, int32_t code, const char *fmt, ...)
     FEATURES_DO(client, lost, client);
     shutdown(client->sock, SHUT_RDWR); /* wakes the thread that reads */
     call_fail_all(client);
-    pthread_cond_broadcast(&client->barrier_gone);
+    wake_all(&client->barrier_gone);
 }
 
 int

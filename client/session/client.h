@@ -65,7 +65,9 @@ struct caid_client {
     size_t packet_max; /* bytes that the daemon takes */
     uint32_t n_devices;
     struct caid_device *devices;
-    uint64_t call_timeout_ns; /* for each reply, or CAID_FOREVER */
+    uint64_t call_timeout_ns;           /* for each reply, or CAID_FOREVER */
+    int (*interrupted)(void *userdata); /* interrupt.h; or NULL */
+    void *userdata;
 
     struct gpu gpu; /* has a lock of its own */
 
@@ -90,7 +92,7 @@ struct caid_client {
     uint32_t n_block_calls;     /* calls whose reply may refer to blocks */
     /* No such call begins: those under way are waited for, so that blocks can be forgotten. */
     bool barrier;
-    pthread_cond_t barrier_gone;
+    struct wake barrier_gone;
     uint32_t n_page_calls; /* calls whose reply may refer to pages */
     bool keeps; /* memory that work may still use: nothing of the GPU's is given back */
     struct reaper reaper;

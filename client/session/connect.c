@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/packet.h"
 #include "client.h"
+#include "interrupt.h"
 #include "text.h"
 
 #define SYSTEM_SOCKET  "/run/caid/caid.sock"
@@ -134,10 +135,12 @@ connect_socket(struct caid_client *client, const char *given, uint64_t deadline_
     if (r < 0)
         return r;
     do {
-        uint64_t left_ns = time_left(deadline_ns);
+        uint64_t left_ns = time_left(interrupt_look_by(client, deadline_ns));
         r = packet_connect_within(client->socket, left_ns == CAID_FOREVER ? 0 : left_ns + 1,
                                   &client->sock);
-    } while (r == -EINTR);
+        if ((r == -EINTR || r == -EAGAIN) && interrupt_ask(client, error) < 0)
+            return -EINTR;
+    } while (r == -EINTR || (r == -EAGAIN && time_left(deadline_ns) > 0));
     if (r == -EAGAIN)
         return fail_in_time(client, timeout_ns, error);
     return r < 0 ? fail_connect(error, -r, client->socket, origin) : 0;
@@ -276,6 +279,8 @@ connect_client(struct caid_client *client, const struct caid_connect_options *op
         return r;
     uint64_t timeout_ns = first_of(options->timeout_ns, env_ns, CONNECT_NS);
     uint64_t deadline_ns = deadline_of(timeout_ns);
+    client->interrupted = options->interrupted;
+    client->userdata = options->userdata;
     r = connect_socket(client, options->socket, deadline_ns, timeout_ns, error);
     if (r < 0)
         return r;

@@ -55,7 +55,6 @@ replace(struct caid_client *client, struct call *call, struct call *late)
     late->has_pages = call->has_pages;
     late->seq = call->seq;
     late->given_up = true;
-    cond_init(&late->wake);
     TAILQ_REMOVE(&client->calls, call, entry);
     TAILQ_INSERT_TAIL(&client->standing, late, entry);
     late_look_for(client, late);

@@ -153,7 +153,10 @@ client_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"address", "name", "driver", "timeout", "call_timeout", NULL};
     struct client_object *self = py_client(op);
-    struct caid_connect_options options = CAID_INIT(struct caid_connect_options);
+    struct caid_connect_options options = {
+        .struct_size = sizeof(options),
+        .interrupted = py_interrupted,
+    };
     PyObject *address = Py_None, *name = Py_None, *driver = Py_None;
     PyObject *timeout = Py_None, *call_timeout = Py_None;
     _cleanup_py_ PyObject *address_bytes = NULL, *driver_bytes = NULL;

@@ -41,6 +41,7 @@ class ErrorCode(enum.IntEnum):
     READ_ONLY = 68
     SYSTEM = 69
     CORRUPT = 70
+    INTERRUPTED = 71
 
 
 class Error(OSError):
@@ -233,6 +234,12 @@ class CorruptError(Error):
     """What the creator of an array says of its elements cannot be: the message names him."""
 
     code = ErrorCode.CORRUPT
+
+
+class InterruptError(Error, InterruptedError):
+    """A signal ended a wait. Seen in C alone: in Python it is what the handler raised."""
+
+    code = ErrorCode.INTERRUPTED
 
 
 # The device, a pool or a user has not got that much memory.

@@ -69,6 +69,7 @@ enum caid_code {
     CAID_ERR_READ_ONLY = 68,     /* a write to an array opened "r" */
     CAID_ERR_SYSTEM = 69,        /* a system call failed: see the returned errno */
     CAID_ERR_CORRUPT = 70,       /* an array's descr cannot be: who parses it says so */
+    CAID_ERR_INTERRUPTED = 71,   /* by a signal: the options of caid_connect() say when */
 };
 
 struct caid_error {
@@ -100,6 +101,11 @@ struct caid_connect_options {
      * client is as usable as before: what a later answer grants is given back, what the call does
      * elsewhere (a name is unlinked, published) may have been done. */
     uint64_t call_timeout_ns;
+    /* Asked, on the thread that waits for the daemon, or for a stream or an event, when a signal
+     * handler has run there, and now and then: whether to give up what it waits for, which is then
+     * CAID_ERR_INTERRUPTED. It may not use this client. NULL: signals interrupt nothing. */
+    int (*interrupted)(void *userdata);
+    void *userdata;
 };
 
 /* Connects and says HELLO: CAID_ERR_TIMEOUT where the daemon does not answer. No CUDA library is
