@@ -34,6 +34,7 @@ class ErrorCode(enum.IntEnum):
     TIMEOUT = 19
     DEADLOCK = 20
     ABANDONED = 21
+    NOT_READY = 22
     NO_DAEMON = 64
     DISCONNECTED = 65
     FORKED = 66
@@ -192,6 +193,12 @@ class AbandonedError(Error):
     write is not whole."""
 
     code = ErrorCode.ABANDONED
+
+
+class NotReadyError(Error, BlockingIOError):
+    """The daemon waits for its driver: to be tried again."""
+
+    code = ErrorCode.NOT_READY
 
 
 class NoDaemonError(Error, ConnectionRefusedError):

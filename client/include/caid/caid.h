@@ -62,6 +62,7 @@ enum caid_code {
     CAID_ERR_TIMEOUT = 19,       /* that did not come in time, or the daemon did not answer */
     CAID_ERR_DEADLOCK = 20,      /* it would wait for what this thread has to end */
     CAID_ERR_ABANDONED = 21,     /* a process died before its work was done */
+    CAID_ERR_NOT_READY = 22,     /* the daemon waits for its driver: try again */
     CAID_ERR_NO_DAEMON = 64,     /* nobody listens at the socket */
     CAID_ERR_DISCONNECTED = 65,  /* the daemon closed the connection, or died */
     CAID_ERR_FORKED = 66,        /* used after fork() without exec() */
