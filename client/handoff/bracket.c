@@ -651,11 +651,13 @@ wait_for_answer(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_
     struct caid_client *client = bracket->client;
     uint64_t spin_until_ns = bracket->asked_ns + spin_for_ns(&client->brackets->spin);
     uint64_t limit_ns = answer_by(bracket);
+    struct caid_error unwanted;
 
     if (bracket->begin.state == STANDING_IDLE)
         return 0;
     int r = call_wait_until(client, &bracket->begin.call, spin_until_ns,
-                            deadline_ns < limit_ns ? deadline_ns : limit_ns, error);
+                            deadline_ns < limit_ns ? deadline_ns : limit_ns,
+                            error ? error : &unwanted);
     if (r <= 0 || clock_now_ns() < limit_ns)
         return r;
     return fail(error, CAID_ERR_TIMEOUT, "%s: the daemon did not answer the begin in time",

@@ -311,6 +311,7 @@ watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *r
            struct caid_error *error)
 {
     bool first = true; /* what has come already is read in any case */
+    struct caid_error unwanted;
     int r;
 
     while (!look(watch, ret, &r, error)) {
@@ -318,7 +319,8 @@ watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *r
             return fail(error, CAID_ERR_TIMEOUT, "no news of \"%s\" in time", watch->name);
         first = false;
         watch->n_waiting++;
-        r = call_wait_for_news(watch->client, &watch->request.call, deadline_ns, error);
+        r = call_wait_for_news(watch->client, &watch->request.call, deadline_ns,
+                               error ? error : &unwanted);
         watch->n_waiting--;
         if (r < 0)
             return r;
