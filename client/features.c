@@ -19,6 +19,7 @@
 #include "session/client.h"
 #include "session/connect.h"
 #include "session/feature.h"
+#include "session/late.h"
 #include "session/standing.h"
 
 DEFINE_CLEANUP(struct caid_client *, caid_client_close)
@@ -29,7 +30,7 @@ DEFINE_CLEANUP(struct caid_client *, caid_client_close)
 static const struct feature *const features[] = {
     &bracket_feature, &lease_feature,    &lane_feature,  &page_feature,
     &arena_feature,   &standing_feature, &array_feature, &block_feature,
-    &watch_feature,   &part_feature,     NULL,
+    &watch_feature,   &part_feature,     &late_feature,  NULL,
 };
 
 struct whole {

@@ -6,8 +6,8 @@
  * An own path is guarded by PATH.lock, locked with flock(2) for as long as the daemon lives, so
  * that two daemons never share a path and a stale socket is removed only by who holds the lock.
  * Socket and lock file are unlinked by listener_deinit(); a killed daemon leaves both behind,
- * and the next one takes them over. Between listener_open() and listener_start() clients are
- * refused, not kept waiting.
+ * and the next one takes them over. Between listener_open() and listener_start(), which may be
+ * called again, clients are refused, not kept waiting.
  */
 #pragma once
 

@@ -4,12 +4,10 @@
  * driver. Nothing is announced, to the service manager or to the shell that started the daemon,
  * before clients can be served.
  */
-#include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/log.h"
 #include "base/macros.h"
@@ -21,8 +19,7 @@
 #include "notify.h"
 #include "options.h"
 #include "server.h"
-
-#define RETRY_MAX_S 8
+#include "starting.h"
 
 /* The first that says something. */
 static const char *
@@ -79,43 +76,6 @@ open_listener(struct listener *ret, const struct options *o, const struct config
     return listener_open(ret, path, c->socket_mode);
 }
 
-/* Whether a stop is asked for, for so many seconds. */
-static bool
-await_stop(const sigset_t *stop, int stop_fd, time_t seconds)
-{
-    struct pollfd p = {.fd = stop_fd, .events = POLLIN};
-
-    for (; seconds > 0; seconds--)
-        if (sigtimedwait(stop, NULL, &(struct timespec){.tv_sec = 1}) >= 0 ||
-            poll(&p, 1, 0) > 0)
-            return true;
-    return false;
-}
-
-/* Under a service manager the GPU's modules may still be on their way: asked again, ever more
- * rarely, without being ready. Elsewhere somebody is there to read the reason. -EINTR: stopped
- * meanwhile. */
-static int
-open_gpu(struct gpu *ret, const char *choice, int handoff, struct notify *notify,
-         const sigset_t *stop, int stop_fd)
-{
-    bool retry = notify->fd >= 0 && strcmp(choice, "cuda") == 0;
-
-    for (time_t seconds = 1;; seconds = seconds < RETRY_MAX_S ? seconds * 2 : RETRY_MAX_S) {
-        struct drv_error err = {0};
-        int r = gpu_open(ret, choice, handoff, &err);
-
-        if (r == 0)
-            return 0;
-        log_error("driver \"%s\": %s", choice, err.message[0] ? err.message : strerror(-r));
-        if (!retry)
-            return r;
-        notify_sendf(notify, "STATUS=No CUDA driver answers, retrying: %.100s", err.message);
-        if (await_stop(stop, stop_fd, seconds))
-            return -EINTR;
-    }
-}
-
 DEFINE_CLEANUP(struct server *, server_free)
 
 /* ready_fd: of detach_start(), or -1. Every failure has been logged. */
@@ -137,10 +97,18 @@ serve(const struct options *o, const struct config *c, int ready_fd)
         r = fds_check(listener.fd); /* before the driver fails for want of them */
     if (r < 0)
         return r;
-    r = open_gpu(&gpu, choose(o->driver, "CAID_CUDA_DRIVER", c->driver), c->handoff, &notify,
-                 &stop, o->stop_fd);
+    const struct starting_setup starting = {
+        .driver = choose(o->driver, "CAID_CUDA_DRIVER", c->driver),
+        .handoff = c->handoff,
+        .listener = &listener,
+        .notify = &notify,
+        .stop = &stop,
+        .stop_fd = o->stop_fd,
+        .hello_timeout_ns = c->hello_timeout_ns,
+    };
+    r = starting_open_gpu(&gpu, &starting);
     if (r < 0)
-        return r == -EINTR ? 0 : r;
+        return r;
     r = server_new(&server, &(struct server_setup){.config = c,
                                                    .gpu = &gpu,
                                                    .listener = &listener,

@@ -11,6 +11,7 @@
 
 #include "cuda/local.h"
 #include "session/client.h"
+#include "session/interrupt.h"
 #include "session/stream.h"
 
 #define FLAGS_ALL (CUDA_EVENT_IPC | CUDA_EVENT_BLOCKING_SYNC | CUDA_EVENT_OF_STREAM)
@@ -300,8 +301,16 @@ cuda_event_synchronize(struct cuda_event *event, struct caid_error *error)
     int r = event_push(event, &made, &drv, error);
     if (r < 0 || !made)
         return r;
-    CUresult result = drv->cu.cuEventSynchronize(made);
+    struct pauses pauses = {0};
+    CUresult result = CUDA_SUCCESS;
+    while (event->client->interrupted && r == 0 &&
+           drv->cu.cuEventQuery(made) == CUDA_ERROR_NOT_READY)
+        r = interrupt_pause(event->client, &pauses, UINT64_MAX, error);
+    if (r == 0)
+        result = drv->cu.cuEventSynchronize(made);
     gpu_pop(drv);
+    if (r < 0)
+        return r;
     return gpu_result(drv, "cuEventSynchronize", result, "cannot wait for an event", error);
 }
 

@@ -15,13 +15,17 @@
 #include "page.h"
 #include "session/client.h"
 #include "session/feature.h"
+#include "session/interrupt.h"
+#include "session/late.h"
 #include "session/stream.h"
 
 /* Fences of one bracket, which come in portions. Far more than pages have slots; only a daemon
  * that is none has more. */
 #define FENCES_MAX (1u << 20)
 /* How long the answer to a cancellation is waited for. */
-#define CANCEL_NS NSEC_PER_SEC
+#define CANCEL_NS (200 * NSEC_PER_MSEC)
+/* How long after its time the daemon has to say that it is over. */
+#define GRACE_NS NSEC_PER_SEC
 
 enum bracket_state {
     BRACKET_ASKED,
@@ -79,7 +83,6 @@ bracket_unref(struct caid_bracket *bracket)
 {
     if (--bracket->refs > 0)
         return;
-    pthread_cond_destroy(&bracket->begin.call.wake);
     client_unref(bracket->client);
     free(bracket);
 }
@@ -91,7 +94,7 @@ set_state(struct caid_bracket *bracket, enum bracket_state state)
     if (state == BRACKET_OVER && bracket->state != BRACKET_OVER)
         LIST_REMOVE(bracket, of_table);
     bracket->state = state;
-    pthread_cond_broadcast(&bracket->begin.call.wake);
+    wake_all(&bracket->begin.call.wake);
 }
 
 static void
@@ -183,8 +186,7 @@ send_undone(struct caid_bracket *bracket)
 }
 
 /* The daemon answers at once, and if it was a grant that crossed the cancellation, others wait
- * for it to be given back: so the answer is not left to whoever reads next, unless the daemon
- * does not answer. */
+ * for it to be given back: so the answer is not left to whoever reads next. */
 static void
 cancel(struct caid_bracket *bracket)
 {
@@ -192,8 +194,10 @@ cancel(struct caid_bracket *bracket)
 
     standing_cancel(client, &bracket->begin);
     call_flush(client);
-    call_wait_until(client, &bracket->begin.call, clock_now_ns() + SPIN_MIN_NS,
-                    clock_now_ns() + CANCEL_NS);
+    if (call_wait_until(client, &bracket->begin.call, clock_now_ns() + SPIN_MIN_NS,
+                        clock_now_ns() + CANCEL_NS, NULL) != 0 &&
+        !bracket->begin.call.late)
+        late_look_for(client, &bracket->begin.call);
 }
 
 /* What is asked for is given up: cancelled, or given back. Under the client's lock, which it drops
@@ -317,6 +321,22 @@ take_more(struct caid_client *client, struct call *call, const void *reply,
     return r < 0 ? r : add_fences(bracket, result, &call->error);
 }
 
+/* The pages stay; the bracket, which has not begun, is given back by its caller. */
+static int
+take_late(struct caid_client *client, struct call *call UNUSED, const void *reply,
+          struct call_fds *fds)
+{
+    const struct msg_fences_result *result = reply;
+
+    return pages_take(client, result->pages, result->n_pages, fds, false);
+}
+
+static struct call *
+adopt_more(struct caid_client *client UNUSED, struct call *call UNUSED)
+{
+    return late_new(take_late);
+}
+
 /* Asks for the fences after those that came. Not under the lock. */
 static int
 ask_for_more(struct caid_bracket *bracket, struct caid_error *error)
@@ -327,7 +347,11 @@ ask_for_more(struct caid_bracket *bracket, struct caid_error *error)
         .slot = bracket->last_slot,
     };
     struct more_call more = {
-        .call = {.method = MSG_FENCES, .params = &params, .take = take_more, .has_pages = true},
+        .call = {.method = MSG_FENCES,
+                 .params = &params,
+                 .take = take_more,
+                 .adopt = adopt_more,
+                 .has_pages = true},
         .bracket = bracket,
     };
 
@@ -610,20 +634,54 @@ enter(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *err
     return r;
 }
 
+/* By when there is to be an answer: in the bracket's own time, or else in that of every call. */
+static uint64_t
+answer_by(const struct caid_bracket *bracket)
+{
+    uint64_t own_ns = bracket->deadline_ns;
+
+    return own_ns == 0 || own_ns == UINT64_MAX ? bracket->begin.call.deadline_ns
+                                               : own_ns + GRACE_NS;
+}
+
+/* Waits for the daemon's answer: 1 for not yet. */
+static int
+wait_for_answer(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *error)
+{
+    struct caid_client *client = bracket->client;
+    uint64_t spin_until_ns = bracket->asked_ns + spin_for_ns(&client->brackets->spin);
+    uint64_t limit_ns = answer_by(bracket);
+    struct caid_error unwanted;
+
+    if (bracket->begin.state == STANDING_IDLE)
+        return 0;
+    int r = call_wait_until(client, &bracket->begin.call, spin_until_ns,
+                            deadline_ns < limit_ns ? deadline_ns : limit_ns,
+                            error ? error : &unwanted);
+    if (r <= 0 || clock_now_ns() < limit_ns)
+        return r;
+    return fail(error, CAID_ERR_TIMEOUT, "%s: the daemon did not answer the begin in time",
+                bracket->names);
+}
+
 /* Under the lock. */
 static int
 wait_for_turn(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *error)
 {
     struct caid_client *client = bracket->client;
 
-    uint64_t spin_until_ns = bracket->asked_ns + spin_for_ns(&client->brackets->spin);
-
-    if (bracket->begin.state != STANDING_IDLE &&
-        !call_wait_until(client, &bracket->begin.call, spin_until_ns, deadline_ns))
-        return 1;
+    int r = wait_for_answer(bracket, deadline_ns, error);
+    if (r != 0)
+        return r;
     while (bracket->state == BRACKET_BUSY) /* another thread's wait */
-        if (!cond_wait_until(&bracket->begin.call.wake, &client->lock, deadline_ns))
-            return 1;
+        if (wake_wait(&bracket->begin.call.wake, &client->lock,
+                      interrupt_look_by(client, deadline_ns)) < 0) {
+            if (clock_now_ns() >= deadline_ns)
+                return 1;
+            r = interrupt_ask_unlocked(client, error);
+            if (r < 0)
+                return r;
+        }
     if (bracket->state == BRACKET_GRANTED)
         return enter(bracket, deadline_ns, error);
     if (bracket->state == BRACKET_OPEN)

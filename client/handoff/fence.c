@@ -11,13 +11,10 @@
 
 #include "base/clock.h"
 #include "session/client.h"
+#include "session/interrupt.h"
 
-/* How long the host looks at what a GPU stores before it sleeps: there is nobody to wake it. */
-#define SPIN_NS (50 * NSEC_PER_USEC)
-/* How long it sleeps between two looks at what a GPU stores. */
-#define PAUSE_MIN_NS (10 * NSEC_PER_USEC)
-#define PAUSE_MAX_NS (200 * NSEC_PER_USEC)
-/* The same of what a CPU stores that wakes us, if it is honest. */
+/* How long the host sleeps between two looks at what a CPU stores that wakes us, if it is honest.
+ */
 #define WAKE_MAX_NS (100 * NSEC_PER_MSEC)
 
 static bool
@@ -165,51 +162,41 @@ least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static void
-sleep_ns(uint64_t ns)
-{
-    const struct timespec pause = {.tv_sec = (time_t)(ns / NSEC_PER_SEC),
-                                   .tv_nsec = (long)(ns % NSEC_PER_SEC)};
-    nanosleep(&pause, NULL);
-}
-
 int
-fence_wait(const struct fence *fence, bool submitted, uint64_t deadline_ns,
-           struct caid_error *error)
+fence_wait(const struct caid_client *client, const struct fence *fence, bool submitted,
+           uint64_t deadline_ns, struct caid_error *error)
 {
-    uint64_t pause = PAUSE_MIN_NS, spin_end = 0;
+    struct pauses pauses = {0};
     enum fence_state state;
 
     for (;;) {
         int r = fence_look(fence, submitted, &state, error);
         if (r < 0 || state != FENCE_PENDING)
             return r < 0 ? r : state == FENCE_LOST;
-        uint64_t now = clock_now_ns();
-        if (now >= deadline_ns)
+        if (clock_now_ns() >= deadline_ns)
             return fail_timeout(fence, error);
-        if (spin_end == 0)
-            spin_end = now + SPIN_NS;
-        if (now < spin_end) {
-            sched_yield();
-            continue;
-        }
-        sleep_ns(least(pause, deadline_ns - now));
-        pause = least(pause * 2, PAUSE_MAX_NS);
+        r = interrupt_pause(client, &pauses, deadline_ns, error);
+        if (r < 0)
+            return r;
     }
 }
 
-/* Until `submitted` is another than it was, for no longer than ns. The word is the low half. */
-static void
+/* Until `submitted` is another than it was, for no longer than ns: false after a signal or that
+ * time. The word is the low half. */
+static bool
 wait_for_store(const struct timeline_slot *slot, uint64_t was, uint64_t ns)
 {
     const struct timespec left = {.tv_sec = (time_t)(ns / NSEC_PER_SEC),
                                   .tv_nsec = (long)(ns % NSEC_PER_SEC)};
 
-    syscall(SYS_futex, &slot->submitted, FUTEX_WAIT, (uint32_t)was, &left, NULL, 0);
+    return syscall(SYS_futex, &slot->submitted, FUTEX_WAIT, (uint32_t)was, &left, NULL, 0) ==
+               0 ||
+           errno == EAGAIN;
 }
 
 int
-fence_wait_submitted(const struct fence *fence, uint64_t deadline_ns, struct caid_error *error)
+fence_wait_submitted(const struct caid_client *client, const struct fence *fence,
+                     uint64_t deadline_ns, struct caid_error *error)
 {
     const struct timeline_slot *slot = slot_of(fence);
     struct spin *spin = &fence->page->of_slot[fence->slot].spin;
@@ -233,7 +220,8 @@ fence_wait_submitted(const struct fence *fence, uint64_t deadline_ns, struct cai
             began_ns = now;
         if (now - began_ns < spin_for_ns(spin))
             sched_yield();
-        else
-            wait_for_store(slot, submitted, least(WAKE_MAX_NS, deadline_ns - now));
+        else if (!wait_for_store(slot, submitted, least(WAKE_MAX_NS, deadline_ns - now)) &&
+                 (r = interrupt_ask(client, error)) < 0)
+            return r;
     }
 }

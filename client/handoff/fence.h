@@ -59,12 +59,13 @@ int fence_look(const struct fence *fence, bool submitted, enum fence_state *ret,
 uint64_t fence_reached(const struct fence *fence);
 
 /* Waits on the host until the fence is no longer pending: 0 it has passed, 1 it is lost.
- * CAID_ERR_TIMEOUT at deadline_ns (clock_now_ns(); UINT64_MAX: none; 0: looks once). Looks for
- * 50 us, then sleeps, at most 200 us at a time: the GPU that stores the value wakes nobody. */
-int fence_wait(const struct fence *fence, bool submitted, uint64_t deadline_ns,
-               struct caid_error *error);
+ * CAID_ERR_TIMEOUT at deadline_ns (clock_now_ns(); UINT64_MAX: none; 0: looks once),
+ * CAID_ERR_INTERRUPTED. */
+int fence_wait(const struct caid_client *client, const struct fence *fence, bool submitted,
+               uint64_t deadline_ns, struct caid_error *error);
 
 /* Waits until the fence's signal has been submitted, or the slot is dead: what a stream waits for
- * then will come. By futex(2), since the owner's CPU stores it. CAID_ERR_TIMEOUT. */
-int fence_wait_submitted(const struct fence *fence, uint64_t deadline_ns,
-                         struct caid_error *error);
+ * then will come. By futex(2), since the owner's CPU stores it. CAID_ERR_TIMEOUT,
+ * CAID_ERR_INTERRUPTED. */
+int fence_wait_submitted(const struct caid_client *client, const struct fence *fence,
+                         uint64_t deadline_ns, struct caid_error *error);

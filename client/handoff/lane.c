@@ -660,7 +660,7 @@ lane_wait(struct caid_client *client, struct lane *lane, struct fence *fences, s
     for (size_t i = 0; r >= 0 && i < n; i++) {
         if (fences[i].enqueued)
             continue;
-        r = fence_wait(&fences[i], true, deadline_ns, error);
+        r = fence_wait(client, &fences[i], true, deadline_ns, error);
         lost |= r > 0 && fences[i].data;
     }
     return r < 0 ? r : lost;

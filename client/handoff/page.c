@@ -215,7 +215,11 @@ page_new(struct caid_client *client, struct page **ret, struct caid_error *error
 {
     struct msg_none params = {};
     struct page_call call = {
-        .call = {.method = MSG_PAGE, .params = &params, .take = take_page, .has_pages = true},
+        .call = {.method = MSG_PAGE,
+                 .params = &params,
+                 .take = take_page,
+                 .adopt = page_adopt,
+                 .has_pages = true},
     };
 
     int r = call_make(client, &call.call, error);
@@ -360,6 +364,30 @@ page_close(struct caid_client *client, struct page *page)
         call_flush(client);
     }
     page_look_by(client->pages, 0);
+}
+
+static void
+late_end(struct caid_client *client, struct call *base)
+{
+    struct page_call *late = container_of(base, struct page_call, call);
+    struct page *page = late->page;
+
+    if (page && page->own)
+        page_open(client, page);
+    if (page)
+        page_close(client, page);
+    free(late);
+}
+
+struct call *
+page_adopt(struct caid_client *client UNUSED, struct call *base)
+{
+    struct page_call *late = calloc(1, sizeof(*late));
+
+    if (!late)
+        return NULL;
+    late->call = (struct call){.take = base->take, .end = late_end};
+    return &late->call;
 }
 
 /* ---- telling the daemon ---- */

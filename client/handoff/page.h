@@ -124,11 +124,14 @@ int pages_take(struct caid_client *client, const struct msg_page *pages, uint32_
                struct call_fds *fds, bool own);
 struct page *page_find(struct caid_client *client, uint64_t id);
 
-/* A call that gets a page, with a reference. */
+/* A call that gets a page, with a reference; one of another client's has been opened, too. */
 struct page_call {
     struct call call;
     struct page *page;
 };
+
+/* Its adopt: a page that comes late is closed at once. */
+struct call *page_adopt(struct caid_client *client, struct call *base);
 
 /* ---- any time ---- */
 

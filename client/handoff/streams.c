@@ -86,9 +86,11 @@ caid_stream_synchronize(struct caid_client *client, uint64_t handle, int32_t dev
     int r = stream_enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
-    CUresult result = stream.drv->cu.cuStreamSynchronize(stream.handle);
-    r = stream_result(client, &stream, "cuStreamSynchronize", result,
-                      "cannot wait for a stream", error);
+    CUresult result;
+    r = stream_synchronize(client, &stream, &result, error);
+    if (r == 0)
+        r = stream_result(client, &stream, "cuStreamSynchronize", result,
+                          "cannot wait for a stream", error);
     if (r == 0)
         r = caid_stream_check(client, handle, device, error);
     stream_leave(&stream);

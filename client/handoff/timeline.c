@@ -159,6 +159,7 @@ caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const
         .call = {.method = MSG_OPEN_TIMELINE,
                  .params = &params,
                  .take = take_open,
+                 .adopt = page_adopt,
                  .has_pages = true},
     };
     r = call_make(client, &call.call, error);
@@ -287,7 +288,7 @@ wait_on(struct caid_client *client, struct lane *lane, struct fence *fence, bool
 {
     if (ahead && lane && lane->handoff == HANDOFF_MEMOPS)
         return lane_wait_ahead(client, lane, fence, error);
-    int r = fence_wait_submitted(fence, deadline_ns, error);
+    int r = fence_wait_submitted(client, fence, deadline_ns, error);
     return r < 0 ? r : lane_wait(client, lane, fence, 1, deadline_ns, error);
 }
 

@@ -9,6 +9,7 @@
 #include "lease.h"
 #include "session/client.h"
 #include "session/feature.h"
+#include "session/late.h"
 #include "session/text.h"
 
 struct caid_array *
@@ -72,7 +73,8 @@ get_leases(struct caid_client *client, struct array_call *call, struct caid_erro
     r = lease_reserve(client, call->n_wanted, error);
     if (r == 0) {
         r = call_run(client, &call->call, error);
-        lease_unreserve(client, call->n_wanted - call->n_got);
+        if (!call->call.given_up)
+            lease_unreserve(client, call->n_wanted - call->n_got);
     }
     client_leave(client);
     return r;
@@ -167,6 +169,95 @@ reap(struct caid_client *client, struct reaped_queue *closed)
 }
 
 const struct feature array_feature = {.reap = reap};
+
+/* ---- what comes late ---- */
+
+/* A create or an open that was given up, until its reply has come; where that has made an array
+ * under a name, until this has been taken back, unless it has gone to another array. */
+struct late_arrays {
+    struct array_call call;
+    struct caid_array **arrays; /* n_wanted, in data */
+    struct standing back;
+    struct msg_name_params name; /* p NULL: none is to be taken back */
+    bool is_ours;
+    char text[PROTO_NAME_MAX + PROTO_POOL_MAX + 2];
+    uint64_t data[];
+};
+
+static int
+take_show(struct caid_client *client UNUSED, struct call *call, const void *reply,
+          struct call_fds *fds UNUSED)
+{
+    struct late_arrays *late = container_of(call, struct late_arrays, back.call);
+    const struct msg_show_result *result = reply;
+
+    late->is_ours = result->n_entries == 1 &&
+                    result->entries[0].generation == late->call.generation;
+    return 0;
+}
+
+/* First it is looked at, then unlinked. */
+static void
+back_over(struct caid_client *client, struct standing *back)
+{
+    struct late_arrays *late = container_of(back, struct late_arrays, back);
+
+    back->call.method = MSG_UNLINK;
+    back->call.take = NULL;
+    if (!late->is_ours || !late_ask(client, back))
+        free(late);
+    late->is_ours = false;
+}
+
+static void
+late_end(struct caid_client *client, struct call *base)
+{
+    struct late_arrays *late = container_of(base, struct late_arrays, call.call);
+    size_t n = late->call.n_got;
+
+    lease_unreserve(client, late->call.n_wanted - n);
+    for (size_t i = 0; i < n; i++) { /* never the client's last references: a call runs */
+        end_lease(late->arrays[i]);
+        array_free(late->arrays[i]);
+    }
+    if (n == 0 || !late->name.name.p || !late_ask(client, &late->back))
+        free(late);
+}
+
+static void
+keep_name(struct late_arrays *late, const struct msg_create_params *made)
+{
+    char *end = late->text;
+
+    late->name.name = msg_str_opt(text_put(&end, made->name));
+    late->name.pool = msg_str_opt(text_put(&end, made->pool));
+    late->back.call =
+        (struct call){.method = MSG_SHOW, .params = &late->name, .take = take_show};
+}
+
+struct call *
+array_adopt(struct caid_client *client UNUSED, struct call *base)
+{
+    const struct array_call *call = container_of(base, struct array_call, call);
+    const size_t n = call->n_wanted;
+    struct late_arrays *late =
+        calloc(1, sizeof(*late) + n * (sizeof(*late->arrays) + sizeof(*call->names)));
+
+    if (!late)
+        return NULL;
+    late->arrays = (void *)late->data;
+    late->call = (struct array_call){
+        .call = {.take = array_take, .end = late_end},
+        .names = (void *)(late->arrays + n),
+        .arrays = late->arrays,
+        .n_wanted = n,
+        .readonly = call->readonly,
+    };
+    if (call->made && call->made->name.p)
+        keep_name(late, call->made);
+    standing_init(&late->back, back_over);
+    return &late->call.call;
+}
 
 /* Where the client has no thread, this one waits. */
 static void

@@ -75,8 +75,9 @@ void array_close_now(struct caid_array *array);
 /* A request whose reply grants leases. */
 struct array_call {
     struct call call;
-    const struct msg_str *names; /* of those asked for, n_wanted; p NULL: unnamed */
-    struct caid_array **arrays;  /* where they go: n_wanted of them */
+    const struct msg_str *names;          /* of those asked for, n_wanted; p NULL: unnamed */
+    const struct msg_create_params *made; /* of a create; NULL: an open */
+    struct caid_array **arrays;           /* where they go: n_wanted of them */
     size_t n_wanted, n_got;
     uint64_t generation; /* of the first one got */
     bool readonly;
@@ -84,7 +85,9 @@ struct array_call {
         *device_uuid; /* UUID of the device that is to reach them; NULL: see gpu_find_place() */
 };
 
-/* struct call's take. */
+/* struct call's take, and its adopt: arrays that come late are closed at once, and one that was to
+ * be made under a name loses that. */
+struct call *array_adopt(struct caid_client *client, struct call *base);
 int array_take(struct caid_client *client, struct call *base, const void *reply,
                struct call_fds *fds);
 

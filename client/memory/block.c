@@ -307,7 +307,7 @@ due(const struct caid_client *client)
 {
     const struct block_table *table = client->blocks;
 
-    if (!TAILQ_EMPTY(&table->unmapped))
+    if (!TAILQ_EMPTY(&table->unmapped) && client->n_late == 0)
         return client->n_block_calls == 0 ? 0 : table->unmapped_since + BARRIER_NS;
     if (TAILQ_EMPTY(&table->idle))
         return UINT64_MAX;
@@ -401,17 +401,17 @@ block_tidy(struct caid_client *client, bool all)
 }
 
 /* Calls that may refer to blocks come without a pause: new ones are held back until those under
- * way are answered. */
+ * way are answered, or one is given up, as whose answer may never come. */
 static void
 make_barrier(struct caid_client *client)
 {
     client->barrier = true;
-    while (client->n_block_calls > 0 && !client->reaper.stopping)
-        pthread_cond_wait(&client->reaper.wake, &client->lock);
+    while (client->n_block_calls > 0 && client->n_late == 0 && !client->reaper.stopping)
+        wake_wait(&client->reaper.wake, &client->lock, UINT64_MAX);
     reaper_leave_captures_alone(client);
     block_tidy(client, false);
     client->barrier = false;
-    pthread_cond_broadcast(&client->barrier_gone);
+    wake_all(&client->barrier_gone);
 }
 
 static void
@@ -424,8 +424,8 @@ tidy(struct caid_client *client, bool all)
     if (table->unmapped_since == 0)
         table->unmapped_since = now;
     if (!TAILQ_EMPTY(&table->unmapped)) {
-        if (now - table->unmapped_since < BARRIER_NS && !all &&
-            table->unmapped_bytes <= BARRIER_BYTES)
+        if (client->n_late > 0 || (now - table->unmapped_since < BARRIER_NS && !all &&
+                                   table->unmapped_bytes <= BARRIER_BYTES))
             return;
         make_barrier(client);
     }
@@ -446,10 +446,12 @@ block_drain(struct caid_client *client, struct caid_error *error)
     int r = client_enter(client, error);
     if (r < 0)
         return r;
-    reaper_drain(client, !TAILQ_EMPTY(&table->idle) || !TAILQ_EMPTY(&table->unmapped) ||
-                             table->n_freeing > 0);
+    r = reaper_drain(client,
+                     !TAILQ_EMPTY(&table->idle) || !TAILQ_EMPTY(&table->unmapped) ||
+                         table->n_freeing > 0,
+                     error);
     client_leave(client);
-    return 0;
+    return r;
 }
 
 /* ---- the end ---- */

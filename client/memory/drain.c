@@ -274,9 +274,10 @@ sync_stream(struct caid_array *array, uint64_t stream, struct caid_error *error)
         return r;
     if (result != CUDA_SUCCESS)
         return stream_done(drv, "cuStreamGetCtx", result, error);
-    result = drv->cu.cuStreamSynchronize((CUstream)(uintptr_t)stream);
+    const struct stream entered = {.drv = drv, .handle = (CUstream)(uintptr_t)stream};
+    r = stream_synchronize(array->client, &entered, &result, error);
     gpu_pop(drv);
-    return stream_done(drv, "cuStreamSynchronize", result, error);
+    return r < 0 ? r : stream_done(drv, "cuStreamSynchronize", result, error);
 }
 
 static int

@@ -7,6 +7,7 @@
 
 #include "block.h"
 #include "session/client.h"
+#include "session/late.h"
 #include "session/pager.h"
 
 /* ---- pools ---- */
@@ -193,10 +194,48 @@ caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
     return result_write(ret, &flushed, sizeof(flushed), error);
 }
 
+/* A begin that was given up: once it has been answered, until it has been undone. */
+struct late_defer {
+    struct call call;
+    struct standing undo;
+    struct msg_defer_params params; /* the end's */
+};
+
+static void
+undo_over(struct caid_client *client UNUSED, struct standing *undo)
+{
+    free(container_of(undo, struct late_defer, undo));
+}
+
+static void
+late_defer_end(struct caid_client *client, struct call *call)
+{
+    struct late_defer *late = container_of(call, struct late_defer, call);
+
+    if (call->r < 0 || !late_ask(client, &late->undo))
+        free(late);
+}
+
+static struct call *
+adopt_defer(struct caid_client *client UNUSED, struct call *call UNUSED)
+{
+    struct late_defer *late = calloc(1, sizeof(*late));
+
+    if (!late)
+        return NULL;
+    late->call.end = late_defer_end;
+    late->undo.call = (struct call){.method = MSG_DEFER, .params = &late->params};
+    standing_init(&late->undo, undo_over);
+    return &late->call;
+}
+
 int
 caid_defer_begin(struct caid_client *client, struct caid_error *error)
 {
-    return call_ask(client, MSG_DEFER, &(struct msg_defer_params){.begin = true}, error);
+    struct msg_defer_params params = {.begin = true};
+    struct call call = {.method = MSG_DEFER, .params = &params, .adopt = adopt_defer};
+
+    return call_make(client, &call, error);
 }
 
 int

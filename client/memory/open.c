@@ -59,7 +59,11 @@ open_some(struct caid_client *client, const struct caid_open_options *options,
         .generation = options->generation,
     };
     struct array_call call = {
-        .call = {.method = MSG_OPEN, .params = &params, .take = array_take, .has_blocks = true},
+        .call = {.method = MSG_OPEN,
+                 .params = &params,
+                 .take = array_take,
+                 .adopt = array_adopt,
+                 .has_blocks = true},
         .names = names,
         .arrays = arrays,
         .n_wanted = n_asked,

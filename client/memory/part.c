@@ -420,6 +420,54 @@ take_publish_part(struct caid_client *client, struct call *call, const void *rep
     return 0;
 }
 
+static void
+late_end(struct caid_client *client, struct call *call)
+{
+    struct publishing *publishing = container_of(call, struct publishing, call);
+    struct part *part = publishing->part;
+    bool refused = call->r < 0 && client->lost.code == 0;
+
+    free(publishing);
+    if (part && part->hook.released && refused) {
+        part->told = true;
+        TAILQ_INSERT_TAIL(&client->parts->told, part, entry);
+    } else if (part) {
+        drop_hook(client->parts, part);
+        free(part);
+    }
+}
+
+static int
+take_late(struct caid_client *client, struct call *call, const void *reply,
+          struct call_fds *fds)
+{
+    struct part *part = container_of(call, struct publishing, call)->part;
+
+    if (part->hook.released)
+        RB_REMOVE(part_hooks, &client->parts->hooked, part);
+    return take_publish_part(client, call, reply, fds);
+}
+
+/* The program is told of nothing more; but the daemon will name the part, and the hook is told when
+ * nobody can reach it, or there is none. Until then it can be forgotten, and has a number that no
+ * part gets. */
+static struct call *
+adopt(struct caid_client *client, struct call *call)
+{
+    struct publishing *publishing = container_of(call, struct publishing, call);
+    struct publishing *late = calloc(1, sizeof(*late));
+
+    if (!late)
+        return NULL;
+    late->call = (struct call){.take = take_late, .end = late_end};
+    late->part = TAKE_PTR(publishing->part);
+    late->part->gone = NULL;
+    late->part->id = UINT64_MAX - call->seq;
+    if (late->part->hook.released)
+        RB_INSERT(part_hooks, &client->parts->hooked, late->part);
+    return &late->call;
+}
+
 static int
 check_array(const struct caid_array *array, struct caid_error *error)
 {
@@ -484,7 +532,7 @@ is_unknown(const struct call *call)
 {
     int32_t code = call->error.code;
 
-    return code == CAID_ERR_DISCONNECTED || code == CAID_ERR_PROTOCOL ||
+    return call->given_up || code == CAID_ERR_DISCONNECTED || code == CAID_ERR_PROTOCOL ||
            code == CAID_ERR_CLOSED;
 }
 
@@ -508,7 +556,7 @@ part_publish(struct caid_array *array, uint64_t offset, const char *name,
     if (r < 0)
         return r;
     struct publishing publishing = {
-        .call = {.method = MSG_PUBLISH_PART, .take = take_publish_part},
+        .call = {.method = MSG_PUBLISH_PART, .take = take_publish_part, .adopt = adopt},
         .part = part_new(options, hook),
     };
     if (!publishing.part)

@@ -65,8 +65,9 @@ void part_table_init(struct part_table *table);
 /* Publishes a part of the array; the options have been read. The hook, which may be NULL, is
  * called once, when told, unless it is forgotten before. On failure neither it nor `gone` ever is.
  * *ret_unknown, which may be NULL, is written in any case: the daemon has been asked, and the
- * connection was lost before it could say, so that others may have got the part all the same. Waits
- * for the GPU and the daemon; no lock is held. */
+ * connection was lost, or the call given up, before it could say, so that others may have got the
+ * part all the same; in the latter case the hook is called as if it had not failed, or when the
+ * daemon has said no. Waits for the GPU and the daemon; no lock is held. */
 int part_publish(struct caid_array *array, uint64_t offset, const char *name,
                  const struct caid_part_options *options, const struct part_hook *hook,
                  uint64_t *ret_generation, bool *ret_unknown, struct caid_error *error);

@@ -43,7 +43,6 @@ watch_unref(struct caid_watch *watch)
 {
     if (--watch->refs > 0)
         return;
-    pthread_cond_destroy(&watch->request.call.wake);
     client_unref(watch->client);
     free(watch);
 }
@@ -80,7 +79,7 @@ take_news(struct caid_client *client UNUSED, struct call *call, const void *repl
 static void
 tell(struct caid_watch *watch)
 {
-    pthread_cond_broadcast(&watch->request.call.wake);
+    wake_all(&watch->request.call.wake);
     if (watch->fn)
         set_news(watch, true);
     client_raise_fd(watch->client);
@@ -218,7 +217,7 @@ watch_end(struct caid_watch *watch)
     TAILQ_REMOVE(&client->watches->all, watch, all);
     set_news(watch, false);
     standing_cancel(client, &watch->request);
-    pthread_cond_broadcast(&watch->request.call.wake);
+    wake_all(&watch->request.call.wake);
     if (watch->n_waiting > 0)
         eventfd_write(client->wake_fd, 1);
     call_flush(client);
@@ -312,6 +311,7 @@ watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *r
            struct caid_error *error)
 {
     bool first = true; /* what has come already is read in any case */
+    struct caid_error unwanted;
     int r;
 
     while (!look(watch, ret, &r, error)) {
@@ -319,8 +319,11 @@ watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *r
             return fail(error, CAID_ERR_TIMEOUT, "no news of \"%s\" in time", watch->name);
         first = false;
         watch->n_waiting++;
-        call_wait_for_news(watch->client, &watch->request.call, deadline_ns);
+        r = call_wait_for_news(watch->client, &watch->request.call, deadline_ns,
+                               error ? error : &unwanted);
         watch->n_waiting--;
+        if (r < 0)
+            return r;
     }
     return r;
 }

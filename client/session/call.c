@@ -5,12 +5,15 @@
 #include <poll.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include "base/clock.h"
 #include "base/packet.h"
 #include "client.h"
 #include "feature.h"
+#include "interrupt.h"
+#include "late.h"
 #include "spin.h"
 
 /* How long a client that ends waits for the daemon to read. */
@@ -21,30 +24,6 @@ call_fds_closep(struct call_fds *fds)
 {
     for (size_t i = 0; i < fds->n; i++)
         fd_close(fds->fd[i]);
-}
-
-void
-cond_init(pthread_cond_t *cond)
-{
-    pthread_condattr_t attr;
-
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(cond, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
-bool
-cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns)
-{
-    struct timespec at = {
-        .tv_sec = (time_t)(deadline_ns / NSEC_PER_SEC),
-        .tv_nsec = (long)(deadline_ns % NSEC_PER_SEC),
-    };
-
-    if (deadline_ns == UINT64_MAX)
-        return pthread_cond_wait(cond, lock) == 0;
-    return pthread_cond_timedwait(cond, lock, &at) != ETIMEDOUT;
 }
 
 static struct call_list *
@@ -71,11 +50,13 @@ call_end(struct caid_client *client, struct call *call, int r)
     TAILQ_REMOVE(list_of(client, call), call, entry);
     client->n_block_calls -= call->has_blocks;
     client->n_page_calls -= call->has_pages;
+    client->n_late -= call->late;
+    call->late = false;
     if (client->barrier && client->n_block_calls == 0)
         reaper_wake(client);
     call->r = r;
     call->done = true;
-    pthread_cond_broadcast(&call->wake);
+    wake_all(&call->wake);
     if (call->end)
         call->end(client, call);
 }
@@ -142,25 +123,39 @@ call_flush(struct caid_client *client)
     return r;
 }
 
-/* A daemon that does not read is not to stop the threads that have a reply to read. */
-static void
-wait_for_room(struct caid_client *client, int timeout_ms)
+/* 0, or -ETIMEDOUT, -EINTR. */
+static int
+poll_until(struct pollfd *fds, nfds_t n, uint64_t deadline_ns)
+{
+    uint64_t now = clock_now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
+    const struct timespec time_left = {.tv_sec = (time_t)(left / NSEC_PER_SEC),
+                                       .tv_nsec = (long)(left % NSEC_PER_SEC)};
+    int r = ppoll(fds, n, deadline_ns == UINT64_MAX ? NULL : &time_left, NULL);
+
+    return r > 0 ? 0 : r == 0 ? -ETIMEDOUT : -errno;
+}
+
+/* A daemon that does not read is not to stop the threads that have a reply to read. 0, or
+ * -ETIMEDOUT, -EINTR. */
+static int
+wait_for_room(struct caid_client *client, uint64_t deadline_ns)
 {
     struct pollfd poll_fd = {.fd = client->sock, .events = POLLOUT};
 
     pthread_mutex_unlock(&client->lock);
-    poll(&poll_fd, 1, timeout_ms);
+    int r = poll_until(&poll_fd, 1, deadline_ns);
     pthread_mutex_lock(&client->lock);
+    return r;
 }
 
 void
 call_flush_all(struct caid_client *client)
 {
-    uint64_t end_ns = clock_now_ns() + FLUSH_NS, now_ns;
+    uint64_t end_ns = clock_now_ns() + FLUSH_NS;
 
     while (call_flush(client) < 0 && client->lost.code == 0 &&
-           (now_ns = clock_now_ns()) < end_ns)
-        wait_for_room(client, (int)((end_ns - now_ns) / NSEC_PER_MSEC) + 1);
+           wait_for_room(client, end_ns) != -ETIMEDOUT)
+        ;
 }
 
 static int
@@ -236,12 +231,33 @@ send_once(struct caid_client *client, struct call *call, struct caid_error *erro
     return r < 0 ? 1 : call_post(client, call, error);
 }
 
-/* While blocks are to be forgotten, no call begins that could refer to them. */
-static void
-wait_for_barrier(struct caid_client *client, const struct call *call)
+/* Nothing has been sent: the call leaves nothing behind. */
+static int
+fail_unsent(const struct caid_client *client, const struct call *call, struct caid_error *error)
 {
-    while (call->has_blocks && client->barrier && client->lost.code == 0)
-        pthread_cond_wait(&client->barrier_gone, &client->lock);
+    return fail(error, CAID_ERR_TIMEOUT,
+                "%s: the daemon took no %s request in %g s: is it stopped?", client->socket,
+                msg_method_name(call->method), (double)client->call_timeout_ns / NSEC_PER_SEC);
+}
+
+/* While blocks are to be forgotten, no call begins that could refer to them. Else 1 where the
+ * socket took nothing. */
+static int
+try_to_send(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    if (call->has_blocks && client->barrier && client->lost.code == 0)
+        return 1;
+    return send_once(client, call, error);
+}
+
+static int
+wait_to_send(struct caid_client *client, const struct call *call)
+{
+    uint64_t until_ns = interrupt_look_by(client, call->deadline_ns);
+
+    return call->has_blocks && client->barrier
+               ? wake_wait(&client->barrier_gone, &client->lock, until_ns)
+               : wait_for_room(client, until_ns);
 }
 
 int
@@ -249,12 +265,15 @@ call_start(struct caid_client *client, struct call *call, struct caid_error *err
 {
     int r;
 
-    wait_for_barrier(client, call);
-    while ((r = send_once(client, call, error)) > 0) {
-        wait_for_room(client, -1);
-        wait_for_barrier(client, call);
-        if (client->lost.code != 0)
-            return fail_again(error, &client->lost);
+    call->deadline_ns = deadline_of(client->call_timeout_ns);
+    while ((r = try_to_send(client, call, error)) > 0) {
+        if (wait_to_send(client, call) == 0)
+            continue;
+        if (clock_now_ns() >= call->deadline_ns)
+            return fail_unsent(client, call, error);
+        r = interrupt_ask_unlocked(client, error);
+        if (r < 0)
+            return r;
     }
     return r;
 }
@@ -369,37 +388,27 @@ recv_soon(struct caid_client *client, struct call_fds *fds, uint64_t spin_ns)
     return n;
 }
 
-enum recv {
-    RECV_NOW, /* what is there */
-    RECV_SOON,
-    RECV_WAIT,
-};
-
-/* Receives and takes one packet. Returns false when there was none. The lock is dropped while
- * receiving, but for RECV_NOW, which does not look for spin_ns either. */
+/* Receives and takes one packet. Returns false when there was none in spin_ns; unless that is 0,
+ * the lock is dropped meanwhile. */
 static bool
-receive(struct caid_client *client, enum recv how, uint64_t spin_ns)
+receive(struct caid_client *client, uint64_t spin_ns)
 {
     _cleanup_(call_fds_closep) struct call_fds fds;
     struct msg reply;
     int r = 0;
-    bool wait = how != RECV_NOW;
 
     fds.n = 0;
     client->reading = true;
-    if (wait)
+    if (spin_ns > 0)
         pthread_mutex_unlock(&client->lock);
-    ssize_t n = wait ? recv_soon(client, &fds, spin_ns) : -EAGAIN;
-    if (n == -EAGAIN && how != RECV_SOON)
-        n = packet_recv(client->sock, client->packet, fds.fd, PROTO_FDS_MAX, &fds.n,
-                        wait ? 0 : MSG_DONTWAIT);
+    ssize_t n = recv_soon(client, &fds, spin_ns);
     if (n > 0)
         r = msg_parse(&reply, client->packet, (size_t)n);
-    if (wait)
+    if (spin_ns > 0)
         pthread_mutex_lock(&client->lock);
     client->reading = false;
 
-    if (n == -EAGAIN || n == -EINTR)
+    if (n == -EAGAIN)
         return false;
     if (n <= 0) {
         lose_reader(client, n);
@@ -428,97 +437,97 @@ call_pass_reading_on(struct caid_client *client)
     TAILQ_FOREACH(waiter, &client->waiters, entry)
         if (!waiter->call->done)
             break;
-    pthread_cond_broadcast(&(waiter ? waiter : TAILQ_FIRST(&client->waiters))->call->wake);
+    wake_all(&(waiter ? waiter : TAILQ_FIRST(&client->waiters))->call->wake);
 }
 
-static struct timespec
-time_left(uint64_t deadline_ns)
-{
-    uint64_t now = clock_now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
-
-    return (struct timespec){.tv_sec = (time_t)(left / NSEC_PER_SEC),
-                             .tv_nsec = (long)(left % NSEC_PER_SEC)};
-}
-
-static void
+static int
 read_until(struct caid_client *client, uint64_t deadline_ns)
 {
     struct pollfd fds[] = {
         {.fd = client->sock, .events = POLLIN},
         {.fd = client->wake_fd, .events = POLLIN},
     };
-    struct timespec left = time_left(deadline_ns);
-    uint64_t count;
+    eventfd_t count;
 
     client->reading = true;
     pthread_mutex_unlock(&client->lock);
-    int n = ppoll(fds, ARRAY_SIZE(fds), deadline_ns == UINT64_MAX ? NULL : &left, NULL);
-    if (n > 0 && fds[1].revents && read(fds[1].fd, &count, sizeof(count)) < 0)
-        n = 0; /* somebody was faster */
+    int r = poll_until(fds, ARRAY_SIZE(fds), deadline_ns);
+    if (r == 0 && fds[1].revents)
+        (void)eventfd_read(client->wake_fd, &count);
     pthread_mutex_lock(&client->lock);
     client->reading = false;
-    if (n > 0 && fds[0].revents && client->lost.code == 0)
-        receive(client, RECV_NOW, 0);
+    if (r == 0 && fds[0].revents && client->lost.code == 0)
+        receive(client, 0);
+    return r;
 }
 
-void
-call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns)
+static int
+wait_for_reader(struct caid_client *client, struct call *call, uint64_t deadline_ns)
 {
     struct waiter waiter = {.call = call};
 
-    if (!client->reading) {
-        read_until(client, deadline_ns);
-        return;
-    }
     TAILQ_INSERT_TAIL(&client->waiters, &waiter, entry);
-    cond_wait_until(&call->wake, &client->lock, deadline_ns);
+    int r = wake_wait(&call->wake, &client->lock, deadline_ns);
     TAILQ_REMOVE(&client->waiters, &waiter, entry);
+    return r;
 }
 
-static void
-call_wait(struct caid_client *client, struct call *call)
+int
+call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns,
+                   struct caid_error *error)
 {
-    while (!call->done) {
-        if (client->reading)
-            call_wait_for_news(client, call, UINT64_MAX);
-        else
-            receive(client, RECV_WAIT, SPIN_MIN_NS);
-    }
-    call_pass_reading_on(client);
+    uint64_t until_ns = error ? interrupt_look_by(client, deadline_ns) : deadline_ns;
+
+    int r = client->reading ? wait_for_reader(client, call, until_ns)
+                            : read_until(client, until_ns);
+    return r < 0 && error ? interrupt_ask_unlocked(client, error) : 0;
 }
 
-bool
+int
 call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
-                uint64_t deadline_ns)
+                uint64_t deadline_ns, struct caid_error *error)
 {
     uint64_t now;
+    int r = 0;
 
     if (spin_until_ns > deadline_ns)
         spin_until_ns = deadline_ns;
     while (!call->done && !client->reading && (now = clock_now_ns()) < spin_until_ns)
-        receive(client, RECV_SOON, spin_until_ns - now);
-    while (!call->done) {
-        call_wait_for_news(client, call, deadline_ns);
-        if (!call->done && deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns)
+        receive(client, spin_until_ns - now);
+    while (!call->done && r == 0) {
+        r = call_wait_for_news(client, call, deadline_ns, error);
+        if (deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns)
             break;
     }
     call_pass_reading_on(client);
-    return call->done;
+    return call->done ? 0 : r < 0 ? r : 1;
+}
+
+/* Waits for the reply. Where that does not come in time, the call is given up. */
+static int
+call_wait(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    struct caid_error why;
+
+    int r =
+        call_wait_until(client, call, clock_now_ns() + SPIN_MIN_NS, call->deadline_ns, &why);
+    if (r > 0)
+        fail(&why, CAID_ERR_TIMEOUT,
+             "%s: the daemon did not answer the %s request in %g s: is it stopped?",
+             client->socket, msg_method_name(call->method),
+             (double)client->call_timeout_ns / NSEC_PER_SEC);
+    if (r != 0)
+        late_give_up(client, call, &why);
+    return call->r < 0 ? fail_again(error, &call->error) : call->r;
 }
 
 int
 call_run(struct caid_client *client, struct call *call, struct caid_error *error)
 {
-    pthread_cond_init(&call->wake, NULL);
     call->error.code = 0;
     int r = call_start(client, call, error);
-    if (r == 0) {
-        call_wait(client, call);
-        r = call->r;
-        if (r < 0)
-            fail_again(error, &call->error);
-    }
-    pthread_cond_destroy(&call->wake);
+    if (r == 0)
+        r = call_wait(client, call, error);
     return r;
 }
 
@@ -545,7 +554,7 @@ void
 call_dispatch(struct caid_client *client)
 {
     call_flush(client);
-    while (client->lost.code == 0 && !client->reading && receive(client, RECV_NOW, 0))
+    while (client->lost.code == 0 && !client->reading && receive(client, 0))
         ;
 }
 

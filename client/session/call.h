@@ -11,10 +11,12 @@
  *
  * Replies are taken in the order of their arrival, whichever thread they are for, because what
  * a reply says about blocks holds for the replies after it (memory/block.h).
+ *
+ * A call whose reply does not come in time is given up (late.h): its caller goes, and the call is
+ * in flight all the same, until the reply has come or the connection has ended.
  */
 #pragma once
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
@@ -22,6 +24,7 @@
 #include "caid/caid.h"
 
 #include "msg.h"
+#include "wake.h"
 
 struct caid_client;
 
@@ -45,12 +48,19 @@ struct call {
     struct reply *copy; /* in place of take(): gets the packet */
     bool has_blocks;    /* the reply refers to blocks, and may bring fds */
     bool has_pages;     /* the same of pages of timelines: handoff/page.h */
+    /* Its caller gives it up: makes the one that takes its place, of late_new() or with an `end`
+     * that frees it, which gives back what the reply grants, if any. NULL: no memory. Needed only
+     * where something is granted. */
+    struct call *(*adopt)(struct caid_client *client, struct call *call);
     /* Nobody waits for it in call_run(): told that it is over, with the client locked. */
     void (*end)(struct caid_client *client, struct call *call);
 
     uint64_t seq;
-    bool done;
-    pthread_cond_t wake;
+    uint64_t deadline_ns; /* from call_start() on: by when there is to be a reply */
+    bool done;            /* nobody is to wait for it any more */
+    bool given_up;        /* another one has taken its place, or this is that one */
+    bool late;            /* the client's thread looks for its reply */
+    struct wake wake;
     int r;
     struct caid_error error; /* where r is not 0 */
 };
@@ -65,7 +75,9 @@ struct waiter {
 
 TAILQ_HEAD(waiter_list, waiter);
 
-/* Sends the request and waits until the reply has been taken. The client is entered
+/* Sends the request and waits until the reply has been taken, for as long as the client's calls
+ * may take: then it is CAID_ERR_TIMEOUT, after a signal CAID_ERR_INTERRUPTED, and the call has been
+ * given up. The client is entered
  * (client_enter()); its lock is dropped while waiting. */
 int call_run(struct caid_client *client, struct call *call, struct caid_error *error);
 
@@ -75,15 +87,16 @@ int call_make(struct caid_client *client, struct call *call, struct caid_error *
 int call_ask(struct caid_client *client, enum msg_method method, const void *params,
              struct caid_error *error);
 
-/* Sends the request of a call that has an end, and returns. Entered; may drop the lock. */
+/* Sends the request of a call that has an end, and returns. Entered; may drop the lock.
+ * CAID_ERR_TIMEOUT and _INTERRUPTED as above, with nothing sent. */
 int call_start(struct caid_client *client, struct call *call, struct caid_error *error);
 
 /* Waits for the reply to such a call, at most until the deadline (UINT64_MAX: without end), and
- * reads what has come in any case; whether it is there. Looks for it without sleeping until
- * spin_until_ns (spin.h). Entered. The call's `wake` is of cond_init(), and whoever frees the
- * call waits no more. */
-bool call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
-                     uint64_t deadline_ns);
+ * reads what has come in any case: 0 it is there, 1 not yet; with an error to fill,
+ * CAID_ERR_INTERRUPTED (interrupt.h). Looks for it without sleeping until spin_until_ns (spin.h).
+ * Entered. Whoever frees the call waits no more. */
+int call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
+                    uint64_t deadline_ns, struct caid_error *error);
 
 /* Sends the request, if the socket takes it now (else 1), and lists the call as in flight.
  * Under lock. */
@@ -98,16 +111,13 @@ void call_dispatch(struct caid_client *client);
 
 /* Reads for all until a packet has come, the time is over, or somebody writes to
  * client->wake_fd, an eventfd; or, where another thread reads, waits until that one has
- * something for the call (its `wake`), or has read enough. Entered. */
-void call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns);
+ * something for the call (its `wake`), or has read enough. With an error to fill, also until the
+ * program is to be asked, and CAID_ERR_INTERRUPTED (interrupt.h). Entered. */
+int call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns,
+                       struct caid_error *error);
 
 /* Whoever reads no longer makes sure that someone who waits does. Under lock. */
 void call_pass_reading_on(struct caid_client *client);
-
-/* A condition whose timed waits are by clock_now_ns(). */
-void cond_init(pthread_cond_t *cond);
-/* deadline_ns UINT64_MAX: without end. Returns false when the time is over. */
-bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
 
 /* Ends every call in flight with client->lost. Under lock. */
 void call_fail_all(struct caid_client *client);

@@ -20,9 +20,9 @@ client_init(struct caid_client *client, const struct feature *const *features)
     fork_guard_init(&client->guard);
     client->sock = client->wake_fd = client->epoll_fd = client->news_fd = -1;
     client->packet_max = PROTO_PACKET_MAX;
+    client->call_timeout_ns = CAID_FOREVER;
     pthread_mutex_init(&client->lock, NULL);
     pthread_mutex_init(&client->gpu.lock, NULL);
-    cond_init(&client->barrier_gone);
     TAILQ_INIT(&client->calls);
     TAILQ_INIT(&client->standing);
     TAILQ_INIT(&client->unsent);
@@ -176,7 +176,7 @@ client_lose(struct caid_client *client, int32_t code, const char *fmt, ...)
     FEATURES_DO(client, lost, client);
     shutdown(client->sock, SHUT_RDWR); /* wakes the thread that reads */
     call_fail_all(client);
-    pthread_cond_broadcast(&client->barrier_gone);
+    wake_all(&client->barrier_gone);
 }
 
 int

@@ -65,6 +65,9 @@ struct caid_client {
     size_t packet_max; /* bytes that the daemon takes */
     uint32_t n_devices;
     struct caid_device *devices;
+    uint64_t call_timeout_ns;           /* for each reply, or CAID_FOREVER */
+    int (*interrupted)(void *userdata); /* interrupt.h; or NULL */
+    void *userdata;
 
     struct gpu gpu; /* has a lock of its own */
 
@@ -80,6 +83,8 @@ struct caid_client {
     uint64_t answered;         /* the highest of those that have been answered */
     struct call_list calls;    /* sent and not answered, oldest first */
     struct call_list standing; /* the same of those that nobody waits for */
+    uint32_t n_late;           /* of these, that were given up */
+    uint64_t late_due;         /* when the client's thread looks for their replies */
     struct standing_list unsent;
     struct waiter_list waiters; /* threads that wait while another one reads */
     bool reading;               /* a thread waits for packets; packet is that thread's */
@@ -87,7 +92,7 @@ struct caid_client {
     uint32_t n_block_calls;     /* calls whose reply may refer to blocks */
     /* No such call begins: those under way are waited for, so that blocks can be forgotten. */
     bool barrier;
-    pthread_cond_t barrier_gone;
+    struct wake barrier_gone;
     uint32_t n_page_calls; /* calls whose reply may refer to pages */
     bool keeps; /* memory that work may still use: nothing of the GPU's is given back */
     struct reaper reaper;

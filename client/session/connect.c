@@ -2,17 +2,23 @@
 #include "connect.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include "base/clock.h"
 #include "base/packet.h"
 #include "client.h"
+#include "interrupt.h"
 #include "text.h"
 
 #define SYSTEM_SOCKET  "/run/caid/caid.sock"
 #define RUNTIME_SOCKET "caid.sock" /* in $XDG_RUNTIME_DIR */
+#define CONNECT_NS     (30 * NSEC_PER_SEC)
+#define SECONDS_MAX    1e9 /* what is longer has no end */
 
 /* An environment variable that a setuid program's caller cannot set; NULL when empty. */
 static const char *
@@ -20,6 +26,51 @@ env(const char *name)
 {
     const char *value = secure_getenv(name);
     return value && value[0] ? value : NULL;
+}
+
+/* ---- the time ---- */
+
+/* *ret 0: it is not set. */
+static int
+env_timeout(uint64_t *ret_ns, struct caid_error *error)
+{
+    const char *text = env("CAID_TIMEOUT");
+    char *end;
+
+    *ret_ns = 0;
+    if (!text)
+        return 0;
+    double seconds = strtod(text, &end);
+    if (end == text || *end || isnan(seconds) || seconds <= 0)
+        return fail(error, CAID_ERR_INVALID,
+                    "CAID_TIMEOUT=%s: seconds are wanted, more than 0, or \"inf\"", text);
+    *ret_ns = seconds < SECONDS_MAX ? (uint64_t)(seconds * (double)NSEC_PER_SEC) + 1
+                                    : CAID_FOREVER;
+    return 0;
+}
+
+static uint64_t
+first_of(uint64_t given_ns, uint64_t env_ns, uint64_t else_ns)
+{
+    return given_ns ? given_ns : env_ns ? env_ns : else_ns;
+}
+
+static int
+fail_in_time(const struct caid_client *client, uint64_t timeout_ns, struct caid_error *error)
+{
+    return fail(error, CAID_ERR_TIMEOUT,
+                "%s: the daemon did not answer in %g s: is it stopped?", client->socket,
+                (double)timeout_ns / NSEC_PER_SEC);
+}
+
+static uint64_t
+time_left(uint64_t deadline_ns)
+{
+    uint64_t now_ns = clock_now_ns();
+
+    if (deadline_ns == UINT64_MAX)
+        return CAID_FOREVER;
+    return deadline_ns > now_ns ? deadline_ns - now_ns : 0;
 }
 
 /* ---- the socket ---- */
@@ -75,14 +126,23 @@ fail_connect(struct caid_error *error, int err, const char *path, const char *or
 }
 
 static int
-connect_socket(struct caid_client *client, const char *given, struct caid_error *error)
+connect_socket(struct caid_client *client, const char *given, uint64_t deadline_ns,
+               uint64_t timeout_ns, struct caid_error *error)
 {
     const char *origin;
 
     int r = connect_path(client->socket, sizeof(client->socket), given, &origin, error);
     if (r < 0)
         return r;
-    r = packet_connect(client->socket, &client->sock);
+    do {
+        uint64_t left_ns = time_left(interrupt_look_by(client, deadline_ns));
+        r = packet_connect_within(client->socket, left_ns == CAID_FOREVER ? 0 : left_ns + 1,
+                                  &client->sock);
+        if ((r == -EINTR || r == -EAGAIN) && interrupt_ask(client, error) < 0)
+            return -EINTR;
+    } while (r == -EINTR || (r == -EAGAIN && time_left(deadline_ns) > 0));
+    if (r == -EAGAIN)
+        return fail_in_time(client, timeout_ns, error);
     return r < 0 ? fail_connect(error, -r, client->socket, origin) : 0;
 }
 
@@ -212,6 +272,20 @@ int
 connect_client(struct caid_client *client, const struct caid_connect_options *options,
                struct caid_error *error)
 {
-    int r = connect_socket(client, options->socket, error);
-    return r < 0 ? r : say_hello(client, options, error);
+    uint64_t env_ns;
+
+    int r = env_timeout(&env_ns, error);
+    if (r < 0)
+        return r;
+    uint64_t timeout_ns = first_of(options->timeout_ns, env_ns, CONNECT_NS);
+    uint64_t deadline_ns = deadline_of(timeout_ns);
+    client->interrupted = options->interrupted;
+    client->userdata = options->userdata;
+    r = connect_socket(client, options->socket, deadline_ns, timeout_ns, error);
+    if (r < 0)
+        return r;
+    client->call_timeout_ns = time_left(deadline_ns);
+    r = say_hello(client, options, error);
+    client->call_timeout_ns = first_of(options->call_timeout_ns, env_ns, CAID_FOREVER);
+    return r == -ETIMEDOUT ? fail_in_time(client, timeout_ns, error) : r;
 }

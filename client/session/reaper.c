@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "client.h"
 #include "feature.h"
+#include "interrupt.h"
 
 /* How long the thread does not look after it has done something. Long enough for some round
  * trips to the daemon, short enough for memory that somebody waits for. */
@@ -19,8 +20,6 @@ void
 reaper_init(struct reaper *reaper)
 {
     STAILQ_INIT(&reaper->queue);
-    cond_init(&reaper->wake);
-    cond_init(&reaper->drained);
 }
 
 /* ---- the thread ---- */
@@ -87,7 +86,7 @@ nap(struct caid_client *client, uint64_t until)
     if (reaper->n_bytes > NAP_BYTES)
         return;
     reaper->napping = true;
-    cond_wait_until(&reaper->wake, &client->lock, until);
+    wake_wait(&reaper->wake, &client->lock, until);
     reaper->napping = false;
 }
 
@@ -98,7 +97,7 @@ fall_asleep(struct caid_client *client, uint64_t due)
 
     reaper->asleep = true;
     reaper->due = due;
-    cond_wait_until(&reaper->wake, &client->lock, due);
+    wake_wait(&reaper->wake, &client->lock, due);
     reaper->asleep = false;
 }
 
@@ -119,7 +118,7 @@ work(struct caid_client *client)
     if (all)
         reaper->forget_all = false; /* else it came meanwhile, and is for the next time */
     if (reaper->n_draining > 0)
-        pthread_cond_broadcast(&reaper->drained);
+        wake_all(&reaper->drained);
     if (reaper->stopping || !STAILQ_EMPTY(&reaper->queue) || reaper->forget_all)
         return;
     if (call_has_unsent(client))
@@ -140,7 +139,7 @@ reaper_loop(struct caid_client *client)
         }
         reap(client);
         if (reaper->n_draining > 0)
-            pthread_cond_broadcast(&reaper->drained);
+            wake_all(&reaper->drained);
         if (!is_hurried(reaper))
             nap(client, clock_now_ns() + NAP_NS);
     }
@@ -180,7 +179,7 @@ reaper_start(struct caid_client *client)
 void
 reaper_wake(struct caid_client *client)
 {
-    pthread_cond_signal(&client->reaper.wake);
+    wake_all(&client->reaper.wake);
 }
 
 bool
@@ -212,23 +211,35 @@ reaper_kick(struct caid_client *client)
     return true;
 }
 
-void
-reaper_drain(struct caid_client *client, bool idle)
+/* Once more. */
+static int
+wait_for_drained(struct caid_client *client, struct caid_error *error)
+{
+    if (wake_wait(&client->reaper.drained, &client->lock,
+                  interrupt_look_by(client, UINT64_MAX)) == 0)
+        return 0;
+    return interrupt_ask_unlocked(client, error);
+}
+
+int
+reaper_drain(struct caid_client *client, bool idle, struct caid_error *error)
 {
     struct reaper *reaper = &client->reaper;
     uint64_t n = reaper->n_queued;
+    int r = 0;
 
     if (!reaper->started || reaper->stopping || (reaper->n_done == n && !idle))
-        return;
+        return 0;
     reaper->n_draining++;
     reaper_wake(client);
-    while (reaper->n_done < n && !reaper->stuck)
-        pthread_cond_wait(&reaper->drained, &client->lock);
+    while (r == 0 && reaper->n_done < n && !reaper->stuck)
+        r = wait_for_drained(client, error);
     reaper->forget_all = true; /* also what has become idle just now */
     reaper_wake(client);
-    while (reaper->forget_all && !reaper->stopping && !reaper->stuck)
-        pthread_cond_wait(&reaper->drained, &client->lock);
+    while (r == 0 && reaper->forget_all && !reaper->stopping && !reaper->stuck)
+        r = wait_for_drained(client, error);
     reaper->n_draining--;
+    return r;
 }
 
 bool
@@ -240,7 +251,7 @@ reaper_may_wait(struct caid_client *client)
     bool may = reaper->started && !reaper->stopping;
     if (may) {
         reaper->stuck = true;
-        pthread_cond_broadcast(&reaper->drained);
+        wake_all(&reaper->drained);
     }
     pthread_mutex_unlock(&client->lock);
     return may;
@@ -252,7 +263,7 @@ reaper_stop(struct caid_client *client)
     struct reaper *reaper = &client->reaper;
 
     reaper->stopping = true;
-    pthread_cond_broadcast(&reaper->drained);
+    wake_all(&reaper->drained);
     if (!reaper->started)
         return;
     reaper_wake(client);

@@ -25,6 +25,8 @@
 
 #include "caid/caid.h"
 
+#include "wake.h"
+
 struct caid_client;
 
 /* In what is closed. */
@@ -37,8 +39,8 @@ STAILQ_HEAD(reaped_queue, reaped);
 
 struct reaper {
     pthread_t thread;
-    pthread_cond_t wake;    /* the thread's */
-    pthread_cond_t drained; /* whoever waits in reaper_drain() */
+    struct wake wake;    /* the thread's */
+    struct wake drained; /* whoever waits in reaper_drain() */
     struct reaped_queue queue;
     uint64_t n_queued, n_done; /* ever, in the order of the queue */
     bool started, stopping;
@@ -65,8 +67,9 @@ bool reaper_kick(struct caid_client *client);
 void reaper_wake(struct caid_client *client);
 
 /* Waits until what is in the queue has been told to the daemon, and all is given back that may
- * be before its time; idle: there is something of the latter. Drops the lock meanwhile. */
-void reaper_drain(struct caid_client *client, bool idle);
+ * be before its time; idle: there is something of the latter. Drops the lock meanwhile.
+ * CAID_ERR_INTERRUPTED. */
+int reaper_drain(struct caid_client *client, bool idle, struct caid_error *error);
 
 /* The thread's own: from now on its calls end no capture of a graph by another thread. */
 void reaper_leave_captures_alone(struct caid_client *client);

@@ -32,7 +32,6 @@ standing_init(struct standing *standing,
 {
     standing->call.end = end;
     standing->over = over;
-    cond_init(&standing->call.wake);
 }
 
 bool

@@ -38,7 +38,7 @@ TAILQ_HEAD(standing_list, standing);
 
 extern const struct feature standing_feature;
 
-/* The method, params and take are set; the owner ends call.wake. */
+/* The method, params and take are set. */
 void standing_init(struct standing *standing,
                    void (*over)(struct caid_client *client, struct standing *standing));
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "client.h"
+#include "interrupt.h"
 
 static const char doing[] = "cannot use a stream";
 
@@ -124,6 +125,21 @@ stream_leave(const struct stream *stream)
 {
     if (stream->pushed)
         gpu_pop(stream->drv);
+}
+
+int
+stream_synchronize(struct caid_client *client, const struct stream *stream, CUresult *ret,
+                   struct caid_error *error)
+{
+    struct pauses pauses = {0};
+    int r = 0;
+
+    while (client->interrupted && r == 0 &&
+           stream->drv->cu.cuStreamQuery(stream->handle) == CUDA_ERROR_NOT_READY)
+        r = interrupt_pause(client, &pauses, UINT64_MAX, error);
+    if (r == 0)
+        *ret = stream->drv->cu.cuStreamSynchronize(stream->handle);
+    return r;
 }
 
 int

@@ -38,6 +38,10 @@ int stream_check(uint64_t stream, struct caid_error *error);
  * device: the index whose primary context 1 and 2 mean where none is current. */
 int stream_enter(struct caid_client *client, uint64_t stream, int32_t device,
                  struct stream *ret, struct caid_error *error);
+/* Waits for all that is on it: of a client that is asked whether it is interrupted, by looking.
+ * -1 with the error filled where it is; else 0, and what the driver says. */
+int stream_synchronize(struct caid_client *client, const struct stream *stream, CUresult *ret,
+                       struct caid_error *error);
 void stream_leave(const struct stream *stream);
 
 /* The same where the context is known, without a look at whether it captures. */

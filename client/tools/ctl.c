@@ -17,12 +17,14 @@ ctl_complain(const char *what, const char *why)
     fprintf(stderr, "caidctl: %s: %s\n", plain_what, plain_why);
 }
 
-/* What the library itself finds wrong with the connection is no refusal. */
+/* What the library itself finds wrong with the connection is no refusal: no answer is none. */
 int
 ctl_status(const struct ctl *ctl)
 {
     int32_t code = ctl->error.code;
 
+    if (code == CAID_ERR_TIMEOUT)
+        return CTL_LOCAL;
     return code > CAID_ERR_PROTOCOL && code < CAID_ERR_NO_DAEMON ? CTL_REFUSED : CTL_LOCAL;
 }
 

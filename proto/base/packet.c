@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include "base/clock.h"
 #include "base/macros.h"
 
 /* Room for the control message of as many fds as a packet may have. */
@@ -107,15 +108,28 @@ packet_recv_into(int sock, void *data, size_t room, int *ret_fds, size_t max_fds
     return r;
 }
 
+/* The limit of a socket's sends is that of its connect(2) (unix_stream_connect()). In time or not,
+ * it is taken away again: packets are sent without waiting, or for as long as it takes. */
 static int
-connect_retry(int fd, const struct sockaddr_un *address)
+connect_within(int fd, const struct sockaddr_un *address, uint64_t timeout_ns)
 {
+    const uint64_t us = timeout_ns / NSEC_PER_USEC + 1; /* 0 would be no limit */
+    const struct timeval none = {0}, limit = {
+                                         .tv_sec = (time_t)(us / 1000000),
+                                         .tv_usec = (suseconds_t)(us % 1000000),
+                                     };
     int r;
 
+    if (timeout_ns > 0 && setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) < 0)
+        return -errno;
     do {
         r = connect(fd, (const struct sockaddr *)address, sizeof(*address));
-    } while (r < 0 && errno == EINTR);
-    return r < 0 ? -errno : 0;
+    } while (r < 0 && errno == EINTR && timeout_ns == 0);
+    if (r < 0)
+        return -errno;
+    if (timeout_ns > 0 && setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof(none)) < 0)
+        return -errno;
+    return 0;
 }
 
 /* connect(2) says ECONNREFUSED or EACCES of what is no socket at all. */
@@ -127,7 +141,7 @@ is_no_socket(const char *path)
 }
 
 int
-packet_connect(const char *path, int *ret_fd)
+packet_connect_within(const char *path, uint64_t timeout_ns, int *ret_fd)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t n = strlen(path);
@@ -141,7 +155,7 @@ packet_connect(const char *path, int *ret_fd)
     _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -errno;
-    int r = connect_retry(fd, &address);
+    int r = connect_within(fd, &address, timeout_ns);
     if (r < 0)
         return is_no_socket(path) ? -ENOTSOCK : r;
     *ret_fd = TAKE_FD(fd);

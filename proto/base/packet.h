@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 #define PACKET_MAX     65536 /* bytes in one packet */
@@ -33,5 +34,13 @@ packet_recv(int sock, void *data, int *ret_fds, size_t max_fds, size_t *ret_n_fd
     return packet_recv_into(sock, data, PACKET_MAX, ret_fds, max_fds, ret_n_fds, flags);
 }
 
-/* Connects to a socket path. -ENOTSOCK where the path is no socket. */
-int packet_connect(const char *path, int *ret_fd);
+/* Connects to a socket path. -ENOTSOCK where the path is no socket. Who listens and does not accept
+ * is waited for, for timeout_ns at most where that is not 0: then -EAGAIN, or -EINTR after a
+ * signal. */
+int packet_connect_within(const char *path, uint64_t timeout_ns, int *ret_fd);
+
+static inline int
+packet_connect(const char *path, int *ret_fd)
+{
+    return packet_connect_within(path, 0, ret_fd);
+}

@@ -10,7 +10,6 @@
 /* What a callback of libcaid fills: it runs without the GIL in the calling thread, whose state
  * is here meanwhile. */
 struct collector {
-    PyThreadState *thread;
     PyObject *list;
     const struct py_field *fields;
 };
@@ -22,11 +21,11 @@ collect(struct collector *c, const void *record)
     PyObject *item;
     int r;
 
-    PyEval_RestoreThread(c->thread);
+    PyEval_RestoreThread(py_waiting);
     item = py_record(record, c->fields);
     r = item ? PyList_Append(c->list, item) : -1;
     Py_XDECREF(item);
-    c->thread = PyEval_SaveThread();
+    py_waiting = PyEval_SaveThread();
     return r < 0 ? 1 : 0;
 }
 
@@ -47,9 +46,7 @@ collect(struct collector *c, const void *record)
         struct caid_error error = {0};                                    \
         int r_ = -1;                                                      \
         if (c) {                                                          \
-            collector.thread = PyEval_SaveThread();                       \
-            r_ = (call);                                                  \
-            PyEval_RestoreThread(collector.thread);                       \
+            WITHOUT_GIL(r_ = (call));                                     \
             r_ = py_client_leave_with(self, r_, &error);                  \
         }                                                                 \
         r_ == 0 ? py_take(&list) : NULL;                                  \

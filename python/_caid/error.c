@@ -25,9 +25,12 @@ raise(const struct module_state *state, int code, int errnum, PyObject *message,
 PyObject *
 py_error_raise(const struct module_state *state, int r, const struct caid_error *error)
 {
-    _cleanup_py_ PyObject *message =
-        PyUnicode_DecodeUTF8(error->message, (Py_ssize_t)strlen(error->message), "replace");
+    _cleanup_py_ PyObject *message = NULL;
 
+    if (error->code == CAID_ERR_INTERRUPTED && py_interrupt_raise())
+        return NULL;
+    message =
+        PyUnicode_DecodeUTF8(error->message, (Py_ssize_t)strlen(error->message), "replace");
     return raise(state, error->code, -r, message, error->cuda_result);
 }
 

@@ -34,11 +34,24 @@
 #include <cuda/local.h>
 
 /* What another thread may run Python beside: a call that may wait. */
-#define WITHOUT_GIL(...)                    \
-    do {                                    \
-        Py_BEGIN_ALLOW_THREADS __VA_ARGS__; \
-        Py_END_ALLOW_THREADS                \
+#define WITHOUT_GIL(...)                           \
+    do {                                           \
+        PyThreadState *outer_ = py_waiting;        \
+        Py_BEGIN_ALLOW_THREADS py_waiting = _save; \
+        __VA_ARGS__;                               \
+        py_waiting = outer_;                       \
+        Py_END_ALLOW_THREADS                       \
     } while (0)
+
+/* Of the thread that has given the GIL up so, and may be asked (signal.c). */
+extern _Thread_local PyThreadState *py_waiting;
+
+/* Runs Python's signal handlers, for caid_connect_options: whether one has raised an exception. The
+ * call that fails for it raises that; one that comes to its end all the same has its result, and
+ * the exception comes right after. */
+int py_interrupted(void *unused);
+/* Whether there is such an exception: then it is set. */
+bool py_interrupt_raise(void);
 
 #define PY_FASTCALL(f) ((PyCFunction)(void (*)(void))(f))
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waits that Ctrl-C ends: they are cut into slices, between which Python's signal handlers run. */
+/*
+ * Waits that end when another thread closes what is waited for: they are cut into slices, between
+ * which that is looked at. Ctrl-C ends a slice at once (signal.c).
+ */
 #include "handle.h"
 
 #include <errno.h>

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Watch: news of one name, one struct caid_watch. Made by Client._watch(), ended by close() or with
- * the object. A wait is cut into slices, between which Python's signal handlers run: Ctrl-C ends
- * it.
+ * the object. A wait is cut into slices (wait.c).
  */
 #include "handle.h"
 

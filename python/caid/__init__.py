@@ -69,15 +69,21 @@ from ._watch import Watch
 
 __version__ = _caid.version()
 
+TimeoutError = _errors.TimedOutError  # not in __all__: the built-in one is its base
+
 
 def connect(
     address: str | bytes | _os.PathLike | None = None,
     *,
     name: str | None = None,
     driver: str | None = None,
+    timeout: float | None = None,
+    call_timeout: float | None = None,
 ) -> Client:
     """Connects to the daemon: a :class:`Client`, whose parameters these are."""
-    return Client(address, name=name, driver=driver)
+    return Client(
+        address, name=name, driver=driver, timeout=timeout, call_timeout=call_timeout
+    )
 
 
 def softcuda_path() -> str:

@@ -31,6 +31,8 @@ class Client:
         *,
         name: Optional[str] = None,
         driver: Optional[_Path] = None,
+        timeout: Optional[float] = None,
+        call_timeout: Optional[float] = None,
     ) -> None: ...
     @classmethod
     def _local(cls, driver: Optional[_Path], /) -> Client: ...

@@ -58,17 +58,30 @@ class Client(_queries.Queries, Closing):
     driver : str, optional
         "auto", "cuda", "soft" or the path of a CUDA driver; ``$CAID_CUDA_DRIVER`` without it, or
         else what the daemon uses.
+    timeout : float, optional
+        Seconds that connecting may take, ``float("inf")`` for no limit; without it
+        ``$CAID_TIMEOUT``, or 30.
+    call_timeout : float, optional
+        Seconds that the daemon has to answer each call, and to let a bracket begin that has no
+        timeout of its own; without it ``$CAID_TIMEOUT``, or no limit.
 
     Raises
     ------
     NoDaemonError
         Nobody listens there; also a ConnectionRefusedError.
+    TimeoutError
+        ``caid.TimeoutError``, also the built-in one: the daemon does not answer.
 
     Notes
     -----
     A client and its arrays may be used from any thread. A child made by ``os.fork()`` connects
     anew: in it, all that was inherited raises ForkedError. ``close()`` ends the connection and
     closes the client's arrays; leaving a ``with`` block does the same.
+
+    A call that the daemon does not answer in time raises ``caid.TimeoutError``, and the client is as
+    usable as before. What the answer grants when it comes all the same is given back: an array is
+    closed again, and loses the name that it was made under. A name that was to be published or
+    unlinked may have been.
     """
 
     __slots__ = ("_address", "_driver", "__weakref__")
@@ -79,10 +92,18 @@ class Client(_queries.Queries, Closing):
         *,
         name: str | None = None,
         driver: _Path | None = None,
+        timeout: float | None = None,
+        call_timeout: float | None = None,
     ):
         self._address = address
         self._device_list = None
-        super().__init__(address, name=name or _program_name(), driver=driver)
+        super().__init__(
+            address,
+            name=name or _program_name(),
+            driver=driver,
+            timeout=timeout,
+            call_timeout=call_timeout,
+        )
         try:  # asked now: arrays are used after the daemon's death, too
             daemons = self.status().driver
             self._driver = driver or os.environ.get("CAID_CUDA_DRIVER") or daemons

@@ -34,6 +34,7 @@ class ErrorCode(enum.IntEnum):
     TIMEOUT = 19
     DEADLOCK = 20
     ABANDONED = 21
+    NOT_READY = 22
     NO_DAEMON = 64
     DISCONNECTED = 65
     FORKED = 66
@@ -41,6 +42,7 @@ class ErrorCode(enum.IntEnum):
     READ_ONLY = 68
     SYSTEM = 69
     CORRUPT = 70
+    INTERRUPTED = 71
 
 
 class Error(OSError):
@@ -156,6 +158,10 @@ class AbandonedError(Error, code=ErrorCode.ABANDONED):
     write is not whole."""
 
 
+class NotReadyError(Error, BlockingIOError, code=ErrorCode.NOT_READY):
+    """The daemon waits for its driver: to be tried again."""
+
+
 class NoDaemonError(Error, ConnectionRefusedError, code=ErrorCode.NO_DAEMON):
     """Nobody listens at the socket."""
 
@@ -182,6 +188,10 @@ class SystemCallError(Error, code=ErrorCode.SYSTEM):
 
 class CorruptError(Error, code=ErrorCode.CORRUPT):
     """What the creator of an array says of its elements cannot be: the message names him."""
+
+
+class InterruptError(Error, InterruptedError, code=ErrorCode.INTERRUPTED):
+    """A signal ended a wait. Seen in C alone: in Python it is what the handler raised."""
 
 
 # The device, a pool or a user has not got that much memory.

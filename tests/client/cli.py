@@ -170,7 +170,7 @@ def run_daemon(path, config="/dev/null", **env):
         while caidctl("ping", "-c1", socket=path).returncode != 0:
             assert daemon.poll() is None, "the daemon has ended"
             time.sleep(0.01)
-        yield
+        yield daemon
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(60) == 0
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import socket as socketlib
 import subprocess
 import sys
 
@@ -167,6 +168,34 @@ def test_flush(socket, client):
 
 
 @pytest.mark.skipif(os.environ.get("CAID_CUDA_DRIVER", "soft") != "soft", reason="injects a fault")
+def test_a_daemon_that_does_not_answer(tmp_path):
+    with run_daemon(tmp_path / "s") as daemon:
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            done = caidctl("status", socket=tmp_path / "s",
+                           env={**os.environ, "CAID_TIMEOUT": "0.2"})
+            assert done.returncode == 1
+            assert f": {tmp_path / 's'}: the daemon did not answer in 0.2 s" in done.stderr
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+
+
+def test_a_daemon_that_waits_for_its_driver(tmp_path):
+    command = [str(CAIDCTL.parent / "caid"), "--foreground", f"--socket={tmp_path / 's'}",
+               "--driver=cuda", "--config=/dev/null"]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NOTIFY_SOCKET": "@caid-test-nobody"}
+    with open(os.devnull, "wb") as log, socketlib.socket(socketlib.AF_UNIX,
+                                                         socketlib.SOCK_DGRAM) as manager:
+        manager.bind("\0caid-test-nobody")
+        with subprocess.Popen(command, env=env, stderr=log) as daemon:
+            def refusal():
+                return caidctl("status", socket=tmp_path / "s")
+            wait_until(lambda: "not ready" in refusal().stderr)
+            assert refusal().returncode == 2
+            daemon.terminate()
+            assert daemon.wait(60) == 0
+
+
 def test_a_block_that_the_driver_does_not_take_back(tmp_path):
     socket = tmp_path / "s"
     with run_daemon(socket, CAID_SOFTCUDA_FAIL="cuMemRelease@1=UNKNOWN"):

@@ -98,7 +98,7 @@ state_of(const struct fence *fence)
 static void
 wait_passed(const struct fence *fence)
 {
-    cr_assert_eq(fence_wait(fence, true, deadline_of(30 * NSEC_PER_SEC), &error), 0);
+    cr_assert_eq(fence_wait(f.client, fence, true, deadline_of(30 * NSEC_PER_SEC), &error), 0);
 }
 
 static bool

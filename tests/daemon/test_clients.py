@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import time
 
 import pytest

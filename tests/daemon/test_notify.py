@@ -6,7 +6,10 @@ import pathlib
 import socket
 
 import pytest
-from conftest import DEADLINE
+import raw
+from conftest import DEADLINE, wait_for
+
+NOT_READY = 22  # proto/errors.def
 
 
 class Manager:
@@ -51,10 +54,50 @@ def test_not_ready_before_the_driver_answers(start, manager):
     d = start("--driver=cuda", wait=False, NOTIFY_SOCKET=manager.name, CUDA_VISIBLE_DEVICES="")
     told = manager.receive() + manager.receive()
     assert [line[:25] for line in told] == ["STATUS=No CUDA driver ans"] * 2
-    with pytest.raises(ConnectionRefusedError):
+    for _ in range(2):
+        with pytest.raises(raw.Refused, match="not ready, try again: .*libcuda") as refused:
+            d.client()
+        assert refused.value.code == NOT_READY
+    with d.client(hello=False) as silent:  # is no matter to the next one
+        with pytest.raises(raw.Refused):
+            d.client()
+        assert d.stop() == 0
+        assert silent.is_closed()
+    assert not d.socket.exists()
+
+
+def test_a_driver_that_hangs(start):
+    """Clients are taken up all the same, and hear of it; those that come later are served."""
+    d = start("--driver=soft", wait=False, CAID_SOFTCUDA_FAIL="cuInit@1=delay:8000000")
+    wait_for(lambda: d.socket.exists() and can_connect(d), "being heard")
+    with pytest.raises(raw.Refused, match="its driver has not answered yet") as refused:
         d.client()
+    assert refused.value.code == NOT_READY
+    wait_for(lambda: is_served(d), "the driver")
+    assert d.stop() == 0
+
+
+def test_a_driver_that_hangs_does_not_hold_up_a_stop(start):
+    d = start("--driver=soft", wait=False, CAID_SOFTCUDA_FAIL="cuInit@1=delay:60000000")
+    wait_for(lambda: d.socket.exists(), "the socket")
     assert d.stop() == 0
     assert not d.socket.exists()
+
+
+def can_connect(d):
+    try:
+        d.client(hello=False).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def is_served(d):
+    try:
+        d.client().close()
+    except (raw.Refused, raw.Closed):
+        return False
+    return True
 
 
 def test_without_a_manager_a_missing_driver_is_the_end(start):

@@ -25,6 +25,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define CAID_FOREVER UINT64_MAX
+
 #ifdef __cplusplus
 #    define CAID_INIT(type) \
         {                   \
@@ -57,9 +59,10 @@ enum caid_code {
     CAID_ERR_UNSUPPORTED = 16,   /* not on this device or driver */
     CAID_ERR_CANCELLED = 17,     /* a watch was closed */
     CAID_ERR_STALE = 18,         /* that generation is gone, or has not come */
-    CAID_ERR_TIMEOUT = 19,       /* that did not come in time */
+    CAID_ERR_TIMEOUT = 19,       /* that did not come in time, or the daemon did not answer */
     CAID_ERR_DEADLOCK = 20,      /* it would wait for what this thread has to end */
     CAID_ERR_ABANDONED = 21,     /* a process died before its work was done */
+    CAID_ERR_NOT_READY = 22,     /* the daemon waits for its driver: try again */
     CAID_ERR_NO_DAEMON = 64,     /* nobody listens at the socket */
     CAID_ERR_DISCONNECTED = 65,  /* the daemon closed the connection, or died */
     CAID_ERR_FORKED = 66,        /* used after fork() without exec() */
@@ -67,6 +70,7 @@ enum caid_code {
     CAID_ERR_READ_ONLY = 68,     /* a write to an array opened "r" */
     CAID_ERR_SYSTEM = 69,        /* a system call failed: see the returned errno */
     CAID_ERR_CORRUPT = 70,       /* an array's descr cannot be: who parses it says so */
+    CAID_ERR_INTERRUPTED = 71,   /* by a signal: the options of caid_connect() say when */
 };
 
 struct caid_error {
@@ -90,9 +94,23 @@ struct caid_connect_options {
     const char *socket;
     const char *name;   /* what `caidctl show` calls this client; NULL: the program's name */
     const char *driver; /* NULL: $CAID_CUDA_DRIVER, or what the daemon uses; see caid(8) */
+    /* How long the daemon has to take the client up. 0: $CAID_TIMEOUT seconds, or 30; or
+     * CAID_FOREVER. */
+    uint64_t timeout_ns;
+    /* How long it has to answer each call, and to let a bracket begin that has no time of its own.
+     * 0: $CAID_TIMEOUT, or CAID_FOREVER. A call that takes longer is CAID_ERR_TIMEOUT, and the
+     * client is as usable as before: what a later answer grants is given back, what the call does
+     * elsewhere (a name is unlinked, published) may have been done. */
+    uint64_t call_timeout_ns;
+    /* Asked, on the thread that waits for the daemon, or for a stream or an event, when a signal
+     * handler has run there, and now and then: whether to give up what it waits for, which is then
+     * CAID_ERR_INTERRUPTED. It may not use this client. NULL: signals interrupt nothing. */
+    int (*interrupted)(void *userdata);
+    void *userdata;
 };
 
-/* Connects and says HELLO. No CUDA library is loaded before the first array is mapped. */
+/* Connects and says HELLO: CAID_ERR_TIMEOUT where the daemon does not answer. No CUDA library is
+ * loaded before the first array is mapped. */
 int caid_connect(struct caid_client **ret, const struct caid_connect_options *options,
                  struct caid_error *error);
 

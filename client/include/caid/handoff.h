@@ -34,8 +34,6 @@
 
 /* ---- brackets ---- */
 
-#    define CAID_FOREVER UINT64_MAX
-
 struct caid_bracket;
 
 enum caid_bracket_flags {

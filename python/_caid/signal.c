@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ctrl-C while libcaid waits: it asks py_interrupted() without the GIL, on the thread that waits.
+ * Python's handlers run on the main thread alone, so that what one raises is kept for one thread:
+ * until the call fails with CAID_ERR_INTERRUPTED, or, where it came to its end meanwhile, until the
+ * interpreter's next look at what is pending.
+ */
+#include "module.h"
+
+#include <unistd.h>
+
+_Thread_local PyThreadState *py_waiting;
+
+static struct {
+    PyObject *type, *value, *traceback;
+} raised;
+
+bool
+py_interrupt_raise(void)
+{
+    if (!raised.type)
+        return false;
+    PyErr_Restore(raised.type, raised.value, raised.traceback);
+    raised.type = raised.value = raised.traceback = NULL;
+    return true;
+}
+
+static int
+raise_later(void *unused)
+{
+    (void)unused;
+    return py_interrupt_raise() ? -1 : 0;
+}
+
+/* With the GIL. What the thread had set before stays. */
+static bool
+run_handlers(void)
+{
+    PyObject *type, *value, *traceback;
+    bool interrupted = raised.type;
+
+    if (interrupted)
+        return true;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (PyErr_CheckSignals() < 0) {
+        PyErr_Fetch(&raised.type, &raised.value, &raised.traceback);
+        Py_AddPendingCall(raise_later, NULL);
+        interrupted = true;
+    }
+    PyErr_Restore(type, value, traceback);
+    return interrupted;
+}
+
+int
+py_interrupted(void *unused)
+{
+    PyThreadState *thread = py_waiting;
+    bool interrupted;
+
+    (void)unused;
+    if (!thread || gettid() != getpid())
+        return 0;
+    PyEval_RestoreThread(thread);
+    interrupted = run_handlers();
+    py_waiting = PyEval_SaveThread();
+    return interrupted;
+}

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C ends each wait at once, by the system call that the signal ends."""
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from conftest import PATIENCE_S, Held, in_thread, wait_until
+
+import caid
+
+
+@contextlib.contextmanager
+def interrupted(expected=KeyboardInterrupt):
+    """The main thread gets a SIGINT in here, as from a terminal, once it has come to wait."""
+    woken = threading.Event()
+
+    def press():
+        if not woken.wait(0.15):
+            os.kill(os.getpid(), signal.SIGINT)
+        if not woken.wait(PATIENCE_S / 4):  # it is not to hang for good
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        with pytest.raises(expected):
+            yield
+    finally:
+        woken.set()
+        thread.join()
+
+
+@pytest.fixture
+def stopped(daemon, client):
+    """stopped(): the daemon does not answer until the test's end."""
+
+    def stop():
+        os.kill(daemon.pid, signal.SIGSTOP)
+
+    yield stop
+    os.kill(daemon.pid, signal.SIGCONT)
+    gc.collect()
+
+
+CALLS = {
+    "ping": lambda c: c.ping(),
+    "list": lambda c: c.list(),
+    "create": lambda c: c.create("made", 1000, "<i4"),
+    "open": lambda c: c.open("kept"),
+    "watch": lambda c: c.watch("kept"),
+    "timeline": lambda c: c.timeline("counter"),
+    "defer": lambda c: c.defer_cleanup().__enter__(),
+    "flush": lambda c: c.flush(),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_call_that_is_not_answered(daemon, client, other, stopped, kind):
+    with client.create("kept", 4, "|u1"):
+        stopped()
+        with interrupted():
+            CALLS[kind](other)
+        os.kill(daemon.pid, signal.SIGCONT)
+        client.ping()
+        wait_until(lambda: client.status().leases == 1 and client.status().names == 1)
+        other.open("kept").close()
+
+
+def test_connecting(daemon, client, stopped):
+    stopped()
+    with interrupted():
+        daemon.connect()
+
+
+def test_connecting_where_nobody_accepts(tmp_path):
+    kind = socket.SOCK_SEQPACKET
+    with socket.socket(socket.AF_UNIX, kind) as listener, contextlib.ExitStack() as waiting:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                s = waiting.enter_context(socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK))
+                s.connect(str(tmp_path / "s"))
+        with interrupted():
+            caid.connect(tmp_path / "s")
+
+
+def test_a_bracket(shared):
+    mine, theirs = shared
+    with mine.write():
+        with interrupted():
+            theirs.read().__enter__()
+    with mine.write(timeout=PATIENCE_S):  # nobody reads
+        pass
+
+
+def test_a_bracket_of_a_stopped_daemon(shared, stopped):
+    stopped()
+    with interrupted():
+        shared[0].read().__enter__()
+
+
+def test_a_watch(client):
+    with client.watch("nothing") as watch, interrupted():
+        next(iter(watch))
+
+
+def test_a_timeline(client, other):
+    with client.timeline("counter"), other.open_timeline("counter") as t, interrupted():
+        t.wait(None, 1)
+
+
+def test_a_stream(client):
+    with client.stream() as stream:
+        with Held(stream), interrupted():
+            stream.synchronize()
+        stream.synchronize()
+
+
+def test_an_event(client):
+    event = client.event()
+    with client.stream() as stream:
+        with Held(stream), interrupted():
+            event.record(stream)
+            event.synchronize()
+        event.synchronize()
+
+
+def test_a_publish_that_waits_for_a_stream(client):
+    with client.stream() as stream, client.empty(4, "|u1") as a:
+        with Held(stream), interrupted():
+            a.publish("published", stream=stream)
+        stream.synchronize()
+    assert client.list() == []
+
+
+def test_one_that_waits_while_another_thread_reads(daemon, client, stopped):
+    """The main thread does not read from the daemon: it waits for the one that does."""
+    stopped()
+    reader, ended = in_thread(client.ping)
+    reader.join(0.05)
+    with interrupted():
+        client.ping()
+    assert ended == []
+    os.kill(daemon.pid, signal.SIGCONT)
+    reader.join(PATIENCE_S)
+    assert ended == [None]
+    client.ping()
+
+
+def test_what_a_handler_raises(client, stopped):
+    class Alarm(Exception):
+        pass
+
+    def handle(*_):
+        raise Alarm("now")
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        stopped()
+        with interrupted(Alarm):
+            client.ping()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_that_raises_nothing_ends_no_wait(daemon, client, stopped):
+    seen = []
+
+    def handle(*_):
+        seen.append(time.monotonic())
+        os.kill(daemon.pid, signal.SIGCONT)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        stopped()
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        client.create("made", 4, "|u1").close()  # once
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(seen) == 1
+    assert [entry.name for entry in client.list()] == ["made"]
