@@ -355,7 +355,7 @@ def test_overview(socket, client):
     assert set(shown["pools"][0]) == POOL_KEYS
     user = next(u for u in shown["users"] if u["uid"] == os.getuid())
     assert set(user) == {"uid", "connections", "arrays", "names", "leases", "watches", "jobs",
-                         "bytes", "pinned", "host", "pending", "deferred", "brackets", "pages"}
+                         "bytes", "pinned", "host", "pending", "deferred", "brackets", "pages", "fds"}
     assert (user["arrays"], user["names"], user["leases"]) == (3, 2, 3)
     assert user["bytes"] >= 4 << 20 and user["pinned"] >= 1 << 20 and user["connections"] == 2
     assert [u["name"] for u in shown["unnamed"]] == [None]
