@@ -201,12 +201,13 @@ static void
 back_over(struct caid_client *client, struct standing *back)
 {
     struct late_arrays *late = container_of(back, struct late_arrays, back);
+    bool is_ours = late->is_ours;
 
+    late->is_ours = false;
     back->call.method = MSG_UNLINK;
     back->call.take = NULL;
-    if (!late->is_ours || !late_ask(client, back))
+    if (!is_ours || !late_ask(client, back))
         free(late);
-    late->is_ours = false;
 }
 
 static void
