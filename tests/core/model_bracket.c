@@ -22,6 +22,14 @@ model_fence_state(struct model *m, const struct m_fence *f)
     return page ? timeline_state(&page->slots[f->slot], f->value) : FENCE_LOST;
 }
 
+bool
+model_fence_is_going(struct model *m, const struct m_fence *f)
+{
+    struct h_page *page = h_page(&m->h, f->page);
+
+    return !page || m->h.exited[page->conn];
+}
+
 void
 model_drop_fences(struct model *m, int array)
 {
@@ -298,7 +306,7 @@ check_fences(struct model *m, const struct m_bracket *b, const struct h_reply *r
                "a fence that there is no need to wait for");
     for (int i = 0; i < m->n_fences; i++) {
         /* the loss of a write may have been noticed, and the fence be gone */
-        bool told = !is_due(m, b, &m->fences[i]) ||
+        bool told = !is_due(m, b, &m->fences[i]) || model_fence_is_going(m, &m->fences[i]) ||
                     model_fence_state(m, &m->fences[i]) == FENCE_LOST;
         for (uint32_t j = 0; j < reply->n_fences; j++)
             told = told || (reply->fences[j].page == m->fences[i].page &&

@@ -143,7 +143,8 @@ static bool
 is_used(struct model *m, int array)
 {
     for (int i = 0; i < m->n_fences; i++)
-        if (m->fences[i].array == array && model_fence_state(m, &m->fences[i]) == FENCE_PENDING)
+        if (m->fences[i].array == array && !model_fence_is_going(m, &m->fences[i]) &&
+            model_fence_state(m, &m->fences[i]) == FENCE_PENDING)
             return true;
     return false;
 }
