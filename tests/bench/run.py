@@ -2,7 +2,7 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, create, many,
-million, handoff, arena, allocators, daemon, attack; without one, all of them.
+million, handoff, arena, allocators, daemon, attack, crowd; without one, all of them.
 
 open, create, handoff, arena, allocators and daemon are for the GPU, where there is one. The others
 measure the daemon and libcaid alone, so they are on the software driver everywhere.
@@ -105,17 +105,32 @@ def bench_allocators(_folder):
         script("bench_allocators.py", daemon.address)
 
 
-def bench_attack(folder):
-    """What a uid feels of what another one does: both of them are taken, which only root can."""
-    if os.geteuid() != 0:
-        print("attack: left out, only root can take other uids")
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 20000),) * 2)
+@contextlib.contextmanager
+def open_to_all(fds):
+    """A daemon that other uids may connect to, with so many file descriptors, or as many as may be:
+    yields its address and that number."""
+    _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, fds), most))
     with caid.LocalDaemon(driver="soft") as daemon:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         os.chmod(os.path.dirname(daemon.address), 0o711)
         os.chmod(daemon.address, 0o666)
-        program(folder, "attack", daemon.address, "2000", "1000")
+        yield daemon.address, min(most, fds)
+
+
+def bench_attack(folder):
+    """What a uid feels of what another one does."""
+    with open_to_all(20000) as (address, _):
+        program(folder, "attack", address, "2000", "1000")
+
+
+def bench_crowd(folder):
+    """An open beside many connections. Each takes the daemon two file descriptors, and the last of
+    ten uids may have half of what the others have left."""
+    with open_to_all(50000) as (address, fds):
+        most = min(20000, fds // 25 * 10)
+        for connections, active in ((10, 10), (most, 1000), (10, 10), (most, 1000)):
+            program(folder, "crowd", address, "5000", str(connections), str(active))
 
 
 def bench_daemon(_folder):
@@ -124,7 +139,9 @@ def bench_daemon(_folder):
 
 BENCHES = {"soft": bench_soft, "open": bench_open, "create": bench_create, "many": bench_many,
            "million": bench_million, "handoff": bench_handoff, "arena": bench_arena,
-           "allocators": bench_allocators, "daemon": bench_daemon, "attack": bench_attack}
+           "allocators": bench_allocators, "daemon": bench_daemon, "attack": bench_attack,
+           "crowd": bench_crowd}
+AS_ROOT = {"attack", "crowd"}
 
 
 def main(folder, *names):
@@ -135,7 +152,10 @@ def main(folder, *names):
         print(f"driver: {client.status().driver}, {client.devices[0].name}; "
               f"{len(os.sched_getaffinity(0))} CPUs", flush=True)
     for name in names or BENCHES:
-        BENCHES[name](folder)
+        if name in AS_ROOT and os.geteuid() != 0:
+            print(f"{name}: left out, only root can take other uids")
+        else:
+            BENCHES[name](folder)
 
 
 if __name__ == "__main__":
