@@ -155,6 +155,19 @@ reads_abandoned(struct model *m, const struct m_bracket *b)
     return false;
 }
 
+/* The process that was to write it has exited, and the core may have found that out. */
+static bool
+may_read_abandoned(struct model *m, const struct m_bracket *b)
+{
+    for (int i = 0; i < b->n_claims; i++) {
+        const struct m_fence *f = model_write_fence(m, b->claims[i].array);
+        if (!b->claims[i].write && f && model_fence_is_going(m, f) &&
+            model_fence_state(m, f) != FENCE_PASSED)
+            return true;
+    }
+    return reads_abandoned(m, b);
+}
+
 /* The place of the first writer that waits for the array; UINT64_MAX: none does. */
 static uint64_t
 first_writer(const struct model *m, int array)
@@ -340,7 +353,7 @@ model_begin_answered(struct model *m, const struct m_request *r, const struct h_
     uint32_t may_fail = r->may_fail;
 
     cr_assert(b && b->waiting);
-    may_fail |= reads_abandoned(m, b) ? ERR(ABANDONED) : 0;
+    may_fail |= may_read_abandoned(m, b) ? ERR(ABANDONED) : 0;
     may_fail |= b->deadline_ns <= m->h.now_ns ? ERR(TIMEOUT) : 0;
     may_fail |= model_is_deadlock(m, b) ? ERR(DEADLOCK)
                                         : 0; /* one that had its turn, and lost it */
