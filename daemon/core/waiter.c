@@ -37,17 +37,9 @@ waiter_new(struct conn *conn, uint32_t request, struct array *array,
 }
 
 void
-waiter_orphan(struct waiter *waiter)
-{
-    LIST_REMOVE(waiter, of_conn);
-    waiter->conn = NULL;
-}
-
-void
 waiter_free(struct waiter *waiter)
 {
-    if (waiter->conn)
-        waiter_orphan(waiter);
+    LIST_REMOVE(waiter, of_conn);
     charge_deinit(&waiter->charge);
     free(waiter);
 }
@@ -61,12 +53,39 @@ waiter_end(struct core *core, struct waiter *waiter, const struct refusal *r)
     uint32_t request = waiter->request;
 
     waiter_free(waiter);
-    if (conn && r)
+    if (r)
         send_refusal(core, conn, request, r);
-    if (!conn || conn->closing || r)
+    if (conn->closing || r)
         array_abandon(core, array);
     else
         grant_created(core, conn, request, array);
+}
+
+static struct waiter_list *
+list_of(struct core *core, const struct waiter *waiter)
+{
+    const struct array *array = waiter->array;
+
+    if (array->range)
+        return &block_of(array->range)->waiters;
+    return waiter->lingering ? &core->hopeful : &core->devices[array->device].retries;
+}
+
+/* A block that nobody else waits for goes, too, unless the driver has begun to make it: then its
+ * pool has it. */
+void
+waiter_drop(struct core *core, struct waiter *waiter)
+{
+    struct array *array = waiter->array;
+    struct block *block = array->range ? block_of(array->range) : NULL;
+
+    TAILQ_REMOVE(list_of(core, waiter), waiter, link);
+    waiter_free(waiter);
+    array_abandon(core, array);
+    if (block && TAILQ_EMPTY(&block->waiters) && job_drop(core, &block->job)) {
+        block_retire(core, block);
+        block_destroy(core, block);
+    }
 }
 
 /* ---- short of memory, or of quota ---- */
@@ -84,7 +103,7 @@ wait_for_releases(struct core *core, uint32_t device, struct waiter *waiter)
 static bool
 wait_for_landing(struct core *core, struct waiter *waiter, const struct lingering *lingering)
 {
-    if (!lingering->n || !waiter->conn || core->stopping)
+    if (!lingering->n || core->stopping)
         return false;
     if (!waiter->patience_ns)
         waiter->patience_ns = core->now_ns + PATIENCE_NS;
@@ -245,7 +264,7 @@ waiter_retry(struct core *core, struct waiter *waiter)
     struct refusal r;
     int rc;
 
-    if (!waiter->conn || core->stopping) {
+    if (core->stopping) {
         refusal_fill(&r, PROTO_ERR_SHUTDOWN, "the daemon is stopping");
         waiter_end(core, waiter, &r);
         return;
@@ -263,6 +282,7 @@ waiter_retry(struct core *core, struct waiter *waiter)
 static void
 try_again(struct core *core, struct waiter *waiter)
 {
+    waiter->lingering = NULL;
     waiter->retried = false;
     waiter->minimal = true;
     waiter->quota_waits = 0;
@@ -277,7 +297,7 @@ waiters_run(struct core *core)
 
     for (int n = 0; n < RETRY_MAX && !is_last;) {
         struct waiter *waiter = TAILQ_FIRST(&core->hopeful);
-        bool over = !waiter->conn || core->stopping || waiter->patience_ns <= core->now_ns;
+        bool over = core->stopping || waiter->patience_ns <= core->now_ns;
         is_last = waiter == last;
         TAILQ_REMOVE(&core->hopeful, waiter, link);
         over |= waiter->n_over != waiter->lingering->n_over;
@@ -323,7 +343,7 @@ sort_waiters(struct core *core, struct block *block, struct waiter_list *smaller
     for (waiter = TAILQ_FIRST(&block->waiters); waiter; waiter = next) {
         next = TAILQ_NEXT(waiter, link);
         bool less = block->size > needed(core, waiter);
-        if ((waiter->retried && !less) || !waiter->conn || core->stopping)
+        if ((waiter->retried && !less) || core->stopping)
             continue;
         *(less ? &waiter->minimal : &waiter->retried) = true;
         TAILQ_REMOVE(&block->waiters, waiter, link);

@@ -2,7 +2,7 @@
 /*
  * A create that wants memory: where its array gets its range. Small arrays share the blocks of
  * their zone (pool, device, kind); large and exclusive ones have one of their own. A waiter lives
- * until the create is answered.
+ * until the create is answered, or its client has gone.
  *
  * It may wait for a block's allocation; for what is doomed on its device, when memory or quota was
  * short; and for arrays that linger there, whose memory it may hope for.
@@ -18,7 +18,7 @@ struct array_request;
 struct waiter {
     TAILQ_ENTRY(waiter) link; /* block->waiters, device->retries, or core->hopeful */
     LIST_ENTRY(waiter) of_conn;
-    struct conn *conn;    /* NULL: gone */
+    struct conn *conn;
     struct charge charge; /* one job */
     uint32_t request;
     struct array *array;
@@ -27,7 +27,7 @@ struct waiter {
     uint32_t quota_waits; /* how often it has waited for its pool's quota */
     bool minimal;         /* a block that was grown could not be had for it */
     bool retried;         /* memory was flushed for it: the next refusal is final */
-    const struct lingering *lingering; /* in core->hopeful: what it waits for */
+    const struct lingering *lingering; /* in core->hopeful: what it waits for; else NULL */
     uint64_t n_over;                   /* of those, when it began to */
     uint64_t patience_ns;              /* until when it may wait there; 0: it has not */
 };
@@ -36,7 +36,8 @@ struct waiter {
 int waiter_new(struct conn *conn, uint32_t request, struct array *array,
                const struct array_request *req, struct waiter **ret, struct refusal *r);
 void waiter_free(struct waiter *waiter);
-void waiter_orphan(struct waiter *waiter);
+/* Its client has gone: so do its array, and the driver call that nobody else waits for. */
+void waiter_drop(struct core *core, struct waiter *waiter);
 /* Gives the array a range: now (0), or WAITS: when memory has come the creator is answered, and
  * the waiter is not the caller's any more. -ENOMEM or REFUSED. */
 #define WAITS 2
