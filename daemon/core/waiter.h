@@ -16,10 +16,11 @@ struct array_request;
 
 /* A create that waits for memory. */
 struct waiter {
-    TAILQ_ENTRY(waiter) link; /* block->waiters, device->retries, or core->hopeful */
+    TAILQ_ENTRY(waiter) link;
+    struct waiter_list *in; /* block->waiters, device->retries, core->hopeful, or user->done */
     LIST_ENTRY(waiter) of_conn;
     struct conn *conn;
-    struct charge charge; /* one job */
+    struct charge charge; /* one job, and itself */
     uint32_t request;
     struct array *array;
     uint64_t alignment;
@@ -27,9 +28,11 @@ struct waiter {
     uint32_t quota_waits; /* how often it has waited for its pool's quota */
     bool minimal;         /* a block that was grown could not be had for it */
     bool retried;         /* memory was flushed for it: the next refusal is final */
-    const struct lingering *lingering; /* in core->hopeful: what it waits for; else NULL */
+    const struct lingering *lingering; /* in core->hopeful: what it waits for */
     uint64_t n_over;                   /* of those, when it began to */
     uint64_t patience_ns;              /* until when it may wait there; 0: it has not */
+    bool refused;                      /* in user->done: by the refusal; else it has a range */
+    struct refusal refusal;
 };
 
 /* A create of conn that may have to wait; -ENOMEM or REFUSED. */
@@ -44,10 +47,12 @@ void waiter_drop(struct core *core, struct waiter *waiter);
 int waiter_place(struct core *core, struct waiter *waiter, struct refusal *r);
 /* Places a create that has waited, and answers it if it need not wait on. */
 void waiter_retry(struct core *core, struct waiter *waiter);
+/* Answers one that is to be, and frees it. */
+void waiter_answer(struct core *core, struct waiter *waiter);
 /* Those who hoped for memory of arrays that linger, and may have it now, try again: some of them,
  * the others when arrays that linger are looked at next. */
 void waiters_run(struct core *core);
-/* The driver's answer to the allocation of a block: everyone who waited for it is answered, or
- * waits for something else. */
+/* The driver's answer to the allocation of a block: everyone who waited for it is to be answered,
+ * or waits for something else. */
 void waiters_alloc_done(struct core *core, struct block *block,
                         const struct core_alloc_result *result);
