@@ -218,6 +218,14 @@ fail_first(struct worker *w, struct worker_device *d)
     run_waiting(w, d);
 }
 
+void
+worker_stop(struct worker *w)
+{
+    for (size_t i = 0; i < w->gpu->n_devices; i++)
+        while (!TAILQ_EMPTY(&w->devices[i].waiting))
+            fail_first(w, &w->devices[i]);
+}
+
 static void
 on_stuck(uv_timer_t *timer)
 {

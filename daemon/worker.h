@@ -54,5 +54,7 @@ void worker_deinit(struct worker *w);
 int worker_alloc(struct worker *w, uint64_t job, enum core_kind kind, uint32_t device,
                  uint64_t size);
 int worker_memory(struct worker *w, uint64_t job, uint32_t device); /* n_devices: of all */
+/* Allocations that wait for their device's others fail. */
+void worker_stop(struct worker *w);
 /* Cannot fail to start. */
 void worker_release(struct worker *w, uint64_t job, uint64_t handle);

@@ -18,8 +18,6 @@ enum block_state {
     BLOCK_RELEASING, /* out of its space: nobody can get it */
 };
 
-TAILQ_HEAD(waiter_list, waiter);
-
 struct block {
     uint64_t id;
     enum block_state state;

@@ -210,8 +210,9 @@ bracket_discard(struct bracket *bracket)
     free(bracket);
 }
 
-/* Fences of arrays that nobody has used since stay when they have passed, and are charged. They
- * are looked for when the limit is reached, but not again and again. */
+/* Fences of arrays that nobody has used since stay when they have passed, and are charged. As many
+ * as the largest bracket may need are looked for when the limit is reached, but where there are
+ * fewer not again and again. */
 static int
 bracket_charge(struct core *core, struct bracket *bracket, uint32_t n, struct refusal *r)
 {
@@ -221,8 +222,7 @@ bracket_charge(struct core *core, struct bracket *bracket, uint32_t n, struct re
 
     if (rc == 0 || (conn->swept_ns && core->now_ns - conn->swept_ns < SWEEP_NS))
         return rc;
-    conn->swept_ns = core->now_ns;
-    fences_sweep(conn);
+    conn->swept_ns = fences_sweep(conn, PROTO_BEGIN_MAX) ? 0 : core->now_ns;
     return charge_init(&bracket->charge, conn->user, RES_BRACKETS, n, host, r);
 }
 
@@ -492,7 +492,8 @@ bracket_depart(struct core *core, struct bracket *bracket)
             continue;
         keeps = true;
         abandon(claim);
-        use_scan(claim->use);
+        if (claim->write)
+            use_scan(claim->use); /* readers need not wait for it any more */
     }
     if (!keeps)
         bracket_free(core, bracket);

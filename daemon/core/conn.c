@@ -84,16 +84,26 @@ conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct u
 /* What is left of its end. Each may do a thing; false: there is nothing (more) of its kind. */
 typedef bool stage_fn(struct core *core, struct conn *conn);
 
+/* What has begun goes on, and its result is given up when it comes. */
+static void
+drop_job(struct core *core, struct job *job)
+{
+    if (job_drop(core, job))
+        free(job);
+    else
+        job_orphan(job);
+}
+
 /* Nothing is answered or carried out for it any more. */
 static bool
 drop_request(struct core *core, struct conn *conn)
 {
     if (!LIST_EMPTY(&conn->jobs))
-        job_orphan(LIST_FIRST(&conn->jobs)); /* its result is given up when it comes */
+        drop_job(core, LIST_FIRST(&conn->jobs));
     else if (!LIST_EMPTY(&conn->waiters))
-        waiter_orphan(LIST_FIRST(&conn->waiters));
+        waiter_drop(core, LIST_FIRST(&conn->waiters));
     else if (!LIST_EMPTY(&conn->flushes))
-        flush_orphan(LIST_FIRST(&conn->flushes));
+        flush_drop(core, LIST_FIRST(&conn->flushes));
     else if (!LIST_EMPTY(&conn->watches))
         watch_free(core, LIST_FIRST(&conn->watches));
     else if (!RB_EMPTY(&conn->asking))
@@ -188,7 +198,7 @@ exit_page(struct core *core, struct conn *conn)
 {
     struct page *page = LIST_FIRST(&conn->pages);
 
-    if (page && !page_drop_fence(core, page))
+    if (page && !page_drop_one(core, page))
         page_free(core, page);
     return page != NULL;
 }
@@ -267,12 +277,15 @@ conn_end_one(struct core *core, struct conn *conn)
     return true;
 }
 
+/* At most one thing that asks for an action: that costs whoever drives the core more. */
 void
 conn_end_some(struct core *core, struct conn *conn)
 {
+    const struct entry *last = TAILQ_LAST(&core->queue, entries);
+
     TAILQ_REMOVE(&conn->user->leaving, conn, waiting);
     conn->leaving = false;
-    for (uint32_t i = 0; i < core->pieces; i++)
+    for (uint32_t i = 0; i < core->pieces && TAILQ_LAST(&core->queue, entries) == last; i++)
         if (!conn_end_one(core, conn))
             return;
     conn_wake(conn);

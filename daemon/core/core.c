@@ -141,19 +141,6 @@ forget_block(struct block *block)
 }
 
 static void
-forget_waiters(struct waiter_list *waiters)
-{
-    struct waiter *waiter;
-
-    while ((waiter = TAILQ_FIRST(waiters))) {
-        TAILQ_REMOVE(waiters, waiter, link);
-        if (!waiter->array->named)
-            array_free(waiter->array);
-        free(waiter);
-    }
-}
-
-static void
 forget_all(struct core *core)
 {
     struct pool *pool;
@@ -161,9 +148,6 @@ forget_all(struct core *core)
 
     conns_forget_departed(core);
     linger_forget(core);
-    for (size_t i = 0; i < core->config.n_devices; i++)
-        forget_waiters(&core->devices[i].retries);
-    forget_waiters(&core->hopeful);
     parts_forget(core);
     RB_FOREACH(pool, pools, &core->pools)
         forget_names(pool);
@@ -184,7 +168,7 @@ core_free(struct core *core)
 
     if (!core)
         return NULL;
-    assert(RB_EMPTY(&core->conns) && RB_EMPTY(&core->jobs));
+    assert(RB_EMPTY(&core->conns) && core->n_running == 0);
     forget_all(core);
     entry_drop_all(core);
     while ((user = RB_MIN(users, &core->users))) {
@@ -440,7 +424,7 @@ core_stop(struct core *core)
 size_t
 core_jobs(const struct core *core)
 {
-    return core->n_jobs;
+    return core->n_running;
 }
 
 uint64_t

@@ -23,11 +23,11 @@ struct core;
 
 struct core_limits { /* per uid */
     uint32_t connections;
-    uint32_t arrays;  /* that it created */
-    uint32_t names;   /* arrays that have a name, by the uid that created them */
-    uint32_t leases;  /* held by all connections of the uid */
-    uint32_t watches; /* by all connections of the uid */
-    uint32_t jobs;    /* driver calls asked for and not done, for living clients or gone ones */
+    uint32_t arrays;   /* that it created */
+    uint32_t names;    /* arrays that have a name, by the uid that created them */
+    uint32_t leases;   /* held by all connections of the uid */
+    uint32_t watches;  /* by all connections of the uid */
+    uint32_t jobs;     /* driver calls asked for and not done */
     uint32_t brackets; /* open, or waiting to be */
     uint32_t pages;    /* of timelines */
     uint64_t bytes;    /* of device memory, of the arrays it created; 0: as much as there is */
@@ -202,9 +202,10 @@ void core_tick(struct core *core, uint64_t now_ns);
 /* When core_tick() is wanted next; UINT64_MAX: not. In the past, as soon as others have been heard
  * of: an event does no more than so much, and leaves the rest. */
 uint64_t core_deadline_ns(const struct core *core);
-/* No new work from now on: requests that need the driver are refused with SHUTDOWN. */
+/* No new work from now on: requests that need the driver are refused with SHUTDOWN, and calls whose
+ * turn has not come are not made. */
 void core_stop(struct core *core);
-/* Driver jobs that have not been reported back. */
+/* Driver jobs that were given out and have not been reported back. */
 size_t core_jobs(const struct core *core);
 
 /* ---- actions ---- */

@@ -12,6 +12,7 @@
 
 struct due {
     struct page *page;
+    uint64_t id; /* the page's: thousands are compared, and each page is elsewhere */
     uint64_t slot, value;
     bool data; /* the bracket reads what comes before it */
 };
@@ -24,11 +25,12 @@ struct dues {
 static void
 dues_add(struct dues *dues, const struct fence *fence, bool data, const struct due *after)
 {
-    bool is_after = fence->page->id > after->page->id ||
-                    (fence->page->id == after->page->id && fence->slot > after->slot);
+    uint64_t id = fence->page->id;
+    bool is_after = id > after->id || (id == after->id && fence->slot > after->slot);
 
     if (is_after)
         dues->v[dues->n++] = (struct due){.page = fence->page,
+                                          .id = id,
                                           .slot = fence->slot,
                                           .value = fence->value,
                                           .data = data};
@@ -40,8 +42,8 @@ due_compare(const void *a, const void *b)
 {
     const struct due *x = a, *y = b;
 
-    if (x->page->id != y->page->id)
-        return CMP(x->page->id, y->page->id);
+    if (x->id != y->id)
+        return CMP(x->id, y->id);
     if (x->slot != y->slot)
         return CMP(x->slot, y->slot);
     return CMP(y->value, x->value);
@@ -57,7 +59,7 @@ dues_unite(struct dues *dues)
         qsort(dues->v, dues->n, sizeof(*dues->v), due_compare);
     for (size_t i = 0; i < dues->n; i++) {
         const struct due *due = &dues->v[i];
-        if (n && dues->v[n - 1].page == due->page && dues->v[n - 1].slot == due->slot)
+        if (n && dues->v[n - 1].id == due->id && dues->v[n - 1].slot == due->slot)
             dues->v[n - 1].data |= due->data;
         else
             dues->v[n++] = *due;
@@ -197,8 +199,7 @@ fences_reply(struct core *core, struct bracket *bracket, uint32_t request,
              enum msg_method method, uint64_t after_page, uint64_t after_slot,
              struct refusal *r)
 {
-    struct page place = {.id = after_page};
-    struct due after = {.page = &place, .slot = after_slot};
+    struct due after = {.id = after_page, .slot = after_slot};
     struct reply reply = {.room = room_init(core)};
     _cleanup_free_ struct due *v = NULL;
     _cleanup_free_ struct msg_fence *fences = NULL;

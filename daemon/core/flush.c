@@ -53,17 +53,19 @@ flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t dev
 }
 
 void
-flush_orphan(struct flush *flush)
+flush_drop(struct core *core, struct flush *flush)
 {
+    for (size_t i = 0; i < core->config.n_devices; i++)
+        if (flush->flushers[i].flush)
+            TAILQ_REMOVE(&core->devices[i].flushers, &flush->flushers[i], link);
     LIST_REMOVE(flush, of_conn);
-    flush->conn = NULL;
+    free(flush);
 }
 
 static bool
 concerns(const struct core *core, const struct flush *flush, const struct block *block)
 {
-    return flush->conn &&
-           (flushes_all(core, flush->conn) || pool_may(block->pool, flush->conn, MAY_WRITE));
+    return flushes_all(core, flush->conn) || pool_may(block->pool, flush->conn, MAY_WRITE);
 }
 
 void
@@ -96,18 +98,15 @@ flush_fail(const struct core *core, struct flush *flush, const struct block *blo
 }
 
 void
-flush_leave(struct core *core, struct flush *flush)
+flush_leave(struct core *core, struct flusher *flusher)
 {
-    struct conn *conn = flush->conn;
+    struct flush *flush = TAKE_PTR(flusher->flush);
 
     if (--flush->n_waiting)
         return;
-    if (conn) {
-        flush_orphan(flush);
-        if (flush->failed)
-            send_refusal(core, conn, flush->request, &flush->refusal);
-        else
-            send_result(core, conn, flush->request, MSG_FLUSH, &flush->result, NULL, 0);
-    }
-    free(flush);
+    if (flush->failed)
+        send_refusal(core, flush->conn, flush->request, &flush->refusal);
+    else
+        send_result(core, flush->conn, flush->request, MSG_FLUSH, &flush->result, NULL, 0);
+    flush_drop(core, flush);
 }

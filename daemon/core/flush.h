@@ -14,7 +14,7 @@ struct core;
 /* A flush request that waits for blocks to be released. */
 struct flush {
     LIST_ENTRY(flush) of_conn;
-    struct conn *conn; /* NULL: gone */
+    struct conn *conn;
     uint32_t request;
     uint32_t n_waiting; /* devices */
     struct msg_flush_result result;
@@ -23,16 +23,17 @@ struct flush {
 
     struct flusher {
         TAILQ_ENTRY(flusher) link; /* device->flushers */
-        struct flush *flush;
-        uint64_t until; /* the last doom that it waits for */
-    } flushers[];       /* one for each device */
+        struct flush *flush;       /* NULL: it does not wait there */
+        uint64_t until;            /* the last doom that it waits for */
+    } flushers[];                  /* one for each device */
 };
 
 /* On behalf of conn: of one device or of all (n_devices). Answered at once or later. -ENOMEM. */
 int flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t device);
-void flush_orphan(struct flush *flush);
+/* Nobody waits for it any more. */
+void flush_drop(struct core *core, struct flush *flush);
 /* A device has ended its round. */
-void flush_leave(struct core *core, struct flush *flush);
+void flush_leave(struct core *core, struct flusher *flusher);
 /* A block was released, or could not be. */
 void flush_count(const struct core *core, struct flush *flush, const struct block *block);
 void flush_fail(const struct core *core, struct flush *flush, const struct block *block,

@@ -19,13 +19,15 @@ jobs_run(struct core *core)
     struct user *user;
     struct job *job;
 
-    while (core->n_running < core->config.threads && (user = TAILQ_FIRST(&core->turns))) {
+    while (!core->stopping && core->n_running < core->config.threads &&
+           (user = TAILQ_FIRST(&core->turns))) {
         job = TAILQ_FIRST(&user->waiting);
         TAILQ_REMOVE(&user->waiting, job, of_user);
         TAILQ_REMOVE(&core->turns, user, turn);
         if (!TAILQ_EMPTY(&user->waiting))
             TAILQ_INSERT_TAIL(&core->turns, user, turn);
         core->n_running++;
+        job->begun = true;
         entry_push(core, &job->entry);
     }
 }
@@ -45,6 +47,7 @@ job_start(struct core *core, struct job *job, enum job_type type, struct user *u
     job->type = type;
     job->user = user;
     job->conn = NULL;
+    job->begun = false;
     job->entry.action.job = job->id;
     RB_INSERT(jobs, &core->jobs, job);
     core->n_jobs++;
@@ -74,14 +77,34 @@ job_orphan(struct job *job)
     job->conn = NULL;
 }
 
-void
-job_end(struct core *core, struct job *job)
+static void
+job_remove(struct core *core, struct job *job)
 {
     if (job->conn)
         job_orphan(job);
     charge_deinit(&job->charge);
     RB_REMOVE(jobs, &core->jobs, job);
     core->n_jobs--;
+}
+
+bool
+job_drop(struct core *core, struct job *job)
+{
+    struct user *user = job->user;
+
+    if (job->begun)
+        return false;
+    TAILQ_REMOVE(&user->waiting, job, of_user);
+    if (TAILQ_EMPTY(&user->waiting))
+        TAILQ_REMOVE(&core->turns, user, turn);
+    job_remove(core, job);
+    return true;
+}
+
+void
+job_end(struct core *core, struct job *job)
+{
+    job_remove(core, job);
     core->n_running--;
     jobs_run(core);
 }

@@ -286,7 +286,7 @@ page_has_landed(const struct page *page)
 }
 
 /* A write that had not come to its end is lost with its writer. */
-bool
+static bool
 page_drop_fence(struct core *core, struct page *page)
 {
     struct fence *fence = LIST_FIRST(&page->fences);
@@ -311,14 +311,27 @@ page_drop_fences(struct core *core, struct page *page)
         ;
 }
 
+bool
+page_drop_one(struct core *core, struct page *page)
+{
+    struct hold *hold = LIST_FIRST(&page->holds);
+
+    if (page_drop_fence(core, page))
+        return true;
+    if (!hold)
+        return false;
+    hold_free(hold);
+    page->n_holds--;
+    return true;
+}
+
 void
 page_free(struct core *core, struct page *page)
 {
     if (page->timeline)
         timeline_free(core, page->timeline);
-    page_drop_fences(core, page);
-    while (!LIST_EMPTY(&page->holds))
-        hold_free(LIST_FIRST(&page->holds));
+    while (page_drop_one(core, page))
+        ;
     if (page->made)
         entry_push(core, TAKE_PTR(page->gone));
     page_remove(core, page);

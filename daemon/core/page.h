@@ -83,8 +83,8 @@ void page_drop(struct core *core, struct page *page);
 /* Looks at some that are given up: where every value has landed, whoever waits is let go.
  * Whether it has left some out. */
 bool pages_look(struct core *core);
-/* One of its fences goes, as in page_free(). false: none is left. */
-bool page_drop_fence(struct core *core, struct page *page);
+/* One of its fences, or of what others have of it, goes, as in page_free(). false: none is left. */
+bool page_drop_one(struct core *core, struct page *page);
 /* Its owner's process has exited: arrays that it was writing are abandoned, and everyone who
  * waits for it is let go. */
 void page_free(struct core *core, struct page *page);

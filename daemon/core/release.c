@@ -27,7 +27,7 @@ serve_one(struct core *core, struct device *device)
 
     if (flusher && is_over(core, device, flusher->until)) {
         TAILQ_REMOVE(&device->flushers, flusher, link);
-        flush_leave(core, flusher->flush);
+        flush_leave(core, flusher);
         return true;
     }
     if (waiter && is_over(core, device, waiter->until)) {

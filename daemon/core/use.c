@@ -130,24 +130,35 @@ use_is_abandoned(struct array *array)
     return array->abandoned;
 }
 
-/* Those of its own pages; not of dead arrays, which are looked at by themselves. */
-void
-fences_sweep(struct conn *conn)
+/* That of a dead array is looked at with it. */
+static bool
+fence_sweep(struct fence *fence)
+{
+    struct use *use = fence->use;
+
+    if (use->array->lingering || fence_state(fence) == FENCE_PENDING)
+        return false;
+    if (fence == use->write && fence_state(fence) == FENCE_LOST)
+        use_abandon(use);
+    fence_free(fence);
+    use_settle(use);
+    return true;
+}
+
+bool
+fences_sweep(struct conn *conn, uint32_t max)
 {
     struct page *page;
     struct fence *fence, *next;
 
     LIST_FOREACH(page, &conn->pages, of_conn)
         for (fence = LIST_FIRST(&page->fences); fence; fence = next) {
-            struct use *use = fence->use;
             next = LIST_NEXT(fence, of_page);
-            if (use->array->lingering || fence_state(fence) == FENCE_PENDING)
-                continue;
-            if (fence == use->write && fence_state(fence) == FENCE_LOST)
-                use_abandon(use);
-            fence_free(fence);
-            use_settle(use);
+            if (max == 0)
+                return true;
+            max -= fence_sweep(fence);
         }
+    return false;
 }
 
 static struct fence *

@@ -83,7 +83,7 @@ bool use_is_deadlock(struct core *core, struct bracket *bracket);
  * of a read. */
 void use_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value);
 void fence_free(struct fence *fence);
-/* Drops fences of conn's own pages that have passed. */
-void fences_sweep(struct conn *conn);
+/* Drops fences of conn's own pages that have passed, so many at most. Whether there may be more. */
+bool fences_sweep(struct conn *conn, uint32_t max);
 /* Whether brackets that are open keep one that reads, or writes, waiting. */
 bool use_is_kept(const struct use *use, bool write);

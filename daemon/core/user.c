@@ -39,6 +39,7 @@ user_new(struct core *core, uid_t uid)
     TAILQ_INIT(&user->waiting);
     TAILQ_INIT(&user->ready);
     TAILQ_INIT(&user->told);
+    TAILQ_INIT(&user->done);
     TAILQ_INIT(&user->leaving);
     for (size_t i = 0; i < n; i++)
         dealloc_owner_init(&user->owners[i]);

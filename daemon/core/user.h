@@ -16,6 +16,7 @@
 TAILQ_HEAD(job_list, job);
 TAILQ_HEAD(bracket_list, bracket);
 TAILQ_HEAD(watch_list, watch);
+TAILQ_HEAD(waiter_list, waiter);
 TAILQ_HEAD(conn_list, conn);
 
 /* RESOURCE(NAME, its figure in msg_user, its limit in core_limits, whether it is in bytes, what
@@ -53,6 +54,7 @@ struct user {
     /* What is left to be done for it, a piece of each at a time: work_run(). */
     struct bracket_list ready; /* that wait for nothing any more */
     struct watch_list told;    /* whose name has another generation */
+    struct waiter_list done;   /* creates that are to be answered */
     struct conn_list leaving;  /* that have hung up, and may have something to give back */
     bool busy;
     TAILQ_ENTRY(user) of_busy; /* core->busy, with any of these */

@@ -23,7 +23,7 @@ waiter_new(struct conn *conn, uint32_t request, struct array *array,
 
     if (!waiter)
         return -ENOMEM;
-    if (charge_init(&waiter->charge, conn->user, RES_JOBS, 1, 0, r)) {
+    if (charge_init(&waiter->charge, conn->user, RES_JOBS, 1, sizeof(*waiter), r)) {
         free(waiter);
         return REFUSED;
     }
@@ -37,36 +37,63 @@ waiter_new(struct conn *conn, uint32_t request, struct array *array,
 }
 
 void
-waiter_orphan(struct waiter *waiter)
-{
-    LIST_REMOVE(waiter, of_conn);
-    waiter->conn = NULL;
-}
-
-void
 waiter_free(struct waiter *waiter)
 {
-    if (waiter->conn)
-        waiter_orphan(waiter);
+    LIST_REMOVE(waiter, of_conn);
     charge_deinit(&waiter->charge);
     free(waiter);
 }
 
-/* Answers a create that has waited, and frees its waiter: with a range, or with r. */
 static void
-waiter_end(struct core *core, struct waiter *waiter, const struct refusal *r)
+waiter_put(struct waiter *waiter, struct waiter_list *list)
+{
+    waiter->in = list;
+    TAILQ_INSERT_TAIL(list, waiter, link);
+}
+
+/* A create that has waited is to be answered: with a range, or with r. */
+static void
+waiter_end(struct waiter *waiter, const struct refusal *r)
+{
+    struct user *user = waiter->charge.user;
+
+    waiter->refused = r;
+    if (r)
+        waiter->refusal = *r;
+    waiter_put(waiter, &user->done);
+    user_wake(user);
+}
+
+void
+waiter_answer(struct core *core, struct waiter *waiter)
 {
     struct conn *conn = waiter->conn;
-    struct array *array = waiter->array;
-    uint32_t request = waiter->request;
 
-    waiter_free(waiter);
-    if (conn && r)
-        send_refusal(core, conn, request, r);
-    if (!conn || conn->closing || r)
-        array_abandon(core, array);
+    TAILQ_REMOVE(waiter->in, waiter, link);
+    if (waiter->refused)
+        send_refusal(core, conn, waiter->request, &waiter->refusal);
+    if (conn->closing || waiter->refused)
+        array_abandon(core, waiter->array);
     else
-        grant_created(core, conn, request, array);
+        grant_created(core, conn, waiter->request, waiter->array);
+    waiter_free(waiter);
+}
+
+/* A block that nobody else waits for goes, too, unless the driver has begun to make it: then its
+ * pool has it. */
+void
+waiter_drop(struct core *core, struct waiter *waiter)
+{
+    struct array *array = waiter->array;
+    struct block *block = array->range ? block_of(array->range) : NULL;
+
+    TAILQ_REMOVE(waiter->in, waiter, link);
+    waiter_free(waiter);
+    array_abandon(core, array);
+    if (block && TAILQ_EMPTY(&block->waiters) && job_drop(core, &block->job)) {
+        block_retire(core, block);
+        block_destroy(core, block);
+    }
 }
 
 /* ---- short of memory, or of quota ---- */
@@ -76,7 +103,7 @@ static void
 wait_for_releases(struct core *core, uint32_t device, struct waiter *waiter)
 {
     waiter->until = core->devices[device].n_dooms;
-    TAILQ_INSERT_TAIL(&core->devices[device].retries, waiter, link);
+    waiter_put(waiter, &core->devices[device].retries);
 }
 
 /* True when arrays that have such memory linger, and it has not waited for too long. It tries
@@ -84,7 +111,7 @@ wait_for_releases(struct core *core, uint32_t device, struct waiter *waiter)
 static bool
 wait_for_landing(struct core *core, struct waiter *waiter, const struct lingering *lingering)
 {
-    if (!lingering->n || !waiter->conn || core->stopping)
+    if (!lingering->n || core->stopping)
         return false;
     if (!waiter->patience_ns)
         waiter->patience_ns = core->now_ns + PATIENCE_NS;
@@ -92,7 +119,7 @@ wait_for_landing(struct core *core, struct waiter *waiter, const struct lingerin
         return false;
     waiter->lingering = lingering;
     waiter->n_over = lingering->n_over;
-    TAILQ_INSERT_TAIL(&core->hopeful, waiter, link);
+    waiter_put(waiter, &core->hopeful);
     linger_later(core, LINGER_TURN_NS);
     return true;
 }
@@ -174,7 +201,7 @@ give(struct core *core, struct waiter *waiter, struct range *range)
     block_use(core, block);
     if (block->state != BLOCK_ALLOCATING)
         return 0;
-    TAILQ_INSERT_TAIL(&block->waiters, waiter, link);
+    waiter_put(waiter, &block->waiters);
     return WAITS;
 }
 
@@ -245,17 +272,17 @@ waiter_retry(struct core *core, struct waiter *waiter)
     struct refusal r;
     int rc;
 
-    if (!waiter->conn || core->stopping) {
+    if (core->stopping) {
         refusal_fill(&r, PROTO_ERR_SHUTDOWN, "the daemon is stopping");
-        waiter_end(core, waiter, &r);
+        waiter_end(waiter, &r);
         return;
     }
     rc = waiter_place(core, waiter, &r);
     if (rc < 0) {
         conn_end(core, waiter->conn, "out of memory");
-        waiter_end(core, waiter, NULL);
+        waiter_end(waiter, NULL);
     } else if (rc != WAITS) {
-        waiter_end(core, waiter, rc == REFUSED ? &r : NULL);
+        waiter_end(waiter, rc == REFUSED ? &r : NULL);
     }
 }
 
@@ -277,7 +304,7 @@ waiters_run(struct core *core)
 
     for (int n = 0; n < RETRY_MAX && !is_last;) {
         struct waiter *waiter = TAILQ_FIRST(&core->hopeful);
-        bool over = !waiter->conn || core->stopping || waiter->patience_ns <= core->now_ns;
+        bool over = core->stopping || waiter->patience_ns <= core->now_ns;
         is_last = waiter == last;
         TAILQ_REMOVE(&core->hopeful, waiter, link);
         over |= waiter->n_over != waiter->lingering->n_over;
@@ -285,7 +312,7 @@ waiters_run(struct core *core)
         if (over)
             try_again(core, waiter);
         else
-            TAILQ_INSERT_TAIL(&core->hopeful, waiter, link);
+            waiter_put(waiter, &core->hopeful);
     }
 }
 
@@ -311,35 +338,25 @@ refuse_alloc(struct core *core, const struct block *block, const struct core_all
 }
 
 /*
- * Out of memory. Who needs less than the block was tries that again at once; the others, for the
- * first time, when all that can be freed is.
+ * Out of memory: who needs less than the block was tries that again at once; the others, for the
+ * first time, when all that can be freed is; then, where there may be memory when fences have
+ * passed. Who is refused is out of it.
  */
 static void
-sort_waiters(struct core *core, struct block *block, struct waiter_list *smaller,
-             struct waiter_list *retries)
+sort_waiter(struct core *core, struct waiter *waiter, uint64_t size,
+            struct waiter_list *smaller, struct waiter_list *retries, const struct refusal *r)
 {
-    struct waiter *waiter, *next;
+    bool less = size > needed(core, waiter);
 
-    for (waiter = TAILQ_FIRST(&block->waiters); waiter; waiter = next) {
-        next = TAILQ_NEXT(waiter, link);
-        bool less = block->size > needed(core, waiter);
-        if ((waiter->retried && !less) || !waiter->conn || core->stopping)
-            continue;
-        *(less ? &waiter->minimal : &waiter->retried) = true;
-        TAILQ_REMOVE(&block->waiters, waiter, link);
-        block_put_range(core, TAKE_PTR(waiter->array->range));
-        TAILQ_INSERT_TAIL(less ? smaller : retries, waiter, link);
-    }
-}
-
-/* There is no memory: but there may be when fences have passed. */
-static bool
-wait_for_fences(struct core *core, uint32_t device, struct waiter *waiter)
-{
-    if (!wait_for_landing(core, waiter, &core->devices[device].lingering))
-        return false;
     block_put_range(core, TAKE_PTR(waiter->array->range));
-    return true;
+    if (r->code == PROTO_ERR_NO_MEMORY && !core->stopping && (less || !waiter->retried)) {
+        *(less ? &waiter->minimal : &waiter->retried) = true;
+        waiter_put(waiter, less ? smaller : retries);
+    } else if (r->code != PROTO_ERR_NO_MEMORY ||
+               !wait_for_landing(core, waiter,
+                                 &core->devices[waiter->array->device].lingering)) {
+        waiter_end(waiter, r);
+    }
 }
 
 static void
@@ -352,12 +369,9 @@ alloc_failed(struct core *core, struct block *block, const struct core_alloc_res
     struct refusal r;
 
     refuse_alloc(core, block, result, &r);
-    if (result->error == -ENOMEM)
-        sort_waiters(core, block, &smaller, &retries);
     while ((waiter = TAILQ_FIRST(&block->waiters))) {
         TAILQ_REMOVE(&block->waiters, waiter, link);
-        if (result->error != -ENOMEM || !wait_for_fences(core, device, waiter))
-            waiter_end(core, waiter, &r);
+        sort_waiter(core, waiter, block->size, &smaller, &retries, &r);
     }
     block_retire(core, block);
     block_destroy(core, block);
@@ -388,7 +402,7 @@ waiters_alloc_done(struct core *core, struct block *block,
     block_live(block, result);
     while ((waiter = TAILQ_FIRST(&block->waiters))) {
         TAILQ_REMOVE(&block->waiters, waiter, link);
-        waiter_end(core, waiter, NULL);
+        waiter_end(waiter, NULL);
     }
     block_settle(core, block);
 }

@@ -2,19 +2,22 @@
 #include "work.h"
 
 #include "state.h"
+#include "waiter.h"
 
 static bool
 has_work(const struct user *user)
 {
     return !TAILQ_EMPTY(&user->ready) || !TAILQ_EMPTY(&user->told) ||
-           !TAILQ_EMPTY(&user->leaving);
+           !TAILQ_EMPTY(&user->done) || !TAILQ_EMPTY(&user->leaving);
 }
 
-/* A piece of each kind. Returns how many. */
+/* A piece of each kind. Returns how many; a search for a deadlock is all of an event's. */
 static uint32_t
 work_for(struct core *core, struct user *user)
 {
     struct bracket *bracket = TAILQ_FIRST(&user->ready);
+    uint64_t n_searches = core->n_searches;
+    struct waiter *waiter;
     struct watch *watch;
     struct conn *conn;
 
@@ -23,10 +26,15 @@ work_for(struct core *core, struct user *user)
     watch = TAILQ_FIRST(&user->told);
     if (watch)
         watch_tell(core, watch);
+    waiter = TAILQ_FIRST(&user->done);
+    if (waiter)
+        waiter_answer(core, waiter);
     conn = TAILQ_FIRST(&user->leaving);
     if (conn)
         conn_end_some(core, conn);
-    return (bracket != NULL) + (watch != NULL) + (conn != NULL);
+    if (core->n_searches != n_searches)
+        return core->pieces;
+    return (bracket != NULL) + (watch != NULL) + (waiter != NULL) + (conn != NULL);
 }
 
 void

@@ -201,8 +201,10 @@ tally_waiters(struct core *core, struct tally *t, const struct waiter_list *wait
     TAILQ_FOREACH(waiter, waiters, link) {
         if (!waiter->array->named) /* else it is among the pool's names */
             tally_array(core, t, waiter->array);
-        if (!t->user || t->user == waiter->charge.user)
-            t->used[RES_JOBS]++;
+        if (t->user && t->user != waiter->charge.user)
+            continue;
+        t->used[RES_JOBS]++;
+        t->used[RES_HOST] += sizeof(*waiter);
     }
 }
 
@@ -210,8 +212,11 @@ static void
 tally_arrays(struct core *core, struct tally *t)
 {
     struct pool *pool;
+    struct user *user;
     struct array *array;
 
+    RB_FOREACH(user, users, &core->users)
+        tally_waiters(core, t, &user->done);
     RB_FOREACH(pool, pools, &core->pools) {
         RB_FOREACH(array, names, &pool->names)
             tally_array(core, t, array);

@@ -24,7 +24,7 @@
 #define M_CLAIMS   3
 #define M_FENCES   256
 #define M_NONE     -1
-#define M_GHOST    -2 /* being created by a client that has gone: until its memory comes */
+#define M_GHOST    -2 /* being created by a client that is going */
 
 struct m_array {
     bool alive; /* has a name, a lease, or a part that is alive */
@@ -116,7 +116,7 @@ struct model {
     int n_arrays;
     struct m_request requests[M_REQUESTS];
     int n_requests;
-    int n_orphans; /* unnamed creates of clients that have gone, which may be under way yet */
+    int n_orphans; /* unnamed creates of clients that are going */
     struct m_bracket brackets[M_BRACKETS];
     int n_brackets;
     uint64_t n_begun;

@@ -97,6 +97,53 @@ CORE_TEST(fair, release_does_not_queue_behind_its_uids_creates, one_thread)
     h_finish_all(h);
 }
 
+/* ---- who has gone ---- */
+
+static void
+one_thread_sharing(struct core_config *config)
+{
+    h_sharing(config);
+    one_thread(config);
+}
+
+/* Of the calls that waited for their turn, the one that somebody else waits for as well is made. */
+CORE_TEST(fair, calls_that_nobody_waits_for_are_not_made, one_thread_sharing)
+{
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    for (int i = 0; i < 10; i++)
+        h_create_as(h, a, MIB, exclusive);
+    h_create(h, a, "x", NULL, 100);
+    h_create(h, b, NULL, NULL, 100);
+    h_request(h, a, MSG_MEMORY_INFO, &(struct msg_memory_params){0});
+    cr_assert_eq(h_counts(h).jobs, 12);
+    h_hangup(h, a);
+    cr_assert_eq(h_counts(h).jobs, 2);
+    cr_assert_eq(h_counts(h).arrays, 1);
+    cr_assert_eq(h_create(h, b, "x", NULL, 0)->error, 0, "the name is free");
+    h_finish_all(h);
+    cr_assert_eq(h->n_allocs, 2);
+    cr_assert_eq(h->replies[b].error, 0, "%s", h->replies[b].text);
+    cr_assert_gt(h->replies[b].block, 0);
+}
+
+CAID_TEST(fair, calls_whose_turn_has_not_come_at_stop)
+{
+    struct harness h;
+
+    h_init(&h, one_thread);
+    uint64_t a = h_connect(&h, 1000, 1000);
+    h_close(&h, a, h_small(&h, a, 100).lease); /* its release is given out */
+    h_flush(&h, a);
+    for (int i = 0; i < 3; i++)
+        h_create(&h, a, NULL, NULL, 100);
+    core_stop(h.core);
+    h_finish(&h, 0, 0);
+    cr_assert_eq(h.n_jobs, 0);
+    cr_assert_eq(core_jobs(h.core), 0);
+    h_hangup(&h, a);
+    core_free(h.core);
+}
+
 /* ---- out of memory ---- */
 
 /* a waits for memory; meanwhile b asks for a block that is larger than need be, and a's second try

@@ -206,6 +206,16 @@ little_host(struct core_config *config)
     config->limits.host_bytes = host_limit;
 }
 
+/* Whose page takes more than the create has while it waited. */
+static uint64_t
+publisher_with_page(struct harness *h, uint64_t *ret_lease)
+{
+    uint64_t conn = publisher(h, ret_lease);
+
+    h_page_new(h, conn);
+    return conn;
+}
+
 /* At every limit of the daemon's memory it is there, or it has left nothing. */
 CAID_TEST(parts, limit_of_host_memory)
 {
@@ -213,14 +223,14 @@ CAID_TEST(parts, limit_of_host_memory)
     uint64_t most, refused = 0, lease;
 
     h_init(&h, h_sharing);
-    uint64_t a = publisher(&h, &lease), before = charged(&h).host;
+    uint64_t a = publisher_with_page(&h, &lease), before = charged(&h).host;
     part(&h, a, lease, "p");
     most = charged(&h).host;
     h_unlink(&h, a, "p", NULL);
     h_deinit(&h);
     for (host_limit = before; host_limit <= most; host_limit += 8) {
         h_init(&h, little_host);
-        a = publisher(&h, &lease);
+        a = publisher_with_page(&h, &lease);
         if (host_limit < most) {
             assert_refused(&h, a, lease, PROTO_ERR_QUOTA);
             refused++;

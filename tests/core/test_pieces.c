@@ -15,6 +15,19 @@ room_for_many(struct core_config *config)
     config->limits.brackets = config->limits.watches = 10 * MANY;
 }
 
+static void
+room_for_pages(struct core_config *config)
+{
+    config->limits.connections = config->limits.pages = 2 * MANY;
+}
+
+static void
+room_for_creates(struct core_config *config)
+{
+    h_sharing(config);
+    config->limits.jobs = MANY;
+}
+
 /* From now on an event does PIECES of work, and what it leaves is not done by itself. */
 static void
 slow_down(struct party *p)
@@ -66,6 +79,25 @@ PARTY_TEST(pieces, readers_whose_turn_it_is, room_for_many)
     cr_assert_eq(party_entry(p, "a")->readers, MANY);
 }
 
+/* Arrays that wait for one block: its memory comes, or does not. */
+PARTY_TEST(pieces, creates_of_one_block, room_for_creates)
+{
+    const struct msg_create_params pinned = {.memory = MSG_STR("pinned")};
+    const int errors[] = {-EIO, 0};
+
+    for (size_t i = 0; i < ARRAY_SIZE(errors); i++) {
+        for (int n = 0; n < MANY; n++)
+            h_create_as(&p->h, p->conn[i], 512, pinned);
+        cr_assert_eq(p->h.n_jobs, 1);
+        slow_down(p);
+        sent(p);
+        h_finish(&p->h, 0, errors[i]);
+        cr_assert_eq(sent(p), PIECES);
+        expect_pieces(p, MANY - PIECES);
+        cr_assert_eq(party_error(p, (int)i), errors[i] ? PROTO_ERR_DRIVER : 0);
+    }
+}
+
 PARTY_TEST(pieces, brackets_of_a_lease_that_ends, room_for_many)
 {
     party_begun(p, 0, p->a[0], true);
@@ -108,4 +140,71 @@ PARTY_TEST(pieces, a_process_that_exits, room_for_many)
     h_tick(h, 0);
     cr_assert_eq(h_counts(h).arrays, 2);
     cr_assert_eq(h_counts(h).departed, 1, "who has hung up has leases");
+}
+
+/* Its pages, each an action for whoever drives the core, and what others have of them. */
+PARTY_TEST(pieces, pages_of_a_process_that_exits, room_for_pages)
+{
+    int n = 0;
+
+    h_timeline(&p->h, p->conn[0], "t", NULL, p->page[0]);
+    for (int i = 0; i < MANY; i++) {
+        h_page_new(&p->h, p->conn[0]);
+        h_open_timeline(&p->h, h_connect(&p->h, 1000, 1000), "t", NULL);
+    }
+    slow_down(p);
+    h_exit(&p->h, p->conn[0]);
+    for (; core_is_behind(p->h.core); n++) {
+        size_t n_pages = p->h.n_pages;
+        h_tick(&p->h, 0);
+        cr_assert_leq(n_pages - p->h.n_pages, PIECES);
+    }
+    cr_assert_geq(n, MANY / PIECES + MANY / (PIECES * PIECES));
+}
+
+/* Readers whose turn had come, since the writer was dead, wait for it after all. */
+PARTY_TEST(pieces, searches_for_a_deadlock, room_for_many)
+{
+    int n = 0;
+
+    party_begun(p, 0, p->a[0], true);
+    for (int i = 0; i < MANY; i++)
+        party_begin(p, 1, p->a[1], false);
+    slow_down(p);
+    sent(p);
+    for (h_hangup(&p->h, p->conn[0]); sent(p) == 0;) /* it comes to be abandoned */
+        h_tick(&p->h, 0);
+    h_discard(&p->h, p->conn[2], p->a[2]);
+    for (; core_is_behind(p->h.core); n++)
+        h_tick(&p->h, 0);
+    cr_assert_geq(n, MANY - 2 * PIECES);
+}
+
+#define FENCES (PROTO_BEGIN_MAX + 64)
+
+static void
+room_for_fences(struct core_config *config)
+{
+    config->limits.brackets = FENCES;
+    config->limits.pages = FENCES / TIMELINE_SLOTS + N_CLIENTS;
+}
+
+/* Those that have passed, and are looked for when the limit is reached. */
+PARTY_TEST(pieces, fences_that_have_passed, room_for_fences)
+{
+    size_t first = p->h.n_pages;
+    uint64_t page = 0;
+
+    for (int i = 0; i < FENCES; i++) {
+        if (i % TIMELINE_SLOTS == 0)
+            page = h_page_new(&p->h, p->conn[0]);
+        h_end_at(&p->h, p->conn[0], party_begun(p, 0, p->a[0], false), page,
+                 (uint64_t)(i % TIMELINE_SLOTS));
+    }
+    for (size_t i = first; i < p->h.n_pages; i++)
+        for (int slot = 0; slot < TIMELINE_SLOTS; slot++)
+            h_land(&p->h, p->h.pages[i].id, (uint64_t)slot, 1);
+    party_begun(p, 0, p->b[0], false);
+    h_request(&p->h, p->conn[1], MSG_USERS, &(struct msg_users_params){0});
+    cr_assert_eq(p->h.replies[p->conn[1]].users[0].brackets, FENCES - PROTO_BEGIN_MAX + 1);
 }

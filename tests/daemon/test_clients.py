@@ -123,6 +123,28 @@ def test_stop_waits_for_the_driver(start):
         assert d.stop() == 0
 
 
+def test_stop_drops_what_waits_for_the_driver(start):
+    """Its calls, each of a second, would take longer than a stop may."""
+    d = start(CAID_SOFTCUDA_FAIL="cuMemCreate=delay:1000000", CAID_SOFTCUDA_DEVICES="8")
+    with d.client() as c:
+        for _ in range(100):
+            c.request("create", typestr="|u1", shape=[MIB], exclusive=True)
+        wait_for(lambda: d.status()["jobs"] == 100, "the jobs")
+        assert d.stop() == 0
+
+
+def test_creates_of_who_has_gone_are_dropped(start):
+    """What has not reached the driver never does, and the name of such an array is free."""
+    d = start(CAID_SOFTCUDA_FAIL="cuMemCreate=delay:100000")
+    with d.client() as c:
+        for i in range(64):
+            c.request("create", name=f"n{i}", typestr="|u1", shape=[MIB], exclusive=True)
+        wait_for(lambda: d.status()["jobs"] == 64, "the jobs")
+    wait_for(lambda: d.status()["jobs"] == 0, "the end of those that have begun")
+    assert d.status()["blocks"] <= 6
+    assert d.status()["names"] == 0
+
+
 def test_second_signal_ends_at_once(start):
     d = start(CAID_SOFTCUDA_FAIL="cuMemCreate=delay:60000000")
     with d.client() as c:
