@@ -7,11 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ITEMSIZE_MAX UINT32_C(0x7fffffff)
+#define ITEMSIZE_MAX  UINT32_C(0x7fffffff)
+#define ALIGNMENT_MAX 16 /* of any type, NumPy's and CUDA's */
 
 /* Sizes in bytes that each kind of the array interface has; 0 ends a row. Kinds with any size
  * (bytes, text, raw memory) have none. */
-static const struct {
+static const struct kind {
     char kind;
     uint8_t unit; /* bytes per counted unit */
     uint8_t sizes[6];
@@ -49,6 +50,15 @@ is_unit(const char *p, const char *end)
                         : end - p == 2 && memchr("munpfa", *p, 6) && p[1] == 's';
 }
 
+static const struct kind *
+kind_find(char c)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+        if (kinds[i].kind == c)
+            return &kinds[i];
+    return NULL;
+}
+
 uint64_t
 typestr_itemsize(struct msg_str s)
 {
@@ -63,16 +73,26 @@ typestr_itemsize(struct msg_str s)
             return 0;
     }
 
-    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
-        if (kinds[i].kind != s.p[1])
-            continue;
-        bool tail = p == end || (strchr("mM", s.p[1]) && is_unit(p, end));
-        uint64_t size = count * kinds[i].unit;
-        /* Without a byte order there is nothing to order: one byte, or raw memory. */
-        bool order = s.p[0] != '|' || size == 1 || strchr("SV", s.p[1]);
-        return tail && order && size_fits(kinds[i].sizes, count) ? size : 0;
-    }
-    return 0;
+    const struct kind *kind = kind_find(s.p[1]);
+    if (!kind)
+        return 0;
+    bool tail = p == end || (strchr("mM", s.p[1]) && is_unit(p, end));
+    uint64_t size = count * kind->unit;
+    /* Without a byte order there is nothing to order: one byte, or raw memory. */
+    bool order = s.p[0] != '|' || size == 1 || strchr("SV", s.p[1]);
+    return tail && order && size_fits(kind->sizes, count) ? size : 0;
+}
+
+/* What a GPU demands of an element's address; where it is not so, the context is lost. Raw memory
+ * and what has fields may lie anywhere, as in NumPy. */
+static uint64_t
+typestr_alignment(struct msg_str s, uint64_t itemsize)
+{
+    const struct kind *kind = kind_find(s.p[1]);
+
+    if (kind->sizes[0] == 0)
+        return kind->unit;
+    return itemsize < ALIGNMENT_MAX ? itemsize : ALIGNMENT_MAX;
 }
 
 static int PRINTF(2, 3) invalid(char *ret_why, const char *fmt, ...)
@@ -122,6 +142,9 @@ apply_strides(struct geometry *g, const int64_t *strides, const int64_t *c_order
             __builtin_add_overflow(last, reach, &last) || last > INT64_MAX)
             return invalid(ret_why, "stride %u is %" PRId64 " and reaches beyond 2^63 bytes", i,
                            strides[i]);
+        if (g->nbytes && strides[i] % (int64_t)g->alignment)
+            return invalid(ret_why, "stride %u is %" PRId64 ", no multiple of %" PRIu64, i,
+                           strides[i], g->alignment);
         differ |= c_order[i] != strides[i];
     }
     if (g->nbytes && differ) {
@@ -145,6 +168,7 @@ geometry_init(struct geometry *ret, struct msg_str typestr, struct msg_i64s shap
         return invalid(ret_why, "unknown typestr \"%.*s\"",
                        typestr.n < PROTO_TYPESTR_MAX ? (int)typestr.n : PROTO_TYPESTR_MAX,
                        typestr.p);
+    g.alignment = typestr_alignment(typestr, g.itemsize);
     if (shape.n > PROTO_NDIM_MAX)
         return invalid(ret_why, "%u dimensions, more than %d", shape.n, PROTO_NDIM_MAX);
     if (strides.v && strides.n != shape.n)

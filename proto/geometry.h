@@ -17,8 +17,9 @@ struct geometry {
     const int64_t *shape;
     const int64_t *strides; /* bytes, none negative; NULL: C order */
     uint64_t itemsize;
-    uint64_t nbytes; /* elements times itemsize */
-    uint64_t span;   /* bytes from the first element's start to the last one's end */
+    uint64_t alignment; /* of each element's address */
+    uint64_t nbytes;    /* elements times itemsize */
+    uint64_t span;      /* bytes from the first element's start to the last one's end */
 };
 
 /* Bytes of one element of a typestr, or 0 where it is none that an array can have. */

@@ -75,3 +75,16 @@ utf8_prefix(const void *text, size_t n)
     }
     return at;
 }
+
+size_t
+utf8_before_control(const void *text, size_t n)
+{
+    const uint8_t *s = text;
+
+    for (size_t i = 0; i < n; i++) {
+        bool c1 = s[i] == 0xc2 && i + 1 < n && s[i + 1] < 0xa0;
+        if (s[i] < 0x20 || s[i] == 0x7f || c1)
+            return i;
+    }
+    return n;
+}

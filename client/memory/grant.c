@@ -118,7 +118,7 @@ take_blocks(struct caid_client *client, const struct msg_arrays_result *result,
 
 /* ---- arrays ---- */
 
-/* Whether the array lies inside its block. */
+/* Whether the array lies inside its block, and its elements where a device can read them. */
 static bool
 array_fits(const struct msg_array *m, const struct geometry *g, const struct block *block)
 {
@@ -126,6 +126,8 @@ array_fits(const struct msg_array *m, const struct geometry *g, const struct blo
         return false;
     if (m->nbytes == 0)
         return m->block == 0 && m->offset == 0;
+    if (m->offset % g->alignment)
+        return false;
     return block && m->offset <= block->size && g->span <= block->size - m->offset;
 }
 

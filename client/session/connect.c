@@ -207,17 +207,17 @@ static int
 hello_apply(struct caid_client *client, const struct msg_hello_result *hello,
             const char *driver, struct caid_error *error)
 {
-    char of_daemon[16];
+    /* No other word: a path would have us load what somebody else has put there. */
+    const char *of_daemon = msg_str_eq(hello->driver, "soft") ? "soft" : "cuda";
 
     if (hello->version < PROTO_VERSION_MIN || hello->version > PROTO_VERSION_MAX ||
-        hello->packet_max == 0 || hello->open_max == 0)
+        hello->packet_max == 0 || hello->open_max == 0 || !msg_str_eq(hello->driver, of_daemon))
         return client_violated(client, "hello", error);
     client->packet_max = hello->packet_max < PROTO_PACKET_MAX ? (size_t)hello->packet_max
                                                               : PROTO_PACKET_MAX;
     client->open_max = hello->open_max < PROTO_OPEN_MAX ? (uint32_t)hello->open_max
                                                         : PROTO_OPEN_MAX;
     text_copy(client->pool, sizeof(client->pool), hello->pool);
-    text_copy(of_daemon, sizeof(of_daemon), hello->driver);
 
     int r = devices_fill(client, hello, error);
     if (r < 0)

@@ -29,6 +29,8 @@ write_string(FILE *out, const char *s)
             fprintf(out, "\\%c", c);
         } else if (c < 0x20 || c == 0x7f) {
             fprintf(out, "\\u%04x", c);
+        } else if (c == 0xc2 && i + 1 < good && (unsigned char)s[i + 1] < 0xa0) {
+            fprintf(out, "\\u%04x", (unsigned char)s[++i]); /* a terminal may obey these, too */
         } else {
             putc(c, out);
         }

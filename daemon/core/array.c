@@ -5,6 +5,7 @@
 
 #include "device.h"
 #include "state.h"
+#include "utf8.h"
 
 /* ---- what an array knows ---- */
 
@@ -115,8 +116,10 @@ geometry_check(struct msg_str name, struct msg_str typestr, struct msg_i64s shap
     if (descr.n > PROTO_DESCR_MAX)
         return refuse(r, PROTO_ERR_INVALID, "a descr has at most %d bytes, this one %u",
                       PROTO_DESCR_MAX, descr.n);
-    if (descr.p && (typestr.p[1] != 'V' || memchr(descr.p, '\0', descr.n)))
+    if (descr.p && typestr.p[1] != 'V')
         return refuse(r, PROTO_ERR_INVALID, "a descr goes with a typestr of kind V");
+    if (descr.p && utf8_before_control(descr.p, descr.n) < descr.n)
+        return refuse(r, PROTO_ERR_INVALID, "a descr has no control characters");
     return 0;
 }
 

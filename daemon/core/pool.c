@@ -10,6 +10,7 @@
 
 #include "array.h"
 #include "state.h"
+#include "utf8.h"
 
 static int
 pool_compare(const struct pool *a, const struct pool *b)
@@ -301,12 +302,9 @@ name_check(struct msg_str name, struct refusal *r)
     if (name.n == 0 || name.n > PROTO_NAME_MAX)
         return refuse(r, PROTO_ERR_INVALID_NAME, "a name has 1 to %d bytes, this one has %u",
                       PROTO_NAME_MAX, name.n);
-    for (uint32_t i = 0; i < name.n; i++) {
-        unsigned char c = (unsigned char)name.p[i];
-        bool c1 = c == 0xc2 && i + 1 < name.n && (unsigned char)name.p[i + 1] < 0xa0;
-        if (c < 0x20 || c == 0x7f || c1)
-            return refuse(r, PROTO_ERR_INVALID_NAME,
-                          "a name has no control characters, this one has one at byte %u", i);
-    }
+    size_t plain = utf8_before_control(name.p, name.n);
+    if (plain < name.n)
+        return refuse(r, PROTO_ERR_INVALID_NAME,
+                      "a name has no control characters, this one has one at byte %zu", plain);
     return 0;
 }

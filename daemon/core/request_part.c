@@ -40,6 +40,11 @@ place_check(const struct array *whole, uint64_t offset, const struct geometry *g
         return refuse(r, PROTO_ERR_INVALID,
                       "%" PRIu64 " bytes at %" PRIu64 " are not within the array's %" PRIu64,
                       g->span, offset, whole->span);
+    if (offset % g->alignment)
+        return refuse(r, PROTO_ERR_INVALID,
+                      "offset %" PRIu64 " is no multiple of %" PRIu64
+                      ": publish it as bytes, \"|u1\"",
+                      offset, g->alignment);
     return 0;
 }
 

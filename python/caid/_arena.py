@@ -207,7 +207,8 @@ class Arena(OfProcess, Closing, _caid.Arena):
         ------
         InvalidError
             `x` is not in memory of this arena, or larger than what was allocated; its strides are
-            negative; also a ValueError.
+            negative; it is misaligned, as a field of packed records may be: publish its bytes; also
+            a ValueError.
         BufferError
             Of a type that the array interface has no word for, as bfloat16: publish it viewed as
             integers of that size.

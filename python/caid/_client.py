@@ -193,7 +193,7 @@ class Client(_queries.Queries, Closing):
         order : {"C", "F"}
             Which dimension is the fastest: the last or the first.
         strides : tuple of int, optional
-            Steps in bytes, none negative, in place of `order`.
+            Steps in bytes, none negative, multiples of the element's alignment, in place of `order`.
         exclusive : bool
             Whether to give the array a block of its own, shared with no other array.
         memory : {"device", "legacy", "pinned", "mapped", "managed"}

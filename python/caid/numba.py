@@ -430,7 +430,8 @@ def publish(name: str, array: Any, *, metadata: Any = None, stream: Any = None) 
         It is no device array of Numba's, or caid is not the manager of its context; no stream.
     InvalidError
         It does not lie in caid's memory: mapped, managed, or of another library; its memory ended
-        with cuda.close() or reset(); its strides are negative; what JSON cannot say.
+        with cuda.close() or reset(); its strides are negative; it is misaligned; what JSON
+        cannot say.
     InvalidNameError, LimitError, AccessError
         No name; more names or parts than the user may have; the pool may not be written.
     NoDaemonError, DisconnectedError

@@ -305,6 +305,11 @@ def test_show(socket, client):
     assert shown["strides"] is None and shown["metadata"] == '{"step": 7}\n'
     text = caidctl("show", "plain", socket=socket).stdout
     assert re.search(r'^metadata +\{"step": 7\}\\x0a$', text, re.M), "controls are escaped"
+    client.create("evil", (2,), metadata='\x1b[2J\x9b2J\x7f\u00e9')
+    assert read_json(socket, "show", "evil")["metadata"] == '\x1b[2J\x9b2J\x7f\u00e9'
+    for form in [], ["--json"]:
+        text = caidctl("show", "evil", *form, socket=socket).stdout
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", text) and "\u00e9" in text
 
 
 POOL_KEYS = {"name", "uid", "gid", "mode", "quota", "used", "names", "arrays", "blocks", "allocated",

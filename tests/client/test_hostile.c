@@ -154,6 +154,8 @@ make_strides(struct answer *a, int64_t stride, uint32_t n)
     X(strides_before, make_strides(a, -4, 1))                               \
     X(strides_overflow, make_strides(a, INT64_MAX, 1))                      \
     X(strides_of_another_length, make_strides(a, 4, 2))                     \
+    X(misaligned, a->arrays[0].offset = 2)                                  \
+    X(misaligned_strides, make_strides(a, 6, 1))                            \
     X(nul_in_pool, a->result.pool = (struct msg_str){"x\0y", 3})
 
 #define SPOILER(name, ...)             \

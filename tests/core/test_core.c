@@ -172,6 +172,31 @@ CORE_TEST(core, host_memory_of_a_uid, little_memory)
     cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, 0);
 }
 
+/* Others read what a creator writes: it is bounded, and does nothing to a terminal. */
+CORE_TEST(core, descr, NULL)
+{
+    static const struct msg_str bad[] = {{"[\n]", 3},
+                                         {"\x1b[2J", 4},
+                                         {"\x7f", 1},
+                                         {"\xc2\x9b", 2},
+                                         {"[\0]", 3}};
+    static char longest[PROTO_DESCR_MAX + 1];
+    struct msg_create_params params = {.typestr = MSG_STR("|V8"), .shape = {&(int64_t){0}, 1}};
+
+    uint64_t a = h_connect(h, 1000, 1000);
+    for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+        params.descr = bad[i];
+        cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, PROTO_ERR_INVALID, "%zu", i);
+    }
+    memset(longest, 'd', sizeof(longest));
+    params.descr = (struct msg_str){longest, sizeof(longest)};
+    cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, PROTO_ERR_INVALID);
+    params.descr.n--;
+    cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, 0);
+    params.descr = MSG_STR("[[\"\xc3\xa9\", \"<f8\"]]");
+    cr_assert_eq(h_request(h, a, MSG_CREATE, &params)->error, 0);
+}
+
 CORE_TEST(core, names, NULL)
 {
     char longest[257];

@@ -126,6 +126,37 @@ CORE_TEST(part, refusals, h_sharing)
     cr_assert_not(h->closed[a] || h->closed[b]);
 }
 
+/* What a GPU cannot read without losing its context. As bytes it may lie anywhere. */
+CORE_TEST(part, lies_where_a_device_can_read_it, h_sharing)
+{
+    static const struct {
+        const char *typestr;
+        uint64_t offset;
+        int64_t stride;
+        bool taken;
+    } places[] = {
+        {"<f8", 1, 8, false}, {"<f8", 4, 8, false},   {"<f8", 8, 12, false},
+        {"<f8", 8, 16, true}, {"<c16", 8, 16, false}, {"<c16", 16, 16, true},
+        {"<f2", 2, 2, true},  {"<U2", 2, 8, false},   {"<U2", 4, 8, true},
+        {"|u1", 1, 3, true},  {"|S3", 1, 3, true},    {"|V8", 1, 9, true},
+    };
+    struct h_reply of;
+
+    uint64_t a = h_connect(h, 1000, 1000), lease = whole(h, a, "w", NULL, &of);
+    for (size_t i = 0; i < ARRAY_SIZE(places); i++) {
+        struct msg_publish_part_params params = {.lease = lease,
+                                                 .offset = places[i].offset,
+                                                 .name = MSG_STR("p"),
+                                                 .typestr = MSG_STR(places[i].typestr),
+                                                 .shape = {&(int64_t){3}, 1},
+                                                 .strides = {&places[i].stride, 1}};
+        const struct h_reply *reply = h_request(h, a, MSG_PUBLISH_PART, &params);
+        cr_assert_eq(reply->error, places[i].taken ? 0 : PROTO_ERR_INVALID, "%zu: %s", i,
+                     reply->text);
+        cr_assert(places[i].taken || strstr(reply->text, "no multiple of"), "%s", reply->text);
+    }
+}
+
 /* Only the creator, who pays for the memory, may make more of it last. */
 CORE_TEST(part, who_may, h_sharing)
 {

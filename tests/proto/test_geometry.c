@@ -103,6 +103,20 @@ CAID_TEST(geometry, strides)
     cr_assert_eq(make(&g, "<f4", 1, (int64_t[]){3}, (int64_t[]){INT64_MAX}), -EINVAL);
 }
 
+/* Nothing is misaligned where there is nothing, or no step is taken. */
+CAID_TEST(geometry, alignment)
+{
+    struct geometry g;
+
+    cr_assert_eq(make(&g, "<f8", 2, (int64_t[]){3, 5}, (int64_t[]){44, 8}), -EINVAL);
+    cr_assert_str_eq(why, "stride 0 is 44, no multiple of 8");
+    cr_assert_eq(make(&g, "<f8", 2, (int64_t[]){1, 5}, (int64_t[]){44, 8}), 0);
+    cr_assert_eq(make(&g, "<f8", 2, (int64_t[]){3, 0}, (int64_t[]){44, 8}), 0);
+    cr_assert_eq(make(&g, "<c32", 1, (int64_t[]){2}, (int64_t[]){48}), 0);
+    cr_assert_eq(make(&g, "<c32", 1, (int64_t[]){2}, (int64_t[]){40}), -EINVAL);
+    cr_assert_eq(make(&g, "|V8", 1, (int64_t[]){2}, (int64_t[]){9}), 0);
+}
+
 CAID_TEST(geometry, overflow)
 {
     struct geometry g;

@@ -35,6 +35,17 @@ CAID_TEST(utf8, as_many_characters_as_unicode_has)
     cr_assert_eq(count_characters(s, 0, 4, 0xf0, 0xff), 0x110000 - 0x10000);
 }
 
+CAID_TEST(utf8, control_characters)
+{
+    cr_assert_eq(utf8_before_control("a b", 3), 3);
+    cr_assert_eq(utf8_before_control("\xc2\xa0\xc3\x9f", 4), 4);
+    cr_assert_eq(utf8_before_control("a\0b", 3), 1);
+    cr_assert_eq(utf8_before_control("ab\x1f", 3), 2);
+    cr_assert_eq(utf8_before_control("\x7f", 1), 0);
+    cr_assert_eq(utf8_before_control("a\xc2\x9f", 3), 1);
+    cr_assert_eq(utf8_before_control(NULL, 0), 0);
+}
+
 CAID_TEST(utf8, malformed_sequences)
 {
     static const char *const bad[] = {

@@ -96,6 +96,7 @@ def test_arrays_that_are_not_published(client, arena):
         (Foreign(x, (1,), data=(x.ptr + 4, False), typestr="|V4000"), caid.InvalidError, "3996"),
         (Foreign(x, (1,), data=(x.ptr + 16 * MIB, False)), caid.InvalidError, "this arena"),
         (Foreign(x, (1,), data=(1, False)), caid.InvalidError, "this arena"),
+        (Foreign(x, (1,), "<f8", data=(x.ptr + 1, False)), caid.InvalidError, "publish it as bytes"),
         (Foreign(x, (1,), stream=0), ValueError, "ambiguous"),
         (Foreign(x, (1,), mask=foreign), NotImplementedError, "mask"),
         (Foreign(x, (1,), "|O8"), caid.InvalidError, "typestr"),

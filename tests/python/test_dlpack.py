@@ -226,7 +226,9 @@ def test_a_struct_is_told_by_its_fields(client):
 
 
 def test_strides_are_of_elements(client):
-    with client.empty((3, 2), "<i4", strides=(10, 4)) as a:
+    with client.empty(32, "|u1") as memory:
+        desc = {"shape": (3, 2), "typestr": "<i4", "strides": (10, 4), "data": (memory.ptr, False)}
+        a = caid.from_cuda_array_interface({**desc, "version": 3}, memory, client=client)
         with pytest.raises(BufferError, match=r"strides \(10, 4\) are no multiples"):
             a.__dlpack__()
 

@@ -44,6 +44,14 @@ def test_a_reader_is_not_harmed(client, nbytes, descr, memory):
     assert client.show("w").descr == json.dumps(descr)  # its administrator can look at it
 
 
+@pytest.mark.parametrize("driver", ["/tmp/x.so", "./x.so", "auto", "", "soft\0", "SOFT"])
+def test_a_daemon_cannot_choose_what_is_loaded(tmp_path, monkeypatch, driver):
+    monkeypatch.delenv("CAID_CUDA_DRIVER")
+    with fake_daemon(tmp_path / "s", hello={**HELLO, "driver": driver}):
+        with pytest.raises(caid.ProtocolError):
+            caid.connect(str(tmp_path / "s"))
+
+
 # --- any record -----------------------------------------------------------------------------
 
 SIZE = 1 << 21
@@ -154,6 +162,7 @@ def look(array, sent):
     view = np.asarray(array)
     assert view.shape == array.shape and view.nbytes == array.nbytes
     assert view.itemsize == array.itemsize and not view.dtype.hasobject
+    assert view.flags.aligned
     if view.size:
         start = (memory.host or memory.ptr) - offset
         for at in np.lib.array_utils.byte_bounds(view) if NUMPY_2 else np.byte_bounds(view):

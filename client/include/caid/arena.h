@@ -36,9 +36,9 @@ struct caid_part_options {
  * caid_array_publish() does with a whole array. It is an array like any other to those that open
  * it. The memory of the whole stays as long as one of its parts does, also when the array is closed
  * or its process gone; it stays charged to the uid that created the array, and only that one may do
- * this (CAID_ERR_PERMISSION). A part may begin at any byte: its publisher sees to the alignment
- * that readers need. On failure `gone` is not called. CAID_ERR_READ_ONLY. CAID_ERR_INVALID: it does
- * not lie within the array, or that is a part itself. */
+ * this (CAID_ERR_PERMISSION). A part of bytes may begin anywhere, others where caid_create_options
+ * says of strides. On failure `gone` is not called. CAID_ERR_READ_ONLY. CAID_ERR_INVALID: it does
+ * not lie within the array, or is misaligned there; or that is a part itself. */
 int caid_array_publish_part(struct caid_array *array, uint64_t offset, const char *name,
                             const struct caid_part_options *options, uint64_t *ret_generation,
                             struct caid_error *error);

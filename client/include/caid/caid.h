@@ -185,15 +185,17 @@ struct caid_create_options {
     const char *name; /* NULL: unnamed, ends with its last holder */
     const char *pool;
     int32_t device;
-    uint32_t flags;         /* enum caid_array_flags */
-    const char *typestr;    /* as in NumPy's array interface: "<f4", "|u1", "|V12" */
-    const char *descr;      /* NULL, or the fields of a "V" type as JSON: [["x", "<f4"], ...] */
-    const int64_t *shape;   /* ndim extents, none negative */
-    const int64_t *strides; /* NULL: C order; else ndim byte steps, none negative */
-    uint32_t ndim;          /* at most 32 */
-    const char *memory;     /* see above; NULL: "device" */
-    uint64_t alignment;     /* bytes, a power of 2 up to 2 MiB; 0: 512 */
-    const char *metadata;   /* NULL, or up to 4,096 bytes of UTF-8 that go with the array */
+    uint32_t flags;       /* enum caid_array_flags */
+    const char *typestr;  /* as in NumPy's array interface: "<f4", "|u1", "|V12" */
+    const char *descr;    /* NULL, or the fields of a "V" type as JSON: [["x", "<f4"], ...] */
+    const int64_t *shape; /* ndim extents, none negative */
+    /* NULL: C order; else ndim byte steps, none negative, and multiples of the element's alignment:
+     * its size, 16 at most; 4 of "U", 1 of "S" and "V". */
+    const int64_t *strides;
+    uint32_t ndim;        /* at most 32 */
+    const char *memory;   /* see above; NULL: "device" */
+    uint64_t alignment;   /* bytes, a power of 2 up to 2 MiB; 0: 512 */
+    const char *metadata; /* NULL, or up to 4,096 bytes of UTF-8 that go with the array */
 };
 
 /* Creates an array, mapped read-write. Its contents are undefined until written. A name is taken
