@@ -3,27 +3,34 @@
 
 #include <endian.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/log.h"
 #include "base/macros.h"
+
+struct backing_context {
+    pthread_mutex_t lock;
+    uint64_t n_backings; /* that are there, or on their way */
+    CUcontext context;   /* while there are some */
+};
 
 int
 backings_init(struct backings *b, const struct gpu *gpu)
 {
-    *b = (struct backings){.gpu = gpu, .lock = PTHREAD_MUTEX_INITIALIZER};
+    *b = (struct backings){.gpu = gpu};
     b->contexts = calloc(gpu->n_devices, sizeof(*b->contexts));
+    for (size_t i = 0; b->contexts && i < gpu->n_devices; i++)
+        pthread_mutex_init(&b->contexts[i].lock, NULL);
     return b->contexts ? 0 : -ENOMEM;
 }
 
 void
 backings_deinit(struct backings *b)
 {
-    for (size_t i = 0; b->contexts && i < b->gpu->n_devices; i++)
-        if (b->contexts[i])
-            legacy_context_release(b->gpu->drv, b->gpu->devices[i].drv.ordinal);
     free(b->contexts);
     b->contexts = NULL;
 }
@@ -47,24 +54,47 @@ create_device(struct backings *b, struct backing *m, struct drv_error *err)
 
 /* ---- legacy ---- */
 
-/* Made once per device, though several threads may ask for it first. */
+/* Of one more backing. */
 static int
-get_context(struct backings *b, uint32_t device, CUcontext *ret, bool *ret_made,
-            struct drv_error *err)
+get_context(struct backings *b, uint32_t device, CUcontext *ret, struct drv_error *err)
 {
-    CUcontext *context = &b->contexts[device];
+    const struct drv_device *d = &b->gpu->devices[device].drv;
+    struct backing_context *c = &b->contexts[device];
     int r = 0;
 
-    pthread_mutex_lock(&b->lock);
-    if (!*context) {
-        r = legacy_context_retain(b->gpu->drv, b->gpu->devices[device].drv.ordinal, context,
-                                  err);
-        *ret_made = r == 0;
+    pthread_mutex_lock(&c->lock);
+    if (c->n_backings == 0) {
+        r = legacy_context_retain(b->gpu->drv, d->ordinal, &c->context, err);
+        if (r == 0)
+            log_debug("device %u (%s): made a context, for legacy handles", (unsigned)device,
+                      d->uuid);
     }
-    if (r == 0)
-        *ret = *context;
-    pthread_mutex_unlock(&b->lock);
+    if (r == 0) {
+        c->n_backings++;
+        *ret = c->context;
+    }
+    pthread_mutex_unlock(&c->lock);
     return r;
+}
+
+/* A release that fails is over, too: the next backing asks for a context anew, and gets the old one
+ * where the driver has kept it. */
+static void
+put_context(struct backings *b, uint32_t device)
+{
+    const struct drv_device *d = &b->gpu->devices[device].drv;
+    struct backing_context *c = &b->contexts[device];
+    struct drv_error err;
+
+    pthread_mutex_lock(&c->lock);
+    if (--c->n_backings == 0) {
+        if (legacy_context_release(b->gpu->drv, d->ordinal, &err) < 0)
+            log_error("device %u (%s): its context may stay until the daemon ends: %s",
+                      (unsigned)device, d->uuid, err.message);
+        else
+            log_debug("device %u (%s): gave its context back", (unsigned)device, d->uuid);
+    }
+    pthread_mutex_unlock(&c->lock);
 }
 
 static void
@@ -77,16 +107,11 @@ put_handle(struct backing *m, const CUipcMemHandle *handle)
 }
 
 static int
-create_legacy(struct backings *b, struct backing *m, bool *ret_context, struct drv_error *err)
+create_in(CUcontext context, const struct drv *drv, struct backing *m, struct drv_error *err)
 {
-    const struct drv *drv = b->gpu->drv;
     CUipcMemHandle handle;
-    CUcontext context = NULL;
-    int r = get_context(b, m->device, &context, ret_context, err);
+    int r = legacy_alloc_create(drv, context, m->size, &m->legacy, err);
 
-    if (r < 0)
-        return r;
-    r = legacy_alloc_create(drv, context, m->size, &m->legacy, err);
     if (r < 0)
         return r;
     r = legacy_alloc_export(drv, context, &m->legacy, &handle, err);
@@ -94,6 +119,30 @@ create_legacy(struct backings *b, struct backing *m, bool *ret_context, struct d
         legacy_alloc_release(drv, context, &m->legacy, NULL);
     else
         put_handle(m, &handle);
+    return r;
+}
+
+static int
+create_legacy(struct backings *b, struct backing *m, struct drv_error *err)
+{
+    CUcontext context = NULL;
+    int r = get_context(b, m->device, &context, err);
+
+    if (r < 0)
+        return r;
+    r = create_in(context, b->gpu->drv, m, err);
+    if (r < 0)
+        put_context(b, m->device);
+    return r;
+}
+
+static int
+release_legacy(struct backings *b, struct backing *m, struct drv_error *err)
+{
+    CUcontext context = b->contexts[m->device].context;
+    int r = legacy_alloc_release(b->gpu->drv, context, &m->legacy, err);
+
+    put_context(b, m->device);
     return r;
 }
 
@@ -130,15 +179,14 @@ create_pinned(struct backing *m, struct drv_error *err)
 
 int
 backing_create(struct backings *b, enum core_kind kind, uint32_t device, uint64_t size,
-               struct backing *ret, bool *ret_context, struct drv_error *err)
+               struct backing *ret, struct drv_error *err)
 {
     struct backing m = {.kind = kind, .device = device, .size = size, .fd = -1};
     int r = -EINVAL;
 
-    *ret_context = false;
     switch (kind) {
     case KIND_DEVICE: r = create_device(b, &m, err); break;
-    case KIND_LEGACY: r = create_legacy(b, &m, ret_context, err); break;
+    case KIND_LEGACY: r = create_legacy(b, &m, err); break;
     case KIND_PINNED: r = create_pinned(&m, err); break;
     case N_KINDS: break;
     }
@@ -150,12 +198,10 @@ backing_create(struct backings *b, enum core_kind kind, uint32_t device, uint64_
 int
 backing_release(struct backings *b, struct backing *m, struct drv_error *err)
 {
-    const struct drv *drv = b->gpu->drv;
-
     m->fd = fd_close(m->fd);
     switch (m->kind) {
-    case KIND_DEVICE: return vmm_alloc_release(drv, &m->vmm, err);
-    case KIND_LEGACY: return legacy_alloc_release(drv, b->contexts[m->device], &m->legacy, err);
+    case KIND_DEVICE: return vmm_alloc_release(b->gpu->drv, &m->vmm, err);
+    case KIND_LEGACY: return release_legacy(b, m, err);
     case KIND_PINNED:
     case N_KINDS: break;
     }

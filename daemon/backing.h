@@ -11,19 +11,15 @@
  */
 #pragma once
 
-#include <pthread.h>
-
 #include "core.h"
 #include "gpu.h"
 #include "legacy.h"
 #include "vmm.h"
 
-/* The daemon's contexts: none, until somebody asks for the first legacy block of a device; then
- * that device's primary one, kept until backings_deinit(). */
+/* The daemon's contexts: a device's primary one from its first legacy backing until its last. */
 struct backings {
     const struct gpu *gpu;
-    pthread_mutex_t lock;
-    CUcontext *contexts; /* one per device; NULL: not made */
+    struct backing_context *contexts; /* of each device */
 };
 
 struct backing {
@@ -45,9 +41,8 @@ int backings_init(struct backings *b, const struct gpu *gpu);
 /* No backing may be left. */
 void backings_deinit(struct backings *b);
 
-/* size: bytes, a multiple of the device's granularity. *ret_context: whether this call has made the
- * device's context; written on failure, too, since the context stays. */
+/* size: bytes, a multiple of the device's granularity. */
 int backing_create(struct backings *b, enum core_kind kind, uint32_t device, uint64_t size,
-                   struct backing *ret, bool *ret_context, struct drv_error *err);
+                   struct backing *ret, struct drv_error *err);
 /* The driver's answer; it is over either way. */
 int backing_release(struct backings *b, struct backing *backing, struct drv_error *err);

@@ -60,13 +60,13 @@ static const struct key config_keys[] = {
     KEY("handoff", "spin_us", count, spin_us, "1000"),
     KEY("user-pools", "mode", pool_mode, user_mode, "0600"),
     KEY("user-pools", "quota", size, user_quota, NULL),
+    KEY("user-pools", "legacy", flag, user_legacy, NULL),
 };
 
 static const struct key pool_keys[] = {
-    POOL_KEY("owner", user, uid, NULL),
-    POOL_KEY("group", group, gid, NULL),
-    POOL_KEY("mode", pool_mode, mode, "0660"),
-    POOL_KEY("quota", size, quota, NULL),
+    POOL_KEY("owner", user, uid, NULL),        POOL_KEY("group", group, gid, NULL),
+    POOL_KEY("mode", pool_mode, mode, "0660"), POOL_KEY("quota", size, quota, NULL),
+    POOL_KEY("legacy", flag, legacy, NULL),
 };
 
 /* Settings that the environment may set, as Numba's of such names do. */

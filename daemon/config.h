@@ -28,6 +28,7 @@ struct config {
     uint32_t spin_us; /* spin.h */
     mode_t user_mode; /* of each uid's own pool */
     uint64_t user_quota;
+    bool user_legacy;
     struct core_pool_config *pools; /* [pool "NAME"] */
     size_t n_pools;
 };

@@ -72,6 +72,7 @@ core_setup(struct core **ret, const struct config *config, const struct gpu *gpu
                         .threads = worker_threads(gpu),
                         .user_quota = config->user_quota,
                         .user_mode = config->user_mode,
+                        .user_legacy = config->user_legacy,
                         .devices = devices,
                         .n_devices = gpu->n_devices,
                         .pools = config->pools,

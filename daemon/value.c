@@ -79,6 +79,25 @@ parse_any_number(const char *text, void *ret_field)
 const struct value_type value_number = {parse_any_number, print_count,
                                         "a number from 0 to 4294967295"};
 
+static int
+parse_flag(const char *text, void *ret_field)
+{
+    bool yes = strcmp(text, "yes") == 0;
+
+    if (!yes && strcmp(text, "no") != 0)
+        return -EINVAL;
+    *(bool *)ret_field = yes;
+    return 0;
+}
+
+static void
+print_flag(FILE *f, const void *field)
+{
+    fputs(*(const bool *)field ? " yes" : " no", f);
+}
+
+const struct value_type value_flag = {parse_flag, print_flag, "yes or no"};
+
 /* Digits and a point: no sign, no exponent, nothing that strtod(3) reads besides. The daemon never
  * leaves the C locale, so that the point is one. */
 static int

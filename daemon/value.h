@@ -17,6 +17,7 @@ struct value_type {
 
 extern const struct value_type value_count;     /* uint32_t, 1 and up */
 extern const struct value_type value_number;    /* uint32_t, 0 and up */
+extern const struct value_type value_flag;      /* bool: yes or no */
 extern const struct value_type value_ratio;     /* double, 0 to 1 */
 extern const struct value_type value_size;      /* uint64_t, bytes: 0, 4096, 64M, 8G */
 extern const struct value_type value_duration;  /* uint64_t, nanoseconds: 500ms, 2s, 1m */

@@ -91,7 +91,6 @@ struct alloc_work {
     uint32_t device;
     uint64_t size;
     struct memory *memory; /* empty; filled and listed when all went well */
-    bool made_context;
     int error;
     struct drv_error err;
     uint64_t free; /* after -ENOMEM, for the message */
@@ -114,18 +113,9 @@ alloc_run(uv_work_t *work)
     uint64_t total;
 
     a->error = backing_create(&a->worker->backings, a->kind, a->device, a->size,
-                              &a->memory->backing, &a->made_context, &a->err);
+                              &a->memory->backing, &a->err);
     if (a->error == -ENOMEM && a->kind != KIND_PINNED)
         drv_memory_info(gpu->drv, gpu->devices[a->device].drv.uuid, &a->free, &total, NULL);
-}
-
-static void
-log_context(const struct alloc_work *a)
-{
-    const struct drv_device *d = &a->worker->gpu->devices[a->device].drv;
-
-    log_notice("device %u (%s): made a context, kept from now on, for legacy handles",
-               (unsigned)a->device, d->uuid);
 }
 
 /* Its result, as the core wants it; the memory, if any, is the worker's now. */
@@ -148,15 +138,10 @@ report(struct alloc_work *a_consume)
                                        .cuda = a->err.result,
                                        .text = a->err.message,
                                        .free = a->free,
-                                       .fd = -1,
-                                       .context = a->made_context};
+                                       .fd = -1};
 
-    if (a->made_context)
-        log_context(a);
-    if (a->error == 0) {
+    if (a->error == 0)
         take_result(a, &result);
-        result.context = a->kind == KIND_LEGACY;
-    }
     a->worker->ops->alloc_done(a->worker->userdata, a->job, &result);
 }
 

@@ -37,10 +37,10 @@ legacy_context_retain(const struct drv *drv, CUdevice device, CUcontext *ret,
     return r;
 }
 
-void
-legacy_context_release(const struct drv *drv, CUdevice device)
+int
+legacy_context_release(const struct drv *drv, CUdevice device, struct drv_error *err)
 {
-    drv->cu.cuDevicePrimaryCtxRelease(device);
+    return DRV_CALL(drv, err, cuDevicePrimaryCtxRelease, device);
 }
 
 static int

@@ -8,7 +8,8 @@
  * nobody has.
  *
  * No function leaves another context current than it found. All may block; the first
- * legacy_context_retain() of a process takes some 100 ms and half a GiB of the device.
+ * legacy_context_retain() of a process, and the first after all were released, takes some 100 ms
+ * and half a GiB of the device.
  */
 #pragma once
 
@@ -19,10 +20,10 @@
 /* Whether the device can share memory so, as far as it says in advance. */
 bool legacy_is_supported(const struct drv *drv, CUdevice device);
 
-/* The primary context, to be given back by legacy_context_release(). */
+/* The primary context, to be given back by legacy_context_release(). What is in it ends there. */
 int legacy_context_retain(const struct drv *drv, CUdevice device, CUcontext *ret,
                           struct drv_error *err);
-void legacy_context_release(const struct drv *drv, CUdevice device);
+int legacy_context_release(const struct drv *drv, CUdevice device, struct drv_error *err);
 
 struct legacy_alloc {
     CUdeviceptr ptr;

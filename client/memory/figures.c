@@ -36,6 +36,7 @@ pool_fill(struct caid_pool *ret, const struct msg_pool *m, char **text)
         .holes = m->holes,
         .largest = m->largest,
         .pinned = m->pinned,
+        .legacy = m->legacy,
     };
     return true;
 }

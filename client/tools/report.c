@@ -80,6 +80,7 @@ static const struct field pool_fields[] = {
     FIELD(USER, pool_row, p.uid, "uid", "USER", POOLS_BY_ACCESS),
     FIELD(GROUP, pool_row, p.gid, "gid", "GROUP", POOLS_BY_ACCESS),
     FIELD(MODE, pool_row, p.mode, "mode", "MODE", POOLS_BY_ACCESS),
+    FIELD(BOOL, pool_row, p.legacy, "legacy", "LEGACY", POOLS_BY_ACCESS),
     FIELD(BYTES, pool_row, p.used, "used", "USED"),
     FIELD(QUOTA, pool_row, p.quota, "quota", "QUOTA"),
     FIELD(BYTES, pool_row, p.allocated, "allocated", "ALLOCATED", POOLS_BY_MEMORY),

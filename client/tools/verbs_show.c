@@ -153,6 +153,7 @@ pool_table(const struct ctl *ctl, const struct caid_pool *p)
     table_init_facts(&table);
     table_fact(&table, "pool", "%s", p->name);
     table_fact(&table, "owner", "%s, group %s, %s", user, group, mode);
+    table_fact(&table, "legacy", "%s", p->legacy ? "yes" : "no");
     table_fact(&table, "memory", "%s of %s, in %" PRIu64 " blocks", used,
                p->quota > 0 ? quota : "what the device has", p->blocks);
     pool_space(ctl, &table, p);

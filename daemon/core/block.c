@@ -44,6 +44,7 @@ block_count(struct core *core, const struct block *block, bool there)
 
     core->n_blocks += one;
     device->n_blocks += one;
+    device->n_legacy += block->kind == KIND_LEGACY ? one : 0;
     pool->n_blocks += one;
     block->charge.user->n_refs += one;
     *(block->kind == KIND_PINNED ? &device->pinned : &device->used) += size;

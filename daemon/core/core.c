@@ -247,6 +247,7 @@ user_get(struct core *core, const struct core_peer *peer, struct user **ret)
         .gid = peer->gid,
         .mode = core->config.user_mode,
         .quota = core->config.user_quota,
+        .legacy = core->config.user_legacy,
     };
     struct user *user = user_find(core, peer->uid);
     int r;
@@ -333,7 +334,6 @@ core_alloc_done(struct core *core, uint64_t id, const struct core_alloc_result *
     struct block *block = container_of(job, struct block, job);
 
     job_end(core, job);
-    core->devices[block->device].context |= result->context;
     waiters_alloc_done(core, block, result);
     core_run(core, core->behind);
 }

@@ -98,6 +98,7 @@ struct core_pool_config { /* a pool that the administrator defined */
     gid_t gid;
     mode_t mode;    /* r: list and open; w: create, unlink and open "rw" */
     uint64_t quota; /* bytes; 0: none */
+    bool legacy;    /* may have arrays of KIND_LEGACY */
 };
 
 struct core_config {
@@ -115,6 +116,7 @@ struct core_config {
     uint32_t threads;    /* driver calls that can be carried out at a time; not 0 */
     uint64_t user_quota; /* bytes in a uid's own pool; 0: none */
     mode_t user_mode;    /* of a uid's own pool: 0600 */
+    bool user_legacy;    /* the same of KIND_LEGACY */
     const struct core_device *devices;
     size_t n_devices;
     const struct core_pool_config *pools;
@@ -163,7 +165,6 @@ struct core_alloc_result {
     uint64_t handle;
     int fd;
     uint64_t ipc[CORE_HANDLE_WORDS];
-    bool context; /* KIND_LEGACY: the device has a context of the daemon's now */
 };
 
 void core_alloc_done(struct core *core, uint64_t job, const struct core_alloc_result *result);

@@ -22,9 +22,9 @@ struct device {
     uint64_t allocated, pending; /* bytes of ranges: of arrays; in the queue */
     uint64_t reserve;            /* bytes of reserved blocks */
     uint64_t n_blocks, n_arrays;
+    uint64_t n_legacy; /* blocks: while there are some, the daemon has a context there */
     uint64_t n_releases, n_quarantined, bytes_quarantined;
     struct lingering lingering;
-    bool context;
 };
 
 void device_init(struct device *device, const struct core_device *info,

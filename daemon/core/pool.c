@@ -54,6 +54,7 @@ pool_new(struct core *core, const struct core_pool_config *config, struct pool *
     pool->gid = config->gid;
     pool->mode = config->mode;
     pool->quota = config->quota;
+    pool->legacy = config->legacy;
     TAILQ_INIT(&pool->reserved);
     for (size_t i = 0; i < n_zones; i++) {
         space_init(&pool->zones[i].space);

@@ -39,6 +39,7 @@ struct pool {
     uid_t uid;
     gid_t gid;
     mode_t mode;
+    bool legacy;                 /* may have arrays of that kind */
     uint64_t quota;              /* bytes; 0: none */
     uint64_t used;               /* bytes of blocks in device memory */
     uint64_t pinned;             /* bytes of blocks in host memory */

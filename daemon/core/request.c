@@ -106,7 +106,7 @@ status_add_devices(const struct core *core, struct msg_status_result *result)
 {
     for (size_t i = 0; i < core->config.n_devices; i++) {
         result->pending += core->devices[i].queue.n;
-        result->contexts += core->devices[i].context;
+        result->contexts += core->devices[i].n_legacy > 0;
     }
 }
 

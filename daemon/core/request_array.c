@@ -49,6 +49,17 @@ create_memory(const struct core *core, const struct msg_create_params *p,
     return 0;
 }
 
+/* All users of the device pay for the daemon's context there: so its administrator decides. */
+static int
+check_legacy(const struct array_request *req, struct refusal *r)
+{
+    if (req->kind != KIND_LEGACY || req->pool->legacy)
+        return 0;
+    return refuse(r, PROTO_ERR_PERMISSION,
+                  "pool \"%s\": legacy arrays need legacy = yes in %s of caid.conf",
+                  req->pool->name, req->pool->owner ? "[user-pools]" : "its section");
+}
+
 static int
 create_check(struct core *core, struct conn *conn, const struct msg_create_params *p,
              struct array_request *ret, struct refusal *r)
@@ -63,7 +74,7 @@ create_check(struct core *core, struct conn *conn, const struct msg_create_param
 
     if (job_admit(core, conn, r) || (p->name.p && name_check(p->name, r)) ||
         metadata_check(p->metadata, r) || create_memory(core, p, &req, r) ||
-        pool_find_writable(core, conn, p->pool, &req.pool, r) ||
+        pool_find_writable(core, conn, p->pool, &req.pool, r) || check_legacy(&req, r) ||
         geometry_check(p->name, p->typestr, p->shape, p->strides, p->descr, &req.geometry, r))
         return REFUSED;
     *ret = req;

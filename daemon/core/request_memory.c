@@ -68,7 +68,7 @@ memory_record(const struct core *core, struct pool *pool, uint32_t device,
         .releases = d->n_releases,
         .quarantined = d->n_quarantined,
         .quarantined_bytes = d->bytes_quarantined,
-        .context = d->context,
+        .context = d->n_legacy > 0,
     };
 }
 
@@ -168,6 +168,7 @@ pool_record(const struct core *core, struct pool *pool)
         .pending = pool->pending,
         .reserve = pool->reserve,
         .pinned = pool->pinned,
+        .legacy = pool->legacy,
         .names = pool->n_names,
         .arrays = pool->n_arrays,
     };

@@ -218,8 +218,9 @@ py_client_timelines(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 #define F(field) PY_FIELD(struct caid_pool, field)
 
 static const struct py_field pool_fields[] = {
-    F(name),   F(uid),       F(gid),     F(mode),    F(quota), F(used),    F(names),  F(arrays),
-    F(blocks), F(allocated), F(pending), F(reserve), F(holes), F(largest), F(pinned), {0},
+    F(name),  F(uid),     F(gid),    F(mode),      F(quota),   F(used),
+    F(names), F(arrays),  F(blocks), F(allocated), F(pending), F(reserve),
+    F(holes), F(largest), F(pinned), F(legacy),    {0},
 };
 
 #undef F

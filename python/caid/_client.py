@@ -202,7 +202,7 @@ class Client(_queries.Queries, Closing):
             * "device": memory of the device, for all that runs there.
             * "legacy": the same, opened by a 64-byte handle, for programs that need one: see
               `Array.ipc_handle`. A process that opens it gets a CUDA context; a read-only lease is
-              not enforced by the driver.
+              not enforced by the driver. Only in pools with ``legacy = yes`` in caid.conf(5).
             * "pinned": page-locked memory of the host, shared between processes and with the
               device: ``numpy.asarray(a)`` sees it, `Array.device_ptr` is its device address.
             * "mapped": the same, said to be for kernels: it has a ``__cuda_array_interface__``.
@@ -228,7 +228,7 @@ class Client(_queries.Queries, Closing):
         OutOfMemoryError, QuotaError, LimitError
             The device, the pool or the user has not got that much.
         AccessError, NotFoundError
-            The pool may not be written; may not be seen, or is not there.
+            The pool may not be written, or have "legacy" arrays; may not be seen, or is not there.
         DeviceError
             No such device.
         """

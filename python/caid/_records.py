@@ -121,7 +121,7 @@ class Status(NamedTuple):
     release_errors: int  #: blocks that the driver would not take back, ever
     watches: int
     pending: int  #: entries of the deallocation queues
-    contexts: int  #: that the daemon has made, for legacy handles
+    contexts: int  #: that the daemon has, for legacy handles
     brackets: int  #: that are open, or wait
     pages: int  #: of timelines
     timelines: int  #: that have a name
@@ -145,6 +145,7 @@ class Pool(NamedTuple):
     holes: int  #: bytes free in blocks that are not empty
     largest: int  #: bytes of the largest hole
     pinned: int  #: bytes of blocks in host memory; in none of the others
+    legacy: bool  #: whether it may have arrays of that kind
 
 
 class User(NamedTuple):

@@ -213,7 +213,8 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
     Attributes
     ----------
     memory : str
-        "legacy", the default, has handles for get_ipc_handle(); "device" has none.
+        "legacy" has handles for get_ipc_handle(), where the pool may have such memory; "device", the
+        default, has none.
     pool : str or None
         The pool that the blocks are leased of; None: the user's own.
     block_size : int
@@ -292,7 +293,7 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         DeviceError, UnsupportedError
             The daemon has not got the device, or no such kind of memory there.
         NotFoundError, AccessError
-            There is no such pool; it may not be written.
+            There is no such pool; it may not be written, or not have memory of the kind "legacy".
         """
         limits = _config.CUDA_DEALLOCS_COUNT, _config.CUDA_DEALLOCS_RATIO
         try:
@@ -353,8 +354,8 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
             return None
         if self.memory == "device":
             raise NotImplementedError(
-                "memory of the kind 'device' has no IPC handles: leave memory / CAID_NUMBA_MEMORY "
-                "unset, or share the array by a name with caid.numba.publish()"
+                "memory of the kind 'device' has no IPC handles: share the array by a name, with "
+                "caid.numba.publish(), or set memory / CAID_NUMBA_MEMORY to 'legacy'"
             )
         return self.arena.ipc_handle(memory.device_pointer_value)
 
@@ -480,7 +481,7 @@ def _why_elsewhere(array):
 
 def _read_options(cls):
     """(memory, pool, block size) as the class has them, or else the environment."""
-    memory = cls.memory or os.environ.get("CAID_NUMBA_MEMORY") or "legacy"
+    memory = cls.memory or os.environ.get("CAID_NUMBA_MEMORY") or "device"
     if memory not in ("legacy", "device"):
         raise invalid(f'memory / CAID_NUMBA_MEMORY is {memory!r}: "legacy" or "device"')
     pool = cls.pool or os.environ.get("CAID_NUMBA_POOL") or None

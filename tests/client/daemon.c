@@ -55,7 +55,7 @@ driver(void)
 static void
 exec_daemon(const struct daemon *daemon, const char *config, pid_t parent)
 {
-    char socket[96], driver_option[512], config_option[96];
+    char socket[96], driver_option[512], config_option[112];
 
     snprintf(socket, sizeof(socket), "--socket=%s", daemon->socket);
     snprintf(driver_option, sizeof(driver_option), "--driver=%s", driver());
@@ -111,8 +111,7 @@ start(struct daemon *daemon, const char *config)
 void
 daemon_start(struct daemon *daemon)
 {
-    make_folder(daemon);
-    start(daemon, "/dev/null");
+    daemon_start_with(daemon, "[user-pools]\nlegacy = yes\n");
 }
 
 void

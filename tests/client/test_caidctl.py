@@ -18,7 +18,9 @@ from cli import CAIDCTL, Client, OpenOptions, caidctl, read_json, run_daemon, wa
 
 @pytest.fixture
 def socket(tmp_path):
-    with run_daemon(tmp_path / "s"):
+    config = tmp_path / "conf"
+    config.write_text("[user-pools]\nlegacy = yes\n")
+    with run_daemon(tmp_path / "s", config):
         yield tmp_path / "s"
 
 
@@ -313,7 +315,7 @@ def test_show(socket, client):
 
 
 POOL_KEYS = {"name", "uid", "gid", "mode", "quota", "used", "names", "arrays", "blocks", "allocated",
-             "pending", "reserve", "holes", "largest", "fragmentation", "pinned"}
+             "pending", "reserve", "holes", "largest", "fragmentation", "pinned", "legacy"}
 
 
 def test_show_pool(socket, client):
@@ -322,10 +324,12 @@ def test_show_pool(socket, client):
     shown = read_json(socket, "show", f"--pool={pool}")
     assert set(shown) == POOL_KEYS
     assert shown["name"] == pool and shown["uid"] == os.getuid() and shown["mode"] == 0o600
+    assert shown["legacy"] is True
     assert shown["names"] == 1 and shown["used"] >= 4 << 20 and shown["blocks"] == 1
     assert shown["allocated"] == 4 << 20
     assert read_json(socket, "pools") == {"pools": [shown]}
     text = caidctl("show", f"--pool={pool}", socket=socket).stdout
+    assert re.search(r"^legacy +yes$", text, re.M)
     assert "rw-------" in text and re.search(r"^allocated +4.0 MiB$", text, re.M)
     assert caidctl("pools", socket=socket).stdout.splitlines()[1].split()[0] == pool
 

@@ -22,8 +22,13 @@ void
 h_init(struct harness *h, void (*tweak)(struct core_config *))
 {
     static const struct core_pool_config pools[] = {
-        {.name = "shared", .uid = 1, .gid = 10, .mode = 0640, .quota = UINT64_C(16) << 20},
-        {.name = "open", .uid = 1, .gid = 10, .mode = 0666},
+        {.name = "shared",
+         .uid = 1,
+         .gid = 10,
+         .mode = 0640,
+         .quota = UINT64_C(16) << 20,
+         .legacy = true},
+        {.name = "open", .uid = 1, .gid = 10, .mode = 0666, .legacy = true},
     };
     struct core_device devices[H_DEVICES] = {
         {.name = "model", .total = H_MEMORY, .granularity = H_BLOCK},
@@ -51,6 +56,7 @@ h_init(struct harness *h, void (*tweak)(struct core_config *))
         .blocks = 50,
         .threads = H_JOBS,
         .user_mode = 0600,
+        .user_legacy = true,
         .devices = devices,
         .n_devices = 1,
         .pools = pools,
@@ -525,7 +531,6 @@ finish_alloc(struct harness *h, const struct h_job *job, int error)
                                             .text = "model memory is full",
                                             .free = 1,
                                             .fd = -1};
-    result.context = job->kind == KIND_LEGACY; /* made before memory is asked for */
     if (!result.error) {
         result.handle = ++h->next_handle;
         if (job->kind == KIND_LEGACY)

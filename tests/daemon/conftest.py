@@ -27,6 +27,8 @@ MIB = 1 << 20
 AT_ONCE = "[memory]\nmax_pending_count = 0\nmax_pending_age = 100ms\nreserve = 0\n"
 # Nothing happens by itself.
 NEVER = "[memory]\nmax_pending_count = 4294967295\nmax_pending_ratio = 1\nmax_pending_age = 60m\n"
+# Arrays of kind "legacy" may be created.
+LEGACY = "[user-pools]\nlegacy = yes\n"
 
 fork = multiprocessing.get_context("fork")
 

@@ -43,6 +43,7 @@ spin_us = 1000
 [user-pools]
 mode = 0600
 quota = 0
+legacy = no
 """
 
 
@@ -73,7 +74,7 @@ def test_shipped_file_shows_every_key_with_its_default(check):
     """Without the comment signs before keys and headers the same settings are in force, and each
     key is there."""
     text = re.sub(r"^#(?=\[|\w+ =)", "", SHIPPED.read_text(), flags=re.M)
-    pool = '[pool "example"]\nowner = 0\ngroup = 0\nmode = 0660\nquota = 0\n'
+    pool = '[pool "example"]\nowner = 0\ngroup = 0\nmode = 0660\nquota = 0\nlegacy = no\n'
     assert check(text) == (0, DEFAULTS + pool, "")
     for line in (DEFAULTS + pool).splitlines():
         key = line.split(" =")[0]
@@ -109,10 +110,12 @@ def test_values(check):
     [user-pools]
     mode = 0644
     quota = 512K
+    legacy = yes
     [pool "a"]
     owner = 12
     group = 34
     quota = 1T
+    legacy = yes
     [pool "b.c-d_9"]
     owner = root
     """
@@ -134,8 +137,9 @@ def test_values(check):
         "[handoff]\nmode = events\nspin_us = 1000\n[user-pools]\n",
         "mode = 0644",
         "quota = 512K",
-        '[pool "a"]\nowner = 12\ngroup = 34\nmode = 0660\nquota = 1T\n',
-        '[pool "b.c-d_9"]\nowner = 0\ngroup = 0\nmode = 0660\nquota = 0\n',
+        "legacy = yes",
+        '[pool "a"]\nowner = 12\ngroup = 34\nmode = 0660\nquota = 1T\nlegacy = yes\n',
+        '[pool "b.c-d_9"]\nowner = 0\ngroup = 0\nmode = 0660\nquota = 0\nlegacy = no\n',
     ):
         assert line in out
 
@@ -187,6 +191,7 @@ def test_values(check):
         ('pool "p"', "owner = 4294967295"),
         ('pool "p"', "mode = 02660"),
         ('pool "p"', "quota = lots"),
+        ('pool "p"', "legacy = Yes"),
     ],
 )
 def test_bad_value(check, section, line):

@@ -16,6 +16,7 @@ import slots
 from conftest import (
     AT_ONCE,
     DEADLINE,
+    LEGACY,
     MIB,
     charges,
     fd_count,
@@ -86,7 +87,7 @@ def wait_until_as_before(daemon, before):
 @pytest.fixture
 def daemon(start):
     """Something is there already that must not be disturbed."""
-    d = start(config=AT_ONCE)
+    d = start(config=AT_ONCE + LEGACY)
     with d.client() as c:
         create(c, 1000, name="shared")
         create(c, 1000, name="pinned", memory="pinned")
@@ -371,7 +372,7 @@ STATES = [
 
 
 def warm(daemon):
-    """What is made once and kept: the context for legacy handles, and libuv's threads."""
+    """What is made once and kept: libuv's threads, and what the driver has after a first context."""
 
     def body(client):
         client.call("create", typestr="|u1", shape=[1], memory="legacy", exclusive=True)
@@ -414,7 +415,7 @@ def test_sigkill(daemon, state):
 def test_sigkill_with_a_slow_driver(start):
     """The driver is in the middle of it: what it makes has nobody to go to."""
     slow = "cuMemCreate=delay:50000,cuMemExportToShareableHandle=delay:50000,cuMemAlloc=delay:50000"
-    d = start(config=AT_ONCE, CAID_SOFTCUDA_FAIL=slow)
+    d = start(config=AT_ONCE + LEGACY, CAID_SOFTCUDA_FAIL=slow)
 
     def body(client):
         for i in range(4):

@@ -11,8 +11,8 @@ import time
 
 import pytest
 import raw
-from conftest import AT_ONCE, DEADLINE, MIB, NEVER, charges, fd_count, nothing_charged, refused, wait_for
-NO_MEMORY, DRIVER, UNSUPPORTED = 11, 13, 16
+from conftest import AT_ONCE, DEADLINE, LEGACY, MIB, NEVER, charges, fd_count, nothing_charged, refused, wait_for
+PERMISSION, NO_MEMORY, DRIVER, UNSUPPORTED = 8, 11, 13, 16
 CUDA_INVALID_VALUE, CUDA_OUT_OF_MEMORY, CUDA_UNKNOWN = 1, 2, 999
 KINDS = ["device", "legacy", "pinned"]
 
@@ -85,29 +85,108 @@ def test_pinned_is_a_sealed_file(start, tmp_path):
         assert charges(d)["bytes"] == 0
 
 
+def context_calls(daemon):
+    return tuple(daemon.driver_count(f"cuDevicePrimaryCtx{call}") for call in ("Retain", "Release"))
+
+
+def test_legacy_has_to_be_allowed(start, tmp_path):
+    """By the pool's section, whoever asks: else no context is made."""
+    config = '[pool "allowed"]\nmode = 0666\nlegacy = yes\n[pool "other"]\nmode = 0666\n'
+    d = start(config=config, CAID_SOFTCUDA_CONTROL=tmp_path / "control")
+    with d.client() as c:
+        for section, pool in (("[user-pools]", {}), ("its section", {"pool": "other"})):
+            for n in (0, 100):
+                e = refused(PERMISSION, create, c, n, memory="legacy", **pool)
+                assert f"legacy = yes in {section} of caid.conf" in str(e)
+        assert context_calls(d) == (0, 0)
+        create(c, 100, memory="legacy", pool="allowed")
+        assert context_calls(d) == (1, 0)
+        told = {pool["name"]: pool.get("legacy", False) for pool in c.call("pools")["pools"]}
+        assert told == {"allowed": True, "other": False, c.hello["pool"]: False}
+
+
 def test_legacy_has_a_handle_and_needs_a_context(start, tmp_path):
-    """None before somebody asks for one; one for all blocks; kept."""
-    d = start(config=AT_ONCE, CAID_SOFTCUDA_CONTROL=tmp_path / "control")
+    """None before somebody asks for one; one for all blocks; until the last one goes."""
+    d = start(config=AT_ONCE + LEGACY, CAID_SOFTCUDA_CONTROL=tmp_path / "control")
     with d.client() as c, d.client() as other:
         create(c, MIB, name="x")
         assert c.call("status")["contexts"] == 0
         assert "contexts 0\n" in d.driver("live")
-        leases = []
+        leases, blocks = [], []
         for i in range(3):
             reply = create(c, MIB, memory="legacy", exclusive=True)
             (block,) = reply["blocks"]
             assert block["kind"] == "legacy" and not c.fds
             assert len(block["handle"]) == 8 and any(block["handle"])
             leases.append(lease_of(reply))
+            blocks.append(block["block"])
         assert c.call("status")["contexts"] == 1
         assert figures(c)["context"] is True
         assert d.text().count("made a context") == 1
-        assert d.driver_calls()["cuDevicePrimaryCtxRetain"] == 1
-        create(c, 100, memory="legacy", name="y")
-        assert other.call("open", names=["y"], mode="r")["blocks"][0]["handle"]
-        close(c, *leases, forget=[])
-        wait_for(lambda: charges(d)["arrays"] == 2, "the end of three")
+        assert context_calls(d) == (1, 0)
+        last = create(c, 100, memory="legacy", name="y")
+        held = other.call("open", names=["y"], mode="r")
+        assert held["blocks"][0]["handle"]
+        close(c, *leases, forget=blocks)
+        wait_for(lambda: figures(c)["blocks"] == 2, "the end of three")
         assert c.call("status")["contexts"] == 1
+        c.call("unlink", name="y")
+        close(c, lease_of(last), forget=[last["blocks"][0]["block"]])
+        close(other, lease_of(held))
+        wait_for(lambda: figures(c)["pending"] == 0, "the queue")
+        assert context_calls(d) == (1, 0), "one that somebody may have open keeps it"
+        close(other, forget=[held["blocks"][0]["block"]])
+        wait_for(lambda: c.call("status")["contexts"] == 0, "the end of the context")
+        assert "context" not in figures(c)
+        assert context_calls(d) == (1, 1)
+        assert d.text().count("gave its context back") == 1
+        (block,) = create(c, 3 * MIB, memory="legacy")["blocks"]
+        assert opened_size(d, block) == block["size"]
+        assert context_calls(d) == (2, 1)
+    assert d.stop() == 0
+    assert d.text().count("gave its context back") == 2
+
+
+def test_context_that_is_not_taken_back(start, tmp_path):
+    """Said in the log; the next array has one all the same."""
+    d = start(
+        config=AT_ONCE + LEGACY,
+        CAID_SOFTCUDA_CONTROL=tmp_path / "control",
+        CAID_SOFTCUDA_FAIL="cuDevicePrimaryCtxRelease@1=UNKNOWN",
+    )
+    with d.client() as c:
+        for n in (1, 2):
+            reply = create(c, MIB, memory="legacy")
+            (block,) = reply["blocks"]
+            assert opened_size(d, block) == block["size"]
+            close(c, lease_of(reply), forget=[block["block"]])
+            wait_for(lambda: figures(c)["blocks"] == 0, "the release")
+            assert context_calls(d) == (n, n)
+        assert figures(c)["quarantined"] == 0
+    assert d.text().count("may stay until the daemon ends: cuDevicePrimaryCtxRelease: ") == 1
+
+
+def test_contexts_of_two_devices(start, tmp_path):
+    """Each goes with its own last block, though many come and go at a time."""
+    d = start(config=AT_ONCE + LEGACY, CAID_SOFTCUDA_DEVICES=2, CAID_SOFTCUDA_CONTROL=tmp_path / "control")
+    with d.client() as c:
+        devices = [device["uuid"] for device in c.call("memory_info")["devices"]]
+        kept = create(c, 1, memory="legacy", device=devices[1])
+        params = {"typestr": "|u1", "shape": [3 * MIB], "memory": "legacy", "exclusive": True}
+        for _ in range(20):
+            for i in range(8):
+                c.request("create", **params, device=devices[i % 2])
+            replies = [c.any_response()[1] for _ in range(8)]
+            forget = [reply["blocks"][0]["block"] for reply in replies]
+            close(c, *map(lease_of, replies), forget=forget)
+        wait_for(lambda: c.call("status")["blocks"] == 1, "the release")
+        assert [device.get("context", False) for device in c.call("memory_info")["devices"]] == [False, True]
+        retained, released = context_calls(d)
+        assert retained == released + 1
+        assert d.driver_count("cuCtxPushCurrent") == d.driver_count("cuCtxPopCurrent") > 160
+        own(c, 3 * MIB, memory="legacy", device=devices[1])
+        assert context_calls(d)[0] == retained
+        assert kept["blocks"]
 
 
 OPEN_HANDLE = """
@@ -126,15 +205,13 @@ print(size.value)
 """
 
 
-def test_legacy_handle_opens_in_any_process(daemon):
-    """Its eight words are the CUipcMemHandle's bytes, little-endian."""
-    with daemon.client() as c:
-        (block,) = create(c, 3 * MIB, memory="legacy")["blocks"]
-        words = map(str, block["handle"])
-        env = {**os.environ, "CAID_SOFTCUDA_UUID": daemon.env["CAID_SOFTCUDA_UUID"]}
-        command = [sys.executable, "-c", OPEN_HANDLE, c.call("status")["driver_path"], *words]
-        r = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-        assert int(r.stdout) == block["size"]
+def opened_size(daemon, block):
+    """That another process finds behind its handle: eight words, the CUipcMemHandle's bytes, little-endian."""
+    words = map(str, block["handle"])
+    env = {**os.environ, **{k: v for k, v in daemon.env.items() if k == "CAID_SOFTCUDA_UUID"}}
+    env.update({k: v for k, v in daemon.env.items() if k == "CAID_SOFTCUDA_DEVICES"})
+    command = [sys.executable, "-c", OPEN_HANDLE, daemon.status()["driver_path"], *words]
+    return int(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
 
 
 def attribute_calls(start, tmp_path):
@@ -147,7 +224,7 @@ def attribute_calls(start, tmp_path):
 def test_device_that_lacks_legacy_handles(start, tmp_path):
     """Said at the start, by its attributes, of which the last is about sharing between processes."""
     n = attribute_calls(start, tmp_path)
-    d = start(CAID_SOFTCUDA_FAIL=f"cuDeviceGetAttribute@{n}=NOT_SUPPORTED")
+    d = start(config=LEGACY, CAID_SOFTCUDA_FAIL=f"cuDeviceGetAttribute@{n}=NOT_SUPPORTED")
     assert "no legacy handles" in d.text()
     with d.client() as c:
         e = refused(UNSUPPORTED, create, c, 100, memory="legacy")
@@ -160,11 +237,16 @@ def test_device_that_lacks_legacy_handles(start, tmp_path):
 
 
 def test_driver_that_turns_out_to_lack_legacy_handles(start, tmp_path):
-    d = start(CAID_SOFTCUDA_CONTROL=tmp_path / "control", CAID_SOFTCUDA_FAIL="cuIpcGetMemHandle=NOT_SUPPORTED")
+    d = start(
+        config=LEGACY,
+        CAID_SOFTCUDA_CONTROL=tmp_path / "control",
+        CAID_SOFTCUDA_FAIL="cuIpcGetMemHandle=NOT_SUPPORTED",
+    )
     with d.client() as c:
         e = refused(UNSUPPORTED, create, c, 100, memory="legacy")
         assert "cuIpcGetMemHandle" in str(e)
         assert figures(c)["used"] == 0
+        assert context_calls(d) == (1, 1)
         assert d.driver_count("cuMemFree") == d.driver_count("cuMemAlloc") == 1
 
 
@@ -234,7 +316,7 @@ def test_out_of_memory_after_all(start, tmp_path):
 HALF_WAY = [
     ("device", "cuMemCreate", 4),
     ("device", "cuMemExportToShareableHandle", 4),
-    ("legacy", "cuDevicePrimaryCtxRetain", 1),  # made once
+    ("legacy", "cuDevicePrimaryCtxRetain", 4),
     ("legacy", "cuCtxPushCurrent", 2),  # the third is for a release
     ("legacy", "cuMemAlloc", 4),
     ("legacy", "cuIpcGetMemHandle", 4),
@@ -260,7 +342,7 @@ def test_creating_works_and_reports_an_error(start, tmp_path, kind, call):
 
 def fails_half_way(start, tmp_path, kind, call, nth, late=""):
     d = start(
-        config=AT_ONCE,
+        config=AT_ONCE + LEGACY,
         CAID_SOFTCUDA_CONTROL=tmp_path / "control",
         CAID_SOFTCUDA_FAIL=f"{call}@{nth}={late}UNKNOWN",
     )
@@ -291,7 +373,7 @@ def fails_half_way(start, tmp_path, kind, call, nth, late=""):
 def test_failing_release(start, tmp_path, kind, call, late):
     """Reported; that block is never touched again; what came after it waits; figures are exact."""
     d = start(
-        config=NEVER,
+        config=NEVER + LEGACY,
         CAID_SOFTCUDA_CONTROL=tmp_path / "control",
         CAID_SOFTCUDA_FAIL=f"{call}@2={late}INVALID_VALUE",
     )
@@ -381,9 +463,9 @@ def test_out_of_memory_with_a_failing_release(start):
 
 def test_no_descriptors_are_left(start):
     """Whatever was made, shared, forgotten and released."""
-    d = start(config=AT_ONCE)
+    d = start(config=AT_ONCE + LEGACY)
     with d.client() as c:
-        create(c, 1, memory="legacy")  # what a context has, stays
+        create(c, 1, memory="legacy")  # what a context has, is there
         before = len(os.listdir(f"/proc/{d.pid}/fd"))
         for kind in KINDS:
             replies = [create(c, 3 * MIB, memory=kind) for _ in range(5)]

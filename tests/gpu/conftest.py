@@ -12,9 +12,12 @@ import pytest
 import caid
 
 
+LEGACY = "[user-pools]\nlegacy = yes\n"  # arrays of that kind may be created
+
+
 @pytest.fixture(scope="module")
 def daemon():
-    with caid.LocalDaemon() as d:
+    with caid.LocalDaemon(config=LEGACY) as d:
         yield d
 
 

@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 
+from conftest import LEGACY
+
 import caid
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -59,7 +61,7 @@ class Run:
         self.module, self.way, self.only = module, way, only
         self.folder = folder
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CUDA_MEM")}
-        self.env.update(daemon_env, **WAYS[way])
+        self.env.update(daemon_env, CAID_NUMBA_MEMORY="legacy", **WAYS[way])
         places = [str(HERE / "numba_site"), str(HERE), str(OUTCOMES), os.environ.get("PYTHONPATH", "")]
         self.env["PYTHONPATH"] = os.pathsep.join(filter(None, places))
         self.outcomes, self.texts, self.trouble = {}, {}, None
@@ -169,7 +171,7 @@ def run_all(daemon_env, modules=()):
 
 
 def main(*modules):
-    with caid.LocalDaemon() as daemon:
+    with caid.LocalDaemon(config=LEGACY) as daemon:
         report = run_all(daemon.env, modules)
     if report is None:
         sys.exit("numba-cuda is not installed")

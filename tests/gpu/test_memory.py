@@ -135,6 +135,25 @@ def test_legacy_handles_are_opened_by_other_libraries(daemon, library):
             assert c.memory_info().context
 
 
+def test_the_daemons_context_is_there_as_long_as_legacy_memory_is(daemon):
+    """By the driver's own figure for free memory, each time anew; other kinds of memory stay."""
+    with daemon.connect() as c, c.empty(MIB, "|u1") as kept:
+        kept.copy_from_host(numpy.full(MIB, 7, "|u1"))
+        for _ in range(3):
+            before = c.memory_info().free
+            with c.empty(MIB, "|u1", memory="legacy"):
+                with_context = c.memory_info()
+            deadline = time.monotonic() + 60
+            while c.memory_info().context:
+                c.flush()
+                assert time.monotonic() < deadline
+            after = c.memory_info().free
+            print(f"free before {before:,}, with it {with_context.free:,}, after {after:,}")
+            assert with_context.context
+            assert before - with_context.free > 256 * MIB > 10 * abs(before - after)
+        assert (kept.copy_to_host() == 7).all()
+
+
 @pytest.mark.parametrize("stream", ["None", "s", "s.ptr"])
 def test_publish_waits_for_the_kernel_that_writes(daemon, stream):
     script = on_gpu(f"""

@@ -96,7 +96,7 @@ def test_two_processes_by_a_handle_of_numbas(daemon):
     """The handle is that of the daemon's block, with an offset; a process that knows nothing of caid
     opens it."""
     needs("numba")
-    env = {**daemon.env, "NUMBA_CUDA_MEMORY_MANAGER": "caid.numba"}
+    env = {**daemon.env, "NUMBA_CUDA_MEMORY_MANAGER": "caid.numba", "CAID_NUMBA_MEMORY": "legacy"}
     assert run(env, SHIM + """
 import pickle, subprocess, sys
 first, second = cuda.to_device(numpy.arange(1000, dtype="i4")), cuda.to_device(numpy.arange(1000, 2000, dtype="i4"))

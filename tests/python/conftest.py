@@ -27,6 +27,7 @@ os.environ.pop("CAID_CAI_SYNC", None)
 import caid  # noqa: E402
 
 PATIENCE_S = 60  # for what has to happen: passing it is a failure, no measure of speed
+LEGACY = "[user-pools]\nlegacy = yes\n"  # arrays of that kind may be created
 
 hypothesis.settings.register_profile("caid", database=None, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("caid")
@@ -68,7 +69,7 @@ def n_leases(client):
 @pytest.fixture(scope="session")
 def daemon():
     """One for all tests of a file. At its end it has leaked nothing, where that is looked for."""
-    d = caid.LocalDaemon(env={"ASAN_OPTIONS": "detect_leaks=1"})
+    d = caid.LocalDaemon(config=LEGACY, env={"ASAN_OPTIONS": "detect_leaks=1"})
     yield d
     log = d.log()
     assert d.stop() == 0, log

@@ -12,6 +12,7 @@ from typing import NamedTuple, Union
 
 import numba_own
 import pytest
+from conftest import LEGACY
 
 import caid
 
@@ -69,8 +70,8 @@ def find_driver(numba, at):
 
 def run(numba, way, at):
     """With a daemon, and devices, of its own: tests fill half of the memory."""
-    env = {"CAID_SOFTCUDA_UUID": str(uuid.uuid4()), **find_driver(numba, at)}
-    with caid.LocalDaemon(driver="soft", devices=2, memory="512M", env=env) as daemon:
+    env = {"CAID_SOFTCUDA_UUID": str(uuid.uuid4()), "CAID_NUMBA_MEMORY": "legacy", **find_driver(numba, at)}
+    with caid.LocalDaemon(driver="soft", config=LEGACY, devices=2, memory="512M", env=env) as daemon:
         env.update(daemon.env)
         modules = numba.modules.split()
         result = numba_own.run(way, modules, numba.folder, python=numba.python, env=env, at=at)

@@ -3,7 +3,7 @@
 children: in each the software driver has the daemon's devices from its environment."""
 
 import pytest
-from conftest import Child
+from conftest import LEGACY, Child
 
 import caid
 
@@ -15,7 +15,7 @@ twin = numpy.arange(4096, dtype="<i4")
 
 @pytest.fixture(scope="module")
 def two():
-    with caid.LocalDaemon(devices=2, env={"ASAN_OPTIONS": "detect_leaks=1"}) as d:
+    with caid.LocalDaemon(config=LEGACY, devices=2, env={"ASAN_OPTIONS": "detect_leaks=1"}) as d:
         yield d
 
 

@@ -426,11 +426,11 @@ def test_attributes_that_make_no_sense(option, value, match):
 
 
 def test_the_manager_tells_its_options(manager, use, daemon, monkeypatch):
-    assert (manager.memory, manager.pool, manager.block_size) == ("legacy", None, 0)
-    monkeypatch.setenv("CAID_NUMBA_MEMORY", "device")
+    assert (manager.memory, manager.pool, manager.block_size) == ("device", None, 0)
+    monkeypatch.setenv("CAID_NUMBA_MEMORY", "legacy")
     monkeypatch.setenv("CAID_NUMBA_POOL", "some")
     mine = use(type("Mine", (caid.numba.MemoryManager,), {"block_size": np.int64(MIB)}), daemon)
-    assert (mine.memory, mine.pool, mine.block_size) == ("device", "some", MIB)
+    assert (mine.memory, mine.pool, mine.block_size) == ("legacy", "some", MIB)
 
 
 def test_block_size_and_pool_are_used(use, daemon, client):

@@ -29,12 +29,19 @@ assert (own.copy_to_host() == np.arange(1000)).all()
 """
 
 
+@pytest.fixture
+def legacy(use, daemon, monkeypatch):
+    """The plugin with memory that has handles."""
+    monkeypatch.setenv("CAID_NUMBA_MEMORY", "legacy")
+    return use(caid.numba.MemoryManager, daemon)
+
+
 def handles_of(*arrays):
     return pickle.dumps([a.get_ipc_handle() for a in arrays]).hex()
 
 
 @pytest.mark.parametrize("their_manager", ["default", "caid.numba"])
-def test_ipc_handles(manager, child, their_manager):
+def test_ipc_handles(legacy, child, their_manager):
     whole, other = cuda.to_device(array_of(6)), cuda.to_device(array_of(4, 50))
     view = whole[2:5]
     assert view.get_ipc_handle()._ipc_handle.size == 24
@@ -50,16 +57,16 @@ def test_ipc_handles(manager, child, their_manager):
     equal(other, array_of(4, 51))
 
 
-def test_a_handle_keeps_the_memory(manager):
+def test_a_handle_keeps_the_memory(legacy):
     a = cuda.to_device(array_of(10))
     handle = a[3:].get_ipc_handle()
     del a
-    assert len(manager.deallocations) == 0
+    assert len(legacy.deallocations) == 0
     del handle
-    assert len(manager.deallocations) == 1
+    assert len(legacy.deallocations) == 1
 
 
-def test_handles_of_what_is_not_the_arenas(manager, child):
+def test_handles_of_what_is_not_the_arenas(legacy, child):
     cuda.to_device(array_of(1))
     pointer = driver.drvapi.cu_device_ptr()
     driver.driver.cuMemAlloc(ctypes.byref(pointer), 4096)
@@ -90,7 +97,7 @@ def test_device_memory_has_no_handles(use, daemon, client, monkeypatch):
     with pytest.raises(NotImplementedError):
         a[3:].get_ipc_handle()
     equal(a, array_of(10))
-    monkeypatch.setenv("CAID_NUMBA_MEMORY", "device")
+    monkeypatch.delenv("CAID_NUMBA_MEMORY")
     manager = use(caid.numba.MemoryManager, daemon)
     b = cuda.to_device(array_of(10))
     with pytest.raises(NotImplementedError):

@@ -25,6 +25,9 @@ TIMEOUT_S = 30
 CONFIG = """\
 [pool "shared"]
 mode = 0666
+legacy = yes
+[user-pools]
+legacy = yes
 [handoff]
 mode = {}
 """

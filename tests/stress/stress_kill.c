@@ -37,7 +37,7 @@ struct stress {
 
 /* ---- before and after ---- */
 
-/* What a first array of each kind costs the daemon for good: threads, a context, its fds. */
+/* What a first array of each kind costs the daemon for good: threads, fds. */
 static void
 touch_kinds(const struct stress *s)
 {

@@ -156,7 +156,7 @@ struct caid_status {
     uint64_t jobs;           /* driver calls under way */
     uint64_t release_errors; /* blocks that the driver would not take back, ever */
     uint64_t pending;        /* entries of the deallocation queues */
-    uint64_t contexts;       /* that the daemon has made, for legacy handles */
+    uint64_t contexts;       /* that the daemon has, for legacy handles */
     uint64_t brackets;       /* that are open, or wait */
     uint64_t pages;          /* of timelines */
     uint64_t timelines;      /* that have a name */
@@ -175,7 +175,8 @@ enum caid_array_flags {
 /* `memory` says where an array lies:
  *   "device"   memory of the device, mapped by an fd (cuMemCreate). The default.
  *   "legacy"   the same, opened by a 64-byte handle (cuIpcOpenMemHandle), which retains the
- *              device's primary context. A read-only lease is no more than a promise.
+ *              device's primary context. A read-only lease is no more than a promise. Only in pools
+ *              that caid.conf(5) allows it (else CAID_ERR_PERMISSION).
  *   "pinned"   page-locked host memory, at host_ptr of the info, shared by a memfd that each client
  *              registers (cuMemHostRegister). ptr is its address on the device.
  *   "mapped"   the same, said to be for kernels: it exports the CUDA array interface.
@@ -401,6 +402,7 @@ struct caid_pool {
     uint64_t reserve;        /* bytes of empty blocks */
     uint64_t holes, largest; /* bytes free in blocks in use, and of the largest such hole */
     uint64_t pinned;         /* bytes of blocks in host memory; not in the others */
+    bool legacy;             /* it may have arrays of that kind */
 };
 
 /* Like caid_list() for the pools that the caller may read. */
