@@ -7,6 +7,7 @@
 #include "arena.h"
 #include "base/clock.h"
 #include "memory/array.h"
+#include "memory/block.h"
 #include "session/client.h"
 
 /* An empty block serves an allocation of its own that is smaller by no more than this part of
@@ -69,6 +70,26 @@ create_relaxed(const struct caid_arena *arena, uint64_t bytes, struct caid_array
     return r;
 }
 
+/* Whether it is as large as was asked for and has its memory for itself. Of one that has not, parts
+ * would be handed out twice. */
+static bool
+is_ours_alone(const struct caid_arena *arena, const struct caid_array *array, uint64_t bytes)
+{
+    pthread_mutex_lock(&arena->client->lock);
+    bool alone = array->block && array->block->leases == 1;
+    pthread_mutex_unlock(&arena->client->lock);
+    return alone && array->info.nbytes == ALIGN_UP(bytes, arena->granularity);
+}
+
+static int
+check_array(const struct caid_arena *arena, const struct caid_array *array, uint64_t bytes,
+            CUcontext *ret_context, struct caid_error *error)
+{
+    if (!is_ours_alone(arena, array, bytes))
+        return client_violated(arena->client, "create", error);
+    return gpu_context(arena->client, array->place, ret_context, error);
+}
+
 /* A block that has not got into the arena. */
 static struct arena_block *
 block_new(struct caid_arena *arena, uint64_t bytes, CUcontext *ret_context,
@@ -85,7 +106,7 @@ block_new(struct caid_arena *arena, uint64_t bytes, CUcontext *ret_context,
         free(block);
         return NULL;
     }
-    if (gpu_context(arena->client, array->place, ret_context, error) < 0) {
+    if (check_array(arena, array, bytes, ret_context, error) < 0) {
         array_close_now(array);
         free(block);
         return NULL;

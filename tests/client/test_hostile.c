@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/macros.h"
+#include "caid/arena.h"
 #include "caid_test.h"
 #include "daemon.h"
 #include "fake.h"
@@ -616,5 +617,49 @@ CLIENT_TEST(hostile, pinned_memory_that_is_not_safe)
         cr_assert_null(array);
         fake_stop(&fake);
         cr_assert_eq(fake.n_closed, 1);
+    }
+}
+
+/* ---- an arena's memory ---- */
+
+/* Answers each create with so many bytes of the same block. */
+static void
+script_lend(struct fake *fake)
+{
+    int fd = memfd_create("block", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct answer answer;
+
+    if (ftruncate(fd, BLOCK_SIZE) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+        abort();
+    answer_init(&answer);
+    answer.blocks[0].kind = MSG_STR("pinned");
+    answer.arrays[0].typestr = MSG_STR("|u1");
+    answer.arrays[0].nbytes = *(const uint64_t *)fake->data;
+    answer.shape[0] = (int64_t)answer.arrays[0].nbytes;
+    while (fake_request(fake) == MSG_CREATE) {
+        fake_result(fake, MSG_CREATE, &answer.result, &fd, answer.result.n_blocks);
+        answer.result.n_blocks = 0;
+        answer.arrays[0].lease++;
+    }
+    close(fd);
+}
+
+/* What is not the arena's alone, or not as large as it is to be, is not handed out. */
+CLIENT_TEST(hostile, memory_of_an_arena)
+{
+    static const uint64_t sizes[] = {BLOCK_SIZE, BLOCK_SIZE / 2, 1024};
+    struct fake fake;
+
+    for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {
+        struct caid_client *client = fake_start(&fake, script_lend, &sizes[i]);
+        OPTIONS(caid_arena_options, options, .block_size = BLOCK_SIZE);
+        struct caid_arena *arena;
+        uint64_t ptr = 0;
+        assert_ok(caid_arena_new(client, &arena, &options, &error));
+        if (i == 0)
+            assert_ok(caid_arena_alloc(arena, BLOCK_SIZE / 2, 0, &ptr, &error));
+        assert_failed(caid_arena_alloc(arena, BLOCK_SIZE, 0, &ptr, &error), CAID_ERR_PROTOCOL);
+        caid_arena_close(arena);
+        fake_stop(&fake);
     }
 }
