@@ -40,7 +40,7 @@ update_events(struct conn *c)
     if (c->lost)
         return;
     if (c->turn.queued)
-        events = c->ending ? 0 : UV_DISCONNECT; /* a hang-up is told for ever */
+        events = c->why ? 0 : UV_DISCONNECT; /* a hang-up is told for ever */
     else if (outq_first(&c->outq))
         events = c->waiting ? UV_DISCONNECT : UV_WRITABLE | UV_DISCONNECT;
     if (events != c->events)
@@ -197,8 +197,10 @@ hear(struct conn *c, size_t n)
 static bool
 receive_one(struct conn *c)
 {
-    ssize_t n = packet_recv(c->sock, c->set->buffer, NULL, 0, NULL, MSG_DONTWAIT);
+    ssize_t n;
 
+    conns_charge(c->set, c->owner);
+    n = packet_recv(c->sock, c->set->buffer, NULL, 0, NULL, MSG_DONTWAIT);
     if (n > 0)
         hear(c, (size_t)n);
     else if (c->ending && n != -ECONNRESET)
@@ -225,31 +227,24 @@ receive(struct conn *c)
 void
 conn_hear(struct conn *c)
 {
-    receive(c);
+    if (c->why && !c->ending) {
+        conns_charge(c->set, c->owner);
+        end(c, c->why);
+    } else {
+        receive(c);
+    }
     update_events(c);
 }
 
 /* Now, if the uid has time left, and in its turn else. */
 static void
-on_readable(struct conn *c)
+hear_in_turn(struct conn *c)
 {
     if (conns_admits(c->set, c->owner)) {
-        receive(c);
+        conn_hear(c);
         return;
     }
     conns_queue(c->set, &c->turn);
-    update_events(c);
-}
-
-/* The peer has closed, and had not read all. libuv has stopped to wait for more. */
-static void
-on_error(struct conn *c)
-{
-    c->events = 0;
-    if (c->ending)
-        receive(c);
-    else
-        end(c, "hung up");
     update_events(c);
 }
 
@@ -258,23 +253,24 @@ on_sock(uv_poll_t *handle, int status, int events)
 {
     struct conn *c = handle->data;
 
+    if (status < 0) /* it has closed, and had not read all: libuv has stopped to wait */
+        c->events = 0;
     if (status < 0 || events & UV_DISCONNECT)
+        c->why = c->why ? c->why : "hung up";
+    if (status < 0 || events & (UV_DISCONNECT | UV_READABLE)) {
+        hear_in_turn(c);
+    } else if (events & UV_WRITABLE) {
         conns_charge(c->set, c->owner);
-    if (status < 0)
-        on_error(c);
-    else if (events & UV_DISCONNECT)
-        end(c, "hung up");
-    else if (events & UV_WRITABLE)
         conn_flush(c);
-    else if (events & UV_READABLE)
-        on_readable(c);
+    }
 }
 
 void
 conn_exited(struct conn *c)
 {
     c->exited = true;
-    end(c, "process exited");
+    c->why = "process exited";
+    hear_in_turn(c);
 }
 
 static int

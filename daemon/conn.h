@@ -47,7 +47,7 @@ struct conn {
     bool lost;
     bool ending;      /* is lost when what lies in the socket has been heard */
     size_t unheard;   /* bytes of that */
-    const char *why;  /* it ends; static */
+    const char *why;  /* it ends, or is to when its turn has come; static */
     bool exited;      /* lost because the process has exited */
     bool answered;    /* something was sent, or queued, in this turn */
     bool queued;      /* in set->queued: there is output that could not be sent yet */

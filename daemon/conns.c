@@ -9,7 +9,9 @@
 #define MAX_QUEUED_BYTES (64 * 1024 * 1024)
 #define RETRY_MS         10
 #define SHARED_MS        1000 /* for so long the next request of another uid is expected */
-#define RETRY_MAX        64   /* connections that try again at a time */
+#define CREDIT_PART      10   /* of the time: may be used for replies of any size meanwhile */
+#define CREDIT_MAX_NS    5000000
+#define RETRY_MAX        64 /* connections that try again at a time */
 /* How long a client may leave fds unread while others of its uid are held up by them. */
 #define CULPRIT_MS 5000
 
@@ -25,6 +27,7 @@ conns_join(struct conns *set, uid_t uid)
         if (!o)
             return NULL;
         o->uid = uid;
+        o->credit_ns = CREDIT_MAX_NS;
         turns_user_init(&set->turns, &o->turns);
         flight_user_init(&o->flight);
         RB_INSERT(conn_owners, &set->owners, o);
@@ -39,12 +42,13 @@ conns_leave(struct conns *set, struct conn_owner *o)
     if (--o->n_conns > 0)
         return;
     if (set->running == o)
-        set->running = NULL;
+        conns_charge(set, NULL);
     RB_REMOVE(conn_owners, &set->owners, o);
     free(o);
 }
 
 static void on_prepare(uv_prepare_t *prepare);
+static void on_hearing(uv_check_t *check);
 
 void
 conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct conns_ops *ops,
@@ -59,6 +63,7 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     turns_init(&set->turns);
     set->heard = set->running = NULL;
     set->changed_ms = set->now_ns = 0;
+    set->laps = (struct laps){0};
     flight_init(&set->flight, max_fds);
     set->n_queued_bytes = 0;
     set->n_queued_fds = 0;
@@ -69,12 +74,13 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     LIST_INIT(&set->departed);
     uv_timer_init(loop, &set->retry);
     uv_prepare_init(loop, &set->prepare);
-    set->prepare.data = set;
     uv_prepare_start(&set->prepare, on_prepare);
     uv_unref((uv_handle_t *)&set->prepare);
     uv_check_init(loop, &set->hearing);
+    uv_check_start(&set->hearing, on_hearing);
+    uv_unref((uv_handle_t *)&set->hearing);
     uv_idle_init(loop, &set->awake);
-    set->retry.data = set->hearing.data = set;
+    set->retry.data = set->prepare.data = set->hearing.data = set;
 }
 
 void
@@ -206,34 +212,30 @@ conns_drop_departed(struct conns *set)
 
 /* ---- turns ---- */
 
-/* What was done until now goes to the account of whom it was done for. */
-static void
-settle(struct conns *set, uint64_t now_ns)
+uint64_t
+conns_charge(struct conns *set, struct conn_owner *o)
 {
-    if (set->running)
-        turns_spent(&set->turns, &set->running->turns, now_ns - set->now_ns);
-    set->running = NULL;
+    uint64_t now_ns = clock_now_ns(), ns = now_ns - set->now_ns;
+
+    laps_event(&set->laps, now_ns);
+    if (set->running) {
+        turns_spent(&set->turns, &set->running->turns, ns);
+        set->running->credit_ns -= (int64_t)ns;
+        set->ops->spent(set->userdata, set->running->uid, ns);
+    }
+    set->running = o;
+    set->now_ns = now_ns;
+    return now_ns;
 }
 
-void
-conns_settle(struct conns *set)
-{
-    if (set->running)
-        settle(set, clock_now_ns());
-}
-
-/* Where nobody waits, nobody asks what the last packet has cost: the clock is not read for it. */
 static void
 on_prepare(uv_prepare_t *prepare)
 {
     struct conns *set = prepare->data;
 
-    if (turns_is_busy(&set->turns)) {
-        settle(set, clock_now_ns());
-        return;
-    }
-    turns_forget(&set->turns);
-    set->running = NULL;
+    laps_end(&set->laps, conns_charge(set, NULL));
+    if (!turns_is_busy(&set->turns))
+        turns_forget(&set->turns);
 }
 
 static void
@@ -243,61 +245,67 @@ on_idle(uv_idle_t *idle UNUSED)
 
 /* For no longer than one uid's share, or one packet: then others are heard of again. */
 static void
-on_hearing(uv_check_t *check)
+hear_some(struct conns *set)
 {
-    struct conns *set = check->data;
-    uint64_t now_ns = clock_now_ns(), until_ns = now_ns + TURNS_SLICE_NS;
+    uint64_t until_ns = conns_charge(set, NULL) + TURNS_SLICE_NS;
     struct turn *entry;
 
-    settle(set, now_ns);
     do {
         entry = turns_next(&set->turns);
         if (entry)
             entry->serve(entry);
-        now_ns = clock_now_ns();
-        settle(set, now_ns);
-    } while (entry && now_ns < until_ns);
+    } while (entry && conns_charge(set, NULL) < until_ns);
+    if (!turns_is_busy(&set->turns))
+        uv_idle_stop(&set->awake);
+}
+
+/* Timers come next, and are of the turn, too. */
+static void
+on_hearing(uv_check_t *check)
+{
+    struct conns *set = check->data;
+
     if (turns_is_busy(&set->turns))
-        return;
-    uv_check_stop(&set->hearing);
-    uv_idle_stop(&set->awake);
+        hear_some(set);
+    else if (!set->running)
+        conns_charge(set, NULL);
 }
 
 void
 conns_queue(struct conns *set, struct turn *turn)
 {
     turns_add(&set->turns, turn);
-    uv_check_start(&set->hearing, on_hearing);
     uv_idle_start(&set->awake, on_idle);
 }
 
-bool
-conns_are_busy(const struct conns *set)
+static int64_t
+clamp(int64_t n, int64_t most)
 {
-    return turns_is_busy(&set->turns) && uv_now(set->loop) - set->changed_ms < SHARED_MS;
+    return n > most ? most : n < -most ? -most : n;
+}
+
+bool
+conns_is_greedy(const struct conns *set, struct conn_owner *o)
+{
+    uint64_t earned_ns = (set->now_ns - o->credited_ns) / CREDIT_PART;
+
+    o->credit_ns =
+        clamp(clamp(o->credit_ns, CREDIT_MAX_NS) + (int64_t)earned_ns, CREDIT_MAX_NS);
+    o->credited_ns = set->now_ns;
+    return o->credit_ns <= 0 && uv_now(set->loop) - set->changed_ms < SHARED_MS;
 }
 
 bool
 conns_admits(struct conns *set, struct conn_owner *o)
 {
-    conns_settle(set);
+    if (set->running)
+        conns_charge(set, NULL);
     return turns_admits(&set->turns, &o->turns);
-}
-
-void
-conns_charge(struct conns *set, struct conn_owner *o)
-{
-    uint64_t now_ns = clock_now_ns();
-
-    settle(set, now_ns);
-    set->running = o;
-    set->now_ns = now_ns;
 }
 
 void
 conns_hear(struct conns *set, const struct conn *c)
 {
-    conns_charge(set, c->owner);
     if (set->heard != c->owner)
         set->changed_ms = uv_now(set->loop);
     set->heard = c->owner;
@@ -336,6 +344,7 @@ on_retry(uv_timer_t *timer)
     for (int i = 0; i < RETRY_MAX && (c = TAILQ_FIRST(&set->waiting)); i++) {
         TAILQ_REMOVE(&set->waiting, c, wait_link);
         TAILQ_INSERT_TAIL(&set->waiting, c, wait_link);
+        conns_charge(set, c->owner);
         lose_culprit(set, c);
         conn_flush(c);
         if (c == last)

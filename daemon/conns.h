@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * All connections of the daemon, and what they share: one receive buffer, so that an idle client
- * costs none; whose turn it is to be heard; a bound on all that is queued; and the budget of fds in
- * flight, with a timer that looks after those whose output waits for it, and runs only while
- * somebody waits. Where all together have too much queued, or in flight, the uid that has most of
- * it pays: its connection that has not read for longest is lost, not the one that comes last, nor
- * another uid's (I6).
+ * costs none; whose turn it is to be heard, and what is spent on whom; a bound on all that is
+ * queued; and the budget of fds in flight, with a timer that looks after those whose output waits
+ * for it, and runs only while somebody waits. Where all together have too much queued, or in
+ * flight, the uid that has most of it pays: its connection that has not read for longest is lost,
+ * not the one that comes last, nor another uid's (I6).
  */
 #pragma once
 
 #include "base/tree.h"
 #include "conn.h"
+#include "laps.h"
 #include "proto_limits.h"
 
 struct conns_ops {
@@ -18,6 +19,8 @@ struct conns_ops {
     void (*lost)(void *userdata, struct conn *c, const char *reason);
     /* The process of a connection that has departed has exited. */
     void (*departed)(void *userdata, uint64_t conn_id);
+    /* So much time was spent on a uid. */
+    void (*spent)(void *userdata, uid_t uid, uint64_t ns);
 };
 
 TAILQ_HEAD(conn_list, conn);
@@ -28,6 +31,8 @@ struct conn_owner {
     uid_t uid;
     uint32_t n_conns; /* with those that are not taken up: arrivals.h */
     struct turns_user turns;
+    int64_t credit_ns;    /* of the loop's time, for replies of any size */
+    uint64_t credited_ns; /* when that was right */
     struct flight_user flight;
     uint64_t n_queued_bytes;
     uint32_t n_queued_fds;
@@ -46,11 +51,12 @@ struct conns {
     struct turns turns;
     const struct conn_owner *heard; /* the last one that was: for comparing alone */
     struct conn_owner *running;     /* for whom something is done, since now_ns; or NULL */
-    uint64_t now_ns;                /* when the last packet was heard */
+    uint64_t now_ns;                /* when that was said, or that it is nobody */
     uint64_t changed_ms;            /* when that was another one */
     uv_prepare_t prepare;           /* before the loop sleeps */
-    uv_check_t hearing;             /* runs those who wait for their turn */
+    uv_check_t hearing;             /* after the events: runs those who wait for their turn */
     uv_idle_t awake; /* active while there are some: the loop does not block then */
+    struct laps laps;
     struct flight flight;
     struct conn_owners owners;
     struct conn_list queued; /* with output in their queue, longest first */
@@ -72,9 +78,9 @@ void conns_deinit(struct conns *set);
 uint64_t conns_next_id(struct conns *set, int sock);
 /* The connection with that number, or NULL when it has been closed. */
 struct conn *conns_find(const struct conns *set, uint64_t id);
-/* Connections wait for their turn, and not all of them are one uid's: so each is to take little
- * time. */
-bool conns_are_busy(const struct conns *set);
+/* It takes much of the loop's time, and not all who are heard are of its uid: so each of its
+ * requests is to take little. */
+bool conns_is_greedy(const struct conns *set, struct conn_owner *o);
 void conns_lose_all(struct conns *set, const char *reason);
 /* Those whose process has exited, which the loop may not have been told yet; of departed ones,
  * too. */
@@ -90,8 +96,9 @@ struct conn_owner *conns_join(struct conns *set, uid_t uid);
 void conns_leave(struct conns *set, struct conn_owner *o);
 /* Something may be done for it now. */
 bool conns_admits(struct conns *set, struct conn_owner *o);
-/* What is done until the next call, or until the loop has come round, is done for it. */
-void conns_charge(struct conns *set, struct conn_owner *o);
+/* What is done until the next call, or until the loop has come round, is done for it; NULL: for
+ * nobody. Returns the time. */
+uint64_t conns_charge(struct conns *set, struct conn_owner *o);
 /* Has it served in its turn. */
 void conns_queue(struct conns *set, struct turn *turn);
 
@@ -100,8 +107,6 @@ int conns_add(struct conns *set, struct conn *c);
 void conns_remove(struct conns *set, struct conn *c);
 /* A packet of c is heard. */
 void conns_hear(struct conns *set, const struct conn *c);
-/* What is done from now on is done for nobody. */
-void conns_settle(struct conns *set);
 /* What c's queue has got, and lost. */
 void conns_queued(struct conns *set, struct conn *c, size_t n, size_t n_fds);
 void conns_dequeued(struct conns *set, struct conn *c, size_t n, size_t n_fds);

@@ -28,7 +28,7 @@
 #define ARRIVALS_PART   4   /* of all fds, for connections that are not taken up yet */
 #define ACCEPT_RETRY_MS 100 /* after the process had no fd to spare */
 #define NOTIFY_RETRY_MS 100
-#define REPLY_BUSY      2048 /* bytes of records in a reply while others wait for their turn */
+#define REPLY_BUSY      2048 /* bytes of records in a reply to a greedy uid */
 #define LOG_WINDOW_MS   10000
 #define LOG_MAX_LINES   20 /* about clients' mistakes, in one window */
 
@@ -243,8 +243,7 @@ static void
 tick(struct server *s)
 {
     s->deadline_ns = UINT64_MAX; /* it has passed: set it again, even to the same time */
-    conns_settle(&s->conns);
-    core_tick(s->core, clock_now_ns());
+    core_tick(s->core, conns_charge(&s->conns, NULL));
     run_core(s);
 }
 
@@ -271,7 +270,9 @@ on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
         refusals_answer(c, s->setup.config->limits.connections, packet, n);
         return;
     }
-    core_set_reply_max(s->core, conns_are_busy(&s->conns) ? REPLY_BUSY : PROTO_PACKET_MAX);
+    core_set_reply_max(s->core,
+                       conns_is_greedy(&s->conns, c->owner) ? REPLY_BUSY : PROTO_PACKET_MAX);
+    core_set_longest_turn(s->core, s->conns.laps.cpu_ns, s->conns.laps.wall_ns);
     core_receive(s->core, c->id, packet, n, s->conns.now_ns);
     run_core(s);
 }
@@ -303,21 +304,28 @@ on_departed(void *userdata, uint64_t conn_id)
 {
     struct server *s = userdata;
 
-    core_set_time(s->core, clock_now_ns());
+    core_set_time(s->core, conns_charge(&s->conns, NULL));
     core_exited(s->core, conn_id);
     run_core(s);
 }
 
+static void
+on_spent(void *userdata, uid_t uid, uint64_t ns)
+{
+    core_spent(((struct server *)userdata)->core, uid, ns);
+}
+
 static const struct conns_ops conns_ops = {.packet = on_packet,
                                            .lost = on_lost,
-                                           .departed = on_departed};
+                                           .departed = on_departed,
+                                           .spent = on_spent};
 
 static void
 on_alloc_done(void *userdata, uint64_t job, const struct core_alloc_result *result)
 {
     struct server *s = userdata;
 
-    core_set_time(s->core, clock_now_ns());
+    core_set_time(s->core, conns_charge(&s->conns, NULL));
     core_alloc_done(s->core, job, result);
     run_core(s);
 }
@@ -329,7 +337,7 @@ on_release_done(void *userdata, uint64_t job, int error, int cuda, const char *t
 
     if (error < 0)
         writeoffs_add(&s->writeoffs, text);
-    core_set_time(s->core, clock_now_ns());
+    core_set_time(s->core, conns_charge(&s->conns, NULL));
     core_release_done(s->core, job, error, cuda, text);
     run_core(s);
 }
@@ -339,7 +347,7 @@ on_memory_done(void *userdata, uint64_t job, const struct core_memory_result *re
 {
     struct server *s = userdata;
 
-    core_set_time(s->core, clock_now_ns());
+    core_set_time(s->core, conns_charge(&s->conns, NULL));
     core_memory_done(s->core, job, results, n);
     run_core(s);
 }
@@ -473,7 +481,7 @@ on_listen(uv_poll_t *handle, int status UNUSED, int events UNUSED)
         pause_accept(s);
         return;
     }
-    until_ns = clock_now_ns() + TURNS_SLICE_NS;
+    until_ns = conns_charge(&s->conns, NULL) + TURNS_SLICE_NS;
     while (accept_one(s) && ++n < FDS_ACCEPT_MAX && clock_now_ns() < until_ns)
         ;
 }

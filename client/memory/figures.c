@@ -88,6 +88,7 @@ user_fill(struct caid_user *ret, const struct msg_user *m)
         .brackets = m->brackets,
         .pages = m->pages,
         .fds = m->fds,
+        .time_ns = m->time_ns,
     };
     return true;
 }

@@ -360,6 +360,8 @@ status_fill(struct caid_status *s, const struct caid_client *client,
     s->brackets = m->brackets;
     s->pages = m->pages;
     s->timelines = m->timelines;
+    s->turn_cpu_ns = m->turn_cpu_ns;
+    s->turn_wall_ns = m->turn_wall_ns;
 }
 
 int

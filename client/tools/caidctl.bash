@@ -57,7 +57,7 @@ _caidctl() {
                 --unnamed --device= --count= --help --version)
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;
-        :*) _caidctl_lines < <(printf '%s\n' status list show pools timelines info doctor flush unlink ping version) ;;
+        :*) _caidctl_lines < <(printf '%s\n' status list show pools users timelines info doctor flush unlink ping version) ;;
         list:* | show:* | unlink:*) _caidctl_lines < <(_caidctl_first_column list) ;;
         info:*) _caidctl_lines < <(_caidctl_first_column info) ;;
         esac

@@ -35,6 +35,7 @@ static const struct verb verbs[] = {
     {"list", verb_list, 0, 1, OPT_ALL | OPT_POOL | OPT_LONG | OPT_BYTES, false},
     {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES | OPT_UNNAMED, false},
     {"pools", verb_pools, 0, 0, OPT_BYTES, false},
+    {"users", verb_users, 0, 0, OPT_BYTES, false},
     {"info", verb_info, 0, 1, OPT_BYTES, false},
     {"timelines", verb_timelines, 0, 0, OPT_ALL | OPT_POOL, false},
     {"doctor", verb_doctor, 0, 0, OPT_BYTES, true},
@@ -52,6 +53,7 @@ static const char usage[] =
     "  show [NAME]          one array and who holds it; without NAME: who holds what,\n"
     "                       the pool of --pool, or the arrays of --unnamed\n"
     "  pools                pools that may be read\n"
+    "  users                what each uid is charged: yours, or all for root and the daemon's own\n"
     "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
     "  timelines            timelines of a pool, and who signals them\n"
     "  doctor               what works here, what is slow or at risk, and what to do about it\n"
@@ -62,7 +64,7 @@ static const char usage[] =
     "\n"
     "  -s, --socket=PATH    the daemon's socket\n"
     "  -j, --json           for programs\n"
-    "  -b, --bytes          exact sizes (status, list, show, pools, info, flush, doctor)\n"
+    "  -b, --bytes          exact sizes (status, list, show, pools, users, info, flush, doctor)\n"
     "  -p, --pool=POOL      instead of your own (list, show, timelines, unlink)\n"
     "  -a, --all            every pool that may be read (list, timelines)\n"
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"

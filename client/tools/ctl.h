@@ -54,6 +54,7 @@ int verb_version(struct ctl *ctl, int argc, char **argv);
 int verb_list(struct ctl *ctl, int argc, char **argv);
 int verb_show(struct ctl *ctl, int argc, char **argv);
 int verb_pools(struct ctl *ctl, int argc, char **argv);
+int verb_users(struct ctl *ctl, int argc, char **argv);
 int verb_timelines(struct ctl *ctl, int argc, char **argv);
 int verb_doctor(struct ctl *ctl, int argc, char **argv);
 int verb_unlink(struct ctl *ctl, int argc, char **argv);

@@ -62,6 +62,7 @@ add_cell(const struct ctl *ctl, enum field_kind kind, const void *at, struct tab
             return;
         } /* fall through */
     case FIELD_BYTES: made = format_bytes(*(const uint64_t *)at, ctl->bytes); break;
+    case FIELD_NS: table_add(table, "%.3f s", (double)*(const uint64_t *)at / 1e9); return;
     case FIELD_INDEX: table_add(table, "%" PRId32, *(const int32_t *)at); return;
     case FIELD_RATIO: table_add(table, "%.0f %%", 100.0 * *(const double *)at); return;
     }
@@ -91,7 +92,8 @@ add_member(struct json *out, const struct field *field, const void *at)
     case FIELD_BOOL: json_bool(out, field->key, *(const bool *)at); break;
     case FIELD_U64:
     case FIELD_BYTES:
-    case FIELD_QUOTA: json_u64(out, field->key, *(const uint64_t *)at); break;
+    case FIELD_QUOTA:
+    case FIELD_NS: json_u64(out, field->key, *(const uint64_t *)at); break;
     case FIELD_INDEX:
         if (*(const int32_t *)at < 0)
             json_null(out, field->key);

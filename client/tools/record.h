@@ -22,6 +22,7 @@ enum field_kind {
     FIELD_U64,  /* this and the rest: to the right in tables */
     FIELD_BYTES,
     FIELD_QUOTA, /* bytes; 0: "-" in tables */
+    FIELD_NS,    /* in tables seconds */
     FIELD_INDEX, /* int32_t; negative: null in JSON */
     FIELD_RATIO, /* double, in tables in per cent */
 };

@@ -143,6 +143,7 @@ static const struct field user_fields[] = {
     FIELD(U64, caid_user, jobs, "jobs", "CALLS"),
     FIELD(U64, caid_user, pending, "pending", "PENDING"),
     FIELD(U64, caid_user, deferred, "deferred", "DEFERRED"),
+    FIELD(NS, caid_user, time_ns, "time_ns", "TIME"),
     {0},
 };
 

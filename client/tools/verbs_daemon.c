@@ -33,6 +33,8 @@ static const struct field status_fields[] = {
     FIELD(U64, caid_status, brackets, "brackets"),
     FIELD(U64, caid_status, pages, "pages"),
     FIELD(U64, caid_status, timelines, "timelines"),
+    FIELD(U64, caid_status, turn_cpu_ns, "turn_cpu_ns"),
+    FIELD(U64, caid_status, turn_wall_ns, "turn_wall_ns"),
     {0},
 };
 
@@ -109,6 +111,8 @@ status_table(struct ctl *ctl, const struct caid_status *s)
                "%" PRIu64 " connections, %" PRIu64 " leases, %" PRIu64 " brackets, %" PRIu64
                " watches, %" PRIu64 " driver calls",
                s->connections, s->leases, s->brackets, s->watches, s->jobs);
+    table_fact(&table, "longest turn", "%.3f ms, %.3f ms by the wall clock",
+               (double)s->turn_cpu_ns / 1e6, (double)s->turn_wall_ns / 1e6);
     table_fact(&table, "waits", "%" PRIu64 " entries to be freed", s->pending);
     if (s->contexts > 0)
         table_fact(&table, "contexts", "%" PRIu64 ", for legacy handles", s->contexts);

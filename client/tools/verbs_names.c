@@ -30,6 +30,17 @@ verb_pools(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     return report_end(ctl, report_pools(ctl, "pools", POOLS_BY_ACCESS, &table), &table);
 }
 
+/* ---- users ---- */
+
+int
+verb_users(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
+{
+    _cleanup_table_ struct table table = {0};
+
+    json_object(&ctl->out, NULL);
+    return report_end(ctl, report_users(ctl, "users", &table), &table);
+}
+
 /* ---- timelines ---- */
 
 static const struct field timeline_fields[] = {

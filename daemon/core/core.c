@@ -416,6 +416,22 @@ core_deadline_ns(const struct core *core)
 }
 
 void
+core_spent(struct core *core, uid_t uid, uint64_t ns)
+{
+    struct user *user = user_find(core, uid);
+
+    if (user)
+        user->time_ns += ns;
+}
+
+void
+core_set_longest_turn(struct core *core, uint64_t cpu_ns, uint64_t wall_ns)
+{
+    core->turn_cpu_ns = cpu_ns;
+    core->turn_wall_ns = wall_ns;
+}
+
+void
 core_stop(struct core *core)
 {
     core->stopping = true;

@@ -203,6 +203,10 @@ void core_tick(struct core *core, uint64_t now_ns);
 /* When core_tick() is wanted next; UINT64_MAX: not. In the past, as soon as others have been heard
  * of: an event does no more than so much, and leaves the rest. */
 uint64_t core_deadline_ns(const struct core *core);
+/* So much time was spent on a uid. */
+void core_spent(struct core *core, uid_t uid, uint64_t ns);
+/* The longest turn of the caller's loop, by its thread's time and by the wall clock. */
+void core_set_longest_turn(struct core *core, uint64_t cpu_ns, uint64_t wall_ns);
 /* No new work from now on: requests that need the driver are refused with SHUTDOWN, and calls whose
  * turn has not come are not made. */
 void core_stop(struct core *core);

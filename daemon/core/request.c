@@ -135,6 +135,8 @@ HANDLER(on_status)
         .brackets = core->n_brackets,
         .pages = core->n_pages,
         .timelines = core->n_timelines,
+        .turn_cpu_ns = core->turn_cpu_ns,
+        .turn_wall_ns = core->turn_wall_ns,
         .devices = records->devices,
         .n_devices = (uint32_t)core->config.n_devices,
     };

@@ -197,6 +197,7 @@ user_record(const struct user *user)
     return (struct msg_user){.uid = user->uid,
                              .pending = user->n_pending,
                              .deferred = user->n_deferring,
+                             .time_ns = user->time_ns,
 #define RESOURCE(NAME, figure, limit, bytes, text) .figure = user->used[RES_##NAME],
                              RESOURCES(RESOURCE)
 #undef RESOURCE

@@ -81,6 +81,7 @@ struct core {
         n_watches, n_jobs, n_running, n_release_errors, n_pages, n_timelines, n_brackets;
     uint64_t floor; /* of pools that are gone: generations never repeat (pool->floor) */
     uint64_t started_ns, now_ns;
+    uint64_t turn_cpu_ns, turn_wall_ns; /* core_set_longest_turn() */
     uint32_t pieces; /* of each kind of work that may wait, in one event: some 2 us each */
     bool stopping;
     bool behind; /* the last event has left something to be done: core_tick() at once */

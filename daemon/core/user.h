@@ -48,6 +48,7 @@ struct user {
     struct core *core;
     uid_t uid;
     uint64_t used[N_RESOURCES];
+    uint64_t time_ns;  /* spent on it */
     struct pool *pool; /* the uid's own */
     struct job_list waiting;
     TAILQ_ENTRY(user) turn; /* core->turns, while jobs wait */

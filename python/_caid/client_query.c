@@ -236,9 +236,9 @@ py_client_pools(PyObject *op, PyObject *Py_UNUSED(unused))
 #define F(field) PY_FIELD(struct caid_user, field)
 
 static const struct py_field user_fields[] = {
-    F(uid),      F(connections), F(arrays), F(names), F(leases),  F(watches),
-    F(jobs),     F(bytes),       F(pinned), F(host),  F(pending), F(deferred),
-    F(brackets), F(pages),       F(fds),    {0},
+    F(uid),      F(connections), F(arrays), F(names),   F(leases),  F(watches),
+    F(jobs),     F(bytes),       F(pinned), F(host),    F(pending), F(deferred),
+    F(brackets), F(pages),       F(fds),    F(time_ns), {0},
 };
 
 COLLECT(user);

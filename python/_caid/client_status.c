@@ -66,10 +66,11 @@ py_client_defer_end(PyObject *op, PyObject *Py_UNUSED(unused))
 #define F(field) PY_FIELD(struct caid_status, field)
 
 static const struct py_field status_fields[] = {
-    F(server),   F(driver),    F(driver_path), F(socket),         F(pool),    F(driver_version),
-    F(pid),      F(uptime_ns), F(connections), F(pools),          F(blocks),  F(arrays),
-    F(names),    F(leases),    F(jobs),        F(release_errors), F(watches), F(pending),
-    F(contexts), F(brackets),  F(pages),       F(timelines),      {0},
+    F(server),         F(driver),    F(driver_path), F(socket),       F(pool),
+    F(driver_version), F(pid),       F(uptime_ns),   F(connections),  F(pools),
+    F(blocks),         F(arrays),    F(names),       F(leases),       F(jobs),
+    F(release_errors), F(watches),   F(pending),     F(contexts),     F(brackets),
+    F(pages),          F(timelines), F(turn_cpu_ns), F(turn_wall_ns), {0},
 };
 
 #undef F

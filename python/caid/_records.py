@@ -125,6 +125,8 @@ class Status(NamedTuple):
     brackets: int  #: that are open, or wait
     pages: int  #: of timelines
     timelines: int  #: that have a name
+    turn_cpu_ns: int  #: the longest turn of the daemon's loop, in time of its thread
+    turn_wall_ns: int  #: and by the wall clock, which goes on while others run
 
 
 class Pool(NamedTuple):
@@ -166,6 +168,7 @@ class User(NamedTuple):
     brackets: int  #: arrays in them, and fences of those that have ended
     pages: int  #: of timelines
     fds: int  #: the daemon's: of connections, and blocks that were made for it
+    time_ns: int  #: of the daemon's loop, since the uid has something there
 
 
 class Entry(NamedTuple):

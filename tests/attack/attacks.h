@@ -20,6 +20,7 @@ struct attack {
     const char *what;
     void (*run)(const struct attack_setup *setup); /* in a process of its own */
     unsigned int n_processes;
+    unsigned int n_groups; /* that they are in */
 };
 
 extern const struct attack attacks[];

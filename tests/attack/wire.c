@@ -3,12 +3,20 @@
 
 #include <err.h>
 #include <errno.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
 
 #include "base/packet.h"
 
 static uint8_t buffer[PROTO_PACKET_MAX];
 static struct msg answer;
+static _Atomic uint64_t none, *count = &none;
+
+void
+wire_count(_Atomic uint64_t *answers)
+{
+    count = answers;
+}
 
 void
 wire_init(struct wire *ret, const char *path)
@@ -55,16 +63,13 @@ wire_receive(const struct wire *w)
 
     if (n == 0)
         errno = ECONNRESET;
+    atomic_fetch_add_explicit(count, n > 0, memory_order_relaxed);
     return n > 0 ? (size_t)n : 0;
 }
 
-uint32_t
-wire_try(struct wire *w, enum msg_method method, const void *params, void *ret)
+static uint32_t
+parse(size_t n, enum msg_method method, void *ret)
 {
-    wire_send(w, method, params);
-    size_t n = wire_receive(w);
-    if (n == 0)
-        err(1, "the answer to %s", msg_method_name(method));
     msg_deinit(&answer);
     int r = msg_parse(&answer, buffer, n);
     if (r == 0 && answer.error == 0 && ret)
@@ -74,10 +79,45 @@ wire_try(struct wire *w, enum msg_method method, const void *params, void *ret)
     return answer.error;
 }
 
+uint32_t
+wire_answer(const struct wire *w, enum msg_method method, void *ret)
+{
+    size_t n = wire_receive(w);
+
+    if (n == 0)
+        err(1, "the answer to %s", msg_method_name(method));
+    return parse(n, method, ret);
+}
+
+uint32_t
+wire_try(struct wire *w, enum msg_method method, const void *params, void *ret)
+{
+    wire_send(w, method, params);
+    return wire_answer(w, method, ret);
+}
+
+static void
+must(enum msg_method method, uint32_t error)
+{
+    if (error != 0)
+        errx(1, "%s: %.*s", msg_method_name(method), (int)answer.error_text.n,
+             answer.error_text.p);
+}
+
 void
 wire_call(struct wire *w, enum msg_method method, const void *params, void *ret)
 {
-    if (wire_try(w, method, params, ret) != 0)
-        errx(1, "%s: %.*s", msg_method_name(method), (int)answer.error_text.n,
-             answer.error_text.p);
+    must(method, wire_try(w, method, params, ret));
+}
+
+int
+wire_call_fd(struct wire *w, enum msg_method method, const void *params, void *ret)
+{
+    size_t n_fds = 0;
+    int fd = -1;
+
+    wire_send(w, method, params);
+    ssize_t n = packet_recv(w->sock, buffer, &fd, 1, &n_fds, 0);
+    must(method, parse(n > 0 ? (size_t)n : 0, method, ret));
+    return fd;
 }

@@ -65,6 +65,7 @@ STATUS = {"server": "caid 0.1.0", "pid": 1, "uptime_ns": 1, "driver": "cuda",
           "driver_path": "/lib/libcuda.so.1", "driver_version": 13000, "connections": 1, "pools": 1,
           "blocks": 0, "arrays": 0, "names": 0, "leases": 0, "jobs": 0, "release_errors": 0,
           "watches": 0, "pending": 0, "contexts": 0, "brackets": 0, "pages": 0, "timelines": 0,
+          "turn_cpu_ns": 0, "turn_wall_ns": 0,
           "devices": [DEVICE]}
 
 

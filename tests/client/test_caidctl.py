@@ -87,7 +87,7 @@ def test_status_json(socket, client):
         "server", "pid", "uptime_ns", "socket", "driver", "driver_path", "driver_version",
         "pool", "connections", "pools", "blocks", "arrays", "names", "leases", "jobs",
         "release_errors", "watches", "pending", "contexts", "brackets", "pages", "timelines",
-        "devices"}
+        "turn_cpu_ns", "turn_wall_ns", "devices"}
     device = status["devices"][0]
     assert set(device) == {"index", "uuid", "name", "total", "granularity", "kinds", "handoff",
                            "memops", "readonly_host", "mps", "persistence", "compute_mode"}
@@ -364,7 +364,8 @@ def test_overview(socket, client):
     assert set(shown["pools"][0]) == POOL_KEYS
     user = next(u for u in shown["users"] if u["uid"] == os.getuid())
     assert set(user) == {"uid", "connections", "arrays", "names", "leases", "watches", "jobs",
-                         "bytes", "pinned", "host", "pending", "deferred", "brackets", "pages", "fds"}
+                         "bytes", "pinned", "host", "pending", "deferred", "brackets", "pages", "fds",
+                         "time_ns"}
     assert (user["arrays"], user["names"], user["leases"]) == (3, 2, 3)
     assert user["bytes"] >= 4 << 20 and user["pinned"] >= 1 << 20 and user["connections"] == 2
     assert [u["name"] for u in shown["unnamed"]] == [None]

@@ -63,7 +63,7 @@ def charges(daemon, uid=None):
     uid = os.getuid() if uid is None else uid
     with daemon.client() as c:
         users = {user["uid"]: user for user in c.call("users")["users"]}
-    charged = {k: v for k, v in users.get(uid, {}).items() if k != "uid"}
+    charged = {k: v for k, v in users.get(uid, {}).items() if k not in ("uid", "time_ns")}
     if uid == os.getuid():
         charged["connections"] -= 1
         charged["fds"] -= 2

@@ -5,6 +5,7 @@ them, and nobody else waits."""
 import contextlib
 import os
 import resource
+import select
 import signal
 import socket
 import time
@@ -348,6 +349,105 @@ def test_a_crowd_of_one_uid_does_not_go_first():
             status = unpack(sock.recv(65536))[3]
         kill(process)
     assert status["connections"] < 90
+
+
+# ---- whose turn it is ----
+
+ALICE = 60003
+N_GREEDY = 200
+NAMES = [f"n{i}" for i in range(1024)]
+
+
+@contextlib.contextmanager
+def connected_as(daemon, uid, n=1):
+    """Connections of that uid; the process's own again when they are there."""
+    with contextlib.ExitStack() as stack:
+        os.seteuid(uid)
+        try:
+            clients = [stack.enter_context(daemon.client()) for _ in range(n)]
+        finally:
+            os.seteuid(0)
+        yield clients
+
+
+def order_of_answers(daemon, asks):
+    """[ask()] of clients while the daemon does not run: the clients as their answers came after that."""
+    with select.epoll() as epoll:  # which has them in the order in which they were ready
+        with daemon.paused():
+            for client, ask in asks:
+                epoll.register(client.sock, select.EPOLLIN | select.EPOLLET)
+                ask()
+        for client, _ in asks:
+            client.sock.recv(1, socket.MSG_PEEK)
+        ready = [fd for fd, _ in epoll.poll(maxevents=len(asks))]
+    clients = {client.sock.fileno(): client for client, _ in asks}
+    return [clients[fd] for fd in ready]
+
+
+@needs_root
+@pytest.mark.parametrize("method, params", [("list", {}), ("open", {"names": NAMES, "mode": "r"})])
+def test_costly_requests_of_one_uid_do_not_go_first(method, params):
+    """They came first, on very many connections, and nearly all of them are answered later."""
+    with public_daemon("") as d, connected_as(d, BOB, N_GREEDY) as greedy, connected_as(d, ALICE) as [victim]:
+        for name in NAMES:
+            greedy[0].call("create", name=name, typestr="|u1", shape=[1])
+        asks = [(c, lambda c=c: c.request(method, **params)) for c in greedy]
+        order = order_of_answers(d, [*asks, (victim, lambda: victim.request("ping"))])
+        assert len(order) == N_GREEDY + 1
+        assert order.index(victim) < N_GREEDY // 4
+
+
+@needs_root
+def test_a_greedy_uid_gets_little_at_a_time():
+    """As soon as another one is heard, too; that one gets all that it asks for."""
+    with public_daemon("") as d, connected_as(d, BOB, 20) as greedy, connected_as(d, ALICE) as [modest]:
+        for name in NAMES:
+            greedy[0].call("create", name=name, typestr="|u1", shape=[1])
+        for name in NAMES[:100]:
+            modest.call("create", name=name, typestr="|u1", shape=[1])
+
+        def sizes(clients):
+            for c in clients:
+                c.request("list")
+            return [len(c.receive()) for c in clients]
+
+        assert max(sizes(greedy)) > 60000
+        wait_for(lambda: max(sizes([modest])) > 4096 > min(sizes(greedy)), "little at a time")
+
+
+@needs_root
+def test_the_end_of_many_connections_does_not_go_first(many_fds):
+    """Their process has exited before another uid has asked."""
+
+    def body(c, clients=[]):  # that stay
+        create(c, "x")
+        for _ in range(N_GREEDY):
+            clients.append(d.client())
+            clients[-1].call("open", names=["x"], mode="r")
+
+    with public_daemon("") as d, connected_as(d, ALICE) as [victim]:
+        process = in_child(d, body, uid=BOB)
+        with d.paused():
+            kill(process)
+            victim.request("status")
+        assert victim.response()["connections"] > N_GREEDY // 2
+
+
+@needs_root
+def test_time_is_that_of_who_asks():
+    with public_daemon("") as d, connected_as(d, BOB) as [bob], connected_as(d, ALICE), d.client() as root:
+
+        def times():
+            return {user["uid"]: user["time_ns"] for user in root.call("users")["users"]}
+
+        before = times()
+        for _ in range(10):
+            bob.call("list")
+        after = times()
+        assert after[BOB] > before[BOB] > 0 and after[ALICE] == before[ALICE] > 0
+        status = root.call("status")
+        assert sum(after.values()) < status["uptime_ns"]
+        assert 0 < status["turn_cpu_ns"] <= status["turn_wall_ns"] < status["uptime_ns"]
 
 
 # ---- many clients ----

@@ -40,7 +40,7 @@ def figures(daemon):
     with daemon.client() as c:
         status = c.call("status")
         (info,) = c.call("memory_info")["devices"]
-        users = c.call("users")["users"]
+        users = [{**user, "time_ns": 0} for user in c.call("users")["users"]]
         fds = fd_count(daemon)
     counts = (
         *("connections", "blocks", "arrays", "names", "leases", "jobs", "watches", "pending"),

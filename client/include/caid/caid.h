@@ -160,6 +160,8 @@ struct caid_status {
     uint64_t brackets;       /* that are open, or wait */
     uint64_t pages;          /* of timelines */
     uint64_t timelines;      /* that have a name */
+    uint64_t turn_cpu_ns;    /* the longest turn of the daemon's loop, in time of its thread */
+    uint64_t turn_wall_ns;   /* and by the wall clock, which goes on while others run */
 };
 
 int caid_client_status(struct caid_client *client, struct caid_status *ret,
@@ -384,6 +386,7 @@ struct caid_user { /* what a uid is charged */
     uint64_t brackets; /* arrays in them, and fences of those that have ended */
     uint64_t pages;    /* of timelines */
     uint64_t fds;      /* the daemon's: of connections, and blocks that were made for it */
+    uint64_t time_ns;  /* of the daemon's loop, since the uid has something there */
 };
 
 /* Like caid_list(): the caller's uid, or all of them for root and the daemon's own uid. */
