@@ -14,8 +14,6 @@
 
 /* Until a page that has to wait is looked at again. */
 #define RETRY_NS (50 * NSEC_PER_MSEC)
-/* Pages in one notification. */
-#define DROP_MAX 256
 
 static int
 page_cmp(const struct page *a, const struct page *b)
@@ -401,13 +399,13 @@ has_unsent(const struct caid_client *client)
 static int
 flush(struct caid_client *client)
 {
-    struct page *page, *pages[DROP_MAX];
-    uint64_t ids[DROP_MAX];
+    struct page *page, *pages[PROTO_DROP_MAX];
+    uint64_t ids[PROTO_DROP_MAX];
 
     while (client->lost.code == 0 && client->pages->n_to_drop > 0) {
         uint32_t n = 0;
         LIST_FOREACH(page, &client->pages->all, of_table)
-            if (page->drop == PAGE_TO_DROP && n < DROP_MAX) {
+            if (page->drop == PAGE_TO_DROP && n < PROTO_DROP_MAX) {
                 ids[n] = page->id;
                 pages[n++] = page;
             }

@@ -9,9 +9,6 @@
 #include "session/client.h"
 #include "session/feature.h"
 
-/* Blocks in one close notification: with PROTO_CLOSE_MAX leases it is still a packet. */
-#define FORGET_MAX 1024
-
 static int
 reserve(uint64_t **list, size_t *capacity, size_t n, const char *what, struct caid_error *error)
 {
@@ -95,7 +92,8 @@ flush(struct caid_client *client)
 
     while (client->lost.code == 0 && has_unsent(client)) {
         uint32_t n = at_most(table->n_closing, PROTO_CLOSE_MAX);
-        uint32_t n_forget = n == table->n_closing ? at_most(table->n_forget, FORGET_MAX) : 0;
+        uint32_t n_forget = n == table->n_closing ? at_most(table->n_forget, PROTO_CLOSE_MAX)
+                                                  : 0;
         struct msg_close_params params = {
             .leases = {n > 0 ? table->closing : &none, n},
             .forget = {n_forget > 0 ? table->forget : NULL, n_forget},

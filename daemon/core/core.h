@@ -27,7 +27,7 @@ struct core_limits { /* per uid */
     uint32_t names;    /* arrays that have a name, by the uid that created them */
     uint32_t leases;   /* held by all connections of the uid */
     uint32_t watches;  /* by all connections of the uid */
-    uint32_t jobs;     /* driver calls asked for and not done */
+    uint32_t jobs;     /* driver calls asked for and not done, and flushes */
     uint32_t brackets; /* open, or waiting to be */
     uint32_t pages;    /* of timelines */
     uint64_t bytes;    /* of device memory, of the arrays it created; 0: as much as there is */

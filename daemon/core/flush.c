@@ -36,13 +36,19 @@ flush_device(struct core *core, struct flush *flush, uint32_t index)
 }
 
 int
-flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t device)
+flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t device,
+            struct refusal *r)
 {
     uint32_t n = (uint32_t)core->config.n_devices;
-    struct flush *flush = calloc(1, sizeof(*flush) + n * sizeof(flush->flushers[0]));
+    size_t size = sizeof(struct flush) + n * sizeof(struct flusher);
+    struct flush *flush = calloc(1, size);
 
     if (!flush)
         return -ENOMEM;
+    if (charge_init(&flush->charge, conn->user, RES_JOBS, 1, size, r)) {
+        free(flush);
+        return REFUSED;
+    }
     flush->conn = conn;
     flush->request = request;
     LIST_INSERT_HEAD(&conn->flushes, flush, of_conn);
@@ -59,6 +65,7 @@ flush_drop(struct core *core, struct flush *flush)
         if (flush->flushers[i].flush)
             TAILQ_REMOVE(&core->devices[i].flushers, &flush->flushers[i], link);
     LIST_REMOVE(flush, of_conn);
+    charge_deinit(&flush->charge);
     free(flush);
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/tree.h"
 #include "refusal.h"
+#include "user.h"
 
 struct block;
 struct core;
@@ -15,6 +16,7 @@ struct core;
 struct flush {
     LIST_ENTRY(flush) of_conn;
     struct conn *conn;
+    struct charge charge; /* one job, and itself */
     uint32_t request;
     uint32_t n_waiting; /* devices */
     struct msg_flush_result result;
@@ -28,8 +30,10 @@ struct flush {
     } flushers[];                  /* one for each device */
 };
 
-/* On behalf of conn: of one device or of all (n_devices). Answered at once or later. -ENOMEM. */
-int flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t device);
+/* On behalf of conn: of one device or of all (n_devices). Answered at once or later. -ENOMEM, or
+ * REFUSED. */
+int flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t device,
+                struct refusal *r);
 /* Nobody waits for it any more. */
 void flush_drop(struct core *core, struct flush *flush);
 /* A device has ended its round. */

@@ -9,7 +9,7 @@
 
 /* Entries that a uid can hold back on a device: they are charged to nobody. Beyond it the oldest
  * go. */
-#define HELD_MAX 4096
+#define HELD_MAX 512
 
 static struct device *
 device_of(struct core *core, const struct array *array)

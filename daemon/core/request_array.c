@@ -238,8 +238,9 @@ HANDLER(on_close)
     const struct msg_close_params *p = params;
     int rc = 0;
 
-    if (p->leases.n > PROTO_CLOSE_MAX)
-        return refuse(r, PROTO_ERR_INVALID, "close takes at most %d leases", PROTO_CLOSE_MAX);
+    if (p->leases.n > PROTO_CLOSE_MAX || p->forget.n > PROTO_CLOSE_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "close takes at most %d leases, and blocks",
+                      PROTO_CLOSE_MAX);
     for (uint32_t i = 0; i < p->leases.n; i++) {
         struct lease *lease;
         if (lease_get(conn, p->leases.v[i], &lease, r))

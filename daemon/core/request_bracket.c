@@ -19,6 +19,9 @@ HANDLER(on_drop_pages)
 {
     const struct msg_pages_params *p = params;
 
+    if (p->pages.n > PROTO_DROP_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "drop_pages takes at most %d pages",
+                      PROTO_DROP_MAX);
     for (uint32_t i = 0; i < p->pages.n; i++) {
         struct page *own = page_find_own(core, conn, p->pages.v[i]);
         struct hold *hold = hold_find(&conn->page_holds, p->pages.v[i]);

@@ -8,7 +8,6 @@
 #include "reclaim.h"
 #include "request.h"
 
-#define FLUSHES_MAX     16   /* of one connection, not answered yet */
 #define DEFER_DEPTH_MAX 1000 /* of one connection */
 #define USERS_MAX       256  /* in one page */
 
@@ -106,18 +105,12 @@ HANDLER(on_flush)
 {
     const struct msg_flush_params *p = params;
     uint32_t device = (uint32_t)core->config.n_devices;
-    const struct flush *flush;
-    unsigned n = 0;
 
     if (core->stopping)
         return refuse(r, PROTO_ERR_SHUTDOWN, "the daemon is stopping");
     if (p->device.p && device_find(core, p->device, &device, r))
         return REFUSED;
-    LIST_FOREACH(flush, &conn->flushes, of_conn)
-        if (++n == FLUSHES_MAX)
-            return refuse(r, PROTO_ERR_LIMIT, "limit of %d flushes under way reached",
-                          FLUSHES_MAX);
-    return flush_start(core, conn, id, device);
+    return flush_start(core, conn, id, device, r);
 }
 
 HANDLER(on_defer)

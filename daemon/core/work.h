@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What events have left to be done for users: brackets whose turn has come, watches and creates to
- * be answered, connections that have hung up. Their users take turns, a piece at a time, and an event does so
- * much of it at most: however much one of them has piled up, nobody waits for it (I6).
+ * be answered, connections that have hung up. Their users take turns, a piece at a time, and an
+ * event does so much of it at most: however much one of them has piled up, nobody waits for it
+ * (I6).
  */
 #pragma once
 

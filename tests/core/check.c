@@ -417,6 +417,7 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
 
     RB_FOREACH(conn, conns, conns) {
         uint64_t leases = 0, holds = 0, watches = 0;
+        const struct flush *flush;
         struct tally uses = {0};
         check_conn(core, conn, &leases, &holds, &watches);
         uint64_t host = check_uses(core, conn, &uses);
@@ -426,6 +427,10 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
         t->used[RES_CONNECTIONS]++;
         t->used[RES_FDS] += CONN_FDS;
         t->used[RES_LEASES] += leases;
+        LIST_FOREACH(flush, &conn->flushes, of_conn) {
+            t->used[RES_JOBS]++;
+            host += flush->charge.host;
+        }
         t->used[RES_WATCHES] += watches;
         host += conn->n_groups * sizeof(gid_t);
         t->used[RES_HOST] += host + holds * sizeof(struct hold);

@@ -538,7 +538,7 @@ step_flush(struct model *m, int s)
     if (has_request(m, s, MSG_FLUSH))
         return;
     model_note(m, "slot %d: flush", s);
-    model_ask(m, s, MSG_FLUSH)->may_fail = ERR(DRIVER) | ERR(SHUTDOWN);
+    model_ask(m, s, MSG_FLUSH)->may_fail = ERR(DRIVER) | ERR(SHUTDOWN) | ERR_LIMITS;
     h_flush(&m->h, m->slots[s].conn);
 }
 

@@ -225,9 +225,26 @@ CORE_TEST(charge, host_memory_is_shared, shared)
     cr_assert_gt(all, (60 << 10) * 3 / 4);
 }
 
+/* What one packet may have done is bounded, whatever fits into it. */
+CORE_TEST(charge, lists_of_a_notification_are_bounded, NULL)
+{
+    static const uint64_t ids[PROTO_CLOSE_MAX + 1];
+
+    for (uint32_t over = 0; over < 2; over++) { /* of numbers that are none, which pass */
+        uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+        h_notify(h, a, MSG_CLOSE,
+                 &(struct msg_close_params){.leases = {ids, 0},
+                                            .forget = {ids, PROTO_CLOSE_MAX + over}});
+        h_notify(h, b, MSG_DROP_PAGES,
+                 &(struct msg_pages_params){.pages = {ids, PROTO_DROP_MAX + over}});
+        cr_assert_eq(h->closed[a], over);
+        cr_assert_eq(h->closed[b], over);
+    }
+}
+
 /* ---- what is charged to nobody ---- */
 
-#define HELD_MAX 4096
+#define HELD_MAX 512
 
 CORE_TEST(charge, deferred_entries_are_bounded_by_uid_and_device, h_two_devices)
 {
@@ -235,7 +252,7 @@ CORE_TEST(charge, deferred_entries_are_bounded_by_uid_and_device, h_two_devices)
                                    on_second = {.device = MSG_STR(H_SECOND_DEVICE)};
 
     uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
-    h_made(h, a, 4 * MIB, shared); /* the next block has room for 8,192 */
+    h_made(h, a, 4 * MIB, shared); /* the next block has room for them */
     h_defer(h, a, true);
     h_defer(h, b, true);
     for (uint64_t n = 1; n <= HELD_MAX + 4; n++) {

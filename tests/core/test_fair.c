@@ -435,7 +435,7 @@ crowd_start(struct crowd *crowd)
         .driver_path = "/model",
         .uid = 900,
         .limits =
-            {.connections = 1, .arrays = MANY, .leases = MANY, .jobs = 1, .fds = 2 * MANY},
+            {.connections = 1, .arrays = MANY, .leases = MANY, .jobs = 2, .fds = 2 * MANY},
         .memory = {.block_size = H_BLOCK, .reserve = UINT64_MAX, .pending_age_ns = H_AGE_NS},
         .blocks = MANY,
         .threads = 2,
