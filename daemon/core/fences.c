@@ -8,6 +8,8 @@
 #include "page.h"
 #include "reply.h"
 
+#define DUES_MAX 1024 /* fences in a reply; of thousands, the client asks for the others */
+
 /* ---- what a bracket has to wait for ---- */
 
 struct due {
@@ -67,24 +69,35 @@ dues_unite(struct dues *dues)
     dues->n = n;
 }
 
+/* Of those who have read since the last write: as many as one reply may have, and one more. */
+static void
+dues_add_reads(struct dues *dues, struct use *use, const struct due *after)
+{
+    struct page page = {.id = after->id};
+    struct fence key = {.page = &page,
+                        .slot =
+                            (uint32_t)(after->slot < UINT32_MAX ? after->slot : UINT32_MAX)};
+    struct fence *fence = RB_NFIND(fences, &use->reads, &key);
+    size_t first = dues->n;
+
+    for (; fence && dues->n - first <= DUES_MAX; fence = RB_NEXT(fences, &use->reads, fence))
+        if (fence_state(fence) == FENCE_PENDING)
+            dues_add(dues, fence, false, after);
+}
+
 /* What a claim waits for: the writer before it, and, when it writes, those who have read since. */
 static void
 dues_add_claim(struct dues *dues, const struct claim *claim, const struct due *after)
 {
-    const struct use *use = claim->use;
-    const struct fence *fence;
+    struct use *use = claim->use;
 
-    if (!use)
-        return;
-    if (use->write)
+    if (use && use->write)
         dues_add(dues, use->write, !claim->write, after);
-    if (!claim->write)
-        return;
-    LIST_FOREACH(fence, &use->reads, of_use)
-        dues_add(dues, fence, false, after);
+    if (use && claim->write)
+        dues_add_reads(dues, use, after);
 }
 
-/* How many fences there are at most, once those that have passed are gone. */
+/* How many of them there are at most. */
 static size_t
 count_fences(struct bracket *bracket)
 {
@@ -94,8 +107,10 @@ count_fences(struct bracket *bracket)
         const struct claim *claim = &bracket->claims[i];
         if (!claim->use)
             continue;
-        use_sweep(claim->use, claim->write);
-        n += (claim->use->write ? 1 : 0) + (claim->write ? claim->use->n_reads : 0);
+        use_sweep(claim->use);
+        n += claim->use->write != NULL;
+        if (claim->write)
+            n += claim->use->n_reads < DUES_MAX ? claim->use->n_reads : DUES_MAX + 1;
     }
     return n;
 }
@@ -187,8 +202,11 @@ reply_add_dues(struct core *core, struct conn *conn, struct reply *reply,
 {
     int rc = 0;
 
-    for (size_t i = 0; rc == 0 && !reply->full && i < dues->n; i++)
-        rc = reply_add_due(conn, reply, &dues->v[i], r);
+    for (size_t i = 0; rc == 0 && !reply->full && i < dues->n; i++) {
+        reply->full = i == DUES_MAX;
+        if (!reply->full)
+            rc = reply_add_due(conn, reply, &dues->v[i], r);
+    }
     if (rc)
         fences_undo(core, reply);
     return rc;

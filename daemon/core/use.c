@@ -39,7 +39,7 @@ use_get(struct array *array, struct use **ret)
 bool
 use_has_fences(const struct use *use)
 {
-    return use->write || !LIST_EMPTY(&use->reads);
+    return use->write || !RB_EMPTY(&use->reads);
 }
 
 /* That of a dead array goes with it: linger_stop(). */
@@ -55,6 +55,14 @@ use_settle(struct use *use)
 
 /* ---- fences ---- */
 
+static int
+fence_compare(const struct fence *a, const struct fence *b)
+{
+    return a->page == b->page ? CMP(a->slot, b->slot) : CMP(a->page->id, b->page->id);
+}
+
+RB_GENERATE(fences, fence, of_use, fence_compare)
+
 void
 fence_free(struct fence *fence)
 {
@@ -63,7 +71,7 @@ fence_free(struct fence *fence)
     if (fence == use->write) {
         use->write = NULL;
     } else {
-        LIST_REMOVE(fence, of_use);
+        RB_REMOVE(fences, &use->reads, fence);
         use->n_reads--;
     }
     LIST_REMOVE(fence, of_page);
@@ -71,30 +79,28 @@ fence_free(struct fence *fence)
     free(fence);
 }
 
-static enum fence_state
+enum fence_state
 fence_state(const struct fence *fence)
 {
     return timeline_state(&fence->page->slots[fence->slot], fence->value);
 }
 
 /* One that is lost stays, for whoever is to read: use_is_abandoned(), or its client. */
-static void
-sweep_write(struct use *use)
+void
+use_sweep(struct use *use)
 {
     if (use->write && fence_state(use->write) == FENCE_PASSED)
         fence_free(use->write);
 }
 
-void
-use_sweep(struct use *use, bool reads)
+/* Those that have passed, or whose owner is dead. */
+static void
+sweep_reads(struct use *use)
 {
     struct fence *fence, *next;
 
-    sweep_write(use);
-    if (!reads)
-        return;
-    for (fence = LIST_FIRST(&use->reads); fence; fence = next) {
-        next = LIST_NEXT(fence, of_use);
+    for (fence = RB_MIN(fences, &use->reads); fence; fence = next) {
+        next = RB_NEXT(fences, &use->reads, fence);
         if (fence_state(fence) != FENCE_PENDING)
             fence_free(fence);
     }
@@ -106,7 +112,7 @@ use_sweep_dead(struct use *use)
 {
     if (use->write && fence_state(use->write) != FENCE_PENDING)
         fence_free(use->write);
-    use_sweep(use, true);
+    sweep_reads(use);
 }
 
 void
@@ -162,17 +168,6 @@ fences_sweep(struct conn *conn, uint32_t max)
 }
 
 static struct fence *
-find_read(const struct use *use, const struct page *page, uint32_t slot)
-{
-    struct fence *fence;
-
-    LIST_FOREACH(fence, &use->reads, of_use)
-        if (fence->page == page && fence->slot == slot)
-            return fence;
-    return NULL;
-}
-
-static struct fence *
 fence_take(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
 {
     struct fence *fence = TAKE_PTR(claim->fence);
@@ -189,18 +184,20 @@ fence_take(struct claim *claim, struct page *page, uint32_t slot, uint64_t value
 static void
 end_read(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
 {
+    struct fence key = {.page = page, .slot = slot}, *fence;
     struct use *use = claim->use;
-    struct fence *fence = find_read(use, page, slot);
+
+    fence = RB_FIND(fences, &use->reads, &key);
 
     if (fence) {
         fence->value = value; /* a slot's values only grow */
         return;
     }
     fence = fence_take(claim, page, slot, value);
-    LIST_INSERT_HEAD(&use->reads, fence, of_use);
+    RB_INSERT(fences, &use->reads, fence);
     use->n_reads++;
     if (use->n_reads > 2 * use->n_swept + 8)
-        use_sweep(use, true);
+        sweep_reads(use);
 }
 
 static void
@@ -210,8 +207,8 @@ end_write(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
 
     if (use->write)
         fence_free(use->write);
-    while (!LIST_EMPTY(&use->reads))
-        fence_free(LIST_FIRST(&use->reads));
+    while (!RB_EMPTY(&use->reads))
+        fence_free(RB_ROOT(&use->reads));
     if (page)
         use->write = fence_take(claim, page, slot, value);
 }

@@ -7,12 +7,13 @@
 #pragma once
 
 #include "base/tree.h"
+#include "timeline.h"
 #include "user.h"
 
 struct conn;
 
 struct fence {
-    LIST_ENTRY(fence) of_use; /* use->reads, unless it is use->write */
+    RB_ENTRY(fence) of_use; /* use->reads, unless it is use->write */
     LIST_ENTRY(fence) of_page;
     struct use *use;
     struct page *page;
@@ -21,6 +22,8 @@ struct fence {
     uint64_t value;
 };
 
+RB_HEAD(fences, fence);
+RB_PROTOTYPE(fences, fence, of_use, )
 TAILQ_HEAD(claims, claim);
 
 struct use {
@@ -30,7 +33,7 @@ struct use {
     uint32_t n_readers, n_writers, n_waiting;
     struct claim *first_writer; /* of those that wait; NULL: none is a writer */
     struct fence *write;        /* of the last bracket that wrote; NULL: it has passed */
-    LIST_HEAD(, fence) reads;   /* of those that have read since */
+    struct fences reads;        /* of those that have read since, by page and slot */
     uint32_t n_reads,
         n_swept;         /* and how many were left when passed ones were last looked for */
     uint64_t visited[2]; /* by searches: for what keeps a reader, and a writer */
@@ -56,9 +59,9 @@ TAILQ_HEAD(use_list, use);
 int use_get(struct array *array, struct use **ret);
 /* Frees it when nothing is known of the array any more. */
 void use_settle(struct use *use);
-/* Drops the write fence if it has passed, and those of the reads that have, or whose owner is
- * dead. */
-void use_sweep(struct use *use, bool reads);
+enum fence_state fence_state(const struct fence *fence);
+/* Drops the write fence if it has passed. */
+void use_sweep(struct use *use);
 /* Of a dead array, where it is of no concern how a write has ended: nobody will read it. */
 void use_sweep_dead(struct use *use);
 bool use_has_fences(const struct use *use);

@@ -58,7 +58,7 @@ static bool
 use_is_right(const struct use *use)
 {
     const struct claim *claim;
-    const struct fence *fence;
+    struct fence *fence;
     const struct claim *first_writer = NULL;
     uint32_t readers = 0, writers = 0, waiting = 0, reads = 0;
 
@@ -75,7 +75,7 @@ use_is_right(const struct use *use)
         if (claim->write && !first_writer)
             first_writer = claim;
     }
-    LIST_FOREACH(fence, &use->reads, of_use)
+    RB_FOREACH(fence, fences, (struct fences *)(uintptr_t)&use->reads)
         reads += fence->use == use;
     return readers == use->n_readers && writers == use->n_writers && writers <= 1 &&
            (!writers || !readers) && waiting == use->n_waiting &&

@@ -189,10 +189,11 @@ room_for_fences(struct core_config *config)
     config->limits.pages = FENCES / TIMELINE_SLOTS + N_CLIENTS;
 }
 
-/* Those that have passed, and are looked for when the limit is reached. */
-PARTY_TEST(pieces, fences_that_have_passed, room_for_fences)
+/* So many readings of "a" have ended on as many slots; returns the first of their pages. */
+static const struct h_page *
+leave_fences(struct party *p)
 {
-    size_t first = p->h.n_pages;
+    const struct h_page *first = &p->h.pages[p->h.n_pages];
     uint64_t page = 0;
 
     for (int i = 0; i < FENCES; i++) {
@@ -201,10 +202,33 @@ PARTY_TEST(pieces, fences_that_have_passed, room_for_fences)
         h_end_at(&p->h, p->conn[0], party_begun(p, 0, p->a[0], false), page,
                  (uint64_t)(i % TIMELINE_SLOTS));
     }
-    for (size_t i = first; i < p->h.n_pages; i++)
-        for (int slot = 0; slot < TIMELINE_SLOTS; slot++)
-            h_land(&p->h, p->h.pages[i].id, (uint64_t)slot, 1);
+    return first;
+}
+
+/* Those that have passed, and are looked for when the limit is reached. */
+PARTY_TEST(pieces, fences_that_have_passed, room_for_fences)
+{
+    const struct h_page *page = leave_fences(p);
+
+    for (; page < p->h.pages + p->h.n_pages; page++)
+        for (uint64_t slot = 0; slot < TIMELINE_SLOTS; slot++)
+            h_land(&p->h, page->id, slot, 1);
     party_begun(p, 0, p->b[0], false);
     h_request(&p->h, p->conn[1], MSG_USERS, &(struct msg_users_params){0});
     cr_assert_eq(p->h.replies[p->conn[1]].users[0].brackets, FENCES - PROTO_BEGIN_MAX + 1);
+}
+
+/* Those that a writer waits for: a reply has no more than so many. */
+PARTY_TEST(pieces, fences_that_are_due, room_for_fences)
+{
+    const struct h_page *last = leave_fences(p) + PROTO_BEGIN_MAX / TIMELINE_SLOTS - 1;
+    uint64_t other = h_connect(&p->h, 0, 0), lease;
+
+    lease = h_open(&p->h, other, "a", "uid:1000", "rw")->lease;
+    uint64_t bracket = h_begun(&p->h, other, lease, true);
+    cr_assert_eq(p->h.replies[other].n_fences, PROTO_BEGIN_MAX);
+    cr_assert(p->h.replies[other].more);
+    h_fences(&p->h, other, bracket, last->id, TIMELINE_SLOTS - 1);
+    cr_assert_eq(p->h.replies[other].n_fences, FENCES - PROTO_BEGIN_MAX);
+    cr_assert_not(p->h.replies[other].more);
 }
