@@ -8,9 +8,12 @@
 /* Below it there is nothing to gain: a few MiB. */
 #define TRIM_MIN 10000
 
+/* What is freed is joined with its neighbours at once: glibc would put that off for small ones, and
+ * then do it for all of them in one call, which takes 20 ms for 800,000. */
 void
 trim_init(struct trim *t, uv_loop_t *loop)
 {
+    mallopt(M_MXFAST, 0);
     *t = (struct trim){.loop = loop};
 }
 

@@ -491,9 +491,9 @@ def test_memory_of_many_arrays_goes_back(daemon):
             for number in numbers:
                 c.response(number)
         most = anonymous_memory(daemon)
-        for i in range(1, n, 2000):  # all but one in 2000, lest whole pages be free by themselves
-            c.notify("close", leases=list(range(i, i + 1999)))
-        assert c.call("status")["arrays"] == n // 2000
+        for i in range(1, n, 1000):  # all but one in 1000, lest whole pages be free by themselves
+            c.notify("close", leases=list(range(i, i + 999)))
+        assert c.call("status")["arrays"] == n // 1000
         print(f"{before}, then {most} bytes with {n} arrays")
         if not is_sanitized():
             limit = before + (most - before) // 4
