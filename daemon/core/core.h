@@ -142,8 +142,8 @@ struct core_peer { /* from the kernel, never from the client */
  * many connections as it may, -EMFILE: its share of the fds; it was not taken up. -ENOMEM. */
 int core_connect(struct core *core, uint64_t conn, const struct core_peer *peer,
                  uint64_t now_ns);
-/* How many bytes of records a reply may have from now on, at least one record; who wants more
- * asks again. For while others wait. PROTO_PACKET_MAX: as many as fit. */
+/* How many bytes of records, not 0, a reply may have from now on, at least one record; who wants
+ * more asks again. For while others wait. PROTO_PACKET_MAX: as many as fit. */
 void core_set_reply_max(struct core *core, size_t bytes);
 /* The socket has hung up: ends the connection and every bracket. true: memory that it had leased
  * waits for core_exited(), because the GPU may write for it as long as the process lives (I2),

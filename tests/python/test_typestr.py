@@ -2,12 +2,15 @@
 """Element types against NumPy's."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import caid
@@ -125,6 +128,37 @@ def test_a_descr_of_another_type(typestr, descr):
     if typestr != "<f8":  # NumPy's rule: of others a descr is not looked at
         with pytest.raises(caid.InvalidError, match="bytes, not"):
             t.of_typestr(typestr, descr)
+
+
+NAMES = st.sampled_from([*"abcdefghijklmnopqrstuvwxyz", "", ["t", "u"], ["", "x"], ["t"], 5, None])
+KINDS = st.sampled_from(["<f4", "<f8", "|u1", "<U2", "|V4", "<M8[ns]"] * 3 + ["|S0", "|O", "f4,f4", None])
+EXTENTS = st.sampled_from([1, 2, 3, [], [2], [2, 3], [1, 1, 4], 0, [3, 0], -1, True, [1 << 31], [[2]]])
+
+
+def field_lists(kinds):
+    fields = st.tuples(NAMES, kinds) | st.tuples(NAMES, kinds, EXTENTS)
+    return st.lists(fields.map(list), min_size=1, max_size=3)
+
+
+DESCRS = field_lists(st.recursive(KINDS, field_lists, max_leaves=4))
+
+
+@settings(max_examples=int(os.environ.get("CAID_TEST_RECORDS", "3000")) // 10)
+@given(st.one_of(*[DESCRS.map(json.dumps)] * 4, st.text(alphabet='[]",x<f48|V ', max_size=20)))
+def test_any_descr_is_refused_or_as_numpy_has_it(descr):
+    try:
+        try:
+            element = t.element_of("|V4", 4, descr)
+        except caid.InvalidError as e:
+            size = re.search(r": (\d{1,9}) bytes, not", str(e))
+            if not size or int(size[1]) == 0:
+                return
+            element = t.element_of(f"|V{size[1]}", int(size[1]), descr)
+    except caid.InvalidError as e:
+        raise AssertionError(f"{descr}: not even of the size that it has") from e
+    event("taken")
+    dtype = t.to_numpy(element)
+    assert dtype.itemsize == element.itemsize and not dtype.hasobject
 
 
 @pytest.mark.parametrize("dtype", [[("a", "S0"), ("b", "i4")], [("a", "i4"), ("b", "V0")]])
