@@ -6,10 +6,11 @@
  * connections: a table of its round trips, for each attack so long, and before all of them without
  * one. Run by root, who can take the two uids.
  *
- * "served" is how many requests of the attacker are answered between two of the victim's, when the
- * victim always has one: a median that says in what order the daemon serves them, however fast it
- * or the machine is. Where it is more than a quarter of the attacker's connections, or an attack
- * did not go on to its end, the exit status is 1.
+ * "turn" is the longest turn of the daemon's loop since it started, as it says itself, in time of
+ * its thread. "served" is how many requests of the attacker are answered between two of the
+ * victim's, when the victim always has one: a median that says in what order the daemon serves
+ * them, however fast it or the machine is. Where it is more than a quarter of the attacker's
+ * connections, or an attack did not go on to its end, the exit status is 1.
  */
 #include <err.h>
 #include <grp.h>
@@ -37,6 +38,7 @@ struct samples {
 
 struct results {
     _Atomic uint64_t n_answers; /* to the attacker */
+    uint64_t turn_ns;           /* the longest of the daemon's loop, until now */
     struct samples pings, served, connects, creates;
 };
 
@@ -176,7 +178,7 @@ print_row(const char *name, struct results *r)
     print_times(&r->pings);
     print_times(&r->connects);
     print_times(&r->creates);
-    printf(" %7.0f\n", median_served(r));
+    printf(" %7.0f %9.0f\n", median_served(r), (double)r->turn_ns / 1e3);
     fflush(stdout);
 }
 
@@ -184,8 +186,9 @@ print_row(const char *name, struct results *r)
 
 /* Until the attacker has hardly anything there, so that each attack has all to take. */
 static void
-wait_for_end(const char *socket, unsigned int n_conns)
+wait_for_end(const char *socket, unsigned int n_conns, struct results *ret)
 {
+    struct msg_status_result status;
     const struct msg_users_params params = {.from = ATTACKER};
     struct msg_users_result result;
     const struct msg_user *user;
@@ -198,6 +201,8 @@ wait_for_end(const char *socket, unsigned int n_conns)
         user = result.n_users > 0 ? &result.users[0] : NULL;
     } while (user && user->uid == ATTACKER &&
              (user->connections > 0 || user->jobs > 0 || user->fds > n_conns / 4));
+    wire_call(&w, MSG_STATUS, &(struct msg_none){}, &status);
+    ret->turn_ns = status.turn_cpu_ns;
     wire_deinit(&w);
 }
 
@@ -246,7 +251,7 @@ run_attack(const struct attack *a, const char *socket, unsigned int n_conns, uin
     if (write(stop[1], "", 1) != 1)
         err(1, "pipe");
     well = wait_for_all(a) && well;
-    wait_for_end(socket, n_conns);
+    wait_for_end(socket, n_conns, results);
     close(stop[0]);
     close(stop[1]);
     close(ready[0]);
@@ -283,8 +288,8 @@ main(int argc, char **argv)
 
     if (results == MAP_FAILED || setrlimit(RLIMIT_NOFILE, &fds) < 0)
         err(1, "%u connections", n_conns);
-    printf("%-8s %9s %7s %7s %9s %7s %7s %9s %7s %7s %7s\n", "us", "ping", "p99", "max",
-           "connect", "p99", "max", "create", "p99", "max", "served");
+    printf("%-8s %9s %7s %7s %9s %7s %7s %9s %7s %7s %7s %9s\n", "us", "ping", "p99", "max",
+           "connect", "p99", "max", "create", "p99", "max", "served", "turn");
     well = measure(argv[1], for_ns, results);
     print_row("(quiet)", results);
     for (size_t i = 0; i < n_attacks; i++)

@@ -505,12 +505,14 @@ orphans(const struct attack_setup *setup)
 
     begin(setup);
     while (goes_on(setup)) {
-        struct wire *wires = connect_many(setup, 64);
-        for (unsigned int i = 0; i < 2000; i++)
-            wire_send(&wires[i % 64], MSG_CREATE, &params);
-        for (int i = 0; i < 64; i++)
+        struct wire wires[64];
+        unsigned int n_wires = 0;
+        while (n_wires < 64 && wire_open(&wires[n_wires], setup->socket))
+            n_wires++;
+        for (unsigned int i = 0; i < 32 * n_wires; i++)
+            wire_send(&wires[i % n_wires], MSG_CREATE, &params);
+        for (unsigned int i = 0; i < n_wires; i++)
             wire_deinit(&wires[i]);
-        free(wires);
     }
 }
 

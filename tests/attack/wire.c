@@ -18,17 +18,32 @@ wire_count(_Atomic uint64_t *answers)
     count = answers;
 }
 
+static void
+connect_to(struct wire *ret, const char *path)
+{
+    *ret = (struct wire){.sock = -1};
+    int r = packet_connect(path, &ret->sock);
+    if (r < 0)
+        errx(1, "%s: %s", path, strerror(-r));
+}
+
+static const struct msg_hello_params hello = {.version_min = 1, .version_max = 1};
+
 void
 wire_init(struct wire *ret, const char *path)
 {
-    const struct msg_hello_params hello = {.version_min = 1, .version_max = 1};
-    int r;
-
-    *ret = (struct wire){.sock = -1};
-    r = packet_connect(path, &ret->sock);
-    if (r < 0)
-        errx(1, "%s: %s", path, strerror(-r));
+    connect_to(ret, path);
     wire_call(ret, MSG_HELLO, &hello, NULL);
+}
+
+bool
+wire_open(struct wire *ret, const char *path)
+{
+    connect_to(ret, path);
+    if (wire_try(ret, MSG_HELLO, &hello, NULL) == 0)
+        return true;
+    wire_deinit(ret);
+    return false;
 }
 
 void

@@ -18,6 +18,8 @@ void wire_count(_Atomic uint64_t *answers);
 
 /* Connects, and says hello. */
 void wire_init(struct wire *ret, const char *path);
+/* The same; false: it is refused. */
+bool wire_open(struct wire *ret, const char *path);
 void wire_deinit(struct wire *w);
 
 /* Encodes a request or a notification into w->out and sends it. */
