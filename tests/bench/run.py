@@ -125,10 +125,10 @@ def bench_attack(folder):
 
 
 def bench_crowd(folder):
-    """An open beside many connections. Each takes the daemon two file descriptors, and the last of
-    ten uids may have half of what the others have left."""
-    with open_to_all(50000) as (address, fds):
-        most = min(20000, fds // 25 * 10)
+    """An open beside many connections. Each takes two of the file descriptors that clients may have,
+    half of the daemon's; and the last of ten uids may have half of what the others have left."""
+    with open_to_all(100000) as (address, fds):
+        most = fds // 50 * 10
         for connections, active in ((10, 10), (most, 1000), (10, 10), (most, 1000)):
             program(folder, "crowd", address, "5000", str(connections), str(active))
 
