@@ -111,7 +111,7 @@ def open_to_all(fds):
     yields its address and that number."""
     _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, fds), most))
-    with caid.LocalDaemon(driver="soft") as daemon:
+    with caid.LocalDaemon(driver="soft", memory="64G") as daemon:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         os.chmod(os.path.dirname(daemon.address), 0o711)
         os.chmod(daemon.address, 0o666)
