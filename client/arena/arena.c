@@ -106,6 +106,7 @@ init_empty(struct caid_arena *arena, const struct caid_arena_options *options)
 {
     pthread_mutex_init(&arena->lock, NULL);
     pthread_cond_init(&arena->leased, NULL);
+    pthread_cond_init(&arena->closed, NULL);
     TAILQ_INIT(&arena->blocks);
     TAILQ_INIT(&arena->batches);
     TAILQ_INIT(&arena->spare_batches);
@@ -183,6 +184,7 @@ free_all(struct caid_arena *arena)
     /* A thread of the parent's may wait there, which destroying would wait for. */
     if (!fork_guard_crossed(&arena->client->guard)) {
         pthread_cond_destroy(&arena->leased);
+        pthread_cond_destroy(&arena->closed);
         pthread_mutex_destroy(&arena->lock);
     }
     arena_free(arena);
@@ -300,13 +302,15 @@ take_leased(struct caid_arena *arena, uint64_t nbytes, uint64_t block_bytes,
     return r;
 }
 
-/* Until the driver has got back what left the arena: the client's thread unmaps it. */
+/* Until the driver has got back what left the arena, by whichever thread: the client's unmaps it. */
 static void
 wait_for_closes(struct caid_arena *arena)
 {
     arena_unlock(arena);
     block_drain(arena->client, NULL);
     arena_lock(arena);
+    while (arena->n_leaving > 0)
+        pthread_cond_wait(&arena->closed, &arena->lock);
 }
 
 /* What drains is waited for also where nothing can be added to it. */
@@ -332,8 +336,8 @@ drain_all(struct caid_arena *arena, struct caid_error *error)
 
 /* The daemon has nothing left to lease. What cannot be waited for is no room. */
 static int
-take_when_short(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret,
-                struct caid_error *error)
+make_room(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret,
+          struct caid_error *error)
 {
     drain_all(arena, NULL);
     int r = arena_take(arena, nbytes, ret);
@@ -342,6 +346,23 @@ take_when_short(struct caid_arena *arena, uint64_t nbytes, struct allocation **r
     arena_give_back(arena);
     wait_for_closes(arena);
     return take_leased(arena, nbytes, nbytes, ret, error);
+}
+
+/* Other threads may have leased the room that was made, and freed what they had before. */
+static int
+take_when_short(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret,
+                struct caid_error *error)
+{
+    uint64_t n_allocs, n_freed;
+    int r;
+
+    do {
+        n_allocs = arena->n_allocs;
+        n_freed = n_allocs - arena->n_allocations;
+        r = make_room(arena, nbytes, ret, error);
+    } while (r < 0 && code_is_short(error->code) &&
+             (arena->n_allocs != n_allocs || n_allocs - arena->n_allocations != n_freed));
+    return r;
 }
 
 static int

@@ -152,6 +152,8 @@ struct caid_arena {
 
     /* For arena_unlock(). */
     struct arena_blocks leaving; /* blocks to be given back */
+    uint64_t n_leaving;          /* that threads give back now */
+    pthread_cond_t closed;       /* these have become fewer */
     bool kick;                   /* the client's thread is to look, in a while */
     bool ticking;                /* it will */
 };

@@ -32,8 +32,12 @@ arena_unlock(struct caid_arena *arena)
     struct arena_block *block;
     struct caid_client *client = arena->client;
     bool kick = arena->kick;
+    uint64_t n = 0;
 
     TAILQ_CONCAT(&leaving, &arena->leaving, link);
+    TAILQ_FOREACH (block, &leaving, link)
+        n++;
+    arena->n_leaving += n;
     arena->kick = false;
     arena->ticking |= kick;
     pthread_mutex_unlock(&arena->lock);
@@ -41,6 +45,12 @@ arena_unlock(struct caid_arena *arena)
         TAILQ_REMOVE(&leaving, block, link);
         array_close_now(block->array);
         free(block);
+    }
+    if (n > 0) {
+        pthread_mutex_lock(&arena->lock);
+        arena->n_leaving -= n;
+        pthread_cond_broadcast(&arena->closed);
+        pthread_mutex_unlock(&arena->lock);
     }
     if (kick) {
         client_enter_anyway(client);
