@@ -10,7 +10,7 @@
 #include "caid_test.h"
 #include "model.h"
 
-#define HISTORIES 60 /* in each body */
+#define HISTORIES 30 /* in each body */
 
 static bool armed;
 static long countdown;
