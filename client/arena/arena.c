@@ -302,7 +302,7 @@ take_leased(struct caid_arena *arena, uint64_t nbytes, uint64_t block_bytes,
     return r;
 }
 
-/* Until the driver has got back what left the arena, by whichever thread: the client's unmaps it. */
+/* Until the driver has got back what left the arena, by whatever thread: the client's unmaps it. */
 static void
 wait_for_closes(struct caid_arena *arena)
 {
