@@ -35,7 +35,7 @@ arena_unlock(struct caid_arena *arena)
     uint64_t n = 0;
 
     TAILQ_CONCAT(&leaving, &arena->leaving, link);
-    TAILQ_FOREACH (block, &leaving, link)
+    TAILQ_FOREACH(block, &leaving, link)
         n++;
     arena->n_leaving += n;
     arena->kick = false;
