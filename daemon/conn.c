@@ -2,6 +2,7 @@
 #include "conn.h"
 
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -23,29 +24,17 @@
 #define SEND_BLOCKED 1 /* the socket is full */
 #define SEND_WAIT    2 /* too many fds are in flight */
 
-static void
-on_sock_closed(uv_handle_t *handle)
-{
-    free(handle->data);
-}
-
-/* Starts to wait for what the connection's state asks for; a system call only when it changes. */
-static void on_sock(uv_poll_t *handle, int status, int events);
-
+/* Waits for what the connection's state asks for. */
 static void
 update_events(struct conn *c)
 {
-    int events = UV_READABLE;
+    uint32_t events = EPOLLIN;
 
     if (c->lost)
         return;
-    if (c->turn.queued)
-        events = c->why ? 0 : UV_DISCONNECT; /* a hang-up is told for ever */
-    else if (outq_first(&c->outq))
-        events = c->waiting ? UV_DISCONNECT : UV_WRITABLE | UV_DISCONNECT;
-    if (events != c->events)
-        uv_poll_start(&c->sock_poll, events, on_sock);
-    c->events = events;
+    if (outq_first(&c->outq))
+        events = c->waiting ? EPOLLRDHUP : EPOLLOUT | EPOLLRDHUP;
+    pollset_change(&c->source, events);
 }
 
 static int
@@ -224,69 +213,36 @@ receive(struct conn *c)
         ;
 }
 
-void
-conn_hear(struct conn *c)
-{
-    if (c->why && !c->ending) {
-        conns_charge(c->set, c->owner);
-        end(c, c->why);
-    } else {
-        receive(c);
-    }
-    update_events(c);
-}
-
-/* Now, if the uid has time left, and in its turn else. */
 static void
-hear_in_turn(struct conn *c)
+on_sock(struct poll_source *source, uint32_t events)
 {
-    if (conns_admits(c->set, c->owner)) {
-        conn_hear(c);
-        return;
-    }
-    conns_queue(c->set, &c->turn);
-    update_events(c);
-}
+    struct conn *c = container_of(source, struct conn, source);
 
-static void
-on_sock(uv_poll_t *handle, int status, int events)
-{
-    struct conn *c = handle->data;
-
-    if (status < 0) /* it has closed, and had not read all: libuv has stopped to wait */
-        c->events = 0;
-    if (status < 0 || events & UV_DISCONNECT)
-        c->why = c->why ? c->why : "hung up";
-    if (status < 0 || events & (UV_DISCONNECT | UV_READABLE)) {
-        hear_in_turn(c);
-    } else if (events & UV_WRITABLE) {
-        conns_charge(c->set, c->owner);
+    if (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR) && !c->ending)
+        end(c, "hung up");
+    else if (events & EPOLLOUT)
         conn_flush(c);
-    }
+    else
+        receive(c);
+    update_events(c);
 }
 
 void
 conn_exited(struct conn *c)
 {
     c->exited = true;
-    c->why = "process exited";
-    hear_in_turn(c);
+    end(c, "process exited");
 }
 
 static int
 watch(struct conn *c, struct peer *peer)
 {
-    int r = process_new(c->set, c, TAKE_FD(peer->pidfd), &c->process);
+    int r = process_new(c, TAKE_FD(peer->pidfd), &c->process);
 
     if (r < 0)
         return r;
-    c->sock_poll.data = c;
-    r = uv_poll_init(c->set->loop, &c->sock_poll, c->sock);
-    if (r < 0)
-        return r;
-    c->polling = true;
-    update_events(c);
-    return 0;
+    c->source = (struct poll_source){.ready = on_sock, .events = EPOLLIN};
+    return pollset_add(c->owner->pollset, &c->source, c->sock);
 }
 
 int
@@ -323,12 +279,7 @@ close_sock(struct conn *c)
     c->lost = true;
     drop_output(c);
     conns_remove(c->set, c);
-    if (c->polling)
-        uv_close((uv_handle_t *)&c->sock_poll, on_sock_closed);
-    /* uv_close() has taken the fd out of the poll set: the peer is told at once. */
     c->sock = fd_close(c->sock);
-    if (!c->polling)
-        free(c);
 }
 
 void

@@ -5,8 +5,8 @@
  * Lifetime: made by conn_new() after accept(2). It is lost when the socket hangs up, when the
  * peer's process exits (which a socket that was inherited by a child does not show), when it
  * breaks a rule, or when its output exceeds its bound; then the set's lost() is called, once,
- * and conn_close() or conn_depart() is to be called there. Both close the socket at once and free
- * the object from libuv's close callback, so that a conn stays readable up the stack that closed
+ * and conn_close() or conn_depart() is to be called there. Both close the socket at once; the
+ * object is freed when the loop has come round, so that it stays readable up the stack that closed
  * it. After conn_depart() the process goes on being watched (process.h).
  *
  * Where the client has broken no rule, the connection ends first: what its client had sent lies in
@@ -22,13 +22,11 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#include <uv.h>
-
 #include "flight.h"
 #include "outq.h"
 #include "peer.h"
+#include "pollset.h"
 #include "process.h"
-#include "turns.h"
 
 struct conns;
 struct conn_owner;
@@ -41,20 +39,18 @@ struct conn {
     uid_t uid;
     pid_t pid;                /* for the log */
     struct conn_owner *owner; /* the uid's share of what is queued; NULL: not in the set */
-    uv_poll_t sock_poll;
-    int events;   /* what sock_poll waits for */
-    bool polling; /* sock_poll is libuv's */
+    struct poll_source source;
     bool lost;
-    bool ending;      /* is lost when what lies in the socket has been heard */
-    size_t unheard;   /* bytes of that */
-    const char *why;  /* it ends, or is to when its turn has come; static */
-    bool exited;      /* lost because the process has exited */
-    bool answered;    /* something was sent, or queued, in this turn */
-    bool queued;      /* in set->queued: there is output that could not be sent yet */
-    bool waiting;     /* in set->waiting: the first packet waits for fds in flight to land */
-    int refused;      /* -errno of core_connect(), which does not know it: refusals.h */
-    struct turn turn; /* what has come waits for it */
+    bool ending;     /* is lost when what lies in the socket has been heard */
+    size_t unheard;  /* bytes of that */
+    const char *why; /* it is ending; static */
+    bool exited;     /* lost because the process has exited */
+    bool answered;   /* something was sent, or queued, in this turn */
+    bool queued;     /* in set->queued: there is output that could not be sent yet */
+    bool waiting;    /* in set->waiting: the first packet waits for fds in flight to land */
+    int refused;     /* -errno of core_connect(), which does not know it: refusals.h */
     TAILQ_ENTRY(conn) queue_link, wait_link;
+    SLIST_ENTRY(conn) closed; /* set->closed */
     TAILQ_ENTRY(conn) refusal;
     uint64_t refused_ms;
     struct outq outq;
@@ -83,7 +79,5 @@ void conn_fail(struct conn *c, int r);
 /* Calls the set's lost(), unless that has happened. reason is for the log. */
 void conn_lose(struct conn *c, const char *reason);
 
-/* For conns.c: its turn to be heard has come. */
-void conn_hear(struct conn *c);
 /* For process.c. */
 void conn_exited(struct conn *c);

@@ -17,23 +17,46 @@
 
 RB_GENERATE_STATIC_BY(conn_owners, conn_owner, node, uid)
 
+static void on_ready(uv_poll_t *poll, int status, int events);
+static void on_turn(struct turn *turn);
+
+static struct conn_owner *
+owner_new(struct conns *set, uid_t uid)
+{
+    _cleanup_fd_ int pollset = pollset_new();
+    _cleanup_free_ struct conn_owner *o = calloc(1, sizeof(*o));
+
+    if (pollset < 0 || !o || uv_poll_init(set->loop, &o->poll, pollset) < 0)
+        return NULL;
+    o->poll.data = o;
+    uv_poll_start(&o->poll, UV_READABLE, on_ready);
+    o->set = set;
+    o->uid = uid;
+    o->pollset = TAKE_FD(pollset);
+    o->turn = (struct turn){.user = &o->turns, .serve = on_turn};
+    o->credit_ns = CREDIT_MAX_NS;
+    turns_user_init(&set->turns, &o->turns);
+    flight_user_init(&o->flight);
+    RB_INSERT(conn_owners, &set->owners, o);
+    return TAKE_PTR(o);
+}
+
 struct conn_owner *
 conns_join(struct conns *set, uid_t uid)
 {
     struct conn_owner key = {.uid = uid}, *o = RB_FIND(conn_owners, &set->owners, &key);
 
-    if (!o) {
-        o = calloc(1, sizeof(*o));
-        if (!o)
-            return NULL;
-        o->uid = uid;
-        o->credit_ns = CREDIT_MAX_NS;
-        turns_user_init(&set->turns, &o->turns);
-        flight_user_init(&o->flight);
-        RB_INSERT(conn_owners, &set->owners, o);
-    }
-    o->n_conns++;
+    if (!o)
+        o = owner_new(set, uid);
+    if (o)
+        o->n_conns++;
     return o;
+}
+
+static void
+on_owner_closed(uv_handle_t *handle)
+{
+    free(handle->data);
 }
 
 void
@@ -44,7 +67,9 @@ conns_leave(struct conns *set, struct conn_owner *o)
     if (set->running == o)
         conns_charge(set, NULL);
     RB_REMOVE(conn_owners, &set->owners, o);
-    free(o);
+    turns_remove(&set->turns, &o->turn);
+    uv_close((uv_handle_t *)&o->poll, on_owner_closed);
+    o->pollset = fd_close(o->pollset); /* uv_close() has stopped looking at it */
 }
 
 static void on_prepare(uv_prepare_t *prepare);
@@ -69,6 +94,7 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     set->n_queued_fds = 0;
     set->max_queued_fds = max_fds;
     RB_INIT(&set->owners);
+    SLIST_INIT(&set->closed);
     TAILQ_INIT(&set->queued);
     TAILQ_INIT(&set->waiting);
     LIST_INIT(&set->departed);
@@ -83,9 +109,21 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     set->retry.data = set->prepare.data = set->hearing.data = set;
 }
 
+static void
+free_closed(struct conns *set)
+{
+    struct conn *c;
+
+    while ((c = SLIST_FIRST(&set->closed))) {
+        SLIST_REMOVE_HEAD(&set->closed, closed);
+        free(c);
+    }
+}
+
 void
 conns_deinit(struct conns *set)
 {
+    free_closed(set);
     free(set->by_sock);
     set->by_sock = NULL;
     set->n_by_sock = 0;
@@ -109,12 +147,6 @@ conns_find(const struct conns *set, uint64_t id)
     return c && c->id == id ? c : NULL;
 }
 
-static void
-on_turn(struct turn *turn)
-{
-    conn_hear(container_of(turn, struct conn, turn));
-}
-
 int
 conns_add(struct conns *set, struct conn *c)
 {
@@ -134,8 +166,6 @@ conns_add(struct conns *set, struct conn *c)
     c->owner = conns_join(set, c->uid);
     if (!c->owner)
         return -ENOMEM;
-    c->turn.user = &c->owner->turns;
-    c->turn.serve = on_turn;
     flight_share_init(&c->flight, &c->owner->flight, c->sock);
     set->by_sock[c->sock] = c;
     set->n++;
@@ -145,11 +175,11 @@ conns_add(struct conns *set, struct conn *c)
 void
 conns_remove(struct conns *set, struct conn *c)
 {
+    SLIST_INSERT_HEAD(&set->closed, c, closed);
     if (conns_find(set, c->id) != c)
         return;
     set->by_sock[c->sock] = NULL;
     set->n--;
-    turns_remove(&set->turns, &c->turn);
     flight_share_deinit(&set->flight, &c->flight);
     conns_leave(set, TAKE_PTR(c->owner));
 }
@@ -162,9 +192,8 @@ conns_lose_all(struct conns *set, const char *reason)
             conn_lose(set->by_sock[i], reason);
 }
 
-/* Has departed, and waits for its exit no more. */
-static void
-drop_departed(struct conns *set, struct process *p)
+void
+conns_drop_departed(struct conns *set, struct process *p)
 {
     uint64_t conn_id = p->conn_id;
 
@@ -187,7 +216,7 @@ conns_lose_exited(struct conns *set)
     for (p = LIST_FIRST(&set->departed); p; p = next) {
         next = LIST_NEXT(p, link);
         if (process_has_exited(p))
-            drop_departed(set, p);
+            conns_drop_departed(set, p);
     }
 }
 
@@ -202,12 +231,12 @@ conns_forget(struct conns *set, uint64_t conn_id)
 }
 
 void
-conns_drop_departed(struct conns *set)
+conns_drop_all_departed(struct conns *set)
 {
     struct process *p;
 
     while ((p = LIST_FIRST(&set->departed)))
-        drop_departed(set, p);
+        conns_drop_departed(set, p);
 }
 
 /* ---- turns ---- */
@@ -228,11 +257,48 @@ conns_charge(struct conns *set, struct conn_owner *o)
     return now_ns;
 }
 
+/* No longer than its share: there may be more then. */
+static void
+serve(struct conn_owner *o)
+{
+    struct conns *set = o->set;
+    uint64_t until_ns = conns_charge(set, o) + TURNS_SLICE_NS;
+    bool more = true;
+
+    o->n_conns++; /* its last one may be lost */
+    while (more && conns_charge(set, o) < until_ns)
+        more = pollset_serve(o->pollset);
+    if (more)
+        conns_queue(set, &o->turn);
+    conns_leave(set, o);
+}
+
+static void
+on_turn(struct turn *turn)
+{
+    serve(container_of(turn, struct conn_owner, turn));
+}
+
+/* Now, if the uid has time left, and in its turn else. */
+static void
+on_ready(uv_poll_t *poll, int status UNUSED, int events UNUSED)
+{
+    struct conn_owner *o = poll->data;
+
+    if (o->set->running)
+        conns_charge(o->set, NULL);
+    if (turns_admits(&o->set->turns, &o->turns))
+        serve(o);
+    else
+        conns_queue(o->set, &o->turn);
+}
+
 static void
 on_prepare(uv_prepare_t *prepare)
 {
     struct conns *set = prepare->data;
 
+    free_closed(set);
     laps_end(&set->laps, conns_charge(set, NULL));
     if (!turns_is_busy(&set->turns))
         turns_forget(&set->turns);
@@ -293,14 +359,6 @@ conns_is_greedy(const struct conns *set, struct conn_owner *o)
         clamp(clamp(o->credit_ns, CREDIT_MAX_NS) + (int64_t)earned_ns, CREDIT_MAX_NS);
     o->credited_ns = set->now_ns;
     return o->credit_ns <= 0 && uv_now(set->loop) - set->changed_ms < SHARED_MS;
-}
-
-bool
-conns_admits(struct conns *set, struct conn_owner *o)
-{
-    if (set->running)
-        conns_charge(set, NULL);
-    return turns_admits(&set->turns, &o->turns);
 }
 
 void

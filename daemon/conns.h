@@ -9,10 +9,13 @@
  */
 #pragma once
 
+#include <uv.h>
+
 #include "base/tree.h"
 #include "conn.h"
 #include "laps.h"
 #include "proto_limits.h"
+#include "turns.h"
 
 struct conns_ops {
     void (*packet)(void *userdata, struct conn *c, const void *packet, size_t n);
@@ -28,9 +31,13 @@ TAILQ_HEAD(conn_list, conn);
 /* What the connections of one uid have of what all share; from the first of them to the last. */
 struct conn_owner {
     RB_ENTRY(conn_owner) node;
+    struct conns *set;
     uid_t uid;
-    uint32_t n_conns; /* with those that are not taken up: arrivals.h */
+    uint32_t n_conns; /* with departed ones, and those that are not taken up: arrivals.h */
+    int pollset;      /* what has come from them */
+    uv_poll_t poll;   /* of that */
     struct turns_user turns;
+    struct turn turn;     /* the pollset waits for it */
     int64_t credit_ns;    /* of the loop's time, for replies of any size */
     uint64_t credited_ns; /* when that was right */
     struct flight_user flight;
@@ -59,7 +66,8 @@ struct conns {
     struct laps laps;
     struct flight flight;
     struct conn_owners owners;
-    struct conn_list queued; /* with output in their queue, longest first */
+    SLIST_HEAD(, conn) closed; /* to be freed */
+    struct conn_list queued;   /* with output in their queue, longest first */
     uint64_t n_queued_bytes;
     uint32_t n_queued_fds, max_queued_fds;
     struct conn_list waiting;     /* those of them that wait for the budget of fds in flight */
@@ -86,23 +94,24 @@ void conns_lose_all(struct conns *set, const char *reason);
  * too. */
 void conns_lose_exited(struct conns *set);
 /* Waits for no exit any more: the set's departed() is called for each now. */
-void conns_drop_departed(struct conns *set);
+void conns_drop_all_departed(struct conns *set);
 
 /* The exit of the process of that connection, which has departed, does not matter any more. */
 void conns_forget(struct conns *set, uint64_t conn_id);
 
-/* The owner of a connection of that uid, for as long as it is not left; NULL: no memory. */
+/* The owner of a connection of that uid, for as long as it is not left; NULL: no memory, or fd. */
 struct conn_owner *conns_join(struct conns *set, uid_t uid);
 void conns_leave(struct conns *set, struct conn_owner *o);
-/* Something may be done for it now. */
-bool conns_admits(struct conns *set, struct conn_owner *o);
 /* What is done until the next call, or until the loop has come round, is done for it; NULL: for
  * nobody. Returns the time. */
 uint64_t conns_charge(struct conns *set, struct conn_owner *o);
 /* Has it served in its turn. */
 void conns_queue(struct conns *set, struct turn *turn);
 
-/* For conn.c. */
+/* For process.c: it has departed, and is waited for no more. */
+void conns_drop_departed(struct conns *set, struct process *p);
+
+/* For conn.c. conns_remove() frees it, too, when the loop has come round. */
 int conns_add(struct conns *set, struct conn *c);
 void conns_remove(struct conns *set, struct conn *c);
 /* A packet of c is heard. */

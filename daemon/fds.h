@@ -12,10 +12,11 @@
 
 /* As many as libuv's table of them has in 4 MiB. */
 #define FDS_MAX ((1 << 19) - 2)
-/* Connections that are taken up before it is seen again whether fds are short, two each. */
+/* Connections that are taken up before it is seen again whether fds are short, at most three each:
+ * a socket, a pidfd, a poll set. */
 #define FDS_ACCEPT_MAX 16
 
-/* Raises the soft limit to the hard one: every connection takes two fds, every block one. */
+/* Raises the soft limit to the hard one: a connection takes two fds, a uid and a block one. */
 void fds_raise_limit(void);
 uint32_t fds_max(void);
 /* Those of connections and blocks. Of the others a quarter is for pages of timelines, and a quarter

@@ -2,34 +2,26 @@
 #include "process.h"
 
 #include <poll.h>
+#include <sys/epoll.h>
 
 #include "base/macros.h"
 #include "conns.h"
 
 static void
-on_closed(uv_handle_t *handle)
+on_exit_seen(struct poll_source *source, uint32_t events UNUSED)
 {
-    free(container_of(handle, struct process, poll));
-}
-
-static void
-on_exit_seen(uv_poll_t *handle, int status UNUSED, int events UNUSED)
-{
-    struct process *p = handle->data;
-    struct conns *set = p->set;
-    uint64_t conn_id = p->conn_id;
+    struct process *p = container_of(source, struct process, source);
 
     if (p->c) {
-        uv_poll_stop(&p->poll); /* it stays readable while the rest is heard */
+        pollset_remove(&p->source); /* it stays readable while the rest is heard */
         conn_exited(p->c);
-        return;
+    } else {
+        conns_drop_departed(p->set, p);
     }
-    process_free(p);
-    set->ops->departed(set->userdata, conn_id);
 }
 
 int
-process_new(struct conns *set, struct conn *c, int pidfd_consume, struct process **ret)
+process_new(struct conn *c, int pidfd_consume, struct process **ret)
 {
     _cleanup_fd_ int pidfd = pidfd_consume;
     _cleanup_free_ struct process *p = calloc(1, sizeof(*p));
@@ -37,19 +29,16 @@ process_new(struct conns *set, struct conn *c, int pidfd_consume, struct process
 
     if (!p)
         return -ENOMEM;
-    p->set = set;
+    p->set = c->set;
     p->c = c;
     p->conn_id = c->id;
-    p->poll.data = p;
-    r = uv_poll_init(set->loop, &p->poll, pidfd);
+    p->source = (struct poll_source){.ready = on_exit_seen, .events = EPOLLIN};
+    r = pollset_add(c->owner->pollset, &p->source, pidfd);
     if (r < 0)
         return r;
     p->pidfd = TAKE_FD(pidfd);
     *ret = TAKE_PTR(p);
-    r = uv_poll_start(&(*ret)->poll, UV_READABLE, on_exit_seen);
-    if (r < 0)
-        *ret = process_free(*ret);
-    return r;
+    return 0;
 }
 
 struct process *
@@ -57,11 +46,12 @@ process_free(struct process *p)
 {
     if (!p)
         return NULL;
-    if (!p->c)
-        LIST_REMOVE(p, link);
-    /* The fd leaves the poll set here, so that it can be closed at once. */
-    uv_close((uv_handle_t *)&p->poll, on_closed);
     p->pidfd = fd_close(p->pidfd);
+    if (!p->c) {
+        LIST_REMOVE(p, link);
+        conns_leave(p->set, p->owner);
+    }
+    free(p);
     return NULL;
 }
 
@@ -74,6 +64,8 @@ process_has_exited(const struct process *p)
 void
 process_depart(struct process *p)
 {
+    p->owner = p->c->owner;
+    p->owner->n_conns++;
     p->c = NULL;
     LIST_INSERT_HEAD(&p->set->departed, p, link);
 }

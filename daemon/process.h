@@ -7,7 +7,7 @@
  * (I2), it departs instead: the connection goes, and the process is kept in the set until its
  * exit, or until the daemon stops. To depart needs no memory, so it cannot fail. It costs an fd
  * like a connection; the core charges it to its uid as one until then, so that the number of both
- * is bounded together. Freed from libuv's close callback only.
+ * is bounded together.
  */
 #pragma once
 
@@ -15,24 +15,27 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#include <uv.h>
+#include "pollset.h"
 
 struct conn;
 struct conns;
+struct conn_owner;
 
 struct process {
     struct conns *set;
-    struct conn *c;   /* NULL: departed */
-    uint64_t conn_id; /* the number that c has, or had */
-    int pidfd;        /* -1: closed */
-    uv_poll_t poll;
+    struct conn *c;           /* NULL: departed */
+    struct conn_owner *owner; /* of a departed one */
+    uint64_t conn_id;         /* the number that c has, or had */
+    int pidfd;
+    struct poll_source source;
     LIST_ENTRY(process) link; /* in set->departed */
 };
 
 LIST_HEAD(process_list, process);
 
-/* Takes pidfd over, also on failure. c's exited() is called when it has exited. */
-int process_new(struct conns *set, struct conn *c, int pidfd_consume, struct process **ret);
+/* Of c, which is in its set. Takes pidfd over, also on failure. conn_exited() is called when it
+ * has exited. */
+int process_new(struct conn *c, int pidfd_consume, struct process **ret);
 struct process *process_free(struct process *p);
 /* Asks now. */
 bool process_has_exited(const struct process *p);

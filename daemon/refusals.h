@@ -10,6 +10,8 @@
  */
 #pragma once
 
+#include <uv.h>
+
 #include "conn.h"
 
 #define REFUSALS_MAX 64

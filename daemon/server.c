@@ -542,7 +542,7 @@ stop(struct server *s, const char *why)
     conns_lose_exited(&s->conns); /* nobody will signal in their pages: those are killed */
     s->leaving = true;
     conns_lose_all(&s->conns, "the daemon stops");
-    conns_drop_departed(&s->conns);
+    conns_drop_all_departed(&s->conns);
     worker_stop(&s->worker);
     s->stopping = true; /* from here on the loop ends when no driver call is under way */
     run_core(s);

@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#define TURNS_SLICE_NS 50000
+#define TURNS_SLICE_NS 20000
 
 TAILQ_HEAD(turn_list, turn);
 
