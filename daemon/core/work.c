@@ -11,7 +11,8 @@ has_work(const struct user *user)
            !TAILQ_EMPTY(&user->done) || !TAILQ_EMPTY(&user->leaving);
 }
 
-/* A piece of each kind. Returns how many; a search for a deadlock is all of an event's. */
+/* A piece of each kind. Returns how many; a search for a deadlock, or some of the end of a
+ * connection, is all of an event's. */
 static uint32_t
 work_for(struct core *core, struct user *user)
 {
@@ -32,9 +33,9 @@ work_for(struct core *core, struct user *user)
     conn = TAILQ_FIRST(&user->leaving);
     if (conn)
         conn_end_some(core, conn);
-    if (core->n_searches != n_searches)
+    if (conn || core->n_searches != n_searches)
         return core->pieces;
-    return (bracket != NULL) + (watch != NULL) + (waiter != NULL) + (conn != NULL);
+    return (bracket != NULL) + (watch != NULL) + (waiter != NULL);
 }
 
 void
