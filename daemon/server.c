@@ -540,6 +540,8 @@ stop(struct server *s, const char *why)
     uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
     core_stop(s->core);
     conns_lose_exited(&s->conns); /* nobody will signal in their pages: those are killed */
+    while (core_deadline_ns(s->core) == 0)
+        tick(s);
     s->leaving = true;
     conns_lose_all(&s->conns, "the daemon stops");
     conns_drop_all_departed(&s->conns);

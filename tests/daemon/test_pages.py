@@ -332,14 +332,15 @@ def test_stop_leaves_pages_to_their_owners(start):
 
 @pytest.mark.parametrize("hung_up", [False, True])
 def test_stop_lets_those_go_who_wait_for_a_process_that_has_exited(start, hung_up):
-    """The loop may be told of the stop before it is told of the exit."""
-    d = start()
+    """The loop may be told of the stop before it is told of the exit, whose end takes it several turns."""
+    d, n = start(), 100
     with d.client() as c:
         mine, its = fork.Pipe()
 
         def run():
             client = d.client()
-            named(client, "t").submit(3)
+            for i in range(n):
+                named(client, f"t{i}").submit(3)
             client.call("ping")
             its.send(None)
             its.recv()
@@ -350,15 +351,15 @@ def test_stop_lets_those_go_who_wait_for_a_process_that_has_exited(start, hung_u
         process = fork.Process(target=run)
         process.start()
         mine.recv()
-        seen = open_timeline(c, "t")
+        seen = [open_timeline(c, f"t{i}") for i in range(n)]
         mine.send(None)
         mine.recv()
-        wait_for(lambda: d.status()["timelines"] == (0 if hung_up else 1), "the state")
+        wait_for(lambda: d.status()["timelines"] == (0 if hung_up else n), "the state")
         with d.paused():
             d.process.send_signal(sig.SIGTERM)
             kill(process)
         assert d.process.wait(DEADLINE) == 0
-        assert seen.is_dead() and seen.landed() == 0
+        assert all(page.is_dead() and page.landed() == 0 for page in seen)
 
 
 def test_stop_after_a_hang_up_leaves_pages_to_their_owners(start):
