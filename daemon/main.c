@@ -19,7 +19,6 @@
 #include "notify.h"
 #include "options.h"
 #include "server.h"
-#include "starting.h"
 
 /* The first that says something. */
 static const char *
@@ -45,12 +44,14 @@ set_log_level(const struct options *o, const struct config *c)
 
 /* Held back until the server takes them, so that no stop leaves a socket behind. */
 static void
-block_stop_signals(sigset_t *ret)
+block_stop_signals(void)
 {
-    sigemptyset(ret);
-    sigaddset(ret, SIGTERM);
-    sigaddset(ret, SIGINT);
-    sigprocmask(SIG_BLOCK, ret, NULL);
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigprocmask(SIG_BLOCK, &set, NULL);
 }
 
 static int
@@ -86,42 +87,27 @@ serve(const struct options *o, const struct config *c, int ready_fd)
     _cleanup_(listener_deinit) struct listener listener = {.fd = -1, .lock_fd = -1};
     _cleanup_(gpu_deinit) struct gpu gpu = {0};
     _cleanup_(server_freep) struct server *server = NULL;
-    sigset_t stop;
     int r;
 
     notify_init(&notify);
     fds_raise_limit();
-    block_stop_signals(&stop);
+    block_stop_signals();
     r = open_listener(&listener, o, c);
     if (r == 0)
         r = fds_check(listener.fd); /* before the driver fails for want of them */
     if (r < 0)
         return r;
-    const struct starting_setup starting = {
+    const struct server_setup setup = {
+        .config = c,
         .driver = choose(o->driver, "CAID_CUDA_DRIVER", c->driver),
-        .handoff = c->handoff,
+        .gpu = &gpu,
         .listener = &listener,
         .notify = &notify,
-        .stop = &stop,
         .stop_fd = o->stop_fd,
-        .hello_timeout_ns = c->hello_timeout_ns,
+        .ready_fd = ready_fd,
     };
-    r = starting_open_gpu(&gpu, &starting);
-    if (r < 0)
-        return r;
-    r = server_new(&server, &(struct server_setup){.config = c,
-                                                   .gpu = &gpu,
-                                                   .listener = &listener,
-                                                   .notify = &notify,
-                                                   .stop_fd = o->stop_fd});
-    if (r == 0)
-        r = listener_start(&listener);
-    if (r < 0)
-        return r;
-    if (ready_fd >= 0)
-        detach_ready(ready_fd);
-    server_run(server);
-    return 0;
+    r = server_new(&server, &setup);
+    return r < 0 ? r : server_run(server);
 }
 
 static int

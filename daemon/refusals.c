@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "refusals.h"
 
-#include <stdio.h>
-
 #include "base/macros.h"
-#include "msg.h"
 
 void
 refusals_init(struct refusals *r, uv_loop_t *loop, uint64_t timeout_ms)
@@ -49,31 +46,16 @@ refusals_remove(struct refusals *r, struct conn *c)
         uv_timer_stop(&r->timer);
 }
 
-static void
-send_limit(struct conn *c, uint32_t request, uint32_t limit)
+void
+refusals_answer(struct conn *c, enum proto_error error, const char *text, const void *packet,
+                size_t n)
 {
     _cleanup_(msg_buf_deinit) struct msg_buf buf = {0};
-    char text[128];
-
-    if (c->refused == -EMFILE)
-        snprintf(text, sizeof(text),
-                 "uid %u: its share of the daemon's file descriptors is taken",
-                 (unsigned)c->uid);
-    else
-        snprintf(text, sizeof(text), "uid %u: limit of %u connections reached",
-                 (unsigned)c->uid, limit);
-    if (msg_encode_error(&buf, request, PROTO_ERR_LIMIT, text, 0) == 0)
-        conn_send(c, buf.data, buf.n, NULL, 0);
-}
-
-void
-refusals_answer(struct conn *c, uint32_t limit, const void *packet, size_t n)
-{
     struct msg m;
 
     if (msg_parse(&m, packet, n) == 0) {
-        if (m.type == MSG_REQUEST)
-            send_limit(c, m.id, limit);
+        if (m.type == MSG_REQUEST && msg_encode_error(&buf, m.id, error, text, 0) == 0)
+            conn_send(c, buf.data, buf.n, NULL, 0);
         msg_deinit(&m);
     }
     conn_lose(c, "refused");

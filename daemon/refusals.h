@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Connections that core did not take up, because their uid has as many as it may. The error that
- * says so has to carry the number of a request, so each is kept until its first packet comes, at
- * most for as long as others may take to say hello; and only a few at a time, since they are
- * over the limit. Those beyond are closed without a word.
+ * Connections that core did not take up, because their uid has as many as it may, or there is no
+ * core yet. The error that says so has to carry the number of a request, so each is kept until its
+ * first packet comes, at most for as long as others may take to say hello; and only a few at a
+ * time, since they are over the limit. Those beyond are closed without a word.
  *
  * The core knows nothing of them, so its table of errors does not serve here: without this a client
  * that is one too many would see its connection end, and not why (test_wire.py).
@@ -13,6 +13,7 @@
 #include <uv.h>
 
 #include "conn.h"
+#include "msg.h"
 
 #define REFUSALS_MAX 64
 
@@ -28,5 +29,6 @@ void refusals_init(struct refusals *r, uv_loop_t *loop, uint64_t timeout_ms);
 int refusals_add(struct refusals *r, struct conn *c);
 /* When a refused connection is lost. */
 void refusals_remove(struct refusals *r, struct conn *c);
-/* Answers the first packet, and loses the connection. limit: for the message. */
-void refusals_answer(struct conn *c, uint32_t limit, const void *packet, size_t n);
+/* Answers the first packet, and loses the connection. */
+void refusals_answer(struct conn *c, enum proto_error error, const char *text,
+                     const void *packet, size_t n);

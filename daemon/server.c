@@ -16,7 +16,9 @@
 #include "base/macros.h"
 #include "conns.h"
 #include "core_setup.h"
+#include "detach.h"
 #include "fds.h"
+#include "opening.h"
 #include "refusals.h"
 #include "shared_page.h"
 #include "spin.h"
@@ -25,8 +27,9 @@
 #include "writeoffs.h"
 
 #define STOP_MS         10000
-#define ARRIVALS_PART   4   /* of all fds, for connections that are not taken up yet */
-#define ACCEPT_RETRY_MS 100 /* after the process had no fd to spare */
+#define ARRIVALS_PART   4    /* of all fds, for connections that are not taken up yet */
+#define ACCEPT_RETRY_MS 100  /* after the process had no fd to spare */
+#define GRACE_MS        5000 /* that the driver has before clients hear of it */
 #define NOTIFY_RETRY_MS 100
 #define REPLY_BUSY      2048 /* bytes of records in a reply to a greedy uid */
 #define LOG_WINDOW_MS   10000
@@ -39,7 +42,8 @@ struct server {
     struct conns conns;
     struct arrivals arrivals;
     struct refusals refusals;
-    struct worker worker;
+    struct opening opening;
+    struct worker worker; /* with the core, when the driver is open */
     struct shared_pages pages;
     struct trim trim;
     struct spin spin;
@@ -51,6 +55,7 @@ struct server {
     uint64_t deadline_ns;  /* that deadline_timer, or what is overdue, is set to */
     uint64_t log_since_ms; /* when the window of log_client() began */
     uint32_t n_log_lines;
+    int r; /* of server_run() */
     bool carrying_out;
     bool leaving; /* connections end because this process does, not their own */
     bool stopping;
@@ -224,7 +229,7 @@ run_core(struct server *s)
 {
     struct core_action a;
 
-    if (s->carrying_out)
+    if (s->carrying_out || !s->core)
         return;
     s->carrying_out = true;
     while (core_next(s->core, &a))
@@ -262,12 +267,32 @@ on_overdue(uv_idle_t *idle)
 }
 
 static void
+refuse(struct server *s, struct conn *c, const void *packet, size_t n)
+{
+    enum proto_error error = c->refused == -EAGAIN ? PROTO_ERR_NOT_READY : PROTO_ERR_LIMIT;
+    char reason[OPENING_REASON_MAX], text[OPENING_REASON_MAX + 64];
+
+    if (c->refused == -EAGAIN) {
+        opening_reason(&s->opening, reason, sizeof(reason));
+        snprintf(text, sizeof(text), "caid is not ready, try again: %s", reason);
+    } else if (c->refused == -EMFILE) {
+        snprintf(text, sizeof(text),
+                 "uid %u: its share of the daemon's file descriptors is taken",
+                 (unsigned)c->uid);
+    } else {
+        snprintf(text, sizeof(text), "uid %u: limit of %u connections reached",
+                 (unsigned)c->uid, s->setup.config->limits.connections);
+    }
+    refusals_answer(c, error, text, packet, n);
+}
+
+static void
 on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
 {
     struct server *s = userdata;
 
     if (c->refused) {
-        refusals_answer(c, s->setup.config->limits.connections, packet, n);
+        refuse(s, c, packet, n);
         return;
     }
     core_set_reply_max(s->core,
@@ -284,10 +309,13 @@ on_lost(void *userdata, struct conn *c, const char *reason)
     bool exit_matters = false;
 
     log_debug("connection of pid %d, uid %u: %s", (int)c->pid, (unsigned)c->uid, reason);
-    core_set_time(s->core, clock_now_ns());
-    if (c->refused)
+    if (c->refused) {
         refusals_remove(&s->refusals, c);
-    else if (c->exited)
+        conn_close(c);
+        return;
+    }
+    core_set_time(s->core, clock_now_ns());
+    if (c->exited)
         core_exited(s->core, c->id);
     else
         exit_matters = core_hangup(s->core, c->id);
@@ -312,7 +340,10 @@ on_departed(void *userdata, uint64_t conn_id)
 static void
 on_spent(void *userdata, uid_t uid, uint64_t ns)
 {
-    core_spent(((struct server *)userdata)->core, uid, ns);
+    struct server *s = userdata;
+
+    if (s->core)
+        core_spent(s->core, uid, ns);
 }
 
 static const struct conns_ops conns_ops = {.packet = on_packet,
@@ -363,7 +394,7 @@ static const struct worker_ops worker_ops = {
 static bool
 is_refusal(int r)
 {
-    return r == -EDQUOT || r == -EMFILE;
+    return r == -EDQUOT || r == -EMFILE || r == -EAGAIN;
 }
 
 static int
@@ -374,7 +405,7 @@ connect_core(struct server *s, uint64_t id, const struct peer *p)
                              .pid = p->pid,
                              .groups = p->groups,
                              .n_groups = p->n_groups};
-    int r = core_connect(s->core, id, &peer, clock_now_ns());
+    int r = s->core ? core_connect(s->core, id, &peer, clock_now_ns()) : -EAGAIN;
 
     if (r == -EDQUOT)
         log_client(s, "uid %u has %u connections, as many as it may: pid %d is refused",
@@ -436,11 +467,21 @@ on_arrival(void *userdata, int sock_consume)
 
 static void on_listen(uv_poll_t *handle, int status, int events);
 
+/* The driver's thread, if it is there, is left to the end of the process. */
+static void
+leave(struct server *s, int status)
+{
+    listener_deinit(s->setup.listener);
+    _exit(status);
+}
+
 static void
 on_accept_timer(uv_timer_t *timer)
 {
     struct server *s = timer->data;
 
+    if (listener_start(s->setup.listener) < 0)
+        leave(s, EXIT_FAILURE);
     uv_poll_start(&s->listen_poll, UV_READABLE, on_listen);
 }
 
@@ -525,14 +566,15 @@ on_stop_timer(uv_timer_t *timer)
     log_error("driver calls are still under way after %d s: left to the kernel",
               STOP_MS / 1000);
     writeoffs_tell(&s->writeoffs);
-    listener_deinit(s->setup.listener);
-    _exit(EXIT_FAILURE);
+    leave(s, EXIT_FAILURE);
 }
 
 static void
 stop(struct server *s, const char *why)
 {
     log_info("%s: stopping", why);
+    if (!s->core)
+        leave(s, EXIT_SUCCESS);
     notify_and_retry(s, "STOPPING=1\nSTATUS=Stopping");
     uv_close((uv_handle_t *)&s->listen_poll, NULL);
     uv_close((uv_handle_t *)&s->accept_timer, NULL);
@@ -555,10 +597,8 @@ on_signal(uv_signal_t *handle, int signum)
 {
     struct server *s = handle->data;
 
-    if (s->stopping) {
-        listener_deinit(s->setup.listener);
-        _exit(EXIT_FAILURE);
-    }
+    if (s->stopping)
+        leave(s, EXIT_FAILURE);
     stop(s, strsignal(signum));
 }
 
@@ -635,20 +675,13 @@ server_new(struct server **ret, const struct server_setup *setup)
     spin_init(&s->spin, &s->loop, setup->config->spin_us * NSEC_PER_USEC);
     r = shared_pages_init(&s->pages, fds_max());
     if (r == 0)
-        r = worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
-    if (r == 0)
-        r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max, fds_shared());
-    if (r == 0)
         r = init_handles(s);
     if (r == 0 && setup->stop_fd >= 0)
         r = init_stop_fd(s);
     if (r == 0)
         r = fds_reserve(&s->loop, &s->scratch, setup->listener->fd);
-    if (r < 0)
-        log_error("cannot start: %s", strerror(-r));
-    else
-        r = fds_check(setup->listener->fd); /* all that the start takes is taken */
     if (r < 0) {
+        log_error("cannot start: %s", strerror(-r));
         server_free(s);
         return r;
     }
@@ -669,20 +702,83 @@ start_signals(struct server *s)
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
 }
 
-void
-server_run(struct server *s)
+/* With the driver, which is open. */
+static int
+make_core(struct server *s)
+{
+    const struct server_setup *setup = &s->setup;
+    int r = worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
+
+    if (r == 0)
+        r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max, fds_shared());
+    if (r < 0)
+        log_error("cannot start: %s", strerror(-r));
+    else
+        r = fds_check(setup->listener->fd); /* all that the start takes is taken */
+    return r == 0 ? listener_start(setup->listener) : r;
+}
+
+static void
+serve(struct server *s)
 {
     struct notify *notify = s->setup.notify;
 
-    start_signals(s);
+    uv_timer_stop(&s->accept_timer);
     uv_poll_start(&s->listen_poll, UV_READABLE, on_listen);
+    if (s->setup.ready_fd >= 0)
+        detach_ready(s->setup.ready_fd);
     if (notify->watchdog_ns) {
         uint64_t ms = notify->watchdog_ns / NSEC_PER_MSEC / 2;
         uv_timer_start(&s->watchdog_timer, on_watchdog, ms, ms ? ms : 1);
     }
     log_info("serving on %s", s->setup.listener->path);
     notify_and_retry(s, "READY=1\nSTATUS=Serving");
+}
+
+static void
+on_opening(void *userdata)
+{
+    struct server *s = userdata;
+    char reason[OPENING_REASON_MAX], status[OPENING_REASON_MAX + 64];
+    int r = opening_end(&s->opening);
+
+    if (r > 0) { /* clients hear of it */
+        opening_reason(&s->opening, reason, sizeof(reason));
+        snprintf(status, sizeof(status), "STATUS=No CUDA driver answers, retrying: %.100s",
+                 reason);
+        notify_and_retry(s, status);
+        on_accept_timer(&s->accept_timer);
+        return;
+    }
+    if (r == 0)
+        r = make_core(s);
+    s->r = r;
+    if (r == 0)
+        serve(s);
+    else
+        uv_stop(&s->loop);
+}
+
+int
+server_run(struct server *s)
+{
+    const struct server_setup *setup = &s->setup;
+
+    start_signals(s);
+    s->opening = (struct opening){
+        .driver = setup->driver,
+        .handoff = setup->config->handoff,
+        .retries = setup->notify->fd >= 0 && strcmp(setup->driver, "cuda") == 0,
+        .gpu = setup->gpu,
+        .changed = on_opening,
+        .userdata = s,
+    };
+    s->r = opening_start(&s->opening, &s->loop);
+    if (s->r < 0)
+        return s->r;
+    uv_timer_start(&s->accept_timer, on_accept_timer, GRACE_MS, 0);
     uv_run(&s->loop, UV_RUN_DEFAULT);
+    return s->r;
 }
 
 static void

@@ -4,9 +4,12 @@
  * hang-up, a driver call that is done, time) is told to the core, and then the actions that it
  * has for us are carried out in their order.
  *
- * One server per process, from the end of the start-up until the process ends. A stop (SIGTERM,
- * SIGINT, --stop-fd) ends all connections and waits for the driver calls that are under way, at
- * most 10 s; a second signal ends the process at once.
+ * One server per process. Until the driver has answered there is no core. Clients are kept waiting
+ * at first; when it has failed once and is asked again, or has not answered for 5 s, they are taken
+ * up: each one's hello is refused with NOT_READY, which tells why, and its connection ends.
+ *
+ * A stop (SIGTERM, SIGINT, --stop-fd) ends all connections and waits for the driver calls that are
+ * under way, at most 10 s; a second signal ends the process at once.
  */
 #pragma once
 
@@ -19,15 +22,23 @@ struct server;
 
 struct server_setup { /* all borrowed, and to stay until server_free() */
     const struct config *config;
-    const struct gpu *gpu;
+    const char *driver; /* as for gpu_open() */
+    struct gpu *gpu;    /* to be filled */
     struct listener *listener;
     struct notify *notify;
-    int stop_fd; /* or -1 */
+    int stop_fd;  /* or -1 */
+    int ready_fd; /* of detach_start(), or -1 */
 };
 
-/* Logs what is wrong. Clients are not served before server_run(). */
+/* Logs what is wrong. */
 int server_new(struct server **ret, const struct server_setup *setup);
-/* Serves until stopped. SIGTERM and SIGINT, which the caller has blocked, are taken from here. */
-void server_run(struct server *s);
+/*
+ * Opens the driver and serves until stopped. SIGTERM and SIGINT, which the caller has blocked, are
+ * taken from here. With "cuda" under a service manager the GPU's modules may still be on their way:
+ * the driver is asked again, ever more rarely. Elsewhere somebody is there to read the reason,
+ * which is logged: < 0. A driver that hangs cannot be waited for: a stop ends the process here,
+ * with status 0.
+ */
+int server_run(struct server *s);
 /* Gives all memory back to the driver. */
 struct server *server_free(struct server *s);
