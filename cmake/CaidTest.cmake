@@ -9,7 +9,8 @@ endif()
 set(CAID_TEST_TIMEOUT 240 CACHE STRING "Seconds that a test may take")
 
 # What every test finds in its environment: the software driver and where the build is.
-set(CAID_TEST_ENV "CAID_CUDA_DRIVER=soft" "CAID_BUILD_DIR=${CMAKE_BINARY_DIR}")
+set(CAID_TEST_ENV "CAID_CUDA_DRIVER=soft" "CAID_BUILD_DIR=${CMAKE_BINARY_DIR}"
+  "CAID_TEST_TIMEOUT=${CAID_TEST_TIMEOUT}")
 
 # The interpreter is not built with AddressSanitizer, so its runtime has to come first, and what
 # CPython itself never frees would drown the report.

@@ -7,9 +7,9 @@
 
 #include "base/macros.h"
 
-#define DELAY_US 1000 /* at most, of each operation of a stream */
-#define WORDS    1024 /* of an array */
-#define PIECES   4    /* operations that go over an array */
+#define DELAY_US "1000" /* at most, of each operation of a stream; or ORDER_DELAY_US */
+#define WORDS    1024   /* of an array */
+#define PIECES   4      /* operations that go over an array */
 #define BYTES    (WORDS * sizeof(uint32_t))
 
 #define WAIT_NS UINT64_C(20000000000) /* what never ends, ends with an error */
@@ -367,9 +367,10 @@ check_all(struct order *o)
 void
 order_round(struct order *o, uint32_t round)
 {
+    const char *us = getenv("ORDER_DELAY_US");
     char delay[48];
 
-    snprintf(delay, sizeof(delay), "delay %d %u", DELAY_US,
+    snprintf(delay, sizeof(delay), "delay %s %u", us ? us : DELAY_US,
              round * ORDER_ROLES + (unsigned)o->role);
     program_control(o->drv->path, delay);
     foresee(o, round);

@@ -37,7 +37,8 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error")
     # Python's warning of fork() in a process with threads: some tests are about just that.
     config.addinivalue_line("filterwarnings", "ignore:.*fork:DeprecationWarning")
-    faulthandler.dump_traceback_later(200, exit=True)
+    limit_s = int(os.environ.get("CAID_TEST_TIMEOUT", 240))  # of all tests of a file
+    faulthandler.dump_traceback_later(limit_s * 5 // 6, exit=True)
 
 
 @pytest.hookimpl(hookwrapper=True)
