@@ -33,7 +33,7 @@ from collections import namedtuple
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TREE, BUILD = ROOT / "build/mutations/tree", ROOT / "build/mutations/build"
-TIMEOUT_S = 60  # of a test, which then has found something: waits that never end are a defect, too
+TIMEOUT_S = 150  # of a test, which then has found something: waits that never end are a defect, too
 
 
 class Wrong(Exception):
