@@ -87,7 +87,7 @@ queue(struct arrivals *set, int sock, uid_t uid)
     if (owner->n_conns > set->max_of_uid)
         arrival_free(a);
     else
-        conns_queue(set->conns, &a->turn);
+        turns_add(&set->conns->turns, &a->turn);
     return 0;
 }
 

@@ -2,7 +2,6 @@
 #include "conn.h"
 
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -34,7 +33,7 @@ update_events(struct conn *c)
         return;
     if (outq_first(&c->outq))
         events = c->waiting ? EPOLLRDHUP : EPOLLOUT | EPOLLRDHUP;
-    pollset_change(&c->source, events);
+    pollset_change(&c->set->pollset, &c->source, events | EPOLLET);
 }
 
 static int
@@ -70,7 +69,7 @@ conn_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_f
     int r;
 
     c->answered = true;
-    if (c->ending)
+    if (c->why)
         return 0;
     if (!outq_first(&c->outq)) {
         r = try_send(c, data, n, fds, n_fds);
@@ -139,31 +138,33 @@ count_unheard(const struct conn *c)
     return ioctl(c->sock, FIONREAD, &n) == 0 && n > 0 ? (size_t)n : 0;
 }
 
-/* The peer has gone, or reads no more; there is a bound to what it may have sent, also where it
- * lives and goes on. */
 static void
-end(struct conn *c, const char *why)
+end_in_turn(struct conn *c, const char *why)
 {
-    if (c->lost)
-        return;
-    c->unheard = count_unheard(c);
-    if (c->unheard == 0) {
-        conn_lose(c, why);
-        return;
-    }
-    c->ending = true;
-    c->why = why;
-    drop_output(c);
-    update_events(c);
+    c->why = c->why ? c->why : why;
+    turns_add(&c->set->turns, &c->turn);
 }
 
 void
 conn_fail(struct conn *c, int r)
 {
-    if (r == -EPIPE || r == -ECONNRESET || r == -ECONNREFUSED)
-        end(c, "hung up");
-    else
-        conn_lose(c, r == -ENOBUFS ? "does not read" : strerror(-r));
+    bool gone = r == -EPIPE || r == -ECONNRESET || r == -ECONNREFUSED;
+
+    c->broken = !gone;
+    drop_output(c);
+    end_in_turn(c, gone ? "hung up" : r == -ENOBUFS ? "does not read" : strerror(-r));
+}
+
+/* The peer has gone, or reads no more; there is a bound to what it may have sent, also where it
+ * lives and goes on. */
+static void
+end(struct conn *c)
+{
+    drop_output(c);
+    c->unheard = c->broken ? 0 : count_unheard(c);
+    c->ending = c->unheard > 0;
+    if (!c->ending)
+        conn_lose(c, c->why);
 }
 
 /* ---- input ---- */
@@ -182,25 +183,22 @@ hear(struct conn *c, size_t n)
         conn_lose(c, c->why);
 }
 
-/* Whether a packet came. */
-static bool
+static void
 receive_one(struct conn *c)
 {
-    ssize_t n;
+    ssize_t n = packet_recv(c->sock, c->set->buffer, NULL, 0, NULL, MSG_DONTWAIT);
 
-    conns_charge(c->set, c->owner);
-    n = packet_recv(c->sock, c->set->buffer, NULL, 0, NULL, MSG_DONTWAIT);
+    c->readable = n > 0;
     if (n > 0)
         hear(c, (size_t)n);
     else if (c->ending && n != -ECONNRESET)
         conn_lose(c, c->why);
     else if (n == 0 || n == -ECONNRESET)
-        end(c, "hung up");
+        end_in_turn(c, "hung up");
     else if (n == -EMSGSIZE)
         conn_lose(c, "sent a packet that is too large, or fds");
     else if (n != -EAGAIN)
         conn_lose(c, strerror((int)-n));
-    return n > 0;
 }
 
 /* Few packets a turn: fair to the uid's others. After an answer the client is likely to think, so a
@@ -208,9 +206,32 @@ receive_one(struct conn *c)
 static void
 receive(struct conn *c)
 {
+    int n = 0;
+
     c->answered = false;
-    for (int i = 0; i < RECEIVE_MAX && !c->answered && !c->lost && receive_one(c); i++)
-        ;
+    do
+        receive_one(c);
+    while (c->readable && !c->answered && !c->lost && ++n < RECEIVE_MAX &&
+           conns_charge(c->set, c->owner) < c->set->until_ns);
+}
+
+static void
+on_turn(struct turn *turn)
+{
+    struct conn *c = container_of(turn, struct conn, turn);
+
+    conns_charge(c->set, c->owner);
+    if (c->why && !c->ending)
+        end(c);
+    else if (outq_first(&c->outq))
+        conn_flush(c);
+    else
+        receive(c);
+    if (c->lost)
+        return;
+    update_events(c);
+    if (c->ending || (c->readable && !outq_first(&c->outq)))
+        turns_add(&c->set->turns, turn);
 }
 
 static void
@@ -218,20 +239,18 @@ on_sock(struct poll_source *source, uint32_t events)
 {
     struct conn *c = container_of(source, struct conn, source);
 
-    if (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR) && !c->ending)
-        end(c, "hung up");
-    else if (events & EPOLLOUT)
-        conn_flush(c);
+    c->readable = c->readable || events & EPOLLIN;
+    if (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR))
+        end_in_turn(c, "hung up");
     else
-        receive(c);
-    update_events(c);
+        turns_add(&c->set->turns, &c->turn);
 }
 
 void
 conn_exited(struct conn *c)
 {
     c->exited = true;
-    end(c, "process exited");
+    end_in_turn(c, "process exited");
 }
 
 static int
@@ -241,8 +260,8 @@ watch(struct conn *c, struct peer *peer)
 
     if (r < 0)
         return r;
-    c->source = (struct poll_source){.ready = on_sock, .events = EPOLLIN};
-    return pollset_add(c->owner->pollset, &c->source, c->sock);
+    c->source = (struct poll_source){.ready = on_sock, .events = EPOLLIN | EPOLLET};
+    return pollset_add(&c->set->pollset, &c->source, c->sock);
 }
 
 int
@@ -259,6 +278,7 @@ conn_new(struct conns *set, uint64_t id, int sock_consume, struct peer *peer, st
     c->uid = peer->uid;
     c->pid = peer->pid;
     c->sock = TAKE_FD(sock);
+    c->turn.serve = on_turn;
     outq_init(&c->outq);
     r = conns_add(set, c);
     if (r == 0)
@@ -279,6 +299,7 @@ close_sock(struct conn *c)
     c->lost = true;
     drop_output(c);
     conns_remove(c->set, c);
+    pollset_remove(&c->set->pollset, &c->source);
     c->sock = fd_close(c->sock);
 }
 

@@ -27,6 +27,7 @@
 #include "peer.h"
 #include "pollset.h"
 #include "process.h"
+#include "turns.h"
 
 struct conns;
 struct conn_owner;
@@ -40,15 +41,19 @@ struct conn {
     pid_t pid;                /* for the log */
     struct conn_owner *owner; /* the uid's share of what is queued; NULL: not in the set */
     struct poll_source source;
+    struct turn turn; /* what is to be done for it waits for it */
     bool lost;
-    bool ending;     /* is lost when what lies in the socket has been heard */
-    size_t unheard;  /* bytes of that */
-    const char *why; /* it is ending; static */
-    bool exited;     /* lost because the process has exited */
-    bool answered;   /* something was sent, or queued, in this turn */
-    bool queued;     /* in set->queued: there is output that could not be sent yet */
-    bool waiting;    /* in set->waiting: the first packet waits for fds in flight to land */
-    int refused;     /* -errno of core_connect(), which does not know it: refusals.h */
+    const char *why; /* it ends, in its turn; static */
+    bool broken;     /* and nothing of it is heard any more */
+    bool
+        ending; /* that turn has come: it is lost when what lies in the socket has been heard */
+    size_t unheard; /* bytes of that */
+    bool exited;    /* the process has */
+    bool readable;  /* something may lie in the socket */
+    bool answered;  /* something was sent, or queued, in this turn */
+    bool queued;    /* in set->queued: there is output that could not be sent yet */
+    bool waiting;   /* in set->waiting: the first packet waits for fds in flight to land */
+    int refused;    /* -errno of core_connect(), which does not know it: refusals.h */
     TAILQ_ENTRY(conn) queue_link, wait_link;
     SLIST_ENTRY(conn) closed; /* set->closed */
     TAILQ_ENTRY(conn) refusal;
@@ -64,8 +69,8 @@ void conn_close(struct conn *c);
 /* The same, but the set's departed() tells when the process exits. */
 void conn_depart(struct conn *c);
 
-/* Sends now, or queues; to one that is ending, nothing. fds are borrowed. < 0: the connection is
- * of no use any more, and the caller is to call conn_fail(), or conn_lose(). */
+/* Sends now, or queues; to one that ends, nothing. fds are borrowed. < 0: the connection is of no
+ * use any more, and the caller is to call conn_fail(), or conn_lose(). */
 int conn_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_fds);
 /* Sends what is queued, as far as that goes. */
 void conn_flush(struct conn *c);
@@ -74,7 +79,8 @@ void conn_flush(struct conn *c);
  * packets gives its peer ECONNRESET first, before the answer that explains the end. */
 void conn_discard_input(const struct conn *c);
 
-/* A send has failed: r is what it said. */
+/* A send has failed: r is what it said. It ends in its turn: who has many that are dead is not
+ * dealt with all at once. */
 void conn_fail(struct conn *c, int r);
 /* Calls the set's lost(), unless that has happened. reason is for the log. */
 void conn_lose(struct conn *c, const char *reason);

@@ -11,34 +11,25 @@
 #define SHARED_MS        1000 /* for so long the next request of another uid is expected */
 #define CREDIT_PART      10   /* of the time: may be used for replies of any size meanwhile */
 #define CREDIT_MAX_NS    5000000
-#define RETRY_MAX        64 /* connections that try again at a time */
+#define RETRY_NS         100000 /* for so long they try again at a time */
 /* How long a client may leave fds unread while others of its uid are held up by them. */
 #define CULPRIT_MS 5000
 
 RB_GENERATE_STATIC_BY(conn_owners, conn_owner, node, uid)
 
-static void on_ready(uv_poll_t *poll, int status, int events);
-static void on_turn(struct turn *turn);
-
 static struct conn_owner *
 owner_new(struct conns *set, uid_t uid)
 {
-    _cleanup_fd_ int pollset = pollset_new();
-    _cleanup_free_ struct conn_owner *o = calloc(1, sizeof(*o));
+    struct conn_owner *o = calloc(1, sizeof(*o));
 
-    if (pollset < 0 || !o || uv_poll_init(set->loop, &o->poll, pollset) < 0)
+    if (!o)
         return NULL;
-    o->poll.data = o;
-    uv_poll_start(&o->poll, UV_READABLE, on_ready);
-    o->set = set;
     o->uid = uid;
-    o->pollset = TAKE_FD(pollset);
-    o->turn = (struct turn){.user = &o->turns, .serve = on_turn};
     o->credit_ns = CREDIT_MAX_NS;
     turns_user_init(&set->turns, &o->turns);
     flight_user_init(&o->flight);
     RB_INSERT(conn_owners, &set->owners, o);
-    return TAKE_PTR(o);
+    return o;
 }
 
 struct conn_owner *
@@ -53,12 +44,6 @@ conns_join(struct conns *set, uid_t uid)
     return o;
 }
 
-static void
-on_owner_closed(uv_handle_t *handle)
-{
-    free(handle->data);
-}
-
 void
 conns_leave(struct conns *set, struct conn_owner *o)
 {
@@ -67,15 +52,10 @@ conns_leave(struct conns *set, struct conn_owner *o)
     if (set->running == o)
         conns_charge(set, NULL);
     RB_REMOVE(conn_owners, &set->owners, o);
-    turns_remove(&set->turns, &o->turn);
-    uv_close((uv_handle_t *)&o->poll, on_owner_closed);
-    o->pollset = fd_close(o->pollset); /* uv_close() has stopped looking at it */
+    free(o);
 }
 
-static void on_prepare(uv_prepare_t *prepare);
-static void on_hearing(uv_check_t *check);
-
-void
+int
 conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct conns_ops *ops,
            void *userdata)
 {
@@ -84,7 +64,7 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     set->userdata = userdata;
     set->by_sock = NULL;
     set->n_by_sock = 0;
-    set->n = set->last_serial = 0;
+    set->last_serial = 0;
     turns_init(&set->turns);
     set->heard = set->running = NULL;
     set->changed_ms = set->now_ns = 0;
@@ -99,14 +79,8 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     TAILQ_INIT(&set->waiting);
     LIST_INIT(&set->departed);
     uv_timer_init(loop, &set->retry);
-    uv_prepare_init(loop, &set->prepare);
-    uv_prepare_start(&set->prepare, on_prepare);
-    uv_unref((uv_handle_t *)&set->prepare);
-    uv_check_init(loop, &set->hearing);
-    uv_check_start(&set->hearing, on_hearing);
-    uv_unref((uv_handle_t *)&set->hearing);
-    uv_idle_init(loop, &set->awake);
-    set->retry.data = set->prepare.data = set->hearing.data = set;
+    set->retry.data = set;
+    return pollset_init(&set->pollset);
 }
 
 static void
@@ -124,6 +98,7 @@ void
 conns_deinit(struct conns *set)
 {
     free_closed(set);
+    pollset_deinit(&set->pollset);
     free(set->by_sock);
     set->by_sock = NULL;
     set->n_by_sock = 0;
@@ -166,9 +141,9 @@ conns_add(struct conns *set, struct conn *c)
     c->owner = conns_join(set, c->uid);
     if (!c->owner)
         return -ENOMEM;
+    c->turn.user = &c->owner->turns;
     flight_share_init(&c->flight, &c->owner->flight, c->sock);
     set->by_sock[c->sock] = c;
-    set->n++;
     return 0;
 }
 
@@ -179,7 +154,7 @@ conns_remove(struct conns *set, struct conn *c)
     if (conns_find(set, c->id) != c)
         return;
     set->by_sock[c->sock] = NULL;
-    set->n--;
+    turns_remove(&set->turns, &c->turn);
     flight_share_deinit(&set->flight, &c->flight);
     conns_leave(set, TAKE_PTR(c->owner));
 }
@@ -204,6 +179,7 @@ conns_drop_departed(struct conns *set, struct process *p)
 void
 conns_lose_exited(struct conns *set)
 {
+    struct process_list exited = LIST_HEAD_INITIALIZER(exited);
     struct process *p, *next;
 
     for (size_t i = 0; i < set->n_by_sock; i++) {
@@ -215,9 +191,13 @@ conns_lose_exited(struct conns *set)
     }
     for (p = LIST_FIRST(&set->departed); p; p = next) {
         next = LIST_NEXT(p, link);
-        if (process_has_exited(p))
-            conns_drop_departed(set, p);
+        if (!process_has_exited(p))
+            continue;
+        LIST_REMOVE(p, link);
+        LIST_INSERT_HEAD(&exited, p, link);
     }
+    while ((p = LIST_FIRST(&exited))) /* which may end other departed ones */
+        conns_drop_departed(set, p);
 }
 
 void
@@ -257,91 +237,31 @@ conns_charge(struct conns *set, struct conn_owner *o)
     return now_ns;
 }
 
-/* No longer than its share: there may be more then. */
-static void
-serve(struct conn_owner *o)
-{
-    struct conns *set = o->set;
-    uint64_t until_ns = conns_charge(set, o) + TURNS_SLICE_NS;
-    bool more = true;
-
-    o->n_conns++; /* its last one may be lost */
-    while (more && conns_charge(set, o) < until_ns)
-        more = pollset_serve(o->pollset);
-    if (more)
-        conns_queue(set, &o->turn);
-    conns_leave(set, o);
-}
-
-static void
-on_turn(struct turn *turn)
-{
-    serve(container_of(turn, struct conn_owner, turn));
-}
-
-/* Now, if the uid has time left, and in its turn else. */
-static void
-on_ready(uv_poll_t *poll, int status UNUSED, int events UNUSED)
-{
-    struct conn_owner *o = poll->data;
-
-    if (o->set->running)
-        conns_charge(o->set, NULL);
-    if (turns_admits(&o->set->turns, &o->turns))
-        serve(o);
-    else
-        conns_queue(o->set, &o->turn);
-}
-
-static void
-on_prepare(uv_prepare_t *prepare)
-{
-    struct conns *set = prepare->data;
-
-    free_closed(set);
-    laps_end(&set->laps, conns_charge(set, NULL));
-    if (!turns_is_busy(&set->turns))
-        turns_forget(&set->turns);
-}
-
-static void
-on_idle(uv_idle_t *idle UNUSED)
-{
-}
-
-/* For no longer than one uid's share, or one packet: then others are heard of again. */
 static void
 hear_some(struct conns *set)
 {
-    uint64_t until_ns = conns_charge(set, NULL) + TURNS_SLICE_NS;
     struct turn *entry;
 
+    set->until_ns = conns_charge(set, NULL) + TURNS_SLICE_NS;
     do {
         entry = turns_next(&set->turns);
         if (entry)
             entry->serve(entry);
-    } while (entry && conns_charge(set, NULL) < until_ns);
-    if (!turns_is_busy(&set->turns))
-        uv_idle_stop(&set->awake);
-}
-
-/* Timers come next, and are of the turn, too. */
-static void
-on_hearing(uv_check_t *check)
-{
-    struct conns *set = check->data;
-
-    if (turns_is_busy(&set->turns))
-        hear_some(set);
-    else if (!set->running)
-        conns_charge(set, NULL);
+    } while (entry && conns_charge(set, NULL) < set->until_ns);
 }
 
 void
-conns_queue(struct conns *set, struct turn *turn)
+conns_turn(struct conns *set, int timeout_ms)
 {
-    turns_add(&set->turns, turn);
-    uv_idle_start(&set->awake, on_idle);
+    bool is_busy = turns_is_busy(&set->turns);
+
+    laps_end(&set->laps, conns_charge(set, NULL));
+    free_closed(set);
+    if (!is_busy)
+        turns_forget(&set->turns);
+    pollset_wait(&set->pollset, is_busy ? 0 : timeout_ms);
+    uv_update_time(set->loop);
+    hear_some(set);
 }
 
 static int64_t
@@ -396,13 +316,13 @@ on_retry(uv_timer_t *timer)
 {
     struct conns *set = timer->data;
     struct conn *c, *last = TAILQ_LAST(&set->waiting, conn_list);
+    uint64_t until_ns = conns_charge(set, NULL) + RETRY_NS;
 
     /* A flush may end connections: no pointer into the list is kept across it, but that of the
      * last. */
-    for (int i = 0; i < RETRY_MAX && (c = TAILQ_FIRST(&set->waiting)); i++) {
+    while ((c = TAILQ_FIRST(&set->waiting)) && conns_charge(set, c->owner) < until_ns) {
         TAILQ_REMOVE(&set->waiting, c, wait_link);
         TAILQ_INSERT_TAIL(&set->waiting, c, wait_link);
-        conns_charge(set, c->owner);
         lose_culprit(set, c);
         conn_flush(c);
         if (c == last)

@@ -31,13 +31,9 @@ TAILQ_HEAD(conn_list, conn);
 /* What the connections of one uid have of what all share; from the first of them to the last. */
 struct conn_owner {
     RB_ENTRY(conn_owner) node;
-    struct conns *set;
     uid_t uid;
     uint32_t n_conns; /* with departed ones, and those that are not taken up: arrivals.h */
-    int pollset;      /* what has come from them */
-    uv_poll_t poll;   /* of that */
     struct turns_user turns;
-    struct turn turn;     /* the pollset waits for it */
     int64_t credit_ns;    /* of the loop's time, for replies of any size */
     uint64_t credited_ns; /* when that was right */
     struct flight_user flight;
@@ -53,16 +49,14 @@ struct conns {
     void *userdata;
     struct conn **by_sock;
     size_t n_by_sock;
-    uint32_t n; /* connections that are not closed */
     uint32_t last_serial;
+    struct pollset pollset;
     struct turns turns;
+    uint64_t until_ns;              /* the time of those whose turn it is */
     const struct conn_owner *heard; /* the last one that was: for comparing alone */
     struct conn_owner *running;     /* for whom something is done, since now_ns; or NULL */
     uint64_t now_ns;                /* when that was said, or that it is nobody */
     uint64_t changed_ms;            /* when that was another one */
-    uv_prepare_t prepare;           /* before the loop sleeps */
-    uv_check_t hearing;             /* after the events: runs those who wait for their turn */
-    uv_idle_t awake; /* active while there are some: the loop does not block then */
     struct laps laps;
     struct flight flight;
     struct conn_owners owners;
@@ -77,11 +71,14 @@ struct conns {
 };
 
 /* max_fds: of all connections together, in flight; and as many in queues. */
-void conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds,
-                const struct conns_ops *ops, void *userdata);
+int conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds,
+               const struct conns_ops *ops, void *userdata);
 /* After the loop. No connection may be left. */
 void conns_deinit(struct conns *set);
 
+/* A turn of the loop: waits until something has come, or so long, and hears some of it, for a
+ * bounded time: then others are heard of again. */
+void conns_turn(struct conns *set, int timeout_ms);
 /* A number for a connection on sock: never 0, never used before. */
 uint64_t conns_next_id(struct conns *set, int sock);
 /* The connection with that number, or NULL when it has been closed. */
@@ -99,14 +96,12 @@ void conns_drop_all_departed(struct conns *set);
 /* The exit of the process of that connection, which has departed, does not matter any more. */
 void conns_forget(struct conns *set, uint64_t conn_id);
 
-/* The owner of a connection of that uid, for as long as it is not left; NULL: no memory, or fd. */
+/* The owner of a connection of that uid, for as long as it is not left; NULL: no memory. */
 struct conn_owner *conns_join(struct conns *set, uid_t uid);
 void conns_leave(struct conns *set, struct conn_owner *o);
 /* What is done until the next call, or until the loop has come round, is done for it; NULL: for
  * nobody. Returns the time. */
 uint64_t conns_charge(struct conns *set, struct conn_owner *o);
-/* Has it served in its turn. */
-void conns_queue(struct conns *set, struct turn *turn);
 
 /* For process.c: it has departed, and is waited for no more. */
 void conns_drop_departed(struct conns *set, struct process *p);

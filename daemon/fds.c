@@ -38,7 +38,7 @@ fds_max(void)
 uint32_t
 fds_shared(void)
 {
-    uint32_t kept = fds_max() / 2 + RESERVED + 3 * FDS_ACCEPT_MAX, least = 3 * FDS_ACCEPT_MAX;
+    uint32_t kept = fds_max() / 2 + RESERVED + 2 * FDS_ACCEPT_MAX, least = 2 * FDS_ACCEPT_MAX;
 
     return fds_max() > kept + least ? fds_max() - kept : least;
 }
@@ -53,7 +53,7 @@ count_needed(int any_fd)
     if (lowest < 0)
         return UINT32_MAX;
     close(lowest);
-    return (uint32_t)lowest + 3 * FDS_ACCEPT_MAX + RESERVED;
+    return (uint32_t)lowest + 2 * FDS_ACCEPT_MAX + RESERVED;
 }
 
 bool
@@ -70,27 +70,9 @@ fds_check(int any_fd)
     if (needed <= fds_max())
         return 0;
     if (needed == UINT32_MAX) /* there is none left to tell by */
-        needed = fds_max() + 3 * FDS_ACCEPT_MAX + RESERVED;
+        needed = fds_max() + 2 * FDS_ACCEPT_MAX + RESERVED;
     log_error("a limit of %u open files leaves none to clients: at least %u are needed "
               "(RLIMIT_NOFILE; ulimit -n, or LimitNOFILE= of a service)",
               fds_max(), needed);
     return -EMFILE;
-}
-
-static void
-on_scratch(uv_poll_t *scratch UNUSED, int status UNUSED, int events UNUSED)
-{
-}
-
-int
-fds_reserve(uv_loop_t *loop, uv_poll_t *scratch, int any_fd)
-{
-    _cleanup_fd_ int highest = fcntl(any_fd, F_DUPFD_CLOEXEC, (int)fds_max() - 1);
-    int r = highest < 0 ? -errno : uv_poll_init(loop, scratch, highest);
-
-    if (r < 0)
-        return r;
-    uv_poll_start(scratch, UV_DISCONNECT, on_scratch);
-    uv_close((uv_handle_t *)scratch, NULL);
-    return 0;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "notify.h"
 
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -111,16 +110,4 @@ notify_send(struct notify *n, const char *state)
     }
     snprintf(n->pending + used, sizeof(n->pending) - used, "%s%s", used ? "\n" : "", state);
     notify_flush(n);
-}
-
-void
-notify_sendf(struct notify *n, const char *fmt, ...)
-{
-    char state[sizeof(n->pending)];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(state, sizeof(state), fmt, ap);
-    va_end(ap);
-    notify_send(n, state);
 }

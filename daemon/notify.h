@@ -22,7 +22,6 @@ void notify_deinit(struct notify *n);
 
 /* state: one or more "NAME=value", each on a line of its own. */
 void notify_send(struct notify *n, const char *state);
-void notify_sendf(struct notify *n, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 static inline bool
 notify_is_pending(const struct notify *n)

@@ -17,7 +17,8 @@ tell(struct opening *o, bool over, int r, const char *reason)
     pthread_mutex_lock(&o->lock);
     o->over = over;
     o->r = r;
-    snprintf(o->reason, sizeof(o->reason), "%s", reason);
+    if (r < 0)
+        snprintf(o->reason, sizeof(o->reason), "%s", reason);
     pthread_mutex_unlock(&o->lock);
     uv_async_send(&o->news);
 }

@@ -2,55 +2,62 @@
 #include "pollset.h"
 
 #include <errno.h>
-#include <sys/epoll.h>
+
+#include "base/macros.h"
+
+#define N_EVENTS 512
 
 int
-pollset_new(void)
+pollset_init(struct pollset *set)
 {
-    int set = epoll_create1(EPOLL_CLOEXEC);
-
-    return set < 0 ? -errno : set;
-}
-
-static int
-control(struct poll_source *source, int op)
-{
-    struct epoll_event event = {.events = source->events, .data.ptr = source};
-
-    return epoll_ctl(source->set, op, source->fd, &event) < 0 ? -errno : 0;
-}
-
-int
-pollset_add(int set, struct poll_source *source, int fd)
-{
-    source->set = set;
-    source->fd = fd;
-    return control(source, EPOLL_CTL_ADD);
+    set->fd = epoll_create1(EPOLL_CLOEXEC);
+    return set->fd < 0 ? -errno : 0;
 }
 
 void
-pollset_change(struct poll_source *source, uint32_t events)
+pollset_deinit(struct pollset *set)
+{
+    set->fd = fd_close(set->fd);
+}
+
+static int
+control(struct pollset *set, struct poll_source *source, int op)
+{
+    struct epoll_event event = {.events = source->events, .data.ptr = source};
+
+    return epoll_ctl(set->fd, op, source->fd, &event) < 0 ? -errno : 0;
+}
+
+int
+pollset_add(struct pollset *set, struct poll_source *source, int fd)
+{
+    source->fd = fd;
+    return control(set, source, EPOLL_CTL_ADD);
+}
+
+void
+pollset_change(struct pollset *set, struct poll_source *source, uint32_t events)
 {
     if (source->events == events)
         return;
     source->events = events;
-    control(source, EPOLL_CTL_MOD);
+    control(set, source, EPOLL_CTL_MOD);
 }
 
 void
-pollset_remove(struct poll_source *source)
+pollset_remove(struct pollset *set, struct poll_source *source)
 {
-    control(source, EPOLL_CTL_DEL);
+    control(set, source, EPOLL_CTL_DEL);
 }
 
-bool
-pollset_serve(int set)
+void
+pollset_wait(struct pollset *set, int timeout_ms)
 {
-    struct epoll_event event;
+    struct epoll_event events[N_EVENTS];
+    int n = epoll_wait(set->fd, events, N_EVENTS, timeout_ms);
 
-    if (epoll_wait(set, &event, 1, 0) <= 0)
-        return false;
-    struct poll_source *source = event.data.ptr;
-    source->ready(source, event.events);
-    return true;
+    for (int i = 0; i < n; i++) {
+        struct poll_source *source = events[i].data.ptr;
+        source->ready(source, events[i].events);
+    }
 }

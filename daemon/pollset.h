@@ -1,28 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fds of one uid, as one fd: an epoll(7) set that the loop looks at like at any other fd. So
- * what a uid has piled up is one event in a turn of the loop, whatever it is: packets, room for
- * output, hang-ups, exits (I6). Which of its fds is next the kernel says, round robin.
+ * The fds that clients have a part in, and the one by which libuv's loop waits: an epoll(7) set of
+ * our own around libuv's. Of a client's fd it tells once that something has come to it
+ * (EPOLLET), so that 1,000 connections which wait for their turn cost nothing until it comes.
  *
- * An fd that is closed leaves the set by itself, as long as nobody else has it.
+ * The other way round, ours in libuv's, each fd that is added would wait for a lock of the kernel
+ * that any user can hold for 100 ms (epnested_mutex).
  */
 #pragma once
 
-#include <stdbool.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 
 struct poll_source {
-    void (*ready)(struct poll_source *source, uint32_t events); /* may free it */
-    int set, fd;
-    uint32_t events; /* as in epoll_ctl(2), level-triggered */
+    void (*ready)(struct poll_source *source, uint32_t events);
+    uint32_t events; /* as in epoll_ctl(2) */
+    int fd;
 };
 
-/* An fd, to be closed; or -EMFILE, -ENFILE, -ENOMEM. */
-int pollset_new(void);
+struct pollset {
+    int fd;
+};
+
+/* -EMFILE, -ENFILE, -ENOMEM. */
+int pollset_init(struct pollset *set);
+void pollset_deinit(struct pollset *set);
+
 /* source: ready and events are set. -ENOSPC, -ENOMEM. */
-int pollset_add(int set, struct poll_source *source, int fd);
-/* Waits for those events from now on; a system call only where they change. */
-void pollset_change(struct poll_source *source, uint32_t events);
-void pollset_remove(struct poll_source *source);
-/* Calls ready() of the next one for which an event has come. false: there is none. */
-bool pollset_serve(int set);
+int pollset_add(struct pollset *set, struct poll_source *source, int fd);
+/* Waits for those events from now on, of which it tells anew; a system call only where they
+ * change. */
+void pollset_change(struct pollset *set, struct poll_source *source, uint32_t events);
+/* Before the fd is closed, which would do it, under a lock that all have (Linux before 6.4). */
+void pollset_remove(struct pollset *set, struct poll_source *source);
+/* Calls ready() of those to which something has come, some at a time; it removes none. timeout_ms:
+ * as in epoll_wait(2). */
+void pollset_wait(struct pollset *set, int timeout_ms);

@@ -2,7 +2,6 @@
 #include "process.h"
 
 #include <poll.h>
-#include <sys/epoll.h>
 
 #include "base/macros.h"
 #include "conns.h"
@@ -12,12 +11,19 @@ on_exit_seen(struct poll_source *source, uint32_t events UNUSED)
 {
     struct process *p = container_of(source, struct process, source);
 
-    if (p->c) {
-        pollset_remove(&p->source); /* it stays readable while the rest is heard */
+    if (p->c)
         conn_exited(p->c);
-    } else {
-        conns_drop_departed(p->set, p);
-    }
+    else
+        turns_add(&p->set->turns, &p->turn);
+}
+
+static void
+on_turn(struct turn *turn)
+{
+    struct process *p = container_of(turn, struct process, turn);
+
+    conns_charge(p->set, p->owner);
+    conns_drop_departed(p->set, p);
 }
 
 int
@@ -32,8 +38,9 @@ process_new(struct conn *c, int pidfd_consume, struct process **ret)
     p->set = c->set;
     p->c = c;
     p->conn_id = c->id;
-    p->source = (struct poll_source){.ready = on_exit_seen, .events = EPOLLIN};
-    r = pollset_add(c->owner->pollset, &p->source, pidfd);
+    p->turn = (struct turn){.user = &c->owner->turns, .serve = on_turn};
+    p->source = (struct poll_source){.ready = on_exit_seen, .events = EPOLLIN | EPOLLET};
+    r = pollset_add(&c->set->pollset, &p->source, pidfd);
     if (r < 0)
         return r;
     p->pidfd = TAKE_FD(pidfd);
@@ -46,8 +53,10 @@ process_free(struct process *p)
 {
     if (!p)
         return NULL;
+    pollset_remove(&p->set->pollset, &p->source);
     p->pidfd = fd_close(p->pidfd);
     if (!p->c) {
+        turns_remove(&p->set->turns, &p->turn);
         LIST_REMOVE(p, link);
         conns_leave(p->set, p->owner);
     }

@@ -16,6 +16,7 @@
 #include <sys/queue.h>
 
 #include "pollset.h"
+#include "turns.h"
 
 struct conn;
 struct conns;
@@ -25,6 +26,7 @@ struct process {
     struct conns *set;
     struct conn *c;           /* NULL: departed */
     struct conn_owner *owner; /* of a departed one */
+    struct turn turn;         /* of a departed one: it has exited */
     uint64_t conn_id;         /* the number that c has, or had */
     int pidfd;
     struct poll_source source;

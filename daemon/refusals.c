@@ -26,16 +26,15 @@ on_timer(uv_timer_t *timer)
         uv_timer_start(timer, on_timer, c->refused_ms + r->timeout_ms - uv_now(timer->loop), 0);
 }
 
-int
+void
 refusals_add(struct refusals *r, struct conn *c)
 {
     if (r->n >= REFUSALS_MAX)
-        return -ENOSPC;
+        conn_lose(TAILQ_FIRST(&r->conns), "refused, and silent");
     c->refused_ms = uv_now(r->timer.loop);
     TAILQ_INSERT_TAIL(&r->conns, c, refusal);
     if (r->n++ == 0)
         uv_timer_start(&r->timer, on_timer, r->timeout_ms, 0);
-    return 0;
 }
 
 void

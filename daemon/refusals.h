@@ -3,7 +3,7 @@
  * Connections that core did not take up, because their uid has as many as it may, or there is no
  * core yet. The error that says so has to carry the number of a request, so each is kept until its
  * first packet comes, at most for as long as others may take to say hello; and only a few at a
- * time, since they are over the limit. Those beyond are closed without a word.
+ * time, since they are over the limit. Those who have kept silent for longest make room for others.
  *
  * The core knows nothing of them, so its table of errors does not serve here: without this a client
  * that is one too many would see its connection end, and not why (test_wire.py).
@@ -25,8 +25,8 @@ struct refusals {
 };
 
 void refusals_init(struct refusals *r, uv_loop_t *loop, uint64_t timeout_ms);
-/* c->refused is set. -ENOSPC: there are too many; c is to be closed. */
-int refusals_add(struct refusals *r, struct conn *c);
+/* c->refused is set. Where there are too many, c takes the place of the first. */
+void refusals_add(struct refusals *r, struct conn *c);
 /* When a refused connection is lost. */
 void refusals_remove(struct refusals *r, struct conn *c);
 /* Answers the first packet, and loses the connection. */

@@ -48,7 +48,8 @@ struct server {
     struct trim trim;
     struct spin spin;
     struct writeoffs writeoffs;
-    uv_poll_t listen_poll, stop_poll, scratch;
+    struct poll_source listening, libuv;
+    uv_poll_t stop_poll;
     uv_idle_t overdue;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint;
@@ -59,6 +60,8 @@ struct server {
     bool carrying_out;
     bool leaving; /* connections end because this process does, not their own */
     bool stopping;
+    bool uv_is_ready;
+    bool over;
 };
 
 /* ---- the log ---- */
@@ -239,7 +242,7 @@ run_core(struct server *s)
     trim_look(&s->trim, core_objects(s->core));
     spin_look(&s->spin, s->core);
     if (s->stopping && core_jobs(s->core) == 0)
-        uv_stop(&s->loop);
+        s->over = true;
 }
 
 /* ---- events ---- */
@@ -332,7 +335,7 @@ on_departed(void *userdata, uint64_t conn_id)
 {
     struct server *s = userdata;
 
-    core_set_time(s->core, conns_charge(&s->conns, NULL));
+    core_set_time(s->core, clock_now_ns());
     core_exited(s->core, conn_id);
     run_core(s);
 }
@@ -428,10 +431,8 @@ add_conn(struct server *s, uint64_t id, int sock_consume, struct peer *peer, int
     if (r < 0 || !refused)
         return r;
     c->refused = refused;
-    r = refusals_add(&s->refusals, c);
-    if (r < 0)
-        conn_close(c);
-    return r;
+    refusals_add(&s->refusals, c);
+    return 0;
 }
 
 static int
@@ -465,7 +466,22 @@ on_arrival(void *userdata, int sock_consume)
     run_core(s);
 }
 
-static void on_listen(uv_poll_t *handle, int status, int events);
+static void on_listen(struct poll_source *source, uint32_t events);
+
+static int
+start_listening(struct server *s)
+{
+    int r = listener_start(s->setup.listener);
+
+    if (r < 0)
+        return r;
+    if (s->listening.ready) {
+        pollset_change(&s->conns.pollset, &s->listening, EPOLLIN);
+        return 0;
+    }
+    s->listening = (struct poll_source){.ready = on_listen, .events = EPOLLIN};
+    return pollset_add(&s->conns.pollset, &s->listening, s->setup.listener->fd);
+}
 
 /* The driver's thread, if it is there, is left to the end of the process. */
 static void
@@ -480,16 +496,15 @@ on_accept_timer(uv_timer_t *timer)
 {
     struct server *s = timer->data;
 
-    if (listener_start(s->setup.listener) < 0)
+    if (start_listening(s) < 0)
         leave(s, EXIT_FAILURE);
-    uv_poll_start(&s->listen_poll, UV_READABLE, on_listen);
 }
 
 /* Clients wait in the backlog meanwhile. */
 static void
 pause_accept(struct server *s)
 {
-    uv_poll_stop(&s->listen_poll);
+    pollset_change(&s->conns.pollset, &s->listening, 0);
     uv_timer_start(&s->accept_timer, on_accept_timer, ACCEPT_RETRY_MS, 0);
 }
 
@@ -510,9 +525,9 @@ accept_one(struct server *s)
 
 /* For no longer than one uid may use the loop: what is thrown away is nobody's time. */
 static void
-on_listen(uv_poll_t *handle, int status UNUSED, int events UNUSED)
+on_listen(struct poll_source *source, uint32_t events UNUSED)
 {
-    struct server *s = handle->data;
+    struct server *s = container_of(source, struct server, listening);
     uint64_t until_ns;
     int n = 0;
 
@@ -576,8 +591,8 @@ stop(struct server *s, const char *why)
     if (!s->core)
         leave(s, EXIT_SUCCESS);
     notify_and_retry(s, "STOPPING=1\nSTATUS=Stopping");
-    uv_close((uv_handle_t *)&s->listen_poll, NULL);
-    uv_close((uv_handle_t *)&s->accept_timer, NULL);
+    pollset_remove(&s->conns.pollset, &s->listening);
+    uv_timer_stop(&s->accept_timer);
     arrivals_deinit(&s->arrivals);
     uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
     core_stop(s->core);
@@ -614,6 +629,12 @@ on_stop_fd(uv_poll_t *handle, int status UNUSED, int events UNUSED)
 
 /* ---- life ---- */
 
+static void
+on_libuv(struct poll_source *source, uint32_t events UNUSED)
+{
+    container_of(source, struct server, libuv)->uv_is_ready = true;
+}
+
 static int
 init_stop_fd(struct server *s)
 {
@@ -644,8 +665,9 @@ init_handles(struct server *s)
         signals[i]->data = s;
     }
     uv_idle_init(&s->loop, &s->overdue);
-    s->listen_poll.data = s->overdue.data = s;
-    return uv_poll_init(&s->loop, &s->listen_poll, s->setup.listener->fd);
+    s->overdue.data = s;
+    s->libuv = (struct poll_source){.ready = on_libuv, .events = EPOLLIN};
+    return pollset_add(&s->conns.pollset, &s->libuv, uv_backend_fd(&s->loop));
 }
 
 int
@@ -666,20 +688,19 @@ server_new(struct server **ret, const struct server_setup *setup)
     }
     /* Fds in flight: a quarter of what the kernel would allow, which others draw on, too; and
      * as many in queues. */
-    conns_init(&s->conns, &s->loop, fds_max() / 4, &conns_ops, s);
+    r = conns_init(&s->conns, &s->loop, fds_max() / 4, &conns_ops, s);
     arrivals_init(&s->arrivals, &s->conns, setup->config->limits.connections + REFUSALS_MAX,
                   on_arrival, s);
     refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
     trim_init(&s->trim, &s->loop);
     writeoffs_init(&s->writeoffs, &s->loop);
     spin_init(&s->spin, &s->loop, setup->config->spin_us * NSEC_PER_USEC);
-    r = shared_pages_init(&s->pages, fds_max());
+    if (r == 0)
+        r = shared_pages_init(&s->pages, fds_max());
     if (r == 0)
         r = init_handles(s);
     if (r == 0 && setup->stop_fd >= 0)
         r = init_stop_fd(s);
-    if (r == 0)
-        r = fds_reserve(&s->loop, &s->scratch, setup->listener->fd);
     if (r < 0) {
         log_error("cannot start: %s", strerror(-r));
         server_free(s);
@@ -715,7 +736,7 @@ make_core(struct server *s)
         log_error("cannot start: %s", strerror(-r));
     else
         r = fds_check(setup->listener->fd); /* all that the start takes is taken */
-    return r == 0 ? listener_start(setup->listener) : r;
+    return r == 0 ? start_listening(s) : r;
 }
 
 static void
@@ -724,7 +745,6 @@ serve(struct server *s)
     struct notify *notify = s->setup.notify;
 
     uv_timer_stop(&s->accept_timer);
-    uv_poll_start(&s->listen_poll, UV_READABLE, on_listen);
     if (s->setup.ready_fd >= 0)
         detach_ready(s->setup.ready_fd);
     if (notify->watchdog_ns) {
@@ -753,10 +773,25 @@ on_opening(void *userdata)
     if (r == 0)
         r = make_core(s);
     s->r = r;
+    s->over = r < 0;
     if (r == 0)
         serve(s);
-    else
-        uv_stop(&s->loop);
+}
+
+/* Clients first; then libuv, where it has something. What came to its fds since it last looked is
+ * one of the events, and what is due says its timeout. */
+static void
+run(struct server *s)
+{
+    uv_run(&s->loop, UV_RUN_NOWAIT); /* it takes up its fds */
+    while (!s->over) {
+        uv_update_time(&s->loop);
+        conns_turn(&s->conns, uv_backend_timeout(&s->loop));
+        if (!s->uv_is_ready && uv_backend_timeout(&s->loop) != 0)
+            continue;
+        s->uv_is_ready = false;
+        uv_run(&s->loop, UV_RUN_NOWAIT);
+    }
 }
 
 int
@@ -777,7 +812,7 @@ server_run(struct server *s)
     if (s->r < 0)
         return s->r;
     uv_timer_start(&s->accept_timer, on_accept_timer, GRACE_MS, 0);
-    uv_run(&s->loop, UV_RUN_DEFAULT);
+    run(s);
     return s->r;
 }
 
@@ -793,13 +828,14 @@ server_free(struct server *s)
 {
     if (!s)
         return NULL;
+    arrivals_deinit(&s->arrivals);
+    conns_lose_all(&s->conns, "the daemon does not start");
     uv_walk(&s->loop, close_handle, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
     writeoffs_tell(&s->writeoffs);
     worker_deinit(&s->worker);
     core_free(s->core);
-    arrivals_deinit(&s->arrivals);
     shared_pages_deinit(&s->pages);
     conns_deinit(&s->conns);
     free(s);

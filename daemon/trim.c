@@ -7,6 +7,7 @@
 
 /* Below it there is nothing to gain: a few MiB. */
 #define TRIM_MIN 10000
+#define QUIET_MS 1000
 
 /* What is freed is joined with its neighbours at once: glibc would put that off for small ones, and
  * then do it for all of them in one call, which takes 20 ms for 800,000. */
@@ -15,6 +16,8 @@ trim_init(struct trim *t, uv_loop_t *loop)
 {
     mallopt(M_MXFAST, 0);
     *t = (struct trim){.loop = loop};
+    uv_timer_init(loop, &t->timer);
+    t->timer.data = t;
 }
 
 static void
@@ -32,16 +35,29 @@ trim_after(uv_work_t *work, int status UNUSED)
     trim_look(t, t->n); /* what has gone meanwhile */
 }
 
+static void
+on_timer(uv_timer_t *timer)
+{
+    struct trim *t = timer->data;
+
+    if (uv_now(t->loop) - t->seen_ms < QUIET_MS)
+        return;
+    uv_timer_stop(timer);
+    t->peak = t->n;
+    t->running = true;
+    uv_queue_work(t->loop, &t->work, trim_run, trim_after);
+}
+
 /* Each time that half is gone, so that the sum of all trims is like the largest of them. */
 void
 trim_look(struct trim *t, uint64_t n)
 {
     t->n = n;
+    t->seen_ms = uv_now(t->loop);
     if (n > t->peak)
         t->peak = n;
-    if (t->peak < TRIM_MIN || n > t->peak / 2 || t->running)
+    if (t->peak < TRIM_MIN || n > t->peak / 2 || t->running ||
+        uv_is_active((uv_handle_t *)&t->timer))
         return;
-    t->peak = n;
-    t->running = true;
-    uv_queue_work(t->loop, &t->work, trim_run, trim_after);
+    uv_timer_start(&t->timer, on_timer, QUIET_MS, QUIET_MS);
 }

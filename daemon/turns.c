@@ -33,12 +33,6 @@ left(const struct turns *s, struct turns_user *user)
     return user->left_ns;
 }
 
-bool
-turns_admits(const struct turns *s, struct turns_user *user)
-{
-    return TAILQ_EMPTY(&user->queue) && left(s, user) > 0;
-}
-
 void
 turns_add(struct turns *s, struct turn *entry)
 {

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose turn it is. Each uid may use the loop for so long in a round; what it uses beyond that it
- * has less of in the next ones. Who still has some is served as soon as it is heard of. Else its
- * connection waits in the uid's queue, and uids with a queue come round robin, so that what one of
- * them has piled up is of no concern to the others (I6). When nobody who waits has any left, a new
- * round begins: no time is left unused.
+ * Whose turn it is. Each uid has a queue of what is to be done for it, and may use the loop for so
+ * long in a round; what it uses beyond that it has less of in the next ones. Those with some left
+ * come round robin, so that what another one has piled up is of no concern to them (I6). When
+ * nobody who waits has any left, a new round begins: no time is left unused.
  *
  * No clock, no loop: it is told what was spent.
  */
@@ -26,7 +25,7 @@ struct turns_user {
     uint64_t round; /* that left_ns is of */
 };
 
-/* A connection. */
+/* A connection, or what else there is to be done for a uid. */
 struct turn {
     TAILQ_ENTRY(turn) link;
     struct turns_user *user;
@@ -42,8 +41,6 @@ struct turns {
 void turns_init(struct turns *s);
 void turns_user_init(struct turns *s, struct turns_user *user);
 
-/* Whether what has come from the user may be served now, and does not queue up. */
-bool turns_admits(const struct turns *s, struct turns_user *user);
 /* At the end of its user's queue, unless it is there. */
 void turns_add(struct turns *s, struct turn *entry);
 void turns_remove(struct turns *s, struct turn *entry);

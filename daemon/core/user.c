@@ -105,15 +105,12 @@ user_limit(const struct core *core, enum resource res)
     abort();
 }
 
-/* Of fds, each uid has one beside those of its connections, by which the daemon polls them. */
 static uint64_t
 total(const struct core *core, enum resource res)
 {
     switch (res) {
     case RES_HOST: return core->config.totals.host_bytes;
-    case RES_FDS:
-        return core->config.totals.fds > core->n_users ? core->config.totals.fds - core->n_users
-                                                       : core->config.totals.fds > 0;
+    case RES_FDS: return core->config.totals.fds;
     default: return 0;
     }
 }

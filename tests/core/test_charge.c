@@ -166,7 +166,7 @@ static void
 shared(struct core_config *config)
 {
     config->limits.connections = 100;
-    config->totals.fds = 64 + 3; /* a poll set for each of three uids */
+    config->totals.fds = 64;
     config->totals.host_bytes = 64 << 10;
 }
 

@@ -116,7 +116,7 @@ def fds_at_rest(daemon):
     """Without any connection: what has been closed here may not have ended there."""
     with daemon.client() as c:
         wait_for(lambda: c.call("status")["connections"] == 1, "the end of connections")
-        return fd_count(daemon) - 3  # its socket, its pidfd, its uid's poll set
+        return fd_count(daemon) - 2
 
 
 def is_sanitized():

@@ -137,7 +137,7 @@ def test_whoever_leaves_most_unread_pays():
             slow = stack.enter_context(connect(d, BOB))
             open_unread(slow, names)
             wait_for(lambda: owner.call("status")["leases"] == 200 + 136, "leases")
-            greedy = [stack.enter_context(connect(d, ALICE)) for _ in range(40)]
+            greedy = [stack.enter_context(connect(d, ALICE)) for _ in range(45)]
             for c in greedy:
                 open_unread(c, names[:8])
             wait_for(lambda: "left too much unread" in d.text(), "somebody to go")

@@ -57,25 +57,25 @@ queue_all(struct world *w, int u, int n)
         turns_add(&w->turns, &w->entries[u][i]);
 }
 
-CAID_TEST(turns, who_has_time_left_does_not_wait)
+CAID_TEST(turns, who_has_time_left_goes_first)
 {
     struct world w;
 
     world_init(&w);
-    cr_assert(turns_admits(&w.turns, &w.users[0]));
-    turns_spent(&w.turns, &w.users[0], TURNS_SLICE_NS);
-    cr_assert_not(turns_admits(&w.turns, &w.users[0]));
-    cr_assert(turns_admits(&w.turns, &w.users[1]));
     cr_assert_not(turns_is_busy(&w.turns));
     cr_assert_null(turns_next(&w.turns));
+    turns_spent(&w.turns, &w.users[0], TURNS_SLICE_NS);
+    queue_all(&w, 0, 2);
     queue_all(&w, 1, 1);
-    queue_all(&w, 1, 1);
+    queue_all(&w, 1, 1); /* is there */
     cr_assert(turns_is_busy(&w.turns));
-    cr_assert_not(turns_admits(&w.turns, &w.users[1]), "it comes after what waits");
+    cr_assert_eq(serve(&w, 1), 1);
+    cr_assert_eq(serve(&w, 1), 0);
+    turns_forget(&w.turns);
+    queue_all(&w, 1, 1);
+    cr_assert_eq(serve(&w, 1), 0, "what it had spent is forgotten");
     cr_assert_eq(serve(&w, 1), 1);
     cr_assert_not(turns_is_busy(&w.turns));
-    turns_forget(&w.turns);
-    cr_assert(turns_admits(&w.turns, &w.users[0]));
 }
 
 CAID_TEST(turns, a_debt_is_paid_in_rounds)
