@@ -434,6 +434,38 @@ def test_the_end_of_many_connections_does_not_go_first(many_fds):
 
 
 @needs_root
+def test_those_who_read_no_more_do_not_go_first(many_fds):
+    """All are sent something at once, which shows that they are gone."""
+    with public_daemon("") as d, connected_as(d, BOB, N_GREEDY + 1) as bobs, connected_as(d, ALICE) as [victim]:
+        for c in bobs[1:]:
+            c.request("watch", name="x")
+            c.sock.shutdown(socket.SHUT_RD)
+        wait_for(lambda: d.status()["watches"] == N_GREEDY, "the watches")
+        lease = bobs[0].call("create", typestr="|u1", shape=[1])["arrays"][0]["lease"]
+        with d.paused():
+            bobs[0].request("publish", lease=lease, name="x")
+            victim.request("status")
+        assert victim.response()["connections"] > N_GREEDY // 2
+        wait_for(lambda: d.status()["connections"] == 3, "their end")
+
+
+@needs_root
+def test_notifications_of_one_uid_do_not_go_first():
+    """Though nobody waits for an answer to one of them before the next."""
+    n, leases = 256, []
+    with public_daemon("") as d, connected_as(d, BOB) as [greedy], connected_as(d, ALICE) as [victim]:
+        create(greedy, "x")
+        while len(leases) < 8 * n:
+            opened = greedy.call("open", names=["x"] * n, mode="r")["arrays"]
+            leases += [array["lease"] for array in opened]
+        with d.paused():
+            for i in range(0, 8 * n, n):
+                greedy.notify("close", leases=leases[i : i + n])
+            victim.request("status")
+        assert victim.response()["leases"] > 4 * n
+
+
+@needs_root
 def test_time_is_that_of_who_asks():
     with public_daemon("") as d, connected_as(d, BOB) as [bob], connected_as(d, ALICE), d.client() as root:
 
