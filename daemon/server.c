@@ -60,7 +60,7 @@ struct server {
     bool carrying_out;
     bool leaving; /* connections end because this process does, not their own */
     bool stopping;
-    bool uv_is_ready;
+    bool somebody_connects, uv_is_ready; /* seen in this turn */
     bool over;
 };
 
@@ -523,11 +523,16 @@ accept_one(struct server *s)
     return true;
 }
 
-/* For no longer than one uid may use the loop: what is thrown away is nobody's time. */
 static void
 on_listen(struct poll_source *source, uint32_t events UNUSED)
 {
-    struct server *s = container_of(source, struct server, listening);
+    container_of(source, struct server, listening)->somebody_connects = true;
+}
+
+/* For no longer than one uid may use the loop: what is thrown away is nobody's time. */
+static void
+accept_some(struct server *s)
+{
     uint64_t until_ns;
     int n = 0;
 
@@ -778,8 +783,8 @@ on_opening(void *userdata)
         serve(s);
 }
 
-/* Clients first; then libuv, where it has something. What came to its fds since it last looked is
- * one of the events, and what is due says its timeout. */
+/* Clients first, newcomers after them; then libuv, where it has something: its fd is one of the
+ * events, and its timeout says what is due. */
 static void
 run(struct server *s)
 {
@@ -787,6 +792,9 @@ run(struct server *s)
     while (!s->over) {
         uv_update_time(&s->loop);
         conns_turn(&s->conns, uv_backend_timeout(&s->loop));
+        if (s->somebody_connects)
+            accept_some(s);
+        s->somebody_connects = false;
         if (!s->uv_is_ready && uv_backend_timeout(&s->loop) != 0)
             continue;
         s->uv_is_ready = false;

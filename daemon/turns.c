@@ -103,5 +103,5 @@ void
 turns_spent(const struct turns *s, struct turns_user *user, uint64_t ns)
 {
     left(s, user);
-    user->left_ns -= (int64_t)ns;
+    user->left_ns -= ns < TURNS_COST_MAX ? (int64_t)ns : TURNS_COST_MAX;
 }

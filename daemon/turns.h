@@ -14,6 +14,8 @@
 #include <sys/queue.h>
 
 #define TURNS_SLICE_NS 20000
+#define TURNS_COST_MAX \
+    2000000 /* nothing takes longer but that the machine does something else */
 
 TAILQ_HEAD(turn_list, turn);
 

@@ -277,15 +277,12 @@ conn_end_one(struct core *core, struct conn *conn)
     return true;
 }
 
-/* At most one thing that asks for an action: that costs whoever drives the core more. */
 void
 conn_end_some(struct core *core, struct conn *conn)
 {
-    const struct entry *last = TAILQ_LAST(&core->queue, entries);
-
     TAILQ_REMOVE(&conn->user->leaving, conn, waiting);
     conn->leaving = false;
-    for (uint32_t i = 0; i < core->pieces && TAILQ_LAST(&core->queue, entries) == last; i++)
+    for (uint32_t i = 0; i < core->pieces; i++)
         if (!conn_end_one(core, conn))
             return;
     conn_wake(conn);

@@ -123,7 +123,7 @@ make_strides(struct answer *a, int64_t stride, uint32_t n)
     X(bytes_without_block, a->arrays[0].block = 0)                          \
     X(unknown_device, a->arrays[0].device = MSG_STR("GPU-0"))               \
     X(block_device, a->blocks[0].device = MSG_STR("GPU-0"))                 \
-    X(beyond, a->arrays[0].offset = BLOCK_SIZE - 15)                        \
+    X(beyond, a->arrays[0].offset = BLOCK_SIZE - 12)                        \
     X(far_beyond, a->arrays[0].offset = UINT64_MAX - 4)                     \
     X(too_many_bytes, a->arrays[0].nbytes = 17)                             \
     X(negative, a->shape[0] = -4)                                           \
