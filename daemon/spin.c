@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/macros.h"
 #include "core.h"
 
 #define BUDGET_PART   10 /* of the time that is not looked, what is added to the budget */
@@ -26,23 +27,17 @@ is_looking(const struct spin *spin)
     return uv_is_active((const uv_handle_t *)&spin->idle);
 }
 
-static uint64_t
-least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static void
 earn(struct spin *spin, uint64_t ns)
 {
-    spin->budget_ns = least(spin->budget_ns + ns, BUDGET_LIMITS * spin->limit_ns);
+    spin->budget_ns = min_u64(spin->budget_ns + ns, BUDGET_LIMITS * spin->limit_ns);
 }
 
 /* The time since the last call is added up. */
 static void
 settle(struct spin *spin, uint64_t now)
 {
-    uint64_t passed = now - spin->settled_ns, spent = least(passed, spin->budget_ns);
+    uint64_t passed = now - spin->settled_ns, spent = min_u64(passed, spin->budget_ns);
 
     spin->settled_ns = now;
     if (!is_looking(spin)) {
@@ -90,7 +85,7 @@ spin_look(struct spin *spin, const struct core *core)
         spin->unpaid_ns = 0;
     }
     spin->last_ns = turns.last_ns;
-    spin->until_ns = least(turns.since_ns + spin->limit_ns, now + spin->budget_ns);
+    spin->until_ns = min_u64(turns.since_ns + spin->limit_ns, now + spin->budget_ns);
     if (turns.n_waiting == 0 || turns.last_ns > spin->limit_ns || now >= spin->until_ns)
         stop(spin);
     else if (spin->budget_ns >=

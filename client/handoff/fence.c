@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/macros.h"
 #include "session/client.h"
 #include "session/interrupt.h"
 
@@ -156,12 +157,6 @@ fail_timeout(const struct fence *fence, struct caid_error *error)
                 fence->page->id, fence->slot, fence->value);
 }
 
-static uint64_t
-least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 int
 fence_wait(const struct caid_client *client, const struct fence *fence, bool submitted,
            uint64_t deadline_ns, struct caid_error *error)
@@ -220,7 +215,7 @@ fence_wait_submitted(const struct caid_client *client, const struct fence *fence
             began_ns = now;
         if (now - began_ns < spin_for_ns(spin))
             sched_yield();
-        else if (!wait_for_store(slot, submitted, least(WAKE_MAX_NS, deadline_ns - now)) &&
+        else if (!wait_for_store(slot, submitted, min_u64(WAKE_MAX_NS, deadline_ns - now)) &&
                  (r = interrupt_ask(client, error)) < 0)
             return r;
     }

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/macros.h"
 #include "client.h"
 
 #define LOOK_NS      (100 * NSEC_PER_MSEC)
@@ -13,16 +14,10 @@
 #define PAUSE_MIN_NS (10 * NSEC_PER_USEC)
 #define PAUSE_MAX_NS (200 * NSEC_PER_USEC)
 
-static uint64_t
-least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 uint64_t
 interrupt_look_by(const struct caid_client *client, uint64_t deadline_ns)
 {
-    return client->interrupted ? least(deadline_ns, clock_now_ns() + LOOK_NS) : deadline_ns;
+    return client->interrupted ? min_u64(deadline_ns, clock_now_ns() + LOOK_NS) : deadline_ns;
 }
 
 int
@@ -57,9 +52,9 @@ interrupt_pause(const struct caid_client *client, struct pauses *pauses, uint64_
         sched_yield();
         return 0;
     }
-    const struct timespec pause = {.tv_nsec = (long)least(pauses->ns, deadline_ns - now)};
+    const struct timespec pause = {.tv_nsec = (long)min_u64(pauses->ns, deadline_ns - now)};
     bool signalled = nanosleep(&pause, NULL) < 0;
-    pauses->ns = least(pauses->ns * 2, PAUSE_MAX_NS);
+    pauses->ns = min_u64(pauses->ns * 2, PAUSE_MAX_NS);
     if (!signalled && now < pauses->look_ns)
         return 0;
     pauses->look_ns = now + LOOK_NS;

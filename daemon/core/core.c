@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "array.h"
+#include "base/macros.h"
 #include "device.h"
 #include "linger.h"
 #include "reclaim.h"
@@ -391,12 +392,6 @@ core_tick(struct core *core, uint64_t now_ns)
     bracket_tick(core);
     reclaim_tick(core);
     core_run(core, false);
-}
-
-static uint64_t
-min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
 }
 
 /* A connection that is closing already waits for its core_hangup(), not for the clock. */

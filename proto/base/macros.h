@@ -45,6 +45,12 @@
         _take_v;                \
     })
 
+static inline uint64_t
+min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 /* close(2) that keeps errno and takes -1; always returns -1, to be stored back. */
 static inline int
 fd_close(int fd)
