@@ -61,10 +61,9 @@ on_turn(struct turn *turn)
     struct arrival *a = container_of(turn, struct arrival, turn);
     struct arrivals *set = a->set;
 
-    if (!has_gone(a->sock)) {
-        conns_charge(set->conns, a->owner);
+    conns_charge(set->conns, a->owner);
+    if (!has_gone(a->sock))
         set->take_up(set->userdata, TAKE_FD(a->sock));
-    }
     arrival_free(a);
 }
 

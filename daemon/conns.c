@@ -66,7 +66,8 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     set->n_by_sock = 0;
     set->last_serial = 0;
     turns_init(&set->turns);
-    set->heard = set->running = NULL;
+    set->heard = (uid_t)-1; /* nobody's */
+    set->running = NULL;
     set->changed_ms = set->now_ns = 0;
     set->laps = (struct laps){0};
     flight_init(&set->flight, max_fds);
@@ -284,9 +285,9 @@ conns_is_greedy(const struct conns *set, struct conn_owner *o)
 void
 conns_hear(struct conns *set, const struct conn *c)
 {
-    if (set->heard != c->owner)
+    if (set->heard != c->uid)
         set->changed_ms = uv_now(set->loop);
-    set->heard = c->owner;
+    set->heard = c->uid;
 }
 
 /* ---- fds in flight ---- */

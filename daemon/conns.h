@@ -52,11 +52,11 @@ struct conns {
     uint32_t last_serial;
     struct pollset pollset;
     struct turns turns;
-    uint64_t until_ns;              /* the time of those whose turn it is */
-    const struct conn_owner *heard; /* the last one that was: for comparing alone */
-    struct conn_owner *running;     /* for whom something is done, since now_ns; or NULL */
-    uint64_t now_ns;                /* when that was said, or that it is nobody */
-    uint64_t changed_ms;            /* when that was another one */
+    uint64_t until_ns;          /* the time of those whose turn it is */
+    uid_t heard;                /* whose packet was the last one */
+    struct conn_owner *running; /* for whom something is done, since now_ns; or NULL */
+    uint64_t now_ns;            /* when that was said, or that it is nobody */
+    uint64_t changed_ms;        /* when that was another one */
     struct laps laps;
     struct flight flight;
     struct conn_owners owners;

@@ -14,8 +14,8 @@ void
 turns_user_init(struct turns *s, struct turns_user *user)
 {
     TAILQ_INIT(&user->queue);
-    user->round = s->round;
-    user->left_ns = TURNS_SLICE_NS;
+    user->round = s->round; /* of which it has nothing: it may have been there before */
+    user->left_ns = 0;
 }
 
 /* What it has of this round. What it did not use of another one it has lost, what it used beyond

@@ -41,6 +41,7 @@ struct turns {
 };
 
 void turns_init(struct turns *s);
+/* It has nothing of the round that it comes in: else to go and come anew would be a way to more. */
 void turns_user_init(struct turns *s, struct turns_user *user);
 
 /* At the end of its user's queue, unless it is there. */

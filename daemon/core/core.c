@@ -378,15 +378,20 @@ core_set_time(struct core *core, uint64_t now_ns)
     core->now_ns = now_ns;
 }
 
+/* Connections that have not said hello in time and end in one event; more do in the next. */
+#define SILENT_MAX 8
+
 void
 core_tick(struct core *core, uint64_t now_ns)
 {
     struct conn *conn;
+    int n = 0;
 
     core->now_ns = now_ns;
     TAILQ_FOREACH(conn, &core->waiting, waiting) {
-        if (conn->deadline_ns > now_ns)
+        if (conn->deadline_ns > now_ns || n == SILENT_MAX)
             break;
+        n += !conn->closing;
         conn_end(core, conn, "no hello in time");
     }
     bracket_tick(core);

@@ -28,6 +28,7 @@ world_init(struct world *w)
         for (int i = 0; i < N_EACH; i++)
             w->entries[u][i].user = &w->users[u];
     }
+    turns_forget(&w->turns); /* a new one has nothing of the round that it comes in */
 }
 
 static int
@@ -76,6 +77,10 @@ CAID_TEST(turns, who_has_time_left_goes_first)
     cr_assert_eq(serve(&w, 1), 0, "what it had spent is forgotten");
     cr_assert_eq(serve(&w, 1), 1);
     cr_assert_not(turns_is_busy(&w.turns));
+    turns_user_init(&w.turns, &w.users[0]);
+    queue_all(&w, 0, 1);
+    queue_all(&w, 1, 1);
+    cr_assert_eq(serve(&w, 1), 1, "who has gone and come anew has nothing of this round");
 }
 
 CAID_TEST(turns, a_debt_is_paid_in_rounds)
