@@ -292,6 +292,48 @@ conn_new(struct conns *set, uint64_t id, int sock_consume, struct peer *peer, st
     return 0;
 }
 
+static void on_landed(struct turn *turn);
+
+void
+conn_free(struct conn *c)
+{
+    pollset_remove(&c->set->pollset, &c->source);
+    c->sock = fd_close(c->sock);
+    if (c->turn.serve == on_landed)
+        LIST_REMOVE(c, lingering);
+    conns_bury(c->set, c);
+}
+
+static void
+on_room(struct poll_source *source, uint32_t events UNUSED)
+{
+    struct conn *c = container_of(source, struct conn, source);
+
+    turns_add(&c->set->turns, &c->turn);
+}
+
+static void
+on_landed(struct turn *turn)
+{
+    struct conn *c = container_of(turn, struct conn, turn);
+
+    conns_charge(c->set, c->owner);
+    if (!flight_keep(&c->set->flight, &c->flight))
+        conn_free(c);
+}
+
+/* The client is told at once; the socket stays until it has taken, or thrown away, the fds that it
+ * was sent. */
+static void
+linger(struct conn *c)
+{
+    shutdown(c->sock, SHUT_RDWR);
+    c->turn.serve = on_landed;
+    c->source.ready = on_room;
+    pollset_change(&c->set->pollset, &c->source, EPOLLOUT | EPOLLET);
+    LIST_INSERT_HEAD(&c->set->lingering, c, lingering);
+}
+
 /* All but the process. */
 static void
 close_sock(struct conn *c)
@@ -299,8 +341,10 @@ close_sock(struct conn *c)
     c->lost = true;
     drop_output(c);
     conns_remove(c->set, c);
-    pollset_remove(&c->set->pollset, &c->source);
-    c->sock = fd_close(c->sock);
+    if (c->owner && flight_keep(&c->set->flight, &c->flight))
+        linger(c);
+    else
+        conn_free(c);
 }
 
 void

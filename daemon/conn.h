@@ -5,7 +5,7 @@
  * Lifetime: made by conn_new() after accept(2). It is lost when the socket hangs up, when the
  * peer's process exits (which a socket that was inherited by a child does not show), when it
  * breaks a rule, or when its output exceeds its bound; then the set's lost() is called, once,
- * and conn_close() or conn_depart() is to be called there. Both close the socket at once; the
+ * and conn_close() or conn_depart() is to be called there. Both end it at once for its client; the
  * object is freed when the loop has come round, so that it stays readable up the stack that closed
  * it. After conn_depart() the process goes on being watched (process.h).
  *
@@ -55,7 +55,8 @@ struct conn {
     bool waiting;   /* in set->waiting: the first packet waits for fds in flight to land */
     int refused;    /* -errno of core_connect(), which does not know it: refusals.h */
     TAILQ_ENTRY(conn) queue_link, wait_link;
-    SLIST_ENTRY(conn) closed; /* set->closed */
+    LIST_ENTRY(conn) lingering; /* set->lingering */
+    SLIST_ENTRY(conn) closed;   /* set->closed */
     TAILQ_ENTRY(conn) refusal;
     uint64_t refused_ms;
     struct outq outq;
@@ -87,3 +88,5 @@ void conn_lose(struct conn *c, const char *reason);
 
 /* For process.c. */
 void conn_exited(struct conn *c);
+/* For conns.c: one that lingers. */
+void conn_free(struct conn *c);

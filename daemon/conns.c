@@ -76,6 +76,7 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     set->max_queued_fds = max_fds;
     RB_INIT(&set->owners);
     SLIST_INIT(&set->closed);
+    LIST_INIT(&set->lingering);
     TAILQ_INIT(&set->queued);
     TAILQ_INIT(&set->waiting);
     LIST_INIT(&set->departed);
@@ -98,6 +99,8 @@ free_closed(struct conns *set)
 void
 conns_deinit(struct conns *set)
 {
+    while (!LIST_EMPTY(&set->lingering))
+        conn_free(LIST_FIRST(&set->lingering));
     free_closed(set);
     pollset_deinit(&set->pollset);
     free(set->by_sock);
@@ -151,13 +154,20 @@ conns_add(struct conns *set, struct conn *c)
 void
 conns_remove(struct conns *set, struct conn *c)
 {
-    SLIST_INSERT_HEAD(&set->closed, c, closed);
-    if (conns_find(set, c->id) != c)
-        return;
-    set->by_sock[c->sock] = NULL;
+    if (conns_find(set, c->id) == c)
+        set->by_sock[c->sock] = NULL;
     turns_remove(&set->turns, &c->turn);
-    flight_share_deinit(&set->flight, &c->flight);
-    conns_leave(set, TAKE_PTR(c->owner));
+}
+
+void
+conns_bury(struct conns *set, struct conn *c)
+{
+    turns_remove(&set->turns, &c->turn);
+    if (c->owner) {
+        flight_share_deinit(&set->flight, &c->flight);
+        conns_leave(set, TAKE_PTR(c->owner));
+    }
+    SLIST_INSERT_HEAD(&set->closed, c, closed);
 }
 
 void

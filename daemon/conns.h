@@ -60,8 +60,9 @@ struct conns {
     struct laps laps;
     struct flight flight;
     struct conn_owners owners;
-    SLIST_HEAD(, conn) closed; /* to be freed */
-    struct conn_list queued;   /* with output in their queue, longest first */
+    SLIST_HEAD(, conn) closed;   /* to be freed */
+    LIST_HEAD(, conn) lingering; /* without a client, for the fds that it was sent */
+    struct conn_list queued;     /* with output in their queue, longest first */
     uint64_t n_queued_bytes;
     uint32_t n_queued_fds, max_queued_fds;
     struct conn_list waiting;     /* those of them that wait for the budget of fds in flight */
@@ -106,9 +107,12 @@ uint64_t conns_charge(struct conns *set, struct conn_owner *o);
 /* For process.c: it has departed, and is waited for no more. */
 void conns_drop_departed(struct conns *set, struct process *p);
 
-/* For conn.c. conns_remove() frees it, too, when the loop has come round. */
+/* For conn.c. */
 int conns_add(struct conns *set, struct conn *c);
+/* It is found no more. */
 void conns_remove(struct conns *set, struct conn *c);
+/* And freed, when the loop has come round. */
+void conns_bury(struct conns *set, struct conn *c);
 /* A packet of c is heard. */
 void conns_hear(struct conns *set, const struct conn *c);
 /* What c's queue has got, and lost. */

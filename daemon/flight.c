@@ -30,6 +30,11 @@ flight_share_init(struct flight_share *s, struct flight_user *user, int sock)
 void
 flight_share_deinit(struct flight *f, struct flight_share *s)
 {
+    if (s->kept) {
+        s->user->n_kept -= s->n;
+        s->n = 0;
+        s->kept = false;
+    }
     if (s->n == 0)
         return;
     if (s->user->next == s)
@@ -50,6 +55,22 @@ settle(struct flight *f, struct flight_share *s)
 
     if (s->n > 0 && ioctl(s->sock, SIOCOUTQ, &unread) == 0 && unread == 0)
         flight_share_deinit(f, s);
+}
+
+bool
+flight_keep(struct flight *f, struct flight_share *s)
+{
+    uint32_t n;
+
+    settle(f, s);
+    n = s->n;
+    if (n == 0 || s->kept)
+        return n > 0;
+    flight_share_deinit(f, s);
+    s->n = n;
+    s->user->n_kept += n;
+    s->kept = true;
+    return true;
 }
 
 /* Some of the user's, the next ones another time. */
@@ -109,6 +130,8 @@ flight_culprit(struct flight *f, const struct flight_user *user, uint64_t age_ms
 static bool
 has_room(const struct flight *f, const struct flight_user *user, size_t n)
 {
+    if (user->n_kept > 0 && user->n_kept + user->n + n > f->max)
+        return false;
     return user->n + n <= flight_room(f, user) || (user->n == 0 && f->n <= f->max / 4);
 }
 

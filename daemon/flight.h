@@ -8,6 +8,9 @@
  * received; but when nothing is unread in a socket, nothing is in flight there either, and that it
  * tells (SIOCOUTQ). It is asked only when a bound would stop a packet: of that connection, and of
  * a few others of each uid once in a millisecond.
+ *
+ * Also what lies unread on a connection that has ended counts there, as long as its client has it:
+ * such a socket is kept (flight_keep()), or a client could have the daemon end one after the other.
  */
 #pragma once
 
@@ -23,6 +26,7 @@ struct flight_user { /* a uid */
     TAILQ_HEAD(flight_shares, flight_share) shares; /* with n > 0, longest first */
     struct flight_share *next;                      /* to be looked at; NULL: the first */
     uint32_t n;
+    uint32_t n_kept;     /* on connections that have ended */
     uint64_t settled_ms; /* when some were last looked at */
 };
 
@@ -31,6 +35,7 @@ struct flight_share { /* embedded in a connection */
     struct flight_user *user;
     int sock;
     uint32_t n; /* fds sent since the socket was last seen empty */
+    bool kept;
     uint64_t since_ms;
 };
 
@@ -44,8 +49,12 @@ void flight_init(struct flight *f, uint32_t max);
 void flight_user_init(struct flight_user *user);
 
 void flight_share_init(struct flight_share *s, struct flight_user *user, int sock);
-/* Before the socket is closed: what was in flight there goes with it. */
+/* Before the socket is closed. */
 void flight_share_deinit(struct flight *f, struct flight_share *s);
+/* The connection has ended; whether something is in flight there, still: then the socket is to be
+ * kept, since nothing else tells when it lands. With that the uid may have as much as all, and
+ * others none the less. */
+bool flight_keep(struct flight *f, struct flight_share *s);
 
 /* How many the user may have, all in all. */
 uint32_t flight_room(const struct flight *f, const struct flight_user *user);

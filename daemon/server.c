@@ -843,9 +843,9 @@ server_free(struct server *s)
     uv_loop_close(&s->loop);
     writeoffs_tell(&s->writeoffs);
     worker_deinit(&s->worker);
+    conns_deinit(&s->conns);
     core_free(s->core);
     shared_pages_deinit(&s->pages);
-    conns_deinit(&s->conns);
     free(s);
     return NULL;
 }

@@ -262,6 +262,36 @@ def test_reply_with_more_fds_than_a_uid_may_leave_unread(start):
         assert read_opens(reader, 200) == 200
 
 
+def test_unread_fds_count_when_their_connection_has_ended(start):
+    """The kernel counts them until somebody takes them, or closes the socket where they lie."""
+    d = start(max_fds=1024)  # of which one uid may have a quarter in flight, with what it has left there
+    with contextlib.ExitStack() as stack:
+        owner, last, *clients = [stack.enter_context(d.client()) for _ in range(8)]
+        names = make_names(owner, 40)
+        before = fd_count(d)
+        for c in clients:
+            open_without_reading(c, names)
+            c.send(b"nothing that is known")
+        wait_for(lambda: d.status()["connections"] == 3, "the end of the connections")
+        open_without_reading(last, names)
+        wait_for(lambda: d.status()["leases"] >= 40 + 24, "leases")
+        time.sleep(0.2)
+        assert d.status()["leases"] == 40 + 24  # the last packet waits, and nothing is read meanwhile
+        assert [count_all_fds(c) for c in clients] == [40] * len(clients)
+        assert read_opens(last, 40) == 40
+        wait_for(lambda: fd_count(d) == before - len(clients), "the end of their sockets")
+
+
+def count_all_fds(client):
+    """Of what was sent before the end."""
+    n = 0
+    with contextlib.suppress(raw.Closed):
+        while True:
+            client.receive()
+            n += len(client.fds)
+    return n
+
+
 def test_queued_fds_of_all_are_bounded(start):
     """When all together have too many in their queues, it is the one who has not read for longest
     that goes; the others get everything."""
