@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The daemon among thousands of users: none waits for longer than its share allows (fair.c), no
+ * limit is passed, who asks for little is neither refused nor disconnected, whatever the others do
+ * (I6), and when all have gone all is given back (I4). How many histories there are is
+ * CAID_SIM_HISTORIES, 2 where that is not set; CAID_TEST_SEED runs one alone.
+ */
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "caid_test.h"
+#include "config.h"
+#include "conns.h"
+#include "fds.h"
+#include "harness.h"
+#include "server.h"
+#include "sim.h"
+
+#define LAST_NS          (200 * NSEC_PER_MSEC)
+#define REST_NS          (20 * NSEC_PER_SEC) /* until what waits for its age is over */
+#define CHECK_TURNS      1000                /* from one look at all of the core to the next */
+#define MAX_QUEUED_BYTES (64 << 20)
+
+struct history {
+    uint64_t seed;
+    uint32_t max_fds;
+    uint64_t last_ns;  /* that the users are busy */
+    bool ends_at_once; /* the daemon, with all that is under way */
+    bool is_checked;   /* core_check(), again and again */
+    struct population population;
+};
+
+static struct history history;
+static struct event end;
+static uint64_t n_turns;
+static bool left; /* all users have */
+static struct core *core;
+static uint32_t n_at_first; /* fds, when the daemon is there */
+
+/* ---- what has to be so ---- */
+
+int __real_core_new(struct core **ret, const struct core_config *config, uint64_t now_ns);
+
+WRAPPED(int, core_new, struct core **ret, const struct core_config *config, uint64_t now_ns)
+{
+    int r = __real_core_new(ret, config, now_ns);
+
+    core = *ret;
+    return r;
+}
+
+/* Between two turns of the loop; the core as a whole at times. */
+static void
+came_round(void)
+{
+    const struct conns *set = loop_conns();
+
+    if (!core)
+        return;
+    SIM_CHECK(set->flight.n <= set->flight.max, "%u fds in flight", set->flight.n);
+    SIM_CHECK(remotes.n_inflight - remotes.n_kept <= set->flight.n,
+              "%u fds in flight, of which %u are known", remotes.n_inflight - remotes.n_kept,
+              set->flight.n);
+    SIM_CHECK(set->n_queued_fds <= set->max_queued_fds, "%u fds queued", set->n_queued_fds);
+    SIM_CHECK(set->n_queued_bytes <= MAX_QUEUED_BYTES, "%" PRIu64 " bytes queued",
+              set->n_queued_bytes);
+    if (history.is_checked && ++n_turns % CHECK_TURNS == 0)
+        core_check(core);
+}
+
+static void
+check_rest(void)
+{
+    const struct conns *set = loop_conns();
+    struct core_counts counts;
+
+    core_check(core);
+    core_get_counts(core, &counts);
+    SIM_CHECK(!counts.connections && !counts.departed && !counts.users && !counts.leases &&
+                  !counts.jobs,
+              "%" PRIu64 " users are left", counts.users);
+    SIM_CHECK(!counts.arrays && !counts.names && !counts.blocks,
+              "%" PRIu64 " arrays are left, %" PRIu64 " blocks", counts.arrays, counts.blocks);
+    SIM_CHECK(RB_EMPTY(&set->owners) && !set->n_queued_bytes && !set->n_queued_fds,
+              "connections are left");
+    SIM_CHECK(!set->flight.n && !remotes.n_inflight, "%u fds in flight are left",
+              set->flight.n);
+    SIM_CHECK(files.n == n_at_first, "%u fds are left", files.n - n_at_first);
+    SIM_CHECK(LIST_EMPTY(&remotes.all) && !device_bytes, "%" PRIu64 " bytes are left",
+              device_bytes);
+}
+
+static void
+on_end(struct event *event)
+{
+    if (history.ends_at_once) {
+        users_expect_end();
+        loop_signal(SIGTERM);
+    } else if (!left) {
+        left = true;
+        users_leave();
+        event_in(event, REST_NS);
+    } else {
+        check_rest();
+        loop_signal(SIGTERM);
+    }
+}
+
+/* ---- one history ---- */
+
+static void
+setup_config(struct config *config)
+{
+    static struct core_pool_config shared = {.name = "shared", .uid = 1000, .mode = 0666};
+
+    config_init(config);
+    config->hello_timeout_ns = 100 * NSEC_PER_MSEC;
+    config->spin_us = 0;
+    config->pools = &shared;
+    config->n_pools = 1;
+}
+
+static void
+setup_world(const struct history *h)
+{
+    history = *h;
+    core = NULL;
+    n_turns = 0;
+    left = false;
+    end = (struct event){.run = on_end};
+    world_init(h->seed);
+    files_init(h->max_fds);
+    remotes_init();
+    loop_init(came_round);
+    fds_max(); /* is asked once */
+    world.blocks = 0;
+}
+
+static void
+serve(const struct config *config)
+{
+    struct gpu_device gpu_device = {
+        .drv = {.uuid = "GPU-0", .total = 1 << 30, .granularity = 2 << 20}};
+    struct drv drv = {.path = (char[]){"sim"}};
+    struct gpu gpu = {.drv = &drv, .devices = &gpu_device, .n_devices = 1};
+    struct listener listener = {.path = (char[]){"sim"},
+                                .fd = file_new(FILE_LISTENER, NULL, 0)};
+    struct notify notify = {.fd = -1};
+    const struct server_setup setup = {config, "sim", &gpu, &listener, &notify, -1, -1};
+    struct server *server;
+
+    remotes.listener = listener.fd;
+    cr_assert_eq(server_new(&server, &setup), 0);
+    n_at_first = files.n;
+    event_in(&end, history.last_ns);
+    cr_assert_eq(server_run(server), 0);
+    core = NULL;
+    server_free(server);
+}
+
+/* What is left of the world then is the sockets' other ends. */
+static uint64_t
+run(const struct history *h)
+{
+    struct config config;
+
+    setup_world(h);
+    setup_config(&config);
+    users_init(&h->population);
+    serve(&config);
+    config.n_pools = 0; /* not its own */
+    config.pools = NULL;
+    config_deinit(&config);
+    remotes_deinit();
+    users_deinit();
+    SIM_CHECK(LIST_EMPTY(&remotes.all) && !remotes.n_inflight && !device_bytes &&
+                  files.n + 1 == n_at_first, /* the set has gone */
+              "%u of %u fds are left at the end", files.n, n_at_first);
+    free(files.all);
+    return world.hash;
+}
+
+/* libuv opens a pipe for signals once. */
+static void
+set_up(void)
+{
+    uv_loop_t loop;
+
+    log_set_level(LOG_LEVEL_ERROR);
+    uv_loop_init(&loop);
+    uv_loop_close(&loop);
+}
+
+static uint64_t
+number(const char *variable, uint64_t otherwise)
+{
+    const char *text = getenv(variable);
+
+    return text && *text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static uint64_t
+run_seed(uint64_t seed, uint64_t last_ns)
+{
+    struct history h = {
+        .seed = seed,
+        .max_fds = 1 << 12,
+        .last_ns = last_ns,
+        .ends_at_once = seed % 4 == 0,
+        .is_checked = true,
+        .population = {.think_ns = 50 * NSEC_PER_USEC},
+    };
+
+    world_init(seed);
+    for (uint32_t kind = 0; kind < N_KINDS_OF_USERS; kind++) {
+        bool is_many = kind == seed % N_KINDS_OF_USERS; /* of one kind */
+        h.population.n_users[kind] = (is_many || kind == QUIET) + (uint32_t)sim_random(4);
+        h.population.n_conns[kind] = 1 + (uint32_t)sim_random(is_many
+                                                                  ? (kind == QUIET ? 100 : 300)
+                                                              : sim_chance(50) ? 3
+                                                                               : 30);
+    }
+    return run(&h);
+}
+
+CAID_TEST_WITH(sim, histories, .init = set_up, .timeout = 36000)
+{
+    uint64_t seed = number("CAID_TEST_SEED", 0), n = number("CAID_SIM_HISTORIES", 2);
+
+    for (uint64_t i = seed ? seed : 1; i <= (seed ? seed : n); i++)
+        run_seed(i, LAST_NS);
+}
+
+CAID_TEST_WITH(sim, same_seed_same_history, .init = set_up, .timeout = 600)
+{
+    uint64_t first;
+
+    first = run_seed(1, LAST_NS / 10);
+    cr_assert_eq(run_seed(1, LAST_NS / 10), first);
+    cr_assert_neq(run_seed(2, LAST_NS / 10), first);
+}
+
+/* Thousands of uids, a connection or two of each. */
+CAID_TEST_WITH(sim, thousands_of_users, .init = set_up, .timeout = 600)
+{
+    const struct history h = {
+        .seed = 1,
+        .max_fds = 1 << 16,
+        .last_ns = 100 * NSEC_PER_MSEC,
+        .population = {.n_users = {500, 500, 500, 500, 500},
+                       .n_conns = {1, 2, 2, 2, 2},
+                       .think_ns = 50 * NSEC_PER_MSEC},
+    };
+
+    run(&h);
+}
+
+static uint64_t
+p99_of_opens(uint32_t n_active, uint32_t n_idle)
+{
+    const struct history h = {
+        .seed = 1,
+        .max_fds = 1 << 17,
+        .last_ns = 2200 * NSEC_PER_MSEC,
+        .population = {.n_users = {[QUIET] = 10},
+                       .n_conns = {[QUIET] = n_active},
+                       .n_idle = n_idle,
+                       .think_ns = n_active * 200 * NSEC_PER_USEC,
+                       .only_open = true,
+                       .settling_ns = 2000 * NSEC_PER_MSEC},
+    };
+
+    run(&h);
+    fprintf(stderr, "%6u connections, %4u active: p99 of an open %.1f us of work\n",
+            10 * (n_active + n_idle), 10 * n_active, (double)users_p99_ns() / 1e3);
+    return users_p99_ns();
+}
+
+/* As much is asked for in all: 20,000 connections, 1,000 of them active, beside 10. */
+CAID_TEST_WITH(sim, connections_cost_an_open_nothing, .init = set_up, .timeout = 600)
+{
+    uint64_t few = p99_of_opens(1, 0), many = p99_of_opens(100, 1900);
+
+    cr_assert_leq(many, 3 * few);
+}
