@@ -258,7 +258,7 @@ TIMELINE_TEST(list)
     for (size_t i = 0; i < ARRAY_SIZE(more); i++)
         caid_timeline_close(more[i]);
     seen.n = 0;
-    assert_ok(caid_timelines(f.consumer, &options, see, &seen, &error));
+    assert_ok(caid_timelines(f.producer, &options, see, &seen, &error));
     cr_assert_eq(seen.n, 1);
     assert_failed(caid_timelines(f.consumer, NULL, NULL, NULL, &error), CAID_ERR_INVALID);
 }

@@ -7,12 +7,8 @@
 
 #include "sim.h"
 
-#define CALL_NS 1000 /* for a system call, and one for each 1,000 bytes */
-#ifdef __SANITIZE_ADDRESS__
-#    define BLOCK_NS 1 /* there are more of them */
-#else
-#    define BLOCK_NS 2
-#endif
+#define CALL_NS  1000 /* for a system call, and one for each 1,000 bytes */
+#define BLOCK_NS 2
 
 struct world world;
 
