@@ -295,7 +295,7 @@ conns_is_greedy(const struct conns *set, struct conn_owner *o)
 void
 conns_hear(struct conns *set, const struct conn *c)
 {
-    if (set->heard != c->uid)
+    if (set->heard != c->uid && set->heard != (uid_t)-1)
         set->changed_ms = uv_now(set->loop);
     set->heard = c->uid;
 }
