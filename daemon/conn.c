@@ -278,6 +278,7 @@ conn_new(struct conns *set, uint64_t id, int sock_consume, struct peer *peer, st
     c->uid = peer->uid;
     c->pid = peer->pid;
     c->sock = TAKE_FD(sock);
+    c->source.fd = -1;
     c->turn.serve = on_turn;
     outq_init(&c->outq);
     r = conns_add(set, c);

@@ -339,6 +339,7 @@ on_retry(uv_timer_t *timer)
         if (c == last)
             break;
     }
+    conns_charge(set, NULL);
 }
 
 void

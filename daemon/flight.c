@@ -4,8 +4,12 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
+/* A packet that lies unread takes more; one that is being freed has 1 left when we are woken by
+ * that (sock_wfree()), and its fds are off the kernel's count. */
+#define UNREAD_MIN   256
 #define SETTLE_MAX   16 /* shares of a uid that are looked at */
 #define SETTLE_USERS 4  /* and uids */
+#define KEPT_PARTS   3  /* of the kernel's limit, which is 4 */
 
 void
 flight_init(struct flight *f, uint32_t max)
@@ -31,6 +35,7 @@ void
 flight_share_deinit(struct flight *f, struct flight_share *s)
 {
     if (s->kept) {
+        f->n_kept -= s->n;
         s->user->n_kept -= s->n;
         s->n = 0;
         s->kept = false;
@@ -53,7 +58,7 @@ settle(struct flight *f, struct flight_share *s)
 {
     int unread;
 
-    if (s->n > 0 && ioctl(s->sock, SIOCOUTQ, &unread) == 0 && unread == 0)
+    if (s->n > 0 && ioctl(s->sock, SIOCOUTQ, &unread) == 0 && unread < UNREAD_MIN)
         flight_share_deinit(f, s);
 }
 
@@ -68,6 +73,7 @@ flight_keep(struct flight *f, struct flight_share *s)
         return n > 0;
     flight_share_deinit(f, s);
     s->n = n;
+    f->n_kept += n;
     s->user->n_kept += n;
     s->kept = true;
     return true;
@@ -130,7 +136,8 @@ flight_culprit(struct flight *f, const struct flight_user *user, uint64_t age_ms
 static bool
 has_room(const struct flight *f, const struct flight_user *user, size_t n)
 {
-    if (user->n_kept > 0 && user->n_kept + user->n + n > f->max)
+    if (user->n_kept > 0 &&
+        (user->n_kept + user->n + n > f->max || f->n_kept + f->n + n > KEPT_PARTS * f->max))
         return false;
     return user->n + n <= flight_room(f, user) || (user->n == 0 && f->n <= f->max / 4);
 }

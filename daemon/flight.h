@@ -42,6 +42,7 @@ struct flight_share { /* embedded in a connection */
 struct flight {
     TAILQ_HEAD(, flight_user) users; /* with n > 0, in turn */
     uint32_t n, max;
+    uint32_t n_kept;
 };
 
 /* max: for all connections together. */
@@ -52,8 +53,8 @@ void flight_share_init(struct flight_share *s, struct flight_user *user, int soc
 /* Before the socket is closed. */
 void flight_share_deinit(struct flight *f, struct flight_share *s);
 /* The connection has ended; whether something is in flight there, still: then the socket is to be
- * kept, since nothing else tells when it lands. With that the uid may have as much as all, and
- * others none the less. */
+ * kept, since nothing else tells when it lands. With that the uid may have as much as all, as
+ * long as the kernel's limit is not near; others, who have left nothing, none the less. */
 bool flight_keep(struct flight *f, struct flight_share *s);
 
 /* How many the user may have, all in all. */

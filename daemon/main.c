@@ -4,6 +4,7 @@
  * driver. Nothing is announced, to the service manager or to the shell that started the daemon,
  * before clients can be served.
  */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -128,13 +129,27 @@ run(const struct options *o, const struct config *c)
     return serve(o, c, ready_fd);
 }
 
+/* What is opened later must not be taken for one of them. */
+static void
+fill_standard_fds(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    fd_close(fd);
+}
+
 int
 main(int argc, char *argv[])
 {
     _cleanup_(config_deinit) struct config config = {0};
     struct options options;
-    int r = options_parse(&options, argc, argv);
+    int r;
 
+    fill_standard_fds();
+    r = options_parse(&options, argc, argv);
     if (r != 0)
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
     log_init("caid");

@@ -55,8 +55,10 @@ opening_start(struct opening *o, uv_loop_t *loop)
 {
     int r = uv_async_init(loop, &o->news, on_news);
 
-    if (r < 0)
+    if (r < 0) {
+        log_error("cannot start: %s", strerror(-r));
         return r;
+    }
     o->news.data = o;
     o->over = false;
     snprintf(o->reason, sizeof(o->reason), "its driver has not answered yet");

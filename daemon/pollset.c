@@ -48,7 +48,9 @@ pollset_change(struct pollset *set, struct poll_source *source, uint32_t events)
 void
 pollset_remove(struct pollset *set, struct poll_source *source)
 {
-    control(set, source, EPOLL_CTL_DEL);
+    if (source->fd >= 0)
+        control(set, source, EPOLL_CTL_DEL);
+    source->fd = -1;
 }
 
 static int

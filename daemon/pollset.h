@@ -15,7 +15,7 @@
 struct poll_source {
     void (*ready)(struct poll_source *source, uint32_t events);
     uint32_t events; /* as in epoll_ctl(2) */
-    int fd;
+    int fd;          /* -1: in no set */
 };
 
 struct pollset {

@@ -594,7 +594,7 @@ stop(struct server *s, const char *why)
 {
     log_info("%s: stopping", why);
     if (!s->core)
-        leave(s, EXIT_SUCCESS);
+        leave(s, s->r < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
     notify_and_retry(s, "STOPPING=1\nSTATUS=Stopping");
     pollset_remove(&s->conns.pollset, &s->listening);
     uv_timer_stop(&s->accept_timer);
@@ -685,6 +685,7 @@ server_new(struct server **ret, const struct server_setup *setup)
         return -ENOMEM;
     s->setup = *setup;
     s->deadline_ns = UINT64_MAX;
+    s->listening.fd = s->pages.dead = -1;
     r = uv_loop_init(&s->loop);
     if (r < 0) {
         log_error("cannot start: %s", strerror(-r));
