@@ -10,18 +10,6 @@
 
 #define RESERVED 64 /* for blocks, the driver and the log */
 
-void
-fds_raise_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
-        return;
-    limit.rlim_cur = limit.rlim_max < FDS_MAX ? limit.rlim_max : FDS_MAX;
-    if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
-        log_warning("cannot raise the limit of open files: %s", strerror(errno));
-}
-
 uint32_t
 fds_max(void)
 {
@@ -33,6 +21,19 @@ fds_max(void)
                   ? FDS_MAX
                   : (uint32_t)limit.rlim_cur;
     return max;
+}
+
+void
+fds_raise_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return;
+    limit.rlim_cur = limit.rlim_max < FDS_MAX ? limit.rlim_max : FDS_MAX;
+    if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
+        log_warning("cannot raise the limit of open files: %s", strerror(errno));
+    fd_close(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, fds_max() - 1));
 }
 
 uint32_t

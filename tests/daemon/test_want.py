@@ -90,6 +90,13 @@ def test_too_few_fds_to_serve_anybody(start, max_fds):
     assert not d.socket.exists()
 
 
+def test_the_table_of_fds_does_not_grow(start):
+    """The kernel would keep the loop waiting for that: it is as large as it may become."""
+    d = start(max_fds=5000)
+    text = pathlib.Path(f"/proc/{d.pid}/status").read_text()
+    assert int(re.search(r"FDSize:\s+(\d+)", text)[1]) >= 5000
+
+
 def test_just_enough_fds(start):
     """The fewest with which it starts are enough for a client."""
     needed = 100
