@@ -24,7 +24,6 @@
 #include "spin.h"
 #include "trim.h"
 #include "worker.h"
-#include "writeoffs.h"
 
 #define STOP_MS         10000
 #define ARRIVALS_PART   4    /* of all fds, for connections that are not taken up yet */
@@ -34,6 +33,12 @@
 #define REPLY_BUSY      2048 /* bytes of records in a reply to a greedy uid */
 #define LOG_WINDOW_MS   10000
 #define LOG_MAX_LINES   20 /* about clients' mistakes, in one window */
+#define LOG_MAX_BLOCKS  1  /* about blocks: a device that has failed takes none back any more */
+
+struct log_window {
+    uint64_t since_ms;
+    uint32_t n; /* lines, also those that were left out */
+};
 
 struct server {
     struct server_setup setup;
@@ -47,16 +52,14 @@ struct server {
     struct shared_pages pages;
     struct trim trim;
     struct spin spin;
-    struct writeoffs writeoffs;
     struct poll_source listening, libuv;
     uv_poll_t stop_poll;
     uv_idle_t overdue;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint;
-    uint64_t deadline_ns;  /* that deadline_timer, or what is overdue, is set to */
-    uint64_t log_since_ms; /* when the window of log_client() began */
-    uint32_t n_log_lines;
-    int r; /* of server_run() */
+    struct log_window about_clients, about_blocks;
+    uint64_t deadline_ns; /* that deadline_timer, or what is overdue, is set to */
+    int r;                /* of server_run() */
     bool carrying_out;
     bool leaving; /* connections end because this process does, not their own */
     bool stopping;
@@ -68,21 +71,21 @@ struct server {
 
 /* Whether one more line fits: clients must not be able to fill the log. */
 static bool
-log_admits(struct server *s)
+log_admits(struct server *s, struct log_window *window, uint32_t max, const char *about)
 {
     uint64_t now_ms = uv_now(&s->loop);
 
-    if (now_ms - s->log_since_ms >= LOG_WINDOW_MS) {
-        if (s->n_log_lines > LOG_MAX_LINES)
-            log_notice("%u more lines about clients were left out",
-                       s->n_log_lines - LOG_MAX_LINES);
-        s->log_since_ms = now_ms;
-        s->n_log_lines = 0;
+    if (now_ms - window->since_ms >= LOG_WINDOW_MS) {
+        if (window->n > max)
+            log_notice("%u more lines about %s were left out", window->n - max, about);
+        *window = (struct log_window){.since_ms = now_ms};
     }
-    return s->n_log_lines++ < LOG_MAX_LINES;
+    return window->n++ < max;
 }
 
-#define log_client(s, ...) (log_admits(s) ? log_notice(__VA_ARGS__) : (void)0)
+#define log_client(s, ...)                                                                  \
+    (log_admits(s, &(s)->about_clients, LOG_MAX_LINES, "clients") ? log_notice(__VA_ARGS__) \
+                                                                  : (void)0)
 
 /* ---- the core's actions ---- */
 
@@ -369,8 +372,8 @@ on_release_done(void *userdata, uint64_t job, int error, int cuda, const char *t
 {
     struct server *s = userdata;
 
-    if (error < 0)
-        writeoffs_add(&s->writeoffs, text);
+    if (error < 0 && log_admits(s, &s->about_blocks, LOG_MAX_BLOCKS, "blocks"))
+        log_error("a block is written off, since the driver failed to take it back: %s", text);
     core_set_time(s->core, conns_charge(&s->conns, NULL));
     core_release_done(s->core, job, error, cuda, text);
     run_core(s);
@@ -585,7 +588,6 @@ on_stop_timer(uv_timer_t *timer)
 
     log_error("driver calls are still under way after %d s: left to the kernel",
               STOP_MS / 1000);
-    writeoffs_tell(&s->writeoffs);
     leave(s, EXIT_FAILURE);
 }
 
@@ -699,7 +701,6 @@ server_new(struct server **ret, const struct server_setup *setup)
                   on_arrival, s);
     refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
     trim_init(&s->trim, &s->loop);
-    writeoffs_init(&s->writeoffs, &s->loop);
     spin_init(&s->spin, &s->loop, setup->config->spin_us * NSEC_PER_USEC);
     if (r == 0)
         r = shared_pages_init(&s->pages, fds_max());
@@ -842,7 +843,6 @@ server_free(struct server *s)
     uv_walk(&s->loop, close_handle, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
-    writeoffs_tell(&s->writeoffs);
     worker_deinit(&s->worker);
     conns_deinit(&s->conns);
     core_free(s->core);

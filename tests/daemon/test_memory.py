@@ -437,10 +437,9 @@ def test_log_of_many_failing_releases(start):
             create(c, 4 * MIB, name=f"x{i}", exclusive=True)  # given back at the end
     assert d.stop() == 0
     told = [line for line in d.text().splitlines() if "cuMemRelease: " in line]
-    assert len(told) == 3
-    assert "1 block is written off" in told[0]
-    assert "4 blocks are written off" in told[1]
-    assert f"giving {20 * MIB} bytes back" in told[2]
+    assert len(told) == 2
+    assert "a block is written off" in told[0]
+    assert f"giving {20 * MIB} bytes back" in told[1]
 
 
 def test_out_of_memory_with_a_failing_release(start):
