@@ -365,6 +365,7 @@ WRAPPED(int, packet_send, int sock, const void *data, size_t n, const int *fds, 
     count_inflight(remote, (int)head.n_fds);
     put(&remote->to_client, &remote->n_to_client, &head, data);
     sim_note((uint64_t)sock << 32 | n | (uint64_t)n_fds << 24);
+    file_look(sock); /* which may be full now */
     users_wake(remote);
     return 0;
 }
