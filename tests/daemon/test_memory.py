@@ -29,7 +29,9 @@ def lease_of(reply):
 
 def own(client, n, **params):
     """The lease of an array that has a block of its own."""
-    return lease_of(create(client, n, exclusive=True, **params))
+    lease = lease_of(create(client, n, exclusive=True, **params))
+    client.drop_fds()  # which keep the memory
+    return lease
 
 
 def close(client, *leases, **params):
