@@ -23,6 +23,33 @@ static const struct kind {
     {'V', 1, {0}},
 };
 
+/* Types that the array interface has no word for, by the names of ml_dtypes. What has fewer bits
+ * than 8 takes a byte. */
+static const struct named {
+    const char *name;
+    uint8_t itemsize;
+} named[] = {
+    {"bfloat16", 2},        {"complex32", 4},
+    {"float8_e3m4", 1},     {"float8_e4m3", 1},
+    {"float8_e4m3fn", 1},   {"float8_e4m3b11fnuz", 1},
+    {"float8_e4m3fnuz", 1}, {"float8_e5m2", 1},
+    {"float8_e5m2fnuz", 1}, {"float8_e8m0fnu", 1},
+    {"float6_e2m3fn", 1},   {"float6_e3m2fn", 1},
+    {"float4_e2m1fn", 1},   {"int4", 1},
+    {"uint4", 1},           {"int2", 1},
+    {"uint2", 1},           {"int1", 1},
+    {"uint1", 1},
+};
+
+static uint64_t
+named_itemsize(struct msg_str s)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(named); i++)
+        if (msg_str_eq(s, named[i].name))
+            return named[i].itemsize;
+    return 0;
+}
+
 static bool
 size_fits(const uint8_t *sizes, uint64_t count)
 {
@@ -65,8 +92,10 @@ typestr_itemsize(struct msg_str s)
     const char *p = s.p, *end = p + s.n;
     uint64_t count = 0;
 
-    if (s.n < 3 || s.n > PROTO_TYPESTR_MAX || !memchr("<>|", p[0], 3))
+    if (s.n < 3 || s.n > PROTO_TYPESTR_MAX)
         return 0;
+    if (!memchr("<>|", p[0], 3))
+        return named_itemsize(s);
     for (p += 2; p < end && *p >= '0' && *p <= '9'; p++) {
         count = count * 10 + (uint64_t)(*p - '0');
         if (count > ITEMSIZE_MAX)
@@ -90,7 +119,7 @@ typestr_alignment(struct msg_str s, uint64_t itemsize)
 {
     const struct kind *kind = kind_find(s.p[1]);
 
-    if (kind->sizes[0] == 0)
+    if (kind && kind->sizes[0] == 0)
         return kind->unit;
     return itemsize < ALIGNMENT_MAX ? itemsize : ALIGNMENT_MAX;
 }

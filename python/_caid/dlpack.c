@@ -132,13 +132,13 @@ export_plain(struct exported *self, const struct dl_tensor *tensor)
 }
 
 static PyObject *
-export_versioned(struct exported *self, const struct dl_tensor *tensor, bool readonly)
+export_versioned(struct exported *self, const struct dl_tensor *tensor, uint64_t flags)
 {
     self->versioned = (struct dl_managed_versioned){
         .version = {DL_VERSION_MAJOR, DL_VERSION_MINOR},
         .manager_ctx = self,
         .deleter = versioned_delete,
-        .flags = readonly ? DL_FLAG_READ_ONLY : 0,
+        .flags = flags,
         .tensor = *tensor,
     };
     return PyCapsule_New(&self->versioned, DL_NAME_VERSIONED, capsule_end);
@@ -151,14 +151,14 @@ py_dlpack_export(PyObject *module, PyObject *args)
     _cleanup_dims_ struct dims shape = {0}, strides = {0};
     PyObject *owner, *shape_op, *strides_op, *capsule;
     struct dl_tensor tensor = {.dtype.lanes = 1};
-    unsigned long long address;
-    int readonly, versioned;
+    unsigned long long address, flags;
+    int versioned;
     struct exported *self;
 
-    if (!PyArg_ParseTuple(args, "OK(ii)(bb)O!O!pp:dlpack_export", &owner, &address,
+    if (!PyArg_ParseTuple(args, "OK(ii)(bb)O!O!Kp:dlpack_export", &owner, &address,
                           &tensor.device.type, &tensor.device.id, &tensor.dtype.code,
                           &tensor.dtype.bits, &PyTuple_Type, &shape_op, &PyTuple_Type,
-                          &strides_op, &readonly, &versioned) ||
+                          &strides_op, &flags, &versioned) ||
         py_dims_get(state, shape_op, "shape", &shape) < 0 ||
         py_strides_get(state, strides_op, "strides", &shape, &strides) < 0)
         return NULL;
@@ -174,8 +174,7 @@ py_dlpack_export(PyObject *module, PyObject *args)
     tensor.ndim = (int32_t)shape.n;
     tensor.shape = self->dims;
     tensor.strides = self->dims + shape.n;
-    capsule = versioned ? export_versioned(self, &tensor, readonly)
-                        : export_plain(self, &tensor);
+    capsule = versioned ? export_versioned(self, &tensor, flags) : export_plain(self, &tensor);
     if (!capsule)
         export_free(self);
     return capsule;
@@ -188,7 +187,7 @@ struct tensor_object {
     const struct dl_tensor *tensor;
     struct dl_managed *plain; /* one of the two; both NULL: not taken yet */
     struct dl_managed_versioned *versioned;
-    bool readonly;
+    unsigned long long flags; /* of DLPack 1; 0: none */
 };
 
 PY_CAST(tensor);
@@ -240,7 +239,7 @@ tensor_take_versioned(struct tensor_object *self, PyObject *capsule)
     if (!tensor_take(self, capsule, &managed->tensor, DL_NAME_VERSIONED_USED))
         return NULL;
     self->versioned = managed;
-    self->readonly = managed->flags & DL_FLAG_READ_ONLY;
+    self->flags = managed->flags;
     return (PyObject *)self;
 }
 
@@ -336,7 +335,7 @@ static PyGetSetDef tensor_getset[] = {
 };
 
 static PyMemberDef tensor_members[] = {
-    {"readonly", T_BOOL, offsetof(struct tensor_object, readonly), READONLY, NULL},
+    {"flags", T_ULONGLONG, offsetof(struct tensor_object, flags), READONLY, NULL},
     {0},
 };
 

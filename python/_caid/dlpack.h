@@ -8,10 +8,8 @@
 #include <stdint.h>
 
 #define DL_VERSION_MAJOR 1
-/* A minor version adds values only, and none of those of 1.1 and later is ever exported. */
-#define DL_VERSION_MINOR 0
-
-#define DL_FLAG_READ_ONLY 1
+#define DL_VERSION_MINOR \
+    1 /* the floats of 4, 6 and 8 bits, and the flag of types in whole bytes */
 
 /* Names of capsules, before and after somebody took what is in them. */
 #define DL_NAME                "dltensor"

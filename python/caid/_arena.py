@@ -210,8 +210,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
             negative; it is misaligned, as a field of packed records may be: publish its bytes; also
             a ValueError.
         BufferError
-            Of a type that the array interface has no word for, as bfloat16: publish it viewed as
-            integers of that size.
+            Of a type that caid has none for.
         TypeError
             Neither of the interfaces; a shape or dtype, and no Allocation.
         UnsupportedError
@@ -245,7 +244,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
         return self._publish_part(
             part.ptr,
             name,
-            element.typestr,
+            element.told,
             element.descr,
             part.shape,
             part.strides,
@@ -374,13 +373,15 @@ def _of_array(x, stream):
     if x.pool is not None:
         raise unsupported(f"{x._label} is the daemon's: publish it by its own publish()")
     view = x.view()
-    return _of_desc(view.__cuda_array_interface__, view, stream)
+    part = _of_desc(view.__cuda_array_interface__, view, stream)
+    return part._replace(element=view._layout.element)
 
 
 def _of_desc(desc, keep, other):
     if other is not None and isinstance(desc, dict):
         desc = {**desc, "stream": None}  # not judged, as the caller knows better
     ptr, shape, strides, element, _readonly, stream = _cai.read(desc)
+    element = getattr(keep, "_caid_element", element)  # which the interface may have no word for
     return _make(ptr, shape, strides, element, stream, keep)
 
 

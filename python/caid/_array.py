@@ -206,12 +206,14 @@ class Array(OfProcess, Closing):
 
     @property
     def typestr(self) -> str:
-        """str: type of the elements, as in NumPy's array interface."""
+        """str: type of the elements, as in NumPy's array interface, which has no word for some: of them
+        only `dtype` tells."""
         return self._layout.element.typestr
 
     @property
     def dtype(self) -> numpy.dtype:
-        """numpy.dtype: type of the elements. Needs NumPy."""
+        """numpy.dtype: type of the elements. Needs NumPy; of bfloat16, of floats of 8 bits and fewer and
+        of integers of fewer it is the one of ml_dtypes, where that is installed, else raw memory."""
         return _typestr.to_numpy(self._layout.element)
 
     @property
@@ -356,7 +358,7 @@ class Array(OfProcess, Closing):
         mode = "r" if self.readonly else "rw"
         memory = "" if self.memory in ("device", None) else f" memory={self.memory!r}"
         return (
-            f"<caid.Array{name} shape={self.shape} typestr={self.typestr!r}"
+            f"<caid.Array{name} shape={self.shape} typestr={self._layout.element.told!r}"
             f" device={self.device}{memory} mode={mode!r}>"
         )
 
@@ -678,15 +680,18 @@ class Array(OfProcess, Closing):
         max_version : tuple of int, optional
             The newest version of DLPack that is understood. Without it, or below 1.0, the capsule
             is of the kind that cannot tell of read-only memory.
-        dl_device, copy : optional
-            Nothing is moved or copied: the array's own device, and not True.
+        dl_device : tuple of int, optional
+            The array's own, or (1, 0), the host: of memory that the host reaches without a copy, else
+            by one, which has been made when this returns.
+        copy : bool, optional
+            True: a copy, in memory of the same kind, or on the host. False: none, or BufferError.
 
         Raises
         ------
         BufferError
             DLPack, or that version of it, cannot tell of this array: its type has fields, or is no
             number; its bytes are swapped; its strides are no multiples of the itemsize; it is
-            read-only. Or another device, or a copy, was asked for.
+            read-only; it has fewer than 8 bits (before 1.1). Or another device was asked for.
         ValueError
             Stream 0.
 

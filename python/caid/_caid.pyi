@@ -203,7 +203,7 @@ class Tensor:
     dtype: tuple[int, int, int]
     shape: _Dims
     strides: Optional[_Dims]
-    readonly: bool
+    flags: int
     @property
     def ptr(self) -> int: ...
 
@@ -318,7 +318,7 @@ def dlpack_export(
     dtype: tuple[int, int],
     shape: _Dims,
     strides: _Dims,
-    readonly: bool,
+    flags: int,
     versioned: bool,
     /,
 ) -> Any: ...

@@ -184,8 +184,9 @@ class Client(_queries.Queries, Closing):
             1 to 255 bytes of UTF-8 without control characters; "/" is ordinary.
         shape : int or tuple of int
             At most 32 extents, none negative.
-        dtype : str, numpy.dtype or anything that numpy.dtype takes
-            A typestr ("<f4") needs no NumPy.
+        dtype : str, numpy.dtype, torch.dtype, or anything that numpy.dtype takes
+            A typestr ("<f4") needs no NumPy, nor do types by the names of ml_dtypes: "bfloat16",
+            "float8_e4m3fn", "int4", …; those of fewer than 8 bits take a byte each.
         pool : str, optional
             Without it, the caller's own.
         device : int or str
@@ -295,7 +296,7 @@ class Client(_queries.Queries, Closing):
         return self._create(
             name,
             shape,
-            element.typestr,
+            element.told,
             element.descr,
             strides,
             pool,

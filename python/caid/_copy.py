@@ -145,7 +145,7 @@ def _match(target, source):
 
 
 def _describe(end):
-    return end.element.descr or end.element.typestr
+    return end.element.descr or end.element.told
 
 
 def _run(target, source, stream):

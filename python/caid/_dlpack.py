@@ -2,11 +2,13 @@
 """DLPack: arrays for other libraries' ``from_dlpack()``, and theirs for ours.
 
 What is not looked up in the header (include/dlpack/dlpack.h of dmlc/dlpack, 1.1) is by "Python
-Specification for DLPack" of its documentation.
+Specification for DLPack" of its documentation, and by the array API of 2023.12.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import operator
 import sys
 from typing import Any
@@ -18,12 +20,35 @@ _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _HOST_TYPES = {"pinned": _CUDA_HOST, "mapped": _CUDA_HOST, "managed": _CUDA_MANAGED}
 
 _NO_STREAM = -1  # nothing is waited for
-_MAX_VERSION = (1, 0)
+_MAX_VERSION = (1, 1)
+_READ_ONLY, _IS_COPIED, _IS_PADDED = 1, 2, 4  # flags
 
 _NATIVE = "<" if sys.byteorder == "little" else ">"
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLDataTypeCode
 _KINDS = {code: kind for kind, code in _CODES.items()}
-_BFLOAT = 4
+# (code, bits) of the types that the array interface has no word for
+_NAMED = {
+    "bfloat16": (4, 16),
+    "complex32": (5, 32),
+    "float8_e3m4": (7, 8),
+    "float8_e4m3": (8, 8),
+    "float8_e4m3b11fnuz": (9, 8),
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
+    "float8_e5m2fnuz": (13, 8),
+    "float8_e8m0fnu": (14, 8),
+    "float6_e2m3fn": (15, 6),
+    "float6_e3m2fn": (16, 6),
+    "float4_e2m1fn": (17, 4),
+    "int4": (0, 4),
+    "uint4": (1, 4),
+    "int2": (0, 2),
+    "uint2": (1, 2),
+    "int1": (0, 1),
+    "uint1": (1, 1),
+}
+_NAMES = {code: name for name, code in _NAMED.items()}
 _SIZES = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16), "b": (1,)}
 
 
@@ -35,6 +60,11 @@ def device_of(array):
     kind = _HOST_TYPES.get(array.memory, _CUDA)
     # "For vanilla CPU memory, pinned memory, or managed memory, this is set to 0."
     return kind, _ordinal(array._memory) if kind == _CUDA else 0
+
+
+def _uuid(array):
+    client = array._memory.client
+    return 0 if client is None or array.device < 0 else client._devices()[array.device][0]
 
 
 def _ordinal(memory):
@@ -52,59 +82,105 @@ def _ordinal(memory):
 
 def export(array, stream, max_version, dl_device, copy):
     """A capsule with an array's tensor, for its ``__dlpack__()``."""
-    device = device_of(array)
-    _check_wishes(array, device, dl_device, copy)
-    versioned = _major(max_version) >= 1
-    if array.readonly and not versioned:
-        raise BufferError(
-            f"{array._label} is read-only, which DLPack before version 1 cannot tell: it takes "
-            'max_version=(1, 0), or the array opened "rw"'
-        )
-    dtype = _dtype(array)
-    strides = _strides(array)
-    _let_wait(array, device, stream)
-    memory = array._memory
-    owner = memory if isinstance(memory, _caid.Lease) else memory.owner
-    address = array.host_ptr if device[0] == _CUDA_HOST else array.ptr
-    if array.size == 0:
-        address = 0
-    return _caid.dlpack_export(
-        owner, address, device, dtype, array.shape, strides, array.readonly, versioned
-    )
+    device = device_of(array) if dl_device is None else _wanted(array, dl_device)
+    version = _version(max_version)
+    type_and_flags = _dtype(array, version)
+    if not copy and (device[0] != _CPU or array.host_ptr is not None or not array.size):
+        return _shared(array, stream, device, version, *type_and_flags)
+    if copy is False:
+        raise BufferError(f"{array._label} comes to the host by a copy alone: copy=False")
+    to = _copied_to_host if device[0] == _CPU else _copied_on_device
+    return to(array, stream, device, version, *type_and_flags)
 
 
-def _check_wishes(array, device, dl_device, copy):
-    if copy:
-        raise BufferError(f"{array._label} is not copied for DLPack: copy=True")
-    if dl_device is not None and tuple(map(operator.index, dl_device)) != device:
-        raise BufferError(f"{array._label} is on DLPack device {device}, not {dl_device}")
+def _wanted(array, dl_device):
+    """The device that is asked for, where the array can be had there."""
+    device = tuple(map(operator.index, dl_device))
+    if device != device_of(array) and device != (_CPU, 0):
+        raise BufferError(f"{array._label} is on DLPack device {device_of(array)}, not {dl_device}")
+    return device
 
 
-def _major(max_version):
+def _version(max_version):
     if max_version is None:
-        return 0
+        return (0, 0)
     try:
-        major, _minor = map(operator.index, max_version)
+        major, minor = map(operator.index, max_version)
     except (TypeError, ValueError):
         raise TypeError(f"max_version {max_version!r}: a tuple of two int, or None") from None
-    return major
+    return major, minor
 
 
-def _dtype(array):
-    """(code, bits)"""
+def _dtype(array, version):
+    """((code, bits), flags)"""
     element = array._layout.element
     order, kind = element.typestr[:2]
+    if element.name is not None:
+        return _named_dtype(element, version)
     if element.itemsize not in _SIZES.get(kind, ()):
         raise BufferError(f"DLPack has no type for {element.descr or element.typestr}")
     if order not in ("|", _NATIVE):
         raise BufferError(f"typestr {element.typestr!r}: DLPack has no swapped bytes")
-    return _CODES[kind], 8 * element.itemsize
+    return (_CODES[kind], 8 * element.itemsize), 0
 
 
-def _strides(array):
-    """Steps in elements."""
+def _named_dtype(element, version):
+    code, bits = _NAMED[element.name]
+    if bits < 8 and version < (1, 1):
+        raise BufferError(f"{element.name} takes whole bytes, which DLPack before version 1.1 cannot tell")
+    return (code, bits), _IS_PADDED if bits < 8 else 0
+
+
+def _shared(array, stream, device, version, dtype, flags):
+    """A capsule with the memory itself."""
+    if array.readonly and version < (1,):
+        raise BufferError(
+            f"{array._label} is read-only, which DLPack before version 1 cannot tell: it takes "
+            'max_version=(1, 0), or the array opened "rw"'
+        )
+    flags |= _READ_ONLY * array.readonly
+    steps = _steps(array)
+    _let_wait(array, device, stream)
+    memory = array._memory
+    owner = memory if isinstance(memory, _caid.Lease) else memory.owner
+    address = array.host_ptr if device[0] in (_CPU, _CUDA_HOST) else array.ptr
+    if array.size == 0:
+        address = 0
+    return _caid.dlpack_export(
+        owner, address, device, dtype, array.shape, steps, flags, version >= (1,)
+    )
+
+
+def _copied_on_device(array, stream, device, version, dtype, flags):
+    """A capsule with a copy in the daemon's memory, enqueued on the stream; without one it is done."""
+    memory, client = array.memory if device[0] != _CUDA else "device", array._memory.client
+    if client is None or type(client) is _caid.Client:  # of another library
+        client = _default.default_client()
+    element = array._layout.element
+    with client.empty(array.shape, element, memory=memory, device=_uuid(array)) as copy:
+        _let_wait(array, device, stream)
+        copy.copy_from(array, stream=None if stream == _NO_STREAM else stream)
+        return _shared(copy, _NO_STREAM, device, version, dtype, flags | _IS_COPIED)
+
+
+def _copied_to_host(array, stream, device, version, dtype, flags):
+    """A capsule with a copy in ordinary memory, which is done."""
+    if stream not in (None, _NO_STREAM):
+        _stream.handle(stream)
+    buffer = mmap.mmap(-1, array.nbytes or 1)  # at a page's start: some want more than malloc() gives
+    array.copy_to_host(memoryview(buffer)[: array.nbytes])
+    owner = ctypes.c_char.from_buffer(buffer)
+    steps = _geometry.c_strides(array.shape, 1)
+    address = ctypes.addressof(owner) if array.size else 0
+    return _caid.dlpack_export(
+        owner, address, device, dtype, array.shape, steps, flags | _IS_COPIED, version >= (1,)
+    )
+
+
+def _steps(array):
+    """In elements; one that is never taken is anything."""
     itemsize = array.itemsize
-    if any(step % itemsize for step in array.strides):
+    if any(step % itemsize for extent, step in zip(array.shape, array.strides) if extent > 1):
         raise BufferError(
             f"strides {array.strides} are no multiples of the itemsize, {itemsize}: DLPack "
             "counts elements"
@@ -161,8 +237,8 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Arr
     TypeError
         No DLPack.
     BufferError
-        On another device; of a type that the array interface has no word for, as bfloat16; or the
-        library gives no tensor.
+        On another device; of a type that caid has none for, as one that lies packed in less than a
+        byte; or the library gives no tensor.
     InvalidError
         A pointer that the device cannot reach.
     """
@@ -185,7 +261,7 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Arr
     if number != _NO_STREAM and kind in (_CUDA, _CUDA_MANAGED):
         used_on = _stream.LEGACY if stream is None else stream
         _pending.note([memory], used_on)
-    layout = _array.Layout(ptr, tensor.shape, strides, element, tensor.readonly)
+    layout = _array.Layout(ptr, tensor.shape, strides, element, bool(tensor.flags & _READ_ONLY))
     return _array.make(memory, layout, root=False, stream=_to_keep(used_on))
 
 
@@ -241,19 +317,18 @@ def _layout(tensor):
     """(element, strides in bytes)"""
     code, bits, lanes = tensor.dtype
     kind, itemsize = _KINDS.get(code), bits // 8
-    if code == _BFLOAT:
-        raise BufferError(
-            "the array interface has no bfloat16: take it as integers (in PyTorch "
-            "x.view(torch.uint16))"
-        )
-    if kind is None or lanes != 1 or bits % 8 or itemsize not in _SIZES[kind]:
+    element = _typestr.named(_NAMES.get((code, bits)))
+    if lanes != 1 or (bits < 8 and not tensor.flags & _IS_PADDED):
+        element = kind = None
+    if element is None and kind and bits % 8 == 0 and itemsize in _SIZES[kind]:
+        element = _typestr.of_typestr(f"{_NATIVE}{kind}{itemsize}")
+    if element is None:
         raise BufferError(f"DLPack type (code {code}, {bits} bits, {lanes} lanes) is not taken")
     if any(extent < 0 for extent in tensor.shape):
         raise BufferError(f"DLPack: shape {tensor.shape}: negative")
-    element = _typestr.of_typestr(f"{_NATIVE}{kind}{itemsize}")
     if tensor.strides is None:
-        return element, _geometry.c_strides(tensor.shape, itemsize)
-    return element, tuple(step * itemsize for step in tensor.strides)
+        return element, _geometry.c_strides(tensor.shape, element.itemsize)
+    return element, tuple(step * element.itemsize for step in tensor.strides)
 
 
 def _resolve(client, tensor, kind):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from ._interface import without_stream
+from ._typestr import of_dtype
 
 
 class DeviceReachable(numpy.ndarray):
@@ -43,7 +44,7 @@ class DeviceReachable(numpy.ndarray):
         descr = {} if self.dtype.names is None else {"descr": self.dtype.descr}
         return without_stream(
             shape=self.shape,
-            typestr=self.dtype.str,
+            typestr=of_dtype(self.dtype)[0].typestr,
             strides=None if self.flags.c_contiguous else self.strides,
             data=(pointer, interface["data"][1]),
             **descr,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Element types: typestrs of the array interface, and NumPy's dtypes where NumPy is there.
 
-A typestr (``"<f4"``, ``"|V12"``) needs no NumPy. A structured type has besides a field list, the
+A typestr (``"<f4"``, ``"|V12"``) needs no NumPy. Types that the array interface has no word for have a
+name (``"bfloat16"``), the one of ml_dtypes; to the array interface they are raw memory. A structured type has besides a field list, the
 ``descr`` of the array interface, which the daemon keeps as JSON, unread: whoever creates an array writes
 what he likes. It is checked here, where it is read, by the same rule with NumPy and without: what NumPy
 would make of it has the array's itemsize, and no Python objects at any depth.
@@ -26,19 +27,41 @@ _SIZE_MAX = 0x7FFFFFFF  # bytes of an element, and the largest extent within one
 _DIMS_MAX = 32  # extents within an element, and field lists within field lists
 
 
+# As in proto/geometry.c: bytes of an element; what has fewer bits takes one.
+NAMED = dict.fromkeys(
+    """float8_e3m4 float8_e4m3 float8_e4m3fn float8_e4m3b11fnuz float8_e4m3fnuz float8_e5m2
+    float8_e5m2fnuz float8_e8m0fnu float6_e2m3fn float6_e3m2fn float4_e2m1fn int4 uint4 int2 uint2
+    int1 uint1""".split(),
+    1,
+)
+NAMED.update(bfloat16=2, complex32=4)
+
+
 class Element(NamedTuple):
     """The type of an array's elements."""
 
     typestr: str
     itemsize: int  # bytes
     descr: Optional[str] = None  # JSON field list of a structured type
+    name: Optional[str] = None  # of a type that has no typestr of its own
+
+    @property
+    def told(self):
+        """What the daemon knows it by."""
+        return self.name or self.typestr
 
 
 @functools.lru_cache(maxsize=256)
 def element_of(typestr, itemsize, descr):
     """The element of an array that the daemon tells of; arrays of a type share it. Raises InvalidError
     where the descr is not one of it."""
-    return _checked(Element(typestr, itemsize, descr))
+    return named(typestr) or _checked(Element(typestr, itemsize, descr))
+
+
+def named(name):
+    """The element of a type that the array interface has no word for; None for another name."""
+    itemsize = NAMED.get(name)
+    return itemsize and Element(f"{_NATIVE}V{itemsize}", itemsize, None, name)
 
 
 def numpy():
@@ -89,7 +112,7 @@ def of_typestr(typestr, descr=None):
 
 
 def of_dtype(dtype):
-    """The element of a typestr, a dtype, an element, or of anything that ``numpy.dtype`` takes.
+    """The element of a typestr or name, a dtype, an element, or of anything that ``numpy.dtype`` takes.
 
     Returns
     -------
@@ -105,8 +128,10 @@ def of_dtype(dtype):
     """
     if isinstance(dtype, Element):
         return dtype, ()
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).partition(".")[2]  # torch.bfloat16
     if isinstance(dtype, str):
-        element = _parse(dtype)
+        element = _parse(dtype) or named(dtype)
         if element:
             return element, ()
         if dtype[:1] in ("<", ">", "|"):
@@ -128,7 +153,9 @@ def _of_numpy(dtype):
         element, inner = _of_numpy(base)
         return element, tuple(shape) + inner
     if dtype.names is None:
-        return Element(dtype.str, dtype.itemsize), ()
+        return _is_user_defined(dtype) and named(dtype.name) or Element(dtype.str, dtype.itemsize), ()
+    if _is_user_defined(dtype):
+        raise invalid(f"dtype {dtype}: fields of types that the array interface has no word for")
     try:
         descr = _to_json(dtype.descr)
     except ValueError as e:  # overlapping fields, or fields out of order
@@ -136,9 +163,23 @@ def _of_numpy(dtype):
     return element_of(dtype.str, dtype.itemsize, descr), ()
 
 
+def _is_user_defined(dtype):
+    """Whether another package than NumPy has made the type, or that of one of its fields."""
+    if dtype.names is None:
+        return dtype.base.isbuiltin == 2
+    return any(_is_user_defined(field.base) for field, *_ in dtype.fields.values())
+
+
 def to_numpy(element):
-    """The :class:`numpy.dtype` of an element."""
+    """The :class:`numpy.dtype` of an element. Of a named one ml_dtypes has it; else it is raw memory."""
     np = numpy()
+    if element.name is not None:
+        try:
+            import ml_dtypes
+
+            return np.dtype(getattr(ml_dtypes, element.name))
+        except (ImportError, AttributeError):
+            pass
     if element.descr is None:
         return np.dtype(element.typestr)
     return np.lib.format.descr_to_dtype(descr_list(element.descr))
@@ -146,8 +187,10 @@ def to_numpy(element):
 
 def same(a, b):
     """Whether two elements are of one type. Some producers give no descr of their structured
-    types; then the size decides."""
-    if a.typestr != b.typestr:
+    types, and none of named ones; then the size decides."""
+    if a.name and b.name:
+        return a.name == b.name
+    if a.typestr.replace("<V", "|V") != b.typestr.replace("<V", "|V"):
         return False
     return a.descr is None or b.descr is None or descr_list(a.descr) == descr_list(b.descr)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _arena, _caid, _default, _stream
+from . import _arena, _caid, _default, _stream, _typestr
 from ._client import Client
 from ._errors import DeviceError, Error
 from ._errors import device as device_error
@@ -243,8 +243,7 @@ def publish(
     name : str
         As for :meth:`caid.Client.create`, in the pool that was given to :class:`MemPool`.
     tensor : torch.Tensor
-        Made in a :class:`MemPool`, or a view of one that was. Not of a type that the array
-        interface has no word for, as bfloat16.
+        Made in a :class:`MemPool`, or a view of one that was.
     stream : int or stream object, optional
         Work that writes the tensor, which is waited for: PyTorch's current stream of the tensor's
         device without it.
@@ -304,8 +303,10 @@ _KINDS = {
     "complex128": "<c16",
 }
 # By the types that this PyTorch has.
-_TYPESTRS = {
-    getattr(torch, name): typestr for name, typestr in _KINDS.items() if hasattr(torch, name)
+_ELEMENTS = {
+    getattr(torch, name): _typestr.named(name) or _typestr.of_typestr(_KINDS[name])
+    for name in (*_KINDS, *_typestr.NAMED)
+    if hasattr(torch, name)
 }
 
 
@@ -313,14 +314,15 @@ class _Shown:
     """A tensor as the CUDA Array Interface shows it. It keeps the tensor's memory, which PyTorch's
     own interface does not show where a gradient is wanted."""
 
-    __slots__ = ("__cuda_array_interface__", "tensor")
+    __slots__ = ("__cuda_array_interface__", "_caid_element", "tensor")
 
     def __init__(self, tensor):
         self.tensor = _dense(tensor)
         size = self.tensor.element_size()
+        self._caid_element = _element(tensor)
         self.__cuda_array_interface__ = {
             "shape": tuple(tensor.shape),
-            "typestr": _typestr(tensor),
+            "typestr": self._caid_element.typestr,
             "data": (self.tensor.data_ptr(), False),
             "strides": None
             if tensor.is_contiguous()
@@ -343,10 +345,10 @@ def _dense(tensor):
     return tensor.detach()
 
 
-def _typestr(tensor):
-    typestr = _TYPESTRS.get(tensor.dtype)
-    if typestr is None:
+def _element(tensor):
+    element = _ELEMENTS.get(tensor.dtype)
+    if element is None:
         same = _BYTES.get(tensor.element_size())
         how = f": publish its view(torch.{same}), and let readers view that" if same else ""
-        raise TypeError(f"the array interface has no word for {tensor.dtype}{how}")
-    return typestr
+        raise TypeError(f"caid has no word for {tensor.dtype}{how}")
+    return element

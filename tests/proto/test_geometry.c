@@ -57,6 +57,13 @@ CAID_TEST(geometry, typestrs)
         {"", 0},
         {"<", 0},
         {"<u16", 0},
+        {"bfloat16", 2},
+        {"complex32", 4},
+        {"float8_e4m3b11fnuz", 1},
+        {"uint1", 1},
+        {"bfloat", 0},
+        {"bfloat160", 0},
+        {"<bfloat16", 0},
         {"|V99999999999999999999", 0},
     };
 

@@ -180,9 +180,13 @@ class Bfloat16:
         )
 
 
-def test_bfloat16_is_published_as_integers(arena):
-    with pytest.raises(BufferError, match="no bfloat16: take it as integers"):
-        arena.publish("x", Bfloat16(arena.allocate(20)))
+def test_bfloat16_is_published_by_its_name(client, arena):
+    arena.publish("x", Bfloat16(arena.allocate(20)))
+    with client.open("x") as a, caid.from_dlpack(ByDlpack(a)) as b:
+        assert "typestr='bfloat16'" in repr(a)
+        arena.publish("y", b[:0])  # an Array says it, too
+    with client.open("y") as a:
+        assert "typestr='bfloat16'" in repr(a)
 
 
 def test_an_array_over_others_memory(client, arena):

@@ -14,7 +14,7 @@ from conftest import after_gate, in_a_thread, in_thread, in_threads, n_leases, w
 import caid
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
-READ_ONLY = 1
+READ_ONLY, IS_COPIED, IS_PADDED = 1, 2, 4
 LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
 USED = {LEGACY: b"used_dltensor", VERSIONED: b"used_dltensor_versioned"}
 
@@ -169,7 +169,7 @@ def test_the_structs(counted, version, name):
         assert (t.device_type, t.device_id) == a.__dlpack_device__() == (CUDA, a.mapped_ordinal)
         assert (t.code, t.bits, t.lanes) == (0, 32, 1)
         if name == VERSIONED:
-            assert (c.managed.major, c.managed.minor, c.managed.flags) == (1, 0, 0)
+            assert (c.managed.major, c.managed.minor, c.managed.flags) == (1, 1, 0)
         c.end()
 
 
@@ -195,17 +195,38 @@ TYPES = {
     "<f8": (2, 64),
     "<c8": (5, 64),
     "<c16": (5, 128),
+    "bfloat16": (4, 16),
+    "complex32": (5, 32),
+    "float8_e3m4": (7, 8),
+    "float8_e4m3": (8, 8),
+    "float8_e4m3b11fnuz": (9, 8),
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
+    "float8_e5m2fnuz": (13, 8),
+    "float8_e8m0fnu": (14, 8),
+    "float6_e2m3fn": (15, 6),
+    "float6_e3m2fn": (16, 6),
+    "float4_e2m1fn": (17, 4),
+    "int4": (0, 4),
+    "uint4": (1, 4),
+    "int2": (0, 2),
+    "uint2": (1, 2),
+    "int1": (0, 1),
+    "uint1": (1, 1),
 }
 
 
 @pytest.mark.parametrize("typestr, told", TYPES.items(), ids=TYPES.keys())
 def test_types_there_and_back(client, typestr, told):
     with client.empty(3, typestr) as a:
-        c = Consumer(a.__dlpack__())
+        c = Consumer(a.__dlpack__(max_version=(1, 1)))
         assert (c.tensor.code, c.tensor.bits, c.tensor.lanes) == (*told, 1)
+        assert c.managed.flags == (IS_PADDED if told[1] < 8 else 0)
         c.end()
         with caid.from_dlpack(ByDlpack(a), client=client) as b:
-            assert (b.typestr, b.ptr, b.shape, b.strides) == (typestr, a.ptr, (3,), a.strides)
+            assert (b.dtype, b.ptr, b.shape, b.strides) == (a.dtype, a.ptr, (3,), a.strides)
+            assert f"typestr={typestr!r}" in repr(b)
 
 
 NO_TYPES = [">i4", ">c16", "|V12", "|S4", "<U4", "<M8[ns]", "<f16", "<c32"]
@@ -231,6 +252,9 @@ def test_strides_are_of_elements(client):
         a = caid.from_cuda_array_interface({**desc, "version": 3}, memory, client=client)
         with pytest.raises(BufferError, match=r"strides \(10, 4\) are no multiples"):
             a.__dlpack__()
+        c = Consumer(a[:1].__dlpack__())  # a step that is never taken
+        assert (c.shape, c.strides[1]) == ((1, 2), 1)
+        c.end()
 
 
 def test_read_only_is_told_or_refused(client):
@@ -252,15 +276,15 @@ def test_read_only_is_told_or_refused(client):
             assert not again.readonly
 
 
-def test_wishes(counted):
+def test_wishes(unreachable, counted):
     a, _ = counted
     for wishes in ({"dl_device": (CUDA, a.mapped_ordinal)}, {"copy": False}, {"copy": None}):
         Consumer(a.__dlpack__(**wishes)).end()
     for wishes in (
-        {"dl_device": (CPU, 0)},
+        {"dl_device": (CPU, 0), "copy": False},
+        {"dl_device": (CPU, 1)},
         {"dl_device": (CUDA, 7)},
         {"dl_device": (CUDA_HOST, 0)},
-        {"copy": True},
     ):
         with pytest.raises(BufferError):
             a.__dlpack__(**wishes)
@@ -269,6 +293,83 @@ def test_wishes(counted):
             a.__dlpack__(max_version=version)
     with pytest.raises(TypeError):
         a.__dlpack__(1)
+
+
+class OnTheHost(ByDlpack):
+    """What asks for it there: numpy.from_dlpack(x, device="cpu") since NumPy 2.1."""
+
+    def __dlpack_device__(self):
+        return (CPU, 0)
+
+    def __dlpack__(self, **asked):
+        return self.array.__dlpack__(dl_device=(CPU, 0), **asked)
+
+
+@pytest.fixture
+def unreachable(client, monkeypatch):
+    """The host does not reach device memory, as it does that of the software driver."""
+    monkeypatch.setattr(client, "_host_accessible", False)
+
+
+def test_on_the_host_it_is_a_copy(unreachable, counted):
+    a, twin = counted
+    for key in np.s_[:], np.s_[::2, 1:4], np.s_[::-1], np.s_[2, 3], np.s_[0:0]:
+        np.testing.assert_array_equal(np.from_dlpack(OnTheHost(a[key])), twin[key])
+        np.testing.assert_array_equal(np.from_dlpack(OnTheHost(a[key].T)), twin[key].T)
+    c = Consumer(a.__dlpack__(dl_device=(CPU, 0), max_version=(1, 0)))
+    assert (c.tensor.device_type, c.managed.flags) == (CPU, IS_COPIED)
+    c.end()
+    with pytest.raises(ValueError):
+        a.__dlpack__(dl_device=(CPU, 0), stream=0)
+
+
+@pytest.mark.parametrize("memory", ["device", "pinned", "mapped", "managed"])
+@pytest.mark.parametrize("stream", [None, 1, -1])
+def test_a_copy_has_memory_of_its_own(client, memory, stream):
+    with client.empty((2, 3), "<i4", memory=memory) as a:
+        a.copy_from_host(np.arange(6, dtype="<i4").reshape(2, 3))
+        for array in a.T, a[:, ::2], a[:0]:
+            c = Consumer(array.__dlpack__(copy=True, stream=stream, max_version=(1, 0)))
+            assert (c.tensor.device_type, c.managed.flags) == (a.__dlpack_device__()[0], IS_COPIED)
+            assert c.shape == array.shape and (not array.size or c.tensor.data != array.ptr)
+            c.end()
+        with caid.from_dlpack(ByCopy(a.T)) as b:
+            a.copy_from_host(np.zeros((2, 3), "<i4"))
+            np.testing.assert_array_equal(b.copy_to_host(), np.arange(6).reshape(2, 3).T)
+    del array
+    assert leases(client) == 0
+
+
+class ByCopy(ByDlpack):
+    def __dlpack__(self, **asked):
+        return self.array.__dlpack__(copy=True, **asked)
+
+
+def test_an_array_of_another_library_is_copied_to_the_daemons_memory(client, monkeypatch, daemon):
+    monkeypatch.setenv("CAID_SOCKET", daemon.address)
+    with client.empty(3, "<i4") as memory, caid.from_dlpack(ByDlpack(memory)) as foreign:
+        memory.copy_from_host(np.arange(3, dtype="<i4"))
+        with caid.from_dlpack(ByCopy(foreign)) as b:
+            assert b.ptr != memory.ptr
+            np.testing.assert_array_equal(b.copy_to_host(), np.arange(3))
+        caid.default_client().close()
+
+
+def test_a_copy_of_what_is_read_only_is_not(client, unreachable):
+    with client.create("ro", 3, "<i4"), client.open("ro") as a:
+        for wishes in {"copy": True}, {"dl_device": (CPU, 0)}:
+            Consumer(a.__dlpack__(**wishes)).end()
+            c = Consumer(a.__dlpack__(**wishes, max_version=(1, 0)))
+            assert c.managed.flags == IS_COPIED
+            c.end()
+        client.unlink("ro")
+
+
+def test_types_of_less_than_a_byte_need_version_1_1(client):
+    with client.empty(3, "int4") as a:
+        for version in None, (1, 0):
+            with pytest.raises(BufferError, match="before version 1.1"):
+                a.__dlpack__(max_version=version)
 
 
 def test_a_closed_array_gives_nothing(client):
@@ -376,6 +477,9 @@ def test_memory_of_the_host(client, memory):
         c = Consumer(a.__dlpack__())
         assert c.tensor.data == a.host_ptr
         c.end()
+        c = Consumer(a.__dlpack__(dl_device=(CPU, 0), copy=False))
+        assert (c.tensor.device_type, c.tensor.data) == (CPU, a.host_ptr)
+        c.end()
         seen = np.from_dlpack(a)
         np.testing.assert_array_equal(seen, np.arange(4))
         with caid.from_dlpack(ByDlpack(a)) as b:
@@ -420,7 +524,7 @@ def test_both_capsules_are_taken(counted, versions, kind):
     p = Producer(a.ptr, (4, 6), strides=(6, 1), versions=versions, device=(kind, 0))
     b = caid.from_dlpack(p)
     assert capsule_name(p.capsule) == USED[p.name]
-    asked = {"stream": 1, "max_version": (1, 0)}
+    asked = {"stream": 1, "max_version": (1, 1)}
     assert p.asked == ([asked] if versions else [asked, {"stream": 1}])
     assert (b.ptr, b.shape, b.strides, b.device) == (a.ptr, (4, 6), (24, 4), 0)
     np.testing.assert_array_equal(b.copy_to_host(), twin)
@@ -450,10 +554,9 @@ def test_what_tensors_may_look_like(counted):
 
 REFUSED = {
     "version 2": ({"major": 2}, BufferError, r"version 2\.0"),
-    "bfloat16": ({"dtype": (4, 16, 1)}, BufferError, "bfloat16"),
     "lanes": ({"dtype": (2, 32, 4)}, BufferError, "32 bits, 4 lanes"),
     "4 bits": ({"dtype": (0, 4, 1)}, BufferError, "4 bits"),
-    "float8": ({"dtype": (10, 8, 1)}, BufferError, "code 10"),
+    "a code of tomorrow": ({"dtype": (18, 8, 1)}, BufferError, "code 18"),
     "float128": ({"dtype": (2, 128, 1)}, BufferError, "128 bits"),
     "another device": ({"device": (10, 0)}, BufferError, "device type 10"),
     "a negative shape": ({"shape": (-1,)}, BufferError, "negative"),
@@ -615,7 +718,7 @@ def test_the_host_waits_where_it_is_to_read(client, streams):
 def test_a_producer_is_told_the_stream(counted, asked, told):
     f = ByDlpack(counted[0])
     caid.from_dlpack(f, stream=asked).close()
-    assert f.asked == [{"stream": told, "max_version": (1, 0)}]
+    assert f.asked == [{"stream": told, "max_version": (1, 1)}]
 
 
 def test_who_is_on_the_host_is_told_no_stream(client):
@@ -623,7 +726,7 @@ def test_who_is_on_the_host_is_told_no_stream(client):
         client.unlink("host")
         f = ByDlpack(a)
         caid.from_dlpack(f, stream=2).close()
-        assert f.asked == [{"max_version": (1, 0)}]
+        assert f.asked == [{"max_version": (1, 1)}]
 
 
 def test_what_was_taken_on_a_stream_is_pending_there(client, streams):

@@ -32,7 +32,7 @@ scalars = (
 @given(scalars)
 def test_scalar_dtypes_round_trip(dtype):
     element, shape = t.of_dtype(dtype)
-    assert element == (dtype.str, dtype.itemsize, None)
+    assert element == (dtype.str, dtype.itemsize, None, None)
     assert shape == ()
     assert t.to_numpy(element) == dtype
 
@@ -56,7 +56,7 @@ def test_any_dtype_round_trips(dtype):
     if base.names is not None:
         assert found.descr == base.descr
         assert t.descr_list(element.descr) == base.descr
-        assert t.element_of(*element) == element
+        assert t.element_of(*element[:3]) == element
 
 
 @pytest.mark.parametrize("dtype", [float, "float32", "i", "d", np.int16, "datetime64[ns]", bool])
@@ -187,7 +187,7 @@ import sys
 sys.modules["numpy"] = None
 import caid
 from caid import _typestr
-assert _typestr.of_dtype("<f4") == (("<f4", 4, None), ())
+assert _typestr.of_dtype("<f4") == (("<f4", 4, None, None), ())
 try:
     _typestr.of_dtype("float32")
 except caid.InvalidError as e:

@@ -174,6 +174,28 @@ enum caid_array_flags {
     CAID_ARRAY_ATTACH_HOST = 2, /* "managed" only: CU_MEM_ATTACH_HOST, not _GLOBAL */
 };
 
+/* Types that the array interface has no word for, by the names of ml_dtypes: a typestr, too. What
+ * has fewer than 8 bits takes a byte. */
+#define CAID_BFLOAT16           "bfloat16"
+#define CAID_COMPLEX32          "complex32"
+#define CAID_FLOAT8_E3M4        "float8_e3m4"
+#define CAID_FLOAT8_E4M3        "float8_e4m3"
+#define CAID_FLOAT8_E4M3FN      "float8_e4m3fn"
+#define CAID_FLOAT8_E4M3B11FNUZ "float8_e4m3b11fnuz"
+#define CAID_FLOAT8_E4M3FNUZ    "float8_e4m3fnuz"
+#define CAID_FLOAT8_E5M2        "float8_e5m2"
+#define CAID_FLOAT8_E5M2FNUZ    "float8_e5m2fnuz"
+#define CAID_FLOAT8_E8M0FNU     "float8_e8m0fnu"
+#define CAID_FLOAT6_E2M3FN      "float6_e2m3fn"
+#define CAID_FLOAT6_E3M2FN      "float6_e3m2fn"
+#define CAID_FLOAT4_E2M1FN      "float4_e2m1fn"
+#define CAID_INT4               "int4"
+#define CAID_UINT4              "uint4"
+#define CAID_INT2               "int2"
+#define CAID_UINT2              "uint2"
+#define CAID_INT1               "int1"
+#define CAID_UINT1              "uint1"
+
 /* `memory` says where an array lies:
  *   "device"   memory of the device, mapped by an fd (cuMemCreate). The default.
  *   "legacy"   the same, opened by a 64-byte handle (cuIpcOpenMemHandle), which retains the
@@ -188,8 +210,9 @@ struct caid_create_options {
     const char *name; /* NULL: unnamed, ends with its last holder */
     const char *pool;
     int32_t device;
-    uint32_t flags;       /* enum caid_array_flags */
-    const char *typestr;  /* as in NumPy's array interface: "<f4", "|u1", "|V12" */
+    uint32_t flags; /* enum caid_array_flags */
+    const char
+        *typestr; /* as in NumPy's array interface, "<f4", "|u1", "|V12"; or CAID_BFLOAT16 … */
     const char *descr;    /* NULL, or the fields of a "V" type as JSON: [["x", "<f4"], ...] */
     const int64_t *shape; /* ndim extents, none negative */
     /* NULL: C order; else ndim byte steps, none negative, and multiples of the element's alignment:
