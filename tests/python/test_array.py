@@ -3,9 +3,11 @@
 
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
+from conftest import n_leases
 
 import caid
 
@@ -291,6 +293,14 @@ def test_an_empty_array_has_no_pointer(client):
         assert a.ptr == 0 and a.nbytes == 0
         assert a.__cuda_array_interface__["data"] == (0, False)
         assert a.__cuda_array_interface__["strides"] is None
+
+
+def test_the_interface_keeps_nothing_alive(client):
+    a = client.empty(3, "|u1")
+    described, alive = a.__cuda_array_interface__, weakref.ref(a)
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del a
+    assert described["data"][0] and alive() is None and n_leases(client) == 0
 
 
 def test_version_2_has_no_stream(weights, monkeypatch):

@@ -228,6 +228,15 @@ def test_the_stream_is_not_waited_for_when_told_so(counted, stream, monkeypatch)
         np.testing.assert_array_equal(np.asarray(a), twin)
 
 
+@pytest.mark.parametrize("named", [None, ...], ids=["None", "no entry"])
+def test_what_names_no_stream_is_not_waited_for(counted, stream, named):
+    a, twin = counted
+    stream.hold_up()
+    stream.fill(a, 0x11)
+    with caid.as_array(Producer(a, stream=named)):
+        np.testing.assert_array_equal(np.asarray(a), twin)
+
+
 @pytest.mark.parametrize("default_stream", [1, 2])
 def test_the_default_streams_are_taken(counted, stream, default_stream):
     a, twin = counted

@@ -42,6 +42,27 @@ def test_reset_before_initialize():
         caid.numba.MemoryManager()
 
 
+def test_what_is_numbas_own():
+    ours, host = caid.numba.MemoryManager, cuda.HostOnlyCUDAMemoryManager
+    assert issubclass(ours, host) and issubclass(host, cuda.BaseCUDAMemoryManager)
+    assert issubclass(caid.numba.Memory, cuda.MemoryPointer)
+    for name in ("memhostalloc", "mempin", "memallocmanaged"):
+        assert getattr(ours, name) is getattr(host, name)
+
+
+def test_a_context_keeps_its_manager(manager):
+    class Other(caid.numba.MemoryManager):
+        pass
+
+    cuda.set_memory_manager(Other)
+    a = cuda.to_device(array_of(10))
+    assert cuda.current_context().memory_manager is manager
+    assert manager.arena.info.allocations == 1
+    del a
+    cuda.close()
+    assert type(cuda.current_context().memory_manager) is Other
+
+
 def test_close_and_use_again(manager, client):
     a, b = cuda.to_device(array_of(10)), cuda.to_device(array_of(MIB))
     view = a[3:]
@@ -189,6 +210,30 @@ def test_the_limit_of_bytes(manager, limits):
         limits(ratio=ratio)
         cuda.device_array(1, np.int8)
         assert len(manager.deallocations) == 0
+
+
+def test_the_limits_of_numbas_environment(child):
+    c = child(
+        """
+        from numba import cuda
+        deallocations = cuda.current_context().memory_manager.deallocations
+
+        def freed(size):
+            cuda.device_array(size, "i1")
+            return len(deallocations)
+
+        print(*(freed(1) for _ in range(21)), flush=True)
+        limit = int(cuda.current_context().get_memory_info().total * 0.01)
+        print(freed(limit), freed(1), flush=True)
+        """,
+        NUMBA_CUDA_MEMORY_MANAGER="caid.numba",
+        NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT="20",
+        NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO="0.01",
+        PYTHONWARNINGS="ignore",
+    )
+    c.expect(" ".join(map(str, [*range(1, 21), 0])))
+    c.expect("1 0")
+    assert c.finish() == (0, "")
 
 
 def test_views_keep_the_memory(manager):

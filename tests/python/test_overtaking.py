@@ -128,6 +128,18 @@ def test_the_per_thread_stream_of_another_thread(client, memory, streams):
         assert b.__cuda_array_interface__["stream"] is None  # it has no name here
 
 
+def test_on_the_producers_own_stream_nobody_waits(client, memory, streams):
+    a, _, twos = memory
+    p, _ = streams
+    with client.empty(N, "<i4") as there:
+        p.hold_up()
+        there.copy_from(Producer(a, p.number), stream=p.number)
+        a.copy_from_host(twos, stream=p.number)
+        p.gate.set()
+        p.synchronize()
+        assert (np.asarray(there) == 1).all()
+
+
 def test_the_stream_goes_with_the_array(client, memory, streams):
     """Who gets another library's array from caid is told its stream, and what is pending on it."""
     a, ones, _ = memory

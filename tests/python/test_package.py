@@ -71,6 +71,21 @@ def test_records_are_in_the_order_of_their_names():
         assert tuple(a or b for a, b in names) == record._fields, table
 
 
+def test_the_tests_of_the_specifications_are_there():
+    """Those that docs/SEEDS.md names."""
+    root = pathlib.Path(__file__).parents[2]
+
+    def is_there(file, test):
+        path = root / "tests" / (file if "/" in file else f"python/{file}")
+        start = rf"^(?:def |\w*(?:TEST|FACT)\w*\((?:\w+, )?){test}\b"
+        return re.search(start, path.read_text("utf-8"), re.MULTILINE)
+
+    tables = (root / "docs" / "SEEDS.md").read_text("utf-8")
+    named = re.findall(r"`([\w/]+[.](?:py|c))::(\w+)`", tables)
+    assert len(named) > 200
+    assert [name for name in named if not is_there(*name)] == []
+
+
 def test_it_is_marked_as_typed():
     assert (PACKAGE / "py.typed").exists()
 
