@@ -259,19 +259,27 @@ take_drained(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret)
     return r;
 }
 
+/* What the GPU happens to be done with is room, then. */
+static void
+make_reusable(struct caid_arena *arena)
+{
+    if (arena_flush(arena, NULL) == 0)
+        arena_poll(arena);
+    if (arena->blind && !is_deferred(arena))
+        arena_wait(arena, NULL); /* else nobody knows what is done */
+}
+
 /* As arena_take(), after having made room of what is leased. */
 static int
-take_freed(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret)
+take_freed(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, struct allocation **ret)
 {
     arena_poll(arena);
     int r = arena_take(arena, nbytes, ret);
     if (r != SPACE_FULL)
         return r;
     poll_parts(arena);
-    if (arena_flush(arena, NULL) == 0)
-        arena_poll(arena);
-    if (arena->blind && !is_deferred(arena))
-        arena_wait(arena, NULL); /* else nobody knows what is done */
+    if (!(flags & CAID_ARENA_LEASE_FIRST))
+        make_reusable(arena);
     r = arena_take(arena, nbytes, ret);
     return r == SPACE_FULL ? take_drained(arena, nbytes, ret) : r;
 }
@@ -379,10 +387,10 @@ take_more(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret,
 }
 
 static int
-alloc_slowly(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret,
+alloc_slowly(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, struct allocation **ret,
              struct caid_error *error)
 {
-    int r = take_freed(arena, nbytes, ret);
+    int r = take_freed(arena, nbytes, flags, ret);
 
     while (r == SPACE_FULL) {
         if (!wait_for_lease(arena, nbytes))
@@ -405,7 +413,7 @@ caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, uint
     if (r == 0)
         r = arena_check_size(arena, nbytes, error);
     if (r == 0)
-        r = arena_lock_by(arena, flags, error);
+        r = arena_lock_by(arena, flags & ~(uint32_t)CAID_ARENA_LEASE_FIRST, error);
     if (r < 0)
         return r;
     nbytes += nbytes == 0;
@@ -414,7 +422,7 @@ caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, uint
         r = fail(error ? &why : NULL, CAID_ERR_TIMEOUT,
                  "no room for %" PRIu64 " bytes without asking anybody", nbytes);
     else if (r == SPACE_FULL)
-        r = alloc_slowly(arena, nbytes, &allocation, &why);
+        r = alloc_slowly(arena, nbytes, flags, &allocation, &why);
     if (r == 0)
         *ret = allocation->ptr;
     arena_unlock(arena);

@@ -24,15 +24,16 @@
  *   4. A block is in the queue `empty` exactly when nothing lies in it. A block in which there is
  *      something is not given back before caid_arena_close().
  *   5. Neither an event is recorded nor a block given back for what is held back
- *      (caid_arena_defer_begin()): recording ends every capture in the context, and fails. Nothing
- *      leaves the queue then. Events are asked and waited for with the thread's capture mode
- *      relaxed, else that ends its captures, too.
+ *      (caid_arena_defer_begin()). Nor is an event recorded, or the context synchronized, while a
+ *      graph is known to be captured (batch.c): either ends every capture in the context, and
+ *      fails, and what was to be flushed stays in the queue. Events are asked and waited for with
+ *      the thread's capture mode relaxed, else that ends its captures, too.
  *   6. `lock` is not held over a call to the daemon, nor while the client's lock is taken, nor over
  *      a wait for the GPU's work. What has to be done with the client is noted meanwhile and done
- *      by arena_unlock(). It is held over the calls that make, record and ask events, of which
- *      recording (cuCtxRecordEvent) may wait as a launch does where the device's queues are full:
- *      so a free that flushes, and all who want the lock, may. The client's thread does not wait
- *      for the lock.
+ *      by arena_unlock(). It is held over the calls that make, record and ask events, and ask for
+ *      captures, of which recording (cuCtxRecordEvent) may wait as a launch does where the device's
+ *      queues are full: so a free that flushes, and all who want the lock, may. The client's thread
+ *      does not wait for the lock.
  *
  * Where the driver has no cuCtxRecordEvent (before CUDA 12.5) batches are blind: they are done
  * once the context has been synchronized, which an allocation does before it leases another block.

@@ -166,6 +166,40 @@ reclaim_all(struct caid_arena *arena)
     }
 }
 
+/* ---- captures ---- */
+
+/* The calling thread's: caid_arena_work_on(). */
+static _Thread_local uint64_t work_stream;
+
+uint64_t
+caid_arena_work_on(uint64_t stream)
+{
+    uint64_t before = work_stream;
+
+    work_stream = stream;
+    return before;
+}
+
+/* Whether a graph is known to be captured: by the thread's stream, or by a blocking one. */
+static bool
+is_capturing(const struct caid_arena *arena)
+{
+    const struct drv *drv = arena_drv(arena);
+    bool pushed = gpu_current(drv) != arena->context, captures = false;
+
+    if (pushed && drv->cu.cuCtxPushCurrent(arena->context) != CUDA_SUCCESS)
+        return false;
+    if (work_stream)
+        gpu_captures(drv, (CUstream)(uintptr_t)work_stream, &captures);
+    if (!captures)
+        gpu_captures(drv, CU_STREAM_LEGACY, &captures);
+    if (pushed)
+        gpu_pop(drv);
+    return captures;
+}
+
+/* ---- sending ---- */
+
 static int
 fail_batch(const struct caid_arena *arena, const char *call, CUresult result, const char *doing,
            struct caid_error *error)
@@ -206,7 +240,7 @@ arena_flush(struct caid_arena *arena, struct caid_error *error)
     }
     if (arena->n_batches >= N_BATCHES_MAX)
         arena_poll(arena);
-    if (arena->n_batches >= N_BATCHES_MAX)
+    if (arena->n_batches >= N_BATCHES_MAX || is_capturing(arena))
         return 0;
     batch = batch_new(arena, &result);
     if (batch)
@@ -262,8 +296,10 @@ arena_wait(struct caid_arena *arena, struct caid_error *error)
     CUevent event = batch->event;
     CUcontext context = arena->context;
     batch->n_waiting++;
+    bool forbidden = !event && is_capturing(arena);
     arena_unlock(arena);
-    CUresult result = gpu_synchronize(arena_drv(arena), context, event);
+    CUresult result = forbidden ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+                                : gpu_synchronize(arena_drv(arena), context, event);
     arena_lock(arena);
     if (!batch->done && !event && gpu_is_over(result))
         finish_until(arena, batch);

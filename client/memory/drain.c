@@ -106,10 +106,10 @@ push_stream(struct caid_array *array, uint64_t stream, CUresult *ret_result,
 static int
 check_not_capturing(const struct drv *drv, uint64_t stream, struct caid_error *error)
 {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = drv->cu.cuStreamIsCapturing((CUstream)(uintptr_t)stream, &status);
+    bool captures;
 
-    if (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
+    gpu_captures(drv, (CUstream)(uintptr_t)stream, &captures);
+    if (captures)
         return fail(error, CAID_ERR_INVALID,
                     "the stream captures a graph: close the array when the capture has ended");
     return 0;

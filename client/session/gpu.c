@@ -72,6 +72,17 @@ gpu_is_capturing(CUresult result)
            result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
 }
 
+CUresult
+gpu_captures(const struct drv *drv, CUstream stream, bool *ret)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = drv->cu.cuStreamIsCapturing(stream, &status);
+
+    *ret = result == CUDA_SUCCESS ? status != CU_STREAM_CAPTURE_STATUS_NONE
+                                  : gpu_is_capturing(result);
+    return *ret ? CUDA_SUCCESS : result;
+}
+
 CUcontext
 gpu_current(const struct drv *drv)
 {

@@ -85,6 +85,10 @@ bool gpu_is_over(CUresult result);
 /* Whether that is the answer to a question that a capture of a graph forbids. */
 bool gpu_is_capturing(CUresult result);
 
+/* Whether the stream captures a graph, or, of a default stream, one does that it would wait for:
+ * asking ends no capture. Such a stream's context is the current one. */
+CUresult gpu_captures(const struct drv *drv, CUstream stream, bool *ret);
+
 /* The thread's current context, or NULL. */
 CUcontext gpu_current(const struct drv *drv);
 

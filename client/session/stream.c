@@ -51,16 +51,14 @@ stream_enter_context(struct caid_client *client, CUstream handle, CUcontext cont
     return 0;
 }
 
-/* A default stream is told so, too, while a stream that waits for it captures. */
 int
 stream_check_not_capturing(struct caid_client *client, const struct stream *stream,
                            struct caid_error *error)
 {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = stream->drv->cu.cuStreamIsCapturing(stream->handle, &status);
+    bool captures;
+    CUresult result = gpu_captures(stream->drv, stream->handle, &captures);
 
-    if (gpu_is_capturing(result) ||
-        (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE))
+    if (captures)
         return fail(
             error, CAID_ERR_INVALID,
             "the stream captures a graph: what waits or is signalled now would be a part "

@@ -8,6 +8,7 @@
 #include "context.h"
 #include "memory.h"
 #include "pool.h"
+#include "stream.h"
 
 #define ALL_HOST_FLAGS \
     (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)
@@ -66,6 +67,7 @@ soft_cuMemAlloc_v2(CUdeviceptr *address, size_t size)
     CURRENT(context);
     if (!address || size == 0)
         return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(thread_forbid_capture());
     if (alloc_round(size, &whole) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     RETURN_IF(memory_new(context->device, whole, CU_MEM_HANDLE_TYPE_NONE, &memory));
@@ -161,6 +163,7 @@ soft_cuMemFree_v2(CUdeviceptr address)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (!address)
         return CUDA_SUCCESS;
+    RETURN_IF(thread_forbid_capture());
     if (pool_owns((uintptr_t)address))
         return pool_free_at((uintptr_t)address, NULL);
     return alloc_free(1U << RANGE_DEVICE | 1U << RANGE_MANAGED, (uintptr_t)address);

@@ -37,39 +37,56 @@ soft_cuGraphDestroy(CUgraph handle)
 
 /* Calls that a capture forbids. */
 
-/* Needs the order lock. */
-static CUresult
-capture_spoil(struct capture *capture)
+static bool
+is_any(const struct stream *stream UNUSED)
 {
-    if (capture->status == CU_STREAM_CAPTURE_STATUS_NONE)
-        return CUDA_SUCCESS;
-    capture->status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return true;
 }
 
-/* Needs the order lock. thread: only what that one has begun, and not relaxed; 0: all. */
+/* Of a thread that is not relaxed: its own, and others' in mode GLOBAL if it is in that itself. */
+static bool
+is_forbidden_here(const struct stream *stream)
+{
+    const struct capture *capture = &stream->capture;
+    if (capture->thread == gettid())
+        return capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+    return capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+           thread_get()->capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+}
+
+/* Returns the answer where there was one of these. Needs the order lock. */
 static CUresult
-captures_spoil(struct context *context, pid_t thread)
+captures_spoil(struct context *context, bool (*is_one)(const struct stream *), CUresult answer)
 {
     CUresult result = CUDA_SUCCESS;
     struct stream *stream;
     LIST_FOREACH(stream, &context->streams, context_link) {
-        struct capture *capture = &stream->capture;
-        if (thread &&
-            (capture->thread != thread || capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED))
+        if (stream->capture.status == CU_STREAM_CAPTURE_STATUS_NONE || !is_one(stream))
             continue;
-        CUresult spoilt = capture_spoil(capture);
-        if (spoilt != CUDA_SUCCESS)
-            result = spoilt;
+        stream->capture.status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+        result = answer;
     }
     return result;
+}
+
+CUresult
+stream_forbid_implicit_capture(struct stream *stream)
+{
+    struct context *context = stream->context;
+    if (soft->n_captures == 0 || stream != context->legacy)
+        return CUDA_SUCCESS;
+    return captures_spoil(context, stream_is_blocking, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 }
 
 CUresult
 stream_forbid_capture(struct stream *stream)
 {
     LOCKED(&stream->context->order);
-    return capture_spoil(&stream->capture);
+    RETURN_IF(stream_forbid_implicit_capture(stream));
+    if (stream->capture.status == CU_STREAM_CAPTURE_STATUS_NONE)
+        return CUDA_SUCCESS;
+    stream->capture.status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 CUresult
@@ -78,7 +95,7 @@ context_forbid_capture(struct context *context)
     if (soft->n_captures == 0)
         return CUDA_SUCCESS;
     LOCKED(&context->order);
-    return captures_spoil(context, 0);
+    return captures_spoil(context, is_any, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
 CUresult
@@ -98,7 +115,8 @@ thread_forbid_capture(void)
         _cleanup_(context_unrefp) struct context *context =
             container_of(object, struct context, object);
         LOCKED(&context->order);
-        CUresult spoilt = captures_spoil(context, gettid());
+        CUresult spoilt =
+            captures_spoil(context, is_forbidden_here, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         if (spoilt != CUDA_SUCCESS)
             result = spoilt;
     }
@@ -165,6 +183,20 @@ soft_cuStreamEndCapture(CUstream handle, CUgraph *ret)
                                                      : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 }
 
+/* Whether a blocking stream captures, which the legacy default stream would wait for. Needs the
+ * order lock. */
+static bool
+is_captured_implicitly(const struct stream *legacy)
+{
+    const struct stream *stream;
+    LIST_FOREACH(stream, &legacy->context->streams, context_link) {
+        if (stream_is_blocking(stream) &&
+            stream->capture.status != CU_STREAM_CAPTURE_STATUS_NONE)
+            return true;
+    }
+    return false;
+}
+
 /* The id may be NULL, and is of a stream that captures only. */
 static CUresult
 capture_tell(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id)
@@ -173,6 +205,8 @@ capture_tell(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id)
     if (!status)
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&stream->context->order);
+    if (stream == stream->context->legacy && is_captured_implicitly(stream))
+        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = stream->capture.status;
     if (id && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
         *id = stream->capture.id;

@@ -407,6 +407,7 @@ soft_cuCtxSynchronize_v2(CUcontext handle)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!context->live)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    RETURN_IF(context_forbid_capture(context));
     CUresult result = context_synchronize(context);
     pools_settle();
     return result;

@@ -198,25 +198,19 @@ stream_start(struct stream *stream)
     return r;
 }
 
-static bool
-is_blocking(const struct stream *stream)
-{
-    return !(stream->flags & CU_STREAM_NON_BLOCKING);
-}
-
 /* What the legacy default stream means. Needs the order lock. */
 static int
 order_by_legacy(struct stream *stream, struct op *op)
 {
     struct context *context = stream->context;
     if (stream != context->legacy) {
-        if (!context->legacy || !is_blocking(stream))
+        if (!context->legacy || !stream_is_blocking(stream))
             return 0;
         return op_wait_for(op, context->legacy, context->legacy->submitted);
     }
     struct stream *other;
     LIST_FOREACH(other, &context->streams, context_link) {
-        if (other == stream || !is_blocking(other))
+        if (other == stream || !stream_is_blocking(other))
             continue;
         int r = op_wait_for(op, other, other->submitted);
         if (r < 0)
@@ -264,6 +258,7 @@ submit_locked(struct stream *stream, struct op *op)
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture.status != CU_STREAM_CAPTURE_STATUS_NONE)
         return CUDA_ERROR_NOT_SUPPORTED;
+    RETURN_IF(stream_forbid_implicit_capture(stream));
     if (order_by_legacy(stream, op) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     LOCKED(&stream->lock);
@@ -446,7 +441,7 @@ soft_cuStreamDestroy_v2(CUstream handle)
 static bool
 counts_for(const struct stream *other, const struct stream *stream)
 {
-    return other == stream || (stream == stream->context->legacy && is_blocking(other));
+    return other == stream || (stream == stream->context->legacy && stream_is_blocking(other));
 }
 
 CUresult

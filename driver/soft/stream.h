@@ -79,6 +79,12 @@ struct stream {
 
 OBJECT_REFS(stream)
 
+static inline bool
+stream_is_blocking(const struct stream *stream)
+{
+    return !(stream->flags & CU_STREAM_NON_BLOCKING);
+}
+
 /* The stream that a caller means: 1 the legacy default stream of the current context, 2 the
  * calling thread's own, null one of these two, by which form of the function was called. A new
  * reference, or what context_check() says. */
@@ -111,12 +117,15 @@ CUresult stream_follow(struct stream *stream, struct context *context);
 bool stream_follows(struct stream *stream, const struct point *point);
 bool stream_passed(struct stream *stream, uint64_t number);
 void stream_wait(struct stream *stream, uint64_t number);
-/* For calls that a capturing stream, any stream of a context, or one whose capture the calling
- * thread has begun may not have: STREAM_CAPTURE_UNSUPPORTED, and those captures have come to
- * nothing. The last is about threads and captures that are not relaxed. */
+/* For calls that a capturing stream, any stream of a context, or, unless the thread or the capture
+ * is relaxed, any that the calling thread has begun, or all in mode GLOBAL, may not have:
+ * STREAM_CAPTURE_UNSUPPORTED, and those captures have come to nothing. */
 CUresult stream_forbid_capture(struct stream *stream);
 CUresult context_forbid_capture(struct context *context);
 CUresult thread_forbid_capture(void);
+/* STREAM_CAPTURE_IMPLICIT, and the same, for what the legacy default stream is given while blocking
+ * streams capture; of another stream nothing. Needs the order lock. */
+CUresult stream_forbid_implicit_capture(struct stream *stream);
 /* The end of a capture, if there is one. Needs the order lock. */
 void stream_drop_capture(struct stream *stream);
 /* Waits for the point and returns the device's fault, if any. */

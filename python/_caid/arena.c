@@ -87,16 +87,40 @@ py_arena_pin(const struct module_state *state, PyObject *op)
 
 /* ---- allocating and freeing ---- */
 
+/* The number of the stream that the arena's framework works on, of which arena._current_stream()
+ * tells, if it is not None; 0 for none. Asked where memory may become reusable; an Allocation may
+ * end in the midst of an exception. */
+static uint64_t
+current_stream(struct arena_object *self)
+{
+    PyObject *type, *value, *traceback;
+    unsigned long long stream = 0;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    _cleanup_py_ PyObject *ask = PyObject_GetAttrString((PyObject *)self, "_current_stream");
+    if (ask && ask != Py_None) {
+        _cleanup_py_ PyObject *found = PyObject_CallNoArgs(ask);
+        _cleanup_py_ PyObject *op = found ? PyObject_GetAttrString(found, "ptr") : NULL;
+        stream = op ? PyLong_AsUnsignedLongLong(op) : 0;
+    }
+    if (PyErr_Occurred())
+        stream = 0;
+    PyErr_Restore(type, value, traceback);
+    return stream;
+}
+
 int
 py_arena_reserve(struct arena_object *self, uint64_t nbytes, uint64_t *ret)
 {
     struct caid_error error;
+    uint64_t stream;
     int r = caid_arena_alloc(self->arena, nbytes, CAID_ARENA_NOWAIT, ret, NULL);
 
     if (r >= 0)
         return 0;
     error = (struct caid_error){0};
-    WITHOUT_GIL(r = caid_arena_alloc(self->arena, nbytes, 0, ret, &error));
+    stream = current_stream(self);
+    WITHOUT_GIL(r = ON_STREAM(stream, caid_arena_alloc(self->arena, nbytes, 0, ret, &error)));
     if (r >= 0)
         return 0;
     py_error_raise(self->handle.client->state, r, &error);
@@ -121,10 +145,13 @@ arena_alloc(PyObject *op, PyObject *nbytes_op)
 static void
 give_back(struct arena_object *self, uint64_t ptr)
 {
+    uint64_t stream;
+
     if (caid_arena_free(self->arena, ptr, CAID_ARENA_NOWAIT, NULL) >= 0)
         return;
     self->n_freeing++;
-    WITHOUT_GIL(caid_arena_free(self->arena, ptr, 0, NULL));
+    stream = current_stream(self);
+    WITHOUT_GIL(ON_STREAM(stream, caid_arena_free(self->arena, ptr, 0, NULL)));
     self->n_freeing--;
 }
 
@@ -208,11 +235,14 @@ arena_get_pending(PyObject *op, void *Py_UNUSED(closure))
 /* ---- what waits ---- */
 
 /* A call that takes the arena alone. */
-#define ARENA_CALL(name)                                                                 \
-    static PyObject *arena_##name(PyObject *op, PyObject *Py_UNUSED(unused))             \
-    {                                                                                    \
-        return py_none(                                                                  \
-            PY_HANDLE_CALL(py_handle(op), caid_arena_##name(arena(op)->arena, &error))); \
+#define ARENA_CALL(name)                                                                     \
+    static PyObject *arena_##name(PyObject *op, PyObject *Py_UNUSED(unused))                 \
+    {                                                                                        \
+        uint64_t stream = current_stream(arena(op));                                         \
+                                                                                             \
+        return py_none(                                                                      \
+            PY_HANDLE_CALL(py_handle(op),                                                    \
+                           ON_STREAM(stream, caid_arena_##name(arena(op)->arena, &error)))); \
     }
 
 ARENA_CALL(flush)

@@ -26,6 +26,15 @@ struct arena_object {
     bool pinned;
 };
 
+/* A call of libcaid's by a thread that works on that stream. */
+#define ON_STREAM(stream, call)                        \
+    ({                                                 \
+        uint64_t before_ = caid_arena_work_on(stream); \
+        int on_stream_ = (call);                       \
+        caid_arena_work_on(before_);                   \
+        on_stream_;                                    \
+    })
+
 /* Reserves nbytes for an Allocation, which is counted: -1 with an exception set. The arena is
  * entered. */
 int py_arena_reserve(struct arena_object *self, uint64_t nbytes, uint64_t *ret);

@@ -9,23 +9,17 @@
  * free at any time what it once got there. A later entry for the same ordinal serves the
  * allocations from then on; each frees what came from it.
  */
-#include "module.h"
+#include "arena.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/types.h>
-#include <unistd.h>
 
 struct entry {
     int ordinal;
     struct caid_arena *arena;
-    /* Of those who allocate, never of those who free. Shared: by who defers the arena; whole: by
-     * who needs what has been freed. Of the process alone: a child may find it held for good. */
-    pthread_rwlock_t lock;
-    pid_t process;
     struct entry *next; /* older ones */
 };
 
@@ -73,55 +67,13 @@ find(struct entry *entry, int ordinal)
     return entry;
 }
 
-static bool
-is_short(const struct caid_error *error)
-{
-    return error->code == CAID_ERR_NO_MEMORY || error->code == CAID_ERR_QUOTA ||
-           error->code == CAID_ERR_LIMIT;
-}
-
-static int
-allocate_deferred(struct caid_arena *arena, uint64_t nbytes, uint64_t *ret,
-                  struct caid_error *error)
-{
-    struct caid_error unused;
-    int r = caid_arena_defer_begin(arena, error);
-
-    if (r < 0)
-        return r;
-    r = caid_arena_alloc(arena, nbytes, 0, ret, error);
-    caid_arena_defer_end(arena, &unused);
-    return r;
-}
-
-/* PyTorch allocates while it captures graphs, and what makes freed memory reusable ends a capture.
- * So that comes only where the allocation, and the capture with it, would fail otherwise; and then
- * no other thread may have the arena deferred, or it does not come. */
-static int
-allocate(struct entry *entry, uint64_t nbytes, uint64_t *ret, struct caid_error *error)
-{
-    int r;
-
-    if (entry->process != getpid()) /* it is refused, and by what is not to be waited for */
-        return caid_arena_alloc(entry->arena, nbytes, 0, ret, error);
-    pthread_rwlock_rdlock(&entry->lock);
-    r = allocate_deferred(entry->arena, nbytes, ret, error);
-    pthread_rwlock_unlock(&entry->lock);
-    if (r >= 0 || !is_short(error))
-        return r;
-    pthread_rwlock_wrlock(&entry->lock);
-    r = caid_arena_alloc(entry->arena, nbytes, 0, ret, error);
-    pthread_rwlock_unlock(&entry->lock);
-    return r;
-}
-
 /* As cudaMalloc(): NULL for no bytes, and where there are none, which PyTorch takes for "out of
  * memory". */
 __attribute__((visibility("default"))) void *caid_torch_malloc(ssize_t size, int device,
                                                                void *stream);
 
 void *
-caid_torch_malloc(ssize_t size, int device, void *Py_UNUSED(stream))
+caid_torch_malloc(ssize_t size, int device, void *stream)
 {
     struct entry *entry = find(atomic_load(&table), device);
     struct caid_error error = {0};
@@ -141,13 +93,17 @@ caid_torch_malloc(ssize_t size, int device, void *Py_UNUSED(stream))
              device);
         return NULL;
     }
-    r = allocate(entry, (uint64_t)size, &ptr, &error);
+    /* PyTorch allocates while it captures graphs, on this stream or those of other threads. */
+    r = ON_STREAM((uintptr_t)stream, caid_arena_alloc(entry->arena, (uint64_t)size,
+                                                      CAID_ARENA_LEASE_FIRST, &ptr, &error));
     if (r < 0)
         keep_failure(r, &error);
     return r < 0 ? NULL : (void *)(uintptr_t)ptr;
 }
 
-/* Work that uses the memory may still run: the arena waits for it. */
+/* Work that uses the memory may still run: the arena waits for it. The stream is that of the
+ * allocation, and may be gone, so it is not asked; while PyTorch captures it gives nothing back, as
+ * cudaFree() would end that. */
 __attribute__((visibility("default"))) void caid_torch_free(void *ptr, ssize_t size, int device,
                                                             void *stream);
 
@@ -168,20 +124,6 @@ caid_torch_free(void *ptr, ssize_t Py_UNUSED(size), int device, void *Py_UNUSED(
 
 /* ---- the module's side ---- */
 
-/* Who needs the lock whole comes before those who come after it. */
-static int
-lock_init(pthread_rwlock_t *lock)
-{
-    pthread_rwlockattr_t attr;
-    int r;
-
-    pthread_rwlockattr_init(&attr);
-    pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    r = pthread_rwlock_init(lock, &attr);
-    pthread_rwlockattr_destroy(&attr);
-    return -r;
-}
-
 static int
 set(int ordinal, struct caid_arena *arena)
 {
@@ -190,14 +132,12 @@ set(int ordinal, struct caid_arena *arena)
     if (present && present->arena == arena)
         return 0;
     entry = calloc(1, sizeof(*entry));
-    if (!entry || lock_init(&entry->lock) < 0) {
-        free(entry);
+    if (!entry) {
         PyErr_NoMemory();
         return -1;
     }
     entry->ordinal = ordinal;
     entry->arena = arena;
-    entry->process = getpid();
     entry->next = atomic_load(&table);
     while (!atomic_compare_exchange_weak(&table, &entry->next, entry))
         ;

@@ -41,11 +41,12 @@ class Arena(OfProcess, Closing, _caid.Arena):
     It may be used from any thread, with any context current or none. The rules by which memory waits
     are those of Numba's deallocation queue.
 
-    Freed memory is not to become reusable while a stream of the device's primary context captures a
-    graph: looking whether it may would end the capture. `defer_cleanup` is for that.
+    Freed memory does not become reusable while a blocking stream of the device's primary context
+    captures a graph, or the current stream of the framework whose arena it is: looking whether it may
+    would end the capture. Beside other streams' captures, `defer_cleanup` keeps it from that.
     """
 
-    __slots__ = ("_client", "_device", "_memory", "_pool", "__weakref__")
+    __slots__ = ("_client", "_device", "_memory", "_pool", "_current_stream", "__weakref__")
     _comes_from = "Client.arena()"
     _no_copy = "make one of your own client"
 
@@ -151,9 +152,8 @@ class Arena(OfProcess, Closing, _caid.Arena):
     @contextlib.contextmanager
     def defer_cleanup(self) -> Iterator[None]:
         """A ``with`` block in which nothing that was freed becomes reusable, and no block goes back:
-        for work that must not be disturbed, and for the capture of a graph. Blocks may be nested; what
-        they held back goes on waiting after the outermost. An allocation for which there is no room
-        leases a block, or fails."""
+        for work that must not be disturbed. Blocks may be nested; what they held back goes on waiting
+        after the outermost. An allocation for which there is no room leases a block, or fails."""
         self._defer_begin()
         try:
             yield
@@ -299,6 +299,7 @@ def create(client, device, memory, pool, block_size, count, ratio, age):
     arena._device = device
     arena._memory = memory
     arena._pool = pool
+    arena._current_stream = None  # or asks a framework: what it gives has the number as `ptr`
     return arena
 
 

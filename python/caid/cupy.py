@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from typing import Any, ContextManager
@@ -51,7 +52,8 @@ class Allocator:
     ``cupy.cuda.MemoryPool(allocator.malloc)``, reuses memory at once, in the order of a stream, and
     keeps what it has.
 
-    Freeing ends the capture of a graph, now and then: capture within defer_cleanup().
+    Graphs may be captured on the current stream. What is freed meanwhile is not used again before the
+    capture has ended; afterwards it is, though the graph writes there: see docs/CONSUMERS.md.
 
     It stays with its client. After a restart of the daemon, make another Allocator, which without a
     client takes :func:`caid.default_client`'s new one.
@@ -102,6 +104,7 @@ class Allocator:
         """The first allocation on a device. Of two threads' arenas one goes: it has no memory."""
         device = self._client._find_device(ordinal)
         made = self._client.arena(device, **self._options)
+        made._current_stream = functools.partial(cupy.cuda.get_current_stream, ordinal)
         arena = self._arenas.setdefault(ordinal, made)
         return self._alloc.setdefault(ordinal, arena._alloc)
 

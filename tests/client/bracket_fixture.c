@@ -127,25 +127,13 @@ assert_all(const unsigned char bytes[N_BYTES], unsigned char value)
 void
 capture_begin(uint64_t stream)
 {
-    CUresult (*begin)(CUstream, CUstreamCaptureMode);
-    void *symbol = gpu_symbol(&f.gpu, "cuStreamBeginCapture_v2");
-
-    memcpy(&begin, &symbol, sizeof(begin));
-    assert_cuda(begin((CUstream)(uintptr_t)stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    gpu_capture_begin(&f.gpu, (CUstream)(uintptr_t)stream, CU_STREAM_CAPTURE_MODE_RELAXED);
 }
 
 void
 capture_end(uint64_t stream)
 {
-    CUresult (*end)(CUstream, void **);
-    CUresult (*destroy)(void *);
-    void *symbol = gpu_symbol(&f.gpu, "cuStreamEndCapture"), *graph;
-
-    memcpy(&end, &symbol, sizeof(end));
-    assert_cuda(end((CUstream)(uintptr_t)stream, &graph));
-    symbol = gpu_symbol(&f.gpu, "cuGraphDestroy");
-    memcpy(&destroy, &symbol, sizeof(destroy));
-    assert_cuda(destroy(graph));
+    cr_assert(gpu_capture_end(&f.gpu, (CUstream)(uintptr_t)stream));
 }
 
 /* ---- brackets ---- */

@@ -58,6 +58,33 @@ gpu_stream_new(const struct test_gpu *gpu)
     return stream;
 }
 
+void
+gpu_capture_begin(const struct test_gpu *gpu, CUstream stream, CUstreamCaptureMode mode)
+{
+    CUresult (*begin)(CUstream, CUstreamCaptureMode);
+    void *symbol = gpu_symbol(gpu, "cuStreamBeginCapture_v2");
+
+    memcpy(&begin, &symbol, sizeof(begin));
+    assert_cuda(begin(stream, mode));
+}
+
+bool
+gpu_capture_end(const struct test_gpu *gpu, CUstream stream)
+{
+    CUresult (*end)(CUstream, CUgraph *);
+    CUresult (*destroy)(CUgraph);
+    void *symbol = gpu_symbol(gpu, "cuStreamEndCapture");
+    CUgraph graph = NULL;
+
+    memcpy(&end, &symbol, sizeof(end));
+    CUresult result = end(stream, &graph);
+    symbol = gpu_symbol(gpu, "cuGraphDestroy");
+    memcpy(&destroy, &symbol, sizeof(destroy));
+    if (graph)
+        assert_cuda(destroy(graph));
+    return result == CUDA_SUCCESS;
+}
+
 _Atomic uint64_t *
 gpu_gate_new(const struct test_gpu *gpu)
 {

@@ -27,6 +27,10 @@ void *gpu_symbol(const struct test_gpu *gpu, const char *name);
 
 CUstream gpu_stream_new(const struct test_gpu *gpu);
 
+/* The end tells whether the capture of a graph was whole, and drops the graph. */
+void gpu_capture_begin(const struct test_gpu *gpu, CUstream stream, CUstreamCaptureMode mode);
+bool gpu_capture_end(const struct test_gpu *gpu, CUstream stream);
+
 /* A word in page-locked memory, 0; the stream goes on when it is 1. */
 _Atomic uint64_t *gpu_gate_new(const struct test_gpu *gpu);
 void gpu_gate_free(const struct test_gpu *gpu, _Atomic uint64_t *gate);

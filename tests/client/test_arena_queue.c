@@ -206,73 +206,87 @@ ARENA_TEST(arena_queue, many_flushes_while_the_gpu_is_busy)
 
 /* ---- captures ---- */
 
-struct capture {
-    CUresult (*begin)(CUstream, CUstreamCaptureMode);
-    CUresult (*end)(CUstream, CUgraph *);
-    CUresult (*destroy)(CUgraph);
-    CUstream stream;
-};
-
-static void
-capture_begin(struct capture *c, CUstreamCaptureMode mode)
-{
-    void *begin = gpu_symbol(&f.gpu, "cuStreamBeginCapture_v2");
-    void *end = gpu_symbol(&f.gpu, "cuStreamEndCapture");
-    void *destroy = gpu_symbol(&f.gpu, "cuGraphDestroy");
-
-    memcpy(&c->begin, &begin, sizeof(c->begin));
-    memcpy(&c->end, &end, sizeof(c->end));
-    memcpy(&c->destroy, &destroy, sizeof(c->destroy));
-    c->stream = gpu_stream_new(&f.gpu);
-    assert_cuda(c->begin(c->stream, mode));
-}
-
-/* Whether it was not ended by something else. */
-static bool
-capture_end(struct capture *c)
-{
-    CUgraph graph = NULL;
-    CUresult result = c->end(c->stream, &graph);
-
-    if (graph)
-        assert_cuda(c->destroy(graph));
-    assert_cuda(f.gpu.drv->cu.cuStreamDestroy(c->stream));
-    return result == CUDA_SUCCESS;
-}
-
 static const CUstreamCaptureMode modes[] = {CU_STREAM_CAPTURE_MODE_GLOBAL,
                                             CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
                                             CU_STREAM_CAPTURE_MODE_RELAXED};
 
-ARENA_TEST(arena_queue, a_capture_goes_on_while_the_arena_is_deferred)
+static CUstream
+capture_begin(unsigned int flags, CUstreamCaptureMode mode)
 {
-    struct capture capture;
+    CUstream stream;
 
-    for (size_t i = 0; i < ARRAY_SIZE(modes); i++) {
-        free_some(5, 100);
-        assert_ok(caid_arena_flush(f.arena, &error));
-        defer_begin();
-        capture_begin(&capture, modes[i]);
-        free_some(30, 100);
-        uint64_t large = arena_get(40 * MIB); /* asks the daemon */
-        arena_put(large);
-        assert_ok(caid_arena_flush(f.arena, &error));
-        assert_ok(caid_arena_trim(f.arena, &error));
-        cr_assert_eq(arena_look().pending, 31);
-        cr_assert(capture_end(&capture), "mode %d", (int)modes[i]);
-        defer_end();
-        assert_ok(caid_arena_flush(f.arena, &error));
-        cr_assert_eq(arena_look().pending, 0);
-    }
+    assert_cuda(f.gpu.drv->cu.cuStreamCreate(&stream, flags));
+    gpu_capture_begin(&f.gpu, stream, mode);
+    return stream;
 }
 
-/* Recording ends the capture and fails: what was freed waits on, and a free has worked. */
-ARENA_TEST(arena_queue, nothing_is_lost_to_a_capture_without_deferral)
+/* Whether it was not ended by something else. */
+static bool
+capture_end(CUstream stream)
 {
-    struct capture capture;
+    bool whole = gpu_capture_end(&f.gpu, stream);
+
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
+    return whole;
+}
+
+/* How the arena knows that it is not to flush. */
+enum way {
+    TOLD,
+    BLOCKING,
+    DEFERRED
+};
+
+static void
+assert_goes_on(enum way way, CUstreamCaptureMode mode)
+{
+    free_some(5, 100);
+    assert_ok(caid_arena_flush(f.arena, &error));
+    CUstream stream =
+        capture_begin(way == BLOCKING ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING, mode);
+    if (way == DEFERRED)
+        defer_begin();
+    caid_arena_work_on(way == TOLD ? (uintptr_t)stream : 0);
+    free_some(30, 100);
+    uint64_t large = arena_get(40 * MIB); /* asks the daemon */
+    arena_put(large);
+    assert_ok(caid_arena_flush(f.arena, &error));
+    assert_ok(caid_arena_trim(f.arena, &error));
+    cr_assert_eq(arena_look().pending, 31);
+    caid_arena_work_on(0);
+    cr_assert(capture_end(stream), "way %d, mode %d", (int)way, (int)mode);
+    if (way == DEFERRED)
+        defer_end();
+    free_some(1, 100);
+    cr_assert_eq(arena_look().pending, 0, "what waited goes with the next");
+}
+
+ARENA_TEST(arena_queue, a_capture_that_is_known_of_goes_on)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
+        for (enum way way = TOLD; way <= DEFERRED; way++)
+            assert_goes_on(way, modes[i]);
+}
+
+ARENA_TEST(arena_queue, a_capture_is_known_of_with_no_context_current)
+{
+    CUcontext context;
 
     arena_get(100);
-    capture_begin(&capture, CU_STREAM_CAPTURE_MODE_RELAXED);
+    CUstream stream = capture_begin(CU_STREAM_DEFAULT, CU_STREAM_CAPTURE_MODE_RELAXED);
+    assert_cuda(f.gpu.drv->cu.cuCtxPopCurrent(&context));
+    free_some(12, 100);
+    cr_assert_eq(arena_look().pending, 12);
+    assert_cuda(f.gpu.drv->cu.cuCtxPushCurrent(context));
+    cr_assert(capture_end(stream));
+}
+
+/* Recording ends one that nobody knows of, and fails: what was freed waits on, and a free has
+ * worked. */
+ARENA_TEST(arena_queue, nothing_is_lost_to_a_capture_that_is_not_known_of)
+{
+    arena_get(100);
+    CUstream stream = capture_begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
     free_some(12, 100);
     struct caid_arena_info info = arena_look();
     cr_assert_eq(info.pending, 12);
@@ -280,7 +294,7 @@ ARENA_TEST(arena_queue, nothing_is_lost_to_a_capture_without_deferral)
     cr_assert_eq(info.n_flushes, 0);
     assert_failed(caid_arena_flush(f.arena, &error), CAID_ERR_DRIVER);
     cr_assert(strstr(error.message, "cuCtxRecordEvent"), "%s", error.message);
-    cr_assert_not(capture_end(&capture));
+    cr_assert_not(capture_end(stream));
     free_some(1, 100);
     cr_assert_eq(arena_look().pending, 0);
     drain();
@@ -289,7 +303,6 @@ ARENA_TEST(arena_queue, nothing_is_lost_to_a_capture_without_deferral)
 /* Asking whether work is done must not end the capture of the thread that asks. */
 ARENA_TEST(arena_queue, a_capture_does_not_notice_that_events_are_asked)
 {
-    struct capture capture;
     struct gate gate;
 
     uint64_t first = arena_get(12 * MIB);
@@ -298,10 +311,24 @@ ARENA_TEST(arena_queue, a_capture_does_not_notice_that_events_are_asked)
     arena_put(first);
     assert_ok(caid_arena_flush(f.arena, &error));
     gate_open(&gate);
-    capture_begin(&capture, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    CUstream stream = capture_begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
     while (arena_get(12 * MIB) != first)
         ;
-    cr_assert(capture_end(&capture));
+    cr_assert(capture_end(stream));
+}
+
+/* So an allocation is no danger to captures that nobody knows of. */
+ARENA_TEST_OF(arena_queue, a_lease_can_come_first, .block_size = 2 * MIB)
+{
+    uint64_t ptr;
+
+    free_some(1, MIB);
+    CUstream stream = capture_begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
+    assert_ok(caid_arena_alloc(f.arena, 2 * MIB, CAID_ARENA_LEASE_FIRST, &ptr, &error));
+    cr_assert_eq(arena_look().pending, 1);
+    cr_assert(capture_end(stream));
+    assert_failed(caid_arena_free(f.arena, ptr, CAID_ARENA_LEASE_FIRST, &error),
+                  CAID_ERR_INVALID);
 }
 
 /* ---- drivers that fail ---- */
@@ -373,6 +400,20 @@ FAULT_TEST(a_driver_that_cannot_record_is_synchronized)
     cr_assert_eq(soft_calls(&f.gpu, "cuCtxSynchronize"), before + 20);
     assert_ok(caid_arena_trim(f.arena, &error));
     cr_assert_eq(arena_look().blocks, 0);
+    soft_control(&f.gpu, "clear");
+}
+
+FAULT_TEST(nor_is_it_synchronized_while_a_graph_is_captured)
+{
+    uint64_t first = arena_get(20 * MIB);
+    soft_control(&f.gpu, "fail cuCtxRecordEvent=NOT_FOUND");
+    arena_put(first);
+    assert_ok(caid_arena_flush(f.arena, &error));
+    CUstream stream = capture_begin(CU_STREAM_DEFAULT, CU_STREAM_CAPTURE_MODE_RELAXED);
+    cr_assert_neq(arena_get(20 * MIB), first);
+    assert_failed(caid_arena_trim(f.arena, &error), CAID_ERR_DRIVER);
+    cr_assert(capture_end(stream));
+    cr_assert_eq(arena_get(20 * MIB), first);
     soft_control(&f.gpu, "clear");
 }
 

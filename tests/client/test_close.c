@@ -292,6 +292,20 @@ SOFT_TEST(goes_through_when_the_context_is_dead)
     wait_for_leases(f.client, 0);
 }
 
+/* What is on the default stream waits for blocking streams: its event would end their capture. */
+CLOSE_TEST(on_a_default_stream_that_a_capture_would_hold_up_is_refused)
+{
+    struct caid_array *array = make_bytes(f.client, NULL, MIB);
+    CUstream stream;
+
+    assert_cuda(f.gpu.drv->cu.cuStreamCreate(&stream, CU_STREAM_DEFAULT));
+    gpu_capture_begin(&f.gpu, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    assert_failed(caid_array_close_on(array, 1, &error), CAID_ERR_INVALID);
+    cr_assert(gpu_capture_end(&f.gpu, stream));
+    assert_ok(caid_array_close_on(array, 1, &error));
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
+}
+
 /* While a stream captures a graph nothing is known of the context's work (the software driver
  * does not capture: it only says so). */
 SOFT_TEST(waits_until_no_stream_captures)

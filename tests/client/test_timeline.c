@@ -470,29 +470,17 @@ MODES_TEST(registered_once)
 
 TIMELINE_TEST(a_stream_that_captures_is_refused)
 {
-    CUresult (*begin_capture)(CUstream, CUstreamCaptureMode);
-    CUresult (*end_capture)(CUstream, void **);
-    CUresult (*destroy)(void *);
-    void *graph;
-
-    void *symbol = gpu_symbol(&f.gpu, "cuStreamBeginCapture_v2");
-    memcpy(&begin_capture, &symbol, sizeof(symbol));
-    symbol = gpu_symbol(&f.gpu, "cuStreamEndCapture");
-    memcpy(&end_capture, &symbol, sizeof(symbol));
-    symbol = gpu_symbol(&f.gpu, "cuGraphDestroy");
-    memcpy(&destroy, &symbol, sizeof(symbol));
     CUstream stream = (CUstream)(uintptr_t)f.from;
 
     signal_from(f.from, 1); /* known, and then it captures */
     sync_stream(f.producer, f.from);
-    assert_cuda(begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    gpu_capture_begin(&f.gpu, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
     assert_failed(caid_timeline_signal(f.signals, f.from, 2, &error), CAID_ERR_INVALID);
     cr_assert(strstr(error.message, "captures"), "%s", error.message);
     assert_failed(caid_timeline_wait(f.waits, f.from, 2, 0, CAID_TIMELINE_AHEAD, &error),
                   CAID_ERR_INVALID);
     assert_failed(caid_stream_synchronize(f.producer, f.from, 0, &error), CAID_ERR_INVALID);
-    assert_cuda(end_capture(stream, &graph)); /* and the capture has not been ended by that */
-    assert_cuda(destroy(graph));
+    cr_assert(gpu_capture_end(&f.gpu, stream)); /* which has not been ended by that */
     signal_from(f.from, 2);
     wait_for(0, 2);
 }

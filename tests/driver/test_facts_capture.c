@@ -142,6 +142,18 @@ SCENE_FACT(a_record_of_the_context_spoils_all_in_it)
     assert_spoilt(s, s->other);
 }
 
+SCENE_FACT(so_does_a_synchronization_of_the_context)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(modes); i++) {
+        MUST(&s->process, cuStreamBeginCapture, s->stream, modes[i]);
+        set_thread_mode(&s->process, RELAXED);
+        EXPECT(&s->process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuCtxSynchronize);
+        set_thread_mode(&s->process, GLOBAL);
+        assert_spoilt(s, s->stream);
+    }
+    MUST(&s->process, cuCtxSynchronize);
+}
+
 /* Of an event that has nothing to do with it. */
 SCENE_FACT(a_question_about_an_event_spoils_it_unless_it_or_the_thread_is_relaxed)
 {
@@ -168,4 +180,53 @@ SCENE_FACT(events_of_other_streams_can_be_recorded_meanwhile)
         assert_whole(s, s->stream);
         MUST(&s->process, cuEventSynchronize, s->event);
     }
+}
+
+SCENE_FACT(an_allocation_spoils_it_unless_it_or_the_thread_is_relaxed)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
+        for (size_t k = 0; k < ARRAY_SIZE(modes); k++) {
+            bool relaxed = modes[i] == RELAXED || modes[k] == RELAXED;
+            MUST(&s->process, cuStreamBeginCapture, s->stream, modes[i]);
+            set_thread_mode(&s->process, modes[k]);
+            EXPECT(&s->process, relaxed ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                   cuMemAlloc, 64 * KIB); /* it stays */
+            set_thread_mode(&s->process, GLOBAL);
+            (relaxed ? assert_whole : assert_spoilt)(s, s->stream);
+        }
+}
+
+SCENE_FACT(so_does_freeing)
+{
+    uint64_t at = GET(&s->process, cuMemAlloc, 64 * KIB);
+    MUST(&s->process, cuStreamBeginCapture, s->stream, GLOBAL);
+    EXPECT(&s->process, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuMemFree, at);
+    assert_spoilt(s, s->stream);
+    MUST(&s->process, cuMemFree, at);
+}
+
+/* A question that ends nothing. */
+SCENE_FACT(the_legacy_stream_tells_that_a_blocking_one_captures)
+{
+    uint64_t blocking = GET(&s->process, cuStreamCreate, CU_STREAM_DEFAULT);
+    uint64_t at = GET(&s->process, allocate_host, 8);
+    MUST(&s->process, cuStreamBeginCapture, blocking, GLOBAL);
+    EXPECT(&s->process, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, cuStreamIsCapturing, LEGACY, at);
+    assert_whole(s, blocking);
+    MUST(&s->process, cuStreamBeginCapture, s->stream, GLOBAL);
+    cr_assert_eq(capture_status(&s->process, LEGACY), CU_STREAM_CAPTURE_STATUS_NONE);
+    assert_whole(s, s->stream);
+}
+
+SCENE_FACT(what_the_legacy_stream_is_given_spoils_that)
+{
+    uint64_t blocking = GET(&s->process, cuStreamCreate, CU_STREAM_DEFAULT);
+    for (size_t i = 0; i < ARRAY_SIZE(modes); i++) {
+        MUST(&s->process, cuStreamBeginCapture, blocking, modes[i]);
+        EXPECT(&s->process, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, cuEventRecord, s->event,
+               LEGACY);
+        assert_spoilt(s, blocking);
+    }
+    MUST(&s->process, cuEventRecord, s->event, LEGACY);
+    MUST(&s->process, cuEventSynchronize, s->event);
 }

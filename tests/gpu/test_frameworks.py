@@ -456,27 +456,34 @@ with caid.connect() as c:
 """)
 
 
-def test_cupy_captures_a_graph_in_defer_cleanup(daemon, nothing_left):
+@pytest.mark.parametrize("non_blocking", [True, False])
+@pytest.mark.parametrize("pool", ["allocator", "cupy.cuda.MemoryPool(allocator.malloc)"])
+def test_cupy_captures_a_graph(daemon, nothing_left, pool, non_blocking):
+    """It allocates and frees meanwhile as it likes: more than waits in a queue, and with a lease."""
     needs("cupy")
-    run(daemon.env, CUPY + """
+    run(daemon.env, CUPY + f"""
 allocator = caid.cupy.Allocator()
-cupy.cuda.set_allocator(allocator.malloc)
-x, out = cupy.zeros(1000, "i4"), cupy.zeros(1000, "i4")
-cupy.add(x, 1, out=out)
-stream = cupy.cuda.Stream(non_blocking=True)
+cupy.cuda.set_allocator(({pool}).malloc)
+x = cupy.zeros(1000, "i4")
+(x * 2 + 1).sum()  # what is loaded at first use is loaded
+stream = cupy.cuda.Stream(non_blocking={non_blocking})
 cupy.cuda.runtime.deviceSynchronize()
-with allocator.defer_cleanup(), stream:
+with stream:
     stream.begin_capture()
-    for _ in range(30):  # more than wait in a queue
-        cupy.empty(MIB, "u1")
-    cupy.add(x, 1, out=out)
+    for n in range(30):
+        cupy.empty(MIB + n, "u1")
+    cupy.empty(40 * MIB, "u1")
+    out = x * 2 + 1
+    allocator.arena().flush()
     graph = stream.end_capture()
-assert allocator.arena().info.pending >= 30
-x.fill(4)
-cupy.cuda.runtime.deviceSynchronize()
-graph.launch(stream)
-stream.synchronize()
-assert bool((out == 5).all())
+if {pool!r} == "allocator":
+    assert allocator.arena().info.pending >= 31
+for value in 3, 4:
+    x.fill(value)
+    cupy.cuda.runtime.deviceSynchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    assert bool((out == 2 * value + 1).all())
 """)
 
 

@@ -92,6 +92,47 @@ def test_a_kernel_on_arrays(daemon, manager):
     assert run({**daemon.env, "NUMBA_CUDA_MEMORY_MANAGER": manager}, ON_ARRAYS) == "right\n"
 
 
+# Numba knows of no graphs: by the driver, on a stream of Numba's. cudaStreamCaptureModeGlobal.
+CAPTURES = KERNELS + """
+import ctypes
+libcuda = ctypes.CDLL("libcuda.so.1")
+
+def call(name, *args):
+    assert getattr(libcuda, name)(*args) == 0, name
+
+x, out = cuda.to_device(host), cuda.device_array(N, "f4")
+stream, graph, launchable = cuda.stream(), ctypes.c_void_p(), ctypes.c_void_p()
+handle = ctypes.c_void_p(int(getattr(stream.handle, "value", stream.handle)))
+kernel[N // BLOCK, BLOCK, stream](x, out)  # is compiled
+cuda.synchronize()
+pending = cuda.current_context().memory_manager.deallocations
+call("cuStreamBeginCapture_v2", handle, 0)
+for _ in range(30):  # more than wait in a queue
+    cuda.device_array(1 << 20, "u1")
+cuda.device_array(40 << 20, "u1")
+kernel[N // BLOCK, BLOCK, stream](x, out)
+pending.clear()
+assert len(pending) >= 31, len(pending)
+call("cuStreamEndCapture", handle, ctypes.byref(graph))
+pending.clear()
+assert len(pending) == 0, len(pending)
+call("cuGraphInstantiateWithFlags", ctypes.byref(launchable), graph, ctypes.c_ulonglong(0))
+for factor in 2, 3:
+    x.copy_to_device(host * factor)
+    cuda.synchronize()
+    call("cuGraphLaunch", launchable, handle)
+    cuda.synchronize()
+    assert (out.copy_to_host() == expected(host * factor)).all()
+print("right")
+"""
+
+
+def test_a_graph_is_captured_on_a_stream_of_numbas(daemon):
+    needs("numba")
+    env = {**daemon.env, "NUMBA_CUDA_MEMORY_MANAGER": "caid.numba"}
+    assert run(env, CAPTURES) == "right\n"
+
+
 def test_two_processes_by_a_handle_of_numbas(daemon):
     """The handle is that of the daemon's block, with an offset; a process that knows nothing of caid
     opens it."""

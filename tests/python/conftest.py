@@ -3,6 +3,7 @@
 processes that are told what to do line by line."""
 
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -150,6 +151,15 @@ class Stream:
         """Enqueues a copy to page-locked memory."""
         address, n = ctypes.c_uint64(array.ptr), ctypes.c_size_t(array.nbytes)
         self.call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(out.ctypes.data), address, n, self.handle)
+
+    @contextlib.contextmanager
+    def captures(self):
+        """A graph, of nothing, in mode RELAXED as CuPy's. It fails where something has ended it."""
+        graph = ctypes.c_void_p()
+        self.call("cuStreamBeginCapture_v2", self.handle, 2)
+        yield
+        self.call("cuStreamEndCapture", self.handle, ctypes.byref(graph))
+        self.call("cuGraphDestroy", graph)
 
     def synchronize(self):
         self.call("cuStreamSynchronize", self.handle)

@@ -233,6 +233,27 @@ def test_cupy_defers(cupy, allocator):
     assert allocator.arena().info.pending == 0
 
 
+def test_cupy_may_capture_a_graph(cupy, allocator, unconcerned):
+    """What is freed meanwhile waits, in whichever way it is freed, and goes with what comes next."""
+    pool = cupy.cuda.MemoryPool(allocator.malloc)
+    allocator.malloc(KIB)
+    cupy.stream = frameworks.CupyStream(unconcerned.number)
+    with unconcerned.captures():
+        for _ in range(30):
+            allocator.malloc(KIB)
+        pool.keep(pool.malloc(40 * MIB))
+        del pool
+        allocator.arena().flush()
+        allocator.arena().trim()
+        assert allocator.arena().info.pending == 32
+    allocator.malloc(KIB)
+    assert allocator.arena().info.pending == 0
+    cupy.stream = None  # CuPy's modules may end before its arrays
+    kept = [allocator.malloc(KIB) for _ in range(12)]
+    del kept
+    assert allocator.arena().info.pending < 12
+
+
 # --- PyTorch --------------------------------------------------------------------------------
 
 

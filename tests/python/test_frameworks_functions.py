@@ -49,8 +49,8 @@ class Entry:
         self.arenas.append(arena)
         _caid.torch_set(self.ordinal, arena)
 
-    def malloc(self, nbytes):
-        return functions.malloc(nbytes, self.ordinal, None)
+    def malloc(self, nbytes, stream=None):
+        return functions.malloc(nbytes, self.ordinal, stream)
 
     def free(self, ptr, nbytes=0):
         functions.free(ptr, nbytes, self.ordinal, None)
@@ -196,24 +196,33 @@ def test_a_later_arena_allocates_and_the_earlier_frees(entry, client):
     entry.free(new)
 
 
-def test_an_allocation_does_not_end_a_capture(entry, client, stream):
-    """What was freed is not made reusable meanwhile, although another block has to be leased."""
+def test_an_allocation_does_not_end_a_capture(entry, client, streams):
+    """What was freed is not made reusable meanwhile, although another block has to be leased: nor by
+    threads that do not capture."""
     entry.set(client.arena(block_size=2 * MIB))
     entry.free(entry.malloc(KIB))
-    assert entry.arena.info.pending == 1
-    graph, relaxed = ctypes.c_void_p(), ctypes.c_int(2)
-    stream.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(relaxed))  # as PyTorch has it
-    stream.call("cuStreamBeginCapture_v2", stream.handle, 2)
-    ptr = entry.malloc(30 * MIB)
-    stream.call("cuStreamEndCapture", stream.handle, ctypes.byref(graph))
-    stream.call("cuGraphDestroy", graph)
-    stream.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(relaxed))
-    assert ptr and entry.arena.info.pending == 1
-    entry.free(ptr)
+    with streams[0].captures():
+        mine, others = entry.malloc(30 * MIB, streams[0].number), entry.malloc(30 * MIB, streams[1].number)
+    assert mine and others and entry.arena.info.pending == 1
+    entry.free(mine)
+    entry.free(others)
+
+
+def test_nor_does_one_that_is_short(streams):
+    """It fails, rather than the graph."""
+    with caid.LocalDaemon(config=SMALL) as d, d.connect() as c:
+        e = Entry(c.arena(pool="small"))
+        e.free(e.malloc(40 * MIB))
+        with streams[0].captures():
+            assert e.malloc(50 * MIB, streams[0].number) is None
+            assert type(torch_error()) is caid.QuotaError
+        ptr = e.malloc(50 * MIB, streams[0].number)
+        assert ptr
+        e.free(ptr)
 
 
 def test_threads_that_are_short_at_once():
-    """What one has freed is for the other, although each allocates deferred first."""
+    """What one has freed is for the other."""
     with caid.LocalDaemon(config=SMALL) as d, d.connect() as c:
         e = Entry(c.arena(pool="small", max_pending_count=0))
 

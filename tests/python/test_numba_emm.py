@@ -323,6 +323,18 @@ def test_defer_cleanup_holds_all_of_it(manager, client):
     assert len(manager.deallocations) == 1 and manager.deallocations.n_host == 1
 
 
+def test_a_graph_may_be_captured(manager, stream):
+    """On blocking streams, as Numba's are: what is freed meanwhile waits."""
+    cuda.device_array(10)
+    with stream.captures():
+        for _ in range(20):
+            cuda.device_array(MIB)
+        manager.deallocations.clear()
+        assert len(manager.deallocations) == 21
+    manager.deallocations.clear()
+    assert len(manager.deallocations) == 0
+
+
 def test_defer_cleanup_and_exceptions(manager, client):
     with pytest.raises(ZeroDivisionError):
         with cuda.defer_cleanup(), cuda.defer_cleanup():

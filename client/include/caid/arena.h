@@ -70,9 +70,7 @@ struct caid_arena_options {
  * the work that may use its memory is that of this context. It may be used from any thread. It
  * works as long as the client is connected; what has been allocated stays afterwards.
  *
- * While a stream of the context captures a graph, freed memory must not be made reusable, which
- * would end the capture: caid_arena_defer_begin() before it and caid_arena_defer_end() after it see
- * to that. Before CUDA 12.5 blocks go back only by allocations, frees and trims, not in the
+ * Before CUDA 12.5 blocks go back only by allocations, frees and trims, not in the
  * background. */
 int caid_arena_new(struct caid_client *client, struct caid_arena **ret,
                    const struct caid_arena_options *options, struct caid_error *error);
@@ -84,7 +82,18 @@ enum caid_arena_flags {
     /* CAID_ERR_TIMEOUT, and nothing is done, where another thread is at it, or the driver or the
      * daemon would have to be asked: for callers with a lock that such a call may wait for. */
     CAID_ARENA_NOWAIT = 1,
+    /* Of an allocation: another block is leased rather than what was freed made reusable, unless
+     * there is no memory otherwise. For callers beside whom other threads may capture graphs. */
+    CAID_ARENA_LEASE_FIRST = 2,
 };
+
+/* The stream that the calling thread works on, from now on; 0, as in the beginning: none. Returns
+ * the one before. While it captures a graph, or a blocking stream of the context does, what is
+ * freed waits, for to make it reusable would end the capture; it comes with a later free, flush or
+ * allocation of any thread. Arenas ask the stream, so it has to exist until another is named. Of a
+ * non-blocking stream that other threads work on nobody can tell whether it captures: beside one
+ * that does, caid_arena_defer_begin() and CAID_ARENA_LEASE_FIRST leave it alone. */
+uint64_t caid_arena_work_on(uint64_t stream);
 
 /* Allocates so many bytes (0: as 1), at a multiple of 512. *ret is a CUdeviceptr. Where the arena
  * has no room it makes what was freed reusable, then leases a block; where the daemon has no memory
@@ -119,8 +128,8 @@ int caid_arena_publish(struct caid_arena *arena, uint64_t ptr, const char *name,
                        struct caid_error *error);
 
 /* Makes what waits reusable, without waiting for the GPU's work (the driver may wait as for a
- * launch): all but what is deferred, and what comes while 32 flushes drain already, which goes with
- * a later free or flush. */
+ * launch): all but what is deferred, and what comes while a graph is captured or 32 flushes drain
+ * already, which goes with a later free or flush. */
 int caid_arena_flush(struct caid_arena *arena, struct caid_error *error);
 /* The same, and waits for the GPU; then gives all empty blocks back to the daemon. Fails where the
  * GPU cannot be waited for; what is empty has gone back all the same. */

@@ -61,7 +61,7 @@ CAID_TEST(soft_capture, bad_arguments_are_refused)
 /* There are no nodes to record it in; and the capture goes on. */
 SOFT_TEST_LATE(soft_capture, work_is_refused)
 {
-    CUstream stream = start_capture(GLOBAL);
+    CUstream stream = start_capture(RELAXED);
     CUdeviceptr at = soft_memory(GRAN);
     CUevent event = soft_event(CU_EVENT_DISABLE_TIMING);
     REFUSED(NOT_SUPPORTED, cuMemsetD8Async(at, 1, 16, stream));
@@ -170,4 +170,39 @@ CAID_TEST(soft_capture, of_another_context_is_no_business_of_a_record)
     MUST(cuEventSynchronize(event));
     MUST(cuCtxDestroy_v2(other));
     end_capture(stream);
+}
+
+struct question {
+    CUevent event;
+    CUstreamCaptureMode mode;
+};
+
+static CUresult
+ask_in_mode(void *question)
+{
+    struct question *q = question;
+    MUST(cuThreadExchangeStreamCaptureMode(&q->mode));
+    return cu.cuEventQuery(q->event);
+}
+
+CAID_TEST(soft_capture, forbids_other_threads_where_all_are_in_mode_global)
+{
+    CUstream stream = start_capture(RELAXED);
+    CUevent event = soft_event(CU_EVENT_DISABLE_TIMING);
+    end_capture(stream);
+    for (int i = GLOBAL; i <= RELAXED; i++)
+        for (int k = GLOBAL; k <= RELAXED; k++) {
+            struct question question = {event, (CUstreamCaptureMode)k};
+            bool forbidden = i == GLOBAL && k == GLOBAL;
+            struct blocked other;
+            CUgraph graph;
+            MUST(cuStreamBeginCapture_v2(stream, (CUstreamCaptureMode)i));
+            blocked_start(&other, ask_in_mode, &question);
+            cr_assert_eq(blocked_join(&other),
+                         forbidden ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS);
+            if (forbidden)
+                REFUSED(STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(stream, &graph));
+            else
+                end_capture(stream);
+        }
 }
