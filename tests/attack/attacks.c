@@ -529,7 +529,7 @@ const struct attack attacks[] = {
     {"unread", "fds that nobody takes", unread_fds, 1, 0},
     {"fds", "idle connections, and one-byte blocks", all_fds, 1, 0},
     {"connect", "connections that come and go", connects, 4, 0},
-    {"groups", "the same, of processes in 4,096 groups", connects, 4, 4096},
+    {"groups", "the same, of processes in 1,024 groups", connects, 4, 1024},
     {"knock", "connections that close without a word", knocks, 4, 0},
     {"queue", "the same, each for a while", queue_up, 4, 0},
     {"orphans", "creates of clients that go", orphans, 1, 0},
