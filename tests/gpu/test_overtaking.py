@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nobody is overtaken on the stream of a CUDA Array Interface: python.test_overtaking on real streams of
-CuPy and Numba. Each order is also looked at without it (CAID_CAI_SYNC=0), where it has to fail.
+CuPy, Numba and PyTorch. Each order is also looked at without it (CAID_CAI_SYNC=0), where it has to fail.
 
 Needs an NVIDIA GPU; a library that is not installed is skipped by name.
 """
@@ -63,6 +63,18 @@ def now():
     return y
 fill(1)
 """,
+    "torch": """
+import torch
+p = torch.cuda.Stream()
+current = torch.cuda.stream(p)
+x = torch.ones(1 << 20, dtype=torch.int32, device="cuda")
+def fill(value):
+    with torch.cuda.stream(p):
+        x.fill_(value)
+def now():
+    with torch.cuda.stream(p):
+        return x.clone()
+""",
 }
 
 # The consumer uses x on s, and the producer goes on at once on its own stream.
@@ -70,6 +82,7 @@ USES = {
     "copy_from": ("there.copy_from(x, stream=s)", "there.copy_to_host()", 1, 2),
     "as_array": ("there.copy_from(caid.as_array(x), stream=s)", "there.copy_to_host()", 1, 2),
     "from_dlpack": ("there.copy_from(caid.from_dlpack(x, stream=p), stream=s)", "there.copy_to_host()", 1, None),
+    "from_dlpack, no stream": ("there.copy_from(caid.from_dlpack(x), stream=s)", "there.copy_to_host()", 1, None),
     "copy_to": ("there.copy_to(x, stream=s)", "seen", 3, 1),
     "to_device": ("caid.to_device(there, stream=s, to=x)", "seen", 3, 1),
 }
@@ -81,7 +94,7 @@ USES = {
 def test_the_producer_does_not_overtake(daemon, library, use, sync):
     needs("cupy", library)
     call, result, right, wrong = USES[use]
-    if use == "from_dlpack" and not (sync and library == "cupy"):
+    if wrong is None and (library == "numba" or not sync):
         pytest.skip("DLPack knows no such setting, and Numba's arrays no DLPack")
     script = f"""
 {SETUP}
@@ -96,7 +109,8 @@ assert not s.query(), "it was to be held still"
 seen = now()
 fill(2)
 p.synchronize()
-seen = seen.get() if hasattr(seen, "get") else seen.copy_to_host()
+for method in ("get", "copy_to_host", "cpu"):
+    seen = getattr(seen, method, lambda: seen)()
 s.synchronize()
 print(only({result}))
 """
