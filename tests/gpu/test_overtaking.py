@@ -134,6 +134,30 @@ print(only(y.copy_to_host()), only(there.copy_to_host()))
     assert run(daemon.env, script).split() == ["1", "1"]
 
 
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("who", ["a", "a.bind(s)", "before"])
+def test_work_that_is_announced_is_waited_for(daemon, who, sync):
+    """A kernel outside of a bracket, on a stream that an array is bound to."""
+    needs("cupy")
+    script = f"""
+{SETUP}
+a = caid.device_array(1 << 20, "<i4", stream=s, client=c)
+a.copy_from(there)
+before, y = a[:], cupy.asarray(a)
+a.bind(s)
+s.synchronize()
+hold(s)
+with cupy.cuda.Stream.from_external(s):
+    y.fill(1)
+with cupy.cuda.Stream(non_blocking=True) as own:
+    seen = cupy.asarray({who}).copy()
+    own.synchronize()
+print(only(seen.get()))
+s.synchronize()
+"""
+    assert int(run({**daemon.env, "CAID_CAI_SYNC": str(int(sync))}, script)) == (1 if sync else 3)
+
+
 CONSUMERS = {
     "cupy": """
 y = cupy.asarray(m)
