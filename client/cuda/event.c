@@ -14,7 +14,8 @@
 #include "session/interrupt.h"
 #include "session/stream.h"
 
-#define FLAGS_ALL (CUDA_EVENT_IPC | CUDA_EVENT_BLOCKING_SYNC | CUDA_EVENT_OF_STREAM)
+#define KINDS     (CUDA_EVENT_IPC | CUDA_EVENT_OF_STREAM | CUDA_EVENT_TIMING) /* one at most */
+#define FLAGS_ALL (KINDS | CUDA_EVENT_BLOCKING_SYNC)
 
 _Static_assert(CUDA_EVENT_HANDLE_SIZE == sizeof(CUipcEventHandle),
                "local.h and the driver differ");
@@ -53,7 +54,7 @@ event_free(struct cuda_event *event)
 static CUresult
 event_make(struct cuda_event *event, const struct drv *drv, CUcontext context)
 {
-    unsigned int cuda_flags = CU_EVENT_DISABLE_TIMING;
+    unsigned int cuda_flags = event->flags & CUDA_EVENT_TIMING ? 0 : CU_EVENT_DISABLE_TIMING;
     CUevent made;
 
     if (event->flags & CUDA_EVENT_IPC)
@@ -137,9 +138,9 @@ cuda_event_new(struct caid_client *client, struct cuda_event **ret, int32_t devi
     if (r == 0 && (flags & ~(uint32_t)FLAGS_ALL))
         r = fail(error, CAID_ERR_INVALID, "flags %#x: unknown here",
                  flags & ~(uint32_t)FLAGS_ALL);
-    if (r == 0 && (flags & CUDA_EVENT_IPC) && (flags & CUDA_EVENT_OF_STREAM))
+    if (r == 0 && __builtin_popcount(flags & KINDS) > 1)
         r = fail(error, CAID_ERR_INVALID,
-                 "an event with a handle is of a device's primary context");
+                 "an event has a handle for other processes, or timing, or is of a stream");
     return r < 0 ? r : event_get(client, ret, device, flags, NULL, error);
 }
 
@@ -353,6 +354,28 @@ cuda_event_ipc_handle(struct cuda_event *event, uint8_t ret[CUDA_EVENT_HANDLE_SI
         memcpy(ret, &handle, sizeof(handle));
     return gpu_result(drv, "cuIpcGetEventHandle", result, "cannot make an event's handle",
                       error);
+}
+
+int
+cuda_event_elapsed(const struct cuda_event *start, const struct cuda_event *end, float *ret_ms,
+                   struct caid_error *error)
+{
+    const struct drv *drv = NULL;
+
+    int r = event_check(start, error);
+    if (r == 0)
+        r = event_check(end, error);
+    if (r == 0 && !(start->flags & end->flags & CUDA_EVENT_TIMING))
+        r = fail(error, CAID_ERR_INVALID, "only events with timing measure the time");
+    if (r == 0)
+        r = event_push_context(start, &drv, error);
+    if (r < 0)
+        return r;
+    CUresult result =
+        drv->cu.cuEventElapsedTime(ret_ms, event_get_made(start), event_get_made(end));
+    gpu_pop(drv);
+    return gpu_result(drv, "cuEventElapsedTime", result,
+                      "cannot measure the time between events", error);
 }
 
 uint64_t

@@ -29,6 +29,10 @@ int cuda_driver_open(struct caid_client **ret, const char *driver, struct caid_e
 int cuda_pointer_resolve(struct caid_client *client, uint64_t ptr, uint64_t *ret_device_ptr,
                          int32_t *ret_device, struct caid_error *error);
 
+/* One of its attributes as a number: 0 for none that it has. */
+int cuda_pointer_attribute(struct caid_client *client, uint64_t ptr, uint32_t attribute,
+                           uint64_t *ret, struct caid_error *error);
+
 /* ---- page-locked host memory ---- */
 
 enum cuda_host_flags {
@@ -64,7 +68,7 @@ int cuda_stream_add_callback(struct caid_client *client, uint64_t stream, int32_
 
 /* ---- events ---- */
 
-/* A place in a stream, without timing. It holds the client, so that the primary context is there
+/* A place in a stream. It holds the client, so that the primary context is there
  * as long as the event, and is of no use when the client is closed. */
 struct cuda_event;
 
@@ -74,6 +78,7 @@ enum cuda_event_flags {
     /* Made by the first cuda_event_record(), in the context of that stream, whichever it is;
      * until then it is passed, and has no cuda_event_handle(). Not with CUDA_EVENT_IPC. */
     CUDA_EVENT_OF_STREAM = 4,
+    CUDA_EVENT_TIMING = 8, /* for cuda_event_elapsed(); with neither of these two */
 };
 
 #define CUDA_EVENT_HANDLE_SIZE 64
@@ -94,6 +99,10 @@ int cuda_event_wait(struct cuda_event *event, uint64_t stream, struct caid_error
 int cuda_event_synchronize(struct cuda_event *event, struct caid_error *error);
 /* 1: what was recorded has passed. */
 int cuda_event_query(struct cuda_event *event, struct caid_error *error);
+/* Milliseconds of the GPU's from one record to another, which have both passed. CAID_ERR_INVALID:
+ * one of them was made without CUDA_EVENT_TIMING. */
+int cuda_event_elapsed(const struct cuda_event *start, const struct cuda_event *end,
+                       float *ret_ms, struct caid_error *error);
 /* The CUevent, or 0. */
 uint64_t cuda_event_handle(const struct cuda_event *event);
 /* NULL is allowed. */

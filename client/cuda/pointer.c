@@ -62,3 +62,21 @@ cuda_pointer_resolve(struct caid_client *client, uint64_t ptr, uint64_t *ret_dev
     *ret_device = device;
     return 0;
 }
+
+int
+cuda_pointer_attribute(struct caid_client *client, uint64_t ptr, uint32_t attribute,
+                       uint64_t *ret, struct caid_error *error)
+{
+    const struct drv *drv;
+
+    int r = client_check(client, error);
+    if (r == 0)
+        r = gpu_driver(client, &drv, error);
+    if (r < 0)
+        return r;
+    *ret = 0; /* some attributes have fewer bytes */
+    CUresult result = drv->cu.cuPointerGetAttribute(ret, (CUpointer_attribute)attribute, ptr);
+    if (result == CUDA_ERROR_INVALID_VALUE)
+        return 0;
+    return gpu_result(drv, "cuPointerGetAttribute", result, "cannot ask for a pointer", error);
+}

@@ -5,27 +5,31 @@
 #include "session/client.h"
 #include "session/stream.h"
 
+#define FLAGS_ALL (CAID_STREAM_NON_BLOCKING | CAID_STREAM_PRIORITY(255))
+
 int
 caid_stream_create(struct caid_client *client, int32_t device, uint32_t flags, uint64_t *ret,
                    struct caid_error *error)
 {
+    const int priority = -(int)(flags / CAID_STREAM_PRIORITY(1));
+    unsigned int cuda_flags = CU_STREAM_DEFAULT;
     const struct drv *drv;
     CUstream handle;
 
     int r = client_check_given(client, ret, "ret", error);
-    if (r == 0 && (flags & ~(uint32_t)CAID_STREAM_NON_BLOCKING))
+    if (r == 0 && (flags & ~(uint32_t)FLAGS_ALL))
         r = fail(error, CAID_ERR_INVALID, "flags 0x%x are not known", flags);
     if (r == 0)
         r = gpu_push(client, device, &drv, error);
     if (r < 0)
         return r;
-    CUresult result = drv->cu.cuStreamCreate(&handle, flags & CAID_STREAM_NON_BLOCKING
-                                                          ? CU_STREAM_NON_BLOCKING
-                                                          : CU_STREAM_DEFAULT);
+    if (flags & CAID_STREAM_NON_BLOCKING)
+        cuda_flags = CU_STREAM_NON_BLOCKING;
+    CUresult result = drv->cu.cuStreamCreateWithPriority(&handle, cuda_flags, priority);
     gpu_pop(drv);
     if (result == CUDA_SUCCESS)
         *ret = (uintptr_t)handle;
-    return gpu_result(drv, "cuStreamCreate", result, "cannot make a stream", error);
+    return gpu_result(drv, "cuStreamCreateWithPriority", result, "cannot make a stream", error);
 }
 
 /* Its lane cannot be asked any more, and goes when it waits for nothing. */

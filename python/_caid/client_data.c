@@ -183,6 +183,21 @@ py_client_pointer_resolve(PyObject *op, PyObject *ptr_op)
 }
 
 PyObject *
+py_client_pointer_attribute(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    uint64_t ptr, attribute, value;
+
+    if (py_args_check("pointer_attribute", n_args, 2) < 0 ||
+        py_u64_get(self->state, args[0], "ptr", &ptr) < 0 ||
+        py_u64_get(self->state, args[1], "attribute", &attribute) < 0 ||
+        PY_CLIENT_CALL(self,
+                       cuda_pointer_attribute(c, ptr, (uint32_t)attribute, &value, &error)) < 0)
+        return NULL;
+    return PyLong_FromUnsignedLongLong(value);
+}
+
+PyObject *
 py_client_stream_synchronize(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);

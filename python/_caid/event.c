@@ -114,6 +114,23 @@ event_query(PyObject *op, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
+event_elapsed(PyObject *op, PyObject *end_op)
+{
+    float ms;
+
+    if (!PyObject_TypeCheck(end_op, py_handle_state(op)->event_type))
+        return PyErr_Format(PyExc_TypeError, "a caid.Event is needed, not %s",
+                            Py_TYPE(end_op)->tp_name);
+    if (!py_handle_enter(py_handle(end_op)))
+        return NULL;
+    int r =
+        PY_HANDLE_CALL(py_handle(op),
+                       cuda_event_elapsed(event(op)->event, event(end_op)->event, &ms, &error));
+    py_handle_leave(py_handle(end_op));
+    return r < 0 ? NULL : PyFloat_FromDouble((double)ms);
+}
+
+static PyObject *
 event_get_ipc_handle(PyObject *op, void *Py_UNUSED(closure))
 {
     uint8_t handle[CUDA_EVENT_HANDLE_SIZE];
@@ -142,6 +159,7 @@ static PyMethodDef event_methods[] = {
     {"_record", event_record, METH_O, PyDoc_STR("It is passed there.")},
     {"_wait", event_wait, METH_O, PyDoc_STR("The stream waits for it.")},
     {"_synchronize", event_synchronize, METH_NOARGS, PyDoc_STR("The host waits for it.")},
+    {"_elapsed", event_elapsed, METH_O, PyDoc_STR("Milliseconds from it to another.")},
     {"query", event_query, METH_NOARGS,
      PyDoc_STR("query()\n--\n\nWhether the event is passed; one that was never recorded is. "
                "Raises DriverError.")},
@@ -167,6 +185,6 @@ static PyMemberDef event_members[] = {
     {0},
 };
 
-PY_SPEC(event, "caid._caid.Event", PY_HANDLE_FLAGS, "A CUDA event without timing.",
-        PY_HANDLE_LIFE, {Py_tp_methods, event_methods}, {Py_tp_getset, event_getset},
+PY_SPEC(event, "caid._caid.Event", PY_HANDLE_FLAGS, "A CUDA event.", PY_HANDLE_LIFE,
+        {Py_tp_methods, event_methods}, {Py_tp_getset, event_getset},
         {Py_tp_members, event_members});

@@ -285,6 +285,7 @@ bool py_client_is_closed(const struct client_object *self);
     FAST(host_unregister, "Undoes _host_register().")                                         \
     FAST(mark, "A Mark for work on a stream; keeps whose that is, and what the work uses.")   \
     METHOD(pointer_resolve, METH_O, "(device pointer, device index or -1).")                  \
+    FAST(pointer_attribute, "What the driver knows of a pointer, as a number.")               \
     FAST(stream_synchronize, "Waits for a CUDA stream.")
 /* clang-format on */
 

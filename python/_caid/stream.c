@@ -118,6 +118,20 @@ stream_add_callback(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return py_callback_add(stream(op), args[0], args[1]);
 }
 
+/* For what uses it as long as it likes: undone by _release(). */
+static PyObject *
+stream_hold(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return py_none(py_handle_hold(py_handle(op)));
+}
+
+static PyObject *
+stream_release(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    py_handle_release(py_handle(op));
+    Py_RETURN_NONE;
+}
+
 /* ---- the type ---- */
 
 static PyMethodDef stream_methods[] = {
@@ -130,9 +144,13 @@ static PyMethodDef stream_methods[] = {
          "it tells of what has\ncome about by now.")},
     {"_add_callback", PY_FASTCALL(stream_add_callback), METH_FASTCALL,
      PyDoc_STR("Has fn(self, status, arg) called when it has come to here.")},
+    {"_hold", stream_hold, METH_NOARGS,
+     PyDoc_STR("Until _release() it does not end, but with its client.")},
+    {"_release", stream_release, METH_NOARGS, PyDoc_STR("Undoes one _hold().")},
     PY_HANDLE_CLOSE(
         "Destroys the stream, where caid has created it. Idempotent. Waits for nothing: what is "
-        "on it\nis done, and a bracket that is open on it is ended there, before it goes."),
+        "on it\nis done, a bracket that is open on it is ended there, before it goes, and it is "
+        "there as long as\nan array is bound to it."),
     {0},
 };
 
@@ -159,7 +177,9 @@ static PyGetSetDef stream_getset[] = {
     {"ptr", stream_get_handle, NULL, PyDoc_STR("int: the same as `handle`; CuPy's word."),
      NULL},
     {"_ended", stream_get_ended, NULL,
-     PyDoc_STR("Whether it is gone: while a bracket is open on it, close() leaves it."), NULL},
+     PyDoc_STR("Whether it is gone: while it is held, and a bracket is open on it, close() "
+               "leaves it."),
+     NULL},
     {0},
 };
 

@@ -36,15 +36,24 @@ from ._dlpack import from_dlpack
 from ._errors import *  # noqa: F403
 from ._events import Event
 from ._helpers import (
+    default_stream,
     device_array,
     device_array_like,
+    event,
+    event_elapsed_time,
+    external_stream,
+    is_cuda_array,
+    legacy_default_stream,
     managed_array,
     mapped,
     mapped_array,
     mapped_array_like,
+    per_thread_default_stream,
     pinned,
     pinned_array,
     pinned_array_like,
+    pointer_info,
+    stream,
     to_device,
 )
 from ._records import (
@@ -58,6 +67,7 @@ from ._records import (
     Holder,
     IpcHandle,
     MemoryInfo,
+    PointerInfo,
     Pool,
     Status,
     TimelineEntry,
@@ -69,6 +79,7 @@ from ._watch import Watch
 
 __version__ = _caid.version()
 
+as_cuda_array = as_array  # Numba's name
 TimeoutError = _errors.TimedOutError  # not in __all__: the built-in one is its base
 
 
@@ -110,6 +121,7 @@ __all__ = [
     "IpcHandle",
     "LocalDaemon",
     "MemoryInfo",
+    "PointerInfo",
     "Pool",
     "Status",
     "Stream",
@@ -118,20 +130,30 @@ __all__ = [
     "User",
     "Watch",
     "as_array",
+    "as_cuda_array",
     "connect",
     "default_client",
+    "default_stream",
     "device_array",
     "device_array_like",
+    "event",
+    "event_elapsed_time",
+    "external_stream",
     "from_cuda_array_interface",
     "from_dlpack",
+    "is_cuda_array",
+    "legacy_default_stream",
     "managed_array",
     "mapped",
     "mapped_array",
     "mapped_array_like",
+    "per_thread_default_stream",
     "pinned",
     "pinned_array",
     "pinned_array_like",
+    "pointer_info",
     "softcuda_path",
+    "stream",
     "to_device",
     *_errors.__all__,
 ]

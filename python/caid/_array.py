@@ -15,6 +15,7 @@ The Array of a lease asks for its layout when it is first needed: opening many c
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
@@ -27,10 +28,9 @@ from . import (
     _metadata,
     _pending,
     _stream,
-    _streams,
     _typestr,
 )
-from ._errors import InvalidError, corrupt, unsupported
+from ._errors import Error, InvalidError, corrupt, unsupported
 from ._errors import closed as closed_error
 from ._handles import Closing, OfProcess
 from ._records import IpcHandle
@@ -123,7 +123,7 @@ class Array(OfProcess, Closing):
     _known: Layout | None  # None: that of the lease, not asked for yet
     _root: bool
     _open: bool  # deleted by close()
-    _stream: Any  # of its bracket, or of its producer, or None
+    _stream: Any  # of its bracket, of its producer, the one that it is bound to, or None
 
     @property
     def _layout(self) -> Layout:
@@ -166,6 +166,10 @@ class Array(OfProcess, Closing):
         try:
             if number is not None and not self._memory.closed:
                 _pending.order(self._memory, stream)
+            if isinstance(self._stream, _stream.Bound):
+                with contextlib.suppress(Error):
+                    self._stream.kept and self._note_stream()
+                self._stream = None
             self._memory.close(number)
         except BaseException:
             self._open = True
@@ -382,13 +386,16 @@ class Array(OfProcess, Closing):
         """Another array over the same elements."""
         return self._view(0, self.shape, self.strides)
 
-    def reshape(self, *shape: Any) -> Array:
-        """A view of the same elements, in C order, in another shape.
+    def reshape(self, *shape: Any, order: str = "C") -> Array:
+        """A view of the same elements, in the same order, in another shape.
 
         Parameters
         ----------
         *shape : int, or one tuple of int
             The new extents; one may be -1, to be found out.
+        order : {"C", "F", "A"}
+            In which the elements are counted: the last dimension the fastest, or the first; "A" is
+            "F" of an array in Fortran order alone.
 
         Raises
         ------
@@ -397,7 +404,9 @@ class Array(OfProcess, Closing):
         """
         new_shape = _geometry.dims("shape", shape[0] if len(shape) == 1 else shape)
         new_shape = _geometry.fill_in(new_shape, self.size)
-        strides = _geometry.reshape(self.shape, self.strides, self.itemsize, new_shape)
+        if order == "A":
+            order = "F" if self.is_f_contiguous() and not self.is_c_contiguous() else "C"
+        strides = _geometry.reshape(self.shape, self.strides, self.itemsize, new_shape, order)
         if strides is None:
             raise ValueError(
                 f"shape {self.shape} with strides {self.strides} becomes {new_shape} only by "
@@ -405,9 +414,11 @@ class Array(OfProcess, Closing):
             )
         return self._view(0, new_shape, strides)
 
-    def ravel(self) -> Array:
-        """A view in one dimension. Raises ValueError where that takes a copy."""
-        return self.reshape(-1)
+    def ravel(self, order: str = "C", stream: Any = 0) -> Array:
+        """A view in one dimension; `order` as for reshape(), and a stream to bind() it to. Raises
+        ValueError where that takes a copy."""
+        flat = self.reshape(-1, order=order)
+        return flat if _stream.is_default(stream) else flat._bind(stream)
 
     def transpose(self, *axes: Any) -> Array:
         """A view with the dimensions in the order of `axes`; reversed without."""
@@ -425,23 +436,23 @@ class Array(OfProcess, Closing):
     # `stream` is the same for all: 0 or None, Numba's default, makes the copy here and now, after all
     # work on the arrays that caid knows of.
 
-    def copy_to_host(self, out: Any = None, stream: Any = 0) -> Any:
+    def copy_to_host(self, ary: Any = None, stream: Any = 0, *, out: Any = None) -> Any:
         """Copies the elements to the host.
 
         Parameters
         ----------
-        out : numpy.ndarray or writable buffer, optional
+        ary : numpy.ndarray or writable buffer, optional
             Where to: an array of equal shape and dtype, with any strides, or a contiguous buffer
             (bytearray, memoryview of bytes, ...) of `nbytes` bytes. Without it, a new NumPy array
-            in C order.
+            in C order. ``out=`` is the same.
         stream : int or stream object
             Without one (0 or None) the copy is done on return. With one, as for close(), it is
-            enqueued there, and `out` holds the elements when the stream has come past it: after
+            enqueued there, and `ary` holds the elements when the stream has come past it: after
             ``stream.synchronize()``.
 
         Returns
         -------
-        out
+        ary
 
         Notes
         -----
@@ -454,10 +465,11 @@ class Array(OfProcess, Closing):
         for those between two memories of the host, "pinned" and "mapped" arrays among them.
         """
         self._check()
-        if out is None:
-            out = _typestr.numpy().empty(self.shape, self.dtype)
-        _copy.copy(_copy.host(out, target=True), _copy.device(self), stream)
-        return out
+        ary = out if ary is None else ary
+        if ary is None:
+            ary = _typestr.numpy().empty(self.shape, self.dtype)
+        _copy.copy(_copy.host(ary, target=True), _copy.device(self), stream)
+        return ary
 
     def copy_from_host(self, x: Any, stream: Any = 0) -> None:
         """Copies elements from the host.
@@ -492,22 +504,23 @@ class Array(OfProcess, Closing):
         with _copy.side(obj, target=True) as target:
             _copy.copy(target, _copy.device(self), stream)
 
-    def copy_to_device(self, other: Any, stream: Any = 0) -> None:
-        """Copies elements from `other` to this array: copy_from() by Numba's name.
+    def copy_to_device(self, ary: Any, stream: Any = 0) -> None:
+        """Copies elements from `ary` to this array: copy_from() by Numba's name.
 
         Parameters
         ----------
-        other : object
+        ary : object
             What copy_from() takes: on the host or on a device, of equal shape and type.
         stream : int or stream object
             As for copy_to_host().
         """
-        self.copy_from(other, stream)
+        self.copy_from(ary, stream)
 
     def synchronize(self) -> None:
         """Waits on the host for the work on the memory that caid knows of: copies that were given a
-        stream, brackets of this process that have ended, and, for a view of a bracket, all that is
-        on the bracket's stream. Afterwards consumers that heed no stream may take the array.
+        stream, brackets of this process that have ended, all that is on streams that arrays are bound
+        to, and, for a view of a bracket, all that is on the bracket's stream. Afterwards consumers
+        that heed no stream may take the array.
 
         Raises
         ------
@@ -569,6 +582,39 @@ class Array(OfProcess, Closing):
             raise unsupported(f"{self._label} is not in the daemon's memory: it has no brackets")
         self._memory.discard()
 
+    def bind(self, stream: Any = 0) -> Array:
+        """Says on which stream the array's data is being made, by kernels launched before or after::
+
+            kernel[grid, block, s](a.bind(s))
+            consume(a)                   # its __cuda_array_interface__ names s
+
+        Gives a view that is bound to the same. Until both are closed, or bound elsewhere, all uses
+        of their memory by caid, of other arrays, too, come after what is on that stream by then.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            As for close(), in place of the one that the array had, of a bracket or of its producer.
+            An object is kept; a number's stream has to be there until then, and is not asked once
+            more at the end. 2 is this thread's, and unknown in others. 0 or None: none.
+        """
+        return self._bind(stream).view()
+
+    def _bind(self, stream):
+        self._check()
+        bound = None if _stream.is_default(stream) else _stream.Bound(stream)
+        self._note_stream()
+        self._stream = bound
+        if bound is not None:
+            _pending.bind(self._memory, bound)
+        return self
+
+    def _note_stream(self):
+        """What is on the array's stream by now is known further on."""
+        stream = self._live_stream
+        if stream is not None:
+            _pending.note((self._memory,), stream)
+
     # --- publishing -------------------------------------------------------------------------
 
     def publish(self, name: str, *, metadata: Any = None, stream: Any = None) -> int:
@@ -617,11 +663,11 @@ class Array(OfProcess, Closing):
         """dict: version 3 of the interface; with CAID_CAI_EXPORT_VERSION=2 version 2. "pinned"
         memory has none: it is the host's, whose device address is `device_ptr`.
 
-        ``stream`` is one on which to wait for the work that synchronize() waits for: that of the
-        bracket, for its views, that of another library, for its arrays, else one of caid's own, which
-        lives as long as the memory. What is enqueued there comes before caid's own next use. None when
-        there is no such work, or with CAID_CAI_SYNC=0. Version 2 knows no streams: there the work is
-        waited for here.
+        ``stream`` is one on which to wait for the work that synchronize() waits for: the one that
+        the array is bound to, that of the bracket, for its views, that of another library, for its
+        arrays, else one of caid's own, which lives as long as the memory. What is enqueued there
+        comes before caid's own next use. None when there is no such work, or with CAID_CAI_SYNC=0.
+        Version 2 knows no streams: there the work is waited for here.
 
         The dict keeps nothing alive: who uses it keeps the array.
         """
@@ -631,14 +677,8 @@ class Array(OfProcess, Closing):
     @property
     def _live_stream(self):
         """The array's stream: its uses come after what is there, and before what comes there later.
-        None where it has none, where nothing can be waited for on it any more, and in threads that
-        cannot name it. Of one that was closed while a bracket is open on it, the number."""
-        stream = self._stream
-        if isinstance(stream, _stream.OfThread):
-            return stream if stream.is_here else None
-        if not isinstance(stream, _streams.Stream) or not stream.closed:
-            return stream
-        return None if stream._ended else stream._number
+        None where it has none that can be used here and now."""
+        return _stream.live(self._stream)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

@@ -171,27 +171,37 @@ def _take(desc, owner, client, sync, wait):
     ptr, shape, strides, element, readonly, stream = read(desc)
     device = -1
     if 0 in shape:  # nothing to reach, nothing to wait for
-        ptr, stream = 0, None
+        ptr = 0
     else:
         client = client or driver_client()
         ptr, device = client._pointer_resolve(ptr)
-    if not (sync and _interface.is_synchronous()):
-        stream = None
-    if stream is not None and wait:
-        client._stream_synchronize(stream, max(device, 0))
+    used = sync and _interface.is_synchronous() and ptr != 0
+    kept = _stream_to_keep(stream, owner) if used else None
+    if kept is not None and wait:
+        client._stream_synchronize(_stream.handle(kept), max(device, 0))
     memory = ForeignMemory(client, device, owner)
     layout = _array.Layout(ptr, shape, strides, element, readonly)
-    return _array.make(memory, layout, root=False, stream=_stream_to_keep(stream, owner))
+    return _array.make(memory, layout, root=False, stream=kept)
 
 
 def _stream_to_keep(number, owner):
     """A stream as an Array has it. That of an interface lives as long as its object does, but for
-    CuPy's, which is the current one: using one that has ended is SIGSEGV in the driver."""
-    if number is not None and type(owner).__module__.partition(".")[0] == "cupy":
-        current = sys.modules["cupy"].cuda.get_current_stream()
-        if current.ptr == number:
-            return current
+    CuPy's, which is the current one: using one that has ended is SIGSEGV in the driver. PyTorch's
+    interface names none."""
+    current = current_stream(owner)
+    if current is not None and number in (None, getattr(current, "ptr", None)):
+        return current
     return _stream.of_now(number)
+
+
+def current_stream(owner):
+    """Where the library of an array works by now, as its stream object, where that is known."""
+    torch = sys.modules.get("torch")
+    if isinstance(owner, getattr(torch, "Tensor", ())):
+        return torch.cuda.current_stream(owner.device)
+    if type(owner).__module__.partition(".")[0] == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream()
+    return None
 
 
 # --- the dict's entries ---------------------------------------------------------------------

@@ -487,7 +487,9 @@ class Client(_queries.Queries, Closing):
 
     access = _deprecated.renamed("access", "bracket")
 
-    def stream(self, device: _Device = 0, non_blocking: bool = False) -> _streams.Stream:
+    def stream(
+        self, device: _Device = 0, non_blocking: bool = False, priority: int = 0
+    ) -> _streams.Stream:
         """Creates a CUDA stream of the primary context of a device.
 
         Parameters
@@ -496,18 +498,21 @@ class Client(_queries.Queries, Closing):
             Index in `devices`, or UUID.
         non_blocking : bool
             Whether it runs apart from the legacy default stream (CU_STREAM_NON_BLOCKING).
+        priority : int
+            0 or less: the less, the sooner its kernels run (cuStreamCreateWithPriority()).
 
         Raises
         ------
         DeviceError, DriverError
             This process does not see the device; its driver has no stream left.
         """
-        return _streams.create(self, device, non_blocking)
+        return _streams.create(self, device, non_blocking, priority)
 
     def event(
-        self, device: _Device = 0, ipc: bool = False, blocking_sync: bool = False
+        self, device: _Device = 0, ipc: bool = False, blocking_sync: bool = False,
+        timing: bool = False,
     ) -> _events.Event:
-        """Creates a CUDA event without timing, of the primary context of a device.
+        """Creates a CUDA event, of the primary context of a device.
 
         Parameters
         ----------
@@ -517,13 +522,15 @@ class Client(_queries.Queries, Closing):
             Whether it has an `ipc_handle`, for other processes of the same uid.
         blocking_sync : bool
             Whether synchronize() sleeps, and does not spin (CU_EVENT_BLOCKING_SYNC).
+        timing : bool
+            Whether it is for :func:`caid.event_elapsed_time`; not with `ipc`.
 
         Raises
         ------
         DeviceError, DriverError
             This process does not see the device; it has no event left.
         """
-        return _events.create(self, device, ipc, blocking_sync)
+        return _events.create(self, device, ipc, blocking_sync, timing)
 
     def timeline(self, name: str, *, pool: str | None = None) -> _timeline.Timeline:
         """Creates a timeline under a name, to signal. Names of timelines and of arrays are apart.

@@ -222,7 +222,8 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Arr
         wait for work on `x`, the host does not. Of an object, which is kept, and of 1 and 2, it is
         that of the array from then on: copies on other streams come after what is on it, and before
         what is enqueued there later. Of another number only what is on it now is known. Without it,
-        the legacy default stream, on which caid copies. -1: nothing is waited for.
+        the current one of PyTorch and CuPy, for theirs, else the legacy default stream, on which caid
+        copies. -1: nothing is waited for.
     client : Client, optional
         As for :func:`caid.as_array`.
 
@@ -247,6 +248,8 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Arr
         if stream != _NO_STREAM:
             _let_wait(view, (_CUDA, 0), stream)
         return view
+    if stream is None and _device_type(x) == _CUDA:
+        stream = _cai.current_stream(x)
     number = _stream_to_ask(stream)
     tensor, element, strides = take(x, number)
     kind, _ = tensor.device

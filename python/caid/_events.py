@@ -8,12 +8,12 @@ from typing import Any
 from . import _caid, _cai, _pending, _stream
 from ._handles import OfProcess
 
-_IPC, _BLOCKING_SYNC = 1, 2  # enum cuda_event_flags
+_IPC, _BLOCKING_SYNC, _TIMING = 1, 2, 8  # enum cuda_event_flags
 
 
 @_caid.derived
 class Event(OfProcess, _caid.Event):
-    """A CUDA event without timing: what :meth:`caid.Client.event` creates, or one of another
+    """A CUDA event: what :meth:`caid.Client.event` creates, or one of another
     process.
 
     It ends with ``close()``, when it is collected, or with its client, which it keeps alive; what
@@ -63,26 +63,27 @@ class Event(OfProcess, _caid.Event):
             return "<caid.Event closed>"
         return f"<caid.Event {self.handle:#x} device={self.device}>"
 
-    def record(self, stream: Any) -> None:
+    def record(self, stream: Any = 0) -> None:
         """The event is passed when the stream has come to here. What was recorded before counts no
         more, but for those who wait for it already.
 
         Parameters
         ----------
         stream : int or stream object
-            As for :meth:`caid.Array.close`; 0 is refused.
+            As for :meth:`caid.Array.close`; 0 or None is Numba's default, here the legacy default
+            stream.
 
         Raises
         ------
         DriverError, InvalidError
             The driver knows no such stream; it captures a graph.
         """
-        self._record(_stream.handle(stream))
+        self._record(_stream.numba_handle(stream))
 
-    def wait(self, stream: Any) -> None:
+    def wait(self, stream: Any = 0) -> None:
         """What is enqueued on the stream from here on comes after the event, as it was recorded
         last by now. The host does not wait. Parameters and errors as for record()."""
-        self._wait(_stream.handle(stream))
+        self._wait(_stream.numba_handle(stream))
 
     def synchronize(self) -> None:
         """Waits on the host until the event is passed. Raises DriverError."""
@@ -90,7 +91,8 @@ class Event(OfProcess, _caid.Event):
         _pending.release()
 
 
-def create(client, device, ipc, blocking_sync):
+def create(client, device, ipc, blocking_sync, timing):
     """The Event of Client.event()."""
     flags = (_IPC if ipc else 0) | (_BLOCKING_SYNC if blocking_sync else 0)
+    flags |= _TIMING if timing else 0
     return client._event_new(client._index_of(device), flags)

@@ -153,9 +153,14 @@ def fill_in(new_shape, n):
     return new_shape
 
 
-def reshape(shape, strides, itemsize, new_shape):
-    """Strides that show the same elements, in C order, in another shape; None where no strides
+def reshape(shape, strides, itemsize, new_shape, order="C"):
+    """Strides that show the same elements, in that order, in another shape; None where no strides
     do, so that it takes a copy."""
+    if order == "F":
+        strides = reshape(shape[::-1], strides[::-1], itemsize, new_shape[::-1])
+        return strides and strides[::-1]
+    if order != "C":
+        raise ValueError(f"order {order!r}: 'C', 'F' or 'A'")
     if new_shape == shape:
         return strides
     if is_c_contiguous(shape, strides, itemsize):

@@ -10,9 +10,10 @@ device : int or str
     Index or UUID of the device; Numba has its current context's.
 
 ``stream`` is 0 (or None), Numba's default, which here is the legacy default stream; or anything
-that :meth:`caid.Array.close` takes, with which copies are enqueued on that stream, as
-:meth:`caid.Array.copy_to_host` says. Without, they have happened when a function returns. Where
-nothing is copied, `stream` is only checked.
+that :meth:`caid.Array.close` takes. With that, copies are enqueued on that stream, as
+:meth:`caid.Array.copy_to_host` says; without, they have happened when a function returns. A new
+array is bound to the stream, as by :meth:`caid.Array.bind`: its ``__cuda_array_interface__`` names
+it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from . import _array, _cai, _default, _geometry, _pending, _stream, _typestr
 from ._client import ATTACH_HOST
 from ._errors import device as device_error
 from ._errors import invalid
+from ._records import PointerInfo
+from ._streams import Stream
 
 if TYPE_CHECKING:
     import numpy
 
     from ._client import Client
+    from ._events import Event
 
 _PORTABLE, _MAPPED, _WRITE_COMBINED = 1, 2, 4  # enum cuda_host_flags
+_ATTRIBUTES = 1, 4, 8  # CU_POINTER_ATTRIBUTE_CONTEXT, _HOST_POINTER, _IS_MANAGED
 
 
 # --- layouts --------------------------------------------------------------------------------
@@ -122,7 +127,7 @@ def device_array(
         Steps in bytes, none negative; `order` is not looked at then.
     order : {"C", "F"}
     stream : int or stream object
-        Only checked: nothing is enqueued.
+        On which its data will be made.
     client, device
         See :mod:`caid._helpers`.
 
@@ -134,7 +139,8 @@ def device_array(
     _stream.numba_handle(stream)
     client = client or _default.default_client()
     order = order if strides is None else "C"
-    return client.empty(shape, dtype, strides=strides, order=order, device=device)
+    made = client.empty(shape, dtype, strides=strides, order=order, device=device)
+    return made._bind(stream)
 
 
 def device_array_like(
@@ -192,7 +198,7 @@ def _new_on_device(obj, stream, copy, client, device):
     if hasattr(obj, "__cuda_array_interface__"):
         return client.as_array(obj)
     host = _typestr.numpy().asanyarray(obj)
-    made = device_array_like(host, client=client, device=device)
+    made = device_array_like(host, stream, client=client, device=device)
     if copy:
         try:
             made.copy_from_host(host, stream)
@@ -268,7 +274,7 @@ def mapped_array(
     array, memory = _host_array(shape, dtype, strides, order, flags, client, device)
     from . import _ndarray
 
-    return _ndarray.reachable(array, memory.nbytes, memory.device_ptr)
+    return _ndarray.reachable(array, memory.nbytes, memory.device_ptr, stream)
 
 
 def mapped_array_like(
@@ -335,7 +341,8 @@ def managed_array(
     finally:
         lease.close()  # the view has a share
     array = _ndarray.over(view, shape, dtype, strides, order)
-    return _ndarray.reachable(array, lease.nbytes, array.__array_interface__["data"][0])
+    start = array.__array_interface__["data"][0]
+    return _ndarray.reachable(array, lease.nbytes, start, stream)
 
 
 # --- page-locking what is there -------------------------------------------------------------
@@ -389,7 +396,7 @@ def mapped(
     """
     number = _stream.numba_handle(stream)
     with contextlib.ExitStack() as stack:
-        views = [_map(stack, array, client, device) for array in arrays]
+        views = [_map(stack, array, stream, client, device) for array in arrays]
         try:
             yield views[0] if len(views) == 1 else tuple(views)
         finally:
@@ -400,7 +407,7 @@ def mapped(
                 _pending.wait(view._memory)
 
 
-def _map(stack, array, client, device):
+def _map(stack, array, stream, client, device):
     """The device view of an array that is page-locked until the stack is unwound."""
     local, ordinal = _driver(client, device)
     start, pointer = _lock(stack, array, _MAPPED, client, device)
@@ -415,7 +422,7 @@ def _map(stack, array, client, device):
     )
     view = _array.make(_cai.ForeignMemory(local, ordinal, array), layout, root=False)
     stack.callback(view.close)
-    return view
+    return view._bind(stream)
 
 
 def _lock(stack, array, flags, client, device):
@@ -432,3 +439,57 @@ def _lock(stack, array, flags, client, device):
     pointer = local._host_register(ordinal, start, high - low, flags)
     stack.callback(local._host_unregister, ordinal, start)
     return start, pointer
+
+
+# --- streams, events, pointers --------------------------------------------------------------
+
+
+def stream(*, client: Client | None = None, device: int | str = 0) -> Stream:
+    """A new stream: :meth:`caid.Client.stream`. To be closed."""
+    return (client or _default.default_client()).stream(device)
+
+
+def external_stream(ptr: Any, *, client: Client | None = None, device: int | str = 0) -> Stream:
+    """The stream of another library: :meth:`caid.Stream.from_handle`, of the default client."""
+    return Stream.from_handle(ptr, client or _default.default_client(), device)
+
+
+def legacy_default_stream(*, client: Client | None = None, device: int | str = 0) -> Stream:
+    """The legacy default stream, which is Numba's default here."""
+    return external_stream(_stream.LEGACY, client=client, device=device)
+
+
+default_stream = legacy_default_stream
+
+
+def per_thread_default_stream(*, client: Client | None = None, device: int | str = 0) -> Stream:
+    """The per-thread default stream: another one in each thread."""
+    return external_stream(_stream.PER_THREAD, client=client, device=device)
+
+
+def event(timing: bool = True, *, client: Client | None = None, device: int | str = 0) -> Event:
+    """A new event: :meth:`caid.Client.event`."""
+    return (client or _default.default_client()).event(device, timing=timing)
+
+
+def event_elapsed_time(evtstart: Event, evtend: Event) -> float:
+    """Milliseconds of the GPU's from where one event was recorded to where another was. Raises
+    InvalidError for one without timing, DriverError for one that is not passed or not recorded."""
+    return evtstart._elapsed(evtend)
+
+
+def is_cuda_array(obj: object) -> bool:
+    """Whether something has a ``__cuda_array_interface__``, valid or not."""
+    return hasattr(obj, "__cuda_array_interface__")
+
+
+def pointer_info(ptr: int, *, client: Client | None = None) -> PointerInfo:
+    """What the driver, this process's or that of `client`, knows of a pointer of any library, into
+    memory that the device reaches: PointerInfo. Raises InvalidError for any other.
+
+    Sources: CUDA Driver API, cuPointerGetAttribute(); CUDA Array Interface, "Pointer Attributes".
+    """
+    local = _default.driver_client(client)
+    device_ptr, device = local._pointer_resolve(ptr)
+    context, host_ptr, managed = (local._pointer_attribute(ptr, n) for n in _ATTRIBUTES)
+    return PointerInfo(context or None, device, device_ptr, host_ptr or None, bool(managed))

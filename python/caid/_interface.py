@@ -58,17 +58,22 @@ def _exported_stream(array):
     return _stream.handle(stream)
 
 
-def without_stream(**described):
-    """``__cuda_array_interface__`` of memory on which no work is known."""
+def on_stream(stream, **described):
+    """``__cuda_array_interface__`` of memory on which no work is known but that on a stream, or none."""
     described["version"] = export_version()
+    stream = stream if is_synchronous() else None
     if described["version"] >= 3:
-        described["stream"] = None
+        described["stream"] = None if stream is None else _stream.handle(stream)
+    elif stream is not None:
+        from . import _streams
+
+        _streams.Stream.from_handle(stream).synchronize()
     return described
 
 
 def bytes_at(ptr, nbytes):
     """``__cuda_array_interface__`` of an Allocation."""
-    return without_stream(shape=(nbytes,), typestr="|u1", strides=None, data=(ptr, False))
+    return on_stream(None, shape=(nbytes,), typestr="|u1", strides=None, data=(ptr, False))
 
 
 def numpy(array):

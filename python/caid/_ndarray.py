@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from ._interface import without_stream
+from . import _interface, _stream
 from ._typestr import of_dtype
 
 
@@ -20,9 +20,11 @@ class DeviceReachable(numpy.ndarray):
     """
 
     _reach = None  # (host address, bytes, device address) of the memory
+    _bound = None  # the _stream.Bound that it was made with
 
     def __array_finalize__(self, obj):
         self._reach = getattr(obj, "_reach", None)
+        self._bound = getattr(obj, "_bound", None)
 
     @property
     def device_ptr(self) -> int:
@@ -38,11 +40,12 @@ class DeviceReachable(numpy.ndarray):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """dict: version 3 of the interface, or 2 with CAID_CAI_EXPORT_VERSION=2. ``stream`` is
-        None: what NumPy wrote is written."""
+        the one that the array was made with, or None: what NumPy wrote is written."""
         interface = self.__array_interface__
         pointer = self.device_ptr if self.size else 0
         descr = {} if self.dtype.names is None else {"descr": self.dtype.descr}
-        return without_stream(
+        return _interface.on_stream(
+            _stream.live(self._bound),
             shape=self.shape,
             typestr=of_dtype(self.dtype)[0].typestr,
             strides=None if self.flags.c_contiguous else self.strides,
@@ -56,8 +59,10 @@ def over(buffer, shape, dtype, strides, order):
     return numpy.ndarray(shape, dtype, buffer, strides=strides, order=order)
 
 
-def reachable(array, nbytes, device_ptr):
-    """The same array, known to be reached by a device from its first byte on."""
+def reachable(array, nbytes, device_ptr, stream):
+    """The same array, known to be reached by a device from its first byte on, and what is on a
+    stream to be work on it."""
     seen = array.view(DeviceReachable)
     seen._reach = (array.__array_interface__["data"][0], nbytes, device_ptr)
+    seen._bound = None if _stream.is_default(stream) else _stream.Bound(stream)
     return seen

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work that this process has started by caid on a memory, and that may not be done yet:
-asynchronous copies, and brackets that have ended; and what consumers have enqueued on the stream that
-they were told.
+asynchronous copies, and brackets that have ended; what consumers have enqueued on the stream that
+they were told; and what is on streams that arrays are bound to (Array.bind()).
 
 Each piece is a ``_caid.Mark``, an event on the stream that the work is on. What is enqueued elsewhere,
 or through a pointer, is not known here.
 
 The stream that consumers are told is one of caid's own, which waits for the work: nobody else ends it,
-and what is on it is what was waited for, or a consumer's. So it is looked at again at each later use.
+and what is on it is what was waited for, or a consumer's. It and those that arrays are bound to are
+looked at again at each later use.
 
 The marks of a memory are kept with it, in its attribute ``pending``; those of copies that use
 memory of the host are kept here besides, with that memory, as long as the copy may run: arrays and
@@ -21,7 +22,7 @@ import contextlib
 import itertools
 import os
 import time
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from . import _stream
 from ._errors import ClosedError
@@ -35,12 +36,13 @@ class Marks:
     """Marks in the order of the work. Any thread appends and removes, without a lock, one mark at a
     time: a lock could be left behind by an exception of a signal handler."""
 
-    __slots__ = ("list", "_many", "told")
+    __slots__ = ("list", "_many", "told", "bound")
 
     def __init__(self):
         self.list = []
         self._many = _FEW
         self.told = None  # the Stream that consumers were told, to live as long as the memory
+        self.bound = []  # the Bound of arrays, by weak references
 
     def tidy(self):
         """Drops marks that have passed: without going through all each time, yet never leaving
@@ -72,6 +74,11 @@ class Marks:
                 streams.add(key)
         return last
 
+    def streams(self):
+        """Those on which there may be work that has no mark."""
+        streams = [self.told, *(bound() for bound in self.bound[:])]
+        return [stream for stream in map(_stream.live, streams) if stream is not None]
+
 
 def _is_done(mark):
     return mark.done
@@ -94,17 +101,25 @@ def _of(memory):
     return memory.pending or memory.pending_or(Marks())
 
 
-def _unfinished(memory):
+def _unfinished(memory, but=None):
+    """Marks for all that is not done; not for what is on the stream of that number alone."""
     if memory.pending is None:
         return ()
-    marks, told = memory.pending.unfinished(), memory.pending.told
-    if told is not None:
+    marks = memory.pending.unfinished()
+    for stream in memory.pending.streams():
         with contextlib.suppress(ClosedError):  # its client is closed
-            if not told._query():
-                here = mark(memory.client, told.device, told)
-                here.record(())
-                marks.append(here)
+            if _stream.handle(stream) != but:
+                marks += _here(memory, stream)
     return marks
+
+
+def _here(memory, stream):
+    """A mark for all that is on a stream by now, where anything is."""
+    if getattr(stream, "_query", bool)():  # of caid's, which are asked for less
+        return ()
+    here = mark(memory.client, max(memory.mapped_device, 0), stream)
+    here.record(())
+    return () if here.done else (here,)
 
 
 # --- starting work --------------------------------------------------------------------------
@@ -126,6 +141,12 @@ def lists(memories, *, keeps):
     return tuple(each.list for each in marks)
 
 
+def bind(memory, bound):
+    """What is on a stream is work on a memory, as long as somebody has the Bound."""
+    known = _of(memory).bound
+    known.append(ref(bound, known.remove))
+
+
 def note(memories, stream):
     """Work on these memories has been enqueued on a stream: up to here."""
     memories = [memory for memory in memories if memory.client is not None]
@@ -142,7 +163,7 @@ def order(memory, stream):
     but the stream."""
     number = _stream.handle(stream)
     own = _identity(number, _stream.owner(stream))
-    for each in _unfinished(memory):
+    for each in _unfinished(memory, but=number):
         if own is None or own != _identity(each.number, each.stream):
             each.wait(number)
 

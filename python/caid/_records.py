@@ -74,6 +74,20 @@ class IpcHandle(NamedTuple):
     size: int  #: bytes of what it opens
 
 
+class PointerInfo(NamedTuple):
+    """What the driver knows of a pointer."""
+
+    context: Optional[int]  #: CUcontext that the memory was made in; None: of none, as caid's own is
+    device: int  #: CUDA ordinal, in this process, of its device
+    device_ptr: int  #: its address for that device
+    host_ptr: Optional[int]  #: its address for the host; None: the host does not reach it
+    managed: bool  #: whether the driver moves the memory to where it is used
+
+    @property
+    def host_accessible(self) -> bool:
+        return self.host_ptr is not None
+
+
 class Change(NamedTuple):
     """News of a name that is watched."""
 

@@ -63,6 +63,38 @@ def of_now(stream):
     return OfThread() if stream is not None and handle(stream) == PER_THREAD else stream
 
 
+class Bound:
+    """The stream on which the data of arrays is being made. If it is `kept`, it is there as long as
+    one of them is: one of caid's does not end before, even if it is closed."""
+
+    __slots__ = ("stream", "kept", "_release", "__weakref__")
+
+    def __init__(self, stream):
+        self._release = None
+        self.stream = of_now(stream)
+        self.kept = handle(stream) <= PER_THREAD or owner(stream) is not None
+        if hasattr(stream, "_hold"):
+            stream._hold()
+            self._release = stream._release
+
+    def __del__(self):
+        if self._release is not None:
+            self._release()
+
+
+def live(stream):
+    """An array's stream as it can be used here and now. None where nothing can be waited for on it
+    any more, and in threads that cannot name it. Of one that was closed and is held, the number."""
+    if isinstance(stream, Bound):
+        stream = stream.stream
+    if isinstance(stream, OfThread):
+        return stream if stream.is_here else None
+    ended = getattr(stream, "_ended", None)  # only caid's know
+    if ended is None or not stream.closed:
+        return stream
+    return None if ended else stream._number
+
+
 def is_default(stream):
     """Whether it is Numba's default, 0 or None."""
     return stream is None or (isinstance(stream, int) and stream == 0)

@@ -24,8 +24,9 @@ class Stream(OfProcess, Closing, _caid.Stream):
 
     A created stream is destroyed by ``close()``, by leaving its ``with`` block, when it is
     collected (then with a ResourceWarning), or with its client; what is on it is done all the
-    same. One that was wrapped, by :meth:`from_handle`, is never destroyed: the object that it was
-    made from is kept alive. A stream keeps its client alive.
+    same, and it goes when no array is bound to it (:meth:`caid.Array.bind`). One that was wrapped,
+    by :meth:`from_handle`, is never destroyed: the object that it was made from is kept alive. A
+    stream keeps its client alive.
 
     Wherever caid takes a stream, it takes this, the number of one, and the stream objects of
     CuPy, Numba, PyTorch and cuda.core. To these, this is a stream by ``__cuda_stream__()``::
@@ -194,9 +195,9 @@ def _made(stream, wrapped):
     return stream
 
 
-def create(client, device, non_blocking):
+def create(client, device, non_blocking, priority):
     """The Stream of Client.stream()."""
-    flags = _NON_BLOCKING if non_blocking else 0
+    flags = (_NON_BLOCKING if non_blocking else 0) | min(max(-priority, 0), 255) << 8
     return _made(client._stream_new(client._index_of(device), flags), None)
 
 

@@ -115,7 +115,7 @@ BRACKET_TEST(event, that_is_none_is_refused)
     assert_failed(cuda_event_open(f.a, &none, 0, handle, &error), CAID_ERR_DRIVER);
     cr_assert_neq(error.cuda_result, 0);
     assert_failed(cuda_event_open(f.a, &none, 0, NULL, &error), CAID_ERR_INVALID);
-    assert_failed(cuda_event_new(f.a, &none, 0, 8, &error), CAID_ERR_INVALID);
+    assert_failed(cuda_event_new(f.a, &none, 0, 16, &error), CAID_ERR_INVALID);
     assert_failed(cuda_event_new(f.a, &none, 0, CUDA_EVENT_IPC | CUDA_EVENT_OF_STREAM, &error),
                   CAID_ERR_INVALID);
     assert_failed(cuda_event_new(f.a, &none, 7, CUDA_EVENT_OF_STREAM, &error), CAID_ERR_DEVICE);

@@ -240,6 +240,34 @@ def test_helpers_with_kernels(daemon):
     """))
 
 
+def test_events_pointers_and_priorities(daemon):
+    run(daemon.env, on_gpu("""
+    import ctypes
+    s, start, end = caid.stream(), caid.event(), caid.event()
+    with cupy.cuda.Stream.from_external(s), caid.device_array(N, "i4", stream=s) as a:
+        start.record(s)
+        fill(a, 6, TICKS)
+        end.record(s)
+        assert (a.copy_to_host() == 6).all()
+        assert caid.event_elapsed_time(start, end) == -caid.event_elapsed_time(end, start) > 0
+        assert caid.pointer_info(a.ptr + 4) == (None, 0, a.ptr + 4, None, False)
+    theirs, managed, pinned = cupy.empty(4), caid.managed_array(4), caid.pinned_array(4)
+    info = caid.pointer_info(theirs.data.ptr)
+    assert info.context and not info.managed and not info.host_accessible
+    info = caid.pointer_info(managed.device_ptr)
+    assert info.managed and info.host_ptr == managed.ctypes.data
+    info = caid.pointer_info(pinned.ctypes.data)
+    assert info.context and info.host_ptr == pinned.ctypes.data and not info.managed
+    high, found = caid.default_client().stream(priority=-1), ctypes.c_int()
+    driver = ctypes.CDLL("libcuda.so.1")
+    assert driver.cuStreamGetPriority(ctypes.c_void_p(high.ptr), ctypes.byref(found)) == 0
+    assert found.value == -1
+    for stream in (s, high):
+        stream.close()
+    caid.default_client().close()
+    """))
+
+
 def test_read_only_host_memory_is_enforced_for_kernels(daemon):
     """Registered read-only: a kernel's store ends that process's context, and changes nothing."""
     with daemon.connect() as c, c.create("guarded", 4096, "<i4", memory="mapped") as a:

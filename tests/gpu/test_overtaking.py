@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nobody is overtaken on the stream of a CUDA Array Interface: python.test_overtaking on real streams of
-CuPy and Numba. Each order is also looked at without it (CAID_CAI_SYNC=0), where it has to fail.
+CuPy, Numba and PyTorch. Each order is also looked at without it (CAID_CAI_SYNC=0), where it has to fail.
 
 Needs an NVIDIA GPU; a library that is not installed is skipped by name.
 """
@@ -63,6 +63,18 @@ def now():
     return y
 fill(1)
 """,
+    "torch": """
+import torch
+p = torch.cuda.Stream()
+current = torch.cuda.stream(p)
+x = torch.ones(1 << 20, dtype=torch.int32, device="cuda")
+def fill(value):
+    with torch.cuda.stream(p):
+        x.fill_(value)
+def now():
+    with torch.cuda.stream(p):
+        return x.clone()
+""",
 }
 
 # The consumer uses x on s, and the producer goes on at once on its own stream.
@@ -70,6 +82,7 @@ USES = {
     "copy_from": ("there.copy_from(x, stream=s)", "there.copy_to_host()", 1, 2),
     "as_array": ("there.copy_from(caid.as_array(x), stream=s)", "there.copy_to_host()", 1, 2),
     "from_dlpack": ("there.copy_from(caid.from_dlpack(x, stream=p), stream=s)", "there.copy_to_host()", 1, None),
+    "from_dlpack, no stream": ("there.copy_from(caid.from_dlpack(x), stream=s)", "there.copy_to_host()", 1, None),
     "copy_to": ("there.copy_to(x, stream=s)", "seen", 3, 1),
     "to_device": ("caid.to_device(there, stream=s, to=x)", "seen", 3, 1),
 }
@@ -81,7 +94,7 @@ USES = {
 def test_the_producer_does_not_overtake(daemon, library, use, sync):
     needs("cupy", library)
     call, result, right, wrong = USES[use]
-    if use == "from_dlpack" and not (sync and library == "cupy"):
+    if wrong is None and (library == "numba" or not sync):
         pytest.skip("DLPack knows no such setting, and Numba's arrays no DLPack")
     script = f"""
 {SETUP}
@@ -96,7 +109,8 @@ assert not s.query(), "it was to be held still"
 seen = now()
 fill(2)
 p.synchronize()
-seen = seen.get() if hasattr(seen, "get") else seen.copy_to_host()
+for method in ("get", "copy_to_host", "cpu"):
+    seen = getattr(seen, method, lambda: seen)()
 s.synchronize()
 print(only({result}))
 """
@@ -118,6 +132,30 @@ s.synchronize()
 print(only(y.copy_to_host()), only(there.copy_to_host()))
 """
     assert run(daemon.env, script).split() == ["1", "1"]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("who", ["a", "a.bind(s)", "before"])
+def test_work_that_is_announced_is_waited_for(daemon, who, sync):
+    """A kernel outside of a bracket, on a stream that an array is bound to."""
+    needs("cupy")
+    script = f"""
+{SETUP}
+a = caid.device_array(1 << 20, "<i4", stream=s, client=c)
+a.copy_from(there)
+before, y = a[:], cupy.asarray(a)
+a.bind(s)
+s.synchronize()
+hold(s)
+with cupy.cuda.Stream.from_external(s):
+    y.fill(1)
+with cupy.cuda.Stream(non_blocking=True) as own:
+    seen = cupy.asarray({who}).copy()
+    own.synchronize()
+print(only(seen.get()))
+s.synchronize()
+"""
+    assert int(run({**daemon.env, "CAID_CAI_SYNC": str(int(sync))}, script)) == (1 if sync else 3)
 
 
 CONSUMERS = {

@@ -111,6 +111,9 @@ VIEWS = {
     "reshape": lambda a: a[:, ::2].reshape(2, 2, 3),
     "reshape to a tuple": lambda a: a.reshape((3, -1, 2)),
     "ravel": lambda a: a.ravel(),
+    "reshape as it lies": lambda a: a[0].reshape(2, -1, order="A"),
+    "reshape in Fortran order": lambda a: a.T.reshape(2, -1, order="F"),
+    "ravel in Fortran order": lambda a: a.T.ravel("F"),
     "a view of a view": lambda a: a[1:][::2].T[3:],
 }
 

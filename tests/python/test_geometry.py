@@ -47,18 +47,18 @@ def test_index_is_numpys(a, data):
         assert offset == view.ctypes.data - a.ctypes.data
 
 
-@given(arrays(), st.data())
-def test_reshape_is_numpys(a, data):
+@given(arrays(), st.data(), st.sampled_from("CF"))
+def test_reshape_is_numpys(a, data, order):
     shape = data.draw(st.lists(st.sampled_from([-1, 0, 1, 2, 3, 4, 5, 6, 10, 12]), max_size=5))
     shape = tuple(shape)
     try:
-        expected = a.reshape(shape)
+        expected = a.reshape(shape, order=order)
     except ValueError:
         with pytest.raises(ValueError):
             g.fill_in(shape, a.size)
         return
     assert g.fill_in(shape, a.size) == expected.shape
-    strides = g.reshape(a.shape, a.strides, ITEMSIZE, expected.shape)
+    strides = g.reshape(a.shape, a.strides, ITEMSIZE, expected.shape, order)
     if a.size == 0:
         assert len(strides) == len(expected.shape)
     elif np.shares_memory(a, expected):
@@ -67,12 +67,12 @@ def test_reshape_is_numpys(a, data):
         assert strides is None
 
 
-@given(arrays())
-def test_regrouped_dimensions_need_no_copy_where_numpy_needs_none(a):
+@given(arrays(), st.sampled_from("CF"))
+def test_regrouped_dimensions_need_no_copy_where_numpy_needs_none(a, order):
     assume(a.ndim >= 2)
     shape = (a.shape[0] * a.shape[1], *a.shape[2:])
-    expected = a.reshape(shape)
-    strides = g.reshape(a.shape, a.strides, ITEMSIZE, shape)
+    expected = a.reshape(shape, order=order)
+    strides = g.reshape(a.shape, a.strides, ITEMSIZE, shape, order)
     assert (strides is not None) == (a.size == 0 or np.shares_memory(a, expected))
 
 

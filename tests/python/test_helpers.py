@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions that users of numba.cuda know: their arguments, layouts and ends."""
 
+import ctypes
 import gc
 import importlib.util
 import inspect
@@ -12,25 +13,25 @@ import weakref
 
 import numpy
 import pytest
-from conftest import forked, wait_until
+from conftest import Held, forked, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
 import caid
 from caid import _caid, _default
 
-HELPERS = [
-    "device_array",
-    "device_array_like",
-    "managed_array",
-    "mapped",
-    "mapped_array",
-    "mapped_array_like",
-    "pinned",
-    "pinned_array",
-    "pinned_array_like",
-    "to_device",
-]
+HELPERS = {  # and what they take besides
+    **dict.fromkeys(
+        ["device_array", "device_array_like", "managed_array", "mapped", "mapped_array"]
+        + ["mapped_array_like", "pinned", "pinned_array", "pinned_array_like", "to_device", "event"]
+        + ["stream", "default_stream", "legacy_default_stream", "per_thread_default_stream"]
+        + ["external_stream"],
+        ["client", "device"],
+    ),
+    "as_cuda_array": ["client"],
+    "from_cuda_array_interface": ["client"],
+    "is_cuda_array": [],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_arguments_are_numbas(name):
     extra = [p for p in ours.values() if p.name not in theirs]
     if name == "mapped":  # theirs takes stream= by **kws
         extra = [p for p in extra if p.name != "stream"]
-    assert [p.name for p in extra if p.kind is not p.VAR_POSITIONAL] == ["client", "device"]
+    assert [p.name for p in extra if p.kind is not p.VAR_POSITIONAL] == HELPERS[name]
     assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL) for p in extra)
     fixed = [p for p in ours.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     expected = [p for p in theirs.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -73,6 +74,15 @@ def test_arguments_are_numbas(name):
             assert numpy.dtype(a.default) == numpy.dtype(b.default)
         else:
             assert a.default == b.default, a.name
+
+
+@pytest.mark.parametrize("name", ["bind", "copy_to_device", "copy_to_host", "ravel", "reshape"])
+def test_arguments_of_methods_are_numbas(name):
+    theirs = inspect.signature(getattr(numba_api().devicearray.DeviceNDArray, name)).parameters
+    ours = inspect.signature(getattr(caid.Array, name)).parameters
+    fixed = [(p.name, p.default) for p in ours.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    expected = [(p.name, p.default) for p in theirs.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert fixed == expected
 
 
 @given(
@@ -237,6 +247,56 @@ def test_no_daemon_is_asked_for_memory_of_this_process(monkeypatch, client, tmp_
     a = caid.pinned_array(4, client=client, device=client.devices[0].uuid)
     client.ping()
     assert a.size == 4
+
+
+# --- streams, events, pointers --------------------------------------------------------------
+
+
+def test_streams_of_the_default_client():
+    with caid.stream() as s:
+        assert caid.external_stream(s.handle) == s
+    assert (caid.default_stream().handle, caid.legacy_default_stream().handle) == (1, 1)
+    assert caid.per_thread_default_stream().handle == 2
+
+
+def test_events_measure_time(client):
+    start, end, none = caid.event(), caid.event(client=client), caid.event(False)
+    with caid.stream() as s:
+        start.record(s)
+        with Held(s):
+            end.record(s)
+            with pytest.raises(caid.DriverError):
+                caid.event_elapsed_time(start, end)
+        s.synchronize()
+    assert caid.event_elapsed_time(start, end) == -caid.event_elapsed_time(end, start) > 0
+    for pair in [(none, end), (end, none)]:
+        with pytest.raises(caid.InvalidError, match="events with timing"):
+            caid.event_elapsed_time(*pair)
+    with pytest.raises(TypeError, match="a caid.Event is needed"):
+        caid.event_elapsed_time(start, 1)
+    with pytest.raises(caid.InvalidError):
+        client.event(ipc=True, timing=True)
+    end.close()
+    with pytest.raises(caid.ClosedError):
+        caid.event_elapsed_time(start, end)
+
+
+def test_pointer_info(client, stream):
+    context = ctypes.c_void_p()
+    stream.call("cuCtxGetCurrent", ctypes.byref(context))
+    pinned, managed = caid.pinned_array(4), caid.managed_array(4)
+    with client.empty(4) as a:
+        own = caid.PointerInfo(None, 0, a.ptr + 8, None, False)
+        assert caid.pointer_info(a.ptr + 8) == caid.pointer_info(a[1:].ptr, client=client) == own
+        assert not own.host_accessible and caid.is_cuda_array(a)
+    assert caid.is_cuda_array(managed) and not caid.is_cuda_array(pinned)
+    at = pinned.ctypes.data
+    info = caid.pointer_info(at)
+    assert info == (context.value, 0, at, at, False) and info.host_accessible
+    info = caid.pointer_info(managed.device_ptr)
+    assert (info.managed, info.host_ptr) == (True, managed.ctypes.data)
+    with pytest.raises(caid.InvalidError):
+        caid.pointer_info(numpy.zeros(4).ctypes.data)
 
 
 # --- page-locking what is there -------------------------------------------------------------

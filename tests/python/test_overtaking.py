@@ -7,7 +7,9 @@ Source: CUDA Array Interface, version 3, "Interface Requirements".
 
 import contextlib
 import ctypes
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -74,12 +76,39 @@ def through_a_view(client, x, there, s):
     client.as_array(x)[::-1].copy_to(there, stream=s)
 
 
+class Tensor(Producer):
+    """Its dict names no stream: the work is on the library's current one."""
+
+    device = "cuda:0"
+
+    @property
+    def __cuda_array_interface__(self):
+        return {**super().__cuda_array_interface__, "version": 2, "stream": None}
+
+
+def by_pytorch(read):
+    def reading(client, x, there, s):
+        current = type("Stream", (), {"cuda_stream": x.stream, "__module__": "torch.cuda"})()
+        cuda = types.SimpleNamespace(current_stream={"cuda:0": current}.__getitem__)
+        with pytest.MonkeyPatch.context() as patch:
+            torch = types.SimpleNamespace(Tensor=Tensor, cuda=cuda)
+            patch.setitem(sys.modules, "torch", torch)
+            read(client, Tensor(x.array, x.stream), there, s)
+
+    return reading
+
+
+def through_from_dlpack(client, x, there, s):
+    there.copy_from(client.from_dlpack(x), stream=s)
+
+
 def through_dlpack(client, x, there, s):
     stream = x.stream if x.stream <= 2 else type("Owner", (), {"ptr": x.stream})()
     there.copy_from(client.from_dlpack(x, stream=stream), stream=s)
 
 
 READS = [copy_from, through_as_array, through_a_view, through_dlpack]
+READS += map(by_pytorch, [copy_from, through_as_array, through_a_view, through_from_dlpack])
 
 
 @pytest.mark.parametrize("read", READS)
@@ -98,7 +127,7 @@ def test_what_is_read_is_not_overwritten(client, memory, streams, read, streams_
     a.synchronize()
 
 
-@pytest.mark.parametrize("write", [copy_to, to_device])
+@pytest.mark.parametrize("write", [copy_to, to_device, by_pytorch(copy_to), by_pytorch(to_device)])
 def test_what_is_written_is_not_read_before(client, memory, streams, write):
     a, _, twos = memory
     p, s = streams

@@ -71,6 +71,15 @@ def test_non_blocking_streams_are_apart_from_the_default_one(client, stream):
         s.synchronize()
 
 
+def test_priorities(client, stream):
+    least, greatest, found = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    stream.call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+    for asked, given in [(0, 0), (-1, -1), (-(10**6), greatest.value), (3, least.value)]:
+        with client.stream(priority=asked) as s:
+            stream.call("cuStreamGetPriority", ctypes.c_void_p(s.ptr), ctypes.byref(found))
+            assert found.value == given
+
+
 def test_devices(client):
     uuid = client.devices[0].uuid
     with client.stream(uuid) as s:
@@ -204,9 +213,12 @@ TAKE_STREAMS = {
     "mapped_array": lambda c, a, s: caid.mapped_array(4, stream=s, client=c),
     "managed_array": lambda c, a, s: caid.managed_array(4, stream=s, client=c),
     "to_device": lambda c, a, s: caid.to_device([1], s, client=c),
+    "bind": lambda c, a, s: a.bind(s),
+    "ravel": lambda c, a, s: a.ravel(stream=s),
     "mapped": lambda c, a, s: caid.mapped(numpy.zeros(4), stream=s, client=c).__enter__(),
 }
-AS_NUMBA = ("copy", "device_array", "mapped", "managed_array", "to_device")  # 0 is the default one
+AS_NUMBA = ("bind", "copy", "device_array", "managed_array", "mapped", "ravel", "to_device", "Event")
+# 0 is the default one
 
 
 @pytest.mark.filterwarnings("ignore:un:ResourceWarning")

@@ -105,7 +105,7 @@ int caid_array_discard(struct caid_array *array, struct caid_error *error);
  * caller can be told: waits of the host at once, those of streams by caid_stream_check(). */
 struct caid_timeline;
 
-#    define CAID_TIMELINE_MAX ((UINT64_C(1) << 62) - 1)
+#    define CAID_TIMELINE_MAX           ((UINT64_C(1) << 62) - 1)
 
 /* Names of timelines and of arrays are apart. CAID_ERR_EXISTS, CAID_ERR_PERMISSION. */
 int caid_timeline_create(struct caid_client *client, struct caid_timeline **ret,
@@ -161,6 +161,10 @@ int caid_timelines(struct caid_client *client, const struct caid_list_options *o
 enum caid_stream_flags {
     CAID_STREAM_NON_BLOCKING = 1, /* CU_STREAM_NON_BLOCKING: apart from the legacy default */
 };
+
+/* For the flags: a priority of 1 to 255, as cuStreamCreateWithPriority() has it with a minus before
+ * it. More than the device's greatest is that. Without it 0, the least. */
+#    define CAID_STREAM_PRIORITY(level) ((uint32_t)(level) << 8)
 
 /* A stream of the primary context of a device. What is on it when it is destroyed goes on. */
 int caid_stream_create(struct caid_client *client, int32_t device, uint32_t flags,
