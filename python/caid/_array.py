@@ -166,10 +166,7 @@ class Array(OfProcess, Closing):
         try:
             if number is not None and not self._memory.closed:
                 _pending.order(self._memory, stream)
-            if isinstance(self._stream, _stream.Bound):
-                with contextlib.suppress(Error):
-                    self._stream.kept and self._note_stream()
-                self._stream = None
+            self._unbind()
             self._memory.close(number)
         except BaseException:
             self._open = True
@@ -608,6 +605,16 @@ class Array(OfProcess, Closing):
         if bound is not None:
             _pending.bind(self._memory, bound)
         return self
+
+    def _unbind(self):
+        """At the end, for which no error of a stream's is a reason not to come."""
+        bound = self._stream
+        if not isinstance(bound, _stream.Bound):
+            return
+        if bound.kept:
+            with contextlib.suppress(Error):
+                self._note_stream()
+        self._stream = None
 
     def _note_stream(self):
         """What is on the array's stream by now is known further on."""

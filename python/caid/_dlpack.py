@@ -26,29 +26,7 @@ _READ_ONLY, _IS_COPIED, _IS_PADDED = 1, 2, 4  # flags
 _NATIVE = "<" if sys.byteorder == "little" else ">"
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLDataTypeCode
 _KINDS = {code: kind for kind, code in _CODES.items()}
-# (code, bits) of the types that the array interface has no word for
-_NAMED = {
-    "bfloat16": (4, 16),
-    "complex32": (5, 32),
-    "float8_e3m4": (7, 8),
-    "float8_e4m3": (8, 8),
-    "float8_e4m3b11fnuz": (9, 8),
-    "float8_e4m3fn": (10, 8),
-    "float8_e4m3fnuz": (11, 8),
-    "float8_e5m2": (12, 8),
-    "float8_e5m2fnuz": (13, 8),
-    "float8_e8m0fnu": (14, 8),
-    "float6_e2m3fn": (15, 6),
-    "float6_e3m2fn": (16, 6),
-    "float4_e2m1fn": (17, 4),
-    "int4": (0, 4),
-    "uint4": (1, 4),
-    "int2": (0, 2),
-    "uint2": (1, 2),
-    "int1": (0, 1),
-    "uint1": (1, 1),
-}
-_NAMES = {code: name for name, code in _NAMED.items()}
+_NAMES = {code: name for name, code in _typestr.NAMED.items()}
 _SIZES = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16), "b": (1,)}
 
 
@@ -125,7 +103,7 @@ def _dtype(array, version):
 
 
 def _named_dtype(element, version):
-    code, bits = _NAMED[element.name]
+    code, bits = _typestr.NAMED[element.name]
     if bits < 8 and version < (1, 1):
         raise BufferError(f"{element.name} takes whole bytes, which DLPack before version 1.1 cannot tell")
     return (code, bits), _IS_PADDED if bits < 8 else 0
@@ -158,8 +136,11 @@ def _copied_on_device(array, stream, device, version, dtype, flags):
         client = _default.default_client()
     element = array._layout.element
     with client.empty(array.shape, element, memory=memory, device=_uuid(array)) as copy:
-        _let_wait(array, device, stream)
-        copy.copy_from(array, stream=None if stream == _NO_STREAM else stream)
+        if stream in (None, _NO_STREAM):
+            copy.copy_from(array)
+        else:
+            _let_wait(array, device, stream)
+            copy.copy_from(array, stream=stream)
         return _shared(copy, _NO_STREAM, device, version, dtype, flags | _IS_COPIED)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from . import _interface, _stream
-from ._typestr import of_dtype
+from ._typestr import named
 
 
 class DeviceReachable(numpy.ndarray):
@@ -47,7 +47,7 @@ class DeviceReachable(numpy.ndarray):
         return _interface.on_stream(
             _stream.live(self._bound),
             shape=self.shape,
-            typestr=of_dtype(self.dtype)[0].typestr,
+            typestr=getattr(named(self.dtype.name), "typestr", self.dtype.str),
             strides=None if self.flags.c_contiguous else self.strides,
             data=(pointer, interface["data"][1]),
             **descr,

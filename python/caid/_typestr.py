@@ -27,14 +27,29 @@ _SIZE_MAX = 0x7FFFFFFF  # bytes of an element, and the largest extent within one
 _DIMS_MAX = 32  # extents within an element, and field lists within field lists
 
 
-# As in proto/geometry.c: bytes of an element; what has fewer bits takes one.
-NAMED = dict.fromkeys(
-    """float8_e3m4 float8_e4m3 float8_e4m3fn float8_e4m3b11fnuz float8_e4m3fnuz float8_e5m2
-    float8_e5m2fnuz float8_e8m0fnu float6_e2m3fn float6_e3m2fn float4_e2m1fn int4 uint4 int2 uint2
-    int1 uint1""".split(),
-    1,
-)
-NAMED.update(bfloat16=2, complex32=4)
+# Types that have no typestr of their own, as in proto/geometry.c: DLPack's (code, bits). What has fewer
+# bits than 8 takes a byte.
+NAMED = {
+    "bfloat16": (4, 16),
+    "complex32": (5, 32),
+    "float8_e3m4": (7, 8),
+    "float8_e4m3": (8, 8),
+    "float8_e4m3b11fnuz": (9, 8),
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
+    "float8_e5m2fnuz": (13, 8),
+    "float8_e8m0fnu": (14, 8),
+    "float6_e2m3fn": (15, 6),
+    "float6_e3m2fn": (16, 6),
+    "float4_e2m1fn": (17, 4),
+    "int4": (0, 4),
+    "uint4": (1, 4),
+    "int2": (0, 2),
+    "uint2": (1, 2),
+    "int1": (0, 1),
+    "uint1": (1, 1),
+}
 
 
 class Element(NamedTuple):
@@ -60,8 +75,11 @@ def element_of(typestr, itemsize, descr):
 
 def named(name):
     """The element of a type that the array interface has no word for; None for another name."""
-    itemsize = NAMED.get(name)
-    return itemsize and Element(f"{_NATIVE}V{itemsize}", itemsize, None, name)
+    if name not in NAMED:
+        return None
+    _, bits = NAMED[name]
+    itemsize = max(bits // 8, 1)
+    return Element(f"{_NATIVE}V{itemsize}", itemsize, None, name)
 
 
 def numpy():
