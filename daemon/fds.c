@@ -24,7 +24,7 @@ fds_max(void)
 }
 
 void
-fds_raise_limit(void)
+fds_prepare(void)
 {
     struct rlimit limit;
 

@@ -15,7 +15,7 @@
 /* Raises the soft limit to the hard one: every connection takes two fds, every block one. And has
  * the kernel's table of them as large as it may become: once there are threads, it grows only after
  * a grace period of RCU, 10 to 40 ms in the midst of an accept4(2) (expand_fdtable()). */
-void fds_raise_limit(void);
+void fds_prepare(void);
 uint32_t fds_max(void);
 /* Those of connections and blocks. Of the others a quarter is for pages of timelines, and a quarter
  * for what is queued. */

@@ -91,7 +91,7 @@ serve(const struct options *o, const struct config *c, int ready_fd)
     int r;
 
     notify_init(&notify);
-    fds_raise_limit();
+    fds_prepare();
     block_stop_signals();
     r = open_listener(&listener, o, c);
     if (r == 0)

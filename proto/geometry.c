@@ -41,6 +41,12 @@ static const struct named {
     {"uint1", 1},
 };
 
+static bool
+is_named(struct msg_str s)
+{
+    return !memchr("<>|", s.p[0], 3);
+}
+
 static uint64_t
 named_itemsize(struct msg_str s)
 {
@@ -94,7 +100,7 @@ typestr_itemsize(struct msg_str s)
 
     if (s.n < 3 || s.n > PROTO_TYPESTR_MAX)
         return 0;
-    if (!memchr("<>|", p[0], 3))
+    if (is_named(s))
         return named_itemsize(s);
     for (p += 2; p < end && *p >= '0' && *p <= '9'; p++) {
         count = count * 10 + (uint64_t)(*p - '0');
@@ -117,7 +123,7 @@ typestr_itemsize(struct msg_str s)
 static uint64_t
 typestr_alignment(struct msg_str s, uint64_t itemsize)
 {
-    const struct kind *kind = kind_find(s.p[1]);
+    const struct kind *kind = is_named(s) ? NULL : kind_find(s.p[1]);
 
     if (kind && kind->sizes[0] == 0)
         return kind->unit;
