@@ -154,21 +154,33 @@ SCENE_FACT(so_does_a_synchronization_of_the_context)
     MUST(&s->process, cuCtxSynchronize);
 }
 
-/* Of an event that has nothing to do with it. */
-SCENE_FACT(a_question_about_an_event_spoils_it_unless_it_or_the_thread_is_relaxed)
+/* What a thread and a capture may have in common unless one of them is relaxed. */
+static void
+assert_spoils_unless_relaxed(struct scene *s, void (*use)(struct scene *s, CUresult expected))
 {
-    MUST(&s->process, cuEventRecord, s->event, s->other);
-    MUST(&s->process, cuEventSynchronize, s->event);
     for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
         for (size_t k = 0; k < ARRAY_SIZE(modes); k++) {
             bool relaxed = modes[i] == RELAXED || modes[k] == RELAXED;
             MUST(&s->process, cuStreamBeginCapture, s->stream, modes[i]);
             set_thread_mode(&s->process, modes[k]);
-            EXPECT(&s->process, relaxed ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-                   cuEventQuery, s->event);
+            use(s, relaxed ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
             set_thread_mode(&s->process, GLOBAL);
             (relaxed ? assert_whole : assert_spoilt)(s, s->stream);
         }
+}
+
+static void
+ask_event(struct scene *s, CUresult expected)
+{
+    EXPECT(&s->process, expected, cuEventQuery, s->event);
+}
+
+/* Of an event that has nothing to do with it. */
+SCENE_FACT(a_question_about_an_event_spoils_it_unless_it_or_the_thread_is_relaxed)
+{
+    MUST(&s->process, cuEventRecord, s->event, s->other);
+    MUST(&s->process, cuEventSynchronize, s->event);
+    assert_spoils_unless_relaxed(s, ask_event);
 }
 
 SCENE_FACT(events_of_other_streams_can_be_recorded_meanwhile)
@@ -182,18 +194,15 @@ SCENE_FACT(events_of_other_streams_can_be_recorded_meanwhile)
     }
 }
 
+static void
+allocate(struct scene *s, CUresult expected)
+{
+    EXPECT(&s->process, expected, cuMemAlloc, 64 * KIB); /* it stays */
+}
+
 SCENE_FACT(an_allocation_spoils_it_unless_it_or_the_thread_is_relaxed)
 {
-    for (size_t i = 0; i < ARRAY_SIZE(modes); i++)
-        for (size_t k = 0; k < ARRAY_SIZE(modes); k++) {
-            bool relaxed = modes[i] == RELAXED || modes[k] == RELAXED;
-            MUST(&s->process, cuStreamBeginCapture, s->stream, modes[i]);
-            set_thread_mode(&s->process, modes[k]);
-            EXPECT(&s->process, relaxed ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-                   cuMemAlloc, 64 * KIB); /* it stays */
-            set_thread_mode(&s->process, GLOBAL);
-            (relaxed ? assert_whole : assert_spoilt)(s, s->stream);
-        }
+    assert_spoils_unless_relaxed(s, allocate);
 }
 
 SCENE_FACT(so_does_freeing)
