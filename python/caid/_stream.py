@@ -115,19 +115,27 @@ def owner(stream):
 
 
 # What their libraries mean by 0: the legacy default stream, or the per-thread one where this is set.
+# "cuda" has NVIDIA's bindings, which say it for all Numbas whose handles are theirs.
 _DEFAULTS = {
     "torch": None,
     "cupy": "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM",
     "numba": "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM",
-    "numba_cuda": "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM",
+    "numba_cuda_mlir": None,
+    "cuda": "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM",
 }
+
+
+def _maker(made):
+    return type(made).__module__.partition(".")[0]
 
 
 def _default(stream):
     """The number of a library's own default stream; 0 for what is none."""
-    library = type(stream).__module__.partition(".")[0]
+    library = _maker(stream)
     if library not in _DEFAULTS:
         return 0
+    if _maker(getattr(stream, "handle", None)) == "cuda":
+        library = "cuda"
     variable = _DEFAULTS[library]
     per_thread = variable is not None and os.environ.get(variable, "0") not in ("", "0")
     return PER_THREAD if per_thread else LEGACY

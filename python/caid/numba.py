@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numba's device memory from caid: an External Memory Management plugin for Numba (0.56 and later)
-and numba-cuda (0.20 and later). ``NUMBA_CUDA_MEMORY_MANAGER=caid.numba`` sets it, or, before the
-first context, ``cuda.set_memory_manager(caid.numba.MemoryManager)``. docs/NUMBA.md has the rest.
+"""Numba's device memory from caid: an External Memory Management plugin for Numba (0.56 and later),
+numba-cuda (0.20 and later) and Numba-CUDA-MLIR (0.6 and later; the package numba_cuda_mlir), which
+may be used side by side. ``NUMBA_CUDA_MEMORY_MANAGER=caid.numba`` sets it, or, before the first
+context, ``cuda.set_memory_manager(caid.numba.MemoryManager)``. docs/NUMBA.md has the rest.
 
 Numba makes one MemoryManager for each context. A manager has a client and an arena of its own
 (_Source), from its first allocation until reset(), and may have others afterwards. An allocation
@@ -12,14 +13,17 @@ process has it mapped: arrays outlive the daemon and, unusable, the reset.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import importlib.util
 import operator
 import os
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Iterator
 
 import numpy
-from numba.cuda.cudadrv import driver
 
 from . import _stream
 from ._default import _Default
@@ -36,35 +40,68 @@ from ._errors import (
 if TYPE_CHECKING:
     from ._arena import Arena
 
-if not hasattr(driver, "HostOnlyCUDAMemoryManager"):
-    raise ImportError("caid.numba: Numba's CUDA simulator has no device memory")
+# Of the libraries, in the order in which they are looked for.
+_DRIVERS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
 
-_config = driver.config
-# Pointers are those of NVIDIA's bindings, but in a classic Numba that was not told to use them.
-_NV_BINDING = getattr(driver, "USE_NV_BINDING", True)
+
+def _installed():
+    return [name for name in _DRIVERS if importlib.util.find_spec(name.partition(".")[0])]
+
+
+if not _installed():
+    raise ImportError("caid.numba: neither Numba nor numba_cuda_mlir is installed")
+
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LARGEST_BLOCK = 1 << 40
+_INVALID_VALUE, _OUT_OF_MEMORY = 1, 2  # of CUDA
 
-if _NV_BINDING:
-    _OUT_OF_MEMORY = driver.binding.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    _INVALID_VALUE = driver.binding.CUresult.CUDA_ERROR_INVALID_VALUE
-    _pointer = driver.binding.CUdeviceptr
 
-    def _ipc_handle(handle):
-        made = driver.binding.CUipcMemHandle()
+class _Library:
+    """What a manager needs of the library that its context is of: classes of its driver module."""
+
+    def __init__(self, driver):
+        if not hasattr(driver, "HostOnlyCUDAMemoryManager"):
+            raise ImportError("caid.numba: Numba's CUDA simulator has no device memory")
+        self.driver = driver
+        self.Memory = type("Memory", (Memory, driver.MemoryPointer), {"__module__": __name__})
+        # Pointers are those of NVIDIA's bindings, but in a classic Numba that was not told to use them.
+        if getattr(driver, "USE_NV_BINDING", True):
+            self.pointer, self._code = driver.binding.CUdeviceptr, driver.binding.CUresult
+        else:
+            self.pointer, self._code = driver.drvapi.cu_device_ptr, int
+
+    @functools.lru_cache(maxsize=None)
+    def manager(self, cls):
+        """A subclass of `cls`, a MemoryManager, that is the library's, too."""
+        bases = cls, self.driver.GetIpcHandleMixin, self.driver.HostOnlyCUDAMemoryManager
+        return type(cls.__name__, bases, {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+    def error(self, code, message):
+        return self.driver.CudaAPIError(self._code(code), f"caid: {message}")
+
+    def ipc_handle(self, handle):
+        if self._code is int:
+            return self.driver.drvapi.cu_ipc_mem_handle.from_buffer_copy(handle)
+        made = self.driver.binding.CUipcMemHandle()
         made.reserved = handle
         return made
 
-else:
-    _OUT_OF_MEMORY = driver.enums.CUDA_ERROR_OUT_OF_MEMORY
-    _INVALID_VALUE = driver.enums.CUDA_ERROR_INVALID_VALUE
-    _pointer = driver.drvapi.cu_device_ptr
-    _ipc_handle = driver.drvapi.cu_ipc_mem_handle.from_buffer_copy
+
+@functools.lru_cache(maxsize=None)
+def _library(name):
+    return _Library(importlib.import_module(name))
 
 
-class Memory(driver.MemoryPointer):
-    """What memalloc() gives. It owns itself, so that Numba counts its views, which keep it; with it
-    ends the allocation, and no finalizer is needed."""
+def _library_of(context):
+    """That of a context; without one, that which the program has imported."""
+    if context is not None:
+        return _library(context.__class__.__module__)
+    return _library(min(_installed(), key=lambda name: name not in sys.modules))
+
+
+class Memory:
+    """What memalloc() gives, a MemoryPointer of the library's. It owns itself, so that Numba counts
+    its views, which keep it; with it ends the allocation, and no finalizer is needed."""
 
     allocation: Any  # caid.Allocation
 
@@ -129,8 +166,8 @@ class Deallocations:
     """What waits to be freed, to look at and to use as Numba's own queue: host and managed memory
     in a queue of Numba's, and device memory in the arena's. Each has the limits for itself."""
 
-    def __init__(self):
-        self._host = driver._PendingDeallocs()
+    def __init__(self, host: Any):
+        self._host = host
         self._lock = threading.RLock()  # the source, and whether it is held
         self.source: _Source | None = None
 
@@ -206,9 +243,10 @@ class Deallocations:
         return (0, 0) if source is None else source.arena.pending
 
 
-class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
+class MemoryManager:
     """Numba's memory manager: device memory is caid's; page-locked host memory and managed memory,
-    which one process has alone, stay with Numba.
+    which one process has alone, stay with Numba. Each is of a subclass that is also one of the
+    library's HostOnlyCUDAMemoryManager: that of its context.
 
     Attributes
     ----------
@@ -230,10 +268,16 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
     pool: str | None = None
     block_size: int | None = None
 
+    def __new__(cls, *args: Any, context: Any = None, **kwargs: Any) -> MemoryManager:
+        library = _library_of(context)
+        made = object.__new__(library.manager(cls))
+        made._library, made._config = library, library.driver.config
+        return made
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.memory, self.pool, self.block_size = _read_options(type(self))
-        self.deallocations = Deallocations()
+        self.deallocations = Deallocations(self.deallocations)
         self._lock = threading.RLock()  # making and ending the source
         self._forget()
         if self.context is not None:  # none where set_memory_manager() only looks
@@ -277,8 +321,10 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
     def initialize(self) -> None:
         """Called often. The daemon is not asked for anything before the first allocation."""
         if not self.deallocations.memory_capacity:
-            info = driver.NumbaCUDAMemoryManager.get_memory_info(self)
-            self.deallocations.memory_capacity = info.total
+            self.deallocations.memory_capacity = self._info_of_driver().total
+
+    def _info_of_driver(self):
+        return self._library.driver.NumbaCUDAMemoryManager.get_memory_info(self)
 
     def memalloc(self, size: int) -> Memory:
         """Device memory.
@@ -295,14 +341,15 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         NotFoundError, AccessError
             There is no such pool; it may not be written, or not have memory of the kind "legacy".
         """
-        limits = _config.CUDA_DEALLOCS_COUNT, _config.CUDA_DEALLOCS_RATIO
+        limits = self._config.CUDA_DEALLOCS_COUNT, self._config.CUDA_DEALLOCS_RATIO
         try:
             if limits != self._limits:
                 self._set_limits(limits)
             allocation = self._alloc(size)
         except Error as e:
             allocation = self._alloc_otherwise(size, e)
-        memory = Memory(self._proxy, _pointer(allocation.ptr), size)
+        library = self._library
+        memory = library.Memory(self._proxy, library.pointer(allocation.ptr), size)
         memory.allocation = allocation
         return memory
 
@@ -315,25 +362,25 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
             except NO_ROOM as e:
                 error = e
         if isinstance(error, NO_ROOM):
-            raise driver.CudaAPIError(_OUT_OF_MEMORY, f"caid: {error}") from error
+            raise self._library.error(_OUT_OF_MEMORY, error) from error
         if isinstance(error, InvalidError) and not 0 <= size < 1 << 64:
             code = _INVALID_VALUE if size < 0 else _OUT_OF_MEMORY
-            raise driver.CudaAPIError(code, f"caid: {error}") from error
+            raise self._library.error(code, error) from error
         if isinstance(error, DisconnectedError):
-            advice = "arrays that exist stay usable; for new ones, cuda.close() once caid is back"
+            advice = "arrays that exist stay usable; for new ones, reset the context once caid is back"
             raise DisconnectedError(error.errno, f"{error}: {advice}") from error
         raise error
 
-    def get_memory_info(self) -> driver.MemoryInfo:
+    def get_memory_info(self) -> Any:
         """(free, total) bytes. What is free in the arena, and what caid keeps, counts as free.
         Until there is an arena, the driver alone is asked."""
-        free, total = driver.NumbaCUDAMemoryManager.get_memory_info(self)
+        info = self._info_of_driver()
         source = self.deallocations.source
         if source is not None:
-            free = min(free + source.free_bytes(), total)
-        return driver.MemoryInfo(free, total)
+            info = info._replace(free=min(info.free + source.free_bytes(), info.total))
+        return info
 
-    def get_ipc_handle(self, memory: Any) -> driver.IpcHandle:
+    def get_ipc_handle(self, memory: Any) -> Any:
         """A handle for other processes, and for any library there. Whoever has it may write what
         lies in the same block of the arena.
 
@@ -345,9 +392,9 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         found = self._find_handle(memory)
         if found is None:  # managed memory, or that of another library: Numba's way
             return super().get_ipc_handle(memory)
-        handle = _ipc_handle(found.handle)
-        identity = self.context.device.get_device_identity()
-        return driver.IpcHandle(memory, handle, memory.size, identity, offset=found.offset)
+        library, identity = self._library, self.context.device.get_device_identity()
+        handle = library.ipc_handle(found.handle)
+        return library.driver.IpcHandle(memory, handle, memory.size, identity, offset=found.offset)
 
     def _find_handle(self, memory):
         if not self._has(memory):
@@ -411,7 +458,7 @@ def publish(name: str, array: Any, *, metadata: Any = None, stream: Any = None) 
     ----------
     name : str
         In the pool of the manager; what has the name is replaced.
-    array : numba.cuda.cudadrv.devicearray.DeviceNDArray
+    array : DeviceNDArray
         Also a slice of one, or a record. It is kept, and its memory with it, as long as somebody
         can reach what was published.
     metadata : optional

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of caid.numba share: a Numba on the software driver, in this process, with two
-devices. It is imported before Numba."""
+devices. It is imported before Numba. The library is what $CAID_TEST_NUMBA names, which has to find
+the driver by itself where it is not classic Numba."""
 
+import ctypes
 import importlib.util
 import os
 import signal
@@ -11,8 +13,9 @@ import pytest
 
 import caid
 
-if importlib.util.find_spec("numba") is None:
-    pytest.skip("Numba is not installed", allow_module_level=True)
+NAME = os.environ.get("CAID_TEST_NUMBA", "numba")
+if importlib.util.find_spec(NAME) is None:
+    pytest.skip(f"{NAME} is not installed", allow_module_level=True)
 if os.environ["CAID_CUDA_DRIVER"] != "soft":
     pytest.skip("on the software driver only", allow_module_level=True)
 
@@ -24,13 +27,40 @@ for name in ("MEMORY", "POOL", "BLOCK_SIZE"):
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import numpy as np
-    from numba import cuda
-    from numba.core import config  # noqa: F401 (for those who import this)
-    from numba.cuda.cudadrv import driver
 
     import caid.numba
 
+    cuda = importlib.import_module(f"{NAME}.cuda")
+    driver = cuda.cudadrv.driver
+    config = driver.config
+
 MIB = 1 << 20
+NVIDIAS = getattr(driver, "USE_NV_BINDING", True)  # it is built on cuda.core
+
+
+def program(code):
+    """Code that is written for Numba, for this one."""
+    return code.replace("from numba import", f"from {NAME} import")
+
+
+def close():
+    """cuda.close(); with cuda.core all of it but the end of the contexts, which that does not outlive."""
+    if not NVIDIAS:
+        return cuda.close()
+    while driver.driver.pop_active_context() is not None:
+        pass
+    for device in driver.driver.list_devices():
+        context, device.primary_context = device.primary_context, None
+        if context is not None:
+            context.reset()
+
+
+def memory_of_cudas(nbytes):
+    if NVIDIAS:
+        return driver.driver.cuMemAlloc(nbytes)
+    pointer = driver.drvapi.cu_device_ptr()
+    driver.driver.cuMemAlloc(ctypes.byref(pointer), nbytes)
+    return pointer
 
 
 @pytest.fixture
@@ -39,12 +69,12 @@ def use(monkeypatch, client):
 
     def start(manager, daemon):
         monkeypatch.setenv("CAID_SOCKET", daemon.address)
-        cuda.close()
+        close()
         cuda.set_memory_manager(manager)
         return cuda.current_context().memory_manager
 
     yield start
-    cuda.close()
+    close()
     driver._memory_manager = None
 
 
@@ -59,7 +89,7 @@ def mortal(manager, use):
     """(manager, daemon) with a daemon that the test may kill."""
     with caid.LocalDaemon() as d:
         yield use(caid.numba.MemoryManager, d), d
-        cuda.close()
+        close()
 
 
 def kill(daemon):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numba's own tests under a memory manager: run() runs them in a process of their own, and
+"""A Numba's own tests under a memory manager: run() runs them in a process of their own, and
 differences() holds a run against one with Numba's own manager. That process has this file as a
 pytest plugin, beside that of tests/driver/soft/consumers which writes what became of each test.
 
@@ -10,6 +10,7 @@ names it, and the driver, in `env`.
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import pathlib
@@ -32,12 +33,13 @@ class Result(NamedTuple):
     figures: dict  # see Spy
 
 
-def run(way, modules, folder, *, package="numba.cuda.tests", python=sys.executable, env=None, at):
+def run(way, modules, folder, *, library="numba", package="numba.cuda.tests", python=sys.executable, env=None, at):
     """Runs the modules ("cudadrv.test_pinned", ...) that lie in `folder`, in this order. `at` is a
     directory for files. Fails, with what the process said, where it did not come to its end."""
     outcomes, figures = pathlib.Path(at, f"{way}.outcomes"), pathlib.Path(at, f"{way}.figures")
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "outcomes"]
     command += ["-p", "numba_own", f"--outcomes={outcomes}", f"--package={package}", f"--way={way}"]
+    command += [f"--library={library}"]
     command += [f"--figures={figures}", f"--rootdir={folder}", "--import-mode=importlib"]
     command += [os.path.join(folder, *module.split(".")) + ".py" for module in modules]
     done = subprocess.run(
@@ -60,8 +62,9 @@ def run(way, modules, folder, *, package="numba.cuda.tests", python=sys.executab
 
 
 def environment(way, more):
-    path = [str(HERE), str(OUTCOMES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "CUDA_HOME": "/nonexistent", **more}
+    env = {**os.environ, "CUDA_HOME": "/nonexistent", **more}
+    path = [str(HERE), str(OUTCOMES), *filter(None, [env.get("PYTHONPATH")])]
+    env["PYTHONPATH"] = os.pathsep.join(path)
     env.pop("NUMBA_CUDA_MEMORY_MANAGER", None)
     if way == "environment":
         env["NUMBA_CUDA_MEMORY_MANAGER"] = "caid.numba"
@@ -83,19 +86,24 @@ def differences(own, other):
 def pytest_addoption(parser):
     parser.addoption("--way", choices=WAYS)
     parser.addoption("--figures")
+    parser.addoption("--library")
 
 
 def pytest_configure(config):
     if config.getoption("--way"):
-        config.pluginmanager.register(Spy(config.getoption("--way"), config.getoption("--figures")))
+        options = map(config.getoption, ("--way", "--figures", "--library"))
+        config.pluginmanager.register(Spy(*options))
 
 
 class Spy:
     """Sets the manager, and counts: `allocations` of caid's arenas, `arenas`, and `calls` of the
     software driver's cuMemAlloc by this process (None where the driver is another)."""
 
-    def __init__(self, way, path):
+    def __init__(self, way, path, library):
         self.path = path
+        self.cuda = importlib.import_module(f"{library}.cuda")
+        if library == "numba_cuda_mlir":  # it calls what the software driver has not got, and dies of it
+            importlib.import_module("numba_cuda_mlir.descriptor").LaunchConfiguration = no_kernels
         self.n_allocations = self.n_arenas = 0
         self.manager = None
         if way != "default":
@@ -119,18 +127,18 @@ class Spy:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self):
         """Before each test: some set a manager of their own, and leave none behind."""
-        from numba import cuda
-
-        if self.manager and cuda.cudadrv.driver._memory_manager is not self.manager:
-            cuda.close()
-            cuda.set_memory_manager(self.manager)
+        if self.manager and self.cuda.cudadrv.driver._memory_manager is not self.manager:
+            self.cuda.close()
+            self.cuda.set_memory_manager(self.manager)
 
     def pytest_sessionfinish(self):
-        from numba import cuda
-
-        cuda.close()  # and with it all arenas
+        self.cuda.close()  # and with it all arenas
         figures = {"allocations": self.n_allocations, "arenas": self.n_arenas, "calls": n_calls()}
         pathlib.Path(self.path).write_text(json.dumps(figures), "utf-8")
+
+
+def no_kernels(*_):
+    raise RuntimeError("no kernels on the software driver")
 
 
 def n_calls():

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of test_numba_own.py and test_numba_cuda_own.py, which have a fixture `numba`: a Numba
+"""The tests of test_numba_own.py, test_numba_cuda_own.py and test_numba_mlir_own.py, which have a fixture `numba`: a Numba
 whose own tests are run with caid as its memory manager, on the software driver. Whatever passes with
 Numba's own manager passes."""
 
 import concurrent.futures
 import os
 import pathlib
+import subprocess
 import tempfile
 import uuid
 from typing import NamedTuple, Union
@@ -24,6 +25,9 @@ class Numba(NamedTuple):
     modules: str
     at_least: int  # tests that pass with its own manager
     missing: str  # what those lack that fail with its own manager
+    library: str = "numba"
+    package: str = "numba.cuda.tests"  # of its tests
+    path: str = ""  # where that is, if it is not installed
 
 
 # First: one of these opens a handle without its offset, and so is right only where the start of the
@@ -56,10 +60,37 @@ cudapy.test_multigpu
 OF_ITS_QUEUE = {"cudadrv.test_deallocations": 5, "cudapy.test_cuda_array_interface": 1}
 
 
-def find_driver(numba, at):
-    """What leads it to the software driver: the path, or a folder where that is libcuda.so.1."""
-    if numba.driver_by != "LD_LIBRARY_PATH":
-        return {numba.driver_by: caid.softcuda_path()}
+# What ./dev has fetched is for this one.
+PYTHON = pathlib.Path(__file__).resolve().parents[2] / "build" / "consumers" / "bin" / "python"
+# Finds a file; fails where caid is not for that Python.
+LOCATE = """
+import caid, sys
+from importlib.metadata import distribution
+print(distribution(sys.argv[1]).locate_file(sys.argv[2]))
+"""
+
+
+def fetched(distribution, file):
+    """Where a file of that distribution lies; skips the test where ./dev has not fetched it."""
+    if "asan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("not under a sanitizer")
+    if not PYTHON.exists():
+        pytest.skip(f"./dev test has not fetched {distribution}")
+    command = [PYTHON, "-c", LOCATE, distribution, file]
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if found.returncode != 0:
+        pytest.skip(f"{PYTHON} has not {distribution}, or cannot import caid")
+    return found.stdout.strip()
+
+
+def fetched_tests():
+    return fetched("numba-cuda", "numba_cuda/numba/cuda/tests")
+
+
+def find_driver(by, at):
+    """What leads a program to the software driver: the path, or a folder where that is libcuda.so.1."""
+    if by != "LD_LIBRARY_PATH":
+        return {by: caid.softcuda_path()}
     folder = pathlib.Path(at, str(uuid.uuid4()))
     folder.mkdir()
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
@@ -70,11 +101,13 @@ def find_driver(numba, at):
 
 def run(numba, way, at):
     """With a daemon, and devices, of its own: tests fill half of the memory."""
-    env = {"CAID_SOFTCUDA_UUID": str(uuid.uuid4()), "CAID_NUMBA_MEMORY": "legacy", **find_driver(numba, at)}
+    env = {"CAID_SOFTCUDA_UUID": str(uuid.uuid4()), "CAID_NUMBA_MEMORY": "legacy", **find_driver(numba.driver_by, at)}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [numba.path, os.environ.get("PYTHONPATH")]))
     with caid.LocalDaemon(driver="soft", config=LEGACY, devices=2, memory="512M", env=env) as daemon:
         env.update(daemon.env)
         modules = numba.modules.split()
-        result = numba_own.run(way, modules, numba.folder, python=numba.python, env=env, at=at)
+        what = {"library": numba.library, "package": numba.package, "python": numba.python}
+        result = numba_own.run(way, modules, numba.folder, **what, env=env, at=at)
         with daemon.connect() as client:
             status = client.status()
             assert (status.connections, status.names, status.release_errors) == (1, 0, 0)

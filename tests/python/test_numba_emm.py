@@ -7,7 +7,7 @@ import gc
 import pytest
 from conftest import in_threads, wait_until
 from numba_here import *  # noqa: F401, F403 (the fixtures)
-from numba_here import MIB, array_of, config, cuda, driver, equal, kill, np
+from numba_here import MIB, NVIDIAS, array_of, close, config, cuda, driver, equal, kill, np, program
 
 import caid
 
@@ -42,10 +42,10 @@ def test_reset_before_initialize():
         caid.numba.MemoryManager()
 
 
-def test_what_is_numbas_own():
-    ours, host = caid.numba.MemoryManager, cuda.HostOnlyCUDAMemoryManager
+def test_what_is_numbas_own(manager):
+    ours, host = type(manager), cuda.HostOnlyCUDAMemoryManager
     assert issubclass(ours, host) and issubclass(host, cuda.BaseCUDAMemoryManager)
-    assert issubclass(caid.numba.Memory, cuda.MemoryPointer)
+    assert isinstance(manager.memalloc(1), cuda.MemoryPointer)
     for name in ("memhostalloc", "mempin", "memallocmanaged"):
         assert getattr(ours, name) is getattr(host, name)
 
@@ -59,15 +59,15 @@ def test_a_context_keeps_its_manager(manager):
     assert cuda.current_context().memory_manager is manager
     assert manager.arena.info.allocations == 1
     del a
-    cuda.close()
-    assert type(cuda.current_context().memory_manager) is Other
+    close()
+    assert isinstance(cuda.current_context().memory_manager, Other)
 
 
 def test_close_and_use_again(manager, client):
     a, b = cuda.to_device(array_of(10)), cuda.to_device(array_of(MIB))
     view = a[3:]
     del b
-    cuda.close()
+    close()
     wait_until(lambda: client.status().connections == 1)
     c = cuda.to_device(array_of(10, 5))
     again = cuda.current_context().memory_manager
@@ -160,7 +160,9 @@ print(type(cuda.current_context().memory_manager).__module__)
 @pytest.mark.parametrize("how", ["alive", "held", "closed"])
 def test_interpreter_exit(client, child, how):
     """By the environment, as somebody would who runs a program that knows nothing of caid."""
-    c = child(AT_EXIT, how, NUMBA_CUDA_MEMORY_MANAGER="caid.numba", PYTHONWARNINGS="ignore")
+    if how == "closed" and NVIDIAS:
+        pytest.skip("cuda.core does not outlive the end of the contexts")
+    c = child(program(AT_EXIT), how, NUMBA_CUDA_MEMORY_MANAGER="caid.numba", PYTHONWARNINGS="ignore")
     c.expect("caid.numba")
     assert c.finish() == (0, "")
     with client.open("kept") as a:
@@ -286,14 +288,14 @@ def test_host_and_managed_memory_stay_with_numba(manager):
 
 def test_host_memory_alone_needs_no_daemon(use, monkeypatch):
     monkeypatch.setenv("CAID_SOCKET", "/nonexistent/caid.sock")
-    cuda.close()
+    close()
     cuda.set_memory_manager(caid.numba.MemoryManager)
     deallocations = cuda.current_context().memory_manager.deallocations
     for _ in range(3):
         cuda.pinned_array(10)
         cuda.mapped_array(10)
     assert len(deallocations) == 6  # the capacity is known: nothing is freed at once
-    cuda.close()
+    close()
 
 
 # --- defer_cleanup --------------------------------------------------------------------------
@@ -527,7 +529,7 @@ def test_no_daemon(use, daemon, client, monkeypatch):
 def test_no_daemon_by_the_environment(child):
     code = "from numba import cuda; print(len(cuda.gpus), flush=True); cuda.device_array(1)"
     c = child(
-        code,
+        program(code),
         NUMBA_CUDA_MEMORY_MANAGER="caid.numba",
         CAID_SOCKET="/nonexistent/caid.sock",
         PYTHONWARNINGS="ignore",
@@ -542,7 +544,7 @@ def test_the_daemon_is_killed(mortal, use):
     kept, gone = cuda.to_device(array_of(1000)), cuda.to_device(array_of(1000))
     view = kept[10:]
     kill(daemon)
-    with pytest.raises(caid.DisconnectedError, match="cuda.close"):
+    with pytest.raises(caid.DisconnectedError, match="reset the context"):
         cuda.device_array(1 << 30, np.int8)
     equal(kept, array_of(1000))
     kept.copy_to_device(array_of(1000, 5))
@@ -551,13 +553,13 @@ def test_the_daemon_is_killed(mortal, use):
     manager.deallocations.clear()
     assert cuda.current_context().get_memory_info().free > 0
     with caid.LocalDaemon() as other:
-        use(caid.numba.MemoryManager, other)  # cuda.close()
+        use(caid.numba.MemoryManager, other)
         del kept, view
         a = cuda.device_array(1 << 20, np.int8)
         a[:1].copy_to_device(np.ones(1, np.int8))
         with other.connect() as c:
             assert c.status().leases > 0
-        cuda.close()
+        close()
 
 
 # --- threads --------------------------------------------------------------------------------

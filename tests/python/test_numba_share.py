@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """caid.numba: handles of Numba's arrays for other processes, and publishing them."""
 
-import ctypes
 import pickle
 import time
 
 import pytest
 from conftest import PATIENCE_S, in_thread, wait_until
 from numba_here import *  # noqa: F401, F403 (the fixtures)
-from numba_here import array_of, cuda, driver, equal, np
+from numba_here import NVIDIAS, array_of, close, cuda, driver, equal, memory_of_cudas, np, program
 
 import caid
 
@@ -47,7 +46,7 @@ def test_ipc_handles(legacy, child, their_manager):
     assert view.get_ipc_handle()._ipc_handle.size == 24
     assert view.get_ipc_handle()._ipc_handle.base is not None
     handles = handles_of(whole, view, other)
-    c = child(OPENS, handles, NUMBA_CUDA_MEMORY_MANAGER=their_manager, PYTHONWARNINGS="ignore")
+    c = child(program(OPENS), handles, NUMBA_CUDA_MEMORY_MANAGER=their_manager, PYTHONWARNINGS="ignore")
     c.expect("NumbaCUDAMemoryManager" if their_manager == "default" else "MemoryManager")
     c.expect("0 1 2 3 4 5")
     c.expect("3 4 5")  # what it has written is seen, by another handle and here
@@ -68,14 +67,13 @@ def test_a_handle_keeps_the_memory(legacy):
 
 def test_handles_of_what_is_not_the_arenas(legacy, child):
     cuda.to_device(array_of(1))
-    pointer = driver.drvapi.cu_device_ptr()
-    driver.driver.cuMemAlloc(ctypes.byref(pointer), 4096)
+    pointer = memory_of_cudas(4096)
     context = cuda.current_context()
     memory = driver.MemoryPointer(context, pointer, 4096)
     a = cuda.cudadrv.devicearray.DeviceNDArray((4,), (8,), np.dtype("i8"), gpu_data=memory.view(64, 96))
     a.copy_to_device(array_of(4, 7))
     assert a.get_ipc_handle()._ipc_handle.offset == 64
-    c = child(OPENS, handles_of(a), PYTHONWARNINGS="ignore")
+    c = child(program(OPENS), handles_of(a), PYTHONWARNINGS="ignore")
     c.expect("NumbaCUDAMemoryManager")
     c.expect("7 8 9 10")
     assert c.finish() == (0, "")
@@ -113,7 +111,7 @@ def test_publish(manager, client, child):
     caid.numba.publish("row", a[1])
     assert manager.arena.info.published == 2
     c = child(
-        """
+        program("""
         import numpy as np
         from numba import cuda
         with caid.connect() as c, c.open("weights") as a, c.open("row") as b:
@@ -126,7 +124,7 @@ def test_publish(manager, client, child):
             assert (n.copy_to_host() == np.arange(12).reshape(3, 4)).all()
             step("still seen")
         step("closed")
-        """,
+        """),
         PYTHONWARNINGS="ignore",
     )
     c.expect("seen")
@@ -169,7 +167,7 @@ def test_publish_on_any_stream_of_numbas(manager, client, which):
 
 def test_numbas_default_stream_is_what_its_environment_says(manager, monkeypatch):
     assert manager._stream_number(0) == 1
-    monkeypatch.setenv("NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
+    monkeypatch.setenv(f"{'CUDA_PYTHON' if NVIDIAS else 'NUMBA'}_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
     assert manager._stream_number(0) == 2
     with pytest.raises(TypeError, match="str"):
         manager._stream_number("0")
@@ -205,7 +203,7 @@ def test_publish_no_elements_first_of_all(manager, client):
 def test_arrays_of_a_context_that_was_reset(manager, client):
     a, free = cuda.to_device(array_of(10)), cuda.device_array(0)
     view = a[3:]
-    cuda.close()
+    close()
     for again in range(2):
         for lost in (a, view):
             with pytest.raises(caid.InvalidError, match="'x'.*ended with cuda.close"):
@@ -253,9 +251,9 @@ def test_what_cannot_be_published(manager, client):
 
 def test_publish_with_numbas_own_manager():
     driver._memory_manager = None
-    cuda.close()
+    close()
     a = cuda.to_device(array_of(10))
     with pytest.raises(TypeError, match="NumbaCUDAMemoryManager.*NUMBA_CUDA_MEMORY_MANAGER"):
         caid.numba.publish("x", a)
     del a
-    cuda.close()
+    close()

@@ -156,16 +156,21 @@ def test_default_streams(client, number, name):
         s.check()
 
 
+OF_BINDINGS = type("CUstream", (int,), {"__module__": "cuda.bindings.driver"})(0)
+
+
 @pytest.mark.parametrize(
-    "module, attribute, variable",
+    "module, attribute, variable, zero",
     [
-        ("torch.cuda.streams", "cuda_stream", None),
-        ("cupy.cuda.stream", "ptr", "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"),
-        ("numba.cuda.cudadrv.driver", "handle", "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"),
+        ("torch.cuda.streams", "cuda_stream", None, 0),
+        ("cupy.cuda.stream", "ptr", "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", 0),
+        ("numba.cuda.cudadrv.driver", "handle", "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM", 0),
+        ("numba.cuda.cudadrv.driver", "handle", "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", OF_BINDINGS),
+        ("numba_cuda_mlir.x", "handle", "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", OF_BINDINGS),
     ],
 )
-def test_default_streams_of_libraries(monkeypatch, module, attribute, variable):
-    default = type("Stream", (), {"__module__": module, attribute: 0})()
+def test_default_streams_of_libraries(monkeypatch, module, attribute, variable, zero):
+    default = type("Stream", (), {"__module__": module, attribute: zero})()
     if variable:
         monkeypatch.delenv(variable, raising=False)
     assert caid.Stream.from_handle(default).handle == LEGACY
