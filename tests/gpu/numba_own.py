@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""numba-cuda's own tests three times: with its own memory manager, with caid's by the environment,
-and with caid's by set_memory_manager(); and what became of each test.
+"""numba-cuda's own tests, or numba_cuda_mlir's, three times: with its own memory manager, with caid's by
+the environment, and with caid's by set_memory_manager(); and what became of each test.
 
-usage: numba_own.py [MODULE...], as cudadrv.test_deallocations; without one, all of MODULES
+usage: numba_own.py [--mlir] [MODULE...], as cudadrv.test_deallocations; without one, all of MODULES
 
 Each module has a process of its own each time. What fails with caid's manager only is run again by
 itself, both ways, and counts if it does so again.
@@ -16,13 +16,17 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
 from conftest import LEGACY
 
 import caid
 
 HERE = pathlib.Path(__file__).resolve().parent
-OUTCOMES = HERE.parent / "driver" / "soft" / "consumers"  # outcomes.py
+OUTCOMES = HERE.parent / "driver" / "soft" / "consumers"  # outcomes.py, mlir_tests.py
+sys.path.append(str(OUTCOMES))
+import mlir_tests  # noqa: E402
+
 SECONDS = 300
 AT_A_TIME = max(2, min(8, len(os.sched_getaffinity(0)) // 2))
 
@@ -39,13 +43,25 @@ LEFT_OUT = {
 }
 
 
-def tests_folder():
-    """Of the installed numba-cuda, or None."""
+class Library(NamedTuple):
+    """Which one, and its tests: where they lie, as what they are imported, and found."""
+
+    name: str
+    folder: pathlib.Path
+    package: str
+    path: str = ""
+
+
+def find_library(name, at):
+    """"numba", which is numba-cuda, or "numba_cuda_mlir", whose tests are made in the folder `at`; None
+    where it, or the tests, are not installed."""
     spec = importlib.util.find_spec("numba_cuda")
-    for place in spec.submodule_search_locations if spec else ():
+    for place in spec.submodule_search_locations if spec and importlib.util.find_spec(name) else ():
         folder = pathlib.Path(place) / "numba" / "cuda" / "tests"
+        if folder.is_dir() and name == "numba":
+            return Library(name, folder, "numba.cuda.tests")
         if folder.is_dir():
-            return folder
+            return Library(name, mlir_tests.write(folder, at), mlir_tests.PACKAGE, str(at))
     return None
 
 
@@ -57,13 +73,13 @@ def all_modules(folder):
 class Run:
     """One module, one way: outcomes by test."""
 
-    def __init__(self, folder, module, way, daemon_env, only=None):
+    def __init__(self, library, module, way, daemon_env, only=None):
         self.module, self.way, self.only = module, way, only
-        self.folder = folder
+        self.library, self.folder = library, library.folder
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CUDA_MEM")}
-        self.env.update(daemon_env, CAID_NUMBA_MEMORY="legacy", **WAYS[way])
-        places = [str(HERE / "numba_site"), str(HERE), str(OUTCOMES), os.environ.get("PYTHONPATH", "")]
-        self.env["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+        self.env.update(daemon_env, CAID_NUMBA_MEMORY="legacy", CAID_TEST_NUMBA=library.name, **WAYS[way])
+        places = [str(HERE / "numba_site"), str(HERE), str(OUTCOMES), library.path]
+        self.env["PYTHONPATH"] = os.pathsep.join(filter(None, [*places, os.environ.get("PYTHONPATH")]))
         self.outcomes, self.texts, self.trouble = {}, {}, None
 
     def run(self):
@@ -72,7 +88,7 @@ class Run:
             command = [
                 sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "numba_plugin",
                 "-p", "outcomes", f"--outcomes={path}", f"--rootdir={self.folder}",
-                "--import-mode=importlib", "--package=numba.cuda.tests",
+                "--import-mode=importlib", f"--package={self.library.package}",
                 str(self.folder / (self.module.replace(".", "/") + ".py")),
             ]
             if self.only:
@@ -114,7 +130,7 @@ def worse(own, other):
 def confirmed(own, other, test, daemon_env):
     """Whether it is so again, alone."""
     only = test.rpartition("::")[2].partition("[")[0]
-    again = [Run(own.folder, own.module, way, daemon_env, only).run() for way in (own.way, other.way)]
+    again = [Run(own.library, own.module, way, daemon_env, only).run() for way in (own.way, other.way)]
     print(f"{own.module}::{test} ({other.way}), again: " + ", ".join(
         f"{run.way} {run.outcomes.get(test, 'not run')}" for run in again))
     return test in dict(worse(*again))
@@ -160,21 +176,24 @@ def last_line(text):
     return (text.strip().splitlines() or [""])[-1]
 
 
-def run_all(daemon_env, modules=()):
-    """The Report of all three ways; None where there is no numba-cuda."""
-    folder = tests_folder()
-    if folder is None:
-        return None
-    runs = [Run(folder, module, way, daemon_env) for module in modules or all_modules(folder) for way in WAYS]
-    with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
-        return Report(list(pool.map(Run.run, runs)), daemon_env)
+def run_all(daemon_env, modules=(), name="numba"):
+    """The Report of all three ways; None where there is no such library, or no numba-cuda with its tests."""
+    with tempfile.TemporaryDirectory() as at:
+        library = find_library(name, at)
+        if library is None:
+            return None
+        modules = modules or all_modules(library.folder)
+        runs = [Run(library, module, way, daemon_env) for module in modules for way in WAYS]
+        with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
+            return Report(list(pool.map(Run.run, runs)), daemon_env)
 
 
 def main(*modules):
+    name = "numba_cuda_mlir" if "--mlir" in modules else "numba"
     with caid.LocalDaemon(config=LEGACY) as daemon:
-        report = run_all(daemon.env, modules)
+        report = run_all(daemon.env, [module for module in modules if module != "--mlir"], name)
     if report is None:
-        sys.exit("numba-cuda is not installed")
+        sys.exit("numba-cuda, or numba_cuda_mlir, is not installed")
     report.show()
     sys.exit(1 if report.wrong else 0)
 

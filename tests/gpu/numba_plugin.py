@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin for numba_own.py, beside tests/driver/soft/consumers/outcomes.py: with CAID_TEST_INJECT=1,
 caid's memory manager set by a call."""
+import importlib
 import os
 
 if os.environ.get("CAID_TEST_INJECT") == "1":
     import caid.numba
-    from numba import cuda
 
-    cuda.set_memory_manager(caid.numba.MemoryManager)
+    importlib.import_module(os.environ["CAID_TEST_NUMBA"] + ".cuda").set_memory_manager(caid.numba.MemoryManager)

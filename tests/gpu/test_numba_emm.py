@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""caid.numba on hardware: kernels on its memory, publishing it, and numba-cuda's own tests, each of which
-passes with it if it passes without.
+"""caid.numba on hardware: kernels on its memory, publishing it, and what cuda.close() leaves.
 
-Needs an NVIDIA GPU and numba-cuda.
+Needs an NVIDIA GPU, and numba-cuda or numba_cuda_mlir.
 """
 
-import numba_own
 import pytest
-from conftest import needs, run
+from conftest import needs
+from conftest import run as run_script
 
+LIBRARIES = ["numba", "numba_cuda_mlir"]
 SHIM = """
 import numpy
 if not hasattr(numpy, "row_stack"):  # numba-cuda 0.30 wants it; NumPy 2.5 has dropped it
     numpy.row_stack = numpy.vstack
-from numba import cuda, float32
+from numba import cuda, types
+float32, int32 = types.float32, types.int32
 import caid.numba
 """
+
+
+def run(env, script, library="numba"):
+    needs(library)
+    return run_script(env, script.replace("from numba", f"from {library}"))
+
 
 # Shared, local and constant memory, each read at places that are known at run time only.
 KERNELS = SHIM + """
@@ -79,17 +86,74 @@ print("right")
 """
 
 
+# Two views of it, next to each other; how much there is of it is said at the launch.
+DYNAMIC = SHIM + """
+@cuda.jit
+def kernel(x, out):
+    n, t, i = cuda.blockDim.x, cuda.threadIdx.x, cuda.grid(1)
+    values, indices = cuda.shared.array(0, float32), cuda.shared.array(0, int32)[n:]
+    values[t] = x[i]
+    indices[t] = n - 1 - t
+    cuda.syncthreads()
+    out[i] = values[indices[t]] + indices[(t + 1) % n]
+
+N = 1 << 12
+host = numpy.arange(N, dtype="f4")
+with caid.connect() as c, c.empty(N, "<f4") as x, c.empty(N, "<f4") as out:
+    x.copy_from_host(host)
+    pairs = [(cuda.as_cuda_array(x), cuda.as_cuda_array(out)), (cuda.to_device(host), cuda.device_array(N, "f4"))]
+    for block in (32, 256, 1024):
+        indices = numpy.arange(block)[::-1]
+        expected = (host.reshape(-1, block)[:, ::-1] + numpy.roll(indices, -1)).reshape(-1)
+        for x_, out_ in pairs:
+            kernel[N // block, block, 0, 8 * block](x_, out_)
+            assert (out_.copy_to_host() == expected).all(), block
+    del pairs, x_, out_
+print("right")
+"""
+
+# cuda.core does not outlive what cuda.close() does: with caid it is as without.
+AFTERWARDS = SHIM + """
+cuda.to_device(numpy.arange(10))
+{end}
+try:
+    print(cuda.to_device(numpy.arange(10)).copy_to_host().sum())
+except Exception as e:
+    print(type(e).__name__, e)
+"""
+
+
+def on(daemon, manager="caid.numba", **env):
+    return {**daemon.env, "NUMBA_CUDA_MEMORY_MANAGER": manager, **env}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("memory", ["legacy", "device"])
-def test_a_kernel_on_memory_of_the_plugin(daemon, memory):
-    needs("numba")
-    env = {**daemon.env, "NUMBA_CUDA_MEMORY_MANAGER": "caid.numba", "CAID_NUMBA_MEMORY": memory}
-    assert run(env, ON_ITS_MEMORY) == "right\n"
+def test_a_kernel_on_memory_of_the_plugin(daemon, memory, library):
+    assert run(on(daemon, CAID_NUMBA_MEMORY=memory), ON_ITS_MEMORY, library) == "right\n"
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("manager", ["default", "caid.numba"])
-def test_a_kernel_on_arrays(daemon, manager):
-    needs("numba")
-    assert run({**daemon.env, "NUMBA_CUDA_MEMORY_MANAGER": manager}, ON_ARRAYS) == "right\n"
+def test_a_kernel_on_arrays(daemon, manager, library):
+    assert run(on(daemon, manager), ON_ARRAYS, library) == "right\n"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_kernel_with_dynamic_shared_memory(daemon, library):
+    assert run(on(daemon), DYNAMIC, library) == "right\n"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("end", ["cuda.close()", "cuda.current_context().reset()"])
+def test_what_works_after_the_end_works_with_caid(daemon, library, end):
+    own, with_caid = (
+        run(on(daemon, manager), AFTERWARDS.replace("{end}", end), library)
+        for manager in ("default", "caid.numba")
+    )
+    print(library, end, own)
+    assert own == "45\n" or end == "cuda.close()"
+    assert with_caid == own
 
 
 # Numba knows of no graphs: by the driver, on a stream of Numba's. cudaStreamCaptureModeGlobal.
@@ -136,7 +200,6 @@ def test_a_graph_is_captured_on_a_stream_of_numbas(daemon):
 def test_two_processes_by_a_handle_of_numbas(daemon):
     """The handle is that of the daemon's block, with an offset; a process that knows nothing of caid
     opens it."""
-    needs("numba")
     env = {**daemon.env, "NUMBA_CUDA_MEMORY_MANAGER": "caid.numba", "CAID_NUMBA_MEMORY": "legacy"}
     assert run(env, SHIM + """
 import pickle, subprocess, sys
@@ -158,14 +221,3 @@ out = subprocess.run([sys.executable, "-c", READ, pickle.dumps(handles).hex()], 
 assert out.returncode == 0, out.stderr
 print(*out.stdout.split())
 """) == f"{sum(range(1000))} {sum(range(1000, 2000))}\n"
-
-
-def test_numbas_own_tests(daemon):
-    report = numba_own.run_all(daemon.env)
-    if report is None:
-        pytest.skip("numba-cuda is not installed")
-    report.show()
-    assert not report.wrong
-    assert report.counts(numba_own.OWN)["passed"] > 100
-    for module in "cudadrv.test_deallocations", "cudapy.test_cuda_array_interface", "cudapy.test_ipc":
-        assert "passed" in report.runs[module, numba_own.OWN].outcomes.values(), module
