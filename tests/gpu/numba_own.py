@@ -10,10 +10,8 @@ itself, both ways, and counts if it does so again.
 import collections
 import concurrent.futures
 import importlib.util
-import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 from typing import NamedTuple
@@ -23,9 +21,9 @@ from conftest import LEGACY
 import caid
 
 HERE = pathlib.Path(__file__).resolve().parent
-OUTCOMES = HERE.parent / "driver" / "soft" / "consumers"  # outcomes.py, mlir_tests.py
-sys.path.append(str(OUTCOMES))
+sys.path.append(str(HERE.parent / "driver" / "soft" / "consumers"))
 import mlir_tests  # noqa: E402
+import outcomes  # noqa: E402
 
 SECONDS = 300
 AT_A_TIME = max(2, min(8, len(os.sched_getaffinity(0)) // 2))
@@ -71,69 +69,38 @@ def all_modules(folder):
 
 
 class Run:
-    """One module, one way: outcomes by test."""
+    """One module, one way: what became of its tests."""
 
     def __init__(self, library, module, way, daemon_env, only=None):
-        self.module, self.way, self.only = module, way, only
-        self.library, self.folder = library, library.folder
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CUDA_MEM")}
-        self.env.update(daemon_env, CAID_NUMBA_MEMORY="legacy", CAID_TEST_NUMBA=library.name, **WAYS[way])
-        places = [str(HERE / "numba_site"), str(HERE), str(OUTCOMES), library.path]
-        self.env["PYTHONPATH"] = os.pathsep.join(filter(None, [*places, os.environ.get("PYTHONPATH")]))
-        self.outcomes, self.texts, self.trouble = {}, {}, None
+        self.library, self.module, self.way = library, module, way
+        self.env = {"NUMBA_CUDA_MEMORY_MANAGER": "default", **daemon_env, "CAID_NUMBA_MEMORY": "legacy"}
+        self.env.update(CAID_TEST_NUMBA=library.name, **WAYS[way])
+        self.options = ["-p", "numba_plugin", f"--rootdir={library.folder}", "--import-mode=importlib"]
+        self.options += [f"--package={library.package}", *(["-k", only] if only else [])]
+        self.result = None
 
     def run(self):
-        with tempfile.TemporaryDirectory() as scratch:
-            path = pathlib.Path(scratch) / "outcomes"
-            command = [
-                sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "numba_plugin",
-                "-p", "outcomes", f"--outcomes={path}", f"--rootdir={self.folder}",
-                "--import-mode=importlib", f"--package={self.library.package}",
-                str(self.folder / (self.module.replace(".", "/") + ".py")),
-            ]
-            if self.only:
-                command += ["-k", self.only]
-            self.read(path, *self.ended(command, scratch))
+        file = self.library.folder / (self.module.replace(".", "/") + ".py")
+        path = [HERE / "numba_site", HERE, self.library.path]
+        self.result = outcomes.run([file], *self.options, env=self.env, path=path, seconds=SECONDS)
         return self
-
-    def ended(self, command, scratch):
-        try:
-            done = subprocess.run(command, cwd=scratch, env=self.env, stdin=subprocess.DEVNULL,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
-            return done.returncode, done.stdout
-        except subprocess.TimeoutExpired as e:
-            return None, e.stdout or b""
-
-    def read(self, path, status, output):
-        ended = False
-        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-            told = json.loads(line)
-            if "exit" in told:
-                ended = True
-            else:
-                self.outcomes[told["test"]] = told["outcome"]
-                self.texts[told["test"]] = told["text"]
-        if not ended:
-            output = output.decode(errors="replace")[-3000:]
-            self.trouble = f"its process ended with {status}, after {len(self.outcomes)} tests: {output}"
 
 
 def worse(own, other):
-    """The tests that pass with Numba's own manager and do not with caid's."""
-    for test, outcome in own.outcomes.items():
-        now = other.outcomes.get(test, "not run")
-        left_out = other.way == ENVIRONMENT and now == "skipped" and test.rpartition("::")[2] in LEFT_OUT
-        if outcome == "passed" and now != "passed" and not left_out:
-            yield test, now
+    """The tests that pass with Numba's own manager and do not with caid's: (name, outcome, text)."""
+    for name, (outcome, text) in outcomes.worse(own.result, other.result).items():
+        left_out = name.rpartition("::")[2] in LEFT_OUT
+        if not (other.way == ENVIRONMENT and outcome == "skipped" and left_out):
+            yield name, outcome, text
 
 
-def confirmed(own, other, test, daemon_env):
+def is_worse_again(own, other, name, daemon_env):
     """Whether it is so again, alone."""
-    only = test.rpartition("::")[2].partition("[")[0]
+    only = name.rpartition("::")[2].partition("[")[0]
     again = [Run(own.library, own.module, way, daemon_env, only).run() for way in (own.way, other.way)]
-    print(f"{own.module}::{test} ({other.way}), again: " + ", ".join(
-        f"{run.way} {run.outcomes.get(test, 'not run')}" for run in again))
-    return test in dict(worse(*again))
+    print(f"{name} ({other.way}), again: " + ", ".join(
+        f"{run.way} {run.result.outcomes.get(name, 'not run')}" for run in again))
+    return name in [again_name for again_name, *_ in worse(*again)]
 
 
 class Report:
@@ -144,29 +111,29 @@ class Report:
         self.wrong = []
         for (module, way), run in self.runs.items():
             own = self.runs[module, OWN]
-            if run.trouble and not own.trouble:
-                self.wrong.append((module, way, "its process", run.trouble))
-            for test, now in worse(own, run) if way != OWN else ():
-                if confirmed(own, run, test, daemon_env):
-                    self.wrong.append((f"{module}::{test}", way, now, run.texts.get(test, "")))
+            if run.result.trouble and not own.result.trouble:
+                self.wrong.append((module, way, "its process", run.result.trouble))
+            for name, outcome, text in worse(own, run) if way != OWN else ():
+                if is_worse_again(own, run, name, daemon_env):
+                    self.wrong.append((name, way, outcome, text))
 
     def counts(self, way):
         return collections.Counter(
-            outcome for run in self.runs.values() if run.way == way for outcome in run.outcomes.values())
+            what for run in self.runs.values() if run.way == way for what in run.result.outcomes.values())
 
     def show(self):
         for module in sorted({module for module, _ in self.runs}):
-            of = [collections.Counter(self.runs[module, way].outcomes.values()) for way in WAYS]
+            of = [collections.Counter(self.runs[module, way].result.outcomes.values()) for way in WAYS]
             print(f"{module:36}", *(f"{c['passed']:4} / {c['failed']} / {c['skipped']:<4}" for c in of))
         for way in WAYS:
             counts = self.counts(way)
             print(f"{way}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
         for run in self.runs.values():
-            for test, outcome in run.outcomes.items() if run.way == OWN else ():
+            for name, outcome in run.result.outcomes.items() if run.way == OWN else ():
                 if outcome == "failed":
-                    print(f"fails without caid: {run.module}::{test}: {last_line(run.texts[test])}")
-            if run.trouble:
-                print(f"{run.module} ({run.way}): {run.trouble}")
+                    print(f"fails without caid: {name}: {last_line(run.result.texts[name])}")
+            if run.result.trouble:
+                print(f"{run.module} ({run.way}): {run.result.trouble}")
         for test, way, what, text in self.wrong:
             print(f"\nWRONG {test} ({way}): {what}\n{text}")
         print(f"{len(self.wrong)} tests are worse with caid", flush=True)

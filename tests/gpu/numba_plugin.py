@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for numba_own.py, beside tests/driver/soft/consumers/outcomes.py: with CAID_TEST_INJECT=1,
-caid's memory manager set by a call."""
+"""A pytest plugin for numba_own.py: with CAID_TEST_INJECT=1, caid's memory manager set by a call."""
 import importlib
 import os
 

@@ -17,4 +17,4 @@ def test_its_own_tests(daemon, library):
     assert not report.wrong
     assert report.counts(numba_own.OWN)["passed"] > 100
     for module in "cudadrv.test_deallocations", "cudapy.test_cuda_array_interface", "cudapy.test_ipc":
-        assert "passed" in report.runs[module, numba_own.OWN].outcomes.values(), module
+        assert "passed" in report.runs[module, numba_own.OWN].result.outcomes.values(), module

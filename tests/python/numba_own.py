@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Numba's own tests under a memory manager: run() runs them in a process of their own, and
-differences() holds a run against one with Numba's own manager. That process has this file as a
-pytest plugin, beside that of tests/driver/soft/consumers which writes what became of each test.
+"""A Numba's own tests under a memory manager: run() runs them in a process of their own, which has this
+file as a pytest plugin.
 
 The manager is set by NUMBA_CUDA_MEMORY_MANAGER ("environment") or by cuda.set_memory_manager()
 ("injected": Numba's tests do not know of it); "default" sets none. The daemon is the caller's, who
@@ -14,70 +13,30 @@ import importlib
 import json
 import os
 import pathlib
-import subprocess
 import sys
-from typing import NamedTuple
 
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-OUTCOMES = HERE.parent / "driver" / "soft" / "consumers"  # has outcomes.py
+sys.path.append(str(HERE.parent / "driver" / "soft" / "consumers"))
+import outcomes  # noqa: E402
+
 WAYS = ("default", "environment", "injected")
 
 
-class Result(NamedTuple):
-    """What a run came to."""
-
-    outcomes: dict  # "module::Class::test": "passed", "failed" or "skipped"
-    texts: dict  # why not
-    figures: dict  # see Spy
-
-
-def run(way, modules, folder, *, library="numba", package="numba.cuda.tests", python=sys.executable, env=None, at):
-    """Runs the modules ("cudadrv.test_pinned", ...) that lie in `folder`, in this order. `at` is a
-    directory for files. Fails, with what the process said, where it did not come to its end."""
-    outcomes, figures = pathlib.Path(at, f"{way}.outcomes"), pathlib.Path(at, f"{way}.figures")
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "outcomes"]
-    command += ["-p", "numba_own", f"--outcomes={outcomes}", f"--package={package}", f"--way={way}"]
-    command += [f"--library={library}"]
-    command += [f"--figures={figures}", f"--rootdir={folder}", "--import-mode=importlib"]
-    command += [os.path.join(folder, *module.split(".")) + ".py" for module in modules]
-    done = subprocess.run(
-        command,
-        env=environment(way, env or {}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    lines = outcomes.read_text("utf-8").splitlines() if outcomes.exists() else []
-    lines = [json.loads(line) for line in lines]
-    assert lines and lines[-1] in ({"exit": 0}, {"exit": 1}), f"{done.returncode}\n{done.stdout}"
-    tests = {f"{line['module']}::{line['test']}": line for line in lines[:-1]}
-    return Result(
-        {name: line["outcome"] for name, line in tests.items()},
-        {name: line["text"] for name, line in tests.items()},
-        json.loads(figures.read_text("utf-8")),
-    )
-
-
-def environment(way, more):
-    env = {**os.environ, "CUDA_HOME": "/nonexistent", **more}
-    path = [str(HERE), str(OUTCOMES), *filter(None, [env.get("PYTHONPATH")])]
-    env["PYTHONPATH"] = os.pathsep.join(path)
-    env.pop("NUMBA_CUDA_MEMORY_MANAGER", None)
-    if way == "environment":
-        env["NUMBA_CUDA_MEMORY_MANAGER"] = "caid.numba"
-    return env
-
-
-def differences(own, other):
-    """Tests that pass with Numba's own manager and not with the other: {name: (outcome, text)}."""
-    return {
-        name: (other.outcomes.get(name, "not run"), other.texts.get(name, ""))
-        for name, outcome in own.outcomes.items()
-        if outcome == "passed" and other.outcomes.get(name) != "passed"
-    }
+def run(way, modules, folder, *, library="numba", package="numba.cuda.tests", python=sys.executable, env, at):
+    """Runs the modules ("cudadrv.test_pinned", ...) that lie in `folder`, in this order: what became of
+    them, and the figures of a Spy. `at` is a directory for files. Fails, with what the process said,
+    where it did not come to its end."""
+    figures = pathlib.Path(at, f"{way}.figures")
+    options = ["-p", "numba_own", f"--way={way}", f"--library={library}", f"--figures={figures}"]
+    options += [f"--package={package}", f"--rootdir={folder}", "--import-mode=importlib"]
+    files = [os.path.join(folder, *module.split(".")) + ".py" for module in modules]
+    manager = "caid.numba" if way == "environment" else "default"
+    env = {"CUDA_HOME": "/nonexistent", "NUMBA_CUDA_MEMORY_MANAGER": manager, **env}
+    result = outcomes.run(files, *options, python=python, env=env, path=[HERE])
+    assert not result.trouble, result.trouble
+    return result, json.loads(figures.read_text("utf-8"))
 
 
 # --- the plugin -------------------------------------------------------------------------------

@@ -2,17 +2,12 @@
 """numba_cuda_mlir's own tests, which its wheel lacks and numba-cuda's has by other names, with caid as
 its memory manager, on the software driver, where ./dev has fetched both."""
 
-import sys
-
-import numba_own
 import pytest
 
 pytest.register_assert_rewrite("numba_suite")
 
 from numba_suite import OF_MEMORY, PYTHON, Numba, fetched, fetched_tests  # noqa: E402
 from numba_suite import *  # noqa: E402, F401, F403 (the tests)
-
-sys.path.append(str(numba_own.OUTCOMES))
 import mlir_tests  # noqa: E402
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for own_tests.py: writes what became of each test, one JSON line at a time.
+"""A pytest plugin for who runs other projects' tests: writes what became of each test, one JSON line at
+a time. run() is for those who want it all at the end, and worse() for two runs beside each other.
 
 A line is {"module", "test", "outcome", "text"}; the last one is {"exit"}, so that who reads knows
 of a process that died. With --package the files that are collected are imported as that package's
@@ -7,10 +8,65 @@ modules, as the package itself would, whatever folder they lie in: --rootdir is 
 """
 import importlib
 import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
 
 import pytest
 
+HERE = pathlib.Path(__file__).resolve().parent
 WORST = {"passed": 0, "skipped": 1, "failed": 2}
+
+
+class Result(NamedTuple):
+    """What a run came to."""
+
+    outcomes: dict  # "module::Class::test": "passed", "failed" or "skipped"
+    texts: dict  # why not
+    trouble: str  # what the process has said, where it did not come to its end
+
+
+def run(files, *options, python=sys.executable, env=None, path=(), seconds=None):
+    """Runs the tests of these files in a process of their own. `env` is beside this one's, and `path`
+    are folders for PYTHONPATH."""
+    with tempfile.TemporaryDirectory() as at:
+        outcomes = pathlib.Path(at, "outcomes")
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "outcomes"]
+        command += [f"--outcomes={outcomes}", *options, *map(str, files)]
+        env = {**os.environ, **(env or {})}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [*map(str, (HERE, *path)), env.get("PYTHONPATH")]))
+        status, output = ended(command, at, env, seconds)
+        lines = outcomes.read_text("utf-8").splitlines() if outcomes.exists() else []
+    lines = [json.loads(line) for line in lines]
+    tests = {f"{line['module']}::{line['test']}": line for line in lines if "exit" not in line}
+    came_to_its_end = len(lines) > len(tests)
+    return Result(
+        {name: line["outcome"] for name, line in tests.items()},
+        {name: line["text"] for name, line in tests.items()},
+        "" if came_to_its_end else f"ended with {status}, after {len(tests)} tests: {output[-3000:]}",
+    )
+
+
+def ended(command, at, env, seconds):
+    """(exit status, what it has said); no status where it took too long."""
+    try:
+        done = subprocess.run(command, cwd=at, env=env, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds)
+        return done.returncode, done.stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired as e:
+        return None, (e.stdout or b"").decode(errors="replace")
+
+
+def worse(own, other):
+    """The tests that pass in one run and not in the other: {name: (outcome there, text)}."""
+    return {
+        name: (other.outcomes.get(name, "not run"), other.texts.get(name, ""))
+        for name, outcome in own.outcomes.items()
+        if outcome == "passed" and other.outcomes.get(name) != "passed"
+    }
 
 
 class NamedModule(pytest.Module):
@@ -70,6 +126,13 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.pluginmanager.register(Outcomes(config.getoption("--outcomes")))
+
+
+def pytest_collection_modifyitems(items):
+    """A child that imports a Numba takes longer beside other tests than Numba's own give it."""
+    for module in {item.module for item in items}:
+        if hasattr(module, "FUTURE_TIMEOUT"):
+            module.FUTURE_TIMEOUT = 120
 
 
 def pytest_pycollect_makemodule(module_path, parent):
