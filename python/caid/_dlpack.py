@@ -30,6 +30,10 @@ _NAMES = {code: name for name, code in _typestr.NAMED.items()}
 _SIZES = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16), "b": (1,)}
 
 
+class _RefusedError(BufferError, ValueError):
+    """BufferError by the array API; NumPy, of devices, and CuPy, of copies, say ValueError."""
+
+
 # --- arrays for others ----------------------------------------------------------------------
 
 
@@ -66,7 +70,7 @@ def export(array, stream, max_version, dl_device, copy):
     if not copy and (device[0] != _CPU or array.host_ptr is not None or not array.size):
         return _shared(array, stream, device, version, *type_and_flags)
     if copy is False:
-        raise BufferError(f"{array._label} comes to the host by a copy alone: copy=False")
+        raise _RefusedError(f"{array._label} comes to the host by a copy alone: copy=False")
     to = _copied_to_host if device[0] == _CPU else _copied_on_device
     return to(array, stream, device, version, *type_and_flags)
 
@@ -75,7 +79,7 @@ def _wanted(array, dl_device):
     """The device that is asked for, where the array can be had there."""
     device = tuple(map(operator.index, dl_device))
     if device != device_of(array) and device != (_CPU, 0):
-        raise BufferError(f"{array._label} is on DLPack device {device_of(array)}, not {dl_device}")
+        raise _RefusedError(f"{array._label} is on DLPack device {device_of(array)}, not {dl_device}")
     return device
 
 
