@@ -75,7 +75,7 @@ def index(shape, strides, key):
     """
     offset, new_shape, new_strides = 0, [], []
     axis = 0
-    for item in _expand(key, len(shape)):
+    for item in expand(key, len(shape)):
         if item is None:
             new_shape.append(1)
             new_strides.append(0)
@@ -92,7 +92,7 @@ def index(shape, strides, key):
     return offset, tuple(new_shape), tuple(new_strides)
 
 
-def _expand(key, ndim):
+def expand(key, ndim):
     """The key as a list with one item for each axis, and None for each new one."""
     key = list(key) if isinstance(key, tuple) else [key]
     n_axes = sum(item is not None and item is not Ellipsis for item in key)

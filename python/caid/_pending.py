@@ -74,6 +74,12 @@ class Marks:
                 streams.add(key)
         return last
 
+    def is_all_on(self, identity):
+        """Whether there is no work but on the stream of this identity, which is not asked."""
+        if identity is None or self.told is not None or self.bound:
+            return False
+        return all(_identity(mark.number, mark.stream) == identity for mark in self.list[:])
+
     def streams(self):
         """Those on which there may be work that has no mark."""
         streams = [self.told, *(bound() for bound in self.bound[:])]
@@ -161,11 +167,19 @@ def note(memories, stream):
 def order(memory, stream):
     """What is enqueued on a stream from here on comes after the work on a memory. Nothing waits
     but the stream."""
+    order_all((memory,), stream)
+
+
+def order_all(memories, stream):
+    """The same, of several memories."""
     number = _stream.handle(stream)
     own = _identity(number, _stream.owner(stream))
-    for each in _unfinished(memory, but=number):
-        if own is None or own != _identity(each.number, each.stream):
-            each.wait(number)
+    for memory in memories:
+        if memory.pending is None or memory.pending.is_all_on(own):
+            continue
+        for each in _unfinished(memory, but=number):
+            if own is None or own != _identity(each.number, each.stream):
+                each.wait(number)
 
 
 def wait(memory):

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storages: fields on the host and on a device, with a halo, a layout and an alignment, whose side that
+is used is brought up to date before (GDP-3 of GT4Py; docs/STORAGE.md).
+
+>>> import caid.storage
+>>> u = caid.storage.zeros((128, 128, 80), halo=(3, 3, 0), defaults="gt:gpu")
+>>> u.to_numpy()[...] = 1.0                               # on the host
+>>> with caid.storage.fields(write=[u], device="gpu") as (u_,):
+...     kernel[grid, block](u_)                           # on the device, after a copy
+>>> u[3, 3, 0]                                            # and back
+
+Needs NumPy. CuPy, where it is there, computes what is set by advanced indexing on a device.
+"""
+
+from . import _xarray
+from ._create import (
+    as_storage,
+    empty,
+    empty_like,
+    full,
+    full_like,
+    ones,
+    ones_like,
+    storage,
+    zeros,
+    zeros_like,
+)
+from ._interface import Fields, fields
+from ._layout import register_defaults
+from ._sync import SyncState
+from ._types import (
+    CPUStorage,
+    CUDAManagedGPUStorage,
+    GPUStorage,
+    NoSuchBufferError,
+    SoftwareManagedGPUStorage,
+    Storage,
+)
+
+# GDP-3 has two names for these.
+GTNoSuchBufferError = NoSuchBufferError
+GT4PySyncedGPUStorage = SoftwareManagedGPUStorage
+CUDASyncedGPUStorage = CudaManagedGPUStorage = CUDAManagedGPUStorage
+
+__all__ = [
+    "CPUStorage",
+    "CUDAManagedGPUStorage",
+    "CUDASyncedGPUStorage",
+    "CudaManagedGPUStorage",
+    "Fields",
+    "GPUStorage",
+    "GT4PySyncedGPUStorage",
+    "GTNoSuchBufferError",
+    "NoSuchBufferError",
+    "SoftwareManagedGPUStorage",
+    "Storage",
+    "SyncState",
+    "as_storage",
+    "empty",
+    "empty_like",
+    "fields",
+    "full",
+    "full_like",
+    "ones",
+    "ones_like",
+    "register_defaults",
+    "storage",
+    "zeros",
+    "zeros_like",
+]
+
+_xarray.install()

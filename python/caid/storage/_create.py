@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making storages: parameters from what is given, a preset and data, in this order."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy
+
+from .. import _array, _cai
+from .._errors import invalid
+from . import _layout
+from ._interface import array_of, interface_of
+from ._sync import Parameters, SyncState, allocate, new_device, new_host, seen_by_device, state_of
+from ._types import Storage, address_of, make
+
+_NAMES = {
+    "aligned_index", "alignment_size", "client", "defaults", "device", "dims", "halo", "layout",
+    "managed", "pool",
+}
+
+
+class _Options:
+    """The keyword arguments of a call, and where to look for what is not among them."""
+
+    def __init__(self, given, like=None):
+        unknown = given.keys() - _NAMES
+        if unknown:
+            raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
+        self.given = given
+        name = given.get("defaults")
+        self.preset = None if name is None else _layout.preset(name)
+        self.like = like or {}
+
+    def get(self, name, fallback=None):
+        if name in self.given:
+            return self.given[name]
+        of_preset = getattr(self.preset, name, ...)
+        return self.like.get(name, fallback) if of_preset is ... else of_preset
+
+    def layout(self, ndim):
+        if self.given.get("layout") is not None:
+            return _layout.layout(self.given["layout"], ndim)
+        if self.preset is not None:
+            dims = _layout.dims(self.given.get("dims"), ndim)
+            return _layout.layout(self.preset.layout(dims), ndim)
+        if "dims" in self.given:
+            _layout.dims(self.given["dims"], ndim)
+        return self.like.get("layout", tuple(range(ndim)))
+
+
+def _parameters(shape, dtype, options):
+    shape = _layout.extents(shape)
+    dtype = numpy.dtype(dtype)
+    if dtype.hasobject or dtype.subdtype or not dtype.itemsize:
+        raise invalid(f"dtype {dtype}: no type of a storage's points")
+    halo = _layout.halo(options.get("halo"), shape)
+    device, managed = options.get("device"), options.get("managed", "gt4py")
+    if device not in (None, "gpu"):
+        raise invalid(f"device {device!r}: None or 'gpu'")
+    if managed not in (None, "gt4py", "cuda"):
+        raise invalid(f"managed {managed!r}: None, 'gt4py' or 'cuda'")
+    size = options.get("alignment_size")
+    return Parameters(
+        shape, dtype, options.layout(len(shape)), 1 if size is None else _layout.alignment(size),
+        _layout.aligned_index(options.get("aligned_index"), halo, shape), halo, device, managed,
+        options.get("client"), options.get("pool"),
+    )
+
+
+# --- new memory -----------------------------------------------------------------------------
+
+
+def empty(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> Storage:
+    """A storage with undefined contents.
+
+    Parameters
+    ----------
+    shape : sequence of int
+    dtype : numpy.dtype or what it takes
+    aligned_index : sequence of int, optional
+        The point that is aligned: without it the first one inside of the halo.
+    alignment_size : int
+        The address of that point is a multiple of it, bytes; so are those of the points in the rows after
+        it. 1 without.
+    defaults : str, optional
+        A preset: "C", "F", one of GT4Py's backends, or one of register_defaults(). It counts where
+        nothing is given, before the data.
+    device : {None, "gpu"}
+        Whether there is a buffer that a device reaches.
+    dims : sequence of str, optional
+        What the dimensions mean, "I", "J", "K", "0", "1", ...: for the layouts of presets. Without it
+        in this order.
+    halo : sequence of int or (int, int), optional
+        Points at the start and the end of each dimension that are not of the domain.
+    layout : sequence of int, optional
+        For each dimension the place of its stride among all, in falling order.
+    managed : {"gt4py", None, "cuda"}
+        With a device: two buffers that this process synchronises; one, of the device; managed memory.
+    client : Client, optional
+        :func:`caid.default_client` without it, where there is memory of a device.
+    pool : str, optional
+        Whose memory that of a device is.
+
+    Returns
+    -------
+    CPUStorage, GPUStorage, SoftwareManagedGPUStorage or CUDAManagedGPUStorage
+
+    Raises
+    ------
+    InvalidError
+        Shape, dtype or an option is none.
+    TypeError
+        Another keyword argument.
+    """
+    made = _parameters(shape, dtype, _Options(options))
+    return make(made, *allocate(made))
+
+
+def full(
+    shape: Sequence[int], fill_value: Any, dtype: Any = numpy.float64, **options: Any
+) -> Storage:
+    """A storage of one value. See :func:`empty`."""
+    made = empty(shape, dtype, **options)
+    made[...] = fill_value
+    return made
+
+
+def zeros(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> Storage:
+    """A storage of zeros. See :func:`empty`."""
+    return full(shape, 0, dtype, **options)
+
+
+def ones(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> Storage:
+    """A storage of ones. See :func:`empty`."""
+    return full(shape, 1, dtype, **options)
+
+
+def empty_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
+    """A storage with the shape of another, its type and its other parameters unless they are given."""
+    if "shape" in options:
+        raise TypeError("shape: that of `data`")
+    made = _parameters(data.shape, data.dtype if dtype is None else dtype, _Options(options, _like(data)))
+    return make(made, *allocate(made))
+
+
+def full_like(data: Storage, fill_value: Any, dtype: Any = None, **options: Any) -> Storage:
+    """full() with the parameters of another. See :func:`empty_like`."""
+    made = empty_like(data, dtype, **options)
+    made[...] = fill_value
+    return made
+
+
+def zeros_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
+    """zeros() with the parameters of another. See :func:`empty_like`."""
+    return full_like(data, 0, dtype, **options)
+
+
+def ones_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
+    """ones() with the parameters of another. See :func:`empty_like`."""
+    return full_like(data, 1, dtype, **options)
+
+
+def _like(data):
+    """Options that a storage, or what has one of the interfaces, was made with, or shows."""
+    if isinstance(data, Storage):
+        return {**data._parameters()._asdict(), "shape": None, "dtype": None}
+    raise TypeError(f"{type(data).__name__}: a Storage is needed; see storage()")
+
+
+# --- of data --------------------------------------------------------------------------------
+
+
+def storage(
+    data: Any = None, device_data: Any = None, *, dtype: Any = None, copy: bool = True,
+    sync_state: SyncState | None = None, shape: Sequence[int] | None = None, **options: Any
+) -> Storage:
+    """A storage with a copy of an array.
+
+    Parameters
+    ----------
+    data, device_data : array_like, optional
+        On either side; one of them is enough. Without any the contents are undefined, and `shape` is
+        needed.
+    dtype : optional
+        That of the data without it, else float64.
+    copy : bool
+        False is :func:`as_storage`.
+    sync_state : SyncState, optional
+        Of two buffers, which one is up to date; the first without it.
+    options
+        See :func:`empty`. What is not given, and not of the preset, is that of the data.
+    """
+    if data is None and device_data is None:
+        if shape is None:
+            raise invalid("no shape, and no data to have one")
+        return empty(shape, numpy.float64 if dtype is None else dtype, **options)
+    if not copy:
+        return as_storage(data, device_data, sync_state=sync_state, dtype=dtype, shape=shape, **options)
+    source = _newest(data, device_data, sync_state)
+    shown = source if isinstance(source, Storage) else _shown(source)
+    _check_same(shown, shape, None)
+    made = _parameters(shown.shape, shown.dtype if dtype is None else dtype, _Options(options, _found(source, shown)))
+    new = make(made, *allocate(made))
+    new[...] = source
+    return new
+
+
+def _newest(data, device_data, sync_state):
+    if data is None or device_data is None:
+        return device_data if data is None else data
+    is_on_device = sync_state is not None and sync_state.state == SyncState.SYNC_DEVICE_DIRTY
+    return device_data if is_on_device else data
+
+
+def _shown(source):
+    """What has the shape and type of an array_like."""
+    if hasattr(source, "__cuda_array_interface__") and not hasattr(source, "__array_interface__"):
+        return _cai.as_array(source, sync=False)
+    if hasattr(source, "__gt_data_interface__"):
+        interface = interface_of(source)
+        side = None if None in interface else "gpu"
+        return array_of(source, side, interface[side])
+    return numpy.asarray(source)
+
+
+def _found(source, shown):
+    """What data say of themselves."""
+    if isinstance(source, Storage):
+        return _like(source)
+    interface = interface_of(source) if hasattr(source, "__gt_data_interface__") else {}
+    halos = [told["halo"] for told in interface.values() if told.get("halo") is not None]
+    found = {"layout": _layout.layout_of(shown.shape, shown.strides)}
+    if halos:
+        found["halo"] = halos[0]
+    if "gpu" in interface or isinstance(shown, _array.Array):
+        found["device"] = "gpu"
+    return found
+
+
+def _check_same(shown, shape, dtype):
+    if shape is not None and _layout.extents(shape) != tuple(shown.shape):
+        raise invalid(f"shape {shape}: the data has {tuple(shown.shape)}")
+    if dtype is not None and numpy.dtype(dtype) != shown.dtype:
+        raise invalid(f"dtype {numpy.dtype(dtype)}: the data has {shown.dtype}")
+
+
+def as_storage(
+    data: Any = None, device_data: Any = None, *, sync_state: SyncState | None = None,
+    dtype: Any = None, shape: Sequence[int] | None = None, **options: Any
+) -> Storage:
+    """A storage over memory that is there. Nothing is copied now; of a storage whose both sides are
+    managed by software, a side that is not given is allocated.
+
+    Parameters
+    ----------
+    data : array_like, optional
+        A buffer of the host, or what has one; with no other also one of a device.
+    device_data : array_like, optional
+        A buffer of a device, or what has one.
+    sync_state : SyncState, optional
+        Which of two is up to date. Of buffers that were taken from a storage it is that storage's own.
+    options
+        See :func:`empty`: they are held against what the buffers are.
+
+    Raises
+    ------
+    InvalidError
+        The buffers are not as the options say, or not of one shape and type; both are given, and not
+        which of them is up to date; they are of another storage, and the sync state is not its own.
+    TypeError
+        `data` is no array in memory: a list, say.
+    """
+    if data is None and device_data is None:
+        raise invalid("as_storage() wraps a buffer: give data, device_data or both; see empty()")
+    source = data if data is not None else device_data
+    if isinstance(source, Storage) and (device_data is None or device_data is source) and sync_state is None:
+        sync_state = source._sync
+    host, device = _sides(data, device_data)
+    shown = device if host is None else host
+    for side in (host, device):
+        if side is not None:
+            _check_same(side, shape or shown.shape, dtype or shown.dtype)
+    found = _found(source, shown)
+    if device is not None:
+        found["device"] = "gpu"
+    wanted = _Options(options, found)
+    made = _parameters(shown.shape, shown.dtype, wanted)
+    is_aligned = "alignment_size" in options or wanted.preset is not None
+    _check_laid_out(made if is_aligned else made._replace(alignment_size=1), host, device)
+    return make(made, *_wrap(made, host, device, sync_state))
+
+
+def _sides(data, device_data):
+    """(NumPy array or None, Array or None)"""
+    host = device = None
+    if data is not None:
+        host, device = _both(data)
+    if device_data is not None:
+        device = _both(device_data)[1]
+        if device is None:
+            raise TypeError(f"device_data: a {type(device_data).__name__} has no buffer on a device")
+    return host, device
+
+
+def _both(x):
+    if isinstance(x, Storage):
+        return x._host, x._array
+    interface = interface_of(x)
+    host = array_of(x, None, interface[None]) if None in interface else None
+    device = array_of(x, "gpu", interface["gpu"]) if "gpu" in interface else None
+    return (x if isinstance(x, numpy.ndarray) else host), device
+
+
+def _check_laid_out(made, host, device):
+    for side in (host, device):
+        if side is None:
+            continue
+        if not _layout.has_layout(side.shape, side.strides, made.layout):
+            raise invalid(f"layout {made.layout}: the buffer has strides {side.strides}")
+        if _layout.lead(address_of(side), made.aligned_index, side.strides, made.alignment_size):
+            raise invalid(f"alignment_size {made.alignment_size}: point {made.aligned_index} is not aligned")
+
+
+def _wrap(made, host, device, sync_state):
+    """(NumPy array, Array, SyncState) for make()."""
+    if made.device is not None and made.managed == "gt4py":
+        return _pair(made, host, device, sync_state)
+    if state_of(host, device) is not None:
+        raise invalid("the data is of a storage on both sides: as one side alone it would not be in sync")
+    if made.device is None:
+        if host is None:
+            raise invalid("device None: the data has no buffer on the host")
+        return host, None, None
+    if made.managed is None:
+        if device is None:
+            raise invalid("device 'gpu', managed None: the data has no buffer on a device")
+        return None, device, None
+    if host is None or not hasattr(host, "__cuda_array_interface__"):
+        raise invalid("managed 'cuda': the data is not in managed memory that the host sees")
+    return host, seen_by_device(host, made), None
+
+
+def _pair(made, host, device, sync_state):
+    owner = state_of(host, device)
+    if owner is not None or (sync_state is not None and sync_state._host is not None):
+        if owner is not sync_state or host is None or device is None:
+            raise invalid("the data is of another storage: both of its buffers and its own sync_state are wanted")
+        if not owner._are_of_same_points(host, device):
+            raise invalid("data and device_data are different parts of a storage")
+        return host, device, owner
+    if host is not None and device is not None:
+        if sync_state is None:
+            raise invalid("data and device_data: sync_state is to say which of them is up to date")
+        return host, device, sync_state._bind(host, device)
+    if device is None:
+        state, (_, device) = SyncState.SYNC_HOST_DIRTY, new_device(made)
+    else:
+        state, (_, host) = SyncState.SYNC_DEVICE_DIRTY, new_host(made)
+    return host, device, (sync_state or SyncState(state))._bind(host, device)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data interface as its consumer: fields on one device, whoever they are of."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from typing import Any, Iterable
+
+import numpy
+
+from .. import _array, _cai, _helpers, _pending, _stream
+from .._errors import invalid
+from ._types import Storage
+
+_OURS = {"acquire", "touch", "release", "dims", "halo"}  # of a dict, beside what the array interfaces have
+
+
+def interface_of(obj: Any) -> dict[str | None, dict[str, Any]]:
+    """What an object says of its buffers: by ``__gt_data_interface__``, else by the array interfaces.
+    Raises TypeError where it says nothing."""
+    told = getattr(obj, "__gt_data_interface__", None)
+    if told is None:
+        names = (None, "__array_interface__"), ("gpu", "__cuda_array_interface__")
+        told = {key: getattr(obj, name) for key, name in names if hasattr(obj, name)}
+    if not told:
+        raise TypeError(f"{type(obj).__name__} has no data interface, and no array interface")
+    return told
+
+
+class _Described:
+    """What NumPy makes an array of; that keeps the owner."""
+
+    def __init__(self, owner, told):
+        self.owner = owner
+        self.__array_interface__ = {**told, "version": 3}
+
+
+def array_of(obj: Any, device: str | None, told: dict[str, Any]) -> Any:
+    """The NumPy array, or the Array, that a dict of an object describes."""
+    if device is not None and isinstance(obj, (Storage, _array.Array)):
+        return (obj._array if isinstance(obj, Storage) else obj).view()
+    told = {name: value for name, value in told.items() if name not in _OURS and value is not None}
+    if device is None:
+        return numpy.asarray(_Described(obj, told))
+    return _cai.from_cuda_array_interface({"version": 3, **told}, obj)
+
+
+class ForeignField:
+    """An object that is used on one device, while the block runs: a NumPy array (None), or an Array
+    ("gpu").
+
+    Where it has a buffer on the other side alone, that is copied, and copied back if it was written
+    and nothing failed.
+    """
+
+    __slots__ = ("obj", "device", "writes", "array", "_told", "_original")
+
+    def __init__(self, obj: Any, device: str | None, *, writes: bool = False):
+        self.obj, self.device, self.writes = obj, device, writes
+        self.array = self._original = None
+        self._told = {}
+
+    def __enter__(self) -> Any:
+        interface = interface_of(self.obj)
+        side = self.device if self.device in interface else _other(self.device)
+        told = interface[side]
+        _call(told, "acquire")
+        self._told = told
+        array = array_of(self.obj, side, told)
+        if side == self.device:
+            self.array = array
+        else:
+            self._copy(array)
+        return self.array
+
+    def _copy(self, array):
+        warnings.warn(
+            f"a {type(self.obj).__name__} has no buffer on {self.device or 'the host'}: it is copied",
+            RuntimeWarning,
+            stacklevel=_outside(),
+        )
+        self.array = array.copy_to_host() if self.device is None else _helpers.to_device(array)
+        self._original = array
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            self.touch(failed=kind is not None)
+        finally:
+            self.release()
+
+    def touch(self, *, failed: bool) -> None:
+        """After all computations: says what was written."""
+        if not self.writes or (failed and self._original is not None):
+            return
+        if self._original is not None:
+            self._copy_back()
+        _call(self._told, "touch")
+
+    def _copy_back(self):
+        if self.device is None:
+            self._original.copy_from_host(self.array)
+        else:
+            self.array.copy_to_host(self._original)
+
+    def release(self) -> None:
+        try:
+            if self._original is not None and self.device is not None:
+                self.array.close()
+        finally:
+            _call(self._told, "release")
+
+
+def _other(device):
+    return "gpu" if device is None else None
+
+
+def _call(told, name):
+    function = told.get(name)
+    if function is not None:
+        function()
+
+
+def _outside():
+    """How far up the caller of this package is, for a warning."""
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(__package__):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+class Fields:
+    """A block in which fields are used on one device: what :func:`fields` gives."""
+
+    __slots__ = ("_read", "_write", "_device", "_stream", "_arrays", "_foreign")
+
+    def __init__(self, read, write, device, stream):
+        if device not in (None, "gpu"):
+            raise invalid(f"device {device!r}: None or 'gpu'")
+        if _stream.is_default(stream):
+            stream = 0
+        else:
+            _stream.handle(stream)
+        self._read, self._write, self._device, self._stream = tuple(read), tuple(write), device, stream
+        self._arrays, self._foreign = (), []
+
+    def __enter__(self) -> tuple:
+        try:
+            arrays = [self._use(obj, False) for obj in self._read]
+            arrays += [self._use(obj, True) for obj in self._write]
+            if self._device is not None:
+                _pending.order_all([array._memory for array in arrays], self._stream or _stream.LEGACY)
+        except BaseException:
+            self._release()
+            raise
+        self._arrays = tuple(arrays)
+        return self._arrays
+
+    def _use(self, obj, writes):
+        if isinstance(obj, Storage) and obj._has(self._device):
+            if self._device is None:
+                return obj._use_host(write=False)
+            return obj._use_device(write=False, stream=self._stream)
+        field = ForeignField(obj, self._device, writes=writes)
+        self._foreign.append(field)
+        return field.__enter__()
+        
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            if self._device is not None:
+                self._note_stream()
+            for obj in self._write:
+                if isinstance(obj, Storage) and obj._has(self._device):
+                    (obj.set_host_modified if self._device is None else obj.set_device_modified)()
+            self._leave(lambda field: field.touch(failed=kind is not None))
+        finally:
+            self._release()
+
+    def _note_stream(self):
+        """What is on the stream by now is work on the memory of all. What is not caid's to order is told
+        when that is done."""
+        stream = self._stream or _stream.LEGACY
+        memories = [array._memory for array in self._arrays]
+        _pending.note(memories, stream)
+        if self._foreign:
+            for memory in memories:
+                _pending.wait(memory)
+
+    def _release(self):
+        try:
+            self._leave(ForeignField.release)
+        finally:
+            self._arrays, self._foreign = (), []
+
+    def _leave(self, what):
+        """Does it for all that are not storages, also where it fails for some."""
+        if self._foreign:
+            with contextlib.ExitStack() as stack:
+                for field in self._foreign:
+                    stack.callback(what, field)
+
+
+def fields(
+    *, read: Iterable[Any] = (), write: Iterable[Any] = (), device: str | None = None, stream: Any = 0
+) -> Fields:
+    """Uses fields on one device: storages, and whatever has ``__gt_data_interface__`` or one of the array
+    interfaces::
+
+        with caid.storage.fields(read=[u], write=[v], device="gpu", stream=s) as (u_, v_):
+            kernel[grid, block, s](u_, v_)
+
+    Parameters
+    ----------
+    read, write : iterable of objects
+        What is read; what is written, or both.
+    device : {None, "gpu"}
+        Where: the block gets NumPy arrays, or caid arrays, those of `read` first.
+    stream : int or stream object, optional
+        Where the device's work is enqueued, after what caid knows of on others. What has to be copied
+        there is copied on it, and what is on it at the end is known to be work on these fields. Without
+        it the legacy default stream.
+
+    Returns
+    -------
+    Fields
+        A context manager. Entering brings the side that is used up to date ("acquire"), of all fields;
+        leaving says what was written ("touch"), then that it is over ("release"), also by an exception.
+
+    Warns
+    -----
+    RuntimeWarning
+        A field has a buffer on the other side alone: it is copied, and copied back if it was written and
+        the block did not fail.
+    """
+    return Fields(read, write, device, stream)

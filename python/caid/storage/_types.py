@@ -1,0 +1,526 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes of storages."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy
+
+from .. import _array, _cai, _geometry, _pending
+from . import _layout
+from ._sync import SyncState, allocate
+
+
+class NoSuchBufferError(AttributeError, TypeError):
+    """The storage has no buffer on that side."""
+
+
+class Storage:
+    """An n-dimensional field, on the host, on a device or on both, with a halo: what :func:`empty`,
+    :func:`storage` and the others give. It is no ndarray, and computes nothing itself: hand its buffers
+    to who does, by :func:`fields`, or one side by ``to_numpy()``, ``to_cupy()`` and the interfaces.
+
+    A door that gives a buffer to be written says that it is modified; where one is kept and written
+    later, say so (``set_host_modified()``, ``set_device_modified()``).
+    """
+
+    __slots__ = ("_sync", "_host", "_array", "_halo", "_made", "_part", "__weakref__")
+
+    def __init__(self, *_args: Any, **_kwargs: Any):
+        raise TypeError("storages are made by caid.storage.empty(), storage(), as_storage(), ...")
+
+    # --- what it is -------------------------------------------------------------------------
+
+    @property
+    def _side(self):
+        """The side that says what both are."""
+        return self._array if self._host is None else self._host
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """tuple of int: extents, halo and all."""
+        return self._side.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """tuple of int: steps in bytes."""
+        return self._side.strides
+
+    @property
+    def dtype(self) -> numpy.dtype:
+        return self._side.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """int: bytes of the points, without padding."""
+        return self._side.nbytes
+
+    @property
+    def halo(self) -> tuple[tuple[int, int], ...]:
+        """tuple of (start, end): points at each side that are not of the domain. Ints may be set, too;
+        what is aligned stays."""
+        return self._halo
+
+    @halo.setter
+    def halo(self, halo: Any) -> None:
+        self._halo = _layout.halo(halo, self.shape)
+
+    @property
+    def device(self) -> str | None:
+        """str or None: "gpu" where there is a buffer that a device reaches."""
+        return None if type(self) is CPUStorage else "gpu"
+
+    @property
+    def domain_view(self) -> Storage:
+        """Storage: a view without the halo."""
+        return self._at(tuple(slice(start, n - end) for (start, end), n in zip(self._halo, self.shape)))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a storage of no dimensions")
+        return self.shape[0]
+
+    def __repr__(self):
+        halo = f" halo={self._halo}" if any(map(any, self._halo)) else ""
+        return f"<caid.storage.{type(self).__name__} shape={self.shape} {self.dtype.str!r}{halo}>"
+
+    # --- buffers ----------------------------------------------------------------------------
+
+    def _has(self, device):
+        """Whether there is a buffer on that side."""
+        return self._host is not None if device is None else type(self) is not CPUStorage
+
+    def _use_host(self, *, write):
+        """The host's side, up to date, to be read, or also written."""
+        if self._host is None:
+            raise NoSuchBufferError(f"a {type(self).__name__} has no buffer on the host")
+        return self._host
+
+    def _use_device(self, *, write, stream=0):
+        """The device's side, likewise."""
+        if self._array is None:
+            raise NoSuchBufferError(f"a {type(self).__name__} has no buffer on a device")
+        return self._array
+
+    @property
+    def data(self) -> memoryview | None:
+        """memoryview or None: of the host's buffer, to be written."""
+        return None if self._host is None else self._use_host(write=True).data
+
+    @property
+    def device_data(self) -> Any:
+        """cupy.cuda.MemoryPointer or None: of the device's buffer, to be written. Needs CuPy."""
+        return self.to_cupy().data if self.device else None
+
+    def to_numpy(self) -> numpy.ndarray:
+        """A view of the host's buffer, to be written. NoSuchBufferError without one."""
+        return self._use_host(write=True).view(numpy.ndarray)
+
+    def to_cupy(self) -> Any:
+        """A view of the device's buffer, to be written, as a cupy.ndarray. NoSuchBufferError without
+        one, ImportError without CuPy."""
+        array = self._use_device(write=True)
+        import cupy
+
+        return cupy.asarray(array)
+
+    def to_ndarray(self) -> Any:
+        """to_cupy() where there is a buffer on a device, else to_numpy()."""
+        return self.to_cupy() if self.device else self.to_numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """A view of the host's buffer, to be written unless it is copied; of one that has none
+        to_cupy(), which NumPy does not take."""
+        if self._host is None:
+            return self.to_cupy()
+        if copy or (dtype is not None and numpy.dtype(dtype) != self.dtype):
+            if copy is False:
+                raise ValueError(f"{self.dtype} to {numpy.dtype(dtype)}: not without a copy")
+            return self._use_host(write=False).astype(dtype or self.dtype, subok=False)
+        return self.to_numpy()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """dict: NumPy's array interface of the host's buffer, to be written; AttributeError without."""
+        return self._use_host(write=True).__array_interface__
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """dict: the CUDA Array Interface of the device's buffer, to be written; AttributeError without
+        one."""
+        return self._use_device(write=True).__cuda_array_interface__
+
+    @property
+    def __gt_data_interface__(self) -> dict[str | None, dict[str, Any]]:
+        """dict: "gpu" and None to what describes these buffers, with the functions that are to be called
+        before it is used ("acquire") and after it was written ("touch")."""
+        told: dict[str | None, dict[str, Any]] = {}
+        if self._host is not None:
+            told[None] = self._described(self._host, self.device_to_host, self.set_host_modified)
+        if self.device:
+            told["gpu"] = self._described(self._array, self.host_to_device, self.set_device_modified)
+        return told
+
+    def _described(self, side, acquire, touch):
+        readonly = side.readonly if isinstance(side, _array.Array) else not side.flags.writeable
+        descr = {} if self.dtype.names is None else {"descr": self.dtype.descr}
+        return {
+            "shape": self.shape, "typestr": self.dtype.str, "strides": side.strides, **descr,
+            "data": (address_of(side), readonly), "version": 3, "halo": self._halo,
+            "acquire": acquire, "touch": touch,
+        }
+
+    def _up_to_date(self, write):
+        """The side that DLPack shows."""
+        return self._use_host(write=write) if self._array is None else self._use_device(write=write)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Of the side that is up to date, the device's where both are."""
+        return self._up_to_date(False).__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """A tensor over that side, to be written."""
+        return self._up_to_date(not options.get("copy")).__dlpack__(**options)
+
+    # --- synchronising ----------------------------------------------------------------------
+
+    def device_to_host(self, *, force: bool = False, stream: Any = 0) -> None:
+        """Copies from the device to the host where the device's buffer is modified, or by `force`;
+        they are in sync then. With a stream the copy is enqueued there."""
+
+    def host_to_device(self, *, force: bool = False, stream: Any = 0) -> None:
+        """The other way."""
+
+    def set_device_modified(self) -> None:
+        """Says that the device's buffer is modified: it is copied before the host's is used again."""
+
+    def set_host_modified(self) -> None:
+        """Says that the host's buffer is modified."""
+
+    def set_synchronized(self) -> None:
+        """Says that both are equal."""
+
+    def synchronize(self, *, stream: Any = 0) -> None:
+        """Copies from the side that is modified to the other."""
+        self.device_to_host(stream=stream)
+        self.host_to_device(stream=stream)
+
+    # --- copies and views -------------------------------------------------------------------
+
+    def copy(self) -> Storage:
+        """A storage with the same parameters and a copy of the data."""
+        made = self._parameters()
+        new = make(made, *allocate(made))
+        new[...] = self
+        return new
+
+    def _parameters(self):
+        """Those of a storage like this one."""
+        made, starts = self._made, tuple(start for start, _ in self._halo)
+        return made._replace(
+            shape=self.shape, dtype=self.dtype, halo=self._halo,
+            layout=_layout.layout_of(self.shape, self.strides),
+            aligned_index=made.aligned_index if self.shape == made.shape else starts,
+        )
+
+    def __copy__(self) -> Storage:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict | None = None) -> Storage:
+        return self.copy()
+
+    def __reduce__(self):
+        raise TypeError("a storage is not pickled: copy what it holds, or give it a name")
+
+    def transpose(self, *axes: Any) -> Storage:
+        """A view with the dimensions in another order: reversed without axes."""
+        if len(axes) == 1 and not hasattr(axes[0], "__index__"):
+            axes = axes[0] or ()
+        axes = tuple(axes) or tuple(reversed(range(self.ndim)))
+        host = None if self._host is None else self._host.transpose(axes)
+        array = None if self._array is None else self._array.transpose(axes)
+        return self._view(host, array, tuple(self._halo[axis] for axis in axes))
+
+    @property
+    def T(self) -> Storage:
+        """Storage: a view with the dimensions reversed."""
+        return self.transpose()
+
+    def _view(self, host, array, halo):
+        view = object.__new__(type(self))
+        view._sync, view._made = self._sync, self._made
+        view._host, view._array, view._halo, view._part = host, array, halo, None
+        return view
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is numpy.transpose:
+            return _transpose(*args, **kwargs)
+        raise TypeError(_COMPUTES_NOTHING.format(f"numpy.{func.__name__}"))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError(_COMPUTES_NOTHING.format(f"numpy.{ufunc.__name__}"))
+
+    # --- elements ---------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        """By basic indexing a view, or a number where every dimension has an index; by advanced indexing
+        an array with a copy, on the host."""
+        key = plain_key(key)
+        if not is_basic(key):
+            return numpy.array(self._contents()[key])
+        part = self._at(key)
+        is_number = not part.ndim and ... not in key
+        return part._contents().copy()[()] if is_number else part
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Writes on the device where the value is there, else on the host; of one buffer, that."""
+        key = plain_key(key)
+        part, key = (self._at(key), ...) if is_basic(key) else (self, key)
+        if part._writes_device(value):
+            part._set_on_device(key, value)
+        else:
+            part._set_on_host(key, on_host(value))
+
+    def _set_on_host(self, key, value):
+        self._use_host(write=True)[key] = value
+
+    def _set_on_device(self, key, value):
+        cupy = _cupy()
+        if cupy is None:
+            _set_by_copies(self, key, on_host(value))
+            return
+        value = _on_device(value, cupy)
+        cupy.asarray(self._use_device(write=True))[key] = value
+        cupy.cuda.get_current_stream().synchronize()
+
+    def _at(self, key):
+        """The view that basic indexing gives."""
+        full = tuple(_geometry.expand(key, self.ndim))
+        host = None if self._host is None else self._host[(*full, ...)]
+        array = None if self._array is None else self._array[full]
+        return self._view(host, array, _layout.halo_of_view(self._halo, self.shape, full))
+
+    def _writes_device(self, value):
+        return False
+
+    def _contents(self):
+        """As a NumPy array, to be read."""
+        return self._use_host(write=False)
+
+
+class CPUStorage(Storage):
+    """A storage in memory of the host alone."""
+
+    __slots__ = ()
+
+
+class GPUStorage(Storage):
+    """A storage on a device alone. What is read by index comes to the host."""
+
+    __slots__ = ()
+
+    def _writes_device(self, value):
+        return True
+
+    def _contents(self):
+        return self._array.copy_to_host()
+
+
+class SoftwareManagedGPUStorage(Storage):
+    """A storage on the host and on a device, of which the side that is used is brought up to date before.
+
+    Attributes
+    ----------
+    sync_state : SyncState
+        Which side is modified: one for all its views.
+    """
+
+    __slots__ = ()
+
+    @property
+    def sync_state(self) -> SyncState:
+        return self._sync
+
+    def _use_host(self, *, write):
+        with self._sync._turn:
+            self.device_to_host()
+            self._sync._settle()
+            if write:
+                self.set_host_modified()
+        return self._host
+
+    def _use_device(self, *, write, stream=0):
+        if not write and self._sync.state != SyncState.SYNC_HOST_DIRTY:
+            return self._array
+        with self._sync._turn:
+            self.host_to_device(stream=stream)
+            if write:
+                self.set_device_modified()
+        return self._array
+
+    def _set_on_host(self, key, value):
+        with self._sync._turn:
+            super()._set_on_host(key, value)
+
+    def _set_on_device(self, key, value):
+        with self._sync._turn:
+            super()._set_on_device(key, value)
+
+    def _up_to_date(self, write):
+        if self._sync.state == SyncState.SYNC_HOST_DIRTY:
+            return self._use_host(write=write)
+        return self._use_device(write=write)
+
+    def device_to_host(self, *, force: bool = False, stream: Any = 0) -> None:
+        self._sync._copy(SyncState.SYNC_DEVICE_DIRTY, force, stream)
+
+    def host_to_device(self, *, force: bool = False, stream: Any = 0) -> None:
+        self._sync._copy(SyncState.SYNC_HOST_DIRTY, force, stream)
+
+    def set_device_modified(self) -> None:
+        self._sync._modify(SyncState.SYNC_DEVICE_DIRTY, self._bytes())
+
+    def set_host_modified(self) -> None:
+        self._sync._modify(SyncState.SYNC_HOST_DIRTY, self._bytes())
+
+    def set_synchronized(self) -> None:
+        self._sync.state = SyncState.SYNC_CLEAN
+
+    def _bytes(self):
+        if self._part is None:
+            self._part = self._sync._part_of(self._host)
+        return self._part
+
+    def _writes_device(self, value):
+        return is_on_device(value)
+
+
+class CUDAManagedGPUStorage(Storage):
+    """A storage in managed memory, which CUDA moves to where it is used. The host waits for the work on the
+    device that caid knows of; for other work its user sees to that."""
+
+    __slots__ = ()
+
+    def _use_host(self, *, write):
+        _pending.wait(self._array._memory)
+        return self._host
+
+    def _writes_device(self, value):
+        return is_on_device(value) and _cupy() is not None
+
+    def _contents(self):
+        return self._use_host(write=False).view(numpy.ndarray)
+
+
+_COMPUTES_NOTHING = (
+    "{}: a storage computes nothing; take its buffers, by to_numpy(), to_cupy() or caid.storage.fields()"
+)
+
+
+def _transpose(a, axes=None):
+    return a.transpose() if axes is None else a.transpose(axes)
+
+
+def make(made: Any, host: Any, array: Any, sync: SyncState | None) -> Storage:
+    """The storage over these buffers; `made` are its Parameters."""
+    storage = object.__new__(CPUStorage if made.device is None else _MANAGED[made.managed])
+    storage._made, storage._host, storage._array, storage._sync = made, host, array, sync
+    storage._halo, storage._part = made.halo, None
+    return storage
+
+
+_MANAGED = {None: GPUStorage, "gt4py": SoftwareManagedGPUStorage, "cuda": CUDAManagedGPUStorage}
+
+
+# --- keys and values ------------------------------------------------------------------------
+
+
+def address_of(side):
+    """Of the first point of a NumPy array or an Array."""
+    return side.ptr if isinstance(side, _array.Array) else side.__array_interface__["data"][0]
+
+
+def plain_key(key):
+    """A key as NumPy knows it, names of fields apart a tuple: objects with one of the interfaces are
+    arrays."""
+    if isinstance(key, str) or (isinstance(key, list) and key and isinstance(key[0], str)):
+        return key
+    parts = key if isinstance(key, tuple) else (key,)
+    return tuple(part if isinstance(part, (int, slice)) else on_host(part) for part in parts)
+
+
+def is_basic(key):
+    return isinstance(key, tuple) and all(
+        part is None or part is ... or isinstance(part, slice) or _is_index(part) for part in key
+    )
+
+
+def _is_index(part):
+    if isinstance(part, (bool, numpy.bool_)) or numpy.ndim(part):
+        return False
+    try:
+        operator.index(part)
+    except TypeError:
+        return False
+    return True
+
+
+def is_on_device(value):
+    """Whether a value counts as on the GPU, by "Choosing the Device" of GDP-3."""
+    if isinstance(value, SoftwareManagedGPUStorage):
+        return value.sync_state.state != SyncState.SYNC_HOST_DIRTY
+    if hasattr(value, "__gt_data_interface__"):
+        return "gpu" in value.__gt_data_interface__
+    return hasattr(value, "__cuda_array_interface__")
+
+
+def on_host(value):
+    """What NumPy takes, with the value's contents."""
+    if isinstance(value, Storage):
+        return value._contents()
+    if hasattr(value, "__gt_data_interface__"):
+        from ._interface import ForeignField, interface_of
+
+        side = None if None in interface_of(value) else "gpu"
+        with ForeignField(value, side) as array:
+            return array.copy() if side is None else array.copy_to_host()
+    if hasattr(value, "__cuda_array_interface__") and not hasattr(value, "__array_interface__"):
+        with _cai.taken(value) as array:
+            return array.copy_to_host()
+    return value
+
+
+def _cupy():
+    try:
+        import cupy
+    except ImportError:
+        return None
+    return cupy
+
+
+def _on_device(value, cupy):
+    """What CuPy takes, with the value's contents."""
+    if isinstance(value, Storage) and value.device:
+        return cupy.asarray(value._use_device(write=False))
+    if not isinstance(value, Storage) and "gpu" in getattr(value, "__gt_data_interface__", ()):
+        from ._interface import ForeignField
+
+        with ForeignField(value, "gpu") as array:
+            return cupy.array(array)
+    if hasattr(value, "__gt_data_interface__"):
+        return cupy.asarray(on_host(value))
+    return cupy.asarray(value)
+
+
+def _set_by_copies(storage, key, value):
+    """By copies alone, for want of CuPy."""
+    array = storage._use_device(write=True)
+    host = numpy.empty(array.shape, array.dtype) if key is ... else array.copy_to_host()
+    host[key] = value
+    array.copy_from_host(host)
