@@ -509,7 +509,8 @@ def test_time_is_that_of_who_asks():
         assert after[BOB] > before[BOB] > 0 and after[ALICE] == before[ALICE] > 0
         status = root.call("status")
         assert sum(after.values()) < status["uptime_ns"]
-        assert 0 < status["turn_cpu_ns"] <= status["turn_wall_ns"] < status["uptime_ns"]
+        # Of a virtual machine the two clocks differ: a thread may have run longer than it took.
+        assert 0 < status["turn_cpu_ns"] < status["uptime_ns"] > status["turn_wall_ns"] > 0
 
 
 # ---- many clients ----
