@@ -80,6 +80,10 @@ class Marks:
             return False
         return all(_identity(mark.number, mark.stream) == identity for mark in self.list[:])
 
+    def is_all_of(self, seen):
+        """Whether there is no work but that of these marks."""
+        return self.told is None and not self.bound and seen.issuperset(self.list)
+
     def streams(self):
         """Those on which there may be work that has no mark."""
         streams = [self.told, *(bound() for bound in self.bound[:])]
@@ -171,12 +175,15 @@ def order(memory, stream):
 
 
 def order_all(memories, stream):
-    """The same, of several memories."""
+    """The same, of several memories, which may share marks."""
     number = _stream.handle(stream)
     own = _identity(number, _stream.owner(stream))
+    seen = set()
     for memory in memories:
-        if memory.pending is None or memory.pending.is_all_on(own):
+        marks = memory.pending
+        if marks is None or marks.is_all_on(own) or marks.is_all_of(seen):
             continue
+        seen.update(marks.list)
         for each in _unfinished(memory, but=number):
             if own is None or own != _identity(each.number, each.stream):
                 each.wait(number)
