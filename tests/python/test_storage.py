@@ -161,6 +161,8 @@ def test_search_order():
     (lambda: cs.empty((3, 4), dims="IX"), "dims"),
     (lambda: cs.empty((3, 4), halo=(1,)), "halo"),
     (lambda: cs.empty((3, 4), halo=(2, 1)), "halo"),
+    (lambda: cs.empty((3,), halo=5), "halo 5"),
+    (lambda: cs.empty((3,), halo=((1, 1, 1),)), "halo"),
     (lambda: cs.empty((3, 4), aligned_index=(4, 0)), "aligned_index"),
     (lambda: cs.empty((3, 4), alignment_size=0), "alignment_size"),
     (lambda: cs.empty((3, 4), device="cpu"), "device 'cpu'"),

@@ -128,7 +128,10 @@ def halo(value: Sequence[Any] | None, shape: tuple) -> tuple[tuple[int, int], ..
     """Pairs, of ints and pairs; without any (0, 0)."""
     if value is None:
         return ((0, 0),) * len(shape)
-    pairs = tuple(_pair(each) for each in value)
+    try:
+        pairs = tuple(_pair(each) for each in value)
+    except (TypeError, ValueError):
+        pairs = ()
     if len(pairs) != len(shape) or any(
         min(pair) < 0 or sum(pair) > n for pair, n in zip(pairs, shape)
     ):
