@@ -11,8 +11,17 @@ from .. import _array, _cai
 from .._errors import invalid
 from . import _layout
 from ._interface import array_of, interface_of
-from ._sync import Parameters, SyncState, allocate, new_device, new_host, seen_by_device, state_of
-from ._types import Storage, address_of, make
+from ._sync import (
+    Parameters,
+    SyncState,
+    address_of,
+    allocate,
+    new_device,
+    new_host,
+    seen_by_device,
+    state_of,
+)
+from ._types import Storage, make
 
 _NAMES = {
     "aligned_index", "alignment_size", "client", "defaults", "device", "dims", "halo", "layout",

@@ -62,13 +62,13 @@ class SyncState:
 
     def _part_of(self, view):
         """The bytes, from the first point on, that a view of the host's buffer lies in."""
-        at = _address(view) - _address(self._host)
+        at = address_of(view) - address_of(self._host)
         low, high = _geometry.extent(view.shape, view.strides, view.itemsize)
         return at + low, at + high
 
     def _are_of_same_points(self, host, device):
         """Whether views of both buffers are of the same points; known where those lie alike."""
-        at = _address(host) - _address(self._host), device.ptr - self._device.ptr
+        at = address_of(host) - address_of(self._host), device.ptr - self._device.ptr
         return self._raw is None or (at[0] == at[1] and host.strides == device.strides)
 
     def _modify(self, state, part):
@@ -122,13 +122,14 @@ class SyncState:
             mark.synchronize()
 
 
-def _address(side):
+def address_of(side: Any) -> int:
+    """Of the first point of a NumPy array or an Array."""
     return side.ptr if isinstance(side, _array.Array) else side.__array_interface__["data"][0]
 
 
 def _span(side):
     low, high = _geometry.extent(side.shape, side.strides, side.itemsize)
-    return _address(side) + low, _address(side) + high
+    return address_of(side) + low, address_of(side) + high
 
 
 def state_of(host: Any, device: Any) -> SyncState | None:
@@ -201,7 +202,7 @@ def _from_first_point(allocate, p):
     strides, nbytes = _layout.padded_strides(p.shape, p.dtype.itemsize, p.layout, p.alignment_size)
     alignment = math.lcm(p.alignment_size, p.dtype.alignment)
     memory = allocate(p, nbytes + alignment - 1)
-    lead = _layout.lead(_address(memory), p.aligned_index, strides, alignment)
+    lead = _layout.lead(address_of(memory), p.aligned_index, strides, alignment)
     return memory[lead : lead + nbytes], strides
 
 

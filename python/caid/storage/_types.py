@@ -10,7 +10,7 @@ import numpy
 
 from .. import _array, _cai, _geometry, _pending
 from . import _layout
-from ._sync import SyncState, allocate
+from ._sync import SyncState, address_of, allocate
 
 
 class NoSuchBufferError(AttributeError, TypeError):
@@ -439,11 +439,6 @@ _MANAGED = {None: GPUStorage, "gt4py": SoftwareManagedGPUStorage, "cuda": CUDAMa
 
 
 # --- keys and values ------------------------------------------------------------------------
-
-
-def address_of(side):
-    """Of the first point of a NumPy array or an Array."""
-    return side.ptr if isinstance(side, _array.Array) else side.__array_interface__["data"][0]
 
 
 def plain_key(key):
