@@ -242,6 +242,13 @@ def test_wrapping_copies_nothing():
     assert both[0, 0] == 1 and view.sync_state is both.sync_state
 
 
+def test_arrays_of_a_device_stay_there():
+    made = cs.storage(device_array(np.ones((3, 4))), defaults="F")
+    assert isinstance(made, cs.SoftwareManagedGPUStorage) and made.strides == (8, 24)
+    wrapped = cs.as_storage(device_array(np.ones((3, 4))), managed=None)
+    assert isinstance(wrapped, cs.GPUStorage) and (contents(wrapped) == 1).all()
+
+
 def test_buffers_of_a_storage_bring_its_state():
     s = cs.ones((3, 4), device="gpu")
     state, host, device = s.sync_state, s.to_numpy(), caid.as_array(s)

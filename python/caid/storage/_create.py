@@ -7,7 +7,7 @@ from typing import Any, Sequence
 
 import numpy
 
-from .. import _array, _cai
+from .. import _array
 from .._errors import invalid
 from . import _layout
 from ._interface import array_of, interface_of
@@ -224,13 +224,14 @@ def _newest(data, device_data, sync_state):
 
 def _shown(source):
     """What has the shape and type of an array_like."""
-    if hasattr(source, "__cuda_array_interface__") and not hasattr(source, "__array_interface__"):
-        return _cai.as_array(source, sync=False)
-    if hasattr(source, "__gt_data_interface__"):
+    if isinstance(source, numpy.ndarray):
+        return source
+    try:
         interface = interface_of(source)
-        side = None if None in interface else "gpu"
-        return array_of(source, side, interface[side])
-    return numpy.asarray(source)
+    except TypeError:
+        return numpy.asarray(source)
+    side = None if None in interface else "gpu"
+    return array_of(source, side, interface[side])
 
 
 def _found(source, shown):

@@ -14,12 +14,15 @@ from .. import _array, _cai, _helpers, _pending, _stream
 from .._errors import invalid
 from ._types import Storage
 
+_OF_DEVICE = ("device", "legacy")
 _OURS = {"acquire", "touch", "release", "dims", "halo"}  # of a dict, beside what the array interfaces have
 
 
 def interface_of(obj: Any) -> dict[str | None, dict[str, Any]]:
     """What an object says of its buffers: by ``__gt_data_interface__``, else by the array interfaces.
     Raises TypeError where it says nothing."""
+    if isinstance(obj, _array.Array) and obj.memory in _OF_DEVICE:
+        return {"gpu": obj.__cuda_array_interface__}  # the software driver's are seen by the host, too
     told = getattr(obj, "__gt_data_interface__", None)
     if told is None:
         names = (None, "__array_interface__"), ("gpu", "__cuda_array_interface__")
