@@ -121,6 +121,7 @@ details_fill(struct caid_details *ret, const struct caid_client *client,
         .block = m->block,
         .block_size = m->block_size,
         .offset = m->offset,
+        .companion = m->companion,
         .holders = holders,
         .n_holders = m->n_holders,
     };
@@ -184,6 +185,7 @@ unnamed_give(struct pager *pager, uint32_t i)
     struct caid_details details = {
         .array = m->array,
         .block = m->block,
+        .companion = m->companion_of,
         .holders = holders,
         .n_holders = m->n_holders,
     };

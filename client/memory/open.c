@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* caid_array_open() and caid_array_open_many(). */
+/* caid_array_open(), caid_array_open_many() and caid_array_open_companion(). */
 #include <errno.h>
 #include <string.h>
 
@@ -142,5 +142,37 @@ caid_array_open_many(struct caid_client *client, struct caid_array **ret_arrays,
         r = open_all(client, &opts, arrays, texts, n, error);
     if (r == 0)
         memcpy(ret_arrays, arrays, n * sizeof(*arrays));
+    return r;
+}
+
+int
+caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
+                          struct caid_error *error)
+{
+    const struct msg_str unnamed = {0};
+    struct caid_array *companion = NULL;
+
+    int r = CHECK_CLIENT_OF(array, error);
+    if (r < 0)
+        return r;
+    if (!ret)
+        return fail(error, CAID_ERR_INVALID, "ret is NULL");
+    if (array->managed)
+        return fail(error, CAID_ERR_NOT_FOUND, "managed memory has no companion");
+    struct msg_open_companion_params params = {.lease = array->lease};
+    struct array_call call = {
+        .call = {.method = MSG_OPEN_COMPANION,
+                 .params = &params,
+                 .take = array_take,
+                 .adopt = array_adopt,
+                 .has_blocks = true},
+        .names = &unnamed,
+        .arrays = &companion,
+        .n_wanted = 1,
+        .readonly = array->info.readonly,
+    };
+    r = array_call_run(array->client, &call, error);
+    if (r == 0)
+        *ret = companion;
     return r;
 }

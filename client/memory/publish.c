@@ -48,12 +48,16 @@ take_publish(struct caid_client *client UNUSED, struct call *call, const void *r
 }
 
 static int
-check_publish(const struct caid_array *array, const char *name, const char *metadata,
-              struct caid_error *error)
+check_publish(const struct caid_array *array, const char *name,
+              const struct caid_publish_options *o, struct caid_error *error)
 {
     int r = check_name(name, error);
     if (r == 0)
-        r = check_metadata(metadata, error);
+        r = check_metadata(o->metadata, error);
+    if (r == 0 && o->flags & ~(uint32_t)CAID_PUBLISH_NEW)
+        r = fail(error, CAID_ERR_INVALID, "unknown flags %#x", o->flags);
+    if (r == 0 && o->companion && o->companion->client != array->client)
+        r = fail(error, CAID_ERR_INVALID, "the companion is another client's");
     if (r == 0 && array->managed)
         r = fail(error, CAID_ERR_UNSUPPORTED,
                  "managed memory is of this process alone: it cannot be published");
@@ -86,15 +90,19 @@ caid_array_publish(struct caid_array *array, const char *name,
     if (r == 0)
         r = options_read(&opts, sizeof(opts), options, error);
     if (r == 0)
-        r = check_publish(array, name, opts.metadata, error);
+        r = check_publish(array, name, &opts, error);
     if (r == 0)
         r = drain_writes(array, opts.stream, error);
+    if (r == 0 && opts.companion)
+        r = drain_writes(opts.companion, opts.stream, error);
     if (r < 0)
         return r;
     struct publishing publishing = {
         .params = {.lease = array->lease,
                    .name = MSG_STR(name),
-                   .metadata = msg_str_opt(opts.metadata)},
+                   .metadata = msg_str_opt(opts.metadata),
+                   .companion = opts.companion ? opts.companion->lease : 0,
+                   .new = opts.flags &CAID_PUBLISH_NEW},
         .call = {.method = MSG_PUBLISH, .take = take_publish},
         .array = array,
         .text = text_new(name, opts.metadata),

@@ -41,7 +41,8 @@ struct array { /* a million of them must be cheap */
         struct part *part;   /* is_part; NULL: given up */
     };
 
-    struct use *use;       /* NULL: nobody uses it, and no fence is left */
+    struct use *use;         /* NULL: nobody uses it, and no fence is left */
+    struct array *companion; /* that it keeps; is_companion: that keeps it; or NULL */
     char *name;            /* "": never had one. Lies behind this struct, or in a struct text */
     struct text *metadata; /* or NULL */
     uint64_t nbytes;
@@ -51,14 +52,15 @@ struct array { /* a million of them must be cheap */
     uint16_t device, n_descr;
     uint8_t kind, ndim, n_name, n_typestr;
     bool named : 1, creating : 1, pending : 1, mapped : 1, has_strides : 1;
-    bool own : 1;         /* has a block of its own: it is large, or was asked for so */
-    bool listed : 1;      /* in pool->nameless */
-    bool name_is_own : 1; /* in a struct text */
-    bool abandoned : 1;   /* a writer died, and nobody has written or discarded it since */
-    bool lingering : 1;   /* dead, in core->lingering */
-    bool is_part : 1;     /* lies in another one's memory */
-    bool is_whole : 1;    /* others lie in its memory */
-    int64_t extents[];    /* shape, strides; then typestr, descr, name: terminated */
+    bool own : 1;          /* has a block of its own: it is large, or was asked for so */
+    bool listed : 1;       /* in pool->nameless */
+    bool name_is_own : 1;  /* in a struct text */
+    bool abandoned : 1;    /* a writer died, and nobody has written or discarded it since */
+    bool lingering : 1;    /* dead, in core->lingering */
+    bool is_part : 1;      /* lies in another one's memory */
+    bool is_whole : 1;     /* others lie in its memory */
+    bool is_companion : 1; /* another one keeps it, and it has no name */
+    int64_t extents[];     /* shape, strides; then typestr, descr, name: terminated */
 };
 
 /* A name or metadata that was given to an array, charged to who gave it: another one than its

@@ -82,7 +82,7 @@ publication_rename(struct core *core, struct publication *p, struct array *array
 
 static void
 publication_commit(struct core *core, struct publication *p, struct array *array,
-                   struct array *old)
+                   struct array *old, struct array *companion)
 {
     uint64_t generation = old ? old->generation + 1 : array->pool->floor + 1;
 
@@ -100,27 +100,39 @@ publication_commit(struct core *core, struct publication *p, struct array *array
         text_free(array->metadata);
         array->metadata = TAKE_PTR(p->metadata);
     }
+    if (companion) {
+        array->companion = companion;
+        companion->companion = array;
+        companion->is_companion = true;
+    }
     if (old && old != array)
         array_settle(core, old);
 }
 
-int
-array_publish(struct core *core, struct array *array, struct user *user, struct msg_str name,
-              struct msg_str metadata, struct refusal *r)
+static int
+name_is_free(const struct array *old, bool new, struct refusal *r)
 {
-    struct array *old = pool_find_array(array->pool, name);
-    _cleanup_(publication_deinit) struct publication p = {0};
-    int rc;
+    if (!old || !(new || old->creating))
+        return 0;
+    return refuse(r, PROTO_ERR_EXISTS, "\"%s\" %s in pool \"%s\"", old->name,
+                  old->creating ? "is being created" : "exists", old->pool->name);
+}
 
-    if (old && old->creating)
-        return refuse(r, PROTO_ERR_EXISTS, "\"%s\" is being created in pool \"%s\"", old->name,
-                      array->pool->name);
-    rc = publication_init(&p, array, user, name, metadata, r);
+int
+array_publish(struct core *core, struct array *array, struct user *user,
+              const struct publish_request *req, struct refusal *r)
+{
+    struct array *old = pool_find_array(array->pool, req->name);
+    _cleanup_(publication_deinit) struct publication p = {0};
+    int rc = name_is_free(old, req->new, r);
+
+    if (rc == 0)
+        rc = publication_init(&p, array, user, req->name, req->metadata, r);
     if (rc == 0)
         rc = publication_charge(array, old, r);
     if (rc)
         return rc;
-    publication_commit(core, &p, array, old);
+    publication_commit(core, &p, array, old, req->companion);
     watch_notify(core, array->pool, array->name, array->n_name, array->generation);
     return 0;
 }

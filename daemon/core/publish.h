@@ -13,8 +13,15 @@ struct user;
 /* Takes the array's name away: records nothing, tells watchers. The array may be gone
  * afterwards. */
 void array_unname(struct core *core, struct array *array);
+
+struct publish_request {
+    struct msg_str name, metadata; /* metadata.p NULL: keeps its own */
+    struct array *companion;       /* it has no name and no companion; NULL: keeps its own */
+    bool new;                      /* REFUSED where the name is taken */
+};
+
 /* Puts the array, which somebody holds, under a name of its pool, in place of what has it now; its
- * old name goes. metadata.p NULL: keeps its own. The bytes of both are charged to `user`. -ENOMEM
- * or REFUSED: nothing has changed. */
+ * old name goes. The bytes of texts are charged to `user`. -ENOMEM or REFUSED: nothing has
+ * changed. */
 int array_publish(struct core *core, struct array *array, struct user *user,
-                  struct msg_str name, struct msg_str metadata, struct refusal *r);
+                  const struct publish_request *req, struct refusal *r);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * create, open, close.
+ * create, open, open_companion, close.
  */
 #include "array.h"
 #include "device.h"
@@ -227,6 +227,27 @@ HANDLER(on_open)
         grant_send(core, conn, id, MSG_OPEN, &grant);
     grant_deinit(&grant);
     return rc;
+}
+
+HANDLER(on_open_companion)
+{
+    const struct msg_open_companion_params *p = params;
+    _cleanup_(grant_deinit) struct grant grant = {0};
+    struct lease *lease;
+    int rc = lease_get(conn, p->lease, &lease, r);
+
+    if (rc == 0 && (lease->array->is_companion || !lease->array->companion))
+        return refuse(r, PROTO_ERR_NOT_FOUND, "\"%s\" has no companion",
+                      array_label(lease->array));
+    if (rc == 0)
+        rc = grant_init(&grant, core, 1);
+    if (rc == 0)
+        rc = grant_add(core, conn, &grant, lease->array->companion, lease->readonly, r);
+    if (rc)
+        return rc;
+    grant.pool = lease->array->pool;
+    grant_send(core, conn, id, MSG_OPEN_COMPANION, &grant);
+    return 0;
 }
 
 /* ---- close ---- */

@@ -173,6 +173,7 @@ show_record(const struct array *array, const struct msg_entry *entry)
         .descr = msg_str_opt(array_descr(array)),
         .array = array->id,
         .metadata = array_metadata(array),
+        .companion = array->companion ? array->companion->id : 0,
     };
 
     if (block) {
@@ -190,7 +191,7 @@ static size_t
 show_bytes(const struct msg_show_result *result)
 {
     return msg_entry_size(result->entries) + result->strides.n * 9 + result->descr.n +
-           result->metadata.n + 8 * (16 + 9);
+           result->metadata.n + 9 * (16 + 9);
 }
 
 HANDLER(on_show)
@@ -238,6 +239,7 @@ unnamed_record(const struct core *core, const struct array *array, struct unname
         .n_entries = 1,
         .array = array->id,
         .block = block ? block->id : 0,
+        .companion_of = array->is_companion ? array->companion->id : 0,
         .holders = s->holders,
         .n_holders = fill_holders(array, &room, s->holders, UNNAMED_HOLDERS),
     };

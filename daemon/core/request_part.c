@@ -78,7 +78,7 @@ HANDLER(on_publish_part)
     if (rc)
         return rc;
     array->creating = false;
-    rc = array_publish(core, array, conn->user, p->name, (struct msg_str){0}, r);
+    rc = array_publish(core, array, conn->user, &(struct publish_request){.name = p->name}, r);
     if (rc) {
         array_abandon(core, array);
         return rc;

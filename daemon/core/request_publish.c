@@ -7,30 +7,65 @@
 #include "request.h"
 
 static int
-publish_check(const struct msg_publish_params *p, struct conn *conn, struct array **ret,
-              struct refusal *r)
+check_whole(struct array *array, struct refusal *r)
 {
-    struct lease *lease;
+    return use_is_abandoned(array)
+               ? refuse(r, PROTO_ERR_ABANDONED, "the array's writer died: write or discard it")
+               : 0;
+}
+
+/* Whoever created the array pays for what it keeps. */
+static int
+companion_check(const struct array *array, const struct lease *lease, struct refusal *r)
+{
+    struct array *companion = lease->array;
+
+    if (companion == array->companion)
+        return 0;
+    if (companion->pool != array->pool || companion->charge.user != array->charge.user)
+        return refuse(r, PROTO_ERR_INVALID, "a companion is of the same pool and creator");
+    if (lease->readonly || companion == array || companion->named || companion->is_part ||
+        companion->companion || array->companion) /* so there is no circle of who keeps whom */
+        return refuse(
+            r, PROTO_ERR_INVALID,
+            "a companion is leased \"rw\", has no name, is no part, and goes with one "
+            "array");
+    return check_whole(companion, r);
+}
+
+static int
+publish_check(const struct msg_publish_params *p, struct conn *conn,
+              struct publish_request *req, struct array **ret, struct refusal *r)
+{
+    struct lease *lease, *companion = NULL;
 
     if (lease_get(conn, p->lease, &lease, r) ||
-        pool_check_writable(lease->array->pool, conn, r))
+        (p->companion && lease_get(conn, p->companion, &companion, r)) ||
+        pool_check_writable(lease->array->pool, conn, r) || name_check(p->name, r) ||
+        metadata_check(p->metadata, r) || check_whole(lease->array, r))
         return REFUSED;
-    if (name_check(p->name, r) || metadata_check(p->metadata, r))
+    if (lease->array->is_companion)
+        return refuse(r, PROTO_ERR_INVALID, "the array is the companion of another one");
+    if (companion && companion_check(lease->array, companion, r))
         return REFUSED;
-    if (use_is_abandoned(lease->array))
-        return refuse(r, PROTO_ERR_ABANDONED, "the array's writer died: write or discard it");
+    *req = (struct publish_request){
+        .name = p->name,
+        .metadata = p->metadata,
+        .companion = companion ? companion->array : NULL,
+        .new = p->new,
+    };
     *ret = lease->array;
     return 0;
 }
 
 HANDLER(on_publish)
 {
-    const struct msg_publish_params *p = params;
+    struct publish_request req;
     struct array *array;
-    int rc = publish_check(p, conn, &array, r);
+    int rc = publish_check(params, conn, &req, &array, r);
 
     if (rc == 0)
-        rc = array_publish(core, array, conn->user, p->name, p->metadata, r);
+        rc = array_publish(core, array, conn->user, &req, r);
     if (rc == 0) /* the caller's lease keeps the array */
         send_result(core, conn, id, MSG_PUBLISH,
                     &(struct msg_publish_result){.generation = array->generation}, NULL, 0);

@@ -13,9 +13,9 @@
 static void
 array_bury(struct core *core, struct array *array)
 {
-    struct array *whole = NULL;
+    struct array *whole = NULL, *companion = TAKE_PTR(array->companion);
 
-    assert(!array->named && !array->n_leases && !array->n_departed);
+    assert(!array->named && !array->n_leases && !array->n_departed && !array->is_companion);
     array_unlist(array);
     array_uncharge(core, array);
     entry_free(TAKE_PTR(array->saved));
@@ -27,6 +27,17 @@ array_bury(struct core *core, struct array *array)
         array_free(array);
     if (whole)
         array_settle(core, whole);
+    if (companion) {
+        companion->is_companion = false;
+        companion->companion = NULL;
+        array_settle(core, companion);
+    }
+}
+
+static bool
+is_kept(const struct array *array)
+{
+    return array->n_leases || array->n_departed || array->is_whole || array->is_companion;
 }
 
 void
@@ -34,7 +45,7 @@ array_settle(struct core *core, struct array *array)
 {
     if (array->creating || array->named)
         return;
-    if (array->n_leases || array->n_departed || array->is_whole || linger_array(core, array))
+    if (is_kept(array) || linger_array(core, array))
         array_list(array);
     else
         array_bury(core, array);

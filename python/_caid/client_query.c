@@ -154,6 +154,7 @@ static const struct py_field details_fields[] = {
     F(offset),
     {.make = details_holders},
     F(metadata),
+    F(companion),
     {0},
 };
 

@@ -157,3 +157,8 @@ PyObject *py_gate_close(struct gate *gate);
 void py_callbacks_drop(struct module_state *state);
 /* Has fn(self, status, arg) called when a Stream has come to here. */
 PyObject *py_callback_add(struct stream_object *self, PyObject *fn, PyObject *arg);
+
+/* ---- the sync state of storages (sync.c) ---- */
+
+/* sync_pass() when the stream has come to here; the words are in memory of a lease. */
+PyObject *py_sync_pass_on(struct stream_object *stream, PyObject *words, PyObject *version);

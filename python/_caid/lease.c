@@ -481,20 +481,63 @@ publish(struct lease_object *self, const char *name, const struct caid_publish_o
     return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
 }
 
+/* Another lease, or None. */
+static int
+lease_get_companion(const struct lease_object *self, PyObject *op, struct lease_object **ret)
+{
+    if (op == Py_None)
+        return 0;
+    if (!PyObject_TypeCheck(op, Py_TYPE(self))) {
+        PyErr_SetString(PyExc_TypeError, "companion: a Lease is needed");
+        return -1;
+    }
+    *ret = lease(op);
+    return lease_check(*ret);
+}
+
 static PyObject *
 lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct lease_object *self = lease(op);
     struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
+    struct lease_object *companion = NULL;
     const char *name;
+    PyObject *ret;
 
-    if (py_args_check("publish", n_args, 3) < 0 || lease_check(self) < 0 ||
+    if (py_args_check("publish", n_args, 5) < 0 || lease_check(self) < 0 ||
         py_name_get(self->client->state, args[0], &name) < 0 ||
         py_text_get(self->client->state, args[1], "metadata", CAID_ERR_INVALID,
                     &options.metadata) < 0 ||
-        py_u64_get(self->client->state, args[2], "stream", &options.stream) < 0)
+        py_u64_get(self->client->state, args[2], "stream", &options.stream) < 0 ||
+        lease_get_companion(self, args[4], &companion) < 0)
         return NULL;
-    return publish(self, name, &options);
+    options.flags = PyObject_IsTrue(args[3]) == 1 ? CAID_PUBLISH_NEW : 0;
+    if (!companion)
+        return publish(self, name, &options);
+    options.companion = companion->array;
+    py_lease_pin(companion);
+    ret = publish(self, name, &options);
+    py_lease_unpin(companion);
+    return ret;
+}
+
+static PyObject *
+lease_open_companion(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct lease_object *self = lease(op);
+    struct caid_array *array = NULL;
+    struct caid_error error = {0};
+    PyObject *ret = NULL;
+    int r;
+
+    if (lease_check(self) < 0)
+        return NULL;
+    py_lease_pin(self);
+    WITHOUT_GIL(r = caid_array_open_companion(self->array, &array, &error));
+    ret = r < 0 ? py_error_raise(self->client->state, r, &error)
+                : py_lease_new(self->client, array);
+    py_lease_unpin(self);
+    return ret;
 }
 
 /* ---- discard ---- */
@@ -534,6 +577,8 @@ static PyMethodDef lease_methods[] = {
      PyDoc_STR("Sets `pending` where it is not set: what it is.")},
     {"publish", PY_FASTCALL(lease_publish), METH_FASTCALL,
      PyDoc_STR("Puts the array under a name: its generation.")},
+    {"open_companion", lease_open_companion, METH_NOARGS,
+     PyDoc_STR("The Lease of the array that this one keeps.")},
     {"discard", lease_discard, METH_NOARGS, PyDoc_STR("Takes the contents as they are.")},
     {0},
 };

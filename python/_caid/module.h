@@ -383,6 +383,14 @@ PyObject *py_dlpack_import(PyObject *module, PyObject *capsule);
  * closed. NULL with TypeError or ClosedError set. */
 struct caid_arena *py_arena_pin(const struct module_state *state, PyObject *op);
 
+/* ---- the sync state of storages (sync.c) ---- */
+
+PyObject *py_sync_load(PyObject *module, PyObject *words);
+/* args: words, side. */
+PyObject *py_sync_modify(PyObject *module, PyObject *args);
+/* args: words, version. */
+PyObject *py_sync_pass(PyObject *module, PyObject *args);
+
 /* ---- for PyTorch (torch.c) ---- */
 
 /* args: CUDA ordinal, Arena. */

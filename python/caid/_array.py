@@ -624,7 +624,15 @@ class Array(OfProcess, Closing):
 
     # --- publishing -------------------------------------------------------------------------
 
-    def publish(self, name: str, *, metadata: Any = None, stream: Any = None) -> int:
+    def publish(
+        self,
+        name: str,
+        *,
+        metadata: Any = None,
+        stream: Any = None,
+        replace: bool = True,
+        companion: Array | None = None,
+    ) -> int:
         """Puts the array under a name of its pool, at once and as a whole.
 
         Whoever opens the name before gets what was there, whoever opens it after gets this array,
@@ -640,6 +648,12 @@ class Array(OfProcess, Closing):
         stream : int or stream object, optional
             The CUDA stream on which the array is written, as for close(); without it, all work of
             the device's context is waited for.
+        replace : bool
+            False: the name must be free.
+        companion : Array, optional
+            An array without a name, of the same pool and creator, that this one keeps from now on:
+            whoever opens the name can open it, too (:meth:`open_companion`), and it ends with this
+            one. An array has one at most, and keeps it under each name.
 
         Returns
         -------
@@ -651,17 +665,32 @@ class Array(OfProcess, Closing):
         ------
         AccessError, InvalidNameError, LimitError
             The pool may not be written; no name; more names than the user may have.
+        ExistsError
+            The name is taken, and not to be replaced.
+        InvalidError
+            What is no companion of this array; the array is a companion itself.
         UnsupportedError
             A view, or memory that is not the daemon's.
         """
+        for array in (self,) if companion is None else (self, companion):
+            array._check_publishable()
+            _copy.settle(array)
+        number = 0 if stream is None else _stream.handle(stream)
+        lease = None if companion is None else companion._memory
+        return self._memory.publish(name, _metadata.encode(metadata), number, not replace, lease)
+
+    def _check_publishable(self):
         self._check()
         if self._memory.pool is None:
             raise unsupported(f"{self._label} is not in the daemon's memory: it has no name")
         if not self._root:
             raise unsupported("a view is not published: publish the array that it was made from")
-        number = 0 if stream is None else _stream.handle(stream)
-        _copy.settle(self)
-        return self._memory.publish(name, _metadata.encode(metadata), number)
+
+    def open_companion(self) -> Array:
+        """The array that this one was published with as its `companion`, in the mode in which this
+        one is open. NotFoundError: it has none."""
+        self._check()
+        return of_lease(self._memory.open_companion())
 
     # --- interfaces -------------------------------------------------------------------------
 

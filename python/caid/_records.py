@@ -243,3 +243,4 @@ class Details(NamedTuple):
     offset: int  #: bytes from the block's start
     holders: list  #: of Holder; as many as fit a packet
     metadata: Any  #: the user's, decoded anew; None without
+    companion: int  #: number of the array that it keeps; without a name, that keeps it; or 0

@@ -38,10 +38,19 @@ see_nothing(const struct caid_change *change, void *userdata)
 static int
 publish_and_watch(struct caid_client *client, struct caid_array *array)
 {
+    struct caid_array *companion = NULL, *opened = NULL;
     struct caid_watch *watch;
 
-    OPTIONS(caid_publish_options, options, .metadata = "m");
-    int r = caid_array_publish(array, "published", &options, NULL, &error);
+    OPTIONS(caid_create_options, pinned, .typestr = "|u1", .memory = "pinned");
+    OPTIONS(caid_publish_options, options, .metadata = "m", .flags = CAID_PUBLISH_NEW);
+    int r = caid_array_create(client, &companion, &pinned, &error);
+    options.companion = companion;
+    if (r == 0)
+        r = caid_array_publish(array, "published", &options, NULL, &error);
+    if (r == 0)
+        r = caid_array_open_companion(array, &opened, &error);
+    caid_array_close(opened);
+    caid_array_close(companion);
     if (r == 0)
         r = caid_watch_new(client, &watch, "published", NULL, see_nothing, NULL, &error);
     if (r == 0) {

@@ -272,6 +272,37 @@ FIXTURE_TEST(publish, readers_see_whole_generations)
 
 /* ---- two that publish, and one that looks ---- */
 
+FIXTURE_TEST(publish, with_a_companion)
+{
+    struct caid_array *opened, *first, *other = NULL;
+
+    OPTIONS(caid_create_options, create, .typestr = "|u1", .memory = "pinned");
+    OPTIONS(caid_publish_options, options, .flags = CAID_PUBLISH_NEW);
+    OPTIONS(caid_publish_options, alone, .flags = CAID_PUBLISH_NEW);
+    struct caid_array *array = make_filled(1), *late = make_bytes(f.client, NULL, 1);
+    assert_ok(caid_array_create(f.client, &options.companion, &create, &error));
+    assert_ok(caid_array_publish(array, "x", &options, NULL, &error));
+    assert_failed(caid_array_publish(late, "x", &alone, NULL, &error), CAID_ERR_EXISTS);
+    caid_array_close(options.companion);
+    caid_array_close(array);
+    wait_for_leases(f.client, 1);
+
+    assert_ok(open_generation("x", 0, &opened));
+    assert_ok(caid_array_open_companion(opened, &first, &error));
+    cr_assert_str_eq(caid_array_get_info(first)->memory, "pinned");
+    cr_assert(caid_array_get_info(first)->readonly);
+    assert_failed(caid_array_open_companion(first, &other, &error), CAID_ERR_NOT_FOUND);
+    assert_failed(caid_array_open_companion(late, &other, &error), CAID_ERR_NOT_FOUND);
+    cr_assert_null(other);
+    options.companion = opened; /* "r", and has a name */
+    assert_failed(caid_array_publish(late, "y", &options, NULL, &error), CAID_ERR_INVALID);
+    options.flags = 2;
+    assert_failed(caid_array_publish(late, "y", &options, NULL, &error), CAID_ERR_INVALID);
+    caid_array_close(late);
+    caid_array_close(opened);
+    caid_array_close(first);
+}
+
 struct race {
     struct caid_array *array;
     const char *name;

@@ -101,6 +101,21 @@ check_leases(const struct array *array)
     CHECK(n_leases == array->n_leases && n_departed == array->n_departed);
 }
 
+/* Each knows the other; one of the two keeps it, and pays. */
+static void
+check_companion(const struct array *array)
+{
+    const struct array *other = array->companion;
+
+    CHECK(other || !array->is_companion);
+    if (!other)
+        return;
+    CHECK(other->companion == array && other->is_companion != array->is_companion);
+    CHECK(other->pool == array->pool && other->charge.user == array->charge.user);
+    CHECK(!array->is_companion || (!array->named && !array->creating));
+    CHECK(!array->pending && !other->pending);
+}
+
 /* Alive, dead or creating. */
 static void
 check_array(const struct array *array)
@@ -110,7 +125,8 @@ check_array(const struct array *array)
     check_leases(array);
     CHECK(!array->pending);
     CHECK(array->creating || array->named || array->n_leases || array->n_departed ||
-          array->is_whole || array->lingering);
+          array->is_whole || array->is_companion || array->lingering);
+    check_companion(array);
     CHECK(!array->use || (array->use->array == array && use_is_right(array->use) &&
                           (array->charge.user->core->behind || turns_are_right(array->use))));
     CHECK(!array->lingering || (array->use && !array->named && !array->n_leases));

@@ -71,6 +71,7 @@ struct h_reply {
     bool hung_up[8];
     struct msg_holder holders[8]; /* numbers */
     struct msg_entry entries[8];  /* numbers */
+    uint64_t companion_of[8];
     char metadata[32];
     uint64_t page; /* page, open_timeline */
     uint32_t n_fences, n_pages;

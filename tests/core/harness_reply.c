@@ -60,6 +60,7 @@ note_unnamed(struct h_reply *reply, const struct msg_unnamed_result *result)
         COPY(reply->names[i], result->arrays[i].entries[0].name);
         reply->n_leases[i] = result->arrays[i].entries[0].leases;
         reply->entries[i] = result->arrays[i].entries[0];
+        reply->companion_of[i] = result->arrays[i].companion_of;
     }
     if (result->n_arrays) { /* what to go on after */
         const struct msg_unnamed *last = &result->arrays[result->n_arrays - 1];
@@ -134,7 +135,8 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
 
     switch (method) {
     case MSG_CREATE:
-    case MSG_OPEN: books_arrays(h, a, method, &result->arrays, reply); break;
+    case MSG_OPEN:
+    case MSG_OPEN_COMPANION: books_arrays(h, a, method, &result->arrays, reply); break;
     case MSG_LIST: note_list(reply, &result->list); break;
     case MSG_SHOW: note_show(reply, &result->show); break;
     case MSG_UNNAMED: note_unnamed(reply, &result->unnamed); break;

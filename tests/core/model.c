@@ -55,20 +55,28 @@ model_find(struct model *m, int pool, int name)
     return i == M_NONE ? NULL : &m->arrays[i];
 }
 
-/* A part that lingers keeps its whole: that may be there as long. */
+/* A part that lingers keeps its whole, and an array its companion: those may be there as long. */
 static void
 settle(struct model *m, struct m_array *array)
 {
     bool was_alive = array->alive;
 
     array->alive = array->name != M_NONE || array->n_leases || array->n_departed ||
-                   array->n_parts;
-    if (array->alive || !was_alive || array->whole == M_NONE)
+                   array->n_parts || array->keeper != M_NONE;
+    if (array->alive || !was_alive)
         return;
-    struct m_array *whole = &m->arrays[array->whole];
-    whole->n_parts--;
-    whole->fenced |= array->fenced;
-    settle(m, whole);
+    if (array->whole != M_NONE) {
+        struct m_array *whole = &m->arrays[array->whole];
+        whole->n_parts--;
+        whole->fenced |= array->fenced;
+        settle(m, whole);
+    }
+    if (array->companion != M_NONE) {
+        struct m_array *companion = &m->arrays[array->companion];
+        companion->keeper = M_NONE;
+        companion->fenced |= array->fenced;
+        settle(m, companion);
+    }
 }
 
 void
@@ -129,7 +137,8 @@ model_ask(struct model *m, int slot, enum msg_method method)
                                   .slot = slot,
                                   .method = method,
                                   .pool = M_NONE,
-                                  .name = M_NONE};
+                                  .name = M_NONE,
+                                  .companion = M_NONE};
     return request;
 }
 
@@ -162,6 +171,8 @@ array_add(struct model *m, const struct m_request *r, const struct h_reply *repl
                                               .block = reply->block,
                                               .offset = reply->offset,
                                               .uid = m->slots[r->slot].uid,
+                                              .companion = M_NONE,
+                                              .keeper = M_NONE,
                                               .whole = M_NONE,
                                               .publisher = M_NONE};
     return m->n_arrays++;
@@ -227,6 +238,10 @@ published(struct model *m, const struct m_request *r, const struct h_reply *repl
         model_name_gone(m, r->pool, r->name);
     if (r->label)
         a->label = r->label;
+    if (r->companion != M_NONE) {
+        a->companion = r->companion;
+        m->arrays[r->companion].keeper = array;
+    }
     model_name_taken(m, array, r->name, reply->generation);
 }
 
@@ -258,7 +273,8 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     EXPECT(m, !r->must_fail, "%s was not refused", msg_method_name(r->method));
     switch (r->method) {
     case MSG_CREATE: created(m, r, reply); break;
-    case MSG_OPEN: opened(m, r, reply); break;
+    case MSG_OPEN:
+    case MSG_OPEN_COMPANION: opened(m, r, reply); break;
     case MSG_PUBLISH: published(m, r, reply); break;
     case MSG_PUBLISH_PART: model_part_published(m, r, reply); break;
     case MSG_PARTS: model_parts_told(m, r, reply); break;

@@ -27,7 +27,7 @@
 #define M_GHOST    -2 /* being created by a client that is going */
 
 struct m_array {
-    bool alive; /* has a name, a lease, or a part that is alive */
+    bool alive; /* has a name, a lease, a part that is alive, or one whose companion it is */
     int pool, name, last_name;
     uint64_t generation; /* of the name, or the last one */
     uint64_t label;      /* its metadata */
@@ -35,6 +35,8 @@ struct m_array {
     uint64_t span, block, offset;
     uid_t uid; /* who created it */
     int n_leases, n_departed;
+    int companion;  /* that it keeps, or M_NONE */
+    int keeper;     /* whose companion it is, or M_NONE */
     int whole;      /* what it is a part of, or M_NONE */
     int n_parts;    /* of it, that are alive */
     int publisher;  /* of the part: slot, or M_NONE: nobody is to be told that it is gone */
@@ -96,6 +98,7 @@ struct m_request {
     int slot, pool, name;
     enum msg_method method;
     uint64_t label, nbytes, span, offset, seen;
+    int companion;     /* that it publishes, or M_NONE */
     uint32_t may_fail; /* bits: with these errors */
     bool must_fail;
     bool readonly;  /* what it opens */

@@ -128,6 +128,8 @@ model_part_published(struct model *m, const struct m_request *r, const struct h_
                                                 .block = whole->block,
                                                 .offset = whole->offset + r->offset,
                                                 .uid = whole->uid,
+                                                .companion = M_NONE,
+                                                .keeper = M_NONE,
                                                 .whole = (int)r->seen,
                                                 .publisher = r->slot,
                                                 .part = reply->array};

@@ -367,6 +367,29 @@ step_close(struct model *m, int s)
 
 /* ---- names ---- */
 
+/* With a companion, that another array of the slot is to be. */
+static uint64_t
+choose_companion(struct model *m, const struct m_slot *slot, struct m_request *r)
+{
+    const struct m_lease *lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
+    const struct m_array *a = &m->arrays[r->seen], *companion = &m->arrays[lease->array];
+
+    if (lease->array != a->companion &&
+        (companion->pool != a->pool || companion->uid != a->uid || lease->readonly ||
+         companion == a || companion->name != M_NONE || companion->keeper != M_NONE ||
+         companion->companion != M_NONE || companion->whole != M_NONE ||
+         a->companion != M_NONE)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(INVALID);
+    }
+    if (lease->array != a->companion && model_is_abandoned(m, lease->array)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(ABANDONED);
+    }
+    r->companion = lease->array;
+    return lease->lease;
+}
+
 static void
 step_publish(struct model *m, int s)
 {
@@ -393,13 +416,47 @@ step_publish(struct model *m, int s)
         r->must_fail = creating >= 0;
         r->may_fail |= ERR(EXISTS);
     }
-    model_note(m, "slot %d: publish lease %llu as %s in %s", s,
-               (unsigned long long)lease->lease, model_name(r->name), model_pool_name(r->pool));
+    if (m->arrays[lease->array].keeper != M_NONE) {
+        r->must_fail = true;
+        r->may_fail |= ERR(INVALID);
+    }
     snprintf(label, sizeof(label), "%llu", (unsigned long long)r->label);
     struct msg_publish_params params = {.lease = lease->lease,
                                         .name = MSG_STR(model_name(r->name)),
-                                        .metadata = msg_str_opt(r->label ? label : NULL)};
+                                        .metadata = msg_str_opt(r->label ? label : NULL),
+                                        .new = model_random(m, 4) == 0};
+    if (params.new && m->names[r->pool][r->name].array != M_NONE) {
+        r->must_fail = true;
+        r->may_fail |= ERR(EXISTS);
+    }
+    if (model_random(m, 3) == 0)
+        params.companion = choose_companion(m, slot, r);
+    model_note(m, "slot %d: publish lease %llu as %s in %s%s, companion %llu", s,
+               (unsigned long long)lease->lease, model_name(r->name), model_pool_name(r->pool),
+               params.new ? ", new" : "", (unsigned long long)params.companion);
     h_request(&m->h, slot->conn, MSG_PUBLISH, &params);
+}
+
+static void
+step_open_companion(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    if (!slot->n_leases || slot->n_leases + 8 > M_LEASES)
+        return;
+    const struct m_lease *lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
+    struct m_request *r = model_ask(m, s, MSG_OPEN_COMPANION);
+    r->pool = m->arrays[lease->array].pool;
+    r->readonly = lease->readonly;
+    r->may_fail = ERR_LIMITS;
+    if (m->arrays[lease->array].companion == M_NONE) {
+        r->must_fail = true;
+        r->may_fail |= ERR(NOT_FOUND);
+    }
+    model_note(m, "slot %d: open the companion of lease %llu", s,
+               (unsigned long long)lease->lease);
+    h_request(&m->h, slot->conn, MSG_OPEN_COMPANION,
+              &(struct msg_open_companion_params){.lease = lease->lease});
 }
 
 static void
@@ -644,14 +701,44 @@ step_offend(struct model *m, int s)
 }
 
 static void (*const client_steps[])(struct model *, int) = {
-    step_create,          step_create,  step_create,  step_create,      step_create,
-    step_create,          step_open,    step_open,    step_open,        step_open,
-    step_close,           step_close,   step_close,   step_close,       step_open_generation,
-    step_open_generation, step_publish, step_publish, step_publish,     step_publish,
-    step_unlink,          step_unlink,  step_watch,   step_watch,       step_watch,
-    step_cancel,          step_list,    step_list,    step_unnamed,     step_flush,
-    step_flush,           step_defer,   step_defer,   step_memory_info, step_ask,
+    step_create,
+    step_create,
+    step_create,
+    step_create,
+    step_create,
+    step_create,
+    step_open,
+    step_open,
+    step_open,
+    step_open,
+    step_close,
+    step_close,
+    step_close,
+    step_close,
+    step_open_generation,
+    step_open_generation,
+    step_publish,
+    step_publish,
+    step_publish,
+    step_publish,
+    step_unlink,
+    step_unlink,
+    step_watch,
+    step_watch,
+    step_watch,
+    step_cancel,
+    step_list,
+    step_list,
+    step_unnamed,
+    step_flush,
+    step_flush,
+    step_defer,
+    step_defer,
+    step_memory_info,
+    step_ask,
     step_offend,
+    step_open_companion,
+    step_open_companion,
 };
 
 static void

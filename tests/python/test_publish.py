@@ -92,3 +92,36 @@ def test_many_names_are_opened_at_once(client):
     assert n_leases(client) == 0
     for name in names:
         client.unlink(name)
+
+
+# --- companions -----------------------------------------------------------------------------
+
+
+def test_a_companion_goes_with_its_array(client, other):
+    with client.empty(8, "u1") as a, client.empty(8, "u1", memory="pinned") as b:
+        numpy.asarray(b)[:] = 5
+        first = a.publish("pair", companion=b)
+        with pytest.raises(caid.InvalidError, match="goes with one array"), client.empty(8, "u1") as c:
+            c.publish("another", companion=b)
+        with pytest.raises(caid.InvalidError, match="companion of another"):
+            b.publish("alone")
+        for wrong in b[1:], caid.to_device(numpy.zeros(3), client=client):
+            with wrong, pytest.raises(caid.UnsupportedError):
+                a.publish("pair", companion=wrong)
+        with pytest.raises(TypeError):
+            a._memory.publish("pair", None, 0, False, "b")
+        assert a.publish("pair", companion=b) == first + 1
+    with other.open("pair") as a, a.open_companion() as b:
+        assert b.readonly and b.memory == "pinned" and (numpy.asarray(b) == 5).all() and b.name is None
+        with pytest.raises(caid.NotFoundError, match="no companion"):
+            b.open_companion()
+    client.unlink("pair")
+
+
+def test_a_name_that_has_to_be_free(client):
+    with client.empty(8, "u1") as a, client.empty(8, "u1") as b:
+        a.publish("free", replace=False)
+        with pytest.raises(caid.ExistsError):
+            b.publish("free", replace=False)
+        b.publish("free")
+    client.unlink("free")

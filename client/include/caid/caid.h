@@ -300,11 +300,19 @@ int caid_array_ipc_handle(const struct caid_array *array, struct caid_ipc_handle
 
 /* ---- publishing ---- */
 
+enum caid_publish_flags {
+    CAID_PUBLISH_NEW = 1 << 0, /* CAID_ERR_EXISTS where the name is taken */
+};
+
 struct caid_publish_options {
     size_t struct_size;
     const char *metadata; /* NULL: the array's own stays */
     /* Work that writes the array: waited for. 0: all work of the device's context. */
     uint64_t stream;
+    /* An array "rw" without a name, of the same pool and creator, that this one keeps from now on:
+     * its companion, which whoever has this one open can open. NULL: none, or the one it has. */
+    struct caid_array *companion;
+    uint32_t flags; /* enum caid_publish_flags */
 };
 
 /* Puts the array under a name of its pool, at once and as a whole: whoever opens the name before
@@ -315,6 +323,11 @@ struct caid_publish_options {
 int caid_array_publish(struct caid_array *array, const char *name,
                        const struct caid_publish_options *options, uint64_t *ret_generation,
                        struct caid_error *error);
+
+/* The companion that an array was published with, in the mode in which that is open.
+ * CAID_ERR_NOT_FOUND: it has none. */
+int caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
+                              struct caid_error *error);
 
 struct caid_change {
     const char *name, *pool;
@@ -384,6 +397,7 @@ struct caid_details {
     const int64_t *strides;       /* NULL: C order */
     const char *descr, *metadata; /* or NULL */
     uint64_t array, block, block_size, offset;
+    uint64_t companion; /* array that it keeps; of one without a name: that keeps it; or 0 */
     const struct caid_holder *holders;
     size_t n_holders; /* at most entry.leases; less where a packet would not hold all */
 };
