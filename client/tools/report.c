@@ -336,6 +336,7 @@ unnamed_json(struct ctl *ctl, const struct caid_details *d)
     report_entry(ctl, &d->entry);
     json_u64(&ctl->out, "array", d->array);
     json_u64(&ctl->out, "block", d->block);
+    json_u64(&ctl->out, "companion", d->companion);
     report_holders(ctl, d);
     json_object_end(&ctl->out);
 }
@@ -366,8 +367,8 @@ static void PRINTF(4, 5)
     record_row(listing->ctl, unnamed_fields, 0, e, listing->table);
 }
 
-/* What keeps it beside those holders: others that a packet had no room for, and its parts, which
- * only its creator can publish. */
+/* What keeps it beside those holders: others that a packet had no room for, and its parts and the
+ * array whose companion it is, which only its creator can publish. */
 static void
 unnamed_rest(const struct listing *listing, const struct caid_details *d)
 {
@@ -379,6 +380,8 @@ unnamed_rest(const struct listing *listing, const struct caid_details *d)
     if (e->parts)
         unnamed_other(listing, e, user, "%" PRIu64 " part%s", e->parts,
                       e->parts > 1 ? "s" : "");
+    if (d->companion)
+        unnamed_other(listing, e, user, "array %" PRIu64, d->companion);
 }
 
 static int

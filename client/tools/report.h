@@ -49,6 +49,9 @@ char *report_use(const struct caid_entry *e);
 /* The members of an entry, into an object that is open. */
 void report_entry(struct ctl *ctl, const struct caid_entry *e);
 
+/* Which buffer of a storage is modified, in words; NULL: the array is no storage. */
+const char *storage_state(struct caid_client *client, const struct caid_details *d);
+
 void report_holders(struct ctl *ctl, const struct caid_details *d);
 
 /* One pool as an object. */

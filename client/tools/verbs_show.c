@@ -27,6 +27,8 @@ details_json(struct ctl *ctl, const struct caid_details *d)
     json_u64(out, "block", d->block);
     json_u64(out, "block_size", d->block_size);
     json_u64(out, "offset", d->offset);
+    json_u64(out, "companion", d->companion);
+    json_str(out, "storage", storage_state(ctl->client, d));
     report_holders(ctl, d);
     json_object_end(out);
 }
@@ -35,6 +37,7 @@ static void
 details_array(const struct ctl *ctl, struct table *table, const struct caid_details *d)
 {
     const struct caid_entry *e = &d->entry;
+    const char *storage = storage_state(ctl->client, d);
     _cleanup_free_ char *shape = format_shape(e->shape, e->ndim);
     _cleanup_free_ char *size = format_bytes(e->nbytes, ctl->bytes);
     _cleanup_free_ char *user = format_user(e->uid);
@@ -53,6 +56,8 @@ details_array(const struct ctl *ctl, struct table *table, const struct caid_deta
     table_fact(table, "size", "%s", size);
     if (d->metadata)
         table_fact(table, "metadata", "%s", d->metadata);
+    if (storage)
+        table_fact(table, "storage", "%s", storage);
     table_fact(table, "use", "%s", use);
     if (e->parts)
         table_fact(table, "parts", "%" PRIu64 " published of it", e->parts);

@@ -296,7 +296,7 @@ def test_show(socket, client):
                                  "readonly": False, "hung_up": False, "reading": 0, "writing": 0,
                                  "waiting": 0}]
     assert set(shown) == ENTRY_KEYS | {"strides", "descr", "metadata", "array", "block",
-                                       "block_size", "offset", "holders"}
+                                       "block_size", "offset", "holders", "companion", "storage"}
     assert shown["metadata"] is None and shown["memory"] == "device"
     text = caidctl("show", "x", socket=socket).stdout
     assert re.search(r"^strides +\(12, 24\)$", text, re.M)
@@ -386,7 +386,7 @@ def test_unnamed(socket, client):
     client.create(None, (256,))
     client.create("named", (256,))
     (entry,) = read_json(socket, "show", "--unnamed")["unnamed"]
-    assert set(entry) == ENTRY_KEYS | {"array", "block", "holders"}
+    assert set(entry) == ENTRY_KEYS | {"array", "block", "holders", "companion"}
     assert entry["name"] is None and entry["generation"] == 0 and entry["nbytes"] == 1024
     head, line = caidctl("show", "-u", socket=socket).stdout.splitlines()
     assert re.split(r"\s{2,}", head.strip()) == ["PID", "USER", "CLIENT", "MODE", "POOL",

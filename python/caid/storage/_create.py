@@ -7,25 +7,18 @@ from typing import Any, Sequence
 
 import numpy
 
-from .. import _array
-from .._errors import invalid
+from .. import _array, _default
+from .._errors import invalid, unsupported
 from . import _layout
 from ._interface import array_of, interface_of
-from ._sync import (
-    Parameters,
-    SyncState,
-    address_of,
-    allocate,
-    new_device,
-    new_host,
-    seen_by_device,
-    state_of,
-)
+from ._memory import allocate, new_device, new_host, opened, seen_by_device
+from ._shared import Parameters
+from ._sync import SyncState, address_of, state_of
 from ._types import Storage, make
 
 _NAMES = {
     "aligned_index", "alignment_size", "client", "defaults", "device", "dims", "halo", "layout",
-    "managed", "pool",
+    "managed", "name", "pool",
 }
 
 
@@ -37,6 +30,7 @@ class _Options:
         if unknown:
             raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
         self.given = given
+        self.name = given.get("name")
         name = given.get("defaults")
         self.preset = None if name is None else _layout.preset(name)
         self.like = like or {}
@@ -73,7 +67,7 @@ def _parameters(shape, dtype, options):
     return Parameters(
         shape, dtype, options.layout(len(shape)), 1 if size is None else _layout.alignment(size),
         _layout.aligned_index(options.get("aligned_index"), halo, shape), halo, device, managed,
-        options.get("client"), options.get("pool"),
+        options.get("client"), options.get("pool"), options.name is not None,
     )
 
 
@@ -108,8 +102,11 @@ def empty(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> S
         With a device: two buffers that this process synchronises; one, of the device; managed memory.
     client : Client, optional
         :func:`caid.default_client` without it, where there is memory of a device.
+    name : str, optional
+        It is published under this name, which must be free, when it has its contents: see
+        :meth:`Storage.publish`. Memory of the host is page-locked then.
     pool : str, optional
-        Whose memory that of a device is.
+        Whose memory it is.
 
     Returns
     -------
@@ -119,20 +116,31 @@ def empty(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> S
     ------
     InvalidError
         Shape, dtype or an option is none.
+    ExistsError
+        The name is taken.
+    UnsupportedError
+        A name for managed memory, which CUDA does not share.
     TypeError
         Another keyword argument.
     """
-    made = _parameters(shape, dtype, _Options(options))
-    return make(made, *allocate(made))
+    return _new(_parameters(shape, dtype, _Options(options)), options)
+
+
+def _new(made, options, contents=...):
+    """A storage with these contents, then with its name."""
+    new = make(made, *allocate(made))
+    if contents is not ...:
+        new[...] = contents
+    if made.is_named:
+        new.publish(options["name"], replace=False)
+    return new
 
 
 def full(
     shape: Sequence[int], fill_value: Any, dtype: Any = numpy.float64, **options: Any
 ) -> Storage:
     """A storage of one value. See :func:`empty`."""
-    made = empty(shape, dtype, **options)
-    made[...] = fill_value
-    return made
+    return _new(_parameters(shape, dtype, _Options(options)), options, fill_value)
 
 
 def zeros(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> Storage:
@@ -147,17 +155,15 @@ def ones(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> St
 
 def empty_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
     """A storage with the shape of another, its type and its other parameters unless they are given."""
-    if "shape" in options:
-        raise TypeError("shape: that of `data`")
-    made = _parameters(data.shape, data.dtype if dtype is None else dtype, _Options(options, _like(data)))
-    return make(made, *allocate(made))
+    return full_like(data, ..., dtype, **options)
 
 
 def full_like(data: Storage, fill_value: Any, dtype: Any = None, **options: Any) -> Storage:
     """full() with the parameters of another. See :func:`empty_like`."""
-    made = empty_like(data, dtype, **options)
-    made[...] = fill_value
-    return made
+    if "shape" in options:
+        raise TypeError("shape: that of `data`")
+    dtype = data.dtype if dtype is None else dtype
+    return _new(_parameters(data.shape, dtype, _Options(options, _like(data))), options, fill_value)
 
 
 def zeros_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
@@ -210,9 +216,7 @@ def storage(
     shown = source if isinstance(source, Storage) else _shown(source)
     _check_same(shown, shape, None)
     made = _parameters(shown.shape, shown.dtype if dtype is None else dtype, _Options(options, _found(source, shown)))
-    new = make(made, *allocate(made))
-    new[...] = source
-    return new
+    return _new(made, options, source)
 
 
 def _newest(data, device_data, sync_state):
@@ -281,6 +285,8 @@ def as_storage(
     TypeError
         `data` is no array in memory: a list, say.
     """
+    if options.get("name") is not None:
+        raise unsupported("name: as_storage() takes memory as it is; storage(x, name=...) copies it")
     if data is None and device_data is None:
         raise invalid("as_storage() wraps a buffer: give data, device_data or both; see empty()")
     source = data if data is not None else device_data
@@ -341,14 +347,14 @@ def _wrap(made, host, device, sync_state):
     if made.device is None:
         if host is None:
             raise invalid("device None: the data has no buffer on the host")
-        return host, None, None
+        return host, None, None, None
     if made.managed is None:
         if device is None:
             raise invalid("device 'gpu', managed None: the data has no buffer on a device")
-        return None, device, None
+        return None, device, None, None
     if host is None or not hasattr(host, "__cuda_array_interface__"):
         raise invalid("managed 'cuda': the data is not in managed memory that the host sees")
-    return host, seen_by_device(host, made), None
+    return host, seen_by_device(host, made), None, None
 
 
 def _pair(made, host, device, sync_state):
@@ -358,13 +364,47 @@ def _pair(made, host, device, sync_state):
             raise invalid("the data is of another storage: both of its buffers and its own sync_state are wanted")
         if not owner._are_of_same_points(host, device):
             raise invalid("data and device_data are different parts of a storage")
-        return host, device, owner
+        return host, device, owner, owner._shared
     if host is not None and device is not None:
         if sync_state is None:
             raise invalid("data and device_data: sync_state is to say which of them is up to date")
-        return host, device, sync_state._bind(host, device)
+        return host, device, sync_state._bind(host, device), None
     if device is None:
-        state, (_, device) = SyncState.SYNC_HOST_DIRTY, new_device(made)
+        state, device = SyncState.SYNC_HOST_DIRTY, new_device(made)
     else:
-        state, (_, host) = SyncState.SYNC_DEVICE_DIRTY, new_host(made)
-    return host, device, (sync_state or SyncState(state))._bind(host, device)
+        state, host = SyncState.SYNC_DEVICE_DIRTY, new_host(made)
+    return host, device, (sync_state or SyncState(state))._bind(host, device), None
+
+
+# --- of a name ------------------------------------------------------------------------------
+
+
+def open(
+    name: str, mode: str = "r", *, pool: str | None = None, generation: int | None = None,
+    copy: bool = True, client: Any = None
+) -> Storage:
+    """Opens a storage that has a name. It is the same memory in every process, with the same sync state.
+
+    Parameters
+    ----------
+    name : str
+    mode : {"r", "rw"}
+        With "r" nothing is written, also not to bring a side up to date: one that is out of date is read
+        from a copy of this process's own.
+    pool, generation : optional
+        As of :meth:`caid.Client.open`, with its errors.
+    copy : bool
+        False: StaleError in place of such a copy.
+    client : Client, optional
+        :func:`caid.default_client` without it.
+
+    Raises
+    ------
+    InvalidError
+        The array under that name is no storage, or one of another version.
+    CorruptError
+        What it says of itself cannot be: the message names its creator.
+    """
+    client = client or _default.default_client()
+    with client.open(name, mode, pool=pool, generation=generation) as root:
+        return make(*opened(root.view(), copy))

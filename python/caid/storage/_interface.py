@@ -162,13 +162,14 @@ class Fields:
 
     def _use(self, obj, writes):
         if isinstance(obj, Storage) and obj._has(self._device):
+            if writes and obj._shared is not None:
+                obj._shared.check_writable()
             if self._device is None:
                 return obj._use_host(write=False)
             return obj._use_device(write=False, stream=self._stream)
         field = ForeignField(obj, self._device, writes=writes)
         self._foreign.append(field)
         return field.__enter__()
-        
 
     def __exit__(self, kind, error, traceback):
         try:

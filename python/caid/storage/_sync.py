@@ -1,61 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory behind storages, and which of two buffers is up to date."""
+"""Which of a storage's two buffers is up to date, and the copies between them."""
 
 from __future__ import annotations
 
-import math
+import contextlib
 import threading
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy
-
-from .. import _array, _cai, _default, _geometry, _helpers, _pending, _typestr
+from .. import _array, _caid, _geometry, _pending, _streams
 from .._errors import invalid
-from . import _layout
 
 _bound: weakref.WeakSet = weakref.WeakSet()  # the SyncStates that have buffers
 _lock = threading.Lock()
 
 
 class SyncState:
-    """Which of two buffers is modified: one for all storages that look at them. It keeps them.
+    """Which of two buffers is modified: one for all storages that look at them, also in other processes
+    where the storage has a name. It keeps the buffers.
 
     Attributes
     ----------
     state : int
         SYNC_CLEAN, SYNC_HOST_DIRTY or SYNC_DEVICE_DIRTY. Setting it says so of all the buffer.
+        CorruptError: another process has written what is no state.
     """
 
     SYNC_CLEAN = 0
     SYNC_HOST_DIRTY = 1
     SYNC_DEVICE_DIRTY = 2
 
-    __slots__ = ("_state", "_part", "_host", "_device", "_raw", "_turn", "_on_host", "__weakref__")
+    __slots__ = (
+        "_words", "_part", "_seen", "_enqueued", "_host", "_device", "_raw", "_turn", "_books",
+        "_on_host", "_shared", "__weakref__",
+    )
 
     def __init__(self, state: int = SYNC_CLEAN):
+        self._words = bytearray(16)
+        self._part = None  # of the modified buffer, bytes; None: all of it
+        self._seen = self._enqueued = 0  # versions: of the last modification here; on its way to be copied
+        self._host = self._device = self._raw = self._on_host = self._shared = None
+        self._turn, self._books = threading.RLock(), threading.Lock()
         self.state = state
-        self._host = self._device = self._raw = self._on_host = None
-        self._turn = threading.RLock()
 
     @property
     def state(self) -> int:
-        return self._state
+        return _caid.sync_load(self._words)[0]
+
+    def _load(self):
+        """(state, version)"""
+        return _caid.sync_load(self._words)
 
     @state.setter
     def state(self, state: int) -> None:
         if state not in (self.SYNC_CLEAN, self.SYNC_HOST_DIRTY, self.SYNC_DEVICE_DIRTY):
             raise invalid(f"sync state {state!r}: SYNC_CLEAN, SYNC_HOST_DIRTY or SYNC_DEVICE_DIRTY")
-        self._state, self._part = state, None
+        if state:
+            self._modify(state, None)
+        else:
+            self._check_writable()
+            _caid.sync_pass(self._words, self._load()[1])
 
     def __repr__(self):
-        name = ("CLEAN", "HOST_DIRTY", "DEVICE_DIRTY")[self._state]
+        name = ("CLEAN", "HOST_DIRTY", "DEVICE_DIRTY")[self.state]
         return f"<caid.storage.SyncState SYNC_{name}>"
 
-    def _bind(self, host, device, raw=None):
-        """To a NumPy array and an Array of one shape; `raw` are the bytes of both from the first point
-        on, where they lie alike."""
-        self._host, self._device, self._raw = host, device, raw
+    def _check_writable(self):
+        if self._shared is not None:
+            self._shared.check_writable()
+
+    def _bind(self, host, device, raw=None, shared=None, words=None):
+        """To a NumPy array and an Array of one shape. `shared` is the daemon's memory that they lie in,
+        where that is so: then `raw` are Arrays of the bytes of both from the first point on, which lie
+        alike, and the words of the state are there."""
+        self._host, self._device, self._raw, self._shared = host, device, raw, shared
+        if words is not None:
+            self._words = words
         with _lock:
             _bound.add(self)
         return self
@@ -74,32 +94,74 @@ class SyncState:
     def _modify(self, state, part):
         """A part of one side is modified. What the other side alone had is given up: this side counts,
         all of it."""
-        with self._turn:
-            if self._state == self.SYNC_CLEAN:
+        self._check_writable()
+        with self._books:
+            before, version = _caid.sync_modify(self._words, state)
+            if before == self.SYNC_CLEAN:
                 self._part = part
-            elif self._state != state:
+            elif before != state or part is None or version != self._seen + 1:
                 self._part = None
             elif self._part is not None:
                 self._part = min(self._part[0], part[0]), max(self._part[1], part[1])
-            self._state = state
+            self._seen = version
 
-    def _copy(self, modified, force, stream):
+    def _wanted(self, modified, force):
+        """(whether there is something to be copied, the version that it is, its part)"""
+        with self._books:
+            state, version = self._load()
+            is_wanted = force or (state == modified and version != self._enqueued)
+            return is_wanted, version, None if force or version != self._seen else self._part
+
+    def _in_turn(self):
+        """While it lasts nobody else copies, and nobody's copy comes between what is done in it. Not
+        needed in a bracket; where there are brackets, who waits for one is in nobody's way."""
+        is_shared = self._shared is not None and self._shared.is_public
+        return contextlib.nullcontext() if is_shared else self._turn
+
+    def _copy(self, modified, force, stream, timeout=None):
         """From the side that the state `modified` names, what is modified there, or by force all. Without
-        a stream the side that it goes to can be used when this returns."""
-        with self._turn:
-            is_wanted = self._state == modified or force
-            if is_wanted or not stream:
-                self._settle()
-            if is_wanted and self._host.size:
-                self._copy_part(modified, None if force else self._part, stream)
-            elif not stream and modified == self.SYNC_HOST_DIRTY:
-                _pending.wait(self._device._memory)
-            if is_wanted:
-                self.state = self.SYNC_CLEAN
+        a stream the side that it goes to can be used when this returns. Timeout: of waiting for others."""
+        shared = self._shared
+        if shared is None or not shared.is_public or shared.is_writing:
+            with self._turn:
+                self._copy_here(modified, force, stream)
+            return
+        if shared.readonly:
+            if self.state == modified:
+                raise shared.stale("host" if modified == self.SYNC_DEVICE_DIRTY else "device")
+        elif self._wanted(modified, force)[0]:
+            with shared.copying(None, modified, timeout):  # after this, all that others have begun is done
+                if not stream or not self._wanted(modified, force)[0]:
+                    self._copy_here(modified, force, 0)
+                    return
+            with shared.copying(stream, modified, timeout):
+                self._copy_here(modified, force, stream)
+        elif not stream:
+            self._copy_here(modified, force, 0)
+
+    def _copy_here(self, modified, force, stream):
+        is_wanted, version, part = self._wanted(modified, force)
+        if is_wanted or not stream:
+            self._settle()
+        if is_wanted and self._host.size:
+            self._copy_part(modified, part, stream)
+        elif not stream and modified == self.SYNC_HOST_DIRTY:
+            _pending.wait(self._device._memory)
+        if is_wanted:
+            self._pass(version, stream)
+
+    def _pass(self, version, stream):
+        """Both buffers are as they were at that version: now, or for others when the stream is there."""
+        if stream and self._shared is not None and self._shared.is_public:
+            self._enqueued = version
+            device = max(self._device._memory.mapped_device, 0)
+            _streams.of(stream, self._shared.client, device)._sync_pass(self._words, version)
+        else:
+            _caid.sync_pass(self._words, version)
 
     def _copy_part(self, modified, part, stream):
         host, device = self._sides(part)
-        copy = device.copy_from_host if modified == self.SYNC_HOST_DIRTY else device.copy_to_host
+        copy = device.copy_from if modified == self.SYNC_HOST_DIRTY else device.copy_to
         if not stream:
             copy(host)
             return
@@ -143,77 +205,3 @@ def state_of(host: Any, device: Any) -> SyncState | None:
                 if low < end and start < high:
                     return state
     return None
-
-
-# --- making them ----------------------------------------------------------------------------
-
-
-class Parameters(NamedTuple):
-    """Of a storage that is to be made."""
-
-    shape: tuple
-    dtype: numpy.dtype
-    layout: tuple
-    alignment_size: int
-    aligned_index: tuple
-    halo: tuple
-    device: str | None
-    managed: str | None
-    client: Any
-    pool: str | None
-
-
-def allocate(p: Parameters) -> tuple[Any, Any, SyncState | None]:
-    """(NumPy array or None, Array or None, SyncState of two), with undefined contents."""
-    if p.device is None:
-        return new_host(p)[1], None, None
-    if p.managed is None:
-        return None, new_device(p)[1], None
-    if p.managed == "cuda":
-        _, host = new_host(p)
-        return host, seen_by_device(host, p), None
-    (host_bytes, host), (device_bytes, device) = new_host(p), new_device(p)
-    return host, device, SyncState()._bind(host, device, (host_bytes, device_bytes))
-
-
-def new_host(p: Parameters) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """A buffer of the host, as its bytes from the first point on, and as what it is."""
-    memory, strides = _from_first_point(_host_memory, p)
-    typed = memory.view(p.dtype)
-    return memory, numpy.lib.stride_tricks.as_strided(typed, p.shape, strides, subok=True)
-
-
-def new_device(p: Parameters) -> tuple[_array.Array, _array.Array]:
-    """The same of a device."""
-    memory, strides = _from_first_point(_device_memory, p)
-    element, _ = _typestr.of_dtype(p.dtype)
-    layout = memory._layout._replace(shape=p.shape, strides=strides, element=element)
-    return memory, _array.make(memory._memory.share(), layout, root=False)
-
-
-def seen_by_device(host: numpy.ndarray, p: Parameters) -> _array.Array:
-    """An Array over managed memory."""
-    client = None if p.client is None else _default.driver_client(p.client)
-    return _cai.as_array(host, sync=False, client=client)
-
-
-def _from_first_point(allocate, p):
-    """(bytes, strides); no point is aligned less than its type wants."""
-    strides, nbytes = _layout.padded_strides(p.shape, p.dtype.itemsize, p.layout, p.alignment_size)
-    alignment = math.lcm(p.alignment_size, p.dtype.alignment)
-    memory = allocate(p, nbytes + alignment - 1)
-    lead = _layout.lead(address_of(memory), p.aligned_index, strides, alignment)
-    return memory[lead : lead + nbytes], strides
-
-
-def _host_memory(p, nbytes):
-    if p.device is None:
-        return numpy.empty(nbytes, "u1")
-    make = _helpers.managed_array if p.managed == "cuda" else _helpers.pinned_array
-    return make(nbytes, "u1", client=p.client)
-
-
-def _device_memory(p, nbytes):
-    client = p.client or _default.default_client()
-    with client.empty(nbytes, "|u1", pool=p.pool) as root:
-        return root.view()

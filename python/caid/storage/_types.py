@@ -9,8 +9,11 @@ from typing import Any
 import numpy
 
 from .. import _array, _cai, _geometry, _pending
+from .._errors import unsupported
 from . import _layout
-from ._sync import SyncState, address_of, allocate
+from ._memory import allocate
+from ._shared import StorageBracket
+from ._sync import SyncState, address_of
 
 
 class NoSuchBufferError(AttributeError, TypeError):
@@ -26,7 +29,7 @@ class Storage:
     later, say so (``set_host_modified()``, ``set_device_modified()``).
     """
 
-    __slots__ = ("_sync", "_host", "_array", "_halo", "_made", "_part", "__weakref__")
+    __slots__ = ("_sync", "_host", "_array", "_halo", "_made", "_part", "_shared", "__weakref__")
 
     def __init__(self, *_args: Any, **_kwargs: Any):
         raise TypeError("storages are made by caid.storage.empty(), storage(), as_storage(), ...")
@@ -148,13 +151,20 @@ class Storage:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """dict: NumPy's array interface of the host's buffer, to be written; AttributeError without."""
-        return self._use_host(write=True).__array_interface__
+        host = self._use_host(write=True)
+        told = host.__array_interface__
+        if host is not self._host:  # a copy, which NumPy keeps
+            told = {**told, "data": host.base, "offset": address_of(host) - address_of(host.base)}
+        return told
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """dict: the CUDA Array Interface of the device's buffer, to be written; AttributeError without
-        one."""
-        return self._use_device(write=True).__cuda_array_interface__
+        one. StaleError: mode "r", and it is out of date; the dict would keep no copy."""
+        array = self._use_device(write=True)
+        if array is not self._array:
+            raise self._shared.stale("device")
+        return array.__cuda_array_interface__
 
     @property
     def __gt_data_interface__(self) -> dict[str | None, dict[str, Any]]:
@@ -211,6 +221,77 @@ class Storage:
         self.device_to_host(stream=stream)
         self.host_to_device(stream=stream)
 
+    # --- sharing ----------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str | None:
+        """str or None: that it was made, opened or last published by."""
+        return None if self._shared is None else self._shared.name
+
+    def publish(self, name: str, *, replace: bool = True) -> int:
+        """Puts the storage under a name of its pool, with its halo and all that it was made with:
+        :func:`open` gives it to other processes. Its buffers and its sync state are one name.
+
+        Parameters
+        ----------
+        name : str
+        replace : bool
+            False: the name must be free.
+
+        Returns
+        -------
+        int
+            The name's generation, as of :meth:`caid.Array.publish`, with its errors.
+
+        Raises
+        ------
+        UnsupportedError
+            Memory that this process alone has: pageable, managed, or what as_storage() was given.
+        InvalidError
+            A view; an alignment that is no power of 2.
+        """
+        if self._shared is None:
+            raise unsupported(
+                f"a {type(self).__name__} in memory that is not the daemon's: copy it, "
+                "by storage(x, name=...)"
+            )
+        whole = self._made
+        strides, _ = _layout.padded_strides(
+            whole.shape, whole.dtype.itemsize, whole.layout, whole.alignment_size
+        )
+        if (self.shape, self.strides) != (whole.shape, strides):
+            raise unsupported("a view is not published: publish the storage that it was made from")
+        return self._shared.publish(whole, self._halo, name, replace)
+
+    def read(self, stream: Any = None, timeout: float | None = None) -> StorageBracket:
+        """A bracket in which the storage is read, as :meth:`caid.Array.read`: after whoever writes either
+        buffer, before who writes one next, in any process::
+
+            with u.read(s) as u_, v.write(s) as v_:
+                kernel[grid, block, s](u_, v_)
+
+        With a stream it gives an Array of the device's buffer, for work on that stream, without one a
+        NumPy array of the host's, where there are these; that side is up to date.
+        """
+        return StorageBracket(self, False, stream, timeout)
+
+    def write(self, stream: Any = None, timeout: float | None = None) -> StorageBracket:
+        """A bracket in which both buffers are written by nobody else: see read(). Leaving says that this
+        side was modified; by an exception, that the storage is abandoned, as of
+        :meth:`caid.Array.write`."""
+        return StorageBracket(self, True, stream, timeout)
+
+    def discard(self) -> None:
+        """Takes the contents of an abandoned storage as they are: :meth:`caid.Array.discard`."""
+        for array in () if self._shared is None else self._shared.arrays:
+            array.discard()
+
+    def _is_stale(self, device):
+        return False
+
+    def _bring(self, device, stream, timeout):
+        """Brings a side up to date, unless others are in the way for longer."""
+
     # --- copies and views -------------------------------------------------------------------
 
     def copy(self) -> Storage:
@@ -227,6 +308,7 @@ class Storage:
             shape=self.shape, dtype=self.dtype, halo=self._halo,
             layout=_layout.layout_of(self.shape, self.strides),
             aligned_index=made.aligned_index if self.shape == made.shape else starts,
+            is_named=False,
         )
 
     def __copy__(self) -> Storage:
@@ -254,7 +336,7 @@ class Storage:
 
     def _view(self, host, array, halo):
         view = object.__new__(type(self))
-        view._sync, view._made = self._sync, self._made
+        view._sync, view._made, view._shared = self._sync, self._made, self._shared
         view._host, view._array, view._halo, view._part = host, array, halo, None
         return view
 
@@ -348,7 +430,9 @@ class SoftwareManagedGPUStorage(Storage):
         return self._sync
 
     def _use_host(self, *, write):
-        with self._sync._turn:
+        if self._is_readonly:
+            return self._shared.read(self._sync, self._host)
+        with self._sync._in_turn():
             self.device_to_host()
             self._sync._settle()
             if write:
@@ -356,20 +440,35 @@ class SoftwareManagedGPUStorage(Storage):
         return self._host
 
     def _use_device(self, *, write, stream=0):
+        if self._is_readonly:
+            return self._shared.read(self._sync, self._array)
         if not write and self._sync.state != SyncState.SYNC_HOST_DIRTY:
             return self._array
-        with self._sync._turn:
+        with self._sync._in_turn():
             self.host_to_device(stream=stream)
             if write:
                 self.set_device_modified()
         return self._array
 
+    @property
+    def _is_readonly(self):
+        return self._shared is not None and self._shared.readonly
+
+    def _is_stale(self, device):
+        """Whether the side is out of date."""
+        stale = SyncState.SYNC_DEVICE_DIRTY if device is None else SyncState.SYNC_HOST_DIRTY
+        return self._sync.state == stale
+
+    def _bring(self, device, stream, timeout):
+        stale = SyncState.SYNC_DEVICE_DIRTY if device is None else SyncState.SYNC_HOST_DIRTY
+        self._sync._copy(stale, False, stream, timeout)
+
     def _set_on_host(self, key, value):
-        with self._sync._turn:
+        with self._sync._in_turn():
             super()._set_on_host(key, value)
 
     def _set_on_device(self, key, value):
-        with self._sync._turn:
+        with self._sync._in_turn():
             super()._set_on_device(key, value)
 
     def _up_to_date(self, write):
@@ -427,11 +526,11 @@ def _transpose(a, axes=None):
     return a.transpose() if axes is None else a.transpose(axes)
 
 
-def make(made: Any, host: Any, array: Any, sync: SyncState | None) -> Storage:
+def make(made: Any, host: Any, array: Any, sync: SyncState | None, shared: Any) -> Storage:
     """The storage over these buffers; `made` are its Parameters."""
     storage = object.__new__(CPUStorage if made.device is None else _MANAGED[made.managed])
     storage._made, storage._host, storage._array, storage._sync = made, host, array, sync
-    storage._halo, storage._part = made.halo, None
+    storage._halo, storage._part, storage._shared = made.halo, None, shared
     return storage
 
 

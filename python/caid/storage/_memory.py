@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of storages, aligned: new, or that of a name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy
+
+from .. import _array, _cai, _default, _helpers, _typestr
+from .._errors import NotFoundError, corrupt, unsupported
+from . import _layout
+from ._shared import Parameters, Shared, described
+from ._sync import SyncState, address_of
+
+_HEADER = 512  # bytes of the host's memory before a buffer of two, of which the sync state has the first
+_WORDS = 16
+
+
+def allocate(p: Parameters) -> tuple:
+    """(NumPy array or None, Array or None, SyncState of two, Shared of the daemon's memory), with undefined
+    contents."""
+    if p.device is None and not p.is_named:
+        return new_host(p), None, None, None
+    if p.device is not None and p.managed == "cuda":
+        if p.is_named:
+            raise unsupported(
+                "managed memory cannot be shared, as CUDA has no handle for it; with managed='gt4py' a "
+                "storage can have a name"
+            )
+        host = new_host(p)
+        return host, seen_by_device(host, p), None, None
+    nbytes = _room(p)
+    device = None if p.device is None else _bytes(p, nbytes)
+    start = 0 if device is None else _HEADER
+    has_host = device is None or p.managed is not None
+    host = _bytes(p, start + nbytes, "pinned") if has_host else None
+    if host is not None:
+        memory = numpy.asarray(host)
+        memory[:start] = 0
+        lead = start + _lead(p, address_of(memory) + start)
+    leads = lead if has_host else 0, 0 if device is None else _lead(p, device.ptr)
+    return _over(p, Shared(host, device, leads))
+
+
+def opened(array: Any, may_copy: bool) -> tuple:
+    """(Parameters, and what allocate() gives) of an array that has been opened by its name. CorruptError:
+    what it tells of its memory cannot be."""
+    made, leads = described(array)
+    companion = None if made.managed is None else _companion(array)
+    host, device = (array, None) if made.device is None else (companion, array)
+    for side, lead, start in (host, leads[0], 0 if device is None else _HEADER), (device, leads[1], 0):
+        if side is not None:
+            _check_room(made, array, side, lead, start)
+    shared = Shared(host, device, leads)
+    shared.is_public, shared.may_copy = True, may_copy
+    return (made._replace(client=shared.client), *_over(made, shared))
+
+
+def _companion(array):
+    try:
+        with array.open_companion() as root:
+            return root.view()
+    except NotFoundError as e:
+        raise corrupt(f"storage {array.name!r}, created by uid {array._memory.uid}: {e}") from None
+
+
+def _check_room(p, array, side, lead, start):
+    """That the points lie in that memory, which is bytes, and are aligned."""
+    end = lead + _strides(p)[1]
+    if side.typestr != "|u1" or not start <= lead or end > side.nbytes or _lead(p, side.device_ptr + lead):
+        raise corrupt(
+            f"storage {array.name!r}, created by uid {array._memory.uid}: its points are not in its memory"
+        )
+
+
+def _over(p, shared):
+    strides, nbytes = _strides(p)
+    raw = [
+        None if memory is None else memory[lead : lead + nbytes]
+        for memory, lead in zip((shared.host, shared.device), shared.leads)
+    ]
+    host = array = sync = None
+    if raw[0] is not None:
+        host = _typed(numpy.asarray(raw[0]), p)
+    if raw[1] is not None:
+        element, _ = _typestr.of_dtype(p.dtype)
+        layout = raw[1]._layout._replace(shape=p.shape, strides=strides, element=element)
+        array = _array.make(raw[1]._memory.share(), layout, root=False)
+    if host is not None and array is not None:
+        words = numpy.asarray(shared.host)[:_WORDS]
+        sync = SyncState()._bind(host, array, raw, shared, words)
+    return host, array, sync, shared
+
+
+def new_host(p: Parameters) -> numpy.ndarray:
+    """A buffer in this process's own memory: pageable, page-locked or managed."""
+    nbytes = _room(p)
+    if p.device is None:
+        memory = numpy.empty(nbytes, "u1")
+    else:
+        make = _helpers.managed_array if p.managed == "cuda" else _helpers.pinned_array
+        memory = make(nbytes, "u1", client=p.client)
+    lead = _lead(p, address_of(memory))
+    return _typed(memory[lead : lead + _strides(p)[1]], p)
+
+
+def new_device(p: Parameters) -> _array.Array:
+    return allocate(p._replace(managed=None))[1]
+
+
+def seen_by_device(host: numpy.ndarray, p: Parameters) -> _array.Array:
+    """An Array over managed memory."""
+    client = None if p.client is None else _default.driver_client(p.client)
+    return _cai.as_array(host, sync=False, client=client)
+
+
+def _strides(p):
+    return _layout.padded_strides(p.shape, p.dtype.itemsize, p.layout, p.alignment_size)
+
+
+def _alignment(p):
+    """No point is aligned less than its type wants."""
+    return math.lcm(p.alignment_size, p.dtype.alignment)
+
+
+def _room(p):
+    return _strides(p)[1] + _alignment(p) - 1
+
+
+def _lead(p, address):
+    return _layout.lead(address, p.aligned_index, _strides(p)[0], _alignment(p))
+
+
+def _typed(raw, p):
+    return numpy.lib.stride_tricks.as_strided(raw.view(p.dtype), p.shape, _strides(p)[0], subok=True)
+
+
+def _bytes(p, nbytes, memory="device"):
+    client = p.client or _default.default_client()
+    with client.empty(nbytes, "|u1", pool=p.pool, memory=memory) as root:
+        return root.view()

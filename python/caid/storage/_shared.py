@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storages between processes: what a name is of, what its metadata tells, and brackets around it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, NamedTuple
+
+import numpy
+
+from .. import _array, _bracket, _metadata, _typestr
+from .._errors import InvalidError, ReadOnlyError, StaleError, corrupt, invalid
+from . import _layout
+from ._sync import SyncState, address_of
+
+_KEY, _VERSION = "caid.storage", 1  # of metadata
+_ALIGNMENT_MAX = 2 << 20  # of addresses that are others in each process: caid_array_create()
+
+
+class Parameters(NamedTuple):
+    """Of a storage that is to be made."""
+
+    shape: tuple
+    dtype: numpy.dtype
+    layout: tuple
+    alignment_size: int
+    aligned_index: tuple
+    halo: tuple
+    device: str | None
+    managed: str | None
+    client: Any
+    pool: str | None
+    is_named: bool = False
+
+
+class Shared:
+    """The daemon's memory that a storage lies in: bytes of a device, bytes that the host reaches, or both,
+    of which the second is the companion of the first. What a name is of.
+
+    Attributes
+    ----------
+    host, device : Array or None
+    leads : (int, int)
+        Bytes in each before the first point.
+    is_public : bool
+        It has had a name: others may use it.
+    may_copy : bool
+        Of mode "r": whether what is out of date is copied, for this process alone.
+    """
+
+    __slots__ = ("host", "device", "leads", "is_public", "may_copy", "_writer", "_copy")
+
+    def __init__(self, host: Any, device: Any, leads: tuple[int, int]):
+        self.host, self.device, self.leads = host, device, leads
+        self.is_public, self.may_copy = False, True
+        self._writer = None  # the thread that has a bracket in which all of it is written
+        self._copy = 0, None  # version, bytes on the side that was out of date
+
+    @property
+    def arrays(self) -> tuple:
+        return tuple(array for array in (self.device, self.host) if array is not None)
+
+    @property
+    def client(self) -> Any:
+        return self.arrays[0]._memory.client
+
+    @property
+    def name(self) -> str | None:
+        return self.arrays[0].name
+
+    @property
+    def readonly(self) -> bool:
+        return self.arrays[0].readonly
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this thread is in a bracket in which all of it may be written."""
+        return self._writer == threading.get_ident()
+
+    def check_writable(self) -> None:
+        if self.readonly:
+            raise ReadOnlyError(f'storage {self.name!r} was opened with mode "r"')
+
+    def stale(self, side: str) -> StaleError:
+        return StaleError(
+            f"storage {self.name!r}: the {side}'s buffer is out of date, and mode \"r\" does not write it"
+        )
+
+    def copying(self, stream: Any, modified: int, timeout: float | None) -> Any:
+        """A Bracket for a copy from the side that is modified. Where its process is killed, the other side
+        is abandoned, which the next copy writes."""
+        sides = (self.host,), (self.device,)
+        source, target = sides if modified == SyncState.SYNC_HOST_DIRTY else sides[::-1]
+        return _bracket.of_client(self.client, source, target, stream, timeout)
+
+    def publish(self, made: Parameters, halo: tuple, name: str, replace: bool) -> int:
+        self.check_writable()
+        size = made.alignment_size
+        if size & (size - 1) or size > _ALIGNMENT_MAX:
+            raise invalid(
+                f"alignment_size {size}: of a storage with a name it is a power of 2, at most "
+                f"{_ALIGNMENT_MAX}, as each process has addresses of its own"
+            )
+        for array in self.arrays:
+            array.synchronize()
+        first, *others = (array._memory for array in self.arrays)
+        companion = others[0] if others and not self.is_public else None
+        text = _metadata.encode({_KEY: _VERSION, **_told(made, halo, self.leads)})
+        was_public, self.is_public = self.is_public, True
+        try:
+            return first.publish(name, text, 0, not replace, companion)
+        except BaseException:
+            self.is_public = was_public
+            raise
+
+    # --- of mode "r" ------------------------------------------------------------------------
+
+    def read(self, sync: SyncState, side: Any) -> Any:
+        """A view of one side; where that is out of date, a view of a copy that is not. StaleError where
+        nothing may be copied."""
+        is_host = isinstance(side, numpy.ndarray)
+        stale = SyncState.SYNC_DEVICE_DIRTY if is_host else SyncState.SYNC_HOST_DIRTY
+        if sync.state != stale:
+            return side
+        if not self.may_copy:
+            raise self.stale("host" if is_host else "device")
+        source = self.device if is_host else self.host
+        with _bracket.of_client(self.client, (source,), (), None, None):
+            state, version = sync._load()
+            if state == stale and self._copy[0] != version:
+                host, device = sync._raw
+                self._copy = version, _on_host(device) if is_host else _on_device(host, self)
+        return _alike(side, self._copy[1], sync) if state == stale else side
+
+
+def _on_host(device):
+    copy = device.copy_to_host()
+    copy.flags.writeable = False
+    return copy
+
+
+def _on_device(host, shared):
+    memory = shared.device._memory
+    with memory.client.empty(host.nbytes, "|u1", device=max(memory.mapped_device, 0)) as root:
+        root.copy_from(host)
+        return root.view()
+
+
+def _alike(side, copy, sync):
+    """The view of a copy of the bytes that is as that one of the bytes."""
+    if isinstance(side, numpy.ndarray):
+        at = address_of(side) - address_of(sync._host)
+        return numpy.ndarray(side.shape, side.dtype, copy, at, side.strides)
+    ptr = copy.ptr + side.ptr - sync._device.ptr
+    layout = side._layout._replace(ptr=ptr, readonly=True)
+    return _array.make(copy._memory.share(), layout, root=False)
+
+
+# --- metadata -------------------------------------------------------------------------------
+
+
+def _told(made, halo, leads):
+    element, _ = _typestr.of_dtype(made.dtype)
+    return {
+        "shape": made.shape,
+        "dtype": element.name or element.typestr,
+        "descr": element.descr,
+        "layout": made.layout,
+        "alignment_size": made.alignment_size,
+        "aligned_index": made.aligned_index,
+        "halo": halo,
+        "device": made.device,
+        "managed": made.managed if made.device else None,
+        "leads": leads,
+    }
+
+
+def described(array: Any) -> tuple[Parameters, tuple[int, int]]:
+    """The Parameters of a storage that has been opened, and its leads. InvalidError: it is none;
+    CorruptError: its metadata cannot be."""
+    told = array.metadata
+    if not isinstance(told, dict) or _KEY not in told:
+        raise invalid(f"array {array.name!r} is no storage: Client.open() opens it")
+    if told[_KEY] != _VERSION:
+        raise invalid(f"storage {array.name!r} is of version {told[_KEY]!r}; this caid knows {_VERSION}")
+    try:
+        return _checked(told)
+    except (InvalidError, KeyError, TypeError, ValueError, OverflowError) as e:
+        raise corrupt(f"storage {array.name!r}, created by uid {array._memory.uid}: {e}") from None
+
+
+def _checked(told):
+    shape = _layout.extents(told["shape"])
+    element, _ = _typestr.of_dtype(str(told["dtype"]))
+    if told["descr"] is not None:
+        element = _typestr.element_of(element.typestr, element.itemsize, told["descr"])
+    halo = _layout.halo(told["halo"], shape)
+    made = Parameters(
+        shape,
+        _typestr.to_numpy(element),
+        _layout.layout(told["layout"], len(shape)),
+        _layout.alignment(told["alignment_size"]),
+        _layout.aligned_index(told["aligned_index"], halo, shape),
+        halo,
+        told["device"],
+        told["managed"],
+        None,
+        None,
+        True,
+    )
+    if (made.device, made.managed) not in ((None, None), ("gpu", None), ("gpu", "gt4py")):
+        raise ValueError(f"device {made.device!r}, managed {made.managed!r}")
+    host, device = _layout.extents(told["leads"])
+    return made, (host, device)
+
+
+# --- brackets -------------------------------------------------------------------------------
+
+
+class StorageBracket:
+    """A bracket around a storage: what ``read()`` and ``write()`` give. See :class:`caid.Bracket`.
+
+    One that writes is around both buffers. One that reads is around that which is used, and so keeps away all
+    who write the storage; the other side may be brought up to date meanwhile.
+    """
+
+    __slots__ = ("_storage", "_shared", "_write", "_stream", "_device", "_timeout", "_bracket")
+
+    def __init__(self, storage: Any, write: bool, stream: Any, timeout: float | None):
+        self._storage, self._shared = storage, storage._shared
+        if self._shared is None:
+            raise invalid("a storage in memory of this process alone has no brackets")
+        if write:
+            self._shared.check_writable()
+        self._write, self._stream, self._timeout = write, stream, timeout
+        on_device = self._shared.host is None or (stream is not None and self._shared.device is not None)
+        self._device = "gpu" if on_device else None
+        self._bracket = None
+
+    def __enter__(self) -> Any:
+        end = None if self._timeout is None else time.monotonic() + self._timeout
+        while self._bracket is None:
+            views = self._begin(None if end is None else max(end - time.monotonic(), 0))
+        try:
+            used = self._side()
+        except BaseException:
+            self._shared._writer = None
+            self._bracket._give_up()
+            raise
+        return views[0] if used is self._storage._array else used
+
+    def _begin(self, timeout):
+        """Begins it, unless somebody has modified the other side meanwhile."""
+        storage, shared = self._storage, self._shared
+        if not self._write and not shared.readonly:
+            storage._bring(self._device, self._stream or 0, timeout)
+        device, host = storage._array, shared.host
+        if self._write:
+            reads, writes = (), tuple(array for array in (device, host) if array is not None)
+        else:
+            is_on_device = self._device is not None
+            if shared.readonly and storage._is_stale(self._device):
+                is_on_device = not is_on_device  # what is copied
+            reads, writes = (device if is_on_device else host,), ()
+        bracket = _bracket.of_client(shared.client, reads, writes, self._stream, timeout)
+        views = bracket.begin()
+        if self._write:
+            shared._writer = threading.get_ident()
+        elif storage._is_stale(self._device) and not shared.readonly:
+            bracket.end()
+            return ()
+        self._bracket = bracket
+        return views
+
+    def _side(self):
+        if self._device is None:
+            return self._storage._use_host(write=False)
+        return self._storage._use_device(write=False, stream=self._stream or 0)
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            if self._write:
+                storage = self._storage
+                (storage.set_host_modified if self._device is None else storage.set_device_modified)()
+        finally:
+            self._shared._writer = None
+            self._bracket.__exit__(kind, error, traceback)
