@@ -160,5 +160,6 @@ PyObject *py_callback_add(struct stream_object *self, PyObject *fn, PyObject *ar
 
 /* ---- the sync state of storages (sync.c) ---- */
 
-/* sync_pass() when the stream has come to here; the words are in memory of a lease. */
-PyObject *py_sync_pass_on(struct stream_object *stream, PyObject *words, PyObject *version);
+/* args: words, which are in memory of a lease, side, version. When the stream has come to here,
+ * that side is modified, or, for side 0, both are equal up to that version. */
+PyObject *py_sync_on(struct stream_object *stream, PyObject *args);

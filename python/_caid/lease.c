@@ -511,7 +511,7 @@ lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         py_u64_get(self->client->state, args[2], "stream", &options.stream) < 0 ||
         lease_get_companion(self, args[4], &companion) < 0)
         return NULL;
-    options.flags = PyObject_IsTrue(args[3]) == 1 ? CAID_PUBLISH_NEW : 0;
+    options.flags = args[3] == Py_True ? CAID_PUBLISH_NEW : 0;
     if (!companion)
         return publish(self, name, &options);
     options.companion = companion->array;

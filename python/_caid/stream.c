@@ -119,11 +119,9 @@ stream_add_callback(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 }
 
 static PyObject *
-stream_sync_pass(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+stream_sync_on(PyObject *op, PyObject *args)
 {
-    if (py_args_check("sync_pass", n_args, 2) < 0)
-        return NULL;
-    return py_sync_pass_on(stream(op), args[0], args[1]);
+    return py_sync_on(stream(op), args);
 }
 
 /* For what uses it as long as it likes: undone by _release(). */
@@ -152,9 +150,8 @@ static PyMethodDef stream_methods[] = {
          "it tells of what has\ncome about by now.")},
     {"_add_callback", PY_FASTCALL(stream_add_callback), METH_FASTCALL,
      PyDoc_STR("Has fn(self, status, arg) called when it has come to here.")},
-    {"_sync_pass", PY_FASTCALL(stream_sync_pass), METH_FASTCALL,
-     PyDoc_STR(
-         "sync_pass() when the stream has come to here; the words are in memory of a lease.")},
+    {"_sync_on", stream_sync_on, METH_VARARGS,
+     PyDoc_STR("sync_pass(), or sync_modify() of a side, when it has come to here.")},
     {"_hold", stream_hold, METH_NOARGS,
      PyDoc_STR("Until _release() it does not end, but with its client.")},
     {"_release", stream_release, METH_NOARGS, PyDoc_STR("Undoes one _hold().")},

@@ -87,23 +87,26 @@ py_sync_pass(PyObject *Py_UNUSED(module), PyObject *args)
 /* ---- on a stream ---- */
 
 struct passing {
-    struct sync_words *words; /* in memory that a lease keeps until the stream's work is done */
+    struct sync_words *words; /* of a lease, whose end waits for what is on streams */
     uint64_t version;
+    int side; /* is modified; SYNC_CLEAN: both are equal, up to the version */
 };
 
-/* After a failure both sides are not known to be equal. */
+/* After a failure both sides are not known to be equal; that one was modified, it may be. */
 static void
 pass(int32_t status, void *userdata)
 {
     struct passing *passing = userdata;
 
-    if (status == 0)
+    if (passing->side != SYNC_CLEAN)
+        sync_modify(passing->words, passing->side, &passing->version);
+    else if (status == 0)
         sync_pass(passing->words, passing->version);
     free(passing);
 }
 
 static PyObject *
-enqueue(struct stream_object *stream, struct sync_words *words, uint64_t version)
+enqueue(struct stream_object *stream, const struct passing *what)
 {
     struct caid_client *c = py_handle_enter(&stream->handle);
     struct passing *passing = malloc(sizeof(*passing));
@@ -117,7 +120,7 @@ enqueue(struct stream_object *stream, struct sync_words *words, uint64_t version
         py_handle_leave(&stream->handle);
         return PyErr_NoMemory();
     }
-    *passing = (struct passing){words, version};
+    *passing = *what;
     WITHOUT_GIL(
         r = cuda_stream_add_callback(c, stream->stream, stream->device, pass, passing, &error));
     if (r < 0)
@@ -126,15 +129,16 @@ enqueue(struct stream_object *stream, struct sync_words *words, uint64_t version
 }
 
 PyObject *
-py_sync_pass_on(struct stream_object *stream, PyObject *op, PyObject *version)
+py_sync_on(struct stream_object *stream, PyObject *args)
 {
-    unsigned long long v = PyLong_AsUnsignedLongLong(version);
-    struct sync_words *words;
+    struct passing passing = {0};
+    unsigned long long version;
     Py_buffer buffer;
 
-    if (PyErr_Occurred() || PyObject_GetBuffer(op, &buffer, PyBUF_WRITABLE) < 0)
+    if (!PyArg_ParseTuple(args, "w*iK:_sync_on", &buffer, &passing.side, &version))
         return NULL;
-    words = words_of(&buffer);
+    passing.words = words_of(&buffer);
+    passing.version = version;
     PyBuffer_Release(&buffer);
-    return words ? enqueue(stream, words, v) : NULL;
+    return passing.words ? enqueue(stream, &passing) : NULL;
 }

@@ -80,6 +80,61 @@ print("right")
 """
 
 
+# Each of two processes adds one, on both sides.
+OF_TWO = PREAMBLE + """
+import subprocess, sys
+import caid
+if not hasattr(np, "row_stack"):
+    np.row_stack = np.vstack
+from numba import cuda
+
+@cuda.jit
+def add(a):
+    i = cuda.grid(1)
+    if i < a.shape[0]:
+        a[i] += 1
+
+def add_on_both(s):
+    stream = cuda.stream()
+    for where in stream, None:
+        with s.write(where) as a:
+            if isinstance(a, np.ndarray):
+                a += 1
+            else:
+                add[(8, 1), (128, 1), stream](a)
+                None if where else stream.synchronize()
+
+if len(sys.argv) == 1:
+    s = cs.zeros(1000, name="of two", {options})
+    add_on_both(s)
+    subprocess.run([sys.executable, "-c", CODE, "other"], check=True)
+    reader = cs.open("of two")
+    assert (contents(s) == 4).all() and (contents(reader) == 4).all()
+    state = getattr(s, "sync_state", None)
+    if state:
+        s[...] = 5
+        stream = cuda.stream()
+        s.host_to_device(stream=stream)
+        stream.synchronize()
+        assert reader.sync_state.state == state.SYNC_CLEAN
+    caid.default_client().unlink("of two")
+    print("right")
+else:
+    s = cs.open("of two", "rw")
+    assert type(s).__name__ == "{kind}"
+    with s.read() as a:
+        assert ((a if isinstance(a, np.ndarray) else a.copy_to_host()) == 2).all()
+    add_on_both(s)
+"""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "CUDAManagedGPUStorage"])
+def test_two_processes(daemon, kind):
+    needs("numba")
+    code = OF_TWO.replace("{kind}", kind).replace("{options}", KINDS[kind])
+    assert run(daemon.env, f"CODE = {code!r}\nexec(CODE)") == "right\n"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_of_numba(daemon, kind):
     needs("numba")
@@ -92,7 +147,9 @@ def test_arrays_of_cupy(daemon, kind):
     assert run(daemon.env, OF_CUPY.replace("{options}", KINDS[kind])) == "right\n"
 
 
-def test_the_example(daemon):
+@pytest.mark.parametrize("name, told", [("halo_exchange", "on the GPU"), ("storage_processes", "two processes")])
+def test_the_examples(daemon, name, told):
     needs("cupy")
-    example = pathlib.Path(__file__).parents[2] / "examples" / "halo_exchange.py"
-    assert "on the GPU" in run(daemon.env, f"import runpy; runpy.run_path({str(example)!r}, run_name='__main__')")
+    example = pathlib.Path(__file__).parents[2] / "examples" / f"{name}.py"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, {str(example)!r}], check=True)"
+    assert told in run(daemon.env, code)

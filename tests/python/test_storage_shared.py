@@ -82,8 +82,14 @@ class Elsewhere(Child):
             self(f"s = cs.open({name!r}, {mode!r})")
 
     def __call__(self, line):
+        self.ask(line)
+        return self.answer()
+
+    def ask(self, line):
         self.process.stdin.write(line.replace("\n", "\\n") + "\n")
         self.process.stdin.flush()
+
+    def answer(self):
         answer = self.process.stdout.readline()
         assert answer, self.finish()
         return eval(answer, {"caid": caid, "array": np.array})
@@ -180,7 +186,7 @@ def test_what_cannot_have_a_name(name):
         with pytest.raises(caid.UnsupportedError, match="not the daemon's"):
             s.publish(name)
     whole = cs.zeros((4, 4), **GPU)
-    for view in whole[1:], whole.T, whole[::-1]:
+    for view in whole[1:], whole.T, whole[::-1], cs.as_storage(whole[1:]), cs.as_storage(whole[:-1]):
         with pytest.raises(caid.UnsupportedError, match="a view"):
             view.publish(name)
     with pytest.raises(caid.InvalidError, match="power"):
@@ -210,6 +216,14 @@ def test_metadata_that_cannot_be(name, change):
     client.unlink(name)
     with client.create(name, 64, "|u1", memory="pinned", metadata={**right, **change}):
         with pytest.raises(caid.CorruptError, match="created by uid"):
+            cs.open(name)
+
+
+@pytest.mark.parametrize("shape, strides", [((1 << 20,), (0,)), ((8, 64), None), ((64,), (2,))])
+def test_memory_that_is_not_bytes_in_a_row(name, shape, strides):
+    client, right = caid.default_client(), metadata(np.zeros(8))
+    with client.create(name, shape, "|u1", strides=strides, memory="pinned", metadata=right):
+        with pytest.raises(caid.CorruptError, match="not in its memory"):
             cs.open(name)
 
 
@@ -336,7 +350,9 @@ def test_a_modification_is_copied_once(name, elsewhere):
         fill(s, np.full(1000, turn, "f8"), on_device=True)
         assert [other("s.sync_state.state") for other in others] == [DEVICE_DIRTY] * 3
         before = [other("n_copied()") for other in others]
-        assert [other("s.to_numpy()[0]") for other in others] == [turn] * 3
+        for other in others:
+            other.ask("s.to_numpy()[0]")
+        assert [other.answer() for other in others] == [turn] * 3
         copied = sum(other("n_copied()") for other in others) - sum(before)
         assert copied == 1
         s[...] = turn  # host's: the next is copied from the device
@@ -376,6 +392,39 @@ def test_a_copy_on_a_stream_counts_when_it_is_there(name, elsewhere):
     del s
 
 
+def test_work_that_is_under_way_is_copied_when_it_is_done(name, elsewhere):
+    """Where another process has made a copy before."""
+    client = caid.default_client()
+    s, other = cs.zeros(8, "u1", name=name, client=client, **GPU), elsewhere(name)
+    values = caid.pinned_array(8, "u1", client=client)
+    values[:] = 7
+    s.synchronize()
+    with client.stream() as stream:
+        with Held(stream):
+            with cs.fields(write=[s], device="gpu", stream=stream) as (a,):
+                a.copy_from_host(values, stream)
+            assert other("s.to_numpy()[0]") == 0
+        stream.synchronize()
+        assert other("s.to_numpy()[0]") == 7
+        s[...] = 5
+        with Held(stream), s.read(stream, timeout=PATIENCE_S) as a:
+            assert s.sync_state.state == HOST_DIRTY
+        stream.synchronize()
+        assert a.copy_to_host()[0] == 5
+    del s, a
+
+
+def test_what_a_killed_process_has_copied_is_used(name, elsewhere):
+    s, other = cs.zeros(8, "u1", name=name, **GPU), elsewhere(name)
+    s[...] = 4
+    other("import os, signal\nreal = cs.SyncState._copy_here\ndef copy(*args):\n"
+          "    real(*args)\n    os.kill(os.getpid(), signal.SIGKILL)\ncs.SyncState._copy_here = copy")
+    other.ask("s.host_to_device()")
+    assert other.process.wait(PATIENCE_S) < 0 and s.sync_state.state == CLEAN
+    with s.read(1) as a:
+        assert (a.copy_to_host() == 4).all()
+
+
 KILLED = """
 import os, signal
 def half(self, modified, part, stream):
@@ -392,8 +441,7 @@ def test_who_is_killed_in_a_copy_leaves_the_state(name, elsewhere, call, state):
     fill(s, np.full(8, 9, "u1"), on_device=state == DEVICE_DIRTY)
     other = elsewhere(name)
     other(KILLED)
-    other.process.stdin.write(f"s.{call}()\n")
-    other.process.stdin.flush()
+    other.ask(f"s.{call}()")
     assert other.process.stdout.readline() == "" and other.process.wait(PATIENCE_S) < 0
     assert s.sync_state.state == state
     for stream in None, 1:
@@ -504,11 +552,10 @@ def test_brackets_order_processes(name, elsewhere, options):
     other = elsewhere(name)
     other(inspect.getsource(add))
     for _ in range(20):
-        other.process.stdin.write("[add(s, stream) for stream in (None, 1)]\n")
-        other.process.stdin.flush()
+        other.ask("[add(s, stream) for stream in (None, 1)]")
         for stream in None, 1:
             add(s, stream)
-        other.process.stdout.readline()
+        assert other.answer() == [None, None]
     for stream in None, 1:
         with s.read(stream) as a:
             assert np.asarray(a).tolist() == [80] * 4

@@ -177,7 +177,7 @@ class Fields:
                 self._note_stream()
             for obj in self._write:
                 if isinstance(obj, Storage) and obj._has(self._device):
-                    (obj.set_host_modified if self._device is None else obj.set_device_modified)()
+                    obj._written_on(self._device, self._stream or _stream.LEGACY)
             self._leave(lambda field: field.touch(failed=kind is not None))
         finally:
             self._release()

@@ -68,8 +68,9 @@ def _companion(array):
 
 def _check_room(p, array, side, lead, start):
     """That the points lie in that memory, which is bytes, and are aligned."""
-    end = lead + _strides(p)[1]
-    if side.typestr != "|u1" or not start <= lead or end > side.nbytes or _lead(p, side.device_ptr + lead):
+    is_bytes = (side.typestr, side.strides) == ("|u1", (1,))
+    fits = is_bytes and start <= lead <= lead + _strides(p)[1] <= side.nbytes
+    if not fits or _lead(p, side.device_ptr + lead):
         raise corrupt(
             f"storage {array.name!r}, created by uid {array._memory.uid}: its points are not in its memory"
         )
@@ -89,7 +90,7 @@ def _over(p, shared):
         layout = raw[1]._layout._replace(shape=p.shape, strides=strides, element=element)
         array = _array.make(raw[1]._memory.share(), layout, root=False)
     if host is not None and array is not None:
-        words = numpy.asarray(shared.host)[:_WORDS]
+        words = memoryview(numpy.asarray(shared.host))[:_WORDS]
         sync = SyncState()._bind(host, array, raw, shared, words)
     return host, array, sync, shared
 

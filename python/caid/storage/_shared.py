@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from .. import _array, _bracket, _metadata, _typestr
-from .._errors import InvalidError, ReadOnlyError, StaleError, corrupt, invalid
+from .._errors import AbandonedError, InvalidError, ReadOnlyError, StaleError, corrupt, invalid
 from . import _layout
 from ._sync import SyncState, address_of
 
@@ -43,19 +43,22 @@ class Shared:
     host, device : Array or None
     leads : (int, int)
         Bytes in each before the first point.
+    readonly : bool
+        It was opened with mode "r".
     is_public : bool
         It has had a name: others may use it.
     may_copy : bool
         Of mode "r": whether what is out of date is copied, for this process alone.
     """
 
-    __slots__ = ("host", "device", "leads", "is_public", "may_copy", "_writer", "_copy")
+    __slots__ = ("host", "device", "leads", "readonly", "is_public", "may_copy", "_writer", "_copy")
 
     def __init__(self, host: Any, device: Any, leads: tuple[int, int]):
         self.host, self.device, self.leads = host, device, leads
+        self.readonly = self.arrays[0].readonly
         self.is_public, self.may_copy = False, True
         self._writer = None  # the thread that has a bracket in which all of it is written
-        self._copy = 0, None  # version, bytes on the side that was out of date
+        self._copy = None, 0, None  # side that was out of date, version, its bytes
 
     @property
     def arrays(self) -> tuple:
@@ -68,10 +71,6 @@ class Shared:
     @property
     def name(self) -> str | None:
         return self.arrays[0].name
-
-    @property
-    def readonly(self) -> bool:
-        return self.arrays[0].readonly
 
     @property
     def is_writing(self) -> bool:
@@ -128,10 +127,14 @@ class Shared:
         source = self.device if is_host else self.host
         with _bracket.of_client(self.client, (source,), (), None, None):
             state, version = sync._load()
-            if state == stale and self._copy[0] != version:
+            if state != stale:
+                return side
+            copy = self._copy
+            if copy[:2] != (stale, version):
                 host, device = sync._raw
-                self._copy = version, _on_host(device) if is_host else _on_device(host, self)
-        return _alike(side, self._copy[1], sync) if state == stale else side
+                copy = stale, version, _on_host(device) if is_host else _on_device(host, self)
+                self._copy = copy
+        return _alike(side, copy[2], sync)
 
 
 def _on_host(device):
@@ -233,56 +236,78 @@ class StorageBracket:
             raise invalid("a storage in memory of this process alone has no brackets")
         if write:
             self._shared.check_writable()
-        self._write, self._stream, self._timeout = write, stream, timeout
         on_device = self._shared.host is None or (stream is not None and self._shared.device is not None)
         self._device = "gpu" if on_device else None
+        self._write, self._stream, self._timeout = write, stream if on_device else None, timeout
         self._bracket = None
 
     def __enter__(self) -> Any:
+        if self._bracket is not None:
+            raise invalid("a bracket is begun once")
         end = None if self._timeout is None else time.monotonic() + self._timeout
-        while self._bracket is None:
+        while True:
             views = self._begin(None if end is None else max(end - time.monotonic(), 0))
-        try:
-            used = self._side()
-        except BaseException:
-            self._shared._writer = None
-            self._bracket._give_up()
-            raise
-        return views[0] if used is self._storage._array else used
+            try:
+                if self._bracket is not None:
+                    used = self._side()
+                    return views[0] if used is self._storage._array else used
+            except BaseException:
+                self._give_up()
+                raise
 
     def _begin(self, timeout):
         """Begins it, unless somebody has modified the other side meanwhile."""
         storage, shared = self._storage, self._shared
-        if not self._write and not shared.readonly:
+        may_copy = not self._write and not shared.readonly
+        if may_copy:
             storage._bring(self._device, self._stream or 0, timeout)
-        device, host = storage._array, shared.host
-        if self._write:
-            reads, writes = (), tuple(array for array in (device, host) if array is not None)
-        else:
-            is_on_device = self._device is not None
-            if shared.readonly and storage._is_stale(self._device):
-                is_on_device = not is_on_device  # what is copied
-            reads, writes = (device if is_on_device else host,), ()
-        bracket = _bracket.of_client(shared.client, reads, writes, self._stream, timeout)
-        views = bracket.begin()
-        if self._write:
-            shared._writer = threading.get_ident()
-        elif storage._is_stale(self._device) and not shared.readonly:
-            bracket.end()
+        bracket = _bracket.of_client(shared.client, *self._arrays(), self._stream, timeout)
+        try:
+            views = bracket.begin()
+        except AbandonedError:
+            if not may_copy or storage._sync is None or storage._sync.state:
+                raise
+            storage._bring(self._device, 0, timeout, force=True)  # a process was killed when it had copied
             return ()
         self._bracket = bracket
+        try:
+            if self._write:
+                shared._writer = threading.get_ident()
+            elif may_copy and storage._is_stale(self._device):
+                self._bracket = None
+                bracket.end()
+        except BaseException:
+            self._give_up()
+            raise
         return views
+
+    def _arrays(self):
+        """(to be read, to be written)"""
+        device, host = self._storage._array, self._shared.host
+        if self._write:
+            return (), tuple(array for array in (device, host) if array is not None)
+        is_on_device = self._device is not None
+        if self._shared.readonly and self._storage._is_stale(self._device):
+            is_on_device = not is_on_device  # what is copied
+        return (device if is_on_device else host,), ()
 
     def _side(self):
         if self._device is None:
             return self._storage._use_host(write=False)
         return self._storage._use_device(write=False, stream=self._stream or 0)
 
+    def _give_up(self):
+        self._shared._writer = None
+        if self._bracket is not None:
+            self._bracket._give_up()
+
     def __exit__(self, kind, error, traceback):
         try:
             if self._write:
                 storage = self._storage
                 (storage.set_host_modified if self._device is None else storage.set_device_modified)()
-        finally:
-            self._shared._writer = None
-            self._bracket.__exit__(kind, error, traceback)
+        except BaseException:
+            self._give_up()
+            raise
+        self._shared._writer = None
+        self._bracket.__exit__(kind, error, traceback)

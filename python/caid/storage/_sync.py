@@ -86,6 +86,11 @@ class SyncState:
         low, high = _geometry.extent(view.shape, view.strides, view.itemsize)
         return at + low, at + high
 
+    def _is_all(self, view):
+        """Whether a view of the host's buffer has all of its points."""
+        host = self._host
+        return (view.shape, view.strides, address_of(view)) == (host.shape, host.strides, address_of(host))
+
     def _are_of_same_points(self, host, device):
         """Whether views of both buffers are of the same points; known where those lie alike."""
         at = address_of(host) - address_of(self._host), device.ptr - self._device.ptr
@@ -112,17 +117,20 @@ class SyncState:
             is_wanted = force or (state == modified and version != self._enqueued)
             return is_wanted, version, None if force or version != self._seen else self._part
 
+    @property
+    def _is_public(self):
+        return self._shared is not None and self._shared.is_public
+
     def _in_turn(self):
-        """While it lasts nobody else copies, and nobody's copy comes between what is done in it. Not
-        needed in a bracket; where there are brackets, who waits for one is in nobody's way."""
-        is_shared = self._shared is not None and self._shared.is_public
-        return contextlib.nullcontext() if is_shared else self._turn
+        """While it lasts no other thread copies. Of a storage that has a name brackets do that, and who
+        waits for one keeps no lock."""
+        return contextlib.nullcontext() if self._is_public else self._turn
 
     def _copy(self, modified, force, stream, timeout=None):
         """From the side that the state `modified` names, what is modified there, or by force all. Without
         a stream the side that it goes to can be used when this returns. Timeout: of waiting for others."""
         shared = self._shared
-        if shared is None or not shared.is_public or shared.is_writing:
+        if not self._is_public or shared.is_writing:
             with self._turn:
                 self._copy_here(modified, force, stream)
             return
@@ -143,34 +151,35 @@ class SyncState:
         is_wanted, version, part = self._wanted(modified, force)
         if is_wanted or not stream:
             self._settle()
-        if is_wanted and self._host.size:
+        if not is_wanted:
+            if not stream and modified == self.SYNC_HOST_DIRTY:
+                _pending.wait(self._device._memory)
+            return
+        memory = self._device._memory
+        mark = _pending.mark(memory.client, max(memory.mapped_device, 0), stream) if stream else None
+        if self._host.size:
             self._copy_part(modified, part, stream)
-        elif not stream and modified == self.SYNC_HOST_DIRTY:
-            _pending.wait(self._device._memory)
-        if is_wanted:
-            self._pass(version, stream)
-
-    def _pass(self, version, stream):
-        """Both buffers are as they were at that version: now, or for others when the stream is there."""
-        if stream and self._shared is not None and self._shared.is_public:
+        if stream and self._is_public:
+            self._when_there(stream, self.SYNC_CLEAN, version)
             self._enqueued = version
-            device = max(self._device._memory.mapped_device, 0)
-            _streams.of(stream, self._shared.client, device)._sync_pass(self._words, version)
         else:
             _caid.sync_pass(self._words, version)
+        if mark is not None:
+            mark.record(())
+            self._on_host = mark
+
+    def _when_there(self, stream, side, version=0):
+        """When the stream has come to here, that side is modified; SYNC_CLEAN: both are equal up to that
+        version."""
+        device = max(self._device._memory.mapped_device, 0)
+        _streams.of(stream, self._shared.client, device)._sync_on(self._words, side, version)
 
     def _copy_part(self, modified, part, stream):
         host, device = self._sides(part)
+        if stream:
+            _pending.order(device._memory, stream)
         copy = device.copy_from if modified == self.SYNC_HOST_DIRTY else device.copy_to
-        if not stream:
-            copy(host)
-            return
-        memory = device._memory
-        _pending.order(memory, stream)
-        mark = _pending.mark(memory.client, max(memory.mapped_device, 0), stream)
         copy(host, stream)
-        mark.record(())
-        self._on_host = mark
 
     def _sides(self, part):
         if self._raw is None:
@@ -179,9 +188,12 @@ class SyncState:
 
     def _settle(self):
         """Waits until the last copy that was given a stream is done with the host's buffer."""
-        mark, self._on_host = self._on_host, None
-        if mark is not None:
-            mark.synchronize()
+        mark = self._on_host
+        if mark is None:
+            return
+        mark.synchronize()
+        if self._on_host is mark:
+            self._on_host, self._enqueued = None, 0
 
 
 def address_of(side: Any) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any
 
@@ -259,9 +260,11 @@ class Storage:
         strides, _ = _layout.padded_strides(
             whole.shape, whole.dtype.itemsize, whole.layout, whole.alignment_size
         )
-        if (self.shape, self.strides) != (whole.shape, strides):
+        is_view = (self.shape, self.strides) != (whole.shape, strides)
+        if is_view or (self._sync is not None and not self._sync._is_all(self._host)):
             raise unsupported("a view is not published: publish the storage that it was made from")
-        return self._shared.publish(whole, self._halo, name, replace)
+        with contextlib.nullcontext() if self._sync is None else self._sync._in_turn():
+            return self._shared.publish(whole, self._halo, name, replace)
 
     def read(self, stream: Any = None, timeout: float | None = None) -> StorageBracket:
         """A bracket in which the storage is read, as :meth:`caid.Array.read`: after whoever writes either
@@ -286,10 +289,13 @@ class Storage:
         for array in () if self._shared is None else self._shared.arrays:
             array.discard()
 
+    def _written_on(self, device, stream):
+        """What has been written there, on the device by what is on the stream by now, is modified."""
+
     def _is_stale(self, device):
         return False
 
-    def _bring(self, device, stream, timeout):
+    def _bring(self, device, stream, timeout, force=False):
         """Brings a side up to date, unless others are in the way for longer."""
 
     # --- copies and views -------------------------------------------------------------------
@@ -450,26 +456,39 @@ class SoftwareManagedGPUStorage(Storage):
                 self.set_device_modified()
         return self._array
 
+    def _written_on(self, device, stream):
+        (self.set_host_modified if device is None else self.set_device_modified)()
+        if device is not None and self._sync._is_public and not self._shared.is_writing:
+            self._sync._when_there(stream, SyncState.SYNC_DEVICE_DIRTY)
+
     @property
     def _is_readonly(self):
         return self._shared is not None and self._shared.readonly
 
     def _is_stale(self, device):
-        """Whether the side is out of date."""
-        stale = SyncState.SYNC_DEVICE_DIRTY if device is None else SyncState.SYNC_HOST_DIRTY
-        return self._sync.state == stale
+        """Whether the side is out of date, and no copy is on its way."""
+        return self._sync._wanted(_OTHER_DIRTY[device], False)[0]
 
-    def _bring(self, device, stream, timeout):
-        stale = SyncState.SYNC_DEVICE_DIRTY if device is None else SyncState.SYNC_HOST_DIRTY
-        self._sync._copy(stale, False, stream, timeout)
+    def _bring(self, device, stream, timeout, force=False):
+        self._sync._copy(_OTHER_DIRTY[device], force, stream, timeout)
 
     def _set_on_host(self, key, value):
-        with self._sync._in_turn():
+        with self._sync._in_turn(), self._modifying(self.set_host_modified):
             super()._set_on_host(key, value)
 
     def _set_on_device(self, key, value):
-        with self._sync._in_turn():
+        with self._sync._in_turn(), self._modifying(self.set_device_modified):
             super()._set_on_device(key, value)
+
+    @contextlib.contextmanager
+    def _modifying(self, say):
+        """What is written in the block is said to be modified afterwards, too: another process may have
+        made a copy meanwhile."""
+        try:
+            yield
+        finally:
+            if self._sync._is_public and not self._is_readonly:
+                say()
 
     def _up_to_date(self, write):
         if self._sync.state == SyncState.SYNC_HOST_DIRTY:
@@ -498,6 +517,9 @@ class SoftwareManagedGPUStorage(Storage):
 
     def _writes_device(self, value):
         return is_on_device(value)
+
+
+_OTHER_DIRTY = {None: SyncState.SYNC_DEVICE_DIRTY, "gpu": SyncState.SYNC_HOST_DIRTY}
 
 
 class CUDAManagedGPUStorage(Storage):
