@@ -103,8 +103,7 @@ class Shared:
             )
         for array in self.arrays:
             array.synchronize()
-        first, *others = (array._memory for array in self.arrays)
-        companion = others[0] if others and not self.is_public else None
+        first, companion = ([array._memory for array in self.arrays] + [None])[:2]
         text = _metadata.encode({_KEY: _VERSION, **_told(made, halo, self.leads)})
         was_public, self.is_public = self.is_public, True
         try:
