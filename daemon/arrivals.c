@@ -61,7 +61,6 @@ on_turn(struct turn *turn)
     struct arrival *a = container_of(turn, struct arrival, turn);
     struct arrivals *set = a->set;
 
-    conns_charge(set->conns, a->owner);
     if (!has_gone(a->sock))
         set->take_up(set->userdata, TAKE_FD(a->sock));
     arrival_free(a);

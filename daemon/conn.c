@@ -220,7 +220,6 @@ on_turn(struct turn *turn)
 {
     struct conn *c = container_of(turn, struct conn, turn);
 
-    conns_charge(c->set, c->owner);
     if (c->why && !c->ending)
         end(c);
     else if (outq_first(&c->outq))
@@ -318,7 +317,6 @@ on_landed(struct turn *turn)
 {
     struct conn *c = container_of(turn, struct conn, turn);
 
-    conns_charge(c->set, c->owner);
     if (!flight_keep(&c->set->flight, &c->flight))
         conn_free(c);
 }

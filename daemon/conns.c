@@ -248,17 +248,18 @@ conns_charge(struct conns *set, struct conn_owner *o)
     return now_ns;
 }
 
+/* The time of each turn is its user's. */
 static void
 hear_some(struct conns *set)
 {
     struct turn *entry;
 
     set->until_ns = conns_charge(set, NULL) + TURNS_SLICE_NS;
-    do {
-        entry = turns_next(&set->turns);
-        if (entry)
-            entry->serve(entry);
-    } while (entry && conns_charge(set, NULL) < set->until_ns);
+    while (set->now_ns < set->until_ns && (entry = turns_next(&set->turns))) {
+        set->running = container_of(entry->user, struct conn_owner, turns);
+        entry->serve(entry);
+        conns_charge(set, NULL);
+    }
 }
 
 void

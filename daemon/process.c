@@ -22,7 +22,6 @@ on_turn(struct turn *turn)
 {
     struct process *p = container_of(turn, struct process, turn);
 
-    conns_charge(p->set, p->owner);
     conns_drop_departed(p->set, p);
 }
 

@@ -96,14 +96,6 @@ open_all(struct caid_client *client, const struct caid_open_options *options,
     return 0;
 }
 
-int
-caid_array_open(struct caid_client *client, struct caid_array **ret, const char *name,
-                const struct caid_open_options *options, struct caid_error *error)
-{
-    int r = client_check_given(client, ret, "ret", error);
-    return r < 0 ? r : caid_array_open_many(client, ret, &name, 1, options, error);
-}
-
 static int
 collect_names(struct msg_str *ret, const char *const *names, size_t n, struct caid_error *error)
 {
@@ -114,6 +106,26 @@ collect_names(struct msg_str *ret, const char *const *names, size_t n, struct ca
         ret[i] = MSG_STR(names[i]);
     }
     return 0;
+}
+
+int
+caid_array_open(struct caid_client *client, struct caid_array **ret, const char *name,
+                const struct caid_open_options *options, struct caid_error *error)
+{
+    struct caid_open_options opts;
+    struct caid_array *array;
+    struct msg_str text;
+
+    int r = client_check_given(client, ret, "ret", error);
+    if (r == 0)
+        r = read_options(&opts, options, error);
+    if (r == 0)
+        r = collect_names(&text, &name, 1, error);
+    if (r == 0)
+        r = open_all(client, &opts, &array, &text, 1, error);
+    if (r == 0)
+        *ret = array;
+    return r;
 }
 
 int

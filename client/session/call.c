@@ -106,8 +106,10 @@ call_notify(struct caid_client *client, enum msg_method method, const void *para
 bool
 call_has_unsent(const struct caid_client *client)
 {
+    if (client->lost.code != 0)
+        return false;
     for (const struct feature *const *feature = client->features; *feature; feature++)
-        if (client->lost.code == 0 && (*feature)->has_unsent && (*feature)->has_unsent(client))
+        if ((*feature)->has_unsent && (*feature)->has_unsent(client))
             return true;
     return false;
 }

@@ -56,36 +56,36 @@ def make(memory, layout, *, root, stream=None, _new=object.__new__) -> Array:
     self._memory = memory
     self._known = layout
     self._root = root
-    self._open = True
     self._stream = stream
+    self._share = [True]
     return self
 
 
 def of_leases(leases) -> list[Array]:
     """The Arrays for new leases: none, where one is corrupt."""
-    try:
-        for lease in leases:
-            _check(lease)
-    except BaseException:
-        for lease in leases:
-            lease.close()
-        raise
+    _check(leases)
     return [make(lease, None, root=True) for lease in leases]
-
-
-def _check(lease):
-    """What the daemon keeps unread of an array, whoever created it, is checked before it is used."""
-    if lease.descr is None:
-        return
-    try:
-        _typestr.element_of(lease.typestr, lease.itemsize, lease.descr)
-    except InvalidError as e:
-        raise corrupt(f"array {lease.name!r}, created by uid {lease.uid}: {e}") from None
 
 
 def of_lease(lease) -> Array:
     """The Array for a new lease. Raises CorruptError, and gives it up."""
-    return of_leases((lease,))[0]
+    if lease.descr is not None:
+        _check((lease,))
+    return make(lease, None, root=True)
+
+
+def _check(leases):
+    """What the daemon keeps unread of an array, whoever created it, is checked before it is used."""
+    try:
+        for lease in leases:
+            if lease.descr is not None:
+                _typestr.element_of(lease.typestr, lease.itemsize, lease.descr)
+    except BaseException as e:
+        for new in leases:
+            new.close()
+        if isinstance(e, InvalidError):
+            e = corrupt(f"array {lease.name!r}, created by uid {lease.uid}: {e}")
+        raise e from None
 
 
 def _layout_of(lease):
@@ -112,8 +112,8 @@ class Array(OfProcess, Closing):
         "_memory",
         "_known",
         "_root",
-        "_open",
         "_stream",
+        "_share",
         "__weakref__",
     )
     _comes_from = "Client.create(), Client.open() or caid.as_array()"
@@ -122,8 +122,8 @@ class Array(OfProcess, Closing):
     _memory: Any  # what it looks at
     _known: Layout | None  # None: that of the lease, not asked for yet
     _root: bool
-    _open: bool  # deleted by close()
     _stream: Any  # of its bracket, of its producer, the one that it is bound to, or None
+    _share: list  # empty: given up
 
     @property
     def _layout(self) -> Layout:
@@ -160,20 +160,21 @@ class Array(OfProcess, Closing):
         """
         number = None if stream is None else _stream.handle(stream)
         try:
-            del self._open  # of several threads, one gets past this
-        except AttributeError:
+            self._share.pop()  # of several threads, one gets past this
+        except IndexError:
             return
         try:
             if number is not None and not self._memory.closed:
                 _pending.order(self._memory, stream)
-            self._unbind()
+            if self._stream is not None:
+                self._unbind()
             self._memory.close(number)
         except BaseException:
-            self._open = True
+            self._share.append(True)
             raise
 
     def __del__(self, _warn=warnings.warn):
-        if not getattr(self, "_open", False):
+        if not getattr(self, "_share", None):  # None: it was not made yet
             return
         if self._root and not self._memory.closed:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
@@ -182,7 +183,7 @@ class Array(OfProcess, Closing):
     @property
     def closed(self) -> bool:
         """bool: whether this array, or its client, is closed."""
-        return not getattr(self, "_open", False) or self._memory.closed
+        return not self._share or self._memory.closed
 
     def _check(self):
         if self.closed:

@@ -398,8 +398,8 @@ class Client(_queries.Queries, Closing):
         CorruptError
             Its creator has described elements that cannot be: the message names the creator.
         """
-        lease = self._open(name, mode, pool, generation or 0, self._uuid_of(device))
-        return _array.of_lease(lease)
+        uuid = None if device is None else self._uuid_of(device)
+        return _array.of_lease(self._open(name, mode, pool, generation or 0, uuid))
 
     def open_many(
         self,
