@@ -15,15 +15,17 @@ struct writer {
     int error;
 };
 
+/* For n bytes more. A packet of PROTO_PACKET_MAX has no room for any. */
 static int
-buf_reserve(struct msg_buf *b, size_t n)
+make_room(struct msg_buf *b, size_t n_bytes, size_t n)
 {
     size_t capacity = b->capacity ? b->capacity : BUF_FIRST_SIZE;
 
-    if (n <= b->capacity)
-        return 0;
-    while (capacity < n)
+    if (n > PROTO_PACKET_MAX - n_bytes)
+        return -EMSGSIZE;
+    while (capacity < n_bytes + n)
         capacity *= 2;
+    capacity = capacity < PROTO_PACKET_MAX ? capacity : PROTO_PACKET_MAX;
     uint8_t *data = realloc(b->data, capacity);
     if (!data)
         return -ENOMEM;
@@ -33,27 +35,17 @@ buf_reserve(struct msg_buf *b, size_t n)
 }
 
 static int
-writer_append(struct writer *w, const char *data, size_t n)
-{
-    if (n > PROTO_PACKET_MAX - w->n_bytes)
-        return -EMSGSIZE;
-    int r = buf_reserve(w->buf, w->n_bytes + n);
-    if (r < 0)
-        return r;
-    if (n > 0)
-        memcpy(w->buf->data + w->n_bytes, data, n);
-    w->n_bytes += n;
-    return 0;
-}
-
-static int
 on_write(void *user, const char *data, size_t n)
 {
     struct writer *w = user;
 
-    if (w->error == 0)
-        w->error = writer_append(w, data, n);
-    return w->error;
+    if (w->error == 0 && n > w->buf->capacity - w->n_bytes)
+        w->error = make_room(w->buf, w->n_bytes, n);
+    if (w->error < 0 || n == 0)
+        return w->error;
+    memcpy(w->buf->data + w->n_bytes, data, n);
+    w->n_bytes += n;
+    return 0;
 }
 
 static void
