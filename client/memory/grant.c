@@ -162,7 +162,8 @@ array_memory(const struct msg_array *m, const struct block *block)
 static bool
 array_strings_are_plain(const struct msg_array *m)
 {
-    return text_is_plain(m->typestr) && text_is_plain(m->descr) && text_is_plain(m->metadata);
+    return text_is_plain(m->typestr) && text_is_plain(m->descr) && text_is_plain(m->metadata) &&
+           text_is_plain(m->name);
 }
 
 static int
@@ -185,7 +186,7 @@ take_array(struct caid_client *client, const struct msg_array *m, struct msg_str
     const struct array_spec spec = {
         .typestr = m->typestr,
         .descr = m->descr,
-        .name = call->names[i],
+        .name = m->name.p ? m->name : call->names[i],
         .pool = pool,
         .metadata = m->metadata,
         .shape = m->shape.v,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* caid_array_open(), caid_array_open_many() and caid_array_open_companion(). */
+/* caid_array_open(), caid_array_open_many(), caid_array_open_companion() and caid_array_take(). */
 #include <errno.h>
 #include <string.h>
 
@@ -157,13 +157,36 @@ caid_array_open_many(struct caid_client *client, struct caid_array **ret_arrays,
     return r;
 }
 
+/* An array whose name is not known here. */
+static int
+open_unnamed(struct caid_client *client, enum msg_method method, const void *params,
+             bool readonly, const char *device_uuid, struct caid_array **ret,
+             struct caid_error *error)
+{
+    const struct msg_str unnamed = {0};
+    struct caid_array *array = NULL;
+    struct array_call call = {
+        .call = {.method = method,
+                 .params = params,
+                 .take = array_take,
+                 .adopt = array_adopt,
+                 .has_blocks = true},
+        .names = &unnamed,
+        .arrays = &array,
+        .n_wanted = 1,
+        .readonly = readonly,
+        .device_uuid = device_uuid,
+    };
+    int r = array_call_run(client, &call, error);
+    if (r == 0)
+        *ret = array;
+    return r;
+}
+
 int
 caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
                           struct caid_error *error)
 {
-    const struct msg_str unnamed = {0};
-    struct caid_array *companion = NULL;
-
     int r = CHECK_CLIENT_OF(array, error);
     if (r < 0)
         return r;
@@ -172,19 +195,28 @@ caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
     if (array->managed)
         return fail(error, CAID_ERR_NOT_FOUND, "managed memory has no companion");
     struct msg_open_companion_params params = {.lease = array->lease};
-    struct array_call call = {
-        .call = {.method = MSG_OPEN_COMPANION,
-                 .params = &params,
-                 .take = array_take,
-                 .adopt = array_adopt,
-                 .has_blocks = true},
-        .names = &unnamed,
-        .arrays = &companion,
-        .n_wanted = 1,
-        .readonly = array->info.readonly,
-    };
-    r = array_call_run(array->client, &call, error);
+    return open_unnamed(array->client, MSG_OPEN_COMPANION, &params, array->info.readonly, NULL,
+                        ret, error);
+}
+
+int
+caid_array_take(struct caid_client *client, struct caid_array **ret,
+                const uint8_t ticket[CAID_TICKET_SIZE], const struct caid_open_options *options,
+                struct caid_error *error)
+{
+    struct caid_open_options opts;
+    uint64_t words[CAID_TICKET_SIZE / sizeof(uint64_t)];
+
+    int r = client_check_given(client, ret && ticket, ret ? "ticket" : "ret", error);
     if (r == 0)
-        *ret = companion;
-    return r;
+        r = read_options(&opts, options, error);
+    if (r == 0 && (opts.pool || opts.generation))
+        r = fail(error, CAID_ERR_INVALID, "a ticket says which array: no pool, no generation");
+    if (r < 0)
+        return r;
+    memcpy(words, ticket, sizeof(words));
+    struct msg_take_params params = {.ticket = {.v = words, .n = ARRAY_SIZE(words)},
+                                     .mode = MSG_STR(opts.mode)};
+    return open_unnamed(client, MSG_TAKE, &params, strcmp(opts.mode, "r") == 0,
+                        opts.device_uuid, ret, error);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* caid_array_publish(). */
+/* caid_array_publish() and caid_array_send(). */
 #include <errno.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "array.h"
 #include "drain.h"
@@ -114,5 +115,30 @@ caid_array_publish(struct caid_array *array, const char *name,
     free(publishing.text);
     if (r == 0 && ret_generation)
         *ret_generation = publishing.generation;
+    return r;
+}
+
+int
+caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
+                struct caid_error *error)
+{
+    uint64_t words[CAID_TICKET_SIZE / sizeof(uint64_t)];
+
+    int r = CHECK_CLIENT_OF(array, error);
+    if (r == 0 && !ret_ticket)
+        r = fail(error, CAID_ERR_INVALID, "ret_ticket is NULL");
+    if (r == 0 && array->managed)
+        r = fail(error, CAID_ERR_UNSUPPORTED,
+                 "managed memory is of this process alone: it cannot be sent");
+    if (r == 0 && getrandom(words, sizeof(words), 0) != sizeof(words))
+        r = fail_errno(error, errno, "no random bytes");
+    if (r < 0)
+        return r;
+    struct msg_send_params params = {.lease = array->lease,
+                                     .ticket = {.v = words, .n = ARRAY_SIZE(words)}};
+    struct call call = {.method = MSG_SEND, .params = &params};
+    r = call_make(array->client, &call, error);
+    if (r == 0)
+        memcpy(ret_ticket, words, sizeof(words));
     return r;
 }

@@ -316,6 +316,7 @@ forget_uses(struct conn *conn)
 
     while ((lease = RB_MIN(leases, &conn->leases))) {
         RB_REMOVE(leases, &conn->leases, lease);
+        free(lease->ticket);
         free(lease);
     }
     while ((hold = RB_MIN(holds, &conn->holds))) {

@@ -9,7 +9,7 @@
 #include "state.h"
 
 static struct msg_array
-array_record(const struct core *core, const struct array *array)
+array_record(const struct core *core, const struct array *array, bool named)
 {
     const struct block *block = array_block(array);
     const int64_t *strides = array_strides(array);
@@ -31,6 +31,8 @@ array_record(const struct core *core, const struct array *array)
         record.device = MSG_STR(core->devices[array->device].info.uuid);
         record.memory = MSG_STR(array_memory(array));
     }
+    if (named && array->n_name)
+        record.name = (struct msg_str){array->name, array->n_name};
     if (strides)
         record.strides = (struct msg_i64s){.v = strides, .n = array->ndim};
     return record;
@@ -142,7 +144,7 @@ grant_add(struct core *core, struct conn *conn, struct grant *grant, struct arra
 {
     const struct block *block = array_block(array);
     bool is_new = block && !hold_find(&conn->holds, block->id);
-    struct msg_array record = array_record(core, array);
+    struct msg_array record = array_record(core, array, grant->named);
     struct msg_block block_entry;
     struct lease *lease;
     int rc;

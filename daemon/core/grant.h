@@ -11,7 +11,8 @@
 struct grant {
     struct room room;
     struct pool *pool;
-    bool full; /* the next one does not fit */
+    bool named; /* says the arrays' names, which the client does not know */
+    bool full;  /* the next one does not fit */
     struct msg_array *arrays;
     struct lease **leases;
     uint32_t n_arrays;

@@ -6,6 +6,7 @@
 #include "array.h"
 #include "settle.h"
 #include "state.h"
+#include "ticket.h"
 
 RB_GENERATE_BY(leases, lease, node, id)
 
@@ -21,8 +22,9 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
         return -ENOMEM;
     if (charge_init(&lease->charge, conn->user, RES_LEASES, 1, 0, r))
         return REFUSED;
-    *ret_new_hold = false;
-    if (block) {
+    if (ret_new_hold)
+        *ret_new_hold = false;
+    if (block && ret_new_hold) {
         rc = hold_get(conn, &conn->holds, block->id, &block->holds, &lease->hold, ret_new_hold,
                       r);
         if (rc) {
@@ -55,6 +57,8 @@ lease_free(struct core *core, struct lease *lease)
     LIST_REMOVE(lease, of_array);
     if (lease->hold)
         lease->hold->n_leases--;
+    if (lease->ticket)
+        ticket_free(core, lease->ticket);
     charge_deinit(&lease->charge);
     if (lease->departed) {
         array->n_departed--;

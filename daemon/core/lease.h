@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A lease: what a connection has on an array, until it closes it or ends; if it hung up, on until
- * the process exits. It keeps a hold on the array's block.
+ * the process exits. It keeps a hold on the array's block; that of a ticket has none, and ends with
+ * the connection.
  */
 #pragma once
 
@@ -17,7 +18,8 @@ struct lease {
     struct charge charge;
     struct array *array;
     LIST_ENTRY(lease) of_array;
-    struct hold *hold; /* NULL for an array without a block */
+    struct hold *hold; /* NULL for an array without a block, and with a ticket */
+    struct ticket *ticket;
     LIST_HEAD(, claim) claims;
     bool readonly;
     bool departed; /* counted as such by its array */
@@ -25,6 +27,7 @@ struct lease {
 
 RB_PROTOTYPE(leases, lease, node, )
 
+/* ret_new_hold NULL: without a hold. */
 int lease_new(struct core *core, struct conn *conn, struct array *array, bool readonly,
               struct lease **ret, bool *ret_new_hold, struct refusal *r);
 /* Its claims have ended. */

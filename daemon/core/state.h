@@ -10,6 +10,7 @@
  *    ├─── devices ── deallocation queue ── arrays that nobody holds any more
  *    │        └─ reserve: empty blocks, oldest first;  doomed: those on their way to the driver
  *    ├─── conns (by number) ── leases ── array
+ *    │        │  └─ tickets (in the core's tree)
  *    │        ├─ holds: blocks and others' pages that the client has an fd or handle of
  *    │        ├─ pages of timelines ── fences ── use ── array
  *    │        ├─ brackets ── claims ── use ── array
@@ -24,8 +25,8 @@
  * ends.
  *
  *   refusal actions │ user reply job │ pool watch hold │ block device │ array use │
- *   linger part reclaim │ settle │ lease publish page │ grant fences │ bracket waiter flush │
- *   release request_* conn │ request work │ core
+ *   linger part reclaim ticket │ settle │ lease publish page │ grant fences │
+ *   bracket waiter flush │ release request_* conn │ request work │ core
  */
 #pragma once
 
@@ -40,6 +41,7 @@
 #include "page.h"
 #include "part.h"
 #include "pool.h"
+#include "ticket.h"
 #include "user.h"
 #include "watch.h"
 
@@ -54,6 +56,7 @@ struct core {
     struct watches watches;
     struct wholes wholes;
     struct pages pages;
+    struct tickets tickets;
     struct timelines timelines;
     struct deadlines deadlines;
     LIST_HEAD(, block) blocks; /* all of them */

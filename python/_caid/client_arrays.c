@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Client: making, opening and unlinking arrays. */
+/* Client: making, opening, taking and unlinking arrays. */
 #include "module.h"
 
 /* The Lease of the array that a call of libcaid makes: as PY_CLIENT_CALL(). It is there before a
@@ -97,6 +97,24 @@ py_client_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         py_u64_get(self->state, args[3], "generation", &options.generation) < 0)
         return NULL;
     return LEASE_OF(self, caid_array_open(c, &array, name, &options, &error));
+}
+
+/* ---- take ---- */
+
+PyObject *
+py_client_take(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    struct caid_open_options options;
+    const uint8_t *ticket;
+
+    if (py_args_check("take", n_args, 3) < 0 ||
+        open_options(self->state, args[1], Py_None, args[2], &options) < 0)
+        return NULL;
+    if (!PyBytes_Check(args[0]) || PyBytes_GET_SIZE(args[0]) != CAID_TICKET_SIZE)
+        return PyErr_Format(PyExc_TypeError, "a ticket is %d bytes", CAID_TICKET_SIZE);
+    ticket = (const uint8_t *)PyBytes_AS_STRING(args[0]);
+    return LEASE_OF(self, caid_array_take(c, &array, ticket, &options, &error));
 }
 
 /* ---- open_many ---- */

@@ -540,6 +540,18 @@ lease_open_companion(PyObject *op, PyObject *Py_UNUSED(unused))
     return ret;
 }
 
+/* ---- send ---- */
+
+static PyObject *
+lease_send(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    uint8_t ticket[CAID_TICKET_SIZE];
+
+    if (LEASE_CALL(lease(op), caid_array_send(lease(op)->array, ticket, &error)) < 0)
+        return NULL;
+    return PyBytes_FromStringAndSize((const char *)ticket, sizeof(ticket));
+}
+
 /* ---- discard ---- */
 
 static PyObject *
@@ -579,6 +591,7 @@ static PyMethodDef lease_methods[] = {
      PyDoc_STR("Puts the array under a name: its generation.")},
     {"open_companion", lease_open_companion, METH_NOARGS,
      PyDoc_STR("The Lease of the array that this one keeps.")},
+    {"send", lease_send, METH_NOARGS, PyDoc_STR("A ticket by which another process takes it.")},
     {"discard", lease_discard, METH_NOARGS, PyDoc_STR("Takes the contents as they are.")},
     {0},
 };

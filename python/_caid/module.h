@@ -257,6 +257,7 @@ bool py_client_is_closed(const struct client_object *self);
     FAST(create, "Creates an array: a Lease.")                                                \
     FAST(open, "Opens an array: a Lease.")                                                    \
     FAST(open_many, "Opens arrays: a list of Leases.")                                        \
+    FAST(take, "Takes what a ticket is for: a Lease.")                                        \
     FAST(unlink, "Removes a name.")                                                           \
     FAST(watch, "Watches a name: a Watch.")                                                   \
     FAST(stream_new, "Creates a CUDA stream: a Stream.")                                      \

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os as _os
 
-from . import _caid, _deprecated, _errors
+from . import _caid, _deprecated, _errors, _pickle  # noqa: F401
 from ._arena import Allocation, Arena
 from ._array import Array
 from ._bracket import Bracket

@@ -106,6 +106,14 @@ class Array(OfProcess, Closing):
     (then with a ResourceWarning, views excepted). The lease ends when the array and all its
     views are closed; a view's ``close()`` gives up that view alone. Closing a client closes its
     arrays. What uses a closed array raises ClosedError; shape, type and names stay known.
+
+    Arrays, and views of them, go through :mod:`multiprocessing` without a copy: to one receiver, which
+    has them in the same mode, after the work on them that caid knows of here. The memory stays until
+    then, or until this client is closed, whether the array is closed meanwhile or not; but a Queue
+    pickles in a thread, after ``put()`` has returned, and has to find it open. They arrive as arrays of
+    :func:`caid.default_client`, or of one for the sender's daemon where root or the same user runs that.
+    ``pickle`` alone sends the name, and opens its generation: whoever holds the array keeps it until
+    then.
     """
 
     __slots__ = (
@@ -117,7 +125,6 @@ class Array(OfProcess, Closing):
         "__weakref__",
     )
     _comes_from = "Client.create(), Client.open() or caid.as_array()"
-    _no_copy = "pass its name"
 
     _memory: Any  # what it looks at
     _known: Layout | None  # None: that of the lease, not asked for yet
@@ -193,6 +200,18 @@ class Array(OfProcess, Closing):
     def _label(self):
         """What messages call it."""
         return "the array" if self.name is None else f"array {self.name!r}"
+
+    # --- other processes --------------------------------------------------------------------
+
+    def __reduce__(self):
+        from . import _pickle
+
+        return _pickle.by_name(self)
+
+    def __copy__(self, _memo=None):
+        raise TypeError("a caid.Array is not copied so: view() looks at the same elements")
+
+    __deepcopy__ = __copy__
 
     # --- what it is -------------------------------------------------------------------------
 

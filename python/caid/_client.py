@@ -84,7 +84,7 @@ class Client(_queries.Queries, Closing):
     unlinked may have been.
     """
 
-    __slots__ = ("_address", "_driver", "__weakref__")
+    __slots__ = ("_address", "_driver", "_socket", "__weakref__")
 
     def __init__(
         self,
@@ -105,7 +105,8 @@ class Client(_queries.Queries, Closing):
             call_timeout=call_timeout,
         )
         try:  # asked now: arrays are used after the daemon's death, too
-            daemons = self.status().driver
+            status = self.status()
+            daemons, self._socket = status.driver, os.path.abspath(status.socket)
             self._driver = driver or os.environ.get("CAID_CUDA_DRIVER") or daemons
             self._host_accessible = daemons == "soft"
         except BaseException:

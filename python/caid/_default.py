@@ -22,7 +22,7 @@ class _Default(Client):
         pass
 
 
-_daemon = (0, None)  # process id, client
+_daemons: dict = {}  # (process id, socket; None: that connect() finds): client
 
 
 def default_client() -> Client:
@@ -37,11 +37,29 @@ def default_client() -> Client:
     NoDaemonError
         Nobody listens at the socket.
     """
-    global _daemon
-    pid, client = _daemon
-    if pid != os.getpid() or not _is_alive(client):
-        client = _Default()
-        _daemon = (os.getpid(), client)
+    return _client_at(None)
+
+
+def client_of(socket: str) -> Client:
+    """The client for what another process has sent that uses the daemon at that socket: one of the
+    same daemon where root or this user runs it, else default_client()."""
+    try:
+        is_trusted = os.stat(socket).st_uid in (0, os.geteuid())
+    except OSError:
+        is_trusted = False
+    if not is_trusted:
+        return default_client()
+    for (pid, _), client in list(_daemons.items()):
+        if pid == os.getpid() and client._socket == socket and _is_alive(client):
+            return client
+    return _client_at(socket)
+
+
+def _client_at(socket):
+    key = os.getpid(), socket
+    client = _daemons.get(key)
+    if client is None or not _is_alive(client):
+        client = _daemons[key] = _Default(socket)
     return client
 
 

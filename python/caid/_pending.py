@@ -205,18 +205,25 @@ def follow(client, device, before, after):
 def stream_for(memory):
     """The number of a stream on which to wait for the work on a memory, alive as long as the
     memory; None where all of it is done."""
-    if not _unfinished(memory):
+    own = to_follow(memory)
+    if own is None:
         return None
-    own = _own_stream(memory.client, max(memory.mapped_device, 0))
     order(memory, own)
     memory.pending.told = own
     return own.handle
 
 
+def to_follow(memory):
+    """The Stream of caid's own that is to come after the work on a memory; None where all is done."""
+    return own_stream(memory) if _unfinished(memory) else None
+
+
 _own_streams: WeakValueDictionary = WeakValueDictionary()  # (id of client, device): a Stream
 
 
-def _own_stream(client, device):
+def own_stream(memory):
+    """Of caid's own, on the memory's device."""
+    client, device = memory.client, max(memory.mapped_device, 0)
     own = _own_streams.get((id(client), device))
     if own is None or own.closed:
         # It keeps its client, whose id is nobody else's meanwhile. Of two threads each may make one.

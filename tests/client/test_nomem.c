@@ -36,6 +36,19 @@ see_nothing(const struct caid_change *change, void *userdata)
 }
 
 static int
+send_and_take(struct caid_client *client, struct caid_array *array)
+{
+    uint8_t ticket[CAID_TICKET_SIZE];
+    struct caid_array *taken = NULL;
+
+    int r = caid_array_send(array, ticket, &error);
+    if (r == 0)
+        r = caid_array_take(client, &taken, ticket, NULL, &error);
+    caid_array_close(taken);
+    return r;
+}
+
+static int
 publish_and_watch(struct caid_client *client, struct caid_array *array)
 {
     struct caid_array *companion = NULL, *opened = NULL;
@@ -51,6 +64,8 @@ publish_and_watch(struct caid_client *client, struct caid_array *array)
         r = caid_array_open_companion(array, &opened, &error);
     caid_array_close(opened);
     caid_array_close(companion);
+    if (r == 0)
+        r = send_and_take(client, array);
     if (r == 0)
         r = caid_watch_new(client, &watch, "published", NULL, see_nothing, NULL, &error);
     if (r == 0) {

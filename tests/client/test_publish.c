@@ -303,6 +303,38 @@ FIXTURE_TEST(publish, with_a_companion)
     caid_array_close(first);
 }
 
+FIXTURE_TEST(publish, sent_and_taken_once)
+{
+    uint8_t ticket[CAID_TICKET_SIZE], unknown[CAID_TICKET_SIZE] = {0};
+    unsigned char bytes[N_BYTES];
+    struct caid_array *taken = NULL, *again = NULL;
+
+    OPTIONS(caid_open_options, rw, .mode = "rw");
+    OPTIONS(caid_open_options, named, .generation = 1);
+    struct caid_array *array = make_filled(1);
+    assert_ok(caid_array_publish(array, "x", NULL, NULL, &error));
+    assert_ok(caid_array_send(array, ticket, &error));
+    assert_ok(caid_unlink(f.client, "x", NULL, &error));
+    caid_array_close(array);
+    wait_for_leases(f.client, 1);
+
+    assert_failed(caid_array_take(f.client, &taken, unknown, NULL, &error), CAID_ERR_NOT_FOUND);
+    assert_failed(caid_array_take(f.client, &taken, ticket, &named, &error), CAID_ERR_INVALID);
+    assert_ok(caid_array_take(f.client, &taken, ticket, NULL, &error));
+    assert_failed(caid_array_take(f.client, &again, ticket, NULL, &error), CAID_ERR_NOT_FOUND);
+    cr_assert_str_eq(caid_array_get_info(taken)->name, "x");
+    assert_ok(caid_array_copy_to_host(taken, bytes, sizeof(bytes), &error));
+    cr_assert_eq(bytes[N_BYTES - 1], 1);
+
+    assert_ok(caid_array_send(taken, ticket, &error)); /* "r" */
+    assert_failed(caid_array_take(f.client, &again, ticket, &rw, &error), CAID_ERR_PERMISSION);
+    assert_ok(caid_array_take(f.client, &again, ticket, NULL, &error));
+    cr_assert(caid_array_get_info(again)->readonly);
+    caid_array_close(again);
+    caid_array_close(taken);
+    wait_for_leases(f.client, 0);
+}
+
 struct race {
     struct caid_array *array;
     const char *name;

@@ -93,7 +93,10 @@ check_leases(const struct array *array)
 
     LIST_FOREACH(lease, &array->leases, of_array) {
         CHECK(lease->array == array);
-        CHECK(!lease->hold == !array_block(array));
+        CHECK(!lease->hold == (lease->ticket || !array_block(array)));
+        CHECK(!lease->ticket ||
+              (lease->ticket->lease == lease &&
+               ticket_find(array->charge.user->core, lease->ticket->secret) == lease->ticket));
         CHECK(!lease->hold || lease->hold->block == array_block(array));
         CHECK(lease->departed == lease->conn->departed || lease->conn->leaving);
         *(lease->departed ? &n_departed : &n_leases) += 1;

@@ -136,7 +136,8 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
     switch (method) {
     case MSG_CREATE:
     case MSG_OPEN:
-    case MSG_OPEN_COMPANION: books_arrays(h, a, method, &result->arrays, reply); break;
+    case MSG_OPEN_COMPANION:
+    case MSG_TAKE: books_arrays(h, a, method, &result->arrays, reply); break;
     case MSG_LIST: note_list(reply, &result->list); break;
     case MSG_SHOW: note_show(reply, &result->show); break;
     case MSG_UNNAMED: note_unnamed(reply, &result->unnamed); break;

@@ -56,8 +56,8 @@ model_find(struct model *m, int pool, int name)
 }
 
 /* A part that lingers keeps its whole, and an array its companion: those may be there as long. */
-static void
-settle(struct model *m, struct m_array *array)
+void
+model_settle(struct model *m, struct m_array *array)
 {
     bool was_alive = array->alive;
 
@@ -69,13 +69,13 @@ settle(struct model *m, struct m_array *array)
         struct m_array *whole = &m->arrays[array->whole];
         whole->n_parts--;
         whole->fenced |= array->fenced;
-        settle(m, whole);
+        model_settle(m, whole);
     }
     if (array->companion != M_NONE) {
         struct m_array *companion = &m->arrays[array->companion];
         companion->keeper = M_NONE;
         companion->fenced |= array->fenced;
-        settle(m, companion);
+        model_settle(m, companion);
     }
 }
 
@@ -88,7 +88,7 @@ model_name_gone(struct model *m, int pool, int name)
         return;
     m->names[pool][name].array = M_NONE;
     array->name = M_NONE;
-    settle(m, array);
+    model_settle(m, array);
 }
 
 void
@@ -114,7 +114,7 @@ model_lease_gone(struct model *m, struct m_slot *slot, int i)
     model_brackets_lease_gone(m, (int)(slot - m->slots), slot->leases[i].lease);
     *(slot->gone ? &array->n_departed : &array->n_leases) -= 1;
     slot->leases[i] = slot->leases[--slot->n_leases];
-    settle(m, array);
+    model_settle(m, array);
 }
 
 static void
@@ -275,6 +275,11 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     case MSG_CREATE: created(m, r, reply); break;
     case MSG_OPEN:
     case MSG_OPEN_COMPANION: opened(m, r, reply); break;
+    case MSG_SEND: model_sent(m, r); break;
+    case MSG_TAKE:
+        opened(m, r, reply);
+        model_taken(m, r);
+        break;
     case MSG_PUBLISH: published(m, r, reply); break;
     case MSG_PUBLISH_PART: model_part_published(m, r, reply); break;
     case MSG_PARTS: model_parts_told(m, r, reply); break;
@@ -392,6 +397,7 @@ check_counts(struct model *m)
             conns++;
             leases += (uint64_t)m->slots[i].n_leases;
         }
+    leases += (uint64_t)m->n_tickets;
     cr_assert_eq(counts.names, names);
     cr_assert_eq(counts.leases, leases);
     cr_assert_eq(counts.connections, conns);

@@ -23,6 +23,7 @@
 #define M_BRACKETS 80
 #define M_CLAIMS   3
 #define M_FENCES   256
+#define M_TICKETS  8
 #define M_NONE     -1
 #define M_GHOST    -2 /* being created by a client that is going */
 
@@ -76,6 +77,12 @@ struct m_fence {
     uint64_t page, slot, value;
 };
 
+struct m_ticket {
+    uint64_t secret;
+    int slot, array; /* who sent what: it counts as one of the array's leases */
+    bool readonly;
+};
+
 struct m_slot {    /* a client */
     uint64_t conn; /* 0: none */
     uid_t uid;
@@ -125,6 +132,10 @@ struct model {
     uint64_t n_begun;
     struct m_fence fences[M_FENCES];
     int n_fences;
+    struct m_ticket tickets[M_TICKETS];
+    int n_tickets;
+    uint64_t spent[M_TICKETS]; /* of which there is none any more, or 0 */
+    unsigned int n_spent;
     uint64_t dropped[M_STEPS]; /* pages */
     int n_dropped;
     uint64_t timelines[M_POOLS][M_NAMES]; /* page, 0: none */
@@ -160,6 +171,8 @@ struct m_array *model_find(struct model *m, int pool, int name);
 void model_name_gone(struct model *m, int pool, int name);
 void model_name_taken(struct model *m, int array, int name, uint64_t generation);
 void model_lease_gone(struct model *m, struct m_slot *slot, int i);
+/* Something that kept it has gone. */
+void model_settle(struct model *m, struct m_array *array);
 /* A request that is about to be sent; its reply is looked at when it comes. */
 struct m_request *model_ask(struct model *m, int slot, enum msg_method method);
 /* Its connection takes no answers any more. */
@@ -216,6 +229,12 @@ void model_parts_hangup(struct model *m, int slot);
 void model_check_parts(struct model *m);
 /* What list says of its parts. */
 void model_check_part_count(const struct model *m, int array, const struct msg_entry *entry);
+
+/* model_ticket.c */
+void model_step_ticket(struct model *m, int slot);
+void model_sent(struct model *m, const struct m_request *r);
+void model_taken(struct model *m, const struct m_request *r);
+void model_tickets_hangup(struct model *m, int slot);
 
 /* model_steps.c */
 void PRINTF(2, 3) model_note(struct model *m, const char *fmt, ...);

@@ -111,6 +111,7 @@ hung_up(struct model *m, int s)
     model_brackets_hangup(m, s);
     model_timelines_hangup(m, slot->conn);
     model_parts_hangup(m, s);
+    model_tickets_hangup(m, s);
     for (int i = slot->n_leases; i-- > 0;) {
         struct m_array *array = &m->arrays[slot->leases[i].array];
         if (!array->nbytes) {
@@ -739,6 +740,9 @@ static void (*const client_steps[])(struct model *, int) = {
     step_offend,
     step_open_companion,
     step_open_companion,
+    model_step_ticket,
+    model_step_ticket,
+    model_step_ticket,
 };
 
 static void

@@ -39,7 +39,8 @@ def a_default_daemon(daemon, client, monkeypatch):
     """What is given no client uses this file's daemon."""
     monkeypatch.setenv("CAID_SOCKET", daemon.address)
     yield
-    _default._daemon[1] and _default._daemon[1].close()
+    for made in _default._daemons.values():
+        made.close()
 
 
 

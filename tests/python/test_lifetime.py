@@ -168,7 +168,6 @@ def test_it_keeps_its_client_and_ends_with_it(daemon, client, soft, make, kind, 
 def test_nothing_is_duplicated(client, arena, how):
     with client.create("a", 4) as a, client.stream() as s, client.timeline("t") as tl:
         for thing, what in (
-            (a, "pass its name"),
             (client, "connect anew"),
             (s, "pickled"),
             (client.event(), "ipc_handle"),

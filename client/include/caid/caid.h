@@ -329,6 +329,21 @@ int caid_array_publish(struct caid_array *array, const char *name,
 int caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
                               struct caid_error *error);
 
+#define CAID_TICKET_SIZE 16 /* bytes */
+
+/* Makes a ticket for the array: random bytes by which one process takes it over, once, in the mode
+ * in which it is open here or for reading. The ticket keeps the array until then, or until this
+ * client is closed, and is charged as a lease. Waits for no work: that is for brackets. */
+int caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
+                    struct caid_error *error);
+
+/* Takes over what a ticket is for. The options name no pool and no generation. CAID_ERR_NOT_FOUND:
+ * it was taken, its sender has ended, or the caller may not open arrays of its pool;
+ * CAID_ERR_PERMISSION: "rw" of what was sent "r". */
+int caid_array_take(struct caid_client *client, struct caid_array **ret,
+                    const uint8_t ticket[CAID_TICKET_SIZE],
+                    const struct caid_open_options *options, struct caid_error *error);
+
 struct caid_change {
     const char *name, *pool;
     uint64_t generation; /* 0: there is no array of that name now */

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import sys
 from typing import Any
 
 from .._errors import invalid
+from .._imports import when_imported
 from ._interface import interface_of
 
 
@@ -40,28 +38,5 @@ def register(xarray: Any) -> None:
         xarray.DataArray.__gt_data_interface__ = property(data_interface)
 
 
-class _WhenImported(importlib.abc.MetaPathFinder):
-    """Has xarray register as soon as somebody imports it."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name != "xarray":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_and_register(module):
-                run(module)
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                register(module)
-
-            spec.loader.exec_module = run_and_register
-        return spec
-
-
 def install() -> None:
-    if "xarray" in sys.modules:
-        register(sys.modules["xarray"])
-    else:
-        sys.meta_path.insert(0, _WhenImported())
+    when_imported("xarray", register)

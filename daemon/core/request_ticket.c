@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * send, take.
+ */
+#include "array.h"
+#include "grant.h"
+#include "request.h"
+#include "ticket.h"
+
+static int
+check_words(struct msg_u64s ticket, struct refusal *r)
+{
+    return ticket.n == TICKET_WORDS
+               ? 0
+               : refuse(r, PROTO_ERR_INVALID, "a ticket is %d numbers, not %u", TICKET_WORDS,
+                        ticket.n);
+}
+
+HANDLER(on_send)
+{
+    const struct msg_send_params *p = params;
+    struct lease *lease, *sent;
+    int rc;
+
+    if (check_words(p->ticket, r) || lease_get(conn, p->lease, &lease, r))
+        return REFUSED;
+    rc = lease_new(core, conn, lease->array, lease->readonly, &sent, NULL, r);
+    if (rc)
+        return rc;
+    rc = ticket_new(core, p->ticket.v, sent, r);
+    if (rc) {
+        lease_free(core, sent);
+        return rc;
+    }
+    send_result(core, conn, id, MSG_SEND, &(struct msg_none){}, NULL, 0);
+    return 0;
+}
+
+/* What `open` needs, and no more than the sender had. To who may not know of the array, the ticket
+ * is none. */
+static int
+take_check(struct core *core, struct conn *conn, const struct msg_take_params *p,
+           struct ticket **ret, struct refusal *r)
+{
+    bool readonly = msg_str_eq(p->mode, "r");
+    struct ticket *ticket;
+
+    if (check_words(p->ticket, r))
+        return REFUSED;
+    if (!readonly && !msg_str_eq(p->mode, "rw"))
+        return refuse(r, PROTO_ERR_INVALID, "mode \"%.*s\" is neither \"r\" nor \"rw\"",
+                      STR_FMT(p->mode));
+    ticket = ticket_find(core, p->ticket.v);
+    if (!ticket || !pool_may(ticket->lease->array->pool, conn, MAY_READ))
+        return refuse(r, PROTO_ERR_NOT_FOUND,
+                      "the array was taken already, or its sender has ended");
+    if (!readonly && ticket->lease->readonly)
+        return refuse(r, PROTO_ERR_PERMISSION, "the array was sent \"r\"");
+    if (!readonly && pool_check_writable(ticket->lease->array->pool, conn, r))
+        return REFUSED;
+    *ret = ticket;
+    return 0;
+}
+
+HANDLER(on_take)
+{
+    const struct msg_take_params *p = params;
+    _cleanup_(grant_deinit) struct grant grant = {0};
+    struct ticket *ticket;
+    struct array *array;
+    int rc = take_check(core, conn, p, &ticket, r);
+
+    if (rc == 0)
+        rc = grant_init(&grant, core, 1);
+    if (rc)
+        return rc;
+    array = ticket->lease->array;
+    grant.pool = array->pool;
+    grant.named = true;
+    rc = grant_add(core, conn, &grant, array, msg_str_eq(p->mode, "r"), r);
+    if (rc)
+        return rc;
+    lease_free(core, ticket->lease);
+    grant_send(core, conn, id, MSG_TAKE, &grant);
+    return 0;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A ticket: 128 random bits of the sender's, by which whoever knows them takes an array over, once.
+ * Until then, or until the sender's connection ends, a lease of the sender's keeps the array; the
+ * ticket is part of that lease, which maps nothing. The bits are shown to nobody.
+ */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/tree.h"
+#include "refusal.h"
+
+#define TICKET_WORDS 2
+
+struct core;
+struct lease;
+
+struct ticket {
+    RB_ENTRY(ticket) node; /* core->tickets */
+    uint64_t secret[TICKET_WORDS];
+    struct lease *lease;
+};
+
+RB_HEAD(tickets, ticket);
+
+/* For a lease that has none. -ENOMEM; REFUSED: there is one like it. */
+int ticket_new(struct core *core, const uint64_t *secret, struct lease *lease,
+               struct refusal *r);
+struct ticket *ticket_find(struct core *core, const uint64_t *secret);
+void ticket_free(struct core *core, struct ticket *ticket);

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be done for another module, as soon as somebody imports that."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from typing import Any, Callable
+
+
+class _WhenImported(importlib.abc.MetaPathFinder):
+    def __init__(self, name, register):
+        self.name, self.register = name, register
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self.name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_register(module):
+                run(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                self.register(module)
+
+            spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def when_imported(name: str, register: Callable[[Any], None]) -> None:
+    """Calls `register` with the module: now, where it has been imported."""
+    if name in sys.modules:
+        register(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _WhenImported(name, register))

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tickets in the model: an array is kept by each, until it is taken, once, or its sender hangs up.
+ */
+#include "caid_test.h"
+#include "model.h"
+
+#define ERR(name)  (UINT32_C(1) << PROTO_ERR_##name)
+#define ERR_LIMITS (ERR(LIMIT) | ERR(QUOTA))
+
+static struct m_ticket *
+find(struct model *m, uint64_t secret)
+{
+    for (int i = 0; i < m->n_tickets; i++)
+        if (m->tickets[i].secret == secret)
+            return &m->tickets[i];
+    return NULL;
+}
+
+static void
+drop(struct model *m, struct m_ticket *ticket)
+{
+    struct m_array *array = &m->arrays[ticket->array];
+
+    m->spent[m->n_spent++ % M_TICKETS] = ticket->secret;
+    *ticket = m->tickets[--m->n_tickets];
+    array->n_leases--;
+    model_settle(m, array);
+}
+
+static void
+step_send(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    if (!slot->n_leases || m->n_tickets == M_TICKETS)
+        return;
+    const struct m_lease *lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
+    struct m_request *r = model_ask(m, s, MSG_SEND);
+    r->label = m->n_tickets && model_random(m, 8) == 0 ? m->tickets[0].secret : r->id;
+    r->seen = (uint64_t)lease->array;
+    r->readonly = lease->readonly;
+    r->may_fail = ERR_LIMITS;
+    if (find(m, r->label)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(INVALID);
+    }
+    const uint64_t words[] = {r->label, 1};
+    struct msg_send_params params = {.lease = lease->lease, .ticket = {words, 2}};
+    model_note(m, "slot %d: send lease %llu by %llu", s, (unsigned long long)lease->lease,
+               (unsigned long long)r->label);
+    h_request(&m->h, slot->conn, MSG_SEND, &params);
+}
+
+static void
+expect_take(struct model *m, const struct m_slot *slot, const struct m_ticket *ticket,
+            struct m_request *r)
+{
+    r->may_fail = ERR_LIMITS;
+    if (!ticket || !model_may(slot, m->arrays[ticket->array].pool, 4))
+        r->may_fail |= ERR(NOT_FOUND);
+    else if (!r->readonly &&
+             (ticket->readonly || !model_may(slot, m->arrays[ticket->array].pool, 2)))
+        r->may_fail |= ERR(PERMISSION);
+    r->must_fail = r->may_fail != ERR_LIMITS;
+    r->pool = ticket ? m->arrays[ticket->array].pool : M_NONE;
+}
+
+static void
+step_take(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    if (slot->n_leases + 8 > M_LEASES)
+        return;
+    struct m_request *r = model_ask(m, s, MSG_TAKE);
+    if (m->n_tickets && model_random(m, 4))
+        r->label = m->tickets[model_random(m, (uint32_t)m->n_tickets)].secret;
+    else
+        r->label = m->spent[model_random(m, M_TICKETS)];
+    r->readonly = model_random(m, 2);
+    expect_take(m, slot, find(m, r->label), r);
+    const uint64_t words[] = {r->label, 1};
+    struct msg_take_params params = {.ticket = {words, 2},
+                                     .mode = MSG_STR(r->readonly ? "r" : "rw")};
+    model_note(m, "slot %d: take %llu, %s", s, (unsigned long long)r->label, params.mode.p);
+    h_request(&m->h, slot->conn, MSG_TAKE, &params);
+}
+
+void
+model_step_ticket(struct model *m, int s)
+{
+    (model_random(m, 2) ? step_send : step_take)(m, s);
+}
+
+void
+model_sent(struct model *m, const struct m_request *r)
+{
+    m->tickets[m->n_tickets++] = (struct m_ticket){.secret = r->label,
+                                                   .slot = r->slot,
+                                                   .array = (int)r->seen,
+                                                   .readonly = r->readonly};
+    m->arrays[r->seen].n_leases++;
+}
+
+/* The taker's lease is there already. */
+void
+model_taken(struct model *m, const struct m_request *r)
+{
+    drop(m, find(m, r->label));
+}
+
+void
+model_tickets_hangup(struct model *m, int slot)
+{
+    for (int i = m->n_tickets; i-- > 0;)
+        if (m->tickets[i].slot == slot)
+            drop(m, &m->tickets[i]);
+}

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs in the other processes of test_pickle.py, which import little."""
+
+import os
+
+import caid
+import numpy
+
+N = 256  # elements of what is sent under kills
+
+
+def doubled(a):
+    with a:
+        a.copy_from_host(2 * a.copy_to_host())
+        return a.name, os.getpid()
+
+
+def made(n):
+    """An array of the process that runs this, which goes on after it."""
+    with caid.default_client().empty(n, "<i8") as a:
+        a.copy_from_host(numpy.arange(n))
+        return a.view()
+
+
+def answer(inbox, outbox):
+    for a in iter(inbox.get, None):
+        outbox.put(doubled(a))
+
+
+def send_on(pipe):
+    client = caid.default_client()
+    try:
+        for n in range(1 << 30):
+            with client.empty(N, "<i8") as a:
+                a.copy_from_host(numpy.full(N, n))
+                pipe.send(a)
+    except OSError:  # nobody reads
+        os._exit(0)
+
+
+def receive(pipe):
+    try:
+        while True:
+            try:
+                a = pipe.recv()
+            except caid.NotFoundError:  # of a sender that was killed
+                continue
+            with a:
+                values = a.copy_to_host()
+                assert (values == values[0]).all()
+    except (EOFError, ConnectionResetError):
+        os._exit(0)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that go to other processes through pickle and multiprocessing."""
+
+import concurrent.futures
+import copy
+import io
+import multiprocessing
+import os
+import pickle
+import random
+import time
+from multiprocessing.reduction import ForkingPickler
+
+import caid
+import numpy
+import pytest
+from caid import _default
+from conftest import Held, PATIENCE_S, n_leases, wait_until
+from hypothesis import given, strategies as st
+from senders import answer, doubled, made, receive, send_on
+
+N_KILLS = int(os.environ.get("CAID_STRESS_KILLS", "100"))
+multiprocessing.set_forkserver_preload(["caid", "numpy", "pytest"])
+NOT_TAKEN = "taken already, or its sender has ended"
+
+
+@pytest.fixture
+def here(client, monkeypatch):
+    """The client of what arrives in this process, for the children, too."""
+    monkeypatch.setenv("CAID_SOCKET", client._socket)
+    receiver = _default.client_of(client._socket)
+    yield receiver
+    receiver.close()
+
+
+def sent(array):
+    """What multiprocessing would send."""
+    return bytes(ForkingPickler.dumps(array))
+
+
+# --- one process ----------------------------------------------------------------------------
+
+KEYS = st.tuples(*[st.slices(6)] * 2) | st.sampled_from([(0,), (..., 1), (None, 2)])
+
+
+def test_parts_of_arrays_arrive_as_numpy_has_them(client, here, counted):
+    a, twin = counted
+    base = numpy.arange(24, dtype="<i4").reshape(4, 6)
+
+    @given(key=KEYS, transposed=st.booleans(), named=st.booleans())
+    def check(key, transposed, named):
+        view, expected = (a.T, base.T) if transposed else (a, base)
+        with view[key] as part, pickle.loads(sent(part)) as got:
+            assert (got.shape, got.typestr) == (part.shape, part.typestr)
+            assert numpy.array_equal(got.copy_to_host(), expected[key])
+
+    check()
+
+
+def test_a_ticket_is_taken_once_and_keeps_the_memory(client, here):
+    with client.empty(4, "<i8") as a:
+        a.copy_from_host(numpy.arange(4))
+        message = sent(a)
+    wait_until(lambda: n_leases(client) == 1)
+    with pickle.loads(message) as b:
+        assert b.copy_to_host().tolist() == [0, 1, 2, 3]
+        with pytest.raises(caid.NotFoundError, match=NOT_TAKEN):
+            pickle.loads(message)
+    wait_until(lambda: n_leases(client) + n_leases(here) == 0)
+
+
+def test_what_never_arrives_is_kept_until_its_sender_ends(client, here, daemon):
+    with daemon.connect() as sender, sender.empty(4, "<i8") as a:
+        message = sent(a)
+    wait_until(lambda: n_leases(client) == 0)
+    with pytest.raises(caid.NotFoundError, match=NOT_TAKEN):
+        pickle.loads(message)
+
+
+@pytest.mark.parametrize("mode", ["r", "rw"])
+def test_the_mode_is_the_senders(client, here, mode):
+    client.create("x", 4, "<i8").close()
+    with client.open("x", mode) as a, pickle.loads(sent(a)) as b, pickle.loads(pickle.dumps(a)) as c:
+        assert a.readonly == b.readonly == c.readonly == (mode == "r")
+        assert b.name == c.name == "x" and b.generation == c.generation == a.generation
+
+
+def test_a_name_that_was_replaced_gives_what_was_sent(client, here):
+    with client.create("x", 1, "<i8") as old:
+        old.copy_from_host(numpy.array([7]))
+        message, by_name = sent(old), pickle.dumps(old)
+        with client.empty(1, "<i8") as new:
+            new.publish("x")
+        with pickle.loads(by_name) as held:
+            assert held.copy_to_host() == 7
+    with pickle.loads(message) as b:
+        assert b.copy_to_host() == 7
+    wait_until(lambda: n_leases(client) + n_leases(here) == 0)
+    for gone in message, by_name:
+        with pytest.raises(caid.StaleError):
+            pickle.loads(gone)
+
+
+def test_what_cannot_be_pickled_says_why(client, counted):
+    a, twin = counted
+    with pytest.raises(TypeError, match="no name.*multiprocessing"):
+        pickle.dumps(a)
+    with client.empty(4, "<i8", memory="managed") as managed:
+        with pytest.raises(TypeError, match="this process alone"):
+            sent(managed)
+    for copying in copy.copy, copy.deepcopy:
+        with pytest.raises(TypeError, match=r"view\(\)"):
+            copying(a)
+    a.close()
+    with pytest.raises(caid.ClosedError):
+        sent(a)
+
+
+def test_a_part_outside_of_its_array_is_refused(client, here):
+    with client.empty(4, "<i8") as a:
+        take, (ticket, *told, follows) = ForkingPickler(io.BytesIO()).dispatch_table[caid.Array](a)
+    told[-1] = 8, (4,), (8,), ("<i8", 8, None, None)
+    part = caid._typestr.Element(*told[-1][3])
+    told[-1] = (*told[-1][:3], part)
+    with pytest.raises(caid.CorruptError, match="not within its 32 bytes"):
+        take(ticket, *told, follows)
+    wait_until(lambda: n_leases(client) + n_leases(here) == 0)
+
+
+def test_work_under_way_travels_as_a_fence(client, here, soft):
+    with client.stream() as s, client.empty(4, "<i8") as a:
+        with Held(s):
+            a.copy_from_host(numpy.arange(4), stream=s)
+            message = sent(a)  # waits for nothing
+            b = pickle.loads(message)  # nor does this
+            assert b.__cuda_array_interface__["stream"] is not None
+        with b:
+            assert b.copy_to_host().tolist() == [0, 1, 2, 3]
+
+
+def test_work_on_what_somebody_reads_is_waited_for(client, here, soft):
+    with client.stream() as s, client.empty(4, "<i8") as a, client.empty(4, "<i8") as target:
+        a.copy_from_host(numpy.arange(4))
+        target.copy_from(a, stream=s)
+        with target.read():
+            message = sent(target)
+        with pickle.loads(message) as b:
+            assert b.copy_to_host().tolist() == [0, 1, 2, 3]
+
+
+# --- several --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_through_queues_and_pipes(client, here, counted, method):
+    a, twin = counted
+    context = multiprocessing.get_context(method)
+    inbox, outbox = context.Queue(), context.Queue()
+    process = context.Process(target=answer, args=(inbox, outbox))
+    process.start()
+    with a[1:3, ::2] as part:
+        for each in a, part:
+            inbox.put(each)
+            name, pid = outbox.get(timeout=PATIENCE_S)
+            assert name is None and pid == process.pid
+    inbox.put(None)
+    process.join(PATIENCE_S)
+    twin *= 2
+    twin[1:3, ::2] *= 2
+    assert process.exitcode == 0 and numpy.array_equal(a.copy_to_host(), twin)
+
+
+def test_through_pools_and_executors(client, here, counted):
+    a, twin = counted
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        assert pool.apply(doubled, (a,))[0] is None
+        with pool.apply(made, (5,)) as b:
+            assert b.copy_to_host().tolist() == [0, 1, 2, 3, 4]
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
+        assert executor.submit(doubled, a).result()[0] is None
+    assert numpy.array_equal(a.copy_to_host(), 4 * twin)
+
+
+def test_through_a_manager(client, here, counted):
+    a, twin = counted
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        box = manager.dict()
+        box["a"] = a
+        for _ in range(2):  # each get() sends it anew
+            with box["a"] as b:
+                assert numpy.array_equal(b.copy_to_host(), twin)
+        del box["a"]
+
+
+# --- kills ----------------------------------------------------------------------------------
+
+
+def test_kills_leave_nothing(client, here):
+    context = multiprocessing.get_context("forkserver")
+    chance = random.Random(18)
+    for n in range(N_KILLS):
+        ends = context.Pipe(duplex=False)
+        processes = [
+            context.Process(target=target, args=(end,))
+            for target, end in zip((receive, send_on), ends)
+        ]
+        for process, end in zip(processes, ends):
+            process.start()
+            end.close()
+        if n % 4:
+            wait_until(lambda: client.status().leases)
+        time.sleep(chance.random() * 0.02)
+        victim = processes[n % 2]
+        victim.kill()
+        for process in processes:
+            process.join(PATIENCE_S)
+            assert process is victim or process.exitcode == 0
+        wait_until(lambda: (client.status().arrays, client.status().leases) == (0, 0))
