@@ -5,6 +5,10 @@
  * rows becomes a 2D copy of the driver's, the others are looped over. So two layouts of the
  * same order cost one driver call, and a transposition costs one for each column.
  *
+ * A copy of one element of the host's to all elements is a fill: a row is set by one memset where
+ * the element consists of a word over and over, else by copies of what is there already to what
+ * comes after it, twice as much each time, and so are the other rows.
+ *
  * Without a stream of the caller's the legacy default one is used, and waited for.
  */
 #include <errno.h>
@@ -23,7 +27,8 @@ struct dim {
 };
 
 struct plan {
-    size_t width; /* bytes in a row; 0: nothing to copy */
+    uint64_t dst, src; /* addresses of the first elements */
+    size_t width;      /* bytes in a row; 0: nothing to copy */
     uint32_t ndim;
     struct dim dims[PROTO_NDIM_MAX]; /* outermost first */
 };
@@ -44,13 +49,14 @@ is_inside(const struct dim *a, const struct dim *b)
     return magnitude(a->src) < magnitude(b->src);
 }
 
-/* Keeps the dimensions in order of their steps; one of one element is never stepped along. */
+/* Keeps the dimensions in order of their steps; one of one element is never stepped along, and one
+ * that leads nowhere is the same copy again. */
 static void
 plan_add(struct plan *plan, struct dim dim)
 {
     uint32_t at = plan->ndim;
 
-    if (dim.n == 1)
+    if (dim.n == 1 || (dim.dst == 0 && dim.src == 0))
         return;
     for (; at > 0 && is_inside(&plan->dims[at - 1], &dim); at--)
         plan->dims[at] = plan->dims[at - 1];
@@ -111,6 +117,8 @@ plan_init(struct plan *ret, const struct caid_copy *copy, uint64_t itemsize,
 
     const int64_t *dst = copy->dst_strides ? copy->dst_strides : c_order;
     const int64_t *src = copy->src_strides ? copy->src_strides : c_order;
+    ret->dst = copy->dst;
+    ret->src = copy->src;
     ret->ndim = 0;
     ret->width = nbytes > 0 ? (size_t)itemsize : 0;
     if (nbytes == 0)
@@ -119,6 +127,41 @@ plan_init(struct plan *ret, const struct caid_copy *copy, uint64_t itemsize,
         plan_add(ret, (struct dim){copy->shape[i], dst[i], src[i]});
     plan_merge(ret);
     return 0;
+}
+
+static bool
+is_fill(const struct caid_copy *copy)
+{
+    if (!copy->src_on_host || copy->dst_on_host || !copy->src_strides)
+        return false;
+    for (uint32_t i = 0; i < copy->ndim; i++)
+        if (copy->shape[i] != 1 && copy->src_strides[i] != 0)
+            return false;
+    return true;
+}
+
+/* All elements are alike: their order is that of the memory, and rows may be made of rows. */
+static void
+plan_fill(struct plan *plan)
+{
+    for (uint32_t i = 0; i < plan->ndim; i++) {
+        struct dim *dim = &plan->dims[i];
+        if (dim->dst < 0) {
+            plan->dst += (uint64_t)dim->dst * (uint64_t)(dim->n - 1);
+            dim->dst = -dim->dst;
+        }
+        dim->src = dim->dst;
+    }
+    plan_merge(plan);
+}
+
+/* What is left of a fill when its rows are taken out: copies of the first rows. */
+static void
+plan_repeat(struct plan *plan)
+{
+    plan->src = plan->dst;
+    for (uint32_t i = 0; i < plan->ndim; i++)
+        plan->dims[i].src = 0;
 }
 
 /* Takes out the longest dimension that a 2D copy can step along; n 0: there is none. */
@@ -148,6 +191,8 @@ struct copier {
     bool enqueues;         /* on stream; nobody waits for it here */
     CUstream stream;
     bool dst_on_host, src_on_host;
+    const unsigned char *element; /* of a fill, element_size bytes; NULL: it copies */
+    size_t element_size;
     size_t width;
     struct dim rows;
     const char *call; /* the driver's, that was made last */
@@ -240,15 +285,85 @@ copy_rows(struct copier *c, uint64_t dst, uint64_t src)
     return result;
 }
 
+/* Bytes of the word that the element consists of, over and over; 0: none that a memset sets. */
+static size_t
+word_size(const struct copier *c, uint64_t dst)
+{
+    for (size_t size = 1; size <= sizeof(uint32_t) && size <= c->element_size; size *= 2)
+        if (dst % size == 0 && c->element_size % size == 0 &&
+            memcmp(c->element, c->element + size, c->element_size - size) == 0)
+            return size;
+    return 0;
+}
+
+static CUresult
+fill_row_by_copies(struct copier *c, uint64_t dst)
+{
+    struct copier part = *c;
+
+    part.width = c->element_size;
+    CUresult result = copy_row(&part, dst, (uintptr_t)c->element);
+    part.src_on_host = false;
+    for (size_t done = part.width; result == CUDA_SUCCESS && done < c->width;
+         done += part.width) {
+        part.width = done < c->width - done ? done : c->width - done;
+        result = copy_row(&part, dst + done, dst);
+    }
+    c->call = part.call;
+    return result;
+}
+
+static CUresult
+fill_row(struct copier *c, uint64_t dst)
+{
+    size_t size = word_size(c, dst);
+    uint16_t word16;
+    uint32_t word32;
+
+    switch (size) {
+    case 1:
+        c->call = "cuMemsetD8Async";
+        return c->drv->cu.cuMemsetD8Async(dst, c->element[0], c->width, c->stream);
+    case 2:
+        c->call = "cuMemsetD16Async";
+        memcpy(&word16, c->element, size);
+        return c->drv->cu.cuMemsetD16Async(dst, word16, c->width / size, c->stream);
+    case 4:
+        c->call = "cuMemsetD32Async";
+        memcpy(&word32, c->element, size);
+        return c->drv->cu.cuMemsetD32Async(dst, word32, c->width / size, c->stream);
+    default: return fill_row_by_copies(c, dst);
+    }
+}
+
+/* After that the copier copies: these rows to all others. */
+static CUresult
+fill_rows(struct copier *c, uint64_t dst)
+{
+    const struct dim rows = c->rows;
+    CUresult result = fill_row(c, dst);
+
+    c->element = NULL;
+    c->src_on_host = false;
+    c->enqueues = true;
+    for (int64_t done = 1; result == CUDA_SUCCESS && done < rows.n; done += c->rows.n) {
+        c->rows.n = done < rows.n - done ? done : rows.n - done;
+        result = copy_rows(c, dst + (uint64_t)(done * rows.dst), dst);
+    }
+    c->rows = rows;
+    return result;
+}
+
 /* Loops over what is left, the innermost dimension fastest. Steps add modulo 2^64, so that
  * negative ones need nothing special. */
 static CUresult
-copy_loop(struct copier *c, const struct plan *plan, uint64_t dst, uint64_t src)
+copy_loop(struct copier *c, const struct plan *plan)
 {
     int64_t index[PROTO_NDIM_MAX] = {0};
+    uint64_t dst = plan->dst, src = plan->src;
 
     for (;;) {
-        CUresult result = copy_rows(c, dst, src);
+        CUresult result = c->element ? fill_rows(c, dst) : copy_rows(c, dst, src);
         if (result != CUDA_SUCCESS)
             return result;
         uint32_t d = plan->ndim;
@@ -278,7 +393,7 @@ copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *pla
                   : gpu_push(client, copy->device, &c->drv, error);
     if (r < 0)
         return r;
-    CUresult result = copy_loop(c, plan, copy->dst, copy->src);
+    CUresult result = copy_loop(c, plan);
     CUresult waited = c->drv->cu.cuStreamSynchronize(NULL);
     gpu_pop(c->drv);
 
@@ -309,7 +424,7 @@ copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *
         c->enqueues = true;
     }
     if (result == CUDA_SUCCESS)
-        result = copy_loop(c, plan, copy->dst, copy->src);
+        result = copy_loop(c, plan);
     r = stream_result(client, &stream, c->call, result, "cannot copy", error);
     stream_leave(&stream);
     return r;
@@ -325,17 +440,24 @@ copy_run(struct caid_client *client, const struct caid_copy *copy, uint64_t item
     int r = plan_init(&plan, copy, itemsize, error);
     if (r < 0 || plan.width == 0)
         return r;
+    bool fills = is_fill(copy);
+    if (fills)
+        plan_fill(&plan);
     struct copier copier = {
         .dst_on_host = copy->dst_on_host,
         .src_on_host = copy->src_on_host,
+        .element = fills ? host(copy->src) : NULL,
+        .element_size = itemsize,
         .rows = plan_take_rows(&plan),
         .width = plan.width,
     };
+    if (fills)
+        plan_repeat(&plan);
     if (copy->stream != 0)
         return copy_on_stream(client, &copier, &plan, copy, error);
     if (!copy->dst_on_host || !copy->src_on_host)
         return copy_on_gpu(client, &copier, &plan, copy, array, error);
-    copy_loop(&copier, &plan, copy->dst, copy->src);
+    copy_loop(&copier, &plan);
     return 0;
 }
 

@@ -25,7 +25,8 @@ read_options(struct caid_open_options *ret, const struct caid_open_options *opti
     if (!ret->mode)
         ret->mode = "r";
     if (strcmp(ret->mode, "r") != 0 && strcmp(ret->mode, "rw") != 0)
-        return fail(error, CAID_ERR_INVALID, "mode is neither \"r\" nor \"rw\"");
+        return fail(error, CAID_ERR_INVALID, "open: mode \"%s\" is neither \"r\" nor \"rw\"",
+                    ret->mode);
     return 0;
 }
 

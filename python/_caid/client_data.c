@@ -54,6 +54,16 @@ copy_nbytes(const struct dims *shape, unsigned int itemsize)
     return n;
 }
 
+/* Whether all elements are one. */
+static bool
+is_repeated(const struct dims *strides)
+{
+    for (uint32_t i = 0; i < strides->n; i++)
+        if (strides->v[i] != 0)
+            return false;
+    return strides->v;
+}
+
 /* On the stream of a mark, which is recorded even if the copy fails: some of it may be under
  * way. */
 static PyObject *
@@ -149,7 +159,8 @@ py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
         return NULL;
     nbytes = copy_nbytes(&shape, itemsize);
     if (side_init(&dst, dst_op, PyBUF_WRITABLE, nbytes) < 0 ||
-        side_init(&src, src_op, PyBUF_SIMPLE, nbytes) < 0)
+        side_init(&src, src_op, PyBUF_SIMPLE, is_repeated(&src_strides) ? itemsize : nbytes) <
+            0)
         return NULL;
 
     options.dst = dst.address;

@@ -54,8 +54,12 @@ py_device_get(const struct module_state *state, PyObject *op, int32_t *ret)
     int overflow;
     long v = PyLong_AsLongAndOverflow(op, &overflow);
 
-    if (v == -1 && PyErr_Occurred())
+    if (v == -1 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError))
+            PyErr_Format(PyExc_TypeError, "device: an index or a UUID is needed, not %.100s",
+                         Py_TYPE(op)->tp_name);
         return -1;
+    }
     if (overflow || v < INT32_MIN || v > INT32_MAX) {
         py_error_raise_code(state, CAID_ERR_DEVICE, ENODEV, "no device %R", op);
         return -1;
@@ -67,9 +71,15 @@ py_device_get(const struct module_state *state, PyObject *op, int32_t *ret)
 int
 py_u64_get(const struct module_state *state, PyObject *op, const char *what, uint64_t *ret)
 {
-    _cleanup_py_ PyObject *index = PyNumber_Index(op);
+    _cleanup_py_ PyObject *index = NULL;
     unsigned long long v;
 
+    if (!PyIndex_Check(op)) {
+        PyErr_Format(PyExc_TypeError, "%s: an int is needed, not %.100s", what,
+                     Py_TYPE(op)->tp_name);
+        return -1;
+    }
+    index = PyNumber_Index(op);
     if (!index)
         return -1;
     v = PyLong_AsUnsignedLongLong(index);

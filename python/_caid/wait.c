@@ -29,8 +29,12 @@ py_timeout_get(PyObject *op, uint64_t *ret_ns)
     if (op == Py_None)
         return 0;
     seconds = PyFloat_AsDouble(op);
-    if (seconds == -1.0 && PyErr_Occurred())
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError))
+            PyErr_Format(PyExc_TypeError, "timeout: seconds or None are needed, not %.100s",
+                         Py_TYPE(op)->tp_name);
         return -1;
+    }
     if (!(seconds >= 0)) {
         PyErr_Format(PyExc_ValueError, "timeout %R: seconds, 0 or more, or None", op);
         return -1;

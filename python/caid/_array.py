@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, TypeVar, overload
 
 from . import (
     _bracket,
@@ -29,6 +29,7 @@ from . import (
     _pending,
     _stream,
     _typestr,
+    _values,
 )
 from ._errors import Error, InvalidError, corrupt, unsupported
 from ._errors import closed as closed_error
@@ -37,6 +38,8 @@ from ._records import IpcHandle
 
 if TYPE_CHECKING:
     import numpy
+
+_Host = TypeVar("_Host")
 
 
 class Layout(NamedTuple):
@@ -100,7 +103,7 @@ class Array(OfProcess, Closing):
 
     Arrays come from a :class:`caid.Client` or from :func:`caid.as_array`. They have a geometry
     and can be copied; elements are not computed with here: hand the array to any library that
-    knows the CUDA Array Interface. Indexing gives views, never values.
+    knows the CUDA Array Interface. Indexing gives views, never values; assignment copies.
 
     An array is closed by ``close()``, by leaving its ``with`` block, or when it is collected
     (then with a ResourceWarning, views excepted). The lease ends when the array and all its
@@ -385,23 +388,61 @@ class Array(OfProcess, Closing):
 
     # --- views ------------------------------------------------------------------------------
 
-    def _view(self, offset, shape, strides):
+    def _view(self, offset, shape, strides, element=None):
         self._check()
         layout = self._layout
-        layout = layout._replace(ptr=layout.ptr + offset, shape=shape, strides=strides)
+        element = element or layout.element
+        layout = Layout(layout.ptr + offset, shape, strides, element, layout.readonly)
         return make(self._memory.share(), layout, root=False, stream=self._stream)
 
     def __getitem__(self, key: Any) -> Array:
+        """A view: of ints, slices, Ellipsis and None; of a record's field by its name, or of several
+        by a list of names in the record's order, which needs NumPy."""
+        names = key if isinstance(key, list) else [key]
+        if names and all(isinstance(name, str) for name in names):
+            element, inner, offset = _typestr.field(self._layout.element, key)
+            return self._typed_view(offset, self.shape, self.strides, element, inner)
         return self._view(*_geometry.index(self.shape, self.strides, key))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Copies a value to all elements of a view, after all work on them that caid knows of, and
+        is done on return.
+
+        What is on the host, scalars and lists among it, is converted and broadcast as NumPy does on
+        assignment; but for ints and floats to such types, that needs NumPy. What is in device memory
+        has the array's type; where it has to be broadcast, it goes by way of host memory.
+
+        Raises
+        ------
+        ReadOnlyError
+            The array is read-only.
+        ValueError, TypeError, OverflowError
+            A shape that cannot be broadcast; a value that NumPy does not convert; another type of
+            what is in device memory.
+        """
+        with self[key] as view:
+            _values.assign(view, value)
 
     def __iter__(self) -> Iterator[Array]:
         if not self.shape:
             raise TypeError("iteration over an array of no dimensions")
         return (self[i] for i in range(self.shape[0]))
 
-    def view(self) -> Array:
-        """Another array over the same elements."""
-        return self._view(0, self.shape, self.strides)
+    def view(self, dtype: Any = None) -> Array:
+        """Another array over the same elements; with a `dtype`, over the same bytes as elements of that
+        type. If it has another size, the last axis is contiguous, and its extent changes; ValueError
+        where it is not, or where the bytes do not come out even."""
+        if dtype is None:
+            return self._view(0, self.shape, self.strides)
+        element, inner = _typestr.of_dtype(dtype)
+        nbytes = element.itemsize * _geometry.size(inner)
+        shape, strides = _geometry.retype(self.shape, self.strides, self.itemsize, nbytes)
+        return self._typed_view(0, shape, strides, element, inner)
+
+    def _typed_view(self, offset, shape, strides, element, inner):
+        """Extents that the type itself has come after the array's own."""
+        strides += _geometry.c_strides(inner, element.itemsize)
+        return self._view(offset, shape + inner, strides, element)
 
     def reshape(self, *shape: Any, order: str = "C") -> Array:
         """A view of the same elements, in the same order, in another shape.
@@ -443,6 +484,15 @@ class Array(OfProcess, Closing):
             axes = () if axes[0] is None else _geometry.dims("axes", axes[0])
         return self._view(0, *_geometry.transpose(self.shape, self.strides, axes))
 
+    def swapaxes(self, axis1: int, axis2: int) -> Array:
+        """A view with two dimensions swapped."""
+        return self.transpose(_geometry.swapped(axis1, axis2, self.ndim))
+
+    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Array:
+        """A view without the dimensions of extent 1, or without those of `axis`: ValueError where one
+        of them has another extent."""
+        return self._view(0, *_geometry.squeeze(self.shape, self.strides, axis))
+
     @property
     def T(self) -> Array:
         """Array: a view with the dimensions reversed."""
@@ -452,6 +502,17 @@ class Array(OfProcess, Closing):
     #
     # `stream` is the same for all: 0 or None, Numba's default, makes the copy here and now, after all
     # work on the arrays that caid knows of.
+
+    @overload
+    def copy_to_host(
+        self, ary: None = None, stream: Any = 0, *, out: None = None
+    ) -> numpy.ndarray[Any, Any]: ...
+
+    @overload
+    def copy_to_host(self, ary: _Host, stream: Any = 0) -> _Host: ...
+
+    @overload
+    def copy_to_host(self, ary: None = None, stream: Any = 0, *, out: _Host) -> _Host: ...
 
     def copy_to_host(self, ary: Any = None, stream: Any = 0, *, out: Any = None) -> Any:
         """Copies the elements to the host.
@@ -494,7 +555,8 @@ class Array(OfProcess, Closing):
         Parameters
         ----------
         x : array_like or buffer
-            An array of equal shape and dtype, with any strides, or `nbytes` bytes.
+            An array of equal shape and dtype, with any strides, or `nbytes` bytes. Lists and scalars
+            get the array's type.
         stream : int or stream object
             As for copy_to_host(): with one the copy is enqueued, and `x` is not to be changed before
             the stream has come past it.
@@ -504,16 +566,36 @@ class Array(OfProcess, Closing):
         ReadOnlyError
             The array is read-only.
         ValueError, TypeError
-            Another shape; another type. Nothing is broadcast or converted.
+            Another shape; another type. Nothing is broadcast or converted: see ``a[...] = x``.
         """
-        _copy.copy(_copy.device(self), _copy.host(x), stream)
+        _copy.copy(_copy.device(self), _copy.host(x, element=self._layout.element), stream)
+
+    def fill(self, value: Any, stream: Any = 0) -> None:
+        """Sets all elements to a value.
+
+        Parameters
+        ----------
+        value : scalar
+            What NumPy converts to the array's type; a tuple for a record. But for ints and floats to
+            such types, that needs NumPy.
+        stream : int or stream object
+            As for copy_from_host(): with one the fill is enqueued there.
+
+        Raises
+        ------
+        ReadOnlyError
+            The array is read-only.
+        ValueError, TypeError, OverflowError
+            What NumPy raises for the value.
+        """
+        _values.fill(self, value, stream)
 
     def copy_from(self, obj: Any, stream: Any = 0) -> None:
         """Copies elements from `obj`: a caid array, anything with a
         ``__cuda_array_interface__`` (0 to 3), or what copy_from_host() takes. Shapes and types
         are equal. Overlapping arrays are copied as if by way of a third, and are waited for.
         `stream` is as for copy_to_host(); that of an interface is waited for."""
-        with _copy.side(obj) as source:
+        with _copy.side(obj, element=self._layout.element) as source:
             _copy.copy(_copy.device(self), source, stream)
 
     def copy_to(self, obj: Any, stream: Any = 0) -> None:

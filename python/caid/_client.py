@@ -23,6 +23,7 @@ from . import (
     _streams,
     _timeline,
     _typestr,
+    _values,
     _watch,
 )
 from ._errors import invalid
@@ -284,6 +285,37 @@ class Client(_queries.Queries, Closing):
             None, shape, element, strides, pool, device, exclusive, memory, alignment, metadata
         )
         return _array.of_lease(lease)
+
+    def zeros(
+        self, shape: _Shape, dtype: Any = "<f8", *, stream: Any = 0, **options: Any
+    ) -> _array.Array:
+        """Creates an array without a name, of zeros; `options` are those of empty(), `stream` is as
+        for :meth:`caid.Array.fill`."""
+        return self._filled(shape, dtype, options, lambda a: _values.clear(a, stream))
+
+    def ones(
+        self, shape: _Shape, dtype: Any = "<f8", *, stream: Any = 0, **options: Any
+    ) -> _array.Array:
+        """Creates an array without a name, of ones. See zeros()."""
+        return self._filled(shape, dtype, options, lambda a: a.fill(1, stream))
+
+    def full(
+        self, shape: _Shape, fill_value: Any, dtype: Any = None, *, stream: Any = 0, **options: Any
+    ) -> _array.Array:
+        """Creates an array without a name, of one value, whose type it has if none is given; that
+        needs NumPy. See zeros(), and :meth:`caid.Array.fill` for values and errors."""
+        if dtype is None:
+            dtype = _typestr.numpy().asarray(fill_value).dtype
+        return self._filled(shape, dtype, options, lambda a: a.fill(fill_value, stream))
+
+    def _filled(self, shape, dtype, options, fill):
+        a = self.empty(shape, dtype, **options)
+        try:
+            fill(a)
+        except BaseException:
+            a.close()
+            raise
+        return a
 
     def _make(self, name, shape, dtype, order, strides, *options):
         element, inner = _typestr.of_dtype(dtype)

@@ -47,9 +47,9 @@ def device(array):
     )
 
 
-def host(x, *, target=False):
+def host(x, *, target=False, element=None):
     """The side of a NumPy array or of a buffer; for a source, also of all that NumPy makes an
-    array of.
+    array of: lists and scalars, which have no type, of the element's.
 
     Raises
     ------
@@ -65,7 +65,8 @@ def host(x, *, target=False):
     except TypeError:
         if target:
             raise TypeError(f"{type(x).__name__}: neither array nor buffer") from None
-        return _ndarray(_typestr.numpy().asarray(x))
+        dtype = None if element is None or hasattr(x, "__array__") else _typestr.to_numpy(element)
+        return _ndarray(_typestr.numpy().asarray(x, dtype))
     if view.format in ("B", "b", "c") and view.ndim == 1 and view.contiguous:
         return Side(view, not view.readonly)
     return _ndarray(_typestr.numpy().asarray(view))
@@ -85,7 +86,7 @@ def _ndarray(x):
 
 
 @contextlib.contextmanager
-def side(obj, *, target=False):
+def side(obj, *, target=False, element=None):
     """The side of anything. Device memory of other origin is looked at while the block runs."""
     from . import _array, _cai
 
@@ -95,7 +96,7 @@ def side(obj, *, target=False):
         with _cai.taken(obj) as foreign:
             yield device(foreign)
     else:
-        yield host(obj, target=target)
+        yield host(obj, target=target, element=element)
 
 
 def settle(array):

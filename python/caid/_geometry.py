@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shapes and byte strides, as pure functions; the rules are NumPy's."""
 
+import contextlib
 import operator
 
 
@@ -54,8 +55,9 @@ def extent(shape, strides, itemsize):
 
 def dims(what, value):
     """A shape, strides or axes: an int, or an iterable of ints, as a tuple of int."""
-    if hasattr(value, "__index__"):
-        return (operator.index(value),)
+    if hasattr(value, "__index__"):  # NumPy's arrays have it, too, and only some an index
+        with contextlib.suppress(TypeError):
+            return (operator.index(value),)
     try:
         return tuple(map(operator.index, value))
     except TypeError:
@@ -137,6 +139,50 @@ def transpose(shape, strides, axes):
     if sorted(axes) != list(range(ndim)):
         raise ValueError(f"axes {axes} are not a permutation of the {ndim} dimensions")
     return tuple(shape[i] for i in axes), tuple(strides[i] for i in axes)
+
+
+def squeeze(shape, strides, axis):
+    """The dimensions without those of extent 1, or without these of them."""
+    ndim = len(shape)
+    if axis is None:
+        gone = [i for i in range(ndim) if shape[i] == 1]
+    else:
+        gone = [_axis(i, ndim) for i in dims("axis", axis)]
+    if len(set(gone)) < len(gone):
+        raise ValueError(f"axis {axis}: one is there twice")
+    if any(shape[i] != 1 for i in gone):
+        raise ValueError(f"axis {axis}: an extent of shape {shape} is not 1")
+    kept = [i for i in range(ndim) if i not in gone]
+    return tuple(shape[i] for i in kept), tuple(strides[i] for i in kept)
+
+
+def swapped(a, b, ndim):
+    """The axes, two of them swapped."""
+    axes = list(range(ndim))
+    a, b = _axis(a, ndim), _axis(b, ndim)
+    axes[a], axes[b] = b, a
+    return axes
+
+
+def _axis(axis, ndim):
+    i = operator.index(axis)
+    if not -ndim <= i < ndim:
+        raise ValueError(f"axis {i} is out of bounds for {ndim} dimensions")
+    return i % ndim
+
+
+def retype(shape, strides, old, new):
+    """(shape, strides) of the same bytes as elements of `new` bytes in place of `old`."""
+    if new == old:
+        return shape, strides
+    if not shape:
+        raise ValueError(f"an array of no dimensions keeps its itemsize: {old} bytes, not {new}")
+    n, step = shape[-1], strides[-1]
+    if n != 1 and step != old and 0 not in shape:
+        raise ValueError(f"itemsize {new} in place of {old}: the last axis is not contiguous")
+    if n * old % new or (new < old and old % new):
+        raise ValueError(f"itemsize {new}: no divisor of {old if new < old else n * old} bytes")
+    return (*shape[:-1], n * old // new), (*strides[:-1], new)
 
 
 def fill_in(new_shape, n):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metadata of arrays: any object that JSON can tell, kept by the daemon as JSON text."""
 
+import contextlib
 import json
 
 from ._errors import invalid
@@ -14,14 +15,37 @@ def encode(value):
     TypeError
         Something that JSON has not: a set, a NumPy array, ...
     InvalidError
-        A number that is none, or an object that holds itself.
+        A number that is none, or an object that holds itself. Both say where it is.
     """
     if value is None:
         return None
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (ValueError, RecursionError) as e:
-        raise invalid(f"metadata: {e}") from None
+        return _dump(value)
+    except (TypeError, ValueError, RecursionError) as e:
+        at, why = "metadata", e
+        with contextlib.suppress(RecursionError):
+            at, why = _misfit(value, at, why)
+        error = TypeError if isinstance(why, TypeError) else invalid
+        raise error(f"{at}: {why}") from None
+
+
+def _dump(value):
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _misfit(value, at, why):
+    """(where, why) of the innermost part that JSON has not."""
+    parts = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    for key, part in parts:
+        try:
+            _dump(part)
+        except (TypeError, ValueError) as e:
+            return _misfit(part, f"{at}[{key!r}]", e)
+    return at, ValueError(f"{value!r} is no number of JSON") if isinstance(value, float) else why
 
 
 def decode(text):

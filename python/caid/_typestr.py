@@ -203,6 +203,24 @@ def to_numpy(element):
     return np.lib.format.descr_to_dtype(descr_list(element.descr))
 
 
+def field(element, names):
+    """(element, extents, offset) of a field of a record, or of a list of them. Needs NumPy.
+
+    Raises
+    ------
+    ValueError, IndexError
+        No such field; no record.
+    """
+    dtype = to_numpy(element)
+    if dtype.names is None:
+        raise IndexError(f"field {names!r}: the type is {element.told}, no record")
+    try:
+        part = dtype[names]
+    except KeyError:
+        raise ValueError(f"field {names!r}: the record has {', '.join(dtype.names)}") from None
+    return *of_dtype(part), dtype.fields[names][1] if isinstance(names, str) else 0
+
+
 def same(a, b):
     """Whether two elements are of one type. Some producers give no descr of their structured
     types, and none of named ones; then the size decides."""

@@ -202,6 +202,7 @@ FIXTURE_TEST(array, names_are_exclusive)
     assert_failed(caid_array_open(f.client, NULL, "x", NULL, &error), CAID_ERR_INVALID);
     OPTIONS(caid_open_options, mode, .mode = "w");
     assert_failed(caid_array_open(f.client, &other, "x", &mode, &error), CAID_ERR_INVALID);
+    cr_assert(strstr(error.message, "mode \"w\""));
     cr_assert_null(other);
 }
 

@@ -74,6 +74,8 @@ random_sample(uint64_t *rng, struct sample *ret)
     for (uint32_t i = 0; i < ret->ndim; i++)
         if (random_below(rng, 12) == 0 && ret->src.strides[i] > 0)
             ret->src.strides[i] = 0; /* one element, many times */
+    if (random_below(rng, 4) == 0)
+        memset(ret->src.strides, 0, sizeof(ret->src.strides)); /* a fill */
 }
 
 /* What a copy is: one element after the other. */

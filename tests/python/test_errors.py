@@ -3,10 +3,14 @@
 
 import errno
 import pickle
+import re
 import socket
 
+import numpy as np
 import pytest
 from conftest import wait_until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import caid
 from caid import _caid, _errors
@@ -171,6 +175,64 @@ def test_shapes_are_ints(client, shape):
         client.empty(shape)
 
 
+def test_a_shape_may_be_an_array(client):
+    for shape in (np.array([2, 3]), np.array(6), np.int8(6)):
+        with client.empty(shape, "|u1") as a:
+            assert a.nbytes == 6 and all(type(extent) is int for extent in a.shape)
+
+
+@pytest.mark.parametrize(
+    "call, what",
+    [
+        (lambda c: c.empty(3, alignment="x"), "alignment: an int is needed, not str"),
+        (lambda c: c.empty(3, device=1.5), "device: .* not float"),
+        (lambda c: caid.connect(timeout="x"), "timeout: seconds .* not str"),
+    ],
+)
+def test_arguments_of_another_type_are_named(client, call, what):
+    with pytest.raises(TypeError, match=what):
+        call(client)
+
+
+@pytest.mark.parametrize("call", ["copy_to_host", "copy_from_host", "fill", "close", "bind", "read"])
+def test_streams_that_are_none(client, call):
+    args = [np.zeros(4, "|u1")] if "copy" in call else [1] if call == "fill" else []
+    with client.open("kept", "rw") as a, pytest.raises(ValueError, match="stream -1"):
+        getattr(a, call)(*args, stream=-1)
+
+
+part = st.recursive(
+    st.integers() | st.text("ab") | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
+    max_leaves=6,
+)
+JSON_HAS_NOT = [float("nan"), float("inf"), {1}, b"x", np.zeros(2), {(1, 2): 3}]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    st.lists(st.tuples(part, st.sampled_from(["a", 'b"', 0])), max_size=4),
+    st.sampled_from(JSON_HAS_NOT),
+)
+def test_metadata_that_json_has_not(client, around, misfit):
+    """However deep it lies, the message says where, and what it is."""
+    value, where = misfit, ""
+    for beside, key in around:
+        value = [value, beside] if key == 0 else {"c": beside, key: value}
+        where = f"[{key!r}]{where}"
+    error = caid.InvalidError if isinstance(misfit, float) else TypeError
+    what = f"{misfit} is no" if isinstance(misfit, float) else "tuple|type (set|bytes|ndarray)"
+    with pytest.raises(error, match=f"^metadata{re.escape(where)}: .*({what})"):
+        client.empty(3, metadata=value)
+
+
+def test_metadata_that_holds_itself(client):
+    value = []
+    value.append(value)
+    with refused(caid.InvalidError, 4, errno.EINVAL, "metadata", "Circular"):
+        client.empty(3, metadata=value)
+
+
 BAD_STRIDES = {
     "negative": ((-4, 4), "stride 0 is -4"),
     "over 64 bits": ((2**64, 4), "strides[0]", "64 bits"),
@@ -251,7 +313,7 @@ def test_pools_that_may_not_be_seen(client, pool):
 
 @pytest.mark.parametrize("mode", ["w", "", "rwx", "R"])
 def test_modes_that_are_none(client, mode):
-    with refused(caid.InvalidError, 4, errno.EINVAL, "mode"):
+    with refused(caid.InvalidError, 4, errno.EINVAL, f'open: mode "{mode}"'):
         client.open("kept", mode)
 
 

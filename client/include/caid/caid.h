@@ -523,7 +523,8 @@ struct caid_copy {
     uint64_t stream;
 };
 
-/* Copies ndim dimensions from src to dst, which may not overlap. */
+/* Copies ndim dimensions from src to dst, which may not overlap. With src_strides that are all 0 an
+ * element is repeated: from the host to a device, that is a fill, of few driver calls. */
 int caid_copy(struct caid_client *client, const struct caid_copy *copy,
               struct caid_error *error);
 
