@@ -14,13 +14,10 @@ struct arrival {
 };
 
 void
-arrivals_init(struct arrivals *set, struct conns *conns, uint32_t max_of_uid,
+arrivals_init(struct arrivals *set, struct conns *conns,
               void (*take_up)(void *userdata, int sock_consume), void *userdata)
 {
-    *set = (struct arrivals){.conns = conns,
-                             .max_of_uid = max_of_uid,
-                             .take_up = take_up,
-                             .userdata = userdata};
+    *set = (struct arrivals){.conns = conns, .take_up = take_up, .userdata = userdata};
     TAILQ_INIT(&set->waiting);
 }
 

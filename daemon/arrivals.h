@@ -18,12 +18,13 @@ struct arrivals {
     struct conns *conns;
     void (*take_up)(void *userdata, int sock_consume);
     void *userdata;
-    uint32_t max_of_uid; /* with its connections; more are closed without a word */
+    uint64_t max_of_uid; /* with its connections; more are closed without a word */
     struct arrival_list waiting;
     uint32_t n;
 };
 
-void arrivals_init(struct arrivals *set, struct conns *conns, uint32_t max_of_uid,
+/* max_of_uid is the caller's to set, at any time. */
+void arrivals_init(struct arrivals *set, struct conns *conns,
                    void (*take_up)(void *userdata, int sock_consume), void *userdata);
 /* Closes all that wait. */
 void arrivals_deinit(struct arrivals *set);

@@ -32,9 +32,9 @@ struct key {
     }
 
 static const struct key config_keys[] = {
-    KEY("daemon", "socket", string, socket, NULL),
-    KEY("daemon", "socket_mode", file_mode, socket_mode, "0666"),
-    KEY("daemon", "driver", string, driver, "auto"),
+    KEY("daemon", "socket", socket, start.socket, NULL),
+    KEY("daemon", "socket_mode", file_mode, start.socket_mode, "0666"),
+    KEY("daemon", "driver", driver, start.driver, "auto"),
     KEY("daemon", "log_level", level, log_level, "info"),
     KEY("daemon", "hello_timeout", duration, hello_timeout_ns, "2s"),
     KEY("limits", "connections", count, limits.connections, "4096"),
@@ -56,8 +56,8 @@ static const struct key config_keys[] = {
     KEY("memory", "max_pending_count", number, memory.pending_count, "10"),
     KEY("memory", "max_pending_ratio", ratio, memory.pending_ratio, "0.2"),
     KEY("memory", "max_pending_age", duration, memory.pending_age_ns, "2s"),
-    KEY("handoff", "mode", handoff, handoff, "auto"),
-    KEY("handoff", "spin_us", count, spin_us, "1000"),
+    KEY("handoff", "mode", handoff, start.handoff, "auto"),
+    KEY("handoff", "spin_us", number, spin_us, "1000"),
     KEY("user-pools", "mode", pool_mode, user_mode, "0600"),
     KEY("user-pools", "quota", size, user_quota, NULL),
     KEY("user-pools", "legacy", flag, user_legacy, NULL),
@@ -69,12 +69,19 @@ static const struct key pool_keys[] = {
     POOL_KEY("legacy", flag, legacy, NULL),
 };
 
-/* Settings that the environment may set, as Numba's of such names do. */
+/* Settings that the environment may set; of the queue, as Numba's of such names do. */
 static const struct {
-    const char *variable, *key;
+    const char *variable, *section, *key;
 } variables[] = {
-    {"CAID_MAX_PENDING_DEALLOCS_COUNT", "max_pending_count"},
-    {"CAID_MAX_PENDING_DEALLOCS_RATIO", "max_pending_ratio"},
+    {"CAID_SOCKET", "daemon", "socket"},
+    {"CAID_CUDA_DRIVER", "daemon", "driver"},
+    {"CAID_MAX_PENDING_DEALLOCS_COUNT", "memory", "max_pending_count"},
+    {"CAID_MAX_PENDING_DEALLOCS_RATIO", "memory", "max_pending_ratio"},
+};
+
+struct loader {
+    struct config *config;
+    bool bad[ARRAY_SIZE(config_keys)]; /* those that a bad value was given to */
 };
 
 static int
@@ -101,34 +108,55 @@ config_deinit(struct config *c)
     for (size_t i = 0; i < c->n_pools; i++)
         free((char *)(uintptr_t)c->pools[i].name);
     free(c->pools);
-    free(c->socket);
-    free(c->driver);
+    free(c->start.socket);
+    free(c->start.driver);
     *c = (struct config){0};
+}
+
+const struct core_pool_config *
+config_find_pool(const struct config *c, const char *name)
+{
+    for (size_t i = 0; i < c->n_pools; i++)
+        if (strcmp(c->pools[i].name, name) == 0)
+            return &c->pools[i];
+    return NULL;
+}
+
+int
+config_add_pool(struct config *c, const struct core_pool_config *pool)
+{
+    struct core_pool_config *pools = reallocarray(c->pools, c->n_pools + 1, sizeof(*pools));
+    struct core_pool_config *p;
+
+    if (!pools)
+        return -ENOMEM;
+    c->pools = pools;
+    p = &pools[c->n_pools];
+    *p = *pool;
+    p->name = strdup(pool->name);
+    if (!p->name)
+        return -ENOMEM;
+    c->n_pools++;
+    return 0;
 }
 
 /* The pool of that name, made with the defaults of a pool where it is new. */
 static int
 config_pool(struct config *c, const char *name, struct core_pool_config **ret)
 {
-    struct core_pool_config *pools, *p;
+    const struct core_pool_config *found = config_find_pool(c, name);
+    struct core_pool_config made = {.name = name};
+    int r = 0;
 
-    for (size_t i = 0; i < c->n_pools; i++)
-        if (strcmp(c->pools[i].name, name) == 0) {
-            *ret = &c->pools[i];
-            return 0;
-        }
-
-    pools = reallocarray(c->pools, c->n_pools + 1, sizeof(*pools));
-    if (!pools)
-        return -ENOMEM;
-    c->pools = pools;
-    p = &pools[c->n_pools];
-    *p = (struct core_pool_config){.name = strdup(name)};
-    if (!p->name)
-        return -ENOMEM;
-    c->n_pools++;
-    *ret = p;
-    return set_defaults(pool_keys, ARRAY_SIZE(pool_keys), p);
+    if (!found) {
+        r = set_defaults(pool_keys, ARRAY_SIZE(pool_keys), &made);
+        if (r == 0)
+            r = config_add_pool(c, &made);
+        found = &c->pools[c->n_pools - 1];
+    }
+    if (r == 0)
+        *ret = &c->pools[found - c->pools];
+    return r;
 }
 
 static const struct key *
@@ -141,9 +169,8 @@ find_key(const struct key *keys, size_t n_keys, const char *section, const char 
 }
 
 static int
-set_key(const struct key *keys, size_t n_keys, void *fields, const struct ini_line *line)
+set_key(const struct key *k, void *fields, const struct ini_line *line)
 {
-    const struct key *k = find_key(keys, n_keys, line->section, line->key);
     int r = k ? k->type->parse(line->value, (char *)fields + k->offset) : 0;
 
     if (!k)
@@ -156,9 +183,21 @@ set_key(const struct key *keys, size_t n_keys, void *fields, const struct ini_li
 }
 
 static int
+set_config_key(struct loader *l, const struct ini_line *line)
+{
+    const struct key *k =
+        find_key(config_keys, ARRAY_SIZE(config_keys), line->section, line->key);
+    int r = set_key(k, l->config, line);
+
+    if (r < 0)
+        l->bad[k - config_keys] = true;
+    return r;
+}
+
+static int
 on_pool_line(struct config *c, const struct ini_line *line)
 {
-    struct core_pool_config *p;
+    struct core_pool_config *p = NULL;
     int r;
 
     if (!core_pool_name_valid(line->name)) {
@@ -171,7 +210,7 @@ on_pool_line(struct config *c, const struct ini_line *line)
     r = config_pool(c, line->name, &p);
     if (r < 0 || !line->key)
         return r;
-    return set_key(pool_keys, ARRAY_SIZE(pool_keys), p, line);
+    return set_key(find_key(pool_keys, ARRAY_SIZE(pool_keys), "pool", line->key), p, line);
 }
 
 static bool
@@ -188,12 +227,12 @@ section_is_known(const struct ini_line *line)
 static int
 on_line(void *userdata, const struct ini_line *line)
 {
-    struct config *c = userdata;
+    struct loader *l = userdata;
 
     if (strcmp(line->section, "pool") == 0)
-        return on_pool_line(c, line);
+        return on_pool_line(l->config, line);
     if (section_is_known(line))
-        return line->key ? set_key(config_keys, ARRAY_SIZE(config_keys), c, line) : 0;
+        return line->key ? set_config_key(l, line) : 0;
     if (!line->key)
         log_warning("%s:%u: unknown section [%s%s%s], ignored", line->file, line->number,
                     line->section, line->name ? " " : "", line->name ? line->name : "");
@@ -202,9 +241,9 @@ on_line(void *userdata, const struct ini_line *line)
 
 /* 0 also where the file is absent and may be. */
 static int
-load_file(struct config *c, const char *path, bool may_be_absent)
+load_file(struct loader *l, const char *path, bool may_be_absent)
 {
-    int r = ini_read(path, on_line, c);
+    int r = ini_read(path, on_line, l);
 
     if (r == -ENOENT && may_be_absent)
         return 0;
@@ -229,7 +268,7 @@ compare_bytes(const struct dirent **a, const struct dirent **b)
 }
 
 static int
-load_drop_in(struct config *c, const char *folder, const char *name)
+load_drop_in(struct loader *l, const char *folder, const char *name)
 {
     _cleanup_free_ char *path = NULL;
 
@@ -237,11 +276,11 @@ load_drop_in(struct config *c, const char *folder, const char *name)
         path = NULL;
         return -ENOMEM;
     }
-    return load_file(c, path, false);
+    return load_file(l, path, false);
 }
 
 static int
-load_folder(struct config *c, const char *folder)
+load_folder(struct loader *l, const char *folder)
 {
     struct dirent **entries;
     int n = scandir(folder, &entries, is_drop_in, compare_bytes), error = 0;
@@ -254,7 +293,7 @@ load_folder(struct config *c, const char *folder)
         return error;
     }
     for (int i = 0; i < n; i++) {
-        int r = load_drop_in(c, folder, entries[i]->d_name);
+        int r = load_drop_in(l, folder, entries[i]->d_name);
         if (r < 0 && !error)
             error = r;
         free(entries[i]);
@@ -264,15 +303,15 @@ load_folder(struct config *c, const char *folder)
 }
 
 static int
-load_environment(struct config *c)
+load_environment(struct loader *l)
 {
     int error = 0;
 
     for (size_t i = 0; i < ARRAY_SIZE(variables); i++) {
-        const struct key *k =
-            find_key(config_keys, ARRAY_SIZE(config_keys), "memory", variables[i].key);
+        const struct key *k = find_key(config_keys, ARRAY_SIZE(config_keys),
+                                       variables[i].section, variables[i].key);
         const char *text = getenv(variables[i].variable);
-        int r = text && *text ? k->type->parse(text, (char *)c + k->offset) : 0;
+        int r = text && *text ? k->type->parse(text, (char *)l->config + k->offset) : 0;
         if (r == -EINVAL)
             log_error("%s=%s: not %s", variables[i].variable, text, k->type->expects);
         if (r < 0)
@@ -281,25 +320,34 @@ load_environment(struct config *c)
     return error;
 }
 
-/* What no single value shows. */
-static int
-check(const struct config *c)
+static bool
+is_bad(const struct loader *l, const char *section, const char *name)
 {
-    const struct core_memory *m = &c->memory;
+    return l->bad[find_key(config_keys, ARRAY_SIZE(config_keys), section, name) - config_keys];
+}
 
+/* What no single value shows; what a bad one should have been is not known. */
+static int
+check(const struct loader *l)
+{
+    const struct core_memory *m = &l->config->memory;
+    int r = 0;
+
+    if (is_bad(l, "memory", "block_size"))
+        return 0;
     if (m->block_size == 0 || m->block_size % BLOCK_UNIT || m->block_size > BLOCK_MAX) {
         log_error("[memory] block_size: not a multiple of 2M up to 512G");
-        return -EINVAL;
+        r = -EINVAL;
     }
-    if (m->shared_max > m->block_size) {
+    if (m->shared_max > m->block_size && !is_bad(l, "memory", "shared_max")) {
         log_error("[memory] shared_max: larger than block_size, where such arrays have to fit");
-        return -EINVAL;
+        r = -EINVAL;
     }
-    return 0;
+    return r;
 }
 
 static int
-load_files(struct config *c, const char *path)
+load_files(struct loader *l, const char *path)
 {
     _cleanup_free_ char *folder = NULL;
     const char *file = path ? path : CONFIG_DEFAULT_PATH;
@@ -309,19 +357,66 @@ load_files(struct config *c, const char *path)
         folder = NULL;
         return -ENOMEM;
     }
-    r = load_file(c, file, path == NULL);
-    r_folder = load_folder(c, folder);
+    r = load_file(l, file, path == NULL);
+    r_folder = load_folder(l, folder);
     return r < 0 ? r : r_folder;
 }
 
 int
 config_load(struct config *c, const char *path)
 {
-    int r_files = load_files(c, path), r_environment = load_environment(c);
+    struct loader l = {.config = c};
+    int r_files = load_files(&l, path), r_environment = load_environment(&l);
+    int r_check = check(&l);
 
-    if (r_files < 0 || r_environment < 0)
-        return r_files < 0 ? r_files : r_environment;
-    return check(c);
+    if (r_files < 0)
+        return r_files;
+    return r_environment < 0 ? r_environment : r_check;
+}
+
+static char *
+value_text(const struct key *k, const struct config *c)
+{
+    char *text = NULL;
+    size_t n;
+    FILE *f = open_memstream(&text, &n);
+
+    if (!f)
+        return NULL;
+    k->type->print(f, (const char *)c + k->offset);
+    if (fclose(f) == 0)
+        return text;
+    free(text);
+    return NULL;
+}
+
+int
+config_compare_start(const struct config *now, const struct config *next)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(config_keys); i++) {
+        const struct key *k = &config_keys[i];
+        if (k->offset >= sizeof(now->start)) /* it comes first in a config */
+            continue;
+        _cleanup_free_ char *old = value_text(k, now);
+        _cleanup_free_ char *new = value_text(k, next);
+        if (!old || !new)
+            return -ENOMEM;
+        if (strcmp(old, new) != 0)
+            log_warning("[%s] %s =%s is kept:%s needs a restart", k->section, k->name,
+                        *old ? old : " (none)", *new ? new : " (none)");
+    }
+    return 0;
+}
+
+void
+config_exchange(struct config *now, struct config *next)
+{
+    struct config before = *now;
+
+    *now = *next;
+    now->start = before.start;
+    before.start = next->start;
+    *next = before;
 }
 
 static void

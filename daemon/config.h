@@ -2,7 +2,7 @@
 /*
  * The daemon's settings, caid.conf(5): defaults, then one file, then the drop-ins beside it in byte
  * order of their names, then the environment for the few that have a variable; what comes later
- * wins. Read once, at the start; read-only after.
+ * wins. Read at the start and by each reload (reload.h); read-only in between.
  */
 #pragma once
 
@@ -15,16 +15,19 @@
 #define CONFIG_DEFAULT_PATH "/etc/caid/caid.conf"
 
 struct config {
-    char *socket; /* NULL or empty: the usual places */
-    mode_t socket_mode;
-    char *driver; /* "auto", "cuda", "soft" or a path */
+    struct config_start { /* what a daemon that runs cannot change */
+        char *socket;     /* NULL or empty: the usual places */
+        mode_t socket_mode;
+        char *driver; /* "auto", "cuda", "soft" or a path */
+        int handoff;  /* enum core_handoff, or HANDOFF_AUTO of value.h */
+    } start;
+
     int log_level;
     uint64_t hello_timeout_ns;
     struct core_limits limits; /* pinned_bytes 0: half of the machine's memory */
     uint64_t total_host_bytes; /* of all uids; 0: no limit */
     struct core_memory memory;
     uint32_t blocks;  /* that one pool may have */
-    int handoff;      /* enum core_handoff, or HANDOFF_AUTO of value.h */
     uint32_t spin_us; /* spin.h */
     mode_t user_mode; /* of each uid's own pool */
     uint64_t user_quota;
@@ -39,10 +42,19 @@ void config_deinit(struct config *c);
 
 /*
  * Reads path and path.d/ *.conf; NULL means the default file and folder, which may be absent. Then
- * the environment. Every mistake is logged with its file and line. -EINVAL for a bad value, or what
- * kept a file from being read; c is then of no use but to config_deinit().
+ * the environment. Every mistake is logged, those of one value with their file and line. -EINVAL
+ * for a bad value, or what kept a file from being read; c is then of no use but to config_deinit().
  */
 int config_load(struct config *c, const char *path);
+
+/* Logs what next asks for and cannot have, since now is in force. -ENOMEM. */
+int config_compare_start(const struct config *now, const struct config *next);
+/* Exchanges the two, all but what is for the start. */
+void config_exchange(struct config *now, struct config *next);
+/* NULL: there is none of that name. */
+const struct core_pool_config *config_find_pool(const struct config *c, const char *name);
+/* A copy of pool, which c lacks. -ENOMEM. */
+int config_add_pool(struct config *c, const struct core_pool_config *pool);
 
 /* All settings as they are, in the form of the file. */
 void config_print(const struct config *c, FILE *f);

@@ -46,37 +46,52 @@ resolve_limits(const struct config *config, uint32_t all_pages, uint32_t all_fds
     return limits;
 }
 
+/* What a reload may change, and nothing else. */
+static struct core_config
+core_settings(const struct config *config, uint32_t all_pages, uint32_t all_fds)
+{
+    return (struct core_config){
+        .hello_timeout_ns = config->hello_timeout_ns,
+        .limits = resolve_limits(config, all_pages, all_fds),
+        .totals = {.host_bytes = config->total_host_bytes, .fds = all_fds},
+        .memory = config->memory,
+        .blocks = config->blocks,
+        .user_quota = config->user_quota,
+        .user_mode = config->user_mode,
+        .user_legacy = config->user_legacy,
+        .pools = config->pools,
+        .n_pools = config->n_pools,
+    };
+}
+
 int
 core_setup(struct core **ret, const struct config *config, const struct gpu *gpu,
            uint32_t all_pages, uint32_t all_fds)
 {
     _cleanup_free_ struct core_device *devices = calloc(gpu->n_devices, sizeof(*devices));
+    struct core_config c = core_settings(config, all_pages, all_fds);
 
     if (!devices)
         return -ENOMEM;
     for (size_t i = 0; i < gpu->n_devices; i++)
         fill_device(&devices[i], &gpu->devices[i]);
-    return core_new(ret,
-                    &(struct core_config){
-                        .server = "caid " CAID_VERSION,
-                        .driver = drv_kind_name(gpu->drv->kind),
-                        .driver_path = gpu->drv->path,
-                        .driver_version = (uint64_t)gpu->drv->version,
-                        .pid = getpid(),
-                        .uid = geteuid(),
-                        .hello_timeout_ns = config->hello_timeout_ns,
-                        .limits = resolve_limits(config, all_pages, all_fds),
-                        .totals = {.host_bytes = config->total_host_bytes, .fds = all_fds},
-                        .memory = config->memory,
-                        .blocks = config->blocks,
-                        .threads = worker_threads(gpu),
-                        .user_quota = config->user_quota,
-                        .user_mode = config->user_mode,
-                        .user_legacy = config->user_legacy,
-                        .devices = devices,
-                        .n_devices = gpu->n_devices,
-                        .pools = config->pools,
-                        .n_pools = config->n_pools,
-                    },
-                    clock_now_ns());
+    c.server = "caid " CAID_VERSION;
+    c.driver = drv_kind_name(gpu->drv->kind);
+    c.driver_path = gpu->drv->path;
+    c.driver_version = (uint64_t)gpu->drv->version;
+    c.pid = getpid();
+    c.uid = geteuid();
+    c.threads = worker_threads(gpu);
+    c.devices = devices;
+    c.n_devices = gpu->n_devices;
+    return core_new(ret, &c, clock_now_ns());
+}
+
+int
+core_set_up_anew(struct core *core, const struct config *config, uint32_t all_pages,
+                 uint32_t all_fds)
+{
+    struct core_config c = core_settings(config, all_pages, all_fds);
+
+    return core_reconfigure(core, &c, clock_now_ns());
 }

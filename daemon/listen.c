@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/macros.h"
+#include "path.h"
 
 #define LISTEN_BACKLOG  128 /* few, since who comes waits for all of them */
 #define LISTEN_FD       3   /* SD_LISTEN_FDS_START */
@@ -43,22 +44,6 @@ make_system_folder(const char *path)
     if (strcmp(path, SYSTEM_SOCKET) == 0 && geteuid() == 0 && mkdir(SYSTEM_FOLDER, 0755) < 0 &&
         errno != EEXIST)
         log_warning("%s: %s", SYSTEM_FOLDER, strerror(errno));
-}
-
-/* A daemon that detaches goes to "/", and unlinks the path in the end. */
-static int
-make_absolute(const char *path, char **ret)
-{
-    _cleanup_free_ char *folder = NULL;
-
-    if (*path == '/') {
-        *ret = strdup(path);
-        return *ret ? 0 : -ENOMEM;
-    }
-    folder = getcwd(NULL, 0);
-    if (!folder)
-        return -errno;
-    return asprintf(ret, "%s/%s", folder, path) < 0 ? -ENOMEM : 0;
 }
 
 static bool
@@ -184,7 +169,7 @@ listener_open(struct listener *ret, const char *path, mode_t mode)
         return -ENAMETOOLONG;
     }
     make_system_folder(path);
-    r = make_absolute(path, &l.path);
+    r = path_make_absolute(path, &l.path); /* it is unlinked in the end */
     if (r < 0)
         return r;
     r = listener_lock(&l);

@@ -19,39 +19,31 @@
 #include "listen.h"
 #include "notify.h"
 #include "options.h"
+#include "path.h"
 #include "server.h"
 
-/* The first that says something. */
-static const char *
-choose(const char *option, const char *variable, const char *setting)
-{
-    const char *env = getenv(variable);
-
-    if (option)
-        return option;
-    return env && *env ? env : setting;
-}
-
-static void
+/* Whether the command line or the environment sets it: then the settings do not. */
+static bool
 set_log_level(const struct options *o, const struct config *c)
 {
     const char *env = getenv("CAID_LOG");
+    bool by_env = env && log_level_parse(env) >= 0;
 
     if (o->log_level >= 0)
         log_set_level((enum log_level)o->log_level);
-    else if (!env || log_level_parse(env) < 0)
+    else if (!by_env)
         log_set_level((enum log_level)c->log_level);
+    return o->log_level >= 0 || by_env;
 }
 
-/* Held back until the server takes them, so that no stop leaves a socket behind. */
+/* Held back until the server takes it. */
 static void
-block_stop_signals(void)
+block_signal(int signum)
 {
     sigset_t set;
 
     sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
+    sigaddset(&set, signum);
     sigprocmask(SIG_BLOCK, &set, NULL);
 }
 
@@ -59,7 +51,7 @@ static int
 open_listener(struct listener *ret, const struct options *o, const struct config *c)
 {
     _cleanup_free_ char *usual = NULL;
-    const char *path = choose(o->socket, "CAID_SOCKET", c->socket);
+    const char *path = o->socket ? o->socket : c->start.socket;
     int r;
 
     if (listener_is_offered()) {
@@ -75,32 +67,50 @@ open_listener(struct listener *ret, const struct options *o, const struct config
             return r;
         path = usual;
     }
-    return listener_open(ret, path, c->socket_mode);
+    return listener_open(ret, path, c->start.socket_mode);
 }
 
 DEFINE_CLEANUP(struct server *, server_free)
 
+/* Of --config, for reloads; NULL without it. Logged. */
+static int
+get_config_path(const struct options *o, char **ret)
+{
+    int r = o->config ? path_make_absolute(o->config, ret) : 0;
+
+    if (r < 0)
+        log_error("%s: %s", o->config, strerror(-r));
+    return r;
+}
+
 /* ready_fd: of detach_start(), or -1. Every failure has been logged. */
 static int
-serve(const struct options *o, const struct config *c, int ready_fd)
+serve(const struct options *o, struct config *c, int ready_fd)
 {
+    _cleanup_free_ char *config_path = NULL;
     _cleanup_(notify_deinit) struct notify notify = {.fd = -1};
     _cleanup_(listener_deinit) struct listener listener = {.fd = -1, .lock_fd = -1};
     _cleanup_(gpu_deinit) struct gpu gpu = {0};
     _cleanup_(server_freep) struct server *server = NULL;
+    bool keeps_log_level = set_log_level(o, c);
     int r;
 
     notify_init(&notify);
     fds_prepare();
-    block_stop_signals();
-    r = open_listener(&listener, o, c);
+    block_signal(SIGTERM); /* so that no stop leaves a socket behind */
+    block_signal(SIGINT);
+    r = get_config_path(o, &config_path);
+    if (r == 0)
+        r = open_listener(&listener, o, c);
     if (r == 0)
         r = fds_check(listener.fd); /* before the driver fails for want of them */
     if (r < 0)
         return r;
     const struct server_setup setup = {
         .config = c,
-        .driver = choose(o->driver, "CAID_CUDA_DRIVER", c->driver),
+        .config_path = config_path,
+        .keeps_log_level = keeps_log_level,
+        .driver = o->driver ? o->driver : c->start.driver,
         .gpu = &gpu,
         .listener = &listener,
         .notify = &notify,
@@ -112,13 +122,12 @@ serve(const struct options *o, const struct config *c, int ready_fd)
 }
 
 static int
-run(const struct options *o, const struct config *c)
+run(const struct options *o, struct config *c)
 {
     bool managed = getenv("NOTIFY_SOCKET") || listener_is_offered();
     int ready_fd = -1, r;
 
     signal(SIGPIPE, SIG_IGN); /* a log reader that has gone must not end the daemon */
-    signal(SIGHUP, SIG_IGN); /* nor a terminal, which would leave a socket that nobody serves */
     if (!o->foreground && !managed) {
         r = detach_start(&ready_fd);
         if (r < 0) {
@@ -153,12 +162,12 @@ main(int argc, char *argv[])
     if (r != 0)
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
     log_init("caid");
+    block_signal(SIGHUP); /* what is read from here on may be old when it comes */
     if (config_init(&config) < 0 || config_load(&config, options.config) < 0)
         return EXIT_FAILURE;
     if (options.check_config) {
         config_print(&config, stdout);
         return EXIT_SUCCESS;
     }
-    set_log_level(&options, &config);
     return run(&options, &config) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -2,7 +2,6 @@
 #include "notify.h"
 
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -80,34 +79,44 @@ notify_deinit(struct notify *n)
     *n = (struct notify){.fd = -1};
 }
 
+/* The first of those that wait; false: it waits on. */
+static bool
+send_first(struct notify *n)
+{
+    size_t size = strlen(n->pending) + 1;
+    ssize_t r;
+
+    do {
+        r = send(n->fd, n->pending, size - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    } while (r < 0 && errno == EINTR);
+    if (r < 0 && (errno == EAGAIN || errno == ENOBUFS))
+        return false;
+    if (r < 0)
+        log_warning("cannot notify the service manager: %s", strerror(errno));
+    n->n_pending -= size;
+    memmove(n->pending, n->pending + size, n->n_pending);
+    return true;
+}
+
 void
 notify_flush(struct notify *n)
 {
-    ssize_t r;
-
-    if (n->fd < 0 || !notify_is_pending(n))
-        return;
-    do {
-        r = send(n->fd, n->pending, strlen(n->pending), MSG_DONTWAIT | MSG_NOSIGNAL);
-    } while (r < 0 && errno == EINTR);
-    if (r < 0 && (errno == EAGAIN || errno == ENOBUFS))
-        return;
-    if (r < 0)
-        log_warning("cannot notify the service manager: %s", strerror(errno));
-    n->pending[0] = '\0';
+    while (notify_is_pending(n) && send_first(n))
+        ;
 }
 
 void
 notify_send(struct notify *n, const char *state)
 {
-    size_t used = strlen(n->pending);
+    size_t size = strlen(state) + 1;
 
     if (n->fd < 0)
         return;
-    if (used + strlen(state) + 2 > sizeof(n->pending)) {
+    if (size > sizeof(n->pending) - n->n_pending) {
         log_warning("the service manager does not read: \"%s\" is lost", state);
         return;
     }
-    snprintf(n->pending + used, sizeof(n->pending) - used, "%s%s", used ? "\n" : "", state);
+    memcpy(n->pending + n->n_pending, state, size);
+    n->n_pending += size;
     notify_flush(n);
 }

@@ -7,11 +7,13 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct notify {
     int fd;               /* -1: nobody to tell */
-    char pending[256];    /* assignments that are still to be sent; "" for none */
+    char pending[512];    /* texts that are still to be sent, each terminated, */
+    size_t n_pending;     /* with so many bytes in all */
     uint64_t watchdog_ns; /* how often WATCHDOG=1 is wanted, at least; 0: not */
 };
 
@@ -20,13 +22,14 @@ struct notify {
 void notify_init(struct notify *n);
 void notify_deinit(struct notify *n);
 
-/* state: one or more "NAME=value", each on a line of its own. */
+/* state: one or more "NAME=value", each on a line of its own. It is a datagram: what is said later
+ * must not be read together with it (RELOADING=1 and then READY=1). */
 void notify_send(struct notify *n, const char *state);
 
 static inline bool
 notify_is_pending(const struct notify *n)
 {
-    return n->pending[0] != '\0';
+    return n->n_pending > 0;
 }
 
 void notify_flush(struct notify *n);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/macros.h"
 #include "value.h"
 
 static const char usage[] =
@@ -90,12 +91,25 @@ set_text(const char **field, const char *name)
 }
 
 static int
+set_value(const char **field, const char *name, const struct value_type *type)
+{
+    _cleanup_free_ char *value = NULL;
+    int r = type->parse(optarg, &value);
+
+    if (r < 0) {
+        fprintf(stderr, "caid: --%s=%s: not %s\n", name, optarg, type->expects);
+        return bad_usage();
+    }
+    return set_text(field, name);
+}
+
+static int
 parse_one(struct options *o, int option)
 {
     switch (option) {
     case 'f': o->foreground = true; return 0;
-    case 's': return set_text(&o->socket, "socket");
-    case 'd': return set_text(&o->driver, "driver");
+    case 's': return set_value(&o->socket, "socket", &value_socket);
+    case 'd': return set_value(&o->driver, "driver", &value_driver);
     case 'c': return set_text(&o->config, "config");
     case 'l': return parse_level(optarg, &o->log_level);
     case OPTION_STOP_FD: return parse_stop_fd(&o->stop_fd);

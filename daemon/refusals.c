@@ -4,11 +4,11 @@
 #include "base/macros.h"
 
 void
-refusals_init(struct refusals *r, uv_loop_t *loop, uint64_t timeout_ms)
+refusals_init(struct refusals *r, uv_loop_t *loop)
 {
     TAILQ_INIT(&r->conns);
     r->n = 0;
-    r->timeout_ms = timeout_ms;
+    r->timeout_ms = 0;
     uv_timer_init(loop, &r->timer);
     r->timer.data = r;
 }

@@ -24,7 +24,8 @@ struct refusals {
     uv_timer_t timer;
 };
 
-void refusals_init(struct refusals *r, uv_loop_t *loop, uint64_t timeout_ms);
+/* timeout_ms is the caller's to set, at any time. */
+void refusals_init(struct refusals *r, uv_loop_t *loop);
 /* c->refused is set. Where there are too many, c takes the place of the first. */
 void refusals_add(struct refusals *r, struct conn *c);
 /* When a refused connection is lost. */

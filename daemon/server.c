@@ -20,6 +20,7 @@
 #include "fds.h"
 #include "opening.h"
 #include "refusals.h"
+#include "reload.h"
 #include "shared_page.h"
 #include "spin.h"
 #include "trim.h"
@@ -52,15 +53,17 @@ struct server {
     struct shared_pages pages;
     struct trim trim;
     struct spin spin;
+    struct reload reload;
     struct poll_source listening, libuv;
     uv_poll_t stop_poll;
     uv_idle_t overdue;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
-    uv_signal_t sigterm, sigint;
+    uv_signal_t sigterm, sigint, sighup;
     struct log_window about_clients, about_blocks;
     uint64_t deadline_ns; /* that deadline_timer, or what is overdue, is set to */
     int r;                /* of server_run() */
     bool carrying_out;
+    bool wants_reload;
     bool leaving; /* connections end because this process does, not their own */
     bool stopping;
     bool somebody_connects, uv_is_ready; /* seen in this turn */
@@ -634,6 +637,66 @@ on_stop_fd(uv_poll_t *handle, int status UNUSED, int events UNUSED)
         stop(s, "--stop-fd");
 }
 
+/* ---- settings ---- */
+
+/* What is not the core's. */
+static void
+apply_config(struct server *s)
+{
+    const struct config *c = s->setup.config;
+
+    s->arrivals.max_of_uid = (uint64_t)c->limits.connections + REFUSALS_MAX;
+    s->refusals.timeout_ms = c->hello_timeout_ns / NSEC_PER_MSEC;
+    spin_set_limit(&s->spin, c->spin_us * NSEC_PER_USEC);
+    if (!s->setup.keeps_log_level)
+        log_set_level((enum log_level)c->log_level);
+}
+
+static void reload(struct server *s);
+
+static void
+on_reloaded(void *userdata, int error)
+{
+    struct server *s = userdata;
+
+    if (error == 0)
+        apply_config(s);
+    run_core(s);
+    if (s->stopping)
+        return;
+    notify_and_retry(s, error < 0 ? "READY=1\nSTATUS=Serving; the last reload has failed"
+                                  : "READY=1\nSTATUS=Serving");
+    reload(s);
+}
+
+/* When it is wanted, and can be: until the driver has answered, the old ones serve nobody. */
+static void
+reload(struct server *s)
+{
+    char state[64];
+
+    if (!s->wants_reload || !s->core || s->reload.running || s->stopping)
+        return;
+    s->wants_reload = false;
+    snprintf(state, sizeof(state), "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
+             clock_now_ns() / NSEC_PER_USEC);
+    notify_and_retry(s, state);
+    s->reload.core = s->core;
+    s->reload.all_pages = s->pages.max;
+    s->reload.all_fds = fds_shared();
+    if (reload_start(&s->reload, &s->loop) < 0)
+        on_reloaded(s, -EAGAIN);
+}
+
+static void
+on_sighup(uv_signal_t *handle, int signum UNUSED)
+{
+    struct server *s = handle->data;
+
+    s->wants_reload = true;
+    reload(s);
+}
+
 /* ---- life ---- */
 
 static void
@@ -658,7 +721,7 @@ init_handles(struct server *s)
 {
     uv_timer_t *timers[] = {&s->accept_timer, &s->deadline_timer, &s->watchdog_timer,
                             &s->notify_timer, &s->stop_timer};
-    uv_signal_t *signals[] = {&s->sigterm, &s->sigint};
+    uv_signal_t *signals[] = {&s->sigterm, &s->sigint, &s->sighup};
     int r;
 
     for (size_t i = 0; i < ARRAY_SIZE(timers); i++) {
@@ -688,6 +751,12 @@ server_new(struct server **ret, const struct server_setup *setup)
     s->setup = *setup;
     s->deadline_ns = UINT64_MAX;
     s->listening.fd = s->pages.dead = -1;
+    s->reload = (struct reload){
+        .path = setup->config_path,
+        .config = setup->config,
+        .done = on_reloaded,
+        .userdata = s,
+    };
     r = uv_loop_init(&s->loop);
     if (r < 0) {
         log_error("cannot start: %s", strerror(-r));
@@ -697,11 +766,11 @@ server_new(struct server **ret, const struct server_setup *setup)
     /* Fds in flight: a quarter of what the kernel would allow, which others draw on, too; and
      * as many in queues. */
     r = conns_init(&s->conns, &s->loop, fds_max() / 4, &conns_ops, s);
-    arrivals_init(&s->arrivals, &s->conns, setup->config->limits.connections + REFUSALS_MAX,
-                  on_arrival, s);
-    refusals_init(&s->refusals, &s->loop, setup->config->hello_timeout_ns / NSEC_PER_MSEC);
+    arrivals_init(&s->arrivals, &s->conns, on_arrival, s);
+    refusals_init(&s->refusals, &s->loop);
     trim_init(&s->trim, &s->loop);
-    spin_init(&s->spin, &s->loop, setup->config->spin_us * NSEC_PER_USEC);
+    spin_init(&s->spin, &s->loop);
+    apply_config(s);
     if (r == 0)
         r = shared_pages_init(&s->pages, fds_max());
     if (r == 0)
@@ -722,9 +791,11 @@ start_signals(struct server *s)
 {
     sigset_t set;
 
+    uv_signal_start(&s->sighup, on_sighup, SIGHUP);
     uv_signal_start(&s->sigterm, on_signal, SIGTERM);
     uv_signal_start(&s->sigint, on_signal, SIGINT);
     sigemptyset(&set);
+    sigaddset(&set, SIGHUP);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
@@ -760,6 +831,7 @@ serve(struct server *s)
     }
     log_info("serving on %s", s->setup.listener->path);
     notify_and_retry(s, "READY=1\nSTATUS=Serving");
+    reload(s);
 }
 
 static void
@@ -812,7 +884,7 @@ server_run(struct server *s)
     start_signals(s);
     s->opening = (struct opening){
         .driver = setup->driver,
-        .handoff = setup->config->handoff,
+        .handoff = setup->config->start.handoff,
         .retries = setup->notify->fd >= 0 && strcmp(setup->driver, "cuda") == 0,
         .gpu = setup->gpu,
         .changed = on_opening,
@@ -838,6 +910,7 @@ server_free(struct server *s)
 {
     if (!s)
         return NULL;
+    reload_deinit(&s->reload);
     arrivals_deinit(&s->arrivals);
     conns_lose_all(&s->conns, "the daemon does not start");
     uv_walk(&s->loop, close_handle, NULL);

@@ -8,6 +8,8 @@
  * at first; when it has failed once and is asked again, or has not answered for 5 s, they are taken
  * up: each one's hello is refused with NOT_READY, which tells why, and its connection ends.
  *
+ * SIGHUP has the settings read anew (reload.h), as soon as there is a core.
+ *
  * A stop (SIGTERM, SIGINT, --stop-fd) ends all connections and waits for the driver calls that are
  * under way, at most 10 s; a second signal ends the process at once.
  */
@@ -20,10 +22,12 @@
 
 struct server;
 
-struct server_setup { /* all borrowed, and to stay until server_free() */
-    const struct config *config;
-    const char *driver; /* as for gpu_open() */
-    struct gpu *gpu;    /* to be filled */
+struct server_setup {        /* all borrowed, and to stay until server_free() */
+    struct config *config;   /* which a reload changes */
+    const char *config_path; /* as for config_load() */
+    bool keeps_log_level;    /* whatever the settings say */
+    const char *driver;      /* as for gpu_open() */
+    struct gpu *gpu;         /* to be filled */
     struct listener *listener;
     struct notify *notify;
     int stop_fd;  /* or -1 */
@@ -33,11 +37,11 @@ struct server_setup { /* all borrowed, and to stay until server_free() */
 /* Logs what is wrong. */
 int server_new(struct server **ret, const struct server_setup *setup);
 /*
- * Opens the driver and serves until stopped. SIGTERM and SIGINT, which the caller has blocked, are
- * taken from here. With "cuda" under a service manager the GPU's modules may still be on their way:
- * the driver is asked again, ever more rarely. Elsewhere somebody is there to read the reason,
- * which is logged: < 0. A driver that hangs cannot be waited for: a stop ends the process here,
- * with status 0.
+ * Opens the driver and serves until stopped. SIGTERM, SIGINT and SIGHUP, which the caller has
+ * blocked, are taken from here. With "cuda" under a service manager the GPU's modules may still be
+ * on their way: the driver is asked again, ever more rarely. Elsewhere somebody is there to read
+ * the reason, which is logged: < 0. A driver that hangs cannot be waited for: a stop ends the
+ * process here, with status 0.
  */
 int server_run(struct server *s);
 /* Gives all memory back to the driver. */

@@ -12,13 +12,10 @@
 #define BUDGET_LIMITS 10 /* at most, in times of the limit */
 
 void
-spin_init(struct spin *spin, uv_loop_t *loop, uint64_t limit_ns)
+spin_init(struct spin *spin, uv_loop_t *loop)
 {
     uv_idle_init(loop, &spin->idle);
     spin->idle.data = spin;
-    spin->limit_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? limit_ns : 0;
-    spin->budget_ns = BUDGET_LIMITS * spin->limit_ns;
-    spin->settled_ns = clock_now_ns();
 }
 
 static bool
@@ -53,6 +50,15 @@ stop(struct spin *spin)
 {
     uv_idle_stop(&spin->idle);
     spin->unpaid_ns = 0;
+}
+
+void
+spin_set_limit(struct spin *spin, uint64_t limit_ns)
+{
+    stop(spin);
+    spin->limit_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? limit_ns : 0;
+    spin->budget_ns = BUDGET_LIMITS * spin->limit_ns;
+    spin->settled_ns = clock_now_ns();
 }
 
 static void

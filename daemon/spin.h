@@ -30,6 +30,8 @@ struct spin {
     uint64_t last_ns;    /* of core_turns */
 };
 
-void spin_init(struct spin *spin, uv_loop_t *loop, uint64_t limit_ns);
+/* With a limit of 0. */
+void spin_init(struct spin *spin, uv_loop_t *loop);
+void spin_set_limit(struct spin *spin, uint64_t limit_ns);
 /* After each event: whether to look, or not. */
 void spin_look(struct spin *spin, const struct core *core);

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -262,7 +263,28 @@ print_string(FILE *f, const void *field)
         fprintf(f, " %s", s);
 }
 
-const struct value_type value_string = {parse_string, print_string, "a text"};
+static int
+parse_socket(const char *text, void *ret_field)
+{
+    return strlen(text) < sizeof(((struct sockaddr_un *)0)->sun_path)
+               ? parse_string(text, ret_field)
+               : -EINVAL;
+}
+
+const struct value_type value_socket = {parse_socket, print_string,
+                                        "a socket's path, which has at most 107 bytes"};
+
+static int
+parse_driver(const char *text, void *ret_field)
+{
+    bool is_word = strcmp(text, "auto") == 0 || strcmp(text, "cuda") == 0 ||
+                   strcmp(text, "soft") == 0;
+
+    return is_word || !*text || strchr(text, '/') ? parse_string(text, ret_field) : -EINVAL;
+}
+
+const struct value_type value_driver = {parse_driver, print_string,
+                                        "one of auto, cuda, soft, or a path (with a /)"};
 
 static int
 parse_level(const char *text, void *ret_field)

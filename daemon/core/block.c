@@ -208,7 +208,7 @@ block_settle(struct core *core, struct block *block)
     device->reserve += block->size;
     if (block->own && !block->spared)
         block_spare(core, block);
-    blocks_doom(core, pool, core->config.memory.reserve);
+    blocks_doom(core, pool, pool->leaving ? 0 : core->config.memory.reserve);
 }
 
 void

@@ -49,17 +49,78 @@ copy_config(struct core *core, const struct core_config *config)
     return 0;
 }
 
+static const struct core_pool_config *
+config_pool(const struct core_config *config, const char *name)
+{
+    for (size_t i = 0; i < config->n_pools; i++)
+        if (strcmp(config->pools[i].name, name) == 0)
+            return &config->pools[i];
+    return NULL;
+}
+
+static bool
+pools_are_valid(const struct core_config *config)
+{
+    for (size_t i = 0; i < config->n_pools; i++) {
+        const struct core_pool_config *pool = &config->pools[i];
+        if (!core_pool_name_valid(pool->name) || config_pool(config, pool->name) != pool)
+            return false;
+    }
+    return true;
+}
+
+static struct pool *
+find_configured(const struct core *core, const char *name)
+{
+    struct core *c = (struct core *)(uintptr_t)core; /* the tree macros want it */
+    struct pool *pool = pool_find_from(c, MSG_STR(name));
+
+    return pool && strcmp(pool->name, name) == 0 ? pool : NULL;
+}
+
+/* Those that are not there. They leave at once, unless they are told to stay. */
 static int
 make_pools(struct core *core, const struct core_config *config)
 {
     struct pool *pool;
     int r = 0;
 
-    for (size_t i = 0; r == 0 && i < config->n_pools; i++)
-        r = core_pool_name_valid(config->pools[i].name)
-                ? pool_new(core, &config->pools[i], &pool)
-                : -EINVAL;
-    return r == -EEXIST ? -EINVAL : r;
+    for (size_t i = 0; r == 0 && i < config->n_pools; i++) {
+        if (find_configured(core, config->pools[i].name))
+            continue;
+        r = pool_new(core, &config->pools[i], &pool);
+        if (r == 0)
+            pool_leave(core, pool);
+    }
+    return r;
+}
+
+/* What waits in the queues goes in its time; the blocks that it leaves empty go at once. */
+static void
+drop_pool(struct core *core, struct pool *pool)
+{
+    pool_leave(core, pool);
+    watches_end(core, pool);
+    blocks_doom(core, pool, 0);
+}
+
+static void
+set_pools(struct core *core, const struct core_config *config)
+{
+    const struct core_pool_config *c;
+    struct pool *pool;
+
+    RB_FOREACH(pool, pools, &core->pools) {
+        if (pool->owner)
+            continue;
+        c = config_pool(config, pool->name);
+        if (c) {
+            pool_set(pool, c);
+            pool_stay(core, pool);
+        } else {
+            drop_pool(core, pool);
+        }
+    }
 }
 
 int
@@ -85,13 +146,14 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     TAILQ_INIT(&core->touched_users);
     core->started_ns = core->now_ns = now_ns;
 
-    r = copy_config(core, config);
+    r = pools_are_valid(config) ? copy_config(core, config) : -EINVAL;
     if (r == 0)
         r = make_pools(core, config);
     if (r < 0) {
         core_free(core);
         return r;
     }
+    set_pools(core, config);
     *ret = core;
     return 0;
 }
@@ -232,24 +294,30 @@ core_run(struct core *core, bool briefly)
     work_run(core, briefly);
     more = release_run(core);
     users_run(core);
+    pools_run(core);
     core->behind = more || !TAILQ_EMPTY(&core->busy) || !TAILQ_EMPTY(&core->landed);
 }
 
 /* ---- connections ---- */
+
+static struct core_pool_config
+own_pool(const struct core *core, uid_t uid, gid_t gid)
+{
+    return (struct core_pool_config){
+        .uid = uid,
+        .gid = gid,
+        .mode = core->config.user_mode,
+        .quota = core->config.user_quota,
+        .legacy = core->config.user_legacy,
+    };
+}
 
 /* A uid's own pool comes and goes with it. */
 static int
 user_get(struct core *core, const struct core_peer *peer, struct user **ret)
 {
     char name[PROTO_POOL_MAX + 1];
-    struct core_pool_config config = {
-        .name = name,
-        .uid = peer->uid,
-        .gid = peer->gid,
-        .mode = core->config.user_mode,
-        .quota = core->config.user_quota,
-        .legacy = core->config.user_legacy,
-    };
+    struct core_pool_config config = own_pool(core, peer->uid, peer->gid);
     struct user *user = user_find(core, peer->uid);
     int r;
 
@@ -260,6 +328,7 @@ user_get(struct core *core, const struct core_peer *peer, struct user **ret)
     if (!user)
         return -ENOMEM;
     snprintf(name, sizeof(name), "uid:%" PRIuMAX, (uintmax_t)peer->uid);
+    config.name = name;
     r = pool_new(core, &config, &user->pool);
     if (r < 0) {
         user_free(core, user);
@@ -324,6 +393,71 @@ core_receive(struct core *core, uint64_t id, const void *packet, size_t n, uint6
     if (conn && !conn->closing)
         request_handle(core, conn, packet, n);
     core_run(core, core->behind);
+}
+
+/* ---- other settings ---- */
+
+bool
+core_pool_is_used(const struct core *core, const char *name)
+{
+    const struct pool *pool = find_configured(core, name);
+
+    return pool && pool_is_used(pool);
+}
+
+static bool
+lacks_used_pool(struct core *core, const struct core_config *config)
+{
+    struct pool *pool;
+
+    RB_FOREACH(pool, pools, &core->pools)
+        if (!pool->owner && pool_is_used(pool) && !config_pool(config, pool->name))
+            return true;
+    return false;
+}
+
+static void
+set_config(struct core *core, const struct core_config *config)
+{
+    struct core_config *c = &core->config;
+    struct user *user;
+    struct conn *conn;
+
+    c->hello_timeout_ns = config->hello_timeout_ns;
+    c->limits = config->limits;
+    c->totals = config->totals;
+    c->memory = config->memory;
+    c->blocks = config->blocks;
+    c->user_quota = config->user_quota;
+    c->user_mode = config->user_mode;
+    c->user_legacy = config->user_legacy;
+    for (size_t i = 0; i < c->n_devices; i++)
+        device_set_memory(&core->devices[i], &c->memory);
+    RB_FOREACH(user, users, &core->users) {
+        struct core_pool_config own = own_pool(core, user->pool->uid, user->pool->gid);
+        pool_set(user->pool, &own);
+    }
+    TAILQ_FOREACH(conn, &core->waiting, waiting) /* which stays in order */
+        conn->deadline_ns = min_u64(conn->deadline_ns, core->now_ns + c->hello_timeout_ns);
+}
+
+int
+core_reconfigure(struct core *core, const struct core_config *config, uint64_t now_ns)
+{
+    int r;
+
+    if (!pools_are_valid(config))
+        return -EINVAL;
+    if (lacks_used_pool(core, config))
+        return -EBUSY;
+    core->now_ns = now_ns;
+    r = make_pools(core, config);
+    if (r == 0) { /* from here on nothing fails */
+        set_config(core, config);
+        set_pools(core, config);
+    }
+    core_run(core, core->behind);
+    return r;
 }
 
 /* ---- driver calls ---- */

@@ -125,6 +125,18 @@ struct core_config {
 
 /* Everything in config is copied. -EINVAL for a config that names a pool twice or badly. */
 int core_new(struct core **ret, const struct core_config *config, uint64_t now_ns);
+/* A pool of the administrator's that has arrays or timelines: it cannot be taken away. */
+bool core_pool_is_used(const struct core *core, const char *name);
+/*
+ * Takes over what may change: pools, those of uids, limits, totals, memory, blocks and
+ * hello_timeout_ns; the rest of config is not looked at. It is what new requests are measured by:
+ * who is over a limit or a quota, or has open what it may not open any more, keeps that. Who
+ * watches a name in a pool that is gone is told so.
+ *
+ * -EINVAL as core_new(), -EBUSY for a config that lacks a pool which is used, -ENOMEM: then
+ * nothing has changed.
+ */
+int core_reconfigure(struct core *core, const struct core_config *config, uint64_t now_ns);
 /* No connection may be left; blocks that are left are forgotten (their memory ends with us). */
 struct core *core_free(struct core *core);
 

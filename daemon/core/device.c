@@ -27,15 +27,27 @@ core_handoff_name(enum core_handoff handoff)
     return names[handoff];
 }
 
-void
-device_init(struct device *device, const struct core_device *info,
-            const struct core_memory *memory)
+static struct dealloc_limits
+queue_limits(const struct core_device *info, const struct core_memory *memory)
 {
-    struct dealloc_limits limits = {
+    return (struct dealloc_limits){
         .max_count = memory->pending_count,
         .max_bytes = dealloc_ratio_bytes(info->total, memory->pending_ratio),
         .max_age_ns = memory->pending_age_ns,
     };
+}
+
+void
+device_set_memory(struct device *device, const struct core_memory *memory)
+{
+    device->queue.limits = queue_limits(&device->info, memory);
+}
+
+void
+device_init(struct device *device, const struct core_device *info,
+            const struct core_memory *memory)
+{
+    struct dealloc_limits limits = queue_limits(info, memory);
 
     device->info = *info;
     dealloc_init(&device->queue, &limits);

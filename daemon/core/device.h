@@ -29,5 +29,7 @@ struct device {
 
 void device_init(struct device *device, const struct core_device *info,
                  const struct core_memory *memory);
+/* The bounds of its queue. */
+void device_set_memory(struct device *device, const struct core_memory *memory);
 /* Index of a device by its UUID; an absent one is the first device. */
 int device_find(const struct core *core, struct msg_str uuid, uint32_t *ret, struct refusal *r);

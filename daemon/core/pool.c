@@ -50,18 +50,13 @@ pool_new(struct core *core, const struct core_pool_config *config, struct pool *
     if (!pool)
         return -ENOMEM;
     snprintf(pool->name, sizeof(pool->name), "%s", config->name);
-    pool->uid = config->uid;
-    pool->gid = config->gid;
-    pool->mode = config->mode;
-    pool->quota = config->quota;
-    pool->legacy = config->legacy;
+    pool_set(pool, config);
     TAILQ_INIT(&pool->reserved);
     for (size_t i = 0; i < n_zones; i++) {
         space_init(&pool->zones[i].space);
         TAILQ_INIT(&pool->zones[i].pendings);
     }
-    if (RB_INSERT(pools, &core->pools, pool))
-        return -EEXIST;
+    RB_INSERT(pools, &core->pools, pool);
     pool->floor = core->floor;
     core->n_pools++;
     *ret = TAKE_PTR(pool);
@@ -74,9 +69,58 @@ pool_free(struct core *core, struct pool *pool)
     assert(RB_EMPTY(&pool->names) && RB_EMPTY(&pool->nameless) && pool->n_blocks == 0);
     if (pool->floor > core->floor)
         core->floor = pool->floor;
+    pool_stay(core, pool);
     RB_REMOVE(pools, &core->pools, pool);
     core->n_pools--;
     free(pool);
+}
+
+void
+pool_set(struct pool *pool, const struct core_pool_config *config)
+{
+    pool->uid = config->uid;
+    pool->gid = config->gid;
+    pool->mode = config->mode;
+    pool->quota = config->quota;
+    pool->legacy = config->legacy;
+}
+
+bool
+pool_is_used(const struct pool *pool)
+{
+    return pool->n_arrays || pool->n_timelines;
+}
+
+void
+pool_leave(struct core *core, struct pool *pool)
+{
+    if (pool->leaving)
+        return;
+    pool->leaving = true;
+    LIST_INSERT_HEAD(&core->leaving_pools, pool, of_leaving);
+    core->n_pools--;
+}
+
+void
+pool_stay(struct core *core, struct pool *pool)
+{
+    if (!pool->leaving)
+        return;
+    pool->leaving = false;
+    LIST_REMOVE(pool, of_leaving);
+    core->n_pools++;
+}
+
+void
+pools_run(struct core *core)
+{
+    struct pool *pool, *next;
+
+    for (pool = LIST_FIRST(&core->leaving_pools); pool; pool = next) {
+        next = LIST_NEXT(pool, of_leaving);
+        if (!pool->n_blocks && !pool->n_watches)
+            pool_free(core, pool);
+    }
 }
 
 void
@@ -112,6 +156,8 @@ pool_may(const struct pool *pool, const struct conn *conn, int what)
 {
     int bits;
 
+    if (pool->leaving)
+        return false;
     if (conn->user->uid == 0)
         return true;
     if (conn->user->uid == pool->uid)
@@ -223,8 +269,10 @@ int
 pool_check(const struct core *core, const struct pool *pool, enum core_kind kind,
            uint64_t bytes, struct refusal *r)
 {
-    uint64_t left = pool->quota ? pool->quota - pool->used : UINT64_MAX;
+    uint64_t left = UINT64_MAX;
 
+    if (pool->quota)
+        left = pool->used < pool->quota ? pool->quota - pool->used : 0;
     if (kind != KIND_PINNED && bytes > left)
         return refuse(r, PROTO_ERR_QUOTA,
                       "pool \"%s\": quota of %s exceeded by %s (caidctl show --pool=%s)",

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A pool: a sharing domain, the trust boundary (I1), and a name space. A configured one lives as
- * long as the core; a uid's own as long as its user.
+ * A pool: a sharing domain, the trust boundary (I1), and a name space. A uid's own lives as long as
+ * its user; a configured one until a configuration lacks it. It leaves then: there is no such pool
+ * for anybody, and it goes when its last block has, unless a configuration has it again before.
  */
 #pragma once
 
@@ -16,6 +17,7 @@ RB_HEAD(spares, block);
 TAILQ_HEAD(array_list, array);
 TAILQ_HEAD(block_list, block);
 RB_HEAD(pools, pool);
+LIST_HEAD(pool_list, pool);
 
 struct lingering {   /* arrays that linger, with memory */
     uint64_t n;      /* now */
@@ -39,7 +41,9 @@ struct pool {
     uid_t uid;
     gid_t gid;
     mode_t mode;
-    bool legacy;                 /* may have arrays of that kind */
+    bool legacy; /* may have arrays of that kind */
+    bool leaving;
+    LIST_ENTRY(pool) of_leaving; /* core->leaving_pools */
     uint64_t quota;              /* bytes; 0: none */
     uint64_t used;               /* bytes of blocks in device memory */
     uint64_t pinned;             /* bytes of blocks in host memory */
@@ -65,9 +69,18 @@ enum {
     MAY_WRITE = 2
 };
 
-/* -EEXIST: the name is taken. */
+/* The name is not taken. -ENOMEM. */
 int pool_new(struct core *core, const struct core_pool_config *config, struct pool **ret);
 void pool_free(struct core *core, struct pool *pool);
+/* All of config but the name. */
+void pool_set(struct pool *pool, const struct core_pool_config *config);
+/* What nobody needs any more must not go with it. */
+bool pool_is_used(const struct pool *pool);
+/* A configured one leaves, or does so no more. */
+void pool_leave(struct core *core, struct pool *pool);
+void pool_stay(struct core *core, struct pool *pool);
+/* Those that leave and have nothing left go. */
+void pools_run(struct core *core);
 /* Something of it has gone: so may its owner be, whose own it is. */
 void pool_touch(struct pool *pool);
 /* Whether conn may do all of `what` (MAY_*): the first class that fits decides, as for files. */

@@ -51,6 +51,7 @@ struct core {
     char *strings[2]; /* what config.server and .driver_path point to */
     struct users users;
     struct pools pools;
+    struct pool_list leaving_pools;
     struct conns conns, departed;
     struct jobs jobs;
     struct watches watches;

@@ -111,8 +111,27 @@ watch_free(struct core *core, struct watch *watch)
 void
 watch_tell(struct core *core, struct watch *watch)
 {
-    watch_answer(core, watch->conn, watch->request, watch->generation);
+    struct refusal r;
+
+    if (watch->is_over) {
+        refusal_fill(&r, PROTO_ERR_NOT_FOUND, "no pool \"%s\" any more", watch->pool->name);
+        send_refusal(core, watch->conn, watch->request, &r);
+    } else {
+        watch_answer(core, watch->conn, watch->request, watch->generation);
+    }
     watch_free(core, watch);
+}
+
+/* It is to be told when it is its user's turn. */
+static void
+watch_wake(struct core *core, struct watch *watch)
+{
+    struct user *user = watch->conn->user;
+
+    RB_REMOVE(watches, &core->watches, watch);
+    watch->is_told = true;
+    TAILQ_INSERT_TAIL(&user->told, watch, told);
+    user_wake(user);
 }
 
 static bool
@@ -145,12 +164,20 @@ watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_
     struct watch *next;
 
     for (; watch && is_of(watch, pool, name, n_name); watch = next) {
-        struct user *user = watch->conn->user;
         next = RB_NEXT(watches, &core->watches, watch);
-        RB_REMOVE(watches, &core->watches, watch);
-        watch->is_told = true;
         watch->generation = generation;
-        TAILQ_INSERT_TAIL(&user->told, watch, told);
-        user_wake(user);
+        watch_wake(core, watch);
+    }
+}
+
+void
+watches_end(struct core *core, struct pool *pool)
+{
+    struct watch *watch = pool->n_watches ? watch_first(core, pool, "", 0) : NULL, *next;
+
+    for (; watch && watch->pool == pool; watch = next) {
+        next = RB_NEXT(watches, &core->watches, watch);
+        watch->is_over = true;
+        watch_wake(core, watch);
     }
 }

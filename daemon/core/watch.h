@@ -4,7 +4,8 @@
  * seen. From the request until it is answered or cancelled, or its connection hangs up. Nothing is
  * queued for a client that is slow: it asks again, with what it has seen by then.
  *
- * The watches of all names lie in one tree, those of a name together. A watch keeps its pool.
+ * The watches of all names lie in one tree, those of a name together. A watch keeps its pool; those
+ * of a pool that leaves end.
  */
 #pragma once
 
@@ -15,6 +16,7 @@ struct watch {
     RB_ENTRY(watch) node;    /* core->watches, by pool, name, connection and request */
     TAILQ_ENTRY(watch) told; /* or its user's, when there is something to tell */
     bool is_told;
+    bool is_over;        /* there is no such pool any more, which is to be told */
     uint64_t generation; /* to be told */
     LIST_ENTRY(watch) of_conn;
     struct conn *conn;
@@ -40,3 +42,5 @@ void watch_tell(struct core *core, struct watch *watch);
  * it is told when it is his user's turn. */
 void watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_name,
                   uint64_t generation);
+/* There is no such pool from now on. */
+void watches_end(struct core *core, struct pool *pool);

@@ -18,10 +18,21 @@ books_arm(bool on)
         h_arm(on);
 }
 
+static void
+keep_config(struct harness *h, const struct core_config *config)
+{
+    cr_assert_leq(config->n_pools, H_CONFIGURED);
+    if (config->pools != h->pools)
+        memcpy(h->pools, config->pools, config->n_pools * sizeof(h->pools[0]));
+    h->config = *config;
+    h->config.pools = h->pools;
+    h->config.devices = NULL;
+}
+
 void
 h_init(struct harness *h, void (*tweak)(struct core_config *))
 {
-    static const struct core_pool_config pools[] = {
+    static const struct core_pool_config pools[H_CONFIGURED] = {
         {.name = "shared",
          .uid = 1,
          .gid = 10,
@@ -73,6 +84,7 @@ h_init(struct harness *h, void (*tweak)(struct core_config *))
         tweak(&config);
     h->n_devices = (uint32_t)config.n_devices;
     cr_assert_eq(core_new(&h->core, &config, 0), 0);
+    keep_config(h, &config);
 }
 
 void
@@ -233,6 +245,19 @@ drain(struct harness *h)
         books_arm(false);
         carry_out(h);
     }
+}
+
+int
+h_reconfigure(struct harness *h, const struct core_config *config)
+{
+    books_arm(true);
+    int r = core_reconfigure(h->core, config, h->now_ns);
+    books_arm(false);
+
+    drain(h);
+    if (r == 0)
+        keep_config(h, config);
+    return r;
 }
 
 /* ---- connections ---- */

@@ -20,20 +20,21 @@
 #include "core.h"
 #include "timeline.h"
 
-#define H_CONNS   64
-#define H_PAGES   256
-#define H_FENCES  32
-#define H_JOBS    256
-#define H_RECORDS 256
-#define H_ASKED   4096
-#define H_BOOKS   8192
-#define H_USES    8192
-#define H_PARTS   256
-#define H_DEVICES 2
-#define H_MEMORY  (UINT64_C(64) << 20)
-#define H_BLOCK   (UINT64_C(2) << 20)
-#define H_AGE_NS  UINT64_C(1000000)
-#define MIB       INT64_C(1048576)
+#define H_CONNS      64
+#define H_PAGES      256
+#define H_FENCES     32
+#define H_JOBS       256
+#define H_RECORDS    256
+#define H_ASKED      4096
+#define H_BOOKS      8192
+#define H_USES       8192
+#define H_PARTS      256
+#define H_DEVICES    2
+#define H_CONFIGURED 2
+#define H_MEMORY     (UINT64_C(64) << 20)
+#define H_BLOCK      (UINT64_C(2) << 20)
+#define H_AGE_NS     UINT64_C(1000000)
+#define MIB          INT64_C(1048576)
 
 #define H_SECOND_DEVICE "GPU-00000000-0000-0000-0000-000000000002"
 
@@ -138,6 +139,8 @@ struct h_use { /* what a bracket uses, from its begin; then its fence, until tha
 struct harness {
     struct core *core;
     uint64_t now_ns;
+    struct core_config config; /* in force */
+    struct core_pool_config pools[H_CONFIGURED];
     uint64_t next_conn;
     uint32_t next_id;
     uint32_t n_devices;
@@ -230,6 +233,9 @@ void h_deinit(struct harness *h);
         h_deinit(&h);                                   \
     }                                                   \
     static void suite##_##name##_of(struct harness *h)
+
+/* Returns what core_reconfigure() does; it is in force then. */
+int h_reconfigure(struct harness *h, const struct core_config *config);
 
 uint64_t h_connect_raw(struct harness *h, uid_t uid, gid_t gid); /* 0: refused */
 uint64_t h_connect(struct harness *h, uid_t uid, gid_t gid);     /* and says hello */

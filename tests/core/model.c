@@ -33,18 +33,18 @@ model_name(int name)
     return names[name];
 }
 
-/* As the harness configures them. */
 bool
-model_may(const struct m_slot *slot, int pool, int what)
+model_may(const struct model *m, const struct m_slot *slot, int pool, int what)
 {
-    if (slot->uid == 0)
-        return true;
-    switch (pool) {
-    case 0: return slot->uid == 1000;
-    case 1: return slot->uid == 1001;
-    case 2: return true;
-    default: return slot->uid == 1 || (slot->gid == 10 && what == 4);
-    }
+    const struct core_pool_config *p = model_pool(m, pool);
+    int class;
+
+    if (pool < 2)
+        return slot->uid == 0 || slot->uid == (uid_t)(1000 + pool);
+    if (!p || slot->uid == 0)
+        return p;
+    class = slot->uid == p->uid ? 6 : slot->gid == p->gid ? 3 : 0;
+    return (int)(p->mode >> class) & what;
 }
 
 struct m_array *
@@ -464,37 +464,11 @@ check(struct model *m)
 
 static struct model *tweaking;
 
-static uint64_t
-one_of(const uint64_t *values, size_t n)
-{
-    return values[model_random(tweaking, (uint32_t)n)];
-}
-
-#define ONE_OF(...) \
-    one_of((uint64_t[]){__VA_ARGS__}, sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
-
 static void
 tweak(struct core_config *config)
 {
-    config->memory = (struct core_memory){
-        .block_size = ONE_OF(4 << 20, 16 << 20),
-        .shared_max = ONE_OF(0, 1 << 20, 4 << 20),
-        .reserve = ONE_OF(0, 4 << 20, 64 << 20),
-        .pending_count = (uint32_t)ONE_OF(0, 2, 10),
-        .pending_ratio = ONE_OF(0, 1, 5) / 5.0,
-        .pending_age_ns = H_AGE_NS,
-    };
-    config->limits.names = (uint32_t)ONE_OF(3, 100);
-    config->limits.leases = (uint32_t)ONE_OF(8, 40);
-    config->limits.bytes = ONE_OF(0, 8 << 20);
-    config->limits.host_bytes = ONE_OF(0, 0, 4096, 16384);
-    config->limits.watches = (uint32_t)ONE_OF(2, 20);
-    config->limits.jobs = (uint32_t)ONE_OF(2, 8);
-    config->limits.brackets = (uint32_t)ONE_OF(3, 40);
-    config->limits.pages = (uint32_t)ONE_OF(2, 20);
-    config->blocks = (uint32_t)ONE_OF(3, 50);
-    config->user_quota = ONE_OF(0, 8 << 20);
-    config->threads = (uint32_t)ONE_OF(1, 2, H_JOBS);
+    model_choose(tweaking, config);
+    config->threads = 1 + model_random(tweaking, H_JOBS);
     config->n_devices = 1 + model_random(tweaking, 2);
 }
 
@@ -516,7 +490,7 @@ begin(struct model *m, uint64_t seed, bool blind)
     m->running = true;
     m->crowded = model_random(m, 2);
     for (int i = 0; i < H_DEVICES; i++)
-        m->h.capacity[i] = ONE_OF(6 << 20, 12 << 20, H_MEMORY);
+        m->h.capacity[i] = (uint64_t[]){6 << 20, 12 << 20, H_MEMORY}[model_random(m, 3)];
     for (int p = 0; p < M_POOLS; p++)
         for (int n = 0; n < M_NAMES; n++)
             m->names[p][n].array = m->names[p][n].creating = M_NONE;

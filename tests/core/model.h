@@ -163,7 +163,8 @@ void model_report(const struct model *m);
     } while (0)
 
 uint32_t model_random(struct model *m, uint32_t below);
-bool model_may(const struct m_slot *slot, int pool, int what); /* 4: read, 2: write */
+/* what: 4 to read, 2 to write */
+bool model_may(const struct model *m, const struct m_slot *slot, int pool, int what);
 const char *model_pool_name(int pool);
 const char *model_name(int name);
 /* The living one under the name, or NULL. */
@@ -235,6 +236,13 @@ void model_step_ticket(struct model *m, int slot);
 void model_sent(struct model *m, const struct m_request *r);
 void model_taken(struct model *m, const struct m_request *r);
 void model_tickets_hangup(struct model *m, int slot);
+
+/* model_config.c */
+void model_step_reconfigure(struct model *m);
+/* NULL: there is no such pool. */
+const struct core_pool_config *model_pool(const struct model *m, int pool);
+/* Some limits and the like. */
+void model_choose(struct model *m, struct core_config *config);
 
 /* model_steps.c */
 void PRINTF(2, 3) model_note(struct model *m, const char *fmt, ...);

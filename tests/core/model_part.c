@@ -42,7 +42,7 @@ expect_part(struct model *m, const struct m_slot *slot, const struct m_lease *le
     const struct m_array *whole = &m->arrays[lease->array];
     int creating = m->names[r->pool][r->name].creating;
 
-    if (!model_may(slot, r->pool, 2) || whole->uid != slot->uid)
+    if (!model_may(m, slot, r->pool, 2) || whole->uid != slot->uid)
         r->may_fail |= ERR(PERMISSION);
     if (lease->readonly || whole->whole != M_NONE)
         r->may_fail |= ERR(INVALID);
@@ -249,7 +249,7 @@ step_retire(struct model *m, int s)
     int array = some_part(m);
     bool both = model_random(m, 2);
 
-    if (array == M_NONE || !model_may(&m->slots[s], m->arrays[array].pool, 2))
+    if (array == M_NONE || !model_may(m, &m->slots[s], m->arrays[array].pool, 2))
         return;
     model_note(m, "slot %d: all close array %d%s", s, array, both ? ", and its whole" : "");
     for (int i = 0; i < M_SLOTS; i++) {

@@ -182,9 +182,9 @@ expect_create(struct model *m, struct m_request *r, const struct m_slot *slot)
     const struct m_name *name = r->name == M_NONE ? NULL : &m->names[r->pool][r->name];
 
     r->may_fail = ERR_LIMITS | ERR_DRIVER;
-    if (!model_may(slot, r->pool, 2)) {
+    if (!model_may(m, slot, r->pool, 2)) {
         r->must_fail = true;
-        r->may_fail |= model_may(slot, r->pool, 4) ? ERR(PERMISSION) : ERR(NOT_FOUND);
+        r->may_fail |= model_may(m, slot, r->pool, 4) ? ERR(PERMISSION) : ERR(NOT_FOUND);
         return;
     }
     if (slot->uid == 0 && r->pool < 2)
@@ -271,10 +271,10 @@ step_open(struct model *m, int s)
         names[i] = MSG_STR(model_name(name));
         r->must_fail |= !model_find(m, r->pool, name);
     }
-    r->must_fail |= !model_may(slot, r->pool, 4);
+    r->must_fail |= !model_may(m, slot, r->pool, 4);
     if (r->must_fail)
         r->may_fail |= ERR(NOT_FOUND);
-    if (!readonly && model_may(slot, r->pool, 4) && !model_may(slot, r->pool, 2)) {
+    if (!readonly && model_may(m, slot, r->pool, 4) && !model_may(m, slot, r->pool, 2)) {
         r->must_fail = true;
         r->may_fail |= ERR(PERMISSION);
     }
@@ -313,7 +313,7 @@ step_open_generation(struct model *m, int s)
     r->pool = pool;
     r->may_fail = ERR_LIMITS;
     r->readonly = true;
-    if (!model_may(slot, pool, 4)) {
+    if (!model_may(m, slot, pool, 4)) {
         r->must_fail = true;
         r->may_fail |= ERR(NOT_FOUND);
     } else if (!is_held(m, pool, name, generation)) {
@@ -407,7 +407,7 @@ step_publish(struct model *m, int s)
     r->may_fail = ERR_LIMITS;
     r->label = model_random(m, 2) ? m->h.next_id + 1 : 0;
     int creating = m->names[r->pool][r->name].creating;
-    if (!model_may(slot, r->pool, 2)) {
+    if (!model_may(m, slot, r->pool, 2)) {
         r->must_fail = true;
         r->may_fail |= ERR(PERMISSION);
     } else if (model_is_abandoned(m, lease->array)) {
@@ -468,10 +468,10 @@ step_unlink(struct model *m, int s)
 
     r->pool = some_pool(m, slot);
     r->name = some_name(m);
-    if (!model_may(slot, r->pool, 2) && model_may(slot, r->pool, 4)) {
+    if (!model_may(m, slot, r->pool, 2) && model_may(m, slot, r->pool, 4)) {
         r->must_fail = true;
         r->may_fail = ERR(PERMISSION);
-    } else if (!model_may(slot, r->pool, 2) || !model_find(m, r->pool, r->name)) {
+    } else if (!model_may(m, slot, r->pool, 2) || !model_find(m, r->pool, r->name)) {
         r->must_fail = true;
         r->may_fail = ERR(NOT_FOUND);
     }
@@ -492,7 +492,7 @@ step_watch(struct model *m, int s)
     if (model_random(m, 4) == 0)
         r->seen += model_random(m, 3);
     r->may_fail = ERR(LIMIT);
-    if (!model_may(slot, r->pool, 4)) {
+    if (!model_may(m, slot, r->pool, 4)) {
         r->must_fail = true;
         r->may_fail |= ERR(NOT_FOUND);
     } else if (slot->uid == 0 && r->pool < 2) {
@@ -535,7 +535,7 @@ step_list(struct model *m, int s)
     uint32_t n = 0;
 
     model_note(m, "slot %d: list %s", s, model_pool_name(pool));
-    r->must_fail = !model_may(slot, pool, 4);
+    r->must_fail = !model_may(m, slot, pool, 4);
     if (r->must_fail || (slot->uid == 0 && pool < 2))
         r->may_fail = ERR(NOT_FOUND);
     const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_LIST, &params);
@@ -564,7 +564,7 @@ step_unnamed(struct model *m, int s)
     uint32_t n = 0, lingering = 0;
 
     model_note(m, "slot %d: unnamed in %s", s, model_pool_name(pool));
-    r->must_fail = !model_may(slot, pool, 4);
+    r->must_fail = !model_may(m, slot, pool, 4);
     if (r->must_fail || (slot->uid == 0 && pool < 2))
         r->may_fail = ERR(NOT_FOUND);
     const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_UNNAMED, &params);
@@ -751,7 +751,9 @@ try_step(struct model *m)
     uint32_t what = model_random(m, 20);
     int s = some_client(m);
 
-    if (what < 3 || s == M_NONE)
+    if (model_random(m, 40) == 0)
+        model_step_reconfigure(m);
+    else if (what < 3 || s == M_NONE)
         model_step_connect(m);
     else if (what == 3)
         step_hangup(m);

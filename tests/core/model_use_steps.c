@@ -333,9 +333,9 @@ step_timeline(struct model *m, int s)
     struct m_request *r = model_ask(m, s, MSG_TIMELINE);
     model_note(m, "slot %d: timeline %s in %s", s, model_name(name), model_pool_name(pool));
     r->may_fail = ERR_LIMITS | (slot->uid == 0 && pool < 2 ? ERR(NOT_FOUND) : 0);
-    if (!model_may(slot, pool, 2)) {
+    if (!model_may(m, slot, pool, 2)) {
         r->must_fail = true;
-        r->may_fail |= model_may(slot, pool, 4) ? ERR(PERMISSION) : ERR(NOT_FOUND);
+        r->may_fail |= model_may(m, slot, pool, 4) ? ERR(PERMISSION) : ERR(NOT_FOUND);
     } else if (m->timelines[pool][name] || has_name(m, page)) {
         r->must_fail = true;
         r->may_fail |= ERR(EXISTS) | ERR(INVALID);
@@ -355,7 +355,7 @@ step_open_timeline(struct model *m, int s)
 
     model_note(m, "slot %d: open timeline %s of %s", s, model_name(name),
                model_pool_name(pool));
-    r->must_fail = !model_may(slot, pool, 4) || !m->timelines[pool][name];
+    r->must_fail = !model_may(m, slot, pool, 4) || !m->timelines[pool][name];
     r->may_fail = ERR_LIMITS | (r->must_fail ? ERR(NOT_FOUND) : 0);
     const struct h_reply *reply =
         h_open_timeline(&m->h, slot->conn, model_name(name), model_pool_name(pool));

@@ -140,7 +140,8 @@ class Daemon:
     """
 
     def __init__(
-        self, folder, *args, config="", socket=None, wait=True, prefix=(), pass_fds=(), max_fds=None, **env
+        self, folder, *args, config="", socket=None, wait=True, prefix=(), pass_fds=(), max_fds=None,
+        level="debug", **env
     ):
         self.socket = socket or folder / "caid.sock"
         self.log = folder / "log"
@@ -149,8 +150,8 @@ class Daemon:
         command = [*prefix, CAID, "--foreground", f"--config={folder}/caid.conf"]
         if socket is None:
             command.append(f"--socket={self.socket}")
-        if not any(a.startswith("--log-level") for a in args):
-            command.append("--log-level=debug")
+        if level and not any(a.startswith("--log-level") for a in args):
+            command.append(f"--log-level={level}")
 
         def limit():
             if max_fds:

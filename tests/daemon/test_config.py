@@ -54,7 +54,11 @@ def check(tmp_path):
 
     def check_text(text):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        r = run_caid("--check-config", f"--config={path}", **check_text.env)
+        env = {"CAID_CUDA_DRIVER": "", **check_text.env}
+        r = run_caid("--check-config", f"--config={path}", **env)
+        if r.returncode:  # the start says the same
+            started = run_caid("--foreground", f"--config={path}", f"--socket={tmp_path}/s", **env)
+            assert (started.returncode, started.stderr) == (1, r.stderr)
         return r.returncode, r.stdout, r.stderr.replace(str(path), "FILE")
 
     check_text.env = {}
@@ -107,6 +111,7 @@ def test_values(check):
     max_pending_age = 60m
     [handoff]
     mode = events
+    spin_us = 0
     [user-pools]
     mode = 0644
     quota = 512K
@@ -134,7 +139,7 @@ def test_values(check):
         "pinned_bytes = 2G",
         "block_size = 2M\nshared_max = 0\nblocks = 7\nreserve = 0\n",
         "max_pending_count = 0\nmax_pending_ratio = 1\nmax_pending_age = 3600s\n",
-        "[handoff]\nmode = events\nspin_us = 1000\n[user-pools]\n",
+        "[handoff]\nmode = events\nspin_us = 0\n[user-pools]\n",
         "mode = 0644",
         "quota = 512K",
         "legacy = yes",
@@ -150,6 +155,8 @@ def test_values(check):
         ("daemon", "socket_mode = 0999"),
         ("daemon", "socket_mode = 1777"),
         ("daemon", "socket_mode ="),
+        ("daemon", "socket = /" + "x" * 107),
+        ("daemon", "driver = nvidia"),
         ("daemon", "log_level = loud"),
         ("daemon", "hello_timeout = 2"),
         ("daemon", "hello_timeout = 0s"),
@@ -216,6 +223,12 @@ def test_values_that_do_not_fit(check, lines, key):
     assert err.startswith(f"caid: error: [memory] {key}: ")
 
 
+def test_what_a_bad_value_should_have_been_is_not_known(check):
+    status, _, err = check("[memory]\nblock_size = 64X\nshared_max = 64M\n[user-pools]\nmode = 0600\n")
+    assert status == 1
+    assert len(err.splitlines()) == 1
+
+
 COUNT, RATIO = "CAID_MAX_PENDING_DEALLOCS_COUNT", "CAID_MAX_PENDING_DEALLOCS_RATIO"
 
 
@@ -228,12 +241,22 @@ def test_environment_wins(check):
     assert check("") == (0, DEFAULTS, "")
 
 
-@pytest.mark.parametrize("variable, value", [(COUNT, "-1"), (COUNT, "many"), (RATIO, "2"), (RATIO, "inf")])
+@pytest.mark.parametrize(
+    "variable, value",
+    [
+        (COUNT, "-1"),
+        (COUNT, "many"),
+        (RATIO, "2"),
+        (RATIO, "inf"),
+        ("CAID_SOCKET", "/" + "x" * 107),
+        ("CAID_CUDA_DRIVER", "nvidia"),
+    ],
+)
 def test_bad_environment(check, variable, value):
     check.env = {variable: value}
     status, out, err = check("")
     assert (status, out) == (1, "")
-    assert err.startswith(f"caid: error: {variable}={value}: not a number from 0 to ")
+    assert err.startswith(f"caid: error: {variable}={value}: not ")
 
 
 @pytest.mark.parametrize(
@@ -262,9 +285,12 @@ def test_bad_syntax(check, text, line):
 
 
 def test_every_mistake_is_told_at_once(check):
-    status, _, err = check("[daemon]\nsocket_mode = x\n[limits]\njobs = 0\n[oops\nfoo = 1\n")
+    check.env = {COUNT: "x"}
+    text = "[daemon]\nsocket_mode = x\n[limits]\njobs = 0\n[memory]\nshared_max = 1G\n[oops\nfoo = 1\n"
+    status, _, err = check(text)
     assert status == 1
-    assert [line.split(": ")[2] for line in err.splitlines()] == ["FILE:2", "FILE:4", "FILE:5", "FILE:6"]
+    said = [line.split(": ")[2] for line in err.splitlines()]
+    assert said == ["FILE:2", "FILE:4", "FILE:7", "FILE:8", f"{COUNT}=x", "[memory] shared_max"]
 
 
 def test_unknown_keys_and_sections_are_warned_of(check):
@@ -313,7 +339,7 @@ def test_bad_drop_in(check):
 
 @pytest.mark.skipif(os.path.exists("/etc/caid/caid.conf"), reason="this machine has settings")
 def test_default_file_may_be_missing():
-    assert run_caid("--check-config").stdout == DEFAULTS
+    assert run_caid("--check-config", CAID_CUDA_DRIVER="").stdout == DEFAULTS
 
 
 def test_bad_settings_refuse_to_start(tmp_path):

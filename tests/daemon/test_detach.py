@@ -16,9 +16,9 @@ def detached(tmp_path):
     """Starts a daemon in the background and stops it in the end."""
     pids = []
 
-    def start(path="caid.sock", **env):
+    def start(*args, path="caid.sock", **env):
         subprocess.run(
-            [CAID, f"--socket={path}"],
+            [CAID, f"--socket={path}", *args],
             env=daemon_env(**env),
             cwd=tmp_path,
             check=True,
@@ -70,6 +70,16 @@ def test_survives_the_terminal(detached, tmp_path):
     os.kill(pid, signal.SIGHUP)
     with raw.Client(tmp_path / "caid.sock") as c:
         assert c.call("ping") == {}
+
+
+def test_reads_settings_anew_although_their_path_was_relative(detached, tmp_path):
+    path = tmp_path / "x.conf"
+    path.write_text("")
+    pid = detached("--config=x.conf")
+    path.write_text('[pool "p"]\nmode = 0666\n')
+    os.kill(pid, signal.SIGHUP)
+    with raw.Client(tmp_path / "caid.sock") as c:
+        wait_for(lambda: "p" in [p["name"] for p in c.call("pools")["pools"]], "the pool")
 
 
 def test_failure_is_told_to_who_started_it(detached, tmp_path):

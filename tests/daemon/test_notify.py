@@ -3,7 +3,9 @@
 
 import os
 import pathlib
+import signal
 import socket
+import time
 
 import pytest
 import raw
@@ -47,6 +49,36 @@ def test_ready_and_stopping(start, manager):
         assert c.call("ping") == {}
     assert d.stop() == 0
     assert "STOPPING=1" in manager.receive_until("STOPPING=1")
+
+
+def reload_times(manager, how_it_ends):
+    reloading, began = manager.receive()
+    assert (reloading, began[:15]) == ("RELOADING=1", "MONOTONIC_USEC=")
+    assert manager.receive() == ["READY=1", how_it_ends]
+    return int(began[15:]) * 1000
+
+
+def test_reload(start, manager, tmp_path):
+    d = start(wait=False, NOTIFY_SOCKET=manager.name)
+    manager.receive_until("READY=1")
+    before = time.monotonic_ns()
+    d.process.send_signal(signal.SIGHUP)
+    assert before // 1000 * 1000 <= reload_times(manager, "STATUS=Serving") <= time.monotonic_ns()
+    (tmp_path / "caid.conf").write_text("[limits]\njobs = 0\n")
+    d.process.send_signal(signal.SIGHUP)
+    reload_times(manager, "STATUS=Serving; the last reload has failed")
+
+
+def test_reload_before_the_driver_answers(start, manager, tmp_path):
+    """It is asked again for as long as that takes: what is served then is what was asked for last."""
+    d = start("--driver=soft", wait=False, NOTIFY_SOCKET=manager.name, CAID_SOFTCUDA_FAIL="cuInit@1=delay:500000")
+    wait_for(lambda: d.socket.exists(), "the socket")
+    (tmp_path / "caid.conf").write_text('[pool "p"]\nmode = 0666\n')
+    d.process.send_signal(signal.SIGHUP)
+    assert "READY=1" in manager.receive()
+    reload_times(manager, "STATUS=Serving")
+    with d.client() as c:
+        assert "p" in [p["name"] for p in c.call("pools")["pools"]]
 
 
 def test_not_ready_before_the_driver_answers(start, manager):
@@ -143,11 +175,14 @@ def test_manager_that_does_not_read(start, manager):
             sender.sendto(b"X=1", manager.name.replace("@", "\0"))
             n += 1
     d = start(NOTIFY_SOCKET=manager.name)
+    d.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "read anew" in d.text(), "the reload")
     with d.client() as c:
         assert c.call("ping") == {}
     for _ in range(n):
         assert manager.receive() == ["X=1"]
     assert "READY=1" in manager.receive()
+    reload_times(manager, "STATUS=Serving")  # in datagrams of their own
 
 
 @pytest.mark.parametrize("address", ["/nonexistent/notify", "relative", "/" + "x" * 200])

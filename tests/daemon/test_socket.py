@@ -108,7 +108,7 @@ def test_lock_file_that_is_a_pipe(tmp_path):
 
 
 def test_hangup_of_the_terminal(start, tmp_path):
-    """Is no end, also in the foreground: it would leave a socket that nobody serves."""
+    """Is no end, also in the foreground, which would leave a socket that nobody serves; and no harm."""
     d = start()
     d.process.send_signal(signal.SIGHUP)
     with d.client() as c:

@@ -139,7 +139,7 @@ setup_world(const struct history *h)
 }
 
 static void
-serve(const struct config *config)
+serve(struct config *config)
 {
     struct gpu_device gpu_device = {
         .drv = {.uuid = "GPU-0", .total = 1 << 30, .granularity = 2 << 20}};
@@ -148,7 +148,8 @@ serve(const struct config *config)
     struct listener listener = {.path = (char[]){"sim"},
                                 .fd = file_new(FILE_LISTENER, NULL, 0)};
     struct notify notify = {.fd = -1};
-    const struct server_setup setup = {config, "sim", &gpu, &listener, &notify, -1, -1};
+    const struct server_setup setup = {config,    NULL,    true, "sim", &gpu,
+                                       &listener, &notify, -1,   -1};
     struct server *server;
 
     remotes.listener = listener.fd;
