@@ -57,10 +57,10 @@ expect_take(struct model *m, const struct m_slot *slot, const struct m_ticket *t
             struct m_request *r)
 {
     r->may_fail = ERR_LIMITS;
-    if (!ticket || !model_may(slot, m->arrays[ticket->array].pool, 4))
+    if (!ticket || !model_may(m, slot, m->arrays[ticket->array].pool, 4))
         r->may_fail |= ERR(NOT_FOUND);
     else if (!r->readonly &&
-             (ticket->readonly || !model_may(slot, m->arrays[ticket->array].pool, 2)))
+             (ticket->readonly || !model_may(m, slot, m->arrays[ticket->array].pool, 2)))
         r->may_fail |= ERR(PERMISSION);
     r->must_fail = r->may_fail != ERR_LIMITS;
     r->pool = ticket ? m->arrays[ticket->array].pool : M_NONE;
