@@ -281,6 +281,25 @@ client_get_closed(PyObject *op, void *Py_UNUSED(closure))
     return PyBool_FromLong(py_client_is_closed(py_client(op)));
 }
 
+bool
+py_client_reaches_device(const struct client_object *self)
+{
+    return self->host_accessible && !self->state->strict;
+}
+
+static PyObject *
+client_get_host_accessible(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(py_client_reaches_device(py_client(op)));
+}
+
+static int
+client_set_host_accessible(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
+{
+    py_client(op)->host_accessible = value == Py_True;
+    return 0;
+}
+
 /* ---- the type ---- */
 
 /* clang-format off */
@@ -314,12 +333,12 @@ static PyMethodDef client_methods[] = {
 
 static PyGetSetDef client_getset[] = {
     {"closed", client_get_closed, NULL, PyDoc_STR("Whether close() was called."), NULL},
+    {"_host_accessible", client_get_host_accessible, client_set_host_accessible,
+     PyDoc_STR("Whether the host reaches the driver's device memory."), NULL},
     {0},
 };
 
 static PyMemberDef client_members[] = {
-    {"_host_accessible", T_BOOL, offsetof(struct client_object, host_accessible), 0,
-     PyDoc_STR("Whether the host reaches the driver's device memory.")},
     {"_n_kept", T_PYSSIZET, offsetof(struct client_object, n_keeps), READONLY,
      PyDoc_STR("How much parts that were published keep alive.")},
     {0},

@@ -21,6 +21,7 @@ from . import (
     _queries,
     _releaser,
     _streams,
+    _strict,
     _timeline,
     _typestr,
     _watch,
@@ -107,7 +108,7 @@ class Client(_queries.Queries, Closing):
         try:  # asked now: arrays are used after the daemon's death, too
             daemons = self.status().driver
             self._driver = driver or os.environ.get("CAID_CUDA_DRIVER") or daemons
-            self._host_accessible = daemons == "soft"
+            self._host_accessible = daemons == "soft" and not _strict.is_asked()
         except BaseException:
             self.close()
             raise
