@@ -39,6 +39,8 @@ host_view_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
     struct host_view_object *self = host_view(op);
 
+    if (self->lease && py_client_check_process(self->lease->client) < 0)
+        return -1;
     return PyBuffer_FillInfo(view, op, self->data, self->nbytes, self->readonly, flags);
 }
 

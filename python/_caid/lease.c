@@ -79,7 +79,7 @@ lease_check(struct lease_object *self)
     PyObject *name;
 
     if (!lease_is_closed(self))
-        return 0;
+        return py_client_check(self->client);
     if (!self->client) {
         PyErr_SetString(PyExc_ReferenceError, "the array was collected");
         return -1;
@@ -354,6 +354,12 @@ lease_dealloc(PyObject *op)
 
 /* ---- methods ---- */
 
+static PyObject *
+lease_check_now(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return py_none(lease_check(lease(op)));
+}
+
 /* A call of libcaid's with the array, which no other thread closes meanwhile: as
  * PY_CLIENT_CALL(). */
 #define LEASE_CALL(self, call)                                     \
@@ -561,6 +567,12 @@ lease_get_closed(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+lease_get_live(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(!lease_is_closed(lease(op)) && py_client_is_live(lease(op)->client));
+}
+
+static PyObject *
 lease_get_host(PyObject *op, void *Py_UNUSED(closure))
 {
     return PyLong_FromUnsignedLongLong(lease_host(lease(op)));
@@ -575,6 +587,7 @@ lease_get_ptr(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef lease_methods[] = {
+    {"check", lease_check_now, METH_NOARGS, PyDoc_STR("Raises ClosedError or ForkedError.")},
     {"share", lease_share, METH_NOARGS,
      PyDoc_STR("One share more, to be given up by close(). Returns self.")},
     {"close", PY_FASTCALL(lease_close), METH_FASTCALL,
@@ -601,6 +614,7 @@ static PyMethodDef lease_methods[] = {
 static PyGetSetDef lease_getset[] = {
     {"closed", lease_get_closed, NULL, PyDoc_STR("Whether the lease, or its client, ended."),
      NULL},
+    {"_live", lease_get_live, NULL, PyDoc_STR("Whether it can be used in this process."), NULL},
     {"ptr", lease_get_ptr, NULL, PyDoc_STR("Device address of the first element."), NULL},
     {"host", lease_get_host, NULL, PyDoc_STR("The same for the host; 0: it reaches none."),
      NULL},

@@ -227,7 +227,7 @@ py_client(PyObject *op)
     return (struct client_object *)op;
 }
 
-/* Brackets a call without the GIL. NULL with ClosedError set where the client is closed. */
+/* Brackets a call without the GIL. NULL with an exception set as by py_client_check(). */
 struct caid_client *py_client_enter(struct client_object *self);
 void py_client_leave(struct client_object *self);
 /* Leaves with what the call gave: r, or -1 with the exception set. */
@@ -250,8 +250,14 @@ int py_client_leave_with(struct client_object *self, int r, const struct caid_er
     PY_CALL(py_client_enter(self), py_client_leave_with(self, r_, &error), call)
 
 bool py_client_is_closed(const struct client_object *self);
+/* -1 with ClosedError set; in a forked child with ForkedError. The second is for what outlives its
+ * client, and takes NULL. */
+int py_client_check(const struct client_object *self);
+int py_client_check_process(const struct client_object *self);
 /* Whether the host has device memory at the device's address: of the software driver. */
 bool py_client_reaches_device(const struct client_object *self);
+/* Neither is so: who forgets to close such a one is warned. */
+bool py_client_is_live(const struct client_object *self);
 
 /* Methods of Client that other files define, of several arguments, and of one or none. What they
  * take is in caid/_caid.pyi. */

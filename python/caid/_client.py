@@ -76,7 +76,8 @@ class Client(_queries.Queries, Closing):
     Notes
     -----
     A client and its arrays may be used from any thread. A child made by ``os.fork()`` connects
-    anew: in it, all that was inherited raises ForkedError. ``close()`` ends the connection and
+    anew: in it, all that was inherited raises ForkedError, and so does what needs CUDA where the parent
+    has used it (start processes by multiprocessing's "spawn" or "forkserver"). ``close()`` ends the connection and
     closes the client's arrays; leaving a ``with`` block does the same.
 
     A call that the daemon does not answer in time raises ``caid.TimeoutError``, and the client is as
@@ -148,7 +149,7 @@ class Client(_queries.Queries, Closing):
             _releaser.look(self)
 
     def __del__(self, _warn=warnings.warn):
-        if not self.closed:
+        if self._live:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
 
     def __reduce__(self):
