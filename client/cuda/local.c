@@ -62,9 +62,9 @@ open_driver(struct caid_client *client, const char *driver, struct caid_error *e
     client->lost.code = CAID_ERR_NO_DAEMON;
     strcpy(client->lost.message, "this client is of the CUDA driver alone: it has no daemon");
 
-    int r = drv_open(&drv, choice, &cause);
+    int r = gpu_load(&drv, choice, error);
     if (r < 0)
-        return fail_driver(error, r, &cause, "cannot use CUDA driver \"%s\"", choice);
+        return r;
     r = devices_fill(client, drv, &cause);
     if (r < 0)
         return fail_driver(error, r, &cause, "cannot find this process's CUDA devices");
@@ -84,4 +84,10 @@ cuda_driver_open(struct caid_client **ret, const char *driver, struct caid_error
     if (r == 0)
         *ret = TAKE_PTR(client);
     return r;
+}
+
+int
+cuda_client_check(const struct caid_client *client, struct caid_error *error)
+{
+    return client_check(client, error);
 }

@@ -21,6 +21,10 @@
  * CAID_ERR_NO_DAEMON. */
 int cuda_driver_open(struct caid_client **ret, const char *driver, struct caid_error *error);
 
+/* Fails with CAID_ERR_FORKED in a child after fork() of the process that made the client; takes no
+ * lock, and makes no system call. */
+int cuda_client_check(const struct caid_client *client, struct caid_error *error);
+
 /* ---- pointers ---- */
 
 /* What a pointer of any origin is here (cuPointerGetAttribute): its address on the device, and

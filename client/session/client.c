@@ -94,9 +94,11 @@ client_check(const struct caid_client *client, struct caid_error *error)
     if (!client)
         return fail(error, CAID_ERR_INVALID, "client is NULL");
     if (fork_guard_crossed(&client->guard))
-        return fail(error, CAID_ERR_FORKED,
-                    "%s: this connection belongs to process %d; after fork(), connect anew",
-                    client->socket, (int)client->guard.pid);
+        return fail(
+            error, CAID_ERR_FORKED,
+            "%s: this connection belongs to process %d; after fork(), connect anew, or, "
+            "where that has used CUDA, use spawn or forkserver",
+            client->socket, (int)client->guard.pid);
     return 0;
 }
 

@@ -159,6 +159,36 @@ list_devices(const struct caid_client *client, const struct drv *drv, struct gpu
     return 0;
 }
 
+static int
+fail_forked(const struct drv_error *cause, struct caid_error *error)
+{
+    int r = fail(error, CAID_ERR_FORKED,
+                 "CUDA does not work in a child after fork() of a process that has used it: "
+                 "use spawn or forkserver (multiprocessing's start methods): %s",
+                 cause->message);
+    if (error)
+        error->cuda_result = cause->result;
+    return r;
+}
+
+/* The driver's word for it is NOT_INITIALIZED, after which "auto" gives the software one. */
+int
+gpu_load(struct drv **ret, const char *choice, struct caid_error *error)
+{
+    struct drv_error cause = {0};
+    struct drv *drv = NULL;
+
+    int r = drv_open(&drv, choice, &cause);
+    if (cause.result == CUDA_ERROR_NOT_INITIALIZED) {
+        drv_free(drv);
+        return fail_forked(&cause, error);
+    }
+    if (r < 0)
+        return fail_driver(error, r, &cause, "cannot use CUDA driver \"%s\"", choice);
+    *ret = drv;
+    return 0;
+}
+
 /* Under gpu->lock. */
 static int
 gpu_open(struct caid_client *client, struct caid_error *error)
@@ -169,9 +199,9 @@ gpu_open(struct caid_client *client, struct caid_error *error)
 
     if (gpu->drv)
         return 0;
-    int r = drv_open(&drv, gpu->choice, &cause);
+    int r = gpu_load(&drv, gpu->choice, error);
     if (r < 0)
-        return fail_driver(error, r, &cause, "cannot use CUDA driver \"%s\"", gpu->choice);
+        return r;
     r = list_devices(client, drv, &gpu->devices, &gpu->n_devices, &cause);
     if (r < 0) {
         drv_free(drv);

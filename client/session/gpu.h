@@ -47,6 +47,10 @@ void gpu_deinit(struct gpu *gpu, bool keep_contexts);
 /* Frees host memory only: in a child after fork(). */
 void gpu_abandon(struct gpu *gpu);
 
+/* drv_open(), for a process that may be a child after fork() of one that has used CUDA: then
+ * CAID_ERR_FORKED, and what to do instead. */
+int gpu_load(struct drv **ret, const char *choice, struct caid_error *error);
+
 /* The driver; opened now if need be. */
 int gpu_driver(struct caid_client *client, const struct drv **ret, struct caid_error *error);
 

@@ -72,14 +72,22 @@ allocation_dealloc(PyObject *op)
 
 /* ---- the type ---- */
 
+static PyObject *
+allocation_get_ptr(PyObject *op, void *Py_UNUSED(closure))
+{
+    if (py_client_check_process(allocation(op)->arena->handle.client) < 0)
+        return NULL;
+    return PyLong_FromUnsignedLongLong(allocation(op)->ptr);
+}
+
 /* By Python, which knows what the environment says of the interface. */
 static PyObject *
-allocation_get_interface(PyObject *op, void *Py_UNUSED(closure))
+allocation_get_interface(PyObject *op, void *closure)
 {
-    _cleanup_py_ PyObject *module = PyImport_ImportModule("caid._interface");
+    _cleanup_py_ PyObject *ptr = allocation_get_ptr(op, closure);
+    _cleanup_py_ PyObject *module = ptr ? PyImport_ImportModule("caid._interface") : NULL;
 
-    return module ? PyObject_CallMethod(module, "bytes_at", "KK",
-                                        (unsigned long long)allocation(op)->ptr,
+    return module ? PyObject_CallMethod(module, "bytes_at", "OK", ptr,
                                         (unsigned long long)allocation(op)->nbytes)
                   : NULL;
 }
@@ -109,6 +117,7 @@ static PyMethodDef allocation_methods[] = {
 };
 
 static PyGetSetDef allocation_getset[] = {
+    {"ptr", allocation_get_ptr, NULL, PyDoc_STR("int: its device address."), NULL},
     {"__cuda_array_interface__", allocation_get_interface, NULL,
      PyDoc_STR("dict: the CUDA Array Interface, of one dimension of bytes (\"|u1\").\n\n"
                "The dict keeps nothing alive: who uses it keeps the allocation."),
@@ -119,7 +128,6 @@ static PyGetSetDef allocation_getset[] = {
 #define AT(field) offsetof(struct allocation_object, field)
 
 static PyMemberDef allocation_members[] = {
-    {"ptr", T_ULONGLONG, AT(ptr), READONLY, PyDoc_STR("int: its device address.")},
     {"nbytes", T_ULONGLONG, AT(nbytes), READONLY, PyDoc_STR("int: bytes, as asked for.")},
     {"__weaklistoffset__", T_PYSSIZET, AT(weakrefs), READONLY, NULL},
     {0},

@@ -22,13 +22,38 @@ py_client_is_closed(const struct client_object *self)
     return !self->client || self->closing;
 }
 
+bool
+py_client_is_live(const struct client_object *self)
+{
+    return !py_client_is_closed(self) && cuda_client_check(self->client, NULL) == 0;
+}
+
+int
+py_client_check_process(const struct client_object *self)
+{
+    struct caid_error error;
+
+    if (!self || !self->client || cuda_client_check(self->client, NULL) == 0)
+        return 0;
+    error = (struct caid_error){0};
+    py_error_raise(self->state, cuda_client_check(self->client, &error), &error);
+    return -1;
+}
+
+int
+py_client_check(const struct client_object *self)
+{
+    if (!py_client_is_closed(self))
+        return py_client_check_process(self);
+    py_error_raise_code(self->state, CAID_ERR_CLOSED, EBADF, "the client is closed");
+    return -1;
+}
+
 struct caid_client *
 py_client_enter(struct client_object *self)
 {
-    if (py_client_is_closed(self)) {
-        py_error_raise_code(self->state, CAID_ERR_CLOSED, EBADF, "the client is closed");
+    if (py_client_check(self) < 0)
         return NULL;
-    }
     self->n_calls++;
     return self->client;
 }
@@ -215,9 +240,6 @@ client_dealloc(PyObject *op)
 static PyObject *
 fileno_failed(const struct client_object *self, int r)
 {
-    if (r == -EPERM)
-        return py_error_raise_code(self->state, CAID_ERR_FORKED, EPERM,
-                                   "the client has no connection in this process");
     if (r == -ENOTCONN)
         return py_error_raise_code(self->state, CAID_ERR_CLOSED, ENOTCONN,
                                    "the client has no connection to a daemon");
@@ -281,6 +303,37 @@ client_get_closed(PyObject *op, void *Py_UNUSED(closure))
     return PyBool_FromLong(py_client_is_closed(py_client(op)));
 }
 
+static PyObject *
+client_check(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return py_none(py_client_check(py_client(op)));
+}
+
+bool
+py_client_reaches_device(const struct client_object *self)
+{
+    return self->host_accessible && !self->state->strict;
+}
+
+static PyObject *
+client_get_host_accessible(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(py_client_reaches_device(py_client(op)));
+}
+
+static int
+client_set_host_accessible(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
+{
+    py_client(op)->host_accessible = value == Py_True;
+    return 0;
+}
+
+static PyObject *
+client_get_live(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(py_client_is_live(py_client(op)));
+}
+
 /* ---- the type ---- */
 
 /* clang-format off */
@@ -304,6 +357,7 @@ static PyMethodDef client_methods[] = {
     {"_dispatch_parts", client_dispatch_parts, METH_NOARGS,
      PyDoc_STR("_dispatch_parts()\n--\n\ndispatch() for parts that are gone alone.")},
     {"ping", client_ping, METH_NOARGS, PyDoc_STR("ping()\n--\n\nA round trip.")},
+    {"_check", client_check, METH_NOARGS, PyDoc_STR("Raises ClosedError or ForkedError.")},
     {"_copy", PY_FASTCALL(py_client_copy), METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("_copy(dst, src, shape, itemsize, *, dst_strides=None, src_strides=None, "
                "dst_on_host=False, src_on_host=False, device=0, leases=(), "
@@ -314,12 +368,14 @@ static PyMethodDef client_methods[] = {
 
 static PyGetSetDef client_getset[] = {
     {"closed", client_get_closed, NULL, PyDoc_STR("Whether close() was called."), NULL},
+    {"_host_accessible", client_get_host_accessible, client_set_host_accessible,
+     PyDoc_STR("Whether the host reaches the driver's device memory."), NULL},
+    {"_live", client_get_live, NULL, PyDoc_STR("Whether it can be used in this process."),
+     NULL},
     {0},
 };
 
 static PyMemberDef client_members[] = {
-    {"_host_accessible", T_BOOL, offsetof(struct client_object, host_accessible), 0,
-     PyDoc_STR("Whether the host reaches the driver's device memory.")},
     {"_n_kept", T_PYSSIZET, offsetof(struct client_object, n_keeps), READONLY,
      PyDoc_STR("How much parts that were published keep alive.")},
     {0},

@@ -23,6 +23,7 @@ event_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
 {
     struct cuda_event *ended = ((struct event_object *)self)->event;
 
+    ((struct event_object *)self)->event = NULL;
     WITHOUT_GIL(cuda_event_free(ended));
 }
 
@@ -143,16 +144,21 @@ event_get_ipc_handle(PyObject *op, void *Py_UNUSED(closure))
 /* ---- the type ---- */
 
 static PyObject *
-event_get_handle(PyObject *op, void *Py_UNUSED(closure))
+event_get_number(PyObject *op, void *Py_UNUSED(closure))
 {
-    struct event_object *self = event(op);
-    uint64_t handle;
+    return PyLong_FromUnsignedLongLong(cuda_event_handle(event(op)->event));
+}
 
-    if (!py_handle_enter(&self->handle))
+static PyObject *
+event_get_handle(PyObject *op, void *closure)
+{
+    PyObject *number;
+
+    if (!py_handle_enter(py_handle(op)))
         return NULL;
-    handle = cuda_event_handle(self->event);
-    py_handle_leave(&self->handle);
-    return PyLong_FromUnsignedLongLong(handle);
+    number = event_get_number(op, closure);
+    py_handle_leave(py_handle(op));
+    return number;
 }
 
 static PyMethodDef event_methods[] = {
@@ -168,6 +174,8 @@ static PyMethodDef event_methods[] = {
 };
 
 static PyGetSetDef event_getset[] = {
+    {"_number", event_get_number, NULL, PyDoc_STR("The CUevent, also in a forked child."),
+     NULL},
     {"handle", event_get_handle, NULL, PyDoc_STR("int: the CUevent. Raises ClosedError."),
      NULL},
     {"ipc_handle", event_get_ipc_handle, NULL,

@@ -164,14 +164,25 @@ py_handle_close(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
+/* One that was never begun is, too. */
+static bool
+is_closed(const struct handle_object *self)
+{
+    return !self->link.le_prev || self->closing || !self->client ||
+           py_client_is_closed(self->client);
+}
+
 PyObject *
 py_handle_get_closed(PyObject *op, void *Py_UNUSED(closure))
 {
-    const struct handle_object *self = py_handle(op);
+    return PyBool_FromLong(is_closed(py_handle(op)));
+}
 
-    /* one that was never begun is, too */
-    return PyBool_FromLong(!self->link.le_prev || self->closing || !self->client ||
-                           py_client_is_closed(self->client));
+PyObject *
+py_handle_get_live(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(!is_closed(py_handle(op)) &&
+                           py_client_is_live(py_handle(op)->client));
 }
 
 PyGetSetDef py_handle_getset[] = {

@@ -53,7 +53,7 @@ PyObject *py_handle_new(PyTypeObject *type, struct client_object *client,
 void py_handle_begin(struct handle_object *self);
 
 /* Brackets a call without the GIL. NULL with ClosedError set where the thing, or its client, is
- * closed. */
+ * closed, and with ForkedError in a forked child. */
 struct caid_client *py_handle_enter(struct handle_object *self);
 void py_handle_leave(struct handle_object *self);
 /* Leaves with what the call gave: r, or -1 with the exception set. */
@@ -94,15 +94,18 @@ int py_handle_traverse(PyObject *op, visitproc visit, void *arg);
 int py_handle_clear(PyObject *op);
 PyObject *py_handle_close(PyObject *op, PyObject *unused);
 PyObject *py_handle_get_closed(PyObject *op, void *closure);
+PyObject *py_handle_get_live(PyObject *op, void *closure);
 
 #define PY_HANDLE_CLOSE(doc)                                                    \
     {                                                                           \
         "close", py_handle_close, METH_NOARGS, PyDoc_STR("close()\n--\n\n" doc) \
     }
-#define PY_HANDLE_CLOSED                                                   \
-    {                                                                      \
-        "closed", py_handle_get_closed, NULL,                              \
-            PyDoc_STR("bool: whether it, or its client, is closed."), NULL \
+#define PY_HANDLE_CLOSED                                                      \
+    {"closed", py_handle_get_closed, NULL,                                    \
+     PyDoc_STR("bool: whether it, or its client, is closed."), NULL},         \
+    {                                                                         \
+        "_live", py_handle_get_live, NULL,                                    \
+            PyDoc_STR("Whether it is open, and not in a forked child."), NULL \
     }
 
 /* Of a type with no more to get. */

@@ -17,7 +17,7 @@ struct host_view_object {
 PY_CAST(host_view);
 
 PyObject *
-py_host_view_new(struct lease_object *lease, uint64_t offset, uint64_t nbytes, bool readonly)
+py_host_view_new(struct lease_object *lease, uintptr_t at, uint64_t nbytes, bool readonly)
 {
     static char nothing; /* a buffer of no bytes has an address, too */
     PyTypeObject *type = lease->client->state->host_view_type;
@@ -28,7 +28,7 @@ py_host_view_new(struct lease_object *lease, uint64_t offset, uint64_t nbytes, b
     Py_INCREF(lease);
     py_lease_view_begin(lease);
     self->lease = lease;
-    self->data = nbytes > 0 ? (void *)(lease->host + offset) : &nothing;
+    self->data = nbytes > 0 ? (void *)at : &nothing;
     self->nbytes = (Py_ssize_t)nbytes;
     self->readonly = readonly;
     return (PyObject *)self;
@@ -39,6 +39,8 @@ host_view_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
     struct host_view_object *self = host_view(op);
 
+    if (self->lease && py_client_check_process(self->lease->client) < 0)
+        return -1;
     return PyBuffer_FillInfo(view, op, self->data, self->nbytes, self->readonly, flags);
 }
 

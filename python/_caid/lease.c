@@ -79,7 +79,7 @@ lease_check(struct lease_object *self)
     PyObject *name;
 
     if (!lease_is_closed(self))
-        return 0;
+        return py_client_check(self->client);
     if (!self->client) {
         PyErr_SetString(PyExc_ReferenceError, "the array was collected");
         return -1;
@@ -162,6 +162,18 @@ py_leases_end(struct client_object *client, bool leave)
         Py_DECREF(l);
         next = LIST_FIRST(&client->leases);
     }
+}
+
+/* ---- the host's address ---- */
+
+/* 0: it reaches none of it. The software driver's device memory is the host's, at the same
+ * address. */
+static uintptr_t
+lease_host(const struct lease_object *self)
+{
+    if (self->host_ptr || !self->client || !py_client_reaches_device(self->client))
+        return self->host_ptr;
+    return self->ptr;
 }
 
 /* ---- shares ---- */
@@ -271,21 +283,12 @@ info_span(const struct caid_array_info *info)
     return span;
 }
 
-/* The software driver's device memory is the host's, at the same address. */
-static uintptr_t
-host_address(const struct client_object *client, const struct caid_array_info *info)
-{
-    if (info->host_ptr)
-        return (uintptr_t)info->host_ptr;
-    return client->host_accessible ? (uintptr_t)info->ptr : 0;
-}
-
 static void
 lease_fill(struct lease_object *self, const struct caid_array_info *info)
 {
     self->span = info_span(info);
     self->ptr = info->ptr;
-    self->host = host_address(self->client, info);
+    self->host_ptr = (uintptr_t)info->host_ptr;
     self->nbytes = info->nbytes;
     self->itemsize = info->itemsize;
     self->generation = info->generation;
@@ -351,6 +354,12 @@ lease_dealloc(PyObject *op)
 
 /* ---- methods ---- */
 
+static PyObject *
+lease_check_now(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return py_none(lease_check(lease(op)));
+}
+
 /* A call of libcaid's with the array, which no other thread closes meanwhile: as
  * PY_CLIENT_CALL(). */
 #define LEASE_CALL(self, call)                                     \
@@ -400,6 +409,7 @@ static PyObject *
 lease_host_view(PyObject *op, PyObject *args)
 {
     struct lease_object *self = lease(op);
+    uintptr_t host = lease_host(self);
     unsigned long long offset, nbytes;
     int readonly;
 
@@ -411,10 +421,10 @@ lease_host_view(PyObject *op, PyObject *args)
                      nbytes, (unsigned long long)self->span);
         return NULL;
     }
-    if (nbytes > 0 && !self->host)
+    if (nbytes > 0 && !host)
         return py_error_raise_code(self->client->state, CAID_ERR_UNSUPPORTED, ENOTSUP,
                                    "the host does not reach this memory");
-    return py_host_view_new(self, offset, nbytes, readonly || self->readonly);
+    return py_host_view_new(self, host + offset, nbytes, readonly || self->readonly);
 }
 
 /* (handle, offset, size) */
@@ -569,6 +579,18 @@ lease_get_closed(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+lease_get_live(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(!lease_is_closed(lease(op)) && py_client_is_live(lease(op)->client));
+}
+
+static PyObject *
+lease_get_host(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(lease_host(lease(op)));
+}
+
+static PyObject *
 lease_get_ptr(PyObject *op, void *Py_UNUSED(closure))
 {
     if (lease_check(lease(op)) < 0)
@@ -577,6 +599,7 @@ lease_get_ptr(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef lease_methods[] = {
+    {"check", lease_check_now, METH_NOARGS, PyDoc_STR("Raises ClosedError or ForkedError.")},
     {"share", lease_share, METH_NOARGS,
      PyDoc_STR("One share more, to be given up by close(). Returns self.")},
     {"close", PY_FASTCALL(lease_close), METH_FASTCALL,
@@ -604,7 +627,10 @@ static PyMethodDef lease_methods[] = {
 static PyGetSetDef lease_getset[] = {
     {"closed", lease_get_closed, NULL, PyDoc_STR("Whether the lease, or its client, ended."),
      NULL},
+    {"_live", lease_get_live, NULL, PyDoc_STR("Whether it can be used in this process."), NULL},
     {"ptr", lease_get_ptr, NULL, PyDoc_STR("Device address of the first element."), NULL},
+    {"host", lease_get_host, NULL, PyDoc_STR("The same for the host; 0: it reaches none."),
+     NULL},
     TELLS("shape", LEASE_SHAPE),
     TELLS("strides", LEASE_STRIDES),
     TELLS("typestr", LEASE_TYPESTR),
@@ -625,7 +651,6 @@ static PyMemberDef lease_members[] = {
     {"generation", T_ULONGLONG, AT(generation), READONLY, NULL},
     {"block", T_ULONGLONG, AT(block), READONLY, NULL},
     {"offset", T_ULONGLONG, AT(offset), READONLY, NULL},
-    {"host", T_ULONGLONG, AT(host), READONLY, NULL},
     {"device", T_INT, AT(device), READONLY, NULL},
     {"mapped_ordinal", T_INT, AT(mapped_ordinal), READONLY, NULL},
     {"mapped_device", T_INT, AT(mapped_device), READONLY, NULL},

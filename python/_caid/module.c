@@ -101,6 +101,16 @@ module_softcuda_path(PyObject *module, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
+module_set_strict(PyObject *module, PyObject *strict)
+{
+    bool *is = &state_of(module)->strict;
+    PyObject *before = PyBool_FromLong(*is);
+
+    *is = strict == Py_True;
+    return before;
+}
+
+static PyObject *
 module_version(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     return PyUnicode_FromString(caid_version());
@@ -121,6 +131,9 @@ static PyMethodDef module_methods[] = {
      PyDoc_STR("Has objects of a type be made as ones of this class, which derives from it.")},
     {"softcuda_path", module_softcuda_path, METH_NOARGS,
      PyDoc_STR("Where the software CUDA driver of this build is.")},
+    {"set_strict", module_set_strict, METH_O,
+     PyDoc_STR(
+         "Whether the host has no device memory of the software driver: what was said before.")},
     {"version", module_version, METH_NOARGS, PyDoc_STR("The version of libcaid.")},
     {"dlpack_export", py_dlpack_export, METH_VARARGS,
      PyDoc_STR("A tensor in a capsule, which keeps the owner, a Lease by a share.")},

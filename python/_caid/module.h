@@ -97,6 +97,7 @@ struct module_state {
     PyObject *spent;      /* a list: to be dropped by a thread that may call CUDA */
     struct gate *gate;    /* of callbacks: handle.h */
     PyObject *make_error; /* caid._errors.make_error */
+    bool strict;          /* the software driver's device memory is not for the host */
 };
 
 /* The state behind a type of this module, or behind a Python class derived from one. */
@@ -226,7 +227,7 @@ py_client(PyObject *op)
     return (struct client_object *)op;
 }
 
-/* Brackets a call without the GIL. NULL with ClosedError set where the client is closed. */
+/* Brackets a call without the GIL. NULL with an exception set as by py_client_check(). */
 struct caid_client *py_client_enter(struct client_object *self);
 void py_client_leave(struct client_object *self);
 /* Leaves with what the call gave: r, or -1 with the exception set. */
@@ -249,6 +250,14 @@ int py_client_leave_with(struct client_object *self, int r, const struct caid_er
     PY_CALL(py_client_enter(self), py_client_leave_with(self, r_, &error), call)
 
 bool py_client_is_closed(const struct client_object *self);
+/* -1 with ClosedError set; in a forked child with ForkedError. The second is for what outlives its
+ * client, and takes NULL. */
+int py_client_check(const struct client_object *self);
+int py_client_check_process(const struct client_object *self);
+/* Whether the host has device memory at the device's address: of the software driver. */
+bool py_client_reaches_device(const struct client_object *self);
+/* Neither is so: who forgets to close such a one is warned. */
+bool py_client_is_live(const struct client_object *self);
 
 /* Methods of Client that other files define, of several arguments, and of one or none. What they
  * take is in caid/_caid.pyi. */
@@ -325,7 +334,7 @@ struct lease_object {
 
     /* Numbers of caid_array_get_info(), which outlive `array`. */
     uint64_t ptr, nbytes, itemsize, span, generation, block, offset;
-    uintptr_t host; /* the first element where the host reaches it, else 0 */
+    uintptr_t host_ptr;
     int32_t device, mapped_ordinal, mapped_device;
     uint32_t uid;
     bool readonly;
@@ -358,7 +367,7 @@ void py_leases_end(struct client_object *client, bool leave);
 /* ---- HostView (host_view.c) ---- */
 
 /* Takes a share of the lease. [offset, offset + nbytes) lies in the array. */
-PyObject *py_host_view_new(struct lease_object *lease, uint64_t offset, uint64_t nbytes,
+PyObject *py_host_view_new(struct lease_object *lease, uintptr_t at, uint64_t nbytes,
                            bool readonly);
 
 /* ---- Mark (mark.c) ---- */

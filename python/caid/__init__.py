@@ -74,6 +74,7 @@ from ._records import (
     User,
 )
 from ._streams import Stream
+from ._strict import strict_device
 from ._timeline import Timeline
 from ._watch import Watch
 
@@ -154,6 +155,7 @@ __all__ = [
     "pointer_info",
     "softcuda_path",
     "stream",
+    "strict_device",
     "to_device",
     *_errors.__all__,
 ]

@@ -108,7 +108,8 @@ class Array(OfProcess, Closing):
     An array is closed by ``close()``, by leaving its ``with`` block, or when it is collected
     (then with a ResourceWarning, views excepted). The lease ends when the array and all its
     views are closed; a view's ``close()`` gives up that view alone. Closing a client closes its
-    arrays. What uses a closed array raises ClosedError; shape, type and names stay known.
+    arrays. What uses a closed array raises ClosedError; shape, type and names stay known. So they do
+    in a child made by ``os.fork()``, where all that would reach the memory raises ForkedError.
 
     Arrays, and views of them, go through :mod:`multiprocessing` without a copy: to one receiver, which
     has them in the same mode, after the work on them that caid knows of here. The memory stays until
@@ -168,6 +169,8 @@ class Array(OfProcess, Closing):
         last share: where views were closed without a stream, or with others, all streams are waited
         for. What caid itself has started on other streams is waited for by this one.
         """
+        if stream is not None and not (self._memory._live or self._memory.closed):
+            stream = None  # in a forked child, which waits for nothing
         number = None if stream is None else _stream.handle(stream)
         try:
             self._share.pop()  # of several threads, one gets past this
@@ -186,7 +189,7 @@ class Array(OfProcess, Closing):
     def __del__(self, _warn=warnings.warn):
         if not getattr(self, "_share", None):  # None: it was not made yet
             return
-        if self._root and not self._memory.closed:
+        if self._root and self._memory._live:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
         self.close()
 
@@ -196,8 +199,9 @@ class Array(OfProcess, Closing):
         return not self._share or self._memory.closed
 
     def _check(self):
-        if self.closed:
+        if not self._share:
             raise closed_error(f"{self._label} is closed")
+        self._memory.check()
 
     @property
     def _label(self):

@@ -7,7 +7,7 @@ import contextlib
 import warnings
 
 from . import _array, _caid, _pending, _streams
-from ._errors import Error, closed, invalid, unsupported
+from ._errors import Error, invalid, unsupported
 from ._handles import OfProcess
 
 
@@ -173,7 +173,7 @@ class Bracket(OfProcess):
 
     def __del__(self, _warn=warnings.warn):
         if getattr(self, "_open", False):
-            if not self._client.closed:
+            if self._client._live:
                 _warn(f"unended {self!r}", ResourceWarning, source=self)
             self._give_up()
 
@@ -283,8 +283,7 @@ def of_array(array, write, stream, timeout):
 
 def of_client(client, reads, writes, stream, timeout):
     """The Bracket of Client.bracket()."""
-    if client.closed:
-        raise closed("the client is closed")
+    client._check()
     reads, writes = _arrays(reads, "read", client), _arrays(writes, "write", client)
     if not reads + writes:
         raise invalid("bracket() of no arrays")

@@ -38,9 +38,18 @@ class ForeignMemory:
         self.closed = False
         self.pending = pending or _pending.Marks()  # of all shares
 
-    def share(self):
+    @property
+    def _live(self):
+        return not self.closed and (self.client is None or self.client._live)
+
+    def check(self):
         if self.closed:
             raise closed("the array is closed")
+        if self.client is not None:
+            self.client._check()
+
+    def share(self):
+        self.check()
         return ForeignMemory(self.client, self.device, self.owner, self.pending)
 
     def close(self, _stream=None):

@@ -21,6 +21,7 @@ from . import (
     _queries,
     _releaser,
     _streams,
+    _strict,
     _timeline,
     _typestr,
     _values,
@@ -76,7 +77,8 @@ class Client(_queries.Queries, Closing):
     Notes
     -----
     A client and its arrays may be used from any thread. A child made by ``os.fork()`` connects
-    anew: in it, all that was inherited raises ForkedError. ``close()`` ends the connection and
+    anew: in it, all that was inherited raises ForkedError, and so does what needs CUDA where the parent
+    has used it (start processes by multiprocessing's "spawn" or "forkserver"). ``close()`` ends the connection and
     closes the client's arrays; leaving a ``with`` block does the same.
 
     A call that the daemon does not answer in time raises ``caid.TimeoutError``, and the client is as
@@ -109,7 +111,7 @@ class Client(_queries.Queries, Closing):
             status = self.status()
             daemons, self._socket = status.driver, os.path.abspath(status.socket)
             self._driver = driver or os.environ.get("CAID_CUDA_DRIVER") or daemons
-            self._host_accessible = daemons == "soft"
+            self._host_accessible = daemons == "soft" and not _strict.is_asked()
         except BaseException:
             self.close()
             raise
@@ -149,7 +151,7 @@ class Client(_queries.Queries, Closing):
             _releaser.look(self)
 
     def __del__(self, _warn=warnings.warn):
-        if not self.closed:
+        if self._live:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
 
     def __reduce__(self):

@@ -110,7 +110,8 @@ class LocalDaemon:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         self.pid = self._process.pid
-        self._finalizer = weakref.finalize(self, _stop, self._process, directory, os.getpid())
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _stop, self._process, directory, self._owner)
 
     def _start(self, directory, driver, config, env, timeout):
         command = [find_daemon(), "--foreground", f"--socket={self.address}"]
@@ -185,7 +186,7 @@ class LocalDaemon:
 
     def __del__(self, _warn=warnings.warn):
         finalizer = getattr(self, "_finalizer", None)
-        if finalizer is not None and finalizer.alive:
+        if finalizer is not None and finalizer.alive and os.getpid() == self._owner:
             _warn(f"unstopped {self!r}", ResourceWarning, source=self)
 
     def __repr__(self):
@@ -218,6 +219,7 @@ def _config_path(directory, config):
 
 def _stop(process, directory, owner):
     if os.getpid() != owner:  # a forked child has the object, but not the daemon
+        process.returncode = 0  # and Popen is not to warn of it
         return None
     status = _end(process)
     shutil.rmtree(directory, ignore_errors=True)

@@ -171,7 +171,8 @@ class DisconnectedError(Error, ConnectionResetError, code=ErrorCode.DISCONNECTED
 
 
 class ForkedError(Error, RuntimeError, code=ErrorCode.FORKED):
-    """A client was used in a child made by ``fork()`` without ``exec()``."""
+    """What was inherited, or CUDA after the parent has used it, was used in a child made by ``fork()``
+    without ``exec()``: use multiprocessing's "spawn" or "forkserver"."""
 
 
 class ClosedError(Error, ValueError, code=ErrorCode.CLOSED):

@@ -61,7 +61,7 @@ class Event(OfProcess, _caid.Event):
     def __repr__(self):
         if self.closed:
             return "<caid.Event closed>"
-        return f"<caid.Event {self.handle:#x} device={self.device}>"
+        return f"<caid.Event {self._number:#x} device={self.device}>"
 
     def record(self, stream: Any = 0) -> None:
         """The event is passed when the stream has come to here. What was recorded before counts no

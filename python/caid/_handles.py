@@ -46,9 +46,10 @@ class Named(OfProcess, Closing):
     _name: str
     _pool: str | None
     closed: bool
+    _live: bool
 
     def __del__(self, _warn=warnings.warn):
-        if not self.closed:
+        if self._live:
             with contextlib.suppress(AttributeError):  # it was not made yet
                 _warn(f"unclosed {self!r}", ResourceWarning, source=self)
 

@@ -167,7 +167,8 @@ class Queries(_caid.Client):
 
     @property
     def host_accessible(self) -> bool:
-        """bool: whether the host can reach array memory; so it is with the software driver."""
+        """bool: whether the host can reach array memory; so it is with the software driver, unless
+        :func:`caid.strict_device` was called."""
         return self._host_accessible
 
 

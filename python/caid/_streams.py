@@ -80,7 +80,7 @@ class Stream(OfProcess, Closing, _caid.Stream):
     # --- life -------------------------------------------------------------------------------
 
     def __del__(self, _warn=warnings.warn):
-        if getattr(self, "_wrapped", self) is None and not self.closed:
+        if getattr(self, "_wrapped", self) is None and self._live:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
 
     # --- what it is -------------------------------------------------------------------------

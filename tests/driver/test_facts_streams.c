@@ -474,6 +474,7 @@ FACT_OF_ONE(a_forked_child_has_no_driver, process)
 {
     uint64_t at = GET(process, cuMemAlloc, SIZE);
     MUST(process, fork);
+    EXPECT(process, CUDA_ERROR_NOT_INITIALIZED, cuInit, 0);
     EXPECT(process, CUDA_ERROR_NOT_INITIALIZED, cuMemAlloc, SIZE);
     EXPECT(process, CUDA_ERROR_NOT_INITIALIZED, cuMemsetD32, at, 0, 1);
     EXPECT(process, CUDA_ERROR_NOT_INITIALIZED, cuCtxGetCurrent);

@@ -245,10 +245,9 @@ def test_what_numpy_sees_outlives_the_client(soft):
         a.close()
 
 
-def test_without_host_memory_numpy_is_told_so(weights, client, monkeypatch):
+def test_without_host_memory_numpy_is_told_so(weights, client):
     """As on a GPU: no __array_interface__, and no array made of views, one by one."""
-    monkeypatch.setattr(client, "_host_accessible", False)
-    with client.open("weights") as a, client.empty((0, 3)) as none:
+    with caid.strict_device(), client.open("weights") as a, client.empty((0, 3)) as none:
         for x in (a, none):
             assert not hasattr(x, "__array_interface__") and x.host_ptr is None
             with pytest.raises(TypeError, match="copy_to_host"):

@@ -306,9 +306,10 @@ class OnTheHost(ByDlpack):
 
 
 @pytest.fixture
-def unreachable(client, monkeypatch):
+def unreachable():
     """The host does not reach device memory, as it does that of the software driver."""
-    monkeypatch.setattr(client, "_host_accessible", False)
+    with caid.strict_device():
+        yield
 
 
 def test_on_the_host_it_is_a_copy(unreachable, counted):

@@ -18,7 +18,8 @@
  * state. A client has one thread of its own, which takes no signals, from the first close that has
  * to wait for the GPU, or leaves a block empty, or the first flush of an arena, to
  * caid_client_close(). After fork() without exec() every call on an inherited client fails with
- * CAID_ERR_FORKED; freeing is safe and leaves the parent's memory alone.
+ * CAID_ERR_FORKED, and so does what needs the driver on a new one, where the parent has used CUDA;
+ * freeing is safe and leaves the parent's memory alone.
  */
 
 #include <stdbool.h>
