@@ -23,12 +23,13 @@ DESC = {"shape": (1,), "typestr": "<f4", "data": (1 << 30, False), "version": 3}
 
 # What members are called with, where they need something.
 ARGS = {
-    "__eq__": [None], "__getitem__": [0], "add_callback": [print], "allocate": [1], "as_array": [DESC],
+    "__eq__": [None], "__getitem__": [0], "__setitem__": [0, 1], "add_callback": [print], "allocate": [1], "as_array": [DESC],
     "copy_from": [bytes(48)], "copy_from_host": [bytes(48)], "copy_to": [bytearray(48)],
     "copy_to_device": [bytes(48)], "create": ["x", 1], "empty": [1], "empty_like": [numpy.zeros(1)],
-    "elapsed": [None], "find": [1], "from_cuda_array_interface": [DESC],
+    "elapsed": [None], "fill": [1], "find": [1], "full": [1, 1], "ones": [1], "from_cuda_array_interface": [DESC],
     "from_dlpack": [numpy.zeros(1)], "from_handle": [1], "from_ipc_handle": [bytes(64)],
     "open": ["a"], "open_many": [["a"]], "open_timeline": ["t"], "reshape": [6], "set_limits": [1, 0.5],
+    "swapaxes": [0, 0], "zeros": [1],
     "show": ["a"], "signal": [None, 1], "timeline": ["u"], "unlink": ["a"], "watch": ["a"],
 }  # fmt: skip
 ARGS_OF = {
@@ -41,7 +42,7 @@ ARGS_OF = {
 # What stays: it does in the child what it does before. All else raises ForkedError.
 STAYS = {
     caid.Array: """
-        __array__ __bool__ __enter__ __len__ __repr__ access alloc_size closed device dtype flags generation
+        __array__ __bool__ __copy__ __deepcopy__ __enter__ __len__ __repr__ access alloc_size closed device dtype flags generation
         is_c_contiguous is_f_contiguous itemsize mapped_ordinal memory metadata name nbytes ndim pool readonly
         shape size strides typestr uid""",
     caid.Client: "__enter__ __repr__ closed host_accessible",
