@@ -2,9 +2,9 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, create, many,
-million, handoff, arena, allocators, storage, daemon, attack, crowd; without one, all of them.
+million, handoff, arena, allocators, storage, sending, daemon, attack, crowd; without one, all of them.
 
-open, create, handoff, arena, allocators, storage and daemon are for the GPU, where there is one. The others
+open, create, handoff, arena, allocators, storage, sending and daemon are for the GPU, where there is one. The others
 measure the daemon and libcaid alone, so they are on the software driver everywhere.
 """
 
@@ -110,6 +110,12 @@ def bench_storage(_folder):
         script("bench_storage.py", daemon.address)
 
 
+def bench_sending(_folder):
+    with caid.LocalDaemon() as daemon:
+        subprocess.run([sys.executable, os.path.join(HERE, "bench_sending.py")], check=True,
+                       env={**os.environ, **daemon.env})
+
+
 @contextlib.contextmanager
 def open_to_all(fds):
     """A daemon that other uids may connect to, with so many file descriptors, or as many as may be:
@@ -144,7 +150,8 @@ def bench_daemon(_folder):
 
 BENCHES = {"soft": bench_soft, "open": bench_open, "create": bench_create, "many": bench_many,
            "million": bench_million, "handoff": bench_handoff, "arena": bench_arena,
-           "allocators": bench_allocators, "storage": bench_storage, "daemon": bench_daemon, "attack": bench_attack,
+           "allocators": bench_allocators, "storage": bench_storage,
+           "sending": bench_sending, "daemon": bench_daemon, "attack": bench_attack,
            "crowd": bench_crowd}
 AS_ROOT = {"attack", "crowd"}
 
