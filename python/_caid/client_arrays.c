@@ -113,7 +113,7 @@ py_client_take(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         return NULL;
     if (!PyBytes_Check(args[0]) || PyBytes_GET_SIZE(args[0]) != CAID_TICKET_SIZE)
         return PyErr_Format(PyExc_TypeError, "a ticket is %d bytes", CAID_TICKET_SIZE);
-    ticket = (const uint8_t *)PyBytes_AS_STRING(args[0]);
+    ticket = (const uint8_t *)PyBytes_AsString(args[0]);
     return LEASE_OF(self, caid_array_take(c, &array, ticket, &options, &error));
 }
 

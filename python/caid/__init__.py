@@ -23,6 +23,10 @@ What users of Numba know is here by its names: ``to_device()``, ``pinned_array()
 from __future__ import annotations
 
 import os as _os
+import typing as _typing
+
+if _typing.TYPE_CHECKING:
+    from ._daemon import LocalDaemon
 
 from . import _caid, _deprecated, _errors, _pickle  # noqa: F401
 from ._arena import Allocation, Arena
@@ -30,7 +34,6 @@ from ._array import Array
 from ._bracket import Bracket
 from ._cai import as_array, from_cuda_array_interface
 from ._client import Client
-from ._daemon import LocalDaemon
 from ._default import default_client
 from ._dlpack import from_dlpack
 from ._errors import *  # noqa: F403
@@ -161,12 +164,18 @@ __all__ = [
 ]
 
 # The names that users know: in tracebacks, pickles and help().
-for _name in __all__:
+for _name in set(__all__) - {"LocalDaemon"}:
     globals()[_name].__module__ = __name__
 del _name
 
 
 def __getattr__(name: str) -> object:
+    if name == "LocalDaemon":  # a third of the time that importing all would take
+        from . import _daemon
+
+        _daemon.LocalDaemon.__module__ = __name__
+        globals()[name] = _daemon.LocalDaemon
+        return _daemon.LocalDaemon
     if name == "Access":
         _deprecated.warn("caid.Access", "caid.Bracket")
         return Bracket

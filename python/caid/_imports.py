@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
 import sys
 from typing import Any, Callable
 
 
-class _WhenImported(importlib.abc.MetaPathFinder):
+class _WhenImported:
+    """A finder, as of sys.meta_path."""
+
     def __init__(self, name, register):
         self.name, self.register = name, register
 
@@ -26,7 +27,7 @@ class _WhenImported(importlib.abc.MetaPathFinder):
                     sys.meta_path.remove(self)
                 self.register(module)
 
-            spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
+            spec.loader.exec_module = run_and_register
         return spec
 
 

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import warnings
-from typing import Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from . import _caid, _cai, _pending, _stream
 from ._errors import ClosedError, Error, ErrorCode, make_error
 from ._handles import Closing, OfProcess
+
+if TYPE_CHECKING:
+    import asyncio
 
 _NON_BLOCKING = 1  # enum caid_stream_flags
 
@@ -184,6 +186,8 @@ class Stream(OfProcess, Closing, _caid.Stream):
         RuntimeError
             No event loop runs in this thread.
         """
+        import asyncio
+
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self.add_callback(_tell, (loop, future))

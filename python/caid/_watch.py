@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
@@ -103,6 +102,8 @@ class Watch(Named, _caid.Watch):
     async def wait(self, timeout: float | None = None) -> Change:
         """get(), for asyncio. A wait that is cancelled leaves the change to the next one."""
         self._check()
+        import asyncio
+
         loop = asyncio.get_running_loop()
         signal = asyncio.Event()
         expired, timer = False, None
