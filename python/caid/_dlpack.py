@@ -7,7 +7,6 @@ Specification for DLPack" of its documentation, and by the array API of 2023.12.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import operator
 import sys
@@ -150,6 +149,8 @@ def _copied_on_device(array, stream, device, version, dtype, flags):
 
 def _copied_to_host(array, stream, device, version, dtype, flags):
     """A capsule with a copy in ordinary memory, which is done."""
+    import ctypes
+
     if stream not in (None, _NO_STREAM):
         _stream.handle(stream)
     buffer = mmap.mmap(-1, array.nbytes or 1)  # at a page's start: some want more than malloc() gives
