@@ -95,6 +95,11 @@ int array_take(struct caid_client *client, struct call *base, const void *reply,
 int array_call_run(struct caid_client *client, struct array_call *call,
                    struct caid_error *error);
 
+#define TICKET_WORDS (CAID_TICKET_SIZE / sizeof(uint64_t))
+
+/* Random. */
+int ticket_draw(uint64_t words[TICKET_WORDS], struct caid_error *error);
+
 /* caid_array_create() of "managed" memory; the options have been checked. */
 int managed_create(struct caid_client *client, const struct caid_create_options *options,
                    struct caid_array **ret, struct caid_error *error);

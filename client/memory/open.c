@@ -206,7 +206,7 @@ caid_array_take(struct caid_client *client, struct caid_array **ret,
                 struct caid_error *error)
 {
     struct caid_open_options opts;
-    uint64_t words[CAID_TICKET_SIZE / sizeof(uint64_t)];
+    uint64_t words[TICKET_WORDS];
 
     int r = client_check_given(client, ret && ticket, ret ? "ticket" : "ret", error);
     if (r == 0)

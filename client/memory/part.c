@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "array.h"
 #include "drain.h"
@@ -404,6 +405,8 @@ struct publishing {
     struct msg_publish_part_params params;
     struct part *part; /* taken with the reply */
     uint64_t generation;
+    uint64_t ticket[TICKET_WORDS];
+    bool sent; /* by the ticket: it has no name */
 };
 
 static int
@@ -413,7 +416,8 @@ take_publish_part(struct caid_client *client, struct call *call, const void *rep
     struct publishing *publishing = container_of(call, struct publishing, call);
     const struct msg_publish_part_result *result = reply;
 
-    if (result->generation == 0 || add(client, publishing->part, result->part) < 0)
+    if ((result->generation == 0) != publishing->sent ||
+        add(client, publishing->part, result->part) < 0)
         return -EPROTO;
     publishing->part = NULL;
     publishing->generation = result->generation;
@@ -460,6 +464,7 @@ adopt(struct caid_client *client, struct call *call)
     if (!late)
         return NULL;
     late->call = (struct call){.take = take_late, .end = late_end};
+    late->sent = publishing->sent;
     late->part = TAKE_PTR(publishing->part);
     late->part->gone = NULL;
     late->part->id = UINT64_MAX - call->seq;
@@ -485,7 +490,9 @@ check_array(const struct caid_array *array, struct caid_error *error)
 static int
 check_part(const char *name, const struct caid_part_options *o, struct caid_error *error)
 {
-    int r = check_name(name, error);
+    int r = !o->ret_ticket ? check_name(name, error)
+            : name         ? fail(error, CAID_ERR_INVALID, "a part that is sent has no name")
+                           : 0;
     if (r == 0)
         r = check_type(o->typestr, o->descr, o->metadata, error);
     return r < 0 ? r : check_shape(o->ndim, o->shape, error);
@@ -500,7 +507,7 @@ fill_params(struct msg_publish_part_params *ret, const struct caid_array *array,
     *ret = (struct msg_publish_part_params){
         .lease = array->lease,
         .offset = offset,
-        .name = MSG_STR(name),
+        .name = msg_str_opt(name),
         .typestr = MSG_STR(o->typestr),
         .shape = {o->ndim ? o->shape : &none, o->ndim},
         .strides = {o->strides, o->strides ? o->ndim : 0},
@@ -557,14 +564,22 @@ part_publish(struct caid_array *array, uint64_t offset, const char *name,
         return r;
     struct publishing publishing = {
         .call = {.method = MSG_PUBLISH_PART, .take = take_publish_part, .adopt = adopt},
-        .part = part_new(options, hook),
+        .sent = options->ret_ticket,
     };
+    r = publishing.sent ? ticket_draw(publishing.ticket, error) : 0;
+    if (r < 0)
+        return r;
+    publishing.part = part_new(options, hook);
     if (!publishing.part)
         return fail_errno(error, ENOMEM, "no memory for a part");
     publishing.call.params = &publishing.params;
     fill_params(&publishing.params, array, offset, name, options);
+    if (publishing.sent)
+        publishing.params.ticket = (struct msg_u64s){publishing.ticket, TICKET_WORDS};
     r = ask(array->client, &publishing, error);
     free(publishing.part);
+    if (r == 0 && publishing.sent)
+        memcpy(options->ret_ticket, publishing.ticket, CAID_TICKET_SIZE);
     *ret_unknown = r < 0 && is_unknown(&publishing.call);
     if (r == 0 && ret_generation)
         *ret_generation = publishing.generation;

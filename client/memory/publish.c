@@ -119,10 +119,18 @@ caid_array_publish(struct caid_array *array, const char *name,
 }
 
 int
+ticket_draw(uint64_t words[TICKET_WORDS], struct caid_error *error)
+{
+    return getrandom(words, CAID_TICKET_SIZE, 0) == CAID_TICKET_SIZE
+               ? 0
+               : fail_errno(error, errno, "no random bytes");
+}
+
+int
 caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
                 struct caid_error *error)
 {
-    uint64_t words[CAID_TICKET_SIZE / sizeof(uint64_t)];
+    uint64_t words[TICKET_WORDS];
 
     int r = CHECK_CLIENT_OF(array, error);
     if (r == 0 && !ret_ticket)
@@ -130,8 +138,8 @@ caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
     if (r == 0 && array->managed)
         r = fail(error, CAID_ERR_UNSUPPORTED,
                  "managed memory is of this process alone: it cannot be sent");
-    if (r == 0 && getrandom(words, sizeof(words), 0) != sizeof(words))
-        r = fail_errno(error, errno, "no random bytes");
+    if (r == 0)
+        r = ticket_draw(words, error);
     if (r < 0)
         return r;
     struct msg_send_params params = {.lease = array->lease,

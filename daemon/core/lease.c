@@ -46,6 +46,21 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
     return 0;
 }
 
+int
+lease_send(struct core *core, struct conn *conn, struct array *array, bool readonly,
+           const uint64_t *secret, struct refusal *r)
+{
+    struct lease *lease;
+    int rc = lease_new(core, conn, array, readonly, &lease, NULL, r);
+
+    if (rc)
+        return rc;
+    rc = ticket_new(core, secret, lease, r);
+    if (rc)
+        lease_free(core, lease);
+    return rc;
+}
+
 void
 lease_free(struct core *core, struct lease *lease)
 {
@@ -84,8 +99,9 @@ struct lease *
 lease_find(struct conn *conn, uint64_t id)
 {
     struct lease key = {.id = id};
+    struct lease *lease = RB_FIND(leases, &conn->leases, &key);
 
-    return RB_FIND(leases, &conn->leases, &key);
+    return lease && !lease->ticket ? lease : NULL;
 }
 
 int

@@ -30,10 +30,14 @@ RB_PROTOTYPE(leases, lease, node, )
 /* ret_new_hold NULL: without a hold. */
 int lease_new(struct core *core, struct conn *conn, struct array *array, bool readonly,
               struct lease **ret, bool *ret_new_hold, struct refusal *r);
+/* One with a ticket of that secret, which keeps the array and maps nothing. -ENOMEM or REFUSED. */
+int lease_send(struct core *core, struct conn *conn, struct array *array, bool readonly,
+               const uint64_t *secret, struct refusal *r);
 /* Its claims have ended. */
 void lease_free(struct core *core, struct lease *lease);
 /* Its connection has hung up. */
 void lease_depart(struct core *core, struct lease *lease);
+/* Not one with a ticket, of which the client has not been told. */
 struct lease *lease_find(struct conn *conn, uint64_t id);
 /* The same for a request. */
 int lease_get(struct conn *conn, uint64_t id, struct lease **ret, struct refusal *r);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * publish_part, parts.
+ * publish_part, parts. A part that has a ticket in place of a name is kept by that.
  */
 #include <inttypes.h>
 
@@ -8,6 +8,7 @@
 #include "publish.h"
 #include "request.h"
 #include "settle.h"
+#include "ticket.h"
 
 /* The memory stays charged to who created the whole, so nobody else may make more of it last. */
 static int
@@ -54,7 +55,8 @@ part_check(struct conn *conn, const struct msg_publish_part_params *p,
 {
     struct lease *lease;
 
-    if (lease_get(conn, p->lease, &lease, r) || name_check(p->name, r) ||
+    if (lease_get(conn, p->lease, &lease, r) ||
+        (p->ticket.n ? ticket_check(p->ticket, r) : name_check(p->name, r)) ||
         metadata_check(p->metadata, r) || whole_check(conn, lease, r) ||
         geometry_check(p->name, p->typestr, p->shape, p->strides, p->descr, &req->geometry,
                        r) ||
@@ -62,6 +64,25 @@ part_check(struct conn *conn, const struct msg_publish_part_params *p,
         return REFUSED;
     *ret_whole = lease->array;
     return 0;
+}
+
+static int
+part_name(struct core *core, struct conn *conn, struct array *array, struct msg_str name,
+          struct refusal *r)
+{
+    array->creating = false;
+    return array_publish(core, array, conn->user, &(struct publish_request){.name = name}, r);
+}
+
+static int
+part_send(struct core *core, struct conn *conn, struct array *array, const uint64_t *ticket,
+          struct refusal *r)
+{
+    int rc = lease_send(core, conn, array, false, ticket, r);
+
+    if (rc == 0)
+        array_promise(core, array);
+    return rc;
 }
 
 HANDLER(on_publish_part)
@@ -77,8 +98,8 @@ HANDLER(on_publish_part)
         rc = part_new(core, conn, whole, p->offset, &req, &array, r);
     if (rc)
         return rc;
-    array->creating = false;
-    rc = array_publish(core, array, conn->user, &(struct publish_request){.name = p->name}, r);
+    rc = p->ticket.n ? part_send(core, conn, array, p->ticket.v, r)
+                     : part_name(core, conn, array, p->name, r);
     if (rc) {
         array_abandon(core, array);
         return rc;

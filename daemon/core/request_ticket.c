@@ -2,38 +2,25 @@
 /*
  * send, take.
  */
+#include <assert.h>
+
 #include "array.h"
 #include "grant.h"
 #include "request.h"
 #include "ticket.h"
 
-static int
-check_words(struct msg_u64s ticket, struct refusal *r)
-{
-    return ticket.n == TICKET_WORDS
-               ? 0
-               : refuse(r, PROTO_ERR_INVALID, "a ticket is %d numbers, not %u", TICKET_WORDS,
-                        ticket.n);
-}
-
 HANDLER(on_send)
 {
     const struct msg_send_params *p = params;
-    struct lease *lease, *sent;
+    struct lease *lease;
     int rc;
 
-    if (check_words(p->ticket, r) || lease_get(conn, p->lease, &lease, r))
+    if (ticket_check(p->ticket, r) || lease_get(conn, p->lease, &lease, r))
         return REFUSED;
-    rc = lease_new(core, conn, lease->array, lease->readonly, &sent, NULL, r);
-    if (rc)
-        return rc;
-    rc = ticket_new(core, p->ticket.v, sent, r);
-    if (rc) {
-        lease_free(core, sent);
-        return rc;
-    }
-    send_result(core, conn, id, MSG_SEND, &(struct msg_none){}, NULL, 0);
-    return 0;
+    rc = lease_send(core, conn, lease->array, lease->readonly, p->ticket.v, r);
+    if (rc == 0)
+        send_result(core, conn, id, MSG_SEND, &(struct msg_none){}, NULL, 0);
+    return rc;
 }
 
 /* What `open` needs, and no more than the sender had. To who may not know of the array, the ticket
@@ -45,7 +32,7 @@ take_check(struct core *core, struct conn *conn, const struct msg_take_params *p
     bool readonly = msg_str_eq(p->mode, "r");
     struct ticket *ticket;
 
-    if (check_words(p->ticket, r))
+    if (ticket_check(p->ticket, r))
         return REFUSED;
     if (!readonly && !msg_str_eq(p->mode, "rw"))
         return refuse(r, PROTO_ERR_INVALID, "mode \"%.*s\" is neither \"r\" nor \"rw\"",
@@ -80,6 +67,7 @@ HANDLER(on_take)
     rc = grant_add(core, conn, &grant, array, msg_str_eq(p->mode, "r"), r);
     if (rc)
         return rc;
+    assert(grant.n_arrays == 1); /* one has room, however long what it says */
     lease_free(core, ticket->lease);
     grant_send(core, conn, id, MSG_TAKE, &grant);
     return 0;

@@ -12,6 +12,15 @@ cmp_secret(const struct ticket *a, const struct ticket *b)
 
 RB_GENERATE_STATIC(tickets, ticket, node, cmp_secret)
 
+int
+ticket_check(struct msg_u64s words, struct refusal *r)
+{
+    return words.n == TICKET_WORDS
+               ? 0
+               : refuse(r, PROTO_ERR_INVALID, "a ticket is %d numbers, not %u", TICKET_WORDS,
+                        words.n);
+}
+
 struct ticket *
 ticket_find(struct core *core, const uint64_t *secret)
 {

@@ -24,6 +24,8 @@ struct ticket {
 
 RB_HEAD(tickets, ticket);
 
+/* Whether a request has one in it: refuses. */
+int ticket_check(struct msg_u64s words, struct refusal *r);
 /* For a lease that has none. -ENOMEM; REFUSED: there is one like it. */
 int ticket_new(struct core *core, const uint64_t *secret, struct lease *lease,
                struct refusal *r);

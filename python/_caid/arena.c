@@ -277,6 +277,7 @@ struct publishing {
     const char *name;
     struct dims shape, strides;
     struct caid_part_options options;
+    uint8_t ticket[CAID_TICKET_SIZE]; /* where name is NULL */
 };
 
 static void
@@ -293,7 +294,7 @@ publishing_get(const struct module_state *state, PyObject *const *args, struct p
     struct caid_part_options *options = &ret->options;
 
     if (py_u64_get(state, args[0], "ptr", &ret->ptr) < 0 ||
-        py_name_get(state, args[1], &ret->name) < 0 ||
+        py_text_get(state, args[1], "name", CAID_ERR_INVALID_NAME, &ret->name) < 0 ||
         py_text_get(state, args[2], "typestr", CAID_ERR_INVALID, &options->typestr) < 0 ||
         py_text_get(state, args[3], "descr", CAID_ERR_INVALID, &options->descr) < 0 ||
         py_dims_get(state, args[4], "shape", &ret->shape) < 0 ||
@@ -304,6 +305,7 @@ publishing_get(const struct module_state *state, PyObject *const *args, struct p
     options->shape = ret->shape.v;
     options->strides = ret->strides.v;
     options->ndim = ret->shape.n;
+    options->ret_ticket = ret->name ? NULL : ret->ticket;
     return 0;
 }
 
@@ -346,6 +348,8 @@ publish(struct arena_object *self, struct publishing *what, PyObject *kept)
     what->options.gone = py_keep_gone;
     what->options.userdata = keep;
     WITHOUT_GIL(r = ask(self, what, &unknown, &error));
+    if (r >= 0 && !what->name)
+        return PyBytes_FromStringAndSize((const char *)what->ticket, sizeof(what->ticket));
     if (r >= 0)
         return PyLong_FromUnsignedLongLong(what->generation);
     if (!unknown)
@@ -379,7 +383,9 @@ static PyMethodDef arena_methods[] = {
     {"_ipc_handle", arena_ipc_handle, METH_O,
      PyDoc_STR("(handle, offset, size) of legacy memory.")},
     {"_publish_part", PY_FASTCALL(arena_publish), METH_FASTCALL,
-     PyDoc_STR("Puts what is there under a name: its generation. keep lives as long as that.")},
+     PyDoc_STR(
+         "Puts what is there under a name: its generation; under None: a ticket. keep lives "
+         "as long as that.")},
     {"flush", arena_flush, METH_NOARGS,
      PyDoc_STR("flush()\n--\n\nMakes what was freed reusable, when the work that may use it is "
                "done; waits for nothing.\nNot what defer_cleanup() holds back.")},

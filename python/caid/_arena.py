@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any, Iterator, NamedTuple, Tuple, Union
+from weakref import WeakSet
 
 from . import _array, _cai, _caid, _geometry, _releaser, _metadata, _stream, _typestr
 from ._errors import ClosedError, NotFoundError, invalid, unsupported
@@ -13,6 +14,7 @@ from ._records import AllocationInfo, ArenaInfo, IpcHandle
 
 Allocation = _caid.Allocation
 
+_open: WeakSet = WeakSet()  # arenas; those that were closed, too
 _KINDS = ("device", "legacy")
 _CONTEXT = 0  # for libcaid: all work of the device's context
 _NO_STREAM = -1  # for DLPack: nothing is waited for
@@ -239,6 +241,13 @@ class Arena(OfProcess, Closing, _caid.Arena):
         with _releaser.watching(self._client):
             return self._publish(name, part, metadata)
 
+    def _send(self, x):
+        """A ticket for what lies in the arena: an Allocation, as bytes, or an array."""
+        part = _of_allocation(x, None, None) if isinstance(x, Allocation) else _of_object(x, None)
+        self._check(x, part)
+        with _releaser.watching(self._client):
+            return self._publish(None, part, None)
+
     def _publish(self, name, part, metadata):
         element = part.element
         return self._publish_part(
@@ -283,6 +292,14 @@ class Arena(OfProcess, Closing, _caid.Arena):
             )
 
 
+def holding(ptr):
+    """The arena of this process that an address lies in, or None."""
+    for arena in list(_open):
+        if not arena.closed and arena._has(ptr):
+            return arena
+    return None
+
+
 def create(client, device, memory, pool, block_size, count, ratio, age):
     """The Arena of Client.arena()."""
     if memory not in _KINDS:
@@ -299,6 +316,7 @@ def create(client, device, memory, pool, block_size, count, ratio, age):
     arena._device = device
     arena._memory = memory
     arena._pool = pool
+    _open.add(arena)
     arena._current_stream = None  # or asks a framework: what it gives has the number as `ptr`
     return arena
 

@@ -304,7 +304,7 @@ class Arena(_Handle):
     def _publish_part(
         self,
         ptr: int,
-        name: str,
+        name: Optional[str],
         typestr: str,
         descr: Optional[str],
         shape: _Dims,
@@ -313,7 +313,7 @@ class Arena(_Handle):
         stream: int,
         keep: object,
         /,
-    ) -> int: ...
+    ) -> Union[int, bytes]: ...
     def flush(self) -> None: ...
     def trim(self) -> None: ...
     def _defer_begin(self) -> None: ...

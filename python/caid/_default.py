@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 
 from . import _cai, _caid
 from ._client import Client
@@ -22,6 +23,7 @@ class _Default(Client):
         pass
 
 
+_locks: dict = {}  # of each process its own: a child's parent may hold the other
 _daemons: dict = {}  # (process id, socket; None: that connect() finds): client
 
 
@@ -43,8 +45,8 @@ def default_client() -> Client:
 def client_of(socket: str) -> Client:
     """The client for what another process has sent that uses the daemon at that socket: one of the
     same daemon where root or this user runs it, else default_client()."""
-    try:
-        is_trusted = os.stat(socket).st_uid in (0, os.geteuid())
+    try:  # of a link it is the link's owner that counts
+        is_trusted = os.lstat(socket).st_uid in (0, os.geteuid())
     except OSError:
         is_trusted = False
     if not is_trusted:
@@ -57,10 +59,11 @@ def client_of(socket: str) -> Client:
 
 def _client_at(socket):
     key = os.getpid(), socket
-    client = _daemons.get(key)
-    if client is None or not _is_alive(client):
-        client = _daemons[key] = _Default(socket)
-    return client
+    with _locks.setdefault(os.getpid(), threading.Lock()):
+        client = _daemons.get(key)
+        if client is None or not _is_alive(client):
+            client = _daemons[key] = _Default(socket)
+        return client
 
 
 def _is_alive(client):

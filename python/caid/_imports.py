@@ -22,6 +22,7 @@ class _WhenImported:
             run = spec.loader.exec_module
 
             def run_and_register(module):
+                del spec.loader.exec_module  # zipimport has one loader for many
                 run(module)
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)

@@ -275,7 +275,7 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     case MSG_CREATE: created(m, r, reply); break;
     case MSG_OPEN:
     case MSG_OPEN_COMPANION: opened(m, r, reply); break;
-    case MSG_SEND: model_sent(m, r); break;
+    case MSG_SEND: model_ticket_add(m, r, (int)r->seen, r->readonly); break;
     case MSG_TAKE:
         opened(m, r, reply);
         model_taken(m, r);

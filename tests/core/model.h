@@ -233,7 +233,8 @@ void model_check_part_count(const struct model *m, int array, const struct msg_e
 
 /* model_ticket.c */
 void model_step_ticket(struct model *m, int slot);
-void model_sent(struct model *m, const struct m_request *r);
+/* By the request, whose label it is. */
+void model_ticket_add(struct model *m, const struct m_request *r, int array, bool readonly);
 void model_taken(struct model *m, const struct m_request *r);
 void model_tickets_hangup(struct model *m, int slot);
 

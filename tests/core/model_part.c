@@ -40,7 +40,7 @@ expect_part(struct model *m, const struct m_slot *slot, const struct m_lease *le
             struct m_request *r)
 {
     const struct m_array *whole = &m->arrays[lease->array];
-    int creating = m->names[r->pool][r->name].creating;
+    int creating = r->name == M_NONE ? M_NONE : m->names[r->pool][r->name].creating;
 
     if (!model_may(m, slot, r->pool, 2) || whole->uid != slot->uid)
         r->may_fail |= ERR(PERMISSION);
@@ -63,10 +63,12 @@ send_part(struct model *m, const struct m_lease *lease, struct m_request *r)
     bool strided = r->span % 2 && model_random(m, 4) == 0;
     int64_t extent = strided ? ((int64_t)r->span + 1) / 2 : (int64_t)r->span;
     char label[24];
+    const uint64_t ticket[] = {r->label, 1};
     struct msg_publish_part_params params = {
         .lease = lease->lease,
         .offset = r->offset,
-        .name = MSG_STR(model_name(r->name)),
+        .name = msg_str_opt(r->name == M_NONE ? NULL : model_name(r->name)),
+        .ticket = {ticket, r->name == M_NONE ? 2 : 0},
         .typestr = MSG_STR("|u1"),
         .shape = {&extent, 1},
         .strides = {&two, 1},
@@ -93,7 +95,8 @@ model_publish_part(struct model *m, int s, const struct m_lease *lease, int name
     expect_part(m, slot, lease, r);
     model_note(m, "slot %d: publish %llu bytes at %llu of lease %llu as %s in %s", s,
                (unsigned long long)r->span, (unsigned long long)r->offset,
-               (unsigned long long)lease->lease, model_name(r->name), model_pool_name(r->pool));
+               (unsigned long long)lease->lease,
+               r->name == M_NONE ? "a ticket" : model_name(r->name), model_pool_name(r->pool));
     send_part(m, lease, r);
 }
 
@@ -104,14 +107,17 @@ step_publish_part(struct model *m, int s)
 
     if (!slot->n_leases || m->n_arrays + 8 > M_ARRAYS)
         return;
+    bool sends = m->n_tickets < M_TICKETS && model_random(m, 3) == 0;
     model_publish_part(m, s, &slot->leases[model_random(m, (uint32_t)slot->n_leases)],
-                       (int)model_random(m, M_NAMES));
+                       sends ? M_NONE : (int)model_random(m, M_NAMES));
 }
 
 void
 model_part_published(struct model *m, const struct m_request *r, const struct h_reply *reply)
 {
-    struct m_array *whole = &m->arrays[r->seen], *old = model_find(m, r->pool, r->name);
+    bool named = r->name != M_NONE;
+    struct m_array *whole = &m->arrays[r->seen],
+                   *old = named ? model_find(m, r->pool, r->name) : NULL;
     int array = m->n_arrays;
 
     cr_assert_lt(m->n_arrays, M_ARRAYS);
@@ -134,6 +140,11 @@ model_part_published(struct model *m, const struct m_request *r, const struct h_
                                                 .publisher = r->slot,
                                                 .part = reply->array};
     whole->n_parts++;
+    if (!named) {
+        EXPECT(m, reply->generation == 0, "a generation of no name");
+        model_ticket_add(m, r, array, false);
+        return;
+    }
     model_name_gone(m, r->pool, r->name);
     model_name_taken(m, array, r->name, reply->generation);
 }

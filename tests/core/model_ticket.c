@@ -28,6 +28,17 @@ drop(struct model *m, struct m_ticket *ticket)
     model_settle(m, array);
 }
 
+static uint64_t
+unknown_lease(struct model *m, const struct m_slot *slot)
+{
+    uint64_t id = 1 + model_random(m, M_LEASES);
+
+    for (int i = 0; i < slot->n_leases; i++)
+        if (slot->leases[i].lease == id)
+            return UINT64_MAX;
+    return id;
+}
+
 static void
 step_send(struct model *m, int s)
 {
@@ -47,6 +58,12 @@ step_send(struct model *m, int s)
     }
     const uint64_t words[] = {r->label, 1};
     struct msg_send_params params = {.lease = lease->lease, .ticket = {words, 2}};
+    if (model_random(m, 8) ==
+        0) { /* one that the slot has not been told of: a ticket's, perhaps */
+        params.lease = unknown_lease(m, slot);
+        r->must_fail = true;
+        r->may_fail |= ERR(INVALID);
+    }
     model_note(m, "slot %d: send lease %llu by %llu", s, (unsigned long long)lease->lease,
                (unsigned long long)r->label);
     h_request(&m->h, slot->conn, MSG_SEND, &params);
@@ -94,13 +111,13 @@ model_step_ticket(struct model *m, int s)
 }
 
 void
-model_sent(struct model *m, const struct m_request *r)
+model_ticket_add(struct model *m, const struct m_request *r, int array, bool readonly)
 {
     m->tickets[m->n_tickets++] = (struct m_ticket){.secret = r->label,
                                                    .slot = r->slot,
-                                                   .array = (int)r->seen,
-                                                   .readonly = r->readonly};
-    m->arrays[r->seen].n_leases++;
+                                                   .array = array,
+                                                   .readonly = readonly};
+    m->arrays[array].n_leases++;
 }
 
 /* The taker's lease is there already. */

@@ -15,7 +15,7 @@ import caid
 import numpy
 import pytest
 from caid import _default
-from conftest import Held, PATIENCE_S, n_leases, wait_until
+from conftest import Held, PATIENCE_S, in_threads, n_leases, wait_until
 from hypothesis import given, strategies as st
 from senders import answer, doubled, made, receive, send_on
 
@@ -119,9 +119,7 @@ def test_what_cannot_be_pickled_says_why(client, counted):
 def test_a_part_outside_of_its_array_is_refused(client, here):
     with client.empty(4, "<i8") as a:
         take, (ticket, *told, follows) = ForkingPickler(io.BytesIO()).dispatch_table[caid.Array](a)
-    told[-1] = 8, (4,), (8,), ("<i8", 8, None, None)
-    part = caid._typestr.Element(*told[-1][3])
-    told[-1] = (*told[-1][:3], part)
+    told[-1] = 8, (4,), (8,), "<i8", 8, None
     with pytest.raises(caid.CorruptError, match="not within its 32 bytes"):
         take(ticket, *told, follows)
     wait_until(lambda: n_leases(client) + n_leases(here) == 0)
@@ -136,6 +134,74 @@ def test_work_under_way_travels_as_a_fence(client, here, soft):
             assert b.__cuda_array_interface__["stream"] is not None
         with b:
             assert b.copy_to_host().tolist() == [0, 1, 2, 3]
+
+
+def test_work_behind_what_is_read_travels_too(client, here, soft):
+    client.create("x", 4, "<i8").close()
+    with client.stream() as s, client.open("x", "rw") as w, client.open("x") as a:
+        with Held(s):
+            w.copy_from_host(numpy.arange(4), stream=s)
+            with w.write(s):
+                pass
+            with a.read(s):
+                pass
+            b = pickle.loads(sent(a))
+            assert b.readonly and b.__cuda_array_interface__["stream"] is not None
+        with b:
+            assert b.copy_to_host().tolist() == [0, 1, 2, 3]
+
+
+def test_a_view_of_a_bracket_is_sent_with_what_is_on_its_stream(client, here, soft):
+    with client.stream() as s, client.empty(4, "<i8") as a, a.write(s) as v:
+        v.copy_from_host(numpy.arange(4), stream=s)
+        with pickle.loads(sent(v)) as b:
+            assert b.copy_to_host().tolist() == [0, 1, 2, 3]
+
+
+def test_what_is_abandoned_stays_so(client, here, other, soft):
+    client.create("x", 4, "<i8").close()
+    with client.stream() as s, client.open("x", "rw") as a, other.open("x") as reader:
+        with pytest.raises(KeyError), a.write():
+            raise KeyError
+        a[:1].copy_from_host(numpy.arange(1), stream=s)
+        with pickle.loads(sent(a)), pytest.raises(caid.AbandonedError):
+            reader.read().begin()
+
+
+@pytest.mark.parametrize("memory", ["device", "legacy", "pinned", "mapped"])
+@pytest.mark.parametrize("n", [0, 5])
+def test_all_that_the_daemon_has_can_be_sent(client, here, memory, n):
+    with client.full(n, 3, "<i8", memory=memory) as a, pickle.loads(sent(a)) as b:
+        assert b.memory == memory and b.copy_to_host().tolist() == [3] * n
+
+
+def test_threads_share_the_client_that_keeps_what_they_send(client, here, monkeypatch):
+    here.close()
+    messages = []
+
+    def work(i):
+        with caid.default_client().full(1, i, "<i8") as a:
+            messages.append(sent(a))
+
+    in_threads(8, work)
+    got = [pickle.loads(message) for message in messages]
+    assert sorted(int(a.copy_to_host()[0]) for a in got) == list(range(8))
+    for a in got:
+        a.close()
+    caid.default_client().close()
+
+
+def test_parts_of_arenas(client, here, arena):
+    x = arena.allocate(32)
+    a = caid.from_cuda_array_interface({**x.__cuda_array_interface__, "shape": (4,), "typestr": "<i8"}, x)
+    a.copy_from_host(numpy.arange(4))
+    messages = sent(a[1:3]), sent(x)
+    a.close()
+    del a, x  # which the arena keeps
+    with pickle.loads(messages[0]) as b, pickle.loads(messages[1]) as c:
+        assert b.copy_to_host().tolist() == [1, 2] and (c.typestr, c.shape) == ("|u1", (32,))
+        assert arena.info.published == 2
+    wait_until(lambda: n_leases(here) + n_leases(client) and not arena.info.published)
 
 
 def test_work_on_what_somebody_reads_is_waited_for(client, here, soft):

@@ -30,6 +30,9 @@ struct caid_part_options {
      * by caid_client_close(), and then the part may live on. NULL: not wanted. */
     void (*gone)(void *userdata);
     void *userdata;
+    /* Filled with a ticket for the part, which has no name then (name: NULL): caid_array_send().
+     * NULL: the part has a name. */
+    uint8_t *ret_ticket;
 };
 
 /* Puts `offset` bytes into the array, and what follows it there, under a name, as

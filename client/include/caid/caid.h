@@ -340,7 +340,7 @@ int caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZ
 
 /* Takes over what a ticket is for. The options name no pool and no generation. CAID_ERR_NOT_FOUND:
  * it was taken, its sender has ended, or the caller may not open arrays of its pool;
- * CAID_ERR_PERMISSION: "rw" of what was sent "r". */
+ * CAID_ERR_PERMISSION: "rw" of what was sent "r". One that cannot be mapped here is lost. */
 int caid_array_take(struct caid_client *client, struct caid_array **ret,
                     const uint8_t ticket[CAID_TICKET_SIZE],
                     const struct caid_open_options *options, struct caid_error *error);
