@@ -103,6 +103,7 @@ holders_fill(struct caid_holder *ret, const struct msg_holder *holders, uint32_t
             .uid = (uint32_t)holder->uid,
             .readonly = holder->readonly,
             .hung_up = holder->hung_up,
+            .sent = holder->sent,
             .reading = holder->reading,
             .writing = holder->writing,
             .waiting = holder->waiting,

@@ -302,6 +302,7 @@ static const struct field holder_fields[] = {
     FIELD(STR, caid_holder, client, "client", "CLIENT"),
     FIELD(BOOL, caid_holder, readonly, "readonly", NULL),
     FIELD(BOOL, caid_holder, hung_up, "hung_up", NULL),
+    FIELD(BOOL, caid_holder, sent, "sent", NULL),
     FIELD(U64, caid_holder, reading, "reading", NULL),
     FIELD(U64, caid_holder, writing, "writing", NULL),
     FIELD(U64, caid_holder, waiting, "waiting", NULL),
@@ -398,6 +399,7 @@ unnamed_row(const struct caid_details *d, void *userdata)
         record_row(listing->ctl, holder_fields, 0, holder, listing->table);
         table_add(listing->table, "%s",
                   holder->hung_up    ? "gone"
+                  : holder->sent     ? "sent"
                   : holder->readonly ? "r"
                                      : "rw");
         record_row(listing->ctl, unnamed_fields, 0, &d->entry, listing->table);

@@ -98,10 +98,11 @@ details_holders(struct table *table, const struct caid_details *d)
         const struct caid_holder *holder = &d->holders[i];
         _cleanup_free_ char *user = format_user(holder->uid);
         _cleanup_free_ char *use = holder_use(holder);
-        table_fact(table, "held by", "pid %" PRIu64 " of %s, %s%s%s%s%s", holder->pid, user,
+        table_fact(table, "held by", "pid %" PRIu64 " of %s, %s%s%s%s%s%s", holder->pid, user,
                    holder->readonly ? "r" : "rw", holder->client ? ", " : "",
                    holder->client ? holder->client : "",
-                   holder->hung_up ? ", hung up and not exited" : "", use);
+                   holder->hung_up ? ", hung up and not exited" : "",
+                   holder->sent ? ", sent and not taken" : "", use);
     }
     if (d->n_holders < d->entry.leases)
         table_fact(table, "held by", "%" PRIu64 " more", d->entry.leases - d->n_holders);

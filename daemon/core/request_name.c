@@ -134,6 +134,7 @@ holder_record(const struct lease *lease)
         .client = msg_str_opt(*conn->client ? conn->client : NULL),
         .readonly = lease->readonly,
         .hung_up = conn->departed,
+        .sent = lease->ticket,
     };
 
     LIST_FOREACH(claim, &lease->claims, of_lease) {

@@ -106,7 +106,8 @@ py_client_list(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 #define F(field) PY_FIELD(struct caid_holder, field)
 
 static const struct py_field holder_fields[] = {
-    F(client), F(pid), F(uid), F(readonly), F(hung_up), F(reading), F(writing), F(waiting), {0},
+    F(client), F(pid),     F(uid),     F(readonly), F(hung_up),
+    F(sent),   F(reading), F(writing), F(waiting),  {0},
 };
 
 #undef F

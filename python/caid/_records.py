@@ -213,6 +213,7 @@ class Holder(NamedTuple):
     uid: int
     readonly: bool
     hung_up: bool  #: its connection has ended, its process has not
+    sent: bool  #: it has sent the array, which nobody has taken yet
     reading: int  #: brackets that it has open on the array
     writing: int  #: the same
     waiting: int  #: brackets of its that wait

@@ -293,8 +293,8 @@ def test_show(socket, client):
     assert json.loads(shown["descr"]) == [["a", "<f4"], ["b", "<i8"]]
     assert shown["block_size"] >= 72 and shown["offset"] >= 0
     assert shown["holders"] == [{"pid": os.getpid(), "uid": os.getuid(), "client": "maker",
-                                 "readonly": False, "hung_up": False, "reading": 0, "writing": 0,
-                                 "waiting": 0}]
+                                 "readonly": False, "hung_up": False, "sent": False, "reading": 0,
+                                 "writing": 0, "waiting": 0}]
     assert set(shown) == ENTRY_KEYS | {"strides", "descr", "metadata", "array", "block",
                                        "block_size", "offset", "holders", "companion", "storage"}
     assert shown["metadata"] is None and shown["memory"] == "device"
@@ -433,8 +433,8 @@ def test_who_pins_memory_whose_name_is_gone(socket, client, hold):
     assert (entry["name"], entry["generation"]) == ("weights", first)
     assert entry["nbytes"] == 16 << 20
     assert entry["holders"] == [{"pid": holder.pid, "uid": os.getuid(), "client": "holder",
-                                 "readonly": True, "hung_up": False, "reading": 0, "writing": 0,
-                                 "waiting": 0}]
+                                 "readonly": True, "hung_up": False, "sent": False, "reading": 0,
+                                 "writing": 0, "waiting": 0}]
     assert read_json(socket, "show")["unnamed"] == [entry]
     line = caidctl("show", "--unnamed", socket=socket).stdout.splitlines()[1]
     assert line.split()[0] == str(holder.pid) and "holder" in line and "weights" in line

@@ -62,6 +62,8 @@ def test_a_ticket_is_taken_once_and_keeps_the_memory(client, here):
         a.copy_from_host(numpy.arange(4))
         message = sent(a)
     wait_until(lambda: n_leases(client) == 1)
+    (kept,) = client.unnamed()
+    assert [(holder.pid, holder.sent) for holder in kept.holders] == [(os.getpid(), True)]
     with pickle.loads(message) as b:
         assert b.copy_to_host().tolist() == [0, 1, 2, 3]
         with pytest.raises(caid.NotFoundError, match=NOT_TAKEN):

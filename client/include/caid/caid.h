@@ -405,6 +405,7 @@ struct caid_holder {
     uint64_t pid;
     uint32_t uid;
     bool readonly, hung_up; /* hung_up: its connection has ended, its process has not */
+    bool sent;              /* it has sent the array, which nobody has taken yet */
     uint64_t reading, writing, waiting; /* brackets that it has on the array */
 };
 
