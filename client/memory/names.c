@@ -20,6 +20,45 @@ caid_unlink(struct caid_client *client, const char *name, const char *pool,
     return call_ask(client, MSG_UNLINK, &params, error);
 }
 
+/* ---- rename ---- */
+
+struct renaming {
+    struct call call;
+    uint64_t generation;
+};
+
+static int
+take_rename(struct caid_client *client UNUSED, struct call *call, const void *reply,
+            struct call_fds *fds UNUSED)
+{
+    const struct msg_publish_result *result = reply;
+
+    container_of(call, struct renaming, call)->generation = result->generation;
+    return result->generation ? 0 : -EPROTO;
+}
+
+int
+caid_rename(struct caid_client *client, const char *name, const char *to, const char *pool,
+            bool replace, uint64_t *ret_generation, struct caid_error *error)
+{
+    int r = client_check_name(client, name, pool, error);
+    if (r == 0)
+        r = check_name(to, error);
+    if (r < 0)
+        return r;
+    struct msg_rename_params params = {.name = MSG_STR(name),
+                                       .pool = msg_str_opt(pool),
+                                       .to = MSG_STR(to),
+                                       .replace = replace};
+    struct renaming renaming = {
+        .call = {.method = MSG_RENAME, .params = &params, .take = take_rename},
+    };
+    r = call_make(client, &renaming.call, error);
+    if (r == 0 && ret_generation)
+        *ret_generation = renaming.generation;
+    return r;
+}
+
 /* ---- entries ---- */
 
 static bool

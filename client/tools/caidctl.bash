@@ -21,7 +21,7 @@ _caidctl_scan() {
     local i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        --socket | -s | --pool | -p | --device | -d | --count | -c)
+        --socket | -s | --pool | -p | --device | -d | --count | -c | --prefix)
             local option=${COMP_WORDS[i]}
             [[ ${COMP_WORDS[i + 1]} == = ]] && ((i++))
             ((i++))
@@ -49,12 +49,13 @@ _caidctl() {
     --socket | -s) _caidctl_lines < <(compgen -f -- "$cur") ;;
     --pool | -p) _caidctl_lines < <(_caidctl_first_column pools) ;;
     --device | -d) _caidctl_lines < <(_caidctl_first_column info) ;;
+    --prefix) _caidctl_lines < <(_caidctl_first_column list) ;;
     --count | -c) ;;
     *)
         case $verb:$cur in
         *:-*)
             _caidctl_lines < <(printf '%s\n' --socket= --json --bytes --pool= --all --long \
-                --unnamed --device= --count= --help --version)
+                --unnamed --device= --count= --prefix= --ignore-missing --help --version)
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;
         :*) _caidctl_lines < <(printf '%s\n' status list show pools users timelines info doctor flush unlink ping version) ;;

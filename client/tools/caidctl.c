@@ -20,6 +20,8 @@ enum ctl_option {
     OPT_BYTES = 1 << 4,
     OPT_UNNAMED = 1 << 5,
     OPT_DEVICE = 1 << 6,
+    OPT_PREFIX = 1 << 7,
+    OPT_IGNORE = 1 << 8,
 };
 
 struct verb {
@@ -40,7 +42,7 @@ static const struct verb verbs[] = {
     {"timelines", verb_timelines, 0, 0, OPT_ALL | OPT_POOL, false},
     {"doctor", verb_doctor, 0, 0, OPT_BYTES, true},
     {"flush", verb_flush, 0, 0, OPT_DEVICE | OPT_BYTES, false},
-    {"unlink", verb_unlink, 1, -1, OPT_POOL, false},
+    {"unlink", verb_unlink, 1, -1, OPT_POOL | OPT_PREFIX | OPT_IGNORE, false},
     {"ping", verb_ping, 0, 0, OPT_COUNT, false},
     {"version", verb_version, 0, 0, 0, true},
 };
@@ -58,7 +60,7 @@ static const char usage[] =
     "  timelines            timelines of a pool, and who signals them\n"
     "  doctor               what works here, what is slow or at risk, and what to do about it\n"
     "  flush                free what waits in the deallocation queues, and empty blocks\n"
-    "  unlink NAME...       remove names; whoever holds the arrays keeps them\n"
+    "  unlink [NAME]...     remove names, or those of --prefix; whoever holds the arrays keeps them\n"
     "  ping                 round trips to the daemon\n"
     "  version              of caidctl\n"
     "\n"
@@ -70,6 +72,8 @@ static const char usage[] =
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
     "  -d, --device=DEVICE  this one only, an index or a UUID (flush)\n"
     "  -l, --long           more columns (list)\n"
+    "      --prefix=PREFIX  all names that start with it (unlink)\n"
+    "  -f, --ignore-missing a name that is not there is no failure (unlink)\n"
     "  -c, --count=N        how many round trips (ping)\n"
     "  -h, --help           this text\n"
     "  -V, --version        of caidctl\n"
@@ -78,12 +82,20 @@ static const char usage[] =
     "See caidctl(1).\n";
 
 static const struct option long_options[] = {
-    {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
-    {"bytes", no_argument, NULL, 'b'},        {"pool", required_argument, NULL, 'p'},
-    {"all", no_argument, NULL, 'a'},          {"long", no_argument, NULL, 'l'},
-    {"unnamed", no_argument, NULL, 'u'},      {"device", required_argument, NULL, 'd'},
-    {"count", required_argument, NULL, 'c'},  {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'V'},      {0},
+    {"socket", required_argument, NULL, 's'},
+    {"json", no_argument, NULL, 'j'},
+    {"bytes", no_argument, NULL, 'b'},
+    {"pool", required_argument, NULL, 'p'},
+    {"all", no_argument, NULL, 'a'},
+    {"long", no_argument, NULL, 'l'},
+    {"unnamed", no_argument, NULL, 'u'},
+    {"device", required_argument, NULL, 'd'},
+    {"count", required_argument, NULL, 'c'},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},
+    {"prefix", required_argument, NULL, 'P'},
+    {"ignore-missing", no_argument, NULL, 'f'},
+    {0},
 };
 
 static int
@@ -121,7 +133,7 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
     int c, status = CTL_OK;
 
     while (status == CTL_OK &&
-           (c = getopt_long(argc, argv, "s:jbp:alud:c:hV", long_options, NULL)) >= 0)
+           (c = getopt_long(argc, argv, "s:jbp:alufd:c:hV", long_options, NULL)) >= 0)
         switch (c) {
         case 's': ctl->socket = optarg; break;
         case 'j': ctl->json = true; break;
@@ -131,6 +143,8 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
         case 'l': *ret_given |= OPT_LONG, ctl->long_ = true; break;
         case 'u': *ret_given |= OPT_UNNAMED, ctl->unnamed = true; break;
         case 'd': *ret_given |= OPT_DEVICE, ctl->device = optarg; break;
+        case 'P': *ret_given |= OPT_PREFIX, ctl->prefix = optarg; break;
+        case 'f': *ret_given |= OPT_IGNORE, ctl->ignore_missing = true; break;
         case 'c': *ret_given |= OPT_COUNT, status = parse_count(ctl, optarg); break;
         case 'h': fputs(usage, stdout), *ret_done = true; return CTL_OK;
         case 'V': printf("caidctl %s\n", caid_version()), *ret_done = true; return CTL_OK;
@@ -144,7 +158,10 @@ check_usage(const struct ctl *ctl, const struct verb *verb, unsigned given, int 
 {
     if (given & ~verb->options)
         return bad_usage(verb->name, "does not take one of these options");
-    if (n_args < verb->min_args)
+    if (ctl->prefix && (n_args > 0 || !*ctl->prefix))
+        return bad_usage(verb->name, n_args > 0 ? "--prefix and names exclude each other"
+                                                : "an empty --prefix would be all names");
+    if (n_args < verb->min_args && !ctl->prefix)
         return bad_usage(verb->name, "needs an argument");
     if (verb->max_args >= 0 && n_args > verb->max_args)
         return bad_usage(verb->name, "takes no more arguments");

@@ -25,7 +25,8 @@ struct ctl {
     const char *socket; /* --socket, or NULL */
     const char *pool;   /* --pool, or NULL */
     const char *device; /* --device, or NULL */
-    bool json, bytes, all, long_, unnamed;
+    const char *prefix; /* --prefix, or NULL */
+    bool json, bytes, all, long_, unnamed, ignore_missing;
     uint32_t count; /* --count */
 
     struct caid_client *client; /* NULL for a verb that needs none */

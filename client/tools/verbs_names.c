@@ -78,20 +78,45 @@ verb_timelines(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 
 /* ---- unlink ---- */
 
+static int
+unlink_one(struct ctl *ctl, const char *name, bool ignore_missing)
+{
+    int r = caid_unlink(ctl->client, name, ctl->pool, &ctl->error);
+
+    if (r == 0)
+        json_str(&ctl->out, NULL, name);
+    return r < 0 && ignore_missing && ctl->error.code == CAID_ERR_NOT_FOUND ? 0 : r;
+}
+
+/* Others may have removed it meanwhile. */
+static int
+unlink_listed(const struct caid_entry *e, void *userdata)
+{
+    return unlink_one(userdata, e->name, true);
+}
+
+/* Ends at a failure: what one name of the pool is refused for, all are. */
+static int
+unlink_prefix(struct ctl *ctl)
+{
+    struct caid_list_options options = CAID_INIT(options);
+
+    options.pool = ctl->pool;
+    options.prefix = ctl->prefix;
+    int r = caid_list(ctl->client, &options, unlink_listed, ctl, &ctl->error);
+    return r < 0 ? ctl_failed(ctl, ctl->prefix) : CTL_OK;
+}
+
 /* Goes on after a failure, as rm(1) does. */
 int
 verb_unlink(struct ctl *ctl, int argc, char **argv)
 {
-    int status = CTL_OK;
-
     json_object(&ctl->out, NULL);
     json_list(&ctl->out, "unlinked");
-    for (int i = 0; i < argc; i++) {
-        if (caid_unlink(ctl->client, argv[i], ctl->pool, &ctl->error) < 0)
+    int status = ctl->prefix ? unlink_prefix(ctl) : CTL_OK;
+    for (int i = 0; i < argc; i++)
+        if (unlink_one(ctl, argv[i], ctl->ignore_missing) < 0)
             status = ctl_failed(ctl, argv[i]);
-        else
-            json_str(&ctl->out, NULL, argv[i]);
-    }
     json_list_end(&ctl->out);
     json_object_end(&ctl->out);
     return status;

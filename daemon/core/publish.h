@@ -20,8 +20,8 @@ struct publish_request {
     bool new;                      /* REFUSED where the name is taken */
 };
 
-/* Puts the array, which somebody holds, under a name of its pool, in place of what has it now; its
- * old name goes. The bytes of texts are charged to `user`. -ENOMEM or REFUSED: nothing has
- * changed. */
+/* Puts the array, which somebody holds or which has a name, under a name of its pool, in place of
+ * what has it now; its old name goes. The bytes of texts are charged to `user`. -ENOMEM or REFUSED:
+ * nothing has changed. */
 int array_publish(struct core *core, struct array *array, struct user *user,
                   const struct publish_request *req, struct refusal *r);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * unlink, list, show, unnamed.
+ * unlink, rename, list, show, unnamed.
  */
 #include "array.h"
 #include "device.h"
@@ -45,6 +45,23 @@ HANDLER(on_unlink)
     array_unname(core, array);
     send_result(core, conn, id, MSG_UNLINK, &(struct msg_none){}, NULL, 0);
     return 0;
+}
+
+/* No claim that its contents are whole, as publish makes it: an abandoned one stays that. */
+HANDLER(on_rename)
+{
+    const struct msg_rename_params *p = params;
+    const struct msg_name_params from = {.name = p->name, .pool = p->pool};
+    const struct publish_request req = {.name = p->to, .new = !p->replace};
+    struct array *array;
+
+    if (name_find(core, conn, &from, MAY_WRITE, &array, r) || name_check(p->to, r))
+        return REFUSED;
+    int rc = array_publish(core, array, conn->user, &req, r);
+    if (rc == 0)
+        send_result(core, conn, id, MSG_RENAME,
+                    &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
+    return rc;
 }
 
 /* Whether its contents are not whole: the last writer is dead, noticed or not. */

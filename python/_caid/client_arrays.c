@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Client: making, opening, taking and unlinking arrays. */
+/* Client: making, opening and taking arrays, and their names. */
 #include "module.h"
 
 /* The Lease of the array that a call of libcaid makes: as PY_CLIENT_CALL(). It is there before a
@@ -58,6 +58,7 @@ py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct client_object *self = py_client(op);
     struct caid_create_options options = CAID_INIT(struct caid_create_options);
     _cleanup_dims_ struct dims shape = {0}, strides = {0};
+    PyObject *made;
 
     if (py_args_check("create", n_args, 11) < 0 ||
         create_texts(self->state, args, &options) < 0 ||
@@ -68,7 +69,10 @@ py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     options.shape = shape.v;
     options.strides = strides.v;
     options.ndim = shape.n;
-    return LEASE_OF(self, caid_array_create(c, &array, &options, &error));
+    made = LEASE_OF(self, caid_array_create(c, &array, &options, &error));
+    if (made)
+        ((struct lease_object *)made)->created = true;
+    return made;
 }
 
 /* ---- open ---- */
@@ -208,7 +212,7 @@ py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return open_many(self, &many, &options);
 }
 
-/* ---- unlink ---- */
+/* ---- names ---- */
 
 PyObject *
 py_client_unlink(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
@@ -221,4 +225,24 @@ py_client_unlink(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
         return NULL;
     return py_none(PY_CLIENT_CALL(self, caid_unlink(c, name, pool, &error)));
+}
+
+PyObject *
+py_client_rename(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    const char *name, *to, *pool;
+    uint64_t generation;
+    int replace;
+
+    if (py_args_check("rename", n_args, 4) < 0 ||
+        py_name_get(self->state, args[0], &name) < 0 ||
+        py_name_get(self->state, args[1], &to) < 0 ||
+        py_text_get(self->state, args[2], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
+        return NULL;
+    replace = PyObject_IsTrue(args[3]);
+    if (replace < 0 ||
+        PY_CLIENT_CALL(self, caid_rename(c, name, to, pool, replace, &generation, &error)) < 0)
+        return NULL;
+    return PyLong_FromUnsignedLongLong(generation);
 }

@@ -656,6 +656,7 @@ static PyMemberDef lease_members[] = {
     {"mapped_device", T_INT, AT(mapped_device), READONLY, NULL},
     {"uid", T_UINT, AT(uid), READONLY, NULL},
     {"readonly", T_BOOL, AT(readonly), READONLY, NULL},
+    {"created", T_BOOL, AT(created), READONLY, NULL},
     {"pending", T_OBJECT, AT(pending), READONLY, NULL},
     {0},
 };

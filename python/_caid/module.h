@@ -268,6 +268,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(open_many, "Opens arrays: a list of Leases.")                                        \
     FAST(take, "Takes what a ticket is for: a Lease.")                                        \
     FAST(unlink, "Removes a name.")                                                           \
+    FAST(rename, "Gives an array another name: its generation.")                              \
     FAST(watch, "Watches a name: a Watch.")                                                   \
     FAST(stream_new, "Creates a CUDA stream: a Stream.")                                      \
     FAST(stream_wrap, "Of another library: a Stream.")                                        \
@@ -338,6 +339,7 @@ struct lease_object {
     int32_t device, mapped_ordinal, mapped_device;
     uint32_t uid;
     bool readonly;
+    bool created; /* by this client, which has not opened it */
 
     PyObject *pending; /* work on the memory that may not be done: caid/_pending.py; or NULL */
 

@@ -349,6 +349,12 @@ class Array(OfProcess, Closing):
         return self._memory.uid
 
     @property
+    def created(self) -> bool:
+        """bool: whether this client has made the array, and not opened it. Of all that ask for one name
+        by ``create(exist_ok=True)`` one gets True: who is to fill it."""
+        return self._memory.created
+
+    @property
     def metadata(self) -> Any:
         """object: what the array was created or last published with, decoded from JSON anew each
         time; None without. Text that is no JSON, which a program in C may have given, is a str."""

@@ -26,6 +26,7 @@ class ForeignMemory:
     name = pool = memory = metadata = uid = None
     generation = block = host = 0
     mapped_ordinal = -1
+    created = False
 
     @property
     def mapped_device(self):

@@ -17,6 +17,7 @@ from . import (
     _events,
     _geometry,
     _metadata,
+    _names,
     _pending,
     _queries,
     _releaser,
@@ -27,7 +28,7 @@ from . import (
     _values,
     _watch,
 )
-from ._errors import invalid
+from ._errors import NotFoundError, invalid
 from ._handles import Closing
 from ._records import TimelineEntry
 
@@ -83,8 +84,8 @@ class Client(_queries.Queries, Closing):
 
     A call that the daemon does not answer in time raises ``caid.TimeoutError``, and the client is as
     usable as before. What the answer grants when it comes all the same is given back: an array is
-    closed again, and loses the name that it was made under. A name that was to be published or
-    unlinked may have been.
+    closed again, and loses the name that it was made under. A name that was to be published,
+    renamed or unlinked may have been.
     """
 
     __slots__ = ("_address", "_driver", "_socket", "__weakref__")
@@ -177,6 +178,7 @@ class Client(_queries.Queries, Closing):
         memory: str = "device",
         alignment: int | None = None,
         metadata: Any = None,
+        exist_ok: bool = False,
     ) -> _array.Array:
         """Creates an array under a name. Its contents are undefined until written.
 
@@ -216,6 +218,10 @@ class Client(_queries.Queries, Closing):
             Of the first element in device memory, bytes: a power of two up to 2 MiB. 512 without.
         metadata : object, optional
             Anything that JSON can tell, up to 4,096 bytes of it, for whoever opens the array.
+        exist_ok : bool
+            Whether to open the array that has the name already, "rw" and with the metadata that it
+            has. Of all that ask at once one creates it, as `Array.created` tells; what the others
+            see before that one has written it is undefined.
 
         Returns
         -------
@@ -225,7 +231,8 @@ class Client(_queries.Queries, Closing):
         Raises
         ------
         ExistsError
-            The name is taken.
+            The name is taken; with `exist_ok`, by an array of another shape, type, strides, device
+            or kind of memory, or that is aligned less: the message says what differs.
         InvalidNameError, InvalidError, TooLargeError
             Name, shape, strides, type, alignment or metadata are not valid; over their limit.
         UnsupportedError
@@ -239,7 +246,8 @@ class Client(_queries.Queries, Closing):
         """
         if not isinstance(name, str):
             raise TypeError(f"name: a str is needed, not {type(name).__name__}; see empty()")
-        return self._make(
+        make = self._make_or_open if exist_ok else self._make
+        return make(
             name, shape, dtype, order, strides, pool, device, exclusive, memory, alignment, metadata
         )
 
@@ -320,10 +328,17 @@ class Client(_queries.Queries, Closing):
         return a
 
     def _make(self, name, shape, dtype, order, strides, *options):
-        element, inner = _typestr.of_dtype(dtype)
-        shape = _geometry.dims("shape", shape) + inner
-        strides = _strides(shape, element, order, strides)
-        return _array.of_lease(self._create_lease(name, shape, element, strides, *options))
+        geometry = _geometry_of(shape, dtype, order, strides)
+        return _array.of_lease(self._create_lease(name, *geometry, *options))
+
+    def _make_or_open(self, name, shape, dtype, order, strides, pool, device, *options):
+        geometry = _geometry_of(shape, dtype, order, strides)
+        memory, alignment = options[1:3]
+        wanted = _names.Wanted(*geometry, memory, self._index_of(device), alignment or 1)
+        return _names.open_or_make(
+            self, name, pool, wanted,
+            lambda: _array.of_lease(self._create_lease(name, *geometry, pool, device, *options)),
+        )
 
     def _create_lease(
         self, name, shape, element, strides, pool, device, exclusive, memory, alignment, metadata
@@ -390,7 +405,7 @@ class Client(_queries.Queries, Closing):
         limits = max_pending_count, max_pending_ratio, max_pending_age
         return _arena.create(self, device, memory, pool, block_size, *limits)
 
-    # --- opening and unlinking --------------------------------------------------------------
+    # --- opening, unlinking and renaming ----------------------------------------------------
 
     def open(
         self,
@@ -400,6 +415,8 @@ class Client(_queries.Queries, Closing):
         pool: str | None = None,
         generation: int | None = None,
         device: _Device | None = None,
+        wait: bool = False,
+        timeout: float | None = None,
     ) -> _array.Array:
         """Opens an array by name. Nothing is copied: it is the same memory in every process.
 
@@ -419,11 +436,18 @@ class Client(_queries.Queries, Closing):
             over the peer link where the memory lies on another. Without it, the memory's own or,
             where this process does not see that one (CUDA_VISIBLE_DEVICES), the first that it
             sees.
+        wait : bool
+            Whether to wait until the name is there; not with `generation`. One that has gone again
+            before it could be opened is waited for anew. Ctrl-C ends the wait.
+        timeout : float, optional
+            Seconds to wait; 0 only looks. Without it, without end.
 
         Raises
         ------
         NotFoundError
             No such name, or no pool that the caller may see; also a FileNotFoundError.
+        TimedOutError, CancelledError
+            The name did not come in time; the client was closed meanwhile.
         StaleError
             The name has that generation no more, or not yet.
         AccessError
@@ -433,8 +457,16 @@ class Client(_queries.Queries, Closing):
         CorruptError
             Its creator has described elements that cannot be: the message names the creator.
         """
+        if (timeout is not None and not wait) or (wait and generation):
+            raise invalid("open: timeout needs wait=True, which does not go with a generation")
+        _watch.check_timeout(timeout)
         uuid = None if device is None else self._uuid_of(device)
-        return _array.of_lease(self._open(name, mode, pool, generation or 0, uuid))
+        try:
+            return _array.of_lease(self._open(name, mode, pool, generation or 0, uuid))
+        except NotFoundError:
+            if not wait:
+                raise
+        return _names.open_when_there(self, name, mode, pool, device, timeout)
 
     def open_many(
         self,
@@ -456,10 +488,82 @@ class Client(_queries.Queries, Closing):
         leases = self._open_many(tuple(names), mode, pool, self._uuid_of(device))
         return _array.of_leases(leases)
 
-    def unlink(self, name: str, *, pool: str | None = None) -> None:
-        """Removes a name. Whoever holds the array keeps it; without holders its memory is freed.
-        Raises NotFoundError, AccessError."""
-        self._unlink(name, pool)
+    def unlink(
+        self,
+        name: str | None = None,
+        *,
+        pool: str | None = None,
+        prefix: str | None = None,
+        missing_ok: bool = False,
+    ) -> int:
+        """Removes a name, or all that start alike. Whoever holds an array keeps it; without holders
+        its memory is freed.
+
+        Parameters
+        ----------
+        name : str
+            Or `prefix`.
+        pool : str, optional
+            Without it, the caller's own.
+        prefix : str
+            In place of `name`: every name that starts with it, one by one; there need be none, and
+            what others remove meanwhile is passed over. Not "": that would be all.
+        missing_ok : bool
+            Whether a name that is not there is no error.
+
+        Returns
+        -------
+        int
+            How many names were removed.
+
+        Raises
+        ------
+        NotFoundError, AccessError
+            No such name, no pool that the caller may see; one that may not be written.
+        """
+        if (name is None) == (prefix is None):
+            raise TypeError("unlink: either a name or a prefix is needed")
+        names = _names.starting_with(self, prefix, pool) if name is None else [name]
+        removed = 0
+        for each in names:
+            try:
+                self._unlink(each, pool)
+                removed += 1
+            except NotFoundError:
+                if not (missing_ok or name is None):
+                    raise
+        return removed
+
+    def rename(
+        self, old: str, new: str, *, pool: str | None = None, replace: bool = False
+    ) -> int:
+        """Gives an array another name of its pool, at once: nobody sees both names, or neither.
+
+        Whoever has it open keeps it, by the name that it was opened by; its metadata stays. Nothing
+        is copied, and no work is waited for: what this process writes is named when it is whole by
+        :meth:`caid.Array.publish`, and an array whose writer died stays abandoned.
+
+        Parameters
+        ----------
+        old, new : str
+        pool : str, optional
+            Without it, the caller's own.
+        replace : bool
+            Whether `new` may be taken: what has it lives on as long as somebody holds it.
+
+        Returns
+        -------
+        int
+            The generation of `new`.
+
+        Raises
+        ------
+        NotFoundError, AccessError
+            No such name, no pool that the caller may see; one that may not be written.
+        ExistsError, InvalidNameError
+            `new` is taken; is no name.
+        """
+        return self._rename(old, new, pool, replace)
 
     def watch(
         self, name: str, *, pool: str | None = None, timeout: float | None = None
@@ -611,6 +715,13 @@ class Client(_queries.Queries, Closing):
         from . import _dlpack
 
         return _dlpack.from_dlpack(x, stream=stream, client=self)
+
+
+def _geometry_of(shape, dtype, order, strides):
+    """(shape, element, strides) of what create() is given."""
+    element, inner = _typestr.of_dtype(dtype)
+    shape = _geometry.dims("shape", shape) + inner
+    return shape, element, _strides(shape, element, order, strides)
 
 
 def _strides(shape, element, order, strides):

@@ -7,7 +7,7 @@ import contextlib
 from typing import Iterator, List, Union
 
 from . import _caid, _metadata
-from ._errors import ClosedError, DisconnectedError
+from ._errors import ClosedError, DisconnectedError, NotFoundError
 from ._errors import device as device_error
 from ._records import (
     Details,
@@ -79,6 +79,19 @@ class Queries(_caid.Client):
         list of Entry
         """
         return [Entry._make(entry) for entry in self._list(pool, prefix, all)]
+
+    def exists(self, name: str, *, pool: str | None = None) -> bool:
+        """Whether an array has the name, which can be another one, or none, a moment later: rather
+        open it, or create it with ``exist_ok=True``. ``name in client`` asks in the caller's own
+        pool. False, too, where there is no pool that the caller may see. Raises InvalidNameError."""
+        try:
+            self._show(name, pool)
+        except NotFoundError:
+            return False
+        return True
+
+    def __contains__(self, name: str) -> bool:
+        return self.exists(name)
 
     def show(self, name: str, *, pool: str | None = None) -> Details:
         """What is known of a name, and who holds the array: Details."""

@@ -147,10 +147,14 @@ class Watch(Named, _caid.Watch):
             raise
 
 
-def create(client, name, pool, timeout):
-    """The Watch of Client.watch()."""
+def check_timeout(timeout):
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"timeout {timeout!r}: seconds, 0 or more, or None")
+
+
+def create(client, name, pool, timeout):
+    """The Watch of Client.watch()."""
+    check_timeout(timeout)
     watch = client._watch(name, pool)
     watch._client = client
     watch._name = name

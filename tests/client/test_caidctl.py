@@ -574,13 +574,28 @@ def test_unlink(socket, client):
     assert read_json(socket, "list")["arrays"] == []
 
 
+def test_unlink_what_starts_alike(socket, client):
+    names = [f"run/{i:04}" + "x" * 200 for i in range(1000)]  # more than a page of a list
+    for name in (*names, "runs", "ru"):
+        client.create(name, (1,), "|u1")
+    done = caidctl("--json", "unlink", "--prefix=run/", socket=socket)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"unlinked": names}
+    done = caidctl("unlink", "--prefix=run/", socket=socket)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), "none is no failure"
+    assert [a["name"] for a in read_json(socket, "list")["arrays"]] == ["ru", "runs"]
+    done = caidctl("--json", "unlink", "-f", "missing", "runs", socket=socket)
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"unlinked": ["runs"]})
+    assert caidctl("unlink", "-f", "n" * 256, socket=socket).returncode == 2
+
+
 # ---- refusals and mistakes ----
 
 @pytest.mark.parametrize("args", [
     ("show", "missing"), ("unlink", "missing"), ("list", "--pool=missing"),
     ("show", "--pool=missing"), ("show", "x", "--pool=missing"), ("unlink", "n" * 256),
     ("timelines", "--pool=missing"), ("show", "tab\t"), ("--json", "show", "missing"),
-    ("--json", "list", "--pool=missing"),
+    ("--json", "list", "--pool=missing"), ("unlink", "--prefix=x", "--pool=missing"),
 ])
 def test_refused(socket, args):
     done = caidctl(*args, socket=socket)
@@ -594,7 +609,8 @@ def test_refused(socket, args):
     ("ping", "-c", "1000001"), ("unlink",), ("show", "a", "b"), ("show", "--unnamed", "a"),
     ("list", "--unnamed"), ("info", "--device=0"), ("flush", "0"), ("--device",),
     ("status", "extra"), ("doctor", "extra"), ("timelines", "x"), ("doctor", "--all"),
-    ("list", "--all", "--pool=x"), ("--socket",),
+    ("list", "--all", "--pool=x"), ("--socket",), ("unlink", "--prefix=x", "a"),
+    ("unlink", "--prefix="), ("list", "--prefix=x"), ("list", "-f"),
 ])
 def test_usage(args):
     done = caidctl(*args)
@@ -658,6 +674,7 @@ def test_completion(socket, client):
     assert complete("show", "--un", env=env) == ["--unnamed"]
     assert complete("show", "w", env=env) == ["weights/a", "with\\ space"]
     assert complete("--json", "unlink", "weights", env=env) == ["weights/a"]
+    assert complete("unlink", "--prefix", "=", "we", env=env) == ["weights/a"]
     assert complete("info", "", env=env) == ["0"]
     assert complete("list", "--pool", "=", "", env=env) == [f"uid:{os.getuid()}"]
     assert complete("--socket", "=", "/nonexistent", "show", "", env=env) == [""]

@@ -149,6 +149,25 @@ FIXTURE_TEST(names, unlink)
     caid_array_close(other);
 }
 
+FIXTURE_TEST(names, rename)
+{
+    uint64_t generation = 0;
+
+    OWNED struct caid_array *array = make_bytes(f.client, "x", 8);
+    assert_ok(caid_rename(f.client, "x", "y", NULL, false, &generation, &error));
+    cr_assert_gt(generation, 0);
+    cr_assert_str_eq(caid_array_get_info(array)->name, "x", "as it was opened");
+    assert_failed(caid_rename(f.client, "x", "z", NULL, false, NULL, &error),
+                  CAID_ERR_NOT_FOUND);
+    assert_failed(caid_rename(f.client, "y", "y", NULL, false, NULL, &error), CAID_ERR_EXISTS);
+    assert_failed(caid_rename(f.client, "y", "", NULL, true, NULL, &error),
+                  CAID_ERR_INVALID_NAME);
+    assert_failed(caid_rename(f.client, NULL, "z", NULL, true, NULL, &error),
+                  CAID_ERR_INVALID_NAME);
+    assert_failed(caid_rename(NULL, "y", "z", NULL, true, NULL, &error), CAID_ERR_INVALID);
+    assert_ok(caid_unlink(f.client, "y", NULL, &error));
+}
+
 static int
 check_pool(const struct caid_pool *pool, void *userdata)
 {

@@ -67,12 +67,17 @@ publish_and_watch(struct caid_client *client, struct caid_array *array)
     if (r == 0)
         r = send_and_take(client, array);
     if (r == 0)
+        r = caid_rename(client, "published", "renamed", NULL, false, NULL, &error);
+    if (r == 0)
+        r = caid_rename(client, "renamed", "published", NULL, true, NULL, &error);
+    if (r == 0)
         r = caid_watch_new(client, &watch, "published", NULL, see_nothing, NULL, &error);
     if (r == 0) {
         r = caid_client_dispatch(client, &error);
         caid_watch_close(watch);
     }
     int unlinked = caid_unlink(client, "published", NULL, NULL);
+    unlinked = caid_unlink(client, "renamed", NULL, NULL);
     (void)unlinked; /* it may not have come so far */
     return r;
 }

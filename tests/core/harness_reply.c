@@ -147,7 +147,8 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
         NOTE_NUMBERS(reply, users, &result->users);
         reply->more = result->users.more;
         break;
-    case MSG_PUBLISH: reply->generation = result->publish.generation; break;
+    case MSG_PUBLISH:
+    case MSG_RENAME: reply->generation = result->publish.generation; break;
     case MSG_PUBLISH_PART:
         reply->generation = result->publish_part.generation;
         reply->array = result->publish_part.part;

@@ -232,6 +232,7 @@ published(struct model *m, const struct m_request *r, const struct h_reply *repl
 
     if (old)
         EXPECT(m, reply->generation == old->generation + 1, "not the next generation");
+    a->n_leases++; /* between its names nobody need hold it */
     if (a->name != M_NONE && a->name != r->name)
         model_name_gone(m, a->pool, a->name);
     if (old != a)
@@ -243,6 +244,7 @@ published(struct model *m, const struct m_request *r, const struct h_reply *repl
         m->arrays[r->companion].keeper = array;
     }
     model_name_taken(m, array, r->name, reply->generation);
+    a->n_leases--;
 }
 
 static void
@@ -280,7 +282,8 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
         opened(m, r, reply);
         model_taken(m, r);
         break;
-    case MSG_PUBLISH: published(m, r, reply); break;
+    case MSG_PUBLISH:
+    case MSG_RENAME: published(m, r, reply); break;
     case MSG_PUBLISH_PART: model_part_published(m, r, reply); break;
     case MSG_PARTS: model_parts_told(m, r, reply); break;
     case MSG_UNLINK: model_name_gone(m, r->pool, r->name); break;

@@ -480,6 +480,39 @@ step_unlink(struct model *m, int s)
 }
 
 static void
+step_rename(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    struct m_request *r = model_ask(m, s, MSG_RENAME);
+
+    r->pool = some_pool(m, slot);
+    r->name = some_name(m);
+    int from = some_name(m), creating = m->names[r->pool][r->name].creating;
+    const struct m_array *array = model_find(m, r->pool, from);
+    struct msg_rename_params params = {.name = MSG_STR(model_name(from)),
+                                       .pool = MSG_STR(model_pool_name(r->pool)),
+                                       .to = MSG_STR(model_name(r->name)),
+                                       .replace = model_random(m, 2)};
+    bool taken = !params.replace && m->names[r->pool][r->name].array != M_NONE;
+    r->seen = array ? (uint64_t)(array - m->arrays) : 0;
+    r->may_fail = ERR_LIMITS;
+    if (!model_may(m, slot, r->pool, 2) && model_may(m, slot, r->pool, 4)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(PERMISSION);
+    } else if (!model_may(m, slot, r->pool, 2) || !array) {
+        r->must_fail = true;
+        r->may_fail |= ERR(NOT_FOUND);
+    } else if (creating != M_NONE || taken) {
+        r->must_fail = creating >= 0 || taken;
+        r->may_fail |= ERR(EXISTS);
+    }
+    model_note(m, "slot %d: rename %s in %s to %s%s", s, model_name(from),
+               model_pool_name(r->pool), model_name(r->name),
+               params.replace ? ", replace" : "");
+    h_request(&m->h, slot->conn, MSG_RENAME, &params);
+}
+
+static void
 step_watch(struct model *m, int s)
 {
     struct m_slot *slot = &m->slots[s];
@@ -724,6 +757,8 @@ static void (*const client_steps[])(struct model *, int) = {
     step_publish,
     step_unlink,
     step_unlink,
+    step_rename,
+    step_rename,
     step_watch,
     step_watch,
     step_watch,

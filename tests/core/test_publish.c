@@ -95,6 +95,40 @@ CORE_TEST(publish, refusals, h_sharing)
     cr_assert_eq(h_request(h, owner, MSG_PUBLISH, &params)->error, 0);
 }
 
+/* ---- rename ---- */
+
+static struct h_reply *
+rename_to(struct harness *h, uint64_t conn, const char *name, const char *pool, const char *to,
+          bool replace)
+{
+    struct msg_rename_params params = {.name = MSG_STR(name),
+                                       .pool = msg_str_opt(pool),
+                                       .to = MSG_STR(to),
+                                       .replace = replace};
+
+    return h_request(h, conn, MSG_RENAME, &params);
+}
+
+CORE_TEST(rename, refusals, h_sharing)
+{
+    uint64_t owner = h_connect(h, 1, 1), group = h_connect(h, 2, 10),
+             other = h_connect(h, 3, 3);
+    uint64_t stamp = h_create_now(h, owner, "v", "shared", 100)->stamp;
+    h_create_now(h, owner, "w", "shared", 100);
+    cr_assert_eq(rename_to(h, group, "v", "shared", "x", true)->error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(rename_to(h, other, "v", "shared", "x", true)->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(rename_to(h, owner, "v", "shared", "w", false)->error, PROTO_ERR_EXISTS);
+    cr_assert_eq(rename_to(h, owner, "v", "shared", "v", false)->error, PROTO_ERR_EXISTS);
+    cr_assert_eq(rename_to(h, owner, "v", "shared", "", true)->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_eq(h_open(h, owner, "v", "shared", "r")->stamp, stamp, "nothing has changed");
+
+    h_create_as(h, other, 100,
+                (struct msg_create_params){.name = MSG_STR("x"), .exclusive = true});
+    cr_assert_eq(rename_to(h, other, "x", NULL, "y", true)->error, PROTO_ERR_NOT_FOUND,
+                 "a name that is being created is not there");
+    h_finish_all(h);
+}
+
 /* ---- watch ---- */
 
 CORE_TEST(watch, tells_of_each_change, h_sharing)

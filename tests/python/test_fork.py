@@ -31,6 +31,7 @@ ARGS = {
     "open": ["a"], "open_many": [["a"]], "open_timeline": ["t"], "reshape": [6], "set_limits": [1, 0.5],
     "swapaxes": [0, 0], "zeros": [1],
     "show": ["a"], "signal": [None, 1], "timeline": ["u"], "unlink": ["a"], "watch": ["a"],
+    "__contains__": ["a"], "exists": ["a"], "rename": ["a", "b"],
 }  # fmt: skip
 ARGS_OF = {
     (caid.Arena, "ipc_handle"): [1],
@@ -44,7 +45,7 @@ STAYS = {
     caid.Array: """
         __array__ __bool__ __copy__ __deepcopy__ __enter__ __len__ __repr__ access alloc_size closed device dtype flags generation
         is_c_contiguous is_f_contiguous itemsize mapped_ordinal memory metadata name nbytes ndim pool readonly
-        shape size strides typestr uid""",
+        shape size strides typestr uid created""",
     caid.Client: "__enter__ __repr__ closed host_accessible",
     caid.Stream: "__enter__ __eq__ __hash__ __repr__ closed device",
     caid.Event: "__repr__ closed device",

@@ -111,6 +111,12 @@ def test_a_watch(client):
         next(iter(watch))
 
 
+def test_a_name_that_does_not_come(client):
+    with interrupted():
+        client.open("nothing", wait=True)
+    assert client.status().watches == 0
+
+
 def test_a_timeline(client, other):
     with client.timeline("counter"), other.open_timeline("counter") as t, interrupted():
         t.wait(None, 1)

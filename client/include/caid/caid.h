@@ -101,7 +101,7 @@ struct caid_connect_options {
     /* How long it has to answer each call, and to let a bracket begin that has no time of its own.
      * 0: $CAID_TIMEOUT, or CAID_FOREVER. A call that takes longer is CAID_ERR_TIMEOUT, and the
      * client is as usable as before: what a later answer grants is given back, what the call does
-     * elsewhere (a name is unlinked, published) may have been done. */
+     * elsewhere (a name is unlinked, renamed, published) may have been done. */
     uint64_t call_timeout_ns;
     /* Asked, on the thread that waits for the daemon, or for a stream or an event, when a signal
      * handler has run there, and now and then: whether to give up what it waits for, which is then
@@ -370,6 +370,14 @@ void caid_watch_close(struct caid_watch *watch);
 /* Removes a name; whoever holds the array keeps it. */
 int caid_unlink(struct caid_client *client, const char *name, const char *pool,
                 struct caid_error *error);
+
+/* Gives an array another name of its pool, at once: nobody sees both names or neither. Who holds it
+ * keeps it, as do its metadata and what is said of it ("abandoned"). A name that is taken is
+ * CAID_ERR_EXISTS, or with replace goes over as caid_array_publish() has it. The caller need not
+ * have the array open; nothing is copied, and no work waited for: what this process writes is
+ * published instead. ret_generation: of the new name, or NULL. */
+int caid_rename(struct caid_client *client, const char *name, const char *to, const char *pool,
+                bool replace, uint64_t *ret_generation, struct caid_error *error);
 
 struct caid_entry {
     const char *pool, *name, *typestr;

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names: what takes more than one request, and others change them meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import NamedTuple, Optional, Tuple
+
+from . import _geometry, _typestr
+from ._errors import ExistsError, NotFoundError, TimedOutError, exists, invalid, timed_out
+
+# A name that is being created can be neither opened nor created: seconds until it is tried again,
+# where nothing is heard of it because it could not be created.
+_RETRY_S = 0.02
+
+
+def open_when_there(client, name, mode, pool, device, timeout):
+    """The Array of Client.open(wait=True). The watch comes first, so that no news is missed."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with client.watch(name, pool=pool) as watch:
+        while True:
+            try:
+                watch.get(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except TimedOutError:
+                raise timed_out(f"no array {name!r} came in {timeout:g} s") from None
+            with contextlib.suppress(NotFoundError):
+                return client.open(name, mode, pool=pool, device=device)
+
+
+def starting_with(client, prefix, pool):
+    """The names that Client.unlink(prefix=) is to remove."""
+    if not prefix:
+        raise invalid("prefix: all names of a pool start with an empty one; unlink what list() has")
+    return [entry.name for entry in client.list(prefix=prefix, pool=pool)]
+
+
+# --- one array for all that ask -------------------------------------------------------------
+
+
+class Wanted(NamedTuple):
+    """What create(exist_ok=True) asks for."""
+
+    shape: Tuple[int, ...]
+    element: _typestr.Element
+    strides: Optional[Tuple[int, ...]]  # None: C order
+    memory: str
+    device: int
+    alignment: int
+
+
+def open_or_make(client, name, pool, wanted, make):
+    """The Array of Client.create(exist_ok=True). What is there is opened first: it needs no quota."""
+    while True:
+        with contextlib.suppress(NotFoundError):
+            return _checked(client.open(name, "rw", pool=pool), wanted)
+        with contextlib.suppress(ExistsError):
+            return make()
+        with client.watch(name, pool=pool) as watch, contextlib.suppress(TimedOutError):
+            watch.get(_RETRY_S)
+
+
+def _checked(array, wanted):
+    different = ", ".join(_differences(array, wanted))
+    if not different:
+        return array
+    array.close()
+    raise exists(f"array {array.name!r} exists, and is another one: {different}")
+
+
+def _differences(a, wanted):
+    """In words."""
+    element = a._layout.element
+    strides = wanted.strides or _geometry.c_strides(wanted.shape, wanted.element.itemsize)
+    if a.shape != wanted.shape:
+        yield f"shape {a.shape}, not {wanted.shape}"
+    if not _typestr.is_same(element, wanted.element):
+        yield f"type {element.descr or element.told}, not {wanted.element.descr or wanted.element.told}"
+    elif a.shape == wanted.shape and not _geometry.is_contiguous(a.shape, a.strides, strides):
+        yield f"strides {a.strides}, not {strides}"
+    if a.memory != wanted.memory:
+        yield f"memory {a.memory!r}, not {wanted.memory!r}"
+    if a.device != wanted.device:
+        yield f"device {a.device}, not {wanted.device}"
+    if a.ptr % wanted.alignment:
+        yield f"aligned to {a.ptr & -a.ptr} bytes, not {wanted.alignment}"
