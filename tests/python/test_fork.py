@@ -50,7 +50,7 @@ STAYS = {
     caid.Timeline: "__enter__ __repr__ closed name pool",
     caid.Watch: "__aiter__ __enter__ __iter__ __repr__ closed name pool",
     caid.Arena: "__enter__ __repr__ closed device memory pool",
-    caid.Allocation: "__repr__ nbytes",
+    caid.Allocation: "__enter__ __repr__ closed nbytes",
     caid.Bracket: "__repr__ is_open stream",
 }
 ENDS = {"close", "__exit__", "__del__"}
