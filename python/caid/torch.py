@@ -13,13 +13,14 @@ one set-up for a process, as PyTorch calls plain C functions (docs/CONSUMERS.md)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any, NamedTuple
 
 import torch
 
-from . import _arena, _caid, _default, _stream, _typestr
+from . import _arena, _caid, _default, _resource, _stream, _typestr
 from ._client import Client
 from ._errors import DeviceError, Error
 from ._errors import device as device_error
@@ -100,7 +101,7 @@ def allocator(
         options["pool"] = pool
     with _lock:
         if _setup is None or not _setup.is_usable:
-            _setup = _set_up(client or _default.default_client(), options)
+            _setup = _set_up(client, options)
         else:
             _check_same(_setup, client, options)
         return _the_allocator()
@@ -121,8 +122,7 @@ def _the_allocator():
 
 def _set_up(client, options):
     options = {"memory": "device", "pool": None, "max_pending_count": 0, **options}
-    # Refused now, or by "out of memory" later.
-    client.empty(0, "|u1", memory=options["memory"], pool=options["pool"]).close()
+    client = _resource.client_of(client, options["memory"], options["pool"])
     arenas = _make_arenas(client, options)
     for ordinal, arena in arenas.items():
         _caid.torch_set(ordinal, arena)
@@ -133,11 +133,8 @@ def _make_arenas(client, options):
     """One for each device that both PyTorch and the daemon have. They have no memory yet."""
     arenas = {}
     for ordinal in range(torch.cuda.device_count()):
-        try:
-            device = client._find_device(ordinal)
-        except DeviceError:
-            continue
-        arenas[ordinal] = client.arena(device, **options)
+        with contextlib.suppress(DeviceError):
+            arenas[ordinal] = _resource.arena_on(client, ordinal, None, options)
     if not arenas:
         raise device_error(
             f"the daemon has none of the {torch.cuda.device_count()} CUDA devices that PyTorch sees"
