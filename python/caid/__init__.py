@@ -22,7 +22,7 @@ What users of Numba know is here by its names: ``to_device()``, ``pinned_array()
 
 from __future__ import annotations
 
-import os as _os
+import typing as _typing
 
 from . import _caid, _deprecated, _errors, _pickle  # noqa: F401
 from ._arena import Allocation, Arena
@@ -78,6 +78,9 @@ from ._strict import strict_device
 from ._timeline import Timeline
 from ._watch import Watch
 
+if _typing.TYPE_CHECKING:
+    import os
+
 __version__ = _caid.version()
 
 as_cuda_array = as_array  # Numba's name
@@ -85,7 +88,7 @@ TimeoutError = _errors.TimedOutError  # not in __all__: the built-in one is its 
 
 
 def connect(
-    address: str | bytes | _os.PathLike | None = None,
+    address: str | bytes | os.PathLike[str] | None = None,
     *,
     name: str | None = None,
     driver: str | None = None,
@@ -160,14 +163,17 @@ __all__ = [
     *_errors.__all__,
 ]
 
-# The names that users know: in tracebacks, pickles and help().
+# The names that users know, and of no private module: in tracebacks, pickles and help().
 for _name in __all__:
-    globals()[_name].__module__ = __name__
-del _name
+    for _part in getattr(globals()[_name], "__mro__", (globals()[_name],)):
+        if _part.__module__.startswith("caid."):
+            _part.__module__ = __name__
+del _name, _part
 
+if not _typing.TYPE_CHECKING:  # which would take every name for one that is there
 
-def __getattr__(name: str) -> object:
-    if name == "Access":
-        _deprecated.warn("caid.Access", "caid.Bracket")
-        return Bracket
-    raise AttributeError(f"module 'caid' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name == "Access":
+            _deprecated.warn("caid.Access", "caid.Bracket")
+            return Bracket
+        raise AttributeError(f"module 'caid' has no attribute {name!r}")

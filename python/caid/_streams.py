@@ -7,11 +7,14 @@ import asyncio
 import contextlib
 import errno
 import warnings
-from typing import Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from . import _caid, _cai, _pending, _stream
 from ._errors import ClosedError, Error, ErrorCode, make_error
 from ._handles import Closing, OfProcess
+
+if TYPE_CHECKING:
+    from ._client import Client
 
 _NON_BLOCKING = 1  # enum caid_stream_flags
 
@@ -49,7 +52,7 @@ class Stream(OfProcess, Closing, _caid.Stream):
 
     @classmethod
     def from_handle(
-        cls, handle: Any, client: _caid.Client | None = None, device: int | str = 0
+        cls, handle: Any, client: Client | None = None, device: int | str = 0
     ) -> Stream:
         """A Stream for one that is there. It is not destroyed.
 
@@ -89,7 +92,7 @@ class Stream(OfProcess, Closing, _caid.Stream):
         """(version, handle): the CUDA Stream Protocol, see the documentation of cuda.core."""
         return (0, self.handle)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
             return NotImplemented
         same = self._number == other._number

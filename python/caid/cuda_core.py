@@ -24,6 +24,7 @@ except ImportError:  # before 0.5
 
 from . import _resource
 from ._client import Client
+from ._records import ArenaMemory
 
 
 class MemoryResource(_resource.Resource, _Base):
@@ -67,7 +68,7 @@ class MemoryResource(_resource.Resource, _Base):
         device: Any = None,
         client: Client | None = None,
         *,
-        memory: str = "device",
+        memory: ArenaMemory = "device",
         pool: str | None = None,
         **options: Any,
     ):

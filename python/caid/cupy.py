@@ -22,6 +22,7 @@ from cupy.cuda.runtime import CUDARuntimeError
 from . import _arena, _resource, _stream
 from ._client import Client
 from ._errors import NO_ROOM, Error
+from ._records import ArenaMemory
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -63,7 +64,7 @@ class Allocator:
         self,
         client: Client | None = None,
         *,
-        memory: str = "device",
+        memory: ArenaMemory = "device",
         pool: str | None = None,
         **options: Any,
     ):

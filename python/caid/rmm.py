@@ -17,6 +17,7 @@ from rmm.mr import CallbackMemoryResource
 from . import _resource
 from ._client import Client
 from ._errors import NO_ROOM
+from ._records import ArenaMemory
 
 
 class MemoryResource(_resource.Resource, CallbackMemoryResource):
@@ -62,7 +63,7 @@ class MemoryResource(_resource.Resource, CallbackMemoryResource):
         client: Client | None = None,
         *,
         device: int = 0,
-        memory: str = "device",
+        memory: ArenaMemory = "device",
         pool: str | None = None,
         **options: Any,
     ):

@@ -24,6 +24,7 @@ from . import _arena, _caid, _default, _resource, _stream, _typestr
 from ._client import Client
 from ._errors import DeviceError, Error
 from ._errors import device as device_error
+from ._records import ArenaMemory
 
 if not hasattr(torch.cuda, "MemPool"):
     raise ImportError(f"caid.torch needs PyTorch 2.6 or later, not {torch.__version__}")
@@ -50,7 +51,7 @@ _lock = threading.Lock()
 def allocator(
     client: Client | None = None,
     *,
-    memory: str | None = None,
+    memory: ArenaMemory | None = None,
     pool: str | None = None,
     **options: Any,
 ) -> torch.cuda.memory.CUDAPluggableAllocator:
@@ -179,7 +180,7 @@ class MemPool(torch.cuda.MemPool):
         self,
         client: Client | None = None,
         *,
-        memory: str | None = None,
+        memory: ArenaMemory | None = None,
         pool: str | None = None,
         **options: Any,
     ):

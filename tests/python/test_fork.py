@@ -55,7 +55,8 @@ STAYS = {
 }
 ENDS = {"close", "__exit__", "__del__"}
 OF_CLASSES = {
-    "__annotations__", "__doc__", "__init__", "__module__", "__new__", "__reduce__", "__slots__", "__weakref__"
+    "__annotations__", "__doc__", "__init__", "__module__", "__new__", "__orig_bases__", "__parameters__",
+    "__reduce__", "__slots__", "__weakref__"
 }  # fmt: skip
 
 names = (f"n{i}" for i in itertools.count())
