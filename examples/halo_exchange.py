@@ -18,11 +18,11 @@ ON_GPU = importlib.util.find_spec("cupy") is not None
 DEVICE = "gpu" if ON_GPU else None
 
 
-def new():
+def new() -> cs.Storage:
     return cs.zeros((WIDTH + 2 * HALO, HEIGHT), halo=(HALO, 0), alignment_size=128, device=DEVICE)
 
 
-def exchange(left, right):
+def exchange(left: cs.Storage, right: cs.Storage) -> None:
     """Each side's halo is what the other has beside it. Both are up to date on the GPU after a step, so
     these copies stay there."""
     for a, b in (left, right), (right, left):
@@ -30,7 +30,7 @@ def exchange(left, right):
         a[-HALO:] = b.domain_view[:HALO]
 
 
-def step(old, new):
+def step(old: cs.Storage, new: cs.Storage) -> None:
     with cs.fields(read=[old], write=[new], device=DEVICE) as (u, v):
         if ON_GPU:
             import cupy
@@ -39,7 +39,7 @@ def step(old, new):
         v[HALO:-HALO] = u[HALO:-HALO] + RATE * (u[: -2 * HALO] - 2 * u[HALO:-HALO] + u[2 * HALO :])
 
 
-def main(steps=100):
+def main(steps: int = 100) -> None:
     start = np.random.default_rng(7).random((2 * WIDTH, HEIGHT))
     halves, others = (new(), new()), (new(), new())
     for half, values in zip(halves, np.split(start, 2)):

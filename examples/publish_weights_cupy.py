@@ -22,7 +22,7 @@ import caid.cupy
 SHAPE = (1024, 768)
 
 
-def load(path):
+def load(path: str) -> cupy.ndarray:
     """From the pages of the file to the GPU: no array between them."""
     on_disk = numpy.load(path, mmap_mode="r")
     weights = cupy.empty(on_disk.shape, on_disk.dtype)
@@ -30,7 +30,7 @@ def load(path):
     return weights
 
 
-def publish(path):
+def publish(path: str) -> None:
     allocator = caid.cupy.Allocator()
     cupy.cuda.set_allocator(allocator.malloc)
     weights = load(path)
@@ -38,7 +38,7 @@ def publish(path):
     print(f"published generation {generation}; {allocator.arena().info}", flush=True)
 
 
-def use(path):
+def use(path: str) -> None:
     """Another process: it opens the name, and sees the same memory."""
     with caid.connect() as client, client.open("weights") as array:
         weights = cupy.from_dlpack(array)
@@ -48,7 +48,7 @@ def use(path):
         del weights
 
 
-def main():
+def main() -> None:
     if len(sys.argv) > 1:
         return use(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder, caid.LocalDaemon() as daemon:

@@ -22,7 +22,7 @@ import caid.torch
 SHAPE = (1024, 768)
 
 
-def load(path, pool):
+def load(path: str, pool: caid.torch.MemPool) -> torch.Tensor:
     """From the pages of the file to the GPU: no tensor between them."""
     on_disk = torch.from_numpy(numpy.load(path, mmap_mode="c"))
     with torch.cuda.use_mem_pool(pool):
@@ -30,13 +30,13 @@ def load(path, pool):
     return weights.copy_(on_disk)
 
 
-def publish(path):
+def publish(path: str) -> None:
     weights = load(path, caid.torch.MemPool())
     generation = caid.torch.publish("weights", weights, metadata={"file": os.path.basename(path)})
     print(f"published generation {generation}; {caid.torch.arena().info}", flush=True)
 
 
-def use(path):
+def use(path: str) -> None:
     """Another process: it opens the name, and sees the same memory."""
     with caid.connect() as client, client.open("weights") as array:
         weights = torch.from_dlpack(array)
@@ -46,7 +46,7 @@ def use(path):
         del weights
 
 
-def main():
+def main() -> None:
     if len(sys.argv) > 1:
         return use(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder, caid.LocalDaemon() as daemon:

@@ -8,6 +8,7 @@ usage: storage_processes.py [STEPS]
 import multiprocessing
 import os
 import sys
+from multiprocessing.synchronize import Barrier
 
 import numpy as np
 
@@ -17,7 +18,7 @@ import caid.storage as cs
 HALO, WIDTH, HEIGHT, RATE = 1, 64, 96, 0.1
 
 
-def fetch(mine, other):
+def fetch(mine: cs.Storage, other: cs.Storage) -> None:
     """What the other process has beside it: nobody writes there before it has been read."""
     with other.read() as theirs:
         edges = theirs[-2 * HALO : -HALO].copy(), theirs[HALO : 2 * HALO].copy()
@@ -25,13 +26,13 @@ def fetch(mine, other):
         u[:HALO], u[-HALO:] = edges
 
 
-def step(mine):
+def step(mine: cs.Storage) -> None:
     with mine.write() as u:
         u[HALO:-HALO] += RATE * (u[: -2 * HALO] - 2 * u[HALO:-HALO] + u[2 * HALO :])
 
 
-def work(mine, other, barrier, steps):
-    mine, other = cs.open(mine, "rw"), cs.open(other, "rw")
+def work(name: str, name_of_other: str, barrier: Barrier, steps: int) -> None:
+    mine, other = cs.open(name, "rw"), cs.open(name_of_other, "rw")
     for _ in range(steps):
         barrier.wait()  # both have made the step before
         fetch(mine, other)
@@ -39,7 +40,7 @@ def work(mine, other, barrier, steps):
         step(mine)
 
 
-def main(steps=100):
+def main(steps: int = 100) -> None:
     start = np.random.default_rng(7).random((2 * WIDTH, HEIGHT))
     names = [f"diffusion {os.getpid()}/{side}" for side in ("left", "right")]
     halves = [

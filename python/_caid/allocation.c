@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "arena.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <structmember.h>
 
@@ -9,6 +10,7 @@ struct allocation_object {
     struct arena_object *arena; /* counts this one */
     uint64_t ptr;               /* 0: there was no memory */
     uint64_t nbytes;            /* as asked for */
+    bool closed;                /* and counted no more */
     PyObject *weakrefs;
 };
 
@@ -28,6 +30,7 @@ py_allocation_new(struct arena_object *arena, uint64_t nbytes)
     self->arena = arena;
     self->ptr = 0;
     self->nbytes = nbytes;
+    self->closed = false;
     self->weakrefs = NULL;
     arena->n_live++;
     if (py_arena_reserve(arena, nbytes, &self->ptr) < 0)
@@ -52,6 +55,15 @@ allocation_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
+static void
+allocation_free(struct allocation_object *self)
+{
+    if (self->closed)
+        return;
+    self->closed = true;
+    py_arena_release(self->arena, self->ptr);
+}
+
 /* Of a cycle it is in, the collector clears something else: as long as there is an Allocation
  * there is its memory. */
 static void
@@ -64,10 +76,30 @@ allocation_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     if (self->weakrefs)
         PyObject_ClearWeakRefs(op);
-    py_arena_release(arena, self->ptr);
+    allocation_free(self);
     PyObject_GC_Del(op);
     Py_DECREF(type);
     Py_DECREF(arena);
+}
+
+static PyObject *
+allocation_close(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    allocation_free(allocation(op));
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+allocation_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(n_args))
+{
+    return allocation_close(op, NULL);
+}
+
+static PyObject *
+allocation_enter(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    Py_INCREF(op);
+    return op;
 }
 
 /* ---- the type ---- */
@@ -75,9 +107,20 @@ allocation_dealloc(PyObject *op)
 static PyObject *
 allocation_get_ptr(PyObject *op, void *Py_UNUSED(closure))
 {
-    if (py_client_check_process(allocation(op)->arena->handle.client) < 0)
+    const struct client_object *client = allocation(op)->arena->handle.client;
+
+    if (py_client_check_process(client) < 0)
         return NULL;
-    return PyLong_FromUnsignedLongLong(allocation(op)->ptr);
+    if (!allocation(op)->closed)
+        return PyLong_FromUnsignedLongLong(allocation(op)->ptr);
+    return py_error_raise_code(client->state, CAID_ERR_CLOSED, EBADF,
+                               "the allocation is closed");
+}
+
+static PyObject *
+allocation_get_closed(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(allocation(op)->closed);
 }
 
 /* By Python, which knows what the environment says of the interface. */
@@ -97,9 +140,10 @@ allocation_repr(PyObject *op)
 {
     char text[96];
 
-    snprintf(text, sizeof(text), "<caid.Allocation %#llx nbytes=%llu>",
+    snprintf(text, sizeof(text), "<caid.Allocation %#llx nbytes=%llu%s>",
              (unsigned long long)allocation(op)->ptr,
-             (unsigned long long)allocation(op)->nbytes);
+             (unsigned long long)allocation(op)->nbytes,
+             allocation(op)->closed ? " closed" : "");
     return PyUnicode_FromString(text);
 }
 
@@ -112,12 +156,21 @@ allocation_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
 }
 
 static PyMethodDef allocation_methods[] = {
+    {"close", allocation_close, METH_NOARGS,
+     PyDoc_STR(
+         "close()\n--\n\nFrees it now. Idempotent. Nothing that was made of its address is to "
+         "be used any more.")},
+    {"__enter__", allocation_enter, METH_NOARGS, NULL},
+    {"__exit__", PY_FASTCALL(allocation_exit), METH_FASTCALL, NULL},
     {"__reduce__", allocation_reduce, METH_NOARGS, NULL},
     {0},
 };
 
 static PyGetSetDef allocation_getset[] = {
-    {"ptr", allocation_get_ptr, NULL, PyDoc_STR("int: its device address."), NULL},
+    {"ptr", allocation_get_ptr, NULL,
+     PyDoc_STR("int: its device address. Raises ClosedError after close()."), NULL},
+    {"closed", allocation_get_closed, NULL, PyDoc_STR("bool: whether it was freed by close()."),
+     NULL},
     {"__cuda_array_interface__", allocation_get_interface, NULL,
      PyDoc_STR("dict: the CUDA Array Interface, of one dimension of bytes (\"|u1\").\n\n"
                "The dict keeps nothing alive: who uses it keeps the allocation."),
@@ -133,11 +186,13 @@ static PyMemberDef allocation_members[] = {
     {0},
 };
 
-PY_SPEC(allocation, "caid.Allocation", Py_TPFLAGS_HAVE_GC,
-        "Memory of a device: what :meth:`caid.Arena.allocate` gives.\n\n"
-        "It is freed with the object, which may be in any thread, at any time: the memory is "
-        "used again\nwhen the work that the device's primary context had by then is done.",
-        {Py_tp_new, allocation_tp_new}, {Py_tp_traverse, allocation_traverse},
-        {Py_tp_dealloc, allocation_dealloc}, {Py_tp_repr, allocation_repr},
-        {Py_tp_methods, allocation_methods}, {Py_tp_getset, allocation_getset},
-        {Py_tp_members, allocation_members});
+PY_SPEC(
+    allocation, "caid.Allocation", Py_TPFLAGS_HAVE_GC,
+    "Memory of a device: what :meth:`caid.Arena.allocate` gives.\n\n"
+    "It is freed by close(), by leaving its ``with`` block, or with the object, which may be in "
+    "any thread,\nat any time: the memory is used again when the work that the device's primary "
+    "context had by then\nis done.",
+    {Py_tp_new, allocation_tp_new}, {Py_tp_traverse, allocation_traverse},
+    {Py_tp_dealloc, allocation_dealloc}, {Py_tp_repr, allocation_repr},
+    {Py_tp_methods, allocation_methods}, {Py_tp_getset, allocation_getset},
+    {Py_tp_members, allocation_members});

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Arena: one struct caid_arena, made by Client._arena_new(). Allocation: a piece of its memory,
- * which is freed with the object, in whatever thread, also as the interpreter ends.
+ * which is freed by close() or with the object, in whatever thread, also as the interpreter ends.
  *
  * An Arena ends new calls by close(), or with its client; its Allocations hold it, and the last of
  * them ends the struct: who has memory keeps it, as tensors and HostViews of a Lease do. end() does

@@ -22,7 +22,6 @@ What users of Numba know is here by its names: ``to_device()``, ``pinned_array()
 
 from __future__ import annotations
 
-import os as _os
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
@@ -81,6 +80,9 @@ from ._strict import strict_device
 from ._timeline import Timeline
 from ._watch import Watch
 
+if _typing.TYPE_CHECKING:
+    import os
+
 __version__ = _caid.version()
 
 as_cuda_array = as_array  # Numba's name
@@ -88,7 +90,7 @@ TimeoutError = _errors.TimedOutError  # not in __all__: the built-in one is its 
 
 
 def connect(
-    address: str | bytes | _os.PathLike | None = None,
+    address: str | bytes | os.PathLike[str] | None = None,
     *,
     name: str | None = None,
     driver: str | None = None,
@@ -163,20 +165,28 @@ __all__ = [
     *_errors.__all__,
 ]
 
-# The names that users know: in tracebacks, pickles and help().
+
+def _show(what):
+    """By the names that users know, and of no private module: in tracebacks, pickles and help()."""
+    for part in getattr(what, "__mro__", (what,)):
+        if part.__module__.startswith("caid."):
+            part.__module__ = __name__
+
+
 for _name in set(__all__) - {"LocalDaemon"}:
-    globals()[_name].__module__ = __name__
+    _show(globals()[_name])
 del _name
 
+if not _typing.TYPE_CHECKING:  # which would take every name for one that is there
 
-def __getattr__(name: str) -> object:
-    if name == "LocalDaemon":  # a third of the time that importing all would take
-        from . import _daemon
+    def __getattr__(name: str) -> object:
+        if name == "LocalDaemon":  # a third of the time that importing all would take
+            from . import _daemon
 
-        _daemon.LocalDaemon.__module__ = __name__
-        globals()[name] = _daemon.LocalDaemon
-        return _daemon.LocalDaemon
-    if name == "Access":
-        _deprecated.warn("caid.Access", "caid.Bracket")
-        return Bracket
-    raise AttributeError(f"module 'caid' has no attribute {name!r}")
+            _show(_daemon.LocalDaemon)
+            globals()[name] = _daemon.LocalDaemon
+            return _daemon.LocalDaemon
+        if name == "Access":
+            _deprecated.warn("caid.Access", "caid.Bracket")
+            return Bracket
+        raise AttributeError(f"module 'caid' has no attribute {name!r}")

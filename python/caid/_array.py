@@ -39,6 +39,8 @@ from ._records import IpcHandle
 if TYPE_CHECKING:
     import numpy
 
+    from ._bracket import Bracket
+
 _Host = TypeVar("_Host")
 
 
@@ -241,7 +243,7 @@ class Array(OfProcess, Closing):
         return self._layout.element.typestr
 
     @property
-    def dtype(self) -> numpy.dtype:
+    def dtype(self) -> numpy.dtype[Any]:
         """numpy.dtype: type of the elements. Needs NumPy; of bfloat16, of floats of 8 bits and fewer and
         of integers of fewer it is the one of ml_dtypes, where that is installed, else raw memory."""
         return _typestr.to_numpy(self._layout.element)
@@ -384,7 +386,7 @@ class Array(OfProcess, Closing):
             raise TypeError("len() of an array of no dimensions")
         return self.shape[0]
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         raise TypeError("the truth of an array: its elements are in device memory")
 
     def __repr__(self):
@@ -611,12 +613,13 @@ class Array(OfProcess, Closing):
             _copy.copy(_copy.device(self), source, stream)
 
     def copy_to(self, obj: Any, stream: Any = 0) -> None:
-        """Copies elements to `obj`: like copy_from(), the other way."""
+        """Copies this array's elements to `obj`: like copy_from(), the other way."""
         with _copy.side(obj, target=True) as target:
             _copy.copy(target, _copy.device(self), stream)
 
     def copy_to_device(self, ary: Any, stream: Any = 0) -> None:
-        """Copies elements from `ary` to this array: copy_from() by Numba's name.
+        """Copies elements from `ary` **into this array**: copy_from() by Numba's name. What copies
+        this array to another is copy_to().
 
         Parameters
         ----------
@@ -644,7 +647,7 @@ class Array(OfProcess, Closing):
 
     # --- hand-off ---------------------------------------------------------------------------
 
-    def read(self, stream: Any = None, timeout: float | None = None) -> _bracket.Bracket:
+    def read(self, stream: Any = None, timeout: float | None = None) -> Bracket[Array]:
         """A bracket in which the array is read, on a stream: after whoever writes it, before who
         writes it next, in any process::
 
@@ -673,9 +676,10 @@ class Array(OfProcess, Closing):
         """
         return _bracket.of_array(self, False, stream, timeout)
 
-    def write(self, stream: Any = None, timeout: float | None = None) -> _bracket.Bracket:
+    def write(self, stream: Any = None, timeout: float | None = None) -> Bracket[Array]:
         """A bracket in which the array is written: after whoever writes or reads it, and alone.
-        A block that is left by an exception leaves the array abandoned. See read()."""
+        A block that is left by an exception leaves the array abandoned. See read(). It takes no data:
+        that does copy_from()."""
         return _bracket.of_array(self, True, stream, timeout)
 
     def discard(self) -> None:

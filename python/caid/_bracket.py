@@ -5,15 +5,26 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from typing import TYPE_CHECKING, Any, Generic
 
 from . import _array, _caid, _pending, _streams
 from ._errors import Error, invalid, unsupported
 from ._handles import OfProcess
+from ._streams import Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    _Views = TypeVar("_Views", default=Any)
+else:
+    from typing import TypeVar
+
+    _Views = TypeVar("_Views")
 
 
-class Bracket(OfProcess):
+class Bracket(OfProcess, Generic[_Views]):
     """A bracket around the use of arrays on a stream: what :meth:`caid.Array.read`,
-    :meth:`caid.Array.write` and :meth:`caid.Client.access` give. Many brackets may read an array,
+    :meth:`caid.Array.write` and :meth:`caid.Client.bracket` give. Many brackets may read an array,
     or one writes it, of all processes; who comes first is served first.
 
     ::
@@ -67,7 +78,7 @@ class Bracket(OfProcess):
     # --- life -------------------------------------------------------------------------------
 
     @property
-    def stream(self) -> _streams.Stream | None:
+    def stream(self) -> Stream | None:
         """Stream or None: what it was begun on; None for the host."""
         return self._stream
 
@@ -76,7 +87,7 @@ class Bracket(OfProcess):
         """bool: whether it has begun, and not ended."""
         return self._open
 
-    def begin(self) -> _array.Array | tuple[_array.Array, ...]:
+    def begin(self) -> _Views:
         """Begins the bracket: what ``with`` does.
 
         Returns
@@ -160,10 +171,10 @@ class Bracket(OfProcess):
             raise invalid(f"{self!r}: the bracket has not begun")
         self._bracket.check()
 
-    def __enter__(self) -> _array.Array | tuple[_array.Array, ...]:
+    def __enter__(self) -> _Views:
         return self.begin()
 
-    def __exit__(self, kind, _error, _traceback) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
         if not self._open:  # ended in the block
             return
         if kind is None:
@@ -275,6 +286,9 @@ def _make(client, reads, writes, single, stream, timeout, _new=object.__new__):
 def of_array(array, write, stream, timeout):
     """The Bracket of Array.read() and Array.write()."""
     client = array._memory.client
+    if hasattr(stream, "__len__"):  # no stream: an array, a list, bytes
+        does, copies = ("write", "copy_from") if write else ("read", "copy_to")
+        raise TypeError(f"{does}() is a bracket on a stream and takes no data: {copies}() copies")
     _check(array, client)
     arrays = (array,)
     reads, writes = ((), arrays) if write else (arrays, ())

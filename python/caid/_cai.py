@@ -6,10 +6,14 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from . import _array, _caid, _geometry, _interface, _pending, _stream, _typestr
 from ._errors import closed, invalid, unsupported
+
+if TYPE_CHECKING:
+    from ._array import Array
+    from ._client import Client
 
 _VERSIONS = range(4)
 
@@ -75,8 +79,8 @@ def driver_client():
 
 
 def as_array(
-    obj: Any, sync: bool = True, *, client: _caid.Client | None = None
-) -> _array.Array:
+    obj: Any, sync: bool = True, *, client: Client | None = None
+) -> Array:
     """An Array over the memory of another library's array. Nothing is copied.
 
     Parameters
@@ -122,8 +126,8 @@ def from_cuda_array_interface(
     owner: object = None,
     sync: bool = True,
     *,
-    client: _caid.Client | None = None,
-) -> _array.Array:
+    client: Client | None = None,
+) -> Array:
     """An Array over the memory that a dict of the CUDA Array Interface tells of.
 
     Parameters

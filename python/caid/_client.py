@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import Any, Iterable, List, Union
+from typing import Any, Iterable, List, Literal, Union
 
 from . import (
     _arena,
@@ -28,9 +28,16 @@ from . import (
     _values,
     _watch,
 )
+from ._arena import Arena
+from ._array import Array
+from ._bracket import Bracket
 from ._errors import NotFoundError, invalid
+from ._events import Event
 from ._handles import Closing
-from ._records import TimelineEntry
+from ._records import ArenaMemory, Memory, TimelineEntry
+from ._streams import Stream
+from ._timeline import Timeline
+from ._watch import Watch
 
 _CLIENT_NAME_MAX = 64  # bytes
 _EXCLUSIVE, ATTACH_HOST = 1, 2  # enum caid_array_flags
@@ -175,11 +182,11 @@ class Client(_queries.Queries, Closing):
         order: str = "C",
         strides: _Shape | None = None,
         exclusive: bool = False,
-        memory: str = "device",
+        memory: Memory = "device",
         alignment: int | None = None,
         metadata: Any = None,
         exist_ok: bool = False,
-    ) -> _array.Array:
+    ) -> Array:
         """Creates an array under a name. Its contents are undefined until written.
 
         The array outlives this process: its name keeps it until unlink().
@@ -261,10 +268,10 @@ class Client(_queries.Queries, Closing):
         order: str = "C",
         strides: _Shape | None = None,
         exclusive: bool = False,
-        memory: str = "device",
+        memory: Memory = "device",
         alignment: int | None = None,
         metadata: Any = None,
-    ) -> _array.Array:
+    ) -> Array:
         """Creates an array without a name: it ends with its last holder, unless it is published.
         See create()."""
         return self._make(
@@ -278,17 +285,17 @@ class Client(_queries.Queries, Closing):
         pool: str | None = None,
         device: _Device | None = None,
         exclusive: bool = False,
-        memory: str = "device",
+        memory: Memory = "device",
         alignment: int | None = None,
         metadata: Any = None,
-    ) -> _array.Array:
+    ) -> Array:
         """An unnamed array with the shape and type of another: of a caid array, of anything with
         a ``__cuda_array_interface__``, or of anything that NumPy makes an array of. One in
         Fortran order gives one in Fortran order; strides are not taken over. Without `device`, on
         the device of an array of this client, else on the first."""
         shape, element, order = _like(a)
         if device is None:
-            own = isinstance(a, _array.Array) and a._memory.client is self
+            own = isinstance(a, Array) and a._memory.client is self
             device = max(a.device, 0) if own else 0
         strides = _strides(shape, element, order, None)
         lease = self._create_lease(
@@ -298,20 +305,20 @@ class Client(_queries.Queries, Closing):
 
     def zeros(
         self, shape: _Shape, dtype: Any = "<f8", *, stream: Any = 0, **options: Any
-    ) -> _array.Array:
+    ) -> Array:
         """Creates an array without a name, of zeros; `options` are those of empty(), `stream` is as
         for :meth:`caid.Array.fill`."""
         return self._filled(shape, dtype, options, lambda a: _values.clear(a, stream))
 
     def ones(
         self, shape: _Shape, dtype: Any = "<f8", *, stream: Any = 0, **options: Any
-    ) -> _array.Array:
+    ) -> Array:
         """Creates an array without a name, of ones. See zeros()."""
         return self._filled(shape, dtype, options, lambda a: a.fill(1, stream))
 
     def full(
         self, shape: _Shape, fill_value: Any, dtype: Any = None, *, stream: Any = 0, **options: Any
-    ) -> _array.Array:
+    ) -> Array:
         """Creates an array without a name, of one value, whose type it has if none is given; that
         needs NumPy. See zeros(), and :meth:`caid.Array.fill` for values and errors."""
         if dtype is None:
@@ -363,13 +370,13 @@ class Client(_queries.Queries, Closing):
         self,
         device: _Device = 0,
         *,
-        memory: str = "device",
+        memory: ArenaMemory = "device",
         pool: str | None = None,
         block_size: int = 0,
         max_pending_count: int | None = None,
         max_pending_ratio: float | None = None,
         max_pending_age: float | None = None,
-    ) -> _arena.Arena:
+    ) -> Arena:
         """An allocator over blocks that are leased from the daemon: an allocation asks nobody, and
         what lies in one can be published without a copy. The first block is leased by the first
         allocation.
@@ -410,14 +417,14 @@ class Client(_queries.Queries, Closing):
     def open(
         self,
         name: str,
-        mode: str = "r",
+        mode: Literal["r", "rw"] = "r",
         *,
         pool: str | None = None,
         generation: int | None = None,
         device: _Device | None = None,
         wait: bool = False,
         timeout: float | None = None,
-    ) -> _array.Array:
+    ) -> Array:
         """Opens an array by name. Nothing is copied: it is the same memory in every process.
 
         Parameters
@@ -471,11 +478,11 @@ class Client(_queries.Queries, Closing):
     def open_many(
         self,
         names: Iterable[str],
-        mode: str = "r",
+        mode: Literal["r", "rw"] = "r",
         *,
         pool: str | None = None,
         device: _Device | None = None,
-    ) -> List[_array.Array]:
+    ) -> List[Array]:
         """Opens arrays by their names, in as few messages as they fit in: all or none.
 
         Returns
@@ -567,7 +574,7 @@ class Client(_queries.Queries, Closing):
 
     def watch(
         self, name: str, *, pool: str | None = None, timeout: float | None = None
-    ) -> _watch.Watch:
+    ) -> Watch:
         """Watches a name, which need not exist: an iterator over its changes, for threads and
         for asyncio.
 
@@ -597,10 +604,10 @@ class Client(_queries.Queries, Closing):
         self,
         stream: Any = None,
         *,
-        read: Iterable[_array.Array] = (),
-        write: Iterable[_array.Array] = (),
+        read: Iterable[Array] = (),
+        write: Iterable[Array] = (),
         timeout: float | None = None,
-    ) -> _bracket.Bracket:
+    ) -> Bracket[tuple[Array, ...]]:
         """A bracket around the use of several arrays, begun for all of them at once::
 
             with client.bracket(s, read=[a, b], write=[c]) as (a, b, c): ...
@@ -628,7 +635,7 @@ class Client(_queries.Queries, Closing):
 
     def stream(
         self, device: _Device = 0, non_blocking: bool = False, priority: int = 0
-    ) -> _streams.Stream:
+    ) -> Stream:
         """Creates a CUDA stream of the primary context of a device.
 
         Parameters
@@ -650,7 +657,7 @@ class Client(_queries.Queries, Closing):
     def event(
         self, device: _Device = 0, ipc: bool = False, blocking_sync: bool = False,
         timing: bool = False,
-    ) -> _events.Event:
+    ) -> Event:
         """Creates a CUDA event, of the primary context of a device.
 
         Parameters
@@ -671,7 +678,7 @@ class Client(_queries.Queries, Closing):
         """
         return _events.create(self, device, ipc, blocking_sync, timing)
 
-    def timeline(self, name: str, *, pool: str | None = None) -> _timeline.Timeline:
+    def timeline(self, name: str, *, pool: str | None = None) -> Timeline:
         """Creates a timeline under a name, to signal. Names of timelines and of arrays are apart.
 
         Parameters
@@ -690,7 +697,7 @@ class Client(_queries.Queries, Closing):
         """
         return _timeline.create(self, name, pool)
 
-    def open_timeline(self, name: str, *, pool: str | None = None) -> _timeline.Timeline:
+    def open_timeline(self, name: str, *, pool: str | None = None) -> Timeline:
         """Opens a timeline by name, to wait for. Raises NotFoundError."""
         return _timeline.open(self, name, pool)
 
@@ -700,17 +707,17 @@ class Client(_queries.Queries, Closing):
 
     # --- arrays of other libraries ----------------------------------------------------------
 
-    def as_array(self, obj: Any, sync: bool = True) -> _array.Array:
+    def as_array(self, obj: Any, sync: bool = True) -> Array:
         """:func:`caid.as_array` on this client's driver."""
         return _cai.as_array(obj, sync, client=self)
 
     def from_cuda_array_interface(
         self, desc: dict[str, Any], owner: object = None, sync: bool = True
-    ) -> _array.Array:
+    ) -> Array:
         """:func:`caid.from_cuda_array_interface` on this client's driver."""
         return _cai.from_cuda_array_interface(desc, owner, sync, client=self)
 
-    def from_dlpack(self, x: Any, *, stream: Any = None) -> _array.Array:
+    def from_dlpack(self, x: Any, *, stream: Any = None) -> Array:
         """:func:`caid.from_dlpack` on this client's driver."""
         from . import _dlpack
 
@@ -739,10 +746,10 @@ def _strides(shape, element, order, strides):
 
 def _like(a):
     """(shape, element, order) of an array of any kind."""
-    if not isinstance(a, _array.Array) and hasattr(a, "__cuda_array_interface__"):
+    if not isinstance(a, Array) and hasattr(a, "__cuda_array_interface__"):
         with _cai.as_array(a, sync=False) as foreign:
             return _like(foreign)
-    if isinstance(a, _array.Array):
+    if isinstance(a, Array):
         f_order = a.is_f_contiguous() and not a.is_c_contiguous()
         return a.shape, a._layout.element, "F" if f_order else "C"
     a = _typestr.numpy().asanyarray(a)

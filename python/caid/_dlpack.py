@@ -10,10 +10,13 @@ from __future__ import annotations
 import mmap
 import operator
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _array, _cai, _caid, _default, _geometry, _pending, _stream, _typestr
 from ._errors import InvalidError
+
+if TYPE_CHECKING:
+    from ._array import Array
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _HOST_TYPES = {"pinned": _CUDA_HOST, "mapped": _CUDA_HOST, "managed": _CUDA_MANAGED}
@@ -195,7 +198,7 @@ def _let_wait(array, device, stream):
 # --- arrays of others -----------------------------------------------------------------------
 
 
-def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> _array.Array:
+def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> Array:
     """An Array over the memory of another library's array, by DLPack. Nothing is copied.
 
     Parameters

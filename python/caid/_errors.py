@@ -5,9 +5,12 @@ Each is a :class:`caid.Error` and so an :class:`OSError`, and where Python has a
 same thing, that too: ``except FileNotFoundError`` catches a name that is not there.
 """
 
+from __future__ import annotations
+
 import enum
 import errno
 import functools
+from typing import Any
 
 
 class ErrorCode(enum.IntEnum):
@@ -63,12 +66,12 @@ class Error(OSError):
     code: int = ErrorCode.SYSTEM
     cuda_result: int = 0
 
-    def __init_subclass__(cls, code=None, **kwargs):
+    def __init_subclass__(cls, code: ErrorCode | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if code is not None:
             cls.code = code
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.strerror or super().__str__()
 
 
@@ -200,10 +203,40 @@ NO_ROOM = (OutOfMemoryError, QuotaError, LimitError)
 
 CLASSES = {cls.code: cls for cls in [*Error.__subclasses__(), InvalidNameError]}
 
+# Each by its name, for type checkers.
 __all__ = [
     "Error",
     "ErrorCode",
-    *sorted(cls.__name__ for cls in CLASSES.values()),
+    "AbandonedError",
+    "AccessError",
+    "CancelledError",
+    "ClosedError",
+    "CorruptError",
+    "DeadlockError",
+    "DeviceError",
+    "DisconnectedError",
+    "DriverError",
+    "ExistsError",
+    "ForkedError",
+    "InterruptError",
+    "InvalidError",
+    "InvalidNameError",
+    "LimitError",
+    "NoDaemonError",
+    "NotFoundError",
+    "NotReadyError",
+    "OutOfMemoryError",
+    "ProtocolError",
+    "QuotaError",
+    "ReadOnlyError",
+    "ShutdownError",
+    "StaleError",
+    "SystemCallError",
+    "TimedOutError",
+    "TooLargeError",
+    "UnknownMethodError",
+    "UnsupportedError",
+    "VersionError",
 ]
 
 

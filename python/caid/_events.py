@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _caid, _cai, _pending, _stream
 from ._handles import OfProcess
+
+if TYPE_CHECKING:
+    from ._client import Client
 
 _IPC, _BLOCKING_SYNC, _TIMING = 1, 2, 8  # enum cuda_event_flags
 
@@ -34,7 +37,7 @@ class Event(OfProcess, _caid.Event):
 
     @classmethod
     def from_ipc_handle(
-        cls, handle: bytes, client: _caid.Client | None = None, device: int | str = 0
+        cls, handle: bytes, client: Client | None = None, device: int | str = 0
     ) -> Event:
         """An event of another process of the same uid.
 

@@ -22,6 +22,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Iterator
 
 from . import _array, _cai, _default, _geometry, _pending, _stream, _typestr
+from ._array import Array
 from ._client import ATTACH_HOST
 from ._errors import device as device_error
 from ._errors import invalid
@@ -116,7 +117,7 @@ def device_array(
     *,
     client: Client | None = None,
     device: int | str = 0,
-) -> _array.Array:
+) -> Array:
     """An array in device memory, its contents undefined: ``client.empty()`` by Numba's arguments.
 
     Parameters
@@ -128,8 +129,10 @@ def device_array(
     order : {"C", "F"}
     stream : int or stream object
         On which its data will be made.
-    client, device
-        See :mod:`caid._helpers`.
+    client : Client, optional
+        :func:`caid.default_client` without it, or this process's driver where no daemon is wanted.
+    device : int or str
+        Index or UUID.
 
     Returns
     -------
@@ -145,7 +148,7 @@ def device_array(
 
 def device_array_like(
     ary: Any, stream: Any = 0, *, client: Client | None = None, device: int | str = 0
-) -> _array.Array:
+) -> Array:
     """device_array() with the shape and type of another array, of any library. It is contiguous,
     with its dimensions in the other's order."""
     shape, dtype, strides, order = _like(ary)
@@ -174,8 +177,10 @@ def to_device(
         Without it nothing is copied: the new array's contents are undefined, `to` is as it was.
     to : Array or object with ``__cuda_array_interface__``, optional
         Where to copy; it has the shape and type of `obj`.
-    client, device
-        See :mod:`caid._helpers`.
+    client : Client, optional
+        :func:`caid.default_client` without it, or this process's driver where no daemon is wanted.
+    device : int or str
+        Index or UUID.
 
     Returns
     -------
@@ -219,7 +224,7 @@ def pinned_array(
     *,
     client: Client | None = None,
     device: int | str = 0,
-) -> numpy.ndarray:
+) -> numpy.ndarray[Any, Any]:
     """A NumPy array in page-locked memory of this process, its contents undefined. The memory is
     freed with the last array that sees it.
 
@@ -235,7 +240,7 @@ def pinned_array(
 
 def pinned_array_like(
     ary: Any, *, client: Client | None = None, device: int | str = 0
-) -> numpy.ndarray:
+) -> numpy.ndarray[Any, Any]:
     """pinned_array() with the shape and type of another, as device_array_like()."""
     return pinned_array(*_like(ary), client=client, device=device)
 
@@ -251,7 +256,7 @@ def mapped_array(
     *,
     client: Client | None = None,
     device: int | str = 0,
-) -> numpy.ndarray:
+) -> numpy.ndarray[Any, Any]:
     """A NumPy array in page-locked memory of this process that kernels reach: it has a
     ``__cuda_array_interface__``, and so have its views.
 
@@ -285,7 +290,7 @@ def mapped_array_like(
     *,
     client: Client | None = None,
     device: int | str = 0,
-) -> numpy.ndarray:
+) -> numpy.ndarray[Any, Any]:
     """mapped_array() with the shape and type of another, as device_array_like()."""
     return mapped_array(*_like(ary), stream, portable, wc, client=client, device=device)
 
@@ -310,7 +315,7 @@ def managed_array(
     *,
     client: Client | None = None,
     device: int | str = 0,
-) -> numpy.ndarray:
+) -> numpy.ndarray[Any, Any]:
     """A NumPy array in managed memory of this process, which the driver moves to where it is used:
     it has a ``__cuda_array_interface__``, and so have its views.
 
@@ -350,7 +355,7 @@ def managed_array(
 
 @contextlib.contextmanager
 def pinned(
-    *arrays: numpy.ndarray, client: Client | None = None, device: int | str = 0
+    *arrays: numpy.ndarray[Any, Any], client: Client | None = None, device: int | str = 0
 ) -> Iterator[None]:
     """A ``with`` block in which the memory of NumPy arrays is page-locked, so that the driver's
     copies from and to it are direct. When one of them cannot be, those before it are undone.
@@ -370,7 +375,7 @@ def pinned(
 
 @contextlib.contextmanager
 def mapped(
-    *arrays: numpy.ndarray,
+    *arrays: numpy.ndarray[Any, Any],
     stream: Any = 0,
     client: Client | None = None,
     device: int | str = 0,
@@ -386,8 +391,10 @@ def mapped(
         With any strides.
     stream : int or stream object
         On which the device arrays are used.
-    client, device
-        See :mod:`caid._helpers`.
+    client : Client, optional
+        :func:`caid.default_client` without it, or this process's driver where no daemon is wanted.
+    device : int or str
+        Index or UUID.
 
     Raises
     ------

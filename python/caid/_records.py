@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the daemon tells, as named tuples. The fields are in the order that ``_caid`` gives."""
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, List, Literal, NamedTuple, Optional, Tuple
+
+# What arrays, and arenas, can be made of.
+Memory = Literal["device", "legacy", "pinned", "mapped", "managed"]
+ArenaMemory = Literal["device", "legacy"]
 
 
 class MemoryInfo(NamedTuple):
@@ -106,7 +110,7 @@ class Device(NamedTuple):
     #: How its streams wait for those of other processes: "memops" (stream memory operations: no
     #: wait of the host), "host" (the host waits) or "events" (inter-process events): caid.conf(5).
     handoff: str
-    kinds: tuple  #: of memory that it can share: str
+    kinds: Tuple[str, ...]  #: of memory that it can share
     memops: bool  #: it has 64-bit stream memory operations
     readonly_host: bool  #: it takes host memory that is mapped for reading
     mps: bool  #: contexts of it are MPS clients', as the daemon sees it
@@ -191,7 +195,7 @@ class Entry(NamedTuple):
     pool: str
     name: str
     typestr: str
-    shape: tuple
+    shape: Tuple[int, ...]
     device: int  #: index, or -1 for one that the client does not know
     generation: int
     nbytes: int
@@ -242,6 +246,6 @@ class Details(NamedTuple):
     block: int  #: of its memory; 0 for an array of no bytes
     block_size: int
     offset: int  #: bytes from the block's start
-    holders: list  #: of Holder; as many as fit a packet
+    holders: List[Holder]  #: as many as fit a packet
     metadata: Any  #: the user's, decoded anew; None without
     companion: int  #: number of the array that it keeps; without a name, that keeps it; or 0

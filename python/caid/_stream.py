@@ -121,6 +121,7 @@ _DEFAULTS = {
     "cupy": "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM",
     "numba": "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM",
     "numba_cuda_mlir": None,
+    "rmm": None,
     "cuda": "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM",
 }
 

@@ -15,6 +15,8 @@ from ._handles import Closing, OfProcess
 if TYPE_CHECKING:
     import asyncio
 
+    from ._client import Client
+
 _NON_BLOCKING = 1  # enum caid_stream_flags
 
 _NAMES = {1: "legacy", 2: "per-thread"}  # the default streams
@@ -51,7 +53,7 @@ class Stream(OfProcess, Closing, _caid.Stream):
 
     @classmethod
     def from_handle(
-        cls, handle: Any, client: _caid.Client | None = None, device: int | str = 0
+        cls, handle: Any, client: Client | None = None, device: int | str = 0
     ) -> Stream:
         """A Stream for one that is there. It is not destroyed.
 
@@ -91,7 +93,7 @@ class Stream(OfProcess, Closing, _caid.Stream):
         """(version, handle): the CUDA Stream Protocol, see the documentation of cuda.core."""
         return (0, self.handle)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
             return NotImplemented
         same = self._number == other._number

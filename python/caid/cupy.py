@@ -19,9 +19,10 @@ import cupy
 from cupy.cuda import MemoryPointer, UnownedMemory, runtime
 from cupy.cuda.runtime import CUDARuntimeError
 
-from . import _arena, _default, _stream
+from . import _arena, _resource, _stream
 from ._client import Client
 from ._errors import NO_ROOM, Error
+from ._records import ArenaMemory
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -63,13 +64,11 @@ class Allocator:
         self,
         client: Client | None = None,
         *,
-        memory: str = "device",
+        memory: ArenaMemory = "device",
         pool: str | None = None,
         **options: Any,
     ):
-        self._client = client or _default.default_client()
-        # Refused now rather than by the first array.
-        self._client.empty(0, "|u1", memory=memory, pool=pool).close()
+        self._client = _resource.client_of(client, memory, pool)
         self._options = {"memory": memory, "pool": pool, **options}
         self._arenas: dict[int, _arena.Arena] = {}  # by CUDA ordinal
         self._alloc: dict[int, Any] = {}
@@ -102,9 +101,8 @@ class Allocator:
 
     def _begin(self, ordinal):
         """The first allocation on a device. Of two threads' arenas one goes: it has no memory."""
-        device = self._client._find_device(ordinal)
-        made = self._client.arena(device, **self._options)
-        made._current_stream = functools.partial(cupy.cuda.get_current_stream, ordinal)
+        stream = functools.partial(cupy.cuda.get_current_stream, ordinal)
+        made = _resource.arena_on(self._client, ordinal, stream, self._options)
         arena = self._arenas.setdefault(ordinal, made)
         return self._alloc.setdefault(ordinal, arena._alloc)
 

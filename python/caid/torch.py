@@ -13,16 +13,18 @@ one set-up for a process, as PyTorch calls plain C functions (docs/CONSUMERS.md)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any, NamedTuple
 
 import torch
 
-from . import _arena, _caid, _default, _stream, _typestr
+from . import _arena, _caid, _default, _resource, _stream, _typestr
 from ._client import Client
 from ._errors import DeviceError, Error
 from ._errors import device as device_error
+from ._records import ArenaMemory
 
 if not hasattr(torch.cuda, "MemPool"):
     raise ImportError(f"caid.torch needs PyTorch 2.6 or later, not {torch.__version__}")
@@ -49,7 +51,7 @@ _lock = threading.Lock()
 def allocator(
     client: Client | None = None,
     *,
-    memory: str | None = None,
+    memory: ArenaMemory | None = None,
     pool: str | None = None,
     **options: Any,
 ) -> torch.cuda.memory.CUDAPluggableAllocator:
@@ -100,7 +102,7 @@ def allocator(
         options["pool"] = pool
     with _lock:
         if _setup is None or not _setup.is_usable:
-            _setup = _set_up(client or _default.default_client(), options)
+            _setup = _set_up(client, options)
         else:
             _check_same(_setup, client, options)
         return _the_allocator()
@@ -121,8 +123,7 @@ def _the_allocator():
 
 def _set_up(client, options):
     options = {"memory": "device", "pool": None, "max_pending_count": 0, **options}
-    # Refused now, or by "out of memory" later.
-    client.empty(0, "|u1", memory=options["memory"], pool=options["pool"]).close()
+    client = _resource.client_of(client, options["memory"], options["pool"])
     arenas = _make_arenas(client, options)
     for ordinal, arena in arenas.items():
         _caid.torch_set(ordinal, arena)
@@ -133,11 +134,8 @@ def _make_arenas(client, options):
     """One for each device that both PyTorch and the daemon have. They have no memory yet."""
     arenas = {}
     for ordinal in range(torch.cuda.device_count()):
-        try:
-            device = client._find_device(ordinal)
-        except DeviceError:
-            continue
-        arenas[ordinal] = client.arena(device, **options)
+        with contextlib.suppress(DeviceError):
+            arenas[ordinal] = _resource.arena_on(client, ordinal, None, options)
     if not arenas:
         raise device_error(
             f"the daemon has none of the {torch.cuda.device_count()} CUDA devices that PyTorch sees"
@@ -182,7 +180,7 @@ class MemPool(torch.cuda.MemPool):
         self,
         client: Client | None = None,
         *,
-        memory: str | None = None,
+        memory: ArenaMemory | None = None,
         pool: str | None = None,
         **options: Any,
     ):

@@ -247,3 +247,55 @@ def torch():
     cuda.current_device = lambda: made.ordinal
     cuda.current_stream = lambda device=None: made.stream
     return made
+
+
+# --- RMM ------------------------------------------------------------------------------------
+
+
+class RmmStream:
+    """Its default stream is 0."""
+
+    def __init__(self, number=0):
+        self.number = number
+
+    def __cuda_stream__(self):
+        return 0, self.number
+
+
+RmmStream.__module__ = "rmm.pylibrmm.stream"
+
+
+class CallbackMemoryResource:
+    """Of what the first function raises, MemoryError alone becomes std::bad_alloc, and that MemoryError."""
+
+    def __init__(self, allocate_func, deallocate_func):
+        self._allocate_func, self._deallocate_func = allocate_func, deallocate_func
+
+    def allocate(self, nbytes, stream):
+        try:
+            return self._allocate_func(nbytes, stream)
+        except MemoryError as e:
+            raise MemoryError(f"std::bad_alloc: {e}") from e
+        except Exception as e:
+            raise RuntimeError(str(e)) from e
+
+
+class DeviceBuffer:
+    """Freed with the object, on the stream that it was made on."""
+
+    def __init__(self, *, size, mr, stream=None):
+        self.size, self.mr, self.stream = size, mr, stream or RmmStream()
+        self.ptr = mr.allocate(size, self.stream)
+
+    def __del__(self):
+        if hasattr(self, "ptr"):
+            self.mr._deallocate_func(self.ptr, self.size, self.stream)
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"data": (self.ptr, False), "shape": (self.size,), "strides": None, "typestr": "|u1", "version": 0}
+
+
+def rmm():
+    mr = namespace("rmm.mr", CallbackMemoryResource=CallbackMemoryResource)
+    return namespace("rmm", mr=mr, DeviceBuffer=DeviceBuffer)

@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 from arenas import MIB, fill, seen
-from conftest import PATIENCE_S, in_thread, in_threads, n_leases, wait_until
+from conftest import PATIENCE_S, forked, in_thread, in_threads, n_leases, wait_until
 
 import caid
 
@@ -398,3 +398,40 @@ def test_callbacks_of_streams_allocate_beside(client, arena):
                 arena.allocate(512)
         assert done.wait(PATIENCE_S)
         s.synchronize()
+
+
+# --- close() --------------------------------------------------------------------------------
+
+
+def test_an_allocation_is_closed_once(arena):
+    with arena.allocate(MIB) as x:
+        ptr = x.ptr
+        assert not x.closed
+    assert x.closed and repr(x) == f"<caid.Allocation {ptr:#x} nbytes={MIB} closed>"
+    for use in (lambda: x.ptr, lambda: x.__cuda_array_interface__, lambda: arena.publish("x", x)):
+        with pytest.raises(caid.ClosedError):
+            use()
+    arena.trim()
+    y = arena.allocate(MIB)
+    assert y.ptr == ptr
+    x.close()
+    forked(work=x.close)
+    x = None
+    gc.collect()
+    assert (arena.info.allocations, arena.pending) == (1, (0, 0)) and y.ptr == ptr
+
+
+def test_an_allocation_may_be_closed_by_many_at_once(arena):
+    for _ in range(20):
+        x = arena.allocate(MIB)
+        in_threads(4, lambda _, x=x: x.close())
+    assert arena.info.allocations == 0 and arena.info.n_allocs == 20
+
+
+def test_what_is_published_outlives_close(arena, client):
+    x = arena.allocate(4000)
+    fill(client, x, np.arange(1000, dtype="<i4"))
+    arena.publish("x", x, dtype="<i4")
+    x.close()
+    assert (seen(client, "x") == np.arange(1000)).all()
+    client.unlink("x")

@@ -52,12 +52,13 @@ STAYS = {
     caid.Timeline: "__enter__ __repr__ closed name pool",
     caid.Watch: "__aiter__ __enter__ __iter__ __repr__ closed name pool",
     caid.Arena: "__enter__ __repr__ closed device memory pool",
-    caid.Allocation: "__repr__ nbytes",
+    caid.Allocation: "__enter__ __repr__ closed nbytes",
     caid.Bracket: "__repr__ is_open stream",
 }
 ENDS = {"close", "__exit__", "__del__"}
 OF_CLASSES = {
-    "__annotations__", "__doc__", "__init__", "__module__", "__new__", "__reduce__", "__slots__", "__weakref__"
+    "__annotations__", "__doc__", "__init__", "__module__", "__new__", "__orig_bases__", "__parameters__",
+    "__reduce__", "__slots__", "__weakref__"
 }  # fmt: skip
 
 names = (f"n{i}" for i in itertools.count())

@@ -20,6 +20,7 @@ def test_what_is_exported_is_there_and_has_its_name():
     for name in caid.__all__:
         thing = getattr(caid, name)
         assert thing.__module__ == "caid" and thing.__doc__
+    assert {cls.__name__ for cls in caid._errors.CLASSES.values()} <= {*caid.__all__}
 
 
 def test_names_of_before_work_and_warn(client):

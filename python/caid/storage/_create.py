@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Literal, Sequence
 
 import numpy
 
@@ -380,7 +380,7 @@ def _pair(made, host, device, sync_state):
 
 
 def open(
-    name: str, mode: str = "r", *, pool: str | None = None, generation: int | None = None,
+    name: str, mode: Literal["r", "rw"] = "r", *, pool: str | None = None, generation: int | None = None,
     copy: bool = True, client: Any = None
 ) -> Storage:
     """Opens a storage that has a name. It is the same memory in every process, with the same sync state.

@@ -87,7 +87,7 @@ class ForeignField:
         self.array = array.copy_to_host() if self.device is None else _helpers.to_device(array)
         self._original = array
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
             self.touch(failed=kind is not None)
         finally:
@@ -138,7 +138,7 @@ class Fields:
 
     __slots__ = ("_read", "_write", "_device", "_stream", "_arrays", "_foreign")
 
-    def __init__(self, read, write, device, stream):
+    def __init__(self, read: Any, write: Any, device: Any, stream: Any):
         if device not in (None, "gpu"):
             raise invalid(f"device {device!r}: None or 'gpu'")
         if _stream.is_default(stream):
@@ -148,7 +148,7 @@ class Fields:
         self._read, self._write, self._device, self._stream = tuple(read), tuple(write), device, stream
         self._arrays, self._foreign = (), []
 
-    def __enter__(self) -> tuple:
+    def __enter__(self) -> tuple[Any, ...]:
         try:
             arrays = [self._use(obj, False) for obj in self._read]
             arrays += [self._use(obj, True) for obj in self._write]
@@ -171,7 +171,7 @@ class Fields:
         self._foreign.append(field)
         return field.__enter__()
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
             if self._device is not None:
                 self._note_stream()

@@ -300,7 +300,7 @@ class StorageBracket:
         if self._bracket is not None:
             self._bracket._give_up()
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
             if self._write:
                 storage = self._storage

@@ -53,7 +53,7 @@ class Storage:
         return self._side.strides
 
     @property
-    def dtype(self) -> numpy.dtype:
+    def dtype(self) -> numpy.dtype[Any]:
         return self._side.dtype
 
     @property
@@ -122,7 +122,7 @@ class Storage:
         """cupy.cuda.MemoryPointer or None: of the device's buffer, to be written. Needs CuPy."""
         return self.to_cupy().data if self.device else None
 
-    def to_numpy(self) -> numpy.ndarray:
+    def to_numpy(self) -> numpy.ndarray[Any, Any]:
         """A view of the host's buffer, to be written. NoSuchBufferError without one."""
         return self._use_host(write=True).view(numpy.ndarray)
 

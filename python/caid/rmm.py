@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMM's memory, and so cuDF's and its like, in caid's, published under names without a copy.
+
+>>> import rmm, caid.rmm
+>>> mr = caid.rmm.MemoryResource()
+>>> rmm.mr.set_current_device_resource(mr)
+>>> buffer = rmm.DeviceBuffer(size=1 << 20)
+>>> mr.arena.publish("bytes", buffer)           # in any process: caid.connect().open("bytes")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmm.mr import CallbackMemoryResource
+
+from . import _resource
+from ._client import Client
+from ._errors import NO_ROOM
+from ._records import ArenaMemory
+
+
+class MemoryResource(_resource.Resource, CallbackMemoryResource):
+    """Allocates a device's memory for RMM: an ``rmm.mr.CallbackMemoryResource``.
+
+    Parameters
+    ----------
+    client : Client, optional
+        :func:`caid.default_client` without it.
+    device : int
+        CUDA ordinal; RMM uses it while that device is current.
+    memory : {"device", "legacy"}
+        As for :meth:`caid.Client.create`.
+    pool : str, optional
+        Where to allocate and publish: the caller's own without it.
+    **options
+        For :meth:`caid.Client.arena`: ``block_size``, ``max_pending_count``, ...
+
+    Raises
+    ------
+    DeviceError
+        The daemon has not got the device.
+    NotFoundError, AccessError, InvalidError
+        There is no such pool; it may not be written; there is no such kind of memory.
+
+    Notes
+    -----
+    Where caid has no memory left, RMM gets a MemoryError, its ``bad_alloc``, also where the reason is
+    a quota: what caid said is the cause.
+
+    It may be used from any thread. What RMM gives back is used again only when all work that the
+    device's primary context had by then is done: that of the stream that RMM names, and of all
+    others. A ``rmm.mr.PoolMemoryResource`` on top reuses memory at once, in the order of a stream,
+    and keeps what it has.
+
+    Graphs may be captured on the stream that is named: see docs/CONSUMERS.md.
+
+    It stays with its client. After a restart of the daemon, make another.
+    """
+
+    def __init__(
+        self,
+        client: Client | None = None,
+        *,
+        device: int = 0,
+        memory: ArenaMemory = "device",
+        pool: str | None = None,
+        **options: Any,
+    ):
+        client = _resource.client_of(client, memory, pool)
+        options = {"memory": memory, "pool": pool, **options}
+        self._served = served = _resource.Served(client, device, options)
+
+        def allocate(nbytes, stream=None):
+            try:
+                return served.allocate(nbytes, stream).ptr
+            except NO_ROOM as e:
+                raise MemoryError(str(e)) from e
+
+        def deallocate(ptr, nbytes, stream=None):
+            served.deallocate(ptr, stream)
+
+        super().__init__(allocate, deallocate)
+
+    def __repr__(self):
+        return f"<caid.rmm.MemoryResource of {self.arena!r}>"

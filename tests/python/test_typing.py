@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package as type checkers and help() see it: README's Python and examples/ pass `mypy --strict`, where
+that is installed here or ./dev has fetched it."""
+
+import importlib.util
+import inspect
+import os
+import pathlib
+import pydoc
+import re
+import subprocess
+import sys
+import textwrap
+
+import numpy
+import pytest
+from numba_suite import PYTHON, fetched
+
+import caid
+import caid.storage
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# What README's blocks use and do not say.
+GIVEN = """
+import multiprocessing
+from typing import Any
+import caid, numpy, torch, cupy
+
+def load_weights() -> Any: ...
+def serve(w: caid.Array, step: int) -> None: ...
+"""
+PARAMETERS = "c: caid.Client, w: caid.Array, s: caid.Stream, queue: Any, image: Any, shape: Any, step_7: Any"
+
+# What a checker tells: an error in each line that is marked, and in no other.
+TOLD = """
+from typing import Any
+import caid
+from caid import Array, NotFoundError, TimeoutError
+
+def use(c: caid.Client, s: caid.Stream) -> int:
+    a = c.create("x", (2, 3), memory="pinned")
+    c.create("x", 1, memory="no such")  # type: ignore[arg-type]
+    c.open("x", "w")  # type: ignore[arg-type]
+    c.arena(memory="pinned")  # type: ignore[arg-type]
+    with a.write(s) as w, c.bracket(s, read=[a], write=[w]) as (r, *_):
+        made: Array = w
+        made = r
+        w.no_such  # type: ignore[attr-defined]
+    try:
+        c.open("y")
+    except (NotFoundError, TimeoutError) as e:
+        return e.code
+    except caid.QuotaError as e:
+        e.no_such  # type: ignore[attr-defined]
+        caid.Nonsense  # type: ignore[attr-defined]
+    with c.arena().allocate(10) as x:
+        return x.ptr
+
+def annotated(b: caid.Bracket) -> "caid.Bracket[caid.Array]":
+    return b
+"""
+
+
+def python_with_mypy():
+    if importlib.util.find_spec("mypy"):
+        return sys.executable
+    fetched("mypy", "mypy")
+    return PYTHON
+
+
+def blocks():
+    """README's, each as a program; a block of two columns is two."""
+    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S):
+        lines = block.split("\n")
+        column = re.match(r"# .*? {3,}(?=#)", lines[0])
+        if column is None:
+            yield block
+        else:
+            yield "\n".join(line[: column.end()].rstrip() for line in lines)
+            yield "\n".join(line[column.end() :] for line in lines)
+
+
+def test_readme_and_examples_pass_mypy(tmp_path):
+    python, programs = python_with_mypy(), [*blocks()]
+    assert len(programs) > 6
+    text = GIVEN
+    for i, program in enumerate(programs):
+        if program.startswith('"""'):
+            (tmp_path / f"program_{i}.py").write_text(program)
+        else:
+            text += f"\ndef block_{i}({PARAMETERS}) -> None:\n" + textwrap.indent(program, "    ")
+    (tmp_path / "readme.py").write_text(text)
+    (tmp_path / "told.py").write_text(TOLD)
+    files = [*tmp_path.glob("*.py"), *(ROOT / "examples").glob("*.py")]
+    options = ["--strict", "--ignore-missing-imports", "--follow-imports=silent", f"--cache-dir={tmp_path / 'cache'}"]
+    env = {**os.environ, "MYPYPATH": str(pathlib.Path(caid.__file__).parents[1])}
+    out = subprocess.run([python, "-m", "mypy", *options, *files], env=env, capture_output=True, text=True)
+    assert out.returncode == 0, out.stdout + out.stderr
+
+
+def functions():
+    """(name, function) of all that is public."""
+    for module in (caid, caid.storage):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if inspect.isfunction(thing):
+                yield name, thing
+            for base in inspect.isclass(thing) and thing.__mro__ or ():
+                for member, value in vars(base).items() if base.__module__.startswith("caid") else ():
+                    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                    if inspect.isfunction(value) and not member.startswith("_"):
+                        yield f"{name}.{member}", value
+
+
+def test_what_is_public_is_annotated():
+    names = []
+    for name, function in functions():
+        signature = inspect.signature(function)
+        told = [p.annotation for p in signature.parameters.values() if p.name not in ("self", "cls")]
+        assert inspect.Signature.empty not in (*told, signature.return_annotation), name
+        names.append(name)
+    assert {"connect", "Array.write", "Client.open"} <= {*names}
+
+
+@pytest.mark.parametrize("thing", [getattr(caid, name) for name in caid.__all__], ids=caid.__all__)
+def test_help_names_nothing_private(thing):
+    text = pydoc.plain(pydoc.render_doc(thing))
+    private = re.findall(r".*\b(?:caid\._|_[a-z]+\.[A-Z]).*", text)
+    assert [line for line in private if "__annotations__" not in line] == []
+
+
+def test_what_is_no_stream_is_told_where_it_belongs(client):
+    data = [numpy.ones(3), [1, 2, 3], b"abc"]
+    with client.empty(3) as a, client.empty(3) as b:
+        for x in (*data, b):
+            with pytest.raises(TypeError, match=r"copy_from\(\)"):
+                a.write(x)
+            with pytest.raises(TypeError, match=r"copy_to\(\)"):
+                a.read(x)
