@@ -464,9 +464,10 @@ class Client(_queries.Queries, Closing):
         CorruptError
             Its creator has described elements that cannot be: the message names the creator.
         """
-        if (timeout is not None and not wait) or (wait and generation):
-            raise invalid("open: timeout needs wait=True, which does not go with a generation")
-        _watch.check_timeout(timeout)
+        if wait or timeout is not None:
+            if not wait or generation:
+                raise invalid("open: timeout needs wait=True, which does not go with a generation")
+            _watch.check_timeout(timeout)
         uuid = None if device is None else self._uuid_of(device)
         try:
             return _array.of_lease(self._open(name, mode, pool, generation or 0, uuid))
