@@ -226,6 +226,8 @@ class Arena(OfProcess, Closing, _caid.Arena):
         An array of no elements has no memory: one like it is made and published. What is kept alive is
         let go of in a thread of the client's, or in its dispatch(), with no context current.
         """
+        if name is None:
+            raise TypeError("name: a str is needed, not NoneType")
         if isinstance(x, Allocation):
             part = _of_allocation(x, shape, dtype)
         elif shape is not None or dtype is not None:
