@@ -283,7 +283,7 @@ closed(const char *mode)
     f.timeline = NULL;
     /* What streams have used stays, and nothing else. */
     if (strcmp(mode, "memops") == 0) {
-        cr_assert(n_mapped() == 1 || n_mapped() == 2); /* the wait may have come too late */
+        cr_assert_leq(n_mapped(), 2); /* fewer, where the signal had come by then */
     } else {
         poll_until(no_page_is_left, "the daemon keeps a page");
         poll_until(nothing_is_mapped, "a page is still mapped");
