@@ -173,11 +173,13 @@ class Fields:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
-            if self._device is not None:
-                self._note_stream()
-            for obj in self._write:
-                if isinstance(obj, Storage) and obj._has(self._device):
-                    obj._written_on(self._device, self._stream or _stream.LEGACY)
+            try:
+                for obj in self._write:
+                    if isinstance(obj, Storage) and obj._has(self._device):
+                        obj._written_on(self._device, self._stream or _stream.LEGACY)
+            finally:
+                if self._device is not None:
+                    self._note_stream()  # who waits for it finds what was modified said, too
             self._leave(lambda field: field.touch(failed=kind is not None))
         finally:
             self._release()
