@@ -125,7 +125,10 @@ MODES_TEST(counts)
             cr_assert(same_slot(&fence, &first) && fence.value == value);
             fence_drop(&fence);
         }
+        fence = signal_on(stream);
+        wait_passed(&fence); /* a client that is closed before keeps the page, and its event */
         wait_passed(&first);
+        fence_drop(&fence);
         fence_drop(&first);
         cr_assert_eq(status_of(f.client).pages, 1);
         destroy_stream(stream);
