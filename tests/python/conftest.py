@@ -5,7 +5,6 @@ processes that are told what to do line by line."""
 import asyncio
 import contextlib
 import ctypes
-import faulthandler
 import gc
 import os
 import subprocess
@@ -38,8 +37,6 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error")
     # Python's warning of fork() in a process with threads: some tests are about just that.
     config.addinivalue_line("filterwarnings", "ignore:.*fork:DeprecationWarning")
-    limit_s = int(os.environ.get("CAID_TEST_TIMEOUT", 240))  # of all tests of a file
-    faulthandler.dump_traceback_later(limit_s * 5 // 6, exit=True)
 
 
 @pytest.hookimpl(hookwrapper=True)
