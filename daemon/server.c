@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
+#include "boot_timer.h"
 #include "conns.h"
 #include "core_setup.h"
 #include "detach.h"
@@ -57,6 +58,7 @@ struct server {
     struct poll_source listening, libuv;
     uv_poll_t stop_poll;
     uv_idle_t overdue;
+    struct boot_timer expiry_timer;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint, sighup;
     struct log_window about_clients, about_blocks;
@@ -245,6 +247,7 @@ run_core(struct server *s)
         carry_out(s, &a);
     s->carrying_out = false;
     arm_deadline(s);
+    boot_timer_set(&s->expiry_timer, core_expiry_ns(s->core));
     trim_look(&s->trim, core_objects(s->core));
     spin_look(&s->spin, s->core);
     if (s->stopping && core_jobs(s->core) == 0)
@@ -257,6 +260,7 @@ static void
 tick(struct server *s)
 {
     s->deadline_ns = UINT64_MAX; /* it has passed: set it again, even to the same time */
+    core_set_boottime(s->core, clock_boot_ns());
     core_tick(s->core, conns_charge(&s->conns, NULL));
     run_core(s);
 }
@@ -265,6 +269,12 @@ static void
 on_deadline(uv_timer_t *timer)
 {
     tick(timer->data);
+}
+
+static void
+on_expiry(void *userdata)
+{
+    tick(userdata);
 }
 
 /* In each turn of the loop. */
@@ -307,6 +317,7 @@ on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
     core_set_reply_max(s->core,
                        conns_is_greedy(&s->conns, c->owner) ? REPLY_BUSY : PROTO_PACKET_MAX);
     core_set_longest_turn(s->core, s->conns.laps.cpu_ns, s->conns.laps.wall_ns);
+    core_set_boottime(s->core, clock_boot_ns());
     core_receive(s->core, c->id, packet, n, s->conns.now_ns);
     run_core(s);
 }
@@ -750,7 +761,7 @@ server_new(struct server **ret, const struct server_setup *setup)
         return -ENOMEM;
     s->setup = *setup;
     s->deadline_ns = UINT64_MAX;
-    s->listening.fd = s->pages.dead = -1;
+    s->listening.fd = s->pages.dead = s->expiry_timer.fd = -1;
     s->reload = (struct reload){
         .path = setup->config_path,
         .config = setup->config,
@@ -775,6 +786,8 @@ server_new(struct server **ret, const struct server_setup *setup)
         r = shared_pages_init(&s->pages, fds_max());
     if (r == 0)
         r = init_handles(s);
+    if (r == 0)
+        r = boot_timer_init(&s->expiry_timer, &s->loop, on_expiry, s);
     if (r == 0 && setup->stop_fd >= 0)
         r = init_stop_fd(s);
     if (r < 0) {
@@ -916,6 +929,7 @@ server_free(struct server *s)
     uv_walk(&s->loop, close_handle, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
+    boot_timer_deinit(&s->expiry_timer);
     worker_deinit(&s->worker);
     conns_deinit(&s->conns);
     core_free(s->core);

@@ -19,6 +19,8 @@ check_create(const struct caid_create_options *o, struct caid_error *error)
     if (o->alignment > PROTO_ALIGNMENT_MAX || (o->alignment & (o->alignment - 1)) != 0)
         return fail(error, CAID_ERR_INVALID, "alignment %llu: a power of 2, at most %llu",
                     (unsigned long long)o->alignment, (unsigned long long)PROTO_ALIGNMENT_MAX);
+    if (o->ttl_ns && !o->name)
+        return fail(error, CAID_ERR_INVALID, "a time to live is a name's, and this has none");
     return 0;
 }
 
@@ -51,6 +53,7 @@ fill_params(struct msg_create_params *ret, const struct caid_create_options *o,
         .memory = msg_str_opt(o->memory),
         .alignment = o->alignment,
         .metadata = msg_str_opt(o->metadata),
+        .ttl_ns = o->ttl_ns,
     };
 }
 

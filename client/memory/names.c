@@ -20,21 +20,35 @@ caid_unlink(struct caid_client *client, const char *name, const char *pool,
     return call_ask(client, MSG_UNLINK, &params, error);
 }
 
-/* ---- rename ---- */
+/* ---- rename, expire ---- */
 
-struct renaming {
+struct naming {
     struct call call;
     uint64_t generation;
 };
 
 static int
-take_rename(struct caid_client *client UNUSED, struct call *call, const void *reply,
-            struct call_fds *fds UNUSED)
+take_generation(struct caid_client *client UNUSED, struct call *call, const void *reply,
+                struct call_fds *fds UNUSED)
 {
     const struct msg_publish_result *result = reply;
 
-    container_of(call, struct renaming, call)->generation = result->generation;
+    container_of(call, struct naming, call)->generation = result->generation;
     return result->generation ? 0 : -EPROTO;
+}
+
+static int
+ask_generation(struct caid_client *client, enum msg_method method, const void *params,
+               uint64_t *ret_generation, struct caid_error *error)
+{
+    struct naming naming = {
+        .call = {.method = method, .params = params, .take = take_generation},
+    };
+
+    int r = call_make(client, &naming.call, error);
+    if (r == 0 && ret_generation)
+        *ret_generation = naming.generation;
+    return r;
 }
 
 int
@@ -50,13 +64,21 @@ caid_rename(struct caid_client *client, const char *name, const char *to, const 
                                        .pool = msg_str_opt(pool),
                                        .to = MSG_STR(to),
                                        .replace = replace};
-    struct renaming renaming = {
-        .call = {.method = MSG_RENAME, .params = &params, .take = take_rename},
-    };
-    r = call_make(client, &renaming.call, error);
-    if (r == 0 && ret_generation)
-        *ret_generation = renaming.generation;
-    return r;
+    return ask_generation(client, MSG_RENAME, &params, ret_generation, error);
+}
+
+int
+caid_expire(struct caid_client *client, const char *name, const char *pool, uint64_t generation,
+            uint64_t ttl_ns, uint64_t *ret_generation, struct caid_error *error)
+{
+    int r = client_check_name(client, name, pool, error);
+    if (r < 0)
+        return r;
+    struct msg_expire_params params = {.name = MSG_STR(name),
+                                       .pool = msg_str_opt(pool),
+                                       .generation = generation,
+                                       .ttl_ns = ttl_ns};
+    return ask_generation(client, MSG_EXPIRE, &params, ret_generation, error);
 }
 
 /* ---- entries ---- */
@@ -85,6 +107,7 @@ entry_fill(struct caid_entry *ret, const struct caid_client *client, const struc
         .waiting = m->waiting,
         .abandoned = m->abandoned,
         .parts = m->parts,
+        .ttl_ns = m->ttl_ns,
     };
     return true;
 }

@@ -210,6 +210,7 @@ static const struct field entry_fields[] = {
     FIELD(BOOL, entry_row, e.abandoned, "abandoned", NULL),
     FIELD(STR, entry_row, state, NULL, "STATE", ENTRIES_LONG),
     FIELD(U64, entry_row, e.parts, "parts", "PARTS", ENTRIES_LONG),
+    FIELD(U64, entry_row, e.ttl_ns, "ttl_ns", NULL),
     FIELD(INDEX, entry_row, e.device, "device", "DEVICE", ENTRIES_LONG),
     FIELD(STR, entry_row, uuid, "device_uuid", NULL),
     FIELD(U64, entry_row, e.generation, "generation", "GENERATION", ENTRIES_LONG),

@@ -61,6 +61,10 @@ details_array(const struct ctl *ctl, struct table *table, const struct caid_deta
     table_fact(table, "use", "%s", use);
     if (e->parts)
         table_fact(table, "parts", "%" PRIu64 " published of it", e->parts);
+    if (e->ttl_ns) {
+        _cleanup_free_ char *left = format_duration(e->ttl_ns);
+        table_fact(table, "unlinked in", "%s", left);
+    }
     table_fact(table, "created by", "%s, generation %" PRIu64, user, e->generation);
 }
 

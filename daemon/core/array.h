@@ -60,6 +60,7 @@ struct array { /* a million of them must be cheap */
     bool is_part : 1;      /* lies in another one's memory */
     bool is_whole : 1;     /* others lie in its memory */
     bool is_companion : 1; /* another one keeps it, and it has no name */
+    bool expires : 1;      /* its name does: in core->expiring */
     int64_t extents[];     /* shape, strides; then typestr, descr, name: terminated */
 };
 

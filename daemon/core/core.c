@@ -12,6 +12,7 @@
 #include "base/macros.h"
 #include "device.h"
 #include "linger.h"
+#include "publish.h"
 #include "reclaim.h"
 #include "release.h"
 #include "request.h"
@@ -211,6 +212,7 @@ forget_all(struct core *core)
 
     conns_forget_departed(core);
     linger_forget(core);
+    expiries_forget(core);
     parts_forget(core);
     RB_FOREACH(pool, pools, &core->pools)
         forget_names(pool);
@@ -512,6 +514,12 @@ core_set_time(struct core *core, uint64_t now_ns)
     core->now_ns = now_ns;
 }
 
+void
+core_set_boottime(struct core *core, uint64_t boot_ns)
+{
+    core->boot_ns = boot_ns;
+}
+
 /* Connections that have not said hello in time and end in one event; more do in the next. */
 #define SILENT_MAX 8
 
@@ -530,6 +538,7 @@ core_tick(struct core *core, uint64_t now_ns)
     }
     bracket_tick(core);
     reclaim_tick(core);
+    names_expire(core);
     core_run(core, false);
 }
 

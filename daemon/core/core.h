@@ -212,6 +212,11 @@ void core_page_done(struct core *core, uint64_t page, const struct core_page_res
 void core_set_time(struct core *core, uint64_t now_ns);
 /* Time has passed. */
 void core_tick(struct core *core, uint64_t now_ns);
+/* The time by CLOCK_BOOTTIME, by which names expire. */
+void core_set_boottime(struct core *core, uint64_t boot_ns);
+/* When the next name expires, by that clock: core_tick() is wanted then, and anew as long as that
+ * is in the past, since a tick unlinks no more than some. UINT64_MAX: none does. */
+uint64_t core_expiry_ns(const struct core *core);
 /* When core_tick() is wanted next; UINT64_MAX: not. In the past, as soon as others have been heard
  * of: an event does no more than so much, and leaves the rest. */
 uint64_t core_deadline_ns(const struct core *core);

@@ -5,18 +5,38 @@
 #include "settle.h"
 #include "state.h"
 
-void
-array_unname(struct core *core, struct array *array)
+int
+array_unlink(struct core *core, struct array *array)
 {
+    struct entry *gone =
+        entry_new_name(RECORD_NAME_GONE, array->pool, array->name, array->n_name);
+
+    if (!gone)
+        return -ENOMEM;
+    entry_push(core, gone);
+    expiry_set(core, array, NULL);
     array_drop_name(core, array);
     watch_notify(core, array->pool, array->name, array->n_name, 0);
     array_settle(core, array);
+    return 0;
+}
+
+/* What is still being created has a waiter. */
+void
+names_expire(struct core *core)
+{
+    struct array *array;
+
+    for (uint32_t i = 0; i < core->pieces && (array = expiry_due(core)); i++)
+        if (array->creating || array_unlink(core, array) < 0)
+            expiry_put_off(core, array);
 }
 
 /* All that publishing may fail for, made beforehand. */
 struct publication {
     struct text *name, *metadata; /* NULL: stays */
     struct entry *saved, *gone;   /* the new name's record, and the end of the old one */
+    struct expiry *expiry;        /* NULL: none */
 };
 
 static void
@@ -26,6 +46,7 @@ publication_deinit(struct publication *p)
     text_free(p->metadata);
     entry_free(p->saved);
     entry_free(p->gone);
+    expiry_free(p->expiry);
 }
 
 static bool
@@ -36,13 +57,16 @@ has_name(const struct array *array, struct msg_str name)
 
 static int
 publication_init(struct publication *p, const struct array *array, struct user *user,
-                 struct msg_str name, struct msg_str metadata, struct refusal *r)
+                 const struct publish_request *req, struct refusal *r)
 {
+    struct msg_str name = req->name;
     bool renames = !has_name(array, name);
     int rc = renames ? text_new(&p->name, user, name, r) : 0;
 
-    if (rc == 0 && metadata.p)
-        rc = text_new(&p->metadata, user, metadata, r);
+    if (rc == 0 && req->metadata.p)
+        rc = text_new(&p->metadata, user, req->metadata, r);
+    if (rc == 0 && req->ttl_ns)
+        rc = expiry_new(&p->expiry, user, req->ttl_ns, r);
     if (rc)
         return rc;
     p->saved = entry_new_name(RECORD_NAME, array->pool, name.p, name.n);
@@ -82,15 +106,20 @@ publication_rename(struct core *core, struct publication *p, struct array *array
 
 static void
 publication_commit(struct core *core, struct publication *p, struct array *array,
-                   struct array *old, struct array *companion)
+                   struct array *old, const struct publish_request *req)
 {
+    struct array *companion = req->companion;
     uint64_t generation = old ? old->generation + 1 : array->pool->floor + 1;
 
     entry_push(core, TAKE_PTR(p->saved));
     if (p->gone)
         entry_push(core, TAKE_PTR(p->gone));
-    if (old && old != array)
+    if (old && old != array) {
+        expiry_set(core, old, NULL);
         array_drop_name(core, old);
+    }
+    if (!req->keeps_ttl)
+        expiry_set(core, array, TAKE_PTR(p->expiry));
     if (old != array)
         publication_rename(core, p, array);
     array->generation = generation;
@@ -127,12 +156,12 @@ array_publish(struct core *core, struct array *array, struct user *user,
     int rc = name_is_free(old, req->new, r);
 
     if (rc == 0)
-        rc = publication_init(&p, array, user, req->name, req->metadata, r);
+        rc = publication_init(&p, array, user, req, r);
     if (rc == 0)
         rc = publication_charge(array, old, r);
     if (rc)
         return rc;
-    publication_commit(core, &p, array, old, req->companion);
+    publication_commit(core, &p, array, old, req);
     watch_notify(core, array->pool, array->name, array->n_name, array->generation);
     return 0;
 }

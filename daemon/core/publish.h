@@ -10,14 +10,17 @@ struct array;
 struct core;
 struct user;
 
-/* Takes the array's name away: records nothing, tells watchers. The array may be gone
- * afterwards. */
-void array_unname(struct core *core, struct array *array);
+/* Takes the array's name away and tells watchers. The array may be gone afterwards. -ENOMEM. */
+int array_unlink(struct core *core, struct array *array);
+/* Unlinks some of the names whose time to live is over: the next ones in the next event. */
+void names_expire(struct core *core);
 
 struct publish_request {
     struct msg_str name, metadata; /* metadata.p NULL: keeps its own */
     struct array *companion;       /* it has no name and no companion; NULL: keeps its own */
     bool new;                      /* REFUSED where the name is taken */
+    uint64_t ttl_ns;               /* of the name, from now on; 0: without end */
+    bool keeps_ttl;                /* or what the array's name has left */
 };
 
 /* Puts the array, which somebody holds or which has a name, under a name of its pool, in place of

@@ -72,6 +72,8 @@ create_check(struct core *core, struct conn *conn, const struct msg_create_param
         .exclusive = p->exclusive,
     };
 
+    if (p->ttl_ns && !p->name.p)
+        return refuse(r, PROTO_ERR_INVALID, "a time to live is a name's, and this has none");
     if (job_admit(core, conn, r) || (p->name.p && name_check(p->name, r)) ||
         metadata_check(p->metadata, r) || create_memory(core, p, &req, r) ||
         pool_find_writable(core, conn, p->pool, &req.pool, r) || check_legacy(&req, r) ||
@@ -79,6 +81,21 @@ create_check(struct core *core, struct conn *conn, const struct msg_create_param
         return REFUSED;
     *ret = req;
     return 0;
+}
+
+/* Its name's time begins now, whenever its memory is there. */
+static int
+create_expiry(struct core *core, struct conn *conn, struct array *array, uint64_t ttl_ns,
+              struct refusal *r)
+{
+    struct expiry *expiry;
+    int rc = ttl_ns ? expiry_new(&expiry, conn->user, ttl_ns, r) : 0;
+
+    if (rc)
+        array_abandon(core, array);
+    else if (ttl_ns)
+        expiry_set(core, array, expiry);
+    return rc;
 }
 
 /* Gives the new array its memory, now or later, or gives it up. */
@@ -104,12 +121,15 @@ create_place(struct core *core, struct conn *conn, uint32_t id, struct array *ar
 
 HANDLER(on_create)
 {
+    const struct msg_create_params *p = params;
     struct array_request req;
     struct array *array;
-    int rc = create_check(core, conn, params, &req, r);
+    int rc = create_check(core, conn, p, &req, r);
 
     if (rc == 0)
         rc = array_new(core, conn, &req, &array, r);
+    if (rc == 0)
+        rc = create_expiry(core, conn, array, p->ttl_ns, r);
     if (rc)
         return rc;
     if (array->span)

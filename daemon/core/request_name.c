@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * unlink, rename, list, show, unnamed.
+ * unlink, rename, expire, list, show, unnamed.
  */
 #include "array.h"
 #include "device.h"
@@ -34,15 +34,11 @@ name_find(struct core *core, struct conn *conn, const struct msg_name_params *p,
 HANDLER(on_unlink)
 {
     struct array *array;
-    struct entry *gone;
 
     if (name_find(core, conn, params, MAY_WRITE, &array, r))
         return REFUSED;
-    gone = entry_new_name(RECORD_NAME_GONE, array->pool, array->name, array->n_name);
-    if (!gone)
+    if (array_unlink(core, array) < 0)
         return -ENOMEM;
-    entry_push(core, gone);
-    array_unname(core, array);
     send_result(core, conn, id, MSG_UNLINK, &(struct msg_none){}, NULL, 0);
     return 0;
 }
@@ -52,7 +48,7 @@ HANDLER(on_rename)
 {
     const struct msg_rename_params *p = params;
     const struct msg_name_params from = {.name = p->name, .pool = p->pool};
-    const struct publish_request req = {.name = p->to, .new = !p->replace};
+    const struct publish_request req = {.name = p->to, .new = !p->replace, .keeps_ttl = true};
     struct array *array;
 
     if (name_find(core, conn, &from, MAY_WRITE, &array, r) || name_check(p->to, r))
@@ -62,6 +58,29 @@ HANDLER(on_rename)
         send_result(core, conn, id, MSG_RENAME,
                     &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
     return rc;
+}
+
+HANDLER(on_expire)
+{
+    const struct msg_expire_params *p = params;
+    const struct msg_name_params name = {.name = p->name, .pool = p->pool};
+    struct expiry *expiry = NULL;
+    struct array *array;
+    int rc;
+
+    if (name_find(core, conn, &name, MAY_WRITE, &array, r))
+        return REFUSED;
+    if (p->generation && p->generation != array->generation)
+        return refuse(r, PROTO_ERR_STALE, "array \"%s\" is of generation %llu, not %llu",
+                      array->name, (unsigned long long)array->generation,
+                      (unsigned long long)p->generation);
+    rc = p->ttl_ns ? expiry_new(&expiry, conn->user, p->ttl_ns, r) : 0;
+    if (rc)
+        return rc;
+    expiry_set(core, array, expiry);
+    send_result(core, conn, id, MSG_EXPIRE,
+                &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
+    return 0;
 }
 
 /* Whether its contents are not whole: the last writer is dead, noticed or not. */
@@ -95,6 +114,7 @@ entry_record(const struct core *core, const struct array *array)
         .waiting = use ? use->n_waiting : 0,
         .abandoned = is_abandoned(array),
         .parts = part_count(core, array),
+        .ttl_ns = expiry_left_ns(core, array),
     };
 }
 

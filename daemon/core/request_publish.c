@@ -53,6 +53,7 @@ publish_check(const struct msg_publish_params *p, struct conn *conn,
         .metadata = p->metadata,
         .companion = companion ? companion->array : NULL,
         .new = p->new,
+        .ttl_ns = p->ttl_ns,
     };
     *ret = lease->array;
     return 0;

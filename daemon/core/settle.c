@@ -54,6 +54,7 @@ array_settle(struct core *core, struct array *array)
 void
 array_abandon(struct core *core, struct array *array)
 {
+    expiry_set(core, array, NULL);
     if (array->named)
         array_drop_name(core, array);
     array->creating = false;

@@ -25,7 +25,7 @@
  * ends.
  *
  *   refusal actions │ user reply job │ pool watch hold │ block device │ array use │
- *   linger part reclaim ticket │ settle │ lease publish page │ grant fences │
+ *   linger part reclaim ticket expiry │ settle │ lease publish page │ grant fences │
  *   bracket waiter flush │ release request_* conn │ request work │ core
  */
 #pragma once
@@ -37,6 +37,7 @@
 #include "bracket.h"
 #include "conn.h"
 #include "core.h"
+#include "expiry.h"
 #include "job.h"
 #include "page.h"
 #include "part.h"
@@ -60,6 +61,8 @@ struct core {
     struct tickets tickets;
     struct timelines timelines;
     struct deadlines deadlines;
+    struct expiries expiries;  /* of names, the first one first */
+    struct expiring expiring;  /* the same by array */
     LIST_HEAD(, block) blocks; /* all of them */
     struct conn_list waiting;  /* for HELLO, by deadline */
     struct user_list turns;    /* users with jobs that wait, the next one first */
@@ -85,6 +88,7 @@ struct core {
         n_watches, n_jobs, n_running, n_release_errors, n_pages, n_timelines, n_brackets;
     uint64_t floor; /* of pools that are gone: generations never repeat (pool->floor) */
     uint64_t started_ns, now_ns;
+    uint64_t boot_ns;                   /* core_set_boottime() */
     uint64_t turn_cpu_ns, turn_wall_ns; /* core_set_longest_turn() */
     uint32_t pieces; /* of each kind of work that may wait, in one event: some 2 us each */
     bool stopping;

@@ -17,6 +17,15 @@ clock_now_ns(void)
     return (uint64_t)ts.tv_sec * NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
 }
 
+/* The same, and the time that the machine has slept: for what is to end whether or not it does. */
+static inline uint64_t
+clock_boot_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_BOOTTIME, &ts);
+    return (uint64_t)ts.tv_sec * NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
+}
+
 /* Sleeps that long, or until a signal is handled. */
 static inline void
 clock_pause_ns(uint64_t ns)

@@ -46,7 +46,8 @@ create_numbers(const struct module_state *state, PyObject *const *args,
 
     if (py_device_get(state, args[6], &options->device) < 0 ||
         py_u64_get(state, args[7], "flags", &flags) < 0 ||
-        py_u64_get(state, args[9], "alignment", &options->alignment) < 0)
+        py_u64_get(state, args[9], "alignment", &options->alignment) < 0 ||
+        py_u64_get(state, args[11], "ttl", &options->ttl_ns) < 0)
         return -1;
     options->flags = (uint32_t)flags;
     return 0;
@@ -60,7 +61,7 @@ py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     _cleanup_dims_ struct dims shape = {0}, strides = {0};
     PyObject *made;
 
-    if (py_args_check("create", n_args, 11) < 0 ||
+    if (py_args_check("create", n_args, 12) < 0 ||
         create_texts(self->state, args, &options) < 0 ||
         create_numbers(self->state, args, &options) < 0 ||
         py_dims_get(self->state, args[1], "shape", &shape) < 0 ||
@@ -243,6 +244,24 @@ py_client_rename(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     replace = PyObject_IsTrue(args[3]);
     if (replace < 0 ||
         PY_CLIENT_CALL(self, caid_rename(c, name, to, pool, replace, &generation, &error)) < 0)
+        return NULL;
+    return PyLong_FromUnsignedLongLong(generation);
+}
+
+PyObject *
+py_client_expire(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    const char *name, *pool;
+    uint64_t generation, ttl_ns;
+
+    if (py_args_check("expire", n_args, 4) < 0 ||
+        py_name_get(self->state, args[0], &name) < 0 ||
+        py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0 ||
+        py_u64_get(self->state, args[2], "generation", &generation) < 0 ||
+        py_u64_get(self->state, args[3], "ttl", &ttl_ns) < 0 ||
+        PY_CLIENT_CALL(self,
+                       caid_expire(c, name, pool, generation, ttl_ns, &generation, &error)) < 0)
         return NULL;
     return PyLong_FromUnsignedLongLong(generation);
 }

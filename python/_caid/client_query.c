@@ -68,7 +68,8 @@ static const struct py_field entry_fields[] = {
     F(pool),    F(name),       F(typestr), {.make = entry_shape},
     F(device),  F(generation), F(nbytes),  F(leases),
     F(uid),     F(memory),     F(readers), F(writers),
-    F(waiting), F(abandoned),  F(parts),   {0},
+    F(waiting), F(abandoned),  F(parts),   F(ttl_ns),
+    {0},
 };
 
 #undef F

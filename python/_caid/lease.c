@@ -514,12 +514,13 @@ lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     const char *name;
     PyObject *ret;
 
-    if (py_args_check("publish", n_args, 5) < 0 || lease_check(self) < 0 ||
+    if (py_args_check("publish", n_args, 6) < 0 || lease_check(self) < 0 ||
         py_name_get(self->client->state, args[0], &name) < 0 ||
         py_text_get(self->client->state, args[1], "metadata", CAID_ERR_INVALID,
                     &options.metadata) < 0 ||
         py_u64_get(self->client->state, args[2], "stream", &options.stream) < 0 ||
-        lease_get_companion(self, args[4], &companion) < 0)
+        lease_get_companion(self, args[4], &companion) < 0 ||
+        py_u64_get(self->client->state, args[5], "ttl", &options.ttl_ns) < 0)
         return NULL;
     options.flags = args[3] == Py_True ? CAID_PUBLISH_NEW : 0;
     if (!companion)

@@ -269,6 +269,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(take, "Takes what a ticket is for: a Lease.")                                        \
     FAST(unlink, "Removes a name.")                                                           \
     FAST(rename, "Gives an array another name: its generation.")                              \
+    FAST(expire, "Gives a name a time to live: its generation.")                              \
     FAST(watch, "Watches a name: a Watch.")                                                   \
     FAST(stream_new, "Creates a CUDA stream: a Stream.")                                      \
     FAST(stream_wrap, "Of another library: a Stream.")                                        \

@@ -272,7 +272,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
             None, part.shape, element, None, self._pool, self._device, False, "device", 0, None
         )
         try:
-            return like.publish(name, metadata, _CONTEXT, False, None)
+            return like.publish(name, metadata, _CONTEXT, False, None, 0)
         finally:
             like.close()
 

@@ -26,6 +26,7 @@ from . import (
     _geometry,
     _interface,
     _metadata,
+    _names,
     _pending,
     _stream,
     _typestr,
@@ -750,6 +751,7 @@ class Array(OfProcess, Closing):
         stream: Any = None,
         replace: bool = True,
         companion: Array | None = None,
+        ttl: float | None = None,
     ) -> int:
         """Puts the array under a name of its pool, at once and as a whole.
 
@@ -772,6 +774,9 @@ class Array(OfProcess, Closing):
             An array without a name, of the same pool and creator, that this one keeps from now on:
             whoever opens the name can open it, too (:meth:`open_companion`), and it ends with this
             one. An array has one at most, and keeps it under each name.
+        ttl : float, optional
+            Seconds, more than 0, that the name has to live: see :meth:`caid.Client.expire`. Without
+            it the name stays, also where what it showed before was to go.
 
         Returns
         -------
@@ -786,16 +791,18 @@ class Array(OfProcess, Closing):
         ExistsError
             The name is taken, and not to be replaced.
         InvalidError
-            What is no companion of this array; the array is a companion itself.
+            What is no companion of this array; the array is a companion itself; no time to live.
         UnsupportedError
             A view, or memory that is not the daemon's.
         """
+        ttl_ns = _names.ttl_ns(ttl)
         for array in (self,) if companion is None else (self, companion):
             array._check_publishable()
             _copy.settle(array)
         number = 0 if stream is None else _stream.handle(stream)
         lease = None if companion is None else companion._memory
-        return self._memory.publish(name, _metadata.encode(metadata), number, not replace, lease)
+        text = _metadata.encode(metadata)
+        return self._memory.publish(name, text, number, not replace, lease, ttl_ns)
 
     def _check_publishable(self):
         self._check()

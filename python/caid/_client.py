@@ -186,6 +186,7 @@ class Client(_queries.Queries, Closing):
         alignment: int | None = None,
         metadata: Any = None,
         exist_ok: bool = False,
+        ttl: float | None = None,
     ) -> Array:
         """Creates an array under a name. Its contents are undefined until written.
 
@@ -229,6 +230,9 @@ class Client(_queries.Queries, Closing):
             Whether to open the array that has the name already, "rw" and with the metadata that it
             has. Of all that ask at once one creates it, as `Array.created` tells; what the others
             see before that one has written it is undefined.
+        ttl : float, optional
+            Seconds, more than 0, that the name has to live: see expire(). An array that is there
+            already keeps what it has.
 
         Returns
         -------
@@ -241,7 +245,8 @@ class Client(_queries.Queries, Closing):
             The name is taken; with `exist_ok`, by an array of another shape, type, strides, device
             or kind of memory, or that is aligned less: the message says what differs.
         InvalidNameError, InvalidError, TooLargeError
-            Name, shape, strides, type, alignment or metadata are not valid; over their limit.
+            Name, shape, strides, type, alignment, metadata or time to live are not valid; over their
+            limit.
         UnsupportedError
             The device or the daemon does not have that kind of memory.
         OutOfMemoryError, QuotaError, LimitError
@@ -255,7 +260,8 @@ class Client(_queries.Queries, Closing):
             raise TypeError(f"name: a str is needed, not {type(name).__name__}; see empty()")
         make = self._make_or_open if exist_ok else self._make
         return make(
-            name, shape, dtype, order, strides, pool, device, exclusive, memory, alignment, metadata
+            name, shape, dtype, order, strides, pool, device, exclusive, memory, alignment, metadata,
+            _names.ttl_ns(ttl),
         )
 
     def empty(
@@ -348,7 +354,8 @@ class Client(_queries.Queries, Closing):
         )
 
     def _create_lease(
-        self, name, shape, element, strides, pool, device, exclusive, memory, alignment, metadata
+        self, name, shape, element, strides, pool, device, exclusive, memory, alignment, metadata,
+        ttl_ns=0,
     ):
         return self._create(
             name,
@@ -362,6 +369,7 @@ class Client(_queries.Queries, Closing):
             memory,
             alignment or 0,
             _metadata.encode(metadata),
+            ttl_ns,
         )
 
     # --- allocators -------------------------------------------------------------------------
@@ -572,6 +580,45 @@ class Client(_queries.Queries, Closing):
             `new` is taken; is no name.
         """
         return self._rename(old, new, pool, replace)
+
+    def expire(
+        self,
+        name: str,
+        ttl: float | None,
+        *,
+        pool: str | None = None,
+        generation: int | None = None,
+    ) -> int:
+        """Gives a name a time to live: when it is over, the daemon unlinks the name as unlink() does,
+        whether or not this process is still there. It is the name's as long as that shows this
+        array: rename() keeps it, and publishing over the name ends it, unless that gives another
+        one. Time that the machine sleeps counts.
+
+        Parameters
+        ----------
+        name : str
+        ttl : float or None
+            Seconds from now on, more than 0; None: the name stays.
+        pool : str, optional
+            Without it, the caller's own.
+        generation : int, optional
+            The name's, which has to be the current one. Without it, or with 0, whichever it is.
+
+        Returns
+        -------
+        int
+            The name's generation. What is left of its time is `ttl_ns` of list() and show().
+
+        Raises
+        ------
+        NotFoundError, AccessError
+            No such name, no pool that the caller may see; one that may not be written.
+        StaleError
+            The name has another generation.
+        InvalidError, QuotaError
+            No time to live; the user has as much of the daemon's memory as there may be.
+        """
+        return self._expire(name, pool, generation or 0, _names.ttl_ns(ttl))
 
     def watch(
         self, name: str, *, pool: str | None = None, timeout: float | None = None

@@ -339,7 +339,7 @@ def managed_array(
     local, ordinal = _driver(client, device)
     flags = 0 if attach_global else ATTACH_HOST
     lease = local._create(
-        None, (max(nbytes, 1),), "|u1", None, None, None, ordinal, flags, "managed", 0, None
+        None, (max(nbytes, 1),), "|u1", None, None, None, ordinal, flags, "managed", 0, None, 0
     )
     try:
         view = lease.host_view(0, lease.nbytes, False)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import numbers
 import time
 from typing import NamedTuple, Optional, Tuple
 
@@ -13,6 +15,19 @@ from ._errors import ExistsError, NotFoundError, TimedOutError, exists, invalid,
 # A name that is being created can be neither opened nor created: seconds until it is tried again,
 # where nothing is heard of it because it could not be created.
 _RETRY_S = 0.02
+
+
+# The daemon counts nanoseconds in 64 bits: 570 years are as good as any more.
+_TTL_MAX_S = 1.8e10
+
+
+def ttl_ns(ttl):
+    """What the daemon is told of a `ttl` in seconds; 0 for None."""
+    if ttl is None:
+        return 0
+    if isinstance(ttl, bool) or not isinstance(ttl, numbers.Real) or not 0 < ttl < math.inf:
+        raise invalid(f"ttl {ttl!r}: seconds, more than 0, or None")
+    return max(1, int(min(ttl, _TTL_MAX_S) * 1e9))
 
 
 def open_when_there(client, name, mode, pool, device, timeout):

@@ -207,6 +207,7 @@ class Entry(NamedTuple):
     waiting: int  #: brackets that wait for those
     abandoned: bool  #: a writer died, or gave up, and nobody has written it since
     parts: int  #: arrays that lie in its memory and keep it: publish() of an Arena
+    ttl_ns: int  #: nanoseconds until the daemon unlinks it: expire(); 0: it does not
 
 
 class Holder(NamedTuple):

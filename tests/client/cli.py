@@ -140,6 +140,10 @@ class Client:
     def unlink(self, name):
         self.call(self.lib.caid_unlink, self.handle, name.encode(), None)
 
+    def expire(self, name, ttl_s):
+        self.call(self.lib.caid_expire, self.handle, name.encode(), None, ctypes.c_uint64(0),
+                  ctypes.c_uint64(ttl_s * 10**9), None)
+
     def defer(self):
         self.call(self.lib.caid_defer_begin, self.handle)
 

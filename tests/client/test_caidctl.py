@@ -239,7 +239,8 @@ def test_list_is_aligned(socket, client):
 
 
 ENTRY_KEYS = {"pool", "name", "generation", "device", "device_uuid", "memory", "typestr", "shape",
-              "nbytes", "uid", "leases", "readers", "writers", "waiting", "abandoned", "parts"}
+              "nbytes", "uid", "leases", "readers", "writers", "waiting", "abandoned", "parts",
+              "ttl_ns"}
 
 
 def test_list_json(socket, client):
@@ -448,6 +449,16 @@ def test_who_pins_memory_whose_name_is_gone(socket, client, hold):
     assert device["allocated"] < 16 << 20 and device["pending"] == 0, "it was given back"
     shown = read_json(socket, "show", "weights")
     assert shown["generation"] == second, "the name has nothing to do with it"
+
+
+def test_a_time_to_live(socket, client):
+    client.create("w", (4,))
+    assert "unlinked in" not in caidctl("show", "w", socket=socket).stdout
+    client.expire("w", 7300)
+    assert re.search(r"^unlinked in +2h 01m$", caidctl("show", "w", socket=socket).stdout,
+                     re.MULTILINE)
+    assert 7000e9 < read_json(socket, "show", "w")["ttl_ns"] <= 7300e9
+    assert [a["ttl_ns"] > 0 for a in read_json(socket, "list")["arrays"]] == [True]
 
 
 # ---- parts ----

@@ -168,6 +168,23 @@ FIXTURE_TEST(names, rename)
     assert_ok(caid_unlink(f.client, "y", NULL, &error));
 }
 
+FIXTURE_TEST(names, expire)
+{
+    uint64_t generation = 0;
+
+    OPTIONS(caid_create_options, unnamed, .typestr = "|u1", .ttl_ns = 1);
+    OWNED struct caid_array *array = make_bytes(f.client, "x", 8), *none = NULL;
+    uint64_t now = caid_array_get_info(array)->generation;
+    assert_ok(caid_expire(f.client, "x", NULL, now, UINT64_MAX, &generation, &error));
+    cr_assert_eq(generation, now);
+    assert_failed(caid_expire(f.client, "x", NULL, now + 1, 1, NULL, &error), CAID_ERR_STALE);
+    assert_failed(caid_expire(f.client, "y", NULL, 0, 1, NULL, &error), CAID_ERR_NOT_FOUND);
+    assert_failed(caid_expire(f.client, NULL, NULL, 0, 1, NULL, &error), CAID_ERR_INVALID_NAME);
+    assert_failed(caid_expire(NULL, "x", NULL, 0, 1, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_create(f.client, &none, &unnamed, &error), CAID_ERR_INVALID);
+    assert_ok(caid_unlink(f.client, "x", NULL, &error));
+}
+
 static int
 check_pool(const struct caid_pool *pool, void *userdata)
 {

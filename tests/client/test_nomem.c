@@ -71,6 +71,8 @@ publish_and_watch(struct caid_client *client, struct caid_array *array)
     if (r == 0)
         r = caid_rename(client, "renamed", "published", NULL, true, NULL, &error);
     if (r == 0)
+        r = caid_expire(client, "published", NULL, 0, UINT64_MAX, NULL, &error);
+    if (r == 0)
         r = caid_watch_new(client, &watch, "published", NULL, see_nothing, NULL, &error);
     if (r == 0) {
         r = caid_client_dispatch(client, &error);

@@ -185,6 +185,25 @@ check_parts(struct core *core, const struct tally *t)
     return host;
 }
 
+/* The same of times to live, which are of names that are there. */
+static uint64_t
+check_expiries(struct core *core, const struct tally *t)
+{
+    struct expiry *expiry;
+    uint64_t host = 0, n = 0;
+
+    RB_FOREACH(expiry, expiries, &core->expiries) {
+        CHECK(expiry->array->expires && expiry->array->named);
+        if (!t->user || expiry->charge.user == t->user)
+            host += expiry->charge.host;
+        n++;
+    }
+    RB_FOREACH(expiry, expiring, &core->expiring)
+        n--;
+    CHECK(n == 0);
+    return host;
+}
+
 static void
 tally_text(struct tally *t, const struct text *text)
 {
@@ -492,7 +511,7 @@ check_user(struct core *core, const struct user *user)
     RB_FOREACH(job, jobs, &core->jobs)
         if (job->type == JOB_MEMORY && job->user == user)
             t.used[RES_JOBS]++;
-    t.used[RES_HOST] += check_parts(core, &t);
+    t.used[RES_HOST] += check_parts(core, &t) + check_expiries(core, &t);
     for (enum resource i = 0; i < N_RESOURCES; i++) { /* I4 */
         CHECK(user->used[i] == t.used[i]);
         CHECK(!has_grown(&user->used[i]) || user->used[i] <= user_limit(core, i));

@@ -360,6 +360,7 @@ static void
 on_time(void)
 {
     f.now_ns += (uint64_t)input_u8(&f.input) << input_below(&f.input, 32);
+    core_set_boottime(f.core, f.now_ns);
     core_tick(f.core, f.now_ns);
     drain();
 }

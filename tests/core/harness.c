@@ -234,17 +234,24 @@ carry_out(struct harness *h)
     core_check(h->core);
 }
 
+static void
+tick(struct harness *h)
+{
+    books_arm(true);
+    core_set_boottime(h->core, h->now_ns + h->asleep_ns);
+    core_tick(h->core, h->now_ns);
+    books_arm(false);
+    carry_out(h);
+}
+
 /* All that comes of an event. */
 static void
 drain(struct harness *h)
 {
     carry_out(h);
-    while (core_is_behind(h->core) && !h->by_hand) {
-        books_arm(true);
-        core_tick(h->core, h->now_ns);
-        books_arm(false);
-        carry_out(h);
-    }
+    while (!h->by_hand &&
+           (core_is_behind(h->core) || core_expiry_ns(h->core) <= h->now_ns + h->asleep_ns))
+        tick(h);
 }
 
 int
@@ -331,6 +338,7 @@ h_packet(struct harness *h, uint64_t conn, const void *packet, size_t n)
 {
     h->replies[conn].seen = false;
     books_arm(true);
+    core_set_boottime(h->core, h->now_ns + h->asleep_ns);
     core_receive(h->core, conn, packet, n, h->now_ns);
     books_arm(false);
     drain(h);
@@ -619,9 +627,7 @@ void
 h_tick(struct harness *h, uint64_t ns)
 {
     h->now_ns += ns;
-    books_arm(true);
-    core_tick(h->core, h->now_ns);
-    books_arm(false);
+    tick(h);
     drain(h);
 }
 

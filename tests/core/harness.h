@@ -139,6 +139,7 @@ struct h_use { /* what a bracket uses, from its begin; then its fence, until tha
 struct harness {
     struct core *core;
     uint64_t now_ns;
+    uint64_t asleep_ns;        /* that the machine has been, so far */
     struct core_config config; /* in force */
     struct core_pool_config pools[H_CONFIGURED];
     uint64_t next_conn;

@@ -148,6 +148,7 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
         reply->more = result->users.more;
         break;
     case MSG_PUBLISH:
+    case MSG_EXPIRE:
     case MSG_RENAME: reply->generation = result->publish.generation; break;
     case MSG_PUBLISH_PART:
         reply->generation = result->publish_part.generation;

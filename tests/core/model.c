@@ -188,6 +188,7 @@ created(struct model *m, const struct m_request *r, const struct h_reply *reply)
     lease_add(m, &m->slots[r->slot], reply->lease, array, false);
     if (r->name != M_NONE)
         model_name_taken(m, array, r->name, reply->generation);
+    m->arrays[array].expires_ns = r->expires_ns;
 }
 
 /* Which array it is: what the client reads there has to be what its creator wrote. */
@@ -244,6 +245,8 @@ published(struct model *m, const struct m_request *r, const struct h_reply *repl
         m->arrays[r->companion].keeper = array;
     }
     model_name_taken(m, array, r->name, reply->generation);
+    if (r->method == MSG_PUBLISH) /* a rename keeps it */
+        a->expires_ns = r->expires_ns;
     a->n_leases--;
 }
 
@@ -284,6 +287,7 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
         break;
     case MSG_PUBLISH:
     case MSG_RENAME: published(m, r, reply); break;
+    case MSG_EXPIRE: m->arrays[r->seen].expires_ns = r->expires_ns; break;
     case MSG_PUBLISH_PART: model_part_published(m, r, reply); break;
     case MSG_PARTS: model_parts_told(m, r, reply); break;
     case MSG_UNLINK: model_name_gone(m, r->pool, r->name); break;

@@ -31,6 +31,7 @@ struct m_array {
     bool alive; /* has a name, a lease, a part that is alive, or one whose companion it is */
     int pool, name, last_name;
     uint64_t generation; /* of the name, or the last one */
+    uint64_t expires_ns; /* the name, by the clock that goes on in sleep; 0: it does not */
     uint64_t label;      /* its metadata */
     uint64_t stamp, nbytes;
     uint64_t span, block, offset;
@@ -105,8 +106,9 @@ struct m_request {
     int slot, pool, name;
     enum msg_method method;
     uint64_t label, nbytes, span, offset, seen;
-    int companion;     /* that it publishes, or M_NONE */
-    uint32_t may_fail; /* bits: with these errors */
+    uint64_t expires_ns; /* what it names */
+    int companion;       /* that it publishes, or M_NONE */
+    uint32_t may_fail;   /* bits: with these errors */
     bool must_fail;
     bool readonly;  /* what it opens */
     bool was_ghost; /* the name that it creates */

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "books.h"
 #include "caid_test.h"
 #include "model.h"
@@ -200,6 +201,22 @@ expect_create(struct model *m, struct m_request *r, const struct m_slot *slot)
         m->names[r->pool][r->name].creating = r->slot;
 }
 
+static uint64_t
+boottime(const struct model *m)
+{
+    return m->h.now_ns + m->h.asleep_ns;
+}
+
+/* Mostly none; else so short that some of the history sees its end. */
+static uint64_t
+some_ttl(struct model *m, struct m_request *r)
+{
+    uint64_t ttl_ns = model_random(m, 3) ? 0 : 1 + model_random(m, 3 * (uint32_t)H_AGE_NS);
+
+    r->expires_ns = ttl_ns ? boottime(m) + ttl_ns : 0;
+    return ttl_ns;
+}
+
 /* Of bytes, of structs with a field list, or with a stride. */
 static void
 send_create(struct model *m, struct m_request *r, struct msg_create_params *params,
@@ -236,9 +253,10 @@ step_create(struct model *m, int s)
     r->nbytes = (uint64_t)bytes;
     expect_create(m, r, slot);
     snprintf(label, sizeof(label), "%llu", (unsigned long long)r->label);
-    model_note(m, "slot %d: create %s in %s, %lld bytes of %s", s,
+    uint64_t ttl_ns = r->name == M_NONE ? 0 : some_ttl(m, r);
+    model_note(m, "slot %d: create %s in %s, %lld bytes of %s, for %llu ns", s,
                r->name == M_NONE ? "-" : model_name(r->name), model_pool_name(r->pool),
-               (long long)bytes, memory ? memory : "-");
+               (long long)bytes, memory ? memory : "-", (unsigned long long)ttl_ns);
     struct msg_create_params params = {
         .pool = MSG_STR(model_pool_name(r->pool)),
         .name = msg_str_opt(r->name == M_NONE ? NULL : model_name(r->name)),
@@ -246,6 +264,7 @@ step_create(struct model *m, int s)
         .metadata = MSG_STR(label),
         .exclusive = model_random(m, 8) == 0,
         .alignment = model_random(m, 4) ? 0 : UINT64_C(1) << model_random(m, 22),
+        .ttl_ns = ttl_ns,
     };
     if (m->h.n_devices > 1 && model_random(m, 3) == 0)
         params.device = MSG_STR("GPU-00000000-0000-0000-0000-000000000002");
@@ -425,16 +444,18 @@ step_publish(struct model *m, int s)
     struct msg_publish_params params = {.lease = lease->lease,
                                         .name = MSG_STR(model_name(r->name)),
                                         .metadata = msg_str_opt(r->label ? label : NULL),
-                                        .new = model_random(m, 4) == 0};
+                                        .new = model_random(m, 4) == 0,
+                                        .ttl_ns = some_ttl(m, r)};
     if (params.new && m->names[r->pool][r->name].array != M_NONE) {
         r->must_fail = true;
         r->may_fail |= ERR(EXISTS);
     }
     if (model_random(m, 3) == 0)
         params.companion = choose_companion(m, slot, r);
-    model_note(m, "slot %d: publish lease %llu as %s in %s%s, companion %llu", s,
+    model_note(m, "slot %d: publish lease %llu as %s in %s%s, companion %llu, for %llu ns", s,
                (unsigned long long)lease->lease, model_name(r->name), model_pool_name(r->pool),
-               params.new ? ", new" : "", (unsigned long long)params.companion);
+               params.new ? ", new" : "", (unsigned long long)params.companion,
+               (unsigned long long)params.ttl_ns);
     h_request(&m->h, slot->conn, MSG_PUBLISH, &params);
 }
 
@@ -512,6 +533,38 @@ step_rename(struct model *m, int s)
     h_request(&m->h, slot->conn, MSG_RENAME, &params);
 }
 
+/* Whoever may unlink it, and of the generation that is there. */
+static void
+step_expire(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    struct m_request *r = model_ask(m, s, MSG_EXPIRE);
+
+    r->pool = some_pool(m, slot);
+    r->name = some_name(m);
+    const struct m_array *array = model_find(m, r->pool, r->name);
+    struct msg_expire_params params = {.name = MSG_STR(model_name(r->name)),
+                                       .pool = MSG_STR(model_pool_name(r->pool)),
+                                       .generation = model_random(m, 3),
+                                       .ttl_ns = some_ttl(m, r)};
+    r->seen = array ? (uint64_t)(array - m->arrays) : 0;
+    r->may_fail = params.ttl_ns ? ERR_LIMITS : 0;
+    if (!model_may(m, slot, r->pool, 2) && model_may(m, slot, r->pool, 4)) {
+        r->must_fail = true;
+        r->may_fail |= ERR(PERMISSION);
+    } else if (!model_may(m, slot, r->pool, 2) || !array) {
+        r->must_fail = true;
+        r->may_fail |= ERR(NOT_FOUND);
+    } else if (params.generation && params.generation != array->generation) {
+        r->must_fail = true;
+        r->may_fail |= ERR(STALE);
+    }
+    model_note(m, "slot %d: %s in %s of generation %llu expires in %llu ns", s,
+               model_name(r->name), model_pool_name(r->pool),
+               (unsigned long long)params.generation, (unsigned long long)params.ttl_ns);
+    h_request(&m->h, slot->conn, MSG_EXPIRE, &params);
+}
+
 static void
 step_watch(struct model *m, int s)
 {
@@ -581,6 +634,8 @@ step_list(struct model *m, int s)
         cr_assert_lt(n, reply->n_entries, "\"%s\" is missing", model_name(name));
         cr_assert_str_eq(reply->names[n], model_name(name));
         model_check_entry(m, (int)(array - m->arrays), &reply->entries[n]);
+        cr_assert_eq(reply->entries[n].ttl_ns,
+                     array->expires_ns ? array->expires_ns - boottime(m) : 0);
         cr_assert_eq(reply->n_leases[n++], (uint64_t)(array->n_leases + array->n_departed));
     }
     cr_assert_eq(reply->n_entries, n, "a name too many");
@@ -705,13 +760,36 @@ step_finish(struct model *m)
     h_finish(&m->h, i, error);
 }
 
+/* The model lets names go first, since others hear of it as it happens. What is being created is
+ * looked at again a second later. */
+static void
+pass(struct model *m, uint64_t ns)
+{
+    m->h.asleep_ns += model_random(m, 4) ? 0 : H_AGE_NS;
+    uint64_t now_ns = boottime(m) + ns;
+
+    for (int i = 0; i < m->n_requests; i++) {
+        struct m_request *r = &m->requests[i];
+        if (r->method == MSG_CREATE && r->expires_ns && r->expires_ns <= now_ns)
+            r->expires_ns = now_ns + NSEC_PER_SEC;
+    }
+    for (int i = 0; i < m->n_arrays; i++) {
+        const struct m_array *a = &m->arrays[i];
+        if (a->name != M_NONE && a->expires_ns && a->expires_ns <= now_ns)
+            model_name_gone(m, a->pool, a->name);
+    }
+    h_tick(&m->h, ns);
+}
+
 static void
 step_tick(struct model *m)
 {
-    uint64_t ns = model_random(m, 2) ? H_AGE_NS : H_AGE_NS / 4;
+    uint64_t ns = model_random(m, 20) == 0 ? NSEC_PER_SEC
+                  : model_random(m, 2)     ? H_AGE_NS
+                                           : H_AGE_NS / 4;
 
     model_note(m, "%llu ns pass", (unsigned long long)ns);
-    h_tick(&m->h, ns);
+    pass(m, ns);
 }
 
 /* Breaks the rules: it is closed, and nobody else. */
@@ -759,6 +837,8 @@ static void (*const client_steps[])(struct model *, int) = {
     step_unlink,
     step_rename,
     step_rename,
+    step_expire,
+    step_expire,
     step_watch,
     step_watch,
     step_watch,

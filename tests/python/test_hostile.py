@@ -23,7 +23,7 @@ from fake_daemon import DEVICE, HELLO, STATUS, fake_daemon  # noqa: E402
 
 def write(client, name, nbytes, descr, memory):
     """What a program of another user may create: the daemon keeps its descr as it is."""
-    options = (None, 0, 0, memory, 0, None)
+    options = (None, 0, 0, memory, 0, None, 0)
     client._create(name, (1,), f"|V{nbytes}", json.dumps(descr), None, *options).close()
 
 

@@ -108,7 +108,7 @@ def test_a_companion_goes_with_its_array(client, other):
         with b[1:] as view, pytest.raises(caid.UnsupportedError, match="a view"):
             a.publish("pair", companion=view)
         with pytest.raises(TypeError):
-            a._memory.publish("pair", None, 0, False, "b")
+            a._memory.publish("pair", None, 0, False, "b", 0)
         assert a.publish("pair", companion=b) == first + 1
     with other.open("pair") as a, a.open_companion() as b:
         assert b.readonly and b.memory == "pinned" and (numpy.asarray(b) == 5).all() and b.name is None

@@ -5,6 +5,7 @@
  */
 #include <uv.h>
 
+#include "boot_timer.h"
 #include "conns.h"
 #include "opening.h"
 #include "sim.h"
@@ -107,6 +108,26 @@ void
 opening_reason(struct opening *o UNUSED, char *ret, size_t size UNUSED)
 {
     *ret = '\0';
+}
+
+/* ---- names that expire, of which there are none ---- */
+
+int
+boot_timer_init(struct boot_timer *timer UNUSED, uv_loop_t *loop UNUSED,
+                void (*fired)(void *userdata) UNUSED, void *userdata UNUSED)
+{
+    return 0;
+}
+
+void
+boot_timer_deinit(struct boot_timer *timer UNUSED)
+{
+}
+
+void
+boot_timer_set(struct boot_timer *timer UNUSED, uint64_t at_ns)
+{
+    SIM_CHECK(at_ns == UINT64_MAX, "a name that expires is not simulated");
 }
 
 /* ---- work of another thread, of which there is one ---- */

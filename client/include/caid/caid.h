@@ -223,6 +223,7 @@ struct caid_create_options {
     const char *memory;   /* see above; NULL: "device" */
     uint64_t alignment;   /* bytes, a power of 2 up to 2 MiB; 0: 512 */
     const char *metadata; /* NULL, or up to 4,096 bytes of UTF-8 that go with the array */
+    uint64_t ttl_ns;      /* of the name: caid_expire(); 0: it stays */
 };
 
 /* Creates an array, mapped read-write. Its contents are undefined until written. A name is taken
@@ -313,7 +314,8 @@ struct caid_publish_options {
     /* An array "rw" without a name, of the same pool and creator, that this one keeps from now on:
      * its companion, which whoever has this one open can open. NULL: none, or the one it has. */
     struct caid_array *companion;
-    uint32_t flags; /* enum caid_publish_flags */
+    uint32_t flags;  /* enum caid_publish_flags */
+    uint64_t ttl_ns; /* of the name: caid_expire(); 0: it stays */
 };
 
 /* Puts the array under a name of its pool, at once and as a whole: whoever opens the name before
@@ -379,6 +381,16 @@ int caid_unlink(struct caid_client *client, const char *name, const char *pool,
 int caid_rename(struct caid_client *client, const char *name, const char *to, const char *pool,
                 bool replace, uint64_t *ret_generation, struct caid_error *error);
 
+/* Gives a name a time to live: when it is over, the daemon unlinks the name, whether or not who
+ * asked is still there. Time that the machine sleeps counts (CLOCK_BOOTTIME). It is the name's as
+ * long as that shows this array: a rename keeps it, and publishing over the name ends it, unless
+ * that gives another one. ttl_ns 0: the name stays. generation: this one and no other
+ * (CAID_ERR_STALE), or 0. The pool has to be writable, as for caid_unlink(). ret_generation: of the
+ * name, or NULL. */
+int caid_expire(struct caid_client *client, const char *name, const char *pool,
+                uint64_t generation, uint64_t ttl_ns, uint64_t *ret_generation,
+                struct caid_error *error);
+
 struct caid_entry {
     const char *pool, *name, *typestr;
     const int64_t *shape;
@@ -392,6 +404,7 @@ struct caid_entry {
     uint64_t waiting;          /* brackets that wait for those */
     bool abandoned;            /* a writer died, and nobody has written it since */
     uint64_t parts;            /* arrays in its memory: caid_array_publish_part() */
+    uint64_t ttl_ns;           /* until it is unlinked by itself; 0: it is not */
 };
 
 struct caid_list_options {

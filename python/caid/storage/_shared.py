@@ -107,7 +107,7 @@ class Shared:
         text = _metadata.encode({_KEY: _VERSION, **_told(made, halo, self.leads)})
         was_public, self.is_public = self.is_public, True
         try:
-            return first.publish(name, text, 0, not replace, companion)
+            return first.publish(name, text, 0, not replace, companion, 0)
         except BaseException:
             self.is_public = was_public
             raise
