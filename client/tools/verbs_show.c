@@ -61,6 +61,11 @@ details_array(const struct ctl *ctl, struct table *table, const struct caid_deta
     table_fact(table, "use", "%s", use);
     if (e->parts)
         table_fact(table, "parts", "%" PRIu64 " published of it", e->parts);
+    if (e->members)
+        table_fact(table, "set", "of %" PRIu64 " arrays, whose names begin with its own",
+                   e->members);
+    if (e->of_set)
+        table_fact(table, "set", "it changes with the names of one");
     table_fact(table, "created by", "%s, generation %" PRIu64, user, e->generation);
 }
 

@@ -239,7 +239,8 @@ def test_list_is_aligned(socket, client):
 
 
 ENTRY_KEYS = {"pool", "name", "generation", "device", "device_uuid", "memory", "typestr", "shape",
-              "nbytes", "uid", "leases", "readers", "writers", "waiting", "abandoned", "parts"}
+              "nbytes", "uid", "leases", "readers", "writers", "waiting", "abandoned", "parts",
+              "members", "of_set", "sets"}
 
 
 def test_list_json(socket, client):
