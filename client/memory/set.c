@@ -105,6 +105,7 @@ caid_publish_many(struct caid_client *client, const char *name, const char *cons
         r = make_empty(client, caid_array_get_info(arrays[0])->pool, &set, error);
     if (r < 0)
         return r;
+    opts.struct_size = sizeof(opts); /* they may have been NULL */
     r = stage_all(set, keys, arrays, n, error);
     if (r == 0)
         r = caid_array_publish(set, name, &opts, ret_generation, error);
