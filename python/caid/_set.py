@@ -150,12 +150,13 @@ class Set(OfProcess, Closing, Mapping[str, Array]):
             raise TypeError("keys: a list of str is needed, not one str")
         self._array._check()
         keys = tuple(self._entries() if keys is None else keys)
-        missing = tuple(dict.fromkeys(key for key in keys if key not in self._opened))
+        opened = self._opened  # close() leaves it as it is, and ends what is in it
+        missing = tuple(dict.fromkeys(key for key in keys if key not in opened))
         if missing:
-            self._open(missing)
-        return {key: self._opened[key].view() for key in keys}
+            self._open(missing, opened)
+        return {key: opened[key].view() for key in keys}
 
-    def _open(self, keys):
+    def _open(self, keys, opened):
         lease = self._array._memory
         mode = "r" if self.readonly else "rw"
         try:
@@ -163,7 +164,7 @@ class Set(OfProcess, Closing, Mapping[str, Array]):
         except (NotFoundError, InvalidNameError) as e:
             raise KeyError(keys[0] if len(keys) == 1 else str(e)) from None
         for key, array in zip(keys, _array.of_leases(leases, root=False)):
-            self._opened.setdefault(key, array)
+            opened.setdefault(key, array)
 
     def __getitem__(self, key: str) -> Array:
         return self.open((key,))[key]
