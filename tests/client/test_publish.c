@@ -448,6 +448,9 @@ FIXTURE_TEST(publish, many_at_once)
     assert_ok(caid_set_open_many(set, opened, few, 2, NULL, &error));
     cr_assert_str_eq(caid_array_get_info(opened[1])->name, "s/l");
     assert_first_byte(opened[1], 2);
+    OPTIONS(caid_open_options, writable, .mode = "rw");
+    assert_failed(caid_set_open_many(set, opened, few, 2, &writable, &error),
+                  CAID_ERR_PERMISSION);
     assert_failed(caid_set_list(a, see_key, seen, &error), CAID_ERR_INVALID);
     assert_failed(caid_publish_many(f.client, "s/", few, arrays, 0, NULL, NULL, &error),
                   CAID_ERR_INVALID);

@@ -313,6 +313,8 @@ def test_what_is_no_set_is_refused(client):
         client.publish_many("s/", {"k" * 253: a, "b": a})
         with pytest.raises(caid.InvalidNameError):
             client.rename("s/", "s//")
+        with pytest.raises(caid.InvalidError, match='of set "s/"'):
+            b.publish("s/zz")
         with pytest.raises(caid.ExistsError):
             client.publish_many("s/", {"a": a}, replace=False)
         with client.open("s/") as s, pytest.raises(caid.InvalidError, match="pool, and no set"):
