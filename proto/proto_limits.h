@@ -22,6 +22,7 @@
 #define PROTO_DESCR_MAX     4096    /* bytes in the field list of a structured dtype */
 #define PROTO_CLIENT_MAX    64      /* bytes in the name that a client gives itself */
 #define PROTO_OPEN_MAX      1024    /* names in one open request */
+#define PROTO_SET_MAX       65536   /* members of a set */
 #define PROTO_CLOSE_MAX     1024    /* leases, and blocks, in one close notification */
 #define PROTO_DROP_MAX      64      /* pages in one drop_pages notification */
 #define PROTO_BEGIN_MAX     1024    /* arrays of one bracket */

@@ -95,6 +95,12 @@ int array_take(struct caid_client *client, struct call *base, const void *reply,
 int array_call_run(struct caid_client *client, struct array_call *call,
                    struct caid_error *error);
 
+/* How many of the names one request can hold, with so many bytes beside each; at least one. */
+uint32_t names_that_fit(const struct caid_client *client, const struct msg_str *names, size_t n,
+                        size_t beside);
+int names_collect(struct msg_str *ret, const char *const *names, size_t n,
+                  struct caid_error *error);
+
 #define TICKET_WORDS (CAID_TICKET_SIZE / sizeof(uint64_t))
 
 /* Random. */

@@ -200,6 +200,7 @@ take_array(struct caid_client *client, const struct msg_array *m, struct msg_str
                  .offset = m->offset,
                  .readonly = call->readonly,
                  .uid = (uint32_t)m->uid,
+                 .members = m->members,
                  .memory = memory},
     };
     struct caid_array *array = array_new(client, &spec);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "array.h"
 #include "session/client.h"
 #include "session/pager.h"
 
@@ -108,6 +109,9 @@ entry_fill(struct caid_entry *ret, const struct caid_client *client, const struc
         .abandoned = m->abandoned,
         .parts = m->parts,
         .ttl_ns = m->ttl_ns,
+        .members = m->members,
+        .of_set = m->of_set,
+        .sets = m->sets,
     };
     return true;
 }
@@ -145,6 +149,24 @@ caid_list(struct caid_client *client, const struct caid_list_options *options,
         .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool),
                    .all = opts.all,
                    .prefix = msg_str_opt(opts.prefix)},
+    };
+    return pager_run(&list.pager, error);
+}
+
+int
+caid_set_list(struct caid_array *set, int (*fn)(const struct caid_entry *entry, void *userdata),
+              void *userdata, struct caid_error *error)
+{
+    int r = CHECK_CLIENT_OF(set, error);
+    if (r == 0 && !fn)
+        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
+    if (r == 0 && set->managed)
+        r = fail(error, CAID_ERR_INVALID, "managed memory is no set");
+    if (r < 0)
+        return r;
+    struct list list = {
+        PAGED(list, set->client, MSG_LIST, entries, fn, userdata),
+        .params = {.of = set->lease},
     };
     return pager_run(&list.pager, error);
 }

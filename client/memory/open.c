@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* caid_array_open(), caid_array_open_many(), caid_array_open_companion() and caid_array_take(). */
+/* caid_array_open(), caid_array_open_many(), caid_set_open_many(), caid_array_open_companion() and
+ * caid_array_take(). */
 #include <errno.h>
 #include <string.h>
 
@@ -30,15 +31,15 @@ read_options(struct caid_open_options *ret, const struct caid_open_options *opti
     return 0;
 }
 
-/* How many of the names one request can hold; at least one. */
-static uint32_t
-names_that_fit(const struct caid_client *client, const struct msg_str *names, size_t n)
+uint32_t
+names_that_fit(const struct caid_client *client, const struct msg_str *names, size_t n,
+               size_t beside)
 {
     size_t bytes = OPEN_OVERHEAD;
     uint32_t i = 0;
 
     while (i < n && i < client->open_max) {
-        bytes += names[i].n + NAME_OVERHEAD;
+        bytes += names[i].n + NAME_OVERHEAD + beside;
         if (i > 0 && bytes > client->packet_max)
             break;
         i++;
@@ -46,18 +47,28 @@ names_that_fit(const struct caid_client *client, const struct msg_str *names, si
     return i;
 }
 
-/* Opens the first of the names, as many as the daemon grants at once. */
+/* What is asked for, and where. */
+struct opening {
+    struct caid_client *client;
+    const struct caid_open_options *options;
+    uint64_t of;                 /* lease on a set, or 0 */
+    const struct msg_str *names; /* or its keys */
+    const struct msg_str *said;  /* what the arrays are called */
+};
+
+/* Opens the first n of them from `from` on, as many as the daemon grants at once. */
 static int
-open_some(struct caid_client *client, const struct caid_open_options *options,
-          struct caid_array **arrays, const struct msg_str *names, size_t n, size_t *ret_n,
-          struct caid_error *error)
+open_some(const struct opening *o, struct caid_array **arrays, size_t from, size_t n,
+          size_t *ret_n, struct caid_error *error)
 {
-    uint32_t n_asked = names_that_fit(client, names, n);
+    const struct caid_open_options *options = o->options;
+    uint32_t n_asked = names_that_fit(o->client, o->names + from, n, 0);
     struct msg_open_params params = {
-        .names = {names, n_asked},
+        .names = {o->names + from, n_asked},
         .pool = msg_str_opt(options->pool),
         .mode = MSG_STR(options->mode),
         .generation = options->generation,
+        .of = o->of,
     };
     struct array_call call = {
         .call = {.method = MSG_OPEN,
@@ -65,28 +76,26 @@ open_some(struct caid_client *client, const struct caid_open_options *options,
                  .take = array_take,
                  .adopt = array_adopt,
                  .has_blocks = true},
-        .names = names,
-        .arrays = arrays,
+        .names = o->said + from,
+        .arrays = arrays + from,
         .n_wanted = n_asked,
         .readonly = strcmp(options->mode, "r") == 0,
         .device_uuid = options->device_uuid,
     };
-    int r = array_call_run(client, &call, error);
+    int r = array_call_run(o->client, &call, error);
     if (r == 0)
         *ret_n = call.n_got;
     return r;
 }
 
 static int
-open_all(struct caid_client *client, const struct caid_open_options *options,
-         struct caid_array **arrays, const struct msg_str *names, size_t n,
+open_all(const struct opening *o, struct caid_array **arrays, size_t n,
          struct caid_error *error)
 {
     size_t n_open = 0, n_more;
 
     while (n_open < n) {
-        int r = open_some(client, options, arrays + n_open, names + n_open, n - n_open, &n_more,
-                          error);
+        int r = open_some(o, arrays, n_open, n - n_open, &n_more, error);
         if (r < 0) {
             while (n_open-- > 0)
                 array_close_now(arrays[n_open]);
@@ -97,8 +106,8 @@ open_all(struct caid_client *client, const struct caid_open_options *options,
     return 0;
 }
 
-static int
-collect_names(struct msg_str *ret, const char *const *names, size_t n, struct caid_error *error)
+int
+names_collect(struct msg_str *ret, const char *const *names, size_t n, struct caid_error *error)
 {
     for (size_t i = 0; i < n; i++) {
         int r = check_name(names[i], error);
@@ -121,11 +130,55 @@ caid_array_open(struct caid_client *client, struct caid_array **ret, const char 
     if (r == 0)
         r = read_options(&opts, options, error);
     if (r == 0)
-        r = collect_names(&text, &name, 1, error);
+        r = names_collect(&text, &name, 1, error);
     if (r == 0)
-        r = open_all(client, &opts, &array, &text, 1, error);
+        r = open_all(&(struct opening){client, &opts, 0, &text, &text}, &array, 1, error);
     if (r == 0)
         *ret = array;
+    return r;
+}
+
+/* The names of a set's arrays, in *ret_text; 0 or -ENOMEM. */
+static int
+names_under(struct msg_str *ret, char **ret_text, const char *set, const struct msg_str *keys,
+            size_t n)
+{
+    size_t n_set = strlen(set), bytes = 1;
+    char *text;
+
+    for (size_t i = 0; i < n; i++)
+        bytes += n_set + keys[i].n;
+    text = *ret_text = malloc(bytes);
+    for (size_t i = 0; text && i < n; i++) {
+        ret[i] = (struct msg_str){text, (uint32_t)n_set + keys[i].n};
+        memcpy(text, set, n_set);
+        memcpy(text + n_set, keys[i].p, keys[i].n);
+        text += ret[i].n;
+    }
+    return text ? 0 : -ENOMEM;
+}
+
+/* set: the name of the one whose keys they are; NULL: they are names. */
+static int
+open_named(struct opening *o, const char *set, struct caid_array **ret_arrays,
+           const char *const *names, size_t n, struct caid_error *error)
+{
+    _cleanup_free_ struct msg_str *texts = calloc(n, sizeof(*texts));
+    _cleanup_free_ struct msg_str *said = calloc(n, sizeof(*said));
+    _cleanup_free_ struct caid_array **arrays = calloc(n, sizeof(*arrays));
+    _cleanup_free_ char *room = NULL;
+
+    if (!texts || !said || !arrays)
+        return fail_errno(error, ENOMEM, "no memory for %zu arrays", n);
+    int r = names_collect(texts, names, n, error);
+    if (r == 0 && set && names_under(said, &room, set, texts, n) < 0)
+        r = fail_errno(error, ENOMEM, "no memory for %zu names", n);
+    o->names = texts;
+    o->said = set ? said : texts;
+    if (r == 0)
+        r = open_all(o, arrays, n, error);
+    if (r == 0)
+        memcpy(ret_arrays, arrays, n * sizeof(*arrays));
     return r;
 }
 
@@ -146,16 +199,31 @@ caid_array_open_many(struct caid_client *client, struct caid_array **ret_arrays,
     if (opts.generation != 0 && n > 1)
         return fail(error, CAID_ERR_INVALID, "a generation is of one name, not of %zu", n);
 
-    _cleanup_free_ struct msg_str *texts = calloc(n, sizeof(*texts));
-    _cleanup_free_ struct caid_array **arrays = calloc(n, sizeof(*arrays));
-    if (!texts || !arrays)
-        return fail_errno(error, ENOMEM, "no memory for %zu arrays", n);
-    r = collect_names(texts, names, n, error);
+    return open_named(&(struct opening){.client = client, .options = &opts}, NULL, ret_arrays,
+                      names, n, error);
+}
+
+int
+caid_set_open_many(struct caid_array *set, struct caid_array **ret_arrays,
+                   const char *const *keys, size_t n, const struct caid_open_options *options,
+                   struct caid_error *error)
+{
+    struct caid_open_options opts;
+
+    int r = CHECK_CLIENT_OF(set, error);
     if (r == 0)
-        r = open_all(client, &opts, arrays, texts, n, error);
-    if (r == 0)
-        memcpy(ret_arrays, arrays, n * sizeof(*arrays));
-    return r;
+        r = read_options(&opts, options, error);
+    if (r == 0 && (set->managed || opts.pool || opts.generation))
+        r = fail(error, CAID_ERR_INVALID, "a set says which arrays: no pool, no generation");
+    if (r < 0 || n == 0)
+        return r;
+    if (!ret_arrays || !keys)
+        return fail(error, CAID_ERR_INVALID, "%s is NULL", keys ? "ret_arrays" : "keys");
+    const char *name = caid_array_get_info(set)->name;
+    return open_named(&(struct opening){.client = set->client,
+                                        .options = &opts,
+                                        .of = set->lease},
+                      name ? name : "", ret_arrays, keys, n, error);
 }
 
 /* An array whose name is not known here. */

@@ -211,6 +211,9 @@ static const struct field entry_fields[] = {
     FIELD(STR, entry_row, state, NULL, "STATE", ENTRIES_LONG),
     FIELD(U64, entry_row, e.parts, "parts", "PARTS", ENTRIES_LONG),
     FIELD(U64, entry_row, e.ttl_ns, "ttl_ns", NULL),
+    FIELD(U64, entry_row, e.members, "members", NULL),
+    FIELD(BOOL, entry_row, e.of_set, "of_set", NULL),
+    FIELD(U64, entry_row, e.sets, "sets", NULL),
     FIELD(INDEX, entry_row, e.device, "device", "DEVICE", ENTRIES_LONG),
     FIELD(STR, entry_row, uuid, "device_uuid", NULL),
     FIELD(U64, entry_row, e.generation, "generation", "GENERATION", ENTRIES_LONG),
@@ -369,8 +372,8 @@ static void PRINTF(4, 5)
     record_row(listing->ctl, unnamed_fields, 0, e, listing->table);
 }
 
-/* What keeps it beside those holders: others that a packet had no room for, and its parts and the
- * array whose companion it is, which only its creator can publish. */
+/* What keeps it beside those holders: others that a packet had no room for, sets, and its parts and
+ * the array whose companion it is, which only its creator can publish. */
 static void
 unnamed_rest(const struct listing *listing, const struct caid_details *d)
 {
@@ -379,6 +382,8 @@ unnamed_rest(const struct listing *listing, const struct caid_details *d)
 
     if (d->n_holders < e->leases)
         unnamed_other(listing, e, "-", "%" PRIu64 " more", e->leases - d->n_holders);
+    if (e->sets)
+        unnamed_other(listing, e, "-", "%" PRIu64 " set%s", e->sets, e->sets > 1 ? "s" : "");
     if (e->parts)
         unnamed_other(listing, e, user, "%" PRIu64 " part%s", e->parts,
                       e->parts > 1 ? "s" : "");

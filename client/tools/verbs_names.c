@@ -88,11 +88,11 @@ unlink_one(struct ctl *ctl, const char *name, bool ignore_missing)
     return r < 0 && ignore_missing && ctl->error.code == CAID_ERR_NOT_FOUND ? 0 : r;
 }
 
-/* Others may have removed it meanwhile. */
+/* Others may have removed it meanwhile. A set's names go with it. */
 static int
 unlink_listed(const struct caid_entry *e, void *userdata)
 {
-    return unlink_one(userdata, e->name, true);
+    return e->of_set ? 0 : unlink_one(userdata, e->name, true);
 }
 
 /* Ends at a failure: what one name of the pool is refused for, all are. */

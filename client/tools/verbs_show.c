@@ -65,6 +65,11 @@ details_array(const struct ctl *ctl, struct table *table, const struct caid_deta
         _cleanup_free_ char *left = format_duration(e->ttl_ns);
         table_fact(table, "unlinked in", "%s", left);
     }
+    if (e->members)
+        table_fact(table, "set", "of %" PRIu64 " arrays, whose names begin with its own",
+                   e->members);
+    if (e->of_set)
+        table_fact(table, "set", "it changes with the names of one");
     table_fact(table, "created by", "%s, generation %" PRIu64, user, e->generation);
 }
 

@@ -4,6 +4,7 @@
 #include <assert.h>
 
 #include "device.h"
+#include "set.h"
 #include "state.h"
 #include "utf8.h"
 
@@ -49,12 +50,18 @@ array_memory(const struct array *array)
     return array->mapped ? "mapped" : core_kind_name(array->kind);
 }
 
+struct range *
+array_range(const struct array *array)
+{
+    return array->is_part || array->is_set ? NULL : array->range;
+}
+
 struct block *
 array_block(const struct array *array)
 {
-    if (array->is_part)
-        array = array->part->whole->array;
-    return array->range ? container_of(array->range->extent, struct block, extent) : NULL;
+    const struct range *range = array_range(array->is_part ? array->part->whole->array : array);
+
+    return range ? container_of(range->extent, struct block, extent) : NULL;
 }
 
 uint64_t
@@ -62,7 +69,7 @@ array_offset(const struct array *array)
 {
     if (array->is_part)
         return array_offset(array->part->whole->array) + array->part->offset;
-    return array->range ? range_offset(array->range) : 0;
+    return array_range(array) ? range_offset(array->range) : 0;
 }
 
 uint64_t
@@ -77,7 +84,7 @@ array_bytes(const struct core *core, const struct array *array)
     return ALIGN_UP(array->span, unit);
 }
 
-static struct msg_str
+struct msg_str
 array_name(const struct array *array)
 {
     return (struct msg_str){array->name, array->n_name};
@@ -298,6 +305,8 @@ array_take_name(struct core *core, struct array *array, struct refusal *r)
     if (pool_find_array(pool, array_name(array)))
         return refuse(r, PROTO_ERR_EXISTS, "\"%s\" exists in pool \"%s\"", array->name,
                       pool->name);
+    if (set_check_name(array, array_name(array), r))
+        return REFUSED;
     array->saved = entry_new_name(RECORD_NAME, pool, array->name, array->n_name);
     if (!array->saved)
         return -ENOMEM;
@@ -416,5 +425,7 @@ array_free(struct array *array)
 {
     array_set_name(array, NULL);
     text_free(array->metadata);
+    if (array->is_set)
+        set_forget(array->set);
     free(array);
 }

@@ -39,6 +39,7 @@ struct array { /* a million of them must be cheap */
     union {
         struct range *range; /* NULL: no bytes, or none yet */
         struct part *part;   /* is_part; NULL: given up */
+        struct set *set;     /* is_set */
     };
 
     struct use *use;         /* NULL: nobody uses it, and no fence is left */
@@ -49,6 +50,7 @@ struct array { /* a million of them must be cheap */
     uint64_t span;       /* bytes that it needs */
     uint32_t n_leases;   /* of connections that are there */
     uint32_t n_departed; /* of those that are not */
+    uint32_t n_sets;     /* keys of sets under which it is kept */
     uint16_t device, n_descr;
     uint8_t kind, ndim, n_name, n_typestr;
     bool named : 1, creating : 1, pending : 1, mapped : 1, has_strides : 1;
@@ -61,6 +63,7 @@ struct array { /* a million of them must be cheap */
     bool is_whole : 1;     /* others lie in its memory */
     bool is_companion : 1; /* another one keeps it, and it has no name */
     bool expires : 1;      /* its name does: in core->expiring */
+    bool is_set : 1;       /* keeps others, and has no bytes */
     int64_t extents[];     /* shape, strides; then typestr, descr, name: terminated */
 };
 
@@ -101,11 +104,15 @@ const char *array_typestr(const struct array *array);
 const char *array_descr(const struct array *array); /* or NULL */
 /* "device", "legacy", "pinned", "mapped" */
 const char *array_memory(const struct array *array);
+/* Its own; NULL: no bytes, or none yet. */
+struct range *array_range(const struct array *array);
 struct block *array_block(const struct array *array); /* NULL: no bytes, or none yet */
 uint64_t array_offset(const struct array *array);
 struct msg_str array_metadata(const struct array *array); /* or not set */
 /* Gives it another name, or takes that (NULL). */
 void array_set_name(struct array *array, struct text *name_consume);
+/* Its name, or the last one. */
+struct msg_str array_name(const struct array *array);
 /* What messages call it. */
 const char *array_label(const struct array *array);
 /* Bytes of the range that it takes, as they are charged. */
@@ -120,7 +127,7 @@ void array_unlist(struct array *array);
 void array_promise(struct core *core, struct array *array);
 /* Nobody is charged for it any more. */
 void array_uncharge(struct core *core, struct array *array);
-/* The struct alone. */
+/* The struct alone, and what of a set is left when the core ends. */
 void array_free(struct array *array);
 
 int metadata_check(struct msg_str metadata, struct refusal *r);

@@ -16,6 +16,7 @@
 #include "reclaim.h"
 #include "release.h"
 #include "request.h"
+#include "set.h"
 #include "settle.h"
 #include "waiter.h"
 #include "work.h"
@@ -169,7 +170,7 @@ forget_names(struct pool *pool)
 
     for (array = RB_MIN(names, &pool->names); array; array = next) {
         next = RB_NEXT(names, &pool->names, array);
-        if (!array->range || array->is_part) {
+        if (!array_range(array)) {
             RB_REMOVE(names, &pool->names, array);
             entry_free(array->saved);
             array_free(array);
@@ -177,7 +178,7 @@ forget_names(struct pool *pool)
     }
     for (array = RB_MIN(nameless, &pool->nameless); array; array = next) {
         next = RB_NEXT(nameless, &pool->nameless, array);
-        if (!array->range || array->is_part) {
+        if (!array_range(array)) {
             RB_REMOVE(nameless, &pool->nameless, array);
             array_free(array);
         }
@@ -230,6 +231,7 @@ struct core *
 core_free(struct core *core)
 {
     struct user *user;
+    struct set *set;
 
     if (!core)
         return NULL;
@@ -238,6 +240,10 @@ core_free(struct core *core)
     entry_drop_all(core);
     while ((user = RB_MIN(users, &core->users))) {
         RB_REMOVE(users, &core->users, user);
+        while ((set = TAILQ_FIRST(&user->ended))) {
+            TAILQ_REMOVE(&user->ended, set, of_user);
+            set_forget(set);
+        }
         free(user);
     }
     msg_buf_deinit(&core->buf);

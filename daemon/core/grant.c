@@ -5,11 +5,12 @@
 
 #include "array.h"
 #include "device.h"
+#include "set.h"
 #include "settle.h"
 #include "state.h"
 
 static struct msg_array
-array_record(const struct core *core, const struct array *array, bool named)
+array_record(const struct core *core, const struct array *array, const struct grant *grant)
 {
     const struct block *block = array_block(array);
     const int64_t *strides = array_strides(array);
@@ -19,8 +20,9 @@ array_record(const struct core *core, const struct array *array, bool named)
         .shape = {.v = array_shape(array), .n = array->ndim},
         .descr = msg_str_opt(array_descr(array)),
         .metadata = array_metadata(array),
-        .generation = array->generation,
+        .generation = grant->set ? grant->set->generation : array->generation,
         .uid = array->charge.user->uid,
+        .members = array->is_set ? array->set->n : 0,
         .memory = msg_str_opt(array->mapped ? "mapped" : NULL), /* else the block says it */
     };
 
@@ -31,7 +33,7 @@ array_record(const struct core *core, const struct array *array, bool named)
         record.device = MSG_STR(core->devices[array->device].info.uuid);
         record.memory = MSG_STR(array_memory(array));
     }
-    if (named && array->n_name)
+    if (grant->named && array->n_name)
         record.name = (struct msg_str){array->name, array->n_name};
     if (strides)
         record.strides = (struct msg_i64s){.v = strides, .n = array->ndim};
@@ -144,7 +146,7 @@ grant_add(struct core *core, struct conn *conn, struct grant *grant, struct arra
 {
     const struct block *block = array_block(array);
     bool is_new = block && !hold_find(&conn->holds, block->id);
-    struct msg_array record = array_record(core, array, grant->named);
+    struct msg_array record = array_record(core, array, grant);
     struct msg_block block_entry;
     struct lease *lease;
     int rc;
@@ -185,5 +187,5 @@ grant_created(struct core *core, struct conn *conn, uint32_t request, struct arr
     array_promise(core, array);
     grant_send(core, conn, request, MSG_CREATE, &grant);
     if (array->named)
-        watch_notify(core, array->pool, array->name, array->n_name, array->generation);
+        watch_notify(core, array->pool, array_name(array), NULL, array);
 }

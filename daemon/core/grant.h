@@ -11,8 +11,9 @@
 struct grant {
     struct room room;
     struct pool *pool;
-    bool named; /* says the arrays' names, which the client does not know */
-    bool full;  /* the next one does not fit */
+    bool named;              /* says the arrays' names, which the client does not know */
+    const struct array *set; /* whose member the next one is; NULL: it has a name of its own */
+    bool full;               /* the next one does not fit */
     struct msg_array *arrays;
     struct lease **leases;
     uint32_t n_arrays;

@@ -110,3 +110,13 @@ lease_get(struct conn *conn, uint64_t id, struct lease **ret, struct refusal *r)
     *ret = lease_find(conn, id);
     return *ret ? 0 : refuse(r, PROTO_ERR_INVALID, "no lease %" PRIu64, id);
 }
+
+int
+lease_get_set(struct conn *conn, uint64_t id, struct lease **ret, struct refusal *r)
+{
+    if (lease_get(conn, id, ret, r))
+        return REFUSED;
+    return (*ret)->array->is_set
+               ? 0
+               : refuse(r, PROTO_ERR_INVALID, "lease %" PRIu64 " is on no set", id);
+}

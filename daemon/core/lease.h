@@ -39,5 +39,6 @@ void lease_free(struct core *core, struct lease *lease);
 void lease_depart(struct core *core, struct lease *lease);
 /* Not one with a ticket, of which the client has not been told. */
 struct lease *lease_find(struct conn *conn, uint64_t id);
-/* The same for a request. */
+/* The same for a request; and one on a set. */
 int lease_get(struct conn *conn, uint64_t id, struct lease **ret, struct refusal *r);
+int lease_get_set(struct conn *conn, uint64_t id, struct lease **ret, struct refusal *r);

@@ -313,6 +313,23 @@ pool_find_array(struct pool *pool, struct msg_str name)
 }
 
 struct array *
+pool_find_before(struct pool *pool, struct msg_str name)
+{
+    struct array key, *array = RB_ROOT(&pool->names), *before = NULL;
+
+    if (name_is_long(name)) /* what comes before its head does before it */
+        name.n = PROTO_NAME_MAX;
+    name_key(&key, name);
+    while (array) {
+        bool is_before = name_compare(array, &key) < 0;
+        if (is_before)
+            before = array;
+        array = is_before ? RB_RIGHT(array, node) : RB_LEFT(array, node);
+    }
+    return before;
+}
+
+struct array *
 pool_find_next(struct pool *pool, struct msg_str after, struct msg_str prefix)
 {
     struct array last, first, *array;

@@ -114,6 +114,8 @@ struct zone *pool_zone(const struct core *core, struct pool *pool, uint32_t devi
 int pool_check(const struct core *core, const struct pool *pool, enum core_kind kind,
                uint64_t bytes, struct refusal *r);
 struct array *pool_find_array(struct pool *pool, struct msg_str name);
+/* The last one < name. */
+struct array *pool_find_before(struct pool *pool, struct msg_str name);
 /* The first one > after that has the prefix, or comes after those that do. */
 struct array *pool_find_next(struct pool *pool, struct msg_str after, struct msg_str prefix);
 int name_check(struct msg_str name, struct refusal *r);

@@ -2,6 +2,7 @@
 #include "publish.h"
 
 #include "array.h"
+#include "set.h"
 #include "settle.h"
 #include "state.h"
 
@@ -16,7 +17,7 @@ array_unlink(struct core *core, struct array *array)
     entry_push(core, gone);
     expiry_set(core, array, NULL);
     array_drop_name(core, array);
-    watch_notify(core, array->pool, array->name, array->n_name, 0);
+    watch_notify(core, array->pool, array_name(array), array, NULL);
     array_settle(core, array);
     return 0;
 }
@@ -98,10 +99,19 @@ publication_rename(struct core *core, struct publication *p, struct array *array
     if (array->named) {
         array_drop_name(core, array);
         user_charge_anyway(array->charge.user, RES_NAMES, 1);
-        watch_notify(core, array->pool, array->name, array->n_name, 0);
+        watch_notify(core, array->pool, array_name(array), array, NULL);
     }
     array_unlist(array);
     array_set_name(array, TAKE_PTR(p->name));
+}
+
+/* A set's names may have been other arrays'. */
+static uint64_t
+next_generation(const struct array *array, const struct array *old)
+{
+    uint64_t floor = array->pool->floor;
+
+    return old && (!array->is_set || old->generation > floor) ? old->generation + 1 : floor + 1;
 }
 
 static void
@@ -109,7 +119,7 @@ publication_commit(struct core *core, struct publication *p, struct array *array
                    struct array *old, const struct publish_request *req)
 {
     struct array *companion = req->companion;
-    uint64_t generation = old ? old->generation + 1 : array->pool->floor + 1;
+    uint64_t generation = next_generation(array, old);
 
     entry_push(core, TAKE_PTR(p->saved));
     if (p->gone)
@@ -134,6 +144,7 @@ publication_commit(struct core *core, struct publication *p, struct array *array
         companion->companion = array;
         companion->is_companion = true;
     }
+    watch_notify(core, array->pool, array_name(array), old, array);
     if (old && old != array)
         array_settle(core, old);
 }
@@ -156,12 +167,13 @@ array_publish(struct core *core, struct array *array, struct user *user,
     int rc = name_is_free(old, req->new, r);
 
     if (rc == 0)
+        rc = set_check_name(array, req->name, r);
+    if (rc == 0)
         rc = publication_init(&p, array, user, req, r);
     if (rc == 0)
         rc = publication_charge(array, old, r);
     if (rc)
         return rc;
     publication_commit(core, &p, array, old, req);
-    watch_notify(core, array->pool, array->name, array->n_name, array->generation);
     return 0;
 }

@@ -6,6 +6,7 @@
 #include "device.h"
 #include "grant.h"
 #include "request.h"
+#include "set.h"
 #include "settle.h"
 #include "waiter.h"
 
@@ -142,53 +143,89 @@ HANDLER(on_create)
 
 struct opening {
     const struct msg_open_params *params;
-    struct pool *pool; /* NULL: none that the caller may read */
+    struct pool *pool;       /* NULL: none that the caller may read */
+    const struct array *set; /* the names are its keys; NULL: those of the pool */
     bool readonly;
 };
 
-/* One that has lost its name is still to be had while a living connection holds it. */
-static int
-open_find_generation(struct pool *pool, struct array *current, struct msg_str name,
-                     uint64_t generation, struct array **ret, struct refusal *r)
+/* One that has lost that name, and that a living connection holds. */
+static struct array *
+find_held(struct pool *pool, struct msg_str name, uint64_t generation)
 {
-    struct array *old;
+    struct array *old = pool_find_nameless(pool, name, generation, 0);
 
-    if (current && current->generation == generation) {
-        *ret = current;
-        return 0;
+    return old && old->n_leases && old->generation == generation && old->n_name == name.n &&
+                   memcmp(old->name, name.p, name.n) == 0
+               ? old
+               : NULL;
+}
+
+/* One that has lost its name is still to be had while a living connection holds it; so is a member
+ * of a set that has, while there is a set in its place. */
+static int
+open_find_generation(struct pool *pool, const struct named *current, struct msg_str name,
+                     uint64_t generation, struct named *ret, struct refusal *r)
+{
+    struct named old = {.array = find_held(pool, name, generation)};
+
+    if (current->array && named_generation(current) == generation)
+        old = *current;
+    if (!old.array && current->set) {
+        old.set = find_held(pool, array_name(current->set), generation);
+        old.array = set_get(old.set, set_key(current->set, name));
     }
-    old = pool_find_nameless(pool, name, generation, 0);
-    if (old && old->n_leases && old->generation == generation && old->n_name == name.n &&
-        memcmp(old->name, name.p, name.n) == 0) {
+    if (old.array) {
         *ret = old;
         return 0;
     }
-    if (!current)
+    if (!current->array)
         return refuse(r, PROTO_ERR_STALE,
                       "no array \"%.*s\" of generation %llu; there is none of that name now",
                       STR_FMT(name), (unsigned long long)generation);
     return refuse(r, PROTO_ERR_STALE,
                   "no array \"%.*s\" of generation %llu; the current one is %llu",
                   STR_FMT(name), (unsigned long long)generation,
-                  (unsigned long long)current->generation);
+                  (unsigned long long)named_generation(current));
 }
 
 static int
-open_find(const struct opening *o, struct msg_str name, struct array **ret, struct refusal *r)
+open_find(const struct opening *o, struct msg_str name, struct named *ret, struct refusal *r)
 {
-    struct array *array;
+    struct named named = {0};
 
     if (name_check(name, r))
         return REFUSED;
-    array = o->pool ? pool_find_array(o->pool, name) : NULL;
-    if (array && array->creating)
-        array = NULL;
+    if (o->set)
+        named = (struct named){set_get(o->set, name), o->set};
+    else if (o->pool)
+        named = named_find(o->pool, name);
     if (o->pool && o->params->generation)
-        return open_find_generation(o->pool, array, name, o->params->generation, ret, r);
-    if (!array)
+        return open_find_generation(o->pool, &named, name, o->params->generation, ret, r);
+    if (!named.array && o->set)
+        return refuse(r, PROTO_ERR_NOT_FOUND, "no key \"%.*s\" in set \"%s\"", STR_FMT(name),
+                      array_label(o->set));
+    if (!named.array)
         return refuse_name(r, "array", o->params->pool, name);
-    *ret = array;
+    *ret = named;
     return 0;
+}
+
+/* What a lease on the set allows, and the pool. */
+static int
+open_set(struct conn *conn, struct opening *o, struct refusal *r)
+{
+    const struct msg_open_params *p = o->params;
+    struct lease *lease;
+
+    if (p->pool.p || p->generation)
+        return refuse(r, PROTO_ERR_INVALID, "a lease says which set: no pool, no generation");
+    if (lease_get_set(conn, p->of, &lease, r))
+        return REFUSED;
+    if (!o->readonly && lease->readonly)
+        return refuse(r, PROTO_ERR_PERMISSION, "the set was opened \"r\"");
+    o->set = lease->array;
+    o->pool = lease->array->pool;
+    return o->readonly ? 0 : pool_check_writable(o->pool, conn, r);
 }
 
 static int
@@ -204,6 +241,8 @@ open_begin(struct core *core, struct conn *conn, struct opening *o, struct refus
     if (p->names.n == 0 || p->names.n > PROTO_OPEN_MAX)
         return refuse(r, PROTO_ERR_INVALID, "open takes 1 to %d names, not %u", PROTO_OPEN_MAX,
                       p->names.n);
+    if (p->of)
+        return open_set(conn, o, r);
     if (p->generation && p->names.n > 1)
         return refuse(r, PROTO_ERR_INVALID, "a generation is of one name, not of %u",
                       p->names.n);
@@ -220,13 +259,15 @@ open_all(struct core *core, struct conn *conn, struct opening *o, struct grant *
          struct refusal *r)
 {
     const struct msg_strs *names = &o->params->names;
-    struct array *array;
+    struct named named;
     int rc = open_begin(core, conn, o, r);
 
     for (uint32_t i = 0; rc == 0 && !grant->full && i < names->n; i++) {
-        rc = open_find(o, names->v[i], &array, r);
-        if (rc == 0)
-            rc = grant_add(core, conn, grant, array, o->readonly, r);
+        rc = open_find(o, names->v[i], &named, r);
+        if (rc)
+            break;
+        grant->set = named.set;
+        rc = grant_add(core, conn, grant, named.array, o->readonly, r);
     }
     if (rc)
         grant_undo(core, grant);

@@ -6,28 +6,46 @@
 #include "device.h"
 #include "publish.h"
 #include "request.h"
+#include "set.h"
 
 #define HOLDERS_MAX     2048 /* in one show */
 #define UNNAMED_MAX     128  /* in one page */
 #define UNNAMED_HOLDERS 16   /* of each */
 
-/* An array that conn may do `what` to; the same answer for absent and forbidden. */
+/* What conn may do `what` to; the same answer for absent and forbidden. */
 static int
 name_find(struct core *core, struct conn *conn, const struct msg_name_params *p, int what,
-          struct array **ret, struct refusal *r)
+          struct named *ret, struct refusal *r)
 {
     struct pool *pool = pool_find(core, conn, p->pool);
-    struct array *array;
+    struct named named = {0};
 
     if (name_check(p->name, r))
         return REFUSED;
     if (pool && what == MAY_WRITE && pool_may(pool, conn, MAY_READ) &&
         pool_check_writable(pool, conn, r))
         return REFUSED;
-    array = pool && pool_may(pool, conn, what) ? pool_find_array(pool, p->name) : NULL;
-    if (!array || array->creating)
+    if (pool && pool_may(pool, conn, what))
+        named = named_find(pool, p->name);
+    if (!named.array)
         return refuse_name(r, "array", p->pool, p->name);
-    *ret = array;
+    *ret = named;
+    return 0;
+}
+
+/* An array that is to lose that name: a set's names change together. */
+static int
+name_find_own(struct core *core, struct conn *conn, const struct msg_name_params *p,
+              struct array **ret, struct refusal *r)
+{
+    struct named named;
+
+    if (name_find(core, conn, p, MAY_WRITE, &named, r))
+        return REFUSED;
+    if (named.set)
+        return refuse(r, PROTO_ERR_INVALID, "\"%.*s\" is of set \"%s\", and changes with it",
+                      STR_FMT(p->name), named.set->name);
+    *ret = named.array;
     return 0;
 }
 
@@ -35,7 +53,7 @@ HANDLER(on_unlink)
 {
     struct array *array;
 
-    if (name_find(core, conn, params, MAY_WRITE, &array, r))
+    if (name_find_own(core, conn, params, &array, r))
         return REFUSED;
     if (array_unlink(core, array) < 0)
         return -ENOMEM;
@@ -51,7 +69,7 @@ HANDLER(on_rename)
     const struct publish_request req = {.name = p->to, .new = !p->replace, .keeps_ttl = true};
     struct array *array;
 
-    if (name_find(core, conn, &from, MAY_WRITE, &array, r) || name_check(p->to, r))
+    if (name_find_own(core, conn, &from, &array, r) || name_check(p->to, r))
         return REFUSED;
     int rc = array_publish(core, array, conn->user, &req, r);
     if (rc == 0)
@@ -68,7 +86,7 @@ HANDLER(on_expire)
     struct array *array;
     int rc;
 
-    if (name_find(core, conn, &name, MAY_WRITE, &array, r))
+    if (name_find_own(core, conn, &name, &array, r))
         return REFUSED;
     if (p->generation && p->generation != array->generation)
         return refuse(r, PROTO_ERR_STALE, "array \"%s\" is of generation %llu, not %llu",
@@ -115,16 +133,87 @@ entry_record(const struct core *core, const struct array *array)
         .abandoned = is_abandoned(array),
         .parts = part_count(core, array),
         .ttl_ns = expiry_left_ns(core, array),
+        .members = array->is_set ? array->set->n : 0,
+        .sets = array->n_sets,
     };
+}
+
+/* Of what a set has under that name. */
+static struct msg_entry
+member_record(const struct core *core, const struct array *set, const struct array *array,
+              struct msg_str name)
+{
+    struct msg_entry record = entry_record(core, array);
+
+    record.name = name;
+    record.generation = set->generation;
+    record.of_set = true;
+    return record;
 }
 
 /* ---- list ---- */
 
+struct list_page {
+    struct pager pager;
+    char (*names)[PROTO_NAME_MAX]; /* of members, one for each record and one more */
+};
+
 static bool
-has_prefix(const struct array *array, struct msg_str prefix)
+has_prefix(struct msg_str name, struct msg_str prefix)
 {
-    return array->n_name >= prefix.n &&
-           (prefix.n == 0 || memcmp(array->name, prefix.p, prefix.n) == 0);
+    return name.n >= prefix.n && (prefix.n == 0 || memcmp(name.p, prefix.p, prefix.n) == 0);
+}
+
+static bool
+is_before(struct msg_str a, struct msg_str b)
+{
+    uint32_t n = a.n < b.n ? a.n : b.n;
+    int c = n ? memcmp(a.p, b.p, n) : 0;
+
+    return c ? c < 0 : a.n < b.n;
+}
+
+/* What of a name is a key of the set; one before it is none. */
+static struct msg_str
+key_part(const struct array *set, struct msg_str name)
+{
+    return has_prefix(name, array_name(set)) ? set_key(set, name) : (struct msg_str){0};
+}
+
+/* The set's keys after one; `under`: as names that begin with the set's. false: the page is
+ * full. */
+static bool
+list_members(const struct core *core, struct list_page *page, const struct array *set,
+             struct msg_str after, struct msg_str prefix, bool under)
+{
+    uint32_t n_name = under ? set->n_name : 0;
+    struct member *member = set_next(set, after, prefix);
+
+    for (; member && has_prefix((struct msg_str){member->key, member->n_key}, prefix);
+         member = RB_NEXT(members, &set->set->members, member)) {
+        char *name = page->names[page->pager.n];
+        memcpy(name, set->name, n_name);
+        memcpy(name + n_name, member->key, member->n_key);
+        struct msg_entry record = member_record(core, set, member->array,
+                                                (struct msg_str){name, n_name + member->n_key});
+        if (!pager_add(&page->pager, &record, msg_entry_size(&record)))
+            return false;
+    }
+    return true;
+}
+
+/* The set in whose names the list goes on, or NULL. */
+static const struct array *
+list_start(struct pool *pool, struct msg_str after, struct msg_str prefix)
+{
+    bool from_prefix = is_before(after, prefix);
+    const struct array *set = from_prefix ? NULL : pool_find_array(pool, after);
+
+    if (!set || !set->is_set)
+        set = set_over(pool, from_prefix ? prefix : after);
+    return set && (has_prefix(array_name(set), prefix) || has_prefix(prefix, array_name(set)))
+               ? set
+               : NULL;
 }
 
 /* Those with a prefix lie together, so that a request never looks at more names than it lists,
@@ -134,27 +223,52 @@ list_pool(const struct core *core, struct pager *pager, struct pool *pool, const
           bool resumed)
 {
     const struct msg_list_params *p = params;
+    struct list_page *page = container_of(pager, struct list_page, pager);
     struct msg_str after = resumed ? p->after : (struct msg_str){0};
+    const struct array *set = list_start(pool, after, p->prefix);
     struct array *array = pool_find_next(pool, after, p->prefix);
 
-    for (; array && has_prefix(array, p->prefix); array = RB_NEXT(names, &pool->names, array)) {
+    if (set &&
+        !list_members(core, page, set, key_part(set, after), key_part(set, p->prefix), true))
+        return;
+    for (; array && has_prefix(array_name(array), p->prefix);
+         array = RB_NEXT(names, &pool->names, array)) {
         struct msg_entry record = entry_record(core, array);
         if (!array->creating && !pager_add(pager, &record, msg_entry_size(&record)))
             return;
+        if (array->is_set && !list_members(core, page, array, (struct msg_str){0},
+                                           key_part(array, p->prefix), true))
+            return;
     }
+}
+
+static int
+list_set(struct core *core, struct conn *conn, struct list_page *page,
+         const struct msg_list_params *p, struct refusal *r)
+{
+    struct lease *lease;
+
+    if (p->pool.p || p->all)
+        return refuse(r, PROTO_ERR_INVALID, "a lease says which set: no pool, not all");
+    if (lease_get_set(conn, p->of, &lease, r))
+        return REFUSED;
+    list_members(core, page, lease->array, p->after, p->prefix, false);
+    return 0;
 }
 
 HANDLER(on_list)
 {
     const struct msg_list_params *p = params;
     _cleanup_free_ struct msg_entry *entries = calloc(PAGE_MAX, sizeof(*entries));
-    struct pager pager = PAGER(core, entries, PAGE_MAX);
+    _cleanup_free_ char(*names)[PROTO_NAME_MAX] = malloc((PAGE_MAX + 1) * sizeof(*names));
+    struct list_page page = {.pager = PAGER(core, entries, PAGE_MAX), .names = names};
 
-    if (!entries)
+    if (!entries || !names)
         return -ENOMEM;
-    if (pools_list(core, conn, &pager, p->all, p->pool, list_pool, p, r))
+    if (p->of ? list_set(core, conn, &page, p, r)
+              : pools_list(core, conn, &page.pager, p->all, p->pool, list_pool, p, r))
         return REFUSED;
-    SEND_PAGE(core, conn, id, LIST, list_result, entries, pager);
+    SEND_PAGE(core, conn, id, LIST, list_result, entries, page.pager);
     return 0;
 }
 
@@ -237,18 +351,20 @@ HANDLER(on_show)
     _cleanup_free_ struct msg_holder *holders = calloc(HOLDERS_MAX, sizeof(*holders));
     struct room room = room_init(core);
     struct msg_show_result result;
+    const struct msg_name_params *p = params;
     struct msg_entry entry;
-    struct array *array;
+    struct named named;
 
     if (!holders)
         return -ENOMEM;
-    if (name_find(core, conn, params, MAY_READ, &array, r))
+    if (name_find(core, conn, p, MAY_READ, &named, r))
         return REFUSED;
     room.share = room.bytes; /* there is no asking again for more */
-    entry = entry_record(core, array);
-    result = show_record(array, &entry);
+    entry = named.set ? member_record(core, named.set, named.array, p->name)
+                      : entry_record(core, named.array);
+    result = show_record(named.array, &entry);
     if (room_take(&room, show_bytes(&result), 0))
-        result.n_holders = fill_holders(array, &room, holders, HOLDERS_MAX);
+        result.n_holders = fill_holders(named.array, &room, holders, HOLDERS_MAX);
     result.holders = holders;
     send_result(core, conn, id, MSG_SHOW, &result, NULL, 0);
     return 0;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * publish, watch, cancel.
+ * stage, publish, watch, cancel.
  */
 #include "array.h"
 #include "publish.h"
 #include "request.h"
+#include "set.h"
 
 static int
 check_whole(struct array *array, struct refusal *r)
@@ -25,10 +26,11 @@ companion_check(const struct array *array, const struct lease *lease, struct ref
     if (companion->pool != array->pool || companion->charge.user != array->charge.user)
         return refuse(r, PROTO_ERR_INVALID, "a companion is of the same pool and creator");
     if (lease->readonly || companion == array || companion->named || companion->is_part ||
-        companion->companion || array->companion) /* so there is no circle of who keeps whom */
+        companion->is_set || companion->companion ||
+        array->companion) /* so there is no circle of who keeps whom */
         return refuse(
             r, PROTO_ERR_INVALID,
-            "a companion is leased \"rw\", has no name, is no part, and goes with one "
+            "a companion is leased \"rw\", has no name, is no part or set, and goes with one "
             "array");
     return check_whole(companion, r);
 }
@@ -72,6 +74,86 @@ HANDLER(on_publish)
                     &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
     return rc;
 }
+
+/* ---- stage ---- */
+
+static int
+set_check(struct conn *conn, const struct msg_stage_params *p, struct array **ret,
+          struct refusal *r)
+{
+    const struct array *array;
+    struct lease *lease;
+
+    if (p->keys.n == 0 || p->keys.n > PROTO_OPEN_MAX || p->keys.n != p->leases.n)
+        return refuse(r, PROTO_ERR_INVALID, "stage takes 1 to %d keys, and a lease for each",
+                      PROTO_OPEN_MAX);
+    if (lease_get(conn, p->lease, &lease, r) ||
+        pool_check_writable(lease->array->pool, conn, r))
+        return REFUSED;
+    array = lease->array;
+    if (array->charge.user != conn->user)
+        return refuse(r, PROTO_ERR_PERMISSION, "a set is filled by its creator, uid %u",
+                      (unsigned int)array->charge.user->uid);
+    if (lease->readonly || array->span || array->name[0] || array->is_companion ||
+        array->n_sets)
+        return refuse(
+            r, PROTO_ERR_INVALID,
+            "a set is leased \"rw\", has no bytes, never had a name, and is kept by no "
+            "other array");
+    if (array->is_set && array->set->n + p->keys.n > PROTO_SET_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "a set has at most %d members", PROTO_SET_MAX);
+    *ret = lease->array;
+    return 0;
+}
+
+static int
+stage_one(struct conn *conn, struct array *array, struct msg_str key, uint64_t id,
+          struct refusal *r)
+{
+    struct lease *lease;
+
+    if (name_check(key, r) || lease_get(conn, id, &lease, r) || check_whole(lease->array, r))
+        return REFUSED;
+    if (lease->array->pool != array->pool || lease->array->is_set || lease->array == array)
+        return refuse(r, PROTO_ERR_INVALID,
+                      "\"%.*s\": a member is of its set's pool, and no set", STR_FMT(key));
+    return set_add(array, key, lease->array, r);
+}
+
+/* All or none. */
+static int
+stage_all(struct conn *conn, struct array *array, const struct msg_stage_params *p,
+          struct refusal *r)
+{
+    uint32_t n = 0;
+    int rc = 0;
+
+    while (n < p->keys.n && rc == 0) {
+        rc = stage_one(conn, array, p->keys.v[n], p->leases.v[n], r);
+        n += rc == 0;
+    }
+    while (rc && n-- > 0)
+        set_remove(array, p->keys.v[n]);
+    return rc;
+}
+
+HANDLER(on_stage)
+{
+    const struct msg_stage_params *p = params;
+    struct array *array;
+    int rc = set_check(conn, p, &array, r);
+
+    if (rc == 0)
+        rc = stage_all(conn, array, p, r);
+    if (rc)
+        return rc;
+    for (uint32_t i = 0; i < p->keys.n; i++)
+        set_measure(array, p->keys.v[i]);
+    send_result(core, conn, id, MSG_STAGE, &(struct msg_none){}, NULL, 0);
+    return 0;
+}
+
+/* ---- watch, cancel ---- */
 
 HANDLER(on_watch)
 {

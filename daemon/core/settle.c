@@ -6,6 +6,7 @@
 #include "array.h"
 #include "linger.h"
 #include "reclaim.h"
+#include "set.h"
 #include "state.h"
 
 /* Nobody holds it any more: it is charged to nobody, and what it has of a block goes to the
@@ -15,13 +16,16 @@ array_bury(struct core *core, struct array *array)
 {
     struct array *whole = NULL, *companion = TAKE_PTR(array->companion);
 
-    assert(!array->named && !array->n_leases && !array->n_departed && !array->is_companion);
+    assert(!array->named && !array->n_leases && !array->n_departed && !array->is_companion &&
+           !array->n_sets);
     array_unlist(array);
     array_uncharge(core, array);
     entry_free(TAKE_PTR(array->saved));
     if (array->is_part && array->part)
         whole = part_end(core, array->part);
-    if (array->range && !array->is_part)
+    if (array->is_set)
+        set_end(array);
+    if (array_range(array))
         reclaim_add(core, array);
     else
         array_free(array);
@@ -37,7 +41,8 @@ array_bury(struct core *core, struct array *array)
 static bool
 is_kept(const struct array *array)
 {
-    return array->n_leases || array->n_departed || array->is_whole || array->is_companion;
+    return array->n_leases || array->n_departed || array->is_whole || array->is_companion ||
+           array->n_sets;
 }
 
 void
@@ -63,6 +68,12 @@ array_abandon(struct core *core, struct array *array)
     else if (array->range)
         block_put_range(core, TAKE_PTR(array->range));
     array_bury(core, array);
+}
+
+void
+set_settle_one(struct core *core, struct set *set)
+{
+    array_settle(core, set_take(set));
 }
 
 void

@@ -7,10 +7,13 @@
 
 struct array;
 struct core;
+struct set;
 
 /* After a name, a lease, a departed holder or the last part went. */
 void array_settle(struct core *core, struct array *array);
 /* Gives up an array that was never promised to anybody. */
 void array_abandon(struct core *core, struct array *array);
+/* Lets go of a member of a set that has ended. */
+void set_settle_one(struct core *core, struct set *set);
 /* Some of those whose last fence has passed, or gone with its page. */
 void arrays_settle_landed(struct core *core);

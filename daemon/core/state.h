@@ -6,7 +6,8 @@
  *   core ── users (by uid) ── own pool
  *    │        └─ what the uid is charged
  *    ├─── pools (by name) ── names, nameless ── arrays ── range ── extent ── block
- *    │        └─ a space for each device and kind, in which shared blocks are extents
+ *    │        ├─ a space for each device and kind, in which shared blocks are extents
+ *    │        └─ arrays that are sets ── members ── arrays
  *    ├─── devices ── deallocation queue ── arrays that nobody holds any more
  *    │        └─ reserve: empty blocks, oldest first;  doomed: those on their way to the driver
  *    ├─── conns (by number) ── leases ── array
@@ -24,7 +25,7 @@
  * returned to the caller, or put on a list of the core that core_run() looks at when the event
  * ends.
  *
- *   refusal actions │ user reply job │ pool watch hold │ block device │ array use │
+ *   refusal actions │ user reply job │ pool set watch hold │ block device │ array use │
  *   linger part reclaim ticket expiry │ settle │ lease publish page │ grant fences │
  *   bracket waiter flush │ release request_* conn │ request work │ core
  */

@@ -18,6 +18,7 @@ TAILQ_HEAD(bracket_list, bracket);
 TAILQ_HEAD(watch_list, watch);
 TAILQ_HEAD(waiter_list, waiter);
 TAILQ_HEAD(conn_list, conn);
+TAILQ_HEAD(set_list, set);
 
 /* RESOURCE(NAME, its figure in msg_user, its limit in core_limits, whether it is in bytes, what
  * messages call it). Of bytes, a limit of 0 is none. Departed connections count; bytes of memory
@@ -57,6 +58,7 @@ struct user {
     struct watch_list told;    /* whose name has another generation */
     struct waiter_list done;   /* creates that are to be answered */
     struct conn_list leaving;  /* that have hung up, and may have something to give back */
+    struct set_list ended;     /* that have members to let go of */
     bool busy;
     TAILQ_ENTRY(user) of_busy; /* core->busy, with any of these */
     bool touched;

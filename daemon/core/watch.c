@@ -4,6 +4,7 @@
 #include <assert.h>
 
 #include "array.h"
+#include "set.h"
 #include "state.h"
 
 static int
@@ -31,14 +32,6 @@ watch_answer(struct core *core, struct conn *conn, uint32_t request, uint64_t ge
                 &(struct msg_watch_result){.generation = generation}, NULL, 0);
 }
 
-static uint64_t
-name_generation(struct pool *pool, struct msg_str name)
-{
-    const struct array *array = pool_find_array(pool, name);
-
-    return array && !array->creating ? array->generation : 0;
-}
-
 static struct watch *
 watch_alloc(struct conn *conn, uint32_t request, struct pool *pool, struct msg_str name)
 {
@@ -58,7 +51,8 @@ int
 watch_new(struct core *core, struct conn *conn, uint32_t request, struct pool *pool,
           struct msg_str name, uint64_t seen, struct refusal *r)
 {
-    uint64_t generation = name_generation(pool, name);
+    struct named named = named_find(pool, name);
+    uint64_t generation = named_generation(&named);
     struct watch *watch;
 
     assert(name.n <= PROTO_NAME_MAX);
@@ -134,38 +128,52 @@ watch_wake(struct core *core, struct watch *watch)
     user_wake(user);
 }
 
+/* Of the name, or of what begins with it. */
 static bool
-is_of(const struct watch *watch, const struct pool *pool, const char *name, uint32_t n_name)
+is_under(const struct watch *watch, const struct pool *pool, struct msg_str name)
 {
-    return watch->pool == pool && watch->n_name == n_name &&
-           memcmp(watch->name, name, n_name) == 0;
+    return watch->pool == pool && watch->n_name >= name.n &&
+           memcmp(watch->name, name.p, name.n) == 0;
 }
 
 /* The first watch of the name, or of one after it. */
 static struct watch *
-watch_first(struct core *core, struct pool *pool, const char *name, uint32_t n_name)
+watch_first(struct core *core, struct pool *pool, struct msg_str name)
 {
     struct conn nobody = {.id = 0};
 
     union {
         struct watch watch;
         char room[sizeof(struct watch) + PROTO_NAME_MAX];
-    } key = {.watch = {.conn = &nobody, .pool = pool, .n_name = (uint8_t)n_name}};
+    } key = {.watch = {.conn = &nobody, .pool = pool, .n_name = (uint8_t)name.n}};
 
-    memcpy(key.room + offsetof(struct watch, name), name, n_name);
+    memcpy(key.room + offsetof(struct watch, name), name.p, name.n);
     return RB_NFIND(watches, &core->watches, &key.watch);
 }
 
-void
-watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_name,
-             uint64_t generation)
+/* The array by its own name, or its member's. */
+static bool
+has_key(const struct array *array, struct msg_str key)
 {
-    struct watch *watch = pool->n_watches ? watch_first(core, pool, name, n_name) : NULL;
+    return array && (key.n == 0 || set_get(array, key));
+}
+
+void
+watch_notify(struct core *core, struct pool *pool, struct msg_str name, const struct array *old,
+             const struct array *new)
+{
+    bool is_sets = (old && old->is_set) || (new &&new->is_set);
+    struct watch *watch = pool->n_watches ? watch_first(core, pool, name) : NULL;
     struct watch *next;
 
-    for (; watch && is_of(watch, pool, name, n_name); watch = next) {
+    for (; watch && is_under(watch, pool, name); watch = next) {
+        struct msg_str key = {watch->name + name.n, watch->n_name - name.n};
         next = RB_NEXT(watches, &core->watches, watch);
-        watch->generation = generation;
+        if (key.n && !is_sets)
+            break; /* those of the name itself come first */
+        if (key.n && !has_key(old, key) && !has_key(new, key))
+            continue;
+        watch->generation = has_key(new, key) ? new->generation : 0;
         watch_wake(core, watch);
     }
 }
@@ -173,7 +181,7 @@ watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_
 void
 watches_end(struct core *core, struct pool *pool)
 {
-    struct watch *watch = pool->n_watches ? watch_first(core, pool, "", 0) : NULL, *next;
+    struct watch *watch = pool->n_watches ? watch_first(core, pool, MSG_STR("")) : NULL, *next;
 
     for (; watch && watch->pool == pool; watch = next) {
         next = RB_NEXT(watches, &core->watches, watch);

@@ -12,6 +12,8 @@
 #include "base/tree.h"
 #include "user.h"
 
+struct array;
+
 struct watch {
     RB_ENTRY(watch) node;    /* core->watches, by pool, name, connection and request */
     TAILQ_ENTRY(watch) told; /* or its user's, when there is something to tell */
@@ -38,9 +40,10 @@ struct watch *watch_find(struct conn *conn, uint32_t request);
 void watch_free(struct core *core, struct watch *watch);
 /* Answers one that there is something to tell. */
 void watch_tell(struct core *core, struct watch *watch);
-/* The name's generation is another one from now on; 0: there is no array of that name. Who watches
- * it is told when it is his user's turn. */
-void watch_notify(struct core *core, struct pool *pool, const char *name, uint32_t n_name,
-                  uint64_t generation);
+/* The name is another array's from now on, of another generation; NULL: nobody had it, or has it
+ * now. Who watches it, or one that begins with it where it is a set's, is told when it is his
+ * user's turn. */
+void watch_notify(struct core *core, struct pool *pool, struct msg_str name,
+                  const struct array *old, const struct array *new);
 /* There is no such pool from now on. */
 void watches_end(struct core *core, struct pool *pool);

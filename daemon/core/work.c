@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "work.h"
 
+#include "settle.h"
 #include "state.h"
 #include "waiter.h"
 
@@ -8,7 +9,8 @@ static bool
 has_work(const struct user *user)
 {
     return !TAILQ_EMPTY(&user->ready) || !TAILQ_EMPTY(&user->told) ||
-           !TAILQ_EMPTY(&user->done) || !TAILQ_EMPTY(&user->leaving);
+           !TAILQ_EMPTY(&user->done) || !TAILQ_EMPTY(&user->leaving) ||
+           !TAILQ_EMPTY(&user->ended);
 }
 
 /* A piece of each kind. Returns how many; a search for a deadlock, or some of the end of a
@@ -21,6 +23,7 @@ work_for(struct core *core, struct user *user)
     struct waiter *waiter;
     struct watch *watch;
     struct conn *conn;
+    struct set *set;
 
     if (bracket)
         bracket_turn(core, bracket);
@@ -30,12 +33,15 @@ work_for(struct core *core, struct user *user)
     waiter = TAILQ_FIRST(&user->done);
     if (waiter)
         waiter_answer(core, waiter);
+    set = TAILQ_FIRST(&user->ended);
+    if (set)
+        set_settle_one(core, set);
     conn = TAILQ_FIRST(&user->leaving);
     if (conn)
         conn_end_some(core, conn);
     if (conn || core->n_searches != n_searches)
         return core->pieces;
-    return (bracket != NULL) + (watch != NULL) + (waiter != NULL);
+    return (bracket != NULL) + (watch != NULL) + (waiter != NULL) + (set != NULL);
 }
 
 void

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Client: making, opening and taking arrays, and their names. */
+/* Client: making, opening and taking arrays, their names, and sets of them. */
 #include "module.h"
 
 /* The Lease of the array that a call of libcaid makes: as PY_CLIENT_CALL(). It is there before a
@@ -176,8 +176,9 @@ many_leases(struct many *many, struct client_object *client)
     return py_take(&list);
 }
 
+/* Of a set where one is given, which is pinned. */
 static PyObject *
-open_many(struct client_object *self, struct many *many,
+open_many(struct client_object *self, struct many *many, struct lease_object *set,
           const struct caid_open_options *options)
 {
     struct caid_client *c = py_client_enter(self);
@@ -188,10 +189,21 @@ open_many(struct client_object *self, struct many *many,
     if (!c)
         return NULL;
     WITHOUT_GIL(
-        r = caid_array_open_many(c, many->arrays, many->names, many->n, options, &error));
+        r = set ? caid_set_open_many(set->array, many->arrays, many->names, many->n, options,
+                                     &error)
+                : caid_array_open_many(c, many->arrays, many->names, many->n, options, &error));
     list = r < 0 ? py_error_raise(self->state, r, &error) : many_leases(many, self);
     py_client_leave(self);
     return list;
+}
+
+static int
+check_tuple(PyObject *op, const char *what)
+{
+    if (PyTuple_Check(op))
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s: a tuple is needed", what);
+    return -1;
 }
 
 PyObject *
@@ -201,16 +213,93 @@ py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     __attribute__((cleanup(many_deinit))) struct many many = {0};
     struct caid_open_options options;
 
-    if (py_args_check("open_many", n_args, 4) < 0)
-        return NULL;
-    if (!PyTuple_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "names: a tuple is needed");
-        return NULL;
-    }
-    if (many_init(&many, self->state, args[0]) < 0 ||
+    if (py_args_check("open_many", n_args, 4) < 0 || check_tuple(args[0], "names") < 0 ||
+        many_init(&many, self->state, args[0]) < 0 ||
         open_options(self->state, args[1], args[2], args[3], &options) < 0)
         return NULL;
-    return open_many(self, &many, &options);
+    return open_many(self, &many, NULL, &options);
+}
+
+/* ---- sets ---- */
+
+PyObject *
+py_client_set_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    __attribute__((cleanup(many_deinit))) struct many many = {0};
+    struct caid_open_options options;
+    struct lease_object *set;
+    PyObject *list;
+
+    if (py_args_check("set_open", n_args, 4) < 0 || check_tuple(args[1], "keys") < 0 ||
+        many_init(&many, self->state, args[1]) < 0 ||
+        open_options(self->state, args[2], Py_None, args[3], &options) < 0)
+        return NULL;
+    set = py_lease_get_pinned(self->state, args[0]);
+    if (!set)
+        return NULL;
+    list = open_many(self, &many, set, &options);
+    py_lease_unpin(set);
+    return list;
+}
+
+/* Pins the leases, whose arrays these are. Returns how many: all, or fewer with an exception
+ * set. */
+static Py_ssize_t
+pin_all(const struct client_object *self, PyObject *leases, struct caid_array **arrays)
+{
+    Py_ssize_t n = 0;
+
+    for (; n < PyTuple_GET_SIZE(leases); n++) {
+        struct lease_object *lease =
+            py_lease_get_pinned(self->state, PyTuple_GET_ITEM(leases, n));
+        if (!lease)
+            break;
+        arrays[n] = lease->array;
+    }
+    return n;
+}
+
+static PyObject *
+publish_many(struct client_object *self, const char *name, struct many *many, PyObject *leases,
+             const struct caid_publish_options *options)
+{
+    struct caid_array **arrays = PyMem_Calloc(many->n + 1, sizeof(struct caid_array *));
+    uint64_t generation = 0;
+    Py_ssize_t n;
+    int r = -1;
+
+    if (!arrays)
+        return PyErr_NoMemory();
+    n = pin_all(self, leases, arrays);
+    if ((size_t)n == many->n)
+        r = PY_CLIENT_CALL(self, caid_publish_many(c, name, many->names, arrays, many->n,
+                                                   options, &generation, &error));
+    while (n > 0)
+        py_lease_unpin((struct lease_object *)PyTuple_GET_ITEM(leases, --n));
+    PyMem_Free(arrays);
+    return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
+}
+
+PyObject *
+py_client_publish_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    __attribute__((cleanup(many_deinit))) struct many many = {0};
+    struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
+    const char *name;
+
+    if (py_args_check("publish_many", n_args, 6) < 0 ||
+        py_name_get(self->state, args[0], &name) < 0 || check_tuple(args[1], "keys") < 0 ||
+        check_tuple(args[2], "leases") < 0 || many_init(&many, self->state, args[1]) < 0 ||
+        py_text_get(self->state, args[3], "metadata", CAID_ERR_INVALID, &options.metadata) <
+            0 ||
+        py_u64_get(self->state, args[4], "stream", &options.stream) < 0)
+        return NULL;
+    if ((size_t)PyTuple_GET_SIZE(args[2]) != many.n)
+        return PyErr_Format(PyExc_TypeError, "leases: one for each key is needed");
+    options.flags = args[5] == Py_True ? CAID_PUBLISH_NEW : 0;
+    return publish_many(self, name, &many, args[2], &options);
 }
 
 /* ---- names ---- */

@@ -69,7 +69,7 @@ static const struct py_field entry_fields[] = {
     F(device),  F(generation), F(nbytes),  F(leases),
     F(uid),     F(memory),     F(readers), F(writers),
     F(waiting), F(abandoned),  F(parts),   F(ttl_ns),
-    {0},
+    F(members), F(of_set),     F(sets),    {0},
 };
 
 #undef F
@@ -100,6 +100,21 @@ py_client_list(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         return NULL;
     return LIST_OF(self, entry_fields,
                    caid_list(c, &options, collect_entry, &collector, &error));
+}
+
+PyObject *
+py_client_set_list(PyObject *op, PyObject *arg)
+{
+    struct client_object *self = py_client(op);
+    struct lease_object *set = py_lease_get_pinned(self->state, arg);
+    PyObject *keys;
+
+    if (!set)
+        return NULL;
+    keys = LIST_OF(self, entry_fields,
+                   caid_set_list(set->array, collect_entry, &collector, &error));
+    py_lease_unpin(set);
+    return keys;
 }
 
 /* ---- details ---- */

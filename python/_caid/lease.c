@@ -203,6 +203,16 @@ py_lease_pin_checked(struct lease_object *self)
     return 0;
 }
 
+struct lease_object *
+py_lease_get_pinned(const struct module_state *state, PyObject *op)
+{
+    if (!Py_IS_TYPE(op, state->lease_type)) {
+        PyErr_SetString(PyExc_TypeError, "a Lease is needed");
+        return NULL;
+    }
+    return py_lease_pin_checked(lease(op)) < 0 ? NULL : lease(op);
+}
+
 void
 py_lease_pin(struct lease_object *self)
 {
@@ -298,6 +308,7 @@ lease_fill(struct lease_object *self, const struct caid_array_info *info)
     self->mapped_ordinal = info->mapped_ordinal;
     self->mapped_device = info->mapped_device;
     self->uid = info->uid;
+    self->members = info->members;
     self->readonly = info->readonly;
 }
 
@@ -656,6 +667,7 @@ static PyMemberDef lease_members[] = {
     {"mapped_ordinal", T_INT, AT(mapped_ordinal), READONLY, NULL},
     {"mapped_device", T_INT, AT(mapped_device), READONLY, NULL},
     {"uid", T_UINT, AT(uid), READONLY, NULL},
+    {"members", T_ULONGLONG, AT(members), READONLY, NULL},
     {"readonly", T_BOOL, AT(readonly), READONLY, NULL},
     {"created", T_BOOL, AT(created), READONLY, NULL},
     {"pending", T_OBJECT, AT(pending), READONLY, NULL},

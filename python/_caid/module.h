@@ -267,6 +267,8 @@ bool py_client_is_live(const struct client_object *self);
     FAST(open, "Opens an array: a Lease.")                                                    \
     FAST(open_many, "Opens arrays: a list of Leases.")                                        \
     FAST(take, "Takes what a ticket is for: a Lease.")                                        \
+    FAST(publish_many, "Puts arrays of leases under names of a set: its generation.")         \
+    FAST(set_open, "Opens arrays of a set by keys: a list of Leases.")                        \
     FAST(unlink, "Removes a name.")                                                           \
     FAST(rename, "Gives an array another name: its generation.")                              \
     FAST(expire, "Gives a name a time to live: its generation.")                              \
@@ -282,6 +284,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(arena_new, "Makes an allocator: an Arena.")                                          \
     METHOD(find_device, METH_O, "Index of the device that CUDA calls so here.")               \
     FAST(list, "Names: a list of tuples.")                                                    \
+    METHOD(set_list, METH_O, "Keys of a set: a list of tuples.")                              \
     FAST(show, "What is known of a name: a list of one tuple.")                               \
     FAST(unnamed, "Arrays without a name: a list of tuples.")                                 \
     METHOD(users, METH_NOARGS, "What uids are charged: a list of tuples.")                    \
@@ -335,7 +338,7 @@ struct lease_object {
     bool other_closes; /* by a close that named none, or another */
 
     /* Numbers of caid_array_get_info(), which outlive `array`. */
-    uint64_t ptr, nbytes, itemsize, span, generation, block, offset;
+    uint64_t ptr, nbytes, itemsize, span, generation, block, offset, members;
     uintptr_t host_ptr;
     int32_t device, mapped_ordinal, mapped_device;
     uint32_t uid;
@@ -356,6 +359,8 @@ void py_lease_pin(struct lease_object *self);
 /* The same for one that may be closed: -1 with ClosedError set. */
 int py_lease_pin_checked(struct lease_object *self);
 void py_lease_unpin(struct lease_object *self);
+/* What is a Lease, pinned; NULL with an exception set. */
+struct lease_object *py_lease_get_pinned(const struct module_state *state, PyObject *op);
 /* One share more for a bracket, whose end waits for what it did. -1 with ClosedError set. */
 int py_lease_use(struct lease_object *self);
 void py_lease_unuse(struct lease_object *self);

@@ -75,6 +75,7 @@ from ._records import (
     TimelineEntry,
     User,
 )
+from ._set import Set
 from ._streams import Stream
 from ._strict import strict_device
 from ._timeline import Timeline
@@ -129,6 +130,7 @@ __all__ = [
     "MemoryInfo",
     "PointerInfo",
     "Pool",
+    "Set",
     "Status",
     "Stream",
     "Timeline",

@@ -67,10 +67,10 @@ def make(memory, layout, *, root, stream=None, _new=object.__new__) -> Array:
     return self
 
 
-def of_leases(leases) -> list[Array]:
+def of_leases(leases, root=True) -> list[Array]:
     """The Arrays for new leases: none, where one is corrupt."""
     _check(leases)
-    return [make(lease, None, root=True) for lease in leases]
+    return [make(lease, None, root=root) for lease in leases]
 
 
 def of_lease(lease) -> Array:

@@ -12,7 +12,9 @@ from typing_extensions import Buffer, Self
 _Derived = TypeVar("_Derived")
 _Path = Union[str, bytes, PathLike[str], PathLike[bytes]]
 _Dims = tuple[int, ...]
-_Entry = tuple[str, str, str, _Dims, int, int, int, int, int, str, int, int, int, bool, int]
+_Entry = tuple[
+    str, str, str, _Dims, int, int, int, int, int, str, int, int, int, bool, int, int, bool, int
+]
 _Holder = tuple[Optional[str], int, int, bool, bool, int, int, int]
 _Timeline = tuple[str, str, Optional[str], int, int, int, int, int]
 _Details = tuple[
@@ -85,6 +87,25 @@ class Client:
         device_uuid: Optional[str],
         /,
     ) -> list[Lease]: ...
+    def _publish_many(
+        self,
+        name: str,
+        keys: tuple[str, ...],
+        leases: tuple[Lease, ...],
+        metadata: Optional[str],
+        stream: int,
+        new: bool,
+        /,
+    ) -> int: ...
+    def _set_open(
+        self,
+        set: Lease,
+        keys: tuple[str, ...],
+        mode: Optional[str],
+        device_uuid: Optional[str],
+        /,
+    ) -> list[Lease]: ...
+    def _set_list(self, set: Lease, /) -> list[_Entry]: ...
     def _unlink(self, name: str, pool: Optional[str], /) -> None: ...
     def _rename(self, name: str, to: str, pool: Optional[str], replace: bool, /) -> int: ...
     def _expire(self, name: str, pool: Optional[str], generation: int, ttl_ns: int, /) -> int: ...
@@ -166,6 +187,7 @@ class Lease:
     mapped_ordinal: int
     mapped_device: int
     uid: int
+    members: int
     readonly: bool
     created: bool
     memory: str

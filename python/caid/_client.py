@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import Any, Iterable, List, Literal, Union
+from typing import Any, Iterable, List, Literal, Mapping, Union
 
 from . import (
     _arena,
@@ -21,6 +21,7 @@ from . import (
     _pending,
     _queries,
     _releaser,
+    _set,
     _streams,
     _strict,
     _timeline,
@@ -35,6 +36,7 @@ from ._errors import NotFoundError, invalid
 from ._events import Event
 from ._handles import Closing
 from ._records import ArenaMemory, Memory, TimelineEntry
+from ._set import Set
 from ._streams import Stream
 from ._timeline import Timeline
 from ._watch import Watch
@@ -420,7 +422,7 @@ class Client(_queries.Queries, Closing):
         limits = max_pending_count, max_pending_ratio, max_pending_age
         return _arena.create(self, device, memory, pool, block_size, *limits)
 
-    # --- opening, unlinking and renaming ----------------------------------------------------
+    # --- opening ----------------------------------------------------------------------------
 
     def open(
         self,
@@ -504,6 +506,70 @@ class Client(_queries.Queries, Closing):
         leases = self._open_many(tuple(names), mode, pool, self._uuid_of(device))
         return _array.of_leases(leases)
 
+    # --- sets -------------------------------------------------------------------------------
+
+    def publish_many(
+        self,
+        name: str,
+        arrays: Mapping[str, Array],
+        *,
+        metadata: Any = None,
+        stream: Any = None,
+        replace: bool = True,
+    ) -> int:
+        """Puts arrays under names that change in one step, all or none: a set of them.
+
+        Nobody sees a mixture: who opens ``name + key`` before gets what was there, who opens one
+        after gets the new one, and open_set() gives one version of all of them. What had the name
+        lives on without it as long as somebody holds it; names that a set had and the new one lacks
+        are gone. A watch of `name` tells of the set.
+
+        Parameters
+        ----------
+        name : str
+            What all names begin with, "llama/". As long as the set has it, all names that begin so
+            are its own: none can be created, published or renamed there, and unlink() and rename()
+            take the set as a whole. Sets are not nested.
+        arrays : mapping of str to Array
+            1 to 65,536 arrays of this client and of one pool, by what follows in their names; name
+            and key are 255 bytes together at most. An array may be in several sets, and have a name
+            of its own besides. What a :class:`caid.Set` gives may go into the next one.
+        metadata, stream, replace
+            As for :meth:`caid.Array.publish`, of all of them.
+
+        Returns
+        -------
+        int
+            The generation of the set, and of all of its names.
+
+        Raises
+        ------
+        ExistsError
+            An array has a name that begins so; or `name` is taken, and not to be replaced.
+        InvalidError, InvalidNameError
+            No arrays, or too many; arrays of two pools; a set among them, or over the name.
+        AccessError, LimitError, QuotaError
+            The pool may not be written; each array is charged as a name, to this user.
+        UnsupportedError
+            A view of a part of an array, or memory that is not the daemon's.
+        """
+        return _set.publish(self, name, arrays, metadata, stream, replace)
+
+    def open_set(
+        self,
+        name: str,
+        mode: Literal["r", "rw"] = "r",
+        *,
+        pool: str | None = None,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> Set:
+        """Opens the set that has the name: one version of its arrays, which are opened when they are
+        asked for. Parameters and errors as for open(); InvalidError: it is an array."""
+        return _set.of_array(self.open(name, mode, pool=pool, wait=wait, timeout=timeout))
+
+    # --- names ------------------------------------------------------------------------------
+
     def unlink(
         self,
         name: str | None = None,
@@ -522,8 +588,8 @@ class Client(_queries.Queries, Closing):
         pool : str, optional
             Without it, the caller's own.
         prefix : str
-            In place of `name`: every name that starts with it, one by one; there need be none, and
-            what others remove meanwhile is passed over. Not "": that would be all.
+            In place of `name`: every name that starts with it, one by one, a set as a whole; there
+            need be none, and what others remove meanwhile is passed over. Not "": that would be all.
         missing_ok : bool
             Whether a name that is not there is no error.
 

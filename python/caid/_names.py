@@ -47,7 +47,7 @@ def starting_with(client, prefix, pool):
     """The names that Client.unlink(prefix=) is to remove."""
     if not prefix:
         raise invalid("prefix: all names of a pool start with an empty one; unlink what list() has")
-    return [entry.name for entry in client.list(prefix=prefix, pool=pool)]
+    return [e.name for e in client.list(prefix=prefix, pool=pool) if not e.of_set]
 
 
 # --- one array for all that ask -------------------------------------------------------------

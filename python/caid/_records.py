@@ -208,6 +208,9 @@ class Entry(NamedTuple):
     abandoned: bool  #: a writer died, or gave up, and nobody has written it since
     parts: int  #: arrays that lie in its memory and keep it: publish() of an Arena
     ttl_ns: int  #: nanoseconds until the daemon unlinks it: expire(); 0: it does not
+    members: int  #: arrays of a set: publish_many(); else 0
+    of_set: bool  #: whether the name, and the generation, are those of a set
+    sets: int  #: keys of sets under which it is kept
 
 
 class Holder(NamedTuple):

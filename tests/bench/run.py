@@ -2,7 +2,8 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, create, many,
-million, handoff, arena, allocators, storage, sending, daemon, attack, crowd; without one, all of them.
+million, sets, handoff, arena, allocators, storage, sending, daemon, attack, crowd; without one, all
+of them.
 
 open, create, handoff, arena, allocators, storage, sending and daemon are for the GPU, where there is one. The others
 measure the daemon and libcaid alone, so they are on the software driver everywhere.
@@ -55,6 +56,11 @@ def bench_many(folder):
 def bench_million(folder):
     with caid.LocalDaemon(driver="soft", memory="4G") as daemon:
         program(folder, "bench_million", daemon.address)
+
+
+def bench_sets(_folder):
+    with caid.LocalDaemon(driver="soft", memory="4G") as daemon:
+        script("bench_sets.py", daemon.address)
 
 
 @contextlib.contextmanager
@@ -149,8 +155,8 @@ def bench_daemon(_folder):
 
 
 BENCHES = {"soft": bench_soft, "open": bench_open, "create": bench_create, "many": bench_many,
-           "million": bench_million, "handoff": bench_handoff, "arena": bench_arena,
-           "allocators": bench_allocators, "storage": bench_storage,
+           "million": bench_million, "sets": bench_sets, "handoff": bench_handoff,
+           "arena": bench_arena, "allocators": bench_allocators, "storage": bench_storage,
            "sending": bench_sending, "daemon": bench_daemon, "attack": bench_attack,
            "crowd": bench_crowd}
 AS_ROOT = {"attack", "crowd"}

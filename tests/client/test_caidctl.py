@@ -240,7 +240,7 @@ def test_list_is_aligned(socket, client):
 
 ENTRY_KEYS = {"pool", "name", "generation", "device", "device_uuid", "memory", "typestr", "shape",
               "nbytes", "uid", "leases", "readers", "writers", "waiting", "abandoned", "parts",
-              "ttl_ns"}
+              "ttl_ns", "members", "of_set", "sets"}
 
 
 def test_list_json(socket, client):

@@ -251,6 +251,27 @@ use_two_clients(const struct daemon *daemon, struct caid_client *client)
     return r;
 }
 
+static int
+publish_set(struct caid_client *client, struct caid_array *array)
+{
+    static const char *const keys[] = {"x", "xx"};
+    struct caid_array *set = NULL, *opened[2], *members[] = {array, array};
+
+    int r = caid_publish_many(client, "set/", keys, members, 2, NULL, NULL, &error);
+    if (r == 0)
+        r = caid_array_open(client, &set, "set/", NULL, &error);
+    if (r == 0)
+        r = caid_set_list(set, see_entry, NULL, &error);
+    if (r == 0)
+        r = caid_set_open_many(set, opened, keys, 2, NULL, &error);
+    for (size_t i = 0; r == 0 && i < 2; i++)
+        caid_array_close(opened[i]);
+    caid_array_close(set);
+    int unlinked = caid_unlink(client, "set/", NULL, NULL);
+    (void)unlinked; /* it may not have come so far */
+    return r;
+}
+
 /* With a client that may have lost its connection: no check beyond what each call promises. */
 static int
 use_arrays(struct caid_client *client)
@@ -268,6 +289,8 @@ use_arrays(struct caid_client *client)
     if (r == 0)
         for (size_t i = 0; i < 3; i++)
             caid_array_close(more[i]);
+    if (r == 0)
+        r = publish_set(client, array);
     if (r == 0)
         r = caid_list(client, NULL, see_entry, NULL, &error);
     if (r == 0)

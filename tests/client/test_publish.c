@@ -394,3 +394,70 @@ CLIENT_TEST(publish, by_two_threads_at_once)
     caid_array_close(array);
     end();
 }
+
+/* ---- sets ---- */
+
+static int
+see_key(const struct caid_entry *entry, void *userdata)
+{
+    char *seen = userdata;
+
+    cr_assert(entry->of_set);
+    strcat(seen, entry->name);
+    return 0;
+}
+
+/* More keys than one message holds, by their bytes; a version is read whole when the name has
+ * another one. */
+FIXTURE_TEST(publish, many_at_once)
+{
+    enum {
+        N = 3000,
+        N_KEY = 200
+    };
+
+    static char texts[N][N_KEY + 1];
+    static const char *keys[N];
+    static struct caid_array *arrays[N], *opened[N];
+    struct caid_array *set, *a = make_filled(1), *b = make_filled(2);
+    const char *few[] = {"k", "l"};
+    char seen[8] = "";
+    uint64_t first, second;
+
+    for (int i = 0; i < N; i++) {
+        snprintf(texts[i], sizeof(texts[i]), "%0*d", N_KEY, i);
+        keys[i] = texts[i];
+        arrays[i] = a;
+    }
+    assert_ok(caid_publish_many(f.client, "s/", keys, arrays, N, NULL, &first, &error));
+    assert_ok(caid_array_open(f.client, &set, "s/", NULL, &error));
+    cr_assert_eq(caid_array_get_info(set)->members, N);
+    assert_ok(caid_publish_many(f.client, "s/", few, (struct caid_array *[]){a, b}, 2, NULL,
+                                &second, &error));
+    cr_assert_gt(second, first);
+    assert_ok(caid_set_open_many(set, opened, keys, N, NULL, &error));
+    for (int i = 0; i < N; i++) {
+        cr_assert_eq(caid_array_get_info(opened[i])->generation, first);
+        caid_array_close(opened[i]);
+    }
+    assert_failed(caid_set_open_many(set, opened, few, 1, NULL, &error), CAID_ERR_NOT_FOUND);
+    caid_array_close(set);
+    assert_ok(caid_array_open(f.client, &set, "s/", NULL, &error));
+    assert_ok(caid_set_list(set, see_key, seen, &error));
+    cr_assert_str_eq(seen, "kl");
+    assert_ok(caid_set_open_many(set, opened, few, 2, NULL, &error));
+    cr_assert_str_eq(caid_array_get_info(opened[1])->name, "s/l");
+    assert_first_byte(opened[1], 2);
+    OPTIONS(caid_open_options, writable, .mode = "rw");
+    assert_failed(caid_set_open_many(set, opened, few, 2, &writable, &error),
+                  CAID_ERR_PERMISSION);
+    assert_failed(caid_set_list(a, see_key, seen, &error), CAID_ERR_INVALID);
+    assert_failed(caid_publish_many(f.client, "s/", few, arrays, 0, NULL, NULL, &error),
+                  CAID_ERR_INVALID);
+    for (int i = 0; i < 2; i++)
+        caid_array_close(opened[i]);
+    caid_array_close(set);
+    caid_array_close(a);
+    caid_array_close(b);
+    assert_ok(caid_unlink(f.client, "s/", NULL, &error));
+}

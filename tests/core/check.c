@@ -8,6 +8,7 @@
 #include "flush.h"
 #include "harness.h"
 #include "mem_check.h"
+#include "set.h"
 #include "state.h"
 #include "waiter.h"
 
@@ -21,6 +22,7 @@ struct tally {
     uint64_t pending, pending_entries, queue_bytes;
     uint64_t blocks, bytes, pinned, reserve;
     uint64_t brackets;
+    uint64_t members, kept; /* of sets; by sets */
 };
 
 static bool
@@ -128,7 +130,9 @@ check_array(const struct array *array)
     check_leases(array);
     CHECK(!array->pending);
     CHECK(array->creating || array->named || array->n_leases || array->n_departed ||
-          array->is_whole || array->is_companion || array->lingering);
+          array->is_whole || array->is_companion || array->n_sets || array->lingering);
+    CHECK(!array->is_set || (!array->span && !array->is_part && !array->n_sets));
+    CHECK(!array->named || !set_over(array->pool, array_name(array)));
     check_companion(array);
     CHECK(!array->use || (array->use->array == array && use_is_right(array->use) &&
                           (array->charge.user->core->behind || turns_are_right(array->use))));
@@ -211,6 +215,25 @@ tally_text(struct tally *t, const struct text *text)
         t->used[RES_HOST] += text->charge.host;
 }
 
+/* Alive, or one that has ended. */
+static void
+tally_set(struct tally *t, struct set *set)
+{
+    struct member *member;
+    uint32_t n = 0;
+
+    RB_FOREACH(member, members, &set->members) {
+        CHECK(member->array->n_sets && !member->array->is_set && !member->array->pending);
+        CHECK(member->n_key <= set->longest);
+        t->used[RES_HOST] += member_bytes(member);
+        n++;
+    }
+    CHECK(n == set->n && n > 0);
+    t->used[RES_NAMES] += n;
+    t->used[RES_HOST] += sizeof(*set);
+    t->members += n;
+}
+
 static void
 tally_array(const struct core *core, struct tally *t, const struct array *array)
 {
@@ -219,6 +242,9 @@ tally_array(const struct core *core, struct tally *t, const struct array *array)
     if (!counts_array(core, t, array))
         return;
     t->arrays++;
+    t->kept += array->n_sets;
+    if (array->is_set)
+        tally_set(t, array->set);
     t->names += array->named;
     t->leases += array->n_leases;
     t->departed += array->n_departed;
@@ -252,9 +278,14 @@ tally_arrays(struct core *core, struct tally *t)
     struct pool *pool;
     struct user *user;
     struct array *array;
+    struct set *set;
 
-    RB_FOREACH(user, users, &core->users)
+    RB_FOREACH(user, users, &core->users) {
         tally_waiters(core, t, &user->done);
+        TAILQ_FOREACH(set, &user->ended, of_user)
+            if (!t->user || t->user == user)
+                tally_set(t, set);
+    }
     RB_FOREACH(pool, pools, &core->pools) {
         RB_FOREACH(array, names, &pool->names)
             tally_array(core, t, array);
@@ -598,6 +629,7 @@ check_totals(struct core *core)
     CHECK(core->n_conns == conns && core->n_departed == departed);
     CHECK(core->n_arrays == t.arrays && core->n_names == t.names);
     CHECK(core->n_leases == t.leases && core->n_blocks == t.blocks);
+    CHECK(t.members == t.kept);
     CHECK(core->n_watches == t.used[RES_WATCHES]);
     CHECK(core->n_running <= core->config.threads);
     CHECK(core->n_brackets == t.brackets && core->n_pages == t.used[RES_PAGES]);

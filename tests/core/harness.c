@@ -102,7 +102,7 @@ h_two_devices(struct core_config *config)
     config->n_devices = 2;
 }
 
-/* Arrays without a name and without holders: what keeps them is parts, or another array. */
+/* Arrays without a name and without holders: what keeps them is parts, sets, or another array. */
 static uint64_t
 count_kept(struct harness *h)
 {
@@ -115,7 +115,8 @@ count_kept(struct harness *h)
     uint32_t n = reply->n_entries;
     cr_assert_not(reply->more);
     for (uint32_t i = 0; i < n && i < ARRAY_SIZE(reply->entries); i++)
-        cr_assert((reply->entries[i].parts || reply->companion_of[i]) &&
+        cr_assert((reply->entries[i].parts || reply->entries[i].sets ||
+                   reply->companion_of[i]) &&
                       !reply->entries[i].leases,
                   "an unnamed array outlived its holders");
     h_disconnect(h, root);

@@ -62,7 +62,7 @@ model_settle(struct model *m, struct m_array *array)
     bool was_alive = array->alive;
 
     array->alive = array->name != M_NONE || array->n_leases || array->n_departed ||
-                   array->n_parts || array->keeper != M_NONE;
+                   array->n_parts || array->keeper != M_NONE || array->n_sets;
     if (array->alive || !was_alive)
         return;
     if (array->whole != M_NONE) {
@@ -76,6 +76,14 @@ model_settle(struct model *m, struct m_array *array)
         companion->keeper = M_NONE;
         companion->fenced |= array->fenced;
         model_settle(m, companion);
+    }
+    for (int k = 0; k < M_KEYS && array->is_set; k++) {
+        if (array->members[k] == M_NONE)
+            continue;
+        struct m_array *member = &m->arrays[array->members[k]];
+        member->n_sets--;
+        member->fenced |= array->fenced;
+        model_settle(m, member);
     }
 }
 
@@ -138,7 +146,8 @@ model_ask(struct model *m, int slot, enum msg_method method)
                                   .method = method,
                                   .pool = M_NONE,
                                   .name = M_NONE,
-                                  .companion = M_NONE};
+                                  .companion = M_NONE,
+                                  .set = M_NONE};
     return request;
 }
 
@@ -174,7 +183,8 @@ array_add(struct model *m, const struct m_request *r, const struct h_reply *repl
                                               .companion = M_NONE,
                                               .keeper = M_NONE,
                                               .whole = M_NONE,
-                                              .publisher = M_NONE};
+                                              .publisher = M_NONE,
+                                              .members = {M_NONE, M_NONE}};
     return m->n_arrays++;
 }
 
@@ -219,7 +229,8 @@ opened(struct model *m, const struct m_request *r, const struct h_reply *reply)
         if (array == M_NONE) /* blind: its creator was not told of it */
             continue;
         EXPECT(m, m->arrays[array].alive, "a dead array was opened");
-        EXPECT(m, m->arrays[array].generation == reply->arrays[i].generation,
+        int says = r->set == M_NONE ? array : r->set;
+        EXPECT(m, m->arrays[says].generation == reply->arrays[i].generation,
                "another generation");
         lease_add(m, &m->slots[r->slot], reply->arrays[i].lease, array, r->readonly);
     }
@@ -232,7 +243,8 @@ published(struct model *m, const struct m_request *r, const struct h_reply *repl
     struct m_array *a = &m->arrays[array], *old = model_find(m, r->pool, r->name);
 
     if (old)
-        EXPECT(m, reply->generation == old->generation + 1, "not the next generation");
+        EXPECT(m, reply->generation == old->generation + 1 || a->is_set,
+               "not the next generation");
     a->n_leases++; /* between its names nobody need hold it */
     if (a->name != M_NONE && a->name != r->name)
         model_name_gone(m, a->pool, a->name);
@@ -280,6 +292,7 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     case MSG_CREATE: created(m, r, reply); break;
     case MSG_OPEN:
     case MSG_OPEN_COMPANION: opened(m, r, reply); break;
+    case MSG_STAGE: model_staged(m, r); break;
     case MSG_SEND: model_ticket_add(m, r, (int)r->seen, r->readonly); break;
     case MSG_TAKE:
         opened(m, r, reply);

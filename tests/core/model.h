@@ -24,6 +24,7 @@
 #define M_CLAIMS   3
 #define M_FENCES   256
 #define M_TICKETS  8
+#define M_KEYS     2
 #define M_NONE     -1
 #define M_GHOST    -2 /* being created by a client that is going */
 
@@ -37,10 +38,13 @@ struct m_array {
     uint64_t span, block, offset;
     uid_t uid; /* who created it */
     int n_leases, n_departed;
-    int companion;  /* that it keeps, or M_NONE */
-    int keeper;     /* whose companion it is, or M_NONE */
-    int whole;      /* what it is a part of, or M_NONE */
-    int n_parts;    /* of it, that are alive */
+    int companion; /* that it keeps, or M_NONE */
+    int keeper;    /* whose companion it is, or M_NONE */
+    int whole;     /* what it is a part of, or M_NONE */
+    int n_parts;   /* of it, that are alive */
+    bool is_set;
+    int members[M_KEYS]; /* or M_NONE */
+    int n_sets;          /* keys under which it is kept */
     int publisher;  /* of the part: slot, or M_NONE: nobody is to be told that it is gone */
     bool told;      /* he has been */
     uint64_t part;  /* its number */
@@ -108,6 +112,7 @@ struct m_request {
     uint64_t label, nbytes, span, offset, seen;
     uint64_t expires_ns; /* what it names */
     int companion;       /* that it publishes, or M_NONE */
+    int set;             /* whose key it opens, or that it fills, or M_NONE */
     uint32_t may_fail;   /* bits: with these errors */
     bool must_fail;
     bool readonly;  /* what it opens */
@@ -232,6 +237,15 @@ void model_parts_hangup(struct model *m, int slot);
 void model_check_parts(struct model *m);
 /* What list says of its parts. */
 void model_check_part_count(const struct model *m, int array, const struct msg_entry *entry);
+
+/* model_set.c */
+void model_step_set(struct model *m, int slot);
+void model_staged(struct model *m, const struct m_request *r);
+/* What sets have against the name for the array, NULL for a new one. */
+void model_expect_sets(struct model *m, struct m_request *r, const struct m_array *array);
+/* Checks what a list has of the members of a set; returns how many. */
+uint32_t model_check_members(struct model *m, const struct m_array *set,
+                             const struct h_reply *reply, uint32_t n);
 
 /* model_ticket.c */
 void model_step_ticket(struct model *m, int slot);

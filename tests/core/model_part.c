@@ -51,6 +51,8 @@ expect_part(struct model *m, const struct m_slot *slot, const struct m_lease *le
     r->must_fail = r->may_fail != 0 || creating >= 0;
     if (creating != M_NONE)
         r->may_fail |= ERR(EXISTS);
+    if (r->name != M_NONE)
+        model_expect_sets(m, r, NULL);
     choose_place(m, whole, r);
     r->may_fail |= ERR_LIMITS;
 }

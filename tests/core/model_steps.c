@@ -196,6 +196,8 @@ expect_create(struct model *m, struct m_request *r, const struct m_slot *slot)
     } else if (name && name->creating == M_GHOST) {
         r->may_fail |= ERR(EXISTS);
     }
+    if (name)
+        model_expect_sets(m, r, NULL);
     r->was_ghost = name && name->creating == M_GHOST;
     if (name && !r->must_fail)
         m->names[r->pool][r->name].creating = r->slot;
@@ -397,7 +399,7 @@ choose_companion(struct model *m, const struct m_slot *slot, struct m_request *r
     if (lease->array != a->companion &&
         (companion->pool != a->pool || companion->uid != a->uid || lease->readonly ||
          companion == a || companion->name != M_NONE || companion->keeper != M_NONE ||
-         companion->companion != M_NONE || companion->whole != M_NONE ||
+         companion->companion != M_NONE || companion->whole != M_NONE || companion->is_set ||
          a->companion != M_NONE)) {
         r->must_fail = true;
         r->may_fail |= ERR(INVALID);
@@ -440,6 +442,7 @@ step_publish(struct model *m, int s)
         r->must_fail = true;
         r->may_fail |= ERR(INVALID);
     }
+    model_expect_sets(m, r, &m->arrays[lease->array]);
     snprintf(label, sizeof(label), "%llu", (unsigned long long)r->label);
     struct msg_publish_params params = {.lease = lease->lease,
                                         .name = MSG_STR(model_name(r->name)),
@@ -527,6 +530,8 @@ step_rename(struct model *m, int s)
         r->must_fail = creating >= 0 || taken;
         r->may_fail |= ERR(EXISTS);
     }
+    if (array)
+        model_expect_sets(m, r, array);
     model_note(m, "slot %d: rename %s in %s to %s%s", s, model_name(from),
                model_pool_name(r->pool), model_name(r->name),
                params.replace ? ", replace" : "");
@@ -637,6 +642,7 @@ step_list(struct model *m, int s)
         cr_assert_eq(reply->entries[n].ttl_ns,
                      array->expires_ns ? array->expires_ns - boottime(m) : 0);
         cr_assert_eq(reply->n_leases[n++], (uint64_t)(array->n_leases + array->n_departed));
+        n += model_check_members(m, array, reply, n);
     }
     cr_assert_eq(reply->n_entries, n, "a name too many");
 }
@@ -858,6 +864,10 @@ static void (*const client_steps[])(struct model *, int) = {
     model_step_ticket,
     model_step_ticket,
     model_step_ticket,
+    model_step_set,
+    model_step_set,
+    model_step_set,
+    model_step_set,
 };
 
 static void

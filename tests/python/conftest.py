@@ -82,7 +82,8 @@ def client(daemon, request):
         yield c
         if not c.closed:
             for entry in c.list():
-                c.unlink(entry.name)
+                if not entry.of_set:
+                    c.unlink(entry.name)
     if request.node.failed:
         return
     gc.collect()

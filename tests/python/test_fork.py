@@ -29,7 +29,7 @@ ARGS = {
     "elapsed": [None], "fill": [1], "find": [1], "full": [1, 1], "ones": [1], "from_cuda_array_interface": [DESC],
     "from_dlpack": [numpy.zeros(1)], "from_handle": [1], "from_ipc_handle": [bytes(64)],
     "open": ["a"], "open_many": [["a"]], "open_timeline": ["t"], "reshape": [6], "set_limits": [1, 0.5],
-    "swapaxes": [0, 0], "zeros": [1],
+    "swapaxes": [0, 0], "zeros": [1], "open_set": ["s/"], "publish_many": ["s/", {}],
     "show": ["a"], "signal": [None, 1], "timeline": ["u"], "unlink": ["a"], "watch": ["a"],
     "__contains__": ["a"], "exists": ["a"], "rename": ["a", "b"], "expire": ["a", 1],
 }  # fmt: skip
@@ -38,6 +38,8 @@ ARGS_OF = {
     (caid.Arena, "publish"): ["x", numpy.zeros(1)],
     (caid.Array, "publish"): ["x"],
     (caid.Timeline, "wait"): [None, 1],
+    (caid.Set, "__getitem__"): ["a"],
+    (caid.Set, "open"): [["a"]],
 }
 
 # What stays: it does in the child what it does before. All else raises ForkedError.
@@ -54,10 +56,11 @@ STAYS = {
     caid.Arena: "__enter__ __repr__ closed device memory pool",
     caid.Allocation: "__enter__ __repr__ closed nbytes",
     caid.Bracket: "__repr__ is_open stream",
+    caid.Set: "__enter__ __eq__ __hash__ __len__ __repr__ closed generation metadata name pool readonly",
 }
 ENDS = {"close", "__exit__", "__del__"}
 OF_CLASSES = {
-    "__annotations__", "__doc__", "__init__", "__module__", "__new__", "__orig_bases__", "__parameters__",
+    "__abstractmethods__", "__annotations__", "__doc__", "__init__", "__module__", "__new__", "__orig_bases__", "__parameters__",
     "__reduce__", "__slots__", "__weakref__"
 }  # fmt: skip
 
@@ -67,6 +70,11 @@ names = (f"n{i}" for i in itertools.count())
 def begun(bracket):
     bracket.begin()
     return bracket
+
+
+def made_set(client, array):
+    client.publish_many("s/", {"a": array})
+    return client.open_set("s/")
 
 
 # What is inherited: its class, how it is made, and members that stay for it besides.
@@ -81,6 +89,7 @@ THINGS = {
     "watch": (caid.Watch, lambda c, a: c.watch("a"), ""),
     "arena": (caid.Arena, lambda c, a: c.arena(), ""),
     "allocation": (caid.Allocation, lambda c, a: c.arena().allocate(8), ""),
+    "set": (caid.Set, made_set, ""),
     "bracket": (caid.Bracket, lambda c, a: a.read(), "__exit__ abandon check end"),
     "open bracket": (caid.Bracket, lambda c, a: begun(a.read()), "__enter__ begin"),
 }

@@ -285,6 +285,7 @@ struct caid_array_info {
     int32_t mapped_ordinal; /* CUDA's here, of the device that ptr is for; -1: no bytes */
     int32_t mapped_device;  /* the same as an index; -1: none that the daemon has */
     uint32_t uid;           /* who created it */
+    uint64_t members;       /* arrays of a set: caid_publish_many(); 0: it is none */
 };
 
 /* Lives as long as the array, and does not change. After caid_array_publish() this returns another
@@ -331,6 +332,27 @@ int caid_array_publish(struct caid_array *array, const char *name,
  * CAID_ERR_NOT_FOUND: it has none. */
 int caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
                               struct caid_error *error);
+
+/* ---- sets ---- */
+
+/* Puts n arrays of one pool under names that change in one step, all or none: each has that of the
+ * set, then its key; together at most 255 bytes. The set, an array of no bytes, is under `name`,
+ * which ends in "/" by custom; its generation is that of all of them, and its metadata those of the
+ * options, which have no companion. What had the name goes, a set with all of its names: who holds
+ * that opens its arrays as before. An array may be in several sets, and have a name of its own.
+ *
+ * A set owns all names that begin with its own: others are refused under it, and CAID_ERR_EXISTS
+ * says that there is one already. Sets are not nested. A set has 1 to 65,536 arrays, each of which
+ * is charged as a name. On failure nothing is left. Waits for work as caid_array_publish() does. */
+int caid_publish_many(struct caid_client *client, const char *name, const char *const *keys,
+                      struct caid_array *const *arrays, size_t n,
+                      const struct caid_publish_options *options, uint64_t *ret_generation,
+                      struct caid_error *error);
+/* Opens arrays of the set that was opened as `set`, by their keys, whether it has its name yet or
+ * not; all or none, at most in its mode. The options name no pool and no generation. */
+int caid_set_open_many(struct caid_array *set, struct caid_array **ret_arrays,
+                       const char *const *keys, size_t n,
+                       const struct caid_open_options *options, struct caid_error *error);
 
 #define CAID_TICKET_SIZE 16 /* bytes */
 
@@ -405,6 +427,9 @@ struct caid_entry {
     bool abandoned;            /* a writer died, and nobody has written it since */
     uint64_t parts;            /* arrays in its memory: caid_array_publish_part() */
     uint64_t ttl_ns;           /* until it is unlinked by itself; 0: it is not */
+    uint64_t members;          /* of a set: caid_publish_many(); else 0 */
+    bool of_set;               /* the name is a set's, and so is the generation */
+    uint64_t sets;             /* keys of sets under which it is kept */
 };
 
 struct caid_list_options {
@@ -420,6 +445,10 @@ struct caid_list_options {
 int caid_list(struct caid_client *client, const struct caid_list_options *options,
               int (*fn)(const struct caid_entry *entry, void *userdata), void *userdata,
               struct caid_error *error);
+/* Like caid_list() for the keys of a set that was opened, in place of names. */
+int caid_set_list(struct caid_array *set,
+                  int (*fn)(const struct caid_entry *entry, void *userdata), void *userdata,
+                  struct caid_error *error);
 
 struct caid_holder {
     const char *client; /* the name that it gave itself, or NULL */

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "set.h"
+
+#include <assert.h>
+
+#include "array.h"
+#include "state.h"
+
+static int
+member_compare(const struct member *a, const struct member *b)
+{
+    int c = memcmp(a->key, b->key, a->n_key < b->n_key ? a->n_key : b->n_key);
+
+    return c ? c : CMP(a->n_key, b->n_key);
+}
+
+RB_GENERATE(members, member, node, member_compare)
+
+/* ---- members ---- */
+
+/* For the tree only. */
+union member_key {
+    struct member member;
+    char room[sizeof(struct member) + PROTO_NAME_MAX];
+};
+
+static void
+member_key(union member_key *ret, struct msg_str key)
+{
+    ret->member.n_key = (uint8_t)(key.n < PROTO_NAME_MAX ? key.n : PROTO_NAME_MAX);
+    memcpy(ret->room + offsetof(struct member, key), key.p ? key.p : "", ret->member.n_key);
+}
+
+static struct member *
+member_find(const struct array *array, struct msg_str key)
+{
+    union member_key wanted;
+
+    if (!array || !array->is_set || key.n > PROTO_NAME_MAX)
+        return NULL;
+    member_key(&wanted, key);
+    return RB_FIND(members, &array->set->members, &wanted.member);
+}
+
+struct array *
+set_get(const struct array *array, struct msg_str key)
+{
+    const struct member *member = member_find(array, key);
+
+    return member ? member->array : NULL;
+}
+
+struct member *
+set_next(const struct array *array, struct msg_str after, struct msg_str prefix)
+{
+    struct members *members = &array->set->members;
+    union member_key last, first;
+    struct member *member;
+
+    member_key(&last, after);
+    member_key(&first, prefix);
+    if (member_compare(&last.member, &first.member) < 0)
+        return RB_NFIND(members, members, &first.member);
+    member = RB_NFIND(members, members, &last.member);
+    if (member && member_compare(member, &last.member) == 0)
+        member = RB_NEXT(members, members, member);
+    return member;
+}
+
+size_t
+member_bytes(const struct member *member)
+{
+    return sizeof(*member) + member->n_key;
+}
+
+/* A member's share of what the set is charged. */
+static int
+member_charge(struct user *user, const struct member *member, struct refusal *r)
+{
+    if (user_charge(user, RES_NAMES, 1, r))
+        return REFUSED;
+    if (user_charge(user, RES_HOST, member_bytes(member), r) == 0)
+        return 0;
+    user_uncharge(user, RES_NAMES, 1);
+    return REFUSED;
+}
+
+/* ---- what is put into it ---- */
+
+static int
+set_make(struct array *array, struct refusal *r)
+{
+    struct user *user = array->charge.user;
+    struct set *set = calloc(1, sizeof(*set));
+
+    if (!set)
+        return -ENOMEM;
+    if (user_charge(user, RES_HOST, sizeof(*set), r)) {
+        free(set);
+        return REFUSED;
+    }
+    set->user = user;
+    array->set = set;
+    array->is_set = true;
+    return 0;
+}
+
+static void
+set_free(struct set *set)
+{
+    user_uncharge(set->user, RES_HOST, sizeof(*set));
+    free(set);
+}
+
+static void
+set_unmake(struct array *array)
+{
+    array->is_set = false;
+    set_free(TAKE_PTR(array->set));
+}
+
+static int
+member_new(struct set *set, struct msg_str key, struct array *array, struct refusal *r)
+{
+    _cleanup_free_ struct member *member = calloc(1, sizeof(*member) + key.n);
+
+    if (!member)
+        return -ENOMEM;
+    member->array = array;
+    member->n_key = (uint8_t)key.n;
+    memcpy(member->key, key.p, key.n);
+    if (member_charge(set->user, member, r))
+        return REFUSED;
+    if (RB_INSERT(members, &set->members, member)) {
+        user_uncharge(set->user, RES_NAMES, 1);
+        user_uncharge(set->user, RES_HOST, member_bytes(member));
+        return refuse(r, PROTO_ERR_EXISTS, "the set has a key \"%.*s\"", STR_FMT(key));
+    }
+    member = NULL; /* the set's */
+    return 0;
+}
+
+int
+set_add(struct array *array, struct msg_str key, struct array *member, struct refusal *r)
+{
+    int rc = array->is_set ? 0 : set_make(array, r);
+
+    if (rc == 0)
+        rc = member_new(array->set, key, member, r);
+    if (rc == 0) {
+        array->set->n++;
+        member->n_sets++;
+    } else if (array->is_set && !array->set->n) {
+        set_unmake(array);
+    }
+    return rc;
+}
+
+void
+set_measure(struct array *array, struct msg_str key)
+{
+    if (key.n > array->set->longest)
+        array->set->longest = (uint8_t)key.n;
+}
+
+static struct array *
+member_drop(struct set *set, struct member *member)
+{
+    struct array *array = member->array;
+
+    RB_REMOVE(members, &set->members, member);
+    user_uncharge(set->user, RES_NAMES, 1);
+    user_uncharge(set->user, RES_HOST, member_bytes(member));
+    free(member);
+    set->n--;
+    array->n_sets--;
+    return array;
+}
+
+void
+set_remove(struct array *array, struct msg_str key)
+{
+    member_drop(array->set, member_find(array, key));
+    if (!array->set->n)
+        set_unmake(array);
+}
+
+/* ---- names ---- */
+
+static bool
+begins_with(const struct array *array, struct msg_str name)
+{
+    return array->n_name > name.n && memcmp(array->name, name.p, name.n) == 0;
+}
+
+struct msg_str
+set_key(const struct array *array, struct msg_str name)
+{
+    return (struct msg_str){name.p + array->n_name, name.n - array->n_name};
+}
+
+struct array *
+set_over(struct pool *pool, struct msg_str name)
+{
+    struct array *array = pool_find_before(pool, name);
+
+    return array && array->is_set && array->n_name < name.n &&
+                   memcmp(array->name, name.p, array->n_name) == 0
+               ? array
+               : NULL;
+}
+
+struct named
+named_find(struct pool *pool, struct msg_str name)
+{
+    struct named named = {.array = pool_find_array(pool, name)};
+
+    if (named.array) {
+        if (named.array->creating)
+            named.array = NULL;
+        return named;
+    }
+    named.set = set_over(pool, name);
+    if (named.set)
+        named.array = set_get(named.set, set_key(named.set, name));
+    return named;
+}
+
+uint64_t
+named_generation(const struct named *named)
+{
+    const struct array *array = named->set ? named->set : named->array;
+
+    return named->array ? array->generation : 0;
+}
+
+/* EXISTS is for what can be opened: who creates a name or opens it would try for ever. */
+int
+set_check_name(const struct array *array, struct msg_str name, struct refusal *r)
+{
+    struct pool *pool = array->pool;
+    const struct array *over = set_over(pool, name);
+    struct array *under;
+
+    if (over && over != array)
+        return refuse(
+            r, set_get(over, set_key(over, name)) ? PROTO_ERR_EXISTS : PROTO_ERR_INVALID,
+            "\"%.*s\" is of set \"%s\" in pool \"%s\", as are all names that begin so",
+            STR_FMT(name), over->name, pool->name);
+    if (!array->is_set)
+        return 0;
+    if (name.n + array->set->longest > PROTO_NAME_MAX)
+        return refuse(r, PROTO_ERR_INVALID_NAME,
+                      "a name has at most %d bytes, and one of that set would have %u",
+                      PROTO_NAME_MAX, name.n + array->set->longest);
+    under = pool_find_next(pool, name, name);
+    if (under && under == array)
+        under = RB_NEXT(names, &pool->names, under);
+    if (under && begins_with(under, name))
+        return refuse(
+            r, PROTO_ERR_EXISTS,
+            "\"%s\" exists in pool \"%s\": all names that begin with a set's are its own",
+            under->name, pool->name);
+    return 0;
+}
+
+/* ---- the end ---- */
+
+void
+set_end(struct array *array)
+{
+    struct set *set = TAKE_PTR(array->set);
+
+    array->is_set = false;
+    TAILQ_INSERT_TAIL(&set->user->ended, set, of_user);
+    user_wake(set->user);
+}
+
+struct array *
+set_take(struct set *set)
+{
+    struct array *array = member_drop(set, RB_ROOT(&set->members));
+
+    if (!set->n) {
+        TAILQ_REMOVE(&set->user->ended, set, of_user);
+        set_free(set);
+    }
+    return array;
+}
+
+void
+set_forget(struct set *set)
+{
+    struct member *member;
+
+    while ((member = RB_ROOT(&set->members))) {
+        RB_REMOVE(members, &set->members, member);
+        free(member);
+    }
+    free(set);
+}

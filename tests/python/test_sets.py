@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets: names that change in one step (publish_many), and versions that are held whole."""
+
+import gc
+import os
+import time
+
+import hypothesis
+import hypothesis.stateful as stateful
+import numpy
+import pytest
+from conftest import n_blocks, n_leases, wait_until
+from hypothesis import strategies as st
+
+import caid
+
+SWAPS = int(os.environ.get("CAID_TEST_SWAPS", 100))
+READERS, NAMES = 8, 1000
+
+
+def filled(client, value, **options):
+    a = client.empty(4, "<i4", **options)
+    a.copy_from_host(numpy.full(4, value, "<i4"))
+    return a
+
+
+def read(array):
+    (value,) = set(array.copy_to_host().tolist())
+    return value
+
+
+def publish(client, name, values, **options):
+    """A set of arrays of those values, which are kept by it alone."""
+    arrays = {key: filled(client, value) for key, value in values.items()}
+    try:
+        return client.publish_many(name, arrays, **options)
+    finally:
+        for array in arrays.values():
+            array.close()
+
+
+# --- what is promised, by a model --------------------------------------------------------------
+
+KEYS = st.sampled_from(["a", "aa", "b", "ä"])
+TEXTS = st.sampled_from(["s", "s/", "s/a", "s/aa", "t", "sa"])
+
+
+class Names(stateful.RuleBasedStateMachine):
+    """Names of arrays and sets: a dict of name to value, or to a dict of key to value."""
+
+    client = None
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.held, self.value = {}, [], 0
+
+    def flat(self):
+        for name, what in self.names.items():
+            yield name, what
+            if isinstance(what, dict):
+                yield from ((name + key, value) for key, value in what.items())
+
+    def owner(self, name):
+        sets = (n for n, what in self.names.items() if isinstance(what, dict))
+        return next((n for n in sets if name != n and name.startswith(n)), None)
+
+    def refusal(self, name, is_set, moved=None):
+        owner = self.owner(name)
+        if owner is not None and owner != moved:
+            return caid.ExistsError if name in dict(self.flat()) else caid.InvalidError
+        others = (n for n in self.names if n.startswith(name) and n not in (name, moved))
+        return caid.ExistsError if is_set and any(others) else None
+
+    def do(self, refusal, work):
+        if refusal is None:
+            work()
+            return True
+        with pytest.raises(refusal):
+            work()
+        return False
+
+    @stateful.rule(name=TEXTS)
+    def publish(self, name):
+        self.value += 1
+        with filled(self.client, self.value) as a:
+            if self.do(self.refusal(name, False), lambda: a.publish(name)):
+                self.names[name] = self.value
+
+    @stateful.rule(name=TEXTS, keys=st.sets(KEYS, min_size=1))
+    def publish_many(self, name, keys):
+        self.value += 1
+        values = {key: 100 * self.value + i for i, key in enumerate(sorted(keys))}
+        if self.do(self.refusal(name, True), lambda: publish(self.client, name, values)):
+            self.names[name] = values
+
+    @stateful.rule(name=TEXTS)
+    def unlink(self, name):
+        known = dict(self.flat())
+        wrong = None if name in self.names else caid.InvalidError if name in known else caid.NotFoundError
+        if self.do(wrong, lambda: self.client.unlink(name)):
+            del self.names[name]
+
+    @stateful.rule(old=TEXTS, new=TEXTS)
+    def rename(self, old, new):
+        known, what = dict(self.flat()), self.names.get(old)
+        if what is None:
+            wrong = caid.InvalidError if old in known else caid.NotFoundError
+        else:
+            wrong = self.refusal(new, isinstance(what, dict), moved=old)
+        if self.do(wrong, lambda: self.client.rename(old, new, replace=True)):
+            del self.names[old]
+            self.names[new] = what
+
+    @stateful.rule(name=TEXTS)
+    def hold(self, name):
+        what = self.names.get(name)
+        if isinstance(what, dict):
+            self.held.append((self.client.open_set(name), what))
+
+    @stateful.rule()
+    def let_go(self):
+        if self.held:
+            self.held.pop(0)[0].close()
+
+    @stateful.rule(name=TEXTS)
+    def watch(self, name):
+        with self.client.watch(name) as watch:
+            known = {e.name: e.generation for e in self.client.list()}
+            try:
+                assert watch.get(0).generation == known[name]
+            except caid.TimedOutError:
+                assert name not in known
+
+    @stateful.invariant()
+    def names_are_as_known(self):
+        known = dict(self.flat())
+        order = sorted(known, key=str.encode)
+        entries = self.client.list()
+        assert [e.name for e in entries] == order
+        for prefix in ("s", "s/", "s/a", "t"):
+            found = [e.name for e in self.client.list(prefix=prefix)]
+            assert found == [n for n in order if n.startswith(prefix)]
+        for e in entries:
+            what = known[e.name]
+            assert e.members == (len(what) if isinstance(what, dict) else 0)
+            assert e.of_set == (e.name not in self.names)
+            shown = self.client.show(e.name).entry  # closes of others are on their way
+            assert shown._replace(leases=0) == e._replace(leases=0)
+            if not isinstance(what, dict):
+                with self.client.open(e.name) as a:
+                    assert (read(a), a.generation, a.name) == (what, e.generation, e.name)
+
+    @stateful.invariant()
+    def versions_are_whole(self):
+        for held, values in self.held:
+            assert {key: read(a) for key, a in held.items()} == values
+            assert list(held) == sorted(values, key=str.encode) and len(held) == len(values)
+
+    def teardown(self):
+        for held, _ in self.held:
+            held.close()
+        for name in self.names:
+            self.client.unlink(name)
+        gc.collect()
+        wait_until(lambda: n_blocks(self.client) == self.client.status().arrays == 0)
+        (user,) = self.client.users()
+        assert (user.arrays, user.names, user.leases) == (0, 0, 0)
+
+
+def test_random_names_and_sets(client):
+    Names.client = client
+    settings = hypothesis.settings(max_examples=25, stateful_step_count=20)
+    stateful.run_state_machine_as_test(Names, settings=settings)
+
+
+# --- many readers, while it changes ------------------------------------------------------------
+
+READER = """
+    import random
+    with caid.connect() as c:
+        print("ready", flush=True)
+        seen = 0
+        while True:
+            with c.open_set("m/") as s:
+                keys = [f"w{k}" for k in random.sample(range(int(sys.argv[1])), 20)]
+                found = {a.metadata for a in s.open(keys).values()}
+                assert found == {s.metadata}, (found, s.metadata)
+                e = s.entries()
+                assert len(e) == len(s) == int(sys.argv[1])
+                assert {x.generation for x in e.values()} == {s.generation} and s.generation >= seen
+                seen = s.generation
+                if s.metadata < 0:
+                    break
+    print("ended", flush=True)
+"""
+
+
+def test_readers_never_see_a_mixture(client, child):
+    """Of two groups of arrays, all of one are under the names, or all of the other."""
+    groups = [{f"w{i}": client.empty(0, metadata=v) for i in range(NAMES)} for v in (0, 1, -1)]
+    client.publish_many("m/", groups[0], metadata=0)
+    readers = [child(READER, NAMES) for _ in range(READERS)]
+    for reader in readers:
+        reader.expect("ready")
+    for i in range(SWAPS):
+        client.publish_many("m/", groups[i % 2], metadata=i % 2)
+    client.publish_many("m/", groups[2], metadata=-1)
+    for reader in readers:
+        reader.expect("ended")
+    for group in groups:
+        for array in group.values():
+            array.close()
+
+
+# --- memory, and who keeps it ------------------------------------------------------------------
+
+
+def test_a_held_version_keeps_its_memory_and_the_last_holder_gives_it_back(daemon, client):
+    publish(client, "m/", {"a": 1, "b": 2}, metadata={"v": 1})
+    with daemon.connect(name="second") as other:
+        old = [client.open_set("m/"), other.open_set("m/")]
+        publish(client, "m/", {"b": 3})
+        assert [[read(a) for a in s.values()] for s in old] == [[1, 2], [1, 2]]
+        assert old[0].metadata == {"v": 1} and "c" not in old[0] and old[0].nbytes == 32
+        (pins,) = (d for d in client.unnamed() if d.entry.members)
+        assert (pins.entry.name, pins.entry.generation) == ("m/", old[0].generation)
+        assert {h.client for h in pins.holders} >= {"second"}
+        with client.open("m/a", generation=old[0].generation) as a:
+            assert read(a) == 1, "by way of the version that is held"
+        kept = old[1]["a"]
+        for held in old:
+            held.close()
+        with pytest.raises(caid.ClosedError):
+            old[0]["a"]
+        assert read(kept) == 1, "what was taken out lives on"
+        kept.close()
+        with pytest.raises(caid.StaleError):
+            client.open("m/a", generation=old[0].generation)
+        wait_until(lambda: n_leases(client) == 0 and client.status().arrays == 2)
+
+
+def test_the_next_version_may_have_arrays_of_the_last(client):
+    publish(client, "m/", {"a": 1, "b": 2})
+    with client.open_set("m/") as s, filled(client, 3) as new:
+        with pytest.raises(caid.UnsupportedError, match="view"):
+            client.publish_many("m/", {"a": s["a"][1:]})
+        client.publish_many("m/", {**s, "b": new})
+    with client.open_set("m/") as s:
+        assert {key: read(a) for key, a in s.items()} == {"a": 1, "b": 3}
+        with pytest.raises(KeyError, match="zz"):
+            s["zz"]
+        with pytest.raises(KeyError):
+            s.open(["a", "zz"])
+
+
+@pytest.mark.parametrize("after_s", [0, 0.002, 0.005, 0.01, None])
+def test_a_publisher_that_is_killed_leaves_all_or_nothing(client, child, after_s):
+    """Killed while it makes the set, fills it and publishes it, or when it has; None."""
+    publisher = child(
+        """
+        with caid.connect() as c:
+            arrays = {f"w{i}": c.empty(1) for i in range(1500)}
+            print("ready", flush=True)
+            input()
+            c.publish_many("m/", arrays)
+            print("done", flush=True)
+            input()
+        """
+    )
+    publisher.expect("ready")
+    publisher.go()
+    if after_s is None:
+        publisher.expect("done")
+    else:
+        time.sleep(after_s)
+    publisher.kill()
+    wait_until(lambda: client.status().connections == 1 and client.status().leases == 0)
+    there = len(client.list(prefix="m/"))
+    assert there in ((1501,) if after_s is None else (0, 1501))
+    client.unlink("m/", missing_ok=True)
+    wait_until(lambda: client.status().arrays == 0)
+    assert client.users()[0].names == 0
+
+
+def test_generations_of_names_under_a_set_never_repeat(client):
+    """The set takes the place of an array whose own generation is lower than that of a name under it."""
+    with filled(client, 1) as a, filled(client, 2) as b:
+        a.publish("m/")
+        for _ in range(3):
+            highest = b.publish("m/a")
+    client.unlink("m/a")
+    assert publish(client, "m/", {"a": 4}) > highest
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def test_what_is_no_set_is_refused(client):
+    with filled(client, 1) as a, filled(client, 2) as b:
+        for arrays, error in [
+            ({}, caid.InvalidError),
+            ({"": a}, caid.InvalidNameError),
+            ({"a\n": a}, caid.InvalidNameError),
+            ({"k" * 254: a, "b": b}, caid.InvalidNameError),
+        ]:
+            with pytest.raises(error):
+                client.publish_many("s/", arrays)
+        with pytest.raises(TypeError):
+            client.publish_many("s/", {"a": numpy.zeros(1)})
+        with client.empty(1, memory="managed") as managed, pytest.raises(caid.UnsupportedError):
+            client.publish_many("s/", {"m": managed})
+        assert client.list() == [] and client.users()[0].names == 0
+        client.publish_many("s/", {"k" * 253: a, "b": a})
+        with pytest.raises(caid.InvalidNameError):
+            client.rename("s/", "s//")
+        with pytest.raises(caid.InvalidError, match='of set "s/"'):
+            b.publish("s/zz")
+        with pytest.raises(caid.ExistsError):
+            client.publish_many("s/", {"a": a}, replace=False)
+        with client.open("s/") as s, pytest.raises(caid.InvalidError, match="pool, and no set"):
+            client.publish_many("t/", {"a": a, "s": s})
+        b.publish("x")
+        with pytest.raises(caid.InvalidError, match="not a set"):
+            client.open_set("x")
+        assert [e.name for e in client.list()][-1] == "x"
+
+
+def test_names_are_charged_and_given_back():
+    with caid.LocalDaemon(config="[limits]\nnames = 5\n") as d, d.connect() as c:
+        with c.empty(1) as a:
+            with pytest.raises(caid.LimitError, match="names"):
+                c.publish_many("s/", dict.fromkeys("abcdef", a))
+            assert c.users()[0].names == 0
+            with pytest.raises(caid.LimitError):  # the name itself
+                c.publish_many("s/", dict.fromkeys("abcde", a))
+            c.publish_many("s/", dict.fromkeys("abcd", a))
+            assert c.users()[0].names == 5
+        assert c.unlink(prefix="s") == 1
+        wait_until(lambda: c.users()[0].names == 0)
+
+
+def test_a_watch_of_a_prefix_and_of_names_under_it(client):
+    with client.watch("s/") as whole, client.watch("s/a") as one, client.watch("s/z") as none:
+        first = publish(client, "s/", {"a": 1})
+        assert whole.get(5).generation == one.get(5).generation == first
+        second = publish(client, "s/", {"b": 1})
+        assert (whole.get(5).generation, one.get(5).generation) == (second, 0)
+        for watch in (whole, one, none):
+            with pytest.raises(caid.TimedOutError):
+                watch.get(0)
+        with client.open("s/b", wait=True, timeout=5) as b:
+            assert b.generation == second
