@@ -234,9 +234,9 @@ def test_a_held_version_keeps_its_memory_and_the_last_holder_gives_it_back(daemo
             old[0]["a"]
         assert read(kept) == 1, "what was taken out lives on"
         kept.close()
+        wait_until(lambda: n_leases(client) == 0 and client.status().arrays == 2)
         with pytest.raises(caid.StaleError):
             client.open("m/a", generation=old[0].generation)
-        wait_until(lambda: n_leases(client) == 0 and client.status().arrays == 2)
 
 
 def test_the_next_version_may_have_arrays_of_the_last(client):

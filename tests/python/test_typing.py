@@ -30,7 +30,7 @@ import caid, numpy, torch, cupy
 def load_weights() -> Any: ...
 def serve(w: caid.Array, step: int) -> None: ...
 """
-PARAMETERS = "c: caid.Client, w: caid.Array, s: caid.Stream, queue: Any, image: Any, shape: Any, step_7: Any"
+PARAMETERS = "c: caid.Client, w: caid.Array, s: caid.Stream, queue: Any, image: Any, shape: Any, step_7: Any, weights: Any"
 
 # What a checker tells: an error in each line that is marked, and in no other.
 TOLD = """
