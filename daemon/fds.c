@@ -24,6 +24,17 @@ fds_max(void)
 }
 
 void
+fds_fill_standard(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    fd_close(fd);
+}
+
+void
 fds_prepare(void)
 {
     struct rlimit limit;

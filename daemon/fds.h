@@ -12,6 +12,8 @@
 /* Connections that are taken up before it is seen again whether fds are short, two each. */
 #define FDS_ACCEPT_MAX 16
 
+/* Opens those of 0, 1 and 2 that are not: what is opened later must not be taken for one. */
+void fds_fill_standard(void);
 /* Raises the soft limit to the hard one: every connection takes two fds, every block one. And has
  * the kernel's table of them as large as it may become: once there are threads, it grows only after
  * a grace period of RCU, 10 to 40 ms in the midst of an accept4(2) (expand_fdtable()). */

@@ -14,7 +14,6 @@
 #include "path.h"
 
 #define LISTEN_BACKLOG  128 /* few, since who comes waits for all of them */
-#define LISTEN_FD       3   /* SD_LISTEN_FDS_START */
 #define SYSTEM_FOLDER   "/run/caid"
 #define SYSTEM_SOCKET   SYSTEM_FOLDER "/caid.sock"
 #define LISTENER_CLOSED ((struct listener){.fd = -1, .lock_fd = -1})
@@ -193,6 +192,18 @@ listener_is_offered(void)
     return pid && fds && strtol(pid, NULL, 10) == (long)getpid();
 }
 
+int
+listener_keeper(void)
+{
+    const char *names = listener_is_offered() ? getenv("LISTEN_FDNAMES") : NULL, *last;
+
+    last = names ? strchr(names, ':') : NULL;
+    if (!last || strcmp(last + 1, LISTEN_KEEPER_NAME) != 0 ||
+        fcntl(LISTEN_KEEPER_FD, F_SETFD, FD_CLOEXEC) < 0)
+        return -1;
+    return LISTEN_KEEPER_FD;
+}
+
 static int
 get_socket_option(int fd, int option)
 {
@@ -226,7 +237,7 @@ int
 listener_inherit(struct listener *ret)
 {
     _cleanup_(listener_deinit) struct listener l = LISTENER_CLOSED;
-    long n = strtol(getenv("LISTEN_FDS"), NULL, 10);
+    long n = strtol(getenv("LISTEN_FDS"), NULL, 10) - (listener_keeper() >= 0);
     int flags;
 
     unsetenv("LISTEN_PID");

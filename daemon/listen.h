@@ -14,6 +14,10 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+#define LISTEN_FD          3 /* SD_LISTEN_FDS_START */
+#define LISTEN_KEEPER_FD   4
+#define LISTEN_KEEPER_NAME "keeper"
+
 struct listener {
     int fd;
     char *path;  /* absolute where it is ours; for the log where it is inherited */
@@ -31,6 +35,9 @@ int listener_open(struct listener *ret, const char *path, mode_t mode);
 
 /* Whether the environment offers this process sockets. */
 bool listener_is_offered(void);
+/* The connection to the keeper that supervise.h offers beside the socket; -1. To be asked for
+ * before the offer is cleared. */
+int listener_keeper(void);
 /* Takes the one socket that is offered and clears the environment's offer. Logged: -EINVAL where
  * it is not one listening SEQPACKET Unix socket. */
 int listener_inherit(struct listener *ret);

@@ -4,7 +4,6 @@
  * driver. Nothing is announced, to the service manager or to the shell that started the daemon,
  * before clients can be served.
  */
-#include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -16,11 +15,13 @@
 #include "detach.h"
 #include "fds.h"
 #include "gpu.h"
+#include "kept.h"
 #include "listen.h"
 #include "notify.h"
 #include "options.h"
 #include "path.h"
 #include "server.h"
+#include "supervise.h"
 
 /* Whether the command line or the environment sets it: then the settings do not. */
 static bool
@@ -83,6 +84,18 @@ get_config_path(const struct options *o, char **ret)
     return r;
 }
 
+/* Memory that a former daemon has left cannot be told from any other yet: it goes back. */
+static int
+open_kept(struct kept *k, const struct options *o, int keeper_fd)
+{
+    int r = kept_init(k, o->keeper, keeper_fd);
+    uint32_t n = r == 0 ? kept_forget(k) : 0;
+
+    if (n > 0)
+        log_notice("%u files that the keeper had of a former daemon are let go", n);
+    return r == 0 ? kept_start(k) : r;
+}
+
 /* ready_fd: of detach_start(), or -1. Every failure has been logged. */
 static int
 serve(const struct options *o, struct config *c, int ready_fd)
@@ -91,9 +104,10 @@ serve(const struct options *o, struct config *c, int ready_fd)
     _cleanup_(notify_deinit) struct notify notify = {.fd = -1};
     _cleanup_(listener_deinit) struct listener listener = {.fd = -1, .lock_fd = -1};
     _cleanup_(gpu_deinit) struct gpu gpu = {0};
+    _cleanup_(kept_deinit) struct kept kept = {.sock = -1, .wake = -1};
     _cleanup_(server_freep) struct server *server = NULL;
     bool keeps_log_level = set_log_level(o, c);
-    int r;
+    int keeper_fd = listener_keeper(), r;
 
     notify_init(&notify);
     fds_prepare();
@@ -104,6 +118,8 @@ serve(const struct options *o, struct config *c, int ready_fd)
         r = open_listener(&listener, o, c);
     if (r == 0)
         r = fds_check(listener.fd); /* before the driver fails for want of them */
+    if (r == 0)
+        r = open_kept(&kept, o, keeper_fd);
     if (r < 0)
         return r;
     const struct server_setup setup = {
@@ -121,13 +137,34 @@ serve(const struct options *o, struct config *c, int ready_fd)
     return r < 0 ? r : server_run(server);
 }
 
+/* The status to exit with. */
+static int
+run_supervised(const struct options *o, const struct config *c, const char *argv0)
+{
+    _cleanup_free_ char *program = NULL;
+    _cleanup_(listener_deinit) struct listener listener = {.fd = -1, .lock_fd = -1};
+    int r = supervise_find_program(argv0, &program);
+
+    set_log_level(o, c);
+    fds_prepare();
+    block_signal(SIGTERM);
+    block_signal(SIGINT);
+    if (r < 0)
+        log_error("%s: %s", argv0, strerror(-r));
+    else
+        r = open_listener(&listener, o, c);
+    const struct supervise_setup setup = {.options = o,
+                                          .listener = &listener,
+                                          .program = program};
+    return r < 0 ? EXIT_FAILURE : supervise(&setup);
+}
+
 static int
 run(const struct options *o, struct config *c)
 {
     bool managed = getenv("NOTIFY_SOCKET") || listener_is_offered();
     int ready_fd = -1, r;
 
-    signal(SIGPIPE, SIG_IGN); /* a log reader that has gone must not end the daemon */
     if (!o->foreground && !managed) {
         r = detach_start(&ready_fd);
         if (r < 0) {
@@ -138,18 +175,6 @@ run(const struct options *o, struct config *c)
     return serve(o, c, ready_fd);
 }
 
-/* What is opened later must not be taken for one of them. */
-static void
-fill_standard_fds(void)
-{
-    int fd;
-
-    do
-        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    while (fd >= 0 && fd <= STDERR_FILENO);
-    fd_close(fd);
-}
-
 int
 main(int argc, char *argv[])
 {
@@ -157,7 +182,7 @@ main(int argc, char *argv[])
     struct options options;
     int r;
 
-    fill_standard_fds();
+    fds_fill_standard();
     r = options_parse(&options, argc, argv);
     if (r != 0)
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -169,5 +194,8 @@ main(int argc, char *argv[])
         config_print(&config, stdout);
         return EXIT_SUCCESS;
     }
+    signal(SIGPIPE, SIG_IGN); /* a log reader that has gone must not end the daemon */
+    if (options.supervise)
+        return run_supervised(&options, &config, argv[0]);
     return run(&options, &config) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

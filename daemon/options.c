@@ -21,6 +21,8 @@ static const char usage[] =
     "  -d, --driver=DRIVER     auto, cuda, soft, or the path of a CUDA driver library\n"
     "  -c, --config=FILE       read FILE and FILE.d/*.conf, not /etc/caid/caid.conf\n"
     "  -l, --log-level=LEVEL   error, warning, notice, info or debug\n"
+    "  -k, --keeper=PATH       keep memory over restarts by the caid-keeper that listens on PATH\n"
+    "      --supervise         be keeper and parent: start the daemon again when it dies\n"
     "      --stop-fd=FD        stop when FD, which is inherited, is readable or hung up\n"
     "      --check-config      print the settings in force and exit: 1 where some are bad\n"
     "  -V, --version           print the version and exit\n"
@@ -30,7 +32,8 @@ static const char usage[] =
 
 enum {
     OPTION_CHECK_CONFIG = 256,
-    OPTION_STOP_FD
+    OPTION_STOP_FD,
+    OPTION_SUPERVISE
 };
 
 static const struct option long_options[] = {
@@ -39,6 +42,8 @@ static const struct option long_options[] = {
     {"driver", required_argument, NULL, 'd'},
     {"config", required_argument, NULL, 'c'},
     {"log-level", required_argument, NULL, 'l'},
+    {"keeper", required_argument, NULL, 'k'},
+    {"supervise", no_argument, NULL, OPTION_SUPERVISE},
     {"stop-fd", required_argument, NULL, OPTION_STOP_FD},
     {"check-config", no_argument, NULL, OPTION_CHECK_CONFIG},
     {"version", no_argument, NULL, 'V'},
@@ -111,7 +116,9 @@ parse_one(struct options *o, int option)
     case 's': return set_value(&o->socket, "socket", &value_socket);
     case 'd': return set_value(&o->driver, "driver", &value_driver);
     case 'c': return set_text(&o->config, "config");
-    case 'l': return parse_level(optarg, &o->log_level);
+    case 'l': o->level = optarg; return parse_level(optarg, &o->log_level);
+    case 'k': return set_text(&o->keeper, "keeper");
+    case OPTION_SUPERVISE: o->supervise = true; return 0;
     case OPTION_STOP_FD: return parse_stop_fd(&o->stop_fd);
     case OPTION_CHECK_CONFIG: o->check_config = true; return 0;
     case 'V': puts("caid " CAID_VERSION); return 1;
@@ -126,13 +133,17 @@ options_parse(struct options *ret, int argc, char *argv[])
     struct options o = {.log_level = -1, .stop_fd = -1};
     int option, r;
 
-    while ((option = getopt_long(argc, argv, "fs:d:c:l:Vh", long_options, NULL)) >= 0) {
+    while ((option = getopt_long(argc, argv, "fs:d:c:l:k:Vh", long_options, NULL)) >= 0) {
         r = parse_one(&o, option);
         if (r != 0)
             return r;
     }
     if (optind < argc) {
         fprintf(stderr, "caid: %s: no arguments are taken\n", argv[optind]);
+        return bad_usage();
+    }
+    if (o.supervise && o.keeper) {
+        fprintf(stderr, "caid: --keeper=%s: --supervise is its own keeper\n", o.keeper);
         return bad_usage();
     }
     *ret = o;

@@ -8,9 +8,12 @@ struct options { /* what was not given is NULL, false or -1; strings are argv's 
     const char *socket;
     const char *driver;
     const char *config;
+    const char *keeper;
+    const char *level; /* that log_level was parsed from */
     int log_level;
     int stop_fd;
     bool foreground;
+    bool supervise;
     bool check_config;
 };
 

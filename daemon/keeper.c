@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "keeper.h"
+
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/log.h"
+#include "base/macros.h"
+#include "fds.h"
+#include "keep_wire.h"
+
+#define RESERVED (KEEP_NUMBERS_MAX + 64) /* a packet's, and what the process has itself */
+#define PAUSE_MS 20
+
+int
+keeper_init(struct keeper *ret, int listener)
+{
+    uint32_t max = fds_max();
+
+    *ret = (struct keeper){.sock = -1, .listener = listener, .next = KEEPER_NOTHING};
+    if (max <= RESERVED) {
+        log_error("a limit of %u open files leaves none to keep: more than %d are needed", max,
+                  RESERVED);
+        return -EMFILE;
+    }
+    ret->limit = max - RESERVED;
+    ret->fds = calloc(ret->limit, sizeof(*ret->fds));
+    if (!ret->fds) {
+        log_error("cannot start: out of memory");
+        return -ENOMEM;
+    }
+    return 0;
+}
+
+void
+keeper_deinit(struct keeper *k)
+{
+    for (uint32_t i = 0; i < k->end; i++)
+        if (k->fds[i] > 0)
+            fd_close(k->fds[i]);
+    free(k->fds);
+    k->sock = fd_close(k->sock);
+    *k = (struct keeper){.sock = -1, .listener = -1, .next = KEEPER_NOTHING};
+}
+
+/* fd: 0 for none. */
+static void
+set(struct keeper *k, uint32_t number, int fd)
+{
+    if (k->fds[number] > 0) {
+        fd_close(k->fds[number]);
+        k->n--;
+    }
+    k->fds[number] = fd;
+    if (fd > 0) {
+        k->n++;
+        if (number >= k->end)
+            k->end = number + 1;
+    }
+}
+
+static void
+hang_up(struct keeper *k, int error)
+{
+    k->sock = fd_close(k->sock);
+    k->next = KEEPER_NOTHING;
+    if (error < 0)
+        log_warning("the daemon is hung up: %s; %u kept", strerror(-error), k->n);
+    else
+        log_info("the daemon has gone; %u kept", k->n);
+}
+
+/* All of it or nothing. -EBADMSG: it can be no daemon's, or no daemon's of this version. */
+static int
+carry_out(struct keeper *k, const struct keep_packet *p, const int *fds)
+{
+    if (p->type == KEEP_TAKE) {
+        k->next = 0;
+        return 0;
+    }
+    if (p->type != KEEP_PUT && p->type != KEEP_DROP)
+        return -EBADMSG;
+    for (uint32_t i = 0; i < p->n; i++)
+        if (p->numbers[i] >= k->limit)
+            return -EBADMSG;
+    for (uint32_t i = 0; i < p->n; i++)
+        set(k, p->numbers[i], p->type == KEEP_PUT ? fds[i] : 0);
+    return 0;
+}
+
+/* One packet; false: there was none. */
+static bool
+receive(struct keeper *k)
+{
+    int fds[KEEP_NUMBERS_MAX];
+    struct keep_packet p;
+    int r = keep_recv(k->sock, &p, fds, MSG_DONTWAIT);
+
+    if (r == -EAGAIN)
+        return false;
+    if (r > 0) {
+        r = carry_out(k, &p, fds);
+        if (r == 0)
+            return true;
+        keep_close(fds, p.type == KEEP_PUT ? p.n : 0);
+    }
+    hang_up(k, r == -ECONNRESET ? 0 : r); /* it did not read what it had asked for */
+    return false;
+}
+
+/* The next of those that are wanted, in one packet; END after them. */
+static int
+give_some(struct keeper *k)
+{
+    struct keep_packet p = {.version = KEEP_VERSION, .type = KEEP_PUT};
+    int fds[KEEP_NUMBERS_MAX];
+    uint32_t i = k->next;
+    int r;
+
+    for (; i < k->end && p.n < KEEP_NUMBERS_MAX; i++)
+        if (k->fds[i] > 0) {
+            fds[p.n] = k->fds[i];
+            p.numbers[p.n++] = i;
+        }
+    if (p.n > 0) {
+        r = keep_send(k->sock, &p, fds);
+    } else {
+        p = (struct keep_packet){KEEP_VERSION, KEEP_END, .n = 1, .numbers = {k->limit}};
+        r = keep_send(k->sock, &p, NULL);
+        i = KEEPER_NOTHING;
+    }
+    if (r == 0)
+        k->next = i;
+    return r;
+}
+
+static void
+give(struct keeper *k)
+{
+    int r = give_some(k);
+
+    if (r < 0 && !keep_is_passing(r))
+        hang_up(k, r == -EPIPE || r == -ECONNRESET ? 0 : r);
+    else if (r < 0 && r != -EAGAIN) /* poll(2) would not wait for that */
+        k->pauses = true;
+}
+
+/* What it had sent before it went is ours. */
+static bool
+is_taken(struct keeper *k)
+{
+    while (k->sock >= 0 && receive(k))
+        ;
+    return k->sock >= 0;
+}
+
+/* The socket's mode should see to it already. */
+static int
+check_peer(int sock)
+{
+    struct ucred cred;
+    socklen_t n = sizeof(cred);
+
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &cred, &n) < 0)
+        return -errno;
+    if (cred.uid != 0 && cred.uid != geteuid()) {
+        log_warning("pid %d, uid %u is refused", (int)cred.pid, (unsigned)cred.uid);
+        return -EPERM;
+    }
+    log_info("pid %d, uid %u connects", (int)cred.pid, (unsigned)cred.uid);
+    return 0;
+}
+
+static void
+accept_one(struct keeper *k)
+{
+    _cleanup_fd_ int sock = accept4(k->listener, NULL, NULL, SOCK_CLOEXEC);
+
+    if (sock < 0) {
+        k->pauses = errno != EAGAIN && errno != ECONNABORTED && errno != EINTR;
+        return;
+    }
+    if (check_peer(sock) < 0)
+        return;
+    if (is_taken(k)) {
+        log_warning("another daemon is connected already");
+        keep_say(sock, KEEP_BUSY);
+        return;
+    }
+    k->sock = TAKE_FD(sock);
+}
+
+void
+keeper_adopt(struct keeper *k, int sock_consume)
+{
+    if (is_taken(k))
+        hang_up(k, 0);
+    k->sock = sock_consume;
+}
+
+int
+keeper_polls(const struct keeper *k, struct pollfd polls[KEEPER_POLLS])
+{
+    bool gives = k->next != KEEPER_NOTHING && !k->pauses;
+
+    polls[0] = (struct pollfd){.fd = k->sock, .events = gives ? POLLIN | POLLOUT : POLLIN};
+    polls[1] = (struct pollfd){.fd = k->pauses ? -1 : k->listener, .events = POLLIN};
+    return k->pauses ? PAUSE_MS : -1;
+}
+
+void
+keeper_serve(struct keeper *k, const struct pollfd polls[KEEPER_POLLS])
+{
+    k->pauses = false;
+    if (k->sock >= 0 && polls[0].revents & (POLLIN | POLLHUP | POLLERR))
+        receive(k);
+    if (k->sock >= 0 && k->next != KEEPER_NOTHING)
+        give(k);
+    if (polls[1].revents)
+        accept_one(k);
+}

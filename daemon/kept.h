@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The daemon's side of its keeper (keeper.h): which fds the keeper has been given, under which
+ * numbers, and a thread that gives it what it could not be given at once, and all anew to a keeper
+ * that has come back.
+ *
+ *     kept_init()     connects, and takes what a former daemon has left: it is found
+ *     kept_claim()    the caller owns what was found under a number, and goes on keeping it
+ *     kept_forget()   the rest is closed, and dropped
+ *     kept_start()    from here on, by any thread:
+ *     kept_put(), kept_set(), kept_drop()
+ *
+ * An fd that is kept stays the caller's: it is borrowed, open until it is dropped. What was found
+ * is ours until it is claimed. Number 0 is nobody's until kept_set() gives it: there a new daemon
+ * looks first.
+ *
+ * Nothing is promised to a client before the keeper has it: kept_put() says so at once, as a rule;
+ * where it says KEPT_LATER, kept_wait(), on a thread that may wait, tells. While no keeper is there
+ * only the daemon has the memory.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define KEPT_NONE  UINT32_MAX /* is no number */
+#define KEPT_LATER 1
+
+struct kept_slot {
+    int fd; /* 0: none */
+    bool is_found;
+    bool is_due;       /* the keeper does not know of this state yet, or not for certain */
+    uint32_t next_due; /* or KEPT_NONE */
+    uint32_t next_free;
+};
+
+struct kept {
+    const char *path; /* of the keeper's socket; NULL: it is our parent, and ends with us */
+    int sock;         /* -1: none was ever there */
+    int wake;         /* eventfd(2): the thread has something to do */
+    bool is_connected;
+    bool is_taken; /* nothing that a keeper has is found any more */
+    bool is_started, ends;
+    uint32_t limit; /* numbers are below it; the keeper's, or ours where that is less */
+    uint32_t end;   /* no number from here on was ever used */
+    uint32_t n_fds, n_due;
+    uint32_t first_due, last_due, first_free;
+    struct kept_slot *slots; /* by number; NULL: nobody keeps anything */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+};
+
+/*
+ * path: borrowed; or sock_consume: of --supervise; with neither, nobody keeps anything. A keeper
+ * that is not there, or does not answer, is logged, and looked for by the thread; what it has then
+ * is lost. One that has another daemon still is waited for, for some seconds. After fds_prepare().
+ * -errno, logged.
+ */
+int kept_init(struct kept *k, const char *path, int sock_consume);
+/* The keeper goes on keeping what it has. */
+void kept_deinit(struct kept *k);
+
+/* What was found under that number, which the caller owns from now on; -1: nothing was. */
+int kept_claim(struct kept *k, uint32_t number);
+/* Drops what was found and not claimed. Returns how many. */
+uint32_t kept_forget(struct kept *k);
+/* The thread. No fork(2) from here on. -errno, logged. */
+int kept_start(struct kept *k);
+
+/* Under a number that is free. 0: the keeper has it; KEPT_LATER; -ENFILE: it takes no more;
+ * -ENOTCONN: there is none, and there will be none. */
+int kept_put(struct kept *k, int fd, uint32_t *ret_number);
+/* The same in place of what is under that number, in one step. */
+int kept_set(struct kept *k, uint32_t number, int fd);
+/* The fd is the caller's to close; the number is free. */
+void kept_drop(struct kept *k, uint32_t number);
+/* Until the keeper has all. 0; -ETIMEDOUT; -ENOTCONN: it is not there. */
+int kept_wait(struct kept *k, uint64_t timeout_ns);
+
+struct kept_figures {
+    bool is_connected;
+    uint32_t n_kept;    /* fds that the keeper has */
+    uint32_t n_waiting; /* fds that it is still to be given */
+};
+
+void kept_figures(struct kept *k, struct kept_figures *ret);

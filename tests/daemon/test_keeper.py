@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keeper: what it was given is there, under its number, whoever dies meanwhile."""
+
+import os
+import pathlib
+import resource
+import signal
+import socket
+import subprocess
+import tempfile
+
+import hypothesis
+import hypothesis.strategies as st
+import keepers
+import pytest
+from conftest import DEADLINE, become, daemon_env, fork, needs_root, wait_for
+from keepers import BUSY, DROP, MAX, PUT, TAKE, Keeper, packet
+
+
+@pytest.fixture
+def start_keeper(tmp_path):
+    started = []
+
+    def start_one(**kwargs):
+        started.append(Keeper(tmp_path, **kwargs))
+        return started[-1]
+
+    yield start_one
+    for k in started:
+        if k.process.poll() is None:
+            assert k.end(signal.SIGTERM) == 0, k.text()
+
+
+@pytest.fixture
+def keeper(start_keeper):
+    return start_keeper()
+
+
+class Daemon:
+    """What a daemon does: it has every file itself, and knows what it has given."""
+
+    def __init__(self, keeper):
+        self.keeper, self.files = keeper, {}
+        self.link = keeper.connect()
+
+    def put(self, numbers):
+        """The files under these numbers are new ones."""
+        self.close_files(numbers)
+        self.files.update((number, os.memfd_create("kept")) for number in numbers)
+        self.link.put({number: self.files[number] for number in numbers})
+
+    def drop(self, numbers):
+        self.close_files(numbers)
+        self.link.drop(numbers)
+
+    def close_files(self, numbers):
+        for number in numbers & self.files.keys():
+            os.close(self.files.pop(number))
+
+    def another(self):
+        self.link.close()
+        self.link = self.keeper.connect()
+
+    def die_having_said(self, puts, drops):
+        """The process that has the connection is killed by itself, right after sendmsg(2)."""
+        self.another()
+        with self.keeper.paused():
+            self.close_files(puts | drops)
+            self.files.update((number, os.memfd_create("kept")) for number in puts)
+
+            def last_words():
+                self.link.put({number: self.files[number] for number in puts})
+                self.link.drop(drops - puts)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            child = fork.Process(target=last_words)
+            child.start()
+            self.link.close()
+            child.join()
+            assert child.exitcode == -signal.SIGKILL
+        self.link = self.keeper.connect()
+
+    def lose_keeper(self, numbers):
+        """With these on their way to it."""
+        with self.keeper.paused():
+            self.put(numbers)
+            self.keeper.end(signal.SIGKILL)
+        self.link.close()
+        self.keeper = Keeper(self.keeper.address.parent, wait=False)
+        self.link = self.keeper.connect()
+        assert self.link.take()[0] == {}
+        self.link.put(self.files)
+
+    def blunder(self):
+        self.link.send(b"\0" * 8)
+        assert self.link.is_hung_up()
+        self.another()
+
+    def check(self):
+        inodes = {number: os.fstat(fd).st_ino for number, fd in self.files.items()}
+        assert self.link.take()[0] == inodes
+        assert self.keeper.count() == self.keeper.n_fds + len(inodes) + 1
+
+    def end(self):
+        self.close_files(set(self.files))
+        self.link.close()
+
+
+some = st.sets(st.integers(0, 40) | st.integers(0, 3000), max_size=300)
+steps = st.one_of(
+    st.tuples(st.just(Daemon.put), some),
+    st.tuples(st.just(Daemon.drop), some),
+    st.tuples(st.just(Daemon.another)),
+    st.tuples(st.just(Daemon.die_having_said), some, some),
+    st.tuples(st.just(Daemon.lose_keeper), some),
+    st.tuples(st.just(Daemon.blunder)),
+)
+
+
+@hypothesis.settings(max_examples=25, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.given(st.lists(steps, max_size=12))
+def test_what_was_put_and_not_dropped_is_there(start_keeper, history):
+    keeper = start_keeper()
+    daemon = Daemon(keeper)
+    for step, *args in history:
+        n_fds = keeper.n_fds
+        step(daemon, *args)
+        daemon.keeper.n_fds = n_fds
+        daemon.check()
+    daemon.end()
+    assert daemon.keeper.end(signal.SIGTERM) == 0
+
+
+def test_many(keeper):
+    n = min(20_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
+    files = [os.memfd_create("kept") for _ in range(100)]
+    inodes = [os.fstat(fd).st_ino for fd in files]
+    with keeper.connect() as link:
+        link.put({number: files[number % 100] for number in range(n)})
+        for _ in range(2):  # it keeps what it gives
+            assert link.take()[0] == {number: inodes[number % 100] for number in range(n)}
+        assert keeper.count() == keeper.n_fds + n + 1
+        link.drop(range(n))
+        assert link.take()[0] == {}
+    assert keeper.count() <= keeper.n_fds + 1
+    for fd in files:
+        os.close(fd)
+
+
+def test_one_daemon_at_a_time(keeper):
+    with keeper.connect() as first, keeper.connect() as second:
+        assert second.receive() == (BUSY, (), [])
+        assert second.is_hung_up()
+        assert first.take()[0] == {}
+    with keeper.connect() as third:  # the first one's end is seen before it
+        assert third.take()[0] == {}
+
+
+def test_more_than_it_may_have(keeper):
+    with keeper.connect() as link:
+        limit = link.take()[1]
+        link.put({limit - 1: 0})
+        link.send(packet(PUT, [0, limit]), [0, 0])
+        assert link.is_hung_up()
+    with keeper.connect() as link:
+        assert list(link.take()[0]) == [limit - 1]  # nothing of the other
+
+
+@pytest.mark.parametrize(
+    "data, n_fds",
+    [
+        (b"", 1),
+        (b"\1\0", 0),
+        (packet(PUT, [1, 2]), 1),
+        (packet(PUT, [1]), 2),
+        (packet(PUT, [1, 2])[:-1], 2),
+        (packet(PUT, [1]) + b"\0", 1),
+        (packet(PUT, range(MAX + 1)), MAX),
+        (packet(PUT, [1 << 31]), 1),
+        (packet(PUT, [1], version=0), 1),
+        (packet(DROP, [1]), 1),
+        (packet(DROP, [2**32 - 1]), 0),
+        (packet(TAKE), 1),
+        (packet(BUSY), 0),
+        (packet(99), 0),
+        (b"\xff" * 70, 3),
+        (b"x" * 60000, 0),
+    ],
+    ids=range(16),
+)
+def test_nonsense_ends_the_connection_and_nothing_else(keeper, data, n_fds):
+    with keeper.connect() as link:
+        link.put({1: 0})
+        link.send(data, [0] * n_fds)
+        assert link.is_hung_up()
+    assert keeper.count() == keeper.n_fds + 1
+    with keeper.connect() as link:
+        assert list(link.take()[0]) == [1]
+
+
+@needs_root
+def test_another_user_is_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        keeper = Keeper(pathlib.Path(folder))
+        keeper.address.chmod(0o666)
+
+        def attempt():
+            become(65534, [])
+            with keepers.Link(keeper.address) as link:
+                assert link.is_hung_up()
+
+        child = fork.Process(target=attempt)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert "uid 65534 is refused" in keeper.text()
+        assert keeper.end(signal.SIGTERM) == 0
+
+
+def test_mode(keeper):
+    assert keeper.address.stat().st_mode & 0o777 == 0o600
+
+
+def test_start_and_stop(tmp_path):
+    """The service manager's socket, readiness, and an end that leaves no socket behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(DEADLINE)
+        path = tmp_path / "keeper"
+        process = subprocess.Popen(
+            [keepers.PROGRAM, f"--socket={path}"], env=daemon_env(NOTIFY_SOCKET=tmp_path / "notify")
+        )
+        assert manager.recv(100) == b"READY=1"
+        keepers.Link(path).close()
+        process.send_signal(signal.SIGTERM)
+        assert manager.recv(100) == b"STOPPING=1"
+        assert process.wait(DEADLINE) == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("args, status, said", [
+    (["--help"], 0, "caid-keeper(8)"),
+    (["--version"], 0, "caid-keeper "),
+    ([], 1, "--socket=PATH is missing"),
+    (["--socket=x", "y"], 1, "no arguments are taken"),
+    (["--nonsense"], 1, "--help"),
+])
+def test_command_line(args, status, said):
+    r = subprocess.run([keepers.PROGRAM, *args], env=daemon_env(), capture_output=True, text=True, check=False)
+    assert r.returncode == status
+    assert said in r.stdout + r.stderr
+
+
+def test_a_daemon_and_its_keeper(start, start_keeper):
+    """It lets go of what it does not know, keeps others out, and finds a keeper that comes later."""
+    keeper = start_keeper()
+    with keeper.connect() as link:
+        link.put({0: 0, 7: 0})
+        d = start(f"--keeper={keeper.address}", wait=False)  # which waits for us
+        wait_for(lambda: "another daemon is connected" in keeper.text(), "the daemon")
+    wait_for(d.answers, "the start")
+    assert "2 files that the keeper had of a former daemon are let go" in d.text()
+    wait_for(lambda: keeper.count() == keeper.n_fds + 1, "the drop")
+    with keeper.connect() as link:
+        assert link.receive() == (BUSY, (), [])
+    keeper.end(signal.SIGKILL)
+    wait_for(lambda: "the keeper has gone" in d.text(), "the keeper's end")
+    start_keeper(wait=False)
+    wait_for(lambda: "the keeper is there" in d.text(), "the keeper's return")
+    assert d.stop() == 0
+
+
+def test_a_daemon_without_its_keeper(start, tmp_path):
+    d = start(f"--keeper={tmp_path}/none")
+    assert "nothing outlives this daemon" in d.text()
+    assert d.stop() == 0

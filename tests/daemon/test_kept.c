@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The daemon's side of the keeper, against a keeper in a process of its own. */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/macros.h"
+#include "caid_test.h"
+#include "keeper.h"
+#include "kept.h"
+
+#define LONG_NS (60 * NSEC_PER_SEC)
+#define N_MODEL 600
+#define MAX_FD  1024
+
+static char path[64];
+static int listener = -1; /* ours: it is there while no keeper is */
+static pid_t keeper_pid;
+
+/* sock: -1, or of the one daemon that it has. */
+static _Noreturn void
+keep(int sock)
+{
+    struct pollfd polls[KEEPER_POLLS];
+    struct keeper k;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (int fd = 3; fd < MAX_FD; fd++) /* the daemon's: it would be its own peer */
+        if (fd != listener && fd != sock)
+            close(fd);
+    log_set_level(LOG_LEVEL_ERROR);
+    if (keeper_init(&k, sock < 0 ? listener : -1) < 0)
+        _exit(1);
+    if (sock >= 0)
+        keeper_adopt(&k, sock);
+    for (;;) {
+        int timeout_ms = keeper_polls(&k, polls);
+
+        if (poll(polls, KEEPER_POLLS, timeout_ms) >= 0)
+            keeper_serve(&k, polls);
+    }
+}
+
+static void
+start_keeper(void)
+{
+    keeper_pid = fork();
+    if (keeper_pid == 0)
+        keep(-1);
+}
+
+static void
+kill_keeper(void)
+{
+    kill(keeper_pid, SIGKILL);
+    waitpid(keeper_pid, NULL, 0);
+}
+
+/* It is: what is sent from then on is not read. */
+static void
+stop_keeper(void)
+{
+    kill(keeper_pid, SIGCONT); /* or nothing would change */
+    kill(keeper_pid, SIGSTOP);
+    waitpid(keeper_pid, NULL, WUNTRACED);
+}
+
+static void
+begin(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+
+    log_set_level(LOG_LEVEL_ERROR);
+    snprintf(path, sizeof(path), "/tmp/caid-test-kept-%d", (int)getpid());
+    strcpy(address.sun_path, path);
+    listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    cr_assert_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+    cr_assert_eq(listen(listener, 8), 0);
+    start_keeper();
+}
+
+static void
+end(void)
+{
+    kill_keeper();
+    close(listener);
+    unlink(path);
+}
+
+static void
+open_kept(struct kept *k)
+{
+    cr_assert_eq(kept_init(k, path, -1), 0);
+    cr_assert(k->is_connected);
+}
+
+static ino_t
+inode(int fd)
+{
+    struct stat st;
+
+    cr_assert_eq(fstat(fd, &st), 0);
+    return st.st_ino;
+}
+
+static void
+await_connection(struct kept *k, bool wanted)
+{
+    struct kept_figures figures;
+    uint64_t until_ns = clock_now_ns() + LONG_NS;
+
+    do {
+        clock_pause_ns(NSEC_PER_MSEC);
+        kept_figures(k, &figures);
+        cr_assert_lt(clock_now_ns(), until_ns);
+    } while (figures.is_connected != wanted);
+}
+
+/* A daemon that goes, and one that comes. */
+static void
+succeed(struct kept *k)
+{
+    kept_deinit(k);
+    open_kept(k);
+}
+
+CAID_TEST_BETWEEN(kept, what_was_put_is_found, begin(), end(), .timeout = 60)
+{
+    int fds[] = {memfd_create("a", 0), memfd_create("b", 0), memfd_create("c", 0)};
+    uint32_t numbers[2];
+    struct kept k;
+    int found;
+
+    open_kept(&k);
+    cr_assert_eq(kept_put(&k, fds[0], &numbers[0]), 0);
+    cr_assert_eq(kept_put(&k, fds[1], &numbers[1]), 0);
+    cr_assert_neq(numbers[0], numbers[1]);
+    cr_assert_neq(numbers[0], 0);
+    cr_assert_eq(kept_set(&k, 0, fds[1]), 0);
+    cr_assert_eq(kept_set(&k, 0, fds[2]), 0); /* in its place */
+    kept_drop(&k, numbers[1]);
+
+    succeed(&k);
+    cr_assert_eq(kept_claim(&k, numbers[1]), -1);
+    cr_assert_eq(kept_claim(&k, 70), -1);
+    found = kept_claim(&k, 0);
+    cr_assert_eq(inode(found), inode(fds[2]));
+    cr_assert_eq(kept_claim(&k, 0), -1); /* it is ours */
+    cr_assert_eq(kept_put(&k, fds[1], &numbers[1]), 0);
+    cr_assert_neq(numbers[1], numbers[0]); /* which is there, found and not claimed */
+    cr_assert_eq(kept_forget(&k), 1);
+    close(found);
+
+    succeed(&k);
+    cr_assert_eq(kept_claim(&k, numbers[0]), -1);
+    cr_assert_eq(kept_forget(&k), 2);
+    kept_deinit(&k);
+    for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+        close(fds[i]);
+}
+
+CAID_TEST_BETWEEN(kept, a_keeper_that_dies_is_given_all, begin(), end(), .timeout = 60)
+{
+    int fds[] = {memfd_create("a", 0), memfd_create("b", 0), memfd_create("c", 0)};
+    struct kept_figures figures;
+    uint32_t numbers[3];
+    struct kept k;
+    int found;
+
+    open_kept(&k);
+    cr_assert_eq(kept_start(&k), 0);
+    cr_assert_eq(kept_put(&k, fds[0], &numbers[0]), 0);
+    cr_assert_eq(kept_put(&k, fds[1], &numbers[1]), 0);
+    kill_keeper();
+    await_connection(&k, false);
+    cr_assert_eq(kept_put(&k, fds[2], &numbers[2]), KEPT_LATER);
+    cr_assert_eq(kept_wait(&k, LONG_NS), -ENOTCONN);
+    kept_drop(&k, numbers[0]);
+    kept_figures(&k, &figures);
+    cr_assert(figures.n_kept == 0 && figures.n_waiting == 2);
+
+    start_keeper();
+    await_connection(&k, true);
+    cr_assert_eq(kept_wait(&k, LONG_NS), 0);
+    kept_figures(&k, &figures);
+    cr_assert(figures.n_kept == 2 && figures.n_waiting == 0);
+
+    succeed(&k);
+    cr_assert_eq(kept_claim(&k, numbers[0]), -1);
+    found = kept_claim(&k, numbers[2]);
+    cr_assert_eq(inode(found), inode(fds[2]));
+    close(found);
+    kept_deinit(&k);
+    for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+        close(fds[i]);
+}
+
+CAID_TEST_BETWEEN(kept, a_keeper_that_does_not_read_is_waited_for, begin(), end(),
+                  .timeout = 60)
+{
+    enum {
+        N = 3000 /* packets; the socket has room for some hundred */
+    };
+    struct kept_figures figures;
+    uint32_t number;
+    int r = 0, n = 0;
+    struct kept k;
+
+    open_kept(&k);
+    cr_assert_eq(kept_start(&k), 0);
+    stop_keeper();
+    for (; r == 0 && n < N; n++)
+        r = kept_put(&k, STDERR_FILENO, &number);
+    cr_assert_eq(r, KEPT_LATER);
+    cr_assert_eq(kept_wait(&k, NSEC_PER_MSEC), -ETIMEDOUT);
+    kept_drop(&k, number);
+    cr_assert_eq(kept_put(&k, STDERR_FILENO, &number), KEPT_LATER);
+    kill(keeper_pid, SIGCONT);
+    cr_assert_eq(kept_wait(&k, LONG_NS), 0);
+    kept_figures(&k, &figures);
+    cr_assert_eq(figures.n_kept, n);
+    succeed(&k);
+    cr_assert_eq(kept_forget(&k), n);
+    kept_deinit(&k);
+}
+
+CAID_TEST(kept, nobody_keeps_anything)
+{
+    struct kept k;
+    uint32_t number;
+
+    cr_assert_eq(kept_init(&k, NULL, -1), 0);
+    cr_assert_eq(kept_start(&k), 0);
+    cr_assert_eq(kept_put(&k, STDERR_FILENO, &number), -ENOTCONN);
+    cr_assert_eq(kept_forget(&k), 0);
+    kept_deinit(&k);
+}
+
+/* As --supervise does it: each daemon comes with a socket, and the keeper's end is the last. */
+CAID_TEST_BETWEEN(kept, a_keeper_that_is_the_parent, log_set_level(LOG_LEVEL_ERROR),
+                  kill_keeper(), .timeout = 60)
+{
+    struct kept_figures figures;
+    uint32_t number;
+    struct kept k;
+    int pair[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    keeper_pid = fork();
+    if (keeper_pid == 0) {
+        close(pair[0]);
+        keep(pair[1]);
+    }
+    close(pair[1]);
+    cr_assert_eq(kept_init(&k, NULL, pair[0]), 0);
+    cr_assert_eq(kept_start(&k), 0);
+    cr_assert_eq(kept_put(&k, STDERR_FILENO, &number), 0);
+    kept_figures(&k, &figures);
+    cr_assert(figures.is_connected && figures.n_kept == 1);
+    kill(keeper_pid, SIGKILL);
+    await_connection(&k, false);
+    cr_assert_eq(kept_put(&k, STDERR_FILENO, &number), KEPT_LATER);
+    kept_deinit(&k);
+}
+
+/* ---- histories ---- */
+
+struct model {
+    struct kept k;
+    int fds[N_MODEL]; /* by number; 0: none */
+    uint32_t n;
+};
+
+static void
+model_put(struct model *m)
+{
+    int fd = memfd_create("kept", MFD_CLOEXEC);
+    uint32_t number = 0;
+
+    cr_assert_geq(m->n % 7 == 0 ? kept_set(&m->k, 0, fd) : kept_put(&m->k, fd, &number), 0);
+    cr_assert_lt(number, N_MODEL);
+    cr_assert(number == 0 || m->fds[number] == 0); /* nobody's */
+    if (m->fds[number] > 0)
+        close(m->fds[number]);
+    else
+        m->n++;
+    m->fds[number] = fd;
+}
+
+static void
+model_drop(struct model *m, uint32_t number)
+{
+    if (m->fds[number] == 0)
+        return;
+    kept_drop(&m->k, number);
+    close(m->fds[number]);
+    m->fds[number] = 0;
+    m->n--;
+}
+
+/* The next daemon finds what the model has, and nothing else. */
+static void
+model_succeed(struct model *m)
+{
+    await_connection(&m->k, true);
+    cr_assert_eq(kept_wait(&m->k, LONG_NS), 0);
+    succeed(&m->k);
+    for (uint32_t i = 0; i < N_MODEL; i++) {
+        int fd = kept_claim(&m->k, i);
+
+        cr_assert_eq(fd >= 0, m->fds[i] > 0);
+        if (fd < 0)
+            continue;
+        cr_assert_eq(inode(fd), inode(m->fds[i]));
+        close(m->fds[i]);
+        m->fds[i] = fd;
+    }
+    cr_assert_eq(kept_forget(&m->k), 0);
+    cr_assert_eq(kept_start(&m->k), 0);
+}
+
+static void
+model_step(struct model *m)
+{
+    int what = rand() % 40;
+
+    if (what < 20 && m->n + 2 < N_MODEL)
+        model_put(m);
+    else if (what < 35)
+        model_drop(m, rand() % N_MODEL);
+    else if (what == 35)
+        stop_keeper();
+    else if (what < 38)
+        kill(keeper_pid, SIGCONT);
+    else if (what == 38) {
+        kill_keeper();
+        start_keeper();
+    } else {
+        kill(keeper_pid, SIGCONT);
+        model_succeed(m);
+    }
+}
+
+CAID_TEST_BETWEEN(kept, histories, begin(), end(), .timeout = 120)
+{
+    struct model m = {0};
+
+    open_kept(&m.k);
+    cr_assert_eq(kept_start(&m.k), 0);
+    for (unsigned seed = 1; seed <= 6; seed++) {
+        srand(seed);
+        for (int i = 0; i < 400; i++)
+            model_step(&m);
+    }
+    kill(keeper_pid, SIGCONT);
+    model_succeed(&m);
+    for (uint32_t i = 0; i < N_MODEL; i++)
+        model_drop(&m, i);
+    kept_deinit(&m.k);
+}

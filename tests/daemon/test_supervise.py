@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""caid --supervise: a daemon that dies is followed by another, on the same socket."""
+
+import os
+import pathlib
+import shutil
+import signal
+import threading
+
+import pytest
+import raw
+from conftest import CAID, DEADLINE, fd_count, wait_for
+
+
+# Runs its argument, not caid.
+INSTEAD = ("sh", "-c", 'shift; exec "$0" "$@"')
+
+
+def child_of(d, but=None):
+    """The daemon that serves; another than that one."""
+
+    def find():
+        pids = pathlib.Path(f"/proc/{d.pid}/task/{d.pid}/children").read_text().split()
+        return int(pids[0]) if pids and int(pids[0]) != but else None
+
+    return wait_for(find, "the daemon")
+
+
+def is_gone(pid):
+    return not os.path.exists(f"/proc/{pid}/exe")  # also of one that nobody has waited for yet
+
+
+def serves(d):
+    with d.client() as c:
+        return c.call("ping") == {}
+
+
+def test_a_killed_daemon_is_back(start):
+    """And nobody is refused meanwhile: a client waits, or is hung up with the daemon that died."""
+    d = start("--supervise")
+    refused, over = [], threading.Event()
+
+    def connect():
+        while not over.is_set():
+            try:
+                d.client().close()
+            except (raw.Closed, BrokenPipeError):
+                pass
+            except OSError as e:
+                refused.append(e)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    n_fds = fd_count(d)
+    for _ in range(3):
+        pid = child_of(d)
+        os.kill(pid, signal.SIGKILL)
+        assert child_of(d, but=pid)
+        assert serves(d)
+    over.set()
+    thread.join()
+    assert fd_count(d) == n_fds
+    assert refused == []
+    assert "the daemon was killed: Killed: another is started in 100 ms" in d.text()
+    assert d.stop() == 0
+    assert not d.socket.exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_ends_both(start, signum):
+    d = start("--supervise")
+    pid = child_of(d)
+    assert d.stop(signum) == 0
+    assert is_gone(pid)
+    assert not d.socket.exists()
+
+
+def test_a_stop_while_no_daemon_runs(start):
+    d = start("--supervise")
+    for n in range(1, 5):  # each is waited for twice as long
+        os.kill(child_of(d), signal.SIGKILL)
+        wait_for(lambda n=n: d.text().count("was killed") == n, "the end")
+    assert "another is started in 800 ms" in d.text()
+    d.stop()
+    assert not d.socket.exists()
+
+
+def test_the_end_of_the_parent_ends_both(start):
+    reader, writer = os.pipe()
+    d = start("--supervise", f"--stop-fd={reader}", pass_fds=[reader])
+    os.close(reader)
+    pid = child_of(d)
+    os.close(writer)
+    assert d.process.wait(DEADLINE) == 0
+    assert is_gone(pid)
+
+
+def test_a_supervisor_that_is_killed_takes_the_daemon_along(start):
+    d = start("--supervise")
+    pid = child_of(d)
+    d.kill()
+    wait_for(lambda: is_gone(pid), "the daemon's end")
+
+
+def test_a_daemon_that_is_told_to_stop_is_the_end(start):
+    d = start("--supervise")
+    os.kill(child_of(d), signal.SIGTERM)
+    assert d.process.wait(DEADLINE) == 0
+
+
+def test_a_first_daemon_that_fails(start):
+    d = start("--supervise", "--driver=/nonexistent/libcuda.so", wait=False)
+    assert d.process.wait(DEADLINE) == 1
+    assert "/nonexistent/libcuda.so" in d.text()
+    assert not d.socket.exists()
+
+
+def test_reload(start, tmp_path):
+    d = start("--supervise")
+    pid = child_of(d)
+    (tmp_path / "caid.conf").write_text('[pool "p"]\nmode = 0666\n')
+    d.process.send_signal(signal.SIGHUP)
+    with d.client() as c:
+        wait_for(lambda: "p" in [p["name"] for p in c.call("pools")["pools"]], "the new pool")
+    assert child_of(d) == pid
+
+
+def test_another_binary(start, tmp_path):
+    """That which lies at its path by then; the daemon before it ends well."""
+    program = tmp_path / "caid"
+    library = next(CAID.parent.parent.rglob("libcaid-softcuda.so"))
+    shutil.copy(CAID, program)
+    d = start("--supervise", "--log-level=info", prefix=[*INSTEAD, program], CAID_CUDA_DRIVER=library)
+    pid = child_of(d)
+    shutil.copy(CAID, tmp_path / "new")
+    os.replace(tmp_path / "new", program)
+    d.process.send_signal(signal.SIGUSR2)
+    another = child_of(d, but=pid)
+    assert serves(d)
+    assert os.stat(f"/proc/{another}/exe").st_ino == program.stat().st_ino
+    assert "has ended with status 0: another takes its place" in d.text()
+
+
+def test_a_keeper_of_its_own(start):
+    d = start("--supervise", "--keeper=/run/x", wait=False)
+    assert d.process.wait(DEADLINE) == 1
+    assert "--supervise is its own keeper" in d.text()
