@@ -195,6 +195,33 @@ backing_create(struct backings *b, enum core_kind kind, uint32_t device, uint64_
     return r;
 }
 
+/* A memfd has a size; what the driver has exported is one only where it can be mapped. */
+static int
+adopt_pinned(const struct backing *m, struct drv_error *err)
+{
+    struct stat st;
+
+    if (fstat(m->fd, &st) < 0)
+        return fail(err, "fstat", errno);
+    return (uint64_t)st.st_size == m->size ? 0 : fail(err, "its size", EINVAL);
+}
+
+int
+backing_adopt(struct backings *b, enum core_kind kind, uint32_t device, uint64_t size, int fd,
+              struct backing *ret, struct drv_error *err)
+{
+    struct backing m = {.kind = kind, .device = device, .size = size, .fd = fd};
+    int r = -EINVAL;
+
+    if (kind == KIND_DEVICE)
+        r = vmm_alloc_import(b->gpu->drv, fd, size, &m.vmm, err);
+    else if (kind == KIND_PINNED)
+        r = adopt_pinned(&m, err);
+    if (r == 0)
+        *ret = m;
+    return r;
+}
+
 int
 backing_release(struct backings *b, struct backing *m, struct drv_error *err)
 {

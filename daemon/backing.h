@@ -44,5 +44,9 @@ void backings_deinit(struct backings *b);
 /* size: bytes, a multiple of the device's granularity. */
 int backing_create(struct backings *b, enum core_kind kind, uint32_t device, uint64_t size,
                    struct backing *ret, struct drv_error *err);
+/* Memory of a former daemon's, by the fd that it was exported to: with that, it is as if it had
+ * been created here. -EINVAL: it is not of that size and kind; the fd is the caller's then. */
+int backing_adopt(struct backings *b, enum core_kind kind, uint32_t device, uint64_t size,
+                  int fd, struct backing *ret, struct drv_error *err);
 /* The driver's answer; it is over either way. */
 int backing_release(struct backings *b, struct backing *backing, struct drv_error *err);

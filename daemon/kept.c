@@ -57,14 +57,26 @@ fill_packet(struct kept *k, struct keep_packet *p, int fds[KEEP_NUMBERS_MAX])
 }
 
 static void
+free_number(struct kept *k, uint32_t number)
+{
+    k->slots[number].next_free = k->first_free;
+    k->first_free = number;
+}
+
+/* A number is given again when the keeper has dropped what was under it. */
+static void
 settle_first(struct kept *k, uint32_t n)
 {
     for (; n > 0; n--) {
         struct kept_slot *slot = &k->slots[k->first_due];
 
+        uint32_t number = k->first_due;
+
         k->first_due = slot->next_due;
         slot->is_due = false;
         k->n_due -= slot->fd > 0;
+        if (slot->fd == 0 && number >= FIRST_TO_GIVE)
+            free_number(k, number);
     }
 }
 
@@ -120,13 +132,6 @@ tell(struct kept *k, uint32_t number)
 
 /* ---- numbers ---- */
 
-static void
-free_number(struct kept *k, uint32_t number)
-{
-    k->slots[number].next_free = k->first_free;
-    k->first_free = number;
-}
-
 static uint32_t
 take_number(struct kept *k)
 {
@@ -167,6 +172,10 @@ accept_found(struct kept *k, uint32_t number, int fd)
 static int
 accept_all_found(struct kept *k, const struct keep_packet *p, const int *fds)
 {
+    if (k->is_taken && !k->was_connected && p->n > 0) {
+        keep_close(fds, p->n);
+        return -EEXIST;
+    }
     for (uint32_t i = 0; i < p->n; i++)
         if (p->numbers[i] >= fds_max()) {
             keep_close(fds, p->n);
@@ -228,7 +237,7 @@ use_socket(struct kept *k, int sock_consume)
     pthread_mutex_lock(&k->lock);
     fd_close(k->sock);
     k->sock = sock_consume;
-    k->is_connected = true;
+    k->is_connected = k->was_connected = true;
     for (uint32_t i = 0; i < k->end; i++)
         if (k->slots[i].fd > 0 && !k->slots[i].is_found)
             make_due(k, i);
@@ -286,9 +295,16 @@ await(struct kept *k, bool is_connected, short events, int timeout_ms)
 static void
 reconnect(struct kept *k)
 {
-    if (k->path && connect_once(k) == 0)
+    int r = k->path ? connect_once(k) : -ENOTCONN;
+
+    if (r == 0)
         log_notice("%s: the keeper is there, and is given all", k->path);
-    else
+    else if (r == -EEXIST && !k->is_told)
+        log_error("%s: it has what a former daemon has left, which is for the next one: start "
+                  "this one again",
+                  k->path);
+    k->is_told = k->is_told || r == -EEXIST;
+    if (r < 0)
         await(k, false, 0, k->path ? RETRY_MS : -1);
 }
 
@@ -380,11 +396,18 @@ kept_init(struct kept *k, const char *path, int sock_consume)
     r = path ? connect_first(k) : take_all(k, sock);
     if (r == 0 && !path)
         use_socket(k, TAKE_FD(sock));
-    if (r < 0)
-        log_warning("%s: %s: nothing outlives this daemon as long as that is so", what,
-                    r == -EBUSY ? "it keeps for another daemon" : strerror(-r));
     free_numbers(k);
-    return 0;
+    if (r == 0)
+        return 0;
+    if (r == -ENOENT || r == -ECONNREFUSED) {
+        log_warning(
+            "%s: no keeper is there: nothing outlives this daemon as long as that is so", what);
+        return 0;
+    }
+    log_error("%s: %s: what it has would be lost", what,
+              r == -EBUSY ? "it keeps for another daemon" : strerror(-r));
+    kept_deinit(k);
+    return r;
 }
 
 int
@@ -513,16 +536,20 @@ kept_put(struct kept *k, int fd, uint32_t *ret_number)
     return r;
 }
 
-void
+int
 kept_drop(struct kept *k, uint32_t number)
 {
+    int fd = -1;
+
     if (!k->slots)
-        return;
+        return -1;
     pthread_mutex_lock(&k->lock);
-    change(k, number, 0);
-    if (number >= FIRST_TO_GIVE)
-        free_number(k, number);
+    if (k->slots[number].fd > 0) {
+        fd = k->slots[number].fd;
+        change(k, number, 0);
+    }
     pthread_mutex_unlock(&k->lock);
+    return fd;
 }
 
 int

@@ -39,7 +39,8 @@ struct kept {
     const char *path; /* of the keeper's socket; NULL: it is our parent, and ends with us */
     int sock;         /* -1: none was ever there */
     int wake;         /* eventfd(2): the thread has something to do */
-    bool is_connected;
+    bool is_connected, was_connected;
+    bool is_told;  /* the log, that the keeper has what is not ours */
     bool is_taken; /* nothing that a keeper has is found any more */
     bool is_started, ends;
     uint32_t limit; /* numbers are below it; the keeper's, or ours where that is less */
@@ -54,9 +55,9 @@ struct kept {
 
 /*
  * path: borrowed; or sock_consume: of --supervise; with neither, nobody keeps anything. A keeper
- * that is not there, or does not answer, is logged, and looked for by the thread; what it has then
- * is lost. One that has another daemon still is waited for, for some seconds. After fds_prepare().
- * -errno, logged.
+ * that is not there is logged, and looked for by the thread, which leaves it alone where it has
+ * something then. One that has another daemon still is waited for, for some seconds; one that does
+ * not say what it has is an error: that would be lost. After fds_prepare(). -errno, logged.
  */
 int kept_init(struct kept *k, const char *path, int sock_consume);
 /* The keeper goes on keeping what it has. */
@@ -74,8 +75,9 @@ int kept_start(struct kept *k);
 int kept_put(struct kept *k, int fd, uint32_t *ret_number);
 /* The same in place of what is under that number, in one step. */
 int kept_set(struct kept *k, uint32_t number, int fd);
-/* The fd is the caller's to close; the number is free. */
-void kept_drop(struct kept *k, uint32_t number);
+/* Returns the fd, which is the caller's to close; -1: there was none. The number is free as soon as
+ * the keeper knows. */
+int kept_drop(struct kept *k, uint32_t number);
 /* Until the keeper has all. 0; -ETIMEDOUT; -ENOTCONN: it is not there. */
 int kept_wait(struct kept *k, uint64_t timeout_ns);
 

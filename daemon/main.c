@@ -84,18 +84,6 @@ get_config_path(const struct options *o, char **ret)
     return r;
 }
 
-/* Memory that a former daemon has left cannot be told from any other yet: it goes back. */
-static int
-open_kept(struct kept *k, const struct options *o, int keeper_fd)
-{
-    int r = kept_init(k, o->keeper, keeper_fd);
-    uint32_t n = r == 0 ? kept_forget(k) : 0;
-
-    if (n > 0)
-        log_notice("%u files that the keeper had of a former daemon are let go", n);
-    return r == 0 ? kept_start(k) : r;
-}
-
 /* ready_fd: of detach_start(), or -1. Every failure has been logged. */
 static int
 serve(const struct options *o, struct config *c, int ready_fd)
@@ -119,7 +107,7 @@ serve(const struct options *o, struct config *c, int ready_fd)
     if (r == 0)
         r = fds_check(listener.fd); /* before the driver fails for want of them */
     if (r == 0)
-        r = open_kept(&kept, o, keeper_fd);
+        r = kept_init(&kept, o->keeper, keeper_fd);
     if (r < 0)
         return r;
     const struct server_setup setup = {
@@ -130,6 +118,7 @@ serve(const struct options *o, struct config *c, int ready_fd)
         .gpu = &gpu,
         .listener = &listener,
         .notify = &notify,
+        .kept = &kept,
         .stop_fd = o->stop_fd,
         .ready_fd = ready_fd,
     };

@@ -25,8 +25,9 @@ on_turn(struct turn *turn)
     conns_drop_departed(p->set, p);
 }
 
-int
-process_new(struct conn *c, int pidfd_consume, struct process **ret)
+static int
+make(struct conns *set, struct conn_owner *owner, uint64_t conn_id, int pidfd_consume,
+     struct process **ret)
 {
     _cleanup_fd_ int pidfd = pidfd_consume;
     _cleanup_free_ struct process *p = calloc(1, sizeof(*p));
@@ -34,16 +35,40 @@ process_new(struct conn *c, int pidfd_consume, struct process **ret)
 
     if (!p)
         return -ENOMEM;
-    p->set = c->set;
-    p->c = c;
-    p->conn_id = c->id;
-    p->turn = (struct turn){.user = &c->owner->turns, .serve = on_turn};
+    p->set = set;
+    p->conn_id = conn_id;
+    p->turn = (struct turn){.user = &owner->turns, .serve = on_turn};
     p->source = (struct poll_source){.ready = on_exit_seen, .events = EPOLLIN | EPOLLET};
-    r = pollset_add(&c->set->pollset, &p->source, pidfd);
+    r = pollset_add(&set->pollset, &p->source, pidfd);
     if (r < 0)
         return r;
     p->pidfd = TAKE_FD(pidfd);
     *ret = TAKE_PTR(p);
+    return 0;
+}
+
+int
+process_new(struct conn *c, int pidfd_consume, struct process **ret)
+{
+    int r = make(c->set, c->owner, c->id, pidfd_consume, ret);
+
+    if (r == 0)
+        (*ret)->c = c;
+    return r;
+}
+
+int
+process_adopt(struct conns *set, uint64_t conn_id, struct conn_owner *owner, int pidfd_consume,
+              bool is_kept)
+{
+    struct process *p;
+    int r = make(set, owner, conn_id, pidfd_consume, &p);
+
+    if (r < 0)
+        return r;
+    p->is_kept = is_kept;
+    p->owner = owner;
+    LIST_INSERT_HEAD(&set->departed, p, link);
     return 0;
 }
 
@@ -53,7 +78,8 @@ process_free(struct process *p)
     if (!p)
         return NULL;
     pollset_remove(&p->set->pollset, &p->source);
-    p->pidfd = fd_close(p->pidfd);
+    if (!p->is_kept)
+        fd_close(p->pidfd);
     if (!p->c) {
         turns_remove(&p->set->turns, &p->turn);
         LIST_REMOVE(p, link);

@@ -29,6 +29,7 @@ struct process {
     struct turn turn;         /* of a departed one: it has exited */
     uint64_t conn_id;         /* the number that c has, or had */
     int pidfd;
+    bool is_kept; /* the pidfd is, and goes with that: CORE_LET_GO */
     struct poll_source source;
     LIST_ENTRY(process) link; /* in set->departed */
 };
@@ -39,6 +40,10 @@ LIST_HEAD(process_list, process);
  * has exited. */
 int process_new(struct conn *c, int pidfd_consume, struct process **ret);
 struct process *process_free(struct process *p);
+/* Of a connection that a former daemon had, as if it had departed here. Takes pidfd over, also on
+ * failure. */
+int process_adopt(struct conns *set, uint64_t conn_id, struct conn_owner *owner,
+                  int pidfd_consume, bool is_kept);
 /* Asks now. */
 bool process_has_exited(const struct process *p);
 /* Its connection ends; the set's departed() is called when it has exited. */

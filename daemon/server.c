@@ -22,6 +22,7 @@
 #include "opening.h"
 #include "refusals.h"
 #include "reload.h"
+#include "restart.h"
 #include "shared_page.h"
 #include "spin.h"
 #include "trim.h"
@@ -52,6 +53,7 @@ struct server {
     struct opening opening;
     struct worker worker; /* with the core, when the driver is open */
     struct shared_pages pages;
+    struct restart restart;
     struct trim trim;
     struct spin spin;
     struct reload reload;
@@ -121,19 +123,6 @@ close_action(struct server *s, const struct core_action *a)
 }
 
 static void
-log_record(const struct core_action *a)
-{
-    switch (a->record) {
-    case RECORD_BLOCK: log_debug("record: block %" PRIu64, a->block); break;
-    case RECORD_BLOCK_GONE: log_debug("record: block %" PRIu64 " is gone", a->block); break;
-    case RECORD_NAME: log_debug("record: name \"%s\" in pool \"%s\"", a->name, a->pool); break;
-    case RECORD_NAME_GONE:
-        log_debug("record: name \"%s\" in pool \"%s\" is gone", a->name, a->pool);
-        break;
-    }
-}
-
-static void
 alloc_action(struct server *s, const struct core_action *a)
 {
     if (worker_alloc(&s->worker, a->job, a->kind, a->device, a->size) < 0)
@@ -191,6 +180,19 @@ page_free_action(struct server *s, const struct core_action *a)
     shared_page_free(&s->pages, a->page);
 }
 
+/* It may not be sent yet: a daemon that comes before it is finds the process by its pid. */
+static void
+keep_action(struct server *s, const struct core_action *a)
+{
+    const struct conn *c = conns_find(&s->conns, a->conn);
+    uint32_t kept = 0;
+
+    if (kept_put(s->setup.kept, c->process->pidfd, &kept) < 0)
+        kept = 0;
+    c->process->is_kept = kept;
+    core_process_kept(s->core, a->conn, kept);
+}
+
 static void
 carry_out(struct server *s, const struct core_action *a)
 {
@@ -200,7 +202,8 @@ carry_out(struct server *s, const struct core_action *a)
     case CORE_ALLOC: alloc_action(s, a); break;
     case CORE_RELEASE: worker_release(&s->worker, a->job, a->handle); break;
     case CORE_MEMORY: memory_action(s, a); break;
-    case CORE_PERSIST: log_record(a); break;
+    case CORE_KEEP: keep_action(s, a); break;
+    case CORE_LET_GO: restart_let_go(&s->restart, a->kept); break;
     case CORE_FORGET: conns_forget(&s->conns, a->conn); break;
     case CORE_PAGE_NEW: page_new_action(s, a); break;
     case CORE_PAGE_SEAL: page_seal_action(s, a); break;
@@ -246,6 +249,7 @@ run_core(struct server *s)
     while (core_next(s->core, &a))
         carry_out(s, &a);
     s->carrying_out = false;
+    restart_look(&s->restart, s->core);
     arm_deadline(s);
     boot_timer_set(&s->expiry_timer, core_expiry_ns(s->core));
     trim_look(&s->trim, core_objects(s->core));
@@ -617,6 +621,10 @@ stop(struct server *s, const char *why)
     arrivals_deinit(&s->arrivals);
     uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
     core_stop(s->core);
+    if (s->restart.is_on) { /* what ends now ends with us alone */
+        restart_stop(&s->restart, s->core);
+        s->worker.kept = s->pages.kept = NULL;
+    }
     conns_lose_exited(&s->conns); /* nobody will signal in their pages: those are killed */
     while (core_deadline_ns(s->core) == 0)
         tick(s);
@@ -762,6 +770,7 @@ server_new(struct server **ret, const struct server_setup *setup)
     s->setup = *setup;
     s->deadline_ns = UINT64_MAX;
     s->listening.fd = s->pages.dead = s->expiry_timer.fd = -1;
+    restart_init(&s->restart, setup->kept);
     s->reload = (struct reload){
         .path = setup->config_path,
         .config = setup->config,
@@ -819,10 +828,16 @@ static int
 make_core(struct server *s)
 {
     const struct server_setup *setup = &s->setup;
-    int r = worker_init(&s->worker, &s->loop, setup->gpu, &worker_ops, s);
+    struct kept *kept = setup->kept->slots ? setup->kept : NULL;
+    int r = worker_init(&s->worker, &s->loop, setup->gpu, kept, &worker_ops, s);
 
     if (r == 0)
         r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max, fds_shared());
+    if (r == 0 && kept) {
+        core_set_boottime(s->core, clock_boot_ns());
+        r = restart_take(&s->restart, s->core, &s->worker, &s->conns);
+    }
+    s->pages.kept = kept;
     if (r < 0)
         log_error("cannot start: %s", strerror(-r));
     else
@@ -847,6 +862,14 @@ serve(struct server *s)
     reload(s);
 }
 
+static int
+on_settle(void *userdata, char *reason, size_t size)
+{
+    struct server *s = userdata;
+
+    return restart_settle(&s->restart, reason, size);
+}
+
 static void
 on_opening(void *userdata)
 {
@@ -856,8 +879,7 @@ on_opening(void *userdata)
 
     if (r > 0) { /* clients hear of it */
         opening_reason(&s->opening, reason, sizeof(reason));
-        snprintf(status, sizeof(status), "STATUS=No CUDA driver answers, retrying: %.100s",
-                 reason);
+        snprintf(status, sizeof(status), "STATUS=Not serving yet: %.100s", reason);
         notify_and_retry(s, status);
         on_accept_timer(&s->accept_timer);
         return;
@@ -895,11 +917,17 @@ server_run(struct server *s)
     const struct server_setup *setup = &s->setup;
 
     start_signals(s);
+    s->r = restart_open(&s->restart);
+    if (s->r == 0)
+        s->r = kept_start(setup->kept);
+    if (s->r < 0)
+        return s->r;
     s->opening = (struct opening){
         .driver = setup->driver,
         .handoff = setup->config->start.handoff,
         .retries = setup->notify->fd >= 0 && strcmp(setup->driver, "cuda") == 0,
         .gpu = setup->gpu,
+        .settle = on_settle,
         .changed = on_opening,
         .userdata = s,
     };
@@ -934,6 +962,7 @@ server_free(struct server *s)
     conns_deinit(&s->conns);
     core_free(s->core);
     shared_pages_deinit(&s->pages);
+    restart_close(&s->restart);
     free(s);
     return NULL;
 }

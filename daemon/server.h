@@ -30,8 +30,9 @@ struct server_setup {        /* all borrowed, and to stay until server_free() */
     struct gpu *gpu;         /* to be filled */
     struct listener *listener;
     struct notify *notify;
-    int stop_fd;  /* or -1 */
-    int ready_fd; /* of detach_start(), or -1 */
+    struct kept *kept; /* that has been connected */
+    int stop_fd;       /* or -1 */
+    int ready_fd;      /* of detach_start(), or -1 */
 };
 
 /* Logs what is wrong. */

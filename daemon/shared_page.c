@@ -26,6 +26,7 @@ struct shared_page {
     RB_ENTRY(shared_page) node;
     uint64_t id;
     int write, read; /* -1: closed */
+    uint32_t kept;   /* 0: it is not */
     size_t size;
     struct timeline_slot *slots;
 };
@@ -136,6 +137,9 @@ shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result
     ret->read = p->read;
     ret->size = p->size;
     ret->slots = p->slots;
+    if (pages->kept && kept_put(pages->kept, p->read, &p->kept) < 0)
+        p->kept = 0;
+    ret->kept = p->kept;
     return 0;
 }
 
@@ -208,6 +212,8 @@ shared_page_free(struct shared_pages *pages, uint64_t id)
 {
     struct shared_page *p = find(pages, id);
 
+    if (p->kept && pages->kept)
+        kept_drop(pages->kept, p->kept);
     RB_REMOVE(shared_page_tree, &pages->tree, p);
     pages->n--;
     destroy(p);

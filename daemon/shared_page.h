@@ -22,6 +22,7 @@
 #pragma once
 
 #include "core.h"
+#include "kept.h"
 
 #include "base/tree.h"
 
@@ -32,7 +33,8 @@ RB_HEAD(shared_page_tree, shared_page);
 struct shared_pages {
     struct shared_page_tree tree;
     uint32_t n, max;
-    int dead; /* for reading */
+    int dead;          /* for reading */
+    struct kept *kept; /* gets the fds for reading; NULL: nobody keeps them */
 };
 
 /* max_fds: that the daemon may have open, for all purposes. -errno; deinit() is right in any

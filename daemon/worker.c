@@ -5,8 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
+
+#define KEEP_NS (2 * NSEC_PER_SEC) /* that a keeper has to take a block */
 
 /* The memory of one block, from its allocation until its release is done. It carries the work
  * item of its own release, so that giving memory back needs none. */
@@ -15,7 +18,8 @@ struct memory {
     uv_work_t work;
     struct worker *worker;
     struct backing backing;
-    uint64_t job; /* of the release, as are those below */
+    uint32_t kept; /* 0: it is not */
+    uint64_t job;  /* of the release, as are those below */
     int error;
     struct drv_error err;
 };
@@ -40,10 +44,14 @@ worker_threads(const struct gpu *gpu)
 }
 
 int
-worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu,
+worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu, struct kept *kept,
             const struct worker_ops *ops, void *userdata)
 {
-    *w = (struct worker){.loop = loop, .gpu = gpu, .ops = ops, .userdata = userdata};
+    *w = (struct worker){.loop = loop,
+                         .gpu = gpu,
+                         .kept = kept,
+                         .ops = ops,
+                         .userdata = userdata};
     char threads[16];
 
     LIST_INIT(&w->memories);
@@ -105,6 +113,23 @@ alloc_work_free(struct alloc_work *a)
 
 DEFINE_CLEANUP(struct alloc_work *, alloc_work_free)
 
+/* Before anybody hears of it. What the keeper does not take ends with us. */
+static void
+keep(struct worker *w, struct memory *m)
+{
+    struct kept *kept = w->kept; /* which a stop takes away */
+    int r = kept && m->backing.fd >= 0 ? kept_put(kept, m->backing.fd, &m->kept) : -ENOTCONN;
+
+    if (r ==
+        KEPT_LATER) /* one that is not there gets it when it is back: only both at once lose */
+        kept_wait(kept, KEEP_NS);
+    if (r < 0)
+        m->kept = 0;
+    if (r < 0 && r != -ENOTCONN)
+        log_error("a block of %" PRIu64 " bytes is not kept: %s", m->backing.size,
+                  strerror(-r));
+}
+
 static void
 alloc_run(uv_work_t *work)
 {
@@ -114,6 +139,8 @@ alloc_run(uv_work_t *work)
 
     a->error = backing_create(&a->worker->backings, a->kind, a->device, a->size,
                               &a->memory->backing, &a->err);
+    if (a->error == 0)
+        keep(a->worker, a->memory);
     if (a->error == -ENOMEM && a->kind != KIND_PINNED)
         drv_memory_info(gpu->drv, gpu->devices[a->device].drv.uuid, &a->free, &total, NULL);
 }
@@ -127,6 +154,7 @@ take_result(struct alloc_work *a, struct core_alloc_result *result)
     LIST_INSERT_HEAD(&a->worker->memories, m, link);
     result->handle = (uint64_t)(uintptr_t)m;
     result->fd = m->backing.fd;
+    result->kept = m->kept;
     memcpy(result->ipc, m->backing.ipc, sizeof(result->ipc));
 }
 
@@ -254,6 +282,46 @@ worker_alloc(struct worker *w, uint64_t job, enum core_kind kind, uint32_t devic
     return 0;
 }
 
+int
+worker_adopt(struct worker *w, const char *device, enum core_kind kind, uint64_t size, int fd,
+             uint32_t kept, uint64_t *ret_handle)
+{
+    _cleanup_free_ struct memory *m = calloc(1, sizeof(*m));
+    struct drv_error err = {0};
+    uint32_t i = 0;
+    int r;
+
+    if (!m)
+        return -ENOMEM;
+    while (i < w->gpu->n_devices && strcmp(w->gpu->devices[i].drv.uuid, device) != 0)
+        i++;
+    if (i == w->gpu->n_devices)
+        return -ENODEV;
+    r = backing_adopt(&w->backings, kind, i, size, fd, &m->backing, &err);
+    if (r < 0) {
+        log_error("device %s: %s", device, err.message);
+        return r;
+    }
+    m->worker = w;
+    m->kept = kept;
+    LIST_INSERT_HEAD(&w->memories, m, link);
+    *ret_handle = (uint64_t)(uintptr_t)TAKE_PTR(m);
+    return 0;
+}
+
+void
+worker_disown(struct worker *w, uint64_t handle)
+{
+    struct memory *m = (struct memory *)(uintptr_t)handle;
+    struct drv_error err = {0};
+
+    LIST_REMOVE(m, link);
+    kept_drop(w->kept, m->kept);
+    if (backing_release(&w->backings, &m->backing, &err) < 0)
+        log_error("memory that nobody needs cannot be given back: %s", err.message);
+    free(m);
+}
+
 /* ---- release ---- */
 
 static void
@@ -279,6 +347,8 @@ worker_release(struct worker *w, uint64_t job, uint64_t handle)
     struct memory *m = (struct memory *)(uintptr_t)handle;
 
     LIST_REMOVE(m, link);
+    if (m->kept && w->kept)
+        kept_drop(w->kept, m->kept);
     m->job = job;
     uv_queue_work(w->loop, &m->work, release_run, release_after);
 }

@@ -16,6 +16,7 @@
 #include "backing.h"
 #include "core.h"
 #include "gpu.h"
+#include "kept.h"
 
 /* Allocations of one device at a time: where they do not come back, the threads of the others are
  * left. Further ones wait, and fail when none has come back for so long. */
@@ -34,6 +35,7 @@ struct worker {
     const struct gpu *gpu;
     const struct worker_ops *ops;
     void *userdata;
+    struct kept *kept; /* gets the fds; NULL: nobody keeps them */
     uv_work_t start;
     struct worker_device *devices; /* of gpu */
     uv_timer_t stuck;
@@ -45,11 +47,17 @@ struct worker {
 uint32_t worker_threads(const struct gpu *gpu);
 
 /* -ENOMEM. */
-int worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu,
+int worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu, struct kept *kept,
                 const struct worker_ops *ops, void *userdata);
 /* Gives all memory that is left back to the driver; no job may be under way. */
 void worker_deinit(struct worker *w);
 
+/* A block of a former daemon's: fd, which the keeper has under that number, is the core's from here
+ * on. -errno: it is no such memory. It blocks. */
+int worker_adopt(struct worker *w, const char *device, enum core_kind kind, uint64_t size,
+                 int fd, uint32_t kept, uint64_t *ret_handle);
+/* Gives back what was adopted, and nobody wants. It blocks. */
+void worker_disown(struct worker *w, uint64_t handle);
 /* -ENOMEM: nothing was started and nothing will be reported. */
 int worker_alloc(struct worker *w, uint64_t job, enum core_kind kind, uint32_t device,
                  uint64_t size);

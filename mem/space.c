@@ -402,6 +402,18 @@ space_take(struct space *space, uint64_t bytes, uint64_t alignment, struct range
     return take_from(range, (uint32_t)front_units(range, align_units), (uint32_t)units, ret);
 }
 
+int
+range_take_at(struct range *free, uint64_t offset, uint64_t bytes, struct range **ret)
+{
+    uint64_t start = range_offset(free), units = bytes / SPACE_UNIT + (bytes % SPACE_UNIT != 0);
+
+    if (!free->is_free || offset % SPACE_UNIT || offset < start ||
+        offset - start > range_bytes(free) ||
+        units * SPACE_UNIT > range_bytes(free) - (offset - start))
+        return SPACE_FULL;
+    return take_from(free, (uint32_t)((offset - start) / SPACE_UNIT), (uint32_t)units, ret);
+}
+
 struct range *
 extent_take(struct extent *extent)
 {

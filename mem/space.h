@@ -99,6 +99,9 @@ bool extent_is_empty(const struct extent *extent);
 int space_take(struct space *space, uint64_t bytes, uint64_t alignment, struct range **ret);
 /* Takes all of an empty extent, for a block of one array. It cannot fail: nothing is split. */
 struct range *extent_take(struct extent *extent);
+/* Takes so many bytes at that offset of the extent, out of a range that is free there. SPACE_FULL:
+ * it is not; -ENOMEM. The range behind it, where there is one, is (*ret)->next. */
+int range_take_at(struct range *free, uint64_t offset, uint64_t bytes, struct range **ret);
 void space_free(struct range *range);
 
 uint64_t range_offset(const struct range *range);

@@ -31,26 +31,6 @@ entry_new(enum core_action_type type, size_t n)
     return e;
 }
 
-struct entry *
-entry_new_name(enum core_record_type record, const struct pool *pool, const char *name,
-               uint32_t n_name)
-{
-    size_t n_pool = strlen(pool->name) + 1;
-    struct entry *e = entry_new(CORE_PERSIST, n_pool + n_name + 1);
-    char *text;
-
-    if (!e)
-        return NULL;
-    text = (char *)(e + 1);
-    memcpy(text, pool->name, n_pool);
-    memcpy(text + n_pool, name, n_name);
-    text[n_pool + n_name] = '\0';
-    e->action.record = record;
-    e->action.pool = text;
-    e->action.name = text + n_pool;
-    return e;
-}
-
 void
 entry_free(struct entry *e)
 {
@@ -90,6 +70,7 @@ core_next(struct core *core, struct core_action *ret)
 {
     struct entry *e = TAILQ_FIRST(&core->queue);
 
+    persist_commit(core);
     free(core->taken);
     core->taken = NULL;
     if (!e)

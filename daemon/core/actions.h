@@ -10,8 +10,6 @@
 #include "base/tree.h"
 #include "core.h"
 
-struct pool;
-
 struct entry {
     TAILQ_ENTRY(entry) link;
     struct core_action action;
@@ -25,9 +23,6 @@ void entry_push(struct core *core, struct entry *e);
 void entry_remove(struct core *core, struct entry *e);
 /* One to be pushed later, with n bytes after it. NULL: out of memory. */
 struct entry *entry_new(enum core_action_type type, size_t n);
-/* A CORE_PERSIST to be pushed later; copies its strings. NULL: out of memory. */
-struct entry *entry_new_name(enum core_record_type record, const struct pool *pool,
-                             const char *name, uint32_t n_name);
 void entry_free(struct entry *e);
 /* What was to be sent to a connection that has ended. */
 void entry_drop_sends(struct core *core, uint64_t conn);

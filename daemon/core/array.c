@@ -296,7 +296,7 @@ array_insert_name(struct core *core, struct array *array)
     core->n_names++;
 }
 
-/* Puts the name into the pool and charges it; the record is made here, where it may fail. */
+/* Puts the name into the pool and charges it. */
 static int
 array_take_name(struct core *core, struct array *array, struct refusal *r)
 {
@@ -305,15 +305,9 @@ array_take_name(struct core *core, struct array *array, struct refusal *r)
     if (pool_find_array(pool, array_name(array)))
         return refuse(r, PROTO_ERR_EXISTS, "\"%s\" exists in pool \"%s\"", array->name,
                       pool->name);
-    if (set_check_name(array, array_name(array), r))
+    if (set_check_name(array, array_name(array), r) ||
+        user_charge(array->charge.user, RES_NAMES, 1, r))
         return REFUSED;
-    array->saved = entry_new_name(RECORD_NAME, pool, array->name, array->n_name);
-    if (!array->saved)
-        return -ENOMEM;
-    if (user_charge(array->charge.user, RES_NAMES, 1, r)) {
-        entry_free(TAKE_PTR(array->saved));
-        return REFUSED;
-    }
     array->generation = pool->floor + 1;
     array_insert_name(core, array);
     return 0;
@@ -330,8 +324,10 @@ array_drop_name(struct core *core, struct array *array)
     core->n_names--;
     user_uncharge(array->charge.user, RES_NAMES, 1);
     /* The generation of a name that nobody has seen was not used. */
-    if (!array->creating && array->generation > pool->floor)
-        pool->floor = array->generation;
+    if (array->creating || array->generation <= pool->floor)
+        return;
+    pool->floor = array->generation;
+    persist_floor(core, pool->floor);
 }
 
 void
@@ -407,6 +403,29 @@ array_new_part(struct core *core, struct part *part, const struct array_request 
     return 0;
 }
 
+int
+array_restore(struct core *core, struct user *user, const struct array_request *req,
+              struct array **ret)
+{
+    struct array *array = array_make(req, UINT64_MAX);
+
+    if (!array)
+        return -ENOMEM;
+    if (array_charge(core, user, array, req, NULL)) {
+        array_free(array);
+        return -ENOMEM;
+    }
+    *ret = array;
+    return 0;
+}
+
+void
+array_restore_name(struct core *core, struct array *array)
+{
+    user_charge_anyway(array->charge.user, RES_NAMES, 1);
+    array_insert_name(core, array);
+}
+
 void
 array_promise(struct core *core, struct array *array)
 {
@@ -415,8 +434,7 @@ array_promise(struct core *core, struct array *array)
     array->creating = false;
     if (block)
         block_promise(core, block);
-    if (array->saved)
-        entry_push(core, TAKE_PTR(array->saved));
+    persist_array(array);
     array_list(array);
 }
 

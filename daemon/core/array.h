@@ -23,7 +23,6 @@ struct array { /* a million of them must be cheap */
         struct {                  /* alive or dead */
             RB_ENTRY(array) node; /* pool->names, or, from its first lease on, ->nameless */
             LIST_HEAD(, lease) leases; /* departed ones, too */
-            struct entry *saved;       /* the CORE_PERSIST of its name, until it is promised */
             uint64_t generation;       /* of its name, the last one if it has none */
             uint64_t id;
         };
@@ -50,6 +49,7 @@ struct array { /* a million of them must be cheap */
     uint64_t span;       /* bytes that it needs */
     uint32_t n_leases;   /* of connections that are there */
     uint32_t n_departed; /* of those that are not */
+    uint32_t record;     /* its place in the journal, in 8 bytes; 0: it is not there */
     uint32_t n_sets;     /* keys of sets under which it is kept */
     uint16_t device, n_descr;
     uint8_t kind, ndim, n_name, n_typestr;
@@ -62,6 +62,7 @@ struct array { /* a million of them must be cheap */
     bool is_part : 1;      /* lies in another one's memory */
     bool is_whole : 1;     /* others lie in its memory */
     bool is_companion : 1; /* another one keeps it, and it has no name */
+    bool record_turn : 1;  /* in which journal: struct persist */
     bool expires : 1;      /* its name does: in core->expiring */
     bool is_set : 1;       /* keeps others, and has no bytes */
     int64_t extents[];     /* shape, strides; then typestr, descr, name: terminated */
@@ -98,6 +99,11 @@ int array_new(struct core *core, struct conn *conn, const struct array_request *
 /* The same for the part, which takes no name and no range. */
 int array_new_part(struct core *core, struct part *part, const struct array_request *req,
                    struct array **ret, struct refusal *r);
+/* One of an earlier core's, without its range and, for now, its name. -ENOMEM. */
+int array_restore(struct core *core, struct user *user, const struct array_request *req,
+                  struct array **ret);
+/* The name that it was made with. */
+void array_restore_name(struct core *core, struct array *array);
 const int64_t *array_shape(const struct array *array);
 const int64_t *array_strides(const struct array *array); /* NULL: C order */
 const char *array_typestr(const struct array *array);

@@ -99,12 +99,85 @@ block_new(struct core *core, const struct array *array, struct user *user, uint6
     return 0;
 }
 
+int
+block_restore(struct core *core, struct pool *pool, struct user *user, uint32_t device,
+              const struct restore_block *from, struct block **ret)
+{
+    const struct record_block *record = from->record;
+    struct block *block = calloc(1, sizeof(*block));
+    struct space *space;
+
+    if (!block)
+        return -ENOMEM;
+    space_init(&block->solo);
+    block->kind = (enum core_kind)record->kind;
+    block->own = record->is_own;
+    block->device = device;
+    block->size = record->size;
+    block->pool = pool;
+    space = block->own ? &block->solo : &block_zone(core, block)->space;
+    if (space_add(space, &block->extent, block->size) < 0) {
+        free(block);
+        return -ENOMEM;
+    }
+    charge_init(&block->charge, user, RES_FDS, 1, 0, NULL);
+    block->id = record->key.id;
+    block->state = BLOCK_ALLOCATING; /* until all is in it that was */
+    block->promised = true;
+    block->handle = from->handle;
+    block->fd = from->fd;
+    block->kept = record->kept;
+    TAILQ_INIT(&block->waiters);
+    LIST_INSERT_HEAD(&core->blocks, block, of_core);
+    block_count(core, block, true);
+    *ret = block;
+    return 0;
+}
+
+/* ---- what is set aside ---- */
+
+void
+block_keep_aside(struct block *block, struct range *range)
+{
+    range->userdata = block->aside;
+    block->aside = range;
+}
+
+int
+block_set_aside(struct block *block)
+{
+    struct range *range;
+
+    for (range = block->extent.first; range; range = range->next) {
+        if (!range->is_free)
+            continue;
+        if (range_take_at(range, range_offset(range), range_bytes(range), &range))
+            return -ENOMEM;
+        block_keep_aside(block, range);
+    }
+    return 0;
+}
+
+void
+block_put_back(struct core *core, struct block *block, uint32_t max)
+{
+    struct range *range;
+
+    while (max-- > 0 && (range = block->aside)) {
+        block->aside = range->userdata;
+        space_free(range);
+    }
+    if (!block->aside)
+        block_settle(core, block);
+}
+
 void
 block_live(struct block *block, const struct core_alloc_result *result)
 {
     block->state = BLOCK_LIVE;
     block->handle = result->handle;
     block->fd = result->fd;
+    block->kept = result->kept;
     memcpy(block->ipc, result->ipc, sizeof(block->ipc));
 }
 
@@ -242,6 +315,9 @@ block_unhold(struct core *core, struct hold *hold)
 {
     struct block *block = hold->block;
 
+    persist_hold_gone(core, hold);
+    if (hold->before && --block->n_before == 0 && block->aside)
+        LIST_INSERT_HEAD(&core->aside, block, of_aside);
     hold_free(hold);
     block_settle(core, block);
 }
@@ -258,31 +334,21 @@ block_retire(struct core *core, struct block *block)
     space_remove(&block->extent);
 }
 
-static void
-block_persist(struct core *core, struct block *block, enum core_record_type record)
-{
-    block->saved.action =
-        (struct core_action){.type = CORE_PERSIST, .record = record, .block = block->id};
-    entry_push(core, &block->saved);
-}
-
 void
 block_promise(struct core *core, struct block *block)
 {
     if (block->promised)
         return;
     block->promised = true;
-    block_persist(core, block, RECORD_BLOCK);
+    persist_block(core, block);
 }
 
 void
 block_release(struct core *core, struct block *block)
 {
     block_retire(core, block);
-    if (block->saved.queued)
-        entry_remove(core, &block->saved); /* nobody has seen the first record */
-    else if (block->promised)
-        block_persist(core, block, RECORD_BLOCK_GONE);
+    if (block->promised)
+        persist_block_gone(core, block);
     block->job.entry.action = (struct core_action){.type = CORE_RELEASE,
                                                    .kind = block->kind,
                                                    .device = block->device,
@@ -300,6 +366,5 @@ block_destroy(struct core *core, struct block *block)
     charge_deinit(&block->charge);
     pool_touch(block->pool);
     space_deinit(&block->solo);
-    entry_remove(core, &block->saved);
     free(block);
 }

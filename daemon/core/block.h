@@ -10,6 +10,7 @@
 #include "hold.h"
 #include "job.h"
 #include "pool.h"
+#include "restore.h"
 #include "space.h"
 
 enum block_state {
@@ -34,10 +35,15 @@ struct block {
     struct extent extent; /* own: of no space's free ranges but its own */
     struct space solo;    /* own: the space that its extent is in */
     uint64_t handle;
-    int fd; /* -1 until allocated, and for KIND_LEGACY */
+    int fd;        /* -1 until allocated, and for KIND_LEGACY */
+    uint32_t kept; /* core_alloc_result */
     uint64_t ipc[CORE_HANDLE_WORDS];
     struct waiter_list waiters; /* while it is allocated */
     struct hold_list holds;
+    uint32_t n_before; /* of those, by connections of an earlier core: restore.h */
+    struct range
+        *aside; /* what was free then, one by the userdata of the other, until they end */
+    LIST_ENTRY(block) of_aside; /* core->aside, from then on until all is put back */
     uint64_t emptied_ns;
     LIST_ENTRY(block) of_core;    /* core->blocks */
     uint64_t doom;                /* its number, if doomed or being released */
@@ -45,7 +51,6 @@ struct block {
     TAILQ_ENTRY(block) of_device; /* device->reserved, or ->doomed */
     RB_ENTRY(block) spare;        /* pool->spares */
     struct job job;               /* first its allocation, then its release */
-    struct entry saved;           /* CORE_PERSIST: first BLOCK, then BLOCK_GONE */
 };
 
 RB_PROTOTYPE(spares, block, spare, )
@@ -56,6 +61,15 @@ struct zone *block_zone(const struct core *core, const struct block *block);
  * REFUSED. */
 int block_new(struct core *core, const struct array *array, struct user *user, uint64_t size,
               struct block **ret, struct refusal *r);
+/* One of an earlier core's, of which nothing is taken yet. -ENOMEM. */
+int block_restore(struct core *core, struct pool *pool, struct user *user, uint32_t device,
+                  const struct restore_block *from, struct block **ret);
+/* What is free in it is nobody's, as long as connections of the earlier core have it. -ENOMEM. */
+int block_set_aside(struct block *block);
+/* The same of a range whose array has ended since. */
+void block_keep_aside(struct block *block, struct range *range);
+/* Some of that is free again: so many ranges at most. */
+void block_put_back(struct core *core, struct block *block, uint32_t max);
 /* Its memory has come. */
 void block_live(struct block *block, const struct core_alloc_result *result);
 /* Neither spare nor in reserve any more: a range was taken in it, or it goes. */

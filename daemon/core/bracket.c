@@ -451,8 +451,10 @@ bracket_deadline_ns(const struct core *core)
 static void
 abandon(const struct claim *claim)
 {
-    if (claim->write)
-        claim->use->array->abandoned = true;
+    if (!claim->write)
+        return;
+    claim->use->array->abandoned = true;
+    persist_mark(claim->use->array);
 }
 
 /* One that waits waits for nothing else any more: its turn is to be refused. */

@@ -23,6 +23,7 @@ static void
 conn_free(struct conn *conn)
 {
     free(conn->groups);
+    entry_free(conn->let_go);
     free(conn);
 }
 
@@ -42,6 +43,11 @@ conn_alloc(uint64_t id, const struct core_peer *peer)
         memcpy(conn->groups, peer->groups, peer->n_groups * sizeof(*conn->groups));
         conn->n_groups = peer->n_groups;
     }
+    conn->let_go = entry_new(CORE_LET_GO, 0);
+    if (!conn->let_go) {
+        conn_free(conn);
+        return NULL;
+    }
     conn->id = id;
     conn->gid = peer->gid;
     conn->pid = peer->pid;
@@ -51,13 +57,12 @@ conn_alloc(uint64_t id, const struct core_peer *peer)
 
 int
 conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct user *user,
-          struct conn **ret)
+          struct refusal *r, struct conn **ret)
 {
-    struct refusal r;
     struct charge charge;
     struct conn *conn;
 
-    if (charge_init(&charge, user, RES_CONNECTIONS, 1, peer->n_groups * sizeof(gid_t), &r))
+    if (charge_init(&charge, user, RES_CONNECTIONS, 1, peer->n_groups * sizeof(gid_t), r))
         return -EDQUOT;
     conn = conn_alloc(id, peer);
     if (!conn) {
@@ -65,7 +70,7 @@ conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct u
         return -ENOMEM;
     }
     conn->charge = charge;
-    if (charge_init(&conn->fds, user, RES_FDS, CONN_FDS, 0, &r)) {
+    if (charge_init(&conn->fds, user, RES_FDS, CONN_FDS, 0, r)) {
         charge_deinit(&conn->charge);
         conn_free(conn);
         return -EMFILE;
@@ -176,7 +181,7 @@ depart_hold(struct core *core, struct conn *conn)
     if (!hold)
         return false;
     conn->looked_at = hold->id;
-    if (!hold->n_leases && hold->block->kind == KIND_DEVICE)
+    if (!hold->n_leases && !hold->before && hold->block->kind == KIND_DEVICE)
         block_unhold(core, hold);
     return true;
 }
@@ -236,6 +241,16 @@ conn_has_uses(const struct conn *conn)
            !RB_EMPTY(&conn->brackets);
 }
 
+/* After its record has ended. */
+static void
+let_go(struct core *core, struct conn *conn)
+{
+    if (!conn->kept)
+        return;
+    conn->let_go->action.kept = conn->kept;
+    entry_push(core, TAKE_PTR(conn->let_go));
+}
+
 /* Where there is no memory to say that its process is of no concern any more, it stays until the
  * exit. */
 static void
@@ -250,6 +265,8 @@ conn_go(struct core *core, struct conn *conn)
         forget->action.conn = conn->id;
         entry_push(core, forget);
     }
+    persist_conn_gone(core, conn);
+    let_go(core, conn);
     RB_REMOVE(conns, &core->departed, conn);
     core->n_departed--;
     charge_deinit(&conn->charge);
@@ -294,6 +311,7 @@ conn_hangup(struct core *core, struct conn *conn)
     if (!conn->greeted)
         TAILQ_REMOVE(&core->waiting, conn, waiting);
     entry_remove(core, &conn->close);
+    entry_remove(core, &conn->keep);
     entry_drop_sends(core, conn->id);
     if (conn->deferring) {
         conn->deferring = 1;

@@ -24,10 +24,12 @@ struct conn {
     struct charge charge, fds; /* a connection and its groups; its socket and its pidfd */
     gid_t gid;
     pid_t pid;
+    uint32_t kept; /* the number of its pidfd at the keeper; 0: none */
     gid_t *groups;
     size_t n_groups;
     char client[PROTO_CLIENT_MAX + 1];
     bool greeted;       /* HELLO has passed */
+    bool recorded;      /* it is in the journal */
     bool closing;       /* a CORE_CLOSE is on its way: nothing more is taken or sent */
     bool departed;      /* has hung up; in core->departed until nothing is left of it */
     bool reported;      /* to whoever drives the core: the exit of its process matters */
@@ -54,6 +56,8 @@ struct conn {
     LIST_HEAD(, watch) watches;
     struct published published;
     struct entry close;
+    struct entry keep;    /* CORE_KEEP */
+    struct entry *let_go; /* CORE_LET_GO, for its end, which does not fail */
 };
 
 RB_HEAD(conns, conn);
@@ -62,7 +66,7 @@ RB_PROTOTYPE(conns, conn, node, )
 struct conn *conn_find(struct conns *conns, uint64_t id);
 /* -ENOMEM, -EDQUOT: the user has as many as it may, -EMFILE: its share of the fds. */
 int conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct user *user,
-              struct conn **ret);
+              struct refusal *r, struct conn **ret);
 /* Hangs up: it is in core->departed, and goes in pieces. */
 void conn_hangup(struct core *core, struct conn *conn);
 

@@ -137,6 +137,7 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     TAILQ_INIT(&core->lingering);
     TAILQ_INIT(&core->landed);
     TAILQ_INIT(&core->closing_pages);
+    TAILQ_INIT(&core->sets);
     TAILQ_INIT(&core->hopeful);
     core->pieces = 16;
     core->reply_max = PROTO_PACKET_MAX;
@@ -172,7 +173,6 @@ forget_names(struct pool *pool)
         next = RB_NEXT(names, &pool->names, array);
         if (!array_range(array)) {
             RB_REMOVE(names, &pool->names, array);
-            entry_free(array->saved);
             array_free(array);
         }
     }
@@ -188,14 +188,18 @@ forget_names(struct pool *pool)
 static void
 forget_block(struct block *block)
 {
+    struct range *aside;
+
+    while ((aside = block->aside)) {
+        block->aside = aside->userdata;
+        space_free(aside);
+    }
     while (block->state != BLOCK_RELEASING && !extent_is_empty(&block->extent)) {
         struct range *range = block->extent.first;
         struct array *array;
         if (range->is_free) /* its neighbour is not */
             range = range->next;
         array = range->userdata;
-        if (!array->pending)
-            entry_free(array->saved);
         array_free(array);
         space_free(range);
     }
@@ -291,6 +295,19 @@ users_run(struct core *core)
     }
 }
 
+/* Memory that only processes of an earlier core's could reach. */
+static void
+put_back(struct core *core)
+{
+    struct block *block = LIST_FIRST(&core->aside);
+
+    if (!block)
+        return;
+    block_put_back(core, block, core->pieces);
+    if (!block->aside)
+        LIST_REMOVE(block, of_aside);
+}
+
 /* What an event leaves to be done at its end, or some of it. Each may bring work for those before
  * it, but a turn changes nobody else's. */
 static void
@@ -299,11 +316,14 @@ core_run(struct core *core, bool briefly)
     bool more;
 
     look(core);
+    put_back(core);
+    persist_some(core);
     work_run(core, briefly);
     more = release_run(core);
     users_run(core);
     pools_run(core);
-    core->behind = more || !TAILQ_EMPTY(&core->busy) || !TAILQ_EMPTY(&core->landed);
+    core->behind = more || !LIST_EMPTY(&core->aside) || persist_is_behind(core) ||
+                   !TAILQ_EMPTY(&core->busy) || !TAILQ_EMPTY(&core->landed);
 }
 
 /* ---- connections ---- */
@@ -321,21 +341,23 @@ own_pool(const struct core *core, uid_t uid, gid_t gid)
 }
 
 /* A uid's own pool comes and goes with it. */
-static int
-user_get(struct core *core, const struct core_peer *peer, struct user **ret)
+int
+core_get_user(struct core *core, uid_t uid, gid_t gid, struct user **ret)
 {
     char name[PROTO_POOL_MAX + 1];
-    struct core_pool_config config = own_pool(core, peer->uid, peer->gid);
-    struct user *user = user_find(core, peer->uid);
+    struct core_pool_config config = own_pool(core, uid, gid);
+    struct user *user = user_find(core, uid);
     int r;
 
     *ret = user;
+    if (user && user->pool->gid == (gid_t)-1)
+        user->pool->gid = gid;
     if (user)
         return 0;
-    user = user_new(core, peer->uid);
+    user = user_new(core, uid);
     if (!user)
         return -ENOMEM;
-    snprintf(name, sizeof(name), "uid:%" PRIuMAX, (uintmax_t)peer->uid);
+    snprintf(name, sizeof(name), "uid:%" PRIuMAX, (uintmax_t)uid);
     config.name = name;
     r = pool_new(core, &config, &user->pool);
     if (r < 0) {
@@ -350,17 +372,48 @@ user_get(struct core *core, const struct core_peer *peer, struct user **ret)
 int
 core_connect(struct core *core, uint64_t id, const struct core_peer *peer, uint64_t now_ns)
 {
+    struct refusal refused;
     struct user *user;
     struct conn *conn;
     int r;
 
     core->now_ns = now_ns;
-    if (user_get(core, peer, &user) < 0)
+    if (core_get_user(core, peer->uid, peer->gid, &user) < 0)
         return -ENOMEM;
-    r = conn_open(core, id, peer, user, &conn);
+    r = conn_open(core, id, peer, user, &refused, &conn);
     user_touch(user); /* it may have been made for nothing */
     users_run(core);
     return r;
+}
+
+/* It is what conn_hangup() leaves of one with memory. */
+int
+core_restore_conn(struct core *core, uint64_t id, uint32_t kept,
+                  const struct record_conn *record)
+{
+    const struct core_peer peer = {.uid = record->uid,
+                                   .gid = record->gid,
+                                   .pid = (pid_t)record->pid};
+    struct user *user;
+    struct conn *conn;
+
+    if (core_get_user(core, peer.uid, peer.gid, &user) < 0 ||
+        conn_open(core, id, &peer, user, NULL, &conn) < 0)
+        return -ENOMEM;
+    conn->kept = kept;
+    conn->reported = conn->recorded = true;
+    conn_hangup(core, conn);
+    return 0;
+}
+
+void
+core_restore_floor(struct core *core, uint64_t generation)
+{
+    struct pool *pool;
+
+    core->floor = core->persist.floor = generation;
+    RB_FOREACH(pool, pools, &core->pools)
+        pool->floor = generation;
 }
 
 bool

@@ -5,8 +5,8 @@
  * driver call, no system call, reads no clock and knows no libuv: whoever drives it, the shell
  * in daemon/ or a model in tests/, carries the actions out and reports back.
  *
- * Order: actions are carried out in the order in which they come out. An action that a caller
- * was promised something by is preceded by the CORE_PERSIST that records the promise (I9).
+ * Order: actions are carried out in the order in which they come out. What a caller is promised by
+ * one of them is in the journal by then (I9), where there is one: core_set_journal().
  */
 #pragma once
 
@@ -20,6 +20,7 @@
 #define CORE_UUID_SIZE 41
 
 struct core;
+struct journal;
 
 struct core_limits { /* per uid */
     uint32_t connections;
@@ -137,6 +138,23 @@ bool core_pool_is_used(const struct core *core, const char *name);
  * nothing has changed.
  */
 int core_reconfigure(struct core *core, const struct core_config *config, uint64_t now_ns);
+/*
+ * What outlives this process goes into that journal (journal.h), at first all that there is; what
+ * is in it so far is lost. It stays the caller's, who looks whether it is full, and is to stay
+ * until another one takes its place or core_drop_journal(). What an event has recorded counts when
+ * the first action after it is taken. Only what has a number in the keeper comes back: restore.h.
+ */
+void core_set_journal(struct core *core, struct journal *journal);
+/* What became of a CORE_KEEP: the number; 0: it is not kept. To be called while the action is
+ * carried out, before any other event. */
+void core_process_kept(struct core *core, uint64_t conn, uint32_t kept);
+/* The same, some of it in each event; from core_journal_is_renewed() on `next` has all that the
+ * old one has, and core_switch_journal() makes it the only one. */
+void core_renew_journal(struct core *core, struct journal *next);
+bool core_journal_is_renewed(const struct core *core);
+void core_switch_journal(struct core *core);
+/* Nothing is recorded any more. */
+void core_drop_journal(struct core *core);
 /* No connection may be left; blocks that are left are forgotten (their memory ends with us). */
 struct core *core_free(struct core *core);
 
@@ -176,6 +194,7 @@ struct core_alloc_result {
     uint64_t free; /* bytes that the device had left after -ENOMEM; 0 where that is unknown */
     uint64_t handle;
     int fd;
+    uint32_t kept; /* the number under which the fd outlives us; 0: none */
     uint64_t ipc[CORE_HANDLE_WORDS];
 };
 
@@ -204,6 +223,7 @@ struct core_page_result {
     int write, read;
     uint64_t size;               /* bytes */
     struct timeline_slot *slots; /* TIMELINE_SLOTS of them */
+    uint32_t kept;               /* as of core_alloc_result */
 };
 
 void core_page_done(struct core *core, uint64_t page, const struct core_page_result *result);
@@ -238,7 +258,8 @@ enum core_action_type {
     CORE_ALLOC,   /* create size bytes of kind on device and export: core_alloc_done() */
     CORE_RELEASE, /* release handle, close fd: core_release_done() */
     CORE_MEMORY,  /* read free and total of device (all: n_devices): core_memory_done() */
-    CORE_PERSIST, /* record what is about to be promised */
+    CORE_KEEP,    /* give the connection's pidfd to the keeper: core_process_kept() */
+    CORE_LET_GO,  /* what the keeper has under that number is not recorded any more */
     CORE_FORGET, /* a connection that has hung up: its process's exit is of no concern any more */
     CORE_PAGE_NEW,  /* make a page of timelines: core_page_done() */
     CORE_PAGE_SEAL, /* its owner has mapped it: nobody else shall write (F_SEAL_FUTURE_WRITE) */
@@ -246,16 +267,10 @@ enum core_action_type {
     CORE_PAGE_FREE, /* the same, and unmap and close it */
 };
 
-enum core_record_type {
-    RECORD_BLOCK,
-    RECORD_BLOCK_GONE,
-    RECORD_NAME, /* also in place of the array that had it before */
-    RECORD_NAME_GONE
-};
-
 struct core_action {
     enum core_action_type type;
-    uint64_t conn; /* SEND, CLOSE, FORGET */
+    uint64_t conn; /* SEND, CLOSE, FORGET, KEEP */
+    uint32_t kept; /* LET_GO */
     uint64_t job;  /* ALLOC, RELEASE, MEMORY */
 
     /* SEND: valid until the next call of any core function; fds are the blocks', borrowed */
@@ -273,10 +288,6 @@ struct core_action {
     int fd;              /* RELEASE */
 
     uint64_t page; /* PAGE_* */
-
-    enum core_record_type record; /* PERSIST */
-    uint64_t block;               /* PERSIST: BLOCK, BLOCK_GONE */
-    const char *pool, *name;      /* PERSIST: NAME, NAME_GONE */
 };
 
 /* Takes the next action out; false when there is none. Strings live until the next call. */

@@ -81,6 +81,26 @@ expiry_set(struct core *core, struct array *array, struct expiry *expiry_consume
     RB_INSERT(expiring, &core->expiring, expiry_consume);
 }
 
+int
+expiry_restore(struct core *core, struct array *array, uint64_t at_ns)
+{
+    struct expiry *expiry;
+
+    if (expiry_new(&expiry, array->charge.user, 1, NULL))
+        return -ENOMEM;
+    expiry->at_ns = at_ns;
+    expiry_set(core, array, expiry);
+    return 0;
+}
+
+uint64_t
+expiry_at_ns(const struct core *core, const struct array *array)
+{
+    const struct expiry *expiry = expiry_find(core, array);
+
+    return expiry ? expiry->at_ns : 0;
+}
+
 uint64_t
 expiry_left_ns(const struct core *core, const struct array *array)
 {

@@ -31,6 +31,10 @@ int expiry_new(struct expiry **ret, struct user *user, uint64_t ttl_ns, struct r
 void expiry_free(struct expiry *expiry);
 /* In place of what the array has; NULL: it has none any more. */
 void expiry_set(struct core *core, struct array *array, struct expiry *expiry_consume);
+/* One of an earlier core's, by CLOCK_BOOTTIME. -ENOMEM. */
+int expiry_restore(struct core *core, struct array *array, uint64_t at_ns);
+/* By CLOCK_BOOTTIME; 0: it has none. */
+uint64_t expiry_at_ns(const struct core *core, const struct array *array);
 /* What is left of its time, at least 1; 0: it has none. */
 uint64_t expiry_left_ns(const struct core *core, const struct array *array);
 /* An array whose time is over, the first one first; or NULL. */

@@ -26,6 +26,7 @@ struct hold {
     };
 
     uint64_t n_leases;
+    bool before; /* by a connection of an earlier core: restore.h */
 };
 
 RB_PROTOTYPE(holds, hold, node, )

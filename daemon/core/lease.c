@@ -32,6 +32,8 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
             return rc;
         }
         lease->hold->block = block;
+        if (*ret_new_hold)
+            persist_hold(core, lease->hold);
         lease->hold->n_leases++;
     }
     lease->id = ++conn->next_lease;

@@ -75,6 +75,8 @@ page_remove(struct core *core, struct page *page)
     assert(LIST_EMPTY(&page->fences) && LIST_EMPTY(&page->holds) && !page->timeline);
     if (page->closing && !page->killed)
         TAILQ_REMOVE(&core->closing_pages, page, of_closing);
+    if (page->made)
+        persist_page_gone(core, page);
     RB_REMOVE(pages, &core->pages, page);
     LIST_REMOVE(page, of_conn);
     entry_remove(core, &page->saved);
@@ -110,6 +112,8 @@ core_page_done(struct core *core, uint64_t id, const struct core_page_result *re
     page->read = result->read;
     page->size = result->size;
     page->slots = result->slots;
+    page->kept = result->kept;
+    persist_page(core, page);
     record = page_record(page, 0);
     send_result(core, page->conn, page->request, MSG_PAGE,
                 &(struct msg_page_result){.pages = &record, .n_pages = 1}, &page->write, 1);

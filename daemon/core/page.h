@@ -36,6 +36,7 @@ struct page {
     bool killed;  /* every value had landed: it goes with its last holder */
     TAILQ_ENTRY(page) of_closing;
     int write, read;
+    uint32_t kept; /* core_page_result */
     uint64_t size;
     struct timeline_slot *slots;
     uint64_t last[TIMELINE_SLOTS]; /* the highest value that a fence was made of */

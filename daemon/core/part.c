@@ -42,6 +42,7 @@ whole_get(struct core *core, struct array *array)
     whole->array = array;
     RB_INSERT(wholes, &core->wholes, whole);
     array->is_whole = true;
+    persist_array(array);
     return whole;
 }
 
@@ -52,6 +53,7 @@ whole_settle(struct core *core, struct whole *whole)
         return;
     RB_REMOVE(wholes, &core->wholes, whole);
     whole->array->is_whole = false;
+    persist_array(whole->array);
     free(whole);
 }
 
@@ -81,7 +83,8 @@ part_alloc(struct core *core, struct conn *conn, struct array *array, uint64_t o
     part->charge = *charge;
     part->conn = conn;
     part->whole = whole;
-    TAILQ_INSERT_TAIL(&conn->published.there, part, of_conn);
+    if (conn)
+        TAILQ_INSERT_TAIL(&conn->published.there, part, of_conn);
     LIST_INSERT_HEAD(&whole->parts, part, of_whole);
     whole->n++;
     return TAKE_PTR(part);
@@ -101,9 +104,9 @@ part_leave(struct core *core, struct part *part)
     return array;
 }
 
-int
-part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset,
-         struct array_request *req, struct array **ret, struct refusal *r)
+static int
+part_make(struct core *core, struct conn *conn, struct user *user, struct array *whole,
+          uint64_t offset, struct array_request *req, struct array **ret, struct refusal *r)
 {
     struct charge charge;
     struct part *part;
@@ -112,7 +115,7 @@ part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t off
     req->device = whole->device;
     req->kind = whole->kind;
     req->mapped = whole->mapped;
-    if (charge_init(&charge, conn->user, RES_HOST, 0, PART_HOST, r))
+    if (charge_init(&charge, user, RES_HOST, 0, PART_HOST, r))
         return REFUSED;
     part = part_alloc(core, conn, whole, offset, &charge);
     if (!part) {
@@ -125,10 +128,25 @@ part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t off
     return rc;
 }
 
+int
+part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset,
+         struct array_request *req, struct array **ret, struct refusal *r)
+{
+    return part_make(core, conn, conn->user, whole, offset, req, ret, r);
+}
+
+int
+part_restore(struct core *core, struct user *user, struct array *whole, uint64_t offset,
+             struct array_request *req, struct array **ret)
+{
+    return part_make(core, NULL, user, whole, offset, req, ret, NULL);
+}
+
 void
 part_undo(struct core *core, struct part *part)
 {
-    TAILQ_REMOVE(&part->conn->published.there, part, of_conn);
+    if (part->conn)
+        TAILQ_REMOVE(&part->conn->published.there, part, of_conn);
     part_leave(core, part);
     part_free(part);
 }

@@ -52,6 +52,9 @@ RB_PROTOTYPE(wholes, whole, node, )
  * array_abandon() is next. The request names no pool, device or kind. -ENOMEM or REFUSED. */
 int part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset,
              struct array_request *req, struct array **ret, struct refusal *r);
+/* One of an earlier core's, whose publisher is not connected to this one. -ENOMEM. */
+int part_restore(struct core *core, struct user *user, struct array *whole, uint64_t offset,
+                 struct array_request *req, struct array **ret);
 /* Its array is buried: tells who published it. Returns the whole, which is to be settled. */
 struct array *part_end(struct core *core, struct part *part);
 /* Its array was never published. */

@@ -50,7 +50,8 @@ struct pool {
     uint64_t allocated, pending; /* bytes of ranges: of arrays; in queues. Device memory */
     uint64_t reserve;            /* bytes of blocks in reserve, of every kind */
     uint64_t n_blocks, n_arrays, n_names, n_watches, n_timelines;
-    uint64_t floor; /* the highest generation that a name had when it was taken away */
+    uint32_t number; /* in the journal; 0: none */
+    uint64_t floor;  /* the highest generation that a name had when it was taken away */
     struct names names;
     struct nameless nameless;   /* arrays without a name that are not pending */
     struct spares spares;       /* own blocks that nobody uses, by device, kind, size */

@@ -6,20 +6,13 @@
 #include "settle.h"
 #include "state.h"
 
-int
+void
 array_unlink(struct core *core, struct array *array)
 {
-    struct entry *gone =
-        entry_new_name(RECORD_NAME_GONE, array->pool, array->name, array->n_name);
-
-    if (!gone)
-        return -ENOMEM;
-    entry_push(core, gone);
     expiry_set(core, array, NULL);
     array_drop_name(core, array);
     watch_notify(core, array->pool, array_name(array), array, NULL);
     array_settle(core, array);
-    return 0;
 }
 
 /* What is still being created has a waiter. */
@@ -29,14 +22,15 @@ names_expire(struct core *core)
     struct array *array;
 
     for (uint32_t i = 0; i < core->pieces && (array = expiry_due(core)); i++)
-        if (array->creating || array_unlink(core, array) < 0)
+        if (array->creating)
             expiry_put_off(core, array);
+        else
+            array_unlink(core, array);
 }
 
 /* All that publishing may fail for, made beforehand. */
 struct publication {
     struct text *name, *metadata; /* NULL: stays */
-    struct entry *saved, *gone;   /* the new name's record, and the end of the old one */
     struct expiry *expiry;        /* NULL: none */
 };
 
@@ -45,8 +39,6 @@ publication_deinit(struct publication *p)
 {
     text_free(p->name);
     text_free(p->metadata);
-    entry_free(p->saved);
-    entry_free(p->gone);
     expiry_free(p->expiry);
 }
 
@@ -60,20 +52,13 @@ static int
 publication_init(struct publication *p, const struct array *array, struct user *user,
                  const struct publish_request *req, struct refusal *r)
 {
-    struct msg_str name = req->name;
-    bool renames = !has_name(array, name);
-    int rc = renames ? text_new(&p->name, user, name, r) : 0;
+    int rc = has_name(array, req->name) ? 0 : text_new(&p->name, user, req->name, r);
 
     if (rc == 0 && req->metadata.p)
         rc = text_new(&p->metadata, user, req->metadata, r);
     if (rc == 0 && req->ttl_ns)
         rc = expiry_new(&p->expiry, user, req->ttl_ns, r);
-    if (rc)
-        return rc;
-    p->saved = entry_new_name(RECORD_NAME, array->pool, name.p, name.n);
-    if (array->named && renames)
-        p->gone = entry_new_name(RECORD_NAME_GONE, array->pool, array->name, array->n_name);
-    return p->saved && (p->gone || !array->named || !renames) ? 0 : -ENOMEM;
+    return rc;
 }
 
 /* One name more for the array's user; a user at its limit may publish in place of what is its
@@ -121,9 +106,6 @@ publication_commit(struct core *core, struct publication *p, struct array *array
     struct array *companion = req->companion;
     uint64_t generation = next_generation(array, old);
 
-    entry_push(core, TAKE_PTR(p->saved));
-    if (p->gone)
-        entry_push(core, TAKE_PTR(p->gone));
     if (old && old != array) {
         expiry_set(core, old, NULL);
         array_drop_name(core, old);
@@ -144,6 +126,9 @@ publication_commit(struct core *core, struct publication *p, struct array *array
         companion->companion = array;
         companion->is_companion = true;
     }
+    persist_array(array);
+    if (companion)
+        persist_array(companion);
     watch_notify(core, array->pool, array_name(array), old, array);
     if (old && old != array)
         array_settle(core, old);

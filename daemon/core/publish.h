@@ -10,8 +10,8 @@ struct array;
 struct core;
 struct user;
 
-/* Takes the array's name away and tells watchers. The array may be gone afterwards. -ENOMEM. */
-int array_unlink(struct core *core, struct array *array);
+/* Takes the array's name away and tells watchers. The array may be gone afterwards. */
+void array_unlink(struct core *core, struct array *array);
 /* Unlinks some of the names whose time to live is over: the next ones in the next event. */
 void names_expire(struct core *core);
 

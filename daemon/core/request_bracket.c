@@ -131,8 +131,10 @@ HANDLER(on_discard)
     if (lease->readonly)
         return refuse(r, PROTO_ERR_PERMISSION, "array \"%.*s\" was opened for reading",
                       array->n_name, array->name);
-    if (use_is_abandoned(array))
+    if (use_is_abandoned(array)) {
         array->abandoned = false;
+        persist_mark(array);
+    }
     send_result(core, conn, id, MSG_DISCARD, &(struct msg_none){}, NULL, 0);
     return 0;
 }

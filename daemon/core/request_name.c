@@ -55,8 +55,7 @@ HANDLER(on_unlink)
 
     if (name_find_own(core, conn, params, &array, r))
         return REFUSED;
-    if (array_unlink(core, array) < 0)
-        return -ENOMEM;
+    array_unlink(core, array);
     send_result(core, conn, id, MSG_UNLINK, &(struct msg_none){}, NULL, 0);
     return 0;
 }
@@ -96,6 +95,7 @@ HANDLER(on_expire)
     if (rc)
         return rc;
     expiry_set(core, array, expiry);
+    persist_array(array);
     send_result(core, conn, id, MSG_EXPIRE,
                 &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
     return 0;

@@ -100,6 +100,9 @@ set_make(struct array *array, struct refusal *r)
         return REFUSED;
     }
     set->user = user;
+    set->array = array;
+    TAILQ_INSERT_TAIL(&user->core->sets, set, of_core);
+    set->record_turn = persist_turn(user->core);
     array->set = set;
     array->is_set = true;
     return 0;
@@ -116,6 +119,7 @@ static void
 set_unmake(struct array *array)
 {
     array->is_set = false;
+    TAILQ_REMOVE(&array->charge.user->core->sets, array->set, of_core);
     set_free(TAKE_PTR(array->set));
 }
 
@@ -156,11 +160,22 @@ set_add(struct array *array, struct msg_str key, struct array *member, struct re
     return rc;
 }
 
+int
+set_restore(struct array *array, struct msg_str key, struct array *member)
+{
+    int rc = set_add(array, key, member, NULL);
+
+    if (rc == 0)
+        set_measure(array, key);
+    return rc;
+}
+
 void
 set_measure(struct array *array, struct msg_str key)
 {
     if (key.n > array->set->longest)
         array->set->longest = (uint8_t)key.n;
+    persist_member(array, member_find(array, key));
 }
 
 static struct array *
@@ -272,6 +287,8 @@ set_end(struct array *array)
     struct set *set = TAKE_PTR(array->set);
 
     array->is_set = false;
+    set->array = NULL;
+    TAILQ_REMOVE(&set->user->core->sets, set, of_core);
     TAILQ_INSERT_TAIL(&set->user->ended, set, of_user);
     user_wake(set->user);
 }

@@ -28,9 +28,13 @@ RB_HEAD(members, member);
 
 struct set {
     struct members members;
+    struct array *array;      /* NULL: it has ended */
+    TAILQ_ENTRY(set) of_core; /* core->sets, until then */
     uint32_t n;
-    uint8_t longest;   /* key that it has, bytes */
-    struct user *user; /* its array's; pays for a name for each member, and the bytes here */
+    uint32_t n_records; /* of members, that were given a number in the journal */
+    bool record_turn;   /* as array->record_turn, of all members */
+    uint8_t longest;    /* key that it has, bytes */
+    struct user *user;  /* its array's; pays for a name for each member, and the bytes here */
     TAILQ_ENTRY(set) of_user; /* user->ended */
 };
 
@@ -39,6 +43,8 @@ RB_PROTOTYPE(members, member, node, )
 /* Puts an array under a key of what is a set from then on: one without bytes that never had a name.
  * -ENOMEM or REFUSED. */
 int set_add(struct array *array, struct msg_str key, struct array *member, struct refusal *r);
+/* One that it had in an earlier core. -ENOMEM. */
+int set_restore(struct array *array, struct msg_str key, struct array *member);
 /* A key that was added is to stay. */
 void set_measure(struct array *array, struct msg_str key);
 /* Takes back what was added: its array is kept by somebody else. */

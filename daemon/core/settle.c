@@ -9,6 +9,15 @@
 #include "set.h"
 #include "state.h"
 
+static void
+set_aside(struct array *array)
+{
+    struct range *range = array_range(array);
+
+    block_keep_aside(block_of(range), range);
+    array_free(array);
+}
+
 /* Nobody holds it any more: it is charged to nobody, and what it has of a block goes to the
  * queue. */
 static void
@@ -20,12 +29,13 @@ array_bury(struct core *core, struct array *array)
            !array->n_sets);
     array_unlist(array);
     array_uncharge(core, array);
-    entry_free(TAKE_PTR(array->saved));
     if (array->is_part && array->part)
         whole = part_end(core, array->part);
     if (array->is_set)
         set_end(array);
-    if (array_range(array))
+    if (array_range(array) && block_of(array_range(array))->n_before)
+        set_aside(array); /* its holders are not known here */
+    else if (array_range(array))
         reclaim_add(core, array);
     else
         array_free(array);
@@ -50,6 +60,7 @@ array_settle(struct core *core, struct array *array)
 {
     if (array->creating || array->named)
         return;
+    persist_array(array);
     if (is_kept(array) || linger_array(core, array))
         array_list(array);
     else

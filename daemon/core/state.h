@@ -25,9 +25,9 @@
  * returned to the caller, or put on a list of the core that core_run() looks at when the event
  * ends.
  *
- *   refusal actions │ user reply job │ pool set watch hold │ block device │ array use │
- *   linger part reclaim ticket expiry │ settle │ lease publish page │ grant fences │
- *   bracket waiter flush │ release request_* conn │ request work │ core
+ *   refusal actions journal │ user reply job │ pool set watch hold │ persist │ block device │
+ *   array use │ linger part reclaim ticket expiry │ settle │ lease publish page │ grant fences │
+ *   bracket waiter flush │ release request_* conn │ request work │ core │ restore
  */
 #pragma once
 
@@ -42,6 +42,7 @@
 #include "job.h"
 #include "page.h"
 #include "part.h"
+#include "persist.h"
 #include "pool.h"
 #include "ticket.h"
 #include "user.h"
@@ -65,6 +66,8 @@ struct core {
     struct expiries expiries;  /* of names, the first one first */
     struct expiring expiring;  /* the same by array */
     LIST_HEAD(, block) blocks; /* all of them */
+    TAILQ_HEAD(, set) sets;    /* all, those that a new journal has not got first */
+    LIST_HEAD(, block) aside;  /* of which something is to be put back */
     struct conn_list waiting;  /* for HELLO, by deadline */
     struct user_list turns;    /* users with jobs that wait, the next one first */
 
@@ -81,6 +84,7 @@ struct core {
     size_t reply_max; /* bytes of records */
     uint64_t n_searches, n_arrivals;
     struct core_turns turns_given;
+    struct persist persist;
     struct entries queue;
     struct entry *taken; /* owned entry that core_next() gave out last */
     struct msg_buf buf;
@@ -95,3 +99,11 @@ struct core {
     bool stopping;
     bool behind; /* the last event has left something to be done: core_tick() at once */
 };
+
+/* A uid's, which has its own pool; gid: of that, where it is made. -ENOMEM. */
+int core_get_user(struct core *core, uid_t uid, gid_t gid, struct user **ret);
+/* For restore.c: a connection of an earlier core, which has departed. -ENOMEM. */
+int core_restore_conn(struct core *core, uint64_t id, uint32_t kept,
+                      const struct record_conn *record);
+/* No name gets that generation, or one before it. */
+void core_restore_floor(struct core *core, uint64_t generation);

@@ -70,6 +70,7 @@ fence_free(struct fence *fence)
 
     if (fence == use->write) {
         use->write = NULL;
+        persist_mark(use->array);
     } else {
         RB_REMOVE(fences, &use->reads, fence);
         use->n_reads--;
@@ -119,6 +120,7 @@ void
 use_abandon(struct use *use)
 {
     use->array->abandoned = true;
+    persist_mark(use->array);
     use_scan(use);
 }
 
@@ -345,6 +347,8 @@ use_hold(struct claim *claim)
     LIST_INSERT_HEAD(&use->held, claim, of_held); /* before anybody else is let go */
     use->n_readers += !claim->write;
     use->n_writers += claim->write;
+    if (claim->write)
+        persist_mark(use->array);
     stop_waiting(claim);
 }
 
@@ -356,6 +360,8 @@ stop_holding(struct claim *claim)
     LIST_REMOVE(claim, of_held);
     use->n_readers -= !claim->write;
     use->n_writers -= claim->write;
+    if (claim->write)
+        persist_mark(use->array);
     if (!use->n_readers)
         use_scan(use);
 }

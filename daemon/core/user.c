@@ -138,7 +138,7 @@ user_check(const struct user *user, enum resource res, uint64_t amount, struct r
 {
     uint64_t limit = room(user, res), used = user->used[res];
 
-    if (amount == 0 || (used <= limit && amount <= limit - used))
+    if (!r || amount == 0 || (used <= limit && amount <= limit - used))
         return 0;
     if (resources[res].is_bytes)
         return refuse(r, PROTO_ERR_QUOTA,

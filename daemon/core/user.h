@@ -83,7 +83,8 @@ void user_touch(struct user *user);
 void user_wake(struct user *user);
 /* Nothing holds it any more. */
 bool user_is_idle(const struct user *user);
-/* Whether amount may be charged; refuses with the resource's name and limit. */
+/* Whether amount may be charged; refuses with the resource's name and limit. r NULL, here and where
+ * else something is charged: whatever the limit; it was charged before. */
 int user_check(const struct user *user, enum resource res, uint64_t amount, struct refusal *r);
 /* Charges amount, or refuses in the same way: for what an object cannot have a struct charge
  * for. */

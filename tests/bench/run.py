@@ -2,8 +2,8 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, create, many,
-million, sets, handoff, arena, allocators, storage, sending, daemon, attack, crowd; without one, all
-of them.
+million, sets, handoff, arena, allocators, storage, sending, daemon, restart, attack, crowd; without
+one, all of them.
 
 open, create, handoff, arena, allocators, storage, sending and daemon are for the GPU, where there is one. The others
 measure the daemon and libcaid alone, so they are on the software driver everywhere.
@@ -154,11 +154,16 @@ def bench_daemon(_folder):
     script("bench_daemon.py")
 
 
+def bench_restart(_folder):
+    subprocess.run([sys.executable, os.path.join(HERE, "bench_restart.py")], check=True,
+                   env={**os.environ, "CAID_CUDA_DRIVER": "soft"})
+
+
 BENCHES = {"soft": bench_soft, "open": bench_open, "create": bench_create, "many": bench_many,
            "million": bench_million, "sets": bench_sets, "handoff": bench_handoff,
            "arena": bench_arena, "allocators": bench_allocators, "storage": bench_storage,
-           "sending": bench_sending, "daemon": bench_daemon, "attack": bench_attack,
-           "crowd": bench_crowd}
+           "sending": bench_sending, "daemon": bench_daemon, "restart": bench_restart,
+           "attack": bench_attack, "crowd": bench_crowd}
 AS_ROOT = {"attack", "crowd"}
 
 

@@ -92,62 +92,7 @@ books_released(struct harness *h, uint64_t handle, int error)
     *m = h->memory[--h->n_memory];
 }
 
-/* ---- what is recorded ---- */
-
 /* FNV-1a */
-static uint64_t
-hash(const char *pool, const char *name)
-{
-    uint64_t h = UINT64_C(0xcbf29ce484222325);
-
-    for (const char *p = pool; *p; p++)
-        h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
-    h = (h ^ '/') * UINT64_C(0x100000001b3);
-    for (const char *p = name; *p; p++)
-        h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
-    return h;
-}
-
-static size_t
-find(const uint64_t *set, size_t n, uint64_t value)
-{
-    size_t i = 0;
-
-    while (i < n && set[i] != value)
-        i++;
-    return i;
-}
-
-bool
-books_has_name(const struct harness *h, const char *pool, const char *name)
-{
-    return find(h->saved_names, h->n_saved_names, hash(pool, name)) < h->n_saved_names;
-}
-
-void
-books_record(struct harness *h, const struct core_action *a)
-{
-    bool is_name = a->record == RECORD_NAME || a->record == RECORD_NAME_GONE;
-    uint64_t *set = is_name ? h->saved_names : h->saved_blocks;
-    size_t *n = is_name ? &h->n_saved_names : &h->n_saved_blocks;
-    uint64_t value = is_name ? hash(a->pool, a->name) : a->block;
-    size_t i = find(set, *n, value);
-
-    cr_assert_lt(*n, H_BOOKS);
-    switch (a->record) {
-    case RECORD_BLOCK: cr_assert_eq(i, *n, "a block is recorded twice"); /* fallthrough */
-    case RECORD_NAME:
-        if (i == *n)
-            set[(*n)++] = value;
-        break;
-    case RECORD_BLOCK_GONE:
-    case RECORD_NAME_GONE:
-        cr_assert_lt(i, *n, "the end of what was not there is recorded");
-        set[i] = set[--*n];
-        break;
-    }
-}
-
 /* ---- what clients are told ---- */
 
 static void
@@ -166,8 +111,8 @@ add_block(struct harness *h, const struct core_action *a, const struct msg_block
         cr_assert_lt(b->fd, a->n_fds);
         handle = (uint64_t)a->fds[b->fd];
     }
-    cr_assert_lt(find(h->saved_blocks, h->n_saved_blocks, b->block), h->n_saved_blocks,
-                 "a client is told of a block that is not recorded (I9)");
+    cr_assert(saved_block(h, b->block),
+              "a client is told of a block that is not recorded (I9)");
     m = memory_find(h, handle);
     cr_assert_not(m->releasing, "a client is told of a block that goes");
     cr_assert(msg_str_eq(b->kind, core_kind_name(m->kind)));

@@ -13,14 +13,28 @@ void books_released(struct harness *h, uint64_t handle, int error);
 /* A reply to create or open; fills in what it says. */
 void books_arrays(struct harness *h, const struct core_action *a, enum msg_method method,
                   const struct msg_arrays_result *result, struct h_reply *reply);
-/* A CORE_PERSIST. */
-void books_record(struct harness *h, const struct core_action *a);
-bool books_has_name(const struct harness *h, const char *pool, const char *name);
 void books_closed(struct harness *h, uint64_t conn, uint64_t lease);
 void books_forgotten(struct harness *h, uint64_t conn, uint64_t block);
 void books_exited(struct harness *h, uint64_t conn);
 /* Around what the core does: allocations of its may fail then, not the harness's. */
 void books_arm(bool on);
+
+/* harness.c: into h->records */
+void h_note(struct harness *h, const char *text);
+
+/* saved.c: the journal. */
+void saved_init(struct harness *h);
+void saved_deinit(struct harness *h);
+/* What has been recorded since. */
+void saved_read(struct harness *h);
+bool saved_block(struct harness *h, uint64_t block);
+bool saved_name(const struct harness *h, const char *pool, const char *name);
+/* Blocks, or names. */
+uint64_t saved_count(const struct harness *h, bool blocks);
+/* Kills the core as it is now, in a copy, and looks at the one that comes after it. */
+void saved_check(struct harness *h);
+/* Begins a new journal, or goes over to it when that has all. */
+void saved_renew(struct harness *h);
 
 /* harness_reply.c */
 void books_reply(struct harness *h, const struct core_action *a);

@@ -311,10 +311,24 @@ check_holds(const struct block *block)
     }
 }
 
+/* That only processes of an earlier core's can reach. */
+static bool
+is_aside(const struct block *block, const struct range *range)
+{
+    const struct range *aside = block->aside;
+
+    while (aside && aside != range)
+        aside = aside->userdata;
+    return aside;
+}
+
 static void
 check_range(const struct block *block, const struct range *range)
 {
     const struct array *array = range->userdata;
+
+    if (is_aside(block, range))
+        return;
 
     CHECK(block->state != BLOCK_RELEASING); /* I2 */
     CHECK(array->range == range);
@@ -360,7 +374,8 @@ tally_block(struct core *core, struct tally *t, const struct block *block)
     tally_waiters(core, t, &block->waiters);
     for (range = block->extent.first; range && block->state != BLOCK_RELEASING;
          range = range->next) {
-        const struct array *array = range->is_free ? NULL : range->userdata;
+        const struct array *array = range->is_free || is_aside(block, range) ? NULL
+                                                                             : range->userdata;
         if (!array || !array->pending || !counts_array(core, t, array))
             continue;
         t->pending_entries++;
@@ -511,16 +526,22 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
 
 /* ---- one of each ---- */
 
+static struct {
+    const uint64_t *sum;
+    uint64_t was;
+} seen[4096];
+
+void
+core_check_anew(void)
+{
+    memset(seen, 0, sizeof(seen));
+}
+
 /* Whether a sum is more than when this was asked last: what is over a limit, since that was
  * lowered, is not. Two sums may have the same place here: then it is not seen. */
 static bool
 has_grown(const uint64_t *sum)
 {
-    static struct {
-        const uint64_t *sum;
-        uint64_t was;
-    } seen[4096];
-
     size_t i = (uintptr_t)sum / sizeof(*sum) % ARRAY_SIZE(seen);
     bool grown = seen[i].sum == sum && *sum > seen[i].was;
 

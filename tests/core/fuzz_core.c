@@ -115,7 +115,8 @@ carry_out(const struct core_action *a)
         require(f.n_jobs < N_JOBS);
         f.jobs[f.n_jobs++] = *a;
         break;
-    case CORE_PERSIST: break;
+    case CORE_KEEP:
+    case CORE_LET_GO: break; /* of a core with a journal */
     case CORE_FORGET: require(!f.is_open[a->conn]); break;
     case CORE_PAGE_NEW: page_new(a->page); break;
     case CORE_PAGE_SEAL: page_of(a->page); break;

@@ -85,6 +85,7 @@ h_init(struct harness *h, void (*tweak)(struct core_config *))
     h->n_devices = (uint32_t)config.n_devices;
     cr_assert_eq(core_new(&h->core, &config, 0), 0);
     keep_config(h, &config);
+    saved_init(h);
 }
 
 void
@@ -143,12 +144,14 @@ h_deinit(struct harness *h)
     cr_assert_eq(counts.arrays, counts.names + count_kept(h),
                  "an unnamed array outlived its holders");
     cr_assert_eq(counts.bytes, h->live_bytes, "memory and books differ");
-    cr_assert_eq(counts.names, h->n_saved_names, "records and names differ (I9)");
-    cr_assert_eq(counts.blocks, h->n_saved_blocks, "records and blocks differ (I9)");
+    cr_assert_eq(counts.names, saved_count(h, false), "records and names differ (I9)");
+    cr_assert_eq(counts.blocks, saved_count(h, true), "records and blocks differ (I9)");
     cr_assert_eq(counts.pending, 0);
     cr_assert_eq(counts.reserve_bytes, 0, "empty blocks are kept for ever");
     cr_assert(counts.names || !counts.users, "a uid that holds nothing is kept");
+    saved_check(h);
     core_free(h->core);
+    saved_deinit(h);
 }
 
 struct core_counts
@@ -177,27 +180,11 @@ note_job(struct harness *h, const struct core_action *a)
         h->jobs[h->n_jobs - 1].size = books_release(h, a->handle, a->fd);
 }
 
-static void
-note(struct harness *h, const char *text)
+void
+h_note(struct harness *h, const char *text)
 {
     if (h->n_records < H_RECORDS)
         snprintf(h->records[h->n_records++], sizeof(h->records[0]), "%s", text);
-}
-
-static void
-note_record(struct harness *h, const struct core_action *a)
-{
-    static const char *const kinds[] = {"block", "block gone", "name", "name gone"};
-    char text[64];
-
-    books_record(h, a);
-    if (h->n_records == H_RECORDS)
-        return;
-    if (a->name)
-        snprintf(text, sizeof(text), "%s %.20s:%.20s", kinds[a->record], a->pool, a->name);
-    else
-        snprintf(text, sizeof(text), "%s %llu", kinds[a->record], (unsigned long long)a->block);
-    note(h, text);
 }
 
 static void
@@ -205,11 +192,12 @@ carry_out(struct harness *h)
 {
     struct core_action a;
 
+    saved_read(h);
     while (core_next(h->core, &a)) {
         switch (a.type) {
         case CORE_SEND:
             cr_assert_not(h->gone[a.conn], "sent to a connection that has hung up");
-            note(h, "send");
+            h_note(h, "send");
             h->n_sent++;
             books_reply(h, &a);
             break;
@@ -221,7 +209,8 @@ carry_out(struct harness *h)
         case CORE_ALLOC:
         case CORE_RELEASE:
         case CORE_MEMORY: note_job(h, &a); break;
-        case CORE_PERSIST: note_record(h, &a); break;
+        case CORE_KEEP: core_process_kept(h->core, a.conn, (uint32_t)a.conn); break;
+        case CORE_LET_GO: cr_assert_gt(a.kept, 0); break;
         case CORE_FORGET:
             cr_assert(h->gone[a.conn] && !h->forgotten[a.conn]);
             h->forgotten[a.conn] = true;
@@ -572,6 +561,7 @@ finish_alloc(struct harness *h, const struct h_job *job, int error)
             result.ipc[0] = result.handle;
         else
             result.fd = (int)result.handle; /* a number that the core only passes on */
+        result.kept = (uint32_t)result.handle;
         books_allocated(h, job, result.handle);
     }
     books_arm(true);

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "core.h"
+#include "journal.h"
 #include "timeline.h"
 
 #define H_CONNS      64
@@ -37,6 +38,12 @@
 #define MIB          INT64_C(1048576)
 
 #define H_SECOND_DEVICE "GPU-00000000-0000-0000-0000-000000000002"
+
+struct h_saved { /* a pool, a block, an array; text: its name, with its pool's before it */
+    uint8_t type;
+    uint64_t id;
+    char text[48];
+};
 
 struct h_fence {
     uint64_t page, slot, value;
@@ -156,7 +163,7 @@ struct harness {
     char reasons[H_CONNS][64];
     struct h_job jobs[H_JOBS];
     size_t n_jobs;
-    char records[H_RECORDS][64]; /* CORE_PERSIST, and "send", in their order */
+    char records[H_RECORDS][64]; /* what was recorded, and "send", in their order */
     size_t n_records;
     uint64_t next_handle, next_stamp;
     uint64_t capacity[H_DEVICES];     /* H_MEMORY */
@@ -179,9 +186,10 @@ struct harness {
     size_t n_ranges;
     struct h_content contents[H_BOOKS];
     size_t n_contents;
-    uint64_t saved_names[H_BOOKS],
-        saved_blocks[H_BOOKS]; /* recorded and not gone; names: hashed */
-    size_t n_saved_names, n_saved_blocks;
+    struct journal journals[2], *journal; /* that counts */
+    uint64_t journal_at;                  /* how far it was read */
+    struct h_saved saved[H_BOOKS];        /* recorded and not gone */
+    size_t n_saved;
     struct h_page pages[H_PAGES];
     size_t n_pages;
     int page_error; /* of the next CORE_PAGE_NEW */
@@ -202,6 +210,8 @@ void core_get_counts(const struct core *core, struct core_counts *ret);
 /* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). Called after each
  * event. */
 void core_check(const struct core *core);
+/* What sums were is of no concern any more: the next core is another one. */
+void core_check_anew(void);
 /* So little is done in one event. */
 void core_set_pieces(struct core *core, uint32_t pieces);
 /* The last event has left something to be done at once. */

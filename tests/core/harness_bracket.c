@@ -58,6 +58,7 @@ books_page_new(struct harness *h, uint64_t id)
         memset(page->slots, 0, TIMELINE_PAGE_BYTES);
         result.write = page->write = (int)++h->next_handle; /* numbers, passed on */
         result.read = page->read = (int)++h->next_handle;
+        result.kept = (uint32_t)result.write;
         result.size = TIMELINE_PAGE_BYTES;
         result.slots = page->slots;
         h->n_pages++;

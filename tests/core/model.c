@@ -434,7 +434,7 @@ check_records(struct model *m)
     for (int p = 0; p < M_POOLS; p++)
         for (int n = 0; n < M_NAMES; n++)
             EXPECT(m,
-                   books_has_name(&m->h, model_pool_name(p), model_name(n)) ==
+                   saved_name(&m->h, model_pool_name(p), model_name(n)) ==
                        (m->names[p][n].array != M_NONE),
                    "\"%s\" in \"%s\" is recorded, or is there, but not both", model_name(n),
                    model_pool_name(p));
@@ -554,6 +554,10 @@ model_run(struct model *m, uint64_t seed, bool blind)
         }
         model_step(m);
         check(m);
+        if (model_random(m, 8) == 0)
+            saved_renew(&m->h);
+        if (model_random(m, 8) == 0)
+            saved_check(&m->h);
     }
     end(m);
 }

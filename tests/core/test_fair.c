@@ -394,7 +394,7 @@ crowd_run(struct crowd *crowd)
             crowd->job = a.job;
             crowd->released = a.handle;
             break;
-        default: cr_assert_eq(a.type, CORE_PERSIST);
+        default: cr_assert_fail("action %d", (int)a.type);
         }
     }
 }

@@ -47,6 +47,15 @@ backing_release(struct backings *b UNUSED, struct backing *backing,
     return 0;
 }
 
+/* Nothing is left by a former daemon. */
+int
+backing_adopt(struct backings *b UNUSED, enum core_kind kind UNUSED, uint32_t device UNUSED,
+              uint64_t size UNUSED, int fd UNUSED, struct backing *ret UNUSED,
+              struct drv_error *err UNUSED)
+{
+    return -EINVAL;
+}
+
 WRAPPED(int, shared_pages_init, struct shared_pages *pages, uint64_t max_fds UNUSED)
 {
     *pages = (struct shared_pages){.dead = -1};

@@ -15,6 +15,7 @@
 #include "conns.h"
 #include "fds.h"
 #include "harness.h"
+#include "kept.h"
 #include "server.h"
 #include "sim.h"
 
@@ -148,8 +149,9 @@ serve(struct config *config)
     struct listener listener = {.path = (char[]){"sim"},
                                 .fd = file_new(FILE_LISTENER, NULL, 0)};
     struct notify notify = {.fd = -1};
-    const struct server_setup setup = {config,    NULL,    true, "sim", &gpu,
-                                       &listener, &notify, -1,   -1};
+    struct kept kept = {.sock = -1, .wake = -1}; /* no keeper */
+    const struct server_setup setup = {config,    NULL,    true,  "sim", &gpu,
+                                       &listener, &notify, &kept, -1,    -1};
     struct server *server;
 
     remotes.listener = listener.fd;

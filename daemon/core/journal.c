@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "journal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/macros.h"
+
+static const char magic[8] = "caidjrnl";
+
+struct header {
+    char magic[8];
+    uint32_t version, start;
+    _Atomic uint64_t committed; /* bytes, from the header on */
+};
+
+struct head { /* of a record */
+    uint32_t crc;
+    uint16_t n;
+    uint8_t type, reserved;
+    _Atomic uint64_t mark;
+};
+
+_Static_assert(sizeof(struct header) <= JOURNAL_START && sizeof(struct head) == 16,
+               "the format");
+
+static struct header *
+header_of(const struct journal *journal)
+{
+    return (struct header *)(void *)journal->bytes;
+}
+
+static size_t
+record_size(size_t n)
+{
+    return sizeof(struct head) + ALIGN_UP(n, 8);
+}
+
+/* ---- checksums ---- */
+
+/* CRC-32C (Castagnoli). */
+static uint32_t
+crc_plain(uint32_t crc, const uint8_t *p, size_t n)
+{
+    static const uint32_t table[16] = {
+        /* of four bits */
+        0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3,
+        0x61c69362, 0x7198540d, 0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9,
+        0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
+    };
+
+    for (size_t i = 0; i < n; i++) {
+        crc ^= p[i];
+        crc = (crc >> 4) ^ table[crc & 15];
+        crc = (crc >> 4) ^ table[crc & 15];
+    }
+    return crc;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) static uint32_t
+crc_fast(uint32_t crc, const uint8_t *p, size_t n)
+{
+    uint64_t word, all = crc;
+
+    for (; n >= sizeof(word); p += sizeof(word), n -= sizeof(word)) {
+        memcpy(&word, p, sizeof(word));
+        all = __builtin_ia32_crc32di(all, word);
+    }
+    return crc_plain((uint32_t)all, p, n);
+}
+#endif
+
+static uint32_t
+crc_bytes(uint32_t crc, const void *bytes, size_t n)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("sse4.2"))
+        return ~crc_fast(~crc, bytes, n);
+#endif
+    return ~crc_plain(~crc, bytes, n);
+}
+
+static uint32_t
+crc_of(const struct head *head)
+{
+    uint32_t crc = crc_bytes(head->type, &head->n, sizeof(head->n));
+
+    return crc_bytes(crc, head + 1, head->n);
+}
+
+/* ---- writing ---- */
+
+static bool
+make_room(struct journal *journal, size_t size)
+{
+    if (size > journal->size && !journal->full)
+        journal->full = size > JOURNAL_LIMIT || !journal->grow ||
+                        journal->grow(journal, size) < 0;
+    return !journal->full;
+}
+
+int
+journal_init(struct journal *journal)
+{
+    if (!make_room(journal, JOURNAL_START))
+        return -ENOMEM;
+    *header_of(journal) = (struct header){.version = JOURNAL_VERSION, .start = JOURNAL_START};
+    memcpy(header_of(journal)->magic, magic, sizeof(magic));
+    journal->at = JOURNAL_START;
+    journal_commit(journal);
+    return 0;
+}
+
+void *
+journal_begin(struct journal *journal, uint8_t type, size_t n)
+{
+    struct head *head;
+
+    assert(n <= JOURNAL_MAX);
+    if (!make_room(journal, journal->at + record_size(n)))
+        return NULL;
+    head = (struct head *)(void *)(journal->bytes + journal->at);
+    memset(head, 0, record_size(n));
+    head->n = (uint16_t)n;
+    head->type = type;
+    return head + 1;
+}
+
+uint64_t
+journal_end(struct journal *journal, uint64_t mark)
+{
+    struct head *head = (struct head *)(void *)(journal->bytes + journal->at);
+    uint64_t place = journal->at;
+
+    head->crc = crc_of(head);
+    head->mark = mark;
+    journal->at += record_size(head->n);
+    return place;
+}
+
+void
+journal_commit(struct journal *journal)
+{
+    if (journal->bytes)
+        atomic_store_explicit(&header_of(journal)->committed, journal->at,
+                              memory_order_release);
+}
+
+void
+journal_mark(struct journal *journal, uint64_t place, uint64_t mark)
+{
+    struct head *head = (struct head *)(void *)(journal->bytes + place);
+
+    head->mark = mark;
+}
+
+/* ---- reading ---- */
+
+int
+journal_open(struct journal *journal)
+{
+    const struct header *header = header_of(journal);
+
+    if (journal->size < JOURNAL_START || memcmp(header->magic, magic, sizeof(magic)) != 0)
+        return -EPROTO;
+    if (header->version > JOURNAL_VERSION)
+        return -ENOTSUP;
+    if (header->start != JOURNAL_START || header->committed < JOURNAL_START ||
+        header->committed > journal->size)
+        return -EPROTO;
+    journal->at = header->committed;
+    return 0;
+}
+
+bool
+journal_next(struct journal *journal, uint64_t *place, struct journal_record *ret)
+{
+    const struct head *head = (const struct head *)(const void *)(journal->bytes + *place);
+
+    if (journal->at - *place < sizeof(*head) || journal->at - *place < record_size(head->n) ||
+        crc_of(head) != head->crc) {
+        journal->at = *place;
+        return false;
+    }
+    *ret = (struct journal_record){.type = head->type,
+                                   .mark = head->mark,
+                                   .n = head->n,
+                                   .payload = head + 1,
+                                   .place = *place};
+    *place += record_size(head->n);
+    return true;
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The core's side of its journal: each change is recorded when it is made, so it is there before
+ * any action that tells of it is carried out (I9), and counts when the event is over. Nothing here
+ * fails: a journal that is full (journal.h) is the shell's concern.
+ *
+ * What has a reason to last is recorded: arrays that have a name, or are kept by one that has;
+ * their blocks; and whose processes may have that memory mapped, or signal. Brackets cost no
+ * record: that an array is being written is a mark of its record.
+ *
+ * A journal that has grown is written anew, some of it in each event (compaction): what changes
+ * meanwhile goes into both, and what the new one has got of an object last is right, in whatever
+ * order.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto_limits.h"
+#include "records.h"
+
+struct array;
+struct block;
+struct conn;
+struct core;
+struct hold;
+struct member;
+struct journal;
+struct page;
+
+enum persist_stage {
+    PERSIST_CONNS,
+    PERSIST_SETS, /* their members */
+    PERSIST_NAMES,
+    PERSIST_NAMELESS,
+    PERSIST_ALL,
+};
+
+struct persist {
+    struct journal *journal; /* NULL: nothing outlives the process */
+    struct journal *next;    /* that is being written anew, or NULL */
+    bool turn;               /* array->record_turn of those whose record is in `journal` */
+    uint32_t n_pools;        /* that have got a number */
+    uint64_t floor;
+
+    struct { /* the record that is being written, in both */
+        struct journal *to[2];
+        void *payload[2];
+        size_t n;
+    };
+
+    struct { /* how far `next` is: after this one */
+        enum persist_stage stage;
+        uint64_t conn, generation, array;
+        char pool[PROTO_POOL_MAX + 1], name[PROTO_NAME_MAX], key[PROTO_NAME_MAX];
+        uint8_t n_name, n_key;
+        uint64_t set; /* of which it has the members up to that key; 0: of none */
+    } done;
+};
+
+/* As it is now; where it has no reason to last any more, that it is gone. */
+void persist_array(struct array *array);
+/* A member of a set that stays. */
+void persist_member(struct array *set, const struct member *member);
+/* The turn of what is recorded from now on: array->record_turn. */
+bool persist_turn(const struct core *core);
+/* Whether somebody writes it, and whether its contents are whole. */
+void persist_mark(struct array *array);
+void persist_block(struct core *core, const struct block *block);
+void persist_block_gone(struct core *core, const struct block *block);
+void persist_hold(struct core *core, const struct hold *hold);
+void persist_hold_gone(struct core *core, const struct hold *hold);
+void persist_page(struct core *core, const struct page *page);
+void persist_page_gone(struct core *core, const struct page *page);
+void persist_conn_gone(struct core *core, const struct conn *conn);
+/* A name of that generation was taken away. */
+void persist_floor(struct core *core, uint64_t generation);
+
+/* Some of what a new journal is to get. */
+void persist_some(struct core *core);
+/* It has not got all. */
+bool persist_is_behind(const struct core *core);
+/* What the event has recorded counts. */
+void persist_commit(struct core *core);

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a core writes into its journal (journal.h), so that the core of a later process knows it:
+ * what an array is and where it lies, who has had memory mapped, and who was to signal. Each record
+ * is the whole of its object as it is from then on, in place of the one before. Files, fds and
+ * processes are told by the numbers that the keeper has them under.
+ *
+ * The order of fields leaves no holes; what a record says of lengths is checked where it is read.
+ */
+#pragma once
+
+#include "core.h"
+
+enum record_type {
+    RECORD_POOL = 1,
+    RECORD_BLOCK,
+    RECORD_ARRAY,
+    RECORD_MEMBER,
+    RECORD_CONN,
+    RECORD_HOLD,
+    RECORD_PAGE,
+    RECORD_FLOOR,
+    RECORD_GONE, /* with a connection, its holds */
+};
+
+struct record_key { /* what every record begins with; RECORD_FLOOR: all zero */
+    uint64_t id;
+    uint64_t of; /* RECORD_HOLD: the connection; RECORD_MEMBER: its number; else 0 */
+};
+
+struct record_gone {
+    struct record_key key;
+    uint64_t type;
+};
+
+struct record_pool {
+    struct record_key key;
+    uint32_t uid, gid;
+    uint8_t is_own; /* the uid's own */
+    uint8_t n_name;
+    char name[]; /* not terminated */
+};
+
+struct record_block {
+    struct record_key key;
+    uint64_t size;
+    uint32_t kept; /* its fd */
+    uint32_t pool, uid;
+    uint8_t kind, is_own;
+    char device[CORE_UUID_SIZE];
+};
+
+enum { /* struct record_array */
+    ARRAY_MAPPED = 1,
+    ARRAY_STRIDES = 2,
+    ARRAY_OWN = 4,
+    ARRAY_NAMED = 8,
+    ARRAY_EXPIRES = 16,
+    ARRAY_TEXT = 32, /* it has metadata, of no bytes it may be */
+};
+
+enum {                /* marks of a RECORD_ARRAY */
+    MARK_WRITING = 1, /* somebody has a bracket in which it is written */
+    MARK_PENDING = 2, /* what was written may not be there yet: a fence stands for it */
+    MARK_ABANDONED = 4,
+    MARK_PAGE_SHIFT = 8, /* the page of that fence */
+};
+
+struct record_array {
+    struct record_key key;
+    uint64_t block;  /* 0: it has no bytes */
+    uint64_t offset; /* in the block, or in the whole */
+    uint64_t generation;
+    uint64_t whole, companion; /* arrays; 0: none */
+    uint32_t pool, uid;
+    uint16_t n_descr, n_metadata;
+    uint8_t device, kind, flags, ndim, n_name, n_typestr;
+    /* then extents, expiry (8 bytes each); typestr, descr, name, metadata */
+};
+
+struct record_member { /* of a set */
+    struct record_key key;
+    uint64_t array;
+    uint8_t n_name;
+    char name[]; /* not terminated */
+};
+
+struct record_conn { /* one that has memory of the daemon's */
+    struct record_key key;
+    uint32_t kept; /* its process's pidfd */
+    uint32_t uid, gid, pid;
+};
+
+struct record_hold { /* of a block, by that connection */
+    struct record_key key;
+};
+
+struct record_page { /* of timelines, in which that connection's process signals */
+    struct record_key key;
+    uint64_t conn;
+    uint32_t kept;
+};
+
+struct record_floor {
+    struct record_key key;
+    uint64_t generation; /* that no name will have again */
+};

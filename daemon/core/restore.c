@@ -1,0 +1,635 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "restore.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "array.h"
+#include "device.h"
+#include "journal.h"
+#include "publish.h"
+#include "set.h"
+#include "settle.h"
+#include "state.h"
+#include "utf8.h"
+
+/* ---- reading ---- */
+
+struct found { /* a record, in the order of what it is of, then of time */
+    struct record_key key;
+    uint64_t place;
+    const void *payload; /* NULL: it is gone */
+    uint16_t n;
+    uint64_t mark;
+    uint8_t type;
+};
+
+static int
+found_compare(const void *a, const void *b)
+{
+    const struct found *x = a, *y = b;
+    int c = CMP(x->type, y->type);
+
+    if (!c)
+        c = CMP(x->key.id, y->key.id);
+    if (!c)
+        c = CMP(x->key.of, y->key.of);
+    return c ? c : CMP(x->place, y->place);
+}
+
+static const size_t sizes[] = {
+    /* at least */
+    [RECORD_POOL] = sizeof(struct record_pool),
+    [RECORD_BLOCK] = sizeof(struct record_block),
+    [RECORD_ARRAY] = sizeof(struct record_array),
+    [RECORD_CONN] = sizeof(struct record_conn),
+    [RECORD_HOLD] = sizeof(struct record_hold),
+    [RECORD_PAGE] = sizeof(struct record_page),
+    [RECORD_MEMBER] = sizeof(struct record_member),
+    [RECORD_FLOOR] = sizeof(struct record_floor),
+    [RECORD_GONE] = sizeof(struct record_gone),
+};
+
+/* Of a type that is not known, or too short: it is left out. */
+static bool
+found_init(struct found *ret, const struct journal_record *record)
+{
+    const struct record_gone *gone = record->payload;
+
+    if (record->type >= ARRAY_SIZE(sizes) || !sizes[record->type] ||
+        record->n < sizes[record->type])
+        return false;
+    *ret = (struct found){
+        .key = gone->key,
+        .place = record->place,
+        .payload = record->type == RECORD_GONE ? NULL : record->payload,
+        .n = record->n,
+        .type = record->type == RECORD_GONE ? (uint8_t)gone->type : record->type,
+        .mark = record->mark,
+    };
+    return true;
+}
+
+static int
+read_all(struct journal *journal, struct found **ret, size_t *ret_n)
+{
+    struct journal_record record;
+    uint64_t place = JOURNAL_START;
+    struct found *all;
+    size_t n = 0;
+
+    while (journal_next(journal, &place, &record))
+        n++;
+    all = calloc(n + 1, sizeof(*all));
+    if (!all)
+        return -ENOMEM;
+    n = 0;
+    for (place = JOURNAL_START; journal_next(journal, &place, &record);)
+        n += found_init(&all[n], &record);
+    qsort(all, n, sizeof(*all), found_compare);
+    *ret = all;
+    *ret_n = n;
+    return 0;
+}
+
+/* The last one of its object, which is there. */
+static bool
+is_last(const struct found *f, const struct found *end)
+{
+    bool is_same = f + 1 < end && f[1].type == f->type && f[1].key.id == f->key.id &&
+                   f[1].key.of == f->key.of;
+
+    return !is_same && f->payload;
+}
+
+static void
+take(struct restore *r, const struct found *f)
+{
+    switch ((enum record_type)f->type) {
+    case RECORD_POOL: r->pools[r->n_pools++] = f->payload; break;
+    case RECORD_BLOCK:
+        r->blocks[r->n_blocks++] = (struct restore_block){.record = f->payload, .fd = -1};
+        break;
+    case RECORD_ARRAY:
+        r->arrays[r->n_arrays++] =
+            (struct restore_array){.record = f->payload, .n = f->n, .mark = f->mark};
+        break;
+    case RECORD_CONN:
+        r->conns[r->n_conns++] = (struct restore_conn){.record = f->payload};
+        break;
+    case RECORD_HOLD: r->holds[r->n_holds++] = f->payload; break;
+    case RECORD_MEMBER: r->members[r->n_members++] = f->payload; break;
+    case RECORD_PAGE:
+        r->pages[r->n_pages++] = (struct restore_page){.record = f->payload};
+        break;
+    case RECORD_FLOOR: r->floor = ((const struct record_floor *)f->payload)->generation; break;
+    case RECORD_GONE: break;
+    }
+}
+
+int
+restore_read(struct restore *ret, struct journal *journal)
+{
+    _cleanup_free_ struct found *all = NULL;
+    size_t counts[ARRAY_SIZE(sizes)] = {0}, n;
+    int r = read_all(journal, &all, &n);
+
+    *ret = (struct restore){0};
+    if (r < 0)
+        return r;
+    for (size_t i = 0; i < n; i++)
+        if (all[i].type < ARRAY_SIZE(sizes))
+            counts[all[i].type] += is_last(&all[i], all + n);
+    ret->pools = calloc(counts[RECORD_POOL] + 1, sizeof(*ret->pools));
+    ret->blocks = calloc(counts[RECORD_BLOCK] + 1, sizeof(*ret->blocks));
+    ret->arrays = calloc(counts[RECORD_ARRAY] + 1, sizeof(*ret->arrays));
+    ret->conns = calloc(counts[RECORD_CONN] + 1, sizeof(*ret->conns));
+    ret->holds = calloc(counts[RECORD_HOLD] + 1, sizeof(*ret->holds));
+    ret->pages = calloc(counts[RECORD_PAGE] + 1, sizeof(*ret->pages));
+    ret->members = calloc(counts[RECORD_MEMBER] + 1, sizeof(*ret->members));
+    if (!ret->pools || !ret->blocks || !ret->arrays || !ret->conns || !ret->holds ||
+        !ret->pages || !ret->members) {
+        restore_deinit(ret);
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (is_last(&all[i], all + n))
+            take(ret, &all[i]);
+    return 0;
+}
+
+void
+restore_deinit(struct restore *r)
+{
+    free(r->pools);
+    free(r->blocks);
+    free(r->arrays);
+    free(r->conns);
+    free(r->holds);
+    free(r->pages);
+    free(r->members);
+    *r = (struct restore){0};
+}
+
+/* All records begin with their key, and lie in its order. */
+#define FIND(list, n_list, member, number)                                                 \
+    ({                                                                                     \
+        size_t low_ = 0, high_ = (n_list);                                                 \
+        while (low_ < high_) {                                                             \
+            size_t middle_ = low_ + (high_ - low_) / 2;                                    \
+            if ((list)[middle_] member->key.id < (number))                                 \
+                low_ = middle_ + 1;                                                        \
+            else                                                                           \
+                high_ = middle_;                                                           \
+        }                                                                                  \
+        low_ < (n_list) && (list)[low_] member->key.id == (number) ? &(list)[low_] : NULL; \
+    })
+
+struct restore_conn *
+restore_find_conn(const struct restore *r, uint64_t id)
+{
+    return FIND(r->conns, r->n_conns, .record, id);
+}
+
+static struct restore_block *
+find_block(const struct restore *r, uint64_t id)
+{
+    return FIND(r->blocks, r->n_blocks, .record, id);
+}
+
+static struct restore_array *
+find_array(const struct restore *r, uint64_t id)
+{
+    return FIND(r->arrays, r->n_arrays, .record, id);
+}
+
+/* ---- pools and blocks ---- */
+
+struct restoring {
+    struct core *core;
+    struct restore *r;
+    restore_lost_fn *lost;
+    void *userdata;
+};
+
+/* NULL: it is not configured any more, or the record is damaged. */
+static struct pool *
+get_pool(const struct restoring *to, uint32_t number)
+{
+    const struct record_pool **found = FIND(to->r->pools, to->r->n_pools, , number);
+    struct pool *pool;
+    struct user *user;
+
+    if (!found)
+        return NULL;
+    if ((*found)->is_own)
+        return core_get_user(to->core, (*found)->uid, (*found)->gid, &user) < 0 ? NULL
+                                                                                : user->pool;
+    struct msg_str name = {(*found)->name, (*found)->n_name};
+    pool = pool_find_from(to->core, name);
+    return pool && !pool->owner && msg_str_eq(name, pool->name) ? pool : NULL;
+}
+
+static int
+restore_block(const struct restoring *to, struct restore_block *b)
+{
+    const struct record_block *record = b->record;
+    struct pool *pool = b->lost ? NULL : get_pool(to, record->pool);
+    struct user *user;
+    uint32_t device;
+    struct refusal r;
+
+    if (!pool || device_find(to->core, MSG_STR(record->device), &device, &r) ||
+        record->kind >= N_KINDS || record->kind == KIND_LEGACY)
+        return 0;
+    if (core_get_user(to->core, record->uid, (gid_t)-1, &user) < 0)
+        return -ENOMEM;
+    return block_restore(to->core, pool, user, device, b, &b->block);
+}
+
+/* ---- arrays ---- */
+
+/* What lies behind a record's fixed part. */
+struct texts {
+    const int64_t *extents;
+    uint64_t expires;
+    struct msg_str typestr, descr, name, metadata;
+};
+
+static struct msg_str
+cut(const uint8_t **p, size_t n)
+{
+    struct msg_str s = {(const char *)*p, (uint32_t)n};
+
+    *p += n;
+    return s;
+}
+
+static bool
+texts_init(struct texts *ret, const struct restore_array *a)
+{
+    const struct record_array *record = a->record;
+    size_t n_extents = (size_t)record->ndim * (record->flags & ARRAY_STRIDES ? 2 : 1);
+    bool expires = record->flags & ARRAY_EXPIRES;
+    const uint8_t *p = (const uint8_t *)(record + 1) + (n_extents + expires) * sizeof(int64_t);
+
+    *ret = (struct texts){.extents = (const int64_t *)(const void *)(record + 1)};
+    if (record->ndim > PROTO_NDIM_MAX ||
+        sizeof(*record) + (n_extents + expires) * sizeof(int64_t) + record->n_typestr +
+                record->n_descr + record->n_name + record->n_metadata !=
+            a->n)
+        return false;
+    if (expires)
+        memcpy(&ret->expires, p - sizeof(int64_t), sizeof(int64_t));
+    ret->typestr = cut(&p, record->n_typestr);
+    ret->descr = cut(&p, record->n_descr);
+    ret->name = cut(&p, record->n_name);
+    ret->metadata = cut(&p, record->n_metadata);
+    if (!(record->flags & ARRAY_TEXT))
+        ret->metadata.p = NULL;
+    return true;
+}
+
+static bool
+request_init(const struct restoring *to, struct array_request *req,
+             const struct record_array *record, const struct texts *texts)
+{
+    char why[GEOMETRY_WHY_MAX];
+    struct msg_i64s shape = {.v = texts->extents, .n = record->ndim};
+    struct msg_i64s strides = {0};
+    const struct restore_block *block = find_block(to->r, record->block);
+
+    if (block && !block->block)
+        block = NULL;
+    if (record->flags & ARRAY_STRIDES)
+        strides = (struct msg_i64s){.v = texts->extents + record->ndim, .n = record->ndim};
+    *req = (struct array_request){
+        .pool = get_pool(to, record->pool),
+        .device = record->device,
+        .kind = record->kind,
+        .mapped = record->flags & ARRAY_MAPPED,
+        .exclusive = record->flags & ARRAY_OWN,
+        .name = texts->name,
+        .typestr = texts->typestr,
+        .descr = texts->descr,
+        .metadata = texts->metadata,
+    };
+    if (block)
+        req->device = block->block->device;
+    else if (req->device >= to->core->config.n_devices)
+        req->device = 0;
+    return req->pool && req->kind < N_KINDS &&
+           geometry_init(&req->geometry, texts->typestr, shape, strides, why) == 0;
+}
+
+/* Its place in its block; those of a block come in the order of their offsets. */
+static int
+place(const struct restoring *to, struct restore_array *a, struct range **at)
+{
+    const struct record_array *record = a->record;
+    struct array *array = a->array;
+    int r = range_take_at(*at, record->offset, array_bytes(to->core, array), &array->range);
+
+    if (r)
+        return r;
+    array->range->userdata = array;
+    *at = array->range->next ? array->range->next : array->range;
+    return 0;
+}
+
+static void
+lose(const struct restoring *to, const struct restore_array *a, const struct texts *texts,
+     const char *why)
+{
+    const struct record_pool **pool = FIND(to->r->pools, to->r->n_pools, , a->record->pool);
+    char name[PROTO_NAME_MAX + 1], in[PROTO_POOL_MAX + 1] = "";
+
+    if (!(a->record->flags & ARRAY_NAMED))
+        return;
+    snprintf(name, sizeof(name), "%.*s", STR_FMT(texts->name));
+    if (pool)
+        snprintf(in, sizeof(in), "%.*s", (int)(*pool)->n_name, (*pool)->name);
+    to->lost(to->userdata, in, name, why);
+}
+
+static int
+make_array(const struct restoring *to, struct restore_array *a, struct array_request *req)
+{
+    const struct record_array *record = a->record;
+    struct restore_array *whole = record->whole ? find_array(to->r, record->whole) : NULL;
+    struct user *user;
+    int r = core_get_user(to->core, record->uid, (gid_t)-1, &user);
+
+    if (r == 0 && record->whole)
+        r = part_restore(to->core, user, whole->array, record->offset, req, &a->array);
+    else if (r == 0)
+        r = array_restore(to->core, user, req, &a->array);
+    return r;
+}
+
+/* A page that is not recorded could not be looked at. */
+static bool
+is_abandoned(const struct restore *r, uint64_t mark)
+{
+    const struct restore_page *page =
+        FIND(r->pages, r->n_pages, .record, mark >> MARK_PAGE_SHIFT);
+
+    return mark & (MARK_WRITING | MARK_ABANDONED) ||
+           (mark & MARK_PENDING && (!page || page->is_broken));
+}
+
+/* -ENOMEM; else it is there, or left out. `at`: the free range of its block, where it has one. */
+static int
+restore_array(const struct restoring *to, struct restore_array *a, struct range **at)
+{
+    const struct record_array *record = a->record;
+    bool has_place = *at || record->whole || !record->block;
+    struct array_request req;
+    struct texts texts;
+
+    if (!texts_init(&texts, a)) {
+        to->lost(to->userdata, "", "(unknown)", "its record is damaged");
+        return 0;
+    }
+    if (!request_init(to, &req, record, &texts)) {
+        lose(to, a, &texts, "its pool is not configured any more");
+        return 0;
+    }
+    if (!has_place) {
+        lose(to, a, &texts, "its memory could not be had");
+        return 0;
+    }
+    int r = make_array(to, a, &req);
+    if (r == 0 && *at)
+        r = place(to, a, at);
+    if (r == SPACE_FULL || r == -EFBIG) {
+        lose(to, a, &texts, "its record is damaged");
+        array_abandon(to->core, TAKE_PTR(a->array));
+        return 0;
+    }
+    if (r < 0)
+        return -ENOMEM;
+    struct array *array = a->array;
+    array->id = record->key.id;
+    if (array->is_part)
+        array->part->id = array->id;
+    array->generation = record->generation;
+    array->abandoned = is_abandoned(to->r, a->mark);
+    array->creating = false;
+    if (to->core->next_array < array->id)
+        to->core->next_array = array->id;
+    if (record->flags & ARRAY_NAMED && !pool_find_array(array->pool, texts.name))
+        array_restore_name(to->core, array);
+    array_list(array);
+    if (texts.expires)
+        return expiry_restore(to->core, array, texts.expires);
+    return 0;
+}
+
+static int
+place_compare(const void *a, const void *b)
+{
+    const struct record_array *x = (*(struct restore_array *const *)a)->record;
+    const struct record_array *y = (*(struct restore_array *const *)b)->record;
+    int c = CMP(x->block, y->block);
+
+    return c ? c : CMP(x->offset, y->offset);
+}
+
+static struct range *
+start_of(const struct restore *r, uint64_t block)
+{
+    const struct restore_block *b = find_block(r, block);
+
+    return b && b->block ? b->block->extent.first : NULL;
+}
+
+static int
+restore_placed(const struct restoring *to, struct restore_array **sorted)
+{
+    struct range *at = NULL;
+    uint64_t block = 0;
+    size_t n = 0;
+    int r = 0;
+
+    for (size_t i = 0; i < to->r->n_arrays; i++)
+        if (!to->r->arrays[i].record->whole)
+            sorted[n++] = &to->r->arrays[i];
+    qsort(sorted, n, sizeof(*sorted), place_compare);
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        if (sorted[i]->record->block != block)
+            at = start_of(to->r, block = sorted[i]->record->block);
+        r = restore_array(to, sorted[i], &at);
+    }
+    return r;
+}
+
+static int
+restore_parts(const struct restoring *to)
+{
+    struct range *none = NULL;
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < to->r->n_arrays; i++) {
+        struct restore_array *a = &to->r->arrays[i];
+        const struct restore_array *whole =
+            a->record->whole ? find_array(to->r, a->record->whole) : NULL;
+        if (whole && whole->array && !whole->array->is_part)
+            r = restore_array(to, a, &none);
+    }
+    return r;
+}
+
+/* It is not what it was: it goes as a whole. */
+static void
+lose_whole(const struct restoring *to, struct restore_array *a)
+{
+    struct array *array = TAKE_PTR(a->array);
+
+    if (!array->named) {
+        a->array = array; /* settle_arrays() */
+        return;
+    }
+    to->lost(to->userdata, array->pool->name, array->name,
+             array->is_set ? "an array of the set is lost" : "its companion is lost");
+    array_unlink(to->core, array);
+}
+
+static void
+restore_companions(const struct restoring *to)
+{
+    for (size_t i = 0; i < to->r->n_arrays; i++) {
+        struct restore_array *a = &to->r->arrays[i];
+        struct restore_array *c =
+            a->array && a->record->companion ? find_array(to->r, a->record->companion) : NULL;
+        if (!a->array || !a->record->companion)
+            continue;
+        if (!c || !c->array || c->array->named || c->array->companion || c == a) {
+            lose_whole(to, a);
+            continue;
+        }
+        a->array->companion = c->array;
+        c->array->companion = a->array;
+        c->array->is_companion = true;
+    }
+}
+
+static int
+restore_members(const struct restoring *to)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc != -ENOMEM && i < to->r->n_members; i++) {
+        const struct record_member *m = to->r->members[i];
+        struct restore_array *set = find_array(to->r, m->key.id);
+        struct restore_array *member = find_array(to->r, m->array);
+        struct msg_str key = {m->name, m->n_name};
+        if (!set || !set->array || set->array->span || set_get(set->array, key))
+            continue; /* it has ended; or it was recorded twice, when the journal was renewed */
+        if (member && member->array && !member->array->is_set)
+            rc = set_restore(set->array, key, member->array);
+        else
+            lose_whole(to, set);
+    }
+    return rc == -ENOMEM ? rc : 0;
+}
+
+/* What nobody keeps, since who kept it is lost. It frees nothing else of the list: what others keep
+ * is settled with them. */
+static void
+settle_arrays(const struct restoring *to)
+{
+    for (size_t i = 0; i < to->r->n_arrays; i++) {
+        struct array *array = to->r->arrays[i].array;
+        if (array && !array->named && !array->is_companion && !array->is_whole &&
+            !array->companion && !array->n_sets)
+            array_settle(to->core, array);
+    }
+}
+
+/* ---- processes ---- */
+
+static int
+restore_hold(const struct restoring *to, const struct record_hold *record)
+{
+    const struct restore_conn *c = restore_find_conn(to->r, record->key.of);
+    const struct restore_block *b = find_block(to->r, record->key.id);
+    struct conn *conn = c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
+    struct hold *hold;
+    bool is_new;
+
+    if (!conn || !b || !b->block)
+        return 0;
+    if (hold_get(conn, &conn->holds, b->block->id, &b->block->holds, &hold, &is_new, NULL))
+        return -ENOMEM;
+    hold->block = b->block;
+    hold->before = true;
+    if (b->block->n_before++ > 0)
+        return 0;
+    return block_set_aside(b->block);
+}
+
+static int
+restore_processes(const struct restoring *to)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < to->r->n_conns; i++)
+        if (to->r->conns[i].conn)
+            r = core_restore_conn(to->core, to->r->conns[i].conn, to->r->conns[i].kept,
+                                  to->r->conns[i].record);
+    for (size_t i = 0; r == 0 && i < to->r->n_holds; i++)
+        r = restore_hold(to, to->r->holds[i]);
+    return r;
+}
+
+/* Page numbers are not given again, either: clients know blocks and pages by them. */
+static void
+restore_numbers(const struct restoring *to)
+{
+    struct core *core = to->core;
+
+    if (to->r->n_blocks)
+        core->next_block = to->r->blocks[to->r->n_blocks - 1].record->key.id;
+    if (to->r->n_pages)
+        core->next_page = to->r->pages[to->r->n_pages - 1].record->key.id;
+    core_restore_floor(core, to->r->floor);
+}
+
+int
+core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost, void *userdata)
+{
+    const struct restoring to = {core, restore, lost, userdata};
+    _cleanup_free_ struct restore_array **sorted =
+        calloc(restore->n_arrays + 1, sizeof(struct restore_array *));
+    int r = sorted ? 0 : -ENOMEM;
+    struct user *user;
+
+    restore_numbers(&to);
+    for (size_t i = 0; r == 0 && i < restore->n_pools; i++)
+        get_pool(&to, (uint32_t)restore->pools[i]->key.id);
+    for (size_t i = 0; r == 0 && i < restore->n_blocks; i++)
+        r = restore_block(&to, &restore->blocks[i]);
+    if (r == 0)
+        r = restore_placed(&to, sorted);
+    if (r == 0)
+        r = restore_parts(&to);
+    if (r == 0)
+        r = restore_processes(&to);
+    for (size_t i = 0; i < restore->n_blocks; i++)
+        if (restore->blocks[i].block)
+            restore->blocks[i].block->state = BLOCK_LIVE;
+    if (r == 0)
+        r = restore_members(&to);
+    restore_companions(&to);
+    settle_arrays(&to);
+    for (size_t i = 0; i < restore->n_blocks; i++)
+        if (restore->blocks[i].block)
+            block_settle(core, restore->blocks[i].block);
+    RB_FOREACH(user, users, &core->users)
+        user_touch(user);
+    core->behind = true; /* what of it goes */
+    return r;
+}

@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "restart.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/macros.h"
+#include "timeline.h"
+
+#define JOURNAL      0                   /* its number at the keeper */
+#define JOURNAL_MIN  ((size_t)256 << 10) /* bytes */
+#define SETTLE_NS    (10 * NSEC_PER_SEC) /* for values on their way */
+#define HAND_OVER_NS (2 * NSEC_PER_SEC)  /* that a keeper has to take what it is given */
+
+struct restart_page {
+    int fd; /* -1: it is lost */
+    struct timeline_slot *slots;
+    int pidfd; /* borrowed; -1: its owner has exited */
+    pid_t pid;
+};
+
+/* ---- journals ---- */
+
+/* The file has its new size before the mapping has. */
+static int
+grow(struct journal *journal, size_t size)
+{
+    struct restart *r = journal->userdata;
+    int fd = r->fds[journal - r->journals];
+    size_t was = journal->size, more = was < JOURNAL_MIN ? JOURNAL_MIN : was;
+    void *bytes;
+
+    while (more < size)
+        more *= 2;
+    if (more == was)
+        more *= 2;
+    if (ftruncate(fd, (off_t)more) < 0)
+        return -errno;
+    bytes = was ? mremap(journal->bytes, was, more, MREMAP_MAYMOVE)
+                : mmap(NULL, more, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (bytes == MAP_FAILED)
+        return -errno;
+    journal->bytes = bytes;
+    journal->size = more;
+    return 0;
+}
+
+static void
+journal_close(struct restart *r, int turn)
+{
+    struct journal *journal = &r->journals[turn];
+
+    if (journal->bytes)
+        munmap(journal->bytes, journal->size);
+    *journal = (struct journal){0};
+    r->fds[turn] = fd_close(r->fds[turn]);
+}
+
+static int
+journal_make(struct restart *r, int turn)
+{
+    int rc;
+
+    r->journals[turn] = (struct journal){.grow = grow, .userdata = r};
+    r->fds[turn] = memfd_create("caid-journal", MFD_CLOEXEC);
+    rc = r->fds[turn] < 0 ? -errno : journal_init(&r->journals[turn]);
+    if (rc < 0)
+        journal_close(r, turn);
+    return rc;
+}
+
+/* ---- what was left ---- */
+
+static int
+map_old(struct restart *r)
+{
+    struct stat st;
+    void *bytes;
+
+    if (fstat(r->old_fd, &st) < 0)
+        return -errno;
+    if (st.st_size < JOURNAL_START)
+        return -EPROTO;
+    bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, r->old_fd, 0);
+    if (bytes == MAP_FAILED)
+        return -errno;
+    r->old = (struct journal){.bytes = bytes, .size = (size_t)st.st_size};
+    return journal_open(&r->old);
+}
+
+/* -1: it has exited. Of one that could not be kept it may be another process, for whose end is
+ * waited then. -errno: it cannot be told. */
+static int
+open_process(struct restart *r, struct restore_conn *conn, int *ret)
+{
+    uint32_t kept = conn->record->kept;
+    int pidfd = kept ? kept_claim(r->kept, kept) : -1;
+
+    conn->kept = pidfd < 0 ? 0 : kept;
+    if (pidfd < 0)
+        pidfd = (int)syscall(SYS_pidfd_open, conn->record->pid, 0);
+    if (pidfd < 0 && errno != ESRCH)
+        return -errno;
+    if (pidfd >= 0 && poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0) {
+        kept_drop(r->kept, conn->kept);
+        conn->kept = 0;
+        pidfd = fd_close(pidfd);
+    }
+    *ret = pidfd;
+    return 0;
+}
+
+static void
+open_page(struct restart *r, struct restart_page *page, const struct record_page *record)
+{
+    const struct restore_conn *conn = restore_find_conn(&r->restore, record->conn);
+    void *slots;
+
+    *page = (struct restart_page){.fd = -1, .pidfd = -1};
+    if (record->kept)
+        page->fd = kept_claim(r->kept, record->kept);
+    if (conn) {
+        page->pidfd = r->pidfds[conn - r->restore.conns];
+        page->pid = (pid_t)conn->record->pid;
+    }
+    if (page->fd < 0)
+        return;
+    slots = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ, MAP_SHARED, page->fd, 0);
+    if (slots != MAP_FAILED)
+        page->slots = slots;
+}
+
+static int
+open_old(struct restart *r)
+{
+    struct restore *restore = &r->restore;
+    int rc = restore_read(restore, &r->old);
+
+    if (rc < 0)
+        return rc;
+    r->pages = calloc(restore->n_pages + 1, sizeof(*r->pages));
+    r->pidfds = calloc(restore->n_conns + 1, sizeof(*r->pidfds));
+    if (!r->pages || !r->pidfds)
+        return -ENOMEM;
+    for (size_t i = 0; i < restore->n_conns; i++)
+        r->pidfds[i] = -1;
+    for (size_t i = 0; rc == 0 && i < restore->n_conns; i++)
+        rc = open_process(r, &restore->conns[i], &r->pidfds[i]);
+    for (size_t i = 0; i < restore->n_pages; i++)
+        open_page(r, &r->pages[i], restore->pages[i].record);
+    return rc;
+}
+
+void
+restart_init(struct restart *r, struct kept *kept)
+{
+    *r = (struct restart){.kept = kept, .fds = {-1, -1}, .old_fd = -1};
+}
+
+int
+restart_open(struct restart *r)
+{
+    int rc = 0;
+
+    r->old_fd = kept_claim(r->kept, JOURNAL);
+    if (r->old_fd >= 0) {
+        rc = map_old(r);
+        if (rc == 0)
+            rc = open_old(r);
+    }
+    if (rc == -EPROTO) {
+        log_error("what the keeper has is no journal: nothing of a former daemon comes back");
+        rc = 0;
+    } else if (rc < 0) {
+        log_error("cannot take over from a former daemon: %s",
+                  rc == -ENOTSUP ? "it was of a newer version" : strerror(-rc));
+    }
+    return rc;
+}
+
+static void
+close_old(struct restart *r)
+{
+    for (size_t i = 0; r->pages && i < r->restore.n_pages; i++) {
+        if (r->pages[i].slots)
+            munmap(r->pages[i].slots, TIMELINE_PAGE_BYTES);
+        fd_close(r->pages[i].fd);
+    }
+    free(TAKE_PTR(r->pages));
+    free(TAKE_PTR(r->pidfds));
+    restore_deinit(&r->restore);
+    if (r->old.bytes)
+        munmap(r->old.bytes, r->old.size);
+    r->old = (struct journal){0};
+    r->old_fd = fd_close(r->old_fd);
+}
+
+void
+restart_close(struct restart *r)
+{
+    close_old(r);
+    for (int i = 0; i < 2; i++)
+        journal_close(r, i);
+}
+
+/* ---- values on their way ---- */
+
+static bool
+is_exited(int pidfd)
+{
+    return pidfd < 0 || poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0;
+}
+
+/* Whether something is yet to be stored in it. */
+static bool
+is_busy(const struct restart_page *page)
+{
+    for (size_t i = 0; page->slots && i < TIMELINE_SLOTS; i++) {
+        const struct timeline_slot *slot = &page->slots[i];
+        if (!timeline_is_dead(slot) && atomic_load(&slot->done) < timeline_submitted(slot))
+            return true;
+    }
+    return false;
+}
+
+/* A value that is lost: of a context that has died, or a process. */
+static bool
+is_broken(const struct restart_page *page)
+{
+    bool dead = !page->slots;
+
+    for (size_t i = 0; page->slots && i < TIMELINE_SLOTS; i++)
+        dead |= timeline_is_dead(&page->slots[i]);
+    return dead || (is_busy(page) && is_exited(page->pidfd));
+}
+
+int
+restart_settle(struct restart *r, char *reason, size_t size)
+{
+    uint64_t now = clock_now_ns();
+
+    if (r->settle_until_ns == 0)
+        r->settle_until_ns = now + SETTLE_NS;
+    for (size_t i = 0; i < r->restore.n_pages; i++) {
+        const struct restart_page *page = &r->pages[i];
+        struct restore_page *told = &r->restore.pages[i];
+        told->is_broken = told->is_broken || is_broken(page);
+        if (told->is_broken || !is_busy(page))
+            continue;
+        told->is_broken = now >= r->settle_until_ns;
+        snprintf(reason, size, "the GPU works on memory of a former daemon's, for pid %d",
+                 (int)page->pid);
+        if (!told->is_broken)
+            return 1;
+        log_warning("%s: it is not waited for any more", reason);
+    }
+    return 0;
+}
+
+/* ---- taking over ---- */
+
+static void
+on_lost(void *userdata, const char *pool, const char *name, const char *why)
+{
+    struct restart *r = userdata;
+
+    r->n_lost++;
+    log_error("array \"%s\" in pool \"%s\" is lost: %s", name, pool, why);
+}
+
+/* What is not such memory is lost. Where it cannot be had today, it may tomorrow: it stays as it
+ * is. */
+static int
+take_block(struct restart *r, struct worker *worker, struct restore_block *block)
+{
+    const struct record_block *record = block->record;
+    int fd = record->kept ? kept_claim(r->kept, record->kept) : -1;
+    int rc = fd < 0 ? -EBADF
+                    : worker_adopt(worker, record->device, (enum core_kind)record->kind,
+                                   record->size, fd, record->kept, &block->handle);
+
+    block->fd = fd;
+    block->lost = rc < 0;
+    if (rc == 0)
+        return 0;
+    log_error("block %" PRIu64 " of a former daemon's cannot be had: %s", record->key.id,
+              strerror(-rc));
+    if (rc != -EINVAL && rc != -EBADF)
+        return rc;
+    kept_drop(r->kept, record->kept);
+    block->fd = fd_close(fd);
+    return 0;
+}
+
+static void
+take_process(struct restart *r, struct conns *conns, size_t i)
+{
+    struct restore_conn *conn = &r->restore.conns[i];
+    int pidfd = r->pidfds[i];
+
+    if (pidfd < 0)
+        return;
+    conn->conn = conns_next_id(conns, pidfd);
+    r->pidfds[i] = -1;
+    if (conns_adopt(conns, conn->conn, conn->record->uid, pidfd, conn->kept) < 0)
+        abort(); /* nobody would tell when its memory is free */
+}
+
+/* The pages themselves are known to nobody any more. */
+static void
+drop_pages(struct restart *r)
+{
+    for (size_t i = 0; i < r->restore.n_pages; i++)
+        if (r->pages[i].fd >= 0)
+            kept_drop(r->kept, r->restore.pages[i].record->kept);
+}
+
+static int
+start_journal(struct restart *r, struct core *core)
+{
+    int rc = journal_make(r, 0);
+
+    if (rc < 0)
+        return rc;
+    core_set_journal(core, &r->journals[0]);
+    if (r->journals[0].full)
+        return -ENOMEM;
+    rc = kept_set(r->kept, JOURNAL, r->fds[0]);
+    if (rc == KEPT_LATER)
+        rc = kept_wait(r->kept, HAND_OVER_NS);
+    if (rc < 0 && rc != -ENOTCONN)
+        return rc;
+    r->is_on = true;
+    r->large = 2 * r->journals[0].at + JOURNAL_MIN;
+    return 0;
+}
+
+int
+restart_take(struct restart *r, struct core *core, struct worker *worker, struct conns *conns)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < r->restore.n_blocks; i++)
+        rc = take_block(r, worker, &r->restore.blocks[i]);
+    for (size_t i = 0; rc == 0 && i < r->restore.n_conns; i++)
+        take_process(r, conns, i);
+    if (rc == 0)
+        rc = core_restore(core, &r->restore, on_lost, r);
+    if (rc == 0)
+        rc = start_journal(r, core);
+    if (rc < 0) {
+        log_error("cannot take over from a former daemon: %s", strerror(-rc));
+        return rc;
+    }
+    for (size_t i = 0; i < r->restore.n_blocks; i++)
+        if (!r->restore.blocks[i].lost && !r->restore.blocks[i].block)
+            worker_disown(worker, r->restore.blocks[i].handle);
+    drop_pages(r);
+    if (r->restore.n_arrays)
+        log_notice("%zu arrays of a former daemon's are back, %" PRIu64 " are lost",
+                   r->restore.n_arrays - (size_t)r->n_lost, r->n_lost);
+    close_old(r);
+    kept_forget(r->kept);
+    return 0;
+}
+
+/* ---- while it runs ---- */
+
+/* What the keeper has is not true any more. */
+static void
+give_up(struct restart *r, struct core *core)
+{
+    log_error("the journal cannot grow: arrays do not outlive this daemon from here on");
+    core_drop_journal(core);
+    kept_drop(r->kept, JOURNAL);
+    r->is_on = r->renews = false;
+    for (int i = 0; i < 2; i++)
+        journal_close(r, i);
+}
+
+static void
+begin_renewal(struct restart *r, struct core *core)
+{
+    if (journal_make(r, !r->turn) < 0) {
+        r->large *= 2; /* later, then */
+        return;
+    }
+    core_renew_journal(core, &r->journals[!r->turn]);
+    r->renews = true;
+}
+
+/* Both are written until the keeper has the new one. */
+static void
+hand_over(struct restart *r, struct core *core)
+{
+    journal_commit(&r->journals[!r->turn]);
+    if (!r->is_handed_over && kept_set(r->kept, JOURNAL, r->fds[!r->turn]) < 0) {
+        give_up(r, core);
+        return;
+    }
+    r->is_handed_over = true;
+    if (kept_wait(r->kept, 0) == -ETIMEDOUT)
+        return;
+    core_switch_journal(core);
+    journal_close(r, r->turn);
+    r->turn = !r->turn;
+    r->renews = r->is_handed_over = false;
+    r->large = 2 * r->journals[r->turn].at + JOURNAL_MIN;
+}
+
+void
+restart_look(struct restart *r, struct core *core)
+{
+    if (!r->is_on)
+        return;
+    if (r->journals[0].full || r->journals[1].full)
+        give_up(r, core);
+    else if (r->renews && core_journal_is_renewed(core))
+        hand_over(r, core);
+    else if (!r->renews && r->journals[r->turn].at > r->large)
+        begin_renewal(r, core);
+}
+
+void
+restart_let_go(struct restart *r, uint32_t kept)
+{
+    if (!r->is_stopped)
+        fd_close(kept_drop(r->kept, kept));
+}
+
+void
+restart_stop(struct restart *r, struct core *core)
+{
+    if (!r->is_on)
+        return;
+    core_drop_journal(core);
+    r->is_on = false;
+    r->is_stopped = true;
+    kept_wait(r->kept, HAND_OVER_NS); /* before what it is given is closed */
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What outlives the daemon: its keeper has the fds of blocks and of pages, pidfds of clients, and
+ * the core's journal, a memfd under number 0 that says what they are. The order is: the fd to the
+ * keeper, the record, the reply.
+ *
+ *     restart_open()     what a former daemon has left is found and read
+ *     restart_settle()   waits until what its clients' GPUs were to write is written
+ *     restart_take()     blocks, arrays and processes come into the new core, which has a journal
+ *                        of its own from here on
+ *     restart_look()     after each event: a journal that has grown is written anew
+ *     restart_stop()     the daemon is about to end: what happens from here on is not recorded
+ *
+ * Where there is no keeper, all of this does nothing.
+ */
+#pragma once
+
+#include "conns.h"
+#include "core.h"
+#include "journal.h"
+#include "kept.h"
+#include "restore.h"
+#include "worker.h"
+
+struct restart_page;
+
+struct restart {
+    struct kept *kept;
+    struct journal journals[2]; /* one of them, and the next one while it is being written */
+    int fds[2];                 /* -1: none */
+    int turn;
+    bool is_on;
+    bool is_stopped;
+    bool renews, is_handed_over; /* the new one is at the keeper, or on its way */
+    size_t large;                /* bytes from which on it is to be written anew */
+
+    struct journal old; /* a former daemon's */
+    int old_fd;
+    struct restore restore;
+    struct restart_page *pages; /* of restore.pages */
+    int *pidfds;                /* of restore.conns; -1: it has exited */
+    uint64_t settle_until_ns;   /* 0: that has not begun */
+    uint64_t n_lost, n_arrays;  /* that were lost; that came back */
+};
+
+/* kept: borrowed. */
+void restart_init(struct restart *r, struct kept *kept);
+/* -ENOTSUP: a newer daemon's journal, which is left as it is; -errno. Logged. */
+int restart_open(struct restart *r);
+void restart_close(struct restart *r);
+/* 0; or 1: not yet, and whom it waits for, which ends after some seconds: then what was to be
+ * written is abandoned. On a thread that may wait. */
+int restart_settle(struct restart *r, char *reason, size_t size);
+/* Into a core without connections. -errno, logged. */
+int restart_take(struct restart *r, struct core *core, struct worker *worker,
+                 struct conns *conns);
+void restart_look(struct restart *r, struct core *core);
+/* For CORE_LET_GO. */
+void restart_let_go(struct restart *r, uint32_t kept);
+void restart_stop(struct restart *r, struct core *core);

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The harness's journal: what the core has recorded, and what another core makes of it.
+ */
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "array.h"
+#include "books.h"
+#include "caid_test.h"
+#include "device.h"
+#include "restore.h"
+#include "set.h"
+#include "state.h"
+
+#define BYTES (UINT64_C(64) << 20) /* reserved, not used */
+
+static struct journal
+journal_new(void)
+{
+    void *bytes = mmap(NULL, BYTES, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    struct journal journal = {.bytes = bytes, .size = BYTES};
+
+    cr_assert_neq(bytes, MAP_FAILED);
+    cr_assert_eq(journal_init(&journal), 0);
+    return journal;
+}
+
+void
+saved_init(struct harness *h)
+{
+    h->journal = &h->journals[0];
+    *h->journal = journal_new();
+    core_set_journal(h->core, h->journal);
+    h->journal_at = h->journal->at;
+}
+
+void
+saved_deinit(struct harness *h)
+{
+    for (int i = 0; i < 2; i++)
+        if (h->journals[i].bytes)
+            munmap(h->journals[i].bytes, BYTES);
+}
+
+/* ---- what was recorded ---- */
+
+static struct h_saved *
+find(struct harness *h, uint8_t type, uint64_t id)
+{
+    for (size_t i = 0; i < h->n_saved; i++)
+        if (h->saved[i].type == type && h->saved[i].id == id)
+            return &h->saved[i];
+    return NULL;
+}
+
+static void
+forget(struct harness *h, struct h_saved *saved)
+{
+    if (saved)
+        *saved = h->saved[--h->n_saved];
+}
+
+static struct h_saved *
+get(struct harness *h, uint8_t type, uint64_t id)
+{
+    struct h_saved *saved = find(h, type, id);
+
+    if (saved)
+        return saved;
+    cr_assert_lt(h->n_saved, H_BOOKS);
+    h->saved[h->n_saved] = (struct h_saved){.type = type, .id = id};
+    return &h->saved[h->n_saved++];
+}
+
+static void
+note_name(struct harness *h, const struct h_saved *saved, const char *what)
+{
+    char text[2 * sizeof(saved->text)];
+
+    if (!saved || !saved->text[0])
+        return;
+    snprintf(text, sizeof(text), "%s %s", what, saved->text);
+    h_note(h, text);
+}
+
+static void
+read_array(struct harness *h, const struct record_array *a)
+{
+    size_t n_extents = (size_t)a->ndim * (a->flags & ARRAY_STRIDES ? 2 : 1);
+    const char *name = (const char *)(a + 1) +
+                       (n_extents + !!(a->flags & ARRAY_EXPIRES)) * sizeof(int64_t) +
+                       a->n_typestr + a->n_descr;
+    struct h_saved *saved = get(h, RECORD_ARRAY, a->key.id), was = *saved;
+    const struct h_saved *pool = find(h, RECORD_POOL, a->pool);
+
+    saved->text[0] = '\0';
+    if (a->flags & ARRAY_NAMED)
+        snprintf(saved->text, sizeof(saved->text), "%.20s:%.*s", pool->text,
+                 a->n_name < 20 ? a->n_name : 20, name);
+    note_name(h, saved, "name");
+    if (was.text[0] && strcmp(was.text, saved->text) != 0)
+        note_name(h, &was, "name gone");
+}
+
+static void
+read_gone(struct harness *h, const struct record_gone *gone)
+{
+    struct h_saved *saved = find(h, (uint8_t)gone->type, gone->key.id);
+    char text[64];
+
+    if (gone->type == RECORD_BLOCK) {
+        cr_assert(saved, "the end of what was not there is recorded");
+        snprintf(text, sizeof(text), "block gone %llu", (unsigned long long)gone->key.id);
+        h_note(h, text);
+    }
+    note_name(h, saved, "name gone");
+    if (gone->type == RECORD_BLOCK || gone->type == RECORD_ARRAY)
+        forget(h, saved);
+}
+
+static void
+read_record(struct harness *h, const struct journal_record *r)
+{
+    const struct record_pool *pool = r->payload;
+    const struct record_block *block = r->payload;
+    char text[64];
+
+    switch (r->type) {
+    case RECORD_POOL:
+        snprintf(get(h, RECORD_POOL, pool->key.id)->text, sizeof(h->saved[0].text), "%.*s",
+                 (int)pool->n_name, pool->name);
+        break;
+    case RECORD_BLOCK:
+        cr_assert_not(find(h, RECORD_BLOCK, block->key.id), "a block is recorded twice");
+        get(h, RECORD_BLOCK, block->key.id);
+        snprintf(text, sizeof(text), "block %llu", (unsigned long long)block->key.id);
+        h_note(h, text);
+        break;
+    case RECORD_ARRAY: read_array(h, r->payload); break;
+    case RECORD_GONE: read_gone(h, r->payload); break;
+    default: break;
+    }
+}
+
+void
+saved_read(struct harness *h)
+{
+    struct journal reading = *h->journal;
+    struct journal_record record;
+
+    cr_assert_not(h->journal->full);
+    while (h->journal_at < h->journal->at && journal_next(&reading, &h->journal_at, &record))
+        read_record(h, &record);
+    cr_assert_eq(h->journal_at, h->journal->at, "a record is broken");
+}
+
+bool
+saved_block(struct harness *h, uint64_t block)
+{
+    return find(h, RECORD_BLOCK, block);
+}
+
+bool
+saved_name(const struct harness *h, const char *pool, const char *name)
+{
+    char text[sizeof(h->saved[0].text)];
+
+    snprintf(text, sizeof(text), "%.20s:%.20s", pool, name);
+    for (size_t i = 0; i < h->n_saved; i++)
+        if (h->saved[i].type == RECORD_ARRAY && strcmp(h->saved[i].text, text) == 0)
+            return true;
+    return false;
+}
+
+uint64_t
+saved_count(const struct harness *h, bool blocks)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < h->n_saved; i++)
+        n += blocks ? h->saved[i].type == RECORD_BLOCK
+                    : h->saved[i].type == RECORD_ARRAY && h->saved[i].text[0];
+    return n;
+}
+
+/* ---- another core ---- */
+
+static void
+lost(void *userdata, const char *pool, const char *name, const char *why)
+{
+    (void)userdata;
+    cr_assert_not(strstr(why, "damaged"), "\"%s\" in \"%s\" is lost: %s", name, pool, why);
+}
+
+static bool
+is_pending_write(const struct array *array)
+{
+    return array->use && (array->use->n_writers || array->use->write);
+}
+
+static void
+assert_same(const struct array *a, const struct array *b)
+{
+    struct msg_str of_a = array_metadata(a), of_b = array_metadata(b);
+
+    cr_assert(b, "\"%s\" has not come back", a->name);
+    cr_assert_str_eq(a->name, b->name);
+    cr_assert_eq(a->named, b->named);
+    cr_assert_eq(a->id, b->id);
+    cr_assert_eq(a->generation, b->generation);
+    cr_assert_eq(a->nbytes, b->nbytes);
+    cr_assert_eq(a->span, b->span);
+    cr_assert_eq(a->kind, b->kind);
+    cr_assert_eq(a->charge.user->uid, b->charge.user->uid);
+    cr_assert_eq(a->ndim, b->ndim);
+    cr_assert_arr_eq(array_shape(a), array_shape(b), a->ndim * sizeof(int64_t));
+    cr_assert_str_eq(array_typestr(a), array_typestr(b));
+    cr_assert(of_a.n == of_b.n && !of_a.p == !of_b.p && memcmp(of_a.p, of_b.p, of_a.n) == 0);
+    cr_assert_eq(array_offset(a), array_offset(b));
+    if (array_block(a))
+        cr_assert_eq(array_block(a)->id, array_block(b)->id);
+    if (a->companion)
+        cr_assert_eq(a->companion->id, b->companion->id);
+    cr_assert_eq(a->is_set, b->is_set);
+    cr_assert_eq(expiry_at_ns(a->charge.user->core, a), expiry_at_ns(b->charge.user->core, b));
+    cr_assert_eq(b->abandoned, a->abandoned || is_pending_write(a),
+                 "\"%s\" was being written, or was not", a->name);
+}
+
+/* It ends with the daemon, or what it cannot be without does. */
+static bool
+is_mortal(const struct array *array)
+{
+    struct member *member;
+
+    if (array->kind == KIND_LEGACY ||
+        (array->companion && array->companion->kind == KIND_LEGACY))
+        return true;
+    if (array->is_set)
+        RB_FOREACH(member, members, &array->set->members)
+            if (is_mortal(member->array))
+                return true;
+    return false;
+}
+
+static void
+assert_members(const struct array *a, const struct array *b)
+{
+    struct member *member;
+
+    if (!a->is_set)
+        return;
+    RB_FOREACH(member, members, &a->set->members) {
+        const struct array *other = set_get(b, (struct msg_str){member->key, member->n_key});
+        assert_same(member->array, other);
+    }
+}
+
+static const struct block *
+find_block(const struct core *core, uint64_t id)
+{
+    const struct block *block;
+
+    LIST_FOREACH(block, &core->blocks, of_core)
+        if (block->id == id)
+            return block;
+    return NULL;
+}
+
+/* Whoever has it mapped lives on: it is nobody else's (I2). */
+static void
+assert_not_free(const struct core *core, const struct array *array)
+{
+    const struct block *block = array->is_set ? NULL : array_block(array);
+    const struct block *other = block ? find_block(core, block->id) : NULL;
+    uint64_t start = block ? array_offset(array) : 0;
+
+    if (!other) /* gone, with all that could be given away */
+        return;
+    for (const struct range *range = other->extent.first; range; range = range->next)
+        cr_assert(!range->is_free || range_offset(range) >= start + array->span ||
+                      range_offset(range) + range_bytes(range) <= start,
+                  "array %llu is free, and is in use", (unsigned long long)array->id);
+}
+
+static void
+assert_leases(struct core *core, struct conns *conns)
+{
+    struct lease *lease;
+    struct conn *conn;
+
+    RB_FOREACH(conn, conns, conns)
+        RB_FOREACH(lease, leases, &conn->leases)
+            if (lease->hold)
+                assert_not_free(core, lease->array);
+}
+
+static struct pool *
+find_pool(struct core *core, const char *name)
+{
+    struct pool *pool = pool_find_from(core, MSG_STR(name));
+
+    return pool && strcmp(pool->name, name) == 0 ? pool : NULL;
+}
+
+static void
+assert_pools(struct core *a, struct core *b)
+{
+    struct pool *pool;
+    struct array *array;
+
+    RB_FOREACH(pool, pools, &a->pools) {
+        struct pool *other = find_pool(b, pool->name);
+        cr_assert_geq(other ? other->floor : b->floor, pool->floor);
+        RB_FOREACH(array, names, &pool->names) {
+            struct msg_str name = {array->name, array->n_name};
+            if (array->creating || is_mortal(array))
+                continue;
+            cr_assert(other);
+            assert_same(array, pool_find_array(other, name));
+            assert_members(array, pool_find_array(other, name));
+        }
+    }
+}
+
+/* Whoever is left exits: then memory is taken by names alone. */
+static void
+end(struct core *core, const struct restore *r)
+{
+    struct core_action a;
+
+    for (size_t i = 0; i < r->n_conns; i++)
+        core_exited(core, r->conns[i].conn);
+    do
+        while (core_next(core, &a))
+            if (a.type == CORE_RELEASE)
+                core_release_done(core, a.job, 0, 0, "");
+    while (core_is_behind(core) && (core_tick(core, 0), true));
+    core_check(core);
+    cr_assert(RB_EMPTY(&core->departed) && LIST_EMPTY(&core->aside));
+    core_free(core);
+}
+
+/* Kills the core as it is now, and looks at the one that comes after it. The tail is torn. */
+void
+saved_check(struct harness *h)
+{
+    struct core_device devices[H_DEVICES];
+    struct core_config config = h->config;
+    struct journal journal = journal_new();
+    struct restore r;
+    struct core *core;
+
+    for (uint32_t i = 0; i < h->n_devices; i++)
+        devices[i] = h->core->devices[i].info;
+    config.devices = devices;
+    memcpy(journal.bytes, h->journal->bytes, h->journal->at);
+    memset(journal.bytes + h->journal->at, 0xa5, 100);
+    cr_assert_eq(journal_open(&journal), 0);
+    cr_assert_eq(restore_read(&r, &journal), 0);
+    for (size_t i = 0; i < r.n_blocks; i++) {
+        r.blocks[i].handle = r.blocks[i].record->kept;
+        r.blocks[i].fd = (int)r.blocks[i].record->kept;
+    }
+    for (size_t i = 0; i < r.n_conns; i++)
+        r.conns[i].conn = 1000 + i;
+    for (size_t i = 0; i < r.n_pages; i++)
+        r.pages[i].is_broken = true;
+    cr_assert_eq(core_new(&core, &config, 0), 0);
+    cr_assert_eq(core_restore(core, &r, lost, NULL), 0);
+    core_check_anew();
+    core_check(core);
+    assert_pools(h->core, core);
+    assert_leases(core, &h->core->conns);
+    assert_leases(core, &h->core->departed);
+    end(core, &r);
+    core_check_anew();
+    restore_deinit(&r);
+    munmap(journal.bytes, BYTES);
+}
+
+/* Begins a new journal, or goes over to it when that has all. */
+void
+saved_renew(struct harness *h)
+{
+    struct journal *next = &h->journals[h->journal == &h->journals[0]];
+
+    if (!next->bytes) {
+        *next = journal_new();
+        core_renew_journal(h->core, next);
+    } else if (core_journal_is_renewed(h->core)) {
+        saved_read(h);
+        core_switch_journal(h->core);
+        munmap(h->journal->bytes, BYTES);
+        *h->journal = (struct journal){0};
+        h->journal = next;
+        h->journal_at = next->at;
+    }
+}

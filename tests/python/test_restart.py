@@ -1,0 +1,576 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What outlives the daemon: its death is seen by who was connected, and by nobody else."""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import struct
+import tempfile
+import textwrap
+import threading
+
+import hypothesis
+import hypothesis.stateful as stateful
+import numpy
+import pytest
+from conftest import Child, in_thread, wait_until
+from hypothesis import strategies as st
+from restarts import Restarts
+
+import caid
+
+
+@pytest.fixture
+def restarts(tmp_path):
+    with contextlib.closing(Restarts(tmp_path)) as r:
+        yield r
+
+
+def filled(client, value, n=4, **options):
+    a = client.empty(n, "<i4", **options)
+    a.copy_from_host(numpy.full(n, value, "<i4"))
+    return a
+
+
+def read(array):
+    (value,) = set(array.copy_to_host().tolist())
+    return value
+
+
+def publish(client, name, value, n=4, **options):
+    with filled(client, value, n) as a:
+        return a.publish(name, **options)
+
+
+def value_of(client, name):
+    with client.open(name) as a:
+        return read(a)
+
+
+def figures(client):
+    """Of what has a reason to last, when nobody has anything open."""
+    client.flush()
+    status, memory = client.status(), client.memory_info()
+    return status.arrays, status.names, status.blocks, status.leases, memory.used, memory.allocated
+
+
+# --- what is promised, by a model --------------------------------------------------------------
+
+NAMES = st.sampled_from(["a", "b", "c/d", "ä" * 40, "s/x"])
+SETS = st.sampled_from(["s/", "t/"])
+METADATA = st.sampled_from([None, "", {"step": 1}, "x" * 4000])
+SIZES = st.sampled_from([1, 4, 300_000])
+
+
+class Restarting(stateful.RuleBasedStateMachine):
+    """Names, each of a dict of what it shows; a set's members under the whole names."""
+
+    restarts = None
+
+    def __init__(self):
+        super().__init__()
+        self.client = self.restarts.connect()
+        self.names, self.value = {}, 0
+        self.floor = {}  # generations of a name that is gone
+
+    def next(self):
+        self.value += 1
+        return self.value
+
+    def set_of(self, name):
+        return next((s for s, what in self.names.items() if s.endswith("/") and name.startswith(s)), None)
+
+    def put(self, name, generation, **what):
+        assert generation > self.floor.get(name, 0)
+        self.floor[name] = generation
+        self.names[name] = {
+            **dict(metadata=None, ttl=False, companion=None, abandoned=False, members=None),
+            **what,
+            "generation": generation,
+        }
+
+    @stateful.rule(name=NAMES, metadata=METADATA, n=SIZES, companion=st.booleans(), ttl=st.booleans())
+    def publish(self, name, metadata, n, companion, ttl):
+        if self.set_of(name):
+            return
+        what = dict(value=self.next(), metadata=metadata, ttl=ttl)
+        with contextlib.ExitStack() as open_:
+            a, beside = open_.enter_context(filled(self.client, what["value"], n)), None
+            if companion:
+                what["companion"] = self.next()
+                beside = open_.enter_context(filled(self.client, what["companion"]))
+            generation = a.publish(
+                name, metadata=metadata, companion=beside, ttl=1000.0 if ttl else None
+            )
+        self.put(name, generation, **what)
+
+    @stateful.rule(name=NAMES, kind=st.sampled_from(["device", "pinned", "mapped"]), metadata=METADATA)
+    def create(self, name, kind, metadata):
+        if name in self.names or self.set_of(name):
+            return
+        value = self.next()
+        with self.client.create(name, 4, "<i4", memory=kind, metadata=metadata) as a:
+            a.copy_from_host(numpy.full(4, value, "<i4"))
+            self.put(name, a.generation, value=value, metadata=metadata)
+
+    @stateful.rule(name=SETS, keys=st.sets(st.sampled_from(["x", "y", "ä"]), min_size=1), metadata=METADATA)
+    def publish_many(self, name, keys, metadata):
+        if any(n.startswith(name) and n != name for n in self.names):
+            return
+        values = {key: self.next() for key in keys}
+        with contextlib.ExitStack() as open_:
+            arrays = {k: open_.enter_context(filled(self.client, v)) for k, v in values.items()}
+            generation = self.client.publish_many(name, arrays, metadata=metadata)
+        self.put(name, generation, members=values, metadata=metadata)
+
+    @stateful.rule(name=NAMES, n=st.integers(1, 3))
+    def publish_parts(self, name, n):
+        """Several in one memory; the last ones of the name and of another."""
+        if self.set_of(name):
+            return
+        with self.client.arena() as arena:
+            for _ in range(n):
+                value = self.next()
+                with arena.allocate(16) as x:
+                    self.client.as_array(x).copy_from_host(numpy.full(4, value, "<i4").view("u1"))
+                    self.put(name, arena.publish(name, x, shape=4, dtype="<i4"), value=value)
+
+    @stateful.rule(old=NAMES | SETS, new=NAMES | SETS)
+    def rename(self, old, new):
+        is_set = old.endswith("/")
+        if old not in self.names or old == new or is_set != new.endswith("/") or self.set_of(new) not in (None, new):
+            return
+        if is_set and any(n.startswith(new) and n != new for n in self.names):
+            return
+        what = self.names.pop(old)
+        what.pop("generation")
+        self.put(new, self.client.rename(old, new, replace=True), **what)
+
+    @stateful.rule(name=NAMES | SETS)
+    def unlink(self, name):
+        if self.set_of(name) not in (None, name):
+            return
+        assert self.client.unlink(name, missing_ok=True) == (self.names.pop(name, None) is not None)
+
+    @stateful.rule(name=NAMES, ttl=st.booleans())
+    def expire(self, name, ttl):
+        if name in self.names:
+            self.client.expire(name, 1000.0 if ttl else None)
+            self.names[name]["ttl"] = ttl
+
+    @stateful.rule(name=NAMES, abandons=st.booleans())
+    def write(self, name, abandons):
+        what = self.names.get(name)
+        if not what:
+            return
+        with self.client.open(name, "rw") as a:
+            bracket = a.write()
+            view = bracket.begin()
+            what["value"] = self.next()
+            view.copy_from_host(numpy.full(view.shape, what["value"], "<i4"))
+            bracket.abandon() if abandons else bracket.end()
+        what["abandoned"] = abandons
+
+    @stateful.rule(signum=st.sampled_from([signal.SIGKILL, signal.SIGTERM]))
+    def restart(self, signum):
+        before = figures(self.client)
+        self.restarts.restart(signum)
+        with pytest.raises(caid.DisconnectedError):
+            self.client.ping()
+        self.client.close()
+        self.client = self.restarts.connect()
+        assert figures(self.client) == before
+        self.check()
+
+    def check(self):
+        entries = {e.name: e for e in self.client.list()}
+        members = {s + k: v for s, what in self.names.items() for k, v in (what["members"] or {}).items()}
+        assert entries.keys() == self.names.keys() | members.keys()
+        for name, what in self.names.items():
+            self.check_name(entries[name], what)
+        for name, value in members.items():
+            assert value_of(self.client, name) == value
+
+    def check_name(self, entry, what):
+        assert entry.generation == what["generation"]
+        assert (entry.abandoned, 0 < entry.ttl_ns <= 1e12) == (what["abandoned"], what["ttl"])
+        assert self.client.show(entry.name).metadata == what["metadata"]
+        if what["members"]:
+            assert entry.members == len(what["members"])
+            with self.client.open_set(entry.name) as s:
+                assert {k: read(a) for k, a in s.items()} == what["members"]
+            return
+        with self.client.open(entry.name) as a:
+            assert what["abandoned"] or read(a) == what["value"]
+            if what["companion"]:
+                with a.open_companion() as companion:
+                    assert read(companion) == what["companion"]
+            else:
+                with pytest.raises(caid.NotFoundError):
+                    a.open_companion()
+
+    def teardown(self):
+        self.check()
+        for name in self.names:
+            self.client.unlink(name)
+        assert figures(self.client)[:4] == (0, 0, 0, 0)
+        self.client.close()
+        wait_until(lambda: self.restarts.kept_memory() == [])
+
+
+def test_what_was_acknowledged_is_there(restarts):
+    Restarting.restarts = restarts
+    stateful.run_state_machine_as_test(
+        Restarting, settings=hypothesis.settings(max_examples=20, stateful_step_count=30)
+    )
+
+
+# --- processes that were connected --------------------------------------------------------------
+
+
+@pytest.fixture
+def child(restarts):
+    """child(code, *args): a process that is there for the rest of the test."""
+    children = []
+
+    def start(code, *args, **options):
+        children.append(Child("client = caid.Client()\n" + textwrap.dedent(code), restarts.env, *args, **options))
+        return children[-1]
+
+    yield start
+    for c in children:
+        c.kill()
+
+
+HOLDS = """
+a = client.open("x")
+step("open")
+step(f"{set(a.copy_to_host().tolist())} {a.copy_to_host().size}")
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("n", [250, 1 << 20])
+def test_what_a_process_has_mapped_is_its_own_until_it_exits(restarts, child, n, signum):
+    """Its array has lost the name, so that nobody else knows of it."""
+    with restarts.connect() as c:
+        publish(c, "x", 7, n)
+        publish(c, "stays", 1, n)
+        place = c.show("x")
+        holder = child(HOLDS)
+        holder.expect("open")
+        publish(c, "x", 8, n)
+    with restarts.connect() as c:  # the daemon has seen that the one before is closed: it holds nothing
+        wait_until(lambda: c.status().connections == 2)
+    restarts.restart(signum)
+    with restarts.connect() as c:
+        for i in range(10):
+            publish(c, f"new{i}", 9, n)
+        assert (value_of(c, "x"), value_of(c, "stays")) == (8, 1)
+        holder.go()
+        holder.expect(f"{{7}} {n}")
+        c.flush()
+        used = c.memory_info().used
+        holder.kill()
+        if n > 1000:
+            wait_until(lambda: (c.flush(), c.memory_info().used)[1] == used - n * 4)
+        else:  # the block stays
+            wait_until(lambda: place_again(c, place, n))
+
+
+def place_again(client, place, n):
+    publish(client, "again", 9, n)
+    at = client.show("again")
+    return (at.block, at.offset) == (place.block, place.offset)
+
+
+WRITES = """
+import threading
+from conftest import Held
+a = client.open("x", "rw")
+if sys.argv[1] == "opens":
+    bracket = a.write()
+    bracket.begin()
+    reader = client.open("y").read()
+    reader.begin()
+    step("open")
+s = client.stream()
+held = Held(s)
+with a.write(s) as v:
+    v.copy_from_host(bytes([2, 0, 0, 0] * 4), stream=s)
+step("enqueued")
+held.gate.set()
+s.synchronize()
+step("done")
+"""
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_bracket_that_is_open(restarts, child, lives):
+    with restarts.connect() as c:
+        publish(c, "x", 1)
+        publish(c, "y", 1)
+    writer = child(WRITES, "opens")
+    writer.expect("open")
+    restarts.end()
+    if not lives:
+        writer.kill()
+    restarts.start()
+    with restarts.connect() as c:
+        assert [(e.name, e.abandoned) for e in c.list()] == [("x", True), ("y", False)]
+        with c.open("x", "rw") as a, a.write() as v:
+            v.copy_from_host(numpy.full(4, 3, "<i4"))
+        assert value_of(c, "x") == 3
+    restarts.restart()
+    with restarts.connect() as c:
+        assert not c.show("x").entry.abandoned
+
+
+@pytest.fixture
+def enqueued(restarts, child):
+    """A process whose stream is to write "x", and the next daemon, which waits for it."""
+    with restarts.connect() as c:
+        publish(c, "x", 1)
+    writer = child(WRITES, "ends")
+    writer.expect("enqueued")
+    restarts.end()
+    restarts.start(wait=False)
+    with pytest.raises(caid.NotReadyError, match=f"former daemon's, for pid {writer.pid}"):
+        restarts.connect()
+    return writer
+
+
+def test_work_on_its_way_is_waited_for(restarts, enqueued):
+    enqueued.go()
+    enqueued.expect("done")
+    restarts.wait()
+    with restarts.connect() as c:
+        assert value_of(c, "x") == 2
+        assert not c.show("x").entry.abandoned
+
+
+def test_work_whose_process_is_killed_is_abandoned(restarts, enqueued):
+    enqueued.kill()
+    restarts.wait()
+    with restarts.connect() as c:
+        assert c.show("x").entry.abandoned
+
+
+def test_a_daemon_that_waits_for_work_is_killed_too(restarts, enqueued):
+    restarts.end()
+    restarts.start(wait=False)
+    with pytest.raises(caid.NotReadyError):
+        restarts.connect()
+    enqueued.kill()
+    restarts.wait()
+    with restarts.connect() as c:
+        assert c.show("x").entry.abandoned
+
+
+def test_a_daemon_that_waits_for_work_can_be_stopped(restarts, enqueued):
+    """And the next one does what it would have done."""
+    restarts.end(signal.SIGTERM)
+    enqueued.go()
+    enqueued.expect("done")
+    restarts.start()
+    with restarts.connect() as c:
+        assert value_of(c, "x") == 2
+
+
+# --- the keeper ---------------------------------------------------------------------------------
+
+
+def has_all(restarts, client):
+    status = client.status()
+    return len(restarts.kept_memory()) >= status.blocks + status.pages
+
+
+def test_a_keeper_that_died_and_a_daemon_after_it(restarts):
+    """While names come and go."""
+    over, published = threading.Event(), {}
+
+    def work():
+        with restarts.connect() as c:
+            while not over.is_set():
+                name = f"n{len(published) % 200}"
+                published[name] = publish(c, name, len(published)), len(published)
+
+    thread, ended = in_thread(work)
+    with restarts.connect() as c:
+        for _ in range(3):
+            restarts.end_keeper()
+            restarts.start_keeper()
+            n = len(published)
+            wait_until(lambda n=n: len(published) > n or n == 200)
+            wait_until(lambda: has_all(restarts, c))
+        over.set()
+        thread.join()
+        assert ended == [None]
+        wait_until(lambda: has_all(restarts, c))
+    restarts.restart()
+    with restarts.connect() as c:
+        assert {e.name: e.generation for e in c.list()} == {k: g for k, (g, _) in published.items()}
+        for name, (_, value) in published.items():
+            assert value_of(c, name) == value
+
+
+def test_both_die(restarts):
+    with restarts.connect() as c:
+        publish(c, "x", 1)
+    restarts.end()
+    restarts.end_keeper()
+    restarts.start_keeper()
+    restarts.start()
+    with restarts.connect() as c:
+        assert c.list() == []
+        assert c.memory_info().used == 0
+
+
+# --- the journal --------------------------------------------------------------------------------
+
+
+def journal_of(restarts, pid=None):
+    """A file of it, as the daemon left it at the keeper; or the sizes of those of that process."""
+    folder = f"/proc/{pid or restarts.keeper.pid}/fd"
+    found = []
+    for fd in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            if "memfd:caid-journal" in os.readlink(f"{folder}/{fd}"):
+                found.append(f"{folder}/{fd}")
+    if pid:
+        return sum(os.stat(path).st_size for path in found)
+    (path,) = found
+    return open(path, "r+b", buffering=0)
+
+
+VERSION_AT, RECORDS_AT = 8, 64  # mem/journal.h
+
+
+def test_a_journal_of_a_newer_version_is_left(restarts):
+    with restarts.connect() as c:
+        publish(c, "x", 1)
+    restarts.end()
+    with journal_of(restarts) as journal:
+        (version,) = struct.unpack("=I", os.pread(journal.fileno(), 4, VERSION_AT))
+        os.pwrite(journal.fileno(), struct.pack("=I", version + 1), VERSION_AT)
+        kept = sorted(restarts.kept_memory())
+        restarts.launch()
+        assert restarts.ended() == 1
+        assert "it was of a newer version" in restarts.log()
+        wait_until(lambda: sorted(restarts.kept_memory()) == kept)
+        os.pwrite(journal.fileno(), struct.pack("=I", version), VERSION_AT)
+    restarts.start()
+    with restarts.connect() as c:
+        assert value_of(c, "x") == 1
+
+
+def test_what_is_no_journal(restarts):
+    with restarts.connect() as c:
+        publish(c, "x", 1)
+    restarts.end()
+    with journal_of(restarts) as journal:
+        journal.write(b"garbage.")
+    restarts.start()
+    assert "is no journal: nothing of a former daemon comes back" in restarts.log()
+    with restarts.connect() as c:
+        assert c.list() == []
+    wait_until(lambda: restarts.kept_memory() == [])
+
+
+@hypothesis.settings(max_examples=10)
+@hypothesis.given(at=st.integers(0, 1999), byte=st.integers(0, 255))
+def test_a_journal_that_is_damaged(at, byte):
+    """What comes back is as it was: the rest is not there."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Restarts(pathlib.Path(folder))) as r:
+        with r.connect() as c:
+            generations = {f"n{i}": publish(c, f"n{i}", i) for i in range(10)}
+        r.end()
+        with journal_of(r) as journal:
+            os.pwrite(journal.fileno(), bytes([byte]), RECORDS_AT + at)
+        r.start()
+        with r.connect() as c:
+            for entry in c.list():
+                assert entry.generation == generations[entry.name]
+                assert entry.abandoned or value_of(c, entry.name) == int(entry.name[1:])
+            c.unlink(prefix="n")
+            publish(c, "n0", 1)
+            assert value_of(c, "n0") == 1
+
+
+def test_it_stays_small(restarts):
+    """20,000 publishes; and the daemon is killed in between, whenever that is."""
+    published, over = {}, threading.Event()
+
+    def work():
+        while len(published) < 100 or not over.is_set():
+            with restarts.connect() as c, contextlib.suppress(caid.DisconnectedError, caid.ShutdownError):
+                while not over.is_set():
+                    name = f"n{rng.randrange(100)}"
+                    tried[name] = rng.randrange(1 << 30)
+                    published[name] = publish(c, name, tried[name]), tried[name]
+                    n_done[0] += 1
+
+    rng, tried, n_done = random.Random(1), {}, [0]
+    for n in (1_000, 5_000, 12_000, 20_000):
+        over.clear()
+        thread, ended = in_thread(work)
+        wait_until(lambda n=n: ended or n_done[0] >= n)
+        assert journal_of(restarts, restarts.process.pid) <= 2 << 20
+        restarts.end()
+        over.set()
+        thread.join()
+        restarts.start()
+        with restarts.connect() as c:
+            for entry in c.list():
+                generation, value = published[entry.name]
+                assert entry.generation in (generation, generation + 1)
+                assert value_of(c, entry.name) in (value, tried[entry.name])
+            assert {e.name for e in c.list()} >= published.keys()
+
+
+# --- users --------------------------------------------------------------------------------------
+
+
+NOBODY = 65534
+PUBLISHES = """
+for pool in (None, "team", "other"):
+    with client.empty(4, "<i4", pool=pool) as a:
+        a.copy_from_host(bytes([5, 0, 0, 0] * 4))
+        a.publish("x")
+step("published")
+"""
+POOLS = '[pool "team"]\nmode = 0666\nowner = 1234\n[pool "other"]\nmode = 0666\n'
+
+
+def pools(client):
+    """Two of them; what is free in them is nobody's as long as the writer lives."""
+    found = {p.name: p._replace(holes=0, largest=0) for p in client.pools()}
+    return [found["team"], found[f"uid:{NOBODY}"]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
+def test_pools():
+    """Those of others are theirs again; what was in one that is not configured any more is told."""
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.chmod(0o755)
+        r = stack.enter_context(contextlib.closing(Restarts(folder, POOLS)))
+        them = dict(user=NOBODY, group=NOBODY, extra_groups=[])
+        writer = Child("client = caid.Client()\n" + PUBLISHES, r.env, **them)
+        stack.callback(writer.kill)
+        writer.expect("published")
+        with r.connect() as c:
+            before = pools(c)
+        assert {(p.name, p.uid, p.mode) for p in before} == {("team", 1234, 0o666), (f"uid:{NOBODY}", NOBODY, 0o600)}
+        r.end()
+        r.config.write_text(POOLS[: POOLS.index("[pool \"other")])
+        r.start()
+        assert 'array "x" in pool "other" is lost: its pool is not configured' in r.log()
+        with r.connect() as c:
+            assert pools(c) == before
+            assert {(e.pool, e.name, e.uid) for e in c.list(all=True)} == {
+                ("team", "x", NOBODY), (f"uid:{NOBODY}", "x", NOBODY)
+            }  # fmt: skip
+            assert {u.uid: u.names for u in c.users()}[NOBODY] == 2

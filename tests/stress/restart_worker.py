@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of stress_restart.py, which runs it: it changes names of its own, reads those of others, connects
+anew when its daemon has died, and finds what was acknowledged. Its notes are there for the next one where it
+is killed itself.
+
+usage: restart_worker.py INDEX WORKERS NOTES
+"""
+
+import contextlib
+import os
+import random
+import sys
+
+import numpy
+
+import caid
+
+INDEX, WORKERS = int(sys.argv[1]), int(sys.argv[2])
+NAMES, SIZES = 6, (4, 250, 5000, 600_000)
+GONE = 0  # the value of a name that is not there
+LOST = (caid.DisconnectedError, caid.NoDaemonError, caid.NotReadyError, caid.ShutdownError)
+
+
+class Notes:
+    """Of each name what was acknowledged last, and what was asked for since."""
+
+    def __init__(self, path):
+        self.values, self.asked, self.last = {}, {}, INDEX
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        for line in open(path):
+            self.take(*line.split())
+
+    def take(self, what, name, value):
+        self.last = max(self.last, int(value))
+        self.asked.setdefault(name, set()).add(int(value))
+        if what == "done":
+            self.values[name], self.asked[name] = int(value), set()
+
+    def write(self, what, name, value):
+        os.write(self.fd, f"{what} {name} {value}\n".encode())
+        self.take(what, name, value)
+
+    def next(self):
+        """No value is used twice; it tells whose it is."""
+        return self.last // WORKERS * WORKERS + WORKERS + INDEX
+
+    @contextlib.contextmanager
+    def change(self, *names, value):
+        for name in names:
+            self.write("asked", name, value)
+        yield value
+        for name in names:
+            self.write("done", name, value)
+
+
+def look(client, name, values, index=INDEX):
+    """What the name shows is one of those values, and whole."""
+    try:
+        with client.open(name) as a, a.read():
+            found = set(a.copy_to_host().tolist())
+    except caid.NotFoundError:
+        found = {GONE}
+    except caid.AbandonedError:  # its writer, or the daemon, was killed in the midst of it
+        return
+    assert len(found) == 1, f"{name}: {len(found)} values"
+    (value,) = found
+    assert value == GONE or value % WORKERS == index, f"{name}: {value} is another's"
+    assert values is None or value in values, f"{name}: {value}, not of {values}"
+
+
+class Worker:
+    def __init__(self, client, notes, rng):
+        self.client, self.notes, self.rng = client, notes, rng
+        self.arena = client.arena()
+
+    def check(self):
+        for name, value in self.notes.values.items():
+            look(self.client, name, self.notes.asked[name] | {value})
+
+    def array(self, value):
+        a = self.client.empty(self.rng.choice(SIZES), "<i4")
+        a.copy_from_host(numpy.full(a.shape, value, "<i4"))
+        return a
+
+    def name(self):
+        return f"{INDEX}/{self.rng.randrange(NAMES)}"
+
+    def publish(self):
+        name = self.name()
+        with self.notes.change(name, value=self.notes.next()) as value, self.array(value) as a:
+            a.publish(name)
+
+    def publish_many(self):
+        with self.notes.change(f"{INDEX}s/x", f"{INDEX}s/y", value=self.notes.next()) as value:
+            with self.array(value) as x, self.array(value) as y:
+                self.client.publish_many(f"{INDEX}s/", {"x": x, "y": y})
+
+    def publish_part(self):
+        name = self.name()
+        with self.notes.change(name, value=self.notes.next()) as value, self.arena.allocate(4000) as x:
+            self.client.as_array(x).copy_from_host(numpy.full(1000, value, "<i4").view("u1"))
+            self.arena.publish(name, x, shape=1000, dtype="<i4")
+
+    def unlink(self):
+        name = self.name()
+        with self.notes.change(name, value=GONE):
+            self.client.unlink(name, missing_ok=True)
+
+    def write(self):
+        """Handed over on a stream: the bracket ends before the work does."""
+        name = self.name()
+        with contextlib.suppress(caid.NotFoundError), self.client.open(name, "rw") as a, self.client.stream() as s:
+            with self.notes.change(name, value=self.notes.next()) as value, a.write(s) as v:
+                v.copy_from_host(numpy.full(v.shape, value, "<i4"), stream=s)
+
+    def read(self):
+        index = self.rng.randrange(WORKERS)
+        look(self.client, f"{index}/{self.rng.randrange(NAMES)}", None, index)
+
+    def run(self):
+        self.check()
+        while True:
+            step = self.rng.choice((
+                self.publish, self.publish_many, self.publish_part, self.unlink, self.write, self.read
+            ))  # fmt: skip
+            step()
+
+
+def main(path):
+    notes, rng = Notes(path), random.Random(INDEX)
+    while True:
+        with contextlib.suppress(*LOST), caid.Client() as client:
+            Worker(client, notes, rng).run()
+
+
+main(sys.argv[3])
