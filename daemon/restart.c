@@ -24,7 +24,9 @@
 struct restart_page {
     int fd; /* -1: it is lost */
     struct timeline_slot *slots;
-    int pidfd; /* borrowed; -1: its owner has exited */
+    uint64_t expected[TIMELINE_SLOTS]; /* that had been submitted by then */
+    bool is_dead;                      /* one of its slots was, by then */
+    int pidfd;                         /* borrowed; -1: its owner has exited */
     pid_t pid;
 };
 
@@ -135,8 +137,13 @@ open_page(struct restart *r, struct restart_page *page, const struct record_page
     if (page->fd < 0)
         return;
     slots = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ, MAP_SHARED, page->fd, 0);
-    if (slots != MAP_FAILED)
-        page->slots = slots;
+    if (slots == MAP_FAILED)
+        return;
+    page->slots = slots;
+    for (size_t i = 0; i < TIMELINE_SLOTS; i++) {
+        page->expected[i] = timeline_submitted(&page->slots[i]);
+        page->is_dead |= timeline_is_dead(&page->slots[i]);
+    }
 }
 
 static int
@@ -220,27 +227,22 @@ is_exited(int pidfd)
     return pidfd < 0 || poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0;
 }
 
-/* Whether something is yet to be stored in it. */
+/* Whether one of its slots is in that state with regard to what was expected of it. */
 static bool
-is_busy(const struct restart_page *page)
+has(const struct restart_page *page, enum fence_state state)
 {
-    for (size_t i = 0; page->slots && i < TIMELINE_SLOTS; i++) {
-        const struct timeline_slot *slot = &page->slots[i];
-        if (!timeline_is_dead(slot) && atomic_load(&slot->done) < timeline_submitted(slot))
+    for (size_t i = 0; i < TIMELINE_SLOTS; i++)
+        if (timeline_state(&page->slots[i], page->expected[i]) == state)
             return true;
-    }
     return false;
 }
 
-/* A value that is lost: of a context that has died, or a process. */
+/* A value that is lost, of a context that has died, or a process; or nobody knows. */
 static bool
 is_broken(const struct restart_page *page)
 {
-    bool dead = !page->slots;
-
-    for (size_t i = 0; page->slots && i < TIMELINE_SLOTS; i++)
-        dead |= timeline_is_dead(&page->slots[i]);
-    return dead || (is_busy(page) && is_exited(page->pidfd));
+    return !page->slots || page->is_dead || has(page, FENCE_LOST) ||
+           (has(page, FENCE_PENDING) && is_exited(page->pidfd));
 }
 
 int
@@ -254,7 +256,7 @@ restart_settle(struct restart *r, char *reason, size_t size)
         const struct restart_page *page = &r->pages[i];
         struct restore_page *told = &r->restore.pages[i];
         told->is_broken = told->is_broken || is_broken(page);
-        if (told->is_broken || !is_busy(page))
+        if (told->is_broken || !has(page, FENCE_PENDING))
             continue;
         told->is_broken = now >= r->settle_until_ns;
         snprintf(reason, size, "the GPU works on memory of a former daemon's, for pid %d",

@@ -85,7 +85,7 @@ def test_not_ready_before_the_driver_answers(start, manager):
     """Under a service manager --driver=cuda waits for the driver, and can be stopped meanwhile."""
     d = start("--driver=cuda", wait=False, NOTIFY_SOCKET=manager.name, CUDA_VISIBLE_DEVICES="")
     told = manager.receive() + manager.receive()
-    assert [line[:25] for line in told] == ["STATUS=No CUDA driver ans"] * 2
+    assert [line[:24] for line in told] == ["STATUS=Not serving yet: "] * 2
     for _ in range(2):
         with pytest.raises(raw.Refused, match="not ready, try again: .*libcuda") as refused:
             d.client()

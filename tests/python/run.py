@@ -6,9 +6,10 @@ import faulthandler
 import os
 import sys
 
-limit_s = int(os.environ.get("CAID_TEST_TIMEOUT", 240))  # of all tests of a file
-faulthandler.dump_traceback_later(limit_s * 5 // 6, exit=True, file=os.dup(2))
+if __name__ == "__main__":  # multiprocessing's children import it, too
+    limit_s = int(os.environ.get("CAID_TEST_TIMEOUT", 240))  # of all tests of a file
+    faulthandler.dump_traceback_later(limit_s * 5 // 6, exit=True, file=os.dup(2))
 
-import pytest  # noqa: E402
+    import pytest
 
-sys.exit(pytest.main())
+    sys.exit(pytest.main())
