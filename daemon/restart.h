@@ -40,7 +40,7 @@ struct restart {
     struct restart_page *pages; /* of restore.pages */
     int *pidfds;                /* of restore.conns; -1: it has exited */
     uint64_t settle_until_ns;   /* 0: that has not begun */
-    uint64_t n_lost, n_arrays;  /* that were lost; that came back */
+    uint64_t n_lost;            /* arrays */
 };
 
 /* kept: borrowed. */
