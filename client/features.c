@@ -101,6 +101,7 @@ caid_client_close(struct caid_client *client)
         pages_close(client);
         call_flush_all(client); /* work that was ended well is not to be taken for abandoned */
         client_lose(client, CAID_ERR_CLOSED, "%s: the client is closed", client->socket);
+        resume_stop(client);
         client->handle_closed = true;
         part_close_all(client);
         client_leave(client);

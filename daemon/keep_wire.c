@@ -28,7 +28,7 @@ static bool
 is_sound(const struct keep_packet *p, size_t size, size_t n_fds)
 {
     return size >= packet_size(0) && p->n <= KEEP_NUMBERS_MAX && size == packet_size(p->n) &&
-           p->version > 0 && n_fds == (p->type == KEEP_PUT ? p->n : 0);
+           p->version > 0 && n_fds == (keep_has_fds(p->type) ? p->n : 0);
 }
 
 int

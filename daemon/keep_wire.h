@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the daemon and its keeper (keeper.h) say to each other, on a SEQPACKET Unix socket: fds,
- * each under a number that the daemon has picked. Nothing else is known of them.
+ * each under a number that the daemon has picked. Nothing else is known of them; but pages of
+ * timelines are mapped, since nobody can map one for writing once it is sealed (shared_page.h).
  *
  *     PUT    numbers, and as many fds   what is under a number already is replaced
+ *     PUT_PAGE  the same of pages of timelines (timeline.h), which the keeper maps for writing
  *     DROP   numbers                    those that have no fd are none
+ *     KILL   numbers                    timeline_kill() of all slots of those that it has mapped
  *     TAKE                              by the daemon: answered with PUTs of all there is, then END
  *     END    limit                      the keeper takes numbers below that
  *     BUSY                              another daemon is connected; the keeper hangs up
@@ -25,7 +28,8 @@
 
 #include "base/packet.h"
 
-#define KEEP_VERSION     1
+#define KEEP_VERSION     2
+#define KEEP_MAPS_PAGES  2 /* the version from which on there are PUT_PAGE and KILL */
 #define KEEP_NUMBERS_MAX PACKET_FDS_MAX
 
 enum keep_type {
@@ -33,8 +37,16 @@ enum keep_type {
     KEEP_DROP,
     KEEP_TAKE,
     KEEP_END,
-    KEEP_BUSY
+    KEEP_BUSY,
+    KEEP_PUT_PAGE,
+    KEEP_KILL,
 };
+
+static inline bool
+keep_has_fds(uint16_t type)
+{
+    return type == KEEP_PUT || type == KEEP_PUT_PAGE;
+}
 
 struct keep_packet { /* as it is sent, but that it ends with the last number */
     uint16_t version;

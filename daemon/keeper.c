@@ -1,16 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "keeper.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 #include "base/log.h"
 #include "base/macros.h"
 #include "fds.h"
 #include "keep_wire.h"
+#include "timeline.h"
 
 #define RESERVED (KEEP_NUMBERS_MAX + 64) /* a packet's, and what the process has itself */
 #define PAUSE_MS 20
+
+/* fd: 0 for none. */
+static void
+set(struct keeper *k, uint32_t number, int fd)
+{
+    if (k->pages[number])
+        munmap(k->pages[number], TIMELINE_PAGE_BYTES);
+    k->pages[number] = NULL;
+    if (k->fds[number] > 0) {
+        fd_close(k->fds[number]);
+        k->n--;
+    }
+    k->fds[number] = fd;
+    if (fd > 0) {
+        k->n++;
+        if (number >= k->end)
+            k->end = number + 1;
+    }
+}
 
 int
 keeper_init(struct keeper *ret, int listener)
@@ -25,7 +49,9 @@ keeper_init(struct keeper *ret, int listener)
     }
     ret->limit = max - RESERVED;
     ret->fds = calloc(ret->limit, sizeof(*ret->fds));
-    if (!ret->fds) {
+    ret->pages = calloc(ret->limit, sizeof(*ret->pages));
+    if (!ret->fds || !ret->pages) {
+        keeper_deinit(ret);
         log_error("cannot start: out of memory");
         return -ENOMEM;
     }
@@ -36,27 +62,46 @@ void
 keeper_deinit(struct keeper *k)
 {
     for (uint32_t i = 0; i < k->end; i++)
-        if (k->fds[i] > 0)
-            fd_close(k->fds[i]);
+        set(k, i, 0);
     free(k->fds);
+    free(k->pages);
     k->sock = fd_close(k->sock);
     *k = (struct keeper){.sock = -1, .listener = -1, .next = KEEPER_NOTHING};
 }
 
-/* fd: 0 for none. */
+/* One that is sealed already cannot be: it is kept all the same. */
 static void
-set(struct keeper *k, uint32_t number, int fd)
+map_page(struct keeper *k, uint32_t number)
 {
-    if (k->fds[number] > 0) {
-        fd_close(k->fds[number]);
-        k->n--;
+    void *page =
+        mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, k->fds[number], 0);
+
+    if (page == MAP_FAILED)
+        log_warning("a page of timelines cannot be mapped: %s", strerror(errno));
+    else
+        k->pages[number] = page;
+}
+
+static void
+kill_page(const struct keeper *k, uint32_t number)
+{
+    for (size_t i = 0; k->pages[number] && i < TIMELINE_SLOTS; i++) {
+        struct timeline_slot *slot = &k->pages[number][i];
+        timeline_kill(slot);
+        syscall(SYS_futex, &slot->submitted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }
-    k->fds[number] = fd;
-    if (fd > 0) {
-        k->n++;
-        if (number >= k->end)
-            k->end = number + 1;
+}
+
+static void
+carry_out_one(struct keeper *k, enum keep_type type, uint32_t number, int fd)
+{
+    if (type == KEEP_KILL) {
+        kill_page(k, number);
+        return;
     }
+    set(k, number, fd);
+    if (type == KEEP_PUT_PAGE)
+        map_page(k, number);
 }
 
 static void
@@ -78,13 +123,13 @@ carry_out(struct keeper *k, const struct keep_packet *p, const int *fds)
         k->next = 0;
         return 0;
     }
-    if (p->type != KEEP_PUT && p->type != KEEP_DROP)
+    if (!keep_has_fds(p->type) && p->type != KEEP_DROP && p->type != KEEP_KILL)
         return -EBADMSG;
     for (uint32_t i = 0; i < p->n; i++)
         if (p->numbers[i] >= k->limit)
             return -EBADMSG;
     for (uint32_t i = 0; i < p->n; i++)
-        set(k, p->numbers[i], p->type == KEEP_PUT ? fds[i] : 0);
+        carry_out_one(k, p->type, p->numbers[i], keep_has_fds(p->type) ? fds[i] : 0);
     return 0;
 }
 
@@ -102,7 +147,7 @@ receive(struct keeper *k)
         r = carry_out(k, &p, fds);
         if (r == 0)
             return true;
-        keep_close(fds, p.type == KEEP_PUT ? p.n : 0);
+        keep_close(fds, keep_has_fds(p.type) ? p.n : 0);
     }
     hang_up(k, r == -ECONNRESET ? 0 : r); /* it did not read what it had asked for */
     return false;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What outlives the daemon: a table of fds, each under a number, and the one daemon that may change
- * it (keep_wire.h). It knows nothing of what they are.
+ * it (keep_wire.h). It knows nothing of what they are, but that some are pages of timelines.
  *
  * The table is as large from the start as it may become, so that nothing can fail later for want of
  * memory; what is not used of it takes none. A number below its limit, which leaves fds for a
@@ -24,6 +24,7 @@
 
 struct keeper {
     int *fds; /* by number; 0, which is always standard input, says that there is none */
+    struct timeline_slot **pages; /* the same of those that are mapped; NULL: it is not */
     uint32_t limit;
     uint32_t n;    /* that are there */
     uint32_t end;  /* from here on none is */

@@ -198,6 +198,7 @@ check_end(struct kept *k, const struct keep_packet *p)
         return -EPROTO;
     pthread_mutex_lock(&k->lock);
     bool has_room = p->numbers[0] >= k->end;
+    k->version = p->version;
     if (has_room)
         k->limit = (uint32_t)min_u64(p->numbers[0], fds_max());
     pthread_mutex_unlock(&k->lock);
@@ -534,6 +535,35 @@ kept_put(struct kept *k, int fd, uint32_t *ret_number)
     if (r >= 0)
         *ret_number = number;
     return r;
+}
+
+/* Of one page, where nothing waits before it. */
+static void
+say_of_page(struct kept *k, enum keep_type type, uint32_t number, int fd)
+{
+    const struct keep_packet p = {KEEP_VERSION, (uint16_t)type, .n = 1, .numbers = {number}};
+
+    pthread_mutex_lock(&k->lock);
+    if (k->is_connected && k->version >= KEEP_MAPS_PAGES && k->first_due == KEPT_NONE)
+        keep_send(k->sock, &p, fd >= 0 ? &fd : NULL);
+    pthread_mutex_unlock(&k->lock);
+}
+
+int
+kept_put_page(struct kept *k, int fd, int write, uint32_t *ret_number)
+{
+    int r = kept_put(k, fd, ret_number);
+
+    if (r == 0)
+        say_of_page(k, KEEP_PUT_PAGE, *ret_number, write);
+    return r;
+}
+
+void
+kept_kill_page(struct kept *k, uint32_t number)
+{
+    if (k->slots)
+        say_of_page(k, KEEP_KILL, number, -1);
 }
 
 int

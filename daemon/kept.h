@@ -43,8 +43,9 @@ struct kept {
     bool is_told;  /* the log, that the keeper has what is not ours */
     bool is_taken; /* nothing that a keeper has is found any more */
     bool is_started, ends;
-    uint32_t limit; /* numbers are below it; the keeper's, or ours where that is less */
-    uint32_t end;   /* no number from here on was ever used */
+    uint16_t version; /* the keeper's */
+    uint32_t limit;   /* numbers are below it; the keeper's, or ours where that is less */
+    uint32_t end;     /* no number from here on was ever used */
     uint32_t n_fds, n_due;
     uint32_t first_due, last_due, first_free;
     struct kept_slot *slots; /* by number; NULL: nobody keeps anything */
@@ -73,6 +74,11 @@ int kept_start(struct kept *k);
 /* Under a number that is free. 0: the keeper has it; KEPT_LATER; -ENFILE: it takes no more;
  * -ENOTCONN: there is none, and there will be none. */
 int kept_put(struct kept *k, int fd, uint32_t *ret_number);
+/* The same of a page of timelines (shared_page.h): `write` is what the keeper maps it by, where it
+ * gets it at once. */
+int kept_put_page(struct kept *k, int fd, int write, uint32_t *ret_number);
+/* Kills the page under that number, which an earlier daemon has put. */
+void kept_kill_page(struct kept *k, uint32_t number);
 /* The same in place of what is under that number, in one step. */
 int kept_set(struct kept *k, uint32_t number, int fd);
 /* Returns the fd, which is the caller's to close; -1: there was none. The number is free as soon as

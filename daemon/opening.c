@@ -8,8 +8,7 @@
 #include "base/log.h"
 #include "base/macros.h"
 
-#define RETRY_MAX_S  8
-#define SETTLE_LOOKS 100 /* a second */
+#define RETRY_MAX_S 8
 
 /* On the thread. */
 static void
@@ -24,19 +23,6 @@ tell(struct opening *o, bool over, int r, const char *reason)
     uv_async_send(&o->news);
 }
 
-/* Told of at once, and then every second. */
-static void
-settle(struct opening *o)
-{
-    char reason[OPENING_REASON_MAX];
-
-    for (int i = 0; o->settle(o->userdata, reason, sizeof(reason)) > 0; i++) {
-        if (i % SETTLE_LOOKS == 0)
-            tell(o, false, -EAGAIN, reason);
-        clock_pause_ns(NSEC_PER_SEC / SETTLE_LOOKS);
-    }
-}
-
 static void *
 thread_main(void *arg)
 {
@@ -49,8 +35,6 @@ thread_main(void *arg)
 
         if (r < 0)
             log_error("driver \"%s\": %s", o->driver, reason);
-        else
-            settle(o);
         tell(o, r == 0 || !o->retries, r, reason);
         if (r == 0 || !o->retries)
             return NULL;

@@ -21,7 +21,6 @@ struct opening {
     struct gpu *gpu;
     pthread_t thread;
     uv_async_t news;
-    int (*settle)(void *userdata, char *reason, size_t size); /* with the driver: 1: not yet */
     void (*changed)(void *userdata);
     void *userdata;
     pthread_mutex_t lock; /* of what follows */
@@ -31,8 +30,7 @@ struct opening {
 };
 
 /* Before opening_start(): driver, handoff and gpu, as for gpu_open(); whether a failure is tried
- * again, ever more rarely; what is to be waited for, on the thread, when it is open; and what is
- * called on the loop then, and when it is over. Logged. */
+ * again, ever more rarely; and what is called on the loop then, and when it is over. Logged. */
 int opening_start(struct opening *o, uv_loop_t *loop);
 /* Why there is no driver yet. */
 void opening_reason(struct opening *o, char *ret, size_t size);

@@ -18,17 +18,7 @@
 
 #define JOURNAL      0                   /* its number at the keeper */
 #define JOURNAL_MIN  ((size_t)256 << 10) /* bytes */
-#define SETTLE_NS    (10 * NSEC_PER_SEC) /* for values on their way */
 #define HAND_OVER_NS (2 * NSEC_PER_SEC)  /* that a keeper has to take what it is given */
-
-struct restart_page {
-    int fd; /* -1: it is lost */
-    struct timeline_slot *slots;
-    uint64_t expected[TIMELINE_SLOTS]; /* that had been submitted by then */
-    bool is_dead;                      /* one of its slots was, by then */
-    int pidfd;                         /* borrowed; -1: its owner has exited */
-    pid_t pid;
-};
 
 /* ---- journals ---- */
 
@@ -121,31 +111,6 @@ open_process(struct restart *r, struct restore_conn *conn, int *ret)
     return 0;
 }
 
-static void
-open_page(struct restart *r, struct restart_page *page, const struct record_page *record)
-{
-    const struct restore_conn *conn = restore_find_conn(&r->restore, record->conn);
-    void *slots;
-
-    *page = (struct restart_page){.fd = -1, .pidfd = -1};
-    if (record->kept)
-        page->fd = kept_claim(r->kept, record->kept);
-    if (conn) {
-        page->pidfd = r->pidfds[conn - r->restore.conns];
-        page->pid = (pid_t)conn->record->pid;
-    }
-    if (page->fd < 0)
-        return;
-    slots = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ, MAP_SHARED, page->fd, 0);
-    if (slots == MAP_FAILED)
-        return;
-    page->slots = slots;
-    for (size_t i = 0; i < TIMELINE_SLOTS; i++) {
-        page->expected[i] = timeline_submitted(&page->slots[i]);
-        page->is_dead |= timeline_is_dead(&page->slots[i]);
-    }
-}
-
 static int
 open_old(struct restart *r)
 {
@@ -154,16 +119,13 @@ open_old(struct restart *r)
 
     if (rc < 0)
         return rc;
-    r->pages = calloc(restore->n_pages + 1, sizeof(*r->pages));
     r->pidfds = calloc(restore->n_conns + 1, sizeof(*r->pidfds));
-    if (!r->pages || !r->pidfds)
+    if (!r->pidfds)
         return -ENOMEM;
     for (size_t i = 0; i < restore->n_conns; i++)
         r->pidfds[i] = -1;
     for (size_t i = 0; rc == 0 && i < restore->n_conns; i++)
         rc = open_process(r, &restore->conns[i], &r->pidfds[i]);
-    for (size_t i = 0; i < restore->n_pages; i++)
-        open_page(r, &r->pages[i], restore->pages[i].record);
     return rc;
 }
 
@@ -197,12 +159,6 @@ restart_open(struct restart *r)
 static void
 close_old(struct restart *r)
 {
-    for (size_t i = 0; r->pages && i < r->restore.n_pages; i++) {
-        if (r->pages[i].slots)
-            munmap(r->pages[i].slots, TIMELINE_PAGE_BYTES);
-        fd_close(r->pages[i].fd);
-    }
-    free(TAKE_PTR(r->pages));
     free(TAKE_PTR(r->pidfds));
     restore_deinit(&r->restore);
     if (r->old.bytes)
@@ -217,55 +173,6 @@ restart_close(struct restart *r)
     close_old(r);
     for (int i = 0; i < 2; i++)
         journal_close(r, i);
-}
-
-/* ---- values on their way ---- */
-
-static bool
-is_exited(int pidfd)
-{
-    return pidfd < 0 || poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0;
-}
-
-/* Whether one of its slots is in that state with regard to what was expected of it. */
-static bool
-has(const struct restart_page *page, enum fence_state state)
-{
-    for (size_t i = 0; i < TIMELINE_SLOTS; i++)
-        if (timeline_state(&page->slots[i], page->expected[i]) == state)
-            return true;
-    return false;
-}
-
-/* A value that is lost, of a context that has died, or a process; or nobody knows. */
-static bool
-is_broken(const struct restart_page *page)
-{
-    return !page->slots || page->is_dead || has(page, FENCE_LOST) ||
-           (has(page, FENCE_PENDING) && is_exited(page->pidfd));
-}
-
-int
-restart_settle(struct restart *r, char *reason, size_t size)
-{
-    uint64_t now = clock_now_ns();
-
-    if (r->settle_until_ns == 0)
-        r->settle_until_ns = now + SETTLE_NS;
-    for (size_t i = 0; i < r->restore.n_pages; i++) {
-        const struct restart_page *page = &r->pages[i];
-        struct restore_page *told = &r->restore.pages[i];
-        told->is_broken = told->is_broken || is_broken(page);
-        if (told->is_broken || !has(page, FENCE_PENDING))
-            continue;
-        told->is_broken = now >= r->settle_until_ns;
-        snprintf(reason, size, "the GPU works on memory of a former daemon's, for pid %d",
-                 (int)page->pid);
-        if (!told->is_broken)
-            return 1;
-        log_warning("%s: it is not waited for any more", reason);
-    }
-    return 0;
 }
 
 /* ---- taking over ---- */
@@ -317,13 +224,44 @@ take_process(struct restart *r, struct conns *conns, size_t i)
         abort(); /* nobody would tell when its memory is free */
 }
 
-/* The pages themselves are known to nobody any more. */
-static void
-drop_pages(struct restart *r)
+/* NULL: it is lost. */
+static void *
+map_page(int fd)
 {
-    for (size_t i = 0; i < r->restore.n_pages; i++)
-        if (r->pages[i].fd >= 0)
-            kept_drop(r->kept, r->restore.pages[i].record->kept);
+    void *slots = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+
+    return slots == MAP_FAILED ? NULL : slots;
+}
+
+/* Of an owner who lives, it goes on; another one is looked at, and killed when it has been. */
+static void
+take_page(struct restart *r, struct shared_pages *pages, struct restore_page *page)
+{
+    const struct record_page *record = page->record;
+    const struct restore_conn *owner = restore_find_conn(&r->restore, record->conn);
+    int fd = kept_claim(r->kept, record->kept);
+
+    page->is_dead = !owner || !owner->conn;
+    if (fd >= 0 && page->is_dead)
+        page->made.slots = map_page(fd);
+    else if (fd >= 0)
+        shared_page_adopt(pages, record->key.id, TAKE_FD(fd), record->kept, &page->made);
+    fd_close(fd);
+}
+
+/* Whoever waits for those who have died is let go. */
+static void
+kill_pages(struct restart *r)
+{
+    for (size_t i = 0; i < r->restore.n_pages; i++) {
+        const struct restore_page *page = &r->restore.pages[i];
+        if (!page->is_dead && page->made.slots)
+            continue;
+        if (page->made.slots)
+            munmap(page->made.slots, TIMELINE_PAGE_BYTES);
+        kept_kill_page(r->kept, page->record->kept);
+        kept_drop(r->kept, page->record->kept);
+    }
 }
 
 static int
@@ -347,7 +285,8 @@ start_journal(struct restart *r, struct core *core)
 }
 
 int
-restart_take(struct restart *r, struct core *core, struct worker *worker, struct conns *conns)
+restart_take(struct restart *r, struct core *core, struct worker *worker, struct conns *conns,
+             struct shared_pages *pages)
 {
     int rc = 0;
 
@@ -355,6 +294,8 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
         rc = take_block(r, worker, &r->restore.blocks[i]);
     for (size_t i = 0; rc == 0 && i < r->restore.n_conns; i++)
         take_process(r, conns, i);
+    for (size_t i = 0; rc == 0 && i < r->restore.n_pages; i++)
+        take_page(r, pages, &r->restore.pages[i]);
     if (rc == 0)
         rc = core_restore(core, &r->restore, on_lost, r);
     if (rc == 0)
@@ -366,7 +307,7 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
     for (size_t i = 0; i < r->restore.n_blocks; i++)
         if (!r->restore.blocks[i].lost && !r->restore.blocks[i].block)
             worker_disown(worker, r->restore.blocks[i].handle);
-    drop_pages(r);
+    kill_pages(r);
     if (r->restore.n_arrays)
         log_notice("%zu arrays of a former daemon's are back, %" PRIu64 " are lost",
                    r->restore.n_arrays - (size_t)r->n_lost, r->n_lost);

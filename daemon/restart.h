@@ -5,9 +5,8 @@
  * keeper, the record, the reply.
  *
  *     restart_open()     what a former daemon has left is found and read
- *     restart_settle()   waits until what its clients' GPUs were to write is written
- *     restart_take()     blocks, arrays and processes come into the new core, which has a journal
- *                        of its own from here on
+ *     restart_take()     blocks, arrays, processes and their pages come into the new core, which
+ *                        has a journal of its own from here on
  *     restart_look()     after each event: a journal that has grown is written anew
  *     restart_stop()     the daemon is about to end: what happens from here on is not recorded
  *
@@ -20,9 +19,8 @@
 #include "journal.h"
 #include "kept.h"
 #include "restore.h"
+#include "shared_page.h"
 #include "worker.h"
-
-struct restart_page;
 
 struct restart {
     struct kept *kept;
@@ -37,10 +35,8 @@ struct restart {
     struct journal old; /* a former daemon's */
     int old_fd;
     struct restore restore;
-    struct restart_page *pages; /* of restore.pages */
-    int *pidfds;                /* of restore.conns; -1: it has exited */
-    uint64_t settle_until_ns;   /* 0: that has not begun */
-    uint64_t n_lost;            /* arrays */
+    int *pidfds;     /* of restore.conns; -1: it has exited */
+    uint64_t n_lost; /* arrays */
 };
 
 /* kept: borrowed. */
@@ -48,12 +44,9 @@ void restart_init(struct restart *r, struct kept *kept);
 /* -ENOTSUP: a newer daemon's journal, which is left as it is; -errno. Logged. */
 int restart_open(struct restart *r);
 void restart_close(struct restart *r);
-/* 0; or 1: not yet, and whom it waits for, which ends after some seconds: then what was to be
- * written is abandoned. On a thread that may wait. */
-int restart_settle(struct restart *r, char *reason, size_t size);
 /* Into a core without connections. -errno, logged. */
 int restart_take(struct restart *r, struct core *core, struct worker *worker,
-                 struct conns *conns);
+                 struct conns *conns, struct shared_pages *pages);
 void restart_look(struct restart *r, struct core *core);
 /* For CORE_LET_GO. */
 void restart_let_go(struct restart *r, uint32_t kept);

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <uv.h>
@@ -429,6 +430,8 @@ connect_core(struct server *s, uint64_t id, const struct peer *p)
                              .pid = p->pid,
                              .groups = p->groups,
                              .n_groups = p->n_groups};
+    ssize_t n UNUSED =
+        getrandom(peer.token, sizeof(peer.token), 0); /* whole, up to 256 bytes */
     int r = s->core ? core_connect(s->core, id, &peer, clock_now_ns()) : -EAGAIN;
 
     if (r == -EDQUOT)
@@ -835,9 +838,9 @@ make_core(struct server *s)
         r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max, fds_shared());
     if (r == 0 && kept) {
         core_set_boottime(s->core, clock_boot_ns());
-        r = restart_take(&s->restart, s->core, &s->worker, &s->conns);
+        s->pages.kept = kept;
+        r = restart_take(&s->restart, s->core, &s->worker, &s->conns, &s->pages);
     }
-    s->pages.kept = kept;
     if (r < 0)
         log_error("cannot start: %s", strerror(-r));
     else
@@ -860,14 +863,6 @@ serve(struct server *s)
     log_info("serving on %s", s->setup.listener->path);
     notify_and_retry(s, "READY=1\nSTATUS=Serving");
     reload(s);
-}
-
-static int
-on_settle(void *userdata, char *reason, size_t size)
-{
-    struct server *s = userdata;
-
-    return restart_settle(&s->restart, reason, size);
 }
 
 static void
@@ -927,7 +922,6 @@ server_run(struct server *s)
         .handoff = setup->config->start.handoff,
         .retries = setup->notify->fd >= 0 && strcmp(setup->driver, "cuda") == 0,
         .gpu = setup->gpu,
-        .settle = on_settle,
         .changed = on_opening,
         .userdata = s,
     };

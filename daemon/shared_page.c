@@ -27,6 +27,7 @@ struct shared_page {
     uint64_t id;
     int write, read; /* -1: closed */
     uint32_t kept;   /* 0: it is not */
+    bool is_former;  /* an earlier daemon's: mapped for reading */
     size_t size;
     struct timeline_slot *slots;
 };
@@ -92,8 +93,9 @@ open_for_reading(int write, int *ret)
 static int
 map(struct shared_page *p)
 {
-    void *slots =
-        mmap(NULL, p->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, p->write, 0);
+    int prot = p->is_former ? PROT_READ : PROT_READ | PROT_WRITE;
+    void *slots = mmap(NULL, p->size, prot, MAP_SHARED | MAP_POPULATE,
+                       p->is_former ? p->read : p->write, 0);
 
     if (slots == MAP_FAILED)
         return -errno;
@@ -122,6 +124,18 @@ make(uint64_t id, struct shared_page **ret)
     return r;
 }
 
+static void
+add(struct shared_pages *pages, struct shared_page *p, struct core_page_result *ret)
+{
+    RB_INSERT(shared_page_tree, &pages->tree, p);
+    pages->n++;
+    *ret = (struct core_page_result){.write = p->write,
+                                     .read = p->read,
+                                     .size = p->size,
+                                     .slots = p->slots,
+                                     .kept = p->kept};
+}
+
 int
 shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result *ret)
 {
@@ -131,16 +145,46 @@ shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result
     *ret = (struct core_page_result){.error = r, .write = -1, .read = -1};
     if (r < 0)
         return r;
-    RB_INSERT(shared_page_tree, &pages->tree, p);
-    pages->n++;
-    ret->write = p->write;
-    ret->read = p->read;
-    ret->size = p->size;
-    ret->slots = p->slots;
-    if (pages->kept && kept_put(pages->kept, p->read, &p->kept) < 0)
+    if (pages->kept && kept_put_page(pages->kept, p->read, p->write, &p->kept) < 0)
         p->kept = 0;
-    ret->kept = p->kept;
+    add(pages, p, ret);
     return 0;
+}
+
+static int
+adopt(uint64_t id, int fd, uint32_t kept, struct shared_page **ret)
+{
+    _cleanup_(destroyp) struct shared_page *p = calloc(1, sizeof(*p));
+    int r;
+
+    if (!p)
+        return -ENOMEM;
+    *p = (struct shared_page){.id = id,
+                              .size = page_size(),
+                              .write = -1,
+                              .read = -1,
+                              .kept = kept,
+                              .is_former = true};
+    r = open_for_reading(fd, &p->read);
+    if (r == 0)
+        r = map(p);
+    if (r == 0)
+        *ret = TAKE_PTR(p);
+    return r;
+}
+
+int
+shared_page_adopt(struct shared_pages *pages, uint64_t id, int fd_consume, uint32_t kept,
+                  struct core_page_result *ret)
+{
+    _cleanup_fd_ int fd = fd_consume;
+    struct shared_page *p = NULL;
+    int r = adopt(id, fd, kept, &p);
+
+    *ret = (struct core_page_result){.error = r, .write = -1, .read = -1};
+    if (r == 0)
+        add(pages, p, ret);
+    return r;
 }
 
 /* ---- sealed ---- */
@@ -199,9 +243,12 @@ shared_pages_init(struct shared_pages *pages, uint64_t max_fds)
 void
 shared_page_kill(struct shared_pages *pages, uint64_t id)
 {
-    struct timeline_slot *slots = find(pages, id)->slots;
+    struct shared_page *p = find(pages, id);
+    struct timeline_slot *slots = p->slots;
 
-    for (size_t i = 0; i < TIMELINE_SLOTS; i++) {
+    if (p->is_former && pages->kept)
+        kept_kill_page(pages->kept, p->kept);
+    for (size_t i = 0; !p->is_former && i < TIMELINE_SLOTS; i++) {
         timeline_kill(&slots[i]);
         syscall(SYS_futex, &slots[i].submitted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }

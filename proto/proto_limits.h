@@ -26,5 +26,6 @@
 #define PROTO_CLOSE_MAX     1024    /* leases, and blocks, in one close notification */
 #define PROTO_DROP_MAX      64      /* pages in one drop_pages notification */
 #define PROTO_BEGIN_MAX     1024    /* arrays of one bracket */
+#define PROTO_RESUME_MAX    1024    /* leases, blocks, pages, ends in one resume request */
 #define PROTO_METADATA_MAX  4096    /* bytes of metadata of an array */
 #define PROTO_ALIGNMENT_MAX 2097152 /* of an array's first element, bytes: what a mapping has */

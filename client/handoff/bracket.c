@@ -49,10 +49,11 @@ struct caid_bracket {
     enum bracket_state state;
     struct standing begin;
     uint64_t asked_ns;
-    bool granted;   /* the daemon has opened the bracket */
-    bool begun;     /* it is open, or was */
-    bool given_up;  /* by its caller */
-    bool is_unsent; /* is in the list: its end */
+    bool granted;      /* the daemon has opened the bracket */
+    bool begun;        /* it is open, or was */
+    bool given_up;     /* by its caller */
+    bool is_unsent;    /* is in the list: its end */
+    uint64_t told_seq; /* the last request before that; in the table's `told`, unless 0 */
     TAILQ_ENTRY(caid_bracket) unsent;
     LIST_ENTRY(caid_bracket) of_table;
     struct msg_end_params end;
@@ -65,6 +66,7 @@ struct caid_bracket {
     uint64_t last_page, last_slot; /* of the fences that came */
     bool more;                     /* are to be asked for */
 
+    uint64_t *written; /* the daemon's numbers of those that are written: behind the leases */
     uint64_t leases[]; /* of arrays that are read, then of those that are written */
 };
 
@@ -72,6 +74,7 @@ void
 bracket_table_init(struct bracket_table *table)
 {
     TAILQ_INIT(&table->unsent);
+    TAILQ_INIT(&table->told);
     LIST_INIT(&table->all);
 }
 
@@ -135,16 +138,52 @@ set_unsent(struct caid_bracket *bracket, bool unsent)
     }
 }
 
+static void
+forget_told(struct caid_bracket *bracket)
+{
+    TAILQ_REMOVE(&bracket->client->brackets->told, bracket, unsent);
+    bracket->told_seq = 0;
+    bracket_unref(bracket);
+}
+
+/* Those that the daemon has heard of: it has answered what was asked later. */
+static void
+forget_heard(struct caid_client *client)
+{
+    struct caid_bracket *bracket;
+
+    while ((bracket = TAILQ_FIRST(&client->brackets->told)) &&
+           bracket->told_seq < client->answered)
+        forget_told(bracket);
+}
+
+/* It is sent: where something was written, it stays until the daemon has heard of it. */
+static void
+note_told(struct caid_bracket *bracket)
+{
+    struct caid_client *client = bracket->client;
+
+    if (bracket->params.write.n > 0 && client->resume.has_token) {
+        bracket->refs++;
+        set_unsent(bracket, false);
+        bracket->told_seq = client->seq;
+        TAILQ_INSERT_TAIL(&client->brackets->told, bracket, unsent);
+    } else {
+        set_unsent(bracket, false);
+    }
+}
+
 static int
 flush(struct caid_client *client)
 {
     struct caid_bracket *bracket;
 
+    forget_heard(client);
     while (client->lost.code == 0 && (bracket = TAILQ_FIRST(&client->brackets->unsent))) {
         int r = call_notify(client, MSG_END, &bracket->end);
         if (r < 0)
             return r;
-        set_unsent(bracket, false);
+        note_told(bracket);
     }
     return 0;
 }
@@ -162,6 +201,38 @@ lost(struct caid_client *client)
 
     while ((bracket = TAILQ_FIRST(&client->brackets->unsent)))
         set_unsent(bracket, false);
+    while ((bracket = TAILQ_FIRST(&client->brackets->told)))
+        forget_told(bracket);
+}
+
+static void
+claim_end(const struct caid_bracket *bracket, struct claims *claims)
+{
+    const struct msg_end_params *end = &bracket->end;
+
+    for (uint32_t i = 0; i < bracket->params.write.n; i++) {
+        claims_add(claims, CLAIM_ENDED, bracket->written[i]);
+        claims_add(claims, CLAIM_ENDED, end->page);
+        claims_add(claims, CLAIM_ENDED, end->slot);
+        claims_add(claims, CLAIM_ENDED, end->value);
+        claims_add(claims, CLAIM_ENDED, end->abandon);
+    }
+}
+
+/* Ends that are yet to be sent are of brackets that are open there. */
+static void
+claim(struct caid_client *client, struct claims *claims)
+{
+    const struct bracket_table *table = client->brackets;
+    const struct caid_bracket *bracket;
+
+    LIST_FOREACH(bracket, &table->all, of_table)
+        if (bracket->granted && !bracket->told_seq && !bracket->is_unsent)
+            claims_add_bracket(claims, &bracket->params);
+    TAILQ_FOREACH(bracket, &table->unsent, unsent)
+        claims_add_bracket(claims, &bracket->params);
+    TAILQ_FOREACH(bracket, &table->told, unsent)
+        claim_end(bracket, claims);
 }
 
 /* Ends a bracket that the daemon has opened. Under the client's lock. */
@@ -452,6 +523,9 @@ add_leases(struct caid_bracket *bracket, const struct caid_bracket_options *opti
 
     for (size_t i = 0; i < n_reads + n_writes; i++)
         leases[i] = array_at(options, i)->lease;
+    bracket->written = leases + n_reads + n_writes;
+    for (size_t i = 0; i < n_writes; i++)
+        bracket->written[i] = options->writes[i]->id;
     bracket->params.read = (struct msg_u64s){n_reads ? leases : NULL, (uint32_t)n_reads};
     bracket->params.write =
         (struct msg_u64s){n_writes ? leases + n_reads : NULL, (uint32_t)n_writes};
@@ -460,7 +534,7 @@ add_leases(struct caid_bracket *bracket, const struct caid_bracket_options *opti
 static struct caid_bracket *
 bracket_new(struct caid_client *client, const struct caid_bracket_options *options)
 {
-    size_t n = options->n_reads + options->n_writes;
+    size_t n = options->n_reads + 2 * options->n_writes;
     struct caid_bracket *bracket = calloc(1, sizeof(*bracket) + n * sizeof(bracket->leases[0]));
     uint64_t timeout_ns = options->timeout_ns == CAID_FOREVER ? 0 : options->timeout_ns;
 
@@ -928,7 +1002,12 @@ bracket_close(struct caid_client *client)
     }
 }
 
-const struct feature bracket_feature = {.has_unsent = has_unsent, .flush = flush, .lost = lost};
+const struct feature bracket_feature = {
+    .has_unsent = has_unsent,
+    .flush = flush,
+    .claim = claim,
+    .lost = lost,
+};
 
 /* ---- what it has read ---- */
 

@@ -21,6 +21,9 @@
  * begins that are given up. A connection that ends leaves its brackets to the daemon, which keeps
  * others out until the process has exited, since its streams may use the arrays yet: so a client
  * that closes ends them first.
+ *
+ * A daemon that is started anew is told of those that are open, and of ends of writes, but those
+ * that the daemon before has answered something after (session/resume.h).
  */
 #pragma once
 
@@ -38,6 +41,7 @@ struct bracket_table { /* under the client's lock */
     uint64_t last_id;  /* of a bracket */
     struct spin spin;  /* for begins */
     struct bracket_list unsent;
+    struct bracket_list told;      /* ended, of a write: the daemon may not have heard of it */
     LIST_HEAD(, caid_bracket) all; /* that are not over */
 };
 

@@ -661,7 +661,18 @@ abandon(struct caid_client *client)
     }
 }
 
+static void
+claim(struct caid_client *client, struct claims *claims)
+{
+    const struct page *page;
+
+    LIST_FOREACH(page, &client->pages->all, of_table)
+        if (page->own && page->drop == PAGE_KEPT)
+            claims_add(claims, CLAIM_PAGE, page->id);
+}
+
 const struct feature page_feature = {
+    .claim = claim,
     .has_unsent = has_unsent,
     .flush = flush,
     .due = page_due,

@@ -124,6 +124,8 @@ end_lease(struct caid_array *array)
 {
     struct caid_client *client = array->client;
 
+    if (array->lease != 0)
+        LIST_REMOVE(array, of_leases);
     if (array->drain.kept)
         client->keeps = true;
     if (array->drain.kept || array->lease == 0)
@@ -168,7 +170,19 @@ reap(struct caid_client *client, struct reaped_queue *closed)
     }
 }
 
-const struct feature array_feature = {.reap = reap};
+static void
+claim(struct caid_client *client, struct claims *claims)
+{
+    const struct caid_array *array;
+
+    LIST_FOREACH(array, &client->leases->arrays, of_leases) {
+        enum claim kind = array->info.readonly ? CLAIM_READ : CLAIM_WRITE;
+        claims_add(claims, kind, array->lease);
+        claims_add(claims, kind, array->id);
+    }
+}
+
+const struct feature array_feature = {.reap = reap, .claim = claim};
 
 /* ---- what comes late ---- */
 

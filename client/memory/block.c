@@ -479,7 +479,17 @@ deinit(struct caid_client *client)
         abandon(client);
 }
 
+static void
+claim(struct caid_client *client, struct claims *claims)
+{
+    struct block *block;
+
+    RB_FOREACH(block, block_tree, &client->blocks->tree)
+        claims_add(claims, CLAIM_BLOCK, block->id);
+}
+
 const struct feature block_feature = {
+    .claim = claim,
     .due = due,
     .tidy = tidy,
     .tidy_here = tidy_here,

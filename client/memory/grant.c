@@ -207,6 +207,7 @@ take_array(struct caid_client *client, const struct msg_array *m, struct msg_str
     if (!array)
         return -ENOMEM;
     array->lease = m->lease;
+    array->id = m->array;
     array->block = block;
     call->arrays[i] = array;
     return 0;
@@ -265,9 +266,12 @@ array_take(struct caid_client *client, struct call *base, const void *reply,
     if (r < 0)
         return r;
 
-    for (uint32_t i = 0; i < result->n_arrays; i++)
+    for (uint32_t i = 0; i < result->n_arrays; i++) {
+        LIST_INSERT_HEAD(&client->leases->arrays, call->arrays[i], of_leases);
         if (call->arrays[i]->block)
             block_lease(client, call->arrays[i]->block);
+    }
+    resume_need(client);
     call->n_got = result->n_arrays;
     call->generation = call->arrays[0]->info.generation;
     return 0;

@@ -113,6 +113,13 @@ lost(struct caid_client *client)
     client->leases->n_closing = client->leases->n_forget = 0;
 }
 
+/* What was closed before is not claimed. */
+static void
+claim(struct caid_client *client, struct claims *claims UNUSED)
+{
+    lost(client);
+}
+
 static void
 deinit(struct caid_client *client)
 {
@@ -123,6 +130,7 @@ deinit(struct caid_client *client)
 const struct feature lease_feature = {
     .has_unsent = has_unsent,
     .flush = flush,
+    .claim = claim,
     .lost = lost,
     .deinit = deinit,
     .abandon = deinit,

@@ -9,13 +9,15 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "caid/caid.h"
 
 struct caid_client;
 
-struct lease_table { /* under the client's lock */
-    size_t n;        /* held or asked for */
+struct lease_table {                /* under the client's lock */
+    size_t n;                       /* held or asked for */
+    LIST_HEAD(, caid_array) arrays; /* that have one */
     uint64_t *closing;
     size_t n_closing, closing_capacity;
     uint64_t *forget;

@@ -83,6 +83,8 @@ call_fail_all(struct caid_client *client)
 static int
 send_failed(struct caid_client *client, int r)
 {
+    if (resume_away(client))
+        return -EAGAIN;
     errno = -r;
     client_lose(client, CAID_ERR_DISCONNECTED, "%s: the connection to the daemon is lost: %m",
                 client->socket);
@@ -92,7 +94,9 @@ send_failed(struct caid_client *client, int r)
 static int
 send_out(struct caid_client *client)
 {
-    int r = packet_send(client->sock, client->out.data, client->out.n, NULL, 0, MSG_DONTWAIT);
+    int r = client->away ? -EAGAIN
+                         : packet_send(client->sock, client->out.data, client->out.n, NULL, 0,
+                                       MSG_DONTWAIT);
     return r == 0 || r == -EAGAIN ? r : send_failed(client, r);
 }
 
@@ -144,6 +148,8 @@ wait_for_room(struct caid_client *client, uint64_t deadline_ns)
 {
     struct pollfd poll_fd = {.fd = client->sock, .events = POLLOUT};
 
+    if (client->away)
+        return wake_wait(&client->resume.back, &client->lock, deadline_ns);
     pthread_mutex_unlock(&client->lock);
     int r = poll_until(&poll_fd, 1, deadline_ns);
     pthread_mutex_lock(&client->lock);
@@ -280,6 +286,58 @@ call_start(struct caid_client *client, struct call *call, struct caid_error *err
     return r;
 }
 
+/* ---- once more ---- */
+
+static struct call *
+next_of(struct call *a, struct call *b)
+{
+    return a && (!b || a->seq < b->seq) ? a : b;
+}
+
+/* Their callers have gone, and what they would be granted is not claimed. */
+static void
+end_given_up(struct caid_client *client)
+{
+    struct call *call, *next;
+
+    for (call = TAILQ_FIRST(&client->standing); call; call = next) {
+        next = TAILQ_NEXT(call, entry);
+        if (call->given_up)
+            call_end(client, call,
+                     fail(&call->error, CAID_ERR_CANCELLED, "the daemon was started anew"));
+    }
+}
+
+/* Of what the daemon that was has done already, this one knows. */
+static void
+repeat(struct caid_client *client, struct call *call)
+{
+    int r = encode(client, call, call->seq, &call->error);
+
+    if (r == 0 && (r = send_out(client)) == -EAGAIN && !client->away)
+        client_lose(client, CAID_ERR_DISCONNECTED, "%s: the daemon does not read",
+                    client->socket);
+    else if (r < 0 && !client->away)
+        call_end(client, call, r);
+}
+
+void
+call_repeat_all(struct caid_client *client)
+{
+    struct call *a, *b, *call;
+
+    end_given_up(client);
+    a = TAILQ_FIRST(&client->calls);
+    b = TAILQ_FIRST(&client->standing);
+    while (client->lost.code == 0 && !client->away && (call = next_of(a, b))) {
+        if (call == a)
+            a = TAILQ_NEXT(a, entry);
+        else
+            b = TAILQ_NEXT(b, entry);
+        repeat(client, call);
+    }
+}
+
 /* ---- receiving ---- */
 
 /* Why a packet cannot be the answer to call, or NULL. */
@@ -359,6 +417,8 @@ take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
 static void
 lose_reader(struct caid_client *client, ssize_t n)
 {
+    if (n != -EMSGSIZE && resume_away(client))
+        return;
     errno = (int)-n;
     if (n == 0)
         client_lose(client, CAID_ERR_DISCONNECTED, "%s: the daemon closed the connection",
@@ -399,7 +459,10 @@ receive(struct caid_client *client, uint64_t spin_ns)
     struct msg reply;
     int r = 0;
 
+    uint64_t n_returns = client->resume.n_returns;
     fds.n = 0;
+    if (client->away)
+        return false;
     client->reading = true;
     if (spin_ns > 0)
         pthread_mutex_unlock(&client->lock);
@@ -410,7 +473,7 @@ receive(struct caid_client *client, uint64_t spin_ns)
         pthread_mutex_lock(&client->lock);
     client->reading = false;
 
-    if (n == -EAGAIN)
+    if (n == -EAGAIN || n_returns != client->resume.n_returns) /* it is the daemon's that was */
         return false;
     if (n <= 0) {
         lose_reader(client, n);
@@ -434,7 +497,7 @@ call_pass_reading_on(struct caid_client *client)
 {
     struct waiter *waiter;
 
-    if (client->reading || TAILQ_EMPTY(&client->waiters))
+    if (client->reading || client->away || TAILQ_EMPTY(&client->waiters))
         return;
     TAILQ_FOREACH(waiter, &client->waiters, entry)
         if (!waiter->call->done)
@@ -480,8 +543,8 @@ call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadl
 {
     uint64_t until_ns = error ? interrupt_look_by(client, deadline_ns) : deadline_ns;
 
-    int r = client->reading ? wait_for_reader(client, call, until_ns)
-                            : read_until(client, until_ns);
+    int r = client->reading || client->away ? wait_for_reader(client, call, until_ns)
+                                            : read_until(client, until_ns);
     return r < 0 && error ? interrupt_ask_unlocked(client, error) : 0;
 }
 

@@ -119,6 +119,10 @@ int call_wait_for_news(struct caid_client *client, struct call *call, uint64_t d
 /* Whoever reads no longer makes sure that someone who waits does. Under lock. */
 void call_pass_reading_on(struct caid_client *client);
 
+/* To another daemon: sends what was in flight again, in its order; what was given up is over. Under
+ * lock. */
+void call_repeat_all(struct caid_client *client);
+
 /* Ends every call in flight with client->lost. Under lock. */
 void call_fail_all(struct caid_client *client);
 

@@ -175,10 +175,13 @@ client_lose(struct caid_client *client, int32_t code, const char *fmt, ...)
     vsnprintf(client->lost.message, sizeof(client->lost.message), fmt, args);
     va_end(args);
     client->lost.code = code;
+    client->away = false;
     FEATURES_DO(client, lost, client);
     shutdown(client->sock, SHUT_RDWR); /* wakes the thread that reads */
     call_fail_all(client);
     wake_all(&client->barrier_gone);
+    wake_all(&client->resume.back);
+    wake_all(&client->resume.wake);
 }
 
 int

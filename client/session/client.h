@@ -39,6 +39,7 @@
 #include "msg.h"
 #include "options.h"
 #include "reaper.h"
+#include "resume.h"
 #include "standing.h"
 
 struct feature;
@@ -61,6 +62,7 @@ struct caid_client {
     /* Set while connecting, fixed from then on. */
     char socket[108];
     char pool[72];
+    char name[PROTO_CLIENT_MAX + 1];
     uint32_t open_max; /* names in one open request */
     size_t packet_max; /* bytes that the daemon takes */
     uint32_t n_devices;
@@ -76,8 +78,10 @@ struct caid_client {
     /* Under lock. */
     int sock;
     bool handle_closed;
-    uint32_t n_running;        /* calls between client_enter() and client_leave() */
-    struct caid_error lost;    /* code 0: connected */
+    uint32_t n_running;     /* calls between client_enter() and client_leave() */
+    struct caid_error lost; /* code 0: connected, or away */
+    bool away;              /* resume.h: nothing can be sent, and nobody reads */
+    struct resume resume;
     struct msg_buf out;        /* the packet being sent */
     uint64_t seq;              /* of the last request; its id is the lower half */
     uint64_t answered;         /* the highest of those that have been answered */

@@ -18,6 +18,7 @@
 #define SYSTEM_SOCKET  "/run/caid/caid.sock"
 #define RUNTIME_SOCKET "caid.sock" /* in $XDG_RUNTIME_DIR */
 #define CONNECT_NS     (30 * NSEC_PER_SEC)
+#define RECONNECT_NS   (10 * NSEC_PER_SEC)
 #define SECONDS_MAX    1e9 /* what is longer has no end */
 
 /* An environment variable that a setuid program's caller cannot set; NULL when empty. */
@@ -195,6 +196,14 @@ devices_fill(struct caid_client *client, const struct msg_hello_result *hello,
     return 0;
 }
 
+static void
+token_fill(struct resume *resume, struct msg_u64s token)
+{
+    resume->has_token = token.n == 2;
+    if (resume->has_token)
+        memcpy(resume->token, token.v, sizeof(resume->token));
+}
+
 /* "auto" here means what the daemon has: memory of one driver is nothing to another. */
 static const char *
 driver_choice(const char *given, const char *of_daemon)
@@ -218,6 +227,7 @@ hello_apply(struct caid_client *client, const struct msg_hello_result *hello,
     client->open_max = hello->open_max < PROTO_OPEN_MAX ? (uint32_t)hello->open_max
                                                         : PROTO_OPEN_MAX;
     text_copy(client->pool, sizeof(client->pool), hello->pool);
+    token_fill(&client->resume, hello->token);
 
     int r = devices_fill(client, hello, error);
     if (r < 0)
@@ -253,8 +263,10 @@ say_hello(struct caid_client *client, const struct caid_connect_options *options
           struct caid_error *error)
 {
     _cleanup_reply_ struct reply reply = {0};
+    const struct msg_str resume = MSG_STR("resume");
     struct msg_hello_result hello;
     struct msg_hello_params params = {
+        .features = {.v = &resume, .n = client->resume.timeout_ns > 0},
         .version_min = PROTO_VERSION_MIN,
         .version_max = PROTO_VERSION_MAX,
     };
@@ -262,6 +274,7 @@ say_hello(struct caid_client *client, const struct caid_connect_options *options
     int r = client_name(options->name, &params.client, error);
     if (r < 0)
         return r;
+    text_copy(client->name, sizeof(client->name), params.client);
     r = reply_get(&reply, client, MSG_HELLO, &params, &hello, error);
     if (r < 0)
         return r;
@@ -281,6 +294,9 @@ connect_client(struct caid_client *client, const struct caid_connect_options *op
     uint64_t deadline_ns = deadline_of(timeout_ns);
     client->interrupted = options->interrupted;
     client->userdata = options->userdata;
+    client->resume.timeout_ns = options->reconnect_timeout_ns == CAID_NEVER
+                                    ? 0
+                                    : first_of(options->reconnect_timeout_ns, 0, RECONNECT_NS);
     r = connect_socket(client, options->socket, deadline_ns, timeout_ns, error);
     if (r < 0)
         return r;

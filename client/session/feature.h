@@ -18,6 +18,7 @@
 #include "cuda_abi.h"
 
 struct caid_client;
+struct claims;
 struct reaped_queue;
 
 struct feature {
@@ -51,6 +52,11 @@ struct feature {
 
     /* ---- ends ---- */
 
+    /* The client has come back to another daemon: says what it has of the one that was (resume.h).
+     * Of what else that was yet to be told, nothing is. */
+    void (*claim)(struct caid_client *client, struct claims *claims);
+    /* That lease could not be had again. */
+    void (*lost_lease)(struct caid_client *client, uint64_t lease);
     /* The connection has ended: there is nobody to send anything to. Calls in flight fail next. */
     void (*lost)(struct caid_client *client);
     /* Nothing runs in this CUDA context any more. Not under the lock. */

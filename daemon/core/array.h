@@ -63,6 +63,7 @@ struct array { /* a million of them must be cheap */
     bool is_whole : 1;     /* others lie in its memory */
     bool is_companion : 1; /* another one keeps it, and it has no name */
     bool record_turn : 1;  /* in which journal: struct persist */
+    bool record_named : 1; /* with a name */
     bool expires : 1;      /* its name does: in core->expiring */
     bool is_set : 1;       /* keeps others, and has no bytes */
     int64_t extents[];     /* shape, strides; then typestr, descr, name: terminated */

@@ -311,13 +311,30 @@ block_use(struct core *core, struct block *block)
 }
 
 void
+block_know_hold(struct core *core, struct hold *hold, bool stays)
+{
+    struct block *block = hold->block;
+
+    if (hold->before && !stays) {
+        hold->before = false;
+        if (--block->n_before == 0 && block->aside)
+            LIST_INSERT_HEAD(&core->aside, block, of_aside);
+    }
+    if (hold->awaited) {
+        hold->awaited = false;
+        if (--block->n_awaited == 0 && !LIST_EMPTY(&block->doubts))
+            LIST_INSERT_HEAD(&core->known, block, of_known);
+    }
+    core->behind |= !LIST_EMPTY(&core->aside) || !LIST_EMPTY(&core->known);
+}
+
+void
 block_unhold(struct core *core, struct hold *hold)
 {
     struct block *block = hold->block;
 
     persist_hold_gone(core, hold);
-    if (hold->before && --block->n_before == 0 && block->aside)
-        LIST_INSERT_HEAD(&core->aside, block, of_aside);
+    block_know_hold(core, hold, false);
     hold_free(hold);
     block_settle(core, block);
 }

@@ -12,6 +12,7 @@
 #include "pool.h"
 #include "restore.h"
 #include "space.h"
+#include "use.h"
 
 enum block_state {
     BLOCK_ALLOCATING, /* its memory is on its way; arrays have ranges in it already */
@@ -40,7 +41,10 @@ struct block {
     uint64_t ipc[CORE_HANDLE_WORDS];
     struct waiter_list waiters; /* while it is allocated */
     struct hold_list holds;
-    uint32_t n_before; /* of those, by connections of an earlier core: restore.h */
+    uint32_t n_before;  /* of those, by connections of an earlier core: restore.h */
+    uint32_t n_awaited; /* and by those that come back: former.h */
+    struct use_doubts doubts;
+    LIST_ENTRY(block) of_known; /* core->known: none is awaited, and doubts are left */
     struct range
         *aside; /* what was free then, one by the userdata of the other, until they end */
     LIST_ENTRY(block) of_aside; /* core->aside, from then on until all is put back */
@@ -98,5 +102,7 @@ void block_release(struct core *core, struct block *block);
 void block_retire(struct core *core, struct block *block);
 void block_destroy(struct core *core, struct block *block);
 
+/* A hold is like any other from now on; `stays`: set aside for it is what is free, as before. */
+void block_know_hold(struct core *core, struct hold *hold, bool stays);
 /* A hold without leases goes. */
 void block_unhold(struct core *core, struct hold *hold);

@@ -13,6 +13,7 @@
 
 #include "array.h"
 #include "fences.h"
+#include "former.h"
 #include "state.h"
 
 #define TICK_MAX 64 /* that are refused in one event: the next one comes at once */
@@ -184,17 +185,26 @@ add_claim(struct bracket *bracket, uint64_t id, bool write, uint64_t number, str
     return 0;
 }
 
+/* again: leases that have ended since are left out. */
+static int
+add_claims_of(struct bracket *bracket, struct msg_u64s leases, bool write, bool again,
+              uint64_t number, struct refusal *r)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; i < leases.n && rc == 0; i++)
+        if (!again || lease_find(bracket->conn, leases.v[i]))
+            rc = add_claim(bracket, leases.v[i], write, number, r);
+    return rc;
+}
+
 static int
 add_claims(struct bracket *bracket, const struct bracket_request *req, uint64_t number,
            struct refusal *r)
 {
-    int rc = 0;
+    int rc = add_claims_of(bracket, req->read, false, req->again, number, r);
 
-    for (uint32_t i = 0; i < req->read.n && rc == 0; i++)
-        rc = add_claim(bracket, req->read.v[i], false, number, r);
-    for (uint32_t i = 0; i < req->write.n && rc == 0; i++)
-        rc = add_claim(bracket, req->write.v[i], true, number, r);
-    return rc;
+    return rc ? rc : add_claims_of(bracket, req->write, true, req->again, number, r);
 }
 
 /* Before it is in anything. */
@@ -251,24 +261,75 @@ bracket_make(struct core *core, struct conn *conn, const struct bracket_request 
     return 0;
 }
 
+static int
+check_request(struct conn *conn, const struct bracket_request *req, struct refusal *r)
+{
+    uint64_t n = (uint64_t)req->read.n + req->write.n;
+
+    if (req->id == 0 || bracket_find(conn, req->id))
+        return refuse(r, PROTO_ERR_INVALID, "bracket %llu is none, or has begun already",
+                      (unsigned long long)req->id);
+    if (n == 0 || n > PROTO_BEGIN_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "a bracket has 1 to %d arrays, this has %llu",
+                      PROTO_BEGIN_MAX, (unsigned long long)n);
+    return 0;
+}
+
+static void
+bracket_insert(struct core *core, struct bracket *bracket)
+{
+    bracket->deadline_ns = UINT64_MAX;
+    bracket->arrival = ++core->n_arrivals;
+    RB_INSERT(brackets, &bracket->conn->brackets, bracket);
+    core->n_brackets++;
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        LIST_INSERT_HEAD(&bracket->claims[i].lease->claims, &bracket->claims[i], of_lease);
+}
+
+/* What others have by now it has not any more; what it was writing is its own, as long as it had
+ * not ended that. */
+static void
+resume_claim(struct conn *conn, struct claim *claim)
+{
+    bool is_ours = !claim->write || former_claim_write(conn, claim->use->array);
+
+    if (is_ours && use_resume(claim))
+        return;
+    LIST_REMOVE(claim, of_lease);
+    use_settle(TAKE_PTR(claim->use));
+}
+
+int
+bracket_resume(struct core *core, struct conn *conn, uint32_t request,
+               const struct bracket_request *req, struct refusal *r)
+{
+    struct bracket *bracket;
+    int rc = check_request(conn, req, r);
+
+    if (rc == 0)
+        rc = bracket_make(core, conn, req, &bracket, r);
+    if (rc)
+        return rc;
+    bracket_insert(core, bracket);
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        resume_claim(conn, &bracket->claims[i]);
+    send_result(core, conn, request, MSG_BEGIN, &(struct msg_fences_result){}, NULL, 0);
+    return 0;
+}
+
 /* Queues up everywhere. */
 static void
 bracket_queue(struct core *core, struct bracket *bracket)
 {
+    bracket_insert(core, bracket);
     bracket->waiting = true;
-    bracket->deadline_ns = UINT64_MAX;
     bracket->n_unready = bracket->n_claims;
     bracket->since_ns = core->now_ns;
-    bracket->arrival = ++core->n_arrivals;
     core->turns_given.n_waiting++;
-    RB_INSERT(brackets, &bracket->conn->brackets, bracket);
     RB_INSERT(asking, &bracket->conn->asking, bracket);
     LIST_INSERT_HEAD(&bracket->thread->waiting, bracket, of_thread);
-    core->n_brackets++;
-    for (uint32_t i = 0; i < bracket->n_claims; i++) {
-        LIST_INSERT_HEAD(&bracket->claims[i].lease->claims, &bracket->claims[i], of_lease);
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
         use_queue(&bracket->claims[i]);
-    }
 }
 
 static void
@@ -319,17 +380,11 @@ int
 bracket_new(struct core *core, struct conn *conn, uint32_t request,
             const struct bracket_request *req, struct refusal *r)
 {
-    uint64_t n = (uint64_t)req->read.n + req->write.n;
     struct bracket *bracket;
-    int rc;
+    int rc = check_request(conn, req, r);
 
-    if (req->id == 0 || bracket_find(conn, req->id))
-        return refuse(r, PROTO_ERR_INVALID, "bracket %llu is none, or has begun already",
-                      (unsigned long long)req->id);
-    if (n == 0 || n > PROTO_BEGIN_MAX)
-        return refuse(r, PROTO_ERR_INVALID, "a bracket has 1 to %d arrays, this has %llu",
-                      PROTO_BEGIN_MAX, (unsigned long long)n);
-    rc = bracket_make(core, conn, req, &bracket, r);
+    if (rc == 0)
+        rc = bracket_make(core, conn, req, &bracket, r);
     if (rc)
         return rc;
     bracket->request = request;

@@ -60,13 +60,17 @@ RB_PROTOTYPE(threads, thread, node, )
 
 struct bracket_request {
     uint64_t id, thread, timeout_ns;
-    bool nowait;
+    bool nowait, again;
     struct msg_u64s read, write; /* leases */
 };
 
 /* Answered at once or later, by fences_reply() or a refusal. -ENOMEM or REFUSED. */
 int bracket_new(struct core *core, struct conn *conn, uint32_t request,
                 const struct bracket_request *req, struct refusal *r);
+/* One that was open before the core's restart: it is so again, with what of it is still there.
+ * -ENOMEM or REFUSED. */
+int bracket_resume(struct core *core, struct conn *conn, uint32_t request,
+                   const struct bracket_request *req, struct refusal *r);
 struct bracket *bracket_find(struct conn *conn, uint64_t id);
 /* The one that waits, by the request that begins it. */
 struct bracket *bracket_find_request(struct conn *conn, uint32_t request);

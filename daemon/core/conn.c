@@ -3,6 +3,7 @@
 
 #include "array.h"
 #include "flush.h"
+#include "former.h"
 #include "reclaim.h"
 #include "state.h"
 #include "waiter.h"
@@ -51,6 +52,7 @@ conn_alloc(uint64_t id, const struct core_peer *peer)
     conn->id = id;
     conn->gid = peer->gid;
     conn->pid = peer->pid;
+    memcpy(conn->token, peer->token, sizeof(conn->token));
     published_init(&conn->published); /* what else it has is empty as it is, all zero */
     return conn;
 }
@@ -265,6 +267,7 @@ conn_go(struct core *core, struct conn *conn)
         forget->action.conn = conn->id;
         entry_push(core, forget);
     }
+    former_end(core, conn);
     persist_conn_gone(core, conn);
     let_go(core, conn);
     RB_REMOVE(conns, &core->departed, conn);
@@ -322,6 +325,8 @@ conn_hangup(struct core *core, struct conn *conn)
     core->n_conns--;
     core->n_departed++;
     conn->closing = conn->departed = true;
+    if (conn->recorded && conn->resumes)
+        persist_conn(core, conn);
     conn_wake(conn);
 }
 

@@ -8,6 +8,7 @@
 #include "actions.h"
 #include "bracket.h"
 #include "core.h"
+#include "done.h"
 #include "hold.h"
 #include "lease.h"
 #include "page.h"
@@ -25,11 +26,19 @@ struct conn {
     gid_t gid;
     pid_t pid;
     uint32_t kept; /* the number of its pidfd at the keeper; 0: none */
+    uint64_t token[2];
+    uint64_t old_token[2]; /* by which it has been taken up, and may be again */
+    uint64_t former_id; /* of the connection of an earlier core whose place it has; 0: none */
+    TAILQ_ENTRY(conn) of_former; /* core->formers */
     gid_t *groups;
     size_t n_groups;
     char client[PROTO_CLIENT_MAX + 1];
     bool greeted;       /* HELLO has passed */
     bool recorded;      /* it is in the journal */
+    bool resumes;       /* its client will, after a restart */
+    bool former;        /* of an earlier core, or has such a one's place: former.h */
+    bool resuming;      /* it tells what its client has */
+    bool leaves;        /* and has told that it uses nothing of it */
     bool closing;       /* a CORE_CLOSE is on its way: nothing more is taken or sent */
     bool departed;      /* has hung up; in core->departed until nothing is left of it */
     bool reported;      /* to whoever drives the core: the exit of its process matters */
@@ -46,7 +55,8 @@ struct conn {
     struct brackets brackets;
     struct asking asking;
     struct threads threads;
-    uint64_t swept_ns; /* when passed fences in its pages were last looked for */
+    struct done done[DONE_MAX]; /* by request */
+    uint64_t swept_ns;          /* when passed fences in its pages were last looked for */
     LIST_HEAD(, page) pages;
     LIST_HEAD(, timeline) timelines; /* those of its pages that have names */
     uint64_t next_lease;

@@ -11,6 +11,7 @@
 #include "array.h"
 #include "base/macros.h"
 #include "device.h"
+#include "former.h"
 #include "linger.h"
 #include "publish.h"
 #include "reclaim.h"
@@ -133,6 +134,7 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
 
     if (!core)
         return -ENOMEM;
+    TAILQ_INIT(&core->formers);
     TAILQ_INIT(&core->busy); /* trees and LISTs are empty as they are, all zero */
     TAILQ_INIT(&core->lingering);
     TAILQ_INIT(&core->landed);
@@ -216,6 +218,7 @@ forget_all(struct core *core)
     struct block *block;
 
     conns_forget_departed(core);
+    formers_forget(core);
     linger_forget(core);
     expiries_forget(core);
     parts_forget(core);
@@ -264,19 +267,20 @@ core_free(struct core *core)
 static void
 look(struct core *core)
 {
-    bool is_time = core->linger_at_ns <= core->now_ns, more = false;
+    bool is_time = core->linger_at_ns <= core->now_ns, more = false, waits = false;
 
     if (!is_time && TAILQ_EMPTY(&core->landed))
         return;
     if (is_time) {
         more = pages_look(core);
         more |= linger_look(core);
+        waits = formers_look(core);
         core->linger_at_ns = UINT64_MAX;
     }
     arrays_settle_landed(core);
     waiters_run(core);
     if (!TAILQ_EMPTY(&core->closing_pages) || !TAILQ_EMPTY(&core->lingering) ||
-        !TAILQ_EMPTY(&core->hopeful))
+        !TAILQ_EMPTY(&core->hopeful) || waits)
         linger_later(core, more ? LINGER_REST_NS : LINGER_TURN_NS);
 }
 
@@ -313,16 +317,17 @@ put_back(struct core *core)
 static void
 core_run(struct core *core, bool briefly)
 {
-    bool more;
+    bool more, in_doubt;
 
     look(core);
     put_back(core);
+    in_doubt = doubts_settle(core);
     persist_some(core);
     work_run(core, briefly);
     more = release_run(core);
     users_run(core);
     pools_run(core);
-    core->behind = more || !LIST_EMPTY(&core->aside) || persist_is_behind(core) ||
+    core->behind = more || in_doubt || !LIST_EMPTY(&core->aside) || persist_is_behind(core) ||
                    !TAILQ_EMPTY(&core->busy) || !TAILQ_EMPTY(&core->landed);
 }
 
@@ -402,6 +407,11 @@ core_restore_conn(struct core *core, uint64_t id, uint32_t kept,
         return -ENOMEM;
     conn->kept = kept;
     conn->reported = conn->recorded = true;
+    conn->resumes = record->resumes;
+    memcpy(conn->token, record->token, sizeof(conn->token));
+    memcpy(conn->old_token, record->old_token, sizeof(conn->old_token));
+    if (conn->resumes)
+        former_new(core, conn);
     conn_hangup(core, conn);
     return 0;
 }

@@ -166,6 +166,7 @@ struct core_peer { /* from the kernel, never from the client */
     pid_t pid;
     const gid_t *groups;
     size_t n_groups;
+    uint64_t token[2]; /* random: by which it is known after a restart */
 };
 
 /* conn is the caller's number for the connection, not 0 and not in use. -EDQUOT: the uid has as

@@ -15,6 +15,7 @@ array_record(const struct core *core, const struct array *array, const struct gr
     const struct block *block = array_block(array);
     const int64_t *strides = array_strides(array);
     struct msg_array record = {
+        .array = array->id,
         .nbytes = array->nbytes,
         .typestr = MSG_STR(array_typestr(array)),
         .shape = {.v = array_shape(array), .n = array->ndim},
@@ -185,6 +186,8 @@ grant_created(struct core *core, struct conn *conn, uint32_t request, struct arr
     }
     assert(grant.n_arrays == 1); /* one has room, however long what it says */
     array_promise(core, array);
+    if (array->named)
+        done_note(core, conn, request, MSG_CREATE, array->generation, 0);
     grant_send(core, conn, request, MSG_CREATE, &grant);
     if (array->named)
         watch_notify(core, array->pool, array_name(array), NULL, array);

@@ -26,7 +26,9 @@ struct hold {
     };
 
     uint64_t n_leases;
-    bool before; /* by a connection of an earlier core: restore.h */
+    bool before;  /* by a connection of an earlier core: restore.h */
+    bool awaited; /* of a former one: former.h */
+    bool claimed; /* which has told of it */
 };
 
 RB_PROTOTYPE(holds, hold, node, )

@@ -24,6 +24,8 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
         return REFUSED;
     if (ret_new_hold)
         *ret_new_hold = false;
+    if (!block && ret_new_hold)
+        persist_conn_needed(core, conn);
     if (block && ret_new_hold) {
         rc = hold_get(conn, &conn->holds, block->id, &block->holds, &lease->hold, ret_new_hold,
                       r);

@@ -68,6 +68,37 @@ page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal 
     return 0;
 }
 
+/* Its owner has mapped it. */
+int
+page_restore(struct core *core, struct conn *conn, uint64_t id,
+             const struct core_page_result *from)
+{
+    struct page *page = page_alloc(id);
+
+    if (!page)
+        return -ENOMEM;
+    page->before = calloc(TIMELINE_SLOTS, sizeof(page->before[0]));
+    if (!page->before) {
+        entry_free(page->gone);
+        free(page);
+        return -ENOMEM;
+    }
+    charge_init(&page->charge, conn->user, RES_PAGES, 1, sizeof(*page) + TIMELINE_PAGE_BYTES,
+                NULL);
+    page->conn = conn;
+    page->made = page->sealed = true;
+    page->read = from->read;
+    page->size = from->size;
+    page->slots = from->slots;
+    page->kept = from->kept;
+    for (size_t i = 0; i < TIMELINE_SLOTS; i++)
+        page->before[i] = timeline_submitted(&page->slots[i]);
+    RB_INSERT(pages, &core->pages, page);
+    LIST_INSERT_HEAD(&conn->pages, page, of_conn);
+    core->n_pages++;
+    return 0;
+}
+
 /* Out of everything that knows it, but for the shell. */
 static void
 page_remove(struct core *core, struct page *page)
@@ -84,6 +115,7 @@ page_remove(struct core *core, struct page *page)
     charge_deinit(&page->charge);
     core->n_pages--;
     entry_free(page->gone);
+    free(page->before);
     free(page);
 }
 

@@ -40,6 +40,8 @@ struct page {
     uint64_t size;
     struct timeline_slot *slots;
     uint64_t last[TIMELINE_SLOTS]; /* the highest value that a fence was made of */
+    uint64_t *before;              /* of an earlier core's: what was submitted then; or NULL */
+    bool claimed;                  /* its owner has told of it: former.h */
     struct timeline *timeline;     /* that its first slot is, or NULL */
     struct hold_list holds;        /* of others */
     uint64_t n_holds;
@@ -66,6 +68,11 @@ TAILQ_HEAD(page_list, page);
 RB_PROTOTYPE(pages, page, node, )
 RB_PROTOTYPE(timelines, timeline, node, )
 
+struct core_page_result;
+
+/* One of an earlier core's, as core_page_done() would have it. -ENOMEM. */
+int page_restore(struct core *core, struct conn *conn, uint64_t id,
+                 const struct core_page_result *from);
 /* Asks for a page of conn's own: answers later. -ENOMEM or REFUSED. */
 int page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);
 struct page *page_find(struct core *core, uint64_t id);

@@ -5,6 +5,7 @@
 
 #include "array.h"
 #include "device.h"
+#include "former.h"
 #include "journal.h"
 #include "set.h"
 #include "state.h"
@@ -131,6 +132,9 @@ record_conn(struct core *core, const struct conn *conn)
         .uid = conn->user->uid,
         .gid = conn->gid,
         .pid = (uint32_t)conn->pid,
+        .token = {conn->token[0], conn->token[1]},
+        .old_token = {conn->old_token[0], conn->old_token[1]},
+        .resumes = conn->resumes && (!conn->departed || former_is_awaited(conn)),
     };
 
     record(core, RECORD_CONN, &r, sizeof(r));
@@ -138,10 +142,10 @@ record_conn(struct core *core, const struct conn *conn)
 
 /* Its pidfd is given to the keeper before the client hears of anything; its record says under which
  * number. */
-static void
-need_conn(struct core *core, struct conn *conn)
+void
+persist_conn_needed(struct core *core, struct conn *conn)
 {
-    if (conn->recorded)
+    if (conn->recorded || !core->persist.journal)
         return;
     conn->recorded = true;
     conn->keep.action = (struct core_action){.type = CORE_KEEP, .conn = conn->id, .fd = -1};
@@ -164,7 +168,7 @@ persist_hold(struct core *core, const struct hold *hold)
 
     if (!core->persist.journal)
         return;
-    need_conn(core, hold->conn);
+    persist_conn_needed(core, hold->conn);
     record(core, RECORD_HOLD, &r, sizeof(r));
 }
 
@@ -183,7 +187,7 @@ persist_page(struct core *core, const struct page *page)
 
     if (!core->persist.journal || !page->kept)
         return;
-    need_conn(core, page->conn);
+    persist_conn_needed(core, page->conn);
     record(core, RECORD_PAGE, &r, sizeof(r));
 }
 
@@ -192,6 +196,17 @@ persist_page_gone(struct core *core, const struct page *page)
 {
     if (page->kept)
         record_gone(core, RECORD_PAGE, page->id, 0);
+}
+
+void
+persist_done(struct core *core, struct conn *conn, uint32_t place)
+{
+    struct record_done r = {.key = {.id = conn->id, .of = place}, .done = conn->done[place]};
+
+    if (!core->persist.journal)
+        return;
+    persist_conn_needed(core, conn);
+    record(core, RECORD_DONE, &r, sizeof(r));
 }
 
 void
@@ -218,8 +233,9 @@ persist_floor(struct core *core, uint64_t generation)
 static bool
 lasts(const struct array *array)
 {
-    return !array->creating && (array->named || array->is_companion || array->is_whole ||
-                                array->is_set || array->n_sets);
+    return !array->creating &&
+           (array->named || array->n_leases || array->is_companion || array->is_whole ||
+            array->is_set || array->n_sets || (array->use && array->use->awaited));
 }
 
 static uint64_t
@@ -228,9 +244,13 @@ mark_of(const struct array *array)
     const struct use *use = array->use;
     uint64_t mark = array->abandoned ? MARK_ABANDONED : 0;
 
-    mark |= use && use->n_writers ? MARK_WRITING : 0;
+    if (use && use->n_writers)
+        return mark | MARK_WRITING | LIST_FIRST(&use->held)->bracket->conn->id << MARK_ID_SHIFT;
+    if (use && use->writer)
+        return mark | MARK_WRITING | use->writer << MARK_ID_SHIFT;
     if (use && use->write)
-        mark |= MARK_PENDING | use->write->page->id << MARK_PAGE_SHIFT;
+        mark |= MARK_PENDING | (uint64_t)use->write->slot << MARK_SLOT_SHIFT |
+                use->write->page->id << MARK_ID_SHIFT;
     return mark;
 }
 
@@ -301,6 +321,7 @@ record_array(struct core *core, struct array *array)
     fill_array(r, array, pool, expires);
     array->record = (uint32_t)(record_end(core, mark_of(array)) / 8);
     array->record_turn = persist_turn(core);
+    array->record_named = array->named;
 }
 
 static void
@@ -351,6 +372,13 @@ persist_array(struct array *array)
         record_gone(core, RECORD_ARRAY, array->id, 0);
         array->record = 0;
     }
+}
+
+void
+persist_nameless(struct array *array)
+{
+    if (array->record_named || !lasts(array))
+        persist_array(array);
 }
 
 /* Of one that the new journal has got already, the old one has its record elsewhere: it gets
@@ -410,13 +438,13 @@ persist_begin(struct core *core, struct journal *next)
     turn_back(p, journal);
 }
 
-static void
-record_uses(struct core *core, struct conn *conn)
+void
+persist_conn(struct core *core, struct conn *conn)
 {
     struct hold *hold;
     struct page *page;
 
-    if (!conn->recorded)
+    if (!conn->recorded || !core->persist.journal)
         return;
     record_conn(core, conn);
     RB_FOREACH(hold, holds, &conn->holds)
@@ -424,6 +452,9 @@ record_uses(struct core *core, struct conn *conn)
     LIST_FOREACH(page, &conn->pages, of_conn)
         if (page->made)
             persist_page(core, page);
+    for (uint32_t i = 0; i < DONE_MAX; i++)
+        if (conn->done[i].method)
+            persist_done(core, conn, i);
 }
 
 /* The next one, here or departed. */
@@ -437,7 +468,7 @@ conns_anew(struct core *core)
 
     if (!conn)
         return false;
-    record_uses(core, conn);
+    persist_conn(core, conn);
     core->persist.done.conn = conn->id;
     return true;
 }

@@ -62,6 +62,8 @@ struct persist {
 
 /* As it is now; where it has no reason to last any more, that it is gone. */
 void persist_array(struct array *array);
+/* It has no name, and may have lost it, or the last that kept it. */
+void persist_nameless(struct array *array);
 /* A member of a set that stays. */
 void persist_member(struct array *set, const struct member *member);
 /* The turn of what is recorded from now on: array->record_turn. */
@@ -74,6 +76,12 @@ void persist_hold(struct core *core, const struct hold *hold);
 void persist_hold_gone(struct core *core, const struct hold *hold);
 void persist_page(struct core *core, const struct page *page);
 void persist_page_gone(struct core *core, const struct page *page);
+/* As it is now, with its holds and pages. */
+void persist_conn(struct core *core, struct conn *conn);
+/* It has something that counts after a restart. */
+void persist_conn_needed(struct core *core, struct conn *conn);
+/* What is in that place of conn->done. */
+void persist_done(struct core *core, struct conn *conn, uint32_t place);
 void persist_conn_gone(struct core *core, const struct conn *conn);
 /* A name of that generation was taken away. */
 void persist_floor(struct core *core, uint64_t generation);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "core.h"
+#include "done.h"
 
 enum record_type {
     RECORD_POOL = 1,
@@ -20,12 +21,13 @@ enum record_type {
     RECORD_HOLD,
     RECORD_PAGE,
     RECORD_FLOOR,
+    RECORD_DONE,
     RECORD_GONE, /* with a connection, its holds */
 };
 
 struct record_key { /* what every record begins with; RECORD_FLOOR: all zero */
     uint64_t id;
-    uint64_t of; /* RECORD_HOLD: the connection; RECORD_MEMBER: its number; else 0 */
+    uint64_t of; /* HOLD: the connection; MEMBER: its number; DONE: its place; else 0 */
 };
 
 struct record_gone {
@@ -63,7 +65,8 @@ enum {                /* marks of a RECORD_ARRAY */
     MARK_WRITING = 1, /* somebody has a bracket in which it is written */
     MARK_PENDING = 2, /* what was written may not be there yet: a fence stands for it */
     MARK_ABANDONED = 4,
-    MARK_PAGE_SHIFT = 8, /* the page of that fence */
+    MARK_SLOT_SHIFT = 3, /* of that fence, TIMELINE_SLOTS of them */
+    MARK_ID_SHIFT = 8,   /* its page; where somebody writes, whose connection that is */
 };
 
 struct record_array {
@@ -87,12 +90,19 @@ struct record_member { /* of a set */
 
 struct record_conn { /* one that has memory of the daemon's */
     struct record_key key;
+    uint64_t token[2], old_token[2];
     uint32_t kept; /* its process's pidfd */
     uint32_t uid, gid, pid;
+    uint32_t resumes; /* it will, if it can */
 };
 
 struct record_hold { /* of a block, by that connection */
     struct record_key key;
+};
+
+struct record_done { /* by that connection: done.h */
+    struct record_key key;
+    struct done done;
 };
 
 struct record_page { /* of timelines, in which that connection's process signals */

@@ -5,6 +5,7 @@
 #include "request.h"
 
 #include "device.h"
+#include "former.h"
 
 /* All devices as records, with the lists that those refer to; to be freed, NULL: out of memory. */
 struct device_records {
@@ -52,11 +53,22 @@ device_records(const struct core *core)
     return records;
 }
 
+/* It will be taken up again after a restart, and is one that was. */
+static bool
+hello_resume(struct core *core, struct conn *conn, const struct msg_hello_params *p)
+{
+    for (uint32_t i = 0; i < p->features.n; i++)
+        conn->resumes |= msg_str_eq(p->features.v[i], "resume");
+    conn->resumes &= core->persist.journal != NULL;
+    return conn->resumes && p->token.n && former_take_up(core, conn, p->token);
+}
+
 HANDLER(on_hello)
 {
     const struct msg_hello_params *p = params;
     _cleanup_free_ struct device_records *records = NULL;
     struct msg_hello_result result;
+    bool resumed;
 
     if (p->version_min > p->version_max || p->version_min > PROTO_VERSION_MAX ||
         p->version_max < PROTO_VERSION_MIN)
@@ -78,6 +90,7 @@ HANDLER(on_hello)
 
     conn->greeted = true;
     TAILQ_REMOVE(&core->waiting, conn, waiting);
+    resumed = hello_resume(core, conn, p);
     result = (struct msg_hello_result){
         .version = p->version_max < PROTO_VERSION_MAX ? p->version_max : PROTO_VERSION_MAX,
         .features = {.v = (const struct msg_str[]){{0}}, .n = 0},
@@ -89,6 +102,8 @@ HANDLER(on_hello)
         .packet_max = PROTO_PACKET_MAX,
         .fds_max = PROTO_FDS_MAX,
         .open_max = PROTO_OPEN_MAX,
+        .token = {.v = conn->resumes ? conn->token : NULL, .n = conn->resumes ? 2 : 0},
+        .resumed = resumed,
     };
     send_result(core, conn, id, MSG_HELLO, &result, NULL, 0);
     return 0;
@@ -190,6 +205,11 @@ dispatch(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
                       msg_method_name(m->method));
     if (rc < 0)
         return rc;
+    const struct done *done = done_find(conn, m->id, m->method);
+    if (done && m->method != MSG_CREATE) {
+        done_answer(core, conn, done);
+        return 0;
+    }
     return handlers[m->method](core, conn, m->id, &params, r);
 }
 

@@ -120,13 +120,36 @@ create_place(struct core *core, struct conn *conn, uint32_t id, struct array *ar
     return rc;
 }
 
+/* An earlier core has made it, by the same request. */
+static int
+create_again(struct core *core, struct conn *conn, uint32_t id, const struct array_request *req,
+             uint64_t generation, struct refusal *r)
+{
+    struct array *array = pool_find_array(req->pool, req->name);
+    _cleanup_(grant_deinit) struct grant grant = {0};
+    int rc = grant_init(&grant, core, 1);
+
+    if (rc < 0)
+        return rc;
+    if (!array || array->generation != generation)
+        return refuse_name(r, "array", MSG_STR(req->pool->name), req->name);
+    grant.pool = req->pool;
+    rc = grant_add(core, conn, &grant, array, false, r);
+    if (rc == 0)
+        grant_send(core, conn, id, MSG_CREATE, &grant);
+    return rc;
+}
+
 HANDLER(on_create)
 {
     const struct msg_create_params *p = params;
+    const struct done *done = done_find(conn, id, MSG_CREATE);
     struct array_request req;
     struct array *array;
     int rc = create_check(core, conn, p, &req, r);
 
+    if (rc == 0 && done)
+        return create_again(core, conn, id, &req, done->generation, r);
     if (rc == 0)
         rc = array_new(core, conn, &req, &array, r);
     if (rc == 0)

@@ -43,11 +43,13 @@ HANDLER(on_begin)
         .thread = p->thread,
         .timeout_ns = p->timeout_ns,
         .nowait = p->nowait,
+        .again = p->again && conn->resuming,
         .read = p->read,
         .write = p->write,
     };
 
-    return bracket_new(core, conn, id, &req, r);
+    return req.again ? bracket_resume(core, conn, id, &req, r)
+                     : bracket_new(core, conn, id, &req, r);
 }
 
 /* A bracket that the client may end, and has not. */

@@ -56,6 +56,7 @@ HANDLER(on_unlink)
     if (name_find_own(core, conn, params, &array, r))
         return REFUSED;
     array_unlink(core, array);
+    done_note(core, conn, id, MSG_UNLINK, 0, 0);
     send_result(core, conn, id, MSG_UNLINK, &(struct msg_none){}, NULL, 0);
     return 0;
 }
@@ -71,10 +72,12 @@ HANDLER(on_rename)
     if (name_find_own(core, conn, &from, &array, r) || name_check(p->to, r))
         return REFUSED;
     int rc = array_publish(core, array, conn->user, &req, r);
-    if (rc == 0)
-        send_result(core, conn, id, MSG_RENAME,
-                    &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
-    return rc;
+    if (rc)
+        return rc;
+    done_note(core, conn, id, MSG_RENAME, array->generation, 0);
+    send_result(core, conn, id, MSG_RENAME,
+                &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
+    return 0;
 }
 
 HANDLER(on_expire)

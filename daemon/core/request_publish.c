@@ -69,10 +69,12 @@ HANDLER(on_publish)
 
     if (rc == 0)
         rc = array_publish(core, array, conn->user, &req, r);
-    if (rc == 0) /* the caller's lease keeps the array */
-        send_result(core, conn, id, MSG_PUBLISH,
-                    &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
-    return rc;
+    if (rc)
+        return rc;
+    done_note(core, conn, id, MSG_PUBLISH, array->generation, 0);
+    send_result(core, conn, id, MSG_PUBLISH, /* the caller's lease keeps the array */
+                &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
+    return 0;
 }
 
 /* ---- stage ---- */
@@ -149,6 +151,7 @@ HANDLER(on_stage)
         return rc;
     for (uint32_t i = 0; i < p->keys.n; i++)
         set_measure(array, p->keys.v[i]);
+    done_note(core, conn, id, MSG_STAGE, 0, 0);
     send_result(core, conn, id, MSG_STAGE, &(struct msg_none){}, NULL, 0);
     return 0;
 }

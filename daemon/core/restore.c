@@ -8,6 +8,7 @@
 
 #include "array.h"
 #include "device.h"
+#include "former.h"
 #include "journal.h"
 #include "publish.h"
 #include "set.h"
@@ -49,6 +50,7 @@ static const size_t sizes[] = {
     [RECORD_PAGE] = sizeof(struct record_page),
     [RECORD_MEMBER] = sizeof(struct record_member),
     [RECORD_FLOOR] = sizeof(struct record_floor),
+    [RECORD_DONE] = sizeof(struct record_done),
     [RECORD_GONE] = sizeof(struct record_gone),
 };
 
@@ -121,6 +123,7 @@ take(struct restore *r, const struct found *f)
         break;
     case RECORD_HOLD: r->holds[r->n_holds++] = f->payload; break;
     case RECORD_MEMBER: r->members[r->n_members++] = f->payload; break;
+    case RECORD_DONE: r->dones[r->n_dones++] = f->payload; break;
     case RECORD_PAGE:
         r->pages[r->n_pages++] = (struct restore_page){.record = f->payload};
         break;
@@ -149,8 +152,9 @@ restore_read(struct restore *ret, struct journal *journal)
     ret->holds = calloc(counts[RECORD_HOLD] + 1, sizeof(*ret->holds));
     ret->pages = calloc(counts[RECORD_PAGE] + 1, sizeof(*ret->pages));
     ret->members = calloc(counts[RECORD_MEMBER] + 1, sizeof(*ret->members));
-    if (!ret->pools || !ret->blocks || !ret->arrays || !ret->conns || !ret->holds ||
-        !ret->pages || !ret->members) {
+    ret->dones = calloc(counts[RECORD_DONE] + 1, sizeof(*ret->dones));
+    if (!ret->dones || !ret->pools || !ret->blocks || !ret->arrays || !ret->conns ||
+        !ret->holds || !ret->pages || !ret->members) {
         restore_deinit(ret);
         return -ENOMEM;
     }
@@ -170,6 +174,7 @@ restore_deinit(struct restore *r)
     free(r->holds);
     free(r->pages);
     free(r->members);
+    free(r->dones);
     *r = (struct restore){0};
 }
 
@@ -369,17 +374,6 @@ make_array(const struct restoring *to, struct restore_array *a, struct array_req
     return r;
 }
 
-/* A page that is not recorded could not be looked at. */
-static bool
-is_abandoned(const struct restore *r, uint64_t mark)
-{
-    const struct restore_page *page =
-        FIND(r->pages, r->n_pages, .record, mark >> MARK_PAGE_SHIFT);
-
-    return mark & (MARK_WRITING | MARK_ABANDONED) ||
-           (mark & MARK_PENDING && (!page || page->is_broken));
-}
-
 /* -ENOMEM; else it is there, or left out. `at`: the free range of its block, where it has one. */
 static int
 restore_array(const struct restoring *to, struct restore_array *a, struct range **at)
@@ -416,7 +410,7 @@ restore_array(const struct restoring *to, struct restore_array *a, struct range 
     if (array->is_part)
         array->part->id = array->id;
     array->generation = record->generation;
-    array->abandoned = is_abandoned(to->r, a->mark);
+    array->abandoned = a->mark & MARK_ABANDONED;
     array->creating = false;
     if (to->core->next_array < array->id)
         to->core->next_array = array->id;
@@ -566,9 +560,21 @@ restore_hold(const struct restoring *to, const struct record_hold *record)
         return -ENOMEM;
     hold->block = b->block;
     hold->before = true;
+    hold->awaited = conn->former;
+    b->block->n_awaited += hold->awaited;
     if (b->block->n_before++ > 0)
         return 0;
     return block_set_aside(b->block);
+}
+
+static void
+restore_done(const struct restoring *to, const struct record_done *record)
+{
+    const struct restore_conn *c = restore_find_conn(to->r, record->key.id);
+    struct conn *conn = c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
+
+    if (conn && record->key.of < DONE_MAX)
+        conn->done[record->key.of] = record->done;
 }
 
 static int
@@ -582,6 +588,71 @@ restore_processes(const struct restoring *to)
                                   to->r->conns[i].record);
     for (size_t i = 0; r == 0 && i < to->r->n_holds; i++)
         r = restore_hold(to, to->r->holds[i]);
+    for (size_t i = 0; i < to->r->n_dones; i++)
+        restore_done(to, to->r->dones[i]);
+    return r;
+}
+
+static int
+restore_pages(const struct restoring *to)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < to->r->n_pages; i++) {
+        const struct restore_page *page = &to->r->pages[i];
+        const struct restore_conn *c = restore_find_conn(to->r, page->record->conn);
+        struct conn *conn = c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
+        if (conn && page->made.slots && !page->is_dead)
+            r = page_restore(to->core, conn, page->record->key.id, &page->made);
+    }
+    return r;
+}
+
+/* ---- what was done with the arrays ---- */
+
+/* What was written is there when that value is, which a stream is yet to store, or has stored. */
+static int
+restore_write(const struct restoring *to, struct array *array, uint64_t mark)
+{
+    const struct restore_page *page =
+        FIND(to->r->pages, to->r->n_pages, .record, mark >> MARK_ID_SHIFT);
+    uint32_t slot = mark >> MARK_SLOT_SHIFT & (TIMELINE_SLOTS - 1);
+    uint64_t value = page && page->made.slots ? timeline_submitted(&page->made.slots[slot]) : 0;
+    enum fence_state state = value ? timeline_state(&page->made.slots[slot], value)
+                                   : FENCE_LOST;
+
+    array->abandoned |= state == FENCE_LOST || (state == FENCE_PENDING && page->is_dead);
+    if (state != FENCE_PENDING || page->is_dead)
+        return 0;
+    return use_restore_write(array, page_find(to->core, page->record->key.id), slot, value);
+}
+
+/* Whoever was writing may come back and say that it is whole. */
+static int
+restore_writer(const struct restoring *to, struct array *array, uint64_t mark)
+{
+    const struct restore_conn *c = restore_find_conn(to->r, mark >> MARK_ID_SHIFT);
+
+    if (c && c->conn && c->record->resumes)
+        return former_doubt(array, c->conn);
+    array->abandoned = true;
+    return 0;
+}
+
+static int
+restore_uses(const struct restoring *to)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < to->r->n_arrays; i++) {
+        const struct restore_array *a = &to->r->arrays[i];
+        if (a->array && a->mark & MARK_WRITING)
+            r = restore_writer(to, a->array, a->mark);
+        else if (a->array && a->mark & MARK_PENDING)
+            r = restore_write(to, a->array, a->mark);
+        if (r == 0 && a->array && !a->array->named)
+            r = former_doubt(a->array, 0);
+    }
     return r;
 }
 
@@ -618,6 +689,12 @@ core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost, 
         r = restore_parts(&to);
     if (r == 0)
         r = restore_processes(&to);
+    if (r == 0)
+        r = restore_pages(&to);
+    if (r == 0)
+        r = restore_uses(&to);
+    if (r == 0)
+        r = formers_begin(core, restore->arrays, restore->n_arrays);
     for (size_t i = 0; i < restore->n_blocks; i++)
         if (restore->blocks[i].block)
             restore->blocks[i].block->state = BLOCK_LIVE;

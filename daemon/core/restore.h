@@ -4,14 +4,14 @@
  * its first connection. What the records say is checked; what cannot be is left out, and told.
  *
  *   restore_read()    the last record of each object that is there
- *   (the shell)       imports the blocks, finds the processes, waits until no stream is to store a
- *                     value in a page any more: what GPUs were doing then is done
- *   core_restore()    blocks, then arrays, then who may have them mapped
+ *   (the shell)       imports the blocks, finds the processes, maps the pages
+ *   core_restore()    blocks, then arrays, then who may have them mapped, and signals
  *
  * Nobody is connected to the new core. What a process of the earlier one's has mapped is not given
  * to anybody as long as it lives (I2): its connection is a departed one, and as long as a block has
  * such, what was free in it is set aside (struct block, aside). An array that was being written is
- * abandoned: who wrote it cannot say any more that it is whole.
+ * abandoned, where who wrote it cannot say any more that it is whole; who can is waited for, as
+ * are those that may read: former.h.
  */
 #pragma once
 
@@ -45,9 +45,10 @@ struct restore_array {
 
 struct restore_page {
     const struct record_page *record;
-    bool
-        is_broken; /* the shell's to fill: a value that was to be stored there never will be, or may
-                       not have been */
+    /* The shell's to fill: its owner has exited, and the page as the core may have it; slots NULL:
+     * it is lost. */
+    bool is_dead;
+    struct core_page_result made;
 };
 
 struct restore { /* each kind by its number; pointers into the journal */
@@ -57,8 +58,9 @@ struct restore { /* each kind by its number; pointers into the journal */
     const struct record_pool **pools;
     const struct record_hold **holds;     /* by block, and connection */
     const struct record_member **members; /* by set */
+    const struct record_done **dones;     /* by connection */
     struct restore_page *pages;
-    size_t n_blocks, n_conns, n_arrays, n_pools, n_holds, n_members, n_pages;
+    size_t n_blocks, n_conns, n_arrays, n_pools, n_holds, n_members, n_dones, n_pages;
     uint64_t floor;
 };
 

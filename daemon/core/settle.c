@@ -4,6 +4,7 @@
 #include <assert.h>
 
 #include "array.h"
+#include "array_index.h"
 #include "linger.h"
 #include "reclaim.h"
 #include "set.h"
@@ -27,6 +28,7 @@ array_bury(struct core *core, struct array *array)
 
     assert(!array->named && !array->n_leases && !array->n_departed && !array->is_companion &&
            !array->n_sets);
+    array_index_forget(core->former_arrays, array->id);
     array_unlist(array);
     array_uncharge(core, array);
     if (array->is_part && array->part)
@@ -52,7 +54,7 @@ static bool
 is_kept(const struct array *array)
 {
     return array->n_leases || array->n_departed || array->is_whole || array->is_companion ||
-           array->n_sets;
+           array->n_sets || (array->use && array->use->awaited);
 }
 
 void
@@ -60,7 +62,7 @@ array_settle(struct core *core, struct array *array)
 {
     if (array->creating || array->named)
         return;
-    persist_array(array);
+    persist_nameless(array);
     if (is_kept(array) || linger_array(core, array))
         array_list(array);
     else

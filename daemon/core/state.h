@@ -25,9 +25,9 @@
  * returned to the caller, or put on a list of the core that core_run() looks at when the event
  * ends.
  *
- *   refusal actions journal │ user reply job │ pool set watch hold │ persist │ block device │
- *   array use │ linger part reclaim ticket expiry │ settle │ lease publish page │ grant fences │
- *   bracket waiter flush │ release request_* conn │ request work │ core │ restore
+ *   refusal actions journal │ user reply done job │ pool set watch hold │ persist │ block device │
+ *   array use array_index │ linger part reclaim ticket expiry │ settle │ lease publish page │ grant
+ *   fences former │ bracket waiter flush │ release request_* conn │ request work │ core │ restore
  */
 #pragma once
 
@@ -63,13 +63,17 @@ struct core {
     struct tickets tickets;
     struct timelines timelines;
     struct deadlines deadlines;
-    struct expiries expiries;  /* of names, the first one first */
-    struct expiring expiring;  /* the same by array */
-    LIST_HEAD(, block) blocks; /* all of them */
-    TAILQ_HEAD(, set) sets;    /* all, those that a new journal has not got first */
-    LIST_HEAD(, block) aside;  /* of which something is to be put back */
-    struct conn_list waiting;  /* for HELLO, by deadline */
-    struct user_list turns;    /* users with jobs that wait, the next one first */
+    struct expiries expiries;          /* of names, the first one first */
+    struct expiring expiring;          /* the same by array */
+    LIST_HEAD(, block) blocks;         /* all of them */
+    TAILQ_HEAD(, set) sets;            /* all, those that a new journal has not got first */
+    LIST_HEAD(, block) aside;          /* of which something is to be put back */
+    TAILQ_HEAD(, conn) formers;        /* of an earlier core, that may come back: former.h */
+    LIST_HEAD(, block) known;          /* that they have no more, with doubts left */
+    struct use_doubts doubts;          /* of arrays without bytes */
+    struct array_index *former_arrays; /* or NULL */
+    struct conn_list waiting;          /* for HELLO, by deadline */
+    struct user_list turns;            /* users with jobs that wait, the next one first */
 
     /* What the end of an event looks at. */
     uint64_t used[N_RESOURCES];     /* by all users */

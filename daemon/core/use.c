@@ -22,6 +22,18 @@
 
 /* ---- life ---- */
 
+/* As long as there is one who may use it, and nobody knows. */
+static void
+doubt(struct use *use)
+{
+    struct core *core = use->array->charge.user->core;
+    struct block *block = array_block(use->array);
+
+    use->doubted = block ? block->n_awaited > 0 : !TAILQ_EMPTY(&core->formers);
+    if (use->doubted)
+        LIST_INSERT_HEAD(block ? &block->doubts : &core->doubts, use, of_doubts);
+}
+
 int
 use_get(struct array *array, struct use **ret)
 {
@@ -31,6 +43,7 @@ use_get(struct array *array, struct use **ret)
             return -ENOMEM;
         array->use->array = array;
         TAILQ_INIT(&array->use->waiting);
+        doubt(array->use);
     }
     *ret = array->use;
     return 0;
@@ -47,8 +60,10 @@ void
 use_settle(struct use *use)
 {
     if (use->n_waiting || !LIST_EMPTY(&use->held) || use_has_fences(use) ||
-        use->array->lingering)
+        use->array->lingering || use->awaited || use->writer)
         return;
+    if (use->doubted)
+        LIST_REMOVE(use, of_doubts);
     use->array->use = NULL;
     free(use);
 }
@@ -215,6 +230,29 @@ end_write(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
         use->write = fence_take(claim, page, slot, value);
 }
 
+int
+use_restore_write(struct array *array, struct page *page, uint32_t slot, uint64_t value)
+{
+    struct fence *fence = page ? calloc(1, sizeof(*fence)) : NULL;
+    struct use *use;
+
+    if ((page && !fence) || use_get(array, &use) < 0) {
+        free(fence);
+        return -ENOMEM;
+    }
+    if (use->write)
+        fence_free(use->write);
+    if (fence) {
+        *fence = (struct fence){.use = use, .page = page, .slot = slot, .value = value};
+        charge_init(&fence->charge, page->conn->user, RES_BRACKETS, 1, FENCE_HOST, NULL);
+        LIST_INSERT_HEAD(&page->fences, fence, of_page);
+        use->write = fence;
+    }
+    persist_mark(array);
+    use_settle(use);
+    return 0;
+}
+
 void
 use_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
 {
@@ -253,6 +291,8 @@ writer_is_gone(const struct use *use)
 bool
 use_is_kept(const struct use *use, bool write)
 {
+    if (use->doubted && (write || use->writer))
+        return true;
     if (use->n_writers)
         return write || !writer_is_gone(use);
     return write && use->n_readers;
@@ -338,18 +378,37 @@ stop_waiting(struct claim *claim)
     let_writer_go(use);
 }
 
+static void
+hold(struct claim *claim)
+{
+    struct use *use = claim->use;
+
+    LIST_INSERT_HEAD(&use->held, claim, of_held);
+    use->n_readers += !claim->write;
+    use->n_writers += claim->write;
+    if (claim->write)
+        persist_mark(use->array);
+}
+
 void
 use_hold(struct claim *claim)
 {
     struct use *use = claim->use;
 
     assert(claim->ready && !use_is_kept(use, claim->write));
-    LIST_INSERT_HEAD(&use->held, claim, of_held); /* before anybody else is let go */
-    use->n_readers += !claim->write;
-    use->n_writers += claim->write;
-    if (claim->write)
-        persist_mark(use->array);
+    hold(claim); /* before anybody else is let go */
     stop_waiting(claim);
+}
+
+bool
+use_resume(struct claim *claim)
+{
+    struct use *use = claim->use;
+
+    if (use->n_writers || (claim->write && use->n_readers))
+        return false;
+    hold(claim);
+    return true;
 }
 
 static void

@@ -38,7 +38,15 @@ struct use {
         n_swept;         /* and how many were left when passed ones were last looked for */
     uint64_t visited[2]; /* by searches: for what keeps a reader, and a writer */
     TAILQ_ENTRY(use) of_lingering; /* core->lingering, or ->landed */
+
+    /* What an earlier core's connections do with it is not known: former.h. */
+    bool doubted;    /* in its block's doubts, or the core's */
+    bool awaited;    /* it has no name, and may be claimed */
+    uint64_t writer; /* one of them, that had a bracket in which it was written; 0: none */
+    LIST_ENTRY(use) of_doubts;
 };
+
+LIST_HEAD(use_doubts, use);
 
 /* One array of a bracket. */
 struct claim {
@@ -60,6 +68,11 @@ int use_get(struct array *array, struct use **ret);
 /* Frees it when nothing is known of the array any more. */
 void use_settle(struct use *use);
 enum fence_state fence_state(const struct fence *fence);
+/* Of one that is not in use: that fence of a write by an earlier core's client; page NULL: none.
+ * -ENOMEM. */
+int use_restore_write(struct array *array, struct page *page, uint32_t slot, uint64_t value);
+/* The claim of a bracket that was open before: it is held, unless others have it. */
+bool use_resume(struct claim *claim);
 /* Drops the write fence if it has passed. */
 void use_sweep(struct use *use);
 /* Of a dead array, where it is of no concern how a write has ended: nobody will read it. */

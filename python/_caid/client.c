@@ -173,23 +173,38 @@ limit_get(PyObject *op, const char *what, uint64_t *ret_ns)
     return -1;
 }
 
+/* 0 seconds: it does not come back. */
+static int
+reconnect_get(PyObject *op, uint64_t *ret_ns)
+{
+    if (op == Py_None)
+        return 0;
+    if (py_timeout_get(op, ret_ns) < 0)
+        return -1;
+    if (*ret_ns == 0)
+        *ret_ns = CAID_NEVER;
+    return 0;
+}
+
 static int
 client_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"address", "name", "driver", "timeout", "call_timeout", NULL};
+    static char *keywords[] = {"address",           "name", "driver", "timeout", "call_timeout",
+                               "reconnect_timeout", NULL};
     struct client_object *self = py_client(op);
     struct caid_connect_options options = {
         .struct_size = sizeof(options),
         .interrupted = py_interrupted,
     };
     PyObject *address = Py_None, *name = Py_None, *driver = Py_None;
-    PyObject *timeout = Py_None, *call_timeout = Py_None;
+    PyObject *timeout = Py_None, *call_timeout = Py_None, *reconnect = Py_None;
     _cleanup_py_ PyObject *address_bytes = NULL, *driver_bytes = NULL;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OOOO:Client", keywords, &address, &name,
-                                     &driver, &timeout, &call_timeout) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OOOOO:Client", keywords, &address, &name,
+                                     &driver, &timeout, &call_timeout, &reconnect) ||
         limit_get(timeout, "timeout", &options.timeout_ns) < 0 ||
         limit_get(call_timeout, "call_timeout", &options.call_timeout_ns) < 0 ||
+        reconnect_get(reconnect, &options.reconnect_timeout_ns) < 0 ||
         client_check_new(self) < 0 || path_get(address, &address_bytes, &options.socket) < 0 ||
         py_text_get(self->state, name, "name", CAID_ERR_INVALID_NAME, &options.name) < 0 ||
         path_get(driver, &driver_bytes, &options.driver) < 0)
@@ -381,9 +396,9 @@ static PyMemberDef client_members[] = {
     {0},
 };
 
-PY_SPEC(
-    client, "caid._caid.Client", Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    "Client(address=None, *, name=None, driver=None, timeout=None, call_timeout=None)\n--\n\nA connection to the daemon.",
-    {Py_tp_new, client_new}, {Py_tp_init, client_init}, {Py_tp_traverse, client_traverse},
-    {Py_tp_dealloc, client_dealloc}, {Py_tp_methods, client_methods},
-    {Py_tp_getset, client_getset}, {Py_tp_members, client_members});
+PY_SPEC(client, "caid._caid.Client", Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+        "Client(address=None, *, name=None, driver=None, timeout=None, call_timeout=None, "
+        "reconnect_timeout=None)\n--\n\nA connection to the daemon.",
+        {Py_tp_new, client_new}, {Py_tp_init, client_init}, {Py_tp_traverse, client_traverse},
+        {Py_tp_dealloc, client_dealloc}, {Py_tp_methods, client_methods},
+        {Py_tp_getset, client_getset}, {Py_tp_members, client_members});

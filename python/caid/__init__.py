@@ -97,10 +97,16 @@ def connect(
     driver: str | None = None,
     timeout: float | None = None,
     call_timeout: float | None = None,
+    reconnect_timeout: float | None = None,
 ) -> Client:
     """Connects to the daemon: a :class:`Client`, whose parameters these are."""
     return Client(
-        address, name=name, driver=driver, timeout=timeout, call_timeout=call_timeout
+        address,
+        name=name,
+        driver=driver,
+        timeout=timeout,
+        call_timeout=call_timeout,
+        reconnect_timeout=reconnect_timeout,
     )
 
 

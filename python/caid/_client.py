@@ -76,6 +76,9 @@ class Client(_queries.Queries, Closing):
     call_timeout : float, optional
         Seconds that the daemon has to answer each call, and to let a bracket begin that has no
         timeout of its own; without it ``$CAID_TIMEOUT``, or no limit.
+    reconnect_timeout : float, optional
+        Seconds that calls wait for a daemon that has gone to come back, where it has a keeper;
+        10 without it. 0: the client does not come back.
 
     Raises
     ------
@@ -95,6 +98,10 @@ class Client(_queries.Queries, Closing):
     usable as before. What the answer grants when it comes all the same is given back: an array is
     closed again, and loses the name that it was made under. A name that was to be published,
     renamed or unlinked may have been.
+
+    A daemon that dies or is started anew, and has a keeper (caid(8)), is waited for: arrays, work
+    on streams, brackets and watches go on, and calls wait meanwhile and are made once. After
+    `reconnect_timeout`, and where nothing was kept, they raise DisconnectedError.
     """
 
     __slots__ = ("_address", "_driver", "_socket", "__weakref__")
@@ -107,6 +114,7 @@ class Client(_queries.Queries, Closing):
         driver: _Path | None = None,
         timeout: float | None = None,
         call_timeout: float | None = None,
+        reconnect_timeout: float | None = None,
     ):
         self._address = address
         self._device_list = None
@@ -116,6 +124,7 @@ class Client(_queries.Queries, Closing):
             driver=driver,
             timeout=timeout,
             call_timeout=call_timeout,
+            reconnect_timeout=reconnect_timeout,
         )
         try:  # asked now: arrays are used after the daemon's death, too
             status = self.status()

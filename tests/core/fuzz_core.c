@@ -210,7 +210,11 @@ on_connect(void)
     static const uid_t uids[] = {1000, 1000, 1001, 1, 0};
     static const gid_t group = 10;
     uid_t uid = uids[input_below(&f.input, ARRAY_SIZE(uids))];
-    const struct core_peer peer = {uid, uid, 100 + (pid_t)f.n_conns, &group, uid != 1000};
+    const struct core_peer peer = {.uid = uid,
+                                   .gid = uid,
+                                   .pid = 100 + (pid_t)f.n_conns,
+                                   .groups = &group,
+                                   .n_groups = uid != 1000};
     const struct msg_hello_params hello = {.version_min = 1, .version_max = 1};
 
     if (f.n_conns == N_CONNS || core_connect(f.core, f.n_conns + 1, &peer, f.now_ns) < 0)

@@ -366,8 +366,6 @@ saved_check(struct harness *h)
     }
     for (size_t i = 0; i < r.n_conns; i++)
         r.conns[i].conn = 1000 + i;
-    for (size_t i = 0; i < r.n_pages; i++)
-        r.pages[i].is_broken = true;
     cr_assert_eq(core_new(&core, &config, 0), 0);
     cr_assert_eq(core_restore(core, &r, lost, NULL), 0);
     core_check_anew();

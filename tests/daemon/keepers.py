@@ -13,11 +13,12 @@ import time
 from conftest import BUILD, DEADLINE, daemon_env, wait_for
 
 PROGRAM = BUILD / "bin" / "caid-keeper"
-PUT, DROP, TAKE, END, BUSY = range(1, 6)
+PUT, DROP, TAKE, END, BUSY, PUT_PAGE, KILL = range(1, 8)
+VERSION = 2
 MAX = 253  # numbers in a packet
 
 
-def packet(kind, numbers=(), version=1):
+def packet(kind, numbers=(), version=VERSION):
     return struct.pack(f"=HHI{len(numbers)}I", version, kind, len(numbers), *numbers)
 
 
@@ -107,7 +108,7 @@ class Link:
         if not data:
             return None
         version, kind, n = struct.unpack_from("=HHI", data)
-        assert version == 1
+        assert version == VERSION
         return kind, struct.unpack_from(f"={n}I", data, 8), fds
 
     def take(self):

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keeper: what it was given is there, under its number, whoever dies meanwhile."""
 
+import fcntl
 import os
 import pathlib
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 
@@ -14,7 +16,9 @@ import hypothesis.strategies as st
 import keepers
 import pytest
 from conftest import DEADLINE, become, daemon_env, fork, needs_root, wait_for
-from keepers import BUSY, DROP, MAX, PUT, TAKE, Keeper, packet
+from keepers import BUSY, DROP, KILL, MAX, PUT, PUT_PAGE, TAKE, Keeper, packet
+
+FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which Python does not name
 
 
 @pytest.fixture
@@ -154,6 +158,25 @@ def test_one_daemon_at_a_time(keeper):
         assert first.take()[0] == {}
     with keeper.connect() as third:  # the first one's end is seen before it
         assert third.take()[0] == {}
+
+
+def test_a_page_is_killed_by_who_has_it_mapped(keeper):
+    """It is sealed by then; one that is sealed when it comes is kept, and cannot be."""
+    fds = [os.memfd_create("page", os.MFD_ALLOW_SEALING) for _ in range(2)]
+    for fd in fds:
+        os.truncate(fd, 4096)
+    with keeper.connect() as link:
+        link.send(packet(PUT_PAGE, [1]), fds[:1])
+        assert list(link.take()[0]) == [1]  # it has it
+        for fd in fds:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FUTURE_WRITE)
+        link.send(packet(PUT_PAGE, [2]), fds[1:])
+        link.send(packet(KILL, [1, 2, 3]))
+        assert sorted(link.take()[0]) == [1, 2]
+        done = [struct.unpack_from("Q", os.pread(fd, 4096, 0), 256 * 15)[0] for fd in fds]
+        assert done == [1 << 62, 0]
+    for fd in fds:
+        os.close(fd)
 
 
 def test_more_than_it_may_have(keeper):

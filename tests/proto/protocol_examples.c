@@ -82,6 +82,7 @@ print_open(struct msg_buf *b)
     struct msg_str name = MSG_STR("weights");
     struct msg_open_params params = {.names = {&name, 1}, .mode = MSG_STR("r")};
     struct msg_array array = {.lease = 1,
+                              .array = 3,
                               .block = 3,
                               .offset = 512,
                               .nbytes = 3145728,

@@ -74,7 +74,7 @@ def test_the_interpreters_exit_stops_it():
 
 def test_a_killed_interpreter_takes_it_along():
     """Also while a child lives that has inherited all that can be inherited."""
-    code = "import os, time, caid; d = caid.LocalDaemon(); print(d.pid, os.fork(), flush=True); time.sleep(1000)"
+    code = "import os, time, caid; d = caid.LocalDaemon(); os.write(1, b\"%d %d\\n\" % (d.pid, os.fork())); time.sleep(1000)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as p:
         words = (p.stdout.readline() + p.stdout.readline()).split()
         daemon = int(words[0])

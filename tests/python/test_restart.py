@@ -73,6 +73,7 @@ class Restarting(stateful.RuleBasedStateMachine):
         super().__init__()
         self.client = self.restarts.connect()
         self.names, self.value = {}, 0
+        self.kept = []  # arrays without a name, and what each shows
         self.floor = {}  # generations of a name that is gone
 
     def next(self):
@@ -173,13 +174,37 @@ class Restarting(stateful.RuleBasedStateMachine):
             bracket.abandon() if abandons else bracket.end()
         what["abandoned"] = abandons
 
-    @stateful.rule(signum=st.sampled_from([signal.SIGKILL, signal.SIGTERM]))
-    def restart(self, signum):
-        before = figures(self.client)
+    @stateful.rule(n=SIZES)
+    def keep(self, n):
+        self.kept.append((filled(self.client, self.next(), n), self.value))
+
+    def give_up(self):
+        while self.kept:
+            self.kept.pop()[0].close()
+
+    @stateful.rule(signum=st.sampled_from([signal.SIGKILL, signal.SIGTERM]), writes=st.booleans())
+    def restart(self, signum, writes):
+        """The client goes on, also amid a write."""
+        before, bracket = figures(self.client), None
+        if writes and self.kept:
+            a, _ = self.kept.pop()
+            bracket, value = a.write(), self.next()
+            bracket.begin().copy_from_host(numpy.full(a.shape, value, "<i4"))
         self.restarts.restart(signum)
-        with pytest.raises(caid.DisconnectedError):
-            self.client.ping()
+        if bracket:
+            bracket.end()
+            with a.read():
+                self.kept.append((a, value))
+        assert figures(self.client) == before
+        self.check()
+
+    @stateful.rule(signum=st.sampled_from([signal.SIGKILL, signal.SIGTERM]))
+    def restart_alone(self, signum):
+        """Nobody is connected meanwhile."""
+        self.give_up()
+        before = figures(self.client)
         self.client.close()
+        self.restarts.restart(signum)
         self.client = self.restarts.connect()
         assert figures(self.client) == before
         self.check()
@@ -192,6 +217,7 @@ class Restarting(stateful.RuleBasedStateMachine):
             self.check_name(entries[name], what)
         for name, value in members.items():
             assert value_of(self.client, name) == value
+        assert [read(a) for a, _ in self.kept] == [value for _, value in self.kept]
 
     def check_name(self, entry, what):
         assert entry.generation == what["generation"]
@@ -213,6 +239,7 @@ class Restarting(stateful.RuleBasedStateMachine):
 
     def teardown(self):
         self.check()
+        self.give_up()
         for name in self.names:
             self.client.unlink(name)
         assert figures(self.client)[:4] == (0, 0, 0, 0)
@@ -309,6 +336,7 @@ step("done")
 
 @pytest.mark.parametrize("lives", [True, False])
 def test_a_bracket_that_is_open(restarts, child, lives):
+    """Who writes goes on: others wait for the end. Who has died has abandoned it."""
     with restarts.connect() as c:
         publish(c, "x", 1)
         publish(c, "y", 1)
@@ -318,9 +346,16 @@ def test_a_bracket_that_is_open(restarts, child, lives):
     if not lives:
         writer.kill()
     restarts.start()
-    with restarts.connect() as c:
-        assert [(e.name, e.abandoned) for e in c.list()] == [("x", True), ("y", False)]
-        with c.open("x", "rw") as a, a.write() as v:
+    with restarts.connect() as c, c.open("x", "rw") as a, c.open("y", "rw") as b:
+        if lives:
+            for other in (a.read(timeout=0.2), a.write(timeout=0.2), b.write(timeout=0.2)):
+                with pytest.raises(caid.TimedOutError):
+                    other.begin()
+            with b.read(timeout=5):
+                pass
+            writer.kill()
+        wait_until(lambda: [(e.name, e.abandoned) for e in c.list()] == [("x", True), ("y", False)])
+        with a.write() as v:
             v.copy_from_host(numpy.full(4, 3, "<i4"))
         assert value_of(c, "x") == 3
     restarts.restart()
@@ -330,53 +365,40 @@ def test_a_bracket_that_is_open(restarts, child, lives):
 
 @pytest.fixture
 def enqueued(restarts, child):
-    """A process whose stream is to write "x", and the next daemon, which waits for it."""
+    """A process whose stream is to write "x" when the daemon is killed, and a client of the next one."""
     with restarts.connect() as c:
         publish(c, "x", 1)
     writer = child(WRITES, "ends")
     writer.expect("enqueued")
-    restarts.end()
-    restarts.start(wait=False)
-    with pytest.raises(caid.NotReadyError, match=f"former daemon's, for pid {writer.pid}"):
-        restarts.connect()
-    return writer
+    restarts.restart()
+    with restarts.connect() as c, c.open("x", "rw") as a:
+        for other in (a.read(timeout=0.2), a.write(timeout=0.2)):
+            with pytest.raises(caid.TimedOutError):
+                other.begin()
+        yield writer, c, a
 
 
-def test_work_on_its_way_is_waited_for(restarts, enqueued):
-    enqueued.go()
-    enqueued.expect("done")
-    restarts.wait()
-    with restarts.connect() as c:
-        assert value_of(c, "x") == 2
+def test_work_on_its_way_is_waited_for(enqueued):
+    writer, c, a = enqueued
+    writer.go()
+    writer.expect("done")
+    with a.read() as v:
+        assert read(v) == 2
+    with a.write(timeout=5):
         assert not c.show("x").entry.abandoned
 
 
-def test_work_whose_process_is_killed_is_abandoned(restarts, enqueued):
-    enqueued.kill()
-    restarts.wait()
-    with restarts.connect() as c:
-        assert c.show("x").entry.abandoned
-
-
-def test_a_daemon_that_waits_for_work_is_killed_too(restarts, enqueued):
-    restarts.end()
-    restarts.start(wait=False)
-    with pytest.raises(caid.NotReadyError):
-        restarts.connect()
-    enqueued.kill()
-    restarts.wait()
-    with restarts.connect() as c:
-        assert c.show("x").entry.abandoned
-
-
-def test_a_daemon_that_waits_for_work_can_be_stopped(restarts, enqueued):
-    """And the next one does what it would have done."""
-    restarts.end(signal.SIGTERM)
-    enqueued.go()
-    enqueued.expect("done")
-    restarts.start()
-    with restarts.connect() as c:
-        assert value_of(c, "x") == 2
+@pytest.mark.parametrize("again", [False, True])
+def test_work_whose_process_is_killed_is_abandoned(restarts, enqueued, again):
+    writer, c, a = enqueued
+    if again:
+        restarts.restart()
+    writer.kill()
+    wait_until(lambda: c.show("x").entry.abandoned)
+    with pytest.raises(caid.AbandonedError):
+        a.read().begin()
+    with a.write(timeout=5):
+        pass
 
 
 # --- the keeper ---------------------------------------------------------------------------------

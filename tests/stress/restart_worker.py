@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of stress_restart.py, which runs it: it changes names of its own, reads those of others, connects
-anew when its daemon has died, and finds what was acknowledged. Its notes are there for the next one where it
-is killed itself.
+"""A client of stress_restart.py, which runs it: it changes names of its own, reads those of others, has arrays
+without a name, and notices nothing of its daemon's deaths. Its notes are there for the next one where it is
+killed itself.
 
 usage: restart_worker.py INDEX WORKERS NOTES
 """
@@ -18,7 +18,7 @@ import caid
 INDEX, WORKERS = int(sys.argv[1]), int(sys.argv[2])
 NAMES, SIZES = 6, (4, 250, 5000, 600_000)
 GONE = 0  # the value of a name that is not there
-LOST = (caid.DisconnectedError, caid.NoDaemonError, caid.NotReadyError, caid.ShutdownError)
+NOT_THERE = (caid.DisconnectedError, caid.NoDaemonError, caid.NotReadyError, caid.ShutdownError)
 
 
 class Notes:
@@ -72,6 +72,7 @@ class Worker:
     def __init__(self, client, notes, rng):
         self.client, self.notes, self.rng = client, notes, rng
         self.arena = client.arena()
+        self.own = {}  # arrays without a name, by their values
 
     def check(self):
         for name, value in self.notes.values.items():
@@ -113,6 +114,14 @@ class Worker:
             with self.notes.change(name, value=self.notes.next()) as value, a.write(s) as v:
                 v.copy_from_host(numpy.full(v.shape, value, "<i4"), stream=s)
 
+    def keep(self):
+        value = self.notes.next() + len(self.own) * WORKERS
+        self.own[value] = self.array(value)
+        for value, a in self.own.items():
+            assert set(a.copy_to_host().tolist()) == {value}
+        if len(self.own) > 8:
+            self.own.pop(self.rng.choice(list(self.own))).close()
+
     def read(self):
         index = self.rng.randrange(WORKERS)
         look(self.client, f"{index}/{self.rng.randrange(NAMES)}", None, index)
@@ -121,16 +130,21 @@ class Worker:
         self.check()
         while True:
             step = self.rng.choice((
-                self.publish, self.publish_many, self.publish_part, self.unlink, self.write, self.read
+                self.publish, self.publish_many, self.publish_part, self.unlink, self.write, self.read, self.keep
             ))  # fmt: skip
             step()
 
 
+def connected():
+    while True:
+        with contextlib.suppress(*NOT_THERE):
+            return caid.Client()
+
+
 def main(path):
     notes, rng = Notes(path), random.Random(INDEX)
-    while True:
-        with contextlib.suppress(*LOST), caid.Client() as client:
-            Worker(client, notes, rng).run()
+    with connected() as client:
+        Worker(client, notes, rng).run()
 
 
 main(sys.argv[3])

@@ -21,8 +21,6 @@ from conftest import wait_until  # noqa: E402
 from restarts import Restarts  # noqa: E402
 
 WORKERS, WORKER_KILLS = 8, 4  # of so many kills of the daemon, one is followed by that of a process
-# What a process has had of a former daemon is set aside as long as it lives.
-os.environ.setdefault("CAID_SOFTCUDA_MEMORY", "64G")
 
 
 class Workers:

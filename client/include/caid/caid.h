@@ -27,6 +27,7 @@
 #include <stdint.h>
 
 #define CAID_FOREVER UINT64_MAX
+#define CAID_NEVER   (UINT64_MAX - 1)
 
 #ifdef __cplusplus
 #    define CAID_INIT(type) \
@@ -108,6 +109,11 @@ struct caid_connect_options {
      * CAID_ERR_INTERRUPTED. It may not use this client. NULL: signals interrupt nothing. */
     int (*interrupted)(void *userdata);
     void *userdata;
+    /* How long calls wait for a daemon that has gone, and keeps what it had (caid(8)), to come
+     * back: then the client goes on where it was, and its arrays, brackets and watches are its own
+     * as before. After that time, and where nothing was kept, it is CAID_ERR_DISCONNECTED. 0: 10
+     * seconds; CAID_FOREVER; CAID_NEVER: it does not come back. */
+    uint64_t reconnect_timeout_ns;
 };
 
 /* Connects and says HELLO: CAID_ERR_TIMEOUT where the daemon does not answer. No CUDA library is

@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "resume.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/packet.h"
+#include "client.h"
+#include "connect.h"
+#include "feature.h"
+#include "text.h"
+
+#define PAUSE_MIN_NS (2 * NSEC_PER_MSEC) /* between two looks for a daemon */
+#define PAUSE_MAX_NS (50 * NSEC_PER_MSEC)
+#define ANSWER_NS    NSEC_PER_SEC /* for each answer of its */
+
+/* ---- what is claimed ---- */
+
+static void *
+grow(void *list, size_t n, size_t *capacity, size_t size)
+{
+    if (n < *capacity)
+        return list;
+    *capacity = *capacity ? 2 * *capacity : 64;
+    return reallocarray(list, *capacity, size);
+}
+
+void
+claims_add(struct claims *claims, enum claim claim, uint64_t value)
+{
+    struct claim_list *list = &claims->lists[claim];
+    uint64_t *v = grow(list->v, list->n, &list->capacity, sizeof(v[0]));
+
+    claims->failed |= !v;
+    if (claims->failed)
+        return;
+    list->v = v;
+    list->v[list->n++] = value;
+}
+
+void
+claims_add_bracket(struct claims *claims, const struct msg_begin_params *begin)
+{
+    const struct msg_begin_params **v =
+        grow(claims->brackets, claims->n_brackets, &claims->brackets_capacity, sizeof(v[0]));
+
+    claims->failed |= !v;
+    if (claims->failed)
+        return;
+    claims->brackets = v;
+    claims->brackets[claims->n_brackets++] = begin;
+}
+
+static void
+claims_deinit(struct claims *claims)
+{
+    for (size_t i = 0; i < N_CLAIMS; i++)
+        free(claims->lists[i].v);
+    free(claims->brackets);
+}
+
+/* ---- a talk with the daemon, before anybody else has one ---- */
+
+struct talk {
+    int sock;
+    uint32_t id;
+    struct msg_buf out;
+    struct msg msg;            /* the last reply */
+    struct caid_error refused; /* code 0: nothing was */
+    uint8_t packet[PROTO_PACKET_MAX];
+};
+
+static void
+talk_deinit(struct talk *talk)
+{
+    msg_deinit(&talk->msg);
+    msg_buf_deinit(&talk->out);
+    fd_close(talk->sock);
+}
+
+/* Nothing that is asked here is answered with fds. */
+static int
+receive(struct talk *talk)
+{
+    ssize_t n = packet_recv(talk->sock, talk->packet, NULL, 0, NULL, 0);
+
+    if (n <= 0)
+        return n < 0 ? (int)n : -ECONNRESET;
+    msg_deinit(&talk->msg);
+    return msg_parse(&talk->msg, talk->packet, (size_t)n);
+}
+
+/* -EREMOTEIO: it refuses. What the result borrows stays until the next one. */
+static int
+ask(struct talk *talk, enum msg_method method, const void *params, void *ret_result)
+{
+    int r = msg_encode_request(&talk->out, ++talk->id, method, params);
+
+    if (r == 0)
+        r = packet_send(talk->sock, talk->out.data, talk->out.n, NULL, 0, 0);
+    if (r == 0)
+        r = receive(talk);
+    if (r < 0)
+        return r;
+    if (talk->msg.type != MSG_RESPONSE || talk->msg.id != talk->id)
+        return -EPROTO;
+    if (talk->msg.error != 0) {
+        fail_wire(&talk->refused, &talk->msg);
+        return -EREMOTEIO;
+    }
+    return msg_decode_result(&talk->msg, method, ret_result);
+}
+
+static int
+set_timeouts(int sock)
+{
+    const struct timeval time = {.tv_sec = ANSWER_NS / NSEC_PER_SEC};
+
+    return setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)) < 0 ||
+                   setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)) < 0
+               ? -errno
+               : 0;
+}
+
+/* ---- the claims ---- */
+
+static struct msg_u64s
+take_some(struct claim_list *list, size_t *at, uint32_t width, uint32_t *room)
+{
+    size_t left = (list->n - *at) / width, n = left < *room ? left : *room;
+    struct msg_u64s some = {.v = n ? list->v + *at : NULL, .n = (uint32_t)n * width};
+
+    *at += n * width;
+    *room -= (uint32_t)n;
+    return some;
+}
+
+/* Where a lease is lost, its arrays are told. */
+static int
+ask_resume(struct caid_client *client, struct talk *talk,
+           const struct msg_resume_params *params)
+{
+    struct msg_resume_result result;
+    int r = ask(talk, MSG_RESUME, params, &result);
+
+    for (uint32_t i = 0; r == 0 && i < result.lost.n; i++) {
+        client->resume.n_lost++;
+        FEATURES_DO(client, lost_lease, client, result.lost.v[i]);
+    }
+    return r;
+}
+
+/* Leases come after the blocks that they are in, and ends after the pages of their fences. */
+static int
+tell_claims(struct caid_client *client, struct talk *talk, struct claims *claims)
+{
+    struct claim_list *l = claims->lists;
+    size_t at[N_CLAIMS] = {0};
+    uint32_t room;
+    int r = 0;
+
+    do {
+        room = PROTO_RESUME_MAX;
+        const struct msg_resume_params params = {
+            .blocks = take_some(&l[CLAIM_BLOCK], &at[CLAIM_BLOCK], 1, &room),
+            .pages = take_some(&l[CLAIM_PAGE], &at[CLAIM_PAGE], 1, &room),
+            .read = take_some(&l[CLAIM_READ], &at[CLAIM_READ], 2, &room),
+            .write = take_some(&l[CLAIM_WRITE], &at[CLAIM_WRITE], 2, &room),
+            .ended = take_some(&l[CLAIM_ENDED], &at[CLAIM_ENDED], 5, &room),
+        };
+        r = ask_resume(client, talk, &params);
+    } while (r == 0 && room == 0);
+    return r;
+}
+
+static int
+tell_brackets(struct talk *talk, const struct claims *claims)
+{
+    struct msg_fences_result result;
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < claims->n_brackets; i++) {
+        struct msg_begin_params params = *claims->brackets[i];
+        params.again = true;
+        r = ask(talk, MSG_BEGIN, &params, &result);
+    }
+    return r;
+}
+
+static bool
+are_none(const struct claims *claims)
+{
+    for (size_t i = 0; i < N_CLAIMS; i++)
+        if (claims->lists[i].n > 0)
+            return false;
+    return claims->n_brackets == 0;
+}
+
+/* Who has nothing need not be known. */
+static int
+tell(struct caid_client *client, struct talk *talk, bool is_known)
+{
+    _cleanup_(claims_deinit) struct claims claims = {0};
+    int r;
+
+    FEATURES_DO(client, claim, client, &claims);
+    if (claims.failed)
+        return -ENOMEM;
+    if (!is_known)
+        return are_none(&claims) ? 0 : -EREMOTEIO;
+    r = tell_claims(client, talk, &claims);
+    if (r == 0)
+        r = tell_brackets(talk, &claims);
+    if (r == 0)
+        r = ask_resume(client, talk, &(struct msg_resume_params){.done = true});
+    return r;
+}
+
+/* ---- the return ---- */
+
+/* 1: it knows us. -EREMOTEIO: it is another kind of daemon. From its answer on it knows us by the
+ * new token, also where it dies at once. */
+static int
+hello(struct caid_client *client, struct talk *talk)
+{
+    const struct msg_str resume = MSG_STR("resume");
+    const struct msg_hello_params params = {
+        .version_min = PROTO_VERSION_MIN,
+        .version_max = PROTO_VERSION_MAX,
+        .client = msg_str_opt(client->name[0] ? client->name : NULL),
+        .features = {.v = &resume, .n = 1},
+        .token = {.v = client->resume.token, .n = 2},
+    };
+    struct msg_hello_result result;
+    int r = packet_connect_within(client->socket, ANSWER_NS, &talk->sock);
+
+    if (r == 0)
+        r = set_timeouts(talk->sock);
+    if (r == 0)
+        r = ask(talk, MSG_HELLO, &params, &result);
+    if (r < 0)
+        return r;
+    if (result.token.n != 2 || result.n_devices != client->n_devices)
+        return -EREMOTEIO;
+    memcpy(client->resume.token, result.token.v, sizeof(client->resume.token));
+    return result.resumed;
+}
+
+/* Whoever polls the old one goes on with the new one. */
+static int
+replace_socket(struct caid_client *client, struct talk *talk)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = client->sock};
+
+    if (dup3(talk->sock, client->sock, O_CLOEXEC) < 0)
+        return -errno;
+    if (client->epoll_fd >= 0 &&
+        epoll_ctl(client->epoll_fd, EPOLL_CTL_ADD, client->sock, &event) < 0)
+        return -errno;
+    return 0;
+}
+
+static int
+come_back(struct caid_client *client, struct talk *talk, bool is_known)
+{
+    struct resume *resume = &client->resume;
+    int r = tell(client, talk, is_known);
+
+    if (r == 0)
+        r = replace_socket(client, talk);
+    if (r < 0)
+        return r;
+    client->away = false;
+    resume->n_returns++;
+    call_repeat_all(client);
+    call_flush(client);
+    wake_all(&resume->back);
+    call_pass_reading_on(client);
+    return 0;
+}
+
+/* Under lock, which it drops meanwhile. 0, or it is to be tried again. */
+static int
+seek(struct caid_client *client)
+{
+    _cleanup_(talk_deinit) struct talk talk = {.sock = -1};
+
+    pthread_mutex_unlock(&client->lock);
+    int r = hello(client, &talk);
+    pthread_mutex_lock(&client->lock);
+    if (r >= 0 && client->away && !client->resume.ends)
+        r = come_back(client, &talk, r > 0);
+    if (r != -EREMOTEIO)
+        return r;
+    client_lose(client, CAID_ERR_DISCONNECTED, "%s: the daemon was started anew: %s",
+                client->socket,
+                talk.refused.code ? talk.refused.message : "it does not know this client");
+    return 0;
+}
+
+static void
+seek_until(struct caid_client *client)
+{
+    struct resume *resume = &client->resume;
+    uint64_t end_ns = resume->since_ns + resume->timeout_ns, pause_ns = PAUSE_MIN_NS;
+
+    while (client->away && !resume->ends) {
+        int r = seek(client);
+        if (r < 0 && clock_now_ns() >= end_ns)
+            client_lose(client, CAID_ERR_DISCONNECTED,
+                        "%s: the daemon has gone, and has not come back in %g s",
+                        client->socket, (double)resume->timeout_ns / NSEC_PER_SEC);
+        else if (r < 0)
+            wake_wait(&resume->wake, &client->lock, clock_now_ns() + pause_ns);
+        pause_ns = 2 * pause_ns < PAUSE_MAX_NS ? 2 * pause_ns : PAUSE_MAX_NS;
+    }
+}
+
+/* What the daemon said before it went is taken first; where another thread reads, by that one. */
+static void
+await_hangup(struct caid_client *client)
+{
+    struct pollfd poll_fd = {.fd = client->sock, .events = POLLRDHUP};
+
+    pthread_mutex_unlock(&client->lock);
+    int r = poll(&poll_fd, 1, -1);
+    pthread_mutex_lock(&client->lock);
+    if (r <= 0 || client->away || client->resume.ends || client->lost.code != 0)
+        return;
+    call_dispatch(client);
+    if (!client->away)
+        wake_wait(&client->resume.wake, &client->lock, clock_now_ns() + PAUSE_MIN_NS);
+}
+
+static void *
+run(void *userdata)
+{
+    struct caid_client *client = userdata;
+
+    pthread_mutex_lock(&client->lock);
+    while (!client->resume.ends && client->lost.code == 0) {
+        if (client->away)
+            seek_until(client);
+        else
+            await_hangup(client);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return NULL;
+}
+
+/* ---- for the others ---- */
+
+static bool
+start(struct caid_client *client)
+{
+    struct resume *resume = &client->resume;
+    sigset_t all, before;
+
+    if (resume->started)
+        return true;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    resume->started = pthread_create(&resume->thread, NULL, run, client) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return resume->started;
+}
+
+static bool
+can_return(const struct caid_client *client)
+{
+    const struct resume *resume = &client->resume;
+
+    return resume->has_token && resume->timeout_ns > 0 && !resume->ends &&
+           !client->handle_closed;
+}
+
+void
+resume_need(struct caid_client *client)
+{
+    if (can_return(client))
+        start(client); /* where that fails, the hang-up is noticed by the next call */
+}
+
+bool
+resume_away(struct caid_client *client)
+{
+    if (client->away)
+        return true;
+    if (client->lost.code != 0 || !can_return(client) || !start(client))
+        return false;
+    client->away = true;
+    client->resume.since_ns = clock_now_ns();
+    shutdown(client->sock, SHUT_RDWR); /* wakes those who read, and the thread */
+    wake_all(&client->resume.wake);
+    return true;
+}
+
+void
+resume_stop(struct caid_client *client)
+{
+    struct resume *resume = &client->resume;
+
+    resume->ends = true;
+    if (!resume->started)
+        return;
+    wake_all(&resume->wake);
+    shutdown(client->sock, SHUT_RDWR);
+    pthread_mutex_unlock(&client->lock);
+    pthread_join(resume->thread, NULL);
+    pthread_mutex_lock(&client->lock);
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A daemon that dies, or is started anew, and has a keeper (caid(8)): the client comes back to the
+ * next one. Until then it is away: calls wait, those in flight are repeated with the numbers that
+ * they have, and what is closed or ended meanwhile is told on the return. Mappings, and work of the
+ * GPU's, do not notice.
+ *
+ * A thread of the client's own waits for the hang-up, and then for the next daemon; it is started
+ * with the first array. It says by a token whose place the new connection is to have, and what this
+ * client has of the daemon that was: the features add that to the claims (feature.h, claim). It
+ * holds the client's lock meanwhile, a few round trips: whoever wants that would wait anyway.
+ *
+ * After `reconnect_timeout` the connection has ended, as it has where the daemon keeps nothing, or
+ * the client is not known any more.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "caid/caid.h"
+
+#include "msg.h"
+#include "wake.h"
+
+struct caid_client;
+
+enum claim { /* the lists of msg_resume_params */
+    CLAIM_READ,
+    CLAIM_WRITE,
+    CLAIM_BLOCK,
+    CLAIM_PAGE,
+    CLAIM_ENDED,
+    N_CLAIMS,
+};
+
+struct claims {
+    struct claim_list {
+        uint64_t *v;
+        size_t n, capacity;
+    } lists[N_CLAIMS];
+
+    const struct msg_begin_params **brackets; /* that are open; borrowed */
+    size_t n_brackets, brackets_capacity;
+    bool failed; /* there was no memory */
+};
+
+struct resume { /* under the client's lock */
+    uint64_t token[2];
+    bool has_token;
+    uint64_t timeout_ns; /* 0: the client does not come back */
+    pthread_t thread;
+    bool started, ends;
+    struct wake wake;  /* the thread's */
+    uint64_t since_ns; /* it has been away */
+    struct wake back;  /* whoever waits for the return, or for the end of the connection */
+    uint64_t n_returns, n_lost;
+};
+
+/* There is something to come back for: the thread is started. */
+void resume_need(struct caid_client *client);
+/* The daemon has hung up. False: that is the end of the connection. */
+bool resume_away(struct caid_client *client);
+/* The client closes: nobody comes back any more. Drops the lock meanwhile. */
+void resume_stop(struct caid_client *client);
+
+void claims_add(struct claims *claims, enum claim claim, uint64_t value);
+void claims_add_bracket(struct claims *claims, const struct msg_begin_params *begin);

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "former.h"
+
+#include <assert.h>
+
+#include "array.h"
+#include "array_index.h"
+#include "linger.h"
+#include "settle.h"
+#include "state.h"
+
+int
+formers_begin(struct core *core, const struct restore_array *arrays, size_t n)
+{
+    if (TAILQ_EMPTY(&core->formers))
+        return 0;
+    core->former_arrays = array_index_new(arrays, n);
+    return core->former_arrays ? 0 : -ENOMEM;
+}
+
+/* ---- who there is ---- */
+
+void
+former_new(struct core *core, struct conn *conn)
+{
+    conn->former = true;
+    TAILQ_INSERT_TAIL(&core->formers, conn, of_former);
+}
+
+void
+former_end(struct core *core, struct conn *conn)
+{
+    struct hold *hold;
+
+    if (!conn->former)
+        return;
+    conn->former = conn->resuming = false;
+    TAILQ_REMOVE(&core->formers, conn, of_former);
+    RB_FOREACH(hold, holds, &conn->holds)
+        block_know_hold(core, hold, conn->leaves);
+    if (!TAILQ_EMPTY(&core->formers))
+        return;
+    free(TAKE_PTR(core->former_arrays));
+    if (!LIST_EMPTY(&core->doubts))
+        core->behind = true;
+}
+
+/* Both words at once: how far they agree takes no less time. */
+static bool
+is_token(const uint64_t of[static 2], const uint64_t token[static 2])
+{
+    return ((of[0] ^ token[0]) | (of[1] ^ token[1])) == 0 && (of[0] | of[1]) != 0;
+}
+
+/* The old one, where the core of then has died before its client heard of the new one. */
+static bool
+has_token(const struct conn *conn, struct msg_u64s token)
+{
+    return token.n == 2 &&
+           is_token(conn->token, token.v) + is_token(conn->old_token, token.v) > 0;
+}
+
+static struct conn *
+find_former(struct core *core, const struct conn *conn, struct msg_u64s token)
+{
+    struct conn *former;
+
+    TAILQ_FOREACH(former, &core->formers, of_former)
+        if (former_is_awaited(former) && former->user == conn->user &&
+            former->pid == conn->pid && has_token(former, token))
+            return former;
+    return NULL;
+}
+
+static void
+move_uses(struct conn *conn, struct conn *former)
+{
+    struct hold *hold;
+    struct page *page;
+
+    while ((hold = RB_MIN(holds, &former->holds))) {
+        RB_REMOVE(holds, &former->holds, hold);
+        hold->conn = conn;
+        hold->tree = &conn->holds;
+        RB_INSERT(holds, &conn->holds, hold);
+    }
+    while ((page = LIST_FIRST(&former->pages))) {
+        LIST_REMOVE(page, of_conn);
+        page->conn = conn;
+        LIST_INSERT_HEAD(&conn->pages, page, of_conn);
+    }
+}
+
+bool
+former_take_up(struct core *core, struct conn *conn, struct msg_u64s token)
+{
+    struct conn *former = find_former(core, conn, token);
+
+    if (!former)
+        return false;
+    persist_conn_gone(core, former);
+    move_uses(conn, former);
+    memcpy(conn->old_token, token.v, sizeof(conn->old_token));
+    memcpy(conn->done, former->done, sizeof(conn->done));
+    conn->kept = former->kept;
+    conn->recorded = former->recorded;
+    former->kept = 0;
+    former->recorded = former->former = false;
+    conn->former_id = former->id;
+    conn->former = conn->resuming = true;
+    TAILQ_INSERT_BEFORE(former, conn, of_former);
+    TAILQ_REMOVE(&core->formers, former, of_former);
+    persist_conn(core, conn);
+    conn_wake(former);
+    return true;
+}
+
+/* ---- what it claims ---- */
+
+/* What its process had, and nothing else: it had the memory, and may have it still. */
+static bool
+may_have(struct conn *conn, struct array *array, bool readonly)
+{
+    const struct block *block = array_block(array);
+
+    return (!block || hold_find(&conn->holds, block->id)) &&
+           pool_may(array->pool, conn, readonly ? MAY_READ : MAY_WRITE);
+}
+
+#define GONE 2 /* neither 0, nor REFUSED, nor -errno: it cannot be had */
+
+static int
+claim_lease(struct core *core, struct conn *conn, uint64_t id, struct array *array,
+            bool readonly, struct refusal *r)
+{
+    uint64_t next = conn->next_lease;
+    struct lease *lease;
+    bool is_new;
+    int rc;
+
+    if (id == 0 || lease_find(conn, id))
+        return refuse(r, PROTO_ERR_INVALID, "lease %llu is none, or there already",
+                      (unsigned long long)id);
+    if (!array || !may_have(conn, array, readonly))
+        return GONE;
+    conn->next_lease = id - 1;
+    rc = lease_new(core, conn, array, readonly, &lease, &is_new, NULL);
+    if (conn->next_lease < next)
+        conn->next_lease = next;
+    return rc;
+}
+
+int
+former_claim_leases(struct core *core, struct conn *conn, struct msg_u64s pairs, bool readonly,
+                    uint64_t *lost, uint32_t *n_lost, struct refusal *r)
+{
+    for (uint32_t i = 0; i + 1 < pairs.n; i += 2) {
+        int rc = claim_lease(core, conn, pairs.v[i],
+                             array_index_find(core->former_arrays, pairs.v[i + 1]), readonly,
+                             r);
+        if (rc == GONE)
+            lost[(*n_lost)++] = pairs.v[i];
+        else if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+bool
+former_claim_write(struct conn *conn, struct array *array)
+{
+    struct use *use = array->use;
+
+    if (!use || !use->writer || use->writer != conn->former_id)
+        return false;
+    use->writer = 0;
+    return true;
+}
+
+/* Its client has ended it, which the core of then may not have heard of. */
+static int
+claim_end(struct core *core, struct conn *conn, const uint64_t end[static 5], struct refusal *r)
+{
+    struct array *array = array_index_find(core->former_arrays, end[0]);
+    struct page *page = end[3] ? page_find_own(core, conn, end[1]) : NULL;
+
+    if (end[3] && (!page || end[2] >= TIMELINE_SLOTS ||
+                   end[3] > timeline_submitted(&page->slots[end[2]])))
+        return refuse(r, PROTO_ERR_INVALID, "value %llu was not submitted",
+                      (unsigned long long)end[3]);
+    if (!array || !former_claim_write(conn, array))
+        return 0;
+    array->abandoned = end[4];
+    return use_restore_write(array, page, (uint32_t)end[2], end[3]);
+}
+
+int
+former_claim_rest(struct core *core, struct conn *conn, const struct msg_resume_params *p,
+                  struct refusal *r)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; i < p->blocks.n; i++) {
+        struct hold *hold = hold_find(&conn->holds, p->blocks.v[i]);
+        if (hold)
+            hold->claimed = true;
+    }
+    for (uint32_t i = 0; i < p->pages.n; i++) {
+        struct page *page = page_find_own(core, conn, p->pages.v[i]);
+        if (page)
+            page->claimed = true;
+    }
+    for (uint32_t i = 0; rc == 0 && i + 4 < p->ended.n; i += 5)
+        rc = claim_end(core, conn, p->ended.v + i, r);
+    return rc;
+}
+
+/* ---- that is all ---- */
+
+/* Blocks that it has mapped still stay set aside. */
+static void
+give_back(struct core *core, struct conn *conn)
+{
+    struct hold *hold, *next_hold;
+    struct page *page, *next_page;
+
+    for (hold = RB_MIN(holds, &conn->holds); hold; hold = next_hold) {
+        next_hold = RB_NEXT(holds, &conn->holds, hold);
+        if (!hold->claimed && hold->before && !hold->n_leases)
+            block_unhold(core, hold);
+    }
+    for (page = LIST_FIRST(&conn->pages); page; page = next_page) {
+        next_page = LIST_NEXT(page, of_conn);
+        if (!page->claimed && page->before)
+            page_drop(core, page);
+    }
+}
+
+static bool
+has_landed(const struct page *page)
+{
+    for (size_t i = 0; page->before && i < TIMELINE_SLOTS; i++)
+        if (timeline_state(&page->slots[i], page->before[i]) == FENCE_PENDING)
+            return false;
+    return true;
+}
+
+/* What it had submitted by the restart has landed: it is a connection like any other. */
+static void
+look_at(struct core *core, struct conn *conn)
+{
+    struct page *page;
+
+    if (conn->resuming || !conn->former_id)
+        return;
+    LIST_FOREACH(page, &conn->pages, of_conn)
+        if (!has_landed(page))
+            return;
+    LIST_FOREACH(page, &conn->pages, of_conn)
+        free(TAKE_PTR(page->before));
+    former_end(core, conn);
+}
+
+void
+former_done(struct core *core, struct conn *conn, bool leaves)
+{
+    give_back(core, conn);
+    conn->resuming = false;
+    conn->leaves = leaves;
+    look_at(core, conn);
+    if (conn->former)
+        linger_later(core, LINGER_TURN_NS);
+}
+
+bool
+formers_look(struct core *core)
+{
+    struct conn *conn, *next;
+    bool waits = false;
+
+    for (conn = TAILQ_FIRST(&core->formers); conn; conn = next) {
+        next = TAILQ_NEXT(conn, of_former);
+        look_at(core, conn);
+    }
+    TAILQ_FOREACH(conn, &core->formers, of_former)
+        waits |= conn->former_id && !conn->resuming;
+    return waits;
+}
+
+/* ---- what is in doubt ---- */
+
+int
+former_doubt(struct array *array, uint64_t writer)
+{
+    struct use *use;
+
+    if (use_get(array, &use) < 0)
+        return -ENOMEM;
+    array->abandoned |= writer && !use->doubted;
+    if (use->doubted && writer)
+        use->writer = writer;
+    else if (use->doubted)
+        use->awaited = true;
+    use_settle(use);
+    return 0;
+}
+
+static void
+settle_doubt(struct core *core, struct use *use)
+{
+    struct array *array = use->array;
+    bool was_awaited = use->awaited, is_torn = use->writer;
+
+    LIST_REMOVE(use, of_doubts);
+    use->doubted = use->awaited = false;
+    use->writer = 0;
+    if (is_torn)
+        use_abandon(use);
+    else
+        use_scan(use);
+    use_settle(use);
+    if (was_awaited)
+        array_settle(core, array);
+}
+
+static struct use *
+first_settled(const struct core *core)
+{
+    struct block *block = LIST_FIRST(&core->known);
+
+    if (block)
+        return LIST_FIRST(&block->doubts);
+    return TAILQ_EMPTY(&core->formers) ? LIST_FIRST(&core->doubts) : NULL;
+}
+
+bool
+doubts_settle(struct core *core)
+{
+    struct block *block;
+    struct use *use;
+
+    for (uint32_t i = 0; i < core->pieces && (use = first_settled(core)); i++) {
+        settle_doubt(core, use);
+        if ((block = LIST_FIRST(&core->known)) && LIST_EMPTY(&block->doubts))
+            LIST_REMOVE(block, of_known);
+    }
+    return first_settled(core);
+}
+
+static void
+forget_doubts(struct use_doubts *doubts)
+{
+    struct use *use;
+
+    while ((use = LIST_FIRST(doubts))) {
+        LIST_REMOVE(use, of_doubts);
+        use->doubted = use->awaited = false;
+        use->writer = 0;
+        use_settle(use);
+    }
+}
+
+void
+formers_forget(struct core *core)
+{
+    struct block *block;
+
+    forget_doubts(&core->doubts);
+    LIST_FOREACH(block, &core->blocks, of_core)
+        forget_doubts(&block->doubts);
+    free(TAKE_PTR(core->former_arrays));
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connections of an earlier core whose clients come back. Each is restored as a departed one, with
+ * its holds and pages, and is taken up by a new connection of the same process that knows its token
+ * (hello); that one tells what the client has (resume), and has its place from then on.
+ *
+ * What a bracket reads, and which leases there are, is recorded nowhere. So as long as a block has
+ * a former holder, one that has not told it all, nor exited, or whose streams are yet to store what
+ * was submitted by then,
+ *
+ *   - nothing in it is written, but by brackets that were open;
+ *   - an array that was being written is not read: who wrote it may say that it is whole;
+ *   - an array without a name is kept (struct use, in block->doubts).
+ *
+ * What of that nobody has claimed by then is abandoned, or goes.
+ */
+#pragma once
+
+#include "conn.h"
+
+struct array;
+struct core;
+struct restore_array;
+
+/* The arrays are found by their numbers, while there are former ones. -ENOMEM. */
+int formers_begin(struct core *core, const struct restore_array *arrays, size_t n);
+/* A departed one will come back. Its holds follow. */
+void former_new(struct core *core, struct conn *conn);
+/* Of a process that has exited, or come back and told it all; the connection goes, or is like any
+ * other. */
+void former_end(struct core *core, struct conn *conn);
+/* The array is in doubt, as long as its block has former holders: it was being written by that
+ * connection, or, 0, it has no name. -ENOMEM. */
+int former_doubt(struct array *array, uint64_t writer);
+
+/* It can be taken up. */
+static inline bool
+former_is_awaited(const struct conn *conn)
+{
+    return conn->former && conn->departed && !conn->former_id && !conn->exited;
+}
+
+/* conn takes the place of the one with that token, if its process is the same. */
+bool former_take_up(struct core *core, struct conn *conn, struct msg_u64s token);
+/* While it resumes. -ENOMEM or REFUSED, where the client has not got what it says; a lease that
+ * cannot be had any more is in `lost`, of which there is room for n. */
+int former_claim_leases(struct core *core, struct conn *conn, struct msg_u64s pairs,
+                        bool readonly, uint64_t *lost, uint32_t *n_lost, struct refusal *r);
+int former_claim_rest(struct core *core, struct conn *conn,
+                      const struct msg_resume_params *params, struct refusal *r);
+/* The array's writer was the connection that conn has taken up, and is known. */
+bool former_claim_write(struct conn *conn, struct array *array);
+/* It has told it all: what it has not is given back. `leaves`: its holds alone stay. */
+void former_done(struct core *core, struct conn *conn, bool leaves);
+
+/* Looks whether what streams were to store is stored. Whether there are some that wait. */
+bool formers_look(struct core *core);
+/* Some of what is in doubt no longer. Whether some is left. */
+bool doubts_settle(struct core *core);
+/* When the core ends. */
+void formers_forget(struct core *core);
