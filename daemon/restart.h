@@ -41,6 +41,7 @@ struct restart {
     int *pidfds;                /* of restore.conns; -1: it has exited */
     uint64_t settle_until_ns;   /* 0: that has not begun */
     uint64_t n_lost;            /* arrays */
+    uint64_t n_restarts;        /* daemons that were before this one */
 };
 
 /* kept: borrowed. */
@@ -55,6 +56,8 @@ int restart_settle(struct restart *r, char *reason, size_t size);
 int restart_take(struct restart *r, struct core *core, struct worker *worker,
                  struct conns *conns);
 void restart_look(struct restart *r, struct core *core);
+/* What outlives this process, as it is now. */
+struct core_kept restart_figures(const struct restart *r);
 /* For CORE_LET_GO. */
 void restart_let_go(struct restart *r, uint32_t kept);
 void restart_stop(struct restart *r, struct core *core);

@@ -634,6 +634,12 @@ core_set_longest_turn(struct core *core, uint64_t cpu_ns, uint64_t wall_ns)
 }
 
 void
+core_set_kept(struct core *core, const struct core_kept *kept)
+{
+    core->kept = *kept;
+}
+
+void
 core_stop(struct core *core)
 {
     core->stopping = true;

@@ -95,6 +95,7 @@ struct core {
     uint64_t started_ns, now_ns;
     uint64_t boot_ns;                   /* core_set_boottime() */
     uint64_t turn_cpu_ns, turn_wall_ns; /* core_set_longest_turn() */
+    struct core_kept kept;              /* core_set_kept() */
     uint32_t pieces; /* of each kind of work that may wait, in one event: some 2 us each */
     bool stopping;
     bool behind; /* the last event has left something to be done: core_tick() at once */

@@ -145,6 +145,10 @@ class Status(NamedTuple):
     timelines: int  #: that have a name
     turn_cpu_ns: int  #: the longest turn of the daemon's loop, in time of its thread
     turn_wall_ns: int  #: and by the wall clock, which goes on while others run
+    keeper: bool  #: the daemon has one: what has a name outlives it
+    kept: int  #: fds that its keeper has
+    restarts: int  #: daemons that have left the keeper their arrays before this one
+    journal_bytes: int  #: of the record of what outlives it
 
 
 class Pool(NamedTuple):

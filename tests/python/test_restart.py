@@ -499,6 +499,27 @@ def test_a_journal_that_is_damaged(at, byte):
             assert value_of(c, "n0") == 1
 
 
+def test_status_tells_what_is_kept(restarts):
+    for n in range(3):
+        with restarts.connect() as c:
+            publish(c, f"n{n}", n)
+            before, files = c.status(), restarts.kept()
+            assert before.keeper and before.restarts == n
+            assert before.kept == sum("memfd:" in f or "pidfd" in f for f in files) > n
+            publish(c, "x" * 200, n)
+            assert c.status().journal_bytes >= before.journal_bytes + 200
+        restarts.restart()
+    with restarts.connect() as c:
+        restarts.end_keeper()
+        wait_until(lambda: not c.status().keeper)
+        assert c.status()[-4:] == (False, 0, 3, c.status().journal_bytes)
+        restarts.start_keeper()
+        wait_until(lambda: c.status().keeper)
+        restarts.restart()
+    with restarts.connect() as c:
+        assert c.status().restarts == 4
+
+
 def test_it_stays_small(restarts):
     """20,000 publishes; and the daemon is killed in between, whenever that is."""
     published, over = {}, threading.Event()

@@ -163,6 +163,10 @@ struct caid_status {
     uint64_t timelines;      /* that have a name */
     uint64_t turn_cpu_ns;    /* the longest turn of the daemon's loop, in time of its thread */
     uint64_t turn_wall_ns;   /* and by the wall clock, which goes on while others run */
+    bool keeper;             /* the daemon has one: what has a name outlives it */
+    uint64_t kept;           /* fds that its keeper has */
+    uint64_t restarts;      /* daemons that have left the keeper their arrays before this one */
+    uint64_t journal_bytes; /* of the record of what outlives it */
 };
 
 int caid_client_status(struct caid_client *client, struct caid_status *ret,
