@@ -12,6 +12,7 @@
 #include "base/macros.h"
 #include "device.h"
 #include "linger.h"
+#include "lost.h"
 #include "publish.h"
 #include "reclaim.h"
 #include "release.h"
@@ -227,6 +228,7 @@ forget_all(struct core *core)
     }
     while ((pool = RB_MIN(pools, &core->pools))) {
         RB_REMOVE(pools, &core->pools, pool);
+        losts_forget(pool);
         free(pool);
     }
 }

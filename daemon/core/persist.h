@@ -28,6 +28,7 @@ struct core;
 struct hold;
 struct member;
 struct journal;
+struct lost;
 struct page;
 
 enum persist_stage {
@@ -35,6 +36,7 @@ enum persist_stage {
     PERSIST_SETS, /* their members */
     PERSIST_NAMES,
     PERSIST_NAMELESS,
+    PERSIST_LOST,
     PERSIST_ALL,
 };
 
@@ -75,6 +77,8 @@ void persist_hold_gone(struct core *core, const struct hold *hold);
 void persist_page(struct core *core, const struct page *page);
 void persist_page_gone(struct core *core, const struct page *page);
 void persist_conn_gone(struct core *core, const struct conn *conn);
+void persist_lost(struct core *core, const struct lost *lost);
+void persist_lost_gone(struct core *core, const struct lost *lost);
 /* A name of that generation was taken away. */
 void persist_floor(struct core *core, uint64_t generation);
 

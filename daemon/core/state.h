@@ -25,7 +25,7 @@
  * returned to the caller, or put on a list of the core that core_run() looks at when the event
  * ends.
  *
- *   refusal actions journal │ user reply job │ pool set watch hold │ persist │ block device │
+ *   refusal actions journal │ user reply job │ pool set watch hold lost │ persist │ block device │
  *   array use │ linger part reclaim ticket expiry │ settle │ lease publish page │ grant fences │
  *   bracket waiter flush │ release request_* conn │ request work │ core │ restore
  */

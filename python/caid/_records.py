@@ -100,6 +100,16 @@ class Change(NamedTuple):
     generation: int  #: of the array that has the name now; 0: none has
 
 
+class Lost(NamedTuple):
+    """A name whose array did not come back from an earlier daemon."""
+
+    pool: str
+    name: str
+    generation: int  #: that it had
+    uid: int  #: who had created the array
+    why: str  #: for people
+
+
 class Device(NamedTuple):
     """One of the daemon's devices; its place in ``Client.devices`` is its index."""
 

@@ -76,6 +76,11 @@ def test_status_is_the_default(socket):
         assert "no GPU is used" in lines["driver"]
 
 
+def test_nothing_is_lost(socket):
+    assert read_json(socket, "list", "--lost") == {"lost": []}
+    assert caidctl("show", "--lost", socket=socket).returncode == 1
+
+
 def test_status_json(socket, client):
     client.create("x", (3, 4))
     status = read_json(socket, "status")

@@ -84,6 +84,17 @@ def test_caidctl_tells(start):
     assert re.search(r"^keeper +\d+ fds, a journal of \d[^,]+, 1 restarts$", done.stdout, re.M)
 
 
+def test_caidctl_lists_what_is_lost(start):
+    d = start("--supervise", config="[user-pools]\nlegacy = yes\n")
+    with d.client() as c:
+        c.call("create", name="gone", typestr="<f4", shape=[4], memory="legacy")
+    os.kill(child_of(d), signal.SIGKILL)
+    done = subprocess.run(
+        [CAID.with_name("caidctl"), f"--socket={d.socket}", "list", "--lost"], stdout=subprocess.PIPE, text=True
+    )
+    assert re.search(r"^uid:\d+ +gone +1 +\S+ +legacy memory ends with the daemon$", done.stdout, re.M)
+
+
 def test_a_stop_while_no_daemon_runs(start):
     d = start("--supervise")
     for n in range(1, 5):  # each is waited for twice as long
