@@ -62,7 +62,8 @@ journal_make(struct restart *r, int turn)
 {
     int rc;
 
-    r->journals[turn] = (struct journal){.grow = grow, .userdata = r};
+    r->journals[turn] =
+        (struct journal){.grow = grow, .userdata = r, .restarts = r->n_restarts};
     r->fds[turn] = memfd_create("caid-journal", MFD_CLOEXEC);
     rc = r->fds[turn] < 0 ? -errno : journal_init(&r->journals[turn]);
     if (rc < 0)
@@ -86,7 +87,10 @@ map_old(struct restart *r)
     if (bytes == MAP_FAILED)
         return -errno;
     r->old = (struct journal){.bytes = bytes, .size = (size_t)st.st_size};
-    return journal_open(&r->old);
+    int rc = journal_open(&r->old);
+    if (rc == 0)
+        r->n_restarts = r->old.restarts + 1;
+    return rc;
 }
 
 /* -1: it has exited. Of one that could not be kept it may be another process, for whose end is
@@ -371,6 +375,20 @@ restart_look(struct restart *r, struct core *core)
         hand_over(r, core);
     else if (!r->renews && r->journals[r->turn].at > r->large)
         begin_renewal(r, core);
+}
+
+struct core_kept
+restart_figures(const struct restart *r)
+{
+    struct core_kept ret = {.restarts = r->n_restarts};
+    struct kept_figures kept;
+
+    kept_figures(r->kept, &kept);
+    ret.keeper = kept.is_connected;
+    ret.n_kept = kept.n_kept;
+    if (r->is_on)
+        ret.journal_bytes = r->journals[r->turn].at;
+    return ret;
 }
 
 void

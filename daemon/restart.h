@@ -35,8 +35,9 @@ struct restart {
     struct journal old; /* a former daemon's */
     int old_fd;
     struct restore restore;
-    int *pidfds;     /* of restore.conns; -1: it has exited */
-    uint64_t n_lost; /* arrays */
+    int *pidfds;         /* of restore.conns; -1: it has exited */
+    uint64_t n_lost;     /* arrays */
+    uint64_t n_restarts; /* daemons that were before this one */
 };
 
 /* kept: borrowed. */
@@ -48,6 +49,8 @@ void restart_close(struct restart *r);
 int restart_take(struct restart *r, struct core *core, struct worker *worker,
                  struct conns *conns, struct shared_pages *pages);
 void restart_look(struct restart *r, struct core *core);
+/* What outlives this process, as it is now. */
+struct core_kept restart_figures(const struct restart *r);
 /* For CORE_LET_GO. */
 void restart_let_go(struct restart *r, uint32_t kept);
 void restart_stop(struct restart *r, struct core *core);

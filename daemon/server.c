@@ -322,6 +322,8 @@ on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
     core_set_reply_max(s->core,
                        conns_is_greedy(&s->conns, c->owner) ? REPLY_BUSY : PROTO_PACKET_MAX);
     core_set_longest_turn(s->core, s->conns.laps.cpu_ns, s->conns.laps.wall_ns);
+    struct core_kept kept = restart_figures(&s->restart);
+    core_set_kept(s->core, &kept);
     core_set_boottime(s->core, clock_boot_ns());
     core_receive(s->core, c->id, packet, n, s->conns.now_ns);
     run_core(s);

@@ -367,6 +367,10 @@ status_fill(struct caid_status *s, const struct caid_client *client,
     s->timelines = m->timelines;
     s->turn_cpu_ns = m->turn_cpu_ns;
     s->turn_wall_ns = m->turn_wall_ns;
+    s->keeper = m->keeper;
+    s->kept = m->kept;
+    s->restarts = m->restarts;
+    s->journal_bytes = m->journal_bytes;
 }
 
 int

@@ -55,7 +55,7 @@ _caidctl() {
         case $verb:$cur in
         *:-*)
             _caidctl_lines < <(printf '%s\n' --socket= --json --bytes --pool= --all --long \
-                --unnamed --device= --count= --prefix= --ignore-missing --help --version)
+                --unnamed --lost --device= --count= --prefix= --ignore-missing --help --version)
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;
         :*) _caidctl_lines < <(printf '%s\n' status list show pools users timelines info doctor flush unlink ping version) ;;

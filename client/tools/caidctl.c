@@ -22,6 +22,7 @@ enum ctl_option {
     OPT_DEVICE = 1 << 6,
     OPT_PREFIX = 1 << 7,
     OPT_IGNORE = 1 << 8,
+    OPT_LOST = 1 << 9,
 };
 
 struct verb {
@@ -34,7 +35,7 @@ struct verb {
 
 static const struct verb verbs[] = {
     {"status", verb_status, 0, 0, OPT_BYTES, false},
-    {"list", verb_list, 0, 1, OPT_ALL | OPT_POOL | OPT_LONG | OPT_BYTES, false},
+    {"list", verb_list, 0, 1, OPT_ALL | OPT_POOL | OPT_LONG | OPT_BYTES | OPT_LOST, false},
     {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES | OPT_UNNAMED, false},
     {"pools", verb_pools, 0, 0, OPT_BYTES, false},
     {"users", verb_users, 0, 0, OPT_BYTES, false},
@@ -72,6 +73,7 @@ static const char usage[] =
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
     "  -d, --device=DEVICE  this one only, an index or a UUID (flush)\n"
     "  -l, --long           more columns (list)\n"
+    "      --lost           names whose arrays did not come back from an earlier daemon (list)\n"
     "      --prefix=PREFIX  all names that start with it (unlink)\n"
     "  -f, --ignore-missing a name that is not there is no failure (unlink)\n"
     "  -c, --count=N        how many round trips (ping)\n"
@@ -95,6 +97,7 @@ static const struct option long_options[] = {
     {"version", no_argument, NULL, 'V'},
     {"prefix", required_argument, NULL, 'P'},
     {"ignore-missing", no_argument, NULL, 'f'},
+    {"lost", no_argument, NULL, 'L'},
     {0},
 };
 
@@ -144,6 +147,7 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
         case 'u': *ret_given |= OPT_UNNAMED, ctl->unnamed = true; break;
         case 'd': *ret_given |= OPT_DEVICE, ctl->device = optarg; break;
         case 'P': *ret_given |= OPT_PREFIX, ctl->prefix = optarg; break;
+        case 'L': *ret_given |= OPT_LOST, ctl->lost = true; break;
         case 'f': *ret_given |= OPT_IGNORE, ctl->ignore_missing = true; break;
         case 'c': *ret_given |= OPT_COUNT, status = parse_count(ctl, optarg); break;
         case 'h': fputs(usage, stdout), *ret_done = true; return CTL_OK;

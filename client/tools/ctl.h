@@ -26,7 +26,7 @@ struct ctl {
     const char *pool;   /* --pool, or NULL */
     const char *device; /* --device, or NULL */
     const char *prefix; /* --prefix, or NULL */
-    bool json, bytes, all, long_, unnamed, ignore_missing;
+    bool json, bytes, all, long_, unnamed, ignore_missing, lost;
     uint32_t count; /* --count */
 
     struct caid_client *client; /* NULL for a verb that needs none */

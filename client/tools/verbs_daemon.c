@@ -35,6 +35,10 @@ static const struct field status_fields[] = {
     FIELD(U64, caid_status, timelines, "timelines"),
     FIELD(U64, caid_status, turn_cpu_ns, "turn_cpu_ns"),
     FIELD(U64, caid_status, turn_wall_ns, "turn_wall_ns"),
+    FIELD(BOOL, caid_status, keeper, "keeper"),
+    FIELD(U64, caid_status, kept, "kept"),
+    FIELD(U64, caid_status, restarts, "restarts"),
+    FIELD(U64, caid_status, journal_bytes, "journal_bytes"),
     {0},
 };
 
@@ -89,6 +93,18 @@ status_devices(struct ctl *ctl, struct table *table)
 }
 
 static void
+status_keeper(struct ctl *ctl, struct table *table, const struct caid_status *s)
+{
+    _cleanup_free_ char *journal = format_bytes(s->journal_bytes, ctl->bytes);
+
+    if (!s->keeper)
+        table_fact(table, "keeper", "none: arrays end with the daemon");
+    else
+        table_fact(table, "keeper", "%" PRIu64 " fds, a journal of %s, %" PRIu64 " restarts",
+                   s->kept, journal, s->restarts);
+}
+
+static void
 status_table(struct ctl *ctl, const struct caid_status *s)
 {
     _cleanup_table_ struct table table;
@@ -114,6 +130,7 @@ status_table(struct ctl *ctl, const struct caid_status *s)
     table_fact(&table, "longest turn", "%.3f ms, %.3f ms by the wall clock",
                (double)s->turn_cpu_ns / 1e6, (double)s->turn_wall_ns / 1e6);
     table_fact(&table, "waits", "%" PRIu64 " entries to be freed", s->pending);
+    status_keeper(ctl, &table, s);
     if (s->contexts > 0)
         table_fact(&table, "contexts", "%" PRIu64 ", for legacy handles", s->contexts);
     if (s->release_errors > 0)

@@ -9,6 +9,35 @@
 
 /* ---- list ---- */
 
+static const struct field lost_fields[] = {
+    FIELD(STR, caid_lost_name, pool, "pool", "POOL"),
+    FIELD(STR, caid_lost_name, name, "name", "NAME"),
+    FIELD(U64, caid_lost_name, generation, "generation", "GENERATION"),
+    FIELD(USER, caid_lost_name, uid, "uid", "USER"),
+    FIELD(STR, caid_lost_name, why, "why", "WHY"),
+    {0},
+};
+
+static int
+lost_row(const struct caid_lost_name *lost, void *userdata)
+{
+    return listing_add(userdata, lost);
+}
+
+static int
+list_lost(struct ctl *ctl, const char *prefix, struct table *ret)
+{
+    struct listing listing = {ctl, lost_fields, 0, ret};
+    struct caid_list_options options = CAID_INIT(options);
+
+    options.pool = ctl->pool;
+    options.all = ctl->all;
+    options.prefix = prefix;
+    listing_begin(&listing, "lost");
+    int r = caid_list_lost(ctl->client, &options, lost_row, &listing, &ctl->error);
+    return listing_end(&listing, r, "list");
+}
+
 int
 verb_list(struct ctl *ctl, int argc, char **argv)
 {
@@ -16,6 +45,8 @@ verb_list(struct ctl *ctl, int argc, char **argv)
     const char *prefix = argc > 0 ? argv[0] : NULL;
 
     json_object(&ctl->out, NULL);
+    if (ctl->lost)
+        return report_end(ctl, list_lost(ctl, prefix, &table), &table);
     return report_end(ctl, report_entries(ctl, "arrays", prefix, &table), &table);
 }
 

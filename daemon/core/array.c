@@ -4,6 +4,7 @@
 #include <assert.h>
 
 #include "device.h"
+#include "lost.h"
 #include "set.h"
 #include "state.h"
 #include "utf8.h"
@@ -434,6 +435,8 @@ array_promise(struct core *core, struct array *array)
     array->creating = false;
     if (block)
         block_promise(core, block);
+    if (array->named)
+        lost_forget(array->pool, array_name(array));
     persist_array(array);
     array_list(array);
 }

@@ -13,6 +13,7 @@
 #include "device.h"
 #include "former.h"
 #include "linger.h"
+#include "lost.h"
 #include "publish.h"
 #include "reclaim.h"
 #include "release.h"
@@ -230,6 +231,7 @@ forget_all(struct core *core)
     }
     while ((pool = RB_MIN(pools, &core->pools))) {
         RB_REMOVE(pools, &core->pools, pool);
+        losts_forget(pool);
         free(pool);
     }
 }
@@ -641,6 +643,12 @@ core_set_longest_turn(struct core *core, uint64_t cpu_ns, uint64_t wall_ns)
 {
     core->turn_cpu_ns = cpu_ns;
     core->turn_wall_ns = wall_ns;
+}
+
+void
+core_set_kept(struct core *core, const struct core_kept *kept)
+{
+    core->kept = *kept;
 }
 
 void

@@ -245,6 +245,16 @@ uint64_t core_deadline_ns(const struct core *core);
 void core_spent(struct core *core, uid_t uid, uint64_t ns);
 /* The longest turn of the caller's loop, by its thread's time and by the wall clock. */
 void core_set_longest_turn(struct core *core, uint64_t cpu_ns, uint64_t wall_ns);
+
+struct core_kept {
+    bool keeper;       /* there is one */
+    uint32_t n_kept;   /* fds that it has */
+    uint64_t restarts; /* daemons that have left it their arrays, one after the other */
+    uint64_t journal_bytes;
+};
+
+/* What of this process outlives it, for those who ask. */
+void core_set_kept(struct core *core, const struct core_kept *kept);
 /* No new work from now on: requests that need the driver are refused with SHUTDOWN, and calls whose
  * turn has not come are not made. */
 void core_stop(struct core *core);

@@ -14,6 +14,7 @@ struct header {
     char magic[8];
     uint32_t version, start;
     _Atomic uint64_t committed; /* bytes, from the header on */
+    uint64_t restarts;
 };
 
 struct head { /* of a record */
@@ -107,7 +108,9 @@ journal_init(struct journal *journal)
 {
     if (!make_room(journal, JOURNAL_START))
         return -ENOMEM;
-    *header_of(journal) = (struct header){.version = JOURNAL_VERSION, .start = JOURNAL_START};
+    *header_of(journal) = (struct header){.version = JOURNAL_VERSION,
+                                          .start = JOURNAL_START,
+                                          .restarts = journal->restarts};
     memcpy(header_of(journal)->magic, magic, sizeof(magic));
     journal->at = JOURNAL_START;
     journal_commit(journal);
@@ -172,6 +175,7 @@ journal_open(struct journal *journal)
         header->committed > journal->size)
         return -EPROTO;
     journal->at = header->committed;
+    journal->restarts = header->restarts;
     return 0;
 }
 

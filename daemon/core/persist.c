@@ -7,6 +7,7 @@
 #include "device.h"
 #include "former.h"
 #include "journal.h"
+#include "lost.h"
 #include "set.h"
 #include "state.h"
 
@@ -226,6 +227,34 @@ persist_floor(struct core *core, uint64_t generation)
     core->persist.floor = generation;
     if (core->persist.journal)
         record(core, RECORD_FLOOR, &r, sizeof(r));
+}
+
+void
+persist_lost(struct core *core, const struct lost *lost)
+{
+    uint32_t pool = core->persist.journal ? pool_number(core, lost->pool) : 0;
+    struct record_lost *r =
+        record_begin(core, RECORD_LOST, sizeof(struct record_lost) + lost->n_name);
+
+    if (!r)
+        return;
+    *r = (struct record_lost){
+        .key = {.id = lost->id},
+        .generation = lost->generation,
+        .pool = pool,
+        .uid = lost->charge.user->uid,
+        .why = lost->why,
+        .is_set = lost->is_set,
+        .n_name = lost->n_name,
+    };
+    memcpy(r->name, lost->name, lost->n_name);
+    record_end(core, 0);
+}
+
+void
+persist_lost_gone(struct core *core, const struct lost *lost)
+{
+    record_gone(core, RECORD_LOST, lost->id, 0);
 }
 
 /* ---- arrays ---- */
@@ -555,6 +584,28 @@ arrays_anew(struct core *core)
     return true;
 }
 
+static bool
+lost_anew(struct core *core)
+{
+    struct persist *p = &core->persist;
+    struct pool *pool = pool_find_from(core, MSG_STR(p->done.pool));
+    const struct lost *lost;
+
+    if (!pool)
+        return false;
+    if (strcmp(pool->name, p->done.pool) != 0) /* that one has gone */
+        p->done.n_name = 0;
+    lost = lost_find_next(pool, (struct msg_str){p->done.name, p->done.n_name},
+                          (struct msg_str){0});
+    if (!lost)
+        return next_pool(core, pool);
+    memcpy(p->done.pool, pool->name, sizeof(p->done.pool)); /* it may be a later one */
+    memcpy(p->done.name, lost->name, lost->n_name);
+    p->done.n_name = lost->n_name;
+    persist_lost(core, lost);
+    return true;
+}
+
 void
 persist_some(struct core *core)
 {
@@ -566,6 +617,7 @@ persist_some(struct core *core)
     for (int i = 0; i < SOME && p->done.stage < PERSIST_ALL; i++) {
         if (p->done.stage == PERSIST_CONNS  ? conns_anew(core)
             : p->done.stage == PERSIST_SETS ? sets_anew(core)
+            : p->done.stage == PERSIST_LOST ? lost_anew(core)
                                             : arrays_anew(core))
             continue;
         p->done.stage++;

@@ -28,6 +28,7 @@ struct core;
 struct hold;
 struct member;
 struct journal;
+struct lost;
 struct page;
 
 enum persist_stage {
@@ -35,6 +36,7 @@ enum persist_stage {
     PERSIST_SETS, /* their members */
     PERSIST_NAMES,
     PERSIST_NAMELESS,
+    PERSIST_LOST,
     PERSIST_ALL,
 };
 
@@ -83,6 +85,8 @@ void persist_conn_needed(struct core *core, struct conn *conn);
 /* What is in that place of conn->done. */
 void persist_done(struct core *core, struct conn *conn, uint32_t place);
 void persist_conn_gone(struct core *core, const struct conn *conn);
+void persist_lost(struct core *core, const struct lost *lost);
+void persist_lost_gone(struct core *core, const struct lost *lost);
 /* A name of that generation was taken away. */
 void persist_floor(struct core *core, uint64_t generation);
 

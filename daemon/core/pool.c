@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "array.h"
+#include "lost.h"
 #include "state.h"
 #include "utf8.h"
 
@@ -69,6 +70,8 @@ pool_free(struct core *core, struct pool *pool)
     assert(RB_EMPTY(&pool->names) && RB_EMPTY(&pool->nameless) && pool->n_blocks == 0);
     if (pool->floor > core->floor)
         core->floor = pool->floor;
+    while (!RB_EMPTY(&pool->losts))
+        lost_free(RB_ROOT(&pool->losts));
     pool_stay(core, pool);
     RB_REMOVE(pools, &core->pools, pool);
     core->n_pools--;

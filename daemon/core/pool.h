@@ -13,6 +13,7 @@
 
 RB_HEAD(names, array);
 RB_HEAD(nameless, array);
+RB_HEAD(losts, lost);
 RB_HEAD(spares, block);
 TAILQ_HEAD(array_list, array);
 TAILQ_HEAD(block_list, block);
@@ -53,6 +54,7 @@ struct pool {
     uint32_t number; /* in the journal; 0: none */
     uint64_t floor;  /* the highest generation that a name had when it was taken away */
     struct names names;
+    struct losts losts;         /* names that are lost: none of `names` */
     struct nameless nameless;   /* arrays without a name that are not pending */
     struct spares spares;       /* own blocks that nobody uses, by device, kind, size */
     struct block_list reserved; /* blocks in reserve that are not doomed, oldest first */

@@ -2,6 +2,7 @@
 #include "publish.h"
 
 #include "array.h"
+#include "lost.h"
 #include "set.h"
 #include "settle.h"
 #include "state.h"
@@ -126,6 +127,7 @@ publication_commit(struct core *core, struct publication *p, struct array *array
         companion->companion = array;
         companion->is_companion = true;
     }
+    lost_forget(array->pool, array_name(array));
     persist_array(array);
     if (companion)
         persist_array(companion);

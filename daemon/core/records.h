@@ -23,6 +23,7 @@ enum record_type {
     RECORD_FLOOR,
     RECORD_DONE,
     RECORD_GONE, /* with a connection, its holds */
+    RECORD_LOST,
 };
 
 struct record_key { /* what every record begins with; RECORD_FLOOR: all zero */
@@ -109,6 +110,15 @@ struct record_page { /* of timelines, in which that connection's process signals
     struct record_key key;
     uint64_t conn;
     uint32_t kept;
+};
+
+struct record_lost { /* a name whose array did not come back; by the array's number */
+    struct record_key key;
+    uint64_t generation;
+    uint32_t pool, uid;
+    uint8_t why; /* enum lost_why */
+    uint8_t is_set, n_name;
+    char name[]; /* not terminated */
 };
 
 struct record_floor {

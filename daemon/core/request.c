@@ -152,6 +152,10 @@ HANDLER(on_status)
         .timelines = core->n_timelines,
         .turn_cpu_ns = core->turn_cpu_ns,
         .turn_wall_ns = core->turn_wall_ns,
+        .keeper = core->kept.keeper,
+        .kept = core->kept.n_kept,
+        .restarts = core->kept.restarts,
+        .journal_bytes = core->kept.journal_bytes,
         .devices = records->devices,
         .n_devices = (uint32_t)core->config.n_devices,
     };

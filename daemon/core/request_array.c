@@ -5,6 +5,7 @@
 #include "array.h"
 #include "device.h"
 #include "grant.h"
+#include "lost.h"
 #include "request.h"
 #include "set.h"
 #include "settle.h"
@@ -222,6 +223,8 @@ open_find(const struct opening *o, struct msg_str name, struct named *ret, struc
         named = (struct named){set_get(o->set, name), o->set};
     else if (o->pool)
         named = named_find(o->pool, name);
+    if (!named.array && !o->set && o->pool && lost_check(o->pool, name, r))
+        return REFUSED;
     if (o->pool && o->params->generation)
         return open_find_generation(o->pool, &named, name, o->params->generation, ret, r);
     if (!named.array && o->set)

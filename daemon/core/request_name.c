@@ -4,6 +4,7 @@
  */
 #include "array.h"
 #include "device.h"
+#include "lost.h"
 #include "publish.h"
 #include "request.h"
 #include "set.h"
@@ -27,6 +28,8 @@ name_find(struct core *core, struct conn *conn, const struct msg_name_params *p,
         return REFUSED;
     if (pool && pool_may(pool, conn, what))
         named = named_find(pool, p->name);
+    if (!named.array && pool && pool_may(pool, conn, what) && lost_check(pool, p->name, r))
+        return REFUSED;
     if (!named.array)
         return refuse_name(r, "array", p->pool, p->name);
     *ret = named;
@@ -49,13 +52,27 @@ name_find_own(struct core *core, struct conn *conn, const struct msg_name_params
     return 0;
 }
 
+/* Of a pool that may be written. */
+static struct lost *
+find_lost(struct core *core, const struct conn *conn, const struct msg_name_params *p)
+{
+    struct pool *pool = pool_find(core, conn, p->pool);
+
+    return pool && pool_may(pool, conn, MAY_WRITE) ? lost_find(pool, p->name) : NULL;
+}
+
 HANDLER(on_unlink)
 {
+    struct lost *lost = find_lost(core, conn, params);
     struct array *array;
 
-    if (name_find_own(core, conn, params, &array, r))
-        return REFUSED;
-    array_unlink(core, array);
+    if (lost) {
+        lost_free(lost);
+    } else {
+        if (name_find_own(core, conn, params, &array, r))
+            return REFUSED;
+        array_unlink(core, array);
+    }
     done_note(core, conn, id, MSG_UNLINK, 0, 0);
     send_result(core, conn, id, MSG_UNLINK, &(struct msg_none){}, NULL, 0);
     return 0;

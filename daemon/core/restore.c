@@ -10,6 +10,7 @@
 #include "device.h"
 #include "former.h"
 #include "journal.h"
+#include "lost.h"
 #include "publish.h"
 #include "set.h"
 #include "settle.h"
@@ -52,6 +53,7 @@ static const size_t sizes[] = {
     [RECORD_FLOOR] = sizeof(struct record_floor),
     [RECORD_DONE] = sizeof(struct record_done),
     [RECORD_GONE] = sizeof(struct record_gone),
+    [RECORD_LOST] = sizeof(struct record_lost),
 };
 
 /* Of a type that is not known, or too short: it is left out. */
@@ -128,6 +130,7 @@ take(struct restore *r, const struct found *f)
         r->pages[r->n_pages++] = (struct restore_page){.record = f->payload};
         break;
     case RECORD_FLOOR: r->floor = ((const struct record_floor *)f->payload)->generation; break;
+    case RECORD_LOST: r->losts[r->n_losts++] = f->payload; break;
     case RECORD_GONE: break;
     }
 }
@@ -153,8 +156,9 @@ restore_read(struct restore *ret, struct journal *journal)
     ret->pages = calloc(counts[RECORD_PAGE] + 1, sizeof(*ret->pages));
     ret->members = calloc(counts[RECORD_MEMBER] + 1, sizeof(*ret->members));
     ret->dones = calloc(counts[RECORD_DONE] + 1, sizeof(*ret->dones));
-    if (!ret->dones || !ret->pools || !ret->blocks || !ret->arrays || !ret->conns ||
-        !ret->holds || !ret->pages || !ret->members) {
+    ret->losts = calloc(counts[RECORD_LOST] + 1, sizeof(*ret->losts));
+    if (!ret->dones || !ret->losts || !ret->pools || !ret->blocks || !ret->arrays ||
+        !ret->conns || !ret->holds || !ret->pages || !ret->members) {
         restore_deinit(ret);
         return -ENOMEM;
     }
@@ -175,6 +179,7 @@ restore_deinit(struct restore *r)
     free(r->pages);
     free(r->members);
     free(r->dones);
+    free(r->losts);
     *r = (struct restore){0};
 }
 
@@ -344,11 +349,28 @@ place(const struct restoring *to, struct restore_array *a, struct range **at)
     return 0;
 }
 
+/* Where its pool is not there, nobody can ask for it; where there is no memory, the log has it. */
+static void
+keep_lost(const struct restoring *to, const struct record_array *record, struct msg_str name,
+          enum lost_why why)
+{
+    const struct lost like = {.id = record->key.id,
+                              .generation = record->generation,
+                              .why = (uint8_t)why,
+                              .is_set = why == LOST_MEMBER};
+    struct pool *pool = get_pool(to, record->pool);
+    struct user *user;
+
+    if (pool && core_get_user(to->core, record->uid, (gid_t)-1, &user) == 0)
+        lost_new(pool, user, name, &like);
+}
+
 static void
 lose(const struct restoring *to, const struct restore_array *a, const struct texts *texts,
-     const char *why)
+     enum lost_why why)
 {
     const struct record_pool **pool = FIND(to->r->pools, to->r->n_pools, , a->record->pool);
+    bool is_there = get_pool(to, a->record->pool);
     char name[PROTO_NAME_MAX + 1], in[PROTO_POOL_MAX + 1] = "";
 
     if (!(a->record->flags & ARRAY_NAMED))
@@ -356,7 +378,34 @@ lose(const struct restoring *to, const struct restore_array *a, const struct tex
     snprintf(name, sizeof(name), "%.*s", STR_FMT(texts->name));
     if (pool)
         snprintf(in, sizeof(in), "%.*s", (int)(*pool)->n_name, (*pool)->name);
-    to->lost(to->userdata, in, name, why);
+    to->lost(to->userdata, in, name,
+             is_there ? lost_reason(why) : "its pool is not configured any more");
+    keep_lost(to, a->record, texts->name, why);
+}
+
+/* What earlier daemons have lost. */
+static int
+restore_losts(const struct restoring *to)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < to->r->n_losts; i++) {
+        const struct record_lost *record = to->r->losts[i];
+        const struct lost like = {.id = record->key.id,
+                                  .generation = record->generation,
+                                  .why = record->why,
+                                  .is_set = record->is_set};
+        struct pool *pool = get_pool(to, record->pool);
+        struct user *user;
+        if (!pool || record->why == 0 || record->why >= N_LOST)
+            continue;
+        r = core_get_user(to->core, record->uid, (gid_t)-1, &user);
+        if (r == 0)
+            r = lost_new(pool, user, (struct msg_str){record->name, record->n_name}, &like);
+        if (to->core->next_array < like.id)
+            to->core->next_array = like.id;
+    }
+    return r;
 }
 
 static int
@@ -388,18 +437,18 @@ restore_array(const struct restoring *to, struct restore_array *a, struct range 
         return 0;
     }
     if (!request_init(to, &req, record, &texts)) {
-        lose(to, a, &texts, "its pool is not configured any more");
+        lose(to, a, &texts, LOST_RECORD);
         return 0;
     }
     if (!has_place) {
-        lose(to, a, &texts, "its memory could not be had");
+        lose(to, a, &texts, record->kind == KIND_LEGACY ? LOST_LEGACY : LOST_MEMORY);
         return 0;
     }
     int r = make_array(to, a, &req);
     if (r == 0 && *at)
         r = place(to, a, at);
     if (r == SPACE_FULL || r == -EFBIG) {
-        lose(to, a, &texts, "its record is damaged");
+        lose(to, a, &texts, LOST_RECORD);
         array_abandon(to->core, TAKE_PTR(a->array));
         return 0;
     }
@@ -464,6 +513,7 @@ static int
 restore_parts(const struct restoring *to)
 {
     struct range *none = NULL;
+    struct texts texts;
     int r = 0;
 
     for (size_t i = 0; r == 0 && i < to->r->n_arrays; i++) {
@@ -472,13 +522,15 @@ restore_parts(const struct restoring *to)
             a->record->whole ? find_array(to->r, a->record->whole) : NULL;
         if (whole && whole->array && !whole->array->is_part)
             r = restore_array(to, a, &none);
+        else if (a->record->whole && texts_init(&texts, a))
+            lose(to, a, &texts, LOST_MEMORY);
     }
     return r;
 }
 
 /* It is not what it was: it goes as a whole. */
 static void
-lose_whole(const struct restoring *to, struct restore_array *a)
+lose_whole(const struct restoring *to, struct restore_array *a, enum lost_why why)
 {
     struct array *array = TAKE_PTR(a->array);
 
@@ -486,8 +538,8 @@ lose_whole(const struct restoring *to, struct restore_array *a)
         a->array = array; /* settle_arrays() */
         return;
     }
-    to->lost(to->userdata, array->pool->name, array->name,
-             array->is_set ? "an array of the set is lost" : "its companion is lost");
+    to->lost(to->userdata, array->pool->name, array->name, lost_reason(why));
+    keep_lost(to, a->record, array_name(array), why);
     array_unlink(to->core, array);
 }
 
@@ -501,7 +553,7 @@ restore_companions(const struct restoring *to)
         if (!a->array || !a->record->companion)
             continue;
         if (!c || !c->array || c->array->named || c->array->companion || c == a) {
-            lose_whole(to, a);
+            lose_whole(to, a, LOST_COMPANION);
             continue;
         }
         a->array->companion = c->array;
@@ -525,7 +577,7 @@ restore_members(const struct restoring *to)
         if (member && member->array && !member->array->is_set)
             rc = set_restore(set->array, key, member->array);
         else
-            lose_whole(to, set);
+            lose_whole(to, set, LOST_MEMBER);
     }
     return rc == -ENOMEM ? rc : 0;
 }
@@ -683,6 +735,8 @@ core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost, 
         get_pool(&to, (uint32_t)restore->pools[i]->key.id);
     for (size_t i = 0; r == 0 && i < restore->n_blocks; i++)
         r = restore_block(&to, &restore->blocks[i]);
+    if (r == 0)
+        r = restore_losts(&to);
     if (r == 0)
         r = restore_placed(&to, sorted);
     if (r == 0)

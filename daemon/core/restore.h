@@ -59,8 +59,9 @@ struct restore { /* each kind by its number; pointers into the journal */
     const struct record_hold **holds;     /* by block, and connection */
     const struct record_member **members; /* by set */
     const struct record_done **dones;     /* by connection */
+    const struct record_lost **losts;
     struct restore_page *pages;
-    size_t n_blocks, n_conns, n_arrays, n_pools, n_holds, n_members, n_dones, n_pages;
+    size_t n_blocks, n_conns, n_arrays, n_pools, n_holds, n_members, n_dones, n_pages, n_losts;
     uint64_t floor;
 };
 
@@ -70,7 +71,8 @@ void restore_deinit(struct restore *restore);
 
 struct restore_conn *restore_find_conn(const struct restore *restore, uint64_t id);
 
-/* What did not come back. */
+/* What did not come back this time. It is told by the core as well, where its pool is there:
+ * lost.h. */
 typedef void restore_lost_fn(void *userdata, const char *pool, const char *name,
                              const char *why);
 

@@ -25,9 +25,10 @@
  * returned to the caller, or put on a list of the core that core_run() looks at when the event
  * ends.
  *
- *   refusal actions journal │ user reply done job │ pool set watch hold │ persist │ block device │
- *   array use array_index │ linger part reclaim ticket expiry │ settle │ lease publish page │ grant
- *   fences former │ bracket waiter flush │ release request_* conn │ request work │ core │ restore
+ *   refusal actions journal │ user reply done job │ pool set watch hold lost │ persist │
+ *   block device │ array use array_index │ linger part reclaim ticket expiry │ settle │ lease
+ *   publish page │ grant fences former │ bracket waiter flush │ release request_* conn │ request
+ *   work │ core │ restore
  */
 #pragma once
 
@@ -99,6 +100,7 @@ struct core {
     uint64_t started_ns, now_ns;
     uint64_t boot_ns;                   /* core_set_boottime() */
     uint64_t turn_cpu_ns, turn_wall_ns; /* core_set_longest_turn() */
+    struct core_kept kept;              /* core_set_kept() */
     uint32_t pieces; /* of each kind of work that may wait, in one event: some 2 us each */
     bool stopping;
     bool behind; /* the last event has left something to be done: core_tick() at once */

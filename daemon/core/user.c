@@ -88,7 +88,7 @@ user_is_idle(const struct user *user)
         if (user->used[i])
             return false;
     return !user->n_pending && !user->n_refs && !pool->n_arrays && !pool->n_blocks &&
-           !pool->n_watches && !pool->n_timelines;
+           !pool->n_watches && !pool->n_timelines && RB_EMPTY(&pool->losts);
 }
 
 uint64_t

@@ -88,18 +88,47 @@ list_options(const struct module_state *state, PyObject *pool, PyObject *all,
     return py_text_get(state, pool, "pool", CAID_ERR_INVALID_NAME, &ret->pool);
 }
 
+static int
+list_args(const struct client_object *self, const char *method, PyObject *const *args,
+          Py_ssize_t n_args, struct caid_list_options *ret)
+{
+    if (py_args_check(method, n_args, 3) < 0 ||
+        list_options(self->state, args[0], args[2], ret) < 0)
+        return -1;
+    return py_text_get(self->state, args[1], "prefix", CAID_ERR_INVALID_NAME, &ret->prefix);
+}
+
 PyObject *
 py_client_list(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     struct caid_list_options options = CAID_INIT(struct caid_list_options);
 
-    if (py_args_check("list", n_args, 3) < 0 ||
-        list_options(self->state, args[0], args[2], &options) < 0 ||
-        py_text_get(self->state, args[1], "prefix", CAID_ERR_INVALID_NAME, &options.prefix) < 0)
+    if (list_args(self, "list", args, n_args, &options) < 0)
         return NULL;
     return LIST_OF(self, entry_fields,
                    caid_list(c, &options, collect_entry, &collector, &error));
+}
+
+#define F(field) PY_FIELD(struct caid_lost_name, field)
+
+static const struct py_field lost_fields[] = {F(pool), F(name), F(generation),
+                                              F(uid),  F(why),  {0}};
+
+#undef F
+
+COLLECT(lost_name);
+
+PyObject *
+py_client_lost(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    struct caid_list_options options = CAID_INIT(struct caid_list_options);
+
+    if (list_args(self, "lost", args, n_args, &options) < 0)
+        return NULL;
+    return LIST_OF(self, lost_fields,
+                   caid_list_lost(c, &options, collect_lost_name, &collector, &error));
 }
 
 PyObject *

@@ -284,6 +284,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(arena_new, "Makes an allocator: an Arena.")                                          \
     METHOD(find_device, METH_O, "Index of the device that CUDA calls so here.")               \
     FAST(list, "Names: a list of tuples.")                                                    \
+    FAST(lost, "Names whose arrays are lost: a list of tuples.")                              \
     METHOD(set_list, METH_O, "Keys of a set: a list of tuples.")                              \
     FAST(show, "What is known of a name: a list of one tuple.")                               \
     FAST(unnamed, "Arrays without a name: a list of tuples.")                                 \

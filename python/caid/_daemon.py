@@ -61,6 +61,9 @@ class LocalDaemon:
         How much memory each of them has: bytes, or as "1G".
     env : dict, optional
         More environment for the daemon.
+    supervise : bool
+        Start the daemon again when it dies, with the arrays that have a name: ``caid --supervise``,
+        see caid(8). Who was connected connects anew.
     timeout : float
         Seconds that it may take to start.
 
@@ -69,6 +72,8 @@ class LocalDaemon:
     address : str
         Its socket.
     pid : int
+        Of the process that was started. With `supervise` the daemon is its child:
+        ``connect().status().pid``.
     env : dict
         Environment for other processes that are to use this daemon: the socket, and what was
         set for the software driver, which is to be the same in all of them.
@@ -94,6 +99,7 @@ class LocalDaemon:
         devices: int | None = None,
         memory: int | str | None = None,
         env: dict[str, str] | None = None,
+        supervise: bool = False,
         timeout: float = 30.0,
     ):
         directory = pathlib.Path(tempfile.mkdtemp(prefix="caid-"))  # mode 0700
@@ -105,7 +111,7 @@ class LocalDaemon:
             self.env["CAID_SOFTCUDA_MEMORY"] = str(memory)
         self._log = directory / "log"
         try:
-            self._process = self._start(directory, driver, config, env or {}, timeout)
+            self._process = self._start(directory, driver, config, env or {}, supervise, timeout)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -113,8 +119,9 @@ class LocalDaemon:
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _stop, self._process, directory, self._owner)
 
-    def _start(self, directory, driver, config, env, timeout):
-        command = [find_daemon(), "--foreground", f"--socket={self.address}"]
+    def _start(self, directory, driver, config, env, supervise, timeout):
+        mode = "--supervise" if supervise else "--foreground"
+        command = [find_daemon(), mode, f"--socket={self.address}"]
         command.append(f"--config={_config_path(directory, config)}")
         if driver is not None:
             command.append(f"--driver={driver}")

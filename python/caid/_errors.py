@@ -38,6 +38,7 @@ class ErrorCode(enum.IntEnum):
     DEADLOCK = 20
     ABANDONED = 21
     NOT_READY = 22
+    LOST = 23
     NO_DAEMON = 64
     DISCONNECTED = 65
     FORKED = 66
@@ -165,6 +166,11 @@ class NotReadyError(Error, BlockingIOError, code=ErrorCode.NOT_READY):
     """The daemon waits for its driver: to be tried again."""
 
 
+class LostError(Error, code=ErrorCode.LOST):
+    """The array that had the name did not come back from an earlier daemon, and nobody has unlinked
+    the name, or given it to another one, since: see :meth:`Client.lost`."""
+
+
 class NoDaemonError(Error, ConnectionRefusedError, code=ErrorCode.NO_DAEMON):
     """Nobody listens at the socket."""
 
@@ -222,6 +228,7 @@ __all__ = [
     "InvalidError",
     "InvalidNameError",
     "LimitError",
+    "LostError",
     "NoDaemonError",
     "NotFoundError",
     "NotReadyError",

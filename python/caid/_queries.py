@@ -7,7 +7,7 @@ import contextlib
 from typing import Iterator, List, Union
 
 from . import _caid, _metadata
-from ._errors import ClosedError, DisconnectedError, NotFoundError
+from ._errors import ClosedError, DisconnectedError, LostError, NotFoundError
 from ._errors import device as device_error
 from ._records import (
     Details,
@@ -15,6 +15,7 @@ from ._records import (
     Entry,
     Flushed,
     Holder,
+    Lost,
     MemoryInfo,
     Pool,
     Status,
@@ -80,13 +81,31 @@ class Queries(_caid.Client):
         """
         return [Entry._make(entry) for entry in self._list(pool, prefix, all)]
 
+    def lost(
+        self, *, pool: str | None = None, prefix: str | None = None, all: bool = False
+    ) -> List[Lost]:
+        """Names whose arrays did not come back from an earlier daemon, and why.
+
+        Opening one raises LostError, until it is unlinked, or created or published anew.
+
+        Parameters
+        ----------
+        pool, prefix, all
+            As in list().
+
+        Returns
+        -------
+        list of Lost
+        """
+        return [Lost._make(lost) for lost in self._lost(pool, prefix, all)]
+
     def exists(self, name: str, *, pool: str | None = None) -> bool:
         """Whether an array has the name, which can be another one, or none, a moment later: rather
         open it, or create it with ``exist_ok=True``. ``name in client`` asks in the caller's own
         pool. False, too, where there is no pool that the caller may see. Raises InvalidNameError."""
         try:
             self._show(name, pool)
-        except NotFoundError:
+        except (LostError, NotFoundError):
             return False
         return True
 

@@ -100,6 +100,16 @@ class Change(NamedTuple):
     generation: int  #: of the array that has the name now; 0: none has
 
 
+class Lost(NamedTuple):
+    """A name whose array did not come back from an earlier daemon."""
+
+    pool: str
+    name: str
+    generation: int  #: that it had
+    uid: int  #: who had created the array
+    why: str  #: for people
+
+
 class Device(NamedTuple):
     """One of the daemon's devices; its place in ``Client.devices`` is its index."""
 
@@ -145,6 +155,10 @@ class Status(NamedTuple):
     timelines: int  #: that have a name
     turn_cpu_ns: int  #: the longest turn of the daemon's loop, in time of its thread
     turn_wall_ns: int  #: and by the wall clock, which goes on while others run
+    keeper: bool  #: the daemon has one: what has a name outlives it
+    kept: int  #: fds that its keeper has
+    restarts: int  #: daemons that have left the keeper their arrays before this one
+    journal_bytes: int  #: of the record of what outlives it
 
 
 class Pool(NamedTuple):

@@ -71,8 +71,14 @@ def test_status_is_the_default(socket):
     assert lines["server"].startswith("caid ")
     assert lines["socket"] == str(socket)
     assert {"driver", "device 0", "your pool", "holds", "serves"} <= lines.keys()
+    assert lines["keeper"] == "none: arrays end with the daemon"
     if lines["driver"].startswith("soft"):
         assert "no GPU is used" in lines["driver"]
+
+
+def test_nothing_is_lost(socket):
+    assert read_json(socket, "list", "--lost") == {"lost": []}
+    assert caidctl("show", "--lost", socket=socket).returncode == 1
 
 
 def test_status_json(socket, client):
@@ -87,7 +93,7 @@ def test_status_json(socket, client):
         "server", "pid", "uptime_ns", "socket", "driver", "driver_path", "driver_version",
         "pool", "connections", "pools", "blocks", "arrays", "names", "leases", "jobs",
         "release_errors", "watches", "pending", "contexts", "brackets", "pages", "timelines",
-        "turn_cpu_ns", "turn_wall_ns", "devices"}
+        "turn_cpu_ns", "turn_wall_ns", "keeper", "kept", "restarts", "journal_bytes", "devices"}
     device = status["devices"][0]
     assert set(device) == {"index", "uuid", "name", "total", "granularity", "kinds", "handoff",
                            "memops", "readonly_host", "mps", "persistence", "compute_mode"}

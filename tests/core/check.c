@@ -7,6 +7,7 @@
 #include "device.h"
 #include "flush.h"
 #include "harness.h"
+#include "lost.h"
 #include "mem_check.h"
 #include "set.h"
 #include "state.h"
@@ -273,6 +274,21 @@ tally_waiters(struct core *core, struct tally *t, const struct waiter_list *wait
 }
 
 static void
+tally_losts(struct tally *t, struct pool *pool)
+{
+    struct lost *lost;
+
+    RB_FOREACH(lost, losts, &pool->losts) {
+        CHECK(lost->pool == pool && lost->generation <= pool->floor);
+        CHECK(!pool_find_array(pool, (struct msg_str){lost->name, lost->n_name}));
+        if (t->user && t->user != lost->charge.user)
+            continue;
+        t->used[RES_NAMES]++;
+        t->used[RES_HOST] += lost->charge.host;
+    }
+}
+
+static void
 tally_arrays(struct core *core, struct tally *t)
 {
     struct pool *pool;
@@ -287,6 +303,7 @@ tally_arrays(struct core *core, struct tally *t)
                 tally_set(t, set);
     }
     RB_FOREACH(pool, pools, &core->pools) {
+        tally_losts(t, pool);
         RB_FOREACH(array, names, &pool->names)
             tally_array(core, t, array);
         RB_FOREACH(array, nameless, &pool->nameless)

@@ -3,8 +3,10 @@
 
 import os
 import pathlib
+import re
 import shutil
 import signal
+import subprocess
 import threading
 
 import pytest
@@ -73,6 +75,24 @@ def test_a_stop_ends_both(start, signum):
     assert d.stop(signum) == 0
     assert is_gone(pid)
     assert not d.socket.exists()
+
+
+def test_caidctl_tells(start):
+    d = start("--supervise")
+    os.kill(child_of(d), signal.SIGKILL)
+    done = subprocess.run([CAID.with_name("caidctl"), f"--socket={d.socket}"], stdout=subprocess.PIPE, text=True)
+    assert re.search(r"^keeper +\d+ fds, a journal of \d[^,]+, 1 restarts$", done.stdout, re.M)
+
+
+def test_caidctl_lists_what_is_lost(start):
+    d = start("--supervise", config="[user-pools]\nlegacy = yes\n")
+    with d.client() as c:
+        c.call("create", name="gone", typestr="<f4", shape=[4], memory="legacy")
+    os.kill(child_of(d), signal.SIGKILL)
+    done = subprocess.run(
+        [CAID.with_name("caidctl"), f"--socket={d.socket}", "list", "--lost"], stdout=subprocess.PIPE, text=True
+    )
+    assert re.search(r"^uid:\d+ +gone +1 +\S+ +legacy memory ends with the daemon$", done.stdout, re.M)
 
 
 def test_a_stop_while_no_daemon_runs(start):

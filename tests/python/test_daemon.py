@@ -105,6 +105,44 @@ def test_it_may_die_before_it_is_stopped():
     assert not pathlib.Path(d.address).parent.exists()
 
 
+def kill_daemon(client):
+    os.kill(client.status().pid, signal.SIGKILL)
+    with pytest.raises(caid.DisconnectedError):
+        while True:
+            client.ping()
+
+
+def test_supervised_it_outlives_its_death():
+    with caid.LocalDaemon(supervise=True) as d:
+        pids = [d.pid]
+        for value in range(3):
+            with d.connect() as c:
+                assert c.status().restarts == value and c.status().pid not in pids
+                pids.append(c.status().pid)
+                with c.create(f"n{value}", 4, "<i4") as a, c.empty(4):
+                    a.copy_from_host(numpy.full(4, value, "<i4"))
+                    kill_daemon(c)
+        with d.connect() as c:
+            assert c.status().keeper
+            assert [e.name for e in c.list()] == ["n0", "n1", "n2"]
+            for value in range(3):
+                with c.open(f"n{value}") as a:
+                    assert a.copy_to_host().tolist() == [value] * 4
+            pids.append(c.status().pid)
+        assert d.stop() == 0
+    assert not any(map(is_alive, pids)) and not pathlib.Path(d.address).parent.exists()
+
+
+def test_unsupervised_it_has_no_keeper():
+    with caid.LocalDaemon() as d, d.connect() as c:
+        assert not c.status().keeper
+
+
+def test_a_supervised_one_that_does_not_start():
+    with pytest.raises(caid.NoDaemonError, match="/nonexistent/libcuda.so"):
+        caid.LocalDaemon(supervise=True, driver="/nonexistent/libcuda.so")
+
+
 def test_the_software_drivers_settings(tmp_path):
     with caid.LocalDaemon(driver="soft", devices=2, memory="64M") as d:
         with d.connect() as c:

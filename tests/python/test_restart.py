@@ -521,6 +521,113 @@ def test_a_journal_that_is_damaged(at, byte):
             assert value_of(c, "n0") == 1
 
 
+@pytest.fixture
+def legacy(tmp_path):
+    with contextlib.closing(Restarts(tmp_path, "[user-pools]\nlegacy = yes\n")) as r:
+        yield r
+
+
+def is_lost(client, name):
+    for ask in (client.open, client.show, lambda n: client.rename(n, "z"), lambda n: client.expire(n, 9.0)):
+        with pytest.raises(caid.LostError, match=f'"{name}".* lost .*legacy memory ends with the daemon'):
+            ask(name)
+    assert name not in client
+    return True
+
+
+def test_what_is_lost_is_told(legacy):
+    """Through restarts, until somebody gives the name to another array, or takes it away."""
+    with legacy.connect() as c, c.create("k", 4, memory="legacy"):
+        for n in range(3):
+            c.create(f"n{n}", 4, "<i4", memory="legacy").close()
+        publish(c, "here", 1)
+        generations = {e.name: e.generation for e in c.list()}
+        names, uid = c.users()[0].names, c.list()[0].uid
+    for _ in range(3):
+        legacy.restart()
+        with legacy.connect() as c:
+            assert c.lost() == c.lost(all=True) == [
+                (c.status().pool, name, generations[name], uid, "legacy memory ends with the daemon")
+                for name in ("k", "n0", "n1", "n2")
+            ]
+            assert [e.name for e in c.lost(prefix="n1")] == ["n1"] and c.lost(prefix="o") == []
+            assert all(is_lost(c, e.name) for e in c.lost())
+            assert c.users()[0].names == names and c.status().names == 1
+            assert value_of(c, "here") == 1
+    with legacy.connect() as c:
+        c.unlink("k")
+        with pytest.raises(caid.NotFoundError):
+            c.open("k")
+        assert publish(c, "n0", 2) > generations["n0"]
+        with c.create("n1", 4) as a:
+            assert a.generation > generations["n1"]
+    legacy.restart()
+    with legacy.connect() as c:
+        assert [e.name for e in c.lost()] == ["n2"] and [e.name for e in c.list()] == ["here", "n0", "n1"]
+        assert c.users()[0].names == names - 1
+        c.unlink("n2")
+        assert c.lost() == [] and c.users()[0].names == names - 2
+
+
+def test_what_goes_with_what_is_lost(legacy):
+    """A set with one of its arrays, and its names; an array with its companion."""
+    with legacy.connect() as c:
+        with c.empty(4, memory="legacy") as x, filled(c, 1) as y:
+            c.publish_many("s/", {"x": x, "y": y})
+        with c.empty(4, memory="legacy") as x, filled(c, 1) as y:
+            y.publish("a", companion=x)
+    legacy.restart()
+    with legacy.connect() as c:
+        assert {e.name: e.why for e in c.lost()} == {
+            "a": "its companion is lost", "s/": "an array of the set is lost"
+        }  # fmt: skip
+        for name in ("s/", "s/x", "s/y", "a"):
+            with pytest.raises(caid.LostError, match=f'unlink "{name[:2]}"'):
+                c.open(name)
+        with pytest.raises(caid.NotFoundError):
+            c.open("a/x")
+        with filled(c, 5) as y:
+            c.publish_many("s/", {"y": y})
+        assert value_of(c, "s/y") == 5 and [e.name for e in c.lost()] == ["a"]
+        with pytest.raises(caid.NotFoundError):
+            c.open("s/x")
+
+
+def test_many_are_lost(legacy):
+    """More than a page, and a journal that is written anew."""
+    with legacy.connect() as c:
+        for n in range(1200):
+            c.create(f"n{n:04}", 1, memory="legacy").close()
+    legacy.restart()
+    with legacy.connect() as c:
+        for n in range(4000):
+            publish(c, "x" * 200, n)
+    legacy.restart()
+    with legacy.connect() as c:
+        assert [e.name for e in c.lost()] == [f"n{n:04}" for n in range(1200)]
+
+
+def test_status_tells_what_is_kept(restarts):
+    for n in range(3):
+        with restarts.connect() as c:
+            publish(c, f"n{n}", n)
+            before, files = c.status(), restarts.kept()
+            assert before.keeper and before.restarts == n
+            assert before.kept == sum("memfd:" in f or "pidfd" in f for f in files) > n
+            publish(c, "x" * 200, n)
+            assert c.status().journal_bytes >= before.journal_bytes + 200
+        restarts.restart()
+    with restarts.connect() as c:
+        restarts.end_keeper()
+        wait_until(lambda: not c.status().keeper)
+        assert c.status()[-4:] == (False, 0, 3, c.status().journal_bytes)
+        restarts.start_keeper()
+        wait_until(lambda: c.status().keeper)
+        restarts.restart()
+    with restarts.connect() as c:
+        assert c.status().restarts == 4
+
+
 def test_it_stays_small(restarts):
     """20,000 publishes; and the daemon is killed in between, whenever that is."""
     published, over = {}, threading.Event()
@@ -556,6 +663,14 @@ def test_it_stays_small(restarts):
 
 
 NOBODY = 65534
+ASKS = """
+for ask in (client.open, client.unlink, client.show):
+    try:
+        ask("n", pool="uid:0")
+    except caid.NotFoundError:
+        print("nothing")
+print(client.lost(all=True), flush=True)
+"""
 PUBLISHES = """
 for pool in (None, "team", "other"):
     with client.empty(4, "<i4", pool=pool) as a:
@@ -596,3 +711,20 @@ def test_pools():
                 ("team", "x", NOBODY), (f"uid:{NOBODY}", "x", NOBODY)
             }  # fmt: skip
             assert {u.uid: u.names for u in c.users()}[NOBODY] == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
+def test_what_is_lost_is_told_to_those_who_might_have_it():
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.chmod(0o755)
+        r = stack.enter_context(contextlib.closing(Restarts(folder, "[user-pools]\nlegacy = yes\n")))
+        with r.connect() as c:
+            c.create("n", 4, memory="legacy").close()
+        r.restart()
+        other = Child("client = caid.Client()\n" + ASKS, r.env, user=NOBODY, group=NOBODY, extra_groups=[])
+        stack.callback(other.kill)
+        for answer in ["nothing"] * 3 + ["[]"]:
+            other.expect(answer)
+        with r.connect() as c:
+            assert [(e.pool, e.name) for e in c.lost(all=True)] == [("uid:0", "n")]

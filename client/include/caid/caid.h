@@ -65,6 +65,7 @@ enum caid_code {
     CAID_ERR_DEADLOCK = 20,      /* it would wait for what this thread has to end */
     CAID_ERR_ABANDONED = 21,     /* a process died before its work was done */
     CAID_ERR_NOT_READY = 22,     /* the daemon waits for its driver: try again */
+    CAID_ERR_LOST = 23,          /* the array did not come back from an earlier daemon */
     CAID_ERR_NO_DAEMON = 64,     /* nobody listens at the socket */
     CAID_ERR_DISCONNECTED = 65,  /* the daemon closed the connection, or died */
     CAID_ERR_FORKED = 66,        /* used after fork() without exec() */
@@ -169,6 +170,10 @@ struct caid_status {
     uint64_t timelines;      /* that have a name */
     uint64_t turn_cpu_ns;    /* the longest turn of the daemon's loop, in time of its thread */
     uint64_t turn_wall_ns;   /* and by the wall clock, which goes on while others run */
+    bool keeper;             /* the daemon has one: what has a name outlives it */
+    uint64_t kept;           /* fds that its keeper has */
+    uint64_t restarts;      /* daemons that have left the keeper their arrays before this one */
+    uint64_t journal_bytes; /* of the record of what outlives it */
 };
 
 int caid_client_status(struct caid_client *client, struct caid_status *ret,
@@ -484,6 +489,18 @@ int caid_show(struct caid_client *client, const char *name, const char *pool,
 int caid_unnamed(struct caid_client *client, const struct caid_list_options *options,
                  int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
                  struct caid_error *error);
+
+struct caid_lost_name {
+    const char *pool, *name, *why;
+    uint64_t generation; /* that it had */
+    uint32_t uid;        /* who had created the array */
+};
+
+/* Like caid_list() for the names whose arrays did not come back from an earlier daemon, until they
+ * are unlinked or given to arrays anew: opening one is CAID_ERR_LOST. */
+int caid_list_lost(struct caid_client *client, const struct caid_list_options *options,
+                   int (*fn)(const struct caid_lost_name *lost, void *userdata), void *userdata,
+                   struct caid_error *error);
 
 struct caid_user { /* what a uid is charged */
     uint32_t uid;

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lost.
+ */
+#include "lost.h"
+#include "request.h"
+
+static struct msg_lost_name
+lost_record(const struct lost *lost)
+{
+    return (struct msg_lost_name){
+        .pool = MSG_STR(lost->pool->name),
+        .name = {lost->name, lost->n_name},
+        .generation = lost->generation,
+        .uid = lost->charge.user->uid,
+        .why = MSG_STR(lost_reason(lost->why)),
+    };
+}
+
+static void
+lost_pool(const struct core *core UNUSED, struct pager *pager, struct pool *pool,
+          const void *params, bool resumed)
+{
+    const struct msg_lost_params *p = params;
+    struct msg_str after = resumed ? p->after : (struct msg_str){0};
+    const struct lost *lost = lost_find_next(pool, after, p->prefix);
+
+    for (; lost; lost = RB_NEXT(losts, &pool->losts, (struct lost *)(uintptr_t)lost)) {
+        struct msg_lost_name record = lost_record(lost);
+        if (lost->n_name < p->prefix.n ||
+            (p->prefix.n && memcmp(lost->name, p->prefix.p, p->prefix.n) != 0) ||
+            !pager_add(pager, &record, msg_lost_name_size(&record)))
+            return;
+    }
+}
+
+HANDLER(on_lost)
+{
+    const struct msg_lost_params *p = params;
+    _cleanup_free_ struct msg_lost_name *names = calloc(PAGE_MAX, sizeof(*names));
+    struct pager pager = PAGER(core, names, PAGE_MAX);
+
+    if (!names)
+        return -ENOMEM;
+    if (pools_list(core, conn, &pager, p->all, p->pool, lost_pool, p, r))
+        return REFUSED;
+    SEND_PAGE(core, conn, id, LOST, lost_result, names, pager);
+    return 0;
+}
