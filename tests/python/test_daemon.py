@@ -105,24 +105,20 @@ def test_it_may_die_before_it_is_stopped():
     assert not pathlib.Path(d.address).parent.exists()
 
 
-def kill_daemon(client):
-    os.kill(client.status().pid, signal.SIGKILL)
-    with pytest.raises(caid.DisconnectedError):
-        while True:
-            client.ping()
-
-
 def test_supervised_it_outlives_its_death():
+    """And so does a client."""
     with caid.LocalDaemon(supervise=True) as d:
         pids = [d.pid]
-        for value in range(3):
-            with d.connect() as c:
+        with d.connect() as c, c.empty(4, "<i4") as unnamed:
+            unnamed.copy_from_host(numpy.full(4, 7, "<i4"))
+            for value in range(3):
                 assert c.status().restarts == value and c.status().pid not in pids
                 pids.append(c.status().pid)
-                with c.create(f"n{value}", 4, "<i4") as a, c.empty(4):
+                with c.create(f"n{value}", 4, "<i4") as a:
                     a.copy_from_host(numpy.full(4, value, "<i4"))
-                    kill_daemon(c)
-        with d.connect() as c:
+                os.kill(pids[-1], signal.SIGKILL)
+                wait_until(lambda: not is_alive(pids[-1]))
+                assert unnamed.copy_to_host().tolist() == [7] * 4
             assert c.status().keeper
             assert [e.name for e in c.list()] == ["n0", "n1", "n2"]
             for value in range(3):
