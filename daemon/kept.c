@@ -16,10 +16,10 @@
 #define ANSWER_S      5 /* that a keeper has for each packet of its answer */
 #define BUSY_TRIES    50
 #define BUSY_PAUSE_NS (100 * NSEC_PER_MSEC)
-#define RETRY_MS      500          /* to connect */
-#define SEND_RETRY_MS 20           /* after too much was in flight */
-#define LAST_WORDS_NS NSEC_PER_SEC /* to say what is due, at the end */
-#define FIRST_TO_GIVE 1            /* of the numbers */
+#define RETRY_MS      500                /* to connect */
+#define SEND_RETRY_MS 20                 /* after too much was in flight */
+#define LAST_WORDS_NS (2 * NSEC_PER_SEC) /* to say what is due, at the end */
+#define FIRST_TO_GIVE 1                  /* of the numbers */
 
 /* ---- what the keeper does not know yet; all with the lock ---- */
 
@@ -231,7 +231,7 @@ take_all(struct kept *k, int sock)
     return r;
 }
 
-/* What we have is all to be given. */
+/* What we have is all to be given, but at the start: then it is what the keeper has. */
 static void
 use_socket(struct kept *k, int sock_consume)
 {
@@ -240,8 +240,9 @@ use_socket(struct kept *k, int sock_consume)
     k->sock = sock_consume;
     k->is_connected = k->was_connected = true;
     for (uint32_t i = 0; i < k->end; i++)
-        if (k->slots[i].fd > 0 && !k->slots[i].is_found)
+        if (k->slots[i].fd > 0 && k->is_taken)
             make_due(k, i);
+    pthread_cond_broadcast(&k->changed);
     pthread_mutex_unlock(&k->lock);
 }
 
@@ -317,9 +318,9 @@ work(struct kept *k)
     int r = 1; /* nothing is due */
 
     pthread_mutex_lock(&k->lock);
-    if (k->is_connected && k->first_due != KEPT_NONE)
-        r = send_some(k);
     ends = k->ends;
+    if (!ends && k->is_connected && k->first_due != KEPT_NONE)
+        r = send_some(k);
     is_connected = k->is_connected;
     pthread_mutex_unlock(&k->lock);
     if (ends)
@@ -429,23 +430,56 @@ kept_start(struct kept *k)
     return r;
 }
 
-static void
-end_thread(struct kept *k)
+/* With the lock. One that has gone is expected back. */
+static bool
+is_all_said(const struct kept *k)
 {
-    if (!k->is_started)
+    return k->is_connected ? k->first_due == KEPT_NONE : !k->path || !k->was_connected;
+}
+
+static bool
+nothing_is_due(const struct kept *k)
+{
+    return !k->is_connected || k->first_due == KEPT_NONE;
+}
+
+/* With the lock. 0; -ETIMEDOUT. */
+static int
+await_change(struct kept *k, uint64_t timeout_ns, bool (*is_over)(const struct kept *))
+{
+    uint64_t end_ns = clock_now_ns() + timeout_ns;
+    struct timespec end = {(time_t)(end_ns / NSEC_PER_SEC), (long)(end_ns % NSEC_PER_SEC)};
+    int r = 0;
+
+    while (r == 0 && !is_over(k))
+        r = -pthread_cond_timedwait(&k->changed, &k->lock, &end);
+    return r;
+}
+
+void
+kept_stop(struct kept *k)
+{
+    int r;
+
+    if (!k->is_started || k->ends)
         return;
-    kept_wait(k, LAST_WORDS_NS);
     pthread_mutex_lock(&k->lock);
+    if (k->is_connected && poll(&(struct pollfd){.fd = k->sock}, 1, 0) > 0)
+        set_lost(k); /* which the thread has not seen yet */
+    r = await_change(k, LAST_WORDS_NS, is_all_said);
     k->ends = true;
     pthread_mutex_unlock(&k->lock);
     wake(k);
-    pthread_join(k->thread, NULL);
+    if (r < 0)
+        log_warning("the keeper does not take all: what it lacks ends with this daemon");
 }
 
 void
 kept_deinit(struct kept *k)
 {
-    end_thread(k);
+    kept_stop(k);
+    if (k->is_started)
+        pthread_join(k->thread, NULL);
     for (uint32_t i = 0; k->slots && i < k->end; i++)
         if (k->slots[i].is_found)
             fd_close(k->slots[i].fd);
@@ -585,15 +619,12 @@ kept_drop(struct kept *k, uint32_t number)
 int
 kept_wait(struct kept *k, uint64_t timeout_ns)
 {
-    uint64_t end_ns = clock_now_ns() + timeout_ns;
-    struct timespec end = {(time_t)(end_ns / NSEC_PER_SEC), (long)(end_ns % NSEC_PER_SEC)};
-    int r = 0;
+    int r;
 
     if (!k->slots)
         return -ENOTCONN;
     pthread_mutex_lock(&k->lock);
-    while (r == 0 && k->is_connected && k->first_due != KEPT_NONE)
-        r = -pthread_cond_timedwait(&k->changed, &k->lock, &end);
+    r = await_change(k, timeout_ns, nothing_is_due);
     if (r == 0 && !k->is_connected)
         r = -ENOTCONN;
     pthread_mutex_unlock(&k->lock);

@@ -61,7 +61,10 @@ struct kept {
  * not say what it has is an error: that would be lost. After fds_prepare(). -errno, logged.
  */
 int kept_init(struct kept *k, const char *path, int sock_consume);
-/* The keeper goes on keeping what it has. */
+/* Nothing is told to the keeper from here on, so that fds may be closed. It has two seconds to take
+ * what it does not have, and to be back, where it has gone; what it lacks then is logged. */
+void kept_stop(struct kept *k);
+/* The same first. The keeper goes on keeping what it has. */
 void kept_deinit(struct kept *k);
 
 /* What was found under that number, which the caller owns from now on; -1: nothing was. */

@@ -406,5 +406,5 @@ restart_stop(struct restart *r, struct core *core)
     core_drop_journal(core);
     r->is_on = false;
     r->is_stopped = true;
-    kept_wait(r->kept, HAND_OVER_NS); /* before what it is given is closed */
+    kept_stop(r->kept); /* before what it is given is closed */
 }

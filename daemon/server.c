@@ -618,8 +618,10 @@ static void
 stop(struct server *s, const char *why)
 {
     log_info("%s: stopping", why);
-    if (!s->core)
+    if (!s->core) {
+        kept_stop(s->setup.kept);
         leave(s, s->r < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
+    }
     notify_and_retry(s, "STOPPING=1\nSTATUS=Stopping");
     pollset_remove(&s->conns.pollset, &s->listening);
     uv_timer_stop(&s->accept_timer);

@@ -205,6 +205,61 @@ CAID_TEST_BETWEEN(kept, a_keeper_that_dies_is_given_all, begin(), end(), .timeou
         close(fds[i]);
 }
 
+CAID_TEST_BETWEEN(kept, a_keeper_that_dies_is_given_what_nobody_has_claimed, begin(), end(),
+                  .timeout = 60)
+{
+    int fd = memfd_create("a", MFD_CLOEXEC), found;
+    uint32_t number;
+    struct kept k;
+
+    open_kept(&k);
+    cr_assert_eq(kept_put(&k, fd, &number), 0);
+    succeed(&k);
+    cr_assert_eq(kept_start(&k), 0);
+    kill_keeper();
+    await_connection(&k, false);
+    start_keeper();
+    await_connection(&k, true);
+    found = kept_claim(&k, number);
+    cr_assert_eq(inode(found), inode(fd));
+    cr_assert_eq(kept_wait(&k, LONG_NS), 0);
+    close(found);
+
+    succeed(&k);
+    found = kept_claim(&k, number);
+    cr_assert_eq(inode(found), inode(fd));
+    close(found);
+    kept_deinit(&k);
+    close(fd);
+}
+
+CAID_TEST_BETWEEN(kept, a_keeper_that_is_coming_back_is_given_all_before_the_end, begin(),
+                  end(), .timeout = 60)
+{
+    enum {
+        N = 600 /* more than a packet */
+    };
+
+    uint32_t number;
+    struct kept k;
+
+    open_kept(&k);
+    cr_assert_eq(kept_start(&k), 0);
+    for (int i = 0; i < N; i++)
+        cr_assert_geq(kept_put(&k, STDERR_FILENO, &number), 0);
+    kill_keeper();
+    await_connection(&k, false);
+    keeper_pid = fork();
+    if (keeper_pid == 0) {
+        clock_pause_ns(200 * NSEC_PER_MSEC);
+        keep(-1);
+    }
+    kept_stop(&k);
+    succeed(&k);
+    cr_assert_eq(kept_forget(&k), N);
+    kept_deinit(&k);
+}
+
 CAID_TEST_BETWEEN(kept, a_keeper_that_does_not_read_is_waited_for, begin(), end(),
                   .timeout = 60)
 {
