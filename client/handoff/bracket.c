@@ -52,6 +52,7 @@ struct caid_bracket {
     bool granted;      /* the daemon has opened the bracket */
     bool begun;        /* it is open, or was */
     bool given_up;     /* by its caller */
+    bool has_ended;    /* it is in the list, or has been */
     bool is_unsent;    /* is in the list: its end */
     uint64_t told_seq; /* the last request before that; in the table's `told`, unless 0 */
     TAILQ_ENTRY(caid_bracket) unsent;
@@ -205,17 +206,17 @@ lost(struct caid_client *client)
         forget_told(bracket);
 }
 
+/* What is 2 in place of `abandon`: nothing was written. */
 static void
-claim_end(const struct caid_bracket *bracket, struct claims *claims)
+claim_end(const struct caid_bracket *bracket, const struct msg_end_params *end,
+          struct claims *claims)
 {
-    const struct msg_end_params *end = &bracket->end;
-
     for (uint32_t i = 0; i < bracket->params.write.n; i++) {
         claims_add(claims, CLAIM_ENDED, bracket->written[i]);
         claims_add(claims, CLAIM_ENDED, end->page);
         claims_add(claims, CLAIM_ENDED, end->slot);
         claims_add(claims, CLAIM_ENDED, end->value);
-        claims_add(claims, CLAIM_ENDED, end->abandon);
+        claims_add(claims, CLAIM_ENDED, end->undone ? 2 : end->abandon);
     }
 }
 
@@ -223,16 +224,20 @@ claim_end(const struct caid_bracket *bracket, struct claims *claims)
 static void
 claim(struct caid_client *client, struct claims *claims)
 {
+    static const struct msg_end_params undone = {.undone = true};
     const struct bracket_table *table = client->brackets;
     const struct caid_bracket *bracket;
 
+    forget_heard(client);
     LIST_FOREACH(bracket, &table->all, of_table)
-        if (bracket->granted && !bracket->told_seq && !bracket->is_unsent)
+        if (bracket->granted && !bracket->has_ended)
             claims_add_bracket(claims, &bracket->params);
+        else if (!bracket->granted) /* it may have been, without our hearing of it */
+            claim_end(bracket, &undone, claims);
     TAILQ_FOREACH(bracket, &table->unsent, unsent)
         claims_add_bracket(claims, &bracket->params);
     TAILQ_FOREACH(bracket, &table->told, unsent)
-        claim_end(bracket, claims);
+        claim_end(bracket, &bracket->end, claims);
 }
 
 /* Ends a bracket that the daemon has opened. Under the client's lock. */
@@ -245,6 +250,7 @@ queue_end(struct caid_bracket *bracket, const struct msg_end_params *end)
         return;
     bracket->end = *end;
     bracket->end.bracket = bracket->params.bracket;
+    bracket->has_ended = true;
     set_unsent(bracket, true);
     call_flush(client); /* what does not fit goes later */
 }
@@ -441,6 +447,9 @@ label(const struct caid_array *array)
 static int
 check_kind(const struct caid_array *array, bool write, struct caid_error *error)
 {
+    if (array->lost)
+        return fail(error, CAID_ERR_LOST,
+                    "array \"%s\" was lost when the daemon was started anew", label(array));
     if (array->lease == 0)
         return fail(error, CAID_ERR_UNSUPPORTED,
                     "managed memory is this process's own: it is not shared, and has no "

@@ -124,7 +124,7 @@ end_lease(struct caid_array *array)
 {
     struct caid_client *client = array->client;
 
-    if (array->lease != 0)
+    if (array->lease != 0 && !array->lost)
         LIST_REMOVE(array, of_leases);
     if (array->drain.kept)
         client->keeps = true;
@@ -133,7 +133,8 @@ end_lease(struct caid_array *array)
     if (array->block)
         block_unlease(client, array->block);
     lease_unreserve(client, 1);
-    lease_return(client, array->lease);
+    if (!array->lost)
+        lease_return(client, array->lease);
 }
 
 void
@@ -182,7 +183,21 @@ claim(struct caid_client *client, struct claims *claims)
     }
 }
 
-const struct feature array_feature = {.reap = reap, .claim = claim};
+static void
+lost_lease(struct caid_client *client, uint64_t lease)
+{
+    struct caid_array *array;
+
+    LIST_FOREACH(array, &client->leases->arrays, of_leases)
+        if (array->lease == lease)
+            break;
+    if (!array)
+        return;
+    array->lost = true;
+    LIST_REMOVE(array, of_leases);
+}
+
+const struct feature array_feature = {.reap = reap, .claim = claim, .lost_lease = lost_lease};
 
 /* ---- what comes late ---- */
 

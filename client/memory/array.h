@@ -32,9 +32,10 @@ struct array_text {
 
 struct caid_array {
     struct caid_client *client;
-    struct block *block;              /* NULL: no bytes, or managed */
-    uint64_t lease;                   /* 0: managed */
-    uint64_t id;                      /* the daemon's number for it */
+    struct block *block; /* NULL: no bytes, or managed */
+    uint64_t lease;      /* 0: managed */
+    bool lost;   /* the lease, when the daemon was started anew; under the client's lock */
+    uint64_t id; /* the daemon's number for it */
     LIST_ENTRY(caid_array) of_leases; /* lease_table.arrays, while it is leased */
     CUdeviceptr managed;              /* what cuMemFree() takes, or 0 */
     uint32_t place;                   /* gpu.h: that it is mapped for, if it has memory */

@@ -392,7 +392,17 @@ abandon(struct caid_client *client)
     free_list(&table->gone);
 }
 
+static void
+claim(struct caid_client *client, struct claims *claims)
+{
+    struct part *part;
+
+    RB_FOREACH(part, part_ids, &client->parts->live)
+        claims_add(claims, CLAIM_PART, part->id);
+}
+
 const struct feature part_feature = {
+    .claim = claim,
     .has_news = has_news,
     .deliver = deliver,
     .abandon = abandon,

@@ -314,11 +314,13 @@ repeat(struct caid_client *client, struct call *call)
 {
     int r = encode(client, call, call->seq, &call->error);
 
-    if (r == 0 && (r = send_out(client)) == -EAGAIN && !client->away)
-        client_lose(client, CAID_ERR_DISCONNECTED, "%s: the daemon does not read",
-                    client->socket);
-    else if (r < 0 && !client->away)
+    if (r < 0) {
         call_end(client, call, r);
+        return;
+    }
+    r = packet_send(client->sock, client->out.data, client->out.n, NULL, 0, 0);
+    if (r < 0)
+        send_failed(client, r);
 }
 
 void

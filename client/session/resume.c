@@ -20,7 +20,7 @@
 
 #define PAUSE_MIN_NS (2 * NSEC_PER_MSEC) /* between two looks for a daemon */
 #define PAUSE_MAX_NS (50 * NSEC_PER_MSEC)
-#define ANSWER_NS    NSEC_PER_SEC /* for each answer of its */
+#define ANSWER_NS    (5 * NSEC_PER_SEC) /* for each answer of its */
 
 /* ---- what is claimed ---- */
 
@@ -98,7 +98,15 @@ receive(struct talk *talk)
     return msg_parse(&talk->msg, talk->packet, (size_t)n);
 }
 
-/* -EREMOTEIO: it refuses. What the result borrows stays until the next one. */
+/* It may say otherwise later: its driver is not there yet, others have left no room. */
+static bool
+is_passing(uint32_t error)
+{
+    return error == PROTO_ERR_NOT_READY || error == PROTO_ERR_LIMIT ||
+           error == PROTO_ERR_QUOTA || error == PROTO_ERR_SHUTDOWN;
+}
+
+/* -EREMOTEIO: it refuses; -EAGAIN: for now. What the result borrows stays until the next one. */
 static int
 ask(struct talk *talk, enum msg_method method, const void *params, void *ret_result)
 {
@@ -112,6 +120,8 @@ ask(struct talk *talk, enum msg_method method, const void *params, void *ret_res
         return r;
     if (talk->msg.type != MSG_RESPONSE || talk->msg.id != talk->id)
         return -EPROTO;
+    if (is_passing(talk->msg.error))
+        return -EAGAIN;
     if (talk->msg.error != 0) {
         fail_wire(&talk->refused, &talk->msg);
         return -EREMOTEIO;
@@ -172,6 +182,7 @@ tell_claims(struct caid_client *client, struct talk *talk, struct claims *claims
         const struct msg_resume_params params = {
             .blocks = take_some(&l[CLAIM_BLOCK], &at[CLAIM_BLOCK], 1, &room),
             .pages = take_some(&l[CLAIM_PAGE], &at[CLAIM_PAGE], 1, &room),
+            .parts = take_some(&l[CLAIM_PART], &at[CLAIM_PART], 1, &room),
             .read = take_some(&l[CLAIM_READ], &at[CLAIM_READ], 2, &room),
             .write = take_some(&l[CLAIM_WRITE], &at[CLAIM_WRITE], 2, &room),
             .ended = take_some(&l[CLAIM_ENDED], &at[CLAIM_ENDED], 5, &room),
@@ -248,7 +259,9 @@ hello(struct caid_client *client, struct talk *talk)
         r = ask(talk, MSG_HELLO, &params, &result);
     if (r < 0)
         return r;
-    if (result.token.n != 2 || result.n_devices != client->n_devices)
+    if (result.token.n != 2) /* it is on its way out */
+        return -EAGAIN;
+    if (result.n_devices != client->n_devices)
         return -EREMOTEIO;
     memcpy(client->resume.token, result.token.v, sizeof(client->resume.token));
     return result.resumed;
@@ -272,8 +285,11 @@ static int
 come_back(struct caid_client *client, struct talk *talk, bool is_known)
 {
     struct resume *resume = &client->resume;
-    int r = tell(client, talk, is_known);
+    int r;
 
+    while (client->reading) /* of the socket that is shut down */
+        wake_wait(&resume->wake, &client->lock, clock_now_ns() + PAUSE_MIN_NS);
+    r = tell(client, talk, is_known);
     if (r == 0)
         r = replace_socket(client, talk);
     if (r < 0)
@@ -340,18 +356,51 @@ await_hangup(struct caid_client *client)
         wake_wait(&client->resume.wake, &client->lock, clock_now_ns() + PAUSE_MIN_NS);
 }
 
+/* Others need not wait for this client. 0: they do not. */
+static int
+say_goodbye(struct caid_client *client)
+{
+    const struct msg_resume_params params = {.done = true, .leaves = true};
+    _cleanup_(talk_deinit) struct talk talk = {.sock = -1};
+    struct msg_resume_result result;
+    int r = hello(client, &talk);
+
+    return r > 0 ? ask(&talk, MSG_RESUME, &params, &result) : r;
+}
+
+/* As soon as there is a daemon; where the client closes, if there is one by now. */
+static void
+leave(struct caid_client *client)
+{
+    struct resume *resume = &client->resume;
+
+    pthread_mutex_unlock(&client->lock);
+    int r = say_goodbye(client);
+    pthread_mutex_lock(&client->lock);
+    while (r < 0 && r != -EREMOTEIO && !resume->ends) {
+        wake_wait(&resume->wake, &client->lock, clock_now_ns() + PAUSE_MAX_NS);
+        pthread_mutex_unlock(&client->lock);
+        r = say_goodbye(client);
+        pthread_mutex_lock(&client->lock);
+    }
+}
+
 static void *
 run(void *userdata)
 {
     struct caid_client *client = userdata;
+    bool was_away = false;
 
     pthread_mutex_lock(&client->lock);
     while (!client->resume.ends && client->lost.code == 0) {
+        was_away = client->away;
         if (client->away)
             seek_until(client);
         else
             await_hangup(client);
     }
+    if (was_away && (client->away || client->lost.code == CAID_ERR_DISCONNECTED))
+        leave(client);
     pthread_mutex_unlock(&client->lock);
     return NULL;
 }
@@ -397,6 +446,8 @@ resume_away(struct caid_client *client)
     if (client->lost.code != 0 || !can_return(client) || !start(client))
         return false;
     client->away = true;
+    if (client->epoll_fd >= 0)
+        epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->sock, NULL);
     client->resume.since_ns = clock_now_ns();
     shutdown(client->sock, SHUT_RDWR); /* wakes those who read, and the thread */
     wake_all(&client->resume.wake);

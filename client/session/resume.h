@@ -32,6 +32,7 @@ enum claim { /* the lists of msg_resume_params */
     CLAIM_WRITE,
     CLAIM_BLOCK,
     CLAIM_PAGE,
+    CLAIM_PART,
     CLAIM_ENDED,
     N_CLAIMS,
 };

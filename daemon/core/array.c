@@ -261,6 +261,7 @@ array_charge(struct core *core, struct user *user, struct array *array,
         return rc;
     }
     array->id = ++core->next_array;
+    persist_id(core, array->id);
     array_count(core, array, true);
     return 0;
 }

@@ -85,6 +85,7 @@ block_new(struct core *core, const struct array *array, struct user *user, uint6
         return -ENOMEM;
     }
     block->id = ++core->next_block;
+    persist_id(core, block->id);
     block->kind = array->kind;
     block->own = array->own;
     block->device = array->device;
@@ -311,6 +312,14 @@ block_use(struct core *core, struct block *block)
 }
 
 void
+block_forget_known(struct block *block)
+{
+    if (block->is_known)
+        LIST_REMOVE(block, of_known);
+    block->is_known = false;
+}
+
+void
 block_know_hold(struct core *core, struct hold *hold, bool stays)
 {
     struct block *block = hold->block;
@@ -322,10 +331,10 @@ block_know_hold(struct core *core, struct hold *hold, bool stays)
     }
     if (hold->awaited) {
         hold->awaited = false;
-        if (--block->n_awaited == 0 && !LIST_EMPTY(&block->doubts))
+        block->is_known = --block->n_awaited == 0;
+        if (block->is_known)
             LIST_INSERT_HEAD(&core->known, block, of_known);
     }
-    core->behind |= !LIST_EMPTY(&core->aside) || !LIST_EMPTY(&core->known);
 }
 
 void
@@ -344,6 +353,7 @@ block_unhold(struct core *core, struct hold *hold)
 void
 block_retire(struct core *core, struct block *block)
 {
+    block_forget_known(block);
     block_use(core, block);
     block->state = BLOCK_RELEASING; /* from here on block_settle() leaves it alone */
     while (!LIST_EMPTY(&block->holds))

@@ -44,6 +44,7 @@ struct block {
     uint32_t n_before;  /* of those, by connections of an earlier core: restore.h */
     uint32_t n_awaited; /* and by those that come back: former.h */
     struct use_doubts doubts;
+    bool is_known;
     LIST_ENTRY(block) of_known; /* core->known: none is awaited, and doubts are left */
     struct range
         *aside; /* what was free then, one by the userdata of the other, until they end */
@@ -103,6 +104,7 @@ void block_retire(struct core *core, struct block *block);
 void block_destroy(struct core *core, struct block *block);
 
 /* A hold is like any other from now on; `stays`: set aside for it is what is free, as before. */
+void block_forget_known(struct block *block);
 void block_know_hold(struct core *core, struct hold *hold, bool stays);
 /* A hold without leases goes. */
 void block_unhold(struct core *core, struct hold *hold);

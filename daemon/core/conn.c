@@ -133,7 +133,7 @@ drop_page_hold(struct core *core, struct conn *conn)
 static bool
 drop_timeline(struct core *core, struct conn *conn)
 {
-    struct timeline *timeline = LIST_FIRST(&conn->timelines);
+    struct timeline *timeline = former_is_awaited(conn) ? NULL : LIST_FIRST(&conn->timelines);
 
     if (timeline)
         timeline_free(core, timeline);
@@ -288,7 +288,7 @@ conn_end_one(struct core *core, struct conn *conn)
         return false;
     }
     stage = stages[conn->stage];
-    if (!stage && !conn->exited && conn_has_uses(conn))
+    if (!stage && !conn->exited && (conn_has_uses(conn) || former_is_awaited(conn)))
         return false;
     if (!stage || !stage(core, conn)) {
         conn->stage++;
@@ -325,6 +325,7 @@ conn_hangup(struct core *core, struct conn *conn)
     core->n_conns--;
     core->n_departed++;
     conn->closing = conn->departed = true;
+    former_hangup(core, conn);
     if (conn->recorded && conn->resumes)
         persist_conn(core, conn);
     conn_wake(conn);

@@ -28,6 +28,7 @@ struct conn {
     uint32_t kept; /* the number of its pidfd at the keeper; 0: none */
     uint64_t token[2];
     uint64_t old_token[2]; /* by which it has been taken up, and may be again */
+    uint64_t number;       /* in the journal; 0: none */
     uint64_t former_id; /* of the connection of an earlier core whose place it has; 0: none */
     TAILQ_ENTRY(conn) of_former; /* core->formers */
     gid_t *groups;

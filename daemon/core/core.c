@@ -323,9 +323,9 @@ core_run(struct core *core, bool briefly)
 
     look(core);
     put_back(core);
-    in_doubt = doubts_settle(core);
     persist_some(core);
     work_run(core, briefly);
+    in_doubt = doubts_settle(core);
     more = release_run(core);
     users_run(core);
     pools_run(core);
@@ -410,6 +410,9 @@ core_restore_conn(struct core *core, uint64_t id, uint32_t kept,
     conn->kept = kept;
     conn->reported = conn->recorded = true;
     conn->resumes = record->resumes;
+    conn->number = record->number;
+    if (core->persist.n_numbers < record->number)
+        core->persist.n_numbers = record->number;
     memcpy(conn->token, record->token, sizeof(conn->token));
     memcpy(conn->old_token, record->old_token, sizeof(conn->old_token));
     if (conn->resumes)

@@ -9,6 +9,8 @@
 #include "settle.h"
 #include "state.h"
 
+#define FORMER_NS UINT64_C(30000000000) /* for which clients that come back are waited for */
+
 int
 formers_begin(struct core *core, const struct restore_array *arrays, size_t n)
 {
@@ -25,6 +27,8 @@ former_new(struct core *core, struct conn *conn)
 {
     conn->former = true;
     TAILQ_INSERT_TAIL(&core->formers, conn, of_former);
+    core->formers_until_ns = core->now_ns + FORMER_NS;
+    linger_later(core, LINGER_TURN_NS);
 }
 
 void
@@ -41,8 +45,6 @@ former_end(struct core *core, struct conn *conn)
     if (!TAILQ_EMPTY(&core->formers))
         return;
     free(TAKE_PTR(core->former_arrays));
-    if (!LIST_EMPTY(&core->doubts))
-        core->behind = true;
 }
 
 /* Both words at once: how far they agree takes no less time. */
@@ -75,6 +77,7 @@ find_former(struct core *core, const struct conn *conn, struct msg_u64s token)
 static void
 move_uses(struct conn *conn, struct conn *former)
 {
+    struct timeline *timeline;
     struct hold *hold;
     struct page *page;
 
@@ -83,6 +86,10 @@ move_uses(struct conn *conn, struct conn *former)
         hold->conn = conn;
         hold->tree = &conn->holds;
         RB_INSERT(holds, &conn->holds, hold);
+    }
+    while ((timeline = LIST_FIRST(&former->timelines))) {
+        LIST_REMOVE(timeline, of_conn);
+        LIST_INSERT_HEAD(&conn->timelines, timeline, of_conn);
     }
     while ((page = LIST_FIRST(&former->pages))) {
         LIST_REMOVE(page, of_conn);
@@ -102,6 +109,7 @@ former_take_up(struct core *core, struct conn *conn, struct msg_u64s token)
     move_uses(conn, former);
     memcpy(conn->old_token, token.v, sizeof(conn->old_token));
     memcpy(conn->done, former->done, sizeof(conn->done));
+    conn->number = former->number;
     conn->kept = former->kept;
     conn->recorded = former->recorded;
     former->kept = 0;
@@ -127,27 +135,28 @@ may_have(struct conn *conn, struct array *array, bool readonly)
            pool_may(array->pool, conn, readonly ? MAY_READ : MAY_WRITE);
 }
 
-#define GONE 2 /* neither 0, nor REFUSED, nor -errno: it cannot be had */
+#define LEASE_MAX (UINT64_C(1) << 62)
+#define GONE      2 /* neither 0, nor REFUSED, nor -errno: it cannot be had */
 
 static int
 claim_lease(struct core *core, struct conn *conn, uint64_t id, struct array *array,
             bool readonly, struct refusal *r)
 {
     uint64_t next = conn->next_lease;
-    struct lease *lease;
+    struct lease key = {.id = id}, *lease;
     bool is_new;
     int rc;
 
-    if (id == 0 || lease_find(conn, id))
+    if (id == 0 || id > LEASE_MAX || RB_FIND(leases, &conn->leases, &key))
         return refuse(r, PROTO_ERR_INVALID, "lease %llu is none, or there already",
                       (unsigned long long)id);
     if (!array || !may_have(conn, array, readonly))
         return GONE;
     conn->next_lease = id - 1;
-    rc = lease_new(core, conn, array, readonly, &lease, &is_new, NULL);
+    rc = lease_new(core, conn, array, readonly, &lease, &is_new, r);
     if (conn->next_lease < next)
         conn->next_lease = next;
-    return rc;
+    return rc == REFUSED ? GONE : rc;
 }
 
 int
@@ -171,11 +180,14 @@ former_claim_write(struct conn *conn, struct array *array)
 {
     struct use *use = array->use;
 
-    if (!use || !use->writer || use->writer != conn->former_id)
+    if (!use || !use->writer || use->writer != conn->number || !conn->resuming)
         return false;
     use->writer = 0;
+    use->was_written = true;
     return true;
 }
+
+#define END_UNDONE 2 /* in place of abandon: nothing was written */
 
 /* Its client has ended it, which the core of then may not have heard of. */
 static int
@@ -190,8 +202,27 @@ claim_end(struct core *core, struct conn *conn, const uint64_t end[static 5], st
                       (unsigned long long)end[3]);
     if (!array || !former_claim_write(conn, array))
         return 0;
+    persist_mark(array);
+    if (end[4] == END_UNDONE)
+        return 0;
     array->abandoned = end[4];
     return use_restore_write(array, page, (uint32_t)end[2], end[3]);
+}
+
+/* Its publisher hears of it when nobody can reach it any more, or now. */
+static int
+claim_part(struct core *core, struct conn *conn, uint64_t id, struct refusal *r)
+{
+    struct array *array = array_index_find(core->former_arrays, id);
+    struct part *part = array && array->is_part ? array->part : NULL;
+
+    if (!part)
+        return published_add_gone(conn, id, r);
+    if (part->conn || part->whole->array->charge.user != conn->user)
+        return refuse(r, PROTO_ERR_INVALID, "part %llu is another one's",
+                      (unsigned long long)id);
+    published_add(conn, part);
+    return 0;
 }
 
 int
@@ -210,6 +241,8 @@ former_claim_rest(struct core *core, struct conn *conn, const struct msg_resume_
         if (page)
             page->claimed = true;
     }
+    for (uint32_t i = 0; rc == 0 && i < p->parts.n; i++)
+        rc = claim_part(core, conn, p->parts.v[i], r);
     for (uint32_t i = 0; rc == 0 && i + 4 < p->ended.n; i += 5)
         rc = claim_end(core, conn, p->ended.v + i, r);
     return rc;
@@ -264,7 +297,8 @@ look_at(struct core *core, struct conn *conn)
 void
 former_done(struct core *core, struct conn *conn, bool leaves)
 {
-    give_back(core, conn);
+    if (!leaves)
+        give_back(core, conn);
     conn->resuming = false;
     conn->leaves = leaves;
     look_at(core, conn);
@@ -272,19 +306,37 @@ former_done(struct core *core, struct conn *conn, bool leaves)
         linger_later(core, LINGER_TURN_NS);
 }
 
+/* It is not waited for any more. What it may have mapped stays set aside. */
+static void
+give_up(struct core *core, struct conn *conn)
+{
+    conn->resumes = false;
+    conn->leaves = true;
+    former_end(core, conn);
+    persist_conn(core, conn);
+    if (conn->departed)
+        conn_wake(conn);
+}
+
+void
+former_hangup(struct core *core, struct conn *conn)
+{
+    if (conn->resuming)
+        give_up(core, conn);
+}
+
 bool
 formers_look(struct core *core)
 {
     struct conn *conn, *next;
-    bool waits = false;
 
     for (conn = TAILQ_FIRST(&core->formers); conn; conn = next) {
         next = TAILQ_NEXT(conn, of_former);
         look_at(core, conn);
+        if (conn->former && !conn->former_id && core->now_ns >= core->formers_until_ns)
+            give_up(core, conn);
     }
-    TAILQ_FOREACH(conn, &core->formers, of_former)
-        waits |= conn->former_id && !conn->resuming;
-    return waits;
+    return !TAILQ_EMPTY(&core->formers);
 }
 
 /* ---- what is in doubt ---- */
@@ -312,38 +364,38 @@ settle_doubt(struct core *core, struct use *use)
     bool was_awaited = use->awaited, is_torn = use->writer;
 
     LIST_REMOVE(use, of_doubts);
-    use->doubted = use->awaited = false;
+    use->doubted = use->awaited = use->was_written = false;
     use->writer = 0;
     if (is_torn)
         use_abandon(use);
     else
         use_scan(use);
     use_settle(use);
-    if (was_awaited)
+    if (was_awaited || is_torn)
         array_settle(core, array);
 }
 
+/* Uses may have gone without this. */
 static struct use *
-first_settled(const struct core *core)
+first_settled(struct core *core)
 {
-    struct block *block = LIST_FIRST(&core->known);
+    struct block *block;
 
-    if (block)
-        return LIST_FIRST(&block->doubts);
+    while ((block = LIST_FIRST(&core->known))) {
+        if (!LIST_EMPTY(&block->doubts))
+            return LIST_FIRST(&block->doubts);
+        block_forget_known(block);
+    }
     return TAILQ_EMPTY(&core->formers) ? LIST_FIRST(&core->doubts) : NULL;
 }
 
 bool
 doubts_settle(struct core *core)
 {
-    struct block *block;
     struct use *use;
 
-    for (uint32_t i = 0; i < core->pieces && (use = first_settled(core)); i++) {
+    for (uint32_t i = 0; i < core->pieces && (use = first_settled(core)); i++)
         settle_doubt(core, use);
-        if ((block = LIST_FIRST(&core->known)) && LIST_EMPTY(&block->doubts))
-            LIST_REMOVE(block, of_known);
-    }
     return first_settled(core);
 }
 

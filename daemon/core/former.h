@@ -53,7 +53,10 @@ bool former_claim_write(struct conn *conn, struct array *array);
 /* It has told it all: what it has not is given back. `leaves`: its holds alone stay. */
 void former_done(struct core *core, struct conn *conn, bool leaves);
 
-/* Looks whether what streams were to store is stored. Whether there are some that wait. */
+/* It hangs up, maybe before it has told it all. */
+void former_hangup(struct core *core, struct conn *conn);
+/* Looks whether what streams were to store is stored, and who does not come back. Whether there
+ * are some that it is to look at again. */
 bool formers_look(struct core *core);
 /* Some of what is in doubt no longer. Whether some is left. */
 bool doubts_settle(struct core *core);

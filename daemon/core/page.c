@@ -57,7 +57,7 @@ page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal 
         charge_deinit(&charge);
         return -ENOMEM;
     }
-    core->next_page++;
+    persist_id(core, ++core->next_page);
     page->conn = conn;
     page->charge = charge;
     page->request = request;
@@ -253,6 +253,7 @@ timeline_new(struct core *core, struct conn *conn, struct pool *pool, struct msg
     core->n_timelines++;
     RB_INSERT(timelines, &core->timelines, timeline);
     LIST_INSERT_HEAD(&conn->timelines, timeline, of_conn);
+    persist_page(core, page);
     return 0;
 }
 
@@ -262,6 +263,7 @@ timeline_free(struct core *core, struct timeline *timeline)
     RB_REMOVE(timelines, &core->timelines, timeline);
     LIST_REMOVE(timeline, of_conn);
     timeline->page->timeline = NULL;
+    persist_page(core, timeline->page);
     charge_deinit(&timeline->charge);
     timeline->pool->n_timelines--;
     pool_touch(timeline->pool); /* it may have waited for this; who signals is there */

@@ -70,6 +70,30 @@ part_free(struct part *part)
     free(part);
 }
 
+void
+published_add(struct conn *conn, struct part *part)
+{
+    part->conn = conn;
+    TAILQ_INSERT_TAIL(&conn->published.there, part, of_conn);
+}
+
+int
+published_add_gone(struct conn *conn, uint64_t id, struct refusal *r)
+{
+    struct part *part = calloc(1, sizeof(*part));
+
+    if (!part)
+        return -ENOMEM;
+    if (charge_init(&part->charge, conn->user, RES_HOST, 0, sizeof(*part), r)) {
+        free(part);
+        return REFUSED;
+    }
+    part->id = id;
+    part->conn = conn;
+    TAILQ_INSERT_TAIL(&conn->published.gone, part, of_conn);
+    return 0;
+}
+
 static struct part *
 part_alloc(struct core *core, struct conn *conn, struct array *array, uint64_t offset,
            const struct charge *charge)
@@ -81,10 +105,9 @@ part_alloc(struct core *core, struct conn *conn, struct array *array, uint64_t o
         return NULL;
     part->offset = offset;
     part->charge = *charge;
-    part->conn = conn;
     part->whole = whole;
     if (conn)
-        TAILQ_INSERT_TAIL(&conn->published.there, part, of_conn);
+        published_add(conn, part);
     LIST_INSERT_HEAD(&whole->parts, part, of_whole);
     whole->n++;
     return TAKE_PTR(part);

@@ -62,6 +62,10 @@ void part_undo(struct core *core, struct part *part);
 /* How many parts an array has. */
 uint32_t part_count(const struct core *core, const struct array *array);
 
+/* conn has published it: of a part that is there, and whose publisher is not known. */
+void published_add(struct conn *conn, struct part *part);
+/* The same of one that is gone. -ENOMEM or REFUSED. */
+int published_add_gone(struct conn *conn, uint64_t id, struct refusal *r);
 void published_init(struct published *published);
 /* Answers a `parts` request now or later. REFUSED: one stands already. */
 int published_ask(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);

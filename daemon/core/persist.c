@@ -11,7 +11,8 @@
 #include "set.h"
 #include "state.h"
 
-#define SOME 64 /* arrays, or connections, that the new journal gets in one event */
+#define IDS_AHEAD (UINT64_C(1) << 20)
+#define SOME      64 /* arrays, or connections, that the new journal gets in one event */
 
 #define ARRAY_RECORD(array) ((uint64_t)(array)->record * 8)
 
@@ -135,6 +136,7 @@ record_conn(struct core *core, const struct conn *conn)
         .pid = (uint32_t)conn->pid,
         .token = {conn->token[0], conn->token[1]},
         .old_token = {conn->old_token[0], conn->old_token[1]},
+        .number = conn->number,
         .resumes = conn->resumes && (!conn->departed || former_is_awaited(conn)),
     };
 
@@ -149,6 +151,7 @@ persist_conn_needed(struct core *core, struct conn *conn)
     if (conn->recorded || !core->persist.journal)
         return;
     conn->recorded = true;
+    conn->number = ++core->persist.n_numbers;
     conn->keep.action = (struct core_action){.type = CORE_KEEP, .conn = conn->id, .fd = -1};
     entry_push(core, &conn->keep);
 }
@@ -182,14 +185,28 @@ persist_hold_gone(struct core *core, const struct hold *hold)
 void
 persist_page(struct core *core, const struct page *page)
 {
-    struct record_page r = {.key = {.id = page->id},
-                            .conn = page->conn->id,
-                            .kept = page->kept};
+    const struct timeline *timeline = page->timeline;
+    uint8_t n_name = timeline ? timeline->n_name : 0;
+    struct record_page *r;
+    uint32_t pool;
 
     if (!core->persist.journal || !page->kept)
         return;
     persist_conn_needed(core, page->conn);
-    record(core, RECORD_PAGE, &r, sizeof(r));
+    pool = timeline ? pool_number(core, timeline->pool) : 0;
+    r = record_begin(core, RECORD_PAGE, sizeof(*r) + n_name);
+    if (!r)
+        return;
+    *r = (struct record_page){
+        .key = {.id = page->id},
+        .conn = page->conn->id,
+        .kept = page->kept,
+        .pool = pool,
+        .n_name = n_name,
+    };
+    if (timeline)
+        memcpy(r->name, timeline->name, n_name);
+    record_end(core, 0);
 }
 
 void
@@ -217,16 +234,32 @@ persist_conn_gone(struct core *core, const struct conn *conn)
         record_gone(core, RECORD_CONN, conn->id, 0);
 }
 
+static void
+record_floor(struct core *core)
+{
+    struct record_floor r = {.generation = core->persist.floor, .ids = core->persist.ids};
+
+    if (core->persist.journal)
+        record(core, RECORD_FLOOR, &r, sizeof(r));
+}
+
 void
 persist_floor(struct core *core, uint64_t generation)
 {
-    struct record_floor r = {.generation = generation};
-
     if (generation <= core->persist.floor)
         return;
     core->persist.floor = generation;
-    if (core->persist.journal)
-        record(core, RECORD_FLOOR, &r, sizeof(r));
+    record_floor(core);
+}
+
+/* A record for so many. */
+void
+persist_id(struct core *core, uint64_t id)
+{
+    if (id < core->persist.ids)
+        return;
+    core->persist.ids = id + IDS_AHEAD;
+    record_floor(core);
 }
 
 void
@@ -262,9 +295,9 @@ persist_lost_gone(struct core *core, const struct lost *lost)
 static bool
 lasts(const struct array *array)
 {
-    return !array->creating &&
-           (array->named || array->n_leases || array->is_companion || array->is_whole ||
-            array->is_set || array->n_sets || (array->use && array->use->awaited));
+    return !array->creating && (array->named || array->n_leases || array->is_companion ||
+                                array->is_whole || array->is_set || array->n_sets ||
+                                (array->use && (array->use->awaited || array->use->writer)));
 }
 
 static uint64_t
@@ -274,7 +307,8 @@ mark_of(const struct array *array)
     uint64_t mark = array->abandoned ? MARK_ABANDONED : 0;
 
     if (use && use->n_writers)
-        return mark | MARK_WRITING | LIST_FIRST(&use->held)->bracket->conn->id << MARK_ID_SHIFT;
+        return mark | MARK_WRITING |
+               LIST_FIRST(&use->held)->bracket->conn->number << MARK_ID_SHIFT;
     if (use && use->writer)
         return mark | MARK_WRITING | use->writer << MARK_ID_SHIFT;
     if (use && use->write)
@@ -449,7 +483,6 @@ static void
 persist_begin(struct core *core, struct journal *next)
 {
     struct persist *p = &core->persist;
-    struct record_floor floor = {.generation = p->floor};
     struct journal *journal;
     struct pool *pool;
     struct block *block;
@@ -457,7 +490,7 @@ persist_begin(struct core *core, struct journal *next)
     p->next = next;
     memset(&p->done, 0, sizeof(p->done));
     journal = turn_to_next(p);
-    record(core, RECORD_FLOOR, &floor, sizeof(floor));
+    record_floor(core);
     RB_FOREACH(pool, pools, &core->pools)
         if (pool->number)
             record_pool(core, pool);

@@ -46,6 +46,8 @@ struct persist {
     bool turn;               /* array->record_turn of those whose record is in `journal` */
     uint32_t n_pools;        /* that have got a number */
     uint64_t floor;
+    uint64_t ids;       /* up to which numbers may be given without a record */
+    uint64_t n_numbers; /* of connections, ever */
 
     struct { /* the record that is being written, in both */
         struct journal *to[2];
@@ -87,6 +89,8 @@ void persist_done(struct core *core, struct conn *conn, uint32_t place);
 void persist_conn_gone(struct core *core, const struct conn *conn);
 void persist_lost(struct core *core, const struct lost *lost);
 void persist_lost_gone(struct core *core, const struct lost *lost);
+/* An array, a block or a page has that number, which none gets again, also after a restart. */
+void persist_id(struct core *core, uint64_t id);
 /* A name of that generation was taken away. */
 void persist_floor(struct core *core, uint64_t generation);
 

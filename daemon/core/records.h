@@ -67,7 +67,7 @@ enum {                /* marks of a RECORD_ARRAY */
     MARK_PENDING = 2, /* what was written may not be there yet: a fence stands for it */
     MARK_ABANDONED = 4,
     MARK_SLOT_SHIFT = 3, /* of that fence, TIMELINE_SLOTS of them */
-    MARK_ID_SHIFT = 8,   /* its page; where somebody writes, whose connection that is */
+    MARK_ID_SHIFT = 8,   /* its page; where somebody writes, the number of that connection */
 };
 
 struct record_array {
@@ -95,6 +95,7 @@ struct record_conn { /* one that has memory of the daemon's */
     uint32_t kept; /* its process's pidfd */
     uint32_t uid, gid, pid;
     uint32_t resumes; /* it will, if it can */
+    uint64_t number;  /* that marks know it by, also when it has come back */
 };
 
 struct record_hold { /* of a block, by that connection */
@@ -110,6 +111,9 @@ struct record_page { /* of timelines, in which that connection's process signals
     struct record_key key;
     uint64_t conn;
     uint32_t kept;
+    uint32_t pool;  /* of the name that it has */
+    uint8_t n_name; /* 0: none */
+    char name[];    /* not terminated */
 };
 
 struct record_lost { /* a name whose array did not come back; by the array's number */
@@ -124,4 +128,5 @@ struct record_lost { /* a name whose array did not come back; by the array's num
 struct record_floor {
     struct record_key key;
     uint64_t generation; /* that no name will have again */
+    uint64_t ids;        /* arrays, blocks and pages have had lower numbers */
 };

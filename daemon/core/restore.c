@@ -129,7 +129,10 @@ take(struct restore *r, const struct found *f)
     case RECORD_PAGE:
         r->pages[r->n_pages++] = (struct restore_page){.record = f->payload};
         break;
-    case RECORD_FLOOR: r->floor = ((const struct record_floor *)f->payload)->generation; break;
+    case RECORD_FLOOR:
+        r->floor = ((const struct record_floor *)f->payload)->generation;
+        r->ids = ((const struct record_floor *)f->payload)->ids;
+        break;
     case RECORD_LOST: r->losts[r->n_losts++] = f->payload; break;
     case RECORD_GONE: break;
     }
@@ -402,8 +405,6 @@ restore_losts(const struct restoring *to)
         r = core_get_user(to->core, record->uid, (gid_t)-1, &user);
         if (r == 0)
             r = lost_new(pool, user, (struct msg_str){record->name, record->n_name}, &like);
-        if (to->core->next_array < like.id)
-            to->core->next_array = like.id;
     }
     return r;
 }
@@ -461,8 +462,6 @@ restore_array(const struct restoring *to, struct restore_array *a, struct range 
     array->generation = record->generation;
     array->abandoned = a->mark & MARK_ABANDONED;
     array->creating = false;
-    if (to->core->next_array < array->id)
-        to->core->next_array = array->id;
     if (record->flags & ARRAY_NAMED && !pool_find_array(array->pool, texts.name))
         array_restore_name(to->core, array);
     array_list(array);
@@ -645,6 +644,19 @@ restore_processes(const struct restoring *to)
     return r;
 }
 
+/* -ENOMEM; else it has its name, or there is no such pool. */
+static int
+restore_timeline(const struct restoring *to, struct conn *conn,
+                 const struct record_page *record)
+{
+    struct pool *pool = get_pool(to, record->pool);
+    struct msg_str name = {record->name, record->n_name};
+
+    if (!pool || timeline_find(to->core, pool, name))
+        return 0;
+    return timeline_new(to->core, conn, pool, name, page_find(to->core, record->key.id), NULL);
+}
+
 static int
 restore_pages(const struct restoring *to)
 {
@@ -654,8 +666,11 @@ restore_pages(const struct restoring *to)
         const struct restore_page *page = &to->r->pages[i];
         const struct restore_conn *c = restore_find_conn(to->r, page->record->conn);
         struct conn *conn = c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
-        if (conn && page->made.slots && !page->is_dead)
-            r = page_restore(to->core, conn, page->record->key.id, &page->made);
+        if (!conn || !page->made.slots || page->is_dead)
+            continue;
+        r = page_restore(to->core, conn, page->record->key.id, &page->made);
+        if (r == 0 && page->record->n_name && conn->former)
+            r = restore_timeline(to, conn, page->record);
     }
     return r;
 }
@@ -683,10 +698,13 @@ restore_write(const struct restoring *to, struct array *array, uint64_t mark)
 static int
 restore_writer(const struct restoring *to, struct array *array, uint64_t mark)
 {
-    const struct restore_conn *c = restore_find_conn(to->r, mark >> MARK_ID_SHIFT);
+    uint64_t number = mark >> MARK_ID_SHIFT;
 
-    if (c && c->conn && c->record->resumes)
-        return former_doubt(array, c->conn);
+    for (size_t i = 0; i < to->r->n_conns; i++) {
+        const struct restore_conn *c = &to->r->conns[i];
+        if (c->record->number == number && c->conn && c->record->resumes)
+            return former_doubt(array, number);
+    }
     array->abandoned = true;
     return 0;
 }
@@ -708,16 +726,13 @@ restore_uses(const struct restoring *to)
     return r;
 }
 
-/* Page numbers are not given again, either: clients know blocks and pages by them. */
+/* Clients know arrays, blocks and pages by their numbers. */
 static void
 restore_numbers(const struct restoring *to)
 {
     struct core *core = to->core;
 
-    if (to->r->n_blocks)
-        core->next_block = to->r->blocks[to->r->n_blocks - 1].record->key.id;
-    if (to->r->n_pages)
-        core->next_page = to->r->pages[to->r->n_pages - 1].record->key.id;
+    core->next_array = core->next_block = core->next_page = to->r->ids;
     core_restore_floor(core, to->r->floor);
 }
 

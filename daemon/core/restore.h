@@ -62,7 +62,7 @@ struct restore { /* each kind by its number; pointers into the journal */
     const struct record_lost **losts;
     struct restore_page *pages;
     size_t n_blocks, n_conns, n_arrays, n_pools, n_holds, n_members, n_dones, n_pages, n_losts;
-    uint64_t floor;
+    uint64_t floor, ids;
 };
 
 /* Of a journal that has been opened, which is to stay until restore_deinit(). -ENOMEM. */

@@ -54,7 +54,21 @@ static bool
 is_kept(const struct array *array)
 {
     return array->n_leases || array->n_departed || array->is_whole || array->is_companion ||
-           array->n_sets || (array->use && array->use->awaited);
+           array->n_sets || (array->use && (array->use->awaited || array->use->writer));
+}
+
+/* A client of an earlier core may have it, and has not come back yet: former.h. */
+static bool
+may_be_claimed(struct core *core, struct array *array)
+{
+    struct use *use;
+    bool awaited;
+
+    if (array_index_find(core->former_arrays, array->id) != array || use_get(array, &use) < 0)
+        return false;
+    awaited = use->awaited = use->doubted;
+    use_settle(use);
+    return awaited;
 }
 
 void
@@ -62,8 +76,9 @@ array_settle(struct core *core, struct array *array)
 {
     if (array->creating || array->named)
         return;
+    bool kept = is_kept(array) || may_be_claimed(core, array);
     persist_nameless(array);
-    if (is_kept(array) || linger_array(core, array))
+    if (kept || linger_array(core, array))
         array_list(array);
     else
         array_bury(core, array);

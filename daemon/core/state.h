@@ -70,6 +70,7 @@ struct core {
     TAILQ_HEAD(, set) sets;            /* all, those that a new journal has not got first */
     LIST_HEAD(, block) aside;          /* of which something is to be put back */
     TAILQ_HEAD(, conn) formers;        /* of an earlier core, that may come back: former.h */
+    uint64_t formers_until_ns;         /* those who have not come back are waited for no more */
     LIST_HEAD(, block) known;          /* that they have no more, with doubts left */
     struct use_doubts doubts;          /* of arrays without bytes */
     struct array_index *former_arrays; /* or NULL */

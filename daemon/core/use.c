@@ -291,7 +291,7 @@ writer_is_gone(const struct use *use)
 bool
 use_is_kept(const struct use *use, bool write)
 {
-    if (use->doubted && (write || use->writer))
+    if (use->doubted && (write || use->writer || use->was_written))
         return true;
     if (use->n_writers)
         return write || !writer_is_gone(use);

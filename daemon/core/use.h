@@ -40,9 +40,10 @@ struct use {
     TAILQ_ENTRY(use) of_lingering; /* core->lingering, or ->landed */
 
     /* What an earlier core's connections do with it is not known: former.h. */
-    bool doubted;    /* in its block's doubts, or the core's */
-    bool awaited;    /* it has no name, and may be claimed */
-    uint64_t writer; /* one of them, that had a bracket in which it was written; 0: none */
+    bool doubted;     /* in its block's doubts, or the core's */
+    bool awaited;     /* it has no name, and may be claimed */
+    bool was_written; /* by one who has come back: what was written before may be on its way */
+    uint64_t writer;  /* number of one that had a bracket in which it was written; 0: none */
     LIST_ENTRY(use) of_doubts;
 };
 
