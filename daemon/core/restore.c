@@ -587,10 +587,14 @@ static void
 settle_arrays(const struct restoring *to)
 {
     for (size_t i = 0; i < to->r->n_arrays; i++) {
-        struct array *array = to->r->arrays[i].array;
-        if (array && !array->named && !array->is_companion && !array->is_whole &&
-            !array->companion && !array->n_sets)
-            array_settle(to->core, array);
+        struct restore_array *a = &to->r->arrays[i], *c;
+        struct array *array = a->array;
+        if (!array || array->named || array->is_companion || array->is_whole || array->n_sets)
+            continue;
+        c = array->companion ? find_array(to->r, a->record->companion) : NULL;
+        if (c)
+            c->array = NULL; /* it is settled with this one, and may be gone then */
+        array_settle(to->core, array);
     }
 }
 

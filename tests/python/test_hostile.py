@@ -107,6 +107,7 @@ class Records:
         span = itemsize * int(np.prod(shape))
         record = {
             "lease": 1 + r.randrange(1 << 40),
+            "array": 1 + r.randrange(1 << 40),
             "block": 13,
             "offset": self.pick(0, 0, 16, SIZE - span if span <= SIZE else 0),
             "nbytes": span,
