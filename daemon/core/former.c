@@ -14,8 +14,6 @@
 int
 formers_begin(struct core *core, const struct restore_array *arrays, size_t n)
 {
-    if (TAILQ_EMPTY(&core->formers))
-        return 0;
     core->former_arrays = array_index_new(arrays, n);
     return core->former_arrays ? 0 : -ENOMEM;
 }

@@ -22,7 +22,8 @@ struct array;
 struct core;
 struct restore_array;
 
-/* The arrays are found by their numbers, while there are former ones. -ENOMEM. */
+/* The arrays are found by their numbers, while they are restored and there are former ones.
+ * -ENOMEM. */
 int formers_begin(struct core *core, const struct restore_array *arrays, size_t n);
 /* A departed one will come back. Its holds follow. */
 void former_new(struct core *core, struct conn *conn);

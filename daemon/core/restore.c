@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "array.h"
+#include "array_index.h"
 #include "device.h"
 #include "former.h"
 #include "journal.h"
@@ -581,21 +582,21 @@ restore_members(const struct restoring *to)
     return rc == -ENOMEM ? rc : 0;
 }
 
-/* What nobody keeps, since who kept it is lost. It frees nothing else of the list: what others keep
- * is settled with them. */
+/* What nobody keeps, since who kept it is lost, or is not waited for. Others of the list may go
+ * with each. */
 static void
 settle_arrays(const struct restoring *to)
 {
+    struct core *core = to->core;
+
     for (size_t i = 0; i < to->r->n_arrays; i++) {
-        struct restore_array *a = &to->r->arrays[i], *c;
-        struct array *array = a->array;
-        if (!array || array->named || array->is_companion || array->is_whole || array->n_sets)
-            continue;
-        c = array->companion ? find_array(to->r, a->record->companion) : NULL;
-        if (c)
-            c->array = NULL; /* it is settled with this one, and may be gone then */
-        array_settle(to->core, array);
+        struct array *array =
+            array_index_find(core->former_arrays, to->r->arrays[i].record->key.id);
+        if (array)
+            array_settle(core, array);
     }
+    if (TAILQ_EMPTY(&core->formers))
+        free(TAKE_PTR(core->former_arrays));
 }
 
 /* ---- processes ---- */
