@@ -208,8 +208,23 @@ WAYS = {
     "reexec": lambda: systemctl("daemon-reexec"),
 }
 
+def kill_the_keeper():
+    systemctl("kill", "--signal=SIGKILL", "caid-keeper")
+
+
+def kill_a_keeper_that_comes_back_late():
+    """When the daemon has been told to stop."""
+    late = pathlib.Path("/run/systemd/system/caid-keeper.service.d/late.conf")
+    late.parent.mkdir(parents=True, exist_ok=True)
+    late.write_text("[Service]\nRestartSec=500ms\n")
+    systemctl("daemon-reload")
+    kill_the_keeper()
+    late.unlink()
+
+
 KEEPER_WAYS = {
-    "kill": lambda: systemctl("kill", "--signal=SIGKILL", "caid-keeper"),
+    "kill": kill_the_keeper,
+    "kill, and it comes back late": kill_a_keeper_that_comes_back_late,
     "stop": lambda: systemctl("stop", "caid-keeper"),
     "restart": lambda: systemctl("restart", "caid-keeper"),
     "restart the socket": lambda: systemctl("restart", "caid-keeper.socket"),
