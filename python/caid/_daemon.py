@@ -62,8 +62,8 @@ class LocalDaemon:
     env : dict, optional
         More environment for the daemon.
     supervise : bool
-        Start the daemon again when it dies, with the arrays that have a name: ``caid --supervise``,
-        see caid(8). Who was connected connects anew.
+        Start the daemon again when it dies; clients go on, and nothing is lost: ``caid --supervise``,
+        see caid(8).
     timeout : float
         Seconds that it may take to start.
 

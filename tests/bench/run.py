@@ -5,8 +5,8 @@ usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open
 million, sets, handoff, arena, allocators, storage, sending, daemon, restart, attack, crowd; without
 one, all of them.
 
-open, create, handoff, arena, allocators, storage, sending and daemon are for the GPU, where there is one. The others
-measure the daemon and libcaid alone, so they are on the software driver everywhere.
+open, create, handoff, arena, allocators, storage, sending, daemon and restart are for the GPU, where there is one. The
+others measure the daemon and libcaid alone, so they are on the software driver everywhere.
 """
 
 import contextlib
@@ -155,8 +155,7 @@ def bench_daemon(_folder):
 
 
 def bench_restart(_folder):
-    subprocess.run([sys.executable, os.path.join(HERE, "bench_restart.py")], check=True,
-                   env={**os.environ, "CAID_CUDA_DRIVER": "soft"})
+    script("bench_restart.py")
 
 
 BENCHES = {"soft": bench_soft, "open": bench_open, "create": bench_create, "many": bench_many,
