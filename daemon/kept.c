@@ -2,7 +2,6 @@
 #include "kept.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -10,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
+#include "base/thread.h"
 #include "fds.h"
 #include "keep_wire.h"
 
@@ -415,15 +415,11 @@ kept_init(struct kept *k, const char *path, int sock_consume)
 int
 kept_start(struct kept *k)
 {
-    sigset_t all, before;
     int r;
 
     if (!k->slots)
         return 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    r = -pthread_create(&k->thread, NULL, run, k);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    r = thread_spawn(&k->thread, run, k);
     k->is_started = r == 0;
     if (r < 0)
         log_error("cannot start a thread: %s", strerror(-r));

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reaper.h"
 
-#include <signal.h>
-
 #include "base/clock.h"
+#include "base/thread.h"
 #include "client.h"
 #include "feature.h"
 #include "interrupt.h"
@@ -163,16 +162,11 @@ static bool
 reaper_start(struct caid_client *client)
 {
     struct reaper *reaper = &client->reaper;
-    sigset_t all, before;
 
     if (reaper->stopping)
         return false;
-    if (reaper->started)
-        return true;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    reaper->started = pthread_create(&reaper->thread, NULL, reaper_main, client) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!reaper->started)
+        reaper->started = thread_spawn(&reaper->thread, reaper_main, client) == 0;
     return reaper->started;
 }
 

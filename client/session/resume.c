@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -13,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/packet.h"
+#include "base/thread.h"
 #include "client.h"
 #include "connect.h"
 #include "feature.h"
@@ -411,14 +411,9 @@ static bool
 start(struct caid_client *client)
 {
     struct resume *resume = &client->resume;
-    sigset_t all, before;
 
-    if (resume->started)
-        return true;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    resume->started = pthread_create(&resume->thread, NULL, run, client) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!resume->started)
+        resume->started = thread_spawn(&resume->thread, run, client) == 0;
     return resume->started;
 }
 

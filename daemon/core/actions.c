@@ -3,6 +3,7 @@
 
 #include <assert.h>
 
+#include "journal.h"
 #include "state.h"
 
 void
@@ -70,7 +71,8 @@ core_next(struct core *core, struct core_action *ret)
 {
     struct entry *e = TAILQ_FIRST(&core->queue);
 
-    persist_commit(core);
+    if (core->persist.journal)
+        journal_commit(core->persist.journal); /* what the event has recorded counts */
     free(core->taken);
     core->taken = NULL;
     if (!e)

@@ -9,94 +9,6 @@
 #include "state.h"
 #include "utf8.h"
 
-/* ---- what an array knows ---- */
-
-static char *
-array_text(const struct array *array)
-{
-    const int64_t *end = array->extents + (size_t)array->ndim * (array->has_strides ? 2 : 1);
-    char *text;
-
-    memcpy(&text, &end, sizeof(text)); /* the array's own memory, whatever the pointer says */
-    return text;
-}
-
-const int64_t *
-array_shape(const struct array *array)
-{
-    return array->extents;
-}
-
-const int64_t *
-array_strides(const struct array *array)
-{
-    return array->has_strides ? array->extents + array->ndim : NULL;
-}
-
-const char *
-array_typestr(const struct array *array)
-{
-    return array_text(array);
-}
-
-const char *
-array_descr(const struct array *array)
-{
-    return array->n_descr ? array_text(array) + array->n_typestr + 1 : NULL;
-}
-
-const char *
-array_memory(const struct array *array)
-{
-    return array->mapped ? "mapped" : core_kind_name(array->kind);
-}
-
-struct range *
-array_range(const struct array *array)
-{
-    return array->is_part || array->is_set ? NULL : array->range;
-}
-
-struct block *
-array_block(const struct array *array)
-{
-    const struct range *range = array_range(array->is_part ? array->part->whole->array : array);
-
-    return range ? container_of(range->extent, struct block, extent) : NULL;
-}
-
-uint64_t
-array_offset(const struct array *array)
-{
-    if (array->is_part)
-        return array_offset(array->part->whole->array) + array->part->offset;
-    return array_range(array) ? range_offset(array->range) : 0;
-}
-
-uint64_t
-array_bytes(const struct core *core, const struct array *array)
-{
-    uint64_t unit = SPACE_UNIT;
-
-    if (array->is_part)
-        return 0;
-    if (array->own)
-        unit = core->devices[array->device].info.granularity;
-    return ALIGN_UP(array->span, unit);
-}
-
-struct msg_str
-array_name(const struct array *array)
-{
-    return (struct msg_str){array->name, array->n_name};
-}
-
-const char *
-array_label(const struct array *array)
-{
-    return array->name[0] ? array->name : "(unnamed)";
-}
-
 /* ---- what it may look like ---- */
 
 /* The validator has seen to UTF-8. */
@@ -157,13 +69,6 @@ text_free(struct text *text)
     if (text)
         charge_deinit(&text->charge);
     free(text);
-}
-
-struct msg_str
-array_metadata(const struct array *array)
-{
-    return array->metadata ? (struct msg_str){array->metadata->s, array->metadata->n}
-                           : (struct msg_str){0};
 }
 
 /* ---- birth ---- */

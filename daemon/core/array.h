@@ -105,8 +105,11 @@ int array_restore(struct core *core, struct user *user, const struct array_reque
                   struct array **ret);
 /* The name that it was made with. */
 void array_restore_name(struct core *core, struct array *array);
+/* What it knows of itself: array_view.c. */
 const int64_t *array_shape(const struct array *array);
 const int64_t *array_strides(const struct array *array); /* NULL: C order */
+/* typestr, descr and the name that it was made with, each terminated. */
+char *array_text(const struct array *array);
 const char *array_typestr(const struct array *array);
 const char *array_descr(const struct array *array); /* or NULL */
 /* "device", "legacy", "pinned", "mapped" */

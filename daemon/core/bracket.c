@@ -237,13 +237,30 @@ bracket_charge(struct core *core, struct bracket *bracket, uint32_t n, struct re
 }
 
 static int
+check_request(struct conn *conn, const struct bracket_request *req, struct refusal *r)
+{
+    uint64_t n = (uint64_t)req->read.n + req->write.n;
+
+    if (req->id == 0 || bracket_find(conn, req->id))
+        return refuse(r, PROTO_ERR_INVALID, "bracket %llu is none, or has begun already",
+                      (unsigned long long)req->id);
+    if (n == 0 || n > PROTO_BEGIN_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "a bracket has 1 to %d arrays, this has %llu",
+                      PROTO_BEGIN_MAX, (unsigned long long)n);
+    return 0;
+}
+
+static int
 bracket_make(struct core *core, struct conn *conn, const struct bracket_request *req,
              struct bracket **ret, struct refusal *r)
 {
     uint32_t n = req->read.n + req->write.n;
-    struct bracket *bracket = calloc(1, sizeof(*bracket) + n * sizeof(bracket->claims[0]));
+    struct bracket *bracket;
     int rc;
 
+    if (check_request(conn, req, r))
+        return REFUSED;
+    bracket = calloc(1, sizeof(*bracket) + n * sizeof(bracket->claims[0]));
     if (!bracket)
         return -ENOMEM;
     bracket->id = req->id;
@@ -258,20 +275,6 @@ bracket_make(struct core *core, struct conn *conn, const struct bracket_request 
         return rc;
     }
     *ret = bracket;
-    return 0;
-}
-
-static int
-check_request(struct conn *conn, const struct bracket_request *req, struct refusal *r)
-{
-    uint64_t n = (uint64_t)req->read.n + req->write.n;
-
-    if (req->id == 0 || bracket_find(conn, req->id))
-        return refuse(r, PROTO_ERR_INVALID, "bracket %llu is none, or has begun already",
-                      (unsigned long long)req->id);
-    if (n == 0 || n > PROTO_BEGIN_MAX)
-        return refuse(r, PROTO_ERR_INVALID, "a bracket has 1 to %d arrays, this has %llu",
-                      PROTO_BEGIN_MAX, (unsigned long long)n);
     return 0;
 }
 
@@ -304,10 +307,8 @@ bracket_resume(struct core *core, struct conn *conn, uint32_t request,
                const struct bracket_request *req, struct refusal *r)
 {
     struct bracket *bracket;
-    int rc = check_request(conn, req, r);
+    int rc = bracket_make(core, conn, req, &bracket, r);
 
-    if (rc == 0)
-        rc = bracket_make(core, conn, req, &bracket, r);
     if (rc)
         return rc;
     bracket_insert(core, bracket);
@@ -381,10 +382,8 @@ bracket_new(struct core *core, struct conn *conn, uint32_t request,
             const struct bracket_request *req, struct refusal *r)
 {
     struct bracket *bracket;
-    int rc = check_request(conn, req, r);
+    int rc = bracket_make(core, conn, req, &bracket, r);
 
-    if (rc == 0)
-        rc = bracket_make(core, conn, req, &bracket, r);
     if (rc)
         return rc;
     bracket->request = request;

@@ -287,6 +287,27 @@ look(struct core *core)
 }
 
 static void
+end_pool(struct core *core, struct pool *pool)
+{
+    while (!RB_EMPTY(&pool->losts))
+        lost_free(RB_ROOT(&pool->losts));
+    pool_free(core, pool);
+}
+
+/* Those that leave and have nothing left. */
+static void
+pools_run(struct core *core)
+{
+    struct pool *pool, *next;
+
+    for (pool = LIST_FIRST(&core->leaving_pools); pool; pool = next) {
+        next = LIST_NEXT(pool, of_leaving);
+        if (!pool->n_blocks && !pool->n_watches)
+            end_pool(core, pool);
+    }
+}
+
+static void
 users_run(struct core *core)
 {
     struct user *user;
@@ -296,7 +317,7 @@ users_run(struct core *core)
         user->touched = false;
         if (!user_is_idle(user))
             continue;
-        pool_free(core, user->pool);
+        end_pool(core, user->pool);
         user_free(core, user);
     }
 }
@@ -323,13 +344,13 @@ core_run(struct core *core, bool briefly)
 
     look(core);
     put_back(core);
-    persist_some(core);
+    renewal_run(core);
     work_run(core, briefly);
     in_doubt = doubts_settle(core);
     more = release_run(core);
     users_run(core);
     pools_run(core);
-    core->behind = more || in_doubt || !LIST_EMPTY(&core->aside) || persist_is_behind(core) ||
+    core->behind = more || in_doubt || !LIST_EMPTY(&core->aside) || renewal_is_behind(core) ||
                    !TAILQ_EMPTY(&core->busy) || !TAILQ_EMPTY(&core->landed);
 }
 
@@ -469,6 +490,15 @@ core_receive(struct core *core, uint64_t id, const void *packet, size_t n, uint6
     if (conn && !conn->closing)
         request_handle(core, conn, packet, n);
     core_run(core, core->behind);
+}
+
+void
+core_process_kept(struct core *core, uint64_t id, uint32_t kept)
+{
+    struct conn *conn = conn_find(&core->conns, id);
+
+    conn->kept = kept;
+    persist_process(core, conn);
 }
 
 /* ---- other settings ---- */

@@ -12,9 +12,6 @@
 #include "state.h"
 
 #define IDS_AHEAD (UINT64_C(1) << 20)
-#define SOME      64 /* arrays, or connections, that the new journal gets in one event */
-
-#define ARRAY_RECORD(array) ((uint64_t)(array)->record * 8)
 
 /* ---- one record ---- */
 
@@ -47,46 +44,47 @@ record_end(struct core *core, uint64_t mark)
     return place;
 }
 
+/* What comes before the name; then that, where there is one. */
 static void
-record(struct core *core, enum record_type type, const void *payload, size_t n)
+record(struct core *core, enum record_type type, const void *fixed, size_t n, const char *name,
+       size_t n_name, size_t n_all)
 {
-    void *at = record_begin(core, type, n);
+    char *payload = record_begin(core, type, n_all);
 
-    if (!at)
+    if (!payload)
         return;
-    memcpy(at, payload, n);
+    memcpy(payload, fixed, n);
+    if (n_name)
+        memcpy(payload + n, name, n_name);
     record_end(core, 0);
 }
+
+#define RECORD_NAMED(core, type, r, text, n) \
+    record(core, type, &(r), offsetof(__typeof__(r), name), text, n, sizeof(r) + (n))
+#define RECORD(core, type, r) record(core, type, &(r), sizeof(r), NULL, 0, sizeof(r))
 
 static void
 record_gone(struct core *core, enum record_type type, uint64_t id, uint64_t of)
 {
-    struct record_gone gone = {.key = {id, of}, .type = type};
+    struct record_gone r = {.key = {id, of}, .type = type};
 
-    if (core->persist.journal)
-        record(core, RECORD_GONE, &gone, sizeof(gone));
+    RECORD(core, RECORD_GONE, r);
 }
 
 /* ---- pools, blocks, processes ---- */
 
-static void
-record_pool(struct core *core, const struct pool *pool)
+void
+persist_pool(struct core *core, const struct pool *pool)
 {
-    uint8_t n_name = (uint8_t)strlen(pool->name);
-    struct record_pool *r =
-        record_begin(core, RECORD_POOL, sizeof(struct record_pool) + n_name);
-
-    if (!r)
-        return;
-    *r = (struct record_pool){
+    struct record_pool r = {
         .key = {.id = pool->number},
         .uid = pool->uid,
         .gid = pool->gid,
         .is_own = pool->owner != NULL,
-        .n_name = n_name,
+        .n_name = (uint8_t)strlen(pool->name),
     };
-    memcpy(r->name, pool->name, n_name);
-    record_end(core, 0);
+
+    RECORD_NAMED(core, RECORD_POOL, r, pool->name, r.n_name);
 }
 
 static uint32_t
@@ -94,7 +92,7 @@ pool_number(struct core *core, struct pool *pool)
 {
     if (!pool->number) {
         pool->number = ++core->persist.n_pools;
-        record_pool(core, pool);
+        persist_pool(core, pool);
     }
     return pool->number;
 }
@@ -111,11 +109,11 @@ persist_block(struct core *core, const struct block *block)
         .is_own = block->own,
     };
 
-    if (!core->persist.journal || !block->kept)
+    if (!block->kept)
         return;
     memcpy(r.device, core->devices[block->device].info.uuid, sizeof(r.device));
     r.pool = pool_number(core, block->pool);
-    record(core, RECORD_BLOCK, &r, sizeof(r));
+    RECORD(core, RECORD_BLOCK, r);
 }
 
 void
@@ -125,8 +123,8 @@ persist_block_gone(struct core *core, const struct block *block)
         record_gone(core, RECORD_BLOCK, block->id, 0);
 }
 
-static void
-record_conn(struct core *core, const struct conn *conn)
+void
+persist_process(struct core *core, const struct conn *conn)
 {
     struct record_conn r = {
         .key = {.id = conn->id},
@@ -140,7 +138,7 @@ record_conn(struct core *core, const struct conn *conn)
         .resumes = conn->resumes && (!conn->departed || former_is_awaited(conn)),
     };
 
-    record(core, RECORD_CONN, &r, sizeof(r));
+    RECORD(core, RECORD_CONN, r);
 }
 
 /* Its pidfd is given to the keeper before the client hears of anything; its record says under which
@@ -157,23 +155,12 @@ persist_conn_needed(struct core *core, struct conn *conn)
 }
 
 void
-core_process_kept(struct core *core, uint64_t id, uint32_t kept)
-{
-    struct conn *conn = conn_find(&core->conns, id);
-
-    conn->kept = kept;
-    record_conn(core, conn);
-}
-
-void
 persist_hold(struct core *core, const struct hold *hold)
 {
     struct record_hold r = {.key = {.id = hold->id, .of = hold->conn->id}};
 
-    if (!core->persist.journal)
-        return;
     persist_conn_needed(core, hold->conn);
-    record(core, RECORD_HOLD, &r, sizeof(r));
+    RECORD(core, RECORD_HOLD, r);
 }
 
 void
@@ -186,27 +173,18 @@ void
 persist_page(struct core *core, const struct page *page)
 {
     const struct timeline *timeline = page->timeline;
-    uint8_t n_name = timeline ? timeline->n_name : 0;
-    struct record_page *r;
-    uint32_t pool;
-
-    if (!core->persist.journal || !page->kept)
-        return;
-    persist_conn_needed(core, page->conn);
-    pool = timeline ? pool_number(core, timeline->pool) : 0;
-    r = record_begin(core, RECORD_PAGE, sizeof(*r) + n_name);
-    if (!r)
-        return;
-    *r = (struct record_page){
+    struct record_page r = {
         .key = {.id = page->id},
         .conn = page->conn->id,
         .kept = page->kept,
-        .pool = pool,
-        .n_name = n_name,
+        .pool = timeline ? pool_number(core, timeline->pool) : 0,
+        .n_name = timeline ? timeline->n_name : 0,
     };
-    if (timeline)
-        memcpy(r->name, timeline->name, n_name);
-    record_end(core, 0);
+
+    if (!page->kept)
+        return;
+    persist_conn_needed(core, page->conn);
+    RECORD_NAMED(core, RECORD_PAGE, r, timeline ? timeline->name : NULL, r.n_name);
 }
 
 void
@@ -221,10 +199,27 @@ persist_done(struct core *core, struct conn *conn, uint32_t place)
 {
     struct record_done r = {.key = {.id = conn->id, .of = place}, .done = conn->done[place]};
 
-    if (!core->persist.journal)
-        return;
     persist_conn_needed(core, conn);
-    record(core, RECORD_DONE, &r, sizeof(r));
+    RECORD(core, RECORD_DONE, r);
+}
+
+void
+persist_conn(struct core *core, struct conn *conn)
+{
+    struct hold *hold;
+    struct page *page;
+
+    if (!conn->recorded || !core->persist.journal)
+        return;
+    persist_process(core, conn);
+    RB_FOREACH(hold, holds, &conn->holds)
+        persist_hold(core, hold);
+    LIST_FOREACH(page, &conn->pages, of_conn)
+        if (page->made)
+            persist_page(core, page);
+    for (uint32_t i = 0; i < DONE_MAX; i++)
+        if (conn->done[i].method)
+            persist_done(core, conn, i);
 }
 
 void
@@ -234,13 +229,12 @@ persist_conn_gone(struct core *core, const struct conn *conn)
         record_gone(core, RECORD_CONN, conn->id, 0);
 }
 
-static void
-record_floor(struct core *core)
+void
+persist_numbers(struct core *core)
 {
     struct record_floor r = {.generation = core->persist.floor, .ids = core->persist.ids};
 
-    if (core->persist.journal)
-        record(core, RECORD_FLOOR, &r, sizeof(r));
+    RECORD(core, RECORD_FLOOR, r);
 }
 
 void
@@ -249,7 +243,7 @@ persist_floor(struct core *core, uint64_t generation)
     if (generation <= core->persist.floor)
         return;
     core->persist.floor = generation;
-    record_floor(core);
+    persist_numbers(core);
 }
 
 /* A record for so many. */
@@ -259,29 +253,23 @@ persist_id(struct core *core, uint64_t id)
     if (id < core->persist.ids)
         return;
     core->persist.ids = id + IDS_AHEAD;
-    record_floor(core);
+    persist_numbers(core);
 }
 
 void
 persist_lost(struct core *core, const struct lost *lost)
 {
-    uint32_t pool = core->persist.journal ? pool_number(core, lost->pool) : 0;
-    struct record_lost *r =
-        record_begin(core, RECORD_LOST, sizeof(struct record_lost) + lost->n_name);
-
-    if (!r)
-        return;
-    *r = (struct record_lost){
+    struct record_lost r = {
         .key = {.id = lost->id},
         .generation = lost->generation,
-        .pool = pool,
+        .pool = pool_number(core, lost->pool),
         .uid = lost->charge.user->uid,
         .why = lost->why,
         .is_set = lost->is_set,
         .n_name = lost->n_name,
     };
-    memcpy(r->name, lost->name, lost->n_name);
-    record_end(core, 0);
+
+    RECORD_NAMED(core, RECORD_LOST, r, lost->name, r.n_name);
 }
 
 void
@@ -387,20 +375,16 @@ record_array(struct core *core, struct array *array)
     array->record_named = array->named;
 }
 
-static void
-record_member(struct core *core, const struct array *set, const struct member *member)
+void
+persist_member_anew(struct core *core, const struct array *set, const struct member *member)
 {
-    struct record_member *r = record_begin(core, RECORD_MEMBER, sizeof(*r) + member->n_key);
-
-    if (!r)
-        return;
-    *r = (struct record_member){
+    struct record_member r = {
         .key = {.id = set->id, .of = ++set->set->n_records},
         .array = member->array->id,
         .n_name = member->n_key,
     };
-    memcpy(r->name, member->key, member->n_key);
-    record_end(core, 0);
+
+    RECORD_NAMED(core, RECORD_MEMBER, r, member->key, r.n_name);
 }
 
 bool
@@ -414,12 +398,10 @@ persist_member(struct array *set, const struct member *member)
 {
     struct core *core = set->charge.user->core;
 
-    if (!core->persist.journal)
-        return;
     persist_array(member->array);
     if (!set->record)
         persist_array(set);
-    record_member(core, set, member);
+    persist_member_anew(core, set, member);
 }
 
 void
@@ -434,6 +416,20 @@ persist_array(struct array *array)
     } else if (array->record) {
         record_gone(core, RECORD_ARRAY, array->id, 0);
         array->record = 0;
+    }
+}
+
+void
+persist_array_anew(struct array *array)
+{
+    struct core *core = array->charge.user->core;
+    bool turn = core->persist.turn;
+
+    if (!lasts(array))
+        array->record = 0;
+    else if (!array->record || array->record_turn == turn) {
+        record_array(core, array);
+        array->record_turn = !turn;
     }
 }
 
@@ -457,258 +453,5 @@ persist_mark(struct array *array)
     if (array->record_turn != p->turn)
         record_array(core, array);
     else
-        journal_mark(p->journal, ARRAY_RECORD(array), mark_of(array));
-}
-
-/* ---- a new journal ---- */
-
-/* What is recorded goes into the new journal alone, until it is told to go on. */
-static struct journal *
-turn_to_next(struct persist *p)
-{
-    struct journal *journal = p->journal;
-
-    p->journal = TAKE_PTR(p->next);
-    return journal;
-}
-
-static void
-turn_back(struct persist *p, struct journal *journal)
-{
-    p->next = p->journal;
-    p->journal = journal;
-}
-
-static void
-persist_begin(struct core *core, struct journal *next)
-{
-    struct persist *p = &core->persist;
-    struct journal *journal;
-    struct pool *pool;
-    struct block *block;
-
-    p->next = next;
-    memset(&p->done, 0, sizeof(p->done));
-    journal = turn_to_next(p);
-    record_floor(core);
-    RB_FOREACH(pool, pools, &core->pools)
-        if (pool->number)
-            record_pool(core, pool);
-    LIST_FOREACH(block, &core->blocks, of_core)
-        if (block->promised && block->state == BLOCK_LIVE)
-            persist_block(core, block);
-    turn_back(p, journal);
-}
-
-void
-persist_conn(struct core *core, struct conn *conn)
-{
-    struct hold *hold;
-    struct page *page;
-
-    if (!conn->recorded || !core->persist.journal)
-        return;
-    record_conn(core, conn);
-    RB_FOREACH(hold, holds, &conn->holds)
-        persist_hold(core, hold);
-    LIST_FOREACH(page, &conn->pages, of_conn)
-        if (page->made)
-            persist_page(core, page);
-    for (uint32_t i = 0; i < DONE_MAX; i++)
-        if (conn->done[i].method)
-            persist_done(core, conn, i);
-}
-
-/* The next one, here or departed. */
-static bool
-conns_anew(struct core *core)
-{
-    struct conn key = {.id = core->persist.done.conn + 1};
-    struct conn *here = RB_NFIND(conns, &core->conns, &key);
-    struct conn *departed = RB_NFIND(conns, &core->departed, &key);
-    struct conn *conn = here && (!departed || here->id < departed->id) ? here : departed;
-
-    if (!conn)
-        return false;
-    persist_conn(core, conn);
-    core->persist.done.conn = conn->id;
-    return true;
-}
-
-static struct array *
-array_after(struct persist *p, struct pool *pool)
-{
-    struct msg_str name = {p->done.name, p->done.n_name};
-
-    return p->done.stage == PERSIST_NAMES
-               ? pool_find_next(pool, name, (struct msg_str){0})
-               : pool_find_nameless(pool, name, p->done.generation, p->done.array + 1);
-}
-
-/* The pool is done: on to the next. */
-static bool
-next_pool(struct core *core, const struct pool *pool)
-{
-    struct persist *p = &core->persist;
-    const struct pool *next = RB_NEXT(pools, &core->pools, (struct pool *)(uintptr_t)pool);
-
-    p->done.n_name = 0;
-    p->done.generation = p->done.array = 0;
-    if (next)
-        memcpy(p->done.pool, next->name, sizeof(p->done.pool));
-    return next;
-}
-
-/* The next member of the first set that the new journal has not got yet: those lie before the
- * others. */
-static bool
-sets_anew(struct core *core)
-{
-    struct persist *p = &core->persist;
-    struct set *set = TAILQ_FIRST(&core->sets);
-    const struct member *member;
-
-    if (!set || set->record_turn != p->turn)
-        return false;
-    if (p->done.set != set->array->id)
-        p->done.n_key = 0;
-    member =
-        set_next(set->array, (struct msg_str){p->done.key, p->done.n_key}, (struct msg_str){0});
-    if (!member) {
-        set->record_turn = !p->turn;
-        TAILQ_REMOVE(&core->sets, set, of_core);
-        TAILQ_INSERT_TAIL(&core->sets, set, of_core);
-        return true;
-    }
-    record_member(core, set->array, member);
-    p->done.set = set->array->id;
-    memcpy(p->done.key, member->key, member->n_key);
-    p->done.n_key = member->n_key;
-    return true;
-}
-
-static bool
-arrays_anew(struct core *core)
-{
-    struct persist *p = &core->persist;
-    struct pool *pool = pool_find_from(core, MSG_STR(p->done.pool));
-    struct array *array;
-
-    if (!pool)
-        return false;
-    if (strcmp(pool->name, p->done.pool) != 0) { /* that one has gone */
-        p->done.n_name = 0;
-        p->done.generation = p->done.array = 0;
-    }
-    array = array_after(p, pool);
-    if (!array)
-        return next_pool(core, pool);
-    memcpy(p->done.pool, pool->name, sizeof(p->done.pool)); /* it may be a later one */
-    memcpy(p->done.name, array->name, array->n_name);
-    p->done.n_name = array->n_name;
-    p->done.generation = array->generation;
-    p->done.array = array->id;
-    if (lasts(array) && (!array->record || array->record_turn == p->turn)) {
-        record_array(core, array);
-        array->record_turn = !p->turn;
-    }
-    if (!lasts(array))
-        array->record = 0;
-    return true;
-}
-
-static bool
-lost_anew(struct core *core)
-{
-    struct persist *p = &core->persist;
-    struct pool *pool = pool_find_from(core, MSG_STR(p->done.pool));
-    const struct lost *lost;
-
-    if (!pool)
-        return false;
-    if (strcmp(pool->name, p->done.pool) != 0) /* that one has gone */
-        p->done.n_name = 0;
-    lost = lost_find_next(pool, (struct msg_str){p->done.name, p->done.n_name},
-                          (struct msg_str){0});
-    if (!lost)
-        return next_pool(core, pool);
-    memcpy(p->done.pool, pool->name, sizeof(p->done.pool)); /* it may be a later one */
-    memcpy(p->done.name, lost->name, lost->n_name);
-    p->done.n_name = lost->n_name;
-    persist_lost(core, lost);
-    return true;
-}
-
-void
-persist_some(struct core *core)
-{
-    struct persist *p = &core->persist;
-
-    if (!p->next || p->done.stage == PERSIST_ALL)
-        return;
-    struct journal *journal = turn_to_next(p);
-    for (int i = 0; i < SOME && p->done.stage < PERSIST_ALL; i++) {
-        if (p->done.stage == PERSIST_CONNS  ? conns_anew(core)
-            : p->done.stage == PERSIST_SETS ? sets_anew(core)
-            : p->done.stage == PERSIST_LOST ? lost_anew(core)
-                                            : arrays_anew(core))
-            continue;
-        p->done.stage++;
-        p->done.pool[0] = '\0';
-        p->done.n_name = 0;
-        p->done.generation = p->done.array = 0;
-    }
-    turn_back(p, journal);
-}
-
-bool
-persist_is_behind(const struct core *core)
-{
-    return core->persist.next && core->persist.done.stage < PERSIST_ALL;
-}
-
-void
-persist_commit(struct core *core)
-{
-    if (core->persist.journal)
-        journal_commit(core->persist.journal);
-}
-
-/* ---- for the shell ---- */
-
-void
-core_set_journal(struct core *core, struct journal *journal)
-{
-    core_renew_journal(core, journal);
-    while (persist_is_behind(core))
-        persist_some(core);
-    core_switch_journal(core);
-}
-
-void
-core_renew_journal(struct core *core, struct journal *next)
-{
-    persist_begin(core, next);
-}
-
-bool
-core_journal_is_renewed(const struct core *core)
-{
-    return core->persist.next && !persist_is_behind(core);
-}
-
-void
-core_switch_journal(struct core *core)
-{
-    struct persist *p = &core->persist;
-
-    p->journal = TAKE_PTR(p->next);
-    p->turn = !p->turn;
-    journal_commit(p->journal);
-}
-
-void
-core_drop_journal(struct core *core)
-{
-    core->persist.journal = core->persist.next = NULL;
+        journal_mark(p->journal, (uint64_t)array->record * 8, mark_of(array));
 }

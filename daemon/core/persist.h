@@ -7,10 +7,6 @@
  * What has a reason to last is recorded: arrays that have a name, or are kept by one that has;
  * their blocks; and whose processes may have that memory mapped, or signal. Brackets cost no
  * record: that an array is being written is a mark of its record.
- *
- * A journal that has grown is written anew, some of it in each event (compaction): what changes
- * meanwhile goes into both, and what the new one has got of an object last is right, in whatever
- * order.
  */
 #pragma once
 
@@ -18,7 +14,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto_limits.h"
 #include "records.h"
 
 struct array;
@@ -30,19 +25,11 @@ struct member;
 struct journal;
 struct lost;
 struct page;
-
-enum persist_stage {
-    PERSIST_CONNS,
-    PERSIST_SETS, /* their members */
-    PERSIST_NAMES,
-    PERSIST_NAMELESS,
-    PERSIST_LOST,
-    PERSIST_ALL,
-};
+struct pool;
 
 struct persist {
     struct journal *journal; /* NULL: nothing outlives the process */
-    struct journal *next;    /* that is being written anew, or NULL */
+    struct journal *next;    /* that is being written anew (renewal.h), or NULL */
     bool turn;               /* array->record_turn of those whose record is in `journal` */
     uint32_t n_pools;        /* that have got a number */
     uint64_t floor;
@@ -54,32 +41,32 @@ struct persist {
         void *payload[2];
         size_t n;
     };
-
-    struct { /* how far `next` is: after this one */
-        enum persist_stage stage;
-        uint64_t conn, generation, array;
-        char pool[PROTO_POOL_MAX + 1], name[PROTO_NAME_MAX], key[PROTO_NAME_MAX];
-        uint8_t n_name, n_key;
-        uint64_t set; /* of which it has the members up to that key; 0: of none */
-    } done;
 };
 
 /* As it is now; where it has no reason to last any more, that it is gone. */
 void persist_array(struct array *array);
 /* It has no name, and may have lost it, or the last that kept it. */
 void persist_nameless(struct array *array);
+/* The new journal alone gets it, unless it has it. */
+void persist_array_anew(struct array *array);
 /* A member of a set that stays. */
 void persist_member(struct array *set, const struct member *member);
+/* The same of one whose array and set are recorded. */
+void persist_member_anew(struct core *core, const struct array *set,
+                         const struct member *member);
 /* The turn of what is recorded from now on: array->record_turn. */
 bool persist_turn(const struct core *core);
 /* Whether somebody writes it, and whether its contents are whole. */
 void persist_mark(struct array *array);
+void persist_pool(struct core *core, const struct pool *pool); /* that has a number */
 void persist_block(struct core *core, const struct block *block);
 void persist_block_gone(struct core *core, const struct block *block);
 void persist_hold(struct core *core, const struct hold *hold);
 void persist_hold_gone(struct core *core, const struct hold *hold);
 void persist_page(struct core *core, const struct page *page);
 void persist_page_gone(struct core *core, const struct page *page);
+/* As the keeper has it by now. */
+void persist_process(struct core *core, const struct conn *conn);
 /* As it is now, with its holds and pages. */
 void persist_conn(struct core *core, struct conn *conn);
 /* It has something that counts after a restart. */
@@ -93,10 +80,5 @@ void persist_lost_gone(struct core *core, const struct lost *lost);
 void persist_id(struct core *core, uint64_t id);
 /* A name of that generation was taken away. */
 void persist_floor(struct core *core, uint64_t generation);
-
-/* Some of what a new journal is to get. */
-void persist_some(struct core *core);
-/* It has not got all. */
-bool persist_is_behind(const struct core *core);
-/* What the event has recorded counts. */
-void persist_commit(struct core *core);
+/* The highest of both. */
+void persist_numbers(struct core *core);

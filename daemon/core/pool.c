@@ -9,7 +9,6 @@
 #include <stdio.h>
 
 #include "array.h"
-#include "lost.h"
 #include "state.h"
 #include "utf8.h"
 
@@ -67,11 +66,10 @@ pool_new(struct core *core, const struct core_pool_config *config, struct pool *
 void
 pool_free(struct core *core, struct pool *pool)
 {
-    assert(RB_EMPTY(&pool->names) && RB_EMPTY(&pool->nameless) && pool->n_blocks == 0);
+    assert(RB_EMPTY(&pool->names) && RB_EMPTY(&pool->nameless) && RB_EMPTY(&pool->losts) &&
+           pool->n_blocks == 0);
     if (pool->floor > core->floor)
         core->floor = pool->floor;
-    while (!RB_EMPTY(&pool->losts))
-        lost_free(RB_ROOT(&pool->losts));
     pool_stay(core, pool);
     RB_REMOVE(pools, &core->pools, pool);
     core->n_pools--;
@@ -112,18 +110,6 @@ pool_stay(struct core *core, struct pool *pool)
     pool->leaving = false;
     LIST_REMOVE(pool, of_leaving);
     core->n_pools++;
-}
-
-void
-pools_run(struct core *core)
-{
-    struct pool *pool, *next;
-
-    for (pool = LIST_FIRST(&core->leaving_pools); pool; pool = next) {
-        next = LIST_NEXT(pool, of_leaving);
-        if (!pool->n_blocks && !pool->n_watches)
-            pool_free(core, pool);
-    }
 }
 
 void

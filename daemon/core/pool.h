@@ -82,8 +82,6 @@ bool pool_is_used(const struct pool *pool);
 /* A configured one leaves, or does so no more. */
 void pool_leave(struct core *core, struct pool *pool);
 void pool_stay(struct core *core, struct pool *pool);
-/* Those that leave and have nothing left go. */
-void pools_run(struct core *core);
 /* Something of it has gone: so may its owner be, whose own it is. */
 void pool_touch(struct pool *pool);
 /* Whether conn may do all of `what` (MAY_*): the first class that fits decides, as for files. */

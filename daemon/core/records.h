@@ -24,6 +24,7 @@ enum record_type {
     RECORD_DONE,
     RECORD_GONE, /* with a connection, its holds */
     RECORD_LOST,
+    N_RECORDS,
 };
 
 struct record_key { /* what every record begins with; RECORD_FLOOR: all zero */

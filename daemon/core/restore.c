@@ -42,19 +42,21 @@ found_compare(const void *a, const void *b)
     return c ? c : CMP(x->place, y->place);
 }
 
-static const size_t sizes[] = {
-    /* at least */
-    [RECORD_POOL] = sizeof(struct record_pool),
-    [RECORD_BLOCK] = sizeof(struct record_block),
-    [RECORD_ARRAY] = sizeof(struct record_array),
-    [RECORD_CONN] = sizeof(struct record_conn),
-    [RECORD_HOLD] = sizeof(struct record_hold),
-    [RECORD_PAGE] = sizeof(struct record_page),
-    [RECORD_MEMBER] = sizeof(struct record_member),
-    [RECORD_FLOOR] = sizeof(struct record_floor),
-    [RECORD_DONE] = sizeof(struct record_done),
-    [RECORD_GONE] = sizeof(struct record_gone),
-    [RECORD_LOST] = sizeof(struct record_lost),
+static const struct kind {
+    size_t min;  /* bytes of a record */
+    size_t item; /* of its list; 0: it has none */
+} kinds[N_RECORDS] = {
+    [RECORD_POOL] = {sizeof(struct record_pool), sizeof(void *)},
+    [RECORD_BLOCK] = {sizeof(struct record_block), sizeof(struct restore_block)},
+    [RECORD_ARRAY] = {sizeof(struct record_array), sizeof(struct restore_array)},
+    [RECORD_MEMBER] = {sizeof(struct record_member), sizeof(void *)},
+    [RECORD_CONN] = {sizeof(struct record_conn), sizeof(struct restore_conn)},
+    [RECORD_HOLD] = {sizeof(struct record_hold), sizeof(void *)},
+    [RECORD_PAGE] = {sizeof(struct record_page), sizeof(struct restore_page)},
+    [RECORD_FLOOR] = {sizeof(struct record_floor), sizeof(void *)},
+    [RECORD_DONE] = {sizeof(struct record_done), sizeof(void *)},
+    [RECORD_GONE] = {sizeof(struct record_gone), 0},
+    [RECORD_LOST] = {sizeof(struct record_lost), sizeof(void *)},
 };
 
 /* Of a type that is not known, or too short: it is left out. */
@@ -63,8 +65,8 @@ found_init(struct found *ret, const struct journal_record *record)
 {
     const struct record_gone *gone = record->payload;
 
-    if (record->type >= ARRAY_SIZE(sizes) || !sizes[record->type] ||
-        record->n < sizes[record->type])
+    if (record->type >= N_RECORDS || !kinds[record->type].min ||
+        record->n < kinds[record->type].min)
         return false;
     *ret = (struct found){
         .key = gone->key,
@@ -74,7 +76,7 @@ found_init(struct found *ret, const struct journal_record *record)
         .type = record->type == RECORD_GONE ? (uint8_t)gone->type : record->type,
         .mark = record->mark,
     };
-    return true;
+    return ret->type < N_RECORDS && kinds[ret->type].item;
 }
 
 static int
@@ -109,114 +111,77 @@ is_last(const struct found *f, const struct found *end)
     return !is_same && f->payload;
 }
 
-static void
-take(struct restore *r, const struct found *f)
+/* All of a kind; f is the first one. -ENOMEM. */
+static int
+take_kind(struct restore_list *list, const struct found *f, const struct found *end)
 {
-    switch ((enum record_type)f->type) {
-    case RECORD_POOL: r->pools[r->n_pools++] = f->payload; break;
-    case RECORD_BLOCK:
-        r->blocks[r->n_blocks++] = (struct restore_block){.record = f->payload, .fd = -1};
-        break;
-    case RECORD_ARRAY:
-        r->arrays[r->n_arrays++] =
-            (struct restore_array){.record = f->payload, .n = f->n, .mark = f->mark};
-        break;
-    case RECORD_CONN:
-        r->conns[r->n_conns++] = (struct restore_conn){.record = f->payload};
-        break;
-    case RECORD_HOLD: r->holds[r->n_holds++] = f->payload; break;
-    case RECORD_MEMBER: r->members[r->n_members++] = f->payload; break;
-    case RECORD_DONE: r->dones[r->n_dones++] = f->payload; break;
-    case RECORD_PAGE:
-        r->pages[r->n_pages++] = (struct restore_page){.record = f->payload};
-        break;
-    case RECORD_FLOOR:
-        r->floor = ((const struct record_floor *)f->payload)->generation;
-        r->ids = ((const struct record_floor *)f->payload)->ids;
-        break;
-    case RECORD_LOST: r->losts[r->n_losts++] = f->payload; break;
-    case RECORD_GONE: break;
+    size_t item = kinds[f->type].item;
+    char *p = list->items = calloc((size_t)(end - f), item);
+
+    if (!p)
+        return -ENOMEM;
+    for (; f < end; f++) {
+        if (!is_last(f, end))
+            continue;
+        memcpy(p, &f->payload, sizeof(f->payload)); /* what each begins with */
+        if (f->type == RECORD_ARRAY) {
+            ((struct restore_array *)(void *)p)->n = f->n;
+            ((struct restore_array *)(void *)p)->mark = f->mark;
+        }
+        p += item;
+        list->n++;
     }
+    return 0;
 }
 
 int
 restore_read(struct restore *ret, struct journal *journal)
 {
     _cleanup_free_ struct found *all = NULL;
-    size_t counts[ARRAY_SIZE(sizes)] = {0}, n;
+    size_t n = 0, end;
     int r = read_all(journal, &all, &n);
 
     *ret = (struct restore){0};
-    if (r < 0)
-        return r;
-    for (size_t i = 0; i < n; i++)
-        if (all[i].type < ARRAY_SIZE(sizes))
-            counts[all[i].type] += is_last(&all[i], all + n);
-    ret->pools = calloc(counts[RECORD_POOL] + 1, sizeof(*ret->pools));
-    ret->blocks = calloc(counts[RECORD_BLOCK] + 1, sizeof(*ret->blocks));
-    ret->arrays = calloc(counts[RECORD_ARRAY] + 1, sizeof(*ret->arrays));
-    ret->conns = calloc(counts[RECORD_CONN] + 1, sizeof(*ret->conns));
-    ret->holds = calloc(counts[RECORD_HOLD] + 1, sizeof(*ret->holds));
-    ret->pages = calloc(counts[RECORD_PAGE] + 1, sizeof(*ret->pages));
-    ret->members = calloc(counts[RECORD_MEMBER] + 1, sizeof(*ret->members));
-    ret->dones = calloc(counts[RECORD_DONE] + 1, sizeof(*ret->dones));
-    ret->losts = calloc(counts[RECORD_LOST] + 1, sizeof(*ret->losts));
-    if (!ret->dones || !ret->losts || !ret->pools || !ret->blocks || !ret->arrays ||
-        !ret->conns || !ret->holds || !ret->pages || !ret->members) {
-        restore_deinit(ret);
-        return -ENOMEM;
+    for (size_t i = 0; r == 0 && i < n; i = end) {
+        for (end = i + 1; end < n && all[end].type == all[i].type;)
+            end++;
+        r = take_kind(&ret->lists[all[i].type], all + i, all + end);
     }
-    for (size_t i = 0; i < n; i++)
-        if (is_last(&all[i], all + n))
-            take(ret, &all[i]);
-    return 0;
+    if (r < 0)
+        restore_deinit(ret);
+    return r;
 }
 
 void
 restore_deinit(struct restore *r)
 {
-    free(r->pools);
-    free(r->blocks);
-    free(r->arrays);
-    free(r->conns);
-    free(r->holds);
-    free(r->pages);
-    free(r->members);
-    free(r->dones);
-    free(r->losts);
+    for (size_t i = 0; i < N_RECORDS; i++)
+        free(r->lists[i].items);
     *r = (struct restore){0};
 }
 
-/* All records begin with their key, and lie in its order. */
-#define FIND(list, n_list, member, number)                                                 \
-    ({                                                                                     \
-        size_t low_ = 0, high_ = (n_list);                                                 \
-        while (low_ < high_) {                                                             \
-            size_t middle_ = low_ + (high_ - low_) / 2;                                    \
-            if ((list)[middle_] member->key.id < (number))                                 \
-                low_ = middle_ + 1;                                                        \
-            else                                                                           \
-                high_ = middle_;                                                           \
-        }                                                                                  \
-        low_ < (n_list) && (list)[low_] member->key.id == (number) ? &(list)[low_] : NULL; \
-    })
+static int
+id_compare(const void *id, const void *item)
+{
+    const struct record_key *key;
+
+    memcpy(&key, item, sizeof(key));
+    return CMP(*(const uint64_t *)id, key->id);
+}
+
+/* An item of the type's list. */
+static void *
+find(const struct restore *r, enum record_type type, uint64_t id)
+{
+    const struct restore_list *list = &r->lists[type];
+
+    return list->n ? bsearch(&id, list->items, list->n, kinds[type].item, id_compare) : NULL;
+}
 
 struct restore_conn *
 restore_find_conn(const struct restore *r, uint64_t id)
 {
-    return FIND(r->conns, r->n_conns, .record, id);
-}
-
-static struct restore_block *
-find_block(const struct restore *r, uint64_t id)
-{
-    return FIND(r->blocks, r->n_blocks, .record, id);
-}
-
-static struct restore_array *
-find_array(const struct restore *r, uint64_t id)
-{
-    return FIND(r->arrays, r->n_arrays, .record, id);
+    return find(r, RECORD_CONN, id);
 }
 
 /* ---- pools and blocks ---- */
@@ -232,7 +197,7 @@ struct restoring {
 static struct pool *
 get_pool(const struct restoring *to, uint32_t number)
 {
-    const struct record_pool **found = FIND(to->r->pools, to->r->n_pools, , number);
+    const struct record_pool **found = find(to->r, RECORD_POOL, number);
     struct pool *pool;
     struct user *user;
 
@@ -313,7 +278,7 @@ request_init(const struct restoring *to, struct array_request *req,
     char why[GEOMETRY_WHY_MAX];
     struct msg_i64s shape = {.v = texts->extents, .n = record->ndim};
     struct msg_i64s strides = {0};
-    const struct restore_block *block = find_block(to->r, record->block);
+    const struct restore_block *block = find(to->r, RECORD_BLOCK, record->block);
 
     if (block && !block->block)
         block = NULL;
@@ -353,7 +318,22 @@ place(const struct restoring *to, struct restore_array *a, struct range **at)
     return 0;
 }
 
-/* Where its pool is not there, nobody can ask for it; where there is no memory, the log has it. */
+/* Where its pool is not there, nobody can ask for it. -ENOMEM. */
+static int
+add_lost(const struct restoring *to, uint32_t in, uint32_t uid, struct msg_str name,
+         const struct lost *like)
+{
+    struct pool *pool = get_pool(to, in);
+    struct user *user;
+
+    if (!pool)
+        return 0;
+    if (core_get_user(to->core, uid, (gid_t)-1, &user) < 0)
+        return -ENOMEM;
+    return lost_new(pool, user, name, like);
+}
+
+/* Where there is no memory, the log has it. */
 static void
 keep_lost(const struct restoring *to, const struct record_array *record, struct msg_str name,
           enum lost_why why)
@@ -362,18 +342,15 @@ keep_lost(const struct restoring *to, const struct record_array *record, struct 
                               .generation = record->generation,
                               .why = (uint8_t)why,
                               .is_set = why == LOST_MEMBER};
-    struct pool *pool = get_pool(to, record->pool);
-    struct user *user;
 
-    if (pool && core_get_user(to->core, record->uid, (gid_t)-1, &user) == 0)
-        lost_new(pool, user, name, &like);
+    add_lost(to, record->pool, record->uid, name, &like);
 }
 
 static void
 lose(const struct restoring *to, const struct restore_array *a, const struct texts *texts,
      enum lost_why why)
 {
-    const struct record_pool **pool = FIND(to->r->pools, to->r->n_pools, , a->record->pool);
+    const struct record_pool **pool = find(to->r, RECORD_POOL, a->record->pool);
     bool is_there = get_pool(to, a->record->pool);
     char name[PROTO_NAME_MAX + 1], in[PROTO_POOL_MAX + 1] = "";
 
@@ -399,13 +376,9 @@ restore_losts(const struct restoring *to)
                                   .generation = record->generation,
                                   .why = record->why,
                                   .is_set = record->is_set};
-        struct pool *pool = get_pool(to, record->pool);
-        struct user *user;
-        if (!pool || record->why == 0 || record->why >= N_LOST)
-            continue;
-        r = core_get_user(to->core, record->uid, (gid_t)-1, &user);
-        if (r == 0)
-            r = lost_new(pool, user, (struct msg_str){record->name, record->n_name}, &like);
+        if (record->why > 0 && record->why < N_LOST)
+            r = add_lost(to, record->pool, record->uid,
+                         (struct msg_str){record->name, record->n_name}, &like);
     }
     return r;
 }
@@ -414,7 +387,8 @@ static int
 make_array(const struct restoring *to, struct restore_array *a, struct array_request *req)
 {
     const struct record_array *record = a->record;
-    struct restore_array *whole = record->whole ? find_array(to->r, record->whole) : NULL;
+    struct restore_array *whole = record->whole ? find(to->r, RECORD_ARRAY, record->whole)
+                                                : NULL;
     struct user *user;
     int r = core_get_user(to->core, record->uid, (gid_t)-1, &user);
 
@@ -484,7 +458,7 @@ place_compare(const void *a, const void *b)
 static struct range *
 start_of(const struct restore *r, uint64_t block)
 {
-    const struct restore_block *b = find_block(r, block);
+    const struct restore_block *b = find(r, RECORD_BLOCK, block);
 
     return b && b->block ? b->block->extent.first : NULL;
 }
@@ -519,7 +493,7 @@ restore_parts(const struct restoring *to)
     for (size_t i = 0; r == 0 && i < to->r->n_arrays; i++) {
         struct restore_array *a = &to->r->arrays[i];
         const struct restore_array *whole =
-            a->record->whole ? find_array(to->r, a->record->whole) : NULL;
+            a->record->whole ? find(to->r, RECORD_ARRAY, a->record->whole) : NULL;
         if (whole && whole->array && !whole->array->is_part)
             r = restore_array(to, a, &none);
         else if (a->record->whole && texts_init(&texts, a))
@@ -548,8 +522,9 @@ restore_companions(const struct restoring *to)
 {
     for (size_t i = 0; i < to->r->n_arrays; i++) {
         struct restore_array *a = &to->r->arrays[i];
-        struct restore_array *c =
-            a->array && a->record->companion ? find_array(to->r, a->record->companion) : NULL;
+        struct restore_array *c = a->array && a->record->companion
+                                      ? find(to->r, RECORD_ARRAY, a->record->companion)
+                                      : NULL;
         if (!a->array || !a->record->companion)
             continue;
         if (!c || !c->array || c->array->named || c->array->companion || c == a) {
@@ -569,8 +544,8 @@ restore_members(const struct restoring *to)
 
     for (size_t i = 0; rc != -ENOMEM && i < to->r->n_members; i++) {
         const struct record_member *m = to->r->members[i];
-        struct restore_array *set = find_array(to->r, m->key.id);
-        struct restore_array *member = find_array(to->r, m->array);
+        struct restore_array *set = find(to->r, RECORD_ARRAY, m->key.id);
+        struct restore_array *member = find(to->r, RECORD_ARRAY, m->array);
         struct msg_str key = {m->name, m->n_name};
         if (!set || !set->array || set->array->span || set_get(set->array, key))
             continue; /* it has ended; or it was recorded twice, when the journal was renewed */
@@ -601,12 +576,20 @@ settle_arrays(const struct restoring *to)
 
 /* ---- processes ---- */
 
+/* NULL: its process has exited. */
+static struct conn *
+get_conn(const struct restoring *to, uint64_t id)
+{
+    const struct restore_conn *c = restore_find_conn(to->r, id);
+
+    return c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
+}
+
 static int
 restore_hold(const struct restoring *to, const struct record_hold *record)
 {
-    const struct restore_conn *c = restore_find_conn(to->r, record->key.of);
-    const struct restore_block *b = find_block(to->r, record->key.id);
-    struct conn *conn = c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
+    const struct restore_block *b = find(to->r, RECORD_BLOCK, record->key.id);
+    struct conn *conn = get_conn(to, record->key.of);
     struct hold *hold;
     bool is_new;
 
@@ -626,8 +609,7 @@ restore_hold(const struct restoring *to, const struct record_hold *record)
 static void
 restore_done(const struct restoring *to, const struct record_done *record)
 {
-    const struct restore_conn *c = restore_find_conn(to->r, record->key.id);
-    struct conn *conn = c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
+    struct conn *conn = get_conn(to, record->key.id);
 
     if (conn && record->key.of < DONE_MAX)
         conn->done[record->key.of] = record->done;
@@ -669,8 +651,7 @@ restore_pages(const struct restoring *to)
 
     for (size_t i = 0; r == 0 && i < to->r->n_pages; i++) {
         const struct restore_page *page = &to->r->pages[i];
-        const struct restore_conn *c = restore_find_conn(to->r, page->record->conn);
-        struct conn *conn = c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
+        struct conn *conn = get_conn(to, page->record->conn);
         if (!conn || !page->made.slots || page->is_dead)
             continue;
         r = page_restore(to->core, conn, page->record->key.id, &page->made);
@@ -686,8 +667,7 @@ restore_pages(const struct restoring *to)
 static int
 restore_write(const struct restoring *to, struct array *array, uint64_t mark)
 {
-    const struct restore_page *page =
-        FIND(to->r->pages, to->r->n_pages, .record, mark >> MARK_ID_SHIFT);
+    const struct restore_page *page = find(to->r, RECORD_PAGE, mark >> MARK_ID_SHIFT);
     uint32_t slot = mark >> MARK_SLOT_SHIFT & (TIMELINE_SLOTS - 1);
     uint64_t value = page && page->made.slots ? timeline_submitted(&page->made.slots[slot]) : 0;
     enum fence_state state = value ? timeline_state(&page->made.slots[slot], value)
@@ -737,8 +717,10 @@ restore_numbers(const struct restoring *to)
 {
     struct core *core = to->core;
 
-    core->next_array = core->next_block = core->next_page = to->r->ids;
-    core_restore_floor(core, to->r->floor);
+    if (!to->r->n_floors)
+        return;
+    core->next_array = core->next_block = core->next_page = to->r->floors[0]->ids;
+    core_restore_floor(core, to->r->floors[0]->generation);
 }
 
 int

@@ -51,18 +51,37 @@ struct restore_page {
     struct core_page_result made;
 };
 
-struct restore { /* each kind by its number; pointers into the journal */
-    struct restore_block *blocks;
-    struct restore_conn *conns;
-    struct restore_array *arrays;
-    const struct record_pool **pools;
-    const struct record_hold **holds;     /* by block, and connection */
-    const struct record_member **members; /* by set */
-    const struct record_done **dones;     /* by connection */
-    const struct record_lost **losts;
-    struct restore_page *pages;
-    size_t n_blocks, n_conns, n_arrays, n_pools, n_holds, n_members, n_dones, n_pages, n_losts;
-    uint64_t floor, ids;
+struct restore_list {
+    void *items; /* each begins with a pointer to its record, into the journal */
+    size_t n;
+};
+
+#define RESTORE_LIST(item, name) \
+    struct {                     \
+        item *name;              \
+        size_t n_##name;         \
+    }
+
+struct restore { /* by the kind of record, and in the order of its keys */
+
+    union {
+        struct restore_list lists[N_RECORDS];
+
+        struct { /* the same in the order of enum record_type */
+            struct restore_list none;
+            RESTORE_LIST(const struct record_pool *, pools);
+            RESTORE_LIST(struct restore_block, blocks);
+            RESTORE_LIST(struct restore_array, arrays);
+            RESTORE_LIST(const struct record_member *, members); /* by set */
+            RESTORE_LIST(struct restore_conn, conns);
+            RESTORE_LIST(const struct record_hold *, holds); /* by block, and connection */
+            RESTORE_LIST(struct restore_page, pages);
+            RESTORE_LIST(const struct record_floor *, floors); /* one, or none */
+            RESTORE_LIST(const struct record_done *, dones);   /* by connection */
+            struct restore_list gone;
+            RESTORE_LIST(const struct record_lost *, losts);
+        };
+    };
 };
 
 /* Of a journal that has been opened, which is to stay until restore_deinit(). -ENOMEM. */

@@ -25,10 +25,10 @@
  * returned to the caller, or put on a list of the core that core_run() looks at when the event
  * ends.
  *
- *   refusal actions journal │ user reply done job │ pool set watch hold lost │ persist │
- *   block device │ array use array_index │ linger part reclaim ticket expiry │ settle │ lease
- *   publish page │ grant fences former │ bracket waiter flush │ release request_* conn │ request
- *   work │ core │ restore
+ *   refusal journal │ actions user device │ array_view reply job pool hold expiry ticket │
+ *   persist │ block done lost set use │ array array_index linger watch │ page part reclaim │
+ *   settle fences flush │ lease publish │ former grant │ bracket waiter │ release conn request_* │
+ *   renewal request work │ core │ restore
  */
 #pragma once
 
@@ -45,6 +45,7 @@
 #include "part.h"
 #include "persist.h"
 #include "pool.h"
+#include "renewal.h"
 #include "ticket.h"
 #include "user.h"
 #include "watch.h"
@@ -91,6 +92,7 @@ struct core {
     uint64_t n_searches, n_arrivals;
     struct core_turns turns_given;
     struct persist persist;
+    struct renewal renewal;
     struct entries queue;
     struct entry *taken; /* owned entry that core_next() gave out last */
     struct msg_buf buf;

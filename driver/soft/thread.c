@@ -2,9 +2,9 @@
 /* What each thread keeps: made when the thread first needs it, ended with the thread. */
 #include "context.h"
 
-#include <signal.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "stream.h"
 
 struct thread *
@@ -24,12 +24,8 @@ thread_get(void)
 int
 thread_start(void *(*run)(void *), void *arg)
 {
-    sigset_t all, before;
     pthread_t thread;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int r = -pthread_create(&thread, NULL, run, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int r = thread_spawn(&thread, run, arg);
     if (r == 0)
         pthread_detach(thread);
     return r;

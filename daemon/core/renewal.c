@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "renewal.h"
+
+#include "array.h"
+#include "journal.h"
+#include "lost.h"
+#include "set.h"
+#include "state.h"
+
+#define SOME 64 /* arrays, or connections, that the new journal gets in one event */
+
+/* What is recorded goes into the new journal alone, until it is told to go on. */
+static struct journal *
+turn_to_next(struct persist *p)
+{
+    struct journal *journal = p->journal;
+
+    p->journal = TAKE_PTR(p->next);
+    return journal;
+}
+
+static void
+turn_back(struct persist *p, struct journal *journal)
+{
+    p->next = p->journal;
+    p->journal = journal;
+}
+
+/* ---- one of each ---- */
+
+/* The next one, here or departed. */
+static bool
+conn_anew(struct core *core)
+{
+    struct conn key = {.id = core->renewal.id + 1};
+    struct conn *here = RB_NFIND(conns, &core->conns, &key);
+    struct conn *departed = RB_NFIND(conns, &core->departed, &key);
+    struct conn *conn = here && (!departed || here->id < departed->id) ? here : departed;
+
+    if (!conn)
+        return false;
+    persist_conn(core, conn);
+    core->renewal.id = conn->id;
+    return true;
+}
+
+static struct msg_str
+name_of(const struct renewal *at)
+{
+    return (struct msg_str){at->name, at->n_name};
+}
+
+static void
+set_name(struct renewal *at, const char *name, uint8_t n)
+{
+    memcpy(at->name, name, n);
+    at->n_name = n;
+}
+
+/* The next member of the first set that the new journal has not got yet: those lie before the
+ * others. */
+static bool
+member_anew(struct core *core)
+{
+    struct renewal *at = &core->renewal;
+    struct set *set = TAILQ_FIRST(&core->sets);
+    const struct member *member;
+
+    if (!set || set->record_turn != core->persist.turn)
+        return false;
+    if (at->id != set->array->id)
+        at->n_name = 0;
+    member = set_next(set->array, name_of(at), (struct msg_str){0});
+    if (!member) {
+        set->record_turn = !core->persist.turn;
+        TAILQ_REMOVE(&core->sets, set, of_core);
+        TAILQ_INSERT_TAIL(&core->sets, set, of_core);
+        return true;
+    }
+    persist_member_anew(core, set->array, member);
+    at->id = set->array->id;
+    set_name(at, member->key, member->n_key);
+    return true;
+}
+
+static bool
+array_anew(struct renewal *at, struct array *array)
+{
+    if (!array)
+        return false;
+    set_name(at, array->name, array->n_name);
+    at->generation = array->generation;
+    at->id = array->id;
+    persist_array_anew(array);
+    return true;
+}
+
+static bool
+lost_anew(struct core *core, const struct lost *lost)
+{
+    if (!lost)
+        return false;
+    set_name(&core->renewal, lost->name, lost->n_name);
+    persist_lost(core, lost);
+    return true;
+}
+
+static bool
+of_pool_anew(struct core *core, struct pool *pool)
+{
+    struct renewal *at = &core->renewal;
+    struct msg_str name = name_of(at), any = {0};
+
+    if (at->stage == RENEWAL_NAMES)
+        return array_anew(at, pool_find_next(pool, name, any));
+    if (at->stage == RENEWAL_NAMELESS)
+        return array_anew(at, pool_find_nameless(pool, name, at->generation, at->id + 1));
+    return lost_anew(core, lost_find_next(pool, name, any));
+}
+
+static void
+enter_pool(struct renewal *at, const struct pool *pool)
+{
+    *at = (struct renewal){.stage = at->stage};
+    memcpy(at->pool, pool->name, sizeof(at->pool));
+}
+
+/* What is of a pool; a pool that has gone is passed over. */
+static bool
+any_anew(struct core *core)
+{
+    struct renewal *at = &core->renewal;
+    struct pool *pool = pool_find_from(core, MSG_STR(at->pool));
+
+    if (pool && strcmp(pool->name, at->pool) != 0)
+        enter_pool(at, pool);
+    if (!pool || of_pool_anew(core, pool))
+        return pool;
+    pool = RB_NEXT(pools, &core->pools, pool);
+    if (pool)
+        enter_pool(at, pool);
+    return pool;
+}
+
+/* ---- all of them ---- */
+
+void
+renewal_run(struct core *core)
+{
+    struct renewal *at = &core->renewal;
+
+    if (!renewal_is_behind(core))
+        return;
+    struct journal *journal = turn_to_next(&core->persist);
+    for (int i = 0; i < SOME && at->stage < RENEWAL_ALL; i++)
+        if (!(at->stage == RENEWAL_CONNS  ? conn_anew(core)
+              : at->stage == RENEWAL_SETS ? member_anew(core)
+                                          : any_anew(core)))
+            *at = (struct renewal){.stage = at->stage + 1};
+    turn_back(&core->persist, journal);
+}
+
+bool
+renewal_is_behind(const struct core *core)
+{
+    return core->persist.next && core->renewal.stage < RENEWAL_ALL;
+}
+
+/* ---- for the shell ---- */
+
+void
+core_set_journal(struct core *core, struct journal *journal)
+{
+    core_renew_journal(core, journal);
+    while (renewal_is_behind(core))
+        renewal_run(core);
+    core_switch_journal(core);
+}
+
+void
+core_renew_journal(struct core *core, struct journal *next)
+{
+    struct persist *p = &core->persist;
+    struct journal *journal;
+    struct pool *pool;
+    struct block *block;
+
+    p->next = next;
+    core->renewal = (struct renewal){0};
+    journal = turn_to_next(p);
+    persist_numbers(core);
+    RB_FOREACH(pool, pools, &core->pools)
+        if (pool->number)
+            persist_pool(core, pool);
+    LIST_FOREACH(block, &core->blocks, of_core)
+        if (block->promised && block->state == BLOCK_LIVE)
+            persist_block(core, block);
+    turn_back(p, journal);
+}
+
+bool
+core_journal_is_renewed(const struct core *core)
+{
+    return core->persist.next && !renewal_is_behind(core);
+}
+
+void
+core_switch_journal(struct core *core)
+{
+    struct persist *p = &core->persist;
+
+    p->journal = TAKE_PTR(p->next);
+    p->turn = !p->turn;
+    journal_commit(p->journal);
+}
+
+void
+core_drop_journal(struct core *core)
+{
+    core->persist.journal = core->persist.next = NULL;
+}
