@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import struct
 import tempfile
 import textwrap
@@ -485,6 +486,23 @@ def test_who_gives_up_says_so(restarts):
             assert read(a) == read(opened) == 2
             a.close()
             opened.close()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_who_comes_back_starts_no_service(restarts, signum):
+    """A service manager listens in the place of a daemon that was stopped, and would start one."""
+    with restarts.connect() as c, filled(c, 1) as a:
+        restarts.end(signum)
+        pathlib.Path(restarts.address).unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.bind(restarts.address)
+            sock.listen()
+            sock.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                sock.accept()
+        restarts.start()
+        a.publish("a")
+        assert value_of(c, "a") == 1
 
 
 # --- the keeper ---------------------------------------------------------------------------------

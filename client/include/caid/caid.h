@@ -113,7 +113,8 @@ struct caid_connect_options {
     /* How long calls wait for a daemon that has gone, and keeps what it had (caid(8)), to come
      * back: then the client goes on where it was, and its arrays, brackets and watches are its own
      * as before. After that time, and where nothing was kept, it is CAID_ERR_DISCONNECTED. 0: 10
-     * seconds; CAID_FOREVER; CAID_NEVER: it does not come back. */
+     * seconds; CAID_FOREVER; CAID_NEVER: it does not come back. Who waits does not start a service
+     * that was stopped and whose socket still listens. */
     uint64_t reconnect_timeout_ns;
 };
 
