@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
+#include "base/presence.h"
 #include "boot_timer.h"
 #include "conns.h"
 #include "core_setup.h"
@@ -65,6 +66,7 @@ struct server {
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint, sighup;
     struct log_window about_clients, about_blocks;
+    int presence;         /* clients that come back see us by it */
     uint64_t deadline_ns; /* that deadline_timer, or what is overdue, is set to */
     int r;                /* of server_run() */
     bool carrying_out;
@@ -618,6 +620,7 @@ static void
 stop(struct server *s, const char *why)
 {
     log_info("%s: stopping", why);
+    s->presence = fd_close(s->presence); /* who is hung up on then does not start another */
     if (!s->core) {
         kept_stop(s->setup.kept);
         leave(s, s->r < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
@@ -776,8 +779,10 @@ server_new(struct server **ret, const struct server_setup *setup)
         return -ENOMEM;
     s->setup = *setup;
     s->deadline_ns = UINT64_MAX;
-    s->listening.fd = s->pages.dead = s->expiry_timer.fd = -1;
+    s->listening.fd = s->pages.dead = s->expiry_timer.fd = s->presence = -1;
     restart_init(&s->restart, setup->kept);
+    if (presence_take(setup->listener->path, &s->presence) < 0)
+        log_debug("%s: its folder cannot be locked", setup->listener->path);
     s->reload = (struct reload){
         .path = setup->config_path,
         .config = setup->config,
@@ -787,6 +792,7 @@ server_new(struct server **ret, const struct server_setup *setup)
     r = uv_loop_init(&s->loop);
     if (r < 0) {
         log_error("cannot start: %s", strerror(-r));
+        fd_close(s->presence);
         free(s);
         return r;
     }
@@ -961,6 +967,7 @@ server_free(struct server *s)
     core_free(s->core);
     shared_pages_deinit(&s->pages);
     restart_close(&s->restart);
+    fd_close(s->presence);
     free(s);
     return NULL;
 }

@@ -196,6 +196,16 @@ caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
     return result_write(ret, &flushed, sizeof(flushed), error);
 }
 
+int
+caid_drain(struct caid_client *client, bool drain, struct caid_error *error)
+{
+    _cleanup_reply_ struct reply reply = {0};
+    const struct msg_drain_params params = {.undo = !drain};
+    struct msg_none result;
+
+    return reply_get(&reply, client, MSG_DRAIN, &params, &result, error);
+}
+
 /* A begin that was given up: once it has been answered, until it has been undone. */
 struct late_defer {
     struct call call;

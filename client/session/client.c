@@ -371,6 +371,7 @@ status_fill(struct caid_status *s, const struct caid_client *client,
     s->kept = m->kept;
     s->restarts = m->restarts;
     s->journal_bytes = m->journal_bytes;
+    s->draining = m->draining;
 }
 
 int

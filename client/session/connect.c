@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/packet.h"
+#include "base/presence.h"
 #include "client.h"
 #include "interrupt.h"
 #include "text.h"
@@ -197,11 +198,15 @@ devices_fill(struct caid_client *client, const struct msg_hello_result *hello,
 }
 
 static void
-token_fill(struct resume *resume, struct msg_u64s token)
+resume_fill(struct caid_client *client, struct msg_u64s token)
 {
+    struct resume *resume = &client->resume;
+
     resume->has_token = token.n == 2;
-    if (resume->has_token)
-        memcpy(resume->token, token.v, sizeof(resume->token));
+    if (!resume->has_token)
+        return;
+    memcpy(resume->token, token.v, sizeof(resume->token));
+    resume->sees_daemon = presence_is_taken(client->socket);
 }
 
 /* "auto" here means what the daemon has: memory of one driver is nothing to another. */
@@ -227,7 +232,7 @@ hello_apply(struct caid_client *client, const struct msg_hello_result *hello,
     client->open_max = hello->open_max < PROTO_OPEN_MAX ? (uint32_t)hello->open_max
                                                         : PROTO_OPEN_MAX;
     text_copy(client->pool, sizeof(client->pool), hello->pool);
-    token_fill(&client->resume, hello->token);
+    resume_fill(client, hello->token);
 
     int r = devices_fill(client, hello, error);
     if (r < 0)

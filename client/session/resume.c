@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/packet.h"
+#include "base/presence.h"
 #include "base/thread.h"
 #include "client.h"
 #include "connect.h"
@@ -251,7 +252,11 @@ hello(struct caid_client *client, struct talk *talk)
         .token = {.v = client->resume.token, .n = 2},
     };
     struct msg_hello_result result;
-    int r = packet_connect_within(client->socket, ANSWER_NS, &talk->sock);
+    int r;
+
+    if (client->resume.sees_daemon && !presence_is_taken(client->socket))
+        return -EAGAIN; /* it was stopped: it is not for us to have it started */
+    r = packet_connect_within(client->socket, ANSWER_NS, &talk->sock);
 
     if (r == 0)
         r = set_timeouts(talk->sock);

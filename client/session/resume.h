@@ -10,6 +10,9 @@
  * client has of the daemon that was: the features add that to the claims (feature.h, claim). It
  * holds the client's lock meanwhile, a few round trips: whoever wants that would wait anyway.
  *
+ * A service that was stopped and whose socket still listens would be started by whoever connects.
+ * That is for new clients: this thread waits until a daemon is there (presence.h).
+ *
  * After `reconnect_timeout` the connection has ended, as it has where the daemon keeps nothing, or
  * the client is not known any more.
  */
@@ -51,6 +54,7 @@ struct claims {
 struct resume { /* under the client's lock */
     uint64_t token[2];
     bool has_token;
+    bool sees_daemon;    /* by presence.h, while it is there */
     uint64_t timeout_ns; /* 0: the client does not come back */
     pthread_t thread;
     bool started, ends;

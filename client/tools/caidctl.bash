@@ -55,10 +55,10 @@ _caidctl() {
         case $verb:$cur in
         *:-*)
             _caidctl_lines < <(printf '%s\n' --socket= --json --bytes --pool= --all --long \
-                --unnamed --lost --device= --count= --prefix= --ignore-missing --help --version)
+                --unnamed --lost --device= --count= --prefix= --ignore-missing --force --undo --help --version)
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;
-        :*) _caidctl_lines < <(printf '%s\n' status list show pools users timelines info doctor flush unlink ping version) ;;
+        :*) _caidctl_lines < <(printf '%s\n' status list show pools users timelines info doctor drain flush unlink ping version) ;;
         list:* | show:* | unlink:*) _caidctl_lines < <(_caidctl_first_column list) ;;
         info:*) _caidctl_lines < <(_caidctl_first_column info) ;;
         esac

@@ -23,6 +23,8 @@ enum ctl_option {
     OPT_PREFIX = 1 << 7,
     OPT_IGNORE = 1 << 8,
     OPT_LOST = 1 << 9,
+    OPT_FORCE = 1 << 10,
+    OPT_UNDO = 1 << 11,
 };
 
 struct verb {
@@ -42,6 +44,7 @@ static const struct verb verbs[] = {
     {"info", verb_info, 0, 1, OPT_BYTES, false},
     {"timelines", verb_timelines, 0, 0, OPT_ALL | OPT_POOL, false},
     {"doctor", verb_doctor, 0, 0, OPT_BYTES, true},
+    {"drain", verb_drain, 0, 0, OPT_FORCE | OPT_UNDO | OPT_BYTES, false},
     {"flush", verb_flush, 0, 0, OPT_DEVICE | OPT_BYTES, false},
     {"unlink", verb_unlink, 1, -1, OPT_POOL | OPT_PREFIX | OPT_IGNORE, false},
     {"ping", verb_ping, 0, 0, OPT_COUNT, false},
@@ -60,6 +63,7 @@ static const char usage[] =
     "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
     "  timelines            timelines of a pool, and who signals them\n"
     "  doctor               what works here, what is slow or at risk, and what to do about it\n"
+    "  drain                have no new arrays made, and wait until the last one has gone\n"
     "  flush                free what waits in the deallocation queues, and empty blocks\n"
     "  unlink [NAME]...     remove names, or those of --prefix; whoever holds the arrays keeps them\n"
     "  ping                 round trips to the daemon\n"
@@ -67,7 +71,7 @@ static const char usage[] =
     "\n"
     "  -s, --socket=PATH    the daemon's socket\n"
     "  -j, --json           for programs\n"
-    "  -b, --bytes          exact sizes (status, list, show, pools, users, info, flush, doctor)\n"
+    "  -b, --bytes          exact sizes (status, list, show, pools, users, info, flush, doctor, drain)\n"
     "  -p, --pool=POOL      instead of your own (list, show, timelines, unlink)\n"
     "  -a, --all            every pool that may be read (list, timelines)\n"
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
@@ -76,6 +80,8 @@ static const char usage[] =
     "      --lost           names whose arrays did not come back from an earlier daemon (list)\n"
     "      --prefix=PREFIX  all names that start with it (unlink)\n"
     "  -f, --ignore-missing a name that is not there is no failure (unlink)\n"
+    "      --force          unlink all names, and do not wait for whoever holds arrays (drain)\n"
+    "      --undo           have arrays made again (drain)\n"
     "  -c, --count=N        how many round trips (ping)\n"
     "  -h, --help           this text\n"
     "  -V, --version        of caidctl\n"
@@ -98,6 +104,8 @@ static const struct option long_options[] = {
     {"prefix", required_argument, NULL, 'P'},
     {"ignore-missing", no_argument, NULL, 'f'},
     {"lost", no_argument, NULL, 'L'},
+    {"force", no_argument, NULL, 'F'},
+    {"undo", no_argument, NULL, 'U'},
     {0},
 };
 
@@ -148,6 +156,8 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
         case 'd': *ret_given |= OPT_DEVICE, ctl->device = optarg; break;
         case 'P': *ret_given |= OPT_PREFIX, ctl->prefix = optarg; break;
         case 'L': *ret_given |= OPT_LOST, ctl->lost = true; break;
+        case 'F': *ret_given |= OPT_FORCE, ctl->force = true; break;
+        case 'U': *ret_given |= OPT_UNDO, ctl->undo = true; break;
         case 'f': *ret_given |= OPT_IGNORE, ctl->ignore_missing = true; break;
         case 'c': *ret_given |= OPT_COUNT, status = parse_count(ctl, optarg); break;
         case 'h': fputs(usage, stdout), *ret_done = true; return CTL_OK;
@@ -171,6 +181,8 @@ check_usage(const struct ctl *ctl, const struct verb *verb, unsigned given, int 
         return bad_usage(verb->name, "takes no more arguments");
     if (ctl->all && ctl->pool)
         return bad_usage(verb->name, "--all and --pool exclude each other");
+    if (ctl->force && ctl->undo)
+        return bad_usage(verb->name, "--force and --undo exclude each other");
     if (ctl->unnamed && n_args > 0)
         return bad_usage(verb->name, "--unnamed and the name of an array exclude each other");
     return CTL_OK;

@@ -26,7 +26,7 @@ struct ctl {
     const char *pool;   /* --pool, or NULL */
     const char *device; /* --device, or NULL */
     const char *prefix; /* --prefix, or NULL */
-    bool json, bytes, all, long_, unnamed, ignore_missing, lost;
+    bool json, bytes, all, long_, unnamed, ignore_missing, lost, force, undo;
     uint32_t count; /* --count */
 
     struct caid_client *client; /* NULL for a verb that needs none */
@@ -49,6 +49,7 @@ bool ctl_number(const char *text, unsigned long max, unsigned long *ret);
 
 int verb_status(struct ctl *ctl, int argc, char **argv);
 int verb_info(struct ctl *ctl, int argc, char **argv);
+int verb_drain(struct ctl *ctl, int argc, char **argv);
 int verb_flush(struct ctl *ctl, int argc, char **argv);
 int verb_ping(struct ctl *ctl, int argc, char **argv);
 int verb_version(struct ctl *ctl, int argc, char **argv);

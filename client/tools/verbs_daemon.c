@@ -39,6 +39,7 @@ static const struct field status_fields[] = {
     FIELD(U64, caid_status, kept, "kept"),
     FIELD(U64, caid_status, restarts, "restarts"),
     FIELD(U64, caid_status, journal_bytes, "journal_bytes"),
+    FIELD(BOOL, caid_status, draining, "draining"),
     {0},
 };
 
@@ -131,6 +132,8 @@ status_table(struct ctl *ctl, const struct caid_status *s)
                (double)s->turn_cpu_ns / 1e6, (double)s->turn_wall_ns / 1e6);
     table_fact(&table, "waits", "%" PRIu64 " entries to be freed", s->pending);
     status_keeper(ctl, &table, s);
+    if (s->draining)
+        table_fact(&table, "drain", "no new arrays, until caidctl drain --undo");
     if (s->contexts > 0)
         table_fact(&table, "contexts", "%" PRIu64 ", for legacy handles", s->contexts);
     if (s->release_errors > 0)

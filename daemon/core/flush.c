@@ -7,18 +7,11 @@
 #include "reclaim.h"
 #include "state.h"
 
-/* Root and whoever runs the daemon flush for everyone, others what is theirs. */
-static bool
-flushes_all(const struct core *core, const struct conn *conn)
-{
-    return conn->user->uid == 0 || conn->user->uid == core->config.uid;
-}
-
 static void
 flush_device(struct core *core, struct flush *flush, uint32_t index)
 {
     struct conn *conn = flush->conn;
-    bool all = flushes_all(core, conn);
+    bool all = is_administrator(core, conn->user); /* others flush what is theirs */
     struct flusher_list *flushers = &core->devices[index].flushers;
     struct flusher *flusher = &flush->flushers[index], *before;
 
@@ -72,7 +65,7 @@ flush_drop(struct core *core, struct flush *flush)
 static bool
 concerns(const struct core *core, const struct flush *flush, const struct block *block)
 {
-    return flushes_all(core, flush->conn) || pool_may(block->pool, flush->conn, MAY_WRITE);
+    return is_administrator(core, flush->conn) || pool_may(block->pool, flush->conn, MAY_WRITE);
 }
 
 void

@@ -156,6 +156,7 @@ HANDLER(on_status)
         .kept = core->kept.n_kept,
         .restarts = core->kept.restarts,
         .journal_bytes = core->kept.journal_bytes,
+        .draining = core->draining,
         .devices = records->devices,
         .n_devices = (uint32_t)core->config.n_devices,
     };

@@ -149,6 +149,9 @@ HANDLER(on_create)
     struct array *array;
     int rc = create_check(core, conn, p, &req, r);
 
+    if (rc == 0 && !done && core->draining)
+        return refuse(r, PROTO_ERR_SHUTDOWN,
+                      "the daemon makes no new arrays: it is drained (caidctl drain)");
     if (rc == 0 && done)
         return create_again(core, conn, id, &req, done->generation, r);
     if (rc == 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What there is and who is charged for it: memory_info, pools, users; and what moves it: flush,
- * defer.
+ * drain, defer.
  */
 #include "device.h"
 #include "flush.h"
@@ -99,7 +99,7 @@ reply_memory(struct core *core, struct conn *conn, const struct job *job,
                 0);
 }
 
-/* ---- flush, defer ---- */
+/* ---- flush, drain, defer ---- */
 
 HANDLER(on_flush)
 {
@@ -111,6 +111,18 @@ HANDLER(on_flush)
     if (p->device.p && device_find(core, p->device, &device, r))
         return REFUSED;
     return flush_start(core, conn, id, device, r);
+}
+
+HANDLER(on_drain)
+{
+    const struct msg_drain_params *p = params;
+
+    if (!is_administrator(core, conn->user))
+        return refuse(r, PROTO_ERR_PERMISSION,
+                      "only root and the daemon's own user may drain it");
+    core->draining = !p->undo;
+    send_result(core, conn, id, MSG_DRAIN, &(struct msg_none){}, NULL, 0);
+    return 0;
 }
 
 HANDLER(on_defer)
@@ -204,11 +216,11 @@ user_record(const struct user *user)
     };
 }
 
-/* All of them for root and for whom the daemon runs as; for others, themselves. */
+/* All of them for administrators; for others, themselves. */
 HANDLER(on_users)
 {
     const struct msg_users_params *p = params;
-    bool all = conn->user->uid == 0 || conn->user->uid == core->config.uid;
+    bool all = is_administrator(core, conn->user);
     _cleanup_free_ struct msg_user *records = calloc(USERS_MAX, sizeof(*records));
     struct pager pager = PAGER(core, records, USERS_MAX);
     struct user key = {.uid = (uid_t)p->from}, *user = conn->user;

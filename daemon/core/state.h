@@ -106,8 +106,16 @@ struct core {
     struct core_kept kept;              /* core_set_kept() */
     uint32_t pieces; /* of each kind of work that may wait, in one event: some 2 us each */
     bool stopping;
-    bool behind; /* the last event has left something to be done: core_tick() at once */
+    bool draining; /* no array is made any more */
+    bool behind;   /* the last event has left something to be done: core_tick() at once */
 };
+
+/* Root and whom the daemon runs as. */
+static inline bool
+is_administrator(const struct core *core, const struct user *user)
+{
+    return user->uid == 0 || user->uid == core->config.uid;
+}
 
 /* A uid's, which has its own pool; gid: of that, where it is made. -ENOMEM. */
 int core_get_user(struct core *core, uid_t uid, gid_t gid, struct user **ret);

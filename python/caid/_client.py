@@ -101,7 +101,8 @@ class Client(_queries.Queries, Closing):
 
     A daemon that dies or is started anew, and has a keeper (caid(8)), is waited for: arrays, work
     on streams, brackets and watches go on, and calls wait meanwhile and are made once. After
-    `reconnect_timeout`, and where nothing was kept, they raise DisconnectedError.
+    `reconnect_timeout`, and where nothing was kept, they raise DisconnectedError. A client that waits
+    does not start a service that was stopped, as one does that connects to its socket anew.
     """
 
     __slots__ = ("_address", "_driver", "_socket", "__weakref__")

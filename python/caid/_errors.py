@@ -129,7 +129,7 @@ class DriverError(Error, code=ErrorCode.DRIVER):
 
 
 class ShutdownError(Error, code=ErrorCode.SHUTDOWN):
-    """The daemon is stopping."""
+    """The daemon is stopping, or makes no new arrays (``caidctl drain``)."""
 
 
 class TooLargeError(Error, ValueError, code=ErrorCode.TOO_LARGE):

@@ -159,6 +159,7 @@ class Status(NamedTuple):
     kept: int  #: fds that its keeper has
     restarts: int  #: daemons that have left the keeper their arrays before this one
     journal_bytes: int  #: of the record of what outlives it
+    draining: bool  #: no array is made any more, since somebody has called ``caidctl drain``
 
 
 class Pool(NamedTuple):

@@ -252,6 +252,59 @@ def test_the_keeper_goes_and_then_the_daemon(people, way):
         person.check()
 
 
+def stay_stopped(seconds=2):
+    """Whoever is there already does not start it; nor does a call of theirs."""
+    systemctl("stop", "caid.service")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert main_pid("caid") == 0
+        time.sleep(0.05)
+
+
+def stop_for_a_while():
+    stay_stopped()
+    systemctl("start", "caid.service")
+
+
+def filled(client, seed):
+    a = client.empty(5000, "u1")
+    a.copy_from_host(contents(seed, 5000))
+    return a
+
+
+def go_on(client, way):
+    with filled(client, 1) as kept, filled(client, 2) as named:
+        named.publish("n")
+        for i in range(2):
+            way()
+            with client.open("n", "rw") as a, a.write() as view:
+                assert (view.copy_to_host() == contents(2 + i, 5000)).all()
+                view.copy_from_host(contents(3 + i, 5000))
+        kept.publish("kept")
+
+
+@pytest.mark.parametrize("way", [WAYS["kill"], WAYS["restart"], stop_for_a_while], ids=["kill", "restart", "stop"])
+def test_who_has_something_goes_on(people, way):
+    by(0, go_on, way)
+    people[0].names = {"kept": (1, 5000), "n": (4, 5000)}
+    people[0].check()
+
+
+def give_up(client):
+    with caid.Client(reconnect_timeout=0.5) as hasty, filled(client, 1), filled(hasty, 2):
+        systemctl("stop", "caid.service")
+        with pytest.raises(caid.DisconnectedError):
+            hasty.list()
+        stay_stopped()
+        Person(0).check()
+        assert main_pid("caid") != 0
+        client.ping()
+
+
+def test_a_stopped_service_is_started_by_who_comes_anew(people):
+    by(0, give_up)
+
+
 @contextlib.contextmanager
 def workers(notes, n=3):
     """They publish, replace and read until they are killed. Each begins by looking for what the one before had."""

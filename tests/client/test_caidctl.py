@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """caidctl against the built daemon: output, --json, exit status."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -81,6 +82,73 @@ def test_nothing_is_lost(socket):
     assert caidctl("show", "--lost", socket=socket).returncode == 1
 
 
+LEFT = r"caidctl: drain: arrays are left: \S+ {} of 4.0 MiB\n"
+
+
+@contextlib.contextmanager
+def draining(socket):
+    """caidctl drain, which waits, and what it says first."""
+    with subprocess.Popen([CAIDCTL, f"--socket={socket}", "drain"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:
+        yield process, process.stderr.readline()
+        process.kill()
+
+
+def assert_drained(socket, client):
+    with pytest.raises(AssertionError, match="no new arrays.*caidctl drain"):
+        client.create("new", (1,))
+    assert read_json(socket, "status")["draining"]
+
+
+def test_drain_waits_for_the_last_array(socket, client, hold):
+    client.create("x", (1 << 20,))
+    client.close_array()
+    client.create(None, (4,))
+    with draining(socket) as (drain, line):
+        assert re.fullmatch(LEFT.format(2), line)
+        assert_drained(socket, client)
+        holder = hold("x")
+        client.publish("y")
+        for name in "xy":
+            client.unlink(name)
+        client.close_array()
+        assert re.fullmatch(LEFT.format(1), drain.stderr.readline())
+        holder.kill()
+        out, err = drain.communicate(timeout=60)
+        assert (drain.returncode, out, err) == (0, "no array is left\n", "")
+    assert_drained(socket, client)
+    assert read_json(socket, "info")["devices"][0]["blocks"] == 0
+    assert read_json(socket, "drain") == {"drained": True, "arrays": 0, "bytes": 0, "unnamed": []}
+
+
+def test_drain_goes_on_until_it_is_undone(socket, client):
+    client.create("x", (4,))
+    with draining(socket) as (drain, _):
+        drain.send_signal(signal.SIGINT)
+        assert drain.wait(60) == -signal.SIGINT
+    assert_drained(socket, client)
+    assert re.search("^ *drain +no new arrays", caidctl("status", socket=socket).stdout, re.M)
+    assert read_json(socket, "drain", "--undo") == {"drained": False}
+    assert not read_json(socket, "status")["draining"]
+    client.create("new", (1,))
+
+
+def test_drain_by_force(socket, client, hold):
+    for name in "xyz":
+        client.create(name, (1 << 20,))
+        client.close_array()
+    holder = hold("y")
+    done = caidctl("drain", "--force", "--json", socket=socket)
+    left = json.loads(done.stdout)
+    assert (done.returncode, left["drained"], left["arrays"], left["bytes"]) == (2, False, 1, 4 << 20)
+    assert [(a["name"], [h["pid"] for h in a["holders"]]) for a in left["unnamed"]] == [("y", [holder.pid])]
+    assert re.fullmatch(LEFT.format(1), done.stderr)
+    assert read_json(socket, "list", "--all") == {"arrays": []}
+    assert f"{holder.pid}" in caidctl("drain", "--force", socket=socket).stdout
+    holder.kill()
+    wait_until(lambda: caidctl("drain", "--force", socket=socket).returncode == 0)
+
+
 def test_status_json(socket, client):
     client.create("x", (3, 4))
     status = read_json(socket, "status")
@@ -93,7 +161,8 @@ def test_status_json(socket, client):
         "server", "pid", "uptime_ns", "socket", "driver", "driver_path", "driver_version",
         "pool", "connections", "pools", "blocks", "arrays", "names", "leases", "jobs",
         "release_errors", "watches", "pending", "contexts", "brackets", "pages", "timelines",
-        "turn_cpu_ns", "turn_wall_ns", "keeper", "kept", "restarts", "journal_bytes", "devices"}
+        "turn_cpu_ns", "turn_wall_ns", "keeper", "kept", "restarts", "journal_bytes", "draining",
+        "devices"}
     device = status["devices"][0]
     assert set(device) == {"index", "uuid", "name", "total", "granularity", "kinds", "handoff",
                            "memops", "readonly_host", "mps", "persistence", "compute_mode"}
@@ -624,7 +693,8 @@ def test_refused(socket, args):
 @pytest.mark.parametrize("args", [
     ("nonsense",), ("--nonsense",), ("list", "--count=3"), ("ping", "-c", "0"), ("ping", "-c", "x"),
     ("ping", "-c", "1000001"), ("unlink",), ("show", "a", "b"), ("show", "--unnamed", "a"),
-    ("list", "--unnamed"), ("info", "--device=0"), ("flush", "0"), ("--device",),
+    ("list", "--unnamed"), ("info", "--device=0"), ("flush", "0"), ("--device",), ("drain", "--force", "--undo"), ("drain", "x"),
+    ("flush", "--force"),
     ("status", "extra"), ("doctor", "extra"), ("timelines", "x"), ("doctor", "--all"),
     ("list", "--all", "--pool=x"), ("--socket",), ("unlink", "--prefix=x", "a"),
     ("unlink", "--prefix="), ("list", "--prefix=x"), ("list", "-f"),
@@ -685,10 +755,10 @@ def test_completion(socket, client):
     assert complete("s", env=env) == ["status", "show"]
     assert complete("--js", env=env) == ["--json"]
     assert complete("f", env=env) == ["flush"]
-    assert complete("d", env=env) == ["doctor"]
+    assert complete("d", env=env) == ["doctor", "drain"]
     assert complete("t", env=env) == ["timelines"]
     assert complete("flush", "--device", "=", "", env=env) == ["0"]
-    assert complete("show", "--un", env=env) == ["--unnamed"]
+    assert complete("show", "--unn", env=env) == ["--unnamed"]
     assert complete("show", "w", env=env) == ["weights/a", "with\\ space"]
     assert complete("--json", "unlink", "weights", env=env) == ["weights/a"]
     assert complete("unlink", "--prefix", "=", "we", env=env) == ["weights/a"]

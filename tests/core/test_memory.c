@@ -286,3 +286,29 @@ CORE_TEST(memory, devices_are_apart, second_lacks)
     info.device = MSG_STR("GPU-3");
     cr_assert_eq(h_request(h, a, MSG_MEMORY_INFO, &info)->error, PROTO_ERR_DEVICE);
 }
+
+static uint32_t
+drain(struct harness *h, uint64_t conn, bool undo)
+{
+    return h_request(h, conn, MSG_DRAIN, &(struct msg_drain_params){.undo = undo})->error;
+}
+
+CORE_TEST(memory, drained_there_are_no_new_arrays, h_sharing)
+{
+    uint64_t root = h_connect(h, 0, 0), a = h_connect(h, 1000, 1000);
+    uint64_t own = h_connect(h, 900, 900); /* the daemon's */
+    struct h_reply mine = h_small(h, a, 100);
+
+    cr_assert_eq(drain(h, a, false), PROTO_ERR_PERMISSION);
+    h_create(h, a, "waits", NULL, H_BLOCK); /* for the driver */
+    cr_assert_eq(drain(h, root, false), 0);
+    h_finish_all(h);
+    cr_assert_eq(h->replies[a].error, 0);
+    cr_assert_eq(h_create(h, a, "x", NULL, 100)->error, PROTO_ERR_SHUTDOWN);
+    cr_assert_eq(h_create(h, root, NULL, NULL, 0)->error, PROTO_ERR_SHUTDOWN);
+    cr_assert_eq(h_publish(h, a, mine.lease, "x")->error, 0);
+    cr_assert_eq(h_open(h, a, "x", NULL, "rw")->error, 0);
+    cr_assert_eq(drain(h, a, true), PROTO_ERR_PERMISSION);
+    cr_assert_eq(drain(h, own, true), 0);
+    cr_assert_eq(h_create(h, a, "y", NULL, 0)->error, 0);
+}

@@ -6,7 +6,9 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import struct
+import subprocess
 import tempfile
 import textwrap
 import threading
@@ -15,11 +17,12 @@ import hypothesis
 import hypothesis.stateful as stateful
 import numpy
 import pytest
-from conftest import Child, in_thread, wait_until
+from conftest import PATIENCE_S, Child, in_thread, wait_until
 from hypothesis import strategies as st
 from restarts import Restarts
 
 import caid
+from caid import _daemon
 
 
 @pytest.fixture
@@ -487,6 +490,41 @@ def test_who_gives_up_says_so(restarts):
             opened.close()
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_who_comes_back_starts_no_service(restarts, signum):
+    """A service manager listens in the place of a daemon that was stopped, and would start one."""
+    with restarts.connect() as c, filled(c, 1) as a:
+        restarts.end(signum)
+        pathlib.Path(restarts.address).unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.bind(restarts.address)
+            sock.listen()
+            sock.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                sock.accept()
+        restarts.start()
+        a.publish("a")
+        assert value_of(c, "a") == 1
+
+
+def test_a_drain_that_waits_is_the_next_daemons_too(restarts):
+    caidctl = pathlib.Path(_daemon.find_daemon()).resolve().with_name("caidctl")
+    with restarts.connect() as c, filled(c, 1):
+        drain = subprocess.Popen([caidctl, "-s", restarts.address, "drain"], stderr=subprocess.PIPE)
+        with drain, drain.stderr as told:
+            assert b"arrays are left" in told.readline()
+            restarts.restart(signal.SIGTERM)
+            wait_until(lambda: c.status().draining)
+            with pytest.raises(caid.ShutdownError, match="no new arrays"):
+                c.empty(1)
+            c.close()
+            assert drain.wait(PATIENCE_S) == 0
+    restarts.restart()
+    with restarts.connect() as c:
+        assert not c.status().draining
+        c.empty(1).close()
+
+
 # --- the keeper ---------------------------------------------------------------------------------
 
 
@@ -706,7 +744,7 @@ def test_status_tells_what_is_kept(restarts):
     with restarts.connect() as c:
         restarts.end_keeper()
         wait_until(lambda: not c.status().keeper)
-        assert c.status()[-4:] == (False, 0, 3, c.status().journal_bytes)
+        assert c.status()[-5:-1] == (False, 0, 3, c.status().journal_bytes)
         restarts.start_keeper()
         wait_until(lambda: c.status().keeper)
         restarts.restart()

@@ -220,6 +220,11 @@ WRAPPED(int, fcntl, int fd, int command, ...)
     return file_new(FILE_OTHER, NULL, (uint32_t)from);
 }
 
+WRAPPED(int, presence_take, const char *socket_path UNUSED, int *ret_fd UNUSED)
+{
+    return -ENOENT;
+}
+
 WRAPPED(int, getrlimit, int resource UNUSED, struct rlimit *ret)
 {
     *ret = (struct rlimit){files.max, files.max};

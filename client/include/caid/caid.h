@@ -113,7 +113,8 @@ struct caid_connect_options {
     /* How long calls wait for a daemon that has gone, and keeps what it had (caid(8)), to come
      * back: then the client goes on where it was, and its arrays, brackets and watches are its own
      * as before. After that time, and where nothing was kept, it is CAID_ERR_DISCONNECTED. 0: 10
-     * seconds; CAID_FOREVER; CAID_NEVER: it does not come back. */
+     * seconds; CAID_FOREVER; CAID_NEVER: it does not come back. Who waits does not start a service
+     * that was stopped and whose socket still listens. */
     uint64_t reconnect_timeout_ns;
 };
 
@@ -174,6 +175,7 @@ struct caid_status {
     uint64_t kept;           /* fds that its keeper has */
     uint64_t restarts;      /* daemons that have left the keeper their arrays before this one */
     uint64_t journal_bytes; /* of the record of what outlives it */
+    bool draining;          /* no array is made any more: caid_drain() */
 };
 
 int caid_client_status(struct caid_client *client, struct caid_status *ret,
@@ -569,6 +571,11 @@ struct caid_flushed {
  * What caid_defer_begin() holds back stays. ret may be NULL. CAID_ERR_DRIVER: a release failed. */
 int caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
                struct caid_error *error);
+/* From now on the daemon makes no array, for nobody: a create is CAID_ERR_SHUTDOWN. Those that are
+ * there go on, and may be opened, published and used until the last has gone; caid_users() says
+ * whose are left. drain false: arrays are made again. It ends with the daemon. For root and the
+ * daemon's own uid; CAID_ERR_PERMISSION. */
+int caid_drain(struct caid_client *client, bool drain, struct caid_error *error);
 /* Holds back what waits in the queues for the caller's uid, until as many calls of
  * caid_defer_end(), or the end of the connection. Ending flushes nothing by itself. */
 int caid_defer_begin(struct caid_client *client, struct caid_error *error);
