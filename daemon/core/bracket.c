@@ -242,6 +242,7 @@ bracket_make(struct core *core, struct conn *conn, const struct bracket_request 
 {
     uint32_t n = req->read.n + req->write.n;
     struct bracket *bracket = calloc(1, sizeof(*bracket) + n * sizeof(bracket->claims[0]));
+    struct charge left_out;
     int rc;
 
     if (!bracket)
@@ -257,6 +258,9 @@ bracket_make(struct core *core, struct conn *conn, const struct bracket_request 
         bracket_discard(bracket);
         return rc;
     }
+    n -= bracket->n_claims;
+    charge_split(&bracket->charge, &left_out, n, n * CLAIM_HOST);
+    charge_deinit(&left_out);
     *ret = bracket;
     return 0;
 }

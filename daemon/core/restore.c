@@ -737,7 +737,7 @@ restore_numbers(const struct restoring *to)
 {
     struct core *core = to->core;
 
-    core->next_array = core->next_block = core->next_page = to->r->ids;
+    core->next_array = core->next_block = core->next_page = core->persist.ids = to->r->ids;
     core_restore_floor(core, to->r->floor);
 }
 
