@@ -256,6 +256,7 @@ bracket_make(struct core *core, struct conn *conn, const struct bracket_request 
 {
     uint32_t n = req->read.n + req->write.n;
     struct bracket *bracket;
+    struct charge left_out;
     int rc;
 
     if (check_request(conn, req, r))
@@ -274,6 +275,9 @@ bracket_make(struct core *core, struct conn *conn, const struct bracket_request 
         bracket_discard(bracket);
         return rc;
     }
+    n -= bracket->n_claims;
+    charge_split(&bracket->charge, &left_out, n, n * CLAIM_HOST);
+    charge_deinit(&left_out);
     *ret = bracket;
     return 0;
 }

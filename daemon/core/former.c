@@ -194,7 +194,7 @@ claim_end(struct core *core, struct conn *conn, const uint64_t end[static 5], st
     struct array *array = array_index_find(core->former_arrays, end[0]);
     struct page *page = end[3] ? page_find_own(core, conn, end[1]) : NULL;
 
-    if (end[3] && (!page || end[2] >= TIMELINE_SLOTS ||
+    if (end[3] && (!page || !page->before || end[2] >= TIMELINE_SLOTS ||
                    end[3] > timeline_submitted(&page->slots[end[2]])))
         return refuse(r, PROTO_ERR_INVALID, "value %llu was not submitted",
                       (unsigned long long)end[3]);
@@ -312,6 +312,7 @@ give_up(struct core *core, struct conn *conn)
     conn->leaves = true;
     former_end(core, conn);
     persist_conn(core, conn);
+    conn->stage = 0; /* what has stayed for it goes, too: names of timelines */
     if (conn->departed)
         conn_wake(conn);
 }

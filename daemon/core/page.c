@@ -317,6 +317,8 @@ page_has_landed(const struct page *page)
         uint64_t value = timeline_submitted(&page->slots[i]);
         if (value < page->last[i]) /* what others wait for, whatever he says now */
             value = page->last[i];
+        if (page->before && value < page->before[i])
+            value = page->before[i];
         if (timeline_state(&page->slots[i], value) == FENCE_PENDING)
             return false;
     }

@@ -84,7 +84,7 @@ published_add_gone(struct conn *conn, uint64_t id, struct refusal *r)
 
     if (!part)
         return -ENOMEM;
-    if (charge_init(&part->charge, conn->user, RES_HOST, 0, sizeof(*part), r)) {
+    if (charge_init(&part->charge, conn->user, RES_HOST, 0, PART_HOST, r)) {
         free(part);
         return REFUSED;
     }

@@ -719,7 +719,8 @@ restore_numbers(const struct restoring *to)
 
     if (!to->r->n_floors)
         return;
-    core->next_array = core->next_block = core->next_page = to->r->floors[0]->ids;
+    core->next_array = core->next_block = core->next_page = core->persist.ids =
+        to->r->floors[0]->ids;
     core_restore_floor(core, to->r->floors[0]->generation);
 }
 

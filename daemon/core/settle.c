@@ -76,7 +76,7 @@ array_settle(struct core *core, struct array *array)
 {
     if (array->creating || array->named)
         return;
-    bool kept = is_kept(array) || may_be_claimed(core, array);
+    bool kept = may_be_claimed(core, array) || is_kept(array); /* who keeps it may go first */
     persist_nameless(array);
     if (kept || linger_array(core, array))
         array_list(array);

@@ -60,7 +60,7 @@ void
 use_settle(struct use *use)
 {
     if (use->n_waiting || !LIST_EMPTY(&use->held) || use_has_fences(use) ||
-        use->array->lingering || use->awaited || use->writer)
+        use->array->lingering || use->awaited || use->writer || use->was_written)
         return;
     if (use->doubted)
         LIST_REMOVE(use, of_doubts);
@@ -247,6 +247,8 @@ use_restore_write(struct array *array, struct page *page, uint32_t slot, uint64_
         charge_init(&fence->charge, page->conn->user, RES_BRACKETS, 1, FENCE_HOST, NULL);
         LIST_INSERT_HEAD(&page->fences, fence, of_page);
         use->write = fence;
+        if (page->before[slot] < value)
+            page->before[slot] = value;
     }
     persist_mark(array);
     use_settle(use);

@@ -92,7 +92,6 @@ books_released(struct harness *h, uint64_t handle, int error)
     *m = h->memory[--h->n_memory];
 }
 
-/* FNV-1a */
 /* ---- what clients are told ---- */
 
 static void
@@ -207,6 +206,7 @@ add_array(struct harness *h, const struct core_action *a, enum msg_method method
           const struct msg_array *r, struct msg_str pool)
 {
     struct h_array array = {.lease = r->lease,
+                            .number = r->array,
                             .block = r->block,
                             .offset = r->offset,
                             .nbytes = r->nbytes,
@@ -269,4 +269,32 @@ books_exited(struct harness *h, uint64_t conn)
         if (h->ranges[i].conn == conn)
             h->ranges[i] = h->ranges[--h->n_ranges];
     drop_holds(h, conn, 0);
+}
+
+void
+books_moved(struct harness *h, uint64_t from, uint64_t to)
+{
+    for (size_t i = 0; i < h->n_holds; i++)
+        h->holds[i].conn = h->holds[i].conn == from ? to : h->holds[i].conn;
+    for (size_t i = 0; i < h->n_ranges; i++)
+        h->ranges[i].conn = h->ranges[i].conn == from ? to : h->ranges[i].conn;
+    for (size_t i = 0; i < h->n_pages; i++)
+        h->pages[i].conn = h->pages[i].conn == from ? to : h->pages[i].conn;
+    for (size_t i = 0; i < h->n_uses; i++)
+        h->uses[i].conn = h->uses[i].conn == from ? to : h->uses[i].conn;
+}
+
+void
+books_restarted(struct harness *h, bool (*has)(void *userdata, uint64_t handle), void *userdata)
+{
+    h->n_jobs = h->n_page_holds = 0;
+    for (size_t i = h->n_memory; i-- > 0;) {
+        h->memory[i].releasing = false;
+        if (!has(userdata, h->memory[i].handle))
+            books_released(h, h->memory[i].handle, 0);
+    }
+    for (size_t i = 0; i < h->n_pages; i++) {
+        h->pages[i].sealed = true;
+        h->pages[i].killed = false;
+    }
 }

@@ -16,6 +16,11 @@ void books_arrays(struct harness *h, const struct core_action *a, enum msg_metho
 void books_closed(struct harness *h, uint64_t conn, uint64_t lease);
 void books_forgotten(struct harness *h, uint64_t conn, uint64_t block);
 void books_exited(struct harness *h, uint64_t conn);
+/* What it has goes on under another number. */
+void books_moved(struct harness *h, uint64_t from, uint64_t to);
+/* The core is another one, which has those blocks. */
+void books_restarted(struct harness *h, bool (*has)(void *userdata, uint64_t handle),
+                     void *userdata);
 /* Around what the core does: allocations of its may fail then, not the harness's. */
 void books_arm(bool on);
 
@@ -33,6 +38,8 @@ bool saved_name(const struct harness *h, const char *pool, const char *name);
 uint64_t saved_count(const struct harness *h, bool blocks);
 /* Kills the core as it is now, in a copy, and looks at the one that comes after it. */
 void saved_check(struct harness *h);
+/* The same, but what comes after it takes its place. */
+void saved_restart(struct harness *h);
 /* Begins a new journal, or goes over to it when that has all. */
 void saved_renew(struct harness *h);
 
@@ -53,6 +60,8 @@ void books_timeline(struct harness *h, const struct core_action *a,
                     const struct msg_open_timeline_result *result, struct h_reply *reply);
 /* The lease, and with it its part of brackets. */
 void books_given_up(struct harness *h, uint64_t conn, uint64_t lease);
+/* Ends a bracket. */
+void books_ended(struct harness *h, uint64_t conn, const struct msg_end_params *p);
 /* A begin of that request, if it was one. */
 void books_refused(struct harness *h, uint64_t conn, uint32_t request);
 /* The range is given away, or goes. */

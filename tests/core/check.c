@@ -6,6 +6,7 @@
 #include "array.h"
 #include "device.h"
 #include "flush.h"
+#include "former.h"
 #include "harness.h"
 #include "lost.h"
 #include "mem_check.h"
@@ -83,7 +84,9 @@ use_is_right(const struct use *use)
     return readers == use->n_readers && writers == use->n_writers && writers <= 1 &&
            (!writers || !readers) && waiting == use->n_waiting &&
            first_writer == use->first_writer && reads == use->n_reads &&
-           (readers || writers || waiting || use_has_fences(use) || use->array->lingering);
+           (use->doubted || !(use->awaited || use->writer || use->was_written)) &&
+           (readers || writers || waiting || use_has_fences(use) || use->array->lingering ||
+            use->awaited || use->writer || use->was_written);
 }
 
 /* ---- arrays ---- */
@@ -131,7 +134,8 @@ check_array(const struct array *array)
     check_leases(array);
     CHECK(!array->pending);
     CHECK(array->creating || array->named || array->n_leases || array->n_departed ||
-          array->is_whole || array->is_companion || array->n_sets || array->lingering);
+          array->is_whole || array->is_companion || array->n_sets || array->lingering ||
+          (array->use && (array->use->awaited || array->use->writer)));
     CHECK(!array->is_set || (!array->span && !array->is_part && !array->n_sets));
     CHECK(!array->named || !set_over(array->pool, array_name(array)));
     check_companion(array);
@@ -320,12 +324,17 @@ static void
 check_holds(const struct block *block)
 {
     const struct hold *hold;
+    uint64_t before = 0, awaited = 0;
 
     LIST_FOREACH(hold, &block->holds, of_held) {
+        before += hold->before;
+        awaited += hold->awaited;
         CHECK(hold->block == block);
         CHECK(hold_find(hold->tree, block->id) == hold && hold->id == block->id);
         CHECK(block->state == BLOCK_LIVE);
     }
+    CHECK(block->state == BLOCK_RELEASING ||
+          (block->n_before == before && block->n_awaited == awaited));
 }
 
 /* That only processes of an earlier core's can reach. */
@@ -484,7 +493,10 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         uint64_t holds = 0;
         CHECK(page->conn == conn && page_find(core, page->id) == page);
         LIST_FOREACH(fence, &page->fences, of_page) {
-            CHECK(fence->page == page && fence->value <= page->last[fence->slot]);
+            CHECK(fence->page == page &&
+                  (fence->value <= page->last[fence->slot] ||
+                   (page->before ? fence->value <= page->before[fence->slot]
+                                 : fence_state(fence) != FENCE_PENDING)));
             CHECK(fence->use->array->use == fence->use);
             host += FENCE_HOST;
             uses->used[RES_BRACKETS]++;
@@ -496,7 +508,8 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         if (page->timeline)
             host += sizeof(*page->timeline) + page->timeline->n_name;
         CHECK(!page->timeline ||
-              (page->timeline->page == page && (!conn->departed || conn->leaving)));
+              (page->timeline->page == page &&
+               (!conn->departed || conn->leaving || former_is_awaited(conn))));
         uses->used[RES_PAGES]++;
     }
     RB_FOREACH(hold, holds, &conn->page_holds) {

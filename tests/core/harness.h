@@ -51,7 +51,7 @@ struct h_fence {
 };
 
 struct h_array {
-    uint64_t lease, block, offset, nbytes, generation;
+    uint64_t lease, number, block, offset, nbytes, generation;
     uint64_t stamp; /* of the create that wrote there last */
     char memory[8], metadata[32];
 };
@@ -73,7 +73,7 @@ struct h_reply {
     uint32_t n_entries; /* list, unnamed, pools, users, memory_info, holders of show */
     char names[8][32];
     uint64_t n_leases[8];
-    bool more;
+    bool more, resumed;
     uint64_t array;
     uint64_t holder_pids[8];
     bool hung_up[8];
@@ -85,7 +85,7 @@ struct h_reply {
     uint32_t n_fences, n_pages;
     struct h_fence fences[H_FENCES];
     uint32_t n_parts;
-    uint64_t parts[H_PARTS];
+    uint64_t parts[H_PARTS]; /* parts; resume: leases that are lost */
 
     union { /* numbers; their strings are gone */
         struct msg_memory memory[H_DEVICES];
@@ -143,6 +143,13 @@ struct h_use { /* what a bracket uses, from its begin; then its fence, until tha
     struct h_fence fence; /* page 0: it has not ended */
 };
 
+struct h_done { /* the last request that gave, took or moved a name, and was not refused */
+    uint64_t conn;
+    uint32_t id;
+    size_t n_packet, n_answer;
+    uint8_t packet[512], answer[128];
+};
+
 struct harness {
     struct core *core;
     uint64_t now_ns;
@@ -153,11 +160,12 @@ struct harness {
     uint32_t next_id;
     uint32_t n_devices;
     struct h_reply replies[H_CONNS]; /* by connection number */
-    bool closed[H_CONNS];            /* a CORE_CLOSE came */
-    bool gone[H_CONNS];              /* hung up */
-    bool exited[H_CONNS];            /* its process */
-    bool forgotten[H_CONNS];         /* since then, a CORE_FORGET came */
-    bool by_hand;                    /* what an event leaves to be done waits for h_tick() */
+    pid_t pids[H_CONNS];
+    bool closed[H_CONNS];    /* a CORE_CLOSE came */
+    bool gone[H_CONNS];      /* hung up */
+    bool exited[H_CONNS];    /* its process */
+    bool forgotten[H_CONNS]; /* since then, a CORE_FORGET came */
+    bool by_hand;            /* what an event leaves to be done waits for h_tick() */
     uint64_t n_sent, n_sent_seen;
     bool lenient; /* core_connect() may be out of memory */
     char reasons[H_CONNS][64];
@@ -173,6 +181,7 @@ struct harness {
     uint64_t n_allocs, n_releases;
     enum msg_method asked[H_ASKED];
     uint32_t asked_ids[H_ASKED];
+    struct h_done asking, done;
     /* Called for each reply, where it is set. */
     void (*on_reply)(struct harness *h, uint64_t conn, const struct h_reply *reply);
     /* Before a page is killed, where it is set. */
@@ -249,7 +258,8 @@ void h_deinit(struct harness *h);
 int h_reconfigure(struct harness *h, const struct core_config *config);
 
 uint64_t h_connect_raw(struct harness *h, uid_t uid, gid_t gid); /* 0: refused */
-uint64_t h_connect(struct harness *h, uid_t uid, gid_t gid);     /* and says hello */
+uint64_t h_connect_as(struct harness *h, uid_t uid, gid_t gid, pid_t pid);
+uint64_t h_connect(struct harness *h, uid_t uid, gid_t gid); /* and says hello */
 bool h_hangup(struct harness *h, uint64_t conn);
 void h_exit(struct harness *h, uint64_t conn);
 void h_disconnect(struct harness *h, uint64_t conn); /* both */
@@ -257,6 +267,8 @@ void h_packet(struct harness *h, uint64_t conn, const void *packet, size_t n);
 /* Sends a request; its reply, if it came at once, is in h->replies[conn]. */
 struct h_reply *h_request(struct harness *h, uint64_t conn, enum msg_method method,
                           const void *params);
+/* The client that was of asks once more for what it has last had done, and is answered the same. */
+void h_repeat(struct harness *h, uint64_t of, uint64_t conn);
 void h_notify(struct harness *h, uint64_t conn, enum msg_method method, const void *params);
 
 struct h_reply *h_create(struct harness *h, uint64_t conn, const char *name, const char *pool,

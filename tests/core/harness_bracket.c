@@ -331,8 +331,8 @@ replace_fences(struct harness *h, const struct h_range *range)
     }
 }
 
-static void
-end_uses(struct harness *h, uint64_t conn, const struct msg_end_params *p)
+void
+books_ended(struct harness *h, uint64_t conn, const struct msg_end_params *p)
 {
     struct h_use ended[64];
     size_t n = 0;
@@ -409,7 +409,7 @@ h_begun(struct harness *h, uint64_t conn, uint64_t lease, bool write)
 void
 h_end_as(struct harness *h, uint64_t conn, struct msg_end_params params)
 {
-    end_uses(h, conn, &params);
+    books_ended(h, conn, &params);
     h_notify(h, conn, MSG_END, &params);
 }
 

@@ -85,6 +85,7 @@ union result {
     struct msg_arrays_result arrays;
     struct msg_list_result list;
     struct msg_hello_result hello;
+    struct msg_resume_result resume;
     struct msg_status_result status;
     struct msg_show_result show;
     struct msg_pools_result pools;
@@ -112,11 +113,11 @@ note_timelines(struct h_reply *reply, const struct msg_timelines_result *result)
 }
 
 static void
-note_parts(struct h_reply *reply, const struct msg_parts_result *result)
+note_parts(struct h_reply *reply, struct msg_u64s parts)
 {
-    reply->n_parts = result->parts.n;
-    for (uint32_t i = 0; i < result->parts.n && i < H_PARTS; i++)
-        reply->parts[i] = result->parts.v[i];
+    reply->n_parts = parts.n;
+    for (uint32_t i = 0; i < parts.n && i < H_PARTS; i++)
+        reply->parts[i] = parts.v[i];
 }
 
 static void
@@ -154,7 +155,9 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
         reply->generation = result->publish_part.generation;
         reply->array = result->publish_part.part;
         break;
-    case MSG_PARTS: note_parts(reply, &result->parts); break;
+    case MSG_PARTS: note_parts(reply, result->parts.parts); break;
+    case MSG_RESUME: note_parts(reply, result->resume.lost); break;
+    case MSG_HELLO: reply->resumed = result->hello.resumed; break;
     case MSG_WATCH: reply->generation = result->watch.generation; break;
     case MSG_FLUSH: reply->flush = result->flush; break;
     case MSG_PAGE: books_page(h, a, &result->page, reply); break;
@@ -182,6 +185,10 @@ books_reply(struct harness *h, const struct core_action *a)
     copy(reply->text, sizeof(reply->text), m.error_text);
     for (size_t i = 0; i < a->n_fds && i < ARRAY_SIZE(reply->fds); i++)
         reply->fds[i] = a->fds[i];
+    if (!m.error && m.id == h->asking.id && a->n_packet <= sizeof(h->asking.answer)) {
+        h->done = h->asking;
+        memcpy(h->done.answer, a->packet, h->done.n_answer = a->n_packet);
+    }
     if (m.error)
         books_refused(h, a->conn, m.id);
     if (!m.error) {

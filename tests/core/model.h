@@ -35,7 +35,7 @@ struct m_array {
     uint64_t expires_ns; /* the name, by the clock that goes on in sleep; 0: it does not */
     uint64_t label;      /* its metadata */
     uint64_t stamp, nbytes;
-    uint64_t span, block, offset;
+    uint64_t id, span, block, offset;
     uid_t uid; /* who created it */
     int n_leases, n_departed;
     int companion; /* that it keeps, or M_NONE */
@@ -92,8 +92,11 @@ struct m_slot {    /* a client */
     uint64_t conn; /* 0: none */
     uid_t uid;
     gid_t gid;
-    bool gone;     /* hung up, and has not exited */
-    bool offended; /* is being closed */
+    bool gone;      /* hung up, and has not exited */
+    bool offended;  /* is being closed */
+    bool resumes;   /* it comes back after a restart */
+    bool away;      /* until it does */
+    uint64_t token; /* the connection by which it is known */
     struct m_lease leases[M_LEASES];
     int n_leases;
     int deferring;
@@ -126,6 +129,10 @@ struct model {
     bool blind; /* expects nothing but what books and sums say: allocations fail */
     bool stopped;
     bool crowded;        /* much is done with few arrays */
+    bool restarts;       /* now and then; nothing ends with the core */
+    bool returning;      /* since the last restart not all is known yet: model_return.c */
+    bool left_behind;    /* some do not come back that the core waits for */
+    uint64_t talks;      /* connection whose answers are looked at as they come */
     int n_out_of_memory; /* connections that ended by it */
     struct m_slot slots[M_SLOTS];
     struct m_name names[M_POOLS][M_NAMES];
@@ -218,7 +225,18 @@ void model_brackets_hangup(struct model *m, int slot);
 void model_brackets_exit(struct model *m, int slot);
 void model_brackets_lease_gone(struct model *m, int slot, uint64_t lease);
 
+/* model_return.c */
+void model_step_kill(struct model *m);
+void model_step_return(struct model *m);
+void model_return_all(struct model *m);
+
 /* model_use_steps.c */
+/* A page of the client's whose slots are alive; 0: none. */
+uint64_t model_some_page(struct model *m, uint64_t conn);
+bool model_is_dropped(const struct model *m, uint64_t page);
+void model_ended(struct model *m, const struct m_bracket *b, const struct msg_end_params *p);
+void model_send_begin(struct model *m, const struct m_bracket *b,
+                      struct msg_begin_params params);
 void model_step_use(struct model *m, int slot);
 void model_timelines_hangup(struct model *m, uint64_t conn);
 /* Whether it has brackets or pages. */
@@ -266,3 +284,5 @@ void PRINTF(2, 3) model_note(struct model *m, const char *fmt, ...);
 void model_step(struct model *m);
 void model_step_connect(struct model *m);
 void model_leave(struct model *m, int slot, bool hangup, bool exits);
+void model_hung_up(struct model *m, int slot);
+void model_pass(struct model *m, uint64_t ns);

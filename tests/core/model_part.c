@@ -140,7 +140,8 @@ model_part_published(struct model *m, const struct m_request *r, const struct h_
                                                 .keeper = M_NONE,
                                                 .whole = (int)r->seen,
                                                 .publisher = r->slot,
-                                                .part = reply->array};
+                                                .part = reply->array,
+                                                .id = reply->array};
     whole->n_parts++;
     if (!named) {
         EXPECT(m, reply->generation == 0, "a generation of no name");
@@ -266,7 +267,7 @@ step_retire(struct model *m, int s)
         return;
     model_note(m, "slot %d: all close array %d%s", s, array, both ? ", and its whole" : "");
     for (int i = 0; i < M_SLOTS; i++) {
-        if (!m->slots[i].conn || m->slots[i].gone || m->slots[i].offended)
+        if (!m->slots[i].conn || m->slots[i].gone || m->slots[i].offended || m->slots[i].away)
             continue;
         close_all(m, i, array);
         if (both)
@@ -301,7 +302,7 @@ check_told(struct model *m, const struct m_array *a)
     for (int i = 0; i < m->n_requests; i++)
         EXPECT(m,
                m->requests[i].method != MSG_PARTS || m->requests[i].slot != a->publisher ||
-                   a->alive || a->fenced, /* it may linger */
+                   a->alive || a->fenced || m->returning, /* it may linger */
                "slot %d is not told of part %llu", a->publisher, (unsigned long long)a->part);
 }
 

@@ -36,7 +36,7 @@ some_client(struct model *m)
 
     for (uint32_t i = 0; i < M_SLOTS; i++) {
         int s = (int)((first + i) % M_SLOTS);
-        if (m->slots[s].conn && !m->slots[s].gone && !m->slots[s].offended)
+        if (m->slots[s].conn && !m->slots[s].gone && !m->slots[s].offended && !m->slots[s].away)
             return s;
     }
     return M_NONE;
@@ -86,8 +86,11 @@ model_step_connect(struct model *m)
                   {1, 1},       {2, 10},      {0, 0}};
 
     uint32_t who = model_random(m, ARRAY_SIZE(people));
+    struct msg_str resume = MSG_STR("resume");
+    bool resumes = model_random(m, 4) > 0;
     struct msg_hello_params hello = {.version_min = 1,
                                      .version_max = 1,
+                                     .features = {&resume, resumes},
                                      .client = MSG_STR("model")};
     int s = 0;
 
@@ -96,16 +99,18 @@ model_step_connect(struct model *m)
     if (s == M_SLOTS || m->h.next_conn + 2 >= H_CONNS)
         return;
     model_note(m, "slot %d: connect as uid %d", s, (int)people[who].uid);
-    m->slots[s] = (struct m_slot){.uid = people[who].uid, .gid = people[who].gid};
-    m->slots[s].conn = h_connect_raw(&m->h, people[who].uid, people[who].gid);
+    m->slots[s] =
+        (struct m_slot){.uid = people[who].uid, .gid = people[who].gid, .resumes = resumes};
+    m->slots[s].token = m->slots[s].conn =
+        h_connect_raw(&m->h, people[who].uid, people[who].gid);
     if (!m->slots[s].conn)
         return;
     model_ask(m, s, MSG_HELLO);
     h_request(&m->h, m->slots[s].conn, MSG_HELLO, &hello);
 }
 
-static void
-hung_up(struct model *m, int s)
+void
+model_hung_up(struct model *m, int s)
 {
     struct m_slot *slot = &m->slots[s];
 
@@ -133,7 +138,7 @@ model_leave(struct model *m, int s, bool hangup, bool exits)
     model_note(m, "slot %d:%s%s", s, hangup ? " hangs up" : "", exits ? " exits" : "");
     model_drop_requests(m, s);
     if (!slot->gone)
-        hung_up(m, s);
+        model_hung_up(m, s);
     if ((hangup || model_uses(m, s)) && !m->h.gone[slot->conn])
         h_hangup(&m->h, slot->conn);
     if (!exits)
@@ -152,7 +157,7 @@ step_hangup(struct model *m)
 
     if (!m->slots[s].conn)
         return;
-    bool exits = m->slots[s].gone || model_random(m, 3) == 0;
+    bool exits = m->slots[s].gone || m->slots[s].away || model_random(m, 3) == 0;
     model_leave(m, s, !exits || model_random(m, 2), exits);
 }
 
@@ -173,7 +178,9 @@ some_memory(struct model *m)
     static const char *const kinds[] = {NULL,     NULL,     NULL,     NULL,
                                         "device", "legacy", "pinned", "mapped"};
 
-    return kinds[model_random(m, ARRAY_SIZE(kinds))];
+    const char *kind = kinds[model_random(m, ARRAY_SIZE(kinds))];
+
+    return m->restarts && kind && strcmp(kind, "legacy") == 0 ? NULL : kind;
 }
 
 /* What may come of a create of that name there. */
@@ -630,7 +637,7 @@ step_list(struct model *m, int s)
     if (r->must_fail || (slot->uid == 0 && pool < 2))
         r->may_fail = ERR(NOT_FOUND);
     const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_LIST, &params);
-    if (m->blind || reply->error)
+    if (m->blind || m->returning || reply->error)
         return;
     for (int name = 0; name < M_NAMES; name++) {
         const struct m_array *array = model_find(m, pool, name);
@@ -662,7 +669,7 @@ step_unnamed(struct model *m, int s)
     if (r->must_fail || (slot->uid == 0 && pool < 2))
         r->may_fail = ERR(NOT_FOUND);
     const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_UNNAMED, &params);
-    if (m->blind || reply->error)
+    if (m->blind || m->returning || reply->error)
         return;
     for (int i = 0; i < m->n_arrays; i++) {
         const struct m_array *array = &m->arrays[i];
@@ -768,8 +775,8 @@ step_finish(struct model *m)
 
 /* The model lets names go first, since others hear of it as it happens. What is being created is
  * looked at again a second later. */
-static void
-pass(struct model *m, uint64_t ns)
+void
+model_pass(struct model *m, uint64_t ns)
 {
     m->h.asleep_ns += model_random(m, 4) ? 0 : H_AGE_NS;
     uint64_t now_ns = boottime(m) + ns;
@@ -795,7 +802,7 @@ step_tick(struct model *m)
                                            : H_AGE_NS / 4;
 
     model_note(m, "%llu ns pass", (unsigned long long)ns);
-    pass(m, ns);
+    model_pass(m, ns);
 }
 
 /* Breaks the rules: it is closed, and nobody else. */
@@ -876,7 +883,11 @@ try_step(struct model *m)
     uint32_t what = model_random(m, 20);
     int s = some_client(m);
 
-    if (model_random(m, 40) == 0)
+    if (m->restarts && model_random(m, 40) == 0)
+        model_step_kill(m);
+    else if (m->returning && model_random(m, 4) == 0)
+        model_step_return(m);
+    else if (!m->restarts && model_random(m, 40) == 0)
         model_step_reconfigure(m);
     else if (what < 3 || s == M_NONE)
         model_step_connect(m);

@@ -76,24 +76,36 @@ expect_begin(struct model *m, const struct m_bracket *b, struct m_request *r, bo
     }
 }
 
-static void
-send_begin(struct model *m, const struct m_bracket *b, uint64_t timeout_ns, bool nowait)
+static bool
+has_lease(const struct m_slot *slot, uint64_t lease)
+{
+    for (int i = 0; i < slot->n_leases; i++)
+        if (slot->leases[i].lease == lease)
+            return true;
+    return false;
+}
+
+void
+model_send_begin(struct model *m, const struct m_bracket *b, struct msg_begin_params params)
 {
     uint64_t reads[M_CLAIMS], writes[M_CLAIMS];
-    struct msg_begin_params params = {.bracket = b->id,
-                                      .thread = b->thread,
-                                      .timeout_ns = timeout_ns,
-                                      .nowait = nowait};
 
+    params.bracket = b->id;
+    params.thread = b->thread;
     params.read.v = reads;
     params.write.v = writes;
     for (int i = 0; i < b->n_claims; i++) {
+        if (b->claims[i].gone && has_lease(&m->slots[b->slot], b->claims[i].lease))
+            continue; /* another one has the number */
         if (b->claims[i].write)
             writes[params.write.n++] = b->claims[i].lease;
         else
             reads[params.read.n++] = b->claims[i].lease;
     }
-    h_begin_as(&m->h, m->slots[b->slot].conn, params);
+    if (params.again) /* in the books it has not ended */
+        h_request(&m->h, m->slots[b->slot].conn, MSG_BEGIN, &params);
+    else
+        h_begin_as(&m->h, m->slots[b->slot].conn, params);
 }
 
 static void
@@ -127,11 +139,12 @@ step_begin(struct model *m, int s)
                b.claims[0].write ? "writing" : "reading", nowait ? ", no wait" : "");
     m->brackets[m->n_brackets++] = b;
     expect_begin(m, &m->brackets[m->n_brackets - 1], r, nowait);
-    send_begin(m, &b, timeout_ns, nowait);
+    model_send_begin(m, &b,
+                     (struct msg_begin_params){.timeout_ns = timeout_ns, .nowait = nowait});
 }
 
-static bool
-is_dropped(const struct model *m, uint64_t page)
+bool
+model_is_dropped(const struct model *m, uint64_t page)
 {
     for (int i = 0; i < m->n_dropped; i++)
         if (m->dropped[i] == page)
@@ -139,22 +152,22 @@ is_dropped(const struct model *m, uint64_t page)
     return false;
 }
 
-/* A page of the client's whose slots are alive; 0: none. */
-static uint64_t
-some_page(struct model *m, uint64_t conn)
+uint64_t
+model_some_page(struct model *m, uint64_t conn)
 {
     uint32_t first = m->h.n_pages ? model_random(m, (uint32_t)m->h.n_pages) : 0;
 
     for (size_t i = 0; i < m->h.n_pages; i++) {
         const struct h_page *page = &m->h.pages[(first + i) % m->h.n_pages];
-        if (page->conn == conn && !timeline_is_dead(page->slots) && !is_dropped(m, page->id))
+        if (page->conn == conn && !timeline_is_dead(page->slots) &&
+            !model_is_dropped(m, page->id))
             return page->id;
     }
     return 0;
 }
 
-static void
-ended(struct model *m, const struct m_bracket *b, const struct msg_end_params *p)
+void
+model_ended(struct model *m, const struct m_bracket *b, const struct msg_end_params *p)
 {
     for (int i = 0; i < b->n_claims && !p->undone; i++) {
         const struct m_claim *claim = &b->claims[i];
@@ -184,14 +197,14 @@ step_end(struct model *m, int s)
     struct msg_end_params params = {.bracket = b->id,
                                     .undone = model_random(m, 8) == 0,
                                     .abandon = model_random(m, 8) == 0};
-    params.page = model_random(m, 4) ? some_page(m, m->slots[s].conn) : 0;
+    params.page = model_random(m, 4) ? model_some_page(m, m->slots[s].conn) : 0;
     params.slot = model_random(m, 2);
     if (params.page)
         params.value = h_submit(&m->h, params.page, params.slot);
     model_note(m, "slot %d: end %llu at %llu of page %llu%s%s", s, (unsigned long long)b->id,
                (unsigned long long)params.value, (unsigned long long)params.page,
                params.undone ? ", undone" : "", params.abandon ? ", abandons" : "");
-    ended(m, b, &params);
+    model_ended(m, b, &params);
     model_bracket_gone(m, b);
     h_end_as(&m->h, m->slots[s].conn, params);
 }
@@ -201,7 +214,7 @@ step_discard(struct model *m, int s)
 {
     const struct m_slot *slot = &m->slots[s];
 
-    if (!slot->n_leases)
+    if (!slot->n_leases || m->returning)
         return;
     const struct m_lease *lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
     struct m_request *r = model_ask(m, s, MSG_DISCARD);
@@ -256,7 +269,7 @@ step_page(struct model *m, int s)
 static void
 step_drop_page(struct model *m, int s)
 {
-    uint64_t conn = m->slots[s].conn, page = some_page(m, conn);
+    uint64_t conn = m->slots[s].conn, page = model_some_page(m, conn);
 
     if (model_random(m, 2))
         page = 0;
@@ -293,7 +306,7 @@ step_land(struct model *m)
 static void
 step_kill(struct model *m, int s)
 {
-    if (model_random(m, 4) || !some_page(m, m->slots[s].conn))
+    if (model_random(m, 4) || !model_some_page(m, m->slots[s].conn))
         return;
     model_note(m, "slot %d: its context dies", s);
     for (size_t i = 0; i < m->h.n_pages; i++)
@@ -326,7 +339,7 @@ step_timeline(struct model *m, int s)
 {
     const struct m_slot *slot = &m->slots[s];
     int pool = (int)model_random(m, M_POOLS), name = (int)model_random(m, M_NAMES);
-    uint64_t page = some_page(m, slot->conn);
+    uint64_t page = model_some_page(m, slot->conn);
 
     if (!page)
         return;

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Restarts in histories. The core is killed, and the one that comes after it takes its place. Who
+ * can is away then, until it comes back with what it has, exits, or is waited for no more; others
+ * go on meanwhile. As long as somebody's uses are not known, the core may let wait, or say of an
+ * array that it is abandoned, later or earlier than the model does, which knows them all; what it
+ * must not do is looked at as ever. When that is over nothing is different from what it was.
+ */
+#include "books.h"
+#include "caid_test.h"
+#include "model.h"
+
+#define GIVEN_UP_NS UINT64_C(31000000000)
+
+enum {
+    READ,
+    WRITE,
+    BLOCKS,
+    PAGES,
+    PARTS,
+    ENDED,
+    N_LISTS
+};
+
+struct lists { /* of a resume request */
+    uint64_t v[N_LISTS][2 * M_LEASES + H_PAGES];
+    uint32_t n[N_LISTS];
+};
+
+static void
+add(struct lists *lists, int list, uint64_t value)
+{
+    cr_assert_lt(lists->n[list], ARRAY_SIZE(lists->v[0]));
+    lists->v[list][lists->n[list]++] = value;
+}
+
+/* ---- the end of a core ---- */
+
+/* It is not waited for: nobody knows what it does with its memory, which is nobody else's as long
+ * as its process lives. */
+static void
+leave_behind(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    if (!slot->gone) {
+        model_hung_up(m, s);
+        books_hung_up(&m->h, slot->conn);
+    }
+    model_brackets_exit(m, s);
+    while (slot->n_leases)
+        model_lease_gone(m, slot, 0);
+    for (int i = m->n_fences; i-- > 0;)
+        if (!m->fences[i].write && h_page(&m->h, m->fences[i].page)->conn == slot->conn)
+            m->fences[i] = m->fences[--m->n_fences];
+    slot->away = false;
+}
+
+/* What was under way is as if nobody had asked for it. */
+static void
+forget_asked(struct model *m, int s)
+{
+    model_drop_requests(m, s);
+    model_tickets_hangup(m, s);
+    m->slots[s].deferring = 0;
+    for (int i = m->n_brackets; i-- > 0;) {
+        struct m_bracket *b = &m->brackets[i];
+        if (b->slot != s || !b->waiting)
+            continue;
+        books_refused(&m->h, m->slots[s].conn, b->request);
+        model_bracket_gone(m, b);
+    }
+}
+
+static bool
+has_block(const struct model *m, uint64_t conn, uint64_t block)
+{
+    for (size_t i = 0; i < m->h.n_holds; i++)
+        if (m->h.holds[i].conn == conn && m->h.holds[i].block == block)
+            return true;
+    return !block;
+}
+
+static bool
+is_away(const struct model *m, uint64_t conn)
+{
+    for (int s = 0; s < M_SLOTS; s++)
+        if (m->slots[s].conn == conn)
+            return m->slots[s].away;
+    return false;
+}
+
+static bool
+is_written(const struct model *m, int array)
+{
+    for (int i = 0; i < m->n_brackets; i++)
+        for (int c = 0; c < m->brackets[i].n_claims; c++)
+            if (m->brackets[i].claims[c].array == array && m->brackets[i].claims[c].write &&
+                !m->brackets[i].claims[c].gone)
+                return true;
+    return false;
+}
+
+/* The next core knows of each write that is on its way, unless another one has begun, and waits for
+ * all that its writer had submitted. Of others it does not know: it waits for those who have the
+ * memory, and come back. What lingered it has forgotten. */
+static void
+restore_fences(struct model *m)
+{
+    for (int i = m->n_fences; i-- > 0;) {
+        struct m_fence *f = &m->fences[i];
+        uint64_t conn = h_page(&m->h, f->page)->conn;
+        uint64_t submitted = timeline_submitted(h_slot(&m->h, f->page, f->slot));
+        bool has_passed = model_fence_state(m, f) == FENCE_PASSED;
+        bool is_alive = m->arrays[f->array].alive;
+        bool known = is_alive && f->write && !is_written(m, f->array);
+        if (has_passed) /* which the core may have seen, or not */
+            h_land(&m->h, f->page, f->slot, submitted);
+        if (known)
+            f->value = submitted;
+        else if (!is_alive || has_passed || !is_away(m, conn) ||
+                 !has_block(m, conn, m->arrays[f->array].block))
+            *f = m->fences[--m->n_fences];
+    }
+}
+
+void
+model_step_kill(struct model *m)
+{
+    for (size_t i = 0; i < m->h.n_memory; i++)
+        if (m->h.memory[i].kind == KIND_LEGACY) /* it ends with its core: saved_check() */
+            return;
+    if (m->stopped || m->blind || m->h.next_conn + M_SLOTS + 2 >= H_CONNS)
+        return;
+    model_note(m, "the core is killed");
+    for (int s = 0; s < M_SLOTS; s++)
+        if (m->slots[s].conn)
+            forget_asked(m, s);
+    for (int p = 0; p < M_POOLS; p++)
+        for (int n = 0; n < M_NAMES; n++)
+            m->names[p][n].creating = M_NONE;
+    m->n_orphans = 0;
+    for (int s = 0; s < M_SLOTS; s++) {
+        struct m_slot *slot = &m->slots[s];
+        if (!slot->conn)
+            continue;
+        m->left_behind |= slot->offended && !slot->gone;
+        slot->away = !slot->gone && !slot->offended && slot->resumes;
+    }
+    restore_fences(m);
+    for (int s = 0; s < M_SLOTS; s++)
+        if (m->slots[s].conn && !m->slots[s].away)
+            leave_behind(m, s);
+    saved_restart(&m->h);
+    m->returning = true;
+}
+
+/* ---- coming back ---- */
+
+static void
+end_bracket(struct model *m, struct m_bracket *b, struct lists *lists)
+{
+    struct msg_end_params p = {.bracket = b->id,
+                               .undone = model_random(m, 4) == 0,
+                               .abandon = model_random(m, 4) == 0,
+                               .page = model_some_page(m, m->slots[b->slot].conn)};
+
+    if (p.page)
+        p.value = h_submit(&m->h, p.page, 0);
+    for (int i = 0; i < b->n_claims; i++) {
+        if (!b->claims[i].write || b->claims[i].gone)
+            continue;
+        const uint64_t end[] = {m->arrays[b->claims[i].array].id, p.page, 0, p.value,
+                                p.undone ? 2 : p.abandon};
+        for (size_t j = 0; j < ARRAY_SIZE(end); j++)
+            add(lists, ENDED, end[j]);
+    }
+    books_ended(&m->h, m->slots[b->slot].conn, &p);
+    model_ended(m, b, &p);
+    model_bracket_gone(m, b);
+}
+
+/* Ends that the core may not have heard of; those alone that wrote are told. */
+static void
+end_brackets(struct model *m, int s, struct lists *lists)
+{
+    for (int i = m->n_brackets; i-- > 0;) {
+        struct m_bracket *b = &m->brackets[i];
+        bool reads = false;
+        for (int c = 0; c < b->n_claims; c++)
+            reads |= !b->claims[c].write;
+        if (b->slot == s && !reads && m->n_fences + M_CLAIMS < M_FENCES && model_random(m, 2))
+            end_bracket(m, b, lists);
+    }
+}
+
+static void
+list_all(struct model *m, int s, struct lists *lists)
+{
+    const struct m_slot *slot = &m->slots[s];
+    const struct harness *h = &m->h;
+
+    for (int i = 0; i < slot->n_leases; i++) {
+        add(lists, slot->leases[i].readonly ? READ : WRITE, slot->leases[i].lease);
+        add(lists, slot->leases[i].readonly ? READ : WRITE,
+            m->arrays[slot->leases[i].array].id);
+    }
+    for (size_t i = 0; i < h->n_holds; i++)
+        if (h->holds[i].conn == slot->conn)
+            add(lists, BLOCKS, h->holds[i].block);
+    for (size_t i = 0; i < h->n_pages; i++)
+        if (h->pages[i].conn == slot->conn && !model_is_dropped(m, h->pages[i].id))
+            add(lists, PAGES, h->pages[i].id);
+    for (int i = 0; i < m->n_arrays; i++)
+        if (m->arrays[i].publisher == s)
+            add(lists, PARTS, m->arrays[i].part);
+    end_brackets(m, s, lists);
+}
+
+static void
+resume(struct model *m, int s, struct lists *l, bool done)
+{
+    struct m_slot *slot = &m->slots[s];
+    const struct msg_resume_params p = {.read = {l->v[READ], l->n[READ]},
+                                        .write = {l->v[WRITE], l->n[WRITE]},
+                                        .blocks = {l->v[BLOCKS], l->n[BLOCKS]},
+                                        .pages = {l->v[PAGES], l->n[PAGES]},
+                                        .parts = {l->v[PARTS], l->n[PARTS]},
+                                        .ended = {l->v[ENDED], l->n[ENDED]},
+                                        .done = done};
+    const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_RESUME, &p);
+
+    cr_assert(reply->seen && !reply->error, "slot %d may not come back: %s", s, reply->text);
+    cr_assert_eq(reply->n_parts, 0, "slot %d has lost a lease", s);
+}
+
+static void
+begin_again(struct model *m, int s)
+{
+    uint64_t conn = m->slots[s].conn;
+
+    for (int i = m->n_brackets; i-- > 0;) {
+        bool left = false;
+        for (int c = 0; c < m->brackets[i].n_claims; c++)
+            left |= !m->brackets[i].claims[c].gone;
+        if (m->brackets[i].slot != s)
+            continue;
+        if (!left) {
+            model_bracket_gone(m, &m->brackets[i]);
+            continue;
+        }
+        model_send_begin(m, &m->brackets[i], (struct msg_begin_params){.again = true});
+        cr_assert(m->h.replies[conn].seen && !m->h.replies[conn].error, "%s",
+                  m->h.replies[conn].text);
+    }
+}
+
+/* Whether it was known. */
+static bool
+hello(struct model *m, uint64_t conn, uint64_t token)
+{
+    struct msg_str feature = MSG_STR("resume");
+    const uint64_t words[] = {token, ~token};
+    const struct msg_hello_params p = {.version_min = 1,
+                                       .version_max = 1,
+                                       .features = {&feature, 1},
+                                       .token = {words, 2}};
+    m->talks = conn;
+    const struct h_reply *reply = h_request(&m->h, conn, MSG_HELLO, &p);
+
+    cr_assert(reply->seen && !reply->error);
+    return reply->resumed;
+}
+
+/* The core knows nothing of it: it had no memory. */
+static void
+is_new(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    for (int i = 0; i < slot->n_leases; i++)
+        EXPECT(m, !m->arrays[slot->leases[i].array].nbytes, "slot %d is not known", s);
+    leave_behind(m, s);
+    slot->gone = false;
+}
+
+/* Closes some of what it has before it says what that is. */
+static void
+close_some(struct model *m, struct m_slot *slot)
+{
+    for (int i = slot->n_leases; i-- > 0;)
+        if (model_random(m, 8) == 0) {
+            books_closed(&m->h, slot->conn, slot->leases[i].lease);
+            model_lease_gone(m, slot, i);
+        }
+}
+
+static void
+come_back(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    uint64_t was = slot->conn;
+    struct lists lists = {0}, none = {0};
+
+    model_note(m, "slot %d comes back", s);
+    slot->conn = h_connect_as(&m->h, slot->uid, slot->gid, m->h.pids[was]);
+    books_moved(&m->h, was, slot->conn);
+    close_some(m, slot);
+    if (!hello(m, slot->conn, slot->token)) {
+        is_new(m, s);
+    } else {
+        list_all(m, s, &lists);
+        resume(m, s, &lists, false);
+        begin_again(m, s);
+        if (model_random(m, 8) == 0 && m->h.next_conn + M_SLOTS + 2 < H_CONNS) {
+            if (model_random(m, 2)) /* else it has not heard of the new one */
+                slot->token = slot->conn;
+            model_step_kill(m);
+            return;
+        }
+        resume(m, s, &none, true);
+        h_repeat(&m->h, was, slot->conn);
+    }
+    slot->token = slot->conn;
+    slot->away = false;
+}
+
+/* ---- until all is known ---- */
+
+void
+model_return_all(struct model *m)
+{
+    for (int s = 0; s < M_SLOTS; s++)
+        if (m->slots[s].away) {
+            m->left_behind = true;
+            leave_behind(m, s);
+        }
+    for (size_t i = 0; i < m->h.n_pages; i++)
+        for (size_t j = 0; j < TIMELINE_SLOTS; j++) {
+            struct timeline_slot *slot = &m->h.pages[i].slots[j];
+            if (!timeline_is_dead(slot))
+                atomic_store(&slot->done, timeline_submitted(slot));
+        }
+    for (int i = 0; i < 2; i++)
+        model_pass(m, m->left_behind ? GIVEN_UP_NS : 10000000);
+    m->returning = m->left_behind = false;
+    cr_assert_eq(h_reconfigure(&m->h, &m->h.config), 0);
+}
+
+void
+model_step_return(struct model *m)
+{
+    uint32_t first = model_random(m, M_SLOTS);
+
+    for (uint32_t i = 0; i < M_SLOTS; i++)
+        if (m->slots[(first + i) % M_SLOTS].away) {
+            come_back(m, (int)((first + i) % M_SLOTS));
+            return;
+        }
+    model_note(m, "all are back");
+    model_return_all(m);
+}
