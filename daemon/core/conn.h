@@ -39,6 +39,7 @@ struct conn {
     bool resumes;       /* its client will, after a restart */
     bool former;        /* of an earlier core, or has such a one's place: former.h */
     bool resuming;      /* it tells what its client has */
+    bool has_told;      /* some of it */
     bool leaves;        /* and has told that it uses nothing of it */
     bool closing;       /* a CORE_CLOSE is on its way: nothing more is taken or sent */
     bool departed;      /* has hung up; in core->departed until nothing is left of it */

@@ -320,8 +320,14 @@ give_up(struct core *core, struct conn *conn)
 void
 former_hangup(struct core *core, struct conn *conn)
 {
-    if (conn->resuming)
+    if (!conn->resuming)
+        return;
+    if (conn->has_told) {
         give_up(core, conn);
+        return;
+    }
+    conn->resuming = false;
+    conn->former_id = 0;
 }
 
 bool

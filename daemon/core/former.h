@@ -54,7 +54,8 @@ bool former_claim_write(struct conn *conn, struct array *array);
 /* It has told it all: what it has not is given back. `leaves`: its holds alone stay. */
 void former_done(struct core *core, struct conn *conn, bool leaves);
 
-/* It hangs up, maybe before it has told it all. */
+/* It hangs up. One that has told nothing yet can be taken up again: its client has not waited for
+ * the answer to HELLO. One that has told some of what it has is not waited for. */
 void former_hangup(struct core *core, struct conn *conn);
 /* Looks whether what streams were to store is stored, and who does not come back. Whether there
  * are some that it is to look at again. */

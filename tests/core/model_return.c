@@ -295,6 +295,20 @@ close_some(struct model *m, struct m_slot *slot)
         }
 }
 
+/* It has not waited for the answer, or has heard it and is cut off then. */
+static void
+hang_up_at_once(struct model *m, struct m_slot *slot)
+{
+    uint64_t conn;
+
+    if (m->h.next_conn + M_SLOTS + 2 >= H_CONNS || model_random(m, 4))
+        return;
+    conn = h_connect_as(&m->h, slot->uid, slot->gid, m->h.pids[slot->conn]);
+    if (hello(m, conn, slot->token) && model_random(m, 2))
+        slot->token = conn;
+    h_hangup(&m->h, conn);
+}
+
 static void
 come_back(struct model *m, int s)
 {
@@ -303,6 +317,7 @@ come_back(struct model *m, int s)
     struct lists lists = {0}, none = {0};
 
     model_note(m, "slot %d comes back", s);
+    hang_up_at_once(m, slot);
     slot->conn = h_connect_as(&m->h, slot->uid, slot->gid, m->h.pids[was]);
     books_moved(&m->h, was, slot->conn);
     close_some(m, slot);
