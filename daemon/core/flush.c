@@ -65,7 +65,8 @@ flush_drop(struct core *core, struct flush *flush)
 static bool
 concerns(const struct core *core, const struct flush *flush, const struct block *block)
 {
-    return is_administrator(core, flush->conn->user) || pool_may(block->pool, flush->conn, MAY_WRITE);
+    return is_administrator(core, flush->conn->user) ||
+           pool_may(block->pool, flush->conn, MAY_WRITE);
 }
 
 void

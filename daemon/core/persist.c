@@ -288,6 +288,8 @@ lasts(const struct array *array)
                                 (array->use && (array->use->awaited || array->use->writer)));
 }
 
+/* There is no room for the fence of an earlier write beside who writes now. Where it has not
+ * passed, and this one ends undone after a restart, nobody could say any more that it has. */
 static uint64_t
 mark_of(const struct array *array)
 {
@@ -295,7 +297,7 @@ mark_of(const struct array *array)
     uint64_t mark = array->abandoned ? MARK_ABANDONED : 0;
 
     if (use && use->n_writers)
-        return mark | MARK_WRITING |
+        return mark | MARK_WRITING | (use->write ? MARK_ABANDONED : 0) |
                LIST_FIRST(&use->held)->bracket->conn->number << MARK_ID_SHIFT;
     if (use && use->writer)
         return mark | MARK_WRITING | use->writer << MARK_ID_SHIFT;

@@ -728,6 +728,23 @@ core_check(const struct core *core)
     check_totals(c);
 }
 
+bool
+core_has_write_fence(struct core *core, uint64_t id)
+{
+    struct pool *pool;
+    struct array *array;
+
+    RB_FOREACH(pool, pools, &core->pools) {
+        RB_FOREACH(array, names, &pool->names)
+            if (array->id == id)
+                return array->use && array->use->write;
+        RB_FOREACH(array, nameless, &pool->nameless)
+            if (array->id == id)
+                return array->use && array->use->write;
+    }
+    return false;
+}
+
 void
 core_get_counts(const struct core *core, struct core_counts *ret)
 {

@@ -219,6 +219,8 @@ void core_get_counts(const struct core *core, struct core_counts *ret);
 /* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). Called after each
  * event. */
 void core_check(const struct core *core);
+/* Whether it does not know yet that an earlier write of the array is done. */
+bool core_has_write_fence(struct core *core, uint64_t array);
 /* What sums were is of no concern any more: the next core is another one. */
 void core_check_anew(void);
 /* So little is done in one event. */

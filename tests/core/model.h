@@ -197,6 +197,8 @@ void model_drop_requests(struct model *m, int slot);
 enum fence_state model_fence_state(struct model *m, const struct m_fence *f);
 /* Its process has exited: the core lets go of its fences one at a time, in turns of its own. */
 bool model_fence_is_going(struct model *m, const struct m_fence *f);
+/* Who left it has the array's block open: else it is done with what it read. */
+bool model_fence_has_block(struct model *m, const struct m_fence *f);
 /* The last writer's, or NULL. */
 struct m_fence *model_write_fence(struct model *m, int array);
 void model_drop_fences(struct model *m, int array);

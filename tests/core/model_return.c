@@ -72,9 +72,11 @@ forget_asked(struct model *m, int s)
     }
 }
 
-static bool
-has_block(const struct model *m, uint64_t conn, uint64_t block)
+bool
+model_fence_has_block(struct model *m, const struct m_fence *f)
 {
+    uint64_t conn = h_page(&m->h, f->page)->conn, block = m->arrays[f->array].block;
+
     for (size_t i = 0; i < m->h.n_holds; i++)
         if (m->h.holds[i].conn == conn && m->h.holds[i].block == block)
             return true;
@@ -101,9 +103,10 @@ is_written(const struct model *m, int array)
     return false;
 }
 
-/* The next core knows of each write that is on its way, unless another one has begun, and waits for
- * all that its writer had submitted. Of others it does not know: it waits for those who have the
- * memory, and come back. What lingered it has forgotten. */
+/* The next core knows of each write that is on its way, and waits for all that its writer had
+ * submitted; an array of which another one is open it takes for abandoned until that has ended. Of
+ * reads it does not know: it waits for those who have the memory, and come back. What lingered it
+ * has forgotten. */
 static void
 restore_fences(struct model *m)
 {
@@ -113,13 +116,15 @@ restore_fences(struct model *m)
         uint64_t submitted = timeline_submitted(h_slot(&m->h, f->page, f->slot));
         bool has_passed = model_fence_state(m, f) == FENCE_PASSED;
         bool is_alive = m->arrays[f->array].alive;
-        bool known = is_alive && f->write && !is_written(m, f->array);
+        bool begun = is_alive && f->write && is_written(m, f->array);
+        bool known = is_alive && f->write && !begun;
+        if (begun && core_has_write_fence(m->h.core, m->arrays[f->array].id))
+            m->arrays[f->array].abandoned = true;
         if (has_passed) /* which the core may have seen, or not */
             h_land(&m->h, f->page, f->slot, submitted);
         if (known)
             f->value = submitted;
-        else if (!is_alive || has_passed || !is_away(m, conn) ||
-                 !has_block(m, conn, m->arrays[f->array].block))
+        else if (!is_alive || has_passed || !is_away(m, conn) || !model_fence_has_block(m, f))
             *f = m->fences[--m->n_fences];
     }
 }

@@ -199,7 +199,7 @@ is_pending_write(const struct array *array)
 {
     if (array->use && array->use->n_writers) { /* who may come back and say that it is whole */
         const struct conn *conn = LIST_FIRST(&array->use->held)->bracket->conn;
-        return !conn->resumes || conn->departed;
+        return !conn->resumes || conn->departed || array->use->write;
     }
     if (!array->use || !array->use->write)
         return false;
