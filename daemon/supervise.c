@@ -19,9 +19,10 @@
 #include "path.h"
 
 #define PAUSE_MIN_NS (100 * NSEC_PER_MSEC)
-#define PAUSE_MAX_NS NSEC_PER_SEC /* far less than clients wait: caid_options.reconnect_timeout_ns */
-#define PROVEN_NS    (10 * NSEC_PER_SEC) /* who has lived so long did not die of its start */
-#define N_POLLS      (KEEPER_POLLS + 2)
+#define PAUSE_MAX_NS \
+    NSEC_PER_SEC /* far less than clients wait: caid_options.reconnect_timeout_ns */
+#define PROVEN_NS (10 * NSEC_PER_SEC) /* who has lived so long did not die of its start */
+#define N_POLLS   (KEEPER_POLLS + 2)
 
 enum outcome {
     GOES_ON,
