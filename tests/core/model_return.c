@@ -120,9 +120,12 @@ restore_fences(struct model *m)
         bool known = is_alive && f->write && !begun;
         if (begun && core_has_write_fence(m->h.core, m->arrays[f->array].id))
             m->arrays[f->array].abandoned = true;
-        if (has_passed) /* which the core may have seen, or not */
+        bool is_over = has_passed && timeline_is_dead(h_slot(&m->h, f->page, f->slot));
+        if (has_passed && !is_over) /* which the core may have seen, or not */
             h_land(&m->h, f->page, f->slot, submitted);
-        if (known)
+        if (known && is_over && core_has_write_fence(m->h.core, m->arrays[f->array].id))
+            m->arrays[f->array].abandoned = true;
+        if (known && !is_over)
             f->value = submitted;
         else if (!is_alive || has_passed || !is_away(m, conn) || !model_fence_has_block(m, f))
             *f = m->fences[--m->n_fences];
