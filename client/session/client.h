@@ -67,8 +67,9 @@ struct caid_client {
     size_t packet_max; /* bytes that the daemon takes */
     uint32_t n_devices;
     struct caid_device *devices;
-    uint64_t call_timeout_ns;           /* for each reply, or CAID_FOREVER */
-    int (*interrupted)(void *userdata); /* interrupt.h; or NULL */
+    uint64_t call_timeout_ns;                          /* for each reply, or CAID_FOREVER */
+    int (*interrupted)(void *userdata);                /* interrupt.h; or NULL */
+    void (*returned)(uint64_t n_lost, void *userdata); /* resume.h; or NULL */
     void *userdata;
 
     struct gpu gpu; /* has a lock of its own */

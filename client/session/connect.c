@@ -298,6 +298,7 @@ connect_client(struct caid_client *client, const struct caid_connect_options *op
     uint64_t timeout_ns = first_of(options->timeout_ns, env_ns, CONNECT_NS);
     uint64_t deadline_ns = deadline_of(timeout_ns);
     client->interrupted = options->interrupted;
+    client->returned = options->returned;
     client->userdata = options->userdata;
     client->resume.timeout_ns = options->reconnect_timeout_ns == CAID_NEVER
                                     ? 0

@@ -328,10 +328,22 @@ seek(struct caid_client *client)
 }
 
 static void
+tell_return(struct caid_client *client)
+{
+    uint64_t n_lost = client->resume.n_lost;
+
+    client->resume.n_lost = 0;
+    pthread_mutex_unlock(&client->lock);
+    client->returned(n_lost, client->userdata);
+    pthread_mutex_lock(&client->lock);
+}
+
+static void
 seek_until(struct caid_client *client)
 {
     struct resume *resume = &client->resume;
     uint64_t end_ns = resume->since_ns + resume->timeout_ns, pause_ns = PAUSE_MIN_NS;
+    uint64_t n_returns = resume->n_returns;
 
     while (client->away && !resume->ends) {
         int r = seek(client);
@@ -343,6 +355,8 @@ seek_until(struct caid_client *client)
             wake_wait(&resume->wake, &client->lock, clock_now_ns() + pause_ns);
         pause_ns = 2 * pause_ns < PAUSE_MAX_NS ? 2 * pause_ns : PAUSE_MAX_NS;
     }
+    if (resume->n_returns != n_returns && client->returned)
+        tell_return(client);
 }
 
 /* What the daemon said before it went is taken first; where another thread reads, by that one. */

@@ -61,7 +61,8 @@ struct resume { /* under the client's lock */
     struct wake wake;  /* the thread's */
     uint64_t since_ns; /* it has been away */
     struct wake back;  /* whoever waits for the return, or for the end of the connection */
-    uint64_t n_returns, n_lost;
+    uint64_t n_returns;
+    uint64_t n_lost; /* leases, of which nobody was told */
 };
 
 /* There is something to come back for: the thread is started. */

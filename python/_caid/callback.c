@@ -42,6 +42,13 @@ py_gate_new(void)
     return gate;
 }
 
+struct gate *
+py_gate_ref(struct gate *gate)
+{
+    atomic_fetch_add(&gate->refs, 1);
+    return gate;
+}
+
 void
 py_gate_unref(struct gate *gate)
 {
@@ -88,6 +95,25 @@ py_gate_close(struct gate *gate)
     Py_RETURN_NONE;
 }
 
+/* Not PyGILState_Ensure(), which knows the main interpreter alone. */
+void
+py_gate_run(struct gate *gate, PyInterpreterState *interpreter, void (*fn)(void *arg),
+            void *arg)
+{
+    PyThreadState *thread;
+
+    if (!gate_enter(gate))
+        return;
+    thread = PyThreadState_New(interpreter);
+    if (thread) {
+        PyEval_RestoreThread(thread);
+        fn(arg);
+        PyThreadState_Clear(thread);
+        PyThreadState_DeleteCurrent();
+    }
+    gate_leave(gate);
+}
+
 /* ---- a callback ---- */
 
 struct callback {
@@ -95,6 +121,7 @@ struct callback {
     PyInterpreterState *interpreter;
     PyObject *spent; /* borrowed from the module, which the stream's type has */
     PyObject *fn, *stream, *arg;
+    int32_t status;
 };
 
 /* What has no other reference would end here: a stream, or whatever the program has given. */
@@ -131,10 +158,11 @@ callback_free(struct callback *self)
 }
 
 static void
-callback_call(struct callback *self, int32_t status)
+callback_call(void *arg)
 {
+    struct callback *self = arg;
     PyObject *result =
-        PyObject_CallFunction(self->fn, "OiO", self->stream, (int)status, self->arg);
+        PyObject_CallFunction(self->fn, "OiO", self->stream, (int)self->status, self->arg);
 
     if (!result)
         PyErr_WriteUnraisable(self->fn);
@@ -142,23 +170,13 @@ callback_call(struct callback *self, int32_t status)
     callback_drop(self);
 }
 
-/* Not PyGILState_Ensure(), which knows the main interpreter alone. */
 static void
 callback_run(int32_t status, void *userdata)
 {
     struct callback *self = userdata;
-    PyThreadState *thread;
 
-    if (gate_enter(self->gate)) {
-        thread = PyThreadState_New(self->interpreter);
-        if (thread) {
-            PyEval_RestoreThread(thread);
-            callback_call(self, status);
-            PyThreadState_Clear(thread);
-            PyThreadState_DeleteCurrent();
-        }
-        gate_leave(self->gate);
-    }
+    self->status = status;
+    py_gate_run(self->gate, self->interpreter, callback_call, self);
     callback_free(self);
 }
 
@@ -172,14 +190,13 @@ callback_new(struct module_state *state, PyObject *fn, PyObject *stream, PyObjec
         return NULL;
     }
     *self = (struct callback){
-        .gate = state->gate,
+        .gate = py_gate_ref(state->gate),
         .interpreter = PyInterpreterState_Get(),
         .spent = state->spent,
         .fn = fn,
         .stream = stream,
         .arg = arg,
     };
-    atomic_fetch_add(&self->gate->refs, 1);
     Py_INCREF(fn);
     Py_INCREF(stream);
     Py_INCREF(arg);

@@ -58,6 +58,70 @@ py_client_enter(struct client_object *self)
     return self->client;
 }
 
+/* ---- coming back ---- */
+
+/* libcaid's thread tells it. That must not drop the last reference to a Client, whose end waits for
+ * the thread: it has a weak one, and hands that to a function of the class's, _returned. */
+struct returns {
+    struct gate *gate;
+    PyInterpreterState *interpreter;
+    PyObject *fn, *client;
+    uint64_t n_lost;
+};
+
+static void
+returns_free(struct returns *self)
+{
+    if (!self)
+        return;
+    py_gate_unref(self->gate);
+    Py_XDECREF(self->fn);
+    Py_XDECREF(self->client);
+    free(self);
+}
+
+static struct returns *
+returns_new(struct client_object *client)
+{
+    struct returns *self = calloc(1, sizeof(*self));
+
+    if (!self) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    self->gate = py_gate_ref(client->state->gate);
+    self->interpreter = PyInterpreterState_Get();
+    self->client = PyWeakref_NewRef((PyObject *)client, NULL);
+    self->fn = self->client ? PyObject_GetAttrString((PyObject *)client, "_returned") : NULL;
+    if (self->fn)
+        return self;
+    returns_free(self);
+    return NULL;
+}
+
+static void
+returns_tell(void *arg)
+{
+    const struct returns *self = arg;
+    PyObject *result =
+        PyObject_CallFunction(self->fn, "OK", self->client, (unsigned long long)self->n_lost);
+
+    if (!result)
+        PyErr_WriteUnraisable(self->fn);
+    Py_XDECREF(result);
+}
+
+static void
+client_returned(uint64_t n_lost, void *userdata)
+{
+    struct returns *self = userdata;
+
+    self->n_lost = n_lost;
+    py_gate_run(self->gate, self->interpreter, returns_tell, self);
+}
+
+/* ---- the end ---- */
+
 static void
 client_free(struct client_object *self)
 {
@@ -71,6 +135,8 @@ client_free(struct client_object *self)
     if (ended) {
         WITHOUT_GIL(caid_client_close(ended));
         py_keeps_end(self);
+        returns_free(self->returns);
+        self->returns = NULL;
     }
 }
 
@@ -140,22 +206,26 @@ client_check_new(struct client_object *self)
 }
 
 static int
-client_connect(struct client_object *self, const struct caid_connect_options *options)
+client_connect(struct client_object *self, struct caid_connect_options *options)
 {
+    struct returns *returns = returns_new(self);
     struct caid_client *made = NULL;
     struct caid_error error = {0};
     int r;
 
-    WITHOUT_GIL(r = caid_connect(&made, options, &error));
-    if (r < 0) {
-        py_error_raise(self->state, r, &error);
+    if (!returns)
         return -1;
-    }
-    if (client_check_new(self) < 0) { /* another thread was quicker */
+    options->userdata = returns;
+    WITHOUT_GIL(r = caid_connect(&made, options, &error));
+    if (r < 0)
+        py_error_raise(self->state, r, &error);
+    if (r < 0 || client_check_new(self) < 0) { /* another thread was quicker */
         WITHOUT_GIL(caid_client_close(made));
+        returns_free(returns);
         return -1;
     }
     self->client = made;
+    self->returns = returns;
     return 0;
 }
 
@@ -195,6 +265,7 @@ client_init(PyObject *op, PyObject *args, PyObject *kwargs)
     struct caid_connect_options options = {
         .struct_size = sizeof(options),
         .interrupted = py_interrupted,
+        .returned = client_returned,
     };
     PyObject *address = Py_None, *name = Py_None, *driver = Py_None;
     PyObject *timeout = Py_None, *call_timeout = Py_None, *reconnect = Py_None;

@@ -150,7 +150,11 @@ struct stream_object {
 struct gate;
 
 struct gate *py_gate_new(void);
+struct gate *py_gate_ref(struct gate *gate);
 void py_gate_unref(struct gate *gate);
+/* Calls fn with the GIL of that interpreter, on a thread that is not Python's; unless it ends. */
+void py_gate_run(struct gate *gate, PyInterpreterState *interpreter, void (*fn)(void *arg),
+                 void *arg);
 /* Waits for those who have entered; nobody does afterwards. NULL with an exception set where a
  * signal handler raised one. */
 PyObject *py_gate_close(struct gate *gate);

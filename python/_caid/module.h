@@ -219,6 +219,7 @@ struct client_object {
     LIST_HEAD(, keep) keeps;            /* what parts keep alive: keep.h */
     Py_ssize_t n_keeps;
     _Atomic(struct keep *) gone; /* those of parts that are gone; without the GIL */
+    struct returns *returns;     /* client.c */
 };
 
 static inline struct client_object *

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 import warnings
-from typing import Any, Iterable, List, Literal, Mapping, Union
+from typing import Any, Callable, Iterable, List, Literal, Mapping, Union
 
 from . import (
     _arena,
@@ -32,7 +33,7 @@ from . import (
 from ._arena import Arena
 from ._array import Array
 from ._bracket import Bracket
-from ._errors import NotFoundError, invalid
+from ._errors import LostWarning, NotFoundError, invalid
 from ._events import Event
 from ._handles import Closing
 from ._records import ArenaMemory, Memory, TimelineEntry
@@ -55,6 +56,22 @@ def _program_name():
     if not name or name.startswith("-") or not name.isprintable():
         return None
     return name.encode(errors="replace")[:_CLIENT_NAME_MAX].decode(errors="ignore")
+
+
+def _tell_return(reference, n_lost):
+    client = reference()
+    if client is None:
+        return
+    try:
+        if n_lost:
+            warnings.warn(
+                f"{n_lost} of the client's arrays were lost when the daemon was started anew: see Client.lost()",
+                LostWarning,
+                stacklevel=2,
+            )
+    finally:
+        if client.on_reconnect:
+            client.on_reconnect(client)
 
 
 class Client(_queries.Queries, Closing):
@@ -103,9 +120,15 @@ class Client(_queries.Queries, Closing):
     on streams, brackets and watches go on, and calls wait meanwhile and are made once. After
     `reconnect_timeout`, and where nothing was kept, they raise DisconnectedError. A client that waits
     does not start a service that was stopped, as one does that connects to its socket anew.
+
+    Attributes
+    ----------
+    on_reconnect : callable, optional
+        ``on_reconnect(client)`` is called, by a thread of its own, when the client has come back to a
+        daemon. Arrays that it has not got back are a LostWarning before that.
     """
 
-    __slots__ = ("_address", "_driver", "_socket", "__weakref__")
+    __slots__ = ("_address", "_driver", "_socket", "on_reconnect", "__weakref__")
 
     def __init__(
         self,
@@ -119,6 +142,7 @@ class Client(_queries.Queries, Closing):
     ):
         self._address = address
         self._device_list = None
+        self.on_reconnect: Callable[[Client], object] | None = None
         super().__init__(
             address,
             name=name or _program_name(),
@@ -135,6 +159,11 @@ class Client(_queries.Queries, Closing):
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def _returned(client, n_lost):
+        """On a thread that the client's end waits for: another one may hold the client."""
+        _thread.start_new_thread(_tell_return, (client, n_lost))
 
     def close(self) -> None:
         """Ends the connection, and all that came from the client: its arrays, streams, events,

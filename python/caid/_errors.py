@@ -171,6 +171,10 @@ class LostError(Error, code=ErrorCode.LOST):
     the name, or given it to another one, since: see :meth:`Client.lost`."""
 
 
+class LostWarning(UserWarning):
+    """Arrays of a client that went on with another daemon did not come back: they raise LostError."""
+
+
 class NoDaemonError(Error, ConnectionRefusedError, code=ErrorCode.NO_DAEMON):
     """Nobody listens at the socket."""
 
@@ -229,6 +233,7 @@ __all__ = [
     "InvalidNameError",
     "LimitError",
     "LostError",
+    "LostWarning",
     "NoDaemonError",
     "NotFoundError",
     "NotReadyError",

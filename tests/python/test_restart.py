@@ -2,8 +2,10 @@
 """What outlives the daemon: its death is seen by who was connected, and by nobody else."""
 
 import contextlib
+import gc
 import os
 import pathlib
+import queue
 import random
 import signal
 import socket
@@ -12,6 +14,8 @@ import subprocess
 import tempfile
 import textwrap
 import threading
+import warnings
+import weakref
 
 import hypothesis
 import hypothesis.stateful as stateful
@@ -691,6 +695,34 @@ def test_what_is_lost_is_told(legacy):
         assert c.users()[0].names == names - 1
         c.unlink("n2")
         assert c.lost() == [] and c.users()[0].names == names - 2
+
+
+def test_a_client_hears_that_it_is_back_and_what_it_has_lost(legacy, monkeypatch):
+    """From a thread of the hook's own, which may close the client; one that is collected is not told."""
+    told, warned = queue.SimpleQueue(), []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *args: warned.append(message))
+    warnings.simplefilter("always", caid.LostWarning)
+
+    def heard(client):
+        told.put((client, read(kept)))
+        client.close()
+
+    with legacy.connect() as c:
+        kept, lost = filled(c, 7), c.empty(4, memory="legacy")
+        c.on_reconnect = heard
+        with pytest.warns(ResourceWarning, match="unclosed"):
+            collected = legacy.connect()
+            collected.on_reconnect = told.put
+            filled(collected, 1).close()
+            collected = weakref.ref(collected)
+            gc.collect()
+        assert collected() is None
+        legacy.restart()
+        assert told.get(timeout=PATIENCE_S) == (c, 7)
+        wait_until(lambda: c.closed)
+        (warning,) = warned
+        assert isinstance(warning, caid.LostWarning) and "1 of the client's arrays" in str(warning)
+        assert told.empty() and lost.closed
 
 
 def test_what_goes_with_what_is_lost(legacy):

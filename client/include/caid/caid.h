@@ -116,6 +116,10 @@ struct caid_connect_options {
      * seconds; CAID_FOREVER; CAID_NEVER: it does not come back. Who waits does not start a service
      * that was stopped and whose socket still listens. */
     uint64_t reconnect_timeout_ns;
+    /* Called when the client has come back, on a thread of the library's: n_lost of its arrays it
+     * has not got back, which their brackets say (CAID_ERR_LOST). It may use the client, but not
+     * close it. NULL: nobody is told. */
+    void (*returned)(uint64_t n_lost, void *userdata);
 };
 
 /* Connects and says HELLO: CAID_ERR_TIMEOUT where the daemon does not answer. No CUDA library is
