@@ -45,11 +45,11 @@ def pytest_runtest_makereport(item):
     item.failed = getattr(item, "failed", False) or outcome.get_result().failed
 
 
-def wait_until(condition):
-    """Waits for what another thread or process brings about."""
+def wait_until(condition, facts=lambda: ""):
+    """Waits for what another thread or process brings about. facts() is said if it does not."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, f"it did not come about {facts()}"
         time.sleep(0.005)
 
 
@@ -88,8 +88,8 @@ def client(daemon, request):
         return
     gc.collect()
     with daemon.connect() as c:
-        wait_until(lambda: n_blocks(c) == 0)
-        wait_until(lambda: c.status().connections == 1)
+        wait_until(lambda: n_blocks(c) == 0, facts=lambda: (c.status(), c.memory_info(), gc.collect(), n_blocks(c)))
+        wait_until(lambda: c.status().connections == 1, facts=c.status)
         status = c.status()
         assert (status.arrays, status.leases, status.names) == (0, 0, 0)
         assert status.release_errors == 0
