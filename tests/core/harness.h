@@ -168,6 +168,7 @@ struct harness {
     bool by_hand;            /* what an event leaves to be done waits for h_tick() */
     uint64_t n_sent, n_sent_seen;
     bool lenient; /* core_connect() may be out of memory */
+    bool buried;  /* what comes out of the core reaches nobody */
     char reasons[H_CONNS][64];
     struct h_job jobs[H_JOBS];
     size_t n_jobs;

@@ -253,7 +253,7 @@ overlaps(const struct h_range *range, uint64_t block, uint64_t offset, uint64_t 
 void
 books_unused(const struct harness *h, uint64_t block, uint64_t offset, uint64_t bytes)
 {
-    for (size_t i = 0; i < h->n_uses; i++) {
+    for (size_t i = 0; !h->buried && i < h->n_uses; i++) {
         const struct h_use *use = &h->uses[i];
         if (use->fence.page && !h->exited[use->conn] &&
             overlaps(&use->range, block, offset, bytes))

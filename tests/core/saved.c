@@ -421,10 +421,11 @@ has_handle(void *userdata, uint64_t handle)
     return false;
 }
 
-/* What comes of its end is of no concern to anybody. */
+/* What comes of its end is of no concern to anybody: its books are the next one's. */
 static void
 bury(struct harness *h)
 {
+    h->buried = true;
     h->on_reply = NULL;
     h->on_page_gone = NULL;
     core_check_anew();
