@@ -33,6 +33,7 @@ void
 former_end(struct core *core, struct conn *conn)
 {
     struct hold *hold;
+    struct conn *other;
 
     if (!conn->former)
         return;
@@ -43,6 +44,8 @@ former_end(struct core *core, struct conn *conn)
     if (!TAILQ_EMPTY(&core->formers))
         return;
     free(TAKE_PTR(core->former_arrays));
+    RB_FOREACH(other, conns, &core->conns)
+        published_tell(core, other);
 }
 
 /* Both words at once: how far they agree takes no less time. */

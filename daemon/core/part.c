@@ -176,14 +176,18 @@ part_undo(struct core *core, struct part *part)
 
 /* ---- telling ---- */
 
-static void
-tell(struct core *core, struct conn *conn)
+/* Of a part that went with an earlier core it is not known who used it: those who come back may, as
+ * long as there are some of whom not all is known. */
+void
+published_tell(struct core *core, struct conn *conn)
 {
     struct published *published = &conn->published;
     uint64_t ids[TELL_MAX];
     uint32_t n = 0;
     struct part *part;
 
+    if (!published->asked || TAILQ_EMPTY(&published->gone) || !TAILQ_EMPTY(&core->formers))
+        return;
     while (n < TELL_MAX && (part = TAILQ_FIRST(&published->gone))) {
         TAILQ_REMOVE(&published->gone, part, of_conn);
         ids[n++] = part->id;
@@ -206,8 +210,7 @@ part_end(struct core *core, struct part *part)
     }
     TAILQ_REMOVE(&conn->published.there, part, of_conn);
     TAILQ_INSERT_TAIL(&conn->published.gone, part, of_conn);
-    if (conn->published.asked)
-        tell(core, conn);
+    published_tell(core, conn);
     return whole;
 }
 
@@ -228,8 +231,7 @@ published_ask(struct core *core, struct conn *conn, uint32_t request, struct ref
                       published->request);
     published->asked = true;
     published->request = request;
-    if (!TAILQ_EMPTY(&published->gone))
-        tell(core, conn);
+    published_tell(core, conn);
     return 0;
 }
 

@@ -69,6 +69,9 @@ int published_add_gone(struct conn *conn, uint64_t id, struct refusal *r);
 void published_init(struct published *published);
 /* Answers a `parts` request now or later. REFUSED: one stands already. */
 int published_ask(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);
+/* Answers the request that stands, if there is something to tell, and no connection of an earlier
+ * core of which not all is known. */
+void published_tell(struct core *core, struct conn *conn);
 /* Whether that request was this one; it is not answered any more. */
 bool published_cancel(struct conn *conn, uint32_t request);
 /* The connection has hung up: one of the parts is of no concern to it any more. false: none is

@@ -518,7 +518,8 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         host += sizeof(*hold);
     }
     TAILQ_FOREACH(part, &conn->published.gone, of_conn) {
-        CHECK(!part->array && !part->whole && part->conn == conn && !conn->published.asked);
+        CHECK(!part->array && !part->whole && part->conn == conn &&
+              (!conn->published.asked || !TAILQ_EMPTY(&core->formers)));
         host += sizeof(struct part) + sizeof(struct whole);
     }
     return host;
