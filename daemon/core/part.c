@@ -90,6 +90,7 @@ published_add_gone(struct conn *conn, uint64_t id, struct refusal *r)
     }
     part->id = id;
     part->conn = conn;
+    part->is_former = true;
     TAILQ_INSERT_TAIL(&conn->published.gone, part, of_conn);
     return 0;
 }
@@ -176,8 +177,12 @@ part_undo(struct core *core, struct part *part)
 
 /* ---- telling ---- */
 
-/* Of a part that went with an earlier core it is not known who used it: those who come back may, as
- * long as there are some of whom not all is known. */
+static bool
+may_tell(const struct core *core, const struct part *part)
+{
+    return part && (!part->is_former || TAILQ_EMPTY(&core->formers));
+}
+
 void
 published_tell(struct core *core, struct conn *conn)
 {
@@ -186,9 +191,9 @@ published_tell(struct core *core, struct conn *conn)
     uint32_t n = 0;
     struct part *part;
 
-    if (!published->asked || TAILQ_EMPTY(&published->gone) || !TAILQ_EMPTY(&core->formers))
+    if (!published->asked || !may_tell(core, TAILQ_FIRST(&published->gone)))
         return;
-    while (n < TELL_MAX && (part = TAILQ_FIRST(&published->gone))) {
+    while (n < TELL_MAX && may_tell(core, part = TAILQ_FIRST(&published->gone))) {
         TAILQ_REMOVE(&published->gone, part, of_conn);
         ids[n++] = part->id;
         part_free(part);
@@ -209,7 +214,7 @@ part_end(struct core *core, struct part *part)
         return whole;
     }
     TAILQ_REMOVE(&conn->published.there, part, of_conn);
-    TAILQ_INSERT_TAIL(&conn->published.gone, part, of_conn);
+    TAILQ_INSERT_HEAD(&conn->published.gone, part, of_conn);
     published_tell(core, conn);
     return whole;
 }

@@ -29,6 +29,7 @@ RB_HEAD(wholes, whole);
 
 struct part {
     uint64_t id;         /* the array's */
+    bool is_former;      /* it went with an earlier core */
     struct array *array; /* NULL: gone, to be told of */
     struct whole *whole; /* NULL then */
     LIST_ENTRY(part) of_whole;
@@ -41,8 +42,9 @@ struct part {
 TAILQ_HEAD(part_list, part);
 
 struct published { /* by a connection */
-    struct part_list there, gone;
-    bool asked; /* a request stands: it is answered as soon as one is gone */
+    struct part_list there;
+    struct part_list gone; /* those that went with an earlier core last */
+    bool asked;            /* a request stands: it is answered as soon as one is gone */
     uint32_t request;
 };
 
@@ -69,8 +71,8 @@ int published_add_gone(struct conn *conn, uint64_t id, struct refusal *r);
 void published_init(struct published *published);
 /* Answers a `parts` request now or later. REFUSED: one stands already. */
 int published_ask(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);
-/* Answers the request that stands, if there is something to tell, and no connection of an earlier
- * core of which not all is known. */
+/* Answers the request that stands, if there is something to tell. Who used a part that went with an
+ * earlier core is not known: it is told when there are no former connections (former.h). */
 void published_tell(struct core *core, struct conn *conn);
 /* Whether that request was this one; it is not answered any more. */
 bool published_cancel(struct conn *conn, uint32_t request);

@@ -519,7 +519,7 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
     }
     TAILQ_FOREACH(part, &conn->published.gone, of_conn) {
         CHECK(!part->array && !part->whole && part->conn == conn &&
-              (!conn->published.asked || !TAILQ_EMPTY(&core->formers)));
+              (!conn->published.asked || (part->is_former && !TAILQ_EMPTY(&core->formers))));
         host += sizeof(struct part) + sizeof(struct whole);
     }
     return host;
