@@ -90,8 +90,7 @@ published_add_gone(struct conn *conn, uint64_t id, struct refusal *r)
     }
     part->id = id;
     part->conn = conn;
-    part->is_former = true;
-    TAILQ_INSERT_TAIL(&conn->published.gone, part, of_conn);
+    TAILQ_INSERT_TAIL(&conn->published.former, part, of_conn);
     return 0;
 }
 
@@ -177,12 +176,6 @@ part_undo(struct core *core, struct part *part)
 
 /* ---- telling ---- */
 
-static bool
-may_tell(const struct core *core, const struct part *part)
-{
-    return part && (!part->is_former || TAILQ_EMPTY(&core->formers));
-}
-
 void
 published_tell(struct core *core, struct conn *conn)
 {
@@ -191,9 +184,11 @@ published_tell(struct core *core, struct conn *conn)
     uint32_t n = 0;
     struct part *part;
 
-    if (!published->asked || !may_tell(core, TAILQ_FIRST(&published->gone)))
+    if (TAILQ_EMPTY(&core->formers))
+        TAILQ_CONCAT(&published->gone, &published->former, of_conn);
+    if (!published->asked || TAILQ_EMPTY(&published->gone))
         return;
-    while (n < TELL_MAX && may_tell(core, part = TAILQ_FIRST(&published->gone))) {
+    while (n < TELL_MAX && (part = TAILQ_FIRST(&published->gone))) {
         TAILQ_REMOVE(&published->gone, part, of_conn);
         ids[n++] = part->id;
         part_free(part);
@@ -214,7 +209,7 @@ part_end(struct core *core, struct part *part)
         return whole;
     }
     TAILQ_REMOVE(&conn->published.there, part, of_conn);
-    TAILQ_INSERT_HEAD(&conn->published.gone, part, of_conn);
+    TAILQ_INSERT_TAIL(&conn->published.gone, part, of_conn);
     published_tell(core, conn);
     return whole;
 }
@@ -224,6 +219,7 @@ published_init(struct published *published)
 {
     TAILQ_INIT(&published->there);
     TAILQ_INIT(&published->gone);
+    TAILQ_INIT(&published->former);
 }
 
 int
@@ -257,6 +253,7 @@ published_orphan(struct published *published)
     struct part *part;
 
     published->asked = false;
+    TAILQ_CONCAT(&published->gone, &published->former, of_conn);
     if ((part = TAILQ_FIRST(&published->gone))) {
         TAILQ_REMOVE(&published->gone, part, of_conn);
         part_free(part);

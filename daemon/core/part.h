@@ -29,22 +29,22 @@ RB_HEAD(wholes, whole);
 
 struct part {
     uint64_t id;         /* the array's */
-    bool is_former;      /* it went with an earlier core */
     struct array *array; /* NULL: gone, to be told of */
     struct whole *whole; /* NULL then */
     LIST_ENTRY(part) of_whole;
     uint64_t offset; /* in the whole, bytes */
     struct charge charge;
     struct conn *conn;         /* that published it; NULL: has hung up */
-    TAILQ_ENTRY(part) of_conn; /* conn->published.there, or .gone */
+    TAILQ_ENTRY(part) of_conn; /* in one of conn->published's lists */
 };
 
 TAILQ_HEAD(part_list, part);
 
 struct published { /* by a connection */
     struct part_list there;
-    struct part_list gone; /* those that went with an earlier core last */
-    bool asked;            /* a request stands: it is answered as soon as one is gone */
+    struct part_list gone;
+    struct part_list former; /* gone with an earlier core, while there are former connections */
+    bool asked;              /* a request stands: it is answered as soon as one is gone */
     uint32_t request;
 };
 

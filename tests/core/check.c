@@ -457,7 +457,7 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
           (LIST_EMPTY(&conn->watches) && LIST_EMPTY(&conn->waiters) &&
            LIST_EMPTY(&conn->flushes) && LIST_EMPTY(&conn->jobs) &&
            TAILQ_EMPTY(&conn->published.there) && TAILQ_EMPTY(&conn->published.gone) &&
-           !conn->published.asked));
+           TAILQ_EMPTY(&conn->published.former) && !conn->published.asked));
     CHECK(conn->departed || RB_FIND(conns, &((struct core *)(uintptr_t)core)->conns, conn));
 }
 
@@ -518,8 +518,12 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         host += sizeof(*hold);
     }
     TAILQ_FOREACH(part, &conn->published.gone, of_conn) {
+        CHECK(!part->array && !part->whole && part->conn == conn && !conn->published.asked);
+        host += sizeof(struct part) + sizeof(struct whole);
+    }
+    TAILQ_FOREACH(part, &conn->published.former, of_conn) {
         CHECK(!part->array && !part->whole && part->conn == conn &&
-              (!conn->published.asked || (part->is_former && !TAILQ_EMPTY(&core->formers))));
+              !TAILQ_EMPTY(&core->formers));
         host += sizeof(struct part) + sizeof(struct whole);
     }
     return host;
