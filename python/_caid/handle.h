@@ -164,9 +164,3 @@ PyObject *py_gate_close(struct gate *gate);
 void py_callbacks_drop(struct module_state *state);
 /* Has fn(self, status, arg) called when a Stream has come to here. */
 PyObject *py_callback_add(struct stream_object *self, PyObject *fn, PyObject *arg);
-
-/* ---- the sync state of storages (sync.c) ---- */
-
-/* args: words, which are in memory of a lease, side, version. When the stream has come to here,
- * that side is modified, or, for side 0, both are equal up to that version. */
-PyObject *py_sync_on(struct stream_object *stream, PyObject *args);

@@ -502,26 +502,12 @@ publish(struct lease_object *self, const char *name, const struct caid_publish_o
     return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
 }
 
-/* Another lease, or None. */
-static int
-lease_get_companion(const struct lease_object *self, PyObject *op, struct lease_object **ret)
-{
-    if (op == Py_None)
-        return 0;
-    if (!PyObject_TypeCheck(op, Py_TYPE(self))) {
-        PyErr_SetString(PyExc_TypeError, "companion: a Lease is needed");
-        return -1;
-    }
-    *ret = lease(op);
-    return lease_check(*ret);
-}
-
 static PyObject *
 lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct lease_object *self = lease(op);
     struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
-    struct lease_object *companion = NULL;
+    struct lease_object *companion;
     const char *name;
     PyObject *ret;
 
@@ -530,14 +516,15 @@ lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         py_text_get(self->client->state, args[1], "metadata", CAID_ERR_INVALID,
                     &options.metadata) < 0 ||
         py_u64_get(self->client->state, args[2], "stream", &options.stream) < 0 ||
-        lease_get_companion(self, args[4], &companion) < 0 ||
         py_u64_get(self->client->state, args[5], "ttl", &options.ttl_ns) < 0)
         return NULL;
     options.flags = args[3] == Py_True ? CAID_PUBLISH_NEW : 0;
-    if (!companion)
+    if (args[4] == Py_None)
         return publish(self, name, &options);
+    companion = py_lease_get_pinned(self->client->state, args[4]);
+    if (!companion)
+        return NULL;
     options.companion = companion->array;
-    py_lease_pin(companion);
     ret = publish(self, name, &options);
     py_lease_unpin(companion);
     return ret;
@@ -549,12 +536,11 @@ lease_open_companion(PyObject *op, PyObject *Py_UNUSED(unused))
     struct lease_object *self = lease(op);
     struct caid_array *array = NULL;
     struct caid_error error = {0};
-    PyObject *ret = NULL;
+    PyObject *ret;
     int r;
 
-    if (lease_check(self) < 0)
+    if (py_lease_pin_checked(self) < 0)
         return NULL;
-    py_lease_pin(self);
     WITHOUT_GIL(r = caid_array_open_companion(self->array, &array, &error));
     ret = r < 0 ? py_error_raise(self->client->state, r, &error)
                 : py_lease_new(self->client, array);

@@ -141,10 +141,9 @@ static PyMethodDef module_methods[] = {
      PyDoc_STR("Takes what is in a capsule: a Tensor.")},
     {"sync_load", py_sync_load, METH_O,
      PyDoc_STR("(state, version) of a storage's two buffers, from the words that say it.")},
-    {"sync_modify", py_sync_modify, METH_VARARGS,
-     PyDoc_STR("One side is modified: (state before, version now).")},
-    {"sync_pass", py_sync_pass, METH_VARARGS,
-     PyDoc_STR("Up to that version both buffers are equal.")},
+    {"sync_change", py_sync_change, METH_VARARGS,
+     PyDoc_STR(
+         "One side is modified, or both are equal, up to a version: (state before, version).")},
     {"torch_set", py_torch_set, METH_VARARGS,
      PyDoc_STR("Has caid_torch_malloc() use an Arena for a CUDA device, for good.")},
     {"torch_keep", py_torch_keep, METH_O, PyDoc_STR("Keeps an object for good.")},

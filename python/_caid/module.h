@@ -406,10 +406,11 @@ struct caid_arena *py_arena_pin(const struct module_state *state, PyObject *op);
 /* ---- the sync state of storages (sync.c) ---- */
 
 PyObject *py_sync_load(PyObject *module, PyObject *words);
-/* args: words, side. */
-PyObject *py_sync_modify(PyObject *module, PyObject *args);
-/* args: words, version. */
-PyObject *py_sync_pass(PyObject *module, PyObject *args);
+/* args: words, side, version. That side is modified, or, for side 0, both are equal up to that
+ * version. */
+PyObject *py_sync_change(PyObject *module, PyObject *args);
+/* The same, of a Stream and words that are in memory of a lease: when it has come to here. */
+PyObject *py_sync_change_on(PyObject *stream, PyObject *args);
 
 /* ---- for PyTorch (torch.c) ---- */
 

@@ -118,12 +118,6 @@ stream_add_callback(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return py_callback_add(stream(op), args[0], args[1]);
 }
 
-static PyObject *
-stream_sync_on(PyObject *op, PyObject *args)
-{
-    return py_sync_on(stream(op), args);
-}
-
 /* For what uses it as long as it likes: undone by _release(). */
 static PyObject *
 stream_hold(PyObject *op, PyObject *Py_UNUSED(unused))
@@ -150,8 +144,8 @@ static PyMethodDef stream_methods[] = {
          "it tells of what has\ncome about by now.")},
     {"_add_callback", PY_FASTCALL(stream_add_callback), METH_FASTCALL,
      PyDoc_STR("Has fn(self, status, arg) called when it has come to here.")},
-    {"_sync_on", stream_sync_on, METH_VARARGS,
-     PyDoc_STR("sync_pass(), or sync_modify() of a side, when it has come to here.")},
+    {"_sync_change", py_sync_change_on, METH_VARARGS,
+     PyDoc_STR("sync_change(), when it has come to here.")},
     {"_hold", stream_hold, METH_NOARGS,
      PyDoc_STR("Until _release() it does not end, but with its client.")},
     {"_release", stream_release, METH_NOARGS, PyDoc_STR("Undoes one _hold().")},

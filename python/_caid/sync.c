@@ -6,22 +6,56 @@
 
 #include "handle.h"
 
-static struct sync_words *
-words_of(const Py_buffer *buffer)
+struct change {
+    struct sync_words *words; /* on a stream: of a lease, whose end waits for what is there */
+    uint64_t version;
+    int side; /* is modified; SYNC_CLEAN: both are equal, up to the version */
+};
+
+static int
+change_check(struct change *self, const Py_buffer *buffer)
 {
-    if ((size_t)buffer->len >= sizeof(struct sync_words) &&
-        (uintptr_t)buffer->buf % _Alignof(struct sync_words) == 0)
-        return buffer->buf;
-    PyErr_SetString(PyExc_ValueError, "a sync state is two aligned words");
-    return NULL;
+    self->words = buffer->buf;
+    if ((size_t)buffer->len >= sizeof(*self->words) &&
+        (uintptr_t)buffer->buf % _Alignof(struct sync_words) == 0 && self->side >= SYNC_CLEAN &&
+        self->side <= SYNC_DEVICE_DIRTY)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "a sync state is two aligned words, a side 0, 1 or 2");
+    return -1;
+}
+
+/* Who has given the args keeps the words. */
+static int
+change_parse(struct change *self, PyObject *args)
+{
+    unsigned long long version;
+    Py_buffer buffer;
+    int r;
+
+    if (!PyArg_ParseTuple(args, "w*iK", &buffer, &self->side, &version))
+        return -1;
+    self->version = version;
+    r = change_check(self, &buffer);
+    PyBuffer_Release(&buffer);
+    return r;
+}
+
+/* The state before, or -EBADMSG. */
+static int
+change_make(struct change *self)
+{
+    if (self->side != SYNC_CLEAN)
+        return sync_modify(self->words, self->side, &self->version);
+    sync_pass(self->words, self->version);
+    return SYNC_CLEAN;
 }
 
 /* (state, version), or what the words cannot be. */
 static PyObject *
-tell(PyObject *module, int state, uint64_t version)
+tell(PyObject *module, int state, const uint64_t *version)
 {
     if (state >= 0)
-        return Py_BuildValue("iK", state, (unsigned long long)version);
+        return Py_BuildValue("iK", state, (unsigned long long)*version);
     return py_error_raise_code(PyModule_GetState(module), CAID_ERR_CORRUPT, -state,
                                "the sync state of a storage is none: something else wrote it");
 }
@@ -29,116 +63,54 @@ tell(PyObject *module, int state, uint64_t version)
 PyObject *
 py_sync_load(PyObject *module, PyObject *op)
 {
-    const struct sync_words *words;
-    PyObject *result = NULL;
-    uint64_t version = 0;
+    struct change now = {0};
+    PyObject *ret = NULL;
     Py_buffer buffer;
-    int state;
 
     if (PyObject_GetBuffer(op, &buffer, PyBUF_SIMPLE) < 0)
         return NULL;
-    words = words_of(&buffer);
-    if (words) {
-        state = sync_load(words, &version);
-        result = tell(module, state, version);
-    }
+    if (change_check(&now, &buffer) == 0)
+        ret = tell(module, sync_load(now.words, &now.version), &now.version);
     PyBuffer_Release(&buffer);
-    return result;
+    return ret;
 }
 
 PyObject *
-py_sync_modify(PyObject *module, PyObject *args)
+py_sync_change(PyObject *module, PyObject *args)
 {
-    PyObject *result = NULL;
-    struct sync_words *words;
-    uint64_t version = 0;
-    Py_buffer buffer;
-    int side, state;
+    struct change change;
 
-    if (!PyArg_ParseTuple(args, "w*i:sync_modify", &buffer, &side))
+    if (change_parse(&change, args) < 0)
         return NULL;
-    words = words_of(&buffer);
-    if (words && side != SYNC_HOST_DIRTY && side != SYNC_DEVICE_DIRTY) {
-        PyErr_SetString(PyExc_ValueError, "a side: 1 the host's, 2 the device's");
-    } else if (words) {
-        state = sync_modify(words, side, &version);
-        result = tell(module, state, version);
-    }
-    PyBuffer_Release(&buffer);
-    return result;
+    return tell(module, change_make(&change), &change.version);
 }
-
-PyObject *
-py_sync_pass(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    unsigned long long version;
-    struct sync_words *words;
-    Py_buffer buffer;
-
-    if (!PyArg_ParseTuple(args, "w*K:sync_pass", &buffer, &version))
-        return NULL;
-    words = words_of(&buffer);
-    if (words)
-        sync_pass(words, version);
-    PyBuffer_Release(&buffer);
-    return py_none(words ? 0 : -1);
-}
-
-/* ---- on a stream ---- */
-
-struct passing {
-    struct sync_words *words; /* of a lease, whose end waits for what is on streams */
-    uint64_t version;
-    int side; /* is modified; SYNC_CLEAN: both are equal, up to the version */
-};
 
 /* After a failure both sides are not known to be equal; that one was modified, it may be. */
 static void
-pass(int32_t status, void *userdata)
+change_arrived(int32_t status, void *userdata)
 {
-    struct passing *passing = userdata;
+    struct change *change = userdata;
 
-    if (passing->side != SYNC_CLEAN)
-        sync_modify(passing->words, passing->side, &passing->version);
-    else if (status == 0)
-        sync_pass(passing->words, passing->version);
-    free(passing);
-}
-
-static PyObject *
-enqueue(struct stream_object *stream, const struct passing *what)
-{
-    struct caid_client *c = py_handle_enter(&stream->handle);
-    struct passing *passing = malloc(sizeof(*passing));
-    struct caid_error error = {0};
-    int r;
-
-    if (!c || !passing) {
-        free(passing);
-        if (!c)
-            return NULL;
-        py_handle_leave(&stream->handle);
-        return PyErr_NoMemory();
-    }
-    *passing = *what;
-    WITHOUT_GIL(
-        r = cuda_stream_add_callback(c, stream->stream, stream->device, pass, passing, &error));
-    if (r < 0)
-        free(passing);
-    return py_none(py_handle_leave_with(&stream->handle, r, &error));
+    if (status == 0 || change->side != SYNC_CLEAN)
+        change_make(change);
+    free(change);
 }
 
 PyObject *
-py_sync_on(struct stream_object *stream, PyObject *args)
+py_sync_change_on(PyObject *op, PyObject *args)
 {
-    struct passing passing = {0};
-    unsigned long long version;
-    Py_buffer buffer;
+    struct stream_object *self = (struct stream_object *)op;
+    struct change *change = malloc(sizeof(*change));
+    int r;
 
-    if (!PyArg_ParseTuple(args, "w*iK:_sync_on", &buffer, &passing.side, &version))
-        return NULL;
-    passing.words = words_of(&buffer);
-    passing.version = version;
-    PyBuffer_Release(&buffer);
-    return passing.words ? enqueue(stream, &passing) : NULL;
+    if (!change)
+        return PyErr_NoMemory();
+    r = change_parse(change, args);
+    if (r == 0)
+        r = PY_HANDLE_CALL(&self->handle,
+                           cuda_stream_add_callback(c, self->stream, self->device,
+                                                    change_arrived, change, &error));
+    if (r < 0)
+        free(change);
+    return py_none(r);
 }

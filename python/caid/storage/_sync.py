@@ -59,7 +59,7 @@ class SyncState:
             self._modify(state, None)
         else:
             self._check_writable()
-            _caid.sync_pass(self._words, self._load()[1])
+            _caid.sync_change(self._words, self.SYNC_CLEAN, self._load()[1])
 
     def __repr__(self):
         name = ("CLEAN", "HOST_DIRTY", "DEVICE_DIRTY")[self.state]
@@ -101,7 +101,7 @@ class SyncState:
         all of it."""
         self._check_writable()
         with self._books:
-            before, version = _caid.sync_modify(self._words, state)
+            before, version = _caid.sync_change(self._words, state, 0)
             if before == self.SYNC_CLEAN:
                 self._part = part
             elif before != state or part is None or version != self._seen + 1:
@@ -163,7 +163,7 @@ class SyncState:
             self._when_there(stream, self.SYNC_CLEAN, version)
             self._enqueued = version
         else:
-            _caid.sync_pass(self._words, version)
+            _caid.sync_change(self._words, self.SYNC_CLEAN, version)
         if mark is not None:
             mark.record(())
             self._on_host = mark
@@ -172,7 +172,7 @@ class SyncState:
         """When the stream has come to here, that side is modified; SYNC_CLEAN: both are equal up to that
         version."""
         device = max(self._device._memory.mapped_device, 0)
-        _streams.of(stream, self._shared.client, device)._sync_on(self._words, side, version)
+        _streams.of(stream, self._shared.client, device)._sync_change(self._words, side, version)
 
     def _copy_part(self, modified, part, stream):
         host, device = self._sides(part)
