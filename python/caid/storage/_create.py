@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from typing import Any, Literal, Sequence
 
 import numpy
@@ -12,63 +13,31 @@ from .._errors import invalid, unsupported
 from . import _layout
 from ._interface import array_of, interface_of
 from ._memory import allocate, new_device, new_host, opened, seen_by_device
-from ._shared import Parameters
 from ._sync import SyncState, address_of, state_of
 from ._types import Storage, make
 
-_NAMES = {
-    "aligned_index", "alignment_size", "client", "defaults", "device", "dims", "halo", "layout",
-    "managed", "name", "pool",
+# What a call may give beside shape and type, and what counts where nobody says it: in the order of Parameters.
+_FALLBACK = {
+    "layout": None, "alignment_size": 1, "aligned_index": None, "halo": None, "device": None,
+    "managed": "gt4py", "client": None, "pool": None, "name": None,
 }
+_NAMES = {*_FALLBACK, "defaults", "dims"}
 
 
-class _Options:
-    """The keyword arguments of a call, and where to look for what is not among them."""
-
-    def __init__(self, given, like=None):
-        unknown = given.keys() - _NAMES
-        if unknown:
-            raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
-        self.given = given
-        self.name = given.get("name")
-        name = given.get("defaults")
-        self.preset = None if name is None else _layout.preset(name)
-        self.like = like or {}
-
-    def get(self, name, fallback=None):
-        if name in self.given:
-            return self.given[name]
-        of_preset = getattr(self.preset, name, ...)
-        return self.like.get(name, fallback) if of_preset is ... else of_preset
-
-    def layout(self, ndim):
-        if self.given.get("layout") is not None:
-            return _layout.layout(self.given["layout"], ndim)
-        if self.preset is not None:
-            dims = _layout.dims(self.given.get("dims"), ndim)
-            return _layout.layout(self.preset.layout(dims), ndim)
-        if "dims" in self.given:
-            _layout.dims(self.given["dims"], ndim)
-        return self.like.get("layout", tuple(range(ndim)))
-
-
-def _parameters(shape, dtype, options):
-    shape = _layout.extents(shape)
-    dtype = numpy.dtype(dtype)
-    if dtype.hasobject or dtype.subdtype or not dtype.itemsize:
-        raise invalid(f"dtype {dtype}: no type of a storage's points")
-    halo = _layout.halo(options.get("halo"), shape)
-    device, managed = options.get("device"), options.get("managed", "gt4py")
-    if device not in (None, "gpu"):
-        raise invalid(f"device {device!r}: None or 'gpu'")
-    if managed not in (None, "gt4py", "cuda"):
-        raise invalid(f"managed {managed!r}: None, 'gt4py' or 'cuda'")
-    size = options.get("alignment_size")
-    return Parameters(
-        shape, dtype, options.layout(len(shape)), 1 if size is None else _layout.alignment(size),
-        _layout.aligned_index(options.get("aligned_index"), halo, shape), halo, device, managed,
-        options.get("client"), options.get("pool"), options.name is not None,
-    )
+def _parameters(shape, dtype, given, found=None):
+    """From the keyword arguments of a call, a preset, and what data say of themselves, in this order."""
+    unknown = given.keys() - _NAMES
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
+    shape, preset = _layout.extents(shape), _layout.preset(given.get("defaults"))
+    options = {**ChainMap(given, preset, found or {}, _FALLBACK)}
+    if given.get("layout") is None:
+        dims = _layout.dims(given.get("dims"), len(shape))
+        layout = preset["layout"](dims) if preset else (found or {}).get("layout")
+        options["layout"] = range(len(shape)) if layout is None else layout
+    if options["alignment_size"] is None:
+        options["alignment_size"] = 1
+    return _layout.parameters(shape, dtype, *(options[name] for name in _FALLBACK))
 
 
 # --- new memory -----------------------------------------------------------------------------
@@ -123,16 +92,16 @@ def empty(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> S
     TypeError
         Another keyword argument.
     """
-    return _new(_parameters(shape, dtype, _Options(options)), options)
+    return full(shape, ..., dtype, **options)
 
 
-def _new(made, options, contents=...):
+def _new(made, contents):
     """A storage with these contents, then with its name."""
     new = make(made, *allocate(made))
     if contents is not ...:
         new[...] = contents
-    if made.is_named:
-        new.publish(options["name"], replace=False)
+    if made.name is not None:
+        new.publish(made.name, replace=False)
     return new
 
 
@@ -140,7 +109,7 @@ def full(
     shape: Sequence[int], fill_value: Any, dtype: Any = numpy.float64, **options: Any
 ) -> Storage:
     """A storage of one value. See :func:`empty`."""
-    return _new(_parameters(shape, dtype, _Options(options)), options, fill_value)
+    return _new(_parameters(shape, dtype, options), fill_value)
 
 
 def zeros(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> Storage:
@@ -163,7 +132,7 @@ def full_like(data: Storage, fill_value: Any, dtype: Any = None, **options: Any)
     if "shape" in options:
         raise TypeError("shape: that of `data`")
     dtype = data.dtype if dtype is None else dtype
-    return _new(_parameters(data.shape, dtype, _Options(options, _like(data))), options, fill_value)
+    return _new(_parameters(data.shape, dtype, options, _like(data)), fill_value)
 
 
 def zeros_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
@@ -212,23 +181,18 @@ def storage(
         return empty(shape, numpy.float64 if dtype is None else dtype, **options)
     if not copy:
         return as_storage(data, device_data, sync_state=sync_state, dtype=dtype, shape=shape, **options)
-    source = _newest(data, device_data, sync_state)
-    shown = source if isinstance(source, Storage) else _shown(source)
-    _check_same(shown, shape, None)
-    made = _parameters(shown.shape, shown.dtype if dtype is None else dtype, _Options(options, _found(source, shown)))
-    return _new(made, options, source)
-
-
-def _newest(data, device_data, sync_state):
-    if data is None or device_data is None:
-        return device_data if data is None else data
-    is_on_device = sync_state is not None and sync_state.state == SyncState.SYNC_DEVICE_DIRTY
-    return device_data if is_on_device else data
+    is_newer = sync_state is not None and sync_state.state == SyncState.SYNC_DEVICE_DIRTY
+    source = device_data if data is None or (is_newer and device_data is not None) else data
+    shown = _shown(source)
+    if shape is not None and _layout.extents(shape) != tuple(shown.shape):
+        raise invalid(f"shape {shape}: the data has {tuple(shown.shape)}")
+    dtype = shown.dtype if dtype is None else dtype
+    return _new(_parameters(shown.shape, dtype, options, _found(source, shown)), source)
 
 
 def _shown(source):
     """What has the shape and type of an array_like."""
-    if isinstance(source, numpy.ndarray):
+    if isinstance(source, (numpy.ndarray, Storage)):
         return source
     try:
         interface = interface_of(source)
@@ -250,13 +214,6 @@ def _found(source, shown):
     if "gpu" in interface or isinstance(shown, _array.Array):
         found["device"] = "gpu"
     return found
-
-
-def _check_same(shown, shape, dtype):
-    if shape is not None and _layout.extents(shape) != tuple(shown.shape):
-        raise invalid(f"shape {shape}: the data has {tuple(shown.shape)}")
-    if dtype is not None and numpy.dtype(dtype) != shown.dtype:
-        raise invalid(f"dtype {numpy.dtype(dtype)}: the data has {shown.dtype}")
 
 
 def as_storage(
@@ -292,88 +249,85 @@ def as_storage(
     source = data if data is not None else device_data
     if isinstance(source, Storage) and (device_data is None or device_data is source) and sync_state is None:
         sync_state = source._sync
-    host, device = _sides(data, device_data)
+    host, device = _side(data, None), _side(data if device_data is None else device_data, "gpu")
+    if device is None and device_data is not None:
+        raise TypeError(f"device_data: a {type(device_data).__name__} has no buffer on a device")
     shown = device if host is None else host
-    for side in (host, device):
-        if side is not None:
-            _check_same(side, shape or shown.shape, dtype or shown.dtype)
     found = _found(source, shown)
     if device is not None:
         found["device"] = "gpu"
-    wanted = _Options(options, found)
-    made = _parameters(shown.shape, shown.dtype, wanted)
-    is_aligned = "alignment_size" in options or wanted.preset is not None
-    _check_laid_out(made if is_aligned else made._replace(alignment_size=1), host, device)
+    made = _parameters(
+        shown.shape if shape is None else shape, shown.dtype if dtype is None else dtype, options, found
+    )
+    is_aligned = "alignment_size" in options or options.get("defaults") is not None
+    for side in host, device:
+        if side is not None:
+            _check(side, made if is_aligned else made._replace(alignment_size=1))
     return make(made, *_wrap(made, host, device, sync_state))
 
 
-def _sides(data, device_data):
-    """(NumPy array or None, Array or None)"""
-    host = device = None
-    if data is not None:
-        host, device = _both(data)
-    if device_data is not None:
-        device = _both(device_data)[1]
-        if device is None:
-            raise TypeError(f"device_data: a {type(device_data).__name__} has no buffer on a device")
-    return host, device
-
-
-def _both(x):
+def _side(x, device):
+    """The NumPy array, or the Array, that something has on that side; None where it has none."""
     if isinstance(x, Storage):
-        return x._host, x._array
+        return x._host if device is None else x._array
+    if x is None or (device is None and isinstance(x, numpy.ndarray)):
+        return x
     interface = interface_of(x)
-    host = array_of(x, None, interface[None]) if None in interface else None
-    device = array_of(x, "gpu", interface["gpu"]) if "gpu" in interface else None
-    return (x if isinstance(x, numpy.ndarray) else host), device
+    return array_of(x, device, interface[device]) if device in interface else None
 
 
-def _check_laid_out(made, host, device):
-    for side in (host, device):
-        if side is None:
-            continue
-        if not _layout.has_layout(side.shape, side.strides, made.layout):
-            raise invalid(f"layout {made.layout}: the buffer has strides {side.strides}")
-        if _layout.lead(address_of(side), made.aligned_index, side.strides, made.alignment_size):
-            raise invalid(f"alignment_size {made.alignment_size}: point {made.aligned_index} is not aligned")
+def _check(side, made):
+    """That a buffer is as the parameters say."""
+    if (tuple(side.shape), side.dtype) != (made.shape, made.dtype):
+        told = f"the data has {tuple(side.shape)}, {side.dtype}"
+        raise invalid(f"shape {made.shape}, dtype {made.dtype}: {told}")
+    if not _layout.has_layout(side.shape, side.strides, made.layout):
+        raise invalid(f"layout {made.layout}: the buffer has strides {side.strides}")
+    if _layout.lead(address_of(side), made.aligned_index, side.strides, made.alignment_size):
+        raise invalid(f"alignment_size {made.alignment_size}: point {made.aligned_index} is not aligned")
 
 
 def _wrap(made, host, device, sync_state):
-    """(NumPy array, Array, SyncState) for make()."""
+    """(NumPy array or None, Array or None), and, where both are managed, (SyncState, Shared or None)."""
+    owner = state_of(host, device)
     if made.device is not None and made.managed == "gt4py":
-        return _pair(made, host, device, sync_state)
-    if state_of(host, device) is not None:
+        is_bound = sync_state is not None and sync_state._host is not None
+        pair = _pair if owner is None and not is_bound else _pair_of_storage
+        host, device, sync_state = pair(made, host, device, sync_state, owner)
+        return host, device, sync_state, sync_state._shared
+    if owner is not None:
         raise invalid("the data is of a storage on both sides: as one side alone it would not be in sync")
     if made.device is None:
         if host is None:
             raise invalid("device None: the data has no buffer on the host")
-        return host, None, None, None
+        return host, None
     if made.managed is None:
         if device is None:
             raise invalid("device 'gpu', managed None: the data has no buffer on a device")
-        return None, device, None, None
+        return None, device
     if host is None or not hasattr(host, "__cuda_array_interface__"):
         raise invalid("managed 'cuda': the data is not in managed memory that the host sees")
-    return host, seen_by_device(host, made), None, None
+    return host, seen_by_device(host, made)
 
 
-def _pair(made, host, device, sync_state):
-    owner = state_of(host, device)
-    if owner is not None or (sync_state is not None and sync_state._host is not None):
-        if owner is not sync_state or host is None or device is None:
-            raise invalid("the data is of another storage: both of its buffers and its own sync_state are wanted")
-        if not owner._are_of_same_points(host, device):
-            raise invalid("data and device_data are different parts of a storage")
-        return host, device, owner, owner._shared
-    if host is not None and device is not None:
-        if sync_state is None:
-            raise invalid("data and device_data: sync_state is to say which of them is up to date")
-        return host, device, sync_state._bind(host, device), None
+def _pair_of_storage(made, host, device, sync_state, owner):
+    if owner is not sync_state or host is None or device is None:
+        raise invalid("the data is of another storage: both of its buffers and its own sync_state are wanted")
+    if not owner._are_of_same_points(host, device):
+        raise invalid("data and device_data are different parts of a storage")
+    return host, device, owner
+
+
+def _pair(made, host, device, sync_state, owner):
     if device is None:
-        state, device = SyncState.SYNC_HOST_DIRTY, new_device(made)
-    else:
-        state, host = SyncState.SYNC_DEVICE_DIRTY, new_host(made)
-    return host, device, (sync_state or SyncState(state))._bind(host, device), None
+        device = new_device(made)
+        sync_state = sync_state or SyncState(SyncState.SYNC_HOST_DIRTY)
+    elif host is None:
+        host = new_host(made)
+        sync_state = sync_state or SyncState(SyncState.SYNC_DEVICE_DIRTY)
+    elif sync_state is None:
+        raise invalid("data and device_data: sync_state is to say which of them is up to date")
+    return host, device, sync_state._bind(host, device)
 
 
 # --- of a name ------------------------------------------------------------------------------

@@ -161,21 +161,23 @@ class Fields:
         return self._arrays
 
     def _use(self, obj, writes):
-        if isinstance(obj, Storage) and obj._has(self._device):
+        if self._is_storage(obj):
             if writes and obj._shared is not None:
                 obj._shared.check_writable()
-            if self._device is None:
-                return obj._use_host(write=False)
-            return obj._use_device(write=False, stream=self._stream)
+            return obj._use(self._device, stream=self._stream)
         field = ForeignField(obj, self._device, writes=writes)
         self._foreign.append(field)
         return field.__enter__()
+
+    def _is_storage(self, obj):
+        """That has a buffer there."""
+        return isinstance(obj, Storage) and (obj._host if self._device is None else obj._array) is not None
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
             try:
                 for obj in self._write:
-                    if isinstance(obj, Storage) and obj._has(self._device):
+                    if self._is_storage(obj):
                         obj._written_on(self._device, self._stream or _stream.LEGACY)
             finally:
                 if self._device is not None:

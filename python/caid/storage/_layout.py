@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the points of a storage lie: presets, layouts and padded strides, as pure functions."""
+"""Where the points of a storage lie: parameters, presets, layouts and padded strides, as pure functions."""
 
 from __future__ import annotations
 
+import bisect
 import math
 import operator
 from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy
 
 from .. import _geometry
 from .._errors import invalid
@@ -13,20 +16,11 @@ from .._errors import invalid
 AXES = "IJK"
 
 
-class Preset(NamedTuple):
-    """What `defaults` names: parameters where none are given, or ``...`` for none."""
-
-    layout: Callable[[Sequence[str]], tuple]  # of dims
-    alignment_size: Any = ...
-    device: Any = ...
+# --- presets --------------------------------------------------------------------------------
 
 
 def _c_layout(dims):
-    return tuple(range(len(dims)))
-
-
-def _f_layout(dims):
-    return tuple(reversed(range(len(dims))))
+    return range(len(dims))
 
 
 def _by_meaning(axes, *, data_falls):
@@ -41,23 +35,23 @@ def _by_meaning(axes, *, data_falls):
     return layout
 
 
-_k_first = _by_meaning("IJK", data_falls=False)
-_i_first = _by_meaning("JKI", data_falls=True)
-_gpu = _by_meaning("KJI", data_falls=True)
+def _preset(layout, alignment_size, device):
+    return {"layout": layout, "alignment_size": alignment_size, "device": device}
 
-# GT4Py's backends, of the time of GDP-3 and of 1.1 (gt4py/storage/cartesian/layout.py).
-_presets = {
-    "C": Preset(_c_layout),
-    "F": Preset(_f_layout),
-    "numpy": Preset(_c_layout, 1, None),
-    "gtx86": Preset(_k_first, 1, None),
-    "gtmc": Preset(_i_first, 8, None),
-    "gtcuda": Preset(_gpu, 32, "gpu"),
-    "gt:cpu_kfirst": Preset(_k_first, 1, None),
-    "gt:cpu_ifirst": Preset(_i_first, 8, None),
-    "gt:gpu": Preset(_gpu, 32, "gpu"),
-    "dace:cpu": Preset(_k_first, 1, None),
-    "dace:gpu": Preset(_gpu, 32, "gpu"),
+
+_k_first = _preset(_by_meaning("IJK", data_falls=False), 1, None)
+_i_first = _preset(_by_meaning("JKI", data_falls=True), 8, None)
+_gpu = _preset(_by_meaning("KJI", data_falls=True), 32, "gpu")
+
+# What `defaults` names: parameters where none are given, the layout as a function of the dims. GT4Py's
+# backends are of the time of GDP-3 and of 1.1 (gt4py/storage/cartesian/layout.py).
+_presets: dict[str, dict[str, Any]] = {
+    "C": {"layout": _c_layout},
+    "F": {"layout": lambda dims: range(len(dims))[::-1]},
+    "numpy": _preset(_c_layout, 1, None),
+    **dict.fromkeys(("gtx86", "gt:cpu_kfirst", "dace:cpu"), _k_first),
+    **dict.fromkeys(("gtmc", "gt:cpu_ifirst"), _i_first),
+    **dict.fromkeys(("gtcuda", "gt:gpu", "dace:gpu"), _gpu),
 }
 
 
@@ -79,17 +73,53 @@ def register_defaults(
         Bytes.
     device : {None, "gpu"}
     """
-    _presets[name] = Preset(layout, alignment(alignment_size), device)
+    _presets[name] = _preset(layout, _alignment(alignment_size), device)
 
 
-def preset(name: str) -> Preset:
-    try:
-        return _presets[name]
-    except KeyError:
-        raise invalid(f"defaults {name!r}: none of {', '.join(_presets)}") from None
+def preset(name: str | None) -> dict[str, Any]:
+    if name is not None and name not in _presets:
+        raise invalid(f"defaults {name!r}: none of {', '.join(_presets)}")
+    return {} if name is None else _presets[name]
 
 
 # --- parameters -----------------------------------------------------------------------------
+
+
+class Parameters(NamedTuple):
+    """Of a storage that is to be made."""
+
+    shape: tuple
+    dtype: numpy.dtype
+    layout: tuple
+    alignment_size: int
+    aligned_index: tuple
+    halo: tuple
+    device: str | None
+    managed: str | None
+    client: Any = None
+    pool: str | None = None
+    name: str | None = None
+
+
+def parameters(
+    shape, dtype, layout, alignment_size, aligned_index, halo, device, managed, *memory
+) -> Parameters:
+    """Each checked, whoever says it. Raises InvalidError, and TypeError where one is of another type."""
+    shape, dtype = extents(shape), numpy.dtype(dtype)
+    if dtype.hasobject or dtype.subdtype or not dtype.itemsize:
+        raise invalid(f"dtype {dtype}: no type of a storage's points")
+    layout = _geometry.dims("layout", layout)
+    if sorted(layout) != list(range(len(shape))):
+        raise invalid(f"layout {layout}: no permutation of 0 to {len(shape) - 1}")
+    halo = halo_of(halo, shape)
+    if device not in (None, "gpu"):
+        raise invalid(f"device {device!r}: None or 'gpu'")
+    if managed not in (None, "gt4py", "cuda"):
+        raise invalid(f"managed {managed!r}: None, 'gt4py' or 'cuda'")
+    return Parameters(
+        shape, dtype, layout, _alignment(alignment_size), _aligned_index(aligned_index, halo, shape), halo,
+        device, managed, *memory,
+    )
 
 
 def extents(shape: Any) -> tuple[int, ...]:
@@ -99,7 +129,7 @@ def extents(shape: Any) -> tuple[int, ...]:
     return shape
 
 
-def alignment(value: Any) -> int:
+def _alignment(value):
     value = operator.index(value)
     if value < 1:
         raise invalid(f"alignment_size {value}: 1 or more")
@@ -117,14 +147,7 @@ def dims(value: Sequence[str] | None, ndim: int) -> tuple[str, ...]:
     return value
 
 
-def layout(value: Sequence[int], ndim: int) -> tuple[int, ...]:
-    value = _geometry.dims("layout", value)
-    if sorted(value) != list(range(ndim)):
-        raise invalid(f"layout {value}: no permutation of 0 to {ndim - 1}")
-    return value
-
-
-def halo(value: Sequence[Any] | None, shape: tuple) -> tuple[tuple[int, int], ...]:
+def halo_of(value: Sequence[Any] | None, shape: tuple) -> tuple[tuple[int, int], ...]:
     """Pairs, of ints and pairs; without any (0, 0)."""
     if value is None:
         return ((0, 0),) * len(shape)
@@ -140,13 +163,11 @@ def halo(value: Sequence[Any] | None, shape: tuple) -> tuple[tuple[int, int], ..
 
 
 def _pair(value):
-    if hasattr(value, "__index__"):
-        return (operator.index(value),) * 2
-    start, end = map(operator.index, value)
+    start, end = map(operator.index, (value, value) if hasattr(value, "__index__") else value)
     return start, end
 
 
-def aligned_index(value: Sequence[int] | None, halo: tuple, shape: tuple) -> tuple[int, ...]:
+def _aligned_index(value, halo, shape):
     """As a tuple; without any the first point inside of the halo."""
     if value is None:
         return tuple(start for start, _ in halo)
@@ -196,23 +217,16 @@ def lead(address: int, index: tuple, strides: tuple, alignment: int) -> int:
 
 def halo_of_view(halo: tuple, shape: tuple, key: tuple) -> tuple[tuple[int, int], ...]:
     """What basic indexing leaves of a halo; `key` names every dimension."""
-    pairs, axis = [], 0
-    for each in key:
-        if each is None:
-            pairs.append((0, 0))
-            continue
-        if isinstance(each, slice):
-            pairs.append(_halo_of_slice(halo[axis], shape[axis], each))
-        axis += 1
-    return tuple(pairs)
+    axes = iter(zip(halo, shape))
+    left = ((0, 0) if each is None else _halo_along(*next(axes), each) for each in key)
+    return tuple(pair for pair in left if pair is not None)
 
 
-def _halo_of_slice(pair, extent, key):
+def _halo_along(pair, extent, key):
+    if not isinstance(key, slice):
+        return None
     taken = range(extent)[key]
     rising = taken if taken.step > 0 else taken[::-1]
-
-    def below(limit):
-        return len(range(rising.start, min(rising.stop, limit), rising.step))
-
-    start, end = below(pair[0]), len(rising) - below(extent - pair[1])
+    start = bisect.bisect_left(rising, pair[0])
+    end = len(rising) - bisect.bisect_left(rising, extent - pair[1])
     return (start, end) if taken.step > 0 else (end, start)

@@ -11,7 +11,8 @@ import numpy
 from .. import _array, _cai, _default, _helpers, _typestr
 from .._errors import NotFoundError, corrupt, unsupported
 from . import _layout
-from ._shared import Parameters, Shared, described
+from ._layout import Parameters
+from ._shared import Shared, described
 from ._sync import SyncState, address_of
 
 _HEADER = 512  # bytes of the host's memory before a buffer of two, of which the sync state has the first
@@ -19,29 +20,30 @@ _WORDS = 16
 
 
 def allocate(p: Parameters) -> tuple:
-    """(NumPy array or None, Array or None, SyncState of two, Shared of the daemon's memory), with undefined
-    contents."""
-    if p.device is None and not p.is_named:
-        return new_host(p), None, None, None
+    """(NumPy array or None, Array or None), and, of the daemon's memory, (SyncState of two, Shared); with
+    undefined contents."""
+    if p.device is None and p.name is None:
+        return new_host(p), None
     if p.device is not None and p.managed == "cuda":
-        if p.is_named:
+        if p.name is not None:
             raise unsupported(
                 "managed memory cannot be shared, as CUDA has no handle for it; with managed='gt4py' a "
                 "storage can have a name"
             )
         host = new_host(p)
-        return host, seen_by_device(host, p), None, None
-    nbytes = _room(p)
-    device = None if p.device is None else _bytes(p, nbytes)
-    start = 0 if device is None else _HEADER
-    has_host = device is None or p.managed is not None
-    host = _bytes(p, start + nbytes, "pinned") if has_host else None
-    if host is not None:
+        return host, seen_by_device(host, p)
+    host = device = None
+    leads = [0, 0]
+    if p.device is not None:
+        device = _bytes(p, _room(p), "device")
+        leads[1] = _lead(p, device.ptr)
+    if p.device is None or p.managed is not None:
+        start = 0 if device is None else _HEADER
+        host = _bytes(p, start + _room(p), "pinned")
         memory = numpy.asarray(host)
         memory[:start] = 0
-        lead = start + _lead(p, address_of(memory) + start)
-    leads = lead if has_host else 0, 0 if device is None else _lead(p, device.ptr)
-    return _over(p, Shared(host, device, leads))
+        leads[0] = start + _lead(p, address_of(memory) + start)
+    return _over(Shared(p, host, device, leads))
 
 
 def opened(array: Any, may_copy: bool) -> tuple:
@@ -53,9 +55,9 @@ def opened(array: Any, may_copy: bool) -> tuple:
     for side, lead, start in (host, leads[0], 0 if device is None else _HEADER), (device, leads[1], 0):
         if side is not None:
             _check_room(made, array, side, lead, start)
-    shared = Shared(host, device, leads)
+    shared = Shared(made, host, device, leads)
     shared.is_public, shared.may_copy = True, may_copy
-    return (made._replace(client=shared.client), *_over(made, shared))
+    return (made._replace(client=shared.client), *_over(shared))
 
 
 def _companion(array):
@@ -76,7 +78,8 @@ def _check_room(p, array, side, lead, start):
         )
 
 
-def _over(p, shared):
+def _over(shared):
+    p = shared.made
     strides, nbytes = _strides(p)
     raw = [
         None if memory is None else memory[lead : lead + nbytes]
@@ -86,12 +89,11 @@ def _over(p, shared):
     if raw[0] is not None:
         host = _typed(numpy.asarray(raw[0]), p)
     if raw[1] is not None:
-        element, _ = _typestr.of_dtype(p.dtype)
-        layout = raw[1]._layout._replace(shape=p.shape, strides=strides, element=element)
-        array = _array.make(raw[1]._memory.share(), layout, root=False)
+        array = raw[1]._view(0, p.shape, strides, _typestr.of_dtype(p.dtype)[0])
     if host is not None and array is not None:
         words = memoryview(numpy.asarray(shared.host))[:_WORDS]
         sync = SyncState()._bind(host, array, raw, shared, words)
+    shared.whole = array if host is None else host
     return host, array, sync, shared
 
 
@@ -138,7 +140,7 @@ def _typed(raw, p):
     return numpy.lib.stride_tricks.as_strided(raw.view(p.dtype), p.shape, _strides(p)[0], subok=True)
 
 
-def _bytes(p, nbytes, memory="device"):
+def _bytes(p, nbytes, memory):
     client = p.client or _default.default_client()
     with client.empty(nbytes, "|u1", pool=p.pool, memory=memory) as root:
         return root.view()

@@ -5,33 +5,19 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
 from .. import _array, _bracket, _metadata, _typestr
-from .._errors import AbandonedError, InvalidError, ReadOnlyError, StaleError, corrupt, invalid
+from .._errors import AbandonedError, InvalidError, ReadOnlyError, StaleError, corrupt, invalid, unsupported
 from . import _layout
-from ._sync import SyncState, address_of
+from ._layout import Parameters
+from ._sync import SyncState, address_of, is_same
 
 _KEY, _VERSION = "caid.storage", 1  # of metadata
+_TOLD = Parameters._fields[:8]  # there; the others are of this process
 _ALIGNMENT_MAX = 2 << 20  # of addresses that are others in each process: caid_array_create()
-
-
-class Parameters(NamedTuple):
-    """Of a storage that is to be made."""
-
-    shape: tuple
-    dtype: numpy.dtype
-    layout: tuple
-    alignment_size: int
-    aligned_index: tuple
-    halo: tuple
-    device: str | None
-    managed: str | None
-    client: Any
-    pool: str | None
-    is_named: bool = False
 
 
 class Shared:
@@ -40,9 +26,12 @@ class Shared:
 
     Attributes
     ----------
+    made : Parameters
     host, device : Array or None
     leads : (int, int)
         Bytes in each before the first point.
+    whole : numpy.ndarray or Array
+        All points: of the host's where there is one.
     readonly : bool
         It was opened with mode "r".
     is_public : bool
@@ -51,10 +40,11 @@ class Shared:
         Of mode "r": whether what is out of date is copied, for this process alone.
     """
 
-    __slots__ = ("host", "device", "leads", "readonly", "is_public", "may_copy", "_writer", "_copy")
+    __slots__ = ("made", "host", "device", "leads", "whole", "readonly", "is_public", "may_copy", "_writer", "_copy")
 
-    def __init__(self, host: Any, device: Any, leads: tuple[int, int]):
-        self.host, self.device, self.leads = host, device, leads
+    def __init__(self, made: Parameters, host: Any, device: Any, leads: tuple[int, int]):
+        self.made, self.host, self.device, self.leads = made, host, device, leads
+        self.whole = None
         self.readonly = self.arrays[0].readonly
         self.is_public, self.may_copy = False, True
         self._writer = None  # the thread that has a bracket in which all of it is written
@@ -81,7 +71,8 @@ class Shared:
         if self.readonly:
             raise ReadOnlyError(f'storage {self.name!r} was opened with mode "r"')
 
-    def stale(self, side: str) -> StaleError:
+    def stale(self, modified: int) -> StaleError:
+        side = "host" if modified == SyncState.SYNC_DEVICE_DIRTY else "device"
         return StaleError(
             f"storage {self.name!r}: the {side}'s buffer is out of date, and mode \"r\" does not write it"
         )
@@ -93,9 +84,11 @@ class Shared:
         source, target = sides if modified == SyncState.SYNC_HOST_DIRTY else sides[::-1]
         return _bracket.of_client(self.client, source, target, stream, timeout)
 
-    def publish(self, made: Parameters, halo: tuple, name: str, replace: bool) -> int:
+    def publish(self, side: Any, halo: tuple, name: str, replace: bool) -> int:
         self.check_writable()
-        size = made.alignment_size
+        if not is_same(side, self.whole):
+            raise unsupported("a view is not published: publish the storage that it was made from")
+        size = self.made.alignment_size
         if size & (size - 1) or size > _ALIGNMENT_MAX:
             raise invalid(
                 f"alignment_size {size}: of a storage with a name it is a power of 2, at most "
@@ -104,13 +97,20 @@ class Shared:
         for array in self.arrays:
             array.synchronize()
         first, companion = ([array._memory for array in self.arrays] + [None])[:2]
-        text = _metadata.encode({_KEY: _VERSION, **_told(made, halo, self.leads)})
         was_public, self.is_public = self.is_public, True
         try:
-            return first.publish(name, text, 0, not replace, companion, 0)
+            return first.publish(name, self._metadata(halo), 0, not replace, companion, 0)
         except BaseException:
             self.is_public = was_public
             raise
+
+    def _metadata(self, halo):
+        element, _ = _typestr.of_dtype(self.made.dtype)
+        told = {name: getattr(self.made, name) for name in _TOLD}
+        told |= {"dtype": element.name or element.typestr, "descr": element.descr, "halo": halo, "leads": self.leads}
+        if self.made.device is None:
+            told["managed"] = None
+        return _metadata.encode({_KEY: _VERSION, **told})
 
     # --- of mode "r" ------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Shared:
         if sync.state != stale:
             return side
         if not self.may_copy:
-            raise self.stale("host" if is_host else "device")
+            raise self.stale(stale)
         source = self.device if is_host else self.host
         with _bracket.of_client(self.client, (source,), (), None, None):
             state, version = sync._load()
@@ -162,22 +162,6 @@ def _alike(side, copy, sync):
 # --- metadata -------------------------------------------------------------------------------
 
 
-def _told(made, halo, leads):
-    element, _ = _typestr.of_dtype(made.dtype)
-    return {
-        "shape": made.shape,
-        "dtype": element.name or element.typestr,
-        "descr": element.descr,
-        "layout": made.layout,
-        "alignment_size": made.alignment_size,
-        "aligned_index": made.aligned_index,
-        "halo": halo,
-        "device": made.device,
-        "managed": made.managed if made.device else None,
-        "leads": leads,
-    }
-
-
 def described(array: Any) -> tuple[Parameters, tuple[int, int]]:
     """The Parameters of a storage that has been opened, and its leads. InvalidError: it is none;
     CorruptError: its metadata cannot be."""
@@ -193,24 +177,11 @@ def described(array: Any) -> tuple[Parameters, tuple[int, int]]:
 
 
 def _checked(told):
-    shape = _layout.extents(told["shape"])
     element, _ = _typestr.of_dtype(str(told["dtype"]))
     if told["descr"] is not None:
         element = _typestr.element_of(element.typestr, element.itemsize, told["descr"])
-    halo = _layout.halo(told["halo"], shape)
-    made = Parameters(
-        shape,
-        _typestr.to_numpy(element),
-        _layout.layout(told["layout"], len(shape)),
-        _layout.alignment(told["alignment_size"]),
-        _layout.aligned_index(told["aligned_index"], halo, shape),
-        halo,
-        told["device"],
-        told["managed"],
-        None,
-        None,
-        True,
-    )
+    told = {**told, "dtype": _typestr.to_numpy(element)}
+    made = _layout.parameters(*(told[name] for name in _TOLD))
     if (made.device, made.managed) not in ((None, None), ("gpu", None), ("gpu", "gt4py")):
         raise ValueError(f"device {made.device!r}, managed {made.managed!r}")
     host, device = _layout.extents(told["leads"])
@@ -227,7 +198,7 @@ class StorageBracket:
     who write the storage; the other side may be brought up to date meanwhile.
     """
 
-    __slots__ = ("_storage", "_shared", "_write", "_stream", "_device", "_timeout", "_bracket")
+    __slots__ = ("_storage", "_shared", "_write", "_stream", "_device", "_timeout", "_bracket", "_views")
 
     def __init__(self, storage: Any, write: bool, stream: Any, timeout: float | None):
         self._storage, self._shared = storage, storage._shared
@@ -244,15 +215,14 @@ class StorageBracket:
         if self._bracket is not None:
             raise invalid("a bracket is begun once")
         end = None if self._timeout is None else time.monotonic() + self._timeout
-        while True:
-            views = self._begin(None if end is None else max(end - time.monotonic(), 0))
-            try:
-                if self._bracket is not None:
-                    used = self._side()
-                    return views[0] if used is self._storage._array else used
-            except BaseException:
-                self._give_up()
-                raise
+        try:
+            while self._bracket is None:
+                self._begin(None if end is None else max(end - time.monotonic(), 0))
+            used = self._storage._use(self._device, stream=self._stream or 0)
+        except BaseException:
+            self._give_up()
+            raise
+        return self._views[0] if used is self._storage._array else used
 
     def _begin(self, timeout):
         """Begins it, unless somebody has modified the other side meanwhile."""
@@ -262,23 +232,18 @@ class StorageBracket:
             storage._bring(self._device, self._stream or 0, timeout)
         bracket = _bracket.of_client(shared.client, *self._arrays(), self._stream, timeout)
         try:
-            views = bracket.begin()
+            self._views = bracket.begin()
         except AbandonedError:
             if not may_copy or storage._sync is None or storage._sync.state:
                 raise
             storage._bring(self._device, 0, timeout, force=True)  # a process was killed when it had copied
-            return ()
+            return
         self._bracket = bracket
-        try:
-            if self._write:
-                shared._writer = threading.get_ident()
-            elif may_copy and storage._is_stale(self._device):
-                self._bracket = None
-                bracket.end()
-        except BaseException:
-            self._give_up()
-            raise
-        return views
+        if self._write:
+            shared._writer = threading.get_ident()
+        elif may_copy and storage._is_stale(self._device):
+            self._bracket = None
+            bracket.end()
 
     def _arrays(self):
         """(to be read, to be written)"""
@@ -290,21 +255,15 @@ class StorageBracket:
             is_on_device = not is_on_device  # what is copied
         return (device if is_on_device else host,), ()
 
-    def _side(self):
-        if self._device is None:
-            return self._storage._use_host(write=False)
-        return self._storage._use_device(write=False, stream=self._stream or 0)
-
     def _give_up(self):
-        self._shared._writer = None
         if self._bracket is not None:
+            self._shared._writer = None
             self._bracket._give_up()
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
             if self._write:
-                storage = self._storage
-                (storage.set_host_modified if self._device is None else storage.set_device_modified)()
+                self._storage._modified(self._device)
         except BaseException:
             self._give_up()
             raise

@@ -82,14 +82,9 @@ class SyncState:
 
     def _part_of(self, view):
         """The bytes, from the first point on, that a view of the host's buffer lies in."""
-        at = address_of(view) - address_of(self._host)
-        low, high = _geometry.extent(view.shape, view.strides, view.itemsize)
-        return at + low, at + high
-
-    def _is_all(self, view):
-        """Whether a view of the host's buffer has all of its points."""
-        host = self._host
-        return (view.shape, view.strides, address_of(view)) == (host.shape, host.strides, address_of(host))
+        low, high = _span(view)
+        start = address_of(self._host)
+        return low - start, high - start
 
     def _are_of_same_points(self, host, device):
         """Whether views of both buffers are of the same points; known where those lie alike."""
@@ -133,19 +128,18 @@ class SyncState:
         if not self._is_public or shared.is_writing:
             with self._turn:
                 self._copy_here(modified, force, stream)
-            return
-        if shared.readonly:
+        elif shared.readonly:
             if self.state == modified:
-                raise shared.stale("host" if modified == self.SYNC_DEVICE_DIRTY else "device")
-        elif self._wanted(modified, force)[0]:
+                raise shared.stale(modified)
+        elif not self._wanted(modified, force)[0]:
+            self._copy_here(modified, force, stream)
+        else:
             with shared.copying(None, modified, timeout):  # after this, all that others have begun is done
                 if not stream or not self._wanted(modified, force)[0]:
                     self._copy_here(modified, force, 0)
                     return
             with shared.copying(stream, modified, timeout):
                 self._copy_here(modified, force, stream)
-        elif not stream:
-            self._copy_here(modified, force, 0)
 
     def _copy_here(self, modified, force, stream):
         is_wanted, version, part = self._wanted(modified, force)
@@ -199,6 +193,12 @@ class SyncState:
 def address_of(side: Any) -> int:
     """Of the first point of a NumPy array or an Array."""
     return side.ptr if isinstance(side, _array.Array) else side.__array_interface__["data"][0]
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether these are all of the same points, in the same order."""
+    places = [(side.shape, side.strides, address_of(side)) for side in (one, other)]
+    return places[0] == places[1]
 
 
 def _span(side):

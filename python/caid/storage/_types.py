@@ -73,7 +73,7 @@ class Storage:
 
     @halo.setter
     def halo(self, halo: Any) -> None:
-        self._halo = _layout.halo(halo, self.shape)
+        self._halo = _layout.halo_of(halo, self.shape)
 
     @property
     def device(self) -> str | None:
@@ -96,26 +96,23 @@ class Storage:
 
     # --- buffers ----------------------------------------------------------------------------
 
-    def _has(self, device):
-        """Whether there is a buffer on that side."""
-        return self._host is not None if device is None else type(self) is not CPUStorage
+    def _use(self, device, *, write=False, stream=0):
+        """The buffer of one side, up to date, to be read, or also written."""
+        side = self._host if device is None else self._array
+        if side is None:
+            where = "the host" if device is None else "a device"
+            raise NoSuchBufferError(f"a {type(self).__name__} has no buffer on {where}")
+        return side
 
-    def _use_host(self, *, write):
-        """The host's side, up to date, to be read, or also written."""
-        if self._host is None:
-            raise NoSuchBufferError(f"a {type(self).__name__} has no buffer on the host")
-        return self._host
-
-    def _use_device(self, *, write, stream=0):
-        """The device's side, likewise."""
-        if self._array is None:
-            raise NoSuchBufferError(f"a {type(self).__name__} has no buffer on a device")
-        return self._array
+    @property
+    def _newer(self):
+        """The side that is up to date: the device's where both are."""
+        return None if self._array is None else "gpu"
 
     @property
     def data(self) -> memoryview | None:
         """memoryview or None: of the host's buffer, to be written."""
-        return None if self._host is None else self._use_host(write=True).data
+        return None if self._host is None else self._use(None, write=True).data
 
     @property
     def device_data(self) -> Any:
@@ -124,12 +121,12 @@ class Storage:
 
     def to_numpy(self) -> numpy.ndarray[Any, Any]:
         """A view of the host's buffer, to be written. NoSuchBufferError without one."""
-        return self._use_host(write=True).view(numpy.ndarray)
+        return self._use(None, write=True).view(numpy.ndarray)
 
     def to_cupy(self) -> Any:
         """A view of the device's buffer, to be written, as a cupy.ndarray. NoSuchBufferError without
         one, ImportError without CuPy."""
-        array = self._use_device(write=True)
+        array = self._use("gpu", write=True)
         import cupy
 
         return cupy.asarray(array)
@@ -146,13 +143,13 @@ class Storage:
         if copy or (dtype is not None and numpy.dtype(dtype) != self.dtype):
             if copy is False:
                 raise ValueError(f"{self.dtype} to {numpy.dtype(dtype)}: not without a copy")
-            return self._use_host(write=False).astype(dtype or self.dtype, subok=False)
+            return self._use(None).astype(dtype or self.dtype, subok=False)
         return self.to_numpy()
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """dict: NumPy's array interface of the host's buffer, to be written; AttributeError without."""
-        host = self._use_host(write=True)
+        host = self._use(None, write=True)
         told = host.__array_interface__
         if host is not self._host:  # a copy, which NumPy keeps
             told = {**told, "data": host.base, "offset": address_of(host) - address_of(host.base)}
@@ -162,9 +159,9 @@ class Storage:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """dict: the CUDA Array Interface of the device's buffer, to be written; AttributeError without
         one. StaleError: mode "r", and it is out of date; the dict would keep no copy."""
-        array = self._use_device(write=True)
+        array = self._use("gpu", write=True)
         if array is not self._array:
-            raise self._shared.stale("device")
+            raise self._shared.stale(SyncState.SYNC_HOST_DIRTY)
         return array.__cuda_array_interface__
 
     @property
@@ -187,40 +184,57 @@ class Storage:
             "acquire": acquire, "touch": touch,
         }
 
-    def _up_to_date(self, write):
-        """The side that DLPack shows."""
-        return self._use_host(write=write) if self._array is None else self._use_device(write=write)
-
     def __dlpack_device__(self) -> tuple[int, int]:
         """Of the side that is up to date, the device's where both are."""
-        return self._up_to_date(False).__dlpack_device__()
+        return self._use(self._newer).__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:
         """A tensor over that side, to be written."""
-        return self._up_to_date(not options.get("copy")).__dlpack__(**options)
+        return self._use(self._newer, write=not options.get("copy")).__dlpack__(**options)
 
     # --- synchronising ----------------------------------------------------------------------
 
     def device_to_host(self, *, force: bool = False, stream: Any = 0) -> None:
         """Copies from the device to the host where the device's buffer is modified, or by `force`;
         they are in sync then. With a stream the copy is enqueued there."""
+        self._bring(None, stream, force=force)
 
     def host_to_device(self, *, force: bool = False, stream: Any = 0) -> None:
         """The other way."""
+        self._bring("gpu", stream, force=force)
 
     def set_device_modified(self) -> None:
         """Says that the device's buffer is modified: it is copied before the host's is used again."""
+        self._modified("gpu")
 
     def set_host_modified(self) -> None:
         """Says that the host's buffer is modified."""
+        self._modified(None)
 
     def set_synchronized(self) -> None:
         """Says that both are equal."""
+        if self._sync is not None:
+            self._sync.state = SyncState.SYNC_CLEAN
 
     def synchronize(self, *, stream: Any = 0) -> None:
         """Copies from the side that is modified to the other."""
         self.device_to_host(stream=stream)
         self.host_to_device(stream=stream)
+
+    # Where there is nothing to be synchronised:
+
+    def _bring(self, device, stream, timeout=None, force=False):
+        """Brings a side up to date, unless others are in the way for longer."""
+
+    def _is_stale(self, device):
+        """Whether the side is out of date, and no copy is on its way."""
+        return False
+
+    def _modified(self, device):
+        """Says that a side is modified."""
+
+    def _written_on(self, device, stream):
+        """What has been written there, on the device by what is on the stream by now, is modified."""
 
     # --- sharing ----------------------------------------------------------------------------
 
@@ -256,15 +270,8 @@ class Storage:
                 f"a {type(self).__name__} in memory that is not the daemon's: copy it, "
                 "by storage(x, name=...)"
             )
-        whole = self._made
-        strides, _ = _layout.padded_strides(
-            whole.shape, whole.dtype.itemsize, whole.layout, whole.alignment_size
-        )
-        is_view = (self.shape, self.strides) != (whole.shape, strides)
-        if is_view or (self._sync is not None and not self._sync._is_all(self._host)):
-            raise unsupported("a view is not published: publish the storage that it was made from")
         with contextlib.nullcontext() if self._sync is None else self._sync._in_turn():
-            return self._shared.publish(whole, self._halo, name, replace)
+            return self._shared.publish(self._side, self._halo, name, replace)
 
     def read(self, stream: Any = None, timeout: float | None = None) -> StorageBracket:
         """A bracket in which the storage is read, as :meth:`caid.Array.read`: after whoever writes either
@@ -289,15 +296,6 @@ class Storage:
         for array in () if self._shared is None else self._shared.arrays:
             array.discard()
 
-    def _written_on(self, device, stream):
-        """What has been written there, on the device by what is on the stream by now, is modified."""
-
-    def _is_stale(self, device):
-        return False
-
-    def _bring(self, device, stream, timeout, force=False):
-        """Brings a side up to date, unless others are in the way for longer."""
-
     # --- copies and views -------------------------------------------------------------------
 
     def copy(self) -> Storage:
@@ -314,11 +312,10 @@ class Storage:
             shape=self.shape, dtype=self.dtype, halo=self._halo,
             layout=_layout.layout_of(self.shape, self.strides),
             aligned_index=made.aligned_index if self.shape == made.shape else starts,
-            is_named=False,
+            name=None,
         )
 
-    def __copy__(self) -> Storage:
-        return self.copy()
+    __copy__ = copy
 
     def __deepcopy__(self, memo: dict | None = None) -> Storage:
         return self.copy()
@@ -331,20 +328,19 @@ class Storage:
         if len(axes) == 1 and not hasattr(axes[0], "__index__"):
             axes = axes[0] or ()
         axes = tuple(axes) or tuple(reversed(range(self.ndim)))
-        host = None if self._host is None else self._host.transpose(axes)
-        array = None if self._array is None else self._array.transpose(axes)
-        return self._view(host, array, tuple(self._halo[axis] for axis in axes))
+        view = self._view(lambda side: side.transpose(axes))
+        view._halo = tuple(self._halo[axis] for axis in axes)
+        return view
 
     @property
     def T(self) -> Storage:
         """Storage: a view with the dimensions reversed."""
         return self.transpose()
 
-    def _view(self, host, array, halo):
-        view = object.__new__(type(self))
-        view._sync, view._made, view._shared = self._sync, self._made, self._shared
-        view._host, view._array, view._halo, view._part = host, array, halo, None
-        return view
+    def _view(self, look):
+        """What `look` gives of each buffer."""
+        sides = (None if side is None else look(side) for side in (self._host, self._array))
+        return make(self._made, *sides, self._sync, self._shared)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is numpy.transpose:
@@ -371,35 +367,37 @@ class Storage:
         key = plain_key(key)
         part, key = (self._at(key), ...) if is_basic(key) else (self, key)
         if part._writes_device(value):
-            part._set_on_device(key, value)
+            part._set("gpu", key, value)
         else:
-            part._set_on_host(key, on_host(value))
+            part._set(None, key, on_host(value))
 
-    def _set_on_host(self, key, value):
-        self._use_host(write=True)[key] = value
+    def _writes_device(self, value):
+        if self._host is None or self._array is None:
+            return self._host is None
+        return is_on_device(value) and (self._sync is not None or _cupy() is not None)
 
-    def _set_on_device(self, key, value):
+    def _set(self, device, key, value):
+        if device is None:
+            self._use(None, write=True)[key] = value
+            return
         cupy = _cupy()
         if cupy is None:
             _set_by_copies(self, key, on_host(value))
             return
         value = _on_device(value, cupy)
-        cupy.asarray(self._use_device(write=True))[key] = value
+        cupy.asarray(self._use("gpu", write=True))[key] = value
         cupy.cuda.get_current_stream().synchronize()
 
     def _at(self, key):
         """The view that basic indexing gives."""
         full = tuple(_geometry.expand(key, self.ndim))
-        host = None if self._host is None else self._host[(*full, ...)]
-        array = None if self._array is None else self._array[full]
-        return self._view(host, array, _layout.halo_of_view(self._halo, self.shape, full))
-
-    def _writes_device(self, value):
-        return False
+        view = self._view(lambda side: side[(*full, ...)])
+        view._halo = _layout.halo_of_view(self._halo, self.shape, full)
+        return view
 
     def _contents(self):
         """As a NumPy array, to be read."""
-        return self._use_host(write=False)
+        return self._array.copy_to_host() if self._host is None else self._use(None).view(numpy.ndarray)
 
 
 class CPUStorage(Storage):
@@ -412,12 +410,6 @@ class GPUStorage(Storage):
     """A storage on a device alone. What is read by index comes to the host."""
 
     __slots__ = ()
-
-    def _writes_device(self, value):
-        return True
-
-    def _contents(self):
-        return self._array.copy_to_host()
 
 
 class SoftwareManagedGPUStorage(Storage):
@@ -435,88 +427,48 @@ class SoftwareManagedGPUStorage(Storage):
     def sync_state(self) -> SyncState:
         return self._sync
 
-    def _use_host(self, *, write):
-        if self._is_readonly:
-            return self._shared.read(self._sync, self._host)
-        with self._sync._in_turn():
-            self.device_to_host()
-            self._sync._settle()
+    def _use(self, device, *, write=False, stream=0):
+        sync, shared = self._sync, self._shared
+        side = self._host if device is None else self._array
+        if shared is not None and shared.readonly:
+            return shared.read(sync, side)
+        if device is not None and not write and sync.state != SyncState.SYNC_HOST_DIRTY:
+            return side
+        with sync._in_turn():
+            self._bring(device, stream)
+            if device is None:
+                sync._settle()
             if write:
-                self.set_host_modified()
-        return self._host
+                self._modified(device)
+        return side
 
-    def _use_device(self, *, write, stream=0):
-        if self._is_readonly:
-            return self._shared.read(self._sync, self._array)
-        if not write and self._sync.state != SyncState.SYNC_HOST_DIRTY:
-            return self._array
-        with self._sync._in_turn():
-            self.host_to_device(stream=stream)
-            if write:
-                self.set_device_modified()
-        return self._array
+    @property
+    def _newer(self):
+        return None if self._sync.state == SyncState.SYNC_HOST_DIRTY else "gpu"
+
+    def _bring(self, device, stream, timeout=None, force=False):
+        self._sync._copy(_OTHER_DIRTY[device], force, stream, timeout)
+
+    def _is_stale(self, device):
+        return self._sync._wanted(_OTHER_DIRTY[device], False)[0]
+
+    def _modified(self, device):
+        if self._part is None:
+            self._part = self._sync._part_of(self._host)
+        self._sync._modify(_OTHER_DIRTY["gpu" if device is None else None], self._part)
 
     def _written_on(self, device, stream):
-        (self.set_host_modified if device is None else self.set_device_modified)()
+        self._modified(device)
         if device is not None and self._sync._is_public and not self._shared.is_writing:
             self._sync._when_there(stream, SyncState.SYNC_DEVICE_DIRTY)
 
-    @property
-    def _is_readonly(self):
-        return self._shared is not None and self._shared.readonly
-
-    def _is_stale(self, device):
-        """Whether the side is out of date, and no copy is on its way."""
-        return self._sync._wanted(_OTHER_DIRTY[device], False)[0]
-
-    def _bring(self, device, stream, timeout, force=False):
-        self._sync._copy(_OTHER_DIRTY[device], force, stream, timeout)
-
-    def _set_on_host(self, key, value):
-        with self._sync._in_turn(), self._modifying(self.set_host_modified):
-            super()._set_on_host(key, value)
-
-    def _set_on_device(self, key, value):
-        with self._sync._in_turn(), self._modifying(self.set_device_modified):
-            super()._set_on_device(key, value)
-
-    @contextlib.contextmanager
-    def _modifying(self, say):
-        """What is written in the block is said to be modified afterwards, too: another process may have
-        made a copy meanwhile."""
-        try:
-            yield
-        finally:
-            if self._sync._is_public and not self._is_readonly:
-                say()
-
-    def _up_to_date(self, write):
-        if self._sync.state == SyncState.SYNC_HOST_DIRTY:
-            return self._use_host(write=write)
-        return self._use_device(write=write)
-
-    def device_to_host(self, *, force: bool = False, stream: Any = 0) -> None:
-        self._sync._copy(SyncState.SYNC_DEVICE_DIRTY, force, stream)
-
-    def host_to_device(self, *, force: bool = False, stream: Any = 0) -> None:
-        self._sync._copy(SyncState.SYNC_HOST_DIRTY, force, stream)
-
-    def set_device_modified(self) -> None:
-        self._sync._modify(SyncState.SYNC_DEVICE_DIRTY, self._bytes())
-
-    def set_host_modified(self) -> None:
-        self._sync._modify(SyncState.SYNC_HOST_DIRTY, self._bytes())
-
-    def set_synchronized(self) -> None:
-        self._sync.state = SyncState.SYNC_CLEAN
-
-    def _bytes(self):
-        if self._part is None:
-            self._part = self._sync._part_of(self._host)
-        return self._part
-
-    def _writes_device(self, value):
-        return is_on_device(value)
+    def _set(self, device, key, value):
+        with self._sync._in_turn():
+            try:
+                super()._set(device, key, value)
+            finally:  # another process may have made a copy meanwhile
+                if self._sync._is_public and not self._shared.readonly:
+                    self._modified(device)
 
 
 _OTHER_DIRTY = {None: SyncState.SYNC_DEVICE_DIRTY, "gpu": SyncState.SYNC_HOST_DIRTY}
@@ -528,15 +480,10 @@ class CUDAManagedGPUStorage(Storage):
 
     __slots__ = ()
 
-    def _use_host(self, *, write):
-        _pending.wait(self._array._memory)
-        return self._host
-
-    def _writes_device(self, value):
-        return is_on_device(value) and _cupy() is not None
-
-    def _contents(self):
-        return self._use_host(write=False).view(numpy.ndarray)
+    def _use(self, device, *, write=False, stream=0):
+        if device is None:
+            _pending.wait(self._array._memory)
+        return super()._use(device)
 
 
 _COMPUTES_NOTHING = (
@@ -545,10 +492,10 @@ _COMPUTES_NOTHING = (
 
 
 def _transpose(a, axes=None):
-    return a.transpose() if axes is None else a.transpose(axes)
+    return a.transpose(axes)
 
 
-def make(made: Any, host: Any, array: Any, sync: SyncState | None, shared: Any) -> Storage:
+def make(made: Any, host: Any, array: Any, sync: SyncState | None = None, shared: Any = None) -> Storage:
     """The storage over these buffers; `made` are its Parameters."""
     storage = object.__new__(CPUStorage if made.device is None else _MANAGED[made.managed])
     storage._made, storage._host, storage._array, storage._sync = made, host, array, sync
@@ -589,8 +536,8 @@ def _is_index(part):
 
 def is_on_device(value):
     """Whether a value counts as on the GPU, by "Choosing the Device" of GDP-3."""
-    if isinstance(value, SoftwareManagedGPUStorage):
-        return value.sync_state.state != SyncState.SYNC_HOST_DIRTY
+    if isinstance(value, Storage):
+        return value._newer is not None
     if hasattr(value, "__gt_data_interface__"):
         return "gpu" in value.__gt_data_interface__
     return hasattr(value, "__cuda_array_interface__")
@@ -622,21 +569,19 @@ def _cupy():
 
 def _on_device(value, cupy):
     """What CuPy takes, with the value's contents."""
-    if isinstance(value, Storage) and value.device:
-        return cupy.asarray(value._use_device(write=False))
-    if not isinstance(value, Storage) and "gpu" in getattr(value, "__gt_data_interface__", ()):
+    if isinstance(value, Storage):
+        return cupy.asarray(value._use("gpu") if value.device else value._contents())
+    if "gpu" in getattr(value, "__gt_data_interface__", ()):
         from ._interface import ForeignField
 
         with ForeignField(value, "gpu") as array:
             return cupy.array(array)
-    if hasattr(value, "__gt_data_interface__"):
-        return cupy.asarray(on_host(value))
-    return cupy.asarray(value)
+    return cupy.asarray(value if hasattr(value, "__cuda_array_interface__") else on_host(value))
 
 
 def _set_by_copies(storage, key, value):
     """By copies alone, for want of CuPy."""
-    array = storage._use_device(write=True)
+    array = storage._use("gpu", write=True)
     host = numpy.empty(array.shape, array.dtype) if key is ... else array.copy_to_host()
     host[key] = value
     array.copy_from_host(host)
