@@ -12,63 +12,11 @@ is used is brought up to date before (GDP-3 of GT4Py; docs/STORAGE.md).
 Needs NumPy. CuPy, where it is there, computes what is set by advanced indexing on a device.
 """
 
-from . import _xarray
-from ._create import (
-    as_storage,
-    empty,
-    empty_like,
-    full,
-    full_like,
-    ones,
-    ones_like,
-    open,
-    storage,
-    zeros,
-    zeros_like,
-)
+from . import _create, _types
+from ._create import *  # noqa: F403
 from ._interface import Fields, fields
 from ._layout import register_defaults
 from ._sync import SyncState
-from ._types import (
-    CPUStorage,
-    CUDAManagedGPUStorage,
-    GPUStorage,
-    NoSuchBufferError,
-    SoftwareManagedGPUStorage,
-    Storage,
-)
+from ._types import *  # noqa: F403
 
-# GDP-3 has two names for these.
-GTNoSuchBufferError = NoSuchBufferError
-GT4PySyncedGPUStorage = SoftwareManagedGPUStorage
-CUDASyncedGPUStorage = CudaManagedGPUStorage = CUDAManagedGPUStorage
-
-__all__ = [
-    "CPUStorage",
-    "CUDAManagedGPUStorage",
-    "CUDASyncedGPUStorage",
-    "CudaManagedGPUStorage",
-    "Fields",
-    "GPUStorage",
-    "GT4PySyncedGPUStorage",
-    "GTNoSuchBufferError",
-    "NoSuchBufferError",
-    "SoftwareManagedGPUStorage",
-    "Storage",
-    "SyncState",
-    "as_storage",
-    "empty",
-    "empty_like",
-    "fields",
-    "full",
-    "full_like",
-    "ones",
-    "ones_like",
-    "open",
-    "register_defaults",
-    "storage",
-    "zeros",
-    "zeros_like",
-]
-
-_xarray.install()
+__all__ = [*_create.__all__, *_types.__all__, "Fields", "SyncState", "fields", "register_defaults"]

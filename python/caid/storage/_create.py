@@ -12,32 +12,32 @@ from .. import _array, _default
 from .._errors import invalid, unsupported
 from . import _layout
 from ._interface import array_of, interface_of
+from ._layout import Parameters
 from ._memory import allocate, new_device, new_host, opened, seen_by_device
 from ._sync import SyncState, address_of, state_of
 from ._types import Storage, make
 
-# What a call may give beside shape and type, and what counts where nobody says it: in the order of Parameters.
-_FALLBACK = {
-    "layout": None, "alignment_size": 1, "aligned_index": None, "halo": None, "device": None,
-    "managed": "gt4py", "client": None, "pool": None, "name": None,
-}
-_NAMES = {*_FALLBACK, "defaults", "dims"}
+__all__ = [
+    "as_storage", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "open", "storage", "zeros",
+    "zeros_like",
+]
+
+_FALLBACK = Parameters._field_defaults
 
 
-def _parameters(shape, dtype, given, found=None):
+def _parameters(shape, dtype, given, found):
     """From the keyword arguments of a call, a preset, and what data say of themselves, in this order."""
-    unknown = given.keys() - _NAMES
+    unknown = given.keys() - _FALLBACK.keys() - {"defaults", "dims"}
     if unknown:
         raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
     shape, preset = _layout.extents(shape), _layout.preset(given.get("defaults"))
-    options = {**ChainMap(given, preset, found or {}, _FALLBACK)}
+    options = ChainMap(given, preset, found, _FALLBACK)
+    made = Parameters(shape, dtype, *(options[name] for name in _FALLBACK))
     if given.get("layout") is None:
         dims = _layout.dims(given.get("dims"), len(shape))
-        layout = preset["layout"](dims) if preset else (found or {}).get("layout")
-        options["layout"] = range(len(shape)) if layout is None else layout
-    if options["alignment_size"] is None:
-        options["alignment_size"] = 1
-    return _layout.parameters(shape, dtype, *(options[name] for name in _FALLBACK))
+        layout = preset["layout"](dims) if preset else found.get("layout", range(len(shape)))
+        made = made._replace(layout=layout)
+    return _layout.checked(made)
 
 
 # --- new memory -----------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def full(
     shape: Sequence[int], fill_value: Any, dtype: Any = numpy.float64, **options: Any
 ) -> Storage:
     """A storage of one value. See :func:`empty`."""
-    return _new(_parameters(shape, dtype, options), fill_value)
+    return _new(_parameters(shape, dtype, options, {}), fill_value)
 
 
 def zeros(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> Storage:
@@ -131,8 +131,10 @@ def full_like(data: Storage, fill_value: Any, dtype: Any = None, **options: Any)
     """full() with the parameters of another. See :func:`empty_like`."""
     if "shape" in options:
         raise TypeError("shape: that of `data`")
+    if not isinstance(data, Storage):
+        raise TypeError(f"{type(data).__name__}: a Storage is needed; see storage()")
     dtype = data.dtype if dtype is None else dtype
-    return _new(_parameters(data.shape, dtype, options, _like(data)), fill_value)
+    return _new(_parameters(data.shape, dtype, options, _found(data, data)), fill_value)
 
 
 def zeros_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
@@ -143,13 +145,6 @@ def zeros_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
 def ones_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
     """ones() with the parameters of another. See :func:`empty_like`."""
     return full_like(data, 1, dtype, **options)
-
-
-def _like(data):
-    """Options that a storage, or what has one of the interfaces, was made with, or shows."""
-    if isinstance(data, Storage):
-        return {**data._parameters()._asdict(), "shape": None, "dtype": None}
-    raise TypeError(f"{type(data).__name__}: a Storage is needed; see storage()")
 
 
 # --- of data --------------------------------------------------------------------------------
@@ -205,7 +200,7 @@ def _shown(source):
 def _found(source, shown):
     """What data say of themselves."""
     if isinstance(source, Storage):
-        return _like(source)
+        return source._parameters()._asdict()
     interface = interface_of(source) if hasattr(source, "__gt_data_interface__") else {}
     halos = [told["halo"] for told in interface.values() if told.get("halo") is not None]
     found = {"layout": _layout.layout_of(shown.shape, shown.strides)}

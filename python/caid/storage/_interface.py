@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 import warnings
 from typing import Any, Iterable
 
@@ -12,6 +13,7 @@ import numpy
 
 from .. import _array, _cai, _helpers, _pending, _stream
 from .._errors import invalid
+from .._imports import when_imported
 from ._types import Storage
 
 _OF_DEVICE = ("device", "legacy")
@@ -32,22 +34,15 @@ def interface_of(obj: Any) -> dict[str | None, dict[str, Any]]:
     return told
 
 
-class _Described:
-    """What NumPy makes an array of; that keeps the owner."""
-
-    def __init__(self, owner, told):
-        self.owner = owner
-        self.__array_interface__ = {**told, "version": 3}
-
-
 def array_of(obj: Any, device: str | None, told: dict[str, Any]) -> Any:
     """The NumPy array, or the Array, that a dict of an object describes."""
     if device is not None and isinstance(obj, (Storage, _array.Array)):
         return (obj._array if isinstance(obj, Storage) else obj).view()
     told = {name: value for name, value in told.items() if name not in _OURS and value is not None}
+    told["version"] = 3
     if device is None:
-        return numpy.asarray(_Described(obj, told))
-    return _cai.from_cuda_array_interface({"version": 3, **told}, obj)
+        return numpy.asarray(types.SimpleNamespace(owner=obj, __array_interface__=told))
+    return _cai.from_cuda_array_interface(told, obj)
 
 
 class ForeignField:
@@ -67,7 +62,9 @@ class ForeignField:
 
     def __enter__(self) -> Any:
         interface = interface_of(self.obj)
-        side = self.device if self.device in interface else _other(self.device)
+        side = self.device
+        if side not in interface:
+            side = "gpu" if side is None else None
         told = interface[side]
         _call(told, "acquire")
         self._told = told
@@ -97,15 +94,11 @@ class ForeignField:
         """After all computations: says what was written."""
         if not self.writes or (failed and self._original is not None):
             return
-        if self._original is not None:
-            self._copy_back()
-        _call(self._told, "touch")
-
-    def _copy_back(self):
-        if self.device is None:
+        if self._original is not None and self.device is None:
             self._original.copy_from_host(self.array)
-        else:
+        elif self._original is not None:
             self.array.copy_to_host(self._original)
+        _call(self._told, "touch")
 
     def release(self) -> None:
         try:
@@ -113,10 +106,6 @@ class ForeignField:
                 self.array.close()
         finally:
             _call(self._told, "release")
-
-
-def _other(device):
-    return "gpu" if device is None else None
 
 
 def _call(told, name):
@@ -174,27 +163,26 @@ class Fields:
         return isinstance(obj, Storage) and (obj._host if self._device is None else obj._array) is not None
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        stream = None if self._device is None else self._stream or _stream.LEGACY
         try:
             try:
                 for obj in self._write:
                     if self._is_storage(obj):
-                        obj._written_on(self._device, self._stream or _stream.LEGACY)
+                        obj._modified(self._device, stream)
             finally:
-                if self._device is not None:
-                    self._note_stream()  # who waits for it finds what was modified said, too
+                if stream is not None:
+                    self._note(stream)  # who waits for it finds what was modified said, too
             self._leave(lambda field: field.touch(failed=kind is not None))
         finally:
             self._release()
 
-    def _note_stream(self):
-        """What is on the stream by now is work on the memory of all. What is not caid's to order is told
-        when that is done."""
-        stream = self._stream or _stream.LEGACY
+    def _note(self, stream):
+        """What is on it by now is work on the memory of all. What is not caid's to order is told when
+        that is done."""
         memories = [array._memory for array in self._arrays]
         _pending.note(memories, stream)
-        if self._foreign:
-            for memory in memories:
-                _pending.wait(memory)
+        for memory in memories if self._foreign else ():
+            _pending.wait(memory)
 
     def _release(self):
         try:
@@ -243,3 +231,37 @@ def fields(
         the block did not fail.
     """
     return Fields(read, write, device, stream)
+
+
+# --- xarray ---------------------------------------------------------------------------------
+
+
+def data_interface(data_array: Any) -> dict[str | None, dict[str, Any]]:
+    """``DataArray.__gt_data_interface__``: that of its data, with its dims.
+
+    Raises
+    ------
+    InvalidError
+        The data's own dims are others.
+    AttributeError
+        The data has none of the interfaces.
+    """
+    dims = tuple(map(str, data_array.dims))
+    try:
+        told = interface_of(data_array.data)
+    except TypeError as e:
+        raise AttributeError(str(e)) from None
+    for each in told.values():
+        if each.get("dims") is not None and tuple(each["dims"]) != dims:
+            raise invalid(f"dims {each['dims']} of the data: the DataArray has {dims}")
+    return {side: {**each, "dims": dims} for side, each in told.items()}
+
+
+def _register(xarray):
+    # A property, as an accessor of xarray's own would keep the first dict. Who registers another one
+    # under this name replaces it, and is warned by xarray.
+    if not hasattr(xarray.DataArray, "__gt_data_interface__"):
+        xarray.DataArray.__gt_data_interface__ = property(data_interface)
+
+
+when_imported("xarray", _register)

@@ -86,40 +86,36 @@ def preset(name: str | None) -> dict[str, Any]:
 
 
 class Parameters(NamedTuple):
-    """Of a storage that is to be made."""
+    """Of a storage that is to be made: what counts where nobody says it."""
 
     shape: tuple
     dtype: numpy.dtype
-    layout: tuple
-    alignment_size: int
-    aligned_index: tuple
-    halo: tuple
-    device: str | None
-    managed: str | None
+    layout: tuple | None = None
+    alignment_size: int = 1
+    aligned_index: tuple | None = None
+    halo: tuple | None = None
+    device: str | None = None
+    managed: str | None = "gt4py"
     client: Any = None
     pool: str | None = None
     name: str | None = None
 
 
-def parameters(
-    shape, dtype, layout, alignment_size, aligned_index, halo, device, managed, *memory
-) -> Parameters:
-    """Each checked, whoever says it. Raises InvalidError, and TypeError where one is of another type."""
-    shape, dtype = extents(shape), numpy.dtype(dtype)
+def checked(p: Parameters) -> Parameters:
+    """Each as it is kept, whoever says it. Raises InvalidError, and TypeError where one is of another type."""
+    shape, dtype = extents(p.shape), numpy.dtype(p.dtype)
     if dtype.hasobject or dtype.subdtype or not dtype.itemsize:
         raise invalid(f"dtype {dtype}: no type of a storage's points")
-    layout = _geometry.dims("layout", layout)
+    layout = _geometry.dims("layout", p.layout)
     if sorted(layout) != list(range(len(shape))):
         raise invalid(f"layout {layout}: no permutation of 0 to {len(shape) - 1}")
-    halo = halo_of(halo, shape)
-    if device not in (None, "gpu"):
-        raise invalid(f"device {device!r}: None or 'gpu'")
-    if managed not in (None, "gt4py", "cuda"):
-        raise invalid(f"managed {managed!r}: None, 'gt4py' or 'cuda'")
-    return Parameters(
-        shape, dtype, layout, _alignment(alignment_size), _aligned_index(aligned_index, halo, shape), halo,
-        device, managed, *memory,
-    )
+    if p.device not in (None, "gpu"):
+        raise invalid(f"device {p.device!r}: None or 'gpu'")
+    if p.managed not in (None, "gt4py", "cuda"):
+        raise invalid(f"managed {p.managed!r}: None, 'gt4py' or 'cuda'")
+    alignment_size, halo = _alignment(p.alignment_size), halo_of(p.halo, shape)
+    index = _aligned_index(p.aligned_index, halo, shape)
+    return Parameters(shape, dtype, layout, alignment_size, index, halo, *p[6:])
 
 
 def extents(shape: Any) -> tuple[int, ...]:
@@ -130,7 +126,7 @@ def extents(shape: Any) -> tuple[int, ...]:
 
 
 def _alignment(value):
-    value = operator.index(value)
+    value = operator.index(1 if value is None else value)
     if value < 1:
         raise invalid(f"alignment_size {value}: 1 or more")
     return value

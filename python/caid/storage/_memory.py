@@ -9,10 +9,10 @@ from typing import Any
 import numpy
 
 from .. import _array, _cai, _default, _helpers, _typestr
-from .._errors import NotFoundError, corrupt, unsupported
+from .._errors import NotFoundError, unsupported
 from . import _layout
 from ._layout import Parameters
-from ._shared import Shared, described
+from ._shared import Shared, described, impossible
 from ._sync import SyncState, address_of
 
 _HEADER = 512  # bytes of the host's memory before a buffer of two, of which the sync state has the first
@@ -65,7 +65,7 @@ def _companion(array):
         with array.open_companion() as root:
             return root.view()
     except NotFoundError as e:
-        raise corrupt(f"storage {array.name!r}, created by uid {array._memory.uid}: {e}") from None
+        raise impossible(array, e) from None
 
 
 def _check_room(p, array, side, lead, start):
@@ -73,9 +73,7 @@ def _check_room(p, array, side, lead, start):
     is_bytes = (side.typestr, side.strides) == ("|u1", (1,))
     fits = is_bytes and start <= lead <= lead + _strides(p)[1] <= side.nbytes
     if not fits or _lead(p, side.device_ptr + lead):
-        raise corrupt(
-            f"storage {array.name!r}, created by uid {array._memory.uid}: its points are not in its memory"
-        )
+        raise impossible(array, "its points are not in its memory")
 
 
 def _over(shared):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from .. import _array, _bracket, _metadata, _typestr
-from .._errors import AbandonedError, InvalidError, ReadOnlyError, StaleError, corrupt, invalid, unsupported
+from .._errors import AbandonedError, CorruptError, InvalidError, StaleError, corrupt, invalid, read_only, unsupported
 from . import _layout
 from ._layout import Parameters
 from ._sync import SyncState, address_of, is_same
@@ -40,23 +40,19 @@ class Shared:
         Of mode "r": whether what is out of date is copied, for this process alone.
     """
 
-    __slots__ = ("made", "host", "device", "leads", "whole", "readonly", "is_public", "may_copy", "_writer", "_copy")
+    __slots__ = (
+        "made", "host", "device", "leads", "whole", "arrays", "client", "readonly", "is_public", "may_copy",
+        "_writer", "_copy",
+    )
 
     def __init__(self, made: Parameters, host: Any, device: Any, leads: tuple[int, int]):
         self.made, self.host, self.device, self.leads = made, host, device, leads
         self.whole = None
-        self.readonly = self.arrays[0].readonly
+        self.arrays = [array for array in (device, host) if array is not None]
+        self.client, self.readonly = self.arrays[0]._memory.client, self.arrays[0].readonly
         self.is_public, self.may_copy = False, True
         self._writer = None  # the thread that has a bracket in which all of it is written
         self._copy = None, 0, None  # side that was out of date, version, its bytes
-
-    @property
-    def arrays(self) -> tuple:
-        return tuple(array for array in (self.device, self.host) if array is not None)
-
-    @property
-    def client(self) -> Any:
-        return self.arrays[0]._memory.client
 
     @property
     def name(self) -> str | None:
@@ -69,12 +65,12 @@ class Shared:
 
     def check_writable(self) -> None:
         if self.readonly:
-            raise ReadOnlyError(f'storage {self.name!r} was opened with mode "r"')
+            raise read_only(f'storage {self.name!r} was opened with mode "r"')
 
     def stale(self, modified: int) -> StaleError:
         side = "host" if modified == SyncState.SYNC_DEVICE_DIRTY else "device"
         return StaleError(
-            f"storage {self.name!r}: the {side}'s buffer is out of date, and mode \"r\" does not write it"
+            f"storage {self.name!r}: the {side}'s buffer is out of date, and mode "r" does not write it"
         )
 
     def copying(self, stream: Any, modified: int, timeout: float | None) -> Any:
@@ -173,7 +169,11 @@ def described(array: Any) -> tuple[Parameters, tuple[int, int]]:
     try:
         return _checked(told)
     except (InvalidError, KeyError, TypeError, ValueError, OverflowError) as e:
-        raise corrupt(f"storage {array.name!r}, created by uid {array._memory.uid}: {e}") from None
+        raise impossible(array, e) from None
+
+
+def impossible(array: Any, why: Any) -> CorruptError:
+    return corrupt(f"storage {array.name!r}, created by uid {array._memory.uid}: {why}")
 
 
 def _checked(told):
@@ -181,7 +181,7 @@ def _checked(told):
     if told["descr"] is not None:
         element = _typestr.element_of(element.typestr, element.itemsize, told["descr"])
     told = {**told, "dtype": _typestr.to_numpy(element)}
-    made = _layout.parameters(*(told[name] for name in _TOLD))
+    made = _layout.checked(Parameters(*(told[name] for name in _TOLD)))
     if (made.device, made.managed) not in ((None, None), ("gpu", None), ("gpu", "gt4py")):
         raise ValueError(f"device {made.device!r}, managed {made.managed!r}")
     host, device = _layout.extents(told["leads"])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from typing import Any
 
 import numpy
@@ -15,6 +14,16 @@ from . import _layout
 from ._memory import allocate
 from ._shared import StorageBracket
 from ._sync import SyncState, address_of
+
+# Each by its name, for type checkers.
+__all__ = [
+    "CPUStorage", "CUDAManagedGPUStorage", "CUDASyncedGPUStorage", "CudaManagedGPUStorage", "GPUStorage",
+    "GT4PySyncedGPUStorage", "GTNoSuchBufferError", "NoSuchBufferError", "SoftwareManagedGPUStorage", "Storage",
+]
+
+
+_DIRTY = {None: SyncState.SYNC_HOST_DIRTY, "gpu": SyncState.SYNC_DEVICE_DIRTY}
+_OTHER_DIRTY = {None: SyncState.SYNC_DEVICE_DIRTY, "gpu": SyncState.SYNC_HOST_DIRTY}
 
 
 class NoSuchBufferError(AttributeError, TypeError):
@@ -107,7 +116,8 @@ class Storage:
     @property
     def _newer(self):
         """The side that is up to date: the device's where both are."""
-        return None if self._array is None else "gpu"
+        is_stale = self._sync is not None and self._sync.state == SyncState.SYNC_HOST_DIRTY
+        return None if is_stale or self._array is None else "gpu"
 
     @property
     def data(self) -> memoryview | None:
@@ -221,20 +231,25 @@ class Storage:
         self.device_to_host(stream=stream)
         self.host_to_device(stream=stream)
 
-    # Where there is nothing to be synchronised:
-
     def _bring(self, device, stream, timeout=None, force=False):
         """Brings a side up to date, unless others are in the way for longer."""
+        if self._sync is not None:
+            self._sync._copy(_OTHER_DIRTY[device], force, stream, timeout)
 
     def _is_stale(self, device):
         """Whether the side is out of date, and no copy is on its way."""
-        return False
+        return self._sync is not None and self._sync._wanted(_OTHER_DIRTY[device], False)[0]
 
-    def _modified(self, device):
-        """Says that a side is modified."""
-
-    def _written_on(self, device, stream):
-        """What has been written there, on the device by what is on the stream by now, is modified."""
+    def _modified(self, device, stream=None):
+        """Says that a side is modified, the device's by what is on the stream by now."""
+        sync = self._sync
+        if sync is None:
+            return
+        if self._part is None:
+            self._part = sync._part_of(self._host)
+        sync._modify(_DIRTY[device], self._part)
+        if stream is not None and sync._is_public and not self._shared.is_writing:
+            sync._when_there(stream, _DIRTY[device])
 
     # --- sharing ----------------------------------------------------------------------------
 
@@ -245,25 +260,17 @@ class Storage:
 
     def publish(self, name: str, *, replace: bool = True) -> int:
         """Puts the storage under a name of its pool, with its halo and all that it was made with:
-        :func:`open` gives it to other processes. Its buffers and its sync state are one name.
-
-        Parameters
-        ----------
-        name : str
-        replace : bool
-            False: the name must be free.
-
-        Returns
-        -------
-        int
-            The name's generation, as of :meth:`caid.Array.publish`, with its errors.
+        :func:`open` gives it to other processes. Its buffers and its sync state are one name, which with
+        ``replace=False`` must be free. Returns the name's generation.
 
         Raises
         ------
         UnsupportedError
-            Memory that this process alone has: pageable, managed, or what as_storage() was given.
+            Memory that this process alone has: pageable, managed, or what as_storage() was given; a view.
         InvalidError
-            A view; an alignment that is no power of 2.
+            An alignment that is no power of 2.
+        Others
+            Of :meth:`caid.Array.publish`.
         """
         if self._shared is None:
             raise unsupported(
@@ -381,12 +388,15 @@ class Storage:
             self._use(None, write=True)[key] = value
             return
         cupy = _cupy()
-        if cupy is None:
-            _set_by_copies(self, key, on_host(value))
+        if cupy is not None:
+            value = _on_device(value, cupy)
+            cupy.asarray(self._use("gpu", write=True))[key] = value
+            cupy.cuda.get_current_stream().synchronize()
             return
-        value = _on_device(value, cupy)
-        cupy.asarray(self._use("gpu", write=True))[key] = value
-        cupy.cuda.get_current_stream().synchronize()
+        value, array = on_host(value), self._use("gpu", write=True)
+        host = numpy.empty(array.shape, array.dtype) if key is ... else array.copy_to_host()
+        host[key] = value
+        array.copy_from_host(host)
 
     def _at(self, key):
         """The view that basic indexing gives."""
@@ -442,26 +452,6 @@ class SoftwareManagedGPUStorage(Storage):
                 self._modified(device)
         return side
 
-    @property
-    def _newer(self):
-        return None if self._sync.state == SyncState.SYNC_HOST_DIRTY else "gpu"
-
-    def _bring(self, device, stream, timeout=None, force=False):
-        self._sync._copy(_OTHER_DIRTY[device], force, stream, timeout)
-
-    def _is_stale(self, device):
-        return self._sync._wanted(_OTHER_DIRTY[device], False)[0]
-
-    def _modified(self, device):
-        if self._part is None:
-            self._part = self._sync._part_of(self._host)
-        self._sync._modify(_OTHER_DIRTY["gpu" if device is None else None], self._part)
-
-    def _written_on(self, device, stream):
-        self._modified(device)
-        if device is not None and self._sync._is_public and not self._shared.is_writing:
-            self._sync._when_there(stream, SyncState.SYNC_DEVICE_DIRTY)
-
     def _set(self, device, key, value):
         with self._sync._in_turn():
             try:
@@ -469,9 +459,6 @@ class SoftwareManagedGPUStorage(Storage):
             finally:  # another process may have made a copy meanwhile
                 if self._sync._is_public and not self._shared.readonly:
                     self._modified(device)
-
-
-_OTHER_DIRTY = {None: SyncState.SYNC_DEVICE_DIRTY, "gpu": SyncState.SYNC_HOST_DIRTY}
 
 
 class CUDAManagedGPUStorage(Storage):
@@ -485,6 +472,11 @@ class CUDAManagedGPUStorage(Storage):
             _pending.wait(self._array._memory)
         return super()._use(device)
 
+
+# GDP-3 has two names for these.
+GTNoSuchBufferError = NoSuchBufferError
+GT4PySyncedGPUStorage = SoftwareManagedGPUStorage
+CUDASyncedGPUStorage = CudaManagedGPUStorage = CUDAManagedGPUStorage
 
 _COMPUTES_NOTHING = (
     "{}: a storage computes nothing; take its buffers, by to_numpy(), to_cupy() or caid.storage.fields()"
@@ -525,13 +517,9 @@ def is_basic(key):
 
 
 def _is_index(part):
-    if isinstance(part, (bool, numpy.bool_)) or numpy.ndim(part):
-        return False
-    try:
-        operator.index(part)
-    except TypeError:
-        return False
-    return True
+    """A number, but no mask."""
+    array = numpy.asarray(part)
+    return hasattr(part, "__index__") and not array.ndim and array.dtype.kind != "b"
 
 
 def is_on_device(value):
@@ -560,11 +548,11 @@ def on_host(value):
 
 
 def _cupy():
-    try:
+    """The module, or None."""
+    with contextlib.suppress(ImportError):
         import cupy
-    except ImportError:
-        return None
-    return cupy
+
+        return cupy
 
 
 def _on_device(value, cupy):
@@ -577,11 +565,3 @@ def _on_device(value, cupy):
         with ForeignField(value, "gpu") as array:
             return cupy.array(array)
     return cupy.asarray(value if hasattr(value, "__cuda_array_interface__") else on_host(value))
-
-
-def _set_by_copies(storage, key, value):
-    """By copies alone, for want of CuPy."""
-    array = storage._use("gpu", write=True)
-    host = numpy.empty(array.shape, array.dtype) if key is ... else array.copy_to_host()
-    host[key] = value
-    array.copy_from_host(host)
