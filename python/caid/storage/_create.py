@@ -12,8 +12,7 @@ from .. import _array, _default
 from .._errors import invalid, unsupported
 from . import _layout
 from ._interface import array_of, interface_of
-from ._layout import Parameters
-from ._memory import allocate, new_device, new_host, opened, seen_by_device
+from ._memory import allocate, new_host, opened, seen_by_device
 from ._sync import SyncState, address_of, state_of
 from ._types import Storage, make
 
@@ -22,7 +21,7 @@ __all__ = [
     "zeros_like",
 ]
 
-_FALLBACK = Parameters._field_defaults
+_FALLBACK = _layout.Parameters._field_defaults
 
 
 def _parameters(shape, dtype, given, found):
@@ -32,11 +31,13 @@ def _parameters(shape, dtype, given, found):
         raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
     shape, preset = _layout.extents(shape), _layout.preset(given.get("defaults"))
     options = ChainMap(given, preset, found, _FALLBACK)
-    made = Parameters(shape, dtype, *(options[name] for name in _FALLBACK))
+    made = _layout.Parameters(shape, dtype, *(options[name] for name in _FALLBACK))
     if given.get("layout") is None:
         dims = _layout.dims(given.get("dims"), len(shape))
         layout = preset["layout"](dims) if preset else found.get("layout", range(len(shape)))
         made = made._replace(layout=layout)
+    if made.alignment_size is None:
+        made = made._replace(alignment_size=1)
     return _layout.checked(made)
 
 
@@ -44,7 +45,7 @@ def _parameters(shape, dtype, given, found):
 
 
 def empty(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> Storage:
-    """A storage with undefined contents.
+    """A CPUStorage, GPUStorage, SoftwareManagedGPUStorage or CUDAManagedGPUStorage with undefined contents.
 
     Parameters
     ----------
@@ -77,10 +78,6 @@ def empty(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> S
     pool : str, optional
         Whose memory it is.
 
-    Returns
-    -------
-    CPUStorage, GPUStorage, SoftwareManagedGPUStorage or CUDAManagedGPUStorage
-
     Raises
     ------
     InvalidError
@@ -105,9 +102,7 @@ def _new(made, contents):
     return new
 
 
-def full(
-    shape: Sequence[int], fill_value: Any, dtype: Any = numpy.float64, **options: Any
-) -> Storage:
+def full(shape: Sequence[int], fill_value: Any, dtype: Any = numpy.float64, **options: Any) -> Storage:
     """A storage of one value. See :func:`empty`."""
     return _new(_parameters(shape, dtype, options, {}), fill_value)
 
@@ -129,12 +124,9 @@ def empty_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
 
 def full_like(data: Storage, fill_value: Any, dtype: Any = None, **options: Any) -> Storage:
     """full() with the parameters of another. See :func:`empty_like`."""
-    if "shape" in options:
-        raise TypeError("shape: that of `data`")
     if not isinstance(data, Storage):
         raise TypeError(f"{type(data).__name__}: a Storage is needed; see storage()")
-    dtype = data.dtype if dtype is None else dtype
-    return _new(_parameters(data.shape, dtype, options, _found(data, data)), fill_value)
+    return _new(_parameters_of(data, data, None, dtype, options), fill_value)
 
 
 def zeros_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
@@ -179,22 +171,23 @@ def storage(
     is_newer = sync_state is not None and sync_state.state == SyncState.SYNC_DEVICE_DIRTY
     source = device_data if data is None or (is_newer and device_data is not None) else data
     shown = _shown(source)
-    if shape is not None and _layout.extents(shape) != tuple(shown.shape):
-        raise invalid(f"shape {shape}: the data has {tuple(shown.shape)}")
-    dtype = shown.dtype if dtype is None else dtype
-    return _new(_parameters(shown.shape, dtype, options, _found(source, shown)), source)
+    return _new(_parameters_of(source, shown, shape, dtype, options), source)
 
 
 def _shown(source):
     """What has the shape and type of an array_like."""
-    if isinstance(source, (numpy.ndarray, Storage)):
-        return source
     try:
         interface = interface_of(source)
     except TypeError:
         return numpy.asarray(source)
-    side = None if None in interface else "gpu"
-    return array_of(source, side, interface[side])
+    return _side(source, None if None in interface else "gpu")
+
+
+def _parameters_of(source, shown, shape, dtype, given):
+    """The same, of data, which have no other shape; their type counts where none is given."""
+    if shape is not None and _layout.extents(shape) != tuple(shown.shape):
+        raise invalid(f"shape {shape}: the data has {tuple(shown.shape)}")
+    return _parameters(shown.shape, shown.dtype if dtype is None else dtype, given, _found(source, shown))
 
 
 def _found(source, shown):
@@ -247,13 +240,7 @@ def as_storage(
     host, device = _side(data, None), _side(data if device_data is None else device_data, "gpu")
     if device is None and device_data is not None:
         raise TypeError(f"device_data: a {type(device_data).__name__} has no buffer on a device")
-    shown = device if host is None else host
-    found = _found(source, shown)
-    if device is not None:
-        found["device"] = "gpu"
-    made = _parameters(
-        shown.shape if shape is None else shape, shown.dtype if dtype is None else dtype, options, found
-    )
+    made = _parameters_of(source, host if device is None else device, shape, dtype, options)
     is_aligned = "alignment_size" in options or options.get("defaults") is not None
     for side in host, device:
         if side is not None:
@@ -284,13 +271,9 @@ def _check(side, made):
 
 def _wrap(made, host, device, sync_state):
     """(NumPy array or None, Array or None), and, where both are managed, (SyncState, Shared or None)."""
-    owner = state_of(host, device)
     if made.device is not None and made.managed == "gt4py":
-        is_bound = sync_state is not None and sync_state._host is not None
-        pair = _pair if owner is None and not is_bound else _pair_of_storage
-        host, device, sync_state = pair(made, host, device, sync_state, owner)
-        return host, device, sync_state, sync_state._shared
-    if owner is not None:
+        return _pair(made, host, device, sync_state)
+    if state_of(host, device) is not None:
         raise invalid("the data is of a storage on both sides: as one side alone it would not be in sync")
     if made.device is None:
         if host is None:
@@ -305,23 +288,20 @@ def _wrap(made, host, device, sync_state):
     return host, seen_by_device(host, made)
 
 
-def _pair_of_storage(made, host, device, sync_state, owner):
-    if owner is not sync_state or host is None or device is None:
-        raise invalid("the data is of another storage: both of its buffers and its own sync_state are wanted")
-    if not owner._are_of_same_points(host, device):
-        raise invalid("data and device_data are different parts of a storage")
-    return host, device, owner
-
-
-def _pair(made, host, device, sync_state, owner):
-    if device is None:
-        device = new_device(made)
-        sync_state = sync_state or SyncState(SyncState.SYNC_HOST_DIRTY)
-    elif host is None:
-        host = new_host(made)
-        sync_state = sync_state or SyncState(SyncState.SYNC_DEVICE_DIRTY)
-    elif sync_state is None:
-        raise invalid("data and device_data: sync_state is to say which of them is up to date")
+def _pair(made, host, device, sync_state):
+    owner = state_of(host, device)
+    if owner is not None or (sync_state is not None and sync_state._host is not None):
+        if owner is not sync_state or host is None or device is None:
+            raise invalid("the data is of another storage: both of its buffers and its own sync_state are wanted")
+        if not owner._are_of_same_points(host, device):
+            raise invalid("data and device_data are different parts of a storage")
+        return host, device, owner, owner._shared
+    if sync_state is None:
+        if host is not None and device is not None:
+            raise invalid("data and device_data: sync_state is to say which of them is up to date")
+        sync_state = SyncState(SyncState.SYNC_DEVICE_DIRTY if host is None else SyncState.SYNC_HOST_DIRTY)
+    host = new_host(made) if host is None else host
+    device = allocate(made._replace(managed=None))[1] if device is None else device
     return host, device, sync_state._bind(host, device)
 
 

@@ -16,14 +16,13 @@ from .._errors import invalid
 from .._imports import when_imported
 from ._types import Storage
 
-_OF_DEVICE = ("device", "legacy")
 _OURS = {"acquire", "touch", "release", "dims", "halo"}  # of a dict, beside what the array interfaces have
 
 
 def interface_of(obj: Any) -> dict[str | None, dict[str, Any]]:
     """What an object says of its buffers: by ``__gt_data_interface__``, else by the array interfaces.
     Raises TypeError where it says nothing."""
-    if isinstance(obj, _array.Array) and obj.memory in _OF_DEVICE:
+    if isinstance(obj, _array.Array) and obj.memory in ("device", "legacy"):
         return {"gpu": obj.__cuda_array_interface__}  # the software driver's are seen by the host, too
     told = getattr(obj, "__gt_data_interface__", None)
     if told is None:
@@ -39,10 +38,10 @@ def array_of(obj: Any, device: str | None, told: dict[str, Any]) -> Any:
     if device is not None and isinstance(obj, (Storage, _array.Array)):
         return (obj._array if isinstance(obj, Storage) else obj).view()
     told = {name: value for name, value in told.items() if name not in _OURS and value is not None}
-    told["version"] = 3
     if device is None:
+        told["version"] = 3
         return numpy.asarray(types.SimpleNamespace(owner=obj, __array_interface__=told))
-    return _cai.from_cuda_array_interface(told, obj)
+    return _cai.from_cuda_array_interface({"version": 3, **told}, obj)
 
 
 class ForeignField:
@@ -68,21 +67,14 @@ class ForeignField:
         told = interface[side]
         _call(told, "acquire")
         self._told = told
-        array = array_of(self.obj, side, told)
-        if side == self.device:
-            self.array = array
-        else:
-            self._copy(array)
+        self.array = array = array_of(self.obj, side, told)
+        if side != self.device:
+            where = self.device or "the host"
+            said = f"a {type(self.obj).__name__} has no buffer on {where}: it is copied"
+            warnings.warn(said, RuntimeWarning, stacklevel=_outside())
+            self.array = array.copy_to_host() if self.device is None else _helpers.to_device(array)
+            self._original = array
         return self.array
-
-    def _copy(self, array):
-        warnings.warn(
-            f"a {type(self.obj).__name__} has no buffer on {self.device or 'the host'}: it is copied",
-            RuntimeWarning,
-            stacklevel=_outside(),
-        )
-        self.array = array.copy_to_host() if self.device is None else _helpers.to_device(array)
-        self._original = array
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
@@ -123,11 +115,35 @@ def _outside():
 
 
 class Fields:
-    """A block in which fields are used on one device: what :func:`fields` gives."""
+    """Uses fields on one device: storages, and whatever has ``__gt_data_interface__`` or one of the array
+    interfaces::
+
+        with caid.storage.fields(read=[u], write=[v], device="gpu", stream=s) as (u_, v_):
+            kernel[grid, block, s](u_, v_)
+
+    Entering brings the side that is used up to date ("acquire"), of all fields; leaving says what was
+    written ("touch"), then that it is over ("release"), also by an exception.
+
+    Parameters
+    ----------
+    read, write : iterable of objects
+        What is read; what is written, or both.
+    device : {None, "gpu"}
+        Where: the block gets NumPy arrays, or caid arrays, those of `read` first.
+    stream : int or stream object, optional
+        Where the device's work is enqueued, after what caid knows of on others. What has to be copied
+        there is copied on it, and what is on it at the end is known to be work on these fields. Without
+        it the legacy default stream.
+
+    A field that has a buffer on the other side alone is copied, which a RuntimeWarning tells, and copied back
+    if it was written and the block did not fail.
+    """
 
     __slots__ = ("_read", "_write", "_device", "_stream", "_arrays", "_foreign")
 
-    def __init__(self, read: Any, write: Any, device: Any, stream: Any):
+    def __init__(
+        self, *, read: Iterable[Any] = (), write: Iterable[Any] = (), device: str | None = None, stream: Any = 0
+    ):
         if device not in (None, "gpu"):
             raise invalid(f"device {device!r}: None or 'gpu'")
         if _stream.is_default(stream):
@@ -198,54 +214,15 @@ class Fields:
                     stack.callback(what, field)
 
 
-def fields(
-    *, read: Iterable[Any] = (), write: Iterable[Any] = (), device: str | None = None, stream: Any = 0
-) -> Fields:
-    """Uses fields on one device: storages, and whatever has ``__gt_data_interface__`` or one of the array
-    interfaces::
-
-        with caid.storage.fields(read=[u], write=[v], device="gpu", stream=s) as (u_, v_):
-            kernel[grid, block, s](u_, v_)
-
-    Parameters
-    ----------
-    read, write : iterable of objects
-        What is read; what is written, or both.
-    device : {None, "gpu"}
-        Where: the block gets NumPy arrays, or caid arrays, those of `read` first.
-    stream : int or stream object, optional
-        Where the device's work is enqueued, after what caid knows of on others. What has to be copied
-        there is copied on it, and what is on it at the end is known to be work on these fields. Without
-        it the legacy default stream.
-
-    Returns
-    -------
-    Fields
-        A context manager. Entering brings the side that is used up to date ("acquire"), of all fields;
-        leaving says what was written ("touch"), then that it is over ("release"), also by an exception.
-
-    Warns
-    -----
-    RuntimeWarning
-        A field has a buffer on the other side alone: it is copied, and copied back if it was written and
-        the block did not fail.
-    """
-    return Fields(read, write, device, stream)
+fields = Fields
 
 
 # --- xarray ---------------------------------------------------------------------------------
 
 
 def data_interface(data_array: Any) -> dict[str | None, dict[str, Any]]:
-    """``DataArray.__gt_data_interface__``: that of its data, with its dims.
-
-    Raises
-    ------
-    InvalidError
-        The data's own dims are others.
-    AttributeError
-        The data has none of the interfaces.
-    """
+    """``DataArray.__gt_data_interface__``: that of its data, with its dims. InvalidError: the data's own dims
+    are others; AttributeError: it has none of the interfaces."""
     dims = tuple(map(str, data_array.dims))
     try:
         told = interface_of(data_array.data)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 import operator
 from typing import Any, Callable, NamedTuple, Sequence
@@ -56,22 +57,13 @@ _presets: dict[str, dict[str, Any]] = {
 
 
 def register_defaults(
-    name: str,
-    layout: Callable[[Sequence[str]], Sequence[int]],
-    *,
-    alignment_size: int = 1,
+    name: str, layout: Callable[[Sequence[str]], Sequence[int]], *, alignment_size: int = 1,
     device: str | None = None,
 ) -> None:
     """Makes a preset known that ``defaults=name`` takes, or puts one in the place of another.
 
-    Parameters
-    ----------
-    name : str
-    layout : callable
-        Called with the dims of a storage, such as ("I", "J", "0"); gives its layout.
-    alignment_size : int
-        Bytes.
-    device : {None, "gpu"}
+    `layout` is called with the dims of a storage, such as ("I", "J", "0"), and gives its layout;
+    `alignment_size` is bytes, `device` None or "gpu".
     """
     _presets[name] = _preset(layout, _alignment(alignment_size), device)
 
@@ -126,7 +118,7 @@ def extents(shape: Any) -> tuple[int, ...]:
 
 
 def _alignment(value):
-    value = operator.index(1 if value is None else value)
+    value = operator.index(value)
     if value < 1:
         raise invalid(f"alignment_size {value}: 1 or more")
     return value
@@ -147,15 +139,11 @@ def halo_of(value: Sequence[Any] | None, shape: tuple) -> tuple[tuple[int, int],
     """Pairs, of ints and pairs; without any (0, 0)."""
     if value is None:
         return ((0, 0),) * len(shape)
-    try:
-        pairs = tuple(_pair(each) for each in value)
-    except (TypeError, ValueError):
-        pairs = ()
-    if len(pairs) != len(shape) or any(
-        min(pair) < 0 or sum(pair) > n for pair, n in zip(pairs, shape)
-    ):
-        raise invalid(f"halo {value} for shape {shape}: one for each dimension, inside of it")
-    return pairs
+    with contextlib.suppress(TypeError, ValueError):
+        pairs = tuple(map(_pair, value))
+        if len(pairs) == len(shape) and all(min(pair) >= 0 and sum(pair) <= n for pair, n in zip(pairs, shape)):
+            return pairs
+    raise invalid(f"halo {value} for shape {shape}: one for each dimension, inside of it")
 
 
 def _pair(value):

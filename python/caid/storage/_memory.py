@@ -11,27 +11,24 @@ import numpy
 from .. import _array, _cai, _default, _helpers, _typestr
 from .._errors import NotFoundError, unsupported
 from . import _layout
-from ._layout import Parameters
 from ._shared import Shared, described, impossible
 from ._sync import SyncState, address_of
 
 _HEADER = 512  # bytes of the host's memory before a buffer of two, of which the sync state has the first
-_WORDS = 16
 
 
-def allocate(p: Parameters) -> tuple:
+def allocate(p: _layout.Parameters) -> tuple:
     """(NumPy array or None, Array or None), and, of the daemon's memory, (SyncState of two, Shared); with
     undefined contents."""
-    if p.device is None and p.name is None:
-        return new_host(p), None
-    if p.device is not None and p.managed == "cuda":
-        if p.name is not None:
-            raise unsupported(
-                "managed memory cannot be shared, as CUDA has no handle for it; with managed='gt4py' a "
-                "storage can have a name"
-            )
+    is_cuda = p.device is not None and p.managed == "cuda"
+    if is_cuda and p.name is not None:
+        raise unsupported(
+            "managed memory cannot be shared, as CUDA has no handle for it; with managed='gt4py' a storage "
+            "can have a name"
+        )
+    if is_cuda or (p.device is None and p.name is None):
         host = new_host(p)
-        return host, seen_by_device(host, p)
+        return host, seen_by_device(host, p) if is_cuda else None
     host = device = None
     leads = [0, 0]
     if p.device is not None:
@@ -79,7 +76,7 @@ def _check_room(p, array, side, lead, start):
 def _over(shared):
     p = shared.made
     strides, nbytes = _strides(p)
-    raw = [
+    raw = shared.raw = [
         None if memory is None else memory[lead : lead + nbytes]
         for memory, lead in zip((shared.host, shared.device), shared.leads)
     ]
@@ -89,13 +86,12 @@ def _over(shared):
     if raw[1] is not None:
         array = raw[1]._view(0, p.shape, strides, _typestr.of_dtype(p.dtype)[0])
     if host is not None and array is not None:
-        words = memoryview(numpy.asarray(shared.host))[:_WORDS]
-        sync = SyncState()._bind(host, array, raw, shared, words)
+        sync = SyncState()._bind(host, array, shared)
     shared.whole = array if host is None else host
     return host, array, sync, shared
 
 
-def new_host(p: Parameters) -> numpy.ndarray:
+def new_host(p: _layout.Parameters) -> numpy.ndarray:
     """A buffer in this process's own memory: pageable, page-locked or managed."""
     nbytes = _room(p)
     if p.device is None:
@@ -107,11 +103,7 @@ def new_host(p: Parameters) -> numpy.ndarray:
     return _typed(memory[lead : lead + _strides(p)[1]], p)
 
 
-def new_device(p: Parameters) -> _array.Array:
-    return allocate(p._replace(managed=None))[1]
-
-
-def seen_by_device(host: numpy.ndarray, p: Parameters) -> _array.Array:
+def seen_by_device(host: numpy.ndarray, p: _layout.Parameters) -> _array.Array:
     """An Array over managed memory."""
     client = None if p.client is None else _default.driver_client(p.client)
     return _cai.as_array(host, sync=False, client=client)

@@ -9,48 +9,33 @@ from typing import Any
 
 import numpy
 
-from .. import _array, _bracket, _metadata, _typestr
+from .. import _array, _bracket, _caid, _metadata, _typestr
 from .._errors import AbandonedError, CorruptError, InvalidError, StaleError, corrupt, invalid, read_only, unsupported
 from . import _layout
-from ._layout import Parameters
-from ._sync import SyncState, address_of, is_same
+from ._sync import SyncState, address_of
 
 _KEY, _VERSION = "caid.storage", 1  # of metadata
-_TOLD = Parameters._fields[:8]  # there; the others are of this process
+_TOLD = _layout.Parameters._fields[:8]  # there; the others are of this process
 _ALIGNMENT_MAX = 2 << 20  # of addresses that are others in each process: caid_array_create()
 
 
 class Shared:
     """The daemon's memory that a storage lies in: bytes of a device, bytes that the host reaches, or both,
-    of which the second is the companion of the first. What a name is of.
-
-    Attributes
-    ----------
-    made : Parameters
-    host, device : Array or None
-    leads : (int, int)
-        Bytes in each before the first point.
-    whole : numpy.ndarray or Array
-        All points: of the host's where there is one.
-    readonly : bool
-        It was opened with mode "r".
-    is_public : bool
-        It has had a name: others may use it.
-    may_copy : bool
-        Of mode "r": whether what is out of date is copied, for this process alone.
-    """
+    of which the second is the companion of the first. What a name is of."""
 
     __slots__ = (
-        "made", "host", "device", "leads", "whole", "arrays", "client", "readonly", "is_public", "may_copy",
+        "made", "host", "device", "leads", "raw", "whole", "arrays", "client", "readonly", "is_public", "may_copy",
         "_writer", "_copy",
     )
 
-    def __init__(self, made: Parameters, host: Any, device: Any, leads: tuple[int, int]):
-        self.made, self.host, self.device, self.leads = made, host, device, leads
-        self.whole = None
+    def __init__(self, made: _layout.Parameters, host: Any, device: Any, leads: tuple[int, int]):
+        self.made, self.host, self.device = made, host, device
+        self.leads = leads  # bytes in each before the first point
+        self.raw = self.whole = None  # both from there on, as bytes; all points, the host's where it is there
         self.arrays = [array for array in (device, host) if array is not None]
         self.client, self.readonly = self.arrays[0]._memory.client, self.arrays[0].readonly
-        self.is_public, self.may_copy = False, True
+        self.is_public = False  # it has had a name: others may use it
+        self.may_copy = True  # where it is read-only: what is out of date, for this process alone
         self._writer = None  # the thread that has a bracket in which all of it is written
         self._copy = None, 0, None  # side that was out of date, version, its bytes
 
@@ -70,7 +55,7 @@ class Shared:
     def stale(self, modified: int) -> StaleError:
         side = "host" if modified == SyncState.SYNC_DEVICE_DIRTY else "device"
         return StaleError(
-            f"storage {self.name!r}: the {side}'s buffer is out of date, and mode "r" does not write it"
+            f"storage {self.name!r}: the {side}'s buffer is out of date, and mode \"r\" does not write it"
         )
 
     def copying(self, stream: Any, modified: int, timeout: float | None) -> Any:
@@ -82,7 +67,8 @@ class Shared:
 
     def publish(self, side: Any, halo: tuple, name: str, replace: bool) -> int:
         self.check_writable()
-        if not is_same(side, self.whole):
+        places = [(each.shape, each.strides, address_of(each)) for each in (side, self.whole)]
+        if places[0] != places[1]:
             raise unsupported("a view is not published: publish the storage that it was made from")
         size = self.made.alignment_size
         if size & (size - 1) or size > _ALIGNMENT_MAX:
@@ -121,12 +107,12 @@ class Shared:
             raise self.stale(stale)
         source = self.device if is_host else self.host
         with _bracket.of_client(self.client, (source,), (), None, None):
-            state, version = sync._load()
+            state, version = _caid.sync_load(sync._words)
             if state != stale:
                 return side
             copy = self._copy
             if copy[:2] != (stale, version):
-                host, device = sync._raw
+                host, device = self.raw
                 copy = stale, version, _on_host(device) if is_host else _on_device(host, self)
                 self._copy = copy
         return _alike(side, copy[2], sync)
@@ -158,7 +144,7 @@ def _alike(side, copy, sync):
 # --- metadata -------------------------------------------------------------------------------
 
 
-def described(array: Any) -> tuple[Parameters, tuple[int, int]]:
+def described(array: Any) -> tuple[_layout.Parameters, tuple[int, int]]:
     """The Parameters of a storage that has been opened, and its leads. InvalidError: it is none;
     CorruptError: its metadata cannot be."""
     told = array.metadata
@@ -181,7 +167,7 @@ def _checked(told):
     if told["descr"] is not None:
         element = _typestr.element_of(element.typestr, element.itemsize, told["descr"])
     told = {**told, "dtype": _typestr.to_numpy(element)}
-    made = _layout.checked(Parameters(*(told[name] for name in _TOLD)))
+    made = _layout.checked(_layout.Parameters(*(told[name] for name in _TOLD)))
     if (made.device, made.managed) not in ((None, None), ("gpu", None), ("gpu", "gt4py")):
         raise ValueError(f"device {made.device!r}, managed {made.managed!r}")
     host, device = _layout.extents(told["leads"])

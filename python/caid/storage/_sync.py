@@ -8,6 +8,8 @@ import threading
 import weakref
 from typing import Any
 
+import numpy
+
 from .. import _array, _caid, _geometry, _pending, _streams
 from .._errors import invalid
 
@@ -17,39 +19,30 @@ _lock = threading.Lock()
 
 class SyncState:
     """Which of two buffers is modified: one for all storages that look at them, also in other processes
-    where the storage has a name. It keeps the buffers.
-
-    Attributes
-    ----------
-    state : int
-        SYNC_CLEAN, SYNC_HOST_DIRTY or SYNC_DEVICE_DIRTY. Setting it says so of all the buffer.
-        CorruptError: another process has written what is no state.
-    """
+    where the storage has a name. It keeps the buffers."""
 
     SYNC_CLEAN = 0
     SYNC_HOST_DIRTY = 1
     SYNC_DEVICE_DIRTY = 2
 
     __slots__ = (
-        "_words", "_part", "_seen", "_enqueued", "_host", "_device", "_raw", "_turn", "_books",
-        "_on_host", "_shared", "__weakref__",
+        "_words", "_part", "_seen", "_enqueued", "_host", "_device", "_turn", "_books", "_on_host",
+        "_shared", "__weakref__",
     )
 
     def __init__(self, state: int = SYNC_CLEAN):
         self._words = bytearray(16)
         self._part = None  # of the modified buffer, bytes; None: all of it
         self._seen = self._enqueued = 0  # versions: of the last modification here; on its way to be copied
-        self._host = self._device = self._raw = self._on_host = self._shared = None
+        self._host = self._device = self._on_host = self._shared = None
         self._turn, self._books = threading.RLock(), threading.Lock()
         self.state = state
 
     @property
     def state(self) -> int:
+        """int: SYNC_CLEAN, SYNC_HOST_DIRTY or SYNC_DEVICE_DIRTY. Setting it says so of all the buffer.
+        CorruptError: another process has written what is no state."""
         return _caid.sync_load(self._words)[0]
-
-    def _load(self):
-        """(state, version)"""
-        return _caid.sync_load(self._words)
 
     @state.setter
     def state(self, state: int) -> None:
@@ -58,24 +51,20 @@ class SyncState:
         if state:
             self._modify(state, None)
         else:
-            self._check_writable()
-            _caid.sync_change(self._words, self.SYNC_CLEAN, self._load()[1])
+            if self._shared is not None:
+                self._shared.check_writable()
+            _caid.sync_change(self._words, self.SYNC_CLEAN, _caid.sync_load(self._words)[1])
 
     def __repr__(self):
         name = ("CLEAN", "HOST_DIRTY", "DEVICE_DIRTY")[self.state]
         return f"<caid.storage.SyncState SYNC_{name}>"
 
-    def _check_writable(self):
-        if self._shared is not None:
-            self._shared.check_writable()
-
-    def _bind(self, host, device, raw=None, shared=None, words=None):
-        """To a NumPy array and an Array of one shape. `shared` is the daemon's memory that they lie in,
-        where that is so: then `raw` are Arrays of the bytes of both from the first point on, which lie
-        alike, and the words of the state are there."""
-        self._host, self._device, self._raw, self._shared = host, device, raw, shared
-        if words is not None:
-            self._words = words
+    def _bind(self, host, device, shared=None):
+        """To a NumPy array and an Array of one shape, and the daemon's memory that they lie in, where that
+        is so: there they lie alike, and the words of the state are there."""
+        self._host, self._device, self._shared = host, device, shared
+        if shared is not None:
+            self._words = memoryview(numpy.asarray(shared.host))[: len(self._words)]
         with _lock:
             _bound.add(self)
         return self
@@ -89,12 +78,13 @@ class SyncState:
     def _are_of_same_points(self, host, device):
         """Whether views of both buffers are of the same points; known where those lie alike."""
         at = address_of(host) - address_of(self._host), device.ptr - self._device.ptr
-        return self._raw is None or (at[0] == at[1] and host.strides == device.strides)
+        return self._shared is None or (at[0] == at[1] and host.strides == device.strides)
 
     def _modify(self, state, part):
         """A part of one side is modified. What the other side alone had is given up: this side counts,
         all of it."""
-        self._check_writable()
+        if self._shared is not None:
+            self._shared.check_writable()
         with self._books:
             before, version = _caid.sync_change(self._words, state, 0)
             if before == self.SYNC_CLEAN:
@@ -108,7 +98,7 @@ class SyncState:
     def _wanted(self, modified, force):
         """(whether there is something to be copied, the version that it is, its part)"""
         with self._books:
-            state, version = self._load()
+            state, version = _caid.sync_load(self._words)
             is_wanted = force or (state == modified and version != self._enqueued)
             return is_wanted, version, None if force or version != self._seen else self._part
 
@@ -176,29 +166,22 @@ class SyncState:
         copy(host, stream)
 
     def _sides(self, part):
-        if self._raw is None:
+        if self._shared is None:
             return self._host, self._device
-        return self._raw if part is None else [side[slice(*part)] for side in self._raw]
+        return [side if part is None else side[slice(*part)] for side in self._shared.raw]
 
     def _settle(self):
         """Waits until the last copy that was given a stream is done with the host's buffer."""
         mark = self._on_host
-        if mark is None:
-            return
-        mark.synchronize()
-        if self._on_host is mark:
-            self._on_host, self._enqueued = None, 0
+        if mark is not None:
+            mark.synchronize()
+            if self._on_host is mark:
+                self._on_host, self._enqueued = None, 0
 
 
 def address_of(side: Any) -> int:
     """Of the first point of a NumPy array or an Array."""
     return side.ptr if isinstance(side, _array.Array) else side.__array_interface__["data"][0]
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Whether these are all of the same points, in the same order."""
-    places = [(side.shape, side.strides, address_of(side)) for side in (one, other)]
-    return places[0] == places[1]
 
 
 def _span(side):

@@ -178,20 +178,18 @@ class Storage:
     def __gt_data_interface__(self) -> dict[str | None, dict[str, Any]]:
         """dict: "gpu" and None to what describes these buffers, with the functions that are to be called
         before it is used ("acquire") and after it was written ("touch")."""
-        told: dict[str | None, dict[str, Any]] = {}
-        if self._host is not None:
-            told[None] = self._described(self._host, self.device_to_host, self.set_host_modified)
-        if self.device:
-            told["gpu"] = self._described(self._array, self.host_to_device, self.set_device_modified)
-        return told
-
-    def _described(self, side, acquire, touch):
-        readonly = side.readonly if isinstance(side, _array.Array) else not side.flags.writeable
-        descr = {} if self.dtype.names is None else {"descr": self.dtype.descr}
         return {
-            "shape": self.shape, "typestr": self.dtype.str, "strides": side.strides, **descr,
-            "data": (address_of(side), readonly), "version": 3, "halo": self._halo,
-            "acquire": acquire, "touch": touch,
+            side: {
+                "shape": self.shape, "typestr": self.dtype.str, "strides": buffer.strides,
+                **({} if self.dtype.names is None else {"descr": self.dtype.descr}),
+                "data": (address_of(buffer), _is_readonly(buffer)), "version": 3, "halo": self._halo,
+                "acquire": acquire, "touch": touch,
+            }
+            for side, buffer, acquire, touch in (
+                (None, self._host, self.device_to_host, self.set_host_modified),
+                ("gpu", self._array, self.host_to_device, self.set_device_modified),
+            )
+            if buffer is not None
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -263,14 +261,9 @@ class Storage:
         :func:`open` gives it to other processes. Its buffers and its sync state are one name, which with
         ``replace=False`` must be free. Returns the name's generation.
 
-        Raises
-        ------
-        UnsupportedError
-            Memory that this process alone has: pageable, managed, or what as_storage() was given; a view.
-        InvalidError
-            An alignment that is no power of 2.
-        Others
-            Of :meth:`caid.Array.publish`.
+        Errors are those of :meth:`caid.Array.publish`. UnsupportedError: a view, or memory that this process
+        alone has (pageable, managed, or what as_storage() was given). InvalidError: an alignment that is no
+        power of 2.
         """
         if self._shared is None:
             raise unsupported(
@@ -423,18 +416,13 @@ class GPUStorage(Storage):
 
 
 class SoftwareManagedGPUStorage(Storage):
-    """A storage on the host and on a device, of which the side that is used is brought up to date before.
-
-    Attributes
-    ----------
-    sync_state : SyncState
-        Which side is modified: one for all its views.
-    """
+    """A storage on the host and on a device, of which the side that is used is brought up to date before."""
 
     __slots__ = ()
 
     @property
     def sync_state(self) -> SyncState:
+        """SyncState: which side is modified: one for all its views."""
         return self._sync
 
     def _use(self, device, *, write=False, stream=0):
@@ -481,6 +469,10 @@ CUDASyncedGPUStorage = CudaManagedGPUStorage = CUDAManagedGPUStorage
 _COMPUTES_NOTHING = (
     "{}: a storage computes nothing; take its buffers, by to_numpy(), to_cupy() or caid.storage.fields()"
 )
+
+
+def _is_readonly(side):
+    return side.readonly if isinstance(side, _array.Array) else not side.flags.writeable
 
 
 def _transpose(a, axes=None):
