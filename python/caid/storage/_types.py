@@ -178,18 +178,20 @@ class Storage:
     def __gt_data_interface__(self) -> dict[str | None, dict[str, Any]]:
         """dict: "gpu" and None to what describes these buffers, with the functions that are to be called
         before it is used ("acquire") and after it was written ("touch")."""
+        told: dict[str | None, dict[str, Any]] = {}
+        if self._host is not None:
+            told[None] = self._described(self._host, self.device_to_host, self.set_host_modified)
+        if self._array is not None:
+            told["gpu"] = self._described(self._array, self.host_to_device, self.set_device_modified)
+        return told
+
+    def _described(self, side, acquire, touch):
+        readonly = side.readonly if isinstance(side, _array.Array) else not side.flags.writeable
+        descr = {} if self.dtype.names is None else {"descr": self.dtype.descr}
         return {
-            side: {
-                "shape": self.shape, "typestr": self.dtype.str, "strides": buffer.strides,
-                **({} if self.dtype.names is None else {"descr": self.dtype.descr}),
-                "data": (address_of(buffer), _is_readonly(buffer)), "version": 3, "halo": self._halo,
-                "acquire": acquire, "touch": touch,
-            }
-            for side, buffer, acquire, touch in (
-                (None, self._host, self.device_to_host, self.set_host_modified),
-                ("gpu", self._array, self.host_to_device, self.set_device_modified),
-            )
-            if buffer is not None
+            "shape": self.shape, "typestr": self.dtype.str, "strides": side.strides, **descr,
+            "data": (address_of(side), readonly), "version": 3, "halo": self._halo,
+            "acquire": acquire, "touch": touch,
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -305,6 +307,11 @@ class Storage:
         new[...] = self
         return new
 
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict | None = None) -> Storage:
+        return self.copy()
+
     def _parameters(self):
         """Those of a storage like this one."""
         made, starts = self._made, tuple(start for start, _ in self._halo)
@@ -314,11 +321,6 @@ class Storage:
             aligned_index=made.aligned_index if self.shape == made.shape else starts,
             name=None,
         )
-
-    __copy__ = copy
-
-    def __deepcopy__(self, memo: dict | None = None) -> Storage:
-        return self.copy()
 
     def __reduce__(self):
         raise TypeError("a storage is not pickled: copy what it holds, or give it a name")
@@ -469,10 +471,6 @@ CUDASyncedGPUStorage = CudaManagedGPUStorage = CUDAManagedGPUStorage
 _COMPUTES_NOTHING = (
     "{}: a storage computes nothing; take its buffers, by to_numpy(), to_cupy() or caid.storage.fields()"
 )
-
-
-def _is_readonly(side):
-    return side.readonly if isinstance(side, _array.Array) else not side.flags.writeable
 
 
 def _transpose(a, axes=None):
