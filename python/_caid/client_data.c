@@ -197,13 +197,11 @@ PyObject *
 py_client_pointer_attribute(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
-    uint64_t ptr, attribute, value;
+    uint64_t ptr, value;
+    uint32_t attribute;
 
-    if (py_args_check("pointer_attribute", n_args, 2) < 0 ||
-        py_u64_get(self->state, args[0], "ptr", &ptr) < 0 ||
-        py_u64_get(self->state, args[1], "attribute", &attribute) < 0 ||
-        PY_CLIENT_CALL(self,
-                       cuda_pointer_attribute(c, ptr, (uint32_t)attribute, &value, &error)) < 0)
+    if (PY_ARGS(self->state, "pointer_attribute", PY_ARG(ptr), PY_ARG(attribute)) < 0 ||
+        PY_CLIENT_CALL(self, cuda_pointer_attribute(c, ptr, attribute, &value, &error)) < 0)
         return NULL;
     return PyLong_FromUnsignedLongLong(value);
 }
@@ -215,10 +213,7 @@ py_client_stream_synchronize(PyObject *op, PyObject *const *args, Py_ssize_t n_a
     uint64_t stream;
     int32_t device;
 
-    if (py_args_check("stream_synchronize", n_args, 2) < 0)
-        return NULL;
-    stream = PyLong_AsUnsignedLongLong(args[0]);
-    if (PyErr_Occurred() || py_device_get(self->state, args[1], &device) < 0)
+    if (PY_ARGS(self->state, "stream_synchronize", PY_ARG(stream), PY_ARG(device)) < 0)
         return NULL;
     return py_none(PY_CLIENT_CALL(self, caid_stream_synchronize(c, stream, device, &error)));
 }

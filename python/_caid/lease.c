@@ -406,14 +406,11 @@ lease_close(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         lease_drop(self);
         Py_RETURN_NONE;
     }
-    if (py_args_check("close", n_args, 1) < 0)
-        return NULL;
     if (!self->client) /* collected: it has ended */
         Py_RETURN_NONE;
-    if (py_u64_get(self->client->state, args[0], "stream", &stream) < 0 ||
-        lease_drop_on(self, stream) < 0)
+    if (PY_ARGS(self->client->state, "close", PY_ARG(stream)) < 0)
         return NULL;
-    Py_RETURN_NONE;
+    return py_none(lease_drop_on(self, stream));
 }
 
 static PyObject *
@@ -522,18 +519,17 @@ lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct lease_object *self = lease(op);
     struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
     struct lease_object *companion = NULL;
+    PyObject *with, *ret;
     const char *name;
-    PyObject *ret;
+    bool is_new;
 
-    if (py_args_check("publish", n_args, 6) < 0 || lease_check(self) < 0 ||
-        py_name_get(self->client->state, args[0], &name) < 0 ||
-        py_text_get(self->client->state, args[1], "metadata", CAID_ERR_INVALID,
-                    &options.metadata) < 0 ||
-        py_u64_get(self->client->state, args[2], "stream", &options.stream) < 0 ||
-        lease_get_companion(self, args[4], &companion) < 0 ||
-        py_u64_get(self->client->state, args[5], "ttl", &options.ttl_ns) < 0)
+    if (lease_check(self) < 0 ||
+        PY_ARGS(self->client->state, "publish", PY_NAME(name),
+                PY_TEXT(options.metadata, INVALID), PY_ARG(options.stream), PY_ARG(is_new),
+                PY_ARG(with), PY_ARG(options.ttl_ns)) < 0 ||
+        lease_get_companion(self, with, &companion) < 0)
         return NULL;
-    options.flags = args[3] == Py_True ? CAID_PUBLISH_NEW : 0;
+    options.flags = is_new ? CAID_PUBLISH_NEW : 0;
     if (!companion)
         return publish(self, name, &options);
     options.companion = companion->array;

@@ -172,13 +172,45 @@ int py_device_get(const struct module_state *state, PyObject *op, int32_t *ret);
 int py_u64_get(const struct module_state *state, PyObject *op, const char *what, uint64_t *ret);
 
 /* A name that has to be there: py_text_get() that takes no None. */
-int py_name_get(const struct module_state *state, PyObject *op, const char **ret);
+int py_name_get(const struct module_state *state, PyObject *op, const char *what,
+                const char **ret);
 
 /* str of a C string that need not be UTF-8; None of NULL. */
 PyObject *py_text_or_none(const char *s);
 
-/* Raises TypeError unless a call with positional arguments has n of them. */
-int py_args_check(const char *function, Py_ssize_t n_args, Py_ssize_t n);
+/* A positional argument: what it is put into, which is also what messages call it (of
+ * "options.pool" the last word). Text is borrowed, and so is an object. */
+struct py_arg {
+    char kind;
+    const char *what;
+    void *ret;
+    enum caid_code code;      /* of text */
+    const struct dims *shape; /* of strides */
+};
+
+#define PY_ARG(at)                                                                   \
+    {                                                                                \
+        .kind = _Generic((at), int32_t: 'i', uint32_t: 'I', uint64_t: 'K',         \
+                      double: 'd', bool: '?', struct dims: 'D', PyObject *: 'O'), \
+     .what = #at,                                                               \
+     .ret = &(at) \
+    }
+#define PY_ARG_OF(kind_, at, ...)                               \
+    {                                                           \
+        .kind = (kind_), .what = #at, .ret = &(at), __VA_ARGS__ \
+    }
+#define PY_TEXT(at, code_)     PY_ARG_OF('s', at, .code = CAID_ERR_##code_)
+#define PY_POOL(at)            PY_TEXT(at, INVALID_NAME)
+#define PY_NAME(at)            PY_ARG_OF('n', at, .code = CAID_ERR_INVALID_NAME) /* not None */
+#define PY_TUPLE(at)           PY_ARG_OF('T', at, )
+#define PY_STRIDES(at, shape_) PY_ARG_OF('S', at, .shape = &(shape_))
+
+/* The arguments `args`, `n_args` of a method: as many as these, or TypeError. */
+#define PY_ARGS(state, method, ...)                                                \
+    py_args_get(state, args, n_args, method, (const struct py_arg[]){__VA_ARGS__}, \
+                sizeof((const struct py_arg[]){__VA_ARGS__}) / sizeof(struct py_arg))
+int py_args_get(const struct module_state *state, PyObject *const *args, Py_ssize_t n_args,
+                const char *method, const struct py_arg *each, size_t n);
 
 /* A field of a record of libcaid's, by its C type; or what make() makes of the record. */
 struct py_field {
