@@ -2,24 +2,6 @@
 /* Client: making, opening and taking arrays, their names, and sets of them. */
 #include "module.h"
 
-/* The Lease of the array that a call of libcaid makes: as PY_CLIENT_CALL(). It is there before a
- * close() of the client that came meanwhile ends all of them. */
-#define LEASE_OF(self, call)                                           \
-    ({                                                                 \
-        struct caid_client *c = py_client_enter(self);                 \
-        struct caid_array *array = NULL;                               \
-        struct caid_error error = {0};                                 \
-        PyObject *lease = NULL;                                        \
-        int r_;                                                        \
-        if (c) {                                                       \
-            WITHOUT_GIL(r_ = (call));                                  \
-            lease = r_ < 0 ? py_error_raise((self)->state, r_, &error) \
-                           : py_lease_new(self, array);                \
-            py_client_leave(self);                                     \
-        }                                                              \
-        lease;                                                         \
-    })
-
 /* ---- create ---- */
 
 PyObject *
@@ -40,7 +22,7 @@ py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     options.shape = shape.v;
     options.strides = strides.v;
     options.ndim = shape.n;
-    made = LEASE_OF(self, caid_array_create(c, &array, &options, &error));
+    made = PY_LEASE_OF(self, caid_array_create(c, &array, &options, &error));
     if (made)
         ((struct lease_object *)made)->created = true;
     return made;
@@ -64,7 +46,7 @@ py_client_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     if (PY_ARGS(self->state, "open", PY_NAME(name), PY_MODE(options), PY_POOL(options.pool),
                 PY_ARG(options.generation), PY_ON(options)) < 0)
         return NULL;
-    return LEASE_OF(self, caid_array_open(c, &array, name, &options, &error));
+    return PY_LEASE_OF(self, caid_array_open(c, &array, name, &options, &error));
 }
 
 PyObject *
@@ -80,7 +62,7 @@ py_client_take(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     if (!PyBytes_Check(ticket) || PyBytes_GET_SIZE(ticket) != CAID_TICKET_SIZE)
         return PyErr_Format(PyExc_TypeError, "a ticket is %d bytes", CAID_TICKET_SIZE);
     bytes = (const uint8_t *)PyBytes_AsString(ticket);
-    return LEASE_OF(self, caid_array_take(c, &array, bytes, &options, &error));
+    return PY_LEASE_OF(self, caid_array_take(c, &array, bytes, &options, &error));
 }
 
 /* ---- open_many ---- */

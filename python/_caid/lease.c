@@ -484,16 +484,12 @@ lease_retell(struct lease_object *self)
 static PyObject *
 publish(struct lease_object *self, const char *name, const struct caid_publish_options *options)
 {
-    struct client_object *client = self->client;
-    struct caid_error error = {0};
     uint64_t generation = 0;
     int r;
 
     py_lease_pin(self);
-    WITHOUT_GIL(r = caid_array_publish(self->array, name, options, &generation, &error));
-    if (r < 0)
-        py_error_raise(client->state, r, &error);
-    else
+    r = LEASE_CALL(self, caid_array_publish(self->array, name, options, &generation, &error));
+    if (r >= 0)
         r = lease_retell(self);
     py_lease_unpin(self);
     return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
@@ -543,17 +539,11 @@ static PyObject *
 lease_open_companion(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     struct lease_object *self = lease(op);
-    struct caid_array *array = NULL;
-    struct caid_error error = {0};
-    PyObject *ret = NULL;
-    int r;
+    PyObject *ret;
 
-    if (lease_check(self) < 0)
+    if (py_lease_pin_checked(self) < 0)
         return NULL;
-    py_lease_pin(self);
-    WITHOUT_GIL(r = caid_array_open_companion(self->array, &array, &error));
-    ret = r < 0 ? py_error_raise(self->client->state, r, &error)
-                : py_lease_new(self->client, array);
+    ret = PY_LEASE_OF(self->client, caid_array_open_companion(self->array, &array, &error));
     py_lease_unpin(self);
     return ret;
 }

@@ -388,6 +388,23 @@ struct lease_object {
 
 /* A Lease with one share. Takes `array` in any case. */
 PyObject *py_lease_new(struct client_object *client, struct caid_array *array);
+/* The Lease of the array that a call of libcaid makes: as PY_CLIENT_CALL(). It is there before a
+ * close() of the client that came meanwhile ends all of them. */
+#define PY_LEASE_OF(self, call)                                        \
+    ({                                                                 \
+        struct caid_client *c = py_client_enter(self);                 \
+        struct caid_array *array = NULL;                               \
+        struct caid_error error = {0};                                 \
+        PyObject *lease = NULL;                                        \
+        int r_;                                                        \
+        if (c) {                                                       \
+            WITHOUT_GIL(r_ = (call));                                  \
+            lease = r_ < 0 ? py_error_raise((self)->state, r_, &error) \
+                           : py_lease_new(self, array);                \
+            py_client_leave(self);                                     \
+        }                                                              \
+        lease;                                                         \
+    })
 /* One share more for a call that is under way: the client is not closed meanwhile. Undo it. */
 void py_lease_pin(struct lease_object *self);
 /* The same for one that may be closed: -1 with ClosedError set. */
