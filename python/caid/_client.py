@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 import sys
 import warnings
@@ -299,11 +300,13 @@ class Client(_queries.Queries, Closing):
         """
         if not isinstance(name, str):
             raise TypeError(f"name: a str is needed, not {type(name).__name__}; see empty()")
-        make = self._make_or_open if exist_ok else self._make
-        return make(
-            name, shape, dtype, order, strides, pool, device, exclusive, memory, alignment, metadata,
-            _names.ttl_ns(ttl),
-        )
+        geometry = _geometry_of(shape, dtype, order, strides)
+        options = pool, device, exclusive, memory, alignment, metadata, _names.ttl_ns(ttl)
+        if not exist_ok:
+            return self._make(name, *geometry, *options)
+        wanted = _names.Wanted(*geometry, memory, self._index_of(device), alignment or 1)
+        make = functools.partial(self._make, name, *geometry, *options)
+        return _names.open_or_make(self, name, pool, wanted, make)
 
     def empty(
         self,
@@ -321,9 +324,8 @@ class Client(_queries.Queries, Closing):
     ) -> Array:
         """Creates an array without a name: it ends with its last holder, unless it is published.
         See create()."""
-        return self._make(
-            None, shape, dtype, order, strides, pool, device, exclusive, memory, alignment, metadata
-        )
+        geometry = _geometry_of(shape, dtype, order, strides)
+        return self._make(None, *geometry, pool, device, exclusive, memory, alignment, metadata)
 
     def empty_like(
         self,
@@ -345,10 +347,9 @@ class Client(_queries.Queries, Closing):
             own = isinstance(a, Array) and a._memory.client is self
             device = max(a.device, 0) if own else 0
         strides = _strides(shape, element, order, None)
-        lease = self._create_lease(
+        return self._make(
             None, shape, element, strides, pool, device, exclusive, memory, alignment, metadata
         )
-        return _array.of_lease(lease)
 
     def zeros(
         self, shape: _Shape, dtype: Any = "<f8", *, stream: Any = 0, **options: Any
@@ -381,18 +382,8 @@ class Client(_queries.Queries, Closing):
             raise
         return a
 
-    def _make(self, name, shape, dtype, order, strides, *options):
-        geometry = _geometry_of(shape, dtype, order, strides)
-        return _array.of_lease(self._create_lease(name, *geometry, *options))
-
-    def _make_or_open(self, name, shape, dtype, order, strides, pool, device, *options):
-        geometry = _geometry_of(shape, dtype, order, strides)
-        memory, alignment = options[1:3]
-        wanted = _names.Wanted(*geometry, memory, self._index_of(device), alignment or 1)
-        return _names.open_or_make(
-            self, name, pool, wanted,
-            lambda: _array.of_lease(self._create_lease(name, *geometry, pool, device, *options)),
-        )
+    def _make(self, *options):
+        return _array.of_lease(self._create_lease(*options))
 
     def _create_lease(
         self, name, shape, element, strides, pool, device, exclusive, memory, alignment, metadata,

@@ -35,6 +35,28 @@ if TYPE_CHECKING:
     from ._client import Client
     from ._events import Event
 
+__all__ = [
+    "default_stream",
+    "device_array",
+    "device_array_like",
+    "event",
+    "event_elapsed_time",
+    "external_stream",
+    "is_cuda_array",
+    "legacy_default_stream",
+    "managed_array",
+    "mapped",
+    "mapped_array",
+    "mapped_array_like",
+    "per_thread_default_stream",
+    "pinned",
+    "pinned_array",
+    "pinned_array_like",
+    "pointer_info",
+    "stream",
+    "to_device",
+]
+
 _PORTABLE, _MAPPED, _WRITE_COMBINED = 1, 2, 4  # enum cuda_host_flags
 _ATTRIBUTES = 1, 4, 8  # CU_POINTER_ATTRIBUTE_CONTEXT, _HOST_POINTER, _IS_MANAGED
 
