@@ -342,13 +342,13 @@ class Client(_queries.Queries, Closing):
         a ``__cuda_array_interface__``, or of anything that NumPy makes an array of. One in
         Fortran order gives one in Fortran order; strides are not taken over. Without `device`, on
         the device of an array of this client, else on the first."""
-        shape, element, order = _like(a)
+        shape, dtype, _, order = _cai.like(a)
         if device is None:
             own = isinstance(a, Array) and a._memory.client is self
             device = max(a.device, 0) if own else 0
-        strides = _strides(shape, element, order, None)
-        return self._make(
-            None, shape, element, strides, pool, device, exclusive, memory, alignment, metadata
+        return self.empty(
+            shape, dtype, pool=pool, device=device, order=order, exclusive=exclusive, memory=memory,
+            alignment=alignment, metadata=metadata,
         )
 
     def zeros(
@@ -869,33 +869,15 @@ class Client(_queries.Queries, Closing):
 
 
 def _geometry_of(shape, dtype, order, strides):
-    """(shape, element, strides) of what create() is given."""
+    """(shape, element, strides) of what create() is given; strides None: C order."""
     element, inner = _typestr.of_dtype(dtype)
     shape = _geometry.dims("shape", shape) + inner
-    return shape, element, _strides(shape, element, order, strides)
-
-
-def _strides(shape, element, order, strides):
-    """What the daemon is told: None for C order."""
     if order not in ("C", "F"):
         raise invalid(f"order {order!r}: 'C' or 'F'")
+    if strides is not None and order == "F":
+        raise invalid("order and strides are both given")
     if strides is not None:
-        if order == "F":
-            raise invalid("order and strides are both given")
-        return _geometry.dims("strides", strides)
-    if order == "F" and len(shape) > 1 and min(shape) >= 0:
-        return _geometry.f_strides(shape, element.itemsize)
-    return None
-
-
-def _like(a):
-    """(shape, element, order) of an array of any kind."""
-    if not isinstance(a, Array) and hasattr(a, "__cuda_array_interface__"):
-        with _cai.as_array(a, sync=False) as foreign:
-            return _like(foreign)
-    if isinstance(a, Array):
-        f_order = a.is_f_contiguous() and not a.is_c_contiguous()
-        return a.shape, a._layout.element, "F" if f_order else "C"
-    a = _typestr.numpy().asanyarray(a)
-    element, _ = _typestr.of_dtype(a.dtype)
-    return a.shape, element, "F" if a.flags.fnc else "C"
+        strides = _geometry.dims("strides", strides)
+    elif order == "F" and len(shape) > 1 and min(shape) >= 0:
+        strides = _geometry.f_strides(shape, element.itemsize)
+    return shape, element, strides

@@ -87,33 +87,6 @@ def _layout(shape, dtype, strides, order):
     return shape, dtype, strides, _geometry.extent(shape, strides, dtype.itemsize)[1]
 
 
-def _like(a):
-    """(shape, dtype, strides, order) for a new array like another: contiguous, with the dimensions
-    in the order of the other's steps.
-
-    The rule is Numba's, cuda/api.py: _contiguous_strides_like_array().
-    """
-    if isinstance(a, _array.Array):
-        a_dtype, itemsize, shape, steps = a._layout.element, a.itemsize, a.shape, a.strides
-    elif hasattr(a, "__cuda_array_interface__") and not hasattr(a, "__array_interface__"):
-        with _cai.as_array(a, sync=False) as foreign:
-            return _like(foreign)
-    else:
-        a = _typestr.numpy().asanyarray(a)
-        a_dtype, itemsize, shape, steps = a.dtype, a.itemsize, a.shape, a.strides
-    if _geometry.is_c_contiguous(shape, steps, itemsize):
-        return shape, a_dtype, None, "C"
-    if _geometry.is_f_contiguous(shape, steps, itemsize):
-        return shape, a_dtype, None, "F"
-    if len(shape) <= 1:
-        return shape, a_dtype, None, "C"
-    strides, step = [0] * len(shape), itemsize
-    for axis in sorted(range(len(shape)), key=steps.__getitem__):
-        strides[axis] = step
-        step *= shape[axis]
-    return shape, a_dtype, tuple(strides), "C"
-
-
 def _driver(client, device):
     """(client of the driver alone, ordinal): where memory of this process is made."""
     local = _default.driver_client(client)
@@ -173,7 +146,7 @@ def device_array_like(
 ) -> Array:
     """device_array() with the shape and type of another array, of any library. It is contiguous,
     with its dimensions in the other's order."""
-    shape, dtype, strides, order = _like(ary)
+    shape, dtype, strides, order = _cai.like(ary)
     return device_array(shape, dtype, strides, order, stream, client=client, device=device)
 
 
@@ -264,7 +237,7 @@ def pinned_array_like(
     ary: Any, *, client: Client | None = None, device: int | str = 0
 ) -> numpy.ndarray[Any, Any]:
     """pinned_array() with the shape and type of another, as device_array_like()."""
-    return pinned_array(*_like(ary), client=client, device=device)
+    return pinned_array(*_cai.like(ary), client=client, device=device)
 
 
 def mapped_array(
@@ -314,7 +287,7 @@ def mapped_array_like(
     device: int | str = 0,
 ) -> numpy.ndarray[Any, Any]:
     """mapped_array() with the shape and type of another, as device_array_like()."""
-    return mapped_array(*_like(ary), stream, portable, wc, client=client, device=device)
+    return mapped_array(*_cai.like(ary), stream, portable, wc, client=client, device=device)
 
 
 def _host_array(shape, dtype, strides, order, flags, client, device):
