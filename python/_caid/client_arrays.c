@@ -179,23 +179,6 @@ py_client_set_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return list;
 }
 
-/* Pins the leases, whose arrays these are. Returns how many: all, or fewer with an exception
- * set. */
-static Py_ssize_t
-pin_all(const struct client_object *self, PyObject *leases, struct caid_array **arrays)
-{
-    Py_ssize_t n = 0;
-
-    for (; n < PyTuple_GET_SIZE(leases); n++) {
-        struct lease_object *lease =
-            py_lease_get_pinned(self->state, PyTuple_GET_ITEM(leases, n));
-        if (!lease)
-            break;
-        arrays[n] = lease->array;
-    }
-    return n;
-}
-
 static PyObject *
 publish_many(struct client_object *self, const char *name, struct many *many, PyObject *leases,
              const struct caid_publish_options *options)
@@ -207,12 +190,11 @@ publish_many(struct client_object *self, const char *name, struct many *many, Py
 
     if (!arrays)
         return PyErr_NoMemory();
-    n = pin_all(self, leases, arrays);
+    n = py_leases_pin(self->state, leases, arrays);
     if ((size_t)n == many->n)
         r = PY_CLIENT_CALL(self, caid_publish_many(c, name, many->names, arrays, many->n,
                                                    options, &generation, &error));
-    while (n > 0)
-        py_lease_unpin((struct lease_object *)PyTuple_GET_ITEM(leases, --n));
+    py_leases_unpin(leases, n);
     PyMem_Free(arrays);
     return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
 }

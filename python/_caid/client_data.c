@@ -101,22 +101,13 @@ static PyObject *
 copy_pinned(struct client_object *self, const struct caid_copy *options, PyObject *leases,
             PyObject *mark, PyObject *lists)
 {
-    Py_ssize_t n = PyTuple_GET_SIZE(leases), n_pinned = 0;
+    Py_ssize_t n_pinned = py_leases_pin(self->state, leases, NULL);
     PyObject *result = NULL;
 
-    for (Py_ssize_t i = 0; i < n; i++)
-        if (!Py_IS_TYPE(PyTuple_GET_ITEM(leases, i), self->state->lease_type)) {
-            PyErr_SetString(PyExc_TypeError, "leases: a tuple of Lease is needed");
-            return NULL;
-        }
-    while (n_pinned < n &&
-           py_lease_pin_checked((struct lease_object *)PyTuple_GET_ITEM(leases, n_pinned)) == 0)
-        n_pinned++;
-    if (n_pinned == n)
+    if (n_pinned == PyTuple_GET_SIZE(leases))
         result = mark == Py_None ? py_none(PY_CLIENT_CALL(self, caid_copy(c, options, &error)))
                                  : copy_marked(self, options, mark, lists);
-    while (n_pinned > 0)
-        py_lease_unpin((struct lease_object *)PyTuple_GET_ITEM(leases, --n_pinned));
+    py_leases_unpin(leases, n_pinned);
     return result;
 }
 

@@ -227,6 +227,29 @@ py_lease_unpin(struct lease_object *self)
     py_client_leave(self->client);
 }
 
+Py_ssize_t
+py_leases_pin(const struct module_state *state, PyObject *leases,
+              struct caid_array **ret_arrays)
+{
+    Py_ssize_t n = 0;
+
+    for (; n < PyTuple_GET_SIZE(leases); n++) {
+        struct lease_object *one = py_lease_get_pinned(state, PyTuple_GET_ITEM(leases, n));
+        if (!one)
+            break;
+        if (ret_arrays)
+            ret_arrays[n] = one->array;
+    }
+    return n;
+}
+
+void
+py_leases_unpin(PyObject *leases, Py_ssize_t n)
+{
+    while (n > 0)
+        py_lease_unpin(lease(PyTuple_GET_ITEM(leases, --n)));
+}
+
 int
 py_lease_use(struct lease_object *self)
 {

@@ -412,6 +412,10 @@ int py_lease_pin_checked(struct lease_object *self);
 void py_lease_unpin(struct lease_object *self);
 /* What is a Lease, pinned; NULL with an exception set. */
 struct lease_object *py_lease_get_pinned(const struct module_state *state, PyObject *op);
+/* The first n of a tuple, and their arrays, where wanted: all, or fewer with an exception set. */
+Py_ssize_t py_leases_pin(const struct module_state *state, PyObject *leases,
+                         struct caid_array **ret_arrays);
+void py_leases_unpin(PyObject *leases, Py_ssize_t n);
 /* One share more for a bracket, whose end waits for what it did. -1 with ClosedError set. */
 int py_lease_use(struct lease_object *self);
 void py_lease_unuse(struct lease_object *self);
