@@ -518,26 +518,11 @@ publish(struct lease_object *self, const char *name, const struct caid_publish_o
     return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
 }
 
-/* Another lease, or None. */
-static int
-lease_get_companion(const struct lease_object *self, PyObject *op, struct lease_object **ret)
-{
-    if (op == Py_None)
-        return 0;
-    if (!PyObject_TypeCheck(op, Py_TYPE(self))) {
-        PyErr_SetString(PyExc_TypeError, "companion: a Lease is needed");
-        return -1;
-    }
-    *ret = lease(op);
-    return lease_check(*ret);
-}
-
 static PyObject *
 lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct lease_object *self = lease(op);
+    struct lease_object *self = lease(op), *companion = NULL;
     struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
-    struct lease_object *companion = NULL;
     PyObject *with, *ret;
     const char *name;
     bool is_new;
@@ -545,16 +530,18 @@ lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     if (lease_check(self) < 0 ||
         PY_ARGS(self->client->state, "publish", PY_NAME(name),
                 PY_TEXT(options.metadata, INVALID), PY_ARG(options.stream), PY_ARG(is_new),
-                PY_ARG(with), PY_ARG(options.ttl_ns)) < 0 ||
-        lease_get_companion(self, with, &companion) < 0)
+                PY_ARG(with), PY_ARG(options.ttl_ns)) < 0)
         return NULL;
     options.flags = is_new ? CAID_PUBLISH_NEW : 0;
-    if (!companion)
-        return publish(self, name, &options);
-    options.companion = companion->array;
-    py_lease_pin(companion);
+    if (with != Py_None) {
+        companion = py_lease_get_pinned(self->client->state, with);
+        if (!companion)
+            return NULL;
+        options.companion = companion->array;
+    }
     ret = publish(self, name, &options);
-    py_lease_unpin(companion);
+    if (companion)
+        py_lease_unpin(companion);
     return ret;
 }
 

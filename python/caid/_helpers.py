@@ -172,10 +172,8 @@ def to_device(
         Without it nothing is copied: the new array's contents are undefined, `to` is as it was.
     to : Array or object with ``__cuda_array_interface__``, optional
         Where to copy; it has the shape and type of `obj`.
-    client : Client, optional
-        :func:`caid.default_client` without it, or this process's driver where no daemon is wanted.
-    device : int or str
-        Index or UUID.
+    client, device
+        As in device_array().
 
     Returns
     -------
@@ -386,10 +384,8 @@ def mapped(
         With any strides.
     stream : int or stream object
         On which the device arrays are used.
-    client : Client, optional
-        :func:`caid.default_client` without it, or this process's driver where no daemon is wanted.
-    device : int or str
-        Index or UUID.
+    client, device
+        As in device_array().
 
     Raises
     ------
