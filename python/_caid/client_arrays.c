@@ -120,7 +120,6 @@ many_leases(struct many *many, struct client_object *client)
     return py_take(&list);
 }
 
-/* Of a set where one is given, which is pinned. */
 static PyObject *
 open_many(struct client_object *self, struct many *many, struct lease_object *set,
           const struct caid_open_options *options)
@@ -141,43 +140,28 @@ open_many(struct client_object *self, struct many *many, struct lease_object *se
     return list;
 }
 
+/* Of a set where one is given: then the names are keys. */
 PyObject *
 py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     __attribute__((cleanup(many_deinit))) struct many many = {0};
     struct caid_open_options options = CAID_INIT(struct caid_open_options);
-    PyObject *names;
+    PyObject *set_op, *names, *list;
+    struct lease_object *set = NULL;
 
     if (PY_ARGS(self->state, "open_many", PY_TUPLE(names), PY_MODE(options),
-                PY_POOL(options.pool), PY_ON(options)) < 0 ||
-        many_init(&many, self->state, names) < 0)
-        return NULL;
-    return open_many(self, &many, NULL, &options);
-}
-
-/* ---- sets ---- */
-
-PyObject *
-py_client_set_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
-{
-    struct client_object *self = py_client(op);
-    __attribute__((cleanup(many_deinit))) struct many many = {0};
-    struct caid_open_options options = CAID_INIT(struct caid_open_options);
-    PyObject *lease, *keys, *list;
-    struct lease_object *set;
-
-    if (PY_ARGS(self->state, "set_open", PY_ARG(lease), PY_TUPLE(keys), PY_MODE(options),
-                PY_ON(options)) < 0 ||
-        many_init(&many, self->state, keys) < 0)
-        return NULL;
-    set = py_lease_get_pinned(self->state, lease);
-    if (!set)
+                PY_POOL(options.pool), PY_ON(options), PY_ARG(set_op)) < 0 ||
+        many_init(&many, self->state, names) < 0 ||
+        (set_op != Py_None && !(set = py_lease_get_pinned(self->state, set_op))))
         return NULL;
     list = open_many(self, &many, set, &options);
-    py_lease_unpin(set);
+    if (set)
+        py_lease_unpin(set);
     return list;
 }
+
+/* ---- publish_many ---- */
 
 static PyObject *
 publish_many(struct client_object *self, const char *name, struct many *many, PyObject *leases,

@@ -298,10 +298,9 @@ bool py_client_is_live(const struct client_object *self);
 #define PY_CLIENT_METHODS(FAST, METHOD)                                                       \
     FAST(create, "Creates an array: a Lease.")                                                \
     FAST(open, "Opens an array: a Lease.")                                                    \
-    FAST(open_many, "Opens arrays: a list of Leases.")                                        \
+    FAST(open_many, "Opens arrays, or those of a set: a list of Leases.")                      \
     FAST(take, "Takes what a ticket is for: a Lease.")                                        \
     FAST(publish_many, "Puts arrays of leases under names of a set: its generation.")         \
-    FAST(set_open, "Opens arrays of a set by keys: a list of Leases.")                        \
     FAST(unlink, "Removes a name.")                                                           \
     FAST(rename, "Gives an array another name: its generation.")                              \
     FAST(expire, "Gives a name a time to live: its generation.")                              \
@@ -310,8 +309,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(stream_wrap, "Of another library: a Stream.")                                        \
     FAST(event_new, "Creates a CUDA event: an Event.")                                        \
     FAST(event_open, "Of another process: an Event.")                                         \
-    FAST(timeline_new, "To signal: a Timeline.")                                              \
-    FAST(timeline_open, "To wait for: a Timeline.")                                           \
+    FAST(timeline, "To signal, or to wait for: a Timeline.")                                  \
     FAST(timelines, "Named timelines: a list of tuples.")                                     \
     FAST(begin, "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.") \
     FAST(arena_new, "Makes an allocator: an Arena.")                                          \

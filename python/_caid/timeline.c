@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Timeline: one struct caid_timeline, of this process, which signals (Client._timeline_new()), or
- * of another, which is waited for (Client._timeline_open()). Ended by close() or with the object.
+ * Timeline: one struct caid_timeline, of this process, which signals, or of another, which is
+ * waited for. Made by Client._timeline(), ended by close() or with the object.
  */
 #include "handle.h"
 
@@ -26,30 +26,19 @@ timeline_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
 
 static const struct handle_class timeline_class = {.name = "timeline", .end = timeline_end};
 
-typedef int timeline_make(struct caid_client *client, struct caid_timeline **ret,
-                          const char *name, const char *pool, struct caid_error *error);
-
-static PyObject *
-make(PyObject *op, PyObject *const *args, Py_ssize_t n_args, timeline_make *f)
+PyObject *
+py_client_timeline(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     const char *name, *pool;
+    bool creates;
 
-    if (PY_ARGS(self->state, "timeline", PY_NAME(name), PY_POOL(pool)) < 0)
+    if (PY_ARGS(self->state, "timeline", PY_NAME(name), PY_POOL(pool), PY_ARG(creates)) < 0)
         return NULL;
-    return PY_HANDLE_MAKE(self, timeline, f(c, &timeline(made)->timeline, name, pool, &error));
-}
-
-PyObject *
-py_client_timeline_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
-{
-    return make(op, args, n_args, caid_timeline_create);
-}
-
-PyObject *
-py_client_timeline_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
-{
-    return make(op, args, n_args, caid_timeline_open);
+    return PY_HANDLE_MAKE(self, timeline,
+                          (creates ? caid_timeline_create
+                                   : caid_timeline_open)(c, &timeline(made)->timeline, name,
+                                                         pool, &error));
 }
 
 /* ---- signal and wait ---- */

@@ -533,7 +533,7 @@ class Client(_queries.Queries, Closing):
         """
         if isinstance(names, str):
             raise TypeError("names: a list of str is needed, not one str")
-        leases = self._open_many(tuple(names), mode, pool, self._uuid_of(device))
+        leases = self._open_many(tuple(names), mode, pool, self._uuid_of(device), None)
         return _array.of_leases(leases)
 
     # --- sets -------------------------------------------------------------------------------
@@ -839,11 +839,11 @@ class Client(_queries.Queries, Closing):
         AccessError, NotFoundError, LimitError
             The pool may not be written; may not be seen; the user has as many as there may be.
         """
-        return _timeline.create(self, name, pool)
+        return _timeline.make(self, name, pool, True)
 
     def open_timeline(self, name: str, *, pool: str | None = None) -> Timeline:
         """Opens a timeline by name, to wait for. Raises NotFoundError."""
-        return _timeline.open(self, name, pool)
+        return _timeline.make(self, name, pool, False)
 
     def timelines(self, *, pool: str | None = None, all: bool = False) -> List[TimelineEntry]:
         """Timelines that have a name: list of TimelineEntry. Parameters as for list()."""
