@@ -331,6 +331,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(host_register, "Page-locks memory; its device address, or 0.")                       \
     FAST(host_unregister, "Undoes _host_register().")                                         \
     FAST(mark, "A Mark for work on a stream; keeps whose that is, and what the work uses.")   \
+    FAST(copy, "Copies elements; dst and src are addresses, or buffers on the host.")         \
     METHOD(pointer_resolve, METH_O, "(device pointer, device index or -1).")                  \
     FAST(pointer_attribute, "What the driver knows of a pointer, as a number.")               \
     FAST(stream_synchronize, "Waits for a CUDA stream.")
@@ -341,7 +342,6 @@ bool py_client_is_live(const struct client_object *self);
 #define PY_DECLARE(name, ...) PyObject *py_client_##name(PyObject *op, PyObject *arg);
 
 PY_CLIENT_METHODS(PY_DECLARE_FAST, PY_DECLARE)
-PyObject *py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs);
 
 /* ---- Lease (lease.c) ---- */
 
