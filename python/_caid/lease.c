@@ -171,9 +171,9 @@ py_leases_end(struct client_object *client, bool leave)
 static uintptr_t
 lease_host(const struct lease_object *self)
 {
-    if (self->host_ptr || !self->client || !py_client_reaches_device(self->client))
-        return self->host_ptr;
-    return self->ptr;
+    if (self->info.host_ptr || !self->client || !py_client_reaches_device(self->client))
+        return (uintptr_t)self->info.host_ptr;
+    return self->info.ptr;
 }
 
 /* ---- shares ---- */
@@ -303,38 +303,6 @@ lease_drop_on(struct lease_object *self, uint64_t stream)
 
 /* ---- making one ---- */
 
-/* Bytes from the first element to the end of the last; strides of arrays are not negative. */
-static uint64_t
-info_span(const struct caid_array_info *info)
-{
-    uint64_t span = info->itemsize;
-
-    if (info->nbytes == 0)
-        return 0;
-    for (uint32_t i = 0; i < info->ndim; i++)
-        span += (uint64_t)(info->shape[i] - 1) * (uint64_t)info->strides[i];
-    return span;
-}
-
-static void
-lease_fill(struct lease_object *self, const struct caid_array_info *info)
-{
-    self->span = info_span(info);
-    self->ptr = info->ptr;
-    self->host_ptr = (uintptr_t)info->host_ptr;
-    self->nbytes = info->nbytes;
-    self->itemsize = info->itemsize;
-    self->generation = info->generation;
-    self->block = info->block;
-    self->offset = info->offset;
-    self->device = info->device;
-    self->mapped_ordinal = info->mapped_ordinal;
-    self->mapped_device = info->mapped_device;
-    self->uid = info->uid;
-    self->members = info->members;
-    self->readonly = info->readonly;
-}
-
 PyObject *
 py_lease_new(struct client_object *client, struct caid_array *array)
 {
@@ -349,7 +317,7 @@ py_lease_new(struct client_object *client, struct caid_array *array)
     lease(op)->client = client;
     lease(op)->array = array;
     lease(op)->n_shares = 1;
-    lease_fill(lease(op), caid_array_get_info(array));
+    lease(op)->info = *caid_array_get_info(array);
     LIST_INSERT_HEAD(&client->leases, lease(op), link);
     return op;
 }
@@ -436,26 +404,41 @@ lease_close(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return py_none(lease_drop_on(self, stream));
 }
 
+/* Bytes from the first element to the end of the last; strides of arrays are not negative. */
+static uint64_t
+info_span(const struct caid_array_info *info)
+{
+    uint64_t span = info->itemsize;
+
+    if (info->nbytes == 0)
+        return 0;
+    for (uint32_t i = 0; i < info->ndim; i++)
+        span += (uint64_t)(info->shape[i] - 1) * (uint64_t)info->strides[i];
+    return span;
+}
+
 static PyObject *
 lease_host_view(PyObject *op, PyObject *args)
 {
     struct lease_object *self = lease(op);
     uintptr_t host = lease_host(self);
     unsigned long long offset, nbytes;
+    uint64_t span;
     int readonly;
 
     if (!PyArg_ParseTuple(args, "KKp:host_view", &offset, &nbytes, &readonly) ||
         lease_check(self) < 0)
         return NULL;
-    if (offset > self->span || nbytes > self->span - offset) {
+    span = info_span(caid_array_get_info(self->array));
+    if (offset > span || nbytes > span - offset) {
         PyErr_Format(PyExc_ValueError, "host_view: [%llu, +%llu) leaves the %llu bytes", offset,
-                     nbytes, (unsigned long long)self->span);
+                     nbytes, (unsigned long long)span);
         return NULL;
     }
     if (nbytes > 0 && !host)
         return py_error_raise_code(self->client->state, CAID_ERR_UNSUPPORTED, ENOTSUP,
                                    "the host does not reach this memory");
-    return py_host_view_new(self, host + offset, nbytes, readonly || self->readonly);
+    return py_host_view_new(self, host + offset, nbytes, readonly || self->info.readonly);
 }
 
 /* (handle, offset, size) */
@@ -500,7 +483,7 @@ lease_retell(struct lease_object *self)
         return -1;
     Py_XSETREF(self->told[LEASE_NAME], py_take(&name));
     Py_XSETREF(self->told[LEASE_METADATA], py_take(&metadata));
-    self->generation = info->generation;
+    self->info.generation = info->generation;
     return 0;
 }
 
@@ -603,7 +586,7 @@ lease_get_ptr(PyObject *op, void *Py_UNUSED(closure))
 {
     if (lease_check(lease(op)) < 0)
         return NULL;
-    return PyLong_FromUnsignedLongLong(lease(op)->ptr);
+    return PyLong_FromUnsignedLongLong(lease(op)->info.ptr);
 }
 
 static PyMethodDef lease_methods[] = {
@@ -654,17 +637,17 @@ static PyGetSetDef lease_getset[] = {
 
 static PyMemberDef lease_members[] = {
     {"client", T_OBJECT_EX, AT(client), READONLY, NULL},
-    {"nbytes", T_ULONGLONG, AT(nbytes), READONLY, NULL},
-    {"itemsize", T_ULONGLONG, AT(itemsize), READONLY, NULL},
-    {"generation", T_ULONGLONG, AT(generation), READONLY, NULL},
-    {"block", T_ULONGLONG, AT(block), READONLY, NULL},
-    {"offset", T_ULONGLONG, AT(offset), READONLY, NULL},
-    {"device", T_INT, AT(device), READONLY, NULL},
-    {"mapped_ordinal", T_INT, AT(mapped_ordinal), READONLY, NULL},
-    {"mapped_device", T_INT, AT(mapped_device), READONLY, NULL},
-    {"uid", T_UINT, AT(uid), READONLY, NULL},
-    {"members", T_ULONGLONG, AT(members), READONLY, NULL},
-    {"readonly", T_BOOL, AT(readonly), READONLY, NULL},
+    {"nbytes", T_ULONGLONG, AT(info.nbytes), READONLY, NULL},
+    {"itemsize", T_ULONGLONG, AT(info.itemsize), READONLY, NULL},
+    {"generation", T_ULONGLONG, AT(info.generation), READONLY, NULL},
+    {"block", T_ULONGLONG, AT(info.block), READONLY, NULL},
+    {"offset", T_ULONGLONG, AT(info.offset), READONLY, NULL},
+    {"device", T_INT, AT(info.device), READONLY, NULL},
+    {"mapped_ordinal", T_INT, AT(info.mapped_ordinal), READONLY, NULL},
+    {"mapped_device", T_INT, AT(info.mapped_device), READONLY, NULL},
+    {"uid", T_UINT, AT(info.uid), READONLY, NULL},
+    {"members", T_ULONGLONG, AT(info.members), READONLY, NULL},
+    {"readonly", T_BOOL, AT(info.readonly), READONLY, NULL},
     {"created", T_BOOL, AT(created), READONLY, NULL},
     {"pending", T_OBJECT, AT(pending), READONLY, NULL},
     {0},

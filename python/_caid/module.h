@@ -369,12 +369,8 @@ struct lease_object {
     uint64_t stream;   /* by a close that named this one; 0: none did */
     bool other_closes; /* by a close that named none, or another */
 
-    /* Numbers of caid_array_get_info(), which outlive `array`. */
-    uint64_t ptr, nbytes, itemsize, span, generation, block, offset, members;
-    uintptr_t host_ptr;
-    int32_t device, mapped_ordinal, mapped_device;
-    uint32_t uid;
-    bool readonly;
+    struct caid_array_info
+        info;     /* its numbers, which outlive `array`; not its texts and lists */
     bool created; /* by this client, which has not opened it */
 
     PyObject *pending; /* work on the memory that may not be done: caid/_pending.py; or NULL */
