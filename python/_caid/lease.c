@@ -195,11 +195,12 @@ lease_drop(struct lease_object *self)
 }
 
 int
-py_lease_pin_checked(struct lease_object *self)
+py_lease_pin(struct lease_object *self)
 {
     if (lease_check(self) < 0)
         return -1;
-    py_lease_pin(self);
+    self->n_shares++;
+    self->client->n_calls++;
     return 0;
 }
 
@@ -210,14 +211,7 @@ py_lease_get_pinned(const struct module_state *state, PyObject *op)
         PyErr_SetString(PyExc_TypeError, "a Lease is needed");
         return NULL;
     }
-    return py_lease_pin_checked(lease(op)) < 0 ? NULL : lease(op);
-}
-
-void
-py_lease_pin(struct lease_object *self)
-{
-    self->n_shares++;
-    self->client->n_calls++;
+    return py_lease_pin(lease(op)) < 0 ? NULL : lease(op);
 }
 
 void
@@ -367,7 +361,7 @@ lease_check_now(PyObject *op, PyObject *Py_UNUSED(unused))
 #define LEASE_CALL(self, call)                                     \
     ({                                                             \
         struct caid_error error = {0};                             \
-        int r_ = py_lease_pin_checked(self);                       \
+        int r_ = py_lease_pin(self);                               \
         if (r_ == 0) {                                             \
             WITHOUT_GIL(r_ = (call));                              \
             py_lease_unpin(self);                                  \
@@ -493,7 +487,8 @@ publish(struct lease_object *self, const char *name, const struct caid_publish_o
     uint64_t generation = 0;
     int r;
 
-    py_lease_pin(self);
+    if (py_lease_pin(self) < 0)
+        return NULL;
     r = LEASE_CALL(self, caid_array_publish(self->array, name, options, &generation, &error));
     if (r >= 0)
         r = lease_retell(self);
@@ -534,7 +529,7 @@ lease_open_companion(PyObject *op, PyObject *Py_UNUSED(unused))
     struct lease_object *self = lease(op);
     PyObject *ret;
 
-    if (py_lease_pin_checked(self) < 0)
+    if (py_lease_pin(self) < 0)
         return NULL;
     ret = PY_LEASE_OF(self->client, caid_array_open_companion(self->array, &array, &error));
     py_lease_unpin(self);

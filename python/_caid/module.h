@@ -399,10 +399,9 @@ PyObject *py_lease_new(struct client_object *client, struct caid_array *array);
         }                                                              \
         lease;                                                         \
     })
-/* One share more for a call that is under way: the client is not closed meanwhile. Undo it. */
-void py_lease_pin(struct lease_object *self);
-/* The same for one that may be closed: -1 with ClosedError set. */
-int py_lease_pin_checked(struct lease_object *self);
+/* One share more for a call that is under way: the client is not closed meanwhile. Undo it. -1 with
+ * ClosedError set. */
+int py_lease_pin(struct lease_object *self);
 void py_lease_unpin(struct lease_object *self);
 /* What is a Lease, pinned; NULL with an exception set. */
 struct lease_object *py_lease_get_pinned(const struct module_state *state, PyObject *op);
