@@ -12,12 +12,23 @@
 #include "session/late.h"
 #include "session/text.h"
 
+static const char *
+put_name(char **text, const struct array_spec *spec)
+{
+    const char *name = *text;
+
+    if (spec->set.n > 0)
+        memcpy(*text, spec->set.p, spec->set.n);
+    *text += spec->set.n;
+    return text_put(text, spec->name) ? name : NULL;
+}
+
 struct caid_array *
 array_new(struct caid_client *client, const struct array_spec *spec)
 {
     size_t ndim = spec->ndim;
-    size_t n_text = (size_t)spec->typestr.n + spec->descr.n + spec->name.n + spec->pool.n +
-                    spec->metadata.n + 5;
+    size_t n_text = (size_t)spec->typestr.n + spec->descr.n + spec->set.n + spec->name.n +
+                    spec->pool.n + spec->metadata.n + 5;
     struct caid_array *array = malloc(sizeof(*array) + 2 * ndim * sizeof(int64_t) + n_text);
 
     if (!array)
@@ -34,7 +45,7 @@ array_new(struct caid_client *client, const struct array_spec *spec)
     array->info.strides = strides;
     array->info.typestr = text_put(&text, spec->typestr);
     array->info.descr = text_put(&text, spec->descr);
-    array->info.name = text_put(&text, spec->name);
+    array->info.name = put_name(&text, spec);
     array->info.pool = text_put(&text, spec->pool);
     array->info.metadata = text_put(&text, spec->metadata);
     array->info.mapped_ordinal = array->info.mapped_device = -1;

@@ -59,8 +59,8 @@ struct caid_array {
 
 /* What an array is said to be; array_new() copies it. */
 struct array_spec {
-    struct msg_str typestr, descr, name, pool, metadata;
-    const int64_t *shape, *strides; /* ndim each */
+    struct msg_str typestr, descr, set, name, pool, metadata; /* set: before the name */
+    const int64_t *shape, *strides;                           /* ndim each */
     uint32_t ndim;
     struct caid_array_info info; /* the numbers, and memory, which is static */
 };
@@ -79,6 +79,7 @@ void array_close_now(struct caid_array *array);
 struct array_call {
     struct call call;
     const struct msg_str *names;          /* of those asked for, n_wanted; p NULL: unnamed */
+    struct msg_str set;                   /* what their names begin with besides; or p NULL */
     const struct msg_create_params *made; /* of a create; NULL: an open */
     struct caid_array **arrays;           /* where they go: n_wanted of them */
     size_t n_wanted, n_got;
@@ -87,6 +88,13 @@ struct array_call {
     const char
         *device_uuid; /* UUID of the device that is to reach them; NULL: see gpu_find_place() */
 };
+
+#define ARRAY_CALL(method_, params_) \
+    .call = {.method = (method_),    \
+             .params = (params_),    \
+             .take = array_take,     \
+             .adopt = array_adopt,   \
+             .has_blocks = true}
 
 /* struct call's take, and its adopt: arrays that come late are closed at once, and one that was to
  * be made under a name loses that. */

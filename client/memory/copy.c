@@ -476,57 +476,55 @@ caid_copy(struct caid_client *client, const struct caid_copy *copy, struct caid_
     return r < 0 ? r : copy_run(client, &given, given.itemsize, NULL, error);
 }
 
+/* A copy between an array and memory of the host, in C order. */
 static int
-check_transfer(const struct caid_array *array, const void *host_memory, size_t nbytes,
-               struct caid_error *error)
+transfer(struct caid_array *array, struct caid_copy *copy, uint64_t host_memory, size_t nbytes,
+         struct caid_error *error)
 {
-    int r = CHECK_CLIENT_OF(array, error);
-    if (r < 0)
-        return r;
-    if (nbytes != array->info.nbytes)
+    const struct caid_array_info *info = &array->info;
+
+    if (nbytes != info->nbytes)
         return fail(error, CAID_ERR_INVALID, "the array has %llu bytes, the host memory %zu",
-                    (unsigned long long)array->info.nbytes, nbytes);
+                    (unsigned long long)info->nbytes, nbytes);
     if (nbytes > 0 && !host_memory)
         return fail(error, CAID_ERR_INVALID, "the host memory is NULL");
-    return 0;
+    const char *name = caid_array_get_info(array)->name;
+    if (copy->src_on_host && info->readonly)
+        return fail(error, CAID_ERR_READ_ONLY, "array \"%s\" is open with mode \"r\"",
+                    name ? name : "");
+    copy->shape = info->shape;
+    copy->ndim = info->ndim;
+    return copy_run(array->client, copy, info->itemsize, array, error);
 }
 
 int
 caid_array_copy_to_host(struct caid_array *array, void *dst, size_t nbytes,
                         struct caid_error *error)
 {
-    int r = check_transfer(array, dst, nbytes, error);
+    int r = CHECK_CLIENT_OF(array, error);
     if (r < 0)
         return r;
-    const struct caid_copy copy = {
-        .shape = array->info.shape,
-        .ndim = array->info.ndim,
+    struct caid_copy copy = {
         .dst = (uintptr_t)dst,
         .dst_on_host = true,
         .src = array->info.ptr,
         .src_strides = array->info.strides,
     };
-    return copy_run(array->client, &copy, array->info.itemsize, array, error);
+    return transfer(array, &copy, copy.dst, nbytes, error);
 }
 
 int
 caid_array_copy_from_host(struct caid_array *array, const void *src, size_t nbytes,
                           struct caid_error *error)
 {
-    int r = check_transfer(array, src, nbytes, error);
+    int r = CHECK_CLIENT_OF(array, error);
     if (r < 0)
         return r;
-    const char *name = caid_array_get_info(array)->name;
-    if (array->info.readonly)
-        return fail(error, CAID_ERR_READ_ONLY, "array \"%s\" is open with mode \"r\"",
-                    name ? name : "");
-    const struct caid_copy copy = {
-        .shape = array->info.shape,
-        .ndim = array->info.ndim,
+    struct caid_copy copy = {
         .dst = array->info.ptr,
         .dst_strides = array->info.strides,
         .src = (uintptr_t)src,
         .src_on_host = true,
     };
-    return copy_run(array->client, &copy, array->info.itemsize, array, error);
+    return transfer(array, &copy, copy.src, nbytes, error);
 }

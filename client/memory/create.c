@@ -120,11 +120,7 @@ create(struct caid_client *client, const struct caid_create_options *options,
         return r;
     fill_params(&params, options, uuid);
     struct array_call call = {
-        .call = {.method = MSG_CREATE,
-                 .params = &params,
-                 .take = array_take,
-                 .adopt = array_adopt,
-                 .has_blocks = true},
+        ARRAY_CALL(MSG_CREATE, &params),
         .names = &name,
         .made = &params,
         .arrays = ret,

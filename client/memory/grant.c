@@ -186,6 +186,7 @@ take_array(struct caid_client *client, const struct msg_array *m, struct msg_str
     const struct array_spec spec = {
         .typestr = m->typestr,
         .descr = m->descr,
+        .set = m->name.p ? (struct msg_str){0} : call->set,
         .name = m->name.p ? m->name : call->names[i],
         .pool = pool,
         .metadata = m->metadata,

@@ -12,6 +12,12 @@
 /* Bytes of a name beside its text. */
 #define NAME_OVERHEAD 3
 
+static bool
+is_readonly(const struct caid_open_options *options)
+{
+    return strcmp(options->mode, "r") == 0;
+}
+
 static int
 read_options(struct caid_open_options *ret, const struct caid_open_options *options,
              struct caid_error *error)
@@ -25,7 +31,7 @@ read_options(struct caid_open_options *ret, const struct caid_open_options *opti
         return r;
     if (!ret->mode)
         ret->mode = "r";
-    if (strcmp(ret->mode, "r") != 0 && strcmp(ret->mode, "rw") != 0)
+    if (!is_readonly(ret) && strcmp(ret->mode, "rw") != 0)
         return fail(error, CAID_ERR_INVALID, "open: mode \"%s\" is neither \"r\" nor \"rw\"",
                     ret->mode);
     return 0;
@@ -51,9 +57,9 @@ names_that_fit(const struct caid_client *client, const struct msg_str *names, si
 struct opening {
     struct caid_client *client;
     const struct caid_open_options *options;
-    uint64_t of;                 /* lease on a set, or 0 */
-    const struct msg_str *names; /* or its keys */
-    const struct msg_str *said;  /* what the arrays are called */
+    const struct msg_str *names; /* or keys of: */
+    uint64_t of;                 /* the lease on a set, or 0 */
+    const char *set;             /* its name, or NULL */
 };
 
 /* Opens the first n of them from `from` on, as many as the daemon grants at once. */
@@ -71,15 +77,12 @@ open_some(const struct opening *o, struct caid_array **arrays, size_t from, size
         .of = o->of,
     };
     struct array_call call = {
-        .call = {.method = MSG_OPEN,
-                 .params = &params,
-                 .take = array_take,
-                 .adopt = array_adopt,
-                 .has_blocks = true},
-        .names = o->said + from,
+        ARRAY_CALL(MSG_OPEN, &params),
+        .set = msg_str_opt(o->set),
+        .names = o->names + from,
         .arrays = arrays + from,
         .n_wanted = n_asked,
-        .readonly = strcmp(options->mode, "r") == 0,
+        .readonly = is_readonly(options),
         .device_uuid = options->device_uuid,
     };
     int r = array_call_run(o->client, &call, error);
@@ -132,49 +135,23 @@ caid_array_open(struct caid_client *client, struct caid_array **ret, const char 
     if (r == 0)
         r = names_collect(&text, &name, 1, error);
     if (r == 0)
-        r = open_all(&(struct opening){client, &opts, 0, &text, &text}, &array, 1, error);
+        r = open_all(&(struct opening){client, &opts, &text, 0, NULL}, &array, 1, error);
     if (r == 0)
         *ret = array;
     return r;
 }
 
-/* The names of a set's arrays, in *ret_text; 0 or -ENOMEM. */
 static int
-names_under(struct msg_str *ret, char **ret_text, const char *set, const struct msg_str *keys,
-            size_t n)
-{
-    size_t n_set = strlen(set), bytes = 1;
-    char *text;
-
-    for (size_t i = 0; i < n; i++)
-        bytes += n_set + keys[i].n;
-    text = *ret_text = malloc(bytes);
-    for (size_t i = 0; text && i < n; i++) {
-        ret[i] = (struct msg_str){text, (uint32_t)n_set + keys[i].n};
-        memcpy(text, set, n_set);
-        memcpy(text + n_set, keys[i].p, keys[i].n);
-        text += ret[i].n;
-    }
-    return text ? 0 : -ENOMEM;
-}
-
-/* set: the name of the one whose keys they are; NULL: they are names. */
-static int
-open_named(struct opening *o, const char *set, struct caid_array **ret_arrays,
-           const char *const *names, size_t n, struct caid_error *error)
+open_named(struct opening *o, struct caid_array **ret_arrays, const char *const *names,
+           size_t n, struct caid_error *error)
 {
     _cleanup_free_ struct msg_str *texts = calloc(n, sizeof(*texts));
-    _cleanup_free_ struct msg_str *said = calloc(n, sizeof(*said));
     _cleanup_free_ struct caid_array **arrays = calloc(n, sizeof(*arrays));
-    _cleanup_free_ char *room = NULL;
 
-    if (!texts || !said || !arrays)
+    if (!texts || !arrays)
         return fail_errno(error, ENOMEM, "no memory for %zu arrays", n);
     int r = names_collect(texts, names, n, error);
-    if (r == 0 && set && names_under(said, &room, set, texts, n) < 0)
-        r = fail_errno(error, ENOMEM, "no memory for %zu names", n);
     o->names = texts;
-    o->said = set ? said : texts;
     if (r == 0)
         r = open_all(o, arrays, n, error);
     if (r == 0)
@@ -182,25 +159,39 @@ open_named(struct opening *o, const char *set, struct caid_array **ret_arrays,
     return r;
 }
 
-int
-caid_array_open_many(struct caid_client *client, struct caid_array **ret_arrays,
-                     const char *const *names, size_t n,
-                     const struct caid_open_options *options, struct caid_error *error)
+/* Of a set where one is given: then the names are keys. */
+static int
+open_many(struct caid_client *client, const struct caid_array *set,
+          struct caid_array **ret_arrays, const char *const *names, size_t n,
+          const struct caid_open_options *options, struct caid_error *error)
 {
     struct caid_open_options opts;
 
-    int r = client_check(client, error);
-    if (r == 0)
-        r = read_options(&opts, options, error);
+    int r = read_options(&opts, options, error);
+    if (r == 0 && set && (set->managed || opts.pool || opts.generation))
+        r = fail(error, CAID_ERR_INVALID, "a set says which arrays: no pool, no generation");
     if (r < 0 || n == 0)
         return r;
     if (!ret_arrays || !names)
         return fail(error, CAID_ERR_INVALID, "%s is NULL", names ? "ret_arrays" : "names");
     if (opts.generation != 0 && n > 1)
         return fail(error, CAID_ERR_INVALID, "a generation is of one name, not of %zu", n);
+    struct opening opening = {.client = client, .options = &opts};
+    if (set) {
+        opening.of = set->lease;
+        opening.set = caid_array_get_info(set)->name;
+    }
+    return open_named(&opening, ret_arrays, names, n, error);
+}
 
-    return open_named(&(struct opening){.client = client, .options = &opts}, NULL, ret_arrays,
-                      names, n, error);
+int
+caid_array_open_many(struct caid_client *client, struct caid_array **ret_arrays,
+                     const char *const *names, size_t n,
+                     const struct caid_open_options *options, struct caid_error *error)
+{
+    int r = client_check(client, error);
+
+    return r < 0 ? r : open_many(client, NULL, ret_arrays, names, n, options, error);
 }
 
 int
@@ -208,22 +199,9 @@ caid_set_open_many(struct caid_array *set, struct caid_array **ret_arrays,
                    const char *const *keys, size_t n, const struct caid_open_options *options,
                    struct caid_error *error)
 {
-    struct caid_open_options opts;
-
     int r = CHECK_CLIENT_OF(set, error);
-    if (r == 0)
-        r = read_options(&opts, options, error);
-    if (r == 0 && (set->managed || opts.pool || opts.generation))
-        r = fail(error, CAID_ERR_INVALID, "a set says which arrays: no pool, no generation");
-    if (r < 0 || n == 0)
-        return r;
-    if (!ret_arrays || !keys)
-        return fail(error, CAID_ERR_INVALID, "%s is NULL", keys ? "ret_arrays" : "keys");
-    const char *name = caid_array_get_info(set)->name;
-    return open_named(&(struct opening){.client = set->client,
-                                        .options = &opts,
-                                        .of = set->lease},
-                      name ? name : "", ret_arrays, keys, n, error);
+
+    return r < 0 ? r : open_many(set->client, set, ret_arrays, keys, n, options, error);
 }
 
 /* An array whose name is not known here. */
@@ -235,16 +213,8 @@ open_unnamed(struct caid_client *client, enum msg_method method, const void *par
     const struct msg_str unnamed = {0};
     struct caid_array *array = NULL;
     struct array_call call = {
-        .call = {.method = method,
-                 .params = params,
-                 .take = array_take,
-                 .adopt = array_adopt,
-                 .has_blocks = true},
-        .names = &unnamed,
-        .arrays = &array,
-        .n_wanted = 1,
-        .readonly = readonly,
-        .device_uuid = device_uuid,
+        ARRAY_CALL(method, params), .names = &unnamed,          .arrays = &array, .n_wanted = 1,
+        .readonly = readonly,       .device_uuid = device_uuid,
     };
     int r = array_call_run(client, &call, error);
     if (r == 0)
@@ -286,6 +256,6 @@ caid_array_take(struct caid_client *client, struct caid_array **ret,
     memcpy(words, ticket, sizeof(words));
     struct msg_take_params params = {.ticket = {.v = words, .n = ARRAY_SIZE(words)},
                                      .mode = MSG_STR(opts.mode)};
-    return open_unnamed(client, MSG_TAKE, &params, strcmp(opts.mode, "r") == 0,
-                        opts.device_uuid, ret, error);
+    return open_unnamed(client, MSG_TAKE, &params, is_readonly(&opts), opts.device_uuid, ret,
+                        error);
 }

@@ -9,20 +9,6 @@
 #define LEASE_BYTES 9 /* of a stage request, at most */
 
 static int
-check_arrays(const struct caid_client *client, struct caid_array *const *arrays, size_t n,
-             struct caid_error *error)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (!arrays[i] || arrays[i]->client != client)
-            return fail(error, CAID_ERR_INVALID, "array %zu is none of this client's", i);
-        if (arrays[i]->managed)
-            return fail(error, CAID_ERR_UNSUPPORTED,
-                        "managed memory is of this process alone: it cannot be published");
-    }
-    return 0;
-}
-
-static int
 check_many(struct caid_client *client, const char *name, const char *const *keys,
            struct caid_array *const *arrays, size_t n,
            const struct caid_publish_options *options, struct caid_error *error)
@@ -35,17 +21,24 @@ check_many(struct caid_client *client, const char *name, const char *const *keys
                  n);
     if (r == 0 && options->companion)
         r = fail(error, CAID_ERR_INVALID, "a set is published without a companion");
-    return r < 0 ? r : check_arrays(client, arrays, n, error);
+    return r;
 }
 
 /* What lies in the arrays is whole from here on. */
 static int
-drain_all(struct caid_array *const *arrays, size_t n, uint64_t stream, struct caid_error *error)
+settle_all(const struct caid_client *client, struct caid_array *const *arrays, size_t n,
+           uint64_t stream, struct caid_error *error)
 {
     int r = 0;
 
-    for (size_t i = 0; r == 0 && i < n; i++)
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        if (!arrays[i] || arrays[i]->client != client)
+            return fail(error, CAID_ERR_INVALID, "array %zu is none of this client's", i);
+        if (arrays[i]->managed)
+            return fail(error, CAID_ERR_UNSUPPORTED,
+                        "managed memory is of this process alone: it cannot be published");
         r = drain_writes(arrays[i], stream, error);
+    }
     return r;
 }
 
@@ -100,7 +93,7 @@ caid_publish_many(struct caid_client *client, const char *name, const char *cons
     if (r == 0)
         r = check_many(client, name, keys, arrays, n, &opts, error);
     if (r == 0)
-        r = drain_all(arrays, n, opts.stream, error);
+        r = settle_all(client, arrays, n, opts.stream, error);
     if (r == 0)
         r = make_empty(client, caid_array_get_info(arrays[0])->pool, &set, error);
     if (r < 0)

@@ -61,5 +61,11 @@ struct listing {
 void listing_begin(const struct listing *listing, const char *key);
 /* An element of the list, or a row. Returns 0, as callbacks do. */
 int listing_add(const struct listing *listing, const void *from);
+/* NAME_row(), which is that for a callback that gives struct caid_NAME. */
+#define LISTING_ROW(name)                                                \
+    static int name##_row(const struct caid_##name *from, void *listing) \
+    {                                                                    \
+        return listing_add(listing, from);                               \
+    }
 /* Closes the list, unless the call for it has failed (r < 0). Returns the exit status. */
 int listing_end(const struct listing *listing, int r, const char *what);

@@ -147,11 +147,7 @@ static const struct field user_fields[] = {
     {0},
 };
 
-static int
-user_row(const struct caid_user *u, void *userdata)
-{
-    return listing_add(userdata, u);
-}
+LISTING_ROW(user)
 
 int
 report_users(struct ctl *ctl, const char *key, struct table *ret)

@@ -18,11 +18,7 @@ static const struct field lost_fields[] = {
     {0},
 };
 
-static int
-lost_row(const struct caid_lost_name *lost, void *userdata)
-{
-    return listing_add(userdata, lost);
-}
+LISTING_ROW(lost_name)
 
 static int
 list_lost(struct ctl *ctl, const char *prefix, struct table *ret)
@@ -34,7 +30,7 @@ list_lost(struct ctl *ctl, const char *prefix, struct table *ret)
     options.all = ctl->all;
     options.prefix = prefix;
     listing_begin(&listing, "lost");
-    int r = caid_list_lost(ctl->client, &options, lost_row, &listing, &ctl->error);
+    int r = caid_list_lost(ctl->client, &options, lost_name_row, &listing, &ctl->error);
     return listing_end(&listing, r, "list");
 }
 
@@ -86,11 +82,7 @@ static const struct field timeline_fields[] = {
     {0},
 };
 
-static int
-timeline_row(const struct caid_timeline_entry *e, void *userdata)
-{
-    return listing_add(userdata, e);
-}
+LISTING_ROW(timeline_entry)
 
 int
 verb_timelines(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
@@ -103,7 +95,7 @@ verb_timelines(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     options.all = ctl->all;
     json_object(&ctl->out, NULL);
     listing_begin(&listing, "timelines");
-    int r = caid_timelines(ctl->client, &options, timeline_row, &listing, &ctl->error);
+    int r = caid_timelines(ctl->client, &options, timeline_entry_row, &listing, &ctl->error);
     return report_end(ctl, listing_end(&listing, r, "timelines"), &table);
 }
 

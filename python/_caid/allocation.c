@@ -117,12 +117,6 @@ allocation_get_ptr(PyObject *op, void *Py_UNUSED(closure))
                                "the allocation is closed");
 }
 
-static PyObject *
-allocation_get_closed(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyBool_FromLong(allocation(op)->closed);
-}
-
 /* By Python, which knows what the environment says of the interface. */
 static PyObject *
 allocation_get_interface(PyObject *op, void *closure)
@@ -169,8 +163,6 @@ static PyMethodDef allocation_methods[] = {
 static PyGetSetDef allocation_getset[] = {
     {"ptr", allocation_get_ptr, NULL,
      PyDoc_STR("int: its device address. Raises ClosedError after close()."), NULL},
-    {"closed", allocation_get_closed, NULL, PyDoc_STR("bool: whether it was freed by close()."),
-     NULL},
     {"__cuda_array_interface__", allocation_get_interface, NULL,
      PyDoc_STR("dict: the CUDA Array Interface, of one dimension of bytes (\"|u1\").\n\n"
                "The dict keeps nothing alive: who uses it keeps the allocation."),
@@ -182,6 +174,8 @@ static PyGetSetDef allocation_getset[] = {
 
 static PyMemberDef allocation_members[] = {
     {"nbytes", T_ULONGLONG, AT(nbytes), READONLY, PyDoc_STR("int: bytes, as asked for.")},
+    {"closed", T_BOOL, AT(closed), READONLY,
+     PyDoc_STR("bool: whether it was freed by close().")},
     {"__weaklistoffset__", T_PYSSIZET, AT(weakrefs), READONLY, NULL},
     {0},
 };

@@ -31,31 +31,17 @@ arena_over(struct handle_object *handle, struct caid_client *Py_UNUSED(client))
 
 static const struct handle_class arena_class = {.name = "arena", .end = arena_over};
 
-/* args: device, pool, memory, block_size, count, ratio, age in ns: the last four with 0 for what
- * libcaid has */
-static int
-arena_options(const struct module_state *state, PyObject *const *args,
-              struct caid_arena_options *ret)
-{
-    if (py_device_get(state, args[0], &ret->device) < 0 ||
-        py_text_get(state, args[1], "pool", CAID_ERR_INVALID_NAME, &ret->pool) < 0 ||
-        py_text_get(state, args[2], "memory", CAID_ERR_INVALID, &ret->memory) < 0 ||
-        py_u64_get(state, args[3], "block_size", &ret->block_size) < 0 ||
-        py_u64_get(state, args[4], "max_pending_count", &ret->max_pending_count) < 0 ||
-        py_u64_get(state, args[6], "max_pending_age", &ret->max_pending_age_ns) < 0)
-        return -1;
-    ret->max_pending_ratio = PyFloat_AsDouble(args[5]);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
+/* The last four with 0 for what libcaid has. */
 PyObject *
 py_client_arena_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     struct caid_arena_options options = CAID_INIT(struct caid_arena_options);
 
-    if (py_args_check("arena_new", n_args, 7) < 0 ||
-        arena_options(self->state, args, &options) < 0)
+    if (PY_ARGS(self->state, "arena_new", PY_ARG(options.device), PY_POOL(options.pool),
+                PY_TEXT(options.memory, INVALID), PY_ARG(options.block_size),
+                PY_ARG(options.max_pending_count), PY_ARG(options.max_pending_ratio),
+                PY_ARG(options.max_pending_age_ns)) < 0)
         return NULL;
     return PY_HANDLE_MAKE(self, arena,
                           caid_arena_new(c, &arena(made)->arena, &options, &error));
@@ -250,19 +236,14 @@ ARENA_CALL(trim)
 ARENA_CALL(defer_begin)
 ARENA_CALL(defer_end)
 
-/* args: count, ratio, capacity */
 static PyObject *
 arena_set_limits(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    const struct module_state *state = py_handle_state(op);
     uint64_t count, capacity;
     double ratio;
 
-    if (py_args_check("set_limits", n_args, 3) < 0)
-        return NULL;
-    ratio = PyFloat_AsDouble(args[1]);
-    if (PyErr_Occurred() || py_u64_get(state, args[0], "count", &count) < 0 ||
-        py_u64_get(state, args[2], "capacity", &capacity) < 0)
+    if (PY_ARGS(py_handle_state(op), "set_limits", PY_ARG(count), PY_ARG(ratio),
+                PY_ARG(capacity)) < 0)
         return NULL;
     return py_none(
         PY_HANDLE_CALL(py_handle(op), caid_arena_set_limits(arena(op)->arena, count, ratio,
@@ -271,43 +252,12 @@ arena_set_limits(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 /* ---- publishing ---- */
 
-/* What a call is given: the dims have to be deinited. */
 struct publishing {
     uint64_t ptr, generation;
     const char *name;
-    struct dims shape, strides;
     struct caid_part_options options;
     uint8_t ticket[CAID_TICKET_SIZE]; /* where name is NULL */
 };
-
-static void
-publishing_deinit(struct publishing *self)
-{
-    py_dims_deinit(&self->shape);
-    py_dims_deinit(&self->strides);
-}
-
-/* args: ptr, name, typestr, descr, shape, strides, metadata, stream, keep */
-static int
-publishing_get(const struct module_state *state, PyObject *const *args, struct publishing *ret)
-{
-    struct caid_part_options *options = &ret->options;
-
-    if (py_u64_get(state, args[0], "ptr", &ret->ptr) < 0 ||
-        py_text_get(state, args[1], "name", CAID_ERR_INVALID_NAME, &ret->name) < 0 ||
-        py_text_get(state, args[2], "typestr", CAID_ERR_INVALID, &options->typestr) < 0 ||
-        py_text_get(state, args[3], "descr", CAID_ERR_INVALID, &options->descr) < 0 ||
-        py_dims_get(state, args[4], "shape", &ret->shape) < 0 ||
-        py_strides_get(state, args[5], "strides", &ret->shape, &ret->strides) < 0 ||
-        py_text_get(state, args[6], "metadata", CAID_ERR_INVALID, &options->metadata) < 0 ||
-        py_u64_get(state, args[7], "stream", &options->stream) < 0)
-        return -1;
-    options->shape = ret->shape.v;
-    options->strides = ret->strides.v;
-    options->ndim = ret->shape.n;
-    options->ret_ticket = ret->name ? NULL : ret->ticket;
-    return 0;
-}
 
 static bool
 is_lost(int code)
@@ -360,15 +310,23 @@ publish(struct arena_object *self, struct publishing *what, PyObject *kept)
 static PyObject *
 arena_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    __attribute__((cleanup(publishing_deinit))) struct publishing what = {
-        .options = CAID_INIT(struct caid_part_options)};
+    struct publishing what = {.options = CAID_INIT(struct caid_part_options)};
+    _cleanup_dims_ struct dims shape = {0}, strides = {0};
     struct handle_object *self = py_handle(op);
-    PyObject *result = NULL;
+    PyObject *keep, *result;
 
-    if (py_args_check("publish", n_args, 9) < 0 || !py_handle_enter(self))
+    if (PY_ARGS(py_handle_state(op), "publish", PY_ARG(what.ptr), PY_POOL(what.name),
+                PY_TEXT(what.options.typestr, INVALID), PY_TEXT(what.options.descr, INVALID),
+                PY_ARG(shape), PY_STRIDES(strides, shape),
+                PY_TEXT(what.options.metadata, INVALID), PY_ARG(what.options.stream),
+                PY_ARG(keep)) < 0 ||
+        !py_handle_enter(self))
         return NULL;
-    if (publishing_get(self->client->state, args, &what) == 0)
-        result = publish(arena(op), &what, args[8]);
+    what.options.shape = shape.v;
+    what.options.strides = strides.v;
+    what.options.ndim = shape.n;
+    what.options.ret_ticket = what.name ? NULL : what.ticket;
+    result = publish(arena(op), &what, keep);
     py_handle_leave(self);
     py_keeps_drop(self->client);
     return result;

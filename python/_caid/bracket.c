@@ -161,7 +161,6 @@ bracket_init(struct bracket_object *self, PyObject *reads, PyObject *writes, PyO
     return 0;
 }
 
-/* args: reads, writes, stream, keep, timeout */
 PyObject *
 py_client_begin(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
@@ -169,23 +168,20 @@ py_client_begin(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
     __attribute__((cleanup(arrays_deinit))) struct arrays arrays = {0};
     _cleanup_py_ PyObject *made = NULL;
+    PyObject *reads, *writes, *keep, *timeout;
     struct caid_client *c;
     int r;
 
-    if (py_args_check("begin", n_args, 5) < 0 ||
-        py_u64_get(self->state, args[2], "stream", &options.stream) < 0 ||
-        options_timeout(args[4], &options) < 0)
+    if (PY_ARGS(self->state, "begin", PY_TUPLE(reads), PY_TUPLE(writes), PY_ARG(options.stream),
+                PY_ARG(keep), PY_ARG(timeout)) < 0 ||
+        options_timeout(timeout, &options) < 0)
         return NULL;
-    if (!PyTuple_Check(args[0]) || !PyTuple_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "leases: tuples are needed");
-        return NULL;
-    }
     made = py_handle_new(self->state->bracket_type, self, &bracket_class);
-    if (!made || bracket_init(bracket(made), args[0], args[1], args[3]) < 0 ||
+    if (!made || bracket_init(bracket(made), reads, writes, keep) < 0 ||
         bracket_use(bracket(made), &arrays) < 0)
         return NULL;
-    options.n_reads = (size_t)PyTuple_GET_SIZE(args[0]);
-    options.n_writes = (size_t)PyTuple_GET_SIZE(args[1]);
+    options.n_reads = (size_t)PyTuple_GET_SIZE(reads);
+    options.n_writes = (size_t)PyTuple_GET_SIZE(writes);
     options.reads = arrays.v;
     options.writes = arrays.v + options.n_reads;
     c = py_client_enter(self);

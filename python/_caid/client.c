@@ -444,11 +444,6 @@ static PyMethodDef client_methods[] = {
      PyDoc_STR("_dispatch_parts()\n--\n\ndispatch() for parts that are gone alone.")},
     {"ping", client_ping, METH_NOARGS, PyDoc_STR("ping()\n--\n\nA round trip.")},
     {"_check", client_check, METH_NOARGS, PyDoc_STR("Raises ClosedError or ForkedError.")},
-    {"_copy", PY_FASTCALL(py_client_copy), METH_VARARGS | METH_KEYWORDS,
-     PyDoc_STR("_copy(dst, src, shape, itemsize, *, dst_strides=None, src_strides=None, "
-               "dst_on_host=False, src_on_host=False, device=0, leases=(), "
-               "mark=None, lists=())\n--\n\n"
-               "Copies elements; dst and src are addresses, or buffers on the host.")},
     {0},
 };
 

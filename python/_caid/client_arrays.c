@@ -2,56 +2,7 @@
 /* Client: making, opening and taking arrays, their names, and sets of them. */
 #include "module.h"
 
-/* The Lease of the array that a call of libcaid makes: as PY_CLIENT_CALL(). It is there before a
- * close() of the client that came meanwhile ends all of them. */
-#define LEASE_OF(self, call)                                           \
-    ({                                                                 \
-        struct caid_client *c = py_client_enter(self);                 \
-        struct caid_array *array = NULL;                               \
-        struct caid_error error = {0};                                 \
-        PyObject *lease = NULL;                                        \
-        int r_;                                                        \
-        if (c) {                                                       \
-            WITHOUT_GIL(r_ = (call));                                  \
-            lease = r_ < 0 ? py_error_raise((self)->state, r_, &error) \
-                           : py_lease_new(self, array);                \
-            py_client_leave(self);                                     \
-        }                                                              \
-        lease;                                                         \
-    })
-
 /* ---- create ---- */
-
-/* The texts among the arguments of create(). */
-static int
-create_texts(const struct module_state *state, PyObject *const *args,
-             struct caid_create_options *options)
-{
-    if (py_text_get(state, args[0], "name", CAID_ERR_INVALID_NAME, &options->name) < 0 ||
-        py_text_get(state, args[2], "typestr", CAID_ERR_INVALID, &options->typestr) < 0 ||
-        py_text_get(state, args[3], "descr", CAID_ERR_INVALID, &options->descr) < 0 ||
-        py_text_get(state, args[5], "pool", CAID_ERR_INVALID_NAME, &options->pool) < 0 ||
-        py_text_get(state, args[8], "memory", CAID_ERR_INVALID, &options->memory) < 0 ||
-        py_text_get(state, args[10], "metadata", CAID_ERR_INVALID, &options->metadata) < 0)
-        return -1;
-    return 0;
-}
-
-/* The numbers. */
-static int
-create_numbers(const struct module_state *state, PyObject *const *args,
-               struct caid_create_options *options)
-{
-    uint64_t flags;
-
-    if (py_device_get(state, args[6], &options->device) < 0 ||
-        py_u64_get(state, args[7], "flags", &flags) < 0 ||
-        py_u64_get(state, args[9], "alignment", &options->alignment) < 0 ||
-        py_u64_get(state, args[11], "ttl", &options->ttl_ns) < 0)
-        return -1;
-    options->flags = (uint32_t)flags;
-    return 0;
-}
 
 PyObject *
 py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
@@ -61,65 +12,57 @@ py_client_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     _cleanup_dims_ struct dims shape = {0}, strides = {0};
     PyObject *made;
 
-    if (py_args_check("create", n_args, 12) < 0 ||
-        create_texts(self->state, args, &options) < 0 ||
-        create_numbers(self->state, args, &options) < 0 ||
-        py_dims_get(self->state, args[1], "shape", &shape) < 0 ||
-        py_strides_get(self->state, args[4], "strides", &shape, &strides) < 0)
+    if (PY_ARGS(self->state, "create", PY_POOL(options.name), PY_ARG(shape),
+                PY_TEXT(options.typestr, INVALID), PY_TEXT(options.descr, INVALID),
+                PY_STRIDES(strides, shape), PY_POOL(options.pool), PY_ARG(options.device),
+                PY_ARG(options.flags), PY_TEXT(options.memory, INVALID),
+                PY_ARG(options.alignment), PY_TEXT(options.metadata, INVALID),
+                PY_ARG(options.ttl_ns)) < 0)
         return NULL;
     options.shape = shape.v;
     options.strides = strides.v;
     options.ndim = shape.n;
-    made = LEASE_OF(self, caid_array_create(c, &array, &options, &error));
+    made = PY_LEASE_OF(self, caid_array_create(c, &array, &options, &error));
     if (made)
         ((struct lease_object *)made)->created = true;
     return made;
 }
 
-/* ---- open ---- */
+/* ---- open, take ---- */
 
-static int
-open_options(const struct module_state *state, PyObject *mode, PyObject *pool,
-             PyObject *device_uuid, struct caid_open_options *ret)
-{
-    *ret = (struct caid_open_options)CAID_INIT(struct caid_open_options);
-    if (py_text_get(state, mode, "mode", CAID_ERR_INVALID, &ret->mode) < 0 ||
-        py_text_get(state, pool, "pool", CAID_ERR_INVALID_NAME, &ret->pool) < 0 ||
-        py_text_get(state, device_uuid, "device", CAID_ERR_DEVICE, &ret->device_uuid) < 0)
-        return -1;
-    return 0;
-}
+#define PY_MODE(options) PY_TEXT((options).mode, INVALID)
+#define PY_ON(options)                                                                        \
+    {                                                                                         \
+        .kind = 's', .what = "device", .ret = &(options).device_uuid, .code = CAID_ERR_DEVICE \
+    }
 
 PyObject *
 py_client_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
-    struct caid_open_options options;
+    struct caid_open_options options = CAID_INIT(struct caid_open_options);
     const char *name;
 
-    if (py_args_check("open", n_args, 5) < 0 || py_name_get(self->state, args[0], &name) < 0 ||
-        open_options(self->state, args[1], args[2], args[4], &options) < 0 ||
-        py_u64_get(self->state, args[3], "generation", &options.generation) < 0)
+    if (PY_ARGS(self->state, "open", PY_NAME(name), PY_MODE(options), PY_POOL(options.pool),
+                PY_ARG(options.generation), PY_ON(options)) < 0)
         return NULL;
-    return LEASE_OF(self, caid_array_open(c, &array, name, &options, &error));
+    return PY_LEASE_OF(self, caid_array_open(c, &array, name, &options, &error));
 }
-
-/* ---- take ---- */
 
 PyObject *
 py_client_take(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
-    struct caid_open_options options;
-    const uint8_t *ticket;
+    struct caid_open_options options = CAID_INIT(struct caid_open_options);
+    const uint8_t *bytes;
+    PyObject *ticket;
 
-    if (py_args_check("take", n_args, 3) < 0 ||
-        open_options(self->state, args[1], Py_None, args[2], &options) < 0)
+    if (PY_ARGS(self->state, "take", PY_ARG(ticket), PY_MODE(options), PY_ON(options)) < 0)
         return NULL;
-    if (!PyBytes_Check(args[0]) || PyBytes_GET_SIZE(args[0]) != CAID_TICKET_SIZE)
+    if (!PyBytes_Check(ticket) || PyBytes_GET_SIZE(ticket) != CAID_TICKET_SIZE)
         return PyErr_Format(PyExc_TypeError, "a ticket is %d bytes", CAID_TICKET_SIZE);
-    ticket = (const uint8_t *)PyBytes_AsString(args[0]);
-    return LEASE_OF(self, caid_array_take(c, &array, ticket, &options, &error));
+    bytes = (const uint8_t *)PyBytes_AsString(ticket);
+    return PY_LEASE_OF(self, caid_array_take(c, &array, bytes, &options, &error));
 }
 
 /* ---- open_many ---- */
@@ -151,7 +94,8 @@ many_init(struct many *many, const struct module_state *state, PyObject *names)
         return -1;
     }
     for (size_t i = 0; i < many->n; i++)
-        if (py_name_get(state, PyTuple_GET_ITEM(names, (Py_ssize_t)i), &many->names[i]) < 0)
+        if (py_name_get(state, PyTuple_GET_ITEM(names, (Py_ssize_t)i), "name",
+                        &many->names[i]) < 0)
             return -1;
     return 0;
 }
@@ -176,7 +120,6 @@ many_leases(struct many *many, struct client_object *client)
     return py_take(&list);
 }
 
-/* Of a set where one is given, which is pinned. */
 static PyObject *
 open_many(struct client_object *self, struct many *many, struct lease_object *set,
           const struct caid_open_options *options)
@@ -197,68 +140,28 @@ open_many(struct client_object *self, struct many *many, struct lease_object *se
     return list;
 }
 
-static int
-check_tuple(PyObject *op, const char *what)
-{
-    if (PyTuple_Check(op))
-        return 0;
-    PyErr_Format(PyExc_TypeError, "%s: a tuple is needed", what);
-    return -1;
-}
-
+/* Of a set where one is given: then the names are keys. */
 PyObject *
 py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     __attribute__((cleanup(many_deinit))) struct many many = {0};
-    struct caid_open_options options;
+    struct caid_open_options options = CAID_INIT(struct caid_open_options);
+    PyObject *set_op, *names, *list;
+    struct lease_object *set = NULL;
 
-    if (py_args_check("open_many", n_args, 4) < 0 || check_tuple(args[0], "names") < 0 ||
-        many_init(&many, self->state, args[0]) < 0 ||
-        open_options(self->state, args[1], args[2], args[3], &options) < 0)
-        return NULL;
-    return open_many(self, &many, NULL, &options);
-}
-
-/* ---- sets ---- */
-
-PyObject *
-py_client_set_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
-{
-    struct client_object *self = py_client(op);
-    __attribute__((cleanup(many_deinit))) struct many many = {0};
-    struct caid_open_options options;
-    struct lease_object *set;
-    PyObject *list;
-
-    if (py_args_check("set_open", n_args, 4) < 0 || check_tuple(args[1], "keys") < 0 ||
-        many_init(&many, self->state, args[1]) < 0 ||
-        open_options(self->state, args[2], Py_None, args[3], &options) < 0)
-        return NULL;
-    set = py_lease_get_pinned(self->state, args[0]);
-    if (!set)
+    if (PY_ARGS(self->state, "open_many", PY_TUPLE(names), PY_MODE(options),
+                PY_POOL(options.pool), PY_ON(options), PY_ARG(set_op)) < 0 ||
+        many_init(&many, self->state, names) < 0 ||
+        (set_op != Py_None && !(set = py_lease_get_pinned(self->state, set_op))))
         return NULL;
     list = open_many(self, &many, set, &options);
-    py_lease_unpin(set);
+    if (set)
+        py_lease_unpin(set);
     return list;
 }
 
-/* Pins the leases, whose arrays these are. Returns how many: all, or fewer with an exception
- * set. */
-static Py_ssize_t
-pin_all(const struct client_object *self, PyObject *leases, struct caid_array **arrays)
-{
-    Py_ssize_t n = 0;
-
-    for (; n < PyTuple_GET_SIZE(leases); n++) {
-        struct lease_object *lease =
-            py_lease_get_pinned(self->state, PyTuple_GET_ITEM(leases, n));
-        if (!lease)
-            break;
-        arrays[n] = lease->array;
-    }
-    return n;
-}
+/* ---- publish_many ---- */
 
 static PyObject *
 publish_many(struct client_object *self, const char *name, struct many *many, PyObject *leases,
@@ -271,12 +174,11 @@ publish_many(struct client_object *self, const char *name, struct many *many, Py
 
     if (!arrays)
         return PyErr_NoMemory();
-    n = pin_all(self, leases, arrays);
+    n = py_leases_pin(self->state, leases, arrays);
     if ((size_t)n == many->n)
         r = PY_CLIENT_CALL(self, caid_publish_many(c, name, many->names, arrays, many->n,
                                                    options, &generation, &error));
-    while (n > 0)
-        py_lease_unpin((struct lease_object *)PyTuple_GET_ITEM(leases, --n));
+    py_leases_unpin(leases, n);
     PyMem_Free(arrays);
     return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
 }
@@ -287,19 +189,19 @@ py_client_publish_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct client_object *self = py_client(op);
     __attribute__((cleanup(many_deinit))) struct many many = {0};
     struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
+    PyObject *keys, *leases;
     const char *name;
+    bool is_new;
 
-    if (py_args_check("publish_many", n_args, 6) < 0 ||
-        py_name_get(self->state, args[0], &name) < 0 || check_tuple(args[1], "keys") < 0 ||
-        check_tuple(args[2], "leases") < 0 || many_init(&many, self->state, args[1]) < 0 ||
-        py_text_get(self->state, args[3], "metadata", CAID_ERR_INVALID, &options.metadata) <
-            0 ||
-        py_u64_get(self->state, args[4], "stream", &options.stream) < 0)
+    if (PY_ARGS(self->state, "publish_many", PY_NAME(name), PY_TUPLE(keys), PY_TUPLE(leases),
+                PY_TEXT(options.metadata, INVALID), PY_ARG(options.stream),
+                PY_ARG(is_new)) < 0 ||
+        many_init(&many, self->state, keys) < 0)
         return NULL;
-    if ((size_t)PyTuple_GET_SIZE(args[2]) != many.n)
+    if ((size_t)PyTuple_GET_SIZE(leases) != many.n)
         return PyErr_Format(PyExc_TypeError, "leases: one for each key is needed");
-    options.flags = args[5] == Py_True ? CAID_PUBLISH_NEW : 0;
-    return publish_many(self, name, &many, args[2], &options);
+    options.flags = is_new ? CAID_PUBLISH_NEW : 0;
+    return publish_many(self, name, &many, leases, &options);
 }
 
 /* ---- names ---- */
@@ -310,9 +212,7 @@ py_client_unlink(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct client_object *self = py_client(op);
     const char *name, *pool;
 
-    if (py_args_check("unlink", n_args, 2) < 0 ||
-        py_name_get(self->state, args[0], &name) < 0 ||
-        py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
+    if (PY_ARGS(self->state, "unlink", PY_NAME(name), PY_POOL(pool)) < 0)
         return NULL;
     return py_none(PY_CLIENT_CALL(self, caid_unlink(c, name, pool, &error)));
 }
@@ -321,18 +221,13 @@ PyObject *
 py_client_rename(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
-    const char *name, *to, *pool;
+    const char *old, *new, *pool;
     uint64_t generation;
-    int replace;
+    bool replace;
 
-    if (py_args_check("rename", n_args, 4) < 0 ||
-        py_name_get(self->state, args[0], &name) < 0 ||
-        py_name_get(self->state, args[1], &to) < 0 ||
-        py_text_get(self->state, args[2], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
-        return NULL;
-    replace = PyObject_IsTrue(args[3]);
-    if (replace < 0 ||
-        PY_CLIENT_CALL(self, caid_rename(c, name, to, pool, replace, &generation, &error)) < 0)
+    if (PY_ARGS(self->state, "rename", PY_NAME(old), PY_NAME(new), PY_POOL(pool),
+                PY_ARG(replace)) < 0 ||
+        PY_CLIENT_CALL(self, caid_rename(c, old, new, pool, replace, &generation, &error)) < 0)
         return NULL;
     return PyLong_FromUnsignedLongLong(generation);
 }
@@ -342,15 +237,12 @@ py_client_expire(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     const char *name, *pool;
-    uint64_t generation, ttl_ns;
+    uint64_t generation, ttl;
 
-    if (py_args_check("expire", n_args, 4) < 0 ||
-        py_name_get(self->state, args[0], &name) < 0 ||
-        py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0 ||
-        py_u64_get(self->state, args[2], "generation", &generation) < 0 ||
-        py_u64_get(self->state, args[3], "ttl", &ttl_ns) < 0 ||
-        PY_CLIENT_CALL(self,
-                       caid_expire(c, name, pool, generation, ttl_ns, &generation, &error)) < 0)
+    if (PY_ARGS(self->state, "expire", PY_NAME(name), PY_POOL(pool), PY_ARG(generation),
+                PY_ARG(ttl)) < 0 ||
+        PY_CLIENT_CALL(self, caid_expire(c, name, pool, generation, ttl, &generation, &error)) <
+            0)
         return NULL;
     return PyLong_FromUnsignedLongLong(generation);
 }

@@ -10,7 +10,7 @@
 struct side {
     Py_buffer buffer; /* obj is NULL: an address was given */
     uint64_t address;
-    int on_host;
+    bool on_host;
 };
 
 static void
@@ -35,7 +35,7 @@ side_init(struct side *side, PyObject *op, int flags, Py_ssize_t nbytes)
         return -1;
     }
     side->address = (uint64_t)(uintptr_t)side->buffer.buf;
-    side->on_host = 1;
+    side->on_host = true;
     return 0;
 }
 
@@ -101,22 +101,13 @@ static PyObject *
 copy_pinned(struct client_object *self, const struct caid_copy *options, PyObject *leases,
             PyObject *mark, PyObject *lists)
 {
-    Py_ssize_t n = PyTuple_GET_SIZE(leases), n_pinned = 0;
+    Py_ssize_t n_pinned = py_leases_pin(self->state, leases, NULL);
     PyObject *result = NULL;
 
-    for (Py_ssize_t i = 0; i < n; i++)
-        if (!Py_IS_TYPE(PyTuple_GET_ITEM(leases, i), self->state->lease_type)) {
-            PyErr_SetString(PyExc_TypeError, "leases: a tuple of Lease is needed");
-            return NULL;
-        }
-    while (n_pinned < n &&
-           py_lease_pin_checked((struct lease_object *)PyTuple_GET_ITEM(leases, n_pinned)) == 0)
-        n_pinned++;
-    if (n_pinned == n)
+    if (n_pinned == PyTuple_GET_SIZE(leases))
         result = mark == Py_None ? py_none(PY_CLIENT_CALL(self, caid_copy(c, options, &error)))
                                  : copy_marked(self, options, mark, lists);
-    while (n_pinned > 0)
-        py_lease_unpin((struct lease_object *)PyTuple_GET_ITEM(leases, --n_pinned));
+    py_leases_unpin(leases, n_pinned);
     return result;
 }
 
@@ -130,37 +121,25 @@ mark_check(const struct client_object *self, PyObject *mark)
 }
 
 PyObject *
-py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
+py_client_copy(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    static char *keywords[] = {"dst",         "src",         "shape",       "itemsize",
-                               "dst_strides", "src_strides", "dst_on_host", "src_on_host",
-                               "device",      "leases",      "mark",        "lists",
-                               NULL};
     struct client_object *self = py_client(op);
-    PyObject *dst_op, *src_op, *shape_op, *dst_strides_op = Py_None, *src_strides_op = Py_None;
-    _cleanup_py_ PyObject *none = PyTuple_New(0);
-    PyObject *leases = none, *mark = Py_None, *lists = none;
     __attribute__((cleanup(side_deinit))) struct side dst = {0}, src = {0};
     _cleanup_dims_ struct dims shape = {0}, dst_strides = {0}, src_strides = {0};
     struct caid_copy options = CAID_INIT(struct caid_copy);
-    unsigned int itemsize;
-    int device = 0;
+    PyObject *dst_op, *src_op, *leases, *mark, *lists;
     Py_ssize_t nbytes;
 
-    if (!none ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!I|$OOppiO!OO!:copy", keywords, &dst_op,
-                                     &src_op, &PyTuple_Type, &shape_op, &itemsize,
-                                     &dst_strides_op, &src_strides_op, &dst.on_host,
-                                     &src.on_host, &device, &PyTuple_Type, &leases, &mark,
-                                     &PyTuple_Type, &lists) ||
-        mark_check(self, mark) < 0 || py_dims_get(self->state, shape_op, "shape", &shape) < 0 ||
-        py_strides_get(self->state, dst_strides_op, "dst_strides", &shape, &dst_strides) < 0 ||
-        py_strides_get(self->state, src_strides_op, "src_strides", &shape, &src_strides) < 0)
+    if (PY_ARGS(self->state, "copy", PY_ARG(dst_op), PY_ARG(src_op), PY_ARG(shape),
+                PY_ARG(options.itemsize), PY_STRIDES(dst_strides, shape),
+                PY_STRIDES(src_strides, shape), PY_ARG(dst.on_host), PY_ARG(src.on_host),
+                PY_ARG(options.device), PY_TUPLE(leases), PY_ARG(mark), PY_TUPLE(lists)) < 0 ||
+        mark_check(self, mark) < 0)
         return NULL;
-    nbytes = copy_nbytes(&shape, itemsize);
+    nbytes = copy_nbytes(&shape, options.itemsize);
     if (side_init(&dst, dst_op, PyBUF_WRITABLE, nbytes) < 0 ||
-        side_init(&src, src_op, PyBUF_SIMPLE, is_repeated(&src_strides) ? itemsize : nbytes) <
-            0)
+        side_init(&src, src_op, PyBUF_SIMPLE,
+                  is_repeated(&src_strides) ? options.itemsize : nbytes) < 0)
         return NULL;
 
     options.dst = dst.address;
@@ -171,8 +150,6 @@ py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs)
     options.src_strides = src_strides.v;
     options.shape = shape.v;
     options.ndim = shape.n;
-    options.itemsize = itemsize;
-    options.device = device;
     if (mark != Py_None)
         options.stream = py_mark_stream(mark);
     return copy_pinned(self, &options, leases, mark, lists);
@@ -197,13 +174,11 @@ PyObject *
 py_client_pointer_attribute(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
-    uint64_t ptr, attribute, value;
+    uint64_t ptr, value;
+    uint32_t attribute;
 
-    if (py_args_check("pointer_attribute", n_args, 2) < 0 ||
-        py_u64_get(self->state, args[0], "ptr", &ptr) < 0 ||
-        py_u64_get(self->state, args[1], "attribute", &attribute) < 0 ||
-        PY_CLIENT_CALL(self,
-                       cuda_pointer_attribute(c, ptr, (uint32_t)attribute, &value, &error)) < 0)
+    if (PY_ARGS(self->state, "pointer_attribute", PY_ARG(ptr), PY_ARG(attribute)) < 0 ||
+        PY_CLIENT_CALL(self, cuda_pointer_attribute(c, ptr, attribute, &value, &error)) < 0)
         return NULL;
     return PyLong_FromUnsignedLongLong(value);
 }
@@ -215,10 +190,7 @@ py_client_stream_synchronize(PyObject *op, PyObject *const *args, Py_ssize_t n_a
     uint64_t stream;
     int32_t device;
 
-    if (py_args_check("stream_synchronize", n_args, 2) < 0)
-        return NULL;
-    stream = PyLong_AsUnsignedLongLong(args[0]);
-    if (PyErr_Occurred() || py_device_get(self->state, args[1], &device) < 0)
+    if (PY_ARGS(self->state, "stream_synchronize", PY_ARG(stream), PY_ARG(device)) < 0)
         return NULL;
     return py_none(PY_CLIENT_CALL(self, caid_stream_synchronize(c, stream, device, &error)));
 }

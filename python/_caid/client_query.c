@@ -52,6 +52,19 @@ collect(struct collector *c, const void *record)
         r_ == 0 ? py_take(&list) : NULL;                                  \
     })
 
+/* A method that lists records by caid_list_options; then its arguments. */
+#define LIST_METHOD(method, record, call, ...)                                           \
+    PyObject *py_client_##method(PyObject *op, PyObject *const *args, Py_ssize_t n_args) \
+    {                                                                                    \
+        struct client_object *self = py_client(op);                                      \
+        struct caid_list_options options = CAID_INIT(struct caid_list_options);          \
+                                                                                         \
+        if (PY_ARGS(self->state, #method, __VA_ARGS__) < 0)                              \
+            return NULL;                                                                 \
+        return LIST_OF(self, record##_fields,                                            \
+                       call(c, &options, collect_##record, &collector, &error));         \
+    }
+
 /* ---- names ---- */
 
 static PyObject *
@@ -76,60 +89,20 @@ static const struct py_field entry_fields[] = {
 
 COLLECT(entry);
 
-static int
-list_options(const struct module_state *state, PyObject *pool, PyObject *all,
-             struct caid_list_options *ret)
-{
-    int truth = PyObject_IsTrue(all);
-
-    if (truth < 0)
-        return -1;
-    ret->all = truth;
-    return py_text_get(state, pool, "pool", CAID_ERR_INVALID_NAME, &ret->pool);
-}
-
-static int
-list_args(const struct client_object *self, const char *method, PyObject *const *args,
-          Py_ssize_t n_args, struct caid_list_options *ret)
-{
-    if (py_args_check(method, n_args, 3) < 0 ||
-        list_options(self->state, args[0], args[2], ret) < 0)
-        return -1;
-    return py_text_get(self->state, args[1], "prefix", CAID_ERR_INVALID_NAME, &ret->prefix);
-}
-
-PyObject *
-py_client_list(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
-{
-    struct client_object *self = py_client(op);
-    struct caid_list_options options = CAID_INIT(struct caid_list_options);
-
-    if (list_args(self, "list", args, n_args, &options) < 0)
-        return NULL;
-    return LIST_OF(self, entry_fields,
-                   caid_list(c, &options, collect_entry, &collector, &error));
-}
+LIST_METHOD(list, entry, caid_list, PY_POOL(options.pool), PY_POOL(options.prefix),
+            PY_ARG(options.all))
 
 #define F(field) PY_FIELD(struct caid_lost_name, field)
 
-static const struct py_field lost_fields[] = {F(pool), F(name), F(generation),
-                                              F(uid),  F(why),  {0}};
+static const struct py_field lost_name_fields[] = {F(pool), F(name), F(generation),
+                                                   F(uid),  F(why),  {0}};
 
 #undef F
 
 COLLECT(lost_name);
 
-PyObject *
-py_client_lost(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
-{
-    struct client_object *self = py_client(op);
-    struct caid_list_options options = CAID_INIT(struct caid_list_options);
-
-    if (list_args(self, "lost", args, n_args, &options) < 0)
-        return NULL;
-    return LIST_OF(self, lost_fields,
-                   caid_list_lost(c, &options, collect_lost_name, &collector, &error));
-}
+LIST_METHOD(lost, lost_name, caid_list_lost, PY_POOL(options.pool), PY_POOL(options.prefix),
+            PY_ARG(options.all))
 
 PyObject *
 py_client_set_list(PyObject *op, PyObject *arg)
@@ -215,31 +188,19 @@ py_client_show(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct client_object *self = py_client(op);
     const char *name, *pool;
 
-    if (py_args_check("show", n_args, 2) < 0 || py_name_get(self->state, args[0], &name) < 0 ||
-        py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
+    if (PY_ARGS(self->state, "show", PY_NAME(name), PY_POOL(pool)) < 0)
         return NULL;
     return LIST_OF(self, details_fields,
                    caid_show(c, name, pool, collect_details, &collector, &error));
 }
 
-PyObject *
-py_client_unnamed(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
-{
-    struct client_object *self = py_client(op);
-    struct caid_list_options options = CAID_INIT(struct caid_list_options);
-
-    if (py_args_check("unnamed", n_args, 2) < 0 ||
-        list_options(self->state, args[0], args[1], &options) < 0)
-        return NULL;
-    return LIST_OF(self, details_fields,
-                   caid_unnamed(c, &options, collect_details, &collector, &error));
-}
+LIST_METHOD(unnamed, details, caid_unnamed, PY_POOL(options.pool), PY_ARG(options.all))
 
 /* ---- timelines ---- */
 
 #define F(field) PY_FIELD(struct caid_timeline_entry, field)
 
-static const struct py_field timeline_fields[] = {
+static const struct py_field timeline_entry_fields[] = {
     F(pool), F(name), F(client), F(pid), F(uid), F(value), F(submitted), F(holders), {0},
 };
 
@@ -247,18 +208,8 @@ static const struct py_field timeline_fields[] = {
 
 COLLECT(timeline_entry);
 
-PyObject *
-py_client_timelines(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
-{
-    struct client_object *self = py_client(op);
-    struct caid_list_options options = CAID_INIT(struct caid_list_options);
-
-    if (py_args_check("timelines", n_args, 2) < 0 ||
-        list_options(self->state, args[0], args[1], &options) < 0)
-        return NULL;
-    return LIST_OF(self, timeline_fields,
-                   caid_timelines(c, &options, collect_timeline_entry, &collector, &error));
-}
+LIST_METHOD(timelines, timeline_entry, caid_timelines, PY_POOL(options.pool),
+            PY_ARG(options.all))
 
 /* ---- pools and users ---- */
 

@@ -5,16 +5,6 @@
 #include <errno.h>
 
 int
-py_args_check(const char *function, Py_ssize_t n_args, Py_ssize_t n)
-{
-    if (n_args == n)
-        return 0;
-    PyErr_Format(PyExc_TypeError, "%s() takes %zd positional arguments, not %zd", function, n,
-                 n_args);
-    return -1;
-}
-
-int
 py_text_get(const struct module_state *state, PyObject *op, const char *what,
             enum caid_code code, const char **ret)
 {
@@ -93,16 +83,6 @@ py_u64_get(const struct module_state *state, PyObject *op, const char *what, uin
     }
     *ret = v;
     return 0;
-}
-
-int
-py_name_get(const struct module_state *state, PyObject *op, const char **ret)
-{
-    if (op == Py_None) {
-        PyErr_SetString(PyExc_TypeError, "name: a str is needed, not None");
-        return -1;
-    }
-    return py_text_get(state, op, "name", CAID_ERR_INVALID_NAME, ret);
 }
 
 PyObject *
@@ -241,4 +221,74 @@ py_dims_tuple(const int64_t *v, uint32_t n)
         PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, item);
     }
     return py_take(&tuple);
+}
+
+/* ---- arguments ---- */
+
+static int
+truth_get(PyObject *op, bool *ret)
+{
+    int truth = PyObject_IsTrue(op);
+
+    *ret = truth > 0;
+    return truth;
+}
+
+static int
+object_get(PyObject *op, const struct py_arg *arg, const char *what)
+{
+    if (arg->kind == 'T' && !PyTuple_Check(op)) {
+        PyErr_Format(PyExc_TypeError, "%s: a tuple is needed", what);
+        return -1;
+    }
+    *(PyObject **)arg->ret = op;
+    return 0;
+}
+
+int
+py_name_get(const struct module_state *state, PyObject *op, const char *what, const char **ret)
+{
+    if (op != Py_None)
+        return py_text_get(state, op, what, CAID_ERR_INVALID_NAME, ret);
+    PyErr_Format(PyExc_TypeError, "%s: a str is needed, not None", what);
+    return -1;
+}
+
+static int
+arg_get(const struct module_state *state, PyObject *op, const struct py_arg *arg)
+{
+    const char *dot = strrchr(arg->what, '.'), *what = dot ? dot + 1 : arg->what;
+    uint64_t number = 0;
+    int r = 0;
+
+    switch (arg->kind) {
+    case 'n': return py_name_get(state, op, what, arg->ret);
+    case 's': return py_text_get(state, op, what, arg->code, arg->ret);
+    case 'K': return py_u64_get(state, op, what, arg->ret);
+    case 'I':
+        r = py_u64_get(state, op, what, &number);
+        *(uint32_t *)arg->ret = (uint32_t)number;
+        return r;
+    case 'i': return py_device_get(state, op, arg->ret);
+    case 'd': *(double *)arg->ret = PyFloat_AsDouble(op); return PyErr_Occurred() ? -1 : 0;
+    case '?': return truth_get(op, arg->ret);
+    case 'D': return py_dims_get(state, op, what, arg->ret);
+    case 'S': return py_strides_get(state, op, what, arg->shape, arg->ret);
+    default: return object_get(op, arg, what);
+    }
+}
+
+int
+py_args_get(const struct module_state *state, PyObject *const *args, Py_ssize_t n_args,
+            const char *method, const struct py_arg *each, size_t n)
+{
+    if ((size_t)n_args != n) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %zu positional arguments, not %zd", method, n,
+                     n_args);
+        return -1;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (arg_get(state, args[i], &each[i]) < 0)
+            return -1;
+    return 0;
 }

@@ -110,7 +110,7 @@ export_hold(struct exported *self, const struct module_state *state, PyObject *o
 
     self->owner_is_lease = Py_IS_TYPE(owner, state->lease_type);
     if (self->owner_is_lease) {
-        if (py_lease_pin_checked(lease) < 0)
+        if (py_lease_pin(lease) < 0)
             return -1;
         py_lease_view_begin(lease);
         py_lease_unpin(lease);

@@ -42,15 +42,13 @@ py_client_event_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     int32_t device;
-    uint64_t flags;
+    uint32_t flags;
 
-    if (py_args_check("event_new", n_args, 2) < 0 ||
-        py_device_get(self->state, args[0], &device) < 0 ||
-        py_u64_get(self->state, args[1], "flags", &flags) < 0)
+    if (PY_ARGS(self->state, "event_new", PY_ARG(device), PY_ARG(flags)) < 0)
         return NULL;
     return event_of(PY_HANDLE_MAKE(self, event,
-                                   cuda_event_new(c, &event(made)->event, device,
-                                                  (uint32_t)flags, &error)),
+                                   cuda_event_new(c, &event(made)->event, device, flags,
+                                                  &error)),
                     device);
 }
 
@@ -70,13 +68,12 @@ PyObject *
 py_client_event_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
-    PyObject *made = NULL;
+    PyObject *ipc_handle, *made = NULL;
     Py_buffer handle;
     int32_t device;
 
-    if (py_args_check("event_open", n_args, 2) < 0 ||
-        py_device_get(self->state, args[0], &device) < 0 ||
-        PyObject_GetBuffer(args[1], &handle, PyBUF_SIMPLE) < 0)
+    if (PY_ARGS(self->state, "event_open", PY_ARG(device), PY_ARG(ipc_handle)) < 0 ||
+        PyObject_GetBuffer(ipc_handle, &handle, PyBUF_SIMPLE) < 0)
         return NULL;
     made = event_open(self, device, &handle);
     PyBuffer_Release(&handle);

@@ -47,17 +47,15 @@ PyObject *
 py_client_host_alloc(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
-    uint64_t nbytes, flags;
+    uint64_t nbytes;
+    uint32_t flags;
     int32_t device;
 
-    if (py_args_check("host_alloc", n_args, 3) < 0 ||
-        py_device_get(self->state, args[0], &device) < 0 ||
-        py_u64_get(self->state, args[1], "nbytes", &nbytes) < 0 ||
-        py_u64_get(self->state, args[2], "flags", &flags) < 0)
+    if (PY_ARGS(self->state, "host_alloc", PY_ARG(device), PY_ARG(nbytes), PY_ARG(flags)) < 0)
         return NULL;
     if (nbytes > PY_SSIZE_T_MAX)
         return PyErr_NoMemory();
-    return host_memory_new(self, device, (Py_ssize_t)nbytes, (uint32_t)flags);
+    return host_memory_new(self, device, (Py_ssize_t)nbytes, flags);
 }
 
 /* ---- its end ---- */
@@ -123,16 +121,14 @@ PyObject *
 py_client_host_register(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
-    uint64_t ptr, nbytes, flags, device_ptr = 0;
+    uint64_t ptr, nbytes, device_ptr = 0;
+    uint32_t flags;
     int32_t device;
 
-    if (py_args_check("host_register", n_args, 4) < 0 ||
-        py_device_get(self->state, args[0], &device) < 0 ||
-        py_u64_get(self->state, args[1], "ptr", &ptr) < 0 ||
-        py_u64_get(self->state, args[2], "nbytes", &nbytes) < 0 ||
-        py_u64_get(self->state, args[3], "flags", &flags) < 0 ||
+    if (PY_ARGS(self->state, "host_register", PY_ARG(device), PY_ARG(ptr), PY_ARG(nbytes),
+                PY_ARG(flags)) < 0 ||
         PY_CLIENT_CALL(self, cuda_host_register(c, device, (void *)(uintptr_t)ptr, nbytes,
-                                                (uint32_t)flags, &device_ptr, &error)) < 0)
+                                                flags, &device_ptr, &error)) < 0)
         return NULL;
     return PyLong_FromUnsignedLongLong(device_ptr);
 }
@@ -144,9 +140,7 @@ py_client_host_unregister(PyObject *op, PyObject *const *args, Py_ssize_t n_args
     int32_t device;
     uint64_t ptr;
 
-    if (py_args_check("host_unregister", n_args, 2) < 0 ||
-        py_device_get(self->state, args[0], &device) < 0 ||
-        py_u64_get(self->state, args[1], "ptr", &ptr) < 0)
+    if (PY_ARGS(self->state, "host_unregister", PY_ARG(device), PY_ARG(ptr)) < 0)
         return NULL;
     return py_none(
         PY_CLIENT_CALL(self, cuda_host_unregister(c, device, (void *)(uintptr_t)ptr, &error)));

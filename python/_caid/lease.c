@@ -171,9 +171,9 @@ py_leases_end(struct client_object *client, bool leave)
 static uintptr_t
 lease_host(const struct lease_object *self)
 {
-    if (self->host_ptr || !self->client || !py_client_reaches_device(self->client))
-        return self->host_ptr;
-    return self->ptr;
+    if (self->info.host_ptr || !self->client || !py_client_reaches_device(self->client))
+        return (uintptr_t)self->info.host_ptr;
+    return self->info.ptr;
 }
 
 /* ---- shares ---- */
@@ -195,11 +195,12 @@ lease_drop(struct lease_object *self)
 }
 
 int
-py_lease_pin_checked(struct lease_object *self)
+py_lease_pin(struct lease_object *self)
 {
     if (lease_check(self) < 0)
         return -1;
-    py_lease_pin(self);
+    self->n_shares++;
+    self->client->n_calls++;
     return 0;
 }
 
@@ -210,14 +211,7 @@ py_lease_get_pinned(const struct module_state *state, PyObject *op)
         PyErr_SetString(PyExc_TypeError, "a Lease is needed");
         return NULL;
     }
-    return py_lease_pin_checked(lease(op)) < 0 ? NULL : lease(op);
-}
-
-void
-py_lease_pin(struct lease_object *self)
-{
-    self->n_shares++;
-    self->client->n_calls++;
+    return py_lease_pin(lease(op)) < 0 ? NULL : lease(op);
 }
 
 void
@@ -225,6 +219,29 @@ py_lease_unpin(struct lease_object *self)
 {
     lease_give_up(self); /* the call has waited for all that it did: no stream is left */
     py_client_leave(self->client);
+}
+
+Py_ssize_t
+py_leases_pin(const struct module_state *state, PyObject *leases,
+              struct caid_array **ret_arrays)
+{
+    Py_ssize_t n = 0;
+
+    for (; n < PyTuple_GET_SIZE(leases); n++) {
+        struct lease_object *one = py_lease_get_pinned(state, PyTuple_GET_ITEM(leases, n));
+        if (!one)
+            break;
+        if (ret_arrays)
+            ret_arrays[n] = one->array;
+    }
+    return n;
+}
+
+void
+py_leases_unpin(PyObject *leases, Py_ssize_t n)
+{
+    while (n > 0)
+        py_lease_unpin(lease(PyTuple_GET_ITEM(leases, --n)));
 }
 
 int
@@ -280,38 +297,6 @@ lease_drop_on(struct lease_object *self, uint64_t stream)
 
 /* ---- making one ---- */
 
-/* Bytes from the first element to the end of the last; strides of arrays are not negative. */
-static uint64_t
-info_span(const struct caid_array_info *info)
-{
-    uint64_t span = info->itemsize;
-
-    if (info->nbytes == 0)
-        return 0;
-    for (uint32_t i = 0; i < info->ndim; i++)
-        span += (uint64_t)(info->shape[i] - 1) * (uint64_t)info->strides[i];
-    return span;
-}
-
-static void
-lease_fill(struct lease_object *self, const struct caid_array_info *info)
-{
-    self->span = info_span(info);
-    self->ptr = info->ptr;
-    self->host_ptr = (uintptr_t)info->host_ptr;
-    self->nbytes = info->nbytes;
-    self->itemsize = info->itemsize;
-    self->generation = info->generation;
-    self->block = info->block;
-    self->offset = info->offset;
-    self->device = info->device;
-    self->mapped_ordinal = info->mapped_ordinal;
-    self->mapped_device = info->mapped_device;
-    self->uid = info->uid;
-    self->members = info->members;
-    self->readonly = info->readonly;
-}
-
 PyObject *
 py_lease_new(struct client_object *client, struct caid_array *array)
 {
@@ -326,7 +311,7 @@ py_lease_new(struct client_object *client, struct caid_array *array)
     lease(op)->client = client;
     lease(op)->array = array;
     lease(op)->n_shares = 1;
-    lease_fill(lease(op), caid_array_get_info(array));
+    lease(op)->info = *caid_array_get_info(array);
     LIST_INSERT_HEAD(&client->leases, lease(op), link);
     return op;
 }
@@ -376,7 +361,7 @@ lease_check_now(PyObject *op, PyObject *Py_UNUSED(unused))
 #define LEASE_CALL(self, call)                                     \
     ({                                                             \
         struct caid_error error = {0};                             \
-        int r_ = py_lease_pin_checked(self);                       \
+        int r_ = py_lease_pin(self);                               \
         if (r_ == 0) {                                             \
             WITHOUT_GIL(r_ = (call));                              \
             py_lease_unpin(self);                                  \
@@ -406,14 +391,24 @@ lease_close(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         lease_drop(self);
         Py_RETURN_NONE;
     }
-    if (py_args_check("close", n_args, 1) < 0)
-        return NULL;
     if (!self->client) /* collected: it has ended */
         Py_RETURN_NONE;
-    if (py_u64_get(self->client->state, args[0], "stream", &stream) < 0 ||
-        lease_drop_on(self, stream) < 0)
+    if (PY_ARGS(self->client->state, "close", PY_ARG(stream)) < 0)
         return NULL;
-    Py_RETURN_NONE;
+    return py_none(lease_drop_on(self, stream));
+}
+
+/* Bytes from the first element to the end of the last; strides of arrays are not negative. */
+static uint64_t
+info_span(const struct caid_array_info *info)
+{
+    uint64_t span = info->itemsize;
+
+    if (info->nbytes == 0)
+        return 0;
+    for (uint32_t i = 0; i < info->ndim; i++)
+        span += (uint64_t)(info->shape[i] - 1) * (uint64_t)info->strides[i];
+    return span;
 }
 
 static PyObject *
@@ -422,20 +417,22 @@ lease_host_view(PyObject *op, PyObject *args)
     struct lease_object *self = lease(op);
     uintptr_t host = lease_host(self);
     unsigned long long offset, nbytes;
+    uint64_t span;
     int readonly;
 
     if (!PyArg_ParseTuple(args, "KKp:host_view", &offset, &nbytes, &readonly) ||
         lease_check(self) < 0)
         return NULL;
-    if (offset > self->span || nbytes > self->span - offset) {
+    span = info_span(caid_array_get_info(self->array));
+    if (offset > span || nbytes > span - offset) {
         PyErr_Format(PyExc_ValueError, "host_view: [%llu, +%llu) leaves the %llu bytes", offset,
-                     nbytes, (unsigned long long)self->span);
+                     nbytes, (unsigned long long)span);
         return NULL;
     }
     if (nbytes > 0 && !host)
         return py_error_raise_code(self->client->state, CAID_ERR_UNSUPPORTED, ENOTSUP,
                                    "the host does not reach this memory");
-    return py_host_view_new(self, host + offset, nbytes, readonly || self->readonly);
+    return py_host_view_new(self, host + offset, nbytes, readonly || self->info.readonly);
 }
 
 /* (handle, offset, size) */
@@ -480,23 +477,20 @@ lease_retell(struct lease_object *self)
         return -1;
     Py_XSETREF(self->told[LEASE_NAME], py_take(&name));
     Py_XSETREF(self->told[LEASE_METADATA], py_take(&metadata));
-    self->generation = info->generation;
+    self->info.generation = info->generation;
     return 0;
 }
 
 static PyObject *
 publish(struct lease_object *self, const char *name, const struct caid_publish_options *options)
 {
-    struct client_object *client = self->client;
-    struct caid_error error = {0};
     uint64_t generation = 0;
     int r;
 
-    py_lease_pin(self);
-    WITHOUT_GIL(r = caid_array_publish(self->array, name, options, &generation, &error));
-    if (r < 0)
-        py_error_raise(client->state, r, &error);
-    else
+    if (py_lease_pin(self) < 0)
+        return NULL;
+    r = LEASE_CALL(self, caid_array_publish(self->array, name, options, &generation, &error));
+    if (r >= 0)
         r = lease_retell(self);
     py_lease_unpin(self);
     return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
@@ -505,28 +499,27 @@ publish(struct lease_object *self, const char *name, const struct caid_publish_o
 static PyObject *
 lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct lease_object *self = lease(op);
+    struct lease_object *self = lease(op), *companion = NULL;
     struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
-    struct lease_object *companion;
+    PyObject *with, *ret;
     const char *name;
-    PyObject *ret;
+    bool is_new;
 
-    if (py_args_check("publish", n_args, 6) < 0 || lease_check(self) < 0 ||
-        py_name_get(self->client->state, args[0], &name) < 0 ||
-        py_text_get(self->client->state, args[1], "metadata", CAID_ERR_INVALID,
-                    &options.metadata) < 0 ||
-        py_u64_get(self->client->state, args[2], "stream", &options.stream) < 0 ||
-        py_u64_get(self->client->state, args[5], "ttl", &options.ttl_ns) < 0)
+    if (lease_check(self) < 0 ||
+        PY_ARGS(self->client->state, "publish", PY_NAME(name),
+                PY_TEXT(options.metadata, INVALID), PY_ARG(options.stream), PY_ARG(is_new),
+                PY_ARG(with), PY_ARG(options.ttl_ns)) < 0)
         return NULL;
-    options.flags = args[3] == Py_True ? CAID_PUBLISH_NEW : 0;
-    if (args[4] == Py_None)
-        return publish(self, name, &options);
-    companion = py_lease_get_pinned(self->client->state, args[4]);
-    if (!companion)
-        return NULL;
-    options.companion = companion->array;
+    options.flags = is_new ? CAID_PUBLISH_NEW : 0;
+    if (with != Py_None) {
+        companion = py_lease_get_pinned(self->client->state, with);
+        if (!companion)
+            return NULL;
+        options.companion = companion->array;
+    }
     ret = publish(self, name, &options);
-    py_lease_unpin(companion);
+    if (companion)
+        py_lease_unpin(companion);
     return ret;
 }
 
@@ -534,16 +527,11 @@ static PyObject *
 lease_open_companion(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     struct lease_object *self = lease(op);
-    struct caid_array *array = NULL;
-    struct caid_error error = {0};
     PyObject *ret;
-    int r;
 
-    if (py_lease_pin_checked(self) < 0)
+    if (py_lease_pin(self) < 0)
         return NULL;
-    WITHOUT_GIL(r = caid_array_open_companion(self->array, &array, &error));
-    ret = r < 0 ? py_error_raise(self->client->state, r, &error)
-                : py_lease_new(self->client, array);
+    ret = PY_LEASE_OF(self->client, caid_array_open_companion(self->array, &array, &error));
     py_lease_unpin(self);
     return ret;
 }
@@ -593,7 +581,7 @@ lease_get_ptr(PyObject *op, void *Py_UNUSED(closure))
 {
     if (lease_check(lease(op)) < 0)
         return NULL;
-    return PyLong_FromUnsignedLongLong(lease(op)->ptr);
+    return PyLong_FromUnsignedLongLong(lease(op)->info.ptr);
 }
 
 static PyMethodDef lease_methods[] = {
@@ -644,17 +632,17 @@ static PyGetSetDef lease_getset[] = {
 
 static PyMemberDef lease_members[] = {
     {"client", T_OBJECT_EX, AT(client), READONLY, NULL},
-    {"nbytes", T_ULONGLONG, AT(nbytes), READONLY, NULL},
-    {"itemsize", T_ULONGLONG, AT(itemsize), READONLY, NULL},
-    {"generation", T_ULONGLONG, AT(generation), READONLY, NULL},
-    {"block", T_ULONGLONG, AT(block), READONLY, NULL},
-    {"offset", T_ULONGLONG, AT(offset), READONLY, NULL},
-    {"device", T_INT, AT(device), READONLY, NULL},
-    {"mapped_ordinal", T_INT, AT(mapped_ordinal), READONLY, NULL},
-    {"mapped_device", T_INT, AT(mapped_device), READONLY, NULL},
-    {"uid", T_UINT, AT(uid), READONLY, NULL},
-    {"members", T_ULONGLONG, AT(members), READONLY, NULL},
-    {"readonly", T_BOOL, AT(readonly), READONLY, NULL},
+    {"nbytes", T_ULONGLONG, AT(info.nbytes), READONLY, NULL},
+    {"itemsize", T_ULONGLONG, AT(info.itemsize), READONLY, NULL},
+    {"generation", T_ULONGLONG, AT(info.generation), READONLY, NULL},
+    {"block", T_ULONGLONG, AT(info.block), READONLY, NULL},
+    {"offset", T_ULONGLONG, AT(info.offset), READONLY, NULL},
+    {"device", T_INT, AT(info.device), READONLY, NULL},
+    {"mapped_ordinal", T_INT, AT(info.mapped_ordinal), READONLY, NULL},
+    {"mapped_device", T_INT, AT(info.mapped_device), READONLY, NULL},
+    {"uid", T_UINT, AT(info.uid), READONLY, NULL},
+    {"members", T_ULONGLONG, AT(info.members), READONLY, NULL},
+    {"readonly", T_BOOL, AT(info.readonly), READONLY, NULL},
     {"created", T_BOOL, AT(created), READONLY, NULL},
     {"pending", T_OBJECT, AT(pending), READONLY, NULL},
     {0},

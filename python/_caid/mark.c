@@ -49,13 +49,12 @@ PyObject *
 py_client_mark(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
-    PyObject *op_made;
+    PyObject *op_made, *owner, *keep;
     uint64_t stream;
     int32_t device;
 
-    if (py_args_check("mark", n_args, 4) < 0 ||
-        py_device_get(self->state, args[0], &device) < 0 ||
-        py_u64_get(self->state, args[1], "stream", &stream) < 0)
+    if (PY_ARGS(self->state, "mark", PY_ARG(device), PY_ARG(stream), PY_ARG(owner),
+                PY_ARG(keep)) < 0)
         return NULL;
     op_made = PY_HANDLE_MAKE(self, mark,
                              cuda_event_new(c, &mark(made)->event, device, CUDA_EVENT_OF_STREAM,
@@ -63,10 +62,10 @@ py_client_mark(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     if (!op_made)
         return NULL;
     mark(op_made)->stream = stream;
-    Py_INCREF(args[2]);
-    mark(op_made)->owner = args[2];
-    Py_INCREF(args[3]);
-    mark(op_made)->keep = args[3];
+    Py_INCREF(owner);
+    mark(op_made)->owner = owner;
+    Py_INCREF(keep);
+    mark(op_made)->keep = keep;
     return op_made;
 }
 

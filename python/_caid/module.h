@@ -172,13 +172,45 @@ int py_device_get(const struct module_state *state, PyObject *op, int32_t *ret);
 int py_u64_get(const struct module_state *state, PyObject *op, const char *what, uint64_t *ret);
 
 /* A name that has to be there: py_text_get() that takes no None. */
-int py_name_get(const struct module_state *state, PyObject *op, const char **ret);
+int py_name_get(const struct module_state *state, PyObject *op, const char *what,
+                const char **ret);
 
 /* str of a C string that need not be UTF-8; None of NULL. */
 PyObject *py_text_or_none(const char *s);
 
-/* Raises TypeError unless a call with positional arguments has n of them. */
-int py_args_check(const char *function, Py_ssize_t n_args, Py_ssize_t n);
+/* A positional argument: what it is put into, which is also what messages call it (of
+ * "options.pool" the last word). Text is borrowed, and so is an object. */
+struct py_arg {
+    char kind;
+    const char *what;
+    void *ret;
+    enum caid_code code;      /* of text */
+    const struct dims *shape; /* of strides */
+};
+
+#define PY_ARG(at)                                                                   \
+    {                                                                                \
+        .kind = _Generic((at), int32_t: 'i', uint32_t: 'I', uint64_t: 'K',         \
+                      double: 'd', bool: '?', struct dims: 'D', PyObject *: 'O'), \
+     .what = #at,                                                               \
+     .ret = &(at) \
+    }
+#define PY_ARG_OF(kind_, at, ...)                               \
+    {                                                           \
+        .kind = (kind_), .what = #at, .ret = &(at), __VA_ARGS__ \
+    }
+#define PY_TEXT(at, code_)     PY_ARG_OF('s', at, .code = CAID_ERR_##code_)
+#define PY_POOL(at)            PY_TEXT(at, INVALID_NAME)
+#define PY_NAME(at)            PY_ARG_OF('n', at, .code = CAID_ERR_INVALID_NAME) /* not None */
+#define PY_TUPLE(at)           PY_ARG_OF('T', at, )
+#define PY_STRIDES(at, shape_) PY_ARG_OF('S', at, .shape = &(shape_))
+
+/* The arguments `args`, `n_args` of a method: as many as these, or TypeError. */
+#define PY_ARGS(state, method, ...)                                                \
+    py_args_get(state, args, n_args, method, (const struct py_arg[]){__VA_ARGS__}, \
+                sizeof((const struct py_arg[]){__VA_ARGS__}) / sizeof(struct py_arg))
+int py_args_get(const struct module_state *state, PyObject *const *args, Py_ssize_t n_args,
+                const char *method, const struct py_arg *each, size_t n);
 
 /* A field of a record of libcaid's, by its C type; or what make() makes of the record. */
 struct py_field {
@@ -266,10 +298,9 @@ bool py_client_is_live(const struct client_object *self);
 #define PY_CLIENT_METHODS(FAST, METHOD)                                                       \
     FAST(create, "Creates an array: a Lease.")                                                \
     FAST(open, "Opens an array: a Lease.")                                                    \
-    FAST(open_many, "Opens arrays: a list of Leases.")                                        \
+    FAST(open_many, "Opens arrays, or those of a set: a list of Leases.")                      \
     FAST(take, "Takes what a ticket is for: a Lease.")                                        \
     FAST(publish_many, "Puts arrays of leases under names of a set: its generation.")         \
-    FAST(set_open, "Opens arrays of a set by keys: a list of Leases.")                        \
     FAST(unlink, "Removes a name.")                                                           \
     FAST(rename, "Gives an array another name: its generation.")                              \
     FAST(expire, "Gives a name a time to live: its generation.")                              \
@@ -278,8 +309,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(stream_wrap, "Of another library: a Stream.")                                        \
     FAST(event_new, "Creates a CUDA event: an Event.")                                        \
     FAST(event_open, "Of another process: an Event.")                                         \
-    FAST(timeline_new, "To signal: a Timeline.")                                              \
-    FAST(timeline_open, "To wait for: a Timeline.")                                           \
+    FAST(timeline, "To signal, or to wait for: a Timeline.")                                  \
     FAST(timelines, "Named timelines: a list of tuples.")                                     \
     FAST(begin, "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.") \
     FAST(arena_new, "Makes an allocator: an Arena.")                                          \
@@ -301,6 +331,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(host_register, "Page-locks memory; its device address, or 0.")                       \
     FAST(host_unregister, "Undoes _host_register().")                                         \
     FAST(mark, "A Mark for work on a stream; keeps whose that is, and what the work uses.")   \
+    FAST(copy, "Copies elements; dst and src are addresses, or buffers on the host.")         \
     METHOD(pointer_resolve, METH_O, "(device pointer, device index or -1).")                  \
     FAST(pointer_attribute, "What the driver knows of a pointer, as a number.")               \
     FAST(stream_synchronize, "Waits for a CUDA stream.")
@@ -311,7 +342,6 @@ bool py_client_is_live(const struct client_object *self);
 #define PY_DECLARE(name, ...) PyObject *py_client_##name(PyObject *op, PyObject *arg);
 
 PY_CLIENT_METHODS(PY_DECLARE_FAST, PY_DECLARE)
-PyObject *py_client_copy(PyObject *op, PyObject *args, PyObject *kwargs);
 
 /* ---- Lease (lease.c) ---- */
 
@@ -339,12 +369,8 @@ struct lease_object {
     uint64_t stream;   /* by a close that named this one; 0: none did */
     bool other_closes; /* by a close that named none, or another */
 
-    /* Numbers of caid_array_get_info(), which outlive `array`. */
-    uint64_t ptr, nbytes, itemsize, span, generation, block, offset, members;
-    uintptr_t host_ptr;
-    int32_t device, mapped_ordinal, mapped_device;
-    uint32_t uid;
-    bool readonly;
+    struct caid_array_info
+        info;     /* its numbers, which outlive `array`; not its texts and lists */
     bool created; /* by this client, which has not opened it */
 
     PyObject *pending; /* work on the memory that may not be done: caid/_pending.py; or NULL */
@@ -356,13 +382,33 @@ struct lease_object {
 
 /* A Lease with one share. Takes `array` in any case. */
 PyObject *py_lease_new(struct client_object *client, struct caid_array *array);
-/* One share more for a call that is under way: the client is not closed meanwhile. Undo it. */
-void py_lease_pin(struct lease_object *self);
-/* The same for one that may be closed: -1 with ClosedError set. */
-int py_lease_pin_checked(struct lease_object *self);
+/* The Lease of the array that a call of libcaid makes: as PY_CLIENT_CALL(). It is there before a
+ * close() of the client that came meanwhile ends all of them. */
+#define PY_LEASE_OF(self, call)                                        \
+    ({                                                                 \
+        struct caid_client *c = py_client_enter(self);                 \
+        struct caid_array *array = NULL;                               \
+        struct caid_error error = {0};                                 \
+        PyObject *lease = NULL;                                        \
+        int r_;                                                        \
+        if (c) {                                                       \
+            WITHOUT_GIL(r_ = (call));                                  \
+            lease = r_ < 0 ? py_error_raise((self)->state, r_, &error) \
+                           : py_lease_new(self, array);                \
+            py_client_leave(self);                                     \
+        }                                                              \
+        lease;                                                         \
+    })
+/* One share more for a call that is under way: the client is not closed meanwhile. Undo it. -1 with
+ * ClosedError set. */
+int py_lease_pin(struct lease_object *self);
 void py_lease_unpin(struct lease_object *self);
 /* What is a Lease, pinned; NULL with an exception set. */
 struct lease_object *py_lease_get_pinned(const struct module_state *state, PyObject *op);
+/* The first n of a tuple, and their arrays, where wanted: all, or fewer with an exception set. */
+Py_ssize_t py_leases_pin(const struct module_state *state, PyObject *leases,
+                         struct caid_array **ret_arrays);
+void py_leases_unpin(PyObject *leases, Py_ssize_t n);
 /* One share more for a bracket, whose end waits for what it did. -1 with ClosedError set. */
 int py_lease_use(struct lease_object *self);
 void py_lease_unuse(struct lease_object *self);

@@ -36,16 +36,14 @@ py_client_stream_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     PyObject *op_made;
-    uint64_t flags;
+    uint32_t flags;
     int32_t device;
 
-    if (py_args_check("stream_new", n_args, 2) < 0 ||
-        py_device_get(self->state, args[0], &device) < 0 ||
-        py_u64_get(self->state, args[1], "flags", &flags) < 0)
+    if (PY_ARGS(self->state, "stream_new", PY_ARG(device), PY_ARG(flags)) < 0)
         return NULL;
-    op_made = PY_HANDLE_MAKE(self, stream,
-                             caid_stream_create(c, device, (uint32_t)flags,
-                                                &stream(made)->stream, &error));
+    op_made =
+        PY_HANDLE_MAKE(self, stream,
+                       caid_stream_create(c, device, flags, &stream(made)->stream, &error));
     if (op_made)
         stream(op_made)->device = device;
     return op_made;
@@ -56,17 +54,15 @@ py_client_stream_wrap(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     _cleanup_py_ PyObject *made = NULL;
-    uint64_t number;
+    uint64_t handle;
     int32_t device;
 
-    if (py_args_check("stream_wrap", n_args, 2) < 0 ||
-        py_u64_get(self->state, args[0], "stream", &number) < 0 ||
-        py_device_get(self->state, args[1], &device) < 0)
+    if (PY_ARGS(self->state, "stream_wrap", PY_ARG(handle), PY_ARG(device)) < 0)
         return NULL;
     made = py_handle_new(self->state->stream_type, self, &wrapped);
     if (!made || !py_client_enter(self))
         return NULL;
-    stream(made)->stream = number;
+    stream(made)->stream = handle;
     stream(made)->device = device;
     py_handle_begin(py_handle(made));
     py_client_leave(self);
@@ -113,9 +109,11 @@ stream_query(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *
 stream_add_callback(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    if (py_args_check("add_callback", n_args, 2) < 0)
+    PyObject *fn, *arg;
+
+    if (PY_ARGS(py_handle_state(op), "add_callback", PY_ARG(fn), PY_ARG(arg)) < 0)
         return NULL;
-    return py_callback_add(stream(op), args[0], args[1]);
+    return py_callback_add(stream(op), fn, arg);
 }
 
 /* For what uses it as long as it likes: undone by _release(). */

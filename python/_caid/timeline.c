@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Timeline: one struct caid_timeline, of this process, which signals (Client._timeline_new()), or
- * of another, which is waited for (Client._timeline_open()). Ended by close() or with the object.
+ * Timeline: one struct caid_timeline, of this process, which signals, or of another, which is
+ * waited for. Made by Client._timeline(), ended by close() or with the object.
  */
 #include "handle.h"
 
@@ -26,34 +26,19 @@ timeline_end(struct handle_object *self, struct caid_client *Py_UNUSED(client))
 
 static const struct handle_class timeline_class = {.name = "timeline", .end = timeline_end};
 
-typedef int timeline_make(struct caid_client *client, struct caid_timeline **ret,
-                          const char *name, const char *pool, struct caid_error *error);
-
-/* args: name, pool */
-static PyObject *
-make(PyObject *op, PyObject *const *args, timeline_make *f)
+PyObject *
+py_client_timeline(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     const char *name, *pool;
+    bool creates;
 
-    if (py_name_get(self->state, args[0], &name) < 0 ||
-        py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
+    if (PY_ARGS(self->state, "timeline", PY_NAME(name), PY_POOL(pool), PY_ARG(creates)) < 0)
         return NULL;
-    return PY_HANDLE_MAKE(self, timeline, f(c, &timeline(made)->timeline, name, pool, &error));
-}
-
-PyObject *
-py_client_timeline_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
-{
-    return py_args_check("timeline_new", n_args, 2) < 0 ? NULL
-                                                        : make(op, args, caid_timeline_create);
-}
-
-PyObject *
-py_client_timeline_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
-{
-    return py_args_check("timeline_open", n_args, 2) < 0 ? NULL
-                                                         : make(op, args, caid_timeline_open);
+    return PY_HANDLE_MAKE(self, timeline,
+                          (creates ? caid_timeline_create
+                                   : caid_timeline_open)(c, &timeline(made)->timeline, name,
+                                                         pool, &error));
 }
 
 /* ---- signal and wait ---- */
@@ -61,12 +46,9 @@ py_client_timeline_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 static PyObject *
 timeline_signal(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    const struct module_state *state = py_handle_state(op);
     uint64_t stream, value;
 
-    if (py_args_check("signal", n_args, 2) < 0 ||
-        py_u64_get(state, args[0], "stream", &stream) < 0 ||
-        py_u64_get(state, args[1], "value", &value) < 0)
+    if (PY_ARGS(py_handle_state(op), "signal", PY_ARG(stream), PY_ARG(value)) < 0)
         return NULL;
     return py_none(PY_HANDLE_CALL(py_handle(op), caid_timeline_signal(timeline(op)->timeline,
                                                                       stream, value, &error)));
@@ -89,22 +71,6 @@ wait_on(void *arg, uint64_t timeout_ns, struct caid_error *error)
     return r == -ETIMEDOUT ? 1 : r;
 }
 
-/* args: stream, value, timeout, ahead */
-static int
-wait_get(const struct module_state *state, PyObject *const *args, struct wait *wait,
-         uint64_t *ret_timeout_ns)
-{
-    int ahead;
-
-    if (py_u64_get(state, args[0], "stream", &wait->stream) < 0 ||
-        py_u64_get(state, args[1], "value", &wait->value) < 0 ||
-        py_timeout_get(args[2], ret_timeout_ns) < 0)
-        return -1;
-    ahead = PyObject_IsTrue(args[3]);
-    wait->flags = ahead > 0 ? CAID_TIMELINE_AHEAD : 0;
-    return ahead < 0 ? -1 : 0;
-}
-
 static PyObject *
 timeline_wait(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
@@ -112,11 +78,15 @@ timeline_wait(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct handle_object *self = py_handle(op);
     struct caid_error error = {0};
     uint64_t timeout_ns;
+    PyObject *timeout;
+    bool ahead;
     int r;
 
-    if (py_args_check("wait", n_args, 4) < 0 ||
-        wait_get(py_handle_state(op), args, &wait, &timeout_ns) < 0 || !py_handle_enter(self))
+    if (PY_ARGS(py_handle_state(op), "wait", PY_ARG(wait.stream), PY_ARG(wait.value),
+                PY_ARG(timeout), PY_ARG(ahead)) < 0 ||
+        py_timeout_get(timeout, &timeout_ns) < 0 || !py_handle_enter(self))
         return NULL;
+    wait.flags = ahead ? CAID_TIMELINE_AHEAD : 0;
     r = py_wait(self, wait_on, &wait, timeout_ns, &error);
     if (!PyErr_Occurred())
         return py_none(py_handle_leave_with(self, r, &error));

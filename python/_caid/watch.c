@@ -32,8 +32,7 @@ py_client_watch(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct client_object *self = py_client(op);
     const char *name, *pool;
 
-    if (py_args_check("watch", n_args, 2) < 0 || py_name_get(self->state, args[0], &name) < 0 ||
-        py_text_get(self->state, args[1], "pool", CAID_ERR_INVALID_NAME, &pool) < 0)
+    if (PY_ARGS(self->state, "watch", PY_NAME(name), PY_POOL(pool)) < 0)
         return NULL;
     return PY_HANDLE_MAKE(self, watch,
                           caid_watch_new(c, &watch(made)->watch, name, pool, NULL, NULL,

@@ -27,7 +27,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from ._daemon import LocalDaemon
 
-from . import _caid, _deprecated, _errors, _pickle  # noqa: F401
+from . import _caid, _deprecated, _errors, _helpers, _pickle, _records  # noqa: F401
 from ._arena import Allocation, Arena
 from ._array import Array
 from ._bracket import Bracket
@@ -37,45 +37,8 @@ from ._default import default_client
 from ._dlpack import from_dlpack
 from ._errors import *  # noqa: F403
 from ._events import Event
-from ._helpers import (
-    default_stream,
-    device_array,
-    device_array_like,
-    event,
-    event_elapsed_time,
-    external_stream,
-    is_cuda_array,
-    legacy_default_stream,
-    managed_array,
-    mapped,
-    mapped_array,
-    mapped_array_like,
-    per_thread_default_stream,
-    pinned,
-    pinned_array,
-    pinned_array_like,
-    pointer_info,
-    stream,
-    to_device,
-)
-from ._records import (
-    AllocationInfo,
-    ArenaInfo,
-    Change,
-    Details,
-    Device,
-    Entry,
-    Lost,
-    Flushed,
-    Holder,
-    IpcHandle,
-    MemoryInfo,
-    PointerInfo,
-    Pool,
-    Status,
-    TimelineEntry,
-    User,
-)
+from ._helpers import *  # noqa: F403
+from ._records import *  # noqa: F403
 from ._set import Set
 from ._streams import Stream
 from ._strict import strict_device
@@ -119,60 +82,27 @@ def softcuda_path() -> str:
 
 __all__ = [
     "Allocation",
-    "AllocationInfo",
     "Arena",
-    "ArenaInfo",
     "Array",
     "Bracket",
-    "Change",
     "Client",
-    "Details",
-    "Device",
-    "Entry",
-    "Lost",
     "Event",
-    "Flushed",
-    "Holder",
-    "IpcHandle",
     "LocalDaemon",
-    "MemoryInfo",
-    "PointerInfo",
-    "Pool",
     "Set",
-    "Status",
     "Stream",
     "Timeline",
-    "TimelineEntry",
-    "User",
     "Watch",
     "as_array",
     "as_cuda_array",
     "connect",
     "default_client",
-    "default_stream",
-    "device_array",
-    "device_array_like",
-    "event",
-    "event_elapsed_time",
-    "external_stream",
     "from_cuda_array_interface",
     "from_dlpack",
-    "is_cuda_array",
-    "legacy_default_stream",
-    "managed_array",
-    "mapped",
-    "mapped_array",
-    "mapped_array_like",
-    "per_thread_default_stream",
-    "pinned",
-    "pinned_array",
-    "pinned_array_like",
-    "pointer_info",
     "softcuda_path",
-    "stream",
     "strict_device",
-    "to_device",
     *_errors.__all__,
+    *_helpers.__all__,
+    *_records.__all__,
 ]
 
 

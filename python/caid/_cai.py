@@ -218,6 +218,33 @@ def current_stream(owner):
     return None
 
 
+def like(a):
+    """(shape, dtype, strides, order) for a new array like another: contiguous, with the dimensions
+    in the order of the other's steps.
+
+    The rule is Numba's, cuda/api.py: _contiguous_strides_like_array().
+    """
+    if isinstance(a, _array.Array):
+        a_dtype, itemsize, shape, steps = a._layout.element, a.itemsize, a.shape, a.strides
+    elif hasattr(a, "__cuda_array_interface__") and not hasattr(a, "__array_interface__"):
+        with as_array(a, sync=False) as foreign:
+            return like(foreign)
+    else:
+        a = _typestr.numpy().asanyarray(a)
+        a_dtype, itemsize, shape, steps = a.dtype, a.itemsize, a.shape, a.strides
+    if _geometry.is_c_contiguous(shape, steps, itemsize):
+        return shape, a_dtype, None, "C"
+    if _geometry.is_f_contiguous(shape, steps, itemsize):
+        return shape, a_dtype, None, "F"
+    if len(shape) <= 1:
+        return shape, a_dtype, None, "C"
+    strides, step = [0] * len(shape), itemsize
+    for axis in sorted(range(len(shape)), key=steps.__getitem__):
+        strides[axis] = step
+        step *= shape[axis]
+    return shape, a_dtype, tuple(strides), "C"
+
+
 # --- the dict's entries ---------------------------------------------------------------------
 
 

@@ -12,14 +12,8 @@ from typing_extensions import Buffer, Self
 _Derived = TypeVar("_Derived")
 _Path = Union[str, bytes, PathLike[str], PathLike[bytes]]
 _Dims = tuple[int, ...]
-_Entry = tuple[
-    str, str, str, _Dims, int, int, int, int, int, str, int, int, int, bool, int, int, bool, int
-]
-_Holder = tuple[Optional[str], int, int, bool, bool, int, int, int]
-_Timeline = tuple[str, str, Optional[str], int, int, int, int, int]
-_Details = tuple[
-    _Entry, Optional[_Dims], Optional[str], int, int, int, int, list[_Holder], Optional[str], int
-]
+_Text = Optional[str]
+_Record = tuple[Any, ...]  # of caid/_records.py
 
 class Client:
     """One ``struct caid_client``. Ends with close() or with the object; leases hold it.
@@ -31,10 +25,11 @@ class Client:
         self,
         address: Optional[_Path] = None,
         *,
-        name: Optional[str] = None,
+        name: _Text = None,
         driver: Optional[_Path] = None,
         timeout: Optional[float] = None,
         call_timeout: Optional[float] = None,
+        reconnect_timeout: Optional[float] = None,
     ) -> None: ...
     @classmethod
     def _local(cls, driver: Optional[_Path], /) -> Client: ...
@@ -53,38 +48,31 @@ class Client:
     _n_kept: int
     def _create(
         self,
-        name: Optional[str],
+        name: _Text,
         shape: _Dims,
         typestr: str,
-        descr: Optional[str],
+        descr: _Text,
         strides: Optional[_Dims],
-        pool: Optional[str],
+        pool: _Text,
         device: int,
         flags: int,
-        memory: Optional[str],
+        memory: _Text,
         alignment: int,
-        metadata: Optional[str],
+        metadata: _Text,
         ttl_ns: int,
         /,
     ) -> Lease: ...
-    def _take(
-        self, ticket: bytes, mode: Optional[str], device_uuid: Optional[str], /
-    ) -> Lease: ...
+    def _take(self, ticket: bytes, mode: _Text, device_uuid: _Text, /) -> Lease: ...
     def _open(
-        self,
-        name: str,
-        mode: Optional[str],
-        pool: Optional[str],
-        generation: int,
-        device_uuid: Optional[str],
-        /,
+        self, name: str, mode: _Text, pool: _Text, generation: int, device_uuid: _Text, /
     ) -> Lease: ...
     def _open_many(
         self,
         names: tuple[str, ...],
-        mode: Optional[str],
-        pool: Optional[str],
-        device_uuid: Optional[str],
+        mode: _Text,
+        pool: _Text,
+        device_uuid: _Text,
+        set: Optional[Lease],
         /,
     ) -> list[Lease]: ...
     def _publish_many(
@@ -92,30 +80,21 @@ class Client:
         name: str,
         keys: tuple[str, ...],
         leases: tuple[Lease, ...],
-        metadata: Optional[str],
+        metadata: _Text,
         stream: int,
         new: bool,
         /,
     ) -> int: ...
-    def _set_open(
-        self,
-        set: Lease,
-        keys: tuple[str, ...],
-        mode: Optional[str],
-        device_uuid: Optional[str],
-        /,
-    ) -> list[Lease]: ...
-    def _set_list(self, set: Lease, /) -> list[_Entry]: ...
-    def _unlink(self, name: str, pool: Optional[str], /) -> None: ...
-    def _rename(self, name: str, to: str, pool: Optional[str], replace: bool, /) -> int: ...
-    def _expire(self, name: str, pool: Optional[str], generation: int, ttl_ns: int, /) -> int: ...
-    def _watch(self, name: str, pool: Optional[str], /) -> Watch: ...
+    def _set_list(self, set: Lease, /) -> list[_Record]: ...
+    def _unlink(self, name: str, pool: _Text, /) -> None: ...
+    def _rename(self, old: str, new: str, pool: _Text, replace: bool, /) -> int: ...
+    def _expire(self, name: str, pool: _Text, generation: int, ttl_ns: int, /) -> int: ...
+    def _watch(self, name: str, pool: _Text, /) -> Watch: ...
     def _stream_new(self, device: int, flags: int, /) -> Stream: ...
     def _stream_wrap(self, handle: int, device: int, /) -> Stream: ...
     def _event_new(self, device: int, flags: int, /) -> Event: ...
     def _event_open(self, device: int, ipc_handle: Buffer, /) -> Event: ...
-    def _timeline_new(self, name: str, pool: Optional[str], /) -> Timeline: ...
-    def _timeline_open(self, name: str, pool: Optional[str], /) -> Timeline: ...
+    def _timeline(self, name: str, pool: _Text, creates: bool, /) -> Timeline: ...
     def _begin(
         self,
         reads: tuple[Lease, ...],
@@ -128,8 +107,8 @@ class Client:
     def _arena_new(
         self,
         device: int,
-        pool: Optional[str],
-        memory: Optional[str],
+        pool: _Text,
+        memory: _Text,
         block_size: int,
         max_pending_count: int,
         max_pending_ratio: float,
@@ -137,21 +116,19 @@ class Client:
         /,
     ) -> Arena: ...
     def _find_device(self, ordinal: int, /) -> int: ...
-    def _list(self, pool: Optional[str], prefix: Optional[str], all: bool, /) -> list[_Entry]: ...
-    def _lost(
-        self, pool: Optional[str], prefix: Optional[str], all: bool, /
-    ) -> list[tuple[str, str, int, int, str]]: ...
-    def _show(self, name: str, pool: Optional[str], /) -> list[_Details]: ...
-    def _unnamed(self, pool: Optional[str], all: bool, /) -> list[_Details]: ...
-    def _timelines(self, pool: Optional[str], all: bool, /) -> list[_Timeline]: ...
-    def _users(self) -> list[tuple[int, ...]]: ...
-    def _pools(self) -> list[tuple[Any, ...]]: ...
-    def _memory_info(self, device: int, /) -> tuple[Any, ...]: ...
+    def _list(self, pool: _Text, prefix: _Text, all: bool, /) -> list[_Record]: ...
+    def _lost(self, pool: _Text, prefix: _Text, all: bool, /) -> list[_Record]: ...
+    def _show(self, name: str, pool: _Text, /) -> list[_Record]: ...
+    def _unnamed(self, pool: _Text, all: bool, /) -> list[_Record]: ...
+    def _timelines(self, pool: _Text, all: bool, /) -> list[_Record]: ...
+    def _users(self) -> list[_Record]: ...
+    def _pools(self) -> list[_Record]: ...
+    def _memory_info(self, device: int, /) -> _Record: ...
     def _flush(self, device: int, /) -> tuple[int, int, int]: ...
     def _defer_begin(self) -> None: ...
     def _defer_end(self) -> None: ...
-    def _status(self) -> tuple[Any, ...]: ...
-    def _devices(self) -> list[tuple[Any, ...]]: ...
+    def _status(self) -> _Record: ...
+    def _devices(self) -> list[_Record]: ...
     def _host_alloc(self, device: int, nbytes: int, flags: int, /) -> HostMemory: ...
     def _host_register(self, device: int, ptr: int, nbytes: int, flags: int, /) -> int: ...
     def _host_unregister(self, device: int, ptr: int, /) -> None: ...
@@ -161,15 +138,15 @@ class Client:
         src: Union[int, Buffer],
         shape: _Dims,
         itemsize: int,
-        *,
-        dst_strides: Optional[_Dims] = None,
-        src_strides: Optional[_Dims] = None,
-        dst_on_host: bool = False,
-        src_on_host: bool = False,
-        device: int = 0,
-        leases: tuple[Lease, ...] = (),
-        mark: Optional[Mark] = None,
-        lists: tuple[list[Mark], ...] = (),
+        dst_strides: Optional[_Dims],
+        src_strides: Optional[_Dims],
+        dst_on_host: bool,
+        src_on_host: bool,
+        device: int,
+        leases: tuple[Lease, ...],
+        mark: Optional[Mark],
+        lists: tuple[list[Mark], ...],
+        /,
     ) -> None: ...
     def _mark(self, device: int, stream: int, owner: object, keep: object, /) -> Mark: ...
     def _pointer_resolve(self, ptr: int, /) -> tuple[int, int]: ...
@@ -183,7 +160,7 @@ class Lease:
     shape: _Dims
     strides: _Dims
     typestr: str
-    descr: Optional[str]
+    descr: _Text
     itemsize: int
     nbytes: int
     device: int
@@ -194,9 +171,9 @@ class Lease:
     readonly: bool
     created: bool
     memory: str
-    metadata: Optional[str]
-    name: Optional[str]
-    pool: Optional[str]
+    metadata: _Text
+    name: _Text
+    pool: _Text
     generation: int
     block: int
     offset: int
@@ -218,7 +195,7 @@ class Lease:
     def publish(
         self,
         name: str,
-        metadata: Optional[str],
+        metadata: _Text,
         stream: int,
         new: bool,
         companion: Optional[Lease],
@@ -334,12 +311,12 @@ class Arena(_Handle):
     def _publish_part(
         self,
         ptr: int,
-        name: Optional[str],
+        name: _Text,
         typestr: str,
-        descr: Optional[str],
+        descr: _Text,
         shape: _Dims,
         strides: Optional[_Dims],
-        metadata: Optional[str],
+        metadata: _Text,
         stream: int,
         keep: object,
         /,
@@ -349,7 +326,7 @@ class Arena(_Handle):
     def _defer_begin(self) -> None: ...
     def _defer_end(self) -> None: ...
     def _set_limits(self, count: int, ratio: float, capacity: int, /) -> None: ...
-    def _info(self) -> tuple[int, ...]: ...
+    def _info(self) -> _Record: ...
     @property
     def pending(self) -> tuple[int, int]: ...
     def _end(self) -> None: ...
@@ -395,4 +372,4 @@ def torch_error() -> Optional[Exception]: ...
 def softcuda_path() -> str: ...
 def set_strict(strict: bool, /) -> bool: ...
 def version() -> str: ...
-def code_name(code: int, /) -> Optional[str]: ...
+def code_name(code: int, /) -> _Text: ...

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 import sys
 import warnings
@@ -299,11 +300,13 @@ class Client(_queries.Queries, Closing):
         """
         if not isinstance(name, str):
             raise TypeError(f"name: a str is needed, not {type(name).__name__}; see empty()")
-        make = self._make_or_open if exist_ok else self._make
-        return make(
-            name, shape, dtype, order, strides, pool, device, exclusive, memory, alignment, metadata,
-            _names.ttl_ns(ttl),
-        )
+        geometry = _geometry_of(shape, dtype, order, strides)
+        options = pool, device, exclusive, memory, alignment, metadata, _names.ttl_ns(ttl)
+        if not exist_ok:
+            return self._make(name, *geometry, *options)
+        wanted = _names.Wanted(*geometry, memory, self._index_of(device), alignment or 1)
+        make = functools.partial(self._make, name, *geometry, *options)
+        return _names.open_or_make(self, name, pool, wanted, make)
 
     def empty(
         self,
@@ -321,9 +324,8 @@ class Client(_queries.Queries, Closing):
     ) -> Array:
         """Creates an array without a name: it ends with its last holder, unless it is published.
         See create()."""
-        return self._make(
-            None, shape, dtype, order, strides, pool, device, exclusive, memory, alignment, metadata
-        )
+        geometry = _geometry_of(shape, dtype, order, strides)
+        return self._make(None, *geometry, pool, device, exclusive, memory, alignment, metadata)
 
     def empty_like(
         self,
@@ -340,15 +342,14 @@ class Client(_queries.Queries, Closing):
         a ``__cuda_array_interface__``, or of anything that NumPy makes an array of. One in
         Fortran order gives one in Fortran order; strides are not taken over. Without `device`, on
         the device of an array of this client, else on the first."""
-        shape, element, order = _like(a)
+        shape, dtype, _, order = _cai.like(a)
         if device is None:
             own = isinstance(a, Array) and a._memory.client is self
             device = max(a.device, 0) if own else 0
-        strides = _strides(shape, element, order, None)
-        lease = self._create_lease(
-            None, shape, element, strides, pool, device, exclusive, memory, alignment, metadata
+        return self.empty(
+            shape, dtype, pool=pool, device=device, order=order, exclusive=exclusive, memory=memory,
+            alignment=alignment, metadata=metadata,
         )
-        return _array.of_lease(lease)
 
     def zeros(
         self, shape: _Shape, dtype: Any = "<f8", *, stream: Any = 0, **options: Any
@@ -381,18 +382,8 @@ class Client(_queries.Queries, Closing):
             raise
         return a
 
-    def _make(self, name, shape, dtype, order, strides, *options):
-        geometry = _geometry_of(shape, dtype, order, strides)
-        return _array.of_lease(self._create_lease(name, *geometry, *options))
-
-    def _make_or_open(self, name, shape, dtype, order, strides, pool, device, *options):
-        geometry = _geometry_of(shape, dtype, order, strides)
-        memory, alignment = options[1:3]
-        wanted = _names.Wanted(*geometry, memory, self._index_of(device), alignment or 1)
-        return _names.open_or_make(
-            self, name, pool, wanted,
-            lambda: _array.of_lease(self._create_lease(name, *geometry, pool, device, *options)),
-        )
+    def _make(self, *options):
+        return _array.of_lease(self._create_lease(*options))
 
     def _create_lease(
         self, name, shape, element, strides, pool, device, exclusive, memory, alignment, metadata,
@@ -542,7 +533,7 @@ class Client(_queries.Queries, Closing):
         """
         if isinstance(names, str):
             raise TypeError("names: a list of str is needed, not one str")
-        leases = self._open_many(tuple(names), mode, pool, self._uuid_of(device))
+        leases = self._open_many(tuple(names), mode, pool, self._uuid_of(device), None)
         return _array.of_leases(leases)
 
     # --- sets -------------------------------------------------------------------------------
@@ -848,11 +839,11 @@ class Client(_queries.Queries, Closing):
         AccessError, NotFoundError, LimitError
             The pool may not be written; may not be seen; the user has as many as there may be.
         """
-        return _timeline.create(self, name, pool)
+        return _timeline.make(self, name, pool, True)
 
     def open_timeline(self, name: str, *, pool: str | None = None) -> Timeline:
         """Opens a timeline by name, to wait for. Raises NotFoundError."""
-        return _timeline.open(self, name, pool)
+        return _timeline.make(self, name, pool, False)
 
     def timelines(self, *, pool: str | None = None, all: bool = False) -> List[TimelineEntry]:
         """Timelines that have a name: list of TimelineEntry. Parameters as for list()."""
@@ -878,33 +869,15 @@ class Client(_queries.Queries, Closing):
 
 
 def _geometry_of(shape, dtype, order, strides):
-    """(shape, element, strides) of what create() is given."""
+    """(shape, element, strides) of what create() is given; strides None: C order."""
     element, inner = _typestr.of_dtype(dtype)
     shape = _geometry.dims("shape", shape) + inner
-    return shape, element, _strides(shape, element, order, strides)
-
-
-def _strides(shape, element, order, strides):
-    """What the daemon is told: None for C order."""
     if order not in ("C", "F"):
         raise invalid(f"order {order!r}: 'C' or 'F'")
+    if strides is not None and order == "F":
+        raise invalid("order and strides are both given")
     if strides is not None:
-        if order == "F":
-            raise invalid("order and strides are both given")
-        return _geometry.dims("strides", strides)
-    if order == "F" and len(shape) > 1 and min(shape) >= 0:
-        return _geometry.f_strides(shape, element.itemsize)
-    return None
-
-
-def _like(a):
-    """(shape, element, order) of an array of any kind."""
-    if not isinstance(a, Array) and hasattr(a, "__cuda_array_interface__"):
-        with _cai.as_array(a, sync=False) as foreign:
-            return _like(foreign)
-    if isinstance(a, Array):
-        f_order = a.is_f_contiguous() and not a.is_c_contiguous()
-        return a.shape, a._layout.element, "F" if f_order else "C"
-    a = _typestr.numpy().asanyarray(a)
-    element, _ = _typestr.of_dtype(a.dtype)
-    return a.shape, element, "F" if a.flags.fnc else "C"
+        strides = _geometry.dims("strides", strides)
+    elif order == "F" and len(shape) > 1 and min(shape) >= 0:
+        strides = _geometry.f_strides(shape, element.itemsize)
+    return shape, element, strides

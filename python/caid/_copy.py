@@ -189,7 +189,7 @@ def _enqueue(target, source, shape, stream):
     mark = _pending.mark(client, ordinal, stream, keep or None)
     lists = _pending.lists([array._memory for array in arrays], keeps=bool(keep))
     try:
-        _call(target, source, shape, mark=mark, lists=lists)
+        _call(target, source, shape, mark, lists)
     finally:
         for array in before:
             if _is_within_reach(array, stream, ordinal):
@@ -230,7 +230,7 @@ def _device(array):
     return max(array._memory.mapped_device, 0)
 
 
-def _call(target, source, shape, **marked):
+def _call(target, source, shape, mark=None, lists=()):
     memory = _runner(target, source)
     element = source.element or target.element
     # Another thread may close an array or a client meanwhile: _copy() holds leases, and this what
@@ -243,13 +243,14 @@ def _call(target, source, shape, **marked):
         source.data,
         shape,
         element.itemsize,
-        dst_strides=target.strides,
-        src_strides=source.strides,
-        dst_on_host=target.on_host,
-        src_on_host=source.on_host,
-        device=max(memory.mapped_device, 0),
-        leases=leases,
-        **marked,
+        target.strides,
+        source.strides,
+        target.on_host,
+        source.on_host,
+        max(memory.mapped_device, 0),
+        leases,
+        mark,
+        lists,
     )
     del shares
 

@@ -35,6 +35,28 @@ if TYPE_CHECKING:
     from ._client import Client
     from ._events import Event
 
+__all__ = [
+    "default_stream",
+    "device_array",
+    "device_array_like",
+    "event",
+    "event_elapsed_time",
+    "external_stream",
+    "is_cuda_array",
+    "legacy_default_stream",
+    "managed_array",
+    "mapped",
+    "mapped_array",
+    "mapped_array_like",
+    "per_thread_default_stream",
+    "pinned",
+    "pinned_array",
+    "pinned_array_like",
+    "pointer_info",
+    "stream",
+    "to_device",
+]
+
 _PORTABLE, _MAPPED, _WRITE_COMBINED = 1, 2, 4  # enum cuda_host_flags
 _ATTRIBUTES = 1, 4, 8  # CU_POINTER_ATTRIBUTE_CONTEXT, _HOST_POINTER, _IS_MANAGED
 
@@ -63,33 +85,6 @@ def _layout(shape, dtype, strides, order):
     else:
         strides = _geometry.c_strides(shape, element.itemsize)
     return shape, dtype, strides, _geometry.extent(shape, strides, dtype.itemsize)[1]
-
-
-def _like(a):
-    """(shape, dtype, strides, order) for a new array like another: contiguous, with the dimensions
-    in the order of the other's steps.
-
-    The rule is Numba's, cuda/api.py: _contiguous_strides_like_array().
-    """
-    if isinstance(a, _array.Array):
-        a_dtype, itemsize, shape, steps = a._layout.element, a.itemsize, a.shape, a.strides
-    elif hasattr(a, "__cuda_array_interface__") and not hasattr(a, "__array_interface__"):
-        with _cai.as_array(a, sync=False) as foreign:
-            return _like(foreign)
-    else:
-        a = _typestr.numpy().asanyarray(a)
-        a_dtype, itemsize, shape, steps = a.dtype, a.itemsize, a.shape, a.strides
-    if _geometry.is_c_contiguous(shape, steps, itemsize):
-        return shape, a_dtype, None, "C"
-    if _geometry.is_f_contiguous(shape, steps, itemsize):
-        return shape, a_dtype, None, "F"
-    if len(shape) <= 1:
-        return shape, a_dtype, None, "C"
-    strides, step = [0] * len(shape), itemsize
-    for axis in sorted(range(len(shape)), key=steps.__getitem__):
-        strides[axis] = step
-        step *= shape[axis]
-    return shape, a_dtype, tuple(strides), "C"
 
 
 def _driver(client, device):
@@ -151,7 +146,7 @@ def device_array_like(
 ) -> Array:
     """device_array() with the shape and type of another array, of any library. It is contiguous,
     with its dimensions in the other's order."""
-    shape, dtype, strides, order = _like(ary)
+    shape, dtype, strides, order = _cai.like(ary)
     return device_array(shape, dtype, strides, order, stream, client=client, device=device)
 
 
@@ -177,10 +172,8 @@ def to_device(
         Without it nothing is copied: the new array's contents are undefined, `to` is as it was.
     to : Array or object with ``__cuda_array_interface__``, optional
         Where to copy; it has the shape and type of `obj`.
-    client : Client, optional
-        :func:`caid.default_client` without it, or this process's driver where no daemon is wanted.
-    device : int or str
-        Index or UUID.
+    client, device
+        As in device_array().
 
     Returns
     -------
@@ -242,7 +235,7 @@ def pinned_array_like(
     ary: Any, *, client: Client | None = None, device: int | str = 0
 ) -> numpy.ndarray[Any, Any]:
     """pinned_array() with the shape and type of another, as device_array_like()."""
-    return pinned_array(*_like(ary), client=client, device=device)
+    return pinned_array(*_cai.like(ary), client=client, device=device)
 
 
 def mapped_array(
@@ -292,7 +285,7 @@ def mapped_array_like(
     device: int | str = 0,
 ) -> numpy.ndarray[Any, Any]:
     """mapped_array() with the shape and type of another, as device_array_like()."""
-    return mapped_array(*_like(ary), stream, portable, wc, client=client, device=device)
+    return mapped_array(*_cai.like(ary), stream, portable, wc, client=client, device=device)
 
 
 def _host_array(shape, dtype, strides, order, flags, client, device):
@@ -391,10 +384,8 @@ def mapped(
         With any strides.
     stream : int or stream object
         On which the device arrays are used.
-    client : Client, optional
-        :func:`caid.default_client` without it, or this process's driver where no daemon is wanted.
-    device : int or str
-        Index or UUID.
+    client, device
+        As in device_array().
 
     Raises
     ------

@@ -85,12 +85,13 @@ def _checked(array, wanted):
 
 def _differences(a, wanted):
     """In words."""
-    element = a._layout.element
-    strides = wanted.strides or _geometry.c_strides(wanted.shape, wanted.element.itemsize)
+    has, wants = a._layout.element, wanted.element
+    strides = wanted.strides or _geometry.c_strides(wanted.shape, wants.itemsize)
+    alike = has.told == wants.told and (has.descr is None) == (wants.descr is None)
     if a.shape != wanted.shape:
         yield f"shape {a.shape}, not {wanted.shape}"
-    if not _typestr.is_same(element, wanted.element):
-        yield f"type {element.descr or element.told}, not {wanted.element.descr or wanted.element.told}"
+    if not (alike and _typestr.same(has, wants)):
+        yield f"type {has.descr or has.told}, not {wants.descr or wants.told}"
     elif a.shape == wanted.shape and not _geometry.is_contiguous(a.shape, a.strides, strides):
         yield f"strides {a.strides}, not {strides}"
     if a.memory != wanted.memory:

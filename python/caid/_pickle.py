@@ -82,8 +82,9 @@ def _take(ticket, socket, pool, name, generation, mode, part, follows=False):
     client = _default.client_of(socket)
     array = _open(client, ticket, pool, name, generation, mode)
     try:
-        if follows:
-            _follow(array)
+        if follows:  # what is done here comes after what its sender had begun, or whoever writes now
+            with _bracket.of_array(array, False, _pending.own_stream(array._memory), None):
+                pass
         return array if part is None else _part_of(array, *part)
     except BaseException:
         array.close()
@@ -98,12 +99,6 @@ def _open(client, ticket, pool, name, generation, mode):
             if name is None:
                 raise
     return client.open(name, mode, pool=pool, generation=generation)
-
-
-def _follow(array):
-    """What is done with it here comes after what its sender had begun, or whoever writes it now."""
-    with _bracket.of_array(array, False, _pending.own_stream(array._memory), None):
-        pass
 
 
 def _part_of(whole, start, shape, strides, *told):

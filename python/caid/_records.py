@@ -3,6 +3,25 @@
 
 from typing import Any, List, Literal, NamedTuple, Optional, Tuple
 
+__all__ = [
+    "AllocationInfo",
+    "ArenaInfo",
+    "Change",
+    "Details",
+    "Device",
+    "Entry",
+    "Flushed",
+    "Holder",
+    "IpcHandle",
+    "Lost",
+    "MemoryInfo",
+    "PointerInfo",
+    "Pool",
+    "Status",
+    "TimelineEntry",
+    "User",
+]
+
 # What arrays, and arenas, can be made of.
 Memory = Literal["device", "legacy", "pinned", "mapped", "managed"]
 ArenaMemory = Literal["device", "legacy"]

@@ -11,11 +11,11 @@ from ._client import Client
 from ._errors import invalid
 
 
-def client_of(client: Client | None, memory: str, pool: str | None) -> Client:
+def client_of(client: Client | None, options: dict) -> Client:
     """The client, or the default one. What it cannot allocate is refused now rather than by the first
     array."""
     client = client or _default.default_client()
-    client.empty(0, "|u1", memory=memory, pool=pool).close()
+    client.empty(0, "|u1", memory=options["memory"], pool=options["pool"]).close()
     return client
 
 
@@ -43,9 +43,9 @@ class Served:
     """Memory by its address: what was allocated is there until its address is given back, in whatever
     thread."""
 
-    def __init__(self, client: Client, ordinal: int, options: dict):
+    def __init__(self, client: Client | None, ordinal: int, options: dict):
         self._here = here = _Here()
-        self.arena = arena_on(client, ordinal, lambda: here, options)
+        self.arena = arena_on(client_of(client, options), ordinal, lambda: here, options)
         self._allocations: dict[int, _arena.Allocation] = {}
 
     def _on(self, stream, call, *args):

@@ -160,7 +160,7 @@ class Set(OfProcess, Closing, Mapping[str, Array]):
         lease = self._array._memory
         mode = "r" if self.readonly else "rw"
         try:
-            leases = lease.client._set_open(lease, keys, mode, None)
+            leases = lease.client._open_many(keys, mode, None, None, lease)
         except (NotFoundError, InvalidNameError) as e:
             raise KeyError(keys[0] if len(keys) == 1 else str(e)) from None
         for key, array in zip(keys, _array.of_leases(leases, root=False)):

@@ -114,18 +114,10 @@ def _number(stream):
     return 0 if stream is None else _stream.handle(stream)
 
 
-def _made(timeline, name, pool, creator):
+def make(client, name, pool, creator):
+    """The Timeline of Client.timeline(), who creates it, or Client.open_timeline()."""
+    timeline = client._timeline(name, pool, creator)
     timeline._name = name
     timeline._pool = pool
     timeline._creator = creator
     return timeline
-
-
-def create(client, name, pool):
-    """The Timeline of Client.timeline()."""
-    return _made(client._timeline_new(name, pool), name, pool, True)
-
-
-def open(client, name, pool):
-    """The Timeline of Client.open_timeline()."""
-    return _made(client._timeline_open(name, pool), name, pool, False)

@@ -73,12 +73,6 @@ def element_of(typestr, itemsize, descr):
     return named(typestr) or _checked(Element(typestr, itemsize, descr))
 
 
-def is_same(a, b):
-    """Whether two elements are of one type. Of one descr not all programs write the same JSON."""
-    fields = [element.descr and json.loads(element.descr) for element in (a, b)]
-    return a.told == b.told and fields[0] == fields[1]
-
-
 def named(name):
     """The element of a type that the array interface has no word for; None for another name."""
     if name not in NAMED:

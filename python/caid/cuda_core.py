@@ -36,12 +36,8 @@ class MemoryResource(_resource.Resource, _Base):
         Or its CUDA ordinal; the current device without it.
     client : Client, optional
         :func:`caid.default_client` without it.
-    memory : {"device", "legacy"}
-        As for :meth:`caid.Client.create`.
-    pool : str, optional
-        Where to allocate and publish: the caller's own without it.
-    **options
-        For :meth:`caid.Client.arena`: ``block_size``, ``max_pending_count``, ...
+    memory, pool, **options
+        As for :meth:`caid.Client.arena`.
 
     Raises
     ------
@@ -73,7 +69,6 @@ class MemoryResource(_resource.Resource, _Base):
         **options: Any,
     ):
         ordinal = device if isinstance(device, int) else (device or Device()).device_id
-        client = _resource.client_of(client, memory, pool)
         options = {"memory": memory, "pool": pool, **options}
         self._device_id = ordinal
         self._served = _resource.Served(client, ordinal, options)

@@ -38,12 +38,8 @@ class Allocator:
     ----------
     client : Client, optional
         :func:`caid.default_client` without it.
-    memory : {"device", "legacy"}
-        As for :meth:`caid.Client.create`.
-    pool : str, optional
-        Where to allocate and publish: the caller's own without it.
-    **options
-        For :meth:`caid.Client.arena`: ``block_size``, ``max_pending_count``, ...
+    memory, pool, **options
+        As for :meth:`caid.Client.arena`.
 
     Notes
     -----
@@ -68,8 +64,8 @@ class Allocator:
         pool: str | None = None,
         **options: Any,
     ):
-        self._client = _resource.client_of(client, memory, pool)
         self._options = {"memory": memory, "pool": pool, **options}
+        self._client = _resource.client_of(client, self._options)
         self._arenas: dict[int, _arena.Arena] = {}  # by CUDA ordinal
         self._alloc: dict[int, Any] = {}
         _allocators[next(_numbers)] = self
@@ -121,35 +117,12 @@ class Allocator:
     def publish(
         self, name: str, array: cupy.ndarray, *, stream: Any = None, metadata: Any = None
     ) -> int:
-        """Puts an array under a name, at once and without a copy, as :meth:`caid.Array.publish`.
-        Who opens the name sees the array's memory: what is written to it later, too.
+        """Puts an array of this allocator's, by itself or under a MemoryPool, under a name, at once and
+        without a copy, as :meth:`caid.Arena.publish`, of which these are the parameters, the result and
+        the errors; ValueError, too, where the array lies elsewhere.
 
-        The array is kept until nobody can reach that generation any more: the name is gone or shows
-        something else, and every process has closed it.
-
-        Parameters
-        ----------
-        name : str
-            As for :meth:`caid.Client.create`, in the allocator's pool.
-        array : cupy.ndarray
-            Of this allocator, by itself or under a MemoryPool. Strides may not be negative.
-        stream : int or stream object, optional
-            Work that writes the array, which is waited for: CuPy's current stream of its device
-            without it.
-        metadata : object, optional
-            As for :meth:`caid.Client.create`.
-
-        Returns
-        -------
-        int
-            The generation.
-
-        Raises
-        ------
-        ValueError
-            The array lies elsewhere.
-        AccessError, LimitError, InvalidError, InvalidNameError, ...
-            As :meth:`caid.Array.publish`.
+        Who opens the name sees the array's memory: what is written to it later, too. Without `stream`,
+        CuPy's current stream of the array's device is waited for.
         """
         _check_type(array)
         if not self._has(array):

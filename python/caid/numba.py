@@ -452,38 +452,13 @@ _numba_memory_manager = MemoryManager
 
 
 def publish(name: str, array: Any, *, metadata: Any = None, stream: Any = None) -> int:
-    """Puts an array of Numba's under a name, without a copy, for any process to open.
+    """Puts an array of Numba's, also a slice of one, or a record, under a name of the manager's pool, at
+    once and without a copy, as :meth:`caid.Arena.publish`, of which these are the parameters, the result and
+    the errors. TypeError, too: it is no device array of Numba's, or caid is not the manager of its context.
+    InvalidError, too: its memory ended with cuda.close() or reset().
 
-    Parameters
-    ----------
-    name : str
-        In the pool of the manager; what has the name is replaced.
-    array : DeviceNDArray
-        Also a slice of one, or a record. It is kept, and its memory with it, as long as somebody
-        can reach what was published.
-    metadata : optional
-        What JSON can say of it.
-    stream : int or stream object, optional
-        The stream on which it was written, which is waited for; 0 is Numba's default stream.
-        Without it, all work of the context is waited for, whatever stream the array was made on.
-
-    Returns
-    -------
-    int
-        The generation of the name.
-
-    Raises
-    ------
-    TypeError
-        It is no device array of Numba's, or caid is not the manager of its context; no stream.
-    InvalidError
-        It does not lie in caid's memory: mapped, managed, or of another library; its memory ended
-        with cuda.close() or reset(); its strides are negative; it is misaligned; what JSON
-        cannot say.
-    InvalidNameError, LimitError, AccessError
-        No name; more names or parts than the user may have; the pool may not be written.
-    NoDaemonError, DisconnectedError
-        The daemon is gone, or, for an array of no elements, was never asked for anything.
+    Without `stream`, the one on which it was written (0 is Numba's default stream), all work of the context
+    is waited for, whatever stream the array was made on.
     """
     context = getattr(getattr(array, "gpu_data", None), "context", None)
     if context is None:

@@ -29,12 +29,8 @@ class MemoryResource(_resource.Resource, CallbackMemoryResource):
         :func:`caid.default_client` without it.
     device : int
         CUDA ordinal; RMM uses it while that device is current.
-    memory : {"device", "legacy"}
-        As for :meth:`caid.Client.create`.
-    pool : str, optional
-        Where to allocate and publish: the caller's own without it.
-    **options
-        For :meth:`caid.Client.arena`: ``block_size``, ``max_pending_count``, ...
+    memory, pool, **options
+        As for :meth:`caid.Client.arena`.
 
     Raises
     ------
@@ -67,7 +63,6 @@ class MemoryResource(_resource.Resource, CallbackMemoryResource):
         pool: str | None = None,
         **options: Any,
     ):
-        client = _resource.client_of(client, memory, pool)
         options = {"memory": memory, "pool": pool, **options}
         self._served = served = _resource.Served(client, device, options)
 

@@ -123,7 +123,7 @@ def _the_allocator():
 
 def _set_up(client, options):
     options = {"memory": "device", "pool": None, "max_pending_count": 0, **options}
-    client = _resource.client_of(client, options["memory"], options["pool"])
+    client = _resource.client_of(client, options)
     arenas = _make_arenas(client, options)
     for ordinal, arena in arenas.items():
         _caid.torch_set(ordinal, arena)
@@ -229,38 +229,14 @@ def _arena_of(ordinal):
 def publish(
     name: str, tensor: torch.Tensor, *, stream: Any = None, metadata: Any = None
 ) -> int:
-    """Puts a tensor under a name, at once and without a copy, as :meth:`caid.Array.publish`. Who
-    opens the name sees the tensor's memory: what is written to it later, too.
+    """Puts a tensor that was made in a :class:`MemPool`, or a view of one, under a name of its pool, at
+    once and without a copy, as :meth:`caid.Arena.publish`, of which these are the parameters, the result
+    and the errors. ValueError, too: the tensor lies elsewhere; TypeError: it is not dense, or of a type
+    that cannot be told.
 
-    The tensor is kept until nobody can reach that generation any more: the name is gone or shows
-    something else, and every process has closed it. Its memory is used for nothing else meanwhile,
-    also when this process exits.
-
-    Parameters
-    ----------
-    name : str
-        As for :meth:`caid.Client.create`, in the pool that was given to :class:`MemPool`.
-    tensor : torch.Tensor
-        Made in a :class:`MemPool`, or a view of one that was.
-    stream : int or stream object, optional
-        Work that writes the tensor, which is waited for: PyTorch's current stream of the tensor's
-        device without it.
-    metadata : object, optional
-        As for :meth:`caid.Client.create`.
-
-    Returns
-    -------
-    int
-        The generation.
-
-    Raises
-    ------
-    ValueError
-        The tensor lies elsewhere.
-    TypeError
-        No dense tensor; a type that cannot be told.
-    AccessError, LimitError, InvalidNameError, ...
-        As :meth:`caid.Array.publish`.
+    Who opens the name sees the tensor's memory: what is written to it later, too. That is used for nothing
+    else meanwhile, also when this process exits. Without `stream`, PyTorch's current stream of the tensor's
+    device is waited for.
     """
     shown = _Shown(tensor)
     arena = _arena_with(tensor)

@@ -87,6 +87,19 @@ def test_the_mode_is_the_senders(client, here, mode):
         assert b.name == c.name == "x" and b.generation == c.generation == a.generation
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a socket away")
+def test_the_socket_of_somebody_else_is_not_connected_to(client, here):
+    """What arrives is looked for at this process's own daemon then."""
+    with caid.LocalDaemon() as d:
+        os.chown(d.address, 60001, -1)
+        own = _default.client_of(d.address)
+        assert own._socket == client._socket
+        os.chown(d.address, 0, -1)
+        with _default.client_of(d.address) as its:
+            assert its._socket == d.address
+        own.close()
+
+
 def test_a_name_that_was_replaced_gives_what_was_sent(client, here):
     with client.create("x", 1, "<i8") as old:
         old.copy_from_host(numpy.array([7]))

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package as type checkers and help() see it: README's Python and examples/ pass `mypy --strict`, where
-that is installed here or ./dev has fetched it."""
+that is installed here or ./dev has fetched it, and `pyright`, where that is installed."""
 
 import importlib.util
 import inspect
+import json
 import os
 import pathlib
 import pydoc
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,6 +22,7 @@ import caid
 import caid.storage
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGES = str(pathlib.Path(caid.__file__).parents[1])
 
 # What README's blocks use and do not say.
 GIVEN = """
@@ -81,8 +84,10 @@ def blocks():
             yield "\n".join(line[column.end() :] for line in lines)
 
 
-def test_readme_and_examples_pass_mypy(tmp_path):
-    python, programs = python_with_mypy(), [*blocks()]
+@pytest.fixture
+def programs(tmp_path):
+    """README's, the examples, and what is to be told, in a folder."""
+    programs = [*blocks()]
     assert len(programs) > 6
     text = GIVEN
     for i, program in enumerate(programs):
@@ -92,10 +97,24 @@ def test_readme_and_examples_pass_mypy(tmp_path):
             text += f"\ndef block_{i}({PARAMETERS}) -> None:\n" + textwrap.indent(program, "    ")
     (tmp_path / "readme.py").write_text(text)
     (tmp_path / "told.py").write_text(TOLD)
-    files = [*tmp_path.glob("*.py"), *(ROOT / "examples").glob("*.py")]
-    options = ["--strict", "--ignore-missing-imports", "--follow-imports=silent", f"--cache-dir={tmp_path / 'cache'}"]
-    env = {**os.environ, "MYPYPATH": str(pathlib.Path(caid.__file__).parents[1])}
-    out = subprocess.run([python, "-m", "mypy", *options, *files], env=env, capture_output=True, text=True)
+    for example in (ROOT / "examples").glob("*.py"):
+        shutil.copy(example, tmp_path)
+    return tmp_path
+
+
+def test_readme_and_examples_pass_mypy(programs):
+    python = python_with_mypy()
+    options = ["--strict", "--ignore-missing-imports", "--follow-imports=silent", f"--cache-dir={programs / 'cache'}"]
+    env = {**os.environ, "MYPYPATH": PACKAGES}
+    out = subprocess.run([python, "-m", "mypy", *options, programs], env=env, capture_output=True, text=True)
+    assert out.returncode == 0, out.stdout + out.stderr
+
+
+@pytest.mark.skipif(not shutil.which("pyright"), reason="pyright is not installed")
+def test_readme_and_examples_pass_pyright(programs):
+    settings = {"extraPaths": [PACKAGES], "reportMissingImports": False, "reportMissingModuleSource": False}
+    (programs / "pyrightconfig.json").write_text(json.dumps(settings))
+    out = subprocess.run(["pyright", "-p", programs], capture_output=True, text=True)
     assert out.returncode == 0, out.stdout + out.stderr
 
 
