@@ -429,11 +429,11 @@ core_restore_conn(struct core *core, uint64_t id, uint32_t kept,
         conn_open(core, id, &peer, user, NULL, &conn) < 0)
         return -ENOMEM;
     conn->kept = kept;
-    conn->reported = conn->recorded = true;
+    conn->reported = true;
     conn->resumes = record->resumes;
-    conn->number = record->number;
-    if (core->persist.n_numbers < record->number)
-        core->persist.n_numbers = record->number;
+    conn->number = record->key.id;
+    if (core->persist.n_numbers < conn->number)
+        core->persist.n_numbers = conn->number;
     memcpy(conn->token, record->token, sizeof(conn->token));
     memcpy(conn->old_token, record->old_token, sizeof(conn->old_token));
     if (conn->resumes)

@@ -63,8 +63,8 @@ has_token(const struct conn *conn, struct msg_u64s token)
            is_token(conn->token, token.v) + is_token(conn->old_token, token.v) > 0;
 }
 
-static struct conn *
-find_former(struct core *core, const struct conn *conn, struct msg_u64s token)
+struct conn *
+former_find(struct core *core, const struct conn *conn, struct msg_u64s token)
 {
     struct conn *former;
 
@@ -75,53 +75,12 @@ find_former(struct core *core, const struct conn *conn, struct msg_u64s token)
     return NULL;
 }
 
-static void
-move_uses(struct conn *conn, struct conn *former)
+void
+former_resume(struct core *core, struct conn *conn, const uint64_t token[static 2])
 {
-    struct timeline *timeline;
-    struct hold *hold;
-    struct page *page;
-
-    while ((hold = RB_MIN(holds, &former->holds))) {
-        RB_REMOVE(holds, &former->holds, hold);
-        hold->conn = conn;
-        hold->tree = &conn->holds;
-        RB_INSERT(holds, &conn->holds, hold);
-    }
-    while ((timeline = LIST_FIRST(&former->timelines))) {
-        LIST_REMOVE(timeline, of_conn);
-        LIST_INSERT_HEAD(&conn->timelines, timeline, of_conn);
-    }
-    while ((page = LIST_FIRST(&former->pages))) {
-        LIST_REMOVE(page, of_conn);
-        page->conn = conn;
-        LIST_INSERT_HEAD(&conn->pages, page, of_conn);
-    }
-}
-
-bool
-former_take_up(struct core *core, struct conn *conn, struct msg_u64s token)
-{
-    struct conn *former = find_former(core, conn, token);
-
-    if (!former)
-        return false;
-    persist_conn_gone(core, former);
-    move_uses(conn, former);
-    memcpy(conn->old_token, token.v, sizeof(conn->old_token));
-    memcpy(conn->done, former->done, sizeof(conn->done));
-    conn->number = former->number;
-    conn->kept = former->kept;
-    conn->recorded = former->recorded;
-    former->kept = 0;
-    former->recorded = former->former = false;
-    conn->former_id = former->id;
-    conn->former = conn->resuming = true;
-    TAILQ_INSERT_BEFORE(former, conn, of_former);
-    TAILQ_REMOVE(&core->formers, former, of_former);
-    persist_conn(core, conn);
-    conn_wake(former);
-    return true;
+    conn->resuming = true;
+    memcpy(conn->old_token, token, sizeof(conn->old_token));
+    persist_process(core, conn);
 }
 
 /* ---- what it claims ---- */
@@ -186,6 +145,13 @@ former_claim_write(struct conn *conn, struct array *array)
     use->writer = 0;
     use->was_written = true;
     return true;
+}
+
+void
+former_unclaim_write(const struct conn *conn, struct array *array)
+{
+    array->use->writer = conn->number;
+    array->use->was_written = false;
 }
 
 #define END_UNDONE 2 /* in place of abandon: nothing was written */
@@ -285,7 +251,7 @@ look_at(struct core *core, struct conn *conn)
 {
     struct page *page;
 
-    if (conn->resuming || !conn->former_id)
+    if (conn->resuming || !conn->returned)
         return;
     LIST_FOREACH(page, &conn->pages, of_conn)
         if (!has_landed(page))
@@ -314,23 +280,24 @@ give_up(struct core *core, struct conn *conn)
     conn->resumes = false;
     conn->leaves = true;
     former_end(core, conn);
-    persist_conn(core, conn);
+    persist_process(core, conn);
     conn->stage = 0; /* what has stayed for it goes, too: names of timelines */
-    if (conn->departed)
-        conn_wake(conn);
+    conn_wake(conn);
 }
 
 void
-former_hangup(struct core *core, struct conn *conn)
+former_hangup(struct conn *conn)
 {
+    struct hold *hold;
+    struct page *page;
+
     if (!conn->resuming)
         return;
-    if (conn->has_told) {
-        give_up(core, conn);
-        return;
-    }
-    conn->resuming = false;
-    conn->former_id = 0;
+    conn->resuming = conn->returned = false;
+    RB_FOREACH(hold, holds, &conn->holds)
+        hold->claimed = false;
+    LIST_FOREACH(page, &conn->pages, of_conn)
+        page->claimed = false;
 }
 
 bool
@@ -341,7 +308,7 @@ formers_look(struct core *core)
     for (conn = TAILQ_FIRST(&core->formers); conn; conn = next) {
         next = TAILQ_NEXT(conn, of_former);
         look_at(core, conn);
-        if (conn->former && !conn->former_id && core->now_ns >= core->formers_until_ns)
+        if (conn->former && !conn->returned && core->now_ns >= core->formers_until_ns)
             give_up(core, conn);
     }
     return !TAILQ_EMPTY(&core->formers);

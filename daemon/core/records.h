@@ -27,7 +27,9 @@ enum record_type {
     N_RECORDS,
 };
 
-struct record_key { /* what every record begins with; RECORD_FLOOR: all zero */
+/* What every record begins with; RECORD_FLOOR: all zero. A connection's number is struct conn's: it
+ * keeps that when its client has come back. */
+struct record_key {
     uint64_t id;
     uint64_t of; /* HOLD: the connection; MEMBER: its number; DONE: its place; else 0 */
 };
@@ -96,7 +98,6 @@ struct record_conn { /* one that has memory of the daemon's */
     uint32_t kept; /* its process's pidfd */
     uint32_t uid, gid, pid;
     uint32_t resumes; /* it will, if it can */
-    uint64_t number;  /* that marks know it by, also when it has come back */
 };
 
 struct record_hold { /* of a block, by that connection */

@@ -39,7 +39,7 @@ conn_anew(struct core *core)
 
     if (!conn)
         return false;
-    persist_conn(core, conn);
+    persist_conn_anew(core, conn);
     core->renewal.id = conn->id;
     return true;
 }

@@ -28,8 +28,6 @@ HANDLER(on_resume)
     int rc = check(conn, p, r);
 
     if (rc == 0)
-        conn->has_told = true;
-    if (rc == 0)
         rc = former_claim_leases(core, conn, p->read, true, lost, &n_lost, r);
     if (rc == 0)
         rc = former_claim_leases(core, conn, p->write, false, lost, &n_lost, r);

@@ -179,9 +179,9 @@ find(const struct restore *r, enum record_type type, uint64_t id)
 }
 
 struct restore_conn *
-restore_find_conn(const struct restore *r, uint64_t id)
+restore_find_conn(const struct restore *r, uint64_t number)
 {
-    return find(r, RECORD_CONN, id);
+    return find(r, RECORD_CONN, number);
 }
 
 /* ---- pools and blocks ---- */
@@ -578,9 +578,9 @@ settle_arrays(const struct restoring *to)
 
 /* NULL: its process has exited. */
 static struct conn *
-get_conn(const struct restoring *to, uint64_t id)
+get_conn(const struct restoring *to, uint64_t number)
 {
-    const struct restore_conn *c = restore_find_conn(to->r, id);
+    const struct restore_conn *c = restore_find_conn(to->r, number);
 
     return c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
 }
@@ -683,13 +683,10 @@ restore_write(const struct restoring *to, struct array *array, uint64_t mark)
 static int
 restore_writer(const struct restoring *to, struct array *array, uint64_t mark)
 {
-    uint64_t number = mark >> MARK_ID_SHIFT;
+    const struct conn *conn = get_conn(to, mark >> MARK_ID_SHIFT);
 
-    for (size_t i = 0; i < to->r->n_conns; i++) {
-        const struct restore_conn *c = &to->r->conns[i];
-        if (c->record->number == number && c->conn && c->record->resumes)
-            return former_doubt(array, number);
-    }
+    if (conn && conn->former)
+        return former_doubt(array, conn->number);
     array->abandoned = true;
     return 0;
 }

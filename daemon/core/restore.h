@@ -88,7 +88,7 @@ struct restore { /* by the kind of record, and in the order of its keys */
 int restore_read(struct restore *ret, struct journal *journal);
 void restore_deinit(struct restore *restore);
 
-struct restore_conn *restore_find_conn(const struct restore *restore, uint64_t id);
+struct restore_conn *restore_find_conn(const struct restore *restore, uint64_t number);
 
 /* What did not come back this time. It is told by the core as well, where its pool is there:
  * lost.h. */

@@ -303,18 +303,58 @@ close_some(struct model *m, struct m_slot *slot)
         }
 }
 
+static bool
+has_room(const struct model *m)
+{
+    return m->h.next_conn + M_SLOTS + 2 < H_CONNS;
+}
+
 /* It has not waited for the answer, or has heard it and is cut off then. */
 static void
 hang_up_at_once(struct model *m, struct m_slot *slot)
 {
     uint64_t conn;
 
-    if (m->h.next_conn + M_SLOTS + 2 >= H_CONNS || model_random(m, 4))
+    if (!has_room(m) || model_random(m, 4))
         return;
     conn = h_connect_as(&m->h, slot->uid, slot->gid, m->h.pids[slot->conn]);
     if (hello(m, conn, slot->token) && model_random(m, 2))
         slot->token = conn;
     h_hangup(&m->h, conn);
+}
+
+/* Whether it is known: all that it has is told. `ended` stays from time to time. */
+static bool
+tell(struct model *m, int s, uint64_t was, struct lists *lists)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    slot->conn = h_connect_as(&m->h, slot->uid, slot->gid, m->h.pids[was]);
+    books_moved(&m->h, was, slot->conn);
+    close_some(m, slot);
+    if (!hello(m, slot->conn, slot->token))
+        return false;
+    for (int i = 0; i < N_LISTS; i++)
+        lists->n[i] = i == ENDED ? lists->n[i] : 0;
+    list_all(m, s, lists);
+    resume(m, s, lists, false);
+    begin_again(m, s);
+    return true;
+}
+
+/* It is cut off before it has said that this is all, and tells it once more. */
+static bool
+is_cut_off(struct model *m, struct m_slot *slot, uint64_t was)
+{
+    if (!has_room(m) || model_random(m, 6))
+        return false;
+    model_note(m, "connection %llu is cut off", (unsigned long long)slot->conn);
+    if (model_random(m, 2))
+        slot->token = slot->conn;
+    books_moved(&m->h, slot->conn, was);
+    h_hangup(&m->h, slot->conn);
+    slot->conn = was;
+    return true;
 }
 
 static void
@@ -323,24 +363,21 @@ come_back(struct model *m, int s)
     struct m_slot *slot = &m->slots[s];
     uint64_t was = slot->conn;
     struct lists lists = {0}, none = {0};
+    bool is_known;
 
     model_note(m, "slot %d comes back", s);
     hang_up_at_once(m, slot);
-    slot->conn = h_connect_as(&m->h, slot->uid, slot->gid, m->h.pids[was]);
-    books_moved(&m->h, was, slot->conn);
-    close_some(m, slot);
-    if (!hello(m, slot->conn, slot->token)) {
+    do
+        is_known = tell(m, s, was, &lists);
+    while (is_known && is_cut_off(m, slot, was));
+    if (!is_known) {
         is_new(m, s);
+    } else if (model_random(m, 8) == 0 && has_room(m)) {
+        if (model_random(m, 2)) /* else it has not heard of the new one */
+            slot->token = slot->conn;
+        model_step_kill(m);
+        return;
     } else {
-        list_all(m, s, &lists);
-        resume(m, s, &lists, false);
-        begin_again(m, s);
-        if (model_random(m, 8) == 0 && m->h.next_conn + M_SLOTS + 2 < H_CONNS) {
-            if (model_random(m, 2)) /* else it has not heard of the new one */
-                slot->token = slot->conn;
-            model_step_kill(m);
-            return;
-        }
         resume(m, s, &none, true);
         h_repeat(&m->h, was, slot->conn);
     }
