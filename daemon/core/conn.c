@@ -169,7 +169,7 @@ drop_timeline(struct core *core, struct conn *conn)
     return timeline != NULL;
 }
 
-/* What the GPU may still write to stays; of one that is awaited, its block does. */
+/* What the GPU may still write to stays; of one that is awaited, tickets, and its blocks. */
 static bool
 depart_lease(struct core *core, struct conn *conn)
 {
@@ -179,6 +179,8 @@ depart_lease(struct core *core, struct conn *conn)
     if (!lease)
         return false;
     conn->looked_at = lease->id;
+    if (lease->ticket && former_is_awaited(conn))
+        return true;
     if (lease->hold && !former_is_awaited(conn)) {
         lease_depart(core, lease);
     } else {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a connection has had done that cannot be done twice: the last DONE_MAX requests that gave,
- * took or moved a name, with what they were answered. They are recorded with what they did; so a
- * client that comes back (former.h) and asks again, since it has not had the answer, has it now.
- * Requests that nobody would notice twice are not among them.
+ * took or moved a name, or made a ticket, with what they were answered. They are recorded with what
+ * they did; so a client that comes back (former.h) and asks again, since it has not had the answer,
+ * has it now. Requests that nobody would notice twice are not among them.
  */
 #pragma once
 

@@ -95,27 +95,18 @@ may_have(struct conn *conn, struct array *array, bool readonly)
            pool_may(array->pool, conn, readonly ? MAY_READ : MAY_WRITE);
 }
 
-#define LEASE_MAX (UINT64_C(1) << 62)
-#define GONE      2 /* neither 0, nor REFUSED, nor -errno: it cannot be had */
+#define GONE 2 /* neither 0, nor REFUSED, nor -errno: it cannot be had */
 
 static int
 claim_lease(struct core *core, struct conn *conn, uint64_t id, struct array *array,
             bool readonly, struct refusal *r)
 {
-    uint64_t next = conn->next_lease;
-    struct lease key = {.id = id}, *lease;
-    bool is_new;
-    int rc;
-
-    if (id == 0 || id > LEASE_MAX || RB_FIND(leases, &conn->leases, &key))
+    if (!lease_is_free(conn, id))
         return refuse(r, PROTO_ERR_INVALID, "lease %llu is none, or there already",
                       (unsigned long long)id);
     if (!array || !may_have(conn, array, readonly))
         return GONE;
-    conn->next_lease = id - 1;
-    rc = lease_new(core, conn, array, readonly, &lease, &is_new, r);
-    if (conn->next_lease < next)
-        conn->next_lease = next;
+    int rc = lease_restore(core, conn, id, array, readonly, NULL, r);
     return rc == REFUSED ? GONE : rc;
 }
 

@@ -231,6 +231,34 @@ persist_conn_gone(struct core *core, const struct conn *conn)
 }
 
 void
+persist_ticket(struct core *core, const struct lease *lease)
+{
+    const uint64_t *secret = lease->ticket->secret;
+
+    if (!lease->conn->resumes)
+        return;
+    persist_conn_needed(core, lease->conn);
+
+    struct record_ticket r = {
+        .key = {secret[0], secret[1]},
+        .conn = lease->conn->number,
+        .array = lease->array->id,
+        .lease = lease->id,
+        .readonly = lease->readonly,
+    };
+    RECORD(core, RECORD_TICKET, r);
+}
+
+void
+persist_ticket_gone(struct core *core, const struct lease *lease)
+{
+    const uint64_t *secret = lease->ticket->secret;
+
+    if (lease->conn->resumes)
+        record_gone(core, RECORD_TICKET, secret[0], secret[1]);
+}
+
+void
 persist_numbers(struct core *core)
 {
     struct record_floor r = {.generation = core->persist.floor, .ids = core->persist.ids};

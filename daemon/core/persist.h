@@ -21,6 +21,7 @@ struct block;
 struct conn;
 struct core;
 struct hold;
+struct lease;
 struct member;
 struct journal;
 struct lost;
@@ -74,6 +75,9 @@ void persist_conn_needed(struct core *core, struct conn *conn);
 /* What is in that place of conn->done. */
 void persist_done(struct core *core, struct conn *conn, uint32_t place);
 void persist_conn_gone(struct core *core, const struct conn *conn);
+/* Of a lease that has one. */
+void persist_ticket(struct core *core, const struct lease *lease);
+void persist_ticket_gone(struct core *core, const struct lease *lease);
 void persist_lost(struct core *core, const struct lost *lost);
 void persist_lost_gone(struct core *core, const struct lost *lost);
 /* An array, a block or a page has that number, which none gets again, also after a restart. */

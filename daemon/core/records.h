@@ -24,11 +24,12 @@ enum record_type {
     RECORD_DONE,
     RECORD_GONE, /* with a connection, its holds */
     RECORD_LOST,
+    RECORD_TICKET,
     N_RECORDS,
 };
 
-/* What every record begins with; RECORD_FLOOR: all zero. A connection's number is struct conn's: it
- * keeps that when its client has come back. */
+/* What every record begins with; FLOOR: all zero, TICKET: its secret. A connection's number is
+ * struct conn's: it keeps that when its client has come back. */
 struct record_key {
     uint64_t id;
     uint64_t of; /* HOLD: the connection; MEMBER: its number; DONE: its place; else 0 */
@@ -125,6 +126,13 @@ struct record_lost { /* a name whose array did not come back; by the array's num
     uint8_t why; /* enum lost_why */
     uint8_t is_set, n_name;
     char name[]; /* not terminated */
+};
+
+struct record_ticket { /* of that connection's, by which it has sent that array */
+    struct record_key key;
+    uint64_t conn, array;
+    uint64_t lease; /* which keeps the array */
+    uint64_t readonly;
 };
 
 struct record_floor {

@@ -18,9 +18,11 @@ HANDLER(on_send)
     if (ticket_check(p->ticket, r) || lease_get(conn, p->lease, &lease, r))
         return REFUSED;
     rc = lease_send(core, conn, lease->array, lease->readonly, p->ticket.v, r);
-    if (rc == 0)
-        send_result(core, conn, id, MSG_SEND, &(struct msg_none){}, NULL, 0);
-    return rc;
+    if (rc)
+        return rc;
+    done_note(core, conn, id, MSG_SEND, 0, 0);
+    send_result(core, conn, id, MSG_SEND, &(struct msg_none){}, NULL, 0);
+    return 0;
 }
 
 /* What `open` needs, and no more than the sender had. To who may not know of the array, the ticket

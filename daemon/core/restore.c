@@ -57,6 +57,7 @@ static const struct kind {
     [RECORD_DONE] = {sizeof(struct record_done), sizeof(void *)},
     [RECORD_GONE] = {sizeof(struct record_gone), 0},
     [RECORD_LOST] = {sizeof(struct record_lost), sizeof(void *)},
+    [RECORD_TICKET] = {sizeof(struct record_ticket), sizeof(void *)},
 };
 
 /* Of a type that is not known, or too short: it is left out. */
@@ -708,6 +709,23 @@ restore_uses(const struct restoring *to)
     return r;
 }
 
+/* Of those whose sender comes back. */
+static int
+restore_tickets(const struct restoring *to)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < to->r->n_tickets; i++) {
+        const struct record_ticket *t = to->r->tickets[i];
+        const uint64_t secret[TICKET_WORDS] = {t->key.id, t->key.of};
+        const struct restore_array *a = find(to->r, RECORD_ARRAY, t->array);
+        struct conn *conn = get_conn(to, t->conn);
+        if (conn && conn->former && a && a->array && lease_is_free(conn, t->lease))
+            r = lease_restore(to->core, conn, t->lease, a->array, t->readonly, secret, NULL);
+    }
+    return r;
+}
+
 /* Clients know arrays, blocks and pages by their numbers. */
 static void
 restore_numbers(const struct restoring *to)
@@ -747,6 +765,8 @@ core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost, 
         r = restore_pages(&to);
     if (r == 0)
         r = restore_uses(&to);
+    if (r == 0)
+        r = restore_tickets(&to);
     if (r == 0)
         r = formers_begin(core, restore->arrays, restore->n_arrays);
     for (size_t i = 0; i < restore->n_blocks; i++)

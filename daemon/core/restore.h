@@ -80,6 +80,7 @@ struct restore { /* by the kind of record, and in the order of its keys */
             RESTORE_LIST(const struct record_done *, dones);   /* by connection */
             struct restore_list gone;
             RESTORE_LIST(const struct record_lost *, losts);
+            RESTORE_LIST(const struct record_ticket *, tickets);
         };
     };
 };

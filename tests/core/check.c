@@ -104,7 +104,8 @@ check_leases(const struct array *array)
               (lease->ticket->lease == lease &&
                ticket_find(array->charge.user->core, lease->ticket->secret) == lease->ticket));
         CHECK(!lease->hold || lease->hold->block == array_block(array));
-        CHECK(lease->departed == lease->conn->departed || lease->conn->leaving);
+        CHECK(lease->departed == lease->conn->departed || lease->conn->leaving ||
+              (lease->ticket && former_is_awaited(lease->conn)));
         *(lease->departed ? &n_departed : &n_leases) += 1;
     }
     CHECK(n_leases == array->n_leases && n_departed == array->n_departed);

@@ -61,7 +61,6 @@ static void
 forget_asked(struct model *m, int s)
 {
     model_drop_requests(m, s);
-    model_tickets_hangup(m, s);
     m->slots[s].deferring = 0;
     for (int i = m->n_brackets; i-- > 0;) {
         struct m_bracket *b = &m->brackets[i];

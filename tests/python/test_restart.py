@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import pathlib
+import pickle
 import queue
 import random
 import signal
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 from restarts import Restarts
 
 import caid
-from caid import _daemon
+from caid import _daemon, _default
 
 
 @pytest.fixture
@@ -470,6 +471,45 @@ def test_a_name_that_is_taken_before_its_reader_is_back(restarts, child):
         reader.go()
         reader.expect("published")
         assert [value_of(c, name) for name in "xyz"] == [2, 3, 99]
+
+
+SENDS = """
+import numpy
+from multiprocessing.reduction import ForkingPickler
+for value in range(1, 4):
+    with client.empty(4, "<i4") as a:
+        a.copy_from_host(numpy.full(4, value, "<i4"))
+        message = bytes(ForkingPickler.dumps(a)).hex()
+    step(message)
+client.ping()
+step("back")
+"""
+
+
+def test_what_was_sent_arrives(restarts, child):
+    """Before its sender is back, after that, and when the sender has exited no more."""
+    sender, messages = child(SENDS), []
+    for _ in range(3):
+        messages.append(bytes.fromhex(sender.process.stdout.readline()))
+        if len(messages) < 3:
+            sender.go()
+    with _default.client_of(restarts.address) as here:
+        os.kill(sender.pid, signal.SIGSTOP)
+        restarts.restart()
+        assert [holder.sent for a in here.unnamed() for holder in a.holders] == [True] * 3
+        with pickle.loads(messages[0]) as a:
+            assert read(a) == 1
+            os.kill(sender.pid, signal.SIGCONT)
+            sender.go()
+            sender.expect("back")
+            restarts.restart()
+            with pickle.loads(messages[1]) as b:
+                assert (read(a), read(b)) == (1, 2)
+        sender.kill()
+        wait_until(lambda: not here.unnamed())
+        for message in messages:
+            with pytest.raises(caid.NotFoundError, match="taken already, or its sender has ended"):
+                pickle.loads(message)
 
 
 def test_who_gives_up_says_so(restarts):
