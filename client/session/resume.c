@@ -210,10 +210,32 @@ tell_brackets(struct talk *talk, const struct claims *claims)
 static bool
 are_none(const struct claims *claims)
 {
-    for (size_t i = 0; i < N_CLAIMS; i++)
+    for (size_t i = 0; i < N_CLAIMED; i++)
         if (claims->lists[i].n > 0)
             return false;
     return claims->n_brackets == 0;
+}
+
+/* What was taken and not answered is to be had once more. */
+static void
+claim_calls(struct caid_client *client, struct claims *claims)
+{
+    const struct call *call;
+
+    TAILQ_FOREACH(call, &client->calls, entry)
+        if (call->method == MSG_TAKE && claims->lists[CLAIM_REPEAT].n < PROTO_RESUME_MAX)
+            claims_add(claims, CLAIM_REPEAT, call->seq);
+}
+
+static int
+tell_done(struct caid_client *client, struct talk *talk, const struct claims *claims)
+{
+    const struct claim_list *repeats = &claims->lists[CLAIM_REPEAT];
+    const struct msg_resume_params params = {.repeats = {.v = repeats->v,
+                                                         .n = (uint32_t)repeats->n},
+                                             .done = true};
+
+    return ask_resume(client, talk, &params);
 }
 
 /* Who has nothing need not be known. */
@@ -224,6 +246,7 @@ tell(struct caid_client *client, struct talk *talk, bool is_known)
     int r;
 
     FEATURES_DO(client, claim, client, &claims);
+    claim_calls(client, &claims);
     if (claims.failed)
         return -ENOMEM;
     if (!is_known)
@@ -232,7 +255,7 @@ tell(struct caid_client *client, struct talk *talk, bool is_known)
     if (r == 0)
         r = tell_brackets(talk, &claims);
     if (r == 0)
-        r = ask_resume(client, talk, &(struct msg_resume_params){.done = true});
+        r = tell_done(client, talk, &claims);
     return r;
 }
 

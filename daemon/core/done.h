@@ -16,15 +16,25 @@ struct conn;
 struct refusal;
 
 struct done {
-    uint64_t generation, part; /* of the answer, where there is one */
-    uint32_t request;          /* its number */
-    uint32_t method;           /* 0: nothing was done */
+    union {
+        struct {
+            uint64_t generation, part; /* of the answer, where there is one */
+        };
+
+        uint64_t ticket[2]; /* TAKE */
+    };
+
+    uint64_t array;   /* TAKE: which was granted */
+    uint32_t request; /* its number */
+    uint16_t method;  /* 0: nothing was done */
+    uint16_t readonly;
 };
 
 /* Before the answer. */
+void done_put(struct core *core, struct conn *conn, const struct done *done);
 void done_note(struct core *core, struct conn *conn, uint32_t request, enum msg_method method,
                uint64_t generation, uint64_t part);
 /* What an earlier core has done by that request of conn's client, or NULL. */
 const struct done *done_find(const struct conn *conn, uint32_t request, enum msg_method method);
-/* Answers it, but for a create, whose array is to be granted. */
-void done_answer(struct core *core, struct conn *conn, const struct done *done);
+/* Answers it. Not what grants an array: false. */
+bool done_answer(struct core *core, struct conn *conn, const struct done *done);

@@ -167,6 +167,19 @@ claim_end(struct core *core, struct conn *conn, const uint64_t end[static 5], st
     return use_restore_write(array, page, (uint32_t)end[2], end[3]);
 }
 
+/* Its client asks for that again, as it has not had the answer: what it took by then is sent to it,
+ * by the same ticket. */
+static int
+claim_repeat(struct core *core, struct conn *conn, uint64_t request, struct refusal *r)
+{
+    const struct done *done = done_find(conn, (uint32_t)request, MSG_TAKE);
+    struct array *array = done ? array_index_find(core->former_arrays, done->array) : NULL;
+
+    if (!array || !may_have(conn, array, true) || ticket_find(core, done->ticket))
+        return 0;
+    return lease_send(core, conn, array, done->readonly, done->ticket, r);
+}
+
 /* Its publisher hears of it when nobody can reach it any more, or now. */
 static int
 claim_part(struct core *core, struct conn *conn, uint64_t id, struct refusal *r)
@@ -203,6 +216,8 @@ former_claim_rest(struct core *core, struct conn *conn, const struct msg_resume_
         rc = claim_part(core, conn, p->parts.v[i], r);
     for (uint32_t i = 0; rc == 0 && i + 4 < p->ended.n; i += 5)
         rc = claim_end(core, conn, p->ended.v + i, r);
+    for (uint32_t i = 0; rc == 0 && i < p->repeats.n; i++)
+        rc = claim_repeat(core, conn, p->repeats.v[i], r);
     return rc;
 }
 

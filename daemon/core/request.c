@@ -235,10 +235,8 @@ dispatch(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
         return refuse(r, PROTO_ERR_INVALID, "%s: resume is not done",
                       msg_method_name(m->method));
     const struct done *done = done_find(conn, m->id, m->method);
-    if (done && m->method != MSG_CREATE) {
-        done_answer(core, conn, done);
+    if (done && done_answer(core, conn, done))
         return 0;
-    }
     return handlers[m->method](core, conn, m->id, &params, r);
 }
 

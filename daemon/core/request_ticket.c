@@ -70,6 +70,12 @@ HANDLER(on_take)
     if (rc)
         return rc;
     assert(grant.n_arrays == 1); /* one has room, however long what it says */
+    done_put(core, conn,
+             &(struct done){.ticket = {p->ticket.v[0], p->ticket.v[1]},
+                            .array = array->id,
+                            .request = id,
+                            .method = MSG_TAKE,
+                            .readonly = ticket->lease->readonly});
     lease_free(core, ticket->lease);
     grant_send(core, conn, id, MSG_TAKE, &grant);
     return 0;

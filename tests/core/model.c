@@ -299,7 +299,7 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     case MSG_SEND: model_ticket_add(m, r, (int)r->seen, r->readonly); break;
     case MSG_TAKE:
         opened(m, r, reply);
-        model_taken(m, r);
+        model_taken(m, r, reply->lease);
         break;
     case MSG_PUBLISH:
     case MSG_RENAME: published(m, r, reply); break;

@@ -100,6 +100,14 @@ struct m_slot {    /* a client */
     struct m_lease leases[M_LEASES];
     int n_leases;
     int deferring;
+
+    struct {              /* what it took last */
+        uint32_t request; /* 0: nothing */
+        uint64_t secret, lease;
+        int array;
+        bool readonly;
+        bool is_lost; /* the answer: it counts as one of the array's leases all the same */
+    } taken;
 };
 
 struct m_name {
@@ -231,6 +239,8 @@ void model_brackets_lease_gone(struct model *m, int slot, uint64_t lease);
 void model_step_kill(struct model *m);
 void model_step_return(struct model *m);
 void model_return_all(struct model *m);
+/* A take whose answer was lost is not asked for again. */
+void model_take_given_up(struct model *m, struct m_slot *slot);
 
 /* model_use_steps.c */
 /* A page of the client's whose slots are alive; 0: none. */
@@ -271,7 +281,7 @@ uint32_t model_check_members(struct model *m, const struct m_array *set,
 void model_step_ticket(struct model *m, int slot);
 /* By the request, whose label it is. */
 void model_ticket_add(struct model *m, const struct m_request *r, int array, bool readonly);
-void model_taken(struct model *m, const struct m_request *r);
+void model_taken(struct model *m, const struct m_request *r, uint64_t lease);
 void model_tickets_hangup(struct model *m, int slot);
 
 /* model_config.c */

@@ -8,6 +8,7 @@
  */
 #include "books.h"
 #include "caid_test.h"
+#include "done.h"
 #include "model.h"
 
 #define GIVEN_UP_NS UINT64_C(31000000000)
@@ -228,12 +229,14 @@ static void
 resume(struct model *m, int s, struct lists *l, bool done)
 {
     struct m_slot *slot = &m->slots[s];
+    const uint64_t request = slot->taken.request;
     const struct msg_resume_params p = {.read = {l->v[READ], l->n[READ]},
                                         .write = {l->v[WRITE], l->n[WRITE]},
                                         .blocks = {l->v[BLOCKS], l->n[BLOCKS]},
                                         .pages = {l->v[PAGES], l->n[PAGES]},
                                         .parts = {l->v[PARTS], l->n[PARTS]},
                                         .ended = {l->v[ENDED], l->n[ENDED]},
+                                        .repeats = {&request, done && slot->taken.is_lost},
                                         .done = done};
     const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_RESUME, &p);
 
@@ -322,6 +325,100 @@ hang_up_at_once(struct model *m, struct m_slot *slot)
     h_hangup(&m->h, conn);
 }
 
+/* ---- a take that was not answered ---- */
+
+static bool
+is_in_a_bracket(const struct model *m, int s, uint64_t lease)
+{
+    for (int i = 0; i < m->n_brackets; i++)
+        for (int c = 0; c < m->brackets[i].n_claims; c++)
+            if (m->brackets[i].slot == s && m->brackets[i].claims[c].lease == lease)
+                return true;
+    return false;
+}
+
+/* It knows the block only if it has another array there. */
+static void
+forget_block(struct model *m, const struct m_slot *slot, uint64_t block)
+{
+    for (int i = 0; i < slot->n_leases; i++)
+        if (m->arrays[slot->leases[i].array].block == block)
+            return;
+    books_forgotten(&m->h, slot->conn, block);
+}
+
+/* What it took last it may not have heard of. */
+static void
+lose_take(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    if (slot->taken.is_lost || !slot->taken.request ||
+        m->h.next_id - slot->taken.request >= DONE_MAX || model_random(m, 2) ||
+        is_in_a_bracket(m, s, slot->taken.lease))
+        return;
+    for (int i = 0; i < slot->n_leases; i++) {
+        if (slot->leases[i].lease != slot->taken.lease ||
+            slot->leases[i].array != slot->taken.array)
+            continue;
+        model_note(m, "slot %d has not heard of its take", s);
+        slot->taken.is_lost = true;
+        books_closed(&m->h, slot->conn, slot->taken.lease);
+        slot->leases[i] = slot->leases[--slot->n_leases];
+        forget_block(m, slot, m->arrays[slot->taken.array].block);
+    }
+}
+
+void
+model_take_given_up(struct model *m, struct m_slot *slot)
+{
+    struct m_array *array = &m->arrays[slot->taken.array];
+
+    if (!slot->taken.is_lost)
+        return;
+    slot->taken.is_lost = false;
+    array->n_leases--;
+    model_settle(m, array);
+}
+
+static const struct h_reply *
+repeat_take(struct model *m, const struct m_slot *slot)
+{
+    const uint64_t words[] = {slot->taken.secret, 1};
+    const struct msg_take_params params = {.ticket = {words, 2},
+                                           .mode = MSG_STR(slot->taken.readonly ? "r" : "rw")};
+    struct msg_buf buf = {0};
+
+    cr_assert_eq(msg_encode_request(&buf, slot->taken.request, MSG_TAKE, &params), 0);
+    h_packet(&m->h, slot->conn, buf.data, buf.n);
+    msg_buf_deinit(&buf);
+    return &m->h.replies[slot->conn];
+}
+
+/* It asks again, and has it now, once. */
+static void
+take_again(struct model *m, struct m_slot *slot)
+{
+    struct m_array *array = &m->arrays[slot->taken.array];
+    const struct h_reply *reply;
+
+    if (!slot->taken.is_lost)
+        return;
+    reply = repeat_take(m, slot);
+    if (reply->error) {
+        cr_assert_not(model_may(m, slot, array->pool, slot->taken.readonly ? 4 : 6), "%s",
+                      reply->text);
+        model_take_given_up(m, slot);
+        return;
+    }
+    cr_assert_eq(reply->arrays[0].stamp, array->stamp);
+    slot->leases[slot->n_leases++] = (struct m_lease){.lease = reply->lease,
+                                                      .array = slot->taken.array,
+                                                      .readonly = slot->taken.readonly};
+    slot->taken.is_lost = false;
+    cr_assert(repeat_take(m, slot)->error, "it is taken twice");
+}
+
 /* Whether it is known: all that it has is told. `ended` stays from time to time. */
 static bool
 tell(struct model *m, int s, uint64_t was, struct lists *lists)
@@ -335,6 +432,7 @@ tell(struct model *m, int s, uint64_t was, struct lists *lists)
         return false;
     for (int i = 0; i < N_LISTS; i++)
         lists->n[i] = i == ENDED ? lists->n[i] : 0;
+    lose_take(m, s);
     list_all(m, s, lists);
     resume(m, s, lists, false);
     begin_again(m, s);
@@ -378,7 +476,14 @@ come_back(struct model *m, int s)
         return;
     } else {
         resume(m, s, &none, true);
+        if (model_random(m, 8) == 0 && has_room(m)) {
+            slot->token = slot->conn;
+            slot->away = false;
+            model_step_kill(m);
+            return;
+        }
         h_repeat(&m->h, was, slot->conn);
+        take_again(m, slot);
     }
     slot->token = slot->conn;
     slot->away = false;

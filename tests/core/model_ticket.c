@@ -122,9 +122,16 @@ model_ticket_add(struct model *m, const struct m_request *r, int array, bool rea
 
 /* The taker's lease is there already. */
 void
-model_taken(struct model *m, const struct m_request *r)
+model_taken(struct model *m, const struct m_request *r, uint64_t lease)
 {
-    drop(m, find(m, r->label));
+    struct m_ticket *ticket = find(m, r->label);
+
+    m->slots[r->slot].taken.request = r->id;
+    m->slots[r->slot].taken.secret = r->label;
+    m->slots[r->slot].taken.lease = lease;
+    m->slots[r->slot].taken.array = ticket->array;
+    m->slots[r->slot].taken.readonly = r->readonly;
+    drop(m, ticket);
 }
 
 void

@@ -18,13 +18,15 @@ import threading
 import warnings
 import weakref
 
+from multiprocessing.reduction import ForkingPickler
+
 import hypothesis
 import hypothesis.stateful as stateful
 import numpy
 import pytest
 from conftest import PATIENCE_S, Child, in_thread, wait_until
 from hypothesis import strategies as st
-from restarts import Restarts
+from restarts import Deaf, Restarts
 
 import caid
 from caid import _daemon, _default
@@ -510,6 +512,30 @@ def test_what_was_sent_arrives(restarts, child):
         for message in messages:
             with pytest.raises(caid.NotFoundError, match="taken already, or its sender has ended"):
                 pickle.loads(message)
+
+
+@pytest.fixture
+def deaf(restarts):
+    with contextlib.closing(Deaf(restarts)) as d:
+        yield d
+
+
+def test_a_take_that_was_not_answered_is_done_once(restarts, deaf):
+    with restarts.connect() as c, caid.Client(deaf.address) as sender, _default.client_of(deaf.address):
+        with filled(sender, 1) as a:
+            message = bytes(ForkingPickler.dumps(a))
+        deaf.loses = True
+        thread, taken = in_thread(lambda: pickle.loads(message))
+        wait_until(lambda: not any(holder.sent for a in c.unnamed() for holder in a.holders))
+        restarts.end()
+        deaf.loses = False
+        restarts.start()
+        thread.join()
+        with taken[0] as a:
+            assert read(a) == 1
+            with pytest.raises(caid.NotFoundError):
+                pickle.loads(message)
+        wait_until(lambda: not c.unnamed())
 
 
 def test_who_gives_up_says_so(restarts):
