@@ -409,6 +409,11 @@ core_connect(struct core *core, uint64_t id, const struct core_peer *peer, uint6
     if (core_get_user(core, peer->uid, peer->gid, &user) < 0)
         return -ENOMEM;
     r = conn_open(core, id, peer, user, &refused, &conn);
+    if ((r == -EDQUOT || r == -EMFILE) && former_keeps_place(core, user, peer->pid)) {
+        r = conn_open(core, id, peer, user, NULL, &conn);
+        if (r == 0)
+            conn->lacks_place = true;
+    }
     user_touch(user); /* it may have been made for nothing */
     users_run(core);
     return r;

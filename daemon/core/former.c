@@ -63,6 +63,21 @@ has_token(const struct conn *conn, struct msg_u64s token)
            is_token(conn->token, token.v) + is_token(conn->old_token, token.v) > 0;
 }
 
+bool
+former_keeps_place(const struct core *core, const struct user *user, pid_t pid)
+{
+    uint64_t n = user_limit(core, RES_CONNECTIONS);
+    const struct conn *former;
+    bool is_one = false;
+
+    TAILQ_FOREACH(former, &core->formers, of_former) {
+        bool is_ours = former->user == user && former_is_awaited(former);
+        n += is_ours;
+        is_one |= is_ours && former->pid == pid;
+    }
+    return is_one && user->used[RES_CONNECTIONS] < n;
+}
+
 struct conn *
 former_find(struct core *core, const struct conn *conn, struct msg_u64s token)
 {

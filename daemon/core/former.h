@@ -42,6 +42,9 @@ former_is_awaited(const struct conn *conn)
     return conn->former && conn->departed && !conn->returned && !conn->exited;
 }
 
+/* One of that process is awaited, and the user's places are taken by them: others may come in
+ * theirs. */
+bool former_keeps_place(const struct core *core, const struct user *user, pid_t pid);
 /* The one with that token, if its process is conn's; or NULL. */
 struct conn *former_find(struct core *core, const struct conn *conn, struct msg_u64s token);
 /* Its client has come back, by that token. */

@@ -103,6 +103,9 @@ HANDLER(on_hello)
     TAILQ_REMOVE(&core->waiting, conn, waiting);
     if (hello_resume(core, &conn, p, r))
         return REFUSED;
+    if (conn->lacks_place)
+        return refuse(r, PROTO_ERR_LIMIT, "uid %u: its places are for those who come back",
+                      (unsigned)conn->user->uid);
     result = (struct msg_hello_result){
         .version = p->version_max < PROTO_VERSION_MAX ? p->version_max : PROTO_VERSION_MAX,
         .features = {.v = (const struct msg_str[]){{0}}, .n = 0},

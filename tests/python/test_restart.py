@@ -514,6 +514,20 @@ def test_what_was_sent_arrives(restarts, child):
                 pickle.loads(message)
 
 
+def test_all_come_back_where_no_more_may_connect(tmp_path):
+    with contextlib.ExitStack() as stack:
+        restarts = stack.enter_context(contextlib.closing(Restarts(tmp_path, "[limits]\nconnections = 3\n")))
+        clients = [stack.enter_context(restarts.connect()) for _ in range(3)]
+        arrays = [stack.enter_context(filled(c, i)) for i, c in enumerate(clients)]
+        restarts.restart()
+        for i, (c, a) in enumerate(zip(clients, arrays)):
+            with a.write() as v:
+                v.fill(i + 1)
+            assert (read(a), c.status().connections) == (i + 1, 3)
+        with pytest.raises(caid.LimitError, match="limit of 3 connections"):
+            restarts.connect()
+
+
 @pytest.fixture
 def deaf(restarts):
     with contextlib.closing(Deaf(restarts)) as d:
