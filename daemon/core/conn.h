@@ -33,20 +33,19 @@ struct conn {
     gid_t *groups;
     size_t n_groups;
     char client[PROTO_CLIENT_MAX + 1];
-    bool greeted; /* HELLO has passed */
-    bool
-        lacks_place; /* its user has as many as it may; some are awaited, and this may be one */
-    bool resumes;    /* its client will, after a restart */
-    bool former;     /* of an earlier core: former.h */
-    bool returned;   /* its client has, by another connection, whose number it has */
-    bool resuming;   /* it tells what its client has */
-    bool leaves;     /* and has told that it uses nothing of it */
-    bool closing;    /* a CORE_CLOSE is on its way: nothing more is taken or sent */
-    bool departed;   /* has hung up; in core->departed until nothing is left of it */
-    bool reported;   /* to whoever drives the core: the exit of its process matters */
-    bool exited;     /* its process has */
-    bool leaving;    /* departed, and in its user's list: something may be left to be done */
-    uint32_t stage;  /* of its end */
+    bool greeted;       /* HELLO has passed */
+    bool lacks_place;   /* more than its user may have: it may be one that is awaited */
+    bool resumes;       /* its client will, after a restart */
+    bool former;        /* of an earlier core: former.h */
+    bool returned;      /* its client has, by another connection, whose number it has */
+    bool resuming;      /* it tells what its client has */
+    bool leaves;        /* and has told that it uses nothing of it */
+    bool closing;       /* a CORE_CLOSE is on its way: nothing more is taken or sent */
+    bool departed;      /* has hung up; in core->departed until nothing is left of it */
+    bool reported;      /* to whoever drives the core: the exit of its process matters */
+    bool exited;        /* its process has */
+    bool leaving;       /* departed, and in its user's list: something may be left to be done */
+    uint32_t stage;     /* of its end */
     uint64_t looked_at; /* at that stage: the last one that may have stayed */
     uint32_t deferring; /* depth */
     uint64_t deadline_ns;

@@ -18,7 +18,8 @@ struct refusal;
 struct done {
     union {
         struct {
-            uint64_t generation, part; /* of the answer, where there is one */
+            uint64_t generation,
+                part; /* of the answer, where there is one; CREATE: the array */
         };
 
         uint64_t ticket[2]; /* TAKE */

@@ -6,6 +6,8 @@
 #include "array.h"
 #include "array_index.h"
 #include "linger.h"
+#include "publish.h"
+#include "reclaim.h"
 #include "settle.h"
 #include "state.h"
 
@@ -195,6 +197,17 @@ claim_repeat(struct core *core, struct conn *conn, uint64_t request, struct refu
     return lease_send(core, conn, array, done->readonly, done->ticket, r);
 }
 
+/* Its caller was told of a failure: the name goes, unless it is another array's. */
+static void
+claim_undo(struct core *core, const struct conn *conn, uint64_t request)
+{
+    const struct done *done = done_find(conn, (uint32_t)request, MSG_CREATE);
+    struct array *array = done ? array_index_find(core->former_arrays, done->part) : NULL;
+
+    if (array && array->named && array->generation == done->generation)
+        array_unlink(core, array);
+}
+
 /* Its publisher hears of it when nobody can reach it any more, or now. */
 static int
 claim_part(struct core *core, struct conn *conn, uint64_t id, struct refusal *r)
@@ -231,6 +244,10 @@ former_claim_rest(struct core *core, struct conn *conn, const struct msg_resume_
         rc = claim_part(core, conn, p->parts.v[i], r);
     for (uint32_t i = 0; rc == 0 && i + 4 < p->ended.n; i += 5)
         rc = claim_end(core, conn, p->ended.v + i, r);
+    for (uint32_t i = 0; rc == 0 && i < p->undo.n; i++)
+        claim_undo(core, conn, p->undo.v[i]);
+    while (rc == 0 && conn->deferring < p->deferring && conn->deferring < DEFER_DEPTH_MAX)
+        reclaim_defer(core, conn);
     for (uint32_t i = 0; rc == 0 && i < p->repeats.n; i++)
         rc = claim_repeat(core, conn, p->repeats.v[i], r);
     return rc;

@@ -101,13 +101,14 @@ struct m_slot {    /* a client */
     int n_leases;
     int deferring;
 
-    struct {              /* what it took last */
-        uint32_t request; /* 0: nothing */
-        uint64_t secret, lease;
+    struct { /* the last take, or create with a name */
+        uint32_t request;
+        enum msg_method method;
+        uint64_t secret, lease, generation;
         int array;
         bool readonly;
-        bool is_lost; /* the answer: it counts as one of the array's leases all the same */
-    } taken;
+        bool is_lost; /* the answer: a take counts as one of the array's leases all the same */
+    } granted;
 };
 
 struct m_name {
@@ -194,6 +195,8 @@ struct m_array *model_find(struct model *m, int pool, int name);
 void model_name_gone(struct model *m, int pool, int name);
 void model_name_taken(struct model *m, int array, int name, uint64_t generation);
 void model_lease_gone(struct model *m, struct m_slot *slot, int i);
+/* The client may not hear of it, and come back; array: index. */
+void model_granted(struct model *m, const struct m_request *r, uint64_t lease, int array);
 /* Something that kept it has gone. */
 void model_settle(struct model *m, struct m_array *array);
 /* A request that is about to be sent; its reply is looked at when it comes. */
@@ -281,7 +284,7 @@ uint32_t model_check_members(struct model *m, const struct m_array *set,
 void model_step_ticket(struct model *m, int slot);
 /* By the request, whose label it is. */
 void model_ticket_add(struct model *m, const struct m_request *r, int array, bool readonly);
-void model_taken(struct model *m, const struct m_request *r, uint64_t lease);
+void model_taken(struct model *m, const struct m_request *r);
 void model_tickets_hangup(struct model *m, int slot);
 
 /* model_config.c */

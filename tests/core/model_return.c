@@ -55,6 +55,7 @@ leave_behind(struct model *m, int s)
         if (!m->fences[i].write && h_page(&m->h, m->fences[i].page)->conn == slot->conn)
             m->fences[i] = m->fences[--m->n_fences];
     slot->away = false;
+    slot->deferring = 0;
 }
 
 /* What was under way is as if nobody had asked for it. */
@@ -62,7 +63,6 @@ static void
 forget_asked(struct model *m, int s)
 {
     model_drop_requests(m, s);
-    m->slots[s].deferring = 0;
     for (int i = m->n_brackets; i-- > 0;) {
         struct m_bracket *b = &m->brackets[i];
         if (b->slot != s || !b->waiting)
@@ -225,23 +225,45 @@ list_all(struct model *m, int s, struct lists *lists)
     end_brackets(m, s, lists);
 }
 
+static bool
+is_lost(const struct m_slot *slot, enum msg_method method)
+{
+    return slot->granted.is_lost && slot->granted.method == method;
+}
+
+static void
+undo_create(struct model *m, struct m_slot *slot)
+{
+    const struct m_array *array = &m->arrays[slot->granted.array];
+
+    if (!is_lost(slot, MSG_CREATE))
+        return;
+    slot->granted.is_lost = false;
+    if (array->name != M_NONE && array->generation == slot->granted.generation)
+        model_name_gone(m, array->pool, array->name);
+}
+
 static void
 resume(struct model *m, int s, struct lists *l, bool done)
 {
     struct m_slot *slot = &m->slots[s];
-    const uint64_t request = slot->taken.request;
+    const uint64_t request = slot->granted.request;
     const struct msg_resume_params p = {.read = {l->v[READ], l->n[READ]},
                                         .write = {l->v[WRITE], l->n[WRITE]},
                                         .blocks = {l->v[BLOCKS], l->n[BLOCKS]},
                                         .pages = {l->v[PAGES], l->n[PAGES]},
                                         .parts = {l->v[PARTS], l->n[PARTS]},
                                         .ended = {l->v[ENDED], l->n[ENDED]},
-                                        .repeats = {&request, done && slot->taken.is_lost},
+                                        .repeats = {&request, done && is_lost(slot, MSG_TAKE)},
+                                        .undo = {&request, done && is_lost(slot, MSG_CREATE)},
+                                        .deferring = done ? (uint64_t)slot->deferring : 0,
                                         .done = done};
     const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_RESUME, &p);
 
     cr_assert(reply->seen && !reply->error, "slot %d may not come back: %s", s, reply->text);
     cr_assert_eq(reply->n_parts, 0, "slot %d has lost a lease", s);
+    if (done)
+        undo_create(m, slot);
 }
 
 static void
@@ -344,39 +366,43 @@ forget_block(struct model *m, const struct m_slot *slot, uint64_t block)
     for (int i = 0; i < slot->n_leases; i++)
         if (m->arrays[slot->leases[i].array].block == block)
             return;
-    books_forgotten(&m->h, slot->conn, block);
+    if (block)
+        books_forgotten(&m->h, slot->conn, block);
 }
 
-/* What it took last it may not have heard of. */
+/* What it was granted last it may not have heard of: it takes that again, and has what it made
+ * undone. */
 static void
-lose_take(struct model *m, int s)
+lose_answer(struct model *m, int s)
 {
     struct m_slot *slot = &m->slots[s];
 
-    if (slot->taken.is_lost || !slot->taken.request ||
-        m->h.next_id - slot->taken.request >= DONE_MAX || model_random(m, 2) ||
-        is_in_a_bracket(m, s, slot->taken.lease))
+    if (slot->granted.is_lost || !slot->granted.request ||
+        m->h.next_id - slot->granted.request >= DONE_MAX || model_random(m, 2) ||
+        is_in_a_bracket(m, s, slot->granted.lease))
         return;
     for (int i = 0; i < slot->n_leases; i++) {
-        if (slot->leases[i].lease != slot->taken.lease ||
-            slot->leases[i].array != slot->taken.array)
+        if (slot->leases[i].lease != slot->granted.lease ||
+            slot->leases[i].array != slot->granted.array)
             continue;
-        model_note(m, "slot %d has not heard of its take", s);
-        slot->taken.is_lost = true;
-        books_closed(&m->h, slot->conn, slot->taken.lease);
-        slot->leases[i] = slot->leases[--slot->n_leases];
-        forget_block(m, slot, m->arrays[slot->taken.array].block);
+        model_note(m, "slot %d has not heard of %s", s, msg_method_name(slot->granted.method));
+        slot->granted.is_lost = true;
+        books_closed(&m->h, slot->conn, slot->granted.lease);
+        m->arrays[slot->granted.array].n_leases += slot->granted.method == MSG_TAKE;
+        model_lease_gone(m, slot, i);
+        forget_block(m, slot, m->arrays[slot->granted.array].block);
+        return;
     }
 }
 
 void
 model_take_given_up(struct model *m, struct m_slot *slot)
 {
-    struct m_array *array = &m->arrays[slot->taken.array];
+    struct m_array *array = &m->arrays[slot->granted.array];
 
-    if (!slot->taken.is_lost)
+    if (!is_lost(slot, MSG_TAKE))
         return;
-    slot->taken.is_lost = false;
+    slot->granted.is_lost = false;
     array->n_leases--;
     model_settle(m, array);
 }
@@ -384,12 +410,13 @@ model_take_given_up(struct model *m, struct m_slot *slot)
 static const struct h_reply *
 repeat_take(struct model *m, const struct m_slot *slot)
 {
-    const uint64_t words[] = {slot->taken.secret, 1};
+    const uint64_t words[] = {slot->granted.secret, 1};
     const struct msg_take_params params = {.ticket = {words, 2},
-                                           .mode = MSG_STR(slot->taken.readonly ? "r" : "rw")};
+                                           .mode =
+                                               MSG_STR(slot->granted.readonly ? "r" : "rw")};
     struct msg_buf buf = {0};
 
-    cr_assert_eq(msg_encode_request(&buf, slot->taken.request, MSG_TAKE, &params), 0);
+    cr_assert_eq(msg_encode_request(&buf, slot->granted.request, MSG_TAKE, &params), 0);
     h_packet(&m->h, slot->conn, buf.data, buf.n);
     msg_buf_deinit(&buf);
     return &m->h.replies[slot->conn];
@@ -399,23 +426,23 @@ repeat_take(struct model *m, const struct m_slot *slot)
 static void
 take_again(struct model *m, struct m_slot *slot)
 {
-    struct m_array *array = &m->arrays[slot->taken.array];
+    struct m_array *array = &m->arrays[slot->granted.array];
     const struct h_reply *reply;
 
-    if (!slot->taken.is_lost)
+    if (!is_lost(slot, MSG_TAKE))
         return;
     reply = repeat_take(m, slot);
     if (reply->error) {
-        cr_assert_not(model_may(m, slot, array->pool, slot->taken.readonly ? 4 : 6), "%s",
+        cr_assert_not(model_may(m, slot, array->pool, slot->granted.readonly ? 4 : 6), "%s",
                       reply->text);
         model_take_given_up(m, slot);
         return;
     }
     cr_assert_eq(reply->arrays[0].stamp, array->stamp);
     slot->leases[slot->n_leases++] = (struct m_lease){.lease = reply->lease,
-                                                      .array = slot->taken.array,
-                                                      .readonly = slot->taken.readonly};
-    slot->taken.is_lost = false;
+                                                      .array = slot->granted.array,
+                                                      .readonly = slot->granted.readonly};
+    slot->granted.is_lost = false;
     cr_assert(repeat_take(m, slot)->error, "it is taken twice");
 }
 
@@ -432,7 +459,7 @@ tell(struct model *m, int s, uint64_t was, struct lists *lists)
         return false;
     for (int i = 0; i < N_LISTS; i++)
         lists->n[i] = i == ENDED ? lists->n[i] : 0;
-    lose_take(m, s);
+    lose_answer(m, s);
     list_all(m, s, lists);
     resume(m, s, lists, false);
     begin_again(m, s);

@@ -122,16 +122,9 @@ model_ticket_add(struct model *m, const struct m_request *r, int array, bool rea
 
 /* The taker's lease is there already. */
 void
-model_taken(struct model *m, const struct m_request *r, uint64_t lease)
+model_taken(struct model *m, const struct m_request *r)
 {
-    struct m_ticket *ticket = find(m, r->label);
-
-    m->slots[r->slot].taken.request = r->id;
-    m->slots[r->slot].taken.secret = r->label;
-    m->slots[r->slot].taken.lease = lease;
-    m->slots[r->slot].taken.array = ticket->array;
-    m->slots[r->slot].taken.readonly = r->readonly;
-    drop(m, ticket);
+    drop(m, find(m, r->label));
 }
 
 void

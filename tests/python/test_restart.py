@@ -552,6 +552,42 @@ def test_a_take_that_was_not_answered_is_done_once(restarts, deaf):
         wait_until(lambda: not c.unnamed())
 
 
+def caught(error, call):
+    with pytest.raises(error):
+        call()
+
+
+@pytest.mark.parametrize("error, options", [
+    (caid.TimeoutError, {"call_timeout": 0.5}),  # by itself, and comes back
+    (caid.DisconnectedError, {"reconnect_timeout": 0.1}),  # for good
+])  # fmt: skip
+def test_a_create_that_was_given_up_leaves_no_name(restarts, deaf, error, options):
+    with restarts.connect() as c, caid.Client(deaf.address, **options) as one:
+        publish(c, "other", 1)
+        deaf.loses = True
+        thread, ended = in_thread(lambda: caught(error, lambda: one.create("x", 4, "<i4")))
+        wait_until(lambda: len(c.list()) == 2)
+        if error is caid.TimeoutError:
+            thread.join()
+        restarts.end()
+        thread.join()
+        assert ended == [None]
+        deaf.loses = False
+        restarts.start()
+        wait_until(lambda: [entry.name for entry in c.list()] == ["other"])
+
+
+def test_what_is_deferred_stays_so(restarts):
+    with restarts.connect() as c, restarts.connect() as other, c.defer_cleanup():
+        with c.defer_cleanup():
+            restarts.restart()
+            wait_until(lambda: [user.deferred for user in other.users()] == [1])
+        restarts.restart()
+        wait_until(lambda: [user.deferred for user in other.users()] == [1])
+    with restarts.connect() as c:
+        assert [user.deferred for user in c.users()] == [0]
+
+
 def test_who_gives_up_says_so(restarts):
     """Others write what he had open, and he has what he has mapped."""
     with restarts.connect() as c, caid.Client(restarts.address, reconnect_timeout=0.1) as gone:
