@@ -444,6 +444,8 @@ core_restore_conn(struct core *core, uint64_t id, uint32_t kept,
     if (conn->resumes)
         former_new(core, conn);
     conn_hangup(core, conn);
+    if (conn->former)
+        conn_end_some(core, conn); /* it has nothing to give up, and may be back at once */
     return 0;
 }
 

@@ -60,3 +60,15 @@ CORE_TEST(return, in_its_own_place_at_the_limit, two_connections)
     cr_assert_not(connect_as(h, a), "nobody is awaited any more");
     cr_assert_eq(h_counts(h).connections, 2);
 }
+
+CORE_TEST(return, at_once, NULL)
+{
+    uint64_t conns[] = {come(h, 1000), come(h, 1000), come(h, 1000)};
+
+    core_set_pieces(h->core, 1);
+    h->by_hand = true;
+    saved_restart(h);
+    for (size_t i = 0; i < ARRAY_SIZE(conns); i++)
+        cr_assert(hello(h, connect_as(h, conns[i]), conns[i])->resumed);
+    h->by_hand = false;
+}
