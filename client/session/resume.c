@@ -441,14 +441,13 @@ leave(struct caid_client *client, const struct claims *undone)
 {
     struct resume *resume = &client->resume;
 
-    pthread_mutex_unlock(&client->lock);
-    int r = say_goodbye(client, undone);
-    pthread_mutex_lock(&client->lock);
-    while (r < 0 && r != -EREMOTEIO && !resume->ends) {
-        wake_wait(&resume->wake, &client->lock, clock_now_ns() + PAUSE_MAX_NS);
+    for (;;) {
         pthread_mutex_unlock(&client->lock);
-        r = say_goodbye(client, undone);
+        int r = say_goodbye(client, undone);
         pthread_mutex_lock(&client->lock);
+        if (r >= 0 || r == -EREMOTEIO || resume->ends)
+            return;
+        wake_wait(&resume->wake, &client->lock, clock_now_ns() + PAUSE_MAX_NS);
     }
 }
 

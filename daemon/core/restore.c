@@ -229,6 +229,18 @@ restore_block(const struct restoring *to, struct restore_block *b)
     return block_restore(to->core, pool, user, device, b, &b->block);
 }
 
+static int
+restore_blocks(const struct restoring *to)
+{
+    int r = 0;
+
+    for (size_t i = 0; i < to->r->n_pools; i++)
+        get_pool(to, (uint32_t)to->r->pools[i]->key.id);
+    for (size_t i = 0; r == 0 && i < to->r->n_blocks; i++)
+        r = restore_block(to, &to->r->blocks[i]);
+    return r;
+}
+
 /* ---- arrays ---- */
 
 /* What lies behind a record's fixed part. */
@@ -465,12 +477,17 @@ start_of(const struct restore *r, uint64_t block)
 }
 
 static int
-restore_placed(const struct restoring *to, struct restore_array **sorted)
+restore_placed(const struct restoring *to)
 {
+    _cleanup_free_ struct restore_array **sorted =
+        calloc(to->r->n_arrays + 1, sizeof(struct restore_array *));
     struct range *at = NULL;
     uint64_t block = 0;
     size_t n = 0;
     int r = 0;
+
+    if (!sorted)
+        return -ENOMEM;
 
     for (size_t i = 0; i < to->r->n_arrays; i++)
         if (!to->r->arrays[i].record->whole)
@@ -742,31 +759,17 @@ restore_numbers(const struct restoring *to)
 int
 core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost, void *userdata)
 {
+    static int (*const steps[])(const struct restoring *) = {
+        restore_blocks,    restore_losts, restore_placed, restore_parts,
+        restore_processes, restore_pages, restore_uses,   restore_tickets,
+    };
     const struct restoring to = {core, restore, lost, userdata};
-    _cleanup_free_ struct restore_array **sorted =
-        calloc(restore->n_arrays + 1, sizeof(struct restore_array *));
-    int r = sorted ? 0 : -ENOMEM;
     struct user *user;
+    int r = 0;
 
     restore_numbers(&to);
-    for (size_t i = 0; r == 0 && i < restore->n_pools; i++)
-        get_pool(&to, (uint32_t)restore->pools[i]->key.id);
-    for (size_t i = 0; r == 0 && i < restore->n_blocks; i++)
-        r = restore_block(&to, &restore->blocks[i]);
-    if (r == 0)
-        r = restore_losts(&to);
-    if (r == 0)
-        r = restore_placed(&to, sorted);
-    if (r == 0)
-        r = restore_parts(&to);
-    if (r == 0)
-        r = restore_processes(&to);
-    if (r == 0)
-        r = restore_pages(&to);
-    if (r == 0)
-        r = restore_uses(&to);
-    if (r == 0)
-        r = restore_tickets(&to);
+    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(steps); i++)
+        r = steps[i](&to);
     if (r == 0)
         r = formers_begin(core, restore->arrays, restore->n_arrays);
     for (size_t i = 0; i < restore->n_blocks; i++)

@@ -111,10 +111,11 @@ class Restarts:
 
 
 class Deaf:
-    """Between clients of this process and the daemon. While it loses answers, none arrives."""
+    """Between clients of this process and the daemon. While it loses answers, none arrives; once, it hangs up
+    when it has passed on so many requests."""
 
     def __init__(self, restarts):
-        self.there, self.loses, self.threads = restarts.address, False, []
+        self.there, self.loses, self.cuts_after, self.threads = restarts.address, False, 0, []
         self.address = str(restarts.folder / "deaf.sock")  # by the same folder they see the daemon
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listening.bind(self.address)
@@ -139,12 +140,17 @@ class Deaf:
                 asks.join()
 
     def pass_on(self, source, sink, answers=False):
+        n = 0
         with contextlib.suppress(OSError):
             while (got := socket.recv_fds(source, 1 << 16, 253))[0]:
                 if not (answers and self.loses):
                     socket.send_fds(sink, [got[0]], got[1])
                 for fd in got[1]:
                     os.close(fd)
+                n += 1
+                if n == self.cuts_after and not answers:
+                    self.cuts_after = 0
+                    break
         for sock in source, sink:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

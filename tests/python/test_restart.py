@@ -552,6 +552,21 @@ def test_a_take_that_was_not_answered_is_done_once(restarts, deaf):
         wait_until(lambda: not c.unnamed())
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_client_that_is_cut_off_as_it_comes_back(restarts, deaf, n):
+    """After its hello; when it has told of what it has; of a bracket, too."""
+    with restarts.connect() as c, caid.Client(deaf.address) as one, filled(one, 1) as a, one.create("x", 4, "<i4") as x:
+        message = bytes(ForkingPickler.dumps(a))
+        with x.write() as v:
+            restarts.end()
+            deaf.cuts_after = n
+            restarts.start()
+            v.fill(2)
+        assert (read(a), value_of(c, "x"), deaf.cuts_after) == (1, 2, 0)
+        with _default.client_of(deaf.address), pickle.loads(message) as b:
+            assert read(b) == 1
+
+
 def caught(error, call):
     with pytest.raises(error):
         call()
