@@ -286,6 +286,8 @@ void model_step_ticket(struct model *m, int slot);
 void model_ticket_add(struct model *m, const struct m_request *r, int array, bool readonly);
 void model_taken(struct model *m, const struct m_request *r);
 void model_tickets_hangup(struct model *m, int slot);
+/* Until the core waits for their sender no more; they are those of M_SLOTS + slot then. */
+void model_tickets_stay(struct model *m, int slot);
 
 /* model_config.c */
 void model_step_reconfigure(struct model *m);

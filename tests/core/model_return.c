@@ -45,6 +45,8 @@ leave_behind(struct model *m, int s)
     struct m_slot *slot = &m->slots[s];
 
     if (!slot->gone) {
+        if (slot->offended && slot->resumes)
+            model_tickets_stay(m, s);
         model_hung_up(m, s);
         books_hung_up(&m->h, slot->conn);
     }
@@ -378,6 +380,7 @@ lose_answer(struct model *m, int s)
     struct m_slot *slot = &m->slots[s];
 
     if (slot->granted.is_lost || !slot->granted.request ||
+        m->arrays[slot->granted.array].fenced || /* who has used it has heard of it */
         m->h.next_id - slot->granted.request >= DONE_MAX || model_random(m, 2) ||
         is_in_a_bracket(m, s, slot->granted.lease))
         return;
@@ -521,11 +524,13 @@ come_back(struct model *m, int s)
 void
 model_return_all(struct model *m)
 {
-    for (int s = 0; s < M_SLOTS; s++)
+    for (int s = 0; s < M_SLOTS; s++) {
+        model_tickets_hangup(m, M_SLOTS + s);
         if (m->slots[s].away) {
             m->left_behind = true;
             leave_behind(m, s);
         }
+    }
     for (size_t i = 0; i < m->h.n_pages; i++)
         for (size_t j = 0; j < TIMELINE_SLOTS; j++) {
             struct timeline_slot *slot = &m->h.pages[i].slots[j];

@@ -145,6 +145,7 @@ model_leave(struct model *m, int s, bool hangup, bool exits)
     if (!exits)
         return;
     model_brackets_exit(m, s);
+    model_tickets_hangup(m, M_SLOTS + s);
     while (slot->n_leases)
         model_lease_gone(m, slot, 0);
     h_exit(&m->h, slot->conn);
