@@ -241,11 +241,31 @@ adopt_defer(struct caid_client *client UNUSED, struct call *call UNUSED)
     return &late->call;
 }
 
+static int
+take_begin(struct caid_client *client, struct call *call UNUSED, const void *result UNUSED,
+           struct call_fds *fds UNUSED)
+{
+    client->deferring++;
+    resume_need(client);
+    return 0;
+}
+
+static int
+take_end(struct caid_client *client, struct call *call UNUSED, const void *result UNUSED,
+         struct call_fds *fds UNUSED)
+{
+    client->deferring--;
+    return 0;
+}
+
 int
 caid_defer_begin(struct caid_client *client, struct caid_error *error)
 {
     struct msg_defer_params params = {.begin = true};
-    struct call call = {.method = MSG_DEFER, .params = &params, .adopt = adopt_defer};
+    struct call call = {.method = MSG_DEFER,
+                        .params = &params,
+                        .take = take_begin,
+                        .adopt = adopt_defer};
 
     return call_make(client, &call, error);
 }
@@ -253,5 +273,8 @@ caid_defer_begin(struct caid_client *client, struct caid_error *error)
 int
 caid_defer_end(struct caid_client *client, struct caid_error *error)
 {
-    return call_ask(client, MSG_DEFER, &(struct msg_defer_params){.begin = false}, error);
+    const struct msg_defer_params params = {.begin = false};
+    struct call call = {.method = MSG_DEFER, .params = &params, .take = take_end};
+
+    return call_make(client, &call, error);
 }

@@ -89,6 +89,7 @@ struct caid_client {
     struct call_list calls;    /* sent and not answered, oldest first */
     struct call_list standing; /* the same of those that nobody waits for */
     uint32_t n_late;           /* of these, that were given up */
+    uint32_t deferring;        /* what it holds back: caid_defer_begin() */
     uint64_t late_due;         /* when the client's thread looks for their replies */
     struct standing_list unsent;
     struct waiter_list waiters; /* threads that wait while another one reads */

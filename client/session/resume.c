@@ -210,10 +210,48 @@ tell_brackets(struct talk *talk, const struct claims *claims)
 static bool
 are_none(const struct claims *claims)
 {
-    for (size_t i = 0; i < N_CLAIMS; i++)
+    for (size_t i = 0; i < N_CLAIMED; i++)
         if (claims->lists[i].n > 0)
             return false;
     return claims->n_brackets == 0;
+}
+
+/* Of more, the daemon does not know what it has answered. */
+static void
+claim_call(struct claims *claims, enum claim claim, const struct call *call)
+{
+    if (claims->lists[claim].n < PROTO_RESUME_MAX / 2)
+        claims_add(claims, claim, call->seq);
+}
+
+static void
+claim_calls_of(struct claims *claims, enum claim claim, const struct call_list *calls,
+               enum msg_method method)
+{
+    const struct call *call;
+
+    TAILQ_FOREACH(call, calls, entry)
+        if (call->method == method)
+            claim_call(claims, claim, call);
+}
+
+static struct msg_u64s
+all_of(const struct claim_list *list)
+{
+    return (struct msg_u64s){.v = list->v, .n = (uint32_t)list->n};
+}
+
+static int
+tell_done(struct caid_client *client, struct talk *talk, const struct claims *claims)
+{
+    const struct msg_resume_params params = {
+        .repeats = all_of(&claims->lists[CLAIM_REPEAT]),
+        .undo = all_of(&claims->lists[CLAIM_UNDO]),
+        .deferring = client->deferring,
+        .done = true,
+    };
+
+    return ask_resume(client, talk, &params);
 }
 
 /* Who has nothing need not be known. */
@@ -224,6 +262,8 @@ tell(struct caid_client *client, struct talk *talk, bool is_known)
     int r;
 
     FEATURES_DO(client, claim, client, &claims);
+    claim_calls_of(&claims, CLAIM_REPEAT, &client->calls, MSG_TAKE);
+    claim_calls_of(&claims, CLAIM_UNDO, &client->standing, MSG_CREATE); /* given up */
     if (claims.failed)
         return -ENOMEM;
     if (!is_known)
@@ -232,7 +272,7 @@ tell(struct caid_client *client, struct talk *talk, bool is_known)
     if (r == 0)
         r = tell_brackets(talk, &claims);
     if (r == 0)
-        r = ask_resume(client, talk, &(struct msg_resume_params){.done = true});
+        r = tell_done(client, talk, &claims);
     return r;
 }
 
@@ -338,8 +378,9 @@ tell_return(struct caid_client *client)
     pthread_mutex_lock(&client->lock);
 }
 
+/* What calls have made that will not hear of it is to be undone, where that can be said. */
 static void
-seek_until(struct caid_client *client)
+seek_until(struct caid_client *client, struct claims *undone)
 {
     struct resume *resume = &client->resume;
     uint64_t end_ns = resume->since_ns + resume->timeout_ns, pause_ns = PAUSE_MIN_NS;
@@ -347,7 +388,12 @@ seek_until(struct caid_client *client)
 
     while (client->away && !resume->ends) {
         int r = seek(client);
-        if (r < 0 && clock_now_ns() >= end_ns)
+        bool is_over = r < 0 && clock_now_ns() >= end_ns;
+        if (is_over) {
+            claim_calls_of(undone, CLAIM_UNDO, &client->calls, MSG_CREATE);
+            claim_calls_of(undone, CLAIM_UNDO, &client->standing, MSG_CREATE);
+        }
+        if (is_over)
             client_lose(client, CAID_ERR_DISCONNECTED,
                         "%s: the daemon has gone, and has not come back in %g s",
                         client->socket, (double)resume->timeout_ns / NSEC_PER_SEC);
@@ -377,9 +423,11 @@ await_hangup(struct caid_client *client)
 
 /* Others need not wait for this client. 0: they do not. */
 static int
-say_goodbye(struct caid_client *client)
+say_goodbye(struct caid_client *client, const struct claims *undone)
 {
-    const struct msg_resume_params params = {.done = true, .leaves = true};
+    const struct msg_resume_params params = {.undo = all_of(&undone->lists[CLAIM_UNDO]),
+                                             .done = true,
+                                             .leaves = true};
     _cleanup_(talk_deinit) struct talk talk = {.sock = -1};
     struct msg_resume_result result;
     int r = hello(client, &talk);
@@ -389,24 +437,24 @@ say_goodbye(struct caid_client *client)
 
 /* As soon as there is a daemon; where the client closes, if there is one by now. */
 static void
-leave(struct caid_client *client)
+leave(struct caid_client *client, const struct claims *undone)
 {
     struct resume *resume = &client->resume;
 
-    pthread_mutex_unlock(&client->lock);
-    int r = say_goodbye(client);
-    pthread_mutex_lock(&client->lock);
-    while (r < 0 && r != -EREMOTEIO && !resume->ends) {
-        wake_wait(&resume->wake, &client->lock, clock_now_ns() + PAUSE_MAX_NS);
+    for (;;) {
         pthread_mutex_unlock(&client->lock);
-        r = say_goodbye(client);
+        int r = say_goodbye(client, undone);
         pthread_mutex_lock(&client->lock);
+        if (r >= 0 || r == -EREMOTEIO || resume->ends)
+            return;
+        wake_wait(&resume->wake, &client->lock, clock_now_ns() + PAUSE_MAX_NS);
     }
 }
 
 static void *
 run(void *userdata)
 {
+    _cleanup_(claims_deinit) struct claims undone = {0};
     struct caid_client *client = userdata;
     bool was_away = false;
 
@@ -414,12 +462,12 @@ run(void *userdata)
     while (!client->resume.ends && client->lost.code == 0) {
         was_away = client->away;
         if (client->away)
-            seek_until(client);
+            seek_until(client, &undone);
         else
             await_hangup(client);
     }
     if (was_away && (client->away || client->lost.code == CAID_ERR_DISCONNECTED))
-        leave(client);
+        leave(client, &undone);
     pthread_mutex_unlock(&client->lock);
     return NULL;
 }

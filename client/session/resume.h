@@ -37,6 +37,9 @@ enum claim { /* the lists of msg_resume_params */
     CLAIM_PAGE,
     CLAIM_PART,
     CLAIM_ENDED,
+    N_CLAIMED, /* those that follow say nothing of what the client has */
+    CLAIM_REPEAT = N_CLAIMED,
+    CLAIM_UNDO,
     N_CLAIMS,
 };
 

@@ -322,6 +322,15 @@ bracket_resume(struct core *core, struct conn *conn, uint32_t request,
     return 0;
 }
 
+void
+bracket_unresume(struct core *core, struct bracket *bracket)
+{
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        if (bracket->claims[i].use && bracket->claims[i].write)
+            former_unclaim_write(bracket->conn, bracket->claims[i].use->array);
+    bracket_free(core, bracket);
+}
+
 /* Queues up everywhere. */
 static void
 bracket_queue(struct core *core, struct bracket *bracket)

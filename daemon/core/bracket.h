@@ -71,6 +71,8 @@ int bracket_new(struct core *core, struct conn *conn, uint32_t request,
  * -ENOMEM or REFUSED. */
 int bracket_resume(struct core *core, struct conn *conn, uint32_t request,
                    const struct bracket_request *req, struct refusal *r);
+/* Such a one, as if that had not been. */
+void bracket_unresume(struct core *core, struct bracket *bracket);
 struct bracket *bracket_find(struct conn *conn, uint64_t id);
 /* The one that waits, by the request that begins it. */
 struct bracket *bracket_find_request(struct conn *conn, uint32_t request);

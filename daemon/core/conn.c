@@ -86,6 +86,35 @@ conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct u
     return 0;
 }
 
+void
+conn_return(struct core *core, struct conn *former, struct conn *conn)
+{
+    struct entry *forget = TAKE_PTR(conn->let_go);
+    struct charge charge = former->charge;
+    gid_t *groups = former->groups;
+
+    forget->action = (struct core_action){.type = CORE_FORGET, .conn = former->id};
+    entry_push(core, forget);
+    RB_REMOVE(conns, &core->departed, former);
+    RB_REMOVE(conns, &core->conns, conn);
+    core->n_departed--;
+    former->id = conn->id;
+    former->gid = conn->gid;
+    former->groups = conn->groups;
+    former->n_groups = conn->n_groups;
+    former->charge = conn->charge;
+    memcpy(former->token, conn->token, sizeof(conn->token));
+    memcpy(former->client, conn->client, sizeof(conn->client));
+    former->greeted = former->returned = true;
+    former->reported = former->closing = former->departed = false;
+    former->stage = 0;
+    RB_INSERT(conns, &core->conns, former);
+    conn->groups = groups;
+    charge_deinit(&charge);
+    charge_deinit(&conn->fds);
+    conn_free(conn);
+}
+
 /* ---- the end, a thing at a time ---- */
 
 /* What is left of its end. Each may do a thing; false: there is nothing (more) of its kind. */
@@ -140,7 +169,7 @@ drop_timeline(struct core *core, struct conn *conn)
     return timeline != NULL;
 }
 
-/* What the GPU may still write to stays. */
+/* What the GPU may still write to stays; of one that is awaited, tickets, and its blocks. */
 static bool
 depart_lease(struct core *core, struct conn *conn)
 {
@@ -150,13 +179,27 @@ depart_lease(struct core *core, struct conn *conn)
     if (!lease)
         return false;
     conn->looked_at = lease->id;
-    if (lease->hold) {
+    if (lease->ticket && former_is_awaited(conn))
+        return true;
+    if (lease->hold && !former_is_awaited(conn)) {
         lease_depart(core, lease);
     } else {
         bracket_drop_lease(core, lease);
         lease_free(core, lease);
     }
     return true;
+}
+
+/* It is as if it had not told of it. */
+static bool
+unclaim_bracket(struct core *core, struct conn *conn)
+{
+    struct bracket *bracket = former_is_awaited(conn) ? RB_MIN(brackets, &conn->brackets)
+                                                      : NULL;
+
+    if (bracket)
+        bracket_unresume(core, bracket);
+    return bracket != NULL;
 }
 
 /* Those that are open stay until the exit. */
@@ -232,8 +275,8 @@ exit_hold(struct core *core, struct conn *conn)
 
 /* NULL: what its process may use stays until that has exited. */
 static stage_fn *const stages[] = {
-    drop_request, drop_page_hold, drop_timeline, depart_lease, depart_bracket, depart_hold,
-    NULL,         exit_bracket,   exit_page,     exit_lease,   exit_hold,
+    drop_request, drop_page_hold, drop_timeline, unclaim_bracket, depart_lease, depart_bracket,
+    depart_hold,  NULL,           exit_bracket,  exit_page,       exit_lease,   exit_hold,
 };
 
 static bool
@@ -325,9 +368,9 @@ conn_hangup(struct core *core, struct conn *conn)
     core->n_conns--;
     core->n_departed++;
     conn->closing = conn->departed = true;
-    former_hangup(core, conn);
-    if (conn->recorded && conn->resumes)
-        persist_conn(core, conn);
+    former_hangup(conn);
+    if (conn->resumes)
+        persist_process(core, conn);
     conn_wake(conn);
 }
 

@@ -27,19 +27,18 @@ struct conn {
     pid_t pid;
     uint32_t kept; /* the number of its pidfd at the keeper; 0: none */
     uint64_t token[2];
-    uint64_t old_token[2]; /* by which it has been taken up, and may be again */
-    uint64_t number;       /* in the journal; 0: none */
-    uint64_t former_id; /* of the connection of an earlier core whose place it has; 0: none */
+    uint64_t old_token[2];       /* by which it has been taken up, and may be again */
+    uint64_t number;             /* in the journal; 0: none */
     TAILQ_ENTRY(conn) of_former; /* core->formers */
     gid_t *groups;
     size_t n_groups;
     char client[PROTO_CLIENT_MAX + 1];
     bool greeted;       /* HELLO has passed */
-    bool recorded;      /* it is in the journal */
+    bool lacks_place;   /* more than its user may have: it may be one that is awaited */
     bool resumes;       /* its client will, after a restart */
-    bool former;        /* of an earlier core, or has such a one's place: former.h */
+    bool former;        /* of an earlier core: former.h */
+    bool returned;      /* its client has, by another connection, whose number it has */
     bool resuming;      /* it tells what its client has */
-    bool has_told;      /* some of it */
     bool leaves;        /* and has told that it uses nothing of it */
     bool closing;       /* a CORE_CLOSE is on its way: nothing more is taken or sent */
     bool departed;      /* has hung up; in core->departed until nothing is left of it */
@@ -79,6 +78,8 @@ struct conn *conn_find(struct conns *conns, uint64_t id);
 /* -ENOMEM, -EDQUOT: the user has as many as it may, -EMFILE: its share of the fds. */
 int conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct user *user,
               struct refusal *r, struct conn **ret);
+/* A departed one that is awaited goes on as conn, which is gone. */
+void conn_return(struct core *core, struct conn *former, struct conn *conn);
 /* Hangs up: it is in core->departed, and goes in pieces. */
 void conn_hangup(struct core *core, struct conn *conn);
 

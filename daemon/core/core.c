@@ -409,6 +409,11 @@ core_connect(struct core *core, uint64_t id, const struct core_peer *peer, uint6
     if (core_get_user(core, peer->uid, peer->gid, &user) < 0)
         return -ENOMEM;
     r = conn_open(core, id, peer, user, &refused, &conn);
+    if ((r == -EDQUOT || r == -EMFILE) && former_keeps_place(core, user, peer->pid)) {
+        r = conn_open(core, id, peer, user, NULL, &conn);
+        if (r == 0)
+            conn->lacks_place = true;
+    }
     user_touch(user); /* it may have been made for nothing */
     users_run(core);
     return r;
@@ -429,16 +434,18 @@ core_restore_conn(struct core *core, uint64_t id, uint32_t kept,
         conn_open(core, id, &peer, user, NULL, &conn) < 0)
         return -ENOMEM;
     conn->kept = kept;
-    conn->reported = conn->recorded = true;
+    conn->reported = true;
     conn->resumes = record->resumes;
-    conn->number = record->number;
-    if (core->persist.n_numbers < record->number)
-        core->persist.n_numbers = record->number;
+    conn->number = record->key.id;
+    if (core->persist.n_numbers < conn->number)
+        core->persist.n_numbers = conn->number;
     memcpy(conn->token, record->token, sizeof(conn->token));
     memcpy(conn->old_token, record->old_token, sizeof(conn->old_token));
     if (conn->resumes)
         former_new(core, conn);
     conn_hangup(core, conn);
+    if (conn->former)
+        conn_end_some(core, conn); /* it has nothing to give up, and may be back at once */
     return 0;
 }
 

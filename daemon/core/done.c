@@ -6,18 +6,25 @@
 #include "state.h"
 
 void
+done_put(struct core *core, struct conn *conn, const struct done *done)
+{
+    uint32_t place = done->request % DONE_MAX;
+
+    if (!conn->resumes)
+        return;
+    conn->done[place] = *done;
+    persist_done(core, conn, place);
+}
+
+void
 done_note(struct core *core, struct conn *conn, uint32_t request, enum msg_method method,
           uint64_t generation, uint64_t part)
 {
-    if (!conn->resumes)
-        return;
-    conn->done[request % DONE_MAX] = (struct done){
-        .generation = generation,
-        .part = part,
-        .request = request,
-        .method = method,
-    };
-    persist_done(core, conn, request % DONE_MAX);
+    done_put(core, conn,
+             &(struct done){.generation = generation,
+                            .part = part,
+                            .request = request,
+                            .method = (uint16_t)method});
 }
 
 const struct done *
@@ -25,10 +32,10 @@ done_find(const struct conn *conn, uint32_t request, enum msg_method method)
 {
     const struct done *done = &conn->done[request % DONE_MAX];
 
-    return conn->former_id && done->method == method && done->request == request ? done : NULL;
+    return conn->returned && done->method == method && done->request == request ? done : NULL;
 }
 
-void
+bool
 done_answer(struct core *core, struct conn *conn, const struct done *done)
 {
     const struct msg_publish_part_result part = {done->generation, done->part};
@@ -36,9 +43,12 @@ done_answer(struct core *core, struct conn *conn, const struct done *done)
     const struct msg_none none = {};
     const void *result = &none;
 
+    if (done->method == MSG_CREATE || done->method == MSG_TAKE)
+        return false;
     if (done->method == MSG_PUBLISH_PART)
         result = &part;
     else if (done->method == MSG_PUBLISH || done->method == MSG_RENAME)
         result = &publish;
     send_result(core, conn, done->request, (enum msg_method)done->method, result, NULL, 0);
+    return true;
 }

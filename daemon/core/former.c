@@ -6,6 +6,8 @@
 #include "array.h"
 #include "array_index.h"
 #include "linger.h"
+#include "publish.h"
+#include "reclaim.h"
 #include "settle.h"
 #include "state.h"
 
@@ -63,8 +65,23 @@ has_token(const struct conn *conn, struct msg_u64s token)
            is_token(conn->token, token.v) + is_token(conn->old_token, token.v) > 0;
 }
 
-static struct conn *
-find_former(struct core *core, const struct conn *conn, struct msg_u64s token)
+bool
+former_keeps_place(const struct core *core, const struct user *user, pid_t pid)
+{
+    uint64_t n = user_limit(core, RES_CONNECTIONS);
+    const struct conn *former;
+    bool is_one = false;
+
+    TAILQ_FOREACH(former, &core->formers, of_former) {
+        bool is_ours = former->user == user && former_is_awaited(former);
+        n += is_ours;
+        is_one |= is_ours && former->pid == pid;
+    }
+    return is_one && user->used[RES_CONNECTIONS] < n;
+}
+
+struct conn *
+former_find(struct core *core, const struct conn *conn, struct msg_u64s token)
 {
     struct conn *former;
 
@@ -75,53 +92,12 @@ find_former(struct core *core, const struct conn *conn, struct msg_u64s token)
     return NULL;
 }
 
-static void
-move_uses(struct conn *conn, struct conn *former)
+void
+former_resume(struct core *core, struct conn *conn, const uint64_t token[static 2])
 {
-    struct timeline *timeline;
-    struct hold *hold;
-    struct page *page;
-
-    while ((hold = RB_MIN(holds, &former->holds))) {
-        RB_REMOVE(holds, &former->holds, hold);
-        hold->conn = conn;
-        hold->tree = &conn->holds;
-        RB_INSERT(holds, &conn->holds, hold);
-    }
-    while ((timeline = LIST_FIRST(&former->timelines))) {
-        LIST_REMOVE(timeline, of_conn);
-        LIST_INSERT_HEAD(&conn->timelines, timeline, of_conn);
-    }
-    while ((page = LIST_FIRST(&former->pages))) {
-        LIST_REMOVE(page, of_conn);
-        page->conn = conn;
-        LIST_INSERT_HEAD(&conn->pages, page, of_conn);
-    }
-}
-
-bool
-former_take_up(struct core *core, struct conn *conn, struct msg_u64s token)
-{
-    struct conn *former = find_former(core, conn, token);
-
-    if (!former)
-        return false;
-    persist_conn_gone(core, former);
-    move_uses(conn, former);
-    memcpy(conn->old_token, token.v, sizeof(conn->old_token));
-    memcpy(conn->done, former->done, sizeof(conn->done));
-    conn->number = former->number;
-    conn->kept = former->kept;
-    conn->recorded = former->recorded;
-    former->kept = 0;
-    former->recorded = former->former = false;
-    conn->former_id = former->id;
-    conn->former = conn->resuming = true;
-    TAILQ_INSERT_BEFORE(former, conn, of_former);
-    TAILQ_REMOVE(&core->formers, former, of_former);
-    persist_conn(core, conn);
-    conn_wake(former);
-    return true;
+    conn->resuming = true;
+    memcpy(conn->old_token, token, sizeof(conn->old_token));
+    persist_process(core, conn);
 }
 
 /* ---- what it claims ---- */
@@ -136,27 +112,18 @@ may_have(struct conn *conn, struct array *array, bool readonly)
            pool_may(array->pool, conn, readonly ? MAY_READ : MAY_WRITE);
 }
 
-#define LEASE_MAX (UINT64_C(1) << 62)
-#define GONE      2 /* neither 0, nor REFUSED, nor -errno: it cannot be had */
+#define GONE 2 /* neither 0, nor REFUSED, nor -errno: it cannot be had */
 
 static int
 claim_lease(struct core *core, struct conn *conn, uint64_t id, struct array *array,
             bool readonly, struct refusal *r)
 {
-    uint64_t next = conn->next_lease;
-    struct lease key = {.id = id}, *lease;
-    bool is_new;
-    int rc;
-
-    if (id == 0 || id > LEASE_MAX || RB_FIND(leases, &conn->leases, &key))
+    if (!lease_is_free(conn, id))
         return refuse(r, PROTO_ERR_INVALID, "lease %llu is none, or there already",
                       (unsigned long long)id);
     if (!array || !may_have(conn, array, readonly))
         return GONE;
-    conn->next_lease = id - 1;
-    rc = lease_new(core, conn, array, readonly, &lease, &is_new, r);
-    if (conn->next_lease < next)
-        conn->next_lease = next;
+    int rc = lease_restore(core, conn, id, array, readonly, NULL, r);
     return rc == REFUSED ? GONE : rc;
 }
 
@@ -188,6 +155,13 @@ former_claim_write(struct conn *conn, struct array *array)
     return true;
 }
 
+void
+former_unclaim_write(const struct conn *conn, struct array *array)
+{
+    array->use->writer = conn->number;
+    array->use->was_written = false;
+}
+
 #define END_UNDONE 2 /* in place of abandon: nothing was written */
 
 /* Its client has ended it, which the core of then may not have heard of. */
@@ -208,6 +182,30 @@ claim_end(struct core *core, struct conn *conn, const uint64_t end[static 5], st
         return 0;
     array->abandoned = end[4];
     return use_restore_write(array, page, (uint32_t)end[2], end[3]);
+}
+
+/* Its client asks for that again, as it has not had the answer: what it took by then is sent to it,
+ * by the same ticket. */
+static int
+claim_repeat(struct core *core, struct conn *conn, uint64_t request, struct refusal *r)
+{
+    const struct done *done = done_find(conn, (uint32_t)request, MSG_TAKE);
+    struct array *array = done ? array_index_find(core->former_arrays, done->array) : NULL;
+
+    if (!array || !may_have(conn, array, true) || ticket_find(core, done->ticket))
+        return 0;
+    return lease_send(core, conn, array, done->readonly, done->ticket, r);
+}
+
+/* Its caller was told of a failure: the name goes, unless it is another array's. */
+static void
+claim_undo(struct core *core, const struct conn *conn, uint64_t request)
+{
+    const struct done *done = done_find(conn, (uint32_t)request, MSG_CREATE);
+    struct array *array = done ? array_index_find(core->former_arrays, done->part) : NULL;
+
+    if (array && array->named && array->generation == done->generation)
+        array_unlink(core, array);
 }
 
 /* Its publisher hears of it when nobody can reach it any more, or now. */
@@ -246,6 +244,12 @@ former_claim_rest(struct core *core, struct conn *conn, const struct msg_resume_
         rc = claim_part(core, conn, p->parts.v[i], r);
     for (uint32_t i = 0; rc == 0 && i + 4 < p->ended.n; i += 5)
         rc = claim_end(core, conn, p->ended.v + i, r);
+    for (uint32_t i = 0; rc == 0 && i < p->undo.n; i++)
+        claim_undo(core, conn, p->undo.v[i]);
+    while (rc == 0 && conn->deferring < p->deferring && conn->deferring < DEFER_DEPTH_MAX)
+        reclaim_defer(core, conn);
+    for (uint32_t i = 0; rc == 0 && i < p->repeats.n; i++)
+        rc = claim_repeat(core, conn, p->repeats.v[i], r);
     return rc;
 }
 
@@ -285,7 +289,7 @@ look_at(struct core *core, struct conn *conn)
 {
     struct page *page;
 
-    if (conn->resuming || !conn->former_id)
+    if (conn->resuming || !conn->returned)
         return;
     LIST_FOREACH(page, &conn->pages, of_conn)
         if (!has_landed(page))
@@ -314,23 +318,24 @@ give_up(struct core *core, struct conn *conn)
     conn->resumes = false;
     conn->leaves = true;
     former_end(core, conn);
-    persist_conn(core, conn);
+    persist_process(core, conn);
     conn->stage = 0; /* what has stayed for it goes, too: names of timelines */
-    if (conn->departed)
-        conn_wake(conn);
+    conn_wake(conn);
 }
 
 void
-former_hangup(struct core *core, struct conn *conn)
+former_hangup(struct conn *conn)
 {
+    struct hold *hold;
+    struct page *page;
+
     if (!conn->resuming)
         return;
-    if (conn->has_told) {
-        give_up(core, conn);
-        return;
-    }
-    conn->resuming = false;
-    conn->former_id = 0;
+    conn->resuming = conn->returned = false;
+    RB_FOREACH(hold, holds, &conn->holds)
+        hold->claimed = false;
+    LIST_FOREACH(page, &conn->pages, of_conn)
+        page->claimed = false;
 }
 
 bool
@@ -341,7 +346,7 @@ formers_look(struct core *core)
     for (conn = TAILQ_FIRST(&core->formers); conn; conn = next) {
         next = TAILQ_NEXT(conn, of_former);
         look_at(core, conn);
-        if (conn->former && !conn->former_id && core->now_ns >= core->formers_until_ns)
+        if (conn->former && !conn->returned && core->now_ns >= core->formers_until_ns)
             give_up(core, conn);
     }
     return !TAILQ_EMPTY(&core->formers);

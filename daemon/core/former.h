@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Connections of an earlier core whose clients come back. Each is restored as a departed one, with
- * its holds and pages, and is taken up by a new connection of the same process that knows its token
- * (hello); that one tells what the client has (resume), and has its place from then on.
+ * its holds and pages. When the same process connects and knows its token (hello), it goes on as
+ * that connection (conn_return()), and is told what the client has (resume). Should the client hang
+ * up before it has told it all, it has told nothing, and is awaited as before.
  *
  * What a bracket reads, and which leases there are, is recorded nowhere. So as long as a block has
  * a former holder, one that has not told it all, nor exited, or whose streams are yet to store what
@@ -38,25 +39,31 @@ int former_doubt(struct array *array, uint64_t writer);
 static inline bool
 former_is_awaited(const struct conn *conn)
 {
-    return conn->former && conn->departed && !conn->former_id && !conn->exited;
+    return conn->former && conn->departed && !conn->returned && !conn->exited;
 }
 
-/* conn takes the place of the one with that token, if its process is the same. */
-bool former_take_up(struct core *core, struct conn *conn, struct msg_u64s token);
+/* One of that process is awaited, and the user's places are taken by them: others may come in
+ * theirs. */
+bool former_keeps_place(const struct core *core, const struct user *user, pid_t pid);
+/* The one with that token, if its process is conn's; or NULL. */
+struct conn *former_find(struct core *core, const struct conn *conn, struct msg_u64s token);
+/* Its client has come back, by that token. */
+void former_resume(struct core *core, struct conn *conn, const uint64_t token[static 2]);
 /* While it resumes. -ENOMEM or REFUSED, where the client has not got what it says; a lease that
  * cannot be had any more is in `lost`, of which there is room for n. */
 int former_claim_leases(struct core *core, struct conn *conn, struct msg_u64s pairs,
                         bool readonly, uint64_t *lost, uint32_t *n_lost, struct refusal *r);
 int former_claim_rest(struct core *core, struct conn *conn,
                       const struct msg_resume_params *params, struct refusal *r);
-/* The array's writer was the connection that conn has taken up, and is known. */
+/* The array's writer was conn, and is known. */
 bool former_claim_write(struct conn *conn, struct array *array);
+/* It is in doubt again. */
+void former_unclaim_write(const struct conn *conn, struct array *array);
 /* It has told it all: what it has not is given back. `leaves`: its holds alone stay. */
 void former_done(struct core *core, struct conn *conn, bool leaves);
 
-/* It hangs up. One that has told nothing yet can be taken up again: its client has not waited for
- * the answer to HELLO. One that has told some of what it has is not waited for. */
-void former_hangup(struct core *core, struct conn *conn);
+/* It hangs up: while it resumes, it is awaited again. */
+void former_hangup(struct conn *conn);
 /* Looks whether what streams were to store is stored, and who does not come back. Whether there
  * are some that it is to look at again. */
 bool formers_look(struct core *core);

@@ -187,7 +187,7 @@ grant_created(struct core *core, struct conn *conn, uint32_t request, struct arr
     assert(grant.n_arrays == 1); /* one has room, however long what it says */
     array_promise(core, array);
     if (array->named)
-        done_note(core, conn, request, MSG_CREATE, array->generation, 0);
+        done_note(core, conn, request, MSG_CREATE, array->generation, array->id);
     grant_send(core, conn, request, MSG_CREATE, &grant);
     if (array->named)
         watch_notify(core, array->pool, array_name(array), NULL, array);

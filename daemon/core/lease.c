@@ -62,6 +62,35 @@ lease_send(struct core *core, struct conn *conn, struct array *array, bool reado
     rc = ticket_new(core, secret, lease, r);
     if (rc)
         lease_free(core, lease);
+    else
+        persist_ticket(core, lease);
+    return rc;
+}
+
+#define LEASE_MAX (UINT64_C(1) << 62)
+
+bool
+lease_is_free(struct conn *conn, uint64_t id)
+{
+    struct lease key = {.id = id};
+
+    return id > 0 && id <= LEASE_MAX && !RB_FIND(leases, &conn->leases, &key);
+}
+
+int
+lease_restore(struct core *core, struct conn *conn, uint64_t id, struct array *array,
+              bool readonly, const uint64_t *secret, struct refusal *r)
+{
+    uint64_t next = conn->next_lease;
+    struct lease *lease;
+    bool is_new;
+    int rc;
+
+    conn->next_lease = id - 1;
+    rc = secret ? lease_send(core, conn, array, readonly, secret, r)
+                : lease_new(core, conn, array, readonly, &lease, &is_new, r);
+    if (conn->next_lease < next)
+        conn->next_lease = next;
     return rc;
 }
 
@@ -76,8 +105,10 @@ lease_free(struct core *core, struct lease *lease)
     LIST_REMOVE(lease, of_array);
     if (lease->hold)
         lease->hold->n_leases--;
-    if (lease->ticket)
+    if (lease->ticket) {
+        persist_ticket_gone(core, lease);
         ticket_free(core, lease->ticket);
+    }
     charge_deinit(&lease->charge);
     if (lease->departed) {
         array->n_departed--;

@@ -33,6 +33,12 @@ int lease_new(struct core *core, struct conn *conn, struct array *array, bool re
 /* One with a ticket of that secret, which keeps the array and maps nothing. -ENOMEM or REFUSED. */
 int lease_send(struct core *core, struct conn *conn, struct array *array, bool readonly,
                const uint64_t *secret, struct refusal *r);
+/* No lease has that number, and one may. */
+bool lease_is_free(struct conn *conn, uint64_t id);
+/* One by that number, which an earlier core has given: as lease_send(), or secret NULL: as
+ * lease_new(). */
+int lease_restore(struct core *core, struct conn *conn, uint64_t id, struct array *array,
+                  bool readonly, const uint64_t *secret, struct refusal *r);
 /* Its claims have ended. */
 void lease_free(struct core *core, struct lease *lease);
 /* Its connection has hung up. */

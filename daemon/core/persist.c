@@ -127,18 +127,18 @@ void
 persist_process(struct core *core, const struct conn *conn)
 {
     struct record_conn r = {
-        .key = {.id = conn->id},
+        .key = {.id = conn->number},
         .kept = conn->kept,
         .uid = conn->user->uid,
         .gid = conn->gid,
         .pid = (uint32_t)conn->pid,
         .token = {conn->token[0], conn->token[1]},
         .old_token = {conn->old_token[0], conn->old_token[1]},
-        .number = conn->number,
         .resumes = conn->resumes && (!conn->departed || former_is_awaited(conn)),
     };
 
-    RECORD(core, RECORD_CONN, r);
+    if (conn->number)
+        RECORD(core, RECORD_CONN, r);
 }
 
 /* Its pidfd is given to the keeper before the client hears of anything; its record says under which
@@ -146,9 +146,8 @@ persist_process(struct core *core, const struct conn *conn)
 void
 persist_conn_needed(struct core *core, struct conn *conn)
 {
-    if (conn->recorded || !core->persist.journal)
+    if (conn->number || !core->persist.journal)
         return;
-    conn->recorded = true;
     conn->number = ++core->persist.n_numbers;
     conn->keep.action = (struct core_action){.type = CORE_KEEP, .conn = conn->id, .fd = -1};
     entry_push(core, &conn->keep);
@@ -157,33 +156,34 @@ persist_conn_needed(struct core *core, struct conn *conn)
 void
 persist_hold(struct core *core, const struct hold *hold)
 {
-    struct record_hold r = {.key = {.id = hold->id, .of = hold->conn->id}};
-
     persist_conn_needed(core, hold->conn);
+
+    struct record_hold r = {.key = {.id = hold->id, .of = hold->conn->number}};
     RECORD(core, RECORD_HOLD, r);
 }
 
 void
 persist_hold_gone(struct core *core, const struct hold *hold)
 {
-    record_gone(core, RECORD_HOLD, hold->id, hold->conn->id);
+    record_gone(core, RECORD_HOLD, hold->id, hold->conn->number);
 }
 
 void
 persist_page(struct core *core, const struct page *page)
 {
     const struct timeline *timeline = page->timeline;
-    struct record_page r = {
-        .key = {.id = page->id},
-        .conn = page->conn->id,
-        .kept = page->kept,
-        .pool = timeline ? pool_number(core, timeline->pool) : 0,
-        .n_name = timeline ? timeline->n_name : 0,
-    };
 
     if (!page->kept)
         return;
     persist_conn_needed(core, page->conn);
+
+    struct record_page r = {
+        .key = {.id = page->id},
+        .conn = page->conn->number,
+        .kept = page->kept,
+        .pool = timeline ? pool_number(core, timeline->pool) : 0,
+        .n_name = timeline ? timeline->n_name : 0,
+    };
     RECORD_NAMED(core, RECORD_PAGE, r, timeline ? timeline->name : NULL, r.n_name);
 }
 
@@ -197,19 +197,20 @@ persist_page_gone(struct core *core, const struct page *page)
 void
 persist_done(struct core *core, struct conn *conn, uint32_t place)
 {
-    struct record_done r = {.key = {.id = conn->id, .of = place}, .done = conn->done[place]};
-
     persist_conn_needed(core, conn);
+
+    struct record_done r = {.key = {.id = conn->number, .of = place},
+                            .done = conn->done[place]};
     RECORD(core, RECORD_DONE, r);
 }
 
 void
-persist_conn(struct core *core, struct conn *conn)
+persist_conn_anew(struct core *core, struct conn *conn)
 {
     struct hold *hold;
     struct page *page;
 
-    if (!conn->recorded || !core->persist.journal)
+    if (!conn->number)
         return;
     persist_process(core, conn);
     RB_FOREACH(hold, holds, &conn->holds)
@@ -225,8 +226,36 @@ persist_conn(struct core *core, struct conn *conn)
 void
 persist_conn_gone(struct core *core, const struct conn *conn)
 {
-    if (conn->recorded)
-        record_gone(core, RECORD_CONN, conn->id, 0);
+    if (conn->number)
+        record_gone(core, RECORD_CONN, conn->number, 0);
+}
+
+void
+persist_ticket(struct core *core, const struct lease *lease)
+{
+    const uint64_t *secret = lease->ticket->secret;
+
+    if (!lease->conn->resumes)
+        return;
+    persist_conn_needed(core, lease->conn);
+
+    struct record_ticket r = {
+        .key = {secret[0], secret[1]},
+        .conn = lease->conn->number,
+        .array = lease->array->id,
+        .lease = lease->id,
+        .readonly = lease->readonly,
+    };
+    RECORD(core, RECORD_TICKET, r);
+}
+
+void
+persist_ticket_gone(struct core *core, const struct lease *lease)
+{
+    const uint64_t *secret = lease->ticket->secret;
+
+    if (lease->conn->resumes)
+        record_gone(core, RECORD_TICKET, secret[0], secret[1]);
 }
 
 void

@@ -21,6 +21,7 @@ struct block;
 struct conn;
 struct core;
 struct hold;
+struct lease;
 struct member;
 struct journal;
 struct lost;
@@ -67,13 +68,16 @@ void persist_page(struct core *core, const struct page *page);
 void persist_page_gone(struct core *core, const struct page *page);
 /* As the keeper has it by now. */
 void persist_process(struct core *core, const struct conn *conn);
-/* As it is now, with its holds and pages. */
-void persist_conn(struct core *core, struct conn *conn);
+/* The new journal alone gets it, with its holds and pages. */
+void persist_conn_anew(struct core *core, struct conn *conn);
 /* It has something that counts after a restart. */
 void persist_conn_needed(struct core *core, struct conn *conn);
 /* What is in that place of conn->done. */
 void persist_done(struct core *core, struct conn *conn, uint32_t place);
 void persist_conn_gone(struct core *core, const struct conn *conn);
+/* Of a lease that has one. */
+void persist_ticket(struct core *core, const struct lease *lease);
+void persist_ticket_gone(struct core *core, const struct lease *lease);
 void persist_lost(struct core *core, const struct lost *lost);
 void persist_lost_gone(struct core *core, const struct lost *lost);
 /* An array, a block or a page has that number, which none gets again, also after a restart. */

@@ -38,6 +38,8 @@ uint64_t reclaim_queue(struct core *core, uint32_t device, struct user *user);
 uint64_t reclaim_doom(struct core *core, uint32_t device, const struct conn *conn);
 void reclaim_tick(struct core *core);
 uint64_t reclaim_deadline_ns(const struct core *core);
+#define DEFER_DEPTH_MAX 1000 /* of one connection */
+
 /* Nested per connection. */
 void reclaim_defer(struct core *core, struct conn *conn);
 void reclaim_undefer(struct core *core, struct conn *conn);

@@ -24,10 +24,13 @@ enum record_type {
     RECORD_DONE,
     RECORD_GONE, /* with a connection, its holds */
     RECORD_LOST,
+    RECORD_TICKET,
     N_RECORDS,
 };
 
-struct record_key { /* what every record begins with; RECORD_FLOOR: all zero */
+/* What every record begins with; FLOOR: all zero, TICKET: its secret. A connection's number is
+ * struct conn's: it keeps that when its client has come back. */
+struct record_key {
     uint64_t id;
     uint64_t of; /* HOLD: the connection; MEMBER: its number; DONE: its place; else 0 */
 };
@@ -96,7 +99,6 @@ struct record_conn { /* one that has memory of the daemon's */
     uint32_t kept; /* its process's pidfd */
     uint32_t uid, gid, pid;
     uint32_t resumes; /* it will, if it can */
-    uint64_t number;  /* that marks know it by, also when it has come back */
 };
 
 struct record_hold { /* of a block, by that connection */
@@ -124,6 +126,13 @@ struct record_lost { /* a name whose array did not come back; by the array's num
     uint8_t why; /* enum lost_why */
     uint8_t is_set, n_name;
     char name[]; /* not terminated */
+};
+
+struct record_ticket { /* of that connection's, by which it has sent that array */
+    struct record_key key;
+    uint64_t conn, array;
+    uint64_t lease; /* which keeps the array */
+    uint64_t readonly;
 };
 
 struct record_floor {

@@ -39,7 +39,7 @@ conn_anew(struct core *core)
 
     if (!conn)
         return false;
-    persist_conn(core, conn);
+    persist_conn_anew(core, conn);
     core->renewal.id = conn->id;
     return true;
 }
@@ -55,6 +55,18 @@ set_name(struct renewal *at, const char *name, uint8_t n)
 {
     memcpy(at->name, name, n);
     at->n_name = n;
+}
+
+static bool
+ticket_anew(struct core *core)
+{
+    const struct ticket *ticket = ticket_find_next(core, name_of(&core->renewal));
+
+    if (!ticket)
+        return false;
+    persist_ticket(core, ticket->lease);
+    set_name(&core->renewal, (const char *)ticket->secret, sizeof(ticket->secret));
+    return true;
 }
 
 /* The next member of the first set that the new journal has not got yet: those lie before the
@@ -153,9 +165,10 @@ renewal_run(struct core *core)
         return;
     struct journal *journal = turn_to_next(&core->persist);
     for (int i = 0; i < SOME && at->stage < RENEWAL_ALL; i++)
-        if (!(at->stage == RENEWAL_CONNS  ? conn_anew(core)
-              : at->stage == RENEWAL_SETS ? member_anew(core)
-                                          : any_anew(core)))
+        if (!(at->stage == RENEWAL_CONNS     ? conn_anew(core)
+              : at->stage == RENEWAL_TICKETS ? ticket_anew(core)
+              : at->stage == RENEWAL_SETS    ? member_anew(core)
+                                             : any_anew(core)))
             *at = (struct renewal){.stage = at->stage + 1};
     turn_back(&core->persist, journal);
 }

@@ -15,6 +15,7 @@ struct core;
 
 enum renewal_stage {
     RENEWAL_CONNS,
+    RENEWAL_TICKETS,
     RENEWAL_SETS, /* their members */
     RENEWAL_NAMES,
     RENEWAL_NAMELESS,
@@ -25,7 +26,7 @@ enum renewal_stage {
 struct renewal { /* how far the new one is: after this one, of this stage */
     enum renewal_stage stage;
     uint8_t n_name;
-    char pool[PROTO_POOL_MAX + 1], name[PROTO_NAME_MAX]; /* name: or the member's key */
+    char pool[PROTO_POOL_MAX + 1], name[PROTO_NAME_MAX]; /* or a member's key, a secret */
     uint64_t id, generation; /* id: the connection's, the array's, or the set's */
 };
 

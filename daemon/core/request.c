@@ -53,14 +53,26 @@ device_records(const struct core *core)
     return records;
 }
 
-/* It will be taken up again after a restart, and is one that was. */
-static bool
-hello_resume(struct core *core, struct conn *conn, const struct msg_hello_params *p)
+/* Its client comes back after a restart, and by that token has come back from one: then *conn is
+ * the connection that it had. */
+static int
+hello_resume(struct core *core, struct conn **conn, const struct msg_hello_params *p,
+             struct refusal *r)
 {
+    struct conn *was = *conn, *former;
+
     for (uint32_t i = 0; i < p->features.n; i++)
-        conn->resumes |= msg_str_eq(p->features.v[i], "resume");
-    conn->resumes &= core->persist.journal != NULL;
-    return conn->resumes && p->token.n && former_take_up(core, conn, p->token);
+        was->resumes |= msg_str_eq(p->features.v[i], "resume");
+    was->resumes &= core->persist.journal != NULL;
+    former = was->resumes ? former_find(core, was, p->token) : NULL;
+    if (former && former->leaving)
+        return refuse(r, PROTO_ERR_NOT_READY, "the connection's place is not free yet");
+    if (!former)
+        return 0;
+    conn_return(core, former, was);
+    former_resume(core, former, p->token.v);
+    *conn = former;
+    return 0;
 }
 
 HANDLER(on_hello)
@@ -68,7 +80,6 @@ HANDLER(on_hello)
     const struct msg_hello_params *p = params;
     _cleanup_free_ struct device_records *records = NULL;
     struct msg_hello_result result;
-    bool resumed;
 
     if (p->version_min > p->version_max || p->version_min > PROTO_VERSION_MAX ||
         p->version_max < PROTO_VERSION_MIN)
@@ -90,7 +101,11 @@ HANDLER(on_hello)
 
     conn->greeted = true;
     TAILQ_REMOVE(&core->waiting, conn, waiting);
-    resumed = hello_resume(core, conn, p);
+    if (hello_resume(core, &conn, p, r))
+        return REFUSED;
+    if (conn->lacks_place)
+        return refuse(r, PROTO_ERR_LIMIT, "uid %u: its places are for those who come back",
+                      (unsigned)conn->user->uid);
     result = (struct msg_hello_result){
         .version = p->version_max < PROTO_VERSION_MAX ? p->version_max : PROTO_VERSION_MAX,
         .features = {.v = (const struct msg_str[]){{0}}, .n = 0},
@@ -103,7 +118,7 @@ HANDLER(on_hello)
         .fds_max = PROTO_FDS_MAX,
         .open_max = PROTO_OPEN_MAX,
         .token = {.v = conn->resumes ? conn->token : NULL, .n = conn->resumes ? 2 : 0},
-        .resumed = resumed,
+        .resumed = conn->returned,
     };
     send_result(core, conn, id, MSG_HELLO, &result, NULL, 0);
     return 0;
@@ -196,6 +211,15 @@ violation(const struct conn *conn, const struct msg *m)
     return NULL;
 }
 
+/* A client that has come back does nothing before it has told what it has. */
+static bool
+is_early(const struct conn *conn, enum msg_method method, const union params *params)
+{
+    bool tells = method == MSG_RESUME || (method == MSG_BEGIN && params->begin.again);
+
+    return conn->resuming && !tells;
+}
+
 static int
 dispatch(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
 {
@@ -210,11 +234,12 @@ dispatch(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
                       msg_method_name(m->method));
     if (rc < 0)
         return rc;
+    if (is_early(conn, m->method, &params))
+        return refuse(r, PROTO_ERR_INVALID, "%s: resume is not done",
+                      msg_method_name(m->method));
     const struct done *done = done_find(conn, m->id, m->method);
-    if (done && m->method != MSG_CREATE) {
-        done_answer(core, conn, done);
+    if (done && done_answer(core, conn, done))
         return 0;
-    }
     return handlers[m->method](core, conn, m->id, &params, r);
 }
 

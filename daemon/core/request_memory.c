@@ -8,8 +8,7 @@
 #include "reclaim.h"
 #include "request.h"
 
-#define DEFER_DEPTH_MAX 1000 /* of one connection */
-#define USERS_MAX       256  /* in one page */
+#define USERS_MAX 256 /* in one page */
 
 /* ---- memory_info ---- */
 
@@ -134,6 +133,8 @@ HANDLER(on_defer)
                       DEFER_DEPTH_MAX);
     if (!p->begin && !conn->deferring)
         return refuse(r, PROTO_ERR_INVALID, "there is no deferral to end");
+    if (conn->resumes)
+        persist_conn_needed(core, conn);
     if (p->begin)
         reclaim_defer(core, conn);
     else

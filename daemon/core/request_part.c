@@ -104,8 +104,7 @@ HANDLER(on_publish_part)
         array_abandon(core, array);
         return rc;
     }
-    if (!p->ticket.n)
-        done_note(core, conn, id, MSG_PUBLISH_PART, array->generation, array->id);
+    done_note(core, conn, id, MSG_PUBLISH_PART, array->generation, array->id);
     send_result(core, conn, id, MSG_PUBLISH_PART,
                 &(struct msg_publish_part_result){.generation = array->generation,
                                                   .part = array->id},

@@ -13,7 +13,7 @@ check(const struct conn *conn, const struct msg_resume_params *p, struct refusal
     if (p->read.n % 2 || p->write.n % 2 || p->ended.n % 5)
         return refuse(r, PROTO_ERR_INVALID, "resume: a list ends early");
     if ((uint64_t)p->read.n / 2 + p->write.n / 2 + p->blocks.n + p->pages.n + p->parts.n +
-            p->ended.n / 5 >
+            p->ended.n / 5 + p->repeats.n + p->undo.n >
         PROTO_RESUME_MAX)
         return refuse(r, PROTO_ERR_INVALID, "resume takes at most %d of all at a time",
                       PROTO_RESUME_MAX);
@@ -27,8 +27,6 @@ HANDLER(on_resume)
     uint32_t n_lost = 0;
     int rc = check(conn, p, r);
 
-    if (rc == 0)
-        conn->has_told = true;
     if (rc == 0)
         rc = former_claim_leases(core, conn, p->read, true, lost, &n_lost, r);
     if (rc == 0)

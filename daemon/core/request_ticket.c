@@ -18,9 +18,11 @@ HANDLER(on_send)
     if (ticket_check(p->ticket, r) || lease_get(conn, p->lease, &lease, r))
         return REFUSED;
     rc = lease_send(core, conn, lease->array, lease->readonly, p->ticket.v, r);
-    if (rc == 0)
-        send_result(core, conn, id, MSG_SEND, &(struct msg_none){}, NULL, 0);
-    return rc;
+    if (rc)
+        return rc;
+    done_note(core, conn, id, MSG_SEND, 0, 0);
+    send_result(core, conn, id, MSG_SEND, &(struct msg_none){}, NULL, 0);
+    return 0;
 }
 
 /* What `open` needs, and no more than the sender had. To who may not know of the array, the ticket
@@ -68,6 +70,12 @@ HANDLER(on_take)
     if (rc)
         return rc;
     assert(grant.n_arrays == 1); /* one has room, however long what it says */
+    done_put(core, conn,
+             &(struct done){.ticket = {p->ticket.v[0], p->ticket.v[1]},
+                            .array = array->id,
+                            .request = id,
+                            .method = MSG_TAKE,
+                            .readonly = ticket->lease->readonly});
     lease_free(core, ticket->lease);
     grant_send(core, conn, id, MSG_TAKE, &grant);
     return 0;

@@ -57,6 +57,7 @@ static const struct kind {
     [RECORD_DONE] = {sizeof(struct record_done), sizeof(void *)},
     [RECORD_GONE] = {sizeof(struct record_gone), 0},
     [RECORD_LOST] = {sizeof(struct record_lost), sizeof(void *)},
+    [RECORD_TICKET] = {sizeof(struct record_ticket), sizeof(void *)},
 };
 
 /* Of a type that is not known, or too short: it is left out. */
@@ -179,9 +180,9 @@ find(const struct restore *r, enum record_type type, uint64_t id)
 }
 
 struct restore_conn *
-restore_find_conn(const struct restore *r, uint64_t id)
+restore_find_conn(const struct restore *r, uint64_t number)
 {
-    return find(r, RECORD_CONN, id);
+    return find(r, RECORD_CONN, number);
 }
 
 /* ---- pools and blocks ---- */
@@ -226,6 +227,18 @@ restore_block(const struct restoring *to, struct restore_block *b)
     if (core_get_user(to->core, record->uid, (gid_t)-1, &user) < 0)
         return -ENOMEM;
     return block_restore(to->core, pool, user, device, b, &b->block);
+}
+
+static int
+restore_blocks(const struct restoring *to)
+{
+    int r = 0;
+
+    for (size_t i = 0; i < to->r->n_pools; i++)
+        get_pool(to, (uint32_t)to->r->pools[i]->key.id);
+    for (size_t i = 0; r == 0 && i < to->r->n_blocks; i++)
+        r = restore_block(to, &to->r->blocks[i]);
+    return r;
 }
 
 /* ---- arrays ---- */
@@ -464,12 +477,17 @@ start_of(const struct restore *r, uint64_t block)
 }
 
 static int
-restore_placed(const struct restoring *to, struct restore_array **sorted)
+restore_placed(const struct restoring *to)
 {
+    _cleanup_free_ struct restore_array **sorted =
+        calloc(to->r->n_arrays + 1, sizeof(struct restore_array *));
     struct range *at = NULL;
     uint64_t block = 0;
     size_t n = 0;
     int r = 0;
+
+    if (!sorted)
+        return -ENOMEM;
 
     for (size_t i = 0; i < to->r->n_arrays; i++)
         if (!to->r->arrays[i].record->whole)
@@ -578,9 +596,9 @@ settle_arrays(const struct restoring *to)
 
 /* NULL: its process has exited. */
 static struct conn *
-get_conn(const struct restoring *to, uint64_t id)
+get_conn(const struct restoring *to, uint64_t number)
 {
-    const struct restore_conn *c = restore_find_conn(to->r, id);
+    const struct restore_conn *c = restore_find_conn(to->r, number);
 
     return c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
 }
@@ -683,13 +701,10 @@ restore_write(const struct restoring *to, struct array *array, uint64_t mark)
 static int
 restore_writer(const struct restoring *to, struct array *array, uint64_t mark)
 {
-    uint64_t number = mark >> MARK_ID_SHIFT;
+    const struct conn *conn = get_conn(to, mark >> MARK_ID_SHIFT);
 
-    for (size_t i = 0; i < to->r->n_conns; i++) {
-        const struct restore_conn *c = &to->r->conns[i];
-        if (c->record->number == number && c->conn && c->record->resumes)
-            return former_doubt(array, number);
-    }
+    if (conn && conn->former)
+        return former_doubt(array, conn->number);
     array->abandoned = true;
     return 0;
 }
@@ -711,6 +726,23 @@ restore_uses(const struct restoring *to)
     return r;
 }
 
+/* Of those whose sender comes back. */
+static int
+restore_tickets(const struct restoring *to)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < to->r->n_tickets; i++) {
+        const struct record_ticket *t = to->r->tickets[i];
+        const uint64_t secret[TICKET_WORDS] = {t->key.id, t->key.of};
+        const struct restore_array *a = find(to->r, RECORD_ARRAY, t->array);
+        struct conn *conn = get_conn(to, t->conn);
+        if (conn && conn->former && a && a->array && lease_is_free(conn, t->lease))
+            r = lease_restore(to->core, conn, t->lease, a->array, t->readonly, secret, NULL);
+    }
+    return r;
+}
+
 /* Clients know arrays, blocks and pages by their numbers. */
 static void
 restore_numbers(const struct restoring *to)
@@ -727,29 +759,17 @@ restore_numbers(const struct restoring *to)
 int
 core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost, void *userdata)
 {
+    static int (*const steps[])(const struct restoring *) = {
+        restore_blocks,    restore_losts, restore_placed, restore_parts,
+        restore_processes, restore_pages, restore_uses,   restore_tickets,
+    };
     const struct restoring to = {core, restore, lost, userdata};
-    _cleanup_free_ struct restore_array **sorted =
-        calloc(restore->n_arrays + 1, sizeof(struct restore_array *));
-    int r = sorted ? 0 : -ENOMEM;
     struct user *user;
+    int r = 0;
 
     restore_numbers(&to);
-    for (size_t i = 0; r == 0 && i < restore->n_pools; i++)
-        get_pool(&to, (uint32_t)restore->pools[i]->key.id);
-    for (size_t i = 0; r == 0 && i < restore->n_blocks; i++)
-        r = restore_block(&to, &restore->blocks[i]);
-    if (r == 0)
-        r = restore_losts(&to);
-    if (r == 0)
-        r = restore_placed(&to, sorted);
-    if (r == 0)
-        r = restore_parts(&to);
-    if (r == 0)
-        r = restore_processes(&to);
-    if (r == 0)
-        r = restore_pages(&to);
-    if (r == 0)
-        r = restore_uses(&to);
+    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(steps); i++)
+        r = steps[i](&to);
     if (r == 0)
         r = formers_begin(core, restore->arrays, restore->n_arrays);
     for (size_t i = 0; i < restore->n_blocks; i++)

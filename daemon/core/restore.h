@@ -80,6 +80,7 @@ struct restore { /* by the kind of record, and in the order of its keys */
             RESTORE_LIST(const struct record_done *, dones);   /* by connection */
             struct restore_list gone;
             RESTORE_LIST(const struct record_lost *, losts);
+            RESTORE_LIST(const struct record_ticket *, tickets);
         };
     };
 };
@@ -88,7 +89,7 @@ struct restore { /* by the kind of record, and in the order of its keys */
 int restore_read(struct restore *ret, struct journal *journal);
 void restore_deinit(struct restore *restore);
 
-struct restore_conn *restore_find_conn(const struct restore *restore, uint64_t id);
+struct restore_conn *restore_find_conn(const struct restore *restore, uint64_t number);
 
 /* What did not come back this time. It is told by the core as well, where its pool is there:
  * lost.h. */

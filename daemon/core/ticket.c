@@ -30,6 +30,19 @@ ticket_find(struct core *core, const uint64_t *secret)
     return RB_FIND(tickets, &core->tickets, &key);
 }
 
+struct ticket *
+ticket_find_next(struct core *core, struct msg_str secret)
+{
+    struct ticket key, *found;
+
+    if (!secret.n)
+        return RB_MIN(tickets, &core->tickets);
+    memcpy(key.secret, secret.p, sizeof(key.secret));
+    found = RB_NFIND(tickets, &core->tickets, &key);
+    return found && cmp_secret(found, &key) == 0 ? RB_NEXT(tickets, &core->tickets, found)
+                                                 : found;
+}
+
 int
 ticket_new(struct core *core, const uint64_t *secret, struct lease *lease, struct refusal *r)
 {

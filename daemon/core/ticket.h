@@ -2,7 +2,8 @@
 /*
  * A ticket: 128 random bits of the sender's, by which whoever knows them takes an array over, once.
  * Until then, or until the sender's connection ends, a lease of the sender's keeps the array; the
- * ticket is part of that lease, which maps nothing. The bits are shown to nobody.
+ * ticket is part of that lease, which maps nothing. Both outlive the core with that connection. The
+ * bits are shown to nobody.
  */
 #pragma once
 
@@ -30,4 +31,6 @@ int ticket_check(struct msg_u64s words, struct refusal *r);
 int ticket_new(struct core *core, const uint64_t *secret, struct lease *lease,
                struct refusal *r);
 struct ticket *ticket_find(struct core *core, const uint64_t *secret);
+/* The first one after that secret; n 0: of all. */
+struct ticket *ticket_find_next(struct core *core, struct msg_str secret);
 void ticket_free(struct core *core, struct ticket *ticket);

@@ -20,6 +20,8 @@ struct tally {
     const struct pool *pool;
     const struct device *device;
     uint64_t used[N_RESOURCES];
+    uint64_t
+        beyond[N_RESOURCES]; /* of these, by connections that may be those who are awaited */
     uint64_t arrays, names, leases, departed, lingering, allocated;
     uint64_t pending, pending_entries, queue_bytes;
     uint64_t blocks, bytes, pinned, reserve;
@@ -104,7 +106,8 @@ check_leases(const struct array *array)
               (lease->ticket->lease == lease &&
                ticket_find(array->charge.user->core, lease->ticket->secret) == lease->ticket));
         CHECK(!lease->hold || lease->hold->block == array_block(array));
-        CHECK(lease->departed == lease->conn->departed || lease->conn->leaving);
+        CHECK(lease->departed == lease->conn->departed || lease->conn->leaving ||
+              (lease->ticket && former_is_awaited(lease->conn)));
         *(lease->departed ? &n_departed : &n_leases) += 1;
     }
     CHECK(n_leases == array->n_leases && n_departed == array->n_departed);
@@ -545,6 +548,8 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
             continue;
         t->used[RES_CONNECTIONS]++;
         t->used[RES_FDS] += CONN_FDS;
+        t->beyond[RES_CONNECTIONS] += conn->lacks_place;
+        t->beyond[RES_FDS] += conn->lacks_place ? CONN_FDS : 0;
         t->used[RES_LEASES] += leases;
         LIST_FOREACH(flush, &conn->flushes, of_conn) {
             t->used[RES_JOBS]++;
@@ -601,7 +606,7 @@ check_user(struct core *core, const struct user *user)
     t.used[RES_HOST] += check_parts(core, &t) + check_expiries(core, &t);
     for (enum resource i = 0; i < N_RESOURCES; i++) { /* I4 */
         CHECK(user->used[i] == t.used[i]);
-        CHECK(!has_grown(&user->used[i]) || user->used[i] <= user_limit(core, i));
+        CHECK(!has_grown(&user->used[i]) || user->used[i] - t.beyond[i] <= user_limit(core, i));
     }
     for (size_t i = 0; i < core->config.n_devices; i++)
         pending += user->owners[i].n;

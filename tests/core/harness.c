@@ -345,15 +345,13 @@ h_packet(struct harness *h, uint64_t conn, const void *packet, size_t n)
 
 /* What is answered by numbers alone. */
 static void
-note_request(struct harness *h, uint64_t conn, enum msg_method method, const void *params,
+note_request(struct harness *h, uint64_t conn, enum msg_method method,
              const struct msg_buf *packet)
 {
-    const struct msg_publish_part_params *part = params;
-
     if (h->done.conn == conn && (h->next_id - h->done.id) % DONE_MAX == 0)
         h->done.id = 0;
-    if ((method != MSG_PUBLISH && (method != MSG_PUBLISH_PART || !part->name.p) &&
-         method != MSG_STAGE && method != MSG_RENAME && method != MSG_UNLINK) ||
+    if ((method != MSG_PUBLISH && method != MSG_PUBLISH_PART && method != MSG_STAGE &&
+         method != MSG_RENAME && method != MSG_UNLINK && method != MSG_SEND) ||
         packet->n > sizeof(h->asking.packet))
         return;
     h->asking = (struct h_done){.conn = conn, .id = h->next_id, .n_packet = packet->n};
@@ -383,7 +381,7 @@ h_request(struct harness *h, uint64_t conn, enum msg_method method, const void *
     h->asked[id % H_ASKED] = method;
     h->asked_ids[id % H_ASKED] = id;
     cr_assert_eq(msg_encode_request(&buf, id, method, params), 0);
-    note_request(h, conn, method, params, &buf);
+    note_request(h, conn, method, &buf);
     h_packet(h, conn, buf.data, buf.n);
     msg_buf_deinit(&buf);
     return &h->replies[conn];

@@ -189,6 +189,20 @@ array_add(struct model *m, const struct m_request *r, const struct h_reply *repl
     return m->n_arrays++;
 }
 
+void
+model_granted(struct model *m, const struct m_request *r, uint64_t lease, int array)
+{
+    m->slots[r->slot].granted = (__typeof__(m->slots[0].granted)){
+        .request = r->id,
+        .method = r->method,
+        .secret = r->label,
+        .lease = lease,
+        .generation = m->arrays[array].generation,
+        .array = array,
+        .readonly = r->readonly,
+    };
+}
+
 static void
 created(struct model *m, const struct m_request *r, const struct h_reply *reply)
 {
@@ -197,8 +211,10 @@ created(struct model *m, const struct m_request *r, const struct h_reply *reply)
     EXPECT(m, reply->arrays[0].nbytes == r->nbytes, "another size");
     EXPECT(m, !reply->block == !r->nbytes, "no memory");
     lease_add(m, &m->slots[r->slot], reply->lease, array, false);
-    if (r->name != M_NONE)
+    if (r->name != M_NONE) {
         model_name_taken(m, array, r->name, reply->generation);
+        model_granted(m, r, reply->lease, array);
+    }
     m->arrays[array].expires_ns = r->expires_ns;
 }
 
@@ -234,6 +250,8 @@ opened(struct model *m, const struct m_request *r, const struct h_reply *reply)
         EXPECT(m, m->arrays[says].generation == reply->arrays[i].generation,
                "another generation");
         lease_add(m, &m->slots[r->slot], reply->arrays[i].lease, array, r->readonly);
+        if (r->method == MSG_TAKE)
+            model_granted(m, r, reply->arrays[i].lease, array);
     }
 }
 

@@ -100,6 +100,15 @@ struct m_slot {    /* a client */
     struct m_lease leases[M_LEASES];
     int n_leases;
     int deferring;
+
+    struct { /* the last take, or create with a name */
+        uint32_t request;
+        enum msg_method method;
+        uint64_t secret, lease, generation;
+        int array;
+        bool readonly;
+        bool is_lost; /* the answer: a take counts as one of the array's leases all the same */
+    } granted;
 };
 
 struct m_name {
@@ -186,6 +195,8 @@ struct m_array *model_find(struct model *m, int pool, int name);
 void model_name_gone(struct model *m, int pool, int name);
 void model_name_taken(struct model *m, int array, int name, uint64_t generation);
 void model_lease_gone(struct model *m, struct m_slot *slot, int i);
+/* The client may not hear of it, and come back; array: index. */
+void model_granted(struct model *m, const struct m_request *r, uint64_t lease, int array);
 /* Something that kept it has gone. */
 void model_settle(struct model *m, struct m_array *array);
 /* A request that is about to be sent; its reply is looked at when it comes. */
@@ -231,6 +242,8 @@ void model_brackets_lease_gone(struct model *m, int slot, uint64_t lease);
 void model_step_kill(struct model *m);
 void model_step_return(struct model *m);
 void model_return_all(struct model *m);
+/* A take whose answer was lost is not asked for again. */
+void model_take_given_up(struct model *m, struct m_slot *slot);
 
 /* model_use_steps.c */
 /* A page of the client's whose slots are alive; 0: none. */
@@ -273,6 +286,8 @@ void model_step_ticket(struct model *m, int slot);
 void model_ticket_add(struct model *m, const struct m_request *r, int array, bool readonly);
 void model_taken(struct model *m, const struct m_request *r);
 void model_tickets_hangup(struct model *m, int slot);
+/* Until the core waits for their sender no more; they are those of M_SLOTS + slot then. */
+void model_tickets_stay(struct model *m, int slot);
 
 /* model_config.c */
 void model_step_reconfigure(struct model *m);

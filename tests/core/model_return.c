@@ -8,6 +8,7 @@
  */
 #include "books.h"
 #include "caid_test.h"
+#include "done.h"
 #include "model.h"
 
 #define GIVEN_UP_NS UINT64_C(31000000000)
@@ -44,6 +45,8 @@ leave_behind(struct model *m, int s)
     struct m_slot *slot = &m->slots[s];
 
     if (!slot->gone) {
+        if (slot->offended && slot->resumes)
+            model_tickets_stay(m, s);
         model_hung_up(m, s);
         books_hung_up(&m->h, slot->conn);
     }
@@ -54,6 +57,7 @@ leave_behind(struct model *m, int s)
         if (!m->fences[i].write && h_page(&m->h, m->fences[i].page)->conn == slot->conn)
             m->fences[i] = m->fences[--m->n_fences];
     slot->away = false;
+    slot->deferring = 0;
 }
 
 /* What was under way is as if nobody had asked for it. */
@@ -61,8 +65,6 @@ static void
 forget_asked(struct model *m, int s)
 {
     model_drop_requests(m, s);
-    model_tickets_hangup(m, s);
-    m->slots[s].deferring = 0;
     for (int i = m->n_brackets; i-- > 0;) {
         struct m_bracket *b = &m->brackets[i];
         if (b->slot != s || !b->waiting)
@@ -225,21 +227,45 @@ list_all(struct model *m, int s, struct lists *lists)
     end_brackets(m, s, lists);
 }
 
+static bool
+is_lost(const struct m_slot *slot, enum msg_method method)
+{
+    return slot->granted.is_lost && slot->granted.method == method;
+}
+
+static void
+undo_create(struct model *m, struct m_slot *slot)
+{
+    const struct m_array *array = &m->arrays[slot->granted.array];
+
+    if (!is_lost(slot, MSG_CREATE))
+        return;
+    slot->granted.is_lost = false;
+    if (array->name != M_NONE && array->generation == slot->granted.generation)
+        model_name_gone(m, array->pool, array->name);
+}
+
 static void
 resume(struct model *m, int s, struct lists *l, bool done)
 {
     struct m_slot *slot = &m->slots[s];
+    const uint64_t request = slot->granted.request;
     const struct msg_resume_params p = {.read = {l->v[READ], l->n[READ]},
                                         .write = {l->v[WRITE], l->n[WRITE]},
                                         .blocks = {l->v[BLOCKS], l->n[BLOCKS]},
                                         .pages = {l->v[PAGES], l->n[PAGES]},
                                         .parts = {l->v[PARTS], l->n[PARTS]},
                                         .ended = {l->v[ENDED], l->n[ENDED]},
+                                        .repeats = {&request, done && is_lost(slot, MSG_TAKE)},
+                                        .undo = {&request, done && is_lost(slot, MSG_CREATE)},
+                                        .deferring = done ? (uint64_t)slot->deferring : 0,
                                         .done = done};
     const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_RESUME, &p);
 
     cr_assert(reply->seen && !reply->error, "slot %d may not come back: %s", s, reply->text);
     cr_assert_eq(reply->n_parts, 0, "slot %d has lost a lease", s);
+    if (done)
+        undo_create(m, slot);
 }
 
 static void
@@ -303,18 +329,159 @@ close_some(struct model *m, struct m_slot *slot)
         }
 }
 
+static bool
+has_room(const struct model *m)
+{
+    return m->h.next_conn + M_SLOTS + 2 < H_CONNS;
+}
+
 /* It has not waited for the answer, or has heard it and is cut off then. */
 static void
 hang_up_at_once(struct model *m, struct m_slot *slot)
 {
     uint64_t conn;
 
-    if (m->h.next_conn + M_SLOTS + 2 >= H_CONNS || model_random(m, 4))
+    if (!has_room(m) || model_random(m, 4))
         return;
     conn = h_connect_as(&m->h, slot->uid, slot->gid, m->h.pids[slot->conn]);
     if (hello(m, conn, slot->token) && model_random(m, 2))
         slot->token = conn;
     h_hangup(&m->h, conn);
+}
+
+/* ---- a take that was not answered ---- */
+
+static bool
+is_in_a_bracket(const struct model *m, int s, uint64_t lease)
+{
+    for (int i = 0; i < m->n_brackets; i++)
+        for (int c = 0; c < m->brackets[i].n_claims; c++)
+            if (m->brackets[i].slot == s && m->brackets[i].claims[c].lease == lease)
+                return true;
+    return false;
+}
+
+/* It knows the block only if it has another array there. */
+static void
+forget_block(struct model *m, const struct m_slot *slot, uint64_t block)
+{
+    for (int i = 0; i < slot->n_leases; i++)
+        if (m->arrays[slot->leases[i].array].block == block)
+            return;
+    if (block)
+        books_forgotten(&m->h, slot->conn, block);
+}
+
+/* What it was granted last it may not have heard of: it takes that again, and has what it made
+ * undone. */
+static void
+lose_answer(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    if (slot->granted.is_lost || !slot->granted.request ||
+        m->arrays[slot->granted.array].fenced || /* who has used it has heard of it */
+        m->h.next_id - slot->granted.request >= DONE_MAX || model_random(m, 2) ||
+        is_in_a_bracket(m, s, slot->granted.lease))
+        return;
+    for (int i = 0; i < slot->n_leases; i++) {
+        if (slot->leases[i].lease != slot->granted.lease ||
+            slot->leases[i].array != slot->granted.array)
+            continue;
+        model_note(m, "slot %d has not heard of %s", s, msg_method_name(slot->granted.method));
+        slot->granted.is_lost = true;
+        books_closed(&m->h, slot->conn, slot->granted.lease);
+        m->arrays[slot->granted.array].n_leases += slot->granted.method == MSG_TAKE;
+        model_lease_gone(m, slot, i);
+        forget_block(m, slot, m->arrays[slot->granted.array].block);
+        return;
+    }
+}
+
+void
+model_take_given_up(struct model *m, struct m_slot *slot)
+{
+    struct m_array *array = &m->arrays[slot->granted.array];
+
+    if (!is_lost(slot, MSG_TAKE))
+        return;
+    slot->granted.is_lost = false;
+    array->n_leases--;
+    model_settle(m, array);
+}
+
+static const struct h_reply *
+repeat_take(struct model *m, const struct m_slot *slot)
+{
+    const uint64_t words[] = {slot->granted.secret, 1};
+    const struct msg_take_params params = {.ticket = {words, 2},
+                                           .mode =
+                                               MSG_STR(slot->granted.readonly ? "r" : "rw")};
+    struct msg_buf buf = {0};
+
+    cr_assert_eq(msg_encode_request(&buf, slot->granted.request, MSG_TAKE, &params), 0);
+    h_packet(&m->h, slot->conn, buf.data, buf.n);
+    msg_buf_deinit(&buf);
+    return &m->h.replies[slot->conn];
+}
+
+/* It asks again, and has it now, once. */
+static void
+take_again(struct model *m, struct m_slot *slot)
+{
+    struct m_array *array = &m->arrays[slot->granted.array];
+    const struct h_reply *reply;
+
+    if (!is_lost(slot, MSG_TAKE))
+        return;
+    reply = repeat_take(m, slot);
+    if (reply->error) {
+        cr_assert_not(model_may(m, slot, array->pool, slot->granted.readonly ? 4 : 6), "%s",
+                      reply->text);
+        model_take_given_up(m, slot);
+        return;
+    }
+    cr_assert_eq(reply->arrays[0].stamp, array->stamp);
+    slot->leases[slot->n_leases++] = (struct m_lease){.lease = reply->lease,
+                                                      .array = slot->granted.array,
+                                                      .readonly = slot->granted.readonly};
+    slot->granted.is_lost = false;
+    cr_assert(repeat_take(m, slot)->error, "it is taken twice");
+}
+
+/* Whether it is known: all that it has is told. `ended` stays from time to time. */
+static bool
+tell(struct model *m, int s, uint64_t was, struct lists *lists)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    slot->conn = h_connect_as(&m->h, slot->uid, slot->gid, m->h.pids[was]);
+    books_moved(&m->h, was, slot->conn);
+    close_some(m, slot);
+    if (!hello(m, slot->conn, slot->token))
+        return false;
+    for (int i = 0; i < N_LISTS; i++)
+        lists->n[i] = i == ENDED ? lists->n[i] : 0;
+    lose_answer(m, s);
+    list_all(m, s, lists);
+    resume(m, s, lists, false);
+    begin_again(m, s);
+    return true;
+}
+
+/* It is cut off before it has said that this is all, and tells it once more. */
+static bool
+is_cut_off(struct model *m, struct m_slot *slot, uint64_t was)
+{
+    if (!has_room(m) || model_random(m, 6))
+        return false;
+    model_note(m, "connection %llu is cut off", (unsigned long long)slot->conn);
+    if (model_random(m, 2))
+        slot->token = slot->conn;
+    books_moved(&m->h, slot->conn, was);
+    h_hangup(&m->h, slot->conn);
+    slot->conn = was;
+    return true;
 }
 
 static void
@@ -323,26 +490,30 @@ come_back(struct model *m, int s)
     struct m_slot *slot = &m->slots[s];
     uint64_t was = slot->conn;
     struct lists lists = {0}, none = {0};
+    bool is_known;
 
     model_note(m, "slot %d comes back", s);
     hang_up_at_once(m, slot);
-    slot->conn = h_connect_as(&m->h, slot->uid, slot->gid, m->h.pids[was]);
-    books_moved(&m->h, was, slot->conn);
-    close_some(m, slot);
-    if (!hello(m, slot->conn, slot->token)) {
+    do
+        is_known = tell(m, s, was, &lists);
+    while (is_known && is_cut_off(m, slot, was));
+    if (!is_known) {
         is_new(m, s);
+    } else if (model_random(m, 8) == 0 && has_room(m)) {
+        if (model_random(m, 2)) /* else it has not heard of the new one */
+            slot->token = slot->conn;
+        model_step_kill(m);
+        return;
     } else {
-        list_all(m, s, &lists);
-        resume(m, s, &lists, false);
-        begin_again(m, s);
-        if (model_random(m, 8) == 0 && m->h.next_conn + M_SLOTS + 2 < H_CONNS) {
-            if (model_random(m, 2)) /* else it has not heard of the new one */
-                slot->token = slot->conn;
+        resume(m, s, &none, true);
+        if (model_random(m, 8) == 0 && has_room(m)) {
+            slot->token = slot->conn;
+            slot->away = false;
             model_step_kill(m);
             return;
         }
-        resume(m, s, &none, true);
         h_repeat(&m->h, was, slot->conn);
+        take_again(m, slot);
     }
     slot->token = slot->conn;
     slot->away = false;
@@ -353,11 +524,13 @@ come_back(struct model *m, int s)
 void
 model_return_all(struct model *m)
 {
-    for (int s = 0; s < M_SLOTS; s++)
+    for (int s = 0; s < M_SLOTS; s++) {
+        model_tickets_hangup(m, M_SLOTS + s);
         if (m->slots[s].away) {
             m->left_behind = true;
             leave_behind(m, s);
         }
+    }
     for (size_t i = 0; i < m->h.n_pages; i++)
         for (size_t j = 0; j < TIMELINE_SLOTS; j++) {
             struct timeline_slot *slot = &m->h.pages[i].slots[j];

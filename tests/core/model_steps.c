@@ -118,6 +118,7 @@ model_hung_up(struct model *m, int s)
     model_timelines_hangup(m, slot->conn);
     model_parts_hangup(m, s);
     model_tickets_hangup(m, s);
+    model_take_given_up(m, slot);
     for (int i = slot->n_leases; i-- > 0;) {
         struct m_array *array = &m->arrays[slot->leases[i].array];
         if (!array->nbytes) {
@@ -144,6 +145,7 @@ model_leave(struct model *m, int s, bool hangup, bool exits)
     if (!exits)
         return;
     model_brackets_exit(m, s);
+    model_tickets_hangup(m, M_SLOTS + s);
     while (slot->n_leases)
         model_lease_gone(m, slot, 0);
     h_exit(&m->h, slot->conn);

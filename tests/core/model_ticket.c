@@ -128,6 +128,13 @@ model_taken(struct model *m, const struct m_request *r)
 }
 
 void
+model_tickets_stay(struct model *m, int slot)
+{
+    for (int i = 0; i < m->n_tickets; i++)
+        m->tickets[i].slot += m->tickets[i].slot == slot ? M_SLOTS : 0;
+}
+
+void
 model_tickets_hangup(struct model *m, int slot)
 {
     for (int i = m->n_tickets; i-- > 0;)

@@ -353,6 +353,21 @@ end(struct core *core, const struct restore *r)
     core_free(core);
 }
 
+/* The connection that is recorded under that number. */
+static uint64_t
+find_conn(struct core *core, uint64_t number)
+{
+    struct conns *all[] = {&core->conns, &core->departed};
+    struct conn *conn;
+
+    for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+        RB_FOREACH(conn, conns, all[i])
+            if (conn->number == number)
+                return conn->id;
+    cr_assert_fail("connection %llu is recorded, and is gone", (unsigned long long)number);
+    return 0;
+}
+
 /* The core that comes after this one. The tail is torn. */
 static struct core *
 restore(struct harness *h, struct journal *source, struct restore *r)
@@ -376,7 +391,7 @@ restore(struct harness *h, struct journal *source, struct restore *r)
         r->blocks[i].fd = (int)r->blocks[i].record->kept;
     }
     for (size_t i = 0; i < r->n_conns; i++) {
-        r->conns[i].conn = r->conns[i].record->key.id;
+        r->conns[i].conn = find_conn(h->core, r->conns[i].record->key.id);
         r->conns[i].kept = r->conns[i].record->kept;
     }
     for (size_t i = 0; i < r->n_pages; i++) {

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import socket
 import subprocess
+import threading
 
 from conftest import PATIENCE_S, wait_until
 
@@ -107,3 +108,56 @@ class Restarts:
         self.end(signal.SIGTERM)
         self.keeper.send_signal(signal.SIGTERM)
         assert self.keeper.wait(PATIENCE_S) == 0
+
+
+class Deaf:
+    """Between clients of this process and the daemon. While it loses answers, none arrives; once, it hangs up
+    when it has passed on so many requests."""
+
+    def __init__(self, restarts):
+        self.there, self.loses, self.cuts_after, self.threads = restarts.address, False, 0, []
+        self.address = str(restarts.folder / "deaf.sock")  # by the same folder they see the daemon
+        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listening.bind(self.address)
+        self.listening.listen()
+        self.run(self.accept)
+
+    def run(self, target, *args):
+        self.threads.append(threading.Thread(target=target, args=args))
+        self.threads[-1].start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                self.run(self.serve, self.listening.accept()[0])
+
+    def serve(self, client):
+        with client, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
+            if daemon.connect_ex(self.there) == 0:
+                asks = threading.Thread(target=self.pass_on, args=(client, daemon))
+                asks.start()
+                self.pass_on(daemon, client, answers=True)
+                asks.join()
+
+    def pass_on(self, source, sink, answers=False):
+        n = 0
+        with contextlib.suppress(OSError):
+            while (got := socket.recv_fds(source, 1 << 16, 253))[0]:
+                if not (answers and self.loses):
+                    socket.send_fds(sink, [got[0]], got[1])
+                for fd in got[1]:
+                    os.close(fd)
+                n += 1
+                if n == self.cuts_after and not answers:
+                    self.cuts_after = 0
+                    break
+        for sock in source, sink:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        """After its clients."""
+        self.listening.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads:
+            thread.join()
+        self.listening.close()

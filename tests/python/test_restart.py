@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import pathlib
+import pickle
 import queue
 import random
 import signal
@@ -17,16 +18,18 @@ import threading
 import warnings
 import weakref
 
+from multiprocessing.reduction import ForkingPickler
+
 import hypothesis
 import hypothesis.stateful as stateful
 import numpy
 import pytest
 from conftest import PATIENCE_S, Child, in_thread, wait_until
 from hypothesis import strategies as st
-from restarts import Restarts
+from restarts import Deaf, Restarts
 
 import caid
-from caid import _daemon
+from caid import _daemon, _default
 
 
 @pytest.fixture
@@ -470,6 +473,135 @@ def test_a_name_that_is_taken_before_its_reader_is_back(restarts, child):
         reader.go()
         reader.expect("published")
         assert [value_of(c, name) for name in "xyz"] == [2, 3, 99]
+
+
+SENDS = """
+import numpy
+from multiprocessing.reduction import ForkingPickler
+for value in range(1, 4):
+    with client.empty(4, "<i4") as a:
+        a.copy_from_host(numpy.full(4, value, "<i4"))
+        message = bytes(ForkingPickler.dumps(a)).hex()
+    step(message)
+client.ping()
+step("back")
+"""
+
+
+def test_what_was_sent_arrives(restarts, child):
+    """Before its sender is back, after that, and when the sender has exited no more."""
+    sender, messages = child(SENDS), []
+    for _ in range(3):
+        messages.append(bytes.fromhex(sender.process.stdout.readline()))
+        if len(messages) < 3:
+            sender.go()
+    with _default.client_of(restarts.address) as here:
+        os.kill(sender.pid, signal.SIGSTOP)
+        restarts.restart()
+        assert [holder.sent for a in here.unnamed() for holder in a.holders] == [True] * 3
+        with pickle.loads(messages[0]) as a:
+            assert read(a) == 1
+            os.kill(sender.pid, signal.SIGCONT)
+            sender.go()
+            sender.expect("back")
+            restarts.restart()
+            with pickle.loads(messages[1]) as b:
+                assert (read(a), read(b)) == (1, 2)
+        sender.kill()
+        wait_until(lambda: not here.unnamed())
+        for message in messages:
+            with pytest.raises(caid.NotFoundError, match="taken already, or its sender has ended"):
+                pickle.loads(message)
+
+
+def test_all_come_back_where_no_more_may_connect(tmp_path):
+    with contextlib.ExitStack() as stack:
+        restarts = stack.enter_context(contextlib.closing(Restarts(tmp_path, "[limits]\nconnections = 3\n")))
+        clients = [stack.enter_context(restarts.connect()) for _ in range(3)]
+        arrays = [stack.enter_context(filled(c, i)) for i, c in enumerate(clients)]
+        restarts.restart()
+        for i, (c, a) in enumerate(zip(clients, arrays)):
+            with a.write() as v:
+                v.fill(i + 1)
+            assert (read(a), c.status().connections) == (i + 1, 3)
+        with pytest.raises(caid.LimitError, match="limit of 3 connections"):
+            restarts.connect()
+
+
+@pytest.fixture
+def deaf(restarts):
+    with contextlib.closing(Deaf(restarts)) as d:
+        yield d
+
+
+def test_a_take_that_was_not_answered_is_done_once(restarts, deaf):
+    with restarts.connect() as c, caid.Client(deaf.address) as sender, _default.client_of(deaf.address):
+        with filled(sender, 1) as a:
+            message = bytes(ForkingPickler.dumps(a))
+        deaf.loses = True
+        thread, taken = in_thread(lambda: pickle.loads(message))
+        wait_until(lambda: not any(holder.sent for a in c.unnamed() for holder in a.holders))
+        restarts.end()
+        deaf.loses = False
+        restarts.start()
+        thread.join()
+        with taken[0] as a:
+            assert read(a) == 1
+            with pytest.raises(caid.NotFoundError):
+                pickle.loads(message)
+        wait_until(lambda: not c.unnamed())
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_client_that_is_cut_off_as_it_comes_back(restarts, deaf, n):
+    """After its hello; when it has told of what it has; of a bracket, too."""
+    with restarts.connect() as c, caid.Client(deaf.address) as one, filled(one, 1) as a, one.create("x", 4, "<i4") as x:
+        message = bytes(ForkingPickler.dumps(a))
+        with x.write() as v:
+            restarts.end()
+            deaf.cuts_after = n
+            restarts.start()
+            wait_until(lambda: not deaf.cuts_after)
+            v.fill(2)
+        assert (read(a), value_of(c, "x")) == (1, 2)
+        with _default.client_of(deaf.address), pickle.loads(message) as b:
+            assert read(b) == 1
+
+
+def caught(error, call):
+    with pytest.raises(error):
+        call()
+
+
+@pytest.mark.parametrize("error, options", [
+    (caid.TimeoutError, {"call_timeout": 0.5}),  # by itself, and comes back
+    (caid.DisconnectedError, {"reconnect_timeout": 0.1}),  # for good
+])  # fmt: skip
+def test_a_create_that_was_given_up_leaves_no_name(restarts, deaf, error, options):
+    with restarts.connect() as c, caid.Client(deaf.address, **options) as one:
+        publish(c, "other", 1)
+        deaf.loses = True
+        thread, ended = in_thread(lambda: caught(error, lambda: one.create("x", 4, "<i4")))
+        wait_until(lambda: len(c.list()) == 2)
+        if error is caid.TimeoutError:
+            thread.join()
+        restarts.end()
+        thread.join()
+        assert ended == [None]
+        deaf.loses = False
+        restarts.start()
+        wait_until(lambda: [entry.name for entry in c.list()] == ["other"])
+
+
+def test_what_is_deferred_stays_so(restarts):
+    with restarts.connect() as c, restarts.connect() as other, c.defer_cleanup():
+        with c.defer_cleanup():
+            restarts.restart()
+            wait_until(lambda: [user.deferred for user in other.users()] == [1])
+        restarts.restart()
+        wait_until(lambda: [user.deferred for user in other.users()] == [1])
+    with restarts.connect() as c:
+        assert [user.deferred for user in c.users()] == [0]
 
 
 def test_who_gives_up_says_so(restarts):

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of stress_restart.py, which runs it: it changes names of its own, reads those of others, has arrays
-without a name, and notices nothing of its daemon's deaths. Its notes are there for the next one where it is
-killed itself.
+without a name, sends some and takes those that others have sent, and notices nothing of its daemon's deaths. Its
+notes are there for the next one where it is killed itself.
 
 usage: restart_worker.py INDEX WORKERS NOTES
 """
 
 import contextlib
 import os
+import pathlib
+import pickle
 import random
 import sys
+import time
+from multiprocessing.reduction import ForkingPickler
 
 import numpy
 
@@ -68,9 +72,16 @@ def look(client, name, values, index=INDEX):
     assert values is None or value in values, f"{name}: {value}, not of {values}"
 
 
+def is_alive(pid):
+    """A second after its death was noticed it has been waited for."""
+    time.sleep(1)
+    return os.path.exists(f"/proc/{pid}")
+
+
 class Worker:
-    def __init__(self, client, notes, rng):
-        self.client, self.notes, self.rng = client, notes, rng
+    def __init__(self, client, notes, rng, mail):
+        self.client, self.notes, self.rng, self.mail = client, notes, rng, mail
+        self.n_sent = 0
         self.arena = client.arena()
         self.own = {}  # arrays without a name, by their values
 
@@ -122,6 +133,38 @@ class Worker:
         if len(self.own) > 8:
             self.own.pop(self.rng.choice(list(self.own))).close()
 
+    def send(self):
+        """Into the folder that all share."""
+        if len(list(self.mail.glob(f"sent-*-{os.getpid()}-*"))) > 4:
+            return
+        value, self.n_sent = self.notes.next(), self.n_sent + 1
+        with self.array(value) as a:
+            message = bytes(ForkingPickler.dumps(a))
+        written = self.mail / f"written-{value}-{os.getpid()}-{self.n_sent}"
+        written.write_bytes(message)
+        written.rename(self.mail / written.name.replace("written", "sent"))
+
+    def letter(self):
+        """One that nobody else has, or None."""
+        for letter in self.rng.sample(there := sorted(self.mail.glob("sent-*")), len(there)):
+            with contextlib.suppress(FileNotFoundError):  # another one was first
+                return letter.rename(self.mail / letter.name.replace("sent", "taken"))
+
+    def take(self):
+        """Whoever has the letter has the array, once, unless its sender has died."""
+        if not (letter := self.letter()):
+            return
+        _, value, pid, _ = letter.name.split("-")
+        try:
+            with pickle.loads(letter.read_bytes()) as a:
+                assert set(a.copy_to_host().tolist()) == {int(value)}
+        except (caid.NotFoundError, caid.AbandonedError):
+            assert not is_alive(pid), f"{letter} is lost"
+        with contextlib.suppress(caid.NotFoundError):
+            pickle.loads(letter.read_bytes()).close()
+            raise AssertionError(f"{letter} is taken twice")
+        letter.unlink()
+
     def read(self):
         index = self.rng.randrange(WORKERS)
         look(self.client, f"{index}/{self.rng.randrange(NAMES)}", None, index)
@@ -130,7 +173,8 @@ class Worker:
         self.check()
         while True:
             step = self.rng.choice((
-                self.publish, self.publish_many, self.publish_part, self.unlink, self.write, self.read, self.keep
+                self.publish, self.publish_many, self.publish_part, self.unlink, self.write, self.read, self.keep,
+                self.send, self.take,
             ))  # fmt: skip
             step()
 
@@ -138,13 +182,13 @@ class Worker:
 def connected():
     while True:
         with contextlib.suppress(*NOT_THERE):
-            return caid.Client()
+            return caid.default_client()  # which takes what others have sent, too
 
 
 def main(path):
     notes, rng = Notes(path), random.Random(INDEX)
     with connected() as client:
-        Worker(client, notes, rng).run()
+        Worker(client, notes, rng, pathlib.Path(path).parent).run()
 
 
 main(sys.argv[3])

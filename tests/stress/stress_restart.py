@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGKILL of the daemon, again and again, under 8 processes that create, publish, hand over and read, of which
+"""SIGKILL of the daemon, again and again, under 8 processes that create, publish, hand over, send, take and read, of which
 one is killed now and then. Of what was acknowledged nothing is lost and no byte is wrong; in the end the daemon
 has nothing, and the keeper only what it has had at the start.
 

@@ -112,9 +112,10 @@ struct caid_connect_options {
     void *userdata;
     /* How long calls wait for a daemon that has gone, and keeps what it had (caid(8)), to come
      * back: then the client goes on where it was, and its arrays, brackets and watches are its own
-     * as before. After that time, and where nothing was kept, it is CAID_ERR_DISCONNECTED. 0: 10
-     * seconds; CAID_FOREVER; CAID_NEVER: it does not come back. Who waits does not start a service
-     * that was stopped and whose socket still listens. */
+     * as before. After that time, and where nothing was kept, it is CAID_ERR_DISCONNECTED; what a
+     * call had made by then under a name is unlinked when a daemon is there again, unless the
+     * client was closed before. 0: 10 seconds; CAID_FOREVER; CAID_NEVER: it does not come back. Who
+     * waits does not start a service that was stopped and whose socket still listens. */
     uint64_t reconnect_timeout_ns;
     /* Called when the client has come back, on a thread of the library's: n_lost of its arrays it
      * has not got back, which their brackets say (CAID_ERR_LOST). It may use the client, but not

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Clients that come back after a restart, beside what histories show (model_return.c).
+ */
+#include "books.h"
+#include "caid_test.h"
+
+/* Whether it is known; token 0: it says none. */
+static const struct h_reply *
+hello(struct harness *h, uint64_t conn, uint64_t token)
+{
+    const struct msg_str feature = MSG_STR("resume");
+    const uint64_t words[] = {token, ~token};
+    const struct msg_hello_params p = {.version_min = 1,
+                                       .version_max = 1,
+                                       .features = {&feature, 1},
+                                       .token = {words, token ? 2 : 0}};
+
+    return h_request(h, conn, MSG_HELLO, &p);
+}
+
+/* One that comes back. */
+static uint64_t
+come(struct harness *h, uid_t uid)
+{
+    uint64_t conn = h_connect_raw(h, uid, uid);
+
+    cr_assert_eq(hello(h, conn, 0)->error, 0);
+    h_create_now(h, conn, NULL, NULL, 100);
+    return conn;
+}
+
+/* For that process; 0: refused at once. */
+static uint64_t
+connect_as(struct harness *h, uint64_t of)
+{
+    return h_connect_as(h, 1000, 1000, h->pids[of]);
+}
+
+static void
+two_connections(struct core_config *config)
+{
+    config->limits.connections = 2;
+}
+
+CORE_TEST(return, in_its_own_place_at_the_limit, two_connections)
+{
+    uint64_t a = come(h, 1000), b = come(h, 1000);
+
+    cr_assert_not(connect_as(h, a));
+    saved_restart(h);
+    cr_assert_not(h_connect_raw(h, 1000, 1000), "another process is in the place of one");
+    uint64_t others[] = {connect_as(h, a), connect_as(h, a)};
+    cr_assert_not(connect_as(h, a), "more come than are awaited");
+    cr_assert_eq(hello(h, others[0], 0)->error, PROTO_ERR_LIMIT);
+    cr_assert(h->closed[others[0]]);
+    h_hangup(h, others[0]);
+    cr_assert(hello(h, others[1], a)->resumed);
+    cr_assert(hello(h, connect_as(h, b), b)->resumed);
+    cr_assert_not(connect_as(h, a), "nobody is awaited any more");
+    cr_assert_eq(h_counts(h).connections, 2);
+}
+
+CORE_TEST(return, at_once, NULL)
+{
+    uint64_t conns[] = {come(h, 1000), come(h, 1000), come(h, 1000)};
+
+    core_set_pieces(h->core, 1);
+    h->by_hand = true;
+    saved_restart(h);
+    for (size_t i = 0; i < ARRAY_SIZE(conns); i++)
+        cr_assert(hello(h, connect_as(h, conns[i]), conns[i])->resumed);
+    h->by_hand = false;
+}
