@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "keeper.h"
 
-#include <limits.h>
-#include <linux/futex.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 
 #include "base/log.h"
 #include "base/macros.h"
@@ -71,11 +68,14 @@ keeper_deinit(struct keeper *k)
 
 /* One that is sealed already cannot be: it is kept all the same. */
 static void
-map_page(struct keeper *k, uint32_t number)
+map_page(struct keeper *k, uint32_t number, int fd_consume)
 {
-    void *page =
-        mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, k->fds[number], 0);
+    _cleanup_fd_ int fd = fd_consume;
+    void *page;
 
+    if (k->fds[number] == 0 || k->pages[number])
+        return;
+    page = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED)
         log_warning("a page of timelines cannot be mapped: %s", strerror(errno));
     else
@@ -83,25 +83,14 @@ map_page(struct keeper *k, uint32_t number)
 }
 
 static void
-kill_page(const struct keeper *k, uint32_t number)
-{
-    for (size_t i = 0; k->pages[number] && i < TIMELINE_SLOTS; i++) {
-        struct timeline_slot *slot = &k->pages[number][i];
-        timeline_kill(slot);
-        syscall(SYS_futex, &slot->submitted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    }
-}
-
-static void
 carry_out_one(struct keeper *k, enum keep_type type, uint32_t number, int fd)
 {
-    if (type == KEEP_KILL) {
-        kill_page(k, number);
-        return;
-    }
-    set(k, number, fd);
-    if (type == KEEP_PUT_PAGE)
-        map_page(k, number);
+    if (type == KEEP_MAP)
+        map_page(k, number, fd);
+    else if (type == KEEP_KILL && k->pages[number])
+        timeline_kill_page(k->pages[number]);
+    else if (type != KEEP_KILL)
+        set(k, number, fd);
 }
 
 static void

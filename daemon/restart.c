@@ -93,46 +93,6 @@ map_old(struct restart *r)
     return rc;
 }
 
-/* -1: it has exited. Of one that could not be kept it may be another process, for whose end is
- * waited then. -errno: it cannot be told. */
-static int
-open_process(struct restart *r, struct restore_conn *conn, int *ret)
-{
-    uint32_t kept = conn->record->kept;
-    int pidfd = kept ? kept_claim(r->kept, kept) : -1;
-
-    conn->kept = pidfd < 0 ? 0 : kept;
-    if (pidfd < 0)
-        pidfd = (int)syscall(SYS_pidfd_open, conn->record->pid, 0);
-    if (pidfd < 0 && errno != ESRCH)
-        return -errno;
-    if (pidfd >= 0 && poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0) {
-        kept_drop(r->kept, conn->kept);
-        conn->kept = 0;
-        pidfd = fd_close(pidfd);
-    }
-    *ret = pidfd;
-    return 0;
-}
-
-static int
-open_old(struct restart *r)
-{
-    struct restore *restore = &r->restore;
-    int rc = restore_read(restore, &r->old);
-
-    if (rc < 0)
-        return rc;
-    r->pidfds = calloc(restore->n_conns + 1, sizeof(*r->pidfds));
-    if (!r->pidfds)
-        return -ENOMEM;
-    for (size_t i = 0; i < restore->n_conns; i++)
-        r->pidfds[i] = -1;
-    for (size_t i = 0; rc == 0 && i < restore->n_conns; i++)
-        rc = open_process(r, &restore->conns[i], &r->pidfds[i]);
-    return rc;
-}
-
 void
 restart_init(struct restart *r, struct kept *kept)
 {
@@ -148,7 +108,7 @@ restart_open(struct restart *r)
     if (r->old_fd >= 0) {
         rc = map_old(r);
         if (rc == 0)
-            rc = open_old(r);
+            rc = restore_read(&r->restore, &r->old);
     }
     if (rc == -EPROTO) {
         log_error("what the keeper has is no journal: nothing of a former daemon comes back");
@@ -163,7 +123,6 @@ restart_open(struct restart *r)
 static void
 close_old(struct restart *r)
 {
-    free(TAKE_PTR(r->pidfds));
     restore_deinit(&r->restore);
     if (r->old.bytes)
         munmap(r->old.bytes, r->old.size);
@@ -196,36 +155,41 @@ static int
 take_block(struct restart *r, struct worker *worker, struct restore_block *block)
 {
     const struct record_block *record = block->record;
-    int fd = record->kept ? kept_claim(r->kept, record->kept) : -1;
-    int rc = fd < 0 ? -EBADF
-                    : worker_adopt(worker, record->device, (enum core_kind)record->kind,
-                                   record->size, fd, record->kept, &block->handle);
+    int rc;
 
-    block->fd = fd;
+    block->fd = kept_found(r->kept, record->kept);
+    rc = worker_adopt(worker, record->device, (enum core_kind)record->kind, record->size,
+                      record->kept, &block->handle);
     block->lost = rc < 0;
-    if (rc == 0)
-        return 0;
-    log_error("block %" PRIu64 " of a former daemon's cannot be had: %s", record->key.id,
-              strerror(-rc));
-    if (rc != -EINVAL && rc != -EBADF)
-        return rc;
-    kept_drop(r->kept, record->kept);
-    block->fd = fd_close(fd);
-    return 0;
+    if (rc < 0)
+        log_error("block %" PRIu64 " of a former daemon's cannot be had: %s", record->key.id,
+                  strerror(-rc));
+    return rc == -EINVAL || rc == -EBADF ? 0 : rc;
 }
 
-static void
-take_process(struct restart *r, struct conns *conns, size_t i)
+/* One that has exited is not claimed. Of one that could not be kept it may be another process, for
+ * whose end is waited then. */
+static int
+take_process(struct restart *r, struct conns *conns, struct restore_conn *conn)
 {
-    struct restore_conn *conn = &r->restore.conns[i];
-    int pidfd = r->pidfds[i];
+    uint32_t kept = conn->record->kept;
+    int pidfd = kept_found(r->kept, kept);
+    bool is_kept = pidfd >= 0;
 
+    if (!is_kept)
+        pidfd = (int)syscall(SYS_pidfd_open, conn->record->pid, 0);
     if (pidfd < 0)
-        return;
+        return errno == ESRCH ? 0 : -errno;
+    if (poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0) {
+        if (!is_kept)
+            close(pidfd);
+        return 0;
+    }
+    if (is_kept)
+        conn->kept = kept;
+    kept_claim(r->kept, conn->kept);
     conn->conn = conns_next_id(conns, pidfd);
-    r->pidfds[i] = -1;
-    if (conns_adopt(conns, conn->conn, conn->record->uid, pidfd, conn->kept) < 0)
-        abort(); /* nobody would tell when its memory is free */
+    return conns_adopt(conns, conn->conn, conn->record->uid, pidfd, conn->kept);
 }
 
 /* NULL: it is lost. */
@@ -243,14 +207,12 @@ take_page(struct restart *r, struct shared_pages *pages, struct restore_page *pa
 {
     const struct record_page *record = page->record;
     const struct restore_conn *owner = restore_find_conn(&r->restore, record->conn);
-    int fd = kept_claim(r->kept, record->kept);
 
     page->is_dead = !owner || !owner->conn;
-    if (fd >= 0 && page->is_dead)
-        page->made.slots = map_page(fd);
-    else if (fd >= 0)
-        shared_page_adopt(pages, record->key.id, TAKE_FD(fd), record->kept, &page->made);
-    fd_close(fd);
+    if (page->is_dead)
+        page->made.slots = map_page(kept_found(r->kept, record->kept));
+    else
+        shared_page_adopt(pages, record->key.id, record->kept, &page->made);
 }
 
 /* Whoever waits for those who have died is let go. */
@@ -264,7 +226,6 @@ kill_pages(struct restart *r)
         if (page->made.slots)
             munmap(page->made.slots, TIMELINE_PAGE_BYTES);
         kept_kill_page(r->kept, page->record->kept);
-        kept_drop(r->kept, page->record->kept);
     }
 }
 
@@ -294,10 +255,12 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
 {
     int rc = 0;
 
+    if (!r->kept->slots)
+        return 0;
     for (size_t i = 0; rc == 0 && i < r->restore.n_blocks; i++)
         rc = take_block(r, worker, &r->restore.blocks[i]);
     for (size_t i = 0; rc == 0 && i < r->restore.n_conns; i++)
-        take_process(r, conns, i);
+        rc = take_process(r, conns, &r->restore.conns[i]);
     for (size_t i = 0; rc == 0 && i < r->restore.n_pages; i++)
         take_page(r, pages, &r->restore.pages[i]);
     if (rc == 0)
@@ -380,22 +343,12 @@ restart_look(struct restart *r, struct core *core)
 struct core_kept
 restart_figures(const struct restart *r)
 {
-    struct core_kept ret = {.restarts = r->n_restarts};
-    struct kept_figures kept;
-
-    kept_figures(r->kept, &kept);
-    ret.keeper = kept.is_connected;
-    ret.n_kept = kept.n_kept;
-    if (r->is_on)
-        ret.journal_bytes = r->journals[r->turn].at;
-    return ret;
-}
-
-void
-restart_let_go(struct restart *r, uint32_t kept)
-{
-    if (!r->is_stopped)
-        fd_close(kept_drop(r->kept, kept));
+    return (struct core_kept){
+        .restarts = r->n_restarts,
+        .keeper = kept_is_there(r->kept),
+        .n_kept = kept_count(r->kept),
+        .journal_bytes = r->is_on ? r->journals[r->turn].at : 0,
+    };
 }
 
 void
@@ -405,6 +358,5 @@ restart_stop(struct restart *r, struct core *core)
         return;
     core_drop_journal(core);
     r->is_on = false;
-    r->is_stopped = true;
     kept_stop(r->kept); /* before what it is given is closed */
 }

@@ -13,8 +13,8 @@ import time
 from conftest import BUILD, DEADLINE, daemon_env, wait_for
 
 PROGRAM = BUILD / "bin" / "caid-keeper"
-PUT, DROP, TAKE, END, BUSY, PUT_PAGE, KILL = range(1, 8)
-VERSION = 2
+PUT, DROP, TAKE, END, BUSY, MAP, KILL = range(1, 8)
+VERSION = 1
 MAX = 253  # numbers in a packet
 
 

@@ -16,7 +16,7 @@ import hypothesis.strategies as st
 import keepers
 import pytest
 from conftest import DEADLINE, become, daemon_env, fork, needs_root, wait_for
-from keepers import BUSY, DROP, KILL, MAX, PUT, PUT_PAGE, TAKE, Keeper, packet
+from keepers import BUSY, DROP, KILL, MAP, MAX, PUT, TAKE, Keeper, packet
 
 FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which Python does not name
 
@@ -166,11 +166,13 @@ def test_a_page_is_killed_by_who_has_it_mapped(keeper):
     for fd in fds:
         os.truncate(fd, 4096)
     with keeper.connect() as link:
-        link.send(packet(PUT_PAGE, [1]), fds[:1])
-        assert list(link.take()[0]) == [1]  # it has it
+        link.put({1: fds[0], 2: fds[1]})
+        link.send(packet(MAP, [1]), fds[:1])
+        assert list(link.take()[0]) == [1, 2]  # it has them
         for fd in fds:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FUTURE_WRITE)
-        link.send(packet(PUT_PAGE, [2]), fds[1:])
+        link.send(packet(MAP, [2]), fds[1:])
+        link.send(packet(MAP, [3]), fds[1:])
         link.send(packet(KILL, [1, 2, 3]))
         assert sorted(link.take()[0]) == [1, 2]
         done = [struct.unpack_from("Q", os.pread(fd, 4096, 0), 256 * 15)[0] for fd in fds]

@@ -566,6 +566,37 @@ def test_a_keeper_that_died_and_a_daemon_after_it(restarts):
             assert value_of(c, name) == value
 
 
+def test_a_timeline_outlives_a_daemon_then_the_keeper_then_a_daemon(restarts):
+    """Its page, which the daemon in the midst has not made, is given to the new keeper."""
+    with restarts.connect() as c, restarts.connect() as other, c.timeline("t") as t:
+        t.signal(None, 1)
+        restarts.restart()
+        wait_until(lambda: c.status().restarts == 1)
+        restarts.end_keeper()
+        restarts.start_keeper()
+        wait_until(lambda: c.status().keeper and has_all(restarts, c))
+        restarts.restart()
+        t.signal(None, 2)
+        with other.open_timeline("t") as u:
+            u.wait(None, 2, timeout=5)
+
+
+def test_a_start_that_fails_leaves_what_it_has_taken_over(restarts):
+    """Here for want of a journal of its own."""
+    with restarts.connect() as c, c.timeline("t") as t:
+        publish(c, "x", 1)
+        restarts.end()
+        kept = sorted(restarts.kept_memory())
+        restarts.launch("env", "--ignore-signal=XFSZ", "prlimit", "--fsize=100000")
+        assert restarts.ended() == 1
+        assert "cannot take over" in restarts.log()
+        assert sorted(restarts.kept_memory()) == kept
+        restarts.start()
+        assert value_of(c, "x") == 1
+        t.signal(None, 1)
+        t.wait(None, 1, timeout=5)
+
+
 def test_both_die(restarts):
     with restarts.connect() as c:
         publish(c, "x", 1)
