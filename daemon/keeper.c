@@ -18,19 +18,16 @@
 static void
 set(struct keeper *k, uint32_t number, int fd)
 {
-    if (k->pages[number])
-        munmap(k->pages[number], TIMELINE_PAGE_BYTES);
-    k->pages[number] = NULL;
-    if (k->fds[number] > 0) {
-        fd_close(k->fds[number]);
-        k->n--;
-    }
-    k->fds[number] = fd;
-    if (fd > 0) {
-        k->n++;
-        if (number >= k->end)
-            k->end = number + 1;
-    }
+    struct keeper_slot *slot = &k->slots[number];
+
+    if (slot->page)
+        munmap(slot->page, TIMELINE_PAGE_BYTES);
+    if (slot->fd > 0)
+        fd_close(slot->fd);
+    k->n += (fd > 0) - (slot->fd > 0);
+    *slot = (struct keeper_slot){.fd = fd};
+    if (number >= k->end)
+        k->end = number + 1;
 }
 
 int
@@ -45,10 +42,8 @@ keeper_init(struct keeper *ret, int listener)
         return -EMFILE;
     }
     ret->limit = max - RESERVED;
-    ret->fds = calloc(ret->limit, sizeof(*ret->fds));
-    ret->pages = calloc(ret->limit, sizeof(*ret->pages));
-    if (!ret->fds || !ret->pages) {
-        keeper_deinit(ret);
+    ret->slots = calloc(ret->limit, sizeof(*ret->slots));
+    if (!ret->slots) {
         log_error("cannot start: out of memory");
         return -ENOMEM;
     }
@@ -60,9 +55,8 @@ keeper_deinit(struct keeper *k)
 {
     for (uint32_t i = 0; i < k->end; i++)
         set(k, i, 0);
-    free(k->fds);
-    free(k->pages);
-    k->sock = fd_close(k->sock);
+    free(k->slots);
+    fd_close(k->sock);
     *k = (struct keeper){.sock = -1, .listener = -1, .next = KEEPER_NOTHING};
 }
 
@@ -71,15 +65,16 @@ static void
 map_page(struct keeper *k, uint32_t number, int fd_consume)
 {
     _cleanup_fd_ int fd = fd_consume;
+    struct keeper_slot *slot = &k->slots[number];
     void *page;
 
-    if (k->fds[number] == 0 || k->pages[number])
+    if (slot->fd == 0 || slot->page)
         return;
     page = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED)
         log_warning("a page of timelines cannot be mapped: %s", strerror(errno));
     else
-        k->pages[number] = page;
+        slot->page = page;
 }
 
 static void
@@ -87,10 +82,10 @@ carry_out_one(struct keeper *k, enum keep_type type, uint32_t number, int fd)
 {
     if (type == KEEP_MAP)
         map_page(k, number, fd);
-    else if (type == KEEP_KILL && k->pages[number])
-        timeline_kill_page(k->pages[number]);
     else if (type != KEEP_KILL)
         set(k, number, fd);
+    else if (k->slots[number].page)
+        timeline_kill_page(k->slots[number].page);
 }
 
 static void
@@ -152,8 +147,8 @@ give_some(struct keeper *k)
     int r;
 
     for (; i < k->end && p.n < KEEP_NUMBERS_MAX; i++)
-        if (k->fds[i] > 0) {
-            fds[p.n] = k->fds[i];
+        if (k->slots[i].fd > 0) {
+            fds[p.n] = k->slots[i].fd;
             p.numbers[p.n++] = i;
         }
     if (p.n > 0) {
@@ -232,19 +227,17 @@ keeper_adopt(struct keeper *k, int sock_consume)
     k->sock = sock_consume;
 }
 
-int
-keeper_polls(const struct keeper *k, struct pollfd polls[KEEPER_POLLS])
+void
+keeper_turn(struct keeper *k, struct pollfd *polls, size_t n_polls, int timeout_ms)
 {
     bool gives = k->next != KEEPER_NOTHING && !k->pauses;
 
     polls[0] = (struct pollfd){.fd = k->sock, .events = gives ? POLLIN | POLLOUT : POLLIN};
     polls[1] = (struct pollfd){.fd = k->pauses ? -1 : k->listener, .events = POLLIN};
-    return k->pauses ? PAUSE_MS : -1;
-}
-
-void
-keeper_serve(struct keeper *k, const struct pollfd polls[KEEPER_POLLS])
-{
+    if (k->pauses && (timeout_ms < 0 || timeout_ms > PAUSE_MS))
+        timeout_ms = PAUSE_MS;
+    if (poll(polls, n_polls, timeout_ms) < 0)
+        return; /* stopped, and continued */
     k->pauses = false;
     if (k->sock >= 0 && polls[0].revents & (POLLIN | POLLHUP | POLLERR))
         receive(k);

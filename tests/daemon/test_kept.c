@@ -45,12 +45,8 @@ keep(int sock, bool listens)
         _exit(1);
     if (sock >= 0)
         keeper_adopt(&k, sock);
-    for (;;) {
-        int timeout_ms = keeper_polls(&k, polls);
-
-        if (poll(polls, KEEPER_POLLS, timeout_ms) >= 0)
-            keeper_serve(&k, polls);
-    }
+    for (;;)
+        keeper_turn(&k, polls, KEEPER_POLLS, -1);
 }
 
 static void
