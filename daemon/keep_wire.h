@@ -11,7 +11,8 @@
  *     KILL  numbers                    timeline_kill_page() of those that it has mapped
  *     TAKE                             by the daemon: answered with PUTs of all there is, then END
  *     END   limit                      the keeper takes numbers below that
- *     BUSY                             another daemon is connected; the keeper hangs up
+ *
+ * One daemon at a time: the next one's TAKE is answered when that before has hung up.
  *
  * Nothing is acknowledged. A packet that sendmsg(2) has put into the keeper's socket is the
  * keeper's, also where the daemon dies at its next instruction: it stays in the receiver's queue,
@@ -37,7 +38,6 @@ enum keep_type {
     KEEP_DROP,
     KEEP_TAKE,
     KEEP_END,
-    KEEP_BUSY,
     KEEP_MAP,
     KEEP_KILL,
 };
@@ -57,14 +57,6 @@ struct keep_packet { /* as it is sent, but that it ends with the last number */
 
 /* Never waits: packet_send()'s errors. fds: as many as numbers, borrowed; or NULL. */
 int keep_send(int sock, const struct keep_packet *p, const int *fds);
-
-static inline int
-keep_say(int sock, enum keep_type type)
-{
-    return keep_send(sock,
-                     &(struct keep_packet){.version = KEEP_VERSION, .type = (uint16_t)type},
-                     NULL);
-}
 
 /* What is no such packet is -EBADMSG, and its fds are closed. 0 at the end of file, 1 with a
  * packet: as many fds as numbers come with a PUT or a MAP, and none with another. -EAGAIN,

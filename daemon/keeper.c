@@ -174,15 +174,6 @@ give(struct keeper *k)
         k->pauses = true;
 }
 
-/* What it had sent before it went is ours. */
-static bool
-is_taken(struct keeper *k)
-{
-    while (k->sock >= 0 && receive(k))
-        ;
-    return k->sock >= 0;
-}
-
 /* The socket's mode should see to it already. */
 static int
 check_peer(int sock)
@@ -209,20 +200,16 @@ accept_one(struct keeper *k)
         k->pauses = errno != EAGAIN && errno != ECONNABORTED && errno != EINTR;
         return;
     }
-    if (check_peer(sock) < 0)
-        return;
-    if (is_taken(k)) {
-        log_warning("another daemon is connected already");
-        keep_say(sock, KEEP_BUSY);
-        return;
-    }
-    k->sock = TAKE_FD(sock);
+    if (check_peer(sock) == 0)
+        k->sock = TAKE_FD(sock);
 }
 
 void
 keeper_adopt(struct keeper *k, int sock_consume)
 {
-    if (is_taken(k))
+    while (k->sock >= 0 && receive(k)) /* what it had sent before it went is ours */
+        ;
+    if (k->sock >= 0)
         hang_up(k, 0);
     k->sock = sock_consume;
 }
@@ -233,7 +220,8 @@ keeper_turn(struct keeper *k, struct pollfd *polls, size_t n_polls, int timeout_
     bool gives = k->next != KEEPER_NOTHING && !k->pauses;
 
     polls[0] = (struct pollfd){.fd = k->sock, .events = gives ? POLLIN | POLLOUT : POLLIN};
-    polls[1] = (struct pollfd){.fd = k->pauses ? -1 : k->listener, .events = POLLIN};
+    polls[1] =
+        (struct pollfd){.fd = k->pauses || k->sock >= 0 ? -1 : k->listener, .events = POLLIN};
     if (k->pauses && (timeout_ms < 0 || timeout_ms > PAUSE_MS))
         timeout_ms = PAUSE_MS;
     if (poll(polls, n_polls, timeout_ms) < 0)

@@ -13,9 +13,7 @@
 #include "fds.h"
 #include "keep_wire.h"
 
-#define ANSWER_S      5 /* that a keeper has for each packet of its answer */
-#define BUSY_TRIES    50
-#define BUSY_PAUSE_NS (100 * NSEC_PER_MSEC)
+#define ANSWER_S      5                  /* for each packet of a keeper's answer */
 #define RETRY_MS      500                /* to connect */
 #define SEND_RETRY_MS 20                 /* after too much was in flight */
 #define LOOK_NS       NSEC_PER_MSEC      /* by who waits: seldom, and off the loop */
@@ -196,8 +194,6 @@ check_end(struct kept *k, const struct keep_packet *p)
 {
     bool has_room;
 
-    if (p->type == KEEP_BUSY)
-        return -EBUSY;
     if (p->type != KEEP_END || p->n != 1)
         return -EPROTO;
     pthread_mutex_lock(&k->lock);
@@ -208,23 +204,19 @@ check_end(struct kept *k, const struct keep_packet *p)
     return has_room ? 0 : -ENFILE;
 }
 
-/* -EBUSY: it has another daemon; -EEXIST: what it has is another daemon's; -ENFILE: it has, or has
- * room for, other numbers than we; -EAGAIN: no answer in time; -EPROTO, -ENOTCONN, ... */
+/* -EAGAIN: no answer in time; -EEXIST: what it has is another daemon's; -ENFILE: it has, or has
+ * room for, other numbers than we; -EPROTO, -ENOTCONN, ... */
 static int
 take_all(struct kept *k, int sock)
 {
     const struct timeval limit = {.tv_sec = ANSWER_S};
-    int fds[KEEP_NUMBERS_MAX], r = keep_say(sock, KEEP_TAKE);
-    struct keep_packet p;
+    struct keep_packet p = {.version = KEEP_VERSION, .type = KEEP_TAKE};
+    int fds[KEEP_NUMBERS_MAX], r = keep_send(sock, &p, NULL);
 
     if (r == 0 && setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) < 0)
         r = -errno;
-    if (r == -EPIPE) /* it may have said why */
-        r = 0;
     while (r == 0) {
         r = keep_recv(sock, &p, fds, 0);
-        if (r == -ECONNRESET) /* it went without having read that: what it said comes next */
-            r = keep_recv(sock, &p, fds, 0);
         if (r <= 0)
             return r == 0 ? -ENOTCONN : r;
         if (p.type != KEEP_PUT)
@@ -256,24 +248,11 @@ use_socket(struct kept *k, int sock_consume)
 }
 
 static int
-connect_once(struct kept *k)
+try_connecting(struct kept *k)
 {
     int sock, r = packet_connect_within(k->path, ANSWER_S * NSEC_PER_SEC, &sock);
 
     return r == 0 ? use_socket(k, sock) : r;
-}
-
-/* The daemon before may still be on its way out. */
-static int
-connect_first(struct kept *k)
-{
-    int r = connect_once(k);
-
-    for (int i = 0; r == -EBUSY && i < BUSY_TRIES; i++) {
-        clock_pause_ns(BUSY_PAUSE_NS);
-        r = connect_once(k);
-    }
-    return r;
 }
 
 static bool
@@ -286,7 +265,7 @@ static const char *
 describe(int error)
 {
     switch (error) {
-    case -EBUSY: return "it keeps for another daemon";
+    case -EAGAIN: return "it does not answer, or keeps for another daemon";
     case -EEXIST:
         return "it has what a former daemon has left, which is for the next one: start this one "
                "again";
@@ -319,7 +298,7 @@ await(struct kept *k, int sock, short events, int timeout_ms)
 static void
 reconnect(struct kept *k)
 {
-    int r = k->path ? connect_once(k) : -ENOENT;
+    int r = k->path ? try_connecting(k) : -ENOENT;
 
     if (r == 0) {
         log_notice("%s: the keeper is there, and is given all", k->path);
@@ -393,7 +372,7 @@ kept_init(struct kept *k, const char *path, int sock_consume)
         return 0;
     r = init_slots(k);
     if (r == 0)
-        r = path ? connect_first(k) : use_socket(k, TAKE_FD(sock));
+        r = path ? try_connecting(k) : use_socket(k, TAKE_FD(sock));
     if (r == 0)
         return 0;
     if (is_absent(r)) {

@@ -61,7 +61,7 @@ struct kept {
 /*
  * path: borrowed; or sock_consume: of --supervise; with neither, nobody keeps anything. A keeper
  * that is not there is logged, and looked for by the thread, which leaves it alone where it has
- * something then. One that has another daemon still is waited for, for some seconds; one that does
+ * something then. One that has another daemon still is waited for, for 5 seconds; one that does
  * not say what it has is an error: that would be lost. After fds_prepare(). -errno, logged.
  */
 int kept_init(struct kept *k, const char *path, int sock_consume);
