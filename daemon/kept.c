@@ -400,27 +400,13 @@ kept_start(struct kept *k)
     return r;
 }
 
-/* One that has gone is expected back. */
-static bool
-is_all_said(const struct kept *k)
-{
-    if (k->state == KEPT_AWAY)
-        return !k->path;
-    return !kept_is_there(k) || k->n_due == 0;
-}
-
-static bool
-nothing_is_due(const struct kept *k)
-{
-    return !kept_is_there(k) || k->n_due == 0;
-}
-
+/* Until the keeper has all; also of one that has gone, and is expected back, or not. */
 static int
-await_change(const struct kept *k, uint64_t timeout_ns, bool (*is_over)(const struct kept *))
+await_all_said(const struct kept *k, uint64_t timeout_ns, bool expected)
 {
     uint64_t end_ns = clock_now_ns() + timeout_ns;
 
-    while (!is_over(k)) {
+    while (kept_is_there(k) ? k->n_due > 0 : k->state == KEPT_AWAY && k->path && expected) {
         if (clock_now_ns() >= end_ns)
             return -ETIMEDOUT;
         clock_pause_ns(LOOK_NS);
@@ -437,7 +423,7 @@ kept_stop(struct kept *k)
     if (poll(&(struct pollfd){.fd = k->sock}, 1, 0) > 0)
         set_lost(k); /* which the thread has not seen yet */
     pthread_mutex_unlock(&k->lock);
-    if (await_change(k, LAST_WORDS_NS, is_all_said) < 0)
+    if (await_all_said(k, LAST_WORDS_NS, true) < 0)
         log_warning("the keeper does not take all: what it lacks ends with this daemon");
     pthread_mutex_lock(&k->lock);
     k->state = KEPT_ENDS;
@@ -576,7 +562,7 @@ kept_drop(struct kept *k, uint32_t number)
 int
 kept_wait(struct kept *k, uint64_t timeout_ns)
 {
-    int r = k->slots ? await_change(k, timeout_ns, nothing_is_due) : 0;
+    int r = k->slots ? await_all_said(k, timeout_ns, false) : 0;
 
     return r == 0 && !kept_is_there(k) ? -ENOTCONN : r;
 }

@@ -24,21 +24,18 @@
 
 /* The file has its new size before the mapping has. */
 static int
-grow(struct journal *journal, size_t size)
+enlarge(struct journal_file *file, size_t size)
 {
-    struct restart *r = journal->userdata;
-    int fd = r->fds[journal - r->journals];
-    size_t was = journal->size, more = was < JOURNAL_MIN ? JOURNAL_MIN : was;
+    struct journal *journal = &file->journal;
+    size_t more = journal->size ? journal->size : JOURNAL_MIN;
     void *bytes;
 
     while (more < size)
         more *= 2;
-    if (more == was)
-        more *= 2;
-    if (ftruncate(fd, (off_t)more) < 0)
+    if (ftruncate(file->fd, (off_t)more) < 0)
         return -errno;
-    bytes = was ? mremap(journal->bytes, was, more, MREMAP_MAYMOVE)
-                : mmap(NULL, more, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    bytes = journal->size ? mremap(journal->bytes, journal->size, more, MREMAP_MAYMOVE)
+                          : mmap(NULL, more, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd, 0);
     if (bytes == MAP_FAILED)
         return -errno;
     journal->bytes = bytes;
@@ -46,69 +43,76 @@ grow(struct journal *journal, size_t size)
     return 0;
 }
 
-static void
-journal_close(struct restart *r, int turn)
-{
-    struct journal *journal = &r->journals[turn];
-
-    if (journal->bytes)
-        munmap(journal->bytes, journal->size);
-    *journal = (struct journal){0};
-    r->fds[turn] = fd_close(r->fds[turn]);
-}
-
+/* One that cannot grow is none from then on: what it says would not be true. */
 static int
-journal_make(struct restart *r, int turn)
+grow(struct journal *journal, size_t size)
 {
-    int rc;
+    int rc = enlarge(container_of(journal, struct journal_file, journal), size);
 
-    r->journals[turn] =
-        (struct journal){.grow = grow, .userdata = r, .restarts = r->n_restarts};
-    r->fds[turn] = memfd_create("caid-journal", MFD_CLOEXEC);
-    rc = r->fds[turn] < 0 ? -errno : journal_init(&r->journals[turn]);
-    if (rc < 0)
-        journal_close(r, turn);
+    if (rc < 0 && journal->bytes)
+        memset(journal->bytes, 0, JOURNAL_START);
     return rc;
 }
 
-/* ---- what was left ---- */
+static void
+file_close(struct journal_file *file)
+{
+    if (file->journal.bytes)
+        munmap(file->journal.bytes, file->journal.size);
+    fd_close(file->fd);
+    *file = (struct journal_file){.fd = -1};
+}
 
 static int
-map_old(struct restart *r)
+file_make(struct journal_file *file, uint64_t restarts)
+{
+    int rc;
+
+    *file = (struct journal_file){.journal = {.grow = grow, .restarts = restarts},
+                                  .fd = memfd_create("caid-journal", MFD_CLOEXEC)};
+    rc = file->fd < 0 ? -errno : journal_init(&file->journal);
+    if (rc < 0)
+        file_close(file);
+    return rc;
+}
+
+static int
+file_open(struct journal_file *file)
 {
     struct stat st;
     void *bytes;
 
-    if (fstat(r->old_fd, &st) < 0)
+    if (fstat(file->fd, &st) < 0)
         return -errno;
     if (st.st_size < JOURNAL_START)
         return -EPROTO;
-    bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, r->old_fd, 0);
+    bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, file->fd, 0);
     if (bytes == MAP_FAILED)
         return -errno;
-    r->old = (struct journal){.bytes = bytes, .size = (size_t)st.st_size};
-    int rc = journal_open(&r->old);
-    if (rc == 0)
-        r->n_restarts = r->old.restarts + 1;
-    return rc;
+    file->journal = (struct journal){.bytes = bytes, .size = (size_t)st.st_size};
+    return journal_open(&file->journal);
 }
+
+/* ---- what was left ---- */
 
 void
 restart_init(struct restart *r, struct kept *kept)
 {
-    *r = (struct restart){.kept = kept, .fds = {-1, -1}, .old_fd = -1};
+    *r = (struct restart){.kept = kept, .files = {{.fd = -1}, {.fd = -1}}, .old.fd = -1};
 }
 
 int
 restart_open(struct restart *r)
 {
-    int rc = 0;
+    int rc;
 
-    r->old_fd = kept_claim(r->kept, JOURNAL);
-    if (r->old_fd >= 0) {
-        rc = map_old(r);
-        if (rc == 0)
-            rc = restore_read(&r->restore, &r->old);
+    r->old.fd = kept_claim(r->kept, JOURNAL);
+    if (r->old.fd < 0)
+        return 0;
+    rc = file_open(&r->old);
+    if (rc == 0) {
+        r->n_restarts = r->old.journal.restarts + 1;
+        rc = restore_read(&r->restore, &r->old.journal);
     }
     if (rc == -EPROTO) {
         log_error("what the keeper has is no journal: nothing of a former daemon comes back");
@@ -124,10 +128,7 @@ static void
 close_old(struct restart *r)
 {
     restore_deinit(&r->restore);
-    if (r->old.bytes)
-        munmap(r->old.bytes, r->old.size);
-    r->old = (struct journal){0};
-    r->old_fd = fd_close(r->old_fd);
+    file_close(&r->old);
 }
 
 void
@@ -135,7 +136,7 @@ restart_close(struct restart *r)
 {
     close_old(r);
     for (int i = 0; i < 2; i++)
-        journal_close(r, i);
+        file_close(&r->files[i]);
 }
 
 /* ---- taking over ---- */
@@ -189,7 +190,7 @@ take_process(struct restart *r, struct conns *conns, struct restore_conn *conn)
         conn->kept = kept;
     kept_claim(r->kept, conn->kept);
     conn->conn = conns_next_id(conns, pidfd);
-    return conns_adopt(conns, conn->conn, conn->record->uid, pidfd, conn->kept);
+    return process_adopt(conns, conn->conn, conn->record->uid, pidfd, conn->kept);
 }
 
 /* NULL: it is lost. */
@@ -232,20 +233,21 @@ kill_pages(struct restart *r)
 static int
 start_journal(struct restart *r, struct core *core)
 {
-    int rc = journal_make(r, 0);
+    struct journal_file *file = &r->files[0];
+    int rc = file_make(file, r->n_restarts);
 
     if (rc < 0)
         return rc;
-    core_set_journal(core, &r->journals[0]);
-    if (r->journals[0].full)
+    core_set_journal(core, &file->journal);
+    if (file->journal.full)
         return -ENOMEM;
-    rc = kept_set(r->kept, JOURNAL, r->fds[0]);
+    rc = kept_set(r->kept, JOURNAL, file->fd);
     if (rc == KEPT_LATER)
         rc = kept_wait(r->kept, HAND_OVER_NS);
     if (rc < 0 && rc != -ENOTCONN)
         return rc;
     r->is_on = true;
-    r->large = 2 * r->journals[0].at + JOURNAL_MIN;
+    r->large = 2 * file->journal.at + JOURNAL_MIN;
     return 0;
 }
 
@@ -294,17 +296,19 @@ give_up(struct restart *r, struct core *core)
     kept_drop(r->kept, JOURNAL);
     r->is_on = r->renews = false;
     for (int i = 0; i < 2; i++)
-        journal_close(r, i);
+        file_close(&r->files[i]);
 }
 
 static void
 begin_renewal(struct restart *r, struct core *core)
 {
-    if (journal_make(r, !r->turn) < 0) {
+    struct journal_file *next = &r->files[!r->turn];
+
+    if (file_make(next, r->n_restarts) < 0) {
         r->large *= 2; /* later, then */
         return;
     }
-    core_renew_journal(core, &r->journals[!r->turn]);
+    core_renew_journal(core, &next->journal);
     r->renews = true;
 }
 
@@ -312,8 +316,10 @@ begin_renewal(struct restart *r, struct core *core)
 static void
 hand_over(struct restart *r, struct core *core)
 {
-    journal_commit(&r->journals[!r->turn]);
-    if (!r->is_handed_over && kept_set(r->kept, JOURNAL, r->fds[!r->turn]) < 0) {
+    struct journal_file *next = &r->files[!r->turn];
+
+    journal_commit(&next->journal);
+    if (!r->is_handed_over && kept_set(r->kept, JOURNAL, next->fd) < 0) {
         give_up(r, core);
         return;
     }
@@ -321,10 +327,10 @@ hand_over(struct restart *r, struct core *core)
     if (kept_wait(r->kept, 0) == -ETIMEDOUT)
         return;
     core_switch_journal(core);
-    journal_close(r, r->turn);
+    file_close(&r->files[r->turn]);
     r->turn = !r->turn;
     r->renews = r->is_handed_over = false;
-    r->large = 2 * r->journals[r->turn].at + JOURNAL_MIN;
+    r->large = 2 * next->journal.at + JOURNAL_MIN;
 }
 
 void
@@ -332,11 +338,11 @@ restart_look(struct restart *r, struct core *core)
 {
     if (!r->is_on)
         return;
-    if (r->journals[0].full || r->journals[1].full)
+    if (r->files[0].journal.full || r->files[1].journal.full)
         give_up(r, core);
     else if (r->renews && core_journal_is_renewed(core))
         hand_over(r, core);
-    else if (!r->renews && r->journals[r->turn].at > r->large)
+    else if (!r->renews && r->files[r->turn].journal.at > r->large)
         begin_renewal(r, core);
 }
 
@@ -347,7 +353,7 @@ restart_figures(const struct restart *r)
         .restarts = r->n_restarts,
         .keeper = kept_is_there(r->kept),
         .n_kept = kept_count(r->kept),
-        .journal_bytes = r->is_on ? r->journals[r->turn].at : 0,
+        .journal_bytes = r->is_on ? r->files[r->turn].journal.at : 0,
     };
 }
 

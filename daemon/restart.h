@@ -22,17 +22,20 @@
 #include "shared_page.h"
 #include "worker.h"
 
+struct journal_file {
+    struct journal journal;
+    int fd; /* -1: none */
+};
+
 struct restart {
     struct kept *kept;
-    struct journal journals[2]; /* one of them, and the next one while it is being written */
-    int fds[2];                 /* -1: none */
+    struct journal_file files[2]; /* one of them, and the next one while it is being written */
     int turn;
     bool is_on;
     bool renews, is_handed_over; /* the new one is at the keeper, or on its way */
     size_t large;                /* bytes from which on it is to be written anew */
 
-    struct journal old; /* a former daemon's */
-    int old_fd;
+    struct journal_file old; /* a former daemon's */
     struct restore restore;
     uint64_t n_lost;     /* arrays */
     uint64_t n_restarts; /* daemons that were before this one */

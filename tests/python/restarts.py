@@ -57,8 +57,8 @@ class Restarts:
             NOTIFY_SOCKET=str(self.folder / "notify"),
         )  # fmt: skip
 
-    def start(self, wait=True):
-        self.launch()
+    def start(self, *under, wait=True):
+        self.launch(*under)
         wait_until(lambda: self.answers(self.address))
         if wait:
             self.wait()
