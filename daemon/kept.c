@@ -240,7 +240,7 @@ use_socket(struct kept *k, int sock_consume)
     k->sock = TAKE_FD(sock);
     for (uint32_t i = 0; i < k->end && k->state != KEPT_STARTS; i++)
         if (k->slots[i].fd > 0)
-            set_slot(k, i, k->slots[i].fd, DUE_FD);
+            set_slot(k, i, k->slots[i].fd, k->slots[i].due | DUE_FD);
     if (k->state != KEPT_ENDS)
         k->state = KEPT_THERE;
     pthread_mutex_unlock(&k->lock);

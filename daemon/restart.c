@@ -14,7 +14,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
-#include "timeline.h"
 
 #define JOURNAL      0                   /* its number at the keeper */
 #define JOURNAL_MIN  ((size_t)256 << 10) /* bytes */
@@ -193,15 +192,6 @@ take_process(struct restart *r, struct conns *conns, struct restore_conn *conn)
     return process_adopt(conns, conn->conn, conn->record->uid, pidfd, conn->kept);
 }
 
-/* NULL: it is lost. */
-static void *
-map_page(int fd)
-{
-    void *slots = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
-
-    return slots == MAP_FAILED ? NULL : slots;
-}
-
 /* Of an owner who lives, it goes on; another one is looked at, and killed when it has been. */
 static void
 take_page(struct restart *r, struct shared_pages *pages, struct restore_page *page)
@@ -210,23 +200,22 @@ take_page(struct restart *r, struct shared_pages *pages, struct restore_page *pa
     const struct restore_conn *owner = restore_find_conn(&r->restore, record->conn);
 
     page->is_dead = !owner || !owner->conn;
-    if (page->is_dead)
-        page->made.slots = map_page(kept_found(r->kept, record->kept));
-    else
-        shared_page_adopt(pages, record->key.id, record->kept, &page->made);
+    shared_page_adopt(pages, record->key.id, record->kept, &page->made);
 }
 
 /* Whoever waits for those who have died is let go. */
 static void
-kill_pages(struct restart *r)
+kill_pages(struct restart *r, struct shared_pages *pages)
 {
     for (size_t i = 0; i < r->restore.n_pages; i++) {
         const struct restore_page *page = &r->restore.pages[i];
-        if (!page->is_dead && page->made.slots)
-            continue;
-        if (page->made.slots)
-            munmap(page->made.slots, TIMELINE_PAGE_BYTES);
-        kept_kill_page(r->kept, page->record->kept);
+
+        if (!page->made.slots) {
+            kept_kill_page(r->kept, page->record->kept);
+        } else if (page->is_dead) {
+            shared_page_kill(pages, page->record->key.id);
+            shared_page_free(pages, page->record->key.id);
+        }
     }
 }
 
@@ -276,7 +265,7 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
     for (size_t i = 0; i < r->restore.n_blocks; i++)
         if (!r->restore.blocks[i].lost && !r->restore.blocks[i].block)
             worker_disown(worker, r->restore.blocks[i].handle);
-    kill_pages(r);
+    kill_pages(r, pages);
     if (r->restore.n_arrays)
         log_notice("%zu arrays of a former daemon's are back, %" PRIu64 " are lost",
                    r->restore.n_arrays - (size_t)r->n_lost, r->n_lost);
