@@ -96,6 +96,7 @@ settle(struct kept *k, const struct keep_packet *p)
         set_slot(k, p->numbers[i], slot->fd, slot->due & ~said);
     }
     k->first_due = p->numbers[0];
+    k->is_stuck = false;
 }
 
 static void
@@ -261,6 +262,7 @@ is_absent(int error)
     return error == -ENOENT || error == -ECONNREFUSED;
 }
 
+/* Of what does not pass by itself; else NULL. */
 static const char *
 describe(int error)
 {
@@ -269,7 +271,8 @@ describe(int error)
     case -EEXIST:
         return "it has what a former daemon has left, which is for the next one: start this one "
                "again";
-    default: return strerror(-error);
+    case -ENFILE: return "it does not take as many files as this daemon has";
+    default: return NULL;
     }
 }
 
@@ -299,14 +302,15 @@ static void
 reconnect(struct kept *k)
 {
     int r = k->path ? try_connecting(k) : -ENOENT;
+    const char *why = describe(r);
 
     if (r == 0) {
         log_notice("%s: the keeper is there, and is given all", k->path);
         k->told = 0;
         return;
     }
-    if (!is_absent(r) && r != k->told) {
-        log_error("%s: %s", k->path, describe(r));
+    if (why && r != k->told) {
+        log_error("%s: %s", k->path, why);
         k->told = r;
     }
     await(k, -1, 0, k->path ? RETRY_MS : -1);
@@ -381,7 +385,8 @@ kept_init(struct kept *k, const char *path, int sock_consume)
             "%s: no keeper is there: nothing outlives this daemon as long as that is so", what);
         return 0;
     }
-    log_error("%s: %s: what it has would be lost", what, describe(r));
+    log_error("%s: %s: what it has would be lost", what,
+              describe(r) ? describe(r) : strerror(-r));
     kept_deinit(k);
     return r;
 }
@@ -562,7 +567,9 @@ kept_drop(struct kept *k, uint32_t number)
 int
 kept_wait(struct kept *k, uint64_t timeout_ns)
 {
-    int r = k->slots ? await_all_said(k, timeout_ns, false) : 0;
+    int r = k->slots ? await_all_said(k, k->is_stuck ? 0 : timeout_ns, false) : 0;
 
+    if (r < 0 && timeout_ns > 0)
+        k->is_stuck = true;
     return r == 0 && !kept_is_there(k) ? -ENOTCONN : r;
 }

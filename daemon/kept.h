@@ -48,6 +48,7 @@ struct kept {
     int wake;         /* eventfd(2): the thread has something to do */
     int told;         /* the log, why a keeper cannot be had: -errno */
     bool is_started;
+    _Atomic bool is_stuck; /* it has been waited for in vain, and has taken nothing since */
     _Atomic enum kept_state state;  /* changed with the lock, as are: */
     _Atomic uint32_t n_due, n_kept; /* slots; fds that the keeper has, as long as it is there */
     uint32_t limit; /* numbers are below it; the keeper's, or ours where that is less */
@@ -93,7 +94,8 @@ int kept_set(struct kept *k, uint32_t number, int fd);
 /* Returns the fd, which is the caller's to close; -1: there was none. The number is free as soon as
  * the keeper knows. */
 int kept_drop(struct kept *k, uint32_t number);
-/* Until the keeper has all. 0; -ETIMEDOUT; -ENOTCONN: it is not there. */
+/* Until the keeper has all. 0; -ETIMEDOUT, at once where that was so before and it has taken
+ * nothing since; -ENOTCONN: it is not there. */
 int kept_wait(struct kept *k, uint64_t timeout_ns);
 
 static inline bool
