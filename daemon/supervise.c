@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,15 +39,10 @@ struct supervisor {
 int
 supervise_find_program(const char *argv0, char **ret)
 {
-    ssize_t n;
-
     if (strchr(argv0, '/'))
         return path_make_absolute(argv0, ret);
-    *ret = calloc(1, PATH_MAX);
-    if (!*ret)
-        return -ENOMEM;
-    n = readlink("/proc/self/exe", *ret, PATH_MAX - 1);
-    return n < 0 ? -errno : 0;
+    *ret = realpath("/proc/self/exe", NULL);
+    return *ret ? 0 : -errno;
 }
 
 /* ---- the daemon's process ---- */
@@ -278,6 +272,7 @@ int
 supervise(const struct supervise_setup *setup)
 {
     struct supervisor s = {.setup = setup,
+                           .keeper.sock = -1,
                            .stop_fd = setup->options->stop_fd,
                            .signals = -1,
                            .status = EXIT_FAILURE};
