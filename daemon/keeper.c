@@ -35,7 +35,8 @@ keeper_init(struct keeper *ret, int listener)
 {
     uint32_t max = fds_max();
 
-    *ret = (struct keeper){.sock = -1, .listener = listener, .next = KEEPER_NOTHING};
+    *ret = KEEPER_CLOSED;
+    ret->listener = listener;
     if (max <= RESERVED) {
         log_error("a limit of %u open files leaves none to keep: more than %d are needed", max,
                   RESERVED);
@@ -57,7 +58,8 @@ keeper_deinit(struct keeper *k)
         set(k, i, 0);
     free(k->slots);
     fd_close(k->sock);
-    *k = (struct keeper){.sock = -1, .listener = -1, .next = KEEPER_NOTHING};
+    fd_close(k->waiting);
+    *k = KEEPER_CLOSED;
 }
 
 /* One that is sealed already cannot be: it is kept all the same. */
@@ -201,7 +203,7 @@ accept_one(struct keeper *k)
         return;
     }
     if (check_peer(sock) == 0)
-        k->sock = TAKE_FD(sock);
+        k->waiting = TAKE_FD(sock);
 }
 
 void
@@ -219,9 +221,11 @@ keeper_turn(struct keeper *k, struct pollfd *polls, size_t n_polls, int timeout_
 {
     bool gives = k->next != KEEPER_NOTHING && !k->pauses;
 
+    if (k->sock < 0)
+        k->sock = TAKE_FD(k->waiting);
     polls[0] = (struct pollfd){.fd = k->sock, .events = gives ? POLLIN | POLLOUT : POLLIN};
-    polls[1] =
-        (struct pollfd){.fd = k->pauses || k->sock >= 0 ? -1 : k->listener, .events = POLLIN};
+    polls[1] = (struct pollfd){.fd = k->pauses || k->waiting >= 0 ? -1 : k->listener,
+                               .events = POLLIN};
     if (k->pauses && (timeout_ms < 0 || timeout_ms > PAUSE_MS))
         timeout_ms = PAUSE_MS;
     if (poll(polls, n_polls, timeout_ms) < 0)

@@ -34,11 +34,14 @@ struct keeper {
     uint32_t end;  /* from here on none is */
     uint32_t next; /* to be given to the daemon, which has asked for all; or KEEPER_NOTHING */
     int sock;      /* the daemon's; -1 */
+    int waiting;   /* that of the next one, which is not listened to yet; -1 */
     int listener;  /* borrowed; -1: daemons come by keeper_adopt() */
     bool pauses;   /* the kernel has refused something for want of resources */
 };
 
 #define KEEPER_NOTHING UINT32_MAX
+#define KEEPER_CLOSED \
+    ((struct keeper){.sock = -1, .waiting = -1, .listener = -1, .next = KEEPER_NOTHING})
 
 /* listener: listens, and does not block. After fds_prepare(). Logged: -EMFILE where the limit of
  * open files leaves no room, -ENOMEM. */

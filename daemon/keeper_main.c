@@ -100,7 +100,7 @@ run(const char *path)
 {
     _cleanup_(notify_deinit) struct notify notify = {.fd = -1};
     _cleanup_(listener_deinit) struct listener listener = {.fd = -1, .lock_fd = -1};
-    _cleanup_(keeper_deinit) struct keeper keeper = {.sock = -1, .listener = -1};
+    _cleanup_(keeper_deinit) struct keeper keeper = KEEPER_CLOSED;
     _cleanup_fd_ int signals = -1;
     int r;
 

@@ -272,7 +272,7 @@ int
 supervise(const struct supervise_setup *setup)
 {
     struct supervisor s = {.setup = setup,
-                           .keeper.sock = -1,
+                           .keeper = KEEPER_CLOSED,
                            .stop_fd = setup->options->stop_fd,
                            .signals = -1,
                            .status = EXIT_FAILURE};

@@ -238,9 +238,10 @@ def test_another_user_is_refused():
             with keepers.Link(keeper.address) as link:
                 assert link.is_hung_up()
 
-        child = fork.Process(target=attempt)
-        child.start()
-        child.join()
+        with keeper.connect():  # also while a daemon is there
+            child = fork.Process(target=attempt)
+            child.start()
+            child.join()
         assert child.exitcode == 0
         assert "uid 65534 is refused" in keeper.text()
         assert keeper.end(signal.SIGTERM) == 0
