@@ -56,18 +56,6 @@ conns_leave(struct conns *set, struct conn_owner *o)
 }
 
 int
-conns_adopt(struct conns *set, uint64_t conn_id, uid_t uid, int pidfd_consume, bool is_kept)
-{
-    _cleanup_fd_ int pidfd = pidfd_consume;
-    struct conn_owner *owner = conns_join(set, uid);
-    int r = owner ? process_adopt(set, conn_id, owner, TAKE_FD(pidfd), is_kept) : -ENOMEM;
-
-    if (owner && r < 0)
-        conns_leave(set, owner);
-    return r;
-}
-
-int
 conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct conns_ops *ops,
            void *userdata)
 {
@@ -114,6 +102,8 @@ conns_deinit(struct conns *set)
     while (!LIST_EMPTY(&set->lingering))
         conn_free(LIST_FIRST(&set->lingering));
     free_closed(set);
+    while (!LIST_EMPTY(&set->departed)) /* of a start that failed */
+        process_free(LIST_FIRST(&set->departed));
     pollset_deinit(&set->pollset);
     free(set->by_sock);
     set->by_sock = NULL;

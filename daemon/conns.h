@@ -100,10 +100,6 @@ void conns_forget(struct conns *set, uint64_t conn_id);
 /* The owner of a connection of that uid, for as long as it is not left; NULL: no memory. */
 struct conn_owner *conns_join(struct conns *set, uid_t uid);
 void conns_leave(struct conns *set, struct conn_owner *o);
-/* The process of a connection that a former daemon had: departed() tells of its exit. Takes pidfd
- * over, also on failure. */
-int conns_adopt(struct conns *set, uint64_t conn_id, uid_t uid, int pidfd_consume,
-                bool is_kept);
 /* What is done until the next call, or until the loop has come round, is done for it; NULL: for
  * nobody. Returns the time. */
 uint64_t conns_charge(struct conns *set, struct conn_owner *o);

@@ -4,13 +4,15 @@
  * each under a number that the daemon has picked. Nothing else is known of them; but pages of
  * timelines are mapped, since nobody can map one for writing once it is sealed (shared_page.h).
  *
- *     PUT    numbers, and as many fds   what is under a number already is replaced
- *     PUT_PAGE  the same of pages of timelines (timeline.h), which the keeper maps for writing
- *     DROP   numbers                    those that have no fd are none
- *     KILL   numbers                    timeline_kill() of all slots of those that it has mapped
- *     TAKE                              by the daemon: answered with PUTs of all there is, then END
- *     END    limit                      the keeper takes numbers below that
- *     BUSY                              another daemon is connected; the keeper hangs up
+ *     PUT   numbers, and as many fds   what is under a number already is replaced
+ *     MAP   numbers, and as many fds   by which the keeper maps what is under the number, a page of
+ *                                      timelines (timeline.h), for writing; it does not keep them
+ *     DROP  numbers                    those that have no fd are none
+ *     KILL  numbers                    timeline_kill_page() of those that it has mapped
+ *     TAKE                             by the daemon: answered with PUTs of all there is, then END
+ *     END   limit                      the keeper takes numbers below that
+ *
+ * One daemon at a time: the next one's TAKE is answered when that before has hung up.
  *
  * Nothing is acknowledged. A packet that sendmsg(2) has put into the keeper's socket is the
  * keeper's, also where the daemon dies at its next instruction: it stays in the receiver's queue,
@@ -28,8 +30,7 @@
 
 #include "base/packet.h"
 
-#define KEEP_VERSION     2
-#define KEEP_MAPS_PAGES  2 /* the version from which on there are PUT_PAGE and KILL */
+#define KEEP_VERSION     1
 #define KEEP_NUMBERS_MAX PACKET_FDS_MAX
 
 enum keep_type {
@@ -37,15 +38,14 @@ enum keep_type {
     KEEP_DROP,
     KEEP_TAKE,
     KEEP_END,
-    KEEP_BUSY,
-    KEEP_PUT_PAGE,
+    KEEP_MAP,
     KEEP_KILL,
 };
 
 static inline bool
 keep_has_fds(uint16_t type)
 {
-    return type == KEEP_PUT || type == KEEP_PUT_PAGE;
+    return type == KEEP_PUT || type == KEEP_MAP;
 }
 
 struct keep_packet { /* as it is sent, but that it ends with the last number */
@@ -55,20 +55,12 @@ struct keep_packet { /* as it is sent, but that it ends with the last number */
     uint32_t numbers[KEEP_NUMBERS_MAX];
 };
 
-/* Never waits: packet_send()'s errors. PUT: as many fds as numbers, borrowed. */
+/* Never waits: packet_send()'s errors. fds: as many as numbers, borrowed; or NULL. */
 int keep_send(int sock, const struct keep_packet *p, const int *fds);
 
-static inline int
-keep_say(int sock, enum keep_type type)
-{
-    return keep_send(sock,
-                     &(struct keep_packet){.version = KEEP_VERSION, .type = (uint16_t)type},
-                     NULL);
-}
-
 /* What is no such packet is -EBADMSG, and its fds are closed. 0 at the end of file, 1 with a
- * packet: as many fds as numbers come with a PUT, and none with another. -EAGAIN, packet_recv()'s
- * errors. flags: MSG_DONTWAIT or 0. */
+ * packet: as many fds as numbers come with a PUT or a MAP, and none with another. -EAGAIN,
+ * packet_recv()'s errors. flags: MSG_DONTWAIT or 0. */
 int keep_recv(int sock, struct keep_packet *ret, int ret_fds[KEEP_NUMBERS_MAX], int flags);
 
 /* Whether what could not be sent now can be later: the socket is full, or too much is in flight. */

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "keeper.h"
 
-#include <limits.h>
-#include <linux/futex.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 
 #include "base/log.h"
 #include "base/macros.h"
@@ -21,19 +18,16 @@
 static void
 set(struct keeper *k, uint32_t number, int fd)
 {
-    if (k->pages[number])
-        munmap(k->pages[number], TIMELINE_PAGE_BYTES);
-    k->pages[number] = NULL;
-    if (k->fds[number] > 0) {
-        fd_close(k->fds[number]);
-        k->n--;
-    }
-    k->fds[number] = fd;
-    if (fd > 0) {
-        k->n++;
-        if (number >= k->end)
-            k->end = number + 1;
-    }
+    struct keeper_slot *slot = &k->slots[number];
+
+    if (slot->page)
+        munmap(slot->page, TIMELINE_PAGE_BYTES);
+    if (slot->fd > 0)
+        fd_close(slot->fd);
+    k->n += (fd > 0) - (slot->fd > 0);
+    *slot = (struct keeper_slot){.fd = fd};
+    if (number >= k->end)
+        k->end = number + 1;
 }
 
 int
@@ -41,17 +35,16 @@ keeper_init(struct keeper *ret, int listener)
 {
     uint32_t max = fds_max();
 
-    *ret = (struct keeper){.sock = -1, .listener = listener, .next = KEEPER_NOTHING};
+    *ret = KEEPER_CLOSED;
+    ret->listener = listener;
     if (max <= RESERVED) {
         log_error("a limit of %u open files leaves none to keep: more than %d are needed", max,
                   RESERVED);
         return -EMFILE;
     }
     ret->limit = max - RESERVED;
-    ret->fds = calloc(ret->limit, sizeof(*ret->fds));
-    ret->pages = calloc(ret->limit, sizeof(*ret->pages));
-    if (!ret->fds || !ret->pages) {
-        keeper_deinit(ret);
+    ret->slots = calloc(ret->limit, sizeof(*ret->slots));
+    if (!ret->slots) {
         log_error("cannot start: out of memory");
         return -ENOMEM;
     }
@@ -63,45 +56,38 @@ keeper_deinit(struct keeper *k)
 {
     for (uint32_t i = 0; i < k->end; i++)
         set(k, i, 0);
-    free(k->fds);
-    free(k->pages);
-    k->sock = fd_close(k->sock);
-    *k = (struct keeper){.sock = -1, .listener = -1, .next = KEEPER_NOTHING};
+    free(k->slots);
+    fd_close(k->sock);
+    fd_close(k->waiting);
+    *k = KEEPER_CLOSED;
 }
 
 /* One that is sealed already cannot be: it is kept all the same. */
 static void
-map_page(struct keeper *k, uint32_t number)
+map_page(struct keeper *k, uint32_t number, int fd_consume)
 {
-    void *page =
-        mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, k->fds[number], 0);
+    _cleanup_fd_ int fd = fd_consume;
+    struct keeper_slot *slot = &k->slots[number];
+    void *page;
 
+    if (slot->fd == 0 || slot->page)
+        return;
+    page = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED)
         log_warning("a page of timelines cannot be mapped: %s", strerror(errno));
     else
-        k->pages[number] = page;
-}
-
-static void
-kill_page(const struct keeper *k, uint32_t number)
-{
-    for (size_t i = 0; k->pages[number] && i < TIMELINE_SLOTS; i++) {
-        struct timeline_slot *slot = &k->pages[number][i];
-        timeline_kill(slot);
-        syscall(SYS_futex, &slot->submitted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    }
+        slot->page = page;
 }
 
 static void
 carry_out_one(struct keeper *k, enum keep_type type, uint32_t number, int fd)
 {
-    if (type == KEEP_KILL) {
-        kill_page(k, number);
-        return;
-    }
-    set(k, number, fd);
-    if (type == KEEP_PUT_PAGE)
-        map_page(k, number);
+    if (type == KEEP_MAP)
+        map_page(k, number, fd);
+    else if (type != KEEP_KILL)
+        set(k, number, fd);
+    else if (k->slots[number].page)
+        timeline_kill_page(k->slots[number].page);
 }
 
 static void
@@ -163,8 +149,8 @@ give_some(struct keeper *k)
     int r;
 
     for (; i < k->end && p.n < KEEP_NUMBERS_MAX; i++)
-        if (k->fds[i] > 0) {
-            fds[p.n] = k->fds[i];
+        if (k->slots[i].fd > 0) {
+            fds[p.n] = k->slots[i].fd;
             p.numbers[p.n++] = i;
         }
     if (p.n > 0) {
@@ -188,15 +174,6 @@ give(struct keeper *k)
         hang_up(k, r == -EPIPE || r == -ECONNRESET ? 0 : r);
     else if (r < 0 && r != -EAGAIN) /* poll(2) would not wait for that */
         k->pauses = true;
-}
-
-/* What it had sent before it went is ours. */
-static bool
-is_taken(struct keeper *k)
-{
-    while (k->sock >= 0 && receive(k))
-        ;
-    return k->sock >= 0;
 }
 
 /* The socket's mode should see to it already. */
@@ -225,37 +202,34 @@ accept_one(struct keeper *k)
         k->pauses = errno != EAGAIN && errno != ECONNABORTED && errno != EINTR;
         return;
     }
-    if (check_peer(sock) < 0)
-        return;
-    if (is_taken(k)) {
-        log_warning("another daemon is connected already");
-        keep_say(sock, KEEP_BUSY);
-        return;
-    }
-    k->sock = TAKE_FD(sock);
+    if (check_peer(sock) == 0)
+        k->waiting = TAKE_FD(sock);
 }
 
 void
 keeper_adopt(struct keeper *k, int sock_consume)
 {
-    if (is_taken(k))
+    while (k->sock >= 0 && receive(k)) /* what it had sent before it went is ours */
+        ;
+    if (k->sock >= 0)
         hang_up(k, 0);
     k->sock = sock_consume;
 }
 
-int
-keeper_polls(const struct keeper *k, struct pollfd polls[KEEPER_POLLS])
+void
+keeper_turn(struct keeper *k, struct pollfd *polls, size_t n_polls, int timeout_ms)
 {
     bool gives = k->next != KEEPER_NOTHING && !k->pauses;
 
+    if (k->sock < 0)
+        k->sock = TAKE_FD(k->waiting);
     polls[0] = (struct pollfd){.fd = k->sock, .events = gives ? POLLIN | POLLOUT : POLLIN};
-    polls[1] = (struct pollfd){.fd = k->pauses ? -1 : k->listener, .events = POLLIN};
-    return k->pauses ? PAUSE_MS : -1;
-}
-
-void
-keeper_serve(struct keeper *k, const struct pollfd polls[KEEPER_POLLS])
-{
+    polls[1] = (struct pollfd){.fd = k->pauses || k->waiting >= 0 ? -1 : k->listener,
+                               .events = POLLIN};
+    if (k->pauses && (timeout_ms < 0 || timeout_ms > PAUSE_MS))
+        timeout_ms = PAUSE_MS;
+    if (poll(polls, n_polls, timeout_ms) < 0)
+        return; /* stopped, and continued */
     k->pauses = false;
     if (k->sock >= 0 && polls[0].revents & (POLLIN | POLLHUP | POLLERR))
         receive(k);

@@ -85,19 +85,12 @@ open_signals(int *ret_fd)
 static void
 serve(struct keeper *k, struct notify *notify, int signals)
 {
-    struct pollfd polls[KEEPER_POLLS + 1];
-    int timeout_ms;
+    struct pollfd polls[] = {[KEEPER_POLLS] = {.fd = signals, .events = POLLIN}};
 
     notify_send(notify, "READY=1");
-    for (;;) {
-        timeout_ms = keeper_polls(k, polls);
-        polls[KEEPER_POLLS] = (struct pollfd){.fd = signals, .events = POLLIN};
-        if (poll(polls, ARRAY_SIZE(polls), timeout_ms) < 0)
-            continue; /* stopped, and continued */
-        if (polls[KEEPER_POLLS].revents)
-            break;
-        keeper_serve(k, polls);
-    }
+    do
+        keeper_turn(k, polls, ARRAY_SIZE(polls), -1);
+    while (!polls[KEEPER_POLLS].revents);
     log_info("stopping: %u let go", k->n);
     notify_send(notify, "STOPPING=1");
 }
@@ -107,7 +100,7 @@ run(const char *path)
 {
     _cleanup_(notify_deinit) struct notify notify = {.fd = -1};
     _cleanup_(listener_deinit) struct listener listener = {.fd = -1, .lock_fd = -1};
-    _cleanup_(keeper_deinit) struct keeper keeper = {.sock = -1, .listener = -1};
+    _cleanup_(keeper_deinit) struct keeper keeper = KEEPER_CLOSED;
     _cleanup_fd_ int signals = -1;
     int r;
 

@@ -21,6 +21,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -28,36 +29,40 @@
 #define KEPT_LATER 1
 
 struct kept_slot {
-    int fd; /* 0: none */
+    int fd;      /* 0: none */
+    uint8_t due; /* what the keeper does not know yet, or not for certain */
     bool is_found;
-    bool is_due;       /* the keeper does not know of this state yet, or not for certain */
-    uint32_t next_due; /* or KEPT_NONE */
-    uint32_t next_free;
+};
+
+enum kept_state {
+    KEPT_STARTS, /* what the keeper has is found */
+    KEPT_NEVER,  /* none was there */
+    KEPT_THERE,
+    KEPT_AWAY, /* one was */
+    KEPT_ENDS, /* nothing is told to it any more */
 };
 
 struct kept {
     const char *path; /* of the keeper's socket; NULL: it is our parent, and ends with us */
     int sock;         /* -1: none was ever there */
     int wake;         /* eventfd(2): the thread has something to do */
-    bool is_connected, was_connected;
-    bool is_told;  /* the log, that the keeper has what is not ours */
-    bool is_taken; /* nothing that a keeper has is found any more */
-    bool is_started, ends;
-    uint16_t version; /* the keeper's */
-    uint32_t limit;   /* numbers are below it; the keeper's, or ours where that is less */
-    uint32_t end;     /* no number from here on was ever used */
-    uint32_t n_fds, n_due;
-    uint32_t first_due, last_due, first_free;
-    struct kept_slot *slots; /* by number; NULL: nobody keeps anything */
+    int told;         /* the log, why a keeper cannot be had: -errno */
+    bool is_started;
+    _Atomic bool is_stuck; /* it has been waited for in vain, and has taken nothing since */
+    _Atomic enum kept_state state;  /* changed with the lock, as are: */
+    _Atomic uint32_t n_due, n_kept; /* slots; fds that the keeper has, as long as it is there */
+    uint32_t limit; /* numbers are below it; the keeper's, or ours where that is less */
+    uint32_t end;   /* no number from here on was ever used */
+    uint32_t first_due, first_free; /* at the least */
+    struct kept_slot *slots;        /* by number; NULL: nobody keeps anything */
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t changed;
 };
 
 /*
  * path: borrowed; or sock_consume: of --supervise; with neither, nobody keeps anything. A keeper
  * that is not there is logged, and looked for by the thread, which leaves it alone where it has
- * something then. One that has another daemon still is waited for, for some seconds; one that does
+ * something then. One that has another daemon still is waited for, for 5 seconds; one that does
  * not say what it has is an error: that would be lost. After fds_prepare(). -errno, logged.
  */
 int kept_init(struct kept *k, const char *path, int sock_consume);
@@ -67,7 +72,9 @@ void kept_stop(struct kept *k);
 /* The same first. The keeper goes on keeping what it has. */
 void kept_deinit(struct kept *k);
 
-/* What was found under that number, which the caller owns from now on; -1: nothing was. */
+/* What was found under that number, and nobody has claimed; -1: nothing was. */
+int kept_found(struct kept *k, uint32_t number);
+/* The same, which the caller owns from now on. */
 int kept_claim(struct kept *k, uint32_t number);
 /* Drops what was found and not claimed. Returns how many. */
 uint32_t kept_forget(struct kept *k);
@@ -80,20 +87,26 @@ int kept_put(struct kept *k, int fd, uint32_t *ret_number);
 /* The same of a page of timelines (shared_page.h): `write` is what the keeper maps it by, where it
  * gets it at once. */
 int kept_put_page(struct kept *k, int fd, int write, uint32_t *ret_number);
-/* Kills the page under that number, which an earlier daemon has put. */
+/* Kills the page that is under that number, which an earlier daemon has put. */
 void kept_kill_page(struct kept *k, uint32_t number);
 /* The same in place of what is under that number, in one step. */
 int kept_set(struct kept *k, uint32_t number, int fd);
 /* Returns the fd, which is the caller's to close; -1: there was none. The number is free as soon as
  * the keeper knows. */
 int kept_drop(struct kept *k, uint32_t number);
-/* Until the keeper has all. 0; -ETIMEDOUT; -ENOTCONN: it is not there. */
+/* Until the keeper has all. 0; -ETIMEDOUT, at once where that was so before and it has taken
+ * nothing since; -ENOTCONN: it is not there. */
 int kept_wait(struct kept *k, uint64_t timeout_ns);
 
-struct kept_figures {
-    bool is_connected;
-    uint32_t n_kept;    /* fds that the keeper has */
-    uint32_t n_waiting; /* fds that it is still to be given */
-};
+static inline bool
+kept_is_there(const struct kept *k)
+{
+    return k->state == KEPT_THERE;
+}
 
-void kept_figures(struct kept *k, struct kept_figures *ret);
+/* Fds that the keeper has. */
+static inline uint32_t
+kept_count(const struct kept *k)
+{
+    return kept_is_there(k) ? k->n_kept : 0;
+}

@@ -58,14 +58,18 @@ process_new(struct conn *c, int pidfd_consume, struct process **ret)
 }
 
 int
-process_adopt(struct conns *set, uint64_t conn_id, struct conn_owner *owner, int pidfd_consume,
-              bool is_kept)
+process_adopt(struct conns *set, uint64_t conn_id, uid_t uid, int pidfd_consume, bool is_kept)
 {
+    _cleanup_fd_ int pidfd = pidfd_consume;
+    struct conn_owner *owner = conns_join(set, uid);
     struct process *p;
-    int r = make(set, owner, conn_id, pidfd_consume, &p);
+    int r = owner ? make(set, owner, conn_id, TAKE_FD(pidfd), &p) : -ENOMEM;
 
-    if (r < 0)
+    if (r < 0) {
+        if (owner)
+            conns_leave(set, owner);
         return r;
+    }
     p->is_kept = is_kept;
     p->owner = owner;
     LIST_INSERT_HEAD(&set->departed, p, link);

@@ -42,8 +42,8 @@ int process_new(struct conn *c, int pidfd_consume, struct process **ret);
 struct process *process_free(struct process *p);
 /* Of a connection that a former daemon had, as if it had departed here. Takes pidfd over, also on
  * failure. */
-int process_adopt(struct conns *set, uint64_t conn_id, struct conn_owner *owner,
-                  int pidfd_consume, bool is_kept);
+int process_adopt(struct conns *set, uint64_t conn_id, uid_t uid, int pidfd_consume,
+                  bool is_kept);
 /* Asks now. */
 bool process_has_exited(const struct process *p);
 /* Its connection ends; the set's departed() is called when it has exited. */

@@ -14,7 +14,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
-#include "timeline.h"
 
 #define JOURNAL      0                   /* its number at the keeper */
 #define JOURNAL_MIN  ((size_t)256 << 10) /* bytes */
@@ -24,21 +23,18 @@
 
 /* The file has its new size before the mapping has. */
 static int
-grow(struct journal *journal, size_t size)
+enlarge(struct journal_file *file, size_t size)
 {
-    struct restart *r = journal->userdata;
-    int fd = r->fds[journal - r->journals];
-    size_t was = journal->size, more = was < JOURNAL_MIN ? JOURNAL_MIN : was;
+    struct journal *journal = &file->journal;
+    size_t more = journal->size ? journal->size : JOURNAL_MIN;
     void *bytes;
 
     while (more < size)
         more *= 2;
-    if (more == was)
-        more *= 2;
-    if (ftruncate(fd, (off_t)more) < 0)
+    if (ftruncate(file->fd, (off_t)more) < 0)
         return -errno;
-    bytes = was ? mremap(journal->bytes, was, more, MREMAP_MAYMOVE)
-                : mmap(NULL, more, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    bytes = journal->size ? mremap(journal->bytes, journal->size, more, MREMAP_MAYMOVE)
+                          : mmap(NULL, more, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd, 0);
     if (bytes == MAP_FAILED)
         return -errno;
     journal->bytes = bytes;
@@ -46,109 +42,76 @@ grow(struct journal *journal, size_t size)
     return 0;
 }
 
-static void
-journal_close(struct restart *r, int turn)
-{
-    struct journal *journal = &r->journals[turn];
-
-    if (journal->bytes)
-        munmap(journal->bytes, journal->size);
-    *journal = (struct journal){0};
-    r->fds[turn] = fd_close(r->fds[turn]);
-}
-
+/* One that cannot grow is none from then on: what it says would not be true. */
 static int
-journal_make(struct restart *r, int turn)
+grow(struct journal *journal, size_t size)
 {
-    int rc;
+    int rc = enlarge(container_of(journal, struct journal_file, journal), size);
 
-    r->journals[turn] =
-        (struct journal){.grow = grow, .userdata = r, .restarts = r->n_restarts};
-    r->fds[turn] = memfd_create("caid-journal", MFD_CLOEXEC);
-    rc = r->fds[turn] < 0 ? -errno : journal_init(&r->journals[turn]);
-    if (rc < 0)
-        journal_close(r, turn);
+    if (rc < 0 && journal->bytes)
+        memset(journal->bytes, 0, JOURNAL_START);
     return rc;
 }
 
-/* ---- what was left ---- */
+static void
+file_close(struct journal_file *file)
+{
+    if (file->journal.bytes)
+        munmap(file->journal.bytes, file->journal.size);
+    fd_close(file->fd);
+    *file = (struct journal_file){.fd = -1};
+}
 
 static int
-map_old(struct restart *r)
+file_make(struct journal_file *file, uint64_t restarts)
+{
+    int rc;
+
+    *file = (struct journal_file){.journal = {.grow = grow, .restarts = restarts},
+                                  .fd = memfd_create("caid-journal", MFD_CLOEXEC)};
+    rc = file->fd < 0 ? -errno : journal_init(&file->journal);
+    if (rc < 0)
+        file_close(file);
+    return rc;
+}
+
+static int
+file_open(struct journal_file *file)
 {
     struct stat st;
     void *bytes;
 
-    if (fstat(r->old_fd, &st) < 0)
+    if (fstat(file->fd, &st) < 0)
         return -errno;
     if (st.st_size < JOURNAL_START)
         return -EPROTO;
-    bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, r->old_fd, 0);
+    bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, file->fd, 0);
     if (bytes == MAP_FAILED)
         return -errno;
-    r->old = (struct journal){.bytes = bytes, .size = (size_t)st.st_size};
-    int rc = journal_open(&r->old);
-    if (rc == 0)
-        r->n_restarts = r->old.restarts + 1;
-    return rc;
+    file->journal = (struct journal){.bytes = bytes, .size = (size_t)st.st_size};
+    return journal_open(&file->journal);
 }
 
-/* -1: it has exited. Of one that could not be kept it may be another process, for whose end is
- * waited then. -errno: it cannot be told. */
-static int
-open_process(struct restart *r, struct restore_conn *conn, int *ret)
-{
-    uint32_t kept = conn->record->kept;
-    int pidfd = kept ? kept_claim(r->kept, kept) : -1;
-
-    conn->kept = pidfd < 0 ? 0 : kept;
-    if (pidfd < 0)
-        pidfd = (int)syscall(SYS_pidfd_open, conn->record->pid, 0);
-    if (pidfd < 0 && errno != ESRCH)
-        return -errno;
-    if (pidfd >= 0 && poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0) {
-        kept_drop(r->kept, conn->kept);
-        conn->kept = 0;
-        pidfd = fd_close(pidfd);
-    }
-    *ret = pidfd;
-    return 0;
-}
-
-static int
-open_old(struct restart *r)
-{
-    struct restore *restore = &r->restore;
-    int rc = restore_read(restore, &r->old);
-
-    if (rc < 0)
-        return rc;
-    r->pidfds = calloc(restore->n_conns + 1, sizeof(*r->pidfds));
-    if (!r->pidfds)
-        return -ENOMEM;
-    for (size_t i = 0; i < restore->n_conns; i++)
-        r->pidfds[i] = -1;
-    for (size_t i = 0; rc == 0 && i < restore->n_conns; i++)
-        rc = open_process(r, &restore->conns[i], &r->pidfds[i]);
-    return rc;
-}
+/* ---- what was left ---- */
 
 void
 restart_init(struct restart *r, struct kept *kept)
 {
-    *r = (struct restart){.kept = kept, .fds = {-1, -1}, .old_fd = -1};
+    *r = (struct restart){.kept = kept, .files = {{.fd = -1}, {.fd = -1}}, .old.fd = -1};
 }
 
 int
 restart_open(struct restart *r)
 {
-    int rc = 0;
+    int rc;
 
-    r->old_fd = kept_claim(r->kept, JOURNAL);
-    if (r->old_fd >= 0) {
-        rc = map_old(r);
-        if (rc == 0)
-            rc = open_old(r);
+    r->old.fd = kept_claim(r->kept, JOURNAL);
+    if (r->old.fd < 0)
+        return 0;
+    rc = file_open(&r->old);
+    if (rc == 0) {
+        r->n_restarts = r->old.journal.restarts + 1;
+        rc = restore_read(&r->restore, &r->old.journal);
     }
     if (rc == -EPROTO) {
         log_error("what the keeper has is no journal: nothing of a former daemon comes back");
@@ -163,12 +126,8 @@ restart_open(struct restart *r)
 static void
 close_old(struct restart *r)
 {
-    free(TAKE_PTR(r->pidfds));
     restore_deinit(&r->restore);
-    if (r->old.bytes)
-        munmap(r->old.bytes, r->old.size);
-    r->old = (struct journal){0};
-    r->old_fd = fd_close(r->old_fd);
+    file_close(&r->old);
 }
 
 void
@@ -176,7 +135,7 @@ restart_close(struct restart *r)
 {
     close_old(r);
     for (int i = 0; i < 2; i++)
-        journal_close(r, i);
+        file_close(&r->files[i]);
 }
 
 /* ---- taking over ---- */
@@ -196,45 +155,41 @@ static int
 take_block(struct restart *r, struct worker *worker, struct restore_block *block)
 {
     const struct record_block *record = block->record;
-    int fd = record->kept ? kept_claim(r->kept, record->kept) : -1;
-    int rc = fd < 0 ? -EBADF
-                    : worker_adopt(worker, record->device, (enum core_kind)record->kind,
-                                   record->size, fd, record->kept, &block->handle);
+    int rc;
 
-    block->fd = fd;
+    block->fd = kept_found(r->kept, record->kept);
+    rc = worker_adopt(worker, record->device, (enum core_kind)record->kind, record->size,
+                      record->kept, &block->handle);
     block->lost = rc < 0;
-    if (rc == 0)
-        return 0;
-    log_error("block %" PRIu64 " of a former daemon's cannot be had: %s", record->key.id,
-              strerror(-rc));
-    if (rc != -EINVAL && rc != -EBADF)
-        return rc;
-    kept_drop(r->kept, record->kept);
-    block->fd = fd_close(fd);
-    return 0;
+    if (rc < 0)
+        log_error("block %" PRIu64 " of a former daemon's cannot be had: %s", record->key.id,
+                  strerror(-rc));
+    return rc == -EINVAL || rc == -EBADF ? 0 : rc;
 }
 
-static void
-take_process(struct restart *r, struct conns *conns, size_t i)
+/* One that has exited is not claimed. Of one that could not be kept it may be another process, for
+ * whose end is waited then. */
+static int
+take_process(struct restart *r, struct conns *conns, struct restore_conn *conn)
 {
-    struct restore_conn *conn = &r->restore.conns[i];
-    int pidfd = r->pidfds[i];
+    uint32_t kept = conn->record->kept;
+    int pidfd = kept_found(r->kept, kept);
+    bool is_kept = pidfd >= 0;
 
+    if (!is_kept)
+        pidfd = (int)syscall(SYS_pidfd_open, conn->record->pid, 0);
     if (pidfd < 0)
-        return;
+        return errno == ESRCH ? 0 : -errno;
+    if (poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0) {
+        if (!is_kept)
+            close(pidfd);
+        return 0;
+    }
+    if (is_kept)
+        conn->kept = kept;
+    kept_claim(r->kept, conn->kept);
     conn->conn = conns_next_id(conns, pidfd);
-    r->pidfds[i] = -1;
-    if (conns_adopt(conns, conn->conn, conn->record->uid, pidfd, conn->kept) < 0)
-        abort(); /* nobody would tell when its memory is free */
-}
-
-/* NULL: it is lost. */
-static void *
-map_page(int fd)
-{
-    void *slots = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
-
-    return slots == MAP_FAILED ? NULL : slots;
+    return process_adopt(conns, conn->conn, conn->record->uid, pidfd, conn->kept);
 }
 
 /* Of an owner who lives, it goes on; another one is looked at, and killed when it has been. */
@@ -243,48 +198,45 @@ take_page(struct restart *r, struct shared_pages *pages, struct restore_page *pa
 {
     const struct record_page *record = page->record;
     const struct restore_conn *owner = restore_find_conn(&r->restore, record->conn);
-    int fd = kept_claim(r->kept, record->kept);
 
     page->is_dead = !owner || !owner->conn;
-    if (fd >= 0 && page->is_dead)
-        page->made.slots = map_page(fd);
-    else if (fd >= 0)
-        shared_page_adopt(pages, record->key.id, TAKE_FD(fd), record->kept, &page->made);
-    fd_close(fd);
+    shared_page_adopt(pages, record->key.id, record->kept, &page->made);
 }
 
 /* Whoever waits for those who have died is let go. */
 static void
-kill_pages(struct restart *r)
+kill_pages(struct restart *r, struct shared_pages *pages)
 {
     for (size_t i = 0; i < r->restore.n_pages; i++) {
         const struct restore_page *page = &r->restore.pages[i];
-        if (!page->is_dead && page->made.slots)
-            continue;
-        if (page->made.slots)
-            munmap(page->made.slots, TIMELINE_PAGE_BYTES);
-        kept_kill_page(r->kept, page->record->kept);
-        kept_drop(r->kept, page->record->kept);
+
+        if (!page->made.slots) {
+            kept_kill_page(r->kept, page->record->kept);
+        } else if (page->is_dead) {
+            shared_page_kill(pages, page->record->key.id);
+            shared_page_free(pages, page->record->key.id);
+        }
     }
 }
 
 static int
 start_journal(struct restart *r, struct core *core)
 {
-    int rc = journal_make(r, 0);
+    struct journal_file *file = &r->files[0];
+    int rc = file_make(file, r->n_restarts);
 
     if (rc < 0)
         return rc;
-    core_set_journal(core, &r->journals[0]);
-    if (r->journals[0].full)
+    core_set_journal(core, &file->journal);
+    if (file->journal.full)
         return -ENOMEM;
-    rc = kept_set(r->kept, JOURNAL, r->fds[0]);
+    rc = kept_set(r->kept, JOURNAL, file->fd);
     if (rc == KEPT_LATER)
         rc = kept_wait(r->kept, HAND_OVER_NS);
     if (rc < 0 && rc != -ENOTCONN)
         return rc;
     r->is_on = true;
-    r->large = 2 * r->journals[0].at + JOURNAL_MIN;
+    r->large = 2 * file->journal.at + JOURNAL_MIN;
     return 0;
 }
 
@@ -294,10 +246,12 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
 {
     int rc = 0;
 
+    if (!r->kept->slots)
+        return 0;
     for (size_t i = 0; rc == 0 && i < r->restore.n_blocks; i++)
         rc = take_block(r, worker, &r->restore.blocks[i]);
     for (size_t i = 0; rc == 0 && i < r->restore.n_conns; i++)
-        take_process(r, conns, i);
+        rc = take_process(r, conns, &r->restore.conns[i]);
     for (size_t i = 0; rc == 0 && i < r->restore.n_pages; i++)
         take_page(r, pages, &r->restore.pages[i]);
     if (rc == 0)
@@ -311,7 +265,7 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
     for (size_t i = 0; i < r->restore.n_blocks; i++)
         if (!r->restore.blocks[i].lost && !r->restore.blocks[i].block)
             worker_disown(worker, r->restore.blocks[i].handle);
-    kill_pages(r);
+    kill_pages(r, pages);
     if (r->restore.n_arrays)
         log_notice("%zu arrays of a former daemon's are back, %" PRIu64 " are lost",
                    r->restore.n_arrays - (size_t)r->n_lost, r->n_lost);
@@ -331,17 +285,19 @@ give_up(struct restart *r, struct core *core)
     kept_drop(r->kept, JOURNAL);
     r->is_on = r->renews = false;
     for (int i = 0; i < 2; i++)
-        journal_close(r, i);
+        file_close(&r->files[i]);
 }
 
 static void
 begin_renewal(struct restart *r, struct core *core)
 {
-    if (journal_make(r, !r->turn) < 0) {
+    struct journal_file *next = &r->files[!r->turn];
+
+    if (file_make(next, r->n_restarts) < 0) {
         r->large *= 2; /* later, then */
         return;
     }
-    core_renew_journal(core, &r->journals[!r->turn]);
+    core_renew_journal(core, &next->journal);
     r->renews = true;
 }
 
@@ -349,8 +305,10 @@ begin_renewal(struct restart *r, struct core *core)
 static void
 hand_over(struct restart *r, struct core *core)
 {
-    journal_commit(&r->journals[!r->turn]);
-    if (!r->is_handed_over && kept_set(r->kept, JOURNAL, r->fds[!r->turn]) < 0) {
+    struct journal_file *next = &r->files[!r->turn];
+
+    journal_commit(&next->journal);
+    if (!r->is_handed_over && kept_set(r->kept, JOURNAL, next->fd) < 0) {
         give_up(r, core);
         return;
     }
@@ -358,10 +316,10 @@ hand_over(struct restart *r, struct core *core)
     if (kept_wait(r->kept, 0) == -ETIMEDOUT)
         return;
     core_switch_journal(core);
-    journal_close(r, r->turn);
+    file_close(&r->files[r->turn]);
     r->turn = !r->turn;
     r->renews = r->is_handed_over = false;
-    r->large = 2 * r->journals[r->turn].at + JOURNAL_MIN;
+    r->large = 2 * next->journal.at + JOURNAL_MIN;
 }
 
 void
@@ -369,33 +327,23 @@ restart_look(struct restart *r, struct core *core)
 {
     if (!r->is_on)
         return;
-    if (r->journals[0].full || r->journals[1].full)
+    if (r->files[0].journal.full || r->files[1].journal.full)
         give_up(r, core);
     else if (r->renews && core_journal_is_renewed(core))
         hand_over(r, core);
-    else if (!r->renews && r->journals[r->turn].at > r->large)
+    else if (!r->renews && r->files[r->turn].journal.at > r->large)
         begin_renewal(r, core);
 }
 
 struct core_kept
 restart_figures(const struct restart *r)
 {
-    struct core_kept ret = {.restarts = r->n_restarts};
-    struct kept_figures kept;
-
-    kept_figures(r->kept, &kept);
-    ret.keeper = kept.is_connected;
-    ret.n_kept = kept.n_kept;
-    if (r->is_on)
-        ret.journal_bytes = r->journals[r->turn].at;
-    return ret;
-}
-
-void
-restart_let_go(struct restart *r, uint32_t kept)
-{
-    if (!r->is_stopped)
-        fd_close(kept_drop(r->kept, kept));
+    return (struct core_kept){
+        .restarts = r->n_restarts,
+        .keeper = kept_is_there(r->kept),
+        .n_kept = kept_count(r->kept),
+        .journal_bytes = r->is_on ? r->files[r->turn].journal.at : 0,
+    };
 }
 
 void
@@ -405,6 +353,5 @@ restart_stop(struct restart *r, struct core *core)
         return;
     core_drop_journal(core);
     r->is_on = false;
-    r->is_stopped = true;
     kept_stop(r->kept); /* before what it is given is closed */
 }

@@ -22,20 +22,21 @@
 #include "shared_page.h"
 #include "worker.h"
 
+struct journal_file {
+    struct journal journal;
+    int fd; /* -1: none */
+};
+
 struct restart {
     struct kept *kept;
-    struct journal journals[2]; /* one of them, and the next one while it is being written */
-    int fds[2];                 /* -1: none */
+    struct journal_file files[2]; /* one of them, and the next one while it is being written */
     int turn;
     bool is_on;
-    bool is_stopped;
     bool renews, is_handed_over; /* the new one is at the keeper, or on its way */
     size_t large;                /* bytes from which on it is to be written anew */
 
-    struct journal old; /* a former daemon's */
-    int old_fd;
+    struct journal_file old; /* a former daemon's */
     struct restore restore;
-    int *pidfds;         /* of restore.conns; -1: it has exited */
     uint64_t n_lost;     /* arrays */
     uint64_t n_restarts; /* daemons that were before this one */
 };
@@ -51,6 +52,4 @@ int restart_take(struct restart *r, struct core *core, struct worker *worker,
 void restart_look(struct restart *r, struct core *core);
 /* What outlives this process, as it is now. */
 struct core_kept restart_figures(const struct restart *r);
-/* For CORE_LET_GO. */
-void restart_let_go(struct restart *r, uint32_t kept);
 void restart_stop(struct restart *r, struct core *core);

@@ -206,7 +206,7 @@ carry_out(struct server *s, const struct core_action *a)
     case CORE_RELEASE: worker_release(&s->worker, a->job, a->handle); break;
     case CORE_MEMORY: memory_action(s, a); break;
     case CORE_KEEP: keep_action(s, a); break;
-    case CORE_LET_GO: restart_let_go(&s->restart, a->kept); break;
+    case CORE_LET_GO: fd_close(kept_drop(s->setup.kept, a->kept)); break;
     case CORE_FORGET: conns_forget(&s->conns, a->conn); break;
     case CORE_PAGE_NEW: page_new_action(s, a); break;
     case CORE_PAGE_SEAL: page_seal_action(s, a); break;
@@ -631,10 +631,7 @@ stop(struct server *s, const char *why)
     arrivals_deinit(&s->arrivals);
     uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
     core_stop(s->core);
-    if (s->restart.is_on) { /* what ends now ends with us alone */
-        restart_stop(&s->restart, s->core);
-        s->worker.kept = s->pages.kept = NULL;
-    }
+    restart_stop(&s->restart, s->core); /* what ends now ends with us alone */
     conns_lose_exited(&s->conns); /* nobody will signal in their pages: those are killed */
     while (core_deadline_ns(s->core) == 0)
         tick(s);
@@ -805,7 +802,7 @@ server_new(struct server **ret, const struct server_setup *setup)
     spin_init(&s->spin, &s->loop);
     apply_config(s);
     if (r == 0)
-        r = shared_pages_init(&s->pages, fds_max());
+        r = shared_pages_init(&s->pages, setup->kept, fds_max());
     if (r == 0)
         r = init_handles(s);
     if (r == 0)
@@ -841,21 +838,23 @@ static int
 make_core(struct server *s)
 {
     const struct server_setup *setup = &s->setup;
-    struct kept *kept = setup->kept->slots ? setup->kept : NULL;
-    int r = worker_init(&s->worker, &s->loop, setup->gpu, kept, &worker_ops, s);
+    int r = worker_init(&s->worker, &s->loop, setup->gpu, setup->kept, &worker_ops, s);
 
     if (r == 0)
         r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max, fds_shared());
-    if (r == 0 && kept) {
+    if (r == 0) {
         core_set_boottime(s->core, clock_boot_ns());
-        s->pages.kept = kept;
         r = restart_take(&s->restart, s->core, &s->worker, &s->conns, &s->pages);
     }
     if (r < 0)
         log_error("cannot start: %s", strerror(-r));
     else
         r = fds_check(setup->listener->fd); /* all that the start takes is taken */
-    return r == 0 ? start_listening(s) : r;
+    if (r == 0)
+        r = start_listening(s);
+    if (r < 0)
+        kept_stop(setup->kept); /* what was taken over is the next one's */
+    return r;
 }
 
 static void

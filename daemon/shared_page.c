@@ -3,13 +3,10 @@
 
 #include <assert.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 
 #include "base/log.h"
 #include "base/macros.h"
@@ -18,9 +15,6 @@
 /* Of the daemon's fds, at most this part for pages, two each: connections and blocks need the
  * rest. */
 #define FDS_PART 4
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-              "the first word of a value is its low half, which futex(2) compares");
 
 struct shared_page {
     RB_ENTRY(shared_page) node;
@@ -91,6 +85,14 @@ open_for_reading(int write, int *ret)
 }
 
 static int
+make_files(struct shared_page *p)
+{
+    int r = make_memfd(p->size, &p->write);
+
+    return r == 0 ? open_for_reading(p->write, &p->read) : r;
+}
+
+static int
 map(struct shared_page *p)
 {
     int prot = p->is_former ? PROT_READ : PROT_READ | PROT_WRITE;
@@ -103,24 +105,27 @@ map(struct shared_page *p)
     return 0;
 }
 
+/* former: -1, or an earlier daemon's page, for reading, which is the page's when all went well. */
 static int
-make(uint64_t id, struct shared_page **ret)
+make(uint64_t id, int former, struct shared_page **ret)
 {
     _cleanup_(destroyp) struct shared_page *p = calloc(1, sizeof(*p));
     int r;
 
     if (!p)
         return -ENOMEM;
-    p->id = id;
-    p->size = page_size();
-    p->write = p->read = -1;
-    r = make_memfd(p->size, &p->write);
-    if (r == 0)
-        r = open_for_reading(p->write, &p->read);
+    *p = (struct shared_page){.id = id,
+                              .size = page_size(),
+                              .write = -1,
+                              .read = former,
+                              .is_former = former >= 0};
+    r = p->is_former ? 0 : make_files(p);
     if (r == 0)
         r = map(p);
     if (r == 0)
         *ret = TAKE_PTR(p);
+    else if (p->is_former)
+        p->read = -1;
     return r;
 }
 
@@ -140,51 +145,31 @@ int
 shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result *ret)
 {
     struct shared_page *p = NULL;
-    int r = pages->n < pages->max ? make(id, &p) : -EMFILE;
+    int r = pages->n < pages->max ? make(id, -1, &p) : -EMFILE;
 
     *ret = (struct core_page_result){.error = r, .write = -1, .read = -1};
     if (r < 0)
         return r;
-    if (pages->kept && kept_put_page(pages->kept, p->read, p->write, &p->kept) < 0)
+    if (kept_put_page(pages->kept, p->read, p->write, &p->kept) < 0)
         p->kept = 0;
     add(pages, p, ret);
     return 0;
 }
 
-static int
-adopt(uint64_t id, int fd, uint32_t kept, struct shared_page **ret)
-{
-    _cleanup_(destroyp) struct shared_page *p = calloc(1, sizeof(*p));
-    int r;
-
-    if (!p)
-        return -ENOMEM;
-    *p = (struct shared_page){.id = id,
-                              .size = page_size(),
-                              .write = -1,
-                              .read = -1,
-                              .kept = kept,
-                              .is_former = true};
-    r = open_for_reading(fd, &p->read);
-    if (r == 0)
-        r = map(p);
-    if (r == 0)
-        *ret = TAKE_PTR(p);
-    return r;
-}
-
 int
-shared_page_adopt(struct shared_pages *pages, uint64_t id, int fd_consume, uint32_t kept,
+shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,
                   struct core_page_result *ret)
 {
-    _cleanup_fd_ int fd = fd_consume;
+    int fd = kept_found(pages->kept, kept), r;
     struct shared_page *p = NULL;
-    int r = adopt(id, fd, kept, &p);
 
-    *ret = (struct core_page_result){.error = r, .write = -1, .read = -1};
-    if (r == 0)
-        add(pages, p, ret);
-    return r;
+    r = fd >= 0 ? make(id, fd, &p) : -ENOENT;
+    if (r < 0)
+        return r;
+    kept_claim(pages->kept, kept);
+    p->kept = kept;
+    add(pages, p, ret);
+    return 0;
 }
 
 /* ---- sealed ---- */
@@ -198,9 +183,13 @@ shared_page_seal(struct shared_pages *pages, uint64_t id)
     fcntl(p->write, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
     sealed = fcntl(p->write, F_GET_SEALS) & F_SEAL_FUTURE_WRITE; /* by whomever */
     p->write = fd_close(p->write);
-    if (!sealed && dup3(pages->dead, p->read, O_CLOEXEC) < 0)
+    if (sealed)
+        return true;
+    if (dup3(pages->dead, p->read, O_CLOEXEC) < 0)
         abort(); /* cannot be, of an fd that is open: nobody is to be given the page */
-    return sealed;
+    if (p->kept)
+        kept_set(pages->kept, p->kept, p->read); /* a later daemon is not, either */
+    return false;
 }
 
 /* ---- dead ---- */
@@ -219,7 +208,7 @@ fill_dead(int fd)
 }
 
 int
-shared_pages_init(struct shared_pages *pages, uint64_t max_fds)
+shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t max_fds)
 {
     uint64_t max = max_fds / FDS_PART / 2;
     _cleanup_fd_ int fd = -1;
@@ -228,6 +217,7 @@ shared_pages_init(struct shared_pages *pages, uint64_t max_fds)
     *pages = (struct shared_pages){
         .max = max < UINT32_MAX ? (uint32_t)max : UINT32_MAX,
         .dead = -1,
+        .kept = kept,
     };
     RB_INIT(&pages->tree);
     r = make_memfd(page_size(), &fd);
@@ -243,15 +233,12 @@ shared_pages_init(struct shared_pages *pages, uint64_t max_fds)
 void
 shared_page_kill(struct shared_pages *pages, uint64_t id)
 {
-    struct shared_page *p = find(pages, id);
-    struct timeline_slot *slots = p->slots;
+    const struct shared_page *p = find(pages, id);
 
-    if (p->is_former && pages->kept)
+    if (p->is_former)
         kept_kill_page(pages->kept, p->kept);
-    for (size_t i = 0; !p->is_former && i < TIMELINE_SLOTS; i++) {
-        timeline_kill(&slots[i]);
-        syscall(SYS_futex, &slots[i].submitted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    }
+    else
+        timeline_kill_page(p->slots);
 }
 
 void
@@ -259,7 +246,7 @@ shared_page_free(struct shared_pages *pages, uint64_t id)
 {
     struct shared_page *p = find(pages, id);
 
-    if (p->kept && pages->kept)
+    if (p->kept)
         kept_drop(pages->kept, p->kept);
     RB_REMOVE(shared_page_tree, &pages->tree, p);
     pages->n--;

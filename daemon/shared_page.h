@@ -34,21 +34,21 @@ struct shared_pages {
     struct shared_page_tree tree;
     uint32_t n, max;
     int dead;          /* for reading */
-    struct kept *kept; /* keeps them, and has them mapped; NULL: nobody does */
+    struct kept *kept; /* keeps them, and has them mapped */
 };
 
 /* max_fds: that the daemon may have open, for all purposes. -errno; deinit() is right in any
  * case. */
-int shared_pages_init(struct shared_pages *pages, uint64_t max_fds);
+int shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t max_fds);
 /* Frees those that are left, and kills none. */
 void shared_pages_deinit(struct shared_pages *pages);
 
 /* -EMFILE where pages have as many fds as they may; what the kernel says. *ret has the same
  * error. */
 int shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result *ret);
-/* One of an earlier daemon's, sealed by then, by what the keeper had under that number: mapped for
- * reading, and killed by the keeper. */
-int shared_page_adopt(struct shared_pages *pages, uint64_t id, int fd_consume, uint32_t kept,
+/* One of an earlier daemon's, sealed by then, which was found under that number: mapped for
+ * reading, and killed by the keeper. -errno: it stays there. */
+int shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,
                       struct core_page_result *ret);
 /* Its owner has mapped it. False where it could not be sealed: to read it by its fd is to read a
  * dead one from now on. */

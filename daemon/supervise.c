@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,12 +21,6 @@
 #define PAUSE_MAX_NS \
     NSEC_PER_SEC /* far less than clients wait: caid_options.reconnect_timeout_ns */
 #define PROVEN_NS (10 * NSEC_PER_SEC) /* who has lived so long did not die of its start */
-#define N_POLLS   (KEEPER_POLLS + 2)
-
-enum outcome {
-    GOES_ON,
-    ENDS
-};
 
 struct supervisor {
     const struct supervise_setup *setup;
@@ -39,21 +32,17 @@ struct supervisor {
     uint64_t started_ns, pause_ns, start_ns; /* the next one is started then */
     bool is_proven; /* a daemon was up, or was asked to make room for another */
     bool stops, replaces;
-    int status;
+    bool is_over;
+    int status; /* to exit with */
 };
 
 int
 supervise_find_program(const char *argv0, char **ret)
 {
-    ssize_t n;
-
     if (strchr(argv0, '/'))
         return path_make_absolute(argv0, ret);
-    *ret = calloc(1, PATH_MAX);
-    if (!*ret)
-        return -ENOMEM;
-    n = readlink("/proc/self/exe", *ret, PATH_MAX - 1);
-    return n < 0 ? -errno : 0;
+    *ret = realpath("/proc/self/exe", NULL);
+    return *ret ? 0 : -errno;
 }
 
 /* ---- the daemon's process ---- */
@@ -80,34 +69,37 @@ offer_fds(int listener, int keeper)
     setenv("LISTEN_FDNAMES", "caid.socket:" LISTEN_KEEPER_NAME, 1);
 }
 
-static size_t
-add(const char *argv[], size_t n, const char *option, const char *value)
+/* What is ours, socket and end, it is not told of. */
+static void
+fill_args(const struct supervisor *s, const char *args[])
 {
-    if (!value)
-        return n;
-    argv[n] = option;
-    argv[n + 1] = value;
-    return n + 2;
+    const struct options *o = s->setup->options;
+    const char *const passed[][2] = {{"--driver", o->driver},
+                                     {"--config", o->config},
+                                     {"--log-level", o->level}};
+
+    *args++ = s->setup->program;
+    *args++ = "--foreground";
+    for (size_t i = 0; i < ARRAY_SIZE(passed); i++)
+        if (passed[i][1]) {
+            *args++ = passed[i][0];
+            *args++ = passed[i][1];
+        }
 }
 
-/* What is ours, socket and end, it is not told of. */
 static _Noreturn void
 become_daemon(const struct supervisor *s, int keeper, pid_t parent)
 {
-    const struct options *o = s->setup->options;
-    const char *argv[9] = {s->setup->program, "--foreground"};
-    size_t n = 2;
+    const char *args[9] = {0};
 
-    n = add(argv, n, "--driver", o->driver);
-    n = add(argv, n, "--config", o->config);
-    add(argv, n, "--log-level", o->level);
+    fill_args(s, args);
     setpgid(0, 0); /* what a terminal says to all comes from us, once */
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent)
         _exit(EXIT_FAILURE);
     offer_fds(s->setup->listener->fd, keeper);
     sigprocmask(SIG_SETMASK, &s->mask, NULL);
-    execv(s->setup->program, (char **)(uintptr_t)argv);
+    execv(s->setup->program, (char **)(uintptr_t)args);
     log_error("%s: %s", s->setup->program, strerror(errno));
     _exit(EXIT_FAILURE);
 }
@@ -153,22 +145,21 @@ exit_status(int status)
 }
 
 /* What becomes of us when the daemon has ended. */
-static enum outcome
+static void
 after(struct supervisor *s, int status)
 {
-    bool was_up = clock_now_ns() - s->started_ns >= PROVEN_NS,
-         failed = exit_status(status) != 0;
+    bool was_up = clock_now_ns() - s->started_ns >= PROVEN_NS;
     char why[64];
 
+    s->status = exit_status(status);
     s->is_proven = s->is_proven || was_up || WIFSIGNALED(status);
-    if (s->stops || (!s->replaces && (!failed || !s->is_proven))) {
-        s->status = exit_status(status);
-        return ENDS;
-    }
+    s->is_over = s->stops || (!s->replaces && (s->status == 0 || !s->is_proven));
+    if (s->is_over)
+        return;
     if (WIFSIGNALED(status))
         snprintf(why, sizeof(why), "the daemon was killed: %s", strsignal(WTERMSIG(status)));
     else
-        snprintf(why, sizeof(why), "the daemon has ended with status %d", exit_status(status));
+        snprintf(why, sizeof(why), "the daemon has ended with status %d", s->status);
     if (was_up || s->replaces) {
         s->pause_ns = s->start_ns = 0;
         log_notice("%s: another takes its place", why);
@@ -176,30 +167,34 @@ after(struct supervisor *s, int status)
         put_off(s, why);
     }
     s->replaces = false;
-    return GOES_ON;
 }
 
-static enum outcome
+/* ---- signals ---- */
+
+static void
 reap(struct supervisor *s)
 {
     int status;
 
     if (s->child == 0 || waitpid(s->child, &status, WNOHANG) != s->child)
-        return GOES_ON;
+        return;
     s->child = 0;
-    return after(s, status);
+    after(s, status);
 }
 
-/* ---- signals ---- */
+static void
+pass_on(const struct supervisor *s, int signum)
+{
+    if (s->child > 0)
+        kill(s->child, signum);
+}
 
-static enum outcome
+static void
 stop(struct supervisor *s)
 {
     s->stops = true;
-    if (s->child == 0)
-        return ENDS;
-    kill(s->child, SIGTERM);
-    return GOES_ON;
+    s->is_over = s->child == 0;
+    pass_on(s, SIGTERM);
 }
 
 static void
@@ -210,60 +205,52 @@ replace(struct supervisor *s)
     if (s->child == 0 || s->stops)
         return;
     s->replaces = true;
-    kill(s->child, SIGTERM);
+    pass_on(s, SIGTERM);
 }
 
-static enum outcome
+static void
 on_signal(struct supervisor *s)
 {
     struct signalfd_siginfo info;
 
     if (read(s->signals, &info, sizeof(info)) != sizeof(info))
-        return GOES_ON;
+        return;
     switch (info.ssi_signo) {
-    case SIGCHLD: return reap(s);
-    case SIGUSR2: replace(s); return GOES_ON;
-    case SIGHUP:
-        if (s->child > 0)
-            kill(s->child, SIGHUP);
-        return GOES_ON;
-    default: return stop(s);
+    case SIGCHLD: reap(s); break;
+    case SIGUSR2: replace(s); break;
+    case SIGHUP: pass_on(s, SIGHUP); break;
+    default: stop(s);
     }
 }
 
 /* ---- the loop ---- */
 
-/* Until the next daemon is due, or longer. */
+/* Until the next daemon is due. */
 static int
-next_timeout_ms(const struct supervisor *s, int keeper_ms)
+next_timeout_ms(const struct supervisor *s)
 {
-    uint64_t now_ns = clock_now_ns(), due_ms;
+    uint64_t now_ns = clock_now_ns();
 
     if (s->child > 0)
-        return keeper_ms;
-    due_ms = s->start_ns > now_ns ? (s->start_ns - now_ns) / NSEC_PER_MSEC + 1 : 0;
-    return keeper_ms < 0 ? (int)due_ms : (int)min_u64(due_ms, (uint64_t)keeper_ms);
+        return -1;
+    return s->start_ns > now_ns ? (int)((s->start_ns - now_ns) / NSEC_PER_MSEC) + 1 : 0;
 }
 
-static enum outcome
+static void
 turn(struct supervisor *s)
 {
-    struct pollfd polls[N_POLLS], *of_signals = polls + KEEPER_POLLS, *of_stop = of_signals + 1;
-    int timeout_ms;
+    struct pollfd polls[] = {[KEEPER_POLLS] = {.fd = s->signals, .events = POLLIN},
+                             {.fd = s->stop_fd, .events = POLLIN}};
 
     if (s->child == 0 && clock_now_ns() >= s->start_ns)
         start(s);
-    timeout_ms = next_timeout_ms(s, keeper_polls(&s->keeper, polls));
-    *of_signals = (struct pollfd){.fd = s->signals, .events = POLLIN};
-    *of_stop = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
-    if (poll(polls, N_POLLS, timeout_ms) < 0)
-        return GOES_ON; /* stopped, and continued */
-    keeper_serve(&s->keeper, polls);
-    if (of_stop->revents) {
+    keeper_turn(&s->keeper, polls, ARRAY_SIZE(polls), next_timeout_ms(s));
+    if (polls[KEEPER_POLLS].revents)
+        on_signal(s);
+    if (polls[KEEPER_POLLS + 1].revents) {
         s->stop_fd = -1;
-        return stop(s);
+        stop(s);
     }
-    return of_signals->revents ? on_signal(s) : GOES_ON;
 }
 
 static int
@@ -285,6 +272,7 @@ int
 supervise(const struct supervise_setup *setup)
 {
     struct supervisor s = {.setup = setup,
+                           .keeper = KEEPER_CLOSED,
                            .stop_fd = setup->options->stop_fd,
                            .signals = -1,
                            .status = EXIT_FAILURE};
@@ -296,8 +284,8 @@ supervise(const struct supervise_setup *setup)
         r = keeper_init(&s.keeper, -1);
     if (r == 0)
         r = listener_start(setup->listener);
-    while (r == 0 && turn(&s) == GOES_ON)
-        ;
+    while (r == 0 && !s.is_over)
+        turn(&s);
     keeper_deinit(&s.keeper);
     fd_close(s.signals);
     return s.status;

@@ -6,9 +6,9 @@
  * (sd_listen_fds(3)), with a connection to the keeper beside it.
  *
  * A daemon that dies, by whatever, is followed by another: at once, or after a pause that doubles,
- * up to 10 s, while each lives for less than 10 s. It never gives up, since that would give up what
- * clients hold; but for the first one, which fails before it has lived so long: somebody is there
- * to read why. A daemon that ends well, as it was told to, is the end of all.
+ * up to a second, while each lives for less than 10 s. It never gives up, since that would give up
+ * what clients hold; but for the first one, which fails before it has lived so long: somebody is
+ * there to read why. A daemon that ends well, as it was told to, is the end of all.
  *
  *     SIGTERM, SIGINT, stop_fd   the daemon's SIGTERM, and its end is ours
  *     SIGHUP                     the daemon's

@@ -117,15 +117,11 @@ DEFINE_CLEANUP(struct alloc_work *, alloc_work_free)
 static void
 keep(struct worker *w, struct memory *m)
 {
-    struct kept *kept = w->kept; /* which a stop takes away */
-    int r = kept && m->backing.fd >= 0 ? kept_put(kept, m->backing.fd, &m->kept) : -ENOTCONN;
+    int r = m->backing.fd >= 0 ? kept_put(w->kept, m->backing.fd, &m->kept) : -ENOTCONN;
 
-    if (r ==
-        KEPT_LATER) /* one that is not there gets it when it is back: only both at once lose */
-        kept_wait(kept, KEEP_NS);
-    if (r < 0)
-        m->kept = 0;
-    if (r < 0 && r != -ENOTCONN)
+    if (r == KEPT_LATER) /* one that has gone gets it when it is back: only both at once lose */
+        kept_wait(w->kept, KEEP_NS);
+    else if (r < 0 && r != -ENOTCONN)
         log_error("a block of %" PRIu64 " bytes is not kept: %s", m->backing.size,
                   strerror(-r));
 }
@@ -283,16 +279,16 @@ worker_alloc(struct worker *w, uint64_t job, enum core_kind kind, uint32_t devic
 }
 
 int
-worker_adopt(struct worker *w, const char *device, enum core_kind kind, uint64_t size, int fd,
+worker_adopt(struct worker *w, const char *device, enum core_kind kind, uint64_t size,
              uint32_t kept, uint64_t *ret_handle)
 {
     _cleanup_free_ struct memory *m = calloc(1, sizeof(*m));
+    int fd = kept_found(w->kept, kept), r;
     struct drv_error err = {0};
     uint32_t i = 0;
-    int r;
 
-    if (!m)
-        return -ENOMEM;
+    if (!m || fd < 0)
+        return m ? -EBADF : -ENOMEM;
     while (i < w->gpu->n_devices && strcmp(w->gpu->devices[i].drv.uuid, device) != 0)
         i++;
     if (i == w->gpu->n_devices)
@@ -302,6 +298,7 @@ worker_adopt(struct worker *w, const char *device, enum core_kind kind, uint64_t
         log_error("device %s: %s", device, err.message);
         return r;
     }
+    kept_claim(w->kept, kept);
     m->worker = w;
     m->kept = kept;
     LIST_INSERT_HEAD(&w->memories, m, link);
@@ -347,7 +344,7 @@ worker_release(struct worker *w, uint64_t job, uint64_t handle)
     struct memory *m = (struct memory *)(uintptr_t)handle;
 
     LIST_REMOVE(m, link);
-    if (m->kept && w->kept)
+    if (m->kept)
         kept_drop(w->kept, m->kept);
     m->job = job;
     uv_queue_work(w->loop, &m->work, release_run, release_after);

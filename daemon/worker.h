@@ -35,7 +35,7 @@ struct worker {
     const struct gpu *gpu;
     const struct worker_ops *ops;
     void *userdata;
-    struct kept *kept; /* gets the fds; NULL: nobody keeps them */
+    struct kept *kept; /* gets the fds */
     uv_work_t start;
     struct worker_device *devices; /* of gpu */
     uv_timer_t stuck;
@@ -52,10 +52,11 @@ int worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu, struct
 /* Gives all memory that is left back to the driver; no job may be under way. */
 void worker_deinit(struct worker *w);
 
-/* A block of a former daemon's: fd, which the keeper has under that number, is the core's from here
- * on. -errno: it is no such memory. It blocks. */
+/* A block of a former daemon's, which was found under that number: it is claimed, and its fd the
+ * core's from here on. -EBADF, -EINVAL: it is no such memory; -errno: it cannot be had now. It
+ * blocks. */
 int worker_adopt(struct worker *w, const char *device, enum core_kind kind, uint64_t size,
-                 int fd, uint32_t kept, uint64_t *ret_handle);
+                 uint32_t kept, uint64_t *ret_handle);
 /* Gives back what was adopted, and nobody wants. It blocks. */
 void worker_disown(struct worker *w, uint64_t handle);
 /* -ENOMEM: nothing was started and nothing will be reported. */

@@ -22,9 +22,13 @@
 #pragma once
 
 #include <assert.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/macros.h"
 
@@ -94,4 +98,22 @@ timeline_kill(struct timeline_slot *slot)
                               memory_order_release);
     atomic_store_explicit(&slot->submitted, TIMELINE_DEAD_SUBMITTED, memory_order_release);
     atomic_store_explicit(&slot->done, TIMELINE_DEAD, memory_order_release);
+}
+
+/* Who waits for `submitted`, by its low half. */
+static inline void
+timeline_wake(struct timeline_slot *slot)
+{
+    static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "it is the first word");
+    syscall(SYS_futex, &slot->submitted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* All of its slots; who waits is woken. */
+static inline void
+timeline_kill_page(struct timeline_slot slots[TIMELINE_SLOTS])
+{
+    for (int i = 0; i < TIMELINE_SLOTS; i++) {
+        timeline_kill(&slots[i]);
+        timeline_wake(&slots[i]);
+    }
 }

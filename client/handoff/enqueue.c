@@ -208,7 +208,7 @@ enqueue_signal(struct caid_client *client, struct lane *lane, const struct strea
         return r;
     page->of_slot[slot].context = lane->context;
     slot_raise(&page->slots[slot].submitted, value);
-    slot_wake(&page->slots[slot]);
+    timeline_wake(&page->slots[slot]);
     page_watch(client);
     return 0;
 }

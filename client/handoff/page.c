@@ -65,18 +65,10 @@ page_unref(struct page *page)
 /* ---- slots ---- */
 
 void
-slot_wake(struct timeline_slot *slot)
-{
-    /* The word that futex(2) takes is the low half. */
-    _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "CUDA's hosts are little-endian");
-    syscall(SYS_futex, &slot->submitted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-void
 slot_kill(struct timeline_slot *slot)
 {
     timeline_kill(slot);
-    slot_wake(slot);
+    timeline_wake(slot);
 }
 
 static bool

@@ -176,8 +176,6 @@ slot_raise(_Atomic uint64_t *word, uint64_t value)
 
 /* Own slots: everyone who waits for values that have not come is let go. */
 void slot_kill(struct timeline_slot *slot);
-/* Wakes who waits for `submitted`. */
-void slot_wake(struct timeline_slot *slot);
 /* A value has been submitted: the client's thread looks whether what is to signal it lives. Not
  * under the client's lock. */
 void page_watch(struct caid_client *client);

@@ -224,7 +224,7 @@ signal_on_host(const struct caid_timeline *timeline, uint64_t value, struct caid
                     timeline->name, timeline_submitted(slot));
     slot_raise(&slot->done, value);
     slot_raise(&slot->submitted, value);
-    slot_wake(slot);
+    timeline_wake(slot);
     return 0;
 }
 

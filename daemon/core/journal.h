@@ -32,7 +32,6 @@ struct journal {
     uint64_t restarts; /* how many were written before it, each by another process */
     /* Makes room for so many bytes in all, and sets bytes and size; < 0: it cannot. */
     int (*grow)(struct journal *journal, size_t size);
-    void *userdata;
     bool full; /* it could not: what it says is not true any more, and nobody may rely on it */
 };
 

@@ -3,26 +3,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <string.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include "base/macros.h"
 
 static int
 open_folder(const char *socket_path)
 {
-    char path[sizeof(((struct sockaddr_un *)0)->sun_path)] = ".";
-    const char *slash = strrchr(socket_path, '/');
-    size_t n = slash == socket_path ? 1 : slash ? (size_t)(slash - socket_path) : 0;
+    _cleanup_free_ char *path = strdup(socket_path);
+    int fd = path ? open(dirname(path), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
 
-    if (n >= sizeof(path))
-        return -ENAMETOOLONG;
-    if (n > 0) {
-        memcpy(path, socket_path, n);
-        path[n] = '\0';
-    }
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return fd < 0 ? -errno : fd;
 }
 

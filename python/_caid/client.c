@@ -60,64 +60,33 @@ py_client_enter(struct client_object *self)
 
 /* ---- coming back ---- */
 
-/* libcaid's thread tells it. That must not drop the last reference to a Client, whose end waits for
- * the thread: it has a weak one, and hands that to a function of the class's, _returned. */
-struct returns {
-    struct gate *gate;
-    PyInterpreterState *interpreter;
-    PyObject *fn, *client;
+struct comeback {
+    const struct client_object *client;
     uint64_t n_lost;
 };
 
 static void
-returns_free(struct returns *self)
+tell_return(void *arg)
 {
-    if (!self)
-        return;
-    py_gate_unref(self->gate);
-    Py_XDECREF(self->fn);
-    Py_XDECREF(self->client);
-    free(self);
-}
-
-static struct returns *
-returns_new(struct client_object *client)
-{
-    struct returns *self = calloc(1, sizeof(*self));
-
-    if (!self) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    self->gate = py_gate_ref(client->state->gate);
-    self->interpreter = PyInterpreterState_Get();
-    self->client = PyWeakref_NewRef((PyObject *)client, NULL);
-    self->fn = self->client ? PyObject_GetAttrString((PyObject *)client, "_returned") : NULL;
-    if (self->fn)
-        return self;
-    returns_free(self);
-    return NULL;
-}
-
-static void
-returns_tell(void *arg)
-{
-    const struct returns *self = arg;
-    PyObject *result =
-        PyObject_CallFunction(self->fn, "OK", self->client, (unsigned long long)self->n_lost);
+    const struct comeback *back = arg;
+    PyObject *type = (PyObject *)Py_TYPE(back->client);
+    PyObject *result = PyObject_CallMethod(type, "_returned", "OK", back->client->reference,
+                                           (unsigned long long)back->n_lost);
 
     if (!result)
-        PyErr_WriteUnraisable(self->fn);
+        PyErr_WriteUnraisable(type);
     Py_XDECREF(result);
 }
 
+/* By libcaid's thread, for which the client's end waits. So nobody may drop the last reference to
+ * the Client here: what is told has a weak one. */
 static void
 client_returned(uint64_t n_lost, void *userdata)
 {
-    struct returns *self = userdata;
+    const struct client_object *self = userdata;
+    struct comeback back = {self, n_lost};
 
-    self->n_lost = n_lost;
-    py_gate_run(self->gate, self->interpreter, returns_tell, self);
+    py_gate_run(self->gate, self->interpreter, tell_return, &back);
 }
 
 /* ---- the end ---- */
@@ -135,8 +104,6 @@ client_free(struct client_object *self)
     if (ended) {
         WITHOUT_GIL(caid_client_close(ended));
         py_keeps_end(self);
-        returns_free(self->returns);
-        self->returns = NULL;
     }
 }
 
@@ -176,8 +143,11 @@ client_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kw
     if (!state)
         return NULL;
     self = py_client(type->tp_alloc(type, 0));
-    if (self)
-        self->state = state;
+    if (!self)
+        return NULL;
+    self->state = state;
+    self->gate = py_gate_ref(state->gate);
+    self->interpreter = PyInterpreterState_Get();
     return (PyObject *)self;
 }
 
@@ -208,24 +178,23 @@ client_check_new(struct client_object *self)
 static int
 client_connect(struct client_object *self, struct caid_connect_options *options)
 {
-    struct returns *returns = returns_new(self);
     struct caid_client *made = NULL;
     struct caid_error error = {0};
     int r;
 
-    if (!returns)
+    if (!self->reference)
+        self->reference = PyWeakref_NewRef((PyObject *)self, NULL);
+    if (!self->reference)
         return -1;
-    options->userdata = returns;
+    options->userdata = self;
     WITHOUT_GIL(r = caid_connect(&made, options, &error));
     if (r < 0)
         py_error_raise(self->state, r, &error);
     if (r < 0 || client_check_new(self) < 0) { /* another thread was quicker */
         WITHOUT_GIL(caid_client_close(made));
-        returns_free(returns);
         return -1;
     }
     self->client = made;
-    self->returns = returns;
     return 0;
 }
 
@@ -317,6 +286,8 @@ client_dealloc(PyObject *op)
 
     PyObject_GC_UnTrack(op);
     client_free(py_client(op));
+    Py_XDECREF(py_client(op)->reference);
+    py_gate_unref(py_client(op)->gate);
     type->tp_free(op);
     Py_DECREF(type);
 }

@@ -251,7 +251,9 @@ struct client_object {
     LIST_HEAD(, keep) keeps;            /* what parts keep alive: keep.h */
     Py_ssize_t n_keeps;
     _Atomic(struct keep *) gone; /* those of parts that are gone; without the GIL */
-    struct returns *returns;     /* client.c */
+    struct gate *gate;           /* for libcaid's thread, as are these */
+    PyInterpreterState *interpreter;
+    PyObject *reference; /* to itself, weak; NULL before it has connected */
 };
 
 static inline struct client_object *

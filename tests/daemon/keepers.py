@@ -4,6 +4,7 @@
 import contextlib
 import errno
 import os
+import select
 import signal
 import socket
 import struct
@@ -13,8 +14,8 @@ import time
 from conftest import BUILD, DEADLINE, daemon_env, wait_for
 
 PROGRAM = BUILD / "bin" / "caid-keeper"
-PUT, DROP, TAKE, END, BUSY, PUT_PAGE, KILL = range(1, 8)
-VERSION = 2
+PUT, DROP, TAKE, END, MAP, KILL = range(1, 7)
+VERSION = 1
 MAX = 253  # numbers in a packet
 
 
@@ -123,6 +124,9 @@ class Link:
             found.update((number, os.fstat(fd).st_ino) for number, fd in zip(numbers, fds))
             for fd in fds:
                 os.close(fd)
+
+    def has_heard(self):
+        return bool(select.select([self.sock], [], [], 0.1)[0])
 
     def is_hung_up(self):
         try:

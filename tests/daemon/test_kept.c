@@ -16,8 +16,10 @@
 #include "base/log.h"
 #include "base/macros.h"
 #include "caid_test.h"
+#include "keep_wire.h"
 #include "keeper.h"
 #include "kept.h"
+#include "timeline.h"
 
 #define LONG_NS (60 * NSEC_PER_SEC)
 #define N_MODEL 600
@@ -27,9 +29,9 @@ static char path[64];
 static int listener = -1; /* ours: it is there while no keeper is */
 static pid_t keeper_pid;
 
-/* sock: -1, or of the one daemon that it has. */
+/* sock: -1, or of a daemon that it has; where nobody else may come, it is the only one. */
 static _Noreturn void
-keep(int sock)
+keep(int sock, bool listens)
 {
     struct pollfd polls[KEEPER_POLLS];
     struct keeper k;
@@ -39,16 +41,12 @@ keep(int sock)
         if (fd != listener && fd != sock)
             close(fd);
     log_set_level(LOG_LEVEL_ERROR);
-    if (keeper_init(&k, sock < 0 ? listener : -1) < 0)
+    if (keeper_init(&k, listens ? listener : -1) < 0)
         _exit(1);
     if (sock >= 0)
         keeper_adopt(&k, sock);
-    for (;;) {
-        int timeout_ms = keeper_polls(&k, polls);
-
-        if (poll(polls, KEEPER_POLLS, timeout_ms) >= 0)
-            keeper_serve(&k, polls);
-    }
+    for (;;)
+        keeper_turn(&k, polls, KEEPER_POLLS, -1);
 }
 
 static void
@@ -56,7 +54,7 @@ start_keeper(void)
 {
     keeper_pid = fork();
     if (keeper_pid == 0)
-        keep(-1);
+        keep(-1, true);
 }
 
 static void
@@ -101,7 +99,7 @@ static void
 open_kept(struct kept *k)
 {
     cr_assert_eq(kept_init(k, path, -1), 0);
-    cr_assert(k->is_connected);
+    cr_assert(kept_is_there(k));
 }
 
 static ino_t
@@ -116,14 +114,12 @@ inode(int fd)
 static void
 await_connection(struct kept *k, bool wanted)
 {
-    struct kept_figures figures;
     uint64_t until_ns = clock_now_ns() + LONG_NS;
 
-    do {
+    while (kept_is_there(k) != wanted) {
         clock_pause_ns(NSEC_PER_MSEC);
-        kept_figures(k, &figures);
         cr_assert_lt(clock_now_ns(), until_ns);
-    } while (figures.is_connected != wanted);
+    }
 }
 
 /* A daemon that goes, and one that comes. */
@@ -172,7 +168,6 @@ CAID_TEST_BETWEEN(kept, what_was_put_is_found, begin(), end(), .timeout = 60)
 CAID_TEST_BETWEEN(kept, a_keeper_that_dies_is_given_all, begin(), end(), .timeout = 60)
 {
     int fds[] = {memfd_create("a", 0), memfd_create("b", 0), memfd_create("c", 0)};
-    struct kept_figures figures;
     uint32_t numbers[3];
     struct kept k;
     int found;
@@ -186,14 +181,12 @@ CAID_TEST_BETWEEN(kept, a_keeper_that_dies_is_given_all, begin(), end(), .timeou
     cr_assert_eq(kept_put(&k, fds[2], &numbers[2]), KEPT_LATER);
     cr_assert_eq(kept_wait(&k, LONG_NS), -ENOTCONN);
     kept_drop(&k, numbers[0]);
-    kept_figures(&k, &figures);
-    cr_assert(figures.n_kept == 0 && figures.n_waiting == 2);
+    cr_assert_eq(kept_count(&k), 0);
 
     start_keeper();
     await_connection(&k, true);
     cr_assert_eq(kept_wait(&k, LONG_NS), 0);
-    kept_figures(&k, &figures);
-    cr_assert(figures.n_kept == 2 && figures.n_waiting == 0);
+    cr_assert_eq(kept_count(&k), 2);
 
     succeed(&k);
     cr_assert_eq(kept_claim(&k, numbers[0]), -1);
@@ -233,6 +226,71 @@ CAID_TEST_BETWEEN(kept, a_keeper_that_dies_is_given_what_nobody_has_claimed, beg
     close(fd);
 }
 
+/* It had been dropped when that one's connection was lost, and what it was told with it. */
+CAID_TEST_BETWEEN(kept, a_number_is_free_once_also_where_a_keeper_has_it_still, begin(), end(),
+                  .timeout = 60)
+{
+    struct keep_packet p = {.version = KEEP_VERSION, .type = KEEP_PUT, .n = 1};
+    int pair[2], fd = STDERR_FILENO;
+    uint32_t numbers[2];
+    struct kept k;
+
+    open_kept(&k);
+    cr_assert_eq(kept_start(&k), 0);
+    cr_assert_eq(kept_put(&k, fd, &p.numbers[0]), 0);
+    kept_drop(&k, p.numbers[0]);
+    cr_assert_eq(kept_wait(&k, LONG_NS), 0);
+    kill_keeper();
+    await_connection(&k, false);
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    cr_assert_eq(keep_send(pair[0], &p, &fd), 0);
+    keeper_pid = fork();
+    if (keeper_pid == 0)
+        keep(pair[1], true);
+    close(pair[0]);
+    close(pair[1]);
+    await_connection(&k, true);
+    cr_assert_eq(kept_wait(&k, LONG_NS), 0);
+    cr_assert_eq(kept_put(&k, fd, &numbers[0]), 0);
+    cr_assert_eq(kept_put(&k, fd, &numbers[1]), 0);
+    cr_assert_neq(numbers[0], numbers[1]);
+    succeed(&k);
+    cr_assert_eq(kept_forget(&k), 2);
+    kept_deinit(&k);
+}
+
+CAID_TEST_BETWEEN(kept, a_page_is_killed_by_a_keeper_that_does_not_read_yet, begin(), end(),
+                  .timeout = 60)
+{
+    int fd = memfd_create("page", MFD_CLOEXEC), r = 0;
+    struct timeline_slot *slots;
+    uint32_t page, number;
+    struct kept k;
+
+    cr_assert_eq(ftruncate(fd, TIMELINE_PAGE_BYTES), 0);
+    slots = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    open_kept(&k);
+    cr_assert_eq(kept_put_page(&k, fd, fd, &page), 0);
+    succeed(&k);
+    cr_assert_eq(kept_start(&k), 0);
+    stop_keeper();
+    while (r == 0)
+        r = kept_put(&k, STDERR_FILENO, &number);
+    cr_assert_eq(r, KEPT_LATER);
+    kept_kill_page(&k, page);
+    close(kept_claim(&k, page));
+    kept_drop(&k, page);
+    kill(keeper_pid, SIGCONT);
+    cr_assert_eq(kept_wait(&k, LONG_NS), 0);
+    succeed(&k); /* who has its answer after that */
+    for (int i = 0; i < TIMELINE_SLOTS; i++)
+        cr_assert(timeline_is_dead(&slots[i]));
+    cr_assert_eq(kept_found(&k, page), -1);
+    kept_deinit(&k);
+    munmap(slots, TIMELINE_PAGE_BYTES);
+    close(fd);
+}
+
 CAID_TEST_BETWEEN(kept, a_keeper_that_is_coming_back_is_given_all_before_the_end, begin(),
                   end(), .timeout = 60)
 {
@@ -252,7 +310,7 @@ CAID_TEST_BETWEEN(kept, a_keeper_that_is_coming_back_is_given_all_before_the_end
     keeper_pid = fork();
     if (keeper_pid == 0) {
         clock_pause_ns(200 * NSEC_PER_MSEC);
-        keep(-1);
+        keep(-1, true);
     }
     kept_stop(&k);
     succeed(&k);
@@ -266,7 +324,7 @@ CAID_TEST_BETWEEN(kept, a_keeper_that_does_not_read_is_waited_for, begin(), end(
     enum {
         N = 3000 /* packets; the socket has room for some hundred */
     };
-    struct kept_figures figures;
+
     uint32_t number;
     int r = 0, n = 0;
     struct kept k;
@@ -278,12 +336,14 @@ CAID_TEST_BETWEEN(kept, a_keeper_that_does_not_read_is_waited_for, begin(), end(
         r = kept_put(&k, STDERR_FILENO, &number);
     cr_assert_eq(r, KEPT_LATER);
     cr_assert_eq(kept_wait(&k, NSEC_PER_MSEC), -ETIMEDOUT);
+    cr_assert_eq(kept_wait(&k, 100 * LONG_NS), -ETIMEDOUT); /* at once: nothing has changed */
     kept_drop(&k, number);
     cr_assert_eq(kept_put(&k, STDERR_FILENO, &number), KEPT_LATER);
     kill(keeper_pid, SIGCONT);
-    cr_assert_eq(kept_wait(&k, LONG_NS), 0);
-    kept_figures(&k, &figures);
-    cr_assert_eq(figures.n_kept, n);
+    while ((r = kept_wait(&k, LONG_NS)) == -ETIMEDOUT)
+        clock_pause_ns(NSEC_PER_MSEC);
+    cr_assert_eq(r, 0);
+    cr_assert_eq(kept_count(&k), n);
     succeed(&k);
     cr_assert_eq(kept_forget(&k), n);
     kept_deinit(&k);
@@ -305,7 +365,6 @@ CAID_TEST(kept, nobody_keeps_anything)
 CAID_TEST_BETWEEN(kept, a_keeper_that_is_the_parent, log_set_level(LOG_LEVEL_ERROR),
                   kill_keeper(), .timeout = 60)
 {
-    struct kept_figures figures;
     uint32_t number;
     struct kept k;
     int pair[2];
@@ -314,14 +373,13 @@ CAID_TEST_BETWEEN(kept, a_keeper_that_is_the_parent, log_set_level(LOG_LEVEL_ERR
     keeper_pid = fork();
     if (keeper_pid == 0) {
         close(pair[0]);
-        keep(pair[1]);
+        keep(pair[1], false);
     }
     close(pair[1]);
     cr_assert_eq(kept_init(&k, NULL, pair[0]), 0);
     cr_assert_eq(kept_start(&k), 0);
     cr_assert_eq(kept_put(&k, STDERR_FILENO, &number), 0);
-    kept_figures(&k, &figures);
-    cr_assert(figures.is_connected && figures.n_kept == 1);
+    cr_assert(kept_is_there(&k) && kept_count(&k) == 1);
     kill(keeper_pid, SIGKILL);
     await_connection(&k, false);
     cr_assert_eq(kept_put(&k, STDERR_FILENO, &number), KEPT_LATER);

@@ -47,19 +47,19 @@ class Restarts:
                 sock.connect(str(path))
                 return True
 
-    def launch(self):
+    def launch(self, *under):
         (self.folder / "notify").unlink(missing_ok=True)
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notify.bind(str(self.folder / "notify"))
         self.notify.settimeout(PATIENCE_S)
         self.process = self.run(
-            "caid", _daemon.find_daemon(), "--foreground", f"--socket={self.address}",
+            "caid", *under, _daemon.find_daemon(), "--foreground", f"--socket={self.address}",
             f"--config={self.config}", f"--keeper={self.folder}/keeper",
             NOTIFY_SOCKET=str(self.folder / "notify"),
         )  # fmt: skip
 
-    def start(self, wait=True):
-        self.launch()
+    def start(self, *under, wait=True):
+        self.launch(*under)
         wait_until(lambda: self.answers(self.address))
         if wait:
             self.wait()

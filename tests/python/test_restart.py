@@ -698,6 +698,42 @@ def test_a_keeper_that_died_and_a_daemon_after_it(restarts):
             assert value_of(c, name) == value
 
 
+def test_a_timeline_outlives_a_daemon_then_the_keeper_then_a_daemon(restarts):
+    """Its page, which the daemon in the midst has not made, is given to the new keeper."""
+    with restarts.connect() as c, restarts.connect() as other, c.timeline("t") as t:
+        t.signal(None, 1)
+        restarts.restart()
+        wait_until(lambda: c.status().restarts == 1)
+        restarts.end_keeper()
+        restarts.start_keeper()
+        wait_until(lambda: c.status().keeper and has_all(restarts, c))
+        restarts.restart()
+        t.signal(None, 2)
+        with other.open_timeline("t") as u:
+            u.wait(None, 2, timeout=5)
+
+
+def limited(n_bytes):
+    """What a file may have: then the journal cannot grow."""
+    return "env", "--ignore-signal=XFSZ", "prlimit", f"--fsize={n_bytes}"
+
+
+def test_a_start_that_fails_leaves_what_it_has_taken_over(restarts):
+    """Here for want of a journal of its own."""
+    with restarts.connect() as c, c.timeline("t") as t:
+        publish(c, "x", 1)
+        restarts.end()
+        kept = sorted(restarts.kept_memory())
+        restarts.launch(*limited(100_000))
+        assert restarts.ended() == 1
+        assert "cannot take over" in restarts.log()
+        assert sorted(restarts.kept_memory()) == kept
+        restarts.start()
+        assert value_of(c, "x") == 1
+        t.signal(None, 1)
+        t.wait(None, 1, timeout=5)
+
+
 def test_both_die(restarts):
     with restarts.connect() as c:
         publish(c, "x", 1)
@@ -746,6 +782,26 @@ def test_a_journal_of_a_newer_version_is_left(restarts):
     restarts.start()
     with restarts.connect() as c:
         assert value_of(c, "x") == 1
+
+
+def test_a_journal_that_cannot_grow(restarts):
+    """It is none from that moment on, wherever it lies: a daemon that died then would leave what is not
+    true any more."""
+    restarts.end()
+    restarts.start(*limited(4 << 20))
+    with restarts.connect() as c, contextlib.ExitStack() as open_:
+        for i in range(2000):
+            with contextlib.suppress(ValueError):  # another one comes in its place
+                journal = open_.enter_context(journal_of(restarts))
+            if "the journal cannot grow" in restarts.log():
+                break
+            publish(c, f"n{i}", i, metadata="x" * 4000)
+        assert len(c.list()) == i > 500
+        assert journal.read(8) == bytes(8)
+    restarts.restart()
+    with restarts.connect() as c:
+        assert c.list() == []
+    wait_until(lambda: restarts.kept_memory() == [])
 
 
 def test_what_is_no_journal(restarts):

@@ -56,9 +56,10 @@ backing_adopt(struct backings *b UNUSED, enum core_kind kind UNUSED, uint32_t de
     return -EINVAL;
 }
 
-WRAPPED(int, shared_pages_init, struct shared_pages *pages, uint64_t max_fds UNUSED)
+WRAPPED(int, shared_pages_init, struct shared_pages *pages, struct kept *kept,
+        uint64_t max_fds UNUSED)
 {
-    *pages = (struct shared_pages){.dead = -1};
+    *pages = (struct shared_pages){.dead = -1, .kept = kept};
     return 0;
 }
 
