@@ -267,7 +267,7 @@ tell(struct caid_client *client, struct talk *talk, bool is_known)
     if (claims.failed)
         return -ENOMEM;
     if (!is_known)
-        return are_none(&claims) ? 0 : -EREMOTEIO;
+        return are_none(&claims) && client->deferring == 0 ? 0 : -EREMOTEIO;
     r = tell_claims(client, talk, &claims);
     if (r == 0)
         r = tell_brackets(talk, &claims);

@@ -216,7 +216,8 @@ depart_bracket(struct core *core, struct conn *conn)
     return true;
 }
 
-/* What the process may have open that must not be freed under it stays. */
+/* What the process may have open that must not be freed under it stays. So does, for as long as
+ * streams may be on their way to signal, what they may write: after a restart nobody knows else. */
 static bool
 depart_hold(struct core *core, struct conn *conn)
 {
@@ -226,7 +227,8 @@ depart_hold(struct core *core, struct conn *conn)
     if (!hold)
         return false;
     conn->looked_at = hold->id;
-    if (!hold->n_leases && !hold->before && hold->block->kind == KIND_DEVICE)
+    if (!hold->n_leases && !hold->before && hold->block->kind == KIND_DEVICE &&
+        LIST_EMPTY(&conn->pages))
         block_unhold(core, hold);
     return true;
 }
@@ -331,6 +333,8 @@ conn_end_one(struct core *core, struct conn *conn)
         return false;
     }
     stage = stages[conn->stage];
+    if (!stage && !conn->exited && LIST_EMPTY(&conn->pages) && depart_hold(core, conn))
+        return true;
     if (!stage && !conn->exited && (conn_has_uses(conn) || former_is_awaited(conn)))
         return false;
     if (!stage || !stage(core, conn)) {

@@ -204,7 +204,8 @@ claim_undo(struct core *core, const struct conn *conn, uint64_t request)
     const struct done *done = done_find(conn, (uint32_t)request, MSG_CREATE);
     struct array *array = done ? array_index_find(core->former_arrays, done->part) : NULL;
 
-    if (array && array->named && array->generation == done->generation)
+    if (array && array->named && array->generation == done->generation &&
+        pool_may(array->pool, conn, MAY_WRITE))
         array_unlink(core, array);
 }
 

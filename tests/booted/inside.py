@@ -312,8 +312,8 @@ def workers(notes, n=3):
     processes = [subprocess.Popen([*command, str(i), str(n), notes / str(i)]) for i in range(n)]
 
     def are_at_work(n_more):
-        before = sum(f.read_text().count("done") for f in notes.iterdir())
-        wait_for(lambda: sum(f.read_text().count("done") for f in notes.iterdir()) > before + n_more, "work")
+        before = sum(f.read_text().count("done") for f in notes.glob("?"))
+        wait_for(lambda: sum(f.read_text().count("done") for f in notes.glob("?")) > before + n_more, "work")
 
     try:
         yield are_at_work

@@ -351,13 +351,13 @@ hang_up_at_once(struct model *m, struct m_slot *slot)
 
 /* ---- a take that was not answered ---- */
 
+/* Who has used it has heard of it. */
 static bool
-is_in_a_bracket(const struct model *m, int s, uint64_t lease)
+has_used(const struct model *m, const struct m_slot *slot, uint64_t lease)
 {
-    for (int i = 0; i < m->n_brackets; i++)
-        for (int c = 0; c < m->brackets[i].n_claims; c++)
-            if (m->brackets[i].slot == s && m->brackets[i].claims[c].lease == lease)
-                return true;
+    for (size_t i = 0; i < m->h.n_uses; i++)
+        if (m->h.uses[i].conn == slot->conn && m->h.uses[i].lease == lease)
+            return true;
     return false;
 }
 
@@ -380,9 +380,8 @@ lose_answer(struct model *m, int s)
     struct m_slot *slot = &m->slots[s];
 
     if (slot->granted.is_lost || !slot->granted.request ||
-        m->arrays[slot->granted.array].fenced || /* who has used it has heard of it */
         m->h.next_id - slot->granted.request >= DONE_MAX || model_random(m, 2) ||
-        is_in_a_bracket(m, s, slot->granted.lease))
+        has_used(m, slot, slot->granted.lease))
         return;
     for (int i = 0; i < slot->n_leases; i++) {
         if (slot->leases[i].lease != slot->granted.lease ||

@@ -72,3 +72,22 @@ CORE_TEST(return, at_once, NULL)
         cr_assert(hello(h, connect_as(h, conns[i]), conns[i])->resumed);
     h->by_hand = false;
 }
+
+/* It has closed what its stream is yet to write, and hung up. */
+CORE_TEST(return, not_what_a_stream_is_to_write, h_sharing)
+{
+    uint64_t a = h_connect(h, 1000, 1000), b = come(h, 1000);
+    uint64_t page = h_page_new(h, a);
+    uint64_t lease = h_small(h, a, 100).lease;
+
+    h_create_now(h, b, "stays", NULL, 100);
+    h_disconnect(h, b);
+    h_end_at(h, a, h_begun(h, a, lease, true), page, 0);
+    h_close(h, a, lease);
+    h_hangup(h, a);
+    saved_restart(h);
+    uint64_t c = h_connect(h, 1000, 1000);
+    for (int i = 0; i < 20; i++) /* the books look at where they lie */
+        h_small(h, c, 100);
+    h_land(h, page, 0, 1);
+}
