@@ -98,7 +98,7 @@ def test_layouts_of_the_like_are_numbas(shape, random, backwards):
     a = numpy.zeros(shape, "<i4").transpose(axes)
     if backwards:
         a = a[::-1, ...]
-    shape, dtype, strides, order = caid._helpers._like(a)
+    shape, dtype, strides, order = caid._cai.like(a)
     like = {"strides": api._contiguous_strides_like_array(a), "order": api._order_like_array(a)}
     expected = numpy.ndarray(a.shape, a.dtype, **like)
     ours = numpy.ndarray(shape, dtype, strides=strides, order=order)

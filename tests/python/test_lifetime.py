@@ -157,7 +157,8 @@ def test_it_keeps_its_client_and_ends_with_it(daemon, client, soft, make, kind, 
     thing.close()
     del thing
     gc.collect()
-    assert kept() is None and client.timelines() == []
+    assert kept() is None
+    wait_until(lambda: client.timelines() == [])
     with daemon.connect() as c:
         pass
     with pytest.raises(caid.ClosedError, match="the client is closed"):
