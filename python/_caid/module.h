@@ -270,6 +270,10 @@ bool py_client_is_live(const struct client_object *self);
     FAST(take, "Takes what a ticket is for: a Lease.")                                        \
     FAST(publish_many, "Puts arrays of leases under names of a set: its generation.")         \
     FAST(set_open, "Opens arrays of a set by keys: a list of Leases.")                        \
+    METHOD(map, METH_O, "Maps the blocks of leases again.")                                   \
+    METHOD(unmap, METH_O, "Unmaps the blocks of leases, and keeps their addresses.")          \
+    FAST(reserve, "Reserves addresses: (a capsule, the first of them).")                      \
+    METHOD(use_reservation, METH_O, "Where blocks are mapped from now on; None: anywhere.")   \
     FAST(unlink, "Removes a name.")                                                           \
     FAST(rename, "Gives an array another name: its generation.")                              \
     FAST(expire, "Gives a name a time to live: its generation.")                              \
