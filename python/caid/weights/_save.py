@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving: a set's arrays, byte for byte, as a safetensors file that is there when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import Callable, NamedTuple
+
+from . import _staging
+from ._plan import CHUNK
+from ._safetensors import header_of
+
+
+class _Chunk(NamedTuple):
+    array: object  # bytes of a tensor
+    offset: int  # in the file
+    nbytes: int
+
+
+def save(weights, path, progress: Callable[[int, int], None]) -> None:
+    arrays, tied = _without_tied(weights)
+    metadata = {**weights.file_metadata, **tied}
+    header, offsets = header_of(arrays, metadata)
+    with _written_whole(path) as fd:
+        _staging.write(fd, header, 0)
+        size = len(header) + sum(array.nbytes for array in arrays.values())
+        os.posix_fallocate(fd, 0, size)  # no room is said now
+        _write_arrays(weights, fd, arrays, offsets, progress)
+
+
+def _without_tied(weights):
+    """One array under two keys is one tensor, and the other key a line of the metadata, as
+    safetensors.torch.save_model() has it."""
+    arrays, tied, first = {}, {}, {}
+    for key, array in weights.items():
+        memory = array._memory
+        place = (memory.block, memory.offset, array.shape, array._layout.element)
+        if memory.block and place in first:
+            tied[key] = first[place]
+        else:
+            first[place] = key
+            arrays[key] = array
+    return arrays, tied
+
+
+@contextlib.contextmanager
+def _written_whole(path):
+    """The fd of a new file, which has the path once the block has ended well."""
+    path = os.fspath(path)
+    folder = os.path.dirname(path) or "."
+    fd, temporary = tempfile.mkstemp(prefix=".caid-", suffix=".tmp", dir=folder)
+    try:
+        yield fd
+        os.fsync(fd)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.fchmod(fd, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _write_arrays(weights, fd, arrays, offsets, progress):
+    total = sum(array.nbytes for array in arrays.values())
+
+    def move(slot, chunk):
+        room = slot.memory[: chunk.nbytes]
+        chunk.array.copy_to_host(room, stream=slot.stream)
+        slot.stream.synchronize()
+        _staging.write(fd, room, chunk.offset)
+
+    for key, array in arrays.items():
+        if not array.is_c_contiguous():
+            _staging.write(fd, array.copy_to_host().reshape(-1).view("u1"), offsets[key])
+    chunks = list(_chunks(arrays, offsets))
+    size = max((chunk.nbytes for chunk in chunks), default=1)
+    _staging.run(weights.client, weights.device, chunks, size, move, lambda n: progress(n, total))
+    progress(total, total)
+
+
+def _chunks(arrays, offsets):
+    for key, array in arrays.items():
+        if not array.nbytes or not array.is_c_contiguous():
+            continue
+        data = array.reshape(-1).view("|u1")
+        for start in range(0, array.nbytes, CHUNK):
+            n = min(CHUNK, array.nbytes - start)
+            yield _Chunk(data[start : start + n], offsets[key] + start, n)
