@@ -304,6 +304,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(host_alloc, "Page-locked memory: a HostMemory.")                                     \
     FAST(host_register, "Page-locks memory; its device address, or 0.")                       \
     FAST(host_unregister, "Undoes _host_register().")                                         \
+    FAST(read_files, "Reads chunks of files into a device's memory, as one of several threads.") \
     FAST(mark, "A Mark for work on a stream; keeps whose that is, and what the work uses.")   \
     METHOD(pointer_resolve, METH_O, "(device pointer, device index or -1).")                  \
     FAST(pointer_attribute, "What the driver knows of a pointer, as a number.")               \

@@ -243,9 +243,12 @@ class Arena(OfProcess, Closing, _caid.Arena):
         with _releaser.watching(self._client):
             return self._publish(name, part, metadata)
 
-    def _send(self, x):
-        """A ticket for what lies in the arena: an Allocation, as bytes, or an array."""
-        part = _of_allocation(x, None, None) if isinstance(x, Allocation) else _of_object(x, None)
+    def _send(self, x, stream=None):
+        """A ticket for what lies in the arena: an Allocation, as bytes, or an array, whose writer is that
+        stream."""
+        part = _of_allocation(x, None, None) if isinstance(x, Allocation) else _of_object(x, stream)
+        if stream is not None:
+            part = part._replace(stream=_stream.handle(stream))
         self._check(x, part)
         with _releaser.watching(self._client):
             return self._publish(None, part, None)

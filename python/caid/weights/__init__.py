@@ -90,8 +90,8 @@ def load(
     ------
     FormatError
         No safetensors files, or not whole ones: nothing of a header is believed.
-    OSError, EOFError
-        A file cannot be read, or has become shorter.
+    OSError
+        A file cannot be read, or has become shorter (ENODATA).
     OutOfMemoryError, QuotaError, LimitError
         There is no room for it beside what is there, before anything is read: the message tells which
         processes hold earlier versions.

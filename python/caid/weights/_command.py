@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with caid.connect(args.socket, name=f"caidctl {args.verb}") as client:
             told, line = (_load if args.verb == "load" else _save)(parser, args, client)
-    except (OSError, ValueError, TypeError, EOFError, FormatError, ImportError) as e:
+    except (OSError, ValueError, TypeError, FormatError, ImportError) as e:
         print(f"caidctl: {args.verb}: {e}", file=sys.stderr)
         code = getattr(e, "code", _OF_CLIENT)
         return _LOCAL if code >= _OF_CLIENT else _REFUSED

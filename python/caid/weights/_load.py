@@ -16,6 +16,7 @@ from . import _plan, _staging
 from ._safetensors import open_file
 
 _METADATA_MAX = 4096  # bytes, of an array's
+_READ = 4 << 20  # bytes: CUDA_READ_SIZE
 _BLOCK = 2 << 20  # bytes: a block of its own for what is larger, no larger than it
 
 
@@ -40,10 +41,16 @@ def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], N
         arena = stack.enter_context(client.arena(device, pool=pool, block_size=_BLOCK))
         memory = _reserve(client, arena, plan.nbytes, prefix, pool)
         stack.callback(memory.close)
-        _fill(client, plan, memory, device, progress)
+        idle = stack.enter_context(client.stream(device, non_blocking=True))
         arrays = {}
-        for key, part in plan.parts.items():
-            arrays[key] = stack.enter_context(_array_of(client, arena, memory, part))
+        to_make = iter(plan.parts.items())
+
+        def make_arrays():
+            """Meanwhile: of memory that is being filled, which nobody else sees yet."""
+            for key, part in to_make:
+                arrays[key] = stack.enter_context(_array_of(client, arena, memory, part, idle))
+
+        _fill(client, plan, memory, device, progress, make_arrays)
         arrays.update((key, arrays[of]) for key, of in plan.tied.items())
         return client.publish_many(prefix, arrays, metadata=_told(plan))
 
@@ -81,79 +88,91 @@ def _who_pins(client, prefix, pool):
     return text
 
 
-def _array_of(client, arena, memory, part):
-    """The part as an array of its own, without a name."""
+def _array_of(client, arena, memory, part, idle):
+    """The part as an array of its own, without a name. Nothing is waited for: its bytes are there when
+    _fill() has returned."""
     if 0 in part.shape:
         return client.empty(part.shape, part.element, pool=arena.pool, device=arena.device)
-    return _array.of_lease(client._take(arena._send(_Lying(memory, part)), "rw", None))
+    return _array.of_lease(client._take(arena._send(_Lying(memory, part), idle), "rw", None))
 
 
 # --- bytes ----------------------------------------------------------------------------------
 
 
-def _fill(client, plan, memory, device, progress):
-    files = {part.tensor.path for part in plan.parts.values()}
+def _fill(client, plan, memory, device, progress, meanwhile):
+    """The bytes are in the memory when it returns, and meanwhile() has been called."""
+    plain, others = list(_plan.stretches(plan)), list(_plan.converted(plan))
+    control = numpy.zeros(3, "u8")  # the next read, bytes read, whether to stop
     with contextlib.ExitStack() as stack:
-        fds = {}
-        for path in files:
-            fds[path] = open_file(path)
-            stack.callback(os.close, fds[path])
+        paths = tuple({stretch.path: None for stretch in plain + others})
+        fds = tuple(stack.enter_context(_opened(path)) for path in paths)
+        table = _table(plain, paths, memory.ptr)
         target = client.as_array(memory, sync=False)
-        size = max((_room(chunk) for chunk in _plan.chunks(plan)), default=1)
+        left = _staging.Chunks(others)
+        size = max(map(_size, others), default=0)
 
-        def move(slot, chunk):
-            is_same = all(piece.part is None for piece in chunk.pieces)
-            read = slot.memory if is_same else numpy.empty(chunk.nbytes, "u1")
-            _staging.read(fds[chunk.path], read[: chunk.nbytes], chunk.offset, chunk.path)
-            for piece, source in _converted(chunk, read, slot.memory):
-                target[piece.at : piece.at + source.nbytes].copy_from_host(source, stream=slot.stream)
+        def work():
+            client._read_files(paths, fds, table, control, device)
+            if size:
+                with _staging.Lane(client, device, size) as lane:
+                    lane.move(left, convert)
 
-        _staging.run(
-            client, device, _plan.chunks(plan), size, move, lambda n: progress(n, plan.n_read)
-        )
+        def convert(slot, stretch):
+            read = numpy.empty(stretch.nbytes, "u1")
+            _staging.read(fds[paths.index(stretch.path)], read, stretch.offset, stretch.path)
+            made = slot.memory[: _size(stretch)]
+            _convert(stretch, read, made)
+            target[stretch.at : stretch.at + made.nbytes].copy_from_host(made, stream=slot.stream)
 
+        def stop():
+            control[2] = 1
+            left.stop()
 
-def _room(chunk):
-    """Bytes that a chunk takes in the page-locked memory: read, or converted, whichever is more."""
-    return max(chunk.nbytes, sum(_size(piece) for piece in chunk.pieces))
+        def wait():
+            progress(int(control[1]) + left.done, plan.n_read)
+            meanwhile()
 
-
-def _size(piece):
-    if piece.part is None:
-        return piece.stop - piece.start
-    n, _, width = _matrix(piece)
-    return n * width * piece.part.element.itemsize
-
-
-def _converted(chunk, read, room):
-    """(piece, bytes to be copied) of each: as they were read, or made anew in the slot's memory."""
-    at = 0
-    for piece in chunk.pieces:
-        source = read[piece.start : piece.stop]
-        if read is not room:
-            made = room[at : at + _size(piece)]
-            at += made.nbytes
-            if piece.part is None:
-                made[:] = source
-            else:
-                _convert(piece, source, made)
-            source = made
-        yield piece, source
+        _staging.run(work, stop, wait)
 
 
-def _matrix(piece):
-    """(rows, columns, columns that stay) of the elements in a piece."""
-    part = piece.part
-    n = (piece.stop - piece.start) // part.tensor.element.itemsize
+@contextlib.contextmanager
+def _opened(path):
+    fd = open_file(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _table(stretches, paths, ptr):
+    """As the extension has it: struct cuda_stretch."""
+    numbers = {path: i for i, path in enumerate(paths)}
+    rows, first = [], 0
+    for stretch in stretches:
+        rows.append((numbers[stretch.path], stretch.offset, stretch.nbytes, ptr + stretch.at, first))
+        first += -(-stretch.nbytes // _READ)
+    return numpy.array(rows, "u8")
+
+
+def _size(stretch):
+    """Bytes that it becomes."""
+    n, _, width = _matrix(stretch)
+    return n * width * stretch.part.element.itemsize
+
+
+def _matrix(stretch):
+    """(rows, columns, columns that stay) of its elements."""
+    part = stretch.part
+    n = stretch.nbytes // part.tensor.element.itemsize
     if part.columns is None:
         return n, 1, 1
     columns = _geometry.size(part.tensor.shape[1:])
     return n // columns, columns, part.columns.stop - part.columns.start
 
 
-def _convert(piece, source, target):
-    part = piece.part
-    n, columns, width = _matrix(piece)
+def _convert(stretch, source, target):
+    part = stretch.part
+    n, columns, width = _matrix(stretch)
     old, new = (_typestr.to_numpy(element) for element in (part.tensor.element, part.element))
     source = source.view(old).reshape(n, columns)[:, part.columns or slice(None)]
     with numpy.errstate(over="ignore"):  # as every cast to a smaller type: what is too large is inf

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of a model is loaded, as what, and where it comes to lie: known before a byte is read.
 
-All arrays of a model lie in one piece of memory, so that a process that opens it maps one block. The
-files are read in chunks, each of which holds pieces of tensors that follow one another in a file.
+All arrays of a model lie in one piece of memory, so that a process that opens it maps one block.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from .. import _geometry, _typestr
 from .._errors import InvalidNameError, invalid
 from ._safetensors import TENSORS_MAX, Model, Tensor
 
-CHUNK = 8 << 20  # bytes that are read, and copied, at a time
+CHUNK = 4 << 20  # bytes that are read, and copied, at a time
 _ALIGNED = 512  # of an array's first byte, as of memory of cuMemAlloc()
 _NAME_MAX = 255  # bytes
 
@@ -97,23 +96,30 @@ def _chosen(tensors, patterns):
 
 def _check_name(prefix, key):
     """Says before the load what the daemon would say after it."""
+    name = prefix + key
     try:
-        n = len((prefix + key).encode())
+        n = len(name.encode())
     except UnicodeEncodeError:
         n = 0
-    if not key or not 0 < n <= _NAME_MAX or any(ord(c) < 32 or ord(c) == 127 for c in key):
+    if not key or not 0 < n <= _NAME_MAX or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
         raise InvalidNameError(
+            22,
             f"tensor {key!r}: {prefix!r} and it have to be a name of 1 to {_NAME_MAX} bytes of UTF-8 "
-            "without control characters"
+            "without control characters",
         )
 
 
 def _float(dtype):
     element, inner = _typestr.of_dtype(dtype)
-    name = _typestr.to_numpy(element).name
-    if inner or not name.startswith(("float", "bfloat")):
+    if inner or not _is_float(element):
         raise invalid(f"dtype {dtype!r}: weights are converted to floats, bfloat16 or float8s")
     return element
+
+
+def _check_convertible(element):
+    """Before the load, since without ml_dtypes NumPy takes such a type for raw memory."""
+    if element.name and _typestr.to_numpy(element).name != element.name:
+        raise ImportError(f"to convert {element.name}, ml_dtypes is needed: it is not installed")
 
 
 def _is_float(element):
@@ -156,6 +162,9 @@ def _matches(key, patterns):
 
 def _part(tensor, at, wanted, shard):
     element = wanted if wanted and _is_float(tensor.element) else tensor.element
+    if element != tensor.element:
+        _check_convertible(tensor.element)
+        _check_convertible(element)
     shape = tensor.shape
     rows, columns = slice(0, shape[0] if shape else 1), None
     if shard and shape and _matches(tensor.key, shard.rows):
@@ -177,65 +186,57 @@ def _row_bytes(part):
     return part.tensor.nbytes // (part.tensor.shape[0] or 1) if part.tensor.shape else part.tensor.nbytes
 
 
-# --- chunks ---------------------------------------------------------------------------------
+# --- what is read ---------------------------------------------------------------------------
 
 
-class Piece(NamedTuple):
-    """Of a chunk the bytes from `start` to `stop` go to the memory at `at`; those that are not as in
-    the file have a part."""
+class Stretch(NamedTuple):
+    """Bytes of a file, as they go to the memory at `at`; those that are not as in the file have a part."""
 
-    start: int
-    stop: int
+    path: str
+    offset: int
+    nbytes: int
     at: int
     part: Part | None = None
 
 
-class Chunk(NamedTuple):
-    path: str
-    offset: int
-    nbytes: int
-    pieces: list[Piece]
-
-
-def chunks(plan: Plan) -> Iterator[Chunk]:
-    """The files, in order, in chunks of at most CHUNK bytes, or of a row where that is longer."""
-    chunk = None
-    for path, offset, nbytes, at, part in _stretches(plan):
-        end = chunk and chunk.offset + chunk.nbytes
-        if chunk and (chunk.path != path or end != offset or chunk.nbytes + nbytes > CHUNK):
-            yield chunk
-            chunk = None
-        chunk = chunk or Chunk(path, offset, 0, [])
-        chunk = chunk._replace(nbytes=chunk.nbytes + nbytes)
-        _add(chunk.pieces, Piece(chunk.nbytes - nbytes, chunk.nbytes, at, part))
-    if chunk:
-        yield chunk
-
-
-def _add(pieces, piece):
-    """Two that follow one another on both sides are one."""
-    last = pieces[-1] if pieces else piece
-    together = last.stop == piece.start and last.at + last.stop - last.start == piece.at
-    if together and last.part is piece.part is None:
-        pieces[-1] = last._replace(stop=piece.stop)
-    else:
-        pieces.append(piece)
-
-
-def _stretches(plan):
-    """(path, offset, nbytes, at, part) of what is read of each tensor."""
+def stretches(plan: Plan) -> Iterator[Stretch]:
+    """What is copied as it is, those that follow one another on both sides together."""
+    last = None
     for part in plan.parts.values():
-        if not _nbytes(part):
+        if not part.is_same or not _nbytes(part):
             continue
-        each, size = _row_bytes(part), part.element.itemsize
-        start = part.tensor.offset + each * part.rows.start
-        nbytes = each * (part.rows.stop - part.rows.start)
+        start, nbytes = _rows(part)
+        if last and (last.path, last.offset + last.nbytes, last.at + last.nbytes) == (
+            part.tensor.path, start, part.at
+        ):
+            last = last._replace(nbytes=last.nbytes + nbytes)
+            continue
+        if last:
+            yield last
+        last = Stretch(part.tensor.path, start, nbytes, part.at)
+    if last:
+        yield last
+
+
+def converted(plan: Plan) -> Iterator[Stretch]:
+    """What is not: at most CHUNK bytes at a time, before and after, or a row where that is longer."""
+    for part in plan.parts.values():
+        if part.is_same or not _nbytes(part):
+            continue
+        start, nbytes = _rows(part)
+        each, width = _row_bytes(part), 1
         if part.columns is None:  # a row is an element
-            each, width = part.tensor.element.itemsize, 1
+            each = part.tensor.element.itemsize
         else:
             width = part.columns.stop - part.columns.start
-        step = max(CHUNK // max(each, width * size), 1) * each
+        after = width * part.element.itemsize
+        step = max(CHUNK // max(each, after), 1) * each
         for done in range(0, nbytes, step):
-            at = part.at + done // each * width * size
             n = min(step, nbytes - done)
-            yield part.tensor.path, start + done, n, at, None if part.is_same else part
+            yield Stretch(part.tensor.path, start + done, n, part.at + done // each * after, part)
+
+
+def _rows(part):
+    """Where those that are read begin in the file, and how many bytes they have."""
+    each = _row_bytes(part)
+    return part.tensor.offset + each * part.rows.start, each * (part.rows.stop - part.rows.start)

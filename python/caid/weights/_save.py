@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
 from typing import Callable, NamedTuple
 
 from . import _staging
@@ -21,7 +21,9 @@ class _Chunk(NamedTuple):
 
 def save(weights, path, progress: Callable[[int, int], None]) -> None:
     arrays, tied = _without_tied(weights)
-    metadata = {**weights.file_metadata, **tied}
+    # Without what load() would take for the name of a tied tensor.
+    text = {k: v for k, v in weights.file_metadata.items() if k in arrays or v not in arrays}
+    metadata = {**text, **tied}
     header, offsets = header_of(arrays, metadata)
     with _written_whole(path) as fd:
         _staging.write(fd, header, 0)
@@ -50,16 +52,15 @@ def _written_whole(path):
     """The fd of a new file, which has the path once the block has ended well."""
     path = os.fspath(path)
     folder = os.path.dirname(path) or "."
-    fd, temporary = tempfile.mkstemp(prefix=".caid-", suffix=".tmp", dir=folder)
+    temporary = os.path.join(folder, f".caid-{secrets.token_hex(8)}.tmp")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         yield fd
         os.fsync(fd)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.fchmod(fd, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):  # replace() may have been the last thing done
+            os.unlink(temporary)
         raise
     finally:
         os.close(fd)
@@ -67,19 +68,22 @@ def _written_whole(path):
 
 def _write_arrays(weights, fd, arrays, offsets, progress):
     total = sum(array.nbytes for array in arrays.values())
+    for key, array in arrays.items():
+        if not array.is_c_contiguous():
+            _staging.write(fd, array.copy_to_host().reshape(-1).view("u1"), offsets[key])
+    chunks = _staging.Chunks(_chunks(arrays, offsets))
 
-    def move(slot, chunk):
+    def work():
+        with _staging.Lane(weights.client, weights.device, CHUNK) as lane:
+            lane.move(chunks, write)
+
+    def write(slot, chunk):
         room = slot.memory[: chunk.nbytes]
         chunk.array.copy_to_host(room, stream=slot.stream)
         slot.stream.synchronize()
         _staging.write(fd, room, chunk.offset)
 
-    for key, array in arrays.items():
-        if not array.is_c_contiguous():
-            _staging.write(fd, array.copy_to_host().reshape(-1).view("u1"), offsets[key])
-    chunks = list(_chunks(arrays, offsets))
-    size = max((chunk.nbytes for chunk in chunks), default=1)
-    _staging.run(weights.client, weights.device, chunks, size, move, lambda n: progress(n, total))
+    _staging.run(work, chunks.stop, lambda: progress(chunks.done, total))
     progress(total, total)
 
 

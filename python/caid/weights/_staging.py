@@ -1,145 +1,131 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that move chunks between files and a device, by page-locked memory: while one half of a
-thread's memory is copied, the other one is read or written."""
+"""Threads that move bytes between files and a device, by page-locked memory."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import threading
 from typing import Any, Callable, Iterable, Iterator
 
 import numpy
 
-_THREADS = 8
+from .._errors import SystemCallError
+
+THREADS = max(min(16, os.cpu_count() or 1), 1)
+
+
+class Chunks:
+    """Work that several threads share: what is left of it, and what has been done."""
+
+    def __init__(self, chunks: Iterable):
+        self._left: Iterator = iter(chunks)
+        self._lock = threading.Lock()
+        self.done = 0  # bytes
+
+    def take(self):
+        with self._lock:
+            return next(self._left, None)
+
+    def finished(self, chunk):
+        with self._lock:
+            self.done += chunk.nbytes
+
+    def stop(self):
+        with self._lock:
+            self._left = iter(())
 
 
 def run(
-    client: Any,
-    device: int,
-    chunks: Iterable,
-    size: int,
-    move: Callable[[Slot, Any], None],
-    progress: Callable[[int], None],
+    work: Callable[[], None], stop: Callable[[], None], wait: Callable[[], None]
 ) -> None:
-    """Calls move(slot, chunk) for each chunk, by several threads, and progress(bytes done) by this one.
+    """Calls work() in several threads, and wait() ten times a second in this one.
 
-    What move() leaves on the slot's stream is done before its memory is used again, and all of it when
-    this returns. The first exception of one ends all and is raised, as is one of progress(), and
-    Ctrl-C.
+    What fails first, in a thread or in wait(), and Ctrl-C, calls stop(), which has every work() return
+    soon, and is raised when all have.
     """
-    threads = max(min(_THREADS, os.cpu_count() or 1), 1)
-    with contextlib.ExitStack() as stack:
-        pinned = stack.enter_context(
-            client.empty((threads, 2, size), "|u1", memory="pinned", device=device)
-        )
-        memory = numpy.asarray(pinned)
-        lanes = [stack.enter_context(_Lane(client, device, halves)) for halves in memory]
-        work = _Work(chunks, move)
-        for lane in lanes:
-            work.start(lane)
-        work.finish(progress)
+    failures: list[BaseException] = []
+
+    def fail(e):
+        failures.append(e)
+        stop()
+
+    def run_one():
+        try:
+            work()
+        except BaseException as e:
+            fail(e)
+
+    threads = [threading.Thread(target=run_one, name="caid-weights") for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                wait()
+                thread.join(0.1)
+        wait()
+    except BaseException as e:
+        fail(e)
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 class Slot:
-    """Half of a thread's memory, and the stream that it is copied on."""
+    """Half of a lane's memory, and the stream that it is copied on."""
 
-    def __init__(self, client, device, stream, memory):
+    def __init__(self, lane: Lane, memory: Any):
         self.memory = memory  # page-locked: ndarray of bytes
-        self.stream = stream
-        self._copied = client.event(device)
-
-    def wait(self):
-        """Until what was left on the stream has been done."""
-        self._copied.synchronize()
-
-    def copied(self):
-        self._copied.record(self.stream)
-
-    def close(self):
-        self._copied.close()
+        self.stream = lane.stream
+        self.copied = lane.client.event(lane.device)
 
 
-class _Lane:
-    """What a thread has."""
+class Lane:
+    """What a thread moves by: while one half of its memory is copied, the other one is read or written."""
 
-    def __init__(self, client, device, halves):
-        self._stream = client.stream(device, non_blocking=True)
-        self.slots = [Slot(client, device, self._stream, half) for half in halves]
+    def __init__(self, client: Any, device: int, size: int):
+        self.client, self.device = client, device
+        self._pinned = client.empty((2, size), "|u1", memory="pinned", device=device)
+        self.stream = client.stream(device, non_blocking=True)
+        self._slots = [Slot(self, half) for half in numpy.asarray(self._pinned)]
 
-    def __enter__(self):
+    def __enter__(self) -> Lane:
         return self
 
-    def __exit__(self, *_):
-        self._stream.synchronize()
-        for slot in self.slots:
-            slot.close()
-        self._stream.close()
+    def __exit__(self, *_: object) -> None:
+        self.stream.synchronize()
+        for slot in self._slots:
+            slot.copied.close()
+        self.stream.close()
+        self._pinned.close()
+
+    def move(self, chunks: Chunks, each: Callable[[Slot, Any], None]) -> None:
+        """Calls each(slot, chunk) for those that it gets. What that leaves on the slot's stream is done
+        before the slot's memory is used again."""
+        turn = 0
+        while (chunk := chunks.take()) is not None:
+            slot = self._slots[turn % 2]
+            slot.copied.synchronize()
+            each(slot, chunk)
+            slot.copied.record(slot.stream)
+            chunks.finished(chunk)
+            turn += 1
 
 
-class _Work:
-    """The chunks that are left, and what has become of the others."""
-
-    def __init__(self, chunks, move):
-        self._chunks: Iterator = iter(chunks)
-        self._move = move
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._done = 0
-        self._failed: BaseException | None = None
-
-    def start(self, lane):
-        thread = threading.Thread(target=self._run, args=(lane,), name="caid-weights", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def finish(self, progress):
-        try:
-            for thread in self._threads:
-                while thread.is_alive():
-                    thread.join(0.1)
-                    progress(self._done)
-        except BaseException as e:
-            self._fail(e)
-        for thread in self._threads:
-            thread.join()
-        if self._failed is not None:
-            raise self._failed
-
-    def _fail(self, e):
-        with self._lock:
-            self._failed = self._failed or e
-
-    def _next(self):
-        with self._lock:
-            return None if self._failed else next(self._chunks, None)
-
-    def _run(self, lane):
-        try:
-            turn = 0
-            while (chunk := self._next()) is not None:
-                slot = lane.slots[turn % 2]
-                slot.wait()
-                self._move(slot, chunk)
-                slot.copied()
-                with self._lock:
-                    self._done += chunk.nbytes
-                turn += 1
-        except BaseException as e:
-            self._fail(e)
-
-
-def read(fd, view, offset, path):
-    """Fills a view from a file. Raises EOFError."""
+def read(fd: int, view: Any, offset: int, path: str) -> None:
+    """Fills a view from a file. Raises OSError, with ENODATA where that is too short."""
     view = memoryview(view)
     while view.nbytes:
         n = os.preadv(fd, [view], offset)
         if n == 0:
-            raise EOFError(f"{path}: it has become shorter while it was read")
+            raise SystemCallError(errno.ENODATA, f"{path}: the file has become shorter")
         view, offset = view[n:], offset + n
 
 
-def write(fd, view, offset):
+def write(fd: int, view: Any, offset: int) -> None:
+    """Writes all of a view to a file."""
     view = memoryview(view)
     while view.nbytes:
         n = os.pwrite(fd, view, offset)

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
+from .. import _array
 from .._array import Array
 from .._client import Client
-from .._errors import StaleError, invalid
+from .._errors import InvalidNameError, StaleError, invalid
 from .._set import Set
 from .._watch import Watch
 
@@ -17,6 +18,8 @@ def prefix_of(name: str) -> str:
     """What a model's arrays are named by: its name, and a slash."""
     if not isinstance(name, str):
         raise TypeError(f"name: a str is needed, not {type(name).__name__}")
+    if "@" in name:
+        raise InvalidNameError(22, f"{name!r}: what follows an @ is a version, which only open() takes")
     return name if name.endswith("/") else name + "/"
 
 
@@ -104,12 +107,18 @@ class Weights(Mapping[str, Array]):
     @property
     def metadata(self) -> Any:
         """object: what it was loaded or published with."""
-        return (self._set.metadata or {}).get("metadata")
+        return self._told().get("metadata")
 
     @property
     def file_metadata(self) -> dict[str, str]:
         """dict of str: what its files had as ``__metadata__``."""
-        return (self._set.metadata or {}).get("safetensors", {})
+        told = self._told().get("safetensors")
+        return {k: v for k, v in told.items() if isinstance(v, str)} if isinstance(told, dict) else {}
+
+    def _told(self):
+        """Of a set that another program has published it may be anything."""
+        told = self._set.metadata
+        return told if isinstance(told, dict) else {}
 
     # --- arrays -----------------------------------------------------------------------------
 
@@ -150,10 +159,11 @@ class Weights(Mapping[str, Array]):
         return self._taken(cupy.from_dlpack)
 
     def jax(self) -> dict[str, Any]:
-        """JAX's arrays over the arrays. As torch()."""
+        """JAX's arrays over the arrays. As torch(); a computation that they are donated to writes them."""
         import jax
 
-        return self._taken(jax.dlpack.from_dlpack)
+        # It asks for a DLPack that cannot tell of read-only memory, and writes to no array.
+        return self._taken(lambda array: jax.dlpack.from_dlpack(_array.writable(array)))
 
     def _taken(self, take):
         """One array under two keys is one tensor, as a module with tied weights has it."""
