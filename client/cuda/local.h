@@ -69,7 +69,7 @@ struct cuda_stretch { /* of a file, and where it goes */
         first; /* number of its first read; each stretch has one for CUDA_READ_SIZE bytes */
 };
 
-#define CUDA_READ_SIZE (4 << 20)
+#define CUDA_READ_SIZE (8 << 20)
 
 /* What several threads read by cuda_read() between them. The caller's. */
 struct cuda_reading {

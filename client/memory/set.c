@@ -38,14 +38,15 @@ check_many(struct caid_client *client, const char *name, const char *const *keys
     return r < 0 ? r : check_arrays(client, arrays, n, error);
 }
 
-/* What lies in the arrays is whole from here on. */
+/* What lies in the arrays is whole from here on. Those of one device have the same contexts. */
 static int
 drain_all(struct caid_array *const *arrays, size_t n, uint64_t stream, struct caid_error *error)
 {
     int r = 0;
 
     for (size_t i = 0; r == 0 && i < n; i++)
-        r = drain_writes(arrays[i], stream, error);
+        if (i == 0 || !arrays[i - 1]->block || arrays[i]->place != arrays[i - 1]->place)
+            r = drain_writes(arrays[i], stream, error);
     return r;
 }
 

@@ -16,7 +16,7 @@ from . import _plan, _staging
 from ._safetensors import open_file
 
 _METADATA_MAX = 4096  # bytes, of an array's
-_READ = 4 << 20  # bytes: CUDA_READ_SIZE
+_READ = 8 << 20  # bytes: CUDA_READ_SIZE
 _BLOCK = 2 << 20  # bytes: a block of its own for what is larger, no larger than it
 
 
@@ -175,5 +175,5 @@ def _convert(stretch, source, target):
     n, columns, width = _matrix(stretch)
     old, new = (_typestr.to_numpy(element) for element in (part.tensor.element, part.element))
     source = source.view(old).reshape(n, columns)[:, part.columns or slice(None)]
-    with numpy.errstate(over="ignore"):  # as every cast to a smaller type: what is too large is inf
+    with numpy.errstate(over="ignore", invalid="ignore"):  # what is too large is inf, and a NaN is one
         target.view(new).reshape(n, width)[...] = source
