@@ -76,7 +76,7 @@ from ._records import (
     TimelineEntry,
     User,
 )
-from ._set import Set
+from ._set import Reservation, Set
 from ._streams import Stream
 from ._strict import strict_device
 from ._timeline import Timeline
@@ -138,6 +138,7 @@ __all__ = [
     "MemoryInfo",
     "PointerInfo",
     "Pool",
+    "Reservation",
     "Set",
     "Status",
     "Stream",
