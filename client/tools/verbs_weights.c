@@ -11,7 +11,10 @@
 /* Not -m, which would look for the package in the folder that one happens to be in, too. */
 static const char program[] = "import sys\n"
                               "sys.path[:] = [path for path in sys.path if path]\n"
-                              "from caid.weights._command import main\n"
+                              "try:\n"
+                              "    from caid.weights._command import main\n"
+                              "except ImportError as e:\n"
+                              "    sys.exit(f'caidctl: {sys.executable}: {e}')\n"
                               "sys.exit(main())\n";
 
 /* The index of the verb among the arguments; 0: none. */
