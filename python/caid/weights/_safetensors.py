@@ -115,7 +115,10 @@ def parse(header: bytes, n_data: int, path: str = "header") -> Model:
     """The model that a header tells of, with so many bytes after it. Raises FormatError."""
     try:
         told = json.loads(
-            header.decode(), object_pairs_hook=_unique, parse_constant=_no_constant
+            header.decode(),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_int=_natural,
         )
     except (ValueError, RecursionError) as e:
         raise FormatError(f"{path}: the header is not its JSON: {e}") from None
@@ -124,6 +127,8 @@ def parse(header: bytes, n_data: int, path: str = "header") -> Model:
     metadata = told.pop("__metadata__", None)
     if metadata is not None and not _is_text(metadata):
         raise FormatError(f"{path}: __metadata__ is not text by text")
+    if not _is_utf8([*told, *(metadata or {}), *(metadata or {}).values()]):
+        raise FormatError(f"{path}: a key, or text of __metadata__, has half a surrogate pair")
     if len(told) > TENSORS_MAX:
         raise FormatError(f"{path}: {len(told)} tensors, where there may be {TENSORS_MAX}")
     start = 8 + len(header)
@@ -143,8 +148,21 @@ def _no_constant(word):
     raise ValueError(f"{word} is no number")
 
 
+def _natural(word):
+    if word.startswith("-"):  # -0 is a float to the format's own library
+        raise ValueError(f"{word} is no size")
+    return int(word)
+
+
 def _is_text(metadata):
     return isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+
+
+def _is_utf8(texts):
+    try:
+        return all(text.encode() or True for text in texts)
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_sizes(x):
@@ -165,8 +183,10 @@ def _tensor(path, key, value, start):
     element, _ = _typestr.of_dtype(TYPES[word])
     begin, end = offsets
     nbytes = math.prod(shape) * element.itemsize
-    if end - begin != nbytes or nbytes > _SIZE_MAX:
+    if end - begin != nbytes:
         raise FormatError(f"{what}: {end - begin} bytes, where its type and shape take {nbytes}")
+    if math.prod(n or 1 for n in shape) * element.itemsize > _SIZE_MAX:  # also of no elements
+        raise FormatError(f"{what}: its shape is too large")
     return Tensor(path, key, element, tuple(shape), start + begin, nbytes)
 
 
@@ -186,9 +206,17 @@ def _check_holes(path, tensors, start, n_data):
 
 def read_model(paths) -> Model:
     """All that is in some files, folders and indexes: no key twice. Raises FormatError, OSError."""
-    tensors, metadata = {}, {}
+    files = []
     for path in map(os.fspath, paths):
-        found = _read_some(path)
+        files += _files_of_folder(path) if os.path.isdir(path) else [path]
+    return _joined(
+        (path, _read_index(path) if path.endswith(_INDEX) else read_file(path)) for path in files
+    )
+
+
+def _joined(models):
+    tensors, metadata = {}, {}
+    for path, found in models:
         twice = next((key for key in found.tensors if key in tensors), None)
         if twice is not None:
             raise FormatError(f"{path}: tensor {twice!r} is in {tensors[twice].path}, too")
@@ -197,12 +225,6 @@ def read_model(paths) -> Model:
     if len(tensors) > TENSORS_MAX:
         raise FormatError(f"{len(tensors)} tensors, where a model may have {TENSORS_MAX}")
     return Model(tensors, metadata)
-
-
-def _read_some(path):
-    if os.path.isdir(path):
-        return read_model(_files_of_folder(path))
-    return _read_index(path) if path.endswith(_INDEX) else read_file(path)
 
 
 def _files_of_folder(folder):
@@ -233,7 +255,7 @@ def _read_index(path):
     if not _is_text(where):
         raise FormatError(f"{path}: its weight_map is not text by text")
     files = {name: os.path.join(os.path.dirname(path), _inside(path, name)) for name in where.values()}
-    model = read_model(files[name] for name in sorted(files))
+    model = _joined((path, read_file(path)) for _, path in sorted(files.items()))
     for key in where.keys() | model.tensors.keys():
         there = model.tensors.get(key)
         if there is None or key not in where or there.path != files[where[key]]:
@@ -259,7 +281,11 @@ def header_of(arrays, metadata) -> tuple[bytes, dict[str, int]]:
     ------
     TypeError
         The format has no word for an array's type.
+    ValueError
+        Nor a place for an array of that key.
     """
+    if "__metadata__" in arrays:
+        raise ValueError("'__metadata__': safetensors has no tensor of that name")
     told, offsets, at = {}, {}, 0
     if metadata:
         told["__metadata__"] = dict(metadata)
