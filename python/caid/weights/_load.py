@@ -107,7 +107,7 @@ def _fill(client, plan, memory, device, progress, meanwhile):
         paths = tuple({stretch.path: None for stretch in plain + others})
         fds = tuple(stack.enter_context(_opened(path)) for path in paths)
         table = _table(plain, paths, memory.ptr)
-        target = client.as_array(memory, sync=False)
+        target = stack.enter_context(client.as_array(memory, sync=False))
         left = _staging.Chunks(others)
         size = max(map(_size, others), default=0)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from typing import Any, Callable, Iterable, Iterator
 
 import numpy
@@ -57,9 +58,9 @@ def run(
             fail(e)
 
     threads = [threading.Thread(target=run_one, name="caid-weights") for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             while thread.is_alive():
                 wait()
@@ -67,10 +68,16 @@ def run(
         wait()
     except BaseException as e:
         fail(e)
-    for thread in threads:
-        thread.join()
+    while any(thread.is_alive() for thread in threads):  # they have the caller's files and memory
+        try:
+            time.sleep(0.001)
+        except BaseException as e:  # Ctrl-C once more
+            fail(e)
     if failures:
-        raise failures[0]
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()  # its traceback has the frames of those who have the list
 
 
 class Slot:
