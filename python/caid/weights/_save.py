@@ -20,7 +20,12 @@ class _Chunk(NamedTuple):
 
 
 def save(weights, path, progress: Callable[[int, int], None]) -> None:
-    arrays, tied = _without_tied(weights)
+    with contextlib.ExitStack() as stack:  # they would keep the version as long as an exception is kept
+        opened = {key: stack.enter_context(array) for key, array in weights.items()}
+        _save(weights, path, *_without_tied(opened), progress)
+
+
+def _save(weights, path, arrays, tied, progress):
     # Without what load() would take for the name of a tied tensor.
     text = {k: v for k, v in weights.file_metadata.items() if k in arrays or v not in arrays}
     metadata = {**text, **tied}
@@ -32,11 +37,11 @@ def save(weights, path, progress: Callable[[int, int], None]) -> None:
         _write_arrays(weights, fd, arrays, offsets, progress)
 
 
-def _without_tied(weights):
+def _without_tied(opened):
     """One array under two keys is one tensor, and the other key a line of the metadata, as
     safetensors.torch.save_model() has it."""
     arrays, tied, first = {}, {}, {}
-    for key, array in weights.items():
+    for key, array in opened.items():
         memory = array._memory
         place = (memory.block, memory.offset, array.shape, array._layout.element)
         if memory.block and place in first:
@@ -79,8 +84,9 @@ def _write_arrays(weights, fd, arrays, offsets, progress):
 
     def write(slot, chunk):
         room = slot.memory[: chunk.nbytes]
-        chunk.array.copy_to_host(room, stream=slot.stream)
-        slot.stream.synchronize()
+        with chunk.array as part:
+            part.copy_to_host(room, stream=slot.stream)
+            slot.stream.synchronize()
         _staging.write(fd, room, chunk.offset)
 
     _staging.run(work, chunks.stop, lambda: progress(chunks.done, total))

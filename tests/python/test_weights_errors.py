@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads and saves that fail or are interrupted, wherever: the name is as it was, and nothing of them is left, at the
+daemon and in this process."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import models
+import numpy
+import pytest
+from conftest import in_thread, wait_until
+
+import caid
+from caid import weights
+from caid.weights import _plan, _save, _staging
+
+VALUE = 7  # of the version that is there
+
+
+@pytest.fixture
+def old(client, tmp_path):
+    """A model that is there, and a file of another version of it."""
+    for turn in range(2):  # what the first load and save in a process leave is there from now on
+        weights.load(models.write_version(tmp_path / "old", VALUE), "m", client=client)
+        weights.save("m", tmp_path / "saved", client=client)
+    return models.write_version(tmp_path / "new", VALUE + 1)
+
+
+def picture(client, folder):
+    """What there is, at the daemon and here."""
+    client.flush()
+    status = client.status()
+    here = [len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")]
+    named = [(entry.name, entry.generation) for entry in client.list()]
+    memory = client.memory_info()._replace(flushes=0, releases=0)  # which only grow
+    return named, memory, (status.arrays, status.leases), here, sorted(os.listdir(folder))
+
+
+@contextlib.contextmanager
+def unharmed(client, folder, error, match=""):
+    """The block fails so, and all is as before, also while somebody has the exception."""
+    before = picture(client, folder)
+    with pytest.raises(error, match=match) as told:
+        yield
+    assert told.value.__traceback__ is not None
+    wait_until(lambda: picture(client, folder) == before, lambda: (before, picture(client, folder)))
+    assert [t for t in threading.enumerate() if t.name == "caid-weights"] == []
+    with weights.open("m", client=client) as w:
+        assert models.value_of(w) == VALUE
+
+
+def fail_at(n, error):
+    """A progress function that raises when so many bytes are done, or more."""
+
+    def progress(done, total):
+        if done >= n:
+            raise error
+
+    return progress
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), KeyboardInterrupt(), SystemExit(3), MemoryError()])
+@pytest.mark.parametrize("n", [0, 1, 4 * models.N * len(models.KEYS)])
+def test_progress_that_raises(client, old, tmp_path, error, n):
+    with unharmed(client, tmp_path, type(error)):
+        weights.load(old, "m", client=client, progress=fail_at(n, error))
+    with unharmed(client, tmp_path, type(error)):
+        weights.save("m", tmp_path / "saved", client=client, progress=fail_at(n, error))
+    assert models.read(tmp_path / "saved") == models.read(tmp_path / "old")
+
+
+@pytest.mark.parametrize("dtype", [None, "<f8"])
+@pytest.mark.parametrize("n_signals", [1, 5])
+def test_signals(client, old, tmp_path, dtype, n_signals):
+    """Ctrl-C, and some more of it while the threads come to their ends."""
+    some = numpy.zeros(1 << 20, "<f4").tobytes()
+    path = models.write(tmp_path / "floats", {f"{i}": ("F32", (1 << 20,), some) for i in range(8)})
+    main, begun = threading.get_ident(), threading.Event()
+
+    def shower():
+        begun.wait()
+        for _ in range(n_signals):
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(0.002)
+
+    with unharmed(client, tmp_path, KeyboardInterrupt):
+        thread, _ = in_thread(shower)
+        try:
+            weights.load(path, "m", dtype=dtype, client=client, progress=lambda *_: begun.set() or time.sleep(0.02))
+        finally:
+            while thread.is_alive():
+                with contextlib.suppress(KeyboardInterrupt):
+                    time.sleep(0.001)
+
+
+def test_a_thread_that_cannot_be_started(client, old, tmp_path, monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def start_few(thread):
+        if thread.name == "caid-weights" and started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(_staging, "THREADS", 3)
+    monkeypatch.setattr(threading.Thread, "start", start_few)
+    with unharmed(client, tmp_path, RuntimeError, "new thread"):
+        weights.load(old, "m", client=client)
+
+
+@pytest.mark.parametrize("n", range(4))
+def test_a_step_of_a_save_that_fails(client, old, tmp_path, monkeypatch, n):
+    name = ("posix_fallocate", "pwrite", "fsync", "replace")[n]
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, name, fail)
+    with unharmed(client, tmp_path, OSError, "No space"):
+        weights.save("m", tmp_path / "saved", client=client)
+
+
+def test_a_folder_that_is_not_there(client, old, tmp_path):
+    with unharmed(client, tmp_path, FileNotFoundError):
+        weights.save("m", tmp_path / "none" / "saved", client=client)
+    with unharmed(client, tmp_path, IsADirectoryError):
+        weights.save("m", tmp_path, client=client)
+
+
+def test_a_saved_file_has_the_mode_that_the_process_gives(client, old, tmp_path):
+    for umask in 0o22, 0o77:
+        before = os.umask(umask)
+        try:
+            weights.save("m", tmp_path / f"{umask}", client=client)
+        finally:
+            os.umask(before)
+        assert os.stat(tmp_path / f"{umask}").st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("n", range(1, 12))
+def test_an_array_that_cannot_be_made(client, old, tmp_path, monkeypatch, n):
+    """The n-th of them, while others are being filled."""
+    made, array_of = [], weights._load._array_of
+
+    def fail(*args):
+        made.append(None)
+        if len(made) == n:
+            raise caid.LimitError(1, "no more")
+        return array_of(*args)
+
+    monkeypatch.setattr(weights._load, "_array_of", fail)
+    with unharmed(client, tmp_path, caid.LimitError, "no more"):
+        weights.load(old, "m", client=client)
+
+
+def test_what_is_refused_at_the_end(client, old, tmp_path):
+    """By whoever has put a name there meanwhile."""
+
+    def progress(done, total):
+        if done == total:
+            client.create("n/w", 1, "|u1").close()
+
+    with client.create("n/w", 1, "|u1"):
+        with unharmed(client, tmp_path, caid.ExistsError):
+            weights.load(old, "n", client=client)
+    with unharmed(client, tmp_path, caid.NotFoundError):
+        weights.load(old, "m", pool="nobody", client=client, progress=pytest.fail)
+    with unharmed(client, tmp_path, caid.DeviceError):
+        weights.load(old, "m", device=7, client=client, progress=pytest.fail)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_no_room_for_both_versions(tmp_path):
+    some = bytes(24 << 20)
+    path = models.write(tmp_path / "m", {"a": ("U8", (len(some),), some)})
+    with caid.LocalDaemon(memory="64M") as d, d.connect() as c, d.connect(name="worker") as worker:
+        first = weights.load(path, "m", client=c)
+        with weights.open("m", client=worker) as held:
+            second = weights.load(path, "m", client=c)
+            before = c.memory_info()
+            with pytest.raises(caid.OutOfMemoryError) as told:
+                weights.load(path, "m", client=c, progress=pytest.fail)
+            text = str(told.value)
+            assert f"m/@{first} is there, held by worker {os.getpid()}" in text
+            assert f"m/@{second} is there, held by its name" in text
+            assert c.memory_info() == before and held["a"].nbytes == len(some)
+            with weights.open("m", client=c) as w:
+                assert w.version == second and bytes(w["a"].copy_to_host()[-9:]) == bytes(9)
+        held.close()
+        worker.flush()
+        wait_until(lambda: not any(details.entry.name for details in c.unnamed()), c.unnamed)
+        assert weights.load(path, "m", client=c) > second
+
+
+def test_the_memory_of_a_pool_or_user(tmp_path):
+    config = "[limits]\nnames = 5\n[user-pools]\nquota = 16M\n"
+    large = models.write(tmp_path / "l", {"a": ("U8", (20 << 20,), bytes(20 << 20))})
+    many = models.write(tmp_path / "n", {f"{i}": ("U8", (), b"x") for i in range(5)})
+    with caid.LocalDaemon(config=config) as d, d.connect() as c:
+        with pytest.raises(caid.QuotaError, match="quota"):
+            weights.load(large, "m", client=c, progress=pytest.fail)
+        with pytest.raises(caid.LimitError, match="names"):
+            weights.load(many, "m", client=c)
+        c.flush()
+        assert (c.list(), c.memory_info().blocks, c.status().leases) == ([], 0, 0)
+
+
+def test_a_daemon_that_ends(tmp_path):
+    path = models.write_version(tmp_path / "m", 1)
+    with caid.LocalDaemon() as d, d.connect() as c:
+        weights.load(path, "m", client=c)
+        w = weights.open("m", client=c)
+
+        def progress(done, total):
+            if done == total:
+                d.stop()
+
+        with pytest.raises(caid.Error):
+            weights.load(path, "m", client=c, progress=progress)
+        assert [t for t in threading.enumerate() if t.name == "caid-weights"] == []
+        w.close()
