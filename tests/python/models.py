@@ -58,13 +58,19 @@ def write_version(path, value):
 
 def value_of(weights):
     """The version that its metadata and each of its tensors tell."""
-    found = {int(n) for array in weights.values() for n in set(array.copy_to_host().tolist())}
+    arrays = [array.copy_to_host() for array in weights.values()]
+    found = {int(n) for array in arrays for n in (array.min(), array.max())}
     (value,) = found | {int(weights.file_metadata["value"])}
     assert list(weights) == sorted(KEYS)
     return value
 
 
 # --- processes: each works until its end of a pipe hangs up ------------------------------------
+
+
+def run(pipe, socket, work, *args):
+    os.environ["CAID_SOCKET"] = socket  # the server that forks us is as old as the first daemon
+    work(pipe, *args)
 
 
 def _until_the_end(pipe, work):

@@ -15,7 +15,7 @@ from conftest import in_thread, wait_until
 
 import caid
 from caid import weights
-from caid.weights import _plan, _save, _staging
+from caid.weights import _staging
 
 VALUE = 7  # of the version that is there
 

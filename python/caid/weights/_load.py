@@ -93,7 +93,7 @@ def _array_of(client, arena, memory, part, idle):
     _fill() has returned."""
     if 0 in part.shape:
         return client.empty(part.shape, part.element, pool=arena.pool, device=arena.device)
-    return _array.of_lease(client._take(arena._send(_Lying(memory, part), idle), "rw", None))
+    return _array.of_lease(arena._own(_Lying(memory, part), idle))
 
 
 # --- bytes ----------------------------------------------------------------------------------
