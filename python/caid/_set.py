@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any
 
 from . import _array, _copy, _metadata, _stream
 from ._array import Array
-from ._errors import InvalidNameError, NotFoundError, invalid
+from ._errors import ClosedError, InvalidNameError, NotFoundError, invalid
 from ._handles import Closing, OfProcess
 from ._records import Entry
 
@@ -233,11 +234,14 @@ class Reservation:
         return f"<caid.Reservation {self.address:#x} nbytes={self.nbytes}>"
 
     def __enter__(self) -> Reservation:
+        if self._handle is None:
+            raise ClosedError(errno.EBADF, "the reservation is closed")
         self._client._use_reservation(self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client._use_reservation(None)
+        if not self._client.closed:
+            self._client._use_reservation(None)
 
     def close(self) -> None:
         """Idempotent."""
