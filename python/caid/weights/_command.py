@@ -84,6 +84,7 @@ def _save(_parser, args, client):
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
+    sys.stdout.reconfigure(errors="surrogateescape")  # a file's name may be any bytes
     try:
         with caid.connect(args.socket, name=f"caidctl {args.verb}") as client:
             told, line = (_load if args.verb == "load" else _save)(parser, args, client)
