@@ -58,7 +58,7 @@ def check_whole(client, n_versions=1):
     """One version is there, and the memory, arrays and leases are those of so many."""
     with weights.open("m", client=client) as w:
         models.value_of(w)
-    wait_until(lambda: ledger(client) == expected(n_versions), lambda: (ledger(client), client.list(), client.unnamed()))
+    wait_until(lambda: ledger(client) == expected(n_versions), lambda: ledger(client))
 
 
 def ledger(client):

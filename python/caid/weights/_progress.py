@@ -26,18 +26,19 @@ def shown(what: str, stream=None) -> Callable[[int, int], None]:
 
     def show(done: int, total: int) -> None:
         nonlocal last, is_over
+        if is_over:
+            return
         now = time.monotonic()
         line = _line(what, done, total, now - start)
-        is_last = done >= total and not is_over
+        is_over = done >= total
         if stream.isatty():
             width = shutil.get_terminal_size().columns - 1
-            end = "\n" if is_last else ""
+            end = "\n" if is_over else ""
             stream.write(f"\r\033[K{_bar(line, done, total, width)}{end}")
             stream.flush()
-        elif is_last or now - last >= _EVERY:
+        elif is_over or now - last >= _EVERY:
             last = now
             print(line, file=stream, flush=True)
-        is_over = is_over or is_last
 
     return show
 
