@@ -14,7 +14,7 @@ import pytest
 from conftest import in_thread, wait_until
 
 import caid
-from caid import weights
+from caid import _releaser, weights
 from caid.weights import _staging
 
 VALUE = 7  # of the version that is there
@@ -91,19 +91,27 @@ def test_signals(client, old, tmp_path, dtype, n_signals):
                     time.sleep(0.001)
 
 
-def test_a_thread_that_cannot_be_started(client, old, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["caid-weights", "caid-releaser"])
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_thread_whose_start_fails(client, other, old, tmp_path, monkeypatch, name, runs):
+    """Or is interrupted, while the thread runs."""
+    weights.load(old, "n", client=other)
+    weights.unload("n", client=other)  # what there is has no releaser
+    wait_until(lambda: len(_releaser._running) == 1, lambda: _releaser._running)
     start, started = threading.Thread.start, []
 
-    def start_few(thread):
-        if thread.name == "caid-weights" and started:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
+    def fail(thread):
+        if thread.name != name or (name == "caid-weights" and not started):
+            started.append(thread)
+            return start(thread)
+        if runs:
+            start(thread)
+        raise KeyboardInterrupt if runs else RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(_staging, "THREADS", 3)
-    monkeypatch.setattr(threading.Thread, "start", start_few)
-    with unharmed(client, tmp_path, RuntimeError, "new thread"):
-        weights.load(old, "m", client=client)
+    with unharmed(client, tmp_path, KeyboardInterrupt if runs else RuntimeError), monkeypatch.context() as patched:
+        patched.setattr(_staging, "THREADS", 3)
+        patched.setattr(threading.Thread, "start", fail)
+        weights.load(old, "m", client=other)
 
 
 def test_a_step_of_a_save_that_fails(client, old, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ SWAPS = int(os.environ.get("CAID_TEST_SWAPS", 100))
 N_KILLS = int(os.environ.get("CAID_STRESS_KILLS", 100))
 READERS = 8
 CONTEXT = multiprocessing.get_context("forkserver")
-multiprocessing.set_forkserver_preload(["models"])
+multiprocessing.set_forkserver_preload(["caid.weights", "pytest"])
 
 
 @pytest.fixture
