@@ -164,9 +164,11 @@ cuda_read(struct caid_client *client, int32_t device, const struct cuda_reading 
           int64_t *ret_file, struct caid_error *error)
 {
     struct reader r = {.reading = reading};
-    int e = gpu_push(client, device, &r.drv, error);
 
     *ret_file = -1;
+    if (*reading->stop || *reading->next >= reading->n_reads)
+        return 0; /* of few reads, other threads have had them all */
+    int e = gpu_push(client, device, &r.drv, error);
     if (e < 0)
         return e;
     CUresult result = reader_init(&r);

@@ -2,6 +2,7 @@
 """Weights: what safetensors files have is what readers find, whole or a part, as it is or converted; and what is
 saved is what was there."""
 
+import contextlib
 import fnmatch
 import json
 import math
@@ -252,22 +253,14 @@ def test_what_numpy_has_not_needs_ml_dtypes(client, tmp_path, word, dtype):
 
 
 def test_only_what_matches_is_loaded(client, tmp_path):
-    patterns = st.lists(st.text("ab*?[]!.", max_size=5), min_size=1, max_size=3)
-    keys = ["a", "b", "aa", "a.b", "[a]", "b*"]
+    keys = ["[a]", "a", "a.b", "aa", "b", "b*"]
     path = models.write(tmp_path / "m", {key: ("U8", (), key[-1:].encode()) for key in keys})
-
-    @given(patterns)
-    def check(only):
-        expected = [key for key in sorted(keys) if any(fnmatch.fnmatchcase(key, p) for p in only)]
-        if not expected:
-            with pytest.raises(caid.InvalidError, match="no tensor"):
-                weights.load(path, "m", only=only, client=client)
-            return
-        weights.load(path, "m", only=only if len(only) > 1 else only[0], client=client)
-        with weights.open("m", client=client) as w:
-            assert list(w) == expected
-
-    check()
+    for only in "a", ["a?", "b"], "*b*", ["[a]", "[[]*"], "zz":
+        expected = [key for key in keys if any(fnmatch.fnmatchcase(key, p) for p in ([only], only)[type(only) is list])]
+        with contextlib.nullcontext() if expected else pytest.raises(caid.InvalidError, match="no tensor"):
+            weights.load(path, "m", only=only, client=client)
+            with weights.open("m", client=client) as w:
+                assert list(w) == expected
 
 
 def test_ties_that_are_asked_for(client, tmp_path):
