@@ -97,7 +97,7 @@ def test_a_thread_whose_start_fails(client, other, old, tmp_path, monkeypatch, n
     """Or is interrupted, while the thread runs."""
     weights.load(old, "n", client=other)
     weights.unload("n", client=other)  # what there is has no releaser
-    wait_until(lambda: len(_releaser._running) == 1, lambda: _releaser._running)
+    wait_until(lambda: other.flush() and len(_releaser._running) == 1, lambda: _releaser._running)
     start, started = threading.Thread.start, []
 
     def fail(thread):

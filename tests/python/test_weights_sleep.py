@@ -131,47 +131,44 @@ class Sleeper(stateful.RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.sets, self.taken, self.asleep = {}, {}, set()
+        self.asleep = set()
         self.block = {entry.name: self.client.show(entry.name).block for entry in self.client.list()}
         assert len(set(self.block.values())) > len(self.block) // 2
+        self.sets = {name: self.client.open_set(f"{name}/") for name in "ab"}
+        self.taken = {name: {} for name in "ab"}
 
     def blocks(self, name):
-        return {self.block[f"{name}/{key}"] for key in self.taken.get(name, ())}
+        return {self.block[f"{name}/{key}"] for key in self.taken[name]}
 
-    @stateful.rule(name=NAMES)
-    def open(self, name):
-        if name not in self.sets:
-            self.sets[name], self.taken[name] = self.client.open_set(f"{name}/"), {}
-
-    @stateful.precondition(lambda self: self.sets)
     @stateful.rule(name=NAMES, key=KEYS)
     def take(self, name, key):
-        if name in self.sets and key not in self.taken[name]:
+        if key not in self.taken[name]:
             self.taken[name][key] = self.sets[name][key]
             self.asleep.discard(self.block[f"{name}/{key}"])
 
-    @stateful.precondition(lambda self: any(self.taken.values()))
     @stateful.rule(name=NAMES)
     def unmap(self, name):
-        if name in self.sets and self.blocks(name) & self.blocks("ab".replace(name, "")):
+        if self.blocks(name) & self.blocks("ab".replace(name, "")):
             with pytest.raises(caid.InvalidError, match="open here, of which"):
                 self.sets[name].unmap()
-        elif name in self.sets:
+        else:
             self.sets[name].unmap()
             self.asleep |= self.blocks(name)
 
     @stateful.rule(name=NAMES)
     def map(self, name):
-        if name in self.sets:
-            self.sets[name].map()
-            self.asleep -= self.blocks(name)
+        self.sets[name].map()
+        self.asleep -= self.blocks(name)
 
     @stateful.rule(name=NAMES)
+    def open_anew(self, name):
+        self.close(name)
+        self.sets[name], self.taken[name] = self.client.open_set(f"{name}/"), {}
+
     def close(self, name):
-        if name in self.sets:
-            for array in self.taken.pop(name).values():
-                array.close()
-            self.sets.pop(name).close()
+        for array in self.taken[name].values():
+            array.close()
+        self.sets[name].close()
 
     @stateful.invariant()
     def what_is_mapped_is_right(self):
