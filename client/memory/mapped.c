@@ -28,12 +28,16 @@ check_whole(struct caid_client *client, struct caid_array *const *arrays, size_t
     if (r < 0)
         return r;
     r = reaper_drain(client, false, error);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
+        arrays[i]->is_given = false;
         if (arrays[i]->block)
             arrays[i]->block->n_given = 0;
-    for (size_t i = 0; i < n; i++)
-        if (arrays[i]->block)
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (arrays[i]->block && !arrays[i]->is_given)
             arrays[i]->block->n_given++;
+        arrays[i]->is_given = true;
+    }
     for (size_t i = 0; r == 0 && i < n; i++) {
         const struct block *block = arrays[i]->block;
         if (arrays[i]->managed || (block && block->kind != BLOCK_DEVICE))

@@ -39,10 +39,23 @@ def picture(client, folder):
     return named, memory, (status.arrays, status.leases), here, sorted(os.listdir(folder))
 
 
+def settled(client, folder):
+    """The picture, once what came before has been given back."""
+    seen = [picture(client, folder)]
+
+    def is_settled():
+        time.sleep(0.1)
+        seen.append(picture(client, folder))
+        return seen[-1] == seen[-2]
+
+    wait_until(is_settled)
+    return seen[-1]
+
+
 @contextlib.contextmanager
 def unharmed(client, folder, error, match=""):
     """The block fails so, and all is as before, also while somebody has the exception."""
-    before = picture(client, folder)
+    before = settled(client, folder)
     with pytest.raises(error, match=match) as told:
         yield
     assert told.value.__traceback__ is not None
@@ -199,3 +212,14 @@ def test_the_memory_of_a_pool_or_user(tmp_path):
         assert (c.list(), c.memory_info().blocks, c.status().leases) == ([], 0, 0)
 
 
+
+
+@pytest.mark.parametrize("dtype", [None, "<f8"])
+def test_a_file_that_is_written_while_it_is_loaded(client, old, tmp_path, dtype):
+    """Also where its size stays: the bytes that were read are of two files."""
+
+    def progress(_done, _total):
+        os.utime(old, ns=(1, 1))
+
+    with unharmed(client, tmp_path, weights.FormatError, "changed since"):
+        weights.load(old, "m", client=client, dtype=dtype, progress=progress)

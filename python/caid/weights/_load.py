@@ -13,10 +13,11 @@ import numpy
 from .. import _array, _geometry, _metadata, _typestr
 from .._errors import NO_ROOM
 from . import _plan, _staging
-from ._safetensors import open_file
+from ._safetensors import check_file, open_file
 
 _METADATA_MAX = 4096  # bytes, of an array's
 _READ = 8 << 20  # bytes: CUDA_READ_SIZE
+_PINNED = 512 << 20  # bytes of page-locked memory for what is converted; more where a row is longer
 _BLOCK = 2 << 20  # bytes: a block of its own for what is larger, no larger than it
 
 
@@ -105,15 +106,16 @@ def _fill(client, plan, memory, device, progress, meanwhile):
     control = numpy.zeros(3, "u8")  # the next read, bytes read, whether to stop
     with contextlib.ExitStack() as stack:
         paths = tuple({stretch.path: None for stretch in plain + others})
-        fds = tuple(stack.enter_context(_opened(path)) for path in paths)
+        fds = tuple(stack.enter_context(_opened(path, plan.files)) for path in paths)
         table = _table(plain, paths, memory.ptr)
         target = stack.enter_context(client.as_array(memory, sync=False))
         left = _staging.Chunks(others)
         size = max(map(_size, others), default=0)
+        lanes = iter(range(max(_PINNED // (2 * size), 1) if size else 0))
 
         def work():
             client._read_files(paths, fds, table, control, device)
-            if size:
+            if next(lanes, None) is not None:
                 with _staging.Lane(client, device, size) as lane:
                     lane.move(left, convert)
 
@@ -136,10 +138,13 @@ def _fill(client, plan, memory, device, progress, meanwhile):
 
 
 @contextlib.contextmanager
-def _opened(path):
+def _opened(path, files):
+    """The fd of a file that is what its header was read of, before and after."""
     fd = open_file(path)
     try:
+        check_file(files, fd, path)
         yield fd
+        check_file(files, fd, path)
     finally:
         os.close(fd)
 

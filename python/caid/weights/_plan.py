@@ -51,6 +51,7 @@ class Plan(NamedTuple):
     metadata: dict[str, str]
     nbytes: int  # of the memory
     n_read: int  # bytes of files
+    files: dict[str, tuple]  # the model's
 
 
 class Shard(NamedTuple):
@@ -79,7 +80,7 @@ def make(model: Model, prefix: str, dtype: Any, only: Any, shard: Any, tie: Any)
     for key in (*parts, *tied):
         _check_name(prefix, key)
     n_read = sum(_row_bytes(part) * (part.rows.stop - part.rows.start) for part in parts.values())
-    return Plan(parts, tied, model.metadata, at, n_read)
+    return Plan(parts, tied, model.metadata, at, n_read, model.files)
 
 
 def _chosen(tensors, patterns):

@@ -62,10 +62,12 @@ class Tensor(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What was found: tensors by key, and the text that the files have beside them."""
+    """What was found: tensors by key, the text that the files have beside them, and which files those
+    were, by their paths."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
+    files: dict[str, tuple]
 
 
 # --- one file -------------------------------------------------------------------------------
@@ -83,10 +85,23 @@ def open_file(path):
         raise
 
 
+def _which(fd):
+    """A file and its contents, as far as the system tells one from another."""
+    told = os.fstat(fd)
+    return told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns
+
+
+def check_file(files, fd, path):
+    """Raises FormatError: it is not what its header was read of."""
+    if _which(fd) != files[path]:
+        raise FormatError(f"{path}: it has changed since its header was read")
+
+
 def read_file(path) -> Model:
     """Raises FormatError, OSError."""
     fd = open_file(path)
     try:
+        which = _which(fd)
         size = os.fstat(fd).st_size
         if size < 8:
             raise FormatError(f"{path}: {size} bytes, too short for a safetensors file")
@@ -94,7 +109,8 @@ def read_file(path) -> Model:
         if n > HEADER_MAX or n > size - 8:
             most = min(HEADER_MAX, size - 8)
             raise FormatError(f"{path}: a header of {n} bytes, where there may be {most}")
-        return parse(_read(fd, path, n, 8), size - 8 - n, path)
+        model = parse(_read(fd, path, n, 8), size - 8 - n, path)
+        return model._replace(files={path: which})
     finally:
         os.close(fd)
 
@@ -134,7 +150,7 @@ def parse(header: bytes, n_data: int, path: str = "header") -> Model:
     start = 8 + len(header)
     tensors = {key: _tensor(path, key, value, start) for key, value in told.items()}
     _check_holes(path, tensors.values(), start, n_data)
-    return Model(tensors, metadata or {})
+    return Model(tensors, metadata or {}, {})
 
 
 def _unique(pairs):
@@ -215,16 +231,17 @@ def read_model(paths) -> Model:
 
 
 def _joined(models):
-    tensors, metadata = {}, {}
+    tensors, metadata, files = {}, {}, {}
     for path, found in models:
         twice = next((key for key in found.tensors if key in tensors), None)
         if twice is not None:
             raise FormatError(f"{path}: tensor {twice!r} is in {tensors[twice].path}, too")
         tensors.update(found.tensors)
         metadata.update(found.metadata)
+        files.update(found.files)
     if len(tensors) > TENSORS_MAX:
         raise FormatError(f"{len(tensors)} tensors, where a model may have {TENSORS_MAX}")
-    return Model(tensors, metadata)
+    return Model(tensors, metadata, files)
 
 
 def _files_of_folder(folder):
